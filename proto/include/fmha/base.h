@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The words that every layer shares: errors, data types, and the attention problem.
+ *
+ * This header is installed beside fmha.h, which includes it; programs include only <fmha/fmha.h>.
+ * A problem is plain data: sizes, options, and one tensor view per role. The same struct is what a
+ * program fills in, what the client library puts on the wire, and what the daemon validates, so
+ * that a field has one name from the caller to the error message.
+ */
+#ifndef FMHA_BASE_H
+#define FMHA_BASE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * X(name, value, sentence). Values are stable: they travel on the wire and into other languages.
+ * Zero is success; a negative value is returned by a function that failed.
+ */
+#define FMHA_ERRORS(X)                                                                             \
+	X(EINVAL, -1, "the request breaks a documented rule")                                      \
+	X(ENOMEM, -2, "host or device memory is exhausted")                                        \
+	X(EPROTO, -3, "the peer broke the wire protocol; the connection is closed")                \
+	X(ENOTSUP, -4, "a sound request that this build or device does not support")               \
+	X(ENOKERNEL, -5, "no kernel of this device fits the problem")                              \
+	X(EDEVICE, -6, "the device's worker failed while the request was in flight")               \
+	X(ETIMEDOUT, -7, "no answer before the deadline")                                          \
+	X(EQUOTA, -8, "a per-user or per-connection limit is reached")                             \
+	X(EPERM, -9, "the caller may not do this")                                                 \
+	X(ENOENT, -10, "no such object, or it belongs to somebody else")                           \
+	X(ECONN, -11, "the daemon cannot be reached or hung up")                                   \
+	X(EVERSION, -12, "client and daemon share no protocol version")                            \
+	X(ECANCELED, -13, "the request was cancelled before it ran")                               \
+	X(EBUSY, -14, "try again: the daemon is draining or restarting a worker")                  \
+	X(EIO, -15, "a file or system call failed")                                                \
+	X(EINTERNAL, -16, "a bug in fmhad: please report it")
+
+enum fmha_error_code {
+	FMHA_OK = 0,
+#define FMHA_ERROR_ENUM(name, value, sentence) FMHA_##name = (value),
+	FMHA_ERRORS(FMHA_ERROR_ENUM)
+#undef FMHA_ERROR_ENUM
+};
+
+/*
+ * What went wrong, for programs (code, field) and for people (msg). The text is inside the struct
+ * so that reporting out-of-memory cannot itself fail. A function that takes one fills it on
+ * failure only; it may be NULL.
+ */
+struct fmha_error {
+	int code;       /* FMHA_OK or one of FMHA_E* */
+	char field[48]; /* the offending field, such as "tensor.k.stride", or empty */
+	char msg[256];  /* one sentence, no newline, cut off when longer */
+};
+
+enum fmha_dtype {
+	FMHA_F32 = 0,
+	FMHA_F16 = 1,  /* IEEE binary16 */
+	FMHA_BF16 = 2, /* bfloat16 */
+	FMHA_E4M3 = 3, /* OCP fp8 e4m3fn: max 448, no infinity, NaN is 0x7f and 0xff */
+	FMHA_E5M2 = 4, /* OCP fp8 e5m2: max 57344 */
+	FMHA_I32 = 5,  /* lengths, prefix sums, page numbers */
+	FMHA_U8 = 6,   /* stored dropout bytes; raw workspace */
+};
+#define FMHA_N_DTYPES 7
+
+enum fmha_op {
+	FMHA_FORWARD = 0,      /* O = softmax(...) V; with k_new: append to the cache first */
+	FMHA_BACKWARD = 1,     /* dQ, dK, dV (dBias, dSink) from dO, O and LSE */
+	FMHA_APPEND_KV = 2,    /* write k_new, v_new into the cache, with rotary embedding */
+	FMHA_MERGE_STATES = 3, /* combine partial (O, LSE) pairs of disjoint key ranges */
+};
+
+enum fmha_mode {
+	FMHA_BATCH = 0, /* equal physical lengths: a batch dimension */
+	FMHA_GROUP = 1, /* varlen: sequences packed on one axis, found by seqstart_q and seqstart_k */
+};
+
+/*
+ * The mask is a band: row i (of seqlen_q) sees column j (of seqlen_k) when
+ *   anchor + i - window_left <= j <= anchor + i + window_right,
+ * with anchor 0 (top-left) or seqlen_k - seqlen_q (bottom-right), per sequence, and -1 unlimited.
+ * Causal is window_left -1, window_right 0. Columns below sink_tokens stay visible under a window
+ * as long as they do not lie right of the band.
+ */
+enum fmha_mask {
+	FMHA_MASK_NONE = 0,
+	FMHA_MASK_TOP_LEFT = 1,
+	FMHA_MASK_BOTTOM_RIGHT = 2,
+};
+
+enum fmha_rope {
+	FMHA_ROPE_NONE = 0,
+	FMHA_ROPE_INTERLEAVED = 1,  /* pairs (2i, 2i + 1): GPT-J */
+	FMHA_ROPE_HALF_ROTATED = 2, /* pairs (i, i + rotary_dim / 2): GPT-NeoX, Llama */
+};
+
+/* How a paged cache stores one page; x = 16 bytes / element size. */
+enum fmha_kv_layout {
+	FMHA_KV_LINEAR = 0,     /* K, V [n_pages, page_size, nhead_k, hdim], strides free */
+	FMHA_KV_VECTORIZED = 1, /* K [n_pages, nhead_k, hdim_q / x, page_size, x],
+				 * V [n_pages, nhead_k, page_size / x, hdim_v, x], packed */
+};
+
+/*
+ * One tensor view: element (i0, i1, ...) lies at offset + size(dtype) * sum(i_n * stride[n]) bytes
+ * from the start of the buffer. The extents follow from the problem's sizes and the tensor's role.
+ * A view is absent when buffer is 0 and data is NULL.
+ */
+struct fmha_tensor {
+	uint64_t buffer;   /* id of a registered buffer, 0: none */
+	uint64_t offset;   /* bytes */
+	void *data;        /* ordinary memory, staged by the client library; only when buffer is 0 */
+	uint32_t dtype;    /* enum fmha_dtype */
+	uint32_t reserved; /* 0 */
+	int64_t stride[5]; /* elements, in the order of the role's dimensions; all zero means packed
+			    * in that order. A stride of 0 on one axis broadcasts it (inputs only) */
+};
+
+/*
+ * X(NAME, name, n_dims, dims, direction): the roles a tensor can have. `dims` is documentation; the
+ * extents are computed by problem_extents() in proto/problem.c. direction: in, out or inout.
+ * In group mode batch is 1 and seqlen_q, seqlen_k are total_q, total_k, except where the row says
+ * "max": then the axis keeps the longest sequence's length.
+ */
+#define FMHA_TENSORS(X)                                                                            \
+	X(Q, q, 4, "batch, seqlen_q, nhead_q, hdim_q", IN)                                         \
+	X(K, k, 4, "batch, seqlen_k, nhead_k, hdim_q; paged: see fmha_kv_layout", IN)              \
+	X(V, v, 4, "batch, seqlen_k, nhead_k, hdim_v; paged: see fmha_kv_layout", IN)              \
+	X(O, o, 4, "batch, seqlen_q, nhead_q, hdim_v; an input of backward", OUT)                  \
+	X(LSE, lse, 3, "batch, nhead_q, seqlen_q; f32, natural log; an input of backward", OUT)    \
+	X(BIAS, bias, 4, "batch, nhead_q, seqlen_q, max seqlen_k; any of the first 3 may be 1", IN)\
+	X(ALIBI_SLOPES, alibi_slopes, 2, "batch, nhead_q; f32; stride[0] 0: [nhead_q]", IN)        \
+	X(SINK, sink, 1, "nhead_q; f32 logit added to the softmax denominator", IN)                \
+	X(RANDVAL, randval, 4, "batch, nhead_q, seqlen_q, max seqlen_k; u8 dropout bytes", OUT)    \
+	X(SEQSTART_Q, seqstart_q, 1, "batch + 1; i32 prefix sums of physical lengths", IN)         \
+	X(SEQSTART_K, seqstart_k, 1, "batch + 1; i32 prefix sums of physical lengths", IN)         \
+	X(SEQLEN_Q, seqlen_q_per_batch, 1, "batch; i32 lengths without padding", IN)               \
+	X(SEQLEN_K, seqlen_k_per_batch, 1, "batch; i32 lengths without padding", IN)               \
+	X(BLOCK_TABLE, block_table, 2, "batch, max_blocks; i32 page numbers (vLLM)", IN)           \
+	X(KV_INDPTR, kv_indptr, 1, "batch + 1; i32 into kv_page_indices (SGLang)", IN)             \
+	X(KV_PAGE_INDICES, kv_page_indices, 1, "n_page_indices; i32 page numbers (SGLang)", IN)    \
+	X(KV_LAST_PAGE_LEN, kv_last_page_len, 1, "batch; i32, 1..page_size (SGLang)", IN)          \
+	X(CACHE_BATCH_IDX, cache_batch_idx, 1, "batch; i32 row of a contiguous cache", IN)         \
+	X(LEFTPAD_K, leftpad_k, 1, "batch; i32 keys to skip at the left", IN)                      \
+	X(Q_DESCALE, q_descale, 3, "batch, nhead_q, ceil(seqlen_q / descale_block_q); f32", IN)    \
+	X(K_DESCALE, k_descale, 3, "batch, nhead_k, ceil(seqlen_k / descale_block_k); f32", IN)    \
+	X(V_DESCALE, v_descale, 3, "batch, nhead_k, ceil(seqlen_k / descale_block_k); f32", IN)    \
+	X(K_NEW, k_new, 4, "batch, seqlen_new, nhead_k, hdim_q", IN)                               \
+	X(V_NEW, v_new, 4, "batch, seqlen_new, nhead_k, hdim_v", IN)                               \
+	X(ROTARY_COS, rotary_cos, 2, "rotary_max_pos, rotary_dim / 2; f32 or the type of k", IN)   \
+	X(ROTARY_SIN, rotary_sin, 2, "rotary_max_pos, rotary_dim / 2; f32 or the type of k", IN)   \
+	X(Q_ROTATED, q_rotated, 4, "batch, seqlen_q, nhead_q, hdim_q; append_kv only", OUT)        \
+	X(DO, d_o, 4, "batch, seqlen_q, nhead_q, hdim_v", IN)                                      \
+	X(DQ, dq, 4, "batch, seqlen_q, nhead_q, hdim_q", OUT)                                      \
+	X(DK, dk, 4, "batch, seqlen_k, nhead_k, hdim_q", OUT)                                      \
+	X(DV, dv, 4, "batch, seqlen_k, nhead_k, hdim_v", OUT)                                      \
+	X(DBIAS, dbias, 4, "as bias; summed over the axes that bias broadcasts", OUT)              \
+	X(DSINK, dsink, 1, "nhead_q; f32", OUT)                                                    \
+	X(O_PARTS, o_parts, 5, "n_parts, batch, seqlen_q, nhead_q, hdim_v", IN)                    \
+	X(LSE_PARTS, lse_parts, 4, "n_parts, batch, nhead_q, seqlen_q; f32", IN)                   \
+	X(WORKSPACE, workspace, 1, "workspace bytes, u8, 256-byte aligned; absent: fmhad's own", INOUT)
+
+enum fmha_tensor_role {
+#define FMHA_ROLE_ENUM(NAME, name, n_dims, dims, direction) FMHA_T_##NAME,
+	FMHA_TENSORS(FMHA_ROLE_ENUM)
+#undef FMHA_ROLE_ENUM
+	FMHA_N_TENSORS
+};
+
+/*
+ * An attention problem, with
+ *   S = scale * Q K^T; soft cap: c * tanh(S / c); + bias or ALiBi; mask; P = softmax(S) in f32;
+ *   dropout on P; O = P V.
+ * Query head h reads key head h / (nhead_q / nhead_k). Set it up with fmha_problem_init(), which
+ * gives every option its neutral value, then fill in what the problem needs.
+ */
+struct fmha_problem {
+	uint32_t struct_size; /* sizeof(struct fmha_problem), set by fmha_problem_init() */
+	uint32_t op;          /* enum fmha_op */
+	uint32_t mode;        /* enum fmha_mode */
+
+	int32_t batch;    /* sequences */
+	int32_t nhead_q;  /* a multiple of nhead_k */
+	int32_t nhead_k;
+	int32_t seqlen_q; /* rows; group mode: the longest sequence's */
+	int32_t seqlen_k; /* keys; group mode and paged caches: the longest sequence's, counting
+			   * k_new; contiguous caches: the capacity of the k and v tensors */
+	int32_t hdim_q;   /* a multiple of 8, at most 256 */
+	int32_t hdim_v;   /* likewise */
+	int32_t total_q;  /* group mode: length of the packed q axis */
+	int32_t total_k;  /* group mode: length of the packed k axis */
+
+	uint32_t mask;         /* enum fmha_mask */
+	int32_t window_left;   /* -1: unlimited */
+	int32_t window_right;  /* -1: unlimited; 0: causal */
+	int32_t sink_tokens;   /* leading keys visible under any window */
+	int32_t min_seqlen_q;  /* group mode: sequences with fewer rows are skipped, O untouched */
+
+	float scale;           /* 0 is a real scale; fmha_problem_init() leaves NaN: 1/sqrt(hdim_q) */
+	float logits_soft_cap; /* 0: none */
+	float dropout_p;       /* probability of dropping, [0, 1) */
+	uint64_t dropout_seed;
+	uint64_t dropout_offset;
+
+	uint32_t deterministic; /* backward: same bits on every run */
+	int32_t n_splits;       /* split-KV: 0 the planner chooses, 1 never, n exactly n */
+	int32_t split_size;     /* split-KV with this many keys a split, whatever the lengths: results
+				 * do not depend on the batch; 0: not fixed */
+
+	int32_t page_size;      /* 0: the cache is contiguous; else 1..1024 keys a page */
+	int32_t n_pages;        /* pages in the cache tensors */
+	int32_t max_blocks;     /* columns of block_table */
+	int32_t n_page_indices; /* length of kv_page_indices */
+	uint32_t kv_layout;     /* enum fmha_kv_layout */
+	int32_t cache_batch;    /* rows of a contiguous cache under cache_batch_idx; 0: batch */
+
+	int32_t descale_block_q;  /* rows that share a q_descale; 0: all of them */
+	int32_t descale_block_k;  /* keys that share a k_descale, v_descale; 0: all of them */
+	uint32_t descale_per_page; /* k_descale, v_descale are [n_pages, nhead_k] */
+
+	uint32_t rope;          /* enum fmha_rope */
+	int32_t rotary_dim;     /* leading elements of each head that rotate, a multiple of 16 */
+	int32_t rotary_max_pos; /* rows of the cos and sin tables */
+	int32_t seqlen_new;     /* rows of k_new and v_new */
+
+	int32_t n_parts; /* merge_states: partial results */
+
+	union {
+		struct {
+#define FMHA_ROLE_MEMBER(NAME, name, n_dims, dims, direction) struct fmha_tensor name;
+			FMHA_TENSORS(FMHA_ROLE_MEMBER)
+#undef FMHA_ROLE_MEMBER
+		};
+		struct fmha_tensor tensor[FMHA_N_TENSORS];
+	};
+};
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * messages.h: the decoded form of every request and answer. Each struct is described once more by
+ * a field table in messages.c, from which the encoder, the decoder and PROTOCOL.md's tables come, so
+ * that both directions agree by construction.
+ *
+ * Strings are copied into fixed arrays: a decoded message holds no pointer into the frame.
+ */
+#ifndef PROTO_MESSAGES_H
+#define PROTO_MESSAGES_H
+
+#include <stdint.h>
+
+#include <fmha/base.h>
+
+#define PROTO_VERSION      1
+#define PROTO_MAX_DEVICES  16
+#define PROTO_MAX_STAGES   4
+#define PROTO_MAX_REBINDS  16
+#define PROTO_NAME_BYTES   64  /* device, client and set names, NUL included */
+#define PROTO_KERNEL_BYTES 256 /* canonical kernel names, NUL included */
+
+struct proto_empty {
+	char unused;
+};
+
+struct proto_hello_params {
+	uint32_t version;
+	char client[PROTO_NAME_BYTES]; /* for logs and status: "fmhactl", "libfmha_client/0.1" */
+};
+
+struct proto_hello_result {
+	uint32_t version;
+	char server[PROTO_NAME_BYTES];
+	uint32_t pid;
+	uint32_t max_frame_bytes;
+	uint32_t max_in_flight; /* requests a connection may have unanswered */
+	uint32_t n_devices;
+};
+
+struct proto_device {
+	uint32_t device; /* index, stable while the daemon runs */
+	char name[PROTO_NAME_BYTES];
+	char arch[PROTO_NAME_BYTES];
+	char backend[PROTO_NAME_BYTES]; /* cpu, fake, hip, cuda */
+	char state[PROTO_NAME_BYTES];   /* ready, starting, restarting, failed */
+	uint32_t compute_units;         /* cores or CUs or SMs */
+	uint64_t memory_bytes;
+};
+
+struct proto_devices_result {
+	uint32_t n_devices;
+	struct proto_device devices[PROTO_MAX_DEVICES];
+};
+
+struct proto_open_device_params {
+	uint32_t device;
+};
+
+struct proto_open_device_result {
+	struct proto_device device;
+	uint32_t worker_pid;
+};
+
+struct proto_buffer_create_params {
+	uint64_t size; /* bytes */
+};
+
+enum proto_memory_kind { PROTO_MEMFD = 0, PROTO_IPC_HANDLE = 1, PROTO_VMM_FD = 2 };
+
+struct proto_buffer_import_params {
+	uint32_t kind;         /* enum proto_memory_kind */
+	uint64_t size;         /* bytes of the extent */
+	uint64_t base_offset;  /* of the extent inside the allocation that the handle names */
+	uint8_t handle[64];    /* PROTO_IPC_HANDLE */
+	uint32_t handle_bytes; /* bytes of handle in use; 0 for fds */
+};
+
+struct proto_buffer_result {
+	uint64_t buffer;
+	uint64_t size;
+};
+
+struct proto_buffer_release_params {
+	uint64_t buffer;
+};
+
+struct proto_plan_params {
+	struct fmha_problem problem;
+};
+
+struct proto_stage {
+	char family[PROTO_NAME_BYTES];
+	char kernel[PROTO_KERNEL_BYTES];
+	uint64_t workspace_offset;
+	uint64_t workspace_bytes;
+};
+
+struct proto_plan_result {
+	uint64_t plan;
+	uint64_t workspace_bytes;
+	double flops; /* of the whole plan, multiply and add counted apart, masked blocks left out */
+	uint32_t n_stages;
+	struct proto_stage stages[PROTO_MAX_STAGES];
+};
+
+struct proto_plan_release_params {
+	uint64_t plan;
+};
+
+struct proto_rebind {
+	uint32_t role; /* enum fmha_tensor_role; on the wire its name */
+	uint64_t buffer;
+	uint64_t offset;
+};
+
+struct proto_run_params {
+	uint64_t plan;
+	uint64_t dropout_seed, dropout_offset;
+	uint32_t has_dropout_state; /* 0: keep what the plan was made with */
+	uint32_t timeout_ms;        /* 0: the daemon's own deadline */
+	uint32_t n_rebinds;
+	struct proto_rebind rebinds[PROTO_MAX_REBINDS];
+};
+
+struct proto_run_result {
+	uint64_t queued_ns; /* from arrival to the first stage */
+	uint64_t kernel_ns; /* all stages */
+};
+
+struct proto_cancel_params {
+	uint32_t request; /* message id of the run */
+};
+
+struct proto_json_result {
+	uint64_t size; /* bytes of UTF-8 JSON in the memfd that comes along */
+};
+
+struct proto_registry_export_params {
+	char filter[1024]; /* empty: everything */
+};
+
+struct proto_registry_set_params {
+	char set[PROTO_NAME_BYTES];
+};
+
+struct proto_registry_result {
+	uint64_t n_kernels;
+};
+
+struct proto_inject_params {
+	char fault[PROTO_NAME_BYTES]; /* hang, abort, oom, sticky: see daemon/device/fake.c */
+	uint32_t after;               /* launches that still succeed */
+};
+
+struct proto_worker_ready_params {
+	struct proto_device device;
+};
+
+struct proto_worker_attach_params {
+	uint64_t session;
+	uint32_t uid, gid, pid;
+	char client[PROTO_NAME_BYTES];
+};
+
+#endif

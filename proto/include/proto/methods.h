@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * methods.h: every remote method, once. Dispatch tables, names and PROTOCOL.md's table come from
+ * this list.
+ *
+ * X(ID, wire name, served by, fds in, fds out, params struct, result struct)
+ *
+ * served by: FRONT answers on the listening socket's connections, WORKER on the direct socket that
+ * open_device hands out, BOTH on either, CONTROL between a front and its worker only.
+ */
+#ifndef PROTO_METHODS_H
+#define PROTO_METHODS_H
+
+#define PROTO_METHODS(X)                                                                           \
+	X(HELLO, "hello", FRONT, 0, 0, hello_params, hello_result)                                 \
+	X(PING, "ping", BOTH, 0, 0, empty, empty)                                                  \
+	X(STATUS, "status", FRONT, 0, 1, empty, json_result)                                       \
+	X(DEVICES, "devices", FRONT, 0, 0, empty, devices_result)                                  \
+	X(OPEN_DEVICE, "open_device", FRONT, 0, 1, open_device_params, open_device_result)         \
+	X(BUFFER_CREATE, "buffer_create", WORKER, 0, 1, buffer_create_params, buffer_result)       \
+	X(BUFFER_IMPORT, "buffer_import", WORKER, 1, 0, buffer_import_params, buffer_result)       \
+	X(BUFFER_RELEASE, "buffer_release", WORKER, 0, 0, buffer_release_params, empty)            \
+	X(PLAN, "plan", WORKER, 0, 0, plan_params, plan_result)                                    \
+	X(PLAN_RELEASE, "plan_release", WORKER, 0, 0, plan_release_params, empty)                  \
+	X(EXPLAIN, "explain", WORKER, 0, 1, plan_params, json_result)                              \
+	X(RUN, "run", WORKER, 0, 0, run_params, run_result)                                        \
+	X(CANCEL, "cancel", WORKER, 0, 0, cancel_params, empty)                                    \
+	X(REGISTRY_EXPORT, "registry_export", WORKER, 0, 1, registry_export_params, json_result)   \
+	X(REGISTRY_IMPORT, "registry_import", WORKER, 1, 0, empty, registry_result)                \
+	X(REGISTRY_LOAD, "registry_load", WORKER, 1, 0, registry_set_params, registry_result)      \
+	X(REGISTRY_UNLOAD, "registry_unload", WORKER, 0, 0, registry_set_params, registry_result)  \
+	X(INJECT, "inject", WORKER, 0, 0, inject_params, empty)                                    \
+	X(WORKER_READY, "worker_ready", CONTROL, 0, 0, worker_ready_params, empty)                 \
+	X(WORKER_ATTACH, "worker_attach", CONTROL, 1, 0, worker_attach_params, empty)              \
+	X(WORKER_STATUS, "worker_status", CONTROL, 0, 1, empty, json_result)                       \
+	X(WORKER_DRAIN, "worker_drain", CONTROL, 0, 0, empty, empty)
+
+enum proto_server { PROTO_FRONT = 1, PROTO_WORKER = 2, PROTO_BOTH = 3, PROTO_CONTROL = 4 };
+
+enum proto_method {
+#define PROTO_METHOD_ENUM(ID, name, server, fds_in, fds_out, params, result) PROTO_##ID,
+	PROTO_METHODS(PROTO_METHOD_ENUM)
+#undef PROTO_METHOD_ENUM
+	PROTO_N_METHODS
+};
+
+#endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT */
+/* problem.h: what client and daemon both must know of a problem: roles, extents, sizes. */
+#ifndef PROTO_PROBLEM_H
+#define PROTO_PROBLEM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <fmha/base.h>
+
+struct proto_role {
+	const char *name;
+	int n_dims;
+	bool output;
+	bool input; /* inout: both */
+};
+
+extern const struct proto_role proto_roles[FMHA_N_TENSORS];
+
+/* Bytes of an element, 0 for a value that is no enum fmha_dtype. */
+uint32_t fmha_dtype_bytes(uint32_t dtype);
+const char *fmha_dtype_name(uint32_t dtype); /* "f32", "bf16", ...; NULL when unknown */
+
+/* Neutral values everywhere: no mask (windows -1), scale NaN (default), all tensors absent. */
+void fmha_problem_init(struct fmha_problem *problem);
+
+static inline bool fmha_tensor_present(const struct fmha_tensor *tensor)
+{
+	return tensor->buffer != 0 || tensor->data;
+}
+
+/*
+ * The extents of @role in @problem, in the order of its dimensions; a broadcast axis counts with its
+ * full extent. Sizes must be validated first (problem_check_sizes()).
+ */
+void problem_extents(const struct fmha_problem *problem, enum fmha_tensor_role role,
+		     int64_t ret_dims[5]);
+
+/* Replaces an all-zero stride by the packed strides of the role's dimensions. */
+void problem_strides(const struct fmha_problem *problem, enum fmha_tensor_role role,
+		     int64_t ret_stride[5]);
+
+/*
+ * Bytes from a view's offset to one past its last element, 0 for a role without elements; every step
+ * is checked for overflow. Vectorized caches are packed and counted as such.
+ * Return: 0, or FMHA_EINVAL with "tensor.<role>" as the field.
+ */
+int problem_span_bytes(const struct fmha_problem *problem, enum fmha_tensor_role role,
+		       uint64_t *ret_bytes, struct fmha_error *err);
+
+/*
+ * Everything about a problem that can be judged without a device: sizes, options that exclude each
+ * other, tensors that are missing, superfluous or of a wrong type, strides, alignment. The error
+ * names the field, as in "tensor.k.stride" or "hdim_q".
+ */
+int problem_check(const struct fmha_problem *problem, struct fmha_error *err);
+
+#endif
