@@ -17,6 +17,9 @@
 extern "C" {
 #endif
 
+/* What libfmha_client exports; everything else in it is hidden. */
+#define FMHA_API __attribute__((visibility("default")))
+
 /*
  * X(name, value, sentence). Values are stable: they travel on the wire and into other languages.
  * Zero is success; a negative value is returned by a function that failed.
@@ -239,6 +242,21 @@ struct fmha_problem {
 		struct fmha_tensor tensor[FMHA_N_TENSORS];
 	};
 };
+
+/* "EINVAL", ...; "EUNKNOWN" for a code that is not in the list. Static strings. */
+FMHA_API const char *fmha_error_name(int code);
+
+/* The list's sentence for @code. A static string. */
+FMHA_API const char *fmha_error_sentence(int code);
+
+/* Bytes of an element, 0 for a value that is no enum fmha_dtype. */
+FMHA_API uint32_t fmha_dtype_bytes(uint32_t dtype);
+
+/* "f32", "f16", "bf16", "e4m3", "e5m2", "i32", "u8"; NULL when unknown. A static string. */
+FMHA_API const char *fmha_dtype_name(uint32_t dtype);
+
+/* Neutral values everywhere: no mask (windows -1), scale NaN (default), all tensors absent. */
+FMHA_API void fmha_problem_init(struct fmha_problem *problem);
 
 #ifdef __cplusplus
 }

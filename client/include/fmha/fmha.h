@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * fmha.h: attention as a service. The only public C header; the shared words (struct fmha_problem,
+ * error codes, data types) are in <fmha/base.h>, which is installed beside it.
+ *
+ *   fmha_client   a connection to the daemon
+ *   fmha_device   one of its devices: a direct connection to that device's worker
+ *   fmha_buffer   memory that both sides map; a problem's tensors name it by id and offset
+ *   fmha_plan     a validated problem, ready to be run any number of times
+ *   fmha_request  one run that was submitted and not waited for
+ *
+ * The short way is fmha_forward() and its siblings: they take tensors in ordinary memory or in
+ * buffers, keep plans and staging memory in the device handle, and retry once when a worker died.
+ *
+ * Rules that hold everywhere:
+ * - Functions return 0 or a negative FMHA_E* code, and fill @err (which may be NULL) on failure
+ *   only. Outputs (ret_*) are set on success only.
+ * - Every function may be called from any thread at any time, except that an object must not be
+ *   used while or after it is freed. A client may be shared by any number of threads.
+ * - Every call has a deadline: the one of fmha_client_options unless the call takes its own.
+ * - Objects keep alive what they came from: they may be freed in any order. Ends of life take NULL
+ *   and return NULL.
+ * - A struct whose first member is struct_size must have it set to its sizeof; unknown (larger)
+ *   sizes are refused with FMHA_EINVAL. A NULL options pointer means defaults.
+ * - When the daemon or a worker restarts, the next call connects again and registers buffers and
+ *   plans anew; ids, pointers and the contents of memfd buffers stay. What was in flight fails with
+ *   FMHA_EDEVICE (the worker went away) or FMHA_ECONN (the daemon did).
+ * - A forked child must open its own client: every call on an inherited object returns FMHA_ECONN
+ *   and leaves the parent's sockets alone; the fmha_*_free() functions work.
+ * - The library starts no threads, installs no signal or exit handlers, prints nothing, never
+ *   aborts; its file descriptors are close-on-exec.
+ *
+ * "Any call" below stands for the errors that every function with a daemon round trip can return:
+ *   FMHA_ECONN      the daemon cannot be reached or hung up; the object belongs to a parent process
+ *   FMHA_EDEVICE    the device's worker died during the call
+ *   FMHA_ETIMEDOUT  no answer before the deadline
+ *   FMHA_EPROTO     the daemon sent something malformed; that connection is closed
+ *   FMHA_EBUSY      the daemon is draining, or the worker was still restarting at the deadline
+ *   FMHA_ENOMEM     this process or the daemon is out of memory
+ *   FMHA_EQUOTA     a limit of this user or connection is reached
+ *   FMHA_EINTERNAL  a bug in fmhad
+ */
+#ifndef FMHA_FMHA_H
+#define FMHA_FMHA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <fmha/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FMHA_NAME_BYTES         64  /* device and other names, NUL included */
+#define FMHA_KERNEL_BYTES       256 /* canonical kernel names, NUL included */
+#define FMHA_PATH_BYTES         108 /* socket paths, NUL included */
+#define FMHA_MAX_STAGES         4
+#define FMHA_MAX_REBINDS        16
+#define FMHA_HANDLE_BYTES       64
+#define FMHA_ANY_DEVICE         UINT32_MAX
+#define FMHA_DEFAULT_TIMEOUT_MS 30000
+
+struct fmha_client;
+struct fmha_device;
+struct fmha_buffer;
+struct fmha_plan;
+struct fmha_request;
+
+/* "0.1.0": of the library, not of this header. */
+FMHA_API const char *fmha_version(void);
+
+/* ---- the connection ---- */
+
+struct fmha_client_options {
+	uint32_t struct_size;
+	uint32_t timeout_ms; /* of every call that names none; 0: FMHA_DEFAULT_TIMEOUT_MS */
+	const char *path;    /* the socket; NULL: $FMHAD_SOCKET, $XDG_RUNTIME_DIR/fmhad.sock,
+			      * /run/fmhad/fmhad.sock, in that order: the first that is set and
+			      * exists; borrowed */
+	const char *name; /* for the daemon's log and status; NULL: the program's name; borrowed */
+};
+
+struct fmha_client_info {
+	uint32_t protocol; /* version in use */
+	uint32_t daemon_pid;
+	uint32_t n_devices;
+	uint32_t max_in_flight;       /* unanswered requests a connection may have */
+	char server[FMHA_NAME_BYTES]; /* "fmhad/0.1.0" */
+	char path[FMHA_PATH_BYTES];   /* of the socket that answered */
+};
+
+struct fmha_device_info {
+	uint32_t device;        /* index, stable while the daemon runs */
+	uint32_t compute_units; /* cores, CUs or SMs */
+	uint64_t memory_bytes;
+	char name[FMHA_NAME_BYTES];
+	char arch[FMHA_NAME_BYTES];    /* x86_64_v4, gfx942, sm_90a, ... */
+	char backend[FMHA_NAME_BYTES]; /* cpu, fake, hip, cuda */
+	char state[FMHA_NAME_BYTES];   /* ready, starting, restarting, failed */
+};
+
+/**
+ * fmha_connect() - connect to the daemon and say hello
+ * @options:     NULL: defaults; borrowed
+ * @ret_client:  given
+ *
+ * Return: 0, or
+ *   FMHA_EINVAL    a path that is too long for a socket, struct_size
+ *   FMHA_ECONN     nobody listens; err names the path and the reason
+ *   FMHA_EPERM     the socket exists and this user may not use it
+ *   FMHA_EVERSION  no common protocol version
+ *   any call
+ */
+FMHA_API int fmha_connect(const struct fmha_client_options *options,
+			  struct fmha_client **ret_client, struct fmha_error *err);
+
+/* Disconnects once no device of the client is left. Return: NULL. */
+FMHA_API struct fmha_client *fmha_client_free(struct fmha_client *client);
+
+/* What hello said, copied to @ret_info; no round trip. Return: 0, or FMHA_ECONN in a forked child.
+ */
+FMHA_API int fmha_client_info(struct fmha_client *client, struct fmha_client_info *ret_info,
+			      struct fmha_error *err);
+
+/* One round trip to the daemon's front. Return: 0, or any call. */
+FMHA_API int fmha_client_ping(struct fmha_client *client, struct fmha_error *err);
+
+/**
+ * fmha_client_devices() - list the daemon's devices
+ * @ret_devices:  the first @capacity of them; may be NULL when @capacity is 0
+ * @ret_n:        how many the daemon has, which may exceed @capacity
+ *
+ * Return: 0, or any call.
+ */
+FMHA_API int fmha_client_devices(struct fmha_client *client, struct fmha_device_info *ret_devices,
+				 size_t capacity, size_t *ret_n, struct fmha_error *err);
+
+/**
+ * fmha_client_status() - the daemon's state as JSON: processes, devices, sessions, buffers, queues
+ * @ret_json:  NUL-terminated UTF-8; given: free()
+ *
+ * Return: 0, or any call.
+ */
+FMHA_API int fmha_client_status(struct fmha_client *client, char **ret_json,
+				struct fmha_error *err);
+
+/**
+ * fmha_device_open() - open a direct connection to a device's worker
+ * @index:       of fmha_device_info, or FMHA_ANY_DEVICE for the first one that is ready
+ * @ret_device:  given
+ *
+ * A worker that is starting is waited for until the deadline.
+ *
+ * Return: 0, or FMHA_ENOENT for an index that no device has, or any call.
+ */
+FMHA_API int fmha_device_open(struct fmha_client *client, uint32_t index,
+			      struct fmha_device **ret_device, struct fmha_error *err);
+
+/* Releases cached plans and staging memory, and disconnects once no buffer, plan or request of the
+ * device is left. Return: NULL. */
+FMHA_API struct fmha_device *fmha_device_free(struct fmha_device *device);
+
+/* What the daemon said when the device was opened last; no round trip. Return: 0, or FMHA_ECONN. */
+FMHA_API int fmha_device_info(struct fmha_device *device, struct fmha_device_info *ret_info,
+			      struct fmha_error *err);
+
+/* One round trip to the worker. Return: 0, or any call. */
+FMHA_API int fmha_device_ping(struct fmha_device *device, struct fmha_error *err);
+
+/* ---- buffers ---- */
+
+/**
+ * fmha_buffer_new() - memory allocated by the worker, mapped here
+ * @size:        bytes, not 0
+ * @ret_buffer:  given
+ *
+ * The preferred kind: both sides see it without a copy, and the death of either takes nothing from
+ * the other. Contents start as zeros and survive a restart of the daemon. On a device whose memory
+ * the CPU cannot map, fmha_buffer_data() is NULL.
+ *
+ * Return: 0, FMHA_EINVAL (size 0), FMHA_EIO (mapping failed), or any call.
+ */
+FMHA_API int fmha_buffer_new(struct fmha_device *device, uint64_t size,
+			     struct fmha_buffer **ret_buffer, struct fmha_error *err);
+
+enum fmha_memory_kind {
+	FMHA_MEMORY_FD = 0,         /* a memfd sealed against shrinking, growing and unsealing */
+	FMHA_MEMORY_IPC_HANDLE = 1, /* hipIpcMemHandle_t or CUipcMemHandle bytes */
+	FMHA_MEMORY_VMM_FD = 2,     /* exported VMM allocation or dma-buf */
+};
+
+/* Memory of this process, to be shared with the worker. */
+struct fmha_memory {
+	uint32_t struct_size;
+	uint32_t kind; /* enum fmha_memory_kind */
+	int fd;        /* FMHA_MEMORY_FD, FMHA_MEMORY_VMM_FD: borrowed, duplicated */
+	uint32_t handle_bytes;
+	uint64_t size;        /* bytes of the extent to share */
+	uint64_t base_offset; /* of the extent in what fd or handle names: an IPC handle names a
+			       * whole allocation */
+	uint8_t handle[FMHA_HANDLE_BYTES];
+};
+
+/**
+ * fmha_buffer_import() - register memory that this process has
+ * @memory:      borrowed
+ * @ret_buffer:  given
+ *
+ * A memfd is mapped here too, so fmha_buffer_data() works. Handles are not: their
+ * fmha_buffer_data() is NULL, and the memory must stay allocated until the buffer is freed.
+ *
+ * Return: 0, or
+ *   FMHA_EINVAL   kind, size, offset; a memfd that is not sealed or shorter than said
+ *   FMHA_ENOTSUP  the device cannot import this kind
+ *   any call
+ */
+FMHA_API int fmha_buffer_import(struct fmha_device *device, const struct fmha_memory *memory,
+				struct fmha_buffer **ret_buffer, struct fmha_error *err);
+
+/**
+ * fmha_memfd_new() - make a memfd that fmha_buffer_import() takes
+ * @size:    bytes, not 0; zero-filled and sealed at this size
+ * @ret_fd:  given: close()
+ *
+ * Return: 0, FMHA_EINVAL, FMHA_ENOMEM or FMHA_EIO. Needs no daemon.
+ */
+FMHA_API int fmha_memfd_new(uint64_t size, int *ret_fd, struct fmha_error *err);
+
+/* For fmha_tensor.buffer: never 0, never reused by this device handle, the same for all its life.
+ */
+FMHA_API uint64_t fmha_buffer_id(const struct fmha_buffer *buffer);
+
+/* The mapping in this process, page-aligned, readable and writable until the buffer is freed; NULL
+ * when the CPU cannot see the memory. */
+FMHA_API void *fmha_buffer_data(const struct fmha_buffer *buffer);
+
+/* Bytes, as asked for. */
+FMHA_API uint64_t fmha_buffer_size(const struct fmha_buffer *buffer);
+
+/* The memfd, to hand to other processes; borrowed; -1 when there is none. */
+FMHA_API int fmha_buffer_fd(const struct fmha_buffer *buffer);
+
+/* Unmaps and releases on both sides. Plans that name the buffer fail from now on with FMHA_ENOENT;
+ * no run that uses it may be in flight. Return: NULL. */
+FMHA_API struct fmha_buffer *fmha_buffer_free(struct fmha_buffer *buffer);
+
+/* ---- plans ---- */
+
+struct fmha_stage_info {
+	char family[FMHA_NAME_BYTES];   /* fwd, fwd_splitkv, bwd_dq_dk_dv, ... */
+	char kernel[FMHA_KERNEL_BYTES]; /* canonical name */
+	uint64_t workspace_offset;
+	uint64_t workspace_bytes;
+};
+
+struct fmha_plan_info {
+	uint64_t workspace_bytes;
+	double flops; /* multiply and add counted apart, masked blocks left out */
+	uint32_t n_stages;
+	uint32_t reserved;
+	struct fmha_stage_info stages[FMHA_MAX_STAGES];
+};
+
+/**
+ * fmha_plan_new() - validate a problem once, to run it often
+ * @problem:   from fmha_problem_init(); every tensor names a buffer of @device (fmha_buffer_id());
+ *             shapes and roles: FMHA_TENSORS in <fmha/base.h>; borrowed
+ * @ret_plan:  given
+ *
+ * Return: 0, or
+ *   FMHA_EINVAL     a documented rule is broken; err->field names the field
+ *   FMHA_ENOTSUP    sound, and this device or build does not do it; err->field names the field
+ *   FMHA_ENOKERNEL  no kernel of this device fits
+ *   FMHA_ENOENT     a buffer that was freed or is of another device
+ *   any call
+ */
+FMHA_API int fmha_plan_new(struct fmha_device *device, const struct fmha_problem *problem,
+			   struct fmha_plan **ret_plan, struct fmha_error *err);
+
+/* Copies the plan's stages to @ret_info; no round trip. Return: 0, or FMHA_ECONN. */
+FMHA_API int fmha_plan_info(struct fmha_plan *plan, struct fmha_plan_info *ret_info,
+			    struct fmha_error *err);
+
+/* A plan that is in flight ends first. Return: NULL. */
+FMHA_API struct fmha_plan *fmha_plan_free(struct fmha_plan *plan);
+
+/* For this run only, the view of @role starts at @offset of @buffer. */
+struct fmha_rebind {
+	uint32_t role;     /* enum fmha_tensor_role, one that the plan's problem has */
+	uint32_t reserved; /* 0 */
+	uint64_t buffer;   /* fmha_buffer_id() */
+	uint64_t offset;   /* bytes */
+};
+
+struct fmha_run_options {
+	uint32_t struct_size;
+	uint32_t timeout_ms;        /* of this run; 0: the client's */
+	uint32_t has_dropout_state; /* 1: the next two replace the problem's */
+	uint32_t n_rebinds;         /* at most FMHA_MAX_REBINDS */
+	uint64_t dropout_seed, dropout_offset;
+	const struct fmha_rebind *rebinds; /* borrowed */
+};
+
+struct fmha_run_result {
+	uint64_t queued_ns; /* in the worker, from arrival to the first stage */
+	uint64_t kernel_ns; /* in the worker, all stages */
+};
+
+/**
+ * fmha_plan_run() - run and wait
+ * @options:     NULL: defaults; borrowed
+ * @ret_result:  may be NULL
+ *
+ * After FMHA_ETIMEDOUT the run was asked to stop, and may still write the output tensors; a later
+ * successful call on the same device handle means that it no longer does. Never retried: after
+ * FMHA_EDEVICE or FMHA_ECONN the outputs are undefined and the call may be repeated.
+ *
+ * Return: 0, FMHA_EINVAL (options), FMHA_ENOENT (a rebound buffer), or any call.
+ */
+FMHA_API int fmha_plan_run(struct fmha_plan *plan, const struct fmha_run_options *options,
+			   struct fmha_run_result *ret_result, struct fmha_error *err);
+
+/**
+ * fmha_plan_submit() - start a run, do not wait
+ * @options:      NULL: defaults; borrowed
+ * @ret_request:  given: fmha_request_free()
+ *
+ * Waits only while the connection has max_in_flight requests unanswered. Runs of one device handle
+ * may end in any order. The outputs belong to the worker until the request has ended.
+ *
+ * Return: 0, FMHA_EINVAL, FMHA_ENOENT, or any call.
+ */
+FMHA_API int fmha_plan_submit(struct fmha_plan *plan, const struct fmha_run_options *options,
+			      struct fmha_request **ret_request, struct fmha_error *err);
+
+/**
+ * fmha_request_fd() - something to poll
+ * @ret_fd:  readable (POLLIN) when fmha_request_wait() with timeout 0 is worth a call: the request
+ *           ended, or news arrived that may end it; borrowed, closed by fmha_request_free()
+ *
+ * Return: 0, FMHA_EIO (no more file descriptors), FMHA_ECONN (forked child).
+ */
+FMHA_API int fmha_request_fd(struct fmha_request *request, int *ret_fd, struct fmha_error *err);
+
+/**
+ * fmha_request_wait() - wait for the end of a run
+ * @timeout_ms:  of this call, not of the run; 0: only look; the request stays valid afterwards
+ * @ret_result:  may be NULL
+ *
+ * Return: 0 once the run succeeded, FMHA_ETIMEDOUT while it goes on, FMHA_ECANCELED, or the run's
+ * error as in fmha_plan_run(). Further calls return the same.
+ */
+FMHA_API int fmha_request_wait(struct fmha_request *request, uint32_t timeout_ms,
+			       struct fmha_run_result *ret_result, struct fmha_error *err);
+
+/* Asks the worker to stop the run; fmha_request_wait() then returns FMHA_ECANCELED, or 0 when the
+ * run was faster. Return: 0, or any call. */
+FMHA_API int fmha_request_cancel(struct fmha_request *request, struct fmha_error *err);
+
+/* A request that has not ended is cancelled and its answer dropped. Return: NULL. */
+FMHA_API struct fmha_request *fmha_request_free(struct fmha_request *request);
+
+/* ---- one call ---- */
+
+/**
+ * fmha_forward() - O = softmax(scale * Q K^T + ...) V
+ * @problem:     from fmha_problem_init(); op is set by the call; borrowed. Each tensor names a
+ * buffer (zero copies), or has buffer 0 and `data`: ordinary memory, which is copied through shared
+ * memory. Elements between those that a strided view names are left alone. Q [batch, seqlen_q,
+ * nhead_q, hdim_q], K [batch, seqlen_k, nhead_k, hdim_q], V [batch, seqlen_k, nhead_k, hdim_v], O
+ * [batch, seqlen_q, nhead_q, hdim_v], all of one type; LSE float [batch, nhead_q, seqlen_q],
+ * natural log, -inf for an empty row, absent: not wanted; the others: FMHA_TENSORS in <fmha/base.h>
+ * @options:     timeout_ms and the dropout state; n_rebinds must be 0; NULL: defaults; borrowed
+ * @ret_result:  may be NULL
+ *
+ * Plans are kept in @device, so repeating a shape costs one message. Retried once when the worker
+ * or the daemon died: outputs must not overlap inputs.
+ *
+ * Return: 0, the errors of fmha_plan_new() and fmha_plan_run(), or FMHA_EINVAL naming a tensor
+ * whose data cannot be staged. Outputs are undefined on failure.
+ */
+FMHA_API int fmha_forward(struct fmha_device *device, const struct fmha_problem *problem,
+			  const struct fmha_run_options *options,
+			  struct fmha_run_result *ret_result, struct fmha_error *err);
+
+/* dQ, dK, dV (dBias, dSink where present) from Q, K, V, O, LSE and dO, shaped like the tensors they
+ * belong to; otherwise as fmha_forward(). */
+FMHA_API int fmha_backward(struct fmha_device *device, const struct fmha_problem *problem,
+			   const struct fmha_run_options *options,
+			   struct fmha_run_result *ret_result, struct fmha_error *err);
+
+/* Writes k_new and v_new into the cache tensors k and v behind seqlen_k_per_batch rows, with rotary
+ * embedding; staged cache tensors are copied in and out. Otherwise as fmha_forward(). */
+FMHA_API int fmha_append_kv(struct fmha_device *device, const struct fmha_problem *problem,
+			    const struct fmha_run_options *options,
+			    struct fmha_run_result *ret_result, struct fmha_error *err);
+
+/* O and LSE from o_parts and lse_parts, partial results over disjoint key ranges; otherwise as
+ * fmha_forward(). */
+FMHA_API int fmha_merge_states(struct fmha_device *device, const struct fmha_problem *problem,
+			       const struct fmha_run_options *options,
+			       struct fmha_run_result *ret_result, struct fmha_error *err);
+
+/**
+ * fmha_explain() - which kernels fit a problem, why others do not, what is chosen and why
+ * @problem:   as for fmha_plan_new(); tensors only have to be present (buffer or data not zero),
+ *             nothing is read; borrowed
+ * @ret_json:  NUL-terminated UTF-8; given: free()
+ *
+ * Return: 0, FMHA_EINVAL or FMHA_ENOTSUP naming the field, or any call.
+ */
+FMHA_API int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
+			  char **ret_json, struct fmha_error *err);
+
+/* ---- the device's kernel registry ---- */
+
+/**
+ * fmha_registry_export() - the registry as JSON
+ * @filter:    an expression over kernel records, as in "hdim_q == 128"; NULL: all; borrowed
+ * @ret_json:  given: free()
+ *
+ * Return: 0, FMHA_EINVAL (the filter, with the place of the fault), or any call.
+ */
+FMHA_API int fmha_registry_export(struct fmha_device *device, const char *filter, char **ret_json,
+				  struct fmha_error *err);
+
+/**
+ * fmha_registry_import() - merge an export of another machine with the same device
+ * @json, @size:    borrowed, @size bytes without a NUL
+ * @ret_n_kernels:  records taken; may be NULL
+ *
+ * Return: 0, FMHA_EINVAL (the document), FMHA_EPERM, or any call.
+ */
+FMHA_API int fmha_registry_import(struct fmha_device *device, const char *json, size_t size,
+				  uint64_t *ret_n_kernels, struct fmha_error *err);
+
+/* Loads the kernel set @json (a JSON list of name patterns) under the name @set; otherwise as
+ * fmha_registry_import(). */
+FMHA_API int fmha_registry_load(struct fmha_device *device, const char *set, const char *json,
+				size_t size, uint64_t *ret_n_kernels, struct fmha_error *err);
+
+/* Unloads a set. @ret_n_kernels: kernels that left the registry; may be NULL. Return: 0,
+ * FMHA_ENOENT, FMHA_EPERM, or any call. */
+FMHA_API int fmha_registry_unload(struct fmha_device *device, const char *set,
+				  uint64_t *ret_n_kernels, struct fmha_error *err);
+
+/* ---- for tests ---- */
+
+/* Makes a `fake` device fail (@fault: hang, abort, oom, sticky) after @after more launches. Return:
+ * 0, FMHA_EPERM unless the daemon's configuration allows it, FMHA_ENOTSUP on a real device, or any
+ * call. */
+FMHA_API int fmha_device_inject(struct fmha_device *device, const char *fault, uint32_t after,
+				struct fmha_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
