@@ -73,6 +73,8 @@ struct abi_sequences {
 	abi_i32 seqlen_q_max; /* batch mode: the physical length */
 	abi_i32 seqlen_k_max; /* batch mode: the physical length or the cache's capacity */
 	abi_i32 total_q;      /* group mode: length of the packed q axis; batch mode: batch * seqlen_q_max */
+	abi_i32 total_k;      /* group mode: length of the packed k axis; batch mode: batch * seqlen_k_max */
+	abi_i32 reserved;
 };
 
 /* The cache of keys and values. Exactly one of: contiguous (page_size 0), block_table, kv_indptr. */
