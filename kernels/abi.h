@@ -88,7 +88,10 @@ struct abi_kv_cache {
 	abi_i32 page_size;               /* keys; 0: contiguous */
 	abi_i32 n_pages;                 /* page numbers are below this */
 	abi_i32 layout;                  /* enum abi_kv_layout; vectorized: k and v are packed */
-	abi_i32 reserved;
+	/* Bounds for GPU kernels, which read the indices above from client memory; 0: not known. */
+	abi_i32 max_blocks;     /* columns of block_table */
+	abi_i32 n_page_indices; /* length of kv_page_indices */
+	abi_i32 cache_batch;    /* rows of a contiguous cache under cache_batch_idx */
 };
 
 struct abi_band {
