@@ -84,6 +84,15 @@ static inline int64_t view_k_offset(const struct abi_tensor *t, const struct vie
 	return base + (v->k_start + v->leftpad + column) * t->stride_seq + head * t->stride_head;
 }
 
+/* Number of the page that holds @position (left padding included). */
+static inline int64_t view_page(const struct abi_kv_cache *c, const struct view_sequence *v,
+				int32_t position)
+{
+	if (c->kv_indptr)
+		return c->kv_page_indices[c->kv_indptr[v->batch] + position / c->page_size];
+	return c->block_table[v->batch * c->block_table_stride + position / c->page_size];
+}
+
 /*
  * Where element @dim of the key or value at @position (left padding included) lies in a cache of
  * any kind. @x: elements in 16 bytes; @is_v: the vectorized layouts of K and V differ.
@@ -103,10 +112,7 @@ static inline int64_t view_cache_offset(const struct abi_kv_cache *c, const stru
 		       dim * t->stride_dim;
 	}
 	slot = position % c->page_size;
-	if (c->kv_indptr)
-		page = c->kv_page_indices[c->kv_indptr[v->batch] + position / c->page_size];
-	else
-		page = c->block_table[v->batch * c->block_table_stride + position / c->page_size];
+	page = view_page(c, v, position);
 	if (c->layout == ABI_KV_LINEAR)
 		return page * t->stride_batch + slot * t->stride_seq + head * t->stride_head +
 		       dim * t->stride_dim;
