@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * messages.h: the decoded form of every request and answer. Each struct is described once more by
- * a field table in messages.c, from which the encoder, the decoder and PROTOCOL.md's tables come, so
- * that both directions agree by construction.
+ * a field table in messages.c, from which the encoder, the decoder and PROTOCOL.md's tables come,
+ * so that both directions agree by construction.
  *
  * Strings are copied into fixed arrays: a decoded message holds no pointer into the frame.
  */
@@ -20,6 +20,7 @@
 #define PROTO_NAME_BYTES   64  /* device, client and set names, NUL included */
 #define PROTO_KERNEL_BYTES 256 /* canonical kernel names, NUL included */
 
+/* A method without params or results: an empty map on the wire. */
 struct proto_empty {
 	char unused;
 };
@@ -99,7 +100,8 @@ struct proto_stage {
 struct proto_plan_result {
 	uint64_t plan;
 	uint64_t workspace_bytes;
-	double flops; /* of the whole plan, multiply and add counted apart, masked blocks left out */
+	double flops; /* of the whole plan, multiply and add counted apart, masked blocks left out
+		       */
 	uint32_t n_stages;
 	struct proto_stage stages[PROTO_MAX_STAGES];
 };

@@ -41,7 +41,7 @@ enum proto_method {
 #define PROTO_METHOD_ENUM(ID, name, server, fds_in, fds_out, params, result) PROTO_##ID,
 	PROTO_METHODS(PROTO_METHOD_ENUM)
 #undef PROTO_METHOD_ENUM
-	PROTO_N_METHODS
+		PROTO_N_METHODS
 };
 
 #endif

@@ -10,6 +10,7 @@
 
 struct proto_role {
 	const char *name;
+	const char *dims; /* for people */
 	int n_dims;
 	bool output;
 	bool input; /* inout: both */
@@ -30,20 +31,31 @@ static inline bool fmha_tensor_present(const struct fmha_tensor *tensor)
 }
 
 /*
- * The extents of @role in @problem, in the order of its dimensions; a broadcast axis counts with its
- * full extent. Sizes must be validated first (problem_check_sizes()).
+ * Whether the keys of all sequences lie behind each other on one axis of total_k, where seqstart_k
+ * finds them: group mode without pages and without cache_batch_idx.
+ */
+bool problem_kv_is_packed(const struct fmha_problem *problem);
+
+/*
+ * The extents of @role in @problem, in the order of its dimensions; a broadcast axis counts with
+ * its full extent, except in dbias, where it counts 1. Unused dimensions are 1; a workspace, whose
+ * size is the plan's, has extent 0. A vectorized cache has the extents of a linear one. Sizes that
+ * are negative give nonsense, never undefined behaviour.
  */
 void problem_extents(const struct fmha_problem *problem, enum fmha_tensor_role role,
 		     int64_t ret_dims[5]);
 
-/* Replaces an all-zero stride by the packed strides of the role's dimensions. */
+/*
+ * Replaces an all-zero stride by the packed strides of the role's dimensions. dbias gets stride 0
+ * on the axes that bias broadcasts. Not meaningful for k and v in a vectorized cache.
+ */
 void problem_strides(const struct fmha_problem *problem, enum fmha_tensor_role role,
 		     int64_t ret_stride[5]);
 
 /*
- * Bytes from a view's offset to one past its last element, 0 for a role without elements; every step
- * is checked for overflow. Vectorized caches are packed and counted as such.
- * Return: 0, or FMHA_EINVAL with "tensor.<role>" as the field.
+ * Bytes from a view's offset to one past its last element, 0 for a role without elements; every
+ * step is checked for overflow. Vectorized caches are packed and counted as such. Return: 0, or
+ * FMHA_EINVAL with "tensor.<role>" as the field.
  */
 int problem_span_bytes(const struct fmha_problem *problem, enum fmha_tensor_role role,
 		       uint64_t *ret_bytes, struct fmha_error *err);

@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * encode.c: structs to bytes. A frame's header depends on its payload's length, so the payload is
+ * written behind room for the longest header and moved down to the header it turns out to need.
+ */
+#include <proto/message.h>
+
+#include <math.h>
+#include <string.h>
+
+#include <msgpack/pack.h>
+
+#include <proto/error.h>
+#include <proto/frame.h>
+#include <proto/problem.h>
+
+#include "field.h"
+
+static const struct fmha_tensor *tensor_at(const void *member, uint32_t role)
+{
+	return (const struct fmha_tensor *)member + role;
+}
+
+static uint32_t load_u32(const void *at)
+{
+	uint32_t value;
+
+	memcpy(&value, at, sizeof(value));
+	return value;
+}
+
+static uint64_t load_u64(const void *at)
+{
+	uint64_t value;
+
+	memcpy(&value, at, sizeof(value));
+	return value;
+}
+
+static float load_f32(const void *at)
+{
+	float value;
+
+	memcpy(&value, at, sizeof(value));
+	return value;
+}
+
+static double load_f64(const void *at)
+{
+	double value;
+
+	memcpy(&value, at, sizeof(value));
+	return value;
+}
+
+static void pack_string(msgpack_packer *packer, const char *text)
+{
+	size_t n = strlen(text);
+
+	msgpack_pack_str(packer, n);
+	msgpack_pack_str_body(packer, text, n);
+}
+
+/* Whether an optional field may be left out because the receiver restores its value. */
+static bool field_is_fallback(const struct field *field, const char *object, const void *at)
+{
+	static const int64_t no_stride[5];
+
+	switch (field->type) {
+	case FIELD_U32:
+	case FIELD_BOOL:
+	case FIELD_ENUM:
+		return load_u32(at) == (uint32_t)field->fallback;
+	case FIELD_I32:
+		return (int32_t)load_u32(at) == field->fallback;
+	case FIELD_U64:
+		return load_u64(at) == (uint64_t)field->fallback;
+	case FIELD_F32:
+		return field->fallback ? isnan(load_f32(at)) : load_f32(at) == 0;
+	case FIELD_F64:
+		return load_f64(at) == 0;
+	case FIELD_STRING:
+		return *(const char *)at == '\0';
+	case FIELD_BYTES:
+	case FIELD_ARRAY:
+		return load_u32(object + field->count_offset) == 0;
+	case FIELD_STRIDE:
+		return memcmp(at, no_stride, sizeof(no_stride)) == 0;
+	case FIELD_TENSORS:
+		for (uint32_t role = 0; role < FMHA_N_TENSORS; role++)
+			if (fmha_tensor_present(tensor_at(at, role)))
+				return false;
+		return true;
+	case FIELD_STRUCT:
+		return false;
+	}
+	return false;
+}
+
+static int encode_number(msgpack_packer *packer, const struct field *field, const void *at,
+			 const struct field_path *path, struct fmha_error *err)
+{
+	bool is_signed = field->type == FIELD_I32;
+	uint64_t value = field->type == FIELD_U64 ? load_u64(at) : load_u32(at);
+
+	if (is_signed) {
+		int32_t number = (int32_t)value;
+
+		if (number < field->min || (number > 0 && (uint64_t)number > field->max))
+			return field_error(err, FMHA_EINVAL, path, "%d is out of range", number);
+		msgpack_pack_int64(packer, number);
+		return 0;
+	}
+	if (value < (uint64_t)field->min || value > field->max)
+		return field_error(err, FMHA_EINVAL, path, "%llu is out of range",
+				   (unsigned long long)value);
+	msgpack_pack_uint64(packer, value);
+	return 0;
+}
+
+static int encode_float(msgpack_packer *packer, const struct field *field, const void *at,
+			const struct field_path *path, struct fmha_error *err)
+{
+	double value = field->type == FIELD_F32 ? (double)load_f32(at) : load_f64(at);
+
+	if (!isfinite(value))
+		return field_error(err, FMHA_EINVAL, path, "not a finite number");
+	if (field->type == FIELD_F32)
+		msgpack_pack_float(packer, (float)value);
+	else
+		msgpack_pack_double(packer, value);
+	return 0;
+}
+
+static int encode_string(msgpack_packer *packer, const struct field *field, const char *text,
+			 const struct field_path *path, struct fmha_error *err)
+{
+	size_t n = strnlen(text, field->size);
+
+	if (n == field->size)
+		return field_error(err, FMHA_EINVAL, path, "not terminated within %zu bytes",
+				   field->size);
+	if (!field_string_valid(text, n))
+		return field_error(err, FMHA_EINVAL, path, "not printable UTF-8");
+	msgpack_pack_str(packer, n);
+	msgpack_pack_str_body(packer, text, n);
+	return 0;
+}
+
+static int encode_array(msgpack_packer *packer, const struct field *field, const char *at,
+			uint32_t n, const struct field_path *path, struct fmha_error *err)
+{
+	int r;
+
+	if (n > field->capacity)
+		return field_error(err, FMHA_EINVAL, path, "%u elements, more than %u", n,
+				   field->capacity);
+	msgpack_pack_array(packer, n);
+	for (uint32_t i = 0; i < n; i++) {
+		struct field_path element = {.parent = path, .index = i};
+
+		r = field_encode(packer, field->table, at + i * field->table->size, &element, err);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+static int encode_stride(msgpack_packer *packer, const int64_t *stride, uint32_t role,
+			 const struct field_path *path, struct fmha_error *err)
+{
+	int n_dims = proto_roles[role].n_dims;
+
+	for (int i = n_dims; i < 5; i++) {
+		struct field_path element = {.parent = path, .index = (uint32_t)i};
+
+		if (stride[i] != 0)
+			return field_error(err, FMHA_EINVAL, &element,
+					   "%lld, but the tensor has %d dimensions",
+					   (long long)stride[i], n_dims);
+	}
+	msgpack_pack_array(packer, (size_t)n_dims);
+	for (int i = 0; i < n_dims; i++)
+		msgpack_pack_int64(packer, stride[i]);
+	return 0;
+}
+
+static int encode_object(msgpack_packer *packer, const struct field_table *table,
+			 const void *object, uint32_t role, const struct field_path *path,
+			 struct fmha_error *err);
+
+static int encode_tensors(msgpack_packer *packer, const struct field *field, const void *at,
+			  struct fmha_error *err)
+{
+	struct field_path tensor = {.name = "tensor"};
+	uint32_t n = 0;
+	int r;
+
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++)
+		n += fmha_tensor_present(tensor_at(at, role));
+	msgpack_pack_map(packer, n);
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		struct field_path path = {.parent = &tensor, .name = proto_roles[role].name};
+
+		if (!fmha_tensor_present(tensor_at(at, role)))
+			continue;
+		pack_string(packer, proto_roles[role].name);
+		r = encode_object(packer, field->table, tensor_at(at, role), role, &path, err);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+static int encode_value(msgpack_packer *packer, const struct field *field, const char *object,
+			uint32_t role, const struct field_path *path, struct fmha_error *err)
+{
+	const char *at = object + field->offset;
+	uint32_t n;
+
+	switch (field->type) {
+	case FIELD_U32:
+	case FIELD_U64:
+	case FIELD_I32:
+		return encode_number(packer, field, at, path, err);
+	case FIELD_F32:
+	case FIELD_F64:
+		return encode_float(packer, field, at, path, err);
+	case FIELD_STRING:
+		return encode_string(packer, field, at, path, err);
+	case FIELD_BOOL:
+		if (load_u32(at))
+			msgpack_pack_true(packer);
+		else
+			msgpack_pack_false(packer);
+		return 0;
+	case FIELD_BYTES:
+		n = load_u32(object + field->count_offset);
+		if (n > field->size)
+			return field_error(err, FMHA_EINVAL, path, "%u bytes, more than %zu", n,
+					   field->size);
+		msgpack_pack_bin(packer, n);
+		msgpack_pack_bin_body(packer, at, n);
+		return 0;
+	case FIELD_ENUM:
+		n = load_u32(at);
+		if (n >= field->names->n)
+			return field_error(err, FMHA_EINVAL, path, "%u is none of its values", n);
+		pack_string(packer, field->names->names[n]);
+		return 0;
+	case FIELD_STRUCT:
+		return field_encode(packer, field->table, at, field->anonymous ? NULL : path, err);
+	case FIELD_ARRAY:
+		n = load_u32(object + field->count_offset);
+		return encode_array(packer, field, at, n, path, err);
+	case FIELD_TENSORS:
+		return encode_tensors(packer, field, at, err);
+	case FIELD_STRIDE:
+		return encode_stride(packer, (const int64_t *)at, role, path, err);
+	}
+	return 0;
+}
+
+/* @role: which tensor this is; only a FIELD_STRIDE looks at it. */
+static int encode_object(msgpack_packer *packer, const struct field_table *table,
+			 const void *object, uint32_t role, const struct field_path *path,
+			 struct fmha_error *err)
+{
+	uint64_t left_out = 0;
+	uint32_t n = 0;
+	int r;
+
+	for (uint32_t i = 0; i < table->n_fields; i++) {
+		const struct field *field = &table->fields[i];
+
+		if (field->optional &&
+		    field_is_fallback(field, object, (const char *)object + field->offset))
+			left_out |= UINT64_C(1) << i;
+		else
+			n++;
+	}
+	msgpack_pack_map(packer, n);
+	for (uint32_t i = 0; i < table->n_fields; i++) {
+		const struct field *field = &table->fields[i];
+		struct field_path child = {.parent = path, .name = field->name};
+
+		if (left_out >> i & 1)
+			continue;
+		pack_string(packer, field->name);
+		r = encode_value(packer, field, object, role, &child, err);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+int field_encode(msgpack_packer *packer, const struct field_table *table, const void *object,
+		 const struct field_path *path, struct fmha_error *err)
+{
+	return encode_object(packer, table, object, 0, path, err);
+}
+
+/* ---- frames ---- */
+
+struct frame_writer {
+	struct proto_buffer *out;
+	size_t start; /* where the frame begins */
+	bool failed;  /* out of memory */
+	msgpack_packer packer;
+};
+
+static int frame_on_write(void *data, const char *bytes, size_t n)
+{
+	struct frame_writer *writer = data;
+
+	if (writer->failed || proto_buffer_append(writer->out, bytes, n) < 0)
+		writer->failed = true;
+	return writer->failed ? -1 : 0;
+}
+
+static void frame_begin(struct frame_writer *writer, struct proto_buffer *out, uint32_t n)
+{
+	*writer = (struct frame_writer){.out = out, .start = out->size};
+	msgpack_packer_init(&writer->packer, writer, frame_on_write);
+	if (proto_buffer_reserve(out, 256) < 0)
+		writer->failed = true;
+	else
+		out->size += PROTO_FRAME_HEADER_MAX;
+	msgpack_pack_array(&writer->packer, n);
+}
+
+/* @r: what encoding the payload returned. */
+static int frame_end(struct frame_writer *writer, int r, struct fmha_error *err)
+{
+	struct proto_buffer *out = writer->out;
+	uint8_t header[PROTO_FRAME_HEADER_MAX];
+	size_t payload, header_bytes;
+
+	if (r < 0 || writer->failed) {
+		out->size = writer->start;
+		return r < 0 ? r : fmha_error_set(err, FMHA_ENOMEM, "message: out of memory");
+	}
+	payload = out->size - writer->start - PROTO_FRAME_HEADER_MAX;
+	header_bytes = proto_frame_header(payload, header);
+	if (header_bytes + payload > PROTO_MAX_FRAME) {
+		out->size = writer->start;
+		return fmha_error_set(err, FMHA_EINVAL, "message of %zu bytes: a frame holds %d",
+				      header_bytes + payload, PROTO_MAX_FRAME);
+	}
+	memcpy(out->data + writer->start, header, header_bytes);
+	memmove(out->data + writer->start + header_bytes,
+		out->data + writer->start + PROTO_FRAME_HEADER_MAX, payload);
+	out->size = writer->start + header_bytes + payload;
+	return 0;
+}
+
+int proto_encode_request(struct proto_buffer *out, uint32_t id, enum proto_method method,
+			 const void *params, struct fmha_error *err)
+{
+	struct frame_writer writer;
+	int r;
+
+	frame_begin(&writer, out, 4);
+	msgpack_pack_uint8(&writer.packer, PROTO_REQUEST);
+	msgpack_pack_uint32(&writer.packer, id);
+	pack_string(&writer.packer, proto_methods[method].name);
+	r = field_encode(&writer.packer, proto_params_tables[method], params, NULL, err);
+	return frame_end(&writer, r, err);
+}
+
+int proto_encode_notification(struct proto_buffer *out, enum proto_method method,
+			      const void *params, struct fmha_error *err)
+{
+	struct frame_writer writer;
+	int r;
+
+	frame_begin(&writer, out, 3);
+	msgpack_pack_uint8(&writer.packer, PROTO_NOTIFICATION);
+	pack_string(&writer.packer, proto_methods[method].name);
+	r = field_encode(&writer.packer, proto_params_tables[method], params, NULL, err);
+	return frame_end(&writer, r, err);
+}
+
+int proto_encode_result(struct proto_buffer *out, uint32_t id, enum proto_method method,
+			const void *result, struct fmha_error *err)
+{
+	struct frame_writer writer;
+	int r;
+
+	frame_begin(&writer, out, 4);
+	msgpack_pack_uint8(&writer.packer, PROTO_ANSWER);
+	msgpack_pack_uint32(&writer.packer, id);
+	msgpack_pack_nil(&writer.packer);
+	r = field_encode(&writer.packer, proto_result_tables[method], result, NULL, err);
+	return frame_end(&writer, r, err);
+}
+
+/* Sentences may quote what a peer sent; the other side shall not have to decode that. */
+static void make_printable(char *text)
+{
+	for (; *text; text++)
+		if (*text < 0x20 || *text > 0x7e)
+			*text = '?';
+}
+
+int proto_encode_error(struct proto_buffer *out, uint32_t id, const struct fmha_error *error,
+		       struct fmha_error *err)
+{
+	struct fmha_error clean = *error;
+	struct frame_writer writer;
+	int r;
+
+	clean.field[sizeof(clean.field) - 1] = '\0';
+	clean.msg[sizeof(clean.msg) - 1] = '\0';
+	make_printable(clean.field);
+	make_printable(clean.msg);
+	frame_begin(&writer, out, 4);
+	msgpack_pack_uint8(&writer.packer, PROTO_ANSWER);
+	msgpack_pack_uint32(&writer.packer, id);
+	r = field_encode(&writer.packer, &proto_error_table, &clean, NULL, err);
+	msgpack_pack_nil(&writer.packer);
+	return frame_end(&writer, r, err);
+}

@@ -1,0 +1,484 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * messages.c: one row a field, for every struct that travels. The single description that the
+ * encoder, the decoder and PROTOCOL.md's tables follow.
+ */
+#include <proto/messages.h>
+
+#include <proto/message.h>
+#include <proto/problem.h>
+
+#include "field.h"
+
+#define NAMES(...)                                                                                 \
+	{                                                                                          \
+		.names = (const char *const[]){__VA_ARGS__},                                       \
+		.n = sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *),                  \
+	}
+#define AT(member)      .offset = offsetof(struct STRUCT, member)
+#define SIZE_OF(member) .size = sizeof(((struct STRUCT *)0)->member)
+#define FIELD(member)   .name = #member, AT(member)
+#define U32(member, ...)                                                                           \
+	{                                                                                          \
+		FIELD(member), .type = FIELD_U32, .max = UINT32_MAX, __VA_ARGS__                   \
+	}
+#define U64(member, ...)                                                                           \
+	{                                                                                          \
+		FIELD(member), .type = FIELD_U64, .max = UINT64_MAX, __VA_ARGS__                   \
+	}
+#define I32(member, ...)                                                                           \
+	{                                                                                          \
+		FIELD(member), .type = FIELD_I32, .min = INT32_MIN, .max = INT32_MAX, __VA_ARGS__  \
+	}
+#define BOOL(member, ...)                                                                          \
+	{                                                                                          \
+		FIELD(member), .type = FIELD_BOOL, __VA_ARGS__                                     \
+	}
+#define F32(member, ...)                                                                           \
+	{                                                                                          \
+		FIELD(member), .type = FIELD_F32, __VA_ARGS__                                      \
+	}
+#define F64(member, ...)                                                                           \
+	{                                                                                          \
+		FIELD(member), .type = FIELD_F64, __VA_ARGS__                                      \
+	}
+#define STRING(member, ...)                                                                        \
+	{                                                                                          \
+		FIELD(member), SIZE_OF(member), .type = FIELD_STRING, __VA_ARGS__                  \
+	}
+#define ENUM(member, list, ...)                                                                    \
+	{                                                                                          \
+		FIELD(member), .type = FIELD_ENUM, .names = &(list), __VA_ARGS__                   \
+	}
+#define SUB(member, sub, ...)                                                                      \
+	{                                                                                          \
+		FIELD(member), .type = FIELD_STRUCT, .table = &(sub), __VA_ARGS__                  \
+	}
+#define ARRAY(member, n_member, sub, n, ...)                                                       \
+	{                                                                                          \
+		FIELD(member), .type = FIELD_ARRAY, .table = &(sub),                               \
+			       .count_offset = offsetof(struct STRUCT, n_member), .capacity = (n), \
+			       __VA_ARGS__                                                         \
+	}
+#define OPTIONAL       .optional = true
+#define DEFAULT(value) .optional = true, .fallback = (value)
+#define NOTE(text)     .note = (text)
+
+#define TABLE(symbol, title, c_struct, rows, ...)                                                  \
+	symbol = {.name = (title),                                                                 \
+		  .size = sizeof(struct c_struct),                                                 \
+		  .fields = (rows),                                                                \
+		  .n_fields = sizeof(rows) / sizeof((rows)[0]),                                    \
+		  __VA_ARGS__};                                                                    \
+	_Static_assert(sizeof(rows) / sizeof((rows)[0]) <= FIELD_TABLE_MAX, "too many fields")
+
+static const struct field_names dtype_names = NAMES("f32", "f16", "bf16", "e4m3", "e5m2", "i32",
+						    "u8");
+static const struct field_names op_names = NAMES("forward", "backward", "append_kv",
+						 "merge_states");
+static const struct field_names mode_names = NAMES("batch", "group");
+static const struct field_names mask_names = NAMES("none", "top_left", "bottom_right");
+static const struct field_names rope_names = NAMES("none", "interleaved", "half_rotated");
+static const struct field_names kv_layout_names = NAMES("linear", "vectorized");
+static const struct field_names memory_kind_names = NAMES("memfd", "ipc_handle", "vmm_fd");
+#define ROLE_NAME(NAME, name, n_dims, dims, direction) #name,
+static const struct field_names role_names = NAMES(FMHA_TENSORS(ROLE_NAME));
+
+/* ---- errors ---- */
+
+#define STRUCT fmha_error
+static const struct field error_fields[] = {
+	{FIELD(code), .type = FIELD_I32, .min = INT32_MIN, .max = (uint64_t)-1,
+	 NOTE("negative: see section 6")},
+	STRING(field, OPTIONAL, NOTE("the offending field, empty: none")),
+	{.name = "message",
+	 AT(msg),
+	 SIZE_OF(msg),
+	 .type = FIELD_STRING,
+	 OPTIONAL,
+	 NOTE("one sentence")},
+};
+#undef STRUCT
+const struct field_table TABLE(proto_error_table, "error", fmha_error, error_fields);
+
+/* ---- hello, devices ---- */
+
+static const struct field_table empty_table = {
+	.name = "empty",
+	.size = sizeof(struct proto_empty),
+};
+
+#define STRUCT proto_hello_params
+static const struct field hello_params_fields[] = {
+	U32(version, NOTE("the highest protocol version that the client speaks")),
+	STRING(client, OPTIONAL, NOTE("who is calling, for logs and status")),
+};
+#undef STRUCT
+static const struct field_table TABLE(hello_params_table, "hello_params", proto_hello_params,
+				      hello_params_fields);
+
+#define STRUCT proto_hello_result
+static const struct field hello_result_fields[] = {
+	U32(version, NOTE("the version that this connection uses")),
+	STRING(server, OPTIONAL, NOTE("name and version of the daemon")),
+	U32(pid, OPTIONAL, NOTE("of the front")),
+	U32(max_frame_bytes, NOTE("largest frame, header included")),
+	U32(max_in_flight, NOTE("requests that may be unanswered on one connection")),
+	U32(n_devices, NOTE("devices are numbered from 0")),
+};
+#undef STRUCT
+static const struct field_table TABLE(hello_result_table, "hello_result", proto_hello_result,
+				      hello_result_fields);
+
+#define STRUCT proto_device
+static const struct field device_fields[] = {
+	U32(device, NOTE("number, stable while the daemon runs")),
+	STRING(name),
+	STRING(arch),
+	STRING(backend, NOTE("cpu, fake, hip, cuda")),
+	STRING(state, NOTE("ready, starting, restarting, failed")),
+	U32(compute_units, NOTE("cores, CUs or SMs")),
+	U64(memory_bytes),
+};
+#undef STRUCT
+static const struct field_table TABLE(device_table, "device", proto_device, device_fields);
+
+#define STRUCT proto_devices_result
+static const struct field devices_result_fields[] = {
+	ARRAY(devices, n_devices, device_table, PROTO_MAX_DEVICES),
+};
+#undef STRUCT
+static const struct field_table TABLE(devices_result_table, "devices_result", proto_devices_result,
+				      devices_result_fields);
+
+#define STRUCT proto_open_device_params
+static const struct field open_device_params_fields[] = {
+	U32(device),
+};
+#undef STRUCT
+static const struct field_table TABLE(open_device_params_table, "open_device_params",
+				      proto_open_device_params, open_device_params_fields);
+
+#define STRUCT proto_open_device_result
+static const struct field open_device_result_fields[] = {
+	SUB(device, device_table),
+	U32(worker_pid),
+};
+#undef STRUCT
+static const struct field_table TABLE(open_device_result_table, "open_device_result",
+				      proto_open_device_result, open_device_result_fields);
+
+/* ---- buffers ---- */
+
+#define STRUCT proto_buffer_create_params
+static const struct field buffer_create_params_fields[] = {
+	U64(size, NOTE("bytes")),
+};
+#undef STRUCT
+static const struct field_table TABLE(buffer_create_params_table, "buffer_create_params",
+				      proto_buffer_create_params, buffer_create_params_fields);
+
+#define STRUCT proto_buffer_import_params
+static const struct field buffer_import_params_fields[] = {
+	ENUM(kind, memory_kind_names,
+	     NOTE("memfd and vmm_fd come with one fd, ipc_handle with none")),
+	U64(size, NOTE("bytes of the extent")),
+	U64(base_offset, OPTIONAL, NOTE("of the extent inside the allocation")),
+	{FIELD(handle), SIZE_OF(handle), .type = FIELD_BYTES, OPTIONAL,
+	 .count_offset = offsetof(struct proto_buffer_import_params, handle_bytes),
+	 NOTE("for ipc_handle only")},
+};
+#undef STRUCT
+static const struct field_table TABLE(buffer_import_params_table, "buffer_import_params",
+				      proto_buffer_import_params, buffer_import_params_fields);
+
+#define STRUCT proto_buffer_result
+static const struct field buffer_result_fields[] = {
+	U64(buffer, NOTE("id, never 0, meaningful on this connection only")),
+	U64(size, NOTE("bytes")),
+};
+#undef STRUCT
+static const struct field_table TABLE(buffer_result_table, "buffer_result", proto_buffer_result,
+				      buffer_result_fields);
+
+#define STRUCT proto_buffer_release_params
+static const struct field buffer_release_params_fields[] = {
+	U64(buffer),
+};
+#undef STRUCT
+static const struct field_table TABLE(buffer_release_params_table, "buffer_release_params",
+				      proto_buffer_release_params, buffer_release_params_fields);
+
+/* ---- problems and plans ---- */
+
+#define STRUCT fmha_tensor
+static const struct field tensor_fields[] = {
+	U64(buffer, .min = 1, NOTE("id")),
+	U64(offset, OPTIONAL, NOTE("bytes from the buffer's start to element 0")),
+	ENUM(dtype, dtype_names),
+	{FIELD(stride), .type = FIELD_STRIDE, OPTIONAL,
+	 NOTE("elements, one a dimension of the role; absent or all 0: packed")},
+};
+#undef STRUCT
+static const struct field_table TABLE(tensor_table, "tensor", fmha_tensor, tensor_fields);
+
+static void problem_init_object(void *object)
+{
+	fmha_problem_init(object);
+}
+
+#define STRUCT fmha_problem
+static const struct field problem_fields[] = {
+	ENUM(op, op_names, OPTIONAL),
+	ENUM(mode, mode_names, OPTIONAL),
+	I32(batch, OPTIONAL),
+	I32(nhead_q, OPTIONAL),
+	I32(nhead_k, OPTIONAL),
+	I32(seqlen_q, OPTIONAL),
+	I32(seqlen_k, OPTIONAL),
+	I32(hdim_q, OPTIONAL),
+	I32(hdim_v, OPTIONAL),
+	I32(total_q, OPTIONAL),
+	I32(total_k, OPTIONAL),
+	ENUM(mask, mask_names, OPTIONAL),
+	I32(window_left, DEFAULT(-1)),
+	I32(window_right, DEFAULT(-1)),
+	I32(sink_tokens, OPTIONAL),
+	I32(min_seqlen_q, OPTIONAL),
+	F32(scale, DEFAULT(1), NOTE("absent: 1 / sqrt(hdim_q)")),
+	F32(logits_soft_cap, OPTIONAL),
+	F32(dropout_p, OPTIONAL),
+	U64(dropout_seed, OPTIONAL),
+	U64(dropout_offset, OPTIONAL),
+	BOOL(deterministic, OPTIONAL),
+	I32(n_splits, OPTIONAL),
+	I32(split_size, OPTIONAL),
+	I32(page_size, OPTIONAL),
+	I32(n_pages, OPTIONAL),
+	I32(max_blocks, OPTIONAL),
+	I32(n_page_indices, OPTIONAL),
+	ENUM(kv_layout, kv_layout_names, OPTIONAL),
+	I32(cache_batch, OPTIONAL),
+	I32(descale_block_q, OPTIONAL),
+	I32(descale_block_k, OPTIONAL),
+	BOOL(descale_per_page, OPTIONAL),
+	ENUM(rope, rope_names, OPTIONAL),
+	I32(rotary_dim, OPTIONAL),
+	I32(rotary_max_pos, OPTIONAL),
+	I32(seqlen_new, OPTIONAL),
+	I32(n_parts, OPTIONAL),
+	{.name = "tensors",
+	 AT(tensor),
+	 .type = FIELD_TENSORS,
+	 OPTIONAL,
+	 .table = &tensor_table,
+	 NOTE("a map from role to tensor: those that are there")},
+};
+#undef STRUCT
+static const struct field_table TABLE(problem_table, "problem", fmha_problem, problem_fields,
+				      .init = problem_init_object);
+
+#define STRUCT proto_plan_params
+static const struct field plan_params_fields[] = {
+	SUB(problem, problem_table, .anonymous = true),
+};
+#undef STRUCT
+static const struct field_table TABLE(plan_params_table, "plan_params", proto_plan_params,
+				      plan_params_fields);
+
+#define STRUCT proto_stage
+static const struct field stage_fields[] = {
+	STRING(family),
+	STRING(kernel, NOTE("canonical name")),
+	U64(workspace_offset, OPTIONAL),
+	U64(workspace_bytes, OPTIONAL),
+};
+#undef STRUCT
+static const struct field_table TABLE(stage_table, "stage", proto_stage, stage_fields);
+
+#define STRUCT proto_plan_result
+static const struct field plan_result_fields[] = {
+	U64(plan, NOTE("id, never 0, meaningful on this connection only")),
+	U64(workspace_bytes),
+	F64(flops, NOTE("of one run, multiply and add counted apart")),
+	ARRAY(stages, n_stages, stage_table, PROTO_MAX_STAGES),
+};
+#undef STRUCT
+static const struct field_table TABLE(plan_result_table, "plan_result", proto_plan_result,
+				      plan_result_fields);
+
+#define STRUCT proto_plan_release_params
+static const struct field plan_release_params_fields[] = {
+	U64(plan),
+};
+#undef STRUCT
+static const struct field_table TABLE(plan_release_params_table, "plan_release_params",
+				      proto_plan_release_params, plan_release_params_fields);
+
+/* ---- runs ---- */
+
+#define STRUCT proto_rebind
+static const struct field rebind_fields[] = {
+	ENUM(role, role_names, NOTE("a tensor that the plan's problem has")),
+	U64(buffer),
+	U64(offset, OPTIONAL, NOTE("bytes")),
+};
+#undef STRUCT
+static const struct field_table TABLE(rebind_table, "rebind", proto_rebind, rebind_fields);
+
+#define STRUCT proto_run_params
+static const struct field run_params_fields[] = {
+	U64(plan),
+	BOOL(has_dropout_state, OPTIONAL,
+	     NOTE("false: the seed and offset that the plan was made with")),
+	U64(dropout_seed, OPTIONAL),
+	U64(dropout_offset, OPTIONAL),
+	U32(timeout_ms, OPTIONAL, NOTE("0: the daemon's own deadline")),
+	{FIELD(rebinds), .type = FIELD_ARRAY, OPTIONAL, .table = &rebind_table,
+	 .count_offset = offsetof(struct proto_run_params, n_rebinds),
+	 .capacity = PROTO_MAX_REBINDS},
+};
+#undef STRUCT
+static const struct field_table TABLE(run_params_table, "run_params", proto_run_params,
+				      run_params_fields);
+
+#define STRUCT proto_run_result
+static const struct field run_result_fields[] = {
+	U64(queued_ns, NOTE("from arrival to the first stage")),
+	U64(kernel_ns, NOTE("all stages")),
+};
+#undef STRUCT
+static const struct field_table TABLE(run_result_table, "run_result", proto_run_result,
+				      run_result_fields);
+
+#define STRUCT proto_cancel_params
+static const struct field cancel_params_fields[] = {
+	U32(request, NOTE("message id of the run")),
+};
+#undef STRUCT
+static const struct field_table TABLE(cancel_params_table, "cancel_params", proto_cancel_params,
+				      cancel_params_fields);
+
+/* ---- registry, status ---- */
+
+#define STRUCT proto_json_result
+static const struct field json_result_fields[] = {
+	U64(size, NOTE("bytes of UTF-8 JSON in the memfd that comes along")),
+};
+#undef STRUCT
+static const struct field_table TABLE(json_result_table, "json_result", proto_json_result,
+				      json_result_fields);
+
+#define STRUCT proto_registry_export_params
+static const struct field registry_export_params_fields[] = {
+	STRING(filter, OPTIONAL, NOTE("empty: everything")),
+};
+#undef STRUCT
+static const struct field_table TABLE(registry_export_params_table, "registry_export_params",
+				      proto_registry_export_params, registry_export_params_fields);
+
+#define STRUCT proto_registry_set_params
+static const struct field registry_set_params_fields[] = {
+	STRING(set),
+};
+#undef STRUCT
+static const struct field_table TABLE(registry_set_params_table, "registry_set_params",
+				      proto_registry_set_params, registry_set_params_fields);
+
+#define STRUCT proto_registry_result
+static const struct field registry_result_fields[] = {
+	U64(n_kernels),
+};
+#undef STRUCT
+static const struct field_table TABLE(registry_result_table, "registry_result",
+				      proto_registry_result, registry_result_fields);
+
+/* ---- tests, and between a front and its worker ---- */
+
+#define STRUCT proto_inject_params
+static const struct field inject_params_fields[] = {
+	STRING(fault, NOTE("hang, abort, oom, sticky")),
+	U32(after, OPTIONAL, NOTE("launches that still succeed")),
+};
+#undef STRUCT
+static const struct field_table TABLE(inject_params_table, "inject_params", proto_inject_params,
+				      inject_params_fields);
+
+#define STRUCT proto_worker_ready_params
+static const struct field worker_ready_params_fields[] = {
+	SUB(device, device_table),
+};
+#undef STRUCT
+static const struct field_table TABLE(worker_ready_params_table, "worker_ready_params",
+				      proto_worker_ready_params, worker_ready_params_fields);
+
+#define STRUCT proto_worker_attach_params
+static const struct field worker_attach_params_fields[] = {
+	U64(session), U32(uid), U32(gid), U32(pid), STRING(client, OPTIONAL),
+};
+#undef STRUCT
+static const struct field_table TABLE(worker_attach_params_table, "worker_attach_params",
+				      proto_worker_attach_params, worker_attach_params_fields);
+
+/* ---- methods ---- */
+
+const struct proto_method_info proto_methods[PROTO_N_METHODS] = {
+#define METHOD_INFO(ID, method, by, in, out, params, result)                                       \
+	[PROTO_##ID] = {                                                                           \
+		.name = (method),                                                                  \
+		.server = PROTO_##by,                                                              \
+		.fds_in = (in),                                                                    \
+		.fds_out = (out),                                                                  \
+		.params_size = sizeof(struct proto_##params),                                      \
+		.result_size = sizeof(struct proto_##result),                                      \
+	},
+	PROTO_METHODS(METHOD_INFO)};
+
+const struct field_table *const proto_params_tables[PROTO_N_METHODS] = {
+#define METHOD_PARAMS(ID, method, by, in, out, params, result) [PROTO_##ID] = &params##_table,
+	PROTO_METHODS(METHOD_PARAMS)};
+
+const struct field_table *const proto_result_tables[PROTO_N_METHODS] = {
+#define METHOD_RESULT(ID, method, by, in, out, params, result) [PROTO_##ID] = &result##_table,
+	PROTO_METHODS(METHOD_RESULT)};
+
+const struct field_table *const proto_tables[] = {
+	&hello_params_table,
+	&hello_result_table,
+	&device_table,
+	&devices_result_table,
+	&open_device_params_table,
+	&open_device_result_table,
+	&buffer_create_params_table,
+	&buffer_import_params_table,
+	&buffer_result_table,
+	&buffer_release_params_table,
+	&plan_params_table,
+	&problem_table,
+	&tensor_table,
+	&plan_result_table,
+	&stage_table,
+	&plan_release_params_table,
+	&run_params_table,
+	&rebind_table,
+	&run_result_table,
+	&cancel_params_table,
+	&json_result_table,
+	&registry_export_params_table,
+	&registry_set_params_table,
+	&registry_result_table,
+	&inject_params_table,
+	&worker_ready_params_table,
+	&worker_attach_params_table,
+	&proto_error_table,
+	NULL,
+};
+
+int proto_request_fds(enum proto_method method, const void *params)
+{
+	const struct proto_buffer_import_params *import = params;
+
+	if (method == PROTO_BUFFER_IMPORT && import->kind == PROTO_IPC_HANDLE)
+		return 0;
+	return proto_methods[method].fds_in;
+}

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: MIT */
+/* problem.c: roles, data types, extents, strides and sizes. What is legal: problem_check.c. */
+#include <proto/problem.h>
+
+#include <math.h>
+#include <string.h>
+
+#include <proto/error.h>
+
+#define DIRECTION_IN    .input = true
+#define DIRECTION_OUT   .output = true
+#define DIRECTION_INOUT .input = true, .output = true
+
+const struct proto_role proto_roles[FMHA_N_TENSORS] = {
+#define ROLE(NAME, role, dims_count, dims_text, direction)                                         \
+	[FMHA_T_##NAME] = {.name = #role,                                                          \
+			   .n_dims = (dims_count),                                                 \
+			   .dims = (dims_text),                                                    \
+			   DIRECTION_##direction},
+	FMHA_TENSORS(ROLE)};
+
+uint32_t fmha_dtype_bytes(uint32_t dtype)
+{
+	switch (dtype) {
+	case FMHA_F32:
+	case FMHA_I32:
+		return 4;
+	case FMHA_F16:
+	case FMHA_BF16:
+		return 2;
+	case FMHA_E4M3:
+	case FMHA_E5M2:
+	case FMHA_U8:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
+const char *fmha_dtype_name(uint32_t dtype)
+{
+	static const char *const names[FMHA_N_DTYPES] = {
+		[FMHA_F32] = "f32",   [FMHA_F16] = "f16",   [FMHA_BF16] = "bf16",
+		[FMHA_E4M3] = "e4m3", [FMHA_E5M2] = "e5m2", [FMHA_I32] = "i32",
+		[FMHA_U8] = "u8",
+	};
+
+	return dtype < FMHA_N_DTYPES ? names[dtype] : NULL;
+}
+
+void fmha_problem_init(struct fmha_problem *problem)
+{
+	memset(problem, 0, sizeof(*problem));
+	problem->struct_size = sizeof(*problem);
+	problem->window_left = -1;
+	problem->window_right = -1;
+	problem->scale = NAN;
+}
+
+bool problem_kv_is_packed(const struct fmha_problem *problem)
+{
+	return problem->mode == FMHA_GROUP && problem->page_size == 0 &&
+	       !fmha_tensor_present(&problem->cache_batch_idx);
+}
+
+static void dims_set(int64_t dims[5], int64_t d0, int64_t d1, int64_t d2, int64_t d3)
+{
+	dims[0] = d0;
+	dims[1] = d1;
+	dims[2] = d2;
+	dims[3] = d3;
+	dims[4] = 1;
+}
+
+static void kv_extents(const struct fmha_problem *p, int64_t hdim, int64_t ret_dims[5])
+{
+	if (p->page_size > 0)
+		dims_set(ret_dims, p->n_pages, p->page_size, p->nhead_k, hdim);
+	else if (problem_kv_is_packed(p))
+		dims_set(ret_dims, 1, p->total_k, p->nhead_k, hdim);
+	else
+		dims_set(ret_dims, p->cache_batch > 0 ? p->cache_batch : p->batch, p->seqlen_k,
+			 p->nhead_k, hdim);
+}
+
+static int64_t descale_blocks(int64_t length, int64_t block)
+{
+	return block > 0 ? (length + block - 1) / block : 1;
+}
+
+/* Axes that bias broadcasts have extent 1 in dbias: it is the sum over them. */
+static void dbias_extents(const struct fmha_problem *p, int64_t dims[5])
+{
+	int64_t stride[5];
+
+	problem_strides(p, FMHA_T_BIAS, stride);
+	for (int i = 0; i < 4; i++)
+		if (stride[i] == 0)
+			dims[i] = 1;
+}
+
+void problem_extents(const struct fmha_problem *p, enum fmha_tensor_role role, int64_t ret_dims[5])
+{
+	bool group = p->mode == FMHA_GROUP;
+	int64_t batch = group ? 1 : p->batch;
+	int64_t rows = group ? p->total_q : p->seqlen_q;
+	int64_t half_rotary = p->rotary_dim / 2;
+
+	switch (role) {
+	case FMHA_T_Q:
+	case FMHA_T_Q_ROTATED:
+	case FMHA_T_DQ:
+		return dims_set(ret_dims, batch, rows, p->nhead_q, p->hdim_q);
+	case FMHA_T_O:
+	case FMHA_T_DO:
+		return dims_set(ret_dims, batch, rows, p->nhead_q, p->hdim_v);
+	case FMHA_T_K:
+	case FMHA_T_DK:
+		return kv_extents(p, p->hdim_q, ret_dims);
+	case FMHA_T_V:
+	case FMHA_T_DV:
+		return kv_extents(p, p->hdim_v, ret_dims);
+	case FMHA_T_LSE:
+		return dims_set(ret_dims, batch, p->nhead_q, rows, 1);
+	case FMHA_T_BIAS:
+	case FMHA_T_RANDVAL:
+	case FMHA_T_DBIAS:
+		dims_set(ret_dims, batch, p->nhead_q, rows, p->seqlen_k);
+		if (role == FMHA_T_DBIAS)
+			dbias_extents(p, ret_dims);
+		return;
+	case FMHA_T_ALIBI_SLOPES:
+		return dims_set(ret_dims, p->batch, p->nhead_q, 1, 1);
+	case FMHA_T_SINK:
+	case FMHA_T_DSINK:
+		return dims_set(ret_dims, p->nhead_q, 1, 1, 1);
+	case FMHA_T_SEQSTART_Q:
+	case FMHA_T_SEQSTART_K:
+	case FMHA_T_KV_INDPTR:
+		return dims_set(ret_dims, (int64_t)p->batch + 1, 1, 1, 1);
+	case FMHA_T_SEQLEN_Q:
+	case FMHA_T_SEQLEN_K:
+	case FMHA_T_KV_LAST_PAGE_LEN:
+	case FMHA_T_CACHE_BATCH_IDX:
+	case FMHA_T_LEFTPAD_K:
+		return dims_set(ret_dims, p->batch, 1, 1, 1);
+	case FMHA_T_BLOCK_TABLE:
+		return dims_set(ret_dims, p->batch, p->max_blocks, 1, 1);
+	case FMHA_T_KV_PAGE_INDICES:
+		return dims_set(ret_dims, p->n_page_indices, 1, 1, 1);
+	case FMHA_T_Q_DESCALE:
+		return dims_set(ret_dims, p->batch, p->nhead_q,
+				descale_blocks(p->seqlen_q, p->descale_block_q), 1);
+	case FMHA_T_K_DESCALE:
+	case FMHA_T_V_DESCALE:
+		if (p->descale_per_page)
+			return dims_set(ret_dims, p->n_pages, p->nhead_k, 1, 1);
+		return dims_set(ret_dims, p->batch, p->nhead_k,
+				descale_blocks(p->seqlen_k, p->descale_block_k), 1);
+	case FMHA_T_K_NEW:
+		return dims_set(ret_dims, p->batch, p->seqlen_new, p->nhead_k, p->hdim_q);
+	case FMHA_T_V_NEW:
+		return dims_set(ret_dims, p->batch, p->seqlen_new, p->nhead_k, p->hdim_v);
+	case FMHA_T_ROTARY_COS:
+	case FMHA_T_ROTARY_SIN:
+		return dims_set(ret_dims, p->rotary_max_pos, half_rotary, 1, 1);
+	case FMHA_T_O_PARTS:
+		dims_set(ret_dims, p->n_parts, batch, rows, p->nhead_q);
+		ret_dims[4] = p->hdim_v;
+		return;
+	case FMHA_T_LSE_PARTS:
+		return dims_set(ret_dims, p->n_parts, batch, p->nhead_q, rows);
+	case FMHA_T_WORKSPACE: /* its size is the plan's */
+	case FMHA_N_TENSORS:
+		break;
+	}
+	dims_set(ret_dims, 0, 1, 1, 1);
+}
+
+static bool stride_is_packed(const struct fmha_tensor *tensor)
+{
+	for (int i = 0; i < 5; i++)
+		if (tensor->stride[i] != 0)
+			return false;
+	return true;
+}
+
+void problem_strides(const struct fmha_problem *problem, enum fmha_tensor_role role,
+		     int64_t ret_stride[5])
+{
+	const struct fmha_tensor *tensor = &problem->tensor[role];
+	bool packed = stride_is_packed(tensor);
+	int64_t dims[5], stride = 1;
+
+	problem_extents(problem, role, dims);
+	memset(ret_stride, 0, 5 * sizeof(*ret_stride));
+	for (int i = proto_roles[role].n_dims - 1; i >= 0; i--) {
+		ret_stride[i] = packed ? stride : tensor->stride[i];
+		/* Saturate: a product that overflows is refused by problem_span_bytes(). */
+		if (__builtin_mul_overflow(stride, dims[i] > 0 ? dims[i] : 1, &stride))
+			stride = INT64_MAX;
+	}
+	if (role == FMHA_T_DBIAS) {
+		int64_t bias[5];
+
+		problem_strides(problem, FMHA_T_BIAS, bias);
+		for (int i = 0; i < 4; i++)
+			if (bias[i] == 0)
+				ret_stride[i] = 0;
+	}
+}
+
+int problem_span_bytes(const struct fmha_problem *problem, enum fmha_tensor_role role,
+		       uint64_t *ret_bytes, struct fmha_error *err)
+{
+	uint32_t bytes = fmha_dtype_bytes(problem->tensor[role].dtype);
+	int64_t dims[5], stride[5], last = 0, span;
+	char field[sizeof(err->field)] = "tensor.";
+
+	problem_extents(problem, role, dims);
+	problem_strides(problem, role, stride);
+	for (int i = 0; i < 5; i++) {
+		if (dims[i] <= 0) {
+			*ret_bytes = 0;
+			return 0;
+		}
+	}
+	for (int i = 0; i < proto_roles[role].n_dims; i++) {
+		int64_t reach;
+
+		if (stride[i] < 0 || __builtin_mul_overflow(dims[i] - 1, stride[i], &reach) ||
+		    __builtin_add_overflow(last, reach, &last))
+			goto overflow;
+	}
+	if (__builtin_add_overflow(last, 1, &span) ||
+	    __builtin_mul_overflow(span, (int64_t)bytes, &span))
+		goto overflow;
+	*ret_bytes = (uint64_t)span;
+	return 0;
+overflow:
+	(void)strncat(field, proto_roles[role].name, sizeof(field) - sizeof("tensor."));
+	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: its extent overflows 64 bits",
+				    field);
+}
