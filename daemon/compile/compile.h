@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * compile.h: one kernel from source to code object, through a helper process.
+ *
+ * Compilers are large, old ones abort on an arch they do not know, and some inputs keep them busy
+ * for ever. So each build runs in a short-lived child, fmhad-compile, with limits on time, memory
+ * and file size and a clean environment; whatever happens to it is an error of that build only.
+ *
+ * Three compilers: "nvrtc" (NVIDIA), "hiprtc" (AMD, in process of the helper) and "clang" (AMD, an
+ * external clang or amdclang++ that the helper runs). Libraries are opened at run time.
+ */
+#ifndef FMHAD_COMPILE_COMPILE_H
+#define FMHAD_COMPILE_COMPILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <fmha/base.h>
+
+#include "cache.h"
+
+struct compile_config {
+	const char *helper; /* path of fmhad-compile */
+	const char
+		*source_dir; /* folder of the device sources; abi.h is found beside or above it */
+	const char *clang;   /* command, NULL: the first of a list found in PATH */
+	const char *library_path; /* LD_LIBRARY_PATH of the helper, NULL: none */
+	uint32_t deadline_ms;     /* per build; 0: 60,000 */
+	uint64_t memory_bytes;    /* address space of the helper; 0: 8 GiB */
+};
+
+struct compile_request {
+	const char *kernel;         /* canonical name, for messages and the entry */
+	const char *arch;           /* "sm_90a", "gfx942" */
+	const char *compiler;       /* NULL: compile_default(arch) */
+	const char *source;         /* file name below source_dir */
+	const char *const *options; /* "-DNAME=VALUE", ... */
+	size_t n_options;
+};
+
+/* "nvrtc" for sm_*, "clang" for gfx*, NULL for an arch that is not compiled for. */
+const char *compile_default(const char *arch);
+
+/*
+ * Name and version of a compiler, as the helper reports it: "nvrtc 13.0", "clang 19.1.7".
+ * Return: 0, FMHA_ENOTSUP (not installed), FMHA_EIO, FMHA_ETIMEDOUT.
+ */
+int compile_version(const struct compile_config *config, const char *compiler, char ret_version[96],
+		    struct fmha_error *err);
+
+/*
+ * Everything that decides the code object's bytes: compiler and version, arch, options, and every
+ * file of the source folder and abi.h by name and content.
+ */
+int compile_key(const struct compile_config *config, const struct compile_request *request,
+		const char *version, struct cache_key *ret_key, struct fmha_error *err);
+
+/*
+ * Runs the helper and waits for it. Blocks for as long as the deadline: call it from a thread that
+ * nobody waits for.
+ * Return: 0 and an entry (given); FMHA_ENOTSUP (no such compiler), FMHA_EINVAL (the compiler
+ * refused the source: the message names the kernel and ends with the first error of the log, the
+ * entry with the whole log is given all the same), FMHA_EIO (the helper crashed), FMHA_ETIMEDOUT.
+ */
+int compile_run(const struct compile_config *config, const struct compile_request *request,
+		const char *version, struct cache_entry **ret_entry, struct fmha_error *err);
+
+/*
+ * The whole way: look in the cache, take the key's lock, look again, build, store. With a read-only
+ * cache the result is built and not stored.
+ */
+int compile_cached(const struct compile_config *config, struct cache *cache,
+		   const struct compile_request *request, struct cache_entry **ret_entry,
+		   struct fmha_error *err);
+
+#endif

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Compiling through the helper process, with each compiler that this machine has: a kernel that
+ * builds, one that does not, a compiler that aborts, one that never ends. A compiler that is not
+ * installed skips its tests, saying so.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "compile.h"
+
+static const char good_source[] =
+	"extern \"C\" __attribute__((global)) void scale(float *x, float by)\n"
+	"{\n"
+	"	x[0] *= by * FACTOR;\n"
+	"}\n";
+static const char bad_source[] =
+	"extern \"C\" __attribute__((global)) void scale(float *x) { x[0] = undeclared_name; }\n";
+
+struct fixture {
+	char root[64], sources[96], cache_dir[96];
+	struct compile_config config;
+	struct cache *cache;
+};
+
+static void write_source(const struct fixture *f, const char *name, const char *text)
+{
+	char path[256];
+	FILE *file;
+
+	(void)snprintf(path, sizeof(path), "%s/%s", f->sources, name);
+	file = fopen(path, "w");
+	assert_non_null(file);
+	(void)fputs(text, file);
+	(void)fclose(file);
+}
+
+static int setup(void **state)
+{
+	struct fixture *f = calloc(1, sizeof(*f));
+
+	strcpy(f->root, "/tmp/fmhad-compile-test-XXXXXX");
+	if (!mkdtemp(f->root))
+		return -1;
+	(void)snprintf(f->sources, sizeof(f->sources), "%s/gpu", f->root);
+	(void)snprintf(f->cache_dir, sizeof(f->cache_dir), "%s/cache", f->root);
+	if (mkdir(f->sources, 0700) < 0 || cache_new(f->cache_dir, NULL, 0, &f->cache, NULL) != 0)
+		return -1;
+	f->config = (struct compile_config){.helper = COMPILE_HELPER, .source_dir = f->sources};
+	write_source(f, "good.hip", good_source);
+	write_source(f, "bad.hip", bad_source);
+	*state = f;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct fixture *f = *state;
+	char command[128];
+
+	(void)cache_free(f->cache);
+	(void)snprintf(command, sizeof(command), "rm -rf '%s'", f->root);
+	if (system(command) != 0)
+		return -1;
+	free(f);
+	return 0;
+}
+
+/* Skips the calling test when @compiler is not there. */
+static void need(const struct fixture *f, const char *compiler)
+{
+	struct fmha_error err = {0};
+	char version[96];
+	int r = compile_version(&f->config, compiler, version, &err);
+
+	if (r == FMHA_ENOTSUP) {
+		print_message("%s is not installed here: skipped (%s)\n", compiler, err.msg);
+		skip();
+	}
+	assert_int_equal(r, 0);
+	assert_int_equal(strncmp(version, compiler, strlen(compiler)), 0);
+}
+
+static const char *const options[] = {"-DFACTOR=2.0f"};
+
+static struct compile_request request_for(const char *compiler, const char *arch,
+					  const char *source)
+{
+	return (struct compile_request){.kernel = "scale_test",
+					.arch = arch,
+					.compiler = compiler,
+					.source = source,
+					.options = options,
+					.n_options = 1};
+}
+
+static void builds_once(struct fixture *f, const char *compiler, const char *arch)
+{
+	struct compile_request request = request_for(compiler, arch, "good.hip");
+	struct cache_entry *first = NULL, *second = NULL;
+	struct fmha_error err = {0};
+
+	need(f, compiler);
+	if (compile_cached(&f->config, f->cache, &request, &first, &err) != 0)
+		fail_msg("%s for %s: %s", compiler, arch, err.msg);
+	assert_memory_equal(first->code, "\177ELF", 4);
+	assert_string_equal(first->info.arch, arch);
+	assert_true(first->info.registers > 0 && first->info.registers < 64);
+	assert_int_equal(first->info.spills, 0);
+	assert_int_equal(compile_cached(&f->config, f->cache, &request, &second, &err), 0);
+	/* Not built again: the time of the first build is still there. */
+	assert_memory_equal(&first->info, &second->info, sizeof(first->info));
+	assert_int_equal(first->code_bytes, second->code_bytes);
+	(void)cache_entry_free(first);
+	(void)cache_entry_free(second);
+}
+
+static void names_the_kernel_and_the_error(struct fixture *f, const char *compiler,
+					   const char *arch)
+{
+	struct compile_request request = request_for(compiler, arch, "bad.hip");
+	struct cache_entry *entry = NULL;
+	struct fmha_error err = {0};
+	char version[96];
+
+	need(f, compiler);
+	assert_int_equal(compile_version(&f->config, compiler, version, &err), 0);
+	assert_int_equal(compile_run(&f->config, &request, version, &entry, &err), FMHA_EINVAL);
+	assert_non_null(strstr(err.msg, "scale_test"));
+	assert_non_null(strstr(err.msg, "undeclared_name"));
+	assert_non_null(strstr(entry->log, "undeclared_name"));
+	(void)cache_entry_free(entry);
+}
+
+static void nvrtc_builds(void **state)
+{
+	builds_once(*state, "nvrtc", "sm_80");
+	builds_once(*state, "nvrtc", "sm_90a");
+}
+
+static void nvrtc_reports_errors(void **state)
+{
+	names_the_kernel_and_the_error(*state, "nvrtc", "sm_90a");
+}
+
+static void clang_builds(void **state)
+{
+	builds_once(*state, "clang", "gfx90a");
+	builds_once(*state, "clang", "gfx942");
+	builds_once(*state, "clang", "gfx1100");
+}
+
+static void clang_reports_errors(void **state)
+{
+	names_the_kernel_and_the_error(*state, "clang", "gfx942");
+}
+
+static void hiprtc_builds(void **state)
+{
+	builds_once(*state, "hiprtc", "gfx90a");
+}
+
+/* Debian's hipRTC 5.2 aborts on an arch it does not know; newer ones refuse it. */
+static void survives_a_compiler_that_aborts(void **state)
+{
+	struct fixture *f = *state;
+	struct compile_request request = request_for("hiprtc", "gfx9999", "good.hip");
+	struct cache_entry *entry = NULL;
+	struct fmha_error err = {0};
+	int r;
+
+	need(f, "hiprtc");
+	r = compile_cached(&f->config, f->cache, &request, &entry, &err);
+	assert_true(r == FMHA_EIO || r == FMHA_EINVAL);
+	assert_non_null(strstr(err.msg, "scale_test"));
+	assert_null(entry);
+}
+
+/* A "compiler" that is a shell script: never ends, or allocates without end. */
+static void fake_clang(struct fixture *f, char *path, size_t size, const char *body)
+{
+	FILE *file;
+
+	(void)snprintf(path, size, "%s/clang", f->root);
+	file = fopen(path, "w");
+	assert_non_null(file);
+	(void)fprintf(file, "#!/bin/sh\n[ \"$1\" = --version ] && echo version 1 && exit 0\n%s\n",
+		      body);
+	(void)fclose(file);
+	assert_int_equal(chmod(path, 0700), 0);
+	f->config.clang = path;
+}
+
+static void ends_a_compiler_at_its_deadline(void **state)
+{
+	struct fixture *f = *state;
+	struct compile_request request = request_for("clang", "gfx942", "good.hip");
+	struct cache_entry *entry = NULL;
+	struct fmha_error err = {0};
+	char path[128];
+
+	fake_clang(f, path, sizeof(path), "sleep 1000");
+	f->config.deadline_ms = 300;
+	assert_int_equal(compile_cached(&f->config, f->cache, &request, &entry, &err),
+			 FMHA_ETIMEDOUT);
+	assert_null(entry);
+}
+
+static void refuses_a_compiler_that_leaves_nothing(void **state)
+{
+	struct fixture *f = *state;
+	struct compile_request request = request_for("clang", "gfx942", "good.hip");
+	struct cache_entry *entry = NULL;
+	struct fmha_error err = {0};
+	char path[128];
+
+	fake_clang(f, path, sizeof(path), "exit 0");
+	assert_true(compile_cached(&f->config, f->cache, &request, &entry, &err) < 0);
+	assert_null(entry);
+}
+
+static void survives_a_compiler_that_floods_its_log(void **state)
+{
+	struct fixture *f = *state;
+	struct compile_request request = request_for("clang", "gfx942", "good.hip");
+	struct cache_entry *entry = NULL;
+	struct fmha_error err = {0};
+	char path[128];
+
+	fake_clang(f, path, sizeof(path), "head -c 20000000 /dev/zero | tr '\\0' e >&2; exit 1");
+	assert_int_equal(compile_cached(&f->config, f->cache, &request, &entry, &err), FMHA_EINVAL);
+	assert_null(entry);
+}
+
+static void key_follows_every_input(void **state)
+{
+	struct fixture *f = *state;
+	struct compile_request request = request_for("clang", "gfx942", "good.hip"), changed;
+	static const char *const other_options[] = {"-DFACTOR=3.0f"};
+	struct cache_key base, key;
+
+	assert_int_equal(compile_key(&f->config, &request, "clang 19", &base, NULL), 0);
+	assert_int_equal(compile_key(&f->config, &request, "clang 19", &key, NULL), 0);
+	assert_memory_equal(&base, &key, sizeof(key));
+	assert_int_equal(compile_key(&f->config, &request, "clang 20", &key, NULL), 0);
+	assert_memory_not_equal(&base, &key, sizeof(key));
+	changed = request;
+	changed.arch = "gfx90a";
+	assert_int_equal(compile_key(&f->config, &changed, "clang 19", &key, NULL), 0);
+	assert_memory_not_equal(&base, &key, sizeof(key));
+	changed = request;
+	changed.options = other_options;
+	assert_int_equal(compile_key(&f->config, &changed, "clang 19", &key, NULL), 0);
+	assert_memory_not_equal(&base, &key, sizeof(key));
+	write_source(f, "header.h", "/* included by somebody */\n");
+	assert_int_equal(compile_key(&f->config, &request, "clang 19", &key, NULL), 0);
+	assert_memory_not_equal(&base, &key, sizeof(key));
+}
+
+static void missing_helper_is_an_error(void **state)
+{
+	struct fixture *f = *state;
+	struct compile_request request = request_for("clang", "gfx942", "good.hip");
+	struct cache_entry *entry = NULL;
+	struct fmha_error err = {0};
+
+	f->config.helper = "/nonexistent/fmhad-compile";
+	assert_int_equal(compile_cached(&f->config, f->cache, &request, &entry, &err), FMHA_EIO);
+	assert_non_null(strstr(err.msg, "/nonexistent/fmhad-compile"));
+}
+
+int main(void)
+{
+#define COMPILE_TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		COMPILE_TEST(nvrtc_builds),
+		COMPILE_TEST(nvrtc_reports_errors),
+		COMPILE_TEST(clang_builds),
+		COMPILE_TEST(clang_reports_errors),
+		COMPILE_TEST(hiprtc_builds),
+		COMPILE_TEST(survives_a_compiler_that_aborts),
+		COMPILE_TEST(ends_a_compiler_at_its_deadline),
+		COMPILE_TEST(refuses_a_compiler_that_leaves_nothing),
+		COMPILE_TEST(survives_a_compiler_that_floods_its_log),
+		COMPILE_TEST(key_follows_every_input),
+		COMPILE_TEST(missing_helper_is_an_error),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
