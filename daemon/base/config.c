@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * config.c: one table of keys an object. Reading is strict, because a misspelt limit that is
+ * silently ignored is worse than a daemon that says why it does not start.
+ */
+#include <base/config.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cjson/cJSON.h>
+
+#include <proto/error.h>
+
+#include <base/log.h>
+
+enum key_kind {
+	KEY_U32,
+	KEY_U64,
+	KEY_BOOL,   /* uint32_t */
+	KEY_STRING, /* char[], most = its size with the NUL */
+	KEY_MODE,   /* uint32_t, written as an octal string */
+	KEY_LEVEL,  /* uint32_t, the name of a log level */
+	KEY_UIDS,   /* config.admin_uids */
+	KEY_OBJECT,
+	KEY_DEVICES,
+};
+
+struct key {
+	const char *name;
+	enum key_kind kind;
+	size_t offset;
+	int64_t least, most;
+	const struct key *keys; /* KEY_OBJECT */
+};
+
+struct reader {
+	const char *name;
+	struct config *config;
+	struct fmha_error *err;
+};
+
+#define DEVICE(member) offsetof(struct config_device, member)
+static const struct key device_keys[] = {
+	{"backend", KEY_STRING, DEVICE(backend), 1, sizeof(((struct config_device *)0)->backend),
+	 NULL},
+	{"name", KEY_STRING, DEVICE(name), 1, PROTO_NAME_BYTES, NULL},
+	{"cpu_level", KEY_STRING, DEVICE(cpu_level), 1, 32, NULL},
+	{"threads", KEY_U32, DEVICE(threads), 0, 4096, NULL},
+	{"allow_faults", KEY_BOOL, DEVICE(allow_faults), 0, 1, NULL},
+	{"stall_ms", KEY_U32, DEVICE(stall_ms), 50, 3600000, NULL},
+	{"launch_ms", KEY_U32, DEVICE(launch_ms), 0, 86400000, NULL},
+	{"queue_depth", KEY_U32, DEVICE(queue_depth), 1, 64, NULL},
+	{NULL, 0, 0, 0, 0, NULL},
+};
+
+#define SUPERVISION(member) offsetof(struct config_supervision, member)
+static const struct key supervision_keys[] = {
+	{"heartbeat_ms", KEY_U32, SUPERVISION(heartbeat_ms), 10, 3600000, NULL},
+	{"heartbeat_timeout_ms", KEY_U32, SUPERVISION(heartbeat_timeout_ms), 50, 3600000, NULL},
+	{"start_timeout_ms", KEY_U32, SUPERVISION(start_timeout_ms), 100, 3600000, NULL},
+	{"restart_ms", KEY_U32, SUPERVISION(restart_ms), 1, 60000, NULL},
+	{"quarantine_deaths", KEY_U32, SUPERVISION(quarantine_deaths), 1, 1000, NULL},
+	{"quarantine_s", KEY_U32, SUPERVISION(quarantine_s), 1, 86400, NULL},
+	{"drain_ms", KEY_U32, SUPERVISION(drain_ms), 0, 600000, NULL},
+	{"status_ms", KEY_U32, SUPERVISION(status_ms), 10, 60000, NULL},
+	{NULL, 0, 0, 0, 0, NULL},
+};
+
+static const struct key limit_keys[] = {
+#define LIMIT_KEY(ID, key, value, least, most)                                                     \
+	{#key, KEY_U64, sizeof(uint64_t) * LIMIT_##ID, least, most, NULL},
+	LIMITS(LIMIT_KEY)
+#undef LIMIT_KEY
+		{NULL, 0, 0, 0, 0, NULL},
+};
+
+#define CONFIG(member) offsetof(struct config, member)
+static const struct key config_keys[] = {
+	{"socket", KEY_STRING, CONFIG(socket), 1, CONFIG_PATH_BYTES, NULL},
+	{"socket_mode", KEY_MODE, CONFIG(socket_mode), 0, 0777, NULL},
+	{"socket_group", KEY_STRING, CONFIG(socket_group), 1, 32, NULL},
+	{"log_level", KEY_LEVEL, CONFIG(log_level), 0, 0, NULL},
+	{"admin_uids", KEY_UIDS, 0, 0, UINT32_MAX - 1, NULL},
+	{"supervision", KEY_OBJECT, CONFIG(supervision), 0, 0, supervision_keys},
+	{"limits", KEY_OBJECT, CONFIG(limits), 0, 0, limit_keys},
+	{"devices", KEY_DEVICES, 0, 0, 0, NULL},
+	{NULL, 0, 0, 0, 0, NULL},
+};
+
+static const char *const level_names[] = {[LOG_LEVEL_ERROR] = "error",
+					  [LOG_LEVEL_WARNING] = "warning",
+					  [LOG_LEVEL_NOTICE] = "notice",
+					  [LOG_LEVEL_INFO] = "info",
+					  [LOG_LEVEL_DEBUG] = "debug"};
+
+const char *limit_name(enum limit limit)
+{
+	return limit_keys[limit].name;
+}
+
+static const struct config_device default_device = {
+	.backend = "cpu", .stall_ms = 5000, .queue_depth = 2};
+
+void config_init(struct config *config)
+{
+	*config = (struct config){.socket_mode = 0660,
+				  .log_level = LOG_LEVEL_INFO,
+				  .supervision = {.heartbeat_ms = 1000,
+						  .heartbeat_timeout_ms = 3000,
+						  .start_timeout_ms = 10000,
+						  .restart_ms = 100,
+						  .quarantine_deaths = 3,
+						  .quarantine_s = 600,
+						  .drain_ms = 5000,
+						  .status_ms = 500},
+				  .n_devices = 1,
+				  .devices = {default_device},
+				  .limits = {
+#define LIMIT_DEFAULT(ID, key, value, least, most) [LIMIT_##ID] = (value),
+					  LIMITS(LIMIT_DEFAULT)
+#undef LIMIT_DEFAULT
+				  }};
+}
+
+static int complain(const struct reader *reader, const char *path, const char *rule)
+{
+	fmha_error_set_field(reader->err, FMHA_EINVAL, path, "%s: %s: %s", reader->name, path,
+			     rule);
+	return FMHA_EINVAL;
+}
+
+static int read_number(const struct reader *reader, const char *path, const cJSON *item,
+		       int64_t least, int64_t most, int64_t *ret_value)
+{
+	char rule[96];
+
+	/* cJSON keeps doubles; every bound is below 2^53, so that the comparison is exact. */
+	if (cJSON_IsNumber(item) && item->valuedouble >= (double)least &&
+	    item->valuedouble <= (double)most && trunc(item->valuedouble) == item->valuedouble) {
+		*ret_value = (int64_t)item->valuedouble;
+		return 0;
+	}
+	snprintf(rule, sizeof(rule), "must be an integer from %lld to %lld", (long long)least,
+		 (long long)most);
+	return complain(reader, path, rule);
+}
+
+static int read_string(const struct reader *reader, const char *path, const cJSON *item,
+		       const struct key *key, char *target)
+{
+	char rule[96];
+
+	if (!cJSON_IsString(item) || strlen(item->valuestring) < (size_t)key->least ||
+	    strlen(item->valuestring) >= (size_t)key->most) {
+		snprintf(rule, sizeof(rule), "must be a string of %lld to %lld bytes",
+			 (long long)key->least, (long long)key->most - 1);
+		return complain(reader, path, rule);
+	}
+	strcpy(target, item->valuestring);
+	return 0;
+}
+
+static int read_mode(const struct reader *reader, const char *path, const cJSON *item,
+		     uint32_t *target)
+{
+	const char *text = cJSON_IsString(item) ? item->valuestring : "";
+	size_t n = strlen(text);
+
+	if (n < 3 || n > 4 || strspn(text, "01234567") != n || (n == 4 && text[0] != '0'))
+		return complain(reader, path, "must be an octal string such as \"0660\"");
+	*target = (uint32_t)strtoul(text, NULL, 8);
+	return 0;
+}
+
+static int read_level(const struct reader *reader, const char *path, const cJSON *item,
+		      uint32_t *target)
+{
+	for (uint32_t i = LOG_LEVEL_ERROR; i <= LOG_LEVEL_DEBUG; i++) {
+		if (cJSON_IsString(item) && strcmp(item->valuestring, level_names[i]) == 0) {
+			*target = i;
+			return 0;
+		}
+	}
+	return complain(reader, path, "must be error, warning, notice, info or debug");
+}
+
+static int read_uids(const struct reader *reader, const char *path, const cJSON *item,
+		     const struct key *key)
+{
+	struct config *config = reader->config;
+	const cJSON *uid;
+
+	if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) > CONFIG_MAX_ADMINS)
+		return complain(reader, path, "must be an array of at most 16 user ids");
+	config->n_admins = 0;
+	cJSON_ArrayForEach(uid, item)
+	{
+		int64_t value;
+		int r = read_number(reader, path, uid, key->least, key->most, &value);
+
+		if (r < 0)
+			return r;
+		config->admin_uids[config->n_admins++] = (uint32_t)value;
+	}
+	return 0;
+}
+
+static int read_object(const struct reader *reader, const char *path, const cJSON *object,
+		       const struct key *keys, void *target);
+
+static int read_devices(const struct reader *reader, const char *path, const cJSON *item)
+{
+	struct config *config = reader->config;
+	int n = cJSON_GetArraySize(item);
+	const cJSON *device;
+
+	if (!cJSON_IsArray(item) || n < 1 || n > PROTO_MAX_DEVICES)
+		return complain(reader, path, "must be an array of 1 to 16 devices");
+	config->n_devices = 0;
+	cJSON_ArrayForEach(device, item)
+	{
+		struct config_device *target = &config->devices[config->n_devices];
+		char element[64];
+		int r;
+
+		snprintf(element, sizeof(element), "%s[%u]", path, config->n_devices++);
+		*target = default_device;
+		r = read_object(reader, element, device, device_keys, target);
+		if (r < 0)
+			return r;
+		if (strcmp(target->backend, "cpu") != 0 && strcmp(target->backend, "fake") != 0) {
+			strncat(element, ".backend", sizeof(element) - strlen(element) - 1);
+			return complain(reader, element, "must be cpu or fake");
+		}
+		if (target->allow_faults && strcmp(target->backend, "fake") != 0) {
+			strncat(element, ".allow_faults", sizeof(element) - strlen(element) - 1);
+			return complain(reader, element, "only the fake backend has faults");
+		}
+	}
+	return 0;
+}
+
+static int read_key(const struct reader *reader, const char *path, const cJSON *item,
+		    const struct key *key, void *target)
+{
+	void *field = (char *)target + key->offset;
+	int64_t value;
+	int r;
+
+	switch (key->kind) {
+	case KEY_U32:
+	case KEY_U64:
+		r = read_number(reader, path, item, key->least, key->most, &value);
+		if (r < 0)
+			return r;
+		if (key->kind == KEY_U32)
+			*(uint32_t *)field = (uint32_t)value;
+		else
+			*(uint64_t *)field = (uint64_t)value;
+		return 0;
+	case KEY_BOOL:
+		if (!cJSON_IsBool(item))
+			return complain(reader, path, "must be true or false");
+		*(uint32_t *)field = cJSON_IsTrue(item);
+		return 0;
+	case KEY_STRING:
+		return read_string(reader, path, item, key, field);
+	case KEY_MODE:
+		return read_mode(reader, path, item, field);
+	case KEY_LEVEL:
+		return read_level(reader, path, item, field);
+	case KEY_UIDS:
+		return read_uids(reader, path, item, key);
+	case KEY_OBJECT:
+		return read_object(reader, path, item, key->keys, field);
+	case KEY_DEVICES:
+		return read_devices(reader, path, item);
+	}
+	return 0;
+}
+
+static int read_object(const struct reader *reader, const char *path, const cJSON *object,
+		       const struct key *keys, void *target)
+{
+	const cJSON *item;
+
+	if (!cJSON_IsObject(object))
+		return complain(reader, *path ? path : "the document", "must be an object");
+	cJSON_ArrayForEach(item, object)
+	{
+		const struct key *key = keys;
+		char item_path[256];
+		int r;
+
+		snprintf(item_path, sizeof(item_path), "%s%s%.64s", path, *path ? "." : "",
+			 item->string);
+		while (key->name && strcmp(key->name, item->string) != 0)
+			key++;
+		if (!key->name)
+			return complain(reader, item_path, "unknown key");
+		/* cJSON keeps both of two equal keys; people mean one of them. */
+		for (const cJSON *other = item->next; other; other = other->next)
+			if (strcmp(other->string, item->string) == 0)
+				return complain(reader, item_path, "given twice");
+		r = read_key(reader, item_path, item, key, target);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+static int syntax_error(const char *name, const char *text, size_t n, const char *where,
+			struct fmha_error *err)
+{
+	unsigned int line = 1, column = 1;
+
+	for (const char *p = text; where && p < where && p < text + n; p++) {
+		column++;
+		if (*p == '\n') {
+			line++;
+			column = 1;
+		}
+	}
+	return fmha_error_set(err, FMHA_EINVAL, "%s:%u:%u: not valid JSON", name, line, column);
+}
+
+int config_parse(const char *name, const char *text, size_t n, struct config *config,
+		 struct fmha_error *err)
+{
+	struct reader reader = {.name = name, .config = config, .err = err};
+	const char *end = NULL;
+	cJSON *root = cJSON_ParseWithLengthOpts(text, n, &end, 0);
+	int r = 0;
+
+	if (!root)
+		return syntax_error(name, text, n, end, err);
+	/* cJSON stops after the first value and is content. */
+	for (; end < text + n && r == 0; end++)
+		if (!strchr(" \t\r\n", *end) || *end == '\0')
+			r = syntax_error(name, text, n, end, err);
+	if (r == 0)
+		r = read_object(&reader, "", root, config_keys, config);
+	cJSON_Delete(root);
+	return r;
+}
+
+int config_load(const char *path, bool optional, struct config *config, struct fmha_error *err)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	struct stat st;
+	char *text = NULL;
+	ssize_t n = 0;
+	size_t size = 0;
+	int r;
+
+	if (fd < 0 && errno == ENOENT && optional)
+		return 0;
+	if (fd < 0 || fstat(fd, &st) < 0) {
+		r = fmha_error_set(err, FMHA_EIO, "%s: %s", path, strerror(errno));
+		goto done;
+	}
+	if (!S_ISREG(st.st_mode)) {
+		r = fmha_error_set(err, FMHA_EINVAL, "%s: not a regular file", path);
+		goto done;
+	}
+	text = malloc(CONFIG_MAX_BYTES + 1);
+	if (!text) {
+		r = fmha_error_set(err, FMHA_ENOMEM, "%s: out of memory", path);
+		goto done;
+	}
+	while (size <= CONFIG_MAX_BYTES &&
+	       (n = read(fd, text + size, CONFIG_MAX_BYTES + 1 - size)) > 0)
+		size += (size_t)n;
+	if (n < 0)
+		r = fmha_error_set(err, FMHA_EIO, "%s: %s", path, strerror(errno));
+	else if (size > CONFIG_MAX_BYTES)
+		r = fmha_error_set(err, FMHA_EINVAL, "%s: more than 1 MiB", path);
+	else
+		r = config_parse(path, text, size, config, err);
+done:
+	free(text);
+	if (fd >= 0)
+		(void)close(fd);
+	return r;
+}
+
+int config_resolve(struct config *config, struct fmha_error *err)
+{
+	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	const char *runtime = getenv("XDG_RUNTIME_DIR");
+	uint64_t *limits = config->limits;
+	int n = 0;
+
+	if (!config->socket[0]) {
+		if (runtime && runtime[0] == '/' && geteuid() != 0)
+			n = snprintf(config->socket, sizeof(config->socket), "%s/fmhad.sock",
+				     runtime);
+		else
+			strcpy(config->socket, "/run/fmhad/fmhad.sock");
+		if (n >= (int)sizeof(config->socket))
+			return fmha_error_set_field(err, FMHA_EINVAL, "socket",
+						    "$XDG_RUNTIME_DIR is too long for a socket");
+	}
+	if (limits[LIMIT_MEMORY_BYTES] == 0)
+		limits[LIMIT_MEMORY_BYTES] = memory / 4 * 3;
+	if (limits[LIMIT_MEMORY_BYTES_PER_UID] == 0)
+		limits[LIMIT_MEMORY_BYTES_PER_UID] = memory / 2;
+	if (limits[LIMIT_OUTPUT_SOFT_BYTES] > limits[LIMIT_OUTPUT_HARD_BYTES])
+		return fmha_error_set_field(
+			err, FMHA_EINVAL, "limits.output_soft_bytes",
+			"limits.output_soft_bytes: more than output_hard_bytes");
+	if (config->supervision.heartbeat_timeout_ms < config->supervision.heartbeat_ms)
+		return fmha_error_set_field(
+			err, FMHA_EINVAL, "supervision.heartbeat_timeout_ms",
+			"supervision.heartbeat_timeout_ms: less than heartbeat_ms");
+	return 0;
+}

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * config.h: the configuration, as plain data without pointers: the front hands it to its workers as
+ * bytes. Read from one JSON file; every key has a default, an unknown key is an error.
+ */
+#ifndef FMHAD_BASE_CONFIG_H
+#define FMHAD_BASE_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <proto/messages.h>
+
+#include <base/limits.h>
+
+#define CONFIG_DEFAULT_PATH "/etc/fmhad/fmhad.json"
+#define CONFIG_MAX_BYTES    (1 << 20)
+#define CONFIG_PATH_BYTES   108 /* as sun_path */
+#define CONFIG_MAX_ADMINS   16
+
+struct config_device {
+	char backend[16];            /* cpu, fake */
+	char name[PROTO_NAME_BYTES]; /* for people; default: the backend's */
+	char cpu_level[32];    /* cpu, fake: the best level to use; empty: the machine's best */
+	uint32_t threads;      /* cpu, fake: 0: every core that this process may use */
+	uint32_t allow_faults; /* fake: method inject is allowed */
+	uint32_t stall_ms;     /* no task of a launch ends for so long: the device hangs */
+	uint32_t launch_ms;    /* the longest a launch may run; 0: as long as it progresses */
+	uint32_t queue_depth;  /* launches of one connection that the device has at a time */
+};
+
+struct config_supervision {
+	uint32_t heartbeat_ms;         /* between two questions to a worker that has clients */
+	uint32_t heartbeat_timeout_ms; /* a worker that does not answer for so long is killed */
+	uint32_t start_timeout_ms;     /* from start to ready */
+	uint32_t restart_ms;           /* pause after a failed start; doubles up to 10 s */
+	uint32_t quarantine_deaths;    /* of workers, by one kernel, ... */
+	uint32_t quarantine_s;         /* ... within so many seconds, and it is no longer used */
+	uint32_t drain_ms;             /* after SIGTERM, for what is in flight */
+	uint32_t status_ms;            /* how long status waits for a worker */
+};
+
+struct config {
+	char socket[CONFIG_PATH_BYTES]; /* empty: $XDG_RUNTIME_DIR/fmhad.sock or
+					   /run/fmhad/fmhad.sock */
+	uint32_t socket_mode;
+	char socket_group[32]; /* empty: the process's own */
+	uint32_t log_level;    /* enum log_level */
+	uint32_t n_admins;
+	uint32_t admin_uids[CONFIG_MAX_ADMINS]; /* besides root and the daemon's own uid */
+	struct config_supervision supervision;
+	uint32_t n_devices;
+	struct config_device devices[PROTO_MAX_DEVICES];
+	uint64_t limits[N_LIMITS];
+};
+
+void config_init(struct config *config);
+
+/*
+ * Reads @path over the defaults in @config. A missing file is an error unless @optional.
+ * Return: 0, FMHA_EIO or FMHA_EINVAL; the field is the key's path, the sentence names the file.
+ */
+int config_load(const char *path, bool optional, struct config *config, struct fmha_error *err);
+
+/* The same for text in memory; @name stands for the file in messages. */
+int config_parse(const char *name, const char *text, size_t n, struct config *config,
+		 struct fmha_error *err);
+
+/* Replaces the defaults that depend on the machine and the environment. Return: 0 or FMHA_EINVAL.
+ */
+int config_resolve(struct config *config, struct fmha_error *err);
+
+#endif

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * connection.h: one Unix stream socket with frames and file descriptors on it, the same code for
+ * clients of the front, clients of a worker, and the control socket between the two.
+ *
+ * A hub is what the connections of one loop share. A connection hands each complete frame to its
+ * owner and sends what the owner encodes. It bounds everything that the peer can grow: the size of
+ * a frame, the fds that wait for their message, the requests without an answer, the answers that
+ * the peer does not read, the loop time spent on one peer before the next one has a turn.
+ *
+ * The usual request costs one epoll_wait, one recvmsg and one sendmsg and allocates nothing: frames
+ * are parsed in the hub's receive buffer, answers given during a wake-up are gathered in the hub's
+ * send buffer and leave together. Only an incomplete frame, or an answer that the socket does not
+ * take at once, is copied to memory of the connection's own.
+ *
+ * fds arrive in order and wait in a queue; a message takes as many as its params declare. fds that
+ * no message has taken when the input ends with a complete frame belong to nothing: a violation.
+ */
+#ifndef FMHAD_BASE_CONNECTION_H
+#define FMHAD_BASE_CONNECTION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <uv.h>
+
+#include <proto/message.h>
+
+#include <base/account.h>
+#include <base/limits.h>
+#include <base/list.h>
+#include <base/log.h>
+
+struct connection;
+
+struct connection_ops {
+	/*
+	 * One message. The owner answers now or later, or calls connection_fail(). Requests count
+	 * as in flight until their answer is sent.
+	 */
+	void (*on_message)(struct connection *connection, struct proto_message *message);
+	/* The socket is closed; frees the struct that holds the connection. Called from the loop,
+	 * never from inside another call. */
+	void (*on_closed)(struct connection *connection);
+	/* Once, as soon as the connection is known to be over; nothing can be sent any more. */
+	void (*on_hangup)(struct connection *connection);
+};
+
+struct connection_hub {
+	uv_loop_t *loop;
+	struct limits *limits;
+	uint8_t *receive; /* LIMIT_FRAME_BYTES */
+	size_t receive_bytes;
+	struct proto_buffer send;   /* answers of the current wake-up, for @corked */
+	struct proto_buffer direct; /* a message outside of one; empty between calls */
+	struct proto_message message;
+	struct connection *corked; /* whose wake-up it is */
+	struct list backlog;       /* connections with frames left over from their last turn */
+	struct list stalled;       /* with as many requests in flight as they may have */
+	uv_idle_t turn;            /* runs while the backlog is not empty */
+	struct list watched;       /* connections with a deadline */
+	uv_timer_t timer;          /* runs while something is watched */
+	struct log_limit log;
+	uint64_t n_frames, n_violations;
+};
+
+int connection_hub_init(struct connection_hub *hub, uv_loop_t *loop, struct limits *limits,
+			struct fmha_error *err);
+void connection_hub_deinit(struct connection_hub *hub);
+
+struct connection {
+	uv_poll_t poll;
+	struct connection_hub *hub;
+	const struct connection_ops *ops;
+	struct account *account; /* borrowed from the owner; NULL: a peer we trust (control) */
+	int fd;
+	int polled; /* events that @poll waits for now */
+	bool closing, broken, before_hello, paused, stalled;
+	uint32_t n_in_flight;
+	uint8_t *input; /* NULL, or LIMIT_FRAME_BYTES: what is left of the last read */
+	size_t input_bytes;
+	int *fds; /* NULL, or LIMIT_FDS_PER_CONNECTION: not yet taken by a message */
+	uint32_t n_fds;
+	struct list output; /* struct output_chunk: what the socket did not take yet */
+	size_t output_bytes;
+	uint64_t output_since_ns; /* when the queue last exceeded the soft limit, 0: it does not */
+	uint64_t deadline_ns;     /* hello; 0: none */
+	struct list in_backlog, in_watched;
+	struct log_limit log;
+	uint64_t n_frames, bytes_in, bytes_out;
+};
+
+/*
+ * Starts reading. @fd: taken, also on failure; a non-blocking Unix stream socket.
+ * @before_hello: the small limits apply until connection_greeted().
+ */
+int connection_open(struct connection *connection, struct connection_hub *hub, int fd,
+		    struct account *account, bool before_hello, const struct connection_ops *ops,
+		    struct fmha_error *err);
+void connection_greeted(struct connection *connection);
+
+/* Ends it: what is queued is dropped, on_hangup runs now, on_closed later. May be called twice. */
+void connection_close(struct connection *connection);
+
+/* The peer broke the protocol: says so in the log, and closes. */
+void connection_fail(struct connection *connection, const struct fmha_error *error);
+
+/* The oldest fd that came in, given to the caller, or -1. */
+int connection_take_fd(struct connection *connection);
+
+/*
+ * Sends an answer, each for exactly one request. @fd: -1 or taken (also on failure).
+ * connection_answer() with a result that cannot be encoded answers FMHA_EINTERNAL.
+ */
+void connection_answer(struct connection *connection, uint32_t id, enum proto_method method,
+		       const void *result, int fd);
+void connection_answer_error(struct connection *connection, uint32_t id,
+			     const struct fmha_error *error);
+
+/* Sends a request of our own (control sockets). @fd: -1 or taken. */
+int connection_request(struct connection *connection, uint32_t id, enum proto_method method,
+		       const void *params, int fd, struct fmha_error *err);
+
+/* Stops and resumes reading for a reason outside the connection, such as the user's quota. */
+void connection_pause(struct connection *connection);
+void connection_resume(struct connection *connection);
+
+#endif
