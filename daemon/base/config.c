@@ -231,7 +231,7 @@ static int read_devices(const struct reader *reader, const char *path, const cJS
 		char element[64];
 		int r;
 
-		snprintf(element, sizeof(element), "%s[%u]", path, config->n_devices++);
+		snprintf(element, sizeof(element), "%.32s[%u]", path, config->n_devices++);
 		*target = default_device;
 		r = read_object(reader, element, device, device_keys, target);
 		if (r < 0)
