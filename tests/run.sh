@@ -1,13 +1,55 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Everything `./dev test` runs, in order: the quick parts first. Called by ./dev, which has installed
-# the packages.
-set -euo pipefail
+# Everything `./dev test` runs, the quick parts first. Called by ./dev, which has installed the
+# packages. One failed step fails the run, but the later ones still run and report.
+#
+#   tests/run.sh            all of it
+#   tests/run.sh STEP...    only these: unit integration asan fuzz
+set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
+python=/usr/bin/python3
+jobs=${JOBS:-$(nproc)}
+failed=()
 
-step() { printf '\033[1m== %s\033[0m\n' "$*" >&2; }
+run() { # name command...
+    local name=$1 start=$SECONDS
+    shift
+    printf '\033[1m== %s\033[0m\n' "$name" >&2
+    if "$@"; then
+        printf '\033[1m== %s: passed in %d s\033[0m\n' "$name" $((SECONDS - start)) >&2
+    else
+        printf '\033[1m== %s: FAILED\033[0m\n' "$name" >&2
+        failed+=("$name")
+    fi
+}
 
-step "build (release)"
-./dev build release
-step "unit tests"
-ctest --test-dir build/release --output-on-failure -j "$(nproc)"
+unit() {
+    ./dev build release &&
+        ctest --test-dir build/release --output-on-failure --no-tests=error -j "$jobs"
+}
+
+integration() {
+    FMHA_BUILD=$PWD/build/release "$python" -m pytest -q -p no:cacheprovider --durations=8 \
+        tests/integration
+}
+
+asan() {
+    ./dev build asan &&
+        ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
+            ctest --test-dir build/asan --output-on-failure --no-tests=error -j "$jobs"
+}
+
+fuzz() {
+    ./dev build fuzz && tests/fuzz/run.sh build/fuzz
+}
+
+for step in "${@:-unit integration asan fuzz}"; do
+    for name in $step; do
+        run "$name" "$name"
+    done
+done
+
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "failed: ${failed[*]}" >&2
+    exit 1
+fi
