@@ -5,17 +5,25 @@
  * A plan is plain data: the validated problem, up to four stages, each naming one kernel with its
  * share of one workspace. It holds no pointer into a device or a buffer, so it can be printed,
  * exported and compared. plan_bind() turns it into argument structs for one run.
+ *
+ * Stages: forward 1 (fwd, fwd_pagedkv or batch_prefill), split-KV 2 (fwd_splitkv, combine), k_new
+ * in front of attention one more (fwd_appendkv), backward 3 (dot_do_o, dq_dk_dv, convert_dq; 2 when
+ * the pipeline writes dQ itself), append_kv 1, merge_states 1 (combine). A problem that writes
+ * nothing (batch 0, no query rows) has none: running it is a success that touches nothing.
  */
 #ifndef FMHAD_DISPATCH_PLAN_H
 #define FMHAD_DISPATCH_PLAN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <fmha/base.h>
 #include <abi.h>
 
 #define PLAN_MAX_STAGES   4
+#define PLAN_MAX_SPLITS   1024
 #define PLAN_KERNEL_BYTES 256
+#define PLAN_ALIGNMENT    256 /* of the workspace and of every stage's share */
 
 union plan_args {
 	struct abi_fwd_args fwd;
@@ -27,21 +35,56 @@ union plan_args {
 struct plan_stage {
 	enum abi_family family;
 	char kernel[PLAN_KERNEL_BYTES]; /* canonical name: the key in the registry and the device */
-	uint32_t dtype;                 /* enum abi_dtype of the stage's inputs */
+	uint32_t dtype;                 /* enum abi_dtype: of q; combine: of o */
 	uint32_t grid[3], block[3];     /* GPU launch geometry; zero on the CPU */
 	uint32_t lds_bytes;             /* dynamic LDS or shared memory */
-	uint64_t workspace_offset;      /* the stage's own share */
-	uint64_t workspace_bytes;
+	uint32_t tile_n0;               /* keys a tile: sizes dq_acc; 0: not said */
+	uint64_t workspace_offset;      /* the stage's own share; stages run one after the other, */
+	uint64_t workspace_bytes;       /* so the private shares lie on top of each other */
+};
+
+/* Where the stages' common data lies in the workspace, bytes; meaningful where the plan uses it. */
+struct plan_layout {
+	uint64_t q_rotated;      /* append + attention: q after the rotary embedding, packed */
+	uint64_t o_acc, lse_acc; /* split-KV partials, f32 */
+	uint64_t nsplits;        /* backward head: int32 [batch or 1] */
+	uint64_t dq_acc_offsets; /* backward head, group mode: int64 [batch + 1], elements */
+	uint64_t dq_acc;         /* f32, compact */
+	uint64_t d;              /* f32 [batch, nhead_q, seqlen_q] or [nhead_q, total_q] */
+};
+
+/* One axis of a view: how often, and how far apart in bytes. */
+struct plan_axis {
+	int64_t extent, stride;
+};
+
+/* A present tensor, ready for the checks of a run: its axes longest stride first, without those of
+ * extent 1. */
+struct plan_view {
+	uint32_t role;
+	bool written;
+	uint8_t n_axes;
+	uint32_t element_bytes;
+	uint64_t span_bytes; /* from the first byte to one past the last; 0: nothing there */
+	struct plan_axis axes[5];
 };
 
 struct plan {
 	struct fmha_problem problem; /* strides and scale filled in */
 	uint32_t n_stages;
 	struct plan_stage stages[PLAN_MAX_STAGES];
+	struct plan_layout layout;
 	uint64_t workspace_bytes;
 	uint64_t workspace_head_bytes; /* backward: the part that the host prepares */
+	uint64_t dq_acc_bytes;         /* 0: dq_dk_dv writes dQ itself */
 	uint32_t workspace_zero;       /* 1: dq_acc must be zeroed before every run */
-	int32_t n_splits, split_size;  /* what the planner chose */
+	int32_t n_splits, split_size;  /* forward: what the planner chose; n_splits 0: not split */
+	int32_t dq_splits;             /* backward: the largest nsplits_i */
+	uint32_t dq_per_sequence;      /* 1: nsplits_i = ceil(seqlen_k_i / dq_tile_n0) */
+	uint32_t dq_tile_n0;
+	uint32_t append; /* stage 0 writes k_new, v_new into the cache */
+	uint32_t n_views;
+	struct plan_view views[FMHA_N_TENSORS];
 	double flops;
 	uint64_t bytes; /* least traffic: every input read once, every output written once */
 };
@@ -51,7 +94,12 @@ struct plan_device {
 	const char *arch;
 	uint32_t compute_units; /* cores, CUs or SMs */
 	uint64_t lds_bytes;     /* per workgroup; 0 on a CPU */
-	/* The kernel for a stage and its private workspace. Returns 0, or 1 when nothing fits. */
+	/*
+	 * The kernel for a stage and its private workspace: fills kernel, workspace_bytes, grid,
+	 * block, lds_bytes, tile_n0. The pointers in @args are placeholders: not NULL where the
+	 * tensor will be there, never to be followed; lengths are the maxima.
+	 * Returns 0, or 1 when nothing fits.
+	 */
 	int (*find)(void *owner, enum abi_family family, uint32_t dtype,
 		    const union plan_args *args, struct plan_stage *stage);
 	void *owner;
@@ -59,9 +107,9 @@ struct plan_device {
 
 /* One bound tensor: where the first byte of the view lies and how much of the buffer follows. */
 struct plan_binding {
-	void *host;      /* readable by the worker's CPU; NULL on a GPU */
-	void *device;    /* what kernels get; equals host on the CPU */
-	uint64_t bytes;  /* from there to the buffer's end */
+	void *host;     /* readable by the worker's CPU; NULL on a GPU */
+	void *device;   /* what kernels get; equals host on the CPU */
+	uint64_t bytes; /* from there to the buffer's end */
 };
 
 /*
@@ -73,10 +121,17 @@ int plan_build(const struct fmha_problem *problem, const struct plan_device *dev
 
 /*
  * Fills one argument struct a stage. Small integer tensors (prefix sums, lengths, page tables) are
- * copied out of client memory into @indices, which the caller frees after the run, and only the copy
- * is validated and used: a client that writes during a run cannot move a kernel out of bounds.
+ * copied out of client memory into @ret_indices, which the caller frees after the run, and only the
+ * copy is validated and used: a client that writes during a run cannot move a kernel out of bounds.
+ *
+ * A tensor that the plan writes must not share a byte with any other tensor of the problem, the
+ * workspace included, nor with itself through its strides: FMHA_EINVAL names it. Interleaved views
+ * (dQ, dK and dV inside one packed dQKV) are told apart exactly as long as their strides nest.
+ *
  * @bindings: one a role, zero where the tensor is absent
- * @workspace: plan->workspace_bytes, device memory; its head is written here through @workspace_head
+ * @workspace: plan->workspace_bytes, device memory, aligned to PLAN_ALIGNMENT
+ * @workspace_head: backward: host memory that receives the plan->workspace_head_bytes of the head
+ *             (equals @workspace on the CPU); NULL when the plan has no head
  * Return: 0, FMHA_EINVAL naming the field, FMHA_ENOMEM.
  */
 struct plan_indices;
@@ -84,6 +139,9 @@ int plan_bind(const struct plan *plan, const struct plan_binding bindings[FMHA_N
 	      void *workspace, void *workspace_head, union plan_args args[PLAN_MAX_STAGES],
 	      struct plan_indices **ret_indices, struct fmha_error *err);
 struct plan_indices *plan_indices_free(struct plan_indices *indices);
+
+/* "fwd", "fwd_splitkv", ...: never NULL. */
+const char *plan_family_name(enum abi_family family);
 
 /* JSON for people and programs: candidates considered, why each was rejected, the choice and why.
  * Given to the caller, who frees it with free(). */

@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * args.c: problem -> argument structs. The only place where a role's dimensions (base.h) meet the
+ * named strides of abi.h. No judgement here: everything was checked by whoever filled the source.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "internal.h"
+
+_Static_assert(ABI_F32 == (int)FMHA_F32 && ABI_F16 == (int)FMHA_F16 && ABI_BF16 == (int)FMHA_BF16 &&
+		       ABI_E4M3 == (int)FMHA_E4M3 && ABI_E5M2 == (int)FMHA_E5M2 &&
+		       ABI_I32 == (int)FMHA_I32 && ABI_U8 == (int)FMHA_U8,
+	       "the wire's data types are the kernels'");
+_Static_assert(ABI_MASK_TOP_LEFT == (int)FMHA_MASK_TOP_LEFT &&
+		       ABI_MASK_BOTTOM_RIGHT == (int)FMHA_MASK_BOTTOM_RIGHT,
+	       "the wire's masks are the kernels'");
+_Static_assert(ABI_ROPE_INTERLEAVED == (int)FMHA_ROPE_INTERLEAVED &&
+		       ABI_ROPE_HALF_ROTATED == (int)FMHA_ROPE_HALF_ROTATED &&
+		       ABI_KV_VECTORIZED == (int)FMHA_KV_VECTORIZED,
+	       "the wire's rotary and cache words are the kernels'");
+
+/* (batch, seq, head, dim) roles. */
+static struct abi_tensor tensor_bshd(const struct plan *plan, const struct args_source *source,
+				     enum fmha_tensor_role role)
+{
+	const int64_t *stride = plan->problem.tensor[role].stride;
+	struct abi_tensor t = {.data = source->tensor[role]};
+
+	if (!t.data)
+		return t;
+	t.stride_batch = stride[0];
+	t.stride_seq = stride[1];
+	t.stride_head = stride[2];
+	t.stride_dim = stride[3];
+	return t;
+}
+
+/* (batch, head, row, column) roles: bias, dbias, randval. */
+static struct abi_tensor tensor_bhrc(const struct plan *plan, const struct args_source *source,
+				     enum fmha_tensor_role role)
+{
+	const int64_t *stride = plan->problem.tensor[role].stride;
+	struct abi_tensor t = {.data = source->tensor[role]};
+
+	if (!t.data)
+		return t;
+	t.stride_batch = stride[0];
+	t.stride_head = stride[1];
+	t.stride_seq = stride[2];
+	t.stride_dim = stride[3];
+	return t;
+}
+
+/* (row, column) roles: the rotary tables. */
+static struct abi_tensor tensor_rc(const struct plan *plan, const struct args_source *source,
+				   enum fmha_tensor_role role)
+{
+	const int64_t *stride = plan->problem.tensor[role].stride;
+	struct abi_tensor t = {.data = source->tensor[role]};
+
+	if (!t.data)
+		return t;
+	t.stride_seq = stride[0];
+	t.stride_dim = stride[1];
+	return t;
+}
+
+/* K and V, whose first axis is the page in a linear paged cache. */
+static struct abi_tensor tensor_kv(const struct plan *plan, const struct args_source *source,
+				   enum fmha_tensor_role role)
+{
+	const struct fmha_problem *p = &plan->problem;
+	struct abi_tensor t = tensor_bshd(plan, source, role);
+
+	if (t.data && plan_paged(p) && p->kv_layout == FMHA_KV_VECTORIZED) {
+		/* Packed by definition; inside a head the order is the kernel's business. */
+		t.stride_head = (int64_t)(role == FMHA_T_K ? p->hdim_q : p->hdim_v) * p->page_size;
+		t.stride_batch = t.stride_head * p->nhead_k;
+		t.stride_seq = t.stride_dim = 0;
+	}
+	return t;
+}
+
+/* (batch, head, row): LSE. */
+static struct abi_rows rows_of(const struct plan *plan, const struct args_source *source,
+			       enum fmha_tensor_role role)
+{
+	const int64_t *stride = plan->problem.tensor[role].stride;
+	struct abi_rows r = {.data = source->tensor[role]};
+
+	if (!r.data)
+		return r;
+	r.stride_batch = stride[0];
+	r.stride_head = stride[1];
+	r.stride_seq = stride[2];
+	return r;
+}
+
+static struct abi_descale descale_of(const struct plan *plan, const struct args_source *source,
+				     enum fmha_tensor_role role)
+{
+	const struct fmha_problem *p = &plan->problem;
+	const int64_t *stride = p->tensor[role].stride;
+	struct abi_descale d = {.data = source->tensor[role]};
+
+	if (!d.data)
+		return d;
+	d.stride_batch = stride[0];
+	d.stride_head = stride[1];
+	if (role != FMHA_T_Q_DESCALE && p->descale_per_page) {
+		d.per_page = 1;
+		return d;
+	}
+	d.block = role == FMHA_T_Q_DESCALE ? p->descale_block_q : p->descale_block_k;
+	d.stride_block = d.block ? stride[2] : 0;
+	return d;
+}
+
+static struct abi_sequences sequences_of(const struct plan *plan, const struct index_tables *tables)
+{
+	const struct fmha_problem *p = &plan->problem;
+
+	return (struct abi_sequences){
+		.seqstart_q = tables->seqstart_q,
+		.seqstart_k = tables->seqstart_k,
+		.seqlen_q = tables->seqlen_q,
+		.seqlen_k = tables->seqlen_k,
+		.leftpad_k = tables->leftpad_k,
+		.batch = p->batch,
+		.seqlen_q_max = p->seqlen_q,
+		.seqlen_k_max = p->seqlen_k,
+		/* Fits: problem_check() limits the rows of a problem to int32. */
+		.total_q = (abi_i32)plan_total_q(p),
+	};
+}
+
+static struct abi_kv_cache cache_of(const struct plan *plan, const struct index_tables *tables)
+{
+	const struct fmha_problem *p = &plan->problem;
+
+	return (struct abi_kv_cache){
+		.block_table = tables->block_table,
+		.block_table_stride = tables->block_table_stride,
+		.kv_indptr = tables->kv_indptr,
+		.kv_page_indices = tables->kv_page_indices,
+		.kv_last_page_len = tables->kv_last_page_len,
+		.cache_batch_idx = tables->cache_batch_idx,
+		.page_size = p->page_size,
+		.n_pages = p->n_pages,
+		.layout = (abi_i32)p->kv_layout,
+	};
+}
+
+static struct abi_band band_of(const struct fmha_problem *p)
+{
+	if (p->mask == FMHA_MASK_NONE)
+		return (struct abi_band){ABI_MASK_NONE, -1, -1, 0};
+	return (struct abi_band){(abi_i32)p->mask, p->window_left, p->window_right, p->sink_tokens};
+}
+
+static struct abi_dropout dropout_of(const struct plan *plan, const struct args_source *source)
+{
+	const struct fmha_problem *p = &plan->problem;
+	/* In this order and these types, so that the threshold is FlashAttention-2's bit by bit. */
+	float keep = 1.0F - p->dropout_p;
+
+	if (p->dropout_p <= 0.0F)
+		return (struct abi_dropout){.p_keep_inverse = 1.0F, .keep_at_most = 255};
+	return (struct abi_dropout){
+		.seed = p->dropout_seed,
+		.offset = p->dropout_offset,
+		.p_drop = p->dropout_p,
+		.p_keep_inverse = 1.0F / keep,
+		.keep_at_most = (abi_i32)floor((double)keep * 255.0),
+		.randval = tensor_bhrc(plan, source, FMHA_T_RANDVAL),
+	};
+}
+
+static abi_i64 alibi_stride(const struct fmha_problem *p)
+{
+	return plan_present(p, FMHA_T_ALIBI_SLOPES) ? p->alibi_slopes.stride[0] : 0;
+}
+
+static void fill_fwd(const struct plan *plan, enum abi_family family,
+		     const struct args_source *source, struct abi_fwd_args *a)
+{
+	const struct fmha_problem *p = &plan->problem;
+
+	*a = (struct abi_fwd_args){
+		.q = tensor_bshd(plan, source, FMHA_T_Q),
+		.k = tensor_kv(plan, source, FMHA_T_K),
+		.v = tensor_kv(plan, source, FMHA_T_V),
+		.o = tensor_bshd(plan, source, FMHA_T_O),
+		.lse = rows_of(plan, source, FMHA_T_LSE),
+		.bias = tensor_bhrc(plan, source, FMHA_T_BIAS),
+		.alibi_slopes = source->tensor[FMHA_T_ALIBI_SLOPES],
+		.alibi_stride_batch = alibi_stride(p),
+		.sink = source->tensor[FMHA_T_SINK],
+		.q_descale = descale_of(plan, source, FMHA_T_Q_DESCALE),
+		.k_descale = descale_of(plan, source, FMHA_T_K_DESCALE),
+		.v_descale = descale_of(plan, source, FMHA_T_V_DESCALE),
+		.sequences = sequences_of(plan, &source->tables),
+		.cache = cache_of(plan, &source->tables),
+		.band = band_of(p),
+		.dropout = dropout_of(plan, source),
+		.nhead_q = p->nhead_q,
+		.nhead_k = p->nhead_k,
+		.hdim_q = p->hdim_q,
+		.hdim_v = p->hdim_v,
+		.min_seqlen_q = p->min_seqlen_q,
+		.scale = p->scale,
+		.logits_soft_cap = p->logits_soft_cap,
+		.dtype = (abi_i32)p->q.dtype,
+		.o_dtype = (abi_i32)p->o.dtype,
+		.bias_dtype = (abi_i32)p->bias.dtype,
+	};
+	if (plan->append && p->rope != FMHA_ROPE_NONE)
+		a->q = (struct abi_tensor){
+			.data = source->workspace + plan->layout.q_rotated,
+			.stride_batch = (int64_t)p->seqlen_q * p->nhead_q * p->hdim_q,
+			.stride_seq = (int64_t)p->nhead_q * p->hdim_q,
+			.stride_head = p->hdim_q,
+			.stride_dim = 1,
+		};
+	if (family == ABI_FWD_SPLITKV) {
+		a->o_acc = (float *)(source->workspace + plan->layout.o_acc);
+		a->lse_acc = (float *)(source->workspace + plan->layout.lse_acc);
+		a->n_splits = plan->n_splits;
+		a->split_size = plan->split_size;
+	}
+}
+
+/* The second stage of split-KV: the parts are the first stage's partials. */
+static void fill_split_combine(const struct plan *plan, const struct args_source *source,
+			       struct abi_combine_args *a)
+{
+	const struct fmha_problem *p = &plan->problem;
+	bool group = p->mode == FMHA_GROUP;
+	int64_t total_q = plan_total_q(p);
+
+	*a = (struct abi_combine_args){
+		.o_parts = {.data = source->workspace + plan->layout.o_acc,
+			    .stride_batch = group ? 0 : (int64_t)p->seqlen_q * p->hdim_v,
+			    .stride_seq = p->hdim_v,
+			    .stride_head = total_q * p->hdim_v,
+			    .stride_dim = 1},
+		.o_parts_stride_split = total_q * p->nhead_q * p->hdim_v,
+		.lse_parts = {.data = (float *)(source->workspace + plan->layout.lse_acc),
+			      .stride_batch = group ? 0 : p->seqlen_q,
+			      .stride_head = total_q,
+			      .stride_seq = 1},
+		.lse_parts_stride_split = total_q * p->nhead_q,
+		.o = tensor_bshd(plan, source, FMHA_T_O),
+		.lse = rows_of(plan, source, FMHA_T_LSE),
+		.sink = source->tensor[FMHA_T_SINK],
+		.sequences = sequences_of(plan, &source->tables),
+		.n_splits = plan->n_splits,
+		.nhead_q = p->nhead_q,
+		.hdim_v = p->hdim_v,
+		.min_seqlen_q = p->min_seqlen_q,
+		.o_parts_dtype = ABI_F32,
+		.o_dtype = (abi_i32)p->o.dtype,
+	};
+}
+
+static void fill_merge(const struct plan *plan, const struct args_source *source,
+		       struct abi_combine_args *a)
+{
+	const struct fmha_problem *p = &plan->problem;
+	const int64_t *o = p->o_parts.stride, *lse = p->lse_parts.stride;
+
+	*a = (struct abi_combine_args){
+		.o_parts = {source->tensor[FMHA_T_O_PARTS], o[1], o[2], o[3], o[4]},
+		.o_parts_stride_split = o[0],
+		.lse_parts = {source->tensor[FMHA_T_LSE_PARTS], lse[1], lse[2], lse[3]},
+		.lse_parts_stride_split = lse[0],
+		.o = tensor_bshd(plan, source, FMHA_T_O),
+		.lse = rows_of(plan, source, FMHA_T_LSE),
+		.sink = source->tensor[FMHA_T_SINK],
+		.sequences = sequences_of(plan, &source->tables),
+		.n_splits = p->n_parts,
+		.nhead_q = p->nhead_q,
+		.hdim_v = p->hdim_v,
+		.min_seqlen_q = p->min_seqlen_q,
+		.o_parts_dtype = (abi_i32)p->o_parts.dtype,
+		.o_dtype = (abi_i32)p->o.dtype,
+	};
+}
+
+static void fill_appendkv(const struct plan *plan, const struct args_source *source,
+			  struct abi_appendkv_args *a)
+{
+	const struct fmha_problem *p = &plan->problem;
+	bool rotates_q = p->rope != FMHA_ROPE_NONE;
+
+	*a = (struct abi_appendkv_args){
+		.k_new = tensor_bshd(plan, source, FMHA_T_K_NEW),
+		.v_new = tensor_bshd(plan, source, FMHA_T_V_NEW),
+		.k = tensor_kv(plan, source, FMHA_T_K),
+		.v = tensor_kv(plan, source, FMHA_T_V),
+		.rotary_cos = tensor_rc(plan, source, FMHA_T_ROTARY_COS),
+		.rotary_sin = tensor_rc(plan, source, FMHA_T_ROTARY_SIN),
+		.sequences = sequences_of(plan, &source->tables),
+		.cache = cache_of(plan, &source->tables),
+		.seqlen_new = p->seqlen_new,
+		.rope = (abi_i32)p->rope,
+		.rotary_dim = p->rotary_dim,
+		.rotary_max_pos = p->rotary_max_pos,
+		.q_rows_same_position = p->mask == FMHA_MASK_NONE,
+		.nhead_q = p->nhead_q,
+		.nhead_k = p->nhead_k,
+		.hdim_q = p->hdim_q,
+		.hdim_v = p->hdim_v,
+		.dtype = (abi_i32)p->k.dtype,
+		.rotary_dtype = (abi_i32)p->rotary_cos.dtype,
+	};
+	a->sequences.seqlen_k = source->tables.seqlen_k_before;
+	if (!rotates_q)
+		return;
+	if (plan->append) {
+		a->q = tensor_bshd(plan, source, FMHA_T_Q);
+		a->q_rotated = (struct abi_tensor){
+			.data = source->workspace + plan->layout.q_rotated,
+			.stride_batch = (int64_t)p->seqlen_q * p->nhead_q * p->hdim_q,
+			.stride_seq = (int64_t)p->nhead_q * p->hdim_q,
+			.stride_head = p->hdim_q,
+			.stride_dim = 1,
+		};
+	} else if (source->tensor[FMHA_T_Q_ROTATED]) {
+		a->q = tensor_bshd(plan, source, FMHA_T_Q);
+		a->q_rotated = tensor_bshd(plan, source, FMHA_T_Q_ROTATED);
+	}
+}
+
+static void fill_bwd(const struct plan *plan, const struct args_source *source,
+		     struct abi_bwd_args *a)
+{
+	const struct fmha_problem *p = &plan->problem;
+	bool group = p->mode == FMHA_GROUP;
+	char *workspace = source->workspace;
+
+	*a = (struct abi_bwd_args){
+		.q = tensor_bshd(plan, source, FMHA_T_Q),
+		.k = tensor_bshd(plan, source, FMHA_T_K),
+		.v = tensor_bshd(plan, source, FMHA_T_V),
+		.o = tensor_bshd(plan, source, FMHA_T_O),
+		.d_o = tensor_bshd(plan, source, FMHA_T_DO),
+		.dq = tensor_bshd(plan, source, FMHA_T_DQ),
+		.dk = tensor_bshd(plan, source, FMHA_T_DK),
+		.dv = tensor_bshd(plan, source, FMHA_T_DV),
+		.bias = tensor_bhrc(plan, source, FMHA_T_BIAS),
+		.dbias = tensor_bhrc(plan, source, FMHA_T_DBIAS),
+		.lse = rows_of(plan, source, FMHA_T_LSE),
+		.d = {.data = (float *)(workspace + plan->layout.d),
+		      .stride_batch = group ? 0 : (int64_t)p->nhead_q * p->seqlen_q,
+		      .stride_head = group ? p->total_q : p->seqlen_q,
+		      .stride_seq = 1},
+		.alibi_slopes = source->tensor[FMHA_T_ALIBI_SLOPES],
+		.alibi_stride_batch = alibi_stride(p),
+		.sink = source->tensor[FMHA_T_SINK],
+		.dsink = source->tensor[FMHA_T_DSINK],
+		.sequences = sequences_of(plan, &source->tables),
+		.band = band_of(p),
+		.dropout = dropout_of(plan, source),
+		.nsplits = (const abi_i32 *)(workspace + plan->layout.nsplits),
+		.nhead_q = p->nhead_q,
+		.nhead_k = p->nhead_k,
+		.hdim_q = p->hdim_q,
+		.hdim_v = p->hdim_v,
+		.deterministic = p->deterministic != 0,
+		.scale = p->scale,
+		.logits_soft_cap = p->logits_soft_cap,
+		.dtype = (abi_i32)p->q.dtype,
+		.bias_dtype = (abi_i32)p->bias.dtype,
+	};
+	if (group)
+		a->dq_acc_offsets = (const abi_i64 *)(workspace + plan->layout.dq_acc_offsets);
+	if (plan->dq_splits > 0)
+		a->dq_acc = (float *)(workspace + plan->layout.dq_acc);
+}
+
+void args_fill(const struct plan *plan, uint32_t stage, const struct args_source *source,
+	       union plan_args *ret_args)
+{
+	memset(ret_args, 0, sizeof(*ret_args));
+	switch (plan->stages[stage].family) {
+	case ABI_FWD:
+	case ABI_FWD_SPLITKV:
+	case ABI_FWD_PAGEDKV:
+	case ABI_BATCH_PREFILL:
+		fill_fwd(plan, plan->stages[stage].family, source, &ret_args->fwd);
+		break;
+	case ABI_FWD_SPLITKV_COMBINE:
+		if (plan->problem.op == FMHA_MERGE_STATES)
+			fill_merge(plan, source, &ret_args->combine);
+		else
+			fill_split_combine(plan, source, &ret_args->combine);
+		break;
+	case ABI_FWD_APPENDKV:
+		fill_appendkv(plan, source, &ret_args->appendkv);
+		break;
+	case ABI_BWD_DOT_DO_O:
+	case ABI_BWD_DQ_DK_DV:
+	case ABI_BWD_CONVERT_DQ:
+		fill_bwd(plan, source, &ret_args->bwd);
+		break;
+	case ABI_N_FAMILIES:
+		break;
+	}
+}
+
+void args_source_placeholders(const struct plan *plan, struct args_source *ret_source)
+{
+	/* One page in, where nothing is ever mapped: a kernel that follows it fails at once. */
+	static const uintptr_t nowhere = 4096;
+	const struct fmha_problem *p = &plan->problem;
+	const abi_i32 *index = (const abi_i32 *)nowhere;
+	struct index_tables *t = &ret_source->tables;
+
+	*ret_source = (struct args_source){.workspace = (char *)nowhere};
+	for (int role = 0; role < FMHA_N_TENSORS; role++)
+		if (plan_present(p, (enum fmha_tensor_role)role))
+			ret_source->tensor[role] = (void *)nowhere;
+#define PLACEHOLDER(member, ROLE) t->member = ret_source->tensor[FMHA_T_##ROLE] ? index : NULL
+	PLACEHOLDER(seqstart_q, SEQSTART_Q);
+	PLACEHOLDER(seqstart_k, SEQSTART_K);
+	PLACEHOLDER(seqlen_q, SEQLEN_Q);
+	PLACEHOLDER(leftpad_k, LEFTPAD_K);
+	PLACEHOLDER(block_table, BLOCK_TABLE);
+	PLACEHOLDER(kv_indptr, KV_INDPTR);
+	PLACEHOLDER(kv_page_indices, KV_PAGE_INDICES);
+	PLACEHOLDER(kv_last_page_len, KV_LAST_PAGE_LEN);
+	PLACEHOLDER(cache_batch_idx, CACHE_BATCH_IDX);
+#undef PLACEHOLDER
+	t->seqlen_k = plan_has_lengths_k(p) ? index : NULL;
+	t->seqlen_k_before = t->seqlen_k;
+	t->block_table_stride = plan_paged(p) ? ceil_div(p->seqlen_k, p->page_size) : 0;
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * bind.c: plan + buffers -> argument structs for one run. Everything that depends on where the
+ * tensors lie is judged here, on every run, because a run may name other buffers than the plan did.
+ */
+#include <stdio.h>
+
+#include "internal.h"
+
+static int view_error(struct fmha_error *err, const struct plan_view *view, const char *part,
+		      const char *why)
+{
+	const char *name = proto_roles[view->role].name;
+	char field[48];
+
+	(void)snprintf(field, sizeof(field), "tensor.%s%s", name, part);
+	return fmha_error_set_field(err, FMHA_EINVAL, field, "tensor.%s: %s", name, why);
+}
+
+static int check_ranges(const struct plan *plan, const struct plan_binding *bindings,
+			struct fmha_error *err)
+{
+	for (uint32_t i = 0; i < plan->n_views; i++) {
+		const struct plan_view *view = &plan->views[i];
+		const struct plan_binding *b = &bindings[view->role];
+
+		if (view->span_bytes == 0)
+			continue;
+		if (!b->device)
+			return view_error(err, view, "", "no buffer is bound");
+		if (view->span_bytes > b->bytes) {
+			char why[96];
+
+			(void)snprintf(why, sizeof(why),
+				       "needs %llu bytes, the buffer has %llu from its offset on",
+				       (unsigned long long)view->span_bytes,
+				       (unsigned long long)b->bytes);
+			return view_error(err, view, "", why);
+		}
+		if ((uintptr_t)b->device % view->element_bytes != 0)
+			return view_error(err, view, ".offset",
+					  "not a multiple of the element size");
+	}
+	return 0;
+}
+
+/* Written tensors against everything else: see plan.h. */
+static int check_aliasing(const struct plan *plan, const struct plan_binding *bindings,
+			  const void *workspace, struct fmha_error *err)
+{
+	struct plan_view block = {.span_bytes = plan->workspace_bytes,
+				  .element_bytes = 1,
+				  .n_axes = 1,
+				  .axes = {{(int64_t)plan->workspace_bytes, 1}}};
+
+	for (uint32_t i = 0; i < plan->n_views; i++) {
+		const struct plan_view *a = &plan->views[i];
+		uintptr_t a_at = (uintptr_t)bindings[a->role].device;
+
+		if (workspace && views_overlap(a, a_at, &block, (uintptr_t)workspace))
+			return view_error(err, a, "", "overlaps the workspace");
+		if (!a->written)
+			continue;
+		for (uint32_t j = 0; j < plan->n_views; j++) {
+			const struct plan_view *b = &plan->views[j];
+			char why[96];
+
+			if (j == i || (b->written && j < i)) /* pairs of outputs once */
+				continue;
+			if (!views_overlap(a, a_at, b, (uintptr_t)bindings[b->role].device))
+				continue;
+			(void)snprintf(why, sizeof(why), "is written and overlaps tensor.%s",
+				       proto_roles[b->role].name);
+			return view_error(err, a, "", why);
+		}
+	}
+	return 0;
+}
+
+int plan_bind(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
+	      void *workspace, void *workspace_head, union plan_args args[PLAN_MAX_STAGES],
+	      struct plan_indices **ret_indices, struct fmha_error *err)
+{
+	struct args_source source = {.workspace = workspace};
+	struct plan_indices *indices = NULL;
+	int r;
+
+	if (plan->workspace_bytes > 0 && (!workspace || (uintptr_t)workspace % PLAN_ALIGNMENT != 0))
+		return fmha_error_set_field(err, FMHA_EINVAL, "tensor.workspace",
+					    "workspace: %llu bytes aligned to %d are needed",
+					    (unsigned long long)plan->workspace_bytes,
+					    PLAN_ALIGNMENT);
+	r = check_ranges(plan, bindings, err);
+	if (r < 0)
+		return r;
+	r = check_aliasing(plan, bindings, workspace, err);
+	if (r < 0)
+		return r;
+	r = indices_read(plan, bindings, &indices, &source.tables, err);
+	if (r < 0)
+		return r;
+	if (plan->workspace_head_bytes > 0 && workspace_head)
+		bwd_workspace_head(plan, &source.tables, workspace_head);
+	for (uint32_t i = 0; i < plan->n_views; i++)
+		source.tensor[plan->views[i].role] = bindings[plan->views[i].role].device;
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		args_fill(plan, i, &source, &args[i]);
+	*ret_indices = indices;
+	return 0;
+}

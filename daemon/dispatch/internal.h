@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+/* internal.h: what the files of dispatch share. */
+#ifndef FMHAD_DISPATCH_INTERNAL_H
+#define FMHAD_DISPATCH_INTERNAL_H
+
+#include <proto/error.h>
+#include <proto/problem.h>
+
+#include "plan.h"
+
+/* Integer tensors as kernels get them: dense private copies, or placeholders while planning. */
+struct index_tables {
+	const abi_i32 *seqstart_q, *seqstart_k;
+	const abi_i32 *seqlen_q;
+	const abi_i32 *seqlen_k;        /* of attention: after the append */
+	const abi_i32 *seqlen_k_before; /* of the append */
+	const abi_i32 *leftpad_k;
+	const abi_i32 *block_table;
+	int64_t block_table_stride;
+	const abi_i32 *kv_indptr, *kv_page_indices, *kv_last_page_len;
+	const abi_i32 *cache_batch_idx;
+};
+
+/* Everything args_fill() turns into pointers. */
+struct args_source {
+	void *tensor[FMHA_N_TENSORS]; /* device pointers, NULL where absent */
+	struct index_tables tables;
+	char *workspace;
+};
+
+/* The arguments of plan->stages[stage]. */
+void args_fill(const struct plan *plan, uint32_t stage, const struct args_source *source,
+	       union plan_args *ret_args);
+
+/* Placeholders for every pointer that a run of @plan will have. */
+void args_source_placeholders(const struct plan *plan, struct args_source *ret_source);
+
+static inline bool plan_present(const struct fmha_problem *problem, enum fmha_tensor_role role)
+{
+	return fmha_tensor_present(&problem->tensor[role]);
+}
+
+static inline bool plan_paged(const struct fmha_problem *problem)
+{
+	return problem->page_size > 0;
+}
+
+/* Do key lengths differ from sequence to sequence, or before and after an append? */
+static inline bool plan_has_lengths_k(const struct fmha_problem *problem)
+{
+	return plan_present(problem, FMHA_T_SEQLEN_K) || plan_present(problem, FMHA_T_KV_INDPTR) ||
+	       (plan_present(problem, FMHA_T_SEQSTART_K) && problem->seqlen_new > 0);
+}
+
+/* Rows of the partial results' query axis. */
+static inline int64_t plan_total_q(const struct fmha_problem *problem)
+{
+	return problem->mode == FMHA_GROUP ? problem->total_q
+					   : (int64_t)problem->batch * problem->seqlen_q;
+}
+
+static inline int64_t ceil_div(int64_t a, int64_t b)
+{
+	return a / b + (a % b != 0);
+}
+
+/* Adds @bytes at the end of *@total, aligned; false on overflow. */
+bool workspace_add(uint64_t *total, uint64_t alignment, uint64_t bytes, uint64_t *ret_offset);
+/* a * b * ..., FMHA_EINVAL "workspace" when it does not fit in 62 bits. */
+int workspace_product(uint64_t *ret_bytes, struct fmha_error *err, int n, const int64_t *factors);
+
+/* views.c: fills plan->views from the normalised problem. */
+int views_build(struct plan *plan, struct fmha_error *err);
+/* May elements of the two views, at these addresses, share a byte? Exact when strides nest. */
+bool views_overlap(const struct plan_view *a, uintptr_t a_at, const struct plan_view *b,
+		   uintptr_t b_at);
+/* Does an element of a view share a byte with another of the same view? */
+bool view_overlaps_itself(const struct plan_view *view);
+
+/* indices.c: copies and judges the integer tensors. *@ret_indices is NULL when there are none. */
+int indices_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
+		 struct plan_indices **ret_indices, struct index_tables *ret_tables,
+		 struct fmha_error *err);
+
+/*
+ * split.c: how many splits and keys a split; 1 split: do not split. Pure, worked numbers there.
+ * @work_items: independent (sequence, key head, tile of rows) units without a split
+ */
+void split_choose(const struct fmha_problem *problem, uint32_t compute_units, int32_t *ret_n_splits,
+		  int32_t *ret_split_size);
+
+/* cost.c */
+double cost_visible_pairs(int64_t seqlen_q, int64_t seqlen_k, const struct fmha_problem *problem);
+double cost_flops(const struct fmha_problem *problem);
+uint64_t cost_bytes(const struct fmha_problem *problem);
+
+/*
+ * workspace.c: the unified backward block. How a dq_dk_dv pipeline splits dQ's partial sums.
+ */
+enum dq_mode {
+	DQ_DIRECT,     /* the pipeline writes dQ itself: nsplits 0, no data */
+	DQ_ATOMIC,     /* not deterministic: atomic adds into one buffer */
+	DQ_PER_TILE,   /* deterministic, group mode: ceil(seqlen_k_i / tile_n0) a sequence */
+	DQ_PERSISTENT, /* deterministic, batch mode: as many as workers share one head */
+	DQ_SINGLE,     /* deterministic by construction with one buffer that is fully written */
+};
+
+struct bwd_workspace {
+	uint64_t nsplits, dq_acc_offsets, dq_acc, d, bytes; /* offsets; total */
+	uint64_t head_bytes, dq_acc_bytes;
+	int32_t dq_splits; /* the largest */
+	bool zero;
+};
+
+int32_t bwd_persistent_splits(const struct fmha_problem *problem, int64_t tile_n0, int64_t workers);
+/* Sizes for a plan, before lengths are known: group mode counts every sequence as the longest. */
+int bwd_workspace_size(const struct fmha_problem *problem, enum dq_mode mode, int64_t tile_n0,
+		       int64_t workers, struct bwd_workspace *ret_workspace,
+		       struct fmha_error *err);
+/* Writes the head for a run. */
+void bwd_workspace_head(const struct plan *plan, const struct index_tables *tables, void *head);
+
+#endif

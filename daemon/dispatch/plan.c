@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * plan.c: plan_build(). The problem is checked and brought into one form (strides written out, the
+ * default scale, masks that hide nothing dropped), then cut into stages; each stage gets its
+ * kernel; then the workspace is laid out: first what stages hand to each other, then their private
+ * shares.
+ */
+#include <limits.h>
+#include <math.h>
+#include <string.h>
+
+#include "internal.h"
+
+struct builder {
+	struct plan *plan;
+	const struct plan_device *device;
+	struct fmha_error *err;
+};
+
+static void normalise(struct fmha_problem *p)
+{
+	int64_t stride[5];
+
+	if (isnan(p->scale))
+		p->scale = 1.0F / sqrtf((float)p->hdim_q);
+	if (p->mask == FMHA_MASK_NONE || (p->window_left < 0 && p->window_right < 0)) {
+		p->mask = FMHA_MASK_NONE;
+		p->window_left = p->window_right = -1;
+		p->sink_tokens = 0;
+	}
+	for (int i = 0; i < FMHA_N_TENSORS; i++) {
+		if (!plan_present(p, (enum fmha_tensor_role)i))
+			continue;
+		problem_strides(p, (enum fmha_tensor_role)i, stride);
+		memcpy(p->tensor[i].stride, stride, sizeof(stride));
+	}
+}
+
+/* What kernels cannot express, though the wire can. */
+static int check_limits(const struct fmha_problem *p, struct fmha_error *err)
+{
+	static const enum fmha_tensor_role dense[] = {FMHA_T_SINK, FMHA_T_DSINK};
+
+	if (plan_total_q(p) > INT32_MAX)
+		return fmha_error_set_field(err, FMHA_EINVAL, "seqlen_q",
+					    "batch * seqlen_q is %lld: at most 2147483647 rows",
+					    (long long)plan_total_q(p));
+	for (size_t i = 0; i < sizeof(dense) / sizeof(dense[0]); i++)
+		if (plan_present(p, dense[i]) && p->nhead_q > 1 &&
+		    p->tensor[dense[i]].stride[0] != 1)
+			return fmha_error_set_field(err, FMHA_ENOTSUP, "tensor.sink.stride",
+						    "tensor.%s: must be dense",
+						    proto_roles[dense[i]].name);
+	if (plan_present(p, FMHA_T_ALIBI_SLOPES) && p->nhead_q > 1 &&
+	    p->alibi_slopes.stride[1] != 1)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "tensor.alibi_slopes.stride",
+					    "tensor.alibi_slopes: its heads must be dense");
+	if (plan_present(p, FMHA_T_BLOCK_TABLE) && !plan_present(p, FMHA_T_SEQLEN_K) &&
+	    (int64_t)p->max_blocks * p->page_size < p->seqlen_k)
+		return fmha_error_set_field(
+			err, FMHA_EINVAL, "max_blocks",
+			"max_blocks %d: %d keys need %lld pages of %d", p->max_blocks, p->seqlen_k,
+			(long long)ceil_div(p->seqlen_k, p->page_size), p->page_size);
+	return 0;
+}
+
+/* Adds a stage and asks for its kernel. 0, or 1 when nothing fits; then no stage was added. */
+static int add_stage(struct builder *b, enum abi_family family, uint32_t dtype)
+{
+	struct plan *plan = b->plan;
+	struct plan_stage *stage = &plan->stages[plan->n_stages];
+	struct args_source source;
+	union plan_args args;
+
+	*stage = (struct plan_stage){.family = family, .dtype = dtype};
+	args_source_placeholders(plan, &source);
+	args_fill(plan, plan->n_stages, &source, &args);
+	if (b->device->find(b->device->owner, family, dtype, &args, stage) != 0)
+		return 1;
+	plan->n_stages++;
+	return 0;
+}
+
+static const char *const family_names[ABI_N_FAMILIES] = {
+	[ABI_FWD] = "fwd",
+	[ABI_FWD_SPLITKV] = "fwd_splitkv",
+	[ABI_FWD_SPLITKV_COMBINE] = "fwd_splitkv_combine",
+	[ABI_FWD_PAGEDKV] = "fwd_pagedkv",
+	[ABI_FWD_APPENDKV] = "fwd_appendkv",
+	[ABI_BATCH_PREFILL] = "batch_prefill",
+	[ABI_BWD_DOT_DO_O] = "bwd_dot_do_o",
+	[ABI_BWD_DQ_DK_DV] = "bwd_dq_dk_dv",
+	[ABI_BWD_CONVERT_DQ] = "bwd_convert_dq",
+};
+
+const char *plan_family_name(enum abi_family family)
+{
+	return family < ABI_N_FAMILIES ? family_names[family] : "unknown";
+}
+
+static int no_kernel(struct builder *b, enum abi_family family, uint32_t dtype)
+{
+	const struct fmha_problem *p = &b->plan->problem;
+	const char *type = fmha_dtype_name(dtype);
+
+	return fmha_error_set(b->err, FMHA_ENOKERNEL, "%s: no %s kernel for %s, hdim %d x %d",
+			      b->device->arch, plan_family_name(family), type ? type : "?",
+			      p->hdim_q, p->hdim_v);
+}
+
+static int need_stage(struct builder *b, enum abi_family family, uint32_t dtype)
+{
+	return add_stage(b, family, dtype) == 0 ? 0 : no_kernel(b, family, dtype);
+}
+
+static int too_large(struct builder *b)
+{
+	return fmha_error_set_field(b->err, FMHA_EINVAL, "workspace",
+				    "workspace: its size does not fit in 62 bits");
+}
+
+/* Private shares come last and lie on top of each other: stages run one after the other. */
+static int place_private(struct builder *b)
+{
+	struct plan *plan = b->plan;
+	uint64_t base = 0, most = 0, offset;
+
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		if (plan->stages[i].workspace_bytes > most)
+			most = plan->stages[i].workspace_bytes;
+	if (!workspace_add(&plan->workspace_bytes, PLAN_ALIGNMENT, 0, &base) ||
+	    !workspace_add(&plan->workspace_bytes, PLAN_ALIGNMENT, most, &offset))
+		return too_large(b);
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		plan->stages[i].workspace_offset = base;
+	return 0;
+}
+
+/* Allocates @n factors' product of bytes in the common part. */
+static int place_common(struct builder *b, int n, const int64_t *factors, uint64_t *ret_offset)
+{
+	uint64_t bytes;
+	int r = workspace_product(&bytes, b->err, n, factors);
+
+	if (r < 0)
+		return r;
+	if (!workspace_add(&b->plan->workspace_bytes, PLAN_ALIGNMENT, bytes, ret_offset))
+		return too_large(b);
+	return 0;
+}
+
+static int add_append(struct builder *b)
+{
+	struct plan *plan = b->plan;
+	const struct fmha_problem *p = &plan->problem;
+	int r;
+
+	if (!plan_present(p, FMHA_T_K_NEW) || p->batch == 0 ||
+	    (p->seqlen_new == 0 && p->rope == FMHA_ROPE_NONE))
+		return 0;
+	plan->append = 1;
+	r = need_stage(b, ABI_FWD_APPENDKV, p->k.dtype);
+	if (r < 0 || p->rope == FMHA_ROPE_NONE)
+		return r;
+	return place_common(b, 4,
+			    (const int64_t[]){plan_total_q(p), p->nhead_q, p->hdim_q,
+					      fmha_dtype_bytes(p->q.dtype)},
+			    &plan->layout.q_rotated);
+}
+
+/* Split-KV: 0 when both kernels exist and the partials are placed; 1 when a kernel is missing. */
+static int add_split(struct builder *b)
+{
+	struct plan *plan = b->plan;
+	const struct fmha_problem *p = &plan->problem;
+	uint32_t n_stages = plan->n_stages;
+	int r;
+
+	if (add_stage(b, ABI_FWD_SPLITKV, p->q.dtype) != 0 ||
+	    add_stage(b, ABI_FWD_SPLITKV_COMBINE, p->o.dtype) != 0) {
+		plan->n_stages = n_stages;
+		return 1;
+	}
+	r = place_common(b, 5,
+			 (const int64_t[]){plan->n_splits, p->nhead_q, plan_total_q(p), p->hdim_v,
+					   (int64_t)sizeof(float)},
+			 &plan->layout.o_acc);
+	if (r < 0)
+		return r;
+	return place_common(b, 4,
+			    (const int64_t[]){plan->n_splits, p->nhead_q, plan_total_q(p),
+					      (int64_t)sizeof(float)},
+			    &plan->layout.lse_acc);
+}
+
+static int add_unsplit(struct builder *b)
+{
+	const struct fmha_problem *p = &b->plan->problem;
+
+	if (!plan_paged(p))
+		return need_stage(b, ABI_FWD, p->q.dtype);
+	/* A device without batch_prefill may have the same thing as fwd_pagedkv in group mode. */
+	if (p->mode == FMHA_GROUP && add_stage(b, ABI_BATCH_PREFILL, p->q.dtype) == 0)
+		return 0;
+	return need_stage(b, ABI_FWD_PAGEDKV, p->q.dtype);
+}
+
+static int build_forward(struct builder *b)
+{
+	struct plan *plan = b->plan;
+	const struct fmha_problem *p = &plan->problem;
+	bool fixed = p->n_splits > 1 || p->split_size > 0;
+	int32_t n_splits, split_size;
+	int r = add_append(b);
+
+	if (r < 0)
+		return r;
+	if (plan_total_q(p) == 0)
+		return 0;
+	split_choose(p, b->device->compute_units, &n_splits, &split_size);
+	if (n_splits > PLAN_MAX_SPLITS)
+		return fmha_error_set_field(b->err, FMHA_EINVAL,
+					    p->split_size > 0 ? "split_size" : "n_splits",
+					    "%d splits: at most %d", n_splits, PLAN_MAX_SPLITS);
+	/* A plan of one fixed-size split still goes through the combine: same rounding for all. */
+	if (n_splits > 1 || (fixed && n_splits > 0)) {
+		plan->n_splits = n_splits;
+		plan->split_size = split_size;
+		r = add_split(b);
+		if (r <= 0)
+			return r;
+		plan->n_splits = plan->split_size = 0;
+		if (fixed)
+			return no_kernel(b, ABI_FWD_SPLITKV, p->q.dtype);
+	}
+	return add_unsplit(b);
+}
+
+/* Which nsplits the kernel that was found wants; a CPU kernel with one buffer needs no zeroing. */
+static enum dq_mode dq_mode_of(const struct builder *b)
+{
+	const struct fmha_problem *p = &b->plan->problem;
+
+	if (b->device->lds_bytes == 0)
+		return DQ_SINGLE;
+	if (!p->deterministic)
+		return DQ_ATOMIC;
+	return p->mode == FMHA_GROUP ? DQ_PER_TILE : DQ_PERSISTENT;
+}
+
+static int build_backward(struct builder *b)
+{
+	struct plan *plan = b->plan;
+	const struct fmha_problem *p = &plan->problem;
+	enum dq_mode mode = DQ_DIRECT;
+	struct bwd_workspace w;
+	int64_t tile_n0;
+	int r;
+
+	if (p->batch == 0 && !plan_present(p, FMHA_T_DSINK))
+		return 0;
+	r = need_stage(b, ABI_BWD_DOT_DO_O, p->q.dtype);
+	if (r < 0)
+		return r;
+	if (add_stage(b, ABI_BWD_DQ_DK_DV, p->q.dtype) != 0) {
+		plan->dq_splits = 1; /* a buffer, please */
+		r = need_stage(b, ABI_BWD_DQ_DK_DV, p->q.dtype);
+		if (r < 0)
+			return r;
+		mode = dq_mode_of(b);
+		r = need_stage(b, ABI_BWD_CONVERT_DQ, p->q.dtype);
+		if (r < 0)
+			return r;
+	}
+	tile_n0 = plan->stages[1].tile_n0 ? plan->stages[1].tile_n0 : 128;
+	r = bwd_workspace_size(p, mode, tile_n0, b->device->compute_units, &w, b->err);
+	if (r < 0)
+		return r;
+	plan->dq_splits = w.dq_splits;
+	plan->dq_per_sequence = mode == DQ_PER_TILE;
+	plan->dq_tile_n0 = (uint32_t)tile_n0;
+	plan->dq_acc_bytes = w.dq_acc_bytes;
+	plan->workspace_zero = w.zero;
+	plan->workspace_head_bytes = w.head_bytes;
+	plan->layout.nsplits = w.nsplits;
+	plan->layout.dq_acc_offsets = w.dq_acc_offsets;
+	plan->layout.dq_acc = w.dq_acc;
+	plan->layout.d = w.d;
+	plan->workspace_bytes = w.bytes;
+	return 0;
+}
+
+static int build_stages(struct builder *b)
+{
+	const struct fmha_problem *p = &b->plan->problem;
+
+	switch (p->op) {
+	case FMHA_FORWARD:
+		return build_forward(b);
+	case FMHA_BACKWARD:
+		return build_backward(b);
+	case FMHA_APPEND_KV:
+		if (p->batch == 0 || (p->seqlen_new == 0 && p->rope == FMHA_ROPE_NONE))
+			return 0;
+		return need_stage(b, ABI_FWD_APPENDKV, p->k.dtype);
+	case FMHA_MERGE_STATES:
+		if (plan_total_q(p) == 0)
+			return 0;
+		return need_stage(b, ABI_FWD_SPLITKV_COMBINE, p->o.dtype);
+	default:
+		return fmha_error_set_field(b->err, FMHA_EINVAL, "op", "op %u: unknown", p->op);
+	}
+}
+
+int plan_build(const struct fmha_problem *problem, const struct plan_device *device,
+	       struct plan *ret_plan, struct fmha_error *err)
+{
+	struct plan plan = {.problem = *problem};
+	struct builder b = {.plan = &plan, .device = device, .err = err};
+	int r;
+
+	r = problem_check(problem, err);
+	if (r < 0)
+		return r;
+	normalise(&plan.problem);
+	r = check_limits(&plan.problem, err);
+	if (r < 0)
+		return r;
+	r = views_build(&plan, err);
+	if (r < 0)
+		return r;
+	r = build_stages(&b);
+	if (r < 0)
+		return r;
+	r = place_private(&b);
+	if (r < 0)
+		return r;
+	plan.flops = cost_flops(&plan.problem);
+	plan.bytes = cost_bytes(&plan.problem);
+	*ret_plan = plan;
+	return 0;
+}

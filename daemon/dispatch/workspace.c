@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * workspace.c: the backward workspace, one block for all three stages.
+ *
+ *   head  nsplits        int32 [batch] in group mode, else [1]; rounded up to 16 bytes
+ *         dq_acc_offsets int64 [batch + 1], group mode only, in elements; rounded up to 16 bytes
+ *   data  dq_acc         f32, per sequence [nhead_q, nsplits_i, seqlen_q_i, hdim_q], compact
+ *         d              f32, one a row of queries: rowsum(dO * O)
+ *
+ * The host writes the head, so convert_dq learns from it how many partial sums to add and where
+ * they lie, and one convert_dq serves every dq_dk_dv tile. seqlen_q_i counts padding rows.
+ */
+#include <string.h>
+
+#include "internal.h"
+
+#define MAX_BYTES ((uint64_t)1 << 62)
+
+bool workspace_add(uint64_t *total, uint64_t alignment, uint64_t bytes, uint64_t *ret_offset)
+{
+	uint64_t offset = (*total + alignment - 1) / alignment * alignment;
+
+	if (bytes > MAX_BYTES || offset > MAX_BYTES - bytes)
+		return false;
+	*ret_offset = offset;
+	*total = offset + bytes;
+	return true;
+}
+
+int workspace_product(uint64_t *ret_bytes, struct fmha_error *err, int n, const int64_t *factors)
+{
+	uint64_t product = 1;
+
+	for (int i = 0; i < n; i++)
+		if (__builtin_mul_overflow(product, (uint64_t)factors[i], &product) ||
+		    product > MAX_BYTES)
+			return fmha_error_set_field(err, FMHA_EINVAL, "workspace",
+						    "workspace: its size does not fit in 62 bits");
+	*ret_bytes = product;
+	return 0;
+}
+
+/*
+ * Batch mode, deterministic: `workers` persistent workgroups take equal runs of the batch * nhead *
+ * tiles list, where tiles = ceil(seqlen_k / tile_n0) a head. Every worker that touches a head sums
+ * into a buffer of its own, so a head needs as many as runs can meet it.
+ * Worked: seqlen_k 1024, tile_n0 128: 8 tiles a head; batch 2, 4 heads: 64 tiles.
+ *   16 workers: 4 tiles a run, 8 % 4 == 0: runs start on head borders: 8 / 4 = 2.
+ *    8 workers: 8 tiles a run: one head a run: 1. 4 workers: 16 a run, two heads a run: 1.
+ *   22 workers: 3 tiles a run: a head's 8 tiles start anywhere in a run: at most 1 + ceil(7 / 3)
+ * = 4.
+ */
+int32_t bwd_persistent_splits(const struct fmha_problem *problem, int64_t tile_n0, int64_t workers)
+{
+	int64_t tiles = ceil_div(problem->seqlen_k, tile_n0);
+	int64_t run = ceil_div((int64_t)problem->batch * problem->nhead_q * tiles, workers);
+
+	if (tiles == 0 || run == 0)
+		return 1;
+	if (tiles % run == 0)
+		return (int32_t)(tiles / run);
+	if (run % tiles == 0)
+		return 1;
+	return (int32_t)(1 + ceil_div(tiles - 1, run));
+}
+
+int bwd_workspace_size(const struct fmha_problem *problem, enum dq_mode mode, int64_t tile_n0,
+		       int64_t workers, struct bwd_workspace *ret_workspace, struct fmha_error *err)
+{
+	bool group = problem->mode == FMHA_GROUP;
+	struct bwd_workspace w = {0};
+	int64_t total_q = plan_total_q(problem);
+	uint64_t entries = group ? (uint64_t)problem->batch : 1, d_bytes;
+	int r;
+
+	switch (mode) {
+	case DQ_DIRECT:
+		break;
+	case DQ_ATOMIC:
+		w.dq_splits = 1;
+		w.zero = true; /* the adds need something to add to */
+		break;
+	case DQ_PER_TILE:
+		w.dq_splits = (int32_t)ceil_div(problem->seqlen_k, tile_n0);
+		/* A masked tile is skipped and leaves its buffer as it was. */
+		w.zero = problem->mask != FMHA_MASK_NONE;
+		break;
+	case DQ_PERSISTENT:
+		w.dq_splits = bwd_persistent_splits(problem, tile_n0, workers);
+		w.zero = true; /* not every worker of a head meets every row */
+		break;
+	case DQ_SINGLE:
+		w.dq_splits = 1;
+		break;
+	}
+	r = workspace_product(&w.dq_acc_bytes, err, 5,
+			      (const int64_t[]){total_q, problem->nhead_q, w.dq_splits,
+						problem->hdim_q, (int64_t)sizeof(float)});
+	if (r < 0)
+		return r;
+	r = workspace_product(&d_bytes, err, 3,
+			      (const int64_t[]){total_q, problem->nhead_q, (int64_t)sizeof(float)});
+	if (r < 0)
+		return r;
+	if (!workspace_add(&w.bytes, 16, entries * sizeof(int32_t), &w.nsplits) ||
+	    (group &&
+	     !workspace_add(&w.bytes, 16, (entries + 1) * sizeof(int64_t), &w.dq_acc_offsets)) ||
+	    !workspace_add(&w.bytes, 16, 0, &w.head_bytes) ||
+	    !workspace_add(&w.bytes, 16, w.dq_acc_bytes, &w.dq_acc) ||
+	    !workspace_add(&w.bytes, 16, d_bytes, &w.d))
+		return fmha_error_set_field(err, FMHA_EINVAL, "workspace",
+					    "workspace: its size does not fit in 62 bits");
+	w.head_bytes = w.dq_acc;
+	*ret_workspace = w;
+	return 0;
+}
+
+/* Keys of sequence @b as the kernels see them. */
+static int64_t keys_of(const struct plan *plan, const struct index_tables *tables, int32_t b)
+{
+	if (tables->seqlen_k)
+		return tables->seqlen_k[b];
+	if (tables->seqstart_k)
+		return tables->seqstart_k[b + 1] - tables->seqstart_k[b];
+	return plan->problem.seqlen_k;
+}
+
+void bwd_workspace_head(const struct plan *plan, const struct index_tables *tables, void *head)
+{
+	const struct fmha_problem *p = &plan->problem;
+	int32_t *nsplits = (int32_t *)((char *)head + plan->layout.nsplits);
+	int64_t *offsets = (int64_t *)((char *)head + plan->layout.dq_acc_offsets);
+	uint32_t tile_n0 = plan->dq_tile_n0;
+	int64_t offset = 0;
+
+	memset(head, 0, plan->workspace_head_bytes);
+	if (p->mode != FMHA_GROUP) {
+		nsplits[0] = plan->dq_splits;
+		return;
+	}
+	for (int32_t b = 0; b < p->batch; b++) {
+		int64_t rows = tables->seqstart_q[b + 1] - tables->seqstart_q[b];
+
+		nsplits[b] = plan->dq_per_sequence
+				     ? (int32_t)ceil_div(keys_of(plan, tables, b), tile_n0)
+				     : plan->dq_splits;
+		offsets[b] = offset;
+		offset += rows * p->nhead_q * nsplits[b] * p->hdim_q;
+	}
+	offsets[p->batch] = offset;
+}
