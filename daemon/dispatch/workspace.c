@@ -70,7 +70,7 @@ int bwd_workspace_size(const struct fmha_problem *problem, enum dq_mode mode, in
 	bool group = problem->mode == FMHA_GROUP;
 	struct bwd_workspace w = {0};
 	int64_t total_q = plan_total_q(problem);
-	uint64_t entries = group ? (uint64_t)problem->batch : 1, d_bytes;
+	uint64_t entries = group ? (uint64_t)problem->batch : 1, d_bytes = 0;
 	int r;
 
 	switch (mode) {
