@@ -117,6 +117,12 @@ static struct abi_descale descale_of(const struct plan *plan, const struct args_
 	return d;
 }
 
+/* A bound for GPU kernels, not a size: more keys than int32 counts are 2^31 - 1. */
+static abi_i32 saturate(int64_t value)
+{
+	return value < INT32_MAX ? (abi_i32)value : INT32_MAX;
+}
+
 static struct abi_sequences sequences_of(const struct plan *plan, const struct index_tables *tables)
 {
 	const struct fmha_problem *p = &plan->problem;
@@ -132,6 +138,8 @@ static struct abi_sequences sequences_of(const struct plan *plan, const struct i
 		.seqlen_k_max = p->seqlen_k,
 		/* Fits: problem_check() limits the rows of a problem to int32. */
 		.total_q = (abi_i32)plan_total_q(p),
+		.total_k = p->mode == FMHA_GROUP ? p->total_k
+						 : saturate((int64_t)p->batch * p->seqlen_k),
 	};
 }
 
@@ -149,6 +157,9 @@ static struct abi_kv_cache cache_of(const struct plan *plan, const struct index_
 		.page_size = p->page_size,
 		.n_pages = p->n_pages,
 		.layout = (abi_i32)p->kv_layout,
+		.max_blocks = (abi_i32)tables->block_table_stride,
+		.n_page_indices = p->n_page_indices,
+		.cache_batch = p->cache_batch ? p->cache_batch : p->batch,
 	};
 }
 
@@ -410,6 +421,32 @@ void args_fill(const struct plan *plan, uint32_t stage, const struct args_source
 	}
 }
 
+void plan_set_dropout(const struct plan *plan, union plan_args args[PLAN_MAX_STAGES], uint64_t seed,
+		      uint64_t offset)
+{
+	if (plan->problem.dropout_p <= 0.0F)
+		return;
+	for (uint32_t i = 0; i < plan->n_stages; i++) {
+		struct abi_dropout *dropout = NULL;
+
+		switch (plan->stages[i].family) {
+		case ABI_FWD:
+		case ABI_FWD_SPLITKV:
+		case ABI_FWD_PAGEDKV:
+		case ABI_BATCH_PREFILL:
+			dropout = &args[i].fwd.dropout;
+			break;
+		case ABI_BWD_DQ_DK_DV:
+			dropout = &args[i].bwd.dropout;
+			break;
+		default:
+			continue;
+		}
+		dropout->seed = seed;
+		dropout->offset = offset;
+	}
+}
+
 void args_source_placeholders(const struct plan *plan, struct args_source *ret_source)
 {
 	/* One page in, where nothing is ever mapped: a kernel that follows it fails at once. */
@@ -435,5 +472,5 @@ void args_source_placeholders(const struct plan *plan, struct args_source *ret_s
 #undef PLACEHOLDER
 	t->seqlen_k = plan_has_lengths_k(p) ? index : NULL;
 	t->seqlen_k_before = t->seqlen_k;
-	t->block_table_stride = plan_paged(p) ? ceil_div(p->seqlen_k, p->page_size) : 0;
+	t->block_table_stride = t->block_table ? ceil_div(p->seqlen_k, p->page_size) : 0;
 }

@@ -35,12 +35,13 @@ union plan_args {
 struct plan_stage {
 	enum abi_family family;
 	char kernel[PLAN_KERNEL_BYTES]; /* canonical name: the key in the registry and the device */
-	uint32_t dtype;                 /* enum abi_dtype: of q; combine: of o */
-	uint32_t grid[3], block[3];     /* GPU launch geometry; zero on the CPU */
-	uint32_t lds_bytes;             /* dynamic LDS or shared memory */
-	uint32_t tile_n0;               /* keys a tile: sizes dq_acc; 0: not said */
-	uint64_t workspace_offset;      /* the stage's own share; stages run one after the other, */
-	uint64_t workspace_bytes;       /* so the private shares lie on top of each other */
+	char pipeline[32], arch[32]; /* two words of that name; arch: of a CPU the kernel's level */
+	uint32_t dtype;              /* enum abi_dtype: of q; combine: of o */
+	uint32_t grid[3], block[3];  /* GPU launch geometry; zero on the CPU */
+	uint32_t lds_bytes;          /* dynamic LDS or shared memory */
+	uint32_t tile_n0;            /* keys a tile: sizes dq_acc; 0: not said */
+	uint64_t workspace_offset;   /* the stage's own share; stages run one after the other, */
+	uint64_t workspace_bytes;    /* so the private shares lie on top of each other */
 };
 
 /* Where the stages' common data lies in the workspace, bytes; meaningful where the plan uses it. */
@@ -95,10 +96,12 @@ struct plan_device {
 	uint32_t compute_units; /* cores, CUs or SMs */
 	uint64_t lds_bytes;     /* per workgroup; 0 on a CPU */
 	/*
-	 * The kernel for a stage and its private workspace: fills kernel, workspace_bytes, grid,
-	 * block, lds_bytes, tile_n0. The pointers in @args are placeholders: not NULL where the
-	 * tensor will be there, never to be followed; lengths are the maxima.
-	 * Returns 0, or 1 when nothing fits.
+	 * The kernel for a stage. With stage->pipeline set, dispatch has chosen a spec (kernel,
+	 * arch and pipeline are its): can this device run it with @args? With an empty pipeline the
+	 * device chooses and sets the three. Either way fills workspace_bytes, grid, block,
+	 * lds_bytes, tile_n0. The pointers in @args are placeholders: not NULL where the tensor
+	 * will be there, never to be followed; lengths are the maxima. Returns 0, or 1 when it does
+	 * not fit.
 	 */
 	int (*find)(void *owner, enum abi_family family, uint32_t dtype,
 		    const union plan_args *args, struct plan_stage *stage);
@@ -138,6 +141,9 @@ struct plan_indices;
 int plan_bind(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
 	      void *workspace, void *workspace_head, union plan_args args[PLAN_MAX_STAGES],
 	      struct plan_indices **ret_indices, struct fmha_error *err);
+/* The dropout state of one run, where it differs from the plan's. */
+void plan_set_dropout(const struct plan *plan, union plan_args args[PLAN_MAX_STAGES], uint64_t seed,
+		      uint64_t offset);
 struct plan_indices *plan_indices_free(struct plan_indices *indices);
 
 /* "fwd", "fwd_splitkv", ...: never NULL. */
