@@ -131,24 +131,29 @@ static bool drain(int fd, char **text, size_t *bytes)
 	return true;
 }
 
-/* Reads both streams until they end or the deadline passes. Returns false on the latter. */
-static bool helper_collect(int out, int errors, int64_t deadline, struct helper_result *result)
+/* Reads both streams until they end: 0; or FMHA_ETIMEDOUT, or FMHA_ECANCELED by @stop. */
+static int helper_collect(int out, int errors, int stop, int64_t deadline,
+			  struct helper_result *result)
 {
-	struct pollfd fds[2] = {{.fd = out, .events = POLLIN}, {.fd = errors, .events = POLLIN}};
+	struct pollfd fds[3] = {{.fd = out, .events = POLLIN},
+				{.fd = errors, .events = POLLIN},
+				{.fd = stop > 0 ? stop : -1, .events = POLLIN}};
 
 	while (fds[0].fd >= 0 || fds[1].fd >= 0) {
 		int64_t left = deadline - now_ms();
 
 		if (left <= 0)
-			return false;
-		if (poll(fds, 2, (int)left) < 0 && errno != EINTR)
-			return false;
+			return FMHA_ETIMEDOUT;
+		if (poll(fds, 3, (int)left) < 0)
+			continue; /* EINTR: revents are undefined */
+		if (fds[2].revents)
+			return FMHA_ECANCELED;
 		for (int i = 0; i < 2; i++)
 			if (fds[i].fd >= 0 && fds[i].revents &&
 			    !drain(fds[i].fd, &result->text[i], &result->bytes[i]))
 				fds[i].fd = -1;
 	}
-	return true;
+	return 0;
 }
 
 /* Runs the helper to its end or to the deadline. */
@@ -159,7 +164,6 @@ static int helper_run(const struct compile_config *config, char *const argv[],
 	struct helper_result result = {0};
 	int out[2], errors[2], r;
 	int64_t start = now_ms();
-	bool in_time;
 	pid_t pid;
 
 	if (pipe2(out, O_CLOEXEC) < 0)
@@ -173,16 +177,21 @@ static int helper_run(const struct compile_config *config, char *const argv[],
 	(void)close(out[1]);
 	(void)close(errors[1]);
 	if (r == 0) {
-		in_time = helper_collect(out[0], errors[0], start + deadline_ms, &result);
-		/* After a clean end only stragglers of the group are left to be ended. */
-		if (!in_time)
-			(void)kill(-pid, SIGKILL);
+		r = helper_collect(out[0], errors[0], config->stop_fd, start + deadline_ms,
+				   &result);
+		/* After a clean end only stragglers of the group are left to be ended: before the
+		 * leader is reaped, while its number cannot belong to anybody else. */
+		if (r == 0)
+			(void)waitid(P_PID, (id_t)pid, &(siginfo_t){0}, WEXITED | WNOWAIT);
+		(void)kill(-pid, SIGKILL);
 		while (waitpid(pid, &result.status, 0) < 0 && errno == EINTR)
 			;
-		(void)kill(-pid, SIGKILL);
 		result.elapsed_ms = (uint32_t)(now_ms() - start);
-		if (!in_time)
-			r = fmha_error_set(err, FMHA_ETIMEDOUT, "no end after %u ms", deadline_ms);
+		if (r == FMHA_ETIMEDOUT)
+			r = fmha_error_set(err, r, "the compiler did not end within %u ms",
+					   deadline_ms);
+		else if (r < 0)
+			r = fmha_error_set(err, r, "the build was cancelled");
 	}
 	(void)close(out[0]);
 	(void)close(errors[0]);
@@ -445,13 +454,13 @@ int compile_run(const struct compile_config *config, const struct compile_reques
 
 int compile_cached(const struct compile_config *config, struct cache *cache,
 		   const struct compile_request *request, struct cache_entry **ret_entry,
-		   struct fmha_error *err)
+		   bool *ret_hit, struct fmha_error *err)
 {
 	const char *compiler = request->compiler ? request->compiler
 						 : compile_default(request->arch);
-	struct cache_entry *failed = NULL;
 	struct cache_key key;
 	char version[96];
+	bool hit = true;
 	int lock, r;
 
 	if (!compiler)
@@ -462,23 +471,20 @@ int compile_cached(const struct compile_config *config, struct cache *cache,
 		r = compile_key(config, request, version, &key, err);
 	if (r < 0)
 		return r;
-	if (cache_load(cache, &key, ret_entry) == 0)
-		return 0;
-	lock = cache_lock(cache, &key, err);
-	if (lock < 0 && lock != FMHA_EPERM)
-		return lock;
-	if (lock >= 0 && cache_load(cache, &key, ret_entry) == 0) {
-		cache_unlock(cache, &key, lock);
-		return 0;
+	if (cache_load(cache, &key, ret_entry) != 0) {
+		lock = cache_lock(cache, &key, err);
+		if (lock < 0 && lock != FMHA_EPERM)
+			return lock;
+		/* Somebody else may have built it while we waited. */
+		hit = lock >= 0 && cache_load(cache, &key, ret_entry) == 0;
+		if (!hit)
+			r = compile_run(config, request, version, ret_entry, err);
+		if (!hit && r == 0 && lock >= 0)
+			r = cache_store(cache, &key, *ret_entry, err);
+		if (lock >= 0)
+			cache_unlock(cache, &key, lock);
 	}
-	r = compile_run(config, request, version, &failed, err);
-	if (r == 0 && lock >= 0)
-		r = cache_store(cache, &key, failed, err);
-	if (r == 0)
-		*ret_entry = failed;
-	else
-		(void)cache_entry_free(failed);
-	if (lock >= 0)
-		cache_unlock(cache, &key, lock);
+	if (ret_hit)
+		*ret_hit = hit;
 	return r;
 }

@@ -12,6 +12,7 @@
 #ifndef FMHAD_COMPILE_COMPILE_H
 #define FMHAD_COMPILE_COMPILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -26,6 +27,7 @@ struct compile_config {
 	const char *clang;   /* command, NULL: the first of a list found in PATH */
 	const char *library_path; /* LD_LIBRARY_PATH of the helper, NULL: none */
 	uint32_t deadline_ms;     /* per build; 0: 60,000 */
+	int stop_fd;              /* readable: end the helper, FMHA_ECANCELED; <= 0: none */
 	uint64_t memory_bytes;    /* address space of the helper; 0: 8 GiB */
 };
 
@@ -68,9 +70,11 @@ int compile_run(const struct compile_config *config, const struct compile_reques
 /*
  * The whole way: look in the cache, take the key's lock, look again, build, store. With a read-only
  * cache the result is built and not stored.
+ * @ret_entry: given; also set when the compiler refused the source, see compile_run()
+ * @ret_hit:   true when nothing was built; may be NULL
  */
 int compile_cached(const struct compile_config *config, struct cache *cache,
 		   const struct compile_request *request, struct cache_entry **ret_entry,
-		   struct fmha_error *err);
+		   bool *ret_hit, struct fmha_error *err);
 
 #endif

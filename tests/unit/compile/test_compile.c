@@ -108,16 +108,18 @@ static void builds_once(struct fixture *f, const char *compiler, const char *arc
 	struct compile_request request = request_for(compiler, arch, "good.hip");
 	struct cache_entry *first = NULL, *second = NULL;
 	struct fmha_error err = {0};
+	bool hit;
 
 	need(f, compiler);
-	if (compile_cached(&f->config, f->cache, &request, &first, &err) != 0)
+	if (compile_cached(&f->config, f->cache, &request, &first, &hit, &err) != 0)
 		fail_msg("%s for %s: %s", compiler, arch, err.msg);
 	assert_memory_equal(first->code, "\177ELF", 4);
 	assert_string_equal(first->info.arch, arch);
 	assert_true(first->info.registers > 0 && first->info.registers < 64);
 	assert_int_equal(first->info.spills, 0);
-	assert_int_equal(compile_cached(&f->config, f->cache, &request, &second, &err), 0);
-	/* Not built again: the time of the first build is still there. */
+	assert_false(hit);
+	assert_int_equal(compile_cached(&f->config, f->cache, &request, &second, &hit, &err), 0);
+	assert_true(hit);
 	assert_memory_equal(&first->info, &second->info, sizeof(first->info));
 	assert_int_equal(first->code_bytes, second->code_bytes);
 	(void)cache_entry_free(first);
@@ -179,7 +181,7 @@ static void survives_a_compiler_that_aborts(void **state)
 	int r;
 
 	need(f, "hiprtc");
-	r = compile_cached(&f->config, f->cache, &request, &entry, &err);
+	r = compile_cached(&f->config, f->cache, &request, &entry, NULL, &err);
 	assert_true(r == FMHA_EIO || r == FMHA_EINVAL);
 	assert_non_null(strstr(err.msg, "scale_test"));
 	assert_null(entry);
@@ -210,7 +212,7 @@ static void ends_a_compiler_at_its_deadline(void **state)
 
 	fake_clang(f, path, sizeof(path), "sleep 1000");
 	f->config.deadline_ms = 300;
-	assert_int_equal(compile_cached(&f->config, f->cache, &request, &entry, &err),
+	assert_int_equal(compile_cached(&f->config, f->cache, &request, &entry, NULL, &err),
 			 FMHA_ETIMEDOUT);
 	assert_null(entry);
 }
@@ -224,7 +226,7 @@ static void refuses_a_compiler_that_leaves_nothing(void **state)
 	char path[128];
 
 	fake_clang(f, path, sizeof(path), "exit 0");
-	assert_true(compile_cached(&f->config, f->cache, &request, &entry, &err) < 0);
+	assert_true(compile_cached(&f->config, f->cache, &request, &entry, NULL, &err) < 0);
 	assert_null(entry);
 }
 
@@ -237,8 +239,10 @@ static void survives_a_compiler_that_floods_its_log(void **state)
 	char path[128];
 
 	fake_clang(f, path, sizeof(path), "head -c 20000000 /dev/zero | tr '\\0' e >&2; exit 1");
-	assert_int_equal(compile_cached(&f->config, f->cache, &request, &entry, &err), FMHA_EINVAL);
-	assert_null(entry);
+	assert_int_equal(compile_cached(&f->config, f->cache, &request, &entry, NULL, &err),
+			 FMHA_EINVAL);
+	assert_true(strlen(entry->log) <= 1 << 20);
+	(void)cache_entry_free(entry);
 }
 
 static void key_follows_every_input(void **state)
@@ -274,7 +278,8 @@ static void missing_helper_is_an_error(void **state)
 	struct fmha_error err = {0};
 
 	f->config.helper = "/nonexistent/fmhad-compile";
-	assert_int_equal(compile_cached(&f->config, f->cache, &request, &entry, &err), FMHA_EIO);
+	assert_int_equal(compile_cached(&f->config, f->cache, &request, &entry, NULL, &err),
+			 FMHA_EIO);
 	assert_non_null(strstr(err.msg, "/nonexistent/fmhad-compile"));
 }
 
