@@ -67,4 +67,10 @@ int problem_span_bytes(const struct fmha_problem *problem, enum fmha_tensor_role
  */
 int problem_check(const struct fmha_problem *problem, struct fmha_error *err);
 
+/*
+ * The part of problem_check() that depends on buffers and offsets: no output shares a byte with
+ * another tensor. For runs that bind other buffers than the plan did.
+ */
+int problem_check_aliasing(const struct fmha_problem *problem, struct fmha_error *err);
+
 #endif

@@ -18,8 +18,8 @@ static void receive(const struct proto_buffer *buffer, struct proto_message *mes
 	struct fmha_error err = {0};
 	struct proto_frame frame;
 
-	assert_int_equal(proto_frame_parse(buffer->data, buffer->size, PROTO_MAX_FRAME, &frame, &err),
-			 0);
+	assert_int_equal(
+		proto_frame_parse(buffer->data, buffer->size, PROTO_MAX_FRAME, &frame, &err), 0);
 	assert_int_equal(frame.header_bytes + frame.payload_bytes, buffer->size);
 	if (proto_message_decode(message, buffer->data + frame.header_bytes, frame.payload_bytes,
 				 &err) < 0)

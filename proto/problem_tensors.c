@@ -1,0 +1,472 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * problem_tensors.c: the tensors of a problem. A table says which operation takes which role; the
+ * rest is one small function a rule.
+ */
+#include <proto/problem.h>
+
+#include <stdio.h>
+#include <string.h>
+
+#include <proto/error.h>
+
+#include "problem_internal.h"
+
+static int refuse(struct fmha_error *err, enum fmha_tensor_role role, const char *part,
+		  const char *rule)
+{
+	char field[sizeof(err->field)];
+
+	(void)snprintf(field, sizeof(field), "tensor.%s%s", proto_roles[role].name, part);
+	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: %s", field, rule);
+}
+
+static bool has(const struct fmha_problem *p, enum fmha_tensor_role role)
+{
+	return fmha_tensor_present(&p->tensor[role]);
+}
+
+/* ---- which tensors ---- */
+
+/* Operations that need a role, and those that take it. What depends on options is in
+ * check_conditions(). */
+static const struct usage {
+	uint32_t needed, taken;
+} usage[FMHA_N_TENSORS] = {
+	[FMHA_T_Q] = {OPS_ATTENTION, OPS_ATTENTION | OP_APPEND},
+	[FMHA_T_K] = {OPS_ATTENTION | OP_APPEND, OPS_ATTENTION | OP_APPEND},
+	[FMHA_T_V] = {OPS_ATTENTION | OP_APPEND, OPS_ATTENTION | OP_APPEND},
+	[FMHA_T_O] = {OPS_ATTENTION | OP_MERGE, OPS_ATTENTION | OP_MERGE},
+	[FMHA_T_LSE] = {OP_BACKWARD, OPS_ATTENTION | OP_MERGE},
+	[FMHA_T_BIAS] = {0, OPS_ATTENTION},
+	[FMHA_T_ALIBI_SLOPES] = {0, OPS_ATTENTION},
+	[FMHA_T_SINK] = {0, OPS_ATTENTION | OP_MERGE},
+	[FMHA_T_RANDVAL] = {0, OPS_ATTENTION},
+	[FMHA_T_SEQSTART_Q] = {0, OPS_ALL},
+	[FMHA_T_SEQSTART_K] = {0, OPS_ATTENTION},
+	[FMHA_T_SEQLEN_Q] = {0, OPS_ALL},
+	[FMHA_T_SEQLEN_K] = {0, OPS_ATTENTION | OP_APPEND},
+	[FMHA_T_BLOCK_TABLE] = {0, OP_FORWARD | OP_APPEND},
+	[FMHA_T_KV_INDPTR] = {0, OP_FORWARD | OP_APPEND},
+	[FMHA_T_KV_PAGE_INDICES] = {0, OP_FORWARD | OP_APPEND},
+	[FMHA_T_KV_LAST_PAGE_LEN] = {0, OP_FORWARD | OP_APPEND},
+	[FMHA_T_CACHE_BATCH_IDX] = {0, OP_FORWARD | OP_APPEND},
+	[FMHA_T_LEFTPAD_K] = {0, OP_FORWARD},
+	[FMHA_T_Q_DESCALE] = {0, OP_FORWARD},
+	[FMHA_T_K_DESCALE] = {0, OP_FORWARD},
+	[FMHA_T_V_DESCALE] = {0, OP_FORWARD},
+	[FMHA_T_K_NEW] = {OP_APPEND, OP_FORWARD | OP_APPEND},
+	[FMHA_T_V_NEW] = {OP_APPEND, OP_FORWARD | OP_APPEND},
+	[FMHA_T_ROTARY_COS] = {0, OP_FORWARD | OP_APPEND},
+	[FMHA_T_ROTARY_SIN] = {0, OP_FORWARD | OP_APPEND},
+	[FMHA_T_Q_ROTATED] = {0, OP_APPEND},
+	[FMHA_T_DO] = {OP_BACKWARD, OP_BACKWARD},
+	[FMHA_T_DQ] = {OP_BACKWARD, OP_BACKWARD},
+	[FMHA_T_DK] = {OP_BACKWARD, OP_BACKWARD},
+	[FMHA_T_DV] = {OP_BACKWARD, OP_BACKWARD},
+	[FMHA_T_DBIAS] = {0, OP_BACKWARD},
+	[FMHA_T_DSINK] = {0, OP_BACKWARD},
+	[FMHA_T_O_PARTS] = {OP_MERGE, OP_MERGE},
+	[FMHA_T_LSE_PARTS] = {OP_MERGE, OP_MERGE},
+	[FMHA_T_WORKSPACE] = {0, OPS_ALL},
+};
+
+static int check_usage(const struct fmha_problem *p, struct fmha_error *err)
+{
+	char rule[64];
+
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		const char *said = NULL;
+
+		if (has(p, role) && !(usage[role].taken & OP_BIT(p->op)))
+			said = "takes none";
+		else if (!has(p, role) && usage[role].needed & OP_BIT(p->op))
+			said = "needs it";
+		if (!said)
+			continue;
+		(void)snprintf(rule, sizeof(rule), "%s %s", problem_op_name(p->op), said);
+		return refuse(err, role, "", rule);
+	}
+	return 0;
+}
+
+struct condition {
+	enum fmha_tensor_role role;
+	bool wrong;
+	const char *rule;
+};
+
+static int first_wrong(const struct condition *conditions, size_t n, struct fmha_error *err)
+{
+	for (size_t i = 0; i < n; i++)
+		if (conditions[i].wrong)
+			return refuse(err, conditions[i].role, "", conditions[i].rule);
+	return 0;
+}
+
+/* Sequences and caches. */
+static int check_sequence_tensors(const struct fmha_problem *p, struct fmha_error *err)
+{
+	bool group = p->mode == FMHA_GROUP, paged = p->page_size > 0;
+	bool attends = OP_BIT(p->op) & OPS_ATTENTION;
+	bool packed_k = attends && problem_kv_is_packed(p);
+	bool table = has(p, FMHA_T_BLOCK_TABLE), indptr = has(p, FMHA_T_KV_INDPTR);
+	bool indices = has(p, FMHA_T_KV_PAGE_INDICES), last = has(p, FMHA_T_KV_LAST_PAGE_LEN);
+	bool rows = attends || has(p, FMHA_T_Q);
+	const struct condition conditions[] = {
+		{FMHA_T_SEQSTART_Q, group && rows && !has(p, FMHA_T_SEQSTART_Q),
+		 "group mode needs it"},
+		{FMHA_T_SEQSTART_Q, !group && has(p, FMHA_T_SEQSTART_Q), "batch mode takes none"},
+		{FMHA_T_SEQSTART_K, packed_k && !has(p, FMHA_T_SEQSTART_K), "group mode needs it"},
+		{FMHA_T_SEQSTART_K, !packed_k && has(p, FMHA_T_SEQSTART_K),
+		 group ? "a paged or indexed cache takes none" : "batch mode takes none"},
+		{FMHA_T_BLOCK_TABLE, table && !paged, "needs page_size"},
+		{FMHA_T_KV_INDPTR, indptr && !paged, "needs page_size"},
+		{FMHA_T_KV_PAGE_INDICES, indices && !paged, "needs page_size"},
+		{FMHA_T_KV_LAST_PAGE_LEN, last && !paged, "needs page_size"},
+		{FMHA_T_BLOCK_TABLE, paged && !table && !indptr,
+		 "a paged cache needs it, or kv_indptr"},
+		{FMHA_T_KV_INDPTR, table && indptr, "block_table is given as well"},
+		{FMHA_T_KV_PAGE_INDICES, indices != indptr && paged,
+		 indptr ? "kv_indptr needs it" : "needs kv_indptr"},
+		{FMHA_T_KV_LAST_PAGE_LEN, last != indptr && paged,
+		 indptr ? "kv_indptr needs it" : "needs kv_indptr"},
+		{FMHA_T_CACHE_BATCH_IDX, paged && has(p, FMHA_T_CACHE_BATCH_IDX),
+		 "a paged cache has no rows"},
+	};
+
+	return first_wrong(conditions, sizeof(conditions) / sizeof(conditions[0]), err);
+}
+
+/* Options of the operation itself. */
+static int check_option_tensors(const struct fmha_problem *p, struct fmha_error *err)
+{
+	bool appends = p->seqlen_new > 0, rope = p->rope != FMHA_ROPE_NONE;
+	const struct condition conditions[] = {
+		{FMHA_T_ALIBI_SLOPES, has(p, FMHA_T_ALIBI_SLOPES) && has(p, FMHA_T_BIAS),
+		 "bias is given as well"},
+		{FMHA_T_RANDVAL, has(p, FMHA_T_RANDVAL) && p->dropout_p == 0, "needs dropout_p"},
+		{FMHA_T_DBIAS, has(p, FMHA_T_DBIAS) && !has(p, FMHA_T_BIAS), "needs bias"},
+		{FMHA_T_DSINK, has(p, FMHA_T_DSINK) && !has(p, FMHA_T_SINK), "needs sink"},
+		{FMHA_T_K_NEW, appends && !has(p, FMHA_T_K_NEW), "seqlen_new needs it"},
+		{FMHA_T_V_NEW, appends && !has(p, FMHA_T_V_NEW), "seqlen_new needs it"},
+		{FMHA_T_K_NEW, !appends && has(p, FMHA_T_K_NEW), "needs seqlen_new"},
+		{FMHA_T_V_NEW, !appends && has(p, FMHA_T_V_NEW), "needs seqlen_new"},
+		{FMHA_T_ROTARY_COS, rope && !has(p, FMHA_T_ROTARY_COS), "rope needs it"},
+		{FMHA_T_ROTARY_SIN, rope && !has(p, FMHA_T_ROTARY_SIN), "rope needs it"},
+		{FMHA_T_ROTARY_COS, !rope && has(p, FMHA_T_ROTARY_COS), "needs rope"},
+		{FMHA_T_ROTARY_SIN, !rope && has(p, FMHA_T_ROTARY_SIN), "needs rope"},
+		{FMHA_T_Q_ROTATED, has(p, FMHA_T_Q_ROTATED) && !rope, "needs rope"},
+		{FMHA_T_Q_ROTATED, has(p, FMHA_T_Q_ROTATED) && !has(p, FMHA_T_Q), "needs q"},
+		{FMHA_T_Q, p->op == FMHA_APPEND_KV && has(p, FMHA_T_Q) && !has(p, FMHA_T_Q_ROTATED),
+		 "append_kv only rotates it, but there is no q_rotated"},
+	};
+
+	return first_wrong(conditions, sizeof(conditions) / sizeof(conditions[0]), err);
+}
+
+/* ---- data types ---- */
+
+#define TYPE(dtype) (1u << (dtype))
+enum {
+	TYPES_WIDE = TYPE(FMHA_F32) | TYPE(FMHA_F16) | TYPE(FMHA_BF16),
+	TYPES_FP8 = TYPE(FMHA_E4M3) | TYPE(FMHA_E5M2),
+};
+
+static bool is_fp8(uint32_t dtype)
+{
+	return dtype == FMHA_E4M3 || dtype == FMHA_E5M2;
+}
+
+/* The types that a role may have; those of q, k and v equal each other. */
+static uint32_t allowed_types(const struct fmha_problem *p, enum fmha_tensor_role role)
+{
+	/* append_kv may come without q: the cache decides. */
+	uint32_t type = p->op == FMHA_MERGE_STATES ? p->o_parts.dtype : p->k.dtype;
+	uint32_t output = is_fp8(type) ? TYPES_WIDE : TYPE(type);
+
+	switch (role) {
+	case FMHA_T_K:
+		return p->op == FMHA_BACKWARD ? TYPES_WIDE : TYPES_WIDE | TYPES_FP8;
+	case FMHA_T_Q:
+	case FMHA_T_V:
+	case FMHA_T_K_NEW:
+	case FMHA_T_V_NEW:
+	case FMHA_T_Q_ROTATED:
+	case FMHA_T_DO:
+	case FMHA_T_DQ:
+	case FMHA_T_DK:
+	case FMHA_T_DV:
+		return TYPE(type);
+	case FMHA_T_O_PARTS:
+		return TYPES_WIDE;
+	case FMHA_T_O: /* partial results may be kept in f32 and merged into a narrower type */
+		return p->op == FMHA_MERGE_STATES && type == FMHA_F32 ? (uint32_t)TYPES_WIDE
+								      : output;
+	case FMHA_T_BIAS:
+	case FMHA_T_DBIAS:
+		return output | TYPE(FMHA_F32);
+	case FMHA_T_ROTARY_COS:
+	case FMHA_T_ROTARY_SIN:
+		return TYPE(FMHA_F32) | TYPE(type);
+	case FMHA_T_LSE:
+	case FMHA_T_ALIBI_SLOPES:
+	case FMHA_T_SINK:
+	case FMHA_T_DSINK:
+	case FMHA_T_LSE_PARTS:
+	case FMHA_T_Q_DESCALE:
+	case FMHA_T_K_DESCALE:
+	case FMHA_T_V_DESCALE:
+		return TYPE(FMHA_F32);
+	case FMHA_T_RANDVAL:
+	case FMHA_T_WORKSPACE:
+		return TYPE(FMHA_U8);
+	default:
+		return TYPE(FMHA_I32);
+	}
+}
+
+static int check_dtype(const struct fmha_problem *p, enum fmha_tensor_role role,
+		       struct fmha_error *err)
+{
+	uint32_t dtype = p->tensor[role].dtype, allowed = allowed_types(p, role);
+	char rule[96];
+	size_t used;
+
+	if (dtype >= FMHA_N_DTYPES) {
+		(void)snprintf(rule, sizeof(rule), "%u is no data type", dtype);
+		return refuse(err, role, ".dtype", rule);
+	}
+	if (allowed & TYPE(dtype))
+		return 0;
+	used = (size_t)snprintf(rule, sizeof(rule), "%s, must be", fmha_dtype_name(dtype));
+	for (uint32_t i = 0, n = 0; i < FMHA_N_DTYPES; i++)
+		if (allowed & TYPE(i))
+			used += (size_t)snprintf(rule + used, sizeof(rule) - used, "%s %s",
+						 n++ ? " or" : "", fmha_dtype_name(i));
+	return refuse(err, role, ".dtype", rule);
+}
+
+static int check_related_types(const struct fmha_problem *p, struct fmha_error *err)
+{
+	static const enum fmha_tensor_role descales[] = {FMHA_T_Q_DESCALE, FMHA_T_K_DESCALE,
+							 FMHA_T_V_DESCALE};
+
+	for (size_t i = 0; i < sizeof(descales) / sizeof(descales[0]); i++)
+		if (has(p, descales[i]) && !is_fp8(p->k.dtype))
+			return refuse(err, descales[i], "", "only fp8 inputs have scale factors");
+	if (has(p, FMHA_T_DBIAS) && p->dbias.dtype != p->bias.dtype)
+		return refuse(err, FMHA_T_DBIAS, ".dtype", "differs from that of bias");
+	if (has(p, FMHA_T_ROTARY_COS) && p->rotary_cos.dtype != p->rotary_sin.dtype)
+		return refuse(err, FMHA_T_ROTARY_SIN, ".dtype", "differs from that of rotary_cos");
+	return 0;
+}
+
+/* ---- where it lies ---- */
+
+/* Roles that this operation writes. */
+static bool is_written(const struct fmha_problem *p, enum fmha_tensor_role role)
+{
+	switch (role) {
+	case FMHA_T_O:
+	case FMHA_T_LSE:
+	case FMHA_T_RANDVAL:
+		return p->op != FMHA_BACKWARD;
+	case FMHA_T_K:
+	case FMHA_T_V:
+		return p->seqlen_new > 0;
+	default:
+		return proto_roles[role].output;
+	}
+}
+
+/*
+ * No two elements of an output may share an address: two threads would write it. Enough, and kept
+ * by every sensible layout: taken by growing stride, each axis steps over all that lies within the
+ * axes before it.
+ */
+static bool overlaps_itself(const int64_t dims[5], const int64_t stride[5], int n_dims)
+{
+	int64_t reach = 0; /* of the axes so far */
+	bool done[5] = {0};
+
+	for (int round = 0; round < n_dims; round++) {
+		int next = -1;
+
+		for (int i = 0; i < n_dims; i++)
+			if (!done[i] && (next < 0 || stride[i] < stride[next]))
+				next = i;
+		done[next] = true;
+		if (dims[next] <= 1)
+			continue;
+		if (stride[next] <= reach)
+			return true;
+		reach += (dims[next] - 1) * stride[next];
+	}
+	return false;
+}
+
+static int check_strides(const struct fmha_problem *p, enum fmha_tensor_role role,
+			 struct fmha_error *err)
+{
+	const struct fmha_tensor *tensor = &p->tensor[role];
+	int n_dims = proto_roles[role].n_dims;
+	int64_t dims[5], stride[5];
+	uint64_t bytes;
+	char part[24];
+	int r;
+
+	for (int i = 0; i < 5; i++) {
+		(void)snprintf(part, sizeof(part), ".stride[%d]", i);
+		if (i >= n_dims && tensor->stride[i] != 0)
+			return refuse(err, role, part,
+				      "not 0, but the tensor has no such dimension");
+		if (tensor->stride[i] < 0)
+			return refuse(err, role, part, "negative");
+		if (tensor->stride[i] != 0 && p->kv_layout == FMHA_KV_VECTORIZED &&
+		    (role == FMHA_T_K || role == FMHA_T_V))
+			return refuse(err, role, part, "a vectorized cache is packed: must be 0");
+	}
+	r = problem_span_bytes(p, role, &bytes, err);
+	if (r < 0)
+		return r;
+	if (tensor->offset > UINT64_MAX - bytes)
+		return refuse(err, role, ".offset", "offset and extent overflow 64 bits");
+	problem_extents(p, role, dims);
+	problem_strides(p, role, stride);
+	if (bytes > 0 && is_written(p, role) && overlaps_itself(dims, stride, n_dims))
+		return refuse(err, role, ".stride", "elements of an output overlap");
+	return 0;
+}
+
+static int check_view(const struct fmha_problem *p, enum fmha_tensor_role role,
+		      struct fmha_error *err)
+{
+	const struct fmha_tensor *tensor = &p->tensor[role];
+	uint32_t alignment = role == FMHA_T_WORKSPACE ? 256 : fmha_dtype_bytes(tensor->dtype);
+	char rule[64];
+
+	if (tensor->reserved != 0)
+		return refuse(err, role, ".reserved", "not 0");
+	if (tensor->buffer != 0 && tensor->data)
+		return refuse(err, role, ".data", "a buffer is given as well");
+	if ((tensor->offset + (uintptr_t)tensor->data) % alignment != 0) {
+		(void)snprintf(rule, sizeof(rule), "%llu is not a multiple of %u bytes",
+			       (unsigned long long)tensor->offset, alignment);
+		return refuse(err, role, ".offset", rule);
+	}
+	return check_strides(p, role, err);
+}
+
+int problem_check_tensors(const struct fmha_problem *p, struct fmha_error *err)
+{
+	int r = check_usage(p, err);
+
+	if (r == 0)
+		r = check_sequence_tensors(p, err);
+	if (r == 0)
+		r = check_option_tensors(p, err);
+	/* The type that the others follow comes first, so that it gets the blame. */
+	if (r == 0 && has(p, FMHA_T_K))
+		r = check_dtype(p, FMHA_T_K, err);
+	if (r == 0 && has(p, FMHA_T_O_PARTS))
+		r = check_dtype(p, FMHA_T_O_PARTS, err);
+	for (uint32_t role = 0; r == 0 && role < FMHA_N_TENSORS; role++)
+		if (has(p, role))
+			r = check_dtype(p, role, err);
+	if (r == 0)
+		r = check_related_types(p, err);
+	for (uint32_t role = 0; r == 0 && role < FMHA_N_TENSORS; role++)
+		if (has(p, role))
+			r = check_view(p, role, err);
+	return r;
+}
+
+/* ---- aliasing ---- */
+
+/* A view as bytes: axes of extent 1 are left out. */
+struct footprint {
+	uint64_t base;
+	uint64_t span;
+	uint64_t element;
+	uint64_t extent[5], stride[5];
+	int n_axes;
+};
+
+/* Return: 1 with elements, 0 without. */
+static int footprint_of(const struct fmha_problem *p, enum fmha_tensor_role role,
+			struct footprint *ret)
+{
+	const struct fmha_tensor *tensor = &p->tensor[role];
+	int64_t dims[5], stride[5];
+
+	*ret = (struct footprint){.base = tensor->offset + (uintptr_t)tensor->data,
+				  .element = fmha_dtype_bytes(tensor->dtype)};
+	if (problem_span_bytes(p, role, &ret->span, NULL) < 0 || ret->span == 0)
+		return 0;
+	problem_extents(p, role, dims);
+	problem_strides(p, role, stride);
+	for (int i = 0; i < proto_roles[role].n_dims; i++) {
+		if (dims[i] <= 1 || stride[i] == 0)
+			continue;
+		ret->extent[ret->n_axes] = (uint64_t)dims[i];
+		ret->stride[ret->n_axes] = (uint64_t)stride[i] * ret->element;
+		ret->n_axes++;
+	}
+	return 1;
+}
+
+/* Bytes that the axes cover which are not multiples of @period; 0 when that exceeds @period. */
+static uint64_t span_within(const struct footprint *f, uint64_t period)
+{
+	uint64_t span = f->element;
+
+	for (int i = 0; i < f->n_axes; i++)
+		if (f->stride[i] % period != 0)
+			span += (f->extent[i] - 1) * f->stride[i];
+	return span <= period ? span : 0;
+}
+
+/*
+ * Whether two views are certain to share no byte. Disjoint ranges are. So are views interleaved
+ * with a common period, as the parts of a packed QKV tensor: when each keeps within its own slice
+ * of every period, the slices tell.
+ */
+static bool are_apart(const struct footprint *a, const struct footprint *b)
+{
+	if (a->base >= b->base + b->span || b->base >= a->base + a->span)
+		return true;
+	for (int i = 0; i < a->n_axes; i++) {
+		uint64_t period = a->stride[i], in_a = span_within(a, period);
+		uint64_t in_b = span_within(b, period), gap;
+
+		if (in_a == 0 || in_b == 0)
+			continue;
+		gap = (b->base - a->base) % period; /* b's slice, seen from the start of a's */
+		if (b->base < a->base)
+			gap = (period - (a->base - b->base) % period) % period;
+		if (gap >= in_a && gap + in_b <= period)
+			return true;
+	}
+	return false;
+}
+
+int problem_check_aliasing(const struct fmha_problem *p, struct fmha_error *err)
+{
+	struct footprint written, other;
+	char rule[64];
+
+	for (uint32_t i = 0; i < FMHA_N_TENSORS; i++) {
+		if (!has(p, i) || !is_written(p, i) || !footprint_of(p, i, &written))
+			continue;
+		for (uint32_t j = 0; j < FMHA_N_TENSORS; j++) {
+			if (j == i || !has(p, j) || p->tensor[j].buffer != p->tensor[i].buffer ||
+			    !footprint_of(p, j, &other) || are_apart(&written, &other))
+				continue;
+			(void)snprintf(rule, sizeof(rule), "an output, overlaps tensor.%s",
+				       proto_roles[j].name);
+			return refuse(err, i, "", rule);
+		}
+	}
+	return 0;
+}
