@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a call costs beyond its kernel, as ratios to the bare sockets of the same machine in the
+ * same run: round trips against a ping-pong between two processes, pipelining against an epoll
+ * echo.
+ *
+ *   bench_rpc SOCKET        a running fmhad with a CPU device
+ *
+ * Baselines and measurements take turns, round after round, and each figure is the best of its
+ * rounds: on a shared machine noise only ever adds.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <fmha/fmha.h>
+#include <proto/message.h>
+
+#define N_ROUNDS   7
+#define N_TRIPS    2000
+#define N_PIPELINE 100000
+#define IN_FLIGHT  64
+
+static void die(const char *what, const struct fmha_error *err)
+{
+	(void)fprintf(stderr, "bench_rpc: %s: %s\n", what, err ? err->msg : strerror(errno));
+	exit(1);
+}
+
+static double now_us(void)
+{
+	struct timespec ts;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec / 1e3;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double median(double *values, size_t n)
+{
+	qsort(values, n, sizeof(*values), compare_doubles);
+	return values[n / 2];
+}
+
+static void read_full(int fd, void *data, size_t n)
+{
+	for (size_t done = 0; done < n;) {
+		ssize_t r = read(fd, (char *)data + done, n - done);
+
+		if (r <= 0)
+			_exit(0);
+		done += (size_t)r;
+	}
+}
+
+/* ---- the bare sockets ---- */
+
+struct echo {
+	int fd;
+	pid_t pid;
+	size_t request_bytes, answer_bytes;
+};
+
+/* A child that answers every @request_bytes with @answer_bytes, one blocking read and write each.
+ */
+static struct echo echo_start(size_t request_bytes, size_t answer_bytes)
+{
+	struct echo echo = {.request_bytes = request_bytes, .answer_bytes = answer_bytes};
+	char buffer[4096] = {0};
+	int pair[2];
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+		die("socketpair", NULL);
+	echo.pid = fork();
+	if (echo.pid == 0) {
+		(void)close(pair[0]);
+		for (;;) {
+			read_full(pair[1], buffer, request_bytes);
+			if (write(pair[1], buffer, answer_bytes) != (ssize_t)answer_bytes)
+				_exit(0);
+		}
+	}
+	(void)close(pair[1]);
+	echo.fd = pair[0];
+	return echo;
+}
+
+/* The same with epoll, as a server of many clients has to: wait, read what is there, write it back.
+ */
+static struct echo epoll_echo_start(void)
+{
+	struct epoll_event event = {.events = EPOLLIN};
+	struct echo echo = {0};
+	char buffer[65536];
+	int pair[2], loop;
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0)
+		die("socketpair", NULL);
+	echo.pid = fork();
+	if (echo.pid == 0) {
+		(void)close(pair[0]);
+		loop = epoll_create1(0);
+		(void)epoll_ctl(loop, EPOLL_CTL_ADD, pair[1], &event);
+		for (;;) {
+			ssize_t n;
+
+			(void)epoll_wait(loop, &event, 1, -1);
+			n = read(pair[1], buffer, sizeof(buffer));
+			if (n == 0 || (n > 0 && write(pair[1], buffer, (size_t)n) != n))
+				_exit(0);
+		}
+	}
+	(void)close(pair[1]);
+	echo.fd = pair[0];
+	return echo;
+}
+
+static void echo_stop(struct echo *echo)
+{
+	(void)close(echo->fd);
+	(void)waitpid(echo->pid, NULL, 0);
+}
+
+static double ping_pong(const struct echo *echo)
+{
+	static double times[N_TRIPS];
+	char buffer[4096] = {0};
+
+	for (int i = 0; i < N_TRIPS; i++) {
+		double start = now_us();
+
+		if (write(echo->fd, buffer, echo->request_bytes) != (ssize_t)echo->request_bytes)
+			die("write", NULL);
+		read_full(echo->fd, buffer, echo->answer_bytes);
+		times[i] = now_us() - start;
+	}
+	return median(times, N_TRIPS);
+}
+
+/*
+ * Messages per second with IN_FLIGHT requests outstanding on a non-blocking socket. @window is
+ * IN_FLIGHT requests back to back; answers are counted by bytes.
+ */
+static double pipeline(int fd, const uint8_t *window, size_t request_bytes, size_t answer_bytes)
+{
+	struct epoll_event event = {.events = EPOLLIN};
+	int loop = epoll_create1(EPOLL_CLOEXEC);
+	uint64_t sent = 0, answered_bytes = 0;
+	static char buffer[65536];
+	double start;
+
+	(void)epoll_ctl(loop, EPOLL_CTL_ADD, fd, &event);
+	start = now_us();
+	while (answered_bytes < (uint64_t)N_PIPELINE * answer_bytes) {
+		uint64_t answered = answered_bytes / answer_bytes;
+		uint64_t room = IN_FLIGHT - (sent - answered), left = N_PIPELINE - sent;
+		uint64_t n = room < left ? room : left;
+		ssize_t r;
+
+		if (n > 0) {
+			/* A few hundred bytes always fit an empty socket: a partial write is a
+			 * fault. */
+			if (send(fd, window, n * request_bytes, MSG_NOSIGNAL) !=
+			    (ssize_t)(n * request_bytes))
+				die("send", NULL);
+			sent += n;
+		}
+		(void)epoll_wait(loop, &event, 1, -1);
+		r = read(fd, buffer, sizeof(buffer));
+		if (r == 0 || (r < 0 && errno != EAGAIN))
+			die("the peer hung up", NULL);
+		if (r > 0)
+			answered_bytes += (uint64_t)r;
+	}
+	(void)close(loop);
+	return N_PIPELINE / (now_us() - start) * 1e6;
+}
+
+/* ---- the daemon ---- */
+
+/* A connection of our own, since the client library has no pipelined ping: hello, then pings. */
+static int raw_connect(const char *path, struct proto_buffer *ping, size_t *ret_answer_bytes)
+{
+	struct proto_hello_params hello = {.version = PROTO_VERSION, .client = "bench_rpc"};
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct proto_buffer frame = {0};
+	struct proto_empty empty = {0};
+	struct fmha_error err = {0};
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	char answer[4096];
+
+	(void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+	if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
+		die(path, NULL);
+	if (proto_encode_request(&frame, 1, PROTO_HELLO, &hello, &err) < 0 ||
+	    proto_encode_request(ping, 7, PROTO_PING, &empty, &err) < 0)
+		die("encode", &err);
+	if (write(fd, frame.data, frame.size) != (ssize_t)frame.size ||
+	    read(fd, answer, sizeof(answer)) <= 0)
+		die("hello", NULL);
+	proto_buffer_deinit(&frame);
+	if (write(fd, ping->data, ping->size) != (ssize_t)ping->size)
+		die("ping", NULL);
+	*ret_answer_bytes = (size_t)read(fd, answer, sizeof(answer));
+	return fd;
+}
+
+static double client_ping(struct fmha_client *client, struct fmha_device *device)
+{
+	static double times[N_TRIPS];
+	struct fmha_error err;
+
+	for (int i = 0; i < N_TRIPS; i++) {
+		double start = now_us();
+		int r = device ? fmha_device_ping(device, &err) : fmha_client_ping(client, &err);
+
+		if (r < 0)
+			die("ping", &err);
+		times[i] = now_us() - start;
+	}
+	return median(times, N_TRIPS);
+}
+
+/* batch 1, 2 heads, 16 rows and keys, hdim 64, all four tensors in one buffer. */
+static struct fmha_plan *tiny_plan(struct fmha_device *device, struct fmha_buffer **ret_buffer)
+{
+	const uint64_t bytes = 2 * 16 * 64 * sizeof(float);
+	struct fmha_problem problem;
+	struct fmha_plan *plan = NULL;
+	struct fmha_error err;
+
+	if (fmha_buffer_new(device, 4 * bytes, ret_buffer, &err) < 0)
+		die("buffer", &err);
+	fmha_problem_init(&problem);
+	problem.batch = 1;
+	problem.nhead_q = problem.nhead_k = 2;
+	problem.seqlen_q = problem.seqlen_k = 16;
+	problem.hdim_q = problem.hdim_v = 64;
+	struct fmha_tensor *const tensors[] = {&problem.q, &problem.k, &problem.v, &problem.o};
+	for (uint64_t i = 0; i < 4; i++) {
+		tensors[i]->buffer = fmha_buffer_id(*ret_buffer);
+		tensors[i]->offset = i * bytes;
+		tensors[i]->dtype = FMHA_F32;
+	}
+	float *data = fmha_buffer_data(*ret_buffer);
+	for (uint64_t i = 0; i < 3 * bytes / sizeof(float); i++)
+		data[i] = (float)(i % 17) / 17 - 0.5f;
+	if (fmha_plan_new(device, &problem, &plan, &err) < 0)
+		die("plan", &err);
+	return plan;
+}
+
+/* Client-observed time less the kernel's own. */
+static double tiny_run(struct fmha_plan *plan)
+{
+	static double times[N_TRIPS];
+	struct fmha_run_result result;
+	struct fmha_error err;
+
+	for (int i = 0; i < N_TRIPS; i++) {
+		double start = now_us();
+
+		if (fmha_plan_run(plan, NULL, &result, &err) < 0)
+			die("run", &err);
+		times[i] = now_us() - start - (double)result.kernel_ns / 1e3;
+	}
+	return median(times, N_TRIPS);
+}
+
+static void keep_best(double *best, double value, bool smaller)
+{
+	if (*best == 0 || (smaller ? value < *best : value > *best))
+		*best = value;
+}
+
+static void row(const char *what, double measured, double bare, const char *unit, double ratio,
+		const char *limit, bool good)
+{
+	(void)printf("%-44s %10.1f %10.1f %-6s %6.2f  %-8s %s\n", what, measured, bare, unit, ratio,
+		     limit, good ? "ok" : "MISSED");
+}
+
+int main(int argc, char **argv)
+{
+	struct fmha_client_options options = {.struct_size = sizeof(options)};
+	double raw = 0, front = 0, worker = 0, tiny = 0, echo_rate = 0, rate = 0;
+	struct fmha_client *client = NULL;
+	struct fmha_device *device = NULL;
+	struct fmha_buffer *buffer = NULL;
+	struct proto_buffer ping = {0};
+	struct fmha_error err;
+	size_t answer_bytes = 0;
+	struct echo bare, bare_epoll;
+	struct fmha_plan *plan;
+	uint8_t window[IN_FLIGHT * 64];
+	int fd;
+
+	if (argc != 2) {
+		(void)fprintf(stderr, "usage: bench_rpc SOCKET\n");
+		return 2;
+	}
+	(void)signal(SIGPIPE, SIG_IGN);
+	fd = raw_connect(argv[1], &ping, &answer_bytes);
+	if (ping.size > 64)
+		die("a ping of more than 64 bytes", NULL);
+	for (size_t i = 0; i < IN_FLIGHT; i++)
+		memcpy(window + i * ping.size, ping.data, ping.size);
+	bare = echo_start(ping.size, answer_bytes);
+	bare_epoll = epoll_echo_start();
+	options.path = argv[1];
+	if (fmha_connect(&options, &client, &err) < 0 ||
+	    fmha_device_open(client, FMHA_ANY_DEVICE, &device, &err) < 0)
+		die("connect", &err);
+	plan = tiny_plan(device, &buffer);
+
+	for (int i = 0; i < N_ROUNDS; i++) {
+		keep_best(&raw, ping_pong(&bare), true);
+		keep_best(&front, client_ping(client, NULL), true);
+		keep_best(&worker, client_ping(NULL, device), true);
+		keep_best(&tiny, tiny_run(plan), true);
+		keep_best(&echo_rate, pipeline(bare_epoll.fd, window, ping.size, ping.size), false);
+		keep_best(&rate, pipeline(fd, window, ping.size, answer_bytes), false);
+	}
+	(void)printf("%-44s %10s %10s %-6s %6s  %-8s\n", "best of 7 rounds, medians of 2000",
+		     "fmhad", "bare", "", "ratio", "wanted");
+	row("ping, front", front, raw, "us", front / raw, "<= 1.3", front / raw <= 1.3);
+	row("ping, worker", worker, raw, "us", worker / raw, "<= 1.3", worker / raw <= 1.3);
+	row("tiny run less its kernel", tiny, raw, "us", tiny / raw, "<= 1.5", tiny / raw <= 1.5);
+	row("pings, 64 in flight, against epoll echo", rate / 1e3, echo_rate / 1e3, "k/s",
+	    rate / echo_rate, ">= 0.5", rate / echo_rate >= 0.5);
+
+	(void)fmha_plan_free(plan);
+	(void)fmha_buffer_free(buffer);
+	(void)fmha_device_free(device);
+	(void)fmha_client_free(client);
+	(void)close(fd);
+	echo_stop(&bare);
+	echo_stop(&bare_epoll);
+	proto_buffer_deinit(&ping);
+	return 0;
+}

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# Every benchmark, each printing ratios to something measured beside it in the same run.
+#
+#   tests/bench/run.sh [cpu|specs|rpc|idle ...]     default: all
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/../.."
+bin=build/release/tests/bench
+fmhad=$(find build/release/daemon -name fmhad -type f -perm -u+x | head -1)
+folder=
+pid=
+
+stop_daemon() {
+    if [ -n "$pid" ]; then
+        kill -TERM "$pid" 2>/dev/null || true
+        wait "$pid" 2>/dev/null || true
+        pid=
+    fi
+    [ -z "$folder" ] || rm -rf "$folder"
+    folder=
+}
+trap stop_daemon EXIT
+
+start_daemon() { # devices JSON
+    folder=$(mktemp -d)
+    printf '{"socket": "%s/fmhad.sock", "devices": %s}\n' "$folder" "$1" >"$folder/fmhad.json"
+    "$fmhad" --config "$folder/fmhad.json" 2>"$folder/log" &
+    pid=$!
+    for _ in $(seq 100); do
+        [ -S "$folder/fmhad.sock" ] && return
+        sleep 0.05
+    done
+    cat "$folder/log" >&2
+    return 1
+}
+
+title() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+
+bench_cpu() {
+    title "CPU kernels, $(sed -n 's/^model name\s*: //p' /proc/cpuinfo | head -1), $(nproc) cores"
+    "$bin/bench_cpu"
+}
+
+bench_specs() {
+    title "Kernel space"
+    "$bin/bench_specs"
+}
+
+bench_rpc() {
+    title "Calls"
+    start_daemon '[{"backend": "cpu"}]'
+    "$bin/bench_rpc" "$folder/fmhad.sock"
+    stop_daemon
+}
+
+# Resident memory and wake-ups of a daemon that nobody uses, each of its processes.
+bench_idle() {
+    title "An idle daemon"
+    start_daemon '[{"backend": "cpu"}]'
+    sleep 2
+    local p before after rss seconds=10
+    declare -A switches
+    local processes="$pid $(cat "/proc/$pid/task/$pid/children")"
+    for p in $processes; do
+        switches[$p]=$(cat /proc/"$p"/task/*/status | awk '/ctxt_switches/ {n += $2} END {print n}')
+    done
+    sleep $seconds
+    printf '%-10s %14s %20s\n' process "resident MiB" "wake-ups a second"
+    for p in $processes; do
+        before=${switches[$p]}
+        after=$(cat /proc/"$p"/task/*/status | awk '/ctxt_switches/ {n += $2} END {print n}')
+        rss=$(awk '/^VmRSS/ {print $2}' "/proc/$p/status")
+        printf '%-10s %14s %20s\n' "$([ "$p" = "$pid" ] && echo front || echo worker)" \
+            "$(awk "BEGIN {printf \"%.1f\", $rss / 1024}")" \
+            "$(awk "BEGIN {printf \"%.2f\", ($after - $before) / $seconds}")"
+    done
+    stop_daemon
+}
+
+for part in "${@:-cpu specs rpc idle}"; do
+    for name in $part; do
+        "bench_$name"
+    done
+done
