@@ -36,7 +36,7 @@ enum cpu_level cpu_level_detect(void);
 
 struct cpu_kernel {
 	enum abi_family family;
-	uint32_t dtype;    /* enum abi_dtype of q, k, v */
+	uint32_t dtype; /* enum abi_dtype of q, k, v */
 	enum cpu_level level;
 	const char *pipeline; /* "cpu_flash", "cpu_decode", ...: the pipeline word of the spec */
 

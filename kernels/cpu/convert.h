@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * convert.h: rows of numbers between the tensors' types and float. Every conversion is exact on the
+ * way in and rounds to nearest even on the way out.
+ */
+#ifndef FMHA_CPU_CONVERT_H
+#define FMHA_CPU_CONVERT_H
+
+#include "vec.h"
+
+static inline float bits_to_float(uint32_t bits)
+{
+	float f;
+
+	memcpy(&f, &bits, sizeof(f));
+	return f;
+}
+
+static inline uint32_t float_to_bits(float f)
+{
+	uint32_t bits;
+
+	memcpy(&bits, &f, sizeof(bits));
+	return bits;
+}
+
+static inline int32_t dtype_bytes(int32_t dtype)
+{
+	switch (dtype) {
+	case ABI_F32:
+	case ABI_I32:
+		return 4;
+	case ABI_F16:
+	case ABI_BF16:
+		return 2;
+	default:
+		return 1;
+	}
+}
+
+static inline float float_from_f16(uint16_t h)
+{
+#ifdef __F16C__
+	return _cvtsh_ss(h);
+#else
+	/* Shifted into place the exponent is too small by 112; the product puts that right, for
+	 * subnormals too. Infinity and NaN keep their exponent of all ones. */
+	uint32_t sign = (uint32_t)(h & 0x8000) << 16, magnitude = (uint32_t)(h & 0x7fff) << 13;
+	float f = bits_to_float(magnitude) * 0x1p112f;
+
+	if (magnitude >= 0x0f800000)
+		return bits_to_float(sign | 0x7f800000 | magnitude);
+	return bits_to_float(sign | float_to_bits(f));
+#endif
+}
+
+static inline uint16_t float_to_f16(float f)
+{
+#ifdef __F16C__
+	return _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT);
+#else
+	uint32_t bits = float_to_bits(f), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+
+	if (magnitude > 0x7f800000)
+		return (uint16_t)(sign | 0x7e00);
+	if (magnitude >= 0x477ff000) /* 65520 and above round to infinity */
+		return (uint16_t)(sign | 0x7c00);
+	if (magnitude < 0x38800000) /* subnormal: 0.5f's last bit is 2^-24, the addition rounds */
+		return (uint16_t)(sign |
+				  (float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000));
+	magnitude += 0xfff + (magnitude >> 13 & 1);
+	return (uint16_t)(sign | ((magnitude - 0x38000000) >> 13));
+#endif
+}
+
+static inline float float_from_bf16(uint16_t h)
+{
+	return bits_to_float((uint32_t)h << 16);
+}
+
+static inline uint16_t float_to_bf16(float f)
+{
+	uint32_t bits = float_to_bits(f);
+
+	if ((bits & 0x7fffffff) > 0x7f800000)
+		return (uint16_t)(bits >> 16 | 0x40);
+	return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* fp8 through f16: e5m2 is its upper half; e4m3 has the exponent in the same place after a shift,
+ * too small by 8, and one NaN, which no arithmetic finds. */
+static inline float float_from_e5m2(uint8_t b)
+{
+	return float_from_f16((uint16_t)(b << 8));
+}
+
+static inline float float_from_e4m3(uint8_t b)
+{
+	uint16_t half = (uint16_t)((b & 0x80) << 8 | (b & 0x7f) << 7);
+
+	if ((b & 0x7f) == 0x7f)
+		return bits_to_float(0x7fc00000);
+	return float_from_f16(half) * 256.0f;
+}
+
+static inline float load_one(const void *data, int32_t dtype, int64_t index)
+{
+	switch (dtype) {
+	case ABI_F32:
+		return ((const float *)data)[index];
+	case ABI_F16:
+		return float_from_f16(((const uint16_t *)data)[index]);
+	case ABI_BF16:
+		return float_from_bf16(((const uint16_t *)data)[index]);
+	case ABI_E4M3:
+		return float_from_e4m3(((const uint8_t *)data)[index]);
+	default:
+		return float_from_e5m2(((const uint8_t *)data)[index]);
+	}
+}
+
+static inline void store_one(void *data, int32_t dtype, int64_t index, float value)
+{
+	switch (dtype) {
+	case ABI_F32:
+		((float *)data)[index] = value;
+		break;
+	case ABI_F16:
+		((uint16_t *)data)[index] = float_to_f16(value);
+		break;
+	default:
+		((uint16_t *)data)[index] = float_to_bf16(value);
+		break;
+	}
+}
+
+/* dst[i] = element @index + i * @stride. */
+static inline void load_row(float *restrict dst, const void *restrict data, int32_t dtype,
+			    int64_t index, int64_t stride, int32_t n)
+{
+	const char *from = (const char *)data + index * dtype_bytes(dtype);
+	int32_t i = 0;
+
+	if (stride != 1) {
+		for (i = 0; i < n; i++)
+			dst[i] = load_one(data, dtype, index + i * stride);
+		return;
+	}
+	switch (dtype) {
+	case ABI_F32:
+		memcpy(dst, from, (size_t)n * sizeof(float));
+		break;
+	case ABI_F16:
+#if defined(__AVX512F__)
+		for (; i + 16 <= n; i += 16)
+			_mm512_storeu_ps(dst + i, _mm512_cvtph_ps(_mm256_loadu_si256(
+							  (const __m256i *)(from + 2 * i))));
+#endif
+#if defined(__F16C__)
+		for (; i + 8 <= n; i += 8)
+			_mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128(
+							  (const __m128i *)(from + 2 * i))));
+#endif
+		for (; i < n; i++)
+			dst[i] = float_from_f16(((const uint16_t *)from)[i]);
+		break;
+	case ABI_BF16:
+		for (; i < n; i++)
+			dst[i] = float_from_bf16(((const uint16_t *)from)[i]);
+		break;
+	case ABI_E4M3:
+		for (; i < n; i++)
+			dst[i] = float_from_e4m3(((const uint8_t *)from)[i]);
+		break;
+	default:
+		for (; i < n; i++)
+			dst[i] = float_from_e5m2(((const uint8_t *)from)[i]);
+		break;
+	}
+}
+
+/* Element @index + i * @stride = src[i]. */
+static inline void store_row(void *restrict data, int32_t dtype, int64_t index, int64_t stride,
+			     const float *restrict src, int32_t n)
+{
+	char *to = (char *)data + index * dtype_bytes(dtype);
+	int32_t i = 0;
+
+	if (stride != 1) {
+		for (i = 0; i < n; i++)
+			store_one(data, dtype, index + i * stride, src[i]);
+		return;
+	}
+	switch (dtype) {
+	case ABI_F32:
+		memcpy(to, src, (size_t)n * sizeof(float));
+		break;
+	case ABI_F16:
+#if defined(__F16C__)
+		for (; i + 8 <= n; i += 8)
+			_mm_storeu_si128((__m128i *)(to + 2 * i),
+					 _mm256_cvtps_ph(_mm256_loadu_ps(src + i),
+							 _MM_FROUND_TO_NEAREST_INT));
+#endif
+		for (; i < n; i++)
+			((uint16_t *)to)[i] = float_to_f16(src[i]);
+		break;
+	default:
+		for (; i < n; i++)
+			((uint16_t *)to)[i] = float_to_bf16(src[i]);
+		break;
+	}
+}
+
+#endif

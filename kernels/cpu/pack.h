@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * pack.h: Q, K and V out of whatever type and layout they have into what the matrix multiply reads.
+ *
+ *   K   panels of PANEL keys: [k_padded / PANEL][hdim_q][PANEL]      (transposed)
+ *   V   panels of PANEL dims: [hdim_v / PANEL][k_padded][PANEL]
+ *
+ * Keys beyond the sequence's end are zeros. fp8 factors are applied here. A flag a panel of keys
+ * says whether V has a value that is not finite there: then 0 * V is not 0, and P V must skip what
+ * a mask hides.
+ */
+#ifndef FMHA_CPU_PACK_H
+#define FMHA_CPU_PACK_H
+
+#include "convert.h"
+#include "micro.h"
+#include "view.h"
+
+static inline int64_t round_up(int64_t x, int64_t unit)
+{
+	return (x + unit - 1) / unit * unit;
+}
+
+/* Where the packed keys of a sequence lie in the workspace; all in keys, multiples of PANEL. */
+struct packed_keys {
+	int64_t start; /* of this sequence and head */
+	int32_t n;     /* k_len rounded up */
+};
+
+/* Keys that the workspace has room for, per head. Depends on nothing behind a pointer. */
+static inline int64_t packed_keys_total(const struct abi_sequences *s)
+{
+	if (s->seqstart_k)
+		return s->total_k / PANEL * PANEL + (int64_t)s->batch * PANEL;
+	return s->batch * round_up(s->seqlen_k_max, PANEL);
+}
+
+static inline struct packed_keys packed_keys_at(const struct abi_sequences *s,
+						const struct view_sequence *v, int32_t nhead_k,
+						int32_t head)
+{
+	struct packed_keys p = {.n = (int32_t)round_up(v->k_len, PANEL)};
+	int64_t before = s->seqstart_k ? v->k_start / PANEL * PANEL + (int64_t)v->batch * PANEL
+				       : v->batch * round_up(s->seqlen_k_max, PANEL);
+
+	p.start = before * nhead_k + (int64_t)head * p.n;
+	return p;
+}
+
+/* The fp8 factor of row or cache position @i; @page: used when factors belong to pages. */
+static inline float descale_at(const struct abi_descale *d, int32_t b, int32_t h, int32_t i,
+			       int64_t page)
+{
+	int64_t index;
+
+	if (!d->data)
+		return 1.0f;
+	index = (d->per_page ? page : b) * d->stride_batch + h * d->stride_head;
+	if (d->block)
+		index += i / d->block * d->stride_block;
+	return d->data[index];
+}
+
+static inline void scale_row(float *x, int32_t n, float factor)
+{
+	for (int32_t i = 0; i < n; i++)
+		x[i] *= factor;
+}
+
+/* One key or value as floats, factor applied. @column: logical. */
+static inline void fetch_key(float *dst, const struct abi_fwd_args *a,
+			     const struct view_sequence *s, int32_t head, int32_t column, int is_v)
+{
+	const struct abi_tensor *t = is_v ? &a->v : &a->k;
+	const struct abi_descale *descale = is_v ? &a->v_descale : &a->k_descale;
+	int32_t hdim = is_v ? a->hdim_v : a->hdim_q;
+	int32_t position = s->leftpad + column, x = 16 / dtype_bytes(a->dtype);
+	int64_t index = view_cache_offset(&a->cache, t, s, position, head, 0, a->nhead_k, hdim, x,
+					  is_v);
+
+	if (!a->cache.page_size || a->cache.layout == ABI_KV_LINEAR) {
+		load_row(dst, t->data, a->dtype, index, t->stride_dim, hdim);
+	} else if (is_v) {
+		load_row(dst, t->data, a->dtype, index, x, hdim);
+	} else {
+		for (int32_t d = 0; d < hdim; d += x)
+			load_row(dst + d, t->data, a->dtype,
+				 index + (int64_t)d * a->cache.page_size, 1,
+				 hdim - d < x ? hdim - d : x);
+	}
+	if (descale->data)
+		scale_row(dst, hdim,
+			  descale_at(descale, s->batch, head, position,
+				     descale->per_page ? view_page(&a->cache, s, position) : 0));
+}
+
+/* Row @i of head @head of Q, times @factor and its fp8 factor. */
+static inline void fetch_query(float *dst, const struct abi_fwd_args *a,
+			       const struct view_sequence *s, int32_t head, int32_t i, float factor)
+{
+	load_row(dst, a->q.data, a->dtype, view_q_offset(&a->q, s, i, head), a->q.stride_dim,
+		 a->hdim_q);
+	scale_row(dst, a->hdim_q, factor * descale_at(&a->q_descale, s->batch, head, i, 0));
+}
+
+/* Columns [c0, c0 + PANEL) of K into one panel. @temp: PANEL * hdim_q floats. */
+static inline void pack_k_panel(float *panel, const struct abi_fwd_args *a,
+				const struct view_sequence *s, int32_t head, int32_t c0,
+				float *temp)
+{
+	int32_t hdim = a->hdim_q, n = s->k_len - c0 < PANEL ? s->k_len - c0 : PANEL;
+
+	for (int32_t j = 0; j < n; j++)
+		fetch_key(temp + j * hdim, a, s, head, c0 + j, 0);
+	for (int32_t d = 0; d < hdim; d++) {
+		for (int32_t j = 0; j < n; j++)
+			panel[d * PANEL + j] = temp[j * hdim + d];
+		for (int32_t j = n; j < PANEL; j++)
+			panel[d * PANEL + j] = 0;
+	}
+}
+
+/*
+ * Columns [c0, c0 + PANEL) of V. @v: the first panel of dims, at column c0; the next one is @stride
+ * floats further. @temp: hdim_v rounded up to PANEL floats. Returns 1 when all is finite.
+ */
+static inline uint8_t pack_v_panel(float *v, int64_t stride, const struct abi_fwd_args *a,
+				   const struct view_sequence *s, int32_t head, int32_t c0,
+				   float *temp)
+{
+	int32_t padded = (int32_t)round_up(a->hdim_v, PANEL);
+	vf zeros = {0}; /* becomes NaN when something is not finite */
+
+	for (int32_t d = a->hdim_v; d < padded; d++)
+		temp[d] = 0;
+	for (int32_t j = 0; j < PANEL; j++) {
+		if (c0 + j < s->k_len)
+			fetch_key(temp, a, s, head, c0 + j, 1);
+		else
+			memset(temp, 0, (size_t)padded * sizeof(*temp));
+		for (int32_t d = 0; d < padded; d += LANES) {
+			vf x = vf_load(temp + d);
+
+			zeros += x * 0.0f;
+			vf_store(v + d / PANEL * stride + j * PANEL + d % PANEL, x);
+		}
+	}
+	return vf_reduce_add(zeros) == 0;
+}
+
+#endif

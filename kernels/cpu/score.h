@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * score.h: what happens to one row of S between the two matrix products.
+ *
+ * Scores are kept in base 2 (already multiplied by log2(e)), so that every exponential is one exp2.
+ * A row sees two ranges of columns: the band [lo, hi), and the sink columns left of a window.
+ * Whatever else a tile computed is overwritten with -inf before the maximum is taken, so a masked
+ * column never counts, even when its key holds a NaN.
+ */
+#ifndef FMHA_CPU_SCORE_H
+#define FMHA_CPU_SCORE_H
+
+#include <math.h>
+
+#include "convert.h"
+#include "view.h"
+
+#define LOG2_E 1.44269504088896340736f
+#define LN_2   0.69314718055994530942f
+
+struct score_row {
+	int32_t head, i;
+	int32_t sink_lo, sink_hi; /* visible columns left of the band, sink_hi <= lo */
+	int32_t lo, hi;           /* the band, within the split */
+};
+
+static inline int32_t clamp_i64(int64_t x, int32_t lo, int32_t hi)
+{
+	return x < lo ? lo : x > hi ? hi : (int32_t)x;
+}
+
+/* The columns of [begin, end) that row i of head @head sees. */
+static inline struct score_row score_row_at(const struct abi_band *band,
+					    const struct view_sequence *s, int32_t head, int32_t i,
+					    int32_t begin, int32_t end)
+{
+	struct score_row r = {.head = head, .i = i};
+	int64_t diagonal = i, lo = 0, hi = s->k_len, sink = 0;
+
+	if (band->mask == ABI_MASK_BOTTOM_RIGHT)
+		diagonal += (int64_t)s->k_len - s->q_len;
+	if (band->mask != ABI_MASK_NONE && band->window_right >= 0)
+		hi = diagonal + band->window_right + 1;
+	if (band->mask != ABI_MASK_NONE && band->window_left >= 0) {
+		lo = diagonal - band->window_left;
+		sink = band->sink_tokens;
+	}
+	hi = hi < s->k_len ? hi : s->k_len;
+	sink = sink < lo ? sink : lo;
+	sink = sink < hi ? sink : hi;
+	r.hi = clamp_i64(hi, begin, end);
+	r.lo = clamp_i64(lo, begin, r.hi);
+	r.sink_lo = begin;
+	r.sink_hi = clamp_i64(sink, begin, r.lo);
+	return r;
+}
+
+static inline int32_t score_row_first(const struct score_row *r)
+{
+	return r->sink_hi > r->sink_lo ? r->sink_lo : r->lo;
+}
+
+static inline int32_t score_row_empty(const struct score_row *r)
+{
+	return r->lo >= r->hi && r->sink_lo >= r->sink_hi;
+}
+
+/* What scores go through besides scale and mask; constant for a launch. */
+struct score_ops {
+	const struct abi_fwd_args *args;
+	float q_factor;   /* multiplies Q: scale * log2(e), or scale / soft cap */
+	float cap;        /* soft cap * log2(e); 0: none */
+	int32_t modifies; /* soft cap, bias or ALiBi is there */
+};
+
+static inline struct score_ops score_ops_init(const struct abi_fwd_args *a)
+{
+	struct score_ops ops = {.args = a, .q_factor = a->scale * LOG2_E};
+
+	if (a->logits_soft_cap > 0) {
+		ops.q_factor = a->scale / a->logits_soft_cap;
+		ops.cap = a->logits_soft_cap * LOG2_E;
+	}
+	ops.modifies = ops.cap > 0 || a->bias.data || a->alibi_slopes;
+	return ops;
+}
+
+/* tanh within 3e-7: x P(x^2) / Q(x^2), minimax over [0, 9]; beyond that tanh is 1 in float. */
+static inline vf vf_tanh(vf x)
+{
+	vf z, p, q;
+
+	x = vf_min(vf_set1(9.0f), vf_max(vf_set1(-9.0f), x));
+	z = x * x;
+	p = z * 1.33545521e-8f + 2.06090005e-5f;
+	p = p * z + 3.49558308e-3f;
+	p = p * z + 1.33810214e-1f;
+	p = p * z + 9.99999979e-1f;
+	q = z * 7.77651259e-7f + 3.28562661e-4f;
+	q = q * z + 2.5876963e-2f;
+	q = q * z + 4.6714337e-1f;
+	q = q * z + 1.0f;
+	return x * p / q;
+}
+
+static inline void score_soft_cap(float *t, int32_t n, float cap)
+{
+	for (int32_t j = 0; j < n; j += LANES)
+		vf_store(t + j, vf_tanh(vf_load(t + j)) * cap);
+}
+
+/* @t: columns [c0, c0 + n) of the row; @temp: n floats. Columns beyond k_len keep garbage. */
+static inline void score_add_bias(float *t, int32_t n, int32_t c0, const struct abi_fwd_args *a,
+				  const struct view_sequence *s, const struct score_row *r,
+				  float *temp)
+{
+	int64_t row = view_q_offset(&a->bias, s, r->i, r->head);
+	int32_t readable = s->k_len - c0 < n ? s->k_len - c0 : n;
+
+	load_row(temp, a->bias.data, a->bias_dtype, row + c0 * a->bias.stride_dim,
+		 a->bias.stride_dim, readable);
+	for (int32_t j = readable; j < n; j++)
+		temp[j] = 0;
+	for (int32_t j = 0; j < n; j += LANES)
+		vf_store(t + j, vf_load(t + j) + vf_load(temp + j) * LOG2_E);
+}
+
+static inline void score_add_alibi(float *t, int32_t n, int32_t c0, const struct abi_fwd_args *a,
+				   const struct view_sequence *s, const struct score_row *r)
+{
+	float slope = a->alibi_slopes[s->batch * a->alibi_stride_batch + r->head] * LOG2_E;
+	vf distance = vf_iota() + (float)(c0 - (r->i + s->k_len - s->q_len));
+
+	for (int32_t j = 0; j < n; j += LANES) {
+		vf_store(t + j, vf_load(t + j) - vf_abs(distance) * slope);
+		distance += (float)LANES;
+	}
+}
+
+static inline void score_modify(float *t, int32_t n, int32_t c0, const struct score_ops *ops,
+				const struct view_sequence *s, const struct score_row *r,
+				float *temp)
+{
+	if (ops->cap > 0)
+		score_soft_cap(t, n, ops->cap);
+	if (ops->args->bias.data)
+		score_add_bias(t, n, c0, ops->args, s, r, temp);
+	if (ops->args->alibi_slopes)
+		score_add_alibi(t, n, c0, ops->args, s, r);
+}
+
+static inline void score_fill(float *t, int32_t from, int32_t to, float value)
+{
+	for (int32_t j = from; j < to; j++)
+		t[j] = value;
+}
+
+/* Overwrites what the row does not see of columns [c0, c0 + n). */
+static inline void score_mask(float *t, int32_t n, int32_t c0, const struct score_row *r)
+{
+	int32_t sink_lo = clamp_i64((int64_t)r->sink_lo - c0, 0, n);
+	int32_t sink_hi = clamp_i64((int64_t)r->sink_hi - c0, 0, n);
+	int32_t lo = clamp_i64((int64_t)r->lo - c0, 0, n),
+		hi = clamp_i64((int64_t)r->hi - c0, 0, n);
+
+	if (r->lo >= r->hi)
+		lo = hi = n;
+	if (r->sink_lo >= r->sink_hi)
+		sink_lo = sink_hi = 0;
+	score_fill(t, 0, sink_lo, -INFINITY);
+	score_fill(t, sink_hi, lo, -INFINITY);
+	score_fill(t, hi, n, -INFINITY);
+}
+
+static inline float score_max(const float *t, int32_t n)
+{
+	vf max = vf_set1(-INFINITY);
+
+	/* A NaN is dropped here; its exponential puts it into the sum. */
+	for (int32_t j = 0; j < n; j += LANES)
+		max = vf_max(vf_load(t + j), max);
+	return vf_reduce_max(max);
+}
+
+/* t becomes 2^(t - max); the sums are added to sum [LANES]. */
+static inline void score_exponentials(float *t, int32_t n, float max, float *sum)
+{
+	vf total = vf_load(sum);
+
+	for (int32_t j = 0; j < n; j += LANES) {
+		vf p = vf_exp2(vf_load(t + j) - max);
+
+		total += p;
+		vf_store(t + j, p);
+	}
+	vf_store(sum, total);
+}
+
+#endif
