@@ -47,7 +47,7 @@ enum {
 };
 
 static const struct range ranges[] = {
-	RANGE(batch, 1, MAX_BATCH, OPS_ALL),
+	RANGE(batch, 0, MAX_BATCH, OPS_ALL),
 	RANGE(nhead_q, 1, MAX_HEADS, OPS_ATTENTION | OP_MERGE),
 	RANGE(nhead_k, 1, MAX_HEADS, OPS_ATTENTION | OP_APPEND),
 	RANGE(seqlen_q, 0, INT32_MAX, OPS_ALL),

@@ -194,7 +194,8 @@ static void numbers_out_of_range(void **state)
 		p.deterministic = 2);
 	REFUSES(forward, "descale_per_page", "descale_per_page 2: above 1, the last one defined",
 		p.descale_per_page = 2);
-	REFUSES(forward, "batch", "batch 0: below 1", p.batch = 0);
+	REFUSES(forward, "batch", "batch -1: below 0", p.batch = -1);
+	ACCEPTS(forward, p.batch = 0);
 	REFUSES(forward, "batch", "batch 1048577: above 1048576", p.batch = 1048577);
 	REFUSES(forward, "nhead_q", "nhead_q 0: below 1", p.nhead_q = 0);
 	REFUSES(forward, "nhead_q", "nhead_q 65537: above 65536", p.nhead_q = 65537);
