@@ -1,0 +1,501 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * cpu.c: the CPU as a device. Kernels come from kernels/cpu at the best level of the machine (or
+ * the one that the configuration names), launches become jobs of a thread pool, memory is memfds.
+ */
+#include <cpu.h> /* kernels/cpu */
+
+#include "cpu_device.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <base/clock.h>
+#include <proto/error.h>
+#include <proto/problem.h>
+
+#include "memfd.h"
+
+#define PAGE_BYTES        4096ull
+#define WORKSPACE_LEAST   65536ull
+#define WORKSPACE_KEEP    (256ull << 20) /* bytes kept for the next launch */
+#define HERE_SCRATCH_MOST (1u << 20)
+
+struct cpu_workspace {
+	struct list in_free;
+	uint64_t bytes;
+	void *data;
+};
+
+static struct cpu_device *cpu_device(struct device *device)
+{
+	return container_of(device, struct cpu_device, base);
+}
+
+static const struct cpu_kernel *as_cpu(const struct device_kernel *kernel)
+{
+	return (const struct cpu_kernel *)(const void *)kernel;
+}
+
+/* ---- kernels ---- */
+
+static const char *const family_words[ABI_N_FAMILIES] = {
+	[ABI_FWD] = "fwd",
+	[ABI_FWD_SPLITKV] = "fwd_splitkv",
+	[ABI_FWD_SPLITKV_COMBINE] = "fwd_splitkv_combine",
+	[ABI_FWD_PAGEDKV] = "fwd_pagedkv",
+	[ABI_FWD_APPENDKV] = "fwd_appendkv",
+	[ABI_BATCH_PREFILL] = "batch_prefill",
+	[ABI_BWD_DOT_DO_O] = "bwd_dot_do_o",
+	[ABI_BWD_DQ_DK_DV] = "bwd_dq_dk_dv",
+	[ABI_BWD_CONVERT_DQ] = "bwd_convert_dq",
+};
+
+/* The name of a kernel that no spec has named. */
+static void kernel_name(const struct cpu_kernel *kernel, char ret_name[PLAN_KERNEL_BYTES])
+{
+	snprintf(ret_name, PLAN_KERNEL_BYTES, "%s_%s_%s_%s", family_words[kernel->family],
+		 fmha_dtype_name(kernel->dtype), kernel->pipeline, cpu_level_name(kernel->level));
+}
+
+static bool kernel_fits(const struct cpu_kernel *kernel, enum abi_family family, uint32_t dtype,
+			const char *pipeline, const union plan_args *args)
+{
+	return kernel->family == family && kernel->dtype == dtype &&
+	       (!*pipeline || strcmp(kernel->pipeline, pipeline) == 0) && kernel->accepts(args);
+}
+
+/* The first kernel of exactly @level. */
+static const struct cpu_kernel *find_at_level(struct cpu_device *cpu, enum cpu_level level,
+					      enum abi_family family, uint32_t dtype,
+					      const char *pipeline, const union plan_args *args)
+{
+	size_t n;
+	const struct cpu_kernel *const *kernels = cpu_kernels(level, &n);
+
+	for (size_t i = 0; i < n; i++) {
+		char name[PLAN_KERNEL_BYTES];
+
+		if (!kernel_fits(kernels[i], family, dtype, pipeline, args))
+			continue;
+		kernel_name(kernels[i], name);
+		if (*pipeline || !device_is_quarantined(&cpu->base, name))
+			return kernels[i];
+	}
+	return NULL;
+}
+
+static const struct cpu_kernel *find_kernel(struct cpu_device *cpu, enum abi_family family,
+					    uint32_t dtype, const union plan_args *args,
+					    const struct plan_stage *stage)
+{
+	const struct cpu_kernel *kernel = NULL;
+	enum cpu_level level;
+
+	if (*stage->pipeline) {
+		if (cpu_level_from_name(stage->arch, &level) < 0 || level > cpu->level ||
+		    device_is_quarantined(&cpu->base, stage->kernel))
+			return NULL;
+		return find_at_level(cpu, level, family, dtype, stage->pipeline, args);
+	}
+	for (int i = (int)cpu->level; i >= 0 && !kernel; i--)
+		kernel = find_at_level(cpu, (enum cpu_level)i, family, dtype, "", args);
+	return kernel;
+}
+
+static int cpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
+			   const union plan_args *args, struct plan_stage *stage)
+{
+	struct cpu_device *cpu = cpu_device(device);
+	const struct cpu_kernel *kernel = find_kernel(cpu, family, dtype, args, stage);
+
+	if (!kernel)
+		return 1;
+	if (!*stage->pipeline) {
+		kernel_name(kernel, stage->kernel);
+		snprintf(stage->pipeline, sizeof(stage->pipeline), "%s", kernel->pipeline);
+		snprintf(stage->arch, sizeof(stage->arch), "%s", cpu_level_name(kernel->level));
+	}
+	stage->workspace_bytes = kernel->workspace_bytes(args, (int)pool_n_threads(cpu->pool));
+	return 0;
+}
+
+static const struct device_kernel *
+cpu_get_kernel(struct device *device, const struct plan_stage *stage, const union plan_args *args)
+{
+	struct cpu_device *cpu = cpu_device(device);
+
+	return (const struct device_kernel *)(const void *)find_kernel(cpu, stage->family,
+								       stage->dtype, args, stage);
+}
+
+/* ---- memory ---- */
+
+static int cpu_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
+			     int *ret_fd, struct fmha_error *err)
+{
+	(void)device;
+	return memfd_create_memory(size, ret_memory, ret_fd, err);
+}
+
+static int cpu_memory_import(struct device *device, const struct device_memory_source *source,
+			     struct device_memory *ret_memory, struct fmha_error *err)
+{
+	(void)device;
+	if (source->kind != PROTO_MEMFD)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "kind",
+					    "this device imports memfds only");
+	return memfd_import_memory(source, ret_memory, err);
+}
+
+static void cpu_memory_free(struct device *device, struct device_memory *memory)
+{
+	(void)device;
+	memfd_free_memory(memory);
+}
+
+/* Sizes are powers of two so that a kept workspace fits the next launch. */
+static uint64_t workspace_size(uint64_t bytes)
+{
+	uint64_t size = WORKSPACE_LEAST;
+
+	while (size < bytes)
+		size *= 2;
+	return size;
+}
+
+static int cpu_workspace_new(struct device *device, uint64_t bytes,
+			     struct device_memory *ret_memory, struct fmha_error *err)
+{
+	struct cpu_device *cpu = cpu_device(device);
+	struct cpu_workspace *workspace;
+	uint64_t size;
+
+	if (bytes > 1ull << 46)
+		return fmha_error_set(err, FMHA_ENOMEM, "a workspace of %llu bytes",
+				      (unsigned long long)bytes);
+	size = workspace_size(bytes);
+	list_for_each(node, &cpu->free_workspaces)
+	{
+		workspace = container_of(node, struct cpu_workspace, in_free);
+		if (workspace->bytes == size) {
+			list_remove(node);
+			cpu->free_bytes -= size;
+			goto found;
+		}
+	}
+	workspace = malloc(sizeof(*workspace));
+	if (workspace) {
+		workspace->bytes = size;
+		workspace->data = mmap(NULL, size, PROT_READ | PROT_WRITE,
+				       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	}
+	if (!workspace || workspace->data == MAP_FAILED) {
+		free(workspace);
+		return fmha_error_set(err, FMHA_ENOMEM, "a workspace of %llu bytes",
+				      (unsigned long long)bytes);
+	}
+	list_init(&workspace->in_free);
+found:
+	*ret_memory = (struct device_memory){.host = workspace->data,
+					     .device = workspace->data,
+					     .bytes = bytes,
+					     .charged_bytes = size,
+					     .map = workspace};
+	return 0;
+}
+
+static void free_workspace(struct cpu_workspace *workspace)
+{
+	munmap(workspace->data, workspace->bytes);
+	free(workspace);
+}
+
+static void cpu_workspace_free(struct device *device, struct device_memory *memory)
+{
+	struct cpu_device *cpu = cpu_device(device);
+	struct cpu_workspace *workspace = memory->map;
+
+	if (!workspace)
+		return;
+	*memory = (struct device_memory){0};
+	if (cpu->free_bytes + workspace->bytes > WORKSPACE_KEEP) {
+		free_workspace(workspace);
+		return;
+	}
+	list_append(&cpu->free_workspaces, &workspace->in_free);
+	cpu->free_bytes += workspace->bytes;
+}
+
+static void cpu_trim(struct device *device)
+{
+	struct cpu_device *cpu = cpu_device(device);
+	struct list *node;
+
+	while ((node = list_pop(&cpu->free_workspaces)))
+		free_workspace(container_of(node, struct cpu_workspace, in_free));
+	cpu->free_bytes = 0;
+	if (cpu->scratch)
+		munmap(cpu->scratch, cpu->scratch_bytes);
+	cpu->scratch = NULL;
+	cpu->scratch_bytes = 0;
+	pool_trim(cpu->pool);
+}
+
+/* ---- launches ---- */
+
+static struct device_stream *cpu_stream_new(struct device *device)
+{
+	struct pool_queue *queue = malloc(sizeof(*queue));
+
+	(void)device;
+	if (queue)
+		pool_queue_init(queue);
+	return (struct device_stream *)(void *)queue;
+}
+
+static void cpu_stream_free(struct device *device, struct device_stream *stream)
+{
+	struct pool_queue *queue = (struct pool_queue *)(void *)stream;
+
+	(void)device;
+	assert(list_is_empty(&queue->jobs));
+	free(queue);
+}
+
+static void run_step(const struct pool_step *step, uint64_t task, void *scratch)
+{
+	const struct cpu_kernel *kernel = step->kernel;
+
+	kernel->run(step->args, step->phase, (int64_t)task, step->n_threads, step->workspace,
+		    scratch);
+}
+
+void cpu_launch_prepare(struct cpu_launch *launch)
+{
+	struct pool_job *job = &launch->job;
+	int n_threads = (int)pool_n_threads(launch->device->pool);
+
+	job->n_steps = 0;
+	job->scratch_bytes = 0;
+	for (uint32_t i = 0; i < launch->base.n_stages; i++) {
+		const struct cpu_kernel *kernel = as_cpu(launch->base.kernels[i]);
+		const void *args = &launch->base.args[i];
+		size_t scratch = kernel->scratch_bytes(args);
+
+		if (scratch > job->scratch_bytes)
+			job->scratch_bytes = scratch;
+		for (int phase = 0; phase < kernel->n_phases; phase++) {
+			assert(job->n_steps < POOL_MAX_STEPS);
+			job->steps[job->n_steps++] = (struct pool_step){
+				.n_tasks = (uint64_t)kernel->n_tasks(args, phase, n_threads),
+				.run = run_step,
+				.kernel = kernel,
+				.args = args,
+				.name = launch->base.names[i],
+				.workspace = launch->base.workspaces[i],
+				.phase = phase,
+				.n_threads = n_threads};
+		}
+	}
+}
+
+static void finish(struct cpu_launch *launch)
+{
+	struct device_launch *base = &launch->base;
+	struct pool_job *job = &launch->job;
+
+	base->started_ns = job->started_ns;
+	base->ended_ns = job->ended_ns;
+	base->bus_address = atomic_load(&job->vanished);
+	base->error.code = FMHA_OK;
+	if (device_has_failed(&launch->device->base, &base->error))
+		return;
+	if (atomic_load(&job->out_of_memory))
+		fmha_error_set(&base->error, FMHA_ENOMEM, "a thread's scratch of %zu bytes",
+			       job->scratch_bytes);
+	else if (job->cancelled)
+		fmha_error_set(&base->error, FMHA_ECANCELED, "the run was cancelled");
+	else if (base->bus_address)
+		fmha_error_set(&base->error, FMHA_EIO,
+			       "a buffer's memory vanished under the kernel");
+}
+
+static void on_job_done(struct pool_job *job)
+{
+	struct cpu_launch *launch = container_of(job, struct cpu_launch, job);
+
+	finish(launch);
+	device_launch_done(&launch->device->base, &launch->base);
+}
+
+static struct device_launch *cpu_launch_new(struct device *device)
+{
+	struct cpu_launch *launch = calloc(1, sizeof(*launch));
+
+	if (!launch)
+		return NULL;
+	launch->device = cpu_device(device);
+	launch->job.on_done = on_job_done;
+	return &launch->base;
+}
+
+static void cpu_launch_free(struct device *device, struct device_launch *launch)
+{
+	(void)device;
+	free(container_of(launch, struct cpu_launch, base));
+}
+
+static void cpu_submit(struct device *device, struct device_launch *base)
+{
+	struct cpu_device *cpu = cpu_device(device);
+	struct cpu_launch *launch = container_of(base, struct cpu_launch, base);
+
+	cpu_launch_prepare(launch);
+	pool_submit(cpu->pool, (struct pool_queue *)(void *)base->stream, &launch->job);
+}
+
+static bool reserve_scratch(struct cpu_device *cpu, size_t bytes)
+{
+	if (bytes <= cpu->scratch_bytes)
+		return true;
+	if (cpu->scratch)
+		munmap(cpu->scratch, cpu->scratch_bytes);
+	cpu->scratch_bytes = 0;
+	bytes = (bytes + 65535) & ~(size_t)65535;
+	cpu->scratch = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			    0);
+	if (cpu->scratch == MAP_FAILED) {
+		cpu->scratch = NULL;
+		return false;
+	}
+	cpu->scratch_bytes = bytes;
+	return true;
+}
+
+static bool cpu_run_here(struct device *device, struct device_launch *base)
+{
+	struct cpu_device *cpu = cpu_device(device);
+	struct cpu_launch *launch = container_of(base, struct cpu_launch, base);
+
+	if (!pool_is_idle(cpu->pool) || device_has_failed(device, NULL))
+		return false;
+	cpu_launch_prepare(launch);
+	if (launch->job.scratch_bytes > HERE_SCRATCH_MOST ||
+	    !reserve_scratch(cpu, launch->job.scratch_bytes))
+		return false;
+	pool_run_here(&launch->job, cpu->scratch);
+	finish(launch);
+	return true;
+}
+
+static void cpu_cancel(struct device *device, struct device_launch *base)
+{
+	pool_cancel(cpu_device(device)->pool, &container_of(base, struct cpu_launch, base)->job);
+}
+
+static uint64_t cpu_stalled_ns(struct device *device, struct device_launch *base,
+			       const char **ret_kernel)
+{
+	struct pool_job *job = &container_of(base, struct cpu_launch, base)->job;
+	uint64_t since = atomic_load(&job->progress_ns), now = clock_ns();
+	uint32_t step = (uint32_t)(atomic_load(&job->ticket) >> 40);
+
+	(void)device;
+	if (since == 0 || since >= now)
+		return 0;
+	*ret_kernel = job->steps[step < job->n_steps ? step : 0].name;
+	return now - since;
+}
+
+const char *device_current_kernel(void)
+{
+	return pool_current_name();
+}
+
+/* ---- opening ---- */
+
+static int choose_level(const struct config_device *config, enum cpu_level *ret_level,
+			struct fmha_error *err)
+{
+	enum cpu_level best = cpu_level_detect(), wanted;
+
+	*ret_level = best;
+	if (!config->cpu_level[0])
+		return 0;
+	if (cpu_level_from_name(config->cpu_level, &wanted) < 0)
+		return fmha_error_set_field(err, FMHA_EINVAL, "cpu_level",
+					    "cpu_level %s: no such level", config->cpu_level);
+	if (wanted > best)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "cpu_level",
+					    "cpu_level %s: this machine offers %s",
+					    config->cpu_level, cpu_level_name(best));
+	*ret_level = wanted;
+	return 0;
+}
+
+int cpu_device_open(const struct config_device *config, struct device **ret_device,
+		    struct fmha_error *err)
+{
+	struct cpu_device *cpu = calloc(1, sizeof(*cpu));
+	struct device_info *info;
+	int r;
+
+	if (!cpu)
+		return fmha_error_set(err, FMHA_ENOMEM, "device: out of memory");
+	list_init(&cpu->free_workspaces);
+	r = choose_level(config, &cpu->level, err);
+	if (r == 0) {
+		cpu->pool = pool_new(config->threads);
+		if (!cpu->pool)
+			r = fmha_error_set(err, FMHA_ENOMEM, "device: cannot start its threads");
+	}
+	if (r < 0) {
+		free(cpu);
+		return r;
+	}
+	cpu->base.ops = &cpu_device_ops;
+	info = &cpu->base.info;
+	snprintf(info->name, sizeof(info->name), "%s",
+		 config->name[0] ? config->name : config->backend);
+	snprintf(info->backend, sizeof(info->backend), "%s", config->backend);
+	snprintf(info->arch, sizeof(info->arch), "%s", cpu_level_name(cpu->level));
+	info->compute_units = pool_n_threads(cpu->pool);
+	info->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	*ret_device = &cpu->base;
+	return 0;
+}
+
+static void cpu_close(struct device *device)
+{
+	struct cpu_device *cpu = cpu_device(device);
+
+	cpu_trim(device);
+	pool_free(cpu->pool);
+	pthread_mutex_destroy(&device->mutex);
+	free(cpu);
+}
+
+const struct device_ops cpu_device_ops = {.backend = "cpu",
+					  .open = cpu_device_open,
+					  .close = cpu_close,
+					  .memory_create = cpu_memory_create,
+					  .memory_import = cpu_memory_import,
+					  .memory_free = cpu_memory_free,
+					  .workspace_new = cpu_workspace_new,
+					  .workspace_free = cpu_workspace_free,
+					  .find_kernel = cpu_find_kernel,
+					  .get_kernel = cpu_get_kernel,
+					  .stream_new = cpu_stream_new,
+					  .stream_free = cpu_stream_free,
+					  .launch_new = cpu_launch_new,
+					  .launch_free = cpu_launch_free,
+					  .submit = cpu_submit,
+					  .run_here = cpu_run_here,
+					  .cancel = cpu_cancel,
+					  .stalled_ns = cpu_stalled_ns,
+					  .trim = cpu_trim};

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: MIT */
+/* device.c: what all backends share: choosing one, the queue of ended launches, the latched error.
+ */
+#include "device_impl.h"
+
+#include <string.h>
+
+#include <proto/error.h>
+
+static const struct device_ops *const backends[] = {&cpu_device_ops, &fake_device_ops};
+
+int device_open(const struct config_device *config, void (*wake)(void *owner), void *owner,
+		struct device **ret_device, struct fmha_error *err)
+{
+	for (size_t i = 0; i < sizeof(backends) / sizeof(backends[0]); i++) {
+		struct device *device;
+		int r;
+
+		if (strcmp(backends[i]->backend, config->backend) != 0)
+			continue;
+		r = backends[i]->open(config, &device, err);
+		if (r < 0)
+			return r;
+		device->wake = wake;
+		device->owner = owner;
+		device->done_tail = &device->done;
+		pthread_mutex_init(&device->mutex, NULL);
+		*ret_device = device;
+		return 0;
+	}
+	return fmha_error_set_field(err, FMHA_ENOTSUP, "backend", "backend %s is not in this build",
+				    config->backend);
+}
+
+struct device *device_close(struct device *device)
+{
+	if (device)
+		device->ops->close(device);
+	return NULL;
+}
+
+const struct device_info *device_get_info(const struct device *device)
+{
+	return &device->info;
+}
+
+void device_launch_done(struct device *device, struct device_launch *launch)
+{
+	bool first;
+
+	launch->next_done = NULL;
+	pthread_mutex_lock(&device->mutex);
+	first = !device->done;
+	*device->done_tail = launch;
+	device->done_tail = &launch->next_done;
+	pthread_mutex_unlock(&device->mutex);
+	if (first)
+		device->wake(device->owner);
+}
+
+void device_collect(struct device *device)
+{
+	struct device_launch *launch, *next;
+
+	pthread_mutex_lock(&device->mutex);
+	launch = device->done;
+	device->done = NULL;
+	device->done_tail = &device->done;
+	pthread_mutex_unlock(&device->mutex);
+	for (; launch; launch = next) {
+		next = launch->next_done;
+		launch->on_done(launch);
+	}
+}
+
+void device_fail(struct device *device, const struct fmha_error *error)
+{
+	pthread_mutex_lock(&device->mutex);
+	if (!atomic_load(&device->failed))
+		device->error = *error;
+	atomic_store(&device->failed, true);
+	pthread_mutex_unlock(&device->mutex);
+}
+
+bool device_has_failed(struct device *device, struct fmha_error *err)
+{
+	if (!atomic_load_explicit(&device->failed, memory_order_acquire))
+		return false;
+	if (err)
+		*err = device->error;
+	return true;
+}
+
+bool device_is_quarantined(const struct device *device, const char *name)
+{
+	for (uint32_t i = 0; i < device->n_quarantined; i++)
+		if (strcmp(device->quarantined[i], name) == 0)
+			return true;
+	return false;
+}
+
+void device_quarantine(struct device *device, const char *name)
+{
+	if (device->n_quarantined < DEVICE_MAX_QUARANTINED && !device_is_quarantined(device, name))
+		strncpy(device->quarantined[device->n_quarantined++], name, PLAN_KERNEL_BYTES - 1);
+}
+
+int device_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
+			 int *ret_fd, struct fmha_error *err)
+{
+	return device->ops->memory_create(device, size, ret_memory, ret_fd, err);
+}
+
+int device_memory_import(struct device *device, const struct device_memory_source *source,
+			 struct device_memory *ret_memory, struct fmha_error *err)
+{
+	return device->ops->memory_import(device, source, ret_memory, err);
+}
+
+void device_memory_free(struct device *device, struct device_memory *memory)
+{
+	device->ops->memory_free(device, memory);
+}
+
+int device_workspace_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
+			 struct fmha_error *err)
+{
+	return device->ops->workspace_new(device, bytes, ret_memory, err);
+}
+
+void device_workspace_free(struct device *device, struct device_memory *memory)
+{
+	device->ops->workspace_free(device, memory);
+}
+
+int device_find_kernel(void *owner, enum abi_family family, uint32_t dtype,
+		       const union plan_args *args, struct plan_stage *stage)
+{
+	struct device *device = owner;
+
+	return device->ops->find_kernel(device, family, dtype, args, stage);
+}
+
+const struct device_kernel *device_get_kernel(struct device *device, const struct plan_stage *stage,
+					      const union plan_args *args)
+{
+	return device->ops->get_kernel(device, stage, args);
+}
+
+int device_stream_new(struct device *device, struct device_stream **ret_stream,
+		      struct fmha_error *err)
+{
+	struct device_stream *stream = device->ops->stream_new(device);
+
+	if (!stream)
+		return fmha_error_set(err, FMHA_ENOMEM, "stream: out of memory");
+	*ret_stream = stream;
+	return 0;
+}
+
+struct device_stream *device_stream_free(struct device *device, struct device_stream *stream)
+{
+	if (stream)
+		device->ops->stream_free(device, stream);
+	return NULL;
+}
+
+struct device_launch *device_launch_new(struct device *device)
+{
+	return device->ops->launch_new(device);
+}
+
+struct device_launch *device_launch_free(struct device *device, struct device_launch *launch)
+{
+	if (launch)
+		device->ops->launch_free(device, launch);
+	return NULL;
+}
+
+void device_submit(struct device *device, struct device_launch *launch)
+{
+	device->ops->submit(device, launch);
+}
+
+bool device_run_here(struct device *device, struct device_launch *launch)
+{
+	return device->ops->run_here(device, launch);
+}
+
+void device_cancel(struct device *device, struct device_launch *launch)
+{
+	device->ops->cancel(device, launch);
+}
+
+uint64_t device_stalled_ns(struct device *device, struct device_launch *launch,
+			   const char **ret_kernel)
+{
+	return device->ops->stalled_ns(device, launch, ret_kernel);
+}
+
+void device_trim(struct device *device)
+{
+	device->ops->trim(device);
+}
+
+int device_inject(struct device *device, const char *fault, uint32_t after, struct fmha_error *err)
+{
+	if (!device->ops->inject)
+		return fmha_error_set(err, FMHA_ENOTSUP, "backend %s has no faults to inject",
+				      device->ops->backend);
+	return device->ops->inject(device, fault, after, err);
+}

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * device.h: one device as its worker sees it: memory, kernels, launches.
+ *
+ * Backends implement struct device_ops (device_impl.h). All calls are made from the worker's loop
+ * thread. A launch ends on a thread of the device's own, which queues it and calls the wake
+ * function given to device_open(); device_collect(), on the loop thread, then hands it back. So
+ * nothing here knows about the event loop.
+ *
+ * Launches of one stream run in order; streams share the device fairly.
+ */
+#ifndef FMHAD_DEVICE_H
+#define FMHAD_DEVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <fmha/base.h>
+#include <proto/messages.h>
+
+#include <plan.h>
+
+#include <base/config.h>
+
+struct device;
+struct device_kernel;
+struct device_stream;
+
+struct device_info {
+	char name[PROTO_NAME_BYTES];
+	char arch[PROTO_NAME_BYTES];
+	char backend[PROTO_NAME_BYTES];
+	uint32_t compute_units;
+	uint64_t memory_bytes;
+	uint64_t lds_bytes; /* per workgroup; 0 on a CPU */
+};
+
+/* An extent of memory that clients may share. */
+struct device_memory {
+	void *host;     /* NULL: the CPU cannot reach it */
+	void *device;   /* what kernels get */
+	uint64_t bytes; /* of the extent */
+	uint64_t charged_bytes;
+	void *map; /* backend: what to unmap */
+	uint64_t map_bytes;
+};
+
+/* What a client gave to name its memory. */
+struct device_memory_source {
+	uint32_t kind; /* enum proto_memory_kind */
+	int fd;        /* borrowed; -1: none */
+	const uint8_t *handle;
+	uint32_t handle_bytes;
+	uint64_t base_offset;
+	uint64_t size;
+};
+
+/*
+ * One run. Made by device_launch_new() and reusable; the caller fills in the first part and may not
+ * touch it from device_submit() until on_done.
+ */
+struct device_launch {
+	struct device_stream *stream;
+	uint32_t n_stages;
+	const struct device_kernel *kernels[PLAN_MAX_STAGES];
+	const char *names[PLAN_MAX_STAGES]; /* of the kernels; kept until it is done */
+	union plan_args args[PLAN_MAX_STAGES];
+	void *workspaces[PLAN_MAX_STAGES]; /* each stage's own share */
+	void (*on_done)(struct device_launch *launch);
+
+	/* Filled in when it is done. */
+	struct fmha_error error; /* code FMHA_OK: success */
+	uint64_t started_ns, ended_ns;
+	uint64_t bus_address; /* not 0: memory that vanished under the kernel, replaced by zeros */
+	struct device_launch *next_done; /* the device's */
+};
+
+/*
+ * Opens the device that @config describes. @wake is called from any thread when device_collect()
+ * has something to do.
+ */
+int device_open(const struct config_device *config, void (*wake)(void *owner), void *owner,
+		struct device **ret_device, struct fmha_error *err);
+/* Waits for what runs. Takes NULL. */
+struct device *device_close(struct device *device);
+
+const struct device_info *device_get_info(const struct device *device);
+
+/* Calls on_done of every launch that has ended. */
+void device_collect(struct device *device);
+
+/* Memory that the daemon makes: zero, shared through @ret_fd (given). */
+int device_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
+			 int *ret_fd, struct fmha_error *err);
+/* Memory that the client made. Return: 0, FMHA_EINVAL or FMHA_ENOTSUP naming the field,
+ * FMHA_ENOMEM. */
+int device_memory_import(struct device *device, const struct device_memory_source *source,
+			 struct device_memory *ret_memory, struct fmha_error *err);
+void device_memory_free(struct device *device, struct device_memory *memory);
+
+/* Private memory, 4096-byte aligned, for workspaces. Its content is undefined. */
+int device_workspace_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
+			 struct fmha_error *err);
+void device_workspace_free(struct device *device, struct device_memory *memory);
+
+/* For struct plan_device; @owner is the device. */
+int device_find_kernel(void *owner, enum abi_family family, uint32_t dtype,
+		       const union plan_args *args, struct plan_stage *stage);
+/* The kernel of a plan's stage for real arguments, or NULL when this device has none. */
+const struct device_kernel *device_get_kernel(struct device *device, const struct plan_stage *stage,
+					      const union plan_args *args);
+/* From now on the kernel called @name is not offered any more. */
+void device_quarantine(struct device *device, const char *name);
+
+int device_stream_new(struct device *device, struct device_stream **ret_stream,
+		      struct fmha_error *err);
+/* No launch may be left in it. Takes NULL. */
+struct device_stream *device_stream_free(struct device *device, struct device_stream *stream);
+
+struct device_launch *device_launch_new(struct device *device);
+struct device_launch *device_launch_free(struct device *device, struct device_launch *launch);
+
+void device_submit(struct device *device, struct device_launch *launch);
+/*
+ * Runs the launch on the calling thread, when nothing else is under way, and returns true; on_done
+ * is not called. For launches so small that waking another thread would take longer.
+ */
+bool device_run_here(struct device *device, struct device_launch *launch);
+/* Asks for an early end; on_done comes as always, with FMHA_ECANCELED unless it was done already.
+ */
+void device_cancel(struct device *device, struct device_launch *launch);
+
+/*
+ * Nanoseconds since the launch last got ahead; 0 while it waits for its turn. ret_kernel: the name
+ * of the kernel under way.
+ */
+uint64_t device_stalled_ns(struct device *device, struct device_launch *launch,
+			   const char **ret_kernel);
+
+/* True once the device is beyond use; @err says why. Every launch ends with that error from then
+ * on. */
+bool device_has_failed(struct device *device, struct fmha_error *err);
+
+/* Gives back memory that only speeds up the next launch. */
+void device_trim(struct device *device);
+
+/* Arranges a fault (fake only). */
+int device_inject(struct device *device, const char *fault, uint32_t after, struct fmha_error *err);
+
+/* The name of the kernel that the calling thread runs now, or NULL; safe in a signal handler. */
+const char *device_current_kernel(void);
+
+#endif

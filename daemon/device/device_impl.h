@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT */
+/* device_impl.h: what a backend implements. See device.h for what each function promises. */
+#ifndef FMHAD_DEVICE_IMPL_H
+#define FMHAD_DEVICE_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "device.h"
+
+#define DEVICE_MAX_QUARANTINED 32
+
+struct device_ops {
+	const char *backend;
+	/* Sets ops and info; device_open() fills in the rest of struct device. */
+	int (*open)(const struct config_device *config, struct device **ret_device,
+		    struct fmha_error *err);
+	void (*close)(struct device *device);
+	int (*memory_create)(struct device *device, uint64_t size, struct device_memory *ret_memory,
+			     int *ret_fd, struct fmha_error *err);
+	int (*memory_import)(struct device *device, const struct device_memory_source *source,
+			     struct device_memory *ret_memory, struct fmha_error *err);
+	void (*memory_free)(struct device *device, struct device_memory *memory);
+	int (*workspace_new)(struct device *device, uint64_t bytes,
+			     struct device_memory *ret_memory, struct fmha_error *err);
+	void (*workspace_free)(struct device *device, struct device_memory *memory);
+	int (*find_kernel)(struct device *device, enum abi_family family, uint32_t dtype,
+			   const union plan_args *args, struct plan_stage *stage);
+	const struct device_kernel *(*get_kernel)(struct device *device,
+						  const struct plan_stage *stage,
+						  const union plan_args *args);
+	struct device_stream *(*stream_new)(struct device *device);
+	void (*stream_free)(struct device *device, struct device_stream *stream);
+	struct device_launch *(*launch_new)(struct device *device);
+	void (*launch_free)(struct device *device, struct device_launch *launch);
+	void (*submit)(struct device *device, struct device_launch *launch);
+	bool (*run_here)(struct device *device, struct device_launch *launch);
+	void (*cancel)(struct device *device, struct device_launch *launch);
+	uint64_t (*stalled_ns)(struct device *device, struct device_launch *launch,
+			       const char **ret_kernel);
+	void (*trim)(struct device *device);
+	/* NULL: the backend has no faults. */
+	int (*inject)(struct device *device, const char *fault, uint32_t after,
+		      struct fmha_error *err);
+};
+
+/* The head of every backend's own device struct. */
+struct device {
+	const struct device_ops *ops;
+	struct device_info info;
+	void (*wake)(void *owner);
+	void *owner;
+	pthread_mutex_t mutex; /* done, error */
+	struct device_launch *done, **done_tail;
+	struct fmha_error error;
+	atomic_bool failed;
+	uint32_t n_quarantined;
+	char quarantined[DEVICE_MAX_QUARANTINED][PLAN_KERNEL_BYTES];
+};
+
+/* Any thread: the launch has ended. */
+void device_launch_done(struct device *device, struct device_launch *launch);
+
+/* Any thread: the first error stays; see device_has_failed(). */
+void device_fail(struct device *device, const struct fmha_error *error);
+
+bool device_is_quarantined(const struct device *device, const char *name);
+
+extern const struct device_ops cpu_device_ops;
+extern const struct device_ops fake_device_ops;
+
+#endif

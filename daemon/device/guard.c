@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: MIT */
+#include "guard.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static _Thread_local volatile bool guarded;
+static _Thread_local volatile uintptr_t vanished;
+static atomic_uint_fast64_t hits;
+static void (*crash_callback)(int signal);
+
+static void on_crash(int signal, siginfo_t *info, void *context)
+{
+	(void)info;
+	(void)context;
+	if (crash_callback)
+		crash_callback(signal);
+	/* SA_RESETHAND has restored the default: the same instruction ends the process. abort() and
+	 * kill() do not come back here by themselves. */
+	raise(signal);
+}
+
+static void on_sigbus(int signal, siginfo_t *info, void *context)
+{
+	uintptr_t page_bytes = 4096;
+	uintptr_t page = (uintptr_t)info->si_addr & ~(page_bytes - 1);
+	struct sigaction standard = {.sa_handler = SIG_DFL};
+
+	/* si_code > 0: raised by the kernel for an access, not sent by a process. mmap() is a bare
+	 * system call; it is as safe here as the ones that POSIX lists. */
+	if (guarded && info->si_code > 0 && page &&
+	    mmap((void *)page, page_bytes, PROT_READ | PROT_WRITE,
+		 MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED) {
+		atomic_fetch_add(&hits, 1);
+		if (!vanished)
+			vanished = page;
+		return;
+	}
+	sigaction(SIGBUS, &standard, NULL);
+	on_crash(signal, info, context);
+}
+
+void guard_install(void (*callback)(int signal))
+{
+	static const int fatal[] = {SIGSEGV, SIGABRT, SIGFPE, SIGILL};
+	struct sigaction action = {.sa_sigaction = on_crash, .sa_flags = SA_SIGINFO | SA_RESETHAND};
+
+	crash_callback = callback;
+	for (size_t i = 0; i < sizeof(fatal) / sizeof(fatal[0]); i++)
+		sigaction(fatal[i], &action, NULL);
+	action.sa_sigaction = on_sigbus;
+	action.sa_flags = SA_SIGINFO;
+	sigaction(SIGBUS, &action, NULL);
+}
+
+void guard_begin(void)
+{
+	vanished = 0;
+	guarded = true;
+}
+
+uintptr_t guard_end(void)
+{
+	guarded = false;
+	return vanished;
+}
+
+uint64_t guard_hits(void)
+{
+	return atomic_load(&hits);
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT */
+/* memfd.h: shared host memory as sealed memfds, made here or by a client. */
+#ifndef FMHAD_DEVICE_MEMFD_H
+#define FMHAD_DEVICE_MEMFD_H
+
+#include "device.h"
+
+/* Zero memory that can neither shrink nor grow. @ret_fd: given. Return: 0, FMHA_EINVAL,
+ * FMHA_ENOMEM. */
+int memfd_create_memory(uint64_t size, struct device_memory *ret_memory, int *ret_fd,
+			struct fmha_error *err);
+
+/*
+ * Maps a client's memfd after checking that no access to the mapping can fail: it must be sealed
+ * against shrinking, growing and further seals, lie in ordinary tmpfs pages and hold the extent.
+ * Return: 0, FMHA_EINVAL naming the field, FMHA_ENOMEM.
+ */
+int memfd_import_memory(const struct device_memory_source *source, struct device_memory *ret_memory,
+			struct fmha_error *err);
+
+void memfd_free_memory(struct device_memory *memory);
+
+#endif

@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * pool.c: see pool.h.
+ *
+ * A thread joins a job under the lock, then draws tickets from it without one. A ticket names the
+ * step and the task together, so that a thread that is late by a whole step draws a number that is
+ * too high for the step it sees, and leaves. Whoever ends the last task of a step opens the next
+ * one by storing a new ticket. A finished job is handed over by the last thread to leave it: then
+ * nobody can be reading its ticket any more.
+ */
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include <base/clock.h>
+
+#include "guard.h"
+
+#define TASK_BITS    40
+#define TASK_MASK    ((UINT64_C(1) << TASK_BITS) - 1)
+#define SCRATCH_KEEP (1u << 16) /* bytes that survive pool_trim() */
+
+struct pool_thread {
+	struct pool *pool;
+	pthread_t thread;
+	void *scratch;
+	size_t scratch_bytes;
+};
+
+struct pool {
+	pthread_mutex_t mutex;
+	pthread_cond_t work;
+	struct list ring; /* jobs under way; the next one to be helped is first */
+	atomic_uint n_jobs;
+	uint32_t n_sleeping;
+	uint32_t trim_generation;
+	bool stopping;
+	uint32_t n_threads;
+	struct pool_thread threads[];
+};
+
+static _Thread_local const char *volatile current_name;
+
+const char *pool_current_name(void)
+{
+	return current_name;
+}
+
+static bool has_tasks(struct pool_job *job)
+{
+	uint64_t ticket = atomic_load(&job->ticket);
+	uint32_t step = (uint32_t)(ticket >> TASK_BITS);
+
+	return step < job->n_steps && (ticket & TASK_MASK) < job->steps[step].n_tasks;
+}
+
+/* Wakes as many sleepers as there are tasks for them. The lock is held. */
+static void wake_threads(struct pool *pool, uint64_t n_tasks)
+{
+	uint64_t n = n_tasks < pool->n_sleeping ? n_tasks : pool->n_sleeping;
+
+	if (n == pool->n_sleeping && n > 1) {
+		pthread_cond_broadcast(&pool->work);
+		return;
+	}
+	while (n-- > 0)
+		pthread_cond_signal(&pool->work);
+}
+
+/* Opens the first step from @step on that has tasks, or ends the job. The lock is held. */
+static void open_step(struct pool *pool, struct pool_job *job, uint32_t step)
+{
+	while (step < job->n_steps && job->steps[step].n_tasks == 0)
+		step++;
+	if (atomic_load(&job->stop))
+		step = job->n_steps;
+	atomic_store(&job->n_ended, 0);
+	atomic_store(&job->ticket, (uint64_t)step << TASK_BITS);
+	if (step < job->n_steps)
+		wake_threads(pool, job->steps[step].n_tasks);
+	else
+		job->finished = true;
+}
+
+static void start_job(struct pool *pool, struct pool_job *job)
+{
+	job->started_ns = clock_ns();
+	atomic_store(&job->progress_ns, job->started_ns);
+	list_append(&pool->ring, &job->in_ring);
+	atomic_fetch_add(&pool->n_jobs, 1);
+	open_step(pool, job, 0);
+}
+
+/* Takes an ended job off and starts the next of its queue. The lock is held. */
+static void end_job(struct pool *pool, struct pool_job *job)
+{
+	struct pool_queue *queue = job->queue;
+
+	job->ended_ns = clock_ns();
+	job->cancelled = atomic_load(&job->stop);
+	list_remove(&job->in_ring);
+	list_remove(&job->in_queue);
+	atomic_fetch_sub(&pool->n_jobs, 1);
+	if (!list_is_empty(&queue->jobs))
+		start_job(pool, container_of(queue->jobs.next, struct pool_job, in_queue));
+}
+
+/* The next job that has work, with the caller joined to it. The lock is held. */
+static struct pool_job *join_job(struct pool *pool)
+{
+	list_for_each(node, &pool->ring)
+	{
+		struct pool_job *job = container_of(node, struct pool_job, in_ring);
+
+		if (job->finished || !has_tasks(job))
+			continue;
+		list_remove(&job->in_ring);
+		list_append(&pool->ring, &job->in_ring);
+		job->n_joined++;
+		return job;
+	}
+	return NULL;
+}
+
+/* Return: the job when it is over and the caller must hand it back. The lock is held. */
+static struct pool_job *leave_job(struct pool *pool, struct pool_job *job)
+{
+	if (--job->n_joined > 0 || !job->finished)
+		return NULL;
+	end_job(pool, job);
+	return job;
+}
+
+static bool reserve_scratch(struct pool_thread *thread, size_t bytes)
+{
+	void *scratch;
+
+	if (thread->scratch_bytes >= bytes)
+		return true;
+	bytes = (bytes + SCRATCH_KEEP - 1) & ~(size_t)(SCRATCH_KEEP - 1);
+	scratch = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (scratch == MAP_FAILED)
+		return false;
+	if (thread->scratch)
+		munmap(thread->scratch, thread->scratch_bytes);
+	thread->scratch = scratch;
+	thread->scratch_bytes = bytes;
+	return true;
+}
+
+static void trim_scratch(struct pool_thread *thread)
+{
+	if (thread->scratch_bytes <= SCRATCH_KEEP)
+		return;
+	munmap(thread->scratch, thread->scratch_bytes);
+	thread->scratch = NULL;
+	thread->scratch_bytes = 0;
+}
+
+static void run_task(struct pool_job *job, const struct pool_step *step, uint64_t task,
+		     void *scratch)
+{
+	uintptr_t vanished;
+
+	current_name = step->name;
+	guard_begin();
+	step->run(step, task, scratch);
+	vanished = guard_end();
+	current_name = NULL;
+	if (vanished)
+		atomic_store(&job->vanished, vanished); /* any of several is as good */
+}
+
+/* Tasks of @job until none is left or it is another job's turn. */
+static void work_on(struct pool *pool, struct pool_thread *thread, struct pool_job *job)
+{
+	uint64_t start_ns = clock_ns();
+
+	if (!reserve_scratch(thread, job->scratch_bytes)) {
+		atomic_store(&job->out_of_memory, true);
+		atomic_store(&job->stop, true);
+	}
+	for (;;) {
+		uint64_t ticket = atomic_fetch_add(&job->ticket, 1);
+		uint32_t number = (uint32_t)(ticket >> TASK_BITS);
+		uint64_t task = ticket & TASK_MASK, now;
+		const struct pool_step *step = &job->steps[number];
+
+		if (number >= job->n_steps || task >= step->n_tasks)
+			return;
+		if (!atomic_load_explicit(&job->stop, memory_order_relaxed))
+			run_task(job, step, task, thread->scratch);
+		now = clock_ns();
+		atomic_store_explicit(&job->progress_ns, now, memory_order_relaxed);
+		if (atomic_fetch_add(&job->n_ended, 1) + 1 == step->n_tasks) {
+			pthread_mutex_lock(&pool->mutex);
+			open_step(pool, job, number + 1);
+			pthread_mutex_unlock(&pool->mutex);
+		}
+		if (now - start_ns >= POOL_TURN_NS &&
+		    atomic_load_explicit(&pool->n_jobs, memory_order_relaxed) > 1)
+			return;
+	}
+}
+
+static void *thread_main(void *argument)
+{
+	struct pool_thread *thread = argument;
+	struct pool *pool = thread->pool;
+	uint32_t trim_generation = 0;
+
+	pthread_mutex_lock(&pool->mutex);
+	while (!pool->stopping) {
+		struct pool_job *job = join_job(pool);
+
+		if (job) {
+			pthread_mutex_unlock(&pool->mutex);
+			work_on(pool, thread, job);
+			pthread_mutex_lock(&pool->mutex);
+			job = leave_job(pool, job);
+			if (job) {
+				pthread_mutex_unlock(&pool->mutex);
+				job->on_done(job);
+				pthread_mutex_lock(&pool->mutex);
+			}
+			continue;
+		}
+		if (trim_generation != pool->trim_generation) {
+			trim_generation = pool->trim_generation;
+			trim_scratch(thread);
+		}
+		pool->n_sleeping++;
+		pthread_cond_wait(&pool->work, &pool->mutex);
+		pool->n_sleeping--;
+	}
+	pthread_mutex_unlock(&pool->mutex);
+	trim_scratch(thread);
+	if (thread->scratch)
+		munmap(thread->scratch, thread->scratch_bytes);
+	return NULL;
+}
+
+static uint32_t n_cores(void)
+{
+	cpu_set_t set;
+
+	if (sched_getaffinity(0, sizeof(set), &set) == 0)
+		return (uint32_t)CPU_COUNT(&set);
+	return 1;
+}
+
+struct pool *pool_new(uint32_t n_threads)
+{
+	struct pool *pool;
+	sigset_t all, before;
+
+	if (n_threads == 0)
+		n_threads = n_cores();
+	pool = calloc(1, sizeof(*pool) + n_threads * sizeof(pool->threads[0]));
+	if (!pool)
+		return NULL;
+	pthread_mutex_init(&pool->mutex, NULL);
+	pthread_cond_init(&pool->work, NULL);
+	list_init(&pool->ring);
+	sigfillset(&all); /* signals are the loop's business */
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	for (; pool->n_threads < n_threads; pool->n_threads++) {
+		struct pool_thread *thread = &pool->threads[pool->n_threads];
+		char name[16];
+
+		thread->pool = pool;
+		if (pthread_create(&thread->thread, NULL, thread_main, thread) != 0)
+			break;
+		snprintf(name, sizeof(name), "fmhad-cpu-%u", pool->n_threads);
+		pthread_setname_np(thread->thread, name);
+	}
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return pool->n_threads == n_threads ? pool : pool_free(pool);
+}
+
+struct pool *pool_free(struct pool *pool)
+{
+	if (!pool)
+		return NULL;
+	pthread_mutex_lock(&pool->mutex);
+	pool->stopping = true;
+	pthread_cond_broadcast(&pool->work);
+	pthread_mutex_unlock(&pool->mutex);
+	for (uint32_t i = 0; i < pool->n_threads; i++)
+		pthread_join(pool->threads[i].thread, NULL);
+	pthread_cond_destroy(&pool->work);
+	pthread_mutex_destroy(&pool->mutex);
+	free(pool);
+	return NULL;
+}
+
+uint32_t pool_n_threads(const struct pool *pool)
+{
+	return pool->n_threads;
+}
+
+bool pool_is_idle(const struct pool *pool)
+{
+	return atomic_load(&pool->n_jobs) == 0;
+}
+
+void pool_queue_init(struct pool_queue *queue)
+{
+	list_init(&queue->jobs);
+}
+
+static void reset_job(struct pool_job *job)
+{
+	job->cancelled = job->finished = false;
+	job->started_ns = job->ended_ns = 0;
+	job->n_joined = 0;
+	atomic_store_explicit(&job->vanished, 0, memory_order_relaxed);
+	atomic_store_explicit(&job->out_of_memory, false, memory_order_relaxed);
+	atomic_store_explicit(&job->progress_ns, 0, memory_order_relaxed);
+	atomic_store_explicit(&job->stop, false, memory_order_relaxed);
+}
+
+static void no_task(const struct pool_step *step, uint64_t task, void *scratch)
+{
+	(void)step;
+	(void)task;
+	(void)scratch;
+}
+
+/* A job ends when a thread leaves it, so each has at least one task. */
+static void require_task(struct pool_job *job)
+{
+	for (uint32_t i = 0; i < job->n_steps; i++)
+		if (job->steps[i].n_tasks > 0)
+			return;
+	job->n_steps = 1;
+	job->steps[0] = (struct pool_step){.n_tasks = 1, .run = no_task};
+}
+
+void pool_submit(struct pool *pool, struct pool_queue *queue, struct pool_job *job)
+{
+	bool first;
+
+	require_task(job);
+	reset_job(job);
+	job->queue = queue;
+	list_init(&job->in_ring);
+	list_init(&job->in_queue);
+	pthread_mutex_lock(&pool->mutex);
+	first = list_is_empty(&queue->jobs);
+	list_append(&queue->jobs, &job->in_queue);
+	if (first)
+		start_job(pool, job);
+	pthread_mutex_unlock(&pool->mutex);
+}
+
+void pool_cancel(struct pool *pool, struct pool_job *job)
+{
+	bool waiting;
+
+	pthread_mutex_lock(&pool->mutex);
+	atomic_store(&job->stop, true);
+	waiting = list_is_empty(&job->in_ring) && !list_is_empty(&job->in_queue);
+	if (waiting) {
+		list_remove(&job->in_queue);
+		job->cancelled = true;
+	}
+	pthread_mutex_unlock(&pool->mutex);
+	if (waiting)
+		job->on_done(job);
+}
+
+void pool_run_here(struct pool_job *job, void *scratch)
+{
+	reset_job(job);
+	job->started_ns = clock_ns();
+	for (uint32_t i = 0; i < job->n_steps; i++)
+		for (uint64_t task = 0; task < job->steps[i].n_tasks; task++)
+			run_task(job, &job->steps[i], task, scratch);
+	job->ended_ns = clock_ns();
+}
+
+void pool_trim(struct pool *pool)
+{
+	pthread_mutex_lock(&pool->mutex);
+	pool->trim_generation++;
+	pthread_cond_broadcast(&pool->work);
+	pthread_mutex_unlock(&pool->mutex);
+}

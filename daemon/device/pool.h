@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * pool.h: threads that work on several jobs at once, in turns.
+ *
+ * A job is a list of steps, each a number of independent tasks; all tasks of a step end before the
+ * next step starts. The threads go round the jobs: with several under way a thread leaves a job
+ * after POOL_TURN_NS, at the next end of a task, so that a small job waits for at most one turn of
+ * a large one. Alone, a job keeps its threads without a lock being touched.
+ *
+ * Jobs belong to queues: of one queue only the first job is under way, the others follow in order.
+ * Threads without work sleep; nothing wakes them but work.
+ */
+#ifndef FMHAD_DEVICE_POOL_H
+#define FMHAD_DEVICE_POOL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <base/list.h>
+
+#define POOL_MAX_STEPS 32
+#define POOL_TURN_NS   100000
+
+struct pool;
+
+struct pool_step {
+	uint64_t n_tasks; /* below 2^40 */
+	/* @scratch: the thread's own, scratch_bytes of the job, 64-byte aligned */
+	void (*run)(const struct pool_step *step, uint64_t task, void *scratch);
+	const void *kernel, *args;
+	const char *name; /* for whoever asks what a thread is doing */
+	void *workspace;
+	int phase;
+	int n_threads;
+};
+
+/* The caller fills in the first part; the memory must stay until on_done, which a pool thread
+ * calls. */
+struct pool_job {
+	uint32_t n_steps;
+	struct pool_step steps[POOL_MAX_STEPS];
+	size_t scratch_bytes; /* the largest of its steps */
+	void (*on_done)(struct pool_job *job);
+
+	/* Set when it is done. */
+	bool cancelled; /* some tasks may not have been run */
+	atomic_bool out_of_memory;
+	uint64_t started_ns, ended_ns;
+	atomic_uintptr_t vanished; /* guard_end() of a task that was hit; 0: none */
+
+	struct list in_queue, in_ring;
+	struct pool_queue *queue;
+	atomic_uint_fast64_t ticket;  /* step << 40 | next task: both change at once */
+	atomic_uint_fast64_t n_ended; /* tasks of the step under way */
+	atomic_uint_fast64_t progress_ns;
+	atomic_bool stop; /* the remaining tasks are not run */
+	uint32_t n_joined;
+	bool finished;
+};
+
+struct pool_queue {
+	struct list jobs;
+};
+
+/* @n_threads: 0: one for each core that the process may use. NULL when out of memory or threads. */
+struct pool *pool_new(uint32_t n_threads);
+/* No job may be left. Takes NULL. */
+struct pool *pool_free(struct pool *pool);
+
+uint32_t pool_n_threads(const struct pool *pool);
+bool pool_is_idle(const struct pool *pool);
+
+void pool_queue_init(struct pool_queue *queue);
+
+/* The job starts when those before it in its queue have ended. */
+void pool_submit(struct pool *pool, struct pool_queue *queue, struct pool_job *job);
+
+/* The job ends as soon as the tasks under way have; on_done comes either way. */
+void pool_cancel(struct pool *pool, struct pool_job *job);
+
+/* Runs all of it on the calling thread; on_done is not called. @scratch: scratch_bytes */
+void pool_run_here(struct pool_job *job, void *scratch);
+
+/* Lets the threads free their scratch memory, once; they sleep again afterwards. */
+void pool_trim(struct pool *pool);
+
+/* The name of the step that the calling thread is in, or NULL. */
+const char *pool_current_name(void);
+
+#endif
