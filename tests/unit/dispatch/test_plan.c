@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: MIT */
+/* Which stages a problem becomes, how its workspace is laid out, what it costs. */
+#include "fixture.h"
+
+#include <math.h>
+
+#include "internal.h"
+
+static void assert_families(const struct plan *plan, uint32_t n, const enum abi_family *families)
+{
+	assert_int_equal(plan->n_stages, n);
+	for (uint32_t i = 0; i < n; i++)
+		assert_int_equal(plan->stages[i].family, families[i]);
+}
+#define ASSERT_STAGES(plan, ...)                                                                   \
+	assert_families(plan, sizeof((enum abi_family[]){__VA_ARGS__}) / sizeof(enum abi_family),  \
+			(enum abi_family[]){__VA_ARGS__})
+
+static void forward_is_one_stage(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD);
+	assert_string_equal(f.plan.stages[0].kernel, "decree_fwd");
+	assert_int_equal(f.plan.workspace_bytes, 0);
+	assert_int_equal(f.plan.n_splits, 0);
+	assert_true(fabsf(f.plan.problem.scale - 0.25F) < 1e-7F);
+	assert_int_equal(f.plan.problem.q.stride[0], 5 * 4 * 16);
+	assert_int_equal(f.plan.problem.q.stride[3], 1);
+	assert_int_equal(f.plan.problem.o.stride[1], 4 * 8);
+	fixture_deinit(&f);
+}
+
+static void zero_scale_stays_zero(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	f.problem.scale = 0;
+	assert_works(&f, fixture_build(&f));
+	assert_true(f.plan.problem.scale == 0);
+	fixture_deinit(&f);
+}
+
+static void mask_that_hides_nothing_is_none(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	f.problem.mask = FMHA_MASK_BOTTOM_RIGHT;
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.problem.mask, FMHA_MASK_NONE);
+	fixture_deinit(&f);
+}
+
+static void make_paged(struct fixture *f)
+{
+	struct fmha_problem *p = &f->problem;
+
+	p->page_size = 4;
+	p->n_pages = 6;
+	p->max_blocks = 2;
+	fixture_add(f, FMHA_T_BLOCK_TABLE, FMHA_I32);
+	fixture_add(f, FMHA_T_SEQLEN_K, FMHA_I32);
+	p->total_k = 0;
+	p->seqstart_k = (struct fmha_tensor){0};
+}
+
+static void paged_forward_takes_its_families(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	make_paged(&f);
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD_PAGEDKV);
+	fixture_deinit(&f);
+
+	fixture_forward(&f, FMHA_GROUP);
+	make_paged(&f);
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_BATCH_PREFILL);
+	f.decree.missing = 1U << ABI_BATCH_PREFILL;
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD_PAGEDKV);
+	f.decree.missing |= 1U << ABI_FWD_PAGEDKV;
+	assert_fails(&f, fixture_build(&f), FMHA_ENOKERNEL, "");
+	fixture_deinit(&f);
+}
+
+static void make_decode(struct fixture *f)
+{
+	struct fmha_problem *p = &f->problem;
+
+	p->batch = 1;
+	p->nhead_q = 32;
+	p->nhead_k = 8;
+	p->seqlen_q = 1;
+	p->seqlen_k = 8192;
+	p->hdim_q = p->hdim_v = 128;
+}
+
+static void decode_is_split_and_combined(void **state)
+{
+	struct fixture f;
+	uint64_t o_acc = 15ULL * 32 * 1 * 128 * 4, lse_acc = 15ULL * 32 * 4;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	make_decode(&f);
+	decree_init(&f.decree, 132);
+	f.decree.workspace_bytes = 1000;
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD_SPLITKV, ABI_FWD_SPLITKV_COMBINE);
+	assert_int_equal(f.plan.n_splits, 15);
+	assert_int_equal(f.plan.split_size, 576);
+	assert_int_equal(f.plan.layout.o_acc, 0);
+	assert_int_equal(f.plan.layout.lse_acc, o_acc);
+	/* 245760 + 1920 = 247680, up to 256: 247808; then 1000 private bytes, shared by both. */
+	assert_int_equal(f.plan.stages[0].workspace_offset, 247808);
+	assert_int_equal(f.plan.stages[1].workspace_offset, 247808);
+	assert_int_equal(f.plan.workspace_bytes, 247808 + 1000);
+	assert_int_equal(o_acc + lse_acc, 247680);
+	fixture_deinit(&f);
+}
+
+static void split_falls_back_or_is_refused(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	make_decode(&f);
+	decree_init(&f.decree, 132);
+	f.decree.missing = 1U << ABI_FWD_SPLITKV_COMBINE;
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD);
+	assert_int_equal(f.plan.n_splits, 0);
+	f.problem.n_splits = 4;
+	assert_fails(&f, fixture_build(&f), FMHA_ENOKERNEL, "");
+	f.decree.missing = 0;
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.n_splits, 4);
+	assert_int_equal(f.plan.split_size, 2048);
+	f.problem.n_splits = 1;
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD);
+	f.problem.n_splits = PLAN_MAX_SPLITS + 1;
+	assert_fails(&f, fixture_build(&f), FMHA_EINVAL, "n_splits");
+	f.problem.n_splits = 0;
+	f.problem.split_size = 3000;
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.n_splits, 3);
+	assert_int_equal(f.plan.split_size, 3000);
+	f.problem.split_size = 7;
+	assert_fails(&f, fixture_build(&f), FMHA_EINVAL, "split_size");
+	/* One split of a fixed size still goes through the combine: the same rounding for all. */
+	f.problem.split_size = 10000;
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD_SPLITKV, ABI_FWD_SPLITKV_COMBINE);
+	fixture_deinit(&f);
+}
+
+static void many_rows_are_not_split(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	make_decode(&f);
+	decree_init(&f.decree, 132);
+	f.problem.batch = 64;
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD);
+	f.problem.batch = 1;
+	f.problem.seqlen_k = 400;
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD);
+	fixture_deinit(&f);
+}
+
+static void splits_cover_all_keys(void **state)
+{
+	(void)state;
+	for (int keys = 0; keys < 40000; keys += 177)
+		for (uint32_t units = 1; units < 400; units += 57) {
+			struct fixture f;
+			int32_t n, size;
+
+			fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
+			make_decode(&f);
+			f.problem.seqlen_k = keys;
+			split_choose(&f.problem, units, &n, &size);
+			assert_true((int64_t)n * size >= keys);
+			assert_true(n == 1 || (int64_t)(n - 1) * size < keys);
+			assert_true(n <= 128);
+		}
+}
+
+static void make_append(struct fixture *f, uint32_t rope)
+{
+	struct fmha_problem *p = &f->problem;
+
+	p->seqlen_new = 2;
+	p->rope = rope;
+	fixture_add(f, FMHA_T_K_NEW, FMHA_F32);
+	fixture_add(f, FMHA_T_V_NEW, FMHA_F32);
+	fixture_add(f, FMHA_T_SEQLEN_K, FMHA_I32);
+	if (rope == FMHA_ROPE_NONE)
+		return;
+	p->rotary_dim = 16;
+	p->rotary_max_pos = 32;
+	fixture_add(f, FMHA_T_ROTARY_COS, FMHA_F32);
+	fixture_add(f, FMHA_T_ROTARY_SIN, FMHA_F32);
+}
+
+static void append_comes_first(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	make_append(&f, FMHA_ROPE_NONE);
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD_APPENDKV, ABI_FWD);
+	assert_int_equal(f.plan.workspace_bytes, 0);
+	assert_null(f.decree.seen[ABI_FWD_APPENDKV].appendkv.q_rotated.data);
+	fixture_deinit(&f);
+
+	fixture_forward(&f, FMHA_BATCH);
+	make_append(&f, FMHA_ROPE_INTERLEAVED);
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD_APPENDKV, ABI_FWD);
+	assert_int_equal(f.plan.workspace_bytes, 2560); /* 2 * 5 * 4 * 16 * 4, a multiple of 256 */
+	assert_int_equal(f.decree.seen[ABI_FWD_APPENDKV].appendkv.q_rows_same_position, 1);
+	f.problem.n_splits = 2;
+	f.problem.mask = FMHA_MASK_BOTTOM_RIGHT;
+	f.problem.window_right = 0;
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD_APPENDKV, ABI_FWD_SPLITKV, ABI_FWD_SPLITKV_COMBINE);
+	assert_int_equal(f.decree.seen[ABI_FWD_APPENDKV].appendkv.q_rows_same_position, 0);
+	assert_int_equal(f.plan.layout.o_acc, 2560);
+	fixture_deinit(&f);
+}
+
+static void backward_is_two_or_three_stages(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_backward(&f, FMHA_BATCH);
+	f.problem.mask = FMHA_MASK_TOP_LEFT; /* masked plans work: helper stages ignore the mask */
+	f.problem.window_right = 0;
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_BWD_DOT_DO_O, ABI_BWD_DQ_DK_DV);
+	assert_int_equal(f.plan.dq_acc_bytes, 0);
+	f.decree.needs_dq_acc = true;
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_BWD_DOT_DO_O, ABI_BWD_DQ_DK_DV, ABI_BWD_CONVERT_DQ);
+	assert_int_equal(f.plan.dq_acc_bytes, 2 * 4 * 5 * 16 * 4);
+	fixture_deinit(&f);
+}
+
+static void masked_split_plan_works(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	f.problem.mask = FMHA_MASK_BOTTOM_RIGHT;
+	f.problem.window_left = 3;
+	f.problem.window_right = 0;
+	f.problem.n_splits = 2;
+	assert_works(&f, fixture_build(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD_SPLITKV, ABI_FWD_SPLITKV_COMBINE);
+	fixture_deinit(&f);
+}
+
+static void merge_is_one_combine(void **state)
+{
+	struct fixture f;
+	struct fmha_problem *p = &f.problem;
+
+	(void)state;
+	fixture_init(&f, FMHA_MERGE_STATES, FMHA_BATCH);
+	p->batch = 2;
+	p->nhead_q = p->nhead_k = 4;
+	p->seqlen_q = 5;
+	p->hdim_q = p->hdim_v = 8;
+	p->n_parts = 3;
+	fixture_add(&f, FMHA_T_O_PARTS, FMHA_F32);
+	fixture_add(&f, FMHA_T_LSE_PARTS, FMHA_F32);
+	fixture_add(&f, FMHA_T_O, FMHA_BF16);
+	assert_works(&f, fixture_bind(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD_SPLITKV_COMBINE);
+	assert_int_equal(f.plan.stages[0].dtype, ABI_BF16);
+	assert_int_equal(f.args[0].combine.n_splits, 3);
+	assert_int_equal(f.args[0].combine.o_parts_stride_split, 2 * 5 * 4 * 8);
+	assert_int_equal(f.args[0].combine.o_parts.stride_batch, 5 * 4 * 8);
+	assert_int_equal(f.args[0].combine.o_parts.stride_head, 8);
+	assert_int_equal(f.args[0].combine.lse_parts_stride_split, 2 * 4 * 5);
+	assert_int_equal(f.args[0].combine.lse_parts.stride_head, 5);
+	fixture_deinit(&f);
+}
+
+static void nothing_to_write_is_no_stage(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	f.problem.batch = 0;
+	assert_works(&f, fixture_bind(&f));
+	assert_int_equal(f.plan.n_stages, 0);
+	fixture_deinit(&f);
+
+	fixture_forward(&f, FMHA_BATCH);
+	f.problem.seqlen_q = 0;
+	assert_works(&f, fixture_bind(&f));
+	assert_int_equal(f.plan.n_stages, 0);
+	assert_true(f.plan.flops == 0);
+	fixture_deinit(&f);
+
+	/* No keys: every row is empty, and somebody must write that. */
+	fixture_forward(&f, FMHA_BATCH);
+	f.problem.seqlen_k = 0;
+	assert_works(&f, fixture_bind(&f));
+	ASSERT_STAGES(&f.plan, ABI_FWD);
+	fixture_deinit(&f);
+}
+
+static void too_large_workspace_is_refused(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	f.problem.nhead_q = f.problem.nhead_k = 1 << 15;
+	f.problem.batch = 1;
+	f.problem.seqlen_q = INT32_MAX;
+	f.problem.hdim_q = f.problem.hdim_v = 256;
+	f.problem.n_splits = 1024;
+	/* 2^10 * 2^15 * 2^31 * 2^8 * 4 = 2^66; any layer may refuse it, none may wrap. */
+	assert_int_equal(fixture_build(&f), FMHA_EINVAL);
+	fixture_deinit(&f);
+}
+
+static void too_many_rows_are_refused(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	f.problem.batch = 1 << 16;
+	f.problem.seqlen_q = 1 << 16;
+	assert_int_equal(fixture_build(&f), FMHA_EINVAL);
+	fixture_deinit(&f);
+}
+
+static double pairs_by_hand(int q, int k, const struct fmha_problem *p)
+{
+	int anchor = p->mask == FMHA_MASK_BOTTOM_RIGHT ? k - q : 0;
+	double n = 0;
+
+	for (int i = 0; i < q; i++)
+		for (int j = 0; j < k; j++) {
+			bool left = p->window_left < 0 || j >= anchor + i - p->window_left ||
+				    j < p->sink_tokens;
+			bool right = p->window_right < 0 || j <= anchor + i + p->window_right;
+
+			n += p->mask == FMHA_MASK_NONE || (left && right);
+		}
+	return n;
+}
+
+static void visible_pairs_equal_counting(void **state)
+{
+	struct fmha_problem p;
+	unsigned seed = 7;
+
+	(void)state;
+	for (int i = 0; i < 20000; i++) {
+		int q = rand_r(&seed) % 40, k = rand_r(&seed) % 40;
+
+		fmha_problem_init(&p);
+		p.mask = (uint32_t)(rand_r(&seed) % 3);
+		p.window_left = rand_r(&seed) % 20 - 1;
+		p.window_right = rand_r(&seed) % 20 - 1;
+		p.sink_tokens = rand_r(&seed) % 8;
+		assert_true(cost_visible_pairs(q, k, &p) == pairs_by_hand(q, k, &p));
+	}
+	/* Long sequences cost no time. */
+	p.mask = FMHA_MASK_TOP_LEFT;
+	p.window_left = -1;
+	p.window_right = 0;
+	assert_true(cost_visible_pairs(INT32_MAX, INT32_MAX, &p) ==
+		    (double)INT32_MAX * ((double)INT32_MAX + 1) / 2);
+}
+
+static void flops_are_the_worked_numbers(void **state)
+{
+	struct fixture f;
+	struct fmha_problem *p = &f.problem;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	p->batch = 2;
+	p->nhead_q = p->nhead_k = 16;
+	p->seqlen_q = p->seqlen_k = 1024;
+	p->hdim_q = p->hdim_v = 128;
+	assert_works(&f, fixture_build(&f));
+	assert_true(f.plan.flops == 17179869184.0);
+	/* q, k, v and o: 2 * 1024 * 16 * 128 floats each. */
+	assert_int_equal(f.plan.bytes, 4ULL * 2 * 1024 * 16 * 128 * 4);
+	p->mask = FMHA_MASK_TOP_LEFT;
+	p->window_right = 0;
+	assert_works(&f, fixture_build(&f));
+	assert_true(f.plan.flops == 8598323200.0);
+	p->mask = FMHA_MASK_NONE;
+	p->window_right = -1;
+	p->op = FMHA_BACKWARD;
+	assert_true(cost_flops(p) == 42949672960.0);
+	fixture_deinit(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(forward_is_one_stage),
+		cmocka_unit_test(zero_scale_stays_zero),
+		cmocka_unit_test(mask_that_hides_nothing_is_none),
+		cmocka_unit_test(paged_forward_takes_its_families),
+		cmocka_unit_test(decode_is_split_and_combined),
+		cmocka_unit_test(split_falls_back_or_is_refused),
+		cmocka_unit_test(many_rows_are_not_split),
+		cmocka_unit_test(splits_cover_all_keys),
+		cmocka_unit_test(append_comes_first),
+		cmocka_unit_test(backward_is_two_or_three_stages),
+		cmocka_unit_test(masked_split_plan_works),
+		cmocka_unit_test(merge_is_one_combine),
+		cmocka_unit_test(nothing_to_write_is_no_stage),
+		cmocka_unit_test(too_large_workspace_is_refused),
+		cmocka_unit_test(too_many_rows_are_refused),
+		cmocka_unit_test(visible_pairs_equal_counting),
+		cmocka_unit_test(flops_are_the_worked_numbers),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: MIT */
+/* The unified backward workspace: every row of the paragraph in issue 3, computed by hand. */
+#include "fixture.h"
+
+#include "internal.h"
+
+/* 3 sequences, 4 heads, hdim 32; batch mode: 10 x 300 keys. */
+static void problem_init(struct fmha_problem *p, uint32_t mode)
+{
+	fmha_problem_init(p);
+	p->op = FMHA_BACKWARD;
+	p->mode = mode;
+	p->batch = 3;
+	p->nhead_q = p->nhead_k = 4;
+	p->seqlen_q = 10;
+	p->seqlen_k = 300;
+	p->hdim_q = p->hdim_v = 32;
+	if (mode == FMHA_GROUP) {
+		p->total_q = 22; /* 10 + 5 + 7 */
+		p->total_k = 500;
+	}
+}
+
+static struct bwd_workspace size_of(const struct fmha_problem *p, enum dq_mode mode,
+				    int64_t workers)
+{
+	struct bwd_workspace w;
+	struct fmha_error err;
+
+	assert_int_equal(bwd_workspace_size(p, mode, 128, workers, &w, &err), 0);
+	return w;
+}
+
+static void heads_are_rounded_to_16_bytes(void **state)
+{
+	struct fmha_problem p;
+	struct bwd_workspace w;
+
+	(void)state;
+	/* Batch mode: one int32, 4 -> 16. */
+	problem_init(&p, FMHA_BATCH);
+	w = size_of(&p, DQ_ATOMIC, 1);
+	assert_int_equal(w.nsplits, 0);
+	assert_int_equal(w.head_bytes, 16);
+	assert_int_equal(w.dq_acc, 16);
+	/* Group mode: 3 int32 = 12 -> 16; 4 int64 = 32; data at 48. */
+	problem_init(&p, FMHA_GROUP);
+	w = size_of(&p, DQ_ATOMIC, 1);
+	assert_int_equal(w.dq_acc_offsets, 16);
+	assert_int_equal(w.head_bytes, 48);
+	assert_int_equal(w.dq_acc, 48);
+	/* 4 sequences: 16 -> 16; 5 int64 = 40 -> 48; data at 64. 5: 20 -> 32; 48; 80. */
+	p.batch = 4;
+	w = size_of(&p, DQ_ATOMIC, 1);
+	assert_int_equal(w.dq_acc_offsets, 16);
+	assert_int_equal(w.head_bytes, 64);
+	p.batch = 5;
+	w = size_of(&p, DQ_ATOMIC, 1);
+	assert_int_equal(w.dq_acc_offsets, 32);
+	assert_int_equal(w.head_bytes, 80);
+}
+
+static void writing_dq_directly_needs_no_data(void **state)
+{
+	struct fmha_problem p;
+	struct bwd_workspace w;
+
+	(void)state;
+	problem_init(&p, FMHA_BATCH);
+	w = size_of(&p, DQ_DIRECT, 1);
+	assert_int_equal(w.dq_splits, 0);
+	assert_int_equal(w.dq_acc_bytes, 0);
+	assert_false(w.zero);
+	/* d right behind the head: 3 * 10 rows * 4 heads * 4 bytes = 480. */
+	assert_int_equal(w.d, 16);
+	assert_int_equal(w.bytes, 16 + 480);
+}
+
+static void atomic_adds_share_one_zeroed_buffer(void **state)
+{
+	struct fmha_problem p;
+	struct bwd_workspace w;
+
+	(void)state;
+	problem_init(&p, FMHA_BATCH);
+	w = size_of(&p, DQ_ATOMIC, 132);
+	assert_int_equal(w.dq_splits, 1);
+	/* 3 * 4 * 1 * 10 * 32 floats = 15360 bytes. */
+	assert_int_equal(w.dq_acc_bytes, 15360);
+	assert_int_equal(w.d, 16 + 15360);
+	assert_int_equal(w.bytes, 16 + 15360 + 480);
+	assert_true(w.zero);
+	problem_init(&p, FMHA_GROUP);
+	w = size_of(&p, DQ_ATOMIC, 132);
+	/* 22 rows * 4 * 32 floats = 11264 bytes; d: 22 * 4 * 4 = 352. */
+	assert_int_equal(w.dq_acc_bytes, 11264);
+	assert_int_equal(w.bytes, 48 + 11264 + 352);
+	assert_true(w.zero);
+}
+
+static void deterministic_group_mode_splits_by_tile(void **state)
+{
+	struct fmha_problem p;
+	struct bwd_workspace w;
+
+	(void)state;
+	problem_init(&p, FMHA_GROUP);
+	w = size_of(&p, DQ_PER_TILE, 132);
+	/* The longest, 300 keys in tiles of 128: 3. A plan counts every row with 3: 33792 bytes. */
+	assert_int_equal(w.dq_splits, 3);
+	assert_int_equal(w.dq_acc_bytes, 3 * 11264);
+	assert_false(w.zero);
+	p.mask = FMHA_MASK_TOP_LEFT; /* skipped tiles leave their buffer untouched */
+	p.window_right = 0;
+	assert_true(size_of(&p, DQ_PER_TILE, 132).zero);
+}
+
+static void deterministic_batch_mode_follows_the_workers(void **state)
+{
+	struct fmha_problem p;
+
+	(void)state;
+	problem_init(&p, FMHA_BATCH);
+	/* 300 keys: 3 tiles a head; 12 heads: 36 tiles. */
+	assert_int_equal(size_of(&p, DQ_PERSISTENT, 36).dq_splits, 3); /* a tile each: 3 / 1 */
+	assert_int_equal(size_of(&p, DQ_PERSISTENT, 132).dq_splits, 3);
+	assert_int_equal(size_of(&p, DQ_PERSISTENT, 18).dq_splits, 2); /* runs of 2: 1 + 2 / 2 */
+	assert_int_equal(size_of(&p, DQ_PERSISTENT, 12).dq_splits, 1); /* runs of 3: a head each */
+	assert_int_equal(size_of(&p, DQ_PERSISTENT, 9).dq_splits, 2);  /* runs of 4 */
+	assert_int_equal(size_of(&p, DQ_PERSISTENT, 6).dq_splits, 1);  /* runs of 6: 2 heads */
+	assert_int_equal(size_of(&p, DQ_PERSISTENT, 1).dq_splits, 1);
+	assert_true(size_of(&p, DQ_PERSISTENT, 12).zero);
+	/* 3 * 4 * 3 * 10 * 32 * 4 bytes */
+	assert_int_equal(size_of(&p, DQ_PERSISTENT, 36).dq_acc_bytes, 46080);
+	/* No keys at all: still one buffer, for zeros. */
+	p.seqlen_k = 0;
+	assert_int_equal(size_of(&p, DQ_PERSISTENT, 36).dq_splits, 1);
+}
+
+/* The formula against walking the list: a head needs as many buffers as runs can meet it. */
+static void persistent_splits_suffice(void **state)
+{
+	(void)state;
+	for (int batch = 1; batch < 4; batch++)
+		for (int tiles = 1; tiles < 14; tiles++)
+			for (int workers = 1; workers < 50; workers++) {
+				struct fmha_problem p;
+				int n, run, most = 0, total;
+
+				problem_init(&p, FMHA_BATCH);
+				p.batch = batch;
+				p.seqlen_k = tiles * 128;
+				n = bwd_persistent_splits(&p, 128, workers);
+				total = batch * 4 * tiles;
+				run = (total + workers - 1) / workers;
+				for (int head = 0; head < batch * 4; head++) {
+					int first = head * tiles / run;
+					int last = ((head + 1) * tiles - 1) / run;
+
+					if (last - first + 1 > most)
+						most = last - first + 1;
+				}
+				assert_true(n >= most);
+				assert_true(n <= most + 1);
+			}
+}
+
+static void sizes_that_overflow_are_refused(void **state)
+{
+	struct fmha_problem p;
+	struct bwd_workspace w;
+	struct fmha_error err = {0};
+
+	(void)state;
+	problem_init(&p, FMHA_GROUP);
+	p.total_q = INT32_MAX;
+	p.nhead_q = 1 << 16;
+	p.seqlen_k = INT32_MAX;
+	p.hdim_q = 256;
+	assert_int_equal(bwd_workspace_size(&p, DQ_PER_TILE, 16, 1, &w, &err), FMHA_EINVAL);
+	assert_string_equal(err.field, "workspace");
+}
+
+static void head_tells_where_each_sequence_lies(void **state)
+{
+	struct fixture f;
+	const int32_t *nsplits;
+	const abi_i64 *offsets;
+
+	(void)state;
+	fixture_backward(&f, FMHA_GROUP); /* 5 and 3 rows, 7 and 5 keys, 4 heads, hdim 16 */
+	f.decree.needs_dq_acc = true;
+	f.decree.device.lds_bytes = 65536; /* a GPU's modes */
+	f.problem.deterministic = 1;
+	assert_works(&f, fixture_bind(&f));
+	assert_int_equal(f.plan.workspace_head_bytes, 16 + 32); /* 2 int32; 3 int64 = 24 -> 32 */
+	assert_int_equal(f.plan.dq_per_sequence, 1);
+	nsplits = f.args[1].bwd.nsplits;
+	offsets = f.args[1].bwd.dq_acc_offsets;
+	assert_ptr_equal(nsplits, f.workspace);
+	assert_ptr_equal(offsets, (char *)f.workspace + 16);
+	assert_ptr_equal(f.args[1].bwd.dq_acc, (char *)f.workspace + 48);
+	assert_ptr_equal(f.args[2].bwd.dq_acc, f.args[1].bwd.dq_acc);
+	assert_int_equal(nsplits[0], 1); /* 7 keys in a tile of 128 */
+	assert_int_equal(offsets[0], 0);
+	assert_int_equal(offsets[1], 5 * 4 * 16);
+	assert_int_equal(offsets[2], 8 * 4 * 16);
+	f.plan.dq_tile_n0 = 4; /* ceil(7 / 4) = ceil(5 / 4) = 2 */
+	bwd_workspace_head(&f.plan,
+			   &(struct index_tables){.seqstart_q = f.args[1].bwd.sequences.seqstart_q,
+						  .seqstart_k = f.args[1].bwd.sequences.seqstart_k},
+			   f.workspace);
+	assert_int_equal(nsplits[1], 2);
+	assert_int_equal(offsets[1], 5 * 4 * 16 * 2);
+	assert_int_equal(offsets[2], 8 * 4 * 16 * 2);
+	/* d behind dq_acc: 8 rows * 4 heads * 16 * 4 bytes; [nhead_q, total_q]. */
+	assert_ptr_equal(f.args[0].bwd.d.data, (char *)f.workspace + 48 + 2048);
+	assert_int_equal(f.args[0].bwd.d.stride_head, 8);
+	fixture_deinit(&f);
+}
+
+static void batch_head_is_one_number(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_backward(&f, FMHA_BATCH);
+	f.decree.needs_dq_acc = true;
+	f.decree.device.lds_bytes = 65536;
+	assert_works(&f, fixture_bind(&f));
+	assert_int_equal(f.plan.workspace_head_bytes, 16);
+	assert_int_equal(f.plan.workspace_zero, 1);
+	assert_int_equal(f.args[1].bwd.nsplits[0], 1);
+	assert_null(f.args[1].bwd.dq_acc_offsets);
+	assert_int_equal(f.args[0].bwd.d.stride_batch, 4 * 5);
+	assert_int_equal(f.args[0].bwd.d.stride_head, 5);
+	fixture_deinit(&f);
+	/* A CPU pipeline that writes dQ itself: nsplits 0, no data. */
+	fixture_backward(&f, FMHA_BATCH);
+	assert_works(&f, fixture_bind(&f));
+	assert_int_equal(f.args[1].bwd.nsplits[0], 0);
+	assert_null(f.args[1].bwd.dq_acc);
+	assert_int_equal(f.plan.workspace_zero, 0);
+	fixture_deinit(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(heads_are_rounded_to_16_bytes),
+		cmocka_unit_test(writing_dq_directly_needs_no_data),
+		cmocka_unit_test(atomic_adds_share_one_zeroed_buffer),
+		cmocka_unit_test(deterministic_group_mode_splits_by_tile),
+		cmocka_unit_test(deterministic_batch_mode_follows_the_workers),
+		cmocka_unit_test(persistent_splits_suffice),
+		cmocka_unit_test(sizes_that_overflow_are_refused),
+		cmocka_unit_test(head_tells_where_each_sequence_lies),
+		cmocka_unit_test(batch_head_is_one_number),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
