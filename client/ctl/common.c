@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: MIT */
+#include "ctl.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+int ctl_usage_error(const char *fmt, ...)
+{
+	va_list args;
+
+	(void)fputs("fmhactl: ", stderr);
+	va_start(args, fmt);
+	(void)vfprintf(stderr, fmt, args);
+	va_end(args);
+	(void)fputc('\n', stderr);
+	return CTL_USAGE;
+}
+
+int ctl_error(const struct fmha_error *err)
+{
+	(void)fprintf(stderr, "fmhactl: %s%s%s (%s)\n",
+		      err->msg[0] ? err->msg : fmha_error_sentence(err->code),
+		      err->field[0] ? ", field " : "", err->field, fmha_error_name(err->code));
+	switch (err->code) {
+	case FMHA_OK:
+		return CTL_OK;
+	case FMHA_ECONN:
+	case FMHA_EPERM:
+	case FMHA_EVERSION:
+	case FMHA_ETIMEDOUT:
+	case FMHA_EPROTO:
+		return CTL_UNREACHABLE;
+	case FMHA_EIO:
+		return CTL_IO;
+	default:
+		return CTL_REFUSED;
+	}
+}
+
+int ctl_parse_int(const char *option, const char *text, int64_t min, int64_t max,
+		  int64_t *ret_value)
+{
+	long long value;
+	char *end;
+
+	errno = 0;
+	value = strtoll(text, &end, 0);
+	if (end == text || *end || errno)
+		return ctl_usage_error("%s '%s': not a whole number", option, text);
+	if (value < min || value > max)
+		return ctl_usage_error("%s %lld: not in %lld..%lld", option, value, (long long)min,
+				       (long long)max);
+	*ret_value = value;
+	return 0;
+}
+
+int ctl_parse_double(const char *option, const char *text, double *ret_value)
+{
+	double value;
+	char *end;
+
+	errno = 0;
+	value = strtod(text, &end);
+	if (end == text || *end || !isfinite(value))
+		return ctl_usage_error("%s '%s': not a finite number", option, text);
+	*ret_value = value;
+	return 0;
+}
+
+int ctl_target_option(struct ctl_target *target, int option, const char *value)
+{
+	int64_t number = 0;
+	double seconds = 0;
+	int r;
+
+	switch (option) {
+	case CTL_OPT_SOCKET:
+		target->socket = value;
+		return 0;
+	case CTL_OPT_TIMEOUT:
+		r = ctl_parse_double("--timeout", value, &seconds);
+		if (r == 0 && (seconds < 0.001 || seconds > 1e6))
+			return ctl_usage_error("--timeout %s: 0.001 to 1000000 seconds", value);
+		if (r == 0)
+			target->timeout_ms = (uint32_t)(seconds * 1000);
+		return r;
+	case CTL_OPT_DEVICE:
+		r = ctl_parse_int("--device", value, 0, 1000, &number);
+		if (r == 0)
+			target->device = (uint32_t)number;
+		return r;
+	default: /* getopt_long() has said what is wrong */
+		return CTL_USAGE;
+	}
+}
+
+int ctl_connect(const struct ctl_target *target, struct fmha_client **ret_client)
+{
+	const struct fmha_client_options options = {.struct_size = sizeof(options),
+						    .timeout_ms = target->timeout_ms,
+						    .path = target->socket,
+						    .name = "fmhactl"};
+	struct fmha_error err = {0};
+
+	if (fmha_connect(&options, ret_client, &err) < 0)
+		return ctl_error(&err);
+	return 0;
+}
+
+int ctl_open(const struct ctl_target *target, struct fmha_client **ret_client,
+	     struct fmha_device **ret_device)
+{
+	struct fmha_error err = {0};
+	int r = ctl_connect(target, ret_client);
+
+	if (r != 0)
+		return r;
+	if (fmha_device_open(*ret_client, target->device, ret_device, &err) < 0) {
+		*ret_client = fmha_client_free(*ret_client);
+		return ctl_error(&err);
+	}
+	return 0;
+}
+
+int64_t ctl_now_ns(void)
+{
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+void ctl_progress(struct ctl_progress *progress, uint64_t done, uint64_t total)
+{
+	int64_t now = ctl_now_ns();
+
+	if (progress->started_ns == 0)
+		progress->started_ns = now;
+	if (now - progress->started_ns < 1000000000 || now - progress->drawn_ns < 100000000 ||
+	    !isatty(STDERR_FILENO))
+		return;
+	progress->drawn_ns = now;
+	progress->visible = true;
+	if (total > 0)
+		(void)fprintf(stderr, "\r\033[K%s: %llu of %llu (%.0f %%)", progress->title,
+			      (unsigned long long)done, (unsigned long long)total,
+			      100.0 * (double)done / (double)total);
+	else
+		(void)fprintf(stderr, "\r\033[K%s: %llu", progress->title,
+			      (unsigned long long)done);
+	(void)fflush(stderr);
+}
+
+void ctl_progress_end(struct ctl_progress *progress)
+{
+	if (progress->visible)
+		(void)fputs("\r\033[K", stderr);
+	progress->visible = false;
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT */
+/* fmhactl: fmhad's command line. One table of commands; each is a file of its own. */
+#include "ctl.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct ctl_command commands[] = {
+	{"ping", "round trip to the daemon and to each device's worker", ctl_ping},
+	{"status", "processes, devices, sessions, buffers, queues, latencies", ctl_status},
+	{"devices", "the daemon's devices", ctl_devices},
+};
+
+#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+static void print_help(FILE *out)
+{
+	(void)fputs("usage: fmhactl COMMAND [OPTION...]\n\n", out);
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		(void)fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
+	(void)fputs(
+		"\n`fmhactl COMMAND --help` says more. The daemon is looked for at --socket PATH,\n"
+		"$FMHAD_SOCKET, $XDG_RUNTIME_DIR/fmhad.sock, /run/fmhad/fmhad.sock.\n\n"
+		"exit codes: 0 success, 1 a check failed, 2 usage, 3 daemon unreachable,\n"
+		"            4 the daemon refused, 5 a file cannot be read, written or "
+		"understood\n",
+		out);
+}
+
+int main(int argc, char **argv)
+{
+	const char *name = argc > 1 ? argv[1] : "";
+
+	if (!strcmp(name, "--version")) {
+		(void)printf("fmhactl %s\n", fmha_version());
+		return CTL_OK;
+	}
+	if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h")) {
+		print_help(stdout);
+		return CTL_OK;
+	}
+	for (size_t i = 0; i < N_COMMANDS; i++) {
+		if (!strcmp(name, commands[i].name)) {
+			int r = commands[i].run(argc - 1, argv + 1);
+
+			/* A full disk or a closed pipe must not look like success. */
+			if (fflush(stdout) != 0 && r == CTL_OK) {
+				(void)fputs("fmhactl: cannot write to stdout\n", stderr);
+				return CTL_IO;
+			}
+			return r;
+		}
+	}
+	if (name[0])
+		(void)ctl_usage_error("no command '%s'", name);
+	print_help(stderr);
+	return CTL_USAGE;
+}

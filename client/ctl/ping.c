@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT */
+/* ping.c: is everybody there, and how far away. */
+#include "ctl.h"
+
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char usage[] =
+	"usage: fmhactl ping [--count N] [OPTION...]\n"
+	"\n"
+	"Asks the daemon's front, and the worker of one device or of all, for a sign of life and\n"
+	"prints the round trip times.\n"
+	"\n"
+	"  --count N        round trips to each (default 10)\n" CTL_TARGET_HELP;
+
+static int compare_times(const void *a, const void *b)
+{
+	int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Pings one peer: the front when @device is NULL. */
+static int ping_peer(struct fmha_client *client, struct fmha_device *device, const char *name,
+		     int64_t count)
+{
+	int64_t *times = calloc((size_t)count, sizeof(*times));
+	struct fmha_error err = {0};
+	int r = 0;
+
+	if (!times)
+		return ctl_usage_error("--count %lld: out of memory", (long long)count);
+	for (int64_t i = 0; i < count && r == 0; i++) {
+		int64_t start = ctl_now_ns();
+
+		r = device ? fmha_device_ping(device, &err) : fmha_client_ping(client, &err);
+		times[i] = ctl_now_ns() - start;
+	}
+	if (r < 0) {
+		free(times);
+		return ctl_error(&err);
+	}
+	qsort(times, (size_t)count, sizeof(*times), compare_times);
+	(void)printf("%-40s  %8.1f us min  %8.1f us median  %8.1f us max\n", name,
+		     (double)times[0] / 1e3, (double)times[count / 2] / 1e3,
+		     (double)times[count - 1] / 1e3);
+	free(times);
+	return CTL_OK;
+}
+
+static int ping_device(struct fmha_client *client, uint32_t index, int64_t count)
+{
+	struct fmha_error err = {0};
+	struct fmha_device *device;
+	struct fmha_device_info info;
+	char name[192];
+	int r;
+
+	if (fmha_device_open(client, index, &device, &err) < 0 ||
+	    fmha_device_info(device, &info, &err) < 0)
+		return ctl_error(&err);
+	(void)snprintf(name, sizeof(name), "device %u (%s, %s)", info.device, info.backend,
+		       info.arch);
+	r = ping_peer(client, device, name, count);
+	device = fmha_device_free(device);
+	return r;
+}
+
+static int ping_all(struct fmha_client *client, const struct ctl_target *target, int64_t count)
+{
+	struct fmha_device_info devices[64];
+	struct fmha_client_info info;
+	struct fmha_error err = {0};
+	char name[192];
+	size_t n;
+	int r, worst;
+
+	if (fmha_client_info(client, &info, &err) < 0)
+		return ctl_error(&err);
+	(void)snprintf(name, sizeof(name), "front %s (pid %u)", info.server, info.daemon_pid);
+	worst = ping_peer(client, NULL, name, count);
+	if (worst != CTL_OK)
+		return worst;
+	if (target->device != FMHA_ANY_DEVICE)
+		return ping_device(client, target->device, count);
+	if (fmha_client_devices(client, devices, sizeof(devices) / sizeof(devices[0]), &n, &err) <
+	    0)
+		return ctl_error(&err);
+	for (size_t i = 0; i < n && i < sizeof(devices) / sizeof(devices[0]); i++) {
+		r = ping_device(client, devices[i].device, count);
+		if (r != CTL_OK)
+			worst = r;
+	}
+	return worst;
+}
+
+int ctl_ping(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{"count", required_argument, NULL, 'n'}, CTL_TARGET_OPTIONS, {0}};
+	struct ctl_target target = CTL_TARGET_INIT;
+	struct fmha_client *client;
+	int64_t count = 10;
+	int option, r;
+
+	while ((option = getopt_long(argc, argv, "n:", options, NULL)) != -1) {
+		if (option == CTL_OPT_HELP) {
+			(void)fputs(usage, stdout);
+			return CTL_OK;
+		}
+		if (option == 'n')
+			r = ctl_parse_int("--count", optarg, 1, 1000000, &count);
+		else
+			r = ctl_target_option(&target, option, optarg);
+		if (r != 0)
+			return r;
+	}
+	if (optind < argc)
+		return ctl_usage_error("ping: what is '%s'?", argv[optind]);
+	r = ctl_connect(&target, &client);
+	if (r != 0)
+		return r;
+	r = ping_all(client, &target, count);
+	client = fmha_client_free(client);
+	return r;
+}

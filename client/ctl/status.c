@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: MIT */
+/* status.c: what the daemon says of itself. Knows the shape of JSON and not the daemon's keys, so a
+ * key that the daemon gains shows up here without a change. */
+#include "ctl.h"
+
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#define MAX_COLUMNS 24
+
+static const char status_usage[] =
+	"usage: fmhactl status [--json] [OPTION...]\n"
+	"\n"
+	"Prints processes, devices, sessions, buffers, queues and latencies.\n"
+	"\n"
+	"  --json           the daemon's JSON as it is\n" CTL_TARGET_HELP;
+
+static const char devices_usage[] = "usage: fmhactl devices [OPTION...]\n"
+				    "\n"
+				    "Lists the daemon's devices.\n"
+				    "\n" CTL_TARGET_HELP;
+
+/* A scalar as text; "" for what is no scalar. */
+static void scalar_text(const cJSON *item, char *text, size_t n)
+{
+	text[0] = '\0';
+	if (cJSON_IsString(item))
+		(void)snprintf(text, n, "%s", item->valuestring);
+	else if (cJSON_IsBool(item))
+		(void)snprintf(text, n, "%s", cJSON_IsTrue(item) ? "yes" : "no");
+	else if (cJSON_IsNull(item))
+		(void)snprintf(text, n, "-");
+	else if (cJSON_IsNumber(item) && floor(item->valuedouble) == item->valuedouble &&
+		 fabs(item->valuedouble) < 1e15)
+		(void)snprintf(text, n, "%.0f", item->valuedouble);
+	else if (cJSON_IsNumber(item))
+		(void)snprintf(text, n, "%.6g", item->valuedouble);
+}
+
+static bool is_scalar(const cJSON *item)
+{
+	return !cJSON_IsObject(item) && !cJSON_IsArray(item);
+}
+
+/* A table when the array's objects have scalars only. */
+static bool is_table(const cJSON *array)
+{
+	const cJSON *row, *cell;
+
+	if (!cJSON_IsArray(array) || !array->child)
+		return false;
+	cJSON_ArrayForEach(row, array)
+	{
+		if (!cJSON_IsObject(row))
+			return false;
+		cJSON_ArrayForEach(cell, row)
+		{
+			if (!is_scalar(cell))
+				return false;
+		}
+	}
+	return true;
+}
+
+/* Columns are the first row's keys: the daemon gives all rows of an array the same ones. */
+static void print_table(const cJSON *array, int indent)
+{
+	const char *names[MAX_COLUMNS];
+	size_t widths[MAX_COLUMNS], n = 0;
+	const cJSON *row, *cell;
+	char text[256];
+
+	cJSON_ArrayForEach(cell, array->child)
+	{
+		if (n < MAX_COLUMNS) {
+			names[n] = cell->string;
+			widths[n++] = strlen(cell->string);
+		}
+	}
+	cJSON_ArrayForEach(row, array)
+	{
+		for (size_t i = 0; i < n; i++) {
+			scalar_text(cJSON_GetObjectItemCaseSensitive(row, names[i]), text,
+				    sizeof(text));
+			if (strlen(text) > widths[i])
+				widths[i] = strlen(text);
+		}
+	}
+	(void)printf("%*s", indent, "");
+	for (size_t i = 0; i < n; i++)
+		(void)printf("%-*s%s", (int)widths[i], names[i], i + 1 < n ? "  " : "\n");
+	cJSON_ArrayForEach(row, array)
+	{
+		(void)printf("%*s", indent, "");
+		for (size_t i = 0; i < n; i++) {
+			const cJSON *item = cJSON_GetObjectItemCaseSensitive(row, names[i]);
+
+			scalar_text(item, text, sizeof(text));
+			(void)printf(cJSON_IsNumber(item) ? "%*s%s" : "%-*s%s", (int)widths[i],
+				     text, i + 1 < n ? "  " : "\n");
+		}
+	}
+}
+
+static void print_value(const cJSON *value, int indent)
+{
+	const cJSON *item;
+	size_t width = 0;
+	char text[1024];
+
+	cJSON_ArrayForEach(item, value)
+	{
+		if (item->string && is_scalar(item) && strlen(item->string) > width)
+			width = strlen(item->string);
+	}
+	cJSON_ArrayForEach(item, value)
+	{
+		const char *name = item->string ? item->string : "-";
+
+		if (is_scalar(item)) {
+			scalar_text(item, text, sizeof(text));
+			(void)printf("%*s%-*s  %s\n", indent, "", (int)width, name, text);
+			continue;
+		}
+		if (!item->child) {
+			(void)printf("%*s%s: none\n", indent, "", name);
+			continue;
+		}
+		(void)printf("%*s%s:\n", indent, "", name);
+		if (is_table(item))
+			print_table(item, indent + 2);
+		else
+			print_value(item, indent + 2);
+	}
+}
+
+static int print_status(const char *json)
+{
+	cJSON *root = cJSON_Parse(json);
+
+	if (!root) {
+		(void)fputs("fmhactl: the daemon's status is no JSON\n", stderr);
+		return CTL_REFUSED;
+	}
+	print_value(root, 0);
+	cJSON_Delete(root);
+	return CTL_OK;
+}
+
+int ctl_status(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{"json", no_argument, NULL, 'j'}, CTL_TARGET_OPTIONS, {0}};
+	struct ctl_target target = CTL_TARGET_INIT;
+	struct fmha_error err = {0};
+	struct fmha_client *client;
+	bool as_json = false;
+	char *json;
+	int option, r;
+
+	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		if (option == CTL_OPT_HELP) {
+			(void)fputs(status_usage, stdout);
+			return CTL_OK;
+		}
+		if (option == 'j') {
+			as_json = true;
+			continue;
+		}
+		r = ctl_target_option(&target, option, optarg);
+		if (r != 0)
+			return r;
+	}
+	if (optind < argc)
+		return ctl_usage_error("status: what is '%s'?", argv[optind]);
+	r = ctl_connect(&target, &client);
+	if (r != 0)
+		return r;
+	if (fmha_client_status(client, &json, &err) < 0) {
+		r = ctl_error(&err);
+	} else {
+		if (as_json)
+			r = puts(json) < 0 ? CTL_IO : CTL_OK;
+		else
+			r = print_status(json);
+		free(json);
+	}
+	client = fmha_client_free(client);
+	return r;
+}
+
+static int list_devices(struct fmha_client *client)
+{
+	struct fmha_device_info devices[64];
+	struct fmha_error err = {0};
+	size_t n;
+
+	if (fmha_client_devices(client, devices, sizeof(devices) / sizeof(devices[0]), &n, &err) <
+	    0)
+		return ctl_error(&err);
+	(void)printf("%-6s  %-8s  %-16s  %-10s  %5s  %12s  %s\n", "device", "backend", "arch",
+		     "state", "units", "memory MiB", "name");
+	for (size_t i = 0; i < n && i < sizeof(devices) / sizeof(devices[0]); i++)
+		(void)printf("%-6u  %-8s  %-16s  %-10s  %5u  %12llu  %s\n", devices[i].device,
+			     devices[i].backend, devices[i].arch, devices[i].state,
+			     devices[i].compute_units,
+			     (unsigned long long)(devices[i].memory_bytes >> 20), devices[i].name);
+	return CTL_OK;
+}
+
+int ctl_devices(int argc, char **argv)
+{
+	static const struct option options[] = {CTL_TARGET_OPTIONS, {0}};
+	struct ctl_target target = CTL_TARGET_INIT;
+	struct fmha_client *client;
+	int option, r;
+
+	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		if (option == CTL_OPT_HELP) {
+			(void)fputs(devices_usage, stdout);
+			return CTL_OK;
+		}
+		r = ctl_target_option(&target, option, optarg);
+		if (r != 0)
+			return r;
+	}
+	if (optind < argc)
+		return ctl_usage_error("devices: what is '%s'?", argv[optind]);
+	r = ctl_connect(&target, &client);
+	if (r != 0)
+		return r;
+	r = list_devices(client);
+	client = fmha_client_free(client);
+	return r;
+}

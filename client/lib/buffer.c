@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: MIT */
+/* buffer.c: memory that both sides map. */
+#include "internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef MFD_NOEXEC_SEAL /* Linux 6.3; older kernels refuse it */
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+#define SEALS_WANTED (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+
+int fmha_memfd_new(uint64_t size, int *ret_fd, struct fmha_error *err)
+{
+	int fd, e;
+
+	if (!ret_fd)
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_memfd_new: ret_fd is NULL");
+	if (size == 0 || size > INT64_MAX)
+		return fmha_error_set_field(err, FMHA_EINVAL, "size", "a memfd of %llu bytes",
+					    (unsigned long long)size);
+	fd = memfd_create("fmha", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create("fmha", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0)
+		return fmha_error_set(err, FMHA_EIO, "memfd_create: %s", strerror(errno));
+	if (ftruncate(fd, (off_t)size) == 0 && fcntl(fd, F_ADD_SEALS, SEALS_WANTED) == 0) {
+		*ret_fd = fd;
+		return 0;
+	}
+	e = errno;
+	(void)close(fd);
+	return fmha_error_set(err, e == ENOMEM ? FMHA_ENOMEM : FMHA_EIO, "memfd of %llu bytes: %s",
+			      (unsigned long long)size, strerror(e));
+}
+
+/* ---- the table ---- */
+
+static struct fmha_buffer **bucket_of(struct fmha_device *device, uint64_t id)
+{
+	return &device->buffers[id % BUFFER_BUCKETS];
+}
+
+static void table_add(struct fmha_buffer *buffer)
+{
+	struct fmha_device *device = buffer->device;
+	struct fmha_buffer **bucket;
+
+	(void)pthread_mutex_lock(&device->lock);
+	buffer->id = device->next_buffer_id++;
+	bucket = bucket_of(device, buffer->id);
+	buffer->next = *bucket;
+	*bucket = buffer;
+	(void)pthread_mutex_unlock(&device->lock);
+}
+
+/* In a forked child the lock may be held for ever by a thread that does not exist here. */
+static void table_remove(struct fmha_buffer *buffer)
+{
+	struct fmha_device *device = buffer->device;
+
+	if (!client_in_child(device->client))
+		(void)pthread_mutex_lock(&device->lock);
+	else if (pthread_mutex_trylock(&device->lock) != 0)
+		return;
+	for (struct fmha_buffer **p = bucket_of(device, buffer->id); *p; p = &(*p)->next) {
+		if (*p == buffer) {
+			*p = buffer->next;
+			break;
+		}
+	}
+	(void)pthread_mutex_unlock(&device->lock);
+}
+
+struct fmha_buffer *buffer_find(struct fmha_device *device, uint64_t id)
+{
+	struct fmha_buffer *buffer;
+
+	(void)pthread_mutex_lock(&device->lock);
+	for (buffer = *bucket_of(device, id); buffer; buffer = buffer->next) {
+		if (buffer->id == id) {
+			(void)__atomic_add_fetch(&buffer->refs, 1, __ATOMIC_RELAXED);
+			break;
+		}
+	}
+	(void)pthread_mutex_unlock(&device->lock);
+	return buffer;
+}
+
+/* ---- life ---- */
+
+static struct fmha_buffer *buffer_alloc(struct fmha_device *device, uint64_t size, bool internal,
+					struct fmha_error *err)
+{
+	struct fmha_buffer *buffer = calloc(1, sizeof(*buffer));
+
+	if (!buffer) {
+		(void)fmha_error_set(err, FMHA_ENOMEM, "buffer: out of memory");
+		return NULL;
+	}
+	if (gate_init(&buffer->gate, err) < 0) {
+		free(buffer);
+		return NULL;
+	}
+	buffer->refs = 1;
+	buffer->device = internal ? device : device_ref(device);
+	buffer->internal = internal;
+	buffer->size = size;
+	buffer->fd = -1;
+	return buffer;
+}
+
+struct fmha_buffer *buffer_unref(struct fmha_buffer *buffer)
+{
+	if (!buffer || __atomic_sub_fetch(&buffer->refs, 1, __ATOMIC_ACQ_REL) != 0)
+		return NULL;
+	if (buffer->data)
+		(void)munmap(buffer->data, buffer->size);
+	if (buffer->fd >= 0)
+		(void)close(buffer->fd);
+	gate_deinit(&buffer->gate);
+	if (!buffer->internal)
+		(void)device_unref(buffer->device);
+	free(buffer);
+	return NULL;
+}
+
+/*
+ * Maps a memfd. Without the seal against shrinking its other owner could cut it off under us, and
+ * touching it would be SIGBUS.
+ */
+static int map_memfd(struct fmha_buffer *buffer, int bad_fd_code, const char *whose,
+		     struct fmha_error *err)
+{
+	int seals = fcntl(buffer->fd, F_GET_SEALS);
+	struct stat st;
+	void *data;
+
+	if (seals < 0 || !(seals & F_SEAL_SHRINK))
+		return fmha_error_set_field(err, bad_fd_code, "fd",
+					    "%s is no memfd sealed against shrinking", whose);
+	if (fstat(buffer->fd, &st) < 0)
+		return fmha_error_set(err, FMHA_EIO, "fstat: %s", strerror(errno));
+	if (buffer->base_offset > (uint64_t)st.st_size ||
+	    buffer->size > (uint64_t)st.st_size - buffer->base_offset)
+		return fmha_error_set_field(err, bad_fd_code, "size",
+					    "%s has %lld bytes, not %llu at offset %llu", whose,
+					    (long long)st.st_size, (unsigned long long)buffer->size,
+					    (unsigned long long)buffer->base_offset);
+	data = mmap(NULL, buffer->size, PROT_READ | PROT_WRITE, MAP_SHARED, buffer->fd,
+		    (off_t)buffer->base_offset);
+	if (data == MAP_FAILED)
+		return fmha_error_set(err, errno == ENOMEM ? FMHA_ENOMEM : FMHA_EIO,
+				      "mapping %llu bytes: %s", (unsigned long long)buffer->size,
+				      strerror(errno));
+	buffer->data = data;
+	return 0;
+}
+
+int buffer_new(struct fmha_device *device, uint64_t size, bool internal, int64_t deadline,
+	       struct fmha_buffer **ret_buffer, struct fmha_error *err)
+{
+	const struct proto_buffer_create_params params = {.size = size};
+	struct proto_buffer_result result;
+	struct fmha_buffer *buffer;
+	int r = FMHA_EDEVICE;
+
+	buffer = buffer_alloc(device, size, internal, err);
+	if (!buffer)
+		return FMHA_ENOMEM;
+	/* Not device_call(): the generation that made the buffer must be known. */
+	for (int attempt = 0; attempt < 2 && r == FMHA_EDEVICE; attempt++) {
+		struct connection *c;
+		bool unsent;
+
+		r = device_worker(device, deadline, &c, &buffer->generation, err);
+		if (r < 0)
+			break;
+		r = connection_call(c, PROTO_BUFFER_CREATE, &params, -1, deadline, &result,
+				    &buffer->fd, &unsent, err);
+		c = connection_unref(c);
+	}
+	if (r == 0) {
+		buffer->worker_id = result.buffer;
+		r = map_memfd(buffer, FMHA_EPROTO, "what the worker allocated", err);
+	}
+	if (r < 0) {
+		buffer = buffer_unref(buffer);
+		return r;
+	}
+	table_add(buffer);
+	*ret_buffer = buffer;
+	return 0;
+}
+
+void buffer_release(struct fmha_buffer *buffer)
+{
+	struct fmha_device *device = buffer->device;
+
+	table_remove(buffer);
+	if (!client_in_child(device->client)) {
+		struct connection *c = device_worker_if(device, buffer->generation);
+
+		if (c) {
+			const struct proto_buffer_release_params params = {buffer->worker_id};
+			bool unsent;
+
+			/* A failure is the end of the connection, which releases everything. */
+			(void)connection_call(c, PROTO_BUFFER_RELEASE, &params, -1,
+					      deadline_after_ms(RELEASE_TIMEOUT_MS), NULL, NULL,
+					      &unsent, NULL);
+			c = connection_unref(c);
+		}
+	}
+	(void)buffer_unref(buffer);
+}
+
+int fmha_buffer_new(struct fmha_device *device, uint64_t size, struct fmha_buffer **ret_buffer,
+		    struct fmha_error *err)
+{
+	int r;
+
+	if (!device || !ret_buffer)
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_buffer_new: an argument is NULL");
+	if (size == 0)
+		return fmha_error_set_field(err, FMHA_EINVAL, "size",
+					    "a buffer has at least 1 byte");
+	r = client_check_process(device->client, err);
+	if (r < 0)
+		return r;
+	return buffer_new(device, size, false, client_deadline(device->client), ret_buffer, err);
+}
+
+/* ---- import ---- */
+
+static int import_at_worker(struct fmha_buffer *buffer, struct connection *c, int64_t deadline,
+			    uint64_t *ret_worker_id, struct fmha_error *err)
+{
+	struct proto_buffer_import_params params = {
+		.size = buffer->size,
+		.base_offset = buffer->base_offset,
+		.handle_bytes = buffer->handle_bytes,
+	};
+	struct proto_buffer_result result;
+	bool unsent;
+	int r;
+
+	_Static_assert((int)FMHA_MEMORY_FD == (int)PROTO_MEMFD &&
+			       (int)FMHA_MEMORY_IPC_HANDLE == (int)PROTO_IPC_HANDLE &&
+			       (int)FMHA_MEMORY_VMM_FD == (int)PROTO_VMM_FD,
+		       "memory kinds travel as they are");
+	_Static_assert(sizeof(params.handle) == FMHA_HANDLE_BYTES, "handles have one length");
+	params.kind = buffer->kind;
+	memcpy(params.handle, buffer->handle, sizeof(params.handle));
+	r = connection_call(c, PROTO_BUFFER_IMPORT, &params, buffer->fd, deadline, &result, NULL,
+			    &unsent, err);
+	if (r == 0)
+		*ret_worker_id = result.buffer;
+	return r;
+}
+
+static int check_memory(const struct fmha_memory *memory, struct fmha_error *err)
+{
+	int r = check_struct_size(memory->struct_size, sizeof(*memory), "fmha_memory", err);
+
+	if (r < 0)
+		return r;
+	if (memory->kind > FMHA_MEMORY_VMM_FD)
+		return fmha_error_set_field(err, FMHA_EINVAL, "kind",
+					    "kind %u: no such kind of memory", memory->kind);
+	if (memory->size == 0 || memory->size > INT64_MAX)
+		return fmha_error_set_field(err, FMHA_EINVAL, "size", "size %llu: 1 to 2^63 - 1",
+					    (unsigned long long)memory->size);
+	if (memory->base_offset > INT64_MAX - memory->size)
+		return fmha_error_set_field(err, FMHA_EINVAL, "base_offset",
+					    "base_offset %llu + size exceeds 2^63 - 1",
+					    (unsigned long long)memory->base_offset);
+	if (memory->kind == FMHA_MEMORY_FD &&
+	    memory->base_offset % (uint64_t)sysconf(_SC_PAGESIZE) != 0)
+		return fmha_error_set_field(
+			err, FMHA_EINVAL, "base_offset",
+			"base_offset %llu of a memfd: not a multiple of the page size",
+			(unsigned long long)memory->base_offset);
+	if (memory->kind == FMHA_MEMORY_IPC_HANDLE &&
+	    (memory->handle_bytes == 0 || memory->handle_bytes > FMHA_HANDLE_BYTES))
+		return fmha_error_set_field(err, FMHA_EINVAL, "handle_bytes",
+					    "handle_bytes %u: 1 to %u", memory->handle_bytes,
+					    FMHA_HANDLE_BYTES);
+	return 0;
+}
+
+static int import_memory(struct fmha_buffer *buffer, const struct fmha_memory *memory,
+			 struct fmha_error *err)
+{
+	buffer->kind = memory->kind;
+	buffer->base_offset = memory->base_offset;
+	if (memory->kind == FMHA_MEMORY_IPC_HANDLE) {
+		memcpy(buffer->handle, memory->handle, memory->handle_bytes);
+		buffer->handle_bytes = memory->handle_bytes;
+		return 0;
+	}
+	buffer->fd = fcntl(memory->fd, F_DUPFD_CLOEXEC, 0);
+	if (buffer->fd < 0)
+		return fmha_error_set_field(err, errno == EBADF ? FMHA_EINVAL : FMHA_EIO, "fd",
+					    "fd %d: %s", memory->fd, strerror(errno));
+	if (memory->kind == FMHA_MEMORY_VMM_FD)
+		return 0;
+	return map_memfd(buffer, FMHA_EINVAL, "the file descriptor", err);
+}
+
+int fmha_buffer_import(struct fmha_device *device, const struct fmha_memory *memory,
+		       struct fmha_buffer **ret_buffer, struct fmha_error *err)
+{
+	struct fmha_buffer *buffer;
+	uint64_t worker_id;
+	int64_t deadline;
+	int r;
+
+	if (!device || !memory || !ret_buffer)
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_buffer_import: an argument is NULL");
+	r = client_check_process(device->client, err);
+	if (r < 0)
+		return r;
+	r = check_memory(memory, err);
+	if (r < 0)
+		return r;
+	buffer = buffer_alloc(device, memory->size, false, err);
+	if (!buffer)
+		return FMHA_ENOMEM;
+	deadline = client_deadline(device->client);
+	r = import_memory(buffer, memory, err);
+	if (r < 0) {
+		buffer = buffer_unref(buffer);
+		return r;
+	}
+	table_add(buffer);
+	r = FMHA_EDEVICE;
+	for (int attempt = 0; attempt < 2 && r == FMHA_EDEVICE; attempt++) {
+		struct connection *c;
+		uint64_t generation;
+
+		r = device_worker(device, deadline, &c, &generation, err);
+		if (r < 0)
+			break;
+		r = buffer_bind(device, buffer->id, c, generation, deadline, &worker_id, err);
+		c = connection_unref(c);
+	}
+	if (r < 0) {
+		table_remove(buffer);
+		buffer = buffer_unref(buffer);
+		return r;
+	}
+	*ret_buffer = buffer;
+	return 0;
+}
+
+int buffer_bind(struct fmha_device *device, uint64_t id, struct connection *connection,
+		uint64_t generation, int64_t deadline, uint64_t *ret_worker_id,
+		struct fmha_error *err)
+{
+	struct fmha_buffer *buffer = buffer_find(device, id);
+	uint64_t worker_id = 0;
+	int r;
+
+	if (!buffer)
+		return fmha_error_set(err, FMHA_ENOENT,
+				      "buffer %llu: no such buffer of this device",
+				      (unsigned long long)id);
+	r = gate_lock(&buffer->gate, deadline, err);
+	if (r == 0) {
+		if (buffer->generation != generation) {
+			gate_enter(&buffer->gate);
+			r = import_at_worker(buffer, connection, deadline, &worker_id, err);
+			gate_leave(&buffer->gate);
+			if (r == 0) {
+				buffer->worker_id = worker_id;
+				buffer->generation = generation;
+			}
+		}
+		if (r == 0)
+			*ret_worker_id = buffer->worker_id;
+		gate_unlock(&buffer->gate);
+	}
+	buffer = buffer_unref(buffer);
+	return r;
+}
+
+/* ---- what a program asks of a buffer ---- */
+
+uint64_t fmha_buffer_id(const struct fmha_buffer *buffer)
+{
+	return buffer ? buffer->id : 0;
+}
+
+void *fmha_buffer_data(const struct fmha_buffer *buffer)
+{
+	return buffer ? buffer->data : NULL;
+}
+
+uint64_t fmha_buffer_size(const struct fmha_buffer *buffer)
+{
+	return buffer ? buffer->size : 0;
+}
+
+int fmha_buffer_fd(const struct fmha_buffer *buffer)
+{
+	return buffer ? buffer->fd : -1;
+}
+
+struct fmha_buffer *fmha_buffer_free(struct fmha_buffer *buffer)
+{
+	if (!buffer)
+		return NULL;
+	if (!client_in_child(buffer->device->client))
+		cache_drop_buffer(buffer->device, buffer->id);
+	buffer_release(buffer);
+	return NULL;
+}

@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: MIT */
+/* client.c: finding the daemon, saying hello, and what the front answers. */
+#include "internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define SYSTEM_SOCKET "/run/fmhad/fmhad.sock"
+
+static const char front_name[] = "the daemon";
+
+const char *fmha_version(void)
+{
+	return FMHA_VERSION;
+}
+
+int check_struct_size(uint32_t size, size_t known, const char *name, struct fmha_error *err)
+{
+	if (size == known)
+		return 0;
+	return fmha_error_set_field(err, FMHA_EINVAL, "struct_size",
+				    "%s.struct_size is %u, this library knows %zu", name, size,
+				    known);
+}
+
+bool client_in_child(const struct fmha_client *client)
+{
+	return client->pid != getpid();
+}
+
+int client_check_process(const struct fmha_client *client, struct fmha_error *err)
+{
+	if (!client_in_child(client))
+		return 0;
+	return fmha_error_set(err, FMHA_ECONN,
+			      "the connection belongs to process %d: a forked child opens its own",
+			      (int)client->pid);
+}
+
+int64_t client_deadline(const struct fmha_client *client)
+{
+	return deadline_after_ms(client->timeout_ms);
+}
+
+/* ---- connecting ---- */
+
+static void sleep_ms(uint32_t ms)
+{
+	const struct timespec pause = deadline_timespec((int64_t)ms * 1000000);
+
+	(void)nanosleep(&pause, NULL);
+}
+
+/* A connected socket, blocking. */
+static int connect_path(const char *path, int64_t deadline, int *ret_fd, struct fmha_error *err)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int fd, r, flags;
+
+	if (strlen(path) >= sizeof(address.sun_path))
+		return fmha_error_set_field(err, FMHA_EINVAL, "path",
+					    "a socket's path has at most %zu bytes: %.80s...",
+					    sizeof(address.sun_path) - 1, path);
+	memcpy(address.sun_path, path, strlen(path) + 1);
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return fmha_error_set(err, FMHA_EIO, "socket: %s", strerror(errno));
+	for (;;) {
+		r = connect(fd, (const struct sockaddr *)&address, sizeof(address));
+		/* EAGAIN: the listener's backlog is full. */
+		if (r == 0 || (errno != EAGAIN && errno != EINTR) ||
+		    deadline_left_ns(deadline) == 0)
+			break;
+		sleep_ms(2);
+	}
+	if (r < 0) {
+		int e = errno;
+
+		(void)close(fd);
+		if (e == EACCES || e == EPERM)
+			return fmha_error_set(err, FMHA_EPERM, "%s: %s", path, strerror(e));
+		if (e == EAGAIN)
+			return fmha_error_set(err, FMHA_ETIMEDOUT, "%s: nobody accepts", path);
+		return fmha_error_set(err, FMHA_ECONN, "%s: %s", path, strerror(e));
+	}
+	flags = fcntl(fd, F_GETFL);
+	if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0) {
+		int e = errno;
+
+		(void)close(fd);
+		return fmha_error_set(err, FMHA_EIO, "fcntl: %s", strerror(e));
+	}
+	*ret_fd = fd;
+	return 0;
+}
+
+static int try_path(const char *path, int64_t deadline, int *ret_fd, char ret_path[FMHA_PATH_BYTES],
+		    struct fmha_error *err)
+{
+	int r = connect_path(path, deadline, ret_fd, err);
+
+	if (r == 0)
+		memcpy(ret_path, path,
+		       strlen(path) + 1); /* it was short enough for a sockaddr_un */
+	return r;
+}
+
+/* The documented order. A path that the caller or $FMHAD_SOCKET names is final. */
+static int connect_any(const struct fmha_client *client, int64_t deadline, int *ret_fd,
+		       char ret_path[FMHA_PATH_BYTES], struct fmha_error *err)
+{
+	const char *fixed = client->path, *runtime;
+	char path[FMHA_PATH_BYTES];
+
+	_Static_assert(sizeof(((struct sockaddr_un *)0)->sun_path) == FMHA_PATH_BYTES,
+		       "FMHA_PATH_BYTES is the kernel's limit");
+	if (!fixed)
+		fixed = secure_getenv("FMHAD_SOCKET");
+	if (fixed && fixed[0])
+		return try_path(fixed, deadline, ret_fd, ret_path, err);
+	runtime = secure_getenv("XDG_RUNTIME_DIR");
+	if (runtime && runtime[0] &&
+	    snprintf(path, sizeof(path), "%s/fmhad.sock", runtime) < (int)sizeof(path)) {
+		int r = try_path(path, deadline, ret_fd, ret_path, err);
+
+		if (r != FMHA_ECONN)
+			return r;
+	}
+	return try_path(SYSTEM_SOCKET, deadline, ret_fd, ret_path, err);
+}
+
+static int say_hello(struct fmha_client *client, struct connection *c, int64_t deadline,
+		     struct fmha_client_info *ret_info, struct fmha_error *err)
+{
+	struct proto_hello_params params = {.version = PROTO_VERSION};
+	struct proto_hello_result hello;
+	bool unsent;
+	int r;
+
+	(void)snprintf(params.client, sizeof(params.client), "%s", client->name);
+	r = connection_call(c, PROTO_HELLO, &params, -1, deadline, &hello, NULL, &unsent, err);
+	if (r < 0)
+		return r;
+	if (hello.version != PROTO_VERSION)
+		return fmha_error_set(err, FMHA_EVERSION,
+				      "the daemon speaks protocol version %u, this library %u",
+				      hello.version, PROTO_VERSION);
+	if (hello.max_in_flight == 0)
+		return fmha_error_set(err, FMHA_EPROTO, "the daemon allows no requests");
+	(void)snprintf(ret_info->server, sizeof(ret_info->server), "%s", hello.server);
+	ret_info->protocol = hello.version;
+	ret_info->daemon_pid = hello.pid;
+	ret_info->n_devices = hello.n_devices;
+	ret_info->max_in_flight = hello.max_in_flight;
+	c->max_in_flight = hello.max_in_flight;
+	return 0;
+}
+
+/* Without the gate's lock: a new front connection. */
+static int open_front(struct fmha_client *client, int64_t deadline,
+		      struct connection **ret_connection, struct fmha_client_info *ret_info,
+		      struct fmha_error *err)
+{
+	struct connection *c;
+	int fd, r;
+
+	memset(ret_info, 0, sizeof(*ret_info));
+	r = connect_any(client, deadline, &fd, ret_info->path, err);
+	if (r < 0)
+		return r;
+	r = connection_new(fd, FMHA_ECONN, front_name, &c, err);
+	if (r < 0)
+		return r;
+	r = say_hello(client, c, deadline, ret_info, err);
+	if (r < 0) {
+		c = connection_unref(c);
+		return r;
+	}
+	*ret_connection = c;
+	return 0;
+}
+
+/* A live connection to the front. @ret_connection: given. */
+static int client_front(struct fmha_client *client, int64_t deadline,
+			struct connection **ret_connection, struct fmha_error *err)
+{
+	struct connection *fresh = NULL;
+	struct fmha_client_info info;
+	int r;
+
+	r = gate_lock(&client->gate, deadline, err);
+	if (r < 0)
+		return r;
+	if (!client->front || connection_is_dead(client->front)) {
+		client->front = connection_unref(client->front);
+		gate_enter(&client->gate);
+		r = open_front(client, deadline, &fresh, &info, err);
+		gate_leave(&client->gate);
+		if (r == 0) {
+			client->front = fresh;
+			client->info = info;
+		}
+	}
+	if (r == 0)
+		*ret_connection = connection_ref(client->front);
+	gate_unlock(&client->gate);
+	return r;
+}
+
+int client_call(struct fmha_client *client, enum proto_method method, const void *params,
+		int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err)
+{
+	int r = FMHA_ECONN;
+
+	for (int attempt = 0; attempt < 2 && r == FMHA_ECONN; attempt++) {
+		struct connection *c;
+		bool unsent;
+
+		r = client_front(client, deadline, &c, err);
+		if (r < 0)
+			return r;
+		r = connection_call(c, method, params, -1, deadline, ret_result, ret_fd, &unsent,
+				    err);
+		c = connection_unref(c);
+	}
+	return r;
+}
+
+/* ---- life ---- */
+
+struct fmha_client *client_ref(struct fmha_client *client)
+{
+	(void)__atomic_add_fetch(&client->refs, 1, __ATOMIC_RELAXED);
+	return client;
+}
+
+struct fmha_client *client_unref(struct fmha_client *client)
+{
+	if (!client || __atomic_sub_fetch(&client->refs, 1, __ATOMIC_ACQ_REL) != 0)
+		return NULL;
+	client->front = connection_unref(client->front);
+	gate_deinit(&client->gate);
+	free(client->path);
+	free(client);
+	return NULL;
+}
+
+int fmha_connect(const struct fmha_client_options *options, struct fmha_client **ret_client,
+		 struct fmha_error *err)
+{
+	struct fmha_client *client;
+	struct connection *c;
+	int r;
+
+	if (!ret_client)
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_connect: ret_client is NULL");
+	if (options) {
+		r = check_struct_size(options->struct_size, sizeof(*options), "fmha_client_options",
+				      err);
+		if (r < 0)
+			return r;
+	}
+	client = calloc(1, sizeof(*client));
+	if (!client)
+		return fmha_error_set(err, FMHA_ENOMEM, "client: out of memory");
+	r = gate_init(&client->gate, err);
+	if (r < 0) {
+		free(client);
+		return r;
+	}
+	client->refs = 1;
+	client->pid = getpid();
+	client->timeout_ms = options && options->timeout_ms ? options->timeout_ms
+							    : FMHA_DEFAULT_TIMEOUT_MS;
+	(void)snprintf(client->name, sizeof(client->name), "%s",
+		       options && options->name ? options->name : program_invocation_short_name);
+	if (options && options->path) {
+		client->path = strdup(options->path);
+		if (!client->path) {
+			client = client_unref(client);
+			return fmha_error_set(err, FMHA_ENOMEM, "client: out of memory");
+		}
+	}
+	r = client_front(client, client_deadline(client), &c, err);
+	if (r < 0) {
+		client = client_unref(client);
+		return r;
+	}
+	c = connection_unref(c);
+	*ret_client = client;
+	return 0;
+}
+
+struct fmha_client *fmha_client_free(struct fmha_client *client)
+{
+	if (client && client_in_child(client) && client->front)
+		connection_drop_in_child(client->front);
+	return client_unref(client);
+}
+
+/* ---- what the front answers ---- */
+
+int fmha_client_info(struct fmha_client *client, struct fmha_client_info *ret_info,
+		     struct fmha_error *err)
+{
+	int r;
+
+	if (!client || !ret_info)
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_client_info: an argument is NULL");
+	r = client_check_process(client, err);
+	if (r < 0)
+		return r;
+	r = gate_lock(&client->gate, client_deadline(client), err);
+	if (r < 0)
+		return r;
+	*ret_info = client->info;
+	gate_unlock(&client->gate);
+	return 0;
+}
+
+int fmha_client_ping(struct fmha_client *client, struct fmha_error *err)
+{
+	const struct proto_empty params = {0};
+	int r;
+
+	if (!client)
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_client_ping: client is NULL");
+	r = client_check_process(client, err);
+	if (r < 0)
+		return r;
+	return client_call(client, PROTO_PING, &params, client_deadline(client), NULL, NULL, err);
+}
+
+int fmha_client_devices(struct fmha_client *client, struct fmha_device_info *ret_devices,
+			size_t capacity, size_t *ret_n, struct fmha_error *err)
+{
+	const struct proto_empty params = {0};
+	struct proto_devices_result devices;
+	int r;
+
+	if (!client || !ret_n || (capacity > 0 && !ret_devices))
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_client_devices: an argument is NULL");
+	r = client_check_process(client, err);
+	if (r < 0)
+		return r;
+	r = client_call(client, PROTO_DEVICES, &params, client_deadline(client), &devices, NULL,
+			err);
+	if (r < 0)
+		return r;
+	for (uint32_t i = 0; i < devices.n_devices && i < capacity; i++)
+		device_info_from(&devices.devices[i], &ret_devices[i]);
+	*ret_n = devices.n_devices;
+	return 0;
+}
+
+/* A JSON document out of a memfd. It is copied, not mapped: its writer may still change it. */
+int client_read_json(int fd, uint64_t size, char **ret_json, struct fmha_error *err)
+{
+	uint64_t done = 0;
+	char *json = NULL;
+	int r = 0;
+
+	if (fcntl(fd, F_GET_SEALS) < 0 || size > JSON_MAX_BYTES)
+		r = fmha_error_set(err, FMHA_EPROTO, "the daemon sent %llu bytes of JSON in %s",
+				   (unsigned long long)size,
+				   size > JSON_MAX_BYTES ? "one document"
+							 : "something else than a memfd");
+	if (r == 0) {
+		json = malloc(size + 1);
+		if (!json)
+			r = fmha_error_set(err, FMHA_ENOMEM, "%llu bytes of JSON: out of memory",
+					   (unsigned long long)size);
+	}
+	while (r == 0 && done < size) {
+		ssize_t n = pread(fd, json + done, size - done, (off_t)done);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			r = fmha_error_set(err, FMHA_EPROTO,
+					   "the daemon's JSON ends after %llu of %llu bytes",
+					   (unsigned long long)done, (unsigned long long)size);
+		else
+			done += (uint64_t)n;
+	}
+	(void)close(fd);
+	if (r < 0) {
+		free(json);
+		return r;
+	}
+	json[size] = '\0';
+	*ret_json = json;
+	return 0;
+}
+
+int fmha_client_status(struct fmha_client *client, char **ret_json, struct fmha_error *err)
+{
+	const struct proto_empty params = {0};
+	struct proto_json_result result;
+	int r, fd;
+
+	if (!client || !ret_json)
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_client_status: an argument is NULL");
+	r = client_check_process(client, err);
+	if (r < 0)
+		return r;
+	r = client_call(client, PROTO_STATUS, &params, client_deadline(client), &result, &fd, err);
+	if (r < 0)
+		return r;
+	return client_read_json(fd, result.size, ret_json, err);
+}

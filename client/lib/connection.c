@@ -1,0 +1,687 @@
+/* SPDX-License-Identifier: MIT */
+#include "connection.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <proto/frame.h>
+#include <proto/limits.h>
+
+#include "deadline.h"
+
+/* A reader first blocks in recvmsg() for this long, which costs no extra system call, and only then
+ * in ppoll() with the exact deadline. */
+#define BLOCKING_READ_MS 100
+
+/* ---- birth and death ---- */
+
+/* Conditions with timeouts on the monotonic clock. */
+static int cond_init(pthread_cond_t *cond)
+{
+	pthread_condattr_t attr;
+	int r;
+
+	if (pthread_condattr_init(&attr) != 0)
+		return -1;
+	r = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	if (r == 0)
+		r = pthread_cond_init(cond, &attr);
+	(void)pthread_condattr_destroy(&attr);
+	return r == 0 ? 0 : -1;
+}
+
+static bool is_unix_stream(int fd)
+{
+	int domain = 0, type = 0;
+	socklen_t n = sizeof(domain);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &n) < 0)
+		return false;
+	n = sizeof(type);
+	if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &n) < 0)
+		return false;
+	return domain == AF_UNIX && type == SOCK_STREAM;
+}
+
+int connection_new(int fd, int lost_code, const char *peer, struct connection **ret_connection,
+		   struct fmha_error *err)
+{
+	const struct timeval patience = {.tv_usec = BLOCKING_READ_MS * 1000};
+	struct connection *c;
+
+	if (!is_unix_stream(fd)) {
+		(void)close(fd);
+		return fmha_error_set(err, FMHA_EPROTO,
+				      "%s handed out a file descriptor that is no socket", peer);
+	}
+	/* Both a blocking recvmsg() with patience and MSG_DONTWAIT are wanted; never O_NONBLOCK. */
+	if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)) < 0) {
+		int e = errno;
+
+		(void)close(fd);
+		return fmha_error_set(err, FMHA_EIO, "SO_RCVTIMEO: %s", strerror(e));
+	}
+	c = calloc(1, sizeof(*c));
+	if (!c) {
+		(void)close(fd);
+		return fmha_error_set(err, FMHA_ENOMEM, "connection: out of memory");
+	}
+	c->in_capacity = PROTO_MAX_FRAME;
+	c->in = malloc(c->in_capacity);
+	if (!c->in || pthread_mutex_init(&c->lock, NULL) != 0) {
+		free(c->in);
+		free(c);
+		(void)close(fd);
+		return fmha_error_set(err, FMHA_ENOMEM, "connection: out of memory");
+	}
+	if (cond_init(&c->changed) < 0) {
+		(void)pthread_mutex_destroy(&c->lock);
+		free(c->in);
+		free(c);
+		(void)close(fd);
+		return fmha_error_set(err, FMHA_ENOMEM, "connection: out of memory");
+	}
+	c->refs = 1;
+	c->fd = fd;
+	c->lost_code = lost_code;
+	c->peer = peer;
+	c->frame_limit = PROTO_MAX_FRAME;
+	c->max_in_flight = 1; /* until hello says more */
+	c->next_id = 1;
+	*ret_connection = c;
+	return 0;
+}
+
+struct connection *connection_ref(struct connection *c)
+{
+	(void)__atomic_add_fetch(&c->refs, 1, __ATOMIC_RELAXED);
+	return c;
+}
+
+static struct pending *pending_free(struct pending *pending)
+{
+	if (pending->fd >= 0)
+		(void)close(pending->fd);
+	(void)pthread_cond_destroy(&pending->cond);
+	free(pending);
+	return NULL;
+}
+
+struct connection *connection_unref(struct connection *c)
+{
+	if (!c || __atomic_sub_fetch(&c->refs, 1, __ATOMIC_ACQ_REL) != 0)
+		return NULL;
+	/* Whoever waits holds a reference, so only forgotten requests are left. */
+	for (uint32_t i = 0; i < CONNECTION_BUCKETS; i++) {
+		while (c->buckets[i]) {
+			struct pending *pending = c->buckets[i];
+
+			c->buckets[i] = pending->next;
+			if (pending->on_answer)
+				pending->on_answer(pending->userdata);
+			(void)pending_free(pending);
+		}
+	}
+	for (uint32_t i = 0; i < c->n_fds; i++)
+		(void)close(c->fds[i]);
+	if (c->fd >= 0)
+		(void)close(c->fd);
+	proto_message_deinit(&c->message);
+	proto_buffer_deinit(&c->out);
+	(void)pthread_cond_destroy(&c->changed);
+	(void)pthread_mutex_destroy(&c->lock);
+	free(c->in);
+	free(c);
+	return NULL;
+}
+
+void connection_drop_in_child(struct connection *c)
+{
+	/* Another thread of the parent may have held the lock: the memory is given up. */
+	if (c->fd >= 0)
+		(void)close(c->fd);
+	c->fd = -1;
+}
+
+bool connection_is_dead(struct connection *c)
+{
+	bool dead;
+
+	(void)pthread_mutex_lock(&c->lock);
+	dead = c->dead;
+	(void)pthread_mutex_unlock(&c->lock);
+	return dead;
+}
+
+/* ---- answers ---- */
+
+static void event_write(int fd)
+{
+	const uint64_t one = 1;
+
+	(void)!write(fd, &one, sizeof(one));
+}
+
+/* Under the lock. @pending has left its bucket and has its error, or its result. */
+static void pending_answer(struct connection *c, struct pending *pending)
+{
+	c->n_in_flight--;
+	pending->answered = true;
+	if (pending->on_answer)
+		pending->on_answer(pending->userdata);
+	if (pending->event_fd >= 0)
+		event_write(pending->event_fd);
+	if (pending->forgotten)
+		(void)pending_free(pending);
+	else if (pending->waiting)
+		(void)pthread_cond_signal(&pending->cond);
+	if (c->n_sleepers > 0)
+		(void)pthread_cond_broadcast(&c->changed);
+}
+
+static struct pending **pending_find(struct connection *c, uint32_t id)
+{
+	struct pending **p = &c->buckets[id % CONNECTION_BUCKETS];
+
+	while (*p && (*p)->id != id)
+		p = &(*p)->next;
+	return p;
+}
+
+static void fail_locked(struct connection *c, const struct fmha_error *reason)
+{
+	if (c->dead)
+		return;
+	c->dead = true;
+	c->error = *reason;
+	/* Wakes the reader and the sender, wherever they are. */
+	(void)shutdown(c->fd, SHUT_RDWR);
+	for (uint32_t i = 0; i < CONNECTION_BUCKETS; i++) {
+		while (c->buckets[i]) {
+			struct pending *pending = c->buckets[i];
+
+			c->buckets[i] = pending->next;
+			pending->error = *reason;
+			pending_answer(c, pending);
+		}
+	}
+	(void)pthread_cond_broadcast(&c->changed);
+}
+
+void connection_kill(struct connection *c, const struct fmha_error *reason)
+{
+	(void)pthread_mutex_lock(&c->lock);
+	fail_locked(c, reason);
+	(void)pthread_mutex_unlock(&c->lock);
+}
+
+/* The first fd of the queue: they arrive in the order of the answers that carry them. */
+static int take_fd(struct connection *c)
+{
+	int fd = c->fds[0];
+
+	c->n_fds--;
+	memmove(&c->fds[0], &c->fds[1], c->n_fds * sizeof(c->fds[0]));
+	return fd;
+}
+
+/* One payload, under the lock. Return: 0, or why the connection must die. */
+static int handle_payload(struct connection *c, const uint8_t *payload, size_t n,
+			  struct fmha_error *err)
+{
+	struct pending *pending, **place;
+	int r;
+
+	r = proto_message_decode(&c->message, payload, n, err);
+	if (r < 0)
+		return r;
+	if (c->message.type != PROTO_ANSWER)
+		return fmha_error_set(err, FMHA_EPROTO, "%s sent something that is no answer",
+				      c->peer);
+	place = pending_find(c, c->message.id);
+	pending = *place;
+	if (!pending)
+		return fmha_error_set(err, FMHA_EPROTO,
+				      "%s answered request %u, which nobody asked", c->peer,
+				      c->message.id);
+	if (c->message.error.code != FMHA_OK) {
+		pending->error = c->message.error;
+	} else {
+		r = proto_decode_result(&c->message, pending->method, pending->result, err);
+		if (r < 0 && err)
+			err->code = FMHA_EPROTO;
+		if (r < 0)
+			return FMHA_EPROTO;
+		if (proto_methods[pending->method].fds_out > 0) {
+			if (c->n_fds == 0)
+				return fmha_error_set(err, FMHA_EPROTO,
+						      "%s answered %s without its file descriptor",
+						      c->peer, proto_methods[pending->method].name);
+			pending->fd = take_fd(c);
+		}
+	}
+	*place = pending->next;
+	pending_answer(c, pending);
+	return 0;
+}
+
+/* Every whole frame in the input, under the lock. */
+static int handle_input(struct connection *c, struct fmha_error *err)
+{
+	size_t done = 0;
+
+	for (;;) {
+		struct proto_frame frame;
+		int r;
+
+		r = proto_frame_parse(c->in + done, c->in_size - done, c->frame_limit, &frame, err);
+		if (r < 0)
+			return r;
+		if (r == PROTO_FRAME_MORE ||
+		    c->in_size - done < frame.header_bytes + frame.payload_bytes)
+			break;
+		r = handle_payload(c, c->in + done + frame.header_bytes, frame.payload_bytes, err);
+		if (r < 0)
+			return r;
+		done += frame.header_bytes + frame.payload_bytes;
+	}
+	c->in_size -= done;
+	memmove(c->in, c->in + done, c->in_size);
+	return 0;
+}
+
+/* ---- reading ---- */
+
+static int lost(struct connection *c, struct fmha_error *err)
+{
+	return fmha_error_set(err, c->lost_code, "%s went away", c->peer);
+}
+
+/* Collects the fds of one recvmsg(). Return: 0 or -1 when the peer sent more than it may. */
+static int collect_fds(struct connection *c, struct msghdr *message)
+{
+	int r = message->msg_flags & MSG_CTRUNC ? -1 : 0;
+
+	for (struct cmsghdr *h = CMSG_FIRSTHDR(message); h; h = CMSG_NXTHDR(message, h)) {
+		size_t n;
+
+		if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
+			continue;
+		n = (h->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		for (size_t i = 0; i < n; i++) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(h) + i * sizeof(int), sizeof(fd));
+			if (c->n_fds < CONNECTION_MAX_FDS) {
+				c->fds[c->n_fds++] = fd;
+			} else {
+				(void)close(fd);
+				r = -1;
+			}
+		}
+	}
+	return r;
+}
+
+/* The reader's: waits for input until @deadline, then reads once. Return: bytes read into the
+ * input, 0 when there was nothing, or why the connection must die. */
+static ssize_t read_some(struct connection *c, int64_t deadline, struct fmha_error *err)
+{
+	_Alignas(struct cmsghdr) char control[CMSG_SPACE(CONNECTION_MAX_FDS * sizeof(int))];
+	struct iovec iov = {.iov_base = c->in + c->in_size, .iov_len = c->in_capacity - c->in_size};
+	int64_t left = deadline_left_ns(deadline);
+	bool patient = left > BLOCKING_READ_MS * INT64_C(1000000);
+	ssize_t n;
+
+	for (;;) {
+		struct msghdr message = {.msg_iov = &iov,
+					 .msg_iovlen = 1,
+					 .msg_control = control,
+					 .msg_controllen = sizeof(control)};
+
+		n = recvmsg(c->fd, &message, MSG_CMSG_CLOEXEC | (patient ? 0 : MSG_DONTWAIT));
+		if (n > 0) {
+			c->in_size += (size_t)n;
+			if (collect_fds(c, &message) < 0)
+				return fmha_error_set(err, FMHA_EPROTO,
+						      "%s sent too many file descriptors", c->peer);
+			return n;
+		}
+		if (n == 0 || (errno != EAGAIN && errno != EINTR))
+			return lost(c, err);
+		if (errno == EINTR) {
+			/* The time for which a signal handler ran counts. */
+			left = deadline_left_ns(deadline);
+			patient = patient && left > BLOCKING_READ_MS * INT64_C(1000000);
+			if (patient)
+				continue;
+		}
+		patient = false;
+		left = deadline_left_ns(deadline);
+		if (left == 0)
+			return 0;
+		{
+			struct pollfd poll_fd = {.fd = c->fd, .events = POLLIN};
+			struct timespec timeout = deadline_timespec(left);
+
+			(void)ppoll(&poll_fd, 1, &timeout, NULL);
+		}
+	}
+}
+
+/* Somebody who waits should read now. Under the lock. */
+static void pass_reading_on(struct connection *c)
+{
+	for (uint32_t i = 0; i < CONNECTION_BUCKETS; i++) {
+		for (struct pending *p = c->buckets[i]; p; p = p->next) {
+			if (p->waiting) {
+				(void)pthread_cond_signal(&p->cond);
+				return;
+			}
+		}
+	}
+	if (c->n_sleepers > 0)
+		(void)pthread_cond_broadcast(&c->changed);
+}
+
+/* Under the lock, which it gives up while reading. The role must be free. */
+static void read_and_handle(struct connection *c, int64_t deadline)
+{
+	struct fmha_error error = {0};
+	ssize_t n;
+	int r = 0;
+
+	c->reading = true;
+	(void)pthread_mutex_unlock(&c->lock);
+	n = read_some(c, deadline, &error);
+	(void)pthread_mutex_lock(&c->lock);
+	c->reading = false;
+	if (n > 0 && !c->dead)
+		r = handle_input(c, &error);
+	if (n < 0 || r < 0)
+		fail_locked(c, &error);
+}
+
+static void sleep_until(struct connection *c, pthread_cond_t *cond, int64_t deadline)
+{
+	struct timespec until = deadline_timespec(deadline);
+
+	(void)pthread_cond_timedwait(cond, &c->lock, &until);
+}
+
+int connection_wait(struct connection *c, struct pending *pending, int64_t deadline,
+		    struct fmha_error *err)
+{
+	bool looked = false;
+	bool answered;
+
+	(void)pthread_mutex_lock(&c->lock);
+	while (!pending->answered) {
+		bool late = deadline_left_ns(deadline) == 0;
+
+		/* A caller that only looks still reads once what has already arrived. */
+		if (late && (looked || c->reading))
+			break;
+		looked = late;
+		if (!c->reading) {
+			read_and_handle(c, deadline);
+		} else {
+			pending->waiting = true;
+			sleep_until(c, &pending->cond, deadline);
+			pending->waiting = false;
+		}
+	}
+	if (!c->reading)
+		pass_reading_on(c);
+	answered = pending->answered;
+	(void)pthread_mutex_unlock(&c->lock);
+	if (!answered)
+		return fmha_error_set(err, FMHA_ETIMEDOUT, "%s: no answer from %s in time",
+				      proto_methods[pending->method].name, c->peer);
+	return 0;
+}
+
+void connection_set_event(struct connection *c, struct pending *pending, int fd)
+{
+	(void)pthread_mutex_lock(&c->lock);
+	pending->event_fd = fd;
+	if (pending->answered)
+		event_write(fd);
+	(void)pthread_mutex_unlock(&c->lock);
+}
+
+void connection_forget(struct connection *c, struct pending *pending,
+		       void (*on_answer)(void *userdata), void *userdata)
+{
+	(void)pthread_mutex_lock(&c->lock);
+	pending->event_fd = -1;
+	if (pending->answered) {
+		if (on_answer)
+			on_answer(userdata);
+		(void)pending_free(pending);
+	} else {
+		pending->forgotten = true;
+		pending->on_answer = on_answer;
+		pending->userdata = userdata;
+	}
+	(void)pthread_mutex_unlock(&c->lock);
+}
+
+/* ---- sending ---- */
+
+static ssize_t send_once(struct connection *c, const uint8_t *data, size_t n, int fd)
+{
+	_Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {0};
+	struct iovec iov = {.iov_base = (void *)(uintptr_t)data, .iov_len = n};
+	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+
+	if (fd >= 0) {
+		struct cmsghdr *h;
+
+		message.msg_control = control;
+		message.msg_controllen = sizeof(control);
+		h = CMSG_FIRSTHDR(&message);
+		h->cmsg_level = SOL_SOCKET;
+		h->cmsg_type = SCM_RIGHTS;
+		h->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(h), &fd, sizeof(fd));
+	}
+	return sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* The peer does not take more. It may be waiting for us to read its answers, so read while waiting.
+ */
+static void wait_writable(struct connection *c, int64_t deadline)
+{
+	struct pollfd poll_fd = {.fd = c->fd, .events = POLLOUT};
+	struct timespec timeout = deadline_timespec(deadline_left_ns(deadline));
+
+	(void)pthread_mutex_lock(&c->lock);
+	if (!c->reading)
+		poll_fd.events |= POLLIN;
+	(void)pthread_mutex_unlock(&c->lock);
+	(void)ppoll(&poll_fd, 1, &timeout, NULL);
+	if (!(poll_fd.revents & POLLIN))
+		return;
+	(void)pthread_mutex_lock(&c->lock);
+	if (!c->reading && !c->dead) {
+		read_and_handle(c, 0);
+		pass_reading_on(c);
+	}
+	(void)pthread_mutex_unlock(&c->lock);
+}
+
+/* The sender's: the whole of c->out. @ret_sent: whether anything left. */
+static int send_out(struct connection *c, int fd, int64_t deadline, bool *ret_sent,
+		    struct fmha_error *err)
+{
+	size_t done = 0;
+
+	*ret_sent = false;
+	while (done < c->out.size) {
+		ssize_t n = send_once(c, c->out.data + done, c->out.size - done, fd);
+
+		if (n > 0) {
+			*ret_sent = true;
+			done += (size_t)n;
+			fd = -1; /* went with the first byte */
+			continue;
+		}
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == ETOOMANYREFS)
+			return fmha_error_set(err, FMHA_EBUSY,
+					      "too many file descriptors are in flight: %s",
+					      strerror(errno));
+		if (n < 0 && errno != EAGAIN)
+			return lost(c, err);
+		if (deadline_left_ns(deadline) == 0)
+			return fmha_error_set(err, FMHA_ETIMEDOUT, "%s does not read its socket",
+					      c->peer);
+		wait_writable(c, deadline);
+	}
+	return 0;
+}
+
+/* Under the lock: waits for the sender's role and a free slot. */
+static int begin_sending(struct connection *c, int64_t deadline, struct fmha_error *err)
+{
+	while (!c->dead && (c->sending || c->n_in_flight >= c->max_in_flight)) {
+		if (deadline_left_ns(deadline) == 0)
+			return fmha_error_set(
+				err, FMHA_ETIMEDOUT,
+				"%u requests to %s are unanswered, as many as it takes",
+				c->n_in_flight, c->peer);
+		if (!c->sending && !c->reading) {
+			read_and_handle(c, deadline);
+			pass_reading_on(c);
+		} else {
+			c->n_sleepers++;
+			sleep_until(c, &c->changed, deadline);
+			c->n_sleepers--;
+		}
+	}
+	if (c->dead) {
+		if (err)
+			*err = c->error;
+		return c->error.code;
+	}
+	c->sending = true;
+	c->n_in_flight++;
+	return 0;
+}
+
+static struct pending *pending_new(enum proto_method method)
+{
+	struct pending *pending = calloc(1, sizeof(*pending) + proto_methods[method].result_size);
+
+	if (!pending)
+		return NULL;
+	if (cond_init(&pending->cond) < 0) {
+		free(pending);
+		return NULL;
+	}
+	pending->method = method;
+	pending->event_fd = -1;
+	pending->fd = -1;
+	return pending;
+}
+
+/* Under the lock: takes @pending back, unless the connection's death has already answered it. */
+static void withdraw(struct connection *c, struct pending *pending)
+{
+	if (!pending->answered) {
+		struct pending **place = pending_find(c, pending->id);
+
+		*place = pending->next;
+		c->n_in_flight--;
+	}
+	(void)pending_free(pending);
+}
+
+int connection_submit(struct connection *c, enum proto_method method, const void *params, int fd,
+		      int64_t deadline, struct pending **ret_pending, bool *ret_unsent,
+		      struct fmha_error *err)
+{
+	struct fmha_error error = {0};
+	struct pending *pending = pending_new(method);
+	bool sent = false, encoded;
+	int r;
+
+	*ret_unsent = true;
+	if (!pending)
+		return fmha_error_set(err, FMHA_ENOMEM, "%s: out of memory",
+				      proto_methods[method].name);
+
+	(void)pthread_mutex_lock(&c->lock);
+	r = begin_sending(c, deadline, err);
+	if (r < 0) {
+		(void)pthread_mutex_unlock(&c->lock);
+		(void)pending_free(pending);
+		return r;
+	}
+	do
+		pending->id = c->next_id++;
+	while (*pending_find(c, pending->id));
+	pending->next = c->buckets[pending->id % CONNECTION_BUCKETS];
+	c->buckets[pending->id % CONNECTION_BUCKETS] = pending;
+	(void)pthread_mutex_unlock(&c->lock);
+
+	c->out.size = 0;
+	r = proto_encode_request(&c->out, pending->id, method, params, &error);
+	encoded = r == 0;
+	if (encoded)
+		r = send_out(c, fd, deadline, &sent, &error);
+
+	(void)pthread_mutex_lock(&c->lock);
+	c->sending = false;
+	if (c->n_sleepers > 0)
+		(void)pthread_cond_broadcast(&c->changed);
+	if (r < 0) {
+		withdraw(c, pending);
+		/* Half a frame leaves nothing that could follow it, and a lost peer stays lost. */
+		if (sent || error.code == c->lost_code)
+			fail_locked(c, &error);
+	}
+	(void)pthread_mutex_unlock(&c->lock);
+	if (r < 0) {
+		*ret_unsent = !sent;
+		if (err)
+			*err = error;
+		return r;
+	}
+	*ret_pending = pending;
+	return 0;
+}
+
+int connection_call(struct connection *c, enum proto_method method, const void *params, int fd,
+		    int64_t deadline, void *ret_result, int *ret_fd, bool *ret_unsent,
+		    struct fmha_error *err)
+{
+	struct pending *pending;
+	int r;
+
+	r = connection_submit(c, method, params, fd, deadline, &pending, ret_unsent, err);
+	if (r < 0)
+		return r;
+	*ret_unsent = false;
+	r = connection_wait(c, pending, deadline, err);
+	if (r == 0 && pending->error.code != FMHA_OK) {
+		r = pending->error.code;
+		if (err)
+			*err = pending->error;
+	} else if (r == 0) {
+		if (ret_result)
+			memcpy(ret_result, pending->result, proto_methods[method].result_size);
+		if (ret_fd) {
+			*ret_fd = pending->fd;
+			pending->fd = -1;
+		}
+	}
+	connection_forget(c, pending, NULL, NULL);
+	return r;
+}

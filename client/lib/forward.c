@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * forward.c: one call from problem to result.
+ *
+ * Plans are kept by shape: the key leaves out where the tensors lie and the dropout state, which go
+ * along with each run. So a loop over layers or a cache that moves through one pool of memory needs
+ * one plan.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <proto/problem.h>
+
+/* Kernels may depend on how a tensor is aligned, up to this many bytes. */
+#define KEY_ALIGNMENT 16
+
+/* Stands for the arena in a staged problem until one is chosen; no buffer has this id. */
+#define ARENA_ID UINT64_MAX
+
+/* ---- the plan cache ---- */
+
+static void make_key(const struct fmha_problem *problem, struct fmha_problem *ret_key)
+{
+	*ret_key = *problem;
+	ret_key->dropout_seed = ret_key->dropout_offset = 0;
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		struct fmha_tensor *tensor = &ret_key->tensor[role];
+
+		tensor->buffer = tensor->buffer != 0;
+		tensor->offset %= KEY_ALIGNMENT;
+		tensor->data = NULL;
+	}
+}
+
+/* FNV-1a over 8-byte words: keys differ in few places, speed matters more than spread. */
+static uint64_t hash_key(const struct fmha_problem *key)
+{
+	const uint8_t *bytes = (const uint8_t *)key;
+	uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+	for (size_t i = 0; i + 8 <= sizeof(*key); i += 8) {
+		uint64_t word;
+
+		memcpy(&word, bytes + i, 8);
+		hash = (hash ^ word) * UINT64_C(0x100000001b3);
+		hash ^= hash >> 29;
+	}
+	return hash;
+}
+
+static struct fmha_plan *cache_find(struct fmha_device *device, const struct fmha_problem *key,
+				    uint64_t hash)
+{
+	struct fmha_plan *plan = NULL;
+
+	(void)pthread_mutex_lock(&device->lock);
+	for (uint32_t i = 0; device->cache && i < PLAN_CACHE_SIZE; i++) {
+		struct cached_plan *entry = &device->cache[i];
+
+		if (entry->plan && entry->hash == hash &&
+		    memcmp(&entry->key, key, sizeof(*key)) == 0) {
+			entry->last_use = ++device->cache_clock;
+			plan = plan_ref(entry->plan);
+			break;
+		}
+	}
+	(void)pthread_mutex_unlock(&device->lock);
+	return plan;
+}
+
+/* Keeps a reference of its own; replaces an entry of the same key or the least recently used. A
+ * cache that cannot be allocated keeps nothing. */
+static void cache_put(struct fmha_device *device, const struct fmha_problem *key, uint64_t hash,
+		      struct fmha_plan *plan)
+{
+	struct cached_plan *place = NULL;
+	struct fmha_plan *old = NULL;
+
+	(void)pthread_mutex_lock(&device->lock);
+	if (!device->cache)
+		device->cache = calloc(PLAN_CACHE_SIZE, sizeof(*device->cache));
+	for (uint32_t i = 0; device->cache && i < PLAN_CACHE_SIZE; i++) {
+		struct cached_plan *entry = &device->cache[i];
+
+		if (entry->plan && entry->hash == hash &&
+		    memcmp(&entry->key, key, sizeof(*key)) == 0) {
+			place = entry;
+			break;
+		}
+		if (!place || (place->plan && (!entry->plan || entry->last_use < place->last_use)))
+			place = entry;
+	}
+	if (place) {
+		old = place->plan;
+		place->plan = plan_ref(plan);
+		place->hash = hash;
+		place->key = *key;
+		place->last_use = ++device->cache_clock;
+	}
+	(void)pthread_mutex_unlock(&device->lock);
+	if (old)
+		plan_release(old);
+}
+
+/* Takes out the plans for which @id is named, or all with @id 0, and releases them. */
+static void cache_drop(struct fmha_device *device, uint64_t id)
+{
+	struct fmha_plan *dropped[PLAN_CACHE_SIZE];
+	uint32_t n = 0;
+
+	(void)pthread_mutex_lock(&device->lock);
+	for (uint32_t i = 0; device->cache && i < PLAN_CACHE_SIZE; i++) {
+		struct cached_plan *entry = &device->cache[i];
+		bool named = id == 0;
+
+		if (!entry->plan)
+			continue;
+		for (uint32_t role = 0; role < FMHA_N_TENSORS && !named; role++)
+			named = entry->plan->problem.tensor[role].buffer == id;
+		if (named) {
+			dropped[n++] = entry->plan;
+			entry->plan = NULL;
+		}
+	}
+	(void)pthread_mutex_unlock(&device->lock);
+	for (uint32_t i = 0; i < n; i++)
+		plan_release(dropped[i]);
+}
+
+void cache_drop_buffer(struct fmha_device *device, uint64_t id)
+{
+	cache_drop(device, id);
+}
+
+void cache_clear(struct fmha_device *device)
+{
+	cache_drop(device, 0);
+}
+
+/* ---- one call ---- */
+
+/* Where @problem's tensors differ from the plan's. Return: how many, or -1 for too many. */
+static int make_rebinds(const struct fmha_problem *problem, const struct fmha_plan *plan,
+			struct fmha_rebind rebinds[FMHA_MAX_REBINDS])
+{
+	int n = 0;
+
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		const struct fmha_tensor *want = &problem->tensor[role];
+		const struct fmha_tensor *have = &plan->problem.tensor[role];
+
+		if (want->buffer == have->buffer && want->offset == have->offset)
+			continue;
+		if (n == FMHA_MAX_REBINDS)
+			return -1;
+		rebinds[n++] = (struct fmha_rebind){
+			.role = role, .buffer = want->buffer, .offset = want->offset};
+	}
+	return n;
+}
+
+/* The plan for @problem, whose tensors all lie in buffers, and the rebinds that make it fit. */
+static int plan_for(struct fmha_device *device, const struct fmha_problem *problem, bool checked,
+		    int64_t deadline, struct fmha_plan **ret_plan,
+		    struct fmha_rebind rebinds[FMHA_MAX_REBINDS], uint32_t *ret_n_rebinds,
+		    struct fmha_error *err)
+{
+	struct fmha_problem key;
+	struct fmha_plan *plan;
+	uint64_t hash;
+	int r;
+
+	make_key(problem, &key);
+	hash = hash_key(&key);
+	plan = cache_find(device, &key, hash);
+	if (plan) {
+		r = make_rebinds(problem, plan, rebinds);
+		if (r >= 0) {
+			*ret_n_rebinds = (uint32_t)r;
+			*ret_plan = plan;
+			return 0;
+		}
+		plan = plan_unref(plan);
+	}
+	if (!checked) {
+		r = problem_check(problem, err);
+		if (r < 0)
+			return r;
+	}
+	r = plan_new(device, problem, true, deadline, &plan, err);
+	if (r < 0)
+		return r;
+	cache_put(device, &key, hash, plan);
+	*ret_n_rebinds = 0;
+	*ret_plan = plan;
+	return 0;
+}
+
+/* One attempt. @arena: NULL when nothing is staged; *@ret_arena_held is set when the run keeps it.
+ */
+static int run_once(struct fmha_device *device, const struct fmha_problem *problem, bool checked,
+		    const struct fmha_run_options *options, int64_t deadline, struct arena *arena,
+		    bool *ret_arena_held, struct fmha_run_result *ret_result,
+		    struct fmha_error *err)
+{
+	struct fmha_rebind rebinds[FMHA_MAX_REBINDS];
+	struct fmha_run_options run = {.struct_size = sizeof(run), .rebinds = rebinds};
+	struct connection *c;
+	struct pending *pending;
+	struct fmha_plan *plan;
+	int r;
+
+	*ret_arena_held = false;
+	r = plan_for(device, problem, checked, deadline, &plan, rebinds, &run.n_rebinds, err);
+	if (r < 0)
+		return r;
+	if (options && options->has_dropout_state) {
+		run.has_dropout_state = 1;
+		run.dropout_seed = options->dropout_seed;
+		run.dropout_offset = options->dropout_offset;
+	} else if (problem->dropout_p > 0) {
+		run.has_dropout_state = 1;
+		run.dropout_seed = problem->dropout_seed;
+		run.dropout_offset = problem->dropout_offset;
+	}
+	r = plan_start(plan, &run, deadline, &c, &pending, err);
+	plan = plan_unref(plan);
+	if (r < 0)
+		return r;
+	r = connection_wait(c, pending, deadline, err);
+	if (r == 0) {
+		r = plan_outcome(pending, ret_result, err);
+		connection_forget(c, pending, NULL, NULL);
+	} else {
+		plan_cancel(c, pending->id, deadline_after_ms(0));
+		*ret_arena_held = arena != NULL;
+		connection_forget(c, pending, arena ? arena_on_answer : NULL, arena);
+	}
+	c = connection_unref(c);
+	return r;
+}
+
+/* One attempt including the staging. */
+static int attempt(struct fmha_device *device, struct fmha_problem *problem,
+		   const struct stage *stage, const struct fmha_run_options *options,
+		   int64_t deadline, struct fmha_run_result *ret_result, struct fmha_error *err)
+{
+	struct arena *arena;
+	bool held;
+	int r;
+
+	if (stage->n_tensors == 0)
+		return run_once(device, problem, false, options, deadline, NULL, &held, ret_result,
+				err);
+
+	r = arena_take(device, stage->bytes, deadline, &arena, err);
+	if (r < 0)
+		return r;
+	for (uint32_t i = 0; i < stage->n_tensors; i++)
+		problem->tensor[stage->tensors[i].role].buffer = arena->buffer->id;
+	stage_in(stage, arena->buffer->data);
+	r = run_once(device, problem, true, options, deadline, arena, &held, ret_result, err);
+	if (r == 0)
+		stage_out(stage, arena->buffer->data);
+	if (!held)
+		arena_give_back(arena);
+	return r;
+}
+
+static int has_data(const struct fmha_problem *problem)
+{
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		if (problem->tensor[role].data && problem->tensor[role].buffer == 0)
+			return 1;
+	}
+	return 0;
+}
+
+static int call(struct fmha_device *device, uint32_t op, const struct fmha_problem *problem,
+		const struct fmha_run_options *options, struct fmha_run_result *ret_result,
+		struct fmha_error *err)
+{
+	struct fmha_problem staged;
+	struct stage stage;
+	int64_t deadline;
+	int r;
+
+	if (!device || !problem)
+		return fmha_error_set(err, FMHA_EINVAL, "device or problem is NULL");
+	r = client_check_process(device->client, err);
+	if (r < 0)
+		return r;
+	r = check_struct_size(problem->struct_size, sizeof(*problem), "fmha_problem", err);
+	if (r == 0)
+		r = check_run_options(options, err);
+	if (r < 0)
+		return r;
+	if (options && options->n_rebinds > 0)
+		return fmha_error_set_field(err, FMHA_EINVAL, "n_rebinds",
+					    "n_rebinds: only plans are rebound");
+	deadline = run_deadline(device, options);
+	staged = *problem;
+	staged.op = op;
+	stage.n_tensors = 0;
+	if (has_data(&staged)) {
+		r = problem_check(&staged, err);
+		if (r == 0)
+			r = stage_plan(&staged, ARENA_ID, &stage, err);
+		if (r < 0)
+			return r;
+	}
+	r = attempt(device, &staged, &stage, options, deadline, ret_result, err);
+	if ((r == FMHA_EDEVICE || r == FMHA_ECONN || r == FMHA_EBUSY) &&
+	    deadline_left_ns(deadline) > 0)
+		r = attempt(device, &staged, &stage, options, deadline, ret_result, err);
+	return r;
+}
+
+int fmha_forward(struct fmha_device *device, const struct fmha_problem *problem,
+		 const struct fmha_run_options *options, struct fmha_run_result *ret_result,
+		 struct fmha_error *err)
+{
+	return call(device, FMHA_FORWARD, problem, options, ret_result, err);
+}
+
+int fmha_backward(struct fmha_device *device, const struct fmha_problem *problem,
+		  const struct fmha_run_options *options, struct fmha_run_result *ret_result,
+		  struct fmha_error *err)
+{
+	return call(device, FMHA_BACKWARD, problem, options, ret_result, err);
+}
+
+int fmha_append_kv(struct fmha_device *device, const struct fmha_problem *problem,
+		   const struct fmha_run_options *options, struct fmha_run_result *ret_result,
+		   struct fmha_error *err)
+{
+	return call(device, FMHA_APPEND_KV, problem, options, ret_result, err);
+}
+
+int fmha_merge_states(struct fmha_device *device, const struct fmha_problem *problem,
+		      const struct fmha_run_options *options, struct fmha_run_result *ret_result,
+		      struct fmha_error *err)
+{
+	return call(device, FMHA_MERGE_STATES, problem, options, ret_result, err);
+}
+
+int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem, char **ret_json,
+		 struct fmha_error *err)
+{
+	struct proto_plan_params *params;
+	struct proto_json_result result;
+	int r, fd;
+
+	if (!device || !problem || !ret_json)
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_explain: an argument is NULL");
+	r = client_check_process(device->client, err);
+	if (r == 0)
+		r = check_struct_size(problem->struct_size, sizeof(*problem), "fmha_problem", err);
+	if (r == 0)
+		r = problem_check(problem, err);
+	if (r < 0)
+		return r;
+	params = malloc(sizeof(*params));
+	if (!params)
+		return fmha_error_set(err, FMHA_ENOMEM, "explain: out of memory");
+	params->problem = *problem;
+	/* Nothing is read, so that any id will do. */
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		struct fmha_tensor *tensor = &params->problem.tensor[role];
+
+		if (tensor->data && tensor->buffer == 0)
+			tensor->buffer = 1;
+		tensor->data = NULL;
+	}
+	r = device_call(device, PROTO_EXPLAIN, params, -1, client_deadline(device->client), &result,
+			&fd, err);
+	free(params);
+	if (r < 0)
+		return r;
+	return client_read_json(fd, result.size, ret_json, err);
+}

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * internal.h: the objects behind fmha.h.
+ *
+ * Ids: a program names buffers by ids that this library makes. They stay the same when the worker
+ * is another one; each object remembers what the worker calls it (worker_id) and since which
+ * connection (generation). Using an object whose generation is old registers it again, so that a
+ * restart costs nothing until an object is used and needs no list of what to restore.
+ *
+ * Locks: device->lock may be taken with a connection's lock not held; never the other way round
+ * except in arena_on_answer(), which takes none. Gates are never entered with a lock held.
+ */
+#ifndef CLIENT_INTERNAL_H
+#define CLIENT_INTERNAL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include <fmha/fmha.h>
+
+#include "connection.h"
+#include "deadline.h"
+#include "stage.h"
+
+#define BUFFER_BUCKETS       64
+#define PLAN_CACHE_SIZE      64
+#define ARENA_MAX            64
+#define ARENA_MIN_BYTES      (UINT64_C(1) << 20)
+#define ARENA_MAX_IDLE_BYTES (UINT64_C(512) << 20)
+#define JSON_MAX_BYTES       (UINT64_C(256) << 20)
+#define RELEASE_TIMEOUT_MS   2000 /* ends of life do not wait longer for a stuck peer */
+
+/* Lets one thread do something slow while the others wait for it, each with its own deadline. */
+struct gate {
+	pthread_mutex_t lock; /* also of what the slow thing makes */
+	pthread_cond_t left;
+	bool busy;
+};
+
+int gate_init(struct gate *gate, struct fmha_error *err);
+void gate_deinit(struct gate *gate);
+
+/* Takes the lock, waiting while another thread is inside. Return: 0 with the lock held, or
+ * FMHA_ETIMEDOUT without. */
+int gate_lock(struct gate *gate, int64_t deadline, struct fmha_error *err);
+void gate_unlock(struct gate *gate);
+
+/* With the lock held: go inside, giving up the lock; come back, taking it again. */
+void gate_enter(struct gate *gate);
+void gate_leave(struct gate *gate);
+
+struct fmha_client {
+	unsigned int refs; /* atomic: the handle, and each device */
+	pid_t pid;         /* of the process that connected */
+	uint32_t timeout_ms;
+	char *path; /* given by the caller, or NULL */
+	char name[FMHA_NAME_BYTES];
+
+	struct gate gate; /* of the rest */
+	struct connection *front;
+	struct fmha_client_info info;
+};
+
+struct arena {
+	struct fmha_buffer *buffer; /* NULL: free slot */
+	int busy;                   /* atomic: 1 from arena_take() until its run has ended */
+};
+
+struct cached_plan {
+	struct fmha_plan *plan; /* one reference; NULL: free slot */
+	uint64_t hash;
+	uint64_t last_use;
+	struct fmha_problem key; /* buffers and offsets blanked */
+};
+
+struct fmha_device {
+	unsigned int refs; /* atomic: the handle, and each buffer, plan, request of the program's */
+	struct fmha_client *client;
+	uint32_t index;
+
+	struct gate gate; /* of the next three */
+	struct connection *worker;
+	uint64_t generation; /* of worker; counts up from 1 */
+	struct fmha_device_info info;
+
+	pthread_mutex_t lock; /* of the rest */
+	uint64_t next_buffer_id;
+	struct fmha_buffer *buffers[BUFFER_BUCKETS];
+	uint64_t cache_clock;
+	struct cached_plan *cache; /* PLAN_CACHE_SIZE of them, allocated at the first use */
+	struct arena arenas[ARENA_MAX];
+};
+
+struct fmha_buffer {
+	unsigned int refs; /* atomic: the handle, and calls that found it by id */
+	struct fmha_device *device;
+	bool internal;            /* the device's own: holds no reference on it */
+	struct fmha_buffer *next; /* in its bucket */
+	uint64_t id, size;
+	uint32_t kind; /* enum fmha_memory_kind */
+	int fd;        /* -1: none */
+	void *data;
+	uint64_t base_offset;
+	uint8_t handle[FMHA_HANDLE_BYTES];
+	uint32_t handle_bytes;
+
+	struct gate gate; /* of the next two */
+	uint64_t worker_id, generation;
+};
+
+struct fmha_plan {
+	unsigned int refs; /* atomic */
+	struct fmha_device *device;
+	bool internal;
+	struct fmha_problem problem; /* our buffer ids */
+
+	struct gate gate; /* of the rest */
+	uint64_t worker_id, generation;
+	struct fmha_plan_info info;
+};
+
+struct fmha_request {
+	struct fmha_device *device;
+	struct connection *connection;
+	struct pending *pending;
+	int event_fd, poll_fd; /* -1 until fmha_request_fd() */
+};
+
+/* ---- client.c ---- */
+
+struct fmha_client *client_ref(struct fmha_client *client);
+struct fmha_client *client_unref(struct fmha_client *client);
+
+/* Return: 0, or FMHA_ECONN in a process that the client does not belong to. */
+int client_check_process(const struct fmha_client *client, struct fmha_error *err);
+bool client_in_child(const struct fmha_client *client);
+
+/* One request to the front, connecting when needed, repeated once when the front went away. */
+int client_call(struct fmha_client *client, enum proto_method method, const void *params,
+		int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err);
+
+int64_t client_deadline(const struct fmha_client *client);
+
+/* The whole of a JSON memfd of the daemon's; @fd is taken. @ret_json: given. */
+int client_read_json(int fd, uint64_t size, char **ret_json, struct fmha_error *err);
+
+/* Refuses a struct of a newer header. */
+int check_struct_size(uint32_t size, size_t known, const char *name, struct fmha_error *err);
+
+/* ---- device.c ---- */
+
+void device_info_from(const struct proto_device *from, struct fmha_device_info *ret_info);
+
+struct fmha_device *device_ref(struct fmha_device *device);
+struct fmha_device *device_unref(struct fmha_device *device);
+
+/* A live connection to the worker, opened again when needed. @ret_connection: given. */
+int device_worker(struct fmha_device *device, int64_t deadline, struct connection **ret_connection,
+		  uint64_t *ret_generation, struct fmha_error *err);
+
+/* The connection if there is a live one of @generation, without opening anything; NULL otherwise.
+ */
+struct connection *device_worker_if(struct fmha_device *device, uint64_t generation);
+
+/* One request to the worker that may safely be repeated, and is once when the worker went away. */
+int device_call(struct fmha_device *device, enum proto_method method, const void *params, int fd,
+		int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err);
+
+/* ---- buffer.c ---- */
+
+int buffer_new(struct fmha_device *device, uint64_t size, bool internal, int64_t deadline,
+	       struct fmha_buffer **ret_buffer, struct fmha_error *err);
+struct fmha_buffer *buffer_unref(struct fmha_buffer *buffer);
+
+/* The end of the handle: leaves the table and is released at the worker. */
+void buffer_release(struct fmha_buffer *buffer);
+
+/* The buffer called @id, with a reference; NULL: none. */
+struct fmha_buffer *buffer_find(struct fmha_device *device, uint64_t id);
+
+/* What the worker behind @connection calls buffer @id; registers it there when needed. */
+int buffer_bind(struct fmha_device *device, uint64_t id, struct connection *connection,
+		uint64_t generation, int64_t deadline, uint64_t *ret_worker_id,
+		struct fmha_error *err);
+
+/* ---- plan.c ---- */
+
+int plan_new(struct fmha_device *device, const struct fmha_problem *problem, bool internal,
+	     int64_t deadline, struct fmha_plan **ret_plan, struct fmha_error *err);
+struct fmha_plan *plan_ref(struct fmha_plan *plan);
+struct fmha_plan *plan_unref(struct fmha_plan *plan);
+
+/* The end of the handle: released at the worker; runs in flight go on. */
+void plan_release(struct fmha_plan *plan);
+
+/* @ret_connection, @ret_pending: given. */
+int plan_start(struct fmha_plan *plan, const struct fmha_run_options *options, int64_t deadline,
+	       struct connection **ret_connection, struct pending **ret_pending,
+	       struct fmha_error *err);
+
+/* The outcome of an answered run. */
+int plan_outcome(const struct pending *pending, struct fmha_run_result *ret_result,
+		 struct fmha_error *err);
+
+/* Asks for the end of a run and does not wait. */
+void plan_cancel(struct connection *connection, uint32_t request, int64_t deadline);
+
+int check_run_options(const struct fmha_run_options *options, struct fmha_error *err);
+int64_t run_deadline(const struct fmha_device *device, const struct fmha_run_options *options);
+
+/* ---- forward.c, arena.c ---- */
+
+void cache_clear(struct fmha_device *device);
+
+/* Drops the cached plans that may hold buffer @id. */
+void cache_drop_buffer(struct fmha_device *device, uint64_t id);
+
+int arena_take(struct fmha_device *device, uint64_t bytes, int64_t deadline,
+	       struct arena **ret_arena, struct fmha_error *err);
+void arena_give_back(struct arena *arena);
+
+/* The same as an answer's callback: a run that nobody waits for has let go of its arena. */
+void arena_on_answer(void *arena);
+
+/* Frees idle arenas: all, or those above the limit. */
+void arena_trim(struct fmha_device *device, bool all);
+
+#endif

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: MIT */
+/* plan.c: validated problems and their runs. */
+#include "internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <proto/problem.h>
+
+/* ---- registration ---- */
+
+/* Our buffer ids become the worker's. */
+static int translate(struct fmha_device *device, struct fmha_problem *problem, struct connection *c,
+		     uint64_t generation, int64_t deadline, struct fmha_error *err)
+{
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		struct fmha_tensor *tensor = &problem->tensor[role];
+		int r;
+
+		if (tensor->buffer == 0)
+			continue;
+		r = buffer_bind(device, tensor->buffer, c, generation, deadline, &tensor->buffer,
+				err);
+		if (r == FMHA_ENOENT && err && !err->field[0])
+			(void)snprintf(err->field, sizeof(err->field), "tensor.%s.buffer",
+				       proto_roles[role].name);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+static void info_from(const struct proto_plan_result *from, struct fmha_plan_info *ret_info)
+{
+	_Static_assert(FMHA_MAX_STAGES == PROTO_MAX_STAGES &&
+			       FMHA_KERNEL_BYTES == PROTO_KERNEL_BYTES,
+		       "stages are copied as they are");
+
+	memset(ret_info, 0, sizeof(*ret_info));
+	ret_info->workspace_bytes = from->workspace_bytes;
+	ret_info->flops = from->flops;
+	ret_info->n_stages = from->n_stages;
+	for (uint32_t i = 0; i < from->n_stages && i < FMHA_MAX_STAGES; i++) {
+		struct fmha_stage_info *stage = &ret_info->stages[i];
+
+		memcpy(stage->family, from->stages[i].family, sizeof(stage->family));
+		memcpy(stage->kernel, from->stages[i].kernel, sizeof(stage->kernel));
+		stage->workspace_offset = from->stages[i].workspace_offset;
+		stage->workspace_bytes = from->stages[i].workspace_bytes;
+	}
+}
+
+/* Inside the plan's gate. */
+static int register_plan(struct fmha_plan *plan, struct connection *c, uint64_t generation,
+			 int64_t deadline, struct proto_plan_result *ret_result,
+			 struct fmha_error *err)
+{
+	struct proto_plan_params *params = malloc(sizeof(*params));
+	bool unsent;
+	int r;
+
+	if (!params)
+		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	params->problem = plan->problem;
+	r = translate(plan->device, &params->problem, c, generation, deadline, err);
+	if (r == 0)
+		r = connection_call(c, PROTO_PLAN, params, -1, deadline, ret_result, NULL, &unsent,
+				    err);
+	free(params);
+	return r;
+}
+
+/* What the worker behind @c calls the plan. */
+static int plan_bind(struct fmha_plan *plan, struct connection *c, uint64_t generation,
+		     int64_t deadline, uint64_t *ret_worker_id, struct fmha_error *err)
+{
+	int r = gate_lock(&plan->gate, deadline, err);
+
+	if (r < 0)
+		return r;
+	if (plan->generation != generation) {
+		struct proto_plan_result result;
+
+		gate_enter(&plan->gate);
+		r = register_plan(plan, c, generation, deadline, &result, err);
+		gate_leave(&plan->gate);
+		if (r == 0) {
+			plan->worker_id = result.plan;
+			plan->generation = generation;
+			info_from(&result, &plan->info);
+		}
+	}
+	if (r == 0)
+		*ret_worker_id = plan->worker_id;
+	gate_unlock(&plan->gate);
+	return r;
+}
+
+/* ---- life ---- */
+
+int plan_new(struct fmha_device *device, const struct fmha_problem *problem, bool internal,
+	     int64_t deadline, struct fmha_plan **ret_plan, struct fmha_error *err)
+{
+	struct fmha_plan *plan = calloc(1, sizeof(*plan));
+	int r;
+
+	if (!plan)
+		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	r = gate_init(&plan->gate, err);
+	if (r < 0) {
+		free(plan);
+		return r;
+	}
+	plan->refs = 1;
+	plan->device = internal ? device : device_ref(device);
+	plan->internal = internal;
+	plan->problem = *problem;
+	r = FMHA_EDEVICE;
+	for (int attempt = 0; attempt < 2 && r == FMHA_EDEVICE; attempt++) {
+		struct connection *c;
+		uint64_t generation, worker_id;
+
+		r = device_worker(device, deadline, &c, &generation, err);
+		if (r < 0)
+			break;
+		r = plan_bind(plan, c, generation, deadline, &worker_id, err);
+		c = connection_unref(c);
+	}
+	if (r < 0) {
+		plan = plan_unref(plan);
+		return r;
+	}
+	*ret_plan = plan;
+	return 0;
+}
+
+struct fmha_plan *plan_ref(struct fmha_plan *plan)
+{
+	(void)__atomic_add_fetch(&plan->refs, 1, __ATOMIC_RELAXED);
+	return plan;
+}
+
+struct fmha_plan *plan_unref(struct fmha_plan *plan)
+{
+	if (!plan || __atomic_sub_fetch(&plan->refs, 1, __ATOMIC_ACQ_REL) != 0)
+		return NULL;
+	gate_deinit(&plan->gate);
+	if (!plan->internal)
+		(void)device_unref(plan->device);
+	free(plan);
+	return NULL;
+}
+
+void plan_release(struct fmha_plan *plan)
+{
+	if (!client_in_child(plan->device->client)) {
+		struct connection *c = device_worker_if(plan->device, plan->generation);
+
+		if (c) {
+			const struct proto_plan_release_params params = {plan->worker_id};
+			bool unsent;
+
+			(void)connection_call(c, PROTO_PLAN_RELEASE, &params, -1,
+					      deadline_after_ms(RELEASE_TIMEOUT_MS), NULL, NULL,
+					      &unsent, NULL);
+			c = connection_unref(c);
+		}
+	}
+	(void)plan_unref(plan);
+}
+
+int fmha_plan_new(struct fmha_device *device, const struct fmha_problem *problem,
+		  struct fmha_plan **ret_plan, struct fmha_error *err)
+{
+	int r;
+
+	if (!device || !problem || !ret_plan)
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_plan_new: an argument is NULL");
+	r = client_check_process(device->client, err);
+	if (r < 0)
+		return r;
+	r = check_struct_size(problem->struct_size, sizeof(*problem), "fmha_problem", err);
+	if (r < 0)
+		return r;
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		if (problem->tensor[role].data && problem->tensor[role].buffer == 0) {
+			char field[48];
+
+			(void)snprintf(field, sizeof(field), "tensor.%s.data",
+				       proto_roles[role].name);
+			return fmha_error_set_field(err, FMHA_EINVAL, field,
+						    "%s: a plan's tensors lie in buffers", field);
+		}
+	}
+	r = problem_check(problem, err);
+	if (r < 0)
+		return r;
+	return plan_new(device, problem, false, client_deadline(device->client), ret_plan, err);
+}
+
+struct fmha_plan *fmha_plan_free(struct fmha_plan *plan)
+{
+	if (plan)
+		plan_release(plan);
+	return NULL;
+}
+
+int fmha_plan_info(struct fmha_plan *plan, struct fmha_plan_info *ret_info, struct fmha_error *err)
+{
+	int r;
+
+	if (!plan || !ret_info)
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_plan_info: an argument is NULL");
+	r = client_check_process(plan->device->client, err);
+	if (r < 0)
+		return r;
+	r = gate_lock(&plan->gate, client_deadline(plan->device->client), err);
+	if (r < 0)
+		return r;
+	*ret_info = plan->info;
+	gate_unlock(&plan->gate);
+	return 0;
+}
+
+/* ---- runs ---- */
+
+int check_run_options(const struct fmha_run_options *options, struct fmha_error *err)
+{
+	int r;
+
+	if (!options)
+		return 0;
+	r = check_struct_size(options->struct_size, sizeof(*options), "fmha_run_options", err);
+	if (r < 0)
+		return r;
+	if (options->n_rebinds > FMHA_MAX_REBINDS)
+		return fmha_error_set_field(err, FMHA_EINVAL, "n_rebinds",
+					    "n_rebinds %u: at most %u", options->n_rebinds,
+					    FMHA_MAX_REBINDS);
+	if (options->n_rebinds > 0 && !options->rebinds)
+		return fmha_error_set_field(err, FMHA_EINVAL, "rebinds", "rebinds is NULL");
+	for (uint32_t i = 0; i < options->n_rebinds; i++) {
+		if (options->rebinds[i].role >= FMHA_N_TENSORS)
+			return fmha_error_set_field(err, FMHA_EINVAL, "rebinds",
+						    "rebinds[%u].role %u: no such role", i,
+						    options->rebinds[i].role);
+	}
+	return 0;
+}
+
+int64_t run_deadline(const struct fmha_device *device, const struct fmha_run_options *options)
+{
+	if (options && options->timeout_ms)
+		return deadline_after_ms(options->timeout_ms);
+	return client_deadline(device->client);
+}
+
+static int fill_run(struct fmha_plan *plan, const struct fmha_run_options *options,
+		    struct connection *c, uint64_t generation, int64_t deadline,
+		    struct proto_run_params *params, struct fmha_error *err)
+{
+	_Static_assert(FMHA_MAX_REBINDS == PROTO_MAX_REBINDS, "rebinds are copied as they are");
+	int r;
+
+	memset(params, 0, offsetof(struct proto_run_params, rebinds));
+	r = plan_bind(plan, c, generation, deadline, &params->plan, err);
+	if (r < 0)
+		return r;
+	params->timeout_ms = deadline_left_ms(deadline);
+	if (!options)
+		return 0;
+	params->has_dropout_state = options->has_dropout_state != 0;
+	params->dropout_seed = options->dropout_seed;
+	params->dropout_offset = options->dropout_offset;
+	params->n_rebinds = options->n_rebinds;
+	for (uint32_t i = 0; i < options->n_rebinds; i++) {
+		params->rebinds[i].role = options->rebinds[i].role;
+		params->rebinds[i].offset = options->rebinds[i].offset;
+		r = buffer_bind(plan->device, options->rebinds[i].buffer, c, generation, deadline,
+				&params->rebinds[i].buffer, err);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+/*
+ * A connection that turns out to be dead before a byte of the run has left it is replaced: the
+ * worker restarted while nothing was in flight, which is nobody's failure.
+ */
+int plan_start(struct fmha_plan *plan, const struct fmha_run_options *options, int64_t deadline,
+	       struct connection **ret_connection, struct pending **ret_pending,
+	       struct fmha_error *err)
+{
+	int r = FMHA_EDEVICE;
+	bool again = true;
+
+	for (int attempt = 0; attempt < 3 && r == FMHA_EDEVICE && again; attempt++) {
+		struct proto_run_params params;
+		struct connection *c;
+		uint64_t generation;
+
+		r = device_worker(plan->device, deadline, &c, &generation, err);
+		if (r < 0)
+			return r;
+		r = fill_run(plan, options, c, generation, deadline, &params, err);
+		if (r == 0)
+			r = connection_submit(c, PROTO_RUN, &params, -1, deadline, ret_pending,
+					      &again, err);
+		if (r == 0) {
+			*ret_connection = c;
+			return 0;
+		}
+		c = connection_unref(c);
+	}
+	return r;
+}
+
+int plan_outcome(const struct pending *pending, struct fmha_run_result *ret_result,
+		 struct fmha_error *err)
+{
+	struct proto_run_result result;
+
+	if (pending->error.code != FMHA_OK) {
+		if (err)
+			*err = pending->error;
+		return pending->error.code;
+	}
+	memcpy(&result, pending->result, sizeof(result));
+	if (ret_result) {
+		ret_result->queued_ns = result.queued_ns;
+		ret_result->kernel_ns = result.kernel_ns;
+	}
+	return 0;
+}
+
+void plan_cancel(struct connection *connection, uint32_t request, int64_t deadline)
+{
+	const struct proto_cancel_params params = {.request = request};
+	struct pending *pending;
+	bool unsent;
+
+	if (connection_submit(connection, PROTO_CANCEL, &params, -1, deadline, &pending, &unsent,
+			      NULL) == 0)
+		connection_forget(connection, pending, NULL, NULL);
+}
+
+int fmha_plan_run(struct fmha_plan *plan, const struct fmha_run_options *options,
+		  struct fmha_run_result *ret_result, struct fmha_error *err)
+{
+	struct connection *c;
+	struct pending *pending;
+	int64_t deadline;
+	int r;
+
+	if (!plan)
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_plan_run: plan is NULL");
+	r = client_check_process(plan->device->client, err);
+	if (r < 0)
+		return r;
+	r = check_run_options(options, err);
+	if (r < 0)
+		return r;
+	deadline = run_deadline(plan->device, options);
+	r = plan_start(plan, options, deadline, &c, &pending, err);
+	if (r < 0)
+		return r;
+	r = connection_wait(c, pending, deadline, err);
+	if (r == 0)
+		r = plan_outcome(pending, ret_result, err);
+	else
+		plan_cancel(c, pending->id, deadline_after_ms(0));
+	connection_forget(c, pending, NULL, NULL);
+	c = connection_unref(c);
+	return r;
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT */
+/* registry.c: a device's kernel registry, seen and changed from here. */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Documents travel in memfds. @ret_fd: given. */
+static int json_to_memfd(const char *json, size_t size, int *ret_fd, struct fmha_error *err)
+{
+	size_t done = 0;
+	int fd, r;
+
+	if (size > JSON_MAX_BYTES)
+		return fmha_error_set_field(err, FMHA_EINVAL, "size", "a document of %zu bytes",
+					    size);
+	r = fmha_memfd_new(size, &fd, err);
+	if (r < 0)
+		return r;
+	while (done < size) {
+		ssize_t n = pwrite(fd, json + done, size - done, (off_t)done);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0) {
+			r = fmha_error_set(err, FMHA_EIO, "writing a memfd: %s", strerror(errno));
+			(void)close(fd);
+			return r;
+		}
+		done += (size_t)n;
+	}
+	*ret_fd = fd;
+	return 0;
+}
+
+/* Sends a document; @params belong to @method. */
+static int send_document(struct fmha_device *device, enum proto_method method, const void *params,
+			 const char *json, size_t size, uint64_t *ret_n_kernels,
+			 struct fmha_error *err)
+{
+	struct proto_registry_result result;
+	int r, fd;
+
+	r = client_check_process(device->client, err);
+	if (r < 0)
+		return r;
+	r = json_to_memfd(json, size, &fd, err);
+	if (r < 0)
+		return r;
+	r = device_call(device, method, params, fd, client_deadline(device->client), &result, NULL,
+			err);
+	(void)close(fd);
+	if (r == 0 && ret_n_kernels)
+		*ret_n_kernels = result.n_kernels;
+	return r;
+}
+
+static int copy_name(char *to, size_t capacity, const char *from, const char *field,
+		     struct fmha_error *err)
+{
+	if (strlen(from) >= capacity)
+		return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: at most %zu bytes", field,
+					    capacity - 1);
+	memcpy(to, from, strlen(from) + 1);
+	return 0;
+}
+
+int fmha_registry_export(struct fmha_device *device, const char *filter, char **ret_json,
+			 struct fmha_error *err)
+{
+	struct proto_registry_export_params params = {0};
+	struct proto_json_result result;
+	int r, fd;
+
+	if (!device || !ret_json)
+		return fmha_error_set(err, FMHA_EINVAL,
+				      "fmha_registry_export: an argument is NULL");
+	r = client_check_process(device->client, err);
+	if (r == 0)
+		r = copy_name(params.filter, sizeof(params.filter), filter ? filter : "", "filter",
+			      err);
+	if (r < 0)
+		return r;
+	r = device_call(device, PROTO_REGISTRY_EXPORT, &params, -1, client_deadline(device->client),
+			&result, &fd, err);
+	if (r < 0)
+		return r;
+	return client_read_json(fd, result.size, ret_json, err);
+}
+
+int fmha_registry_import(struct fmha_device *device, const char *json, size_t size,
+			 uint64_t *ret_n_kernels, struct fmha_error *err)
+{
+	const struct proto_empty params = {0};
+
+	if (!device || !json)
+		return fmha_error_set(err, FMHA_EINVAL,
+				      "fmha_registry_import: an argument is NULL");
+	return send_document(device, PROTO_REGISTRY_IMPORT, &params, json, size, ret_n_kernels,
+			     err);
+}
+
+int fmha_registry_load(struct fmha_device *device, const char *set, const char *json, size_t size,
+		       uint64_t *ret_n_kernels, struct fmha_error *err)
+{
+	struct proto_registry_set_params params = {0};
+	int r;
+
+	if (!device || !set || !json)
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_registry_load: an argument is NULL");
+	r = copy_name(params.set, sizeof(params.set), set, "set", err);
+	if (r < 0)
+		return r;
+	return send_document(device, PROTO_REGISTRY_LOAD, &params, json, size, ret_n_kernels, err);
+}
+
+int fmha_registry_unload(struct fmha_device *device, const char *set, uint64_t *ret_n_kernels,
+			 struct fmha_error *err)
+{
+	struct proto_registry_set_params params = {0};
+	struct proto_registry_result result;
+	int r;
+
+	if (!device || !set)
+		return fmha_error_set(err, FMHA_EINVAL,
+				      "fmha_registry_unload: an argument is NULL");
+	r = client_check_process(device->client, err);
+	if (r == 0)
+		r = copy_name(params.set, sizeof(params.set), set, "set", err);
+	if (r < 0)
+		return r;
+	r = device_call(device, PROTO_REGISTRY_UNLOAD, &params, -1, client_deadline(device->client),
+			&result, NULL, err);
+	if (r == 0 && ret_n_kernels)
+		*ret_n_kernels = result.n_kernels;
+	return r;
+}
