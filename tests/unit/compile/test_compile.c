@@ -227,7 +227,12 @@ static void refuses_a_compiler_that_leaves_nothing(void **state)
 
 	fake_clang(f, path, sizeof(path), "exit 0");
 	assert_true(compile_cached(&f->config, f->cache, &request, &entry, NULL, &err) < 0);
-	assert_null(entry);
+	assert_non_null(strstr(err.msg, "scale_test"));
+	entry = cache_entry_free(entry);
+	/* Nothing of it was stored. */
+	fake_clang(f, path, sizeof(path), "exit 1");
+	assert_true(compile_cached(&f->config, f->cache, &request, &entry, NULL, &err) < 0);
+	(void)cache_entry_free(entry);
 }
 
 static void survives_a_compiler_that_floods_its_log(void **state)
