@@ -7,13 +7,18 @@
 #ifndef FMHA_CPU_SOURCES_H
 #define FMHA_CPU_SOURCES_H
 
+#define CPU_SOURCES_EVERYWHERE(X, suffix, level)                                                   \
+	X(cpu_flash, suffix, level)                                                                \
+	X(cpu_bwd_rows, suffix, level)                                                             \
+	X(cpu_bwd_tile, suffix, level)
+
 #ifdef __x86_64__
 #define CPU_SOURCES(X)                                                                             \
-	X(cpu_flash, portable, CPU_PORTABLE)                                                       \
-	X(cpu_flash, v3, CPU_X86_64_V3)                                                            \
-	X(cpu_flash, v4, CPU_X86_64_V4)
+	CPU_SOURCES_EVERYWHERE(X, portable, CPU_PORTABLE)                                          \
+	CPU_SOURCES_EVERYWHERE(X, v3, CPU_X86_64_V3)                                               \
+	CPU_SOURCES_EVERYWHERE(X, v4, CPU_X86_64_V4)
 #else
-#define CPU_SOURCES(X) X(cpu_flash, portable, CPU_PORTABLE)
+#define CPU_SOURCES(X) CPU_SOURCES_EVERYWHERE(X, portable, CPU_PORTABLE)
 #endif
 
 #endif

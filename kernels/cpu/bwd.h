@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT */
+/* bwd.h: what the stages of backward share: the layout of dq_acc, rows as floats. */
+#ifndef FMHA_CPU_BWD_H
+#define FMHA_CPU_BWD_H
+
+#include "convert.h"
+#include "gemm.h"
+#include "view.h"
+
+static inline int32_t bwd_n_splits(const struct abi_bwd_args *a, int32_t batch)
+{
+	return a->nsplits[a->sequences.seqstart_q ? batch : 0];
+}
+
+/* Row @row of split @split: dq_acc is [nhead_q, nsplits, q_physical, hdim_q] for each sequence. */
+static inline float *bwd_dq_acc(const struct abi_bwd_args *a, const struct view_sequence *v,
+				int32_t head, int32_t split, int32_t row)
+{
+	int64_t n_splits = bwd_n_splits(a, v->batch);
+	int64_t base = a->dq_acc_offsets
+			       ? a->dq_acc_offsets[v->batch]
+			       : v->batch * a->nhead_q * n_splits * v->q_physical * a->hdim_q;
+
+	return a->dq_acc + base + ((head * n_splits + split) * v->q_physical + row) * a->hdim_q;
+}
+
+/* One row of @t as @width floats, zeros after the @n that exist. */
+static inline void bwd_load_row(float *to, int32_t width, const struct abi_tensor *t,
+				int64_t offset, int32_t n, uint32_t dtype)
+{
+	load_row(to, t->data, dtype, offset, t->stride_dim, n);
+	for (int32_t i = n; i < width; i++)
+		to[i] = 0;
+}
+
+#endif

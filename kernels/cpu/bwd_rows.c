@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * bwd_rows.c: the first and the last stage of backward, both bound by memory.
+ *
+ * dot_do_o: d = rowsum(dO * O), which is sum_j P_j dP_j of the row, dropout and sink included,
+ * since O = sum_j r_j P_j V_j. Then dsink = -sum over rows of exp(sink - LSE) d. convert_dq: dQ =
+ * scale * (sum of the splits, in order), rounded once.
+ */
+#include "level.h"
+
+#include <math.h>
+
+#include "bwd.h"
+#include "convert.h"
+#include "view.h"
+
+enum { ROWS_PER_TASK = 64 };
+
+static int64_t row_tasks(const struct abi_bwd_args *a)
+{
+	int64_t blocks = (a->sequences.seqlen_q_max + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+
+	return (int64_t)a->sequences.batch * a->nhead_q * blocks;
+}
+
+struct row_block {
+	struct view_sequence sequence;
+	int32_t head, begin, end;
+};
+
+static struct row_block row_block(const struct abi_bwd_args *a, int64_t task)
+{
+	int64_t blocks = (a->sequences.seqlen_q_max + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+	int64_t head = task / blocks;
+	struct row_block r = {
+		.sequence = view_sequence(&a->sequences, NULL, head / a->nhead_q),
+		.head = head % a->nhead_q,
+		.begin = task % blocks * ROWS_PER_TASK,
+	};
+
+	r.end = r.begin + ROWS_PER_TASK;
+	if (r.end > r.sequence.q_len)
+		r.end = r.sequence.q_len;
+	return r;
+}
+
+static float row_dot(const struct abi_bwd_args *a, int64_t d_o_offset, int64_t o_offset,
+		     float *scratch)
+{
+	int32_t width = ROUND_UP(a->hdim_v, LANES);
+	float *d_o = scratch, *o = scratch + width;
+	vf sum = {0};
+
+	bwd_load_row(d_o, width, &a->d_o, d_o_offset, a->hdim_v, a->dtype);
+	bwd_load_row(o, width, &a->o, o_offset, a->hdim_v, a->dtype);
+	for (int32_t i = 0; i < width; i += LANES)
+		sum += vf_load(d_o + i) * vf_load(o + i);
+	return vf_reduce_add(sum);
+}
+
+static void dot_do_o_run(const void *args, int phase, int64_t task, int n_threads, void *workspace,
+			 void *scratch)
+{
+	const struct abi_bwd_args *a = args;
+
+	(void)n_threads, (void)workspace;
+	if (phase == 0) {
+		struct row_block r = row_block(a, task);
+
+		for (int32_t i = r.begin; i < r.end; i++)
+			a->d.data[view_rows_offset(&a->d, &r.sequence, i, r.head)] = row_dot(
+				a, view_q_offset(&a->d_o, &r.sequence, i, r.head),
+				view_q_offset(&a->o, &r.sequence, i, r.head), scratch);
+	} else {
+		double sum = 0;
+
+		for (int32_t b = 0; b < a->sequences.batch; b++) {
+			struct view_sequence v = view_sequence(&a->sequences, NULL, b);
+
+			for (int32_t i = 0; i < v.q_len; i++) {
+				double lse = a->lse.data[view_rows_offset(&a->lse, &v, i, task)];
+				double d = a->d.data[view_rows_offset(&a->d, &v, i, task)];
+
+				if (lse > -INFINITY || lse != lse)
+					sum -= exp(a->sink[task] - lse) * d;
+			}
+		}
+		a->dsink[task] = (float)sum;
+	}
+}
+
+static int64_t dot_do_o_tasks(const void *args, int phase, int n_threads)
+{
+	const struct abi_bwd_args *a = args;
+
+	(void)n_threads;
+	if (phase == 0)
+		return row_tasks(a);
+	return a->sink && a->dsink ? a->nhead_q : 0;
+}
+
+static void convert_dq_run(const void *args, int phase, int64_t task, int n_threads,
+			   void *workspace, void *scratch)
+{
+	const struct abi_bwd_args *a = args;
+	struct row_block r = row_block(a, task);
+	int32_t n_splits = bwd_n_splits(a, r.sequence.batch);
+	float *sum = scratch;
+
+	(void)phase, (void)n_threads, (void)workspace;
+	for (int32_t i = r.begin; i < r.end; i++) {
+		memcpy(sum, bwd_dq_acc(a, &r.sequence, r.head, 0, i), sizeof(float) * a->hdim_q);
+		for (int32_t s = 1; s < n_splits; s++) {
+			const float *part = bwd_dq_acc(a, &r.sequence, r.head, s, i);
+
+			for (int32_t d = 0; d < a->hdim_q; d++)
+				sum[d] += part[d];
+		}
+		for (int32_t d = 0; d < a->hdim_q; d++)
+			sum[d] *= a->scale;
+		store_row(a->dq.data, a->dtype, view_q_offset(&a->dq, &r.sequence, i, r.head),
+			  a->dq.stride_dim, sum, a->hdim_q);
+	}
+}
+
+static int64_t convert_dq_tasks(const void *args, int phase, int n_threads)
+{
+	(void)phase, (void)n_threads;
+	return row_tasks(args);
+}
+
+static int dot_do_o_accepts(const void *args)
+{
+	const struct abi_bwd_args *a = args;
+
+	return a->dtype <= ABI_BF16;
+}
+
+static int convert_dq_accepts(const void *args)
+{
+	const struct abi_bwd_args *a = args;
+
+	return a->dtype <= ABI_BF16 && a->dq_acc;
+}
+
+static size_t no_bytes(const void *args, int n_threads)
+{
+	(void)args, (void)n_threads;
+	return 0;
+}
+
+static size_t dot_do_o_scratch(const void *args)
+{
+	const struct abi_bwd_args *a = args;
+
+	return sizeof(float) * 2 * ROUND_UP(a->hdim_v, LANES);
+}
+
+static size_t convert_dq_scratch(const void *args)
+{
+	const struct abi_bwd_args *a = args;
+
+	return sizeof(float) * a->hdim_q;
+}
+
+#define DOT_DO_O(type)                                                                             \
+	{                                                                                          \
+		.family = ABI_BWD_DOT_DO_O, .dtype = type, .level = CPU_LEVEL,                     \
+		.pipeline = "cpu_rows", .accepts = dot_do_o_accepts, .workspace_bytes = no_bytes,  \
+		.scratch_bytes = dot_do_o_scratch, .n_phases = 2, .n_tasks = dot_do_o_tasks,       \
+		.run = dot_do_o_run,                                                               \
+	}
+
+#define CONVERT_DQ(type)                                                                           \
+	{                                                                                          \
+		.family = ABI_BWD_CONVERT_DQ, .dtype = type, .level = CPU_LEVEL,                   \
+		.pipeline = "cpu_rows", .accepts = convert_dq_accepts,                             \
+		.workspace_bytes = no_bytes, .scratch_bytes = convert_dq_scratch, .n_phases = 1,   \
+		.n_tasks = convert_dq_tasks, .run = convert_dq_run,                                \
+	}
+
+const struct cpu_kernel CPU_NAME(cpu_bwd_rows_kernels)[] = {
+	DOT_DO_O(ABI_F32),   DOT_DO_O(ABI_F16),   DOT_DO_O(ABI_BF16),
+	CONVERT_DQ(ABI_F32), CONVERT_DQ(ABI_F16), CONVERT_DQ(ABI_BF16),
+};
+const size_t CPU_NAME(cpu_bwd_rows_n_kernels) = 6;

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gemm.h: C = A B and C += A B for blocks that fit the caches, out of micro.h's tiles.
+ *
+ * A is read one element at a time and broadcast, so any pair of strides is as good as another and a
+ * transposed A costs nothing. B is packed in panels: [panel][k][PANEL].
+ */
+#ifndef FMHA_CPU_GEMM_H
+#define FMHA_CPU_GEMM_H
+
+#include <stdbool.h>
+
+#include "micro.h"
+
+#define ROUND_UP(n, unit) (((n) + (unit)-1) / (unit) * (unit))
+
+/* Element (row, k) at data[row * row_stride + k * k_stride]. */
+struct gemm_a {
+	const float *data;
+	int64_t row_stride, k_stride;
+};
+
+/* @panel_stride: floats from one panel to the next, at least k * PANEL. */
+struct gemm_b {
+	const float *data;
+	int64_t panel_stride;
+};
+
+/*
+ * C [m x n] = A [m x k] B [k x n], or C += A B when @accumulate. Whole panels are computed: rows of
+ * C have room for n rounded up to PANEL.
+ */
+static inline void gemm(int32_t m, int32_t n, int32_t k, struct gemm_a a, struct gemm_b b, float *c,
+			int64_t ldc, bool accumulate)
+{
+	static const float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+	_Static_assert(MICRO_ROWS <= 16, "a one for each row");
+	for (int32_t column = 0; column < n; column += PANEL)
+		for (int32_t row = 0; row < m; row += MICRO_ROWS) {
+			struct micro_args args = {
+				.a = a.data + row * a.row_stride,
+				.a_row = a.row_stride,
+				.a_step = a.k_stride,
+				.b = b.data + column / PANEL * b.panel_stride,
+				.c = c + row * ldc + column,
+				.c_row = ldc,
+				.k = k,
+				.first = accumulate ? ones : NULL,
+			};
+
+			micro_multiply(&args, m - row < MICRO_ROWS ? m - row : MICRO_ROWS);
+		}
+}
+
+/* Element i of vector j goes to element j of vector i: each of the log2(LANES) rounds interleaves
+ * vector i with vector i + LANES / 2. */
+static inline void transpose(vf x[LANES])
+{
+	for (int round = 1; round < LANES; round *= 2) {
+		vf y[LANES];
+
+#pragma GCC unroll 8
+		for (int i = 0; i < LANES / 2; i++) {
+			vf a = x[i], b = x[i + LANES / 2];
+#if LANES == 16
+			y[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
+							   5, 21, 6, 22, 7, 23);
+			y[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27,
+							       12, 28, 13, 29, 14, 30, 15, 31);
+#elif LANES == 8
+			y[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+			y[2 * i + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+			y[2 * i] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+			y[2 * i + 1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+		}
+		memcpy(x, y, sizeof(y));
+	}
+}
+
+/*
+ * X [rows x k], row stride @ld, becomes the panels of its transpose: B [k x rows]. Columns past
+ * @rows, up to a whole panel, are zero. k is a multiple of LANES.
+ */
+static inline void pack_transposed(float *to, const float *x, int64_t ld, int32_t rows, int32_t k)
+{
+	for (int32_t row = 0; row < ROUND_UP(rows, PANEL); row += LANES) {
+		float *strip = to + row / PANEL * (int64_t)k * PANEL + row % PANEL;
+
+		for (int32_t step = 0; step < k; step += LANES) {
+			vf block[LANES];
+
+			for (int i = 0; i < LANES; i++)
+				block[i] = row + i < rows ? vf_load(x + (row + i) * ld + step)
+							  : (vf){0};
+			transpose(block);
+			for (int i = 0; i < LANES; i++)
+				vf_store(strip + (int64_t)(step + i) * PANEL, block[i]);
+		}
+	}
+}
+
+/* X [k x columns], row stride @ld, becomes panels of @steps >= k rows; columns is a multiple of
+ * PANEL. */
+static inline void pack(float *to, const float *x, int64_t ld, int32_t k, int32_t columns,
+			int32_t steps)
+{
+	for (int32_t column = 0; column < columns; column += LANES) {
+		float *strip = to + column / PANEL * (int64_t)steps * PANEL + column % PANEL;
+
+		for (int32_t step = 0; step < k; step++)
+			vf_store(strip + (int64_t)step * PANEL, vf_load(x + step * ld + column));
+	}
+}
+
+#endif
