@@ -92,7 +92,8 @@ static int decode_signed(const msgpack_object *value, int64_t min, int64_t max, 
 	if (value->type != MSGPACK_OBJECT_POSITIVE_INTEGER &&
 	    value->type != MSGPACK_OBJECT_NEGATIVE_INTEGER)
 		return wrong_type(value, "must be an integer", path, err);
-	if (value->type == MSGPACK_OBJECT_POSITIVE_INTEGER && value->via.u64 > (uint64_t)max)
+	if (value->type == MSGPACK_OBJECT_POSITIVE_INTEGER &&
+	    (value->via.u64 > INT64_MAX || (int64_t)value->via.u64 > max))
 		return field_error(err, FMHA_EINVAL, path, "%llu is above %lld",
 				   (unsigned long long)value->via.u64, (long long)max);
 	if (value->type == MSGPACK_OBJECT_NEGATIVE_INTEGER && value->via.i64 < min)
@@ -438,8 +439,6 @@ static int envelope_answer(struct proto_message *message, const msgpack_object *
 		return broken(err, "an answer has both error and result");
 	if (field_decode(error, &proto_error_table, &message->error, &path, &why) < 0)
 		return broken(err, why.msg);
-	if (message->error.code >= 0)
-		return broken(err, "an error's code is not negative");
 	return 0;
 }
 

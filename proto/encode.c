@@ -106,7 +106,7 @@ static int encode_number(msgpack_packer *packer, const struct field *field, cons
 	if (is_signed) {
 		int32_t number = (int32_t)value;
 
-		if (number < field->min || (number > 0 && (uint64_t)number > field->max))
+		if (number < field->min || number > (int64_t)field->max)
 			return field_error(err, FMHA_EINVAL, path, "%d is out of range", number);
 		msgpack_pack_int64(packer, number);
 		return 0;

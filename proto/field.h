@@ -48,8 +48,8 @@ struct field {
 	size_t count_offset; /* BYTES, ARRAY */
 	uint32_t capacity;   /* ARRAY */
 	int64_t min;         /* U32, U64, I32 */
-	uint64_t max;
-	int64_t fallback; /* optional numbers; FIELD_F32: 0, or NaN when not 0 */
+	uint64_t max;        /* I32: an int64_t in disguise */
+	int64_t fallback;    /* optional numbers; FIELD_F32: 0, or NaN when not 0 */
 	const struct field_names *names;
 	const struct field_table *table;
 	/* The field's children are named without it: "hdim_q", not "problem.hdim_q". */
