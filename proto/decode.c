@@ -427,6 +427,7 @@ static int envelope_answer(struct proto_message *message, const msgpack_object *
 			   const msgpack_object *result, struct fmha_error *err)
 {
 	struct field_path path = {.name = "error"};
+	struct wire_error wire;
 	struct fmha_error why;
 
 	if (error->type == MSGPACK_OBJECT_NIL) {
@@ -437,8 +438,11 @@ static int envelope_answer(struct proto_message *message, const msgpack_object *
 	}
 	if (result->type != MSGPACK_OBJECT_NIL)
 		return broken(err, "an answer has both error and result");
-	if (field_decode(error, &proto_error_table, &message->error, &path, &why) < 0)
+	if (field_decode(error, &proto_error_table, &wire, &path, &why) < 0)
 		return broken(err, why.msg);
+	message->error.code = wire.code;
+	memcpy(message->error.field, wire.field, sizeof(wire.field));
+	memcpy(message->error.msg, wire.message, sizeof(wire.message));
 	return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <proto/message.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <msgpack/pack.h>
@@ -406,18 +407,19 @@ static void make_printable(char *text)
 int proto_encode_error(struct proto_buffer *out, uint32_t id, const struct fmha_error *error,
 		       struct fmha_error *err)
 {
-	struct fmha_error clean = *error;
+	struct wire_error wire = {.code = error->code};
 	struct frame_writer writer;
 	int r;
 
-	clean.field[sizeof(clean.field) - 1] = '\0';
-	clean.msg[sizeof(clean.msg) - 1] = '\0';
-	make_printable(clean.field);
-	make_printable(clean.msg);
+	(void)snprintf(wire.name, sizeof(wire.name), "%s", fmha_error_name(error->code));
+	memcpy(wire.field, error->field, sizeof(wire.field) - 1);
+	memcpy(wire.message, error->msg, sizeof(wire.message) - 1);
+	make_printable(wire.field);
+	make_printable(wire.message);
 	frame_begin(&writer, out, 4);
 	msgpack_pack_uint8(&writer.packer, PROTO_ANSWER);
 	msgpack_pack_uint32(&writer.packer, id);
-	r = field_encode(&writer.packer, &proto_error_table, &clean, NULL, err);
+	r = field_encode(&writer.packer, &proto_error_table, &wire, NULL, err);
 	msgpack_pack_nil(&writer.packer);
 	return frame_end(&writer, r, err);
 }

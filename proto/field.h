@@ -69,7 +69,15 @@ struct field_table {
 
 extern const struct field_table *const proto_params_tables[PROTO_N_METHODS];
 extern const struct field_table *const proto_result_tables[PROTO_N_METHODS];
-extern const struct field_table proto_error_table; /* of struct fmha_error */
+/* An error as it travels: with its code's name, for people who read dumps. */
+struct wire_error {
+	int32_t code;
+	char name[32];
+	char field[sizeof(((struct fmha_error *)0)->field)];
+	char message[sizeof(((struct fmha_error *)0)->msg)];
+};
+
+extern const struct field_table proto_error_table; /* of struct wire_error */
 
 /* Every table once, in the order of PROTOCOL.md; NULL ends it. */
 extern const struct field_table *const proto_tables[];

@@ -86,20 +86,16 @@ static const struct field_names role_names = NAMES(FMHA_TENSORS(ROLE_NAME));
 
 /* ---- errors ---- */
 
-#define STRUCT fmha_error
+#define STRUCT wire_error
 static const struct field error_fields[] = {
 	{FIELD(code), .type = FIELD_I32, .min = INT32_MIN, .max = (uint64_t)-1,
-	 NOTE("negative: see section 6")},
-	STRING(field, OPTIONAL, NOTE("the offending field, empty: none")),
-	{.name = "message",
-	 AT(msg),
-	 SIZE_OF(msg),
-	 .type = FIELD_STRING,
-	 OPTIONAL,
-	 NOTE("one sentence")},
+	 NOTE("see section 6")},
+	STRING(name, OPTIONAL, NOTE("of the code, without FMHA_")),
+	STRING(field, OPTIONAL, NOTE("the offending field; empty: none in particular")),
+	STRING(message, OPTIONAL, NOTE("one sentence")),
 };
 #undef STRUCT
-const struct field_table TABLE(proto_error_table, "error", fmha_error, error_fields);
+const struct field_table TABLE(proto_error_table, "error", wire_error, error_fields);
 
 /* ---- hello, devices ---- */
 
