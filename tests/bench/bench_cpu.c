@@ -1,0 +1,531 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * bench_cpu.c: the CPU forward kernels against what the same cores can do, in the same run.
+ *
+ *   bench_cpu [--threads N] [--level NAME] [--reps N] [--only TEXT] [--quick]
+ *
+ * Compute-bound kernels are compared with the multiply-add rate of a loop without memory, decode
+ * with a copy between arrays far larger than the caches. Other programs on the machine disturb
+ * both, so every figure is the best of many short runs, the two sides in turn, and time is each
+ * thread's own processor time (the longest of them): what a thread waits for its turn is not
+ * counted. Needs libc and libm only: link it statically and carry it anywhere.
+ */
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "bench_peak.h"
+#include "cpu.h"
+
+#define MAX_THREADS 512
+
+static int n_threads = 1, n_reps = 7;
+static enum cpu_level level;
+static const char *only;
+static int quick;
+
+static double thread_seconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* One job on all threads; job(self, argument) for each; returns the longest processor time. */
+struct team_job {
+	void (*job)(int self, void *argument);
+	void *argument;
+	int self;
+	double seconds;
+};
+
+static void *team_thread(void *argument)
+{
+	struct team_job *j = argument;
+	double start = thread_seconds();
+
+	j->job(j->self, j->argument);
+	j->seconds = thread_seconds() - start;
+	return NULL;
+}
+
+static double team_run(void (*job)(int self, void *argument), void *argument)
+{
+	static struct team_job jobs[MAX_THREADS];
+	static pthread_t threads[MAX_THREADS];
+	double longest = 0;
+
+	for (int i = 0; i < n_threads; i++) {
+		jobs[i] = (struct team_job){job, argument, i, 0};
+		if (i > 0 && pthread_create(&threads[i], NULL, team_thread, &jobs[i]) != 0)
+			abort();
+	}
+	team_thread(&jobs[0]);
+	for (int i = 1; i < n_threads; i++)
+		pthread_join(threads[i], NULL);
+	for (int i = 0; i < n_threads; i++)
+		longest = fmax(longest, jobs[i].seconds);
+	return longest;
+}
+
+static void *allocate(size_t bytes)
+{
+	void *p = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096 + 4096);
+
+	if (!p) {
+		fprintf(stderr, "bench_cpu: out of memory\n");
+		exit(1);
+	}
+	memset(p, 0, (bytes + 4095) / 4096 * 4096 + 4096);
+	return p;
+}
+
+/* The two yardsticks. */
+
+static double peak_flops[MAX_THREADS];
+
+static void peak_job(int self, void *argument)
+{
+	peak_flops[self] = peak_run((enum peak_kind)(intptr_t)argument, 400000);
+}
+
+/* FLOP/s of all threads together. */
+static double measure_peak(enum peak_kind kind)
+{
+	double seconds = team_run(peak_job, (void *)(intptr_t)kind), flops = 0;
+
+	for (int i = 0; i < n_threads; i++)
+		flops += peak_flops[i];
+	return flops / seconds;
+}
+
+#define COPY_BYTES ((size_t)64 << 20)
+static char *copy_memory[MAX_THREADS];
+
+static void copy_job(int self, void *argument)
+{
+	(void)argument;
+	peak_copy(copy_memory[self] + COPY_BYTES, copy_memory[self], COPY_BYTES);
+}
+
+/* Bytes/s that a copy reads and writes. */
+static double measure_copy(void)
+{
+	if (!copy_memory[0])
+		for (int i = 0; i < n_threads; i++)
+			copy_memory[i] = allocate(2 * COPY_BYTES);
+	return 2.0 * (double)COPY_BYTES * n_threads / team_run(copy_job, NULL);
+}
+
+/* Kernels. */
+
+struct launch {
+	const struct cpu_kernel *kernel;
+	const void *args;
+	void *workspace, *scratch[MAX_THREADS];
+	int phase;
+	int64_t n_tasks;
+	_Atomic int64_t next;
+};
+
+static void launch_job(int self, void *argument)
+{
+	struct launch *l = argument;
+	int64_t task;
+
+	while ((task = atomic_fetch_add(&l->next, 1)) < l->n_tasks)
+		l->kernel->run(l->args, l->phase, task, n_threads, l->workspace, l->scratch[self]);
+}
+
+static void launch_init(struct launch *l, const struct cpu_kernel *kernel, const void *args)
+{
+	*l = (struct launch){.kernel = kernel, .args = args};
+	l->workspace = allocate(kernel->workspace_bytes(args, n_threads));
+	for (int i = 0; i < n_threads; i++)
+		l->scratch[i] = allocate(kernel->scratch_bytes(args));
+}
+
+static void launch_deinit(struct launch *l)
+{
+	free(l->workspace);
+	for (int i = 0; i < n_threads; i++)
+		free(l->scratch[i]);
+}
+
+static double launch_seconds(struct launch *l)
+{
+	double seconds = 0;
+
+	for (l->phase = 0; l->phase < l->kernel->n_phases; l->phase++) {
+		l->n_tasks = l->kernel->n_tasks(l->args, l->phase, n_threads);
+		l->next = 0;
+		seconds += team_run(launch_job, l);
+	}
+	return seconds;
+}
+
+struct problem {
+	enum abi_family family;
+	int dtype, batch, sq, sk, hq, hk, d;
+	int mask, window_left;
+	int bias, alibi, sink, page;
+	float cap, drop;
+};
+
+static struct problem problem_of(int dtype, int batch, int sq, int sk, int hq, int hk, int d)
+{
+	struct problem p = {.family = ABI_FWD, .window_left = -1};
+
+	p.dtype = dtype;
+	p.batch = batch;
+	p.sq = sq;
+	p.sk = sk;
+	p.hq = hq;
+	p.hk = hk;
+	p.d = d;
+	return p;
+}
+
+struct memory {
+	void *at[16];
+	int n;
+};
+
+static void *keep(struct memory *m, size_t bytes)
+{
+	return m->at[m->n++] = allocate(bytes);
+}
+
+static int bytes_of(int dtype)
+{
+	return dtype == ABI_F32 ? 4 : dtype == ABI_F16 || dtype == ABI_BF16 ? 2 : 1;
+}
+
+/* Bit patterns of numbers around one, of both signs, in any type. */
+static void fill(void *data, int dtype, size_t n)
+{
+	uint64_t state = 1;
+
+	for (size_t i = 0; i < n; i++) {
+		uint32_t r = (uint32_t)((state = state * 6364136223846793005u +
+						 1442695040888963407u) >>
+					40);
+		float f = ((float)(r & 0xffff) / 65536.0f - 0.5f) * 2.0f;
+		uint32_t bits;
+
+		memcpy(&bits, &f, sizeof(bits));
+		if (dtype == ABI_F32)
+			((float *)data)[i] = f;
+		else if (dtype == ABI_BF16)
+			((uint16_t *)data)[i] = (uint16_t)(bits >> 16);
+		else if (dtype == ABI_F16)
+			((uint16_t *)data)[i] = (uint16_t)((r & 0x83ff) | 0x3800);
+		else
+			((uint8_t *)data)[i] = (uint8_t)((r & 0x87) | 0x30);
+	}
+}
+
+static void tensor(struct memory *m, struct abi_tensor *t, int dtype, int batch, int seq, int heads,
+		   int dim)
+{
+	size_t n = (size_t)batch * (size_t)seq * (size_t)heads * (size_t)dim;
+
+	t->stride_dim = 1;
+	t->stride_head = dim;
+	t->stride_seq = (int64_t)heads * dim;
+	t->stride_batch = (int64_t)seq * heads * dim;
+	t->data = keep(m, n * (size_t)bytes_of(dtype));
+	fill(t->data, dtype, n);
+}
+
+static void paged(struct memory *m, struct abi_fwd_args *a, const struct problem *p)
+{
+	int per = (p->sk + p->page - 1) / p->page;
+	int32_t *table = keep(m, (size_t)p->batch * (size_t)per * sizeof(*table));
+	int32_t n = p->batch * per;
+
+	tensor(m, &a->k, p->dtype, n, p->page, p->hk, p->d);
+	tensor(m, &a->v, p->dtype, n, p->page, p->hk, p->d);
+	/* Pages far from each other: multiplication by an odd number permutes a power of two. */
+	for (int32_t i = 0; i < n; i++)
+		table[i] = (n & (n - 1)) == 0 ? (int32_t)((uint32_t)i * 2654435761u % (uint32_t)n)
+					      : i;
+	a->cache.page_size = p->page;
+	a->cache.n_pages = n;
+	a->cache.block_table = table;
+	a->cache.block_table_stride = per;
+}
+
+static void problem_init(struct abi_fwd_args *a, struct memory *m, const struct problem *p)
+{
+	float *f;
+
+	*a = (struct abi_fwd_args){
+		.nhead_q = p->hq,
+		.nhead_k = p->hk,
+		.hdim_q = p->d,
+		.hdim_v = p->d,
+		.dtype = p->dtype,
+		.scale = 1.0f / sqrtf((float)p->d),
+		.logits_soft_cap = p->cap,
+		.band = {p->mask, p->window_left, p->mask ? 0 : -1, 0},
+		.sequences = {.batch = p->batch,
+			      .seqlen_q_max = p->sq,
+			      .seqlen_k_max = p->sk,
+			      .total_q = p->batch * p->sq,
+			      .total_k = p->batch * p->sk},
+	};
+	a->o_dtype = bytes_of(p->dtype) == 1 ? ABI_BF16 : p->dtype;
+	tensor(m, &a->q, p->dtype, p->batch, p->sq, p->hq, p->d);
+	tensor(m, &a->o, a->o_dtype, p->batch, p->sq, p->hq, p->d);
+	if (p->page) {
+		paged(m, a, p);
+	} else {
+		tensor(m, &a->k, p->dtype, p->batch, p->sk, p->hk, p->d);
+		tensor(m, &a->v, p->dtype, p->batch, p->sk, p->hk, p->d);
+	}
+	if (p->bias) {
+		a->bias_dtype = ABI_F32;
+		tensor(m, &a->bias, ABI_F32, 1, p->sq, p->hq, p->sk);
+		a->bias.stride_head = (int64_t)p->sq * p->sk;
+		a->bias.stride_seq = p->sk;
+		a->bias.stride_batch = 0;
+	}
+	if (p->alibi || p->sink) {
+		f = keep(m, (size_t)p->hq * sizeof(*f));
+		fill(f, ABI_F32, (size_t)p->hq);
+		a->alibi_slopes = p->alibi ? f : NULL;
+		a->sink = p->sink ? f : NULL;
+	}
+	if (p->drop > 0)
+		a->dropout = (struct abi_dropout){.seed = 42,
+						  .p_drop = p->drop,
+						  .p_keep_inverse = 1 / (1 - p->drop),
+						  .keep_at_most = (int32_t)(255 * (1 - p->drop))};
+}
+
+/* Multiply-adds count twice; a mask's hidden part does not count. */
+static double problem_flops(const struct problem *p)
+{
+	double pairs = 0;
+
+	for (int i = 0; i < p->sq; i++) {
+		int hi = p->mask ? i + 1 + p->sk - p->sq : p->sk;
+		int lo = p->mask && p->window_left >= 0 ? hi - 1 - p->window_left : 0;
+
+		pairs += hi > 0 ? hi - (lo > 0 ? lo : 0) : 0;
+	}
+	return 4.0 * p->batch * p->hq * pairs * p->d;
+}
+
+static double problem_bytes(const struct problem *p)
+{
+	return 2.0 * p->batch * p->hk * (double)p->sk * p->d * bytes_of(p->dtype);
+}
+
+static const char *const dtype_names[] = {"f32", "f16", "bf16", "e4m3", "e5m2"};
+
+/* Best seconds of the kernel and best of @yardstick, taken in turn. */
+static double best_seconds(const struct problem *p, const char **ret_kernel,
+			   double (*yardstick)(void), double *ret_yardstick)
+{
+	struct abi_fwd_args args;
+	struct memory memory = {.n = 0};
+	struct launch l;
+	const struct cpu_kernel *kernel;
+	double best = INFINITY, t;
+	int reps = n_reps;
+
+	problem_init(&args, &memory, p);
+	kernel = cpu_kernel_find(level, p->family, (uint32_t)p->dtype, &args);
+	if (!kernel) {
+		fprintf(stderr, "bench_cpu: no kernel\n");
+		exit(1);
+	}
+	launch_init(&l, kernel, &args);
+	for (int i = 0; i < reps; i++) {
+		t = launch_seconds(&l);
+		best = fmin(best, t);
+		*ret_yardstick = fmax(*ret_yardstick, yardstick());
+		if (i == 0 && t < 0.05)
+			reps = 3 * n_reps;
+	}
+	launch_deinit(&l);
+	for (int i = 0; i < memory.n; i++)
+		free(memory.at[i]);
+	*ret_kernel = kernel->pipeline;
+	return best;
+}
+
+static double fma_peak, matrix_peak, copy_rate;
+
+static double yardstick_fma(void)
+{
+	return measure_peak(PEAK_FMA);
+}
+
+static double yardstick_matrix(void)
+{
+	return measure_peak(peak_best_bf16(level));
+}
+
+static int wanted(const char *name)
+{
+	return !only || strstr(name, only);
+}
+
+static double row_compute(const char *name, const struct problem *p, double reference,
+			  double target)
+{
+	int matrix = p->dtype == ABI_BF16 && level >= CPU_X86_64_V4_BF16;
+	double *peak = matrix ? &matrix_peak : &fma_peak, seconds, rate;
+	const char *kernel;
+	char shape[64];
+
+	if (!wanted(name))
+		return 0;
+	seconds = best_seconds(p, &kernel, matrix ? yardstick_matrix : yardstick_fma, peak);
+	rate = problem_flops(p) / seconds;
+	snprintf(shape, sizeof(shape), "%d x %d/%d x %d x %d", p->batch, p->hq, p->hk, p->sq, p->d);
+	printf("%-22s %-5s %-20s %-11s %8.2f %8.1f %6.1f %%", name, dtype_names[p->dtype], shape,
+	       kernel, seconds * 1e3, rate * 1e-9, 100 * rate / *peak);
+	if (reference > 0)
+		printf("  %5.1f %% of plain", 100 * rate / reference);
+	if (target > 0)
+		printf("  (target %.0f)", 100 * target);
+	printf("\n");
+	fflush(stdout);
+	return rate;
+}
+
+static void row_decode(const char *name, const struct problem *p, double target)
+{
+	const char *kernel;
+	double seconds, rate;
+	char shape[64];
+
+	if (!wanted(name))
+		return;
+	seconds = best_seconds(p, &kernel, measure_copy, &copy_rate);
+	rate = problem_bytes(p) / seconds;
+	snprintf(shape, sizeof(shape), "%d x %d/%d x %d k x %d", p->batch, p->hq, p->hk,
+		 p->sk / 1024, p->d);
+	printf("%-22s %-5s %-20s %-11s %8.2f %8.1f %6.1f %%  (target %.0f)\n", name,
+	       dtype_names[p->dtype], shape, kernel, seconds * 1e3, rate * 1e-9,
+	       100 * rate / copy_rate, 100 * target);
+	fflush(stdout);
+}
+
+static void table_plain(void)
+{
+	static const int dtypes[] = {ABI_F32, ABI_BF16, ABI_F16};
+
+	for (size_t t = 0; t < 3; t++)
+		for (int d = 64; d <= 128; d *= 2)
+			for (int s = 1024; s <= (quick ? 1024 : 4096); s *= 2) {
+				struct problem p = problem_of(dtypes[t], 1, s, s, 4, 4, d);
+				int matrix = dtypes[t] == ABI_BF16 && level >= CPU_X86_64_V4_BF16;
+				double target = !matrix                   ? 0.85
+						: level == CPU_X86_64_AMX ? 0.35
+									  : 0.80;
+				double plain = row_compute("plain", &p, 0, target);
+
+				p.mask = ABI_MASK_BOTTOM_RIGHT;
+				row_compute("causal", &p, plain, 0.85);
+			}
+}
+
+static void table_features(int dtype)
+{
+	const struct problem base = problem_of(dtype, 1, 1024, 1024, 4, 4, 64);
+	struct problem p = base;
+	double plain = row_compute("plain for features", &base, 0, 0);
+
+	p.bias = 1;
+	row_compute("bias", &p, plain, 0.85);
+	p = base, p.alibi = 1;
+	row_compute("ALiBi", &p, plain, 0.85);
+	p = base, p.cap = 30;
+	row_compute("soft cap", &p, plain, 0.85);
+	p = base, p.sink = 1;
+	row_compute("sink", &p, plain, 0.85);
+	p = base, p.mask = ABI_MASK_BOTTOM_RIGHT, p.window_left = 256;
+	row_compute("window 256", &p, plain, 0.85);
+	p = base, p.drop = 0.2f;
+	row_compute("dropout", &p, plain, 0.60);
+	p = base, p.page = 16, p.family = ABI_FWD_PAGEDKV;
+	row_compute("paged 16", &p, plain, 0.85);
+	p = base, p.hk = 1;
+	row_compute("one key head", &p, plain, 0.85);
+}
+
+static void table_decode(void)
+{
+	static const int dtypes[] = {ABI_BF16, ABI_F16, ABI_F32, ABI_E4M3};
+
+	for (size_t t = 0; t < 4; t++)
+		for (int batch = 1; batch <= (quick ? 1 : 16); batch *= 16) {
+			struct problem p = problem_of(dtypes[t], batch, 1, 8192, 32, 8, 128);
+
+			row_decode("decode", &p, 0.80);
+			p.family = ABI_FWD_PAGEDKV;
+			p.page = 16;
+			row_decode("decode, page 16", &p, 0.80);
+		}
+}
+
+static void usage(void)
+{
+	fprintf(stderr, "usage: bench_cpu [--threads N] [--level NAME] [--reps N] [--only TEXT] "
+			"[--quick]\n");
+	exit(2);
+}
+
+int main(int argc, char **argv)
+{
+	level = cpu_level_detect();
+	for (int i = 1; i < argc; i++) {
+		if (strcmp(argv[i], "--quick") == 0)
+			quick = 1;
+		else if (i + 1 == argc)
+			usage();
+		else if (strcmp(argv[i], "--threads") == 0)
+			n_threads = atoi(argv[++i]);
+		else if (strcmp(argv[i], "--reps") == 0)
+			n_reps = atoi(argv[++i]);
+		else if (strcmp(argv[i], "--only") == 0)
+			only = argv[++i];
+		else if (strcmp(argv[i], "--level") != 0 ||
+			 cpu_level_from_name(argv[++i], &level) < 0)
+			usage();
+	}
+	if (n_threads < 1 || n_threads > MAX_THREADS || n_reps < 1 || level > cpu_level_detect())
+		usage();
+	for (int i = 0; i < 5; i++) {
+		fma_peak = fmax(fma_peak, measure_peak(PEAK_FMA));
+		copy_rate = fmax(copy_rate, measure_copy());
+	}
+	printf("level %s, %d thread%s\n", cpu_level_name(level), n_threads,
+	       n_threads > 1 ? "s" : "");
+	printf("f32 multiply-add peak %.1f GFLOP/s, copy %.1f GB/s\n", fma_peak * 1e-9,
+	       copy_rate * 1e-9);
+	if (level >= CPU_X86_64_V4_BF16) {
+		matrix_peak = yardstick_matrix();
+		printf("bf16 peak %.1f GFLOP/s\n", matrix_peak * 1e-9);
+	}
+	printf("%-22s %-5s %-20s %-11s %8s %8s %8s\n", "forward", "type", "b x hq/hk x s x d",
+	       "kernel", "ms", "GFLOP/s", "of peak");
+	table_plain();
+	table_features(ABI_F32);
+	if (level >= CPU_X86_64_V4_BF16)
+		table_features(ABI_BF16);
+	printf("%-22s %-5s %-20s %-11s %8s %8s %8s\n", "decode", "type", "b x hq/hk x keys x d",
+	       "kernel", "ms", "GB/s", "of copy");
+	table_decode();
+	return 0;
+}
