@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * core_amd.h: AMD matrix cores: MFMA 16x16x16 (CDNA, wave64), WMMA 16x16x16 (RDNA3 and RDNA4,
+ * wave32). Builtins only: the compiler then knows which waits the hardware needs.
+ *
+ * Products are computed transposed, S^T = K Q^T: the streamed tile is the hardware's A operand, the
+ * stationary rows its B operand, so that lane l holds row l % 16 alone, with
+ *   MFMA     columns 4 (l / 16) + e, e < 4
+ *   RDNA3    columns 2 e + l / 16,   e < 8
+ *   RDNA4    columns 8 (l / 16) + e, e < 8
+ * A row's statistics are one number a lane, and P is already the B operand of O^T = V^T P^T, except
+ * on RDNA3, whose operands want all 16 columns in both half waves.
+ *
+ * Rows in LDS are padded by 16 bytes, so that 16 rows do not start in the same bank. A tile that is
+ * read by columns is stored transposed, 4 rows at a time.
+ */
+#ifndef FMHA_GPU_CORE_AMD_H
+#define FMHA_GPU_CORE_AMD_H
+
+#include "load.h"
+
+typedef float VectorFloat4 __attribute__((ext_vector_type(4)));
+typedef float VectorFloat8 __attribute__((ext_vector_type(8)));
+typedef short VectorShort4 __attribute__((ext_vector_type(4)));
+typedef short VectorShort8 __attribute__((ext_vector_type(8)));
+typedef short VectorShort16 __attribute__((ext_vector_type(16)));
+typedef _Float16 VectorHalf4 __attribute__((ext_vector_type(4)));
+typedef _Float16 VectorHalf8 __attribute__((ext_vector_type(8)));
+typedef _Float16 VectorHalf16 __attribute__((ext_vector_type(16)));
+
+#if FMHA_CORE == FMHA_CORE_MFMA
+#define FMHA_AMD_OPERAND_WORDS 2
+#define FMHA_AMD_ELEMENTS      4
+#elif FMHA_CORE == FMHA_CORE_WMMA11
+#define FMHA_AMD_OPERAND_WORDS 8
+#define FMHA_AMD_ELEMENTS      8
+#else
+#define FMHA_AMD_OPERAND_WORDS 4
+#define FMHA_AMD_ELEMENTS      8
+#endif
+
+struct AmdOperand {
+	u32 r[FMHA_AMD_OPERAND_WORDS];
+};
+
+struct AmdAcc {
+	float x[FMHA_AMD_ELEMENTS];
+};
+
+template <class T> struct AmdMultiply;
+
+#if FMHA_CORE == FMHA_CORE_MFMA
+template <> struct AmdMultiply<F16> {
+	METHOD static VectorFloat4 run(AmdOperand a, AmdOperand b, VectorFloat4 c)
+	{
+		return __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(VectorHalf4, a),
+							     __builtin_bit_cast(VectorHalf4, b), c, 0, 0, 0);
+	}
+};
+template <> struct AmdMultiply<BF16> {
+	METHOD static VectorFloat4 run(AmdOperand a, AmdOperand b, VectorFloat4 c)
+	{
+		return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(VectorShort4, a),
+								 __builtin_bit_cast(VectorShort4, b), c, 0, 0, 0);
+	}
+};
+typedef VectorFloat4 AmdAccVector;
+#elif FMHA_CORE == FMHA_CORE_WMMA11
+template <> struct AmdMultiply<F16> {
+	METHOD static VectorFloat8 run(AmdOperand a, AmdOperand b, VectorFloat8 c)
+	{
+		return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(__builtin_bit_cast(VectorHalf16, a),
+								  __builtin_bit_cast(VectorHalf16, b), c);
+	}
+};
+template <> struct AmdMultiply<BF16> {
+	METHOD static VectorFloat8 run(AmdOperand a, AmdOperand b, VectorFloat8 c)
+	{
+		return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(__builtin_bit_cast(VectorShort16, a),
+								   __builtin_bit_cast(VectorShort16, b), c);
+	}
+};
+typedef VectorFloat8 AmdAccVector;
+#else
+template <> struct AmdMultiply<F16> {
+	METHOD static VectorFloat8 run(AmdOperand a, AmdOperand b, VectorFloat8 c)
+	{
+		return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(
+			__builtin_bit_cast(VectorHalf8, a), __builtin_bit_cast(VectorHalf8, b), c);
+	}
+};
+template <> struct AmdMultiply<BF16> {
+	METHOD static VectorFloat8 run(AmdOperand a, AmdOperand b, VectorFloat8 c)
+	{
+		return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(
+			__builtin_bit_cast(VectorShort8, a), __builtin_bit_cast(VectorShort8, b), c);
+	}
+};
+typedef VectorFloat8 AmdAccVector;
+#endif
+
+template <class T> struct CoreAmd {
+	typedef T Type;
+	typedef AmdAcc Acc;
+	typedef AmdOperand Operand;
+	static const int E = FMHA_AMD_ELEMENTS, STATS = 1;
+	static const int WORDS = FMHA_AMD_OPERAND_WORDS;
+
+	METHOD static i32 line() { return lane_id() % 16; }
+	/* First of the k elements of a lane's operand. */
+	METHOD static i32 first_k() { return WORDS == 8 ? 0 : lane_id() / 16 * (WORDS * 2); }
+
+	METHOD static constexpr int stat(int) { return 0; }
+	METHOD static i32 stat_row(int) { return line(); }
+	METHOD static i32 row(int) { return line(); }
+	METHOD static i32 column(int e)
+	{
+		i32 half = lane_id() / 16;
+
+		return WORDS == 8 ? 2 * e + half : half * E + e;
+	}
+
+	METHOD static float row_max(float x)
+	{
+		x = larger(x, shuffle_xor(x, 16));
+		return FMHA_WAVE == 64 ? larger(x, shuffle_xor(x, 32)) : x;
+	}
+	METHOD static float row_sum(float x)
+	{
+		x += shuffle_xor(x, 16);
+		return FMHA_WAVE == 64 ? x + shuffle_xor(x, 32) : x;
+	}
+
+	METHOD static Operand to_operand(const Acc &c)
+	{
+		Operand p;
+#if FMHA_CORE == FMHA_CORE_WMMA11
+		/* Even columns are in the lower half wave, odd ones in the upper: fetch the others. */
+		bool lower = lane_id() < 16;
+
+		UNROLL
+		for (int i = 0; i < 4; i++) {
+			u32 own = T::pack2(c.x[2 * i], c.x[2 * i + 1]);
+			u32 other = (u32)__builtin_amdgcn_permlanex16((i32)own, (i32)own, 0x76543210,
+								     (i32)0xfedcba98, true, false);
+			u32 even = lower ? own : other, odd = lower ? other : own;
+
+			p.r[2 * i] = (even & 0xffff) | odd << 16;
+			p.r[2 * i + 1] = even >> 16 | (odd & 0xffff0000u);
+		}
+#else
+		UNROLL
+		for (int i = 0; i < WORDS; i++)
+			p.r[i] = T::pack2(c.x[2 * i], c.x[2 * i + 1]);
+#endif
+		return p;
+	}
+
+	/* C[16 x 16] += A[16 x 16 of k] B[16 x 16 of k]^T */
+	METHOD static void multiply(Acc &c, const Operand &a, const Operand &b)
+	{
+		AmdAccVector v = __builtin_bit_cast(AmdAccVector, c);
+
+		c = __builtin_bit_cast(Acc, AmdMultiply<T>::run(b, a, v));
+	}
+
+	/* Between steps of a product: keeps the scheduler from loading every operand first, which
+	 * RDNA has no registers for. */
+	METHOD static void step()
+	{
+#if FMHA_CORE != FMHA_CORE_MFMA
+		__builtin_amdgcn_sched_barrier(0);
+#endif
+	}
+
+	METHOD static Operand read(const char *at)
+	{
+		Operand x;
+
+		if (WORDS == 2) {
+			chunk8 c = *(const chunk8 *)at;
+
+			x.r[0] = c.w[0], x.r[1] = c.w[1];
+			return x;
+		}
+		UNROLL
+		for (int i = 0; i < WORDS / 4; i++) {
+			chunk16 c = ((const chunk16 *)at)[i];
+
+			UNROLL
+			for (int w = 0; w < 4; w++)
+				x.r[i * 4 + w] = c.w[w];
+		}
+		return x;
+	}
+
+	template <int ROWS, int COLS, int THREADS, bool BY_ROWS, bool BY_COLUMNS> struct Tile {
+		static const int ROW_STRIDE = COLS * 2 + 16, COLUMN_STRIDE = ROWS * 2 + 16;
+		static const int COLUMNS_AT = BY_ROWS ? ROWS * ROW_STRIDE : 0;
+		static const int BYTES = COLUMNS_AT + (BY_COLUMNS ? COLS * COLUMN_STRIDE : 0);
+		/* A thread's unit: 4 rows of one chunk. */
+		static const int CHUNKS = COLS / 8, UNITS = ROWS / 4 * CHUNKS;
+		static const int PER_THREAD = (UNITS + THREADS - 1) / THREADS;
+
+		char *lds;
+		chunk16 held[PER_THREAD][4]; /* on the way from memory to LDS */
+
+		METHOD void place(char *at) { lds = at; }
+
+		template <class From, class View>
+		METHOD void fetch(const View &view, i32 first, i32 end)
+		{
+			UNROLL
+			for (int n = 0; n < PER_THREAD; n++) {
+				i32 unit = thread_id() + n * THREADS;
+				i32 r = unit / CHUNKS * 4, c = unit % CHUNKS;
+
+				UNROLL
+				for (int i = 0; i < 4; i++) {
+					bool valid = unit < UNITS && first + r + i < end;
+
+					held[n][i] = load_chunk<T, From>(view, first + r + i, c * 8, valid);
+				}
+			}
+		}
+
+		METHOD void arrive()
+		{
+			UNROLL
+			for (int n = 0; n < PER_THREAD; n++) {
+				i32 unit = thread_id() + n * THREADS;
+
+				if (UNITS % THREADS != 0 && unit >= UNITS)
+					break;
+				put(held[n], unit / CHUNKS * 4, unit % CHUNKS);
+			}
+		}
+
+		METHOD void put(const chunk16 *x, i32 r, i32 c)
+		{
+			UNROLL
+			for (int i = 0; i < 4 && BY_ROWS; i++)
+				*(chunk16 *)(lds + (r + i) * ROW_STRIDE + c * 16) = x[i];
+			UNROLL
+			for (int w = 0; w < 4 && BY_COLUMNS; w++) {
+				char *to = lds + COLUMNS_AT + (c * 8 + 2 * w) * COLUMN_STRIDE + r * 2;
+				u32 a = x[0].w[w], b = x[1].w[w], d = x[2].w[w], e = x[3].w[w];
+
+				*(chunk8 *)to = chunk8{{(a & 0xffff) | b << 16, (d & 0xffff) | e << 16}};
+				*(chunk8 *)(to + COLUMN_STRIDE) =
+					chunk8{{a >> 16 | (b & 0xffff0000u), d >> 16 | (e & 0xffff0000u)}};
+			}
+		}
+
+		struct RowReader {
+			const char *at;
+
+			METHOD RowReader(const Tile &t, i32 row)
+			{
+				at = t.lds + (row + line()) * ROW_STRIDE + first_k() * 2;
+			}
+			METHOD Operand operator()(int tile, int k) const
+			{
+				return read(at + tile * 16 * ROW_STRIDE + k * 32);
+			}
+		};
+		struct ColumnReader {
+			const char *at;
+
+			METHOD ColumnReader(const Tile &t, i32 row)
+			{
+				at = t.lds + COLUMNS_AT + line() * COLUMN_STRIDE + (row + first_k()) * 2;
+			}
+			METHOD Operand operator()(int tile, int d) const
+			{
+				return read(at + tile * 32 + d * 16 * COLUMN_STRIDE);
+			}
+		};
+	};
+
+#if FMHA_CORE == FMHA_CORE_MFMA
+	/* The operand that stays for a whole loop: in registers, straight from memory. */
+	template <int TILES, int WAVE_ROWS, int COLS, int THREADS> struct Stationary {
+		static const int BYTES = 0;
+		Operand held[TILES][COLS / 16];
+		i32 wave_row;
+
+		METHOD void place(char *, i32 wave) { wave_row = wave * TILES * 16; }
+
+		template <class From, class View>
+		METHOD void fetch(const View &view, i32 first, i32 end)
+		{
+			UNROLL
+			for (int m = 0; m < TILES; m++)
+				UNROLL
+				for (int k = 0; k < COLS / 16; k++)
+					fetch_one<From>(held[m][k], view, first + wave_row + m * 16 + line(),
+							k * 16 + first_k(), end);
+		}
+
+		template <class From, class View>
+		METHOD void fetch_one(Operand &x, const View &view, i32 row, i32 dim, i32 end)
+		{
+			UNROLL
+			for (int n = 0; n < (WORDS + 3) / 4; n++) {
+				chunk16 c = load_chunk<T, From>(view, row, (dim & ~7) + n * 8, row < end);
+
+				if (WORDS == 2) {
+					u32 w0 = c.w[0], w1 = c.w[1], w2 = c.w[2], w3 = c.w[3];
+
+					x.r[0] = dim & 4 ? w2 : w0;
+					x.r[1] = dim & 4 ? w3 : w1;
+					return;
+				}
+				UNROLL
+				for (int i = 0; i < 4 && i < WORDS; i++)
+					x.r[n * 4 + i] = c.w[i];
+			}
+		}
+		METHOD void arrive() {}
+
+		struct Reader {
+			const Stationary &s;
+
+			METHOD Reader(const Stationary &from) : s(from) {}
+			METHOD Operand operator()(int m, int k) const { return s.held[m][k]; }
+		};
+	};
+#else
+	/* In LDS: with one register file for everything, operands of 32 lanes would take too much. */
+	template <int TILES, int WAVE_ROWS, int COLS, int THREADS> struct Stationary {
+		typedef Tile<WAVE_ROWS * TILES * 16, COLS, THREADS, true, false> Store;
+		static const int BYTES = Store::BYTES;
+		Store tile;
+		i32 wave_row;
+
+		METHOD void place(char *at, i32 wave) { tile.place(at), wave_row = wave * TILES * 16; }
+		template <class From, class View>
+		METHOD void fetch(const View &view, i32 first, i32 end)
+		{
+			tile.template fetch<From>(view, first, end);
+		}
+		METHOD void arrive() { tile.arrive(); }
+
+		struct Reader : Store::RowReader {
+			METHOD Reader(const Stationary &s) : Store::RowReader(s.tile, s.wave_row) {}
+		};
+	};
+#endif
+};
+
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * core_scalar.h: no matrix core at all, float arithmetic on any GPU: the fallback for fp32, and the
+ * plain twin that the other layers are compared with.
+ *
+ * A 16 x 16 tile of scores lies on a wave as 8 lanes across by WAVE / 8 down: lane l holds rows
+ * (l / 8) * STATS + s and columns l % 8 + 8c. Tiles are float in LDS, rows padded by 4 against bank
+ * conflicts.
+ */
+#ifndef FMHA_GPU_CORE_SCALAR_H
+#define FMHA_GPU_CORE_SCALAR_H
+
+#include "load.h"
+
+struct alignas(16) Four {
+	float f[4];
+};
+
+struct CoreScalar {
+	static const int STATS = 16 / (FMHA_WAVE / 8), E = STATS * 2, RUN = 1;
+	static const bool STATIONARY_IN_LDS = true;
+
+	struct Acc {
+		float x[E];
+	};
+	typedef Acc Operand;
+
+	METHOD static constexpr int stat(int e) { return e >> 1; }
+	METHOD static i32 stat_row(int s) { return lane_id() / 8 * STATS + s; }
+	METHOD static i32 row(int e) { return stat_row(stat(e)); }
+	METHOD static i32 column(int e) { return lane_id() % 8 + 8 * (e & 1); }
+
+	METHOD static float row_max(float x)
+	{
+		x = larger(x, shuffle_xor(x, 1));
+		x = larger(x, shuffle_xor(x, 2));
+		return larger(x, shuffle_xor(x, 4));
+	}
+	METHOD static float row_sum(float x)
+	{
+		x += shuffle_xor(x, 1);
+		x += shuffle_xor(x, 2);
+		return x + shuffle_xor(x, 4);
+	}
+
+	METHOD static Operand to_operand(const Acc &c) { return c; }
+
+	template <int ROWS, int COLS, int THREADS, bool BY_ROWS, bool BY_COLUMNS> struct Tile {
+		static const int STRIDE = COLS + 4, BYTES = ROWS * STRIDE * 4;
+		float *lds;
+
+		METHOD void place(char *at) { lds = (float *)at; }
+
+		template <class From, class View>
+		METHOD void fetch(const View &view, i32 first, i32 end)
+		{
+			const int CHUNKS = COLS / 8, TOTAL = ROWS * CHUNKS;
+
+			NO_UNROLL
+			for (i32 index = thread_id(); index < TOTAL; index += THREADS) {
+				i32 r = index / CHUNKS, c = index % CHUNKS;
+				bool valid = first + r < end && first + r >= 0;
+				chunk32 x = load_floats<From>(view, first + r, c * 8, valid);
+
+				UNROLL
+				for (int i = 0; i < 8; i++)
+					lds[r * STRIDE + c * 8 + i] = x.f[i];
+			}
+		}
+
+		METHOD void arrive() {}
+		METHOD const Four &four(i32 row, i32 col) const
+		{
+			return *(const Four *)(lds + row * STRIDE + col);
+		}
+		METHOD float one(i32 row, i32 col) const { return lds[row * STRIDE + col]; }
+	};
+
+	template <int TILES, int WAVE_ROWS, int COLS, int THREADS> struct Stationary {
+		static const int ROWS = WAVE_ROWS * TILES * 16;
+		typedef Tile<ROWS, COLS, THREADS, true, false> Store;
+		static const int BYTES = Store::BYTES;
+		Store tile;
+		i32 wave_row;
+
+		METHOD void place(char *at, i32 wave) { tile.place(at), wave_row = wave * TILES * 16; }
+		template <class From, class View>
+		METHOD void fetch(const View &view, i32 first, i32 end)
+		{
+			tile.template fetch<From>(view, first, end);
+		}
+		METHOD void arrive() {}
+	};
+};
+
+#endif

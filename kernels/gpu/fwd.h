@@ -1,0 +1,457 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * fwd.h: forward attention; the same loop serves the families fwd, fwd_splitkv, fwd_pagedkv and
+ * batch_prefill, and every matrix core.
+ *
+ * A block owns TILE_M query rows of one head (or of all heads of a group, PACK) and walks over
+ * TILE_N keys at a time. Waves share the rows; with WAVES_N > 1 (decode: few rows) they share the
+ * keys of a tile too, each with its own softmax, merged at the end.
+ *
+ * One K and one V tile in LDS. V travels while S = Q K^T runs, the next K travels during softmax
+ * and O += P V; several blocks on a compute unit fill what is left.
+ */
+#ifndef FMHA_GPU_FWD_H
+#define FMHA_GPU_FWD_H
+
+#include "scores.h"
+
+template <class C> struct Forward {
+	typedef typename C::Core Core;
+	typedef typename C::Element Element;
+	static const int TM = C::TILE_M / 16 / C::WAVES_M, TN = C::TILE_N / 16 / C::WAVES_N;
+	static const int TD = C::HDIM_V / 16;
+	static_assert(TM * 16 * C::WAVES_M == C::TILE_M, "waves share whole 16-row tiles");
+	static_assert(TN * 16 * C::WAVES_N == C::TILE_N, "waves share whole 16-column tiles");
+
+	typedef typename Core::template Stationary<TM, C::WAVES_M, C::HDIM_Q, C::THREADS> QTile;
+	typedef typename Core::template Tile<C::TILE_N, C::HDIM_Q, C::THREADS, true, false> KTile;
+	typedef typename Core::template Tile<C::TILE_N, C::HDIM_V, C::THREADS, false, true> VTile;
+	static const int Q_AT = 0, K_AT = QTile::BYTES, V_AT = K_AT + KTile::BYTES;
+	static const int MERGE_BYTES = (C::WAVES_N - 1) * C::WAVES_M * FMHA_WAVE * 4 *
+				       (TM * TD * Core::E + 2 * TM * Core::STATS);
+	static const int STAGE_STRIDE = C::HDIM_V + 4, STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
+	static const int BYTES = static_max(V_AT + VTile::BYTES, static_max(MERGE_BYTES, STAGE_BYTES));
+	static_assert(BYTES <= C::LDS_BYTES, "gpu_kernel.c computes the LDS of a kernel");
+
+	const abi_fwd_args &a;
+	Sequence seq;
+	Band band;
+	Modifiers<C> modifiers;
+	i32 tile_row;   /* of the block, in (packed) rows */
+	i32 n_rows;     /* (packed) rows of the sequence */
+	i32 head, head_k, group, split;
+	i32 wave_m, wave_n;
+	RegTile<Core, TM, TD> o;
+	Softmax<C, TM> softmax;
+
+	METHOD Forward(const abi_fwd_args &args) : a(args) {}
+
+	/* The sequence row and head behind a (packed) row. */
+	METHOD RowPlace place_of(i32 r) const
+	{
+		if (C::PACK)
+			return RowPlace{r / group, head + r % group};
+		return RowPlace{r, head};
+	}
+
+	/* First row of 16-row tile m of this wave. */
+	METHOD i32 row_of(int m) const { return tile_row + (wave_m * TM + m) * 16; }
+
+	/* Raw products become logits. */
+	METHOD void make_logits(RegTile<Core, TM, TN> &s, i32 column) const
+	{
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				RowPlace p = place_of(row_of(m) + Core::stat_row(r));
+				float q_scale = C::DESCALE ? q_descale(p) : 1.0f;
+
+				UNROLL
+				for (int n = 0; n < TN; n++)
+					UNROLL
+					for (int e = 0; e < Core::E; e++) {
+						i32 j = column + n * 16 + Core::column(e);
+						float &x = s.t[m][n].x[e], slope;
+
+						if (Core::stat(e) != r)
+							continue;
+						if (C::DESCALE)
+							x *= q_scale * key_descale(a.k_descale, j);
+						x = modifiers.logit(x, seq, p.head, p.row, j, &slope);
+					}
+			}
+	}
+
+	METHOD void mask(RegTile<Core, TM, TN> &s, i32 column) const
+	{
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				i32 row = place_of(row_of(m) + Core::stat_row(r)).row;
+				/* Relative to the tile: compile-time columns then compare with these. */
+				i32 first = band.first(row) - column, last = band.last(row) - column;
+				i32 begin = band.begin - column, sinks = band.sinks - column;
+
+				UNROLL
+				for (int n = 0; n < TN; n++)
+					UNROLL
+					for (int e = 0; e < Core::E; e++) {
+						i32 j = n * 16 + Core::column(e);
+
+						if (Core::stat(e) != r)
+							continue;
+						if (j > last || j < begin || (C::MASK && j < first && j >= sinks))
+							s.t[m][n].x[e] = minus_infinity();
+					}
+			}
+	}
+
+	METHOD float q_descale(RowPlace p) const
+	{
+		const abi_descale &d = a.q_descale;
+
+		if (!d.data || p.row >= seq.n_q)
+			return 1.0f;
+		return d.data[seq.batch * d.stride_batch + p.head * d.stride_head +
+			      (d.block ? p.row / d.block * d.stride_block : 0)];
+	}
+
+	METHOD float key_descale(const abi_descale &d, i32 j) const
+	{
+		i32 position = min_of(j, seq.n_k - 1) + seq.leftpad;
+		i32 b = seq.batch;
+
+		if (!d.data || seq.n_k == 0)
+			return 1.0f;
+		if constexpr (C::PAGED)
+			if (d.per_page && a.cache.page_size)
+				b = keys.page_of(position);
+		return d.data[b * d.stride_batch + head_k * d.stride_head +
+			      (d.block ? position / d.block * d.stride_block : 0)];
+	}
+
+	KeyView<Element, C::PAGED> keys;
+
+	/* Dropout and v's scale factors, after the sums were taken. */
+	METHOD void drop(RegTile<Core, TM, TN> &s, i32 column) const
+	{
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int n = 0; n < TN; n++) {
+				if (C::DROPOUT)
+					drop_tile(s.t[m][n], row_of(m), column + n * 16);
+				if (C::DESCALE)
+					UNROLL
+					for (int e = 0; e < Core::E; e++)
+						s.t[m][n].x[e] *= key_descale(
+							a.v_descale, column + n * 16 + Core::column(e));
+			}
+	}
+
+	METHOD void drop_tile(typename Core::Acc &s, i32 row, i32 column) const
+	{
+		const abi_dropout &d = a.dropout;
+
+		UNROLL
+		for (int e = 0; e < Core::E; e++) {
+			RowPlace p = place_of(row + Core::row(e));
+			i32 j = column + Core::column(e);
+			u32 byte = dropout_byte(d, seq.batch * a.nhead_q + p.head, p.row, j);
+
+			s.x[e] = byte <= (u32)d.keep_at_most ? s.x[e] * d.p_keep_inverse : 0.0f;
+		}
+	}
+
+	/* The random bytes of this block's rows, masked or not: every column of the sequence. */
+	METHOD void store_randval() const
+	{
+		const abi_tensor &t = a.dropout.randval;
+		i32 rows = min_of(C::TILE_M, n_rows - tile_row);
+
+		for (i32 index = thread_id(); index < rows * seq.n_k; index += C::THREADS) {
+			RowPlace p = place_of(tile_row + index / seq.n_k);
+			i32 j = index % seq.n_k;
+
+			((u8 *)t.data)[q_offset(t, seq, p.row, p.head) + j * t.stride_dim] =
+				(u8)dropout_byte(a.dropout, seq.batch * a.nhead_q + p.head, p.row, j);
+		}
+	}
+
+	METHOD void walk(char *lds)
+	{
+		i32 first_row = C::PACK ? tile_row / group : tile_row;
+		i32 last_tile_row = min_of(tile_row + C::TILE_M, n_rows) - 1;
+		i32 last_row = C::PACK ? last_tile_row / group : last_tile_row;
+		ColumnTiles tiles = ColumnTiles::make<C::MASK>(band, first_row, last_row, C::TILE_N);
+		KeyView<Element, C::PAGED> values;
+		QueryView<Element, C::PACK> queries;
+		QTile q;
+		KTile k;
+		VTile v;
+
+		queries = QueryView<Element, C::PACK>::make(a.q, seq, head, group, a.hdim_q);
+		keys = KeyView<Element, C::PAGED>::make(a.k, seq, a.cache, head_k, a.nhead_k, a.hdim_q,
+							false);
+		values = KeyView<Element, C::PAGED>::make(a.v, seq, a.cache, head_k, a.nhead_k,
+							  a.hdim_v, true);
+		q.place(lds + Q_AT, wave_m);
+		k.place(lds + K_AT);
+		v.place(lds + V_AT);
+
+		q.template fetch<Element>(queries, tile_row, n_rows);
+		if (tiles.count > 0)
+			k.template fetch<Element>(keys, tiles.column(0), band.end);
+		q.arrive();
+		for (i32 n = 0; n < tiles.count; n++) {
+			i32 column = tiles.column(n), wave_column = wave_n * TN * 16;
+			RegTile<Core, TM, TN> s;
+
+			k.arrive();
+			block_sync(); /* K is there; nobody reads V any more */
+			v.template fetch<Element>(values, column, band.end);
+			s.zero();
+			multiply_abt<C::HDIM_Q>(s, q, k, wave_column, Core());
+			v.arrive();
+			block_sync(); /* V is there; nobody reads K any more */
+			if (n + 1 < tiles.count)
+				k.template fetch<Element>(keys, tiles.column(n + 1), band.end);
+			attend(s, v, first_row, last_row, column, wave_column);
+		}
+	}
+
+	/* S of one tile of columns is finished: softmax, O += P V. */
+	METHOD void attend(RegTile<Core, TM, TN> &s, const VTile &v, i32 first_row, i32 last_row,
+			   i32 column, i32 wave_column)
+	{
+		RowVector<Core, TM> factor;
+		bool masked = C::MASK ? !band.sees_all(first_row, last_row, column, C::TILE_N)
+				      : column + C::TILE_N > band.end || column < band.begin;
+
+		if (C::LOGITS)
+			make_logits(s, column + wave_column);
+		if (masked)
+			mask(s, column + wave_column);
+		softmax.update(s, modifiers.unit, &factor);
+		scale_rows(o, factor);
+		if (C::DROPOUT || C::DESCALE)
+			drop(s, column + wave_column);
+		multiply_ab(o, round_to_operand(s), v, wave_column, Core());
+	}
+
+	/* Partial results of the waves that shared a tile's keys: wave_n 0 collects. */
+	METHOD void merge(char *lds)
+	{
+		const int COUNT = TM * TD * Core::E + 2 * TM * Core::STATS;
+		float *mine = (float *)lds +
+			      ((wave_n - 1) * C::WAVES_M + wave_m) * COUNT * FMHA_WAVE + lane_id();
+
+		block_sync();
+		if (wave_n > 0)
+			put(mine);
+		block_sync();
+		if (wave_n > 0)
+			return;
+		for (int w = 1; w < C::WAVES_N; w++)
+			take((const float *)lds +
+			     ((w - 1) * C::WAVES_M + wave_m) * COUNT * FMHA_WAVE + lane_id());
+	}
+
+	METHOD void put(float *to) const
+	{
+		int i = 0;
+
+		UNROLL
+		for (int m = 0; m < TM; m++) {
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				to[i++ * FMHA_WAVE] = softmax.m.v[m][r];
+				to[i++ * FMHA_WAVE] = softmax.l.v[m][r];
+			}
+			UNROLL
+			for (int d = 0; d < TD; d++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					to[i++ * FMHA_WAVE] = o.t[m][d].x[e];
+		}
+	}
+
+	METHOD void take(const float *from)
+	{
+		int i = 0;
+
+		UNROLL
+		for (int m = 0; m < TM; m++) {
+			float keep[Core::STATS], add[Core::STATS];
+
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				float other = from[i++ * FMHA_WAVE], sum = from[i++ * FMHA_WAVE];
+				float high = larger(softmax.m.v[m][r], other);
+				float origin = high == minus_infinity() ? 0.0f : high * modifiers.unit;
+
+				keep[r] = exp2_fast(softmax.m.v[m][r] * modifiers.unit - origin);
+				add[r] = exp2_fast(other * modifiers.unit - origin);
+				softmax.m.v[m][r] = high;
+				softmax.l.v[m][r] = softmax.l.v[m][r] * keep[r] + sum * add[r];
+			}
+			UNROLL
+			for (int d = 0; d < TD; d++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++) {
+					float &x = o.t[m][d].x[e];
+
+					x = x * keep[Core::stat(e)] +
+					    from[i++ * FMHA_WAVE] * add[Core::stat(e)];
+				}
+		}
+	}
+
+	/* 1 / l and LSE of a row; the sink joins the denominator. */
+	METHOD float finish_row(float m, float sum, i32 row_head, float *ret_lse) const
+	{
+		float origin = m == minus_infinity() ? minus_infinity() : m * modifiers.unit;
+
+		if (a.sink && !C::SPLIT) {
+			float sink = a.sink[row_head] * FMHA_LOG2_E;
+			float high = larger(origin, sink);
+
+			if (high == minus_infinity()) {
+				*ret_lse = high;
+				return 0.0f;
+			}
+			float factor = exp2_fast(origin - high), total = sum * factor + exp2_fast(sink - high);
+
+			*ret_lse = high * FMHA_LN_2 + log2_fast(total) * FMHA_LN_2;
+			return factor * reciprocal(total);
+		}
+		if (origin == minus_infinity()) {
+			/* Nothing to attend to; a NaN among the scores must stay visible. */
+			*ret_lse = origin;
+			return sum == 0.0f ? 0.0f : sum;
+		}
+		*ret_lse = (origin + log2_fast(sum)) * FMHA_LN_2;
+		return reciprocal(sum);
+	}
+
+	METHOD void finish(char *lds)
+	{
+		float *stage = (float *)lds + wave_m * 16 * STAGE_STRIDE;
+
+		block_sync(); /* K, V and Q are not needed any more */
+		UNROLL
+		for (int m = 0; m < TM; m++) {
+			wave_sync();
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++)
+				finish_rows(m, r, stage);
+			wave_sync();
+			store_rows(m, stage);
+		}
+	}
+
+	METHOD void finish_rows(int m, int r, float *stage) const
+	{
+		i32 at = Core::stat_row(r);
+		float sum = Core::row_sum(softmax.l.v[m][r]), lse = 0, factor = 0;
+
+		if (row_of(m) + at < n_rows) {
+			RowPlace p = place_of(row_of(m) + at);
+
+			factor = finish_row(softmax.m.v[m][r], sum, p.head, &lse);
+			if (Core::column(r * Core::E / Core::STATS) == 0)
+				store_lse(p, lse);
+		}
+		UNROLL
+		for (int d = 0; d < TD; d++)
+			UNROLL
+			for (int e = 0; e < Core::E; e++)
+				if (Core::stat(e) == r)
+					stage[at * STAGE_STRIDE + d * 16 + Core::column(e)] =
+						factor == 0.0f ? 0.0f : o.t[m][d].x[e] * factor;
+	}
+
+	METHOD void store_rows(int m, const float *stage) const
+	{
+		const int CHUNKS = C::HDIM_V / 8;
+
+		NO_UNROLL
+		for (i32 index = lane_id(); index < 16 * CHUNKS; index += FMHA_WAVE) {
+			i32 r = index / CHUNKS, dim = index % CHUNKS * 8;
+
+			if (row_of(m) + r >= n_rows || dim >= a.hdim_v)
+				continue;
+			RowPlace p = place_of(row_of(m) + r);
+			const float *from = stage + r * STAGE_STRIDE + dim;
+
+			if (C::SPLIT)
+				store_chunk(a.o_acc, ABI_F32, partial_row(p) * a.hdim_v + dim, 1, from);
+			else
+				store_chunk(a.o.data, a.o_dtype,
+					    q_offset(a.o, seq, p.row, p.head) + dim * a.o.stride_dim,
+					    a.o.stride_dim, from);
+		}
+	}
+
+	METHOD i64 partial_row(RowPlace p) const
+	{
+		i32 row = seq.packed_q ? seq.q_start + p.row
+				       : seq.batch * a.sequences.seqlen_q_max + p.row;
+
+		return ((i64)split * a.nhead_q + p.head) * a.sequences.total_q + row;
+	}
+
+	METHOD void store_lse(RowPlace p, float lse) const
+	{
+		if (C::SPLIT)
+			a.lse_acc[partial_row(p)] = lse;
+		else if (a.lse.data)
+			a.lse.data[rows_offset(a.lse, seq, p.row, p.head)] = lse;
+	}
+
+	/* What this block and wave work on. */
+	METHOD void locate()
+	{
+		i32 n_splits = C::SPLIT ? max_of(a.n_splits, 1) : 1;
+		i32 x = hidden(block_id_x()), y = hidden(block_id_y()), wave = wave_id();
+
+		group = a.nhead_q / a.nhead_k;
+		/* The last rows first: under a causal mask they take longest. */
+		i32 n_tiles = ceil_div(a.sequences.seqlen_q_max * (C::PACK ? group : 1), C::TILE_M);
+		split = C::SPLIT ? x % n_splits : 0;
+		tile_row = (n_tiles - 1 - x / n_splits) * C::TILE_M;
+		head_k = C::PACK ? y : y / group;
+		head = C::PACK ? head_k * group : y;
+		wave_m = wave % C::WAVES_M;
+		wave_n = wave / C::WAVES_M;
+		seq = find_sequence(a.sequences, &a.cache, hidden(block_id_z()));
+		n_rows = C::PACK ? seq.n_q * group : seq.n_q;
+	}
+
+	METHOD void run(char *lds)
+	{
+		locate();
+		if (tile_row >= n_rows || seq.n_q < a.min_seqlen_q)
+			return;
+		bool last_split = !C::SPLIT || split == max_of(a.n_splits, 1) - 1;
+		band = Band::make<C::MASK>(a.band, seq, C::SPLIT ? split * a.split_size : 0,
+					   last_split ? seq.n_k : (split + 1) * a.split_size);
+		modifiers = Modifiers<C>::make(a, seq);
+		o.zero();
+		softmax.init();
+		walk(lds);
+		if (C::WAVES_N > 1) {
+			merge(lds);
+			if (wave_n > 0)
+				return;
+		}
+		locate(); /* not kept during the loop, where registers are dear */
+		finish(lds);
+		if (C::DROPOUT && a.dropout.randval.data && split == 0)
+			store_randval();
+	}
+};
+
+#endif

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * geometry.h: where sequences lie, what a row may see, where keys are stored. The device twin of
+ * kernels/view.h, except that everything read from integer tensors is clamped here: those tensors
+ * are client memory, and whatever they hold must not make a kernel fault.
+ */
+#ifndef FMHA_GPU_GEOMETRY_H
+#define FMHA_GPU_GEOMETRY_H
+
+#include "types.h"
+
+/* One sequence. Rows and columns count from its first query and its first real key. */
+struct Sequence {
+	i32 batch;
+	i32 q_start, k_start; /* on the packed axes; 0 in batch mode */
+	i32 n_q, n_k;         /* rows; columns without left padding */
+	i32 leftpad;          /* cache position of column 0 */
+	bool packed_q, packed_k;
+};
+
+DEV i32 pages_of(const abi_kv_cache &c, i32 b, i32 *ret_first)
+{
+	i32 first = c.kv_indptr[b], last = c.kv_indptr[b + 1];
+
+	if (c.n_page_indices > 0) {
+		first = clamp(first, 0, c.n_page_indices);
+		last = clamp(last, first, c.n_page_indices);
+	}
+	*ret_first = first;
+	return max_of(last - first, 0);
+}
+
+/* Keys of sequence b, left padding included, never more than there is room for. */
+DEV i32 keys_of(const abi_sequences &s, const abi_kv_cache *cache, i32 b, i32 start)
+{
+	i32 n = s.seqlen_k_max, room = s.seqlen_k_max;
+
+	if (s.seqstart_k) {
+		n = s.seqstart_k[b + 1] - s.seqstart_k[b];
+		if (s.total_k > 0)
+			room = min_of(room, s.total_k - start);
+	} else if (cache && cache->kv_indptr) {
+		i32 first, pages = pages_of(*cache, b, &first);
+
+		n = pages ? (pages - 1) * cache->page_size + cache->kv_last_page_len[b] : 0;
+		room = min_of(room, pages * cache->page_size);
+	} else if (cache && cache->block_table && cache->max_blocks > 0) {
+		room = min_of(room, cache->max_blocks * cache->page_size);
+	}
+	if (s.seqlen_k)
+		n = s.seqlen_k[b];
+	return clamp(n, 0, max_of(room, 0));
+}
+
+DEV Sequence find_sequence(const abi_sequences &s, const abi_kv_cache *cache, i32 b)
+{
+	Sequence v;
+	i32 n = s.seqlen_q_max;
+
+	v.batch = b;
+	v.packed_q = s.seqstart_q != 0;
+	v.packed_k = s.seqstart_k != 0;
+	v.q_start = v.k_start = v.leftpad = 0;
+	if (s.seqstart_q) {
+		v.q_start = clamp(s.seqstart_q[b], 0, s.total_q);
+		n = clamp(s.seqstart_q[b + 1] - v.q_start, 0, s.total_q - v.q_start);
+	}
+	v.n_q = s.seqlen_q ? clamp(s.seqlen_q[b], 0, n) : n;
+	if (s.seqstart_k)
+		v.k_start = max_of(s.total_k > 0 ? min_of(s.seqstart_k[b], s.total_k) : s.seqstart_k[b], 0);
+	v.n_k = keys_of(s, cache, b, v.k_start);
+	if (s.leftpad_k) {
+		v.leftpad = clamp(s.leftpad_k[b], 0, v.n_k);
+		v.n_k -= v.leftpad;
+	}
+	return v;
+}
+
+/* Element 0 of row `row` of a tensor along the query axis: q, o, d_o, bias, randval, ... */
+DEV i64 q_offset(const abi_tensor &t, const Sequence &v, i32 row, i32 head)
+{
+	return (v.packed_q ? 0 : v.batch * t.stride_batch) + ((i64)v.q_start + row) * t.stride_seq +
+	       head * t.stride_head;
+}
+
+DEV i64 rows_offset(const abi_rows &r, const Sequence &v, i32 row, i32 head)
+{
+	return (v.packed_q ? 0 : v.batch * r.stride_batch) + ((i64)v.q_start + row) * r.stride_seq +
+	       head * r.stride_head;
+}
+
+/* Element 0 of column `column` of a contiguous tensor along the key axis. */
+DEV i64 k_offset(const abi_tensor &t, const Sequence &v, i32 column, i32 head)
+{
+	return (v.packed_k ? 0 : v.batch * t.stride_batch) +
+	       ((i64)v.k_start + v.leftpad + column) * t.stride_seq + head * t.stride_head;
+}
+
+/* Row i sees the columns first(i) .. last(i), and below sink_tokens the ones up to last(i). */
+struct Band {
+	i32 anchor_left, anchor_right; /* window edges of row 0; far away when unlimited */
+	i32 sinks;
+	i32 begin, end; /* columns that this kernel may use at all: a split, the sequence */
+
+	/* !MASKED: the kernel was compiled for problems without a mask. */
+	template <bool MASKED>
+	METHOD static Band make(const abi_band &a, const Sequence &v, i32 begin, i32 end)
+	{
+		const i32 far = 1 << 29;
+		Band b = {-far, far, 0, begin, min_of(end, v.n_k)};
+
+		if (MASKED && a.mask != ABI_MASK_NONE) {
+			i32 anchor = a.mask == ABI_MASK_BOTTOM_RIGHT ? v.n_k - v.n_q : 0;
+
+			if (a.window_left >= 0)
+				b.anchor_left = anchor - min_of(a.window_left, far);
+			if (a.window_right >= 0)
+				b.anchor_right = anchor + min_of(a.window_right, far);
+			b.sinks = a.sink_tokens;
+		}
+		return b;
+	}
+
+	METHOD i32 first(i32 row) const { return max_of(row + anchor_left, begin); }
+	METHOD i32 last(i32 row) const { return min_of(row + anchor_right, end - 1); }
+
+	METHOD bool sees(i32 row, i32 column) const
+	{
+		return column >= begin && column <= last(row) &&
+		       (column >= first(row) || column < sinks);
+	}
+
+	/* Whether all rows first_row .. last_row see all of the n columns from `column` on. */
+	METHOD bool sees_all(i32 first_row, i32 last_row, i32 column, i32 n) const
+	{
+		return column + n - 1 <= last(first_row) && column >= first(last_row);
+	}
+	/* Whether any of the rows may see any of the columns. */
+	METHOD bool sees_any(i32 first_row, i32 last_row, i32 column, i32 n) const
+	{
+		return column <= last(last_row) && column + n > begin &&
+		       (column + n > first(first_row) || column < sinks);
+	}
+};
+
+/*
+ * The column tiles that rows first_row .. last_row need, in order: those with sink tokens, a gap,
+ * the band itself. Tiles start at multiples of `width` whatever the split, so that masks that
+ * depend on the column (dropout) never straddle.
+ */
+struct ColumnTiles {
+	i32 width;
+	i32 sink_first, n_sink; /* tiles */
+	i32 first, count;       /* count: both parts together */
+
+	template <bool MASKED>
+	METHOD static ColumnTiles make(const Band &b, i32 first_row, i32 last_row, i32 width)
+	{
+		ColumnTiles t;
+		i32 low = max_of(b.first(first_row), 0), high = b.last(last_row);
+		i32 sinks = min_of(b.sinks, high + 1);
+
+		t.width = width;
+		t.first = low / width;
+		t.sink_first = b.begin / width;
+		t.n_sink = MASKED ? max_of(min_of(ceil_div(sinks, width), t.first) - t.sink_first, 0) : 0;
+		t.count = t.n_sink + (high >= low ? high / width + 1 - t.first : 0);
+		return t;
+	}
+
+	/* First column of the n-th tile. */
+	METHOD i32 column(i32 n) const
+	{
+		return (n < n_sink ? sink_first + n : first + n - n_sink) * width;
+	}
+};
+
+/* Where keys or values of one head lie: contiguous rows or pages. E: the element type. */
+template <class E, bool PAGED> struct KeyView {
+	typedef typename E::Storage Storage;
+	static const bool CONTIGUOUS = !PAGED; /* rows are stride_seq apart */
+	const Storage *base; /* contiguous: column 0 of this head */
+	i64 stride_seq, stride_dim;
+	i32 hdim;
+	bool vector; /* 8 neighbours along the head dimension are one aligned load */
+
+	const abi_i32 *table; /* page numbers of this sequence */
+	i64 stride_page;
+	i32 n_table, n_pages, page_size, leftpad;
+	bool packed_layout, is_v;
+
+	METHOD static KeyView make(const abi_tensor &t, const Sequence &v, const abi_kv_cache &c,
+				   i32 head, i32 nhead_k, i32 hdim, bool is_v)
+	{
+		KeyView k;
+		Sequence row = v;
+
+		k.stride_seq = t.stride_seq;
+		k.stride_dim = t.stride_dim;
+		k.hdim = hdim;
+		k.is_v = is_v;
+		if (!PAGED || !c.page_size) {
+			if (c.cache_batch_idx) {
+				row.batch = max_of(c.cache_batch_idx[v.batch], 0);
+				if (c.cache_batch > 0)
+					row.batch = min_of(row.batch, c.cache_batch - 1);
+			}
+			k.base = (const Storage *)t.data + k_offset(t, row, 0, head);
+			k.page_size = 0;
+			k.packed_layout = false;
+		} else {
+			k.set_pages(t, v, c, head, nhead_k);
+		}
+		k.vector = !(k.packed_layout && is_v) &&
+			   (k.packed_layout || aligned(k, t.stride_batch));
+		return k;
+	}
+
+	METHOD void set_pages(const abi_tensor &t, const Sequence &v, const abi_kv_cache &c, i32 head,
+			      i32 nhead_k)
+	{
+		if (c.kv_indptr) {
+			i32 start;
+
+			n_table = pages_of(c, v.batch, &start);
+			table = c.kv_page_indices + start;
+		} else {
+			table = c.block_table + v.batch * c.block_table_stride;
+			n_table = c.max_blocks > 0 ? c.max_blocks : 1 << 30;
+		}
+		n_pages = c.n_pages;
+		page_size = c.page_size;
+		leftpad = v.leftpad;
+		packed_layout = c.layout == ABI_KV_VECTORIZED;
+		stride_page = packed_layout ? (i64)nhead_k * hdim * page_size : t.stride_batch;
+		base = (const Storage *)t.data +
+		       (packed_layout ? (i64)head * hdim * page_size : head * t.stride_head);
+	}
+
+	METHOD static bool aligned(const KeyView &k, i64 stride_page)
+	{
+		const u64 mask = (sizeof(Storage) == 1 ? 8 : 16) - 1;
+
+		return k.stride_dim == 1 && ((u64)(k.stride_seq * sizeof(Storage)) & mask) == 0 &&
+		       (!k.page_size || ((u64)(stride_page * sizeof(Storage)) & mask) == 0) &&
+		       ((u64)k.base & mask) == 0;
+	}
+
+	METHOD i32 page_of(i32 position) const
+	{
+		i32 entry = min_of(position / page_size, n_table - 1);
+
+		return clamp(table[entry], 0, n_pages - 1);
+	}
+
+	/* Address of (column, dim); column < n_k. */
+	METHOD const Storage *at(i32 column, i32 dim) const
+	{
+		const i32 x = 16 / sizeof(Storage);
+
+		if (!PAGED || !page_size)
+			return base + column * stride_seq + dim * stride_dim;
+		i32 position = column + leftpad, slot = position % page_size;
+		const Storage *p = base + page_of(position) * stride_page;
+
+		if (!packed_layout)
+			return p + slot * stride_seq + dim * stride_dim;
+		if (is_v)
+			return p + ((i64)(slot / x) * hdim + dim) * x + slot % x;
+		return p + ((i64)(dim / x) * page_size + slot) * x + dim % x;
+	}
+};
+
+/* Rows of queries: contiguous, or with the heads of a group side by side (PACKED): row r of the pack
+ * is row r / group of head head0 + r % group. */
+template <class E, bool PACKED> struct QueryView {
+	typedef typename E::Storage Storage;
+	static const bool CONTIGUOUS = !PACKED;
+	const Storage *base;
+	i64 stride_seq, stride_head, stride_dim;
+	i32 hdim, group;
+	bool vector;
+
+	METHOD static QueryView make(const abi_tensor &t, const Sequence &v, i32 head, i32 group,
+				     i32 hdim)
+	{
+		const u64 mask = (sizeof(Storage) == 1 ? 8 : 16) - 1;
+		QueryView q;
+
+		q.base = (const Storage *)t.data + q_offset(t, v, 0, head);
+		q.stride_seq = t.stride_seq;
+		q.stride_head = t.stride_head;
+		q.stride_dim = t.stride_dim;
+		q.hdim = hdim;
+		q.group = group;
+		q.vector = t.stride_dim == 1 && ((u64)(t.stride_seq * sizeof(Storage)) & mask) == 0 &&
+			   (!PACKED || ((u64)(t.stride_head * sizeof(Storage)) & mask) == 0) &&
+			   ((u64)q.base & mask) == 0;
+		return q;
+	}
+
+	METHOD const Storage *at(i32 row, i32 dim) const
+	{
+		if (PACKED)
+			return base + row / group * stride_seq + row % group * stride_head +
+			       dim * stride_dim;
+		return base + row * stride_seq + dim * stride_dim;
+	}
+};
+
+#endif

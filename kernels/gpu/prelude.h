@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * prelude.h: the little that NVRTC, nvcc, hipRTC and plain clang do not agree on, and nothing else:
+ * keywords, who am I, barriers, shuffles, a few arithmetic instructions. No header of any vendor is
+ * included, so that one compiler option line is enough everywhere.
+ *
+ * Widths: a "wave" is 32 lanes (NVIDIA, RDNA) or 64 (CDNA).
+ */
+#ifndef FMHA_GPU_PRELUDE_H
+#define FMHA_GPU_PRELUDE_H
+
+#include "abi.h"
+
+#if defined(__CUDA_ARCH__) || defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define FMHA_NVIDIA 1
+#else
+#define FMHA_NVIDIA 0
+#ifndef __global__
+#define __global__ __attribute__((global))
+#endif
+#ifndef __device__
+#define __device__ __attribute__((device))
+#endif
+#ifndef __shared__
+#define __shared__ __attribute__((shared))
+#endif
+#endif
+
+#if FMHA_NVIDIA
+#define FMHA_INLINE        __forceinline__
+#define FMHA_BOUNDS(n, m) __launch_bounds__(n, m)
+#else
+#define FMHA_INLINE inline __attribute__((always_inline))
+/* The second number of the attribute is waves per SIMD, not blocks: leave it to the compiler. */
+#define FMHA_BOUNDS(n, m) __attribute__((amdgpu_flat_work_group_size(n, n)))
+#endif
+
+#define DEV    static __device__ FMHA_INLINE /* a function of this translation unit */
+#define METHOD __device__ FMHA_INLINE        /* a member function */
+#define UNROLL    _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef abi_i32 i32;
+typedef abi_u32 u32;
+typedef abi_i64 i64;
+typedef abi_u64 u64;
+
+/* 16 bytes moved at once. */
+struct alignas(16) chunk16 {
+	u32 w[4];
+};
+struct alignas(8) chunk8 {
+	u32 w[2];
+};
+
+/* One 16-byte load. clang loses track of a struct that is loaded whole in one branch and by parts
+ * in another, and puts it into scratch memory; of a vector it does not. */
+DEV chunk16 load16(const void *p)
+{
+#if defined(__clang__)
+	typedef u32 Vector __attribute__((ext_vector_type(4)));
+	Vector v = *(const Vector *)p;
+
+	return chunk16{{v.x, v.y, v.z, v.w}};
+#else
+	return *(const chunk16 *)p;
+#endif
+}
+
+#define FMHA_LOG2_E 1.44269504088896340736f
+#define FMHA_LN_2   0.69314718055994530942f
+
+DEV float bits_to_float(u32 x)
+{
+	union {
+		u32 u;
+		float f;
+	} v;
+	v.u = x;
+	return v.f;
+}
+
+DEV u32 float_to_bits(float x)
+{
+	union {
+		float f;
+		u32 u;
+	} v;
+	v.f = x;
+	return v.u;
+}
+
+DEV float minus_infinity() { return bits_to_float(0xff800000u); }
+
+template <class T> DEV T min_of(T a, T b) { return a < b ? a : b; }
+template <class T> DEV T max_of(T a, T b) { return a > b ? a : b; }
+template <class T> DEV T clamp(T x, T low, T high) { return x < low ? low : x > high ? high : x; }
+static __device__ constexpr int static_max(int a, int b) { return a > b ? a : b; }
+DEV i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
+
+#if FMHA_NVIDIA
+
+#define FMHA_WAVE 32
+DEV i32 thread_id() { return (i32)threadIdx.x; }
+DEV i32 block_id_x() { return (i32)blockIdx.x; }
+DEV i32 block_id_y() { return (i32)blockIdx.y; }
+DEV i32 block_id_z() { return (i32)blockIdx.z; }
+DEV void block_sync() { __syncthreads(); }
+DEV void wave_sync() { __syncwarp(); }
+DEV float shuffle_xor(float x, i32 mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEV float shuffle_from(float x, i32 lane) { return __shfl_sync(0xffffffffu, x, lane); }
+
+DEV float exp2_fast(float x)
+{
+	float y;
+	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+}
+
+DEV float log2_fast(float x)
+{
+	float y;
+	asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+}
+
+DEV float reciprocal(float x) { return __frcp_rn(x); }
+DEV u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }
+DEV float larger(float a, float b) { return fmaxf(a, b); } /* drops a NaN */
+DEV float magnitude_of(float x) { return fabsf(x); }
+DEV void atomic_add(float *p, float x) { (void)atomicAdd(p, x); }
+
+#else
+
+#if defined(__GFX9__) || defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
+#define FMHA_WAVE 64
+#else
+#define FMHA_WAVE 32
+#endif
+DEV i32 thread_id() { return (i32)__builtin_amdgcn_workitem_id_x(); }
+DEV i32 block_id_x() { return (i32)__builtin_amdgcn_workgroup_id_x(); }
+DEV i32 block_id_y() { return (i32)__builtin_amdgcn_workgroup_id_y(); }
+DEV i32 block_id_z() { return (i32)__builtin_amdgcn_workgroup_id_z(); }
+
+DEV void block_sync()
+{
+	__builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+	__builtin_amdgcn_s_barrier();
+	__builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+DEV void wave_sync()
+{
+	__builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+	__builtin_amdgcn_wave_barrier();
+}
+
+DEV i32 lane_of_wave() { return thread_id() % FMHA_WAVE; }
+
+DEV float shuffle_from(float x, i32 lane)
+{
+	return bits_to_float((u32)__builtin_amdgcn_ds_bpermute(lane * 4, (i32)float_to_bits(x)));
+}
+
+DEV float shuffle_xor(float x, i32 mask) { return shuffle_from(x, lane_of_wave() ^ mask); }
+DEV float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
+DEV float log2_fast(float x) { return __builtin_amdgcn_logf(x); } /* v_log_f32 is base 2 */
+
+/* One Newton step on the hardware's estimate: 1 / x to the last bit or so. */
+DEV float reciprocal(float x)
+{
+	float y = __builtin_amdgcn_rcpf(x);
+	float z = __builtin_fmaf(__builtin_fmaf(-x, y, 1.0f), y, y);
+
+	return z == z ? z : y; /* 0 and infinity have no Newton step */
+}
+
+DEV u32 multiply_high(u32 a, u32 b) { return (u32)(((u64)a * b) >> 32); }
+DEV float larger(float a, float b) { return __builtin_fmaxf(a, b); }
+DEV float magnitude_of(float x) { return __builtin_fabsf(x); }
+DEV void atomic_add(float *p, float x)
+{
+	(void)__atomic_fetch_add(p, x, __ATOMIC_RELAXED);
+}
+
+#endif
+
+/* The same number, but the compiler does not know: what follows from it is computed anew instead of
+ * being kept in registers across a loop. */
+DEV i32 hidden(i32 x)
+{
+#if FMHA_NVIDIA
+	asm volatile("" : "+r"(x));
+#endif
+	return x;
+}
+
+DEV i32 lane_id() { return thread_id() % FMHA_WAVE; }
+
+/* The same in every lane: tells the compiler that control flow on it is uniform. */
+DEV i32 wave_id()
+{
+	i32 wave = thread_id() / FMHA_WAVE;
+#if FMHA_NVIDIA
+	return __shfl_sync(0xffffffffu, wave, 0);
+#else
+	return __builtin_amdgcn_readfirstlane(wave);
+#endif
+}
+
+/* tanh from exp2: absolute error below 2e-7; a polynomial where that would be a large relative one. */
+DEV float tanh_of(float x)
+{
+	float e = exp2_fast(2 * FMHA_LOG2_E * x);
+	float large = 1.0f - 2.0f * reciprocal(1.0f + e);
+	float y = x * x;
+	float small = x * (1.0f + y * (-1.0f / 3 + y * (2.0f / 15 - y * (17.0f / 315))));
+
+	return y < 0.01f ? small : large;
+}
+
+#endif

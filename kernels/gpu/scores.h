@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * scores.h: everything that happens to a tile of scores between the two products: soft cap, bias,
+ * ALiBi, mask, online softmax, dropout. Rows and columns are logical, so that every layer of matrix
+ * core, tile size and split gives the same result.
+ *
+ * Scores are kept in units of `unit`: exp(score) = exp2(score * unit). A plain problem leaves the
+ * raw products alone and folds the scale into unit (one multiply-add an element); anything that
+ * needs real logits multiplies first and has unit 1.
+ */
+#ifndef FMHA_GPU_SCORES_H
+#define FMHA_GPU_SCORES_H
+
+#include "config.h"
+
+/* FlashAttention-2's dropout: Philox 4x32-7, a call a lane and 16 x 32 patch, a byte an element. */
+struct Philox {
+	u32 w[4];
+
+	METHOD static Philox make(u64 seed, u64 counter, u32 row_block, u32 column_block)
+	{
+		Philox c = {{(u32)counter, (u32)(counter >> 32), row_block, column_block}};
+		u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
+
+		UNROLL
+		for (int round = 0; round < 7; round++) {
+			u32 high0 = multiply_high(0xD2511F53u, c.w[0]), low0 = 0xD2511F53u * c.w[0];
+			u32 high1 = multiply_high(0xCD9E8D57u, c.w[2]), low1 = 0xCD9E8D57u * c.w[2];
+
+			c = Philox{{high1 ^ c.w[1] ^ key0, low1, high0 ^ c.w[3] ^ key1, low0}};
+			key0 += 0x9E3779B9u;
+			key1 += 0xBB67AE85u;
+		}
+		return c;
+	}
+
+	METHOD u32 byte(int n) const
+	{
+		u32 x = n < 8 ? (n < 4 ? w[0] : w[1]) : (n < 12 ? w[2] : w[3]);
+
+		return x >> (8 * (n & 3)) & 255;
+	}
+};
+
+DEV u32 dropout_byte(const abi_dropout &d, i32 batch_head, i32 row, i32 column)
+{
+	i32 lane = row % 8 * 4 + column % 8 / 2;
+	i32 n = column % 32 / 16 * 8 + column / 8 % 2 * 4 + (column & 1) + row / 8 % 2 * 2;
+
+	return Philox::make(d.seed, d.offset + (u64)batch_head * 32 + (u64)lane, (u32)row / 16,
+			    (u32)column / 32)
+		.byte(n);
+}
+
+/* What a lane knows of the row that one of its statistics belongs to. */
+struct RowPlace {
+	i32 row, head; /* of the sequence; of the problem */
+};
+
+/* C++ has no way to pick a field by a runtime TRANSPOSED flag: (row, column) of a tile element is
+ * (query, key) here, the other way round in the key-stationary backward pass. */
+template <class C> struct Modifiers {
+	typedef typename C::Core Core;
+
+	const abi_tensor *bias;
+	i32 bias_dtype;
+	const float *slopes; /* of this batch entry */
+	float scale, soft_cap, unit; /* exp(score) = exp2(score * unit) */
+	i32 diagonal; /* n_k - n_q */
+
+	template <class Args> METHOD static Modifiers make(const Args &a, const Sequence &v)
+	{
+		Modifiers m;
+
+		m.bias = &a.bias;
+		m.bias_dtype = a.bias_dtype;
+		m.slopes = a.alibi_slopes ? a.alibi_slopes + v.batch * a.alibi_stride_batch : 0;
+		m.scale = a.scale;
+		m.soft_cap = a.logits_soft_cap;
+		m.diagonal = v.n_k - v.n_q;
+		/* Folding the scale needs it positive: the maximum is taken over raw products. */
+		m.unit = C::LOGITS ? FMHA_LOG2_E : a.scale * FMHA_LOG2_E;
+		return m;
+	}
+
+	/* The logit of a raw product; *ret_slope: d(capped) / d(raw * scale), 1 without a cap. */
+	METHOD float logit(float raw, const Sequence &v, i32 head, i32 i, i32 j, float *ret_slope) const
+	{
+		float x = raw * scale;
+
+		*ret_slope = 1;
+		if (C::SOFTCAP) {
+			float t = tanh_of(x / soft_cap);
+
+			x = soft_cap * t;
+			*ret_slope = 1 - t * t;
+		}
+		if (C::BIAS == BIAS_MATRIX && i < v.n_q && j < v.n_k)
+			x += load_as_float(bias->data, bias_dtype,
+					   q_offset(*bias, v, i, head) + j * bias->stride_dim);
+		if (C::BIAS == BIAS_ALIBI)
+			x -= slopes[head] * magnitude_of((float)(i + diagonal - j));
+		return x;
+	}
+};
+
+/* The running softmax of a wave's rows: m the maximum, l this lane's share of the sum. */
+template <class C, int TM> struct Softmax {
+	typedef typename C::Core Core;
+	RowVector<Core, TM> m, l;
+
+	METHOD void init()
+	{
+		m.fill(minus_infinity());
+		l.fill(0.0f);
+	}
+
+	/* S becomes P; what was summed so far must be multiplied by ret_factor. */
+	template <int TN>
+	METHOD void update(RegTile<Core, TM, TN> &s, float unit, RowVector<Core, TM> *ret_factor)
+	{
+		UNROLL
+		for (int i = 0; i < TM; i++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				float high = m.v[i][r];
+
+				UNROLL
+				for (int n = 0; n < TN; n++)
+					UNROLL
+					for (int e = 0; e < Core::E; e++)
+						if (Core::stat(e) == r)
+							high = larger(high, s.t[i][n].x[e]);
+				high = Core::row_max(high);
+
+				/* A row that has seen nothing yet: any finite origin will do. */
+				float origin = high == minus_infinity() ? 0.0f : high * unit;
+				float factor = exp2_fast(m.v[i][r] * unit - origin);
+				float sum = l.v[i][r] * factor;
+
+				m.v[i][r] = high;
+				UNROLL
+				for (int n = 0; n < TN; n++)
+					UNROLL
+					for (int e = 0; e < Core::E; e++)
+						if (Core::stat(e) == r) {
+							float p = exp2_fast(s.t[i][n].x[e] * unit - origin);
+
+							s.t[i][n].x[e] = p;
+							sum += p;
+						}
+				l.v[i][r] = sum;
+				ret_factor->v[i][r] = factor;
+			}
+	}
+};
+
+#endif
