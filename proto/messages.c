@@ -192,6 +192,8 @@ static const struct field_table TABLE(buffer_import_params_table, "buffer_import
 static const struct field buffer_result_fields[] = {
 	U64(buffer, NOTE("id, never 0, meaningful on this connection only")),
 	U64(size, NOTE("bytes")),
+	ENUM(kind, memory_kind_names, OPTIONAL, NOTE("what the descriptor of buffer_create is")),
+	U64(allocation_bytes, OPTIONAL, NOTE("vmm_fd: what to map, size rounded up")),
 };
 #undef STRUCT
 static const struct field_table TABLE(buffer_result_table, "buffer_result", proto_buffer_result,
@@ -420,6 +422,29 @@ static const struct field worker_attach_params_fields[] = {
 static const struct field_table TABLE(worker_attach_params_table, "worker_attach_params",
 				      proto_worker_attach_params, worker_attach_params_fields);
 
+#define STRUCT proto_compile_params
+static const struct field compile_params_fields[] = {
+	STRING(kernel, NOTE("canonical name")),
+	STRING(arch),
+	STRING(source, NOTE("file name in the folder of kernel sources")),
+	STRING(options, NOTE("the compiler's, separated by spaces")),
+};
+#undef STRUCT
+static const struct field_table TABLE(compile_params_table, "compile_params", proto_compile_params,
+				      compile_params_fields);
+
+#define STRUCT proto_compile_result
+static const struct field compile_result_fields[] = {
+	U64(size, NOTE("bytes of the code object in the memfd that comes along")),
+	U32(registers, OPTIONAL),
+	U32(spills, OPTIONAL),
+	U32(lds_bytes, OPTIONAL),
+	U32(compile_ms, OPTIONAL, NOTE("of the build, whenever it was")),
+};
+#undef STRUCT
+static const struct field_table TABLE(compile_result_table, "compile_result", proto_compile_result,
+				      compile_result_fields);
+
 /* ---- methods ---- */
 
 const struct proto_method_info proto_methods[PROTO_N_METHODS] = {
@@ -470,6 +495,8 @@ const struct field_table *const proto_tables[] = {
 	&inject_params_table,
 	&worker_ready_params_table,
 	&worker_attach_params_table,
+	&compile_params_table,
+	&compile_result_table,
 	&proto_error_table,
 	NULL,
 };

@@ -121,6 +121,7 @@ struct fmha_buffer *buffer_unref(struct fmha_buffer *buffer)
 {
 	if (!buffer || __atomic_sub_fetch(&buffer->refs, 1, __ATOMIC_ACQ_REL) != 0)
 		return NULL;
+	buffer_unmap_gpu(buffer);
 	if (buffer->data)
 		(void)munmap(buffer->data, buffer->size);
 	if (buffer->fd >= 0)
@@ -189,7 +190,11 @@ int buffer_new(struct fmha_device *device, uint64_t size, bool internal, int64_t
 	}
 	if (r == 0) {
 		buffer->worker_id = result.buffer;
-		r = map_memfd(buffer, FMHA_EPROTO, "what the worker allocated", err);
+		buffer->kind = result.kind;
+		buffer->allocation_bytes = result.allocation_bytes;
+		/* The CPU does not see a GPU's memory. */
+		if (result.kind == PROTO_MEMFD)
+			r = map_memfd(buffer, FMHA_EPROTO, "what the worker allocated", err);
 	}
 	if (r < 0) {
 		buffer = buffer_unref(buffer);

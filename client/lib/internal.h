@@ -105,10 +105,15 @@ struct fmha_buffer {
 	uint64_t base_offset;
 	uint8_t handle[FMHA_HANDLE_BYTES];
 	uint32_t handle_bytes;
+	uint64_t allocation_bytes; /* FMHA_MEMORY_VMM_FD that a worker made: bytes behind fd */
 
-	struct gate gate; /* of the next two */
+	struct gate gate; /* of the rest */
 	uint64_t worker_id, generation;
+	uintptr_t gpu_pointer; /* where fmha_buffer_map_gpu() mapped it, or 0 */
 };
+
+/* gpu.c: undoes fmha_buffer_map_gpu(), if that was ever called. */
+void buffer_unmap_gpu(struct fmha_buffer *buffer);
 
 struct fmha_plan {
 	unsigned int refs; /* atomic */

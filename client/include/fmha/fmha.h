@@ -227,6 +227,35 @@ FMHA_API int fmha_buffer_import(struct fmha_device *device, const struct fmha_me
  */
 FMHA_API int fmha_memfd_new(uint64_t size, int *ret_fd, struct fmha_error *err);
 
+/**
+ * fmha_memory_from_gpu() - name GPU memory that this process has, for fmha_buffer_import()
+ * @pointer:     device memory of the CUDA driver or HIP runtime that this process has loaded; the
+ *               current context is the one that owns it
+ * @size:        bytes from @pointer that are to be shared
+ * @ret_memory:  an IPC handle, or for mapped physical memory its descriptor, with the offset of
+ *               @pointer in the allocation; when ->fd is not -1 it is given: close() it after the
+ *               import
+ *
+ * Works for cudaMalloc, hipMalloc and caching allocators on top of them (the whole block is shared,
+ * the worker uses this extent only). The memory must stay allocated until the buffer is freed.
+ *
+ * Return: 0, FMHA_EINVAL (no device pointer, or @size reaches beyond its allocation), FMHA_ENOTSUP
+ * (no runtime loaded, or memory that cannot be shared: the sentence says what to do).
+ */
+FMHA_API int fmha_memory_from_gpu(const void *pointer, uint64_t size,
+				  struct fmha_memory *ret_memory, struct fmha_error *err);
+
+/**
+ * fmha_buffer_map_gpu() - a device pointer to a buffer that a GPU's worker allocated
+ * @buffer:       from fmha_buffer_new() on a GPU
+ * @ret_pointer:  valid in this process, on the runtime's current device, until the buffer is freed
+ *
+ * Return: 0, FMHA_EINVAL (another kind of buffer), FMHA_ENOTSUP (no GPU runtime loaded), FMHA_EIO
+ * (the driver refused), FMHA_ETIMEDOUT.
+ */
+FMHA_API int fmha_buffer_map_gpu(struct fmha_buffer *buffer, void **ret_pointer,
+				 struct fmha_error *err);
+
 /* For fmha_tensor.buffer: never 0, never reused by this device handle, the same for all its life.
  */
 FMHA_API uint64_t fmha_buffer_id(const struct fmha_buffer *buffer);

@@ -80,6 +80,9 @@ struct proto_buffer_import_params {
 struct proto_buffer_result {
 	uint64_t buffer;
 	uint64_t size;
+	uint32_t kind; /* enum proto_memory_kind of the descriptor */
+	uint64_t
+		allocation_bytes; /* PROTO_VMM_FD: bytes behind it, a multiple of the granularity */
 };
 
 struct proto_buffer_release_params {
@@ -163,6 +166,19 @@ struct proto_worker_attach_params {
 	uint64_t session;
 	uint32_t uid, gid, pid;
 	char client[PROTO_NAME_BYTES];
+};
+
+/* A worker asks its front for a kernel's code. */
+struct proto_compile_params {
+	char kernel[PROTO_KERNEL_BYTES];
+	char arch[PROTO_NAME_BYTES];
+	char source[PROTO_NAME_BYTES];
+	char options[2048]; /* separated by spaces */
+};
+
+struct proto_compile_result {
+	uint64_t size;
+	uint32_t registers, spills, lds_bytes, compile_ms;
 };
 
 #endif

@@ -33,7 +33,8 @@
 	X(WORKER_READY, "worker_ready", CONTROL, 0, 0, worker_ready_params, empty)                 \
 	X(WORKER_ATTACH, "worker_attach", CONTROL, 1, 0, worker_attach_params, empty)              \
 	X(WORKER_STATUS, "worker_status", CONTROL, 0, 1, empty, json_result)                       \
-	X(WORKER_DRAIN, "worker_drain", CONTROL, 0, 0, empty, empty)
+	X(WORKER_DRAIN, "worker_drain", CONTROL, 0, 0, empty, empty)                               \
+	X(COMPILE, "compile", CONTROL, 0, 1, compile_params, compile_result)
 
 enum proto_server { PROTO_FRONT = 1, PROTO_WORKER = 2, PROTO_BOTH = 3, PROTO_CONTROL = 4 };
 

@@ -120,6 +120,12 @@ static void fill_params(union any_params *p, enum proto_method method)
 								       .pid = 4242,
 								       .client = "example/1.0"};
 		break;
+	case PROTO_COMPILE:
+		p->COMPILE = (struct proto_compile_params){.kernel = "fwd_bf16_batch_128x128",
+							   .arch = "sm_90a",
+							   .source = "fmha.hip",
+							   .options = "-DA=1 -DB=2"};
+		break;
 	default: /* all zero is right */
 		break;
 	}
@@ -177,6 +183,10 @@ static void fill_result(union any_result *r, enum proto_method method)
 	case PROTO_REGISTRY_LOAD:
 	case PROTO_REGISTRY_UNLOAD:
 		r->REGISTRY_LOAD.n_kernels = 96;
+		break;
+	case PROTO_COMPILE:
+		r->COMPILE = (struct proto_compile_result){
+			.size = 40000, .registers = 168, .compile_ms = 700};
 		break;
 	default:
 		break;
