@@ -10,7 +10,9 @@
 #define CPU_SOURCES_EVERYWHERE(X, suffix, level)                                                   \
 	X(cpu_flash, suffix, level)                                                                \
 	X(cpu_bwd_rows, suffix, level)                                                             \
-	X(cpu_bwd_tile, suffix, level)
+	X(cpu_bwd_tile, suffix, level)                                                             \
+	X(cpu_combine, suffix, level)                                                              \
+	X(cpu_appendkv, suffix, level)
 
 #ifdef __x86_64__
 #define CPU_SOURCES(X)                                                                             \
