@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gpu_kernel.c: tiles, options and geometry of the GPU kernels. The LDS sums repeat what the
+ * kernels add up at compile time; each kernel asserts that it got enough.
+ */
+#include "gpu_kernel.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_HDIM 256
+
+static int32_t max32(int32_t a, int32_t b)
+{
+	return a > b ? a : b;
+}
+
+static int32_t ceil_div(int32_t a, int32_t b)
+{
+	return a / b + (a % b != 0);
+}
+
+int gpu_arch_find(const char *name, struct gpu_arch *ret_arch)
+{
+	struct gpu_arch a = {.wave = 32, .core = GPU_CORE_SCALAR, .lds_bytes = 65536};
+
+	if (strlen(name) >= sizeof(a.name))
+		return -1;
+	snprintf(a.name, sizeof(a.name), "%s", name);
+	if (!strncmp(name, "sm_", 3)) {
+		int version = atoi(name + 3);
+
+		if (version <= 0)
+			return -1;
+		a.nvidia = 1;
+		a.core = version >= 80 ? GPU_CORE_MMA : GPU_CORE_SCALAR;
+		/* From the programming guide: a block's limit, 1 KiB below the SM's. */
+		if (version == 80 || version == 87)
+			a.lds_bytes = 163 * 1024;
+		else if (version == 86 || version == 89 || version >= 120)
+			a.lds_bytes = 99 * 1024;
+		else if (version >= 90)
+			a.lds_bytes = 227 * 1024;
+	} else if (!strncmp(name, "gfx9", 4)) {
+		a.wave = 64;
+		if (!strcmp(name, "gfx90a") || !strcmp(name, "gfx942") || !strcmp(name, "gfx950"))
+			a.core = GPU_CORE_MFMA;
+		if (!strcmp(name, "gfx950"))
+			a.lds_bytes = 160 * 1024;
+	} else if (!strncmp(name, "gfx11", 5)) {
+		a.core = GPU_CORE_WMMA11;
+	} else if (!strncmp(name, "gfx12", 5)) {
+		a.core = GPU_CORE_WMMA12;
+	} else if (strncmp(name, "gfx", 3)) {
+		return -1;
+	}
+	*ret_arch = a;
+	return 0;
+}
+
+/* "gpu_mma_pack" -> core and pack. Returns -1 for a pipeline that this arch has not. */
+static int pipeline_parse(const struct gpu_arch *arch, const char *pipeline,
+			  enum gpu_core *ret_core, int *ret_pack)
+{
+	static const char *const words[] = {"gpu_scalar", "gpu_mma", "gpu_mfma", "gpu_wmma",
+					    "gpu_wmma"};
+	const enum gpu_core cores[] = {GPU_CORE_SCALAR, arch->core};
+
+	for (int i = 0; i < 2; i++) {
+		size_t n = strlen(words[cores[i]]);
+
+		if (strncmp(pipeline, words[cores[i]], n))
+			continue;
+		if (pipeline[n] && strcmp(pipeline + n, "_pack"))
+			continue;
+		*ret_core = cores[i];
+		*ret_pack = pipeline[n] != 0;
+		return 0;
+	}
+	return -1;
+}
+
+static const char *core_word(enum gpu_core core)
+{
+	switch (core) {
+	case GPU_CORE_SCALAR:
+		return "gpu_scalar";
+	case GPU_CORE_MMA:
+		return "gpu_mma";
+	case GPU_CORE_MFMA:
+		return "gpu_mfma";
+	default:
+		return "gpu_wmma";
+	}
+}
+
+static int32_t padded_hdim(int32_t hdim)
+{
+	return ceil_div(hdim, 32) * 32;
+}
+
+static int is_forward(enum abi_family family)
+{
+	return family == ABI_FWD || family == ABI_FWD_SPLITKV || family == ABI_FWD_PAGEDKV ||
+	       family == ABI_BATCH_PREFILL;
+}
+
+/* Elements that a lane holds of a 16 x 16 tile, and how many rows they belong to. */
+static void core_shape(enum gpu_core core, int wave, int32_t *ret_elements, int32_t *ret_stats)
+{
+	*ret_elements = 256 / wave;
+	if (core == GPU_CORE_SCALAR)
+		*ret_stats = 16 / (wave / 8);
+	else
+		*ret_stats = core == GPU_CORE_MMA ? 2 : 1;
+}
+
+/* A streamed tile of rows x cols elements, readable by rows and/or by columns. */
+static int32_t tile_bytes(enum gpu_core core, int32_t rows, int32_t cols, int by_rows,
+			  int by_columns)
+{
+	switch (core) {
+	case GPU_CORE_SCALAR:
+		return rows * (cols + 4) * 4;
+	case GPU_CORE_MMA:
+		return rows * cols * 2;
+	default:
+		return (by_rows ? rows * (cols * 2 + 16) : 0) +
+		       (by_columns ? cols * (rows * 2 + 16) : 0);
+	}
+}
+
+static int32_t stationary_bytes(enum gpu_core core, int32_t rows, int32_t cols)
+{
+	return core == GPU_CORE_MFMA ? 0 : tile_bytes(core, rows, cols, 1, 0);
+}
+
+static int32_t forward_lds(const struct gpu_arch *arch, enum gpu_core core,
+			   const struct gpu_tile *t)
+{
+	int32_t elements, stats, tiles = t->tile_m / 16 / t->waves_m, merge, stage;
+
+	core_shape(core, arch->wave, &elements, &stats);
+	merge = (t->waves_n - 1) * t->waves_m * arch->wave * 4 *
+		(tiles * (t->hdim_v / 16) * elements + 2 * tiles * stats);
+	stage = t->waves_m * 16 * (t->hdim_v + 4) * 4;
+	return max32(max32(merge, stage), stationary_bytes(core, t->tile_m, t->hdim_q) +
+						  tile_bytes(core, t->tile_n, t->hdim_q, 1, 0) +
+						  tile_bytes(core, t->tile_n, t->hdim_v, 0, 1));
+}
+
+__attribute__((format(printf, 2, 3))) static void add_option(struct gpu_kernel *k,
+							     const char *format, ...)
+{
+	va_list list;
+
+	va_start(list, format);
+	if (k->n_options < GPU_KERNEL_OPTIONS)
+		(void)vsnprintf(k->options[k->n_options++], GPU_KERNEL_OPTION, format, list);
+	va_end(list);
+}
+
+static int masked(const struct abi_band *band)
+{
+	return band->mask != ABI_MASK_NONE && (band->window_left >= 0 || band->window_right >= 0);
+}
+
+static int bias_kind(const struct abi_tensor *bias, const float *slopes)
+{
+	return bias->data ? 1 : slopes ? 2 : 0;
+}
+
+/* What all kernels with tiles share. */
+static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uint32_t dtype,
+			const struct gpu_tile *tile, enum gpu_core core, struct gpu_kernel *k)
+{
+	static const char *const entries[] = {"fwd",          "fwd_splitkv",  "fwd_splitkv_combine",
+					      "fwd_pagedkv",  "fwd_appendkv", "batch_prefill",
+					      "bwd_dot_do_o", "bwd_dq_dk_dv", "bwd_convert_dq"};
+	static const char *const dtypes[] = {"f32", "f16", "bf16", "e4m3", "e5m2"};
+	int32_t threads = tile->waves_m * tile->waves_n * arch->wave;
+
+	if (dtype > ABI_E5M2 || threads <= 0 || threads > 1024)
+		return 1;
+	*k = (struct gpu_kernel){.family = family, .tile = *tile, .block = {threads, 1, 1}};
+	snprintf(k->source, sizeof(k->source), "fmha.hip");
+	snprintf(k->entry, sizeof(k->entry), "fmha_%s", entries[family]);
+	snprintf(k->name, sizeof(k->name), "%s_%s_%s_%s_h%dx%d_t%dx%d_w%dx%d_b%d", k->entry,
+		 dtypes[dtype], arch->name, tile->pipeline, tile->hdim_q, tile->hdim_v,
+		 tile->tile_m, tile->tile_n, tile->waves_m, tile->waves_n, tile->blocks_per_cu);
+	add_option(k, "-DFMHA_FAMILY=%d", family);
+	add_option(k, "-DFMHA_ENTRY=%s", k->entry);
+	add_option(k, "-DFMHA_CORE=%d", core);
+	add_option(k, "-DFMHA_DTYPE=%u", dtype);
+	add_option(k, "-DFMHA_HDIM_Q=%d", tile->hdim_q);
+	add_option(k, "-DFMHA_HDIM_V=%d", tile->hdim_v);
+	add_option(k, "-DFMHA_TILE_M=%d", tile->tile_m);
+	add_option(k, "-DFMHA_TILE_N=%d", tile->tile_n);
+	add_option(k, "-DFMHA_WAVES_M=%d", tile->waves_m);
+	add_option(k, "-DFMHA_WAVES_N=%d", tile->waves_n);
+	add_option(k, "-DFMHA_BLOCKS_PER_CU=%d", tile->blocks_per_cu > 0 ? tile->blocks_per_cu : 1);
+	return 0;
+}
+
+/* A feature: an option, and a word in the name when it is on. */
+static void add_feature(struct gpu_kernel *k, const char *option, const char *word, int value)
+{
+	size_t n = strlen(k->name);
+
+	add_option(k, "-DFMHA_%s=%d", option, value);
+	if (value && n < sizeof(k->name))
+		(void)snprintf(k->name + n, sizeof(k->name) - n, value > 1 ? "_%s%d" : "_%s", word,
+			       value);
+}
+
+static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int32_t lds_bytes)
+{
+	if (lds_bytes < 0 || (uint32_t)lds_bytes > arch->lds_bytes)
+		return 1;
+	k->lds_bytes = lds_bytes;
+	add_option(k, "-DFMHA_LDS_BYTES=%d", lds_bytes);
+	return k->n_options >= GPU_KERNEL_OPTIONS;
+}
+
+/* Core, pack and the rules that hold for every kernel with tiles. */
+static int check_tile(const struct gpu_arch *arch, uint32_t dtype, const struct gpu_tile *t,
+		      int32_t hdim_q, int32_t hdim_v, enum gpu_core *ret_core, int *ret_pack)
+{
+	if (pipeline_parse(arch, t->pipeline, ret_core, ret_pack))
+		return 1;
+	if (dtype == ABI_F32 && *ret_core != GPU_CORE_SCALAR)
+		return 1;
+	if (t->hdim_q % 32 || t->hdim_v % 32 || t->hdim_q < hdim_q || t->hdim_v < hdim_v ||
+	    t->hdim_q > MAX_HDIM || t->hdim_v > MAX_HDIM)
+		return 1;
+	if (t->waves_m <= 0 || t->waves_n <= 0 || t->waves_m > 16 || t->waves_n > 16)
+		return 1;
+	if (t->tile_m <= 0 || t->tile_n <= 0 || t->tile_m > 512 || t->tile_n > 512)
+		return 1;
+	return 0;
+}
+
+static int make_forward(const struct gpu_arch *arch, enum abi_family family, uint32_t dtype,
+			const struct abi_fwd_args *a, const struct gpu_tile *t,
+			struct gpu_kernel *k)
+{
+	enum gpu_core core;
+	int pack, bias, logits, descale;
+
+	if (check_tile(arch, dtype, t, a->hdim_q, a->hdim_v, &core, &pack))
+		return 1;
+	if (t->tile_m % (16 * t->waves_m) || t->tile_n % (16 * t->waves_n))
+		return 1;
+	if (pack && a->dropout.p_drop > 0)
+		return 1;
+	if (begin_kernel(arch, family, dtype, t, core, k))
+		return 1;
+	bias = bias_kind(&a->bias, a->alibi_slopes);
+	descale = a->q_descale.data || a->k_descale.data || a->v_descale.data;
+	logits = bias || descale || a->logits_soft_cap > 0 || !(a->scale > 0);
+	k->pack = pack;
+	add_feature(k, "PACK", "pack", pack);
+	add_feature(k, "SPLIT", "split", family == ABI_FWD_SPLITKV);
+	add_feature(k, "MASK", "mask", masked(&a->band));
+	add_feature(k, "BIAS", "bias", bias);
+	add_feature(k, "SOFTCAP", "cap", a->logits_soft_cap > 0);
+	add_feature(k, "DROPOUT", "drop", a->dropout.p_drop > 0);
+	add_feature(k, "PAGED", "paged", a->cache.page_size > 0);
+	add_feature(k, "DESCALE", "descale", descale);
+	add_feature(k, "LOGITS", "logits", logits);
+	return finish_kernel(arch, k, forward_lds(arch, core, t));
+}
+
+int gpu_kernel_make(const char *arch_name, enum abi_family family, uint32_t dtype, const void *args,
+		    const struct gpu_tile *tile, struct gpu_kernel *ret_kernel)
+{
+	struct gpu_arch arch;
+
+	if (gpu_arch_find(arch_name, &arch))
+		return 1;
+	if (is_forward(family))
+		return make_forward(&arch, family, dtype, args, tile, ret_kernel);
+	return 1;
+}
+
+/* One row of the tables below. */
+struct tile_row {
+	int32_t max_hdim; /* of the larger head dimension */
+	int32_t tile_m, tile_n, waves_m, waves_n, blocks_per_cu;
+};
+
+/* Pack: few rows; the waves of a block share the keys of a tile. */
+static const struct tile_row pack_mma[] = {{128, 16, 64, 1, 4, 1}, {256, 16, 64, 1, 4, 1}};
+static const struct tile_row pack_mma_64[] = {{256, 64, 64, 4, 1, 1}};
+static const struct tile_row pack_mfma[] = {{128, 16, 64, 1, 4, 1}, {256, 16, 32, 1, 2, 1}};
+static const struct tile_row pack_wmma[] = {{128, 16, 64, 1, 4, 1}, {256, 16, 32, 1, 2, 1}};
+static const struct tile_row pack_scalar[] = {{128, 16, 32, 1, 2, 1}, {256, 16, 16, 1, 1, 1}};
+static const struct tile_row rows_mma[] = {
+	{64, 128, 64, 4, 1, 2},  {64, 128, 128, 4, 1, 2}, {128, 128, 64, 4, 1, 2},
+	{256, 128, 64, 8, 1, 1}, {256, 64, 32, 4, 1, 1},
+};
+static const struct tile_row rows_mfma[] = {{128, 128, 64, 8, 1, 1}, {256, 64, 32, 4, 1, 1}};
+static const struct tile_row rows_wmma[] = {{128, 128, 32, 8, 1, 1}, {256, 64, 16, 4, 1, 1}};
+static const struct tile_row rows_scalar[] = {
+	{64, 64, 32, 4, 1, 1}, {128, 32, 32, 2, 1, 1}, {256, 16, 16, 1, 1, 1}};
+
+#define TABLE(x) (x), sizeof(x) / sizeof((x)[0])
+
+/* Counts @candidate down over the rows that are wide enough; the row that finds it 0 is taken. */
+static int pick(const struct tile_row *rows, size_t n, enum gpu_core core, int pack, int32_t hdim_q,
+		int32_t hdim_v, int *candidate, struct gpu_tile *ret_tile)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (rows[i].max_hdim < max32(hdim_q, hdim_v) || (*candidate)--)
+			continue;
+		*ret_tile = (struct gpu_tile){.tile_m = rows[i].tile_m,
+					      .tile_n = rows[i].tile_n,
+					      .hdim_q = padded_hdim(hdim_q),
+					      .hdim_v = padded_hdim(hdim_v),
+					      .waves_m = rows[i].waves_m,
+					      .waves_n = rows[i].waves_n,
+					      .blocks_per_cu = rows[i].blocks_per_cu};
+		snprintf(ret_tile->pipeline, sizeof(ret_tile->pipeline), "%s%s", core_word(core),
+			 pack ? "_pack" : "");
+		return 0;
+	}
+	return 1;
+}
+
+static int forward_tile(const struct gpu_arch *arch, uint32_t dtype, const struct abi_fwd_args *a,
+			int candidate, struct gpu_tile *ret_tile)
+{
+	enum gpu_core core = dtype == ABI_F32 ? GPU_CORE_SCALAR : arch->core;
+	int64_t rows = (int64_t)a->sequences.seqlen_q_max *
+		       (a->nhead_k ? a->nhead_q / a->nhead_k : 1);
+	int pack = rows <= 64 && a->dropout.p_drop == 0;
+	int c = candidate;
+
+	for (int pass = 0; pass < 2; pass++) {
+		int found = 1;
+
+		switch (core) {
+		case GPU_CORE_MMA:
+			if (pack && rows > 16)
+				found = pick(TABLE(pack_mma_64), core, 1, a->hdim_q, a->hdim_v, &c,
+					     ret_tile);
+			if (found && pack)
+				found = pick(TABLE(pack_mma), core, 1, a->hdim_q, a->hdim_v, &c,
+					     ret_tile);
+			if (found)
+				found = pick(TABLE(rows_mma), core, 0, a->hdim_q, a->hdim_v, &c,
+					     ret_tile);
+			break;
+		case GPU_CORE_MFMA:
+			if (pack)
+				found = pick(TABLE(pack_mfma), core, 1, a->hdim_q, a->hdim_v, &c,
+					     ret_tile);
+			if (found)
+				found = pick(TABLE(rows_mfma), core, 0, a->hdim_q, a->hdim_v, &c,
+					     ret_tile);
+			break;
+		case GPU_CORE_WMMA11:
+		case GPU_CORE_WMMA12:
+			if (pack)
+				found = pick(TABLE(pack_wmma), core, 1, a->hdim_q, a->hdim_v, &c,
+					     ret_tile);
+			if (found)
+				found = pick(TABLE(rows_wmma), core, 0, a->hdim_q, a->hdim_v, &c,
+					     ret_tile);
+			break;
+		case GPU_CORE_SCALAR:
+			if (pack)
+				found = pick(TABLE(pack_scalar), core, 1, a->hdim_q, a->hdim_v, &c,
+					     ret_tile);
+			if (found)
+				found = pick(TABLE(rows_scalar), core, 0, a->hdim_q, a->hdim_v, &c,
+					     ret_tile);
+			break;
+		}
+		if (!found)
+			return 0;
+		if (core == GPU_CORE_SCALAR)
+			return 1;
+		core = GPU_CORE_SCALAR; /* the fallback for everything */
+	}
+	return 1;
+}
+
+int gpu_kernel_default_tile(const char *arch_name, enum abi_family family, uint32_t dtype,
+			    const void *args, int candidate, struct gpu_tile *ret_tile)
+{
+	struct gpu_arch arch;
+
+	if (gpu_arch_find(arch_name, &arch))
+		return 1;
+	if (is_forward(family))
+		return forward_tile(&arch, dtype, args, candidate, ret_tile);
+	return 1;
+}
+
+int gpu_kernel_choose(const char *arch, enum abi_family family, uint32_t dtype, const void *args,
+		      struct gpu_kernel *ret_kernel)
+{
+	struct gpu_tile tile;
+
+	for (int candidate = 0;
+	     !gpu_kernel_default_tile(arch, family, dtype, args, candidate, &tile); candidate++)
+		if (!gpu_kernel_make(arch, family, dtype, args, &tile, ret_kernel))
+			return 0;
+	return 1;
+}
+
+static void forward_grid(const struct gpu_kernel *k, const struct abi_fwd_args *a, uint32_t grid[3])
+{
+	int32_t group = a->nhead_q / a->nhead_k;
+	int32_t n_splits = k->family == ABI_FWD_SPLITKV ? max32(a->n_splits, 1) : 1;
+
+	grid[0] = (uint32_t)ceil_div(a->sequences.seqlen_q_max * (k->pack ? group : 1),
+				     k->tile.tile_m) *
+		  n_splits;
+	grid[1] = k->pack ? a->nhead_k : a->nhead_q;
+	grid[2] = a->sequences.batch;
+}
+
+void gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t ret_grid[3])
+{
+	ret_grid[0] = ret_grid[1] = ret_grid[2] = 0;
+	if (is_forward(kernel->family))
+		forward_grid(kernel, args, ret_grid);
+}
+
+uint64_t gpu_kernel_workspace_bytes(const struct gpu_kernel *kernel, const void *args)
+{
+	(void)kernel;
+	(void)args;
+	return 0;
+}
