@@ -415,3 +415,72 @@ int indices_read(const struct plan *plan, const struct plan_binding bindings[FMH
 	};
 	return 0;
 }
+
+uint64_t plan_indices_bytes(const struct plan *plan)
+{
+	return words_needed(&plan->problem) * sizeof(int32_t);
+}
+
+const void *plan_indices_data(const struct plan_indices *indices)
+{
+	return indices->words;
+}
+
+/* Every field of an argument struct that may point into the copies. */
+static size_t index_fields(union plan_args *args, enum abi_family family,
+			   const abi_i32 **ret_fields[10])
+{
+	struct abi_sequences *sequences = NULL;
+	struct abi_kv_cache *cache = NULL;
+	size_t n = 0;
+
+	switch (family) {
+	case ABI_FWD_SPLITKV_COMBINE:
+		sequences = &args->combine.sequences;
+		break;
+	case ABI_FWD_APPENDKV:
+		sequences = &args->appendkv.sequences;
+		cache = &args->appendkv.cache;
+		break;
+	case ABI_BWD_DOT_DO_O:
+	case ABI_BWD_DQ_DK_DV:
+	case ABI_BWD_CONVERT_DQ:
+		sequences = &args->bwd.sequences;
+		break;
+	default:
+		sequences = &args->fwd.sequences;
+		cache = &args->fwd.cache;
+		break;
+	}
+	ret_fields[n++] = &sequences->seqstart_q;
+	ret_fields[n++] = &sequences->seqstart_k;
+	ret_fields[n++] = &sequences->seqlen_q;
+	ret_fields[n++] = &sequences->seqlen_k;
+	ret_fields[n++] = &sequences->leftpad_k;
+	if (cache) {
+		ret_fields[n++] = &cache->block_table;
+		ret_fields[n++] = &cache->kv_indptr;
+		ret_fields[n++] = &cache->kv_page_indices;
+		ret_fields[n++] = &cache->kv_last_page_len;
+		ret_fields[n++] = &cache->cache_batch_idx;
+	}
+	return n;
+}
+
+void plan_indices_move(const struct plan *plan, const struct plan_indices *indices,
+		       const void *device, union plan_args args[PLAN_MAX_STAGES])
+{
+	uintptr_t from = (uintptr_t)indices->words, bytes = plan_indices_bytes(plan);
+
+	for (uint32_t i = 0; i < plan->n_stages; i++) {
+		const abi_i32 **fields[10];
+		size_t n = index_fields(&args[i], plan->stages[i].family, fields);
+
+		for (size_t k = 0; k < n; k++) {
+			uintptr_t offset = (uintptr_t)*fields[k] - from;
+
+			if (*fields[k] && offset < bytes)
+				*fields[k] = (const abi_i32 *)((uintptr_t)device + offset);
+		}
+	}
+}

@@ -145,6 +145,15 @@ int plan_bind(const struct plan *plan, const struct plan_binding bindings[FMHA_N
 void plan_set_dropout(const struct plan *plan, union plan_args args[PLAN_MAX_STAGES], uint64_t seed,
 		      uint64_t offset);
 struct plan_indices *plan_indices_free(struct plan_indices *indices);
+/*
+ * For a device that cannot read host memory: the caller copies plan_indices_bytes() of
+ * plan_indices_data() to @device and the argument structs are made to point there. plan_bind() itself
+ * reads integer tensors through bindings[].host, a copy that the caller has fetched.
+ */
+uint64_t plan_indices_bytes(const struct plan *plan);
+const void *plan_indices_data(const struct plan_indices *indices);
+void plan_indices_move(const struct plan *plan, const struct plan_indices *indices,
+		       const void *device, union plan_args args[PLAN_MAX_STAGES]);
 
 /* "fwd", "fwd_splitkv", ...: never NULL. */
 const char *plan_family_name(enum abi_family family);

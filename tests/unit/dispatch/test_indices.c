@@ -369,9 +369,42 @@ static void rotary_positions_stay_in_the_table(void **state)
 	fixture_deinit(&f);
 }
 
+/* A device without host memory: the copies move, and every pointer to them with them. */
+static void copies_can_be_moved_to_a_device(void **state)
+{
+	struct abi_sequences before, *after;
+	struct fixture f;
+	int32_t *moved;
+	uint64_t bytes;
+
+	(void)state;
+	fixture_forward(&f, FMHA_GROUP);
+	fixture_add(&f, FMHA_T_SEQLEN_Q, FMHA_I32);
+	memcpy(fixture_ints(&f, FMHA_T_SEQSTART_Q), (int32_t[]){0, 5, 8}, 12);
+	memcpy(fixture_ints(&f, FMHA_T_SEQSTART_K), (int32_t[]){0, 7, 12}, 12);
+	memcpy(fixture_ints(&f, FMHA_T_SEQLEN_Q), (int32_t[]){4, 3}, 8);
+	assert_works(&f, fixture_bind(&f));
+	before = f.args[0].fwd.sequences;
+	bytes = plan_indices_bytes(&f.plan);
+	assert_true(bytes >= 8 * sizeof(int32_t));
+	moved = malloc(bytes);
+	memcpy(moved, plan_indices_data(f.indices), bytes);
+	plan_indices_move(&f.plan, f.indices, moved, f.args);
+	after = &f.args[0].fwd.sequences;
+	assert_ptr_not_equal(after->seqstart_q, before.seqstart_q);
+	assert_true(after->seqstart_q >= moved && after->seqstart_q + 3 <= moved + bytes / 4);
+	assert_memory_equal(after->seqstart_q, before.seqstart_q, 12);
+	assert_memory_equal(after->seqstart_k, before.seqstart_k, 12);
+	assert_memory_equal(after->seqlen_q, before.seqlen_q, 8);
+	assert_null(after->leftpad_k);
+	free(moved);
+	fixture_deinit(&f);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(copies_can_be_moved_to_a_device),
 		cmocka_unit_test(prefix_sums_are_judged),
 		cmocka_unit_test(lengths_stay_within_storage),
 		cmocka_unit_test(batch_mode_lengths_too),
