@@ -229,7 +229,7 @@ static uint32_t allowed_types(const struct fmha_problem *p, enum fmha_tensor_rol
 static int check_dtype(const struct fmha_problem *p, enum fmha_tensor_role role,
 		       struct fmha_error *err)
 {
-	uint32_t dtype = p->tensor[role].dtype, allowed = allowed_types(p, role);
+	uint32_t dtype = p->tensor[role].dtype, allowed;
 	char rule[96];
 	size_t used;
 
@@ -237,6 +237,7 @@ static int check_dtype(const struct fmha_problem *p, enum fmha_tensor_role role,
 		(void)snprintf(rule, sizeof(rule), "%u is no data type", dtype);
 		return refuse(err, role, ".dtype", rule);
 	}
+	allowed = allowed_types(p, role);
 	if (allowed & TYPE(dtype))
 		return 0;
 	used = (size_t)snprintf(rule, sizeof(rule), "%s, must be", fmha_dtype_name(dtype));

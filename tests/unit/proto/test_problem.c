@@ -457,6 +457,8 @@ static void data_types(void **state)
 	ACCEPTS(merge, p.o_parts.dtype = p.o.dtype = FMHA_BF16);
 	ACCEPTS(append, p.rotary_cos.dtype = p.rotary_sin.dtype = FMHA_BF16);
 	REFUSES(forward, "tensor.q.dtype", "tensor.q.dtype: 7 is no data type", p.q.dtype = 7);
+	REFUSES(forward, "tensor.k.dtype", "tensor.k.dtype: 4294967295 is no data type",
+		p.k.dtype = UINT32_MAX);
 	REFUSES(forward, "tensor.k.dtype",
 		"tensor.k.dtype: i32, must be f32 or f16 or bf16 or e4m3 or e5m2",
 		p.k.dtype = FMHA_I32);
