@@ -40,7 +40,7 @@ asan() {
 }
 
 fuzz() {
-    ./dev build fuzz && tests/fuzz/run.sh build/fuzz
+    tests/fuzz/run.sh
 }
 
 for step in "${@:-unit integration asan fuzz}"; do
