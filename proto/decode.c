@@ -291,6 +291,7 @@ static int decode_value(const msgpack_object *value, const struct field *field, 
 			uint32_t role, const struct field_path *path, struct fmha_error *err)
 {
 	char *at = object + field->offset;
+	uint32_t number;
 
 	switch (field->type) {
 	case FIELD_U32:
@@ -301,7 +302,8 @@ static int decode_value(const msgpack_object *value, const struct field *field, 
 	case FIELD_BOOL:
 		if (value->type != MSGPACK_OBJECT_BOOLEAN)
 			return wrong_type(value, "must be a boolean", path, err);
-		memcpy(at, &(uint32_t){value->via.boolean}, sizeof(uint32_t));
+		number = value->via.boolean;
+		memcpy(at, &number, sizeof(number));
 		return 0;
 	case FIELD_F32:
 	case FIELD_F64:

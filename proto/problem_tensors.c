@@ -289,20 +289,23 @@ static bool is_written(const struct fmha_problem *p, enum fmha_tensor_role role)
 static bool overlaps_itself(const int64_t dims[5], const int64_t stride[5], int n_dims)
 {
 	int64_t reach = 0; /* of the axes so far */
-	bool done[5] = {0};
+	int order[5] = {0}, n = 0;
 
-	for (int round = 0; round < n_dims; round++) {
-		int next = -1;
+	for (int i = 0; i < n_dims; i++) {
+		int at = n++;
 
-		for (int i = 0; i < n_dims; i++)
-			if (!done[i] && (next < 0 || stride[i] < stride[next]))
-				next = i;
-		done[next] = true;
-		if (dims[next] <= 1)
+		for (; at > 0 && stride[order[at - 1]] > stride[i]; at--)
+			order[at] = order[at - 1];
+		order[at] = i;
+	}
+	for (int i = 0; i < n; i++) {
+		int axis = order[i];
+
+		if (dims[axis] <= 1)
 			continue;
-		if (stride[next] <= reach)
+		if (stride[axis] <= reach)
 			return true;
-		reach += (dims[next] - 1) * stride[next];
+		reach += (dims[axis] - 1) * stride[axis];
 	}
 	return false;
 }
