@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: MIT */
+/* catalog_impl.h: the catalog as the files of this folder see it. */
+#ifndef SPECS_CATALOG_IMPL_H
+#define SPECS_CATALOG_IMPL_H
+
+#include <cjson/cJSON.h>
+
+#include <specs/catalog.h>
+
+#include "expr.h"
+#include "json.h"
+
+#define CATALOG_MAX_WORDS      64
+#define CATALOG_MAX_ARCHS      32
+#define CATALOG_MAX_RULES      8
+#define CATALOG_MAX_PROFILES   32
+#define CATALOG_MAX_PROPERTIES 16
+
+struct words {
+	int n;
+	char *word[CATALOG_MAX_WORDS];
+};
+
+/* Section "validate" of a rules file, compiled for one arch. */
+struct check {
+	struct expr when;    /* empty: always */
+	struct expr require; /* a spec for which this is false is reported */
+	const char *field;   /* inside the rules' document */
+	const char *message; /* with {field} place holders */
+	uint16_t families;   /* bit n: family n */
+	uint8_t is_warning;
+};
+
+/* One file of rules/: how the kernel space of some archs is built. The document is interpreted by
+ * space.c whenever a space is made; only its checks are compiled beforehand. */
+struct rules {
+	const char *name;
+	char *path;
+	cJSON *document;
+};
+
+struct arch {
+	char *path;
+	cJSON *document;
+	int rules;          /* index */
+	uint16_t dtypes;    /* bit n: enum spec_dtype n */
+	uint64_t pipelines; /* bit n: word n */
+	/* The properties of each data type as this arch has them: `dtype.<property>` in rules. The
+	 * catalog's come first, then first_warp_m, _n, _k: the first of the arch's warp tiles. */
+	int32_t dtype_properties[SPEC_N_DTYPES][CATALOG_MAX_PROPERTIES];
+	struct check *checks;
+	int n_checks;
+};
+
+struct profile {
+	const char *name;
+	const char *text;
+	int receipt;
+	struct expr keep;
+};
+
+struct spec_catalog {
+	char *dir;
+	struct words pipelines, tile_tags, properties;
+	int n_archs, n_rules, n_profiles;
+	const char *arch_names[CATALOG_MAX_ARCHS];
+	struct arch archs[CATALOG_MAX_ARCHS];
+	struct rules rules[CATALOG_MAX_RULES];
+	struct profile profiles[CATALOG_MAX_PROFILES];
+	cJSON *words_document, *profiles_document;
+	int dtype_bytes[SPEC_N_DTYPES];
+};
+
+/* The vocabulary of a field: NULL and 0 when it has none. */
+const char *const *spec_words(const struct spec_catalog *catalog, enum spec_field field,
+			      int *ret_n);
+int spec_word_find_n(const struct spec_catalog *catalog, enum spec_field field, const char *word,
+		     size_t length);
+
+/* Compiles the expression at @at, a string; complaints name the place in the document. */
+int at_expr(const struct at *at, const struct expr_scope *scope, struct expr *ret,
+	    struct fmha_error *err);
+
+#endif

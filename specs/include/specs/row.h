@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/* row.h: kernel specs as CSV and JSON. */
+#ifndef SPECS_ROW_H
+#define SPECS_ROW_H
+
+#include <specs/catalog.h>
+
+#define SPEC_ROW_BYTES 1024 /* holds a CSV row or header, newline and NUL included */
+#define SPEC_JSON_BYTES 2560
+
+/* Each writes one line with its newline and NUL and returns its length without the NUL. */
+size_t spec_csv_header(char line[SPEC_ROW_BYTES]);
+size_t spec_csv_row(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		    char line[SPEC_ROW_BYTES]);
+
+/* The inverse, of one line with or without its newline. Return: 0, FMHA_EINVAL naming the field. */
+int spec_csv_parse(const struct spec_catalog *catalog, const char *line,
+		   struct kernel_spec *ret_spec, struct fmha_error *err);
+
+/* One JSON object of 59 members and "name", without a newline; returns its length. */
+size_t spec_json(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		 char text[SPEC_JSON_BYTES]);
+
+/*
+ * A spec from a JSON object, as people write it: every field optional but family and gfx_arch, and
+ * lists for short: "tile" (6 numbers, 9 for bwd_dq_dk_dv), "wave" (9), "warp" (9), "pads" (4).
+ * @file: for messages. Return: 0, FMHA_EINVAL with path and reason.
+ */
+struct cJSON;
+int spec_json_parse(const struct spec_catalog *catalog, const struct cJSON *object,
+		    const char *file, int index, struct kernel_spec *ret_spec,
+		    struct fmha_error *err);
+
+#endif

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: MIT
+/* row.c: see specs/row.h. */
+#include <stdio.h>
+
+#include <proto/error.h>
+#include <specs/row.h>
+
+#include "catalog_impl.h"
+#include "fields.h"
+
+/* Rows are written by the million: numbers by hand, words by their vocabulary. */
+static char *put_number(char *at, int32_t value)
+{
+	char digits[12];
+	int n = 0;
+	uint32_t left = value < 0 ? 0u - (uint32_t)value : (uint32_t)value;
+
+	if (left < 10 && value >= 0) {
+		*at = (char)('0' + left);
+		return at + 1;
+	}
+	if (value < 0)
+		*at++ = '-';
+	do
+		digits[n++] = (char)('0' + left % 10);
+	while (left /= 10);
+	while (n)
+		*at++ = digits[--n];
+	return at;
+}
+
+static char *put_text(char *at, const char *text)
+{
+	size_t n = strlen(text);
+
+	memcpy(at, text, n);
+	return at + n;
+}
+
+static char *put_field(const struct spec_catalog *catalog, const struct kernel_spec *spec, int i,
+		       char *at)
+{
+	int32_t value = field_load(&spec_fields[i], spec);
+	const char *word;
+
+	if (spec_fields[i].kind != FIELD_WORD)
+		return put_number(at, value);
+	word = spec_word(catalog, i, value);
+	return put_text(at, word ? word : "?");
+}
+
+size_t spec_csv_header(char line[SPEC_ROW_BYTES])
+{
+	char *at = line;
+
+	for (int i = 0; i < SPEC_N_FIELDS; i++) {
+		at = put_text(at, spec_fields[i].name);
+		*at++ = i + 1 < SPEC_N_FIELDS ? ',' : '\n';
+	}
+	*at = '\0';
+	return (size_t)(at - line);
+}
+
+size_t spec_csv_row(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		    char line[SPEC_ROW_BYTES])
+{
+	char *at = line;
+
+	for (int i = 0; i < SPEC_N_FIELDS; i++) {
+		at = put_field(catalog, spec, i, at);
+		*at++ = i + 1 < SPEC_N_FIELDS ? ',' : '\n';
+	}
+	*at = '\0';
+	return (size_t)(at - line);
+}
+
+static int parse_cell(const struct spec_catalog *catalog, int field, const char *text,
+		      size_t length, struct kernel_spec *spec)
+{
+	const struct field *of = &spec_fields[field];
+	size_t i = length && text[0] == '-';
+	int64_t value = 0;
+
+	if (of->kind == FIELD_WORD) {
+		value = spec_word_find_n(catalog, field, text, length);
+		if (value < 0)
+			return 0;
+	} else {
+		if (i == length || length > 7)
+			return 0;
+		for (size_t digit = i; digit < length; digit++) {
+			if (text[digit] < '0' || text[digit] > '9')
+				return 0;
+			value = value * 10 + (text[digit] - '0');
+		}
+		value = i ? -value : value;
+	}
+	if (!field_fits(of, value))
+		return 0;
+	field_store(of, spec, (int32_t)value);
+	return 1;
+}
+
+int spec_csv_parse(const struct spec_catalog *catalog, const char *line,
+		   struct kernel_spec *ret_spec, struct fmha_error *err)
+{
+	struct kernel_spec spec = {0};
+
+	for (int i = 0; i < SPEC_N_FIELDS; i++) {
+		size_t length = strcspn(line, ",\r\n");
+		int is_last = line[length] != ',';
+
+		if (is_last != (i + 1 == SPEC_N_FIELDS))
+			return fmha_error_set_field(err, FMHA_EINVAL, spec_fields[i].name,
+						    "the row must have %d columns", SPEC_N_FIELDS);
+		if (!parse_cell(catalog, i, line, length, &spec))
+			return fmha_error_set_field(err, FMHA_EINVAL, spec_fields[i].name,
+						    "%s '%.*s': no such value",
+						    spec_fields[i].name,
+						    (int)(length > 60 ? 60 : length), line);
+		line += length + !is_last;
+	}
+	*ret_spec = spec;
+	return 0;
+}
+
+size_t spec_json(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		 char text[SPEC_JSON_BYTES])
+{
+	char name[SPEC_NAME_BYTES];
+	char *at = text;
+
+	(void)spec_name_format(catalog, spec, name);
+	at = put_text(at, "{\"name\":\"");
+	at = put_text(at, name);
+	*at++ = '"';
+	for (int i = 0; i < SPEC_N_FIELDS; i++) {
+		const struct field *field = &spec_fields[i];
+
+		at = put_text(at, ",\"");
+		at = put_text(at, field->name);
+		at = put_text(at, "\":");
+		if (field->kind == FIELD_FLAG) {
+			at = put_text(at, field_load(field, spec) ? "true" : "false");
+		} else if (field->kind == FIELD_WORD) {
+			*at++ = '"';
+			at = put_field(catalog, spec, i, at);
+			*at++ = '"';
+		} else {
+			at = put_field(catalog, spec, i, at);
+		}
+	}
+	*at++ = '}';
+	*at = '\0';
+	return (size_t)(at - text);
+}
+
+/* "tile": [...] and so on: @n numbers for the fields from @first on. */
+static int read_list(const struct at *at, int first, int n, const char *message,
+		     struct kernel_spec *spec, struct fmha_error *err)
+{
+	int index = 0;
+	int r = at_want_array(at, err);
+
+	if (r == 0 && cJSON_GetArraySize(at->item) != n)
+		r = at_error(at, err, "%s", message);
+	for (const cJSON *item = r == 0 ? at->item->child : NULL; item && r == 0;
+	     item = item->next, index++) {
+		struct at here = at_item(at, item, index);
+		int64_t value;
+
+		r = at_int(&here, 0, UINT16_MAX, &value, err);
+		if (r == 0 && !field_fits(&spec_fields[first + index], value))
+			r = at_error(&here, err, "%lld is no value of %s", (long long)value,
+				     spec_fields[first + index].name);
+		if (r == 0)
+			spec_set(spec, first + index, value);
+	}
+	return r;
+}
+
+static int read_field(const struct spec_catalog *catalog, const struct at *at, int field,
+		      struct kernel_spec *spec, struct fmha_error *err)
+{
+	const struct field *of = &spec_fields[field];
+	int64_t value = 0;
+	const char *word;
+	int r;
+
+	if (of->kind == FIELD_WORD) {
+		r = at_string(at, &word, err);
+		if (r < 0)
+			return r;
+		value = spec_word_find(catalog, field, word);
+		if (value < 0)
+			return at_error(at, err, "'%s' is not a %s", word, of->name);
+	} else if (cJSON_IsBool(at->item)) {
+		value = cJSON_IsTrue(at->item);
+	} else {
+		r = at_int(at, INT16_MIN, UINT16_MAX, &value, err);
+		if (r < 0)
+			return r;
+	}
+	if (!field_fits(of, value))
+		return at_error(at, err, "%lld is no value of %s", (long long)value, of->name);
+	spec_set(spec, field, value);
+	return 0;
+}
+
+static int read_member(const struct spec_catalog *catalog, const struct at *at,
+		       struct kernel_spec *spec, struct fmha_error *err)
+{
+	int is_bwd = spec->signature.family == SPEC_BWD_DQ_DK_DV;
+	int field = field_find(at->key, strlen(at->key));
+
+	if (field >= 0)
+		return read_field(catalog, at, field, spec, err);
+	if (strcmp(at->key, "tile") == 0)
+		return read_list(at, SPEC_FIELD_tile_m0, is_bwd ? 9 : 6,
+				 is_bwd ? "a tile of bwd_dq_dk_dv must have 9 numbers"
+					: "a tile must have 6 numbers",
+				 spec, err);
+	if (strcmp(at->key, "wave") == 0)
+		return read_list(at, SPEC_FIELD_wave_m0, 9, "wave must have 9 numbers",
+				 spec, err);
+	if (strcmp(at->key, "warp") == 0)
+		return read_list(at, SPEC_FIELD_warp_m0, 9, "warp must have 9 numbers",
+				 spec, err);
+	if (strcmp(at->key, "pads") == 0)
+		return read_list(at, SPEC_FIELD_pad_s, 4, "pads must have 4 numbers",
+				 spec, err);
+	if (strcmp(at->key, "name") == 0) /* as written by spec_json() */
+		return 0;
+	return at_error(at, err, "there is no field '%s'", at->key);
+}
+
+int spec_json_parse(const struct spec_catalog *catalog, const struct cJSON *object,
+		    const char *file, int index, struct kernel_spec *ret_spec,
+		    struct fmha_error *err)
+{
+	struct at document = at_document(NULL, file);
+	struct at at = index < 0 ? at_document(object, file) : at_item(&document, object, index);
+	struct at arch = at_key(&at, "gfx_arch"), family = at_key(&at, "family");
+	struct kernel_spec spec;
+	int r = at_want_object(&at, err);
+
+	spec_init(&spec);
+	if (r == 0)
+		r = read_field(catalog, &arch, SPEC_FIELD_gfx_arch, &spec, err);
+	if (r == 0)
+		r = read_field(catalog, &family, SPEC_FIELD_family, &spec, err);
+	for (const cJSON *item = r == 0 ? object->child : NULL; item && r == 0; item = item->next) {
+		struct at here = at_member(&at, item);
+
+		r = read_member(catalog, &here, &spec, err);
+	}
+	if (r == 0)
+		*ret_spec = spec;
+	return r;
+}

@@ -1,0 +1,482 @@
+// SPDX-License-Identifier: MIT
+/* space.c: making, counting, walking and searching a space. Its shape is told in space_impl.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <proto/error.h>
+
+#include "space_impl.h"
+
+struct spec_iter {
+	const struct spec_space *space;
+	const struct spec_filter *filter;
+	int is_pinned;             /* walk only the specs of `pin`'s signature */
+	struct kernel_spec pin;
+	size_t block, end;         /* the next block, and the end of those to walk */
+	const struct block *of;    /* being walked, or NULL */
+	size_t tile;               /* the next tile; n_tiles: take the next row of axes first */
+	int is_row_first;
+	int row[SPACE_MAX_AXES];   /* the value of each axis */
+	struct kernel_spec spec;
+};
+
+/* Advances axis @level to its next value that is wanted; 0 when there is none. */
+static inline int step_axis(struct spec_iter *it, int level)
+{
+	const struct template *t = it->of->template;
+	const struct axis *axis = &t->axis[level];
+
+	while (++it->row[level] < axis->n_values) {
+		axis_assign(axis, it->row[level], &it->spec);
+		if (it->is_pinned) {
+			int agrees = 1;
+
+			for (int i = 0; i < axis->n_fields && agrees; i++) {
+				const struct field *f = &spec_fields[axis->field[i]];
+
+				agrees = !(spec_signature_fields >> axis->field[i] & 1) ||
+					 field_load(f, &it->spec) == field_load(f, &it->pin);
+			}
+			if (!agrees)
+				continue;
+		}
+		if (rules_hold(&t->rules, level, &it->spec))
+			return 1;
+	}
+	return 0;
+}
+
+/* The next combination of axis values of the block; 0 at its end. */
+static int next_row(struct spec_iter *it)
+{
+	int n = it->of->template->n_axes;
+	int level = it->is_row_first ? 0 : n - 1;
+
+	if (it->is_row_first && n > 0)
+		it->row[0] = -1;
+	if (n == 0 || level < 0) {
+		int first = it->is_row_first;
+
+		it->is_row_first = 0;
+		return first;
+	}
+	it->is_row_first = 0;
+	while (level >= 0) {
+		if (!step_axis(it, level)) {
+			level--;
+		} else if (++level == n) {
+			return 1;
+		} else {
+			it->row[level] = -1;
+		}
+	}
+	return 0;
+}
+
+static int signature_agrees(const struct block *block, const struct kernel_signature *pin)
+{
+	const uint8_t *mask = block->template->fixed_signature;
+	const uint8_t *a = (const uint8_t *)&block->base.signature;
+	const uint8_t *b = (const uint8_t *)pin;
+	uint8_t differs = 0;
+
+	for (size_t i = 0; i < sizeof(*pin); i++)
+		differs |= (a[i] ^ b[i]) & mask[i];
+	return !differs;
+}
+
+static int next_block(struct spec_iter *it)
+{
+	while (it->block < it->end) {
+		const struct block *block = &it->space->blocks[it->block++];
+
+		if (it->is_pinned && !signature_agrees(block, &it->pin.signature))
+			continue;
+		it->of = block;
+		it->spec = block->base;
+		it->is_row_first = 1;
+		it->tile = block->n_tiles;
+		return 1;
+	}
+	it->of = NULL;
+	return 0;
+}
+
+const struct kernel_spec *spec_iter_next(struct spec_iter *it)
+{
+	while (it->of || next_block(it)) {
+		const struct block *block = it->of;
+
+		while (it->tile < block->n_tiles) {
+			if (block->tile)
+				it->spec.tile = block->tile[it->tile];
+			it->tile++;
+			if (block->template->n_leaf_rules &&
+			    !rules_hold(&block->template->rules, block->template->n_axes, &it->spec))
+				continue;
+			if (!it->filter || spec_filter_match(it->filter, &it->spec))
+				return &it->spec;
+		}
+		if (next_row(it))
+			it->tile = 0;
+		else
+			it->of = NULL;
+	}
+	return NULL;
+}
+
+static struct spec_iter *iter_alloc(const struct spec_space *space)
+{
+	struct spec_iter *it = calloc(1, sizeof(*it));
+
+	if (it)
+		it->space = space;
+	return it;
+}
+
+struct spec_iter *spec_iter_new(const struct spec_space *space, const struct spec_filter *filter)
+{
+	struct spec_iter *it = iter_alloc(space);
+
+	if (it) {
+		it->filter = filter;
+		it->end = space->n_blocks;
+	}
+	return it;
+}
+
+/* Family, data type and head dims as one number that sorts like them. */
+static uint64_t block_key(const struct kernel_signature *s)
+{
+	return (uint64_t)s->family << 40 | (uint64_t)s->data_type << 32 |
+	       (uint64_t)s->hdim_q << 16 | s->hdim_v;
+}
+
+/* The first block whose key is at least @key. */
+static size_t lower_bound(const struct spec_space *space, uint64_t key)
+{
+	size_t low = 0, high = space->n_blocks;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (block_key(&space->blocks[middle].base.signature) < key)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+void spec_iter_restart_signature(struct spec_iter *it, const struct kernel_signature *signature)
+{
+	uint64_t key = block_key(signature);
+
+	it->filter = NULL;
+	it->is_pinned = 1;
+	it->of = NULL;
+	it->pin.signature = *signature;
+	it->block = lower_bound(it->space, key);
+	it->end = lower_bound(it->space, key + 1);
+}
+
+struct spec_iter *spec_iter_new_signature(const struct spec_space *space,
+					  const struct kernel_signature *signature)
+{
+	struct spec_iter *it = iter_alloc(space);
+
+	if (it)
+		spec_iter_restart_signature(it, signature);
+	return it;
+}
+
+struct spec_iter *spec_iter_free(struct spec_iter *it)
+{
+	free(it);
+	return NULL;
+}
+
+int spec_space_contains(const struct spec_space *space, const struct kernel_spec *spec)
+{
+	struct spec_iter it = {.space = space};
+	const struct kernel_spec *candidate;
+
+	spec_iter_restart_signature(&it, &spec->signature);
+	while ((candidate = spec_iter_next(&it)))
+		if (memcmp(candidate, spec, sizeof(*spec)) == 0)
+			return 1;
+	return 0;
+}
+
+size_t spec_space_head_dims(const struct spec_space *space, enum spec_family family,
+			    enum spec_dtype dtype, struct spec_head_dims *ret_pairs, size_t n_max)
+{
+	struct kernel_signature low = {.family = (uint8_t)family, .data_type = (uint8_t)dtype};
+	uint64_t end = block_key(&low) + ((uint64_t)1 << 32);
+	size_t n = 0;
+	uint64_t last = 0;
+
+	for (size_t i = lower_bound(space, block_key(&low)); i < space->n_blocks; i++) {
+		const struct kernel_signature *s = &space->blocks[i].base.signature;
+		uint64_t key = block_key(s);
+
+		if (key >= end)
+			break;
+		if (key == last)
+			continue;
+		last = key;
+		if (n < n_max)
+			ret_pairs[n] = (struct spec_head_dims){s->hdim_q, s->hdim_v};
+		n++;
+	}
+	return n;
+}
+
+void spec_signature_reduce(const struct spec_space *space, struct kernel_signature *signature)
+{
+	const struct family_traits *traits;
+	struct kernel_spec full, reduced;
+
+	if (signature->family >= SPEC_N_FAMILIES)
+		return;
+	traits = &space->families[signature->family];
+	spec_init(&full);
+	spec_init(&reduced);
+	full.signature = *signature;
+	reduced.signature.family = signature->family;
+	reduced.signature.data_type = signature->data_type;
+	for (int f = 0; f < SPEC_N_FIELDS; f++)
+		if (traits->used >> f & 1)
+			field_store(&spec_fields[f], &reduced, field_load(&spec_fields[f], &full));
+	set_apply(&traits->fixed, &reduced);
+	*signature = reduced.signature;
+}
+
+/* Rows of axes times tiles, unless a rule looks at the tile. */
+static uint64_t count_block(const struct spec_space *space, size_t index)
+{
+	struct spec_iter it = {.space = space, .block = index, .end = index + 1};
+	const struct block *block = &space->blocks[index];
+	uint64_t n = 0;
+
+	if (block->template->n_leaf_rules) {
+		while (spec_iter_next(&it))
+			n++;
+		return n;
+	}
+	(void)next_block(&it);
+	while (next_row(&it))
+		n += block->n_tiles;
+	return n;
+}
+
+static int compare_blocks(const void *a, const void *b)
+{
+	uint64_t x = block_key(&((const struct block *)a)->base.signature);
+	uint64_t y = block_key(&((const struct block *)b)->base.signature);
+	int by_pipeline = (int)((const struct block *)a)->base.pipeline -
+			  (int)((const struct block *)b)->base.pipeline;
+
+	return x != y ? (x > y) - (x < y) : by_pipeline;
+}
+
+static void settle(struct spec_space *space)
+{
+	size_t kept = 0;
+
+	if (space->n_blocks)
+		qsort(space->blocks, space->n_blocks, sizeof(*space->blocks), compare_blocks);
+	for (size_t i = 0; i < space->n_blocks; i++) {
+		space->blocks[i].count = count_block(space, i);
+		space->count += space->blocks[i].count;
+	}
+	for (size_t i = 0; i < space->n_blocks; i++)
+		if (space->blocks[i].count)
+			space->blocks[kept++] = space->blocks[i];
+	space->n_blocks = kept;
+}
+
+static int add_sweep(struct spec_space *space, const struct space_request *request,
+		     const struct at *document, struct fmha_error *err)
+{
+	struct sweep *sweep = malloc(sizeof(*sweep));
+	int r;
+
+	if (!sweep)
+		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+	r = sweep_read(space->catalog, document, sweep, err);
+	if (r == 0)
+		r = space_add_variant(space, request, sweep, err);
+	/* In rules mode an unknown variant is an empty list, as it is upstream. */
+	if (r == 1)
+		r = request->exhaustive ? fmha_error_set_field(err, FMHA_EINVAL, "variant",
+							       "variant '%s': there is none",
+							       sweep->variant)
+					: 0;
+	free(sweep);
+	return r;
+}
+
+static int add_sweep_file(struct spec_space *space, const struct space_request *request,
+			  const char *path, struct fmha_error *err)
+{
+	cJSON *document;
+	struct at at;
+	int r = json_read(path, &document, err);
+
+	if (r < 0)
+		return r;
+	at = at_document(document, path);
+	r = add_sweep(space, request, &at, err);
+	cJSON_Delete(document);
+	return r;
+}
+
+/* @name: a file's path, or the name of a shipped sweep. */
+static int add_sweep_named(struct spec_space *space, const struct space_request *request,
+			   const char *name, struct fmha_error *err)
+{
+	char *path;
+	int r;
+
+	if (strchr(name, '/') || strchr(name, '.'))
+		return add_sweep_file(space, request, name, err);
+	if (asprintf(&path, "%s/sweeps/%s.json", space->catalog->dir, name) < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+	if (access(path, F_OK) < 0 && access(name, F_OK) == 0)
+		r = add_sweep_file(space, request, name, err);
+	else
+		r = add_sweep_file(space, request, path, err);
+	free(path);
+	return r;
+}
+
+/* @variant NULL: all. In exhaustive mode the shipped allow-lists do not apply. */
+static int add_variants(struct spec_space *space, const struct space_request *request,
+			const char *variant, struct fmha_error *err)
+{
+	const struct rules *rules =
+		&space->catalog->rules[space->catalog->archs[space->arch].rules];
+	struct at document = at_document(rules->document, rules->path);
+	struct at sweeps = at_key(&document, "sweeps");
+	int found = 0;
+	int r = at_want_object(&sweeps, err);
+
+	for (const cJSON *item = r == 0 ? sweeps.item->child : NULL; item && r == 0;
+	     item = item->next) {
+		struct at here = at_member(&sweeps, item);
+		struct sweep *sweep;
+		const char *name;
+
+		if (variant && strcmp(variant, item->string) != 0)
+			continue;
+		found = 1;
+		r = at_string(&here, &name, err);
+		if (r == 0 && !request->exhaustive) {
+			r = add_sweep_named(space, request, name, err);
+		} else if (r == 0) {
+			sweep = calloc(1, sizeof(*sweep));
+			if (!sweep)
+				return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+			(void)snprintf(sweep->variant, sizeof(sweep->variant), "%s", item->string);
+			r = space_add_variant(space, request, sweep, err);
+			r = r == 1 ? at_error(&here, err, "there is no such variant") : r;
+			free(sweep);
+		}
+	}
+	if (r == 0 && !found)
+		r = fmha_error_set_field(err, FMHA_EINVAL, "variant",
+					 "variant '%s': the rules '%s' have none of that name",
+					 variant ? variant : "", rules->name);
+	return r;
+}
+
+static int fill(struct spec_space *space, const struct spec_space_options *options,
+		struct fmha_error *err)
+{
+	const struct space_request request = {
+		.exhaustive = options->exhaustive,
+		.receipt = options->exhaustive ? 0 : options->receipt,
+		.restrict_hdims = options->restrict_hdims,
+		.n_restrict_hdims = options->n_restrict_hdims,
+	};
+	cJSON *document;
+	struct at at;
+	int r;
+
+	if (options->config)
+		return add_sweep_named(space, &request, options->config, err);
+	if (!options->config_json)
+		return add_variants(space, &request, options->variant, err);
+	r = json_parse(options->config_json, "config", &document, err);
+	if (r < 0)
+		return r;
+	at = at_document(document, "config");
+	r = add_sweep(space, &request, &at, err);
+	cJSON_Delete(document);
+	return r;
+}
+
+int spec_space_new(const struct spec_catalog *catalog, const struct spec_space_options *options,
+		   struct spec_space **ret_space, struct fmha_error *err)
+{
+	int arch = options->arch ? spec_arch_find(catalog, options->arch) : -1;
+	struct spec_space *space;
+	int r;
+
+	if (arch < 0)
+		return fmha_error_set_field(err, FMHA_EINVAL, "arch", "arch '%s': there is none",
+					    options->arch ? options->arch : "");
+	if (!!options->variant + !!options->config + !!options->config_json > 1)
+		return fmha_error_set_field(err, FMHA_EINVAL, "variant",
+					    "variant and config exclude each other");
+	space = calloc(1, sizeof(*space));
+	if (!space)
+		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+	space->catalog = catalog;
+	space->arch = arch;
+	r = space_read_families(space, err);
+	if (r == 0)
+		r = fill(space, options, err);
+	if (r < 0) {
+		spec_space_free(space);
+		return r;
+	}
+	settle(space);
+	*ret_space = space;
+	return 0;
+}
+
+struct spec_space *spec_space_free(struct spec_space *space)
+{
+	if (!space)
+		return NULL;
+	for (size_t i = 0; i < space->n_templates; i++) {
+		for (int j = 0; j < space->templates[i]->n_axes; j++)
+			axis_deinit(&space->templates[i]->axis[j]);
+		rules_deinit(&space->templates[i]->rules);
+		free(space->templates[i]);
+	}
+	for (size_t i = 0; i < space->n_tile_lists; i++) {
+		free(space->tile_lists[i]->tile);
+		free(space->tile_lists[i]);
+	}
+	for (int i = 0; i < SPEC_N_FAMILIES; i++)
+		set_deinit(&space->families[i].fixed);
+	free(space->templates);
+	free(space->tile_lists);
+	free(space->blocks);
+	free(space);
+	return NULL;
+}
+
+int spec_space_arch(const struct spec_space *space)
+{
+	return space->arch;
+}
+
+uint64_t spec_space_count(const struct spec_space *space)
+{
+	return space->count;
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+/* validate.c: runs the checks of the arch's rules file and fills in their sentences. */
+#include <stdio.h>
+
+#include <specs/validate.h>
+
+#include "catalog_impl.h"
+#include "fields.h"
+
+/* Appends the value of the field named by @name, as CSV would print it. */
+static size_t write_field(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+			  const char *name, size_t length, char *text, size_t size)
+{
+	int field = field_find(name, length);
+	const char *word;
+	int n;
+
+	if (field < 0)
+		return 0;
+	if (spec_fields[field].kind == FIELD_WORD) {
+		word = spec_word(catalog, field, spec_get(spec, field));
+		n = snprintf(text, size, "%s", word ? word : "?");
+	} else {
+		n = snprintf(text, size, "%lld", (long long)spec_get(spec, field));
+	}
+	return (size_t)n < size ? (size_t)n : size - 1;
+}
+
+/* "hdim_q {hdim_q}: not a multiple of 8" -> "hdim_q 63: not a multiple of 8" */
+static void write_message(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+			  const char *message, char *text, size_t size)
+{
+	size_t used = 0;
+
+	while (*message && used + 1 < size) {
+		size_t length = *message == '{' ? strcspn(message + 1, "}") : 0;
+
+		if (length && message[1 + length] == '}') {
+			used += write_field(catalog, spec, message + 1, length, text + used,
+					    size - used);
+			message += length + 2;
+		} else {
+			text[used++] = *message++;
+		}
+	}
+	text[used] = '\0';
+}
+
+static void report(struct spec_findings *findings, int is_warning, const char *field,
+		   struct spec_finding **ret)
+{
+	*ret = NULL;
+	findings->n_warnings += is_warning;
+	findings->n_errors += !is_warning;
+	if (findings->n == SPEC_MAX_FINDINGS)
+		return;
+	*ret = &findings->finding[findings->n++];
+	(*ret)->is_warning = is_warning;
+	(void)snprintf((*ret)->field, sizeof((*ret)->field), "%s", field);
+}
+
+/* A spec that no rules can judge: its arch or family is not one. */
+static int unknown(struct spec_findings *findings, const char *field, int value)
+{
+	struct spec_finding *finding;
+
+	if (findings) {
+		report(findings, 0, field, &finding);
+		(void)snprintf(finding->msg, sizeof(finding->msg), "%s %d: there is none", field,
+			       value);
+	}
+	return 1;
+}
+
+int spec_validate(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		  struct spec_findings *ret_findings)
+{
+	const struct arch *arch;
+	int n_errors = 0;
+
+	if (ret_findings)
+		ret_findings->n_errors = ret_findings->n_warnings = ret_findings->n = 0;
+	if (spec->gfx_arch >= catalog->n_archs)
+		return unknown(ret_findings, "gfx_arch", spec->gfx_arch);
+	if (spec->signature.family >= SPEC_N_FAMILIES)
+		return unknown(ret_findings, "family", spec->signature.family);
+	arch = &catalog->archs[spec->gfx_arch];
+	for (int i = 0; i < arch->n_checks; i++) {
+		const struct check *check = &arch->checks[i];
+		struct spec_finding *finding;
+
+		if (!(check->families >> spec->signature.family & 1) ||
+		    !expr_holds(&check->when, spec) || expr_holds(&check->require, spec))
+			continue;
+		n_errors += !check->is_warning;
+		if (!ret_findings)
+			continue;
+		report(ret_findings, check->is_warning, check->field, &finding);
+		if (finding)
+			write_message(catalog, spec, check->message, finding->msg,
+				      sizeof(finding->msg));
+	}
+	return n_errors;
+}
