@@ -54,7 +54,7 @@ static void print_limits(FILE *out)
 	fprintf(out, "| values: each scalar, key, string and container counts | %d |\n",
 		PROTO_MAX_NODES);
 	fprintf(out, "| one `str` or `bin` inside a message | %d bytes |\n", PROTO_MAX_STRING);
-	fprintf(out, "| file descriptors on their way at one time | %d |\n", PROTO_MAX_FDS);
+	fprintf(out, "| file descriptors with one `sendmsg` | %d |\n", PROTO_MAX_FDS);
 }
 
 static void print_methods(FILE *out)

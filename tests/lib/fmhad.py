@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: MIT
+"""A private fmhad in a temporary directory, for integration tests, and what one may ask of it."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+import fmha_wire
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def build_dir():
+    return pathlib.Path(os.environ.get("FMHA_BUILD", ROOT / "build/release"))
+
+
+def find_program(name):
+    """A program of the build tree, wherever its folder is."""
+    found = [p for p in build_dir().rglob(name) if p.is_file() and os.access(p, os.X_OK)]
+    if not found:
+        raise FileNotFoundError(f"{name} in {build_dir()}: build it first")
+    return min(found, key=lambda path: len(path.parts))
+
+
+def until(condition, timeout=10.0, pause=0.005):
+    """Waits for a condition and returns what it returned last, true or not."""
+    deadline = time.monotonic() + timeout
+    while True:
+        result = condition()
+        if result or time.monotonic() > deadline:
+            return result
+        time.sleep(pause)
+
+
+class Daemon:
+    """config: the keys of a configuration file but for the socket."""
+
+    def __init__(self, config=None, env=None):
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="fmhad-test-"))
+        self.socket = str(self.directory / "fmhad.sock")
+        self.log_path = self.directory / "log"
+        config = {"devices": [{"backend": "cpu", "threads": 2}], **(config or {})}
+        (self.directory / "fmhad.json").write_text(json.dumps({"socket": self.socket, **config}))
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(
+                [find_program("fmhad"), "--config", str(self.directory / "fmhad.json")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **(env or {})},
+            )
+        self.pid = self.process.pid
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop(signal.SIGKILL)
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def _wait_until_ready(self):
+        def ready():
+            if self.process.poll() is not None:
+                raise RuntimeError(f"fmhad exited with {self.process.returncode}:\n{self.log()}")
+            try:
+                with fmha_wire.Client.connect(self.socket) as client:
+                    return all(d["state"] == "ready" for d in client.devices())
+            except (OSError, fmha_wire.Disconnected):
+                return False
+
+        if not until(ready, 15):
+            raise RuntimeError(f"fmhad is not ready:\n{self.log()}")
+
+    def stop(self, number=signal.SIGTERM):
+        """Ends it and removes everything. Returns the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        return self.process.returncode
+
+    def log(self):
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    # ---- clients ----
+
+    def client(self, **options):
+        return fmha_wire.Client.connect(self.socket, **options)
+
+    def device(self, index=0):
+        """A connection to a worker; the front's connection is closed at once."""
+        with self.client() as client:
+            return client.open_device(index)
+
+    def raw(self):
+        """A bare socket, connected."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(self.socket)
+        return sock
+
+    # ---- processes ----
+
+    def children(self):
+        """Process ids of the workers (and helpers), oldest first."""
+        with open(f"/proc/{self.pid}/task/{self.pid}/children", encoding="ascii") as file:
+            return [int(word) for word in file.read().split()]
+
+    def worker_pid(self, index=0):
+        with self.client() as client:
+            with client.open_device(index) as device:
+                return device.worker_pid
+
+    def fd_counts(self):
+        """Open descriptors of the front and of each worker."""
+        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in [self.pid, *self.children()]]
+
+    def rss_kib(self):
+        """Resident memory of the front and of each worker."""
+        sizes = []
+        for pid in [self.pid, *self.children()]:
+            with open(f"/proc/{pid}/status", encoding="ascii") as file:
+                sizes += [int(line.split()[1]) for line in file if line.startswith("VmRSS:")]
+        return sizes
