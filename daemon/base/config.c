@@ -53,6 +53,7 @@ static const struct key device_keys[] = {
 	 NULL},
 	{"name", KEY_STRING, DEVICE(name), 1, PROTO_NAME_BYTES, NULL},
 	{"cpu_level", KEY_STRING, DEVICE(cpu_level), 1, 32, NULL},
+	{"index", KEY_U32, DEVICE(index), 0, 255, NULL},
 	{"threads", KEY_U32, DEVICE(threads), 0, 4096, NULL},
 	{"allow_faults", KEY_BOOL, DEVICE(allow_faults), 0, 1, NULL},
 	{"stall_ms", KEY_U32, DEVICE(stall_ms), 50, 3600000, NULL},

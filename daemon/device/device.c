@@ -1,35 +1,80 @@
 /* SPDX-License-Identifier: MIT */
-/* device.c: what all backends share: choosing one, the queue of ended launches, the latched error.
- */
+/* device.c: the face of a device: choosing a backend, and its functions for the worker. */
 #include "device_impl.h"
 
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <proto/error.h>
 
 static const struct device_ops *const backends[] = {&cpu_device_ops, &fake_device_ops};
+static const char *const modules[] = {"hip", "cuda"}; /* fmhad-<name>.so */
+
+/* A module lies beside the program (build tree) or where it is installed. Never unloaded. */
+static int open_module(const char *backend, const struct device_ops **ret_ops,
+		       struct fmha_error *err)
+{
+	char self[PATH_MAX], path[PATH_MAX + 64];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+	void *module = NULL;
+
+	if (n > 0) {
+		self[n] = '\0';
+		*strrchr(self, '/') = '\0';
+		(void)snprintf(path, sizeof(path), "%s/fmhad-%s.so", self, backend);
+		if (access(path, R_OK) == 0)
+			module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	}
+	if (!module) {
+		(void)snprintf(path, sizeof(path), "%s/fmhad-%s.so", FMHAD_MODULE_DIR, backend);
+		module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	}
+	if (!module)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "backend", "backend %s: %.200s",
+					    backend, dlerror());
+	*ret_ops = dlsym(module, DEVICE_MODULE_SYMBOL);
+	if (!*ret_ops || strcmp((*ret_ops)->backend, backend) != 0)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "backend",
+					    "backend %s: %.180s is no module of this fmhad",
+					    backend, path);
+	return 0;
+}
+
+static int find_backend(const char *name, const struct device_ops **ret_ops, struct fmha_error *err)
+{
+	for (size_t i = 0; i < sizeof(backends) / sizeof(backends[0]); i++)
+		if (strcmp(backends[i]->backend, name) == 0) {
+			*ret_ops = backends[i];
+			return 0;
+		}
+	for (size_t i = 0; i < sizeof(modules) / sizeof(modules[0]); i++)
+		if (strcmp(modules[i], name) == 0)
+			return open_module(name, ret_ops, err);
+	return fmha_error_set_field(err, FMHA_ENOTSUP, "backend", "backend %s is not in this build",
+				    name);
+}
 
 int device_open(const struct config_device *config, void (*wake)(void *owner), void *owner,
 		struct device **ret_device, struct fmha_error *err)
 {
-	for (size_t i = 0; i < sizeof(backends) / sizeof(backends[0]); i++) {
-		struct device *device;
-		int r;
+	const struct device_ops *ops;
+	struct device *device;
+	int r;
 
-		if (strcmp(backends[i]->backend, config->backend) != 0)
-			continue;
-		r = backends[i]->open(config, &device, err);
-		if (r < 0)
-			return r;
-		device->wake = wake;
-		device->owner = owner;
-		device->done_tail = &device->done;
-		pthread_mutex_init(&device->mutex, NULL);
-		*ret_device = device;
-		return 0;
-	}
-	return fmha_error_set_field(err, FMHA_ENOTSUP, "backend", "backend %s is not in this build",
-				    config->backend);
+	r = find_backend(config->backend, &ops, err);
+	if (r == 0)
+		r = ops->open(config, &device, err);
+	if (r < 0)
+		return r;
+	device->wake = wake;
+	device->owner = owner;
+	device->done_tail = &device->done;
+	pthread_mutex_init(&device->mutex, NULL);
+	*ret_device = device;
+	return 0;
 }
 
 struct device *device_close(struct device *device)
@@ -42,20 +87,6 @@ struct device *device_close(struct device *device)
 const struct device_info *device_get_info(const struct device *device)
 {
 	return &device->info;
-}
-
-void device_launch_done(struct device *device, struct device_launch *launch)
-{
-	bool first;
-
-	launch->next_done = NULL;
-	pthread_mutex_lock(&device->mutex);
-	first = !device->done;
-	*device->done_tail = launch;
-	device->done_tail = &launch->next_done;
-	pthread_mutex_unlock(&device->mutex);
-	if (first)
-		device->wake(device->owner);
 }
 
 void device_collect(struct device *device)
@@ -73,15 +104,6 @@ void device_collect(struct device *device)
 	}
 }
 
-void device_fail(struct device *device, const struct fmha_error *error)
-{
-	pthread_mutex_lock(&device->mutex);
-	if (!atomic_load(&device->failed))
-		device->error = *error;
-	atomic_store(&device->failed, true);
-	pthread_mutex_unlock(&device->mutex);
-}
-
 bool device_has_failed(struct device *device, struct fmha_error *err)
 {
 	if (!atomic_load_explicit(&device->failed, memory_order_acquire))
@@ -91,12 +113,32 @@ bool device_has_failed(struct device *device, struct fmha_error *err)
 	return true;
 }
 
-bool device_is_quarantined(const struct device *device, const char *name)
+void device_set_builder(struct device *device, device_builder builder, void *worker)
 {
-	for (uint32_t i = 0; i < device->n_quarantined; i++)
-		if (strcmp(device->quarantined[i], name) == 0)
-			return true;
-	return false;
+	device->builder = builder;
+	device->builder_worker = worker;
+}
+
+int device_prepare(struct device *device, const struct plan_stage *stage,
+		   const union plan_args *args, device_prepared done, void *owner,
+		   struct fmha_error *err)
+{
+	return device->ops->prepare ? device->ops->prepare(device, stage, args, done, owner, err)
+				    : 0;
+}
+
+void device_forget(struct device *device, void *owner)
+{
+	if (device->ops->forget)
+		device->ops->forget(device, owner);
+}
+
+int device_fetch(struct device *device, const void *from, void *to, uint64_t bytes,
+		 struct fmha_error *err)
+{
+	if (!device->ops->fetch)
+		return fmha_error_set(err, FMHA_ENOTSUP, "this device's memory is the host's");
+	return device->ops->fetch(device, from, to, bytes, err);
 }
 
 void device_quarantine(struct device *device, const char *name)

@@ -22,6 +22,9 @@
 
 #include <base/config.h>
 
+#define DEVICE_PREPARING 1 /* device_prepare(): the callback will come */
+#define DEVICE_UPLOADS   2
+
 struct device;
 struct device_kernel;
 struct device_stream;
@@ -43,6 +46,32 @@ struct device_memory {
 	uint64_t charged_bytes;
 	void *map; /* backend: what to unmap */
 	uint64_t map_bytes;
+	uint32_t kind;             /* enum proto_memory_kind of the descriptor that goes out */
+	uint64_t allocation_bytes; /* PROTO_VMM_FD: behind the descriptor */
+};
+
+/* A kernel whose code has to be compiled. */
+struct device_build {
+	const char *kernel; /* canonical name, for messages */
+	const char *arch;
+	const char *source; /* file name in the folder of kernel sources */
+	char options[2048]; /* separated by spaces */
+};
+
+/* Loop thread. @code: borrowed; NULL: @error says why there is none. */
+typedef void (*device_built)(void *owner, const void *code, const struct fmha_error *error);
+/* Loop thread. @error: borrowed; code FMHA_OK: ready. */
+typedef void (*device_prepared)(void *owner, const struct fmha_error *error);
+/* Who gets code for kernels: the worker, from its front. Calls @done later, never from inside.
+ * Return: 0, or a negative FMHA_E* and no call. */
+typedef int (*device_builder)(void *worker, const struct device_build *build, device_built done,
+			      void *owner, struct fmha_error *err);
+
+/* What the host has prepared for a launch on a device that cannot read its memory. */
+struct device_upload {
+	const void *host; /* kept until the launch is done */
+	void *device;
+	uint64_t bytes;
 };
 
 /* What a client gave to name its memory. */
@@ -67,6 +96,12 @@ struct device_launch {
 	union plan_args args[PLAN_MAX_STAGES];
 	void *workspaces[PLAN_MAX_STAGES]; /* each stage's own share */
 	void (*on_done)(struct device_launch *launch);
+	double flops; /* of all stages, an estimate */
+	/* Done before the first stage, and only by devices without host memory. */
+	uint32_t n_uploads;
+	struct device_upload uploads[DEVICE_UPLOADS];
+	void *zero; /* device memory to clear */
+	uint64_t zero_bytes;
 
 	/* Filled in when it is done. */
 	struct fmha_error error; /* code FMHA_OK: success */
@@ -85,6 +120,25 @@ int device_open(const struct config_device *config, void (*wake)(void *owner), v
 struct device *device_close(struct device *device);
 
 const struct device_info *device_get_info(const struct device *device);
+
+/* Before the first plan, on devices whose kernels are compiled. */
+void device_set_builder(struct device *device, device_builder builder, void *worker);
+
+/*
+ * Makes the kernel of a plan's stage ready to run: compiled and loaded.
+ * @args: as plan_placeholder_args() fills them
+ * Return: 0 (ready), DEVICE_PREPARING (@done comes later), or a negative FMHA_E*.
+ */
+int device_prepare(struct device *device, const struct plan_stage *stage,
+		   const union plan_args *args, device_prepared done, void *owner,
+		   struct fmha_error *err);
+/* No device_prepared call comes for @owner any more. */
+void device_forget(struct device *device, void *owner);
+
+/* Copies device memory to the host, after everything that was launched before. For devices whose
+ * memory the host does not see. Return: 0, FMHA_EDEVICE, FMHA_ENOTSUP. */
+int device_fetch(struct device *device, const void *from, void *to, uint64_t bytes,
+		 struct fmha_error *err);
 
 /* Calls on_done of every launch that has ended. */
 void device_collect(struct device *device);

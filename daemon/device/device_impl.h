@@ -29,6 +29,14 @@ struct device_ops {
 	const struct device_kernel *(*get_kernel)(struct device *device,
 						  const struct plan_stage *stage,
 						  const union plan_args *args);
+	/* The next three are NULL on devices whose kernels are built in and whose memory is the
+	 * host's. */
+	int (*prepare)(struct device *device, const struct plan_stage *stage,
+		       const union plan_args *args, device_prepared done, void *owner,
+		       struct fmha_error *err);
+	void (*forget)(struct device *device, void *owner);
+	int (*fetch)(struct device *device, const void *from, void *to, uint64_t bytes,
+		     struct fmha_error *err);
 	struct device_stream *(*stream_new)(struct device *device);
 	void (*stream_free)(struct device *device, struct device_stream *stream);
 	struct device_launch *(*launch_new)(struct device *device);
@@ -50,6 +58,8 @@ struct device {
 	struct device_info info;
 	void (*wake)(void *owner);
 	void *owner;
+	device_builder builder;
+	void *builder_worker;
 	pthread_mutex_t mutex; /* done, error */
 	struct device_launch *done, **done_tail;
 	struct fmha_error error;
@@ -65,6 +75,13 @@ void device_launch_done(struct device *device, struct device_launch *launch);
 void device_fail(struct device *device, const struct fmha_error *error);
 
 bool device_is_quarantined(const struct device *device, const char *name);
+
+/* Asks the worker's front for code; see device_builder. */
+int device_request_build(struct device *device, const struct device_build *build, device_built done,
+			 void *owner, struct fmha_error *err);
+
+/* The name under which a module offers its struct device_ops. */
+#define DEVICE_MODULE_SYMBOL "fmhad_device_ops"
 
 extern const struct device_ops cpu_device_ops;
 extern const struct device_ops fake_device_ops;

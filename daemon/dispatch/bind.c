@@ -108,3 +108,12 @@ int plan_bind(const struct plan *plan, const struct plan_binding bindings[FMHA_N
 	*ret_indices = indices;
 	return 0;
 }
+
+void plan_placeholder_args(const struct plan *plan, union plan_args args[PLAN_MAX_STAGES])
+{
+	struct args_source source;
+
+	args_source_placeholders(plan, &source);
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		args_fill(plan, i, &source, &args[i]);
+}

@@ -141,6 +141,8 @@ struct plan_indices;
 int plan_bind(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
 	      void *workspace, void *workspace_head, union plan_args args[PLAN_MAX_STAGES],
 	      struct plan_indices **ret_indices, struct fmha_error *err);
+/* Arguments as find() saw them: lengths are maxima, pointers say only whether a tensor is there. */
+void plan_placeholder_args(const struct plan *plan, union plan_args args[PLAN_MAX_STAGES]);
 /* The dropout state of one run, where it differs from the plan's. */
 void plan_set_dropout(const struct plan *plan, union plan_args args[PLAN_MAX_STAGES], uint64_t seed,
 		      uint64_t offset);

@@ -19,9 +19,10 @@
 #define CONFIG_MAX_ADMINS   16
 
 struct config_device {
-	char backend[16];            /* cpu, fake */
+	char backend[16];            /* cpu, fake, hip, cuda */
 	char name[PROTO_NAME_BYTES]; /* for people; default: the backend's */
 	char cpu_level[32];    /* cpu, fake: the best level to use; empty: the machine's best */
+	uint32_t index;        /* hip, cuda: the runtime's number of the device */
 	uint32_t threads;      /* cpu, fake: 0: every core that this process may use */
 	uint32_t allow_faults; /* fake: method inject is allowed */
 	uint32_t stall_ms;     /* no task of a launch ends for so long: the device hangs */

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * backend.c: what a backend calls: the queue of ended launches, the latched error, the quarantine.
+ * Modules carry a copy of it, so it has no state of its own.
+ */
+#include "device_impl.h"
+
+#include <string.h>
+
+#include <proto/error.h>
+
+void device_launch_done(struct device *device, struct device_launch *launch)
+{
+	bool first;
+
+	launch->next_done = NULL;
+	pthread_mutex_lock(&device->mutex);
+	first = !device->done;
+	*device->done_tail = launch;
+	device->done_tail = &launch->next_done;
+	pthread_mutex_unlock(&device->mutex);
+	if (first)
+		device->wake(device->owner);
+}
+
+void device_fail(struct device *device, const struct fmha_error *error)
+{
+	pthread_mutex_lock(&device->mutex);
+	if (!atomic_load(&device->failed))
+		device->error = *error;
+	atomic_store(&device->failed, true);
+	pthread_mutex_unlock(&device->mutex);
+}
+
+bool device_is_quarantined(const struct device *device, const char *name)
+{
+	for (uint32_t i = 0; i < device->n_quarantined; i++)
+		if (strcmp(device->quarantined[i], name) == 0)
+			return true;
+	return false;
+}
+
+int device_request_build(struct device *device, const struct device_build *build, device_built done,
+			 void *owner, struct fmha_error *err)
+{
+	if (!device->builder)
+		return fmha_error_set(err, FMHA_ENOTSUP, "%s: there is no compiler here",
+				      build->kernel);
+	return device->builder(device->builder_worker, build, done, owner, err);
+}

@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * executor.c: launches on a GPU. A launch is: copies of what the host prepared, the kernels of its
+ * stages, an event. Everything is put on the connection's own stream at once, by whoever submits
+ * it; the executor thread only watches events, so that a launch costs one wake-up, not two.
+ *
+ * Tiny launches on an idle device are watched by the submitting thread itself (gpu_run_here).
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <base/clock.h>
+#include <proto/error.h>
+
+#include "gpu.h"
+#include "kernels.h"
+
+#define SPIN_NS       50000 /* watch an event so long before sleeping between looks */
+#define PAUSE_NS      20000
+#define HERE_FLOPS    2e8 /* launches up to this end within tens of microseconds */
+#define HERE_LIMIT_NS 2000000
+
+struct device_stream {
+	hipStream_t stream;
+};
+
+struct gpu_launch {
+	struct device_launch base;
+	struct gpu_launch *next;
+	hipEvent_t begin, end;
+	atomic_bool cancelled;
+	_Atomic uint64_t issued_ns; /* 0: not yet */
+};
+
+static struct gpu_launch *launch_of(struct device_launch *launch)
+{
+	return (struct gpu_launch *)launch;
+}
+
+int gpu_error(hipError_t status, const char *what, struct fmha_error *err)
+{
+	int code = FMHA_EDEVICE;
+
+	if (status == hipErrorOutOfMemory)
+		code = FMHA_ENOMEM;
+	else if (status == hipErrorInvalidValue)
+		code = FMHA_EINVAL;
+	else if (status == hipErrorNotSupported)
+		code = FMHA_ENOTSUP;
+	return fmha_error_set(err, code, "%s: %s (%s)", what, hipGetErrorName(status),
+			      hipGetErrorString(status));
+}
+
+/* The driver says of these that the process has to be started anew; of anything that is neither
+ * retryable nor a plain refusal we assume it. */
+bool gpu_error_is_fatal(hipError_t status)
+{
+	switch (status) {
+	case hipSuccess:
+	case hipErrorNotReady:
+	case hipErrorOutOfMemory:
+	case hipErrorInvalidValue:
+	case hipErrorNotSupported:
+	case hipErrorLaunchOutOfResources:
+		return false;
+	default:
+		return true;
+	}
+}
+
+struct device_stream *gpu_stream_new(struct device *device)
+{
+	struct device_stream *stream = calloc(1, sizeof(*stream));
+
+	(void)device;
+	if (stream &&
+	    hipStreamCreateWithFlags(&stream->stream, hipStreamNonBlocking) != hipSuccess) {
+		free(stream);
+		return NULL;
+	}
+	return stream;
+}
+
+void gpu_stream_free(struct device *device, struct device_stream *stream)
+{
+	(void)device;
+	if (!stream)
+		return;
+	(void)hipStreamDestroy(stream->stream);
+	free(stream);
+}
+
+struct device_launch *gpu_launch_new(struct device *device)
+{
+	struct gpu_launch *launch = calloc(1, sizeof(*launch));
+
+	(void)device;
+	if (!launch)
+		return NULL;
+	if (hipEventCreateWithFlags(&launch->begin, 0) != hipSuccess) {
+		free(launch);
+		return NULL;
+	}
+	if (hipEventCreateWithFlags(&launch->end, 0) != hipSuccess) {
+		(void)hipEventDestroy(launch->begin);
+		free(launch);
+		return NULL;
+	}
+	return &launch->base;
+}
+
+void gpu_launch_free(struct device *device, struct device_launch *launch)
+{
+	(void)device;
+	if (!launch)
+		return;
+	(void)hipEventDestroy(launch_of(launch)->begin);
+	(void)hipEventDestroy(launch_of(launch)->end);
+	free(launch);
+}
+
+static hipError_t issue_stage(struct device_launch *launch, uint32_t i)
+{
+	const struct device_kernel *kernel = launch->kernels[i];
+	void *parameters[] = {&launch->args[i]};
+	const uint32_t *block = kernel->choice.block;
+	uint32_t grid[3];
+
+	gpu_kernel_grid(&kernel->choice, &launch->args[i], grid);
+	if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0)
+		return hipSuccess; /* nothing to do */
+	return hipModuleLaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0],
+				     block[1], block[2], kernel->choice.lds_bytes,
+				     launch->stream->stream, parameters, NULL);
+}
+
+/* Puts everything on the stream. */
+static hipError_t issue(struct gpu_launch *launch)
+{
+	struct device_launch *base = &launch->base;
+	hipStream_t stream = base->stream->stream;
+	hipError_t status = hipEventRecord(launch->begin, stream);
+
+	for (uint32_t i = 0; i < base->n_uploads && status == hipSuccess; i++)
+		status = hipMemcpyHtoDAsync((hipDeviceptr_t)base->uploads[i].device,
+					    (void *)(uintptr_t)base->uploads[i].host,
+					    base->uploads[i].bytes, stream);
+	if (status == hipSuccess && base->zero_bytes > 0)
+		status = hipMemsetD8Async((hipDeviceptr_t)base->zero, 0, base->zero_bytes, stream);
+	for (uint32_t i = 0; i < base->n_stages && status == hipSuccess; i++)
+		status = issue_stage(base, i);
+	if (status == hipSuccess)
+		status = hipEventRecord(launch->end, stream);
+	atomic_store(&launch->issued_ns, clock_ns());
+	return status;
+}
+
+/* Fills in the end of a launch: its times, or its error. */
+static void finish(struct gpu_device *gpu, struct gpu_launch *launch, hipError_t status)
+{
+	struct device_launch *base = &launch->base;
+	float ms = 0;
+
+	base->ended_ns = clock_ns();
+	if (status == hipSuccess &&
+	    hipEventElapsedTime(&ms, launch->begin, launch->end) == hipSuccess)
+		base->started_ns = base->ended_ns - (uint64_t)((double)ms * 1e6);
+	else
+		base->started_ns = base->ended_ns;
+	if (status != hipSuccess) {
+		(void)gpu_error(status, "running kernels", &base->error);
+		if (gpu_error_is_fatal(status)) {
+			base->error.code = FMHA_EDEVICE;
+			device_fail(&gpu->device, &base->error);
+		}
+	}
+	atomic_fetch_sub(&gpu->n_busy, 1);
+}
+
+void gpu_submit(struct device *device, struct device_launch *base)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+	struct gpu_launch *launch = launch_of(base);
+	hipError_t status;
+
+	launch->next = NULL;
+	memset(&base->error, 0, sizeof(base->error));
+	atomic_store(&launch->cancelled, false);
+	atomic_store(&launch->issued_ns, 0);
+	atomic_fetch_add(&gpu->n_busy, 1);
+	status = issue(launch);
+	if (status != hipSuccess) {
+		finish(gpu, launch, status);
+		device_launch_done(device, base);
+		return;
+	}
+	(void)pthread_mutex_lock(&gpu->lock);
+	*gpu->submitted_tail = launch;
+	gpu->submitted_tail = &launch->next;
+	(void)pthread_cond_signal(&gpu->work);
+	(void)pthread_mutex_unlock(&gpu->lock);
+}
+
+/*
+ * A kernel that hangs here stops the loop, as it would stop a driver call: the front's heartbeat
+ * ends such a worker. Kernels are let in by size alone, so what hangs here would have hung
+ * anywhere.
+ */
+bool gpu_run_here(struct device *device, struct device_launch *base)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+	struct gpu_launch *launch = launch_of(base);
+	hipError_t status;
+
+	if (base->flops > HERE_FLOPS || atomic_load(&gpu->n_busy) > 0)
+		return false;
+	memset(&base->error, 0, sizeof(base->error));
+	atomic_fetch_add(&gpu->n_busy, 1);
+	status = issue(launch);
+	if (status == hipSuccess)
+		do
+			status = hipEventQuery(launch->end);
+		while (status == hipErrorNotReady &&
+		       clock_ns() - atomic_load(&launch->issued_ns) < HERE_LIMIT_NS);
+	if (status == hipErrorNotReady)
+		status = hipEventSynchronize(launch->end);
+	finish(gpu, launch, status);
+	return true;
+}
+
+void gpu_cancel(struct device *device, struct device_launch *launch)
+{
+	(void)device;
+	/* A kernel cannot be stopped; its launch ends as cancelled when it is through. */
+	atomic_store(&launch_of(launch)->cancelled, true);
+}
+
+uint64_t gpu_stalled_ns(struct device *device, struct device_launch *launch,
+			const char **ret_kernel)
+{
+	uint64_t issued = atomic_load(&launch_of(launch)->issued_ns);
+
+	(void)device;
+	*ret_kernel = launch->n_stages ? launch->names[launch->n_stages - 1] : "";
+	return issued ? clock_ns() - issued : 0;
+}
+
+/* Takes ended launches off the list. Returns whether there were any. */
+static bool reap(struct gpu_device *gpu, struct gpu_launch **in_flight)
+{
+	bool any = false;
+
+	while (*in_flight) {
+		struct gpu_launch *launch = *in_flight;
+		hipError_t status = hipEventQuery(launch->end);
+
+		if (status == hipErrorNotReady) {
+			in_flight = &launch->next;
+			continue;
+		}
+		*in_flight = launch->next;
+		finish(gpu, launch, status);
+		if (status == hipSuccess && atomic_load(&launch->cancelled))
+			(void)fmha_error_set(&launch->base.error, FMHA_ECANCELED, "cancelled");
+		device_launch_done(&gpu->device, &launch->base);
+		any = true;
+	}
+	return any;
+}
+
+static void append(struct gpu_launch **list, struct gpu_launch *more)
+{
+	while (*list)
+		list = &(*list)->next;
+	*list = more;
+}
+
+static void *executor(void *argument)
+{
+	const struct timespec pause = {.tv_nsec = PAUSE_NS};
+	struct gpu_device *gpu = argument;
+	struct gpu_launch *in_flight = NULL;
+	uint64_t last_end = clock_ns();
+
+	(void)hipSetDevice(gpu->index);
+	(void)pthread_mutex_lock(&gpu->lock);
+	for (;;) {
+		while (!gpu->submitted && !in_flight && !gpu->stopping)
+			(void)pthread_cond_wait(&gpu->work, &gpu->lock);
+		if (gpu->submitted) {
+			append(&in_flight, gpu->submitted);
+			gpu->submitted = NULL;
+			gpu->submitted_tail = &gpu->submitted;
+			last_end = clock_ns();
+		}
+		if (gpu->stopping && !in_flight)
+			break;
+		(void)pthread_mutex_unlock(&gpu->lock);
+		if (reap(gpu, &in_flight))
+			last_end = clock_ns();
+		else if (clock_ns() - last_end > SPIN_NS)
+			(void)nanosleep(&pause, NULL);
+		(void)pthread_mutex_lock(&gpu->lock);
+	}
+	(void)pthread_mutex_unlock(&gpu->lock);
+	return NULL;
+}
+
+int gpu_executor_start(struct gpu_device *gpu, struct fmha_error *err)
+{
+	(void)pthread_mutex_init(&gpu->lock, NULL);
+	(void)pthread_cond_init(&gpu->work, NULL);
+	gpu->submitted_tail = &gpu->submitted;
+	if (pthread_create(&gpu->thread, NULL, executor, gpu) != 0)
+		return fmha_error_set(err, FMHA_EIO, "no more threads");
+	(void)pthread_setname_np(gpu->thread, "fmhad-gpu");
+	gpu->thread_started = true;
+	return 0;
+}
+
+void gpu_executor_stop(struct gpu_device *gpu)
+{
+	if (gpu->thread_started) {
+		(void)pthread_mutex_lock(&gpu->lock);
+		gpu->stopping = true;
+		(void)pthread_cond_signal(&gpu->work);
+		(void)pthread_mutex_unlock(&gpu->lock);
+		(void)pthread_join(gpu->thread, NULL);
+	}
+	(void)pthread_mutex_destroy(&gpu->lock);
+	(void)pthread_cond_destroy(&gpu->work);
+}

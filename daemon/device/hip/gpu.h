@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gpu.h: the inside of the GPU backend. hip.c opens the device and is the face; memory.c holds what
+ * clients share; executor.c launches; kernels.c chooses kernels and loads their code.
+ *
+ * Threads: the worker's loop calls everything; one executor thread watches launches end. Both have
+ * the device's context current. Opening a foreign handle can block in the driver for seconds, so
+ * that is done on a thread of its own, see memory.c.
+ */
+#ifndef FMHAD_DEVICE_GPU_H
+#define FMHAD_DEVICE_GPU_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <device_impl.h>
+
+#include "hip_api.h"
+
+struct gpu_launch;
+struct gpu_memory; /* memory.c */
+struct gpu_shared;
+
+struct gpu_device {
+	struct device device;
+	int index;
+	size_t vmm_granularity; /* 0: no exportable memory */
+
+	/* executor.c */
+	pthread_t thread;
+	bool thread_started;
+	pthread_mutex_t lock;
+	pthread_cond_t work;
+	bool stopping;
+	struct gpu_launch *submitted, **submitted_tail; /* not yet seen by the executor */
+	_Atomic uint32_t n_busy;                        /* launches submitted or in flight */
+
+	/* memory.c: handles are opened and closed on any thread; workspaces are the loop's */
+	pthread_mutex_t shared_lock;
+	struct gpu_shared *shared;
+	struct gpu_memory *free_workspaces;
+	uint64_t free_bytes;
+
+	/* kernels.c; loop thread only */
+	struct device_kernel *kernels;
+};
+
+static inline struct gpu_device *gpu_device_of(struct device *device)
+{
+	return (struct gpu_device *)device;
+}
+
+/* Fills @err from a HIP status and returns the FMHA_E* that it means. */
+int gpu_error(hipError_t status, const char *what, struct fmha_error *err);
+
+/* Whether the context is beyond use after @status: the worker has to go. */
+bool gpu_error_is_fatal(hipError_t status);
+
+int gpu_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
+		      int *ret_fd, struct fmha_error *err);
+int gpu_memory_import(struct device *device, const struct device_memory_source *source,
+		      struct device_memory *ret_memory, struct fmha_error *err);
+void gpu_memory_free(struct device *device, struct device_memory *memory);
+int gpu_workspace_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
+		      struct fmha_error *err);
+void gpu_workspace_free(struct device *device, struct device_memory *memory);
+/* Gives kept workspaces back to the driver. */
+void gpu_workspaces_trim(struct gpu_device *gpu);
+int gpu_fetch(struct device *device, const void *from, void *to, uint64_t bytes,
+	      struct fmha_error *err);
+
+int gpu_executor_start(struct gpu_device *gpu, struct fmha_error *err);
+void gpu_executor_stop(struct gpu_device *gpu);
+struct device_stream *gpu_stream_new(struct device *device);
+void gpu_stream_free(struct device *device, struct device_stream *stream);
+struct device_launch *gpu_launch_new(struct device *device);
+void gpu_launch_free(struct device *device, struct device_launch *launch);
+void gpu_submit(struct device *device, struct device_launch *launch);
+bool gpu_run_here(struct device *device, struct device_launch *launch);
+void gpu_cancel(struct device *device, struct device_launch *launch);
+uint64_t gpu_stalled_ns(struct device *device, struct device_launch *launch,
+			const char **ret_kernel);
+
+#endif

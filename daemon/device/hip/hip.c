@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * hip.c: GPUs as devices. Built twice, into two modules that fmhad opens only in a worker of such a
+ * device: fmhad-hip.so on libamdhip64, and fmhad-cuda.so on libcuda through hip_on_cuda.h.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <proto/error.h>
+
+#include "gpu.h"
+#include "kernels.h"
+
+static int gpu_describe(struct gpu_device *gpu, struct fmha_error *err)
+{
+	struct device_info *info = &gpu->device.info;
+	hipDeviceProp_t properties;
+	hipError_t status = hipGetDeviceProperties(&properties, gpu->index);
+
+	if (status != hipSuccess)
+		return gpu_error(status, "reading the device's properties", err);
+	(void)snprintf(info->name, sizeof(info->name), "%.63s", properties.name);
+	/* "gfx942:sramecc+:xnack-": the features are the runtime's business. */
+	(void)snprintf(info->arch, sizeof(info->arch), "%.*s",
+		       (int)strcspn(properties.gcnArchName, ":"), properties.gcnArchName);
+	(void)snprintf(info->backend, sizeof(info->backend), "%s", GPU_BACKEND);
+	info->compute_units = (uint32_t)properties.multiProcessorCount;
+	info->memory_bytes = properties.totalGlobalMem;
+	info->lds_bytes = properties.sharedMemPerBlock;
+	return 0;
+}
+
+static void gpu_close(struct device *device)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+
+	gpu_executor_stop(gpu);
+	gpu_kernels_free(gpu);
+	gpu_workspaces_trim(gpu);
+	(void)pthread_mutex_destroy(&gpu->shared_lock);
+	free(gpu);
+}
+
+static int gpu_open(const struct config_device *config, struct device **ret_device,
+		    struct fmha_error *err)
+{
+	struct gpu_device *gpu;
+	hipError_t status;
+	int count = 0, r;
+
+	status = hipInit(0);
+	if (status == hipSuccess)
+		status = hipGetDeviceCount(&count);
+	if (status != hipSuccess)
+		return gpu_error(status, "opening the " GPU_BACKEND " driver", err);
+	if (config->index >= (uint32_t)count)
+		return fmha_error_set_field(err, FMHA_ENOENT, "index",
+					    "index %u: the " GPU_BACKEND " driver shows %d devices",
+					    config->index, count);
+	status = hipSetDevice((int)config->index);
+	if (status != hipSuccess)
+		return gpu_error(status, "opening the device", err);
+	gpu = calloc(1, sizeof(*gpu));
+	if (!gpu)
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	gpu->index = (int)config->index;
+	(void)pthread_mutex_init(&gpu->shared_lock, NULL);
+	gpu->vmm_granularity = gpu_vmm_granularity(gpu->index);
+	r = gpu_describe(gpu, err);
+	if (r == 0)
+		r = gpu_executor_start(gpu, err);
+	if (r < 0) {
+		gpu_close(&gpu->device);
+		return r;
+	}
+	*ret_device = &gpu->device;
+	return 0;
+}
+
+static void gpu_trim(struct device *device)
+{
+	gpu_workspaces_trim(gpu_device_of(device));
+}
+
+__attribute__((visibility("default"))) const struct device_ops fmhad_device_ops = {
+	.backend = GPU_BACKEND,
+	.open = gpu_open,
+	.close = gpu_close,
+	.memory_create = gpu_memory_create,
+	.memory_import = gpu_memory_import,
+	.memory_free = gpu_memory_free,
+	.workspace_new = gpu_workspace_new,
+	.workspace_free = gpu_workspace_free,
+	.find_kernel = gpu_find_kernel,
+	.get_kernel = gpu_get_kernel,
+	.prepare = gpu_prepare,
+	.forget = gpu_forget,
+	.fetch = gpu_fetch,
+	.stream_new = gpu_stream_new,
+	.stream_free = gpu_stream_free,
+	.launch_new = gpu_launch_new,
+	.launch_free = gpu_launch_free,
+	.submit = gpu_submit,
+	.run_here = gpu_run_here,
+	.cancel = gpu_cancel,
+	.stalled_ns = gpu_stalled_ns,
+	.trim = gpu_trim,
+};

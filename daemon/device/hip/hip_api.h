@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT */
+/* hip_api.h: the one GPU interface of this folder: HIP itself, or HIP on NVIDIA's driver. */
+#ifndef FMHAD_DEVICE_HIP_API_H
+#define FMHAD_DEVICE_HIP_API_H
+
+#ifdef FMHA_HIP_ON_CUDA
+#include "hip_on_cuda.h"
+#define GPU_BACKEND "cuda"
+#else
+#define __HIP_PLATFORM_AMD__ 1
+#include <hip/hip_runtime_api.h>
+#include <stddef.h>
+#define GPU_BACKEND "hip"
+#endif
+
+/*
+ * Memory that travels as a file descriptor: a physical allocation, mapped here and wherever the
+ * descriptor goes. Sizes are multiples of the granularity; 0 says that the runtime has none of
+ * this.
+ */
+size_t gpu_vmm_granularity(int device);
+hipError_t gpu_vmm_create(size_t bytes, int device, void **ret_pointer, int *ret_fd);
+hipError_t gpu_vmm_import(int fd, size_t bytes, int device, void **ret_pointer);
+hipError_t gpu_vmm_free(void *pointer, size_t bytes);
+
+#endif

@@ -1,0 +1,479 @@
+/* SPDX-License-Identifier: MIT */
+#include "hip_api.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef unsigned long long cu_pointer;
+
+/* The few values of cuda.h that the calls below need. */
+#define CU_ATTRIBUTE_SHARED_PER_BLOCK_OPTIN 97
+#define CU_ATTRIBUTE_WARP_SIZE              10
+#define CU_ATTRIBUTE_MULTIPROCESSORS        16
+#define CU_ATTRIBUTE_PCI_BUS                33
+#define CU_ATTRIBUTE_PCI_DEVICE             34
+#define CU_ATTRIBUTE_PCI_DOMAIN             50
+#define CU_ATTRIBUTE_MAJOR                  75
+#define CU_ATTRIBUTE_MINOR                  76
+#define CU_ATTRIBUTE_VMM                    102
+#define CU_ATTRIBUTE_VMM_POSIX_FD           103
+#define CU_LOCATION_DEVICE                  1
+#define CU_ALLOCATION_PINNED                1
+#define CU_HANDLE_POSIX_FD                  1
+#define CU_ACCESS_READ_WRITE                3
+
+struct cu_location {
+	int type, id;
+};
+
+struct cu_allocation {
+	int type, handle_types;
+	struct cu_location location;
+	void *win32;
+	struct {
+		unsigned char compression, rdma;
+		unsigned short usage;
+		unsigned char reserved[4];
+	} flags;
+};
+
+struct cu_access {
+	struct cu_location location;
+	int flags;
+};
+
+/* X(return type, name, symbol in libcuda, parameters) */
+#define CUDA_CALLS(X)                                                                              \
+	X(init, "cuInit", (unsigned))                                                              \
+	X(device_count, "cuDeviceGetCount", (int *))                                               \
+	X(device_get, "cuDeviceGet", (int *, int))                                                 \
+	X(device_name, "cuDeviceGetName", (char *, int, int))                                      \
+	X(device_memory, "cuDeviceTotalMem_v2", (size_t *, int))                                   \
+	X(device_attribute, "cuDeviceGetAttribute", (int *, int, int))                             \
+	X(context_retain, "cuDevicePrimaryCtxRetain", (void **, int))                              \
+	X(context_set, "cuCtxSetCurrent", (void *))                                                \
+	X(driver_version, "cuDriverGetVersion", (int *))                                           \
+	X(memory_info, "cuMemGetInfo_v2", (size_t *, size_t *))                                    \
+	X(error_name, "cuGetErrorName", (int, const char **))                                      \
+	X(error_string, "cuGetErrorString", (int, const char **))                                  \
+	X(alloc, "cuMemAlloc_v2", (cu_pointer *, size_t))                                          \
+	X(dealloc, "cuMemFree_v2", (cu_pointer))                                                   \
+	X(host_alloc, "cuMemHostAlloc", (void **, size_t, unsigned))                               \
+	X(host_free, "cuMemFreeHost", (void *))                                                    \
+	X(address_range, "cuMemGetAddressRange_v2", (cu_pointer *, size_t *, cu_pointer))          \
+	X(copy_to, "cuMemcpyHtoDAsync_v2", (cu_pointer, const void *, size_t, hipStream_t))        \
+	X(copy_from, "cuMemcpyDtoHAsync_v2", (void *, cu_pointer, size_t, hipStream_t))            \
+	X(set8, "cuMemsetD8Async", (cu_pointer, unsigned char, size_t, hipStream_t))               \
+	X(ipc_get, "cuIpcGetMemHandle", (hipIpcMemHandle_t *, cu_pointer))                         \
+	X(ipc_open, "cuIpcOpenMemHandle_v2", (cu_pointer *, hipIpcMemHandle_t, unsigned))          \
+	X(ipc_close, "cuIpcCloseMemHandle", (cu_pointer))                                          \
+	X(ipc_open_event, "cuIpcOpenEventHandle", (hipEvent_t *, hipIpcEventHandle_t))             \
+	X(stream_create, "cuStreamCreate", (hipStream_t *, unsigned))                              \
+	X(stream_destroy, "cuStreamDestroy_v2", (hipStream_t))                                     \
+	X(stream_synchronize, "cuStreamSynchronize", (hipStream_t))                                \
+	X(stream_query, "cuStreamQuery", (hipStream_t))                                            \
+	X(stream_wait_event, "cuStreamWaitEvent", (hipStream_t, hipEvent_t, unsigned))             \
+	X(stream_wait, "cuStreamWaitValue32_v2", (hipStream_t, cu_pointer, uint32_t, unsigned))    \
+	X(stream_write, "cuStreamWriteValue32_v2", (hipStream_t, cu_pointer, uint32_t, unsigned))  \
+	X(event_create, "cuEventCreate", (hipEvent_t *, unsigned))                                 \
+	X(event_destroy, "cuEventDestroy_v2", (hipEvent_t))                                        \
+	X(event_record, "cuEventRecord", (hipEvent_t, hipStream_t))                                \
+	X(event_query, "cuEventQuery", (hipEvent_t))                                               \
+	X(event_synchronize, "cuEventSynchronize", (hipEvent_t))                                   \
+	X(event_elapsed, "cuEventElapsedTime", (float *, hipEvent_t, hipEvent_t))                  \
+	X(module_load, "cuModuleLoadData", (hipModule_t *, const void *))                          \
+	X(module_unload, "cuModuleUnload", (hipModule_t))                                          \
+	X(module_function, "cuModuleGetFunction", (hipFunction_t *, hipModule_t, const char *))    \
+	X(function_set, "cuFuncSetAttribute", (hipFunction_t, int, int))                           \
+	X(launch, "cuLaunchKernel",                                                                \
+	  (hipFunction_t, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,    \
+	   hipStream_t, void **, void **))                                                         \
+	X(vmm_granularity, "cuMemGetAllocationGranularity",                                        \
+	  (size_t *, const struct cu_allocation *, int))                                           \
+	X(vmm_create, "cuMemCreate",                                                               \
+	  (unsigned long long *, size_t, const struct cu_allocation *, unsigned long long))        \
+	X(vmm_release, "cuMemRelease", (unsigned long long))                                       \
+	X(vmm_export, "cuMemExportToShareableHandle",                                              \
+	  (void *, unsigned long long, int, unsigned long long))                                   \
+	X(vmm_import, "cuMemImportFromShareableHandle", (unsigned long long *, void *, int))       \
+	X(vmm_reserve, "cuMemAddressReserve",                                                      \
+	  (cu_pointer *, size_t, size_t, cu_pointer, unsigned long long))                          \
+	X(vmm_unreserve, "cuMemAddressFree", (cu_pointer, size_t))                                 \
+	X(vmm_map, "cuMemMap",                                                                     \
+	  (cu_pointer, size_t, size_t, unsigned long long, unsigned long long))                    \
+	X(vmm_unmap, "cuMemUnmap", (cu_pointer, size_t))                                           \
+	X(vmm_access, "cuMemSetAccess", (cu_pointer, size_t, const struct cu_access *, size_t))
+
+static struct {
+	void *library;
+#define CUDA_MEMBER(name, symbol, parameters) int(*name) parameters;
+	CUDA_CALLS(CUDA_MEMBER)
+#undef CUDA_MEMBER
+} cuda;
+
+static cu_pointer to_cu(const void *pointer)
+{
+	return (cu_pointer)(uintptr_t)pointer;
+}
+
+hipError_t hipInit(unsigned flags)
+{
+	const struct {
+		const char *symbol;
+		void **call;
+	} calls[] = {
+#define CUDA_SYMBOL(name, symbol, parameters) {symbol, (void **)&cuda.name},
+		CUDA_CALLS(CUDA_SYMBOL)
+#undef CUDA_SYMBOL
+	};
+
+	if (!cuda.library) {
+		void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+
+		if (!library)
+			return hipErrorNoDevice;
+		for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+			*calls[i].call = dlsym(library, calls[i].symbol);
+			if (!*calls[i].call) {
+				(void)dlclose(library);
+				return hipErrorNotSupported; /* a driver too old */
+			}
+		}
+		cuda.library = library;
+	}
+	return (hipError_t)cuda.init(flags);
+}
+
+hipError_t hipGetDeviceCount(int *count)
+{
+	return (hipError_t)cuda.device_count(count);
+}
+
+hipError_t hipSetDevice(int device)
+{
+	void *context;
+	int handle, r;
+
+	r = cuda.device_get(&handle, device);
+	if (r == 0)
+		r = cuda.context_retain(&context, handle);
+	if (r == 0)
+		r = cuda.context_set(context);
+	return (hipError_t)r;
+}
+
+hipError_t hipGetDeviceProperties(hipDeviceProp_t *properties, int device)
+{
+	int handle, major = 0, minor = 0, shared = 0, r;
+	const struct {
+		int attribute;
+		int *value;
+	} attributes[] = {
+		{CU_ATTRIBUTE_MAJOR, &major},
+		{CU_ATTRIBUTE_MINOR, &minor},
+		{CU_ATTRIBUTE_SHARED_PER_BLOCK_OPTIN, &shared},
+		{CU_ATTRIBUTE_WARP_SIZE, &properties->warpSize},
+		{CU_ATTRIBUTE_MULTIPROCESSORS, &properties->multiProcessorCount},
+		{CU_ATTRIBUTE_PCI_DOMAIN, &properties->pciDomainID},
+		{CU_ATTRIBUTE_PCI_BUS, &properties->pciBusID},
+		{CU_ATTRIBUTE_PCI_DEVICE, &properties->pciDeviceID},
+	};
+
+	memset(properties, 0, sizeof(*properties));
+	r = cuda.device_get(&handle, device);
+	if (r == 0)
+		r = cuda.device_name(properties->name, sizeof(properties->name), handle);
+	if (r == 0)
+		r = cuda.device_memory(&properties->totalGlobalMem, handle);
+	for (size_t i = 0; r == 0 && i < sizeof(attributes) / sizeof(attributes[0]); i++)
+		r = cuda.device_attribute(attributes[i].value, attributes[i].attribute, handle);
+	properties->sharedMemPerBlock = (size_t)shared;
+	/* From Hopper on, the "a" arch has the instructions that are worth compiling for. */
+	(void)snprintf(properties->gcnArchName, sizeof(properties->gcnArchName), "sm_%d%d%s", major,
+		       minor, major >= 9 ? "a" : "");
+	return (hipError_t)r;
+}
+
+hipError_t hipDriverGetVersion(int *version)
+{
+	return (hipError_t)cuda.driver_version(version);
+}
+
+hipError_t hipMemGetInfo(size_t *free_bytes, size_t *total_bytes)
+{
+	return (hipError_t)cuda.memory_info(free_bytes, total_bytes);
+}
+
+const char *hipGetErrorName(hipError_t error)
+{
+	const char *name = NULL;
+
+	return cuda.library && cuda.error_name((int)error, &name) == 0 && name ? name : "error";
+}
+
+const char *hipGetErrorString(hipError_t error)
+{
+	const char *text = NULL;
+
+	return cuda.library && cuda.error_string((int)error, &text) == 0 && text
+		       ? text
+		       : "libcuda.so.1 cannot be opened";
+}
+
+hipError_t hipMalloc(void **pointer, size_t bytes)
+{
+	cu_pointer value = 0;
+	int r = cuda.alloc(&value, bytes);
+
+	*pointer = (void *)(uintptr_t)value;
+	return (hipError_t)r;
+}
+
+hipError_t hipFree(void *pointer)
+{
+	return (hipError_t)cuda.dealloc(to_cu(pointer));
+}
+
+hipError_t hipHostMalloc(void **pointer, size_t bytes, unsigned flags)
+{
+	return (hipError_t)cuda.host_alloc(pointer, bytes, flags);
+}
+
+hipError_t hipHostFree(void *pointer)
+{
+	return (hipError_t)cuda.host_free(pointer);
+}
+
+hipError_t hipMemGetAddressRange(hipDeviceptr_t *base, size_t *bytes, hipDeviceptr_t pointer)
+{
+	cu_pointer value = 0;
+	int r = cuda.address_range(&value, bytes, to_cu(pointer));
+
+	*base = (void *)(uintptr_t)value;
+	return (hipError_t)r;
+}
+
+hipError_t hipMemcpyHtoDAsync(hipDeviceptr_t to, void *from, size_t bytes, hipStream_t stream)
+{
+	return (hipError_t)cuda.copy_to(to_cu(to), from, bytes, stream);
+}
+
+hipError_t hipMemcpyDtoHAsync(void *to, hipDeviceptr_t from, size_t bytes, hipStream_t stream)
+{
+	return (hipError_t)cuda.copy_from(to, to_cu(from), bytes, stream);
+}
+
+hipError_t hipMemsetD8Async(hipDeviceptr_t to, unsigned char value, size_t bytes,
+			    hipStream_t stream)
+{
+	return (hipError_t)cuda.set8(to_cu(to), value, bytes, stream);
+}
+
+hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t *handle, void *pointer)
+{
+	return (hipError_t)cuda.ipc_get(handle, to_cu(pointer));
+}
+
+hipError_t hipIpcOpenMemHandle(void **pointer, hipIpcMemHandle_t handle, unsigned flags)
+{
+	cu_pointer value = 0;
+	int r = cuda.ipc_open(&value, handle, flags);
+
+	*pointer = (void *)(uintptr_t)value;
+	return (hipError_t)r;
+}
+
+hipError_t hipIpcCloseMemHandle(void *pointer)
+{
+	return (hipError_t)cuda.ipc_close(to_cu(pointer));
+}
+
+hipError_t hipIpcOpenEventHandle(hipEvent_t *event, hipIpcEventHandle_t handle)
+{
+	return (hipError_t)cuda.ipc_open_event(event, handle);
+}
+
+hipError_t hipStreamCreateWithFlags(hipStream_t *stream, unsigned flags)
+{
+	return (hipError_t)cuda.stream_create(stream, flags);
+}
+
+hipError_t hipStreamDestroy(hipStream_t stream)
+{
+	return (hipError_t)cuda.stream_destroy(stream);
+}
+
+hipError_t hipStreamSynchronize(hipStream_t stream)
+{
+	return (hipError_t)cuda.stream_synchronize(stream);
+}
+
+hipError_t hipStreamQuery(hipStream_t stream)
+{
+	return (hipError_t)cuda.stream_query(stream);
+}
+
+hipError_t hipStreamWaitEvent(hipStream_t stream, hipEvent_t event, unsigned flags)
+{
+	return (hipError_t)cuda.stream_wait_event(stream, event, flags);
+}
+
+hipError_t hipStreamWaitValue32(hipStream_t stream, void *pointer, uint32_t value, unsigned flags,
+				uint32_t mask)
+{
+	/* CUDA has no mask; every caller here waits for the whole word. */
+	if (mask != 0xffffffffu)
+		return hipErrorNotSupported;
+	return (hipError_t)cuda.stream_wait(stream, to_cu(pointer), value, flags);
+}
+
+hipError_t hipStreamWriteValue32(hipStream_t stream, void *pointer, uint32_t value, unsigned flags)
+{
+	return (hipError_t)cuda.stream_write(stream, to_cu(pointer), value, flags);
+}
+
+hipError_t hipEventCreateWithFlags(hipEvent_t *event, unsigned flags)
+{
+	return (hipError_t)cuda.event_create(event, flags);
+}
+
+hipError_t hipEventDestroy(hipEvent_t event)
+{
+	return (hipError_t)cuda.event_destroy(event);
+}
+
+hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream)
+{
+	return (hipError_t)cuda.event_record(event, stream);
+}
+
+hipError_t hipEventQuery(hipEvent_t event)
+{
+	return (hipError_t)cuda.event_query(event);
+}
+
+hipError_t hipEventSynchronize(hipEvent_t event)
+{
+	return (hipError_t)cuda.event_synchronize(event);
+}
+
+hipError_t hipEventElapsedTime(float *ms, hipEvent_t start, hipEvent_t stop)
+{
+	return (hipError_t)cuda.event_elapsed(ms, start, stop);
+}
+
+hipError_t hipModuleLoadData(hipModule_t *module, const void *image)
+{
+	return (hipError_t)cuda.module_load(module, image);
+}
+
+hipError_t hipModuleUnload(hipModule_t module)
+{
+	return (hipError_t)cuda.module_unload(module);
+}
+
+hipError_t hipModuleGetFunction(hipFunction_t *function, hipModule_t module, const char *name)
+{
+	return (hipError_t)cuda.module_function(function, module, name);
+}
+
+hipError_t hipFuncSetAttribute(const void *function, int attribute, int value)
+{
+	return (hipError_t)cuda.function_set((hipFunction_t)(uintptr_t)function, attribute, value);
+}
+
+hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned grid_x, unsigned grid_y,
+				 unsigned grid_z, unsigned block_x, unsigned block_y,
+				 unsigned block_z, unsigned shared_bytes, hipStream_t stream,
+				 void **parameters, void **extra)
+{
+	return (hipError_t)cuda.launch(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+				       shared_bytes, stream, parameters, extra);
+}
+
+static struct cu_allocation allocation_on(int device)
+{
+	return (struct cu_allocation){
+		.type = CU_ALLOCATION_PINNED,
+		.handle_types = CU_HANDLE_POSIX_FD,
+		.location = {CU_LOCATION_DEVICE, device},
+	};
+}
+
+size_t gpu_vmm_granularity(int device)
+{
+	struct cu_allocation allocation = allocation_on(device);
+	int vmm = 0, fds = 0, handle;
+	size_t granularity = 0;
+
+	if (cuda.device_get(&handle, device) != 0 ||
+	    cuda.device_attribute(&vmm, CU_ATTRIBUTE_VMM, handle) != 0 ||
+	    cuda.device_attribute(&fds, CU_ATTRIBUTE_VMM_POSIX_FD, handle) != 0 || !vmm || !fds ||
+	    cuda.vmm_granularity(&granularity, &allocation, 0) != 0)
+		return 0;
+	return granularity;
+}
+
+/* Maps @handle, which is released here: the mapping keeps the memory alive. */
+static int vmm_map(unsigned long long handle, size_t bytes, int device, void **ret_pointer)
+{
+	struct cu_access access = {{CU_LOCATION_DEVICE, device}, CU_ACCESS_READ_WRITE};
+	cu_pointer pointer = 0;
+	int r;
+
+	r = cuda.vmm_reserve(&pointer, bytes, 0, 0, 0);
+	if (r == 0) {
+		r = cuda.vmm_map(pointer, bytes, 0, handle, 0);
+		if (r == 0) {
+			r = cuda.vmm_access(pointer, bytes, &access, 1);
+			if (r != 0)
+				(void)cuda.vmm_unmap(pointer, bytes);
+		}
+		if (r != 0)
+			(void)cuda.vmm_unreserve(pointer, bytes);
+	}
+	(void)cuda.vmm_release(handle);
+	if (r == 0)
+		*ret_pointer = (void *)(uintptr_t)pointer;
+	return r;
+}
+
+hipError_t gpu_vmm_create(size_t bytes, int device, void **ret_pointer, int *ret_fd)
+{
+	struct cu_allocation allocation = allocation_on(device);
+	unsigned long long handle;
+	int fd = -1, r;
+
+	r = cuda.vmm_create(&handle, bytes, &allocation, 0);
+	if (r != 0)
+		return (hipError_t)r;
+	r = cuda.vmm_export(&fd, handle, CU_HANDLE_POSIX_FD, 0);
+	if (r != 0) {
+		(void)cuda.vmm_release(handle);
+		return (hipError_t)r;
+	}
+	r = vmm_map(handle, bytes, device, ret_pointer);
+	if (r == 0)
+		*ret_fd = fd;
+	return (hipError_t)r;
+}
+
+hipError_t gpu_vmm_import(int fd, size_t bytes, int device, void **ret_pointer)
+{
+	unsigned long long handle;
+	int r = cuda.vmm_import(&handle, (void *)(uintptr_t)fd, CU_HANDLE_POSIX_FD);
+
+	if (r == 0)
+		r = vmm_map(handle, bytes, device, ret_pointer);
+	return (hipError_t)r;
+}
+
+hipError_t gpu_vmm_free(void *pointer, size_t bytes)
+{
+	int r = cuda.vmm_unmap(to_cu(pointer), bytes);
+
+	if (r == 0)
+		r = cuda.vmm_unreserve(to_cu(pointer), bytes);
+	return (hipError_t)r;
+}

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: MIT */
+#include "kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <proto/error.h>
+
+struct gpu_waiter {
+	struct gpu_waiter *next;
+	device_prepared done;
+	void *owner;
+};
+
+/* What the request for a kernel's code carries through the front. */
+struct gpu_build {
+	struct gpu_device *gpu;
+	struct device_kernel *kernel;
+};
+
+/* The tile that a spec's name stands for, or the best default one. */
+static int make_kernel(struct gpu_device *gpu, enum abi_family family, uint32_t dtype,
+		       const union plan_args *args, const struct plan_stage *stage,
+		       struct gpu_kernel *ret_kernel)
+{
+	const char *arch = gpu->device.info.arch;
+	struct gpu_tile tile;
+
+	for (int candidate = 0;; candidate++) {
+		if (gpu_kernel_default_tile(arch, family, dtype, args, candidate, &tile) != 0)
+			return 1;
+		if (*stage->pipeline && strcmp(stage->pipeline, tile.pipeline) != 0)
+			continue;
+		if (gpu_kernel_make(arch, family, dtype, args, &tile, ret_kernel) != 0)
+			continue;
+		if (!device_is_quarantined(&gpu->device, ret_kernel->name))
+			return 0;
+	}
+}
+
+int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
+		    const union plan_args *args, struct plan_stage *stage)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+	struct gpu_kernel kernel;
+
+	if (make_kernel(gpu, family, dtype, args, stage, &kernel) != 0)
+		return 1;
+	if (!*stage->pipeline) {
+		(void)snprintf(stage->kernel, sizeof(stage->kernel), "%s", kernel.name);
+		(void)snprintf(stage->pipeline, sizeof(stage->pipeline), "%s",
+			       kernel.tile.pipeline);
+		(void)snprintf(stage->arch, sizeof(stage->arch), "%.31s", device->info.arch);
+	}
+	gpu_kernel_grid(&kernel, args, stage->grid);
+	memcpy(stage->block, kernel.block, sizeof(stage->block));
+	stage->lds_bytes = kernel.lds_bytes;
+	stage->tile_n0 = (uint32_t)kernel.tile.tile_n;
+	stage->workspace_bytes = gpu_kernel_workspace_bytes(&kernel, args);
+	return 0;
+}
+
+static struct device_kernel *kernel_by_name(struct gpu_device *gpu, const char *name)
+{
+	for (struct device_kernel *kernel = gpu->kernels; kernel; kernel = kernel->next)
+		if (strcmp(kernel->choice.name, name) == 0)
+			return kernel;
+	return NULL;
+}
+
+static struct device_kernel *kernel_of_stage(struct gpu_device *gpu, const struct plan_stage *stage,
+					     const union plan_args *args)
+{
+	struct device_kernel *kernel;
+	struct gpu_kernel choice;
+
+	if (make_kernel(gpu, stage->family, stage->dtype, args, stage, &choice) != 0)
+		return NULL;
+	kernel = kernel_by_name(gpu, choice.name);
+	if (kernel)
+		return kernel;
+	kernel = calloc(1, sizeof(*kernel));
+	if (!kernel)
+		return NULL;
+	kernel->choice = choice;
+	kernel->state = GPU_KERNEL_BROKEN; /* until somebody asks for its code */
+	kernel->next = gpu->kernels;
+	gpu->kernels = kernel;
+	return kernel;
+}
+
+const struct device_kernel *gpu_get_kernel(struct device *device, const struct plan_stage *stage,
+					   const union plan_args *args)
+{
+	struct device_kernel *kernel = kernel_of_stage(gpu_device_of(device), stage, args);
+
+	return kernel && kernel->state == GPU_KERNEL_READY ? kernel : NULL;
+}
+
+static int load(struct device_kernel *kernel, const void *code, struct fmha_error *err)
+{
+	hipError_t status = hipModuleLoadData(&kernel->module, code);
+
+	if (status == hipSuccess)
+		status = hipModuleGetFunction(&kernel->function, kernel->module,
+					      kernel->choice.entry);
+	/* Above 48 KiB NVIDIA wants to be told; AMD needs nothing of the kind. */
+	if (status == hipSuccess && kernel->choice.lds_bytes > 48 * 1024)
+		status = hipFuncSetAttribute((const void *)kernel->function,
+					     hipFuncAttributeMaxDynamicSharedMemorySize,
+					     (int)kernel->choice.lds_bytes);
+	if (status == hipSuccess)
+		return 0;
+	if (kernel->module)
+		(void)hipModuleUnload(kernel->module);
+	kernel->module = NULL;
+	return gpu_error(status, kernel->choice.name, err);
+}
+
+/* The front has answered. @code: borrowed; NULL: @error says why there is none. */
+static void on_built(void *owner, const void *code, const struct fmha_error *error)
+{
+	struct gpu_build *build = owner;
+	struct device_kernel *kernel = build->kernel;
+	struct gpu_waiter *waiter;
+
+	kernel->error = code ? (struct fmha_error){0} : *error;
+	if (code && load(kernel, code, &kernel->error) == 0)
+		kernel->state = GPU_KERNEL_READY;
+	else
+		kernel->state = GPU_KERNEL_BROKEN;
+	free(build);
+	while ((waiter = kernel->waiters)) {
+		kernel->waiters = waiter->next;
+		waiter->done(waiter->owner, &kernel->error);
+		free(waiter);
+	}
+}
+
+static int request_build(struct gpu_device *gpu, struct device_kernel *kernel,
+			 struct fmha_error *err)
+{
+	struct gpu_build *build = malloc(sizeof(*build));
+	struct device_build request = {.kernel = kernel->choice.name,
+				       .arch = gpu->device.info.arch,
+				       .source = kernel->choice.source};
+	size_t used = 0;
+	int r;
+
+	if (!build)
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	*build = (struct gpu_build){gpu, kernel};
+	for (int i = 0; i < kernel->choice.n_options; i++)
+		used += (size_t)snprintf(request.options + used, sizeof(request.options) - used,
+					 "%s%s", i ? " " : "", kernel->choice.options[i]);
+	_Static_assert(sizeof(request.options) > GPU_KERNEL_OPTIONS * (GPU_KERNEL_OPTION + 1),
+		       "all options fit");
+	r = device_request_build(&gpu->device, &request, on_built, build, err);
+	if (r < 0)
+		free(build);
+	else
+		kernel->state = GPU_KERNEL_BUILDING;
+	return r;
+}
+
+int gpu_prepare(struct device *device, const struct plan_stage *stage, const union plan_args *args,
+		device_prepared done, void *owner, struct fmha_error *err)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+	struct device_kernel *kernel = kernel_of_stage(gpu, stage, args);
+	struct gpu_waiter *waiter;
+	int r;
+
+	if (!kernel)
+		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not on this device",
+				      stage->kernel);
+	if (kernel->state == GPU_KERNEL_READY)
+		return 0;
+	waiter = malloc(sizeof(*waiter));
+	if (!waiter)
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	/* A failed build is tried again by the next plan: the compiler may be there by then. */
+	if (kernel->state == GPU_KERNEL_BROKEN) {
+		r = request_build(gpu, kernel, err);
+		if (r < 0) {
+			free(waiter);
+			return r;
+		}
+	}
+	*waiter = (struct gpu_waiter){.next = kernel->waiters, .done = done, .owner = owner};
+	kernel->waiters = waiter;
+	return DEVICE_PREPARING;
+}
+
+void gpu_forget(struct device *device, void *owner)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+
+	for (struct device_kernel *kernel = gpu->kernels; kernel; kernel = kernel->next)
+		for (struct gpu_waiter **at = &kernel->waiters; *at;) {
+			struct gpu_waiter *waiter = *at;
+
+			if (waiter->owner != owner) {
+				at = &waiter->next;
+				continue;
+			}
+			*at = waiter->next;
+			free(waiter);
+		}
+}
+
+void gpu_kernels_free(struct gpu_device *gpu)
+{
+	while (gpu->kernels) {
+		struct device_kernel *kernel = gpu->kernels;
+
+		gpu->kernels = kernel->next;
+		while (kernel->waiters) {
+			struct gpu_waiter *waiter = kernel->waiters;
+
+			kernel->waiters = waiter->next;
+			free(waiter);
+		}
+		if (kernel->module)
+			(void)hipModuleUnload(kernel->module);
+		free(kernel);
+	}
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * kernels.h: which kernels a GPU runs, and their code.
+ *
+ * A kernel is chosen when a plan is made (no compiler involved), built by the front on the first
+ * plan that needs it, loaded once, and then shared by every plan of the worker.
+ */
+#ifndef FMHAD_DEVICE_GPU_KERNELS_H
+#define FMHAD_DEVICE_GPU_KERNELS_H
+
+#include <gpu_kernel.h> /* kernels/gpu */
+
+#include "gpu.h"
+
+enum gpu_kernel_state { GPU_KERNEL_BUILDING, GPU_KERNEL_READY, GPU_KERNEL_BROKEN };
+
+/* A plan that waits for this kernel's code. */
+struct gpu_waiter;
+
+struct device_kernel {
+	struct device_kernel *next;
+	struct gpu_kernel choice;
+	enum gpu_kernel_state state;
+	struct fmha_error error; /* GPU_KERNEL_BROKEN */
+	hipModule_t module;
+	hipFunction_t function;
+	struct gpu_waiter *waiters;
+};
+
+int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
+		    const union plan_args *args, struct plan_stage *stage);
+const struct device_kernel *gpu_get_kernel(struct device *device, const struct plan_stage *stage,
+					   const union plan_args *args);
+int gpu_prepare(struct device *device, const struct plan_stage *stage, const union plan_args *args,
+		device_prepared done, void *owner, struct fmha_error *err);
+void gpu_forget(struct device *device, void *owner);
+void gpu_kernels_free(struct gpu_device *gpu);
+
+#endif

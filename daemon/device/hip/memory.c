@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * memory.c: GPU memory that clients share.
+ *
+ * Made here (preferred): a physical allocation that goes to the client as a file descriptor, so
+ * that no death of a client pulls memory away from under a kernel. Made by the client: a descriptor
+ * of the same kind, or an IPC handle, which names a whole allocation of the client's runtime; a
+ * process can open a handle only once, so opened ones are shared and counted.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <proto/error.h>
+
+#include "gpu.h"
+
+#define IPC_DEADLINE_S  2
+#define WORKSPACE_LEAST 65536ull
+#define WORKSPACE_KEEP                                                                             \
+	(2ull << 30) /* bytes kept for the next launch: hipFree waits for the device */
+
+/* An IPC allocation that is open here. */
+struct gpu_shared {
+	struct gpu_shared *next;
+	hipIpcMemHandle_t handle;
+	void *base;
+	size_t bytes;
+	uint32_t n_users;
+};
+
+/* How a device_memory of this backend came to be: stored in its map and map_bytes. */
+enum { MEMORY_PLAIN, MEMORY_VMM, MEMORY_IPC };
+
+struct gpu_memory {
+	struct gpu_memory *next; /* among kept workspaces */
+	int kind;
+	void *base;
+	size_t bytes;
+	struct gpu_shared *shared;
+};
+
+static int memory_new(int kind, void *base, size_t bytes, uint64_t offset, uint64_t size,
+		      struct gpu_shared *shared, struct device_memory *ret_memory)
+{
+	struct gpu_memory *memory = malloc(sizeof(*memory));
+
+	if (!memory)
+		return FMHA_ENOMEM;
+	*memory = (struct gpu_memory){.kind = kind, .base = base, .bytes = bytes, .shared = shared};
+	*ret_memory = (struct device_memory){
+		.device = (char *)base + offset,
+		.bytes = size,
+		.charged_bytes = bytes,
+		.map = memory,
+		.kind = kind == MEMORY_VMM ? PROTO_VMM_FD : PROTO_IPC_HANDLE,
+		.allocation_bytes = bytes,
+	};
+	return 0;
+}
+
+static size_t round_up(uint64_t size, size_t granularity)
+{
+	return (size_t)((size + granularity - 1) / granularity * granularity);
+}
+
+/* New memory is zero: it may have been another user's. */
+static int scrub(void *pointer, size_t bytes, struct fmha_error *err)
+{
+	hipError_t status = hipMemsetD8Async((hipDeviceptr_t)pointer, 0, bytes, NULL);
+
+	if (status == hipSuccess)
+		status = hipStreamSynchronize(NULL);
+	return status == hipSuccess ? 0 : gpu_error(status, "clearing memory", err);
+}
+
+int gpu_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
+		      int *ret_fd, struct fmha_error *err)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+	hipError_t status;
+	void *pointer;
+	size_t bytes;
+	int fd, r;
+
+	if (gpu->vmm_granularity == 0)
+		return fmha_error_set(
+			err, FMHA_ENOTSUP,
+			"this HIP runtime cannot share memory as a descriptor; allocate "
+			"it in the client and import its IPC handle");
+	if (size == 0 || size > device->info.memory_bytes)
+		return fmha_error_set_field(err, size ? FMHA_ENOMEM : FMHA_EINVAL, "size",
+					    "size %llu: the device has %llu bytes",
+					    (unsigned long long)size,
+					    (unsigned long long)device->info.memory_bytes);
+	bytes = round_up(size, gpu->vmm_granularity);
+	status = gpu_vmm_create(bytes, gpu->index, &pointer, &fd);
+	if (status != hipSuccess)
+		return gpu_error(status, "allocating memory", err);
+	r = scrub(pointer, bytes, err);
+	if (r == 0 && memory_new(MEMORY_VMM, pointer, bytes, 0, size, NULL, ret_memory) < 0)
+		r = fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	if (r < 0) {
+		(void)gpu_vmm_free(pointer, bytes);
+		(void)close(fd);
+		return r;
+	}
+	*ret_fd = fd;
+	return 0;
+}
+
+/* A driver call that may block for long, on a thread that can be left behind. */
+struct opening {
+	pthread_mutex_t lock;
+	pthread_cond_t ended;
+	int device;
+	hipIpcMemHandle_t handle;
+	hipError_t status;
+	void *base;
+	bool done, abandoned;
+};
+
+static void opening_free(struct opening *opening)
+{
+	(void)pthread_mutex_destroy(&opening->lock);
+	(void)pthread_cond_destroy(&opening->ended);
+	free(opening);
+}
+
+static void *opening_thread(void *argument)
+{
+	struct opening *opening = argument;
+	hipError_t status = hipSetDevice(opening->device);
+	void *base = NULL;
+	bool abandoned;
+
+	if (status == hipSuccess)
+		status = hipIpcOpenMemHandle(&base, opening->handle, hipIpcMemLazyEnablePeerAccess);
+	(void)pthread_mutex_lock(&opening->lock);
+	opening->status = status;
+	opening->base = base;
+	opening->done = true;
+	abandoned = opening->abandoned;
+	(void)pthread_cond_signal(&opening->ended);
+	(void)pthread_mutex_unlock(&opening->lock);
+	if (abandoned) {
+		if (status == hipSuccess)
+			(void)hipIpcCloseMemHandle(base);
+		opening_free(opening);
+	}
+	return NULL;
+}
+
+static int open_handle(struct gpu_device *gpu, const hipIpcMemHandle_t *handle, void **ret_base,
+		       struct fmha_error *err)
+{
+	struct opening *opening = calloc(1, sizeof(*opening));
+	struct timespec deadline;
+	hipError_t status;
+	pthread_t thread;
+	bool done;
+
+	if (!opening)
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	(void)pthread_mutex_init(&opening->lock, NULL);
+	(void)pthread_cond_init(&opening->ended, NULL);
+	opening->device = gpu->index;
+	opening->handle = *handle;
+	if (pthread_create(&thread, NULL, opening_thread, opening) != 0) {
+		opening_free(opening);
+		return fmha_error_set(err, FMHA_EIO, "no more threads");
+	}
+	(void)pthread_detach(thread);
+	(void)clock_gettime(CLOCK_REALTIME, &deadline);
+	deadline.tv_sec += IPC_DEADLINE_S;
+	(void)pthread_mutex_lock(&opening->lock);
+	while (!opening->done &&
+	       pthread_cond_timedwait(&opening->ended, &opening->lock, &deadline) == 0)
+		;
+	done = opening->done;
+	opening->abandoned = !done;
+	status = opening->status;
+	*ret_base = opening->base;
+	(void)pthread_mutex_unlock(&opening->lock);
+	if (!done)
+		return fmha_error_set_field(err, FMHA_ETIMEDOUT, "handle",
+					    "the driver did not open the IPC handle within %d s",
+					    IPC_DEADLINE_S);
+	opening_free(opening);
+	if (status != hipSuccess)
+		return fmha_error_set_field(err, FMHA_EINVAL, "handle",
+					    "the driver refuses the IPC handle: %s; memory of an "
+					    "allocator that maps segments (PyTorch's expandable "
+					    "segments) has none: pass its VMM descriptor",
+					    hipGetErrorName(status));
+	return 0;
+}
+
+/* Takes one reference to the allocation that @handle names, opening it when nobody has yet. Called
+ * with the lock held, also while the driver works: nobody else may open the same handle meanwhile.
+ */
+static int shared_get(struct gpu_device *gpu, const hipIpcMemHandle_t *handle,
+		      struct gpu_shared **ret_shared, struct fmha_error *err)
+{
+	struct gpu_shared *shared;
+	hipDeviceptr_t base;
+	hipError_t status;
+	int r;
+
+	for (shared = gpu->shared; shared; shared = shared->next)
+		if (memcmp(&shared->handle, handle, sizeof(*handle)) == 0) {
+			shared->n_users++;
+			*ret_shared = shared;
+			return 0;
+		}
+	shared = calloc(1, sizeof(*shared));
+	if (!shared)
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	r = open_handle(gpu, handle, &shared->base, err);
+	if (r < 0) {
+		free(shared);
+		return r;
+	}
+	status = hipMemGetAddressRange(&base, &shared->bytes, (hipDeviceptr_t)shared->base);
+	if (status != hipSuccess) {
+		(void)hipIpcCloseMemHandle(shared->base);
+		free(shared);
+		return gpu_error(status, "measuring an IPC allocation", err);
+	}
+	shared->handle = *handle;
+	shared->n_users = 1;
+	shared->next = gpu->shared;
+	gpu->shared = shared;
+	*ret_shared = shared;
+	return 0;
+}
+
+static void shared_put(struct gpu_device *gpu, struct gpu_shared *shared)
+{
+	struct gpu_shared **at = &gpu->shared;
+
+	(void)pthread_mutex_lock(&gpu->shared_lock);
+	if (--shared->n_users == 0) {
+		while (*at != shared)
+			at = &(*at)->next;
+		*at = shared->next;
+		(void)hipIpcCloseMemHandle(shared->base);
+		free(shared);
+	}
+	(void)pthread_mutex_unlock(&gpu->shared_lock);
+}
+
+/* The extent [offset, offset + size) inside @bytes, without overflow. */
+static int check_extent(const struct device_memory_source *source, uint64_t bytes,
+			struct fmha_error *err)
+{
+	if (source->size == 0 || source->base_offset > bytes ||
+	    source->size > bytes - source->base_offset)
+		return fmha_error_set_field(err, FMHA_EINVAL, "size",
+					    "offset %llu, size %llu: the allocation has %llu bytes",
+					    (unsigned long long)source->base_offset,
+					    (unsigned long long)source->size,
+					    (unsigned long long)bytes);
+	return 0;
+}
+
+static int import_handle(struct gpu_device *gpu, const struct device_memory_source *source,
+			 struct device_memory *ret_memory, struct fmha_error *err)
+{
+	struct gpu_shared *shared = NULL;
+	hipIpcMemHandle_t handle;
+	int r;
+
+	if (source->handle_bytes != sizeof(handle))
+		return fmha_error_set_field(err, FMHA_EINVAL, "handle",
+					    "handle: %u bytes, an IPC handle has %zu",
+					    source->handle_bytes, sizeof(handle));
+	memcpy(&handle, source->handle, sizeof(handle));
+	(void)pthread_mutex_lock(&gpu->shared_lock);
+	r = shared_get(gpu, &handle, &shared, err);
+	(void)pthread_mutex_unlock(&gpu->shared_lock);
+	if (r < 0)
+		return r;
+	r = check_extent(source, shared->bytes, err);
+	if (r == 0 && memory_new(MEMORY_IPC, shared->base, shared->bytes, source->base_offset,
+				 source->size, shared, ret_memory) < 0)
+		r = fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	if (r < 0)
+		shared_put(gpu, shared);
+	return r;
+}
+
+static int import_descriptor(struct gpu_device *gpu, const struct device_memory_source *source,
+			     struct device_memory *ret_memory, struct fmha_error *err)
+{
+	hipError_t status;
+	void *pointer;
+	size_t bytes;
+	int r;
+
+	if (gpu->vmm_granularity == 0)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "kind",
+					    "kind vmm_fd: this HIP runtime has no such memory");
+	r = check_extent(source, gpu->device.info.memory_bytes, err);
+	if (r < 0)
+		return r;
+	/* Mapping more than the allocation has is refused by the driver. */
+	bytes = round_up(source->base_offset + source->size, gpu->vmm_granularity);
+	status = gpu_vmm_import(source->fd, bytes, gpu->index, &pointer);
+	if (status != hipSuccess)
+		return fmha_error_set_field(
+			err, FMHA_EINVAL, "fd",
+			"the driver refuses the descriptor as %zu bytes of device "
+			"memory: %s",
+			bytes, hipGetErrorName(status));
+	if (memory_new(MEMORY_VMM, pointer, bytes, source->base_offset, source->size, NULL,
+		       ret_memory) < 0) {
+		(void)gpu_vmm_free(pointer, bytes);
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	}
+	return 0;
+}
+
+int gpu_memory_import(struct device *device, const struct device_memory_source *source,
+		      struct device_memory *ret_memory, struct fmha_error *err)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+
+	(void)hipSetDevice(gpu->index); /* the calling thread may be any */
+	switch (source->kind) {
+	case PROTO_IPC_HANDLE:
+		return import_handle(gpu, source, ret_memory, err);
+	case PROTO_VMM_FD:
+		return import_descriptor(gpu, source, ret_memory, err);
+	default:
+		return fmha_error_set_field(
+			err, FMHA_ENOTSUP, "kind",
+			"kind memfd: host memory is not shared with this device");
+	}
+}
+
+void gpu_memory_free(struct device *device, struct device_memory *memory)
+{
+	struct gpu_memory *owned = memory->map;
+
+	if (!owned)
+		return;
+	(void)hipSetDevice(gpu_device_of(device)->index);
+	switch (owned->kind) {
+	case MEMORY_PLAIN:
+		(void)hipFree(owned->base);
+		break;
+	case MEMORY_VMM:
+		(void)gpu_vmm_free(owned->base, owned->bytes);
+		break;
+	case MEMORY_IPC:
+		shared_put(gpu_device_of(device), owned->shared);
+		break;
+	}
+	free(owned);
+	*memory = (struct device_memory){0};
+}
+
+int gpu_workspace_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
+		      struct fmha_error *err)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+	uint64_t size = WORKSPACE_LEAST;
+	hipError_t status;
+	void *pointer;
+
+	if (bytes > device->info.memory_bytes)
+		return fmha_error_set(err, FMHA_ENOMEM, "a workspace of %llu bytes",
+				      (unsigned long long)bytes);
+	while (size < bytes)
+		size *= 2;
+	for (struct gpu_memory **at = &gpu->free_workspaces; *at; at = &(*at)->next) {
+		struct gpu_memory *kept = *at;
+
+		if (kept->bytes != size)
+			continue;
+		*at = kept->next;
+		gpu->free_bytes -= size;
+		*ret_memory = (struct device_memory){
+			.device = kept->base, .bytes = size, .charged_bytes = size, .map = kept};
+		return 0;
+	}
+	status = hipMalloc(&pointer, size);
+	if (status == hipErrorOutOfMemory && gpu->free_workspaces) {
+		gpu_workspaces_trim(gpu);
+		status = hipMalloc(&pointer, size);
+	}
+	if (status != hipSuccess)
+		return gpu_error(status, "allocating a workspace", err);
+	if (memory_new(MEMORY_PLAIN, pointer, size, 0, size, NULL, ret_memory) < 0) {
+		(void)hipFree(pointer);
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	}
+	return 0;
+}
+
+void gpu_workspace_free(struct device *device, struct device_memory *memory)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+	struct gpu_memory *owned = memory->map;
+
+	if (!owned)
+		return;
+	if (gpu->free_bytes + owned->bytes > WORKSPACE_KEEP) {
+		gpu_memory_free(device, memory);
+		return;
+	}
+	owned->next = gpu->free_workspaces;
+	gpu->free_workspaces = owned;
+	gpu->free_bytes += owned->bytes;
+	*memory = (struct device_memory){0};
+}
+
+void gpu_workspaces_trim(struct gpu_device *gpu)
+{
+	while (gpu->free_workspaces) {
+		struct gpu_memory *kept = gpu->free_workspaces;
+
+		gpu->free_workspaces = kept->next;
+		(void)hipFree(kept->base);
+		free(kept);
+	}
+	gpu->free_bytes = 0;
+}
+
+int gpu_fetch(struct device *device, const void *from, void *to, uint64_t bytes,
+	      struct fmha_error *err)
+{
+	hipError_t status = hipMemcpyDtoHAsync(to, (hipDeviceptr_t)(uintptr_t)from, bytes, NULL);
+
+	(void)device;
+	if (status == hipSuccess)
+		status = hipStreamSynchronize(NULL);
+	return status == hipSuccess ? 0 : gpu_error(status, "reading device memory", err);
+}
