@@ -36,8 +36,8 @@ double oracle_load(const struct oracle *o, enum fmha_tensor_role role, const int
 void oracle_store(const struct oracle *o, enum fmha_tensor_role role, const int64_t i[5],
 		  double value)
 {
-	reference_store((void *)memory_of(o, role), o->p->tensor[role].dtype,
-			index_of(o, role, i), value);
+	reference_store((void *)memory_of(o, role), o->p->tensor[role].dtype, index_of(o, role, i),
+			value);
 }
 
 static int load_int(const struct oracle *o, enum fmha_tensor_role role, int64_t i, int64_t j)
@@ -180,10 +180,10 @@ void oracle_append(const struct oracle *o)
 					double x = oracle_load(o, FMHA_T_K_NEW, AT(b, i, h, d));
 
 					if (p->rope != FMHA_ROPE_NONE && d < p->rotary_dim)
-						x = rotated(o, position, d, x,
-							    oracle_load(o, FMHA_T_K_NEW,
-									AT(b, i, h,
-									   partner_of(o, d))));
+						x = rotated(
+							o, position, d, x,
+							oracle_load(o, FMHA_T_K_NEW,
+								    AT(b, i, h, partner_of(o, d))));
 					reference_store(
 						o->k, p->k.dtype,
 						oracle_cache_index(o, false, &s, position, h, d),
@@ -231,8 +231,9 @@ static double score(const struct oracle *o, const struct oracle_sequence *s, int
 		*ret_cap_slope = 1 - t * t;
 	}
 	if (has(o, FMHA_T_BIAS))
-		x += p->mode == FMHA_GROUP ? oracle_load(o, FMHA_T_BIAS, AT(0, h, s->q_start + i, j))
-					   : oracle_load(o, FMHA_T_BIAS, AT(s->b, h, i, j));
+		x += p->mode == FMHA_GROUP
+			     ? oracle_load(o, FMHA_T_BIAS, AT(0, h, s->q_start + i, j))
+			     : oracle_load(o, FMHA_T_BIAS, AT(s->b, h, i, j));
 	if (has(o, FMHA_T_ALIBI_SLOPES))
 		x -= oracle_load(o, FMHA_T_ALIBI_SLOPES, AT(s->b, h)) *
 		     fabs((double)i + s->keys - s->rows - j);
@@ -284,10 +285,11 @@ double oracle_row(const struct oracle *o, const struct oracle_sequence *s, int h
 		if (weight == 0)
 			continue;
 		for (int d = 0; d < p->hdim_v; d++)
-			row_o[d] += weight * keep * descale(o, FMHA_T_V_DESCALE, s, s->pad + j, hk) *
-				    reference_load(memory_of(o, FMHA_T_V), p->v.dtype,
-						   oracle_cache_index(o, true, s, s->pad + j, hk,
-								      d));
+			row_o[d] += weight * keep *
+				    descale(o, FMHA_T_V_DESCALE, s, s->pad + j, hk) *
+				    reference_load(
+					    memory_of(o, FMHA_T_V), p->v.dtype,
+					    oracle_cache_index(o, true, s, s->pad + j, hk, d));
 	}
 	free(x);
 	return lse;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * oracle.h: attention evaluated straight from struct fmha_problem, in double. It shares nothing with
- * dispatch or the kernels: element addresses come from the roles' dimensions as base.h states them,
- * so a mistake in the mapping problem -> arguments shows as a wrong result.
+ * oracle.h: attention evaluated straight from struct fmha_problem, in double. It shares nothing
+ * with dispatch or the kernels: element addresses come from the roles' dimensions as base.h states
+ * them, so a mistake in the mapping problem -> arguments shows as a wrong result.
  */
 #ifndef TESTS_DISPATCH_ORACLE_H
 #define TESTS_DISPATCH_ORACLE_H
@@ -20,8 +20,8 @@ struct oracle {
 struct oracle_sequence {
 	int64_t b;
 	int64_t q_start, k_start; /* on the packed axes, else 0 */
-	int rows, keys;		  /* keys: real ones, after an append, without padding */
-	int before;		  /* keys before an append, padding included */
+	int rows, keys;           /* keys: real ones, after an append, without padding */
+	int before;               /* keys before an append, padding included */
 	int pad;
 };
 
