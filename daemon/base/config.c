@@ -57,7 +57,6 @@ static const struct key device_keys[] = {
 	{"threads", KEY_U32, DEVICE(threads), 0, 4096, NULL},
 	{"allow_faults", KEY_BOOL, DEVICE(allow_faults), 0, 1, NULL},
 	{"stall_ms", KEY_U32, DEVICE(stall_ms), 50, 3600000, NULL},
-	{"launch_ms", KEY_U32, DEVICE(launch_ms), 0, 86400000, NULL},
 	{"queue_depth", KEY_U32, DEVICE(queue_depth), 1, 64, NULL},
 	{NULL, 0, 0, 0, 0, NULL},
 };

@@ -96,6 +96,7 @@ struct device_launch {
 	union plan_args args[PLAN_MAX_STAGES];
 	void *workspaces[PLAN_MAX_STAGES]; /* each stage's own share */
 	void (*on_done)(struct device_launch *launch);
+	void *owner;  /* for on_done */
 	double flops; /* of all stages, an estimate */
 	/* Done before the first stage, and only by devices without host memory. */
 	uint32_t n_uploads;

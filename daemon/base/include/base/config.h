@@ -26,7 +26,6 @@ struct config_device {
 	uint32_t threads;      /* cpu, fake: 0: every core that this process may use */
 	uint32_t allow_faults; /* fake: method inject is allowed */
 	uint32_t stall_ms;     /* no task of a launch ends for so long: the device hangs */
-	uint32_t launch_ms;    /* the longest a launch may run; 0: as long as it progresses */
 	uint32_t queue_depth;  /* launches of one connection that the device has at a time */
 };
 

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * worker_page.h: the memory that a front and one of its workers share. The front fills in the first
+ * part before it starts the worker; the worker writes the second while it lives, and the front
+ * reads it after the worker's death to learn which kernel was at fault. Both are the same
+ * executable, so the layout agrees by itself.
+ */
+#ifndef FMHAD_BASE_WORKER_PAGE_H
+#define FMHAD_BASE_WORKER_PAGE_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include <base/config.h>
+
+/* What the worker inherits besides the standard streams. */
+#define WORKER_CONTROL_FD 3
+#define WORKER_PAGE_FD    4
+
+#define WORKER_EXIT_DEVICE 70 /* the device failed; the page says why */
+
+#define WORKER_MAX_QUARANTINED 32
+#define WORKER_PAGE_MAGIC      0x66776f726b657231u
+
+struct worker_page {
+	uint64_t magic, bytes;
+	uint32_t device; /* index into config.devices */
+	struct config config;
+	uint32_t n_quarantined;
+	char quarantined[WORKER_MAX_QUARANTINED][PROTO_KERNEL_BYTES];
+
+	/* The worker's: the kernel that it dies of, and why. */
+	char culprit[PROTO_KERNEL_BYTES];
+	char reason[256];
+	atomic_uint n_sessions; /* clients attached */
+	/* The kernel that the loop thread itself is running or launching while loop_busy is set:
+	 * who is to blame when the loop does not answer any more. */
+	atomic_uint loop_busy;
+	char loop_kernel[PROTO_KERNEL_BYTES];
+};
+
+#endif
