@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * session.c: a client's direct connection: its buffers and plans, and the dispatch of its requests.
+ */
+#include "worker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <base/status.h>
+#include <proto/error.h>
+#include <proto/problem.h>
+
+#define RELEASE_ELSEWHERE_BYTES (16u << 20) /* unmapping more takes milliseconds */
+
+union worker_params {
+	struct proto_empty empty;
+	struct proto_buffer_create_params buffer_create;
+	struct proto_buffer_import_params buffer_import;
+	struct proto_buffer_release_params buffer_release;
+	struct proto_plan_params plan;
+	struct proto_plan_release_params plan_release;
+	struct proto_run_params run;
+	struct proto_cancel_params cancel;
+	struct proto_registry_export_params registry_export;
+	struct proto_registry_set_params registry_set;
+	struct proto_inject_params inject;
+};
+
+static struct session *session_of(struct connection *connection)
+{
+	return container_of(connection, struct session, connection);
+}
+
+/* ---- buffers ---- */
+
+static void free_buffer(struct buffer *buffer)
+{
+	device_memory_free(buffer->worker->device, &buffer->memory);
+	free(buffer);
+}
+
+static void release_work(uv_work_t *work)
+{
+	struct buffer *buffer = container_of(work, struct buffer, release);
+
+	device_memory_free(buffer->worker->device, &buffer->memory);
+}
+
+static void release_done(uv_work_t *work, int status)
+{
+	(void)status;
+	free(container_of(work, struct buffer, release));
+}
+
+struct buffer *buffer_unref(struct buffer *buffer)
+{
+	struct account *account, *total;
+	uint64_t bytes;
+
+	if (!buffer || --buffer->n_references > 0)
+		return NULL;
+	account = buffer->account;
+	total = &buffer->worker->accounts.total;
+	bytes = buffer->memory.charged_bytes;
+	account->n_buffers--;
+	account->memory_bytes -= bytes;
+	total->n_buffers--;
+	total->memory_bytes -= bytes;
+	account_put(account);
+	if (bytes < RELEASE_ELSEWHERE_BYTES ||
+	    uv_queue_work(&buffer->worker->loop, &buffer->release, release_work, release_done) < 0)
+		free_buffer(buffer);
+	return NULL;
+}
+
+/* What a new buffer of @size bytes would exceed. */
+static int check_buffer_quota(struct session *session, uint64_t size, struct fmha_error *err)
+{
+	struct limits *limits = &session->worker->limits;
+	struct account *account = session->account, *total = &session->worker->accounts.total;
+
+	if (limit_exceeded(limits, LIMIT_BUFFERS_PER_CONNECTION,
+			   (uint64_t)session->buffers.n_used + 1))
+		return fmha_error_set(
+			err, FMHA_EQUOTA, "more than %llu buffers on one connection",
+			(unsigned long long)limits->value[LIMIT_BUFFERS_PER_CONNECTION]);
+	if (limit_exceeded(limits, LIMIT_BUFFERS_PER_UID, (uint64_t)account->n_buffers + 1))
+		return fmha_error_set(err, FMHA_EQUOTA, "more than %llu buffers of one user",
+				      (unsigned long long)limits->value[LIMIT_BUFFERS_PER_UID]);
+	if (size > UINT64_MAX / 2 ||
+	    limit_exceeded(limits, LIMIT_MEMORY_BYTES_PER_UID, account->memory_bytes + size))
+		return fmha_error_set_field(
+			err, FMHA_EQUOTA, "size", "more than %llu bytes of buffers of one user",
+			(unsigned long long)limits->value[LIMIT_MEMORY_BYTES_PER_UID]);
+	if (limit_exceeded(limits, LIMIT_MEMORY_BYTES, total->memory_bytes + size))
+		return fmha_error_set_field(err, FMHA_EQUOTA, "size",
+					    "more than %llu bytes of buffers of all users",
+					    (unsigned long long)limits->value[LIMIT_MEMORY_BYTES]);
+	return 0;
+}
+
+/* Makes the mapped memory a buffer of the session. On failure the memory is freed. */
+static int add_buffer(struct session *session, struct device_memory *memory, uint64_t *ret_id,
+		      struct fmha_error *err)
+{
+	struct buffer *buffer = calloc(1, sizeof(*buffer));
+	uint64_t id = buffer ? table_add(&session->buffers, buffer) : 0;
+	struct account *total = &session->worker->accounts.total;
+
+	if (!id) {
+		free(buffer);
+		device_memory_free(session->worker->device, memory);
+		return fmha_error_set(err, FMHA_ENOMEM, "buffer: out of memory");
+	}
+	buffer->n_references = 1;
+	buffer->worker = session->worker;
+	buffer->account = account_get(&session->worker->accounts, session->uid);
+	buffer->memory = *memory;
+	buffer->account->n_buffers++;
+	buffer->account->memory_bytes += memory->charged_bytes;
+	total->n_buffers++;
+	total->memory_bytes += memory->charged_bytes;
+	session->memory_bytes += memory->charged_bytes;
+	*ret_id = id;
+	return 0;
+}
+
+static int on_buffer_create(struct session *session, uint32_t id,
+			    const struct proto_buffer_create_params *params, struct fmha_error *err)
+{
+	struct proto_buffer_result result = {.size = params->size};
+	struct device_memory memory;
+	int fd, r;
+
+	r = check_buffer_quota(session, params->size, err);
+	if (r == 0)
+		r = device_memory_create(session->worker->device, params->size, &memory, &fd, err);
+	if (r < 0)
+		return r;
+	r = add_buffer(session, &memory, &result.buffer, err);
+	if (r < 0) {
+		(void)close(fd);
+		return r;
+	}
+	connection_answer(&session->connection, id, PROTO_BUFFER_CREATE, &result, fd);
+	return 0;
+}
+
+static int on_buffer_import(struct session *session, uint32_t id,
+			    const struct proto_buffer_import_params *params, int fd,
+			    struct fmha_error *err)
+{
+	struct proto_buffer_result result = {.size = params->size};
+	struct device_memory_source source = {.kind = params->kind,
+					      .fd = fd,
+					      .handle = params->handle,
+					      .handle_bytes = params->handle_bytes,
+					      .base_offset = params->base_offset,
+					      .size = params->size};
+	struct device_memory memory;
+	int r;
+
+	r = check_buffer_quota(session, params->size, err);
+	if (r == 0)
+		r = device_memory_import(session->worker->device, &source, &memory, err);
+	if (r == 0)
+		r = add_buffer(session, &memory, &result.buffer, err);
+	if (r == 0)
+		connection_answer(&session->connection, id, PROTO_BUFFER_IMPORT, &result, -1);
+	return r;
+}
+
+static int on_buffer_release(struct session *session, uint32_t id,
+			     const struct proto_buffer_release_params *params,
+			     struct fmha_error *err)
+{
+	struct buffer *buffer = table_remove(&session->buffers, params->buffer);
+
+	if (!buffer)
+		return fmha_error_set_field(err, FMHA_ENOENT, "buffer", "buffer %llu: no such",
+					    (unsigned long long)params->buffer);
+	session->memory_bytes -= buffer->memory.charged_bytes;
+	buffer_unref(buffer);
+	connection_answer(&session->connection, id, PROTO_BUFFER_RELEASE, &(struct proto_empty){0},
+			  -1);
+	return 0;
+}
+
+/* ---- plans ---- */
+
+struct session_plan *session_plan_unref(struct session_plan *plan)
+{
+	if (plan && --plan->n_references == 0)
+		free(plan);
+	return NULL;
+}
+
+/* Every tensor's last byte must lie in its buffer, so that a plan that is accepted can run. */
+static int check_plan_buffers(struct session *session, const struct plan *plan,
+			      struct fmha_error *err)
+{
+	for (uint32_t i = 0; i < plan->n_views; i++) {
+		const struct plan_view *view = &plan->views[i];
+		const struct fmha_tensor *tensor = &plan->problem.tensor[view->role];
+		struct buffer *buffer = table_get(&session->buffers, tensor->buffer);
+		const char *name = proto_roles[view->role].name;
+		char field[48];
+
+		if (!buffer) {
+			snprintf(field, sizeof(field), "tensor.%s.buffer", name);
+			return fmha_error_set_field(err, FMHA_ENOENT, field,
+						    "tensor %s: buffer %llu: no such", name,
+						    (unsigned long long)tensor->buffer);
+		}
+		if (tensor->offset > buffer->memory.bytes ||
+		    view->span_bytes > buffer->memory.bytes - tensor->offset) {
+			snprintf(field, sizeof(field), "tensor.%s.offset", name);
+			return fmha_error_set_field(
+				err, FMHA_EINVAL, field,
+				"tensor %s: %llu bytes at %llu do not lie in a buffer of %llu",
+				name, (unsigned long long)view->span_bytes,
+				(unsigned long long)tensor->offset,
+				(unsigned long long)buffer->memory.bytes);
+		}
+	}
+	return 0;
+}
+
+static void describe_plan(const struct plan *plan, struct proto_plan_result *result)
+{
+	result->workspace_bytes = plan->workspace_bytes;
+	result->flops = plan->flops;
+	result->n_stages = plan->n_stages;
+	for (uint32_t i = 0; i < plan->n_stages; i++) {
+		const struct plan_stage *stage = &plan->stages[i];
+		struct proto_stage *out = &result->stages[i];
+
+		snprintf(out->family, sizeof(out->family), "%s", plan_family_name(stage->family));
+		snprintf(out->kernel, sizeof(out->kernel), "%s", stage->kernel);
+		out->workspace_offset = stage->workspace_offset;
+		out->workspace_bytes = stage->workspace_bytes;
+	}
+}
+
+static int on_plan(struct session *session, uint32_t id, const struct proto_plan_params *params,
+		   struct fmha_error *err)
+{
+	struct worker *worker = session->worker;
+	struct limits *limits = &worker->limits;
+	struct proto_plan_result result = {0};
+	struct session_plan *plan;
+	int r;
+
+	if (limit_exceeded(limits, LIMIT_PLANS_PER_CONNECTION, (uint64_t)session->plans.n_used + 1))
+		return fmha_error_set(
+			err, FMHA_EQUOTA, "more than %llu plans on one connection",
+			(unsigned long long)limits->value[LIMIT_PLANS_PER_CONNECTION]);
+	if (limit_exceeded(limits, LIMIT_PLANS_PER_UID, (uint64_t)session->account->n_plans + 1))
+		return fmha_error_set(err, FMHA_EQUOTA, "more than %llu plans of one user",
+				      (unsigned long long)limits->value[LIMIT_PLANS_PER_UID]);
+	plan = calloc(1, sizeof(*plan));
+	if (!plan)
+		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	plan->n_references = 1;
+	r = plan_build(&params->problem, &worker->plan_device, &plan->plan, err);
+	if (r == 0)
+		r = check_plan_buffers(session, &plan->plan, err);
+	if (r == 0) {
+		result.plan = table_add(&session->plans, plan);
+		if (!result.plan)
+			r = fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	}
+	if (r < 0) {
+		session_plan_unref(plan);
+		return r;
+	}
+	/* A guess for the first run; later ones know better (run.c). */
+	plan->tiny = plan->plan.flops < 1e6 && plan->plan.bytes < 1 << 20;
+	session->account->n_plans++;
+	describe_plan(&plan->plan, &result);
+	connection_answer(&session->connection, id, PROTO_PLAN, &result, -1);
+	return 0;
+}
+
+static int on_plan_release(struct session *session, uint32_t id,
+			   const struct proto_plan_release_params *params, struct fmha_error *err)
+{
+	struct session_plan *plan = table_remove(&session->plans, params->plan);
+
+	if (!plan)
+		return fmha_error_set_field(err, FMHA_ENOENT, "plan", "plan %llu: no such",
+					    (unsigned long long)params->plan);
+	session->account->n_plans--;
+	session_plan_unref(plan);
+	connection_answer(&session->connection, id, PROTO_PLAN_RELEASE, &(struct proto_empty){0},
+			  -1);
+	return 0;
+}
+
+extern __typeof__(plan_explain) plan_explain __attribute__((weak));
+
+static int on_explain(struct session *session, uint32_t id, const struct proto_plan_params *params,
+		      struct fmha_error *err)
+{
+	struct proto_json_result result;
+	char *json;
+	int fd, r;
+
+	if (!plan_explain)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "method",
+					    "explain: not in this build");
+	r = plan_explain(&params->problem, &session->worker->plan_device, &json, err);
+	if (r < 0)
+		return r;
+	result.size = strlen(json);
+	fd = status_text_fd(json, result.size);
+	free(json);
+	if (fd < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "explain: no memory for the answer");
+	connection_answer(&session->connection, id, PROTO_EXPLAIN, &result, fd);
+	return 0;
+}
+
+/* ---- requests ---- */
+
+static int answer_empty(struct session *session, uint32_t id, enum proto_method method, int r)
+{
+	if (r == 0)
+		connection_answer(&session->connection, id, method, &(struct proto_empty){0}, -1);
+	return r;
+}
+
+/* @fd: the one that the request brought along, borrowed; -1: none. */
+static int handle(struct session *session, uint32_t id, enum proto_method method,
+		  const union worker_params *params, int fd, struct fmha_error *err)
+{
+	switch (method) {
+	case PROTO_PING:
+		return answer_empty(session, id, method, 0);
+	case PROTO_RUN:
+		run_request(session, id, &params->run);
+		return 0;
+	case PROTO_BUFFER_CREATE:
+		return on_buffer_create(session, id, &params->buffer_create, err);
+	case PROTO_BUFFER_IMPORT:
+		return on_buffer_import(session, id, &params->buffer_import, fd, err);
+	case PROTO_BUFFER_RELEASE:
+		return on_buffer_release(session, id, &params->buffer_release, err);
+	case PROTO_PLAN:
+		return on_plan(session, id, &params->plan, err);
+	case PROTO_PLAN_RELEASE:
+		return on_plan_release(session, id, &params->plan_release, err);
+	case PROTO_EXPLAIN:
+		return on_explain(session, id, &params->plan, err);
+	case PROTO_CANCEL:
+		return answer_empty(session, id, method,
+				    run_cancel(session, params->cancel.request, err));
+	case PROTO_INJECT:
+		return answer_empty(session, id, method,
+				    device_inject(session->worker->device, params->inject.fault,
+						  params->inject.after, err));
+	case PROTO_REGISTRY_EXPORT:
+	case PROTO_REGISTRY_IMPORT:
+	case PROTO_REGISTRY_LOAD:
+	case PROTO_REGISTRY_UNLOAD:
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "method",
+					    "%s: this worker has no kernel sets",
+					    proto_methods[method].name);
+	default:
+		return fmha_error_set_field(err, FMHA_EINVAL, "method",
+					    "%s is not answered on this socket",
+					    proto_methods[method].name);
+	}
+}
+
+static void on_message(struct connection *connection, struct proto_message *message)
+{
+	struct session *session = session_of(connection);
+	enum proto_method method = (enum proto_method)message->method;
+	union worker_params params;
+	struct fmha_error err;
+	int fd = -1, n_fds, r;
+
+	if (message->type != PROTO_REQUEST) {
+		fmha_error_set(&err, FMHA_EPROTO, "a client sends requests only");
+		connection_fail(connection, &err);
+		return;
+	}
+	r = proto_decode_params(message, &params, &err);
+	n_fds = message->method < 0 ? 0
+		: r == 0            ? proto_request_fds(method, &params)
+				    : proto_methods[method].fds_in;
+	if (n_fds > 0) {
+		fd = connection_take_fd(connection);
+		if (fd < 0 && r == 0) {
+			fmha_error_set(&err, FMHA_EPROTO, "%s: its file descriptor is missing",
+				       proto_methods[method].name);
+			connection_fail(connection, &err);
+			return;
+		}
+	}
+	if (r == 0)
+		r = handle(session, message->id, method, &params, fd, &err);
+	if (r < 0)
+		connection_answer_error(connection, message->id, &err);
+	if (fd >= 0)
+		(void)close(fd);
+}
+
+/* ---- life ---- */
+
+static void on_hangup(struct connection *connection)
+{
+	struct session *session = session_of(connection);
+	struct buffer *buffer;
+	struct session_plan *plan;
+
+	session->hung_up = true;
+	run_cancel_all(session);
+	while ((buffer = table_pop(&session->buffers)))
+		buffer_unref(buffer);
+	while ((plan = table_pop(&session->plans))) {
+		session->account->n_plans--;
+		session_plan_unref(plan);
+	}
+	list_remove(&session->in_sessions);
+	atomic_fetch_sub(&session->worker->page->n_sessions, 1);
+}
+
+static void on_closed(struct connection *connection)
+{
+	struct session *session = session_of(connection);
+
+	session->closed = true;
+	session_release(session);
+}
+
+void session_release(struct session *session)
+{
+	if (!session->closed || session->n_running > 0)
+		return;
+	device_stream_free(session->worker->device, session->stream);
+	table_deinit(&session->buffers);
+	table_deinit(&session->plans);
+	session->account->n_sessions--;
+	account_put(session->account);
+	free(session);
+}
+
+static const struct connection_ops session_ops = {
+	.on_message = on_message, .on_closed = on_closed, .on_hangup = on_hangup};
+
+int session_new(struct worker *worker, int fd, const struct proto_worker_attach_params *params,
+		struct fmha_error *err)
+{
+	struct session *session = calloc(1, sizeof(*session));
+	int r = 0;
+
+	if (!session) {
+		(void)close(fd);
+		return fmha_error_set(err, FMHA_ENOMEM, "session: out of memory");
+	}
+	session->worker = worker;
+	session->id = params->session;
+	session->uid = params->uid;
+	session->gid = params->gid;
+	session->pid = params->pid;
+	snprintf(session->client, sizeof(session->client), "%s", params->client);
+	list_init(&session->waiting);
+	list_init(&session->running);
+	list_init(&session->in_sessions);
+	session->account = account_get(&worker->accounts, params->uid);
+	if (!session->account)
+		r = fmha_error_set(err, FMHA_ENOMEM, "session: out of memory");
+	if (r == 0)
+		r = device_stream_new(worker->device, &session->stream, err);
+	if (r == 0) {
+		session->account->n_sessions++;
+		r = connection_open(&session->connection, &worker->hub, fd, session->account, false,
+				    &session_ops, err);
+		if (r == 0) {
+			list_append(&worker->sessions, &session->in_sessions);
+			atomic_fetch_add(&worker->page->n_sessions, 1);
+			return 0;
+		}
+		session->account->n_sessions--;
+	} else {
+		(void)close(fd);
+	}
+	device_stream_free(worker->device, session->stream);
+	account_put(session->account);
+	free(session);
+	return r;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: MIT */
+/* status.c: what a worker tells about itself. The front adds it to its own answer. */
+#include "worker.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cjson/cJSON.h>
+
+#include <base/clock.h>
+#include <base/status.h>
+
+#include "guard.h"
+
+static void add_session(cJSON *list, const struct session *session)
+{
+	cJSON *item = cJSON_CreateObject();
+
+	cJSON_AddNumberToObject(item, "session", (double)session->id);
+	cJSON_AddNumberToObject(item, "uid", session->uid);
+	cJSON_AddNumberToObject(item, "pid", session->pid);
+	cJSON_AddStringToObject(item, "client", session->client);
+	cJSON_AddNumberToObject(item, "buffers", session->buffers.n_used);
+	cJSON_AddNumberToObject(item, "memory_bytes", (double)session->memory_bytes);
+	cJSON_AddNumberToObject(item, "plans", session->plans.n_used);
+	cJSON_AddNumberToObject(item, "waiting", session->n_waiting);
+	cJSON_AddNumberToObject(item, "running", session->n_running);
+	cJSON_AddNumberToObject(item, "runs", (double)session->n_runs);
+	cJSON_AddNumberToObject(item, "bytes_in", (double)session->connection.bytes_in);
+	cJSON_AddNumberToObject(item, "bytes_out", (double)session->connection.bytes_out);
+	cJSON_AddItemToArray(list, item);
+}
+
+char *worker_status_json(struct worker *worker)
+{
+	cJSON *root = cJSON_CreateObject();
+	const struct account *total = &worker->accounts.total;
+	cJSON *item;
+	char *text;
+
+	cJSON_AddNumberToObject(root, "pid", getpid());
+	cJSON_AddNumberToObject(root, "resident_bytes", (double)status_resident_bytes());
+	cJSON_AddNumberToObject(root, "uptime_s",
+				(double)((clock_ns() - worker->started_ns) / NS_PER_S));
+	item = cJSON_AddArrayToObject(root, "sessions");
+	list_for_each(node, &worker->sessions)
+		add_session(item, container_of(node, struct session, in_sessions));
+	item = cJSON_AddObjectToObject(root, "memory");
+	cJSON_AddNumberToObject(item, "buffers", total->n_buffers);
+	cJSON_AddNumberToObject(item, "bytes", (double)total->memory_bytes);
+	cJSON_AddNumberToObject(item, "sigbus_hits", (double)guard_hits());
+	item = cJSON_AddObjectToObject(root, "runs");
+	cJSON_AddNumberToObject(item, "pending", worker->n_pending);
+	cJSON_AddNumberToObject(item, "done", (double)worker->n_runs);
+	cJSON_AddNumberToObject(item, "failed", (double)worker->n_failed);
+	cJSON_AddNumberToObject(item, "cancelled", (double)worker->n_cancelled);
+	item = cJSON_AddObjectToObject(root, "latency_ns");
+	status_add_histogram(item, "queued", &worker->queued);
+	status_add_histogram(item, "kernel", &worker->kernel);
+	status_add_histogram(item, "total", &worker->total);
+	cJSON_AddItemToObject(root, "limits", status_limits(&worker->limits));
+	text = cJSON_PrintUnformatted(root);
+	cJSON_Delete(root);
+	return text;
+}

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: MIT */
+/* worker.c: start, the control connection to the front, and the end. */
+#include "worker.h"
+
+#include <errno.h>
+#include <malloc.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <base/clock.h>
+#include <base/log.h>
+#include <base/status.h>
+#include <proto/error.h>
+
+#include "guard.h"
+
+/* The crash handler has no argument to find it by. */
+static struct worker_page *crash_page;
+
+static struct worker *worker_of(struct connection *connection)
+{
+	return container_of(connection, struct worker, control);
+}
+
+static void on_crash(int signal)
+{
+	const char *kernel = device_current_kernel();
+
+	(void)signal;
+	if (kernel && crash_page)
+		strncpy(crash_page->culprit, kernel, sizeof(crash_page->culprit) - 1);
+}
+
+void worker_fail(struct worker *worker, const char *kernel, const struct fmha_error *error)
+{
+	struct fmha_error err = *error;
+
+	err.code = FMHA_EDEVICE;
+	snprintf(worker->page->culprit, sizeof(worker->page->culprit), "%s", kernel ? kernel : "");
+	snprintf(worker->page->reason, sizeof(worker->page->reason), "%s", err.msg);
+	log_error("device %s: %s", device_get_info(worker->device)->name, err.msg);
+	run_fail_all(worker, &err);
+	/* Threads may hang inside the device: nothing is joined or freed. */
+	_exit(WORKER_EXIT_DEVICE);
+}
+
+/* ---- the device ---- */
+
+static void wake(void *owner)
+{
+	uv_async_send(&((struct worker *)owner)->device_async);
+}
+
+static void on_device_async(uv_async_t *async)
+{
+	struct worker *worker = container_of(async, struct worker, device_async);
+	struct fmha_error err;
+
+	if (device_has_failed(worker->device, &err))
+		worker_fail(worker, NULL, &err);
+	device_collect(worker->device);
+}
+
+void worker_on_trim(uv_timer_t *timer)
+{
+	struct worker *worker = timer->data;
+
+	if (worker->n_pending > 0)
+		return;
+	worker->untrimmed = false;
+	device_trim(worker->device);
+	malloc_trim(0);
+}
+
+/* ---- the control connection ---- */
+
+static void finish_drain(struct worker *worker)
+{
+	/* Answers that a client has not read yet are in its socket; the rest has had its time. */
+	log_debug("drained");
+	connection_answer(&worker->control, worker->drain_id, PROTO_WORKER_DRAIN,
+			  &(struct proto_empty){0}, -1);
+}
+
+static void on_drained(uv_check_t *check)
+{
+	struct worker *worker = check->data;
+
+	if (worker->n_pending > 0)
+		return;
+	uv_check_stop(check);
+	finish_drain(worker);
+}
+
+static void on_drain(struct worker *worker, uint32_t id)
+{
+	worker->draining = true;
+	worker->drain_id = id;
+	uv_check_start(&worker->drained, on_drained);
+	on_drained(&worker->drained);
+}
+
+static void on_status(struct worker *worker, uint32_t id)
+{
+	struct proto_json_result result;
+	char *text = worker_status_json(worker);
+	struct fmha_error err;
+	int fd = -1;
+
+	if (text) {
+		result.size = strlen(text);
+		fd = status_text_fd(text, result.size);
+		free(text);
+	}
+	if (fd >= 0) {
+		connection_answer(&worker->control, id, PROTO_WORKER_STATUS, &result, fd);
+		return;
+	}
+	fmha_error_set(&err, FMHA_ENOMEM, "status: out of memory");
+	connection_answer_error(&worker->control, id, &err);
+}
+
+static int on_attach(struct worker *worker, const struct proto_message *message,
+		     struct fmha_error *err)
+{
+	struct proto_worker_attach_params params;
+	int fd = connection_take_fd(&worker->control);
+	int r = proto_decode_params(message, &params, err);
+
+	if (r == 0 && fd < 0)
+		r = fmha_error_set(err, FMHA_EPROTO, "worker_attach without a socket");
+	if (r < 0) {
+		if (fd >= 0)
+			(void)close(fd);
+		return r;
+	}
+	return session_new(worker, fd, &params, err);
+}
+
+static void on_control_message(struct connection *connection, struct proto_message *message)
+{
+	struct worker *worker = worker_of(connection);
+	struct fmha_error err;
+	int r = 0;
+
+	if (message->type != PROTO_REQUEST)
+		return; /* the front's answer to worker_ready */
+	switch (message->method) {
+	case PROTO_WORKER_ATTACH:
+		r = on_attach(worker, message, &err);
+		/* fallthrough */
+	case PROTO_PING:
+		if (r < 0)
+			connection_answer_error(connection, message->id, &err);
+		else
+			connection_answer(connection, message->id,
+					  (enum proto_method)message->method,
+					  &(struct proto_empty){0}, -1);
+		break;
+	case PROTO_WORKER_STATUS:
+		on_status(worker, message->id);
+		break;
+	case PROTO_WORKER_DRAIN:
+		on_drain(worker, message->id);
+		break;
+	default:
+		fmha_error_set(&err, FMHA_EINVAL, "not a method of a worker's control socket");
+		connection_answer_error(connection, message->id, &err);
+	}
+}
+
+/* Without a front nobody would ever end this process. */
+static void on_control_hangup(struct connection *connection)
+{
+	struct worker *worker = worker_of(connection);
+	struct fmha_error err;
+
+	fmha_error_set(&err, FMHA_ECANCELED, "the daemon is stopping");
+	run_fail_all(worker, &err);
+	_exit(0);
+}
+
+static void on_control_closed(struct connection *connection)
+{
+	(void)connection;
+}
+
+static const struct connection_ops control_ops = {.on_message = on_control_message,
+						  .on_closed = on_control_closed,
+						  .on_hangup = on_control_hangup};
+
+static int announce(struct worker *worker, struct fmha_error *err)
+{
+	const struct device_info *info = device_get_info(worker->device);
+	struct proto_worker_ready_params params = {.device = {.device = worker->page->device,
+							      .compute_units = info->compute_units,
+							      .memory_bytes = info->memory_bytes}};
+
+	memcpy(params.device.name, info->name, sizeof(info->name));
+	memcpy(params.device.arch, info->arch, sizeof(info->arch));
+	memcpy(params.device.backend, info->backend, sizeof(info->backend));
+	snprintf(params.device.state, sizeof(params.device.state), "ready");
+	return connection_request(&worker->control, 0, PROTO_WORKER_READY, &params, -1, err);
+}
+
+/* ---- start ---- */
+
+static struct worker_page *map_page(struct fmha_error *err)
+{
+	struct stat st;
+	struct worker_page *page;
+
+	if (fstat(WORKER_PAGE_FD, &st) < 0 || st.st_size != sizeof(*page))
+		goto fail;
+	page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, WORKER_PAGE_FD, 0);
+	if (page == MAP_FAILED)
+		goto fail;
+	(void)close(WORKER_PAGE_FD);
+	if (page->magic == WORKER_PAGE_MAGIC && page->bytes == sizeof(*page))
+		return page;
+fail:
+	fmha_error_set(err, FMHA_EINVAL, "--worker is for fmhad's own use");
+	return NULL;
+}
+
+static int open_device(struct worker *worker, struct fmha_error *err)
+{
+	const struct device_info *info;
+	int r = device_open(worker->config, wake, worker, &worker->device, err);
+
+	if (r < 0)
+		return r;
+	info = device_get_info(worker->device);
+	for (uint32_t i = 0; i < worker->page->n_quarantined; i++)
+		device_quarantine(worker->device, worker->page->quarantined[i]);
+	worker->plan_device = (struct plan_device){.arch = info->arch,
+						   .compute_units = info->compute_units,
+						   .lds_bytes = info->lds_bytes,
+						   .find = device_find_kernel,
+						   .owner = worker->device};
+	return 0;
+}
+
+static int worker_init(struct worker *worker, struct fmha_error *err)
+{
+	int r;
+
+	worker->started_ns = clock_ns();
+	worker->config = &worker->page->config.devices[worker->page->device];
+	memcpy(worker->limits.value, worker->page->config.limits, sizeof(worker->limits.value));
+	accounts_init(&worker->accounts);
+	list_init(&worker->sessions);
+	list_init(&worker->requests);
+	list_init(&worker->free_requests);
+	uv_loop_init(&worker->loop);
+	uv_async_init(&worker->loop, &worker->device_async, on_device_async);
+	uv_timer_init(&worker->loop, &worker->tick);
+	uv_timer_init(&worker->loop, &worker->trim);
+	uv_check_init(&worker->loop, &worker->drained);
+	worker->tick.data = worker->trim.data = worker->drained.data = worker;
+	r = connection_hub_init(&worker->hub, &worker->loop, &worker->limits, err);
+	if (r == 0)
+		r = open_device(worker, err);
+	if (r == 0)
+		r = connection_open(&worker->control, &worker->hub, WORKER_CONTROL_FD, NULL, false,
+				    &control_ops, err);
+	return r == 0 ? announce(worker, err) : r;
+}
+
+int worker_main(void)
+{
+	struct worker *worker = calloc(1, sizeof(*worker));
+	struct fmha_error err;
+
+	/* SIGKILL and not a wish: a worker that hangs must not outlive its front. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	signal(SIGPIPE, SIG_IGN);
+	signal(SIGINT, SIG_IGN); /* ^C goes to the whole group; the front drains us */
+	signal(SIGTERM, SIG_IGN);
+	mallopt(M_ARENA_MAX, 2);
+	if (!worker)
+		return 1;
+	worker->page = map_page(&err);
+	if (!worker->page) {
+		log_error("%s", err.msg);
+		return 64;
+	}
+	crash_page = worker->page;
+	guard_install(on_crash);
+	log_init("fmhad-worker", (enum log_level)worker->page->config.log_level);
+	if (worker_init(worker, &err) < 0) {
+		log_error("device %u: %s", worker->page->device, err.msg);
+		snprintf(worker->page->reason, sizeof(worker->page->reason), "%s", err.msg);
+		return 1;
+	}
+	uv_run(&worker->loop, UV_RUN_DEFAULT);
+	return 0;
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * worker.h: the process that owns one device.
+ *
+ * Its control socket leads to the front, which starts it, hands it clients (each a direct socket
+ * and the identity that the front has checked), asks whether it is alive and for its status. A
+ * client is a session: a connection, the buffers and plans registered on it, and the runs it has
+ * asked for, which are executed in order. Runs of different sessions share the device.
+ *
+ * When the device fails there is nothing to save: the worker answers everything that is pending
+ * with FMHA_EDEVICE, says in the shared page which kernel it was, and exits; the front starts
+ * another one.
+ */
+#ifndef FMHAD_WORKER_H
+#define FMHAD_WORKER_H
+
+#include <uv.h>
+
+#include <base/account.h>
+#include <base/connection.h>
+#include <base/histogram.h>
+#include <base/worker_page.h>
+
+#include <device.h>
+#include <plan.h>
+
+#include "table.h"
+
+struct worker {
+	uv_loop_t loop;
+	struct worker_page *page;
+	struct config_device *config;
+	struct limits limits;
+	struct accounts accounts;
+	struct connection_hub hub;
+	struct connection control;
+	struct device *device;
+	struct plan_device plan_device;
+	uv_async_t device_async; /* the device has ended launches */
+	uv_timer_t tick;         /* deadlines; runs while requests are pending */
+	uint64_t last_tick_ns;
+	uv_timer_t trim; /* once, some seconds after the last launch */
+	struct list sessions;
+	struct list requests;      /* every request that waits or runs */
+	struct list free_requests; /* kept for the next run */
+	uint32_t n_free_requests, n_pending;
+	bool untrimmed; /* the pool has run something since the last trim */
+	bool draining;
+	uint32_t drain_id;
+	uv_check_t drained;
+	uint64_t n_runs, n_failed, n_cancelled;
+	struct histogram queued, kernel, total; /* ns */
+	uint64_t started_ns;
+};
+
+struct session {
+	struct connection connection;
+	struct worker *worker;
+	struct account *account;
+	struct list in_sessions;
+	uint64_t id;
+	uint32_t uid, gid, pid;
+	char client[PROTO_NAME_BYTES];
+	struct table buffers, plans;
+	uint64_t memory_bytes;
+	struct device_stream *stream;
+	struct list waiting, running; /* struct request, in order */
+	uint32_t n_waiting, n_running;
+	uint64_t n_runs;
+	bool hung_up, closed;
+};
+
+/* Registered memory; runs hold references, so that it outlives its id while they use it. */
+struct buffer {
+	uint32_t n_references;
+	struct worker *worker;
+	struct account *account;
+	struct device_memory memory;
+	bool lost; /* the client took pages away: not used any more */
+	uv_work_t release;
+};
+
+struct session_plan {
+	uint32_t n_references;
+	struct plan plan;
+	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* NULL: not looked up yet */
+	bool tiny;
+};
+
+/* ---- session.c: a client's connection ---- */
+
+/* @fd: taken. */
+int session_new(struct worker *worker, int fd, const struct proto_worker_attach_params *params,
+		struct fmha_error *err);
+/* Frees the session once its connection is closed and its last run has ended. */
+void session_release(struct session *session);
+
+struct buffer *buffer_unref(struct buffer *buffer);
+struct session_plan *session_plan_unref(struct session_plan *plan);
+
+/* ---- run.c: what a session has asked to run ---- */
+
+void run_request(struct session *session, uint32_t id, const struct proto_run_params *params);
+/* Return: 0 or FMHA_ENOENT. */
+int run_cancel(struct session *session, uint32_t id, struct fmha_error *err);
+/* The client is gone: what waits is dropped, what runs is stopped. */
+void run_cancel_all(struct session *session);
+/* Answers everything that is pending with @error. */
+void run_fail_all(struct worker *worker, const struct fmha_error *error);
+void run_on_tick(uv_timer_t *timer);
+
+/* ---- status.c ---- */
+
+/* The worker's part of status as JSON; given, freed with free(). NULL: out of memory. */
+char *worker_status_json(struct worker *worker);
+
+/* ---- worker.c ---- */
+
+/* The device is beyond use: answers, records, exits. */
+void worker_fail(struct worker *worker, const char *kernel, const struct fmha_error *error)
+	__attribute__((noreturn));
+
+/* Gives back what only speeds up the next launch. */
+void worker_on_trim(uv_timer_t *timer);
+
+/* The whole process: fds 3 and 4 are set up by the front. Return: exit status. */
+int worker_main(void);
+
+#endif
