@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: MIT */
+/* client.c: a connection to the front: who it is, what it may ask. */
+#include "front.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <base/clock.h>
+#include <proto/error.h>
+
+union front_params {
+	struct proto_empty empty;
+	struct proto_hello_params hello;
+	struct proto_open_device_params open_device;
+	uint8_t any[sizeof(struct proto_plan_params)]; /* methods that are answered elsewhere */
+};
+
+static struct client *client_of(struct connection *connection)
+{
+	return container_of(connection, struct client, connection);
+}
+
+bool client_is_privileged(const struct front *front, uint32_t uid)
+{
+	if (uid == 0 || uid == geteuid())
+		return true;
+	for (uint32_t i = 0; i < front->config.n_admins; i++)
+		if (front->config.admin_uids[i] == uid)
+			return true;
+	return false;
+}
+
+static int on_hello(struct client *client, uint32_t id, const struct proto_hello_params *params,
+		    struct fmha_error *err)
+{
+	const struct front *front = client->front;
+	struct proto_hello_result result = {.version = PROTO_VERSION, .pid = (uint32_t)getpid()};
+
+	if (client->greeted)
+		return fmha_error_set_field(err, FMHA_EINVAL, "method", "hello was said already");
+	if (params->version != PROTO_VERSION)
+		return fmha_error_set_field(err, FMHA_EVERSION, "version",
+					    "version %u: this daemon speaks %u", params->version,
+					    PROTO_VERSION);
+	memcpy(client->name, params->client, sizeof(client->name));
+	client->greeted = true;
+	connection_greeted(&client->connection);
+	snprintf(result.server, sizeof(result.server), "fmhad/%s", FMHA_VERSION);
+	result.max_frame_bytes = (uint32_t)front->limits.value[LIMIT_FRAME_BYTES];
+	result.max_in_flight = (uint32_t)front->limits.value[LIMIT_IN_FLIGHT_PER_CONNECTION];
+	result.n_devices = front->n_slots;
+	connection_answer(&client->connection, id, PROTO_HELLO, &result, -1);
+	return 0;
+}
+
+static void on_devices(struct client *client, uint32_t id)
+{
+	const struct front *front = client->front;
+	struct proto_devices_result result = {.n_devices = front->n_slots};
+
+	for (uint32_t i = 0; i < front->n_slots; i++)
+		result.devices[i] = front->slots[i].device;
+	connection_answer(&client->connection, id, PROTO_DEVICES, &result, -1);
+}
+
+static int on_open_device(struct client *client, uint32_t id,
+			  const struct proto_open_device_params *params, struct fmha_error *err)
+{
+	struct front *front = client->front;
+
+	if (params->device >= front->n_slots)
+		return fmha_error_set_field(err, FMHA_ENOENT, "device",
+					    "device %u: there are %u, counted from 0",
+					    params->device, front->n_slots);
+	if (front->draining)
+		return fmha_error_set(err, FMHA_EBUSY, "the daemon is stopping");
+	worker_slot_open(&front->slots[params->device], client, id);
+	return 0;
+}
+
+static int handle(struct client *client, const struct proto_message *message,
+		  struct fmha_error *err)
+{
+	union front_params params;
+	int r = proto_decode_params(message, &params, err);
+
+	if (r < 0)
+		return r;
+	if (!client->greeted && message->method != PROTO_HELLO)
+		return fmha_error_set_field(err, FMHA_EPERM, "method", "hello comes first");
+	switch (message->method) {
+	case PROTO_PING:
+		connection_answer(&client->connection, message->id, PROTO_PING, &params.empty, -1);
+		return 0;
+	case PROTO_HELLO:
+		return on_hello(client, message->id, &params.hello, err);
+	case PROTO_STATUS:
+		status_request(client, message->id);
+		return 0;
+	case PROTO_DEVICES:
+		on_devices(client, message->id);
+		return 0;
+	case PROTO_OPEN_DEVICE:
+		return on_open_device(client, message->id, &params.open_device, err);
+	default:
+		return fmha_error_set_field(err, FMHA_EINVAL, "method",
+					    "%s is answered by workers: open a device",
+					    proto_methods[message->method].name);
+	}
+}
+
+static void on_message(struct connection *connection, struct proto_message *message)
+{
+	struct client *client = client_of(connection);
+	struct fmha_error err;
+
+	if (message->type != PROTO_REQUEST) {
+		fmha_error_set(&err, FMHA_EPROTO, "a client sends requests only");
+		connection_fail(connection, &err);
+		return;
+	}
+	if (handle(client, message, &err) < 0)
+		connection_answer_error(connection, message->id, &err);
+}
+
+static void on_hangup(struct connection *connection)
+{
+	struct client *client = client_of(connection);
+
+	while (!list_is_empty(&client->opens))
+		open_request_free(container_of(client->opens.next, struct open_request, in_client));
+	status_forget(client);
+	list_remove(&client->in_clients);
+	client->front->n_clients--;
+	client->account->n_connections--;
+}
+
+static void on_closed(struct connection *connection)
+{
+	struct client *client = client_of(connection);
+
+	account_put(client->account);
+	front_accept_again(client->front);
+	free(client);
+}
+
+static const struct connection_ops client_ops = {
+	.on_message = on_message, .on_closed = on_closed, .on_hangup = on_hangup};
+
+/* Return: false when the user or everybody together has as many connections as allowed. */
+static bool has_room(struct front *front, const struct account *account)
+{
+	struct limits *limits = &front->limits;
+
+	return !limit_exceeded(limits, LIMIT_CONNECTIONS, (uint64_t)front->n_clients + 1) &&
+	       !limit_exceeded(limits, LIMIT_CONNECTIONS_PER_UID,
+			       (uint64_t)account->n_connections + 1);
+}
+
+void client_new(struct front *front, int fd)
+{
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+	struct client *client = NULL;
+	struct account *account = NULL;
+	struct fmha_error err;
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
+		goto refuse;
+	account = account_get(&front->accounts, peer.uid);
+	if (!account || !has_room(front, account))
+		goto refuse;
+	client = calloc(1, sizeof(*client));
+	if (!client)
+		goto refuse;
+	client->front = front;
+	client->account = account;
+	client->uid = peer.uid;
+	client->gid = peer.gid;
+	client->pid = (uint32_t)peer.pid;
+	list_init(&client->opens);
+	list_init(&client->in_clients);
+	if (connection_open(&client->connection, &front->hub, fd, account, true, &client_ops,
+			    &err) < 0) {
+		fd = -1;
+		goto refuse;
+	}
+	list_append(&front->clients, &client->in_clients);
+	front->n_clients++;
+	account->n_connections++;
+	front->n_accepted++;
+	return;
+refuse:
+	front->n_refused++;
+	log_limited(&front->log, LOG_LEVEL_NOTICE, "refusing a connection of user %u",
+		    account ? peer.uid : (uid_t)-1);
+	if (fd >= 0)
+		(void)close(fd);
+	free(client);
+	account_put(account);
+}

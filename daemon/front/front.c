@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: MIT */
+/* front.c: start, accepting clients, and the end. */
+#include "front.h"
+
+#include <errno.h>
+#include <malloc.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <base/clock.h>
+#include <base/log.h>
+#include <base/notify.h>
+#include <proto/error.h>
+
+#define ACCEPTS_A_WAKE  32
+#define ACCEPT_AGAIN_MS 200
+#define FIXED_FDS       24 /* loop, listener, log, signals */
+#define FDS_A_SLOT      8
+#define FINISH_MS       1000 /* from closing the workers' sockets to killing them */
+
+/* ---- accepting ---- */
+
+/* Descriptors that are in use at most: a connection has one, and one more while it opens a device.
+ */
+static uint64_t fds_in_use(const struct front *front)
+{
+	return FIXED_FDS + (uint64_t)front->n_slots * FDS_A_SLOT + 2ull * front->n_clients +
+	       front->accounts.total.n_fds;
+}
+
+static void on_connect(uv_poll_t *poll, int status, int events);
+
+static void start_accepting(struct front *front)
+{
+	if (front->accepting || front->draining)
+		return;
+	front->accepting = true;
+	uv_timer_stop(&front->accept_again);
+	uv_poll_start(&front->listener, UV_READABLE, on_connect);
+}
+
+static void on_accept_again(uv_timer_t *timer)
+{
+	start_accepting(timer->data);
+}
+
+/* Clients wait in the backlog meanwhile; polling the socket without accepting would spin. */
+static void stop_accepting(struct front *front, const char *reason)
+{
+	front->accepting = false;
+	uv_poll_stop(&front->listener);
+	uv_timer_start(&front->accept_again, on_accept_again, ACCEPT_AGAIN_MS, 0);
+	log_limited(&front->log, LOG_LEVEL_WARNING, "not accepting for a moment: %s", reason);
+}
+
+void front_accept_again(struct front *front)
+{
+	if (!front->accepting && uv_is_active((uv_handle_t *)&front->accept_again))
+		start_accepting(front);
+}
+
+static void on_connect(uv_poll_t *poll, int status, int events)
+{
+	struct front *front = container_of(poll, struct front, listener);
+
+	(void)status;
+	(void)events;
+	for (int i = 0; i < ACCEPTS_A_WAKE && front->accepting; i++) {
+		int fd;
+
+		if (fds_in_use(front) + front->limits.value[LIMIT_RESERVED_FDS] > front->max_fds) {
+			front->limits.hits[LIMIT_RESERVED_FDS]++;
+			stop_accepting(front, "too few file descriptors");
+			return;
+		}
+		fd = accept4(front->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		if (fd >= 0) {
+			client_new(front, fd);
+			continue;
+		}
+		if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+			stop_accepting(front, strerror(errno));
+		return; /* nobody is waiting any more, or a client left while it was */
+	}
+}
+
+/* ---- the service manager ---- */
+
+void front_announce(struct front *front)
+{
+	uint32_t n_ready = 0, n_settled = 0;
+
+	if (front->draining)
+		return;
+	for (uint32_t i = 0; i < front->n_slots; i++) {
+		n_ready += front->slots[i].state == WORKER_READY;
+		n_settled += front->slots[i].state == WORKER_READY ||
+			     front->slots[i].state == WORKER_FAILED;
+	}
+	/* Ready means that every device is known, be it as broken: a machine with a bad driver gets
+	 * a daemon that says so. */
+	if (n_settled == front->n_slots && !front->announced) {
+		front->announced = true;
+		notify_send("READY=1");
+		log_info("ready on %s", front->config.socket);
+	}
+	notify_send("STATUS=%u of %u devices ready", n_ready, front->n_slots);
+}
+
+static void on_watchdog(uv_timer_t *timer)
+{
+	(void)timer;
+	notify_send("WATCHDOG=1");
+}
+
+/* ---- the end ---- */
+
+static void stop_workers(struct front *front, bool now)
+{
+	for (uint32_t i = 0; i < front->n_slots; i++)
+		worker_slot_stop(&front->slots[i], now);
+}
+
+static void finish(struct front *front)
+{
+	for (uint32_t i = 0; i < front->n_slots; i++)
+		if (!worker_slot_is_over(&front->slots[i]))
+			return;
+	uv_stop(&front->loop);
+}
+
+static void on_drain_timer(uv_timer_t *timer)
+{
+	struct front *front = timer->data;
+
+	if (front->finishing) {
+		stop_workers(front, true);
+		uv_stop(&front->loop);
+		return;
+	}
+	front->finishing = true;
+	uv_timer_start(&front->drain, on_drain_timer, FINISH_MS, 0);
+	stop_workers(front, false);
+	finish(front);
+}
+
+void front_on_drained(struct front *front)
+{
+	bool all = true;
+
+	if (!front->draining)
+		return;
+	for (uint32_t i = 0; i < front->n_slots; i++)
+		all &= front->slots[i].drained;
+	if (front->finishing)
+		finish(front);
+	else if (all)
+		on_drain_timer(&front->drain);
+}
+
+static void on_stop_signal(uv_signal_t *handle, int number)
+{
+	struct front *front = handle->data;
+
+	if (front->draining) { /* asked twice: at once */
+		stop_workers(front, true);
+		uv_stop(&front->loop);
+		return;
+	}
+	log_info("stopping: %s", strsignal(number));
+	notify_send("STOPPING=1\nSTATUS=finishing what is in flight");
+	front->draining = true;
+	front->accepting = false;
+	uv_timer_stop(&front->accept_again);
+	uv_close((uv_handle_t *)&front->listener, NULL);
+	listen_close(front);
+	uv_timer_start(&front->drain, on_drain_timer, front->config.supervision.drain_ms, 0);
+	for (uint32_t i = 0; i < front->n_slots; i++)
+		worker_slot_drain(&front->slots[i]);
+}
+
+/* ---- start ---- */
+
+static void raise_fd_limit(struct front *front)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+		return;
+	limit.rlim_cur = limit.rlim_max;
+	(void)setrlimit(RLIMIT_NOFILE, &limit);
+	(void)getrlimit(RLIMIT_NOFILE, &limit);
+	front->max_fds = limit.rlim_cur;
+}
+
+static void init_handles(struct front *front)
+{
+	uv_timer_init(&front->loop, &front->accept_again);
+	uv_timer_init(&front->loop, &front->watchdog);
+	uv_timer_init(&front->loop, &front->drain);
+	uv_signal_init(&front->loop, &front->on_term);
+	uv_signal_init(&front->loop, &front->on_int);
+	front->accept_again.data = front->watchdog.data = front->drain.data = front;
+	front->on_term.data = front->on_int.data = front;
+	uv_signal_start(&front->on_term, on_stop_signal, SIGTERM);
+	uv_signal_start(&front->on_int, on_stop_signal, SIGINT);
+}
+
+static int front_init(struct front *front, const struct config *config, struct fmha_error *err)
+{
+	int r;
+
+	front->config = *config;
+	front->started_ns = clock_ns();
+	front->listen_fd = -1;
+	front->n_slots = config->n_devices;
+	memcpy(front->limits.value, config->limits, sizeof(front->limits.value));
+	accounts_init(&front->accounts);
+	list_init(&front->clients);
+	raise_fd_limit(front);
+	uv_loop_init(&front->loop);
+	init_handles(front);
+	r = connection_hub_init(&front->hub, &front->loop, &front->limits, err);
+	if (r == 0)
+		r = listen_open(front, err);
+	if (r < 0)
+		return r;
+	r = uv_poll_init(&front->loop, &front->listener, front->listen_fd);
+	return r < 0 ? fmha_error_set(err, FMHA_EIO, "listener: %s", uv_strerror(r)) : 0;
+}
+
+int front_run(const struct config *config)
+{
+	struct front *front = calloc(1, sizeof(*front));
+	uint64_t watchdog_us = notify_watchdog_us();
+	struct fmha_error err;
+
+	if (!front)
+		return 1;
+	signal(SIGPIPE, SIG_IGN);
+	mallopt(M_ARENA_MAX, 2);
+	if (front_init(front, config, &err) < 0) {
+		log_error("%s", err.msg);
+		listen_close(front);
+		free(front);
+		return 1;
+	}
+	for (uint32_t i = 0; i < front->n_slots; i++) {
+		worker_slot_init(front, i);
+		worker_slot_start(&front->slots[i]);
+	}
+	/* Clients are accepted at once; those that open a device wait until its worker is ready. */
+	start_accepting(front);
+	if (watchdog_us)
+		uv_timer_start(&front->watchdog, on_watchdog, 0, watchdog_us / 2000 + 1);
+	uv_run(&front->loop, UV_RUN_DEFAULT);
+	listen_close(front);
+	log_info("stopped");
+	/* The process ends: the kernel closes every socket and frees everything at once. */
+	return front->exit_status;
+}

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * front.h: the process that everybody connects to. It checks who is calling, counts what each user
+ * has, keeps one worker process a device alive, and hands clients their direct socket to a worker.
+ * It opens no device and runs no kernel, so no fault of theirs can end it.
+ */
+#ifndef FMHAD_FRONT_H
+#define FMHAD_FRONT_H
+
+#include <uv.h>
+
+#include <base/account.h>
+#include <base/connection.h>
+#include <base/worker_page.h>
+
+#define FRONT_MAX_DEATHS 16 /* remembered per device */
+
+struct front;
+struct worker_process;
+
+enum worker_state {
+	WORKER_STARTING, /* the process runs and has not said that it is ready */
+	WORKER_READY,
+	WORKER_RESTARTING, /* dead; the next one starts when the pause is over */
+	WORKER_FAILED,     /* as restarting, after several starts that came to nothing */
+	WORKER_STOPPED,    /* the daemon ends */
+};
+
+/* What a worker died of, for the quarantine. */
+struct worker_death {
+	uint64_t when_ns;
+	char kernel[PROTO_KERNEL_BYTES];
+};
+
+/* One device and whichever process serves it at the moment. */
+struct worker_slot {
+	struct front *front;
+	uint32_t index;
+	enum worker_state state;
+	struct worker_process *process; /* NULL: none runs */
+	struct proto_device device;     /* as the last worker described it */
+	uv_timer_t timer;               /* start timeout, heartbeat, pause */
+	struct list opens;              /* struct open_request: clients that wait for the device */
+	uint64_t heard_ns;              /* last message of the worker */
+	bool beating;                   /* heartbeats go on: clients are attached */
+	uint32_t drain_id;              /* of our worker_drain; 0: not sent */
+	bool drained;
+	uint32_t n_failed_starts, n_starts, n_deaths;
+	struct worker_death deaths[FRONT_MAX_DEATHS]; /* a ring */
+	uint32_t n_quarantined;
+	char quarantined[WORKER_MAX_QUARANTINED][PROTO_KERNEL_BYTES];
+	char reason[256]; /* of the last death */
+};
+
+/* A client that asked for a device, until the worker has taken its socket. */
+struct open_request {
+	struct list in_slot, in_client;
+	struct worker_slot *slot;
+	struct client *client;
+	uint32_t id;         /* of the client's request */
+	uint32_t control_id; /* of ours to the worker; 0: not sent yet */
+	int fd;              /* the client's end; -1: not made yet */
+};
+
+struct client {
+	struct connection connection;
+	struct front *front;
+	struct account *account;
+	struct list in_clients;
+	struct list opens;
+	uint32_t uid, gid, pid;
+	char name[PROTO_NAME_BYTES];
+	bool greeted;
+};
+
+struct status_gathering;
+
+struct front {
+	uv_loop_t loop;
+	struct config config;
+	struct limits limits;
+	struct accounts accounts;
+	struct connection_hub hub;
+	int listen_fd;
+	bool inherited_listener; /* by socket activation: not ours to unlink */
+	bool accepting, draining;
+	bool announced; /* READY=1 was sent */
+	bool finishing; /* the workers were told to go */
+	int exit_status;
+	uint64_t max_fds;
+	uv_poll_t listener;
+	uv_timer_t accept_again, watchdog, drain;
+	uv_signal_t on_term, on_int;
+	struct list clients;
+	uint32_t n_clients;
+	struct worker_slot slots[PROTO_MAX_DEVICES];
+	uint32_t n_slots;
+	uint32_t next_control_id;
+	uint64_t next_session;
+	struct status_gathering *status; /* NULL: nobody asks */
+	struct log_limit log;
+	uint64_t n_accepted, n_refused, started_ns;
+};
+
+/* ---- front.c ---- */
+
+/* Runs the daemon until it is told to stop. Return: exit status. */
+int front_run(const struct config *config);
+/* A connection is gone: there may be room for another one. */
+void front_accept_again(struct front *front);
+/* A worker has nothing to do any more. */
+void front_on_drained(struct front *front);
+/* Tells the service manager what the daemon is doing, and that it is ready once it is. */
+void front_announce(struct front *front);
+
+/* ---- listen.c ---- */
+
+/* The socket at config.socket, or the inherited one. Return: 0, FMHA_EINVAL, FMHA_EIO. */
+int listen_open(struct front *front, struct fmha_error *err);
+void listen_close(struct front *front);
+
+/* ---- client.c ---- */
+
+/* @fd: taken. */
+void client_new(struct front *front, int fd);
+bool client_is_privileged(const struct front *front, uint32_t uid);
+
+/* ---- supervise.c ---- */
+
+void worker_slot_init(struct front *front, uint32_t index);
+void worker_slot_start(struct worker_slot *slot);
+/* Takes over the request: answers now or when the worker has. */
+void worker_slot_open(struct worker_slot *slot, struct client *client, uint32_t id);
+void open_request_free(struct open_request *open);
+void worker_slot_drain(struct worker_slot *slot);
+/* Ends the process, for good. */
+void worker_slot_stop(struct worker_slot *slot, bool now);
+bool worker_slot_is_over(const struct worker_slot *slot);
+const char *worker_state_name(enum worker_state state);
+uint32_t worker_slot_pid(const struct worker_slot *slot);
+/* Sends a request on the control socket. Return: its id, or 0 when no worker is ready. */
+uint32_t worker_slot_request(struct worker_slot *slot, enum proto_method method);
+
+/* ---- status.c ---- */
+
+void status_request(struct client *client, uint32_t id);
+/* The client is gone. */
+void status_forget(struct client *client);
+/* A worker's answer: @fd borrowed, -1: it failed. */
+void status_on_answer(struct worker_slot *slot, uint32_t control_id, int fd, uint64_t size);
+void status_on_worker_gone(struct worker_slot *slot);
+
+#endif

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: MIT */
+/* main.c: the command line of fmhad. */
+#include <getopt.h>
+#include <stdio.h>
+#include <string.h>
+#include <sysexits.h>
+
+#include <base/config.h>
+#include <base/log.h>
+
+#include "front.h"
+#include "worker.h"
+
+static const char usage[] =
+	"usage: fmhad [options]\n"
+	"Serves fused multi-head attention on this machine's devices over a Unix socket.\n"
+	"\n"
+	"  -c, --config FILE    configuration (default: " CONFIG_DEFAULT_PATH
+	", which may be absent)\n"
+	"  -s, --socket PATH    socket to listen on, instead of the configuration's\n"
+	"  -f, --foreground     stay in the foreground and log to stderr (it always does)\n"
+	"      --check          read the configuration, say what is wrong with it, and exit\n"
+	"  -h, --help           this text\n"
+	"  -V, --version        the version\n"
+	"\n"
+	"SIGTERM and SIGINT end it after what is in flight, a second one ends it at once.\n"
+	"Exit status: 0 stopped, 1 failed to start, 64 wrong usage, 78 wrong configuration.\n";
+
+struct options {
+	const char *config, *socket;
+	bool check;
+};
+
+/* Return: -1 to go on, else the exit status. */
+static int parse_options(int argc, char **argv, struct options *options)
+{
+	static const struct option long_options[] = {
+		{"config", required_argument, NULL, 'c'},
+		{"socket", required_argument, NULL, 's'},
+		{"foreground", no_argument, NULL, 'f'},
+		{"check", no_argument, NULL, 'C'},
+		{"help", no_argument, NULL, 'h'},
+		{"version", no_argument, NULL, 'V'},
+		{NULL, 0, NULL, 0},
+	};
+	int option;
+
+	while ((option = getopt_long(argc, argv, "c:s:fhV", long_options, NULL)) != -1) {
+		switch (option) {
+		case 'c':
+			options->config = optarg;
+			break;
+		case 's':
+			options->socket = optarg;
+			break;
+		case 'f':
+			break;
+		case 'C':
+			options->check = true;
+			break;
+		case 'h':
+			fputs(usage, stdout);
+			return 0;
+		case 'V':
+			puts("fmhad " FMHA_VERSION);
+			return 0;
+		default:
+			fputs("Try: fmhad --help\n", stderr);
+			return EX_USAGE;
+		}
+	}
+	if (optind < argc) {
+		fprintf(stderr, "fmhad: unexpected argument: %s\n", argv[optind]);
+		return EX_USAGE;
+	}
+	return -1;
+}
+
+int main(int argc, char **argv)
+{
+	struct options options = {0};
+	struct config config;
+	struct fmha_error err;
+	int status;
+
+	if (argc == 2 && strcmp(argv[1], "--worker") == 0)
+		return worker_main();
+	log_init("fmhad", LOG_LEVEL_INFO);
+	status = parse_options(argc, argv, &options);
+	if (status >= 0)
+		return status;
+	config_init(&config);
+	if (config_load(options.config ? options.config : CONFIG_DEFAULT_PATH, !options.config,
+			&config, &err) < 0) {
+		log_error("%s", err.msg);
+		return EX_CONFIG;
+	}
+	if (options.socket) {
+		if (strlen(options.socket) >= sizeof(config.socket) || !*options.socket) {
+			log_error("--socket %s: must have 1 to 107 bytes", options.socket);
+			return EX_USAGE;
+		}
+		strcpy(config.socket, options.socket);
+	}
+	if (config_resolve(&config, &err) < 0) {
+		log_error("%s", err.msg);
+		return EX_CONFIG;
+	}
+	if (options.check)
+		return 0;
+	log_init("fmhad", (enum log_level)config.log_level);
+	return front_run(&config);
+}

@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * status.c: method status. The front asks every ready worker, waits a moment, and answers with what
+ * has come in: a worker that hangs costs its own part and nothing else. Whoever asks meanwhile gets
+ * the same answer. Sessions of other users are shown to privileged callers only.
+ */
+#include "front.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <base/clock.h>
+#include <base/status.h>
+#include <proto/error.h>
+
+#define MAX_JSON_BYTES (8u << 20)
+
+struct status_waiter {
+	struct list in_waiters;
+	struct client *client;
+	uint32_t id;
+};
+
+struct status_gathering {
+	struct front *front;
+	uv_timer_t timer;
+	struct list waiters;
+	uint32_t asked[PROTO_MAX_DEVICES]; /* id of our question; 0: none is open */
+	cJSON *answers[PROTO_MAX_DEVICES]; /* NULL: none came */
+};
+
+static void add_client(cJSON *list, const struct client *client)
+{
+	cJSON *item = cJSON_CreateObject();
+
+	cJSON_AddNumberToObject(item, "uid", client->uid);
+	cJSON_AddNumberToObject(item, "pid", client->pid);
+	cJSON_AddStringToObject(item, "client", client->name);
+	cJSON_AddNumberToObject(item, "frames", (double)client->connection.n_frames);
+	cJSON_AddNumberToObject(item, "in_flight", client->connection.n_in_flight);
+	cJSON_AddNumberToObject(item, "output_bytes", (double)client->connection.output_bytes);
+	cJSON_AddItemToArray(list, item);
+}
+
+static cJSON *front_json(const struct front *front, const struct client *caller, bool all)
+{
+	cJSON *item = cJSON_CreateObject(), *list;
+
+	cJSON_AddNumberToObject(item, "pid", getpid());
+	cJSON_AddNumberToObject(item, "resident_bytes", (double)status_resident_bytes());
+	cJSON_AddNumberToObject(item, "uptime_s",
+				(double)((clock_ns() - front->started_ns) / NS_PER_S));
+	cJSON_AddNumberToObject(item, "connections", front->n_clients);
+	cJSON_AddNumberToObject(item, "accepted", (double)front->n_accepted);
+	cJSON_AddNumberToObject(item, "refused", (double)front->n_refused);
+	cJSON_AddNumberToObject(item, "frames", (double)front->hub.n_frames);
+	cJSON_AddNumberToObject(item, "violations", (double)front->hub.n_violations);
+	list = cJSON_AddArrayToObject(item, "clients");
+	list_for_each(node, &front->clients)
+	{
+		const struct client *client = container_of(node, struct client, in_clients);
+
+		if (all || client->uid == caller->uid)
+			add_client(list, client);
+	}
+	cJSON_AddItemToObject(item, "limits", status_limits(&front->limits));
+	return item;
+}
+
+/* A copy of the worker's part without what the caller may not see. */
+static cJSON *worker_json(const cJSON *answer, uint32_t uid, bool all)
+{
+	cJSON *copy = cJSON_Duplicate(answer, 1);
+	cJSON *sessions = cJSON_GetObjectItemCaseSensitive(copy, "sessions");
+
+	for (int i = cJSON_GetArraySize(sessions) - 1; i >= 0 && !all; i--) {
+		const cJSON *owner = cJSON_GetObjectItemCaseSensitive(
+			cJSON_GetArrayItem(sessions, i), "uid");
+
+		if (!cJSON_IsNumber(owner) || owner->valuedouble != (double)uid)
+			cJSON_DeleteItemFromArray(sessions, i);
+	}
+	return copy;
+}
+
+static cJSON *device_json(const struct worker_slot *slot, const cJSON *answer, uint32_t uid,
+			  bool all)
+{
+	const struct proto_device *device = &slot->device;
+	cJSON *item = cJSON_CreateObject(), *list;
+
+	cJSON_AddNumberToObject(item, "device", slot->index);
+	cJSON_AddStringToObject(item, "name", device->name);
+	cJSON_AddStringToObject(item, "arch", device->arch);
+	cJSON_AddStringToObject(item, "backend", device->backend);
+	cJSON_AddStringToObject(item, "state", worker_state_name(slot->state));
+	cJSON_AddNumberToObject(item, "compute_units", device->compute_units);
+	cJSON_AddNumberToObject(item, "worker_pid", worker_slot_pid(slot));
+	cJSON_AddNumberToObject(item, "starts", slot->n_starts);
+	cJSON_AddNumberToObject(item, "deaths", slot->n_deaths);
+	cJSON_AddStringToObject(item, "last_death", slot->reason);
+	list = cJSON_AddArrayToObject(item, "quarantined");
+	for (uint32_t i = 0; i < slot->n_quarantined; i++)
+		cJSON_AddItemToArray(list, cJSON_CreateString(slot->quarantined[i]));
+	cJSON_AddItemToObject(item, "worker",
+			      answer ? worker_json(answer, uid, all) : cJSON_CreateNull());
+	return item;
+}
+
+static void answer(struct status_gathering *gathering, struct client *client, uint32_t id)
+{
+	struct front *front = gathering->front;
+	bool all = client_is_privileged(front, client->uid);
+	cJSON *root = cJSON_CreateObject(), *list;
+	struct proto_json_result result;
+	struct fmha_error err;
+	char *text;
+	int fd = -1;
+
+	cJSON_AddStringToObject(root, "version", FMHA_VERSION);
+	cJSON_AddItemToObject(root, "front", front_json(front, client, all));
+	list = cJSON_AddArrayToObject(root, "devices");
+	for (uint32_t i = 0; i < front->n_slots; i++)
+		cJSON_AddItemToArray(list, device_json(&front->slots[i], gathering->answers[i],
+						       client->uid, all));
+	text = cJSON_PrintUnformatted(root);
+	cJSON_Delete(root);
+	if (text) {
+		result.size = strlen(text);
+		fd = status_text_fd(text, result.size);
+		cJSON_free(text);
+	}
+	if (fd >= 0) {
+		connection_answer(&client->connection, id, PROTO_STATUS, &result, fd);
+		return;
+	}
+	fmha_error_set(&err, FMHA_ENOMEM, "status: out of memory");
+	connection_answer_error(&client->connection, id, &err);
+}
+
+static void on_timer_closed(uv_handle_t *handle)
+{
+	struct status_gathering *gathering = container_of((uv_timer_t *)handle,
+							  struct status_gathering, timer);
+
+	for (int i = 0; i < PROTO_MAX_DEVICES; i++)
+		cJSON_Delete(gathering->answers[i]);
+	free(gathering);
+}
+
+static void finish(struct status_gathering *gathering)
+{
+	struct list *node;
+
+	gathering->front->status = NULL;
+	while ((node = list_pop(&gathering->waiters))) {
+		struct status_waiter *waiter = container_of(node, struct status_waiter, in_waiters);
+
+		answer(gathering, waiter->client, waiter->id);
+		free(waiter);
+	}
+	uv_close((uv_handle_t *)&gathering->timer, on_timer_closed);
+}
+
+static void finish_if_complete(struct status_gathering *gathering)
+{
+	for (uint32_t i = 0; i < gathering->front->n_slots; i++)
+		if (gathering->asked[i])
+			return;
+	finish(gathering);
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+	finish(container_of(timer, struct status_gathering, timer));
+}
+
+static struct status_gathering *start(struct front *front)
+{
+	struct status_gathering *gathering = calloc(1, sizeof(*gathering));
+
+	if (!gathering)
+		return NULL;
+	gathering->front = front;
+	list_init(&gathering->waiters);
+	uv_timer_init(&front->loop, &gathering->timer);
+	uv_timer_start(&gathering->timer, on_timer, front->config.supervision.status_ms, 0);
+	for (uint32_t i = 0; i < front->n_slots; i++)
+		gathering->asked[i] = worker_slot_request(&front->slots[i], PROTO_WORKER_STATUS);
+	return gathering;
+}
+
+void status_request(struct client *client, uint32_t id)
+{
+	struct front *front = client->front;
+	struct status_waiter *waiter = malloc(sizeof(*waiter));
+	struct fmha_error err;
+
+	if (waiter && !front->status)
+		front->status = start(front);
+	if (!waiter || !front->status) {
+		free(waiter);
+		fmha_error_set(&err, FMHA_ENOMEM, "status: out of memory");
+		connection_answer_error(&client->connection, id, &err);
+		return;
+	}
+	waiter->client = client;
+	waiter->id = id;
+	list_append(&front->status->waiters, &waiter->in_waiters);
+	finish_if_complete(front->status);
+}
+
+void status_forget(struct client *client)
+{
+	if (!client->front->status)
+		return;
+	list_for_each(node, &client->front->status->waiters)
+	{
+		struct status_waiter *waiter = container_of(node, struct status_waiter, in_waiters);
+
+		if (waiter->client != client)
+			continue;
+		list_remove(node);
+		free(waiter);
+	}
+}
+
+static cJSON *read_json(int fd, uint64_t size)
+{
+	char *text;
+	cJSON *json = NULL;
+
+	if (size == 0 || size > MAX_JSON_BYTES)
+		return NULL;
+	text = malloc(size);
+	if (text && pread(fd, text, size, 0) == (ssize_t)size)
+		json = cJSON_ParseWithLength(text, size);
+	free(text);
+	return json;
+}
+
+void status_on_answer(struct worker_slot *slot, uint32_t control_id, int fd, uint64_t size)
+{
+	struct status_gathering *gathering = slot->front->status;
+
+	if (!gathering || gathering->asked[slot->index] != control_id)
+		return; /* too late */
+	gathering->asked[slot->index] = 0;
+	if (fd >= 0)
+		gathering->answers[slot->index] = read_json(fd, size);
+	finish_if_complete(gathering);
+}
+
+void status_on_worker_gone(struct worker_slot *slot)
+{
+	struct status_gathering *gathering = slot->front->status;
+
+	if (!gathering || !gathering->asked[slot->index])
+		return;
+	gathering->asked[slot->index] = 0;
+	finish_if_complete(gathering);
+}
