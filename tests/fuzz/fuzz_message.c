@@ -14,10 +14,8 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 union body {
-#define BODY(ID, name, server, in, out, params, result)                                            \
-	struct proto_##params ID##_params;                                                         \
-	struct proto_##result ID##_result;
-	PROTO_METHODS(BODY)
+	union proto_any_params params;
+	union proto_any_result result;
 };
 
 /* Return: 0, with the message encoded again; an error otherwise. */

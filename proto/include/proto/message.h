@@ -62,6 +62,21 @@ int proto_message_decode(struct proto_message *message, const uint8_t *payload, 
 			 struct fmha_error *err);
 void proto_message_deinit(struct proto_message *message);
 
+/* Room for the params, the result, of any method. */
+union proto_any_params {
+#define PROTO_ANY_PARAMS(ID, name, server, fds_in, fds_out, params, result)                        \
+	struct proto_##params ID;
+	PROTO_METHODS(PROTO_ANY_PARAMS)
+#undef PROTO_ANY_PARAMS
+};
+
+union proto_any_result {
+#define PROTO_ANY_RESULT(ID, name, server, fds_in, fds_out, params, result)                        \
+	struct proto_##result ID;
+	PROTO_METHODS(PROTO_ANY_RESULT)
+#undef PROTO_ANY_RESULT
+};
+
 /*
  * Fills the params struct of message->method (proto_methods[].params_size bytes).
  * Return: 0, or FMHA_EINVAL naming the field; an unknown method is FMHA_EINVAL with field "method".

@@ -8,16 +8,6 @@
 #include <proto/frame.h>
 #include <proto/problem.h>
 
-union any_params {
-#define ANY_PARAMS(ID, name, server, in, out, params, result) struct proto_##params ID;
-	PROTO_METHODS(ANY_PARAMS)
-};
-
-union any_result {
-#define ANY_RESULT(ID, name, server, in, out, params, result) struct proto_##result ID;
-	PROTO_METHODS(ANY_RESULT)
-};
-
 static struct proto_device some_device(void)
 {
 	return (struct proto_device){
@@ -56,7 +46,7 @@ static struct fmha_problem some_problem(void)
 	return p;
 }
 
-static void fill_params(union any_params *p, enum proto_method method)
+static void fill_params(union proto_any_params *p, enum proto_method method)
 {
 	memset(p, 0, sizeof(*p));
 	switch (method) {
@@ -131,7 +121,7 @@ static void fill_params(union any_params *p, enum proto_method method)
 	}
 }
 
-static void fill_result(union any_result *r, enum proto_method method)
+static void fill_result(union proto_any_result *r, enum proto_method method)
 {
 	memset(r, 0, sizeof(*r));
 	switch (method) {
@@ -227,8 +217,8 @@ size_t golden_all(struct golden ret[GOLDEN_MAX])
 
 	for (int i = 0; i < PROTO_N_METHODS; i++) {
 		uint32_t id = (uint32_t)i * 100;
-		union any_params params;
-		union any_result result;
+		union proto_any_params params;
+		union proto_any_result result;
 
 		fill_params(&params, i);
 		golden = golden_add(ret, &n, "request", i, proto_methods[i].name, PROTO_REQUEST);
@@ -260,8 +250,8 @@ void golden_free(struct golden *goldens, size_t n)
 static int receive_body(const struct proto_message *message, int method,
 			struct proto_buffer *ret_again, struct fmha_error *err)
 {
-	union any_params params;
-	union any_result result;
+	union proto_any_params params;
+	union proto_any_result result;
 	int r;
 
 	if (message->type == PROTO_ANSWER && message->error.code != FMHA_OK)
