@@ -8,6 +8,8 @@
  */
 #include "internal.h"
 
+#include <unistd.h>
+
 static bool is_busy(struct arena *arena)
 {
 	return __atomic_load_n(&arena->busy, __ATOMIC_ACQUIRE) != 0;
@@ -97,6 +99,25 @@ static struct arena *claim(struct fmha_device *device, uint64_t bytes)
 	return NULL;
 }
 
+/* What the worker allocates, where the CPU can map it, or else memory of our own that it imports.
+ */
+static int new_buffer(struct fmha_device *device, uint64_t size, int64_t deadline,
+		      struct fmha_buffer **ret_buffer, struct fmha_error *err)
+{
+	struct fmha_memory memory = {.struct_size = sizeof(memory), .size = size};
+	int r = buffer_new(device, size, true, deadline, ret_buffer, err);
+
+	if (r < 0 || (*ret_buffer)->data)
+		return r;
+	buffer_release(*ret_buffer);
+	r = fmha_memfd_new(size, &memory.fd, err);
+	if (r < 0)
+		return r;
+	r = buffer_import(device, &memory, true, deadline, ret_buffer, err);
+	(void)close(memory.fd);
+	return r;
+}
+
 int arena_take(struct fmha_device *device, uint64_t bytes, int64_t deadline,
 	       struct arena **ret_arena, struct fmha_error *err)
 {
@@ -119,10 +140,10 @@ int arena_take(struct fmha_device *device, uint64_t bytes, int64_t deadline,
 	}
 	while (size < bytes && size < UINT64_C(1) << 62)
 		size *= 2;
-	r = buffer_new(device, size, true, deadline, &buffer, err);
+	r = new_buffer(device, size, deadline, &buffer, err);
 	if (r == FMHA_EQUOTA || r == FMHA_ENOMEM) {
 		arena_trim(device, true);
-		r = buffer_new(device, bytes, true, deadline, &buffer, err);
+		r = new_buffer(device, bytes, deadline, &buffer, err);
 	}
 	if (r < 0) {
 		set_busy(arena, 0);

@@ -320,26 +320,15 @@ static int import_memory(struct fmha_buffer *buffer, const struct fmha_memory *m
 	return map_memfd(buffer, FMHA_EINVAL, "the file descriptor", err);
 }
 
-int fmha_buffer_import(struct fmha_device *device, const struct fmha_memory *memory,
-		       struct fmha_buffer **ret_buffer, struct fmha_error *err)
+int buffer_import(struct fmha_device *device, const struct fmha_memory *memory, bool internal,
+		  int64_t deadline, struct fmha_buffer **ret_buffer, struct fmha_error *err)
 {
-	struct fmha_buffer *buffer;
+	struct fmha_buffer *buffer = buffer_alloc(device, memory->size, internal, err);
 	uint64_t worker_id;
-	int64_t deadline;
 	int r;
 
-	if (!device || !memory || !ret_buffer)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_buffer_import: an argument is NULL");
-	r = client_check_process(device->client, err);
-	if (r < 0)
-		return r;
-	r = check_memory(memory, err);
-	if (r < 0)
-		return r;
-	buffer = buffer_alloc(device, memory->size, false, err);
 	if (!buffer)
 		return FMHA_ENOMEM;
-	deadline = client_deadline(device->client);
 	r = import_memory(buffer, memory, err);
 	if (r < 0) {
 		buffer = buffer_unref(buffer);
@@ -364,6 +353,22 @@ int fmha_buffer_import(struct fmha_device *device, const struct fmha_memory *mem
 	}
 	*ret_buffer = buffer;
 	return 0;
+}
+
+int fmha_buffer_import(struct fmha_device *device, const struct fmha_memory *memory,
+		       struct fmha_buffer **ret_buffer, struct fmha_error *err)
+{
+	int r;
+
+	if (!device || !memory || !ret_buffer)
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_buffer_import: an argument is NULL");
+	r = client_check_process(device->client, err);
+	if (r == 0)
+		r = check_memory(memory, err);
+	if (r < 0)
+		return r;
+	return buffer_import(device, memory, false, client_deadline(device->client), ret_buffer,
+			     err);
 }
 
 int buffer_bind(struct fmha_device *device, uint64_t id, struct connection *connection,

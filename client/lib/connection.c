@@ -17,6 +17,9 @@
  * in ppoll() with the exact deadline. */
 #define BLOCKING_READ_MS 100
 
+/* How long a wait must have been to conclude anything from a frame that made no progress in it. */
+#define STALLED_FRAME_NS 50000000
+
 /* ---- birth and death ---- */
 
 /* Conditions with timeouts on the monotonic clock. */
@@ -291,6 +294,10 @@ static int handle_input(struct connection *c, struct fmha_error *err)
 	}
 	c->in_size -= done;
 	memmove(c->in, c->in + done, c->in_size);
+	if (c->in_size == 0)
+		c->partial_since = 0;
+	else if (done > 0 || c->partial_since == 0)
+		c->partial_since = deadline_now();
 	return 0;
 }
 
@@ -413,9 +420,26 @@ static void sleep_until(struct connection *c, pthread_cond_t *cond, int64_t dead
 	(void)pthread_cond_timedwait(cond, &c->lock, &until);
 }
 
+/*
+ * A frame whose end did not come during a whole wait never will: its length was wrong, or its
+ * sender stopped. Nothing that could follow it would be understood. Under the lock, after a
+ * timeout.
+ */
+static void check_progress(struct connection *c, int64_t wait_began)
+{
+	struct fmha_error error = {0};
+
+	if (c->reading || c->partial_since == 0 || c->partial_since > wait_began ||
+	    deadline_now() - wait_began < STALLED_FRAME_NS)
+		return;
+	(void)fmha_error_set(&error, FMHA_EPROTO, "%s left a frame unfinished", c->peer);
+	fail_locked(c, &error);
+}
+
 int connection_wait(struct connection *c, struct pending *pending, int64_t deadline,
 		    struct fmha_error *err)
 {
+	int64_t began = deadline_now();
 	bool looked = false;
 	bool answered;
 
@@ -435,6 +459,8 @@ int connection_wait(struct connection *c, struct pending *pending, int64_t deadl
 			pending->waiting = false;
 		}
 	}
+	if (!pending->answered)
+		check_progress(c, began);
 	if (!c->reading)
 		pass_reading_on(c);
 	answered = pending->answered;

@@ -65,6 +65,7 @@ struct connection {
 	/* The reader's while it reads, the lock's otherwise. */
 	uint8_t *in;
 	size_t in_size, in_capacity;
+	int64_t partial_since; /* when a frame began to arrive whose end has not; 0: none */
 	int fds[CONNECTION_MAX_FDS];
 	uint32_t n_fds;
 	struct proto_message message;

@@ -366,12 +366,12 @@ int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
 	if (!params)
 		return fmha_error_set(err, FMHA_ENOMEM, "explain: out of memory");
 	params->problem = *problem;
-	/* Nothing is read, so that any id will do. */
+	/* Nothing is read, so that any id will do, if every tensor has its own. */
 	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
 		struct fmha_tensor *tensor = &params->problem.tensor[role];
 
 		if (tensor->data && tensor->buffer == 0)
-			tensor->buffer = 1;
+			tensor->buffer = ARENA_ID - role;
 		tensor->data = NULL;
 	}
 	r = device_call(device, PROTO_EXPLAIN, params, -1, client_deadline(device->client), &result,

@@ -177,6 +177,8 @@ int device_call(struct fmha_device *device, enum proto_method method, const void
 
 int buffer_new(struct fmha_device *device, uint64_t size, bool internal, int64_t deadline,
 	       struct fmha_buffer **ret_buffer, struct fmha_error *err);
+int buffer_import(struct fmha_device *device, const struct fmha_memory *memory, bool internal,
+		  int64_t deadline, struct fmha_buffer **ret_buffer, struct fmha_error *err);
 struct fmha_buffer *buffer_unref(struct fmha_buffer *buffer);
 
 /* The end of the handle: leaves the table and is released at the worker. */
