@@ -17,9 +17,12 @@
 #include "pack.h"
 #include "score.h"
 
-#define ROWS       48
-#define KEYS       512 /* columns a block */
-#define PACK_KEYS  256 /* columns a packing task */
+#define ROWS      48
+#define KEYS      512 /* columns a block */
+#define PACK_KEYS 256 /* columns a packing task */
+/* Rows of S lie one cache line off a power of two: else all rows of a group share one set of the
+ * cache. */
+#define S_STRIDE   (KEYS + 16)
 #define ROW_GROUPS (ROWS / MICRO_ROWS)
 #define BYTES      (KEYS + 128) /* a block may start inside a dropout patch */
 
@@ -55,7 +58,8 @@ struct tile {
 	struct score_row row[ROWS];
 	float max[ROWS], alpha[ROWS];
 	uint8_t started[ROW_GROUPS];
-	/* Per group, within the current block: the columns that some row sees, whole panels. */
+	/* Per group, within the current block: the columns that some row sees: from the start of a
+	 * panel to the end of a vector. */
 	int32_t begin[ROW_GROUPS], end[ROW_GROUPS];
 };
 
@@ -82,7 +86,7 @@ static size_t temp_floats(const struct abi_fwd_args *a)
 static size_t scratch_init(struct scratch *s, const struct abi_fwd_args *a, void *base)
 {
 	const size_t floats[] = {
-		ROWS * (size_t)a->hdim_q, ROWS * KEYS, ROWS * (size_t)v_padded(a), ROWS * LANES,
+		ROWS * (size_t)a->hdim_q, ROWS * S_STRIDE, ROWS * (size_t)v_padded(a), ROWS * LANES,
 		temp_floats(a),
 	};
 	float **const arrays[] = {&s->q, &s->s, &s->o, &s->sum, &s->temp};
@@ -248,7 +252,7 @@ static int block_ranges(struct tile *t, int32_t c0)
 			}
 		}
 		t->begin[g] = begin / PANEL * PANEL;
-		t->end[g] = begin < end ? (int32_t)round_up(end, PANEL) : t->begin[g];
+		t->end[g] = begin < end ? (int32_t)round_up(end, LANES) : t->begin[g];
 		any |= begin < end;
 	}
 	return any;
@@ -266,13 +270,14 @@ static void block_scores(struct tile *t, int32_t c0)
 				.a_row = hdim,
 				.a_step = 1,
 				.b = t->k + (int64_t)(c0 + c) * hdim,
-				.c = t->scratch.s + g * MICRO_ROWS * KEYS + c,
-				.c_row = KEYS,
+				.c = t->scratch.s + g * MICRO_ROWS * S_STRIDE + c,
+				.c_row = S_STRIDE,
 				.k = hdim,
 			};
 
 			if (c >= t->begin[g] && c < t->end[g])
-				micro_multiply(&m, group_rows(t, g));
+				micro_multiply(&m, group_rows(t, g),
+					       t->end[g] - c < PANEL ? t->end[g] - c : PANEL);
 		}
 	}
 }
@@ -293,7 +298,7 @@ static void drop(struct tile *t, float *p, int32_t n, int32_t c0, const struct s
 static void row_softmax(struct tile *t, int32_t row, int32_t c0, int32_t begin, int32_t end)
 {
 	const struct score_row *r = &t->row[row];
-	float *s = t->scratch.s + row * KEYS + begin;
+	float *s = t->scratch.s + row * S_STRIDE + begin;
 	float *sum = t->scratch.sum + row * LANES;
 	float old = t->max[row], max;
 	int32_t n = end - begin;
@@ -326,6 +331,7 @@ static void group_values_exact(struct tile *t, int32_t g, int32_t c0)
 		const int32_t ranges[2][2] = {{r->sink_lo, r->sink_hi}, {r->lo, r->hi}};
 
 		for (int32_t d = 0; d < t->v_padded; d += PANEL) {
+			int32_t columns = t->a->hdim_v - d < PANEL ? t->a->hdim_v - d : PANEL;
 			struct micro_args m = {
 				.a_step = 1,
 				.c = t->scratch.o + row * t->v_padded + d,
@@ -336,10 +342,10 @@ static void group_values_exact(struct tile *t, int32_t g, int32_t c0)
 				int32_t lo = clamp_i64((int64_t)ranges[k][0] - c0, 0, KEYS);
 				int32_t hi = clamp_i64((int64_t)ranges[k][1] - c0, 0, KEYS);
 
-				m.a = t->scratch.s + row * KEYS + lo;
+				m.a = t->scratch.s + row * S_STRIDE + lo;
 				m.b = t->v + (int64_t)d * t->k_padded + (int64_t)(c0 + lo) * PANEL;
 				m.k = hi > lo ? hi - lo : 0;
-				micro_multiply(&m, 1);
+				micro_multiply(&m, 1, columns);
 				m.first = &one;
 			}
 		}
@@ -365,11 +371,13 @@ static void block_values(struct tile *t, int32_t c0)
 			group_values_exact(t, g, c0);
 	}
 	for (int32_t d = 0; d < t->v_padded; d += PANEL) {
+		int32_t columns = t->a->hdim_v - d < PANEL ? t->a->hdim_v - d : PANEL;
+
 		for (int32_t g = 0; g < n_groups(t); g++) {
 			int32_t row = g * MICRO_ROWS;
 			struct micro_args m = {
-				.a = t->scratch.s + row * KEYS + t->begin[g],
-				.a_row = KEYS,
+				.a = t->scratch.s + row * S_STRIDE + t->begin[g],
+				.a_row = S_STRIDE,
 				.a_step = 1,
 				.b = t->v + (int64_t)d * t->k_padded +
 				     (int64_t)(c0 + t->begin[g]) * PANEL,
@@ -380,7 +388,7 @@ static void block_values(struct tile *t, int32_t c0)
 			};
 
 			if (!exact[g] && m.k > 0)
-				micro_multiply(&m, group_rows(t, g));
+				micro_multiply(&m, group_rows(t, g), columns);
 		}
 	}
 	for (int32_t g = 0; g < n_groups(t); g++)

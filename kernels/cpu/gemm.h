@@ -49,7 +49,7 @@ static inline void gemm(int32_t m, int32_t n, int32_t k, struct gemm_a a, struct
 				.first = accumulate ? ones : NULL,
 			};
 
-			micro_multiply(&args, m - row < MICRO_ROWS ? m - row : MICRO_ROWS);
+			micro_multiply(&args, m - row < MICRO_ROWS ? m - row : MICRO_ROWS, PANEL);
 		}
 }
 

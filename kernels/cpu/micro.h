@@ -15,15 +15,16 @@
 
 #include "vec.h"
 
-/* As many accumulators as the registers hold, with room for one row of B and one broadcast:
- * 24 + 2 + 1 of 32 on AVX-512, 12 + 2 + 1 of 16 below. */
-#define MICRO_VECTORS 2
+/* As many accumulators as the registers hold, with room for one row of B and one broadcast: 24 + 4
+ * + 1 of 32 on AVX-512, 12 + 2 + 1 of 16 below. Wide tiles need fewer loads an accumulator than
+ * tall ones. */
 #if LANES == 16
-#define MICRO_ROWS 12
+#define MICRO_VECTORS 4
 #else
-#define MICRO_ROWS 6
+#define MICRO_VECTORS 2
 #endif
-#define PANEL (MICRO_VECTORS * LANES)
+#define MICRO_ROWS 6
+#define PANEL      (MICRO_VECTORS * LANES)
 
 struct micro_args {
 	const float *a; /* a[r * a_row + k * a_step] */
@@ -36,12 +37,12 @@ struct micro_args {
 	const float *first;
 };
 
-static inline __attribute__((always_inline)) void
-micro_tile(const struct micro_args *m, const int rows, const int vectors, const int unit_step)
+static inline __attribute__((always_inline)) void micro_tile(const struct micro_args *m,
+							     const int rows, const int vectors)
 {
 	vf c[MICRO_ROWS][MICRO_VECTORS];
 	const float *a = m->a, *b = m->b;
-	int64_t a_row = m->a_row, a_step = unit_step ? 1 : m->a_step;
+	int64_t a_row = m->a_row, a_step = m->a_step;
 
 #pragma GCC unroll 16
 	for (int r = 0; r < rows; r++) {
@@ -50,6 +51,7 @@ micro_tile(const struct micro_args *m, const int rows, const int vectors, const 
 			c[r][v] = m->first ? vf_load(m->c + r * m->c_row + v * LANES) * m->first[r]
 					   : (vf){0};
 	}
+#pragma GCC unroll 2
 	for (int32_t k = 0; k < m->k; k++) {
 		vf b_row[MICRO_VECTORS];
 
@@ -75,35 +77,47 @@ micro_tile(const struct micro_args *m, const int rows, const int vectors, const 
 	}
 }
 
-static void micro_full(const struct micro_args *m)
-{
-	micro_tile(m, MICRO_ROWS, MICRO_VECTORS, 1);
-}
-
-/* Any number of rows up to MICRO_ROWS. */
-static void micro_multiply(const struct micro_args *m, int rows)
-{
-	struct micro_args part = *m;
-
-	if (rows == MICRO_ROWS && m->a_step == 1) {
-		micro_full(m);
-		return;
+/* One instance for each size of tile, so that every loop over registers has constant bounds. */
+#define MICRO_INSTANCE(rows, vectors)                                                              \
+	static void micro_##rows##x##vectors(const struct micro_args *m)                           \
+	{                                                                                          \
+		micro_tile(m, rows, vectors);                                                      \
 	}
-	while (rows > 0) {
-		int n = rows >= 4 ? 4 : 1;
-
-		if (n == 4 && m->a_step == 1)
-			micro_tile(&part, 4, MICRO_VECTORS, 1);
-		else if (n == 4)
-			micro_tile(&part, 4, MICRO_VECTORS, 0);
-		else
-			micro_tile(&part, 1, MICRO_VECTORS, 0);
-		part.a += n * part.a_row;
-		part.c += n * part.c_row;
-		if (part.first)
-			part.first += n;
-		rows -= n;
+#define MICRO_INSTANCES(vectors)                                                                   \
+	MICRO_INSTANCE(1, vectors)                                                                 \
+	MICRO_INSTANCE(2, vectors)                                                                 \
+	MICRO_INSTANCE(3, vectors)                                                                 \
+	MICRO_INSTANCE(4, vectors)                                                                 \
+	MICRO_INSTANCE(5, vectors)                                                                 \
+	MICRO_INSTANCE(6, vectors)
+#define MICRO_NAMES(vectors)                                                                       \
+	{                                                                                          \
+		micro_1x##vectors, micro_2x##vectors, micro_3x##vectors, micro_4x##vectors,        \
+			micro_5x##vectors, micro_6x##vectors,                                      \
 	}
+
+MICRO_INSTANCES(1)
+MICRO_INSTANCES(2)
+#if MICRO_VECTORS == 4
+MICRO_INSTANCES(3)
+MICRO_INSTANCES(4)
+#endif
+
+typedef void (*micro_function)(const struct micro_args *m);
+static const micro_function micro_functions[MICRO_VECTORS][MICRO_ROWS] = {
+	MICRO_NAMES(1),
+	MICRO_NAMES(2),
+#if MICRO_VECTORS == 4
+	MICRO_NAMES(3),
+	MICRO_NAMES(4),
+#endif
+};
+
+/* @rows: 1 to MICRO_ROWS; @columns: of C that are wanted, at most PANEL; whole vectors are written.
+ */
+static inline void micro_multiply(const struct micro_args *m, int32_t rows, int32_t columns)
+{
+	micro_functions[(columns + LANES - 1) / LANES - 1][rows - 1](m);
 }
 
 #endif
