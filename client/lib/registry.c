@@ -41,7 +41,7 @@ static int send_document(struct fmha_device *device, enum proto_method method, c
 			 struct fmha_error *err)
 {
 	struct proto_registry_result result;
-	int r, fd;
+	int r, fd = -1;
 
 	r = client_check_process(device->client, err);
 	if (r < 0)
