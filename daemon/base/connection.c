@@ -457,6 +457,21 @@ int connection_take_fd(struct connection *connection)
 	return fd;
 }
 
+int connection_take_request_fd(struct connection *connection, const struct proto_message *message,
+			       const void *params, int *ret_fd, struct fmha_error *err)
+{
+	enum proto_method method = (enum proto_method)message->method;
+	int n_fds = 0;
+
+	if (message->method >= 0)
+		n_fds = params ? proto_request_fds(method, params) : proto_methods[method].fds_in;
+	*ret_fd = n_fds > 0 ? connection_take_fd(connection) : -1;
+	if (n_fds > 0 && *ret_fd < 0 && params)
+		return fmha_error_set(err, FMHA_EPROTO, "%s: its file descriptor is missing",
+				      proto_methods[method].name);
+	return 0;
+}
+
 static int handle_frame(struct connection *connection, const uint8_t *payload, size_t n,
 			struct fmha_error *err)
 {

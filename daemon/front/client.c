@@ -12,13 +12,6 @@
 #include <base/clock.h>
 #include <proto/error.h>
 
-union front_params {
-	struct proto_empty empty;
-	struct proto_hello_params hello;
-	struct proto_open_device_params open_device;
-	uint8_t any[sizeof(struct proto_plan_params)]; /* methods that are answered elsewhere */
-};
-
 static struct client *client_of(struct connection *connection)
 {
 	return container_of(connection, struct client, connection);
@@ -42,7 +35,7 @@ static int on_hello(struct client *client, uint32_t id, const struct proto_hello
 
 	if (client->greeted)
 		return fmha_error_set_field(err, FMHA_EINVAL, "method", "hello was said already");
-	if (params->version != PROTO_VERSION)
+	if (params->version < PROTO_VERSION) /* it names the highest that it speaks */
 		return fmha_error_set_field(err, FMHA_EVERSION, "version",
 					    "version %u: this daemon speaks %u", params->version,
 					    PROTO_VERSION);
@@ -83,21 +76,17 @@ static int on_open_device(struct client *client, uint32_t id,
 }
 
 static int handle(struct client *client, const struct proto_message *message,
-		  struct fmha_error *err)
+		  const union proto_any_params *params, struct fmha_error *err)
 {
-	union front_params params;
-	int r = proto_decode_params(message, &params, err);
-
-	if (r < 0)
-		return r;
 	if (!client->greeted && message->method != PROTO_HELLO)
 		return fmha_error_set_field(err, FMHA_EPERM, "method", "hello comes first");
 	switch (message->method) {
 	case PROTO_PING:
-		connection_answer(&client->connection, message->id, PROTO_PING, &params.empty, -1);
+		connection_answer(&client->connection, message->id, PROTO_PING,
+				  &(struct proto_empty){0}, -1);
 		return 0;
 	case PROTO_HELLO:
-		return on_hello(client, message->id, &params.hello, err);
+		return on_hello(client, message->id, &params->HELLO, err);
 	case PROTO_STATUS:
 		status_request(client, message->id);
 		return 0;
@@ -105,8 +94,12 @@ static int handle(struct client *client, const struct proto_message *message,
 		on_devices(client, message->id);
 		return 0;
 	case PROTO_OPEN_DEVICE:
-		return on_open_device(client, message->id, &params.open_device, err);
+		return on_open_device(client, message->id, &params->OPEN_DEVICE, err);
 	default:
+		if (proto_methods[message->method].server == PROTO_CONTROL)
+			return fmha_error_set_field(err, FMHA_EPERM, "method",
+						    "%s is for fmhad's own processes",
+						    proto_methods[message->method].name);
 		return fmha_error_set_field(err, FMHA_EINVAL, "method",
 					    "%s is answered by workers: open a device",
 					    proto_methods[message->method].name);
@@ -116,15 +109,29 @@ static int handle(struct client *client, const struct proto_message *message,
 static void on_message(struct connection *connection, struct proto_message *message)
 {
 	struct client *client = client_of(connection);
-	struct fmha_error err;
+	union proto_any_params params;
+	struct fmha_error err, violation;
+	int fd, r;
 
+	if (message->type == PROTO_NOTIFICATION)
+		return; /* version 1 has none that means anything */
 	if (message->type != PROTO_REQUEST) {
 		fmha_error_set(&err, FMHA_EPROTO, "a client sends requests only");
 		connection_fail(connection, &err);
 		return;
 	}
-	if (handle(client, message, &err) < 0)
+	r = proto_decode_params(message, &params, &err);
+	if (connection_take_request_fd(connection, message, r == 0 ? &params : NULL, &fd,
+				       &violation) < 0) {
+		connection_fail(connection, &violation);
+		return;
+	}
+	if (r == 0)
+		r = handle(client, message, &params, &err);
+	if (r < 0)
 		connection_answer_error(connection, message->id, &err);
+	if (fd >= 0)
+		(void)close(fd);
 }
 
 static void on_hangup(struct connection *connection)

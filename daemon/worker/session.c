@@ -15,20 +15,6 @@
 
 #define RELEASE_ELSEWHERE_BYTES (16u << 20) /* unmapping more takes milliseconds */
 
-union worker_params {
-	struct proto_empty empty;
-	struct proto_buffer_create_params buffer_create;
-	struct proto_buffer_import_params buffer_import;
-	struct proto_buffer_release_params buffer_release;
-	struct proto_plan_params plan;
-	struct proto_plan_release_params plan_release;
-	struct proto_run_params run;
-	struct proto_cancel_params cancel;
-	struct proto_registry_export_params registry_export;
-	struct proto_registry_set_params registry_set;
-	struct proto_inject_params inject;
-};
-
 static struct session *session_of(struct connection *connection)
 {
 	return container_of(connection, struct session, connection);
@@ -140,6 +126,8 @@ static int on_buffer_create(struct session *session, uint32_t id,
 		r = device_memory_create(session->worker->device, params->size, &memory, &fd, err);
 	if (r < 0)
 		return r;
+	result.kind = memory.kind;
+	result.allocation_bytes = memory.allocation_bytes;
 	r = add_buffer(session, &memory, &result.buffer, err);
 	if (r < 0) {
 		(void)close(fd);
@@ -335,33 +323,33 @@ static int answer_empty(struct session *session, uint32_t id, enum proto_method 
 
 /* @fd: the one that the request brought along, borrowed; -1: none. */
 static int handle(struct session *session, uint32_t id, enum proto_method method,
-		  const union worker_params *params, int fd, struct fmha_error *err)
+		  const union proto_any_params *params, int fd, struct fmha_error *err)
 {
 	switch (method) {
 	case PROTO_PING:
 		return answer_empty(session, id, method, 0);
 	case PROTO_RUN:
-		run_request(session, id, &params->run);
+		run_request(session, id, &params->RUN);
 		return 0;
 	case PROTO_BUFFER_CREATE:
-		return on_buffer_create(session, id, &params->buffer_create, err);
+		return on_buffer_create(session, id, &params->BUFFER_CREATE, err);
 	case PROTO_BUFFER_IMPORT:
-		return on_buffer_import(session, id, &params->buffer_import, fd, err);
+		return on_buffer_import(session, id, &params->BUFFER_IMPORT, fd, err);
 	case PROTO_BUFFER_RELEASE:
-		return on_buffer_release(session, id, &params->buffer_release, err);
+		return on_buffer_release(session, id, &params->BUFFER_RELEASE, err);
 	case PROTO_PLAN:
-		return on_plan(session, id, &params->plan, err);
+		return on_plan(session, id, &params->PLAN, err);
 	case PROTO_PLAN_RELEASE:
-		return on_plan_release(session, id, &params->plan_release, err);
+		return on_plan_release(session, id, &params->PLAN_RELEASE, err);
 	case PROTO_EXPLAIN:
-		return on_explain(session, id, &params->plan, err);
+		return on_explain(session, id, &params->EXPLAIN, err);
 	case PROTO_CANCEL:
 		return answer_empty(session, id, method,
-				    run_cancel(session, params->cancel.request, err));
+				    run_cancel(session, params->CANCEL.request, err));
 	case PROTO_INJECT:
 		return answer_empty(session, id, method,
-				    device_inject(session->worker->device, params->inject.fault,
-						  params->inject.after, err));
+				    device_inject(session->worker->device, params->INJECT.fault,
+						  params->INJECT.after, err));
 	case PROTO_REGISTRY_EXPORT:
 	case PROTO_REGISTRY_IMPORT:
 	case PROTO_REGISTRY_LOAD:
@@ -370,6 +358,10 @@ static int handle(struct session *session, uint32_t id, enum proto_method method
 					    "%s: this worker has no kernel sets",
 					    proto_methods[method].name);
 	default:
+		if (proto_methods[method].server == PROTO_CONTROL)
+			return fmha_error_set_field(err, FMHA_EPERM, "method",
+						    "%s is for fmhad's own processes",
+						    proto_methods[method].name);
 		return fmha_error_set_field(err, FMHA_EINVAL, "method",
 					    "%s is not answered on this socket",
 					    proto_methods[method].name);
@@ -380,27 +372,22 @@ static void on_message(struct connection *connection, struct proto_message *mess
 {
 	struct session *session = session_of(connection);
 	enum proto_method method = (enum proto_method)message->method;
-	union worker_params params;
-	struct fmha_error err;
-	int fd = -1, n_fds, r;
+	union proto_any_params params;
+	struct fmha_error err, violation;
+	int fd, r;
 
+	if (message->type == PROTO_NOTIFICATION)
+		return; /* version 1 has none that means anything */
 	if (message->type != PROTO_REQUEST) {
 		fmha_error_set(&err, FMHA_EPROTO, "a client sends requests only");
 		connection_fail(connection, &err);
 		return;
 	}
 	r = proto_decode_params(message, &params, &err);
-	n_fds = message->method < 0 ? 0
-		: r == 0            ? proto_request_fds(method, &params)
-				    : proto_methods[method].fds_in;
-	if (n_fds > 0) {
-		fd = connection_take_fd(connection);
-		if (fd < 0 && r == 0) {
-			fmha_error_set(&err, FMHA_EPROTO, "%s: its file descriptor is missing",
-				       proto_methods[method].name);
-			connection_fail(connection, &err);
-			return;
-		}
+	if (connection_take_request_fd(connection, message, r == 0 ? &params : NULL, &fd,
+				       &violation) < 0) {
+		connection_fail(connection, &violation);
+		return;
 	}
 	if (r == 0)
 		r = handle(session, message->id, method, &params, fd, &err);

@@ -109,6 +109,14 @@ void connection_fail(struct connection *connection, const struct fmha_error *err
 int connection_take_fd(struct connection *connection);
 
 /*
+ * The same for a request, as far as it declares one. @params: NULL when they could not be decoded;
+ * then an fd is taken out of the way if there is one.
+ * Return: 0 with the fd (given) or -1; FMHA_EPROTO: it is missing, and the connection must end.
+ */
+int connection_take_request_fd(struct connection *connection, const struct proto_message *message,
+			       const void *params, int *ret_fd, struct fmha_error *err);
+
+/*
  * Sends an answer, each for exactly one request. @fd: -1 or taken (also on failure).
  * connection_answer() with a result that cannot be encoded answers FMHA_EINTERNAL.
  */
