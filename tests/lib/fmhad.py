@@ -37,6 +37,13 @@ def until(condition, timeout=10.0, pause=0.005):
         time.sleep(pause)
 
 
+# A device that fails on command, with deadlines short enough for tests.
+FAKE = {
+    "devices": [{"backend": "fake", "threads": 2, "allow_faults": True, "stall_ms": 600}],
+    "supervision": {"heartbeat_ms": 100, "heartbeat_timeout_ms": 800, "quarantine_deaths": 1000},
+}
+
+
 class Daemon:
     """config: the keys of a configuration file but for the socket."""
 
@@ -45,7 +52,8 @@ class Daemon:
         self.socket = str(self.directory / "fmhad.sock")
         self.log_path = self.directory / "log"
         config = {"devices": [{"backend": "cpu", "threads": 2}], **(config or {})}
-        (self.directory / "fmhad.json").write_text(json.dumps({"socket": self.socket, **config}))
+        self.config = {"socket": self.socket, **config}
+        (self.directory / "fmhad.json").write_text(json.dumps(self.config))
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
                 [find_program("fmhad"), "--config", str(self.directory / "fmhad.json")],
