@@ -98,7 +98,8 @@ static int load_data_types(struct spec_catalog *catalog, const struct at *at,
 		if (dtype < 0)
 			return at_error(&here, err, "no such data type");
 		r = at_want_object(&here, err);
-		for (const cJSON *p = item->child; p && r == 0 && at->item->child == item; p = p->next) {
+		for (const cJSON *p = item->child; p && r == 0 && at->item->child == item;
+		     p = p->next) {
 			struct at property = at_member(&here, p);
 
 			r = add_word(&property, &catalog->properties, p->string, err);
@@ -295,9 +296,9 @@ static int check_own_name(const struct at *document, const char *key, const char
 
 static int load_rules(struct spec_catalog *catalog, const char *path, struct fmha_error *err)
 {
-	static const char *const keys[] = {"rules",    "constants", "define",     "axes",
-					   "families", "tiles",	    "receipts",   "variants",
-					   "sweeps",   "validate",  "exhaustive", "lookups",  NULL};
+	static const char *const keys[] = {
+		"rules",    "constants", "define",   "axes",       "families", "tiles", "receipts",
+		"variants", "sweeps",    "validate", "exhaustive", "lookups",  NULL};
 	struct rules *rules = &catalog->rules[catalog->n_rules];
 	struct at document;
 	int r;
@@ -395,48 +396,48 @@ static int check_rows(const struct spec_catalog *catalog, const struct at *at, i
 	return r;
 }
 
-static void fill_properties(struct spec_catalog *catalog, struct arch *arch)
+static void fill_properties(struct spec_catalog *catalog, struct arch_space *space)
 {
-	const cJSON *types =
-		cJSON_GetObjectItemCaseSensitive(catalog->words_document, "data_types");
-	const cJSON *warps = cJSON_GetObjectItemCaseSensitive(arch->document, "warp_tiles");
+	const cJSON *types = cJSON_GetObjectItemCaseSensitive(catalog->words_document,
+							      "data_types");
+	const cJSON *warps = cJSON_GetObjectItemCaseSensitive(space->item, "warp_tiles");
 	int n_own = catalog->properties.n - 3;
 
 	for (int dtype = 0; dtype < SPEC_N_DTYPES; dtype++) {
 		const char *name = spec_word(catalog, SPEC_FIELD_data_type, dtype);
 		const cJSON *type = cJSON_GetObjectItemCaseSensitive(types, name);
-		const cJSON *first =
-			cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(warps, name), 0);
+		const cJSON *first = cJSON_GetArrayItem(
+			cJSON_GetObjectItemCaseSensitive(warps, name), 0);
 
 		for (int i = 0; i < n_own; i++)
-			arch->dtype_properties[dtype][i] =
-				cJSON_GetObjectItemCaseSensitive(type, catalog->properties.word[i])
-					->valueint;
+			space->dtype_properties[dtype][i] = cJSON_GetObjectItemCaseSensitive(
+								    type,
+								    catalog->properties.word[i])
+								    ->valueint;
 		for (int i = 0; i < 3 && first; i++)
-			arch->dtype_properties[dtype][n_own + i] =
+			space->dtype_properties[dtype][n_own + i] =
 				cJSON_GetArrayItem(first, i)->valueint;
 	}
 }
 
-/* Every constant that the rules ask for, as a number. */
-static int check_constants(const struct at *document, const struct rules *rules,
-			   struct fmha_error *err)
+/* Every constant that the rules ask for, as a number, and no other. */
+static int check_constants(const struct at *at, const struct rules *rules, struct fmha_error *err)
 {
-	struct at constants = at_key(document, "constants");
+	struct at constants = at_key(at, "constants");
 	struct at rules_document = at_document(rules->document, rules->path);
 	struct at wanted = at_key(&rules_document, "constants");
 	int r = at_want_object(&constants, err);
 
 	if (r == 0)
 		r = at_want_object(&wanted, err);
-	for (const cJSON *item = wanted.item ? wanted.item->child : NULL; item && r == 0;
+	for (const cJSON *item = r == 0 ? wanted.item->child : NULL; item && r == 0;
 	     item = item->next) {
 		struct at here = at_key(&constants, item->string);
 		int64_t ignored;
 
 		r = at_int(&here, 0, INT32_MAX, &ignored, err);
 	}
-	for (const cJSON *item = constants.item ? constants.item->child : NULL; item && r == 0;
+	for (const cJSON *item = r == 0 ? constants.item->child : NULL; item && r == 0;
 	     item = item->next) {
 		struct at here = at_member(&constants, item);
 
@@ -447,12 +448,11 @@ static int check_constants(const struct at *document, const struct rules *rules,
 	return r;
 }
 
-static int load_check(struct spec_catalog *catalog, int arch, const struct at *at,
-		      struct check *check, struct fmha_error *err)
+static int load_check(struct spec_catalog *catalog, const struct expr_scope *scope,
+		      const struct at *at, struct check *check, struct fmha_error *err)
 {
-	static const char *const keys[] = {"families", "when",	"require",
-					   "field",    "level", "message", NULL};
-	struct expr_scope scope = space_scope(catalog, arch);
+	static const char *const keys[] = {"families", "when",    "require", "field",
+					   "level",    "message", NULL};
 	struct at families = at_key(at, "families"), when = at_key(at, "when"),
 		  require = at_key(at, "require"), field = at_key(at, "field"),
 		  message = at_key(at, "message"), level = at_key(at, "level");
@@ -465,9 +465,9 @@ static int load_check(struct spec_catalog *catalog, int arch, const struct at *a
 	if (r == 0 && families.item)
 		r = load_bits(catalog, &families, SPEC_FIELD_family, &bits, err);
 	if (r == 0 && when.item)
-		r = at_expr(&when, &scope, &check->when, err);
+		r = at_expr(&when, scope, &check->when, err);
 	if (r == 0)
-		r = at_expr(&require, &scope, &check->require, err);
+		r = at_expr(&require, scope, &check->require, err);
 	if (r == 0)
 		r = at_string(&field, &check->field, err);
 	if (r == 0 && field_find(check->field, strlen(check->field)) < 0)
@@ -483,71 +483,121 @@ static int load_check(struct spec_catalog *catalog, int arch, const struct at *a
 	return r;
 }
 
-static int load_checks(struct spec_catalog *catalog, int arch_number, struct fmha_error *err)
+static int load_checks(struct spec_catalog *catalog, struct arch_space *space,
+		       const struct expr_scope *scope, struct fmha_error *err)
 {
-	struct arch *arch = &catalog->archs[arch_number];
-	const struct rules *rules = &catalog->rules[arch->rules];
-	struct at document = at_document(rules->document, rules->path);
+	struct at document = at_document(space->rules->document, space->rules->path);
 	struct at list = at_key(&document, "validate");
 	int r = at_want_array(&list, err);
 	int index = 0;
 
 	if (r < 0)
 		return r;
-	arch->checks = calloc((size_t)cJSON_GetArraySize(list.item) + 1, sizeof(*arch->checks));
-	if (!arch->checks)
+	space->checks = calloc((size_t)cJSON_GetArraySize(list.item) + 1, sizeof(*space->checks));
+	if (!space->checks)
 		return no_memory(err);
 	for (const cJSON *item = list.item->child; item && r == 0; item = item->next) {
 		struct at here = at_item(&list, item, index++);
 
-		r = load_check(catalog, arch_number, &here, &arch->checks[arch->n_checks++], err);
+		r = load_check(catalog, scope, &here, &space->checks[space->n_checks++], err);
 	}
 	return r;
 }
 
-static int load_arch(struct spec_catalog *catalog, int arch_number, struct fmha_error *err)
+void arch_place_init(struct arch_place *place, const struct spec_catalog *catalog, int arch,
+		     int space)
 {
-	static const char *const keys[] = {"arch",	"vendor",    "family",	   "rules",
-					   "data_types", "head_dims", "warp_tiles", "pipelines",
-					   "constants", "define",    NULL};
-	struct arch *arch = &catalog->archs[arch_number];
-	struct at document = at_document(arch->document, arch->path);
-	struct at rules = at_key(&document, "rules"), dtypes = at_key(&document, "data_types"),
-		  pipelines = at_key(&document, "pipelines"),
-		  vendor = at_key(&document, "vendor"), family = at_key(&document, "family"),
-		  pairs = at_key(&document, "head_dims"), warps = at_key(&document, "warp_tiles");
-	const char *name;
-	uint64_t bits = 0;
-	int r = at_only_keys(&document, keys, err);
+	const struct arch *of = &catalog->archs[arch];
 
-	if (r == 0)
-		r = at_string(&rules, &name, err);
+	place->document = at_document(of->document, of->path);
+	place->list = at_key(&place->document, "spaces");
+	place->space = at_item(&place->list, of->spaces[space].item, space);
+}
+
+static int find_rules(const struct spec_catalog *catalog, const struct at *at,
+		      const struct rules **ret, struct fmha_error *err)
+{
+	const char *name;
+	int r = at_string(at, &name, err);
+
 	if (r < 0)
 		return r;
-	for (arch->rules = catalog->n_rules - 1; arch->rules >= 0; arch->rules--)
-		if (strcmp(catalog->rules[arch->rules].name, name) == 0)
-			break;
-	if (arch->rules < 0)
-		return at_error(&rules, err, "there is no rules/%s.json", name);
-	r = at_string(&vendor, &name, err);
+	for (int i = 0; i < catalog->n_rules; i++)
+		if (strcmp(catalog->rules[i].name, name) == 0) {
+			*ret = &catalog->rules[i];
+			return 0;
+		}
+	return at_error(at, err, "there is no rules/%s.json", name);
+}
+
+static int load_arch_space(struct spec_catalog *catalog, int arch_number, int number,
+			   struct fmha_error *err)
+{
+	static const char *const keys[] = {"rules",     "data_types", "head_dims", "warp_tiles",
+					   "pipelines", "constants",  "define",    NULL};
+	struct arch_space *space = &catalog->archs[arch_number].spaces[number];
+	struct arch_place place;
+	struct expr_scope scope;
+	struct at rules, dtypes, pipelines, pairs, warps;
+	uint64_t bits = 0;
+	int r;
+
+	arch_place_init(&place, catalog, arch_number, number);
+	rules = at_key(&place.space, "rules");
+	dtypes = at_key(&place.space, "data_types");
+	pipelines = at_key(&place.space, "pipelines");
+	pairs = at_key(&place.space, "head_dims");
+	warps = at_key(&place.space, "warp_tiles");
+	r = at_want_object(&place.space, err);
 	if (r == 0)
-		r = at_string(&family, &name, err);
+		r = at_only_keys(&place.space, keys, err);
+	if (r == 0)
+		r = find_rules(catalog, &rules, &space->rules, err);
 	if (r == 0)
 		r = load_bits(catalog, &dtypes, SPEC_FIELD_data_type, &bits, err);
-	arch->dtypes = (uint16_t)bits;
+	space->dtypes = (uint16_t)bits;
 	if (r == 0)
-		r = load_bits(catalog, &pipelines, SPEC_FIELD_pipeline, &arch->pipelines, err);
+		r = load_bits(catalog, &pipelines, SPEC_FIELD_pipeline, &space->pipelines, err);
 	if (r == 0)
 		r = check_rows(catalog, &pairs, 2, err);
 	if (r == 0)
 		r = check_rows(catalog, &warps, 3, err);
 	if (r == 0)
-		r = check_constants(&document, &catalog->rules[arch->rules], err);
+		r = check_constants(&place.space, space->rules, err);
 	if (r < 0)
 		return r;
-	fill_properties(catalog, arch);
-	r = load_checks(catalog, arch_number, err);
-	return r < 0 ? r : space_check(catalog, arch_number, err);
+	fill_properties(catalog, space);
+	scope = space_scope(catalog, arch_number, number);
+	r = load_checks(catalog, space, &scope, err);
+	return r < 0 ? r : space_check(catalog, arch_number, number, err);
+}
+
+static int load_arch(struct spec_catalog *catalog, int arch_number, struct fmha_error *err)
+{
+	static const char *const keys[] = {"arch", "vendor", "family", "spaces", NULL};
+	struct arch *arch = &catalog->archs[arch_number];
+	struct at document = at_document(arch->document, arch->path);
+	struct at vendor = at_key(&document, "vendor"), family = at_key(&document, "family"),
+		  spaces = at_key(&document, "spaces");
+	const char *ignored;
+	int r = at_only_keys(&document, keys, err);
+
+	if (r == 0)
+		r = at_string(&vendor, &ignored, err);
+	if (r == 0)
+		r = at_string(&family, &ignored, err);
+	if (r == 0)
+		r = at_want_array(&spaces, err);
+	if (r < 0)
+		return r;
+	arch->n_spaces = cJSON_GetArraySize(spaces.item);
+	if (arch->n_spaces < 1 || arch->n_spaces > CATALOG_MAX_SPACES)
+		return at_error(&spaces, err, "must have 1 to %d members", CATALOG_MAX_SPACES);
+	for (int i = 0; i < arch->n_spaces; i++)
+		arch->spaces[i].item = cJSON_GetArrayItem(spaces.item, i);
+	for (int i = 0; i < arch->n_spaces && r == 0; i++)
+		r = load_arch_space(catalog, arch_number, i, err);
+	return r;
 }
 
 static int load_all(struct spec_catalog *catalog, struct fmha_error *err)
@@ -604,6 +654,15 @@ static void words_deinit(struct words *words)
 		free(words->word[i]);
 }
 
+static void arch_space_deinit(struct arch_space *space)
+{
+	for (int i = 0; i < space->n_checks; i++) {
+		expr_deinit(&space->checks[i].when);
+		expr_deinit(&space->checks[i].require);
+	}
+	free(space->checks);
+}
+
 struct spec_catalog *spec_catalog_free(struct spec_catalog *catalog)
 {
 	if (!catalog)
@@ -611,11 +670,8 @@ struct spec_catalog *spec_catalog_free(struct spec_catalog *catalog)
 	for (int i = 0; i < catalog->n_archs; i++) {
 		struct arch *arch = &catalog->archs[i];
 
-		for (int j = 0; j < arch->n_checks; j++) {
-			expr_deinit(&arch->checks[j].when);
-			expr_deinit(&arch->checks[j].require);
-		}
-		free(arch->checks);
+		for (int j = 0; j < arch->n_spaces; j++)
+			arch_space_deinit(&arch->spaces[j]);
 		cJSON_Delete(arch->document);
 		free(arch->path);
 	}
@@ -665,28 +721,46 @@ const char *spec_arch_family(const struct spec_catalog *catalog, int arch)
 	return arch_string(catalog, arch, "family");
 }
 
-const char *spec_arch_rules(const struct spec_catalog *catalog, int arch)
+const char *spec_arch_rules(const struct spec_catalog *catalog, int arch, int index)
 {
-	return arch_string(catalog, arch, "rules");
+	const struct arch *of = &catalog->archs[arch];
+
+	return index >= 0 && index < of->n_spaces ? of->spaces[index].rules->name : NULL;
 }
 
 int spec_arch_has_dtype(const struct spec_catalog *catalog, int arch, enum spec_dtype dtype)
 {
-	return catalog->archs[arch].dtypes >> dtype & 1;
+	const struct arch *of = &catalog->archs[arch];
+	int found = 0;
+
+	for (int i = 0; i < of->n_spaces; i++)
+		found |= of->spaces[i].dtypes >> dtype & 1;
+	return found;
 }
 
 int spec_arch_has_pipeline(const struct spec_catalog *catalog, int arch, int pipeline)
 {
-	return catalog->archs[arch].pipelines >> pipeline & 1;
+	const struct arch *of = &catalog->archs[arch];
+	int found = 0;
+
+	for (int i = 0; i < of->n_spaces; i++)
+		found |= (int)(of->spaces[i].pipelines >> pipeline & 1);
+	return found;
 }
 
 int64_t spec_arch_constant(const struct spec_catalog *catalog, int arch, const char *name,
 			   int64_t fallback)
 {
-	const cJSON *constant = cJSON_GetObjectItemCaseSensitive(
-		cJSON_GetObjectItemCaseSensitive(catalog->archs[arch].document, "constants"), name);
+	const struct arch *of = &catalog->archs[arch];
 
-	return constant ? constant->valueint : fallback;
+	for (int i = 0; i < of->n_spaces; i++) {
+		const cJSON *constant = cJSON_GetObjectItemCaseSensitive(
+			cJSON_GetObjectItemCaseSensitive(of->spaces[i].item, "constants"), name);
+
+		if (constant)
+			return constant->valueint;
+	}
+	return fallback;
 }
 
 int spec_dtype_bytes(const struct spec_catalog *catalog, enum spec_dtype dtype)

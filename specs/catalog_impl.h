@@ -13,6 +13,7 @@
 #define CATALOG_MAX_WORDS      64
 #define CATALOG_MAX_ARCHS      32
 #define CATALOG_MAX_RULES      8
+#define CATALOG_MAX_SPACES     4 /* of one arch */
 #define CATALOG_MAX_PROFILES   32
 #define CATALOG_MAX_PROPERTIES 16
 
@@ -39,10 +40,10 @@ struct rules {
 	cJSON *document;
 };
 
-struct arch {
-	char *path;
-	cJSON *document;
-	int rules;          /* index */
+/* One member of an arch's "spaces": a rules file and the tables that it asks for. */
+struct arch_space {
+	const struct rules *rules;
+	const cJSON *item;
 	uint16_t dtypes;    /* bit n: enum spec_dtype n */
 	uint64_t pipelines; /* bit n: word n */
 	/* The properties of each data type as this arch has them: `dtype.<property>` in rules. The
@@ -50,6 +51,18 @@ struct arch {
 	int32_t dtype_properties[SPEC_N_DTYPES][CATALOG_MAX_PROPERTIES];
 	struct check *checks;
 	int n_checks;
+};
+
+struct arch {
+	char *path;
+	cJSON *document;
+	int n_spaces;
+	struct arch_space spaces[CATALOG_MAX_SPACES];
+};
+
+/* Where an arch_space stands in its file. Its places point at each other: do not copy it. */
+struct arch_place {
+	struct at document, list, space;
 };
 
 struct profile {
@@ -76,6 +89,9 @@ const char *const *spec_words(const struct spec_catalog *catalog, enum spec_fiel
 			      int *ret_n);
 int spec_word_find_n(const struct spec_catalog *catalog, enum spec_field field, const char *word,
 		     size_t length);
+
+void arch_place_init(struct arch_place *place, const struct spec_catalog *catalog, int arch,
+		     int space);
 
 /* Compiles the expression at @at, a string; complaints name the place in the document. */
 int at_expr(const struct at *at, const struct expr_scope *scope, struct expr *ret,

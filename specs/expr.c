@@ -40,7 +40,7 @@ enum op {
 	OP_MUL,
 	OP_DIV,
 	OP_MOD,
-	OP_IN,            /* in list[offset .. offset + count) */
+	OP_IN, /* in list[offset .. offset + count) */
 	OP_POP,
 	OP_JUMP_IF_FALSE, /* keeps the value */
 	OP_JUMP_IF_TRUE,  /* keeps the value */
@@ -76,7 +76,7 @@ struct compiler {
 	struct fmha_error *err;
 	size_t fault;
 	int nesting;
-	int depth; /* values on the machine's stack */
+	int depth;              /* values on the machine's stack */
 	const char *definition; /* being expanded, or NULL */
 	int n_code, n_list;
 	field_set reads;
@@ -97,8 +97,9 @@ static int fail_at(struct compiler *c, size_t column, const char *fmt, ...)
 	va_end(args);
 	c->fault = column;
 	if (c->definition)
-		return fmha_error_set(c->err, FMHA_EINVAL, "in the definition of %s, column %zu: %s",
-				      c->definition, column + 1, reason);
+		return fmha_error_set(c->err, FMHA_EINVAL,
+				      "in the definition of %s, column %zu: %s", c->definition,
+				      column + 1, reason);
 	return fmha_error_set(c->err, FMHA_EINVAL, "column %zu: %s", column + 1, reason);
 }
 
@@ -139,8 +140,8 @@ static void lex_text(struct lexer *lex)
 
 static void lex_next(struct lexer *lex)
 {
-	static const char *const ops[] = {"==", "!=", "<=", ">=", "//", "<", ">", "(", ")",
-					  "[",  "]",  ",",  "+",  "-",  "*", "%"};
+	static const char *const ops[] = {"==", "!=", "<=", ">=", "//", "<", ">", "(",
+					  ")",  "[",  "]",  ",",  "+",  "-", "*", "%"};
 	const char *at;
 
 	while (isspace((unsigned char)lex->text[lex->next]))
@@ -244,12 +245,17 @@ static int compile_field(struct compiler *c, int field, struct type *ret)
 	return 0;
 }
 
+static const struct arch_space *scope_space(const struct compiler *c)
+{
+	return &c->scope->catalog->archs[c->scope->arch].spaces[c->scope->space];
+}
+
 /* arch.<constant>: the compiler knows the arch, so it is just a number. */
 static int compile_arch_constant(struct compiler *c, const char *name, size_t length)
 {
 	const struct spec_catalog *catalog = c->scope->catalog;
-	const cJSON *constants = cJSON_GetObjectItemCaseSensitive(
-		catalog->archs[c->scope->arch].document, "constants");
+	const cJSON *constants = cJSON_GetObjectItemCaseSensitive(scope_space(c)->item,
+								  "constants");
 	const cJSON *constant;
 
 	cJSON_ArrayForEach(constant, constants)
@@ -513,7 +519,8 @@ static int compile_element(struct compiler *c, const struct type *left)
 
 	if (lex->token == T_TEXT) {
 		if (left->kind != TYPE_WORD)
-			return fail_at(c, lex->at, "a word is compared with a field that has words");
+			return fail_at(c, lex->at,
+				       "a word is compared with a field that has words");
 		text.text = lex->text + lex->at + 1;
 		text.length = lex->length - 2;
 		r = resolve_text(c, &text, left->field, &value);
@@ -536,17 +543,17 @@ static int compile_element(struct compiler *c, const struct type *left)
 /* The named lists of rules: arch.data_types, arch.pipelines. 1: not one of them. */
 static int compile_named_list(struct compiler *c)
 {
-	const struct arch *arch;
+	const struct arch_space *space;
 	uint64_t bits;
 	int r = 0;
 
 	if (c->scope->arch < 0)
 		return 1;
-	arch = &c->scope->catalog->archs[c->scope->arch];
+	space = scope_space(c);
 	if (is_token(&c->lex, "arch.data_types"))
-		bits = arch->dtypes;
+		bits = space->dtypes;
 	else if (is_token(&c->lex, "arch.pipelines"))
-		bits = arch->pipelines;
+		bits = space->pipelines;
 	else
 		return 1;
 	for (int i = 0; i < 64 && r == 0; i++)
@@ -604,8 +611,8 @@ static int compile_in(struct compiler *c, struct type *left, int negate)
 	return r;
 }
 
-static const struct binary comparisons[] = {{"==", OP_EQ}, {"!=", OP_NE}, {"<=", OP_LE},
-					    {">=", OP_GE}, {"<", OP_LT},  {">", OP_GT},
+static const struct binary comparisons[] = {{"==", OP_EQ},  {"!=", OP_NE}, {"<=", OP_LE},
+					    {">=", OP_GE},  {"<", OP_LT},  {">", OP_GT},
 					    {NULL, OP_PUSH}};
 
 /* sum { op sum }, where `a < b < c` means `a < b and b < c` as in Python: b is compiled twice. */
@@ -781,7 +788,7 @@ static int finish(struct compiler *c, struct expr *ret_expr)
 	memcpy(expr.code, c->code, code_bytes);
 	memcpy(expr.list, c->list, list_bytes);
 	if (c->scope->arch >= 0)
-		expr.dtype_properties = c->scope->catalog->archs[c->scope->arch].dtype_properties;
+		expr.dtype_properties = scope_space(c)->dtype_properties;
 	*ret_expr = expr;
 	return 0;
 }
@@ -892,17 +899,18 @@ int64_t expr_eval(const struct expr *expr, const struct kernel_spec *spec)
 		case OP_NEGATE:
 			*top = (int64_t)(0 - (uint64_t)*top);
 			break;
-		BINARY(OP_EQ, a == b)
-		BINARY(OP_NE, a != b)
-		BINARY(OP_LT, a < b)
-		BINARY(OP_LE, a <= b)
-		BINARY(OP_GT, a > b)
-		BINARY(OP_GE, a >= b)
-		BINARY(OP_ADD, (int64_t)((uint64_t)a + (uint64_t)b))
-		BINARY(OP_SUB, (int64_t)((uint64_t)a - (uint64_t)b))
-		BINARY(OP_MUL, wrap_multiply(a, b))
-		BINARY(OP_DIV, divide(a, b))
-		BINARY(OP_MOD, (int64_t)((uint64_t)a - (uint64_t)wrap_multiply(divide(a, b), b)))
+			BINARY(OP_EQ, a == b)
+			BINARY(OP_NE, a != b)
+			BINARY(OP_LT, a < b)
+			BINARY(OP_LE, a <= b)
+			BINARY(OP_GT, a > b)
+			BINARY(OP_GE, a >= b)
+			BINARY(OP_ADD, (int64_t)((uint64_t)a + (uint64_t)b))
+			BINARY(OP_SUB, (int64_t)((uint64_t)a - (uint64_t)b))
+			BINARY(OP_MUL, wrap_multiply(a, b))
+			BINARY(OP_DIV, divide(a, b))
+			BINARY(OP_MOD,
+			       (int64_t)((uint64_t)a - (uint64_t)wrap_multiply(divide(a, b), b)))
 		case OP_IN:
 			*top = is_in(expr->list + in->offset, in->count, *top);
 			break;

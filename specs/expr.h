@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * expr.h: the expression language of filters, rules, receipts, profiles and checks (the grammar is in
- * specs/filter.h), compiled to code for a small stack machine over 64-bit integers: words are compared
- * as their numbers, so evaluating never touches a string.
+ * expr.h: the expression language of filters, rules, receipts, profiles and checks (the grammar is
+ * in specs/filter.h), compiled to code for a small stack machine over 64-bit integers: words are
+ * compared as their numbers, so evaluating never touches a string.
  *
- * Rules know more names than filters: `arch.<constant>`, `dtype.<property>` (of the spec's data type),
- * the lists `arch.data_types` and `arch.pipelines` after `in`, and the definitions of their document.
+ * Rules know more names than filters: `arch.<constant>`, `dtype.<property>` (of the spec's data
+ * type), the lists `arch.data_types` and `arch.pipelines` after `in`, and the definitions of their
+ * document.
  */
 #ifndef SPECS_EXPR_H
 #define SPECS_EXPR_H
@@ -20,7 +21,8 @@ struct spec_catalog;
 
 struct expr_scope {
 	const struct spec_catalog *catalog;
-	int arch; /* -1: the names of rules do not exist: this is a filter */
+	int arch;  /* -1: the names of rules do not exist: this is a filter */
+	int space; /* which of the arch's */
 	/* Definitions, name -> expression text, the first that has a name wins; NULL: none. */
 	const cJSON *define[2];
 };
@@ -35,7 +37,7 @@ struct expr_instruction {
 struct expr {
 	struct expr_instruction *code; /* NULL: the expression `true` */
 	int64_t *list;
-	const int32_t (*dtype_properties)[16]; /* the arch's, kept */
+	const int32_t (*dtype_properties)[16]; /* the arch_space's, kept */
 	uint16_t n_code, n_list;
 	field_set reads; /* every field that the value depends on */
 };

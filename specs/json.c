@@ -40,7 +40,8 @@ static int refuse_duplicates(const struct at *at, struct fmha_error *err)
 		int r;
 
 		if (here.key)
-			for (const cJSON *other = at->item->child; other != child; other = other->next)
+			for (const cJSON *other = at->item->child; other != child;
+			     other = other->next)
 				if (strcmp(other->string, child->string) == 0)
 					return at_error(&here, err, "the key appears twice");
 		r = refuse_duplicates(&here, err);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * name.c: canonical names. The format is told in specs/spec.h. Formatting and parsing are one list of
- * parts read in two directions, and the parser ends by formatting what it understood: a name is good
- * exactly when that gives the same text, so no second spelling of a kernel can slip in.
+ * name.c: canonical names. The format is told in specs/spec.h. Formatting and parsing are one list
+ * of parts read in two directions, and the parser ends by formatting what it understood: a name is
+ * good exactly when that gives the same text, so no second spelling of a kernel can slip in.
  */
 #include <stdio.h>
 
@@ -101,7 +101,7 @@ static void put_tile(struct writer *w, const struct spec_catalog *catalog,
 			      t->wave_k1, t->wave_m2, t->wave_n2, t->wave_k2};
 	const int warps[9] = {t->warp_m0, t->warp_n0, t->warp_k0, t->warp_m1, t->warp_n1,
 			      t->warp_k1, t->warp_m2, t->warp_n2, t->warp_k2};
-	const int tile[9] = {t->tile_m0, t->tile_n0,    t->tile_k0,   t->tile_n1,  t->tile_k1,
+	const int tile[9] = {t->tile_m0,    t->tile_n0,   t->tile_k0,   t->tile_n1,  t->tile_k1,
 			     t->tile_k0max, t->tile_bwd6, t->tile_bwd7, t->tile_bwd8};
 	int n = tile[6] || tile[7] || tile[8] ? 9 : 6;
 
@@ -202,8 +202,8 @@ static int fail(const struct reader *r, const char *what)
 				    (int)(r->length > 80 ? 80 : r->length), r->part, what);
 }
 
-/* "qr-t..." -> "qr"; a "-1" after a prefix belongs to its part: bpc-1 is never canonical, so no part
- * needs it. */
+/* "qr-t..." -> "qr"; a "-1" after a prefix belongs to its part: bpc-1 is never canonical, so no
+ * part needs it. */
 static void next_part(struct reader *r)
 {
 	r->part += r->length;
@@ -246,8 +246,8 @@ static size_t read_number(const char *text, const char *end, int32_t *ret)
 }
 
 /*
- * Numbers of the fields @first, @first + 1, ...: between @min and @max of them, joined by 'x', a '.'
- * after each @group. Returns how many, or FMHA_EINVAL; @ret_rest is where it stopped.
+ * Numbers of the fields @first, @first + 1, ...: between @min and @max of them, joined by 'x', a
+ * '.' after each @group. Returns how many, or FMHA_EINVAL; @ret_rest is where it stopped.
  */
 static int read_numbers(struct reader *r, const char *text, enum spec_field first, int max,
 			int group, struct kernel_spec *spec, const char **ret_rest)
@@ -330,8 +330,7 @@ static int read_stages(struct reader *r, char prefix, enum spec_field first, int
 	if (n % 3 != 0 || rest != r->part + r->length)
 		return fail(r, "a stage has 3 numbers");
 	for (int i = n; i < 9; i++)
-		spec_set(spec, first + i,
-			 i < 6 ? spec_get(spec, first + i - 3) : stage2);
+		spec_set(spec, first + i, i < 6 ? spec_get(spec, first + i - 3) : stage2);
 	next_part(r);
 	return 0;
 }

@@ -115,8 +115,7 @@ int spec_csv_parse(const struct spec_catalog *catalog, const char *line,
 						    "the row must have %d columns", SPEC_N_FIELDS);
 		if (!parse_cell(catalog, i, line, length, &spec))
 			return fmha_error_set_field(err, FMHA_EINVAL, spec_fields[i].name,
-						    "%s '%.*s': no such value",
-						    spec_fields[i].name,
+						    "%s '%.*s': no such value", spec_fields[i].name,
 						    (int)(length > 60 ? 60 : length), line);
 		line += length + !is_last;
 	}
@@ -221,14 +220,11 @@ static int read_member(const struct spec_catalog *catalog, const struct at *at,
 					: "a tile must have 6 numbers",
 				 spec, err);
 	if (strcmp(at->key, "wave") == 0)
-		return read_list(at, SPEC_FIELD_wave_m0, 9, "wave must have 9 numbers",
-				 spec, err);
+		return read_list(at, SPEC_FIELD_wave_m0, 9, "wave must have 9 numbers", spec, err);
 	if (strcmp(at->key, "warp") == 0)
-		return read_list(at, SPEC_FIELD_warp_m0, 9, "warp must have 9 numbers",
-				 spec, err);
+		return read_list(at, SPEC_FIELD_warp_m0, 9, "warp must have 9 numbers", spec, err);
 	if (strcmp(at->key, "pads") == 0)
-		return read_list(at, SPEC_FIELD_pad_s, 4, "pads must have 4 numbers",
-				 spec, err);
+		return read_list(at, SPEC_FIELD_pad_s, 4, "pads must have 4 numbers", spec, err);
 	if (strcmp(at->key, "name") == 0) /* as written by spec_json() */
 		return 0;
 	return at_error(at, err, "there is no field '%s'", at->key);

@@ -11,13 +11,13 @@
 struct spec_iter {
 	const struct spec_space *space;
 	const struct spec_filter *filter;
-	int is_pinned;             /* walk only the specs of `pin`'s signature */
+	int is_pinned; /* walk only the specs of `pin`'s signature */
 	struct kernel_spec pin;
-	size_t block, end;         /* the next block, and the end of those to walk */
-	const struct block *of;    /* being walked, or NULL */
-	size_t tile;               /* the next tile; n_tiles: take the next row of axes first */
+	size_t block, end;      /* the next block, and the end of those to walk */
+	const struct block *of; /* being walked, or NULL */
+	size_t tile;            /* the next tile; n_tiles: take the next row of axes first */
 	int is_row_first;
-	int row[SPACE_MAX_AXES];   /* the value of each axis */
+	int row[SPACE_MAX_AXES]; /* the value of each axis */
 	struct kernel_spec spec;
 };
 
@@ -103,6 +103,13 @@ static int next_block(struct spec_iter *it)
 	return 0;
 }
 
+static inline void take_tile(struct kernel_spec *spec, const struct tile_choice *choice)
+{
+	spec->tile = choice->tile;
+	if (choice->block_per_cu)
+		spec->block_per_cu = choice->block_per_cu;
+}
+
 const struct kernel_spec *spec_iter_next(struct spec_iter *it)
 {
 	while (it->of || next_block(it)) {
@@ -110,10 +117,11 @@ const struct kernel_spec *spec_iter_next(struct spec_iter *it)
 
 		while (it->tile < block->n_tiles) {
 			if (block->tile)
-				it->spec.tile = block->tile[it->tile];
+				take_tile(&it->spec, &block->tile[it->tile]);
 			it->tile++;
 			if (block->template->n_leaf_rules &&
-			    !rules_hold(&block->template->rules, block->template->n_axes, &it->spec))
+			    !rules_hold(&block->template->rules, block->template->n_axes,
+					&it->spec))
 				continue;
 			if (!it->filter || spec_filter_match(it->filter, &it->spec))
 				return &it->spec;
@@ -310,10 +318,10 @@ static int add_sweep(struct spec_space *space, const struct space_request *reque
 		r = space_add_variant(space, request, sweep, err);
 	/* In rules mode an unknown variant is an empty list, as it is upstream. */
 	if (r == 1)
-		r = request->exhaustive ? fmha_error_set_field(err, FMHA_EINVAL, "variant",
-							       "variant '%s': there is none",
-							       sweep->variant)
-					: 0;
+		r = request->exhaustive
+			    ? fmha_error_set_field(err, FMHA_EINVAL, "variant",
+						   "variant '%s': there is none", sweep->variant)
+			    : 0;
 	free(sweep);
 	return r;
 }
@@ -352,12 +360,12 @@ static int add_sweep_named(struct spec_space *space, const struct space_request 
 	return r;
 }
 
-/* @variant NULL: all. In exhaustive mode the shipped allow-lists do not apply. */
+/* @variant NULL: all. A sweep that is null, or exhaustive mode, means no allow-lists. */
 static int add_variants(struct spec_space *space, const struct space_request *request,
 			const char *variant, struct fmha_error *err)
 {
 	const struct rules *rules =
-		&space->catalog->rules[space->catalog->archs[space->arch].rules];
+		space->catalog->archs[space->arch].spaces[space->arch_space].rules;
 	struct at document = at_document(rules->document, rules->path);
 	struct at sweeps = at_key(&document, "sweeps");
 	int found = 0;
@@ -367,13 +375,14 @@ static int add_variants(struct spec_space *space, const struct space_request *re
 	     item = item->next) {
 		struct at here = at_member(&sweeps, item);
 		struct sweep *sweep;
-		const char *name;
+		const char *name = NULL;
 
 		if (variant && strcmp(variant, item->string) != 0)
 			continue;
 		found = 1;
-		r = at_string(&here, &name, err);
-		if (r == 0 && !request->exhaustive) {
+		if (!cJSON_IsNull(item))
+			r = at_string(&here, &name, err);
+		if (r == 0 && !cJSON_IsNull(item) && !request->exhaustive) {
 			r = add_sweep_named(space, request, name, err);
 		} else if (r == 0) {
 			sweep = calloc(1, sizeof(*sweep));
@@ -422,12 +431,21 @@ int spec_space_new(const struct spec_catalog *catalog, const struct spec_space_o
 		   struct spec_space **ret_space, struct fmha_error *err)
 {
 	int arch = options->arch ? spec_arch_find(catalog, options->arch) : -1;
+	int arch_space = 0;
 	struct spec_space *space;
+	const char *rules;
 	int r;
 
 	if (arch < 0)
 		return fmha_error_set_field(err, FMHA_EINVAL, "arch", "arch '%s': there is none",
 					    options->arch ? options->arch : "");
+	while ((rules = spec_arch_rules(catalog, arch, arch_space)) && options->rules &&
+	       strcmp(rules, options->rules) != 0)
+		arch_space++;
+	if (!rules)
+		return fmha_error_set_field(err, FMHA_EINVAL, "rules",
+					    "rules '%s': arch %s has none of that name",
+					    options->rules, options->arch);
 	if (!!options->variant + !!options->config + !!options->config_json > 1)
 		return fmha_error_set_field(err, FMHA_EINVAL, "variant",
 					    "variant and config exclude each other");
@@ -436,6 +454,7 @@ int spec_space_new(const struct spec_catalog *catalog, const struct spec_space_o
 		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
 	space->catalog = catalog;
 	space->arch = arch;
+	space->arch_space = arch_space;
 	r = space_read_families(space, err);
 	if (r == 0)
 		r = fill(space, options, err);

@@ -6,8 +6,8 @@
  *    "when": "arch.trload", "for": [axes], "set": {...}, "rules": [...], "tiles": "forward",
  *    "allow": ["mask"], "receipt": "forward", "only_receipts": [1], "restrict_hdims": false}
  *
- *   pipeline         a word, or a list, or {"config": true, "else": [...]}: the sweep's list as it is
- *   data_types       a list, or "arch" for all of the arch's; the sweep's list thins out either
+ *   pipeline         a word, or a list, or {"config": true, "else": [...]}: the sweep's list as it
+ * is data_types       a list, or "arch" for all of the arch's; the sweep's list thins out either
  *   head_dims        a list of pairs or numbers, or "arch": the arch's table of the data type
  *   when             judged before the axes
  *   allow            the lists of the sweep that are honoured, by field
@@ -50,17 +50,22 @@ static int no_memory(struct fmha_error *err)
 	return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
 }
 
-struct expr_scope space_scope(const struct spec_catalog *catalog, int arch)
+struct expr_scope space_scope(const struct spec_catalog *catalog, int arch, int arch_space)
 {
-	const struct arch *of = &catalog->archs[arch];
+	const struct arch_space *of = &catalog->archs[arch].spaces[arch_space];
 
 	return (struct expr_scope){
 		.catalog = catalog,
 		.arch = arch,
-		.define = {cJSON_GetObjectItemCaseSensitive(of->document, "define"),
-			   cJSON_GetObjectItemCaseSensitive(catalog->rules[of->rules].document,
-							    "define")},
+		.space = arch_space,
+		.define = {cJSON_GetObjectItemCaseSensitive(of->item, "define"),
+			   cJSON_GetObjectItemCaseSensitive(of->rules->document, "define")},
 	};
+}
+
+static const struct arch_space *space_tables(const struct spec_space *space)
+{
+	return &space->catalog->archs[space->arch].spaces[space->arch_space];
 }
 
 static void draft_deinit(struct draft *draft)
@@ -105,7 +110,7 @@ static int read_data_types(struct builder *b, const struct at *at, struct draft 
 	const struct spec_catalog *catalog = b->space->catalog;
 	const struct allow_list *list = &b->sweep->allow[SPEC_FIELD_data_type];
 	struct at types = at_key(at, "data_types");
-	uint64_t own = catalog->archs[b->space->arch].dtypes;
+	uint64_t own = space_tables(b->space)->dtypes;
 	struct axis axis = {.n_fields = 1, .field = {SPEC_FIELD_data_type}};
 	int r = 0;
 
@@ -252,8 +257,10 @@ static int settle_template(struct builder *b, const struct at *at, struct draft 
 			if (t->axis[i].bits >> f & 1)
 				level[f] = (int8_t)i;
 	}
+	/* A generator may set block_per_cu too, when no axis does. */
 	for (int f = 0; f < SPEC_N_FIELDS && draft->generator.item; f++)
-		if (spec_tile_fields >> f & 1)
+		if ((spec_tile_fields | FIELD_BIT(block_per_cu)) & ~t->axis_fields &
+		    (field_set)1 << f)
 			level[f] = (int8_t)t->n_axes;
 	if (draft->generator.item && (t->axis_fields & spec_tile_fields))
 		return at_error(at, b->err, "the tile comes from an axis and from a generator");
@@ -276,7 +283,8 @@ static int read_template(struct builder *b, const struct at *at, struct draft *d
 	int r = 0;
 
 	if (axes.item)
-		r = read_axes(catalog, &axes, &b->named_axes, b->sweep, t->axis, &t->n_axes, b->err);
+		r = read_axes(catalog, &axes, &b->named_axes, b->sweep, t->axis, &t->n_axes,
+			      b->err);
 	for (int i = 0; i < t->n_axes && r == 0; i++)
 		thin_out(b->sweep, draft->allow, &t->axis[i]);
 	if (r == 0 && when.item) {
@@ -304,8 +312,7 @@ static int read_generator_name(struct builder *b, const struct at *at, struct dr
 	if (r < 0)
 		return r;
 	draft->generator = at_key(&b->tiles, word);
-	return draft->generator.item ? 0
-				     : at_error(&name, b->err, "there are no tiles '%s'", word);
+	return draft->generator.item ? 0 : at_error(&name, b->err, "there are no tiles '%s'", word);
 }
 
 /* The list of tiles for @base, made when it is the first of its kind. */
@@ -339,7 +346,7 @@ static int find_tiles(struct builder *b, const struct at *generator, const struc
 	list->data_type = base->signature.data_type;
 	list->hdim_q = base->signature.hdim_q;
 	list->hdim_v = base->signature.hdim_v;
-	r = tiles_generate(space->catalog, space->arch, generator, &b->named_axes, base, list, err);
+	r = tiles_generate(&b->scope, generator, &b->named_axes, base, list, err);
 	*ret = list;
 	return r;
 }
@@ -438,11 +445,12 @@ static int each_pair(struct builder *b, struct draft *draft, const struct at *pa
 static int instantiate(struct builder *b, struct draft *draft)
 {
 	const struct spec_catalog *catalog = b->space->catalog;
-	const struct arch *arch = &catalog->archs[b->space->arch];
-	struct at document = at_document(arch->document, arch->path);
-	struct at table = at_key(&document, "head_dims");
+	struct arch_place place;
+	struct at table;
 	int r = 0;
 
+	arch_place_init(&place, catalog, b->space->arch, b->space->arch_space);
+	table = at_key(&place.space, "head_dims");
 	for (int dtype = 0; dtype < SPEC_N_DTYPES && r == 0; dtype++) {
 		struct at pairs = draft->head_dims;
 		struct kernel_spec spec;
@@ -466,8 +474,8 @@ static int instantiate(struct builder *b, struct draft *draft)
 static int keep_template(struct spec_space *space, struct template *template,
 			 struct fmha_error *err)
 {
-	struct template **grown =
-		realloc(space->templates, (space->n_templates + 1) * sizeof(*grown));
+	struct template **grown = realloc(space->templates,
+					  (space->n_templates + 1) * sizeof(*grown));
 
 	if (!grown) {
 		template_free(template);
@@ -481,9 +489,9 @@ static int keep_template(struct spec_space *space, struct template *template,
 static int build_block(struct builder *b, const struct at *at)
 {
 	static const char *const keys[] = {
-		"family", "pipeline", "data_types", "head_dims", "when",	  "for",
-		"set",	  "rules",    "tiles",	    "allow",	 "receipt", "only_receipts",
-		"restrict_hdims", NULL};
+		"family",  "pipeline",      "data_types",     "head_dims", "when",
+		"for",     "set",           "rules",          "tiles",     "allow",
+		"receipt", "only_receipts", "restrict_hdims", NULL};
 	struct at restricted = at_key(at, "restrict_hdims"), allow = at_key(at, "allow");
 	struct draft draft = {.head_dims = at_key(at, "head_dims"),
 			      .restrict_hdims = !cJSON_IsFalse(restricted.item)};
@@ -541,15 +549,14 @@ static int build_variant(struct builder *b, const struct at *blocks)
 static struct builder builder_make(struct spec_space *space, const struct space_request *request,
 				   const struct sweep *sweep, struct fmha_error *err)
 {
-	const struct rules *rules =
-		&space->catalog->rules[space->catalog->archs[space->arch].rules];
+	const struct rules *rules = space_tables(space)->rules;
 
 	return (struct builder){
 		.space = space,
 		.request = request,
 		.sweep = sweep,
 		.document = at_document(rules->document, rules->path),
-		.scope = space_scope(space->catalog, space->arch),
+		.scope = space_scope(space->catalog, space->arch, space->arch_space),
 		.err = err,
 	};
 }
@@ -602,9 +609,10 @@ int space_read_families(struct spec_space *space, struct fmha_error *err)
 	return r;
 }
 
-int space_check(const struct spec_catalog *catalog, int arch, struct fmha_error *err)
+int space_check(const struct spec_catalog *catalog, int arch, int arch_space,
+		struct fmha_error *err)
 {
-	const struct rules *rules = &catalog->rules[catalog->archs[arch].rules];
+	const struct rules *rules = catalog->archs[arch].spaces[arch_space].rules;
 	struct at document = at_document(rules->document, rules->path);
 	const struct space_request request = {.check_only = 1};
 	struct spec_space *space = calloc(1, sizeof(*space));
@@ -614,6 +622,7 @@ int space_check(const struct spec_catalog *catalog, int arch, struct fmha_error 
 	if (r == 0) {
 		space->catalog = catalog;
 		space->arch = arch;
+		space->arch_space = arch_space;
 		r = space_read_families(space, err);
 	}
 	for (int i = 0; i < 2 && r == 0; i++) {

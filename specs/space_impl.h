@@ -2,13 +2,12 @@
 /*
  * space_impl.h: a space as it is stored. Two levels:
  *
- *   template  one block of a rules file, compiled for the arch: its axes, and its rules sorted by the
- *             axis after which all they read is known
- *   block     a template with family, data type, head dims and pipeline fixed, and a list of tiles that
- *             it shares with all blocks of the same kind
+ *   template  one block of a rules file, compiled for the arch: its axes, and its rules sorted by
+ * the axis after which all they read is known block     a template with family, data type, head
+ * dims and pipeline fixed, and a list of tiles that it shares with all blocks of the same kind
  *
- * A spec is a block, one value of each axis, and a tile. The specs are walked in that order, so that
- * the innermost step copies one struct kernel_tile and most rules never run there.
+ * A spec is a block, one value of each axis, and a tile. The specs are walked in that order, so
+ * that the innermost step copies one struct kernel_tile and most rules never run there.
  */
 #ifndef SPECS_SPACE_IMPL_H
 #define SPECS_SPACE_IMPL_H
@@ -44,15 +43,23 @@ struct set_list {
 	struct expr value[SPACE_MAX_AXIS_FIELDS]; /* without code: the constant */
 };
 
+/* One way to cut the work. How many blocks share a compute unit goes with the tile where the tile's
+ * table says so, and is an axis elsewhere. */
+struct tile_choice {
+	struct kernel_tile tile;
+	int16_t block_per_cu; /* 0: not the tile's business */
+};
+
 struct tile_list {
 	const cJSON *generator;
 	uint16_t hdim_q, hdim_v;
 	uint8_t data_type, pipeline;
-	struct kernel_tile *tile;
+	struct tile_choice *tile;
 	size_t n;
 };
 
-struct template {
+struct template
+{
 	int n_axes;
 	int n_leaf_rules; /* rules at level n_axes: they read the tile */
 	field_set axis_fields;
@@ -65,7 +72,7 @@ struct template {
 struct block {
 	const struct template *template;
 	struct kernel_spec base;
-	const struct kernel_tile *tile;
+	const struct tile_choice *tile; /* NULL: base's */
 	size_t n_tiles;
 	uint64_t count;
 };
@@ -79,6 +86,7 @@ struct family_traits {
 struct spec_space {
 	const struct spec_catalog *catalog;
 	int arch;
+	int arch_space; /* which of the arch's */
 	uint64_t count;
 	size_t n_templates, n_tile_lists, n_blocks;
 	struct template **templates;
@@ -104,10 +112,12 @@ int sweep_read(const struct spec_catalog *catalog, const struct at *document, st
 	       struct fmha_error *err);
 
 /* The scope of rules for one arch. */
-struct expr_scope space_scope(const struct spec_catalog *catalog, int arch);
+struct expr_scope space_scope(const struct spec_catalog *catalog, int arch, int arch_space);
 
-/* Compiles every block for the arch without making tiles: finds mistakes in the rules at load time. */
-int space_check(const struct spec_catalog *catalog, int arch, struct fmha_error *err);
+/* Compiles every block for the arch without making tiles: finds mistakes in the rules at load time.
+ */
+int space_check(const struct spec_catalog *catalog, int arch, int arch_space,
+		struct fmha_error *err);
 
 /* Adds the blocks of one variant. Return: 0, 1 when the rules have no such variant, FMHA_E*. */
 struct space_request {
@@ -158,7 +168,7 @@ static inline void axis_assign(const struct axis *axis, int row, struct kernel_s
 }
 
 /* tiles.c: the tiles that @generator makes for a block's data type, head dims and pipeline. */
-int tiles_generate(const struct spec_catalog *catalog, int arch, const struct at *generator,
+int tiles_generate(const struct expr_scope *scope, const struct at *generator,
 		   const struct at *named_axes, const struct kernel_spec *base,
 		   struct tile_list *ret_list, struct fmha_error *err);
 

@@ -3,9 +3,9 @@
  * space_read.c: axes, rules and assignments, from JSON. Blocks and tile generators are both made of
  * these three:
  *
- *   "for":   [{"mode": ["batch", "group"], "tile_m0,tile_n0": [[128, 64], [64, 128]]}, "name of a set"]
- *   "rules": ["mode != 'group' or pad_s and pad_sk", "name_of_a_definition"]
- *   "set":   {"tile_n1": "hdim_v", "pipeline": "qr", "lse": 1}
+ *   "for":   [{"mode": ["batch", "group"], "tile_m0,tile_n0": [[128, 64], [64, 128]]}, "name of a
+ * set"] "rules": ["mode != 'group' or pad_s and pad_sk", "name_of_a_definition"] "set": {"tile_n1":
+ * "hdim_v", "pipeline": "qr", "lse": 1}
  */
 #include <stdlib.h>
 
@@ -185,8 +185,8 @@ static int read_axis(const struct spec_catalog *catalog, const struct at *at,
 	return read_axis_rows(catalog, at, axis, err);
 }
 
-/* The members of @object, each an axis. "warp_tiles" as a value is left to the tile generator, which
- * knows the data type: such an axis has fields and no values yet. */
+/* The members of @object, each an axis. "warp_tiles" as a value is left to the tile generator,
+ * which knows the data type: such an axis has fields and no values yet. */
 static int read_axis_object(const struct spec_catalog *catalog, const struct at *object,
 			    const struct sweep *sweep, struct axis *axes, int *n_axes,
 			    struct fmha_error *err)
@@ -209,7 +209,8 @@ static int read_axis_object(const struct spec_catalog *catalog, const struct at 
 	return r;
 }
 
-/* @list: "for"; @named: "axes" of the document. On failure the axes read so far are the caller's. */
+/* @list: "for"; @named: "axes" of the document. On failure the axes read so far are the caller's.
+ */
 int read_axes(const struct spec_catalog *catalog, const struct at *list, const struct at *named,
 	      const struct sweep *sweep, struct axis *axes, int *n_axes, struct fmha_error *err)
 {
@@ -256,8 +257,8 @@ int read_set(const struct at *object, const struct expr_scope *scope, struct set
 {
 	int r = object->item ? at_want_object(object, err) : 0;
 
-	for (const cJSON *item = r == 0 && object->item ? object->item->child : NULL; item && r == 0;
-	     item = item->next) {
+	for (const cJSON *item = r == 0 && object->item ? object->item->child : NULL;
+	     item && r == 0; item = item->next) {
 		struct at here = at_member(object, item);
 		int field = field_find(item->string, strlen(item->string));
 

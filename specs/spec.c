@@ -11,10 +11,10 @@ static_assert(sizeof(struct kernel_tile) == 48, "kernel_tile has padding");
 static_assert(sizeof(struct kernel_spec) == 84, "kernel_spec has padding");
 
 #define MEMBER_TYPE(member)                                                                        \
-	_Generic(((struct kernel_spec *)0)->member,                                                \
-		uint8_t: FIELD_U8,                                                                 \
-		uint16_t: FIELD_U16,                                                               \
-		int16_t: FIELD_I16)
+	_Generic(((struct kernel_spec *)0)->member, uint8_t                                        \
+		 : FIELD_U8, uint16_t                                                              \
+		 : FIELD_U16, int16_t                                                              \
+		 : FIELD_I16)
 
 const struct field spec_fields[SPEC_N_FIELDS] = {
 #define FIELD_ROW(name, member, kind)                                                              \

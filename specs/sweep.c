@@ -2,7 +2,8 @@
 /*
  * sweep.c: sweep configurations, which ask for one variant of an arch's space and thin it out:
  *
- *   {"variant": "fwd", "trait_config": {"data_type": {"values": ["fp16"]}, "lse": {"values": [false]}}}
+ *   {"variant": "fwd", "trait_config": {"data_type": {"values": ["fp16"]}, "lse": {"values":
+ * [false]}}}
  */
 #include <stdlib.h>
 #include <stdio.h>
@@ -11,10 +12,10 @@
 
 #include "space_impl.h"
 
-static const uint8_t list_fields[] = {
-	SPEC_FIELD_data_type, SPEC_FIELD_pipeline, SPEC_FIELD_mask,   SPEC_FIELD_bias,
-	SPEC_FIELD_mode,      SPEC_FIELD_lse,	   SPEC_FIELD_dropout, SPEC_FIELD_logits,
-	SPEC_FIELD_sink,      SPEC_FIELD_paged_kv, SPEC_FIELD_block_per_cu};
+static const uint8_t list_fields[] = {SPEC_FIELD_data_type, SPEC_FIELD_pipeline,    SPEC_FIELD_mask,
+				      SPEC_FIELD_bias,      SPEC_FIELD_mode,        SPEC_FIELD_lse,
+				      SPEC_FIELD_dropout,   SPEC_FIELD_logits,      SPEC_FIELD_sink,
+				      SPEC_FIELD_paged_kv,  SPEC_FIELD_block_per_cu};
 
 static int compare_int32(const void *a, const void *b)
 {

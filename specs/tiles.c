@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: MIT
 /*
- * tiles.c: runs a tile generator of a rules file: the product of its axes, thinned out by its rules,
- * completed by its assignments.
+ * tiles.c: runs a tile generator of a rules file: the product of its axes, thinned out by its
+ * rules, completed by its assignments.
  *
- *   "for"     axes. A field that is already fixed (the block's data type, head dims and pipeline, or one
- *             that an earlier axis has set) selects the rows that agree with it instead of being set:
- *             so a table of tiles by head dim is an axis over both.
- *   "rules"   each judged as soon as all that it reads is known
- *   "set"     assignments to the tiles that are left
- *   "lookup"  a table of section "lookups": more fields from its first row that agrees in the fields of
- *             "match"; when none does, in those of "or_match"; when none does, from the assignments of
- *             "else"; and always those of "set"
+ *   "for"     axes. A field that is already fixed (the block's data type, head dims and pipeline,
+ * or one that an earlier axis has set) selects the rows that agree with it instead of being set: so
+ * a table of tiles by head dim is an axis over both. "rules"   each judged as soon as all that it
+ * reads is known "set"     assignments to the tiles that are left "lookup"  a table of section
+ * "lookups": more fields from its first row that agrees in the fields of "match"; when none does,
+ * in those of "or_match"; when none does, from the assignments of "else"; and always those of "set"
  *
  * Equal tiles are kept once: a lookup may overwrite what told two of them apart.
  */
@@ -32,13 +30,14 @@ struct lookup {
 };
 
 struct generator {
-	const struct spec_catalog *catalog;
+	const struct expr_scope *scope;
 	int n_axes;
 	struct axis axes[SPACE_MAX_AXES];
 	field_set fixed_before[SPACE_MAX_AXES]; /* fields that axis n must agree with */
 	struct rule_list rules;
 	struct set_list set;
 	int has_lookup;
+	int has_block_per_cu;
 	struct lookup lookup;
 	struct tile_list *list;
 	size_t n_allocated;
@@ -104,24 +103,24 @@ static int read_lookup(struct generator *generator, const struct at *at,
 }
 
 /* The values of "warp_tiles" axes: the arch's rows for the block's data type. */
-static int fill_warp_tiles(struct generator *generator, int arch, const struct kernel_spec *base,
+static int fill_warp_tiles(struct generator *generator, const struct kernel_spec *base,
 			   struct fmha_error *err)
 {
-	const struct spec_catalog *catalog = generator->catalog;
-	struct at document = at_document(catalog->archs[arch].document, catalog->archs[arch].path);
-	struct at table = at_key(&document, "warp_tiles");
-	struct at rows = at_key(
-		&table, spec_word(catalog, SPEC_FIELD_data_type, base->signature.data_type));
+	const struct spec_catalog *catalog = generator->scope->catalog;
+	struct arch_place place;
+	struct at table, rows;
 	int r = 0;
 
+	arch_place_init(&place, catalog, generator->scope->arch, generator->scope->space);
+	table = at_key(&place.space, "warp_tiles");
+	rows = at_key(&table, spec_word(catalog, SPEC_FIELD_data_type, base->signature.data_type));
 	for (int i = 0; i < generator->n_axes && r == 0; i++)
 		if (!generator->axes[i].value && rows.item)
 			r = read_axis_rows(catalog, &rows, &generator->axes[i], err);
 	return r;
 }
 
-static int check_reads(const struct generator *generator, const struct at *at,
-		       struct fmha_error *err)
+static int check_reads(struct generator *generator, const struct at *at, struct fmha_error *err)
 {
 	field_set reads = 0, writes = 0;
 
@@ -133,18 +132,21 @@ static int check_reads(const struct generator *generator, const struct at *at,
 	}
 	for (int i = 0; i < generator->n_axes; i++)
 		writes |= generator->axes[i].bits & ~SHARED_BY;
+	generator->has_block_per_cu = !!(writes & FIELD_BIT(block_per_cu));
+	writes &= ~FIELD_BIT(block_per_cu);
 	if ((reads & ~SHARED_BY & ~spec_tile_fields) || (writes & ~spec_tile_fields))
-		return at_error(at, err, "tiles depend on data type, head dims, pipeline and arch "
-					 "alone, and set nothing but tile fields");
+		return at_error(at, err,
+				"tiles depend on data type, head dims, pipeline and arch "
+				"alone, and set nothing but tile fields and block_per_cu");
 	return 0;
 }
 
-static int read_generator(struct generator *generator, int arch, const struct at *at,
+static int read_generator(struct generator *generator, const struct at *at,
 			  const struct at *named_axes, const struct kernel_spec *base,
 			  struct fmha_error *err)
 {
 	static const char *const keys[] = {"for", "rules", "set", "lookup", NULL};
-	struct expr_scope scope = space_scope(generator->catalog, arch);
+	const struct expr_scope *scope = generator->scope;
 	struct at axes = at_key(at, "for"), rules = at_key(at, "rules"), set = at_key(at, "set"),
 		  name = at_key(at, "lookup"), lookups = at_key(at->up->up, "lookups"), lookup;
 	const char *word;
@@ -155,20 +157,20 @@ static int read_generator(struct generator *generator, int arch, const struct at
 	if (r == 0)
 		r = at_only_keys(at, keys, err);
 	if (r == 0)
-		r = read_axes(generator->catalog, &axes, named_axes, NULL, generator->axes,
+		r = read_axes(scope->catalog, &axes, named_axes, NULL, generator->axes,
 			      &generator->n_axes, err);
 	if (r == 0)
-		r = fill_warp_tiles(generator, arch, base, err);
+		r = fill_warp_tiles(generator, base, err);
 	if (r == 0)
-		r = read_rules(&rules, &scope, &generator->rules, err);
+		r = read_rules(&rules, scope, &generator->rules, err);
 	if (r == 0)
-		r = read_set(&set, &scope, &generator->set, err);
+		r = read_set(&set, scope, &generator->set, err);
 	if (r == 0 && name.item) {
 		r = at_string(&name, &word, err);
 		if (r < 0)
 			return r;
 		lookup = at_key(&lookups, word);
-		r = read_lookup(generator, &lookup, &scope, err);
+		r = read_lookup(generator, &lookup, scope, err);
 	}
 	if (r == 0)
 		r = check_reads(generator, at, err);
@@ -225,24 +227,28 @@ static void apply_lookup(const struct lookup *lookup, struct kernel_spec *spec)
 	set_apply(&lookup->set, spec);
 }
 
-static int add_tile(struct generator *generator, const struct kernel_tile *tile,
+static int add_tile(struct generator *generator, const struct kernel_spec *spec,
 		    struct fmha_error *err)
 {
 	struct tile_list *list = generator->list;
+	struct tile_choice choice = {
+		.tile = spec->tile,
+		.block_per_cu = generator->has_block_per_cu ? spec->block_per_cu : 0,
+	};
 
 	for (size_t i = 0; i < list->n; i++)
-		if (memcmp(&list->tile[i], tile, sizeof(*tile)) == 0)
+		if (memcmp(&list->tile[i], &choice, sizeof(choice)) == 0)
 			return 0;
 	if (list->n == generator->n_allocated) {
 		size_t n = generator->n_allocated ? 2 * generator->n_allocated : 32;
-		struct kernel_tile *grown = realloc(list->tile, n * sizeof(*grown));
+		struct tile_choice *grown = realloc(list->tile, n * sizeof(*grown));
 
 		if (!grown)
 			return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
 		list->tile = grown;
 		generator->n_allocated = n;
 	}
-	list->tile[list->n++] = *tile;
+	list->tile[list->n++] = choice;
 	return 0;
 }
 
@@ -257,7 +263,7 @@ static int walk(struct generator *generator, int level, const struct kernel_spec
 		set_apply(&generator->set, &spec);
 		if (generator->has_lookup)
 			apply_lookup(&generator->lookup, &spec);
-		return add_tile(generator, &spec.tile, err);
+		return add_tile(generator, &spec, err);
 	}
 	for (int row = 0; row < axis->n_values && r == 0; row++) {
 		if (!row_agrees(axis, row, generator->fixed_before[level], so_far))
@@ -269,9 +275,9 @@ static int walk(struct generator *generator, int level, const struct kernel_spec
 	return r;
 }
 
-int tiles_generate(const struct spec_catalog *catalog, int arch, const struct at *at,
-		   const struct at *named_axes, const struct kernel_spec *base,
-		   struct tile_list *ret_list, struct fmha_error *err)
+int tiles_generate(const struct expr_scope *scope, const struct at *at, const struct at *named_axes,
+		   const struct kernel_spec *base, struct tile_list *ret_list,
+		   struct fmha_error *err)
 {
 	struct generator *generator = calloc(1, sizeof(*generator));
 	struct kernel_spec start;
@@ -279,9 +285,9 @@ int tiles_generate(const struct spec_catalog *catalog, int arch, const struct at
 
 	if (!generator)
 		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
-	generator->catalog = catalog;
+	generator->scope = scope;
 	generator->list = ret_list;
-	r = read_generator(generator, arch, at, named_axes, base, err);
+	r = read_generator(generator, at, named_axes, base, err);
 	spec_init(&start);
 	start.gfx_arch = base->gfx_arch;
 	start.pipeline = base->pipeline;

@@ -72,10 +72,19 @@ static int unknown(struct spec_findings *findings, const char *field, int value)
 	return 1;
 }
 
+/* The space that a spec belongs to is told by its pipeline; by default it is the arch's first. */
+static const struct arch_space *find_space(const struct arch *arch, int pipeline)
+{
+	for (int i = 0; i < arch->n_spaces; i++)
+		if (arch->spaces[i].pipelines >> pipeline & 1)
+			return &arch->spaces[i];
+	return &arch->spaces[0];
+}
+
 int spec_validate(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 		  struct spec_findings *ret_findings)
 {
-	const struct arch *arch;
+	const struct arch_space *space;
 	int n_errors = 0;
 
 	if (ret_findings)
@@ -84,9 +93,9 @@ int spec_validate(const struct spec_catalog *catalog, const struct kernel_spec *
 		return unknown(ret_findings, "gfx_arch", spec->gfx_arch);
 	if (spec->signature.family >= SPEC_N_FAMILIES)
 		return unknown(ret_findings, "family", spec->signature.family);
-	arch = &catalog->archs[spec->gfx_arch];
-	for (int i = 0; i < arch->n_checks; i++) {
-		const struct check *check = &arch->checks[i];
+	space = find_space(&catalog->archs[spec->gfx_arch], spec->pipeline);
+	for (int i = 0; i < space->n_checks; i++) {
+		const struct check *check = &space->checks[i];
 		struct spec_finding *finding;
 
 		if (!(check->families >> spec->signature.family & 1) ||

@@ -26,11 +26,14 @@ const char *spec_arch_name(const struct spec_catalog *catalog, int arch);
 int spec_arch_find(const struct spec_catalog *catalog, const char *name); /* -1: none */
 const char *spec_arch_vendor(const struct spec_catalog *catalog, int arch);
 const char *spec_arch_family(const struct spec_catalog *catalog, int arch);
-/* The word of rules/ that this arch follows: "ck", "cuda", "cpu". */
-const char *spec_arch_rules(const struct spec_catalog *catalog, int arch);
+/*
+ * An arch has one or more kernel spaces, each made by the rules of one file of rules/: "ck" (AMD's
+ * Composable Kernel), "gpu" and "cpu" (fmhad's own kernels). The @index-th, NULL beyond the last.
+ */
+const char *spec_arch_rules(const struct spec_catalog *catalog, int arch, int index);
 int spec_arch_has_dtype(const struct spec_catalog *catalog, int arch, enum spec_dtype dtype);
 int spec_arch_has_pipeline(const struct spec_catalog *catalog, int arch, int pipeline);
-/* A constant of the arch's file, such as "lds_bytes"; @fallback when it has none of that name. */
+/* A constant of the arch's spaces, such as "lds_bytes"; @fallback when it has none of that name. */
 int64_t spec_arch_constant(const struct spec_catalog *catalog, int arch, const char *name,
 			   int64_t fallback);
 

@@ -24,6 +24,7 @@ struct spec_head_dims {
 
 struct spec_space_options {
 	const char *arch;    /* required */
+	const char *rules;   /* NULL: the arch's first, else "ck", "gpu", "cpu" */
 	const char *variant; /* NULL: all of the arch's (its default sweeps), else "fwd", "bwd", ... */
 	const char *config;  /* NULL, or a sweep: the name of a shipped one, or a file's path; names its
 			      * own variant. variant and config are not given together */
