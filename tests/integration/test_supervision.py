@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: MIT
+"""Workers and clients that die, hang or misbehave: what the others notice (RELIABILITY 4.D, 4.E)."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import fmha_wire
+import fmhad
+import numpy
+import pytest
+
+SHAPE = (1, 64, 4, 64)
+
+
+def tensors(seed=0, shape=SHAPE):
+    generator = numpy.random.default_rng(seed)
+    return [generator.standard_normal(shape, dtype=numpy.float32) for _ in range(3)]
+
+
+def prepare(device, shape=SHAPE):
+    """A plan that can be run again and again, and the buffer that it works in."""
+    batch, seqlen, heads, hdim = shape
+    size = 4 * batch * seqlen * heads * hdim
+    buffer = device.buffer_create(4 * size)
+    for index, array in enumerate(tensors(0, shape)):
+        buffer.array("f32", shape, index * size)[...] = array
+    device.last_problem = {
+        "batch": batch,
+        "nhead_q": heads,
+        "nhead_k": heads,
+        "seqlen_q": seqlen,
+        "seqlen_k": seqlen,
+        "hdim_q": hdim,
+        "hdim_v": hdim,
+        "tensors": {
+            role: {"buffer": buffer.id, "offset": index * size, "dtype": "f32"}
+            for index, role in enumerate(("q", "k", "v", "o"))
+        },
+    }
+    return device.plan(device.last_problem)["plan"], buffer
+
+
+def worker_is_back(daemon, old_pid, timeout=1.0):
+    """Seconds until a new worker answers."""
+    start = time.monotonic()
+    pid = fmhad.until(lambda: [p for p in daemon.children() if p != old_pid], timeout)
+    assert pid, "no new worker"
+    with daemon.client() as client, client.open_device(0) as device:
+        assert device.worker_pid != old_pid
+        device.ping()
+    return time.monotonic() - start
+
+
+def assert_worker_lost(call):
+    """The worker's socket ends: what libfmha_client reports as FMHA_EDEVICE."""
+    with pytest.raises((fmha_wire.Disconnected, fmha_wire.WireError)) as caught:
+        call()
+    if isinstance(caught.value, fmha_wire.WireError):
+        assert caught.value.name == "EDEVICE"
+
+
+# ---- workers ----
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_killed_worker_is_replaced(fake_daemon, number):
+    with fake_daemon.device() as device:
+        plan, _ = prepare(device)
+        device.run(plan)
+        if number == signal.SIGTERM:  # ignored: only the front ends a worker
+            os.kill(device.worker_pid, number)
+            device.run(plan)
+            return
+        os.kill(device.worker_pid, number)
+        assert_worker_lost(lambda: device.run(plan))
+        assert worker_is_back(fake_daemon, device.worker_pid) < 1.0
+    assert fake_daemon.process.poll() is None
+    with fake_daemon.device() as device:
+        plan, _ = prepare(device)
+        device.run(plan)
+
+
+def test_stopped_worker_is_killed_and_replaced(fake_daemon):
+    with fake_daemon.device() as device:
+        plan, _ = prepare(device)
+        os.kill(device.worker_pid, signal.SIGSTOP)
+        start = time.monotonic()
+        assert_worker_lost(lambda: device.run(plan, timeout=5))
+        assert time.monotonic() - start < 2.0  # heartbeat timeout 0.8 s
+        assert worker_is_back(fake_daemon, device.worker_pid) < 1.0
+
+
+@pytest.mark.parametrize("fault", ["hang", "abort", "segv", "sticky", "block"])
+def test_fault_ends_the_worker_and_nothing_else(fake_daemon, fault):
+    front = fake_daemon.pid
+    with fake_daemon.client() as client, fake_daemon.device() as other:
+        device = client.open_device(0)
+        plan, _ = prepare(device)
+        other_plan, _ = prepare(other)
+        device.call("inject", {"fault": fault, "after": 2})
+        device.run(plan)
+        other.run(other_plan)
+        start = time.monotonic()
+        assert_worker_lost(lambda: device.run(plan, timeout=5))
+        assert time.monotonic() - start < 2.5
+        assert_worker_lost(lambda: other.run(other_plan, timeout=5))  # shares the device
+        client.ping()  # the front has not noticed
+        assert worker_is_back(fake_daemon, device.worker_pid) < 1.0
+        device.close()
+        device = client.open_device(0)
+        plan, _ = prepare(device)
+        device.run(plan)
+        device.close()
+    assert fake_daemon.pid == front and fake_daemon.process.poll() is None
+
+
+def test_out_of_memory_is_an_answer(fake_daemon):
+    with fake_daemon.device() as device:
+        plan, _ = prepare(device)
+        device.call("inject", {"fault": "oom"})
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.run(plan)
+        assert caught.value.name == "ENOMEM"
+        device.run(plan)
+
+
+def test_every_pending_request_gets_an_answer_when_the_device_fails(fake_daemon):
+    with fake_daemon.device() as device:
+        plan, _ = prepare(device)
+        device.call("inject", {"fault": "sticky", "after": 3})
+        numbers = [device.submit("run", {"plan": plan}) for _ in range(20)]
+        answers = []
+        for number in numbers:
+            try:
+                device.wait(number, 5)
+                answers.append("ok")
+            except fmha_wire.WireError as error:
+                answers.append(error.name)
+        assert answers == ["ok"] * 3 + ["EDEVICE"] * 17
+
+
+def test_faults_need_permission(daemon, make_daemon):
+    with daemon.device() as device:
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.call("inject", {"fault": "abort"})
+        assert caught.value.name == "ENOTSUP"
+    fake = make_daemon({"devices": [{"backend": "fake"}]})
+    with fake.device() as device:
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.call("inject", {"fault": "abort"})
+        assert caught.value.name == "EPERM"
+
+
+def test_a_kernel_that_keeps_ending_workers_is_quarantined(make_daemon):
+    config = {**fmhad.FAKE, "supervision": {**fmhad.FAKE["supervision"], "quarantine_deaths": 3}}
+    daemon = make_daemon(config)
+    for _ in range(3):
+        with daemon.device() as device:
+            plan, _ = prepare(device)
+            device.call("inject", {"fault": "abort"})
+            assert_worker_lost(lambda: device.run(plan))
+            worker_is_back(daemon, device.worker_pid)
+    with daemon.client() as client, client.open_device(0) as device:
+        state = status(client)["devices"][0]
+        assert state["deaths"] == 3
+        (culprit,) = state["quarantined"]
+        plan, _ = prepare(device)  # another kernel takes its place
+        device.run(plan)
+        problem = device.last_problem
+        assert device.plan(problem)["stages"][0]["kernel"] != culprit
+
+
+def test_killing_workers_from_outside_blames_no_kernel(make_daemon):
+    config = {**fmhad.FAKE, "supervision": {**fmhad.FAKE["supervision"], "quarantine_deaths": 2}}
+    daemon = make_daemon(config)
+    for _ in range(3):
+        with daemon.device() as device:
+            plan, _ = prepare(device)
+            number = device.submit("run", {"plan": plan})
+            os.kill(device.worker_pid, signal.SIGKILL)
+            try:
+                device.wait(number, 5)
+            except (fmha_wire.Disconnected, fmha_wire.WireError):
+                pass
+            worker_is_back(daemon, device.worker_pid)
+    with daemon.client() as client:
+        assert status(client)["devices"][0]["quarantined"] == []
+
+
+def test_worker_ends_with_its_front(fake_daemon):
+    workers = fake_daemon.children()
+    assert workers
+    fake_daemon.process.kill()
+    fake_daemon.process.wait()
+    assert fmhad.until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), 2)
+
+
+def test_open_device_waits_for_a_restarting_worker(fake_daemon):
+    with fake_daemon.client() as client:
+        for _ in range(5):
+            pid = fake_daemon.children()[0]
+            os.kill(pid, signal.SIGKILL)
+            # Either refused because the dead one was attaching, or served by the next one.
+            for _ in range(3):
+                try:
+                    device = client.open_device(0)
+                    device.ping()
+                    break
+                except (fmha_wire.WireError, fmha_wire.Disconnected):
+                    continue
+            assert device.worker_pid != pid
+            device.close()
+
+
+# ---- clients ----
+
+
+def status(client):
+    return json.loads(client.status())
+
+
+# Dies by fork: an interpreter's start would take longer than a victim's life.
+VICTIMS = textwrap.dedent(
+    """
+    import os, random, signal, sys, time
+    sys.path[:0] = [{lib!r}, {here!r}]
+    import fmha_wire, test_supervision
+    generator = random.Random(2)
+    for _ in range({count}):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                device = fmha_wire.Client.connect({socket!r}).open_device(0)
+                plan, _ = test_supervision.prepare(device, (2, 192, 4, 64))
+                while True:
+                    number = device.submit("run", {{"plan": plan}})
+                    if number % 4 == 0:
+                        device.wait(number)
+            finally:
+                os._exit(3)
+        time.sleep(generator.uniform(0, 0.06))
+        os.kill(pid, signal.SIGKILL)
+        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    """
+)
+
+
+class Healthy(threading.Thread):
+    """A client that runs until told to stop and must never see an error or a changed result."""
+
+    def __init__(self, daemon, seed):
+        super().__init__()
+        self.daemon_ = daemon
+        self.seed = seed
+        self.stopping = False
+        self.error = None
+        self.runs = 0
+
+    def run(self):
+        try:
+            with self.daemon_.device() as device:
+                q, k, v = tensors(self.seed)
+                first = device.forward(q, k, v)
+                while not self.stopping:
+                    assert numpy.array_equal(first, device.forward(q, k, v))
+                    self.runs += 1
+        except BaseException as error:  # pylint: disable=broad-except
+            self.error = error
+
+
+def maps(pids):
+    return [sum(1 for _ in open(f"/proc/{pid}/maps", encoding="ascii")) for pid in pids]
+
+
+def test_killed_clients_harm_nobody(daemon):
+    """200 clients die at random moments, most of them with runs in flight."""
+    here = os.path.dirname(__file__)
+    victims = VICTIMS.format(
+        lib=os.path.join(here, "../lib"), here=here, socket=daemon.socket, count=200
+    )
+    with daemon.device() as device:  # so that everything is allocated once
+        device.forward(*tensors())
+    pids = [daemon.pid, *daemon.children()]
+    fds = daemon.fd_counts()
+    healthy = [Healthy(daemon, seed) for seed in range(4)]
+    for thread in healthy:
+        thread.start()
+    subprocess.run([sys.executable, "-c", victims], check=True, timeout=100)
+    for thread in healthy:
+        thread.stopping = True
+    for thread in healthy:
+        thread.join()
+        assert thread.error is None
+        assert thread.runs > 0
+    assert [daemon.pid, *daemon.children()] == pids
+    assert fmhad.until(lambda: daemon.fd_counts() == fds, 5), (daemon.fd_counts(), fds)
+    with daemon.client() as client:
+        worker = status(client)["devices"][0]["worker"]
+        assert worker["sessions"] == []
+        assert worker["memory"]["bytes"] == 0 and worker["memory"]["buffers"] == 0
+        assert worker["memory"]["sigbus_hits"] == 0
+        assert worker["runs"]["pending"] == 0
+
+
+def test_thousand_connections_leave_nothing_behind(daemon):
+    def cycle():
+        with daemon.client() as client, client.open_device(0) as device:
+            plan, buffer = prepare(device, (1, 16, 2, 64))
+            device.run(plan)
+            os.close(buffer.fd)
+
+    for _ in range(50):
+        cycle()
+    time.sleep(0.1)
+    pids = [daemon.pid, *daemon.children()]
+    before = daemon.fd_counts(), maps(pids), daemon.rss_kib()
+    for _ in range(1000):
+        cycle()
+    assert fmhad.until(lambda: daemon.fd_counts() == before[0], 5)
+    assert [a - b for a, b in zip(maps(pids), before[1])] == [0, 0]
+    for now, then in zip(daemon.rss_kib(), before[2]):
+        assert now - then < 512, (now, then)
