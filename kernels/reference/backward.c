@@ -26,15 +26,26 @@ struct gradients {
 	double *dq, *dk, *dv, *dbias, *dsink;
 };
 
-static double dot(const struct abi_tensor *x, int64_t x_offset, const struct abi_tensor *y,
-		  int64_t y_offset, int32_t n, uint32_t dtype)
+/* The tensors of one head of one sequence as packed doubles, and the row that is worked on. */
+struct head {
+	double *k, *v; /* [k_len, hdim] */
+	double *q, *d_o;
+	struct column *columns;
+};
+
+static double dot(const double *x, const double *y, int32_t n)
 {
 	double sum = 0;
 
 	for (int32_t d = 0; d < n; d++)
-		sum += reference_load(x->data, dtype, x_offset + d * x->stride_dim) *
-		       reference_load(y->data, dtype, y_offset + d * y->stride_dim);
+		sum += x[d] * y[d];
 	return sum;
+}
+
+static void load(double *to, const struct abi_tensor *t, uint32_t dtype, int64_t offset, int32_t n)
+{
+	for (int32_t d = 0; d < n; d++)
+		to[d] = reference_load(t->data, dtype, offset + d * t->stride_dim);
 }
 
 static bool row_dropout_keeps(const struct abi_bwd_args *a, const struct view_sequence *v,
@@ -55,19 +66,17 @@ static bool row_dropout_keeps(const struct abi_bwd_args *a, const struct view_se
 /* Fills t and z (in p) of every visible column; returns the largest z, the sink's logit included.
  */
 static double row_logits(const struct abi_bwd_args *a, const struct view_sequence *v, int32_t head,
-			 int32_t row, struct column *columns)
+			 int32_t row, const struct head *h)
 {
-	int32_t head_k = head / (a->nhead_q / a->nhead_k);
 	double max = a->sink ? a->sink[head] : -INFINITY;
 
 	for (int32_t j = 0; j < v->k_len; j++) {
-		struct column *c = &columns[j];
+		struct column *c = &h->columns[j];
 
 		*c = (struct column){.visible = view_visible(&a->band, v, row, j)};
 		if (!c->visible)
 			continue;
-		c->t = a->scale * dot(&a->q, view_q_offset(&a->q, v, row, head), &a->k,
-				      view_k_offset(&a->k, v, j, head_k), a->hdim_q, a->dtype);
+		c->t = a->scale * dot(h->q, h->k + (int64_t)j * a->hdim_q, a->hdim_q);
 		if (a->logits_soft_cap > 0)
 			c->t = a->logits_soft_cap * tanh(c->t / a->logits_soft_cap);
 		c->p = c->t;
@@ -101,13 +110,12 @@ static double row_softmax(const struct abi_bwd_args *a, const struct view_sequen
 
 /* Fills dp and r; returns sum p dp, which is dO . O. */
 static double row_dp(const struct abi_bwd_args *a, const struct view_sequence *v, int32_t head,
-		     int32_t row, struct column *columns)
+		     int32_t row, const struct head *h)
 {
-	int32_t head_k = head / (a->nhead_q / a->nhead_k);
 	double sum = 0;
 
 	for (int32_t j = 0; j < v->k_len; j++) {
-		struct column *c = &columns[j];
+		struct column *c = &h->columns[j];
 
 		if (!c->visible)
 			continue;
@@ -115,8 +123,7 @@ static double row_dp(const struct abi_bwd_args *a, const struct view_sequence *v
 		if (a->dropout.p_drop > 0)
 			c->r = row_dropout_keeps(a, v, head, row, j) ? a->dropout.p_keep_inverse
 								     : 0;
-		c->dp = c->r * dot(&a->d_o, view_q_offset(&a->d_o, v, row, head), &a->v,
-				   view_k_offset(&a->v, v, j, head_k), a->hdim_v, a->dtype);
+		c->dp = c->r * dot(h->d_o, h->v + (int64_t)j * a->hdim_v, a->hdim_v);
 		sum += c->p * c->dp;
 	}
 	return sum;
@@ -149,18 +156,16 @@ static double *dbias_row(const struct abi_bwd_args *a, const struct view_sequenc
 }
 
 static void row_accumulate(const struct abi_bwd_args *a, const struct view_sequence *v,
-			   int32_t head, int32_t row, const struct column *columns, double delta,
+			   int32_t head, int32_t row, const struct head *h, double delta,
 			   const struct gradients *g)
 {
 	int32_t head_k = head / (a->nhead_q / a->nhead_k);
-	int64_t q = view_q_offset(&a->q, v, row, head), d_o = view_q_offset(&a->d_o, v, row, head);
 	double *dq = g->dq + (q_row(a, v, row) * a->nhead_q + head) * a->hdim_q;
 
 	for (int32_t j = 0; j < v->k_len; j++) {
-		const struct column *c = &columns[j];
+		const struct column *c = &h->columns[j];
 		double *dk = g->dk + (k_row(a, v, j) * a->nhead_k + head_k) * a->hdim_q;
 		double *dv = g->dv + (k_row(a, v, j) * a->nhead_k + head_k) * a->hdim_v;
-		int64_t k = view_k_offset(&a->k, v, j, head_k);
 		double dz = c->p * (c->dp - delta), ds = dz * a->scale;
 
 		if (!c->visible)
@@ -170,27 +175,44 @@ static void row_accumulate(const struct abi_bwd_args *a, const struct view_seque
 		if (a->logits_soft_cap > 0)
 			ds *= 1 - (c->t / a->logits_soft_cap) * (c->t / a->logits_soft_cap);
 		for (int32_t d = 0; d < a->hdim_q; d++) {
-			dq[d] += ds * reference_load(a->k.data, a->dtype, k + d * a->k.stride_dim);
-			dk[d] += ds * reference_load(a->q.data, a->dtype, q + d * a->q.stride_dim);
+			dq[d] += ds * h->k[(int64_t)j * a->hdim_q + d];
+			dk[d] += ds * h->q[d];
 		}
 		for (int32_t d = 0; d < a->hdim_v; d++)
-			dv[d] += c->r * c->p *
-				 reference_load(a->d_o.data, a->dtype, d_o + d * a->d_o.stride_dim);
+			dv[d] += c->r * c->p * h->d_o[d];
 	}
 }
 
 static void row_backward(const struct abi_bwd_args *a, const struct view_sequence *v, int32_t head,
-			 int32_t row, struct column *columns, const struct gradients *g)
+			 int32_t row, const struct head *h, const struct gradients *g)
 {
-	double max = row_logits(a, v, head, row, columns), p_sink, delta;
+	double max, p_sink, delta;
 
+	load(h->q, &a->q, a->dtype, view_q_offset(&a->q, v, row, head), a->hdim_q);
+	load(h->d_o, &a->d_o, a->dtype, view_q_offset(&a->d_o, v, row, head), a->hdim_v);
+	max = row_logits(a, v, head, row, h);
 	if (max == -INFINITY)
 		return; /* nothing to attend to: no gradient */
-	p_sink = row_softmax(a, v, head, columns, max);
-	delta = row_dp(a, v, head, row, columns);
-	row_accumulate(a, v, head, row, columns, delta, g);
+	p_sink = row_softmax(a, v, head, h->columns, max);
+	delta = row_dp(a, v, head, row, h);
+	row_accumulate(a, v, head, row, h, delta, g);
 	if (g->dsink)
 		g->dsink[head] -= p_sink * delta;
+}
+
+static void head_backward(const struct abi_bwd_args *a, const struct view_sequence *v, int32_t head,
+			  const struct head *h, const struct gradients *g)
+{
+	int32_t head_k = head / (a->nhead_q / a->nhead_k);
+
+	for (int32_t j = 0; j < v->k_len; j++) {
+		load(h->k + (int64_t)j * a->hdim_q, &a->k, a->dtype,
+		     view_k_offset(&a->k, v, j, head_k), a->hdim_q);
+		load(h->v + (int64_t)j * a->hdim_v, &a->v, a->dtype,
+		     view_k_offset(&a->v, v, j, head_k), a->hdim_v);
+	}
+	for (int32_t i = 0; i < v->q_len; i++)
+		row_backward(a, v, head, i, h, g);
 }
 
 /* Zero, so that rows can add; what belongs to no sequence is left as it is. */
@@ -222,15 +244,26 @@ int reference_backward(const struct abi_bwd_args *args, double *dq, double *dk, 
 		memset(dsink, 0, sizeof(double) * args->nhead_q);
 	for (int32_t b = 0; b < args->sequences.batch; b++) {
 		struct view_sequence v = view_sequence(&args->sequences, NULL, b);
-		struct column *columns = malloc(sizeof(*columns) * (v.k_len ? v.k_len : 1));
+		size_t hdims = (size_t)args->hdim_q + args->hdim_v;
+		double *memory = malloc(sizeof(double) * (v.k_len + 1) * hdims);
+		struct head h = {
+			.columns = malloc(sizeof(*h.columns) * (v.k_len + 1)),
+			.k = memory,
+			.v = memory + (int64_t)v.k_len * args->hdim_q,
+			.q = memory + v.k_len * hdims,
+			.d_o = memory + v.k_len * hdims + args->hdim_q,
+		};
 
-		if (!columns)
+		if (!memory || !h.columns) {
+			free(memory);
+			free(h.columns);
 			return -1;
+		}
 		clear_sequence(args, &v, &g);
-		for (int32_t h = 0; h < args->nhead_q; h++)
-			for (int32_t i = 0; i < v.q_len; i++)
-				row_backward(args, &v, h, i, columns, &g);
-		free(columns);
+		for (int32_t head = 0; head < args->nhead_q; head++)
+			head_backward(args, &v, head, &h, &g);
+		free(memory);
+		free(h.columns);
 	}
 	return 0;
 }

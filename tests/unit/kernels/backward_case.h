@@ -62,6 +62,12 @@ void backward_problem_check(const struct backward_problem *p, double tolerance);
 /* A hash of all gradient bytes. */
 uint64_t backward_problem_hash(const struct backward_problem *p);
 
+/* Every feature with some probability. */
+void backward_case_random(struct backward_case *c, uint64_t seed);
+
+/* Named in a failure's message when it is not 0. */
+extern uint64_t backward_case_seed;
+
 double backward_tolerance(uint32_t dtype);
 
 #endif

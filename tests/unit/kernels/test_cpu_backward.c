@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* Backward on the CPU against the reference in double: every feature, edges, determinism. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +12,7 @@
 
 #include "backward_case.h"
 #include "launch.h"
+#include "view.h"
 
 /* Runs @c on every level of this machine. */
 static void check(struct backward_case c)
@@ -46,8 +49,393 @@ static void plain_in_every_type(void **state)
 		check(plain(dtype));
 }
 
+static void masks_and_windows(void **state)
+{
+	static const int32_t windows[][2] = {{-1, 0}, {-1, -1}, {20, 0}, {0, 0},
+					     {7, 9},  {-1, 30}, {30, -1}};
+
+	(void)state;
+	for (uint32_t mask = ABI_MASK_TOP_LEFT; mask <= ABI_MASK_BOTTOM_RIGHT; mask++)
+		for (size_t i = 0; i < sizeof(windows) / sizeof(windows[0]); i++) {
+			struct backward_case c = plain(ABI_F32);
+
+			c.mask = mask;
+			c.window_left = windows[i][0];
+			c.window_right = windows[i][1];
+			check(c);
+			c.sink_tokens = 5;
+			check(c);
+		}
+}
+
+/* More rows than keys: the first rows of a bottom-right causal mask see nothing. */
+static void rows_without_keys(void **state)
+{
+	struct backward_case c = plain(ABI_F32);
+
+	(void)state;
+	c.seqlen_q = 150;
+	c.seqlen_k = 40;
+	c.mask = ABI_MASK_BOTTOM_RIGHT;
+	c.window_right = 0;
+	check(c);
+	c.sink = true;
+	check(c);
+	c.window_left = 3;
+	check(c);
+	c.mask = ABI_MASK_TOP_LEFT; /* rows beyond the keys see nothing through the window */
+	check(c);
+}
+
+static void lengths(void **state)
+{
+	static const int32_t sizes[][2] = {{1, 1}, {1, 90},   {90, 1},  {3, 0},
+					   {0, 3}, {64, 256}, {65, 257}};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		struct backward_case c = plain(ABI_F32);
+
+		c.seqlen_q = sizes[i][0];
+		c.seqlen_k = sizes[i][1];
+		check(c);
+		c.bias = true;
+		check(c);
+	}
+}
+
+static void head_dims(void **state)
+{
+	static const int32_t dims[][2] = {{8, 8},    {16, 40},   {72, 24}, {128, 128},
+					  {64, 256}, {192, 128}, {256, 8}};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)
+		for (uint32_t dtype = ABI_F32; dtype <= ABI_BF16; dtype++) {
+			struct backward_case c = plain(dtype);
+
+			c.batch = 1;
+			c.hdim_q = dims[i][0];
+			c.hdim_v = dims[i][1];
+			check(c);
+		}
+}
+
+static void heads_share_keys(void **state)
+{
+	static const int32_t heads[][2] = {{4, 2}, {4, 1}, {6, 2}, {8, 1}};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++) {
+		struct backward_case c = plain(ABI_F32);
+
+		c.nhead_q = heads[i][0];
+		c.nhead_k = heads[i][1];
+		c.head_major = i % 2;
+		c.mask = ABI_MASK_BOTTOM_RIGHT;
+		c.window_right = 0;
+		check(c);
+	}
+}
+
+/* More than one chunk of either kind, so that the latin square has several phases. */
+static void many_chunks(void **state)
+{
+	static const int32_t sizes[][2] = {{600, 300}, {300, 700}, {513, 520}};
+
+	(void)state;
+	for (size_t i = 0; i < 3; i++) {
+		struct backward_case c = plain(ABI_F32);
+
+		c.batch = 1;
+		c.nhead_k = 1;
+		c.seqlen_q = sizes[i][0];
+		c.seqlen_k = sizes[i][1];
+		c.mask = i ? ABI_MASK_BOTTOM_RIGHT : ABI_MASK_NONE;
+		c.window_right = 0;
+		c.sink_tokens = 2;
+		c.window_left = i == 2 ? 300 : -1;
+		check(c);
+	}
+}
+
+static void soft_cap_and_alibi(void **state)
+{
+	(void)state;
+	for (uint32_t dtype = ABI_F32; dtype <= ABI_BF16; dtype++)
+		for (int i = 1; i < 4; i++) {
+			struct backward_case c = plain(dtype);
+
+			c.soft_cap = i & 1 ? 2 : 0;
+			c.alibi = i & 2;
+			c.scale = 0.7f;
+			check(c);
+			c.mask = ABI_MASK_BOTTOM_RIGHT;
+			c.window_right = 0;
+			check(c);
+		}
+}
+
+static void bias_of_every_shape(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 16; i++) {
+		struct backward_case c = plain(i & 8 ? ABI_BF16 : ABI_F32);
+
+		c.bias = true;
+		c.bias_batch = i & 1;
+		c.bias_head = i & 2;
+		c.bias_row = i & 4;
+		c.bias_narrow = i & 8;
+		check(c);
+		c.nhead_k = 1;
+		c.soft_cap = 3;
+		c.mask = ABI_MASK_TOP_LEFT;
+		c.window_left = 40;
+		c.window_right = 2;
+		check(c);
+		c.group = true;
+		check(c);
+	}
+}
+
+static void dropout_regenerated_and_stored(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 8; i++) {
+		struct backward_case c = plain(i & 1 ? ABI_F16 : ABI_F32);
+
+		c.p_drop = 0.2f;
+		c.randval = i & 2;
+		c.group = i & 4;
+		c.nhead_k = 1;
+		check(c);
+		c.bias = true;
+		c.mask = ABI_MASK_BOTTOM_RIGHT;
+		c.window_right = 0;
+		c.window_left = 37;
+		check(c);
+	}
+}
+
+static void sinks(void **state)
+{
+	(void)state;
+	for (uint32_t dtype = ABI_F32; dtype <= ABI_BF16; dtype++) {
+		struct backward_case c = plain(dtype);
+
+		c.sink = true;
+		check(c);
+		c.p_drop = 0.3f;
+		c.group = c.padded = true;
+		check(c);
+	}
+}
+
+static void packed_sequences(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 8; i++) {
+		struct backward_case c = plain(ABI_F32);
+
+		c.batch = 5;
+		c.group = true;
+		c.padded = i & 1;
+		c.mask = i & 2 ? ABI_MASK_BOTTOM_RIGHT : ABI_MASK_NONE;
+		c.window_right = 0;
+		c.nhead_k = i & 4 ? 1 : 2;
+		c.lengths_q[1] = 1;
+		c.lengths_k[3] = 1;
+		check(c);
+	}
+}
+
+static void padded_batches(void **state)
+{
+	struct backward_case c = plain(ABI_F32);
+
+	(void)state;
+	c.padded = true;
+	c.bias = true;
+	check(c);
+	c.bias_batch = true;
+	check(c);
+}
+
+static void scales(void **state)
+{
+	struct backward_case c = plain(ABI_F32);
+
+	(void)state;
+	c.zero_scale = true;
+	check(c);
+	c.mask = ABI_MASK_BOTTOM_RIGHT;
+	c.window_right = 0;
+	check(c);
+	c.zero_scale = false;
+	c.scale = -0.3f;
+	check(c);
+}
+
+/* Logits of +-1e4 leave one key a row; float itself resolves them to about 1e-3. */
+static void large_logits(void **state)
+{
+	struct backward_case c = plain(ABI_F32);
+	struct backward_problem *p;
+
+	(void)state;
+	c.magnitude = 100;
+	c.scale = 0.1f;
+	p = backward_problem_new(&c, 3);
+	backward_problem_poison(p);
+	backward_problem_run(p, cpu_level_detect(), 1);
+	backward_problem_check(p, 1e-2);
+	backward_problem_free(p);
+}
+
+static void fill_nan(const struct abi_tensor *t, int64_t offset, int32_t n)
+{
+	for (int32_t d = 0; d < n; d++)
+		((float *)t->data)[offset + d] = NAN;
+}
+
+/* NaN in a key that a causal mask hides from most rows, and in the query that sees the most:
+ * gradients are NaN where the formula says so, and nowhere else. */
+static void nan_stays_where_it_belongs(void **state)
+{
+	struct backward_case c = plain(ABI_F32);
+	struct backward_problem *p;
+	const struct abi_bwd_args *a;
+	struct view_sequence v;
+
+	(void)state;
+	c.batch = 1;
+	c.seqlen_q = c.seqlen_k = 90;
+	c.mask = ABI_MASK_BOTTOM_RIGHT;
+	c.window_right = 0;
+	p = backward_problem_new(&c, 4);
+	a = &p->args;
+	v = view_sequence(&a->sequences, NULL, 0);
+	for (int level = CPU_PORTABLE; level <= CPU_X86_64_V4 && launch_has_level(level); level++) {
+		fill_nan(&a->k, view_k_offset(&a->k, &v, 80, 0), c.hdim_q);
+		backward_problem_poison(p);
+		backward_problem_run(p, level, 1);
+		for (int32_t i = 0; i < 90; i++) {
+			assert_int_equal(
+				isnan(((float *)a->dq.data)[view_q_offset(&a->dq, &v, i, 0)]),
+				i >= 80);
+			assert_false(isnan(((float *)a->dq.data)[view_q_offset(&a->dq, &v, i, 1)]));
+			/* Only key 80 has P = NaN: LSE is the finite one of the forward pass. */
+			assert_int_equal(
+				isnan(((float *)a->dk.data)[view_k_offset(&a->dk, &v, i, 0)]),
+				i == 80);
+		}
+	}
+	backward_problem_free(p);
+}
+
+static void nan_in_padding_is_never_read(void **state)
+{
+	struct backward_case c = plain(ABI_F32);
+	struct backward_problem *p;
+	const struct abi_bwd_args *a;
+
+	(void)state;
+	c.group = c.padded = true;
+	p = backward_problem_new(&c, 5);
+	a = &p->args;
+	for (int32_t b = 0; b < c.batch; b++) {
+		struct view_sequence v = view_sequence(&a->sequences, NULL, b);
+
+		for (int32_t h = 0; h < 2; h++) {
+			for (int32_t i = v.q_len; i < v.q_physical; i++) {
+				fill_nan(&a->q, view_q_offset(&a->q, &v, i, h), c.hdim_q);
+				fill_nan(&a->o, view_q_offset(&a->o, &v, i, h), c.hdim_v);
+				fill_nan(&a->d_o, view_q_offset(&a->d_o, &v, i, h), c.hdim_v);
+			}
+			for (int32_t j = v.k_len; j < p->seqstart_k[b + 1] - p->seqstart_k[b];
+			     j++) {
+				fill_nan(&a->k, view_k_offset(&a->k, &v, j, h), c.hdim_q);
+				fill_nan(&a->v, view_k_offset(&a->v, &v, j, h), c.hdim_v);
+			}
+		}
+	}
+	for (int level = CPU_PORTABLE; level <= CPU_X86_64_V4 && launch_has_level(level); level++) {
+		backward_problem_poison(p);
+		backward_problem_run(p, level, 1);
+		backward_problem_check(p, backward_tolerance(c.dtype));
+	}
+	backward_problem_free(p);
+}
+
+static void same_bits_every_time(void **state)
+{
+	struct backward_case c = plain(ABI_BF16);
+
+	(void)state;
+	c.seqlen_q = 530;
+	c.seqlen_k = 600;
+	c.nhead_k = 1;
+	c.p_drop = 0.1f;
+	c.sink = c.bias = c.bias_head = true;
+	c.mask = ABI_MASK_BOTTOM_RIGHT;
+	c.window_right = 0;
+	for (int variant = 0; variant < 2; variant++) {
+		struct backward_problem *p;
+		uint64_t hash = 0;
+
+		c.group = variant;
+		p = backward_problem_new(&c, 6);
+		for (int run = 0; run < 20; run++) {
+			backward_problem_poison(p);
+			backward_problem_run(p, cpu_level_detect(), 1 + run % 8);
+			if (!run)
+				hash = backward_problem_hash(p);
+			assert_true(hash == backward_problem_hash(p));
+		}
+		backward_problem_free(p);
+	}
+}
+
+/* Everything at once, at random; the seed is printed, and FMHA_TEST_SEED repeats one. */
+static void random_problems(void **state)
+{
+	const char *only = getenv("FMHA_TEST_SEED");
+	uint64_t first = only ? strtoull(only, NULL, 0) : 1, n = only ? 1 : 60;
+
+	(void)state;
+	for (uint64_t seed = first; seed < first + n; seed++) {
+		struct backward_case c;
+
+		backward_case_random(&c, seed);
+		if (getenv("FMHA_TEST_VERBOSE"))
+			printf("seed %llu\n", (unsigned long long)seed);
+		backward_case_seed = seed;
+		check(c);
+		backward_case_seed = 0;
+	}
+}
+
 static const struct CMUnitTest tests[] = {
 	cmocka_unit_test(plain_in_every_type),
+	cmocka_unit_test(masks_and_windows),
+	cmocka_unit_test(rows_without_keys),
+	cmocka_unit_test(lengths),
+	cmocka_unit_test(head_dims),
+	cmocka_unit_test(heads_share_keys),
+	cmocka_unit_test(many_chunks),
+	cmocka_unit_test(soft_cap_and_alibi),
+	cmocka_unit_test(bias_of_every_shape),
+	cmocka_unit_test(dropout_regenerated_and_stored),
+	cmocka_unit_test(sinks),
+	cmocka_unit_test(packed_sequences),
+	cmocka_unit_test(padded_batches),
+	cmocka_unit_test(scales),
+	cmocka_unit_test(large_logits),
+	cmocka_unit_test(nan_stays_where_it_belongs),
+	cmocka_unit_test(nan_in_padding_is_never_read),
+	cmocka_unit_test(same_bits_every_time),
+	cmocka_unit_test(random_problems),
 };
 
 int main(void)
