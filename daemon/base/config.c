@@ -19,6 +19,7 @@
 
 #include <proto/error.h>
 
+#include <base/discover.h>
 #include <base/log.h>
 
 enum key_kind {
@@ -74,6 +75,19 @@ static const struct key supervision_keys[] = {
 	{NULL, 0, 0, 0, 0, NULL},
 };
 
+#define COMPILE(member) offsetof(struct config_compile, member)
+static const struct key compile_keys[] = {
+	{"cache", KEY_STRING, COMPILE(cache), 1, CONFIG_FILE_BYTES, NULL},
+	{"layer", KEY_STRING, COMPILE(layer), 1, CONFIG_FILE_BYTES, NULL},
+	{"sources", KEY_STRING, COMPILE(sources), 1, CONFIG_FILE_BYTES, NULL},
+	{"helper", KEY_STRING, COMPILE(helper), 1, CONFIG_FILE_BYTES, NULL},
+	{"clang", KEY_STRING, COMPILE(clang), 1, CONFIG_FILE_BYTES, NULL},
+	{"library_path", KEY_STRING, COMPILE(library_path), 1, CONFIG_FILE_BYTES, NULL},
+	{"jobs", KEY_U32, COMPILE(jobs), 0, 256, NULL},
+	{"deadline_ms", KEY_U32, COMPILE(deadline_ms), 100, 3600000, NULL},
+	{NULL, 0, 0, 0, 0, NULL},
+};
+
 static const struct key limit_keys[] = {
 #define LIMIT_KEY(ID, key, value, least, most)                                                     \
 	{#key, KEY_U64, sizeof(uint64_t) * LIMIT_##ID, least, most, NULL},
@@ -90,6 +104,7 @@ static const struct key config_keys[] = {
 	{"log_level", KEY_LEVEL, CONFIG(log_level), 0, 0, NULL},
 	{"admin_uids", KEY_UIDS, 0, 0, UINT32_MAX - 1, NULL},
 	{"supervision", KEY_OBJECT, CONFIG(supervision), 0, 0, supervision_keys},
+	{"compile", KEY_OBJECT, CONFIG(compile), 0, 0, compile_keys},
 	{"limits", KEY_OBJECT, CONFIG(limits), 0, 0, limit_keys},
 	{"devices", KEY_DEVICES, 0, 0, 0, NULL},
 	{NULL, 0, 0, 0, 0, NULL},
@@ -121,8 +136,7 @@ void config_init(struct config *config)
 						  .quarantine_s = 600,
 						  .drain_ms = 5000,
 						  .status_ms = 500},
-				  .n_devices = 1,
-				  .devices = {default_device},
+				  .compile = {.deadline_ms = 60000},
 				  .limits = {
 #define LIMIT_DEFAULT(ID, key, value, least, most) [LIMIT_##ID] = (value),
 					  LIMITS(LIMIT_DEFAULT)
@@ -216,6 +230,16 @@ static int read_uids(const struct reader *reader, const char *path, const cJSON 
 static int read_object(const struct reader *reader, const char *path, const cJSON *object,
 		       const struct key *keys, void *target);
 
+static bool is_backend(const char *name)
+{
+	static const char *const backends[] = {"cpu", "fake", "hip", "cuda"};
+
+	for (size_t i = 0; i < sizeof(backends) / sizeof(backends[0]); i++)
+		if (strcmp(name, backends[i]) == 0)
+			return true;
+	return false;
+}
+
 static int read_devices(const struct reader *reader, const char *path, const cJSON *item)
 {
 	struct config *config = reader->config;
@@ -236,9 +260,9 @@ static int read_devices(const struct reader *reader, const char *path, const cJS
 		r = read_object(reader, element, device, device_keys, target);
 		if (r < 0)
 			return r;
-		if (strcmp(target->backend, "cpu") != 0 && strcmp(target->backend, "fake") != 0) {
+		if (!is_backend(target->backend)) {
 			strncat(element, ".backend", sizeof(element) - strlen(element) - 1);
-			return complain(reader, element, "must be cpu or fake");
+			return complain(reader, element, "must be cpu, fake, hip or cuda");
 		}
 		if (target->allow_faults && strcmp(target->backend, "fake") != 0) {
 			strncat(element, ".allow_faults", sizeof(element) - strlen(element) - 1);
@@ -408,6 +432,11 @@ int config_resolve(struct config *config, struct fmha_error *err)
 		if (n >= (int)sizeof(config->socket))
 			return fmha_error_set_field(err, FMHA_EINVAL, "socket",
 						    "$XDG_RUNTIME_DIR is too long for a socket");
+	}
+	if (config->n_devices == 0) {
+		config->devices[0] = default_device;
+		config->n_devices = discover_gpus("/dev", "/sys", &default_device, config->devices,
+						  1, PROTO_MAX_DEVICES);
 	}
 	if (limits[LIMIT_MEMORY_BYTES] == 0)
 		limits[LIMIT_MEMORY_BYTES] = memory / 4 * 3;

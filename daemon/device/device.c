@@ -133,6 +133,11 @@ void device_forget(struct device *device, void *owner)
 		device->ops->forget(device, owner);
 }
 
+bool device_shares_memory(const struct device *device)
+{
+	return !device->ops->fetch;
+}
+
 int device_fetch(struct device *device, const void *from, void *to, uint64_t bytes,
 		 struct fmha_error *err)
 {

@@ -96,8 +96,7 @@ struct device_launch {
 	union plan_args args[PLAN_MAX_STAGES];
 	void *workspaces[PLAN_MAX_STAGES]; /* each stage's own share */
 	void (*on_done)(struct device_launch *launch);
-	void *owner;  /* for on_done */
-	double flops; /* of all stages, an estimate */
+	void *owner; /* for on_done */
 	/* Done before the first stage, and only by devices without host memory. */
 	uint32_t n_uploads;
 	struct device_upload uploads[DEVICE_UPLOADS];
@@ -135,6 +134,9 @@ int device_prepare(struct device *device, const struct plan_stage *stage,
 		   struct fmha_error *err);
 /* No device_prepared call comes for @owner any more. */
 void device_forget(struct device *device, void *owner);
+
+/* Whether kernels and the host read the same memory: nothing has to be fetched or uploaded. */
+bool device_shares_memory(const struct device *device);
 
 /* Copies device memory to the host, after everything that was launched before. For devices whose
  * memory the host does not see. Return: 0, FMHA_EDEVICE, FMHA_ENOTSUP. */

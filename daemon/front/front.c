@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* front.c: start, accepting clients, and the end. */
+#include "builder.h"
 #include "front.h"
 
 #include <errno.h>
@@ -226,6 +227,8 @@ static int front_init(struct front *front, const struct config *config, struct f
 	init_handles(front);
 	r = connection_hub_init(&front->hub, &front->loop, &front->limits, err);
 	if (r == 0)
+		r = builder_new(&front->loop, &front->config.compile, &front->builder, err);
+	if (r == 0)
 		r = listen_open(front, err);
 	if (r < 0)
 		return r;
@@ -259,6 +262,7 @@ int front_run(const struct config *config)
 		uv_timer_start(&front->watchdog, on_watchdog, 0, watchdog_us / 2000 + 1);
 	uv_run(&front->loop, UV_RUN_DEFAULT);
 	listen_close(front);
+	front->builder = builder_free(front->builder); /* compilers end with us */
 	log_info("stopped");
 	/* The process ends: the kernel closes every socket and frees everything at once. */
 	return front->exit_status;

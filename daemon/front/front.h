@@ -74,6 +74,7 @@ struct client {
 };
 
 struct status_gathering;
+struct builder;
 
 struct front {
 	uv_loop_t loop;
@@ -98,6 +99,7 @@ struct front {
 	uint32_t next_control_id;
 	uint64_t next_session;
 	struct status_gathering *status; /* NULL: nobody asks */
+	struct builder *builder;
 	struct log_limit log;
 	uint64_t n_accepted, n_refused, started_ns;
 };

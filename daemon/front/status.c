@@ -4,6 +4,7 @@
  * has come in: a worker that hangs costs its own part and nothing else. Whoever asks meanwhile gets
  * the same answer. Sessions of other users are shown to privileged callers only.
  */
+#include "builder.h"
 #include "front.h"
 
 #include <stdlib.h>
@@ -65,6 +66,7 @@ static cJSON *front_json(const struct front *front, const struct client *caller,
 			add_client(list, client);
 	}
 	cJSON_AddItemToObject(item, "limits", status_limits(&front->limits));
+	cJSON_AddItemToObject(item, "compile", builder_status_json(front->builder));
 	return item;
 }
 

@@ -8,6 +8,7 @@
  * no heartbeats, so an idle daemon sleeps. Every death is held against the kernel that was running;
  * one that keeps killing workers is put in quarantine and not offered any more.
  */
+#include "builder.h"
 #include "front.h"
 
 #include <errno.h>
@@ -33,7 +34,8 @@ struct worker_process {
 	uv_process_t process;
 	struct connection control;
 	struct worker_page *page;
-	uint32_t n_open; /* handles that hold this struct: process, control */
+	struct list compiles; /* struct compile_answer: what it waits for */
+	uint32_t n_open;      /* handles that hold this struct: process, control */
 	bool process_alive;
 	bool killed_by_us;
 	bool leaving; /* told to go: it exits by itself */
@@ -245,6 +247,73 @@ static void on_drained(struct worker_slot *slot)
 	front_on_drained(slot->front);
 }
 
+/* ---- kernels that a worker wants compiled ---- */
+
+/* Answered on the control socket of the process that asked, if it still lives. */
+struct compile_answer {
+	struct list in_process;
+	struct worker_process *process;
+	uint32_t id;
+};
+
+static void compile_answer_free(struct compile_answer *answer)
+{
+	list_remove(&answer->in_process);
+	free(answer);
+}
+
+static void on_compiled(void *owner, const struct proto_compile_result *result, int fd,
+			const struct fmha_error *error)
+{
+	struct compile_answer *answer = owner;
+	struct connection *control = &answer->process->control;
+	uint32_t id = answer->id;
+
+	compile_answer_free(answer); /* first: a hangup while answering frees those that are left */
+	if (error->code == FMHA_OK)
+		connection_answer(control, id, PROTO_COMPILE, result, fd);
+	else
+		connection_answer_error(control, id, error);
+}
+
+static void on_compile(struct worker_process *process, const struct proto_message *message)
+{
+	struct compile_answer *answer = malloc(sizeof(*answer));
+	struct proto_compile_params params;
+	struct fmha_error err;
+	int r;
+
+	if (!answer) {
+		fmha_error_set(&err, FMHA_ENOMEM, "compile: out of memory");
+		connection_answer_error(&process->control, message->id, &err);
+		return;
+	}
+	answer->process = process;
+	answer->id = message->id;
+	list_append(&process->compiles, &answer->in_process);
+	r = proto_decode_params(message, &params, &err);
+	if (r == 0)
+		r = builder_request(process->front->builder, &params, on_compiled, answer, &err);
+	if (r < 0) {
+		compile_answer_free(answer);
+		connection_answer_error(&process->control, message->id, &err);
+	}
+}
+
+static void forget_compiles(struct worker_process *process)
+{
+	list_for_each(node, &process->compiles)
+	{
+		struct compile_answer *answer = container_of(node, struct compile_answer,
+							     in_process);
+
+		builder_forget(process->front->builder, answer);
+		compile_answer_free(answer);
+	}
+}
+
+/* ---- messages ---- */
+
 static void on_control_message(struct connection *connection, struct proto_message *message)
 {
 	struct worker_process *process = container_of(connection, struct worker_process, control);
@@ -255,6 +324,8 @@ static void on_control_message(struct connection *connection, struct proto_messa
 	slot->heard_ns = clock_ns();
 	if (message->type == PROTO_REQUEST && message->method == PROTO_WORKER_READY) {
 		on_ready(slot, message);
+	} else if (message->type == PROTO_REQUEST && message->method == PROTO_COMPILE) {
+		on_compile(process, message);
 	} else if (message->type == PROTO_ANSWER) {
 		/* Ids are unique over all methods; only status comes with a descriptor. */
 		if (connection->n_fds > 0)
@@ -278,6 +349,7 @@ static void on_control_hangup(struct connection *connection)
 {
 	struct worker_process *process = container_of(connection, struct worker_process, control);
 
+	forget_compiles(process);
 	/* Usually the process is dead already and its exit is reported next. */
 	if (!process->leaving)
 		kill_process(process);
@@ -512,6 +584,7 @@ static int start_process(struct worker_slot *slot, struct fmha_error *err)
 		return fmha_error_set(err, FMHA_ENOMEM, "worker: out of memory");
 	process->slot = slot;
 	process->front = slot->front;
+	list_init(&process->compiles);
 	process->page = make_page(slot, &page_fd);
 	if (!process->page ||
 	    socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0) {

@@ -18,6 +18,7 @@
 #include <proto/problem.h>
 
 #include "guard.h"
+#include "mirror.h"
 
 #define TICK_MS            20
 #define TINY_NS            50000
@@ -32,6 +33,7 @@ struct request {
 	struct device_launch *launch; /* stays with the request for its next life */
 	struct plan_indices *indices;
 	struct device_memory workspace;
+	struct mirror mirror;
 	struct buffer *buffers[FMHA_N_TENSORS]; /* referenced while running */
 	uint32_t n_buffers;
 	struct proto_run_params params;
@@ -172,7 +174,8 @@ static int take_workspace(struct request *request, struct fmha_error *err)
 {
 	struct worker *worker = request->session->worker;
 	struct account *account = request->session->account, *total = &worker->accounts.total;
-	uint64_t bytes = request->plan->plan.workspace_bytes;
+	const struct plan *plan = &request->plan->plan;
+	uint64_t bytes = plan->workspace_bytes + mirror_extra_bytes(worker->device, plan);
 	int r;
 
 	if (bytes == 0)
@@ -188,7 +191,7 @@ static int take_workspace(struct request *request, struct fmha_error *err)
 		return r;
 	account->memory_bytes += request->workspace.charged_bytes;
 	total->memory_bytes += request->workspace.charged_bytes;
-	if (request->plan->plan.workspace_zero && request->workspace.host)
+	if (plan->workspace_zero && request->workspace.host)
 		memset(request->workspace.host, 0, bytes);
 	return 0;
 }
@@ -226,7 +229,9 @@ static int find_kernels(struct request *request, struct fmha_error *err)
 static int bind_request(struct request *request, struct fmha_error *err)
 {
 	struct plan_binding bindings[FMHA_N_TENSORS] = {0};
+	struct device *device = request->session->worker->device;
 	const struct plan *plan = &request->plan->plan;
+	void *head = NULL;
 	int r = check_rebinds(plan, &request->params, err);
 
 	for (uint32_t i = 0; i < plan->n_views && r == 0; i++)
@@ -235,11 +240,15 @@ static int bind_request(struct request *request, struct fmha_error *err)
 	 * it has put there, and a client could write to it meanwhile. */
 	if (r == 0)
 		r = take_workspace(request, err);
+	if (r == 0 && device_shares_memory(device))
+		head = request->workspace.host;
+	else if (r == 0)
+		r = mirror_fetch(device, plan, bindings, &request->mirror, &head, err);
 	if (r < 0)
 		return r;
 	guard_begin();
-	r = plan_bind(plan, bindings, request->workspace.device, request->workspace.host,
-		      request->launch->args, &request->indices, err);
+	r = plan_bind(plan, bindings, request->workspace.device, head, request->launch->args,
+		      &request->indices, err);
 	if (guard_end() != 0 && r == 0)
 		r = fmha_error_set(err, FMHA_EIO, "a buffer's memory vanished while it was read");
 	if (r < 0)
@@ -247,6 +256,8 @@ static int bind_request(struct request *request, struct fmha_error *err)
 	if (request->params.has_dropout_state)
 		plan_set_dropout(plan, request->launch->args, request->params.dropout_seed,
 				 request->params.dropout_offset);
+	mirror_upload(device, plan, request->indices, &request->mirror, &request->workspace,
+		      request->launch);
 	return find_kernels(request, err);
 }
 
@@ -255,6 +266,7 @@ static void unbind(struct request *request)
 	struct worker *worker = request->session->worker;
 
 	request->indices = plan_indices_free(request->indices);
+	mirror_deinit(&request->mirror);
 	if (request->workspace.map) {
 		request->session->account->memory_bytes -= request->workspace.charged_bytes;
 		worker->accounts.total.memory_bytes -= request->workspace.charged_bytes;

@@ -4,6 +4,7 @@
  */
 #include "worker.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,28 +138,98 @@ static int on_buffer_create(struct session *session, uint32_t id,
 	return 0;
 }
 
-static int on_buffer_import(struct session *session, uint32_t id,
-			    const struct proto_buffer_import_params *params, int fd,
-			    struct fmha_error *err)
+/* An import under way: opening a foreign handle can keep the driver busy for seconds. */
+struct import {
+	uv_work_t work;
+	struct session *session;
+	uint32_t id;
+	struct proto_buffer_import_params params;
+	int fd;
+	struct device_memory memory;
+	struct fmha_error error;
+	int result;
+};
+
+static void import_work(uv_work_t *work)
 {
-	struct proto_buffer_result result = {.size = params->size};
+	struct import *import = container_of(work, struct import, work);
+	const struct proto_buffer_import_params *params = &import->params;
 	struct device_memory_source source = {.kind = params->kind,
-					      .fd = fd,
+					      .fd = import->fd,
 					      .handle = params->handle,
 					      .handle_bytes = params->handle_bytes,
 					      .base_offset = params->base_offset,
 					      .size = params->size};
-	struct device_memory memory;
+
+	import->result = device_memory_import(import->session->worker->device, &source,
+					      &import->memory, &import->error);
+}
+
+static void import_finish(struct import *import)
+{
+	struct session *session = import->session;
+	struct proto_buffer_result result = {.size = import->params.size,
+					     .kind = import->params.kind};
+	struct fmha_error *err = &import->error;
+	int r = import->result;
+
+	if (r == 0 && session->hung_up)
+		device_memory_free(session->worker->device, &import->memory);
+	else if (r == 0)
+		r = add_buffer(session, &import->memory, &result.buffer, err);
+	if (session->hung_up)
+		return;
+	if (r == 0)
+		connection_answer(&session->connection, import->id, PROTO_BUFFER_IMPORT, &result,
+				  -1);
+	else
+		connection_answer_error(&session->connection, import->id, err);
+}
+
+static void import_done(uv_work_t *work, int status)
+{
+	struct import *import = container_of(work, struct import, work);
+	struct session *session = import->session;
+
+	(void)status;
+	import_finish(import);
+	if (import->fd >= 0)
+		(void)close(import->fd);
+	free(import);
+	session->n_imports--;
+	session_release(session);
+}
+
+/* On a device that shares the host's memory an import is a few quick calls: done at once. */
+static int on_buffer_import(struct session *session, uint32_t id,
+			    const struct proto_buffer_import_params *params, int fd,
+			    struct fmha_error *err)
+{
+	struct import now = {.session = session, .id = id, .params = *params, .fd = fd};
+	struct import *import;
 	int r;
 
 	r = check_buffer_quota(session, params->size, err);
-	if (r == 0)
-		r = device_memory_import(session->worker->device, &source, &memory, err);
-	if (r == 0)
-		r = add_buffer(session, &memory, &result.buffer, err);
-	if (r == 0)
-		connection_answer(&session->connection, id, PROTO_BUFFER_IMPORT, &result, -1);
-	return r;
+	if (r < 0)
+		return r;
+	if (device_shares_memory(session->worker->device)) {
+		import_work(&now.work);
+		import_finish(&now);
+		return 0;
+	}
+	import = malloc(sizeof(*import));
+	if (!import)
+		return fmha_error_set(err, FMHA_ENOMEM, "import: out of memory");
+	*import = now;
+	import->fd = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 3) : -1;
+	if (uv_queue_work(&session->worker->loop, &import->work, import_work, import_done) < 0) {
+		if (import->fd >= 0)
+			(void)close(import->fd);
+		free(import);
+		return fmha_error_set(err, FMHA_ENOMEM, "import: out of memory");
+	}
+	session->n_imports++;
+	return 0;
 }
 
 static int on_buffer_release(struct session *session, uint32_t id,
@@ -269,8 +340,7 @@ static int on_plan(struct session *session, uint32_t id, const struct proto_plan
 	plan->tiny = plan->plan.flops < 1e6 && plan->plan.bytes < 1 << 20;
 	session->account->n_plans++;
 	describe_plan(&plan->plan, &result);
-	connection_answer(&session->connection, id, PROTO_PLAN, &result, -1);
-	return 0;
+	return prepare_plan(session, id, plan, &result, err);
 }
 
 static int on_plan_release(struct session *session, uint32_t id,
@@ -406,6 +476,7 @@ static void on_hangup(struct connection *connection)
 	struct session_plan *plan;
 
 	session->hung_up = true;
+	prepare_forget(session);
 	run_cancel_all(session);
 	while ((buffer = table_pop(&session->buffers)))
 		buffer_unref(buffer);
@@ -427,7 +498,7 @@ static void on_closed(struct connection *connection)
 
 void session_release(struct session *session)
 {
-	if (!session->closed || session->n_running > 0)
+	if (!session->closed || session->n_running > 0 || session->n_imports > 0)
 		return;
 	device_stream_free(session->worker->device, session->stream);
 	table_deinit(&session->buffers);
@@ -459,6 +530,7 @@ int session_new(struct worker *worker, int fd, const struct proto_worker_attach_
 	list_init(&session->waiting);
 	list_init(&session->running);
 	list_init(&session->in_sessions);
+	list_init(&session->preparing);
 	session->account = account_get(&worker->accounts, params->uid);
 	if (!session->account)
 		r = fmha_error_set(err, FMHA_ENOMEM, "session: out of memory");

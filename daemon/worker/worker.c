@@ -149,8 +149,10 @@ static void on_control_message(struct connection *connection, struct proto_messa
 	struct fmha_error err;
 	int r = 0;
 
-	if (message->type != PROTO_REQUEST)
-		return; /* the front's answer to worker_ready */
+	if (message->type != PROTO_REQUEST) {
+		prepare_on_answer(worker, message); /* or the answer to worker_ready: nobody's */
+		return;
+	}
 	switch (message->method) {
 	case PROTO_WORKER_ATTACH:
 		r = on_attach(worker, message, &err);
@@ -236,6 +238,7 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 
 	if (r < 0)
 		return r;
+	device_set_builder(worker->device, prepare_build, worker);
 	info = device_get_info(worker->device);
 	for (uint32_t i = 0; i < worker->page->n_quarantined; i++)
 		device_quarantine(worker->device, worker->page->quarantined[i]);
@@ -256,6 +259,7 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	memcpy(worker->limits.value, worker->page->config.limits, sizeof(worker->limits.value));
 	accounts_init(&worker->accounts);
 	list_init(&worker->sessions);
+	list_init(&worker->compiles);
 	list_init(&worker->requests);
 	list_init(&worker->free_requests);
 	uv_loop_init(&worker->loop);

@@ -39,7 +39,9 @@ struct worker {
 	uv_async_t device_async; /* the device has ended launches */
 	uv_timer_t tick;         /* deadlines; runs while requests are pending */
 	uint64_t last_tick_ns;
-	uv_timer_t trim; /* once, some seconds after the last launch */
+	uv_timer_t trim;      /* once, some seconds after the last launch */
+	struct list compiles; /* struct compile: what the front is asked for */
+	uint32_t next_compile;
 	struct list sessions;
 	struct list requests;      /* every request that waits or runs */
 	struct list free_requests; /* kept for the next run */
@@ -66,6 +68,8 @@ struct session {
 	struct device_stream *stream;
 	struct list waiting, running; /* struct request, in order */
 	uint32_t n_waiting, n_running;
+	struct list preparing; /* struct preparing: plans whose kernels are being compiled */
+	uint32_t n_imports;    /* under way on other threads */
 	uint64_t n_runs;
 	bool hung_up, closed;
 };
@@ -108,6 +112,22 @@ void run_cancel_all(struct session *session);
 /* Answers everything that is pending with @error. */
 void run_fail_all(struct worker *worker, const struct fmha_error *error);
 void run_on_tick(uv_timer_t *timer);
+
+/* ---- prepare.c: plans that wait for their kernels ---- */
+
+/* A device_builder: asks the front. @worker: struct worker. */
+int prepare_build(void *worker, const struct device_build *build, device_built done, void *owner,
+		  struct fmha_error *err);
+/* The front's answer to prepare_build(). */
+void prepare_on_answer(struct worker *worker, const struct proto_message *message);
+/*
+ * Makes the plan's kernels ready, then answers request @id with @result. On failure the plan leaves
+ * the session's table and the answer is the error. Return: 0 (answered, now or later), FMHA_E*.
+ */
+int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan,
+		 const struct proto_plan_result *result, struct fmha_error *err);
+/* The client is gone. */
+void prepare_forget(struct session *session);
 
 /* ---- status.c ---- */
 

@@ -29,6 +29,20 @@ struct config_device {
 	uint32_t queue_depth;  /* launches of one connection that the device has at a time */
 };
 
+#define CONFIG_FILE_BYTES 256
+
+/* How the front compiles kernels for GPUs; empty strings: where they are installed. */
+struct config_compile {
+	char cache[CONFIG_FILE_BYTES];   /* directory; default /var/cache/fmhad, or below $HOME */
+	char layer[CONFIG_FILE_BYTES];   /* read-only cache below it, a directory or a pack */
+	char sources[CONFIG_FILE_BYTES]; /* folder of the kernel sources */
+	char helper[CONFIG_FILE_BYTES];  /* fmhad-compile */
+	char clang[CONFIG_FILE_BYTES];   /* command; default: the first found */
+	char library_path[CONFIG_FILE_BYTES]; /* LD_LIBRARY_PATH of the helper */
+	uint32_t jobs;                        /* builds at a time; 0: half of the cores */
+	uint32_t deadline_ms;                 /* of one build */
+};
+
 struct config_supervision {
 	uint32_t heartbeat_ms;         /* between two questions to a worker that has clients */
 	uint32_t heartbeat_timeout_ms; /* a worker that does not answer for so long is killed */
@@ -49,7 +63,8 @@ struct config {
 	uint32_t n_admins;
 	uint32_t admin_uids[CONFIG_MAX_ADMINS]; /* besides root and the daemon's own uid */
 	struct config_supervision supervision;
-	uint32_t n_devices;
+	struct config_compile compile;
+	uint32_t n_devices; /* 0: the CPU and every GPU that the drivers show */
 	struct config_device devices[PROTO_MAX_DEVICES];
 	uint64_t limits[N_LIMITS];
 };

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mirror.h: what a run needs on a device whose memory the host does not see. Integer tensors are
+ * fetched before they are judged, and the judged copies are uploaded; so is the head of a backward
+ * workspace. On a device that shares the host's memory nothing of this happens.
+ */
+#ifndef FMHAD_WORKER_MIRROR_H
+#define FMHAD_WORKER_MIRROR_H
+
+#include <device.h>
+#include <plan.h>
+
+struct mirror {
+	void *integers; /* of the client's integer tensors, as fetched */
+	void *head;     /* of the workspace, as prepared */
+};
+
+/* Bytes that uploads need behind the plan's workspace; 0 on a device that shares memory. */
+uint64_t mirror_extra_bytes(const struct device *device, const struct plan *plan);
+
+/*
+ * Before plan_bind(): fetches integer tensors, so that bindings[].host can be read, and makes room
+ * for the head: @ret_head, for plan_bind().
+ */
+int mirror_fetch(struct device *device, const struct plan *plan,
+		 struct plan_binding bindings[FMHA_N_TENSORS], struct mirror *mirror,
+		 void **ret_head, struct fmha_error *err);
+
+/* After plan_bind(): says what to upload and moves the arguments to it. */
+void mirror_upload(struct device *device, const struct plan *plan,
+		   const struct plan_indices *indices, const struct mirror *mirror,
+		   const struct device_memory *workspace, struct device_launch *launch);
+
+void mirror_deinit(struct mirror *mirror);
+
+#endif

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * prepare.c: plans that wait for their kernels. On a device whose kernels are compiled, the first
+ * plan that needs one has to wait for the front's compiler; its answer comes when the code is
+ * loaded, and nobody else's request waits with it.
+ */
+#include "worker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <proto/error.h>
+
+#define MAX_CODE_BYTES (64u << 20)
+
+/* A kernel that the front was asked for. */
+struct compile {
+	struct list in_worker;
+	uint32_t id;
+	device_built done;
+	void *owner;
+};
+
+struct preparing {
+	struct list in_session;
+	struct session *session;
+	struct session_plan *plan; /* in the session's table */
+	uint32_t id;               /* of the plan request */
+	uint32_t n_left;           /* stages that are not ready */
+	struct fmha_error error;
+	struct proto_plan_result result;
+};
+
+/* ---- asking the front ---- */
+
+int prepare_build(void *owner, const struct device_build *build, device_built done,
+		  void *done_owner, struct fmha_error *err)
+{
+	struct worker *worker = owner;
+	struct compile *compile = malloc(sizeof(*compile));
+	struct proto_compile_params params;
+	int r;
+
+	if (!compile)
+		return fmha_error_set(err, FMHA_ENOMEM, "compile: out of memory");
+	snprintf(params.kernel, sizeof(params.kernel), "%s", build->kernel);
+	snprintf(params.arch, sizeof(params.arch), "%s", build->arch);
+	snprintf(params.source, sizeof(params.source), "%s", build->source);
+	snprintf(params.options, sizeof(params.options), "%s", build->options);
+	/* Id 0 is worker_ready's. */
+	if (++worker->next_compile == 0)
+		worker->next_compile = 1;
+	compile->id = worker->next_compile;
+	compile->done = done;
+	compile->owner = done_owner;
+	r = connection_request(&worker->control, compile->id, PROTO_COMPILE, &params, -1, err);
+	if (r < 0) {
+		free(compile);
+		return r;
+	}
+	list_append(&worker->compiles, &compile->in_worker);
+	return 0;
+}
+
+static struct compile *find_compile(struct worker *worker, uint32_t id)
+{
+	list_for_each(node, &worker->compiles)
+	{
+		struct compile *compile = container_of(node, struct compile, in_worker);
+
+		if (compile->id == id)
+			return compile;
+	}
+	return NULL;
+}
+
+/* Maps the code object for as long as @done takes. */
+static int deliver(struct compile *compile, const struct proto_message *message, int fd,
+		   struct fmha_error *err)
+{
+	struct proto_compile_result result;
+	void *code;
+	int r = proto_decode_result(message, PROTO_COMPILE, &result, err);
+
+	if (r < 0)
+		return r;
+	if (fd < 0 || result.size == 0 || result.size > MAX_CODE_BYTES)
+		return fmha_error_set(err, FMHA_EINTERNAL, "compile: an answer without code");
+	code = mmap(NULL, result.size, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (code == MAP_FAILED)
+		return fmha_error_set(err, FMHA_ENOMEM, "compile: no memory for the code");
+	compile->done(compile->owner, code, NULL);
+	munmap(code, result.size);
+	return 0;
+}
+
+void prepare_on_answer(struct worker *worker, const struct proto_message *message)
+{
+	struct compile *compile = find_compile(worker, message->id);
+	struct fmha_error err = message->error;
+	int fd = -1;
+
+	if (!compile)
+		return;
+	list_remove(&compile->in_worker);
+	if (err.code == FMHA_OK) {
+		fd = connection_take_fd(&worker->control);
+		if (deliver(compile, message, fd, &err) < 0)
+			compile->done(compile->owner, NULL, &err);
+	} else {
+		compile->done(compile->owner, NULL, &err);
+	}
+	if (fd >= 0)
+		(void)close(fd);
+	free(compile);
+}
+
+/* ---- plans ---- */
+
+static void preparing_free(struct preparing *preparing)
+{
+	list_remove(&preparing->in_session);
+	free(preparing);
+}
+
+static void drop_plan(struct session *session, uint64_t id)
+{
+	struct session_plan *plan = table_remove(&session->plans, id);
+
+	if (!plan)
+		return;
+	session->account->n_plans--;
+	session_plan_unref(plan);
+}
+
+static void on_prepared(void *owner, const struct fmha_error *error)
+{
+	struct preparing *preparing = owner;
+	struct session *session = preparing->session;
+	struct fmha_error err;
+
+	if (error->code != FMHA_OK)
+		preparing->error = *error;
+	if (--preparing->n_left > 0)
+		return;
+	err = preparing->error;
+	if (err.code == FMHA_OK) {
+		connection_answer(&session->connection, preparing->id, PROTO_PLAN,
+				  &preparing->result, -1);
+	} else {
+		drop_plan(session, preparing->result.plan);
+		/* The client's request was sound: a build that fails is this machine's fault. */
+		if (err.code == FMHA_EINVAL)
+			err.code = FMHA_ENOKERNEL;
+		connection_answer_error(&session->connection, preparing->id, &err);
+	}
+	preparing_free(preparing);
+}
+
+int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan,
+		 const struct proto_plan_result *result, struct fmha_error *err)
+{
+	struct preparing *preparing = calloc(1, sizeof(*preparing));
+	struct device *device = session->worker->device;
+	union plan_args args[PLAN_MAX_STAGES];
+	int r = 0;
+
+	if (!preparing) {
+		drop_plan(session, result->plan);
+		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	}
+	preparing->session = session;
+	preparing->plan = plan;
+	preparing->id = id;
+	preparing->result = *result;
+	list_init(&preparing->in_session);
+	plan_placeholder_args(&plan->plan, args);
+	for (uint32_t i = 0; i < plan->plan.n_stages && r >= 0; i++) {
+		r = device_prepare(device, &plan->plan.stages[i], &args[i], on_prepared, preparing,
+				   err);
+		if (r == DEVICE_PREPARING)
+			preparing->n_left++;
+	}
+	if (r < 0) {
+		device_forget(device, preparing);
+		drop_plan(session, result->plan);
+		preparing_free(preparing);
+		return r;
+	}
+	if (preparing->n_left > 0) {
+		list_append(&session->preparing, &preparing->in_session);
+		return 0;
+	}
+	connection_answer(&session->connection, id, PROTO_PLAN, result, -1);
+	preparing_free(preparing);
+	return 0;
+}
+
+void prepare_forget(struct session *session)
+{
+	struct list *node;
+
+	while ((node = list_pop(&session->preparing))) {
+		struct preparing *preparing = container_of(node, struct preparing, in_session);
+
+		device_forget(session->worker->device, preparing);
+		free(preparing);
+	}
+}
