@@ -202,9 +202,6 @@ static int find_kernels(struct request *request, struct fmha_error *err)
 	struct device_launch *launch = request->launch;
 
 	launch->n_stages = plan->plan.n_stages;
-	launch->flops = plan->plan.flops;
-	launch->n_uploads = 0;
-	launch->zero_bytes = 0;
 	for (uint32_t i = 0; i < launch->n_stages; i++) {
 		const struct plan_stage *stage = &plan->plan.stages[i];
 
