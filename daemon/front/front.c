@@ -182,6 +182,7 @@ static void on_stop_signal(uv_signal_t *handle, int number)
 	uv_timer_start(&front->drain, on_drain_timer, front->config.supervision.drain_ms, 0);
 	for (uint32_t i = 0; i < front->n_slots; i++)
 		worker_slot_drain(&front->slots[i]);
+	front_on_drained(front);
 }
 
 /* ---- start ---- */

@@ -701,8 +701,10 @@ void worker_slot_init(struct front *front, uint32_t index)
 void worker_slot_drain(struct worker_slot *slot)
 {
 	slot->drain_id = worker_slot_request(slot, PROTO_WORKER_DRAIN);
-	if (slot->drain_id == 0)
-		worker_slot_stop(slot, true);
+	if (slot->drain_id)
+		return;
+	worker_slot_stop(slot, true); /* it is not ready: nothing is in flight */
+	slot->drained = worker_slot_is_over(slot);
 }
 
 void worker_slot_stop(struct worker_slot *slot, bool now)

@@ -44,6 +44,34 @@ FAKE = {
 }
 
 
+def connects(path):
+    """Does a daemon answer on this socket?"""
+    try:
+        with fmha_wire.Client.connect(path) as client:
+            client.ping()
+        return True
+    except (OSError, fmha_wire.Disconnected):
+        return False
+
+
+def start(arguments, **options):
+    """fmhad with a command line of one's own."""
+    return subprocess.Popen(
+        [find_program("fmhad"), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def finish(process, timeout=20):
+    """Waits for it. Returns its exit status, stdout and stderr."""
+    out, err = process.communicate(timeout=timeout)
+    return process.returncode, out, err
+
+
 class Daemon:
     """config: the keys of a configuration file but for the socket."""
 
@@ -102,6 +130,11 @@ class Daemon:
 
     def log(self):
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def status(self):
+        """The parsed answer to method status."""
+        with self.client() as client:
+            return json.loads(client.status())
 
     # ---- clients ----
 
