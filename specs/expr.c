@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /*
- * expr.c: lexer, one-pass compiler and stack machine of the expression language.
+ * expr.c: the one-pass compiler of the expression language.
  *
  * The compiler is a recursive descent over the grammar that emits code as it goes; each function
  * leaves exactly one value on the machine's stack. Its input may be hostile (a filter comes from a
@@ -14,40 +14,12 @@
 #include <proto/error.h>
 
 #include "catalog_impl.h"
-#include "expr.h"
+#include "expr_code.h"
+#include "expr_lex.h"
 
 #define MAX_CODE    2048
 #define MAX_LIST    512
-#define MAX_STACK   48
 #define MAX_NESTING 48
-
-enum op {
-	OP_PUSH,
-	OP_LOAD_U8,
-	OP_LOAD_U16,
-	OP_LOAD_I16,
-	OP_DTYPE, /* property `value` of the spec's data type */
-	OP_NOT,
-	OP_NEGATE,
-	OP_EQ,
-	OP_NE,
-	OP_LT,
-	OP_LE,
-	OP_GT,
-	OP_GE,
-	OP_ADD,
-	OP_SUB,
-	OP_MUL,
-	OP_DIV,
-	OP_MOD,
-	OP_IN, /* in list[offset .. offset + count) */
-	OP_POP,
-	OP_JUMP_IF_FALSE, /* keeps the value */
-	OP_JUMP_IF_TRUE,  /* keeps the value */
-	OP_JUMP_IF_POP,   /* takes the value */
-};
-
-enum token { T_END, T_NUMBER, T_NAME, T_TEXT, T_OP, T_BAD };
 
 /* What an operand is. A text has no number until the field it is compared with is known: it stands
  * in the code as a PUSH that resolve_text() completes. */
@@ -61,22 +33,14 @@ struct type {
 	int code; /* TYPE_TEXT: its PUSH */
 };
 
-struct lexer {
-	const char *text;
-	size_t at; /* of the token's first byte */
-	size_t next;
-	enum token token;
-	size_t length; /* of the token */
-	int64_t number;
-};
-
 struct compiler {
 	const struct expr_scope *scope;
 	struct lexer lex;
 	struct fmha_error *err;
 	size_t fault;
 	int nesting;
-	int depth;              /* values on the machine's stack */
+	int depth;  /* values on the machine's stack */
+	int target; /* the last place that code jumps to: what lies across it stays as it is */
 	const char *definition; /* being expanded, or NULL */
 	int n_code, n_list;
 	field_set reads;
@@ -103,90 +67,37 @@ static int fail_at(struct compiler *c, size_t column, const char *fmt, ...)
 	return fmha_error_set(c->err, FMHA_EINVAL, "column %zu: %s", column + 1, reason);
 }
 
-static int is_name_byte(char byte)
-{
-	return isalnum((unsigned char)byte) || byte == '_' || byte == '.';
-}
-
-static void lex_number(struct lexer *lex)
-{
-	const char *at = lex->text + lex->at;
-	size_t n = 0;
-
-	lex->token = T_NUMBER;
-	lex->number = 0;
-	for (; isdigit((unsigned char)at[n]); n++) {
-		lex->number = lex->number * 10 + (at[n] - '0');
-		if (lex->number > INT32_MAX)
-			lex->token = T_BAD;
-		if (lex->token == T_BAD)
-			lex->number = 0; /* keeps the sum from overflowing */
-	}
-	if (is_name_byte(at[n]))
-		lex->token = T_BAD;
-	lex->length = n;
-}
-
-static void lex_text(struct lexer *lex)
-{
-	const char *at = lex->text + lex->at;
-	size_t n = 1;
-
-	while (at[n] && at[n] != at[0])
-		n++;
-	lex->token = at[n] ? T_TEXT : T_BAD;
-	lex->length = at[n] ? n + 1 : n;
-}
-
-static void lex_next(struct lexer *lex)
-{
-	static const char *const ops[] = {"==", "!=", "<=", ">=", "//", "<", ">", "(",
-					  ")",  "[",  "]",  ",",  "+",  "-", "*", "%"};
-	const char *at;
-
-	while (isspace((unsigned char)lex->text[lex->next]))
-		lex->next++;
-	lex->at = lex->next;
-	at = lex->text + lex->at;
-	lex->length = 1;
-	if (!*at) {
-		lex->token = T_END;
-		lex->length = 0;
-	} else if (isdigit((unsigned char)*at)) {
-		lex_number(lex);
-	} else if (isalpha((unsigned char)*at) || *at == '_') {
-		lex->token = T_NAME;
-		while (is_name_byte(at[lex->length]))
-			lex->length++;
-	} else if (*at == '\'' || *at == '"') {
-		lex_text(lex);
-	} else {
-		lex->token = T_BAD;
-		for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++)
-			if (strncmp(at, ops[i], strlen(ops[i])) == 0) {
-				lex->token = T_OP;
-				lex->length = strlen(ops[i]);
-				break;
-			}
-	}
-	lex->next = lex->at + lex->length;
-}
-
-/* 1 when the token is this operator or keyword. */
-static int is_token(const struct lexer *lex, const char *word)
-{
-	return (lex->token == T_OP || lex->token == T_NAME) && strlen(word) == lex->length &&
-	       memcmp(lex->text + lex->at, word, lex->length) == 0;
-}
-
 static int emit(struct compiler *c, enum op op, int effect, int32_t value)
 {
 	if (c->n_code == MAX_CODE)
 		return fail_at(c, c->lex.at, "the expression is too long");
 	c->depth += effect;
-	if (c->depth > MAX_STACK)
+	if (c->depth > EXPR_MAX_STACK)
 		return fail_at(c, c->lex.at, "the expression is nested too deeply");
 	c->code[c->n_code++] = (struct expr_instruction){.op = (uint8_t)op, .value = value};
+	return 0;
+}
+
+/* Ends a jump here. */
+static void land(struct compiler *c, int jump)
+{
+	c->code[jump].offset = (uint16_t)c->n_code;
+	c->target = c->n_code;
+}
+
+/* Emits a comparison, together with a field and a number that were just pushed if possible. */
+static int emit_comparison(struct compiler *c, enum op op)
+{
+	struct expr_instruction *load = c->n_code >= 2 ? &c->code[c->n_code - 2] : NULL;
+
+	if (!load || c->n_code - 2 < c->target || load[1].op != OP_PUSH || load->op < OP_LOAD_U8 ||
+	    load->op > OP_LOAD_I16)
+		return emit(c, op, -1, 0);
+	load->count = (uint8_t)(load->op - OP_LOAD_U8);
+	load->op = (uint8_t)(op - OP_EQ + OP_FIELD_EQ);
+	load->value = load[1].value;
+	c->n_code--;
+	c->depth--;
 	return 0;
 }
 
@@ -650,7 +561,7 @@ static int compile_comparison(struct compiler *c, struct type *ret)
 		if (r == 0)
 			r = match_types(c, &left, op->op, &right);
 		if (r == 0)
-			r = emit(c, op->op, -1, 0);
+			r = emit_comparison(c, op->op);
 		if (r < 0)
 			return r;
 		ret->kind = TYPE_NUMBER;
@@ -662,15 +573,13 @@ static int compile_comparison(struct compiler *c, struct type *ret)
 		if (n_jumps == 16)
 			return fail_at(c, c->lex.at, "too many comparisons in a row");
 		jumps[n_jumps++] = c->n_code;
-		r = emit(c, OP_JUMP_IF_FALSE, 0, 0);
-		if (r == 0)
-			r = emit(c, OP_POP, -1, 0);
+		r = emit(c, OP_AND, -1, 0);
 		c->lex = operand;
 		if (r == 0)
 			r = compile_sum(c, &left);
 	}
 	for (int i = 0; i < n_jumps; i++)
-		c->code[jumps[i]].offset = (uint16_t)c->n_code;
+		land(c, jumps[i]);
 	if (left.kind == TYPE_NUMBER)
 		ret->kind = TYPE_NUMBER; /* `in` has made it one */
 	return r;
@@ -711,27 +620,25 @@ static int compile_logic(struct compiler *c, const char *word, enum op jump,
 			return r;
 		lex_next(&c->lex);
 		at = c->n_code;
-		r = emit(c, jump, 0, 0);
-		if (r == 0)
-			r = emit(c, OP_POP, -1, 0);
+		r = emit(c, jump, -1, 0);
 		if (r == 0)
 			r = operand(c, &right);
 		if (r == 0)
 			r = want_number(c, &right);
 		if (r == 0)
-			c->code[at].offset = (uint16_t)c->n_code;
+			land(c, at);
 	}
 	return r;
 }
 
 static int compile_and(struct compiler *c, struct type *ret)
 {
-	return compile_logic(c, "and", OP_JUMP_IF_FALSE, compile_not, ret);
+	return compile_logic(c, "and", OP_AND, compile_not, ret);
 }
 
 static int compile_or(struct compiler *c, struct type *ret)
 {
-	return compile_logic(c, "or", OP_JUMP_IF_TRUE, compile_and, ret);
+	return compile_logic(c, "or", OP_OR, compile_and, ret);
 }
 
 /* `a if b else c`: a is on the stack before b is known, which costs nothing worth avoiding. */
@@ -756,9 +663,7 @@ static int compile_ternary(struct compiler *c, struct type *ret)
 		return fail_at(c, c->lex.at, "expected 'else'");
 	lex_next(&c->lex);
 	at = c->n_code;
-	r = emit(c, OP_JUMP_IF_POP, -1, 0);
-	if (r == 0)
-		r = emit(c, OP_POP, -1, 0);
+	r = emit(c, OP_ELSE, -2, 0);
 	if (r < 0)
 		return r;
 	if (++c->nesting > MAX_NESTING)
@@ -768,7 +673,7 @@ static int compile_ternary(struct compiler *c, struct type *ret)
 	if (r == 0)
 		r = want_number(c, &otherwise);
 	if (r == 0)
-		c->code[at].offset = (uint16_t)c->n_code;
+		land(c, at);
 	return r;
 }
 
@@ -829,107 +734,4 @@ void expr_deinit(struct expr *expr)
 	free(expr->code);
 	free(expr->list);
 	*expr = (struct expr){0};
-}
-
-static int is_in(const int64_t *list, int count, int64_t value)
-{
-	for (int i = 0; i < count; i++)
-		if (list[i] == value)
-			return 1;
-	return 0;
-}
-
-/* Rounds towards minus infinity, as Python does; by zero gives zero: a rule or filter has no way to
- * fail on one of a million rows. */
-static int64_t divide(int64_t a, int64_t b)
-{
-	int64_t quotient;
-
-	if (b == 0)
-		return 0;
-	if (b == -1)
-		return (int64_t)(0 - (uint64_t)a);
-	quotient = a / b;
-	return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
-}
-
-static int64_t wrap_multiply(int64_t a, int64_t b)
-{
-	return (int64_t)((uint64_t)a * (uint64_t)b);
-}
-
-#define BINARY(OP, expression)                                                                     \
-	case OP: {                                                                                 \
-		int64_t b = *top--, a = *top;                                                      \
-		*top = (expression);                                                               \
-		break;                                                                             \
-	}
-
-int64_t expr_eval(const struct expr *expr, const struct kernel_spec *spec)
-{
-	int64_t stack[MAX_STACK + 1];
-	int64_t *top = stack;
-	uint16_t wide;
-
-	for (int i = 0; i < expr->n_code; i++) {
-		const struct expr_instruction *in = &expr->code[i];
-		const uint8_t *at = (const uint8_t *)spec + in->offset;
-
-		switch ((enum op)in->op) {
-		case OP_PUSH:
-			*++top = in->value;
-			break;
-		case OP_LOAD_U8:
-			*++top = *at;
-			break;
-		case OP_LOAD_U16:
-			memcpy(&wide, at, sizeof(wide));
-			*++top = wide;
-			break;
-		case OP_LOAD_I16:
-			memcpy(&wide, at, sizeof(wide));
-			*++top = (int16_t)wide;
-			break;
-		case OP_DTYPE:
-			*++top = expr->dtype_properties[spec->signature.data_type][in->value];
-			break;
-		case OP_NOT:
-			*top = !*top;
-			break;
-		case OP_NEGATE:
-			*top = (int64_t)(0 - (uint64_t)*top);
-			break;
-			BINARY(OP_EQ, a == b)
-			BINARY(OP_NE, a != b)
-			BINARY(OP_LT, a < b)
-			BINARY(OP_LE, a <= b)
-			BINARY(OP_GT, a > b)
-			BINARY(OP_GE, a >= b)
-			BINARY(OP_ADD, (int64_t)((uint64_t)a + (uint64_t)b))
-			BINARY(OP_SUB, (int64_t)((uint64_t)a - (uint64_t)b))
-			BINARY(OP_MUL, wrap_multiply(a, b))
-			BINARY(OP_DIV, divide(a, b))
-			BINARY(OP_MOD,
-			       (int64_t)((uint64_t)a - (uint64_t)wrap_multiply(divide(a, b), b)))
-		case OP_IN:
-			*top = is_in(expr->list + in->offset, in->count, *top);
-			break;
-		case OP_POP:
-			top--;
-			break;
-		case OP_JUMP_IF_FALSE:
-			if (!*top)
-				i = in->offset - 1;
-			break;
-		case OP_JUMP_IF_TRUE:
-			if (*top)
-				i = in->offset - 1;
-			break;
-		case OP_JUMP_IF_POP:
-			if (*top--)
-				i = in->offset - 1;
-			break;
-		}
-	}
-	return *top;
 }

@@ -29,7 +29,7 @@ struct expr_scope {
 
 struct expr_instruction {
 	uint8_t op;
-	uint8_t count;   /* lists: length */
+	uint8_t count;   /* lists: length; fields compared: enum field_type */
 	uint16_t offset; /* loads: into the spec; jumps: target; lists: first element */
 	int32_t value;
 };

@@ -74,31 +74,60 @@ size_t spec_csv_row(const struct spec_catalog *catalog, const struct kernel_spec
 	return (size_t)(at - line);
 }
 
-static int parse_cell(const struct spec_catalog *catalog, int field, const char *text,
-		      size_t length, struct kernel_spec *spec)
+static inline int is_cell_end(char byte)
 {
-	const struct field *of = &spec_fields[field];
-	size_t i = length && text[0] == '-';
-	int64_t value = 0;
+	return byte == ',' || byte == '\0' || byte == '\n' || byte == '\r';
+}
 
-	if (of->kind == FIELD_WORD) {
-		value = spec_word_find_n(catalog, field, text, length);
-		if (value < 0)
-			return 0;
-	} else {
-		if (i == length || length > 7)
-			return 0;
-		for (size_t digit = i; digit < length; digit++) {
-			if (text[digit] < '0' || text[digit] > '9')
-				return 0;
-			value = value * 10 + (text[digit] - '0');
+/*
+ * Reads one cell in one pass, without looking for its end first: rows come by the million too.
+ * Returns the place after it, NULL when the field has no such value.
+ */
+static const char *parse_word(const struct spec_catalog *catalog, int field, const char *cell,
+			      struct kernel_spec *spec)
+{
+	int n;
+	const char *const *words = spec_words(catalog, field, &n);
+
+	for (int i = 0; i < n; i++) {
+		const char *word = words[i], *at = cell;
+
+		while (*word && *word == *at) {
+			word++;
+			at++;
 		}
-		value = i ? -value : value;
+		if (*word == '\0' && is_cell_end(*at)) {
+			field_store(&spec_fields[field], spec, i);
+			return at;
+		}
 	}
-	if (!field_fits(of, value))
-		return 0;
-	field_store(of, spec, (int32_t)value);
-	return 1;
+	return NULL;
+}
+
+static const char *parse_number(const struct field *field, const char *cell,
+				struct kernel_spec *spec)
+{
+	const char *at = cell + (*cell == '-'), *first = at;
+	int32_t value = 0;
+
+	while (*at >= '0' && *at <= '9' && at - first < 6)
+		value = value * 10 + (*at++ - '0');
+	if (at == first || !is_cell_end(*at))
+		return NULL;
+	if (*cell == '-')
+		value = -value;
+	if (!field_fits(field, value))
+		return NULL;
+	field_store(field, spec, value);
+	return at;
+}
+
+static int bad_cell(const char *name, const char *cell, struct fmha_error *err)
+{
+	size_t length = strcspn(cell, ",\r\n");
+
+	return fmha_error_set_field(err, FMHA_EINVAL, name, "%s '%.*s': no such value", name,
+				    (int)(length > 60 ? 60 : length), cell);
 }
 
 int spec_csv_parse(const struct spec_catalog *catalog, const char *line,
@@ -107,17 +136,16 @@ int spec_csv_parse(const struct spec_catalog *catalog, const char *line,
 	struct kernel_spec spec = {0};
 
 	for (int i = 0; i < SPEC_N_FIELDS; i++) {
-		size_t length = strcspn(line, ",\r\n");
-		int is_last = line[length] != ',';
+		const struct field *field = &spec_fields[i];
+		const char *end = field->kind == FIELD_WORD ? parse_word(catalog, i, line, &spec)
+							    : parse_number(field, line, &spec);
 
-		if (is_last != (i + 1 == SPEC_N_FIELDS))
-			return fmha_error_set_field(err, FMHA_EINVAL, spec_fields[i].name,
+		if (!end)
+			return bad_cell(field->name, line, err);
+		if ((*end == ',') != (i + 1 < SPEC_N_FIELDS))
+			return fmha_error_set_field(err, FMHA_EINVAL, field->name,
 						    "the row must have %d columns", SPEC_N_FIELDS);
-		if (!parse_cell(catalog, i, line, length, &spec))
-			return fmha_error_set_field(err, FMHA_EINVAL, spec_fields[i].name,
-						    "%s '%.*s': no such value", spec_fields[i].name,
-						    (int)(length > 60 ? 60 : length), line);
-		line += length + !is_last;
+		line = end + 1;
 	}
 	*ret_spec = spec;
 	return 0;
@@ -230,27 +258,50 @@ static int read_member(const struct spec_catalog *catalog, const struct at *at,
 	return at_error(at, err, "there is no field '%s'", at->key);
 }
 
-int spec_json_parse(const struct spec_catalog *catalog, const struct cJSON *object,
-		    const char *file, int index, struct kernel_spec *ret_spec,
-		    struct fmha_error *err)
+static int read_spec(const struct spec_catalog *catalog, const struct at *at,
+		     struct kernel_spec *ret_spec, struct fmha_error *err)
 {
-	struct at document = at_document(NULL, file);
-	struct at at = index < 0 ? at_document(object, file) : at_item(&document, object, index);
-	struct at arch = at_key(&at, "gfx_arch"), family = at_key(&at, "family");
+	struct at arch = at_key(at, "gfx_arch"), family = at_key(at, "family");
 	struct kernel_spec spec;
-	int r = at_want_object(&at, err);
+	int r = at_want_object(at, err);
 
 	spec_init(&spec);
 	if (r == 0)
 		r = read_field(catalog, &arch, SPEC_FIELD_gfx_arch, &spec, err);
+	/* Before the rest: it decides how many numbers a tile has. */
 	if (r == 0)
 		r = read_field(catalog, &family, SPEC_FIELD_family, &spec, err);
-	for (const cJSON *item = r == 0 ? object->child : NULL; item && r == 0; item = item->next) {
-		struct at here = at_member(&at, item);
+	for (const cJSON *item = r == 0 ? at->item->child : NULL; item && r == 0;
+	     item = item->next) {
+		struct at here = at_member(at, item);
 
 		r = read_member(catalog, &here, &spec, err);
 	}
 	if (r == 0)
 		*ret_spec = spec;
+	return r;
+}
+
+int spec_json_read(const struct spec_catalog *catalog, const char *path, spec_json_each each,
+		   void *owner, struct fmha_error *err)
+{
+	struct at document;
+	cJSON *root;
+	int index = 0;
+	int r = json_read(path, &root, err);
+
+	if (r < 0)
+		return r;
+	document = at_document(root, path);
+	for (const cJSON *item = cJSON_IsArray(root) ? root->child : root; item && r == 0;
+	     item = item->next) {
+		struct at here = cJSON_IsArray(root) ? at_item(&document, item, index) : document;
+		struct fmha_error fault = {0};
+		struct kernel_spec spec;
+		int broken = read_spec(catalog, &here, &spec, &fault) < 0;
+
+		r = each(owner, index++, broken ? NULL : &spec, &fault);
+	}
+	cJSON_Delete(root);
 	return r;
 }

@@ -186,9 +186,14 @@ int spec_word_find_n(const struct spec_catalog *catalog, enum spec_field field, 
 	int n;
 	const char *const *words = spec_words(catalog, field, &n);
 
-	for (int i = 0; i < n; i++)
-		if (strncmp(words[i], word, length) == 0 && words[i][length] == '\0')
+	for (int i = 0; i < n; i++) {
+		size_t same = 0;
+
+		while (same < length && words[i][same] == word[same])
+			same++;
+		if (same == length && words[i][same] == '\0')
 			return i;
+	}
 	return -1;
 }
 

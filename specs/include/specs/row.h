@@ -22,13 +22,15 @@ size_t spec_json(const struct spec_catalog *catalog, const struct kernel_spec *s
 		 char text[SPEC_JSON_BYTES]);
 
 /*
- * A spec from a JSON object, as people write it: every field optional but family and gfx_arch, and
- * lists for short: "tile" (6 numbers, 9 for bwd_dq_dk_dv), "wave" (9), "warp" (9), "pads" (4).
- * @file: for messages. Return: 0, FMHA_EINVAL with path and reason.
+ * Reads a file with a spec or a list of specs as people write them: objects whose members are fields,
+ * all optional but family and gfx_arch, with lists for short: "tile" (6 numbers, 9 for bwd_dq_dk_dv),
+ * "wave" (9), "warp" (9), "pads" (4). Calls @each for every one; @spec is NULL when it is broken, and
+ * @fault says where and why. Stops when @each returns other than 0.
+ * Return: 0, what @each returned, FMHA_EIO, FMHA_ENOMEM, FMHA_EINVAL when the file is not JSON.
  */
-struct cJSON;
-int spec_json_parse(const struct spec_catalog *catalog, const struct cJSON *object,
-		    const char *file, int index, struct kernel_spec *ret_spec,
-		    struct fmha_error *err);
+typedef int (*spec_json_each)(void *owner, int index, const struct kernel_spec *spec,
+			      const struct fmha_error *fault);
+int spec_json_read(const struct spec_catalog *catalog, const char *path, spec_json_each each,
+		   void *owner, struct fmha_error *err);
 
 #endif

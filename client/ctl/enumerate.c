@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: MIT */
+/* fmhactl enumerate: the kernels that an arch can have, counted or written out. No daemon. */
+#include "ctl.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <specs/row.h>
+#include <specs/space.h>
+#include <specs/validate.h>
+
+#define MAX_HEAD_DIMS 32
+
+enum format { FORMAT_CSV, FORMAT_JSON, FORMAT_NAMES };
+
+struct request {
+	struct spec_space_options space;
+	struct spec_head_dims head_dims[MAX_HEAD_DIMS];
+	const char *profile_name;
+	const char *filter_text;
+	const char *out_path;
+	enum format format;
+	bool count_only;
+	bool has_receipt;
+};
+
+struct job {
+	struct spec_catalog *catalog;
+	struct spec_filter *filter;
+	struct spec_space *space;
+	int profile; /* -1: none */
+};
+
+static const char help[] =
+	"usage: fmhactl enumerate --arch ARCH [OPTION...]\n\n"
+	"  --arch ARCH       see `fmhactl archs`\n"
+	"  --rules RULES     which of the arch's kernel spaces: ck, gpu, cpu (default: its first)\n"
+	"  --variant V       fwd, splitkv, pagedkv, appendkv, batch_prefill or bwd, as shipped\n"
+	"                    (default: all of them)\n"
+	"  --config SWEEP    a shipped sweep by name (receipt0_fwd, fwd_ci, ...) or a JSON file\n"
+	"  --receipt N       default 0\n"
+	"  --profile P       the profile's receipt, and of that what validates and it keeps\n"
+	"  --mode MODE       rules (default) or exhaustive\n"
+	"  --hdims LIST      only these head dims, such as 64,192x128\n"
+	"  --filter EXPR     such as \"hdim_q == 128 and pipeline == 'qr_async' and not lse\"\n"
+	"  --count           print the number of kernels and nothing else\n"
+	"  --format FORMAT   csv (default: 59 columns with a header), json or names\n"
+	"  --out FILE        write there instead of to standard output\n"
+	"  --help            this text\n";
+
+enum option_id {
+	OPT_ARCH = 1,
+	OPT_RULES,
+	OPT_VARIANT,
+	OPT_CONFIG,
+	OPT_RECEIPT,
+	OPT_PROFILE,
+	OPT_MODE,
+	OPT_HDIMS,
+	OPT_FILTER,
+	OPT_COUNT,
+	OPT_FORMAT,
+	OPT_OUT,
+};
+
+/* "64,192x128" */
+static int parse_head_dims(struct request *request, const char *text)
+{
+	size_t n = 0;
+
+	while (*text) {
+		char *end;
+		unsigned long q = strtoul(text, &end, 10), v = q;
+
+		if (end != text && *end == 'x') {
+			text = end + 1;
+			v = strtoul(text, &end, 10);
+		}
+		if (end == text || (*end && *end != ',') || q == 0 || v == 0 || q > 65535 ||
+		    v > 65535 || n == MAX_HEAD_DIMS)
+			return ctl_usage_error("--hdims: expected a list such as 64,192x128");
+		request->head_dims[n++] = (struct spec_head_dims){(uint16_t)q, (uint16_t)v};
+		text = end + (*end == ',');
+	}
+	request->space.restrict_hdims = request->head_dims;
+	request->space.n_restrict_hdims = n;
+	return 0;
+}
+
+static int parse_word(const char *option, const char *text, const char *const *words,
+		      int *ret_number)
+{
+	for (int i = 0; words[i]; i++)
+		if (strcmp(text, words[i]) == 0) {
+			*ret_number = i;
+			return 0;
+		}
+	return ctl_usage_error("%s %s: there is none", option, text);
+}
+
+static int take_option(struct request *request, int id, const char *value)
+{
+	int number = 0;
+	int64_t receipt = 0;
+	int r = 0;
+
+	switch (id) {
+	case OPT_ARCH:
+		request->space.arch = value;
+		break;
+	case OPT_RULES:
+		request->space.rules = value;
+		break;
+	case OPT_VARIANT:
+		request->space.variant = value;
+		break;
+	case OPT_CONFIG:
+		request->space.config = value;
+		break;
+	case OPT_RECEIPT:
+		r = ctl_parse_int("--receipt", value, INT32_MIN, INT32_MAX, &receipt);
+		request->space.receipt = (int)receipt;
+		request->has_receipt = true;
+		break;
+	case OPT_PROFILE:
+		request->profile_name = value;
+		break;
+	case OPT_MODE:
+		r = parse_word("--mode", value, (const char *const[]){"rules", "exhaustive", NULL},
+			       &number);
+		request->space.exhaustive = number;
+		break;
+	case OPT_HDIMS:
+		r = parse_head_dims(request, value);
+		break;
+	case OPT_FILTER:
+		request->filter_text = value;
+		break;
+	case OPT_COUNT:
+		request->count_only = true;
+		break;
+	case OPT_FORMAT:
+		r = parse_word("--format", value,
+			       (const char *const[]){"csv", "json", "names", NULL}, &number);
+		request->format = (enum format)number;
+		break;
+	case OPT_OUT:
+		request->out_path = value;
+		break;
+	default: /* getopt_long() has said what is wrong */
+		r = CTL_USAGE;
+	}
+	return r;
+}
+
+static int parse_options(int argc, char **argv, struct request *request)
+{
+	static const struct option options[] = {{"arch", required_argument, NULL, OPT_ARCH},
+						{"rules", required_argument, NULL, OPT_RULES},
+						{"variant", required_argument, NULL, OPT_VARIANT},
+						{"config", required_argument, NULL, OPT_CONFIG},
+						{"receipt", required_argument, NULL, OPT_RECEIPT},
+						{"profile", required_argument, NULL, OPT_PROFILE},
+						{"mode", required_argument, NULL, OPT_MODE},
+						{"hdims", required_argument, NULL, OPT_HDIMS},
+						{"filter", required_argument, NULL, OPT_FILTER},
+						{"count", no_argument, NULL, OPT_COUNT},
+						{"format", required_argument, NULL, OPT_FORMAT},
+						{"out", required_argument, NULL, OPT_OUT},
+						{"help", no_argument, NULL, CTL_OPT_HELP},
+						{0}};
+	int id, r;
+
+	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		if (id == CTL_OPT_HELP) {
+			(void)fputs(help, stdout);
+			return -1;
+		}
+		r = take_option(request, id, optarg);
+		if (r != 0)
+			return r;
+	}
+	if (optind < argc)
+		return ctl_usage_error("enumerate: '%s' is no option", argv[optind]);
+	if (!request->space.arch)
+		return ctl_usage_error("enumerate: --arch is missing; see `fmhactl archs`");
+	if (request->profile_name && request->has_receipt)
+		return ctl_usage_error("enumerate: --profile and --receipt exclude each other");
+	return 0;
+}
+
+static int prepare(struct request *request, struct job *job)
+{
+	char explain[SPEC_EXPLAIN_BYTES];
+	struct fmha_error err = {0};
+
+	if (spec_catalog_load(NULL, &job->catalog, &err) < 0)
+		return ctl_error(&err);
+	job->profile = -1;
+	if (request->profile_name) {
+		job->profile = spec_profile_find(job->catalog, request->profile_name);
+		if (job->profile < 0)
+			return ctl_usage_error(
+				"profile '%s': there is none; see `fmhactl profiles`",
+				request->profile_name);
+		if (spec_profile_receipt(job->catalog, job->profile) >= 0)
+			request->space.receipt = spec_profile_receipt(job->catalog, job->profile);
+	}
+	if (request->filter_text && spec_filter_compile(job->catalog, request->filter_text,
+							&job->filter, explain, &err) < 0) {
+		(void)fprintf(stderr, "fmhactl: filter: %s\n", explain);
+		return CTL_USAGE;
+	}
+	if (spec_space_new(job->catalog, &request->space, &job->space, &err) < 0)
+		return err.code == FMHA_EINVAL ? ctl_usage_error("%s", err.msg) : ctl_error(&err);
+	if (spec_space_count(job->space) == 0)
+		(void)fputs("fmhactl: this space is empty\n", stderr);
+	return 0;
+}
+
+static bool keeps(const struct job *job, const struct kernel_spec *spec)
+{
+	return job->profile < 0 || (spec_profile_keeps(job->catalog, job->profile, spec) &&
+				    spec_validate(job->catalog, spec, NULL) == 0);
+}
+
+static size_t format_spec(const struct job *job, enum format format, bool is_first,
+			  const struct kernel_spec *spec, char *text)
+{
+	size_t n;
+
+	switch (format) {
+	case FORMAT_CSV:
+		return spec_csv_row(job->catalog, spec, text);
+	case FORMAT_JSON:
+		memcpy(text, is_first ? " " : ",", 1);
+		n = 1 + spec_json(job->catalog, spec, text + 1);
+		break;
+	case FORMAT_NAMES:
+	default:
+		n = spec_name_format(job->catalog, spec, text);
+	}
+	text[n] = '\n';
+	return n + 1;
+}
+
+static size_t format_head(enum format format, char *text)
+{
+	if (format == FORMAT_CSV)
+		return spec_csv_header(text);
+	if (format == FORMAT_NAMES)
+		return 0;
+	memcpy(text, "[\n", 2);
+	return 2;
+}
+
+/* Writes everything, or only counts when @out is NULL. */
+static int walk(const struct job *job, enum format format, FILE *out, uint64_t *ret_n)
+{
+	struct ctl_progress progress = {.title = "enumerating"};
+	struct spec_iter *iter = spec_iter_new(job->space, job->filter);
+	const struct kernel_spec *spec;
+	char text[SPEC_JSON_BYTES + 2];
+	bool failed = false;
+	uint64_t n = 0;
+
+	if (!iter)
+		return ctl_error(&(struct fmha_error){.code = FMHA_ENOMEM});
+	if (out)
+		failed = fwrite(text, 1, format_head(format, text), out) == 0 &&
+			 format != FORMAT_NAMES;
+	while (!failed && (spec = spec_iter_next(iter))) {
+		if (!keeps(job, spec))
+			continue;
+		if (out) {
+			size_t length = format_spec(job, format, n == 0, spec, text);
+
+			failed = fwrite(text, 1, length, out) != length;
+		}
+		if ((++n & 0x3fff) == 0)
+			ctl_progress(&progress, n, 0);
+	}
+	if (out && format == FORMAT_JSON && !failed)
+		failed = fputs("]\n", out) < 0;
+	ctl_progress_end(&progress);
+	spec_iter_free(iter);
+	*ret_n = n;
+	if (!failed)
+		return CTL_OK;
+	(void)fprintf(stderr, "fmhactl: cannot write: %s\n", strerror(errno));
+	return CTL_IO;
+}
+
+static int write_out(const struct job *job, const struct request *request)
+{
+	FILE *out = request->out_path ? fopen(request->out_path, "we") : stdout;
+	uint64_t n;
+	int r;
+
+	if (!out) {
+		(void)fprintf(stderr, "fmhactl: %s: %s\n", request->out_path, strerror(errno));
+		return CTL_IO;
+	}
+	r = walk(job, request->format, out, &n);
+	if (request->out_path && fclose(out) != 0 && r == CTL_OK) {
+		(void)fprintf(stderr, "fmhactl: %s: %s\n", request->out_path, strerror(errno));
+		r = CTL_IO;
+	}
+	return r;
+}
+
+static int count(const struct job *job)
+{
+	uint64_t n = spec_space_count(job->space);
+	int r = CTL_OK;
+
+	if (job->filter || job->profile >= 0)
+		r = walk(job, FORMAT_CSV, NULL, &n);
+	if (r == CTL_OK)
+		(void)printf("%llu\n", (unsigned long long)n);
+	return r;
+}
+
+int ctl_enumerate(int argc, char **argv)
+{
+	struct request request = {0};
+	struct job job = {0};
+	int r = parse_options(argc, argv, &request);
+
+	if (r != 0)
+		return r < 0 ? CTL_OK : r;
+	r = prepare(&request, &job);
+	if (r == 0)
+		r = request.count_only ? count(&job) : write_out(&job, &request);
+	spec_space_free(job.space);
+	spec_filter_free(job.filter);
+	spec_catalog_free(job.catalog);
+	return r;
+}
