@@ -23,7 +23,8 @@
 #include <base/config.h>
 
 #define DEVICE_PREPARING 1 /* device_prepare(): the callback will come */
-#define DEVICE_UPLOADS   2
+#define DEVICE_UPLOADS   (FMHA_N_TENSORS + 2)
+#define DEVICE_DOWNLOADS FMHA_N_TENSORS
 
 struct device;
 struct device_kernel;
@@ -41,7 +42,7 @@ struct device_info {
 /* An extent of memory that clients may share. */
 struct device_memory {
 	void *host;     /* NULL: the CPU cannot reach it */
-	void *device;   /* what kernels get */
+	void *device;   /* what kernels get; a copy when neither NULL nor equal to host */
 	uint64_t bytes; /* of the extent */
 	uint64_t charged_bytes;
 	void *map; /* backend: what to unmap */
@@ -67,9 +68,9 @@ typedef void (*device_prepared)(void *owner, const struct fmha_error *error);
 typedef int (*device_builder)(void *worker, const struct device_build *build, device_built done,
 			      void *owner, struct fmha_error *err);
 
-/* What the host has prepared for a launch on a device that cannot read its memory. */
-struct device_upload {
-	const void *host; /* kept until the launch is done */
+/* A copy between the host and a device that cannot read its memory. */
+struct device_copy {
+	void *host; /* kept until the launch is done */
 	void *device;
 	uint64_t bytes;
 };
@@ -97,10 +98,11 @@ struct device_launch {
 	void *workspaces[PLAN_MAX_STAGES]; /* each stage's own share */
 	void (*on_done)(struct device_launch *launch);
 	void *owner; /* for on_done */
-	/* Done before the first stage, and only by devices without host memory. */
-	uint32_t n_uploads;
-	struct device_upload uploads[DEVICE_UPLOADS];
-	void *zero; /* device memory to clear */
+	/* Copies before the first stage and after the last one, and device memory to clear before:
+	 * only on devices that do not share the host's memory. */
+	uint32_t n_uploads, n_downloads;
+	struct device_copy uploads[DEVICE_UPLOADS], downloads[DEVICE_DOWNLOADS];
+	void *zero;
 	uint64_t zero_bytes;
 
 	/* Filled in when it is done. */

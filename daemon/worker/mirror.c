@@ -34,9 +34,15 @@ int mirror_fetch(struct device *device, const struct plan *plan,
 			return fmha_error_set(err, FMHA_ENOMEM, "workspace: out of memory");
 	}
 	*ret_head = mirror->head;
-	for (uint32_t i = 0; i < plan->n_views; i++)
-		if (is_integer_view(plan, &plan->views[i]))
-			total += align(plan->views[i].span_bytes);
+	_Static_assert(FMHA_N_TENSORS <= 64, "a bit a role");
+	for (uint32_t i = 0; i < plan->n_views; i++) {
+		const struct plan_view *view = &plan->views[i];
+
+		if (bindings[view->role].host)
+			mirror->in_host |= UINT64_C(1) << view->role;
+		else if (is_integer_view(plan, view))
+			total += align(view->span_bytes);
+	}
 	if (total == 0)
 		return 0;
 	mirror->integers = malloc(total);
@@ -48,7 +54,8 @@ int mirror_fetch(struct device *device, const struct plan *plan,
 		int r;
 
 		/* What does not lie in its buffer plan_bind() will refuse, and not read. */
-		if (!is_integer_view(plan, view) || view->span_bytes > binding->bytes)
+		if (!is_integer_view(plan, view) || binding->host ||
+		    view->span_bytes > binding->bytes)
 			continue;
 		binding->host = (char *)mirror->integers + at;
 		r = device_fetch(device, binding->device, binding->host, view->span_bytes, err);
@@ -59,24 +66,50 @@ int mirror_fetch(struct device *device, const struct plan *plan,
 	return 0;
 }
 
+static void add_upload(struct device_launch *launch, const void *host, void *device, uint64_t bytes)
+{
+	if (bytes > 0)
+		launch->uploads[launch->n_uploads++] = (struct device_copy){
+			.host = (void *)(uintptr_t)host, .device = device, .bytes = bytes};
+}
+
+/* Outputs go both ways: what lies between the elements of a strided view must come back as it was.
+ */
+static void copy_host_tensors(const struct plan *plan,
+			      const struct plan_binding bindings[FMHA_N_TENSORS],
+			      const struct mirror *mirror, struct device_launch *launch)
+{
+	for (uint32_t i = 0; i < plan->n_views; i++) {
+		const struct plan_view *view = &plan->views[i];
+		const struct plan_binding *binding = &bindings[view->role];
+
+		if (!(mirror->in_host >> view->role & 1) || view->span_bytes == 0)
+			continue;
+		add_upload(launch, binding->host, binding->device, view->span_bytes);
+		if (view->written)
+			launch->downloads[launch->n_downloads++] = (struct device_copy){
+				.host = binding->host,
+				.device = binding->device,
+				.bytes = view->span_bytes};
+	}
+}
+
 void mirror_upload(struct device *device, const struct plan *plan,
+		   const struct plan_binding bindings[FMHA_N_TENSORS],
 		   const struct plan_indices *indices, const struct mirror *mirror,
 		   const struct device_memory *workspace, struct device_launch *launch)
 {
 	char *base = workspace->device, *tables = base + align(plan->workspace_bytes);
 
-	launch->n_uploads = 0;
+	launch->n_uploads = launch->n_downloads = 0;
 	launch->zero_bytes = 0;
 	if (device_shares_memory(device))
 		return;
+	copy_host_tensors(plan, bindings, mirror, launch);
 	if (mirror->head)
-		launch->uploads[launch->n_uploads++] = (struct device_upload){
-			.host = mirror->head, .device = base, .bytes = plan->workspace_head_bytes};
+		add_upload(launch, mirror->head, base, plan->workspace_head_bytes);
 	if (indices) {
-		launch->uploads[launch->n_uploads++] = (struct device_upload){
-			.host = plan_indices_data(indices),
-			.device = tables,
-			.bytes = plan_indices_bytes(plan)};
+		add_upload(launch, plan_indices_data(indices), tables, plan_indices_bytes(plan));
 		plan_indices_move(plan, indices, tables, launch->args);
 	}
 	if (plan->workspace_zero && plan->dq_acc_bytes > 0) {

@@ -253,8 +253,8 @@ static int bind_request(struct request *request, struct fmha_error *err)
 	if (request->params.has_dropout_state)
 		plan_set_dropout(plan, request->launch->args, request->params.dropout_seed,
 				 request->params.dropout_offset);
-	mirror_upload(device, plan, request->indices, &request->mirror, &request->workspace,
-		      request->launch);
+	mirror_upload(device, plan, bindings, request->indices, &request->mirror,
+		      &request->workspace, request->launch);
 	return find_kernels(request, err);
 }
 

@@ -145,12 +145,15 @@ static hipError_t issue(struct gpu_launch *launch)
 
 	for (uint32_t i = 0; i < base->n_uploads && status == hipSuccess; i++)
 		status = hipMemcpyHtoDAsync((hipDeviceptr_t)base->uploads[i].device,
-					    (void *)(uintptr_t)base->uploads[i].host,
-					    base->uploads[i].bytes, stream);
+					    base->uploads[i].host, base->uploads[i].bytes, stream);
 	if (status == hipSuccess && base->zero_bytes > 0)
 		status = hipMemsetD8Async((hipDeviceptr_t)base->zero, 0, base->zero_bytes, stream);
 	for (uint32_t i = 0; i < base->n_stages && status == hipSuccess; i++)
 		status = issue_stage(base, i);
+	for (uint32_t i = 0; i < base->n_downloads && status == hipSuccess; i++)
+		status = hipMemcpyDtoHAsync(base->downloads[i].host,
+					    (hipDeviceptr_t)base->downloads[i].device,
+					    base->downloads[i].bytes, stream);
 	if (status == hipSuccess)
 		status = hipEventRecord(launch->end, stream);
 	atomic_store(&launch->issued_ns, clock_ns());

@@ -59,8 +59,8 @@ struct cu_access {
 	X(error_string, "cuGetErrorString", (int, const char **))                                  \
 	X(alloc, "cuMemAlloc_v2", (cu_pointer *, size_t))                                          \
 	X(dealloc, "cuMemFree_v2", (cu_pointer))                                                   \
-	X(host_alloc, "cuMemHostAlloc", (void **, size_t, unsigned))                               \
-	X(host_free, "cuMemFreeHost", (void *))                                                    \
+	X(host_register, "cuMemHostRegister_v2", (void *, size_t, unsigned))                       \
+	X(host_unregister, "cuMemHostUnregister", (void *))                                        \
 	X(address_range, "cuMemGetAddressRange_v2", (cu_pointer *, size_t *, cu_pointer))          \
 	X(copy_to, "cuMemcpyHtoDAsync_v2", (cu_pointer, const void *, size_t, hipStream_t))        \
 	X(copy_from, "cuMemcpyDtoHAsync_v2", (void *, cu_pointer, size_t, hipStream_t))            \
@@ -235,14 +235,14 @@ hipError_t hipFree(void *pointer)
 	return (hipError_t)cuda.dealloc(to_cu(pointer));
 }
 
-hipError_t hipHostMalloc(void **pointer, size_t bytes, unsigned flags)
+hipError_t hipHostRegister(void *pointer, size_t bytes, unsigned flags)
 {
-	return (hipError_t)cuda.host_alloc(pointer, bytes, flags);
+	return (hipError_t)cuda.host_register(pointer, bytes, flags);
 }
 
-hipError_t hipHostFree(void *pointer)
+hipError_t hipHostUnregister(void *pointer)
 {
-	return (hipError_t)cuda.host_free(pointer);
+	return (hipError_t)cuda.host_unregister(pointer);
 }
 
 hipError_t hipMemGetAddressRange(hipDeviceptr_t *base, size_t *bytes, hipDeviceptr_t pointer)

@@ -78,8 +78,8 @@ const char *hipGetErrorString(hipError_t error);
 
 hipError_t hipMalloc(void **pointer, size_t bytes);
 hipError_t hipFree(void *pointer);
-hipError_t hipHostMalloc(void **pointer, size_t bytes, unsigned flags);
-hipError_t hipHostFree(void *pointer);
+hipError_t hipHostRegister(void *pointer, size_t bytes, unsigned flags);
+hipError_t hipHostUnregister(void *pointer);
 hipError_t hipMemGetAddressRange(hipDeviceptr_t *base, size_t *bytes, hipDeviceptr_t pointer);
 hipError_t hipMemcpyHtoDAsync(hipDeviceptr_t to, void *from, size_t bytes, hipStream_t stream);
 hipError_t hipMemcpyDtoHAsync(void *to, hipDeviceptr_t from, size_t bytes, hipStream_t stream);

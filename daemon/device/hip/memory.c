@@ -14,6 +14,8 @@
 
 #include <proto/error.h>
 
+#include <memfd.h>
+
 #include "gpu.h"
 
 #define IPC_DEADLINE_S  2
@@ -31,7 +33,7 @@ struct gpu_shared {
 };
 
 /* How a device_memory of this backend came to be: stored in its map and map_bytes. */
-enum { MEMORY_PLAIN, MEMORY_VMM, MEMORY_IPC };
+enum { MEMORY_PLAIN, MEMORY_VMM, MEMORY_IPC, MEMORY_COPY };
 
 struct gpu_memory {
 	struct gpu_memory *next; /* among kept workspaces */
@@ -39,6 +41,8 @@ struct gpu_memory {
 	void *base;
 	size_t bytes;
 	struct gpu_shared *shared;
+	struct device_memory host; /* MEMORY_COPY: the client's memfd */
+	bool pinned;
 };
 
 static int memory_new(int kind, void *base, size_t bytes, uint64_t offset, uint64_t size,
@@ -322,6 +326,43 @@ static int import_descriptor(struct gpu_device *gpu, const struct device_memory_
 	return 0;
 }
 
+static int import_memfd(const struct device_memory_source *source, struct device_memory *ret_memory,
+			struct fmha_error *err)
+{
+	struct device_memory host;
+	struct gpu_memory *owned;
+	hipError_t status;
+	void *copy;
+	int r;
+
+	r = memfd_import_memory(source, &host, err);
+	if (r < 0)
+		return r;
+	status = hipMalloc(&copy, source->size);
+	if (status != hipSuccess) {
+		memfd_free_memory(&host);
+		return gpu_error(status, "allocating a copy on the device", err);
+	}
+	r = scrub(copy, source->size, err);
+	if (r == 0 &&
+	    memory_new(MEMORY_COPY, copy, source->size, 0, source->size, NULL, ret_memory) < 0)
+		r = fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	if (r < 0) {
+		(void)hipFree(copy);
+		memfd_free_memory(&host);
+		return r;
+	}
+	owned = ret_memory->map;
+	owned->host = host;
+	/* Copies of memory that is not pinned would wait for the kernels; they work all the same.
+	 */
+	owned->pinned = hipHostRegister(host.map, host.map_bytes, 0) == hipSuccess;
+	ret_memory->host = host.host;
+	ret_memory->charged_bytes += host.charged_bytes;
+	ret_memory->kind = PROTO_MEMFD;
+	return 0;
+}
+
 int gpu_memory_import(struct device *device, const struct device_memory_source *source,
 		      struct device_memory *ret_memory, struct fmha_error *err)
 {
@@ -333,10 +374,11 @@ int gpu_memory_import(struct device *device, const struct device_memory_source *
 		return import_handle(gpu, source, ret_memory, err);
 	case PROTO_VMM_FD:
 		return import_descriptor(gpu, source, ret_memory, err);
+	case PROTO_MEMFD:
+		return import_memfd(source, ret_memory, err);
 	default:
-		return fmha_error_set_field(
-			err, FMHA_ENOTSUP, "kind",
-			"kind memfd: host memory is not shared with this device");
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "kind", "kind %u: not known",
+					    source->kind);
 	}
 }
 
@@ -356,6 +398,12 @@ void gpu_memory_free(struct device *device, struct device_memory *memory)
 		break;
 	case MEMORY_IPC:
 		shared_put(gpu_device_of(device), owned->shared);
+		break;
+	case MEMORY_COPY:
+		if (owned->pinned)
+			(void)hipHostUnregister(owned->host.map);
+		memfd_free_memory(&owned->host);
+		(void)hipFree(owned->base);
 		break;
 	}
 	free(owned);
