@@ -9,11 +9,12 @@
 #include <math.h>
 #include <string.h>
 
-#include "internal.h"
+#include "select.h"
 
 struct builder {
 	struct plan *plan;
 	const struct plan_device *device;
+	struct cJSON *report; /* NULL: nobody wants to know */
 	struct fmha_error *err;
 };
 
@@ -64,21 +65,38 @@ static int check_limits(const struct fmha_problem *p, struct fmha_error *err)
 	return 0;
 }
 
-/* Adds a stage and asks for its kernel. 0, or 1 when nothing fits; then no stage was added. */
+/* Adds a stage and looks for its kernel. 0, or 1 when nothing fits; then no stage was added. */
 static int add_stage(struct builder *b, enum abi_family family, uint32_t dtype)
 {
 	struct plan *plan = b->plan;
 	struct plan_stage *stage = &plan->stages[plan->n_stages];
+	struct select_report report = {0};
 	struct args_source source;
 	union plan_args args;
+	int r;
 
 	*stage = (struct plan_stage){.family = family, .dtype = dtype};
 	args_source_placeholders(plan, &source);
 	args_fill(plan, plan->n_stages, &source, &args);
-	if (b->device->find(b->device->owner, family, dtype, &args, stage) != 0)
-		return 1;
-	plan->n_stages++;
-	return 0;
+	if (b->device->registry) {
+		struct select_stage select = {.plan = plan,
+					      .device = b->device,
+					      .family = family,
+					      .dtype = dtype,
+					      .args = &args};
+
+		r = select_kernel(&select, stage, b->report ? &report : NULL);
+		if (b->report)
+			explain_selection(b->report, &select, r == 0 ? stage : NULL, &report);
+		select_report_deinit(&report);
+	} else {
+		r = !b->device->find ||
+		    b->device->find(b->device->owner, family, dtype, &args, stage) != 0;
+	}
+	if (r < 0)
+		return fmha_error_set(b->err, r, "plan: out of memory");
+	plan->n_stages += r == 0;
+	return r;
 }
 
 static const char *const family_names[ABI_N_FAMILIES] = {
@@ -110,7 +128,9 @@ static int no_kernel(struct builder *b, enum abi_family family, uint32_t dtype)
 
 static int need_stage(struct builder *b, enum abi_family family, uint32_t dtype)
 {
-	return add_stage(b, family, dtype) == 0 ? 0 : no_kernel(b, family, dtype);
+	int r = add_stage(b, family, dtype);
+
+	return r == 1 ? no_kernel(b, family, dtype) : r;
 }
 
 static int too_large(struct builder *b)
@@ -174,12 +194,13 @@ static int add_split(struct builder *b)
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
 	uint32_t n_stages = plan->n_stages;
-	int r;
+	int r = add_stage(b, ABI_FWD_SPLITKV, p->q.dtype);
 
-	if (add_stage(b, ABI_FWD_SPLITKV, p->q.dtype) != 0 ||
-	    add_stage(b, ABI_FWD_SPLITKV_COMBINE, p->o.dtype) != 0) {
+	if (r == 0)
+		r = add_stage(b, ABI_FWD_SPLITKV_COMBINE, p->o.dtype);
+	if (r != 0) {
 		plan->n_stages = n_stages;
-		return 1;
+		return r;
 	}
 	r = place_common(b, 5,
 			 (const int64_t[]){plan->n_splits, p->nhead_q, plan_total_q(p), p->hdim_v,
@@ -200,8 +221,12 @@ static int add_unsplit(struct builder *b)
 	if (!plan_paged(p))
 		return need_stage(b, ABI_FWD, p->q.dtype);
 	/* A device without batch_prefill may have the same thing as fwd_pagedkv in group mode. */
-	if (p->mode == FMHA_GROUP && add_stage(b, ABI_BATCH_PREFILL, p->q.dtype) == 0)
-		return 0;
+	if (p->mode == FMHA_GROUP) {
+		int r = add_stage(b, ABI_BATCH_PREFILL, p->q.dtype);
+
+		if (r <= 0)
+			return r;
+	}
 	return need_stage(b, ABI_FWD_PAGEDKV, p->q.dtype);
 }
 
@@ -236,14 +261,19 @@ static int build_forward(struct builder *b)
 	return add_unsplit(b);
 }
 
-/* Which nsplits the kernel that was found wants; a CPU kernel with one buffer needs no zeroing. */
-static enum dq_mode dq_mode_of(const struct builder *b)
+/*
+ * How the pipeline that was found splits dQ's partial sums. The kernels that ENUMERATION describes
+ * ("qr") have one buffer for atomic adds, or one a tile or worker when they must be deterministic;
+ * a CPU pipeline writes one buffer in full; a GPU pipeline of fmhad's own adds atomically (and
+ * writes dQ directly when asked to be deterministic).
+ */
+static enum dq_mode dq_mode_of(const struct builder *b, const struct plan_stage *stage)
 {
 	const struct fmha_problem *p = &b->plan->problem;
 
-	if (b->device->lds_bytes == 0)
+	if (strncmp(stage->pipeline, "cpu_", 4) == 0)
 		return DQ_SINGLE;
-	if (!p->deterministic)
+	if (!p->deterministic || strncmp(stage->pipeline, "gpu_", 4) == 0)
 		return DQ_ATOMIC;
 	return p->mode == FMHA_GROUP ? DQ_PER_TILE : DQ_PERSISTENT;
 }
@@ -262,12 +292,15 @@ static int build_backward(struct builder *b)
 	r = need_stage(b, ABI_BWD_DOT_DO_O, p->q.dtype);
 	if (r < 0)
 		return r;
-	if (add_stage(b, ABI_BWD_DQ_DK_DV, p->q.dtype) != 0) {
+	r = add_stage(b, ABI_BWD_DQ_DK_DV, p->q.dtype);
+	if (r < 0)
+		return r;
+	if (r == 1) {
 		plan->dq_splits = 1; /* a buffer, please */
 		r = need_stage(b, ABI_BWD_DQ_DK_DV, p->q.dtype);
 		if (r < 0)
 			return r;
-		mode = dq_mode_of(b);
+		mode = dq_mode_of(b, &plan->stages[1]);
 		r = need_stage(b, ABI_BWD_CONVERT_DQ, p->q.dtype);
 		if (r < 0)
 			return r;
@@ -312,11 +345,44 @@ static int build_stages(struct builder *b)
 	}
 }
 
-int plan_build(const struct fmha_problem *problem, const struct plan_device *device,
-	       struct plan *ret_plan, struct fmha_error *err)
+/* Where no device has said how it launches: one workgroup a tile of rows and head, as the spec has
+ * it. A CPU has no grid. */
+static void place_grid(struct builder *b)
+{
+	struct plan *plan = b->plan;
+	const struct fmha_problem *p = &plan->problem;
+	const struct spec_catalog *catalog;
+
+	if (b->device->find || !b->device->registry)
+		return;
+	catalog = registry_catalog(b->device->registry);
+	for (uint32_t i = 0; i < plan->n_stages; i++) {
+		struct plan_stage *stage = &plan->stages[i];
+		struct kernel_spec spec;
+		uint32_t wave = strncmp(stage->arch, "gfx9", 4) == 0 ? 64 : 32;
+
+		if (strncmp(stage->pipeline, "cpu_", 4) == 0 ||
+		    spec_name_parse(catalog, stage->kernel, &spec, NULL) < 0)
+			continue;
+		stage->grid[0] = (uint32_t)ceil_div(p->seqlen_q ? p->seqlen_q : 1,
+						    spec.tile.tile_m0 ? spec.tile.tile_m0 : 1);
+		if (stage->family == ABI_BWD_DQ_DK_DV)
+			stage->grid[0] = (uint32_t)ceil_div(p->seqlen_k ? p->seqlen_k : 1,
+							    spec.tile.tile_n0);
+		if (stage->family == ABI_FWD_SPLITKV)
+			stage->grid[0] *= (uint32_t)plan->n_splits;
+		stage->grid[1] = (uint32_t)p->nhead_q;
+		stage->grid[2] = (uint32_t)p->batch;
+		stage->block[0] = wave * spec.tile.wave_m0 * spec.tile.wave_n0 * spec.tile.wave_k0;
+		stage->block[1] = stage->block[2] = 1;
+	}
+}
+
+int plan_build_reported(const struct fmha_problem *problem, const struct plan_device *device,
+			struct plan *ret_plan, struct cJSON *report, struct fmha_error *err)
 {
 	struct plan plan = {.problem = *problem};
-	struct builder b = {.plan = &plan, .device = device, .err = err};
+	struct builder b = {.plan = &plan, .device = device, .report = report, .err = err};
 	int r;
 
 	r = problem_check(problem, err);
@@ -335,8 +401,15 @@ int plan_build(const struct fmha_problem *problem, const struct plan_device *dev
 	r = place_private(&b);
 	if (r < 0)
 		return r;
+	place_grid(&b);
 	plan.flops = cost_flops(&plan.problem);
 	plan.bytes = cost_bytes(&plan.problem);
 	*ret_plan = plan;
 	return 0;
+}
+
+int plan_build(const struct fmha_problem *problem, const struct plan_device *device,
+	       struct plan *ret_plan, struct fmha_error *err)
+{
+	return plan_build_reported(problem, device, ret_plan, NULL, err);
 }

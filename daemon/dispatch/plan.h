@@ -90,9 +90,13 @@ struct plan {
 	uint64_t bytes; /* least traffic: every input read once, every output written once */
 };
 
+struct registry;
+
 /* What dispatch may ask of a device, without knowing which one it is. */
 struct plan_device {
 	const char *arch;
+	struct registry
+		*registry; /* its kernels; NULL: find() alone chooses, with an empty pipeline */
 	uint32_t compute_units; /* cores, CUs or SMs */
 	uint64_t lds_bytes;     /* per workgroup; 0 on a CPU */
 	/*
@@ -149,8 +153,8 @@ void plan_set_dropout(const struct plan *plan, union plan_args args[PLAN_MAX_STA
 struct plan_indices *plan_indices_free(struct plan_indices *indices);
 /*
  * For a device that cannot read host memory: the caller copies plan_indices_bytes() of
- * plan_indices_data() to @device and the argument structs are made to point there. plan_bind() itself
- * reads integer tensors through bindings[].host, a copy that the caller has fetched.
+ * plan_indices_data() to @device and the argument structs are made to point there. plan_bind()
+ * itself reads integer tensors through bindings[].host, a copy that the caller has fetched.
  */
 uint64_t plan_indices_bytes(const struct plan *plan);
 const void *plan_indices_data(const struct plan_indices *indices);
@@ -160,8 +164,12 @@ void plan_indices_move(const struct plan *plan, const struct plan_indices *indic
 /* "fwd", "fwd_splitkv", ...: never NULL. */
 const char *plan_family_name(enum abi_family family);
 
-/* JSON for people and programs: candidates considered, why each was rejected, the choice and why.
- * Given to the caller, who frees it with free(). */
+/*
+ * JSON for people and programs: the plan as plan_build() makes it, and for each kernel that was
+ * looked for the signature, the candidates with the reason of each rejection, and what decided. A
+ * problem without a kernel is explained too: then "plan" is null and "error" says so. Given to the
+ * caller, who frees it with free(). Return: as plan_build(), but 0 for FMHA_ENOKERNEL.
+ */
 int plan_explain(const struct fmha_problem *problem, const struct plan_device *device,
 		 char **ret_json, struct fmha_error *err);
 

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * explain.c: why this plan. One JSON document:
+ *
+ *   {"arch": "gfx942", "compute_units": 304, "op": "forward",
+ *    "plan": {"stages": [{"family", "kernel", "pipeline", "arch", "grid", "block", "lds_bytes",
+ *                         "workspace_offset", "workspace_bytes"}],
+ *             "workspace_bytes", "workspace_head_bytes", "dq_acc_bytes", "workspace_zero",
+ *             "n_splits", "split_size", "dq_splits", "flops", "bytes"},
+ *    "strategies": [{"name", "about"}],
+ *    "selections": [{"family", "signature": {...}, "shape", "n_candidates", "n_rejected",
+ *                    "chosen": "...", "decided_by": "heuristic", "why": "...",
+ *                    "candidates": [{"name", "verdict": "chosen" | "passed over" | "rejected",
+ *                                    "reason", "cost", "tuned_us", "priority"}]}]}
+ *
+ * Selections come in the order in which they were made. One without a choice was an attempt:
+ * split-KV before the unsplit kernel, or a backward pipeline that writes dQ itself.
+ */
+#include <stdlib.h>
+
+#include <cjson/cJSON.h>
+
+#include "select.h"
+
+static void add_signature(cJSON *to, const struct spec_catalog *catalog,
+			  const struct kernel_signature *signature)
+{
+	static const enum spec_field fields[] = {
+		SPEC_FIELD_data_type,
+		SPEC_FIELD_mode,
+		SPEC_FIELD_hdim_q,
+		SPEC_FIELD_hdim_v,
+		SPEC_FIELD_mask,
+		SPEC_FIELD_bias,
+		SPEC_FIELD_lse,
+		SPEC_FIELD_dropout,
+		SPEC_FIELD_qscale,
+		SPEC_FIELD_rope,
+		SPEC_FIELD_logits,
+		SPEC_FIELD_paged_kv,
+		SPEC_FIELD_sink,
+		SPEC_FIELD_skip_min_seqlen_q,
+		SPEC_FIELD_page_size,
+		SPEC_FIELD_kv_memory_layout,
+		SPEC_FIELD_kv_lookup_table,
+		SPEC_FIELD_deterministic,
+		SPEC_FIELD_dbias,
+		SPEC_FIELD_dropout_variant,
+	};
+	cJSON *object = cJSON_AddObjectToObject(to, "signature");
+	struct kernel_spec spec;
+
+	spec_init(&spec);
+	spec.signature = *signature;
+	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+		int64_t value = spec_get(&spec, fields[i]);
+		const char *word = spec_word(catalog, fields[i], value);
+
+		if (word)
+			cJSON_AddStringToObject(object, spec_field_name(fields[i]), word);
+		else
+			cJSON_AddNumberToObject(object, spec_field_name(fields[i]), (double)value);
+	}
+}
+
+static void add_candidate(cJSON *list, const struct spec_catalog *catalog,
+			  const struct candidate *c, bool chosen)
+{
+	cJSON *object = cJSON_CreateObject();
+	char name[SPEC_NAME_BYTES];
+
+	(void)spec_name_format(catalog, &c->spec, name);
+	cJSON_AddStringToObject(object, "name", name);
+	cJSON_AddStringToObject(object, "verdict",
+				chosen        ? "chosen"
+				: c->accepted ? "passed over"
+					      : "rejected");
+	if (!c->accepted)
+		cJSON_AddStringToObject(object, "reason", c->reason);
+	else
+		cJSON_AddNumberToObject(object, "cost", c->cost);
+	if (c->tuned_us > 0)
+		cJSON_AddNumberToObject(object, "tuned_us", c->tuned_us);
+	if (c->info.priority)
+		cJSON_AddNumberToObject(object, "priority", c->info.priority);
+	if (c->info.preferred)
+		cJSON_AddTrueToObject(object, "preferred");
+	cJSON_AddItemToArray(list, object);
+}
+
+static const char *why_of(const struct select_report *selection)
+{
+	if (selection->found_none)
+		return "no spec of this device has the signature";
+	if (selection->chosen < 0)
+		return "every candidate was rejected";
+	for (size_t i = 0; i < select_n_strategies; i++)
+		if (select_strategies[i].name == selection->strategy)
+			return select_strategies[i].about;
+	return "the only candidate that fits";
+}
+
+void explain_selection(struct cJSON *report, const struct select_stage *stage,
+		       const struct plan_stage *chosen, const struct select_report *selection)
+{
+	const struct spec_catalog *catalog = registry_catalog(stage->device->registry);
+	cJSON *object = cJSON_CreateObject(), *list;
+
+	cJSON_AddStringToObject(object, "family", plan_family_name(stage->family));
+	add_signature(object, catalog, &selection->signature);
+	cJSON_AddStringToObject(object, "shape", stage->shape);
+	cJSON_AddNumberToObject(object, "n_candidates", (double)selection->n);
+	cJSON_AddNumberToObject(object, "n_rejected", (double)selection->n_rejected);
+	if (chosen) {
+		cJSON_AddStringToObject(object, "chosen", chosen->kernel);
+		cJSON_AddStringToObject(object, "decided_by", selection->strategy);
+	} else {
+		cJSON_AddNullToObject(object, "chosen");
+	}
+	cJSON_AddStringToObject(object, "why", why_of(selection));
+	list = cJSON_AddArrayToObject(object, "candidates");
+	for (size_t i = 0; i < selection->n; i++)
+		add_candidate(list, catalog, &selection->candidates[i],
+			      chosen && (long)i == selection->chosen);
+	cJSON_AddItemToArray(report, object);
+}
+
+static void add_dims(cJSON *to, const char *name, const uint32_t dims[3])
+{
+	cJSON *list = cJSON_AddArrayToObject(to, name);
+
+	for (int i = 0; i < 3; i++)
+		cJSON_AddItemToArray(list, cJSON_CreateNumber(dims[i]));
+}
+
+static void add_plan(cJSON *to, const struct plan *plan)
+{
+	cJSON *object = cJSON_AddObjectToObject(to, "plan");
+	cJSON *stages = cJSON_AddArrayToObject(object, "stages");
+
+	for (uint32_t i = 0; i < plan->n_stages; i++) {
+		const struct plan_stage *stage = &plan->stages[i];
+		cJSON *item = cJSON_CreateObject();
+
+		cJSON_AddStringToObject(item, "family", plan_family_name(stage->family));
+		cJSON_AddStringToObject(item, "kernel", stage->kernel);
+		cJSON_AddStringToObject(item, "pipeline", stage->pipeline);
+		cJSON_AddStringToObject(item, "arch", stage->arch);
+		add_dims(item, "grid", stage->grid);
+		add_dims(item, "block", stage->block);
+		cJSON_AddNumberToObject(item, "lds_bytes", stage->lds_bytes);
+		cJSON_AddNumberToObject(item, "workspace_offset", (double)stage->workspace_offset);
+		cJSON_AddNumberToObject(item, "workspace_bytes", (double)stage->workspace_bytes);
+		cJSON_AddItemToArray(stages, item);
+	}
+	cJSON_AddNumberToObject(object, "workspace_bytes", (double)plan->workspace_bytes);
+	cJSON_AddNumberToObject(object, "workspace_head_bytes", (double)plan->workspace_head_bytes);
+	cJSON_AddNumberToObject(object, "dq_acc_bytes", (double)plan->dq_acc_bytes);
+	cJSON_AddBoolToObject(object, "workspace_zero", plan->workspace_zero != 0);
+	cJSON_AddNumberToObject(object, "n_splits", plan->n_splits);
+	cJSON_AddNumberToObject(object, "split_size", plan->split_size);
+	cJSON_AddNumberToObject(object, "dq_splits", plan->dq_splits);
+	cJSON_AddNumberToObject(object, "flops", plan->flops);
+	cJSON_AddNumberToObject(object, "bytes", (double)plan->bytes);
+}
+
+static void add_error(cJSON *to, const struct fmha_error *err)
+{
+	cJSON *object = cJSON_AddObjectToObject(to, "error");
+
+	cJSON_AddNullToObject(to, "plan");
+	cJSON_AddNumberToObject(object, "code", err->code);
+	cJSON_AddStringToObject(object, "name", fmha_error_name(err->code));
+	cJSON_AddStringToObject(object, "field", err->field);
+	cJSON_AddStringToObject(object, "message", err->msg);
+}
+
+static const char *op_word(uint32_t op)
+{
+	static const char *const words[] = {"forward", "backward", "append_kv", "merge_states"};
+
+	return op < sizeof(words) / sizeof(words[0]) ? words[op] : "unknown";
+}
+
+int plan_explain(const struct fmha_problem *problem, const struct plan_device *device,
+		 char **ret_json, struct fmha_error *err)
+{
+	cJSON *root = cJSON_CreateObject(), *strategies, *selections = cJSON_CreateArray();
+	struct fmha_error why = {0};
+	struct plan plan;
+	char *text = NULL;
+	int r = plan_build_reported(problem, device, &plan, selections, &why);
+
+	if (r < 0 && r != FMHA_ENOKERNEL) {
+		if (err)
+			*err = why;
+		goto end;
+	}
+	cJSON_AddStringToObject(root, "arch", device->arch);
+	cJSON_AddNumberToObject(root, "compute_units", device->compute_units);
+	cJSON_AddStringToObject(root, "op", op_word(problem->op));
+	if (r == 0)
+		add_plan(root, &plan);
+	else
+		add_error(root, &why);
+	strategies = cJSON_AddArrayToObject(root, "strategies");
+	for (size_t i = 0; i < select_n_strategies; i++) {
+		cJSON *item = cJSON_CreateObject();
+
+		cJSON_AddStringToObject(item, "name", select_strategies[i].name);
+		cJSON_AddStringToObject(item, "about", select_strategies[i].about);
+		cJSON_AddItemToArray(strategies, item);
+	}
+	cJSON_AddItemToObject(root, "selections", selections);
+	selections = NULL;
+	r = 0;
+	text = cJSON_Print(root);
+	if (text)
+		*ret_json = text; /* cJSON's allocator is malloc */
+	else
+		r = fmha_error_set(err, FMHA_ENOMEM, "explain: out of memory");
+end:
+	cJSON_Delete(selections);
+	cJSON_Delete(root);
+	return r;
+}

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: MIT */
+/* select.c: candidates, strategies, the choice. */
+#include "select.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_PAIRS 64
+
+/* ---- strategies ---- */
+
+/* Whoever was measured at this shape goes first, the fastest of them before the others. */
+static int compare_tuned(const struct candidate *a, const struct candidate *b)
+{
+	if ((a->tuned_us > 0) != (b->tuned_us > 0))
+		return a->tuned_us > 0 ? -1 : 1;
+	return (a->tuned_us > b->tuned_us) - (a->tuned_us < b->tuned_us);
+}
+
+/* What the administrator prefers: kernel sets, then priorities. */
+static int compare_priority(const struct candidate *a, const struct candidate *b)
+{
+	if (a->info.preferred != b->info.preferred)
+		return a->info.preferred ? -1 : 1;
+	return (b->info.priority > a->info.priority) - (b->info.priority < a->info.priority);
+}
+
+static int compare_heuristic(const struct candidate *a, const struct candidate *b)
+{
+	return (a->cost > b->cost) - (a->cost < b->cost);
+}
+
+/* Never equal for different specs: the choice does not depend on the order of enumeration. */
+static int compare_rank(const struct candidate *a, const struct candidate *b)
+{
+	int pads_a = a->spec.pad_s + a->spec.pad_sk + a->spec.pad_d + a->spec.pad_dv;
+	int pads_b = b->spec.pad_s + b->spec.pad_sk + b->spec.pad_d + b->spec.pad_dv;
+
+	if (pads_a != pads_b)
+		return pads_a - pads_b;
+	return spec_compare(&a->spec, &b->spec);
+}
+
+const struct select_strategy select_strategies[] = {
+	{"tuned", "the fastest measured at this shape", compare_tuned},
+	{"priority", "named by a kernel set, or of a higher priority", compare_priority},
+	{"heuristic", "least estimated cost: waves of tiles, padding, reuse", compare_heuristic},
+	{"rank", "fewest padding flags, then the order of specs", compare_rank},
+};
+const size_t select_n_strategies = sizeof(select_strategies) / sizeof(select_strategies[0]);
+
+static int compare_candidates(const struct candidate *a, const struct candidate *b,
+			      const char **ret_strategy)
+{
+	for (size_t i = 0; i < select_n_strategies; i++) {
+		int order = select_strategies[i].compare(a, b);
+
+		if (order == 0)
+			continue;
+		if (ret_strategy)
+			*ret_strategy = select_strategies[i].name;
+		return order;
+	}
+	return 0;
+}
+
+static int sort_compare(const void *x, const void *y)
+{
+	const struct candidate *a = x, *b = y;
+
+	if (a->accepted != b->accepted)
+		return a->accepted ? -1 : 1;
+	return a->accepted ? compare_candidates(a, b, NULL) : spec_compare(&a->spec, &b->spec);
+}
+
+/*
+ * The estimated cost of a tile shape: what all compute units spend until the last one is done.
+ *   blocks  = ceil(seqlen_q / m0) * nhead_q * batch       tiles of rows, one a workgroup
+ *   waves   = ceil(blocks / compute_units)                 the last one may be nearly empty
+ *   work    = m0 * ceil(seqlen_k / n0) * n0 * (hq + hv)    of a workgroup, padding included
+ *   reuse   = m0 * n0 / (m0 + n0)                          flops a loaded element is good for
+ *   cost    = waves * work * (1 + 32 / reuse) * (1 + 2 % a padding flag)
+ * Worked: 1 x 8 heads x 1024 x 1024, hdim 128, 104 units. m0 = n0 = 128: 64 blocks, 1 wave, work
+ * 2^25, reuse 64: 2^25 * 1.5. m0 64, n0 128: 128 blocks, 2 waves, 2^24 each, reuse 42.7: 2^25
+ * * 1.75. With 16 query rows, m0 16 beats 128: the same one wave, an eighth of the work,
+ * reuse 14.2: 3.25 / 8.
+ */
+static double heuristic_cost(const struct select_stage *stage, const struct kernel_spec *spec)
+{
+	const struct fmha_problem *p = &stage->plan->problem;
+	int64_t m0 = spec->tile.tile_m0 ? spec->tile.tile_m0 : 1;
+	int64_t n0 = spec->tile.tile_n0 ? spec->tile.tile_n0 : 1;
+	int64_t units = stage->device->compute_units ? stage->device->compute_units : 1;
+	int64_t keys = stage->plan->n_splits ? stage->plan->split_size : p->seqlen_k;
+	int64_t blocks, waves;
+	double work, reuse;
+	int pads = (spec->pad_s != 0) + (spec->pad_sk != 0) + (spec->pad_d != 0) +
+		   (spec->pad_dv != 0);
+
+	if (stage->family == ABI_BWD_DQ_DK_DV) /* a workgroup owns a tile of keys */
+		blocks = ceil_div(p->seqlen_k, n0) * p->nhead_q * p->batch;
+	else
+		blocks = ceil_div(p->seqlen_q, m0) * p->nhead_q * p->batch;
+	if (stage->plan->n_splits && stage->family == ABI_FWD_SPLITKV)
+		blocks *= stage->plan->n_splits;
+	waves = ceil_div(blocks, units);
+	work = (double)(m0 * ceil_div(keys, n0) * n0);
+	if (stage->family == ABI_BWD_DQ_DK_DV)
+		work = (double)(n0 * ceil_div(p->seqlen_q, m0) * m0);
+	work *= spec->signature.hdim_q + spec->signature.hdim_v;
+	reuse = (double)(m0 * n0) / (double)(m0 + n0);
+	return (double)waves * work * (1 + 32 / reuse) * (1 + 0.02 * pads);
+}
+
+/* ---- candidates ---- */
+
+void select_report_deinit(struct select_report *report)
+{
+	free(report->candidates);
+	*report = (struct select_report){0};
+}
+
+static bool report_add(struct select_report *report, const struct candidate *candidate)
+{
+	if (report->n == report->capacity) {
+		size_t capacity = report->capacity ? report->capacity * 2 : 64;
+		struct candidate *grown = realloc(report->candidates,
+						  capacity * sizeof(*candidate));
+
+		if (!grown)
+			return false;
+		report->candidates = grown;
+		report->capacity = capacity;
+	}
+	report->candidates[report->n++] = *candidate;
+	return true;
+}
+
+static bool add_candidates(struct select_stage *stage, struct registry_lookup *lookup, size_t arch,
+			   const struct kernel_signature *signature, struct select_report *report)
+{
+	struct registry *registry = stage->device->registry;
+	const struct kernel_spec *spec;
+	struct candidate c = {0};
+
+	registry_lookup_start(lookup, arch, signature);
+	while ((spec = registry_lookup_next(lookup, &c.info))) {
+		c.spec = *spec;
+		c.reason[0] = '\0';
+		c.tuned_us = 0;
+		c.accepted = select_check(stage, registry_catalog(registry), &c);
+		if (c.accepted && c.info.n_tuned > 0)
+			(void)registry_get_tuned(registry, spec, stage->shape, &c.tuned_us);
+		c.cost = c.accepted ? heuristic_cost(stage, spec) : 0;
+		if (!report_add(report, &c))
+			return false;
+	}
+	return true;
+}
+
+/* The device's word on a candidate: 0 taken. */
+static int ask_device(const struct select_stage *stage, struct candidate *c,
+		      struct plan_stage *ret_stage)
+{
+	const struct spec_catalog *catalog = registry_catalog(stage->device->registry);
+	struct plan_stage filled = {.family = stage->family, .dtype = stage->dtype};
+	const char *pipeline = spec_word(catalog, SPEC_FIELD_pipeline, c->spec.pipeline);
+
+	(void)spec_name_format(catalog, &c->spec, filled.kernel);
+	(void)snprintf(filled.pipeline, sizeof(filled.pipeline), "%s", pipeline ? pipeline : "");
+	(void)snprintf(filled.arch, sizeof(filled.arch), "%s",
+		       spec_arch_name(catalog, c->spec.gfx_arch));
+	filled.tile_n0 = c->spec.tile.tile_n0;
+	if (stage->device->find && stage->device->find(stage->device->owner, stage->family,
+						       stage->dtype, stage->args, &filled) != 0) {
+		c->accepted = false;
+		(void)snprintf(c->reason, sizeof(c->reason),
+			       "the device cannot run it with these tensors");
+		return 1;
+	}
+	if (ret_stage)
+		*ret_stage = filled;
+	return 0;
+}
+
+/* Takes the first acceptable of report->candidates[first..]; true when there is one. With
+ * @ask_all the device judges every candidate, for explanations. */
+static bool choose(const struct select_stage *stage, struct select_report *report, size_t first,
+		   bool ask_all, struct plan_stage *ret_stage)
+{
+	struct candidate *c = report->candidates + first;
+	size_t n = report->n - first, second;
+
+	if (n == 0)
+		return false;
+	qsort(c, n, sizeof(*c), sort_compare);
+	report->chosen = -1;
+	for (size_t i = 0; i < n && c[i].accepted && (ask_all || report->chosen < 0); i++)
+		if (ask_device(stage, &c[i], report->chosen < 0 ? ret_stage : NULL) == 0 &&
+		    report->chosen < 0)
+			report->chosen = (long)(first + i);
+	if (report->chosen < 0)
+		return false;
+	report->strategy = "only one";
+	for (second = (size_t)report->chosen + 1; second < report->n; second++)
+		if (report->candidates[second].accepted) {
+			(void)compare_candidates(&report->candidates[report->chosen],
+						 &report->candidates[second], &report->strategy);
+			break;
+		}
+	return true;
+}
+
+static int compare_pairs(const void *x, const void *y)
+{
+	const struct spec_head_dims *a = x, *b = y;
+	int area_a = a->hdim_q + a->hdim_v, area_b = b->hdim_q + b->hdim_v;
+
+	return area_a != area_b ? area_a - area_b : a->hdim_q - b->hdim_q;
+}
+
+/* The head-dim pairs that hold the problem's, the least padding first. */
+static size_t fitting_pairs(const struct select_stage *stage, const struct spec_space *space,
+			    const struct kernel_signature *signature,
+			    struct spec_head_dims ret_pairs[MAX_PAIRS])
+{
+	const struct fmha_problem *p = &stage->plan->problem;
+	size_t n = spec_space_head_dims(space, (enum spec_family)signature->family,
+					(enum spec_dtype)signature->data_type, ret_pairs,
+					MAX_PAIRS);
+	size_t kept = 0;
+
+	n = n < MAX_PAIRS ? n : MAX_PAIRS;
+	for (size_t i = 0; i < n; i++)
+		if ((!signature_uses_hdim_q(stage->family) || ret_pairs[i].hdim_q >= p->hdim_q) &&
+		    (!signature_uses_hdim_v(stage->family) || ret_pairs[i].hdim_v >= p->hdim_v))
+			ret_pairs[kept++] = ret_pairs[i];
+	qsort(ret_pairs, kept, sizeof(*ret_pairs), compare_pairs);
+	return kept;
+}
+
+/* 0 chosen, 1 nothing in this arch, negative: out of memory. Larger head dims are looked at only
+ * when the smaller ones have nothing. */
+static int select_in_arch(struct select_stage *stage, struct registry_lookup *lookup, size_t arch,
+			  const struct kernel_signature *signatures, size_t n_signatures,
+			  struct select_report *report, bool ask_all, struct plan_stage *ret_stage)
+{
+	const struct spec_space *space = registry_space(stage->device->registry, arch);
+	struct spec_head_dims pairs[MAX_PAIRS];
+
+	for (size_t s = 0; s < n_signatures; s++) {
+		/* The masks of one data type compete; data types do not. */
+		size_t n_pairs = fitting_pairs(stage, space, &signatures[s], pairs), last = s;
+
+		while (last + 1 < n_signatures &&
+		       signatures[last + 1].data_type == signatures[s].data_type)
+			last++;
+		for (size_t i = 0; i < n_pairs; i++) {
+			size_t first = report->n;
+
+			for (size_t k = s; k <= last; k++) {
+				struct kernel_signature signature = signatures[k];
+
+				signature.hdim_q = pairs[i].hdim_q;
+				signature.hdim_v = pairs[i].hdim_v;
+				if (!add_candidates(stage, lookup, arch, &signature, report))
+					return FMHA_ENOMEM;
+			}
+			if (choose(stage, report, first, ask_all, ret_stage))
+				return 0;
+		}
+		s = last;
+	}
+	return 1;
+}
+
+int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
+		  struct select_report *report)
+{
+	struct registry *registry = stage->device->registry;
+	struct kernel_signature signatures[SELECT_MAX_SIGNATURES];
+	size_t n = signature_list(stage, signatures);
+	struct select_report own = {0}, *r = report ? report : &own;
+	struct registry_lookup *lookup = registry_lookup_new(registry);
+	int result = 1;
+
+	if (!lookup)
+		return FMHA_ENOMEM;
+	signature_shape(&stage->plan->problem, stage->shape);
+	r->chosen = -1;
+	if (n > 0) {
+		r->signature = signatures[0];
+		spec_signature_reduce(registry_space(registry, 0), &r->signature);
+	}
+	for (size_t arch = 0; arch < registry_n_archs(registry) && result == 1; arch++)
+		result = select_in_arch(stage, lookup, arch, signatures, n, r, report != NULL,
+					ret_stage);
+	r->found_none = r->n == 0;
+	for (size_t i = 0; i < r->n; i++)
+		r->n_rejected += !r->candidates[i].accepted;
+	registry_lookup_free(lookup);
+	if (!report)
+		select_report_deinit(&own);
+	return result;
+}

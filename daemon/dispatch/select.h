@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * select.h: which kernel runs a stage.
+ *
+ * The stage's signature (the traits of the problem that its family uses) is looked up in the
+ * registry; every spec found is a candidate. A candidate that cannot run the problem is rejected
+ * with a reason. The others are put in order by strategies, each asked in turn until one can tell
+ * two candidates apart; the first that the device accepts is taken.
+ */
+#ifndef FMHAD_DISPATCH_SELECT_H
+#define FMHAD_DISPATCH_SELECT_H
+
+#include "internal.h"
+
+#include <registry.h>
+
+#define SELECT_REASON_BYTES 112
+
+/* One stage to find a kernel for. */
+struct select_stage {
+	const struct plan *plan;
+	const struct plan_device *device;
+	enum abi_family family;
+	uint32_t dtype;
+	const union plan_args *args;      /* placeholders for pointers */
+	char shape[REGISTRY_SHAPE_BYTES]; /* the key of tuned results */
+};
+
+struct candidate {
+	struct kernel_spec spec;
+	struct registry_info info;
+	bool accepted;                    /* by the checks */
+	double tuned_us;                  /* 0: never measured */
+	double cost;                      /* the heuristic's, arbitrary unit, lower is better */
+	char reason[SELECT_REASON_BYTES]; /* of the rejection */
+};
+
+struct select_strategy {
+	const char *name, *about;
+	/* Negative: a first; positive: b first; 0: this strategy cannot tell. */
+	int (*compare)(const struct candidate *a, const struct candidate *b);
+};
+/* In the order in which they are asked. */
+extern const struct select_strategy select_strategies[];
+extern const size_t select_n_strategies;
+
+/* Everything that one selection saw; for explanations. */
+struct select_report {
+	struct candidate *candidates; /* in the order of preference, rejected ones last */
+	size_t n, capacity;
+	size_t n_rejected;
+	long chosen;          /* index, -1: none */
+	const char *strategy; /* what put the choice before the runner-up; "only one" */
+	struct kernel_signature signature;
+	bool found_none; /* no spec has this signature */
+};
+
+void select_report_deinit(struct select_report *report);
+
+/*
+ * Fills stage's kernel, pipeline, arch and what the device adds. @report: NULL, or zeroed.
+ * Return: 0, 1 when nothing fits, FMHA_ENOMEM.
+ */
+int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
+		  struct select_report *report);
+
+/* select_check.c: can this spec run the stage? The reason is written on false. */
+bool select_check(const struct select_stage *stage, const struct spec_catalog *catalog,
+		  struct candidate *candidate);
+
+/*
+ * signature.c: the signatures to look up for a stage, best first: masks have a general form, data
+ * types several spellings.
+ */
+#define SELECT_MAX_SIGNATURES 8
+size_t signature_list(const struct select_stage *stage,
+		      struct kernel_signature ret_signatures[SELECT_MAX_SIGNATURES]);
+/* Does @family read that head dim? */
+bool signature_uses_hdim_q(enum abi_family family);
+bool signature_uses_hdim_v(enum abi_family family);
+/* "b2h16x4q1024k1024": lengths rounded up to powers of two. */
+void signature_shape(const struct fmha_problem *problem, char shape[REGISTRY_SHAPE_BYTES]);
+
+/* plan.c; @report: NULL, or a cJSON array that gets one object for every selection. */
+struct cJSON;
+int plan_build_reported(const struct fmha_problem *problem, const struct plan_device *device,
+			struct plan *ret_plan, struct cJSON *report, struct fmha_error *err);
+/* explain.c */
+void explain_selection(struct cJSON *report, const struct select_stage *stage,
+		       const struct plan_stage *chosen, const struct select_report *selection);
+
+#endif

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * select_check.c: can this kernel run this problem? One function a rule. A signature says what a
+ * kernel does; these rules are about sizes: what its tiles divide, what its loads need, what fits
+ * its tables.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <specs/validate.h>
+
+#include "select.h"
+
+#define VECTOR_BYTES 16 /* what a kernel without head-dim padding loads at once */
+
+__attribute__((format(printf, 2, 3))) static bool reject(struct candidate *c, const char *fmt, ...)
+{
+	va_list args;
+
+	va_start(args, fmt);
+	(void)vsnprintf(c->reason, sizeof(c->reason), fmt, args);
+	va_end(args);
+	return false;
+}
+
+/* fmhad's own kernels are named cpu_... and gpu_...; the others are those that ENUMERATION
+ * describes. */
+static bool is_own(const struct spec_catalog *catalog, const struct kernel_spec *spec)
+{
+	const char *word = spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline);
+
+	return word && (strncmp(word, "cpu_", 4) == 0 || strncmp(word, "gpu_", 4) == 0);
+}
+
+static bool check_state(struct candidate *c)
+{
+	if (c->info.flags & REGISTRY_QUARANTINED)
+		return reject(c, "quarantined");
+	if (!c->info.offered)
+		return reject(c, "not in a loaded kernel set");
+	return true;
+}
+
+/* A length against a tile and its padding flag. 8: any multiple of 8. */
+static bool fits(int32_t length, uint16_t tile, uint8_t pad)
+{
+	if (pad == 1 || tile == 0)
+		return true;
+	if (pad == SPEC_PAD_8)
+		return length % 8 == 0;
+	return length % tile == 0;
+}
+
+static bool rows_vary(const struct fmha_problem *p)
+{
+	return p->mode == FMHA_GROUP || plan_present(p, FMHA_T_SEQLEN_Q);
+}
+
+static bool check_lengths(const struct select_stage *stage, struct candidate *c)
+{
+	const struct fmha_problem *p = &stage->plan->problem;
+	const struct kernel_spec *s = &c->spec;
+	bool keys = stage->family != ABI_FWD_SPLITKV_COMBINE && stage->family != ABI_BWD_DOT_DO_O &&
+		    stage->family != ABI_BWD_CONVERT_DQ;
+
+	if (rows_vary(p) && !s->pad_s)
+		return reject(c, "pad_s 0: row counts vary");
+	if (!fits(p->seqlen_q, s->tile.tile_m0, s->pad_s))
+		return reject(c, "pad_s %d: seqlen_q %d is no multiple of tile_m0 %d", s->pad_s,
+			      p->seqlen_q, s->tile.tile_m0);
+	if (!keys)
+		return true;
+	if ((p->mode == FMHA_GROUP || plan_has_lengths_k(p) || plan_present(p, FMHA_T_LEFTPAD_K)) &&
+	    !s->pad_sk)
+		return reject(c, "pad_sk 0: key counts vary");
+	if (!fits(p->seqlen_k, s->tile.tile_n0, s->pad_sk))
+		return reject(c, "pad_sk %d: seqlen_k %d is no multiple of tile_n0 %d", s->pad_sk,
+			      p->seqlen_k, s->tile.tile_n0);
+	return true;
+}
+
+static bool check_head_dims(const struct select_stage *stage, struct candidate *c)
+{
+	const struct fmha_problem *p = &stage->plan->problem;
+	const struct kernel_signature *s = &c->spec.signature;
+
+	if (signature_uses_hdim_q(stage->family) && p->hdim_q != s->hdim_q && !c->spec.pad_d)
+		return reject(c, "pad_d 0: hdim_q %d is not %d", p->hdim_q, s->hdim_q);
+	if (signature_uses_hdim_v(stage->family) && p->hdim_v != s->hdim_v && !c->spec.pad_dv)
+		return reject(c, "pad_dv 0: hdim_v %d is not %d", p->hdim_v, s->hdim_v);
+	return true;
+}
+
+/* Rows of @role start at multiples of VECTOR_BYTES, and their elements are dense. */
+static bool is_aligned(const struct fmha_problem *p, enum fmha_tensor_role role)
+{
+	const struct fmha_tensor *t = &p->tensor[role];
+	int64_t vector = VECTOR_BYTES / fmha_dtype_bytes(t->dtype);
+
+	if (!plan_present(p, role))
+		return true;
+	if ((t->offset + (uintptr_t)t->data) % VECTOR_BYTES != 0 || t->stride[3] != 1)
+		return false;
+	for (int i = 0; i < 3; i++)
+		if (t->stride[i] % vector != 0)
+			return false;
+	return true;
+}
+
+static bool check_alignment(const struct select_stage *stage, struct candidate *c)
+{
+	static const enum fmha_tensor_role of_hdim_q[] = {FMHA_T_Q, FMHA_T_K, FMHA_T_DQ, FMHA_T_DK};
+	static const enum fmha_tensor_role of_hdim_v[] = {FMHA_T_V, FMHA_T_O, FMHA_T_DO, FMHA_T_DV};
+	const struct fmha_problem *p = &stage->plan->problem;
+
+	if (p->kv_layout == FMHA_KV_VECTORIZED)
+		return true; /* packed by definition */
+	for (int i = 0; i < 4; i++) {
+		if (c->spec.pad_d != 1 && signature_uses_hdim_q(stage->family) &&
+		    !is_aligned(p, of_hdim_q[i]))
+			return reject(c, "pad_d %d: tensor.%s is not aligned to %d bytes",
+				      c->spec.pad_d, proto_roles[of_hdim_q[i]].name, VECTOR_BYTES);
+		if (c->spec.pad_dv != 1 && signature_uses_hdim_v(stage->family) &&
+		    !is_aligned(p, of_hdim_v[i]))
+			return reject(c, "pad_dv %d: tensor.%s is not aligned to %d bytes",
+				      c->spec.pad_dv, proto_roles[of_hdim_v[i]].name, VECTOR_BYTES);
+	}
+	return true;
+}
+
+/* Tiles of keys and pages must nest, one way or the other: a tile is loaded page by page. */
+static bool check_pages(const struct select_stage *stage, struct candidate *c)
+{
+	const struct fmha_problem *p = &stage->plan->problem;
+	int32_t tile = c->spec.tile.tile_n0;
+
+	if (!plan_paged(p) || !c->spec.signature.paged_kv)
+		return true;
+	if (p->page_size % tile != 0 && tile % p->page_size != 0)
+		return reject(c, "page_size %d: does not nest with tile_n0 %d", p->page_size, tile);
+	return true;
+}
+
+static bool check_splits(const struct select_stage *stage, struct candidate *c)
+{
+	const struct fmha_problem *p = &stage->plan->problem;
+	int32_t most = 128; /* what the combine's table of LSEs in LDS holds */
+
+	if (stage->family == ABI_FWD_SPLITKV_COMBINE && p->op == FMHA_MERGE_STATES &&
+	    p->o_parts.dtype != FMHA_F32)
+		return reject(c, "merges partial results in f32 only");
+	if (stage->family == ABI_FWD_SPLITKV_COMBINE &&
+	    (p->op == FMHA_MERGE_STATES ? p->n_parts : stage->plan->n_splits) > most)
+		return reject(c, "combines at most %d splits", most);
+	if (stage->family == ABI_FWD_SPLITKV &&
+	    stage->plan->split_size % c->spec.tile.tile_n0 != 0 && p->split_size > 0)
+		return reject(c, "split_size %d: no multiple of tile_n0 %d",
+			      stage->plan->split_size, c->spec.tile.tile_n0);
+	return true;
+}
+
+static bool check_features(const struct select_stage *stage, struct candidate *c)
+{
+	const struct fmha_problem *p = &stage->plan->problem;
+
+	if (plan_present(p, FMHA_T_V) && p->v.stride[3] != 1 &&
+	    p->kv_layout != FMHA_KV_VECTORIZED && c->spec.signature.vlayout == SPEC_VLAYOUT_R &&
+	    p->hdim_v > 1)
+		return reject(c, "vlayout r: v is column-major");
+	if (stage->family == ABI_BWD_DQ_DK_DV && !stage->args->bwd.dq_acc)
+		return reject(c, "accumulates dQ in the workspace");
+	return true;
+}
+
+bool select_check(const struct select_stage *stage, const struct spec_catalog *catalog,
+		  struct candidate *candidate)
+{
+	struct spec_findings findings;
+
+	if (!check_state(candidate) || !check_head_dims(stage, candidate) ||
+	    !check_lengths(stage, candidate) || !check_alignment(stage, candidate))
+		return false;
+	/* Own kernels say the rest themselves, when the device is asked. */
+	if (!is_own(catalog, &candidate->spec) &&
+	    (!check_pages(stage, candidate) || !check_splits(stage, candidate) ||
+	     !check_features(stage, candidate)))
+		return false;
+	if (spec_validate(catalog, &candidate->spec, NULL) == 0)
+		return true;
+	(void)spec_validate(catalog, &candidate->spec, &findings);
+	for (int i = 0; i < findings.n; i++)
+		if (!findings.finding[i].is_warning)
+			return reject(candidate, "invalid: %.96s", findings.finding[i].msg);
+	return reject(candidate, "invalid");
+}

@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * registry.c: spaces, states and lookups. The states live in a hash table keyed by the spec itself,
+ * which is a flat value; a kernel without an entry is in its default state.
+ */
+#include "impl.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <proto/error.h>
+
+#define FIRST_TABLE_SIZE 64
+
+int registry_new(const struct spec_catalog *catalog, const struct registry_device *device,
+		 struct registry **ret_registry, struct fmha_error *err)
+{
+	struct registry *registry = calloc(1, sizeof(*registry));
+	int r = 0;
+
+	if (!registry)
+		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
+	registry->catalog = catalog;
+	pthread_mutex_init(&registry->mutex, NULL);
+	(void)snprintf(registry->device, sizeof(registry->device), "%s", device->name);
+	for (size_t i = 0; r == 0 && i < device->n_archs; i++) {
+		struct spec_space_options options = SPEC_SPACE_OPTIONS(device->archs[i]);
+
+		if (spec_arch_find(catalog, device->archs[i]) < 0)
+			continue;
+		assert(registry->n_archs < REGISTRY_MAX_ARCHS);
+		r = spec_space_new(catalog, &options, &registry->spaces[registry->n_archs], err);
+		registry->n_archs += r == 0;
+	}
+	if (r == 0 && registry->n_archs == 0)
+		r = fmha_error_set_field(err, FMHA_ENOENT, "arch", "arch %s: not in specs/arch",
+					 device->n_archs ? device->archs[0] : "(none)");
+	if (r == 0)
+		r = registry_load_set(registry, "default", "[\"*\"]", 5, NULL, err);
+	if (r < 0) {
+		registry_free(registry);
+		return r;
+	}
+	*ret_registry = registry;
+	return 0;
+}
+
+struct registry *registry_free(struct registry *registry)
+{
+	if (!registry)
+		return NULL;
+	for (size_t i = 0; i < registry->table_size; i++) {
+		if (registry->table[i])
+			free(registry->table[i]->tuned);
+		free(registry->table[i]);
+	}
+	free(registry->table);
+	for (size_t i = 0; i < registry->n_sets; i++)
+		registry_set_deinit(&registry->sets[i]);
+	for (size_t i = 0; i < registry->n_archs; i++)
+		spec_space_free(registry->spaces[i]);
+	pthread_mutex_destroy(&registry->mutex);
+	free(registry);
+	return NULL;
+}
+
+const struct spec_catalog *registry_catalog(const struct registry *registry)
+{
+	return registry->catalog;
+}
+
+size_t registry_n_archs(const struct registry *registry)
+{
+	return registry->n_archs;
+}
+
+const struct spec_space *registry_space(const struct registry *registry, size_t arch)
+{
+	return registry->spaces[arch];
+}
+
+const char *registry_arch_name(const struct registry *registry, size_t arch)
+{
+	return spec_arch_name(registry->catalog, spec_space_arch(registry->spaces[arch]));
+}
+
+uint64_t registry_count(const struct registry *registry)
+{
+	uint64_t n = 0;
+
+	for (size_t i = 0; i < registry->n_archs; i++)
+		n += spec_space_count(registry->spaces[i]);
+	return n;
+}
+
+/* ---- states ---- */
+
+static size_t slot_of(const struct registry *registry, const struct kernel_spec *spec,
+		      uint64_t hash)
+{
+	size_t mask = registry->table_size - 1, i = hash & mask;
+
+	while (registry->table[i] && (registry->table[i]->hash != hash ||
+				      spec_compare(&registry->table[i]->spec, spec) != 0))
+		i = (i + 1) & mask;
+	return i;
+}
+
+static bool table_grow(struct registry *registry)
+{
+	struct registry_entry **old = registry->table;
+	size_t old_size = registry->table_size;
+	size_t size = old_size ? old_size * 2 : FIRST_TABLE_SIZE;
+	struct registry_entry **table = calloc(size, sizeof(struct registry_entry *));
+
+	if (!table)
+		return false;
+	registry->table = table;
+	registry->table_size = size;
+	for (size_t i = 0; i < old_size; i++)
+		if (old[i])
+			table[slot_of(registry, &old[i]->spec, old[i]->hash)] = old[i];
+	free(old);
+	return true;
+}
+
+struct registry_entry *registry_entry_find(struct registry *registry,
+					   const struct kernel_spec *spec, bool create)
+{
+	struct registry_entry *entry;
+	uint64_t hash;
+	size_t slot;
+
+	if (!create && registry->n_entries == 0)
+		return NULL; /* what most lookups meet */
+	hash = spec_hash(spec);
+	if (create && registry->n_entries * 2 >= registry->table_size && !table_grow(registry))
+		return NULL;
+	slot = slot_of(registry, spec, hash);
+	if (registry->table[slot] || !create)
+		return registry->table[slot];
+	if (registry->n_entries >= REGISTRY_MAX_KERNELS)
+		return NULL;
+	entry = calloc(1, sizeof(*entry));
+	if (!entry)
+		return NULL;
+	entry->spec = *spec;
+	entry->hash = hash;
+	registry->table[slot] = entry;
+	registry->n_entries++;
+	return entry;
+}
+
+void registry_fill_info(struct registry *registry, const struct kernel_spec *spec, const char *name,
+			struct registry_info *ret_info)
+{
+	const struct registry_entry *entry = registry_entry_find(registry, spec, false);
+
+	*ret_info = (struct registry_info){0};
+	if (entry) {
+		ret_info->flags = entry->flags;
+		ret_info->priority = entry->priority;
+		ret_info->n_tuned = entry->n_tuned;
+		ret_info->n_runs = entry->n_runs;
+		ret_info->run_ns = entry->run_ns;
+	}
+	registry_sets_judge(registry, spec, name, ret_info);
+}
+
+void registry_get_info(struct registry *registry, const struct kernel_spec *spec,
+		       struct registry_info *ret_info)
+{
+	pthread_mutex_lock(&registry->mutex);
+	registry_fill_info(registry, spec, NULL, ret_info);
+	pthread_mutex_unlock(&registry->mutex);
+}
+
+int registry_find(struct registry *registry, const char *name, struct kernel_spec *ret_spec,
+		  struct registry_info *ret_info, struct fmha_error *err)
+{
+	struct fmha_error why = {0};
+	struct kernel_spec spec;
+	bool known = false;
+
+	if (spec_name_parse(registry->catalog, name, &spec, &why) < 0)
+		return fmha_error_set_field(err, FMHA_ENOENT, "kernel", "%.120s: no kernel: %.100s",
+					    name, why.msg);
+	for (size_t i = 0; i < registry->n_archs && !known; i++)
+		known = spec_space_contains(registry->spaces[i], &spec);
+	if (!known)
+		return fmha_error_set_field(err, FMHA_ENOENT, "kernel",
+					    "%.180s: not a kernel of this device", name);
+	if (ret_spec)
+		*ret_spec = spec;
+	if (ret_info)
+		registry_get_info(registry, &spec, ret_info);
+	return 0;
+}
+
+/* The entry of @name, with the mutex held on success. */
+static int entry_lock(struct registry *registry, const char *name,
+		      struct registry_entry **ret_entry, struct fmha_error *err)
+{
+	struct kernel_spec spec;
+	int r = registry_find(registry, name, &spec, NULL, err);
+
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&registry->mutex);
+	*ret_entry = registry_entry_find(registry, &spec, true);
+	if (*ret_entry)
+		return 0;
+	pthread_mutex_unlock(&registry->mutex);
+	return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
+}
+
+int registry_set_flags(struct registry *registry, const char *name, uint32_t set, uint32_t clear,
+		       struct fmha_error *err)
+{
+	struct registry_entry *entry;
+	int r = entry_lock(registry, name, &entry, err);
+
+	if (r < 0)
+		return r;
+	entry->flags = (entry->flags | set) & ~clear;
+	pthread_mutex_unlock(&registry->mutex);
+	return 0;
+}
+
+int registry_set_priority(struct registry *registry, const char *name, int32_t priority,
+			  struct fmha_error *err)
+{
+	struct registry_entry *entry;
+	int r = entry_lock(registry, name, &entry, err);
+
+	if (r < 0)
+		return r;
+	entry->priority = priority;
+	pthread_mutex_unlock(&registry->mutex);
+	return 0;
+}
+
+int registry_add_run(struct registry *registry, const char *name, uint64_t ns,
+		     struct fmha_error *err)
+{
+	struct registry_entry *entry;
+	int r = entry_lock(registry, name, &entry, err);
+
+	if (r < 0)
+		return r;
+	entry->n_runs++;
+	entry->run_ns += ns;
+	pthread_mutex_unlock(&registry->mutex);
+	return 0;
+}
+
+const struct registry_tuned *registry_entry_tuned(const struct registry_entry *entry,
+						  const char *shape)
+{
+	for (uint32_t i = 0; i < entry->n_tuned; i++)
+		if (strcmp(entry->tuned[i].shape, shape) == 0)
+			return &entry->tuned[i];
+	return NULL;
+}
+
+int registry_entry_set_tuned(struct registry_entry *entry, const char *shape, double us,
+			     struct fmha_error *err)
+{
+	struct registry_tuned *tuned = (struct registry_tuned *)registry_entry_tuned(entry, shape);
+
+	if (strlen(shape) >= REGISTRY_SHAPE_BYTES)
+		return fmha_error_set_field(err, FMHA_EINVAL, "shape", "shape: longer than %d",
+					    REGISTRY_SHAPE_BYTES - 1);
+	if (!(us > 0 && us < REGISTRY_MAX_US))
+		return fmha_error_set_field(err, FMHA_EINVAL, "us", "us %g: not a duration", us);
+	if (!tuned) {
+		if (entry->n_tuned >= REGISTRY_MAX_TUNED)
+			return fmha_error_set(err, FMHA_EQUOTA, "a kernel keeps %d tuned results",
+					      REGISTRY_MAX_TUNED);
+		tuned = realloc(entry->tuned, (entry->n_tuned + 1) * sizeof(*tuned));
+		if (!tuned)
+			return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
+		entry->tuned = tuned;
+		tuned += entry->n_tuned++;
+		(void)snprintf(tuned->shape, sizeof(tuned->shape), "%s", shape);
+	}
+	tuned->us = us;
+	return 0;
+}
+
+int registry_set_tuned(struct registry *registry, const char *name, const char *shape, double us,
+		       struct fmha_error *err)
+{
+	struct registry_entry *entry;
+	int r = entry_lock(registry, name, &entry, err);
+
+	if (r < 0)
+		return r;
+	r = registry_entry_set_tuned(entry, shape, us, err);
+	pthread_mutex_unlock(&registry->mutex);
+	return r;
+}
+
+bool registry_get_tuned(struct registry *registry, const struct kernel_spec *spec,
+			const char *shape, double *ret_us)
+{
+	const struct registry_entry *entry;
+	const struct registry_tuned *tuned = NULL;
+
+	pthread_mutex_lock(&registry->mutex);
+	entry = registry_entry_find(registry, spec, false);
+	if (entry)
+		tuned = registry_entry_tuned(entry, shape);
+	if (tuned)
+		*ret_us = tuned->us;
+	pthread_mutex_unlock(&registry->mutex);
+	return tuned != NULL;
+}
+
+/* ---- lookups ---- */
+
+struct registry_lookup {
+	struct registry *registry;
+	struct spec_iter *iters[REGISTRY_MAX_ARCHS]; /* made when first used */
+	size_t arch;
+};
+
+struct registry_lookup *registry_lookup_new(struct registry *registry)
+{
+	struct registry_lookup *lookup = calloc(1, sizeof(*lookup));
+
+	if (lookup)
+		lookup->registry = registry;
+	return lookup;
+}
+
+struct registry_lookup *registry_lookup_free(struct registry_lookup *lookup)
+{
+	if (!lookup)
+		return NULL;
+	for (size_t i = 0; i < lookup->registry->n_archs; i++)
+		spec_iter_free(lookup->iters[i]);
+	free(lookup);
+	return NULL;
+}
+
+void registry_lookup_start(struct registry_lookup *lookup, size_t arch,
+			   const struct kernel_signature *signature)
+{
+	const struct spec_space *space = lookup->registry->spaces[arch];
+	struct kernel_signature reduced = *signature;
+
+	spec_signature_reduce(space, &reduced);
+	lookup->arch = arch;
+	if (lookup->iters[arch])
+		spec_iter_restart_signature(lookup->iters[arch], &reduced);
+	else
+		lookup->iters[arch] = spec_iter_new_signature(space, &reduced);
+}
+
+const struct kernel_spec *registry_lookup_next(struct registry_lookup *lookup,
+					       struct registry_info *ret_info)
+{
+	struct spec_iter *iter = lookup->iters[lookup->arch];
+	const struct kernel_spec *spec = iter ? spec_iter_next(iter) : NULL;
+
+	if (spec && ret_info)
+		registry_get_info(lookup->registry, spec, ret_info);
+	return spec;
+}
+
+int registry_each(struct registry *registry, const char *filter_text, registry_visit visit,
+		  void *owner, struct fmha_error *err)
+{
+	struct spec_filter *filter = NULL;
+	int r = 0;
+
+	if (filter_text && *filter_text)
+		r = spec_filter_compile(registry->catalog, filter_text, &filter, NULL, err);
+	for (size_t i = 0; r == 0 && i < registry->n_archs; i++) {
+		struct spec_iter *iter = spec_iter_new(registry->spaces[i], filter);
+		const struct kernel_spec *spec;
+
+		if (!iter) {
+			r = fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
+			break;
+		}
+		while (r == 0 && (spec = spec_iter_next(iter))) {
+			char name[SPEC_NAME_BYTES];
+			struct registry_info info;
+
+			(void)spec_name_format(registry->catalog, spec, name);
+			pthread_mutex_lock(&registry->mutex);
+			registry_fill_info(registry, spec, name, &info);
+			pthread_mutex_unlock(&registry->mutex);
+			r = visit(owner, spec, name, &info);
+		}
+		spec_iter_free(iter);
+	}
+	spec_filter_free(filter);
+	return r;
+}

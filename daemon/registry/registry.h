@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * registry.h: the kernels of one device and what is known about each.
+ *
+ * Which kernels the device can have is not stored: it follows from the rules in specs/, and is
+ * asked of a struct spec_space for every arch that the device runs (a CPU runs its level and all
+ * below). What is stored is what differs from the default: kernels that were compiled, loaded,
+ * quarantined, measured, run or given a priority. So a registry over millions of specs takes the
+ * memory of the few that matter, and a lookup by signature costs what the specs of that signature
+ * cost.
+ *
+ * Kernel sets say which of the possible kernels are offered. A set is a JSON list of patterns over
+ * canonical names, with * and ?; a leading ! takes away what the patterns before it took in. A new
+ * registry has one set, "default", which is ["*"]. A kernel is offered when any loaded set names
+ * it; kernels that are named by a set other than "default" are preferred.
+ *
+ * All functions may be called from any thread; walks see the state of the moment.
+ */
+#ifndef FMHAD_REGISTRY_H
+#define FMHAD_REGISTRY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <fmha/base.h>
+#include <specs/space.h>
+
+#define REGISTRY_MAX_ARCHS    8
+#define REGISTRY_MAX_SETS     16
+#define REGISTRY_MAX_PATTERNS 1024      /* of a set */
+#define REGISTRY_MAX_KERNELS  (1 << 20) /* with a state of their own */
+#define REGISTRY_MAX_TUNED    256       /* results of a kernel */
+#define REGISTRY_MAX_US       1e12
+#define REGISTRY_SHAPE_BYTES  96          /* NUL included */
+#define REGISTRY_NAME_BYTES   64          /* of devices and sets, NUL included */
+#define REGISTRY_MAX_JSON     (64u << 20) /* of an import or a set */
+
+struct registry;
+
+enum registry_flags {
+	REGISTRY_COMPILED = 1,    /* its code object is in the cache */
+	REGISTRY_LOADED = 2,      /* the device has it in memory */
+	REGISTRY_QUARANTINED = 4, /* it killed workers: never offered */
+};
+
+/* What is known of a kernel; all zero for most. */
+struct registry_info {
+	uint32_t flags;
+	int32_t priority; /* the higher the sooner, among candidates nobody measured */
+	uint32_t n_tuned;
+	uint64_t n_runs, run_ns; /* in this process */
+	uint8_t offered;         /* a loaded set names it */
+	uint8_t preferred;       /* and not only the default set */
+};
+
+struct registry_device {
+	char name[REGISTRY_NAME_BYTES];        /* the model: exports merge between equal ones */
+	const char *archs[REGISTRY_MAX_ARCHS]; /* best first; kept only while registry_new() runs */
+	size_t n_archs;
+};
+
+/*
+ * @catalog: kept.
+ * Return: 0; FMHA_ENOENT when specs/ knows none of the archs; FMHA_ENOMEM, FMHA_EIO, FMHA_EINVAL.
+ */
+int registry_new(const struct spec_catalog *catalog, const struct registry_device *device,
+		 struct registry **ret_registry, struct fmha_error *err);
+struct registry *registry_free(struct registry *registry);
+
+const struct spec_catalog *registry_catalog(const struct registry *registry);
+size_t registry_n_archs(const struct registry *registry);
+const struct spec_space *registry_space(const struct registry *registry, size_t arch);
+const char *registry_arch_name(const struct registry *registry, size_t arch);
+/* All specs of all archs. */
+uint64_t registry_count(const struct registry *registry);
+
+/*
+ * By name. @ret_spec, @ret_info: may be NULL.
+ * Return: 0; FMHA_ENOENT: no kernel of this device, the message says which part of the name is
+ * wrong.
+ */
+int registry_find(struct registry *registry, const char *name, struct kernel_spec *ret_spec,
+		  struct registry_info *ret_info, struct fmha_error *err);
+void registry_get_info(struct registry *registry, const struct kernel_spec *spec,
+		       struct registry_info *ret_info);
+
+/* By signature: start, then next until NULL. Reuse one lookup for many: it allocates once. */
+struct registry_lookup;
+struct registry_lookup *registry_lookup_new(struct registry *registry);
+struct registry_lookup *registry_lookup_free(struct registry_lookup *lookup);
+/* @signature is reduced to the traits that its family uses. */
+void registry_lookup_start(struct registry_lookup *lookup, size_t arch,
+			   const struct kernel_signature *signature);
+/* Kernels in all states, valid until the next call. */
+const struct kernel_spec *registry_lookup_next(struct registry_lookup *lookup,
+					       struct registry_info *ret_info);
+
+/*
+ * By filter (specs/filter.h; "" is everything): calls @visit until it returns non-zero and returns
+ * that. Return: also FMHA_EINVAL for a bad filter, with a caret in the message; FMHA_ENOMEM.
+ */
+typedef int (*registry_visit)(void *owner, const struct kernel_spec *spec, const char *name,
+			      const struct registry_info *info);
+int registry_each(struct registry *registry, const char *filter, registry_visit visit, void *owner,
+		  struct fmha_error *err);
+
+/* State. A name that is no kernel of this device: FMHA_ENOENT. */
+int registry_set_flags(struct registry *registry, const char *name, uint32_t set, uint32_t clear,
+		       struct fmha_error *err);
+int registry_set_priority(struct registry *registry, const char *name, int32_t priority,
+			  struct fmha_error *err);
+int registry_add_run(struct registry *registry, const char *name, uint64_t ns,
+		     struct fmha_error *err);
+/* The time of one launch at @shape, a word of the caller's (see dispatch's shape keys); the last
+ * one counts. */
+int registry_set_tuned(struct registry *registry, const char *name, const char *shape, double us,
+		       struct fmha_error *err);
+/* Return: true and the time, or false. */
+bool registry_get_tuned(struct registry *registry, const struct kernel_spec *spec,
+			const char *shape, double *ret_us);
+
+/*
+ * Kernel sets. Loading replaces a set of the same name.
+ * @json: a JSON list of strings, @size bytes
+ * @ret_n_kernels: how many kernels of this device the set names; may be NULL, which is much faster
+ *                 for a device with millions
+ */
+int registry_load_set(struct registry *registry, const char *name, const char *json, size_t size,
+		      uint64_t *ret_n_kernels, struct fmha_error *err);
+/* Return: 0, FMHA_ENOENT. */
+int registry_unload_set(struct registry *registry, const char *name, struct fmha_error *err);
+
+/*
+ * JSON: device, sets, statistics by family, data type, pipeline and state, and the kernels that
+ * @filter lets through, each with its state. Written through @write in pieces, which returns 0 or
+ * an error code that ends the export. Walks the whole registry: not for an event loop.
+ */
+typedef int (*registry_write)(void *owner, const char *text, size_t n);
+int registry_export(struct registry *registry, const char *filter, registry_write write,
+		    void *owner, struct fmha_error *err);
+/* The same into memory, given to the caller. */
+int registry_export_text(struct registry *registry, const char *filter, char **ret_text,
+			 size_t *ret_size, struct fmha_error *err);
+
+/*
+ * Merges an export of another machine with the same device: tuned results and priorities that this
+ * registry does not have. Its own results win; what only the other machine's files and processes
+ * know (compiled, loaded, quarantined, run) is left out. Kernels that this build does not know are
+ * skipped.
+ * @ret_n_merged: kernels that gained something
+ * Return: 0; FMHA_EINVAL naming the field: not an export, or of another device; FMHA_ENOMEM.
+ */
+int registry_import(struct registry *registry, const char *json, size_t size,
+		    uint64_t *ret_n_merged, struct fmha_error *err);
+
+#endif
