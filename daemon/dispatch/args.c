@@ -387,7 +387,7 @@ static void fill_bwd(const struct plan *plan, const struct args_source *source,
 	};
 	if (group)
 		a->dq_acc_offsets = (const abi_i64 *)(workspace + plan->layout.dq_acc_offsets);
-	if (plan->dq_splits > 0)
+	if (plan->dq_buffered)
 		a->dq_acc = (float *)(workspace + plan->layout.dq_acc);
 }
 

@@ -296,7 +296,7 @@ static int build_backward(struct builder *b)
 	if (r < 0)
 		return r;
 	if (r == 1) {
-		plan->dq_splits = 1; /* a buffer, please */
+		plan->dq_buffered = 1;
 		r = need_stage(b, ABI_BWD_DQ_DK_DV, p->q.dtype);
 		if (r < 0)
 			return r;

@@ -80,7 +80,8 @@ struct plan {
 	uint64_t dq_acc_bytes;         /* 0: dq_dk_dv writes dQ itself */
 	uint32_t workspace_zero;       /* 1: dq_acc must be zeroed before every run */
 	int32_t n_splits, split_size;  /* forward: what the planner chose; n_splits 0: not split */
-	int32_t dq_splits;             /* backward: the largest nsplits_i */
+	uint32_t dq_buffered;          /* backward: dq_dk_dv sums in dq_acc, convert_dq follows */
+	int32_t dq_splits;             /* the largest nsplits_i */
 	uint32_t dq_per_sequence;      /* 1: nsplits_i = ceil(seqlen_k_i / dq_tile_n0) */
 	uint32_t dq_tile_n0;
 	uint32_t append; /* stage 0 writes k_new, v_new into the cache */
