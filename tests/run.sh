@@ -36,7 +36,9 @@ integration() {
 asan() {
     ./dev build asan &&
         ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
-            ctest --test-dir build/asan --output-on-failure --no-tests=error -j "$jobs"
+            ctest --test-dir build/asan --output-on-failure --no-tests=error -j "$jobs" &&
+        FMHA_BUILD=$PWD/build/asan "$python" -m pytest -q -p no:cacheprovider \
+            tests/integration/test_hostile.py
 }
 
 fuzz() {
