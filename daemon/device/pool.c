@@ -257,7 +257,8 @@ static uint32_t n_cores(void)
 struct pool *pool_new(uint32_t n_threads)
 {
 	struct pool *pool;
-	sigset_t all, before;
+	static const int own[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGABRT, SIGTRAP};
+	sigset_t blocked, before;
 
 	if (n_threads == 0)
 		n_threads = n_cores();
@@ -267,8 +268,12 @@ struct pool *pool_new(uint32_t n_threads)
 	pthread_mutex_init(&pool->mutex, NULL);
 	pthread_cond_init(&pool->work, NULL);
 	list_init(&pool->ring);
-	sigfillset(&all); /* signals are the loop's business */
-	pthread_sigmask(SIG_SETMASK, &all, &before);
+	/* Signals are the loop's business, except for what a thread does to itself: blocked, that
+	 * would end the process without guard.c having a say. */
+	sigfillset(&blocked);
+	for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+		sigdelset(&blocked, own[i]);
+	pthread_sigmask(SIG_SETMASK, &blocked, &before);
 	for (; pool->n_threads < n_threads; pool->n_threads++) {
 		struct pool_thread *thread = &pool->threads[pool->n_threads];
 		char name[16];

@@ -537,12 +537,8 @@ int session_new(struct worker *worker, int fd, const struct proto_worker_attach_
 	else if (limit_exceeded(&worker->limits, LIMIT_SESSIONS_PER_UID,
 				(uint64_t)session->account->n_sessions + 1))
 		r = fmha_error_set(
-			err, FMHA_EQUOTA, "more than %llu connections of one user to this device",
+			err, FMHA_EQUOTA, "more than %llu connections to one device",
 			(unsigned long long)worker->limits.value[LIMIT_SESSIONS_PER_UID]);
-	else if (limit_exceeded(&worker->limits, LIMIT_SESSIONS_PER_UID,
-				(uint64_t)session->account->n_sessions + 1))
-		r = fmha_error_set(err, FMHA_EQUOTA, "more than %llu connections to one device",
-				   (unsigned long long)worker->limits.value[LIMIT_SESSIONS_PER_UID]);
 	if (r == 0)
 		r = device_stream_new(worker->device, &session->stream, err);
 	if (r == 0) {

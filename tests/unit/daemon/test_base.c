@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: MIT */
+/* Small things of daemon/base and daemon/worker: histogram, accounts, id tables. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include <base/account.h>
+#include <base/histogram.h>
+#include <base/limits.h>
+
+#include "table.h"
+
+/* ---- histogram ---- */
+
+static void empty_histogram_says_zero(void **state)
+{
+	static const struct histogram histogram;
+
+	(void)state;
+	assert_int_equal(histogram_quantile(&histogram, 500), 0);
+	assert_int_equal(histogram_quantile(&histogram, 1000), 0);
+}
+
+static void quantiles_are_at_most_an_eighth_too_high(void **state)
+{
+	static const uint64_t values[] = {1,    7,       8,         9,          15,        16,
+					  1000, 1000000, 123456789, 1ull << 31, 1ull << 41};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+		static struct histogram histogram;
+		uint64_t p50;
+
+		histogram = (struct histogram){0};
+		for (int n = 0; n < 10; n++)
+			histogram_add(&histogram, values[i]);
+		histogram_add(&histogram, UINT64_MAX); /* so that max does not cut it */
+		p50 = histogram_quantile(&histogram, 500);
+		assert_true(p50 >= values[i]);
+		assert_true(p50 <= values[i] + values[i] / 8);
+	}
+}
+
+static void quantiles_of_a_ramp(void **state)
+{
+	static struct histogram histogram;
+
+	(void)state;
+	histogram = (struct histogram){0};
+	for (uint64_t value = 1; value <= 100000; value++)
+		histogram_add(&histogram, value);
+	assert_in_range(histogram_quantile(&histogram, 500), 50000, 56250);
+	assert_in_range(histogram_quantile(&histogram, 990), 99000, 100000);
+	assert_int_equal(histogram_quantile(&histogram, 1000), 100000);
+	assert_int_equal(histogram_quantile(&histogram, 1), 103); /* the end of 96..103 */
+	assert_int_equal(histogram.n, 100000);
+}
+
+/* ---- accounts ---- */
+
+static void accounts_are_found_by_uid_and_end_with_their_last_user(void **state)
+{
+	struct accounts accounts;
+	struct account *first, *second;
+
+	(void)state;
+	accounts_init(&accounts);
+	first = account_get(&accounts, 1001);
+	second = account_get(&accounts, 1002);
+	assert_ptr_not_equal(first, second);
+	assert_ptr_equal(account_get(&accounts, 1001), first);
+	account_put(first);
+	assert_ptr_equal(account_get(&accounts, 1001), first);
+	account_put(first);
+	account_put(first);
+	account_put(second);
+	assert_true(list_is_empty(&accounts.list));
+	assert_null(account_put(NULL));
+}
+
+static void limits_count_their_hits(void **state)
+{
+	struct limits limits = {.value = {[LIMIT_CONNECTIONS] = 3}};
+
+	(void)state;
+	assert_false(limit_exceeded(&limits, LIMIT_CONNECTIONS, 3));
+	assert_int_equal(limits.hits[LIMIT_CONNECTIONS], 0);
+	assert_true(limit_exceeded(&limits, LIMIT_CONNECTIONS, 4));
+	assert_true(limit_exceeded(&limits, LIMIT_CONNECTIONS, UINT64_MAX));
+	assert_int_equal(limits.hits[LIMIT_CONNECTIONS], 2);
+}
+
+/* ---- tables ---- */
+
+static void ids_are_never_given_twice(void **state)
+{
+	struct table table = {0};
+	int object;
+	uint64_t first = table_add(&table, &object), again;
+
+	(void)state;
+	assert_int_not_equal(first, 0);
+	assert_ptr_equal(table_get(&table, first), &object);
+	assert_ptr_equal(table_remove(&table, first), &object);
+	assert_null(table_get(&table, first));
+	assert_null(table_remove(&table, first));
+	again = table_add(&table, &object);
+	assert_int_not_equal(again, first);
+	assert_null(table_get(&table, first));
+	assert_ptr_equal(table_get(&table, again), &object);
+	table_deinit(&table);
+}
+
+static void guessed_ids_name_nothing(void **state)
+{
+	struct table table = {0};
+	int object;
+	uint64_t id = table_add(&table, &object);
+
+	(void)state;
+	assert_null(table_get(&table, 0));
+	assert_null(table_get(&table, UINT64_MAX));
+	for (uint64_t i = 0; i < 100000; i++)
+		if (i != id)
+			assert_null(table_get(&table, i));
+	for (int bit = 0; bit < 64; bit++)
+		assert_null(table_get(&table, id ^ (1ull << bit)));
+	table_deinit(&table);
+}
+
+static void tables_grow_and_empty(void **state)
+{
+	enum { N = 1000 };
+	static int objects[N];
+	struct table table = {0};
+	uint64_t ids[N];
+	uint32_t n = 0;
+
+	(void)state;
+	for (int i = 0; i < N; i++)
+		ids[i] = table_add(&table, &objects[i]);
+	for (int i = 0; i < N; i += 2)
+		assert_ptr_equal(table_remove(&table, ids[i]), &objects[i]);
+	for (int i = 1; i < N; i += 2)
+		assert_ptr_equal(table_get(&table, ids[i]), &objects[i]);
+	assert_int_equal(table.n_used, N / 2);
+	for (int i = 0; i < N; i += 2)
+		ids[i] = table_add(&table, &objects[i]);
+	assert_int_equal(table.n_slots, 1024); /* free slots were used again */
+	while (table_pop(&table))
+		n++;
+	assert_int_equal(n, N);
+	assert_null(table_pop(&table));
+	table_deinit(&table);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(empty_histogram_says_zero),
+		cmocka_unit_test(quantiles_are_at_most_an_eighth_too_high),
+		cmocka_unit_test(quantiles_of_a_ramp),
+		cmocka_unit_test(accounts_are_found_by_uid_and_end_with_their_last_user),
+		cmocka_unit_test(limits_count_their_hits),
+		cmocka_unit_test(ids_are_never_given_twice),
+		cmocka_unit_test(guessed_ids_name_nothing),
+		cmocka_unit_test(tables_grow_and_empty),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

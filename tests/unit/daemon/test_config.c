@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: MIT */
+/* The configuration: what is accepted, and that a mistake is named by its path. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <base/config.h>
+#include <base/log.h>
+
+static int parse(const char *text, struct config *config, struct fmha_error *err)
+{
+	config_init(config);
+	return config_parse("test.json", text, strlen(text), config, err);
+}
+
+static void defaults_are_the_documented_ones(void **state)
+{
+	struct config config;
+	struct fmha_error err;
+
+	(void)state;
+	assert_int_equal(parse("{}", &config, &err), 0);
+	assert_int_equal(config.limits[LIMIT_CONNECTIONS], 1024);
+	assert_int_equal(config.limits[LIMIT_CONNECTIONS_PER_UID], 64);
+	assert_int_equal(config.limits[LIMIT_FRAME_BYTES], 65536);
+	assert_int_equal(config.limits[LIMIT_FDS_PER_MESSAGE], 4);
+	assert_int_equal(config.limits[LIMIT_IN_FLIGHT_PER_UID], 256);
+	assert_int_equal(config.limits[LIMIT_OUTPUT_HARD_BYTES], 4 << 20);
+	assert_int_equal(config.socket_mode, 0660);
+}
+
+static void every_key_is_read(void **state)
+{
+	static const char text[] =
+		"{\"socket\": \"/tmp/s\", \"socket_mode\": \"0600\", \"socket_group\": \"fmha\","
+		" \"log_level\": \"debug\", \"admin_uids\": [7, 8],"
+		" \"supervision\": {\"heartbeat_ms\": 20, \"drain_ms\": 0},"
+		" \"limits\": {\"connections\": 3, \"memory_bytes\": 1099511627776},"
+		" \"devices\": [{\"backend\": \"cpu\", \"threads\": 2, \"cpu_level\": "
+		"\"portable\"},"
+		" {\"backend\": \"fake\", \"allow_faults\": true, \"name\": \"f\", \"stall_ms\": "
+		"60}]}";
+	struct config config;
+	struct fmha_error err;
+
+	(void)state;
+	assert_int_equal(parse(text, &config, &err), 0);
+	assert_string_equal(config.socket, "/tmp/s");
+	assert_int_equal(config.socket_mode, 0600);
+	assert_string_equal(config.socket_group, "fmha");
+	assert_int_equal(config.log_level, LOG_LEVEL_DEBUG);
+	assert_int_equal(config.n_admins, 2);
+	assert_int_equal(config.admin_uids[1], 8);
+	assert_int_equal(config.supervision.heartbeat_ms, 20);
+	assert_int_equal(config.supervision.drain_ms, 0);
+	assert_int_equal(config.limits[LIMIT_CONNECTIONS], 3);
+	assert_int_equal(config.limits[LIMIT_MEMORY_BYTES], 1ull << 40);
+	assert_int_equal(config.n_devices, 2);
+	assert_string_equal(config.devices[0].cpu_level, "portable");
+	assert_int_equal(config.devices[0].threads, 2);
+	assert_string_equal(config.devices[1].backend, "fake");
+	assert_true(config.devices[1].allow_faults);
+	assert_int_equal(config.devices[1].stall_ms, 60);
+}
+
+static void mistakes_are_named_by_their_path(void **state)
+{
+	static const struct {
+		const char *text, *field;
+	} cases[] = {
+		{"{\"sokcet\": \"x\"}", "sokcet"},
+		{"{\"limits\": {\"fds\": 3}}", "limits.fds"},
+		{"{\"limits\": {\"connections\": \"3\"}}", "limits.connections"},
+		{"{\"limits\": {\"connections\": 1e300}}", "limits.connections"},
+		{"{\"limits\": {\"connections\": 1e400}}", "limits.connections"},
+		{"{\"limits\": {\"connections\": -1}}", "limits.connections"},
+		{"{\"limits\": {\"hello_ms\": 5, \"hello_ms\": 6}}", "limits.hello_ms"},
+		{"{\"limits\": 5}", "limits"},
+		{"{\"devices\": [{}, {\"speed\": 1}]}", "devices[1].speed"},
+		{"{\"devices\": [{}, {\"threads\": 99999}]}", "devices[1].threads"},
+		{"{\"devices\": [3]}", "devices[0]"},
+		{"{\"admin_uids\": [1, -1]}", "admin_uids"},
+		{"{\"admin_uids\": 1}", "admin_uids"},
+		{"{\"Socket\": \"x\"}", "Socket"}, /* keys are case-sensitive */
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct config config;
+		struct fmha_error err = {0};
+
+		assert_int_equal(parse(cases[i].text, &config, &err), FMHA_EINVAL);
+		assert_string_equal(err.field, cases[i].field);
+		assert_non_null(strstr(err.msg, "test.json"));
+	}
+}
+
+static void what_is_no_json_is_refused_with_its_place(void **state)
+{
+	static const char *const texts[] = {"",     " ",        "{",   "}",   "{} x",
+					    "{}{}", "{\"a\":}", "nul", "\xff"};
+	struct config config;
+	struct fmha_error err;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
+		assert_int_equal(parse(texts[i], &config, &err), FMHA_EINVAL);
+	assert_int_equal(parse("{\n  \"socket\": ,\n}", &config, &err), FMHA_EINVAL);
+	assert_non_null(strstr(err.msg, "test.json:2:"));
+	assert_int_equal(parse("{}\n", &config, &err), 0);
+}
+
+static void text_without_end_is_not_read_over(void **state)
+{
+	static const char text[] = "{\"socket\": \"/tmp/socket\"}";
+
+	(void)state;
+	/* Every prefix, in a block of exactly its size: the sanitizer sees a byte too many. */
+	for (size_t n = 0; n < sizeof(text) - 1; n++) {
+		struct config config;
+		struct fmha_error err;
+		char *copy = malloc(n ? n : 1);
+
+		memcpy(copy, text, n);
+		config_init(&config);
+		assert_int_equal(config_parse("t", copy, n, &config, &err), FMHA_EINVAL);
+		free(copy);
+	}
+}
+
+static void contradictions_are_found(void **state)
+{
+	struct config config;
+	struct fmha_error err;
+
+	(void)state;
+	assert_int_equal(parse("{\"limits\": {\"output_hard_bytes\": 65536}}", &config, &err), 0);
+	assert_int_equal(config_resolve(&config, &err), FMHA_EINVAL);
+	assert_string_equal(err.field, "limits.output_soft_bytes");
+	assert_int_equal(parse("{}", &config, &err), 0);
+	assert_int_equal(config_resolve(&config, &err), 0);
+	assert_true(config.limits[LIMIT_MEMORY_BYTES] > 0);
+	assert_true(config.limits[LIMIT_MEMORY_BYTES_PER_UID] > 0);
+	assert_true(config.socket[0] == '/');
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(defaults_are_the_documented_ones),
+		cmocka_unit_test(every_key_is_read),
+		cmocka_unit_test(mistakes_are_named_by_their_path),
+		cmocka_unit_test(what_is_no_json_is_refused_with_its_place),
+		cmocka_unit_test(text_without_end_is_not_read_over),
+		cmocka_unit_test(contradictions_are_found),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
