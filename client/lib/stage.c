@@ -187,7 +187,8 @@ static void directions(const struct fmha_problem *problem, struct stage_tensor *
 
 	tensor->copy_in = proto_roles[role].input;
 	tensor->copy_out = proto_roles[role].output;
-	if (problem->op == FMHA_BACKWARD && (role == FMHA_T_O || role == FMHA_T_LSE)) {
+	if (problem->op == FMHA_BACKWARD &&
+	    (role == FMHA_T_O || role == FMHA_T_LSE || role == FMHA_T_RANDVAL)) {
 		tensor->copy_in = true;
 		tensor->copy_out = false;
 	} else if ((role == FMHA_T_K || role == FMHA_T_V) && appends) {
