@@ -109,7 +109,7 @@ class Daemon:
                 raise RuntimeError(f"fmhad exited with {self.process.returncode}:\n{self.log()}")
             try:
                 with fmha_wire.Client.connect(self.socket) as client:
-                    return all(d["state"] == "ready" for d in client.devices())
+                    return all(d["state"] in ("ready", "failed") for d in client.devices())
             except (OSError, fmha_wire.Disconnected):
                 return False
 

@@ -12,6 +12,8 @@
 #include "gpu.h"
 #include "kernels.h"
 
+extern const struct device_ops fmhad_device_ops;
+
 static int gpu_describe(struct gpu_device *gpu, struct fmha_error *err)
 {
 	struct device_info *info = &gpu->device.info;
@@ -64,6 +66,7 @@ static int gpu_open(const struct config_device *config, struct device **ret_devi
 	gpu = calloc(1, sizeof(*gpu));
 	if (!gpu)
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	gpu->device.ops = &fmhad_device_ops;
 	gpu->index = (int)config->index;
 	(void)pthread_mutex_init(&gpu->shared_lock, NULL);
 	gpu->vmm_granularity = gpu_vmm_granularity(gpu->index);

@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * cuda_stub.c: a libcuda.so.1 without a GPU, for tests of the device layer. Memory is the host's,
+ * exportable memory is a memfd, streams run at once. A module is the text "stub code"; its one
+ * function copies `q` to `o` of a forward problem, so that a test sees which bytes a launch read
+ * and wrote. CUDA_STUB_FAIL="name" makes the call of that name fail with error 700 (illegal
+ * address), as a fault in a kernel does, from its CUDA_STUB_AFTER-th use on.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "abi.h"
+
+#define EXPORT      __attribute__((visibility("default")))
+#define GRANULARITY (2u << 20)
+#define INVALID     1
+#define NOT_FOUND   500
+#define ILLEGAL     700
+
+typedef unsigned long long pointer;
+
+/* Counts the uses of the call that is to fail. */
+static int fails(const char *name)
+{
+	static int uses;
+	const char *wanted = getenv("CUDA_STUB_FAIL"), *after = getenv("CUDA_STUB_AFTER");
+
+	if (!wanted || strcmp(wanted, name) != 0)
+		return 0;
+	return uses++ >= (after ? atoi(after) : 0);
+}
+
+#define CALL(name, ...)                                                                            \
+	EXPORT int name(__VA_ARGS__);                                                              \
+	EXPORT int name(__VA_ARGS__)
+#define MAY_FAIL(name)                                                                             \
+	do {                                                                                       \
+		if (fails(name))                                                                   \
+			return ILLEGAL;                                                            \
+	} while (0)
+
+CALL(cuInit, unsigned flags)
+{
+	(void)flags;
+	MAY_FAIL("cuInit");
+	return 0;
+}
+
+CALL(cuDeviceGetCount, int *count)
+{
+	*count = 1;
+	return 0;
+}
+
+CALL(cuDeviceGet, int *device, int index)
+{
+	*device = index;
+	return index == 0 ? 0 : 101;
+}
+
+CALL(cuDeviceGetName, char *name, int size, int device)
+{
+	(void)device;
+	(void)snprintf(name, (size_t)size, "Stub GPU");
+	return 0;
+}
+
+CALL(cuDeviceTotalMem_v2, size_t *bytes, int device)
+{
+	(void)device;
+	*bytes = (size_t)4 << 30;
+	return 0;
+}
+
+CALL(cuDeviceGetAttribute, int *value, int attribute, int device)
+{
+	static const int values[][2] = {{97, 232448}, {10, 32}, {16, 132}, {75, 9},
+					{76, 0},      {102, 1}, {103, 1}};
+
+	(void)device;
+	*value = 0;
+	for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++)
+		if (values[i][0] == attribute)
+			*value = values[i][1];
+	return 0;
+}
+
+CALL(cuDevicePrimaryCtxRetain, void **context, int device)
+{
+	*context = (void *)(uintptr_t)(device + 1);
+	return 0;
+}
+
+CALL(cuCtxSetCurrent, void *context)
+{
+	(void)context;
+	return 0;
+}
+
+CALL(cuDriverGetVersion, int *version)
+{
+	*version = 13000;
+	return 0;
+}
+
+CALL(cuMemGetInfo_v2, size_t *free_bytes, size_t *total)
+{
+	*free_bytes = *total = (size_t)4 << 30;
+	return 0;
+}
+
+CALL(cuGetErrorName, int error, const char **name)
+{
+	*name = error == ILLEGAL ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_STUB";
+	return 0;
+}
+
+CALL(cuGetErrorString, int error, const char **text)
+{
+	(void)error;
+	*text = "an error that the stub was told to make";
+	return 0;
+}
+
+CALL(cuMemAlloc_v2, pointer *ret, size_t bytes)
+{
+	void *memory;
+
+	MAY_FAIL("cuMemAlloc");
+	if (bytes > (size_t)4 << 30)
+		return 2;
+	memory = malloc(bytes);
+	if (!memory)
+		return 2;
+	memset(memory, 0xa5, bytes); /* real memory is not clear either */
+	*ret = (pointer)(uintptr_t)memory;
+	return 0;
+}
+
+CALL(cuMemFree_v2, pointer memory)
+{
+	free((void *)(uintptr_t)memory);
+	return 0;
+}
+
+CALL(cuMemHostRegister_v2, void *memory, size_t bytes, unsigned flags)
+{
+	(void)memory, (void)bytes, (void)flags;
+	return 0;
+}
+
+CALL(cuMemHostUnregister, void *memory)
+{
+	(void)memory;
+	return 0;
+}
+
+CALL(cuMemGetAddressRange_v2, pointer *base, size_t *bytes, pointer memory)
+{
+	*base = memory;
+	*bytes = GRANULARITY;
+	return 0;
+}
+
+CALL(cuMemcpyHtoDAsync_v2, pointer to, const void *from, size_t bytes, void *stream)
+{
+	(void)stream;
+	MAY_FAIL("cuMemcpyHtoDAsync");
+	memcpy((void *)(uintptr_t)to, from, bytes);
+	return 0;
+}
+
+CALL(cuMemcpyDtoHAsync_v2, void *to, pointer from, size_t bytes, void *stream)
+{
+	(void)stream;
+	MAY_FAIL("cuMemcpyDtoHAsync");
+	memcpy(to, (const void *)(uintptr_t)from, bytes);
+	return 0;
+}
+
+CALL(cuMemsetD8Async, pointer to, unsigned char value, size_t bytes, void *stream)
+{
+	(void)stream;
+	memset((void *)(uintptr_t)to, value, bytes);
+	return 0;
+}
+
+/* An IPC handle of the stub: "ipc", then the bytes of a pointer in this very process. */
+CALL(cuIpcGetMemHandle, void *handle, pointer memory)
+{
+	memset(handle, 0, 64);
+	memcpy(handle, "ipc", 4);
+	memcpy((char *)handle + 8, &memory, sizeof(memory));
+	return 0;
+}
+
+struct ipc_handle {
+	char bytes[64];
+};
+
+CALL(cuIpcOpenMemHandle_v2, pointer *memory, struct ipc_handle handle, unsigned flags)
+{
+	(void)flags;
+	MAY_FAIL("cuIpcOpenMemHandle");
+	if (memcmp(handle.bytes, "hang", 4) == 0)
+		(void)sleep(60);
+	if (memcmp(handle.bytes, "good", 4) != 0)
+		return INVALID;
+	return cuMemAlloc_v2(memory, GRANULARITY);
+}
+
+CALL(cuIpcCloseMemHandle, pointer memory)
+{
+	return cuMemFree_v2(memory);
+}
+
+CALL(cuIpcOpenEventHandle, void **event, struct ipc_handle handle)
+{
+	(void)event, (void)handle;
+	return INVALID;
+}
+
+CALL(cuStreamCreate, void **stream, unsigned flags)
+{
+	(void)flags;
+	MAY_FAIL("cuStreamCreate");
+	*stream = malloc(1);
+	return 0;
+}
+
+CALL(cuStreamDestroy_v2, void *stream)
+{
+	free(stream);
+	return 0;
+}
+
+CALL(cuStreamSynchronize, void *stream)
+{
+	(void)stream;
+	MAY_FAIL("cuStreamSynchronize");
+	return 0;
+}
+
+CALL(cuStreamQuery, void *stream)
+{
+	(void)stream;
+	return 0;
+}
+
+CALL(cuStreamWaitEvent, void *stream, void *event, unsigned flags)
+{
+	(void)stream, (void)event, (void)flags;
+	return 0;
+}
+
+CALL(cuStreamWaitValue32_v2, void *stream, pointer at, uint32_t value, unsigned flags)
+{
+	(void)stream, (void)at, (void)value, (void)flags;
+	return 0;
+}
+
+CALL(cuStreamWriteValue32_v2, void *stream, pointer at, uint32_t value, unsigned flags)
+{
+	(void)stream, (void)flags;
+	*(volatile uint32_t *)(uintptr_t)at = value;
+	return 0;
+}
+
+CALL(cuEventCreate, struct timespec **event, unsigned flags)
+{
+	(void)flags;
+	*event = calloc(1, sizeof(**event));
+	return *event ? 0 : 2;
+}
+
+CALL(cuEventDestroy_v2, struct timespec *event)
+{
+	free(event);
+	return 0;
+}
+
+CALL(cuEventRecord, struct timespec *event, void *stream)
+{
+	(void)stream;
+	(void)clock_gettime(CLOCK_MONOTONIC, event);
+	return 0;
+}
+
+CALL(cuEventQuery, struct timespec *event)
+{
+	(void)event;
+	MAY_FAIL("cuEventQuery");
+	/* "hang": the launch never ends. */
+	return getenv("CUDA_STUB_HANG") && access(getenv("CUDA_STUB_HANG"), F_OK) == 0 ? 600 : 0;
+}
+
+CALL(cuEventSynchronize, struct timespec *event)
+{
+	while (cuEventQuery(event) == 600)
+		(void)usleep(1000);
+	return 0;
+}
+
+CALL(cuEventElapsedTime, float *ms, const struct timespec *a, const struct timespec *b)
+{
+	*ms = (float)((double)(b->tv_sec - a->tv_sec) * 1e3 +
+		      (double)(b->tv_nsec - a->tv_nsec) * 1e-6);
+	return 0;
+}
+
+CALL(cuModuleLoadData, void **module, const void *image)
+{
+	MAY_FAIL("cuModuleLoadData");
+	if (memcmp(image, "stub code", 9) != 0)
+		return 200;
+	*module = malloc(1);
+	return 0;
+}
+
+CALL(cuModuleUnload, void *module)
+{
+	free(module);
+	return 0;
+}
+
+CALL(cuModuleGetFunction, void **function, void *module, const char *name)
+{
+	(void)module;
+	if (strncmp(name, "fmha_", 5) != 0)
+		return NOT_FOUND;
+	*function = (void *)(uintptr_t)1;
+	return 0;
+}
+
+CALL(cuFuncSetAttribute, void *function, int attribute, int value)
+{
+	(void)function, (void)attribute;
+	return value <= 232448 ? 0 : INVALID;
+}
+
+CALL(cuLaunchKernel, void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+     unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, void *stream,
+     void **parameters, void **extra)
+{
+	const struct abi_fwd_args *args = parameters[0];
+	const size_t rows = (size_t)args->sequences.batch * (size_t)args->sequences.seqlen_q_max;
+
+	(void)function, (void)shared, (void)stream, (void)extra;
+	MAY_FAIL("cuLaunchKernel");
+	if (!grid_x || !grid_y || !grid_z || !block_x || !block_y || !block_z)
+		return INVALID;
+	memcpy(args->o.data, args->q.data,
+	       rows * (size_t)args->nhead_q * (size_t)args->hdim_q * 4); /* packed f32 */
+	return 0;
+}
+
+/* ---- exportable memory: the handle is the descriptor plus one ---- */
+
+CALL(cuMemGetAllocationGranularity, size_t *granularity, const void *allocation, int option)
+{
+	(void)allocation, (void)option;
+	*granularity = GRANULARITY;
+	return 0;
+}
+
+CALL(cuMemCreate, unsigned long long *handle, size_t bytes, const void *allocation,
+     unsigned long long flags)
+{
+	int fd = memfd_create("stub", MFD_CLOEXEC);
+
+	(void)allocation, (void)flags;
+	MAY_FAIL("cuMemCreate");
+	if (fd < 0 || bytes % GRANULARITY || ftruncate(fd, (off_t)bytes) < 0)
+		return 2;
+	*handle = (unsigned long long)fd + 1;
+	return 0;
+}
+
+CALL(cuMemRelease, unsigned long long handle)
+{
+	return close((int)handle - 1) == 0 ? 0 : INVALID;
+}
+
+CALL(cuMemExportToShareableHandle, int *fd, unsigned long long handle, int kind,
+     unsigned long long flags)
+{
+	(void)kind, (void)flags;
+	*fd = dup((int)handle - 1);
+	return *fd < 0 ? INVALID : 0;
+}
+
+CALL(cuMemImportFromShareableHandle, unsigned long long *handle, void *fd, int kind)
+{
+	int copy = dup((int)(intptr_t)fd);
+	struct stat st;
+
+	(void)kind;
+	if (copy < 0 || fstat(copy, &st) < 0 || !S_ISREG(st.st_mode))
+		return INVALID;
+	*handle = (unsigned long long)copy + 1;
+	return 0;
+}
+
+CALL(cuMemAddressReserve, pointer *at, size_t bytes, size_t alignment, pointer where,
+     unsigned long long flags)
+{
+	void *address = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	(void)alignment, (void)where, (void)flags;
+	*at = (pointer)(uintptr_t)address;
+	return address == MAP_FAILED ? 2 : 0;
+}
+
+CALL(cuMemAddressFree, pointer at, size_t bytes)
+{
+	return munmap((void *)(uintptr_t)at, bytes) == 0 ? 0 : INVALID;
+}
+
+CALL(cuMemMap, pointer at, size_t bytes, size_t offset, unsigned long long handle,
+     unsigned long long flags)
+{
+	struct stat st;
+
+	(void)flags;
+	if (fstat((int)handle - 1, &st) < 0 || offset + bytes > (size_t)st.st_size)
+		return INVALID;
+	return mmap((void *)(uintptr_t)at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+		    (int)handle - 1, (off_t)offset) == MAP_FAILED
+		       ? INVALID
+		       : 0;
+}
+
+CALL(cuMemUnmap, pointer at, size_t bytes)
+{
+	return mmap((void *)(uintptr_t)at, bytes, PROT_NONE,
+		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED
+		       ? INVALID
+		       : 0;
+}
+
+CALL(cuMemSetAccess, pointer at, size_t bytes, const void *access, size_t n)
+{
+	(void)at, (void)bytes, (void)access, (void)n;
+	return 0;
+}

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: MIT
+"""The GPU layer without a GPU: fmhad-cuda.so on a libcuda.so.1 that keeps everything in host memory.
+
+The stub (tests/gpu/stub/cuda_stub.c) "runs" a kernel by copying q to o and fails on command; the
+compile helper is a shell script. What is real is everything in between: the module, the worker's
+uploads, deferred plans, the front's compile queue and cache, imports, supervision.
+"""
+import fcntl
+import mmap
+import os
+import stat
+import time
+
+import fmha_wire
+import fmhad
+import numpy
+import pytest
+
+F_ADD_SEALS, SEALS = 1033, 1 | 2 | 4
+FORWARD = {
+    "batch": 1,
+    "nhead_q": 2,
+    "nhead_k": 2,
+    "seqlen_q": 64,
+    "seqlen_k": 64,
+    "hdim_q": 64,
+    "hdim_v": 64,
+}
+SHAPE = (1, 64, 2, 64)
+TENSOR_BYTES = 64 * 2 * 64 * 4
+
+
+def stub_folder():
+    found = list(fmhad.build_dir().rglob("libcuda.so.1"))
+    if not found:
+        pytest.skip("the build has no libcuda stub")
+    if not list(fmhad.build_dir().rglob("fmhad-cuda.so")):
+        pytest.skip("the build has no fmhad-cuda.so")
+    return found[0].parent
+
+
+class Compiler:
+    """A compile helper of a few lines, which counts its runs and does what `body` says."""
+
+    def __init__(self, folder):
+        self.path, self.runs = folder / "helper", folder / "runs"
+        self.does("printf 'stub code' >\"$5\"")
+
+    def does(self, body):
+        self.path.write_text(
+            "#!/bin/sh\n"
+            '[ "$1" = --version ] && echo "nvrtc 0.0" && exit 0\n'
+            f'echo "$*" >>{self.runs}\n{body}\n'
+        )
+        self.path.chmod(self.path.stat().st_mode | stat.S_IXUSR)
+
+    def count(self):
+        return len(self.runs.read_text().splitlines()) if self.runs.exists() else 0
+
+
+@pytest.fixture
+def compiler(tmp_path):
+    return Compiler(tmp_path)
+
+
+@pytest.fixture
+def make_gpu(make_daemon, compiler, tmp_path):
+    def make(**environment):
+        config = {
+            "devices": [{"backend": "cuda", "stall_ms": 600}],
+            "compile": {"helper": str(compiler.path), "cache": str(tmp_path / "cache")},
+            "supervision": {"heartbeat_ms": 100, "heartbeat_timeout_ms": 1500, "restart_ms": 20},
+        }
+        return make_daemon(
+            config, env={**os.environ, "LD_LIBRARY_PATH": str(stub_folder()), **environment}
+        )
+
+    return make
+
+
+@pytest.fixture
+def gpu(make_gpu):
+    return make_gpu()
+
+
+def host_buffer(device, size):
+    """A memfd of ours, imported: the worker keeps a copy of it on the device."""
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, F_ADD_SEALS, SEALS)
+    buffer = device.buffer_import(fd, size)
+    os.close(fd)
+    return buffer
+
+
+def problem(buffer_id, **options):
+    tensors = {
+        role: {"buffer": buffer_id, "offset": i * TENSOR_BYTES, "dtype": "f32"}
+        for i, role in enumerate("qkvo")
+    }
+    return {**FORWARD, **options, "tensors": tensors}
+
+
+def run_once(device):
+    """A forward run on host tensors; returns whether o became q."""
+    buffer = host_buffer(device, 4 * TENSOR_BYTES)
+    q = buffer.array("f32", SHAPE)
+    o = buffer.array("f32", SHAPE, 3 * TENSOR_BYTES)
+    q[...] = numpy.random.default_rng(1).standard_normal(SHAPE)
+    planned = device.plan(problem(buffer.id))
+    device.run(planned["plan"])
+    good = numpy.array_equal(o, q)
+    device.call("plan_release", {"plan": planned["plan"]})
+    del q, o
+    buffer.release()
+    return good
+
+
+def test_host_tensors_are_copied_around_a_run(gpu, compiler):
+    with gpu.device() as device:
+        assert device.info["backend"] == "cuda" and device.info["arch"] == "sm_90a"
+        assert run_once(device) and run_once(device)
+    assert compiler.count() == 1
+
+
+def test_device_memory_goes_out_as_a_descriptor(gpu):
+    with gpu.device() as device:
+        result, (fd,) = device.call_with_fds("buffer_create", {"size": 4 * TENSOR_BYTES})
+        assert result["kind"] == "vmm_fd" and result["allocation_bytes"] == 2 << 20
+        # The stub's device memory is a memfd: what a client's GPU would see.
+        view = numpy.frombuffer(mmap.mmap(fd, 2 << 20), numpy.float32)
+        assert not view.any(), "new memory is clear"
+        view[: TENSOR_BYTES // 4] = 7
+        device.run(device.plan(problem(result["buffer"]))["plan"])
+        first = 3 * TENSOR_BYTES // 4
+        assert (view[first : first + TENSOR_BYTES // 4] == 7).all()
+        # And back in, as memory of the client's.
+        again = device.call(
+            "buffer_import",
+            {"kind": "vmm_fd", "size": TENSOR_BYTES, "base_offset": TENSOR_BYTES},
+            [fd],
+        )
+        assert again["size"] == TENSOR_BYTES
+        os.close(fd)
+
+
+def test_memory_beyond_the_device_is_refused(gpu):
+    with gpu.device() as device:
+        for size in (0, 1 << 40, (1 << 64) - 1):
+            with pytest.raises(fmha_wire.WireError):
+                device.buffer_create(size)
+        device.ping()
+
+
+def test_everyone_waits_for_one_build(gpu, compiler):
+    compiler.does("sleep 0.5; printf 'stub code' >\"$5\"")
+    devices = [gpu.device() for _ in range(3)]
+    buffers = [host_buffer(d, 4 * TENSOR_BYTES) for d in devices]
+    numbers = [
+        d.submit("plan", {"problem": problem(b.id)}) for d, b in zip(devices, buffers)
+    ]
+    start = time.monotonic()
+    with gpu.device() as other:
+        other.ping()
+        assert time.monotonic() - start < 0.4, "a build keeps nobody else waiting"
+    for device, number in zip(devices, numbers):
+        assert device.wait(number)[0]["stages"]
+    assert compiler.count() == 1
+    for device in devices:
+        device.close()
+
+
+def test_the_cache_outlives_the_daemon(make_gpu, compiler):
+    for _ in range(2):
+        daemon = make_gpu()
+        with daemon.device() as device:
+            assert run_once(device)
+        daemon.stop()
+    assert compiler.count() == 1
+
+
+def test_a_build_that_fails_says_why_and_can_be_repeated(gpu, compiler):
+    compiler.does("echo 'fmha.hip(3): error: no such tile' >&2; exit 1")
+    with gpu.device() as device:
+        with pytest.raises(fmha_wire.WireError) as caught:
+            run_once(device)
+        assert caught.value.name == "ENOKERNEL"
+        assert "no such tile" in str(caught.value)
+        compiler.does("printf 'stub code' >\"$5\"")
+        assert run_once(device)
+
+
+def test_code_that_does_not_load_is_an_error(gpu, compiler):
+    compiler.does("printf garbage >\"$5\"")
+    with gpu.device() as device:
+        with pytest.raises(fmha_wire.WireError):
+            run_once(device)
+        device.ping()
+
+
+def test_a_client_that_leaves_during_a_build_is_forgotten(gpu, compiler):
+    compiler.does("sleep 0.4; printf 'stub code' >\"$5\"")
+    device = gpu.device()
+    buffer = host_buffer(device, 4 * TENSOR_BYTES)
+    device.submit("plan", {"problem": problem(buffer.id)})
+    device.close()
+    time.sleep(0.6)
+    with gpu.device() as other:
+        assert run_once(other)
+    assert compiler.count() == 1
+
+
+def test_bad_ipc_handles_are_refused(gpu):
+    with gpu.device() as device:
+        for handle in (os.urandom(64), b"", b"short", bytes(64)):
+            with pytest.raises(fmha_wire.WireError) as caught:
+                device.call(
+                    "buffer_import", {"kind": "ipc_handle", "size": 64, "handle": handle}
+                )
+            assert caught.value.field == "handle"
+        # A good one, but an extent that the allocation does not have.
+        good = b"good".ljust(64, b"\0")
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.call(
+                "buffer_import",
+                {"kind": "ipc_handle", "size": 64, "base_offset": (2 << 20) - 63, "handle": good},
+            )
+        assert caught.value.field == "size"
+        parameters = {"kind": "ipc_handle", "size": 64, "base_offset": 64, "handle": good}
+        first, second = (device.call("buffer_import", parameters) for _ in range(2))
+        assert first["buffer"] != second["buffer"]
+
+
+def test_a_handle_that_blocks_the_driver_blocks_nobody_else(gpu):
+    device, other = gpu.device(), gpu.device()
+    start = time.monotonic()
+    number = device.submit(
+        "buffer_import", {"kind": "ipc_handle", "size": 64, "handle": b"hang".ljust(64, b"\0")}
+    )
+    for _ in range(5):
+        before = time.monotonic()
+        other.ping()
+        assert time.monotonic() - before < 0.5
+    with pytest.raises(fmha_wire.WireError) as caught:
+        device.wait(number)
+    assert caught.value.name == "ETIMEDOUT"
+    assert time.monotonic() - start < 4
+    device.close()
+    other.close()
+
+
+def test_a_fault_costs_what_was_in_flight(make_gpu):
+    daemon = make_gpu(CUDA_STUB_FAIL="cuLaunchKernel", CUDA_STUB_AFTER="1")
+    worker = daemon.children()
+    with daemon.device() as device:
+        assert run_once(device)
+        with pytest.raises((fmha_wire.WireError, fmha_wire.Disconnected)) as caught:
+            run_once(device)
+        if isinstance(caught.value, fmha_wire.WireError):
+            assert caught.value.name == "EDEVICE"
+    assert fmhad.until(lambda: daemon.children() not in ([], worker))
+    with daemon.device() as device:
+        assert run_once(device)
+
+
+def test_a_kernel_that_never_ends_is_given_up(make_gpu, tmp_path):
+    flag = tmp_path / "hang"
+    daemon = make_gpu(CUDA_STUB_HANG=str(flag))
+    with daemon.device() as device:
+        assert run_once(device)
+        flag.touch()
+        start = time.monotonic()
+        with pytest.raises((fmha_wire.WireError, fmha_wire.Disconnected)):
+            run_once(device)
+        assert time.monotonic() - start < 5
+    flag.unlink()
+    with daemon.device() as device:
+        assert run_once(device)
+
+
+CALLS = [
+    "cuMemAlloc",
+    "cuMemcpyHtoDAsync",
+    "cuMemcpyDtoHAsync",
+    "cuStreamSynchronize",
+    "cuStreamCreate",
+    "cuModuleLoadData",
+    "cuEventQuery",
+    "cuInit",
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_any_call_of_the_driver_may_fail(make_gpu, call):
+    daemon = make_gpu(CUDA_STUB_FAIL=call)
+    with pytest.raises((fmha_wire.WireError, fmha_wire.Disconnected)):
+        with daemon.device() as device:
+            run_once(device)
+    assert daemon.process.poll() is None
+    with daemon.client() as client:
+        client.ping()
+
+
+def test_a_machine_without_the_driver_says_so(make_daemon, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    daemon = make_daemon(
+        {"devices": [{"backend": "cpu"}, {"backend": "cuda"}], "supervision": {"restart_ms": 10}},
+        env={**os.environ, "LD_LIBRARY_PATH": str(empty)},
+    )
+    with daemon.client() as client:
+        if client.devices()[1]["state"] == "ready":
+            pytest.skip("this machine has the driver")
+        assert "cuda driver" in daemon.status()["devices"][1]["last_death"]
+    with daemon.device(0) as device:
+        device.ping()
+
+
+def test_nothing_is_left_of_a_client(gpu):
+    with gpu.device() as device:
+        assert run_once(device)
+    before = fmhad.until(lambda: gpu.fd_counts())
+    for _ in range(10):
+        device = gpu.device()
+        host_buffer(device, 4 * TENSOR_BYTES)
+        os.close(device.call_with_fds("buffer_create", {"size": 64})[1][0])
+        device.close()
+    assert fmhad.until(lambda: gpu.fd_counts() == before), (before, gpu.fd_counts())
