@@ -9,6 +9,7 @@ static const struct ctl_command commands[] = {
 	{"ping", "round trip to the daemon and to each device's worker", ctl_ping},
 	{"status", "processes, devices, sessions, buffers, queues, latencies", ctl_status},
 	{"devices", "the daemon's devices", ctl_devices},
+	{"run", "attention on .npy files: forward, backward, append", ctl_run},
 	{"archs", "the archs that kernels are known for (no daemon)", ctl_archs},
 	{"profiles", "named subsets of kernels (no daemon)", ctl_profiles},
 	{"enumerate", "the kernels that an arch can have (no daemon)", ctl_enumerate},

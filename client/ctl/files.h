@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT */
+/* files.h: a problem's tensors as .npy files: which option names which role, and what sizes follow.
+ */
+#ifndef CTL_FILES_H
+#define CTL_FILES_H
+
+#include <getopt.h>
+
+#include "ctl.h"
+#include "npy.h"
+#include "tensors.h"
+
+#define FILES_OPTION_BASE 3000
+
+struct files {
+	uint32_t op;
+	bool heads_first;                                     /* --layout bhsd */
+	bool fp8_is_e5m2;                                     /* --fp8 e5m2 */
+	const char *in[FMHA_N_TENSORS], *out[FMHA_N_TENSORS]; /* paths, borrowed */
+	struct npy npy[FMHA_N_TENSORS];                       /* of inputs */
+};
+
+/* The options of @op for getopt_long(), zero-terminated; at most @capacity entries. */
+size_t files_options(uint32_t op, struct option *options, size_t capacity);
+
+/* Applies one of them. Return: 0 or CTL_USAGE. */
+int files_option(struct files *files, int option, const char *value);
+
+/*
+ * Reads the inputs and fills in what follows from them: sizes, types, strides; marks each tensor
+ * that there is, outputs included, with a non-NULL data. Prints what is wrong. Return: 0 or an exit
+ * code.
+ */
+int files_load(struct files *files, struct fmha_problem *problem);
+
+/* Copies the inputs to where @tensors lays them. */
+void files_fill(const struct files *files, const struct tensors *tensors);
+
+/* Writes the outputs that were asked for. Return: 0 or an exit code. */
+int files_store(const struct files *files, const struct fmha_problem *problem,
+		const struct tensors *tensors);
+
+void files_deinit(struct files *files);
+
+#endif

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT */
+#include "problem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const struct option problem_long_options[] = {
+	{"causal", no_argument, NULL, PROBLEM_CAUSAL},
+	{"mask", required_argument, NULL, PROBLEM_MASK},
+	{"window", required_argument, NULL, PROBLEM_WINDOW},
+	{"sink-tokens", required_argument, NULL, PROBLEM_SINK_TOKENS},
+	{"scale", required_argument, NULL, PROBLEM_SCALE},
+	{"softcap", required_argument, NULL, PROBLEM_SOFTCAP},
+	{"dropout", required_argument, NULL, PROBLEM_DROPOUT},
+	{"seed", required_argument, NULL, PROBLEM_SEED},
+	{"offset", required_argument, NULL, PROBLEM_OFFSET},
+	{"deterministic", no_argument, NULL, PROBLEM_DETERMINISTIC},
+	{"splits", required_argument, NULL, PROBLEM_SPLITS},
+	{"split-size", required_argument, NULL, PROBLEM_SPLIT_SIZE},
+	{"page-size", required_argument, NULL, PROBLEM_PAGE_SIZE},
+	{"kv-layout", required_argument, NULL, PROBLEM_KV_LAYOUT},
+	{"rope", required_argument, NULL, PROBLEM_ROPE},
+};
+const size_t n_problem_long_options = sizeof(problem_long_options) /
+				      sizeof(problem_long_options[0]);
+
+struct word {
+	const char *text;
+	uint32_t value;
+};
+
+static int parse_word(const char *option, const char *text, const struct word *words, size_t n,
+		      uint32_t *ret_value)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (!strcmp(text, words[i].text)) {
+			*ret_value = words[i].value;
+			return 0;
+		}
+	}
+	(void)fprintf(stderr, "fmhactl: %s '%s': not one of", option, text);
+	for (size_t i = 0; i < n; i++)
+		(void)fprintf(stderr, " %s", words[i].text);
+	(void)fputc('\n', stderr);
+	return CTL_USAGE;
+}
+
+#define PARSE_WORD(option, text, words, ret)                                                       \
+	parse_word(option, text, words, sizeof(words) / sizeof((words)[0]), ret)
+
+int problem_parse_dtype(const char *option, const char *text, uint32_t *ret_dtype)
+{
+	static const struct word words[] = {
+		{"f32", FMHA_F32},   {"f16", FMHA_F16},  {"bf16", FMHA_BF16}, {"e4m3", FMHA_E4M3},
+		{"e5m2", FMHA_E5M2}, {"fp32", FMHA_F32}, {"fp16", FMHA_F16}};
+
+	return PARSE_WORD(option, text, words, ret_dtype);
+}
+
+static int parse_int32(const char *option, const char *text, int32_t min, int32_t *ret)
+{
+	int64_t value = 0;
+	int r = ctl_parse_int(option, text, min, INT32_MAX, &value);
+
+	if (r == 0)
+		*ret = (int32_t)value;
+	return r;
+}
+
+static int parse_float(const char *option, const char *text, float *ret)
+{
+	double value = 0;
+	int r = ctl_parse_double(option, text, &value);
+
+	if (r == 0)
+		*ret = (float)value;
+	return r;
+}
+
+static int parse_u64(const char *option, const char *text, uint64_t *ret)
+{
+	char *end;
+
+	*ret = strtoull(text, &end, 0);
+	if (end == text || *end || text[0] == '-')
+		return ctl_usage_error("%s '%s': not a whole number", option, text);
+	return 0;
+}
+
+static int parse_window(const char *text, struct fmha_problem *problem)
+{
+	char left[32];
+	const char *comma = strchr(text, ',');
+	int r;
+
+	if (!comma || (size_t)(comma - text) >= sizeof(left))
+		return ctl_usage_error("--window '%s': two numbers, as in 128,0", text);
+	memcpy(left, text, (size_t)(comma - text));
+	left[comma - text] = '\0';
+	r = parse_int32("--window", left, -1, &problem->window_left);
+	if (r == 0)
+		r = parse_int32("--window", comma + 1, -1, &problem->window_right);
+	if (r == 0 && problem->mask == FMHA_MASK_NONE)
+		problem->mask = FMHA_MASK_BOTTOM_RIGHT;
+	return r;
+}
+
+bool problem_is_option(int option)
+{
+	return option >= PROBLEM_CAUSAL && option < PROBLEM_LAST;
+}
+
+int problem_option(struct fmha_problem *p, int option, const char *value)
+{
+	static const struct word masks[] = {{"none", FMHA_MASK_NONE},
+					    {"top_left", FMHA_MASK_TOP_LEFT},
+					    {"bottom_right", FMHA_MASK_BOTTOM_RIGHT}};
+	static const struct word layouts[] = {{"linear", FMHA_KV_LINEAR},
+					      {"vectorized", FMHA_KV_VECTORIZED}};
+	static const struct word ropes[] = {{"none", FMHA_ROPE_NONE},
+					    {"interleaved", FMHA_ROPE_INTERLEAVED},
+					    {"half", FMHA_ROPE_HALF_ROTATED}};
+
+	switch ((enum problem_option)option) {
+	case PROBLEM_CAUSAL:
+		if (p->mask == FMHA_MASK_NONE)
+			p->mask = FMHA_MASK_BOTTOM_RIGHT;
+		p->window_right = 0;
+		return 0;
+	case PROBLEM_MASK:
+		return PARSE_WORD("--mask", value, masks, &p->mask);
+	case PROBLEM_WINDOW:
+		return parse_window(value, p);
+	case PROBLEM_SINK_TOKENS:
+		return parse_int32("--sink-tokens", value, 0, &p->sink_tokens);
+	case PROBLEM_SCALE:
+		return parse_float("--scale", value, &p->scale);
+	case PROBLEM_SOFTCAP:
+		return parse_float("--softcap", value, &p->logits_soft_cap);
+	case PROBLEM_DROPOUT:
+		return parse_float("--dropout", value, &p->dropout_p);
+	case PROBLEM_SEED:
+		return parse_u64("--seed", value, &p->dropout_seed);
+	case PROBLEM_OFFSET:
+		return parse_u64("--offset", value, &p->dropout_offset);
+	case PROBLEM_DETERMINISTIC:
+		p->deterministic = 1;
+		return 0;
+	case PROBLEM_SPLITS:
+		return parse_int32("--splits", value, 0, &p->n_splits);
+	case PROBLEM_SPLIT_SIZE:
+		return parse_int32("--split-size", value, 0, &p->split_size);
+	case PROBLEM_PAGE_SIZE:
+		return parse_int32("--page-size", value, 1, &p->page_size);
+	case PROBLEM_KV_LAYOUT:
+		return PARSE_WORD("--kv-layout", value, layouts, &p->kv_layout);
+	case PROBLEM_ROPE:
+		return PARSE_WORD("--rope", value, ropes, &p->rope);
+	case PROBLEM_LAST:
+		break;
+	}
+	return CTL_USAGE;
+}
+
+void problem_describe(const struct fmha_problem *p, char *text, size_t n)
+{
+	static const char *const masks[] = {"", ", top_left", ", bottom_right"};
+	const char *dtype = fmha_dtype_name(p->k.dtype);
+	char hdim[32], mask[64] = "";
+
+	if (p->hdim_q == p->hdim_v)
+		(void)snprintf(hdim, sizeof(hdim), "%d", p->hdim_q);
+	else
+		(void)snprintf(hdim, sizeof(hdim), "%d/%d", p->hdim_q, p->hdim_v);
+	if (p->mask != FMHA_MASK_NONE && p->mask <= FMHA_MASK_BOTTOM_RIGHT) {
+		if (p->window_left == -1 && p->window_right == 0)
+			(void)snprintf(mask, sizeof(mask), "%s causal", masks[p->mask]);
+		else
+			(void)snprintf(mask, sizeof(mask), "%s window %d,%d", masks[p->mask],
+				       p->window_left, p->window_right);
+	}
+	(void)snprintf(text, n, "batch %d%s, heads %d/%d, seqlen %d/%d, hdim %s, %s%s", p->batch,
+		       p->mode == FMHA_GROUP ? " (packed)" : "", p->nhead_q, p->nhead_k,
+		       p->seqlen_q, p->seqlen_k, hdim, dtype ? dtype : "?", mask);
+}
+
+void options_concat(struct option *out, size_t capacity, const struct option *a, size_t n_a,
+		    const struct option *b, size_t n_b)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < n_a && n + 1 < capacity; i++)
+		out[n++] = a[i];
+	for (size_t i = 0; i < n_b && n + 1 < capacity; i++)
+		out[n++] = b[i];
+	memset(&out[n], 0, sizeof(out[n]));
+}

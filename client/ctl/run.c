@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: MIT */
+/* run.c: attention on .npy files. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+#include <proto/problem.h>
+
+#include "files.h"
+#include "judge.h"
+#include "problem.h"
+#include "tensors.h"
+
+#define MAX_OPTIONS 96
+
+static const char usage[] =
+	"usage: fmhactl run forward  --q FILE --k FILE --v FILE --out FILE [--lse FILE] "
+	"[OPTION...]\n"
+	"       fmhactl run backward --q FILE --k FILE --v FILE --do FILE --dq FILE --dk FILE --dv "
+	"FILE\n"
+	"                            [--o FILE --lse FILE] [OPTION...]\n"
+	"       fmhactl run append   --k FILE --v FILE --k-new FILE --v-new FILE --seqlen-k FILE\n"
+	"                            --k-out FILE --v-out FILE [OPTION...]\n"
+	"\n"
+	"Files are .npy in C order: float32, float16, uint16 (bfloat16), uint8 (fp8), int32 "
+	"(indices).\n"
+	"Q, K, V and the like are [batch, seqlen, heads, hdim]; packed sequences are [rows, heads, "
+	"hdim]\n"
+	"with --seqstart-q and --seqstart-k; a paged cache is [pages, page_size, heads, hdim] "
+	"with\n"
+	"--block-table, or --kv-indptr, --kv-page-indices and --kv-last-page-len.\n"
+	"\n"
+	"  --bias FILE --alibi FILE --sink FILE --randval FILE --seqlen-q FILE --seqlen-k FILE\n"
+	"  --leftpad-k FILE --cache-batch-idx FILE --q-descale FILE --k-descale FILE --v-descale "
+	"FILE\n"
+	"  --dbias FILE --dsink FILE         backward: further gradients\n"
+	"  --cos FILE --sin FILE --q FILE --q-rotated FILE   append: rotary embedding\n"
+	"  --layout L       bshd (default) or bhsd: the order of dimensions in all files\n"
+	"  --fp8 TYPE       e4m3 (default) or e5m2: what uint8 files hold\n" PROBLEM_HELP
+	"  --check          compare with the double-precision reference; exit code 1 when beyond "
+	"the bar\n"
+	"  --repeat N       run N times, report the fastest\n"
+	"  --json           the report as JSON\n" CTL_TARGET_HELP;
+
+struct run {
+	struct ctl_target target;
+	struct files files;
+	struct fmha_problem problem; /* tensors in the buffer */
+	struct tensors tensors;
+	bool check, json;
+	int64_t repeat;
+
+	struct fmha_plan_info info;
+	double kernel_ms, client_ms; /* of the fastest run */
+	int n_verdicts;              /* -1: not checked */
+	struct judge_verdict verdicts[JUDGE_MAX_OUTPUTS];
+};
+
+enum {
+	OPTION_CHECK = 'c',
+	OPTION_JSON = 'j',
+	OPTION_REPEAT = 'n',
+	OPTION_LAYOUT = 'l',
+	OPTION_FP8 = '8'
+};
+
+static int parse_option(struct run *run, int option, const char *value)
+{
+	if (problem_is_option(option))
+		return problem_option(&run->problem, option, value);
+	if (option >= FILES_OPTION_BASE)
+		return files_option(&run->files, option, value);
+	switch (option) {
+	case OPTION_CHECK:
+		run->check = true;
+		return 0;
+	case OPTION_JSON:
+		run->json = true;
+		return 0;
+	case OPTION_REPEAT:
+		return ctl_parse_int("--repeat", value, 1, 1000000, &run->repeat);
+	case OPTION_LAYOUT:
+		run->files.heads_first = !strcmp(value, "bhsd");
+		if (!run->files.heads_first && strcmp(value, "bshd") != 0)
+			return ctl_usage_error("--layout '%s': bshd or bhsd", value);
+		return 0;
+	case OPTION_FP8:
+		run->files.fp8_is_e5m2 = !strcmp(value, "e5m2");
+		if (!run->files.fp8_is_e5m2 && strcmp(value, "e4m3") != 0)
+			return ctl_usage_error("--fp8 '%s': e4m3 or e5m2", value);
+		return 0;
+	default:
+		return ctl_target_option(&run->target, option, value);
+	}
+}
+
+/* Return: 0, or an exit code; *ret_done when there is nothing left to do. */
+static int parse(struct run *run, int argc, char **argv, bool *ret_done)
+{
+	static const struct option own[] = {{"check", no_argument, NULL, OPTION_CHECK},
+					    {"json", no_argument, NULL, OPTION_JSON},
+					    {"repeat", required_argument, NULL, OPTION_REPEAT},
+					    {"layout", required_argument, NULL, OPTION_LAYOUT},
+					    {"fp8", required_argument, NULL, OPTION_FP8},
+					    CTL_TARGET_OPTIONS};
+	struct option options[MAX_OPTIONS], named[MAX_OPTIONS];
+	size_t n = files_options(run->files.op, named, MAX_OPTIONS);
+	int option, r;
+
+	options_concat(options, MAX_OPTIONS, named, n, problem_long_options,
+		       n_problem_long_options);
+	options_concat(options + n + n_problem_long_options,
+		       MAX_OPTIONS - n - n_problem_long_options, own, sizeof(own) / sizeof(own[0]),
+		       NULL, 0);
+	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		if (option == CTL_OPT_HELP) {
+			(void)fputs(usage, stdout);
+			*ret_done = true;
+			return CTL_OK;
+		}
+		r = parse_option(run, option, optarg);
+		if (r != 0)
+			return r;
+	}
+	if (optind < argc)
+		return ctl_usage_error("run: what is '%s'?", argv[optind]);
+	return 0;
+}
+
+/* ---- running ---- */
+
+static int plan_and_run(struct run *run, struct fmha_device *device,
+			const struct fmha_problem *problem, int64_t repeat, struct fmha_error *err)
+{
+	struct ctl_progress progress = {.title = "runs"};
+	struct fmha_plan *plan;
+	int r = fmha_plan_new(device, problem, &plan, err);
+
+	if (r < 0)
+		return r;
+	r = fmha_plan_info(plan, &run->info, err);
+	for (int64_t i = 0; i < repeat && r == 0; i++) {
+		struct fmha_run_result result = {0};
+		int64_t start = ctl_now_ns();
+		double client_ms, kernel_ms;
+
+		ctl_progress(&progress, (uint64_t)i, (uint64_t)repeat);
+		r = fmha_plan_run(plan, NULL, &result, err);
+		client_ms = (double)(ctl_now_ns() - start) / 1e6;
+		kernel_ms = (double)result.kernel_ns / 1e6;
+		if (i == 0 || kernel_ms < run->kernel_ms)
+			run->kernel_ms = kernel_ms;
+		if (i == 0 || client_ms < run->client_ms)
+			run->client_ms = client_ms;
+	}
+	ctl_progress_end(&progress);
+	plan = fmha_plan_free(plan);
+	return r;
+}
+
+/* O and LSE for a backward pass that were not given. */
+static int run_forward_first(struct run *run, struct fmha_device *device, struct fmha_error *err)
+{
+	static const uint32_t not_forward[] = {FMHA_T_DO, FMHA_T_DQ,    FMHA_T_DK,
+					       FMHA_T_DV, FMHA_T_DBIAS, FMHA_T_DSINK};
+	struct fmha_problem forward = run->problem;
+
+	forward.op = FMHA_FORWARD;
+	forward.deterministic = 0;
+	for (size_t i = 0; i < sizeof(not_forward) / sizeof(not_forward[0]); i++)
+		memset(&forward.tensor[not_forward[i]], 0, sizeof(forward.tensor[0]));
+	return plan_and_run(run, device, &forward, 1, err);
+}
+
+/* A cache that is appended to must be the given one for each run: appending again is the same. */
+static int execute(struct run *run, struct fmha_device *device, struct fmha_error *err)
+{
+	struct judge *judge = NULL;
+	struct fmha_problem pointed;
+	int r = 0;
+
+	if (run->problem.op == FMHA_BACKWARD &&
+	    !(run->files.in[FMHA_T_O] && run->files.in[FMHA_T_LSE]))
+		r = run_forward_first(run, device, err);
+	tensors_point(&run->tensors, &run->problem, &pointed);
+	if (r == 0 && run->check)
+		r = judge_new(&pointed, &judge, err);
+	if (r == 0)
+		r = plan_and_run(run, device, &run->problem, run->repeat, err);
+	if (r == 0 && judge)
+		run->n_verdicts = judge_compare(judge, &pointed, run->verdicts);
+	judge = judge_free(judge);
+	return r;
+}
+
+/* ---- the report ---- */
+
+static double gflops(const struct run *run)
+{
+	return run->kernel_ms > 0 ? run->info.flops / (run->kernel_ms * 1e6) : 0;
+}
+
+static void print_text(const struct run *run)
+{
+	char text[256];
+
+	problem_describe(&run->problem, text, sizeof(text));
+	(void)printf("%s\n", text);
+	for (uint32_t i = 0; i < run->info.n_stages; i++)
+		(void)printf("kernel     %s\n", run->info.stages[i].kernel);
+	(void)printf("time       %.3f ms in the kernel, %.3f ms for the client\n", run->kernel_ms,
+		     run->client_ms);
+	if (run->info.flops > 0)
+		(void)printf("rate       %.1f GFLOP/s\n", gflops(run));
+	for (int i = 0; i < run->n_verdicts; i++) {
+		const struct judge_verdict *v = &run->verdicts[i];
+
+		(void)printf("%-10s max error %.3g, allowed %.3g: %s\n", proto_roles[v->role].name,
+			     v->max_error, v->bar, v->ok ? "ok" : "WRONG");
+		if (!v->ok)
+			(void)printf("           element %" PRId64 " is %g, expected %g\n", v->at,
+				     v->got, v->expected);
+	}
+}
+
+static void print_json(const struct run *run)
+{
+	cJSON *root = cJSON_CreateObject(), *kernels = cJSON_AddArrayToObject(root, "kernels");
+	char text[256], *printed;
+
+	problem_describe(&run->problem, text, sizeof(text));
+	cJSON_AddStringToObject(root, "problem", text);
+	for (uint32_t i = 0; i < run->info.n_stages; i++)
+		cJSON_AddItemToArray(kernels, cJSON_CreateString(run->info.stages[i].kernel));
+	cJSON_AddNumberToObject(root, "kernel_ms", run->kernel_ms);
+	cJSON_AddNumberToObject(root, "client_ms", run->client_ms);
+	cJSON_AddNumberToObject(root, "flops", run->info.flops);
+	cJSON_AddNumberToObject(root, "gflops", gflops(run));
+	if (run->n_verdicts >= 0) {
+		cJSON *checks = cJSON_AddArrayToObject(root, "checks");
+
+		for (int i = 0; i < run->n_verdicts; i++) {
+			const struct judge_verdict *v = &run->verdicts[i];
+			cJSON *check = cJSON_CreateObject();
+
+			cJSON_AddStringToObject(check, "tensor", proto_roles[v->role].name);
+			cJSON_AddNumberToObject(check, "max_error", v->max_error);
+			cJSON_AddNumberToObject(check, "allowed", v->bar);
+			cJSON_AddBoolToObject(check, "ok", v->ok);
+			cJSON_AddItemToArray(checks, check);
+		}
+	}
+	printed = cJSON_Print(root);
+	(void)puts(printed ? printed : "{}");
+	cJSON_free(printed);
+	cJSON_Delete(root);
+}
+
+static int report(const struct run *run)
+{
+	if (run->json)
+		print_json(run);
+	else
+		print_text(run);
+	for (int i = 0; i < run->n_verdicts; i++) {
+		if (!run->verdicts[i].ok)
+			return CTL_FAILED;
+	}
+	return CTL_OK;
+}
+
+static int run_on_device(struct run *run)
+{
+	struct fmha_client *client;
+	struct fmha_device *device;
+	struct fmha_error err = {0};
+	int r = ctl_open(&run->target, &client, &device);
+
+	if (r != 0)
+		return r;
+	if (tensors_new(device, &run->problem, &run->tensors, &err) < 0) {
+		r = ctl_error(&err);
+	} else {
+		files_fill(&run->files, &run->tensors);
+		if (execute(run, device, &err) < 0)
+			r = ctl_error(&err);
+		if (r == 0)
+			r = files_store(&run->files, &run->problem, &run->tensors);
+		if (r == 0)
+			r = report(run);
+		tensors_deinit(&run->tensors);
+	}
+	device = fmha_device_free(device);
+	client = fmha_client_free(client);
+	return r;
+}
+
+int ctl_run(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		uint32_t op;
+	} operations[] = {
+		{"forward", FMHA_FORWARD}, {"backward", FMHA_BACKWARD}, {"append", FMHA_APPEND_KV}};
+	struct run run = {.target = CTL_TARGET_INIT, .repeat = 1, .n_verdicts = -1};
+	const char *name = argc > 1 ? argv[1] : "";
+	bool done = false;
+	int r = CTL_USAGE;
+
+	if (!strcmp(name, "--help")) {
+		(void)fputs(usage, stdout);
+		return CTL_OK;
+	}
+	run.files.op = UINT32_MAX;
+	for (size_t i = 0; i < sizeof(operations) / sizeof(operations[0]); i++) {
+		if (!strcmp(name, operations[i].name))
+			run.files.op = operations[i].op;
+	}
+	if (run.files.op == UINT32_MAX)
+		return ctl_usage_error("run: forward, backward or append, not '%s'", name);
+	fmha_problem_init(&run.problem);
+	r = parse(&run, argc - 1, argv + 1, &done);
+	if (r != 0 || done)
+		return r;
+	r = files_load(&run.files, &run.problem);
+	if (r == 0)
+		r = run_on_device(&run);
+	files_deinit(&run.files);
+	return r;
+}
