@@ -1,0 +1,718 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A connection over a socketpair: frames however they arrive, fds bound to their messages, bounded
+ * input, output and time, and nothing left open (RELIABILITY 4.B).
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <base/clock.h>
+#include <base/config.h>
+#include <base/connection.h>
+#include <base/log.h>
+#include <proto/error.h>
+#include <proto/frame.h>
+
+/* One side is a connection that answers ping at once and holds run until told; the other a bare
+ * socket. */
+struct fixture {
+	uv_loop_t loop;
+	struct limits limits;
+	struct accounts accounts;
+	struct connection_hub hub;
+	struct connection connection;
+	struct account *account;
+	int peer;
+	uint32_t n_pings, n_held, held[256];
+	uint32_t n_fds_taken, n_hangups, n_closed;
+	int n_fds_before;
+};
+
+static int count_fds(void)
+{
+	DIR *directory = opendir("/proc/self/fd");
+	int n = -1; /* the directory's own */
+
+	while (readdir(directory))
+		n++;
+	closedir(directory);
+	return n;
+}
+
+static void on_message(struct connection *connection, struct proto_message *message)
+{
+	struct fixture *fixture = container_of(connection, struct fixture, connection);
+	union proto_any_params params;
+	struct fmha_error err, violation;
+	int fd, r;
+
+	if (message->type != PROTO_REQUEST)
+		return;
+	r = proto_decode_params(message, &params, &err);
+	if (connection_take_request_fd(connection, message, r == 0 ? &params : NULL, &fd,
+				       &violation) < 0) {
+		connection_fail(connection, &violation);
+		return;
+	}
+	if (fd >= 0) {
+		fixture->n_fds_taken++;
+		close(fd);
+	}
+	if (r < 0) {
+		connection_answer_error(connection, message->id, &err);
+	} else if (message->method == PROTO_RUN) {
+		fixture->held[fixture->n_held++] = message->id;
+	} else if (message->method == PROTO_STATUS) { /* an answer with a descriptor */
+		struct proto_json_result result = {.size = message->id};
+
+		connection_answer(connection, message->id, PROTO_STATUS, &result,
+				  open("/dev/null", O_RDONLY | O_CLOEXEC));
+	} else {
+		fixture->n_pings++;
+		connection_answer(connection, message->id, PROTO_PING, &(struct proto_empty){0},
+				  -1);
+	}
+}
+
+static void on_hangup(struct connection *connection)
+{
+	container_of(connection, struct fixture, connection)->n_hangups++;
+}
+
+static void on_closed(struct connection *connection)
+{
+	container_of(connection, struct fixture, connection)->n_closed++;
+}
+
+static const struct connection_ops ops = {
+	.on_message = on_message, .on_closed = on_closed, .on_hangup = on_hangup};
+
+static struct fixture *setup(enum limit limit, uint64_t value, bool before_hello)
+{
+	struct fixture *fixture = calloc(1, sizeof(*fixture));
+	struct config config;
+	struct fmha_error err;
+	int pair[2];
+
+	log_init("test", LOG_LEVEL_ERROR);
+	fixture->n_fds_before = count_fds();
+	config_init(&config);
+	memcpy(fixture->limits.value, config.limits, sizeof(config.limits));
+	if (limit != N_LIMITS)
+		fixture->limits.value[limit] = value;
+	uv_loop_init(&fixture->loop);
+	accounts_init(&fixture->accounts);
+	fixture->account = account_get(&fixture->accounts, 1000);
+	assert_int_equal(connection_hub_init(&fixture->hub, &fixture->loop, &fixture->limits, &err),
+			 0);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair),
+			 0);
+	fixture->peer = pair[1];
+	assert_int_equal(connection_open(&fixture->connection, &fixture->hub, pair[0],
+					 fixture->account, before_hello, &ops, &err),
+			 0);
+	return fixture;
+}
+
+/* Everything that is ready now, and what that leads to. */
+static void turn(struct fixture *fixture)
+{
+	for (int i = 0; i < 40; i++)
+		uv_run(&fixture->loop, UV_RUN_NOWAIT);
+}
+
+static void teardown(struct fixture *fixture)
+{
+	if (fixture->peer >= 0)
+		close(fixture->peer);
+	connection_close(&fixture->connection);
+	turn(fixture);
+	assert_int_equal(fixture->n_hangups, 1);
+	assert_int_equal(fixture->n_closed, 1);
+	assert_int_equal(fixture->account->n_fds, 0);
+	assert_int_equal(fixture->account->n_in_flight, 0);
+	account_put(fixture->account);
+	connection_hub_deinit(&fixture->hub);
+	uv_run(&fixture->loop, UV_RUN_DEFAULT); /* returns when no handle is left */
+	assert_int_equal(uv_loop_close(&fixture->loop), 0);
+	assert_int_equal(count_fds(), fixture->n_fds_before);
+	free(fixture);
+}
+
+static void request(struct proto_buffer *out, uint32_t id, enum proto_method method)
+{
+	union proto_any_params params;
+	struct fmha_error err;
+
+	memset(&params, 0, sizeof(params));
+	if (method == PROTO_BUFFER_IMPORT)
+		params.BUFFER_IMPORT.size = 4096;
+	if (method == PROTO_RUN)
+		params.RUN.plan = 1;
+	assert_int_equal(proto_encode_request(out, id, method, &params, &err), 0);
+}
+
+static ssize_t send_with_fds(int socket, const uint8_t *data, size_t n, int n_fds)
+{
+	struct iovec vec = {.iov_base = (void *)data, .iov_len = n};
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(sizeof(int) * 253)];
+	} control;
+	struct msghdr message = {.msg_iov = &vec, .msg_iovlen = 1};
+
+	if (n_fds > 0) {
+		memset(&control, 0, sizeof(control));
+		message.msg_control = &control;
+		message.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)n_fds);
+		control.header.cmsg_level = SOL_SOCKET;
+		control.header.cmsg_type = SCM_RIGHTS;
+		control.header.cmsg_len = CMSG_LEN(sizeof(int) * (size_t)n_fds);
+		for (int i = 0; i < n_fds; i++)
+			((int *)CMSG_DATA(&control.header))[i] = STDERR_FILENO;
+	}
+	return sendmsg(socket, &message, MSG_NOSIGNAL);
+}
+
+static void send_buffer(struct fixture *fixture, struct proto_buffer *buffer, int n_fds)
+{
+	assert_int_equal(send_with_fds(fixture->peer, buffer->data, buffer->size, n_fds),
+			 buffer->size);
+	buffer->size = 0;
+}
+
+/* Reads answers. Return: how many; @ret_fds descriptors came along and were closed. */
+static uint32_t receive(struct fixture *fixture, uint32_t *ret_fds)
+{
+	static uint8_t data[1 << 20];
+	size_t size = 0, used = 0;
+	uint32_t n = 0;
+
+	*ret_fds = 0;
+	for (;;) {
+		struct iovec vec = {.iov_base = data + size, .iov_len = sizeof(data) - size};
+		union {
+			struct cmsghdr header;
+			char space[CMSG_SPACE(sizeof(int) * 16)];
+		} control;
+		struct msghdr message = {.msg_iov = &vec,
+					 .msg_iovlen = 1,
+					 .msg_control = &control,
+					 .msg_controllen = sizeof(control)};
+		ssize_t got = recvmsg(fixture->peer, &message, MSG_DONTWAIT);
+
+		if (got <= 0)
+			break;
+		size += (size_t)got;
+		for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header;
+		     header = CMSG_NXTHDR(&message, header)) {
+			size_t n_fds = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+			for (size_t i = 0; i < n_fds; i++)
+				close(((int *)CMSG_DATA(header))[i]);
+			*ret_fds += (uint32_t)n_fds;
+		}
+	}
+	while (used < size) {
+		struct proto_frame frame;
+
+		assert_int_equal(proto_frame_parse(data + used, size - used, 65536, &frame, NULL),
+				 0);
+		used += frame.header_bytes + frame.payload_bytes;
+		n++;
+	}
+	assert_int_equal(used, size);
+	return n;
+}
+
+static uint32_t answers(struct fixture *fixture)
+{
+	uint32_t n_fds;
+
+	return receive(fixture, &n_fds);
+}
+
+static bool is_over(struct fixture *fixture)
+{
+	return fixture->n_hangups > 0;
+}
+
+/* ---- frames ---- */
+
+static void pipelined_requests_are_all_answered(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct proto_buffer out = {0};
+
+	(void)state;
+	for (uint32_t id = 0; id < 500; id++)
+		request(&out, id, PROTO_PING);
+	send_buffer(fixture, &out, 0);
+	turn(fixture);
+	assert_int_equal(answers(fixture), 500);
+	assert_int_equal(fixture->n_pings, 500);
+	assert_null(fixture->connection.input); /* nothing is kept of what is done */
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void frames_may_come_byte_by_byte(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct proto_buffer out = {0};
+
+	(void)state;
+	for (uint32_t id = 0; id < 3; id++)
+		request(&out, id, PROTO_PING);
+	for (size_t i = 0; i < out.size; i++) {
+		assert_int_equal(send(fixture->peer, out.data + i, 1, 0), 1);
+		turn(fixture);
+	}
+	assert_int_equal(answers(fixture), 3);
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void one_turn_handles_a_bounded_number_of_frames(void **state)
+{
+	struct fixture *fixture = setup(LIMIT_FRAMES_PER_WAKE, 4, false);
+	struct proto_buffer out = {0};
+
+	(void)state;
+	fixture->limits.value[LIMIT_WAKE_US] = 1000000;
+	for (uint32_t id = 0; id < 10; id++)
+		request(&out, id, PROTO_PING);
+	send_buffer(fixture, &out, 0);
+	uv_run(&fixture->loop, UV_RUN_NOWAIT);
+	assert_int_equal(fixture->n_pings, 4);
+	uv_run(&fixture->loop, UV_RUN_NOWAIT);
+	assert_int_equal(fixture->n_pings, 8);
+	turn(fixture);
+	assert_int_equal(fixture->n_pings, 10);
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void garbage_ends_the_connection(void **state)
+{
+	static const char *const garbage[] = {"GET / HTTP/1.1\r\n", "\xc4\x01\xc1",
+					      "\xc4\x01\x93",       "\xc6\xff\xff\xff\xff",
+					      "\xc5\x00\x05hello",  "\xdd\x20\x01\x01\x01"};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(garbage) / sizeof(garbage[0]); i++) {
+		struct fixture *fixture = setup(N_LIMITS, 0, false);
+
+		assert_true(send(fixture->peer, garbage[i], strlen(garbage[i]) + 3, 0) > 0);
+		turn(fixture);
+		assert_true(is_over(fixture));
+		assert_int_equal(fixture->hub.n_violations, 1);
+		teardown(fixture);
+	}
+}
+
+static void the_frame_limit_is_small_before_hello(void **state)
+{
+	static const uint8_t header[] = {0xc5, 0x10, 0x00}; /* 4096 and its header: too much */
+	struct fixture *fixture = setup(N_LIMITS, 0, true);
+
+	(void)state;
+	assert_int_equal(send(fixture->peer, header, sizeof(header), 0), sizeof(header));
+	turn(fixture);
+	assert_true(is_over(fixture));
+	teardown(fixture);
+	fixture = setup(N_LIMITS, 0, true);
+	connection_greeted(&fixture->connection);
+	assert_int_equal(send(fixture->peer, header, sizeof(header), 0), sizeof(header));
+	turn(fixture);
+	assert_false(is_over(fixture));
+	teardown(fixture);
+}
+
+static void answers_before_the_end_still_arrive(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct proto_buffer out = {0};
+
+	(void)state;
+	request(&out, 1, PROTO_PING);
+	request(&out, 2, PROTO_PING);
+	assert_int_equal(proto_buffer_append(&out, "garbage", 7), 0);
+	send_buffer(fixture, &out, 0);
+	turn(fixture);
+	assert_true(is_over(fixture));
+	assert_int_equal(answers(fixture), 2);
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void hello_has_a_deadline(void **state)
+{
+	struct fixture *fixture = setup(LIMIT_HELLO_MS, 50, true);
+	uint64_t start = clock_ns();
+
+	(void)state;
+	while (!is_over(fixture) && clock_ns() - start < 5 * NS_PER_S)
+		uv_run(&fixture->loop, UV_RUN_ONCE);
+	assert_true(is_over(fixture));
+	assert_true(clock_ns() - start >= 50 * NS_PER_MS);
+	assert_int_equal(fixture->limits.hits[LIMIT_HELLO_MS], 1);
+	teardown(fixture);
+}
+
+/* ---- descriptors ---- */
+
+static void fds_go_to_the_message_that_declares_them(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct proto_buffer out = {0};
+
+	(void)state;
+	/* Bytes without fds that were sent earlier arrive together with those that have some. */
+	request(&out, 1, PROTO_PING);
+	send_buffer(fixture, &out, 0);
+	request(&out, 2, PROTO_BUFFER_IMPORT);
+	send_buffer(fixture, &out, 1);
+	request(&out, 3, PROTO_PING);
+	request(&out, 4, PROTO_BUFFER_IMPORT);
+	send_buffer(fixture, &out, 1);
+	turn(fixture);
+	assert_false(is_over(fixture));
+	assert_int_equal(fixture->n_fds_taken, 2);
+	assert_int_equal(answers(fixture), 4);
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void fds_that_come_with_half_a_frame_wait_for_the_rest(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct proto_buffer out = {0};
+
+	(void)state;
+	request(&out, 1, PROTO_BUFFER_IMPORT);
+	assert_int_equal(send_with_fds(fixture->peer, out.data, 5, 1), 5);
+	turn(fixture);
+	assert_int_equal(fixture->account->n_fds, 1);
+	assert_int_equal(send(fixture->peer, out.data + 5, out.size - 5, 0), out.size - 5);
+	turn(fixture);
+	assert_int_equal(fixture->n_fds_taken, 1);
+	assert_int_equal(fixture->account->n_fds, 0);
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void fds_that_nobody_declared_end_the_connection(void **state)
+{
+	static const int counts[] = {1, 4, 5, 16, 253};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+		struct fixture *fixture = setup(N_LIMITS, 0, false);
+		struct proto_buffer out = {0};
+
+		request(&out, 1, PROTO_PING);
+		send_buffer(fixture, &out, counts[i]);
+		turn(fixture);
+		assert_true(is_over(fixture));
+		proto_buffer_deinit(&out);
+		teardown(fixture);
+	}
+}
+
+static void a_missing_fd_ends_the_connection(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct proto_buffer out = {0};
+
+	(void)state;
+	request(&out, 1, PROTO_BUFFER_IMPORT);
+	send_buffer(fixture, &out, 0);
+	turn(fixture);
+	assert_true(is_over(fixture));
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void waiting_fds_are_limited(void **state)
+{
+	static const uint8_t announce[] = {0xc5, 0x80, 0x00}; /* a frame that never ends */
+	struct fixture *fixture = setup(LIMIT_FDS_PER_CONNECTION, 8, false);
+
+	(void)state;
+	assert_int_equal(send(fixture->peer, announce, sizeof(announce), 0), sizeof(announce));
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(send_with_fds(fixture->peer, announce, 1, 4), 1);
+		turn(fixture);
+		assert_false(is_over(fixture));
+	}
+	assert_int_equal(send_with_fds(fixture->peer, announce, 1, 1), 1);
+	turn(fixture);
+	assert_true(is_over(fixture));
+	assert_int_equal(fixture->limits.hits[LIMIT_FDS_PER_CONNECTION], 1);
+	teardown(fixture);
+}
+
+static void answers_carry_their_fds(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct proto_buffer out = {0};
+	uint32_t n_fds;
+
+	(void)state;
+	request(&out, 1, PROTO_PING);
+	request(&out, 2, PROTO_STATUS);
+	request(&out, 3, PROTO_PING);
+	request(&out, 4, PROTO_STATUS);
+	send_buffer(fixture, &out, 0);
+	turn(fixture);
+	assert_int_equal(receive(fixture, &n_fds), 4);
+	assert_int_equal(n_fds, 2);
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+/* ---- backpressure ---- */
+
+static void as_many_in_flight_as_allowed_then_no_more_reading(void **state)
+{
+	struct fixture *fixture = setup(LIMIT_IN_FLIGHT_PER_CONNECTION, 4, false);
+	struct proto_buffer out = {0};
+
+	(void)state;
+	for (uint32_t id = 0; id < 10; id++)
+		request(&out, id, PROTO_RUN);
+	send_buffer(fixture, &out, 0);
+	turn(fixture);
+	assert_int_equal(fixture->n_held, 4);
+	assert_int_equal(fixture->account->n_in_flight, 4);
+	assert_true(fixture->limits.hits[LIMIT_IN_FLIGHT_PER_CONNECTION] > 0);
+	for (uint32_t i = 0; i < 10; i++) {
+		assert_true(fixture->n_held > i);
+		connection_answer(&fixture->connection, fixture->held[i], PROTO_RUN,
+				  &(struct proto_run_result){0}, -1);
+		turn(fixture);
+	}
+	assert_int_equal(fixture->n_held, 10);
+	assert_int_equal(answers(fixture), 10);
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void a_user_at_the_limit_waits_for_his_other_connections(void **state)
+{
+	struct fixture *fixture = setup(LIMIT_IN_FLIGHT_PER_UID, 2, false);
+	struct proto_buffer out = {0};
+
+	(void)state;
+	fixture->account->n_in_flight = 2; /* of connections elsewhere */
+	request(&out, 1, PROTO_PING);
+	send_buffer(fixture, &out, 0);
+	turn(fixture);
+	assert_int_equal(answers(fixture), 0);
+	fixture->account->n_in_flight = 1;
+	/* Any answer to this user gives the others a turn. */
+	fixture->connection.n_in_flight++;
+	fixture->account->n_in_flight++;
+	connection_answer(&fixture->connection, 9, PROTO_PING, &(struct proto_empty){0}, -1);
+	turn(fixture);
+	assert_int_equal(answers(fixture), 2);
+	fixture->account->n_in_flight--;
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void the_dead_are_noticed_while_not_being_read(void **state)
+{
+	struct fixture *fixture = setup(LIMIT_IN_FLIGHT_PER_CONNECTION, 1, false);
+	struct proto_buffer out = {0};
+
+	(void)state;
+	request(&out, 1, PROTO_RUN);
+	request(&out, 2, PROTO_RUN);
+	send_buffer(fixture, &out, 0);
+	turn(fixture);
+	assert_int_equal(fixture->n_held, 1);
+	close(fixture->peer);
+	fixture->peer = -1;
+	turn(fixture);
+	assert_true(is_over(fixture));
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void a_peer_that_never_reads_is_dropped(void **state)
+{
+	struct fixture *fixture = setup(LIMIT_OUTPUT_HARD_BYTES, 65536, false);
+	struct proto_buffer out = {0};
+	uint32_t id = 0;
+
+	(void)state;
+	for (int round = 0; round < 20000 && !is_over(fixture); round++) {
+		for (int i = 0; i < 100; i++)
+			request(&out, id++, PROTO_PING);
+		if (send(fixture->peer, out.data, out.size, MSG_NOSIGNAL) < 0)
+			break;
+		out.size = 0;
+		turn(fixture);
+		assert_true(fixture->connection.output_bytes < 65536 + 70000);
+	}
+	turn(fixture);
+	assert_true(is_over(fixture));
+	assert_int_equal(fixture->limits.hits[LIMIT_OUTPUT_HARD_BYTES], 1);
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void a_peer_that_reads_late_gets_everything(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct proto_buffer out = {0};
+	uint32_t n_sent = 0, n_received = 0;
+
+	(void)state;
+	while (fixture->connection.output_bytes < 100000) {
+		for (int i = 0; i < 100; i++)
+			request(&out, n_sent++, PROTO_PING);
+		send_buffer(fixture, &out, 0);
+		turn(fixture);
+	}
+	assert_true(fixture->connection.polled & UV_WRITABLE);
+	for (int i = 0; i < 1000 && n_received < n_sent; i++) {
+		n_received += answers(fixture);
+		turn(fixture);
+	}
+	assert_int_equal(n_received, n_sent);
+	assert_false(is_over(fixture));
+	assert_int_equal(fixture->connection.output_bytes, 0);
+	assert_false(fixture->connection.polled & UV_WRITABLE);
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void a_slow_reader_has_some_time(void **state)
+{
+	struct fixture *fixture = setup(LIMIT_OUTPUT_SOFT_BYTES, 4096, false);
+	struct proto_buffer out = {0};
+	uint32_t id = 0;
+	uint64_t start;
+
+	(void)state;
+	fixture->limits.value[LIMIT_OUTPUT_SOFT_MS] = 150;
+	while (fixture->connection.output_bytes <= 4096) {
+		for (int i = 0; i < 100; i++)
+			request(&out, id++, PROTO_PING);
+		send_buffer(fixture, &out, 0);
+		turn(fixture);
+	}
+	assert_false(is_over(fixture));
+	start = clock_ns();
+	while (!is_over(fixture) && clock_ns() - start < 5 * NS_PER_S)
+		uv_run(&fixture->loop, UV_RUN_ONCE);
+	assert_true(is_over(fixture));
+	assert_true(clock_ns() - start >= 100 * NS_PER_MS);
+	assert_int_equal(fixture->limits.hits[LIMIT_OUTPUT_SOFT_BYTES], 1);
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void answers_after_the_end_go_nowhere(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct proto_buffer out = {0};
+	struct fmha_error err;
+
+	(void)state;
+	request(&out, 1, PROTO_RUN);
+	send_buffer(fixture, &out, 0);
+	turn(fixture);
+	close(fixture->peer);
+	fixture->peer = -1;
+	turn(fixture);
+	assert_true(is_over(fixture));
+	fmha_error_set(&err, FMHA_ECANCELED, "late");
+	connection_answer(&fixture->connection, 1, PROTO_STATUS, &(struct proto_json_result){0},
+			  open("/dev/null", O_RDONLY | O_CLOEXEC));
+	connection_answer_error(&fixture->connection, 1, &err);
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+/* 20,000 random pieces of a random mixture of good and broken requests, with fds strewn in. */
+static void random_streams_leave_nothing_behind(void **state)
+{
+	uint64_t seed = 88172645463325252ull;
+
+	(void)state;
+	for (int session = 0; session < 400; session++) {
+		struct fixture *fixture = setup(N_LIMITS, 0, false);
+		struct proto_buffer out = {0};
+
+		for (int piece = 0; piece < 50 && !is_over(fixture); piece++) {
+			size_t n;
+			int n_fds;
+
+			seed ^= seed << 13;
+			seed ^= seed >> 7;
+			seed ^= seed << 17;
+			request(&out, piece, seed % 5 == 0 ? PROTO_BUFFER_IMPORT : PROTO_PING);
+			if (seed % 97 == 0)
+				out.data[seed % out.size] ^= (uint8_t)(1 << (seed >> 40) % 8);
+			n = seed % 3 ? out.size : 1 + (seed >> 20) % out.size;
+			n_fds = seed % 5 == 0 ? 1 : seed % 89 == 0 ? 3 : 0;
+			if (send_with_fds(fixture->peer, out.data, n, n_fds) != (ssize_t)n)
+				break;
+			proto_buffer_consume(&out, n);
+			turn(fixture);
+		}
+		proto_buffer_deinit(&out);
+		answers(fixture);
+		teardown(fixture);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(pipelined_requests_are_all_answered),
+		cmocka_unit_test(frames_may_come_byte_by_byte),
+		cmocka_unit_test(one_turn_handles_a_bounded_number_of_frames),
+		cmocka_unit_test(garbage_ends_the_connection),
+		cmocka_unit_test(the_frame_limit_is_small_before_hello),
+		cmocka_unit_test(answers_before_the_end_still_arrive),
+		cmocka_unit_test(hello_has_a_deadline),
+		cmocka_unit_test(fds_go_to_the_message_that_declares_them),
+		cmocka_unit_test(fds_that_come_with_half_a_frame_wait_for_the_rest),
+		cmocka_unit_test(fds_that_nobody_declared_end_the_connection),
+		cmocka_unit_test(a_missing_fd_ends_the_connection),
+		cmocka_unit_test(waiting_fds_are_limited),
+		cmocka_unit_test(answers_carry_their_fds),
+		cmocka_unit_test(as_many_in_flight_as_allowed_then_no_more_reading),
+		cmocka_unit_test(a_user_at_the_limit_waits_for_his_other_connections),
+		cmocka_unit_test(the_dead_are_noticed_while_not_being_read),
+		cmocka_unit_test(a_peer_that_never_reads_is_dropped),
+		cmocka_unit_test(a_peer_that_reads_late_gets_everything),
+		cmocka_unit_test(a_slow_reader_has_some_time),
+		cmocka_unit_test(answers_after_the_end_go_nowhere),
+		cmocka_unit_test(random_streams_leave_nothing_behind),
+	};
+	uv_loop_t loop;
+
+	/* libuv opens a pipe of its own with the first loop and keeps it. */
+	uv_loop_init(&loop);
+	uv_loop_close(&loop);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
