@@ -21,6 +21,9 @@ def make_daemon():
     yield make
     for daemon in started:
         daemon.stop()
+    for daemon in started:  # in builds with sanitizers
+        for word in ("Sanitizer", "runtime error:"):
+            assert word not in daemon.last_log, daemon.last_log
 
 
 @pytest.fixture

@@ -207,16 +207,17 @@ def test_open_device_waits_for_a_restarting_worker(fake_daemon):
         for _ in range(5):
             pid = fake_daemon.children()[0]
             os.kill(pid, signal.SIGKILL)
-            # Either refused because the dead one was attaching, or served by the next one.
-            for _ in range(3):
+
+            def served():
+                """Refused while the dead one was attaching, else served by the next one."""
                 try:
-                    device = client.open_device(0)
-                    device.ping()
-                    break
+                    with client.open_device(0) as device:
+                        device.ping()
+                        return device.worker_pid != pid
                 except (fmha_wire.WireError, fmha_wire.Disconnected):
-                    continue
-            assert device.worker_pid != pid
-            device.close()
+                    return False
+
+            assert fmhad.until(served, 1.0)
 
 
 # ---- clients ----

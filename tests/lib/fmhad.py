@@ -79,6 +79,7 @@ class Daemon:
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="fmhad-test-"))
         self.socket = str(self.directory / "fmhad.sock")
         self.log_path = self.directory / "log"
+        self.last_log = ""
         config = {"devices": [{"backend": "cpu", "threads": 2}], **(config or {})}
         self.config = {"socket": self.socket, **config}
         (self.directory / "fmhad.json").write_text(json.dumps(self.config))
@@ -125,11 +126,15 @@ class Daemon:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if self.directory.exists():
+            self.last_log = self.log()
+            shutil.rmtree(self.directory, ignore_errors=True)
         return self.process.returncode
 
     def log(self):
-        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        if not self.log_path.exists():
+            return self.last_log
+        return self.log_path.read_text(errors="replace")
 
     def status(self):
         """The parsed answer to method status."""

@@ -238,10 +238,12 @@ static void mapping_and_unmapping_leaves_nothing(void **state)
 	int fd = make(1 << 20, SEALS, 0);
 	struct device_memory memory;
 	struct fmha_error err;
-	unsigned int before = count_maps();
+	unsigned int before = 0;
 
 	(void)state;
 	for (int i = 0; i < 20000; i++) {
+		if (i == 1000) /* a sanitizer has made its own by now */
+			before = count_maps();
 		assert_int_equal(import(fd, (uint64_t)i % 4096, 65536, &memory, &err), 0);
 		memfd_free_memory(&memory);
 	}
