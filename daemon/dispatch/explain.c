@@ -91,7 +91,7 @@ static void add_candidate(cJSON *list, const struct spec_catalog *catalog,
 static const char *why_of(const struct select_report *selection)
 {
 	if (selection->found_none)
-		return "no spec of this device has the signature";
+		return "no spec of this device has the signature: the device chooses by itself";
 	if (selection->chosen < 0)
 		return "every candidate was rejected";
 	for (size_t i = 0; i < select_n_strategies; i++)

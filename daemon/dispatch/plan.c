@@ -90,9 +90,12 @@ static int add_stage(struct builder *b, enum abi_family family, uint32_t dtype)
 			explain_selection(b->report, &select, r == 0 ? stage : NULL, &report);
 		select_report_deinit(&report);
 	} else {
+		r = SELECT_NO_SPEC;
+	}
+	/* What specs/ does not describe yet, the device may still have. */
+	if (r == SELECT_NO_SPEC)
 		r = !b->device->find ||
 		    b->device->find(b->device->owner, family, dtype, &args, stage) != 0;
-	}
 	if (r < 0)
 		return fmha_error_set(b->err, r, "plan: out of memory");
 	plan->n_stages += r == 0;
@@ -351,29 +354,26 @@ static void place_grid(struct builder *b)
 {
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
-	const struct spec_catalog *catalog;
 
-	if (b->device->find || !b->device->registry)
+	if (b->device->find)
 		return;
-	catalog = registry_catalog(b->device->registry);
 	for (uint32_t i = 0; i < plan->n_stages; i++) {
 		struct plan_stage *stage = &plan->stages[i];
-		struct kernel_spec spec;
+		const struct kernel_tile *tile = &stage->spec.tile;
 		uint32_t wave = strncmp(stage->arch, "gfx9", 4) == 0 ? 64 : 32;
 
-		if (strncmp(stage->pipeline, "cpu_", 4) == 0 ||
-		    spec_name_parse(catalog, stage->kernel, &spec, NULL) < 0)
+		if (strncmp(stage->pipeline, "cpu_", 4) == 0)
 			continue;
 		stage->grid[0] = (uint32_t)ceil_div(p->seqlen_q ? p->seqlen_q : 1,
-						    spec.tile.tile_m0 ? spec.tile.tile_m0 : 1);
+						    tile->tile_m0 ? tile->tile_m0 : 1);
 		if (stage->family == ABI_BWD_DQ_DK_DV)
 			stage->grid[0] = (uint32_t)ceil_div(p->seqlen_k ? p->seqlen_k : 1,
-							    spec.tile.tile_n0);
+							    tile->tile_n0);
 		if (stage->family == ABI_FWD_SPLITKV)
 			stage->grid[0] *= (uint32_t)plan->n_splits;
 		stage->grid[1] = (uint32_t)p->nhead_q;
 		stage->grid[2] = (uint32_t)p->batch;
-		stage->block[0] = wave * spec.tile.wave_m0 * spec.tile.wave_n0 * spec.tile.wave_k0;
+		stage->block[0] = wave * tile->wave_m0 * tile->wave_n0 * tile->wave_k0;
 		stage->block[1] = stage->block[2] = 1;
 	}
 }

@@ -19,6 +19,7 @@
 
 #include <fmha/base.h>
 #include <abi.h>
+#include <specs/spec.h>
 
 #define PLAN_MAX_STAGES   4
 #define PLAN_MAX_SPLITS   1024
@@ -36,12 +37,14 @@ struct plan_stage {
 	enum abi_family family;
 	char kernel[PLAN_KERNEL_BYTES]; /* canonical name: the key in the registry and the device */
 	char pipeline[32], arch[32]; /* two words of that name; arch: of a CPU the kernel's level */
-	uint32_t dtype;              /* enum abi_dtype: of q; combine: of o */
-	uint32_t grid[3], block[3];  /* GPU launch geometry; zero on the CPU */
-	uint32_t lds_bytes;          /* dynamic LDS or shared memory */
-	uint32_t tile_n0;            /* keys a tile: sizes dq_acc; 0: not said */
-	uint64_t workspace_offset;   /* the stage's own share; stages run one after the other, */
-	uint64_t workspace_bytes;    /* so the private shares lie on top of each other */
+	struct kernel_spec spec;     /* what the name stands for; has_spec 0: nothing */
+	uint32_t has_spec;
+	uint32_t dtype;             /* enum abi_dtype: of q; combine: of o */
+	uint32_t grid[3], block[3]; /* GPU launch geometry; zero on the CPU */
+	uint32_t lds_bytes;         /* dynamic LDS or shared memory */
+	uint32_t tile_n0;           /* keys a tile: sizes dq_acc; 0: not said */
+	uint64_t workspace_offset;  /* the stage's own share; stages run one after the other, */
+	uint64_t workspace_bytes;   /* so the private shares lie on top of each other */
 };
 
 /* Where the stages' common data lies in the workspace, bytes; meaningful where the plan uses it. */

@@ -77,41 +77,67 @@ static int sort_compare(const void *x, const void *y)
 
 /*
  * The estimated cost of a tile shape: what all compute units spend until the last one is done.
- *   blocks  = ceil(seqlen_q / m0) * nhead_q * batch       tiles of rows, one a workgroup
+ *   rows    = seqlen_q; a _pack pipeline puts the query heads of a group side by side
+ *   blocks  = ceil(rows / m0) * heads * batch              tiles of rows, one a workgroup
  *   waves   = ceil(blocks / compute_units)                 the last one may be nearly empty
  *   work    = m0 * ceil(seqlen_k / n0) * n0 * (hq + hv)    of a workgroup, padding included
  *   reuse   = m0 * n0 / (m0 + n0)                          flops a loaded element is good for
- *   cost    = waves * work * (1 + 32 / reuse) * (1 + 2 % a padding flag)
- * Worked: 1 x 8 heads x 1024 x 1024, hdim 128, 104 units. m0 = n0 = 128: 64 blocks, 1 wave, work
- * 2^25, reuse 64: 2^25 * 1.5. m0 64, n0 128: 128 blocks, 2 waves, 2^24 each, reuse 42.7: 2^25
+ *   cost    = waves * work * (1 + 32 / reuse) * (1 + 2 % a padding flag) * (16 without matrix
+ * cores) Worked: 1 x 8 heads x 1024 x 1024, hdim 128, 104 units. m0 = n0 = 128: 64 blocks, 1 wave,
+ * work 2^25, reuse 64: 2^25 * 1.5. m0 64, n0 128: 128 blocks, 2 waves, 2^24 each, reuse 42.7: 2^25
  * * 1.75. With 16 query rows, m0 16 beats 128: the same one wave, an eighth of the work,
  * reuse 14.2: 3.25 / 8.
  */
-static double heuristic_cost(const struct select_stage *stage, const struct kernel_spec *spec)
+#define SCALAR_COST 16 /* plain FMA against matrix instructions, their ratio on most GPUs */
+
+struct tiling {
+	int64_t m0, n0, rows, keys, heads;
+};
+
+static struct tiling tiling_of(const struct select_stage *stage, const struct kernel_spec *spec,
+			       const char *pipeline)
 {
 	const struct fmha_problem *p = &stage->plan->problem;
-	int64_t m0 = spec->tile.tile_m0 ? spec->tile.tile_m0 : 1;
-	int64_t n0 = spec->tile.tile_n0 ? spec->tile.tile_n0 : 1;
+	size_t length = strlen(pipeline);
+	struct tiling t = {.m0 = spec->tile.tile_m0 ? spec->tile.tile_m0 : 1,
+			   .n0 = spec->tile.tile_n0 ? spec->tile.tile_n0 : 1,
+			   .rows = p->seqlen_q,
+			   .keys = stage->plan->n_splits ? stage->plan->split_size : p->seqlen_k,
+			   .heads = p->nhead_q};
+
+	if (length > 5 && strcmp(pipeline + length - 5, "_pack") == 0 && p->nhead_k > 0) {
+		t.rows *= p->nhead_q / p->nhead_k;
+		t.heads = p->nhead_k;
+	}
+	return t;
+}
+
+static double heuristic_cost(const struct select_stage *stage, const struct spec_catalog *catalog,
+			     const struct kernel_spec *spec)
+{
+	const struct fmha_problem *p = &stage->plan->problem;
+	const char *pipeline = spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline);
+	struct tiling t = tiling_of(stage, spec, pipeline ? pipeline : "");
 	int64_t units = stage->device->compute_units ? stage->device->compute_units : 1;
-	int64_t keys = stage->plan->n_splits ? stage->plan->split_size : p->seqlen_k;
-	int64_t blocks, waves;
-	double work, reuse;
 	int pads = (spec->pad_s != 0) + (spec->pad_sk != 0) + (spec->pad_d != 0) +
 		   (spec->pad_dv != 0);
+	bool scalar = pipeline && strncmp(pipeline, "gpu_scalar", 10) == 0;
+	int64_t blocks;
+	double work, reuse;
 
-	if (stage->family == ABI_BWD_DQ_DK_DV) /* a workgroup owns a tile of keys */
-		blocks = ceil_div(p->seqlen_k, n0) * p->nhead_q * p->batch;
-	else
-		blocks = ceil_div(p->seqlen_q, m0) * p->nhead_q * p->batch;
-	if (stage->plan->n_splits && stage->family == ABI_FWD_SPLITKV)
+	if (stage->family == ABI_BWD_DQ_DK_DV) { /* a workgroup owns a tile of keys */
+		blocks = ceil_div(t.keys, t.n0) * t.heads * p->batch;
+		work = (double)(t.n0 * ceil_div(t.rows, t.m0) * t.m0);
+	} else {
+		blocks = ceil_div(t.rows, t.m0) * t.heads * p->batch;
+		work = (double)(t.m0 * ceil_div(t.keys, t.n0) * t.n0);
+	}
+	if (stage->family == ABI_FWD_SPLITKV)
 		blocks *= stage->plan->n_splits;
-	waves = ceil_div(blocks, units);
-	work = (double)(m0 * ceil_div(keys, n0) * n0);
-	if (stage->family == ABI_BWD_DQ_DK_DV)
-		work = (double)(n0 * ceil_div(p->seqlen_q, m0) * m0);
 	work *= spec->signature.hdim_q + spec->signature.hdim_v;
-	reuse = (double)(m0 * n0) / (double)(m0 + n0);
-	return (double)waves * work * (1 + 32 / reuse) * (1 + 0.02 * pads);
+	reuse = (double)(t.m0 * t.n0) / (double)(t.m0 + t.n0);
+	return (double)ceil_div(blocks, units) * work * (1 + 32 / reuse) * (1 + 0.02 * pads) *
+	       (scalar ? SCALAR_COST : 1);
 }
 
 /* ---- candidates ---- */
@@ -153,7 +179,7 @@ static bool add_candidates(struct select_stage *stage, struct registry_lookup *l
 		c.accepted = select_check(stage, registry_catalog(registry), &c);
 		if (c.accepted && c.info.n_tuned > 0)
 			(void)registry_get_tuned(registry, spec, stage->shape, &c.tuned_us);
-		c.cost = c.accepted ? heuristic_cost(stage, spec) : 0;
+		c.cost = c.accepted ? heuristic_cost(stage, registry_catalog(registry), spec) : 0;
 		if (!report_add(report, &c))
 			return false;
 	}
@@ -165,7 +191,8 @@ static int ask_device(const struct select_stage *stage, struct candidate *c,
 		      struct plan_stage *ret_stage)
 {
 	const struct spec_catalog *catalog = registry_catalog(stage->device->registry);
-	struct plan_stage filled = {.family = stage->family, .dtype = stage->dtype};
+	struct plan_stage filled = {
+		.family = stage->family, .dtype = stage->dtype, .spec = c->spec, .has_spec = 1};
 	const char *pipeline = spec_word(catalog, SPEC_FIELD_pipeline, c->spec.pipeline);
 
 	(void)spec_name_format(catalog, &c->spec, filled.kernel);
@@ -298,6 +325,8 @@ int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 		result = select_in_arch(stage, lookup, arch, signatures, n, r, report != NULL,
 					ret_stage);
 	r->found_none = r->n == 0;
+	if (result == 1 && r->found_none)
+		result = SELECT_NO_SPEC;
 	for (size_t i = 0; i < r->n; i++)
 		r->n_rejected += !r->candidates[i].accepted;
 	registry_lookup_free(lookup);

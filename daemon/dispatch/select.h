@@ -59,8 +59,10 @@ void select_report_deinit(struct select_report *report);
 
 /*
  * Fills stage's kernel, pipeline, arch and what the device adds. @report: NULL, or zeroed.
- * Return: 0, 1 when nothing fits, FMHA_ENOMEM.
+ * Return: 0, 1 when nothing fits, SELECT_NO_SPEC when the registry has no spec of the signature,
+ * FMHA_ENOMEM.
  */
+#define SELECT_NO_SPEC 2
 int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 		  struct select_report *report);
 

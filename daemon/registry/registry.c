@@ -28,6 +28,7 @@ int registry_new(const struct spec_catalog *catalog, const struct registry_devic
 	for (size_t i = 0; r == 0 && i < device->n_archs; i++) {
 		struct spec_space_options options = SPEC_SPACE_OPTIONS(device->archs[i]);
 
+		options.rules = device->rules;
 		if (spec_arch_find(catalog, device->archs[i]) < 0)
 			continue;
 		assert(registry->n_archs < REGISTRY_MAX_ARCHS);
@@ -242,18 +243,17 @@ int registry_set_priority(struct registry *registry, const char *name, int32_t p
 	return 0;
 }
 
-int registry_add_run(struct registry *registry, const char *name, uint64_t ns,
-		     struct fmha_error *err)
+void registry_add_run(struct registry *registry, const struct kernel_spec *spec, uint64_t ns)
 {
 	struct registry_entry *entry;
-	int r = entry_lock(registry, name, &entry, err);
 
-	if (r < 0)
-		return r;
-	entry->n_runs++;
-	entry->run_ns += ns;
+	pthread_mutex_lock(&registry->mutex);
+	entry = registry_entry_find(registry, spec, true);
+	if (entry) { /* else out of memory: a statistic is lost */
+		entry->n_runs++;
+		entry->run_ns += ns;
+	}
 	pthread_mutex_unlock(&registry->mutex);
-	return 0;
 }
 
 const struct registry_tuned *registry_entry_tuned(const struct registry_entry *entry,

@@ -55,7 +55,9 @@ struct registry_info {
 };
 
 struct registry_device {
-	char name[REGISTRY_NAME_BYTES];        /* the model: exports merge between equal ones */
+	char name[REGISTRY_NAME_BYTES]; /* the model: exports merge between equal ones */
+	const char *
+		rules; /* NULL: each arch's first, else a file of specs/rules: "ck", "gpu", "cpu" */
 	const char *archs[REGISTRY_MAX_ARCHS]; /* best first; kept only while registry_new() runs */
 	size_t n_archs;
 };
@@ -110,8 +112,8 @@ int registry_set_flags(struct registry *registry, const char *name, uint32_t set
 		       struct fmha_error *err);
 int registry_set_priority(struct registry *registry, const char *name, int32_t priority,
 			  struct fmha_error *err);
-int registry_add_run(struct registry *registry, const char *name, uint64_t ns,
-		     struct fmha_error *err);
+/* Counts a run of @ns (0: not known for this kernel alone). */
+void registry_add_run(struct registry *registry, const struct kernel_spec *spec, uint64_t ns);
 /* The time of one launch at @shape, a word of the caller's (see dispatch's shape keys); the last
  * one counts. */
 int registry_set_tuned(struct registry *registry, const char *name, const char *shape, double us,
@@ -128,8 +130,10 @@ bool registry_get_tuned(struct registry *registry, const struct kernel_spec *spe
  */
 int registry_load_set(struct registry *registry, const char *name, const char *json, size_t size,
 		      uint64_t *ret_n_kernels, struct fmha_error *err);
-/* Return: 0, FMHA_ENOENT. */
-int registry_unload_set(struct registry *registry, const char *name, struct fmha_error *err);
+/* @ret_n_kernels: how many kernels are not offered any more; may be NULL. Return: 0, FMHA_ENOENT.
+ */
+int registry_unload_set(struct registry *registry, const char *name, uint64_t *ret_n_kernels,
+			struct fmha_error *err);
 
 /*
  * JSON: device, sets, statistics by family, data type, pipeline and state, and the kernels that

@@ -184,22 +184,46 @@ int registry_load_set(struct registry *registry, const char *name, const char *j
 	return 0;
 }
 
-int registry_unload_set(struct registry *registry, const char *name, struct fmha_error *err)
+static bool take_set(struct registry *registry, const char *name, struct registry_set *ret_set)
 {
-	int r = FMHA_ENOENT;
+	bool found = false;
 
 	pthread_mutex_lock(&registry->mutex);
-	for (size_t i = 0; i < registry->n_sets; i++) {
+	for (size_t i = 0; i < registry->n_sets && !found; i++) {
 		if (strcmp(registry->sets[i].name, name) != 0)
 			continue;
-		registry_set_deinit(&registry->sets[i]);
+		*ret_set = registry->sets[i];
 		registry->sets[i] = registry->sets[--registry->n_sets];
 		registry->sets[registry->n_sets] = (struct registry_set){0};
-		r = 0;
-		break;
+		found = true;
 	}
 	pthread_mutex_unlock(&registry->mutex);
-	if (r < 0)
-		return fmha_error_set_field(err, r, "set", "set %.63s: not loaded", name);
+	return found;
+}
+
+static int gone_visit(void *owner, const struct kernel_spec *spec, const char *name,
+		      const struct registry_info *info)
+{
+	struct counting *counting = owner;
+
+	(void)spec;
+	counting->n += !info->offered && registry_set_names(counting->set, name);
 	return 0;
+}
+
+int registry_unload_set(struct registry *registry, const char *name, uint64_t *ret_n_kernels,
+			struct fmha_error *err)
+{
+	struct registry_set set;
+	struct counting counting = {.set = &set};
+	int r = 0;
+
+	if (!take_set(registry, name, &set))
+		return fmha_error_set_field(err, FMHA_ENOENT, "set", "set %.63s: not loaded", name);
+	if (ret_n_kernels)
+		r = registry_each(registry, NULL, gone_visit, &counting, err);
+	registry_set_deinit(&set);
+	if (r == 0 && ret_n_kernels)
+		*ret_n_kernels = counting.n;
+	return r;
 }

@@ -7,7 +7,7 @@
  * that what waits holds no workspace. A tiny plan runs on the loop thread itself while the device
  * is idle: handing it to another thread and back would take longer than the run.
  */
-#include "worker.h"
+#include "kernels.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -314,6 +314,7 @@ static void complete(struct request *request)
 		histogram_add(&worker->kernel, result.kernel_ns);
 		histogram_add(&worker->total, now - request->arrived_ns);
 		request->plan->tiny = result.kernel_ns < TINY_NS;
+		kernels_count_run(worker, &request->plan->plan, result.kernel_ns);
 		connection_answer(&session->connection, request->id, PROTO_RUN, &result, -1);
 	} else {
 		if (error->code == FMHA_ECANCELED)

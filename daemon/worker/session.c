@@ -2,7 +2,7 @@
 /*
  * session.c: a client's direct connection: its buffers and plans, and the dispatch of its requests.
  */
-#include "worker.h"
+#include "kernels.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -358,8 +358,6 @@ static int on_plan_release(struct session *session, uint32_t id,
 	return 0;
 }
 
-extern __typeof__(plan_explain) plan_explain __attribute__((weak));
-
 static int on_explain(struct session *session, uint32_t id, const struct proto_plan_params *params,
 		      struct fmha_error *err)
 {
@@ -367,9 +365,6 @@ static int on_explain(struct session *session, uint32_t id, const struct proto_p
 	char *json;
 	int fd, r;
 
-	if (!plan_explain)
-		return fmha_error_set_field(err, FMHA_ENOTSUP, "method",
-					    "explain: not in this build");
 	r = plan_explain(&params->problem, &session->worker->plan_device, &json, err);
 	if (r < 0)
 		return r;
@@ -424,9 +419,7 @@ static int handle(struct session *session, uint32_t id, enum proto_method method
 	case PROTO_REGISTRY_IMPORT:
 	case PROTO_REGISTRY_LOAD:
 	case PROTO_REGISTRY_UNLOAD:
-		return fmha_error_set_field(err, FMHA_ENOTSUP, "method",
-					    "%s: this worker has no kernel sets",
-					    proto_methods[method].name);
+		return kernels_request(session, id, method, params, fd, err);
 	default:
 		if (proto_methods[method].server == PROTO_CONTROL)
 			return fmha_error_set_field(err, FMHA_EPERM, "method",

@@ -19,6 +19,7 @@
 #include <proto/error.h>
 
 #include "guard.h"
+#include "kernels.h"
 
 /* The crash handler has no argument to find it by. */
 static struct worker_page *crash_page;
@@ -242,7 +243,11 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 	info = device_get_info(worker->device);
 	for (uint32_t i = 0; i < worker->page->n_quarantined; i++)
 		device_quarantine(worker->device, worker->page->quarantined[i]);
+	r = kernels_open(worker, err);
+	if (r < 0)
+		return r;
 	worker->plan_device = (struct plan_device){.arch = info->arch,
+						   .registry = worker->registry,
 						   .compute_units = info->compute_units,
 						   .lds_bytes = info->lds_bytes,
 						   .find = device_find_kernel,

@@ -36,6 +36,8 @@ struct worker {
 	struct connection control;
 	struct device *device;
 	struct plan_device plan_device;
+	struct spec_catalog *catalog;
+	struct registry *registry; /* NULL: specs/ does not know this device */
 	uv_async_t device_async; /* the device has ended launches */
 	uv_timer_t tick;         /* deadlines; runs while requests are pending */
 	uint64_t last_tick_ns;
@@ -71,6 +73,7 @@ struct session {
 	struct list preparing; /* struct preparing: plans whose kernels are being compiled */
 	uint32_t n_imports;    /* under way on other threads */
 	uint64_t n_runs;
+	bool kernels_busy;     /* a registry request is under way */
 	bool hung_up, closed;
 };
 

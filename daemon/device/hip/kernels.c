@@ -19,6 +19,22 @@ struct gpu_build {
 	struct device_kernel *kernel;
 };
 
+/* The tile of the spec that dispatch has chosen. */
+static struct gpu_tile tile_of_spec(const struct plan_stage *stage)
+{
+	const struct kernel_tile *t = &stage->spec.tile;
+	struct gpu_tile tile = {.tile_m = t->tile_m0,
+				.tile_n = t->tile_n0,
+				.hdim_q = t->tile_k0max,
+				.hdim_v = t->tile_n1,
+				.waves_m = t->wave_m0,
+				.waves_n = t->wave_n0,
+				.blocks_per_cu = stage->spec.block_per_cu};
+
+	(void)snprintf(tile.pipeline, sizeof(tile.pipeline), "%s", stage->pipeline);
+	return tile;
+}
+
 /* The tile that a spec's name stands for, or the best default one. */
 static int make_kernel(struct gpu_device *gpu, enum abi_family family, uint32_t dtype,
 		       const union plan_args *args, const struct plan_stage *stage,
@@ -27,6 +43,11 @@ static int make_kernel(struct gpu_device *gpu, enum abi_family family, uint32_t 
 	const char *arch = gpu->device.info.arch;
 	struct gpu_tile tile;
 
+	if (stage->has_spec) {
+		tile = tile_of_spec(stage);
+		return device_is_quarantined(&gpu->device, stage->kernel) ||
+		       gpu_kernel_make(arch, family, dtype, args, &tile, ret_kernel) != 0;
+	}
 	for (int candidate = 0;; candidate++) {
 		if (gpu_kernel_default_tile(arch, family, dtype, args, candidate, &tile) != 0)
 			return 1;

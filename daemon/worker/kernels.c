@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * kernels.c: the worker's registry and the four methods that clients have on it. They walk every
+ * kernel that the device can have, so they run on a work thread; the session stays until they end.
+ *
+ * Anybody may export. What changes the choice of kernels for everybody (import, load, unload) is
+ * for root and the daemon's own user.
+ */
+#include "kernels.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <base/log.h>
+#include <proto/error.h>
+
+#define MAX_EXPORT_BYTES (256ull << 20)
+
+/* ---- the registry ---- */
+
+/* A CPU runs its own level and all below; a GPU its arch, with the kernels that are built for it.
+ */
+static void list_archs(const struct device_info *info, struct registry_device *device)
+{
+	static const char *const levels[] = {"x86_64_amx", "x86_64_v4_bf16", "x86_64_v4",
+					     "x86_64_v3", "portable"};
+	size_t n = sizeof(levels) / sizeof(levels[0]), i = 0;
+
+	while (i < n && strcmp(levels[i], info->arch) != 0)
+		i++;
+	if (i == n) {
+		device->archs[device->n_archs++] = info->arch;
+		device->rules = "gpu";
+	}
+	for (; i < n; i++)
+		device->archs[device->n_archs++] = levels[i];
+}
+
+int kernels_open(struct worker *worker, struct fmha_error *err)
+{
+	const struct device_info *info = device_get_info(worker->device);
+	struct registry_device device = {0};
+	int r = spec_catalog_load(NULL, &worker->catalog, err);
+
+	if (r < 0)
+		return r;
+	snprintf(device.name, sizeof(device.name), "%s", info->arch);
+	list_archs(info, &device);
+	r = registry_new(worker->catalog, &device, &worker->registry, err);
+	if (r == FMHA_ENOENT || r == FMHA_EINVAL) {
+		log_warning("device %s: no kernel specs: %s", info->name, err->msg);
+		return 0;
+	}
+	if (r < 0)
+		return r;
+	for (uint32_t i = 0; i < worker->page->n_quarantined; i++)
+		if (registry_set_flags(worker->registry, worker->page->quarantined[i],
+				       REGISTRY_QUARANTINED, 0, NULL) < 0)
+			log_warning("quarantined kernel %s is not in the registry",
+				    worker->page->quarantined[i]);
+	log_info("device %s: %llu kernels for %s", info->name,
+		 (unsigned long long)registry_count(worker->registry), info->arch);
+	return 0;
+}
+
+void kernels_count_run(struct worker *worker, const struct plan *plan, uint64_t ns)
+{
+	for (uint32_t i = 0; worker->registry && i < plan->n_stages; i++)
+		if (plan->stages[i].has_spec)
+			registry_add_run(worker->registry, &plan->stages[i].spec,
+					 plan->n_stages == 1 ? ns : 0);
+}
+
+/* ---- methods ---- */
+
+struct kernels_job {
+	uv_work_t work;
+	struct session *session;
+	uint32_t id;
+	enum proto_method method;
+	char filter[sizeof(((struct proto_registry_export_params *)0)->filter)];
+	char set[PROTO_NAME_BYTES];
+	int fd; /* in: the document; out of an export: the result */
+	uint64_t bytes, n_kernels;
+	int result;
+	struct fmha_error error;
+};
+
+/* The client's document, given; it may change the file meanwhile, so it is read once. */
+static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_error *err)
+{
+	struct stat st;
+	size_t done = 0, size;
+	char *text;
+
+	if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
+		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: not a file or memfd");
+	if (st.st_size > (off_t)REGISTRY_MAX_JSON)
+		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: more than 64 MiB");
+	size = (size_t)st.st_size;
+	text = malloc(size + 1);
+	if (!text)
+		return fmha_error_set(err, FMHA_ENOMEM, "document: out of memory");
+	while (done < size) {
+		ssize_t n = pread(fd, text + done, size - done, (off_t)done);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			break; /* shorter than it was: the parser will say so */
+		done += (size_t)n;
+	}
+	text[done] = '\0';
+	*ret_text = text;
+	*ret_size = done;
+	return 0;
+}
+
+static int write_piece(void *owner, const char *text, size_t n)
+{
+	struct kernels_job *job = owner;
+
+	job->bytes += n;
+	if (job->bytes > MAX_EXPORT_BYTES)
+		return FMHA_EQUOTA;
+	while (n > 0) {
+		ssize_t written = write(job->fd, text, n);
+
+		if (written < 0 && errno == EINTR)
+			continue;
+		if (written <= 0)
+			return FMHA_ENOMEM;
+		text += written;
+		n -= (size_t)written;
+	}
+	return 0;
+}
+
+static int export(struct kernels_job *job)
+{
+	int r;
+
+	job->fd = memfd_create("fmhad registry", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (job->fd < 0)
+		return fmha_error_set(&job->error, FMHA_ENOMEM, "export: no memory file");
+	r = registry_export(job->session->worker->registry, job->filter, write_piece, job,
+			    &job->error);
+	if (r == FMHA_EQUOTA)
+		return fmha_error_set_field(&job->error, r, "filter",
+					    "filter: the result exceeds %llu bytes: ask for less",
+					    MAX_EXPORT_BYTES);
+	if (r == 0 && fcntl(job->fd, F_ADD_SEALS,
+			    F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+		r = fmha_error_set(&job->error, FMHA_EIO, "export: cannot seal the result");
+	return r;
+}
+
+static int with_document(struct kernels_job *job)
+{
+	struct registry *registry = job->session->worker->registry;
+	char *text = NULL;
+	size_t size = 0;
+	int r = read_document(job->fd, &text, &size, &job->error);
+
+	if (r < 0)
+		return r;
+	if (job->method == PROTO_REGISTRY_IMPORT)
+		r = registry_import(registry, text, size, &job->n_kernels, &job->error);
+	else
+		r = registry_load_set(registry, job->set, text, size, &job->n_kernels, &job->error);
+	free(text);
+	return r;
+}
+
+static void job_work(uv_work_t *work)
+{
+	struct kernels_job *job = container_of(work, struct kernels_job, work);
+
+	if (job->method == PROTO_REGISTRY_EXPORT)
+		job->result = export(job);
+	else if (job->method == PROTO_REGISTRY_UNLOAD)
+		job->result = registry_unload_set(job->session->worker->registry, job->set,
+						  &job->n_kernels, &job->error);
+	else
+		job->result = with_document(job);
+}
+
+static void job_done(uv_work_t *work, int status)
+{
+	struct kernels_job *job = container_of(work, struct kernels_job, work);
+	struct session *session = job->session;
+	struct connection *connection = &session->connection;
+	bool exported = job->method == PROTO_REGISTRY_EXPORT && job->result == 0;
+
+	(void)status;
+	if (!session->hung_up && job->result < 0)
+		connection_answer_error(connection, job->id, &job->error);
+	else if (!session->hung_up && exported)
+		connection_answer(connection, job->id, job->method,
+				  &(struct proto_json_result){.size = job->bytes}, job->fd);
+	else if (!session->hung_up)
+		connection_answer(connection, job->id, job->method,
+				  &(struct proto_registry_result){.n_kernels = job->n_kernels}, -1);
+	/* An answer has taken the file along. */
+	if (job->fd >= 0 && (session->hung_up || !exported))
+		(void)close(job->fd);
+	free(job);
+	session->kernels_busy = false;
+	session->n_imports--;
+	session_release(session);
+}
+
+int kernels_request(struct session *session, uint32_t id, enum proto_method method,
+		    const union proto_any_params *params, int fd, struct fmha_error *err)
+{
+	struct worker *worker = session->worker;
+	struct kernels_job *job;
+
+	if (!worker->registry)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "method",
+					    "%s: this device has no kernel specs",
+					    proto_methods[method].name);
+	if (method != PROTO_REGISTRY_EXPORT && session->uid != 0 && session->uid != geteuid())
+		return fmha_error_set_field(err, FMHA_EPERM, "method",
+					    "%s is for root and the daemon's user",
+					    proto_methods[method].name);
+	if (session->kernels_busy)
+		return fmha_error_set(err, FMHA_EBUSY, "one registry request at a time");
+	job = calloc(1, sizeof(*job));
+	if (!job)
+		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
+	job->session = session;
+	job->id = id;
+	job->method = method;
+	if (method == PROTO_REGISTRY_EXPORT)
+		memcpy(job->filter, params->REGISTRY_EXPORT.filter, sizeof(job->filter));
+	else if (method == PROTO_REGISTRY_LOAD)
+		memcpy(job->set, params->REGISTRY_LOAD.set, sizeof(job->set));
+	else if (method == PROTO_REGISTRY_UNLOAD)
+		memcpy(job->set, params->REGISTRY_UNLOAD.set, sizeof(job->set));
+	job->fd = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 3) : -1;
+	if (uv_queue_work(&worker->loop, &job->work, job_work, job_done) < 0) {
+		if (job->fd >= 0)
+			(void)close(job->fd);
+		free(job);
+		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
+	}
+	session->kernels_busy = true;
+	session->n_imports++;
+	return 0;
+}
