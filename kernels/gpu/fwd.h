@@ -352,6 +352,16 @@ template <class C> struct Forward {
 		}
 	}
 
+	/* The first element of a lane that belongs to row statistic r. */
+	METHOD static constexpr int first_of(int r)
+	{
+		int e = 0;
+
+		while (Core::stat(e) != r)
+			e++;
+		return e;
+	}
+
 	METHOD void finish_rows(int m, int r, float *stage) const
 	{
 		i32 at = Core::stat_row(r);
@@ -361,7 +371,7 @@ template <class C> struct Forward {
 			RowPlace p = place_of(row_of(m) + at);
 
 			factor = finish_row(softmax.m.v[m][r], sum, p.head, &lse);
-			if (Core::column(r * Core::E / Core::STATS) == 0)
+			if (Core::column(first_of(r)) == 0)
 				store_lse(p, lse);
 		}
 		UNROLL

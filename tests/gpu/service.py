@@ -174,7 +174,7 @@ def main():
         bad = sum(b for _, b in counts)
         failed += bad
         print(f"4 clients, {arguments.seconds:.0f} s: {sum(n for n, _ in counts)} runs, {bad} wrong")
-        status = client.status()
+        status = json.loads(client.status())
         print("compile:", json.dumps(status["front"]["compile"]))
     finally:
         daemon.send_signal(signal.SIGTERM)
