@@ -43,14 +43,16 @@ static inline float float_from_f16(uint16_t h)
 #ifdef __F16C__
 	return _cvtsh_ss(h);
 #else
-	/* Shifted into place the exponent is too small by 112; the product puts that right, for
-	 * subnormals too. Infinity and NaN keep their exponent of all ones. */
-	uint32_t sign = (uint32_t)(h & 0x8000) << 16, magnitude = (uint32_t)(h & 0x7fff) << 13;
-	float f = bits_to_float(magnitude) * 0x1p112f;
+	uint32_t sign = (uint32_t)(h & 0x8000) << 16, magnitude = h & 0x7fff;
+	float f;
 
-	if (magnitude >= 0x0f800000)
-		return bits_to_float(sign | 0x7f800000 | magnitude);
-	return bits_to_float(sign | float_to_bits(f));
+	if (magnitude >= 0x7c00) /* infinity and NaN keep an exponent of all ones */
+		return bits_to_float(sign | 0x7f800000 | magnitude << 13);
+	if (magnitude >= 0x0400)
+		return bits_to_float(sign | (magnitude + 0x1c000) << 13);
+	/* Subnormal; not by way of a subnormal float, which the kernels' mode would flush. */
+	f = (float)magnitude * 0x1p-24f;
+	return sign ? -f : f;
 #endif
 }
 
@@ -134,47 +136,105 @@ static inline void store_one(void *data, int32_t dtype, int64_t index, float val
 	}
 }
 
+/* LANES neighbours as floats. For a constant @dtype a few instructions. */
+static inline __attribute__((always_inline)) vf vf_load_as(const void *p, int32_t dtype)
+{
+#if defined(__AVX512F__)
+	__m256i half;
+	__m128i bytes;
+	__m512 value;
+
+	switch (dtype) {
+	case ABI_F32:
+		return vf_load(p);
+	case ABI_F16:
+		return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(p));
+	case ABI_BF16:
+		return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16);
+	case ABI_E5M2:
+		half = _mm256_cvtepu8_epi16(_mm_loadu_si128(p));
+		return (vf)_mm512_cvtph_ps(_mm256_slli_epi16(half, 8));
+	default: /* see float_from_e4m3(): the sign is shifted in from above the magnitude */
+		bytes = _mm_loadu_si128(p);
+		half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+		half = _mm256_and_si256(half, _mm256_set1_epi16((short)0xbfff));
+		value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
+		return (vf)_mm512_mask_mov_ps(
+			value,
+			_mm_cmpeq_epi8_mask(_mm_and_si128(bytes, _mm_set1_epi8(0x7f)),
+					    _mm_set1_epi8(0x7f)),
+			_mm512_set1_ps(bits_to_float(0x7fc00000)));
+	}
+#elif defined(__AVX2__)
+	__m128i half, bytes;
+	__m256 value, nan;
+
+	switch (dtype) {
+	case ABI_F32:
+		return vf_load(p);
+	case ABI_F16:
+		return (vf)_mm256_cvtph_ps(_mm_loadu_si128(p));
+	case ABI_BF16:
+		return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16);
+	case ABI_E5M2:
+		half = _mm_cvtepu8_epi16(_mm_loadl_epi64(p));
+		return (vf)_mm256_cvtph_ps(_mm_slli_epi16(half, 8));
+	default:
+		bytes = _mm_loadl_epi64(p);
+		half = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
+		half = _mm_and_si128(half, _mm_set1_epi16((short)0xbfff));
+		value = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));
+		bytes = _mm_cmpeq_epi8(_mm_and_si128(bytes, _mm_set1_epi8(0x7f)),
+				       _mm_set1_epi8(0x7f));
+		nan = (__m256)_mm256_cvtepi8_epi32(bytes); /* all bits set: a NaN */
+		return (vf)_mm256_or_ps(value, nan);
+	}
+#else
+	vf r;
+
+	for (int i = 0; i < LANES; i++)
+		r[i] = load_one(p, dtype, i);
+	return r;
+#endif
+}
+
+static inline __attribute__((always_inline)) void
+load_row_as(float *restrict dst, const char *restrict from, int32_t n, const int32_t dtype)
+{
+	int32_t i = 0;
+
+	for (; i + LANES <= n; i += LANES)
+		vf_store(dst + i, vf_load_as(from + i * dtype_bytes(dtype), dtype));
+	for (; i < n; i++)
+		dst[i] = load_one(from, dtype, i);
+}
+
 /* dst[i] = element @index + i * @stride. */
 static inline void load_row(float *restrict dst, const void *restrict data, int32_t dtype,
 			    int64_t index, int64_t stride, int32_t n)
 {
 	const char *from = (const char *)data + index * dtype_bytes(dtype);
-	int32_t i = 0;
 
 	if (stride != 1) {
-		for (i = 0; i < n; i++)
+		for (int32_t i = 0; i < n; i++)
 			dst[i] = load_one(data, dtype, index + i * stride);
 		return;
 	}
 	switch (dtype) {
 	case ABI_F32:
-		memcpy(dst, from, (size_t)n * sizeof(float));
+		load_row_as(dst, from, n, ABI_F32);
 		break;
 	case ABI_F16:
-#if defined(__AVX512F__)
-		for (; i + 16 <= n; i += 16)
-			_mm512_storeu_ps(dst + i, _mm512_cvtph_ps(_mm256_loadu_si256(
-							  (const __m256i *)(from + 2 * i))));
-#endif
-#if defined(__F16C__)
-		for (; i + 8 <= n; i += 8)
-			_mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128(
-							  (const __m128i *)(from + 2 * i))));
-#endif
-		for (; i < n; i++)
-			dst[i] = float_from_f16(((const uint16_t *)from)[i]);
+		load_row_as(dst, from, n, ABI_F16);
 		break;
 	case ABI_BF16:
-		for (; i < n; i++)
-			dst[i] = float_from_bf16(((const uint16_t *)from)[i]);
+		load_row_as(dst, from, n, ABI_BF16);
 		break;
 	case ABI_E4M3:
-		for (; i < n; i++)
-			dst[i] = float_from_e4m3(((const uint8_t *)from)[i]);
+		load_row_as(dst, from, n, ABI_E4M3);
 		break;
 	default:
-		for (; i < n; i++)
-			dst[i] = float_from_e5m2(((const uint8_t *)from)[i]);
+		load_row_as(dst, from, n, ABI_E5M2);
 		break;
 	}
 }
@@ -193,7 +253,10 @@ static inline void store_row(void *restrict data, int32_t dtype, int64_t index, 
 	}
 	switch (dtype) {
 	case ABI_F32:
-		memcpy(to, src, (size_t)n * sizeof(float));
+		for (; i + LANES <= n; i += LANES)
+			vf_store((float *)to + i, vf_load(src + i));
+		for (; i < n; i++)
+			((float *)to)[i] = src[i];
 		break;
 	case ABI_F16:
 #if defined(__F16C__)

@@ -3,40 +3,43 @@
  * flash.c: attention forward in tiles ("cpu_flash"), compiled once a level.
  *
  * Phase 0 packs K and V once per key head, for all the query heads and rows that read them. Phase 1
- * runs one task a tile of ROWS rows: for each block of keys
+ * runs one task a tile of ROWS rows: for each block of keys, which stays in the second-level cache,
+ * and each group of MICRO_ROWS rows, whose scores stay in the first,
  *
- *   S = Q K^T                    [ROWS, KEYS]   in scratch, never larger
+ *   S = Q K^T                    [MICRO_ROWS, keys]
  *   modifiers, mask, row max, P = 2^(S - max), row sums
  *   O = O * 2^(old max - max) + P V
  *
  * and divides by the row sums at the end. A tile's rows belong to one query head, or, when
  * sequences are shorter than a tile, to all query heads that share a key head. Each group of
- * MICRO_ROWS rows has its own range of columns, so a mask costs no work far from its edge.
+ * rows has its own range of columns, so a mask costs no work far from its edge.
  */
 #include "dropout.h"
+#include "output.h"
 #include "pack.h"
-#include "score.h"
 
-#define ROWS      48
-#define KEYS      512 /* columns a block */
+#define ROWS      96
+#define MAX_KEYS  512 /* columns a block */
 #define PACK_KEYS 256 /* columns a packing task */
-/* Rows of S lie one cache line off a power of two: else all rows of a group share one set of the
- * cache. */
-#define S_STRIDE   (KEYS + 16)
-#define ROW_GROUPS (ROWS / MICRO_ROWS)
-#define BYTES      (KEYS + 128) /* a block may start inside a dropout patch */
+/* Rows of S lie one cache line off a power of two: else all rows of a group would share one set of
+ * the cache. */
+#define S_STRIDE          (MAX_KEYS + 16)
+#define ROW_GROUPS        (ROWS / MICRO_ROWS)
+#define MICRO_ROWS_PADDED ((MICRO_ROWS + LANES - 1) / LANES * LANES)
+#define BYTES             (MAX_KEYS + 128) /* a block may start inside a dropout patch */
 
 _Static_assert(ROWS % MICRO_ROWS == 0, "a tile is made of whole groups");
-_Static_assert(KEYS % 128 == 0 && KEYS % PANEL == 0, "blocks start at dropout patches and panels");
+_Static_assert(MAX_KEYS % 128 == 0 && MAX_KEYS % PANEL == 0,
+	       "blocks start at dropout patches and panels");
 _Static_assert(PACK_KEYS % PANEL == 0, "packing tasks end at panels");
 
 /* A thread's scratch; the arrays follow each other, sized by the launch. */
 struct scratch {
 	float *q;       /* [ROWS, hdim_q], scaled */
-	float *s;       /* [ROWS, KEYS] */
+	float *s;       /* [MICRO_ROWS, S_STRIDE] */
 	float *o;       /* [ROWS, v_padded] */
 	float *sum;     /* [ROWS, LANES] partial sums */
-	float *temp;    /* [max(KEYS, PANEL * hdim_q, v_padded)] */
+	float *temp;    /* [max(MAX_KEYS, PANEL * q_padded, v_padded)] */
 	uint8_t *bytes; /* [BYTES] dropout */
 };
 
@@ -52,20 +55,31 @@ struct tile {
 	struct scratch scratch;
 	const float *k, *v; /* packed, of this sequence and head */
 	const uint8_t *finite;
-	int32_t k_padded, v_padded;
+	int32_t k_padded, q_padded, v_padded;
+	int32_t keys; /* columns a block */
 	int32_t n_rows;
 	int32_t split;
 	struct score_row row[ROWS];
 	float max[ROWS], alpha[ROWS];
 	uint8_t started[ROW_GROUPS];
-	/* Per group, within the current block: the columns that some row sees: from the start of a
-	 * panel to the end of a vector. */
-	int32_t begin[ROW_GROUPS], end[ROW_GROUPS];
 };
 
 static int32_t v_padded(const struct abi_fwd_args *a)
 {
 	return (int32_t)round_up(a->hdim_v, PANEL);
+}
+
+static int32_t q_padded(const struct abi_fwd_args *a)
+{
+	return (int32_t)round_up(a->hdim_q, LANES);
+}
+
+/* Columns a block: K and V of a block fill a quarter of a 1 MiB second-level cache. */
+static int32_t block_keys(const struct abi_fwd_args *a)
+{
+	int32_t keys = 65536 / (a->hdim_q + v_padded(a)) / 128 * 128;
+
+	return keys < 128 ? 128 : keys > MAX_KEYS ? MAX_KEYS : keys;
 }
 
 static size_t align_bytes(size_t bytes)
@@ -75,10 +89,10 @@ static size_t align_bytes(size_t bytes)
 
 static size_t temp_floats(const struct abi_fwd_args *a)
 {
-	size_t n = (size_t)PANEL * (size_t)a->hdim_q;
+	size_t n = (size_t)PANEL * (size_t)q_padded(a);
 
-	if (n < KEYS)
-		n = KEYS;
+	if (n < MAX_KEYS)
+		n = MAX_KEYS;
 	return n < (size_t)v_padded(a) ? (size_t)v_padded(a) : n;
 }
 
@@ -86,7 +100,10 @@ static size_t temp_floats(const struct abi_fwd_args *a)
 static size_t scratch_init(struct scratch *s, const struct abi_fwd_args *a, void *base)
 {
 	const size_t floats[] = {
-		ROWS * (size_t)a->hdim_q, ROWS * S_STRIDE, ROWS * (size_t)v_padded(a), ROWS * LANES,
+		ROWS * (size_t)a->hdim_q,
+		MICRO_ROWS * S_STRIDE,
+		ROWS * (size_t)v_padded(a),
+		ROWS * LANES,
 		temp_floats(a),
 	};
 	float **const arrays[] = {&s->q, &s->s, &s->o, &s->sum, &s->temp};
@@ -106,7 +123,7 @@ static size_t workspace_init(struct workspace *w, const struct abi_fwd_args *a, 
 	uintptr_t at = (uintptr_t)base;
 
 	w->k = (float *)at;
-	at += align_bytes(keys * (size_t)a->hdim_q * sizeof(float));
+	at += align_bytes(keys * (size_t)q_padded(a) * sizeof(float));
 	w->v = (float *)at;
 	at += align_bytes(keys * (size_t)v_padded(a) * sizeof(float));
 	w->finite = (uint8_t *)at;
@@ -136,10 +153,10 @@ static void pack_run(const struct abi_fwd_args *a, int64_t task, void *workspace
 
 	(void)scratch_init(&scratch, a, scratch_base);
 	(void)workspace_init(&w, a, workspace);
-	k = w.k + keys.start * a->hdim_q;
+	k = w.k + keys.start * q_padded(a);
 	v = w.v + keys.start * v_padded(a);
 	for (int32_t c = c0; c < end; c += PANEL) {
-		pack_k_panel(k + (int64_t)c * a->hdim_q, a, &s, head, c, scratch.temp);
+		pack_k_panel(k + (int64_t)c * q_padded(a), a, &s, head, c, scratch.temp);
 		w.finite[(keys.start + c) / PANEL] = pack_v_panel(v + (int64_t)c * PANEL,
 								  (int64_t)keys.n * PANEL, a, &s,
 								  head, c, scratch.temp);
@@ -229,56 +246,61 @@ static int32_t n_groups(const struct tile *t)
 	return (t->n_rows + MICRO_ROWS - 1) / MICRO_ROWS;
 }
 
-/* Each group's columns within the block at @c0; returns 0 when there are none at all. */
-static int block_ranges(struct tile *t, int32_t c0)
+/* The part of a row's range [lo, hi) that lies in the block at @c0. */
+struct range {
+	int32_t lo, hi;
+};
+
+static struct range range_in_block(const struct tile *t, int32_t lo, int32_t hi, int32_t c0)
 {
-	int any = 0;
-
-	for (int32_t g = 0; g < n_groups(t); g++) {
-		int32_t begin = KEYS, end = 0;
-
-		for (int32_t i = 0; i < group_rows(t, g); i++) {
-			const struct score_row *r = &t->row[g * MICRO_ROWS + i];
-			const int32_t ranges[2][2] = {{r->sink_lo, r->sink_hi}, {r->lo, r->hi}};
-
-			for (int k = 0; k < 2; k++) {
-				int32_t lo = clamp_i64((int64_t)ranges[k][0] - c0, 0, KEYS);
-				int32_t hi = clamp_i64((int64_t)ranges[k][1] - c0, 0, KEYS);
-
-				if (lo >= hi)
-					continue;
-				begin = lo < begin ? lo : begin;
-				end = hi > end ? hi : end;
-			}
-		}
-		t->begin[g] = begin / PANEL * PANEL;
-		t->end[g] = begin < end ? (int32_t)round_up(end, LANES) : t->begin[g];
-		any |= begin < end;
-	}
-	return any;
+	return (struct range){clamp_i64((int64_t)lo - c0, 0, t->keys),
+			      clamp_i64((int64_t)hi - c0, 0, t->keys)};
 }
 
-/* S = Q K^T. A panel of K stays in the first-level cache while all groups use it. */
-static void block_scores(struct tile *t, int32_t c0)
+/* The columns of the block at @c0 that some row of group @g sees: from the start of a panel to the
+ * end of a vector, or nothing. */
+static struct range group_range(const struct tile *t, int32_t g, int32_t c0)
+{
+	struct range all = {t->keys, 0};
+
+	for (int32_t i = 0; i < group_rows(t, g); i++) {
+		const struct score_row *r = &t->row[g * MICRO_ROWS + i];
+		const struct range parts[2] = {range_in_block(t, r->sink_lo, r->sink_hi, c0),
+					       range_in_block(t, r->lo, r->hi, c0)};
+
+		for (int k = 0; k < 2; k++) {
+			if (parts[k].lo >= parts[k].hi)
+				continue;
+			all.lo = parts[k].lo < all.lo ? parts[k].lo : all.lo;
+			all.hi = parts[k].hi > all.hi ? parts[k].hi : all.hi;
+		}
+	}
+	if (all.lo >= all.hi)
+		return (struct range){0, 0};
+	return (struct range){all.lo / PANEL * PANEL, (int32_t)round_up(all.hi, LANES)};
+}
+
+static int32_t at_most(int32_t x, int32_t limit)
+{
+	return x < limit ? x : limit;
+}
+
+/* S = Q K^T */
+static void group_scores(struct tile *t, int32_t g, int32_t c0, struct range range)
 {
 	int32_t hdim = t->a->hdim_q;
+	struct micro_args m = {
+		.a = t->scratch.q + g * MICRO_ROWS * hdim,
+		.a_row = hdim,
+		.a_step = 1,
+		.c_row = S_STRIDE,
+		.k = hdim,
+	};
 
-	for (int32_t c = 0; c < KEYS; c += PANEL) {
-		for (int32_t g = 0; g < n_groups(t); g++) {
-			struct micro_args m = {
-				.a = t->scratch.q + g * MICRO_ROWS * hdim,
-				.a_row = hdim,
-				.a_step = 1,
-				.b = t->k + (int64_t)(c0 + c) * hdim,
-				.c = t->scratch.s + g * MICRO_ROWS * S_STRIDE + c,
-				.c_row = S_STRIDE,
-				.k = hdim,
-			};
-
-			if (c >= t->begin[g] && c < t->end[g])
-				micro_multiply(&m, group_rows(t, g),
-					       t->end[g] - c < PANEL ? t->end[g] - c : PANEL);
-		}
+	for (int32_t c = range.lo; c < range.hi; c += PANEL) {
+		m.b = t->k + (int64_t)(c0 + c) * t->q_padded;
+		m.c = t->scratch.s + c;
+		micro_multiply(&m, group_rows(t, g), at_most(range.hi - c, PANEL));
 	}
 }
 
@@ -294,147 +316,136 @@ static void drop(struct tile *t, float *p, int32_t n, int32_t c0, const struct s
 		p[j] = bytes[j] <= d->keep_at_most ? p[j] : 0;
 }
 
-/* One row of S becomes P; notes by how much what came before shrinks. */
-static void row_softmax(struct tile *t, int32_t row, int32_t c0, int32_t begin, int32_t end)
+/*
+ * S becomes P; notes by how much what came before shrinks. All maxima first, then all exponentials:
+ * a row's own chain from one to the other would leave the vector units waiting.
+ */
+static void group_softmax(struct tile *t, int32_t g, int32_t c0, struct range range)
 {
-	const struct score_row *r = &t->row[row];
-	float *s = t->scratch.s + row * S_STRIDE + begin;
-	float *sum = t->scratch.sum + row * LANES;
-	float old = t->max[row], max;
-	int32_t n = end - begin;
+	int32_t row = g * MICRO_ROWS, n_rows = group_rows(t, g), n = range.hi - range.lo;
+	float base[MICRO_ROWS], change[MICRO_ROWS_PADDED] = {0};
 
-	c0 += begin;
-	if (t->ops.modifies)
-		score_modify(s, n, c0, &t->ops, &t->s, r, t->scratch.temp);
-	if (r->sink_lo < r->sink_hi || r->lo > c0 || r->hi < c0 + n)
-		score_mask(s, n, c0, r);
-	max = score_max(s, n);
-	max = max > old ? max : old;
-	t->max[row] = max;
-	/* Nothing seen yet: any finite number serves, all exponentials are 0. */
-	max = max == -INFINITY ? 0 : max;
-	t->alpha[row] = vf_exp2(vf_set1(old - max))[0];
-	vf_store(sum, vf_load(sum) * t->alpha[row]);
-	score_exponentials(s, n, max, sum);
-	if (t->a->dropout.p_drop > 0)
-		drop(t, s, n, c0, r);
+	c0 += range.lo;
+	for (int32_t i = 0; i < n_rows; i++) {
+		const struct score_row *r = &t->row[row + i];
+		float *s = t->scratch.s + i * S_STRIDE + range.lo, old = t->max[row + i], max;
+
+		if (t->ops.modifies)
+			score_modify(s, n, c0, &t->ops, &t->s, r, t->scratch.temp);
+		if (r->sink_lo < r->sink_hi || r->lo > c0 || r->hi < c0 + n)
+			score_mask(s, n, c0, r);
+		max = score_max(s, n);
+		max = max > old ? max : old;
+		t->max[row + i] = max;
+		/* Nothing seen yet: any finite number serves, all exponentials are 0. */
+		base[i] = max == -INFINITY ? 0 : max;
+		change[i] = old - base[i];
+	}
+	for (int32_t i = 0; i < MICRO_ROWS_PADDED; i += LANES)
+		vf_store(change + i, vf_exp2(vf_load(change + i)));
+	for (int32_t i = 0; i < n_rows; i++) {
+		float *s = t->scratch.s + i * S_STRIDE + range.lo;
+		float *sum = t->scratch.sum + (row + i) * LANES;
+
+		t->alpha[row + i] = change[i];
+		vf_store(sum, vf_load(sum) * change[i]);
+		score_exponentials(s, n, base[i], sum);
+		if (t->a->dropout.p_drop > 0)
+			drop(t, s, n, c0, &t->row[row + i]);
+	}
 }
 
-/* O = alpha O + P V where V holds an infinity or a NaN: over exactly what each row sees. */
-static void group_values_exact(struct tile *t, int32_t g, int32_t c0)
+/* O = alpha O + P V */
+static void group_values(struct tile *t, int32_t g, int32_t c0, struct range range)
+{
+	int32_t row = g * MICRO_ROWS;
+	struct micro_args m = {
+		.a = t->scratch.s + range.lo,
+		.a_row = S_STRIDE,
+		.a_step = 1,
+		.c_row = t->v_padded,
+		.k = range.hi - range.lo,
+		.first = t->started[g] ? &t->alpha[row] : NULL,
+	};
+
+	for (int32_t d = 0; d < t->v_padded; d += PANEL) {
+		m.b = t->v + (int64_t)d * t->k_padded + (int64_t)(c0 + range.lo) * PANEL;
+		m.c = t->scratch.o + row * t->v_padded + d;
+		micro_multiply(&m, group_rows(t, g), at_most(t->a->hdim_v - d, PANEL));
+	}
+}
+
+/* The same where V holds an infinity or a NaN: over exactly what each row sees. */
+static void row_values_exact(struct tile *t, int32_t g, int32_t i, int32_t c0)
 {
 	static const float one = 1.0f;
+	int32_t row = g * MICRO_ROWS + i;
+	const struct score_row *r = &t->row[row];
+	const struct range parts[2] = {range_in_block(t, r->sink_lo, r->sink_hi, c0),
+				       range_in_block(t, r->lo, r->hi, c0)};
 
-	for (int32_t i = 0; i < group_rows(t, g); i++) {
-		int32_t row = g * MICRO_ROWS + i;
-		const struct score_row *r = &t->row[row];
-		const int32_t ranges[2][2] = {{r->sink_lo, r->sink_hi}, {r->lo, r->hi}};
-
-		for (int32_t d = 0; d < t->v_padded; d += PANEL) {
-			int32_t columns = t->a->hdim_v - d < PANEL ? t->a->hdim_v - d : PANEL;
+	for (int32_t d = 0; d < t->v_padded; d += PANEL) {
+		for (int k = 0; k < 2; k++) {
+			int32_t lo = parts[k].lo, hi = parts[k].hi;
 			struct micro_args m = {
+				.a = t->scratch.s + i * S_STRIDE + lo,
 				.a_step = 1,
+				.b = t->v + (int64_t)d * t->k_padded + (int64_t)(c0 + lo) * PANEL,
 				.c = t->scratch.o + row * t->v_padded + d,
-				.first = t->started[g] ? &t->alpha[row] : NULL,
+				.k = hi > lo ? hi - lo : 0,
+				.first = k == 1          ? &one
+					 : t->started[g] ? &t->alpha[row]
+							 : NULL,
 			};
 
-			for (int k = 0; k < 2; k++) {
-				int32_t lo = clamp_i64((int64_t)ranges[k][0] - c0, 0, KEYS);
-				int32_t hi = clamp_i64((int64_t)ranges[k][1] - c0, 0, KEYS);
-
-				m.a = t->scratch.s + row * S_STRIDE + lo;
-				m.b = t->v + (int64_t)d * t->k_padded + (int64_t)(c0 + lo) * PANEL;
-				m.k = hi > lo ? hi - lo : 0;
-				micro_multiply(&m, 1, columns);
-				m.first = &one;
-			}
+			micro_multiply(&m, 1, at_most(t->a->hdim_v - d, PANEL));
 		}
 	}
 }
 
-static int group_is_finite(const struct tile *t, int32_t g, int32_t c0)
+static int range_is_finite(const struct tile *t, int32_t c0, struct range range)
 {
-	for (int32_t c = t->begin[g]; c < t->end[g]; c += PANEL)
+	for (int32_t c = range.lo; c < range.hi; c += PANEL)
 		if (!t->finite[(c0 + c) / PANEL])
 			return 0;
 	return 1;
 }
 
-/* O = alpha O + P V for every group that has columns in this block. */
-static void block_values(struct tile *t, int32_t c0)
+/*
+ * Asks for part @g of the next block of K and V. The packed keys come from the third-level cache or
+ * memory, and a group's work hides the way of one part: without this the first group waits for it
+ * all.
+ */
+static void prefetch_part(const struct tile *t, int32_t g, int32_t c0)
 {
-	uint8_t exact[ROW_GROUPS];
+	int32_t parts = n_groups(t), keys = at_most(t->k_padded - c0, t->keys);
+	int64_t k_floats = (int64_t)keys * t->q_padded / parts,
+		v_floats = (int64_t)keys * PANEL / parts;
+	const float *k = t->k + (int64_t)c0 * t->q_padded + g * k_floats;
+	const float *v = t->v + (int64_t)c0 * PANEL + g * v_floats;
 
-	for (int32_t g = 0; g < n_groups(t); g++) {
-		exact[g] = !group_is_finite(t, g, c0);
-		if (exact[g] && t->begin[g] < t->end[g])
-			group_values_exact(t, g, c0);
-	}
-	for (int32_t d = 0; d < t->v_padded; d += PANEL) {
-		int32_t columns = t->a->hdim_v - d < PANEL ? t->a->hdim_v - d : PANEL;
-
-		for (int32_t g = 0; g < n_groups(t); g++) {
-			int32_t row = g * MICRO_ROWS;
-			struct micro_args m = {
-				.a = t->scratch.s + row * S_STRIDE + t->begin[g],
-				.a_row = S_STRIDE,
-				.a_step = 1,
-				.b = t->v + (int64_t)d * t->k_padded +
-				     (int64_t)(c0 + t->begin[g]) * PANEL,
-				.c = t->scratch.o + row * t->v_padded + d,
-				.c_row = t->v_padded,
-				.k = t->end[g] - t->begin[g],
-				.first = t->started[g] ? &t->alpha[row] : NULL,
-			};
-
-			if (!exact[g] && m.k > 0)
-				micro_multiply(&m, group_rows(t, g), columns);
-		}
-	}
-	for (int32_t g = 0; g < n_groups(t); g++)
-		t->started[g] |= t->begin[g] < t->end[g];
+	for (int64_t i = 0; i < k_floats; i += 16)
+		__builtin_prefetch(k + i, 0, 2);
+	for (int32_t d = 0; d < t->v_padded; d += PANEL)
+		for (int64_t i = 0; i < v_floats; i += 16)
+			__builtin_prefetch(v + (int64_t)d * t->k_padded + i, 0, 2);
 }
 
-/* Divides by the row's sum, stores O and LSE; the attention sink joins the sum here. */
-static void row_finish(struct tile *t, int32_t row)
+/* One group of rows against one block of keys. S stays in the first-level cache. */
+static void group_run(struct tile *t, int32_t g, int32_t c0)
 {
-	const struct abi_fwd_args *a = t->a;
-	const struct score_row *r = &t->row[row];
-	float *o = t->scratch.o + row * t->v_padded;
-	float sum = vf_reduce_add(vf_load(t->scratch.sum + row * LANES)), max = t->max[row], lse;
-	float factor, sink, with_sink;
-	int64_t packed_row;
+	struct range range = group_range(t, g, c0);
 
-	factor = a->dropout.p_drop > 0 ? a->dropout.p_keep_inverse : 1.0f;
-	if (a->sink && a->n_splits == 0) {
-		sink = a->sink[r->head] * LOG2_E;
-		with_sink = sink > max ? sink : max;
-		if (with_sink != -INFINITY) {
-			factor *= exp2f(max - with_sink);
-			sum = sum * exp2f(max - with_sink) + exp2f(sink - with_sink);
-			max = with_sink;
-		}
-	}
-	lse = sum == 0 ? -INFINITY : (max + log2f(sum)) * LN_2;
-	factor = sum == 0 ? 0 : factor / sum;
-	if (!t->started[row / MICRO_ROWS] || t->max[row] == -INFINITY)
-		/* O was never written, or is 0 times whatever V holds. A NaN in the sum stays. */
-		for (int32_t d = 0; d < a->hdim_v; d++)
-			o[d] = sum != sum ? sum : 0;
-	else
-		scale_row(o, a->hdim_v, factor);
-	if (a->n_splits > 0) {
-		packed_row = t->s.packed_q ? t->s.q_start + r->i
-					   : (int64_t)t->s.batch * a->sequences.seqlen_q_max + r->i;
-		packed_row += ((int64_t)t->split * a->nhead_q + r->head) * a->sequences.total_q;
-		memcpy(a->o_acc + packed_row * a->hdim_v, o, (size_t)a->hdim_v * sizeof(*o));
-		a->lse_acc[packed_row] = lse;
+	if (range.lo >= range.hi)
 		return;
-	}
-	store_row(a->o.data, a->o_dtype, view_q_offset(&a->o, &t->s, r->i, r->head),
-		  a->o.stride_dim, o, a->hdim_v);
-	if (a->lse.data)
-		a->lse.data[view_rows_offset(&a->lse, &t->s, r->i, r->head)] = lse;
+	group_scores(t, g, c0, range);
+	group_softmax(t, g, c0, range);
+	if (range_is_finite(t, c0, range))
+		group_values(t, g, c0, range);
+	else
+		for (int32_t i = 0; i < group_rows(t, g); i++)
+			row_values_exact(t, g, i, c0);
+	t->started[g] = 1;
 }
 
 /* Stores the dropout bytes of a row, over all columns: what a mask hides has bytes too. */
@@ -445,8 +456,8 @@ static void row_store_bytes(struct tile *t, int32_t row)
 	const struct score_row *r = &t->row[row];
 	uint8_t *to = (uint8_t *)randval->data + view_q_offset(randval, &t->s, r->i, r->head);
 
-	for (int32_t c = 0; c < t->s.k_len; c += KEYS) {
-		int32_t n = t->s.k_len - c < KEYS ? t->s.k_len - c : KEYS;
+	for (int32_t c = 0; c < t->s.k_len; c += MAX_KEYS) {
+		int32_t n = t->s.k_len - c < MAX_KEYS ? t->s.k_len - c : MAX_KEYS;
 
 		dropout_bytes(t->scratch.bytes, &a->dropout, (uint32_t)t->s.batch,
 			      (uint32_t)r->head, (uint32_t)a->nhead_q, (uint32_t)r->i, (uint32_t)c,
@@ -471,17 +482,19 @@ static void tile_run(struct tile *t)
 		end = t->row[r].hi > end ? t->row[r].hi : end;
 		end = t->row[r].sink_hi > end ? t->row[r].sink_hi : end;
 	}
-	for (int32_t c0 = begin / PANEL * PANEL; c0 < end; c0 += KEYS) {
-		if (!block_ranges(t, c0))
-			continue;
-		block_scores(t, c0);
-		for (int32_t g = 0; g < n_groups(t); g++)
-			for (int32_t i = 0; i < group_rows(t, g) && t->begin[g] < t->end[g]; i++)
-				row_softmax(t, g * MICRO_ROWS + i, c0, t->begin[g], t->end[g]);
-		block_values(t, c0);
-	}
+	for (int32_t c0 = begin / PANEL * PANEL; c0 < end; c0 += t->keys)
+		for (int32_t g = 0; g < n_groups(t); g++) {
+			if (c0 + t->keys < end)
+				prefetch_part(t, g, c0 + t->keys);
+			group_run(t, g, c0);
+		}
 	for (int32_t r = 0; r < t->n_rows; r++) {
-		row_finish(t, r);
+		output_row(t->a, &t->s, &t->row[r], t->split,
+			   (struct row_state){
+				   t->max[r],
+				   vf_reduce_add(vf_load(t->scratch.sum + r * LANES)),
+				   t->scratch.o + r * t->v_padded,
+			   });
 		if (t->a->dropout.randval.data && t->split == 0)
 			row_store_bytes(t, r);
 	}
@@ -521,31 +534,42 @@ static int64_t flash_n_tasks(const void *args, int phase, int n_threads)
 	return a->sequences.batch * tile_heads(a) * tiles_per_head(a) * n_splits(a);
 }
 
-static void flash_run(const void *args, int phase, int64_t task, int n_threads, void *workspace,
-		      void *scratch)
+static void tile_task(const struct abi_fwd_args *a, int64_t task, void *workspace, void *scratch)
 {
-	const struct abi_fwd_args *a = args;
-	struct tile t = {.a = a, .ops = score_ops_init(a), .v_padded = v_padded(a)};
+	struct tile t = {
+		.a = a,
+		.ops = score_ops_init(a),
+		.q_padded = q_padded(a),
+		.v_padded = v_padded(a),
+		.keys = block_keys(a),
+	};
 	struct packed_keys keys;
 	struct workspace w;
-	int32_t head;
+	int32_t head = tile_rows(&t, task);
 
-	(void)n_threads;
-	if (phase == 0) {
-		pack_run(a, task, workspace, scratch);
-		return;
-	}
-	head = tile_rows(&t, task);
 	if (head < 0)
 		return;
 	(void)scratch_init(&t.scratch, a, scratch);
 	(void)workspace_init(&w, a, workspace);
 	keys = packed_keys_at(&a->sequences, &t.s, a->nhead_k, head);
-	t.k = w.k + keys.start * a->hdim_q;
+	t.k = w.k + keys.start * t.q_padded;
 	t.v = w.v + keys.start * t.v_padded;
 	t.finite = w.finite + keys.start / PANEL;
 	t.k_padded = keys.n;
 	tile_run(&t);
+}
+
+static void flash_run(const void *args, int phase, int64_t task, int n_threads, void *workspace,
+		      void *scratch)
+{
+	uint32_t mode = subnormals_off();
+
+	(void)n_threads;
+	if (phase == 0)
+		pack_run(args, task, workspace, scratch);
+	else
+		tile_task(args, task, workspace, scratch);
+	subnormals_restore(mode);
 }
 
 #define FLASH_KERNEL(family_, dtype_)                                                              \

@@ -2,18 +2,18 @@
 /*
  * pack.h: Q, K and V out of whatever type and layout they have into what the matrix multiply reads.
  *
- *   K   panels of PANEL keys: [k_padded / PANEL][hdim_q][PANEL]      (transposed)
+ *   K   panels of PANEL keys: [k_padded / PANEL][q_padded][PANEL]    (transposed)
  *   V   panels of PANEL dims: [hdim_v / PANEL][k_padded][PANEL]
  *
- * Keys beyond the sequence's end are zeros. fp8 factors are applied here. A flag a panel of keys
- * says whether V has a value that is not finite there: then 0 * V is not 0, and P V must skip what
- * a mask hides.
+ * q_padded is hdim_q in whole vectors. Keys beyond the sequence's end are zeros. fp8 factors are
+ * applied here. A flag a panel of keys says whether V has a value that is not finite there: then 0
+ * * V is not 0, and P V must skip what a mask hides.
  */
 #ifndef FMHA_CPU_PACK_H
 #define FMHA_CPU_PACK_H
 
 #include "convert.h"
-#include "micro.h"
+#include "gemm.h"
 #include "view.h"
 
 static inline int64_t round_up(int64_t x, int64_t unit)
@@ -67,6 +67,10 @@ static inline void scale_row(float *x, int32_t n, float factor)
 		x[i] *= factor;
 }
 
+/* Rows of one head lie far apart, which the hardware does not see coming: asks for the one this
+ * many keys ahead. */
+#define PREFETCH_KEYS 8
+
 /* One key or value as floats, factor applied. @column: logical. */
 static inline void fetch_key(float *dst, const struct abi_fwd_args *a,
 			     const struct view_sequence *s, int32_t head, int32_t column, int is_v)
@@ -78,6 +82,11 @@ static inline void fetch_key(float *dst, const struct abi_fwd_args *a,
 	int64_t index = view_cache_offset(&a->cache, t, s, position, head, 0, a->nhead_k, hdim, x,
 					  is_v);
 
+	if (!a->cache.page_size)
+		for (int32_t d = 0; d < hdim; d += 4 * x)
+			__builtin_prefetch((const char *)t->data +
+					   (index + PREFETCH_KEYS * t->stride_seq + d) *
+						   dtype_bytes(a->dtype));
 	if (!a->cache.page_size || a->cache.layout == ABI_KV_LINEAR) {
 		load_row(dst, t->data, a->dtype, index, t->stride_dim, hdim);
 	} else if (is_v) {
@@ -103,21 +112,20 @@ static inline void fetch_query(float *dst, const struct abi_fwd_args *a,
 	scale_row(dst, a->hdim_q, factor * descale_at(&a->q_descale, s->batch, head, i, 0));
 }
 
-/* Columns [c0, c0 + PANEL) of K into one panel. @temp: PANEL * hdim_q floats. */
+/* Columns [c0, c0 + PANEL) of K into one panel. @temp: PANEL * padded floats. */
 static inline void pack_k_panel(float *panel, const struct abi_fwd_args *a,
 				const struct view_sequence *s, int32_t head, int32_t c0,
 				float *temp)
 {
-	int32_t hdim = a->hdim_q, n = s->k_len - c0 < PANEL ? s->k_len - c0 : PANEL;
+	int32_t padded = (int32_t)round_up(a->hdim_q, LANES);
+	int32_t n = s->k_len - c0 < PANEL ? s->k_len - c0 : PANEL;
 
-	for (int32_t j = 0; j < n; j++)
-		fetch_key(temp + j * hdim, a, s, head, c0 + j, 0);
-	for (int32_t d = 0; d < hdim; d++) {
-		for (int32_t j = 0; j < n; j++)
-			panel[d * PANEL + j] = temp[j * hdim + d];
-		for (int32_t j = n; j < PANEL; j++)
-			panel[d * PANEL + j] = 0;
+	for (int32_t j = 0; j < n; j++) {
+		fetch_key(temp + j * padded, a, s, head, c0 + j, 0);
+		for (int32_t d = a->hdim_q; d < padded; d++)
+			temp[j * padded + d] = 0;
 	}
+	pack_transposed(panel, temp, padded, n, padded);
 }
 
 /*

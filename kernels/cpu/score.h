@@ -172,28 +172,48 @@ static inline void score_mask(float *t, int32_t n, int32_t c0, const struct scor
 	score_fill(t, hi, n, -INFINITY);
 }
 
+/* Several accumulators each: one would wait for itself. */
+#define SCORE_CHAINS 4
+
 static inline float score_max(const float *t, int32_t n)
 {
-	vf max = vf_set1(-INFINITY);
+	vf max[SCORE_CHAINS];
+	int32_t j = 0;
 
 	/* A NaN is dropped here; its exponential puts it into the sum. */
-	for (int32_t j = 0; j < n; j += LANES)
-		max = vf_max(vf_load(t + j), max);
-	return vf_reduce_max(max);
+	for (int u = 0; u < SCORE_CHAINS; u++)
+		max[u] = vf_set1(-INFINITY);
+	for (; j + SCORE_CHAINS * LANES <= n; j += SCORE_CHAINS * LANES)
+#pragma GCC unroll 4
+		for (int u = 0; u < SCORE_CHAINS; u++)
+			max[u] = vf_max(vf_load(t + j + u * LANES), max[u]);
+	for (; j < n; j += LANES)
+		max[0] = vf_max(vf_load(t + j), max[0]);
+	return vf_reduce_max(vf_max(vf_max(max[0], max[1]), vf_max(max[2], max[3])));
 }
 
 /* t becomes 2^(t - max); the sums are added to sum [LANES]. */
 static inline void score_exponentials(float *t, int32_t n, float max, float *sum)
 {
-	vf total = vf_load(sum);
+	vf total[SCORE_CHAINS] = {vf_load(sum)};
+	int32_t j = 0;
 
-	for (int32_t j = 0; j < n; j += LANES) {
+	for (; j + SCORE_CHAINS * LANES <= n; j += SCORE_CHAINS * LANES) {
+#pragma GCC unroll 4
+		for (int u = 0; u < SCORE_CHAINS; u++) {
+			vf p = vf_exp2(vf_load(t + j + u * LANES) - max);
+
+			total[u] += p;
+			vf_store(t + j + u * LANES, p);
+		}
+	}
+	for (; j < n; j += LANES) {
 		vf p = vf_exp2(vf_load(t + j) - max);
 
-		total += p;
+		total[0] += p;
 		vf_store(t + j, p);
 	}
-	vf_store(sum, total);
+	vf_store(sum, (total[0] + total[1]) + (total[2] + total[3]));
 }
 
 #endif

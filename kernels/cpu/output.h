@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT */
+/* output.h: how a row ends, in every forward kernel. */
+#ifndef FMHA_CPU_OUTPUT_H
+#define FMHA_CPU_OUTPUT_H
+
+#include "score.h"
+
+/* What the online softmax of one row has come to. */
+struct row_state {
+	float max, sum;
+	float *o; /* [hdim_v] sum of p v; not read when nothing was summed */
+};
+
+/*
+ * Divides by the sum, stores O and LSE, or the partial ones of split @split. The attention sink
+ * joins the sum here. A row that saw nothing gives 0 and -inf (with a sink: the sink).
+ */
+static inline void output_row(const struct abi_fwd_args *a, const struct view_sequence *s,
+			      const struct score_row *r, int32_t split, struct row_state state)
+{
+	float factor = a->dropout.p_drop > 0 ? a->dropout.p_keep_inverse : 1.0f;
+	float sum = state.sum, max = state.max, *o = state.o, sink, with_sink, lse;
+	int64_t at;
+
+	if (a->sink && a->n_splits == 0) {
+		sink = a->sink[r->head] * LOG2_E;
+		with_sink = sink > max ? sink : max;
+		if (with_sink != -INFINITY) {
+			factor *= exp2f(max - with_sink);
+			sum = sum * exp2f(max - with_sink) + exp2f(sink - with_sink);
+			max = with_sink;
+		}
+	}
+	lse = sum == 0 ? -INFINITY : (max + log2f(sum)) * LN_2;
+	factor = sum == 0 ? 0 : factor / sum;
+	if (state.max == -INFINITY) /* O may never have been written; a NaN in the sum stays */
+		for (int32_t d = 0; d < a->hdim_v; d++)
+			o[d] = sum != sum ? sum : 0;
+	else
+		for (int32_t d = 0; d < a->hdim_v; d++)
+			o[d] *= factor;
+	if (a->n_splits > 0) {
+		at = s->packed_q ? s->q_start + r->i
+				 : (int64_t)s->batch * a->sequences.seqlen_q_max + r->i;
+		at += ((int64_t)split * a->nhead_q + r->head) * a->sequences.total_q;
+		store_row(a->o_acc, ABI_F32, at * a->hdim_v, 1, o, a->hdim_v);
+		a->lse_acc[at] = lse;
+		return;
+	}
+	store_row(a->o.data, a->o_dtype, view_q_offset(&a->o, s, r->i, r->head), a->o.stride_dim, o,
+		  a->hdim_v);
+	if (a->lse.data)
+		a->lse.data[view_rows_offset(&a->lse, s, r->i, r->head)] = lse;
+}
+
+#endif
