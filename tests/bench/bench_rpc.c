@@ -133,6 +133,8 @@ static struct echo epoll_echo_start(void)
 
 static void echo_stop(struct echo *echo)
 {
+	/* Another child may hold a copy of this end: closing ours is not enough. */
+	(void)shutdown(echo->fd, SHUT_RDWR);
 	(void)close(echo->fd);
 	(void)waitpid(echo->pid, NULL, 0);
 }
