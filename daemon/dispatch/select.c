@@ -77,18 +77,24 @@ static int sort_compare(const void *x, const void *y)
 
 /*
  * The estimated cost of a tile shape: what all compute units spend until the last one is done.
+ *
  *   rows    = seqlen_q; a _pack pipeline puts the query heads of a group side by side
- *   blocks  = ceil(rows / m0) * heads * batch              tiles of rows, one a workgroup
- *   waves   = ceil(blocks / compute_units)                 the last one may be nearly empty
- *   work    = m0 * ceil(seqlen_k / n0) * n0 * (hq + hv)    of a workgroup, padding included
- *   reuse   = m0 * n0 / (m0 + n0)                          flops a loaded element is good for
- *   cost    = waves * work * (1 + 32 / reuse) * (1 + 2 % a padding flag) * (16 without matrix
- * cores) Worked: 1 x 8 heads x 1024 x 1024, hdim 128, 104 units. m0 = n0 = 128: 64 blocks, 1 wave,
- * work 2^25, reuse 64: 2^25 * 1.5. m0 64, n0 128: 128 blocks, 2 waves, 2^24 each, reuse 42.7: 2^25
- * * 1.75. With 16 query rows, m0 16 beats 128: the same one wave, an eighth of the work,
- * reuse 14.2: 3.25 / 8.
+ *   blocks  = ceil(rows / m0) * heads * batch             tiles of rows, one a workgroup
+ *   waves   = ceil(blocks / compute_units)                the last one may be nearly empty
+ *   work    = m0 * ceil(seqlen_k / n0) * n0 * (hq + hv)   of a workgroup, padding included
+ *   reuse   = m0 * n0 / (m0 + n0)                         flops a loaded element is good for
+ *   lanes   = 64 * waves of the tile; each holds m0 * (n0 + hv) / lanes accumulators
+ *   cost    = waves * work * (1 + 32 / reuse) * (1 + 8 / k0) * (1 + 2 % a padding flag)
+ *             * 16 without matrix instructions * 4 above 256 accumulators, which would spill
+ *
+ * Worked: 1 x 8 heads x 1024 x 1024, hdim 128, 104 units, k0 32 (1.25 everywhere). m0 = n0 = 128:
+ * 64 blocks, 1 wave, work 2^25, reuse 64: 2^25 * 1.5. m0 64: 128 blocks, 2 waves of 2^24: 2^25 *
+ * 1.75. With 16 query rows, m0 16 beats 128: the same one wave, an eighth of the work, reuse 14.2:
+ * 3.25 / 8.
  */
-#define SCALAR_COST 16 /* plain FMA against matrix instructions, their ratio on most GPUs */
+#define SCALAR_COST      16
+#define SPILL_COST       4
+#define MAX_ACCUMULATORS 256
 
 struct tiling {
 	int64_t m0, n0, rows, keys, heads;
@@ -112,6 +118,14 @@ static struct tiling tiling_of(const struct select_stage *stage, const struct ke
 	return t;
 }
 
+/* Would the accumulators of S and O not fit a lane's registers? */
+static bool spills(const struct kernel_spec *spec, const struct tiling *t)
+{
+	int64_t lanes = 64LL * spec->tile.wave_m0 * spec->tile.wave_n0 * spec->tile.wave_k0;
+
+	return t->m0 * (t->n0 + spec->signature.hdim_v) > lanes * MAX_ACCUMULATORS;
+}
+
 static double heuristic_cost(const struct select_stage *stage, const struct spec_catalog *catalog,
 			     const struct kernel_spec *spec)
 {
@@ -122,7 +136,7 @@ static double heuristic_cost(const struct select_stage *stage, const struct spec
 	int pads = (spec->pad_s != 0) + (spec->pad_sk != 0) + (spec->pad_d != 0) +
 		   (spec->pad_dv != 0);
 	bool scalar = pipeline && strncmp(pipeline, "gpu_scalar", 10) == 0;
-	int64_t blocks;
+	int64_t k0 = spec->tile.tile_k0 ? spec->tile.tile_k0 : 1, blocks;
 	double work, reuse;
 
 	if (stage->family == ABI_BWD_DQ_DK_DV) { /* a workgroup owns a tile of keys */
@@ -134,10 +148,11 @@ static double heuristic_cost(const struct select_stage *stage, const struct spec
 	}
 	if (stage->family == ABI_FWD_SPLITKV)
 		blocks *= stage->plan->n_splits;
-	work *= spec->signature.hdim_q + spec->signature.hdim_v;
+	/* S is made in steps of k0, the last of which may stick out of hq. */
+	work *= (double)(ceil_div(spec->signature.hdim_q, k0) * k0 + spec->signature.hdim_v);
 	reuse = (double)(t.m0 * t.n0) / (double)(t.m0 + t.n0);
-	return (double)ceil_div(blocks, units) * work * (1 + 32 / reuse) * (1 + 0.02 * pads) *
-	       (scalar ? SCALAR_COST : 1);
+	return (double)ceil_div(blocks, units) * work * (1 + 32 / reuse) * (1 + 8.0 / (double)k0) *
+	       (1 + 0.02 * pads) * (scalar ? SCALAR_COST : 1) * (spills(spec, &t) ? SPILL_COST : 1);
 }
 
 /* ---- candidates ---- */
@@ -275,6 +290,7 @@ static int select_in_arch(struct select_stage *stage, struct registry_lookup *lo
 			  struct select_report *report, bool ask_all, struct plan_stage *ret_stage)
 {
 	const struct spec_space *space = registry_space(stage->device->registry, arch);
+	struct kernel_signature previous = {0};
 	struct spec_head_dims pairs[MAX_PAIRS];
 
 	for (size_t s = 0; s < n_signatures; s++) {
@@ -292,6 +308,11 @@ static int select_in_arch(struct select_stage *stage, struct registry_lookup *lo
 
 				signature.hdim_q = pairs[i].hdim_q;
 				signature.hdim_v = pairs[i].hdim_v;
+				spec_signature_reduce(space, &signature);
+				/* A family that has no mask finds the same for each. */
+				if (k > s && spec_signature_equal(&signature, &previous))
+					continue;
+				previous = signature;
 				if (!add_candidates(stage, lookup, arch, &signature, report))
 					return FMHA_ENOMEM;
 			}

@@ -26,11 +26,17 @@ __attribute__((format(printf, 2, 3))) static bool reject(struct candidate *c, co
 
 /* fmhad's own kernels are named cpu_... and gpu_...; the others are those that ENUMERATION
  * describes. */
-static bool is_own(const struct spec_catalog *catalog, const struct kernel_spec *spec)
+static bool has_prefix(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		       const char *prefix)
 {
 	const char *word = spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline);
 
-	return word && (strncmp(word, "cpu_", 4) == 0 || strncmp(word, "gpu_", 4) == 0);
+	return word && strncmp(word, prefix, 4) == 0;
+}
+
+static bool is_own(const struct spec_catalog *catalog, const struct kernel_spec *spec)
+{
+	return has_prefix(catalog, spec, "cpu_") || has_prefix(catalog, spec, "gpu_");
 }
 
 static bool check_state(struct candidate *c)
@@ -160,16 +166,29 @@ static bool check_splits(const struct select_stage *stage, struct candidate *c)
 	return true;
 }
 
-static bool check_features(const struct select_stage *stage, struct candidate *c)
+static bool check_features(const struct select_stage *stage, const struct spec_catalog *catalog,
+			   struct candidate *c)
 {
+	int trload = spec_word_find(catalog, SPEC_FIELD_pipeline, "qr_async_trload");
 	const struct fmha_problem *p = &stage->plan->problem;
 
 	if (plan_present(p, FMHA_T_V) && p->v.stride[3] != 1 &&
 	    p->kv_layout != FMHA_KV_VECTORIZED && c->spec.signature.vlayout == SPEC_VLAYOUT_R &&
 	    p->hdim_v > 1)
 		return reject(c, "vlayout r: v is column-major");
-	if (stage->family == ABI_BWD_DQ_DK_DV && !stage->args->bwd.dq_acc)
-		return reject(c, "accumulates dQ in the workspace");
+	if (c->spec.tile.use_trload && !spec_arch_has_pipeline(catalog, c->spec.gfx_arch, trload))
+		return reject(c, "use_trload: the arch has no transposing loads");
+	return true;
+}
+
+/* A plan is first tried without a buffer for partial sums of dQ; only GPU kernels of fmhad's own
+ * write dQ directly, in a second pass over the keys. */
+static bool check_dq(const struct select_stage *stage, const struct spec_catalog *catalog,
+		     struct candidate *c)
+{
+	if (stage->family == ABI_BWD_DQ_DK_DV && !stage->args->bwd.dq_acc &&
+	    !has_prefix(catalog, &c->spec, "gpu_"))
+		return reject(c, "sums dQ in the workspace");
 	return true;
 }
 
@@ -178,13 +197,14 @@ bool select_check(const struct select_stage *stage, const struct spec_catalog *c
 {
 	struct spec_findings findings;
 
-	if (!check_state(candidate) || !check_head_dims(stage, candidate) ||
-	    !check_lengths(stage, candidate) || !check_alignment(stage, candidate))
+	if (!check_state(candidate) || !check_dq(stage, catalog, candidate) ||
+	    !check_head_dims(stage, candidate) || !check_lengths(stage, candidate) ||
+	    !check_alignment(stage, candidate))
 		return false;
 	/* Own kernels say the rest themselves, when the device is asked. */
 	if (!is_own(catalog, &candidate->spec) &&
 	    (!check_pages(stage, candidate) || !check_splits(stage, candidate) ||
-	     !check_features(stage, candidate)))
+	     !check_features(stage, catalog, candidate)))
 		return false;
 	if (spec_validate(catalog, &candidate->spec, NULL) == 0)
 		return true;

@@ -14,6 +14,21 @@
 
 #define FIRST_TABLE_SIZE 64
 
+void registry_device_archs(struct registry_device *device, const char *arch)
+{
+	static const char *const levels[] = {"x86_64_amx", "x86_64_v4_bf16", "x86_64_v4",
+					     "x86_64_v3", "portable"};
+	size_t n = sizeof(levels) / sizeof(levels[0]), i = 0;
+
+	device->n_archs = 0;
+	while (i < n && strcmp(levels[i], arch) != 0)
+		i++;
+	if (i == n)
+		device->archs[device->n_archs++] = arch;
+	for (; i < n; i++)
+		device->archs[device->n_archs++] = levels[i];
+}
+
 int registry_new(const struct spec_catalog *catalog, const struct registry_device *device,
 		 struct registry **ret_registry, struct fmha_error *err)
 {

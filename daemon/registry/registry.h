@@ -62,6 +62,10 @@ struct registry_device {
 	size_t n_archs;
 };
 
+/* Fills archs: a CPU level runs its own kernels and those of all levels below, a GPU its arch's.
+ * @arch: kept. */
+void registry_device_archs(struct registry_device *device, const char *arch);
+
 /*
  * @catalog: kept.
  * Return: 0; FMHA_ENOENT when specs/ knows none of the archs; FMHA_ENOMEM, FMHA_EIO, FMHA_EINVAL.

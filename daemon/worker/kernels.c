@@ -23,24 +23,6 @@
 
 /* ---- the registry ---- */
 
-/* A CPU runs its own level and all below; a GPU its arch, with the kernels that are built for it.
- */
-static void list_archs(const struct device_info *info, struct registry_device *device)
-{
-	static const char *const levels[] = {"x86_64_amx", "x86_64_v4_bf16", "x86_64_v4",
-					     "x86_64_v3", "portable"};
-	size_t n = sizeof(levels) / sizeof(levels[0]), i = 0;
-
-	while (i < n && strcmp(levels[i], info->arch) != 0)
-		i++;
-	if (i == n) {
-		device->archs[device->n_archs++] = info->arch;
-		device->rules = "gpu";
-	}
-	for (; i < n; i++)
-		device->archs[device->n_archs++] = levels[i];
-}
-
 int kernels_open(struct worker *worker, struct fmha_error *err)
 {
 	const struct device_info *info = device_get_info(worker->device);
@@ -50,7 +32,9 @@ int kernels_open(struct worker *worker, struct fmha_error *err)
 	if (r < 0)
 		return r;
 	snprintf(device.name, sizeof(device.name), "%s", info->arch);
-	list_archs(info, &device);
+	registry_device_archs(&device, info->arch);
+	if (info->lds_bytes > 0)      /* a GPU */
+		device.rules = "gpu"; /* of all that the arch could have, what is built here */
 	r = registry_new(worker->catalog, &device, &worker->registry, err);
 	if (r == FMHA_ENOENT || r == FMHA_EINVAL) {
 		log_warning("device %s: no kernel specs: %s", info->name, err->msg);

@@ -1,0 +1,623 @@
+/* SPDX-License-Identifier: MIT */
+/* Candidates, the reasons of rejections, the order of strategies, and explanations without a
+ * device. */
+#include "fixture.h"
+
+#include <stdio.h>
+
+#include <cjson/cJSON.h>
+
+#include <plan_offline.h>
+
+#include "select.h"
+
+static struct spec_catalog *catalog;
+
+static int load_catalog(void **state)
+{
+	struct fmha_error err;
+
+	(void)state;
+	return spec_catalog_load(NULL, &catalog, &err);
+}
+
+static int free_catalog(void **state)
+{
+	(void)state;
+	catalog = spec_catalog_free(catalog);
+	return 0;
+}
+
+/* A registry and a device with no find(): every spec is as good as built. */
+static void offline_device(struct fixture *f, const char *arch, const char *rules, uint32_t units)
+{
+	struct registry_device model = {.rules = rules};
+	struct registry *registry;
+
+	(void)snprintf(model.name, sizeof(model.name), "%s", arch);
+	registry_device_archs(&model, arch);
+	assert_works(f, registry_new(catalog, &model, &registry, &f->err));
+	f->decree.device = (struct plan_device){
+		.arch = arch, .registry = registry, .compute_units = units};
+}
+
+static void release(struct fixture *f)
+{
+	registry_free(f->decree.device.registry);
+	fixture_deinit(f);
+}
+
+/* bf16, 2 x 16 heads over 4, 1024 x 1024, hdim 128. */
+static void big_forward(struct fixture *f)
+{
+	struct fmha_problem *p = &f->problem;
+
+	fixture_init(f, FMHA_FORWARD, FMHA_BATCH);
+	p->batch = 2;
+	p->nhead_q = 16;
+	p->nhead_k = 4;
+	p->seqlen_q = p->seqlen_k = 1024;
+	p->hdim_q = p->hdim_v = 128;
+	fixture_add(f, FMHA_T_Q, FMHA_BF16);
+	fixture_add(f, FMHA_T_K, FMHA_BF16);
+	fixture_add(f, FMHA_T_V, FMHA_BF16);
+	fixture_add(f, FMHA_T_O, FMHA_BF16);
+}
+
+static void big_backward(struct fixture *f)
+{
+	big_forward(f);
+	f->problem.op = FMHA_BACKWARD;
+	f->problem.mask = FMHA_MASK_TOP_LEFT;
+	f->problem.window_right = 0;
+	fixture_add(f, FMHA_T_LSE, FMHA_F32);
+	fixture_add(f, FMHA_T_DO, FMHA_BF16);
+	fixture_add(f, FMHA_T_DQ, FMHA_BF16);
+	fixture_add(f, FMHA_T_DK, FMHA_BF16);
+	fixture_add(f, FMHA_T_DV, FMHA_BF16);
+}
+
+/* What one selection saw for the forward stage of the fixture's problem. */
+static void report_of(struct fixture *f, enum abi_family family, struct select_report *report)
+{
+	struct plan_stage chosen;
+	struct args_source source;
+	union plan_args args;
+	struct select_stage stage = {.plan = &f->plan,
+				     .device = &f->decree.device,
+				     .family = family,
+				     .dtype = f->problem.q.dtype,
+				     .args = &args};
+
+	f->plan.stages[0].family = family;
+	args_source_placeholders(&f->plan, &source);
+	args_fill(&f->plan, 0, &source, &args);
+	*report = (struct select_report){0};
+	assert_true(select_kernel(&stage, &chosen, report) >= 0);
+}
+
+static bool has_reason(const struct select_report *report, const char *reason)
+{
+	for (size_t i = 0; i < report->n; i++)
+		if (!report->candidates[i].accepted && strstr(report->candidates[i].reason, reason))
+			return true;
+	return false;
+}
+
+static void plans_carry_canonical_names(void **state)
+{
+	static const char *const archs[] = {"gfx90a",  "gfx942", "gfx950",    "gfx1100",
+					    "gfx1201", "sm_90a", "x86_64_v4", "portable"};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(archs) / sizeof(archs[0]); i++) {
+		struct fixture f;
+		struct kernel_spec spec;
+		char name[SPEC_NAME_BYTES];
+
+		big_forward(&f);
+		offline_device(&f, archs[i], NULL, 100);
+		assert_works(&f, fixture_build(&f));
+		assert_int_equal(f.plan.n_stages, 1);
+		assert_int_equal(f.plan.stages[0].has_spec, 1);
+		assert_int_equal(spec_name_parse(catalog, f.plan.stages[0].kernel, &spec, NULL), 0);
+		assert_int_equal(spec_compare(&spec, &f.plan.stages[0].spec), 0);
+		(void)spec_name_format(catalog, &spec, name);
+		assert_string_equal(name, f.plan.stages[0].kernel);
+		assert_int_equal(registry_find(f.decree.device.registry, name, NULL, NULL, NULL),
+				 0);
+		release(&f);
+	}
+}
+
+static void choice_is_deterministic(void **state)
+{
+	char first[PLAN_KERNEL_BYTES] = "";
+
+	(void)state;
+	for (int i = 0; i < 3; i++) {
+		struct fixture f;
+
+		big_forward(&f);
+		offline_device(&f, "gfx942", NULL, 304);
+		assert_works(&f, fixture_build(&f));
+		if (i > 0)
+			assert_string_equal(first, f.plan.stages[0].kernel);
+		strcpy(first, f.plan.stages[0].kernel);
+		release(&f);
+	}
+}
+
+static void short_problems_get_short_tiles(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	f.problem.mode = FMHA_BATCH;
+	f.problem.seqlen_q = 16;
+	f.problem.n_splits = 4;
+	offline_device(&f, "gfx942", NULL, 304);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].spec.tile.tile_m0, 16);
+	f.problem.seqlen_q = 4096;
+	assert_works(&f, fixture_build(&f));
+	assert_true(f.plan.stages[0].spec.tile.tile_m0 >= 64);
+	release(&f);
+}
+
+static void padding_flags_are_compared_with_lengths(void **state)
+{
+	struct select_report report;
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	f.problem.hdim_q = f.problem.hdim_v = 256; /* qr with pads ffff, ttff, tttt */
+	f.problem.nhead_q = f.problem.nhead_k = 4;
+	f.problem.seqlen_q = f.problem.seqlen_k = 1000;
+	offline_device(&f, "gfx942", NULL, 304);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].spec.pad_s, 1);
+	assert_int_equal(f.plan.stages[0].spec.pad_sk, 1);
+	assert_int_equal(f.plan.stages[0].spec.pad_d, 0);
+	report_of(&f, ABI_FWD, &report);
+	assert_true(has_reason(&report, "pad_s 0: seqlen_q 1000 is no multiple"));
+	select_report_deinit(&report);
+	/* Multiples of every tile: no padding at all. */
+	f.problem.seqlen_q = f.problem.seqlen_k = 6 * 1024;
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].spec.pad_s, 0);
+	assert_int_equal(f.plan.stages[0].spec.pad_sk, 0);
+	/* Lengths that differ from sequence to sequence need both. */
+	fixture_add(&f, FMHA_T_SEQLEN_Q, FMHA_I32);
+	fixture_add(&f, FMHA_T_SEQLEN_K, FMHA_I32);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].spec.pad_s, 1);
+	report_of(&f, ABI_FWD, &report);
+	assert_true(has_reason(&report, "pad_s 0: row counts vary"));
+	select_report_deinit(&report);
+	release(&f);
+}
+
+static void smaller_heads_use_a_padded_larger_kernel(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	f.problem.hdim_q = 72;
+	f.problem.hdim_v = 72;
+	offline_device(&f, "gfx942", NULL, 304);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].spec.signature.hdim_q, 80); /* 80 x 96 is the smallest */
+	assert_int_equal(f.plan.stages[0].spec.signature.hdim_v, 96);
+	assert_int_equal(f.plan.stages[0].spec.pad_d, 1);
+	assert_int_equal(f.plan.stages[0].spec.pad_dv, 1);
+	f.problem.hdim_q = f.problem.hdim_v = 64;
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].spec.signature.hdim_q, 64);
+	release(&f);
+}
+
+static void misaligned_rows_need_padding_of_head_dims(void **state)
+{
+	struct select_report report;
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	f.problem.hdim_q = f.problem.hdim_v = 256;
+	f.problem.nhead_q = f.problem.nhead_k = 4;
+	f.problem.seqlen_q = f.problem.seqlen_k = 6 * 1024;
+	f.problem.k.stride[0] = 6 * 1024 * 4 * 260;
+	f.problem.k.stride[1] = 4 * 260;
+	f.problem.k.stride[2] = 260; /* 520 bytes: not a multiple of 16 */
+	f.problem.k.stride[3] = 1;
+	offline_device(&f, "gfx942", NULL, 304);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].spec.pad_d, 1);
+	report_of(&f, ABI_FWD, &report);
+	assert_true(has_reason(&report, "tensor.k is not aligned"));
+	select_report_deinit(&report);
+	release(&f);
+}
+
+static void pages_nest_with_tiles(void **state)
+{
+	struct select_report report;
+	struct fixture f;
+	struct fmha_problem *p = &f.problem;
+
+	(void)state;
+	big_forward(&f);
+	p->seqlen_q = 64;
+	p->seqlen_k = 960;
+	p->page_size = 48;
+	p->n_pages = 100;
+	p->max_blocks = 20;
+	p->n_splits = 1;
+	fixture_add(&f, FMHA_T_BLOCK_TABLE, FMHA_I32);
+	fixture_add(&f, FMHA_T_SEQLEN_K, FMHA_I32);
+	offline_device(&f, "gfx942", NULL, 304);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].family, ABI_FWD_PAGEDKV);
+	assert_int_equal(48 % f.plan.stages[0].spec.tile.tile_n0 == 0 ||
+				 f.plan.stages[0].spec.tile.tile_n0 % 48 == 0,
+			 1);
+	report_of(&f, ABI_FWD_PAGEDKV, &report);
+	assert_true(has_reason(&report, "page_size 48: does not nest with tile_n0 128"));
+	select_report_deinit(&report);
+	release(&f);
+}
+
+static void prefill_needs_its_page_size(void **state)
+{
+	struct fixture f;
+	struct fmha_problem *p = &f.problem;
+
+	(void)state;
+	big_forward(&f);
+	p->mode = FMHA_GROUP;
+	p->total_q = 2048;
+	p->page_size = 16;
+	p->n_pages = 100;
+	p->max_blocks = 64;
+	fixture_add(&f, FMHA_T_SEQSTART_Q, FMHA_I32);
+	fixture_add(&f, FMHA_T_BLOCK_TABLE, FMHA_I32);
+	fixture_add(&f, FMHA_T_SEQLEN_K, FMHA_I32);
+	offline_device(&f, "gfx942", NULL, 304);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].family, ABI_BATCH_PREFILL);
+	assert_int_equal(f.plan.stages[0].spec.signature.page_size, 16);
+	assert_int_equal(f.plan.stages[0].spec.signature.kv_lookup_table, SPEC_KV_VLLM);
+	p->page_size = 32; /* no batch_prefill of that page size: fwd_pagedkv in group mode */
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].family, ABI_FWD_PAGEDKV);
+	release(&f);
+}
+
+static void invalid_specs_are_rejected_with_the_finding(void **state)
+{
+	struct select_report report;
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f); /* RDNA lists have qr_async kernels that RDNA does not support */
+	offline_device(&f, "gfx1100", NULL, 96);
+	assert_works(&f, fixture_build(&f));
+	report_of(&f, ABI_FWD, &report);
+	assert_true(has_reason(&report, "invalid: pipeline"));
+	select_report_deinit(&report);
+	release(&f);
+}
+
+static void helper_stages_ignore_what_they_do_not_use(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	f.problem.seqlen_q = 1;
+	f.problem.seqlen_k = 8192;
+	f.problem.batch = 1;
+	f.problem.mask = FMHA_MASK_TOP_LEFT;
+	f.problem.window_right = 0;
+	fixture_add(&f, FMHA_T_ALIBI_SLOPES, FMHA_F32);
+	offline_device(&f, "gfx942", NULL, 304);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.n_stages, 2);
+	assert_int_equal(f.plan.stages[1].spec.signature.mask, SPEC_MASK_NO);
+	release(&f);
+
+	big_backward(&f);
+	f.problem.dropout_p = 0.25F;
+	fixture_add(&f, FMHA_T_BIAS, FMHA_BF16);
+	fixture_add(&f, FMHA_T_DBIAS, FMHA_BF16);
+	f.problem.deterministic = 1;
+	offline_device(&f, "gfx942", NULL, 304);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.n_stages, 3);
+	assert_int_equal(f.plan.stages[1].spec.signature.mask, SPEC_MASK_TOP_LEFT);
+	assert_int_equal(f.plan.stages[1].spec.signature.dbias, 1);
+	assert_int_equal(f.plan.stages[1].spec.signature.dropout_variant, SPEC_DROPOUT_WG16);
+	assert_int_equal(f.plan.stages[0].spec.signature.mask, SPEC_MASK_NO);
+	/* Deterministic batch mode: the persistent kernel's worker split, zeroed. */
+	assert_true(f.plan.dq_splits >= 1);
+	assert_int_equal(f.plan.workspace_zero, 1);
+	release(&f);
+}
+
+static void trload_tiles_need_the_arch(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	big_backward(&f);
+	offline_device(&f, "gfx942", NULL, 304);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[1].spec.tile.use_trload, 0);
+	release(&f);
+}
+
+static void quarantined_kernels_are_passed_by(void **state)
+{
+	char first[PLAN_KERNEL_BYTES];
+	struct select_report report;
+	struct registry *registry;
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	offline_device(&f, "gfx942", NULL, 304);
+	registry = f.decree.device.registry;
+	assert_works(&f, fixture_build(&f));
+	strcpy(first, f.plan.stages[0].kernel);
+	assert_works(&f, registry_set_flags(registry, first, REGISTRY_QUARANTINED, 0, &f.err));
+	assert_works(&f, fixture_build(&f));
+	assert_string_not_equal(first, f.plan.stages[0].kernel);
+	report_of(&f, ABI_FWD, &report);
+	assert_true(has_reason(&report, "quarantined"));
+	select_report_deinit(&report);
+	release(&f);
+}
+
+/* The runner-up of a selection. */
+static void second_name(struct fixture *f, char name[SPEC_NAME_BYTES])
+{
+	struct select_report report;
+
+	report_of(f, ABI_FWD, &report);
+	assert_true(report.n >= 2 && report.candidates[1].accepted);
+	(void)spec_name_format(catalog, &report.candidates[1].spec, name);
+	select_report_deinit(&report);
+}
+
+static void strategies_are_asked_in_order(void **state)
+{
+	char best[PLAN_KERNEL_BYTES], second[SPEC_NAME_BYTES], shape[REGISTRY_SHAPE_BYTES];
+	char set[SPEC_NAME_BYTES + 8];
+	struct registry *registry;
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	offline_device(&f, "gfx942", NULL, 304);
+	registry = f.decree.device.registry;
+	assert_works(&f, fixture_build(&f));
+	strcpy(best, f.plan.stages[0].kernel);
+	second_name(&f, second);
+	/* Priority goes before the heuristic, */
+	assert_works(&f, registry_set_priority(registry, second, 5, &f.err));
+	assert_works(&f, fixture_build(&f));
+	assert_string_equal(f.plan.stages[0].kernel, second);
+	/* a kernel set before priority, */
+	(void)snprintf(set, sizeof(set), "[\"%s\"]", best);
+	assert_works(&f, registry_load_set(registry, "mine", set, strlen(set), NULL, &f.err));
+	assert_works(&f, fixture_build(&f));
+	assert_string_equal(f.plan.stages[0].kernel, best);
+	/* and a measurement at this shape before all. */
+	signature_shape(&f.problem, shape);
+	assert_string_equal(shape, "b2h16x4q1024k1024");
+	assert_works(&f, registry_set_tuned(registry, second, shape, 40, &f.err));
+	assert_works(&f, fixture_build(&f));
+	assert_string_equal(f.plan.stages[0].kernel, second);
+	assert_works(&f, registry_set_tuned(registry, best, shape, 39, &f.err));
+	assert_works(&f, fixture_build(&f));
+	assert_string_equal(f.plan.stages[0].kernel, best);
+	/* Another shape: nobody was measured. */
+	f.problem.seqlen_k = 4096;
+	assert_works(&f, registry_unload_set(registry, "mine", NULL, &f.err));
+	assert_works(&f, fixture_build(&f));
+	assert_string_equal(f.plan.stages[0].kernel, second);
+	release(&f);
+}
+
+static void sets_limit_the_choice(void **state)
+{
+	static const char none[] = "[\"bwd_*\"]", all_but[] = "[\"*\", \"!*-t128x128x*\"]";
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	offline_device(&f, "gfx942", NULL, 304);
+	assert_works(&f, registry_load_set(f.decree.device.registry, "default", none,
+					   sizeof(none) - 1, NULL, &f.err));
+	assert_fails(&f, fixture_build(&f), FMHA_ENOKERNEL, "");
+	assert_works(&f, registry_load_set(f.decree.device.registry, "default", all_but,
+					   sizeof(all_but) - 1, NULL, &f.err));
+	f.problem.hdim_q = f.problem.hdim_v = 64;
+	assert_works(&f, fixture_build(&f));
+	assert_null(strstr(f.plan.stages[0].kernel, "-t128x128x"));
+	release(&f);
+}
+
+/* ---- explanations ---- */
+
+static cJSON *explain(const char *arch, const char *rules, const struct fmha_problem *problem)
+{
+	struct plan_offline_options options = {.arch = arch, .rules = rules};
+	struct fmha_error err = {0};
+	char *json;
+	cJSON *root;
+
+	if (plan_explain_offline(&options, problem, &json, &err) != 0)
+		fail_msg("%s: %s: %s", arch, err.field, err.msg);
+	root = cJSON_Parse(json);
+	assert_non_null(root);
+	free(json);
+	return root;
+}
+
+static int n_stages(const cJSON *root)
+{
+	const cJSON *plan = cJSON_GetObjectItem(root, "plan");
+
+	return cJSON_GetArraySize(cJSON_GetObjectItem(plan, "stages"));
+}
+
+/* Each candidate has a verdict, each rejection a reason, each choice a why. */
+static void assert_explained(const cJSON *root)
+{
+	const cJSON *selection, *candidate;
+
+	cJSON_ArrayForEach(selection, cJSON_GetObjectItem(root, "selections"))
+	{
+		const cJSON *why = cJSON_GetObjectItem(selection, "why");
+		int chosen = 0;
+
+		assert_true(why->valuestring[0] != '\0');
+		cJSON_ArrayForEach(candidate, cJSON_GetObjectItem(selection, "candidates"))
+		{
+			const char *verdict =
+				cJSON_GetObjectItem(candidate, "verdict")->valuestring;
+
+			chosen += strcmp(verdict, "chosen") == 0;
+			if (strcmp(verdict, "rejected") == 0)
+				assert_true(
+					cJSON_GetObjectItem(candidate, "reason")->valuestring[0] !=
+					'\0');
+		}
+		assert_int_equal(chosen, cJSON_IsString(cJSON_GetObjectItem(selection, "chosen")));
+	}
+}
+
+static void explains_without_a_device(void **state)
+{
+	static const struct {
+		const char *arch;
+		int decode_stages;
+	} archs[] = {{"gfx942", 2}, {"sm_90a", 2}, {"x86_64_v4", 1}};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(archs) / sizeof(archs[0]); i++) {
+		struct fixture f;
+		cJSON *root;
+
+		big_forward(&f);
+		root = explain(archs[i].arch, NULL, &f.problem);
+		assert_int_equal(n_stages(root), 1);
+		assert_explained(root);
+		cJSON_Delete(root);
+		f.problem.batch = 1;
+		f.problem.seqlen_q = 1;
+		f.problem.seqlen_k = 8192;
+		f.problem.nhead_k = 8;
+		root = explain(archs[i].arch, NULL, &f.problem);
+		assert_int_equal(n_stages(root), archs[i].decode_stages);
+		assert_explained(root);
+		cJSON_Delete(root);
+		f.problem.page_size = 16;
+		f.problem.n_pages = 600;
+		f.problem.max_blocks = 512;
+		f.problem.n_splits = 1;
+		fixture_add(&f, FMHA_T_BLOCK_TABLE, FMHA_I32);
+		fixture_add(&f, FMHA_T_SEQLEN_K, FMHA_I32);
+		root = explain(archs[i].arch, NULL, &f.problem);
+		assert_int_equal(n_stages(root), 1);
+		assert_explained(root);
+		cJSON_Delete(root);
+	}
+}
+
+static void explains_backward_and_its_workspace(void **state)
+{
+	struct fixture f;
+	cJSON *root;
+	const cJSON *plan;
+
+	(void)state;
+	big_backward(&f);
+	root = explain("gfx942", NULL, &f.problem);
+	plan = cJSON_GetObjectItem(root, "plan");
+	assert_int_equal(n_stages(root), 3);
+	/* 16 of head; dq_acc 2 * 16 * 1024 * 128 floats; d 2 * 16 * 1024 floats. */
+	assert_true(cJSON_GetObjectItem(plan, "dq_acc_bytes")->valuedouble == 16777216);
+	assert_true(cJSON_GetObjectItem(plan, "workspace_bytes")->valuedouble ==
+		    (16 + 16777216 + 131072 + 255) / 256 * 256);
+	assert_explained(root);
+	cJSON_Delete(root);
+	root = explain("x86_64_v4", NULL, &f.problem);
+	assert_int_equal(n_stages(root), 3);
+	cJSON_Delete(root);
+}
+
+static void explains_why_there_is_nothing(void **state)
+{
+	struct fixture f;
+	cJSON *root;
+
+	(void)state;
+	big_forward(&f);
+	f.problem.logits_soft_cap = 30;
+	fixture_add(&f, FMHA_T_BIAS, FMHA_BF16); /* soft cap and bias: no kernel of ck's */
+	root = explain("gfx942", NULL, &f.problem);
+	assert_true(cJSON_IsNull(cJSON_GetObjectItem(root, "plan")));
+	assert_string_equal(
+		cJSON_GetObjectItem(cJSON_GetObjectItem(root, "error"), "name")->valuestring,
+		"ENOKERNEL");
+	cJSON_Delete(root);
+}
+
+static void explaining_refuses_bad_input(void **state)
+{
+	struct plan_offline_options options = {.arch = "gfx7"};
+	struct fmha_error err = {0};
+	struct fixture f;
+	char *json;
+
+	(void)state;
+	big_forward(&f);
+	assert_int_equal(plan_explain_offline(&options, &f.problem, &json, &err), FMHA_ENOENT);
+	assert_string_equal(err.field, "arch");
+	options.arch = "gfx942";
+	f.problem.hdim_q = 63;
+	assert_int_equal(plan_explain_offline(&options, &f.problem, &json, &err), FMHA_EINVAL);
+	assert_string_equal(err.field, "hdim_q");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(plans_carry_canonical_names),
+		cmocka_unit_test(choice_is_deterministic),
+		cmocka_unit_test(short_problems_get_short_tiles),
+		cmocka_unit_test(padding_flags_are_compared_with_lengths),
+		cmocka_unit_test(smaller_heads_use_a_padded_larger_kernel),
+		cmocka_unit_test(misaligned_rows_need_padding_of_head_dims),
+		cmocka_unit_test(pages_nest_with_tiles),
+		cmocka_unit_test(prefill_needs_its_page_size),
+		cmocka_unit_test(invalid_specs_are_rejected_with_the_finding),
+		cmocka_unit_test(helper_stages_ignore_what_they_do_not_use),
+		cmocka_unit_test(trload_tiles_need_the_arch),
+		cmocka_unit_test(quarantined_kernels_are_passed_by),
+		cmocka_unit_test(strategies_are_asked_in_order),
+		cmocka_unit_test(sets_limit_the_choice),
+		cmocka_unit_test(explains_without_a_device),
+		cmocka_unit_test(explains_backward_and_its_workspace),
+		cmocka_unit_test(explains_why_there_is_nothing),
+		cmocka_unit_test(explaining_refuses_bad_input),
+	};
+
+	return cmocka_run_group_tests(tests, load_catalog, free_catalog);
+}
