@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""The installed tree: what is there, what is exported, and programs built against it."""
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from fmhad import ROOT, Daemon, build_dir
+
+CONSUMER = ROOT / "tests/consumer/forward.c"
+CMAKE_PROJECT = """
+cmake_minimum_required(VERSION 3.25)
+project(consumer C)
+find_package(fmha_client 0.1 REQUIRED)
+add_executable(consumer consumer.c)
+target_link_libraries(consumer PRIVATE fmha::client)
+"""
+
+
+def run(*command, **options):
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def sanitized():
+    cache = (build_dir() / "CMakeCache.txt").read_text()
+    return re.search(r"^FMHA_SANITIZE:STRING=.+", cache, re.MULTILINE) is not None
+
+
+pytestmark = pytest.mark.skipif(sanitized(), reason="consumers do not link the sanitizers")
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prefix")
+    run("cmake", "--install", build_dir(), "--prefix", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def library(prefix):
+    (path,) = prefix.glob("lib/**/libfmha_client.so")
+    return path
+
+
+@pytest.fixture(scope="module")
+def daemon():
+    with Daemon() as running:
+        yield running
+
+
+def public_functions():
+    """Every function that the public headers declare."""
+    text = "".join(
+        path.read_text()
+        for path in (ROOT / "client/include/fmha/fmha.h", ROOT / "proto/include/fmha/base.h")
+    )
+    names = re.findall(r"^FMHA_API [^;]*?\b(fmha_\w+)\(", text, re.MULTILINE)
+    assert len(names) > 30 and len(names) == len(set(names))
+    return sorted(names)
+
+
+def environment(library, daemon=None):
+    variables = {**os.environ, "LD_LIBRARY_PATH": str(library.parent)}
+    variables["PKG_CONFIG_PATH"] = str(library.parent / "pkgconfig")
+    if daemon:
+        variables["FMHAD_SOCKET"] = daemon.socket
+    return variables
+
+
+def test_the_tree_is_complete(prefix, library):
+    for name in ("bin/fmhad", "bin/fmhactl", "include/fmha/fmha.h", "include/fmha/base.h"):
+        assert (prefix / name).is_file(), name
+    assert (library.parent / "pkgconfig/fmha_client.pc").is_file()
+    assert (library.parent / "cmake/fmha_client/fmha_client-config.cmake").is_file()
+    assert os.readlink(library) == "libfmha_client.so.0"
+
+
+def test_the_library_has_a_soname_and_few_needs(library):
+    dynamic = run("readelf", "-d", library)
+    assert "soname: [libfmha_client.so.0]" in dynamic
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\.so", dynamic))
+    assert needed <= {"libc", "libmsgpackc", "libmsgpack-c", "libm", "libpthread", "libdl"}
+
+
+def test_exactly_the_headers_functions_are_exported(library):
+    lines = run("nm", "-D", "--defined-only", library).splitlines()
+    exported = sorted(
+        line.split()[2].split("@")[0] for line in lines if line.split()[1] not in ("A", "a")
+    )
+    assert exported == public_functions()
+
+
+def test_every_exported_function_links(prefix, library, tmp_path):
+    source = tmp_path / "all.c"
+    table = "\n".join(f"\t(void (*)(void)){name}," for name in public_functions())
+    source.write_text(
+        "#include <fmha/fmha.h>\n"
+        f"static void (*const volatile table[])(void) = {{\n{table}\n}};\n"
+        "int main(void)\n{\n"
+        "\tfor (unsigned i = 0; i < sizeof(table) / sizeof(*table); i++)\n"
+        "\t\tif (!table[i])\n\t\t\treturn 1;\n"
+        "\treturn 0;\n}\n"
+    )
+    program = tmp_path / "all"
+    run(
+        "gcc", "-std=c17", "-Wall", "-Wextra", "-Werror", source, "-o", program,
+        f"-I{prefix}/include", f"-L{library.parent}", "-lfmha_client",
+    )  # fmt: skip
+    run(program, env=environment(library))
+
+
+@pytest.mark.parametrize("standard", ["c11", "c17", "c++17"])
+def test_the_header_stands_alone(prefix, tmp_path, standard):
+    compiler = "g++" if standard.startswith("c++") else "gcc"
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler}")
+    source = tmp_path / ("alone.cpp" if compiler == "g++" else "alone.c")
+    source.write_text("#include <fmha/fmha.h>\n#include <fmha/fmha.h>\nint main(void) { return 0; }\n")
+    run(
+        compiler, f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
+        f"-I{prefix}/include", source,
+    )  # fmt: skip
+
+
+def test_a_consumer_builds_with_pkg_config(library, daemon, tmp_path):
+    variables = environment(library, daemon)
+    flags = run("pkg-config", "--cflags", "--libs", "fmha_client", env=variables).split()
+    program = tmp_path / "consumer"
+    run("gcc", "-Wall", "-Wextra", CONSUMER, "-o", program, *flags, env=variables)
+    assert "o[0] =" in run(program, env=variables)
+
+
+def test_a_consumer_builds_with_cmake(prefix, library, daemon, tmp_path):
+    shutil.copy(CONSUMER, tmp_path / "consumer.c")
+    (tmp_path / "CMakeLists.txt").write_text(CMAKE_PROJECT)
+    variables = environment(library, daemon)
+    run("cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", tmp_path / "build")
+    del variables["LD_LIBRARY_PATH"]  # CMake wrote the path into the program
+    assert "o[0] =" in run(tmp_path / "build/consumer", env=variables)
+
+
+def test_the_installed_programs_run_from_their_prefix(prefix, daemon):
+    variables = {**os.environ, "FMHAD_SOCKET": daemon.socket}
+    assert re.match(r"fmhactl \d+\.\d+\.\d+", run(prefix / "bin/fmhactl", "--version"))
+    assert "front fmhad/" in run(prefix / "bin/fmhactl", "ping", env=variables)
+    assert "usage: fmhad" in run(prefix / "bin/fmhad", "--help")
+
+
+def test_the_readme_shows_the_consumer():
+    blocks = re.findall(r"```c\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    if not blocks:
+        pytest.skip("README.md has no program yet")
+    assert CONSUMER.read_text() in blocks
