@@ -10,7 +10,7 @@
 
 #include "cpu.h"
 
-#define MAX_KERNELS 160
+#define MAX_KERNELS 256
 
 struct source {
 	enum cpu_level level;

@@ -8,6 +8,7 @@
 #define FMHA_CPU_SOURCES_H
 
 #define CPU_SOURCES_EVERYWHERE(X, suffix, level)                                                   \
+	X(cpu_decode, suffix, level)                                                               \
 	X(cpu_flash, suffix, level)                                                                \
 	X(cpu_bwd_rows, suffix, level)                                                             \
 	X(cpu_bwd_tile, suffix, level)                                                             \
