@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: MIT */
+/* specs_test.h: what the tests of libfmha_specs share. */
+#ifndef SPECS_TEST_H
+#define SPECS_TEST_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <specs/space.h>
+
+/* The catalog of the source tree, loaded once a program. */
+static struct spec_catalog *catalog;
+
+static inline int load_catalog(void **state)
+{
+	struct fmha_error err = {0};
+
+	(void)state;
+	if (spec_catalog_load(NULL, &catalog, &err) < 0) {
+		print_error("%s\n", err.msg);
+		return -1;
+	}
+	return 0;
+}
+
+static inline int free_catalog(void **state)
+{
+	(void)state;
+	catalog = spec_catalog_free(catalog);
+	return 0;
+}
+
+static inline struct spec_space *make_space(const struct spec_space_options *options)
+{
+	struct spec_space *space = NULL;
+	struct fmha_error err = {0};
+
+	if (spec_space_new(catalog, options, &space, &err) < 0)
+		fail_msg("%s", err.msg);
+	return space;
+}
+
+static inline uint64_t count_space(const struct spec_space_options *options)
+{
+	struct spec_space *space = make_space(options);
+	uint64_t n = spec_space_count(space);
+
+	spec_space_free(space);
+	return n;
+}
+
+/* The first spec of an arch that a filter lets through. */
+static inline struct kernel_spec find_spec(const char *arch, const char *filter_text)
+{
+	struct spec_space_options options = SPEC_SPACE_OPTIONS(arch);
+	struct spec_space *space = make_space(&options);
+	struct spec_filter *filter;
+	const struct kernel_spec *found;
+	struct kernel_spec spec;
+	struct spec_iter *iter;
+
+	assert_int_equal(spec_filter_compile(catalog, filter_text, &filter, NULL, NULL), 0);
+	iter = spec_iter_new(space, filter);
+	assert_non_null(iter);
+	found = spec_iter_next(iter);
+	if (!found)
+		fail_msg("%s: nothing for %s", arch, filter_text);
+	spec = *found;
+	spec_iter_free(iter);
+	spec_filter_free(filter);
+	spec_space_free(space);
+	return spec;
+}
+
+#endif
