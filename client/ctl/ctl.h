@@ -32,6 +32,7 @@ struct ctl_command {
 };
 
 int ctl_archs(int argc, char **argv); /* enumerate.c and its neighbours: libfmha_specs */
+int ctl_build(int argc, char **argv); /* build.c */
 int ctl_enumerate(int argc, char **argv);
 int ctl_profiles(int argc, char **argv);
 int ctl_validate(int argc, char **argv);

@@ -13,6 +13,7 @@ static const struct ctl_command commands[] = {
 	{"archs", "the archs that kernels are known for (no daemon)", ctl_archs},
 	{"profiles", "named subsets of kernels (no daemon)", ctl_profiles},
 	{"enumerate", "the kernels that an arch can have (no daemon)", ctl_enumerate},
+	{"build", "compile an arch's kernels into a cache (no daemon, no GPU)", ctl_build},
 	{"validate", "is this kernel spec one that can exist? (no daemon)", ctl_validate},
 };
 

@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * fmhad-build: fills a cache of compiled kernels ahead of time, on a machine that needs no GPU. Run
+ * by `fmhactl build`, whose help this program prints.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <proto/error.h>
+#include <specs/filter.h>
+#include <specs/space.h>
+
+#include "queue.h"
+#include "spec_kernel.h"
+
+#define EXIT_FAILED 1
+#define EXIT_USAGE  2
+#define EXIT_FILES  5
+#define SLOTS       65536 /* of the table of names; a power of two */
+
+static const char help[] =
+	"usage: fmhactl build --arch ARCH [OPTION...]\n\n"
+	"Compiles the kernels of an arch into a cache. Needs the arch's compiler, no GPU and no\n"
+	"daemon; what is in the cache already is not built again.\n\n"
+	"  --arch ARCH       sm_80, sm_90a, gfx90a, gfx942, ...: see `fmhactl archs`\n"
+	"  --profile P       only the profile's kernels: see `fmhactl profiles`\n"
+	"  --filter EXPR     only these, such as \"hdim_q == 128 and data_type == 'bf16'\"\n"
+	"  --jobs N          builds at a time (default: every core)\n"
+	"  --cache DIR       default /var/cache/fmhad, or $XDG_CACHE_HOME/fmhad for a user\n"
+	"  --compiler C      nvrtc, hiprtc or clang (default: nvrtc for sm_*, clang for gfx*)\n"
+	"  --clang COMMAND   the clang to run (default: the first found)\n"
+	"  --sources DIR     folder of the kernel sources (default: where they are installed)\n"
+	"  --helper FILE     fmhad-compile (default: where it is installed)\n"
+	"  --pack FILE       afterwards, pack the whole cache into one file to ship\n"
+	"  --list            print the kernels' names, compile nothing\n"
+	"  --spills-fail     a kernel that spills registers counts as failed\n"
+	"  --help            this text\n\n"
+	"exit codes: 0 all built, 1 some failed, 2 usage, 5 files\n";
+
+struct build {
+	const char *arch, *profile, *filter, *cache, *compiler, *pack;
+	struct compile_config config;
+	char sources[PATH_MAX], helper[PATH_MAX], default_cache[PATH_MAX];
+	int jobs, list, spills_fail;
+	struct spec_catalog *catalog;
+	/* Names seen, open addressing: many specs share a kernel. */
+	char **names;
+	size_t n_names;
+	atomic_uint n_done, n_failed, n_spilling;
+	unsigned most_registers;
+	int is_terminal;
+};
+
+/* What the queue hands back for one kernel. */
+struct ticket {
+	struct build *build;
+	char name[256];
+};
+
+static int usage(const char *fmt, const char *value)
+{
+	(void)fputs("fmhactl build: ", stderr);
+	(void)fprintf(stderr, fmt, value);
+	(void)fputs("\nTry `fmhactl build --help`.\n", stderr);
+	return EXIT_USAGE;
+}
+
+/* Beside this program in a build tree, else where it is installed. */
+static void default_paths(struct build *build)
+{
+	const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+	char self[PATH_MAX];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+
+	self[n > 0 ? n : 0] = '\0';
+	if (strrchr(self, '/'))
+		*strrchr(self, '/') = '\0';
+	(void)snprintf(build->helper, sizeof(build->helper), "%.4000s/fmhad-compile", self);
+	(void)snprintf(build->sources, sizeof(build->sources), "%s", FMHAD_KERNEL_DIR);
+	if (access(FMHAD_KERNEL_DIR "/fmha.hip", R_OK) != 0)
+		(void)snprintf(build->sources, sizeof(build->sources), "%s",
+			       FMHAD_KERNEL_SOURCE_DIR);
+	if (geteuid() == 0)
+		(void)snprintf(build->default_cache, PATH_MAX, "/var/cache/fmhad");
+	else if (cache && cache[0] == '/')
+		(void)snprintf(build->default_cache, PATH_MAX, "%s/fmhad", cache);
+	else
+		(void)snprintf(build->default_cache, PATH_MAX, "%s/.cache/fmhad",
+			       home ? home : ".");
+	build->cache = build->default_cache;
+	build->config.helper = build->helper;
+	build->config.source_dir = build->sources;
+}
+
+static int parse(struct build *build, int argc, char **argv)
+{
+	enum {
+		ARCH = 1,
+		PROFILE,
+		FILTER,
+		JOBS,
+		CACHE,
+		COMPILER,
+		CLANG,
+		SOURCES,
+		HELPER,
+		PACK,
+		LIST,
+		SPILLS,
+		HELP
+	};
+	static const struct option options[] = {
+		{"arch", 1, NULL, ARCH},     {"profile", 1, NULL, PROFILE},
+		{"filter", 1, NULL, FILTER}, {"jobs", 1, NULL, JOBS},
+		{"cache", 1, NULL, CACHE},   {"compiler", 1, NULL, COMPILER},
+		{"clang", 1, NULL, CLANG},   {"sources", 1, NULL, SOURCES},
+		{"helper", 1, NULL, HELPER}, {"pack", 1, NULL, PACK},
+		{"list", 0, NULL, LIST},     {"spills-fail", 0, NULL, SPILLS},
+		{"help", 0, NULL, HELP},     {NULL, 0, NULL, 0}};
+	char *end;
+	int id;
+
+	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		switch (id) {
+		case ARCH:
+			build->arch = optarg;
+			break;
+		case PROFILE:
+			build->profile = optarg;
+			break;
+		case FILTER:
+			build->filter = optarg;
+			break;
+		case JOBS:
+			build->jobs = (int)strtol(optarg, &end, 10);
+			if (*end || build->jobs < 1 || build->jobs > 256)
+				return usage("--jobs %s: a number from 1 to 256", optarg);
+			break;
+		case CACHE:
+			build->cache = optarg;
+			break;
+		case COMPILER:
+			build->compiler = optarg;
+			break;
+		case CLANG:
+			build->config.clang = optarg;
+			break;
+		case SOURCES:
+			build->config.source_dir = optarg;
+			break;
+		case HELPER:
+			build->config.helper = optarg;
+			break;
+		case PACK:
+			build->pack = optarg;
+			break;
+		case LIST:
+			build->list = 1;
+			break;
+		case SPILLS:
+			build->spills_fail = 1;
+			break;
+		case HELP:
+			(void)fputs(help, stdout);
+			exit(0);
+		default:
+			return EXIT_USAGE; /* getopt has said why */
+		}
+	}
+	if (optind < argc)
+		return usage("%s: not an option", argv[optind]);
+	return build->arch ? 0 : usage("--arch is needed%s", "");
+}
+
+/* FNV-1a. */
+static size_t hash_name(const char *name)
+{
+	uint64_t h = 14695981039346656037u;
+
+	for (; *name; name++)
+		h = (h ^ (unsigned char)*name) * 1099511628211u;
+	return (size_t)h;
+}
+
+/* Returns 1 the first time that it sees the name; -1 when the table is full. */
+static int is_new(struct build *build, const char *name)
+{
+	size_t i = hash_name(name) & (SLOTS - 1);
+
+	while (build->names[i]) {
+		if (strcmp(build->names[i], name) == 0)
+			return 0;
+		i = (i + 1) & (SLOTS - 1);
+	}
+	if (build->n_names == SLOTS / 2)
+		return -1;
+	build->names[i] = strdup(name);
+	build->n_names++;
+	return build->names[i] ? 1 : -1;
+}
+
+static void on_built(void *owner, int result, const struct cache_entry *entry,
+		     const struct fmha_error *err)
+{
+	struct ticket *ticket = owner;
+	struct build *build = ticket->build;
+	unsigned done = atomic_fetch_add(&build->n_done, 1) + 1;
+
+	if (result < 0) {
+		atomic_fetch_add(&build->n_failed, 1);
+		(void)fprintf(stderr, "%sfailed: %s: %s\n", build->is_terminal ? "\r\033[K" : "",
+			      ticket->name, err->msg);
+		if (entry && entry->log)
+			(void)fprintf(stderr, "%.4000s\n", entry->log);
+	} else if (entry->info.spills > 0) {
+		atomic_fetch_add(&build->n_spilling, 1);
+		(void)fprintf(stderr, "%sspills %u: %s\n", build->is_terminal ? "\r\033[K" : "",
+			      entry->info.spills, ticket->name);
+	}
+	if (build->is_terminal)
+		(void)fprintf(stderr, "\r\033[K%u built, %u failed", done,
+			      atomic_load(&build->n_failed));
+	free(ticket);
+}
+
+static int submit(struct build *build, struct compile_queue *queue, const struct gpu_kernel *kernel,
+		  struct fmha_error *err)
+{
+	struct ticket *ticket = malloc(sizeof(*ticket));
+	const char *options[GPU_KERNEL_OPTIONS];
+	struct compile_request request = {.kernel = kernel->name,
+					  .arch = build->arch,
+					  .compiler = build->compiler,
+					  .source = kernel->source,
+					  .options = options,
+					  .n_options = (size_t)kernel->n_options};
+	int r;
+
+	if (!ticket)
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	ticket->build = build;
+	(void)snprintf(ticket->name, sizeof(ticket->name), "%s", kernel->name);
+	for (int i = 0; i < kernel->n_options; i++)
+		options[i] = kernel->options[i];
+	r = compile_queue_submit(queue, &request, COMPILE_BACKGROUND, on_built, ticket, err);
+	if (r < 0)
+		free(ticket);
+	return r;
+}
+
+/* Every spec that the options keep, each kernel once. @queue NULL: print the names. */
+static int walk(struct build *build, struct compile_queue *queue, struct fmha_error *err)
+{
+	struct spec_space_options options = SPEC_SPACE_OPTIONS(build->arch);
+	int profile = build->profile ? spec_profile_find(build->catalog, build->profile) : -1;
+	struct spec_filter *filter = NULL;
+	struct spec_space *space = NULL;
+	struct spec_iter *iter = NULL;
+	const struct kernel_spec *spec;
+	struct gpu_kernel kernel;
+	char diagram[SPEC_EXPLAIN_BYTES] = "";
+	int r;
+
+	if (build->profile && profile < 0)
+		return fmha_error_set(err, FMHA_EINVAL, "profile %s: there is none",
+				      build->profile);
+	options.rules = "gpu";
+	r = build->filter
+		    ? spec_filter_compile(build->catalog, build->filter, &filter, diagram, err)
+		    : 0;
+	if (r < 0)
+		(void)fprintf(stderr, "%s\n", diagram);
+	if (r == 0)
+		r = spec_space_new(build->catalog, &options, &space, err);
+	if (r == 0 && !(iter = spec_iter_new(space, filter)))
+		r = fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	while (r == 0 && (spec = spec_iter_next(iter))) {
+		if (profile >= 0 && !spec_profile_keeps(build->catalog, profile, spec))
+			continue;
+		if (spec_kernel(build->catalog, spec, &kernel) != 0)
+			continue;
+		switch (is_new(build, kernel.name)) {
+		case 1:
+			if (queue)
+				r = submit(build, queue, &kernel, err);
+			else
+				(void)printf("%s\n", kernel.name);
+			break;
+		case -1:
+			r = fmha_error_set(err, FMHA_EINVAL, "more than %d kernels: use a filter",
+					   SLOTS / 2);
+			break;
+		default:
+			break;
+		}
+	}
+	(void)spec_iter_free(iter);
+	(void)spec_space_free(space);
+	(void)spec_filter_free(filter);
+	return r;
+}
+
+static int compile_all(struct build *build, struct cache *cache, struct fmha_error *err)
+{
+	struct compile_queue_status status;
+	struct compile_queue *queue = NULL;
+	int r = compile_queue_new(&build->config, cache, build->jobs, &queue, err);
+
+	if (r < 0)
+		return r;
+	r = walk(build, queue, err);
+	if (r == 0)
+		compile_queue_drain(queue);
+	compile_queue_status(queue, &status);
+	(void)compile_queue_free(queue);
+	if (r < 0)
+		return r;
+	if (build->is_terminal)
+		(void)fputs("\r\033[K", stderr);
+	(void)printf("%s: %zu kernels: %llu built, %llu in the cache already, %u failed, "
+		     "%u spill registers\n",
+		     build->arch, build->n_names, (unsigned long long)status.built,
+		     (unsigned long long)status.hits, atomic_load(&build->n_failed),
+		     atomic_load(&build->n_spilling));
+	return 0;
+}
+
+static int run(struct build *build, struct fmha_error *err)
+{
+	struct cache *cache = NULL;
+	int64_t packed;
+	int r = spec_catalog_load(NULL, &build->catalog, err);
+
+	if (r == 0 && build->list)
+		r = walk(build, NULL, err);
+	else if (r == 0)
+		r = cache_new(build->cache, NULL, 0, &cache, err);
+	if (r == 0 && !build->list)
+		r = compile_all(build, cache, err);
+	if (r == 0 && build->pack) {
+		packed = cache_pack(cache, build->pack, err);
+		r = packed < 0 ? (int)packed : 0;
+		if (r == 0)
+			(void)printf("%s: %lld kernels\n", build->pack, (long long)packed);
+	}
+	(void)cache_free(cache);
+	build->catalog = spec_catalog_free(build->catalog);
+	return r;
+}
+
+int main(int argc, char **argv)
+{
+	struct build build = {.jobs = (int)sysconf(_SC_NPROCESSORS_ONLN),
+			      .is_terminal = isatty(STDERR_FILENO)};
+	struct fmha_error err = {0};
+	int r;
+
+	default_paths(&build);
+	r = parse(&build, argc, argv);
+	if (r != 0)
+		return r;
+	build.names = calloc(SLOTS, sizeof(*build.names));
+	if (!build.names)
+		return EXIT_FAILED;
+	r = run(&build, &err);
+	for (size_t i = 0; i < SLOTS; i++)
+		free(build.names[i]);
+	free(build.names);
+	if (r < 0) {
+		(void)fprintf(stderr, "fmhactl build: %s\n", err.msg);
+		return r == FMHA_EINVAL ? EXIT_USAGE : EXIT_FILES;
+	}
+	if (atomic_load(&build.n_failed) > 0)
+		return EXIT_FAILED;
+	return build.spills_fail && atomic_load(&build.n_spilling) > 0 ? EXIT_FAILED : 0;
+}
