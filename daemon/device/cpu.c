@@ -290,9 +290,14 @@ void cpu_launch_prepare(struct cpu_launch *launch)
 		if (scratch > job->scratch_bytes)
 			job->scratch_bytes = scratch;
 		for (int phase = 0; phase < kernel->n_phases; phase++) {
-			assert(job->n_steps < POOL_MAX_STEPS);
+			uint64_t n_tasks = (uint64_t)kernel->n_tasks(args, phase, n_threads);
+
+			if (n_tasks == 0)
+				continue;
+			if (job->n_steps == POOL_MAX_STEPS)
+				abort(); /* a kernel with more phases than the pool was built for */
 			job->steps[job->n_steps++] = (struct pool_step){
-				.n_tasks = (uint64_t)kernel->n_tasks(args, phase, n_threads),
+				.n_tasks = n_tasks,
 				.run = run_step,
 				.kernel = kernel,
 				.args = args,

@@ -20,7 +20,8 @@
 
 #include <base/list.h>
 
-#define POOL_MAX_STEPS 32
+/* Backward has up to 131 phases; what a job does not use of its steps is never touched. */
+#define POOL_MAX_STEPS 192
 #define POOL_TURN_NS   100000
 
 struct pool;
