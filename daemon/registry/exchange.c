@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * exchange.c: a registry as JSON, out and in.
+ * exchange.c: a registry as JSON; import.c reads it.
  *
  *   {"format": "fmhad-registry", "version": 1, "device": "...", "archs": [...],
  *    "sets": {"default": ["*"]}, "filter": "...",
@@ -18,8 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cjson/cJSON.h>
 
 #include <proto/error.h>
 
@@ -268,140 +266,5 @@ int registry_export_text(struct registry *registry, const char *filter, char **r
 	}
 	*ret_text = text.data;
 	*ret_size = text.size - 1;
-	return 0;
-}
-
-/* ---- import ---- */
-
-static int refuse(struct fmha_error *err, const char *field, const char *why)
-{
-	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: %s", field, why);
-}
-
-static int check_head(const struct registry *registry, const cJSON *root, struct fmha_error *err)
-{
-	const cJSON *format = cJSON_GetObjectItemCaseSensitive(root, "format");
-	const cJSON *version = cJSON_GetObjectItemCaseSensitive(root, "version");
-	const cJSON *device = cJSON_GetObjectItemCaseSensitive(root, "device");
-	const cJSON *archs = cJSON_GetObjectItemCaseSensitive(root, "archs");
-	const cJSON *arch = cJSON_GetArrayItem(archs, 0);
-
-	if (!cJSON_IsString(format) || strcmp(format->valuestring, "fmhad-registry") != 0)
-		return refuse(err, "format", "not an exported registry");
-	if (!cJSON_IsNumber(version) || version->valueint != 1)
-		return refuse(err, "version", "not 1");
-	if (!cJSON_IsString(device) || strcmp(device->valuestring, registry->device) != 0)
-		return fmha_error_set_field(
-			err, FMHA_EINVAL, "device", "device: exported from '%.60s', this is '%s'",
-			cJSON_IsString(device) ? device->valuestring : "", registry->device);
-	if (!cJSON_IsString(arch) ||
-	    strcmp(arch->valuestring, registry_arch_name(registry, 0)) != 0)
-		return fmha_error_set_field(err, FMHA_EINVAL, "archs",
-					    "archs: exported from '%.60s', this is '%s'",
-					    cJSON_IsString(arch) ? arch->valuestring : "",
-					    registry_arch_name(registry, 0));
-	return 0;
-}
-
-/* The list's shape, before anything is merged: an import is all or nothing. */
-static int check_kernels(const cJSON *kernels, struct fmha_error *err)
-{
-	const cJSON *item, *result;
-
-	if (!cJSON_IsArray(kernels))
-		return refuse(err, "kernels", "not a list");
-	cJSON_ArrayForEach(item, kernels)
-	{
-		const cJSON *tuned = cJSON_GetObjectItemCaseSensitive(item, "tuned");
-
-		if (!cJSON_IsString(cJSON_GetObjectItemCaseSensitive(item, "name")))
-			return refuse(err, "kernels", "one has no name");
-		if (tuned && !cJSON_IsArray(tuned))
-			return refuse(err, "tuned", "not a list");
-		cJSON_ArrayForEach(result, tuned)
-		{
-			const cJSON *shape = cJSON_GetObjectItemCaseSensitive(result, "shape");
-			const cJSON *us = cJSON_GetObjectItemCaseSensitive(result, "us");
-
-			if (!cJSON_IsString(shape) ||
-			    strlen(shape->valuestring) >= REGISTRY_SHAPE_BYTES)
-				return refuse(err, "shape", "missing or too long");
-			if (!cJSON_IsNumber(us) || !(us->valuedouble > 0) ||
-			    !(us->valuedouble < REGISTRY_MAX_US))
-				return refuse(err, "us", "not a duration");
-		}
-	}
-	return 0;
-}
-
-/* Takes over what @item knows more than this registry; 1 when that was something. */
-static int merge_kernel(struct registry *registry, const cJSON *item, struct fmha_error *err)
-{
-	const cJSON *name = cJSON_GetObjectItemCaseSensitive(item, "name");
-	const cJSON *priority = cJSON_GetObjectItemCaseSensitive(item, "priority");
-	const cJSON *tuned = cJSON_GetObjectItemCaseSensitive(item, "tuned"), *result;
-	struct registry_entry *entry;
-	struct kernel_spec spec;
-	int gained = 0;
-
-	if (!cJSON_IsNumber(priority) && cJSON_GetArraySize(tuned) == 0)
-		return 0;
-	if (registry_find(registry, name->valuestring, &spec, NULL, NULL) < 0)
-		return 0; /* of a newer or older build */
-	pthread_mutex_lock(&registry->mutex);
-	entry = registry_entry_find(registry, &spec, true);
-	if (!entry) {
-		pthread_mutex_unlock(&registry->mutex);
-		return fmha_error_set(err, FMHA_ENOMEM, "import: out of memory");
-	}
-	if (cJSON_IsNumber(priority) && entry->priority == 0 && priority->valueint != 0) {
-		entry->priority = priority->valueint;
-		gained = 1;
-	}
-	cJSON_ArrayForEach(result, tuned)
-	{
-		const cJSON *shape = cJSON_GetObjectItemCaseSensitive(result, "shape");
-		const cJSON *us = cJSON_GetObjectItemCaseSensitive(result, "us");
-
-		/* A kernel that holds its full number of results keeps its own. */
-		if (!registry_entry_tuned(entry, shape->valuestring) &&
-		    registry_entry_set_tuned(entry, shape->valuestring, us->valuedouble, NULL) == 0)
-			gained = 1;
-	}
-	pthread_mutex_unlock(&registry->mutex);
-	return gained;
-}
-
-int registry_import(struct registry *registry, const char *json, size_t size,
-		    uint64_t *ret_n_merged, struct fmha_error *err)
-{
-	const cJSON *kernels, *item;
-	uint64_t n_merged = 0;
-	cJSON *root;
-	int r;
-
-	if (size > REGISTRY_MAX_JSON)
-		return refuse(err, "size", "larger than 64 MiB");
-	root = cJSON_ParseWithLength(json, size);
-	if (!cJSON_IsObject(root)) {
-		cJSON_Delete(root);
-		return refuse(err, "format", "not a JSON object");
-	}
-	r = check_head(registry, root, err);
-	kernels = cJSON_GetObjectItemCaseSensitive(root, "kernels");
-	if (r == 0)
-		r = check_kernels(kernels, err);
-	cJSON_ArrayForEach(item, kernels)
-	{
-		if (r < 0)
-			break;
-		r = merge_kernel(registry, item, err);
-		n_merged += r > 0;
-	}
-	cJSON_Delete(root);
-	if (r < 0)
-		return r;
-	if (ret_n_merged)
-		*ret_n_merged = n_merged;
 	return 0;
 }

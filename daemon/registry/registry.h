@@ -32,9 +32,10 @@
 #define REGISTRY_MAX_KERNELS  (1 << 20) /* with a state of their own */
 #define REGISTRY_MAX_TUNED    256       /* results of a kernel */
 #define REGISTRY_MAX_US       1e12
-#define REGISTRY_SHAPE_BYTES  96          /* NUL included */
-#define REGISTRY_NAME_BYTES   64          /* of devices and sets, NUL included */
-#define REGISTRY_MAX_JSON     (64u << 20) /* of an import or a set */
+#define REGISTRY_SHAPE_BYTES  96           /* NUL included */
+#define REGISTRY_NAME_BYTES   64           /* of devices and sets, NUL included */
+#define REGISTRY_MAX_SET      (1u << 20)   /* bytes of a set's JSON */
+#define REGISTRY_MAX_JSON     (256u << 20) /* bytes of an export that is imported */
 
 struct registry;
 

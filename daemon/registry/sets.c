@@ -93,8 +93,8 @@ static int set_parse(struct registry_set *set, const char *json, size_t size,
 	cJSON *list, *item;
 	int r = 0;
 
-	if (size > REGISTRY_MAX_JSON)
-		return broken(err, set->name, "larger than 64 MiB");
+	if (size > REGISTRY_MAX_SET)
+		return broken(err, set->name, "larger than 1 MiB");
 	list = cJSON_ParseWithLength(json, size);
 	if (!cJSON_IsArray(list)) {
 		cJSON_Delete(list);

@@ -19,7 +19,7 @@
 #include <base/log.h>
 #include <proto/error.h>
 
-#define MAX_EXPORT_BYTES (256ull << 20)
+#define MAX_EXPORT_BYTES REGISTRY_MAX_JSON
 
 /* ---- the registry ---- */
 
@@ -85,7 +85,7 @@ static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_
 	if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
 		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: not a file or memfd");
 	if (st.st_size > (off_t)REGISTRY_MAX_JSON)
-		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: more than 64 MiB");
+		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: more than 256 MiB");
 	size = (size_t)st.st_size;
 	text = malloc(size + 1);
 	if (!text)
@@ -136,7 +136,7 @@ static int export(struct kernels_job *job)
 			    &job->error);
 	if (r == FMHA_EQUOTA)
 		return fmha_error_set_field(&job->error, r, "filter",
-					    "filter: the result exceeds %llu bytes: ask for less",
+					    "filter: the result exceeds %u bytes: ask for less",
 					    MAX_EXPORT_BYTES);
 	if (r == 0 && fcntl(job->fd, F_ADD_SEALS,
 			    F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)

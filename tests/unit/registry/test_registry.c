@@ -1,0 +1,577 @@
+/* SPDX-License-Identifier: MIT */
+/* The registry: names, signatures, filters, states, sets, export and import. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include <cjson/cJSON.h>
+
+#include <specs/catalog.h>
+
+#include "registry.h"
+
+static struct spec_catalog *catalog;
+
+static int load_catalog(void **state)
+{
+	struct fmha_error err;
+
+	(void)state;
+	return spec_catalog_load(NULL, &catalog, &err);
+}
+
+static int free_catalog(void **state)
+{
+	(void)state;
+	catalog = spec_catalog_free(catalog);
+	return 0;
+}
+
+static struct registry *registry_for(const char *arch)
+{
+	struct registry_device device = {.name = "a card"};
+	struct registry *registry;
+	struct fmha_error err;
+
+	registry_device_archs(&device, arch);
+	if (registry_new(catalog, &device, &registry, &err) != 0)
+		fail_msg("%s: %s", arch, err.msg);
+	return registry;
+}
+
+/* The first kernel that @filter lets through. */
+static int take_first(void *owner, const struct kernel_spec *spec, const char *name,
+		      const struct registry_info *info)
+{
+	(void)spec;
+	(void)info;
+	strcpy(owner, name);
+	return 1;
+}
+
+static void first_name(struct registry *registry, const char *filter, char name[SPEC_NAME_BYTES])
+{
+	struct fmha_error err;
+
+	assert_int_equal(registry_each(registry, filter, take_first, name, &err), 1);
+}
+
+static int count_one(void *owner, const struct kernel_spec *spec, const char *name,
+		     const struct registry_info *info)
+{
+	(void)spec;
+	(void)name;
+	(void)info;
+	++*(uint64_t *)owner;
+	return 0;
+}
+
+static void a_cpu_runs_all_levels_below(void **state)
+{
+	struct registry *registry = registry_for("x86_64_v4");
+	uint64_t sum = 0, n = 0;
+
+	(void)state;
+	assert_int_equal(registry_n_archs(registry), 3);
+	assert_string_equal(registry_arch_name(registry, 0), "x86_64_v4");
+	assert_string_equal(registry_arch_name(registry, 1), "x86_64_v3");
+	assert_string_equal(registry_arch_name(registry, 2), "portable");
+	for (size_t i = 0; i < 3; i++)
+		sum += spec_space_count(registry_space(registry, i));
+	assert_int_equal(registry_count(registry), sum);
+	assert_int_equal(registry_each(registry, "family == 'bwd_dot_do_o'", count_one, &n, NULL),
+			 0);
+	assert_true(n > 0 && n < sum);
+	registry_free(registry);
+}
+
+static void unknown_archs_are_named(void **state)
+{
+	struct registry_device device = {.name = "x"};
+	struct registry *registry;
+	struct fmha_error err;
+
+	(void)state;
+	registry_device_archs(&device, "gfx7");
+	assert_int_equal(registry_new(catalog, &device, &registry, &err), FMHA_ENOENT);
+	assert_string_equal(err.field, "arch");
+	assert_non_null(strstr(err.msg, "gfx7"));
+}
+
+static void names_are_found_or_explained(void **state)
+{
+	struct registry *registry = registry_for("gfx942");
+	char name[SPEC_NAME_BYTES], other[SPEC_NAME_BYTES];
+	struct kernel_spec spec;
+	struct registry_info info;
+	struct fmha_error err;
+
+	(void)state;
+	first_name(registry, "family == 'fwd' and hdim_q == 128", name);
+	assert_int_equal(registry_find(registry, name, &spec, &info, &err), 0);
+	assert_int_equal(spec.signature.hdim_q, 128);
+	assert_int_equal(info.flags, 0);
+	assert_int_equal(info.offered, 1);
+	assert_int_equal(info.preferred, 0);
+	(void)spec_name_format(catalog, &spec, other);
+	assert_string_equal(name, other);
+	assert_int_equal(registry_find(registry, "nonsense", NULL, NULL, &err), FMHA_ENOENT);
+	assert_string_equal(err.field, "kernel");
+	assert_int_equal(registry_find(registry, "", NULL, NULL, &err), FMHA_ENOENT);
+	/* A sound name of another device. */
+	memcpy(strstr(name, "gfx942"), "gfx950", 6);
+	assert_int_equal(registry_find(registry, name, NULL, NULL, &err), FMHA_ENOENT);
+	/* A sound name that the rules do not make. */
+	spec.tile.tile_m0 = 48;
+	(void)spec_name_format(catalog, &spec, name);
+	assert_int_equal(registry_find(registry, name, NULL, NULL, &err), FMHA_ENOENT);
+	assert_non_null(strstr(err.msg, "not a kernel of this device"));
+	registry_free(registry);
+}
+
+/* A lookup by signature finds exactly what a filter that spells it out finds. */
+static void signatures_find_what_filters_find(void **state)
+{
+	static const char filter[] =
+		"family == 'fwd' and data_type == 'bf16' and mode == 'group' and "
+		"hdim_q == 128 and hdim_v == 128 and mask == 'top_left' and "
+		"bias == 'no' and lse and not dropout and not logits and not "
+		"sink and not skip_min_seqlen_q and qscale == 'no'";
+	struct registry *registry = registry_for("gfx942");
+	struct registry_lookup *lookup = registry_lookup_new(registry);
+	struct kernel_signature signature;
+	const struct kernel_spec *spec;
+	struct registry_info info;
+	uint64_t by_filter = 0, found = 0;
+
+	(void)state;
+	spec_signature_init(&signature);
+	signature.family = SPEC_FWD;
+	signature.data_type = SPEC_BF16;
+	signature.mode = SPEC_MODE_GROUP;
+	signature.hdim_q = signature.hdim_v = 128;
+	signature.mask = SPEC_MASK_TOP_LEFT;
+	signature.lse = 1;
+	/* What forward does not look at must not matter. */
+	signature.page_size = 16;
+	signature.deterministic = 1;
+	assert_int_equal(registry_each(registry, filter, count_one, &by_filter, NULL), 0);
+	for (int round = 0; round < 2; round++) {
+		found = 0;
+		registry_lookup_start(lookup, 0, &signature);
+		while ((spec = registry_lookup_next(lookup, &info))) {
+			assert_int_equal(spec->signature.lse, 1);
+			found++;
+		}
+		assert_int_equal(found, by_filter);
+		assert_true(found > 0);
+	}
+	signature.hdim_q = 17;
+	registry_lookup_start(lookup, 0, &signature);
+	assert_null(registry_lookup_next(lookup, &info));
+	registry_lookup_free(lookup);
+	registry_free(registry);
+}
+
+static void bad_filters_say_where(void **state)
+{
+	struct registry *registry = registry_for("gfx90a");
+	struct fmha_error err;
+	uint64_t n = 0;
+
+	(void)state;
+	assert_int_equal(registry_each(registry, "hdim_q ==", count_one, &n, &err), FMHA_EINVAL);
+	assert_true(err.msg[0] != '\0');
+	assert_int_equal(registry_each(registry, "colour == 'red'", count_one, &n, &err),
+			 FMHA_EINVAL);
+	registry_free(registry);
+}
+
+static void states_are_kept_for_the_few(void **state)
+{
+	struct registry *registry = registry_for("gfx942");
+	char name[SPEC_NAME_BYTES];
+	struct kernel_spec spec;
+	struct registry_info info;
+	struct fmha_error err;
+	double us = 0;
+
+	(void)state;
+	first_name(registry, "family == 'bwd_dq_dk_dv'", name);
+	assert_int_equal(
+		registry_set_flags(registry, name, REGISTRY_COMPILED | REGISTRY_LOADED, 0, &err),
+		0);
+	assert_int_equal(registry_set_flags(registry, name, 0, REGISTRY_LOADED, &err), 0);
+	assert_int_equal(registry_set_priority(registry, name, -3, &err), 0);
+	assert_int_equal(registry_find(registry, name, &spec, NULL, &err), 0);
+	registry_add_run(registry, &spec, 100);
+	registry_add_run(registry, &spec, 50);
+	assert_false(registry_get_tuned(registry, &spec, "b1", &us));
+	assert_int_equal(registry_set_tuned(registry, name, "b1", 7.5, &err), 0);
+	assert_int_equal(registry_set_tuned(registry, name, "b1", 6.5, &err),
+			 0); /* the last counts */
+	assert_true(registry_get_tuned(registry, &spec, "b1", &us));
+	assert_true(us == 6.5);
+	assert_false(registry_get_tuned(registry, &spec, "b2", &us));
+	registry_get_info(registry, &spec, &info);
+	assert_int_equal(info.flags, REGISTRY_COMPILED);
+	assert_int_equal(info.priority, -3);
+	assert_int_equal(info.n_runs, 2);
+	assert_int_equal(info.run_ns, 150);
+	assert_int_equal(info.n_tuned, 1);
+	/* Another kernel of the same signature is as it was. */
+	spec.pad_d = spec.pad_d ? 0 : 1;
+	registry_get_info(registry, &spec, &info);
+	assert_int_equal(info.flags, 0);
+	assert_int_equal(registry_set_flags(registry, "nobody", 1, 0, &err), FMHA_ENOENT);
+	assert_int_equal(registry_set_tuned(registry, name, "b1", -1, &err), FMHA_EINVAL);
+	assert_int_equal(registry_set_tuned(registry, name, "b1", 0.0 / 0.0, &err), FMHA_EINVAL);
+	registry_free(registry);
+}
+
+static int quarantine(void *owner, const struct kernel_spec *spec, const char *name,
+		      const struct registry_info *info)
+{
+	struct fmha_error err;
+
+	(void)spec;
+	(void)info;
+	return registry_set_flags(owner, name, REGISTRY_QUARANTINED, 0, &err);
+}
+
+static int check_quarantined(void *owner, const struct kernel_spec *spec, const char *name,
+			     const struct registry_info *info)
+{
+	(void)name;
+	assert_int_equal(info->flags,
+			 spec->signature.family == SPEC_BWD_DQ_DK_DV ? REGISTRY_QUARANTINED : 0);
+	++*(uint64_t *)owner;
+	return 0;
+}
+
+/* The table of states grows; nothing gets lost or mixed up. */
+static void thousands_of_states_fit(void **state)
+{
+	struct registry *registry = registry_for("gfx90a");
+	uint64_t n = 0;
+
+	(void)state;
+	assert_int_equal(
+		registry_each(registry, "family == 'bwd_dq_dk_dv'", quarantine, registry, NULL), 0);
+	assert_int_equal(registry_each(registry,
+				       "family in ('bwd_dq_dk_dv', 'bwd_dot_do_o', 'fwd_appendkv')",
+				       check_quarantined, &n, NULL),
+			 0);
+	assert_true(n > 12000);
+	registry_free(registry);
+}
+
+static void load(struct registry *registry, const char *set, const char *json, uint64_t *n)
+{
+	struct fmha_error err;
+
+	if (registry_load_set(registry, set, json, strlen(json), n, &err) != 0)
+		fail_msg("%s: %s", json, err.msg);
+}
+
+static int count_offered(void *owner, const struct kernel_spec *spec, const char *name,
+			 const struct registry_info *info)
+{
+	(void)spec;
+	(void)name;
+	*(uint64_t *)owner += info->offered;
+	return 0;
+}
+
+static uint64_t n_offered(struct registry *registry)
+{
+	uint64_t n = 0;
+
+	assert_int_equal(registry_each(registry, NULL, count_offered, &n, NULL), 0);
+	return n;
+}
+
+static void sets_are_unions_of_patterns(void **state)
+{
+	struct registry *registry = registry_for("portable");
+	uint64_t all = registry_count(registry), n, dots = 0, converts = 0;
+	struct fmha_error err;
+
+	(void)state;
+	registry_each(registry, "family == 'bwd_dot_do_o'", count_one, &dots, NULL);
+	registry_each(registry, "family == 'bwd_convert_dq'", count_one, &converts, NULL);
+	assert_int_equal(n_offered(registry), all);
+	load(registry, "mine", "[\"bwd_dot_do_o-*\"]", &n);
+	assert_int_equal(n, dots);
+	assert_int_equal(n_offered(registry), all); /* the default set offers the rest */
+	assert_int_equal(registry_unload_set(registry, "default", &n, &err), 0);
+	assert_int_equal(n, all - dots);
+	assert_int_equal(n_offered(registry), dots);
+	load(registry, "more", "[\"bwd_*\", \"!bwd_d*\", \"*-nothing-*\"]", &n);
+	assert_int_equal(n, converts);
+	assert_int_equal(n_offered(registry), dots + converts);
+	/* Loading replaces a set of the same name. */
+	load(registry, "more", "[\"bwd_dot?do?o-*\"]", &n);
+	assert_int_equal(n, dots);
+	assert_int_equal(registry_unload_set(registry, "mine", &n, &err), 0);
+	assert_int_equal(n, 0); /* "more" still names them */
+	assert_int_equal(registry_unload_set(registry, "mine", &n, &err), FMHA_ENOENT);
+	assert_int_equal(registry_unload_set(registry, "more", NULL, &err), 0);
+	assert_int_equal(n_offered(registry), 0);
+	load(registry, "default", "[\"*\"]", &n);
+	assert_int_equal(n, all);
+	registry_free(registry);
+}
+
+/* A pattern that makes naive matchers exponential. */
+static void wildcards_are_matched_in_linear_time(void **state)
+{
+	struct registry *registry = registry_for("portable");
+	uint64_t n;
+
+	(void)state;
+	load(registry, "slow", "[\"*1*1*1*1*1*1*1*1*1*1*1*1*1*1*1*1*1*1*1*1*1*1*no such*\"]", &n);
+	assert_int_equal(n, 0);
+	registry_free(registry);
+}
+
+static void broken_sets_are_refused(void **state)
+{
+	static const char *const broken[] = {
+		"", "{", "{}", "\"*\"", "[1]", "[\"a\", null]", "[\"\"]", "[[\"*\"]]"};
+	struct registry *registry = registry_for("portable");
+	uint64_t all = registry_count(registry);
+	char many[8 * 1100] = "[\"a\"";
+	struct fmha_error err;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
+		err = (struct fmha_error){0};
+		assert_int_equal(
+			registry_load_set(registry, "x", broken[i], strlen(broken[i]), NULL, &err),
+			FMHA_EINVAL);
+		assert_string_equal(err.field, "set");
+	}
+	for (int i = 0; i < REGISTRY_MAX_PATTERNS; i++)
+		strcat(many, ",\"a\"");
+	strcat(many, "]");
+	assert_int_equal(registry_load_set(registry, "x", many, strlen(many), NULL, &err),
+			 FMHA_EINVAL);
+	assert_int_equal(registry_load_set(registry, "", "[]", 2, NULL, &err), FMHA_EINVAL);
+	for (int i = 1; i < REGISTRY_MAX_SETS; i++) {
+		char name[8];
+
+		(void)snprintf(name, sizeof(name), "s%d", i);
+		assert_int_equal(registry_load_set(registry, name, "[]", 2, NULL, &err), 0);
+	}
+	assert_int_equal(registry_load_set(registry, "x", "[]", 2, NULL, &err), FMHA_EQUOTA);
+	assert_int_equal(n_offered(registry), all);
+	registry_free(registry);
+}
+
+static cJSON *export(struct registry *registry, const char *filter)
+{
+	struct fmha_error err;
+	char *text;
+	size_t size;
+	cJSON *root;
+
+	if (registry_export_text(registry, filter, &text, &size, &err) != 0)
+		fail_msg("%s", err.msg);
+	assert_int_equal(strlen(text), size);
+	root = cJSON_Parse(text);
+	assert_non_null(root);
+	free(text);
+	return root;
+}
+
+static double number(const cJSON *root, const char *a, const char *b)
+{
+	const cJSON *item = cJSON_GetObjectItem(cJSON_GetObjectItem(root, a), b);
+
+	return item ? item->valuedouble : -1;
+}
+
+static void exports_count_what_they_list(void **state)
+{
+	struct registry *registry = registry_for("gfx942");
+	cJSON *root = export(registry, "family in ('bwd_dot_do_o', 'bwd_convert_dq')");
+	const cJSON *statistics = cJSON_GetObjectItem(root, "statistics");
+
+	(void)state;
+	assert_string_equal(cJSON_GetObjectItem(root, "device")->valuestring, "a card");
+	assert_string_equal(cJSON_GetArrayItem(cJSON_GetObjectItem(root, "archs"), 0)->valuestring,
+			    "gfx942");
+	assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(root, "kernels")), 192);
+	/* ENUMERATION section 13: 60 and 132. */
+	assert_true(number(statistics, "families", "bwd_dot_do_o") == 60);
+	assert_true(number(statistics, "families", "bwd_convert_dq") == 132);
+	assert_true(number(statistics, "data_types", "bf16") == 96);
+	assert_true(number(statistics, "pipelines", "qr") == 192);
+	assert_true(number(statistics, "states", "offered") == 192);
+	assert_true(number(statistics, "states", "tuned") == 0);
+	cJSON_Delete(root);
+	registry_free(registry);
+}
+
+/* Strings of users are escaped: the document stays JSON. */
+static void exports_escape(void **state)
+{
+	struct registry *registry = registry_for("portable");
+	static const char set[] = "[\"a\\\"b\\\\c\\nd\\u00e9\"]";
+	cJSON *root;
+	const cJSON *patterns;
+
+	(void)state;
+	load(registry, "quo\"te", set, NULL);
+	root = export(registry, "hdim_q == 17 or pipeline == 'cpu_rows' and hdim_q == 17");
+	patterns = cJSON_GetObjectItem(cJSON_GetObjectItem(root, "sets"), "quo\"te");
+	assert_non_null(patterns);
+	assert_memory_equal(cJSON_GetArrayItem(patterns, 0)->valuestring, "a\"b\\c\nd", 7);
+	cJSON_Delete(root);
+	registry_free(registry);
+}
+
+static void imports_merge(void **state)
+{
+	struct registry *here = registry_for("gfx942"), *there = registry_for("gfx942");
+	char name[SPEC_NAME_BYTES], mine[SPEC_NAME_BYTES];
+	struct kernel_spec spec;
+	struct registry_info info;
+	struct fmha_error err;
+	uint64_t n = 99;
+	size_t size;
+	double us;
+	char *text;
+
+	(void)state;
+	first_name(there, "family == 'fwd' and hdim_q == 32", name);
+	first_name(there, "family == 'fwd_appendkv'", mine);
+	assert_int_equal(registry_set_tuned(there, name, "s1", 10, &err), 0);
+	assert_int_equal(registry_set_tuned(there, name, "s2", 20, &err), 0);
+	assert_int_equal(registry_set_priority(there, name, 4, &err), 0);
+	assert_int_equal(
+		registry_set_flags(there, name, REGISTRY_LOADED | REGISTRY_QUARANTINED, 0, &err),
+		0);
+	assert_int_equal(registry_set_priority(there, mine, 4, &err), 0);
+	assert_int_equal(registry_set_priority(here, mine, 9, &err), 0);
+	assert_int_equal(registry_set_tuned(here, name, "s1", 11, &err), 0);
+	assert_int_equal(registry_export_text(there,
+					      "family in ('fwd', 'fwd_appendkv') and "
+					      "hdim_q in (32, 64)",
+					      &text, &size, &err),
+			 0);
+	assert_int_equal(registry_import(here, text, size, &n, &err), 0);
+	assert_int_equal(n, 1);
+	assert_int_equal(registry_find(here, name, &spec, &info, &err), 0);
+	assert_int_equal(info.priority, 4);
+	assert_int_equal(info.n_tuned, 2);
+	assert_int_equal(info.flags, 0); /* of the other machine's files and processes */
+	assert_true(registry_get_tuned(here, &spec, "s1", &us));
+	assert_true(us == 11); /* its own result wins */
+	assert_true(registry_get_tuned(here, &spec, "s2", &us));
+	assert_true(us == 20);
+	assert_int_equal(registry_find(here, mine, NULL, &info, &err), 0);
+	assert_int_equal(info.priority, 9);
+	/* Twice changes nothing. */
+	assert_int_equal(registry_import(here, text, size, &n, &err), 0);
+	assert_int_equal(n, 0);
+	free(text);
+	registry_free(here);
+	registry_free(there);
+}
+
+#define HEAD(device, arch)                                                                         \
+	"{\"format\":\"fmhad-registry\",\"version\":1,\"device\":\"" device                        \
+	"\",\"archs\":[\"" arch "\"],\"kernels\":"
+
+/* The cutting of the document, which knows strings and brackets only. */
+static void imports_read_any_layout(void **state)
+{
+	static const char text[] =
+		" { \"extra\": {\"a\": [1, \"]}\\\"\", {}]}, \"kernels\" : [ ] ,\n"
+		"\"archs\":[ \"portable\" ,\"more\"],\"version\":1.0,"
+		"\"device\" :\"a card\", \"format\":\"fmhad-registry\"}\n ";
+	static const char *const broken[] = {
+		"{\"format\"", "{\"format\":", "{\"format\": \"x",
+		"{\"a\": [}",  "{\"a\": [1}",  "{\"a\": ]}",
+		"{\"a\" 1}",   "{\"a\": 1} x", "{\"a\": {\"b\": [1, 2}"};
+	struct registry *registry = registry_for("portable");
+	struct fmha_error err = {0};
+	uint64_t n = 7;
+
+	(void)state;
+	if (registry_import(registry, text, sizeof(text) - 1, &n, &err) != 0)
+		fail_msg("%s: %s", err.field, err.msg);
+	assert_int_equal(n, 0);
+	for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++)
+		assert_int_equal(registry_import(registry, broken[i], strlen(broken[i]), &n, &err),
+				 FMHA_EINVAL);
+	/* No prefix of a sound document is one. */
+	for (size_t i = 0; i < sizeof(text) - 3; i++)
+		assert_int_equal(registry_import(registry, text, i, &n, &err), FMHA_EINVAL);
+	registry_free(registry);
+}
+
+static void foreign_imports_are_refused(void **state)
+{
+	static const struct {
+		const char *text, *field;
+	} cases[] = {
+		{"", "format"},
+		{"[]", "format"},
+		{"{}", "format"},
+		{"{\"format\":\"fmhad-registry\"}", "version"},
+		{HEAD("another card", "portable") "[]}", "device"},
+		{HEAD("a card", "gfx942") "[]}", "archs"},
+		{HEAD("a card", "portable") "{}}", "kernels"},
+		{HEAD("a card", "portable") "[{}]}", "kernels"},
+		{HEAD("a card", "portable") "[{\"name\":\"x\",\"tuned\":7}]}", "tuned"},
+		{HEAD("a card", "portable") "[{\"name\":\"x\",\"tuned\":[{}]}]}", "shape"},
+		{HEAD("a card", "portable") "[{\"name\":\"x\",\"tuned\":[{\"shape\":\"s\"}]}]}",
+		 "us"},
+		{HEAD("a card",
+		      "portable") "[{\"name\":\"x\",\"tuned\":[{\"shape\":\"s\",\"us\":0}]}]}",
+		 "us"},
+	};
+	struct registry *registry = registry_for("portable");
+	struct fmha_error err;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		err = (struct fmha_error){0};
+		assert_int_equal(
+			registry_import(registry, cases[i].text, strlen(cases[i].text), NULL, &err),
+			FMHA_EINVAL);
+		assert_string_equal(err.field, cases[i].field);
+	}
+	registry_free(registry);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_cpu_runs_all_levels_below),
+		cmocka_unit_test(unknown_archs_are_named),
+		cmocka_unit_test(names_are_found_or_explained),
+		cmocka_unit_test(signatures_find_what_filters_find),
+		cmocka_unit_test(bad_filters_say_where),
+		cmocka_unit_test(states_are_kept_for_the_few),
+		cmocka_unit_test(thousands_of_states_fit),
+		cmocka_unit_test(sets_are_unions_of_patterns),
+		cmocka_unit_test(wildcards_are_matched_in_linear_time),
+		cmocka_unit_test(broken_sets_are_refused),
+		cmocka_unit_test(exports_count_what_they_list),
+		cmocka_unit_test(exports_escape),
+		cmocka_unit_test(imports_merge),
+		cmocka_unit_test(foreign_imports_are_refused),
+		cmocka_unit_test(imports_read_any_layout),
+	};
+
+	return cmocka_run_group_tests(tests, load_catalog, free_catalog);
+}
