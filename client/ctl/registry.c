@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: MIT */
+/* registry.c: the kernels of one device: seen as JSON, merged, and chosen in sets. */
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "ctl.h"
+
+#define MAX_DOCUMENT (64 << 20) /* what the daemon takes */
+
+static const char usage[] =
+	"usage: fmhactl registry export [--filter EXPR] [--out FILE] [OPTION...]\n"
+	"       fmhactl registry import FILE [OPTION...]\n"
+	"       fmhactl registry load SET.json [--name NAME] [OPTION...]\n"
+	"       fmhactl registry unload NAME [OPTION...]\n"
+	"\n"
+	"export  prints a device's kernels with their state, statistics and tuned results as JSON\n"
+	"import  merges an export of another machine that has the same device\n"
+	"load    offers the kernels of a set: a JSON list of patterns over kernel names, as in\n"
+	"        [\"fwd-bf16-*\", \"!*-h256-*\"]; the set is called like the file unless --name "
+	"says else\n"
+	"unload  takes a set back\n"
+	"\n"
+	"  --filter EXPR    only kernels for which this holds, as in \"hdim_q == 128 and pipeline "
+	"== 'qr'\"\n"
+	"  --out FILE       write there instead of to stdout\n" CTL_TARGET_HELP;
+
+struct request {
+	struct ctl_target target;
+	const char *filter, *out, *name;
+	const char *operand; /* FILE or NAME */
+};
+
+static int file_error(const char *path)
+{
+	(void)fprintf(stderr, "fmhactl: %s: %s\n", path, strerror(errno));
+	return CTL_IO;
+}
+
+/* A whole document. @ret_text: given. Return: 0 or an exit code. */
+static int read_file(const char *path, char **ret_text, size_t *ret_n)
+{
+	FILE *file = fopen(path, "re");
+	struct stat st;
+	char *text;
+	size_t n;
+
+	if (!file || fstat(fileno(file), &st) < 0) {
+		if (file)
+			(void)fclose(file);
+		return file_error(path);
+	}
+	if (!S_ISREG(st.st_mode) || st.st_size == 0 || st.st_size > MAX_DOCUMENT) {
+		(void)fclose(file);
+		(void)fprintf(stderr, "fmhactl: %s: not a file of 1 byte to %d MiB\n", path,
+			      MAX_DOCUMENT >> 20);
+		return CTL_IO;
+	}
+	n = (size_t)st.st_size;
+	text = malloc(n);
+	if (!text || fread(text, 1, n, file) != n) {
+		free(text);
+		(void)fclose(file);
+		return file_error(path);
+	}
+	(void)fclose(file);
+	*ret_text = text;
+	*ret_n = n;
+	return 0;
+}
+
+static int write_file(const char *path, const char *text)
+{
+	FILE *file = fopen(path, "we");
+	bool written;
+
+	if (!file)
+		return file_error(path);
+	written = fputs(text, file) >= 0 && fputc('\n', file) != EOF;
+	if (fclose(file) != 0 || !written)
+		return file_error(path);
+	return CTL_OK;
+}
+
+static int do_export(struct fmha_device *device, const struct request *request)
+{
+	struct fmha_error err = {0};
+	char *json;
+	int r;
+
+	if (fmha_registry_export(device, request->filter, &json, &err) < 0)
+		return ctl_error(&err);
+	if (request->out)
+		r = write_file(request->out, json);
+	else
+		r = puts(json) < 0 ? CTL_IO : CTL_OK;
+	free(json);
+	return r;
+}
+
+/* "sets/small.json" is called "small". */
+static void name_from_path(const char *path, char name[FMHA_NAME_BYTES])
+{
+	const char *base = strrchr(path, '/');
+	size_t n;
+
+	base = base ? base + 1 : path;
+	n = strlen(base);
+	if (n > 5 && !strcmp(base + n - 5, ".json"))
+		n -= 5;
+	if (n >= FMHA_NAME_BYTES)
+		n = FMHA_NAME_BYTES - 1;
+	memcpy(name, base, n);
+	name[n] = '\0';
+}
+
+static int do_import(struct fmha_device *device, const struct request *request, bool is_set)
+{
+	struct fmha_error err = {0};
+	char *text = NULL, name[FMHA_NAME_BYTES];
+	uint64_t n_kernels = 0;
+	size_t n = 0;
+	int r = read_file(request->operand, &text, &n);
+
+	if (r != 0)
+		return r;
+	name_from_path(request->operand, name);
+	if (is_set)
+		r = fmha_registry_load(device, request->name ? request->name : name, text, n,
+				       &n_kernels, &err);
+	else
+		r = fmha_registry_import(device, text, n, &n_kernels, &err);
+	free(text);
+	if (r < 0)
+		return ctl_error(&err);
+	if (is_set)
+		(void)printf("set %s: %llu kernels\n", request->name ? request->name : name,
+			     (unsigned long long)n_kernels);
+	else
+		(void)printf("%llu kernels\n", (unsigned long long)n_kernels);
+	return CTL_OK;
+}
+
+static int do_unload(struct fmha_device *device, const struct request *request)
+{
+	struct fmha_error err = {0};
+	uint64_t n_kernels = 0;
+
+	if (fmha_registry_unload(device, request->operand, &n_kernels, &err) < 0)
+		return ctl_error(&err);
+	(void)printf("set %s: unloaded, %llu kernels are not offered any more\n", request->operand,
+		     (unsigned long long)n_kernels);
+	return CTL_OK;
+}
+
+static int parse(struct request *request, int argc, char **argv, bool *ret_done)
+{
+	static const struct option options[] = {{"filter", required_argument, NULL, 'f'},
+						{"out", required_argument, NULL, 'o'},
+						{"name", required_argument, NULL, 'n'},
+						CTL_TARGET_OPTIONS,
+						{0}};
+	int option, r;
+
+	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		switch (option) {
+		case CTL_OPT_HELP:
+			(void)fputs(usage, stdout);
+			*ret_done = true;
+			return CTL_OK;
+		case 'f':
+			request->filter = optarg;
+			break;
+		case 'o':
+			request->out = optarg;
+			break;
+		case 'n':
+			request->name = optarg;
+			break;
+		default:
+			r = ctl_target_option(&request->target, option, optarg);
+			if (r != 0)
+				return r;
+		}
+	}
+	if (optind < argc)
+		request->operand = argv[optind++];
+	if (optind < argc)
+		return ctl_usage_error("registry: what is '%s'?", argv[optind]);
+	return 0;
+}
+
+int ctl_registry(int argc, char **argv)
+{
+	const char *verb = argc > 1 ? argv[1] : "";
+	bool exports = !strcmp(verb, "export"), imports = !strcmp(verb, "import");
+	bool loads = !strcmp(verb, "load"), unloads = !strcmp(verb, "unload");
+	struct request request = {.target = CTL_TARGET_INIT};
+	struct fmha_client *client;
+	struct fmha_device *device;
+	bool done = false;
+	int r;
+
+	if (!strcmp(verb, "--help")) {
+		(void)fputs(usage, stdout);
+		return CTL_OK;
+	}
+	if (!exports && !imports && !loads && !unloads)
+		return ctl_usage_error("registry: export, import, load or unload, not '%s'", verb);
+	r = parse(&request, argc - 1, argv + 1, &done);
+	if (r != 0 || done)
+		return r;
+	if (!exports && !request.operand)
+		return ctl_usage_error("registry %s: %s is missing", verb,
+				       unloads ? "NAME" : "FILE");
+	if (exports && request.operand)
+		return ctl_usage_error("registry export: what is '%s'?", request.operand);
+	r = ctl_open(&request.target, &client, &device);
+	if (r != 0)
+		return r;
+	if (exports)
+		r = do_export(device, &request);
+	else if (unloads)
+		r = do_unload(device, &request);
+	else
+		r = do_import(device, &request, loads);
+	device = fmha_device_free(device);
+	client = fmha_client_free(client);
+	return r;
+}
