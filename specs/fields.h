@@ -15,6 +15,7 @@ struct field {
 	uint16_t offset; /* into struct kernel_spec */
 	uint8_t kind;    /* enum field_kind */
 	uint8_t type;    /* enum field_type */
+	int32_t min, max;
 };
 
 extern const struct field spec_fields[SPEC_N_FIELDS];
@@ -52,6 +53,10 @@ static inline void field_store(const struct field *field, void *spec, int32_t va
 int field_find(const char *name, size_t length);
 
 /* 1 when @value can be stored in the field; word numbers are not judged. */
-int field_fits(const struct field *field, int64_t value);
+static inline int field_fits(const struct field *field, int64_t value)
+{
+	return value >= field->min && value <= field->max &&
+	       (field->kind != FIELD_PAD || value <= 1 || value == SPEC_PAD_8);
+}
 
 #endif

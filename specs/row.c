@@ -108,8 +108,14 @@ static const char *parse_number(const struct field *field, const char *cell,
 				struct kernel_spec *spec)
 {
 	const char *at = cell + (*cell == '-'), *first = at;
-	int32_t value = 0;
+	int32_t value = *cell - '0';
 
+	/* Most cells are a single digit. */
+	if (cell[0] >= '0' && cell[0] <= '9' && cell[1] == ',' && field_fits(field, value)) {
+		field_store(field, spec, value);
+		return cell + 1;
+	}
+	value = 0;
 	while (*at >= '0' && *at <= '9' && at - first < 6)
 		value = value * 10 + (*at++ - '0');
 	if (at == first || !is_cell_end(*at))

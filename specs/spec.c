@@ -16,9 +16,24 @@ static_assert(sizeof(struct kernel_spec) == 84, "kernel_spec has padding");
 		 : FIELD_U16, int16_t                                                              \
 		 : FIELD_I16)
 
+#define MEMBER_MIN(member)                                                                         \
+	_Generic(((struct kernel_spec *)0)->member, uint8_t : 0, uint16_t : 0, int16_t : INT16_MIN)
+#define MEMBER_MAX(member)                                                                         \
+	_Generic(((struct kernel_spec *)0)->member, uint8_t                                        \
+		 : UINT8_MAX, uint16_t                                                             \
+		 : UINT16_MAX, int16_t                                                             \
+		 : INT16_MAX)
+
 const struct field spec_fields[SPEC_N_FIELDS] = {
 #define FIELD_ROW(name, member, kind)                                                              \
-	{#name, offsetof(struct kernel_spec, member), FIELD_##kind, MEMBER_TYPE(member)},
+	{#name,                                                                                    \
+	 offsetof(struct kernel_spec, member),                                                     \
+	 FIELD_##kind,                                                                             \
+	 MEMBER_TYPE(member),                                                                      \
+	 MEMBER_MIN(member),                                                                       \
+	 FIELD_##kind == FIELD_FLAG  ? 1                                                           \
+	 : FIELD_##kind == FIELD_PAD ? SPEC_PAD_8                                                  \
+				     : MEMBER_MAX(member)},
 	SPEC_FIELDS(FIELD_ROW)
 #undef FIELD_ROW
 };
@@ -41,24 +56,6 @@ int field_find(const char *name, size_t length)
 		    memcmp(spec_fields[i].name, name, length) == 0)
 			return i;
 	return -1;
-}
-
-int field_fits(const struct field *field, int64_t value)
-{
-	switch ((enum field_kind)field->kind) {
-	case FIELD_FLAG:
-		return value == 0 || value == 1;
-	case FIELD_PAD:
-		return value == 0 || value == 1 || value == SPEC_PAD_8;
-	case FIELD_WORD:
-	case FIELD_INT:
-		break;
-	}
-	if (field->type == FIELD_U8)
-		return value >= 0 && value <= UINT8_MAX;
-	if (field->type == FIELD_U16)
-		return value >= 0 && value <= UINT16_MAX;
-	return value >= INT16_MIN && value <= INT16_MAX;
 }
 
 void spec_signature_init(struct kernel_signature *signature)

@@ -16,13 +16,22 @@ trap 'rm -rf "$scratch"' EXIT
 mkdir -p "$scratch/seeds" $build/found
 $build/tests/fuzz/fuzz_seeds "$scratch/seeds"
 
-for fuzzer in precheck message problem; do
+# What fuzz_specs reads is text.
+mkdir -p "$scratch/seeds_specs"
+n=0
+while IFS= read -r line; do
+    printf '%b' "$line" >"$scratch/seeds_specs/$((n++))"
+done <tests/fuzz/specs.seeds
+
+for fuzzer in precheck message problem specs; do
     corpus=${FMHA_CORPUS:-$scratch}/$fuzzer
+    seeds=$scratch/seeds
+    [ $fuzzer != specs ] || seeds=$scratch/seeds_specs
     mkdir -p "$corpus"
     log=$scratch/$fuzzer.log
     if ! $build/tests/fuzz/fuzz_$fuzzer -max_total_time="$seconds" -max_len=2048 -timeout=5 \
         -rss_limit_mb=512 -malloc_limit_mb=64 -print_final_stats=1 -artifact_prefix=$build/found/ \
-        "$corpus" "$scratch/seeds" >"$log" 2>&1; then
+        "$corpus" "$seeds" >"$log" 2>&1; then
         tail -n 40 "$log" >&2
         echo "fuzz_$fuzzer: found something, see above and $build/found/" >&2
         exit 1
