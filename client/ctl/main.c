@@ -10,6 +10,7 @@ static const struct ctl_command commands[] = {
 	{"status", "processes, devices, sessions, buffers, queues, latencies", ctl_status},
 	{"devices", "the daemon's devices", ctl_devices},
 	{"run", "attention on .npy files: forward, backward, append", ctl_run},
+	{"verify", "random problems against the double-precision reference", ctl_verify},
 	{"plan", "which kernels a problem gets, and why", ctl_plan},
 	{"registry", "a device's kernels: export, import, load, unload", ctl_registry},
 	{"archs", "the archs that kernels are known for (no daemon)", ctl_archs},
