@@ -9,13 +9,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <msgpack/pack.h>
-
 #include <proto/error.h>
 #include <proto/frame.h>
 #include <proto/problem.h>
 
 #include "field.h"
+#include "writer.h"
 
 static const struct fmha_tensor *tensor_at(const void *member, uint32_t role)
 {
@@ -54,14 +53,6 @@ static double load_f64(const void *at)
 	return value;
 }
 
-static void pack_string(msgpack_packer *packer, const char *text)
-{
-	size_t n = strlen(text);
-
-	msgpack_pack_str(packer, n);
-	msgpack_pack_str_body(packer, text, n);
-}
-
 /* Whether an optional field may be left out because the receiver restores its value. */
 static bool field_is_fallback(const struct field *field, const char *object, const void *at)
 {
@@ -98,7 +89,7 @@ static bool field_is_fallback(const struct field *field, const char *object, con
 	return false;
 }
 
-static int encode_number(msgpack_packer *packer, const struct field *field, const void *at,
+static int encode_number(struct writer *writer, const struct field *field, const void *at,
 			 const struct field_path *path, struct fmha_error *err)
 {
 	bool is_signed = field->type == FIELD_I32;
@@ -109,17 +100,17 @@ static int encode_number(msgpack_packer *packer, const struct field *field, cons
 
 		if (number < field->min || number > (int64_t)field->max)
 			return field_error(err, FMHA_EINVAL, path, "%d is out of range", number);
-		msgpack_pack_int64(packer, number);
+		write_signed(writer, number);
 		return 0;
 	}
 	if (value < (uint64_t)field->min || value > field->max)
 		return field_error(err, FMHA_EINVAL, path, "%llu is out of range",
 				   (unsigned long long)value);
-	msgpack_pack_uint64(packer, value);
+	write_unsigned(writer, value);
 	return 0;
 }
 
-static int encode_float(msgpack_packer *packer, const struct field *field, const void *at,
+static int encode_float(struct writer *writer, const struct field *field, const void *at,
 			const struct field_path *path, struct fmha_error *err)
 {
 	double value = field->type == FIELD_F32 ? (double)load_f32(at) : load_f64(at);
@@ -127,13 +118,13 @@ static int encode_float(msgpack_packer *packer, const struct field *field, const
 	if (!isfinite(value))
 		return field_error(err, FMHA_EINVAL, path, "not a finite number");
 	if (field->type == FIELD_F32)
-		msgpack_pack_float(packer, (float)value);
+		write_float(writer, (float)value);
 	else
-		msgpack_pack_double(packer, value);
+		write_double(writer, value);
 	return 0;
 }
 
-static int encode_string(msgpack_packer *packer, const struct field *field, const char *text,
+static int encode_string(struct writer *writer, const struct field *field, const char *text,
 			 const struct field_path *path, struct fmha_error *err)
 {
 	size_t n = strnlen(text, field->size);
@@ -143,12 +134,11 @@ static int encode_string(msgpack_packer *packer, const struct field *field, cons
 				   field->size);
 	if (!field_string_valid(text, n))
 		return field_error(err, FMHA_EINVAL, path, "not printable UTF-8");
-	msgpack_pack_str(packer, n);
-	msgpack_pack_str_body(packer, text, n);
+	write_string(writer, text, n);
 	return 0;
 }
 
-static int encode_array(msgpack_packer *packer, const struct field *field, const char *at,
+static int encode_array(struct writer *writer, const struct field *field, const char *at,
 			uint32_t n, const struct field_path *path, struct fmha_error *err)
 {
 	int r;
@@ -156,18 +146,18 @@ static int encode_array(msgpack_packer *packer, const struct field *field, const
 	if (n > field->capacity)
 		return field_error(err, FMHA_EINVAL, path, "%u elements, more than %u", n,
 				   field->capacity);
-	msgpack_pack_array(packer, n);
+	write_array(writer, n);
 	for (uint32_t i = 0; i < n; i++) {
 		struct field_path element = {.parent = path, .index = i};
 
-		r = field_encode(packer, field->table, at + i * field->table->size, &element, err);
+		r = field_encode(writer, field->table, at + i * field->table->size, &element, err);
 		if (r < 0)
 			return r;
 	}
 	return 0;
 }
 
-static int encode_stride(msgpack_packer *packer, const int64_t *stride, uint32_t role,
+static int encode_stride(struct writer *writer, const int64_t *stride, uint32_t role,
 			 const struct field_path *path, struct fmha_error *err)
 {
 	int n_dims = proto_roles[role].n_dims;
@@ -180,17 +170,16 @@ static int encode_stride(msgpack_packer *packer, const int64_t *stride, uint32_t
 					   "%lld, but the tensor has %d dimensions",
 					   (long long)stride[i], n_dims);
 	}
-	msgpack_pack_array(packer, (size_t)n_dims);
+	write_array(writer, (uint32_t)n_dims);
 	for (int i = 0; i < n_dims; i++)
-		msgpack_pack_int64(packer, stride[i]);
+		write_signed(writer, stride[i]);
 	return 0;
 }
 
-static int encode_object(msgpack_packer *packer, const struct field_table *table,
-			 const void *object, uint32_t role, const struct field_path *path,
-			 struct fmha_error *err);
+static int encode_object(struct writer *writer, const struct field_table *table, const void *object,
+			 uint32_t role, const struct field_path *path, struct fmha_error *err);
 
-static int encode_tensors(msgpack_packer *packer, const struct field *field, const void *at,
+static int encode_tensors(struct writer *writer, const struct field *field, const void *at,
 			  struct fmha_error *err)
 {
 	struct field_path tensor = {.name = "tensor"};
@@ -199,21 +188,21 @@ static int encode_tensors(msgpack_packer *packer, const struct field *field, con
 
 	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++)
 		n += fmha_tensor_present(tensor_at(at, role));
-	msgpack_pack_map(packer, n);
+	write_map(writer, n);
 	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
 		struct field_path path = {.parent = &tensor, .name = proto_roles[role].name};
 
 		if (!fmha_tensor_present(tensor_at(at, role)))
 			continue;
-		pack_string(packer, proto_roles[role].name);
-		r = encode_object(packer, field->table, tensor_at(at, role), role, &path, err);
+		write_string(writer, proto_roles[role].name, strlen(proto_roles[role].name));
+		r = encode_object(writer, field->table, tensor_at(at, role), role, &path, err);
 		if (r < 0)
 			return r;
 	}
 	return 0;
 }
 
-static int encode_value(msgpack_packer *packer, const struct field *field, const char *object,
+static int encode_value(struct writer *writer, const struct field *field, const char *object,
 			uint32_t role, const struct field_path *path, struct fmha_error *err)
 {
 	const char *at = object + field->offset;
@@ -223,49 +212,44 @@ static int encode_value(msgpack_packer *packer, const struct field *field, const
 	case FIELD_U32:
 	case FIELD_U64:
 	case FIELD_I32:
-		return encode_number(packer, field, at, path, err);
+		return encode_number(writer, field, at, path, err);
 	case FIELD_F32:
 	case FIELD_F64:
-		return encode_float(packer, field, at, path, err);
+		return encode_float(writer, field, at, path, err);
 	case FIELD_STRING:
-		return encode_string(packer, field, at, path, err);
+		return encode_string(writer, field, at, path, err);
 	case FIELD_BOOL:
-		if (load_u32(at))
-			msgpack_pack_true(packer);
-		else
-			msgpack_pack_false(packer);
+		write_bool(writer, load_u32(at) != 0);
 		return 0;
 	case FIELD_BYTES:
 		n = load_u32(object + field->count_offset);
 		if (n > field->size)
 			return field_error(err, FMHA_EINVAL, path, "%u bytes, more than %zu", n,
 					   field->size);
-		msgpack_pack_bin(packer, n);
-		msgpack_pack_bin_body(packer, at, n);
+		write_bytes(writer, at, n);
 		return 0;
 	case FIELD_ENUM:
 		n = load_u32(at);
 		if (n >= field->names->n)
 			return field_error(err, FMHA_EINVAL, path, "%u is none of its values", n);
-		pack_string(packer, field->names->names[n]);
+		write_string(writer, field->names->names[n], strlen(field->names->names[n]));
 		return 0;
 	case FIELD_STRUCT:
-		return field_encode(packer, field->table, at, field->anonymous ? NULL : path, err);
+		return field_encode(writer, field->table, at, field->anonymous ? NULL : path, err);
 	case FIELD_ARRAY:
 		n = load_u32(object + field->count_offset);
-		return encode_array(packer, field, at, n, path, err);
+		return encode_array(writer, field, at, n, path, err);
 	case FIELD_TENSORS:
-		return encode_tensors(packer, field, at, err);
+		return encode_tensors(writer, field, at, err);
 	case FIELD_STRIDE:
-		return encode_stride(packer, (const int64_t *)at, role, path, err);
+		return encode_stride(writer, (const int64_t *)at, role, path, err);
 	}
 	return 0;
 }
 
 /* @role: which tensor this is; only a FIELD_STRIDE looks at it. */
-static int encode_object(msgpack_packer *packer, const struct field_table *table,
-			 const void *object, uint32_t role, const struct field_path *path,
-			 struct fmha_error *err)
+static int encode_object(struct writer *writer, const struct field_table *table, const void *object,
+			 uint32_t role, const struct field_path *path, struct fmha_error *err)
 {
 	uint64_t left_out = 0;
 	uint32_t n = 0;
@@ -280,120 +264,107 @@ static int encode_object(msgpack_packer *packer, const struct field_table *table
 		else
 			n++;
 	}
-	msgpack_pack_map(packer, n);
+	write_map(writer, n);
 	for (uint32_t i = 0; i < table->n_fields; i++) {
 		const struct field *field = &table->fields[i];
 		struct field_path child = {.parent = path, .name = field->name};
 
 		if (left_out >> i & 1)
 			continue;
-		pack_string(packer, field->name);
-		r = encode_value(packer, field, object, role, &child, err);
+		write_string(writer, field->name, field->name_bytes);
+		r = encode_value(writer, field, object, role, &child, err);
 		if (r < 0)
 			return r;
 	}
 	return 0;
 }
 
-int field_encode(msgpack_packer *packer, const struct field_table *table, const void *object,
+int field_encode(struct writer *writer, const struct field_table *table, const void *object,
 		 const struct field_path *path, struct fmha_error *err)
 {
-	return encode_object(packer, table, object, 0, path, err);
+	return encode_object(writer, table, object, 0, path, err);
 }
 
 /* ---- frames ---- */
 
-struct frame_writer {
-	struct proto_buffer *out;
-	size_t start; /* where the frame begins */
-	bool failed;  /* out of memory */
-	msgpack_packer packer;
-};
-
-static int frame_on_write(void *data, const char *bytes, size_t n)
+/* Starts a message of @n elements. Return: where its frame begins. */
+static size_t frame_begin(struct writer *writer, struct proto_buffer *out, uint32_t n)
 {
-	struct frame_writer *writer = data;
+	size_t start = out->size;
 
-	if (writer->failed || proto_buffer_append(writer->out, bytes, n) < 0)
-		writer->failed = true;
-	return writer->failed ? -1 : 0;
-}
-
-static void frame_begin(struct frame_writer *writer, struct proto_buffer *out, uint32_t n)
-{
-	*writer = (struct frame_writer){.out = out, .start = out->size};
-	msgpack_packer_init(&writer->packer, writer, frame_on_write);
-	if (proto_buffer_reserve(out, 256) < 0)
-		writer->failed = true;
-	else
-		out->size += PROTO_FRAME_HEADER_MAX;
-	msgpack_pack_array(&writer->packer, n);
+	*writer = (struct writer){.out = out};
+	(void)writer_room(writer, PROTO_FRAME_HEADER_MAX);
+	write_array(writer, n);
+	return start;
 }
 
 /* @r: what encoding the payload returned. */
-static int frame_end(struct frame_writer *writer, int r, struct fmha_error *err)
+static int frame_end(struct writer *writer, size_t start, int r, struct fmha_error *err)
 {
 	struct proto_buffer *out = writer->out;
 	uint8_t header[PROTO_FRAME_HEADER_MAX];
 	size_t payload, header_bytes;
 
 	if (r < 0 || writer->failed) {
-		out->size = writer->start;
+		out->size = start;
 		return r < 0 ? r : fmha_error_set(err, FMHA_ENOMEM, "message: out of memory");
 	}
-	payload = out->size - writer->start - PROTO_FRAME_HEADER_MAX;
+	payload = out->size - start - PROTO_FRAME_HEADER_MAX;
 	header_bytes = proto_frame_header(payload, header);
 	if (header_bytes + payload > PROTO_MAX_FRAME) {
-		out->size = writer->start;
+		out->size = start;
 		return fmha_error_set(err, FMHA_EINVAL, "message of %zu bytes: a frame holds %d",
 				      header_bytes + payload, PROTO_MAX_FRAME);
 	}
-	memcpy(out->data + writer->start, header, header_bytes);
-	memmove(out->data + writer->start + header_bytes,
-		out->data + writer->start + PROTO_FRAME_HEADER_MAX, payload);
-	out->size = writer->start + header_bytes + payload;
+	memcpy(out->data + start, header, header_bytes);
+	memmove(out->data + start + header_bytes, out->data + start + PROTO_FRAME_HEADER_MAX,
+		payload);
+	out->size = start + header_bytes + payload;
 	return 0;
 }
 
 int proto_encode_request(struct proto_buffer *out, uint32_t id, enum proto_method method,
 			 const void *params, struct fmha_error *err)
 {
-	struct frame_writer writer;
+	struct writer writer;
+	size_t start;
 	int r;
 
-	frame_begin(&writer, out, 4);
-	msgpack_pack_uint8(&writer.packer, PROTO_REQUEST);
-	msgpack_pack_uint32(&writer.packer, id);
-	pack_string(&writer.packer, proto_methods[method].name);
-	r = field_encode(&writer.packer, proto_params_tables[method], params, NULL, err);
-	return frame_end(&writer, r, err);
+	start = frame_begin(&writer, out, 4);
+	write_unsigned(&writer, PROTO_REQUEST);
+	write_unsigned(&writer, id);
+	write_string(&writer, proto_methods[method].name, proto_methods[method].name_bytes);
+	r = field_encode(&writer, proto_params_tables[method], params, NULL, err);
+	return frame_end(&writer, start, r, err);
 }
 
 int proto_encode_notification(struct proto_buffer *out, enum proto_method method,
 			      const void *params, struct fmha_error *err)
 {
-	struct frame_writer writer;
+	struct writer writer;
+	size_t start;
 	int r;
 
-	frame_begin(&writer, out, 3);
-	msgpack_pack_uint8(&writer.packer, PROTO_NOTIFICATION);
-	pack_string(&writer.packer, proto_methods[method].name);
-	r = field_encode(&writer.packer, proto_params_tables[method], params, NULL, err);
-	return frame_end(&writer, r, err);
+	start = frame_begin(&writer, out, 3);
+	write_unsigned(&writer, PROTO_NOTIFICATION);
+	write_string(&writer, proto_methods[method].name, proto_methods[method].name_bytes);
+	r = field_encode(&writer, proto_params_tables[method], params, NULL, err);
+	return frame_end(&writer, start, r, err);
 }
 
 int proto_encode_result(struct proto_buffer *out, uint32_t id, enum proto_method method,
 			const void *result, struct fmha_error *err)
 {
-	struct frame_writer writer;
+	struct writer writer;
+	size_t start;
 	int r;
 
-	frame_begin(&writer, out, 4);
-	msgpack_pack_uint8(&writer.packer, PROTO_ANSWER);
-	msgpack_pack_uint32(&writer.packer, id);
-	msgpack_pack_nil(&writer.packer);
-	r = field_encode(&writer.packer, proto_result_tables[method], result, NULL, err);
-	return frame_end(&writer, r, err);
+	start = frame_begin(&writer, out, 4);
+	write_unsigned(&writer, PROTO_ANSWER);
+	write_unsigned(&writer, id);
+	write_nil(&writer);
+	r = field_encode(&writer, proto_result_tables[method], result, NULL, err);
+	return frame_end(&writer, start, r, err);
 }
 
 /* Sentences may quote what a peer sent; the other side shall not have to decode that. */
@@ -408,7 +379,8 @@ int proto_encode_error(struct proto_buffer *out, uint32_t id, const struct fmha_
 		       struct fmha_error *err)
 {
 	struct wire_error wire = {.code = error->code};
-	struct frame_writer writer;
+	struct writer writer;
+	size_t start;
 	int r;
 
 	(void)snprintf(wire.name, sizeof(wire.name), "%s", fmha_error_name(error->code));
@@ -416,10 +388,10 @@ int proto_encode_error(struct proto_buffer *out, uint32_t id, const struct fmha_
 	memcpy(wire.message, error->msg, sizeof(wire.message) - 1);
 	make_printable(wire.field);
 	make_printable(wire.message);
-	frame_begin(&writer, out, 4);
-	msgpack_pack_uint8(&writer.packer, PROTO_ANSWER);
-	msgpack_pack_uint32(&writer.packer, id);
-	r = field_encode(&writer.packer, &proto_error_table, &wire, NULL, err);
-	msgpack_pack_nil(&writer.packer);
-	return frame_end(&writer, r, err);
+	start = frame_begin(&writer, out, 4);
+	write_unsigned(&writer, PROTO_ANSWER);
+	write_unsigned(&writer, id);
+	r = field_encode(&writer, &proto_error_table, &wire, NULL, err);
+	write_nil(&writer);
+	return frame_end(&writer, start, r, err);
 }
