@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: MIT
+/*
+ * specs/rules/gpu.json repeats the tile tables and the LDS sum of kernels/gpu/gpu_kernel.c, so that
+ * kernels can be enumerated without it. The two are held together here, in both directions.
+ */
+#include <gpu_kernel.h>
+
+#include "specs_test.h"
+
+static int is_forward(int family)
+{
+	return family == SPEC_FWD || family == SPEC_FWD_SPLITKV || family == SPEC_FWD_PAGEDKV ||
+	       family == SPEC_BATCH_PREFILL;
+}
+
+static uint32_t abi_dtype_of(int data_type)
+{
+	switch (data_type) {
+	case SPEC_FP32:
+		return ABI_F32;
+	case SPEC_FP16:
+		return ABI_F16;
+	case SPEC_BF16:
+		return ABI_BF16;
+	case SPEC_BF8:
+		return ABI_E5M2;
+	default:
+		return ABI_E4M3;
+	}
+}
+
+/* A problem of the spec's features; pointers only say what is there. */
+static void fill_args(const struct kernel_spec *spec, struct abi_fwd_args *args)
+{
+	static float present;
+	const struct kernel_signature *s = &spec->signature;
+
+	*args = (struct abi_fwd_args){.nhead_q = 8, .nhead_k = 2, .scale = 0.125f};
+	args->hdim_q = s->hdim_q;
+	args->hdim_v = s->hdim_v;
+	args->sequences.batch = 2;
+	args->sequences.seqlen_q_max = 300;
+	args->sequences.seqlen_k_max = 300;
+	args->band = (struct abi_band){.window_left = -1, .window_right = -1};
+	if (s->mask != SPEC_MASK_NO)
+		args->band = (struct abi_band){ABI_MASK_TOP_LEFT, -1, 0, 0};
+	if (s->bias == SPEC_BIAS_BIAS)
+		args->bias.data = &present;
+	if (s->bias == SPEC_BIAS_ALIBI)
+		args->alibi_slopes = &present;
+	if (s->dropout)
+		args->dropout.p_drop = 0.1f;
+	if (s->logits)
+		args->logits_soft_cap = 30;
+	if (s->qscale != SPEC_QSCALE_NO)
+		args->q_descale.data = &present;
+	if (s->paged_kv)
+		args->cache.page_size = 16;
+	args->dtype = (abi_i32)abi_dtype_of(s->data_type);
+}
+
+static void fill_tile(const struct kernel_spec *spec, struct gpu_tile *tile)
+{
+	*tile = (struct gpu_tile){.tile_m = spec->tile.tile_m0,
+				  .tile_n = spec->tile.tile_n0,
+				  .hdim_q = spec->tile.tile_k0max,
+				  .hdim_v = spec->tile.tile_n1,
+				  .waves_m = spec->tile.wave_m0,
+				  .waves_n = spec->tile.wave_n0,
+				  .blocks_per_cu = spec->block_per_cu};
+	(void)snprintf(tile->pipeline, sizeof(tile->pipeline), "%s",
+		       spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline));
+}
+
+static struct spec_space *gpu_space(int arch)
+{
+	struct spec_space_options options = {.arch = spec_arch_name(catalog, arch), .rules = "gpu"};
+
+	return make_space(&options);
+}
+
+static int has_gpu_rules(int arch)
+{
+	const char *rules;
+
+	for (int i = 0; (rules = spec_arch_rules(catalog, arch, i)); i++)
+		if (strcmp(rules, "gpu") == 0)
+			return 1;
+	return 0;
+}
+
+/* What can be enumerated can be compiled. */
+static void every_spec_makes_a_kernel(void **state)
+{
+	(void)state;
+	for (int arch = 0; arch < spec_arch_count(catalog); arch++) {
+		struct spec_space *space;
+		struct spec_iter *iter;
+		const struct kernel_spec *spec;
+		uint64_t n = 0;
+
+		if (!has_gpu_rules(arch))
+			continue;
+		space = gpu_space(arch);
+		iter = spec_iter_new(space, NULL);
+		while ((spec = spec_iter_next(iter))) {
+			struct abi_fwd_args args;
+			struct gpu_tile tile;
+			struct gpu_kernel kernel;
+
+			if (!is_forward(spec->signature.family) || n++ % 97)
+				continue;
+			fill_args(spec, &args);
+			fill_tile(spec, &tile);
+			if (gpu_kernel_make(spec_arch_name(catalog, arch),
+					    (enum abi_family)spec->signature.family,
+					    abi_dtype_of(spec->signature.data_type), &args, &tile,
+					    &kernel) != 0) {
+				char name[SPEC_NAME_BYTES];
+
+				(void)spec_name_format(catalog, spec, name);
+				fail_msg("%s", name);
+			}
+		}
+		assert_true(n > 1000);
+		spec_iter_free(iter);
+		spec_space_free(space);
+	}
+}
+
+/* The tiles that gpu_kernel.c would take by itself can be enumerated. */
+static void every_default_tile_is_a_spec(void **state)
+{
+	static const int dtypes[] = {SPEC_FP32, SPEC_BF16, SPEC_FP8BF16};
+	static const int hdims[] = {32, 64, 96, 128, 192, 256};
+
+	(void)state;
+	for (int arch = 0; arch < spec_arch_count(catalog); arch++) {
+		const char *name = spec_arch_name(catalog, arch);
+		struct spec_space *space;
+		struct spec_iter *iter = NULL;
+
+		if (!has_gpu_rules(arch))
+			continue;
+		space = gpu_space(arch);
+		for (int i = 0; i < 3 * 6 * 2; i++) {
+			struct kernel_spec wanted;
+			struct abi_fwd_args args;
+			struct gpu_tile tile;
+			struct gpu_kernel kernel;
+			int dtype = dtypes[i % 3], hdim = hdims[i / 3 % 6];
+
+			spec_init(&wanted);
+			wanted.signature.data_type = (uint8_t)dtype;
+			wanted.signature.hdim_q = wanted.signature.hdim_v = (uint16_t)hdim;
+			fill_args(&wanted, &args);
+			args.sequences.seqlen_q_max = i / 18 ? 1 : 300; /* few rows: packed */
+			if (!iter)
+				iter = spec_iter_new_signature(space, &wanted.signature);
+			for (int c = 0; gpu_kernel_default_tile(name, ABI_FWD, abi_dtype_of(dtype),
+								&args, c, &tile) == 0;
+			     c++) {
+				const struct kernel_spec *spec;
+				int found = 0;
+
+				/* A row of the tables may be too large for this arch's LDS. */
+				if (gpu_kernel_make(name, ABI_FWD, abi_dtype_of(dtype), &args,
+						    &tile, &kernel) != 0)
+					continue;
+				spec_iter_restart_signature(iter, &wanted.signature);
+				while ((spec = spec_iter_next(iter))) {
+					struct gpu_tile has;
+
+					fill_tile(spec, &has);
+					found |= strcmp(has.pipeline, tile.pipeline) == 0 &&
+						 has.tile_m == tile.tile_m &&
+						 has.tile_n == tile.tile_n &&
+						 has.hdim_q == tile.hdim_q &&
+						 has.hdim_v == tile.hdim_v &&
+						 has.waves_m == tile.waves_m &&
+						 has.waves_n == tile.waves_n &&
+						 has.blocks_per_cu == tile.blocks_per_cu;
+				}
+				if (!found)
+					fail_msg("%s %s hdim %d: %s %dx%d waves %dx%d", name,
+						 spec_word(catalog, SPEC_FIELD_data_type, dtype),
+						 hdim, tile.pipeline, tile.tile_m, tile.tile_n,
+						 tile.waves_m, tile.waves_n);
+			}
+		}
+		spec_iter_free(iter);
+		spec_space_free(space);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_spec_makes_a_kernel),
+		cmocka_unit_test(every_default_tile_is_a_spec),
+	};
+
+	return cmocka_run_group_tests(tests, load_catalog, free_catalog);
+}
