@@ -86,7 +86,7 @@ template <> struct MmaType<BF16> {
 template <class T> struct CoreMma {
 	typedef T Type;
 	static const int E = 8, STATS = 2, RUN = 2;
-	static const bool STATIONARY_IN_LDS = true;
+	static const bool FETCH_NEEDS_LDS = true; /* fetch() writes LDS itself */
 
 	struct Acc {
 		float x[E];

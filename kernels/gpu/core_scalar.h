@@ -18,7 +18,7 @@ struct alignas(16) Four {
 
 struct CoreScalar {
 	static const int STATS = 16 / (FMHA_WAVE / 8), E = STATS * 2, RUN = 1;
-	static const bool STATIONARY_IN_LDS = true;
+	static const bool FETCH_NEEDS_LDS = true; /* fetch() writes LDS itself */
 
 	struct Acc {
 		float x[E];

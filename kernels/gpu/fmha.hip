@@ -17,3 +17,55 @@ extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
 	kernel.run(lds);
 }
 #endif
+
+#if FMHA_FAMILY == 2
+#include "combine.h"
+
+extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
+	FMHA_ENTRY(const abi_combine_args args)
+{
+	combine(args);
+}
+#endif
+
+#if FMHA_FAMILY == 4
+#include "append.h"
+
+extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
+	FMHA_ENTRY(const abi_appendkv_args args)
+{
+	Append<Config> kernel(args);
+
+	kernel.run();
+}
+#endif
+
+#if FMHA_FAMILY == 6 || FMHA_FAMILY == 8
+#include "bwd_rows.h"
+
+extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
+	FMHA_ENTRY(const abi_bwd_args args)
+{
+	BackwardRows<Config> kernel(args);
+
+	if (FMHA_FAMILY == ABI_BWD_DOT_DO_O) {
+		FMHA_LDS;
+		kernel.dot(lds);
+	} else {
+		kernel.convert();
+	}
+}
+#endif
+
+#if FMHA_FAMILY == 7
+#include "bwd.h"
+
+extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
+	FMHA_ENTRY(const abi_bwd_args args)
+{
+	FMHA_LDS;
+	Backward<Config> kernel(args, lds);
+
+	kernel.run();
+}
+#endif

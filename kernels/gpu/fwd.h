@@ -29,7 +29,7 @@ template <class C> struct Forward {
 	static const int Q_AT = 0, K_AT = QTile::BYTES, V_AT = K_AT + KTile::BYTES;
 	static const int MERGE_BYTES = (C::WAVES_N - 1) * C::WAVES_M * FMHA_WAVE * 4 *
 				       (TM * TD * Core::E + 2 * TM * Core::STATS);
-	static const int STAGE_STRIDE = C::HDIM_V + 4, STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
+	static const int STAGE_STRIDE = stage_stride(C::HDIM_V), STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
 	static const int BYTES = static_max(V_AT + VTile::BYTES, static_max(MERGE_BYTES, STAGE_BYTES));
 	static_assert(BYTES <= C::LDS_BYTES, "gpu_kernel.c computes the LDS of a kernel");
 
@@ -274,7 +274,7 @@ template <class C> struct Forward {
 			for (int d = 0; d < TD; d++)
 				UNROLL
 				for (int e = 0; e < Core::E; e++)
-					to[i++ * FMHA_WAVE] = o.t[m][d].x[e];
+					to[i++ * FMHA_WAVE] = plain_register(o.t[m][d].x[e]);
 		}
 	}
 

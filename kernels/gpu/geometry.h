@@ -250,7 +250,13 @@ template <class E, bool PAGED> struct KeyView {
 	{
 		i32 entry = min_of(position / page_size, n_table - 1);
 
-		return clamp(table[entry], 0, n_pages - 1);
+		return clamp(load_memory(table + entry), 0, n_pages - 1);
+	}
+
+	/* Positions that the page table has room for. */
+	METHOD i32 capacity() const
+	{
+		return n_table >= (1 << 30) / page_size ? 1 << 30 : n_table * page_size;
 	}
 
 	/* Address of (column, dim); column < n_k. */

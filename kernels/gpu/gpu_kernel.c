@@ -101,6 +101,20 @@ static int32_t padded_hdim(int32_t hdim)
 	return ceil_div(hdim, 32) * 32;
 }
 
+static const char *rows_pipeline(enum abi_family family)
+{
+	switch (family) {
+	case ABI_FWD_SPLITKV_COMBINE:
+		return "gpu_combine";
+	case ABI_FWD_APPENDKV:
+		return "gpu_append";
+	case ABI_BWD_DOT_DO_O:
+		return "gpu_dot";
+	default:
+		return "gpu_convert";
+	}
+}
+
 static int is_forward(enum abi_family family)
 {
 	return family == ABI_FWD || family == ABI_FWD_SPLITKV || family == ABI_FWD_PAGEDKV ||
@@ -137,6 +151,12 @@ static int32_t stationary_bytes(enum gpu_core core, int32_t rows, int32_t cols)
 	return core == GPU_CORE_MFMA ? 0 : tile_bytes(core, rows, cols, 1, 0);
 }
 
+/* A wave's 16 rows of a result, as floats. */
+static int32_t stage_bytes(int32_t waves, int32_t hdim)
+{
+	return waves * 16 * (hdim >= 256 ? hdim : hdim + 4) * 4;
+}
+
 static int32_t forward_lds(const struct gpu_arch *arch, enum gpu_core core,
 			   const struct gpu_tile *t)
 {
@@ -145,7 +165,7 @@ static int32_t forward_lds(const struct gpu_arch *arch, enum gpu_core core,
 	core_shape(core, arch->wave, &elements, &stats);
 	merge = (t->waves_n - 1) * t->waves_m * arch->wave * 4 *
 		(tiles * (t->hdim_v / 16) * elements + 2 * tiles * stats);
-	stage = t->waves_m * 16 * (t->hdim_v + 4) * 4;
+	stage = stage_bytes(t->waves_m, t->hdim_v);
 	return max32(max32(merge, stage), stationary_bytes(core, t->tile_m, t->hdim_q) +
 						  tile_bytes(core, t->tile_n, t->hdim_q, 1, 0) +
 						  tile_bytes(core, t->tile_n, t->hdim_v, 0, 1));
@@ -215,6 +235,27 @@ static void add_feature(struct gpu_kernel *k, const char *option, const char *wo
 			       value);
 }
 
+struct features {
+	int pack, split, mask, bias, softcap, dropout, paged, descale, logits, buffers, apart;
+};
+
+static void add_features(struct gpu_kernel *k, struct features f)
+{
+	k->pack = f.pack;
+	k->apart = f.apart;
+	add_feature(k, "PACK", "pack", f.pack);
+	add_feature(k, "SPLIT", "split", f.split);
+	add_feature(k, "MASK", "mask", f.mask);
+	add_feature(k, "BIAS", "bias", f.bias);
+	add_feature(k, "SOFTCAP", "cap", f.softcap);
+	add_feature(k, "DROPOUT", "drop", f.dropout);
+	add_feature(k, "PAGED", "paged", f.paged);
+	add_feature(k, "DESCALE", "descale", f.descale);
+	add_feature(k, "LOGITS", "logits", f.logits);
+	add_feature(k, "BUFFERS", "buffers", f.buffers);
+	add_feature(k, "APART", "apart", f.apart);
+}
+
 static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int32_t lds_bytes)
 {
 	if (lds_bytes < 0 || (uint32_t)lds_bytes > arch->lds_bytes)
@@ -260,17 +301,85 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family, uin
 	bias = bias_kind(&a->bias, a->alibi_slopes);
 	descale = a->q_descale.data || a->k_descale.data || a->v_descale.data;
 	logits = bias || descale || a->logits_soft_cap > 0 || !(a->scale > 0);
-	k->pack = pack;
-	add_feature(k, "PACK", "pack", pack);
-	add_feature(k, "SPLIT", "split", family == ABI_FWD_SPLITKV);
-	add_feature(k, "MASK", "mask", masked(&a->band));
-	add_feature(k, "BIAS", "bias", bias);
-	add_feature(k, "SOFTCAP", "cap", a->logits_soft_cap > 0);
-	add_feature(k, "DROPOUT", "drop", a->dropout.p_drop > 0);
-	add_feature(k, "PAGED", "paged", a->cache.page_size > 0);
-	add_feature(k, "DESCALE", "descale", descale);
-	add_feature(k, "LOGITS", "logits", logits);
+	add_features(k, (struct features){.pack = pack,
+					  .split = family == ABI_FWD_SPLITKV,
+					  .mask = masked(&a->band),
+					  .bias = bias,
+					  .softcap = a->logits_soft_cap > 0,
+					  .dropout = a->dropout.p_drop > 0,
+					  .paged = a->cache.page_size > 0,
+					  .descale = descale,
+					  .logits = logits});
 	return finish_kernel(arch, k, forward_lds(arch, core, t));
+}
+
+/* dK and dV of 16 rows, in 32-lane waves, must leave registers for the scores. */
+static int apart(enum gpu_core core, const struct gpu_tile *t)
+{
+	return core != GPU_CORE_MFMA && t->hdim_q + t->hdim_v > 320;
+}
+
+static int32_t backward_lds(enum gpu_core core, const struct gpu_tile *t, int buffers)
+{
+	int32_t stay = stationary_bytes(core, t->tile_n, t->hdim_q) +
+		       stationary_bytes(core, t->tile_n, t->hdim_v);
+	int32_t walk = tile_bytes(core, t->tile_m, t->hdim_q, 1, 1) +
+		       tile_bytes(core, t->tile_m, t->hdim_v, 1, 1);
+
+	return max32(stay + buffers * (walk + 2 * t->tile_m * 4),
+		     stage_bytes(t->waves_m, max32(t->hdim_q, t->hdim_v)));
+}
+
+static int broadcast(const struct abi_tensor *t, const struct abi_bwd_args *a)
+{
+	return (a->nhead_q > 1 && t->stride_head == 0) || t->stride_seq == 0 ||
+	       (!a->sequences.seqstart_q && a->sequences.batch > 1 && t->stride_batch == 0);
+}
+
+static int make_backward(const struct gpu_arch *arch, uint32_t dtype, const struct abi_bwd_args *a,
+			 const struct gpu_tile *t, struct gpu_kernel *k)
+{
+	enum gpu_core core;
+	int pack, bias, buffers;
+
+	if (check_tile(arch, dtype, t, a->hdim_q, a->hdim_v, &core, &pack) || pack)
+		return 1;
+	if (t->tile_n != 16 * t->waves_m && t->tile_n != 32 * t->waves_m)
+		return 1;
+	if (t->tile_m % 16 || t->waves_n != 1 || dtype > ABI_BF16)
+		return 1;
+	/* dQ is written directly; dBias of a bias that is broadcast is not there yet. */
+	if (a->dq_acc || (a->dbias.data && broadcast(&a->dbias, a)))
+		return 1;
+	if (begin_kernel(arch, ABI_BWD_DQ_DK_DV, dtype, t, core, k))
+		return 1;
+	bias = bias_kind(&a->bias, a->alibi_slopes);
+	buffers = core == GPU_CORE_MMA && backward_lds(core, t, 2) <= (int32_t)arch->lds_bytes ? 2
+											       : 1;
+	add_features(k,
+		     (struct features){.mask = masked(&a->band),
+				       .bias = bias,
+				       .softcap = a->logits_soft_cap > 0,
+				       .dropout = a->dropout.p_drop > 0,
+				       .logits = bias || a->logits_soft_cap > 0 || !(a->scale > 0),
+				       .buffers = buffers,
+				       .apart = apart(core, t)});
+	return finish_kernel(arch, k, backward_lds(core, t, buffers));
+}
+
+/* The families that go row by row, a wave a row: no matrix core, no tile. */
+static int make_rows(const struct gpu_arch *arch, enum abi_family family, uint32_t dtype,
+		     const void *args, const struct gpu_tile *t, struct gpu_kernel *k)
+{
+	const struct abi_appendkv_args *append = args;
+
+	if (strcmp(t->pipeline, rows_pipeline(family)))
+		return 1;
+	if (begin_kernel(arch, family, dtype, t, GPU_CORE_SCALAR, k))
+		return 1;
+	add_features(k, (struct features){.paged = family == ABI_FWD_APPENDKV &&
+						   append->cache.page_size > 0});
+	return finish_kernel(arch, k, family == ABI_BWD_DOT_DO_O ? t->waves_m * 4 : 0);
 }
 
 int gpu_kernel_make(const char *arch_name, enum abi_family family, uint32_t dtype, const void *args,
@@ -282,7 +391,9 @@ int gpu_kernel_make(const char *arch_name, enum abi_family family, uint32_t dtyp
 		return 1;
 	if (is_forward(family))
 		return make_forward(&arch, family, dtype, args, tile, ret_kernel);
-	return 1;
+	if (family == ABI_BWD_DQ_DK_DV)
+		return make_backward(&arch, dtype, args, tile, ret_kernel);
+	return make_rows(&arch, family, dtype, args, tile, ret_kernel);
 }
 
 /* One row of the tables below. */
@@ -305,6 +416,18 @@ static const struct tile_row rows_mfma[] = {{128, 128, 64, 8, 1, 1}, {256, 64, 3
 static const struct tile_row rows_wmma[] = {{128, 128, 32, 8, 1, 1}, {256, 64, 16, 4, 1, 1}};
 static const struct tile_row rows_scalar[] = {
 	{64, 64, 32, 4, 1, 1}, {128, 32, 32, 2, 1, 1}, {256, 16, 16, 1, 1, 1}};
+
+/* Backward: tile_m walks, tile_n stays. */
+static const struct tile_row bwd_mma[] = {{64, 64, 128, 8, 1, 1},
+					  {128, 64, 128, 8, 1, 1},
+					  {128, 32, 64, 4, 1, 1},
+					  {192, 32, 64, 4, 1, 1},
+					  {256, 32, 64, 4, 1, 1}};
+static const struct tile_row bwd_mfma[] = {{128, 32, 64, 4, 1, 1}, {256, 16, 64, 4, 1, 1}};
+static const struct tile_row bwd_wmma[] = {
+	{64, 32, 64, 4, 1, 1}, {128, 16, 64, 4, 1, 1}, {256, 16, 16, 1, 1, 1}};
+static const struct tile_row bwd_scalar[] = {
+	{64, 32, 32, 2, 1, 1}, {128, 16, 32, 2, 1, 1}, {256, 16, 16, 1, 1, 1}};
 
 #define TABLE(x) (x), sizeof(x) / sizeof((x)[0])
 
@@ -388,6 +511,39 @@ static int forward_tile(const struct gpu_arch *arch, uint32_t dtype, const struc
 	return 1;
 }
 
+static int backward_tile(const struct gpu_arch *arch, uint32_t dtype, const struct abi_bwd_args *a,
+			 int candidate, struct gpu_tile *ret_tile)
+{
+	enum gpu_core core = dtype == ABI_F32 ? GPU_CORE_SCALAR : arch->core;
+	int c = candidate, found = 1;
+
+	if (core == GPU_CORE_MMA)
+		found = pick(TABLE(bwd_mma), core, 0, a->hdim_q, a->hdim_v, &c, ret_tile);
+	else if (core == GPU_CORE_MFMA)
+		found = pick(TABLE(bwd_mfma), core, 0, a->hdim_q, a->hdim_v, &c, ret_tile);
+	else if (core != GPU_CORE_SCALAR)
+		found = pick(TABLE(bwd_wmma), core, 0, a->hdim_q, a->hdim_v, &c, ret_tile);
+	if (found)
+		found = pick(TABLE(bwd_scalar), GPU_CORE_SCALAR, 0, a->hdim_q, a->hdim_v, &c,
+			     ret_tile);
+	return found;
+}
+
+static int rows_tile(enum abi_family family, int candidate, struct gpu_tile *ret_tile)
+{
+	if (candidate > 0)
+		return 1;
+	*ret_tile = (struct gpu_tile){.tile_m = 16,
+				      .tile_n = 16,
+				      .hdim_q = 32,
+				      .hdim_v = 32,
+				      .waves_m = 4,
+				      .waves_n = 1,
+				      .blocks_per_cu = 1};
+	snprintf(ret_tile->pipeline, sizeof(ret_tile->pipeline), "%s", rows_pipeline(family));
+	return 0;
+}
+
 int gpu_kernel_default_tile(const char *arch_name, enum abi_family family, uint32_t dtype,
 			    const void *args, int candidate, struct gpu_tile *ret_tile)
 {
@@ -397,7 +553,9 @@ int gpu_kernel_default_tile(const char *arch_name, enum abi_family family, uint3
 		return 1;
 	if (is_forward(family))
 		return forward_tile(&arch, dtype, args, candidate, ret_tile);
-	return 1;
+	if (family == ABI_BWD_DQ_DK_DV)
+		return backward_tile(&arch, dtype, args, candidate, ret_tile);
+	return rows_tile(family, candidate, ret_tile);
 }
 
 int gpu_kernel_choose(const char *arch, enum abi_family family, uint32_t dtype, const void *args,
@@ -424,11 +582,60 @@ static void forward_grid(const struct gpu_kernel *k, const struct abi_fwd_args *
 	grid[2] = a->sequences.batch;
 }
 
+static void backward_grid(const struct gpu_kernel *k, const struct abi_bwd_args *a,
+			  uint32_t grid[3])
+{
+	int32_t parts = k->apart ? 2 : 1;
+
+	grid[0] = parts * ceil_div(a->sequences.seqlen_k_max, k->tile.tile_n) +
+		  ceil_div(a->sequences.seqlen_q_max, k->tile.tile_n);
+	grid[1] = a->nhead_q;
+	grid[2] = a->sequences.batch;
+}
+
+/* A wave a row of every head. */
+static void rows_grid(const struct gpu_kernel *k, int64_t rows, int32_t batch, uint32_t grid[3])
+{
+	grid[0] = (uint32_t)((rows + k->tile.waves_m - 1) / k->tile.waves_m);
+	grid[1] = 1;
+	grid[2] = batch;
+}
+
 void gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t ret_grid[3])
 {
-	ret_grid[0] = ret_grid[1] = ret_grid[2] = 0;
-	if (is_forward(kernel->family))
+	const struct abi_combine_args *combine = args;
+	const struct abi_appendkv_args *append = args;
+	const struct abi_bwd_args *bwd = args;
+
+	switch (kernel->family) {
+	case ABI_FWD_SPLITKV_COMBINE:
+		rows_grid(kernel, (int64_t)combine->sequences.seqlen_q_max * combine->nhead_q,
+			  combine->sequences.batch, ret_grid);
+		break;
+	case ABI_FWD_APPENDKV:
+		rows_grid(
+			kernel,
+			2LL * append->seqlen_new * append->nhead_k +
+				(append->q_rotated.data
+					 ? (int64_t)append->sequences.seqlen_q_max * append->nhead_q
+					 : 0),
+			append->sequences.batch, ret_grid);
+		break;
+	case ABI_BWD_DQ_DK_DV:
+		backward_grid(kernel, bwd, ret_grid);
+		break;
+	case ABI_BWD_DOT_DO_O:
+	case ABI_BWD_CONVERT_DQ:
+		rows_grid(kernel, (int64_t)bwd->sequences.seqlen_q_max * bwd->nhead_q,
+			  bwd->sequences.batch, ret_grid);
+		if (kernel->family == ABI_BWD_DOT_DO_O && bwd->dsink) {
+			ret_grid[0] = max32(ret_grid[0], bwd->nhead_q);
+			ret_grid[1] = 2; /* the second row sums dSink */
+		}
+		break;
+	default:
 		forward_grid(kernel, args, ret_grid);
+	}
 }
 
 uint64_t gpu_kernel_workspace_bytes(const struct gpu_kernel *kernel, const void *args)

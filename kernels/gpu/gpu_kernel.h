@@ -58,7 +58,7 @@ struct gpu_kernel {
 	uint32_t lds_bytes; /* dynamic */
 	enum abi_family family;
 	struct gpu_tile tile;
-	int pack;
+	int pack, apart;
 };
 
 /*

@@ -72,6 +72,18 @@ DEV chunk16 load16(const void *p)
 #define FMHA_LOG2_E 1.44269504088896340736f
 #define FMHA_LN_2   0.69314718055994530942f
 
+/* A load from memory proper. Where clang cannot see what kind of memory a pointer names it uses flat
+ * instructions, which are slower and count as LDS accesses too. */
+template <class T> DEV T load_memory(const T *p)
+{
+#if FMHA_NVIDIA
+	return *p;
+#else
+	typedef const T __attribute__((address_space(1))) Global;
+	return *(Global *)p;
+#endif
+}
+
 DEV float bits_to_float(u32 x)
 {
 	union {
@@ -98,6 +110,8 @@ template <class T> DEV T min_of(T a, T b) { return a < b ? a : b; }
 template <class T> DEV T max_of(T a, T b) { return a > b ? a : b; }
 template <class T> DEV T clamp(T x, T low, T high) { return x < low ? low : x > high ? high : x; }
 static __device__ constexpr int static_max(int a, int b) { return a > b ? a : b; }
+/* Rows of floats in LDS: padded against bank conflicts where 64 KiB allow it. */
+static __device__ constexpr int stage_stride(int n) { return n >= 256 ? n : n + 4; }
 DEV i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 
 #if FMHA_NVIDIA
@@ -144,16 +158,24 @@ DEV i32 block_id_x() { return (i32)__builtin_amdgcn_workgroup_id_x(); }
 DEV i32 block_id_y() { return (i32)__builtin_amdgcn_workgroup_id_y(); }
 DEV i32 block_id_z() { return (i32)__builtin_amdgcn_workgroup_id_z(); }
 
+/* Waves of a block exchange data through LDS only: newer compilers can be told so, and then neither
+ * wait for memory at every barrier nor write caches back. */
+#if __clang_major__ >= 19
+#define FMHA_FENCE(order, scope) __builtin_amdgcn_fence(order, scope, "local")
+#else
+#define FMHA_FENCE(order, scope) __builtin_amdgcn_fence(order, scope)
+#endif
+
 DEV void block_sync()
 {
-	__builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+	FMHA_FENCE(__ATOMIC_RELEASE, "workgroup");
 	__builtin_amdgcn_s_barrier();
-	__builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+	FMHA_FENCE(__ATOMIC_ACQUIRE, "workgroup");
 }
 
 DEV void wave_sync()
 {
-	__builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+	FMHA_FENCE(__ATOMIC_ACQ_REL, "wavefront");
 	__builtin_amdgcn_wave_barrier();
 }
 
@@ -193,6 +215,16 @@ DEV i32 hidden(i32 x)
 {
 #if FMHA_NVIDIA
 	asm volatile("" : "+r"(x));
+#endif
+	return x;
+}
+
+/* CDNA can write LDS straight from accumulation registers; the emulator that checks these kernels
+ * cannot. An empty statement that wants a plain register costs one move. */
+template <class T> DEV T plain_register(T x)
+{
+#if !FMHA_NVIDIA
+	asm("" : "+v"(x));
 #endif
 	return x;
 }

@@ -20,7 +20,8 @@ struct Philox {
 	METHOD static Philox make(u64 seed, u64 counter, u32 row_block, u32 column_block)
 	{
 		Philox c = {{(u32)counter, (u32)(counter >> 32), row_block, column_block}};
-		u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
+		/* Scalar registers are dear on AMD: the round keys stay out of them. */
+		u32 key0 = plain_register((u32)seed), key1 = plain_register((u32)(seed >> 32));
 
 		UNROLL
 		for (int round = 0; round < 7; round++) {
@@ -62,7 +63,7 @@ struct RowPlace {
 template <class C> struct Modifiers {
 	typedef typename C::Core Core;
 
-	const abi_tensor *bias;
+	abi_tensor bias;
 	i32 bias_dtype;
 	const float *slopes; /* of this batch entry */
 	float scale, soft_cap, unit; /* exp(score) = exp2(score * unit) */
@@ -72,9 +73,9 @@ template <class C> struct Modifiers {
 	{
 		Modifiers m;
 
-		m.bias = &a.bias;
+		m.bias = a.bias;
 		m.bias_dtype = a.bias_dtype;
-		m.slopes = a.alibi_slopes ? a.alibi_slopes + v.batch * a.alibi_stride_batch : 0;
+		m.slopes = a.alibi_slopes + v.batch * a.alibi_stride_batch; /* used only with ALiBi */
 		m.scale = a.scale;
 		m.soft_cap = a.logits_soft_cap;
 		m.diagonal = v.n_k - v.n_q;
@@ -96,10 +97,10 @@ template <class C> struct Modifiers {
 			*ret_slope = 1 - t * t;
 		}
 		if (C::BIAS == BIAS_MATRIX && i < v.n_q && j < v.n_k)
-			x += load_as_float(bias->data, bias_dtype,
-					   q_offset(*bias, v, i, head) + j * bias->stride_dim);
+			x += load_as_float(bias.data, bias_dtype,
+					   q_offset(bias, v, i, head) + j * bias.stride_dim);
 		if (C::BIAS == BIAS_ALIBI)
-			x -= slopes[head] * magnitude_of((float)(i + diagonal - j));
+			x -= load_memory(slopes + head) * magnitude_of((float)(i + diagonal - j));
 		return x;
 	}
 };

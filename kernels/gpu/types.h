@@ -18,6 +18,7 @@ struct BF16 {
 	typedef u16 Storage;
 	METHOD static float to_float(Storage x) { return bits_to_float((u32)x << 16); }
 
+	/* A NaN stays one as long as it is the hardware's own (not all mantissa bits set). */
 	METHOD static u32 pack2(float low, float high)
 	{
 #if FMHA_NVIDIA
@@ -25,7 +26,11 @@ struct BF16 {
 		asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
 		return y;
 #else
-		return (u32)from_float(low) | (u32)from_float(high) << 16;
+		u32 x = float_to_bits(low), y = float_to_bits(high);
+
+		x += 0x7fff + (x >> 16 & 1);
+		y += 0x7fff + (y >> 16 & 1);
+		return x >> 16 | (y & 0xffff0000u);
 #endif
 	}
 
@@ -36,9 +41,7 @@ struct BF16 {
 #else
 		u32 u = float_to_bits(x);
 
-		if (x != x)
-			return (Storage)(u >> 16 | 0x40);
-		return (Storage)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+		return (Storage)(x != x ? u >> 16 | 0x40 : (u + 0x7fff + (u >> 16 & 1)) >> 16);
 #endif
 	}
 };

@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * bwd.h: gradients of q, k, v and the bias, in two passes that share one launch and one loop.
+ *
+ *   keys stay:  a block owns ROWS keys of one KV head and walks over queries:
+ *               P^T = exp(K Q^T - LSE), dP^T = V dO^T, dV += P^T dO, dK += dS^T Q
+ *   rows stay:  a block owns ROWS queries of one head and walks over keys:
+ *               P = exp(Q K^T - LSE), dP = dO V^T, dQ += dS K
+ * with dS = P (dP - D). Seven products instead of five, but no atomics, no workspace, the same bits
+ * on every run, and P and dS never leave the registers: what one product leaves there is the operand
+ * of the next, on every matrix core. In a tile the staying side is the row, the walking side the
+ * column, so "row" here is a key in the first pass and a query in the second.
+ *
+ * Heads of a group share keys: their gradients are summed by the block that owns the keys.
+ */
+#ifndef FMHA_GPU_BWD_H
+#define FMHA_GPU_BWD_H
+
+#include "scores.h"
+
+template <class C> struct Backward {
+	typedef typename C::Core Core;
+	typedef typename C::Element Element;
+	/* tile_n stays (rows), tile_m walks (columns). */
+	static const int ROWS = C::TILE_N, COLUMNS = C::TILE_M;
+	enum { BOTH, DK_ONLY, DV_ONLY };
+	static const int TM = ROWS / 16 / C::WAVES_M, TN = COLUMNS / 16;
+	static_assert(TM * 16 * C::WAVES_M == ROWS, "waves share whole 16-row tiles");
+	static_assert(C::WAVES_N == 1, "waves do not share columns here");
+	/* Both passes stream a pair of tiles; one is read both ways in each, so both are made so. */
+	static const int TD = C::HDIM_Q / 16, TV = C::HDIM_V / 16;
+
+	typedef typename Core::template Stationary<TM, C::WAVES_M, C::HDIM_Q, C::THREADS> StayQ;
+	typedef typename Core::template Stationary<TM, C::WAVES_M, C::HDIM_V, C::THREADS> StayV;
+	typedef typename Core::template Tile<COLUMNS, C::HDIM_Q, C::THREADS, true, true> WalkQ;
+	typedef typename Core::template Tile<COLUMNS, C::HDIM_V, C::THREADS, true, true> WalkV;
+	static const int BUFFERS = C::BUFFERS;
+	static const int WALK_BYTES = WalkQ::BYTES + WalkV::BYTES;
+	static const int WALK_AT = StayQ::BYTES + StayV::BYTES;
+	static const int STATS_AT = WALK_AT + BUFFERS * WALK_BYTES;
+	static const int STATS_BYTES = BUFFERS * 2 * COLUMNS * 4;
+	static const int HDIM_MAX = static_max(C::HDIM_Q, C::HDIM_V);
+	static const int STAGE_STRIDE = stage_stride(HDIM_MAX), STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
+	static const int BYTES = static_max(STATS_AT + STATS_BYTES, STAGE_BYTES);
+	static_assert(BYTES <= C::LDS_BYTES, "gpu_kernel.c computes the LDS of a kernel");
+
+	typedef RegTile<Core, TM, TN> Scores;
+	typedef KeyView<Element, false> Keys;
+	typedef QueryView<Element, false> Queries;
+
+	const abi_bwd_args &a;
+	char *lds;
+	Sequence seq;
+	Band band;
+	Modifiers<C> modifiers;
+	i32 first;  /* of the block's rows */
+	i32 wave;
+	i32 head;
+
+	METHOD Backward(const abi_bwd_args &args, char *memory) : a(args), lds(memory) {}
+
+	METHOD i32 row_of(int m) const { return first + (wave * TM + m) * 16; }
+
+	METHOD void enter_sequence(i32 b)
+	{
+		seq = find_sequence(a.sequences, 0, b);
+		band = Band::make<C::MASK>(a.band, seq, 0, seq.n_k);
+		modifiers = Modifiers<C>::make(a, seq);
+	}
+
+	METHOD Queries queries(const abi_tensor &t, i32 h, i32 hdim) const
+	{
+		return Queries::make(t, seq, h, 1, hdim);
+	}
+
+	METHOD Keys keys(const abi_tensor &t, i32 head_k, i32 hdim, bool is_v) const
+	{
+		const abi_kv_cache none = {};
+
+		return Keys::make(t, seq, none, head_k, a.nhead_k, hdim, is_v);
+	}
+
+	/* -LSE in powers of two, such that exp2(score * unit + this) = P; -inf where P must be 0. */
+	METHOD float lse_of(i32 i) const
+	{
+		if (i >= seq.n_q)
+			return minus_infinity();
+		float lse = a.lse.data[rows_offset(a.lse, seq, i, head)];
+
+		return lse == minus_infinity() ? lse : -lse * FMHA_LOG2_E;
+	}
+
+	METHOD float d_of(i32 i) const
+	{
+		return i < seq.n_q ? a.d.data[rows_offset(a.d, seq, i, head)] : 0.0f;
+	}
+
+	METHOD u32 random_byte(i32 i, i32 j) const
+	{
+		const abi_tensor &t = a.dropout.randval;
+
+		if (t.data) {
+			if (i >= seq.n_q || j >= seq.n_k)
+				return 255;
+			return ((const u8 *)t.data)[q_offset(t, seq, i, head) + j * t.stride_dim];
+		}
+		return dropout_byte(a.dropout, seq.batch * a.nhead_q + head, i, j);
+	}
+
+	/*
+	 * One element. s: raw product in, dropped P out (for dV); dp: raw product in, dS out, without
+	 * the scale; returns dZ, the gradient of the logit before the mask (for dBias).
+	 */
+	METHOD float element(float &s, float &dp, i32 i, i32 j, float lse, float d, bool masked) const
+	{
+		float x = s, slope = 1, keep = 1;
+
+		if (C::LOGITS)
+			x = modifiers.logit(x, seq, head, i, j, &slope);
+		float p = exp2_fast(x * modifiers.unit + lse);
+
+		/* Without logits, mask_products() has done it for less. */
+		if (C::LOGITS && masked && !band.sees(i, j))
+			p = 0;
+		if (C::DROPOUT)
+			keep = random_byte(i, j) <= (u32)a.dropout.keep_at_most ? a.dropout.p_keep_inverse
+										: 0.0f;
+		float dz = p * (dp * keep - d);
+
+		if (p == 0.0f)
+			dz = 0; /* a row with nothing to attend to may have any D */
+		s = p * keep;
+		dp = dz * slope;
+		return dz;
+	}
+
+	/* Products that must not count become -inf. LOW: the first column that a row sees. */
+	METHOD void mask_products(Scores &s, i32 column, bool keys_stay) const
+	{
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				i32 row = row_of(m) + Core::stat_row(r), low, high, sinks = 0;
+
+				if (keys_stay) { /* row is a key, columns are queries */
+					low = row - band.anchor_right;
+					high = row < band.sinks ? 1 << 30 : row - band.anchor_left;
+					if (row >= band.end)
+						high = low - 1;
+				} else {
+					low = band.first(row);
+					high = band.last(row);
+					sinks = band.sinks - column;
+				}
+				low -= column;
+				high -= column;
+				UNROLL
+				for (int n = 0; n < TN; n++)
+					UNROLL
+					for (int e = 0; e < Core::E; e++) {
+						i32 at = n * 16 + Core::column(e);
+
+						if (Core::stat(e) == r &&
+						    (at > high || (at < low && (keys_stay || at >= sinks))))
+							s.t[m][n].x[e] = minus_infinity();
+					}
+			}
+	}
+
+	struct KeysStay {
+		StayQ k;
+		StayV v;
+		RegTile<Core, TM, TD> dk;
+		RegTile<Core, TM, TV> dv;
+	};
+
+	struct RowsStay {
+		StayQ q;
+		StayV d_o;
+		RegTile<Core, TM, TD> dq;
+		RowVector<Core, TM> lse, d;
+	};
+
+	METHOD float *stats_of(int buffer) const
+	{
+		return (float *)(lds + STATS_AT) + buffer * 2 * COLUMNS;
+	}
+
+	/* LSE and D of the walking queries. */
+	METHOD void fetch_stats(int buffer, i32 column)
+	{
+		float *to = stats_of(buffer);
+
+		for (i32 n = thread_id(); n < COLUMNS; n += C::THREADS) {
+			to[n] = lse_of(column + n);
+			to[COLUMNS + n] = d_of(column + n);
+		}
+	}
+
+	template <int PART>
+	METHOD void step(KeysStay &x, const WalkQ &q, const WalkV &d_o, int buffer, i32 column,
+			 bool dbias)
+	{
+		const float *stats = stats_of(buffer);
+		Scores s, dp;
+		bool masked = C::MASK || first + ROWS > seq.n_k; /* rows beyond n_q have P = 0 */
+
+		if (C::MASK && first + ROWS <= seq.n_k)
+			masked = !band.sees_all(column, column + COLUMNS - 1, first, ROWS);
+		s.zero();
+		multiply_abt<C::HDIM_Q>(s, x.k, q, 0, Core());
+		if (!C::LOGITS && masked)
+			mask_products(s, column, true);
+		dp.zero();
+		if (PART != DV_ONLY)
+			multiply_abt<C::HDIM_V>(dp, x.v, d_o, 0, Core());
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++) {
+					i32 at = n * 16 + Core::column(e), j = row_of(m) + Core::row(e);
+					float dz = element(s.t[m][n].x[e], dp.t[m][n].x[e], column + at, j,
+							   stats[at], stats[COLUMNS + at], masked);
+
+					if (C::BIAS == BIAS_MATRIX && dbias && column + at < seq.n_q &&
+					    j < seq.n_k)
+						store_from_float(
+							a.dbias.data, a.bias_dtype,
+							q_offset(a.dbias, seq, column + at, head) +
+								j * a.dbias.stride_dim,
+							dz);
+				}
+		if (PART != DK_ONLY)
+			multiply_ab(x.dv, round_to_operand(s), d_o, 0, Core());
+		if (PART != DV_ONLY)
+			multiply_ab(x.dk, round_to_operand(dp), q, 0, Core());
+	}
+
+	METHOD void step(RowsStay &x, const WalkQ &k, const WalkV &v, i32 column)
+	{
+		Scores s, dp;
+		bool masked = column + COLUMNS > seq.n_k;
+
+		if (C::MASK)
+			masked = !band.sees_all(first, first + ROWS - 1, column, COLUMNS);
+		s.zero();
+		multiply_abt<C::HDIM_Q>(s, x.q, k, 0, Core());
+		if (!C::LOGITS && masked)
+			mask_products(s, column, false);
+		dp.zero();
+		multiply_abt<C::HDIM_V>(dp, x.d_o, v, 0, Core());
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++) {
+					int r = Core::stat(e);
+
+					(void)element(s.t[m][n].x[e], dp.t[m][n].x[e],
+						      row_of(m) + Core::row(e),
+						      column + n * 16 + Core::column(e), x.lse.v[m][r],
+						      x.d.v[m][r], masked);
+				}
+		multiply_ab(x.dq, round_to_operand(dp), k, 0, Core());
+	}
+
+	struct Pair {
+		WalkQ q;
+		WalkV v;
+
+		METHOD void place(char *lds, int buffer)
+		{
+			q.place(lds + WALK_AT + buffer * WALK_BYTES);
+			v.place(lds + WALK_AT + buffer * WALK_BYTES + WalkQ::BYTES);
+		}
+		template <class View>
+		METHOD void fetch(const View &view_q, const View &view_v, i32 column, i32 end)
+		{
+			q.template fetch<Element>(view_q, column, end);
+			v.template fetch<Element>(view_v, column, end);
+		}
+		METHOD void arrive()
+		{
+			q.arrive();
+			v.arrive();
+		}
+	};
+
+	/*
+	 * Walks over the columns of `tiles` with two views. BUFFERS 2: the next pair travels into the
+	 * other half of LDS while this one is used. BUFFERS 1: it waits in registers (AMD), or is
+	 * fetched when the room is free (scalar).
+	 */
+	template <class View, class Body>
+	METHOD void walk(const ColumnTiles &tiles, const View &view_q, const View &view_v, i32 end, Body body)
+	{
+		const bool AHEAD = BUFFERS == 2 || !Core::FETCH_NEEDS_LDS;
+		Pair pair;
+
+		if (tiles.count == 0)
+			return;
+		pair.place(lds, 0);
+		if (AHEAD)
+			pair.fetch(view_q, view_v, tiles.column(0), end);
+		if (BUFFERS == 2)
+			body.stats(0, tiles.column(0));
+		NO_UNROLL
+		for (i32 n = 0; n < tiles.count; n++) {
+			i32 column = tiles.column(n), buffer = BUFFERS == 2 ? n & 1 : 0;
+
+			if (!AHEAD)
+				pair.fetch(view_q, view_v, column, end);
+			pair.arrive();
+			if (BUFFERS == 1)
+				body.stats(0, column);
+			block_sync();
+			if (AHEAD && n + 1 < tiles.count) {
+				if (BUFFERS == 2) {
+					pair.place(lds, 1 - buffer);
+					body.stats(1 - buffer, tiles.column(n + 1));
+				}
+				pair.fetch(view_q, view_v, tiles.column(n + 1), end);
+			}
+			if (BUFFERS == 2)
+				pair.place(lds, buffer);
+			body.step(pair.q, pair.v, buffer, column);
+			if (BUFFERS == 1)
+				block_sync();
+		}
+	}
+
+	template <int PART> struct KeysBody {
+		Backward &k;
+		KeysStay &x;
+		bool dbias;
+		METHOD void stats(int buffer, i32 column) { k.fetch_stats(buffer, column); }
+		METHOD void step(const WalkQ &q, const WalkV &d_o, int buffer, i32 column)
+		{
+			k.template step<PART>(x, q, d_o, buffer, column, dbias);
+		}
+	};
+
+	struct RowsBody {
+		Backward &k;
+		RowsStay &x;
+		METHOD void stats(int, i32) {}
+		METHOD void step(const WalkQ &q, const WalkV &v, int, i32 column) { k.step(x, q, v, column); }
+	};
+
+	/* The query tiles that may see keys first .. first + ROWS - 1. */
+	METHOD ColumnTiles query_tiles(bool all) const
+	{
+		ColumnTiles t;
+		i32 low = 0, high = seq.n_q - 1;
+
+		if (C::MASK && !all) {
+			low = max_of(first - band.anchor_right, 0);
+			if (first >= band.sinks)
+				high = min_of(high, first + ROWS - 1 - band.anchor_left);
+		}
+		t.width = COLUMNS;
+		t.sink_first = t.n_sink = 0;
+		t.first = low / COLUMNS;
+		t.count = high >= low ? high / COLUMNS + 1 - t.first : 0;
+		return t;
+	}
+
+	/* PART: what fits the registers. With wide heads dK and dV have a block each. */
+	template <int PART> METHOD void keys_pass(i32 head_k, i32 batch)
+	{
+		i32 group = a.nhead_q / a.nhead_k;
+		KeysStay x;
+
+		enter_sequence(batch);
+		if (first >= seq.n_k)
+			return;
+		x.k.place(lds, wave);
+		x.v.place(lds + StayQ::BYTES, wave);
+		x.k.template fetch<Element>(keys(a.k, head_k, a.hdim_q, false), first, seq.n_k);
+		x.v.template fetch<Element>(keys(a.v, head_k, a.hdim_v, true), first, seq.n_k);
+		x.k.arrive();
+		x.v.arrive();
+		x.dk.zero();
+		x.dv.zero();
+		bool dbias = C::BIAS == BIAS_MATRIX && a.dbias.data && PART != DV_ONLY;
+
+		NO_UNROLL
+		for (i32 g = 0; g < group; g++) {
+			head = head_k * group + g;
+			block_sync(); /* the last head's tiles are done with */
+			/* dBias is written everywhere, masked or not. */
+			walk(query_tiles(dbias), queries(a.q, head, a.hdim_q),
+			     queries(a.d_o, head, a.hdim_v), seq.n_q,
+			     KeysBody<PART>{*this, x, dbias});
+		}
+		if (PART != DV_ONLY)
+			store(x.dk, a.dk, k_offset(a.dk, seq, 0, head_k), a.hdim_q, a.scale, seq.n_k);
+		if (PART != DK_ONLY)
+			store(x.dv, a.dv, k_offset(a.dv, seq, 0, head_k), a.hdim_v, 1.0f, seq.n_k);
+	}
+
+	METHOD void rows_pass(i32 h, i32 batch)
+	{
+		RowsStay x;
+
+		head = h;
+		enter_sequence(batch);
+		if (first >= seq.n_q)
+			return;
+		i32 head_k = head / (a.nhead_q / a.nhead_k);
+		x.q.place(lds, wave);
+		x.d_o.place(lds + StayQ::BYTES, wave);
+		x.q.template fetch<Element>(queries(a.q, head, a.hdim_q), first, seq.n_q);
+		x.d_o.template fetch<Element>(queries(a.d_o, head, a.hdim_v), first, seq.n_q);
+		x.q.arrive();
+		x.d_o.arrive();
+		x.dq.zero();
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				x.lse.v[m][r] = lse_of(row_of(m) + Core::stat_row(r));
+				x.d.v[m][r] = d_of(row_of(m) + Core::stat_row(r));
+			}
+		i32 last = min_of(first + ROWS, seq.n_q) - 1;
+
+		walk(ColumnTiles::make<C::MASK>(band, first, last, COLUMNS), keys(a.k, head_k, a.hdim_q, false),
+		     keys(a.v, head_k, a.hdim_v, true), seq.n_k, RowsBody{*this, x});
+		store(x.dq, a.dq, q_offset(a.dq, seq, 0, head), a.hdim_q, a.scale, seq.n_q);
+	}
+
+	/* Rows below `end` of a gradient, through LDS so that stores are whole chunks. */
+	template <int T>
+	METHOD void store(const RegTile<Core, TM, T> &x, const abi_tensor &t, i64 offset, i32 hdim,
+			  float factor, i32 end)
+	{
+		float *stage = (float *)lds + wave * 16 * STAGE_STRIDE;
+
+		block_sync(); /* the tiles are not needed any more */
+		UNROLL
+		for (int m = 0; m < TM; m++) {
+			wave_sync();
+			UNROLL
+			for (int d = 0; d < T; d++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					stage[Core::row(e) * STAGE_STRIDE + d * 16 + Core::column(e)] =
+						x.t[m][d].x[e] * factor;
+			wave_sync();
+			NO_UNROLL
+			for (i32 index = lane_id(); index < 16 * (T * 2); index += FMHA_WAVE) {
+				i32 row = row_of(m) + index / (T * 2), dim = index % (T * 2) * 8;
+
+				if (row < end && dim < hdim)
+					store_chunk(t.data, a.dtype,
+						    offset + row * t.stride_seq + dim * t.stride_dim,
+						    t.stride_dim,
+						    stage + index / (T * 2) * STAGE_STRIDE + dim);
+			}
+		}
+	}
+
+	METHOD void run()
+	{
+		const int PARTS = C::APART ? 2 : 1;
+		i32 x = block_id_x(), y = block_id_y(), z = block_id_z();
+		i32 n_key_blocks = PARTS * ceil_div(a.sequences.seqlen_k_max, ROWS);
+
+		wave = wave_id();
+		if (x < n_key_blocks) {
+			first = x / PARTS * ROWS; /* early keys are seen by most rows: first */
+			if (y >= a.nhead_k)
+				return;
+			if (!C::APART)
+				keys_pass<BOTH>(y, z);
+			else if (x % 2)
+				keys_pass<DV_ONLY>(y, z);
+			else
+				keys_pass<DK_ONLY>(y, z);
+			return;
+		}
+		x -= n_key_blocks;
+		first = (ceil_div(a.sequences.seqlen_q_max, ROWS) - 1 - x) * ROWS;
+		rows_pass(y, z);
+	}
+};
+
+#endif
