@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""Backward problems: the three stages, judged by the reference in double."""
+import ctypes
+import math
+
+import numpy as np
+
+import abi
+from cases import Forward, aligned, decode, encode, pointer, rows, tensor, NP_STORAGE
+
+
+class Backward(Forward):
+    """A forward problem, its O and LSE from the reference, and gradients to be computed."""
+
+    OPTIONS = dict(Forward.OPTIONS, dbias=False, dsink=False)
+
+    def __init__(self, lib, **options):
+        self.lib = lib
+        super().__init__(**options)
+        if lib:
+            self.finish_forward()
+        self.build_backward()
+
+    def p(self, x):
+        return ctypes.c_void_p(pointer(x))
+
+    def finish_forward(self):
+        want = np.zeros(self.o_shape)
+        lse = np.zeros(self.lse_array.shape)
+        self.lib.reference_forward(ctypes.byref(self.args), self.p(want), self.p(lse), None)
+        self.o[..., :self.dv] = encode(want.astype(np.float32), self.dtype)
+        self.lse_array[...] = lse
+
+    def gradient(self, t, shape, strides):
+        a = aligned(shape, NP_STORAGE[self.dtype], 0x7f)
+        self.keep.append(a)
+        self.outputs[t] = a
+        setattr(self.bwd, t, tensor(a, strides))
+
+    def build_backward(self):
+        f, a = self.args, abi.BwdArgs()
+        self.bwd = a
+        for name in ("q", "k", "v", "o", "bias", "lse", "alibi_slopes", "alibi_stride_batch", "sink",
+                     "sequences", "band", "dropout", "nhead_q", "nhead_k", "hdim_q", "hdim_v",
+                     "scale", "logits_soft_cap", "dtype", "bias_dtype"):
+            setattr(a, name, getattr(f, name))
+        a.dropout.randval = abi.STRUCTS["abi_tensor"]()
+        qb, qs, h, _ = self.o_shape
+        kb, ks = (1, a.sequences.total_k) if self.group else (self.batch, self.sk)
+        d_o, st = self.bshd(qb, qs, h, self.dv, self.dtype)
+        a.d_o = tensor(d_o, st)
+        self.gradient("dq", (qb, qs, h, self.dq), (qs * h * self.dq, h * self.dq, self.dq, 1))
+        self.gradient("dk", (kb, ks, self.hk, self.dq), (ks * self.hk * self.dq, self.hk * self.dq, self.dq, 1))
+        self.gradient("dv", (kb, ks, self.hk, self.dv), (ks * self.hk * self.dv, self.hk * self.dv, self.dv, 1))
+        self.d = aligned((qb, h, qs), np.float32, 7.0)
+        a.d = rows(self.d, (h * qs, qs, 1))
+        self.keep.append(self.d)
+        self.outputs["d"] = self.d
+        self.nsplits = self.ints([1] * (self.batch if self.group else 1))
+        a.nsplits = pointer(self.nsplits)
+        if self.dbias:
+            g = aligned((qb, h, qs, self.sk), NP_STORAGE[self.bias], 0)
+            self.keep.append(g)
+            self.outputs["dbias"] = g
+            a.dbias = tensor(g, (h * qs * self.sk, self.sk, qs * self.sk, 1))
+        if self.dsink:
+            self.dsink_array = self.floats(np.zeros(h))
+            self.outputs["dsink"] = self.dsink_array
+            a.dsink = pointer(self.dsink_array)
+
+    def stages(self):
+        return [abi.BWD_DOT_DO_O, abi.BWD_DQ_DK_DV]
+
+    def judge_backward(self):
+        a = self.bwd
+        want = {n: np.zeros(self.outputs[n].shape) for n in ("dq", "dk", "dv")}
+        qb, qs, h, _ = self.o_shape
+        want["dbias"] = np.zeros((qb, h, qs, self.sk))
+        want["dsink"] = np.zeros(h)
+        if self.lib.reference_backward(ctypes.byref(a), self.p(want["dq"]), self.p(want["dk"]),
+                                       self.p(want["dv"]), self.p(want["dbias"]) if self.dbias else None,
+                                       self.p(want["dsink"]) if self.dsink else None):
+            raise MemoryError
+        text = []
+        for name in ("dq", "dk", "dv", "dbias", "dsink"):
+            if name not in self.outputs:
+                continue
+            dtype = self.bias if name == "dbias" else abi.F32 if name == "dsink" else self.dtype
+            got, w = decode(self.outputs[name], dtype), want[name]
+            fill = self.outputs[name] == np.array(0x7f).astype(self.outputs[name].dtype)
+            got = np.where(fill & (w == 0), 0, got)  # rows of no sequence stay as they were
+            assert np.isfinite(got).all(), f"{name} is not finite"
+            error = np.abs(got - w).max(initial=0)
+            size = np.abs(w).max(initial=0)
+            unit = {abi.F32: 2e-6, abi.F16: 2 ** -9, abi.BF16: 2 ** -6}[self.dtype]
+            # D = rowsum(dO O) starts from the rounded O, and dSink sums D over all rows.
+            allowed = unit * max(size, 0.5 if name == "dsink" else 0.1) + 1e-6
+            assert error <= allowed, f"{name} is off by {error:.3g}, {allowed:.3g} is allowed"
+            text.append(f"{name} {error:.2g}/{allowed:.2g}")
+        return " ".join(text)
+
+
+class Append:
+    """append-KV with rotary embedding: caches must be equal bit by bit."""
+
+    OPTIONS = dict(dtype=abi.BF16, batch=2, hq=2, hk=1, sq=3, new=3, cap=40, dq=32, dv=32, page=0,
+                   layout=0, rope=abi.ROPE_NONE, rotary_dim=0, rotary_dtype=abi.F32, same=0, seed=3)
+
+    def __init__(self, **options):
+        self.__dict__.update(self.OPTIONS)
+        self.__dict__.update(options)
+        self.keep, self.outputs = [], {}
+        rng = self.rng = np.random.default_rng(self.seed)
+        a = self.args = abi.AppendArgs()
+        s = a.sequences
+        s.batch, s.seqlen_q_max, s.seqlen_k_max = self.batch, self.sq, self.cap
+        s.total_q, s.total_k = self.batch * self.sq, self.batch * self.cap
+        lens = rng.integers(0, self.cap - self.new + 1, self.batch)
+        s.seqlen_k = pointer(self.ints(lens))
+        a.k_new = self.random((self.batch, self.new, self.hk, self.dq))
+        a.v_new = self.random((self.batch, self.new, self.hk, self.dv))
+        if self.page:
+            blocks = math.ceil(self.cap / self.page)
+            n = self.batch * blocks + 2
+            a.cache.page_size, a.cache.n_pages, a.cache.layout = self.page, n, self.layout
+            a.cache.max_blocks = a.cache.block_table_stride = blocks
+            a.cache.block_table = pointer(self.ints(rng.permutation(n)[:self.batch * blocks]))
+            shape = (n, self.page, self.hk)
+        else:
+            shape = (self.batch, self.cap, self.hk)
+        a.k = self.random(shape + (self.dq,), "k")
+        a.v = self.random(shape + (self.dv,), "v")
+        if self.rope:
+            a.q = self.random((self.batch, self.sq, self.hq, self.dq))
+            a.q_rotated = self.random((self.batch, self.sq, self.hq, self.dq), "q_rotated")
+            half = self.rotary_dim // 2
+            angles = np.arange(self.cap)[:, None] * 0.3 ** np.arange(half)[None, :]
+            for name, x in (("rotary_cos", np.cos(angles)), ("rotary_sin", np.sin(angles))):
+                table = encode(x.astype(np.float32), self.rotary_dtype)
+                self.keep.append(table)
+                setattr(a, name, tensor(table, (0, half, 0, 1)))
+        a.seqlen_new, a.rope, a.rotary_dim, a.rotary_max_pos = self.new, self.rope, self.rotary_dim, self.cap
+        a.q_rows_same_position = self.same
+        a.nhead_q, a.nhead_k, a.hdim_q, a.hdim_v = self.hq, self.hk, self.dq, self.dv
+        a.dtype, a.rotary_dtype = self.dtype, self.rotary_dtype
+
+    def ints(self, values):
+        x = aligned((len(values),), np.int32)
+        x[...] = values
+        self.keep.append(x)
+        return x
+
+    def random(self, shape, name=None):
+        x = encode(self.rng.standard_normal(shape).astype(np.float32), self.dtype)
+        self.keep.append(x)
+        if name:
+            self.outputs[name] = x
+        b, s, h, d = shape
+        return tensor(x, (s * h * d, h * d, d, 1))
+
+    def run_and_judge(self, lib, run):
+        before = {n: x.copy() for n, x in self.outputs.items()}
+        run()
+        got = {n: x.copy() for n, x in self.outputs.items()}
+        for n, x in self.outputs.items():
+            x[...] = before[n]
+        if lib.reference_appendkv(ctypes.byref(self.args)):
+            raise MemoryError
+        for n, x in self.outputs.items():
+            wrong = int((got[n] != x).sum())
+            assert wrong == 0, f"{n}: {wrong} elements differ from the reference"
+        return "bit for bit"

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: MIT
+"""Forward problems as plain data: build tensors and argument structs, ask the reference, judge.
+
+A device is anything with run(kernel, args): the emulator runs on the same memory, a GPU copies.
+"""
+import ctypes
+import math
+
+import numpy as np
+
+import abi
+
+NP_STORAGE = {abi.F32: np.float32, abi.F16: np.uint16, abi.BF16: np.uint16, abi.E4M3: np.uint8,
+              abi.E5M2: np.uint8}
+
+
+def aligned(shape, dtype, fill=None):
+    """An array at a multiple of 256 bytes: what allocators give, and vector loads hope for."""
+    n = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.full(n + 512, 0xff, np.uint8)
+    start = -raw.ctypes.data % 256
+    array = raw[start:start + n].view(dtype).reshape(shape)
+    if fill is not None:
+        array[...] = fill
+    return array
+
+
+def encode(x, dtype):
+    """float32 -> stored bits, to nearest even."""
+    out = aligned(x.shape, NP_STORAGE[dtype])
+    if dtype == abi.F32:
+        out[...] = x
+    elif dtype == abi.F16:
+        out[...] = x.astype(np.float16).view(np.uint16)
+    elif dtype == abi.BF16:
+        bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+        out[...] = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    else:
+        # Any finite code will do for a random tensor: choose codes, magnitudes around 1.
+        scaled = np.clip(np.round(np.abs(x) * 16), 0, 40).astype(np.uint8)
+        base = scaled + (0x20 if dtype == abi.E4M3 else 0x30)
+        out[...] = np.where(x < 0, base | 0x80, base)
+    return out
+
+
+def decode(bits, dtype):
+    if dtype == abi.F32:
+        return bits.astype(np.float64)
+    if dtype == abi.F16:
+        return bits.view(np.float16).astype(np.float64)
+    if dtype == abi.BF16:
+        return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    raise ValueError(dtype)
+
+
+def pointer(array):
+    return array.ctypes.data if array is not None else None
+
+
+def tensor(array, strides):
+    """strides: (batch, seq, head, dim) in elements."""
+    return abi.STRUCTS["abi_tensor"](pointer(array), *strides)
+
+
+def rows(array, strides):
+    return abi.STRUCTS["abi_rows"](pointer(array), *strides)
+
+
+class Forward:
+    """One forward problem. Every option has a neutral default; see OPTIONS."""
+
+    OPTIONS = dict(
+        dtype=abi.BF16, batch=1, hq=1, hk=1, sq=16, sk=16, dq=32, dv=32, mask=abi.MASK_NONE,
+        left=-1, right=-1, sinks=0, bias=None, alibi=False, cap=0.0, sink=False, dropout=0.0,
+        group=None, lens_k=None, leftpad=None, page=0, table="block", layout=0, splits=0,
+        split_size=0, scale=None, descale=False, strided=False, lse=True, min_sq=0, randval=False,
+        o_dtype=None, seed=1, bias_broadcast=False, cache_idx=False)
+
+    def __init__(self, **options):
+        unknown = set(options) - set(self.OPTIONS)
+        if unknown:
+            raise TypeError(f"unknown options {unknown}")
+        self.__dict__.update(self.OPTIONS)
+        self.__dict__.update(options)
+        self.options = options
+        self.keep = []  # arrays that the args point to
+        self.outputs = {}
+        self.rng = np.random.default_rng(self.seed)
+        self.build()
+
+    def __str__(self):
+        return " ".join(f"{k}={v}" for k, v in self.options.items())
+
+    # ---- building -------------------------------------------------------------------------
+    def normal(self, shape, dtype, scale=1.0):
+        a = encode((self.rng.standard_normal(shape) * scale).astype(np.float32), dtype)
+        self.keep.append(a)
+        return a
+
+    def ints(self, values):
+        a = aligned((len(values),), np.int32)
+        a[...] = values
+        self.keep.append(a)
+        return a
+
+    def floats(self, array):
+        a = aligned(np.shape(array), np.float32)
+        a[...] = array
+        self.keep.append(a)
+        return a
+
+    def bshd(self, b, s, h, d, dtype, fill=None):
+        """A (batch, seq, head, dim) tensor: packed, or with odd strides that forbid vectors."""
+        pad = 3 if self.strided else 0
+        if fill is None:
+            a = self.normal((b, s, h, d + pad), dtype)
+        else:
+            a = aligned((b, s, h, d + pad), NP_STORAGE[dtype], fill)
+            self.keep.append(a)
+        w = d + pad
+        return a, (s * h * w, h * w, w, 1)
+
+    def build(self):
+        a = self.args = abi.FwdArgs()
+        self.o_dtype = self.o_dtype if self.o_dtype is not None else (
+            self.dtype if self.dtype <= abi.BF16 else abi.BF16)
+        self.lens_q = [self.sq] * self.batch
+        if self.group:  # list of (physical q, physical k)
+            self.batch = len(self.group)
+            self.lens_q = [g[0] for g in self.group]
+            self.sq, self.sk = max(self.lens_q), max(g[1] for g in self.group)
+        s = a.sequences
+        s.batch, s.seqlen_q_max, s.seqlen_k_max = self.batch, self.sq, self.sk
+        s.total_q = sum(self.lens_q)
+        s.total_k = self.batch * self.sk
+        qb, qs = (1, s.total_q) if self.group else (self.batch, self.sq)
+        q, st = self.bshd(qb, qs, self.hq, self.dq, self.dtype)
+        a.q = tensor(q, st)
+        self.build_keys(a)
+        o, st = self.bshd(qb, qs, self.hq, self.dv, self.o_dtype, 0x7f)
+        a.o = tensor(o, st)
+        self.o, self.o_shape = o, (qb, qs, self.hq, self.dv)
+        self.outputs["o"] = o
+        self.lse_array = aligned((qb, self.hq, qs), np.float32, 7.0)
+        self.keep.append(self.lse_array)
+        if self.lse:
+            a.lse = rows(self.lse_array, (self.hq * qs, qs, 1))
+            self.outputs["lse"] = self.lse_array
+        if self.group:
+            s.seqstart_q = pointer(self.ints(np.cumsum([0] + self.lens_q)))
+        self.build_options(a, qb, qs)
+
+    def build_keys(self, a):
+        s, lens = a.sequences, self.lens_k
+        if self.page:
+            self.build_pages(a)
+        elif self.group:
+            total = sum(g[1] for g in self.group)
+            s.total_k = total
+            s.seqstart_k = pointer(self.ints(np.cumsum([0] + [g[1] for g in self.group])))
+            k, st = self.bshd(1, total, self.hk, self.dq, self.dtype)
+            v, sv = self.bshd(1, total, self.hk, self.dv, self.dtype)
+            a.k, a.v = tensor(k, st), tensor(v, sv)
+        else:
+            n = self.batch + 2 if self.cache_idx else self.batch
+            k, st = self.bshd(n, self.sk, self.hk, self.dq, self.dtype)
+            v, sv = self.bshd(n, self.sk, self.hk, self.dv, self.dtype)
+            a.k, a.v = tensor(k, st), tensor(v, sv)
+            if self.cache_idx:
+                a.cache.cache_batch_idx = pointer(self.ints(self.rng.permutation(n)[:self.batch]))
+                a.cache.cache_batch = n
+        if lens is not None:
+            s.seqlen_k = pointer(self.ints(lens))
+        if self.leftpad is not None:
+            s.leftpad_k = pointer(self.ints(self.leftpad))
+
+    def build_pages(self, a):
+        c, lens = a.cache, self.lens_k or [self.sk] * self.batch
+        blocks = [max(1, math.ceil(n / self.page)) for n in lens]
+        n_pages = sum(blocks) + 3
+        order = self.rng.permutation(n_pages)
+        c.page_size, c.n_pages, c.layout = self.page, n_pages, self.layout
+        width = max(blocks)
+        c.max_blocks = width
+        if self.table == "block":
+            # Entries past the end hold garbage: kernels must not follow them.
+            t = np.full((self.batch, width), 1 << 28, np.int64)
+            at = 0
+            for b, n in enumerate(blocks):
+                t[b, :n] = order[at:at + n]
+                at += n
+            c.block_table = pointer(self.ints(t.reshape(-1)))
+            c.block_table_stride = width
+            if self.lens_k is None:
+                self.lens_k = lens
+        else:
+            c.kv_indptr = pointer(self.ints(np.cumsum([0] + blocks)))
+            c.kv_page_indices = pointer(self.ints(order[:sum(blocks)]))
+            c.n_page_indices = sum(blocks)
+            c.kv_last_page_len = pointer(
+                self.ints([n - (m - 1) * self.page for n, m in zip(lens, blocks)]))
+            self.lens_k = None
+        k, st = self.bshd(n_pages, self.page, self.hk, self.dq, self.dtype)
+        v, sv = self.bshd(n_pages, self.page, self.hk, self.dv, self.dtype)
+        a.k, a.v = tensor(k, st), tensor(v, sv)
+
+    def build_options(self, a, qb, qs):
+        a.nhead_q, a.nhead_k, a.hdim_q, a.hdim_v = self.hq, self.hk, self.dq, self.dv
+        a.dtype, a.o_dtype, a.bias_dtype = self.dtype, self.o_dtype, abi.F32
+        a.scale = self.scale if self.scale is not None else 1 / math.sqrt(self.dq)
+        a.logits_soft_cap, a.min_seqlen_q = self.cap, self.min_sq
+        a.band.mask, a.band.window_left, a.band.window_right = self.mask, self.left, self.right
+        a.band.sink_tokens = self.sinks
+        if self.bias is not None:
+            shape = (1, 1, qs, self.sk) if self.bias_broadcast else (qb, self.hq, qs, self.sk)
+            bias = self.normal(shape, self.bias)
+            st = (0, self.sk, 0, 1) if self.bias_broadcast else (
+                self.hq * qs * self.sk, self.sk, qs * self.sk, 1)
+            a.bias, a.bias_dtype = tensor(bias, st), self.bias
+        if self.alibi:
+            a.alibi_slopes = pointer(self.floats(self.rng.random((self.batch, self.hq))))
+            a.alibi_stride_batch = self.hq
+        if self.sink:
+            a.sink = pointer(self.floats(self.rng.standard_normal(self.hq)))
+        if self.descale:
+            for name, heads in (("q", self.hq), ("k", self.hk), ("v", self.hk)):
+                d = getattr(a, name + "_descale")
+                d.data = pointer(self.floats(self.rng.random((self.batch, heads)) + 0.5))
+                d.stride_batch, d.stride_head = heads, 1
+        if self.dropout:
+            p = a.dropout
+            p.seed, p.offset, p.p_drop = 0x123456789abcdef, 77, self.dropout
+            p.p_keep_inverse = 1 / (1 - self.dropout)
+            p.keep_at_most = int(math.floor(255 * (1 - self.dropout)))
+            if self.randval:
+                r = aligned((qb, self.hq, qs, self.sk), np.uint8, 0)
+                self.keep.append(r)
+                p.randval = tensor(r, (self.hq * qs * self.sk, self.sk, qs * self.sk, 1))
+                self.outputs["randval"] = r
+        if self.splits:
+            a.n_splits, a.split_size = self.splits, self.split_size
+            self.o_acc = aligned((self.splits, self.hq, a.sequences.total_q, self.dv), np.float32, 7.0)
+            self.lse_acc = aligned((self.splits, self.hq, a.sequences.total_q), np.float32, 7.0)
+            self.keep += [self.o_acc, self.lse_acc]
+            a.o_acc, a.lse_acc = pointer(self.o_acc), pointer(self.lse_acc)
+            self.outputs.update(o_acc=self.o_acc, lse_acc=self.lse_acc)
+
+    # ---- what to run ----------------------------------------------------------------------
+    @property
+    def family(self):
+        if self.splits:
+            return abi.FWD_SPLITKV
+        return abi.FWD_PAGEDKV if self.page else abi.FWD
+
+    def combine_args(self):
+        """Arguments of the stage that follows a split forward."""
+        a, c = self.args, abi.CombineArgs()
+        total = a.sequences.total_q
+        per_batch = 0 if self.group else self.sq
+        c.o_parts = tensor(self.o_acc, (per_batch * self.dv, self.dv, total * self.dv, 1))
+        c.o_parts_stride_split = self.hq * total * self.dv
+        c.lse_parts = rows(self.lse_acc, (per_batch, total, 1))
+        c.lse_parts_stride_split = self.hq * total
+        c.o, c.lse, c.sink, c.sequences = a.o, a.lse, a.sink, a.sequences
+        c.n_splits, c.nhead_q, c.hdim_v = self.splits, self.hq, self.dv
+        c.min_seqlen_q, c.o_parts_dtype, c.o_dtype = self.min_sq, abi.F32, self.o_dtype
+        return c
+
+    # ---- judging --------------------------------------------------------------------------
+    def judge(self, lib):
+        """Returns (error, allowed error, LSE error) or raises AssertionError with a sentence."""
+        qb, qs, h, d = self.o_shape
+        want = np.zeros(self.o_shape)
+        plain = np.zeros(self.o_shape)
+        want_lse = np.full((qb, h, qs), 7.0)
+        plain_lse = want_lse.copy()
+        randval = np.zeros((qb, h, qs, self.sk), np.uint8) if self.randval else None
+
+        def p(x):
+            return ctypes.c_void_p(pointer(x))
+
+        if lib.reference_forward(ctypes.byref(self.args), p(want), p(want_lse), p(randval)):
+            raise MemoryError
+        yardstick = self.dtype if self.dtype <= abi.BF16 else abi.BF16
+        lib.reference_forward_rounded(ctypes.byref(self.args), ctypes.c_uint32(yardstick), p(plain),
+                                      p(plain_lse))
+        got = decode(self.o[..., :d], self.o_dtype)
+        touched = np.zeros((qb, qs), bool)
+        at = 0
+        for b, n in enumerate(self.lens_q):
+            if n >= self.min_sq:
+                if self.group:
+                    touched[0, at:at + n] = True
+                else:
+                    touched[b, :n] = True
+            at += n
+        untouched = self.o[~touched].reshape(-1)
+        fill = np.array(0x7f).astype(NP_STORAGE[self.o_dtype])
+        assert (untouched == fill).all() if not self.strided else True, "rows of no sequence were written"
+        got, want, plain = got[touched], want[touched], plain[touched]
+        assert np.isfinite(got).all(), "O is not finite"
+        error, bar = np.abs(got - want).max(initial=0), np.abs(plain - want).max(initial=0)
+        floor = (1e-5 if self.dtype == abi.F32 else 2e-3) * max(1e-3, np.abs(want).max(initial=0))
+        allowed = 2 * bar + floor
+        assert error <= allowed, f"O is off by {error:.3g}, {allowed:.3g} is allowed"
+        lse_error = 0.0
+        if self.lse:
+            mask = np.broadcast_to(touched[:, None, :], want_lse.shape)
+            g, w = self.lse_array[mask].astype(np.float64), want_lse[mask]
+            assert ((g == -np.inf) == (w == -np.inf)).all(), "LSE of an empty row is not -inf"
+            finite = w != -np.inf
+            lse_error = np.abs(g[finite] - w[finite]).max(initial=0)
+            lse_bar = 1e-5 if self.dtype == abi.F32 else 1e-3
+            assert lse_error <= lse_bar + 1e-5 * np.abs(w[finite]).max(initial=0), \
+                f"LSE is off by {lse_error:.3g}"
+        if self.randval:
+            assert (self.outputs["randval"] == randval).all(), "dropout bytes differ"
+        return error, allowed, lse_error

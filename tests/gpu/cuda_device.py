@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: MIT
+"""Compiles with NVRTC and launches through the driver API, in PyTorch's context and stream."""
+import ctypes
+import glob
+import os
+import threading
+
+import numpy as np
+
+import abi
+
+
+def find_nvrtc():
+    names = [os.environ.get("FMHA_NVRTC", "libnvrtc.so.13"), "/usr/local/cuda/lib64/libnvrtc.so.13",
+             "libnvrtc.so"]
+    for pattern in ("/usr/local/cuda*/lib64/libnvrtc.so*", "/opt/*/.venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so*"):
+        names += sorted(glob.glob(pattern))
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            pass
+    return None
+
+
+def compile_cubin(source, options, arch):
+    """Returns (code object, log). Raises RuntimeError with the log."""
+    lib = find_nvrtc()
+    if lib is None:
+        raise RuntimeError("no libnvrtc")
+    folder = os.path.join(abi.ROOT, "kernels", "gpu")
+    text = open(os.path.join(folder, source), "rb").read()
+    options = [f"--gpu-architecture={arch}", "--std=c++17", "-I" + folder,
+               "-I" + os.path.join(abi.ROOT, "kernels"), "--ptxas-options=-v", *options]
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    lib.nvrtcCreateProgram(ctypes.byref(program), text, source.encode(), 0, None, None)
+    array = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
+    status = lib.nvrtcCompileProgram(program, len(options), array)
+    lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    lib.nvrtcGetProgramLog(program, log)
+    log = log.value.decode(errors="replace")
+    if status:
+        raise RuntimeError(f"NVRTC {status}: {log}")
+    lib.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    code = ctypes.create_string_buffer(size.value)
+    lib.nvrtcGetCUBIN(program, code)
+    lib.nvrtcDestroyProgram(ctypes.byref(program))
+    return code.raw, log
+
+
+def compile_job(job):
+    name, source, options, arch = job
+    try:
+        code, log = compile_cubin(source, options, arch)
+        return name, code, log
+    except RuntimeError as error:
+        return name, None, str(error)
+
+
+class CudaDevice:
+    def __init__(self, lib, arch):
+        import torch
+        self.torch, self.lib, self.arch = torch, lib, arch
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        torch.zeros(1, device="cuda")
+        self.code, self.functions = {}, {}
+        self.lock, self.context = threading.Lock(), ctypes.c_void_p()
+        self.check(self.cuda.cuCtxGetCurrent(ctypes.byref(self.context)), "context")
+
+    def check(self, status, what):
+        if status:
+            text = ctypes.c_char_p()
+            self.cuda.cuGetErrorString(status, ctypes.byref(text))
+            raise RuntimeError(f"{what}: {text.value.decode() if text.value else status}")
+
+    def build(self, kernels, workers):
+        """Compiles many kernels at once; returns the logs by name."""
+        import concurrent.futures
+        jobs = {k.name.decode(): (k.name.decode(), k.source.decode(), abi.kernel_options(k), self.arch)
+                for k in kernels if k.name.decode() not in self.code}
+        logs = {}
+        if not jobs:
+            return logs
+        with concurrent.futures.ProcessPoolExecutor(workers) as pool:
+            for name, code, log in pool.map(compile_job, jobs.values()):
+                logs[name] = log
+                if code:
+                    self.code[name] = code
+                else:
+                    print("compile failed:", name, log[-400:])
+        return logs
+
+    def function(self, kernel):
+        name = kernel.name.decode()
+        if name not in self.functions:
+            if name not in self.code:
+                _, code, log = compile_job((name, kernel.source.decode(), abi.kernel_options(kernel), self.arch))
+                if code is None:
+                    raise RuntimeError(log[-600:])
+                self.code[name] = code
+            module, function = ctypes.c_void_p(), ctypes.c_void_p()
+            self.check(self.cuda.cuModuleLoadData(ctypes.byref(module), self.code[name]), "load")
+            self.check(self.cuda.cuModuleGetFunction(ctypes.byref(function), module, kernel.entry), "entry")
+            if kernel.lds_bytes > 48 * 1024:
+                self.check(self.cuda.cuFuncSetAttribute(function, 8, kernel.lds_bytes), "shared memory")
+            self.functions[name] = function
+        return self.functions[name]
+
+    def launch(self, kernel, args, grid=None):
+        """args: a struct with device pointers. Asynchronous, on PyTorch's current stream."""
+        grid = grid or abi.kernel_grid(self.lib, kernel, args)
+        if 0 in grid:
+            return
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(args))
+        stream = ctypes.c_void_p(self.torch.cuda.current_stream().cuda_stream)
+        self.check(self.cuda.cuLaunchKernel(self.function(kernel), *grid, kernel.block[0], 1, 1,
+                                            kernel.lds_bytes, stream, parameters, None), "launch")
+
+    def run(self, kernel, args, problem):
+        """Copies everything there, runs, copies the outputs back."""
+        with self.lock:
+            self.run_locked(kernel, args, problem)
+
+    def run_locked(self, kernel, args, problem):
+        torch, copies = self.torch, []
+        self.check(self.cuda.cuCtxSetCurrent(self.context), "context")
+        for array in problem.keep:
+            raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            copies.append((array, torch.from_numpy(raw.copy()).cuda()))
+        device_args = type(args).from_buffer_copy(args)
+        relocate(device_args, [(a.ctypes.data, a.nbytes, t.data_ptr()) for a, t in copies])
+        self.launch(kernel, device_args)
+        torch.cuda.synchronize()
+        for array, t in copies:
+            if any(array is o for o in problem.outputs.values()):
+                array.reshape(-1).view(np.uint8)[...] = t.cpu().numpy()
+
+
+def relocate(struct, ranges):
+    """Replaces every host pointer in a struct by the device pointer of what it points to."""
+    for name, kind in struct._fields_:
+        value = getattr(struct, name)
+        if isinstance(value, ctypes.Structure):
+            relocate(value, ranges)
+        elif kind is ctypes.c_void_p and value:
+            for start, size, device in ranges:
+                if start <= value < start + max(size, 1):
+                    setattr(struct, name, device + value - start)
+                    break
+            else:
+                raise ValueError(f"{name}: a pointer to nothing known")

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""The list of problems that every GPU kernel family is run with, and how one is run."""
+import abi
+from backward_cases import Append, Backward
+from cases import Forward
+
+BR, TL = abi.MASK_BOTTOM_RIGHT, abi.MASK_TOP_LEFT
+
+
+class Case:
+    def __init__(self, kind, **options):
+        self.kind, self.options = kind, options
+
+    def __str__(self):
+        return self.kind + " " + " ".join(
+            f"{k}={abi.DTYPE_NAMES[v] if k.endswith('dtype') else v}" for k, v in self.options.items())
+
+
+def forward_small():
+    d = dict(dtype=abi.BF16, sq=20, sk=70, dq=32, dv=32)
+    yield Case("forward", **d)
+    yield Case("forward", **d | dict(dtype=abi.F16, dq=64, dv=64, hq=2, hk=1))
+    yield Case("forward", **d, mask=BR, right=0)
+    yield Case("forward", **d, mask=TL, right=0)
+    yield Case("forward", **d | dict(sq=70, sk=20), mask=BR, right=0)
+    yield Case("forward", **d | dict(sq=40, sk=150), mask=BR, left=10, right=3, sinks=5)
+    yield Case("forward", **d, bias=abi.BF16, dropout=0.3, randval=True)
+    yield Case("forward", **d, alibi=True, batch=2, mask=BR, right=0)
+    yield Case("forward", **d, cap=5.0, sink=True)
+    yield Case("forward", **d | dict(dtype=abi.F32), bias=abi.F32)
+    yield Case("forward", dtype=abi.BF16, hq=2, hk=1, group=[(5, 30), (0, 8), (33, 9), (4, 0)], dq=32, dv=32,
+               mask=BR, right=0, min_sq=5)
+    yield Case("forward", **d | dict(sq=3, hq=4, hk=2), lens_k=[33], strided=True)
+    yield Case("forward", **d, leftpad=[7], lens_k=[50], page=16)
+    yield Case("forward", **d | dict(sq=2, hq=4, hk=2, batch=2), lens_k=[33, 70], page=4)
+    yield Case("forward", **d | dict(sq=2, hq=4, hk=2, batch=2), lens_k=[33, 70], page=16, layout=1)
+    yield Case("forward", **d | dict(sq=2, hq=2, hk=2, batch=2), page=16, table="sglang")
+    yield Case("forward", **d | dict(sq=2, hq=4, hk=2), splits=3, split_size=32, sink=True)
+    yield Case("forward", **d | dict(dtype=abi.E4M3), descale=True)
+    yield Case("forward", **d | dict(dtype=abi.E5M2, dq=40, dv=24), descale=True)
+    yield Case("forward", **d, scale=-0.2)
+    yield Case("forward", **d, scale=0.0, mask=BR, right=0)
+    yield Case("forward", **d | dict(dq=96, dv=64, batch=2), cache_idx=True)
+
+
+def backward_small():
+    d = dict(dtype=abi.BF16, sq=20, sk=40, dq=32, dv=32)
+    yield Case("backward", **d)
+    yield Case("backward", **d | dict(dtype=abi.F16, hq=4, hk=2, dq=64, dv=64), mask=BR, right=0)
+    yield Case("backward", **d | dict(sq=70, sk=50), mask=TL, left=9, right=4, sinks=3)
+    yield Case("backward", **d, bias=abi.BF16, dbias=True, dropout=0.25)
+    yield Case("backward", **d, alibi=True, cap=4.0, sink=True, dsink=True)
+    yield Case("backward", **d | dict(dtype=abi.F32, hq=2), mask=BR, right=0)
+    yield Case("backward", dtype=abi.BF16, hq=2, hk=1, group=[(5, 30), (0, 8), (33, 9), (4, 0)], dq=32, dv=64,
+               mask=BR, right=0)
+
+
+def append_small():
+    yield Case("append")
+    yield Case("append", page=8, rope=abi.ROPE_INTERLEAVED, rotary_dim=16)
+    yield Case("append", page=16, layout=1, rope=abi.ROPE_HALF_ROTATED, rotary_dim=32, dtype=abi.F16,
+               rotary_dtype=abi.F16, same=1)
+
+
+def wide():
+    """Every head dimension class, with lengths around the tiles: for real GPUs."""
+    for dtype in (abi.BF16, abi.F16):
+        for dq, dv in ((32, 32), (40, 64), (64, 64), (96, 128), (128, 128), (160, 160), (192, 128),
+                       (192, 192), (256, 256)):
+            d = dict(dtype=dtype, batch=2, hq=4, hk=2, dq=dq, dv=dv)
+            yield Case("forward", **d, sq=300, sk=257, sink=True)
+            yield Case("forward", **d, sq=130, sk=333, mask=BR, right=0)
+            yield Case("forward", **d, sq=3, sk=333, splits=4, split_size=96)
+            yield Case("backward", **d, sq=150, sk=170, mask=BR, right=0)
+            yield Case("backward", **d, sq=129, sk=65)
+    for dtype in (abi.F32, abi.E4M3, abi.E5M2):
+        d = dict(dtype=dtype, batch=2, hq=4, hk=2, dq=128, dv=128)
+        yield Case("forward", **d, sq=130, sk=333, mask=BR, right=0, descale=dtype >= abi.E4M3)
+        yield Case("forward", **d, sq=3, sk=333, splits=4, split_size=96)
+    for dq in (64, 128, 256):
+        yield Case("backward", dtype=abi.F32, batch=2, hq=2, hk=1, dq=dq, dv=dq, sq=70, sk=90, mask=BR, right=0)
+    d = dict(dtype=abi.BF16, batch=2, hq=4, hk=2, dq=128, dv=128)
+    yield Case("forward", **d, sq=150, sk=170, bias=abi.F32, dropout=0.2, randval=True)
+    yield Case("forward", **d, sq=150, sk=170, alibi=True, cap=20.0, mask=BR, left=40, right=0, sinks=9)
+    yield Case("forward", **d, sq=9, sk=700, page=64, lens_k=[650, 1])
+    yield Case("forward", **d, sq=300, sk=700, page=16, table="sglang", mask=BR, right=0)
+    yield Case("forward", **d, sq=1, sk=700, page=1, lens_k=[650, 333], splits=3, split_size=256)
+    yield Case("forward", **d, sq=1, sk=700, page=32, layout=1, lens_k=[650, 333], splits=3, split_size=256)
+    yield Case("forward", **d, sq=200, sk=190, strided=True, bias=abi.BF16, bias_broadcast=True)
+    yield Case("backward", **d, sq=150, sk=170, bias=abi.F32, dbias=True, dropout=0.2)
+    yield Case("backward", **d, sq=150, sk=170, alibi=True, cap=20.0, sink=True, dsink=True)
+    yield Case("backward", dtype=abi.F16, hq=4, hk=1, group=[(200, 130), (1, 300), (0, 5), (77, 0)],
+               dq=128, dv=128, mask=BR, right=0)
+    yield Case("backward", **d | dict(dq=64, dv=64), sq=300, sk=500, mask=BR, left=64, right=9, sinks=4)
+
+
+def small(quick):
+    """Tiny shapes: an emulator runs each in a second or so."""
+    cases = list(forward_small()) + list(backward_small()) + list(append_small())
+    return cases[::4] if quick else cases
+
+
+def pick(lib, arch, family, dtype, args, pipeline):
+    kernel = abi.choose_kernel(lib, arch, family, dtype, args, pipeline=pipeline)
+    assert kernel is not None, f"no kernel for family {family}"
+    return kernel
+
+
+def run_forward(case, lib, device, arch, pipeline):
+    problem = Forward(**case.options)
+    kernel = pick(lib, arch, problem.family, problem.dtype, problem.args, pipeline)
+    device.run(kernel, problem.args, problem)
+    if problem.splits:
+        args = problem.combine_args()
+        device.run(pick(lib, arch, abi.FWD_SPLITKV_COMBINE, problem.o_dtype, args, None), args,
+                   problem)
+    error, allowed, lse = problem.judge(lib)
+    return f"{kernel.tile.pipeline.decode()} O {error:.2g} of {allowed:.2g}, LSE {lse:.2g}"
+
+
+def run_backward(case, lib, device, arch, pipeline):
+    problem = Backward(lib, **case.options)
+    for family in problem.stages():
+        kernel = pick(lib, arch, family, problem.dtype, problem.bwd,
+                      pipeline if family == abi.BWD_DQ_DK_DV else None)
+        device.run(kernel, problem.bwd, problem)
+    return f"{kernel.tile.pipeline.decode()} {problem.judge_backward()}"
+
+
+def run_append(case, lib, device, arch, pipeline):
+    problem = Append(**case.options)
+    kernel = pick(lib, arch, abi.FWD_APPENDKV, problem.dtype, problem.args, None)
+    return problem.run_and_judge(lib, lambda: device.run(kernel, problem.args, problem))
+
+
+def kernels(case, lib, arch, pipeline=None):
+    """Every kernel that a case launches; nothing is computed."""
+    if case.kind == "backward":
+        problem = Backward(None, **case.options)
+        return [abi.choose_kernel(lib, arch, family, problem.dtype, problem.bwd, pipeline=(
+            pipeline if family == abi.BWD_DQ_DK_DV else None)) for family in problem.stages()]
+    if case.kind == "append":
+        problem = Append(**case.options)
+        return [abi.choose_kernel(lib, arch, abi.FWD_APPENDKV, problem.dtype, problem.args)]
+    problem = Forward(**case.options)
+    found = [abi.choose_kernel(lib, arch, problem.family, problem.dtype, problem.args, pipeline=pipeline)]
+    if problem.splits:
+        found.append(abi.choose_kernel(lib, arch, abi.FWD_SPLITKV_COMBINE, problem.o_dtype,
+                                       problem.combine_args()))
+    return found
+
+
+def run(case, lib, device, arch, pipeline=None):
+    """Runs one case and judges it; returns a line for people, raises AssertionError."""
+    return globals()["run_" + case.kind](case, lib, device, arch, pipeline)
