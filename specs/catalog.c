@@ -618,7 +618,7 @@ static int load_all(struct spec_catalog *catalog, struct fmha_error *err)
 }
 
 /* $FMHA_SPECS_DIR, the installed folder, the source tree. */
-static const char *find_dir(void)
+const char *specs_find_dir(void)
 {
 	static const char *const dirs[] = {FMHA_SPECS_INSTALLED_DIR, FMHA_SPECS_SOURCE_DIR};
 	const char *dir = getenv("FMHA_SPECS_DIR");
@@ -638,7 +638,7 @@ int spec_catalog_load(const char *dir, struct spec_catalog **ret_catalog, struct
 
 	if (!catalog)
 		return no_memory(err);
-	catalog->dir = strdup(dir ? dir : find_dir());
+	catalog->dir = strdup(dir ? dir : specs_find_dir());
 	r = catalog->dir ? load_all(catalog, err) : no_memory(err);
 	if (r < 0) {
 		spec_catalog_free(catalog);

@@ -84,6 +84,9 @@ struct spec_catalog {
 	int dtype_bytes[SPEC_N_DTYPES];
 };
 
+/* Where the JSON files are: $FMHA_SPECS_DIR, the installed folder, the source tree. */
+const char *specs_find_dir(void);
+
 /* The vocabulary of a field: NULL and 0 when it has none. */
 const char *const *spec_words(const struct spec_catalog *catalog, enum spec_field field,
 			      int *ret_n);

@@ -14,6 +14,7 @@ import subprocess
 
 import jsonschema
 import pytest
+import shapes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("FMHA_BUILD", ROOT / "build/release"))
@@ -450,6 +451,8 @@ def test_files_follow_their_schema(kind, path):
     ("arch", "arch/gfx942", lambda d: d["spaces"][0].update(lds=1)),
     ("rules", "rules/ck", lambda d: d["variants"]["fwd"][0].update(familly="fwd")),
     ("rules", "rules/ck", lambda d: d["validate"][0].pop("message")),
+    ("shapes", "shapes/smoke", lambda d: d["groups"][0]["set"].update(bach=1)),
+    ("shapes", "shapes/smoke", lambda d: d["groups"][0]["for"].append({"mask": ["causal"]})),
     ("sweep", "sweeps/fwd", lambda d: d.update(varient="fwd")),
     ("sweep", "sweeps/fwd", lambda d: d["trait_config"].update(lse=[True])),
 ])
@@ -458,3 +461,12 @@ def test_schemas_reject_mistakes(kind, name, change):
     assert schema(kind).is_valid(document)
     change(document)
     assert not schema(kind).is_valid(document)
+
+
+def test_shape_tiers():
+    """The tiers as tests/lib/shapes.py reads them; the library's own reading is in test_shapes.c."""
+    counts = {tier: len(shapes.load(tier)) for tier in ("smoke", "full", "nightly")}
+    assert counts == {"smoke": 364, "full": 1845, "nightly": 4169}
+    seen = [tuple(sorted((k, v) for k, v in s.items() if k != "group")) for s in shapes.load("full")]
+    # Groups overlap a little; a tier that mostly repeats itself would be a mistake.
+    assert len(set(seen)) > 0.97 * len(seen)
