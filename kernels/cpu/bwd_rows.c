@@ -44,15 +44,22 @@ static struct row_block row_block(const struct abi_bwd_args *a, int64_t task)
 	return r;
 }
 
+/* @scratch: two rows of hdim_v rounded up to vectors. */
 static float row_dot(const struct abi_bwd_args *a, int64_t d_o_offset, int64_t o_offset,
 		     float *scratch)
 {
 	int32_t width = ROUND_UP(a->hdim_v, LANES);
-	float *d_o = scratch, *o = scratch + width;
+	const float *d_o = (const float *)a->d_o.data + d_o_offset;
+	const float *o = (const float *)a->o.data + o_offset;
 	vf sum = {0};
 
-	bwd_load_row(d_o, width, &a->d_o, d_o_offset, a->hdim_v, a->dtype);
-	bwd_load_row(o, width, &a->o, o_offset, a->hdim_v, a->dtype);
+	if (a->dtype != ABI_F32 || a->d_o.stride_dim != 1 || a->o.stride_dim != 1 ||
+	    width != a->hdim_v) {
+		bwd_load_row(scratch, width, &a->d_o, d_o_offset, a->hdim_v, a->dtype);
+		bwd_load_row(scratch + width, width, &a->o, o_offset, a->hdim_v, a->dtype);
+		d_o = scratch;
+		o = scratch + width;
+	}
 	for (int32_t i = 0; i < width; i += LANES)
 		sum += vf_load(d_o + i) * vf_load(o + i);
 	return vf_reduce_add(sum);

@@ -10,7 +10,10 @@
  * (dq_acc) need neither locks nor atomics, and each element is summed in the order of the phases:
  * the same bits for any number of threads, every time.
  *
- * Phases: clear the accumulators; MAX_CHUNKS times the square; write dK and dV; dBias summed over
+ * The first task that meets a chunk clears its accumulators, the last one of a key chunk writes dK
+ * and dV, while they are in the cache.
+ *
+ * Phases: what no task of the square would clear; MAX_CHUNKS times the square; dBias summed over
  * broadcast axes, which recomputes its tiles so that no sum crosses tasks.
  */
 #include "bwd_tile.h"
@@ -19,8 +22,7 @@ enum {
 	MAX_CHUNKS = 128, /* longer sequences get longer chunks */
 	PHASE_CLEAR = 0,
 	PHASE_SQUARE = 1,
-	PHASE_WRITE = PHASE_SQUARE + MAX_CHUNKS,
-	PHASE_DBIAS,
+	PHASE_DBIAS = PHASE_SQUARE + MAX_CHUNKS,
 	N_PHASES
 };
 
@@ -113,30 +115,24 @@ static bool dbias_is_summed(const struct abi_bwd_args *a)
 /* --- phase: clear -------------------------------------------------------------------------------
  */
 
-static void clear(struct tile *t, const struct view_sequence *v, int32_t head_k, void *workspace)
+/* dQ where there are no keys, and dBias, which masked tiles never reach. */
+static void clear(struct tile *t, const struct view_sequence *v, int32_t head)
 {
 	const struct abi_bwd_args *a = t->args;
-	int32_t group = a->nhead_q / a->nhead_k, n_columns = a->sequences.seqlen_k_max;
+	int32_t n_columns = a->sequences.seqlen_k_max;
 
-	memset(key_accumulator(t, workspace, v, head_k, 0, false), 0,
-	       sizeof(float) * v->k_len * t->width_q);
-	memset(key_accumulator(t, workspace, v, head_k, 0, true), 0,
-	       sizeof(float) * v->k_len * t->width_v);
-	for (int32_t h = head_k * group; h < (head_k + 1) * group; h++) {
-		memset(bwd_dq_acc(a, v, h, 0, 0), 0,
+	if (v->k_len == 0)
+		memset(bwd_dq_acc(a, v, head, 0, 0), 0,
 		       sizeof(float) * bwd_n_splits(a, v->batch) * v->q_physical * a->hdim_q);
-		if (!a->dbias.data || dbias_is_summed(a))
-			continue;
-		memset(t->dz, 0, sizeof(float) * TILE_LD);
-		for (int32_t i = 0; i < v->q_len; i++)
-			for (int32_t j = 0; j < n_columns; j += TILE_COLUMNS)
-				store_row(a->dbias.data, a->bias_dtype,
-					  view_q_offset(&a->dbias, v, i, h) +
-						  j * a->dbias.stride_dim,
-					  a->dbias.stride_dim, t->dz,
-					  n_columns - j < TILE_COLUMNS ? n_columns - j
-								       : TILE_COLUMNS);
-	}
+	if (!a->dbias.data || dbias_is_summed(a))
+		return;
+	memset(t->dz, 0, sizeof(float) * TILE_LD);
+	for (int32_t i = 0; i < v->q_len; i++)
+		for (int32_t j = 0; j < n_columns; j += TILE_COLUMNS)
+			store_row(a->dbias.data, a->bias_dtype,
+				  view_q_offset(&a->dbias, v, i, head) + j * a->dbias.stride_dim,
+				  a->dbias.stride_dim, t->dz,
+				  n_columns - j < TILE_COLUMNS ? n_columns - j : TILE_COLUMNS);
 }
 
 /* --- phase: square ------------------------------------------------------------------------------
@@ -160,6 +156,8 @@ static void accumulate(struct tile *t, float *dk, float *dv)
 {
 	const struct abi_bwd_args *a = t->args;
 	int32_t n = t->end - t->begin;
+	struct gemm_a ds = {t->dp + t->begin, TILE_LD, 1};
+	struct gemm_b k = {t->k_rows + t->begin * PANEL, (int64_t)tile_columns(a) * PANEL};
 
 	gemm(n, a->hdim_v, t->n_rows, (struct gemm_a){t->s + t->begin, 1, TILE_LD},
 	     (struct gemm_b){t->d_o_rows, TILE_ROWS * PANEL}, dv + (int64_t)t->begin * t->width_v,
@@ -167,9 +165,13 @@ static void accumulate(struct tile *t, float *dk, float *dv)
 	gemm(n, a->hdim_q, t->n_rows, (struct gemm_a){t->dp + t->begin, 1, TILE_LD},
 	     (struct gemm_b){t->q_rows, TILE_ROWS * PANEL}, dk + (int64_t)t->begin * t->width_q,
 	     t->width_q, true);
-	gemm(t->n_rows, a->hdim_q, n, (struct gemm_a){t->dp + t->begin, TILE_LD, 1},
-	     (struct gemm_b){t->k_rows + t->begin * PANEL, (int64_t)tile_columns(a) * PANEL}, t->dq,
-	     t->width_q, false);
+	/* The product writes whole vectors, and rows of dq_acc follow each other directly. */
+	if (a->hdim_q % LANES == 0) {
+		gemm(t->n_rows, a->hdim_q, n, ds, k,
+		     bwd_dq_acc(a, &t->sequence, t->head, 0, t->row), a->hdim_q, true);
+		return;
+	}
+	gemm(t->n_rows, a->hdim_q, n, ds, k, t->dq, t->width_q, false);
 	add_dq(t);
 }
 
@@ -185,8 +187,8 @@ static void accumulate_visible(struct tile *t, float *dk, float *dv)
 	for (int32_t i = 0; i < t->n_rows; i++) {
 		int64_t lse = view_rows_offset(&a->lse, v, t->row + i, t->head);
 		float *dq = t->dq + (int64_t)i * t->width_q;
-		const float *q = t->q + (int64_t)i * t->width_q;
-		const float *d_o = t->d_o + (int64_t)i * t->width_v;
+		const float *q = t->q.data + i * t->q.row_stride;
+		const float *d_o = t->d_o.data + i * t->d_o.row_stride;
 
 		memset(dq, 0, sizeof(float) * t->width_q);
 		if (a->lse.data[lse] == -INFINITY)
@@ -226,8 +228,8 @@ static int32_t min_int(int32_t a, int32_t b)
 }
 
 /* All tiles of a query chunk and a key chunk. */
-static void square_task(struct tile *t, const struct view_sequence *v, int32_t head_k,
-			struct square square, int32_t chunk_q, int32_t chunk_k, void *workspace)
+static void square_tiles(struct tile *t, const struct view_sequence *v, int32_t head_k,
+			 struct square square, int32_t chunk_q, int32_t chunk_k, void *workspace)
 {
 	const struct abi_bwd_args *a = t->args;
 	int32_t group = a->nhead_q / a->nhead_k, n_columns = tile_columns(a);
@@ -261,26 +263,60 @@ static void square_task(struct tile *t, const struct view_sequence *v, int32_t h
 	}
 }
 
-/* --- phase: write -------------------------------------------------------------------------------
- */
-
-static void write_keys(struct tile *t, const struct view_sequence *v, int32_t head_k, int32_t begin,
-		       void *workspace)
+/* Every split of the chunk's rows of dq_acc; only split 0 is ever added to. */
+static void clear_queries(const struct tile *t, const struct view_sequence *v, int32_t head_k,
+			  int32_t row, int32_t row_end)
 {
 	const struct abi_bwd_args *a = t->args;
-	int32_t end = min_int(begin + TILE_COLUMNS, v->k_len);
+	int32_t group = a->nhead_q / a->nhead_k;
 
-	for (int32_t j = begin; j < end; j++) {
-		float *dk = key_accumulator(t, workspace, v, head_k, j, false);
+	for (int32_t h = head_k * group; h < (head_k + 1) * group; h++)
+		for (int32_t split = 0; split < bwd_n_splits(a, v->batch); split++)
+			memset(bwd_dq_acc(a, v, h, split, row), 0,
+			       sizeof(float) * (row_end - row) * a->hdim_q);
+}
 
-		for (int32_t d = 0; d < a->hdim_q; d++)
-			dk[d] *= a->scale;
+static void write_keys(struct tile *t, const struct view_sequence *v, int32_t head_k, int32_t begin,
+		       int32_t end, void *workspace)
+{
+	const struct abi_bwd_args *a = t->args;
+	float *dk = key_accumulator(t, workspace, v, head_k, begin, false);
+	float *dv = key_accumulator(t, workspace, v, head_k, begin, true);
+
+	for (int32_t j = begin; j < end; j++, dk += t->width_q, dv += t->width_v) {
+		for (int32_t d = 0; d < t->width_q; d += LANES)
+			vf_store(dk + d, vf_load(dk + d) * a->scale);
 		store_row(a->dk.data, a->dtype, view_k_offset(&a->dk, v, j, head_k),
 			  a->dk.stride_dim, dk, a->hdim_q);
 		store_row(a->dv.data, a->dtype, view_k_offset(&a->dv, v, j, head_k),
-			  a->dv.stride_dim, key_accumulator(t, workspace, v, head_k, j, true),
-			  a->hdim_v);
+			  a->dv.stride_dim, dv, a->hdim_v);
 	}
+}
+
+/* The key chunk's turn in phase @turn of its sequence's square. */
+static void square_task(struct tile *t, const struct view_sequence *v, int32_t head_k,
+			struct square square, int32_t turn, int32_t chunk_k, void *workspace)
+{
+	int32_t chunk_q = (chunk_k + turn) % square.n;
+	int32_t key = chunk_k * square.chunk_k, key_end = min_int(key + square.chunk_k, v->k_len);
+	int32_t row = chunk_q * square.chunk_q, row_end = min_int(row + square.chunk_q, v->q_len);
+	/* Key chunk n meets query chunk m in turn m - n; where there are fewer key chunks, the last
+	 * of them comes first to the query chunks past them. */
+	int32_t first_turn = chunk_q < square.n_k ? 0 : chunk_q - square.n_k + 1;
+
+	if (turn == 0) {
+		memset(key_accumulator(t, workspace, v, head_k, key, false), 0,
+		       sizeof(float) * (key_end - key) * t->width_q);
+		memset(key_accumulator(t, workspace, v, head_k, key, true), 0,
+		       sizeof(float) * (key_end - key) * t->width_v);
+	}
+	if (chunk_q < square.n_q) {
+		if (turn == first_turn)
+			clear_queries(t, v, head_k, row, row_end);
+		square_tiles(t, v, head_k, square, chunk_q, chunk_k, workspace);
+	}
+	if (turn == square.n - 1)
+		write_keys(t, v, head_k, key, key_end, workspace);
 }
 
 /* --- phase: dbias over broadcast axes -----------------------------------------------------------
@@ -392,9 +428,7 @@ static int64_t dq_dk_dv_tasks(const void *args, int phase, int n_threads)
 
 	(void)n_threads;
 	if (phase == PHASE_CLEAR)
-		return heads;
-	if (phase == PHASE_WRITE)
-		return heads * ((s->seqlen_k_max + TILE_COLUMNS - 1) / TILE_COLUMNS);
+		return (int64_t)s->batch * a->nhead_q;
 	if (phase == PHASE_DBIAS) {
 		struct dbias_grid grid = dbias_grid(a);
 
@@ -414,36 +448,26 @@ static void dq_dk_dv_run(const void *args, int phase, int64_t task, int n_thread
 	struct view_sequence v;
 	struct tile t;
 	size_t tile_bytes = ROUND_UP(tile_init(&t, a, scratch), 64);
-	int64_t per_head, head;
-	int32_t chunk_k, chunk_q;
+	int64_t head;
+	int32_t chunk_k;
 
 	(void)n_threads;
 	if (phase == PHASE_DBIAS) {
 		dbias_task(&t, task, (float *)((char *)scratch + tile_bytes));
 		return;
 	}
-	per_head = phase == PHASE_CLEAR   ? 1
-		   : phase == PHASE_WRITE ? (s->seqlen_k_max + TILE_COLUMNS - 1) / TILE_COLUMNS
-					  : longest.n_k;
-	head = task / per_head;
-	v = view_sequence(s, NULL, (int32_t)(head / a->nhead_k));
-	head %= a->nhead_k;
 	if (phase == PHASE_CLEAR) {
-		clear(&t, &v, (int32_t)head, workspace);
+		v = view_sequence(s, NULL, (int32_t)(task / a->nhead_q));
+		clear(&t, &v, (int32_t)(task % a->nhead_q));
 		return;
 	}
-	if (phase == PHASE_WRITE) {
-		write_keys(&t, &v, (int32_t)head, (int32_t)(task % per_head) * TILE_COLUMNS,
-			   workspace);
-		return;
-	}
+	chunk_k = (int32_t)(task % longest.n_k);
+	head = task / longest.n_k;
+	v = view_sequence(s, NULL, (int32_t)(head / a->nhead_k));
 	square = square_of(a, v.q_len, v.k_len);
-	chunk_k = task % per_head;
-	if (chunk_k >= square.n_k || phase - PHASE_SQUARE >= square.n)
-		return;
-	chunk_q = (chunk_k + phase - PHASE_SQUARE) % square.n;
-	if (chunk_q < square.n_q)
-		square_task(&t, &v, (int32_t)head, square, chunk_q, chunk_k, workspace);
+	if (chunk_k < square.n_k && phase - PHASE_SQUARE < square.n)
+		square_task(&t, &v, (int32_t)(head % a->nhead_k), square, phase - PHASE_SQUARE,
+			    chunk_k, workspace);
 }
 
 static int dq_dk_dv_accepts(const void *args)

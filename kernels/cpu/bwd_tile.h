@@ -16,8 +16,9 @@
 #include "dropout_tile.h"
 
 enum {
-	TILE_ROWS = 64,
-	TILE_COLUMNS = 256,
+	/* Multiples of the micro-kernel's rows, of panels and of dropout patches. */
+	TILE_ROWS = 96,
+	TILE_COLUMNS = 192,
 	/* Row stride of S and dP: not a power of two, so that a column of them does not fall into
 	 * one set of the first-level cache. */
 	TILE_LD = TILE_COLUMNS + 16,
@@ -28,7 +29,7 @@ enum {
 /* Keys in a tile: fewer of the long ones, so that a tile stays in the second-level cache. */
 static inline int32_t tile_columns(const struct abi_bwd_args *a)
 {
-	return a->hdim_q > 128 || a->hdim_v > 128 ? TILE_COLUMNS / 2 : TILE_COLUMNS;
+	return a->hdim_q > 128 || a->hdim_v > 128 ? 2 * TILE_COLUMNS / 3 : TILE_COLUMNS;
 }
 
 struct tile {
@@ -44,12 +45,12 @@ struct tile {
 	/* scratch */
 	float *k_columns, *v_columns; /* panels of K^T, V^T */
 	float *k_rows;                /* panels of K */
-	float *q, *d_o;               /* rows */
+	struct gemm_a q, d_o;         /* rows: of the tensors themselves, or of float copies */
 	float *q_rows, *d_o_rows;     /* panels */
 	float *s, *dp;                /* [TILE_ROWS, TILE_LD] */
 	float *dz;                    /* likewise, before the soft cap's derivative; for dbias */
 	float *dq;                    /* [TILE_ROWS, width_q] */
-	float *rows;                  /* [TILE_COLUMNS, a width]: to pack from */
+	float *rows;                  /* float copies of K and V, or of Q and dO */
 	float *bias;                  /* [TILE_COLUMNS] */
 	uint8_t *bytes;               /* [TILE_ROWS, TILE_COLUMNS] dropout bytes */
 };
@@ -63,7 +64,6 @@ static inline size_t tile_init(struct tile *t, const struct abi_bwd_args *a, voi
 	*t = (struct tile){.args = a,
 			   .width_q = ROUND_UP(a->hdim_q, PANEL),
 			   .width_v = ROUND_UP(a->hdim_v, PANEL)};
-	int64_t widest = t->width_q > t->width_v ? t->width_q : t->width_v;
 	struct {
 		float **array;
 		int64_t floats;
@@ -71,15 +71,13 @@ static inline size_t tile_init(struct tile *t, const struct abi_bwd_args *a, voi
 		{&t->k_columns, t->width_q * columns},
 		{&t->v_columns, t->width_v * columns},
 		{&t->k_rows, t->width_q * columns},
-		{&t->q, t->width_q * TILE_ROWS},
-		{&t->d_o, t->width_v * TILE_ROWS},
 		{&t->q_rows, t->width_q * TILE_ROWS},
 		{&t->d_o_rows, t->width_v * TILE_ROWS},
 		{&t->s, TILE_ROWS * TILE_LD},
 		{&t->dp, TILE_ROWS * TILE_LD},
 		{&t->dz, a->dbias.data ? TILE_ROWS * TILE_LD : 0},
 		{&t->dq, t->width_q * TILE_ROWS},
-		{&t->rows, widest * columns},
+		{&t->rows, (t->width_q + t->width_v) * (columns > TILE_ROWS ? columns : TILE_ROWS)},
 		{&t->bias, TILE_LD},
 	};
 
@@ -91,35 +89,72 @@ static inline size_t tile_init(struct tile *t, const struct abi_bwd_args *a, voi
 	return at * sizeof(float) + (a->dropout.p_drop > 0 ? TILE_ROWS * TILE_COLUMNS : 0);
 }
 
-/* x * 0 is 0 unless x is infinite or NaN. */
-static inline bool all_finite(const float *x, int64_t n)
+/* May the tensor's own memory stand for rows of whole float vectors? */
+static inline bool is_float_rows(const struct abi_bwd_args *a, const struct abi_tensor *t,
+				 int32_t hdim)
 {
-	vf sum = {0};
+	return a->dtype == ABI_F32 && t->stride_dim == 1 && hdim % LANES == 0;
+}
 
-	for (int64_t i = 0; i < n; i += LANES)
-		sum += vf_load(x + i) * 0.0f;
-	return vf_reduce_add(sum) == 0;
+static inline struct gemm_a copy_rows(const struct abi_bwd_args *a, const struct abi_tensor *t,
+				      int64_t offset, int32_t n, int32_t hdim, float *copies)
+{
+	int32_t width = ROUND_UP(hdim, PANEL);
+
+	for (int32_t i = 0; i < n; i++)
+		bwd_load_row(copies + (int64_t)i * width, ROUND_UP(hdim, LANES), t,
+			     offset + i * t->stride_seq, hdim, a->dtype);
+	return (struct gemm_a){copies, width, 1};
+}
+
+/*
+ * Packs @n rows from @offset on into @panels of @steps rows, and returns them as rows that lie
+ * close together: a caller's stride of whole pages would leave the first-level cache few sets. A
+ * single panel is such rows itself, and more of them are copied to @copies.
+ */
+static inline struct gemm_a pack_rows(const struct abi_bwd_args *a, const struct abi_tensor *t,
+				      int64_t offset, int32_t n, int32_t hdim, float *copies,
+				      float *panels, int32_t steps, vf *zeros)
+{
+	struct gemm_a rows = {(const float *)t->data + offset, t->stride_seq, 1};
+
+	if (!is_float_rows(a, t, hdim) || hdim > PANEL)
+		rows = copy_rows(a, t, offset, n, hdim, copies);
+	pack(panels, rows.data, rows.row_stride, n, ROUND_UP(hdim, LANES), steps, zeros);
+	return hdim > PANEL ? rows : (struct gemm_a){panels, PANEL, 1};
+}
+
+static inline bool is_zero(vf x)
+{
+	return vf_reduce_add(x) == 0;
 }
 
 static inline void tile_load_kv(struct tile *t, const struct view_sequence *v, int32_t head_k,
 				int32_t column, int32_t n_columns)
 {
 	const struct abi_bwd_args *a = t->args;
+	int32_t steps_q = ROUND_UP(a->hdim_q, LANES), steps_v = ROUND_UP(a->hdim_v, LANES);
+	int64_t offset = view_k_offset(&a->v, v, column, head_k);
+	struct gemm_a k, v_rows = {(const float *)a->v.data + offset, a->v.stride_seq, 1};
+	vf zeros = {0};
 
 	t->sequence = *v;
 	t->column = column;
 	t->n_columns = n_columns;
-	for (int32_t j = 0; j < n_columns; j++)
-		bwd_load_row(t->rows + (int64_t)j * t->width_v, t->width_v, &a->v,
-			     view_k_offset(&a->v, v, column + j, head_k), a->hdim_v, a->dtype);
-	pack_transposed(t->v_columns, t->rows, t->width_v, n_columns, t->width_v);
-	t->all_finite_k = all_finite(t->rows, (int64_t)n_columns * t->width_v);
-	for (int32_t j = 0; j < n_columns; j++)
-		bwd_load_row(t->rows + (int64_t)j * t->width_q, t->width_q, &a->k,
-			     view_k_offset(&a->k, v, column + j, head_k), a->hdim_q, a->dtype);
-	pack_transposed(t->k_columns, t->rows, t->width_q, n_columns, t->width_q);
-	pack(t->k_rows, t->rows, t->width_q, n_columns, t->width_q, tile_columns(a));
-	t->all_finite_k &= all_finite(t->rows, (int64_t)n_columns * t->width_q);
+	k = pack_rows(a, &a->k, view_k_offset(&a->k, v, column, head_k), n_columns, a->hdim_q,
+		      t->rows, t->k_rows, tile_columns(a), &zeros);
+	if (is_float_rows(a, &a->v, a->hdim_v)) {
+		/* The transposing pass jumps between rows: V is fetched while K is transposed. */
+		pack_transposed(t->k_columns, k.data, k.row_stride, n_columns, steps_q,
+				steps_q == steps_v ? &v_rows : NULL, &zeros);
+	} else {
+		pack_transposed(t->k_columns, k.data, k.row_stride, n_columns, steps_q, NULL,
+				&zeros);
+		v_rows = copy_rows(a, &a->v, offset, n_columns, a->hdim_v, t->rows);
+	}
+	pack_transposed(t->v_columns, v_rows.data, v_rows.row_stride, n_columns, steps_v, NULL,
+			&zeros);
+	t->all_finite_k = is_zero(zeros);
 }
 
 /* The columns that @row may see, as a range, sink tokens apart. */
@@ -175,19 +210,15 @@ static inline bool tile_place(struct tile *t, const struct view_sequence *v, int
 static inline void tile_load_q(struct tile *t)
 {
 	const struct abi_bwd_args *a = t->args;
+	const struct view_sequence *v = &t->sequence;
+	vf zeros = {0};
 
-	for (int32_t i = 0; i < t->n_rows; i++) {
-		bwd_load_row(t->q + (int64_t)i * t->width_q, t->width_q, &a->q,
-			     view_q_offset(&a->q, &t->sequence, t->row + i, t->head), a->hdim_q,
-			     a->dtype);
-		bwd_load_row(t->d_o + (int64_t)i * t->width_v, t->width_v, &a->d_o,
-			     view_q_offset(&a->d_o, &t->sequence, t->row + i, t->head), a->hdim_v,
-			     a->dtype);
-	}
-	pack(t->q_rows, t->q, t->width_q, t->n_rows, t->width_q, TILE_ROWS);
-	pack(t->d_o_rows, t->d_o, t->width_v, t->n_rows, t->width_v, TILE_ROWS);
-	t->all_finite_q = all_finite(t->q, (int64_t)t->n_rows * t->width_q) &&
-			  all_finite(t->d_o, (int64_t)t->n_rows * t->width_v);
+	t->q = pack_rows(a, &a->q, view_q_offset(&a->q, v, t->row, t->head), t->n_rows, a->hdim_q,
+			 t->rows, t->q_rows, TILE_ROWS, &zeros);
+	t->d_o = pack_rows(a, &a->d_o, view_q_offset(&a->d_o, v, t->row, t->head), t->n_rows,
+			   a->hdim_v, t->rows + (int64_t)TILE_ROWS * t->width_q, t->d_o_rows,
+			   TILE_ROWS, &zeros);
+	t->all_finite_q = is_zero(zeros);
 }
 
 static inline void tile_load_bytes(struct tile *t)
@@ -276,7 +307,8 @@ row_pass(struct tile *t, int32_t i, struct row row, const bool extras, const boo
 		} else {
 			x = x * (a->scale * LOG2_E) - row.lse * LOG2_E;
 		}
-		rp = p = vf_exp2(x);
+		/* Below 2^-100 it adds nothing, and products of subnormal numbers are slow. */
+		rp = p = vf_keep(~(x <= -100.0f), vf_exp2(x));
 		if (extras && a->dropout.p_drop > 0) {
 			vi byte = __builtin_convertvector(
 				*(const vb_memory *)(t->bytes + i * TILE_COLUMNS + j), vi);
@@ -318,6 +350,14 @@ static inline void row_clear(struct tile *t, int32_t i)
 	t->masked = true;
 }
 
+/* The panels of K^T or V^T from column @begin on. */
+static inline struct gemm_b tile_panels(const float *columns, int32_t begin, int32_t hdim)
+{
+	int64_t steps = ROUND_UP(hdim, LANES);
+
+	return (struct gemm_b){columns + begin * steps, steps * PANEL};
+}
+
 /* Fills s with r P and dp with dS, and dz where dbias is wanted, of all visible columns. */
 static inline void tile_scores(struct tile *t)
 {
@@ -327,13 +367,9 @@ static inline void tile_scores(struct tile *t)
 		      a->dropout.p_drop > 0 || t->dz;
 	int32_t n = t->end - t->begin;
 
-	gemm(t->n_rows, n, a->hdim_q, (struct gemm_a){t->q, t->width_q, 1},
-	     (struct gemm_b){t->k_columns + (int64_t)t->begin * t->width_q,
-			     (int64_t)PANEL * t->width_q},
+	gemm(t->n_rows, n, a->hdim_q, t->q, tile_panels(t->k_columns, t->begin, a->hdim_q),
 	     t->s + t->begin, TILE_LD, false);
-	gemm(t->n_rows, n, a->hdim_v, (struct gemm_a){t->d_o, t->width_v, 1},
-	     (struct gemm_b){t->v_columns + (int64_t)t->begin * t->width_v,
-			     (int64_t)PANEL * t->width_v},
+	gemm(t->n_rows, n, a->hdim_v, t->d_o, tile_panels(t->v_columns, t->begin, a->hdim_v),
 	     t->dp + t->begin, TILE_LD, false);
 	if (a->dropout.p_drop > 0)
 		tile_load_bytes(t);

@@ -27,8 +27,8 @@ struct gemm_b {
 };
 
 /*
- * C [m x n] = A [m x k] B [k x n], or C += A B when @accumulate. Whole panels are computed: rows of
- * C have room for n rounded up to PANEL.
+ * C [m x n] = A [m x k] B [k x n], or C += A B when @accumulate. Whole vectors are written: rows of
+ * C have room for n rounded up to LANES.
  */
 static inline void gemm(int32_t m, int32_t n, int32_t k, struct gemm_a a, struct gemm_b b, float *c,
 			int64_t ldc, bool accumulate)
@@ -49,14 +49,16 @@ static inline void gemm(int32_t m, int32_t n, int32_t k, struct gemm_a a, struct
 				.first = accumulate ? ones : NULL,
 			};
 
-			micro_multiply(&args, m - row < MICRO_ROWS ? m - row : MICRO_ROWS, PANEL);
+			micro_multiply(&args, m - row < MICRO_ROWS ? m - row : MICRO_ROWS,
+				       n - column < PANEL ? n - column : PANEL);
 		}
 }
 
 /* Element i of vector j goes to element j of vector i: each of the log2(LANES) rounds interleaves
  * vector i with vector i + LANES / 2. */
-static inline void transpose(vf x[LANES])
+static inline __attribute__((always_inline)) void transpose(vf x[LANES])
 {
+#pragma GCC unroll 4
 	for (int round = 1; round < LANES; round *= 2) {
 		vf y[LANES];
 
@@ -76,43 +78,77 @@ static inline void transpose(vf x[LANES])
 			y[2 * i + 1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
 #endif
 		}
-		memcpy(x, y, sizeof(y));
+#pragma GCC unroll 16
+		for (int i = 0; i < LANES; i++)
+			x[i] = y[i];
 	}
+}
+
+/* Asks for @n rows of @columns floats, to be in the second-level cache when they are needed. */
+static inline void prefetch_rows(const float *x, int64_t ld, int32_t n, int32_t columns)
+{
+	for (int32_t row = 0; row < n; row++)
+		for (int32_t c = 0; c < columns; c += 16)
+			__builtin_prefetch(x + row * ld + c, 0, 2);
 }
 
 /*
  * X [rows x k], row stride @ld, becomes the panels of its transpose: B [k x rows]. Columns past
- * @rows, up to a whole panel, are zero. k is a multiple of LANES.
+ * @rows, up to a whole panel, are zero. k is a multiple of LANES. Adds x * 0 of every element to
+ * @zeros, which becomes NaN when one is not finite. @next: as many rows, fetched meanwhile; NULL:
+ * none.
  */
-static inline void pack_transposed(float *to, const float *x, int64_t ld, int32_t rows, int32_t k)
+static inline void pack_transposed(float *to, const float *x, int64_t ld, int32_t rows, int32_t k,
+				   const struct gemm_a *next, vf *zeros)
 {
+	static const float no_row[LANES];
+	vf sum = *zeros;
+
 	for (int32_t row = 0; row < ROUND_UP(rows, PANEL); row += LANES) {
 		float *strip = to + row / PANEL * (int64_t)k * PANEL + row % PANEL;
 
+		if (next && row + LANES <= rows)
+			prefetch_rows(next->data + row * next->row_stride, next->row_stride, LANES,
+				      k);
 		for (int32_t step = 0; step < k; step += LANES) {
 			vf block[LANES];
 
+#pragma GCC unroll 16
 			for (int i = 0; i < LANES; i++)
-				block[i] = row + i < rows ? vf_load(x + (row + i) * ld + step)
-							  : (vf){0};
+				block[i] = vf_load(row + i < rows ? x + (row + i) * ld + step
+								  : no_row);
+#pragma GCC unroll 16
+			for (int i = 0; i < LANES; i++)
+				sum += block[i] * 0.0f;
 			transpose(block);
+#pragma GCC unroll 16
 			for (int i = 0; i < LANES; i++)
 				vf_store(strip + (int64_t)(step + i) * PANEL, block[i]);
 		}
 	}
+	*zeros = sum;
 }
 
 /* X [k x columns], row stride @ld, becomes panels of @steps >= k rows; columns is a multiple of
- * PANEL. */
+ * LANES. @zeros as above. */
 static inline void pack(float *to, const float *x, int64_t ld, int32_t k, int32_t columns,
-			int32_t steps)
+			int32_t steps, vf *zeros)
 {
-	for (int32_t column = 0; column < columns; column += LANES) {
-		float *strip = to + column / PANEL * (int64_t)steps * PANEL + column % PANEL;
+	vf sum = *zeros;
+
+	for (int32_t column = 0; column < columns; column += PANEL) {
+		float *strip = to + column / PANEL * (int64_t)steps * PANEL;
+		int32_t n = columns - column < PANEL ? columns - column : PANEL;
 
 		for (int32_t step = 0; step < k; step++)
-			vf_store(strip + (int64_t)step * PANEL, vf_load(x + step * ld + column));
+			for (int32_t c = 0; c < n; c += LANES) {
+				vf element = vf_load(x + step * ld + column + c);
+
+				sum += element * 0.0f;
+				vf_store(strip + (int64_t)step * PANEL + c, element);
+			}
 	}
+	*zeros = sum;
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * bench_cpu.c: the CPU forward kernels against what the same cores can do, in the same run.
+ * bench_cpu.c: the CPU kernels against what the same cores can do, in the same run.
  *
  *   bench_cpu [--threads N] [--level NAME] [--reps N] [--only TEXT] [--quick]
  *
@@ -18,15 +18,13 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench_cpu.h"
 #include "bench_peak.h"
-#include "cpu.h"
 
-#define MAX_THREADS 512
-
-static int n_threads = 1, n_reps = 7;
-static enum cpu_level level;
+int n_threads = 1, n_reps = 7;
+enum cpu_level level;
 static const char *only;
-static int quick;
+int quick;
 
 static double thread_seconds(void)
 {
@@ -73,7 +71,7 @@ static double team_run(void (*job)(int self, void *argument), void *argument)
 	return longest;
 }
 
-static void *allocate(size_t bytes)
+void *allocate(size_t bytes)
 {
 	void *p = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096 + 4096);
 
@@ -114,7 +112,7 @@ static void copy_job(int self, void *argument)
 }
 
 /* Bytes/s that a copy reads and writes. */
-static double measure_copy(void)
+double measure_copy(void)
 {
 	if (!copy_memory[0])
 		for (int i = 0; i < n_threads; i++)
@@ -123,17 +121,6 @@ static double measure_copy(void)
 }
 
 /* Kernels. */
-
-struct launch {
-	const struct cpu_kernel *kernel;
-	const void *args;
-	void *workspace, *scratch[MAX_THREADS];
-	int phase;
-	int64_t n_tasks;
-	_Atomic int64_t next;
-	double *best;  /* seconds of each task, all phases; one thread only */
-	int64_t first; /* of this phase in best */
-};
 
 static void launch_job(int self, void *argument)
 {
@@ -152,7 +139,7 @@ static void launch_job(int self, void *argument)
 	}
 }
 
-static void launch_init(struct launch *l, const struct cpu_kernel *kernel, const void *args)
+void launch_init(struct launch *l, const struct cpu_kernel *kernel, const void *args)
 {
 	int64_t n = 0;
 
@@ -167,7 +154,7 @@ static void launch_init(struct launch *l, const struct cpu_kernel *kernel, const
 		l->best[i] = INFINITY;
 }
 
-static void launch_deinit(struct launch *l)
+void launch_deinit(struct launch *l)
 {
 	free(l->workspace);
 	free(l->best);
@@ -176,7 +163,7 @@ static void launch_deinit(struct launch *l)
 }
 
 /* Runs once. Seconds of this run, or, on one thread, of every task's best run so far. */
-static double launch_seconds(struct launch *l)
+double launch_seconds(struct launch *l)
 {
 	double seconds = 0, best = 0;
 
@@ -216,23 +203,18 @@ static struct problem problem_of(int dtype, int batch, int sq, int sk, int hq, i
 	return p;
 }
 
-struct memory {
-	void *at[16];
-	int n;
-};
-
-static void *keep(struct memory *m, size_t bytes)
+void *keep(struct memory *m, size_t bytes)
 {
 	return m->at[m->n++] = allocate(bytes);
 }
 
-static int bytes_of(int dtype)
+int bytes_of(int dtype)
 {
 	return dtype == ABI_F32 ? 4 : dtype == ABI_F16 || dtype == ABI_BF16 ? 2 : 1;
 }
 
 /* Bit patterns of numbers around one, of both signs, in any type. */
-static void fill(void *data, int dtype, size_t n)
+void fill(void *data, int dtype, size_t n)
 {
 	uint64_t state = 1;
 
@@ -255,8 +237,8 @@ static void fill(void *data, int dtype, size_t n)
 	}
 }
 
-static void tensor(struct memory *m, struct abi_tensor *t, int dtype, int batch, int seq, int heads,
-		   int dim)
+void tensor(struct memory *m, struct abi_tensor *t, int dtype, int batch, int seq, int heads,
+	    int dim)
 {
 	size_t n = (size_t)batch * (size_t)seq * (size_t)heads * (size_t)dim;
 
@@ -353,7 +335,7 @@ static double problem_bytes(const struct problem *p)
 	return 2.0 * p->batch * p->hk * (double)p->sk * p->d * bytes_of(p->dtype);
 }
 
-static const char *const dtype_names[] = {"f32", "f16", "bf16", "e4m3", "e5m2"};
+const char *const dtype_names[] = {"f32", "f16", "bf16", "e4m3", "e5m2"};
 
 /* Best seconds of the kernel and best of @yardstick, taken in turn. */
 static double best_seconds(const struct problem *p, const char **ret_kernel,
@@ -387,7 +369,8 @@ static double best_seconds(const struct problem *p, const char **ret_kernel,
 	return best;
 }
 
-static double fma_peak, matrix_peak, copy_rate;
+double fma_peak, copy_rate;
+static double matrix_peak;
 
 static double best_peak(enum peak_kind kind)
 {
@@ -398,7 +381,7 @@ static double best_peak(enum peak_kind kind)
 	return best;
 }
 
-static double yardstick_fma(void)
+double yardstick_fma(void)
 {
 	return best_peak(PEAK_FMA);
 }
@@ -408,7 +391,7 @@ static double yardstick_matrix(void)
 	return best_peak(peak_best_bf16(level));
 }
 
-static int wanted(const char *name)
+int wanted(const char *name)
 {
 	return !only || strstr(name, only);
 }
@@ -561,5 +544,6 @@ int main(int argc, char **argv)
 	printf("%-22s %-5s %-20s %-11s %8s %8s %8s\n", "decode", "type", "b x hq/hk x keys x d",
 	       "kernel", "ms", "GB/s", "of copy");
 	table_decode();
+	bench_backward();
 	return 0;
 }
