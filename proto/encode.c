@@ -9,12 +9,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <msgpack/pack.h>
+
 #include <proto/error.h>
 #include <proto/frame.h>
 #include <proto/problem.h>
 
 #include "field.h"
-#include "writer.h"
 
 static const struct fmha_tensor *tensor_at(const void *member, uint32_t role)
 {
@@ -53,6 +54,14 @@ static double load_f64(const void *at)
 	return value;
 }
 
+static void pack_string(msgpack_packer *packer, const char *text)
+{
+	size_t n = strlen(text);
+
+	msgpack_pack_str(packer, n);
+	msgpack_pack_str_body(packer, text, n);
+}
+
 /* Whether an optional field may be left out because the receiver restores its value. */
 static bool field_is_fallback(const struct field *field, const char *object, const void *at)
 {
@@ -89,7 +98,7 @@ static bool field_is_fallback(const struct field *field, const char *object, con
 	return false;
 }
 
-static int encode_number(struct writer *writer, const struct field *field, const void *at,
+static int encode_number(msgpack_packer *packer, const struct field *field, const void *at,
 			 const struct field_path *path, struct fmha_error *err)
 {
 	bool is_signed = field->type == FIELD_I32;
@@ -100,17 +109,17 @@ static int encode_number(struct writer *writer, const struct field *field, const
 
 		if (number < field->min || number > (int64_t)field->max)
 			return field_error(err, FMHA_EINVAL, path, "%d is out of range", number);
-		write_signed(writer, number);
+		msgpack_pack_int64(packer, number);
 		return 0;
 	}
 	if (value < (uint64_t)field->min || value > field->max)
 		return field_error(err, FMHA_EINVAL, path, "%llu is out of range",
 				   (unsigned long long)value);
-	write_unsigned(writer, value);
+	msgpack_pack_uint64(packer, value);
 	return 0;
 }
 
-static int encode_float(struct writer *writer, const struct field *field, const void *at,
+static int encode_float(msgpack_packer *packer, const struct field *field, const void *at,
 			const struct field_path *path, struct fmha_error *err)
 {
 	double value = field->type == FIELD_F32 ? (double)load_f32(at) : load_f64(at);
@@ -118,13 +127,13 @@ static int encode_float(struct writer *writer, const struct field *field, const 
 	if (!isfinite(value))
 		return field_error(err, FMHA_EINVAL, path, "not a finite number");
 	if (field->type == FIELD_F32)
-		write_float(writer, (float)value);
+		msgpack_pack_float(packer, (float)value);
 	else
-		write_double(writer, value);
+		msgpack_pack_double(packer, value);
 	return 0;
 }
 
-static int encode_string(struct writer *writer, const struct field *field, const char *text,
+static int encode_string(msgpack_packer *packer, const struct field *field, const char *text,
 			 const struct field_path *path, struct fmha_error *err)
 {
 	size_t n = strnlen(text, field->size);
@@ -134,11 +143,12 @@ static int encode_string(struct writer *writer, const struct field *field, const
 				   field->size);
 	if (!field_string_valid(text, n))
 		return field_error(err, FMHA_EINVAL, path, "not printable UTF-8");
-	write_string(writer, text, n);
+	msgpack_pack_str(packer, n);
+	msgpack_pack_str_body(packer, text, n);
 	return 0;
 }
 
-static int encode_array(struct writer *writer, const struct field *field, const char *at,
+static int encode_array(msgpack_packer *packer, const struct field *field, const char *at,
 			uint32_t n, const struct field_path *path, struct fmha_error *err)
 {
 	int r;
@@ -146,18 +156,18 @@ static int encode_array(struct writer *writer, const struct field *field, const 
 	if (n > field->capacity)
 		return field_error(err, FMHA_EINVAL, path, "%u elements, more than %u", n,
 				   field->capacity);
-	write_array(writer, n);
+	msgpack_pack_array(packer, n);
 	for (uint32_t i = 0; i < n; i++) {
 		struct field_path element = {.parent = path, .index = i};
 
-		r = field_encode(writer, field->table, at + i * field->table->size, &element, err);
+		r = field_encode(packer, field->table, at + i * field->table->size, &element, err);
 		if (r < 0)
 			return r;
 	}
 	return 0;
 }
 
-static int encode_stride(struct writer *writer, const int64_t *stride, uint32_t role,
+static int encode_stride(msgpack_packer *packer, const int64_t *stride, uint32_t role,
 			 const struct field_path *path, struct fmha_error *err)
 {
 	int n_dims = proto_roles[role].n_dims;
@@ -170,16 +180,17 @@ static int encode_stride(struct writer *writer, const int64_t *stride, uint32_t 
 					   "%lld, but the tensor has %d dimensions",
 					   (long long)stride[i], n_dims);
 	}
-	write_array(writer, (uint32_t)n_dims);
+	msgpack_pack_array(packer, (size_t)n_dims);
 	for (int i = 0; i < n_dims; i++)
-		write_signed(writer, stride[i]);
+		msgpack_pack_int64(packer, stride[i]);
 	return 0;
 }
 
-static int encode_object(struct writer *writer, const struct field_table *table, const void *object,
-			 uint32_t role, const struct field_path *path, struct fmha_error *err);
+static int encode_object(msgpack_packer *packer, const struct field_table *table,
+			 const void *object, uint32_t role, const struct field_path *path,
+			 struct fmha_error *err);
 
-static int encode_tensors(struct writer *writer, const struct field *field, const void *at,
+static int encode_tensors(msgpack_packer *packer, const struct field *field, const void *at,
 			  struct fmha_error *err)
 {
 	struct field_path tensor = {.name = "tensor"};
@@ -188,21 +199,21 @@ static int encode_tensors(struct writer *writer, const struct field *field, cons
 
 	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++)
 		n += fmha_tensor_present(tensor_at(at, role));
-	write_map(writer, n);
+	msgpack_pack_map(packer, n);
 	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
 		struct field_path path = {.parent = &tensor, .name = proto_roles[role].name};
 
 		if (!fmha_tensor_present(tensor_at(at, role)))
 			continue;
-		write_string(writer, proto_roles[role].name, strlen(proto_roles[role].name));
-		r = encode_object(writer, field->table, tensor_at(at, role), role, &path, err);
+		pack_string(packer, proto_roles[role].name);
+		r = encode_object(packer, field->table, tensor_at(at, role), role, &path, err);
 		if (r < 0)
 			return r;
 	}
 	return 0;
 }
 
-static int encode_value(struct writer *writer, const struct field *field, const char *object,
+static int encode_value(msgpack_packer *packer, const struct field *field, const char *object,
 			uint32_t role, const struct field_path *path, struct fmha_error *err)
 {
 	const char *at = object + field->offset;
@@ -212,44 +223,49 @@ static int encode_value(struct writer *writer, const struct field *field, const 
 	case FIELD_U32:
 	case FIELD_U64:
 	case FIELD_I32:
-		return encode_number(writer, field, at, path, err);
+		return encode_number(packer, field, at, path, err);
 	case FIELD_F32:
 	case FIELD_F64:
-		return encode_float(writer, field, at, path, err);
+		return encode_float(packer, field, at, path, err);
 	case FIELD_STRING:
-		return encode_string(writer, field, at, path, err);
+		return encode_string(packer, field, at, path, err);
 	case FIELD_BOOL:
-		write_bool(writer, load_u32(at) != 0);
+		if (load_u32(at))
+			msgpack_pack_true(packer);
+		else
+			msgpack_pack_false(packer);
 		return 0;
 	case FIELD_BYTES:
 		n = load_u32(object + field->count_offset);
 		if (n > field->size)
 			return field_error(err, FMHA_EINVAL, path, "%u bytes, more than %zu", n,
 					   field->size);
-		write_bytes(writer, at, n);
+		msgpack_pack_bin(packer, n);
+		msgpack_pack_bin_body(packer, at, n);
 		return 0;
 	case FIELD_ENUM:
 		n = load_u32(at);
 		if (n >= field->names->n)
 			return field_error(err, FMHA_EINVAL, path, "%u is none of its values", n);
-		write_string(writer, field->names->names[n], strlen(field->names->names[n]));
+		pack_string(packer, field->names->names[n]);
 		return 0;
 	case FIELD_STRUCT:
-		return field_encode(writer, field->table, at, field->anonymous ? NULL : path, err);
+		return field_encode(packer, field->table, at, field->anonymous ? NULL : path, err);
 	case FIELD_ARRAY:
 		n = load_u32(object + field->count_offset);
-		return encode_array(writer, field, at, n, path, err);
+		return encode_array(packer, field, at, n, path, err);
 	case FIELD_TENSORS:
-		return encode_tensors(writer, field, at, err);
+		return encode_tensors(packer, field, at, err);
 	case FIELD_STRIDE:
-		return encode_stride(writer, (const int64_t *)at, role, path, err);
+		return encode_stride(packer, (const int64_t *)at, role, path, err);
 	}
 	return 0;
 }
 
 /* @role: which tensor this is; only a FIELD_STRIDE looks at it. */
-static int encode_object(struct writer *writer, const struct field_table *table, const void *object,
-			 uint32_t role, const struct field_path *path, struct fmha_error *err)
+static int encode_object(msgpack_packer *packer, const struct field_table *table,
+			 const void *object, uint32_t role, const struct field_path *path,
+			 struct fmha_error *err)
 {
 	uint64_t left_out = 0;
 	uint32_t n = 0;
@@ -264,107 +280,120 @@ static int encode_object(struct writer *writer, const struct field_table *table,
 		else
 			n++;
 	}
-	write_map(writer, n);
+	msgpack_pack_map(packer, n);
 	for (uint32_t i = 0; i < table->n_fields; i++) {
 		const struct field *field = &table->fields[i];
 		struct field_path child = {.parent = path, .name = field->name};
 
 		if (left_out >> i & 1)
 			continue;
-		write_string(writer, field->name, field->name_bytes);
-		r = encode_value(writer, field, object, role, &child, err);
+		pack_string(packer, field->name);
+		r = encode_value(packer, field, object, role, &child, err);
 		if (r < 0)
 			return r;
 	}
 	return 0;
 }
 
-int field_encode(struct writer *writer, const struct field_table *table, const void *object,
+int field_encode(msgpack_packer *packer, const struct field_table *table, const void *object,
 		 const struct field_path *path, struct fmha_error *err)
 {
-	return encode_object(writer, table, object, 0, path, err);
+	return encode_object(packer, table, object, 0, path, err);
 }
 
 /* ---- frames ---- */
 
-/* Starts a message of @n elements. Return: where its frame begins. */
-static size_t frame_begin(struct writer *writer, struct proto_buffer *out, uint32_t n)
-{
-	size_t start = out->size;
+struct frame_writer {
+	struct proto_buffer *out;
+	size_t start; /* where the frame begins */
+	bool failed;  /* out of memory */
+	msgpack_packer packer;
+};
 
-	*writer = (struct writer){.out = out};
-	(void)writer_room(writer, PROTO_FRAME_HEADER_MAX);
-	write_array(writer, n);
-	return start;
+static int frame_on_write(void *data, const char *bytes, size_t n)
+{
+	struct frame_writer *writer = data;
+
+	if (writer->failed || proto_buffer_append(writer->out, bytes, n) < 0)
+		writer->failed = true;
+	return writer->failed ? -1 : 0;
+}
+
+static void frame_begin(struct frame_writer *writer, struct proto_buffer *out, uint32_t n)
+{
+	*writer = (struct frame_writer){.out = out, .start = out->size};
+	msgpack_packer_init(&writer->packer, writer, frame_on_write);
+	if (proto_buffer_reserve(out, 256) < 0)
+		writer->failed = true;
+	else
+		out->size += PROTO_FRAME_HEADER_MAX;
+	msgpack_pack_array(&writer->packer, n);
 }
 
 /* @r: what encoding the payload returned. */
-static int frame_end(struct writer *writer, size_t start, int r, struct fmha_error *err)
+static int frame_end(struct frame_writer *writer, int r, struct fmha_error *err)
 {
 	struct proto_buffer *out = writer->out;
 	uint8_t header[PROTO_FRAME_HEADER_MAX];
 	size_t payload, header_bytes;
 
 	if (r < 0 || writer->failed) {
-		out->size = start;
+		out->size = writer->start;
 		return r < 0 ? r : fmha_error_set(err, FMHA_ENOMEM, "message: out of memory");
 	}
-	payload = out->size - start - PROTO_FRAME_HEADER_MAX;
+	payload = out->size - writer->start - PROTO_FRAME_HEADER_MAX;
 	header_bytes = proto_frame_header(payload, header);
 	if (header_bytes + payload > PROTO_MAX_FRAME) {
-		out->size = start;
+		out->size = writer->start;
 		return fmha_error_set(err, FMHA_EINVAL, "message of %zu bytes: a frame holds %d",
 				      header_bytes + payload, PROTO_MAX_FRAME);
 	}
-	memcpy(out->data + start, header, header_bytes);
-	memmove(out->data + start + header_bytes, out->data + start + PROTO_FRAME_HEADER_MAX,
-		payload);
-	out->size = start + header_bytes + payload;
+	memcpy(out->data + writer->start, header, header_bytes);
+	memmove(out->data + writer->start + header_bytes,
+		out->data + writer->start + PROTO_FRAME_HEADER_MAX, payload);
+	out->size = writer->start + header_bytes + payload;
 	return 0;
 }
 
 int proto_encode_request(struct proto_buffer *out, uint32_t id, enum proto_method method,
 			 const void *params, struct fmha_error *err)
 {
-	struct writer writer;
-	size_t start;
+	struct frame_writer writer;
 	int r;
 
-	start = frame_begin(&writer, out, 4);
-	write_unsigned(&writer, PROTO_REQUEST);
-	write_unsigned(&writer, id);
-	write_string(&writer, proto_methods[method].name, proto_methods[method].name_bytes);
-	r = field_encode(&writer, proto_params_tables[method], params, NULL, err);
-	return frame_end(&writer, start, r, err);
+	frame_begin(&writer, out, 4);
+	msgpack_pack_uint8(&writer.packer, PROTO_REQUEST);
+	msgpack_pack_uint32(&writer.packer, id);
+	pack_string(&writer.packer, proto_methods[method].name);
+	r = field_encode(&writer.packer, proto_params_tables[method], params, NULL, err);
+	return frame_end(&writer, r, err);
 }
 
 int proto_encode_notification(struct proto_buffer *out, enum proto_method method,
 			      const void *params, struct fmha_error *err)
 {
-	struct writer writer;
-	size_t start;
+	struct frame_writer writer;
 	int r;
 
-	start = frame_begin(&writer, out, 3);
-	write_unsigned(&writer, PROTO_NOTIFICATION);
-	write_string(&writer, proto_methods[method].name, proto_methods[method].name_bytes);
-	r = field_encode(&writer, proto_params_tables[method], params, NULL, err);
-	return frame_end(&writer, start, r, err);
+	frame_begin(&writer, out, 3);
+	msgpack_pack_uint8(&writer.packer, PROTO_NOTIFICATION);
+	pack_string(&writer.packer, proto_methods[method].name);
+	r = field_encode(&writer.packer, proto_params_tables[method], params, NULL, err);
+	return frame_end(&writer, r, err);
 }
 
 int proto_encode_result(struct proto_buffer *out, uint32_t id, enum proto_method method,
 			const void *result, struct fmha_error *err)
 {
-	struct writer writer;
-	size_t start;
+	struct frame_writer writer;
 	int r;
 
-	start = frame_begin(&writer, out, 4);
-	write_unsigned(&writer, PROTO_ANSWER);
-	write_unsigned(&writer, id);
-	write_nil(&writer);
-	r = field_encode(&writer, proto_result_tables[method], result, NULL, err);
-	return frame_end(&writer, start, r, err);
+	frame_begin(&writer, out, 4);
+	msgpack_pack_uint8(&writer.packer, PROTO_ANSWER);
+	msgpack_pack_uint32(&writer.packer, id);
+	msgpack_pack_nil(&writer.packer);
+	r = field_encode(&writer.packer, proto_result_tables[method], result, NULL, err);
+	return frame_end(&writer, r, err);
 }
 
 /* Sentences may quote what a peer sent; the other side shall not have to decode that. */
@@ -379,8 +408,7 @@ int proto_encode_error(struct proto_buffer *out, uint32_t id, const struct fmha_
 		       struct fmha_error *err)
 {
 	struct wire_error wire = {.code = error->code};
-	struct writer writer;
-	size_t start;
+	struct frame_writer writer;
 	int r;
 
 	(void)snprintf(wire.name, sizeof(wire.name), "%s", fmha_error_name(error->code));
@@ -388,10 +416,10 @@ int proto_encode_error(struct proto_buffer *out, uint32_t id, const struct fmha_
 	memcpy(wire.message, error->msg, sizeof(wire.message) - 1);
 	make_printable(wire.field);
 	make_printable(wire.message);
-	start = frame_begin(&writer, out, 4);
-	write_unsigned(&writer, PROTO_ANSWER);
-	write_unsigned(&writer, id);
-	r = field_encode(&writer, &proto_error_table, &wire, NULL, err);
-	write_nil(&writer);
-	return frame_end(&writer, start, r, err);
+	frame_begin(&writer, out, 4);
+	msgpack_pack_uint8(&writer.packer, PROTO_ANSWER);
+	msgpack_pack_uint32(&writer.packer, id);
+	r = field_encode(&writer.packer, &proto_error_table, &wire, NULL, err);
+	msgpack_pack_nil(&writer.packer);
+	return frame_end(&writer, r, err);
 }

@@ -41,7 +41,6 @@ enum field_type {
 
 struct field {
 	const char *name;
-	uint32_t name_bytes;
 	enum field_type type;
 	bool optional;
 	size_t offset;
@@ -100,13 +99,11 @@ int field_error(struct fmha_error *err, int code, const struct field_path *path,
 /* UTF-8 without control characters: fit for logs and for every peer's decoder. */
 bool field_string_valid(const char *text, size_t n);
 
-struct writer;
-struct reader;
-int field_encode(struct writer *writer, const struct field_table *table, const void *object,
+struct msgpack_packer;
+struct msgpack_object;
+int field_encode(struct msgpack_packer *packer, const struct field_table *table, const void *object,
 		 const struct field_path *path, struct fmha_error *err);
-
-/* Reads one map, whose bytes have passed proto_precheck(). */
-int field_decode(struct reader *reader, const struct field_table *table, void *ret_object,
-		 const struct field_path *path, struct fmha_error *err);
+int field_decode(const struct msgpack_object *map, const struct field_table *table,
+		 void *ret_object, const struct field_path *path, struct fmha_error *err);
 
 #endif

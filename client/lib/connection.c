@@ -133,6 +133,7 @@ struct connection *connection_unref(struct connection *c)
 		(void)close(c->fds[i]);
 	if (c->fd >= 0)
 		(void)close(c->fd);
+	proto_message_deinit(&c->message);
 	proto_buffer_deinit(&c->out);
 	(void)pthread_cond_destroy(&c->changed);
 	(void)pthread_mutex_destroy(&c->lock);

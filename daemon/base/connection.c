@@ -58,6 +58,7 @@ void connection_hub_deinit(struct connection_hub *hub)
 	uv_close((uv_handle_t *)&hub->timer, NULL);
 	proto_buffer_deinit(&hub->send);
 	proto_buffer_deinit(&hub->direct);
+	proto_message_deinit(&hub->message);
 	free(hub->receive);
 	hub->receive = NULL;
 	hub->loop = NULL;

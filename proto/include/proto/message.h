@@ -25,7 +25,6 @@
 
 struct proto_method_info {
 	const char *name;
-	uint32_t name_bytes;
 	enum proto_server server;
 	int fds_in;         /* at most; see proto_request_fds() */
 	int fds_out;        /* with a result; an error carries none */
@@ -41,8 +40,9 @@ int proto_method_find(const char *name, size_t n);
 enum proto_message_type { PROTO_REQUEST = 0, PROTO_ANSWER = 1, PROTO_NOTIFICATION = 2 };
 
 /*
- * One received message. It owns nothing: the body points into the payload, which must stay in place
- * and unchanged until params or result are decoded.
+ * One received message. Reusable: each decode reuses the memory of the one before. The body points
+ * into the payload, which must stay in place until params or result are decoded. All zero is a
+ * fresh one.
  */
 struct proto_message {
 	enum proto_message_type type;
@@ -50,12 +50,17 @@ struct proto_message {
 	int method;              /* requests, notifications: enum proto_method, or -1: unknown */
 	char method_name[32];    /* for the sentence about an unknown one: printable, cut off */
 	struct fmha_error error; /* answers: code FMHA_OK when there is a result */
-	const uint8_t *body;     /* of params or result: a map */
+	struct msgpack_zone *zone;
+	const struct msgpack_object *body;
 };
 
-/* Pre-checks and reads one payload; allocates nothing. Return: 0 or FMHA_EPROTO: not a message. */
+/*
+ * Pre-checks and reads one payload.
+ * Return: 0; FMHA_EPROTO: not a message; FMHA_ENOMEM.
+ */
 int proto_message_decode(struct proto_message *message, const uint8_t *payload, size_t n,
 			 struct fmha_error *err);
+void proto_message_deinit(struct proto_message *message);
 
 /* Room for the params, the result, of any method. */
 union proto_any_params {

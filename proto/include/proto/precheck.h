@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * precheck.h: walks a payload before anything believes it, without allocating.
+ * precheck.h: walks a payload before msgpack-c sees it, without allocating.
  *
- * A count that the remaining bytes cannot hold is refused, and depth, nodes and strings are
- * bounded: decoders that trust counts can be made to reserve 16 GiB by 5 bytes (dd 20 00 00 00).
- * What has passed can be read without another check of its form (reader.h).
+ * msgpack-c trusts declared counts: 5 hostile bytes (dd 20 00 00 00) make it reserve 16 GiB. The
+ * walk refuses a count that the remaining bytes cannot hold, and bounds depth and nodes, so that
+ * what the library allocates afterwards is at most PROTO_MAX_NODES objects.
  */
 #ifndef PROTO_PRECHECK_H
 #define PROTO_PRECHECK_H

@@ -629,6 +629,7 @@ static void *serve(void *arg)
 		object_release(peer, &peer->objects[i]);
 	while (peer->n_fds > 0)
 		close(claim_fd(peer));
+	proto_message_deinit(&message);
 	proto_buffer_deinit(&peer->out);
 	free(in);
 	(void)shutdown(peer->fd, SHUT_RDWR);

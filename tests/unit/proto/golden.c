@@ -289,5 +289,6 @@ int golden_receive(const uint8_t *data, size_t n, int method, struct proto_buffe
 	r = proto_message_decode(&message, data + frame.header_bytes, frame.payload_bytes, err);
 	if (r == 0)
 		r = receive_body(&message, method, ret_again, err);
+	proto_message_deinit(&message);
 	return r;
 }

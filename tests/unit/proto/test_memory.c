@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The codec's only allocation is the output buffer's growth. Each one fails once, and once all that
+ * Encoding allocates for the output buffer's growth only. Each one fails once, and once all that
  * follow it: an error, what was in the buffer before is still there, and the next try succeeds.
  * (Linked with --wrap=realloc.)
  */

@@ -56,6 +56,7 @@ static void plan_request_round_trip(void **state)
 	assert_true(isnan(back.problem.scale));
 	back.problem.scale = problem->scale = 1;
 	assert_memory_equal(&back, &params, sizeof(params));
+	proto_message_deinit(&message);
 	proto_buffer_deinit(&buffer);
 }
 
@@ -74,6 +75,7 @@ static void error_answer_round_trip(void **state)
 	assert_int_equal(message.error.code, FMHA_EINVAL);
 	assert_string_equal(message.error.field, error.field);
 	assert_string_equal(message.error.msg, error.msg);
+	proto_message_deinit(&message);
 	proto_buffer_deinit(&buffer);
 }
 
@@ -96,6 +98,7 @@ static void names_a_field_of_the_wrong_type(void **state)
 	assert_int_equal(proto_decode_params(&message, &params, &err), FMHA_EINVAL);
 	assert_string_equal(err.field, "tensor.k.stride[2]");
 	assert_string_equal(err.msg, "tensor.k.stride[2]: must be an integer, not nil");
+	proto_message_deinit(&message);
 	proto_buffer_deinit(&buffer);
 }
 
@@ -106,6 +109,7 @@ static int decode_bytes(const char *bytes, size_t n, struct fmha_error *err)
 	struct proto_message message = {0};
 	int r = proto_message_decode(&message, (const uint8_t *)bytes, n, err);
 
+	proto_message_deinit(&message);
 	return r;
 }
 
@@ -171,6 +175,7 @@ static void unknown_methods_are_answered(void **state)
 	assert_int_equal(proto_decode_params(&message, &params, &err), FMHA_EINVAL);
 	assert_string_equal(err.field, "method");
 	assert_string_equal(err.msg, "method 'pi???g': unknown");
+	proto_message_deinit(&message);
 }
 
 static void methods_are_found_by_name(void **state)
@@ -239,6 +244,7 @@ static void quoted_rubbish_is_sent_as_question_marks(void **state)
 	receive(&buffer, &message);
 	assert_string_equal(message.error.field, "a?b");
 	assert_string_equal(message.error.msg, "caf??");
+	proto_message_deinit(&message);
 	proto_buffer_deinit(&buffer);
 }
 
@@ -253,6 +259,7 @@ static void an_error_has_no_result(void **state)
 	assert_int_equal(proto_encode_error(&buffer, 1, &error, NULL), 0);
 	receive(&buffer, &message);
 	assert_int_equal(proto_decode_result(&message, PROTO_RUN, &result, &err), FMHA_EINVAL);
+	proto_message_deinit(&message);
 	proto_buffer_deinit(&buffer);
 }
 
