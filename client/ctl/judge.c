@@ -367,11 +367,101 @@ static int judge_forward(struct judge *judge, const struct fmha_problem *p, stru
 
 /* ---- the other operations ---- */
 
-static double gradient_bar(const struct output *output, uint32_t dtype)
+/* Element @index of the packed tensor, wherever its strides put it in @data. */
+static double load(const struct fmha_problem *p, uint32_t role, const void *data, int64_t index)
 {
-	double relative = dtype == FMHA_F32 ? 1e-5 : dtype == FMHA_F16 ? 3e-3 : 2e-2;
+	int64_t dims[5], stride[5], at = 0;
+	int n = proto_roles[role].n_dims;
 
-	return relative * fmax(largest(output->values, output->n), 0.1);
+	if ((role == FMHA_T_K || role == FMHA_T_V) && p->kv_layout == FMHA_KV_VECTORIZED)
+		return reference_load(data, p->tensor[role].dtype, index);
+	problem_extents(p, role, dims);
+	problem_strides(p, role, stride);
+	for (int i = n - 1; i >= 0; i--) {
+		at += index % dims[i] * stride[i];
+		index /= dims[i];
+	}
+	return reference_load(data, p->tensor[role].dtype, at);
+}
+
+/* One row of one head. */
+static void load_row(const struct fmha_problem *p, uint32_t role, int64_t row, int64_t head,
+		     int64_t heads, int64_t hdim, double *values)
+{
+	for (int64_t d = 0; d < hdim; d++)
+		values[d] = load(p, role, p->tensor[role].data, (row * heads + head) * hdim + d);
+}
+
+/*
+ * The largest dP = dO . V that rows and keys can meet at, from a sample of them when there are
+ * many. dS = P * (dP - D) cancels when a row sees few keys: what rounding leaves of it is measured
+ * by dP and not by the gradient, which may be 0.
+ */
+static double largest_dp(const struct fmha_problem *p)
+{
+	int64_t rows = elements(p, FMHA_T_DO) / ((int64_t)p->nhead_q * p->hdim_v);
+	int64_t keys = elements(p, FMHA_T_V) / ((int64_t)p->nhead_k * p->hdim_v);
+	double pairs = (double)rows * (double)keys * p->nhead_q * p->hdim_v, most = 0;
+	int64_t step = 1 + (int64_t)sqrt(pairs / 1e6);
+	double d_o[256], v[256];
+
+	for (int64_t i = 0; i < rows; i += step) {
+		for (int64_t head = 0; head < p->nhead_q; head++) {
+			load_row(p, FMHA_T_DO, i, head, p->nhead_q, p->hdim_v, d_o);
+			for (int64_t j = 0; j < keys; j += step) {
+				double dp = 0;
+
+				load_row(p, FMHA_T_V, j, head / (p->nhead_q / p->nhead_k),
+					 p->nhead_k, p->hdim_v, v);
+				for (int d = 0; d < p->hdim_v; d++)
+					dp += d_o[d] * v[d];
+				if (isfinite(dp) && fabs(dp) > most)
+					most = fabs(dp);
+			}
+		}
+	}
+	return most;
+}
+
+static double largest_input(const struct fmha_problem *p, uint32_t role)
+{
+	uint64_t bytes = 0;
+	double most = 0;
+
+	(void)problem_span_bytes(p, role, &bytes, NULL);
+	for (int64_t i = 0; i < (int64_t)(bytes / fmha_dtype_bytes(p->tensor[role].dtype)); i++) {
+		double value = fabs(reference_load(p->tensor[role].data, p->tensor[role].dtype, i));
+
+		if (isfinite(value) && value > most)
+			most = value;
+	}
+	return most;
+}
+
+static void gradient_bars(struct judge *judge, const struct fmha_problem *p, float scale)
+{
+	double relative = p->q.dtype == FMHA_F32 ? 1e-5 : p->q.dtype == FMHA_F16 ? 3e-3 : 2e-2;
+	/* P of n keys is about 1 / n, and its terms add up like a random walk. */
+	/* exp(S - LSE) in float is as exact as S and LSE are. */
+	double exponent = 0x1p-22 * largest_input(p, FMHA_T_LSE);
+	double ds = largest_dp(p) * fmin(1, 2 / sqrt(fmax(p->seqlen_k, 1)));
+
+	for (int i = 0; i < judge->n; i++) {
+		struct output *output = &judge->outputs[i];
+		double magnitude = fmax(largest(output->values, output->n), 0.1);
+
+		if (output->role == FMHA_T_DQ)
+			magnitude = fmax(magnitude,
+					 ds * (double)scale * largest_input(p, FMHA_T_K));
+		else if (output->role == FMHA_T_DK)
+			magnitude = fmax(magnitude,
+					 ds * (double)scale * largest_input(p, FMHA_T_Q));
+		else if (output->role == FMHA_T_DBIAS)
+			magnitude = fmax(magnitude, ds);
+		else if (output->role == FMHA_T_DSINK)
+			magnitude *= 10; /* a sum over all rows */
+		output->bar = (relative + exponent) * magnitude;
+	}
 }
 
 /* From the full [.., .., .., ..] gradient to one that is summed over the axes that bias broadcasts.
@@ -417,10 +507,7 @@ static int judge_backward(struct judge *judge, const struct fmha_problem *p, str
 	free(full);
 	if (r != 0)
 		return out_of_memory(err);
-	for (int i = 0; i < judge->n; i++)
-		judge->outputs[i].bar = gradient_bar(&judge->outputs[i], p->q.dtype);
-	if (dsink)
-		dsink->bar *= 10; /* a sum over all rows */
+	gradient_bars(judge, p, args.scale);
 	return 0;
 }
 
@@ -436,22 +523,6 @@ static void *copy_span(const struct fmha_problem *p, uint32_t role)
 	if (copy)
 		memcpy(copy, p->tensor[role].data, bytes);
 	return copy;
-}
-
-static double load(const struct fmha_problem *p, uint32_t role, const void *data, int64_t index)
-{
-	int64_t dims[5], stride[5], at = 0;
-	int n = proto_roles[role].n_dims;
-
-	if ((role == FMHA_T_K || role == FMHA_T_V) && p->kv_layout == FMHA_KV_VECTORIZED)
-		return reference_load(data, p->tensor[role].dtype, index);
-	problem_extents(p, role, dims);
-	problem_strides(p, role, stride);
-	for (int i = n - 1; i >= 0; i--) {
-		at += index % dims[i] * stride[i];
-		index /= dims[i];
-	}
-	return reference_load(data, p->tensor[role].dtype, at);
 }
 
 static int judge_append(struct judge *judge, const struct fmha_problem *p, struct fmha_error *err)

@@ -18,6 +18,7 @@ static const char status_usage[] =
 	"\n"
 	"Prints processes, devices, sessions, buffers, queues and latencies.\n"
 	"\n"
+	"  --limits         all limits; without it only those that somebody ran into\n"
 	"  --json           the daemon's JSON as it is\n" CTL_TARGET_HELP;
 
 static const char devices_usage[] = "usage: fmhactl devices [OPTION...]\n"
@@ -107,7 +108,29 @@ static void print_table(const cJSON *array, int indent)
 	}
 }
 
-static void print_value(const cJSON *value, int indent)
+/* {"name": {"value": v, "hits": h}, ...} as rows. */
+static void print_limits(const cJSON *limits, int indent, bool all)
+{
+	const cJSON *limit;
+	bool any = false;
+
+	cJSON_ArrayForEach(limit, limits)
+	{
+		char value[64], hits[64];
+
+		scalar_text(cJSON_GetObjectItemCaseSensitive(limit, "value"), value, sizeof(value));
+		scalar_text(cJSON_GetObjectItemCaseSensitive(limit, "hits"), hits, sizeof(hits));
+		if (!all && !strcmp(hits, "0"))
+			continue;
+		(void)printf("%*s%-28s %14s, hit %s times\n", indent, "", limit->string, value,
+			     hits);
+		any = true;
+	}
+	if (!any)
+		(void)printf("%*snone was hit\n", indent, "");
+}
+
+static void print_value(const cJSON *value, int indent, bool all_limits)
 {
 	const cJSON *item;
 	size_t width = 0;
@@ -132,14 +155,16 @@ static void print_value(const cJSON *value, int indent)
 			continue;
 		}
 		(void)printf("%*s%s:\n", indent, "", name);
-		if (is_table(item))
+		if (!strcmp(name, "limits") && cJSON_IsObject(item))
+			print_limits(item, indent + 2, all_limits);
+		else if (is_table(item))
 			print_table(item, indent + 2);
 		else
-			print_value(item, indent + 2);
+			print_value(item, indent + 2, all_limits);
 	}
 }
 
-static int print_status(const char *json)
+static int print_status(const char *json, bool all_limits)
 {
 	cJSON *root = cJSON_Parse(json);
 
@@ -147,7 +172,7 @@ static int print_status(const char *json)
 		(void)fputs("fmhactl: the daemon's status is no JSON\n", stderr);
 		return CTL_REFUSED;
 	}
-	print_value(root, 0);
+	print_value(root, 0, all_limits);
 	cJSON_Delete(root);
 	return CTL_OK;
 }
@@ -159,7 +184,7 @@ int ctl_status(int argc, char **argv)
 	struct ctl_target target = CTL_TARGET_INIT;
 	struct fmha_error err = {0};
 	struct fmha_client *client;
-	bool as_json = false;
+	bool as_json = false, all_limits = false;
 	char *json;
 	int option, r;
 
@@ -170,6 +195,10 @@ int ctl_status(int argc, char **argv)
 		}
 		if (option == 'j') {
 			as_json = true;
+			continue;
+		}
+		if (option == 'l') {
+			all_limits = true;
 			continue;
 		}
 		r = ctl_target_option(&target, option, optarg);
@@ -187,7 +216,7 @@ int ctl_status(int argc, char **argv)
 		if (as_json)
 			r = puts(json) < 0 ? CTL_IO : CTL_OK;
 		else
-			r = print_status(json);
+			r = print_status(json, all_limits);
 		free(json);
 	}
 	client = fmha_client_free(client);
