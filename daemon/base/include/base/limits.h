@@ -22,7 +22,7 @@
 	X(RESERVED_FDS, reserved_fds, 64, 16, 1 << 16)                                             \
 	X(IN_FLIGHT_PER_CONNECTION, in_flight_per_connection, 64, 1, 1 << 16)                      \
 	X(IN_FLIGHT_PER_UID, in_flight_per_uid, 256, 1, 1 << 20)                                   \
-	X(FRAMES_PER_WAKE, frames_per_wake, 16, 1, 65536)                                          \
+	X(FRAMES_PER_WAKE, frames_per_wake, 64, 1, 65536)                                          \
 	X(WAKE_US, wake_us, 1000, 10, 1000000)                                                     \
 	X(OUTPUT_HARD_BYTES, output_hard_bytes, 4 << 20, 65536, 1 << 30)                           \
 	X(OUTPUT_SOFT_BYTES, output_soft_bytes, 1 << 20, 4096, 1 << 30)                            \
