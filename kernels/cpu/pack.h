@@ -119,13 +119,14 @@ static inline void pack_k_panel(float *panel, const struct abi_fwd_args *a,
 {
 	int32_t padded = (int32_t)round_up(a->hdim_q, LANES);
 	int32_t n = s->k_len - c0 < PANEL ? s->k_len - c0 : PANEL;
+	vf zeros = vf_set1(0); /* whether K is finite does not matter here */
 
 	for (int32_t j = 0; j < n; j++) {
 		fetch_key(temp + j * padded, a, s, head, c0 + j, 0);
 		for (int32_t d = a->hdim_q; d < padded; d++)
 			temp[j * padded + d] = 0;
 	}
-	pack_transposed(panel, temp, padded, n, padded);
+	pack_transposed(panel, temp, padded, n, padded, NULL, &zeros);
 }
 
 /*
