@@ -146,7 +146,8 @@ int fixture_bind(struct fixture *f)
 	free(f->workspace);
 	f->workspace = NULL;
 	if (f->plan.workspace_bytes > 0)
-		f->workspace = aligned_alloc(PLAN_ALIGNMENT, f->plan.workspace_bytes);
+		f->workspace = aligned_alloc(PLAN_ALIGNMENT,
+					     (f->plan.workspace_bytes + 255) / 256 * 256);
 	f->indices = plan_indices_free(f->indices);
 	return plan_bind(&f->plan, f->bindings, f->workspace, f->workspace, f->args, &f->indices,
 			 &f->err);

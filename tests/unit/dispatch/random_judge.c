@@ -169,9 +169,9 @@ static void judge_gradients(struct judge *j, const struct oracle *o, const struc
 	for (int t = 0; t < 3; t++) {
 		problem_extents(p, (enum fmha_tensor_role)(FMHA_T_DQ + t), n);
 		most[t] = 0.2 + largest(t == 0   ? g->dq
-					 : t == 1 ? g->dk
-						  : g->dv,
-					 n[0] * n[1] * n[2] * n[3]);
+					: t == 1 ? g->dk
+						 : g->dv,
+					n[0] * n[1] * n[2] * n[3]);
 	}
 	for (int64_t b = 0; b < p->batch; b++) {
 		struct oracle_sequence s = oracle_sequence(o, b);

@@ -75,13 +75,15 @@ static void run_stage(struct runner *r, uint32_t i)
 {
 	const struct plan_stage *stage = &r->f.plan.stages[i];
 	const void *args = &r->f.args[i];
-	const struct cpu_kernel *kernel = cpu_kernel_find(r->level, stage->family, stage->dtype,
-							  args);
+	const struct cpu_kernel *kernel = kernel_of(stage, args);
 	size_t scratch_bytes;
 	void *scratch;
 
 	assert_non_null(kernel);
-	assert_true(kernel->workspace_bytes(args, r->n_threads) <= stage->workspace_bytes);
+	if (kernel->workspace_bytes(args, r->n_threads) > stage->workspace_bytes)
+		fail_msg("%s: workspace %zu, planned %llu", stage->kernel,
+			 kernel->workspace_bytes(args, r->n_threads),
+			 (unsigned long long)stage->workspace_bytes);
 	scratch_bytes = (kernel->scratch_bytes(args) + 63) / 64 * 64;
 	scratch = aligned_alloc(64, scratch_bytes ? scratch_bytes : 64);
 	memset(scratch, 0xff, scratch_bytes);

@@ -288,27 +288,38 @@ static int count_offered(void *owner, const struct kernel_spec *spec, const char
 	return 0;
 }
 
+/* Of the small families, which a filter finds quickly. */
+#define SMALL "family in ('bwd_dot_do_o', 'bwd_convert_dq', 'fwd_appendkv')"
+
 static uint64_t n_offered(struct registry *registry)
 {
 	uint64_t n = 0;
 
-	assert_int_equal(registry_each(registry, NULL, count_offered, &n, NULL), 0);
+	assert_int_equal(registry_each(registry, SMALL, count_offered, &n, NULL), 0);
+	return n;
+}
+
+static uint64_t n_small(struct registry *registry, const char *filter)
+{
+	uint64_t n = 0;
+
+	assert_int_equal(registry_each(registry, filter, count_one, &n, NULL), 0);
 	return n;
 }
 
 static void sets_are_unions_of_patterns(void **state)
 {
 	struct registry *registry = registry_for("portable");
-	uint64_t all = registry_count(registry), n, dots = 0, converts = 0;
+	uint64_t all = registry_count(registry), n;
+	uint64_t small = n_small(registry, SMALL);
+	uint64_t dots = n_small(registry, "family == 'bwd_dot_do_o'");
+	uint64_t converts = n_small(registry, "family == 'bwd_convert_dq'");
 	struct fmha_error err;
 
 	(void)state;
-	registry_each(registry, "family == 'bwd_dot_do_o'", count_one, &dots, NULL);
-	registry_each(registry, "family == 'bwd_convert_dq'", count_one, &converts, NULL);
-	assert_int_equal(n_offered(registry), all);
-	load(registry, "mine", "[\"bwd_dot_do_o-*\"]", &n);
-	assert_int_equal(n, dots);
-	assert_int_equal(n_offered(registry), all); /* the default set offers the rest */
+	assert_int_equal(n_offered(registry), small);
+	load(registry, "mine", "[\"bwd_dot_do_o-*\"]", NULL);
+	assert_int_equal(n_offered(registry), small); /* the default set offers the rest */
 	assert_int_equal(registry_unload_set(registry, "default", &n, &err), 0);
 	assert_int_equal(n, all - dots);
 	assert_int_equal(n_offered(registry), dots);
@@ -316,8 +327,8 @@ static void sets_are_unions_of_patterns(void **state)
 	assert_int_equal(n, converts);
 	assert_int_equal(n_offered(registry), dots + converts);
 	/* Loading replaces a set of the same name. */
-	load(registry, "more", "[\"bwd_dot?do?o-*\"]", &n);
-	assert_int_equal(n, dots);
+	load(registry, "more", "[\"bwd_dot?do?o-*\"]", NULL);
+	assert_int_equal(n_offered(registry), dots);
 	assert_int_equal(registry_unload_set(registry, "mine", &n, &err), 0);
 	assert_int_equal(n, 0); /* "more" still names them */
 	assert_int_equal(registry_unload_set(registry, "mine", &n, &err), FMHA_ENOENT);
@@ -345,7 +356,7 @@ static void broken_sets_are_refused(void **state)
 	static const char *const broken[] = {
 		"", "{", "{}", "\"*\"", "[1]", "[\"a\", null]", "[\"\"]", "[[\"*\"]]"};
 	struct registry *registry = registry_for("portable");
-	uint64_t all = registry_count(registry);
+	uint64_t all = n_offered(registry);
 	char many[8 * 1100] = "[\"a\"";
 	struct fmha_error err;
 
@@ -364,7 +375,7 @@ static void broken_sets_are_refused(void **state)
 			 FMHA_EINVAL);
 	assert_int_equal(registry_load_set(registry, "", "[]", 2, NULL, &err), FMHA_EINVAL);
 	for (int i = 1; i < REGISTRY_MAX_SETS; i++) {
-		char name[8];
+		char name[16];
 
 		(void)snprintf(name, sizeof(name), "s%d", i);
 		assert_int_equal(registry_load_set(registry, name, "[]", 2, NULL, &err), 0);
