@@ -4,36 +4,40 @@
  *
  * With one or a few rows a key head, every element of K and V is used a handful of times: reading
  * them is the work. So nothing is packed. Each key is read where it lies, once, for all rows of all
- * query heads that share it (up to ROWS), and converted in registers:
+ * query heads that share it, and converted in registers:
  *
- *   phase 0, a task a chunk of keys:  S = Q K^T by dot products along the head, four keys at a
- * time; P, its sum, and O = P V; partial results to the workspace phase 1, a task a key head: the
- * chunks are put together
+ *   phase 0, a task a chunk of keys:    S = Q K^T by dot products along the head, four keys at a
+ * time; P, its sum, and O = P V; partial results to the workspace phase 1, a task a group of heads:
+ * the chunks are put together
  *
- * Rows of one head lie far apart and pages anywhere, so the kernel asks for them some keys ahead.
+ * Memory is fast only when it is read in order. Where the heads of one key lie side by side, a task
+ * takes all of them, a few keys at a time, and asks for the next keys in the order in which they
+ * lie.
  */
+#include <stdlib.h>
+
 #include "output.h"
 #include "pack.h"
 
-#define ROWS       16   /* at most, of one key head */
-#define CHUNK      1024 /* keys a task */
-#define KEYS       4    /* keys side by side in a dot product */
-#define AHEAD      12   /* keys between asking for one and using it */
-#define DIMS       4    /* vectors of O held in registers */
-#define VALUE_KEYS 64   /* values that stay in the first-level cache while O is made */
-#define S_STRIDE   (CHUNK + 16)
+#define HEAD_ROWS 16  /* rows of one key head, at most */
+#define ROWS      64  /* rows of a task, at most */
+#define CHUNK     512 /* keys a task */
+#define STEP      16  /* keys that all heads go through before the next ones */
+#define KEYS      4   /* keys side by side in a dot product */
+#define DIMS      4   /* vectors of O held in registers */
+#define S_STRIDE  (CHUNK + 16)
 
 struct scratch {
 	float *q;       /* [ROWS, hdim_q], scaled */
 	float *s;       /* [ROWS, S_STRIDE] */
-	float *factors; /* [2, CHUNK]: fp8 factors of K, V */
 	float *temp;    /* [S_STRIDE] */
-	const char **k; /* [CHUNK + AHEAD + KEYS] where keys begin */
+	const char **k; /* [CHUNK + 2 STEP] where keys begin, first head of the task */
 	const char **v;
+	int64_t *page; /* [CHUNK] */
 };
 
-/* Partial results, f32: for every chunk of every key head, per row O [hdim_v], the maximum, the
- * sum. */
+/* Partial results, f32: for every chunk of every group of heads, per row O [hdim_v], the maximum,
+ * the sum. */
 struct partials {
 	float *at;
 	int64_t row_floats, chunk_floats;
@@ -44,11 +48,12 @@ struct decode {
 	struct view_sequence s;
 	struct score_ops ops;
 	struct scratch scratch;
-	int32_t head; /* of K and V */
-	int32_t n_rows;
+	int32_t head, n_heads; /* of K and V */
+	int32_t head_rows;     /* rows of each of them */
 	struct score_row row[ROWS];
-	int32_t begin, end; /* columns that some row sees */
-	int same;           /* all rows see the same */
+	int32_t begin, end;                 /* columns that some row sees */
+	int same;                           /* all rows see the same */
+	int64_t k_head_bytes, v_head_bytes; /* from a head to the next */
 };
 
 static int32_t group_size(const struct abi_fwd_args *a)
@@ -56,9 +61,25 @@ static int32_t group_size(const struct abi_fwd_args *a)
 	return a->nhead_q / a->nhead_k;
 }
 
-static int64_t max_rows(const struct abi_fwd_args *a)
+static int64_t max_head_rows(const struct abi_fwd_args *a)
 {
 	return (int64_t)a->sequences.seqlen_q_max * group_size(a);
+}
+
+/* Key heads of a task: all that its rows allow where heads lie closer together than keys, else one.
+ */
+static int32_t heads_per_task(const struct abi_fwd_args *a)
+{
+	int64_t rows = max_head_rows(a), most = rows > 0 ? ROWS / rows : ROWS;
+
+	if (llabs(a->k.stride_head) > llabs(a->k.stride_seq))
+		return 1;
+	return most < a->nhead_k ? (int32_t)most : a->nhead_k;
+}
+
+static int64_t head_groups(const struct abi_fwd_args *a)
+{
+	return (a->nhead_k + heads_per_task(a) - 1) / heads_per_task(a);
 }
 
 static int32_t n_splits(const struct abi_fwd_args *a)
@@ -86,33 +107,42 @@ static size_t align_bytes(size_t bytes)
 
 static size_t scratch_init(struct scratch *s, const struct abi_fwd_args *a, void *base)
 {
-	uintptr_t at = (uintptr_t)base;
+	const size_t bytes[] = {
+		ROWS * (size_t)a->hdim_q * sizeof(float),
+		ROWS * S_STRIDE * sizeof(float),
+		S_STRIDE * sizeof(float),
+		(CHUNK + 2 * STEP) * sizeof(char *),
+		(CHUNK + 2 * STEP) * sizeof(char *),
+		CHUNK * sizeof(int64_t),
+	};
+	uintptr_t at[7] = {(uintptr_t)base};
 
-	s->q = (float *)at;
-	at += align_bytes(ROWS * (size_t)a->hdim_q * sizeof(float));
-	s->s = (float *)at;
-	at += align_bytes(ROWS * S_STRIDE * sizeof(float));
-	s->factors = (float *)at;
-	at += align_bytes(2 * CHUNK * sizeof(float));
-	s->temp = (float *)at;
-	at += align_bytes(S_STRIDE * sizeof(float));
-	s->k = (const char **)at;
-	at += align_bytes((CHUNK + AHEAD + KEYS) * sizeof(char *));
-	s->v = (const char **)at;
-	at += align_bytes((CHUNK + AHEAD + KEYS) * sizeof(char *));
-	return at - (uintptr_t)base;
+	for (int i = 0; i < 6; i++)
+		at[i + 1] = at[i] + align_bytes(bytes[i]);
+	s->q = (float *)at[0];
+	s->s = (float *)at[1];
+	s->temp = (float *)at[2];
+	s->k = (const char **)at[3];
+	s->v = (const char **)at[4];
+	s->page = (int64_t *)at[5];
+	return at[6] - at[0];
 }
 
 static struct partials partials_at(const struct abi_fwd_args *a, void *workspace, int64_t unit)
 {
 	struct partials p = {.row_floats = a->hdim_v + 16}; /* a cache line for the two numbers */
 
-	p.chunk_floats = p.row_floats * max_rows(a);
+	p.chunk_floats = p.row_floats * max_head_rows(a) * heads_per_task(a);
 	p.at = (float *)workspace + unit * p.chunk_floats;
 	return p;
 }
 
-/* The rows of a key head and what they see of [begin, end). */
+static int32_t n_rows(const struct decode *t)
+{
+	return t->n_heads * t->head_rows;
+}
+
+/* The rows of the task, head by head, and what they see of [begin, end). */
 static void decode_rows(struct decode *t, int64_t begin, int64_t end)
 {
 	const struct abi_fwd_args *a = t->a;
@@ -123,11 +153,12 @@ static void decode_rows(struct decode *t, int64_t begin, int64_t end)
 	t->begin = INT32_MAX;
 	t->end = 0;
 	t->same = 1;
-	t->n_rows = t->s.q_len * group;
-	for (int32_t r = 0; r < t->n_rows; r++) {
+	t->head_rows = t->s.q_len * group;
+	for (int32_t r = 0; r < n_rows(t); r++) {
 		struct score_row *row = &t->row[r];
+		int32_t head = t->head + r / t->head_rows, i = r % t->head_rows;
 
-		*row = score_row_at(&a->band, &t->s, t->head * group + r % group, r / group,
+		*row = score_row_at(&a->band, &t->s, head * group + i % group, i / group,
 				    (int32_t)begin, (int32_t)end);
 		t->same &= row->lo == t->row[0].lo && row->hi == t->row[0].hi &&
 			   row->sink_hi == t->row[0].sink_hi;
@@ -148,6 +179,8 @@ static void decode_addresses(struct decode *t)
 	int32_t n = t->end - t->begin, bytes = dtype_bytes(a->dtype), x = 16 / bytes;
 	const char **k = t->scratch.k, **v = t->scratch.v;
 
+	t->k_head_bytes = a->k.stride_head * bytes;
+	t->v_head_bytes = a->v.stride_head * bytes;
 	for (int32_t j = 0; j < n; j++) {
 		int32_t position = t->s.leftpad + t->begin + j;
 
@@ -157,20 +190,22 @@ static void decode_addresses(struct decode *t)
 		v[j] = (const char *)a->v.data +
 		       bytes * view_cache_offset(&a->cache, &a->v, &t->s, position, t->head, 0,
 						 a->nhead_k, a->hdim_v, x, true);
-		if (a->k_descale.data || a->v_descale.data) {
-			int64_t page = a->cache.page_size ? view_page(&a->cache, &t->s, position)
-							  : 0;
-
-			t->scratch.factors[j] = descale_at(&a->k_descale, t->s.batch, t->head,
-							   position, page);
-			t->scratch.factors[CHUNK + j] = descale_at(&a->v_descale, t->s.batch,
-								   t->head, position, page);
-		}
+		if (a->k_descale.per_page || a->v_descale.per_page)
+			t->scratch.page[j] = view_page(&a->cache, &t->s, position);
 	}
-	for (int32_t j = n; j < n + AHEAD + KEYS; j++) {
+	for (int32_t j = n; j < n + 2 * STEP; j++) {
 		k[j] = k[n - 1];
 		v[j] = v[n - 1];
 	}
+}
+
+/* Multiplies a row's columns by the fp8 factors of head @head. */
+static void apply_descale(const struct decode *t, const struct abi_descale *d, int32_t head,
+			  float *s)
+{
+	for (int32_t j = 0; d->data && j < t->end - t->begin; j++)
+		s[j] *= descale_at(d, t->s.batch, head, t->s.leftpad + t->begin + j,
+				   d->per_page ? t->scratch.page[j] : 0);
 }
 
 /* The sums of four vectors, side by side. */
@@ -203,15 +238,40 @@ static inline __attribute__((always_inline)) void sum_four(float *to, vf a, vf b
 #endif
 }
 
-static inline __attribute__((always_inline)) void prefetch_row(const char *p, int32_t bytes)
+/*
+ * What to ask memory for while head @i works on its STEP keys: as many rows of the next step,
+ * counted through all heads of a key before the next key, which is the order in which they lie.
+ * @row: where the next step's keys begin.
+ */
+static inline void next_rows(const char *ask[STEP], const char *const *row, int32_t i,
+			     int32_t n_heads, int64_t head_bytes)
 {
-	for (int32_t i = 0; i < bytes; i += 64)
-		__builtin_prefetch(p + i);
+	int32_t key = i * STEP / n_heads, head = i * STEP % n_heads;
+
+	for (int32_t j = 0; j < STEP; j++) {
+		ask[j] = row[key] + head * head_bytes;
+		if (++head == n_heads) {
+			head = 0;
+			key++;
+		}
+	}
+}
+
+/* The lines of @ask that stand for elements [d, d + n): a little at a time, as only a dozen lines
+ * can be on their way at once and everything behind them waits. */
+static inline __attribute__((always_inline)) void ask_for(const char *ask, int32_t d, int32_t n,
+							  const int32_t dtype)
+{
+	int32_t bytes = dtype_bytes(dtype), at = d * bytes;
+
+	for (int32_t line = (at + 63) / 64 * 64; line < at + n * bytes; line += 64)
+		__builtin_prefetch(ask + line);
 }
 
 /* S of @rows rows and KEYS keys. */
 static inline __attribute__((always_inline)) void dot_keys(float *s, const float *q, int32_t hdim,
-							   const char *const *k, const int rows,
+							   const char *const *k, int64_t offset,
+							   const char *const *ask, const int rows,
 							   const int32_t dtype)
 {
 	vf sum[4][KEYS];
@@ -226,7 +286,10 @@ static inline __attribute__((always_inline)) void dot_keys(float *s, const float
 
 #pragma GCC unroll 4
 		for (int j = 0; j < KEYS; j++)
-			key[j] = vf_load_as(k[j] + d * dtype_bytes(dtype), dtype);
+			key[j] = vf_load_as(k[j] + offset + d * dtype_bytes(dtype), dtype);
+#pragma GCC unroll 4
+		for (int j = 0; j < KEYS; j++)
+			ask_for(ask[j], d, LANES, dtype);
 #pragma GCC unroll 4
 		for (int r = 0; r < rows; r++) {
 			vf x = vf_load(q + r * hdim + d);
@@ -241,31 +304,44 @@ static inline __attribute__((always_inline)) void dot_keys(float *s, const float
 		sum_four(s + r * S_STRIDE, sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
 }
 
-/* S = Q K^T for all rows and columns of the chunk. */
-static inline __attribute__((always_inline)) void scores_as(struct decode *t, const int32_t dtype)
+/* S = Q K^T for one head and columns [j, j + STEP) of the chunk. */
+static inline __attribute__((always_inline)) void head_scores(struct decode *t, int32_t i,
+							      int32_t j, const int32_t dtype)
 {
-	const float *q = t->scratch.q;
-	int32_t n = t->end - t->begin, hdim = t->a->hdim_q;
+	int32_t hdim = t->a->hdim_q, n = t->head_rows;
+	const float *q = t->scratch.q + i * n * hdim;
+	float *s = t->scratch.s + i * n * S_STRIDE + j;
+	int64_t offset = i * t->k_head_bytes;
+	const char *ask[STEP];
 
-	for (int32_t j = 0; j < n; j += KEYS) {
-		const char *const *k = t->scratch.k + j;
-		float *s = t->scratch.s + j;
+	next_rows(ask, t->scratch.k + j + STEP, i, t->n_heads, t->k_head_bytes);
+	for (int32_t step = 0; step < STEP; step += KEYS) {
+		const char *const *k = t->scratch.k + j + step;
 		int32_t r = 0;
 
-		for (int i = 0; i < KEYS; i++)
-			prefetch_row(k[i + AHEAD], hdim * dtype_bytes(dtype));
-		for (; r + 4 <= t->n_rows; r += 4)
-			dot_keys(s + r * S_STRIDE, q + r * hdim, hdim, k, 4, dtype);
-		for (; r + 2 <= t->n_rows; r += 2)
-			dot_keys(s + r * S_STRIDE, q + r * hdim, hdim, k, 2, dtype);
-		if (r < t->n_rows)
-			dot_keys(s + r * S_STRIDE, q + r * hdim, hdim, k, 1, dtype);
+		for (; r + 4 <= n; r += 4)
+			dot_keys(s + r * S_STRIDE + step, q + r * hdim, hdim, k, offset, ask + step,
+				 4, dtype);
+		for (; r + 2 <= n; r += 2)
+			dot_keys(s + r * S_STRIDE + step, q + r * hdim, hdim, k, offset, ask + step,
+				 2, dtype);
+		if (r < n)
+			dot_keys(s + r * S_STRIDE + step, q + r * hdim, hdim, k, offset, ask + step,
+				 1, dtype);
 	}
+}
+
+static inline __attribute__((always_inline)) void scores_as(struct decode *t, const int32_t dtype)
+{
+	for (int32_t j = 0; j < t->end - t->begin; j += STEP)
+		for (int32_t i = 0; i < t->n_heads; i++)
+			head_scores(t, i, j, dtype);
 }
 
 /* O += P V for @rows rows, @vectors vectors of the head, @n keys. */
 static inline __attribute__((always_inline)) void add_values(float *o, int64_t o_row,
 							     const float *p, const char *const *v,
+							     int64_t offset, const char *const *ask,
 							     int32_t d, int32_t n, const int rows,
 							     const int vectors, const int32_t dtype)
 {
@@ -281,7 +357,9 @@ static inline __attribute__((always_inline)) void add_values(float *o, int64_t o
 
 #pragma GCC unroll 4
 		for (int i = 0; i < vectors; i++)
-			value[i] = vf_load_as(v[j] + (d + i * LANES) * dtype_bytes(dtype), dtype);
+			value[i] = vf_load_as(v[j] + offset + (d + i * LANES) * dtype_bytes(dtype),
+					      dtype);
+		ask_for(ask[j], d, vectors * LANES, dtype);
 #pragma GCC unroll 4
 		for (int r = 0; r < rows; r++) {
 			vf x = vf_set1(p[r * S_STRIDE + j]);
@@ -299,41 +377,68 @@ static inline __attribute__((always_inline)) void add_values(float *o, int64_t o
 }
 
 static inline __attribute__((always_inline)) void
-add_values_rows(float *o, int64_t o_row, const float *p, const char *const *v, int32_t n,
-		int32_t hdim, const int rows, const int32_t dtype)
+add_values_rows(float *o, int64_t o_row, const float *p, const char *const *v, int64_t offset,
+		const char *const *ask, int32_t n, int32_t hdim, const int rows,
+		const int32_t dtype)
 {
 	int32_t d = 0;
 
 	for (; d + DIMS * LANES <= hdim; d += DIMS * LANES)
-		add_values(o, o_row, p, v, d, n, rows, DIMS, dtype);
+		add_values(o, o_row, p, v, offset, ask, d, n, rows, DIMS, dtype);
 	for (; d < hdim; d += LANES)
-		add_values(o, o_row, p, v, d, n, rows, 1, dtype);
+		add_values(o, o_row, p, v, offset, ask, d, n, rows, 1, dtype);
 }
 
-/* O += P V for rows [first, first + n_rows) over columns [lo, hi) of the chunk. */
+/* O += P V for rows [first, first + n_rows) of head @i over columns [lo, hi) of the chunk. */
+static inline __attribute__((always_inline)) void
+head_values(struct decode *t, struct partials out, int32_t i, int32_t first, int32_t n, int32_t lo,
+	    int32_t hi, const char *const *ask, const int32_t dtype)
+{
+	const char *const *v = t->scratch.v + lo;
+	int64_t offset = i * t->v_head_bytes;
+	int32_t r = first + i * t->head_rows, end = r + n, hdim = t->a->hdim_v;
+	float *o = out.at + r * out.row_floats, *p = t->scratch.s + r * S_STRIDE + lo;
+
+	for (; r + 4 <= end; r += 4, o += 4 * out.row_floats, p += 4 * S_STRIDE)
+		add_values_rows(o, out.row_floats, p, v, offset, ask, hi - lo, hdim, 4, dtype);
+	for (; r + 2 <= end; r += 2, o += 2 * out.row_floats, p += 2 * S_STRIDE)
+		add_values_rows(o, out.row_floats, p, v, offset, ask, hi - lo, hdim, 2, dtype);
+	if (r < end)
+		add_values_rows(o, out.row_floats, p, v, offset, ask, hi - lo, hdim, 1, dtype);
+}
+
+/* Row @r of every head (all rows when they see the same) over exactly the columns it sees within
+ * [j, j + STEP): a value that is not finite stays where it belongs. */
+static inline __attribute__((always_inline)) void
+step_values(struct decode *t, struct partials out, int32_t i, int32_t j, const int32_t dtype)
+{
+	int32_t n = t->same ? t->head_rows : 1;
+	const char *ask[STEP];
+
+	next_rows(ask, t->scratch.v + j + STEP, i, t->n_heads, t->v_head_bytes);
+	for (int32_t r = 0; r < t->head_rows; r += n) {
+		const struct score_row *row = &t->row[i * t->head_rows + r];
+		const int32_t ranges[2][2] = {{row->sink_lo, row->sink_hi}, {row->lo, row->hi}};
+
+		for (int k = 0; k < 2; k++) {
+			int32_t lo = clamp_i64(ranges[k][0] - (int64_t)t->begin, j, j + STEP);
+			int32_t hi = clamp_i64(ranges[k][1] - (int64_t)t->begin, j, j + STEP);
+
+			if (lo < hi)
+				head_values(t, out, i, r, n, lo, hi, ask + lo - j, dtype);
+		}
+	}
+}
+
 static inline __attribute__((always_inline)) void values_as(struct decode *t, struct partials out,
-							    int32_t first, int32_t n_rows,
-							    int32_t lo, int32_t hi,
 							    const int32_t dtype)
 {
-	int32_t hdim = t->a->hdim_v;
-
-	for (int32_t j = lo; j < hi; j += VALUE_KEYS) {
-		int32_t n = hi - j < VALUE_KEYS ? hi - j : VALUE_KEYS, r = first;
-		const char *const *v = t->scratch.v + j;
-
-		for (int32_t i = 0; i < n; i++)
-			prefetch_row(v[i], hdim * dtype_bytes(dtype));
-		for (; r + 4 <= first + n_rows; r += 4)
-			add_values_rows(out.at + r * out.row_floats, out.row_floats,
-					t->scratch.s + r * S_STRIDE + j, v, n, hdim, 4, dtype);
-		for (; r + 2 <= first + n_rows; r += 2)
-			add_values_rows(out.at + r * out.row_floats, out.row_floats,
-					t->scratch.s + r * S_STRIDE + j, v, n, hdim, 2, dtype);
-		if (r < first + n_rows)
-			add_values_rows(out.at + r * out.row_floats, out.row_floats,
-					t->scratch.s + r * S_STRIDE + j, v, n, hdim, 1, dtype);
-	}
+	for (int32_t r = 0; r < n_rows(t); r++)
+		for (int32_t d = 0; d < t->a->hdim_v; d += LANES)
+			vf_store(out.at + r * out.row_floats + d, (vf){0});
+	for (int32_t j = 0; j < t->end - t->begin; j += STEP)
+		for (int32_t i = 0; i < t->n_heads; i++)
+			step_values(t, out, i, j, dtype);
 }
 
 static void decode_scores(struct decode *t)
@@ -357,43 +462,24 @@ static void decode_scores(struct decode *t)
 	}
 }
 
-static void values_range(struct decode *t, struct partials out, int32_t first, int32_t n_rows,
-			 int32_t lo, int32_t hi)
-{
-	lo -= t->begin;
-	hi -= t->begin;
-	switch (t->a->dtype) {
-	case ABI_F32:
-		values_as(t, out, first, n_rows, lo, hi, ABI_F32);
-		break;
-	case ABI_F16:
-		values_as(t, out, first, n_rows, lo, hi, ABI_F16);
-		break;
-	case ABI_BF16:
-		values_as(t, out, first, n_rows, lo, hi, ABI_BF16);
-		break;
-	case ABI_E4M3:
-		values_as(t, out, first, n_rows, lo, hi, ABI_E4M3);
-		break;
-	default:
-		values_as(t, out, first, n_rows, lo, hi, ABI_E5M2);
-		break;
-	}
-}
-
-/* Each row over exactly the columns it sees: a value that is not finite stays where it belongs. */
 static void decode_values(struct decode *t, struct partials out)
 {
-	int32_t step = t->same ? t->n_rows : 1;
-
-	for (int32_t r = 0; r < t->n_rows; r++)
-		for (int32_t d = 0; d < t->a->hdim_v; d += LANES)
-			vf_store(out.at + r * out.row_floats + d, (vf){0});
-	for (int32_t r = 0; r < t->n_rows; r += step) {
-		const struct score_row *row = &t->row[r];
-
-		values_range(t, out, r, step, row->sink_lo, row->sink_hi);
-		values_range(t, out, r, step, row->lo, row->hi);
+	switch (t->a->dtype) {
+	case ABI_F32:
+		values_as(t, out, ABI_F32);
+		break;
+	case ABI_F16:
+		values_as(t, out, ABI_F16);
+		break;
+	case ABI_BF16:
+		values_as(t, out, ABI_BF16);
+		break;
+	case ABI_E4M3:
+		values_as(t, out, ABI_E4M3);
+		break;
+	default:
+		values_as(t, out, ABI_E5M2);
+		break;
 	}
 }
 
@@ -401,16 +487,14 @@ static void decode_values(struct decode *t, struct partials out)
 static void decode_softmax(struct decode *t, struct partials out)
 {
 	const struct abi_fwd_args *a = t->a;
-	int32_t columns = t->end - t->begin, n = (int32_t)round_up(columns, LANES);
+	int32_t n = (int32_t)round_up(t->end - t->begin, LANES);
 
-	for (int32_t r = 0; r < t->n_rows; r++) {
+	for (int32_t r = 0; r < n_rows(t); r++) {
 		const struct score_row *row = &t->row[r];
 		float *s = t->scratch.s + r * S_STRIDE, sum[LANES] = {0}, max;
 		float *numbers = out.at + r * out.row_floats + a->hdim_v;
 
-		if (a->k_descale.data)
-			for (int32_t j = 0; j < columns; j++)
-				s[j] *= t->scratch.factors[j];
+		apply_descale(t, &a->k_descale, t->head + r / t->head_rows, s);
 		if (t->ops.modifies)
 			score_modify(s, n, t->begin, &t->ops, &t->s, row, t->scratch.temp);
 		score_mask(s, n, t->begin, row);
@@ -418,10 +502,21 @@ static void decode_softmax(struct decode *t, struct partials out)
 		score_exponentials(s, n, max == -INFINITY ? 0 : max, sum);
 		numbers[0] = max;
 		numbers[1] = vf_reduce_add(vf_load(sum));
-		if (a->v_descale.data)
-			for (int32_t j = 0; j < columns; j++)
-				s[j] *= t->scratch.factors[CHUNK + j];
+		apply_descale(t, &a->v_descale, t->head + r / t->head_rows, s);
 	}
+}
+
+/* The sequence and heads of the @unit'th group of heads; 0 when there is nothing to do. */
+static int decode_heads(struct decode *t, int64_t unit)
+{
+	const struct abi_fwd_args *a = t->a;
+	int64_t groups = head_groups(a);
+	int32_t heads = heads_per_task(a);
+
+	t->head = (int32_t)(unit % groups) * heads;
+	t->n_heads = a->nhead_k - t->head < heads ? a->nhead_k - t->head : heads;
+	t->s = view_sequence(&a->sequences, &a->cache, (int32_t)(unit / groups));
+	return t->s.q_len > 0 && t->s.q_len >= a->min_seqlen_q;
 }
 
 static void chunk_task(const struct abi_fwd_args *a, int64_t task, void *workspace, void *scratch)
@@ -429,12 +524,9 @@ static void chunk_task(const struct abi_fwd_args *a, int64_t task, void *workspa
 	int64_t chunks = chunks_per_split(a);
 	struct decode t = {.a = a, .ops = score_ops_init(a)};
 	struct partials out = partials_at(a, workspace, task);
-	int64_t chunk = task % chunks, split = task / chunks % n_splits(a);
-	int64_t rest = task / chunks / n_splits(a), begin, end;
+	int64_t chunk = task % chunks, split = task / chunks % n_splits(a), begin, end;
 
-	t.head = (int32_t)(rest % a->nhead_k);
-	t.s = view_sequence(&a->sequences, &a->cache, (int32_t)(rest / a->nhead_k));
-	if (t.s.q_len < a->min_seqlen_q)
+	if (!decode_heads(&t, task / chunks / n_splits(a)))
 		return;
 	begin = split * split_keys(a) + chunk * CHUNK;
 	end = begin + CHUNK;
@@ -442,17 +534,17 @@ static void chunk_task(const struct abi_fwd_args *a, int64_t task, void *workspa
 		end = (split + 1) * split_keys(a);
 	decode_rows(&t, begin, end);
 	if (t.begin >= t.end) {
-		for (int32_t r = 0; r < t.n_rows; r++) {
+		for (int32_t r = 0; r < n_rows(&t); r++) {
 			out.at[r * out.row_floats + a->hdim_v] = -INFINITY;
 			out.at[r * out.row_floats + a->hdim_v + 1] = 0;
 		}
 		return;
 	}
 	(void)scratch_init(&t.scratch, a, scratch);
-	for (int32_t r = 0; r < t.n_rows; r++)
+	decode_addresses(&t);
+	for (int32_t r = 0; r < n_rows(&t); r++)
 		fetch_query(t.scratch.q + r * a->hdim_q, a, &t.s, t.row[r].head, t.row[r].i,
 			    t.ops.q_factor);
-	decode_addresses(&t);
 	decode_scores(&t);
 	decode_softmax(&t, out);
 	decode_values(&t, out);
@@ -489,15 +581,14 @@ static struct row_state merge_chunks(struct partials first, int64_t chunks, int3
 
 static void merge_task(const struct abi_fwd_args *a, int64_t task, void *workspace)
 {
-	int64_t chunks = chunks_per_split(a), rest = task / n_splits(a);
+	int64_t chunks = chunks_per_split(a);
 	struct partials first = partials_at(a, workspace, task * chunks);
-	struct decode t = {.a = a, .head = (int32_t)(rest % a->nhead_k)};
+	struct decode t = {.a = a};
 
-	t.s = view_sequence(&a->sequences, &a->cache, (int32_t)(rest / a->nhead_k));
-	if (t.s.q_len < a->min_seqlen_q)
+	if (!decode_heads(&t, task / n_splits(a)))
 		return;
 	decode_rows(&t, 0, 0);
-	for (int32_t r = 0; r < t.n_rows; r++)
+	for (int32_t r = 0; r < n_rows(&t); r++)
 		output_row(a, &t.s, &t.row[r], (int32_t)(task % n_splits(a)),
 			   merge_chunks(first, chunks, r, a->hdim_v));
 }
@@ -508,7 +599,7 @@ static int decode_accepts(const void *args)
 {
 	const struct abi_fwd_args *a = args;
 
-	return max_rows(a) <= ROWS && a->dropout.p_drop == 0 && a->hdim_q % LANES == 0 &&
+	return max_head_rows(a) <= HEAD_ROWS && a->dropout.p_drop == 0 && a->hdim_q % LANES == 0 &&
 	       a->hdim_v % LANES == 0 && a->k.stride_dim == 1 && a->v.stride_dim == 1 &&
 	       (!a->cache.page_size || a->cache.layout == ABI_KV_LINEAR) &&
 	       (a->o_dtype == ABI_F32 || a->o_dtype == ABI_F16 || a->o_dtype == ABI_BF16);
@@ -517,7 +608,7 @@ static int decode_accepts(const void *args)
 static size_t decode_workspace_bytes(const void *args, int n_threads)
 {
 	const struct abi_fwd_args *a = args;
-	int64_t units = a->sequences.batch * a->nhead_k * n_splits(a) * chunks_per_split(a);
+	int64_t units = a->sequences.batch * head_groups(a) * n_splits(a) * chunks_per_split(a);
 
 	(void)n_threads;
 	return (size_t)(units * partials_at(a, NULL, 0).chunk_floats) * sizeof(float);
@@ -533,7 +624,7 @@ static size_t decode_scratch_bytes(const void *args)
 static int64_t decode_n_tasks(const void *args, int phase, int n_threads)
 {
 	const struct abi_fwd_args *a = args;
-	int64_t heads = (int64_t)a->sequences.batch * a->nhead_k * n_splits(a);
+	int64_t heads = a->sequences.batch * head_groups(a) * n_splits(a);
 
 	(void)n_threads;
 	return phase == 0 ? heads * chunks_per_split(a) : heads;
