@@ -28,16 +28,44 @@ template <class C> struct BackwardRows {
 		return wave_sum(sum);
 	}
 
+	/* The same for several rows at once: 16 lanes a row, eight elements a load. */
+	METHOD void dot_rows() const
+	{
+		const i32 LANES = 16;
+		i32 index = (block_id_x() * C::THREADS + thread_id()) / LANES;
+		i32 row = index / a.nhead_q, head = index % a.nhead_q;
+		Sequence v = find_sequence(a.sequences, 0, block_id_z());
+		bool valid = row < v.n_q;
+		QueryView<Element, false> o = QueryView<Element, false>::make(a.o, v, head, 1, a.hdim_v);
+		QueryView<Element, false> d_o =
+			QueryView<Element, false>::make(a.d_o, v, head, 1, a.hdim_v);
+		float sum = 0;
+
+		for (i32 dim = thread_id() % LANES * 8; dim < a.hdim_v; dim += LANES * 8) {
+			chunk32 x = load_floats<Element>(o, row, dim, valid);
+			chunk32 y = load_floats<Element>(d_o, row, dim, valid);
+
+			UNROLL
+			for (int i = 0; i < 8; i++)
+				sum += x.f[i] * y.f[i];
+		}
+		UNROLL
+		for (int i = 1; i < LANES; i *= 2)
+			sum += shuffle_xor(sum, i);
+		if (valid && thread_id() % LANES == 0)
+			a.d.data[rows_offset(a.d, v, row, head)] = sum;
+	}
+
 	/* One block a head, all rows in the same order every time: no atomics. */
 	METHOD void sink_gradient(float *lds) const
 	{
-		i32 head = block_id_x(), n_waves = C::THREADS / FMHA_WAVE;
+		i32 head = block_id_x(), n_waves = C::THREADS / FMHA_WAVE, wave = wave_id();
 		float sum = 0;
 
 		for (i32 b = 0; b < a.sequences.batch; b++) {
 			Sequence v = find_sequence(a.sequences, 0, b);
 
-			for (i32 row = wave_id(); row < v.n_q; row += n_waves) {
+			for (i32 row = wave; row < v.n_q; row += n_waves) {
 				float lse = a.lse.data[rows_offset(a.lse, v, row, head)];
 				float p = exp2_fast((a.sink[head] - lse) * FMHA_LOG2_E);
 
@@ -45,7 +73,7 @@ template <class C> struct BackwardRows {
 			}
 		}
 		if (lane_id() == 0)
-			lds[wave_id()] = sum;
+			lds[wave] = sum;
 		block_sync();
 		if (thread_id() == 0) {
 			for (i32 w = 1; w < n_waves; w++)
@@ -61,15 +89,7 @@ template <class C> struct BackwardRows {
 				sink_gradient((float *)lds);
 			return;
 		}
-		WaveRow at = WaveRow::make(a.nhead_q);
-		Sequence v = find_sequence(a.sequences, 0, block_id_z());
-
-		if (at.row >= v.n_q)
-			return;
-		float d = dot_row(v, at.row, at.head);
-
-		if (lane_id() == 0)
-			a.d.data[rows_offset(a.d, v, at.row, at.head)] = d;
+		dot_rows();
 	}
 
 	METHOD void convert() const

@@ -601,6 +601,18 @@ static void rows_grid(const struct gpu_kernel *k, int64_t rows, int32_t batch, u
 	grid[2] = batch;
 }
 
+/* 16 lanes a row; a second row of blocks, one a head, sums dSink. */
+static void dot_grid(const struct gpu_kernel *k, const struct abi_bwd_args *a, uint32_t grid[3])
+{
+	int64_t rows = (int64_t)a->sequences.seqlen_q_max * a->nhead_q, block = k->block[0] / 16;
+
+	grid[0] = (uint32_t)((rows + block - 1) / block);
+	grid[1] = a->dsink ? 2 : 1;
+	grid[2] = a->sequences.batch;
+	if (a->dsink)
+		grid[0] = max32(grid[0], a->nhead_q);
+}
+
 void gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t ret_grid[3])
 {
 	const struct abi_combine_args *combine = args;
@@ -625,13 +637,11 @@ void gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t
 		backward_grid(kernel, bwd, ret_grid);
 		break;
 	case ABI_BWD_DOT_DO_O:
+		dot_grid(kernel, bwd, ret_grid);
+		break;
 	case ABI_BWD_CONVERT_DQ:
 		rows_grid(kernel, (int64_t)bwd->sequences.seqlen_q_max * bwd->nhead_q,
 			  bwd->sequences.batch, ret_grid);
-		if (kernel->family == ABI_BWD_DOT_DO_O && bwd->dsink) {
-			ret_grid[0] = max32(ret_grid[0], bwd->nhead_q);
-			ret_grid[1] = 2; /* the second row sums dSink */
-		}
 		break;
 	default:
 		forward_grid(kernel, args, ret_grid);

@@ -58,9 +58,18 @@ DEV chunk32 load_floats(const View &view, i32 row, i32 dim, bool valid)
 {
 	chunk32 c;
 
+	valid = valid && dim < view.hdim;
+	if (valid && view.vector && sizeof(typename From::Storage) == 2) {
+		chunk16 x = load16(view.at(row, dim));
+
+		UNROLL
+		for (int i = 0; i < 8; i++)
+			c.f[i] = From::to_float((typename From::Storage)(x.w[i / 2] >> (i % 2 * 16)));
+		return c;
+	}
 	UNROLL
 	for (int i = 0; i < 8; i++)
-		c.f[i] = valid && dim < view.hdim ? From::to_float(*view.at(row, dim + i)) : 0.0f;
+		c.f[i] = valid ? From::to_float(*view.at(row, dim + i)) : 0.0f;
 	return c;
 }
 
