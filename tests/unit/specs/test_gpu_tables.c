@@ -59,6 +59,23 @@ static void fill_args(const struct kernel_spec *spec, struct abi_fwd_args *args)
 	args->dtype = (abi_i32)abi_dtype_of(s->data_type);
 }
 
+/* The small families look at nothing of this but the sizes, or not even these. */
+static void fill_backward(const struct kernel_spec *spec, struct abi_bwd_args *args)
+{
+	const struct kernel_signature *s = &spec->signature;
+
+	*args = (struct abi_bwd_args){.nhead_q = 8, .nhead_k = 2, .scale = 0.125f};
+	args->hdim_q = s->hdim_q;
+	args->hdim_v = s->hdim_v;
+	args->sequences.batch = 2;
+	args->band = (struct abi_band){.window_left = -1, .window_right = -1};
+	args->dtype = (abi_i32)abi_dtype_of(s->data_type);
+	if (s->dropout)
+		args->dropout.p_drop = 0.1f;
+	if (s->logits)
+		args->logits_soft_cap = 30;
+}
+
 static void fill_tile(const struct kernel_spec *spec, struct gpu_tile *tile)
 {
 	*tile = (struct gpu_tile){.tile_m = spec->tile.tile_m0,
@@ -104,13 +121,20 @@ static void every_spec_makes_a_kernel(void **state)
 		space = gpu_space(arch);
 		iter = spec_iter_new(space, NULL);
 		while ((spec = spec_iter_next(iter))) {
-			struct abi_fwd_args args;
+			union {
+				struct abi_fwd_args fwd;
+				struct abi_bwd_args bwd;
+				struct abi_appendkv_args append;
+			} args = {0};
 			struct gpu_tile tile;
 			struct gpu_kernel kernel;
 
-			if (!is_forward(spec->signature.family) || n++ % 97)
+			if (n++ % 97)
 				continue;
-			fill_args(spec, &args);
+			if (is_forward(spec->signature.family))
+				fill_args(spec, &args.fwd);
+			else
+				fill_backward(spec, &args.bwd);
 			fill_tile(spec, &tile);
 			if (gpu_kernel_make(spec_arch_name(catalog, arch),
 					    (enum abi_family)spec->signature.family,
@@ -128,7 +152,42 @@ static void every_spec_makes_a_kernel(void **state)
 	}
 }
 
-/* The tiles that gpu_kernel.c would take by itself can be enumerated. */
+static int is_same(const struct gpu_tile *a, const struct gpu_tile *b)
+{
+	return strcmp(a->pipeline, b->pipeline) == 0 && a->tile_m == b->tile_m &&
+	       a->tile_n == b->tile_n && a->hdim_q == b->hdim_q && a->hdim_v == b->hdim_v &&
+	       a->waves_m == b->waves_m && a->waves_n == b->waves_n &&
+	       a->blocks_per_cu == b->blocks_per_cu;
+}
+
+/* Every tile that gpu_kernel.c would take by itself for these args is one of the signature's. */
+static void check_default_tiles(struct spec_iter *iter, const struct kernel_signature *signature,
+				const char *arch, const void *args)
+{
+	enum abi_family family = (enum abi_family)signature->family;
+	uint32_t dtype = abi_dtype_of(signature->data_type);
+	const struct kernel_spec *spec;
+	struct gpu_tile tile, has;
+	struct gpu_kernel kernel;
+
+	for (int c = 0; gpu_kernel_default_tile(arch, family, dtype, args, c, &tile) == 0; c++) {
+		int found = 0;
+
+		/* A row of the tables may be too large for this arch's LDS. */
+		if (gpu_kernel_make(arch, family, dtype, args, &tile, &kernel) != 0)
+			continue;
+		spec_iter_restart_signature(iter, signature);
+		while ((spec = spec_iter_next(iter))) {
+			fill_tile(spec, &has);
+			found |= is_same(&has, &tile);
+		}
+		if (!found)
+			fail_msg("%s family %d type %u hdim %d: %s %dx%d waves %dx%d", arch,
+				 (int)family, dtype, signature->hdim_q, tile.pipeline, tile.tile_m,
+				 tile.tile_n, tile.waves_m, tile.waves_n);
+	}
+}
+
 static void every_default_tile_is_a_spec(void **state)
 {
 	static const int dtypes[] = {SPEC_FP32, SPEC_BF16, SPEC_FP8BF16};
@@ -137,55 +196,34 @@ static void every_default_tile_is_a_spec(void **state)
 	(void)state;
 	for (int arch = 0; arch < spec_arch_count(catalog); arch++) {
 		const char *name = spec_arch_name(catalog, arch);
+		struct kernel_spec wanted;
 		struct spec_space *space;
-		struct spec_iter *iter = NULL;
+		struct spec_iter *iter;
 
 		if (!has_gpu_rules(arch))
 			continue;
 		space = gpu_space(arch);
-		for (int i = 0; i < 3 * 6 * 2; i++) {
-			struct kernel_spec wanted;
-			struct abi_fwd_args args;
-			struct gpu_tile tile;
-			struct gpu_kernel kernel;
-			int dtype = dtypes[i % 3], hdim = hdims[i / 3 % 6];
+		spec_init(&wanted);
+		iter = spec_iter_new_signature(space, &wanted.signature);
+		for (int i = 0; i < 3 * 6; i++) {
+			struct abi_fwd_args fwd;
+			struct abi_bwd_args bwd;
 
-			spec_init(&wanted);
-			wanted.signature.data_type = (uint8_t)dtype;
-			wanted.signature.hdim_q = wanted.signature.hdim_v = (uint16_t)hdim;
-			fill_args(&wanted, &args);
-			args.sequences.seqlen_q_max = i / 18 ? 1 : 300; /* few rows: packed */
-			if (!iter)
-				iter = spec_iter_new_signature(space, &wanted.signature);
-			for (int c = 0; gpu_kernel_default_tile(name, ABI_FWD, abi_dtype_of(dtype),
-								&args, c, &tile) == 0;
-			     c++) {
-				const struct kernel_spec *spec;
-				int found = 0;
-
-				/* A row of the tables may be too large for this arch's LDS. */
-				if (gpu_kernel_make(name, ABI_FWD, abi_dtype_of(dtype), &args,
-						    &tile, &kernel) != 0)
-					continue;
-				spec_iter_restart_signature(iter, &wanted.signature);
-				while ((spec = spec_iter_next(iter))) {
-					struct gpu_tile has;
-
-					fill_tile(spec, &has);
-					found |= strcmp(has.pipeline, tile.pipeline) == 0 &&
-						 has.tile_m == tile.tile_m &&
-						 has.tile_n == tile.tile_n &&
-						 has.hdim_q == tile.hdim_q &&
-						 has.hdim_v == tile.hdim_v &&
-						 has.waves_m == tile.waves_m &&
-						 has.waves_n == tile.waves_n &&
-						 has.blocks_per_cu == tile.blocks_per_cu;
-				}
-				if (!found)
-					fail_msg("%s %s hdim %d: %s %dx%d waves %dx%d", name,
-						 spec_word(catalog, SPEC_FIELD_data_type, dtype),
-						 hdim, tile.pipeline, tile.tile_m, tile.tile_n,
-						 tile.waves_m, tile.waves_n);
+			wanted.signature.family = SPEC_FWD;
+			wanted.signature.data_type = (uint8_t)dtypes[i % 3];
+			wanted.signature.hdim_q = (uint16_t)hdims[i / 3];
+			wanted.signature.hdim_v = (uint16_t)hdims[i / 3];
+			fill_args(&wanted, &fwd);
+			check_default_tiles(iter, &wanted.signature, name, &fwd);
+			fwd.sequences.seqlen_q_max = 1; /* few rows: packed */
+			check_default_tiles(iter, &wanted.signature, name, &fwd);
+			if (dtypes[i % 3] == SPEC_FP8BF16)
+				continue;
+			fill_backward(&wanted, &bwd);
+			for (int family = SPEC_BWD_DOT_DO_O; family <= SPEC_BWD_CONVERT_DQ;
+			     family++) {
+				wanted.signature.family = (uint8_t)family;
+				check_default_tiles(iter, &wanted.signature, name, &bwd);
 			}
 		}
 		spec_iter_free(iter);
