@@ -24,7 +24,7 @@ printf '%s\n' "${units[@]}" |
 step "cppcheck"
 cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 -j "$(nproc)" \
     --enable=warning,performance,portability \
-    --suppress=missingIncludeSystem --suppress=preprocessorErrorDirective \
+    --suppressions-list=tests/cppcheck.suppressions \
     -Iproto/include -Ikernels -D_GNU_SOURCE "${units[@]}" || failed=1
 
 exit $failed

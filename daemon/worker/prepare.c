@@ -26,19 +26,18 @@ struct compile {
 struct preparing {
 	struct list in_session;
 	struct session *session;
-	struct session_plan *plan; /* in the session's table */
-	uint32_t id;               /* of the plan request */
-	uint32_t n_left;           /* stages that are not ready */
+	uint32_t id;     /* of the plan request */
+	uint32_t n_left; /* stages that are not ready */
 	struct fmha_error error;
 	struct proto_plan_result result;
 };
 
 /* ---- asking the front ---- */
 
-int prepare_build(void *owner, const struct device_build *build, device_built done,
-		  void *done_owner, struct fmha_error *err)
+int prepare_build(void *worker_pointer, const struct device_build *build, device_built done,
+		  void *owner, struct fmha_error *err)
 {
-	struct worker *worker = owner;
+	struct worker *worker = worker_pointer;
 	struct compile *compile = malloc(sizeof(*compile));
 	struct proto_compile_params params;
 	int r;
@@ -54,7 +53,7 @@ int prepare_build(void *owner, const struct device_build *build, device_built do
 		worker->next_compile = 1;
 	compile->id = worker->next_compile;
 	compile->done = done;
-	compile->owner = done_owner;
+	compile->owner = owner;
 	r = connection_request(&worker->control, compile->id, PROTO_COMPILE, &params, -1, err);
 	if (r < 0) {
 		free(compile);
@@ -172,7 +171,6 @@ int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan
 		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
 	}
 	preparing->session = session;
-	preparing->plan = plan;
 	preparing->id = id;
 	preparing->result = *result;
 	list_init(&preparing->in_session);

@@ -38,8 +38,8 @@ struct worker {
 	struct plan_device plan_device;
 	struct spec_catalog *catalog;
 	struct registry *registry; /* NULL: specs/ does not know this device */
-	uv_async_t device_async; /* the device has ended launches */
-	uv_timer_t tick;         /* deadlines; runs while requests are pending */
+	uv_async_t device_async;   /* the device has ended launches */
+	uv_timer_t tick;           /* deadlines; runs while requests are pending */
 	uint64_t last_tick_ns;
 	uv_timer_t trim;      /* once, some seconds after the last launch */
 	struct list compiles; /* struct compile: what the front is asked for */
@@ -73,7 +73,7 @@ struct session {
 	struct list preparing; /* struct preparing: plans whose kernels are being compiled */
 	uint32_t n_imports;    /* under way on other threads */
 	uint64_t n_runs;
-	bool kernels_busy;     /* a registry request is under way */
+	bool kernels_busy; /* a registry request is under way */
 	bool hung_up, closed;
 };
 
@@ -118,9 +118,9 @@ void run_on_tick(uv_timer_t *timer);
 
 /* ---- prepare.c: plans that wait for their kernels ---- */
 
-/* A device_builder: asks the front. @worker: struct worker. */
-int prepare_build(void *worker, const struct device_build *build, device_built done, void *owner,
-		  struct fmha_error *err);
+/* A device_builder: asks the front. @worker_pointer: struct worker. */
+int prepare_build(void *worker_pointer, const struct device_build *build, device_built done,
+		  void *owner, struct fmha_error *err);
 /* The front's answer to prepare_build(). */
 void prepare_on_answer(struct worker *worker, const struct proto_message *message);
 /*

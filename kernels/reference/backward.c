@@ -246,19 +246,17 @@ int reference_backward(const struct abi_bwd_args *args, double *dq, double *dk, 
 		struct view_sequence v = view_sequence(&args->sequences, NULL, b);
 		size_t hdims = (size_t)args->hdim_q + args->hdim_v;
 		double *memory = malloc(sizeof(double) * (v.k_len + 1) * hdims);
-		struct head h = {
-			.columns = malloc(sizeof(*h.columns) * (v.k_len + 1)),
-			.k = memory,
-			.v = memory + (int64_t)v.k_len * args->hdim_q,
-			.q = memory + v.k_len * hdims,
-			.d_o = memory + v.k_len * hdims + args->hdim_q,
-		};
+		struct head h = {.columns = malloc(sizeof(*h.columns) * (v.k_len + 1))};
 
 		if (!memory || !h.columns) {
 			free(memory);
 			free(h.columns);
 			return -1;
 		}
+		h.k = memory;
+		h.v = memory + (int64_t)v.k_len * args->hdim_q;
+		h.q = memory + v.k_len * hdims;
+		h.d_o = h.q + args->hdim_q;
 		clear_sequence(args, &v, &g);
 		for (int32_t head = 0; head < args->nhead_q; head++)
 			head_backward(args, &v, head, &h, &g);
