@@ -70,10 +70,13 @@ static struct fmha_plan *cache_find(struct fmha_device *device, const struct fmh
 	return plan;
 }
 
-/* Keeps a reference of its own; replaces an entry of the same key or the least recently used. A
- * cache that cannot be allocated keeps nothing. */
+/*
+ * Keeps a reference of its own, in the place of the least recently used. Another thread may have
+ * made the same plan meanwhile: the first one stays, except with @replace. A cache that cannot be
+ * allocated keeps nothing.
+ */
 static void cache_put(struct fmha_device *device, const struct fmha_problem *key, uint64_t hash,
-		      struct fmha_plan *plan)
+		      struct fmha_plan *plan, bool replace)
 {
 	struct cached_plan *place = NULL;
 	struct fmha_plan *old = NULL;
@@ -86,7 +89,7 @@ static void cache_put(struct fmha_device *device, const struct fmha_problem *key
 
 		if (entry->plan && entry->hash == hash &&
 		    memcmp(&entry->key, key, sizeof(*key)) == 0) {
-			place = entry;
+			place = replace ? entry : NULL;
 			break;
 		}
 		if (!place || (place->plan && (!entry->plan || entry->last_use < place->last_use)))
@@ -100,8 +103,7 @@ static void cache_put(struct fmha_device *device, const struct fmha_problem *key
 		place->last_use = ++device->cache_clock;
 	}
 	(void)pthread_mutex_unlock(&device->lock);
-	if (old)
-		plan_release(old);
+	(void)plan_unref(old);
 }
 
 /* Takes out the plans for which @id is named, or all with @id 0, and releases them. */
@@ -126,7 +128,7 @@ static void cache_drop(struct fmha_device *device, uint64_t id)
 	}
 	(void)pthread_mutex_unlock(&device->lock);
 	for (uint32_t i = 0; i < n; i++)
-		plan_release(dropped[i]);
+		(void)plan_unref(dropped[i]);
 }
 
 void cache_drop_buffer(struct fmha_device *device, uint64_t id)
@@ -169,6 +171,7 @@ static int plan_for(struct fmha_device *device, const struct fmha_problem *probl
 {
 	struct fmha_problem key;
 	struct fmha_plan *plan;
+	bool too_many = false;
 	uint64_t hash;
 	int r;
 
@@ -183,6 +186,7 @@ static int plan_for(struct fmha_device *device, const struct fmha_problem *probl
 			return 0;
 		}
 		plan = plan_unref(plan);
+		too_many = true;
 	}
 	if (!checked) {
 		r = problem_check(problem, err);
@@ -192,7 +196,7 @@ static int plan_for(struct fmha_device *device, const struct fmha_problem *probl
 	r = plan_new(device, problem, true, deadline, &plan, err);
 	if (r < 0)
 		return r;
-	cache_put(device, &key, hash, plan);
+	cache_put(device, &key, hash, plan, too_many);
 	*ret_n_rebinds = 0;
 	*ret_plan = plan;
 	return 0;
@@ -312,7 +316,9 @@ static int call(struct fmha_device *device, uint32_t op, const struct fmha_probl
 			return r;
 	}
 	r = attempt(device, &staged, &stage, options, deadline, ret_result, err);
-	if ((r == FMHA_EDEVICE || r == FMHA_ECONN || r == FMHA_EBUSY) &&
+	/* ENOENT: a cached plan named a buffer that another thread has freed, and that the plan
+	 * needed for its registration at a new worker. */
+	if ((r == FMHA_EDEVICE || r == FMHA_ECONN || r == FMHA_EBUSY || r == FMHA_ENOENT) &&
 	    deadline_left_ns(deadline) > 0)
 		r = attempt(device, &staged, &stage, options, deadline, ret_result, err);
 	return r;

@@ -197,10 +197,9 @@ int buffer_bind(struct fmha_device *device, uint64_t id, struct connection *conn
 int plan_new(struct fmha_device *device, const struct fmha_problem *problem, bool internal,
 	     int64_t deadline, struct fmha_plan **ret_plan, struct fmha_error *err);
 struct fmha_plan *plan_ref(struct fmha_plan *plan);
-struct fmha_plan *plan_unref(struct fmha_plan *plan);
 
-/* The end of the handle: released at the worker; runs in flight go on. */
-void plan_release(struct fmha_plan *plan);
+/* The last reference releases the plan at the worker; never with a lock held. */
+struct fmha_plan *plan_unref(struct fmha_plan *plan);
 
 /* @ret_connection, @ret_pending: given. */
 int plan_start(struct fmha_plan *plan, const struct fmha_run_options *options, int64_t deadline,

@@ -141,33 +141,33 @@ struct fmha_plan *plan_ref(struct fmha_plan *plan)
 	return plan;
 }
 
+/* At the worker, unless it has forgotten the plan already. A run that is in flight ends first. */
+static void release_at_worker(struct fmha_plan *plan)
+{
+	const struct proto_plan_release_params params = {plan->worker_id};
+	struct connection *c = NULL;
+	bool unsent;
+
+	if (plan->generation != 0 && !client_in_child(plan->device->client))
+		c = device_worker_if(plan->device, plan->generation);
+	if (!c)
+		return;
+	/* A failure is the end of the connection, which releases everything. */
+	(void)connection_call(c, PROTO_PLAN_RELEASE, &params, -1,
+			      deadline_after_ms(RELEASE_TIMEOUT_MS), NULL, NULL, &unsent, NULL);
+	c = connection_unref(c);
+}
+
 struct fmha_plan *plan_unref(struct fmha_plan *plan)
 {
 	if (!plan || __atomic_sub_fetch(&plan->refs, 1, __ATOMIC_ACQ_REL) != 0)
 		return NULL;
+	release_at_worker(plan);
 	gate_deinit(&plan->gate);
 	if (!plan->internal)
 		(void)device_unref(plan->device);
 	free(plan);
 	return NULL;
-}
-
-void plan_release(struct fmha_plan *plan)
-{
-	if (!client_in_child(plan->device->client)) {
-		struct connection *c = device_worker_if(plan->device, plan->generation);
-
-		if (c) {
-			const struct proto_plan_release_params params = {plan->worker_id};
-			bool unsent;
-
-			(void)connection_call(c, PROTO_PLAN_RELEASE, &params, -1,
-					      deadline_after_ms(RELEASE_TIMEOUT_MS), NULL, NULL,
-					      &unsent, NULL);
-			c = connection_unref(c);
-		}
-	}
-	(void)plan_unref(plan);
 }
 
 int fmha_plan_new(struct fmha_device *device, const struct fmha_problem *problem,
@@ -201,9 +201,7 @@ int fmha_plan_new(struct fmha_device *device, const struct fmha_problem *problem
 
 struct fmha_plan *fmha_plan_free(struct fmha_plan *plan)
 {
-	if (plan)
-		plan_release(plan);
-	return NULL;
+	return plan_unref(plan);
 }
 
 int fmha_plan_info(struct fmha_plan *plan, struct fmha_plan_info *ret_info, struct fmha_error *err)
