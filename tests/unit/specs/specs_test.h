@@ -56,6 +56,23 @@ static inline uint64_t count_space(const struct spec_space_options *options)
 	return n;
 }
 
+/*
+ * Is this space one that walks of everything look at? Those of one rules file differ by constants,
+ * so some archs stand for all; $FMHA_SPECS_FULL=1 means all.
+ */
+static inline int is_walked(int arch, const char *rules)
+{
+	static const char *const walked[] = {"gfx950 ck",   "gfx1201 ck",    "gfx942 gpu",
+					     "sm_120a gpu", "x86_64_v4 cpu", "x86_64_amx cpu"};
+	char space[64];
+
+	(void)snprintf(space, sizeof(space), "%s %s", spec_arch_name(catalog, arch), rules);
+	for (size_t i = 0; i < sizeof(walked) / sizeof(walked[0]); i++)
+		if (strcmp(space, walked[i]) == 0)
+			return 1;
+	return getenv("FMHA_SPECS_FULL") != NULL;
+}
+
 /* The first spec of an arch that a filter lets through. */
 static inline struct kernel_spec find_spec(const char *arch, const char *filter_text)
 {

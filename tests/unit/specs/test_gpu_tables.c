@@ -116,7 +116,7 @@ static void every_spec_makes_a_kernel(void **state)
 		const struct kernel_spec *spec;
 		uint64_t n = 0;
 
-		if (!has_gpu_rules(arch))
+		if (!has_gpu_rules(arch) || !is_walked(arch, "gpu"))
 			continue;
 		space = gpu_space(arch);
 		iter = spec_iter_new(space, NULL);
