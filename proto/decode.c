@@ -272,7 +272,8 @@ static int decode_tensors(const msgpack_object *value, const struct field *field
 			    memcmp(proto_roles[j].name, entry->key.via.str.ptr,
 				   entry->key.via.str.size) == 0)
 				role = (int)j;
-		child.name = quote(text, entry->key.via.str.ptr, entry->key.via.str.size);
+		child.name = role < 0 ? quote(text, entry->key.via.str.ptr, entry->key.via.str.size)
+				      : proto_roles[role].name;
 		if (role < 0)
 			return field_error(err, FMHA_EINVAL, &child, "no such tensor");
 		if (seen >> role & 1)
@@ -332,9 +333,9 @@ static int table_find(const struct field_table *table, const msgpack_object_str 
 {
 	for (uint32_t i = 0; i < table->n_fields; i++) {
 		uint32_t at = start + i < table->n_fields ? start + i : start + i - table->n_fields;
-		const char *name = table->fields[at].name;
+		const struct field *field = &table->fields[at];
 
-		if (strlen(name) == key->size && memcmp(name, key->ptr, key->size) == 0)
+		if (field->name_bytes == key->size && memcmp(field->name, key->ptr, key->size) == 0)
 			return (int)at;
 	}
 	return -1;
@@ -358,7 +359,9 @@ static int decode_object(const msgpack_object *map, const struct field_table *ta
 		if (entry->key.type != MSGPACK_OBJECT_STR)
 			return wrong_type(&entry->key, "keys must be strings", path, err);
 		index = table_find(table, &entry->key.via.str, next);
-		child.name = quote(text, entry->key.via.str.ptr, entry->key.via.str.size);
+		child.name = index < 0
+				     ? quote(text, entry->key.via.str.ptr, entry->key.via.str.size)
+				     : table->fields[index].name;
 		if (index < 0)
 			return field_error(err, FMHA_EINVAL, &child, "no such field");
 		if (seen >> index & 1)
@@ -420,7 +423,8 @@ static int envelope_method(struct proto_message *message, const msgpack_object *
 	if (params->type != MSGPACK_OBJECT_MAP)
 		return broken(err, "the params are no map");
 	message->method = proto_method_find(method->via.str.ptr, method->via.str.size);
-	(void)quote(message->method_name, method->via.str.ptr, method->via.str.size);
+	if (message->method < 0)
+		(void)quote(message->method_name, method->via.str.ptr, method->via.str.size);
 	message->body = params;
 	return 0;
 }
@@ -491,7 +495,11 @@ int proto_message_decode(struct proto_message *message, const uint8_t *payload, 
 		msgpack_zone_clear(zone);
 	else
 		zone = msgpack_zone_new(ZONE_CHUNK_BYTES);
-	*message = (struct proto_message){.zone = zone, .method = -1};
+	message->zone = zone;
+	message->method = -1;
+	message->method_name[0] = '\0';
+	message->error.code = FMHA_OK;
+	message->body = NULL;
 	kept = zone ? msgpack_zone_malloc(zone, sizeof(*kept)) : NULL;
 	if (!kept)
 		return fmha_error_set(err, FMHA_ENOMEM, "message: out of memory");
@@ -524,7 +532,7 @@ int proto_decode_params(const struct proto_message *message, void *ret_params,
 int proto_decode_result(const struct proto_message *message, enum proto_method method,
 			void *ret_result, struct fmha_error *err)
 {
-	if (message->type != PROTO_ANSWER || message->error.code != FMHA_OK)
+	if (message->type != PROTO_ANSWER || message->error.code != FMHA_OK || !message->body)
 		return fmha_error_set(err, FMHA_EINVAL, "message: not an answer with a result");
 	return field_decode(message->body, proto_result_tables[method], ret_result, NULL, err);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * encode.c: structs to bytes. A frame's header depends on its payload's length, so the payload is
- * written behind room for the longest header and moved down to the header it turns out to need.
+ * written behind room for a small header and moved up when it turns out to need a larger one.
  */
 #include <proto/message.h>
 
@@ -54,10 +54,8 @@ static double load_f64(const void *at)
 	return value;
 }
 
-static void pack_string(msgpack_packer *packer, const char *text)
+static void pack_string(msgpack_packer *packer, const char *text, size_t n)
 {
-	size_t n = strlen(text);
-
 	msgpack_pack_str(packer, n);
 	msgpack_pack_str_body(packer, text, n);
 }
@@ -205,7 +203,7 @@ static int encode_tensors(msgpack_packer *packer, const struct field *field, con
 
 		if (!fmha_tensor_present(tensor_at(at, role)))
 			continue;
-		pack_string(packer, proto_roles[role].name);
+		pack_string(packer, proto_roles[role].name, strlen(proto_roles[role].name));
 		r = encode_object(packer, field->table, tensor_at(at, role), role, &path, err);
 		if (r < 0)
 			return r;
@@ -247,7 +245,7 @@ static int encode_value(msgpack_packer *packer, const struct field *field, const
 		n = load_u32(at);
 		if (n >= field->names->n)
 			return field_error(err, FMHA_EINVAL, path, "%u is none of its values", n);
-		pack_string(packer, field->names->names[n]);
+		pack_string(packer, field->names->names[n], strlen(field->names->names[n]));
 		return 0;
 	case FIELD_STRUCT:
 		return field_encode(packer, field->table, at, field->anonymous ? NULL : path, err);
@@ -287,7 +285,7 @@ static int encode_object(msgpack_packer *packer, const struct field_table *table
 
 		if (left_out >> i & 1)
 			continue;
-		pack_string(packer, field->name);
+		pack_string(packer, field->name, field->name_bytes);
 		r = encode_value(packer, field, object, role, &child, err);
 		if (r < 0)
 			return r;
@@ -310,23 +308,31 @@ struct frame_writer {
 	msgpack_packer packer;
 };
 
+/* Called for every few bytes: what a usual call costs is a comparison and a copy. */
 static int frame_on_write(void *data, const char *bytes, size_t n)
 {
 	struct frame_writer *writer = data;
+	struct proto_buffer *out = writer->out;
 
-	if (writer->failed || proto_buffer_append(writer->out, bytes, n) < 0)
+	if (writer->failed || (n > out->capacity - out->size && proto_buffer_reserve(out, n) < 0)) {
 		writer->failed = true;
-	return writer->failed ? -1 : 0;
+		return -1;
+	}
+	memcpy(out->data + out->size, bytes, n);
+	out->size += n;
+	return 0;
 }
+
+/* The header of a frame with up to 255 bytes of payload: what most frames turn out to be. */
+enum { SMALL_HEADER_BYTES = 2 };
 
 static void frame_begin(struct frame_writer *writer, struct proto_buffer *out, uint32_t n)
 {
-	*writer = (struct frame_writer){.out = out, .start = out->size};
+	writer->out = out;
+	writer->start = out->size;
+	writer->failed = false;
 	msgpack_packer_init(&writer->packer, writer, frame_on_write);
-	if (proto_buffer_reserve(out, 256) < 0)
-		writer->failed = true;
-	else
-		out->size += PROTO_FRAME_HEADER_MAX;
+	(void)frame_on_write(writer, (const char[SMALL_HEADER_BYTES]){0}, SMALL_HEADER_BYTES);
 	msgpack_pack_array(&writer->packer, n);
 }
 
@@ -334,25 +340,32 @@ static void frame_begin(struct frame_writer *writer, struct proto_buffer *out, u
 static int frame_end(struct frame_writer *writer, int r, struct fmha_error *err)
 {
 	struct proto_buffer *out = writer->out;
-	uint8_t header[PROTO_FRAME_HEADER_MAX];
-	size_t payload, header_bytes;
+	size_t payload = out->size - writer->start - SMALL_HEADER_BYTES, header_bytes;
+	uint8_t header[PROTO_FRAME_HEADER_MAX] = {0};
 
-	if (r < 0 || writer->failed) {
-		out->size = writer->start;
-		return r < 0 ? r : fmha_error_set(err, FMHA_ENOMEM, "message: out of memory");
-	}
-	payload = out->size - writer->start - PROTO_FRAME_HEADER_MAX;
+	if (r < 0)
+		goto fail;
 	header_bytes = proto_frame_header(payload, header);
-	if (header_bytes + payload > PROTO_MAX_FRAME) {
-		out->size = writer->start;
-		return fmha_error_set(err, FMHA_EINVAL, "message of %zu bytes: a frame holds %d",
-				      header_bytes + payload, PROTO_MAX_FRAME);
+	if (!writer->failed && header_bytes + payload > PROTO_MAX_FRAME) {
+		r = fmha_error_set(err, FMHA_EINVAL, "message of %zu bytes: a frame holds %d",
+				   header_bytes + payload, PROTO_MAX_FRAME);
+		goto fail;
 	}
+	if (header_bytes > SMALL_HEADER_BYTES)
+		(void)frame_on_write(writer, (const char *)header,
+				     header_bytes - SMALL_HEADER_BYTES); /* room */
+	if (writer->failed) {
+		r = fmha_error_set(err, FMHA_ENOMEM, "message: out of memory");
+		goto fail;
+	}
+	if (header_bytes > SMALL_HEADER_BYTES)
+		memmove(out->data + writer->start + header_bytes,
+			out->data + writer->start + SMALL_HEADER_BYTES, payload);
 	memcpy(out->data + writer->start, header, header_bytes);
-	memmove(out->data + writer->start + header_bytes,
-		out->data + writer->start + PROTO_FRAME_HEADER_MAX, payload);
-	out->size = writer->start + header_bytes + payload;
 	return 0;
+fail:
+	out->size = writer->start;
+	return r;
 }
 
 int proto_encode_request(struct proto_buffer *out, uint32_t id, enum proto_method method,
@@ -364,7 +377,7 @@ int proto_encode_request(struct proto_buffer *out, uint32_t id, enum proto_metho
 	frame_begin(&writer, out, 4);
 	msgpack_pack_uint8(&writer.packer, PROTO_REQUEST);
 	msgpack_pack_uint32(&writer.packer, id);
-	pack_string(&writer.packer, proto_methods[method].name);
+	pack_string(&writer.packer, proto_methods[method].name, proto_methods[method].name_bytes);
 	r = field_encode(&writer.packer, proto_params_tables[method], params, NULL, err);
 	return frame_end(&writer, r, err);
 }
@@ -377,7 +390,7 @@ int proto_encode_notification(struct proto_buffer *out, enum proto_method method
 
 	frame_begin(&writer, out, 3);
 	msgpack_pack_uint8(&writer.packer, PROTO_NOTIFICATION);
-	pack_string(&writer.packer, proto_methods[method].name);
+	pack_string(&writer.packer, proto_methods[method].name, proto_methods[method].name_bytes);
 	r = field_encode(&writer.packer, proto_params_tables[method], params, NULL, err);
 	return frame_end(&writer, r, err);
 }

@@ -41,6 +41,7 @@ enum field_type {
 
 struct field {
 	const char *name;
+	uint32_t name_bytes;
 	enum field_type type;
 	bool optional;
 	size_t offset;

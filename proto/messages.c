@@ -17,7 +17,8 @@
 	}
 #define AT(member)      .offset = offsetof(struct STRUCT, member)
 #define SIZE_OF(member) .size = sizeof(((struct STRUCT *)0)->member)
-#define FIELD(member)   .name = #member, AT(member)
+#define NAME(text)      .name = (text), .name_bytes = sizeof(text) - 1
+#define FIELD(member)   NAME(#member), AT(member)
 #define U32(member, ...)                                                                           \
 	{                                                                                          \
 		FIELD(member), .type = FIELD_U32, .max = UINT32_MAX, __VA_ARGS__                   \
@@ -269,11 +270,7 @@ static const struct field problem_fields[] = {
 	I32(rotary_max_pos, OPTIONAL, NOTE("rows of the cos and sin tables")),
 	I32(seqlen_new, OPTIONAL, NOTE("rows of k_new and v_new")),
 	I32(n_parts, OPTIONAL, NOTE("merge_states: partial results")),
-	{.name = "tensors",
-	 AT(tensor),
-	 .type = FIELD_TENSORS,
-	 OPTIONAL,
-	 .table = &tensor_table,
+	{NAME("tensors"), AT(tensor), .type = FIELD_TENSORS, OPTIONAL, .table = &tensor_table,
 	 NOTE("a map from role to tensor: those that are there")},
 };
 #undef STRUCT
@@ -451,6 +448,7 @@ const struct proto_method_info proto_methods[PROTO_N_METHODS] = {
 #define METHOD_INFO(ID, method, by, in, out, params, result)                                       \
 	[PROTO_##ID] = {                                                                           \
 		.name = (method),                                                                  \
+		.name_bytes = sizeof(method) - 1,                                                  \
 		.server = PROTO_##by,                                                              \
 		.fds_in = (in),                                                                    \
 		.fds_out = (out),                                                                  \

@@ -25,6 +25,7 @@
 
 struct proto_method_info {
 	const char *name;
+	uint32_t name_bytes;
 	enum proto_server server;
 	int fds_in;         /* at most; see proto_request_fds() */
 	int fds_out;        /* with a result; an error carries none */
