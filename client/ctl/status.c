@@ -179,8 +179,10 @@ static int print_status(const char *json, bool all_limits)
 
 int ctl_status(int argc, char **argv)
 {
-	static const struct option options[] = {
-		{"json", no_argument, NULL, 'j'}, CTL_TARGET_OPTIONS, {0}};
+	static const struct option options[] = {{"json", no_argument, NULL, 'j'},
+						{"limits", no_argument, NULL, 'l'},
+						CTL_TARGET_OPTIONS,
+						{0}};
 	struct ctl_target target = CTL_TARGET_INIT;
 	struct fmha_error err = {0};
 	struct fmha_client *client;

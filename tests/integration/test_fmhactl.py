@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: MIT
+"""fmhactl as people use it: options, exit codes, files, and what it prints."""
+import json
+import os
+import subprocess
+
+import numpy
+import pytest
+
+import fmhad
+
+OK, FAILED, USAGE, UNREACHABLE, REFUSED, IO = range(6)
+COMMANDS = ["ping", "status", "devices", "run", "verify", "plan", "registry"]
+rng = numpy.random.default_rng(7)
+
+
+@pytest.fixture(scope="module", name="daemon")
+def fixture_daemon():
+    with fmhad.Daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture(name="fmhactl")
+def fixture_fmhactl(daemon, tmp_path):
+    def run(*arguments, expect=OK, socket=daemon.socket):
+        done = subprocess.run(
+            [fmhad.find_program("fmhactl"), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            cwd=tmp_path,
+            env={**os.environ, "FMHAD_SOCKET": socket},
+        )
+        assert done.returncode == expect, done.stdout + done.stderr
+        if expect not in (OK, FAILED):
+            assert any(word in done.stderr for word in ("fmhactl: ", "usage", "option"))
+        return done.stdout if expect in (OK, FAILED) else done.stderr
+
+    return run
+
+
+def bfloat16(array):
+    bits = array.view(numpy.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(numpy.uint16)
+
+
+def save(directory, dtype="float32", **shapes):
+    """Random .npy files; returns the options that name them."""
+    options = []
+    for name, shape in shapes.items():
+        array = rng.standard_normal(shape, dtype=numpy.float32)
+        array = bfloat16(array) if dtype == "bfloat16" else array.astype(dtype)
+        path = directory / f"{name}.npy"
+        numpy.save(path, array)
+        options += ["--" + name.replace("_", "-"), path]
+    return options
+
+
+def attention(q, k, v, causal=False):
+    """[batch, seqlen, heads, hdim] in float64."""
+    q, k, v = (x.astype(numpy.float64) for x in (q, k, v))
+    k, v = (numpy.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    s = numpy.einsum("bihd,bjhd->bhij", q, k) / numpy.sqrt(q.shape[3])
+    if causal:
+        rows, columns = numpy.indices(s.shape[2:])
+        s[:, :, columns > rows + s.shape[3] - s.shape[2]] = -numpy.inf
+    p = numpy.exp(s - s.max(axis=3, keepdims=True))
+    lse = numpy.log(p.sum(axis=3)) + s.max(axis=3)
+    return numpy.einsum("bhij,bjhd->bihd", p / p.sum(axis=3, keepdims=True), v), lse
+
+
+# ---- help, usage, exit codes ----
+
+
+def test_every_command_explains_itself(fmhactl):
+    text = fmhactl("help")
+    for command in COMMANDS:
+        assert f"  {command} " in text
+        assert fmhactl(command, "--help").startswith(f"usage: fmhactl {command}")
+    assert "exit codes" in text
+    assert fmhactl("--version").startswith("fmhactl ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["ping", "--nonsense"],
+        ["ping", "--count", "0"],
+        ["ping", "--count", "ten"],
+        ["ping", "extra"],
+        ["status", "--device", "-1"],
+        ["ping", "--timeout", "0"],
+        ["run"],
+        ["run", "sideways"],
+        ["run", "forward"],
+        ["run", "forward", "--q", "q.npy"],
+        ["run", "backward", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy"],
+        ["run", "forward", "--mask", "diagonal"],
+        ["run", "forward", "--window", "5"],
+        ["run", "forward", "--scale", "nan"],
+        ["run", "forward", "--layout", "sbhd"],
+        ["verify", "--cases", "-1"],
+        ["verify", "--features", "magic"],
+        ["plan", "sideways"],
+        ["plan", "--dtype", "f64"],
+        ["plan", "--units", "4"],
+        ["registry"],
+        ["registry", "delete"],
+        ["registry", "load"],
+        ["registry", "unload"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(fmhactl, arguments):
+    fmhactl(*arguments, expect=USAGE)
+
+
+@pytest.mark.parametrize("command", [["ping"], ["status"], ["devices"], ["verify"], ["plan"]])
+def test_no_daemon_is_exit_code_3(fmhactl, command):
+    assert "/nonexistent" in fmhactl(*command, expect=UNREACHABLE, socket="/nonexistent/socket")
+    fmhactl(*command, "--socket", "/nonexistent/other", expect=UNREACHABLE)
+
+
+def test_a_refusal_is_exit_code_4(fmhactl):
+    assert "device" in fmhactl("ping", "--device", 7, expect=REFUSED)
+    assert "hdim_q" in fmhactl("plan", "--hdim", 63, expect=REFUSED)
+
+
+# ---- what the daemon says of itself ----
+
+
+def test_ping_reaches_front_and_worker(fmhactl, daemon):
+    text = fmhactl("ping", "--count", 3)
+    assert f"(pid {daemon.pid})" in text
+    assert "device 0 (cpu, " in text
+
+
+def test_status_is_the_daemons_json(fmhactl, daemon):
+    status = json.loads(fmhactl("status", "--json"))
+    assert status["front"]["pid"] == daemon.pid
+    text = fmhactl("status")
+    assert str(daemon.pid) in text and "latency" in text
+    assert "frame_bytes" not in text and "frame_bytes" in fmhactl("status", "--limits")
+    assert "cpu" in fmhactl("devices")
+
+
+# ---- run ----
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_forward_writes_o_and_lse(fmhactl, tmp_path, dtype):
+    files = save(tmp_path, dtype, q=(2, 33, 6, 40), k=(2, 50, 2, 40), v=(2, 50, 2, 24))
+    text = fmhactl("run", "forward", *files, "--out", "o.npy", "--lse", "lse.npy", "--causal", "--check")
+    assert text.count(": ok") == 2
+    o, lse = numpy.load(tmp_path / "o.npy"), numpy.load(tmp_path / "lse.npy")
+    q, k, v = (numpy.load(path) for path in files[1::2])
+    if dtype == "bfloat16":
+        q, k, v, o = ((x.astype(numpy.uint32) << 16).view(numpy.float32) for x in (q, k, v, o))
+    expected, expected_lse = attention(q, k, v, causal=True)
+    assert o.shape == (2, 33, 6, 24) and lse.shape == (2, 6, 33)
+    bar = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    assert numpy.abs(o - expected).max() < bar
+    assert numpy.abs(lse - expected_lse).max() < 1e-4
+
+
+def test_heads_first_files_are_the_same_problem(fmhactl, tmp_path):
+    files = save(tmp_path, q=(1, 20, 4, 32), k=(1, 30, 2, 32), v=(1, 30, 2, 32))
+    fmhactl("run", "forward", *files, "--out", "o.npy")
+    for path in files[1::2]:
+        numpy.save(path, numpy.ascontiguousarray(numpy.load(path).transpose(0, 2, 1, 3)))
+    fmhactl("run", "forward", *files, "--out", "t.npy", "--layout", "bhsd", "--check")
+    assert numpy.array_equal(
+        numpy.load(tmp_path / "t.npy").transpose(0, 2, 1, 3), numpy.load(tmp_path / "o.npy")
+    )
+
+
+def test_packed_sequences_bias_and_options(fmhactl, tmp_path):
+    files = save(tmp_path, q=(30, 4, 32), k=(41, 2, 32), v=(41, 2, 32), alibi=(1, 4), sink=(4,))
+    numpy.save(tmp_path / "sq.npy", numpy.array([0, 12, 30], numpy.int32))
+    numpy.save(tmp_path / "sk.npy", numpy.array([0, 40, 41], numpy.int32))
+    text = fmhactl(
+        "run", "forward", *files, "--seqstart-q", "sq.npy", "--seqstart-k", "sk.npy",
+        "--out", "o.npy", "--window", "10,2", "--softcap", "5", "--scale", "0.3",
+        "--dropout", "0.25", "--seed", "11", "--check",
+    )  # fmt: skip
+    assert "batch 2 (packed)" in text and ": ok" in text
+    assert numpy.load(tmp_path / "o.npy").shape == (30, 4, 32)
+
+
+def test_a_paged_cache(fmhactl, tmp_path):
+    files = save(tmp_path, "float16", q=(2, 1, 8, 64), k=(7, 16, 2, 64), v=(7, 16, 2, 64))
+    numpy.save(tmp_path / "table.npy", numpy.array([[6, 0, 3], [1, 5, 2]], numpy.int32))
+    numpy.save(tmp_path / "lengths.npy", numpy.array([48, 33], numpy.int32))
+    text = fmhactl(
+        "run", "forward", *files, "--block-table", "table.npy", "--seqlen-k", "lengths.npy",
+        "--out", "o.npy", "--check",
+    )  # fmt: skip
+    assert ": ok" in text
+    report = json.loads(
+        fmhactl(
+            "run", "forward", *files, "--block-table", "table.npy", "--seqlen-k", "lengths.npy",
+            "--out", "o.npy", "--check", "--json", "--repeat", 2,
+        )  # fmt: skip
+    )
+    assert report["checks"][0]["ok"] and report["kernels"] and report["kernel_ms"] > 0
+
+
+def test_backward_makes_its_own_forward(fmhactl, tmp_path):
+    shapes = {"q": (2, 20, 4, 32), "k": (2, 25, 2, 32), "v": (2, 25, 2, 32), "do": (2, 20, 4, 32)}
+    files = save(tmp_path, **shapes)
+    outputs = ["--dq", "dq.npy", "--dk", "dk.npy", "--dv", "dv.npy"]
+    text = fmhactl("run", "backward", *files, *outputs, "--causal", "--check")
+    assert text.count(": ok") == 3
+    first = [numpy.load(tmp_path / f"{name}.npy") for name in ("dq", "dk", "dv")]
+    assert [x.shape for x in first] == [shapes["q"], shapes["k"], shapes["v"]]
+    fmhactl("run", "forward", *files[:6], "--out", "o.npy", "--lse", "lse.npy", "--causal")
+    given = ["--o", "o.npy", "--lse", "lse.npy", "--deterministic"]
+    fmhactl("run", "backward", *files, *given, *outputs, "--causal", "--check")
+    for name, before in zip(("dq", "dk", "dv"), first):
+        assert numpy.allclose(numpy.load(tmp_path / f"{name}.npy"), before, atol=1e-5)
+
+
+def test_append_with_rotary_embedding(fmhactl, tmp_path):
+    files = save(
+        tmp_path, k=(2, 40, 2, 32), v=(2, 40, 2, 32), k_new=(2, 3, 2, 32), v_new=(2, 3, 2, 32),
+        cos=(64, 16), sin=(64, 16),
+    )  # fmt: skip
+    numpy.save(tmp_path / "lengths.npy", numpy.array([5, 37], numpy.int32))
+    text = fmhactl(
+        "run", "append", *files, "--seqlen-k", "lengths.npy", "--rope", "half",
+        "--k-out", "k2.npy", "--v-out", "v2.npy", "--check",
+    )  # fmt: skip
+    assert text.count(": ok") == 2
+    before, after = numpy.load(tmp_path / "v.npy"), numpy.load(tmp_path / "v2.npy")
+    new = numpy.load(tmp_path / "v_new.npy")
+    assert numpy.array_equal(after[0, 5:8], new[0]) and numpy.array_equal(after[1, 37:40], new[1])
+    assert numpy.array_equal(after[0, :5], before[0, :5])
+    assert numpy.array_equal(after[0, 8:], before[0, 8:])
+
+
+def test_files_are_read_strictly(fmhactl, tmp_path):
+    files = save(tmp_path, q=(1, 8, 2, 16), k=(1, 8, 2, 16), v=(1, 8, 2, 16))
+    run = ["run", "forward", *files, "--out", "o.npy"]
+    fmhactl(*run)
+    good = numpy.load(tmp_path / "k.npy")
+    for bad, reason in (
+        (good.astype(numpy.float64), "float32"),
+        (good.astype(">f4"), "little endian"),
+        (numpy.asfortranarray(good), "C order"),
+        (good[:, :, :, 0], "3 when packed"),
+        (numpy.array(1.0, numpy.float32), "dimensions"),
+    ):
+        numpy.save(tmp_path / "k.npy", bad)
+        if reason == "3 when packed":
+            fmhactl(*run, expect=IO)
+        else:
+            assert reason in fmhactl(*run, expect=IO)
+    (tmp_path / "k.npy").write_bytes(b"no array")
+    assert "k.npy: no .npy file" in fmhactl(*run, expect=IO)
+    (tmp_path / "k.npy").unlink()
+    assert "k.npy" in fmhactl(*run, expect=IO)
+    numpy.save(tmp_path / "k.npy", good)
+    fmhactl("run", "forward", *files, "--out", "/nonexistent/o.npy", expect=IO)
+
+
+def test_what_does_not_fit_is_refused_by_name(fmhactl, tmp_path):
+    files = save(tmp_path, q=(1, 8, 3, 16), k=(1, 8, 2, 16), v=(1, 8, 2, 16))
+    assert "nhead_q" in fmhactl("run", "forward", *files, "--out", "o.npy", expect=REFUSED)
+    files = save(tmp_path, q=(1, 8, 2, 15), k=(1, 8, 2, 15), v=(1, 8, 2, 16))
+    assert "hdim_q" in fmhactl("run", "forward", *files, "--out", "o.npy", expect=REFUSED)
+    files = save(tmp_path, q=(1, 8, 2, 16), k=(1, 9, 2, 16), v=(1, 8, 2, 16))
+    assert "shape should be (1, 9, 2, 16,)" in fmhactl(
+        "run", "forward", *files, "--out", "o.npy", expect=IO
+    )
+
+
+def test_a_wrong_result_is_exit_code_1(fmhactl, tmp_path):
+    """A gradient from a wrong LSE is not what the reference computes from Q, K, V."""
+    files = save(tmp_path, q=(1, 20, 2, 32), k=(1, 20, 2, 32), v=(1, 20, 2, 32), do=(1, 20, 2, 32))
+    save(tmp_path, o=(1, 20, 2, 32), lse=(1, 2, 20))
+    text = fmhactl(
+        "run", "backward", *files, "--o", "o.npy", "--lse", "lse.npy", "--dq", "a.npy",
+        "--dk", "b.npy", "--dv", "c.npy", "--check", expect=FAILED,
+    )  # fmt: skip
+    assert "WRONG" in text and "expected" in text
+
+
+# ---- verify, plan, registry ----
+
+
+def test_random_problems_pass(fmhactl):
+    assert ", 0 failed" in fmhactl("verify", "--cases", 100, "--seed", 20)
+    assert ", 0 failed" in fmhactl("verify", "--cases", 40, "--features", "mask,window,lse,bf16")
+    one = fmhactl("verify", "--seed", 20, "--only", 3)
+    assert one == fmhactl("verify", "--seed", 20, "--only", 3)
+
+
+def test_plan_explains_without_a_daemon(fmhactl):
+    for arch in ("gfx942", "sm_90a", "x86_64_v4"):
+        for shape in (
+            ["--causal"],
+            ["--seqlen-q", 1, "--seqlen-k", 8192, "--heads-q", 32, "--heads-k", 8],
+            ["--page-size", 64, "--seqlen-q", 1],
+        ):
+            text = fmhactl("plan", "--arch", arch, *shape, socket="/nonexistent")
+            assert "stage 1" in text and "chosen by" in text and "workspace" in text
+    fmhactl("plan", "backward", "--arch", "gfx942", socket="/nonexistent")
+    document = json.loads(fmhactl("plan", "--arch", "gfx942", "--json"))
+    assert document["arch"] == "gfx942" and document["plan"]["stages"]
+    fmhactl("plan", "--arch", "vax", expect=REFUSED)
+
+
+def test_plan_asks_the_daemon(fmhactl):
+    document = json.loads(fmhactl("plan", "--json", "--batch", 2, "--lse"))
+    assert document["arch"].startswith("x86_64") or document["arch"] == "portable"
+    assert "chosen by" in fmhactl("plan", "backward", "--dtype", "f32", "--deterministic")
+
+
+def test_registry_sets_come_and_go(fmhactl, tmp_path):
+    fmhactl("registry", "export", "--filter", "hdim_q == 128", "--out", "all.json")
+    assert json.loads((tmp_path / "all.json").read_text())
+    fmhactl("registry", "export", "--filter", "hdim_q ==", expect=REFUSED)
+    (tmp_path / "small.json").write_text('["fwd-bf16-*"]')
+    assert fmhactl("registry", "load", "small.json").startswith("set small: ")
+    assert "set small: unloaded" in fmhactl("registry", "unload", "small")
+    fmhactl("registry", "unload", "small", expect=REFUSED)
+    (tmp_path / "bad.json").write_text("{")
+    fmhactl("registry", "load", "bad.json", expect=REFUSED)
+    (tmp_path / "empty.json").write_text("")
+    fmhactl("registry", "load", "empty.json", expect=IO)
+    fmhactl("registry", "import", "missing.json", expect=IO)
