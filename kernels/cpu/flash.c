@@ -14,7 +14,7 @@
  * sequences are shorter than a tile, to all query heads that share a key head. Each group of
  * rows has its own range of columns, so a mask costs no work far from its edge.
  */
-#include "dropout.h"
+#include "dropout_tile.h"
 #include "output.h"
 #include "pack.h"
 
@@ -40,12 +40,18 @@ struct scratch {
 	float *o;       /* [ROWS, v_padded] */
 	float *sum;     /* [ROWS, LANES] partial sums */
 	float *temp;    /* [max(MAX_KEYS, PANEL * q_padded, v_padded)] */
-	uint8_t *bytes; /* [BYTES] dropout */
+	uint8_t *bytes; /* [DROPOUT_PATCH_ROWS, BYTES] dropout */
 };
 
 struct workspace {
 	float *k, *v;
 	uint8_t *finite; /* [keys / PANEL] */
+};
+
+/* Which dropout bytes the scratch holds. */
+struct bytes_made {
+	int32_t head, row;
+	int32_t begin, end; /* columns; none: end 0 */
 };
 
 struct tile {
@@ -60,6 +66,7 @@ struct tile {
 	int32_t n_rows;
 	int32_t split;
 	struct score_row row[ROWS];
+	struct bytes_made bytes;
 	float max[ROWS], alpha[ROWS];
 	uint8_t started[ROW_GROUPS];
 };
@@ -114,7 +121,7 @@ static size_t scratch_init(struct scratch *s, const struct abi_fwd_args *a, void
 		at += align_bytes(floats[i] * sizeof(float));
 	}
 	s->bytes = (uint8_t *)at;
-	return at + BYTES - (uintptr_t)base;
+	return at + DROPOUT_PATCH_ROWS * BYTES - (uintptr_t)base;
 }
 
 static size_t workspace_init(struct workspace *w, const struct abi_fwd_args *a, void *base)
@@ -223,8 +230,8 @@ static int32_t tile_rows(struct tile *t, int64_t task)
 		int32_t row = (int32_t)first + r;
 
 		if (shares_tiles(a))
-			t->row[r] = score_row_at(&a->band, &t->s, head * group + row % group,
-						 row / group, (int32_t)begin, (int32_t)end);
+			t->row[r] = score_row_at(&a->band, &t->s, head * group + row / t->s.q_len,
+						 row % t->s.q_len, (int32_t)begin, (int32_t)end);
 		else
 			t->row[r] = score_row_at(&a->band, &t->s, head, row, (int32_t)begin,
 						 (int32_t)end);
@@ -257,8 +264,7 @@ static struct range range_in_block(const struct tile *t, int32_t lo, int32_t hi,
 			      clamp_i64((int64_t)hi - c0, 0, t->keys)};
 }
 
-/* The columns of the block at @c0 that some row of group @g sees: from the start of a panel to the
- * end of a vector, or nothing. */
+/* The columns of the block at @c0 that some row of group @g sees: whole vectors, or nothing. */
 static struct range group_range(const struct tile *t, int32_t g, int32_t c0)
 {
 	struct range all = {t->keys, 0};
@@ -277,7 +283,7 @@ static struct range group_range(const struct tile *t, int32_t g, int32_t c0)
 	}
 	if (all.lo >= all.hi)
 		return (struct range){0, 0};
-	return (struct range){all.lo / PANEL * PANEL, (int32_t)round_up(all.hi, LANES)};
+	return (struct range){all.lo / LANES * LANES, (int32_t)round_up(all.hi, LANES)};
 }
 
 static int32_t at_most(int32_t x, int32_t limit)
@@ -297,23 +303,45 @@ static void group_scores(struct tile *t, int32_t g, int32_t c0, struct range ran
 		.k = hdim,
 	};
 
-	for (int32_t c = range.lo; c < range.hi; c += PANEL) {
-		m.b = t->k + (int64_t)(c0 + c) * t->q_padded;
+	for (int32_t c = range.lo, n; c < range.hi; c += n) {
+		int32_t lane = c % PANEL; /* blocks start at panels, ranges anywhere inside */
+
+		n = at_most(range.hi - c, PANEL - lane);
+		m.b = t->k + (int64_t)(c0 + c - lane) * t->q_padded + lane;
 		m.c = t->scratch.s + c;
-		micro_multiply(&m, group_rows(t, g), at_most(range.hi - c, PANEL));
+		micro_multiply(&m, group_rows(t, g), n);
 	}
 }
 
-static void drop(struct tile *t, float *p, int32_t n, int32_t c0, const struct score_row *r)
+/*
+ * The dropout bytes of a row, column @c0 first. Rows come in order of head and number, and 16 of
+ * them share one set of patches: it is made for the first one, over the whole block.
+ */
+static const uint8_t *row_bytes(struct tile *t, const struct score_row *r, int32_t c0, int32_t n)
 {
 	const struct abi_dropout *d = &t->a->dropout;
-	int32_t skew = c0 % 32; /* the bytes start at a patch */
-	const uint8_t *bytes = t->scratch.bytes + skew;
+	int32_t row = r->i / DROPOUT_PATCH_ROWS * DROPOUT_PATCH_ROWS;
+	int32_t column = c0 / DROPOUT_PATCH_COLUMNS * DROPOUT_PATCH_COLUMNS;
+	struct bytes_made *made = &t->bytes;
 
-	dropout_bytes(t->scratch.bytes, d, (uint32_t)t->s.batch, (uint32_t)r->head,
-		      (uint32_t)t->a->nhead_q, (uint32_t)r->i, (uint32_t)(c0 - skew), n + skew);
+	if (made->head != r->head || made->row != row || column < made->begin ||
+	    c0 + n > made->end) {
+		*made = (struct bytes_made){r->head, row, column, c0 + n};
+		dropout_tile(t->scratch.bytes, BYTES, d,
+			     (uint64_t)t->s.batch * (uint64_t)t->a->nhead_q + (uint64_t)r->head,
+			     row, DROPOUT_PATCH_ROWS, column, c0 + n - column);
+	}
+	return t->scratch.bytes + (r->i - row) * BYTES + c0 - made->begin;
+}
+
+/* Dropped elements of P become 0; kept ones are scaled with the sum at the end. */
+static void drop(struct tile *t, float *p, int32_t n, int32_t c0, const struct score_row *r)
+{
+	const uint8_t *bytes = row_bytes(t, r, c0, n);
+	int32_t keep_at_most = t->a->dropout.keep_at_most;
+
 	for (int32_t j = 0; j < n; j++)
-		p[j] = bytes[j] <= d->keep_at_most ? p[j] : 0;
+		p[j] = bytes[j] <= keep_at_most ? p[j] : 0;
 }
 
 /*
@@ -405,7 +433,7 @@ static void row_values_exact(struct tile *t, int32_t g, int32_t i, int32_t c0)
 
 static int range_is_finite(const struct tile *t, int32_t c0, struct range range)
 {
-	for (int32_t c = range.lo; c < range.hi; c += PANEL)
+	for (int32_t c = range.lo / PANEL * PANEL; c < range.hi; c += PANEL)
 		if (!t->finite[(c0 + c) / PANEL])
 			return 0;
 	return 1;
@@ -457,13 +485,11 @@ static void row_store_bytes(struct tile *t, int32_t row)
 	uint8_t *to = (uint8_t *)randval->data + view_q_offset(randval, &t->s, r->i, r->head);
 
 	for (int32_t c = 0; c < t->s.k_len; c += MAX_KEYS) {
-		int32_t n = t->s.k_len - c < MAX_KEYS ? t->s.k_len - c : MAX_KEYS;
+		int32_t n = at_most(t->s.k_len - c, MAX_KEYS);
+		const uint8_t *bytes = row_bytes(t, r, c, n);
 
-		dropout_bytes(t->scratch.bytes, &a->dropout, (uint32_t)t->s.batch,
-			      (uint32_t)r->head, (uint32_t)a->nhead_q, (uint32_t)r->i, (uint32_t)c,
-			      n);
 		for (int32_t j = 0; j < n; j++)
-			to[(c + j) * randval->stride_dim] = t->scratch.bytes[j];
+			to[(c + j) * randval->stride_dim] = bytes[j];
 	}
 }
 

@@ -114,14 +114,20 @@ static inline void score_add_bias(float *t, int32_t n, int32_t c0, const struct 
 				  const struct view_sequence *s, const struct score_row *r,
 				  float *temp)
 {
-	int64_t row = view_q_offset(&a->bias, s, r->i, r->head);
-	int32_t readable = s->k_len - c0 < n ? s->k_len - c0 : n;
+	int64_t at = view_q_offset(&a->bias, s, r->i, r->head) + c0 * a->bias.stride_dim;
+	int32_t readable = s->k_len - c0 < n ? s->k_len - c0 : n, j = 0;
+	const float *bias = (const float *)a->bias.data + at;
 
-	load_row(temp, a->bias.data, a->bias_dtype, row + c0 * a->bias.stride_dim,
-		 a->bias.stride_dim, readable);
-	for (int32_t j = readable; j < n; j++)
-		temp[j] = 0;
-	for (int32_t j = 0; j < n; j += LANES)
+	if (a->bias_dtype == ABI_F32 && a->bias.stride_dim == 1)
+		for (; j + LANES <= readable; j += LANES)
+			vf_store(t + j, vf_load(t + j) + vf_load(bias + j) * LOG2_E);
+	if (j == readable)
+		return;
+	load_row(temp + j, a->bias.data, a->bias_dtype, at + j * a->bias.stride_dim,
+		 a->bias.stride_dim, readable - j);
+	for (int32_t i = readable; i < n; i++)
+		temp[i] = 0;
+	for (; j < n; j += LANES)
 		vf_store(t + j, vf_load(t + j) + vf_load(temp + j) * LOG2_E);
 }
 
