@@ -12,6 +12,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "process.h"
+
 #define SYSTEM_SOCKET "/run/fmhad/fmhad.sock"
 
 static const char front_name[] = "the daemon";
@@ -32,7 +34,7 @@ int check_struct_size(uint32_t size, size_t known, const char *name, struct fmha
 
 bool client_in_child(const struct fmha_client *client)
 {
-	return client->pid != getpid();
+	return client->process != process_token();
 }
 
 int client_check_process(const struct fmha_client *client, struct fmha_error *err)
@@ -277,6 +279,7 @@ int fmha_connect(const struct fmha_client_options *options, struct fmha_client *
 	}
 	client->refs = 1;
 	client->pid = getpid();
+	client->process = process_token();
 	client->timeout_ms = options && options->timeout_ms ? options->timeout_ms
 							    : FMHA_DEFAULT_TIMEOUT_MS;
 	(void)snprintf(client->name, sizeof(client->name), "%s",

@@ -53,7 +53,8 @@ void gate_leave(struct gate *gate);
 
 struct fmha_client {
 	unsigned int refs; /* atomic: the handle, and each device */
-	pid_t pid;         /* of the process that connected */
+	pid_t pid;         /* of the process that connected, for people */
+	uint64_t process;  /* process_token() then */
 	uint32_t timeout_ms;
 	char *path; /* given by the caller, or NULL */
 	char name[FMHA_NAME_BYTES];

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+#include "process.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static pthread_once_t page_once = PTHREAD_ONCE_INIT;
+static uint64_t *page;      /* NULL: the kernel has no MADV_WIPEONFORK (before 4.14) */
+static uint64_t last_token; /* inherited, so that a child's next token is a new one */
+
+static void make_page(void)
+{
+	size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			    0);
+
+	if (memory == MAP_FAILED)
+		return;
+	if (madvise(memory, bytes, MADV_WIPEONFORK) == 0)
+		page = memory;
+	else
+		(void)munmap(memory, bytes);
+}
+
+uint64_t process_token(void)
+{
+	uint64_t token;
+
+	(void)pthread_once(&page_once, make_page);
+	if (!page)
+		return (uint64_t)getpid();
+	token = __atomic_load_n(page, __ATOMIC_ACQUIRE);
+	if (token == 0) {
+		uint64_t fresh = __atomic_add_fetch(&last_token, 1, __ATOMIC_RELAXED);
+
+		/* Of threads that meet here the first one wins. */
+		if (__atomic_compare_exchange_n(page, &token, fresh, 0, __ATOMIC_ACQ_REL,
+						__ATOMIC_ACQUIRE))
+			token = fresh;
+	}
+	return token;
+}
