@@ -118,24 +118,26 @@ static struct tiling tiling_of(const struct select_stage *stage, const struct ke
 	return t;
 }
 
-/* Would the accumulators of S and O not fit a lane's registers? */
-static bool spills(const struct kernel_spec *spec, const struct tiling *t)
+/* Would the accumulators of S and O not fit a lane's registers? A CPU's tile lies in memory. */
+static bool spills(const struct kernel_spec *spec, const struct tiling *t, const char *pipeline)
 {
 	int64_t lanes = 64LL * spec->tile.wave_m0 * spec->tile.wave_n0 * spec->tile.wave_k0;
 
-	return t->m0 * (t->n0 + spec->signature.hdim_v) > lanes * MAX_ACCUMULATORS;
+	return strncmp(pipeline, "cpu_", 4) != 0 &&
+	       t->m0 * (t->n0 + spec->signature.hdim_v) > lanes * MAX_ACCUMULATORS;
 }
 
 static double heuristic_cost(const struct select_stage *stage, const struct spec_catalog *catalog,
 			     const struct kernel_spec *spec)
 {
 	const struct fmha_problem *p = &stage->plan->problem;
-	const char *pipeline = spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline);
-	struct tiling t = tiling_of(stage, spec, pipeline ? pipeline : "");
+	const char *word = spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline);
+	const char *pipeline = word ? word : "";
+	struct tiling t = tiling_of(stage, spec, pipeline);
 	int64_t units = stage->device->compute_units ? stage->device->compute_units : 1;
 	int pads = (spec->pad_s != 0) + (spec->pad_sk != 0) + (spec->pad_d != 0) +
 		   (spec->pad_dv != 0);
-	bool scalar = pipeline && strncmp(pipeline, "gpu_scalar", 10) == 0;
+	bool scalar = strncmp(pipeline, "gpu_scalar", 10) == 0;
 	int64_t k0 = spec->tile.tile_k0 ? spec->tile.tile_k0 : 1, blocks;
 	double work, reuse;
 
@@ -152,7 +154,8 @@ static double heuristic_cost(const struct select_stage *stage, const struct spec
 	work *= (double)(ceil_div(spec->signature.hdim_q, k0) * k0 + spec->signature.hdim_v);
 	reuse = (double)(t.m0 * t.n0) / (double)(t.m0 + t.n0);
 	return (double)ceil_div(blocks, units) * work * (1 + 32 / reuse) * (1 + 8.0 / (double)k0) *
-	       (1 + 0.02 * pads) * (scalar ? SCALAR_COST : 1) * (spills(spec, &t) ? SPILL_COST : 1);
+	       (1 + 0.02 * pads) * (scalar ? SCALAR_COST : 1) *
+	       (spills(spec, &t, pipeline) ? SPILL_COST : 1);
 }
 
 /* ---- candidates ---- */

@@ -277,7 +277,7 @@ int registry_import(struct registry *registry, const char *json, size_t size,
 	int r;
 
 	if (size > REGISTRY_MAX_JSON)
-		return refuse(err, "size", "larger than 256 MiB");
+		return refuse(err, "size", "larger than 512 MiB");
 	if (!cut(json, json + size, &d))
 		return refuse(err, "format", "not a JSON object");
 	r = check_head(registry, &d, err);

@@ -35,7 +35,7 @@
 #define REGISTRY_SHAPE_BYTES  96           /* NUL included */
 #define REGISTRY_NAME_BYTES   64           /* of devices and sets, NUL included */
 #define REGISTRY_MAX_SET      (1u << 20)   /* bytes of a set's JSON */
-#define REGISTRY_MAX_JSON     (256u << 20) /* bytes of an export that is imported */
+#define REGISTRY_MAX_JSON     (512u << 20) /* bytes of an export that is imported */
 
 struct registry;
 

@@ -85,7 +85,7 @@ static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_
 	if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
 		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: not a file or memfd");
 	if (st.st_size > (off_t)REGISTRY_MAX_JSON)
-		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: more than 256 MiB");
+		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: more than 512 MiB");
 	size = (size_t)st.st_size;
 	text = malloc(size + 1);
 	if (!text)

@@ -168,7 +168,7 @@ static void judge_gradients(struct judge *j, const struct oracle *o, const struc
 
 	for (int t = 0; t < 3; t++) {
 		problem_extents(p, (enum fmha_tensor_role)(FMHA_T_DQ + t), n);
-		most[t] = 0.2 + largest(t == 0   ? g->dq
+		most[t] = 0.5 + largest(t == 0   ? g->dq
 					: t == 1 ? g->dk
 						 : g->dv,
 					n[0] * n[1] * n[2] * n[3]);
@@ -205,7 +205,7 @@ static void judge_gradients(struct judge *j, const struct oracle *o, const struc
 		double size;
 
 		problem_extents(p, FMHA_T_DBIAS, n);
-		size = 0.2 + largest(g->dbias, n[0] * n[1] * n[2] * n[3]);
+		size = 0.5 + largest(g->dbias, n[0] * n[1] * n[2] * n[3]);
 		memset(j->owned[FMHA_T_DBIAS], 1, j->r->f.bindings[FMHA_T_DBIAS].bytes);
 		for (int64_t i = 0; i < n[0] * n[1] * n[2] * n[3]; i++)
 			if (g->has_dbias[i])

@@ -269,7 +269,7 @@ static const struct fault faults[] = {
 	 "family == 'fwd'",
 	 {WORD(pipeline, "cpu_rows"), END},
 	 "pipeline",
-	 "pipeline cpu_rows: fwd takes cpu_flash only",
+	 "pipeline cpu_rows: fwd takes cpu_flash or cpu_decode",
 	 0},
 	{"x86_64_v4",
 	 "family == 'fwd' and data_type == 'bf16'",
