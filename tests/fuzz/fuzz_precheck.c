@@ -67,14 +67,26 @@ static bool library_accepts(const uint8_t *data, size_t size, struct tree *ret_t
 	return good;
 }
 
+/* Refused inputs cost the library megabytes, and half a millisecond, each: one in 16 has to do, and
+ * all short ones. */
+static bool is_worth_asking(const uint8_t *data, size_t size)
+{
+	uint32_t sum = 0;
+
+	for (size_t i = 0; i < size; i++)
+		sum = sum * 31 + data[i];
+	return size < 6 || sum % 16 == 0;
+}
+
 static void compare(const uint8_t *data, size_t size, const struct proto_budget *budget)
 {
-	bool accepted = proto_precheck_budget(data, size, budget, NULL) == 0;
+	bool accepted = proto_precheck_budget(data, size, budget, NULL) == 0, expected;
 	struct tree tree;
-	bool library = library_accepts(data, size, &tree);
-	bool expected = library && !tree.ext && tree.depth <= budget->depth &&
-			tree.nodes <= budget->nodes && tree.string_bytes <= budget->string_bytes;
 
+	if (!accepted && !is_worth_asking(data, size))
+		return;
+	expected = library_accepts(data, size, &tree) && !tree.ext && tree.depth <= budget->depth &&
+		   tree.nodes <= budget->nodes && tree.string_bytes <= budget->string_bytes;
 	if (accepted != expected)
 		abort();
 }
