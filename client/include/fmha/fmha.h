@@ -75,9 +75,9 @@ FMHA_API const char *fmha_version(void);
 struct fmha_client_options {
 	uint32_t struct_size;
 	uint32_t timeout_ms; /* of every call that names none; 0: FMHA_DEFAULT_TIMEOUT_MS */
-	const char *path;    /* the socket; NULL: $FMHAD_SOCKET, $XDG_RUNTIME_DIR/fmhad.sock,
-			      * /run/fmhad/fmhad.sock, in that order: the first that is set and
-			      * exists; borrowed */
+	const char *path;    /* the socket; NULL: $FMHAD_SOCKET when set, and nothing else then;
+			      * else $XDG_RUNTIME_DIR/fmhad.sock, and when nobody listens there
+			      * /run/fmhad/fmhad.sock; borrowed */
 	const char *name; /* for the daemon's log and status; NULL: the program's name; borrowed */
 };
 
