@@ -346,7 +346,7 @@ static int compile_binary(struct compiler *c, const struct binary *operators,
 
 	while (r == 0) {
 		const struct binary *op = operators;
-		struct type right;
+		struct type right = {0};
 
 		while (op->token && !is_token(&c->lex, op->token))
 			op++;
@@ -386,7 +386,7 @@ static int match_types(struct compiler *c, const struct type *left, enum op op,
 {
 	const struct type *text = left->kind == TYPE_TEXT ? left : right;
 	const struct type *other = text == left ? right : left;
-	int32_t value;
+	int32_t value = 0;
 	int r;
 
 	if (left->kind == TYPE_NUMBER && right->kind == TYPE_NUMBER)
@@ -425,7 +425,7 @@ static int compile_element(struct compiler *c, const struct type *left)
 	struct lexer *lex = &c->lex;
 	struct type text = {.kind = TYPE_TEXT, .column = lex->at};
 	int negative = is_token(lex, "-");
-	int32_t value;
+	int32_t value = 0;
 	int r;
 
 	if (lex->token == T_TEXT) {
@@ -530,7 +530,7 @@ static const struct binary comparisons[] = {{"==", OP_EQ},  {"!=", OP_NE}, {"<="
 static int compile_comparison(struct compiler *c, struct type *ret)
 {
 	int jumps[16], n_jumps = 0;
-	struct type left, right;
+	struct type left, right = {0};
 	int r = compile_sum(c, ret);
 
 	left = *ret;
@@ -612,7 +612,7 @@ static int compile_logic(struct compiler *c, const char *word, enum op jump,
 	int r = operand(c, ret);
 
 	while (r == 0 && is_token(&c->lex, word)) {
-		struct type right;
+		struct type right = {0};
 		int at;
 
 		r = want_number(c, ret);
@@ -644,7 +644,7 @@ static int compile_or(struct compiler *c, struct type *ret)
 /* `a if b else c`: a is on the stack before b is known, which costs nothing worth avoiding. */
 static int compile_ternary(struct compiler *c, struct type *ret)
 {
-	struct type condition, otherwise;
+	struct type condition = {0}, otherwise = {0};
 	int r = compile_or(c, ret);
 	int at;
 
@@ -702,7 +702,7 @@ int expr_compile(const struct expr_scope *scope, const char *text, struct expr *
 		 size_t *ret_column, struct fmha_error *err)
 {
 	struct compiler *c;
-	struct type type;
+	struct type type = {0};
 	int r;
 
 	if (strlen(text) > EXPR_MAX_BYTES)

@@ -108,7 +108,7 @@ int json_read(const char *path, cJSON **ret, struct fmha_error *err)
 
 	if (r < 0)
 		return r;
-	r = json_parse(text, path, ret, err);
+	r = text ? json_parse(text, path, ret, err) : FMHA_EINTERNAL;
 	free(text);
 	return r;
 }

@@ -29,14 +29,6 @@ static char *put_number(char *at, int32_t value)
 	return at;
 }
 
-static char *put_text(char *at, const char *text)
-{
-	size_t n = strlen(text);
-
-	memcpy(at, text, n);
-	return at + n;
-}
-
 static char *put_field(const struct spec_catalog *catalog, const struct kernel_spec *spec, int i,
 		       char *at)
 {
@@ -46,7 +38,7 @@ static char *put_field(const struct spec_catalog *catalog, const struct kernel_s
 	if (spec_fields[i].kind != FIELD_WORD)
 		return put_number(at, value);
 	word = spec_word(catalog, i, value);
-	return put_text(at, word ? word : "?");
+	return stpcpy(at, word ? word : "?");
 }
 
 size_t spec_csv_header(char line[SPEC_ROW_BYTES])
@@ -54,7 +46,7 @@ size_t spec_csv_header(char line[SPEC_ROW_BYTES])
 	char *at = line;
 
 	for (int i = 0; i < SPEC_N_FIELDS; i++) {
-		at = put_text(at, spec_fields[i].name);
+		at = stpcpy(at, spec_fields[i].name);
 		*at++ = i + 1 < SPEC_N_FIELDS ? ',' : '\n';
 	}
 	*at = '\0';
@@ -164,17 +156,17 @@ size_t spec_json(const struct spec_catalog *catalog, const struct kernel_spec *s
 	char *at = text;
 
 	(void)spec_name_format(catalog, spec, name);
-	at = put_text(at, "{\"name\":\"");
-	at = put_text(at, name);
+	at = stpcpy(at, "{\"name\":\"");
+	at = stpcpy(at, name);
 	*at++ = '"';
 	for (int i = 0; i < SPEC_N_FIELDS; i++) {
 		const struct field *field = &spec_fields[i];
 
-		at = put_text(at, ",\"");
-		at = put_text(at, field->name);
-		at = put_text(at, "\":");
+		at = stpcpy(at, ",\"");
+		at = stpcpy(at, field->name);
+		at = stpcpy(at, "\":");
 		if (field->kind == FIELD_FLAG) {
-			at = put_text(at, field_load(field, spec) ? "true" : "false");
+			at = stpcpy(at, field_load(field, spec) ? "true" : "false");
 		} else if (field->kind == FIELD_WORD) {
 			*at++ = '"';
 			at = put_field(catalog, spec, i, at);

@@ -382,7 +382,7 @@ static int add_variants(struct spec_space *space, const struct space_request *re
 		found = 1;
 		if (!cJSON_IsNull(item))
 			r = at_string(&here, &name, err);
-		if (r == 0 && !cJSON_IsNull(item) && !request->exhaustive) {
+		if (r == 0 && name && !request->exhaustive) {
 			r = add_sweep_named(space, request, name, err);
 		} else if (r == 0) {
 			sweep = calloc(1, sizeof(*sweep));

@@ -333,6 +333,7 @@ static int find_tiles(struct builder *b, const struct at *generator, const struc
 			return 0;
 		}
 	}
+	/* NOLINTNEXTLINE(bugprone-sizeof-expression): a list of pointers */
 	grown = realloc(space->tile_lists, (space->n_tile_lists + 1) * sizeof(*grown));
 	if (!grown)
 		return no_memory(err);
@@ -361,7 +362,7 @@ static int add_block(struct builder *b, struct draft *draft, const struct kernel
 
 	if (draft->generator.item) {
 		r = find_tiles(b, &draft->generator, base, &list, b->err);
-		if (r < 0 || list->n == 0)
+		if (r < 0 || !list || list->n == 0)
 			return r;
 		block.tile = list->tile;
 		block.n_tiles = list->n;
@@ -428,7 +429,7 @@ static int each_pair(struct builder *b, struct draft *draft, const struct at *pa
 		int is_pair = cJSON_IsArray(item) && cJSON_GetArraySize(item) == 2;
 		struct at q = is_pair ? at_item(&here, cJSON_GetArrayItem(item, 0), 0) : here;
 		struct at v = is_pair ? at_item(&here, cJSON_GetArrayItem(item, 1), 1) : here;
-		int64_t hdim_q, hdim_v;
+		int64_t hdim_q = 0, hdim_v = 0;
 
 		r = at_int(&q, 1, UINT16_MAX, &hdim_q, b->err);
 		if (r == 0)
@@ -617,14 +618,17 @@ int space_check(const struct spec_catalog *catalog, int arch, int arch_space,
 	const struct space_request request = {.check_only = 1};
 	struct spec_space *space = calloc(1, sizeof(*space));
 	struct sweep *sweep = calloc(1, sizeof(*sweep));
-	int r = space && sweep ? 0 : no_memory(err);
+	int r;
 
-	if (r == 0) {
-		space->catalog = catalog;
-		space->arch = arch;
-		space->arch_space = arch_space;
-		r = space_read_families(space, err);
+	if (!space || !sweep) {
+		free(space);
+		free(sweep);
+		return no_memory(err);
 	}
+	space->catalog = catalog;
+	space->arch = arch;
+	space->arch_space = arch_space;
+	r = space_read_families(space, err);
 	for (int i = 0; i < 2 && r == 0; i++) {
 		struct at section = at_key(&document, i ? "exhaustive" : "variants");
 		struct builder b = builder_make(space, &request, sweep, err);

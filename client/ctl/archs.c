@@ -28,7 +28,7 @@ int ctl_archs(int argc, char **argv)
 	static const char help[] =
 		"usage: fmhactl archs\n\n"
 		"Prints each arch with its vendor, family, kernel spaces (rules) and data types.\n";
-	struct spec_catalog *catalog;
+	struct spec_catalog *catalog = NULL;
 	int r = load(argc, argv, help, &catalog);
 
 	if (r != CTL_OK)
@@ -56,7 +56,7 @@ int ctl_profiles(int argc, char **argv)
 	static const char help[] =
 		"usage: fmhactl profiles\n\n"
 		"Prints each profile with its receipt and the filter that it keeps kernels by.\n";
-	struct spec_catalog *catalog;
+	struct spec_catalog *catalog = NULL;
 	int r = load(argc, argv, help, &catalog);
 
 	if (r != CTL_OK)

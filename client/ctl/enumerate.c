@@ -236,7 +236,7 @@ static size_t format_spec(const struct job *job, enum format format, bool is_fir
 	case FORMAT_CSV:
 		return spec_csv_row(job->catalog, spec, text);
 	case FORMAT_JSON:
-		memcpy(text, is_first ? " " : ",", 1);
+		text[0] = is_first ? ' ' : ',';
 		n = 1 + spec_json(job->catalog, spec, text + 1);
 		break;
 	case FORMAT_NAMES:
@@ -253,7 +253,8 @@ static size_t format_head(enum format format, char *text)
 		return spec_csv_header(text);
 	if (format == FORMAT_NAMES)
 		return 0;
-	memcpy(text, "[\n", 2);
+	text[0] = '[';
+	text[1] = '\n';
 	return 2;
 }
 

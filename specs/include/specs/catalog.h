@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * catalog.h: everything that specs/ (the JSON folder) says, loaded once. A catalog is read-only after
- * loading and may be shared by threads. A new arch, pipeline, profile or sweep is a new line or file
- * there, never code here.
+ * catalog.h: everything that specs/ (the JSON folder) says, loaded once. A catalog is read-only
+ * after loading and may be shared by threads. A new arch, pipeline, profile or sweep is a new line
+ * or file there, never code here.
  */
 #ifndef SPECS_CATALOG_H
 #define SPECS_CATALOG_H
@@ -13,9 +13,9 @@ struct spec_catalog;
 
 /*
  * Loads arch/, rules/ and sweeps/ below @dir.
- * @dir: NULL: $FMHA_SPECS_DIR, else the installed folder, else the source tree's that this was built in
- * Return: 0; FMHA_EIO; FMHA_ENOMEM; FMHA_EINVAL when a file is broken: the message has file, path in
- * the document and reason.
+ * @dir: NULL: $FMHA_SPECS_DIR, else the installed folder, else the source tree's that this was
+ * built in Return: 0; FMHA_EIO; FMHA_ENOMEM; FMHA_EINVAL when a file is broken: the message has
+ * file, path in the document and reason.
  */
 int spec_catalog_load(const char *dir, struct spec_catalog **ret_catalog, struct fmha_error *err);
 struct spec_catalog *spec_catalog_free(struct spec_catalog *catalog);

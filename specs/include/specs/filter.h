@@ -4,10 +4,10 @@
  *   hdim_q == 128 and pipeline == 'qr_async' and not (lse or dropout)
  *   mask in ('no', 'top_left') and 64 <= tile_m0 < 256
  *   c.tile_m0 * c.tile_n0 > 128 * 128
- * The grammar is Python's: or, and, not, comparisons (chained as in Python), in, not in, + - * // %,
- * a if b else c, parentheses, numbers, 'words' or "words", true and false. "c." before a field is
- * accepted and means nothing. Dividing by zero gives zero. Words compare for equality only, and only
- * with words that the field can have: a typing mistake is an error, not an empty result.
+ * The grammar is Python's: or, and, not, comparisons (chained as in Python), in, not in, + - * //
+ * %, a if b else c, parentheses, numbers, 'words' or "words", true and false. "c." before a field
+ * is accepted and means nothing. Dividing by zero gives zero. Words compare for equality only, and
+ * only with words that the field can have: a typing mistake is an error, not an empty result.
  *
  * A compiled filter is read-only; evaluating it allocates nothing and may happen in many threads.
  */
@@ -21,9 +21,9 @@ struct spec_filter;
 #define SPEC_FILTER_MAX_BYTES 4096
 
 /*
- * @explain: NULL, or filled on failure with three lines for people: the message, the text around the
- * fault, and a caret under it. @err has the message and the column.
- * Return: 0, FMHA_EINVAL, FMHA_ENOMEM
+ * @explain: NULL, or filled on failure with three lines for people: the message, the text around
+ * the fault, and a caret under it. @err has the message and the column. Return: 0, FMHA_EINVAL,
+ * FMHA_ENOMEM
  */
 #define SPEC_EXPLAIN_BYTES 512
 int spec_filter_compile(const struct spec_catalog *catalog, const char *text,

@@ -5,7 +5,7 @@
 
 #include <specs/catalog.h>
 
-#define SPEC_ROW_BYTES 1024 /* holds a CSV row or header, newline and NUL included */
+#define SPEC_ROW_BYTES  1024 /* holds a CSV row or header, newline and NUL included */
 #define SPEC_JSON_BYTES 2560
 
 /* Each writes one line with its newline and NUL and returns its length without the NUL. */
@@ -22,9 +22,10 @@ size_t spec_json(const struct spec_catalog *catalog, const struct kernel_spec *s
 		 char text[SPEC_JSON_BYTES]);
 
 /*
- * Reads a file with a spec or a list of specs as people write them: objects whose members are fields,
- * all optional but family and gfx_arch, with lists for short: "tile" (6 numbers, 9 for bwd_dq_dk_dv),
- * "wave" (9), "warp" (9), "pads" (4). Calls @each for every one; @spec is NULL when it is broken, and
+ * Reads a file with a spec or a list of specs as people write them: objects whose members are
+ * fields, all optional but family and gfx_arch, with lists for short: "tile" (6 numbers, 9 for
+ * bwd_dq_dk_dv), "wave" (9), "warp" (9), "pads" (4). Calls @each for every one; @spec is NULL when
+ * it is broken, and
  * @fault says where and why. Stops when @each returns other than 0.
  * Return: 0, what @each returned, FMHA_EIO, FMHA_ENOMEM, FMHA_EINVAL when the file is not JSON.
  */

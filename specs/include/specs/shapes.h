@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * shapes.h: the shape matrices of specs/shapes/: problems to run kernels on, in tiers that include
- * each other (smoke, full, nightly). A file is a list of groups; a group is a product of axes thinned
- * out by limits, so that a thousand shapes are a page of JSON.
+ * each other (smoke, full, nightly). A file is a list of groups; a group is a product of axes
+ * thinned out by limits, so that a thousand shapes are a page of JSON.
  */
 #ifndef SPECS_SHAPES_H
 #define SPECS_SHAPES_H
@@ -12,21 +12,21 @@
 #include <fmha/base.h>
 
 /*
- * X(name, default, words): the numbers of a shape. Most are those of struct fmha_problem; words, where
- * not empty, is the list that the values come from, in the order of the public enums where there is
- * one.
+ * X(name, default, words): the numbers of a shape. Most are those of struct fmha_problem; words,
+ * where not empty, is the list that the values come from, in the order of the public enums where
+ * there is one.
  */
 #define SPEC_SHAPE_FIELDS(X)                                                                       \
 	X(op, 0, "forward backward append_kv merge_states")                                        \
-	X(data_type, 1, "fp32 fp16 bf16 fp8 bf8")  /* enum fmha_dtype */                           \
+	X(data_type, 1, "fp32 fp16 bf16 fp8 bf8") /* enum fmha_dtype */                            \
 	X(mode, 0, "batch group")                                                                  \
 	X(batch, 1, "")                                                                            \
 	X(nhead_q, 1, "")                                                                          \
-	X(nhead_k, 0, "")      /* 0: nhead_q */                                                    \
-	X(seqlen_q, 1, "")     /* group mode: the longest */                                       \
-	X(seqlen_k, 0, "")     /* 0: seqlen_q */                                                   \
+	X(nhead_k, 0, "")  /* 0: nhead_q */                                                        \
+	X(seqlen_q, 1, "") /* group mode: the longest */                                           \
+	X(seqlen_k, 0, "") /* 0: seqlen_q */                                                       \
 	X(hdim_q, 128, "")                                                                         \
-	X(hdim_v, 0, "")       /* 0: hdim_q */                                                     \
+	X(hdim_v, 0, "")                                             /* 0: hdim_q */               \
 	X(lengths, 0, "equal mixed ramp one_long with_empty padded") /* of the sequences */        \
 	X(mask, 0, "no top_left bottom_right")                                                     \
 	X(window_left, -1, "")                                                                     \
@@ -41,7 +41,7 @@
 	X(page_size, 0, "")                                                                        \
 	X(kv_layout, 0, "linear vectorized")                                                       \
 	X(kv_lookup, 0, "block_table indptr")                                                      \
-	X(n_splits, 1, "")     /* 0: the planner's choice */                                       \
+	X(n_splits, 1, "") /* 0: the planner's choice */                                           \
 	X(seqlen_new, 0, "")                                                                       \
 	X(rope, 0, "none interleaved half_rotated")                                                \
 	X(rotary_dim, 0, "")                                                                       \

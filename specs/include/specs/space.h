@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * space.h: the kernels that an arch can have, enumerated from the rules without ever building the
- * list. A space is the product of the rules' axes, compiled for one arch: blocks of fixed family, data
- * type, head dims and pipeline, each with the values of its other axes and one shared list of tiles.
- * Compiling takes milliseconds and about a megabyte, and the specs of one signature are found by
- * walking its few blocks with every axis of the signature held fast. gfx950 has 2,797,794 specs in
- * receipt 0, and nothing here ever holds them.
+ * list. A space is the product of the rules' axes, compiled for one arch: blocks of fixed family,
+ * data type, head dims and pipeline, each with the values of its other axes and one shared list of
+ * tiles. Compiling takes milliseconds and about a megabyte, and the specs of one signature are
+ * found by walking its few blocks with every axis of the signature held fast. gfx950 has 2,797,794
+ * specs in receipt 0, and nothing here ever holds them.
  *
  * A space is read-only after spec_space_new() and may be shared by threads, each with its iterator.
  */
@@ -23,14 +23,15 @@ struct spec_head_dims {
 };
 
 struct spec_space_options {
-	const char *arch;    /* required */
-	const char *rules;   /* NULL: the arch's first, else "ck", "gpu", "cpu" */
-	const char *variant; /* NULL: all of the arch's (its default sweeps), else "fwd", "bwd", ... */
-	const char *config;  /* NULL, or a sweep: the name of a shipped one, or a file's path; names its
-			      * own variant. variant and config are not given together */
-	const char *config_json; /* NULL, or the text of such a file */
-	int exhaustive;      /* 0: rules mode */
-	int receipt;         /* 0: ck_default; exhaustive mode ignores it */
+	const char *arch;  /* required */
+	const char *rules; /* NULL: the arch's first, else "ck", "gpu", "cpu" */
+	const char
+		*variant; /* NULL: all of the arch's (its default sweeps), else "fwd", "bwd", ... */
+	const char *config; /* NULL, or a sweep: the name of a shipped one, or a file's path; names
+			     * its own variant. variant and config are not given together */
+	const char *config_json;                     /* NULL, or the text of such a file */
+	int exhaustive;                              /* 0: rules mode */
+	int receipt;                                 /* 0: ck_default; exhaustive mode ignores it */
 	const struct spec_head_dims *restrict_hdims; /* borrowed; NULL: all */
 	size_t n_restrict_hdims;
 };
@@ -57,8 +58,8 @@ void spec_signature_reduce(const struct spec_space *space, struct kernel_signatu
 struct spec_iter *spec_iter_new(const struct spec_space *space, const struct spec_filter *filter);
 
 /*
- * Walks only the specs of @signature (reduced). Restarting one iterator for the next lookup allocates
- * nothing. An unknown family, head dim, ... walks nothing.
+ * Walks only the specs of @signature (reduced). Restarting one iterator for the next lookup
+ * allocates nothing. An unknown family, head dim, ... walks nothing.
  */
 struct spec_iter *spec_iter_new_signature(const struct spec_space *space,
 					  const struct kernel_signature *signature);

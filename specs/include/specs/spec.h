@@ -4,8 +4,8 @@
  * algorithm (how the kernel does it) plus an arch. It is a flat value of 84 bytes without pointers:
  * copy it, compare it with spec_compare(), keep millions.
  *
- * Its 59 fields are listed once, in SPEC_FIELDS, in the order of the CSV columns; CSV, JSON, filters,
- * rules and names all work from that list.
+ * Its 59 fields are listed once, in SPEC_FIELDS, in the order of the CSV columns; CSV, JSON,
+ * filters, rules and names all work from that list.
  */
 #ifndef SPECS_SPEC_H
 #define SPECS_SPEC_H
@@ -19,8 +19,9 @@
 #define SPEC_N_FIELDS   59
 
 /*
- * The vocabularies that programs depend on: X(ID, word). The order is the order of sorting. The words
- * that only data depends on (archs, pipelines, tile tags) are numbered by the catalog instead.
+ * The vocabularies that programs depend on: X(ID, word). The order is the order of sorting. The
+ * words that only data depends on (archs, pipelines, tile tags) are numbered by the catalog
+ * instead.
  */
 #define SPEC_FAMILIES(X) /* the order of enum abi_family */                                        \
 	X(FWD, fwd)                                                                                \
@@ -33,7 +34,7 @@
 	X(BWD_DQ_DK_DV, bwd_dq_dk_dv)                                                              \
 	X(BWD_CONVERT_DQ, bwd_convert_dq)
 
-#define SPEC_DTYPES(X) /* inputs; "fp8bf16": fp8 inputs, bf16 output */                             \
+#define SPEC_DTYPES(X) /* inputs; "fp8bf16": fp8 inputs, bf16 output */                            \
 	X(FP16, fp16)                                                                              \
 	X(BF16, bf16)                                                                              \
 	X(FP32, fp32)                                                                              \
@@ -45,7 +46,7 @@
 	X(MXFP8, mxfp8)                                                                            \
 	X(MXFP4, mxfp4)
 
-#define SPEC_MODES(X) X(BATCH, batch) X(GROUP, group)
+#define SPEC_MODES(X)    X(BATCH, batch) X(GROUP, group)
 #define SPEC_VLAYOUTS(X) X(R, r) X(C, c)
 
 /* top_left: causal and nothing else. generic: any band that struct fmha_problem can describe. */
@@ -57,7 +58,7 @@
 #define SPEC_QSCALES(X)                                                                            \
 	X(NO, no) X(PERTENSOR, pertensor) X(BLOCKSCALE, blockscale) X(KV_BLOCKSCALE, kv_blockscale)
 
-#define SPEC_ROPES(X) X(NONE, none) X(INTERLEAVED, interleaved) X(HALF_ROTATED, half_rotated)
+#define SPEC_ROPES(X)      X(NONE, none) X(INTERLEAVED, interleaved) X(HALF_ROTATED, half_rotated)
 #define SPEC_KV_LAYOUTS(X) X(VECTORIZED, vectorized) X(LINEAR, linear)
 #define SPEC_KV_LOOKUPS(X) X(SGLANG, sglang) X(VLLM, vllm)
 
@@ -93,35 +94,37 @@ enum spec_kv_layout { SPEC_KV_LAYOUTS(SPEC_ENUM_LAYOUT) SPEC_N_KV_LAYOUTS };
 enum spec_kv_lookup { SPEC_KV_LOOKUPS(SPEC_ENUM_LOOKUP) SPEC_N_KV_LOOKUPS };
 enum spec_dropout { SPEC_DROPOUTS(SPEC_ENUM_DROPOUT) SPEC_N_DROPOUTS };
 
-#define SPEC_PAD_8 8 /* the third value of a pad: the length is a multiple of 8, not of the tile */
+#define SPEC_PAD_8 8 /* the third value of a pad: the length is a multiple of 8, not of the tile   \
+		      */
 
 /*
  * The compile-time traits that a problem implies. Set one up with spec_signature_init(): page_size
- * starts at 1, lse and others at 0. spec_signature_reduce() then drops what a family has no use for.
+ * starts at 1, lse and others at 0. spec_signature_reduce() then drops what a family has no use
+ * for.
  */
 struct kernel_signature {
 	uint16_t hdim_q, hdim_v;
-	uint16_t page_size;         /* 1: not specialised on it */
-	uint8_t family;             /* enum spec_family */
-	uint8_t data_type;          /* enum spec_dtype */
-	uint8_t mode;               /* enum spec_mode */
-	uint8_t vlayout;            /* enum spec_vlayout */
-	uint8_t mask;               /* enum spec_mask */
-	uint8_t bias;               /* enum spec_bias */
-	uint8_t lse;                /* 0, 1 */
-	uint8_t dropout;            /* 0, 1 */
-	uint8_t qscale;             /* enum spec_qscale */
-	uint8_t rope;               /* enum spec_rope */
-	uint8_t logits;             /* 0, 1: soft cap */
-	uint8_t paged_kv;           /* 0, 1 */
-	uint8_t sink;               /* 0, 1 */
-	uint8_t skip_min_seqlen_q;  /* 0, 1 */
-	uint8_t kv_memory_layout;   /* enum spec_kv_layout */
-	uint8_t kv_lookup_table;    /* enum spec_kv_lookup */
-	uint8_t deterministic;      /* 0, 1 */
-	uint8_t dbias;              /* 0, 1 */
-	uint8_t dropout_variant;    /* enum spec_dropout */
-	uint8_t reserved;           /* 0 */
+	uint16_t page_size;        /* 1: not specialised on it */
+	uint8_t family;            /* enum spec_family */
+	uint8_t data_type;         /* enum spec_dtype */
+	uint8_t mode;              /* enum spec_mode */
+	uint8_t vlayout;           /* enum spec_vlayout */
+	uint8_t mask;              /* enum spec_mask */
+	uint8_t bias;              /* enum spec_bias */
+	uint8_t lse;               /* 0, 1 */
+	uint8_t dropout;           /* 0, 1 */
+	uint8_t qscale;            /* enum spec_qscale */
+	uint8_t rope;              /* enum spec_rope */
+	uint8_t logits;            /* 0, 1: soft cap */
+	uint8_t paged_kv;          /* 0, 1 */
+	uint8_t sink;              /* 0, 1 */
+	uint8_t skip_min_seqlen_q; /* 0, 1 */
+	uint8_t kv_memory_layout;  /* enum spec_kv_layout */
+	uint8_t kv_lookup_table;   /* enum spec_kv_lookup */
+	uint8_t deterministic;     /* 0, 1 */
+	uint8_t dbias;             /* 0, 1 */
+	uint8_t dropout_variant;   /* enum spec_dropout */
+	uint8_t reserved;          /* 0 */
 };
 
 /* What a tile generator decides: block tile, waves, warp tiles. Stage 0: S = QK, 1: O = PV. */
@@ -142,18 +145,19 @@ struct kernel_tile {
 struct kernel_spec {
 	struct kernel_signature signature;
 	struct kernel_tile tile;
-	int16_t block_per_cu;    /* -1: the compiler decides */
+	int16_t block_per_cu; /* -1: the compiler decides */
 	uint8_t num_wave_groups;
-	uint8_t pad_s, pad_sk;   /* 0, 1 or SPEC_PAD_8. 1: the kernel handles lengths that its tile does */
-	uint8_t pad_d, pad_dv;   /* not divide: seqlen_q, seqlen_k, hdim_q, hdim_v in this order */
-	uint8_t pipeline;        /* catalog word */
-	uint8_t gfx_arch;        /* catalog word */
-	uint8_t reserved;        /* 0 */
+	uint8_t pad_s,
+		pad_sk; /* 0, 1 or SPEC_PAD_8. 1: the kernel handles lengths that its tile does */
+	uint8_t pad_d, pad_dv; /* not divide: seqlen_q, seqlen_k, hdim_q, hdim_v in this order */
+	uint8_t pipeline;      /* catalog word */
+	uint8_t gfx_arch;      /* catalog word */
+	uint8_t reserved;      /* 0 */
 };
 
 /*
- * X(name, member, kind): kind WORD has a vocabulary; FLAG is 0 or 1, printed so; PAD is 0, 1, 8; INT
- * is a number. The order is the CSV's and never changes.
+ * X(name, member, kind): kind WORD has a vocabulary; FLAG is 0 or 1, printed so; PAD is 0, 1, 8;
+ * INT is a number. The order is the CSV's and never changes.
  */
 #define SPEC_FIELDS(X)                                                                             \
 	X(family, signature.family, WORD)                                                          \
@@ -248,10 +252,10 @@ int spec_word_find(const struct spec_catalog *catalog, enum spec_field field, co
  *   r<waves of stage 0>[.<stage 1>[.<stage 2>]], w<warp tile of stage 0>[.<stage 1>[.<stage 2>]]
  *     (stage 2 is left out when it is 1x1x1 or 16x16x16, stage 1 too when it then equals stage 0),
  *   p<pad_s><pad_sk><pad_d><pad_dv>, mask, bias,
- *   then in this order, each only when it is not the default: lse, drop, cap, sink, skip, qs.<qscale>,
- *   paged, rope.<rope>, ps<page_size>, kvl.<layout>, kvt.<lookup>, det, dbias, drv.<variant>, trload,
- *   bpc<n>, nwg<n>, v.<vlayout>; last the arch.
- * Returns the length; 0 when it would not fit, which validation reports as an error.
+ *   then in this order, each only when it is not the default: lse, drop, cap, sink, skip,
+ * qs.<qscale>, paged, rope.<rope>, ps<page_size>, kvl.<layout>, kvt.<lookup>, det, dbias,
+ * drv.<variant>, trload, bpc<n>, nwg<n>, v.<vlayout>; last the arch. Returns the length; 0 when it
+ * would not fit, which validation reports as an error.
  */
 size_t spec_name_format(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 			char name[SPEC_NAME_BYTES]);
