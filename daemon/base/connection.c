@@ -118,7 +118,7 @@ static void update_poll(struct connection *connection)
 
 	if (connection->closing)
 		return;
-	if (!connection->paused && !connection->stalled)
+	if (!connection->stalled)
 		wanted |= UV_READABLE;
 	if (!list_is_empty(&connection->output))
 		wanted |= UV_WRITABLE;
@@ -510,7 +510,7 @@ static size_t handle_frames(struct connection *connection, const uint8_t *data, 
 	uint32_t n_frames = 0;
 	size_t used = 0;
 
-	while (used < n && !connection->closing && !connection->broken && !connection->paused) {
+	while (used < n && !connection->closing && !connection->broken) {
 		struct proto_frame frame;
 		struct fmha_error err;
 		int r = proto_frame_parse(
@@ -624,8 +624,8 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 	hub->corked = connection;
 	if (events & UV_WRITABLE)
 		flush_output(connection);
-	if ((events & UV_READABLE) && !connection->broken && !connection->paused &&
-	    !connection->stalled && list_is_empty(&connection->in_backlog))
+	if ((events & UV_READABLE) && !connection->broken && !connection->stalled &&
+	    list_is_empty(&connection->in_backlog))
 		read_input(connection);
 	uncork(hub);
 	hub->corked = NULL;
@@ -648,7 +648,7 @@ static void hub_turn(uv_idle_t *handle)
 			continue;
 		}
 		hub->corked = connection;
-		if (connection->input_bytes > 0 && !connection->paused)
+		if (connection->input_bytes > 0)
 			process_input(connection, connection->input, connection->input_bytes);
 		uncork(hub);
 		hub->corked = NULL;
@@ -766,18 +766,4 @@ void connection_fail(struct connection *connection, const struct fmha_error *err
 	log_limited(&connection->hub->log, LOG_LEVEL_NOTICE, "closing a connection: %s",
 		    error->msg);
 	connection_close(connection);
-}
-
-void connection_pause(struct connection *connection)
-{
-	connection->paused = true;
-	update_poll(connection);
-}
-
-void connection_resume(struct connection *connection)
-{
-	if (!connection->paused || connection->closing)
-		return;
-	connection->paused = false;
-	enter_backlog(connection);
 }

@@ -38,6 +38,7 @@ struct pool {
 	struct list ring; /* jobs under way; the next one to be helped is first */
 	atomic_uint n_jobs;
 	uint32_t n_sleeping;
+	uint64_t n_to_wake; /* by whoever gives up the lock */
 	uint32_t trim_generation;
 	bool stopping;
 	uint32_t n_threads;
@@ -59,17 +60,20 @@ static bool has_tasks(struct pool_job *job)
 	return step < job->n_steps && (ticket & TASK_MASK) < job->steps[step].n_tasks;
 }
 
-/* Wakes as many sleepers as there are tasks for them. The lock is held. */
-static void wake_threads(struct pool *pool, uint64_t n_tasks)
+/* Gives the lock up, then wakes as many sleepers as open_step() has found tasks for: a thread that
+ * woke while the lock is held would only sleep again. */
+static void unlock_and_wake(struct pool *pool)
 {
-	uint64_t n = n_tasks < pool->n_sleeping ? n_tasks : pool->n_sleeping;
+	uint64_t n = pool->n_to_wake < pool->n_sleeping ? pool->n_to_wake : pool->n_sleeping;
+	bool all = n > 1 && n == pool->n_sleeping;
 
-	if (n == pool->n_sleeping && n > 1) {
+	pool->n_to_wake = 0;
+	pthread_mutex_unlock(&pool->mutex);
+	if (all)
 		pthread_cond_broadcast(&pool->work);
-		return;
-	}
-	while (n-- > 0)
-		pthread_cond_signal(&pool->work);
+	else
+		while (n-- > 0)
+			pthread_cond_signal(&pool->work);
 }
 
 /* Opens the first step from @step on that has tasks, or ends the job. The lock is held. */
@@ -82,7 +86,7 @@ static void open_step(struct pool *pool, struct pool_job *job, uint32_t step)
 	atomic_store(&job->n_ended, 0);
 	atomic_store(&job->ticket, (uint64_t)step << TASK_BITS);
 	if (step < job->n_steps)
-		wake_threads(pool, job->steps[step].n_tasks);
+		pool->n_to_wake += job->steps[step].n_tasks;
 	else
 		job->finished = true;
 }
@@ -200,7 +204,7 @@ static void work_on(struct pool *pool, struct pool_thread *thread, struct pool_j
 		if (atomic_fetch_add(&job->n_ended, 1) + 1 == step->n_tasks) {
 			pthread_mutex_lock(&pool->mutex);
 			open_step(pool, job, number + 1);
-			pthread_mutex_unlock(&pool->mutex);
+			unlock_and_wake(pool);
 		}
 		if (now - start_ns >= POOL_TURN_NS &&
 		    atomic_load_explicit(&pool->n_jobs, memory_order_relaxed) > 1)
@@ -219,12 +223,12 @@ static void *thread_main(void *argument)
 		struct pool_job *job = join_job(pool);
 
 		if (job) {
-			pthread_mutex_unlock(&pool->mutex);
+			unlock_and_wake(pool);
 			work_on(pool, thread, job);
 			pthread_mutex_lock(&pool->mutex);
 			job = leave_job(pool, job);
 			if (job) {
-				pthread_mutex_unlock(&pool->mutex);
+				unlock_and_wake(pool);
 				job->on_done(job);
 				pthread_mutex_lock(&pool->mutex);
 			}
@@ -361,7 +365,7 @@ void pool_submit(struct pool *pool, struct pool_queue *queue, struct pool_job *j
 	list_append(&queue->jobs, &job->in_queue);
 	if (first)
 		start_job(pool, job);
-	pthread_mutex_unlock(&pool->mutex);
+	unlock_and_wake(pool);
 }
 
 void pool_cancel(struct pool *pool, struct pool_job *job)

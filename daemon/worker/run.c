@@ -20,10 +20,11 @@
 #include "guard.h"
 #include "mirror.h"
 
-#define TICK_MS            20
-#define TINY_NS            50000
-#define KEEP_FREE_REQUESTS 64
-#define TRIM_AFTER_MS      5000
+#define TICK_MS             20
+#define TINY_NS             50000
+#define SLOW_UNTIL_NOT_TINY 4
+#define KEEP_FREE_REQUESTS  64
+#define TRIM_AFTER_MS       5000
 
 struct request {
 	struct list in_worker; /* worker.requests or worker.free_requests */
@@ -288,6 +289,17 @@ static void mark_lost(struct request *request, uint64_t address)
 	}
 }
 
+/* Whether the next run of the plan may take the loop thread. One slow run says little: the first
+ * touches new pages, any may have been interrupted. */
+static void judge_size(struct session_plan *plan, uint64_t kernel_ns)
+{
+	plan->n_slow = kernel_ns < TINY_NS ? 0 : plan->n_slow + 1;
+	if (plan->n_slow == 0)
+		plan->tiny = true;
+	else if (plan->n_slow == SLOW_UNTIL_NOT_TINY)
+		plan->tiny = false;
+}
+
 /* The run has ended one way or the other: answers it. */
 static void complete(struct request *request)
 {
@@ -313,7 +325,7 @@ static void complete(struct request *request)
 		histogram_add(&worker->queued, result.queued_ns);
 		histogram_add(&worker->kernel, result.kernel_ns);
 		histogram_add(&worker->total, now - request->arrived_ns);
-		request->plan->tiny = result.kernel_ns < TINY_NS;
+		judge_size(request->plan, result.kernel_ns);
 		kernels_count_run(worker, &request->plan->plan, result.kernel_ns);
 		connection_answer(&session->connection, request->id, PROTO_RUN, &result, -1);
 	} else {

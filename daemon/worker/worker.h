@@ -91,7 +91,8 @@ struct session_plan {
 	uint32_t n_references;
 	struct plan plan;
 	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* NULL: not looked up yet */
-	bool tiny;
+	bool tiny;       /* runs on the loop thread when the device is idle */
+	uint32_t n_slow; /* runs in a row that took longer than a tiny one may */
 };
 
 /* ---- session.c: a client's connection ---- */

@@ -133,7 +133,10 @@ def test_every_pending_request_gets_an_answer_when_the_device_fails(fake_daemon)
     with fake_daemon.device() as device:
         plan, _ = prepare(device)
         device.call("inject", {"fault": "sticky", "after": 3})
-        numbers = [device.submit("run", {"plan": plan}) for _ in range(20)]
+        numbers = range(1000, 1020)  # all in one piece, before the worker can be gone
+        device.send_bytes(
+            b"".join(fmha_wire.frame([0, n, "run", {"plan": plan}]) for n in numbers)
+        )
         answers = []
         for number in numbers:
             try:
@@ -276,6 +279,11 @@ class Healthy(threading.Thread):
             self.error = error
 
 
+def no_more(now, before):
+    """Counts of the front and its workers; the ones before may include a connection being closed."""
+    return len(now) == len(before) and all(a <= b for a, b in zip(now, before))
+
+
 def maps(pids):
     return [sum(1 for _ in open(f"/proc/{pid}/maps", encoding="ascii")) for pid in pids]
 
@@ -301,7 +309,7 @@ def test_killed_clients_harm_nobody(daemon):
         assert thread.error is None
         assert thread.runs > 0
     assert [daemon.pid, *daemon.children()] == pids
-    assert fmhad.until(lambda: daemon.fd_counts() == fds, 5), (daemon.fd_counts(), fds)
+    assert fmhad.until(lambda: no_more(daemon.fd_counts(), fds), 5), (daemon.fd_counts(), fds)
     with daemon.client() as client:
         worker = status(client)["devices"][0]["worker"]
         assert worker["sessions"] == []
@@ -324,7 +332,7 @@ def test_thousand_connections_leave_nothing_behind(daemon):
     before = daemon.fd_counts(), maps(pids), daemon.rss_kib()
     for _ in range(1000):
         cycle()
-    assert fmhad.until(lambda: daemon.fd_counts() == before[0], 5)
-    assert [a - b for a, b in zip(maps(pids), before[1])] == [0, 0]
+    assert fmhad.until(lambda: no_more(daemon.fd_counts(), before[0]), 5)
+    assert no_more(maps(pids), before[1])
     for now, then in zip(daemon.rss_kib(), before[2]):
         assert now - then < 512, (now, then)

@@ -75,7 +75,7 @@ struct connection {
 	struct account *account; /* borrowed from the owner; NULL: a peer we trust (control) */
 	int fd;
 	int polled; /* events that @poll waits for now */
-	bool closing, broken, before_hello, paused, stalled;
+	bool closing, broken, before_hello, stalled;
 	uint32_t n_in_flight;
 	uint8_t *input; /* NULL, or LIMIT_FRAME_BYTES: what is left of the last read */
 	size_t input_bytes;
@@ -128,9 +128,5 @@ void connection_answer_error(struct connection *connection, uint32_t id,
 /* Sends a request of our own (control sockets). @fd: -1 or taken. */
 int connection_request(struct connection *connection, uint32_t id, enum proto_method method,
 		       const void *params, int fd, struct fmha_error *err);
-
-/* Stops and resumes reading for a reason outside the connection, such as the user's quota. */
-void connection_pause(struct connection *connection);
-void connection_resume(struct connection *connection);
 
 #endif
