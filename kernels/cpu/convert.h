@@ -239,6 +239,16 @@ static inline void load_row(float *restrict dst, const void *restrict data, int3
 	}
 }
 
+static inline void scale_row(float *x, int32_t n, float factor)
+{
+	int32_t i = 0;
+
+	for (; i + LANES <= n; i += LANES)
+		vf_store(x + i, vf_load(x + i) * factor);
+	for (; i < n; i++)
+		x[i] *= factor;
+}
+
 /* Element @index + i * @stride = src[i]. */
 static inline void store_row(void *restrict data, int32_t dtype, int64_t index, int64_t stride,
 			     const float *restrict src, int32_t n)

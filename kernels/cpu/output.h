@@ -37,8 +37,7 @@ static inline void output_row(const struct abi_fwd_args *a, const struct view_se
 		for (int32_t d = 0; d < a->hdim_v; d++)
 			o[d] = sum != sum ? sum : 0;
 	else
-		for (int32_t d = 0; d < a->hdim_v; d++)
-			o[d] *= factor;
+		scale_row(o, a->hdim_v, factor);
 	if (a->n_splits > 0) {
 		at = s->packed_q ? s->q_start + r->i
 				 : (int64_t)s->batch * a->sequences.seqlen_q_max + r->i;

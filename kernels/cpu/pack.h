@@ -61,12 +61,6 @@ static inline float descale_at(const struct abi_descale *d, int32_t b, int32_t h
 	return d->data[index];
 }
 
-static inline void scale_row(float *x, int32_t n, float factor)
-{
-	for (int32_t i = 0; i < n; i++)
-		x[i] *= factor;
-}
-
 /* Rows of one head lie far apart, which the hardware does not see coming: asks for the one this
  * many keys ahead. */
 #define PREFETCH_KEYS 8
@@ -83,7 +77,7 @@ static inline void fetch_key(float *dst, const struct abi_fwd_args *a,
 					  is_v);
 
 	if (!a->cache.page_size)
-		for (int32_t d = 0; d < hdim; d += 4 * x)
+		for (int32_t d = 0; d < hdim; d += 4 * x) /* x: 16 bytes */
 			__builtin_prefetch((const char *)t->data +
 					   (index + PREFETCH_KEYS * t->stride_seq + d) *
 						   dtype_bytes(a->dtype));
@@ -107,8 +101,13 @@ static inline void fetch_key(float *dst, const struct abi_fwd_args *a,
 static inline void fetch_query(float *dst, const struct abi_fwd_args *a,
 			       const struct view_sequence *s, int32_t head, int32_t i, float factor)
 {
-	load_row(dst, a->q.data, a->dtype, view_q_offset(&a->q, s, i, head), a->q.stride_dim,
-		 a->hdim_q);
+	int64_t index = view_q_offset(&a->q, s, i, head);
+
+	for (int32_t d = 0; d < a->hdim_q; d += 64 / dtype_bytes(a->dtype))
+		__builtin_prefetch((const char *)a->q.data +
+				   (index + PREFETCH_KEYS * a->q.stride_seq + d) *
+					   dtype_bytes(a->dtype));
+	load_row(dst, a->q.data, a->dtype, index, a->q.stride_dim, a->hdim_q);
 	scale_row(dst, a->hdim_q, factor * descale_at(&a->q_descale, s->batch, head, i, 0));
 }
 
