@@ -127,12 +127,6 @@ static void *case_alloc(struct forward_case *c, size_t bytes)
 	return p;
 }
 
-void forward_case_deinit(struct forward_case *c)
-{
-	for (int i = 0; i < c->n_allocations; i++)
-		free(c->allocations[i]);
-}
-
 /* A tensor (batch, seq, head, dim) in one of three orders. */
 static size_t case_tensor(struct forward_case *c, struct abi_tensor *t, int32_t dtype,
 			  int64_t batch, int64_t seq, int64_t heads, int64_t dims, int columns)
@@ -187,8 +181,8 @@ static void make_lengths(struct forward_case *c, struct random *r)
 	s->total_k = o->batch * o->seqlen_k;
 	q_start[0] = k_start[0] = 0;
 	for (int32_t b = 0; b < o->batch; b++) {
-		q_len[b] = random_chance(r, 6) ? 0 : random_int(r, 1, o->seqlen_q);
-		k_len[b] = random_chance(r, 8) ? 0 : random_int(r, 1, o->seqlen_k);
+		q_len[b] = random_chance(r, 6) ? 0 : random_int(r, o->seqlen_q > 0, o->seqlen_q);
+		k_len[b] = random_chance(r, 8) ? 0 : random_int(r, o->seqlen_k > 0, o->seqlen_k);
 		leftpad[b] = random_int(r, 0, k_len[b]);
 		q_start[b + 1] = q_start[b] + q_len[b];
 		k_start[b + 1] = k_start[b] + k_len[b];
@@ -457,9 +451,9 @@ void forward_case_init(struct forward_case *c, const struct forward_options *o, 
 	if (o->n_splits) {
 		a->n_splits = o->n_splits;
 		a->split_size = o->split_size;
-		p = case_alloc(c, (size_t)o->n_splits * (size_t)a->nhead_q *
-					  (size_t)a->sequences.total_q * (size_t)o->hdim_v * 4);
-		a->o_acc = p;
+		c->o_acc_bytes = (size_t)o->n_splits * (size_t)a->nhead_q *
+				 (size_t)a->sequences.total_q * (size_t)o->hdim_v * sizeof(*p);
+		a->o_acc = case_alloc(c, c->o_acc_bytes);
 		a->lse_acc = case_alloc(c, (size_t)o->n_splits * (size_t)a->nhead_q *
 						   (size_t)a->sequences.total_q * 4);
 	}
@@ -520,11 +514,51 @@ static void combine(const struct abi_fwd_args *a, int32_t h, int64_t row, double
 	*lse = sum == 0 ? -INFINITY : max + log(sum);
 }
 
+/* What the reference says about a case, and what has been found about a kernel. */
 struct judgement {
 	double *o, *lse, *rounded_o, *rounded_lse;
 	uint8_t *bytes;
 	double worst, bar, worst_lse;
 };
+
+static void judgement_free(struct judgement *j)
+{
+	if (!j)
+		return;
+	free(j->o);
+	free(j->lse);
+	free(j->rounded_o);
+	free(j->rounded_lse);
+	free(j->bytes);
+	free(j);
+}
+
+/* Asks the reference: once a case, as it takes far longer than any kernel. */
+static struct judgement *judgement_new(const struct abi_fwd_args *a)
+{
+	size_t rows = (size_t)a->sequences.total_q * (size_t)a->nhead_q + 1;
+	struct judgement *j = calloc(1, sizeof(*j));
+
+	if (!j)
+		abort();
+	j->o = calloc(rows * (size_t)a->hdim_v, sizeof(double));
+	j->lse = calloc(rows, sizeof(double));
+	j->rounded_o = calloc(rows * (size_t)a->hdim_v, sizeof(double));
+	j->rounded_lse = calloc(rows, sizeof(double));
+	j->bytes = calloc(rows, (size_t)a->sequences.seqlen_k_max + 1);
+	if (!j->o || !j->lse || !j->rounded_o || !j->rounded_lse || !j->bytes ||
+	    reference_forward(a, j->o, j->lse, j->bytes) < 0 ||
+	    reference_forward_rounded(a, (uint32_t)a->o_dtype, j->rounded_o, j->rounded_lse) < 0)
+		abort();
+	return j;
+}
+
+void forward_case_deinit(struct forward_case *c)
+{
+	judgement_free(c->judgement);
+	for (int i = 0; i < c->n_allocations; i++)
+		free(c->allocations[i]);
+}
 
 static double difference(double x, double y)
 {
@@ -620,9 +654,7 @@ static int judge(struct forward_case *c, struct judgement *j, const struct cpu_k
 	const struct abi_fwd_args *a = &c->args;
 	double o[256], largest = 0, bar, lse_bar;
 
-	if (reference_forward(a, j->o, j->lse, j->bytes) < 0 ||
-	    reference_forward_rounded(a, (uint32_t)a->o_dtype, j->rounded_o, j->rounded_lse) < 0)
-		abort();
+	j->worst = j->worst_lse = j->bar = 0;
 	for (int32_t b = 0; b < a->sequences.batch; b++) {
 		struct view_sequence s = view_sequence(&a->sequences, &a->cache, b);
 
@@ -650,26 +682,15 @@ static int judge(struct forward_case *c, struct judgement *j, const struct cpu_k
 int forward_case_check(struct forward_case *c, const struct cpu_kernel *kernel, float tolerance)
 {
 	const struct abi_fwd_args *a = &c->args;
-	size_t rows = (size_t)a->sequences.total_q * (size_t)a->nhead_q + 1;
-	struct judgement j = {
-		.o = calloc(rows * (size_t)a->hdim_v, sizeof(double)),
-		.lse = calloc(rows, sizeof(double)),
-		.rounded_o = calloc(rows * (size_t)a->hdim_v, sizeof(double)),
-		.rounded_lse = calloc(rows, sizeof(double)),
-		.bytes = calloc(rows, (size_t)a->sequences.seqlen_k_max + 1),
-	};
-	int r;
 
-	if (!j.o || !j.lse || !j.rounded_o || !j.rounded_lse || !j.bytes)
-		abort();
+	if (!c->judgement)
+		c->judgement = judgement_new(a);
 	memset(a->o.data, 0xff, c->o_bytes);
 	memset(a->lse.data, 0xff, c->lse_bytes);
+	if (a->dropout.randval.data)
+		memset(a->dropout.randval.data, 0xff, c->randval_bytes);
+	if (a->n_splits)
+		memset(a->o_acc, 0xff, c->o_acc_bytes);
 	kernel_run(kernel, a, 2);
-	r = judge(c, &j, kernel, tolerance);
-	free(j.o);
-	free(j.lse);
-	free(j.rounded_o);
-	free(j.rounded_lse);
-	free(j.bytes);
-	return r;
+	return judge(c, c->judgement, kernel, tolerance);
 }

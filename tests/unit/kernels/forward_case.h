@@ -60,7 +60,8 @@ struct forward_case {
 	void *allocations[CASE_MAX_ALLOCATIONS];
 	size_t sizes[CASE_MAX_ALLOCATIONS];
 	int n_allocations;
-	size_t o_bytes, lse_bytes, randval_bytes;
+	size_t o_bytes, lse_bytes, randval_bytes, o_acc_bytes;
+	struct judgement *judgement; /* the reference's, once it was asked */
 };
 
 void forward_options_random(struct forward_options *o, struct random *r, uint32_t family,

@@ -13,10 +13,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <cmocka.h>
 
 #include "forward_case.h"
+#include "reference.h"
+#include "view.h"
 
 static const uint32_t families[] = {ABI_FWD, ABI_FWD_SPLITKV, ABI_FWD_PAGEDKV, ABI_BATCH_PREFILL};
 
@@ -28,31 +31,36 @@ static uint64_t env_number(const char *name, uint64_t fallback)
 }
 
 /* Checks a case on every kernel of every level that accepts it. */
-static int check_everywhere(const struct forward_options *o, uint64_t seed, float tolerance)
+static int check_case(struct forward_case *c, float tolerance)
 {
-	enum cpu_level best = cpu_level_detect();
 	int failures = 0, n_run = 0;
 
-	for (int level = 0; level <= (int)best; level++) {
+	for (int level = 0; level <= (int)cpu_level_detect(); level++) {
 		size_t n;
 		const struct cpu_kernel *const *kernels = cpu_kernels((enum cpu_level)level, &n);
 
 		for (size_t i = 0; i < n; i++) {
-			struct random r = {seed};
-			struct forward_case c;
-
-			if (kernels[i]->family != o->family ||
-			    kernels[i]->dtype != (uint32_t)o->dtype)
+			if (kernels[i]->family != c->options.family ||
+			    kernels[i]->dtype != (uint32_t)c->options.dtype ||
+			    !kernels[i]->accepts(&c->args))
 				continue;
-			forward_case_init(&c, o, &r);
-			if (kernels[i]->accepts(&c.args)) {
-				n_run++;
-				failures += forward_case_check(&c, kernels[i], tolerance) < 0;
-			}
-			forward_case_deinit(&c);
+			n_run++;
+			failures += forward_case_check(c, kernels[i], tolerance) < 0;
 		}
 	}
 	assert_true(n_run > 0);
+	return failures;
+}
+
+static int check_everywhere(const struct forward_options *o, uint64_t seed, float tolerance)
+{
+	struct random r = {seed};
+	struct forward_case c;
+	int failures;
+
+	forward_case_init(&c, o, &r);
+	failures = check_case(&c, tolerance);
+	forward_case_deinit(&c);
 	return failures;
 }
 
@@ -77,9 +85,243 @@ static void random_problems(void **state)
 	assert_int_equal(failures, 0);
 }
 
+/* A small f32 problem with nothing special: the starting point of the cases below. */
+static struct forward_options plain(int seqlen_q, int seqlen_k)
+{
+	struct forward_options o = {.family = ABI_FWD};
+
+	o.dtype = ABI_F32;
+	o.o_dtype = ABI_F32;
+	o.batch = 2;
+	o.seqlen_q = seqlen_q;
+	o.seqlen_k = seqlen_k;
+	o.nhead_k = 2;
+	o.group = 2;
+	o.hdim_q = 64;
+	o.hdim_v = 64;
+	o.window_left = -1;
+	o.window_right = -1;
+	o.scale = 0.125f;
+	return o;
+}
+
+static void causal_rows_before_the_first_key(void **state)
+{
+	(void)state;
+	for (int mask = ABI_MASK_TOP_LEFT; mask <= ABI_MASK_BOTTOM_RIGHT; mask++)
+		for (int sink = 0; sink < 2; sink++) {
+			struct forward_options o = plain(150, 40);
+
+			o.mask = mask;
+			o.window_right = 0;
+			o.sink = sink;
+			assert_int_equal(check_everywhere(&o, 7, 1), 0);
+			o.seqlen_q = 6; /* decode */
+			o.seqlen_k = 3;
+			assert_int_equal(check_everywhere(&o, 8, 1), 0);
+		}
+}
+
+static void no_keys_at_all(void **state)
+{
+	(void)state;
+	for (int rows = 1; rows <= 70; rows += 69) {
+		struct forward_options o = plain(rows, 0);
+
+		assert_int_equal(check_everywhere(&o, 1, 1), 0);
+		o.sink = 1;
+		assert_int_equal(check_everywhere(&o, 1, 1), 0);
+	}
+}
+
+/* Rounding of a logit of 1e4 is 1e-3: the bar moves with it, and nothing overflows. */
+static void enormous_logits(void **state)
+{
+	(void)state;
+	for (int rows = 1; rows <= 70; rows += 69) {
+		struct forward_options o = plain(rows, 300);
+
+		o.magnitude = 40;
+		o.scale = 1;
+		assert_int_equal(check_everywhere(&o, 3, 1000), 0);
+		o.scale = -1;
+		assert_int_equal(check_everywhere(&o, 3, 1000), 0);
+	}
+}
+
+static void scale_zero_averages(void **state)
+{
+	struct forward_options o = plain(33, 65);
+
+	(void)state;
+	o.scale = 0;
+	o.mask = ABI_MASK_BOTTOM_RIGHT;
+	o.window_right = 0;
+	assert_int_equal(check_everywhere(&o, 3, 1), 0);
+}
+
+/* Stores @value into element 3 of key @column of every head and sequence, in K or V. */
+static void poison_key(struct forward_case *c, int is_v, int column, double value)
+{
+	struct abi_fwd_args *a = &c->args;
+	const struct abi_tensor *t = is_v ? &a->v : &a->k;
+
+	for (int b = 0; b < a->sequences.batch; b++) {
+		struct view_sequence s = view_sequence(&a->sequences, &a->cache, b);
+
+		for (int h = 0; h < a->nhead_k; h++)
+			reference_store(t->data, (uint32_t)a->dtype,
+					view_cache_offset(&a->cache, t, &s, column, h, 3,
+							  a->nhead_k, is_v ? a->hdim_v : a->hdim_q,
+							  16 / (a->dtype == ABI_F32 ? 4 : 2), is_v),
+					value);
+	}
+}
+
+static int check_poisoned(const struct forward_options *o, int is_v, int column, double value)
+{
+	struct random r = {5};
+	struct forward_case c;
+	int failures;
+
+	forward_case_init(&c, o, &r);
+	poison_key(&c, is_v, column, value);
+	failures = check_case(&c, 1);
+	forward_case_deinit(&c);
+	return failures;
+}
+
+/* An infinity or NaN in one key or value shows in the rows that see it and in no other. */
+static void not_finite_only_where_seen(void **state)
+{
+	static const int dtypes[] = {ABI_F32, ABI_BF16};
+	static const int lengths[] = {4, 90};
+
+	(void)state;
+	for (int d = 0; d < 2; d++)
+		for (int l = 0; l < 2; l++)
+			for (int window = 0; window < 2; window++)
+				for (int is_v = 0; is_v < 2; is_v++)
+					for (int kind = 0; kind < 3; kind++) {
+						struct forward_options o = plain(lengths[l],
+										 lengths[l] + 7);
+
+						o.dtype = o.o_dtype = dtypes[d];
+						o.mask = ABI_MASK_BOTTOM_RIGHT;
+						o.window_right = 0;
+						o.window_left = window ? 9 : -1;
+						o.sink_tokens = window ? 2 : 0;
+						assert_int_equal(
+							check_poisoned(&o, is_v, lengths[l] / 2,
+								       kind == 0 ? (double)NAN
+								       : kind == 1
+									       ? (double)INFINITY
+									       : -(double)INFINITY),
+							0);
+					}
+}
+
+/* Copies a tensor [seq, heads, dims] of one sequence to @to, where its strides need 64 bits. */
+static void spread(struct abi_tensor *t, char *to, int seq, int heads, int dims)
+{
+	struct abi_tensor far = {.data = to, .stride_dim = 1};
+	const float *from = t->data;
+
+	far.stride_head = ((int64_t)1 << 30) + 64;
+	far.stride_seq = ((int64_t)1 << 32) + 128;
+	for (int i = 0; i < seq; i++)
+		for (int h = 0; h < heads; h++)
+			for (int d = 0; d < dims; d++)
+				((float *)far.data)[i * far.stride_seq + h * far.stride_head + d] =
+					from[i * t->stride_seq + h * t->stride_head +
+					     d * t->stride_dim];
+	*t = far;
+}
+
+static void strides_of_64_bits(void **state)
+{
+	const size_t bytes = (size_t)1 << 38, quarter = bytes / 4;
+	struct forward_options o = plain(3, 4);
+	struct random r = {11};
+	struct forward_case c;
+	char *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	(void)state;
+	if (map == MAP_FAILED) {
+		fprintf(stderr, "no 256 GiB of address space here: skipped\n");
+		skip();
+	}
+	o.batch = 1;
+	forward_case_init(&c, &o, &r);
+	spread(&c.args.q, map, 3, 4, 64);
+	spread(&c.args.k, map + quarter, 4, 2, 64);
+	spread(&c.args.v, map + 2 * quarter, 4, 2, 64);
+	spread(&c.args.o, map + 3 * quarter, 3, 4, 64);
+	c.o_bytes = 0;
+	assert_int_equal(check_case(&c, 1), 0);
+	forward_case_deinit(&c);
+	munmap(map, bytes);
+}
+
+/* What a kernel needs must not depend on what lies behind pointers: plans are made before data. */
+static void sizes_need_no_data(void **state)
+{
+	struct forward_options o = plain(40, 90);
+	struct random r = {2};
+	struct forward_case c;
+	size_t n;
+
+	(void)state;
+	o.varlen = 1;
+	o.bias = 1;
+	forward_case_init(&c, &o, &r);
+	for (int level = 0; level <= (int)cpu_level_detect(); level++) {
+		const struct cpu_kernel *const *kernels = cpu_kernels((enum cpu_level)level, &n);
+
+		for (size_t i = 0; i < n; i++) {
+			struct abi_fwd_args a = c.args;
+			size_t workspace, scratch;
+
+			if (kernels[i]->family != ABI_FWD || kernels[i]->dtype != ABI_F32 ||
+			    !kernels[i]->accepts(&a))
+				continue;
+			workspace = kernels[i]->workspace_bytes(&a, 2);
+			scratch = kernels[i]->scratch_bytes(&a);
+			a.q.data = a.k.data = a.v.data = a.o.data = a.bias.data = (void *)64;
+			a.sequences.seqstart_q = a.sequences.seqstart_k = (const int32_t *)64;
+			assert_true(kernels[i]->accepts(&a));
+			assert_int_equal(kernels[i]->workspace_bytes(&a, 2), workspace);
+			assert_int_equal(kernels[i]->scratch_bytes(&a), scratch);
+		}
+	}
+	forward_case_deinit(&c);
+}
+
+static void levels_have_names(void **state)
+{
+	enum cpu_level level;
+
+	(void)state;
+	for (int i = 0; i < CPU_N_LEVELS; i++) {
+		assert_int_equal(cpu_level_from_name(cpu_level_name((enum cpu_level)i), &level), 0);
+		assert_int_equal(level, i);
+	}
+	assert_int_equal(cpu_level_from_name("x86_64_v5", &level), -1);
+	assert_true(cpu_level_detect() < CPU_N_LEVELS);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(levels_have_names),
+		cmocka_unit_test(sizes_need_no_data),
+		cmocka_unit_test(causal_rows_before_the_first_key),
+		cmocka_unit_test(no_keys_at_all),
+		cmocka_unit_test(enormous_logits),
+		cmocka_unit_test(scale_zero_averages),
+		cmocka_unit_test(not_finite_only_where_seen),
+		cmocka_unit_test(strides_of_64_bits),
 		cmocka_unit_test(random_problems),
 	};
 
