@@ -7,6 +7,8 @@
 
 #include "registry.h"
 
+#define REGISTRY_SIGNATURE_BITS 8192
+
 struct registry_tuned {
 	char shape[REGISTRY_SHAPE_BYTES];
 	double us;
@@ -39,6 +41,9 @@ struct registry {
 	pthread_mutex_t mutex;         /* guards all below */
 	struct registry_entry **table; /* open addressing, a power of two */
 	size_t table_size, n_entries;
+	/* Signatures that have an entry, hashed to a bit: most lookups need not look at the table.
+	 */
+	uint64_t signatures[REGISTRY_SIGNATURE_BITS / 64];
 	struct registry_set sets[REGISTRY_MAX_SETS];
 	size_t n_sets;
 };

@@ -166,6 +166,8 @@ struct registry_entry *registry_entry_find(struct registry *registry,
 	entry->hash = hash;
 	registry->table[slot] = entry;
 	registry->n_entries++;
+	hash = spec_signature_hash(&spec->signature) % REGISTRY_SIGNATURE_BITS;
+	registry->signatures[hash / 64] |= 1ULL << (hash % 64);
 	return entry;
 }
 
@@ -340,7 +342,26 @@ struct registry_lookup {
 	struct registry *registry;
 	struct spec_iter *iters[REGISTRY_MAX_ARCHS]; /* made when first used */
 	size_t arch;
+	bool plain; /* no kernel of the signature differs from plain_info */
+	struct registry_info plain_info;
 };
+
+/* Is one state known to hold for all kernels of the signature? */
+static void judge_signature(struct registry_lookup *lookup,
+			    const struct kernel_signature *signature)
+{
+	struct registry *registry = lookup->registry;
+	uint64_t bit = spec_signature_hash(signature) % REGISTRY_SIGNATURE_BITS;
+
+	pthread_mutex_lock(&registry->mutex);
+	lookup->plain = !(registry->signatures[bit / 64] >> (bit % 64) & 1);
+	for (size_t i = 0; i < registry->n_sets; i++)
+		lookup->plain &= registry->sets[i].everything;
+	lookup->plain_info = (struct registry_info){0};
+	if (lookup->plain) /* no set asks for the name, so none is needed */
+		registry_sets_judge(registry, NULL, NULL, &lookup->plain_info);
+	pthread_mutex_unlock(&registry->mutex);
+}
 
 struct registry_lookup *registry_lookup_new(struct registry *registry)
 {
@@ -369,6 +390,7 @@ void registry_lookup_start(struct registry_lookup *lookup, size_t arch,
 
 	spec_signature_reduce(space, &reduced);
 	lookup->arch = arch;
+	judge_signature(lookup, &reduced);
 	if (lookup->iters[arch])
 		spec_iter_restart_signature(lookup->iters[arch], &reduced);
 	else
@@ -381,7 +403,11 @@ const struct kernel_spec *registry_lookup_next(struct registry_lookup *lookup,
 	struct spec_iter *iter = lookup->iters[lookup->arch];
 	const struct kernel_spec *spec = iter ? spec_iter_next(iter) : NULL;
 
-	if (spec && ret_info)
+	if (!spec || !ret_info)
+		return spec;
+	if (lookup->plain)
+		*ret_info = lookup->plain_info;
+	else
 		registry_get_info(lookup->registry, spec, ret_info);
 	return spec;
 }

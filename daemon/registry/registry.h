@@ -14,7 +14,8 @@
  * registry has one set, "default", which is ["*"]. A kernel is offered when any loaded set names
  * it; kernels that are named by a set other than "default" are preferred.
  *
- * All functions may be called from any thread; walks see the state of the moment.
+ * All functions may be called from any thread. Walks see the state of the moment, lookups by
+ * signature that of their start or later.
  */
 #ifndef FMHAD_REGISTRY_H
 #define FMHAD_REGISTRY_H

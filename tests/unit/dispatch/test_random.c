@@ -196,6 +196,45 @@ static int run_seed(unsigned seed, uint32_t op)
 	return e;
 }
 
+/* ---- names ---- */
+
+static int found_one(void *owner, const struct kernel_spec *spec, const char *name,
+		     const struct registry_info *info)
+{
+	(void)owner;
+	(void)spec;
+	(void)name;
+	(void)info;
+	return 1;
+}
+
+/* A kernel that no spec names would never be chosen. */
+static void every_kernel_has_a_spec(void **state)
+{
+	static const char *const types[] = {"fp32", "fp16", "bf16", "fp8bf16", "bf8"};
+	enum cpu_level level = cpu_level_detect();
+
+	(void)state;
+	for (int l = 0; l <= (int)level; l++) {
+		size_t n;
+		const struct cpu_kernel *const *kernels = cpu_kernels((enum cpu_level)l, &n);
+
+		for (size_t i = 0; i < n; i++) {
+			char filter[256];
+
+			(void)snprintf(filter, sizeof(filter),
+				       "gfx_arch == '%s' and family == '%s' and data_type == '%s' "
+				       "and pipeline == '%s'",
+				       cpu_level_name((enum cpu_level)l),
+				       plan_family_name(kernels[i]->family),
+				       types[kernels[i]->dtype], kernels[i]->pipeline);
+			if (registry_each(registry_of((enum cpu_level)l), filter, found_one, NULL,
+					  NULL) != 1)
+				fail_msg("no spec: %s", filter);
+		}
+	}
+}
+
 static unsigned first_seed = 1, n_cases = DEFAULT_CASES;
 
 static void run_many(uint32_t op, unsigned n)
@@ -234,6 +273,7 @@ static void merge(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_kernel_has_a_spec),
 		cmocka_unit_test_teardown(forward, name_the_case),
 		cmocka_unit_test_teardown(backward, name_the_case),
 		cmocka_unit_test_teardown(append, name_the_case),
