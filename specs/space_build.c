@@ -475,9 +475,10 @@ static int instantiate(struct builder *b, struct draft *draft)
 static int keep_template(struct spec_space *space, struct template *template,
 			 struct fmha_error *err)
 {
-	struct template **grown = realloc(space->templates,
-					  (space->n_templates + 1) * sizeof(*grown));
+	struct template **grown;
 
+	/* NOLINTNEXTLINE(bugprone-sizeof-expression): a list of pointers */
+	grown = realloc(space->templates, (space->n_templates + 1) * sizeof(*grown));
 	if (!grown) {
 		template_free(template);
 		return no_memory(err);

@@ -94,8 +94,8 @@ enum spec_kv_layout { SPEC_KV_LAYOUTS(SPEC_ENUM_LAYOUT) SPEC_N_KV_LAYOUTS };
 enum spec_kv_lookup { SPEC_KV_LOOKUPS(SPEC_ENUM_LOOKUP) SPEC_N_KV_LOOKUPS };
 enum spec_dropout { SPEC_DROPOUTS(SPEC_ENUM_DROPOUT) SPEC_N_DROPOUTS };
 
-#define SPEC_PAD_8 8 /* the third value of a pad: the length is a multiple of 8, not of the tile   \
-		      */
+/* The third value of a pad: the length is a multiple of 8, not of the tile. */
+#define SPEC_PAD_8 8
 
 /*
  * The compile-time traits that a problem implies. Set one up with spec_signature_init(): page_size
