@@ -18,12 +18,12 @@
 
 #include "scores.h"
 
-template <class C> struct Backward {
+enum { BOTH, DK_ONLY, DV_ONLY };
+
+/* ROWS stay, COLUMNS walk. */
+template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	typedef typename C::Core Core;
 	typedef typename C::Element Element;
-	/* tile_n stays (rows), tile_m walks (columns). */
-	static const int ROWS = C::TILE_N, COLUMNS = C::TILE_M;
-	enum { BOTH, DK_ONLY, DV_ONLY };
 	static const int TM = ROWS / 16 / C::WAVES_M, TN = COLUMNS / 16;
 	static_assert(TM * 16 * C::WAVES_M == ROWS, "waves share whole 16-row tiles");
 	static_assert(C::WAVES_N == 1, "waves do not share columns here");
@@ -41,8 +41,9 @@ template <class C> struct Backward {
 	static const int STATS_BYTES = BUFFERS * 2 * COLUMNS * 4;
 	static const int HDIM_MAX = static_max(C::HDIM_Q, C::HDIM_V);
 	static const int STAGE_STRIDE = stage_stride(HDIM_MAX), STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
-	static const int BYTES = static_max(STATS_AT + STATS_BYTES, STAGE_BYTES);
-	static_assert(BYTES <= C::LDS_BYTES, "gpu_kernel.c computes the LDS of a kernel");
+	static const int VIEWS_AT = STATS_AT + STATS_BYTES;
+	static const int VIEWS_BYTES = Core::VIEWS_IN_LDS ? 256 : 0; /* see fwd.h */
+	static const int BYTES = static_max(VIEWS_AT + VIEWS_BYTES, STAGE_BYTES);
 
 	typedef RegTile<Core, TM, TN> Scores;
 	typedef KeyView<Element, false> Keys;
@@ -57,7 +58,10 @@ template <class C> struct Backward {
 	i32 wave;
 	i32 head;
 
-	METHOD Backward(const abi_bwd_args &args, char *memory) : a(args), lds(memory) {}
+	METHOD BackwardPass(const abi_bwd_args &args, char *memory, i32 first_row)
+	    : a(args), lds(memory), first(first_row), wave(wave_id())
+	{
+	}
 
 	METHOD i32 row_of(int m) const { return first + (wave * TM + m) * 16; }
 
@@ -95,23 +99,34 @@ template <class C> struct Backward {
 		return i < seq.n_q ? a.d.data[rows_offset(a.d, seq, i, head)] : 0.0f;
 	}
 
-	METHOD u32 random_byte(i32 i, i32 j) const
+	/* Random bytes of a tile: made, or read where the forward pass stored them. */
+	template <bool KEYS_STAY> METHOD void random_bytes(i32 row, i32 column, u32 *bytes) const
 	{
 		const abi_tensor &t = a.dropout.randval;
 
-		if (t.data) {
-			if (i >= seq.n_q || j >= seq.n_k)
-				return 255;
-			return ((const u8 *)t.data)[q_offset(t, seq, i, head) + j * t.stride_dim];
+		if (!t.data) {
+			dropout_bytes<Core, KEYS_STAY>(a.dropout, seq.batch * a.nhead_q + head, row,
+						       column, bytes);
+			return;
 		}
-		return dropout_byte(a.dropout, seq.batch * a.nhead_q + head, i, j);
+		UNROLL
+		for (int e = 0; e < Core::E; e++) {
+			i32 r = row + Core::row(e), c = column + Core::column(e);
+			i32 i = KEYS_STAY ? c : r, j = KEYS_STAY ? r : c;
+
+			bytes[e] = i < seq.n_q && j < seq.n_k
+					   ? ((const u8 *)t.data)[q_offset(t, seq, i, head) +
+								  j * t.stride_dim]
+					   : 255;
+		}
 	}
 
 	/*
 	 * One element. s: raw product in, dropped P out (for dV); dp: raw product in, dS out, without
 	 * the scale; returns dZ, the gradient of the logit before the mask (for dBias).
 	 */
-	METHOD float element(float &s, float &dp, i32 i, i32 j, float lse, float d, bool masked) const
+	METHOD float element(float &s, float &dp, i32 i, i32 j, float lse, float d, bool masked,
+			     u32 byte) const
 	{
 		float x = s, slope = 1, keep = 1;
 
@@ -123,8 +138,7 @@ template <class C> struct Backward {
 		if (C::LOGITS && masked && !band.sees(i, j))
 			p = 0;
 		if (C::DROPOUT)
-			keep = random_byte(i, j) <= (u32)a.dropout.keep_at_most ? a.dropout.p_keep_inverse
-										: 0.0f;
+			keep = byte <= (u32)a.dropout.keep_at_most ? a.dropout.p_keep_inverse : 0.0f;
 		float dz = p * (dp * keep - d);
 
 		if (p == 0.0f)
@@ -218,12 +232,17 @@ template <class C> struct Backward {
 		UNROLL
 		for (int m = 0; m < TM; m++)
 			UNROLL
-			for (int n = 0; n < TN; n++)
+			for (int n = 0; n < TN; n++) {
+				u32 bytes[Core::E] = {};
+
+				if (C::DROPOUT)
+					random_bytes<true>(row_of(m), column + n * 16, bytes);
 				UNROLL
 				for (int e = 0; e < Core::E; e++) {
 					i32 at = n * 16 + Core::column(e), j = row_of(m) + Core::row(e);
 					float dz = element(s.t[m][n].x[e], dp.t[m][n].x[e], column + at, j,
-							   stats[at], stats[COLUMNS + at], masked);
+							   stats[at], stats[COLUMNS + at], masked,
+							   bytes[e]);
 
 					if (C::BIAS == BIAS_MATRIX && dbias && column + at < seq.n_q &&
 					    j < seq.n_k)
@@ -233,6 +252,7 @@ template <class C> struct Backward {
 								j * a.dbias.stride_dim,
 							dz);
 				}
+			}
 		if (PART != DK_ONLY)
 			multiply_ab(x.dv, round_to_operand(s), d_o, 0, Core());
 		if (PART != DV_ONLY)
@@ -255,7 +275,11 @@ template <class C> struct Backward {
 		UNROLL
 		for (int m = 0; m < TM; m++)
 			UNROLL
-			for (int n = 0; n < TN; n++)
+			for (int n = 0; n < TN; n++) {
+				u32 bytes[Core::E] = {};
+
+				if (C::DROPOUT)
+					random_bytes<false>(row_of(m), column + n * 16, bytes);
 				UNROLL
 				for (int e = 0; e < Core::E; e++) {
 					int r = Core::stat(e);
@@ -263,8 +287,9 @@ template <class C> struct Backward {
 					(void)element(s.t[m][n].x[e], dp.t[m][n].x[e],
 						      row_of(m) + Core::row(e),
 						      column + n * 16 + Core::column(e), x.lse.v[m][r],
-						      x.d.v[m][r], masked);
+						      x.d.v[m][r], masked, bytes[e]);
 				}
+			}
 		multiply_ab(x.dq, round_to_operand(dp), k, 0, Core());
 	}
 
@@ -303,6 +328,12 @@ template <class C> struct Backward {
 
 		if (tiles.count == 0)
 			return;
+		struct Views {
+			View q, v;
+		} *kept = (Views *)(lds + VIEWS_AT);
+		static_assert(sizeof(Views) <= 256, "room for the views");
+		if (Core::VIEWS_IN_LDS && thread_id() == 0)
+			*kept = Views{view_q, view_v};
 		pair.place(lds, 0);
 		if (AHEAD)
 			pair.fetch(view_q, view_v, tiles.column(0), end);
@@ -323,7 +354,9 @@ template <class C> struct Backward {
 					pair.place(lds, 1 - buffer);
 					body.stats(1 - buffer, tiles.column(n + 1));
 				}
-				pair.fetch(view_q, view_v, tiles.column(n + 1), end);
+				pair.fetch(Core::VIEWS_IN_LDS ? kept->q : view_q,
+					   Core::VIEWS_IN_LDS ? kept->v : view_v,
+					   tiles.column(n + 1), end);
 			}
 			if (BUFFERS == 2)
 				pair.place(lds, buffer);
@@ -334,7 +367,7 @@ template <class C> struct Backward {
 	}
 
 	template <int PART> struct KeysBody {
-		Backward &k;
+		BackwardPass &k;
 		KeysStay &x;
 		bool dbias;
 		METHOD void stats(int buffer, i32 column) { k.fetch_stats(buffer, column); }
@@ -345,7 +378,7 @@ template <class C> struct Backward {
 	};
 
 	struct RowsBody {
-		Backward &k;
+		BackwardPass &k;
 		RowsStay &x;
 		METHOD void stats(int, i32) {}
 		METHOD void step(const WalkQ &q, const WalkV &v, int, i32 column) { k.step(x, q, v, column); }
@@ -463,29 +496,36 @@ template <class C> struct Backward {
 			}
 		}
 	}
+};
 
-	METHOD void run()
+template <class C> struct Backward {
+	/* Keys stay with tile_n of them; rows, which need fewer accumulators, may stay with more. */
+	typedef BackwardPass<C, C::TILE_N, C::TILE_M> Keys;
+	typedef BackwardPass<C, C::ROWS_N, C::ROWS_M> Rows;
+	static_assert(static_max(Keys::BYTES, Rows::BYTES) <= C::LDS_BYTES,
+		      "gpu_kernel.c computes the LDS of a kernel");
+
+	METHOD static void run(const abi_bwd_args &a, char *lds)
 	{
 		const int PARTS = C::APART ? 2 : 1;
 		i32 x = block_id_x(), y = block_id_y(), z = block_id_z();
-		i32 n_key_blocks = PARTS * ceil_div(a.sequences.seqlen_k_max, ROWS);
+		i32 n_key_blocks = PARTS * ceil_div(a.sequences.seqlen_k_max, C::TILE_N);
 
-		wave = wave_id();
-		if (x < n_key_blocks) {
-			first = x / PARTS * ROWS; /* early keys are seen by most rows: first */
-			if (y >= a.nhead_k)
-				return;
-			if (!C::APART)
-				keys_pass<BOTH>(y, z);
-			else if (x % 2)
-				keys_pass<DV_ONLY>(y, z);
-			else
-				keys_pass<DK_ONLY>(y, z);
+		if (x >= n_key_blocks) {
+			x = ceil_div(a.sequences.seqlen_q_max, C::ROWS_N) - 1 - (x - n_key_blocks);
+			Rows(a, lds, x * C::ROWS_N).rows_pass(y, z);
 			return;
 		}
-		x -= n_key_blocks;
-		first = (ceil_div(a.sequences.seqlen_q_max, ROWS) - 1 - x) * ROWS;
-		rows_pass(y, z);
+		if (y >= a.nhead_k)
+			return;
+		Keys keys(a, lds, x / PARTS * C::TILE_N); /* early keys are seen by most rows: first */
+
+		if (!C::APART)
+			keys.template keys_pass<BOTH>(y, z);
+		else if (x % 2)
+			keys.template keys_pass<DV_ONLY>(y, z);
+		else
+			keys.template keys_pass<DK_ONLY>(y, z);
 	}
 };
 

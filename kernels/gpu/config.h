@@ -40,6 +40,7 @@ struct Config {
 	typedef SelectedCore Core;
 	static const int HDIM_Q = FMHA_HDIM_Q, HDIM_V = FMHA_HDIM_V; /* padded */
 	static const int TILE_M = FMHA_TILE_M, TILE_N = FMHA_TILE_N;
+	static const int ROWS_M = FMHA_ROWS_M, ROWS_N = FMHA_ROWS_N; /* backward, second pass */
 	static const int WAVES_M = FMHA_WAVES_M, WAVES_N = FMHA_WAVES_N;
 	static const int THREADS = WAVES_M * WAVES_N * FMHA_WAVE;
 	static const int BLOCKS_PER_CU = FMHA_BLOCKS_PER_CU;

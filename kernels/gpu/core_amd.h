@@ -104,6 +104,8 @@ template <class T> struct CoreAmd {
 	typedef AmdAcc Acc;
 	typedef AmdOperand Operand;
 	static const int E = FMHA_AMD_ELEMENTS, STATS = 1;
+	static const bool OWNS_PATCH = false; /* see dropout_bytes() */
+	static const bool VIEWS_IN_LDS = false;
 	static const bool FETCH_NEEDS_LDS = false; /* fetch() writes LDS itself */
 	static const int WORDS = FMHA_AMD_OPERAND_WORDS;
 

@@ -86,6 +86,8 @@ template <> struct MmaType<BF16> {
 template <class T> struct CoreMma {
 	typedef T Type;
 	static const int E = 8, STATS = 2, RUN = 2;
+	static const bool OWNS_PATCH = true; /* see dropout_bytes() */
+	static const bool VIEWS_IN_LDS = true;
 	static const bool FETCH_NEEDS_LDS = true; /* fetch() writes LDS itself */
 
 	struct Acc {

@@ -18,6 +18,8 @@ struct alignas(16) Four {
 
 struct CoreScalar {
 	static const int STATS = 16 / (FMHA_WAVE / 8), E = STATS * 2, RUN = 1;
+	static const bool OWNS_PATCH = false; /* see dropout_bytes() */
+	static const bool VIEWS_IN_LDS = false;
 	static const bool FETCH_NEEDS_LDS = true; /* fetch() writes LDS itself */
 
 	struct Acc {

@@ -64,8 +64,6 @@ extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
 	FMHA_ENTRY(const abi_bwd_args args)
 {
 	FMHA_LDS;
-	Backward<Config> kernel(args, lds);
-
-	kernel.run();
+	Backward<Config>::run(args, lds);
 }
 #endif

@@ -30,7 +30,22 @@ template <class C> struct Forward {
 	static const int MERGE_BYTES = (C::WAVES_N - 1) * C::WAVES_M * FMHA_WAVE * 4 *
 				       (TM * TD * Core::E + 2 * TM * Core::STATS);
 	static const int STAGE_STRIDE = stage_stride(C::HDIM_V), STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
-	static const int BYTES = static_max(V_AT + VTile::BYTES, static_max(MERGE_BYTES, STAGE_BYTES));
+	typedef KeyView<Element, C::PAGED> Keys;
+	/* On NVIDIA, what describes keys and values waits in LDS: registers are dear in the loop. */
+	struct Views {
+		Keys keys, values;
+		ColumnTiles tiles;
+		Band band;
+		i32 first_row, last_row;
+	};
+	static const int VIEWS_AT = V_AT + VTile::BYTES;
+	static const int VIEWS_BYTES = Core::VIEWS_IN_LDS ? 256 : 0;
+	static_assert(sizeof(Views) <= 256, "room for the views");
+	/* So do the row statistics, where the accumulators leave no room for them. */
+	static const bool STATS_IN_LDS = Core::VIEWS_IN_LDS && TM * C::HDIM_V > 128;
+	static const int KEPT_BYTES = STATS_IN_LDS ? Softmax<C, TM>::KEPT_BYTES : 0;
+	static const int BYTES =
+		static_max(VIEWS_AT + VIEWS_BYTES + KEPT_BYTES, static_max(MERGE_BYTES, STAGE_BYTES));
 	static_assert(BYTES <= C::LDS_BYTES, "gpu_kernel.c computes the LDS of a kernel");
 
 	const abi_fwd_args &a;
@@ -83,7 +98,7 @@ template <class C> struct Forward {
 			}
 	}
 
-	METHOD void mask(RegTile<Core, TM, TN> &s, i32 column) const
+	METHOD void mask(RegTile<Core, TM, TN> &s, const Band &b, i32 column) const
 	{
 		UNROLL
 		for (int m = 0; m < TM; m++)
@@ -91,8 +106,8 @@ template <class C> struct Forward {
 			for (int r = 0; r < Core::STATS; r++) {
 				i32 row = place_of(row_of(m) + Core::stat_row(r)).row;
 				/* Relative to the tile: compile-time columns then compare with these. */
-				i32 first = band.first(row) - column, last = band.last(row) - column;
-				i32 begin = band.begin - column, sinks = band.sinks - column;
+				i32 first = b.first(row) - column, last = b.last(row) - column;
+				i32 begin = b.begin - column, sinks = b.sinks - column;
 
 				UNROLL
 				for (int n = 0; n < TN; n++)
@@ -132,7 +147,7 @@ template <class C> struct Forward {
 			      (d.block ? position / d.block * d.stride_block : 0)];
 	}
 
-	KeyView<Element, C::PAGED> keys;
+	Keys keys;
 
 	/* Dropout and v's scale factors, after the sums were taken. */
 	METHOD void drop(RegTile<Core, TM, TN> &s, i32 column) const
@@ -154,15 +169,13 @@ template <class C> struct Forward {
 	METHOD void drop_tile(typename Core::Acc &s, i32 row, i32 column) const
 	{
 		const abi_dropout &d = a.dropout;
+		u32 bytes[Core::E];
 
+		static_assert(!(C::DROPOUT && C::PACK), "a tile's rows belong to one head");
+		dropout_bytes<Core, false>(d, seq.batch * a.nhead_q + head, row, column, bytes);
 		UNROLL
-		for (int e = 0; e < Core::E; e++) {
-			RowPlace p = place_of(row + Core::row(e));
-			i32 j = column + Core::column(e);
-			u32 byte = dropout_byte(d, seq.batch * a.nhead_q + p.head, p.row, j);
-
-			s.x[e] = byte <= (u32)d.keep_at_most ? s.x[e] * d.p_keep_inverse : 0.0f;
-		}
+		for (int e = 0; e < Core::E; e++)
+			s.x[e] = bytes[e] <= (u32)d.keep_at_most ? s.x[e] * d.p_keep_inverse : 0.0f;
 	}
 
 	/* The random bytes of this block's rows, masked or not: every column of the sequence. */
@@ -186,55 +199,73 @@ template <class C> struct Forward {
 		i32 last_tile_row = min_of(tile_row + C::TILE_M, n_rows) - 1;
 		i32 last_row = C::PACK ? last_tile_row / group : last_tile_row;
 		ColumnTiles tiles = ColumnTiles::make<C::MASK>(band, first_row, last_row, C::TILE_N);
-		KeyView<Element, C::PAGED> values;
+		Keys values;
 		QueryView<Element, C::PACK> queries;
 		QTile q;
 		KTile k;
 		VTile v;
 
 		queries = QueryView<Element, C::PACK>::make(a.q, seq, head, group, a.hdim_q);
-		keys = KeyView<Element, C::PAGED>::make(a.k, seq, a.cache, head_k, a.nhead_k, a.hdim_q,
+		keys = Keys::make(a.k, seq, a.cache, head_k, a.nhead_k, a.hdim_q,
 							false);
-		values = KeyView<Element, C::PAGED>::make(a.v, seq, a.cache, head_k, a.nhead_k,
+		values = Keys::make(a.v, seq, a.cache, head_k, a.nhead_k,
 							  a.hdim_v, true);
 		q.place(lds + Q_AT, wave_m);
 		k.place(lds + K_AT);
 		v.place(lds + V_AT);
 
+		Views own = {keys, values, tiles, band, first_row, last_row};
+		Views *kept = (Views *)(lds + VIEWS_AT);
+		if (Core::VIEWS_IN_LDS && thread_id() == 0)
+			*kept = own; /* read after the loop's first barrier */
+		if (STATS_IN_LDS)
+			softmax.keep((char *)kept + VIEWS_BYTES);
 		q.template fetch<Element>(queries, tile_row, n_rows);
 		if (tiles.count > 0)
 			k.template fetch<Element>(keys, tiles.column(0), band.end);
 		q.arrive();
+		NO_UNROLL
 		for (i32 n = 0; n < tiles.count; n++) {
-			i32 column = tiles.column(n), wave_column = wave_n * TN * 16;
+			i32 wave_column = wave_n * TN * 16;
 			RegTile<Core, TM, TN> s;
 
 			k.arrive();
 			block_sync(); /* K is there; nobody reads V any more */
-			v.template fetch<Element>(values, column, band.end);
+			const Views &views = Core::VIEWS_IN_LDS ? *kept : own;
+			i32 column = views.tiles.column(n);
+
+			v.template fetch<Element>(views.values, column, views.band.end);
 			s.zero();
 			multiply_abt<C::HDIM_Q>(s, q, k, wave_column, Core());
 			v.arrive();
 			block_sync(); /* V is there; nobody reads K any more */
-			if (n + 1 < tiles.count)
-				k.template fetch<Element>(keys, tiles.column(n + 1), band.end);
-			attend(s, v, first_row, last_row, column, wave_column);
+			if (n + 1 < views.tiles.count)
+				k.template fetch<Element>(views.keys, views.tiles.column(n + 1),
+							  views.band.end);
+			attend(s, v, views, column, wave_column);
 		}
+		if (STATS_IN_LDS)
+			softmax.fetch((const char *)kept + VIEWS_BYTES);
 	}
 
 	/* S of one tile of columns is finished: softmax, O += P V. */
-	METHOD void attend(RegTile<Core, TM, TN> &s, const VTile &v, i32 first_row, i32 last_row,
-			   i32 column, i32 wave_column)
+	METHOD void attend(RegTile<Core, TM, TN> &s, const VTile &v, const Views &views, i32 column,
+			   i32 wave_column)
 	{
+		const Band &b = views.band;
 		RowVector<Core, TM> factor;
-		bool masked = C::MASK ? !band.sees_all(first_row, last_row, column, C::TILE_N)
-				      : column + C::TILE_N > band.end || column < band.begin;
+		bool masked = C::MASK ? !b.sees_all(views.first_row, views.last_row, column, C::TILE_N)
+				      : column + C::TILE_N > b.end || column < b.begin;
 
 		if (C::LOGITS)
 			make_logits(s, column + wave_column);
 		if (masked)
-			mask(s, column + wave_column);
+			mask(s, b, column + wave_column);
+		if (STATS_IN_LDS)
+			softmax.fetch((const char *)&views + VIEWS_BYTES);
 		softmax.update(s, modifiers.unit, &factor);
+		if (STATS_IN_LDS)
+			softmax.keep((char *)&views + VIEWS_BYTES);
 		scale_rows(o, factor);
 		if (C::DROPOUT || C::DESCALE)
 			drop(s, column + wave_column);

@@ -151,6 +151,12 @@ static int32_t stationary_bytes(enum gpu_core core, int32_t rows, int32_t cols)
 	return core == GPU_CORE_MFMA ? 0 : tile_bytes(core, rows, cols, 1, 0);
 }
 
+/* What describes the streamed tensors, where registers are dear. */
+static int32_t views_bytes(enum gpu_core core)
+{
+	return core == GPU_CORE_MMA ? 256 : 0;
+}
+
 /* A wave's 16 rows of a result, as floats. */
 static int32_t stage_bytes(int32_t waves, int32_t hdim)
 {
@@ -160,15 +166,18 @@ static int32_t stage_bytes(int32_t waves, int32_t hdim)
 static int32_t forward_lds(const struct gpu_arch *arch, enum gpu_core core,
 			   const struct gpu_tile *t)
 {
-	int32_t elements, stats, tiles = t->tile_m / 16 / t->waves_m, merge, stage;
+	int32_t elements, stats, tiles = t->tile_m / 16 / t->waves_m, merge, stage, kept = 0;
 
 	core_shape(core, arch->wave, &elements, &stats);
 	merge = (t->waves_n - 1) * t->waves_m * arch->wave * 4 *
 		(tiles * (t->hdim_v / 16) * elements + 2 * tiles * stats);
 	stage = stage_bytes(t->waves_m, t->hdim_v);
+	if (core == GPU_CORE_MMA && tiles * t->hdim_v > 128) /* row statistics in LDS */
+		kept = 2 * tiles * stats * t->waves_m * t->waves_n * arch->wave * 4;
 	return max32(max32(merge, stage), stationary_bytes(core, t->tile_m, t->hdim_q) +
 						  tile_bytes(core, t->tile_n, t->hdim_q, 1, 0) +
-						  tile_bytes(core, t->tile_n, t->hdim_v, 0, 1));
+						  tile_bytes(core, t->tile_n, t->hdim_v, 0, 1) +
+						  views_bytes(core) + kept);
 }
 
 __attribute__((format(printf, 2, 3))) static void add_option(struct gpu_kernel *k,
@@ -258,6 +267,10 @@ static void add_features(struct gpu_kernel *k, struct features f)
 
 static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int32_t lds_bytes)
 {
+	if (!k->rows_n) {
+		add_option(k, "-DFMHA_ROWS_M=16");
+		add_option(k, "-DFMHA_ROWS_N=16");
+	}
 	if (lds_bytes < 0 || (uint32_t)lds_bytes > arch->lds_bytes)
 		return 1;
 	k->lds_bytes = lds_bytes;
@@ -326,8 +339,25 @@ static int32_t backward_lds(enum gpu_core core, const struct gpu_tile *t, int bu
 	int32_t walk = tile_bytes(core, t->tile_m, t->hdim_q, 1, 1) +
 		       tile_bytes(core, t->tile_m, t->hdim_v, 1, 1);
 
-	return max32(stay + buffers * (walk + 2 * t->tile_m * 4),
+	return max32(stay + buffers * (walk + 2 * t->tile_m * 4) + views_bytes(core),
 		     stage_bytes(t->waves_m, max32(t->hdim_q, t->hdim_v)));
+}
+
+/* The tile of the pass whose rows stay: its one gradient leaves registers for more rows. */
+static struct gpu_tile rows_pass_tile(const struct gpu_arch *arch, enum gpu_core core,
+				      const struct gpu_tile *t, int buffers)
+{
+	struct gpu_tile r = *t;
+
+	if (core != GPU_CORE_MMA || t->hdim_q > 128 || t->hdim_v > 128)
+		return r;
+	if (t->tile_n == 16 * t->waves_m) {
+		r.tile_n = 2 * t->tile_n;
+		r.tile_m = max32(t->tile_m / 2, 16);
+	} else if (t->hdim_q <= 64 && t->hdim_v <= 64) {
+		r.tile_m = 64;
+	}
+	return backward_lds(core, &r, buffers) <= (int32_t)arch->lds_bytes ? r : *t;
 }
 
 static int broadcast(const struct abi_tensor *t, const struct abi_bwd_args *a)
@@ -340,6 +370,7 @@ static int make_backward(const struct gpu_arch *arch, uint32_t dtype, const stru
 			 const struct gpu_tile *t, struct gpu_kernel *k)
 {
 	enum gpu_core core;
+	struct gpu_tile rows;
 	int pack, bias, buffers;
 
 	if (check_tile(arch, dtype, t, a->hdim_q, a->hdim_v, &core, &pack) || pack)
@@ -364,7 +395,12 @@ static int make_backward(const struct gpu_arch *arch, uint32_t dtype, const stru
 				       .logits = bias || a->logits_soft_cap > 0 || !(a->scale > 0),
 				       .buffers = buffers,
 				       .apart = apart(core, t)});
-	return finish_kernel(arch, k, backward_lds(core, t, buffers));
+	rows = rows_pass_tile(arch, core, t, buffers);
+	k->rows_n = rows.tile_n;
+	add_option(k, "-DFMHA_ROWS_M=%d", rows.tile_m);
+	add_option(k, "-DFMHA_ROWS_N=%d", rows.tile_n);
+	return finish_kernel(
+		arch, k, max32(backward_lds(core, t, buffers), backward_lds(core, &rows, buffers)));
 }
 
 /* The families that go row by row, a wave a row: no matrix core, no tile. */
@@ -403,7 +439,8 @@ struct tile_row {
 };
 
 /* Pack: few rows; the waves of a block share the keys of a tile. */
-static const struct tile_row pack_mma[] = {{128, 16, 64, 1, 4, 1}, {256, 16, 64, 1, 4, 1}};
+static const struct tile_row pack_mma[] = {
+	{128, 16, 128, 1, 4, 1}, {128, 16, 64, 1, 4, 1}, {256, 16, 64, 1, 4, 1}};
 static const struct tile_row pack_mma_64[] = {{256, 64, 64, 4, 1, 1}};
 static const struct tile_row pack_mfma[] = {{128, 16, 64, 1, 4, 1}, {256, 16, 32, 1, 2, 1}};
 static const struct tile_row pack_wmma[] = {{128, 16, 64, 1, 4, 1}, {256, 16, 32, 1, 2, 1}};
@@ -412,17 +449,18 @@ static const struct tile_row rows_mma[] = {
 	{64, 128, 64, 4, 1, 2},  {64, 128, 128, 4, 1, 2}, {128, 128, 64, 4, 1, 2},
 	{256, 128, 64, 8, 1, 1}, {256, 64, 32, 4, 1, 1},
 };
+/* With dropout: room for the random words. */
+static const struct tile_row drop_mma[] = {{64, 128, 64, 4, 1, 2}, {128, 128, 32, 4, 1, 2}};
 static const struct tile_row rows_mfma[] = {{128, 128, 64, 8, 1, 1}, {256, 64, 32, 4, 1, 1}};
 static const struct tile_row rows_wmma[] = {{128, 128, 32, 8, 1, 1}, {256, 64, 16, 4, 1, 1}};
 static const struct tile_row rows_scalar[] = {
 	{64, 64, 32, 4, 1, 1}, {128, 32, 32, 2, 1, 1}, {256, 16, 16, 1, 1, 1}};
 
 /* Backward: tile_m walks, tile_n stays. */
-static const struct tile_row bwd_mma[] = {{64, 64, 128, 8, 1, 1},
-					  {128, 64, 128, 8, 1, 1},
-					  {128, 32, 64, 4, 1, 1},
-					  {192, 32, 64, 4, 1, 1},
-					  {256, 32, 64, 4, 1, 1}};
+static const struct tile_row bwd_mma[] = {
+	{64, 32, 128, 4, 1, 2},  {64, 64, 128, 8, 1, 1}, {128, 64, 64, 4, 1, 2},
+	{128, 64, 128, 8, 1, 1}, {128, 32, 64, 4, 1, 1}, {256, 32, 64, 4, 1, 1},
+};
 static const struct tile_row bwd_mfma[] = {{128, 32, 64, 4, 1, 1}, {256, 16, 64, 4, 1, 1}};
 static const struct tile_row bwd_wmma[] = {
 	{64, 32, 64, 4, 1, 1}, {128, 16, 64, 4, 1, 1}, {256, 16, 16, 1, 1, 1}};
@@ -471,6 +509,9 @@ static int forward_tile(const struct gpu_arch *arch, uint32_t dtype, const struc
 					     ret_tile);
 			if (found && pack)
 				found = pick(TABLE(pack_mma), core, 1, a->hdim_q, a->hdim_v, &c,
+					     ret_tile);
+			if (found && a->dropout.p_drop > 0)
+				found = pick(TABLE(drop_mma), core, 0, a->hdim_q, a->hdim_v, &c,
 					     ret_tile);
 			if (found)
 				found = pick(TABLE(rows_mma), core, 0, a->hdim_q, a->hdim_v, &c,
@@ -588,7 +629,7 @@ static void backward_grid(const struct gpu_kernel *k, const struct abi_bwd_args 
 	int32_t parts = k->apart ? 2 : 1;
 
 	grid[0] = parts * ceil_div(a->sequences.seqlen_k_max, k->tile.tile_n) +
-		  ceil_div(a->sequences.seqlen_q_max, k->tile.tile_n);
+		  ceil_div(a->sequences.seqlen_q_max, k->rows_n);
 	grid[1] = a->nhead_q;
 	grid[2] = a->sequences.batch;
 }

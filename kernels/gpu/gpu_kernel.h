@@ -59,6 +59,7 @@ struct gpu_kernel {
 	enum abi_family family;
 	struct gpu_tile tile;
 	int pack, apart;
+	int32_t rows_n; /* dq_dk_dv: rows of a block of the second pass */
 };
 
 /*

@@ -125,6 +125,7 @@ DEV void block_sync() { __syncthreads(); }
 DEV void wave_sync() { __syncwarp(); }
 DEV float shuffle_xor(float x, i32 mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEV float shuffle_from(float x, i32 lane) { return __shfl_sync(0xffffffffu, x, lane); }
+DEV u32 shuffle_word(u32 x, i32 lane) { return __shfl_sync(0xffffffffu, x, lane); }
 
 DEV float exp2_fast(float x)
 {
@@ -184,6 +185,11 @@ DEV i32 lane_of_wave() { return thread_id() % FMHA_WAVE; }
 DEV float shuffle_from(float x, i32 lane)
 {
 	return bits_to_float((u32)__builtin_amdgcn_ds_bpermute(lane * 4, (i32)float_to_bits(x)));
+}
+
+DEV u32 shuffle_word(u32 x, i32 lane)
+{
+	return (u32)__builtin_amdgcn_ds_bpermute(lane * 4, (i32)x);
 }
 
 DEV float shuffle_xor(float x, i32 mask) { return shuffle_from(x, lane_of_wave() ^ mask); }

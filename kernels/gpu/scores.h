@@ -53,6 +53,44 @@ DEV u32 dropout_byte(const abi_dropout &d, i32 batch_head, i32 row, i32 column)
 		.byte(n);
 }
 
+/*
+ * The bytes of one 16 x 16 tile, in the order of a lane's elements. (row, column) is the tile's first;
+ * TRANSPOSED: rows are keys and columns queries. On NVIDIA a lane's elements are one lane's bytes of a
+ * patch, or, transposed, those of two lanes: one Philox a tile.
+ */
+template <class Core, bool TRANSPOSED>
+DEV void dropout_bytes(const abi_dropout &d, i32 batch_head, i32 row, i32 column, u32 *bytes)
+{
+	if constexpr (Core::OWNS_PATCH) {
+		i32 lane = lane_id(), query = TRANSPOSED ? column : row, key = TRANSPOSED ? row : column;
+		Philox p = Philox::make(d.seed, d.offset + (u64)batch_head * 32 + (u64)lane,
+					(u32)query / 16, (u32)key / 32);
+		bool second = key & 16;
+		u32 low = second ? p.w[2] : p.w[0], high = second ? p.w[3] : p.w[1];
+
+		UNROLL
+		for (int e = 0; e < Core::E && !TRANSPOSED; e++)
+			bytes[e] = (e < 4 ? low : high) >> (8 * (e & 3)) & 255;
+		UNROLL
+		for (int b = 0; b < 2 && TRANSPOSED; b++) {
+			i32 from = (lane % 4 * 2 + b) * 4 + lane / 8;
+			u32 words[2] = {shuffle_word(low, from), shuffle_word(high, from)};
+
+			UNROLL
+			for (int e = b; e < Core::E; e += 2)
+				bytes[e] = words[e >> 1 & 1] >> (8 * ((lane / 4 & 1) + 2 * (e >> 2))) & 255;
+		}
+	} else {
+		UNROLL
+		for (int e = 0; e < Core::E; e++) {
+			i32 r = row + Core::row(e), c = column + Core::column(e);
+
+			bytes[e] = TRANSPOSED ? dropout_byte(d, batch_head, c, r)
+					      : dropout_byte(d, batch_head, r, c);
+		}
+	}
+}
+
 /* What a lane knows of the row that one of its statistics belongs to. */
 struct RowPlace {
 	i32 row, head; /* of the sequence; of the problem */
@@ -114,6 +152,31 @@ template <class C, int TM> struct Softmax {
 	{
 		m.fill(minus_infinity());
 		l.fill(0.0f);
+	}
+
+	/* Away to LDS and back, each lane its own: between the products registers are dear. */
+	static const int KEPT_BYTES = 2 * TM * Core::STATS * C::THREADS * 4;
+
+	METHOD void keep(char *lds) const
+	{
+		float *to = (float *)lds + thread_id();
+
+		UNROLL
+		for (int i = 0; i < TM * Core::STATS; i++) {
+			to[(2 * i) * C::THREADS] = m.v[i / Core::STATS][i % Core::STATS];
+			to[(2 * i + 1) * C::THREADS] = l.v[i / Core::STATS][i % Core::STATS];
+		}
+	}
+
+	METHOD void fetch(const char *lds)
+	{
+		const float *from = (const float *)lds + thread_id();
+
+		UNROLL
+		for (int i = 0; i < TM * Core::STATS; i++) {
+			m.v[i / Core::STATS][i % Core::STATS] = from[(2 * i) * C::THREADS];
+			l.v[i / Core::STATS][i % Core::STATS] = from[(2 * i + 1) * C::THREADS];
+		}
 	}
 
 	/* S becomes P; what was summed so far must be multiplied by ret_factor. */
