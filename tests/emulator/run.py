@@ -20,6 +20,8 @@ import abi  # noqa: E402
 import suite  # noqa: E402
 
 CLANG = os.environ.get("FMHA_CLANG", "clang-19")
+# The emulator's dual-issue instructions may write one half before they read the other's sources.
+NO_DUAL_ISSUE = ["-mllvm", "-amdgpu-enable-vopd=0"]
 
 
 def compile_kernel(kernel, arch, folder):
@@ -32,7 +34,8 @@ def compile_kernel(kernel, arch, folder):
     subprocess.run(
         [CLANG, "-w", "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc",
          "-std=c++17", "-O3", f"--offload-arch={arch}", "-I" + os.path.join(abi.ROOT, "kernels", "gpu"),
-         "-I" + os.path.join(abi.ROOT, "kernels"), *options, "-o", out, source], check=True, stderr=subprocess.DEVNULL)
+         "-I" + os.path.join(abi.ROOT, "kernels"),
+         *(NO_DUAL_ISSUE if arch.startswith(("gfx11", "gfx12")) else []), *options, "-o", out, source], check=True, stderr=subprocess.DEVNULL)
     return out
 
 

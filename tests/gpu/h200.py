@@ -28,10 +28,11 @@ def conformance(lib, device, arch, match, workers):
     print(f"{len(kernels)} kernels built in {time.time() - start:.0f} s, {len(spills)} with spills", flush=True)
     for n in spills:
         print("  spills:", n, [x.strip() for x in logs[n].splitlines() if "spill" in x][0][-70:])
-    failed = 0
+    failed = done = 0
 
     def one(case):
         try:
+            print(f"start {case}", file=sys.stderr)
             suite.run(case, lib, device, arch)
         except (AssertionError, RuntimeError, ValueError) as error:
             return f"FAIL {case}: {str(error)[:200]}"
@@ -40,9 +41,12 @@ def conformance(lib, device, arch, match, workers):
     # The reference computes outside of Python's lock, so cases overlap; launches do not.
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         for text in pool.map(one, cases):
+            done += 1
             if text:
                 failed += 1
                 print(text, flush=True)
+            elif done % 20 == 0:
+                print(f"  {done} cases, {time.time() - start:.0f} s", flush=True)
     print(f"conformance: {len(cases) - failed} of {len(cases)} cases passed, {time.time() - start:.0f} s", flush=True)
     return failed
 
