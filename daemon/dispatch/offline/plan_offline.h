@@ -18,6 +18,7 @@ struct plan_offline_options {
  * What plan_explain() says (daemon/dispatch/explain.c describes the document) when every kernel
  * that specs/ allows on the arch is at hand. A tensor of @problem is present when its buffer is not
  * 0.
+ * Sizes that only the device knows (private workspaces, dynamic LDS) are 0 in it.
  * @ret_json: given, free()
  * Return: 0; FMHA_ENOENT: no such arch; FMHA_EINVAL or FMHA_ENOTSUP: the problem; FMHA_ENOMEM,
  * FMHA_EIO.

@@ -363,6 +363,54 @@ static void too_many_rows_are_refused(void **state)
 	fixture_deinit(&f);
 }
 
+/* Sound problems with some words replaced: a plan or an error, never anything else. */
+static void wild_problems_are_plans_or_errors(void **state)
+{
+	static const int32_t wild[] = {-1,  0,    1,       2,       3,         7,        8,
+				       255, 4096, 1 << 20, 1 << 30, INT32_MAX, INT32_MIN};
+	unsigned seed = 11;
+	int n_plans = 0;
+
+	(void)state;
+	for (int i = 0; i < 30000; i++) {
+		struct fixture f;
+		int n = 1 + rand_r(&seed) % 4, r;
+		uint32_t mode = (uint32_t)rand_r(&seed) % 2;
+
+		if (rand_r(&seed) % 2)
+			fixture_forward(&f, mode);
+		else
+			fixture_backward(&f, mode);
+		if (rand_r(&seed) % 3 == 0 && mode == FMHA_BATCH && f.problem.op == FMHA_FORWARD)
+			make_append(&f, (uint32_t)rand_r(&seed) % 3);
+		f.decree.needs_dq_acc = rand_r(&seed) % 2;
+		f.decree.device.compute_units = (uint32_t)rand_r(&seed) % 200;
+		while (n-- > 0) {
+			size_t words = rand_r(&seed) % 4 ? offsetof(struct fmha_problem, tensor) / 4
+							 : sizeof(struct fmha_problem) / 4;
+			size_t word = 1 + (size_t)rand_r(&seed) % (words - 1);
+
+			memcpy((char *)&f.problem + word * 4,
+			       &wild[(size_t)rand_r(&seed) % (sizeof(wild) / sizeof(wild[0]))], 4);
+		}
+		r = fixture_build(&f);
+		assert_true(r <= 0);
+		if (r < 0) {
+			assert_int_equal(f.err.code, r);
+			assert_true(f.err.msg[0] != '\0');
+		} else {
+			n_plans++;
+			assert_true(f.plan.flops >= 0);
+			for (uint32_t s = 0; s < f.plan.n_stages; s++)
+				assert_true(f.plan.stages[s].workspace_offset +
+						    f.plan.stages[s].workspace_bytes <=
+					    f.plan.workspace_bytes);
+		}
+		fixture_deinit(&f);
+	}
+	assert_in_range(n_plans, 1000, 29000); /* both were tried */
+}
+
 static double pairs_by_hand(int q, int k, const struct fmha_problem *p)
 {
 	int anchor = p->mask == FMHA_MASK_BOTTOM_RIGHT ? k - q : 0;
@@ -447,6 +495,7 @@ int main(void)
 		cmocka_unit_test(nothing_to_write_is_no_stage),
 		cmocka_unit_test(too_large_workspace_is_refused),
 		cmocka_unit_test(too_many_rows_are_refused),
+		cmocka_unit_test(wild_problems_are_plans_or_errors),
 		cmocka_unit_test(visible_pairs_equal_counting),
 		cmocka_unit_test(flops_are_the_worked_numbers),
 	};
