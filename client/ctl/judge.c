@@ -600,7 +600,7 @@ int judge_new(const struct fmha_problem *problem, struct judge **ret_judge, stru
 	else
 		r = judge_merge(judge, problem, err);
 	if (r < 0) {
-		judge = judge_free(judge);
+		(void)judge_free(judge);
 		return r;
 	}
 	*ret_judge = judge;

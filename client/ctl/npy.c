@@ -335,7 +335,9 @@ static size_t format_header(const struct npy *npy, uint8_t header[512])
 	end = (PREAMBLE_V1 + n + 1 + HEADER_ALIGN - 1) / HEADER_ALIGN * HEADER_ALIGN;
 	memset(header + PREAMBLE_V1 + n, ' ', end - PREAMBLE_V1 - n - 1);
 	header[end - 1] = '\n';
-	memcpy(header, MAGIC "\x01\x00", 8);
+	memcpy(header, MAGIC, MAGIC_BYTES); // NOLINT(bugprone-not-null-terminated-result)
+	header[6] = 1;
+	header[7] = 0;
 	header[8] = (uint8_t)((end - PREAMBLE_V1) & 0xff);
 	header[9] = (uint8_t)((end - PREAMBLE_V1) >> 8);
 	return end;

@@ -688,7 +688,7 @@ int connection_call(struct connection *c, enum proto_method method, const void *
 		    int64_t deadline, void *ret_result, int *ret_fd, bool *ret_unsent,
 		    struct fmha_error *err)
 {
-	struct pending *pending;
+	struct pending *pending = NULL;
 	int r;
 
 	r = connection_submit(c, method, params, fd, deadline, &pending, ret_unsent, err);

@@ -50,6 +50,13 @@ static uint64_t hash_key(const struct fmha_problem *key)
 	return hash;
 }
 
+/* Bytes that differ without a meaning (padding, NaN) cost a second plan and nothing else. */
+static bool same_key(const struct fmha_problem *a, const struct fmha_problem *b)
+{
+	// NOLINTNEXTLINE(bugprone-suspicious-memory-comparison)
+	return memcmp(a, b, sizeof(*a)) == 0;
+}
+
 static struct fmha_plan *cache_find(struct fmha_device *device, const struct fmha_problem *key,
 				    uint64_t hash)
 {
@@ -59,8 +66,7 @@ static struct fmha_plan *cache_find(struct fmha_device *device, const struct fmh
 	for (uint32_t i = 0; device->cache && i < PLAN_CACHE_SIZE; i++) {
 		struct cached_plan *entry = &device->cache[i];
 
-		if (entry->plan && entry->hash == hash &&
-		    memcmp(&entry->key, key, sizeof(*key)) == 0) {
+		if (entry->plan && entry->hash == hash && same_key(&entry->key, key)) {
 			entry->last_use = ++device->cache_clock;
 			plan = plan_ref(entry->plan);
 			break;
@@ -87,8 +93,7 @@ static void cache_put(struct fmha_device *device, const struct fmha_problem *key
 	for (uint32_t i = 0; device->cache && i < PLAN_CACHE_SIZE; i++) {
 		struct cached_plan *entry = &device->cache[i];
 
-		if (entry->plan && entry->hash == hash &&
-		    memcmp(&entry->key, key, sizeof(*key)) == 0) {
+		if (entry->plan && entry->hash == hash && same_key(&entry->key, key)) {
 			place = replace ? entry : NULL;
 			break;
 		}
