@@ -50,6 +50,7 @@ struct Config {
 	static const bool DESCALE = FMHA_DESCALE;
 	/* Scores must be real logits before the softmax; otherwise raw products will do. */
 	static const bool LOGITS = FMHA_LOGITS;
+	static const bool LEAN = FMHA_LEAN;      /* forward: see fwd.h */
 	static const bool APART = FMHA_APART;    /* dK and dV in blocks of their own */
 	static const int BIAS = FMHA_BIAS;
 	static const int BUFFERS = FMHA_BUFFERS; /* of streamed tiles, backward */

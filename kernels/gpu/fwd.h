@@ -31,7 +31,8 @@ template <class C> struct Forward {
 				       (TM * TD * Core::E + 2 * TM * Core::STATS);
 	static const int STAGE_STRIDE = stage_stride(C::HDIM_V), STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
 	typedef KeyView<Element, C::PAGED> Keys;
-	/* On NVIDIA, what describes keys and values waits in LDS: registers are dear in the loop. */
+	/* LEAN: what the loop does not need at every moment waits in LDS. No spills, but slower than a
+	 * few of them (NOTES.md). */
 	struct Views {
 		Keys keys, values;
 		ColumnTiles tiles;
@@ -39,11 +40,9 @@ template <class C> struct Forward {
 		i32 first_row, last_row;
 	};
 	static const int VIEWS_AT = V_AT + VTile::BYTES;
-	static const int VIEWS_BYTES = Core::VIEWS_IN_LDS ? 256 : 0;
+	static const int VIEWS_BYTES = C::LEAN ? 256 : 0;
 	static_assert(sizeof(Views) <= 256, "room for the views");
-	/* So do the row statistics, where the accumulators leave no room for them. */
-	static const bool STATS_IN_LDS = Core::VIEWS_IN_LDS && TM * C::HDIM_V > 128;
-	static const int KEPT_BYTES = STATS_IN_LDS ? Softmax<C, TM>::KEPT_BYTES : 0;
+	static const int KEPT_BYTES = C::LEAN ? Softmax<C, TM>::KEPT_BYTES : 0;
 	static const int BYTES =
 		static_max(VIEWS_AT + VIEWS_BYTES + KEPT_BYTES, static_max(MERGE_BYTES, STAGE_BYTES));
 	static_assert(BYTES <= C::LDS_BYTES, "gpu_kernel.c computes the LDS of a kernel");
@@ -216,9 +215,9 @@ template <class C> struct Forward {
 
 		Views own = {keys, values, tiles, band, first_row, last_row};
 		Views *kept = (Views *)(lds + VIEWS_AT);
-		if (Core::VIEWS_IN_LDS && thread_id() == 0)
+		if (C::LEAN && thread_id() == 0)
 			*kept = own; /* read after the loop's first barrier */
-		if (STATS_IN_LDS)
+		if (C::LEAN)
 			softmax.keep((char *)kept + VIEWS_BYTES);
 		q.template fetch<Element>(queries, tile_row, n_rows);
 		if (tiles.count > 0)
@@ -231,7 +230,7 @@ template <class C> struct Forward {
 
 			k.arrive();
 			block_sync(); /* K is there; nobody reads V any more */
-			const Views &views = Core::VIEWS_IN_LDS ? *kept : own;
+			const Views &views = C::LEAN ? *kept : own;
 			i32 column = views.tiles.column(n);
 
 			v.template fetch<Element>(views.values, column, views.band.end);
@@ -244,7 +243,7 @@ template <class C> struct Forward {
 							  views.band.end);
 			attend(s, v, views, column, wave_column);
 		}
-		if (STATS_IN_LDS)
+		if (C::LEAN)
 			softmax.fetch((const char *)kept + VIEWS_BYTES);
 	}
 
@@ -261,10 +260,10 @@ template <class C> struct Forward {
 			make_logits(s, column + wave_column);
 		if (masked)
 			mask(s, b, column + wave_column);
-		if (STATS_IN_LDS)
+		if (C::LEAN)
 			softmax.fetch((const char *)&views + VIEWS_BYTES);
 		softmax.update(s, modifiers.unit, &factor);
-		if (STATS_IN_LDS)
+		if (C::LEAN)
 			softmax.keep((char *)&views + VIEWS_BYTES);
 		scale_rows(o, factor);
 		if (C::DROPOUT || C::DESCALE)
