@@ -133,6 +133,8 @@ static int check_reads(struct generator *generator, const struct at *at, struct 
 	for (int i = 0; i < generator->n_axes; i++)
 		writes |= generator->axes[i].bits & ~SHARED_BY;
 	generator->has_block_per_cu = !!(writes & FIELD_BIT(block_per_cu));
+	if (generator->has_block_per_cu)
+		reads &= ~FIELD_BIT(block_per_cu);
 	writes &= ~FIELD_BIT(block_per_cu);
 	if ((reads & ~SHARED_BY & ~spec_tile_fields) || (writes & ~spec_tile_fields))
 		return at_error(at, err,
