@@ -325,6 +325,15 @@ static const struct field rebind_fields[] = {
 #undef STRUCT
 static const struct field_table TABLE(rebind_table, "rebind", proto_rebind, rebind_fields);
 
+#define STRUCT proto_fence
+static const struct field fence_fields[] = {
+	U64(buffer),
+	U64(offset, NOTE("bytes, a multiple of 4")),
+	U32(value),
+};
+#undef STRUCT
+static const struct field_table TABLE(fence_table, "fence", proto_fence, fence_fields);
+
 #define STRUCT proto_run_params
 static const struct field run_params_fields[] = {
 	U64(plan),
@@ -336,6 +345,12 @@ static const struct field run_params_fields[] = {
 	{FIELD(rebinds), .type = FIELD_ARRAY, OPTIONAL, .table = &rebind_table,
 	 .count_offset = offsetof(struct proto_run_params, n_rebinds),
 	 .capacity = PROTO_MAX_REBINDS},
+	{FIELD(waits), .type = FIELD_ARRAY, OPTIONAL, .table = &fence_table,
+	 .count_offset = offsetof(struct proto_run_params, n_waits), .capacity = PROTO_MAX_FENCES,
+	 NOTE("the device waits until each counter has reached its value")},
+	{FIELD(signals), .type = FIELD_ARRAY, OPTIONAL, .table = &fence_table,
+	 .count_offset = offsetof(struct proto_run_params, n_signals), .capacity = PROTO_MAX_FENCES,
+	 NOTE("the device writes these when it is done")},
 };
 #undef STRUCT
 static const struct field_table TABLE(run_params_table, "run_params", proto_run_params,
@@ -484,6 +499,7 @@ const struct field_table *const proto_tables[] = {
 	&plan_release_params_table,
 	&run_params_table,
 	&rebind_table,
+	&fence_table,
 	&run_result_table,
 	&cancel_params_table,
 	&json_result_table,

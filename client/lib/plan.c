@@ -236,6 +236,13 @@ int check_run_options(const struct fmha_run_options *options, struct fmha_error 
 		return fmha_error_set_field(err, FMHA_EINVAL, "n_rebinds",
 					    "n_rebinds %u: at most %u", options->n_rebinds,
 					    FMHA_MAX_REBINDS);
+	if (options->n_waits > FMHA_MAX_FENCES || options->n_signals > FMHA_MAX_FENCES)
+		return fmha_error_set_field(err, FMHA_EINVAL, "n_waits",
+					    "%u waits and %u signals: at most %d each",
+					    options->n_waits, options->n_signals, FMHA_MAX_FENCES);
+	if ((options->n_waits > 0 && !options->waits) ||
+	    (options->n_signals > 0 && !options->signals))
+		return fmha_error_set_field(err, FMHA_EINVAL, "waits", "waits or signals is NULL");
 	if (options->n_rebinds > 0 && !options->rebinds)
 		return fmha_error_set_field(err, FMHA_EINVAL, "rebinds", "rebinds is NULL");
 	for (uint32_t i = 0; i < options->n_rebinds; i++) {
@@ -252,6 +259,22 @@ int64_t run_deadline(const struct fmha_device *device, const struct fmha_run_opt
 	if (options && options->timeout_ms)
 		return deadline_after_ms(options->timeout_ms);
 	return client_deadline(device->client);
+}
+
+static int fill_fences(struct fmha_device *device, const struct fmha_fence *fences, uint32_t n,
+		       struct connection *c, uint64_t generation, int64_t deadline,
+		       struct proto_fence *ret_fences, struct fmha_error *err)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		int r = buffer_bind(device, fences[i].buffer, c, generation, deadline,
+				    &ret_fences[i].buffer, err);
+
+		if (r < 0)
+			return r;
+		ret_fences[i].offset = fences[i].offset;
+		ret_fences[i].value = fences[i].value;
+	}
+	return 0;
 }
 
 static int fill_run(struct fmha_plan *plan, const struct fmha_run_options *options,
@@ -280,7 +303,14 @@ static int fill_run(struct fmha_plan *plan, const struct fmha_run_options *optio
 		if (r < 0)
 			return r;
 	}
-	return 0;
+	params->n_waits = options->n_waits;
+	params->n_signals = options->n_signals;
+	r = fill_fences(plan->device, options->waits, options->n_waits, c, generation, deadline,
+			params->waits, err);
+	if (r == 0)
+		r = fill_fences(plan->device, options->signals, options->n_signals, c, generation,
+				deadline, params->signals, err);
+	return r;
 }
 
 /*

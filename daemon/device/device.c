@@ -133,6 +133,16 @@ void device_forget(struct device *device, void *owner)
 		device->ops->forget(device, owner);
 }
 
+bool device_has_fences(const struct device *device)
+{
+	return device->ops->release_fences;
+}
+
+bool device_release_fences(struct device *device, struct device_launch *launch)
+{
+	return device->ops->release_fences && device->ops->release_fences(device, launch);
+}
+
 bool device_shares_memory(const struct device *device)
 {
 	return !device->ops->fetch;

@@ -85,6 +85,14 @@ struct device_memory_source {
 	uint64_t size;
 };
 
+#define DEVICE_FENCES PROTO_MAX_FENCES
+
+/* A counter in device memory. */
+struct device_fence {
+	void *device; /* 4-byte aligned */
+	uint32_t value;
+};
+
 /*
  * One run. Made by device_launch_new() and reusable; the caller fills in the first part and may not
  * touch it from device_submit() until on_done.
@@ -104,6 +112,9 @@ struct device_launch {
 	struct device_copy uploads[DEVICE_UPLOADS], downloads[DEVICE_DOWNLOADS];
 	void *zero;
 	uint64_t zero_bytes;
+	/* Waited for before everything else, written after it; only where device_has_fences(). */
+	uint32_t n_waits, n_signals;
+	struct device_fence waits[DEVICE_FENCES], signals[DEVICE_FENCES];
 
 	/* Filled in when it is done. */
 	struct fmha_error error; /* code FMHA_OK: success */
@@ -180,6 +191,10 @@ struct device_launch *device_launch_new(struct device *device);
 struct device_launch *device_launch_free(struct device *device, struct device_launch *launch);
 
 void device_submit(struct device *device, struct device_launch *launch);
+/* Whether launches can wait for counters in device memory. */
+bool device_has_fences(const struct device *device);
+/* Writes what the launch waits for, if it still does. Returns whether it did. */
+bool device_release_fences(struct device *device, struct device_launch *launch);
 /*
  * Runs the launch on the calling thread, when nothing else is under way, and returns true; on_done
  * is not called. For launches so small that waking another thread would take longer.

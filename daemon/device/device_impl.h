@@ -37,6 +37,8 @@ struct device_ops {
 	void (*forget)(struct device *device, void *owner);
 	int (*fetch)(struct device *device, const void *from, void *to, uint64_t bytes,
 		     struct fmha_error *err);
+	/* NULL: no fences. */
+	bool (*release_fences)(struct device *device, struct device_launch *launch);
 	struct device_stream *(*stream_new)(struct device *device);
 	void (*stream_free)(struct device *device, struct device_stream *stream);
 	struct device_launch *(*launch_new)(struct device *device);

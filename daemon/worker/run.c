@@ -25,6 +25,7 @@
 #define SLOW_UNTIL_NOT_TINY 4
 #define KEEP_FREE_REQUESTS  64
 #define TRIM_AFTER_MS       5000
+#define FENCE_TIMEOUT_MS    10000 /* of a run that names none */
 
 struct request {
 	struct list in_worker; /* worker.requests or worker.free_requests */
@@ -35,11 +36,13 @@ struct request {
 	struct plan_indices *indices;
 	struct device_memory workspace;
 	struct mirror mirror;
-	struct buffer *buffers[FMHA_N_TENSORS]; /* referenced while running */
+	struct buffer
+		*buffers[FMHA_N_TENSORS + 2 * PROTO_MAX_FENCES]; /* referenced while running */
 	uint32_t n_buffers;
 	struct proto_run_params params;
 	uint32_t id;
 	bool running, timed_out;
+	bool answered;                    /* with fences: when it was queued */
 	uint64_t arrived_ns, deadline_ns; /* deadline 0: none */
 };
 
@@ -127,6 +130,11 @@ static const struct proto_rebind *find_rebind(const struct proto_run_params *par
 	return NULL;
 }
 
+static bool has_fences(const struct proto_run_params *params)
+{
+	return params->n_waits > 0 || params->n_signals > 0;
+}
+
 static int check_rebinds(const struct plan *plan, const struct proto_run_params *params,
 			 struct fmha_error *err)
 {
@@ -169,6 +177,52 @@ static int bind_tensor(struct request *request, uint32_t role, struct plan_bindi
 		.device = (char *)buffer->memory.device + offset,
 		.bytes = buffer->memory.bytes - offset};
 	return 0;
+}
+
+/* Looks up the counters, references their buffers and says where they lie. */
+static int bind_fences(struct request *request, const struct proto_fence *fences, uint32_t n,
+		       const char *field, struct device_fence *ret_fences, struct fmha_error *err)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct buffer *buffer = table_get(&request->session->buffers, fences[i].buffer);
+
+		if (!buffer)
+			return fmha_error_set_field(err, FMHA_ENOENT, field,
+						    "%s: buffer %llu: no such", field,
+						    (unsigned long long)fences[i].buffer);
+		if (fences[i].offset % 4 != 0 || buffer->memory.bytes < 4 ||
+		    fences[i].offset > buffer->memory.bytes - 4)
+			return fmha_error_set_field(err, FMHA_EINVAL, field,
+						    "%s: no aligned 32-bit word at offset %llu",
+						    field, (unsigned long long)fences[i].offset);
+		buffer->n_references++;
+		request->buffers[request->n_buffers++] = buffer;
+		ret_fences[i] = (struct device_fence){.device = (char *)buffer->memory.device +
+								fences[i].offset,
+						      .value = fences[i].value};
+	}
+	return 0;
+}
+
+static int bind_all_fences(struct request *request, struct fmha_error *err)
+{
+	const struct proto_run_params *params = &request->params;
+	struct device_launch *launch = request->launch;
+	int r;
+
+	launch->n_waits = params->n_waits;
+	launch->n_signals = params->n_signals;
+	if (!has_fences(params))
+		return 0;
+	if (!device_has_fences(request->session->worker->device))
+		return fmha_error_set_field(err, FMHA_ENOTSUP,
+					    params->n_waits ? "waits" : "signals",
+					    "this device has no fences");
+	r = bind_fences(request, params->waits, params->n_waits, "waits", launch->waits, err);
+	if (r == 0)
+		r = bind_fences(request, params->signals, params->n_signals, "signals",
+				launch->signals, err);
+	return r;
 }
 
 static int take_workspace(struct request *request, struct fmha_error *err)
@@ -234,6 +288,8 @@ static int bind_request(struct request *request, struct fmha_error *err)
 
 	for (uint32_t i = 0; i < plan->n_views && r == 0; i++)
 		r = bind_tensor(request, plan->views[i].role, &bindings[plan->views[i].role], err);
+	if (r == 0)
+		r = bind_all_fences(request, err);
 	/* A workspace that the caller gives is not used here: a kernel must be able to trust what
 	 * it has put there, and a client could write to it meanwhile. */
 	if (r == 0)
@@ -327,15 +383,43 @@ static void complete(struct request *request)
 		histogram_add(&worker->total, now - request->arrived_ns);
 		judge_size(request->plan, result.kernel_ns);
 		kernels_count_run(worker, &request->plan->plan, result.kernel_ns);
-		connection_answer(&session->connection, request->id, PROTO_RUN, &result, -1);
+		if (!request->answered)
+			connection_answer(&session->connection, request->id, PROTO_RUN, &result,
+					  -1);
 	} else {
 		if (error->code == FMHA_ECANCELED)
 			worker->n_cancelled++;
 		else
 			worker->n_failed++;
-		connection_answer_error(&session->connection, request->id, error);
+		if (request->answered)
+			session->late_error = *error;
+		else
+			connection_answer_error(&session->connection, request->id, error);
 	}
 	retire(request);
+}
+
+/* With fences the client wants to know that its own stream may go on; the device does the rest. */
+static void answer_queued(struct request *request)
+{
+	struct proto_run_result result = {.queued_ns = clock_ns() - request->arrived_ns};
+
+	request->answered = true;
+	connection_answer(&request->session->connection, request->id, PROTO_RUN, &result, -1);
+}
+
+/* A deadline has passed. A stuck fence is let go, or it would hold up the stream for ever. */
+static void give_up(struct request *request)
+{
+	struct device *device = request->session->worker->device;
+
+	if (device_release_fences(device, request->launch))
+		fmha_error_set_field(&request->session->late_error, FMHA_ETIMEDOUT, "waits",
+				     "a fence of an earlier run was not reached within %u ms",
+				     request->params.timeout_ms ? request->params.timeout_ms
+								: FENCE_TIMEOUT_MS);
+	else if (!request->answered)
+		device_cancel(device, request->launch);
 }
 
 static void on_done(struct device_launch *launch)
@@ -385,7 +469,7 @@ static void start(struct request *request)
 	launch->bus_address = 0;
 	launch->error.code = FMHA_OK;
 	enter_device(worker, request);
-	if (request->plan->tiny && session->n_running == 1 &&
+	if (request->plan->tiny && session->n_running == 1 && !has_fences(&request->params) &&
 	    device_run_here(worker->device, launch)) {
 		leave_device(worker);
 		complete(request);
@@ -394,6 +478,8 @@ static void start(struct request *request)
 	worker->untrimmed = true;
 	device_submit(worker->device, launch);
 	leave_device(worker);
+	if (has_fences(&request->params))
+		answer_queued(request);
 	if (!uv_is_active((uv_handle_t *)&worker->tick)) {
 		worker->last_tick_ns = clock_ns();
 		uv_timer_start(&worker->tick, run_on_tick, TICK_MS, TICK_MS);
@@ -416,6 +502,7 @@ void run_request(struct session *session, uint32_t id, const struct proto_run_pa
 	struct session_plan *plan = table_get(&session->plans, params->plan);
 	struct request *request;
 	struct fmha_error err;
+	uint64_t timeout_ms;
 
 	if (!plan) {
 		fmha_error_set_field(&err, FMHA_ENOENT, "plan", "plan %llu: no such",
@@ -425,6 +512,12 @@ void run_request(struct session *session, uint32_t id, const struct proto_run_pa
 	}
 	if (worker->draining) {
 		fmha_error_set(&err, FMHA_EBUSY, "the daemon is stopping");
+		connection_answer_error(&session->connection, id, &err);
+		return;
+	}
+	if (session->late_error.code != FMHA_OK) {
+		err = session->late_error;
+		session->late_error.code = FMHA_OK;
 		connection_answer_error(&session->connection, id, &err);
 		return;
 	}
@@ -444,11 +537,12 @@ void run_request(struct session *session, uint32_t id, const struct proto_run_pa
 	request->plan = plan;
 	request->params = *params;
 	request->id = id;
-	request->timed_out = false;
+	request->timed_out = request->answered = false;
 	request->arrived_ns = clock_ns();
-	request->deadline_ns = params->timeout_ms
-				       ? request->arrived_ns + params->timeout_ms * NS_PER_MS
-				       : 0;
+	timeout_ms = params->timeout_ms;
+	if (timeout_ms == 0 && has_fences(params))
+		timeout_ms = FENCE_TIMEOUT_MS;
+	request->deadline_ns = timeout_ms ? request->arrived_ns + timeout_ms * NS_PER_MS : 0;
 	list_append(&worker->requests, &request->in_worker);
 	list_append(&session->waiting, &request->in_session);
 	session->n_waiting++;
@@ -559,7 +653,7 @@ void run_on_tick(uv_timer_t *timer)
 			continue;
 		request->timed_out = true;
 		if (request->running)
-			device_cancel(worker->device, request->launch);
+			give_up(request);
 		else
 			drop_waiting(request, FMHA_ETIMEDOUT, "not started before its deadline");
 	}

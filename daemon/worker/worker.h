@@ -73,7 +73,9 @@ struct session {
 	struct list preparing; /* struct preparing: plans whose kernels are being compiled */
 	uint32_t n_imports;    /* under way on other threads */
 	uint64_t n_runs;
-	bool kernels_busy; /* a registry request is under way */
+	bool kernels_busy;            /* a registry request is under way */
+	struct fmha_error late_error; /* of a run that was answered when it was queued; the next
+				       * run tells it */
 	bool hung_up, closed;
 };
 

@@ -261,6 +261,73 @@ def test_a_handle_that_blocks_the_driver_blocks_nobody_else(gpu):
     other.close()
 
 
+def device_buffer(device, size):
+    """A buffer in the stub's device memory, and this process's view of its words."""
+    result, (fd,) = device.call_with_fds("buffer_create", {"size": size})
+    words = numpy.frombuffer(mmap.mmap(fd, result["allocation_bytes"]), numpy.uint32)
+    os.close(fd)
+    return result["buffer"], words
+
+
+def test_fences_order_runs_without_the_host(gpu):
+    with gpu.device() as device:
+        buffer, words = device_buffer(device, 5 * TENSOR_BYTES)
+        at = 4 * TENSOR_BYTES
+        plan = device.plan(problem(buffer))["plan"]
+        words[at // 4] = 4294967290  # counters wrap
+        start = time.monotonic()
+        device.run(
+            plan,
+            waits=[{"buffer": buffer, "offset": at, "value": 3}],
+            signals=[{"buffer": buffer, "offset": at + 4, "value": 77}],
+        )
+        assert time.monotonic() - start < 1, "answered when queued"
+        device.ping()
+        words[at // 4] = 3
+        device.run(plan)  # behind the first one on the same stream
+        assert words[at // 4 + 1] == 77
+
+
+def test_a_stuck_fence_has_a_deadline(gpu):
+    with gpu.device() as device:
+        buffer, words = device_buffer(device, 5 * TENSOR_BYTES)
+        fence = {"buffer": buffer, "offset": 4 * TENSOR_BYTES, "value": 1}
+        plan = device.plan(problem(buffer))["plan"]
+        pid = device.worker_pid
+        device.run(plan, waits=[fence], timeout_ms=300)
+        assert fmhad.until(lambda: words[TENSOR_BYTES] == 1, 3), "the wait was let go"
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.run(plan)
+        assert caught.value.name == "ETIMEDOUT" and caught.value.field == "waits"
+        device.run(plan)
+        assert gpu.children() == [pid], "no worker had to die for it"
+
+
+def test_bad_fences_are_refused(gpu, daemon):
+    with gpu.device() as device:
+        buffer, _ = device_buffer(device, 4 * TENSOR_BYTES)
+        plan = device.plan(problem(buffer))["plan"]
+        size = 4 * TENSOR_BYTES
+        for bad in (
+            {"buffer": buffer, "offset": size - 3, "value": 1},
+            {"buffer": buffer, "offset": size, "value": 1},
+            {"buffer": buffer, "offset": 2, "value": 1},
+            {"buffer": buffer, "offset": (1 << 64) - 4, "value": 1},
+            {"buffer": buffer + 1, "offset": 0, "value": 1},
+        ):
+            for field in ("waits", "signals"):
+                with pytest.raises(fmha_wire.WireError) as caught:
+                    device.run(plan, **{field: [bad]})
+                assert caught.value.field == field
+        device.run(plan)
+    with daemon.device() as device:  # the CPU
+        buffer = device.buffer_create(4 * TENSOR_BYTES)
+        plan = device.plan(problem(buffer.id))["plan"]
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.run(plan, waits=[{"buffer": buffer.id, "offset": 0, "value": 1}])
+        assert caught.value.name == "ENOTSUP"
+
+
 def test_a_fault_costs_what_was_in_flight(make_gpu):
     daemon = make_gpu(CUDA_STUB_FAIL="cuLaunchKernel", CUDA_STUB_AFTER="1")
     worker = daemon.children()

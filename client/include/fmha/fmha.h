@@ -57,6 +57,7 @@ extern "C" {
 #define FMHA_PATH_BYTES         108 /* socket paths, NUL included */
 #define FMHA_MAX_STAGES         4
 #define FMHA_MAX_REBINDS        16
+#define FMHA_MAX_FENCES         4
 #define FMHA_HANDLE_BYTES       64
 #define FMHA_ANY_DEVICE         UINT32_MAX
 #define FMHA_DEFAULT_TIMEOUT_MS 30000
@@ -322,6 +323,17 @@ struct fmha_rebind {
 	uint64_t offset;   /* bytes */
 };
 
+/*
+ * A 32-bit counter in a buffer of a GPU, which orders work of several processes on the device itself,
+ * without the host (cuStreamWaitValue32, hipStreamWaitValue32 and their writing counterparts).
+ */
+struct fmha_fence {
+	uint64_t buffer; /* fmha_buffer_id() */
+	uint64_t offset; /* bytes, a multiple of 4 */
+	uint32_t value;
+	uint32_t reserved; /* 0 */
+};
+
 struct fmha_run_options {
 	uint32_t struct_size;
 	uint32_t timeout_ms;        /* of this run; 0: the client's */
@@ -329,6 +341,15 @@ struct fmha_run_options {
 	uint32_t n_rebinds;         /* at most FMHA_MAX_REBINDS */
 	uint64_t dropout_seed, dropout_offset;
 	const struct fmha_rebind *rebinds; /* borrowed */
+	/*
+	 * With fences the call returns, and a request ends, as soon as the run is queued on the device.
+	 * The device starts it when each counter of @waits has reached its value (the signed 32-bit
+	 * difference is not negative) and then writes @signals. A wait that lasts longer than the
+	 * run's timeout is given up: results are undefined and the next run returns FMHA_ETIMEDOUT.
+	 */
+	uint32_t n_waits, n_signals;      /* at most FMHA_MAX_FENCES each */
+	const struct fmha_fence *waits;   /* borrowed */
+	const struct fmha_fence *signals; /* borrowed */
 };
 
 struct fmha_run_result {

@@ -32,6 +32,7 @@ struct gpu_launch {
 	hipEvent_t begin, end;
 	atomic_bool cancelled;
 	_Atomic uint64_t issued_ns; /* 0: not yet */
+	_Atomic uint64_t begun_ns;  /* when it was first seen past its fences; 0: not yet */
 };
 
 static struct gpu_launch *launch_of(struct device_launch *launch)
@@ -141,7 +142,13 @@ static hipError_t issue(struct gpu_launch *launch)
 {
 	struct device_launch *base = &launch->base;
 	hipStream_t stream = base->stream->stream;
-	hipError_t status = hipEventRecord(launch->begin, stream);
+	hipError_t status = hipSuccess;
+
+	for (uint32_t i = 0; i < base->n_waits && status == hipSuccess; i++)
+		status = hipStreamWaitValue32(stream, base->waits[i].device, base->waits[i].value,
+					      hipStreamWaitValueGte, 0xffffffffu);
+	if (status == hipSuccess)
+		status = hipEventRecord(launch->begin, stream);
 
 	for (uint32_t i = 0; i < base->n_uploads && status == hipSuccess; i++)
 		status = hipMemcpyHtoDAsync((hipDeviceptr_t)base->uploads[i].device,
@@ -154,8 +161,12 @@ static hipError_t issue(struct gpu_launch *launch)
 		status = hipMemcpyDtoHAsync(base->downloads[i].host,
 					    (hipDeviceptr_t)base->downloads[i].device,
 					    base->downloads[i].bytes, stream);
+	for (uint32_t i = 0; i < base->n_signals && status == hipSuccess; i++)
+		status = hipStreamWriteValue32(stream, base->signals[i].device,
+					       base->signals[i].value, 0);
 	if (status == hipSuccess)
 		status = hipEventRecord(launch->end, stream);
+	atomic_store(&launch->begun_ns, 0);
 	atomic_store(&launch->issued_ns, clock_ns());
 	return status;
 }
@@ -240,14 +251,34 @@ void gpu_cancel(struct device *device, struct device_launch *launch)
 	atomic_store(&launch_of(launch)->cancelled, true);
 }
 
-uint64_t gpu_stalled_ns(struct device *device, struct device_launch *launch,
-			const char **ret_kernel)
+/* Waiting for a fence or for the launch before it is not stalling. */
+uint64_t gpu_stalled_ns(struct device *device, struct device_launch *base, const char **ret_kernel)
 {
-	uint64_t issued = atomic_load(&launch_of(launch)->issued_ns);
+	struct gpu_launch *launch = launch_of(base);
+	uint64_t begun = atomic_load(&launch->begun_ns);
 
 	(void)device;
-	*ret_kernel = launch->n_stages ? launch->names[launch->n_stages - 1] : "";
-	return issued ? clock_ns() - issued : 0;
+	*ret_kernel = base->n_stages ? base->names[base->n_stages - 1] : "";
+	if (!atomic_load(&launch->issued_ns))
+		return 0;
+	if (!begun && hipEventQuery(launch->begin) != hipErrorNotReady) {
+		begun = clock_ns();
+		atomic_store(&launch->begun_ns, begun);
+	}
+	return begun ? clock_ns() - begun : 0;
+}
+
+/* The words are written on a stream of their own: the launch's is the one that waits. */
+bool gpu_release_fences(struct device *device, struct device_launch *base)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+
+	if (base->n_waits == 0 || hipEventQuery(launch_of(base)->begin) != hipErrorNotReady)
+		return false;
+	for (uint32_t i = 0; i < base->n_waits; i++)
+		(void)hipStreamWriteValue32(gpu->rescue, base->waits[i].device,
+					    base->waits[i].value, 0);
+	return true;
 }
 
 /* Takes ended launches off the list. Returns whether there were any. */
@@ -313,9 +344,14 @@ static void *executor(void *argument)
 
 int gpu_executor_start(struct gpu_device *gpu, struct fmha_error *err)
 {
+	hipError_t status;
+
 	(void)pthread_mutex_init(&gpu->lock, NULL);
 	(void)pthread_cond_init(&gpu->work, NULL);
 	gpu->submitted_tail = &gpu->submitted;
+	status = hipStreamCreateWithFlags(&gpu->rescue, hipStreamNonBlocking);
+	if (status != hipSuccess)
+		return gpu_error(status, "making a stream", err);
 	if (pthread_create(&gpu->thread, NULL, executor, gpu) != 0)
 		return fmha_error_set(err, FMHA_EIO, "no more threads");
 	(void)pthread_setname_np(gpu->thread, "fmhad-gpu");
@@ -332,6 +368,8 @@ void gpu_executor_stop(struct gpu_device *gpu)
 		(void)pthread_mutex_unlock(&gpu->lock);
 		(void)pthread_join(gpu->thread, NULL);
 	}
+	if (gpu->rescue)
+		(void)hipStreamDestroy(gpu->rescue);
 	(void)pthread_mutex_destroy(&gpu->lock);
 	(void)pthread_cond_destroy(&gpu->work);
 }

@@ -29,6 +29,7 @@ struct gpu_device {
 	size_t vmm_granularity; /* 0: no exportable memory */
 
 	/* executor.c */
+	hipStream_t rescue; /* for words that release a stuck fence */
 	pthread_t thread;
 	bool thread_started;
 	pthread_mutex_t lock;
@@ -80,6 +81,7 @@ void gpu_launch_free(struct device *device, struct device_launch *launch);
 void gpu_submit(struct device *device, struct device_launch *launch);
 bool gpu_run_here(struct device *device, struct device_launch *launch);
 void gpu_cancel(struct device *device, struct device_launch *launch);
+bool gpu_release_fences(struct device *device, struct device_launch *launch);
 uint64_t gpu_stalled_ns(struct device *device, struct device_launch *launch,
 			const char **ret_kernel);
 

@@ -100,6 +100,7 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.prepare = gpu_prepare,
 	.forget = gpu_forget,
 	.fetch = gpu_fetch,
+	.release_fences = gpu_release_fences,
 	.stream_new = gpu_stream_new,
 	.stream_free = gpu_stream_free,
 	.launch_new = gpu_launch_new,

@@ -17,6 +17,7 @@
 #define PROTO_MAX_DEVICES  16
 #define PROTO_MAX_STAGES   4
 #define PROTO_MAX_REBINDS  16
+#define PROTO_MAX_FENCES   4
 #define PROTO_NAME_BYTES   64  /* device, client and set names, NUL included */
 #define PROTO_KERNEL_BYTES 256 /* canonical kernel names, NUL included */
 
@@ -119,13 +120,22 @@ struct proto_rebind {
 	uint64_t offset;
 };
 
+/* A 32-bit counter in a shared buffer. */
+struct proto_fence {
+	uint64_t buffer;
+	uint64_t offset; /* bytes, a multiple of 4 */
+	uint32_t value;
+};
+
 struct proto_run_params {
 	uint64_t plan;
 	uint64_t dropout_seed, dropout_offset;
 	uint32_t has_dropout_state; /* 0: keep what the plan was made with */
 	uint32_t timeout_ms;        /* 0: the daemon's own deadline */
-	uint32_t n_rebinds;
+	uint32_t n_rebinds, n_waits, n_signals;
 	struct proto_rebind rebinds[PROTO_MAX_REBINDS];
+	struct proto_fence waits[PROTO_MAX_FENCES];   /* counters that must be reached before */
+	struct proto_fence signals[PROTO_MAX_FENCES]; /* counters that are set afterwards */
 };
 
 struct proto_run_result {

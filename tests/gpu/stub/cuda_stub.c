@@ -226,12 +226,33 @@ CALL(cuIpcOpenEventHandle, void **event, struct ipc_handle handle)
 	return INVALID;
 }
 
-CALL(cuStreamCreate, void **stream, unsigned flags)
+/* While the file exists, kernels never end. */
+static int hangs(void)
+{
+	const char *file = getenv("CUDA_STUB_HANG");
+
+	return file && access(file, F_OK) == 0;
+}
+
+/* A stream remembers the last word that it waits for: events recorded behind it are not ready until
+ * the word has its value. (The work itself was done at once.) */
+struct stream {
+	pointer word;
+	uint32_t value;
+	int stuck; /* a kernel was launched while launches were to hang */
+};
+
+struct event {
+	struct timespec time;
+	struct stream behind;
+};
+
+CALL(cuStreamCreate, struct stream **stream, unsigned flags)
 {
 	(void)flags;
 	MAY_FAIL("cuStreamCreate");
-	*stream = malloc(1);
-	return 0;
+	*stream = calloc(1, sizeof(**stream));
+	return *stream ? 0 : 2;
 }
 
 CALL(cuStreamDestroy_v2, void *stream)
@@ -259,9 +280,11 @@ CALL(cuStreamWaitEvent, void *stream, void *event, unsigned flags)
 	return 0;
 }
 
-CALL(cuStreamWaitValue32_v2, void *stream, pointer at, uint32_t value, unsigned flags)
+CALL(cuStreamWaitValue32_v2, struct stream *stream, pointer at, uint32_t value, unsigned flags)
 {
-	(void)stream, (void)at, (void)value, (void)flags;
+	(void)flags;
+	stream->word = at;
+	stream->value = value;
 	return 0;
 }
 
@@ -272,45 +295,47 @@ CALL(cuStreamWriteValue32_v2, void *stream, pointer at, uint32_t value, unsigned
 	return 0;
 }
 
-CALL(cuEventCreate, struct timespec **event, unsigned flags)
+CALL(cuEventCreate, struct event **event, unsigned flags)
 {
 	(void)flags;
 	*event = calloc(1, sizeof(**event));
 	return *event ? 0 : 2;
 }
 
-CALL(cuEventDestroy_v2, struct timespec *event)
+CALL(cuEventDestroy_v2, struct event *event)
 {
 	free(event);
 	return 0;
 }
 
-CALL(cuEventRecord, struct timespec *event, void *stream)
+CALL(cuEventRecord, struct event *event, const struct stream *stream)
 {
-	(void)stream;
-	(void)clock_gettime(CLOCK_MONOTONIC, event);
+	(void)clock_gettime(CLOCK_MONOTONIC, &event->time);
+	event->behind = stream ? *stream : (struct stream){0};
 	return 0;
 }
 
-CALL(cuEventQuery, struct timespec *event)
+CALL(cuEventQuery, const struct event *event)
 {
-	(void)event;
+	const volatile uint32_t *word = (const volatile uint32_t *)(uintptr_t)event->behind.word;
+
 	MAY_FAIL("cuEventQuery");
-	/* "hang": the launch never ends. */
-	return getenv("CUDA_STUB_HANG") && access(getenv("CUDA_STUB_HANG"), F_OK) == 0 ? 600 : 0;
+	if (word && (int32_t)(*word - event->behind.value) < 0)
+		return 600;
+	return event->behind.stuck && hangs() ? 600 : 0;
 }
 
-CALL(cuEventSynchronize, struct timespec *event)
+CALL(cuEventSynchronize, const struct event *event)
 {
 	while (cuEventQuery(event) == 600)
 		(void)usleep(1000);
 	return 0;
 }
 
-CALL(cuEventElapsedTime, float *ms, const struct timespec *a, const struct timespec *b)
+CALL(cuEventElapsedTime, float *ms, const struct event *a, const struct event *b)
 {
-	*ms = (float)((double)(b->tv_sec - a->tv_sec) * 1e3 +
-		      (double)(b->tv_nsec - a->tv_nsec) * 1e-6);
+	*ms = (float)((double)(b->time.tv_sec - a->time.tv_sec) * 1e3 +
+		      (double)(b->time.tv_nsec - a->time.tv_nsec) * 1e-6);
 	return 0;
 }
 
@@ -345,16 +370,17 @@ CALL(cuFuncSetAttribute, void *function, int attribute, int value)
 }
 
 CALL(cuLaunchKernel, void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-     unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, void *stream,
+     unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, struct stream *stream,
      void **parameters, void **extra)
 {
 	const struct abi_fwd_args *args = parameters[0];
 	const size_t rows = (size_t)args->sequences.batch * (size_t)args->sequences.seqlen_q_max;
 
-	(void)function, (void)shared, (void)stream, (void)extra;
+	(void)function, (void)shared, (void)extra;
 	MAY_FAIL("cuLaunchKernel");
 	if (!grid_x || !grid_y || !grid_z || !block_x || !block_y || !block_z)
 		return INVALID;
+	stream->stuck |= hangs();
 	memcpy(args->o.data, args->q.data,
 	       rows * (size_t)args->nhead_q * (size_t)args->hdim_q * 4); /* packed f32 */
 	return 0;
