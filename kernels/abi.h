@@ -5,10 +5,10 @@
  * has the same size and offset on the host and on every device.
  *
  * Strides are int64 in elements, lengths int32, pointers 8 bytes. Tensors are always addressed as
- * (batch, seq, head, dim); in group mode the batch stride is unused, the sequence axis is the packed
- * one and sequence b starts at seqstart[b]. Whoever fills these structs has checked every extent;
- * kernels trust them, except for data that lives in client memory (page tables, lengths), which
- * the host hands over as private validated copies on the CPU and which GPU kernels clamp.
+ * (batch, seq, head, dim); in group mode the batch stride is unused, the sequence axis is the
+ * packed one and sequence b starts at seqstart[b]. Whoever fills these structs has checked every
+ * extent; kernels trust them, except for data that lives in client memory (page tables, lengths),
+ * which the host hands over as private validated copies on the CPU and which GPU kernels clamp.
  */
 #ifndef FMHA_KERNELS_ABI_H
 #define FMHA_KERNELS_ABI_H
@@ -38,21 +38,23 @@ enum abi_family {
 	ABI_N_FAMILIES
 };
 
-/* data == 0: absent. A matrix over (row, column) uses stride_seq for rows, stride_dim for columns. */
+/* data == 0: absent. A matrix over (row, column) uses stride_seq for rows, stride_dim for columns.
+ */
 struct abi_tensor {
 	void *data;
 	abi_i64 stride_batch, stride_seq, stride_head, stride_dim; /* elements */
 };
 
-/* Row statistics, f32: element (b, h, i) at data[b * stride_batch + h * stride_head + i * stride_seq];
- * group mode: i counts along the packed axis. */
+/* Row statistics, f32: element (b, h, i) at data[b * stride_batch + h * stride_head + i *
+ * stride_seq]; group mode: i counts along the packed axis. */
 struct abi_rows {
 	float *data;
 	abi_i64 stride_batch, stride_head, stride_seq;
 };
 
-/* fp8 scale factors: data[b * stride_batch + h * stride_head + (i / block) * stride_block]; block 0:
- * one factor for all i. Per page (k, v only): the page number takes the place of b, block is 0. */
+/* fp8 scale factors: data[b * stride_batch + h * stride_head + (i / block) * stride_block]; block
+ * 0: one factor for all i. Per page (k, v only): the page number takes the place of b, block is 0.
+ */
 struct abi_descale {
 	const float *data; /* 0: factor 1 */
 	abi_i64 stride_batch, stride_head, stride_block;
@@ -66,28 +68,31 @@ struct abi_sequences {
 	const abi_i32 *seqstart_k; /* [batch + 1], group mode; 0 with a paged or indexed cache */
 	const abi_i32 *seqlen_q;   /* [batch] or 0: physical lengths */
 	const abi_i32 *seqlen_k;   /* [batch] or 0: physical lengths */
-	const abi_i32 *leftpad_k;  /* [batch] or 0: the first leftpad_k keys do not exist; column j of
-				    * the mask counts from the first real key, and seqlen_k counts
+	const abi_i32 *leftpad_k;  /* [batch] or 0: the first leftpad_k keys do not exist; column j
+				    * of  the mask counts from the first real key, and seqlen_k counts
 				    * the padding too */
 	abi_i32 batch;
 	abi_i32 seqlen_q_max; /* batch mode: the physical length */
 	abi_i32 seqlen_k_max; /* batch mode: the physical length or the cache's capacity */
-	abi_i32 total_q;      /* group mode: length of the packed q axis; batch mode: batch * seqlen_q_max */
-	abi_i32 total_k;      /* group mode: length of the packed k axis; batch mode: batch * seqlen_k_max */
+	abi_i32 total_q;      /* group mode: length of the packed q axis; batch mode: batch *
+				 seqlen_q_max */
+	abi_i32 total_k;      /* group mode: length of the packed k axis; batch mode: batch *
+				 seqlen_k_max */
 	abi_i32 reserved;
 };
 
-/* The cache of keys and values. Exactly one of: contiguous (page_size 0), block_table, kv_indptr. */
+/* The cache of keys and values. Exactly one of: contiguous (page_size 0), block_table, kv_indptr.
+ */
 struct abi_kv_cache {
 	const abi_i32 *block_table; /* [batch, >= ceil(seqlen_k / page_size)] */
 	abi_i64 block_table_stride;
-	const abi_i32 *kv_indptr;        /* [batch + 1] into kv_page_indices */
+	const abi_i32 *kv_indptr; /* [batch + 1] into kv_page_indices */
 	const abi_i32 *kv_page_indices;
 	const abi_i32 *kv_last_page_len; /* [batch]: seqlen_k = (pages - 1) * page_size + this */
-	const abi_i32 *cache_batch_idx;  /* [batch] or 0; contiguous caches: row of k and v to use */
-	abi_i32 page_size;               /* keys; 0: contiguous */
-	abi_i32 n_pages;                 /* page numbers are below this */
-	abi_i32 layout;                  /* enum abi_kv_layout; vectorized: k and v are packed */
+	const abi_i32 *cache_batch_idx; /* [batch] or 0; contiguous caches: row of k and v to use */
+	abi_i32 page_size;              /* keys; 0: contiguous */
+	abi_i32 n_pages;                /* page numbers are below this */
+	abi_i32 layout;                 /* enum abi_kv_layout; vectorized: k and v are packed */
 	/* Bounds for GPU kernels, which read the indices above from client memory; 0: not known. */
 	abi_i32 max_blocks;     /* columns of block_table */
 	abi_i32 n_page_indices; /* length of kv_page_indices */
@@ -103,9 +108,9 @@ struct abi_band {
 
 struct abi_dropout {
 	abi_u64 seed, offset;
-	float p_drop;             /* 0: no dropout */
-	float p_keep_inverse;     /* 1 / (1 - p_drop) */
-	abi_i32 keep_at_most;     /* keep a byte <= floor(255 * (1 - p_drop)) */
+	float p_drop;         /* 0: no dropout */
+	float p_keep_inverse; /* 1 / (1 - p_drop) */
+	abi_i32 keep_at_most; /* keep a byte <= floor(255 * (1 - p_drop)) */
 	abi_i32 reserved;
 	struct abi_tensor randval; /* u8 (b, head, row, column) or absent */
 };
@@ -117,7 +122,7 @@ struct abi_fwd_args {
 	struct abi_tensor bias;       /* (b, head, row, column); stride 0 broadcasts */
 	const float *alibi_slopes;    /* adds -slope * |i + seqlen_k - seqlen_q - j|; 0: none */
 	abi_i64 alibi_stride_batch;
-	const float *sink;            /* [nhead_q] or 0; with n_splits > 0 the combine adds it */
+	const float *sink; /* [nhead_q] or 0; with n_splits > 0 the combine adds it */
 	struct abi_descale q_descale, k_descale, v_descale;
 	struct abi_sequences sequences;
 	struct abi_kv_cache cache;
@@ -125,7 +130,8 @@ struct abi_fwd_args {
 	struct abi_dropout dropout;
 	/* Split-KV: split s sees columns [s * split_size, (s + 1) * split_size). Partials, f32:
 	 * o_acc [n_splits, nhead_q, total_q, hdim_v], normalised within the split;
-	 * lse_acc [n_splits, nhead_q, total_q], -inf for an empty split. o and lse are not written. */
+	 * lse_acc [n_splits, nhead_q, total_q], -inf for an empty split. o and lse are not written.
+	 */
 	float *o_acc, *lse_acc;
 	abi_i32 n_splits;   /* 0: not split */
 	abi_i32 split_size; /* keys */
@@ -145,8 +151,8 @@ struct abi_combine_args {
 	struct abi_rows lse_parts; /* + split * lse_parts_stride_split */
 	abi_i64 lse_parts_stride_split;
 	struct abi_tensor o;
-	struct abi_rows lse;  /* absent: not wanted */
-	const float *sink;    /* [nhead_q] or 0 */
+	struct abi_rows lse; /* absent: not wanted */
+	const float *sink;   /* [nhead_q] or 0 */
 	struct abi_sequences sequences;
 	abi_i32 n_splits;
 	abi_i32 nhead_q, hdim_v;
@@ -154,13 +160,15 @@ struct abi_combine_args {
 	abi_i32 o_parts_dtype, o_dtype;
 };
 
-/* ABI_FWD_APPENDKV: row i of k_new goes to position seqlen_k[b] + i of the cache, rotated there; the
- * rows of q are rotated by position seqlen_k[b] + i (a causal or windowed problem) or all by seqlen_k[b]. */
+/* ABI_FWD_APPENDKV: row i of k_new goes to position seqlen_k[b] + i of the cache, rotated there;
+ * the rows of q are rotated by position seqlen_k[b] + i (a causal or windowed problem) or all by
+ * seqlen_k[b]. */
 struct abi_appendkv_args {
 	struct abi_tensor q, q_rotated; /* absent: q is not rotated */
 	struct abi_tensor k_new, v_new;
 	struct abi_tensor k, v; /* the cache, written */
-	struct abi_tensor rotary_cos, rotary_sin; /* stride_seq, stride_dim: [max_pos, rotary_dim / 2] */
+	struct abi_tensor rotary_cos,
+		rotary_sin;             /* stride_seq, stride_dim: [max_pos, rotary_dim / 2] */
 	struct abi_sequences sequences; /* seqlen_k: lengths BEFORE the append; 0: all seqlen_k_max
 					 * minus seqlen_new */
 	struct abi_kv_cache cache;
@@ -176,9 +184,9 @@ struct abi_appendkv_args {
  * ABI_BWD_*. The three stages share one struct and one workspace:
  *   head: nsplits int32 [batch in group mode, else 1], rounded up to 16 bytes;
  *         group mode: dq_acc_offsets int64 [batch + 1], in elements, rounded up to 16 bytes;
- *   data: dq_acc f32, per sequence [nhead_q, nsplits_i, seqlen_q_i (physical, with padding), hdim_q].
- * dot_do_o writes d = rowsum(dO * O), and dsink where asked; dq_dk_dv writes dK, dV, dBias and either
- * dQ or partial sums in dq_acc; convert_dq sums the splits, in order, scales and rounds.
+ *   data: dq_acc f32, per sequence [nhead_q, nsplits_i, seqlen_q_i (physical, with padding),
+ * hdim_q]. dot_do_o writes d = rowsum(dO * O), and dsink where asked; dq_dk_dv writes dK, dV, dBias
+ * and either dQ or partial sums in dq_acc; convert_dq sums the splits, in order, scales and rounds.
  */
 struct abi_bwd_args {
 	struct abi_tensor q, k, v, o, d_o;
@@ -193,9 +201,9 @@ struct abi_bwd_args {
 	struct abi_sequences sequences;
 	struct abi_band band;
 	struct abi_dropout dropout;
-	const abi_i32 *nsplits;         /* workspace head */
-	const abi_i64 *dq_acc_offsets;  /* workspace head; 0 in batch mode */
-	float *dq_acc;                  /* 0: dq_dk_dv writes dQ directly */
+	const abi_i32 *nsplits;        /* workspace head */
+	const abi_i64 *dq_acc_offsets; /* workspace head; 0 in batch mode */
+	float *dq_acc;                 /* 0: dq_dk_dv writes dQ directly */
 	abi_i32 nhead_q, nhead_k, hdim_q, hdim_v;
 	abi_i32 deterministic;
 	float scale;

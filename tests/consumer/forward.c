@@ -21,10 +21,11 @@ int main(void)
 	fmha_problem_init(&p);
 	p.batch = BATCH, p.seqlen_q = p.seqlen_k = ROWS, p.hdim_q = p.hdim_v = HDIM;
 	p.nhead_q = HEADS, p.nhead_k = KV_HEADS;
-	p.mask = FMHA_MASK_TOP_LEFT, p.window_right = 0; /* causal */
+	p.mask = FMHA_MASK_TOP_LEFT, p.window_right = 0;        /* causal */
 	p.q.data = q, p.k.data = k, p.v.data = v, p.o.data = o; /* FMHA_F32, packed */
 
-	if (fmha_connect(NULL, &client, &err) || fmha_device_open(client, FMHA_ANY_DEVICE, &device, &err) ||
+	if (fmha_connect(NULL, &client, &err) ||
+	    fmha_device_open(client, FMHA_ANY_DEVICE, &device, &err) ||
 	    fmha_forward(device, &p, NULL, NULL, &err)) {
 		fprintf(stderr, "%s: %s\n", fmha_error_name(err.code), err.msg);
 		return 1;

@@ -324,8 +324,9 @@ struct fmha_rebind {
 };
 
 /*
- * A 32-bit counter in a buffer of a GPU, which orders work of several processes on the device itself,
- * without the host (cuStreamWaitValue32, hipStreamWaitValue32 and their writing counterparts).
+ * A 32-bit counter in a buffer of a GPU, which orders work of several processes on the device
+ * itself, without the host (cuStreamWaitValue32, hipStreamWaitValue32 and their writing
+ * counterparts).
  */
 struct fmha_fence {
 	uint64_t buffer; /* fmha_buffer_id() */
@@ -342,10 +343,11 @@ struct fmha_run_options {
 	uint64_t dropout_seed, dropout_offset;
 	const struct fmha_rebind *rebinds; /* borrowed */
 	/*
-	 * With fences the call returns, and a request ends, as soon as the run is queued on the device.
-	 * The device starts it when each counter of @waits has reached its value (the signed 32-bit
-	 * difference is not negative) and then writes @signals. A wait that lasts longer than the
-	 * run's timeout is given up: results are undefined and the next run returns FMHA_ETIMEDOUT.
+	 * With fences the call returns, and a request ends, as soon as the run is queued on the
+	 * device. The device starts it when each counter of @waits has reached its value (the
+	 * signed 32-bit difference is not negative) and then writes @signals. A wait that lasts
+	 * longer than the run's timeout is given up: results are undefined and the next run returns
+	 * FMHA_ETIMEDOUT.
 	 */
 	uint32_t n_waits, n_signals;      /* at most FMHA_MAX_FENCES each */
 	const struct fmha_fence *waits;   /* borrowed */

@@ -80,7 +80,8 @@ enum fmha_op {
 
 enum fmha_mode {
 	FMHA_BATCH = 0, /* equal physical lengths: a batch dimension */
-	FMHA_GROUP = 1, /* varlen: sequences packed on one axis, found by seqstart_q and seqstart_k */
+	FMHA_GROUP =
+		1, /* varlen: sequences packed on one axis, found by seqstart_q and seqstart_k */
 };
 
 /*
@@ -115,13 +116,14 @@ enum fmha_kv_layout {
  * A view is absent when buffer is 0 and data is NULL.
  */
 struct fmha_tensor {
-	uint64_t buffer;   /* id of a registered buffer, 0: none */
-	uint64_t offset;   /* bytes */
-	void *data;        /* ordinary memory, staged by the client library; only when buffer is 0 */
-	uint32_t dtype;    /* enum fmha_dtype */
+	uint64_t buffer; /* id of a registered buffer, 0: none */
+	uint64_t offset; /* bytes */
+	void *data;      /* ordinary memory, staged by the client library; only when buffer is 0 */
+	uint32_t dtype;  /* enum fmha_dtype */
 	uint32_t reserved; /* 0 */
 	int64_t stride[5]; /* elements, in the order of the role's dimensions; all zero means packed
-			    * in that order. A stride of 0 on one axis broadcasts it (inputs only) */
+			    * in that order. A stride of 0 on one axis broadcasts it (inputs only)
+			    */
 };
 
 /*
@@ -136,7 +138,8 @@ struct fmha_tensor {
 	X(V, v, 4, "batch, seqlen_k, nhead_k, hdim_v; paged: see fmha_kv_layout", IN)              \
 	X(O, o, 4, "batch, seqlen_q, nhead_q, hdim_v; an input of backward", OUT)                  \
 	X(LSE, lse, 3, "batch, nhead_q, seqlen_q; f32, natural log; an input of backward", OUT)    \
-	X(BIAS, bias, 4, "batch, nhead_q, seqlen_q, max seqlen_k; any of the first 3 may be 1", IN)\
+	X(BIAS, bias, 4, "batch, nhead_q, seqlen_q, max seqlen_k; any of the first 3 may be 1",    \
+	  IN)                                                                                      \
 	X(ALIBI_SLOPES, alibi_slopes, 2, "batch, nhead_q; f32; stride[0] 0: [nhead_q]", IN)        \
 	X(SINK, sink, 1, "nhead_q; f32 logit added to the softmax denominator", IN)                \
 	X(RANDVAL, randval, 4, "batch, nhead_q, seqlen_q, max seqlen_k; u8 dropout bytes", OUT)    \
@@ -166,13 +169,14 @@ struct fmha_tensor {
 	X(DSINK, dsink, 1, "nhead_q; f32", OUT)                                                    \
 	X(O_PARTS, o_parts, 5, "n_parts, batch, seqlen_q, nhead_q, hdim_v", IN)                    \
 	X(LSE_PARTS, lse_parts, 4, "n_parts, batch, nhead_q, seqlen_q; f32", IN)                   \
-	X(WORKSPACE, workspace, 1, "workspace bytes, u8, 256-byte aligned; absent: fmhad's own", INOUT)
+	X(WORKSPACE, workspace, 1, "workspace bytes, u8, 256-byte aligned; absent: fmhad's own",   \
+	  INOUT)
 
 enum fmha_tensor_role {
 #define FMHA_ROLE_ENUM(NAME, name, n_dims, dims, direction) FMHA_T_##NAME,
 	FMHA_TENSORS(FMHA_ROLE_ENUM)
 #undef FMHA_ROLE_ENUM
-	FMHA_N_TENSORS
+		FMHA_N_TENSORS
 };
 
 /*
@@ -187,8 +191,8 @@ struct fmha_problem {
 	uint32_t op;          /* enum fmha_op */
 	uint32_t mode;        /* enum fmha_mode */
 
-	int32_t batch;    /* sequences */
-	int32_t nhead_q;  /* a multiple of nhead_k */
+	int32_t batch;   /* sequences */
+	int32_t nhead_q; /* a multiple of nhead_k */
 	int32_t nhead_k;
 	int32_t seqlen_q; /* rows; group mode: the longest sequence's */
 	int32_t seqlen_k; /* keys; group mode and paged caches: the longest sequence's, counting
@@ -198,13 +202,13 @@ struct fmha_problem {
 	int32_t total_q;  /* group mode: length of the packed q axis */
 	int32_t total_k;  /* group mode: length of the packed k axis */
 
-	uint32_t mask;         /* enum fmha_mask */
-	int32_t window_left;   /* -1: unlimited */
-	int32_t window_right;  /* -1: unlimited; 0: causal */
-	int32_t sink_tokens;   /* leading keys visible under any window */
-	int32_t min_seqlen_q;  /* group mode: sequences with fewer rows are skipped, O untouched */
+	uint32_t mask;        /* enum fmha_mask */
+	int32_t window_left;  /* -1: unlimited */
+	int32_t window_right; /* -1: unlimited; 0: causal */
+	int32_t sink_tokens;  /* leading keys visible under any window */
+	int32_t min_seqlen_q; /* group mode: sequences with fewer rows are skipped, O untouched */
 
-	float scale;           /* 0 is a real scale; fmha_problem_init() leaves NaN: 1/sqrt(hdim_q) */
+	float scale; /* 0 is a real scale; fmha_problem_init() leaves NaN: 1/sqrt(hdim_q) */
 	float logits_soft_cap; /* 0: none */
 	float dropout_p;       /* probability of dropping, [0, 1) */
 	uint64_t dropout_seed;
@@ -212,8 +216,8 @@ struct fmha_problem {
 
 	uint32_t deterministic; /* backward: same bits on every run */
 	int32_t n_splits;       /* split-KV: 0 the planner chooses, 1 never, n exactly n */
-	int32_t split_size;     /* split-KV with this many keys a split, whatever the lengths: results
-				 * do not depend on the batch; 0: not fixed */
+	int32_t split_size; /* split-KV with this many keys a split, whatever the lengths: results
+			     * do not depend on the batch; 0: not fixed */
 
 	int32_t page_size;      /* 0: the cache is contiguous; else 1..1024 keys a page */
 	int32_t n_pages;        /* pages in the cache tensors */
@@ -222,8 +226,8 @@ struct fmha_problem {
 	uint32_t kv_layout;     /* enum fmha_kv_layout */
 	int32_t cache_batch;    /* rows of a contiguous cache under cache_batch_idx; 0: batch */
 
-	int32_t descale_block_q;  /* rows that share a q_descale; 0: all of them */
-	int32_t descale_block_k;  /* keys that share a k_descale, v_descale; 0: all of them */
+	int32_t descale_block_q;   /* rows that share a q_descale; 0: all of them */
+	int32_t descale_block_k;   /* keys that share a k_descale, v_descale; 0: all of them */
 	uint32_t descale_per_page; /* k_descale, v_descale are [n_pages, nhead_k] */
 
 	uint32_t rope;          /* enum fmha_rope */
