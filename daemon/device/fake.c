@@ -59,7 +59,8 @@ static void die(const struct pool_step *step, uint64_t task, void *scratch)
 }
 
 __attribute__((no_sanitize("undefined"))) /* it is meant */
-static void write_null(const struct pool_step *step, uint64_t task, void *scratch)
+static void
+write_null(const struct pool_step *step, uint64_t task, void *scratch)
 {
 	(void)step;
 	(void)task;
