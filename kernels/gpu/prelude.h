@@ -193,8 +193,14 @@ DEV u32 shuffle_word(u32 x, i32 lane)
 }
 
 DEV float shuffle_xor(float x, i32 mask) { return shuffle_from(x, lane_of_wave() ^ mask); }
+/* v_exp_f32 and v_log_f32, both base 2; older compilers have no builtins for the bare instructions. */
+#if __has_builtin(__builtin_amdgcn_exp2f) && __has_builtin(__builtin_amdgcn_logf)
 DEV float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
-DEV float log2_fast(float x) { return __builtin_amdgcn_logf(x); } /* v_log_f32 is base 2 */
+DEV float log2_fast(float x) { return __builtin_amdgcn_logf(x); }
+#else
+DEV float exp2_fast(float x) { return __builtin_exp2f(x); }
+DEV float log2_fast(float x) { return __builtin_log2f(x); }
+#endif
 
 /* One Newton step on the hardware's estimate: 1 / x to the last bit or so. */
 DEV float reciprocal(float x)
