@@ -4,7 +4,7 @@
 # packages. One failed step fails the run, but the later ones still run and report.
 #
 #   tests/run.sh            all of it
-#   tests/run.sh STEP...    only these: unit integration asan fuzz
+#   tests/run.sh STEP...    only these: unit integration gpu asan fuzz
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 python=/usr/bin/python3
@@ -45,7 +45,15 @@ fuzz() {
     tests/fuzz/run.sh
 }
 
-for step in "${@:-unit integration asan fuzz}"; do
+# Kernels for GPUs, without one: they compile; with TINYGRAD set they also run, on an emulator.
+gpu() {
+    local emulator=0
+    FMHA_BUILD=$PWD/build/release "$python" tests/gpu/compile_check.py || return 1
+    FMHA_BUILD=$PWD/build/release "$python" tests/emulator/run.py --quick --arch gfx942 || emulator=$?
+    [ "$emulator" -eq 0 ] || [ "$emulator" -eq 77 ]
+}
+
+for step in "${@:-unit integration gpu asan fuzz}"; do
     for name in $step; do
         run "$name" "$name"
     done

@@ -85,12 +85,15 @@ def compilers():
         print("compile: hipRTC skipped, no libamdhip64 here")
 
 
+SHORT = (abi.FWD, abi.FWD_SPLITKV, abi.BWD_DQ_DK_DV)  # the small families are alike everywhere
+
+
 def wanted(lib, arch, full):
     cases = list(suite.small(False)) + (list(suite.wide()) if full else [])
     found = {}
     for case in cases:
         for kernel in suite.kernels(case, lib, arch):
-            if kernel is not None:
+            if kernel is not None and (full or arch == "sm_90a" or kernel.family in SHORT):
                 found.setdefault(kernel.name if full else kernel.family, kernel)
     return list(found.values())
 
