@@ -16,6 +16,7 @@
  */
 #include <stdlib.h>
 
+#define OPERAND_FLOAT
 #include "output.h"
 #include "pack.h"
 
@@ -499,7 +500,7 @@ static void decode_softmax(struct decode *t, struct partials out)
 			score_modify(s, n, t->begin, &t->ops, &t->s, row, t->scratch.temp);
 		score_mask(s, n, t->begin, row);
 		max = score_max(s, n);
-		score_exponentials(s, n, max == -INFINITY ? 0 : max, sum);
+		score_exponentials(s, s, n, 1, max == -INFINITY ? 0 : max, sum);
 		numbers[0] = max;
 		numbers[1] = vf_reduce_add(vf_load(sum));
 		apply_descale(t, &a->v_descale, t->head + r / t->head_rows, s);
@@ -658,8 +659,11 @@ extern const struct cpu_kernel CPU_NAME(cpu_decode_kernels)[];
 extern const size_t CPU_NAME(cpu_decode_n_kernels);
 
 const struct cpu_kernel CPU_NAME(cpu_decode_kernels)[] = {
-	DECODE_FAMILIES(ABI_F32),  DECODE_FAMILIES(ABI_F16),  DECODE_FAMILIES(ABI_BF16),
+	DECODE_FAMILIES(ABI_BF16),
+#ifndef __AVX512BF16__ /* above, flash.c has bf16 alone, and this must come before it */
+	DECODE_FAMILIES(ABI_F32),  DECODE_FAMILIES(ABI_F16),
 	DECODE_FAMILIES(ABI_E4M3), DECODE_FAMILIES(ABI_E5M2),
+#endif
 };
 const size_t CPU_NAME(cpu_decode_n_kernels) = sizeof(CPU_NAME(cpu_decode_kernels)) /
 					      sizeof(CPU_NAME(cpu_decode_kernels)[0]);

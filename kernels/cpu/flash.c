@@ -4,9 +4,9 @@
  *
  * Phase 0 packs K and V once per key head, for all the query heads and rows that read them. Phase 1
  * runs one task a tile of ROWS rows: for each block of keys, which stays in the second-level cache,
- * and each group of MICRO_ROWS rows, whose scores stay in the first,
+ * and each group of GROUP_ROWS rows, whose scores stay in the first,
  *
- *   S = Q K^T                    [MICRO_ROWS, keys]
+ *   S = Q K^T                    [GROUP_ROWS, keys]
  *   modifiers, mask, row max, P = 2^(S - max), row sums
  *   O = O * 2^(old max - max) + P V
  *
@@ -24,27 +24,28 @@
 /* Rows of S lie one cache line off a power of two: else all rows of a group would share one set of
  * the cache. */
 #define S_STRIDE          (MAX_KEYS + 16)
-#define ROW_GROUPS        (ROWS / MICRO_ROWS)
-#define MICRO_ROWS_PADDED ((MICRO_ROWS + LANES - 1) / LANES * LANES)
+#define P_STRIDE          (S_STRIDE * sizeof(float) / sizeof(operand)) /* P lies where S lay */
+#define ROW_GROUPS        (ROWS / GROUP_ROWS)
+#define GROUP_ROWS_PADDED ((GROUP_ROWS + LANES - 1) / LANES * LANES)
 #define BYTES             (MAX_KEYS + 128) /* a block may start inside a dropout patch */
 
-_Static_assert(ROWS % MICRO_ROWS == 0, "a tile is made of whole groups");
+_Static_assert(ROWS % GROUP_ROWS == 0, "a tile is made of whole groups");
 _Static_assert(MAX_KEYS % 128 == 0 && MAX_KEYS % PANEL == 0,
 	       "blocks start at dropout patches and panels");
 _Static_assert(PACK_KEYS % PANEL == 0, "packing tasks end at panels");
 
 /* A thread's scratch; the arrays follow each other, sized by the launch. */
 struct scratch {
-	float *q;       /* [ROWS, hdim_q], scaled */
-	float *s;       /* [MICRO_ROWS, S_STRIDE] */
+	operand *q;     /* [ROWS, q_padded] */
+	float *s;       /* [GROUP_ROWS, S_STRIDE] */
 	float *o;       /* [ROWS, v_padded] */
 	float *sum;     /* [ROWS, LANES] partial sums */
-	float *temp;    /* [max(MAX_KEYS, PANEL * q_padded, v_padded)] */
+	float *temp;    /* [max(MAX_KEYS, PANEL * q_padded, 2 * v_padded)] */
 	uint8_t *bytes; /* [DROPOUT_PATCH_ROWS, BYTES] dropout */
 };
 
 struct workspace {
-	float *k, *v;
+	operand *k, *v;
 	uint8_t *finite; /* [keys / PANEL] */
 };
 
@@ -59,7 +60,7 @@ struct tile {
 	struct view_sequence s;
 	struct score_ops ops;
 	struct scratch scratch;
-	const float *k, *v; /* packed, of this sequence and head */
+	const operand *k, *v; /* packed, of this sequence and head */
 	const uint8_t *finite;
 	int32_t k_padded, q_padded, v_padded;
 	int32_t keys; /* columns a block */
@@ -78,7 +79,7 @@ static int32_t v_padded(const struct abi_fwd_args *a)
 
 static int32_t q_padded(const struct abi_fwd_args *a)
 {
-	return (int32_t)round_up(a->hdim_q, LANES);
+	return (int32_t)round_up(a->hdim_q, K_UNIT);
 }
 
 /* Columns a block: K and V of a block fill a quarter of a 1 MiB second-level cache. */
@@ -100,26 +101,27 @@ static size_t temp_floats(const struct abi_fwd_args *a)
 
 	if (n < MAX_KEYS)
 		n = MAX_KEYS;
-	return n < (size_t)v_padded(a) ? (size_t)v_padded(a) : n;
+	return n < 2 * (size_t)v_padded(a) ? 2 * (size_t)v_padded(a) : n;
 }
 
 /* Lays the arrays out from @base (NULL: only to measure); returns the bytes. */
 static size_t scratch_init(struct scratch *s, const struct abi_fwd_args *a, void *base)
 {
 	const size_t floats[] = {
-		ROWS * (size_t)a->hdim_q,
-		MICRO_ROWS * S_STRIDE,
+		ROWS * (size_t)q_padded(a),
+		GROUP_ROWS * S_STRIDE,
 		ROWS * (size_t)v_padded(a),
 		ROWS * LANES,
 		temp_floats(a),
 	};
-	float **const arrays[] = {&s->q, &s->s, &s->o, &s->sum, &s->temp};
+	float *q, **const arrays[] = {&q, &s->s, &s->o, &s->sum, &s->temp};
 	uintptr_t at = (uintptr_t)base;
 
 	for (int i = 0; i < 5; i++) {
 		*arrays[i] = (float *)at;
 		at += align_bytes(floats[i] * sizeof(float));
 	}
+	s->q = (operand *)q;
 	s->bytes = (uint8_t *)at;
 	return at + DROPOUT_PATCH_ROWS * BYTES - (uintptr_t)base;
 }
@@ -129,10 +131,10 @@ static size_t workspace_init(struct workspace *w, const struct abi_fwd_args *a, 
 	size_t keys = (size_t)(packed_keys_total(&a->sequences) * a->nhead_k);
 	uintptr_t at = (uintptr_t)base;
 
-	w->k = (float *)at;
-	at += align_bytes(keys * (size_t)q_padded(a) * sizeof(float));
-	w->v = (float *)at;
-	at += align_bytes(keys * (size_t)v_padded(a) * sizeof(float));
+	w->k = (operand *)at;
+	at += align_bytes(keys * (size_t)q_padded(a) * sizeof(operand));
+	w->v = (operand *)at;
+	at += align_bytes(keys * (size_t)v_padded(a) * sizeof(operand));
 	w->finite = (uint8_t *)at;
 	return at + align_bytes(keys / PANEL) - (uintptr_t)base;
 }
@@ -156,17 +158,17 @@ static void pack_run(const struct abi_fwd_args *a, int64_t task, void *workspace
 	int32_t end = c0 + PACK_KEYS < keys.n ? c0 + PACK_KEYS : keys.n;
 	struct scratch scratch;
 	struct workspace w;
-	float *k, *v;
+	operand *k, *v;
 
 	(void)scratch_init(&scratch, a, scratch_base);
 	(void)workspace_init(&w, a, workspace);
 	k = w.k + keys.start * q_padded(a);
 	v = w.v + keys.start * v_padded(a);
 	for (int32_t c = c0; c < end; c += PANEL) {
-		pack_k_panel(k + (int64_t)c * q_padded(a), a, &s, head, c, scratch.temp);
+		pack_k_panel(k + (int64_t)c * q_padded(a), a, &s, head, c, (operand *)scratch.temp);
 		w.finite[(keys.start + c) / PANEL] = pack_v_panel(v + (int64_t)c * PANEL,
 								  (int64_t)keys.n * PANEL, a, &s,
-								  head, c, scratch.temp);
+								  head, c, (operand *)scratch.temp);
 	}
 }
 
@@ -243,14 +245,14 @@ static int32_t tile_rows(struct tile *t, int64_t task)
 /* Rows of group g. */
 static int32_t group_rows(const struct tile *t, int32_t g)
 {
-	int32_t left = t->n_rows - g * MICRO_ROWS;
+	int32_t left = t->n_rows - g * GROUP_ROWS;
 
-	return left < MICRO_ROWS ? left : MICRO_ROWS;
+	return left < GROUP_ROWS ? left : GROUP_ROWS;
 }
 
 static int32_t n_groups(const struct tile *t)
 {
-	return (t->n_rows + MICRO_ROWS - 1) / MICRO_ROWS;
+	return (t->n_rows + GROUP_ROWS - 1) / GROUP_ROWS;
 }
 
 /* The part of a row's range [lo, hi) that lies in the block at @c0. */
@@ -270,7 +272,7 @@ static struct range group_range(const struct tile *t, int32_t g, int32_t c0)
 	struct range all = {t->keys, 0};
 
 	for (int32_t i = 0; i < group_rows(t, g); i++) {
-		const struct score_row *r = &t->row[g * MICRO_ROWS + i];
+		const struct score_row *r = &t->row[g * GROUP_ROWS + i];
 		const struct range parts[2] = {range_in_block(t, r->sink_lo, r->sink_hi, c0),
 					       range_in_block(t, r->lo, r->hi, c0)};
 
@@ -283,7 +285,8 @@ static struct range group_range(const struct tile *t, int32_t g, int32_t c0)
 	}
 	if (all.lo >= all.hi)
 		return (struct range){0, 0};
-	return (struct range){all.lo / LANES * LANES, (int32_t)round_up(all.hi, LANES)};
+	return (struct range){all.lo / COLUMN_UNIT * COLUMN_UNIT,
+			      (int32_t)round_up(all.hi, COLUMN_UNIT)};
 }
 
 static int32_t at_most(int32_t x, int32_t limit)
@@ -294,22 +297,14 @@ static int32_t at_most(int32_t x, int32_t limit)
 /* S = Q K^T */
 static void group_scores(struct tile *t, int32_t g, int32_t c0, struct range range)
 {
-	int32_t hdim = t->a->hdim_q;
-	struct micro_args m = {
-		.a = t->scratch.q + g * MICRO_ROWS * hdim,
-		.a_row = hdim,
-		.a_step = 1,
-		.c_row = S_STRIDE,
-		.k = hdim,
-	};
-
 	for (int32_t c = range.lo, n; c < range.hi; c += n) {
 		int32_t lane = c % PANEL; /* blocks start at panels, ranges anywhere inside */
 
 		n = at_most(range.hi - c, PANEL - lane);
-		m.b = t->k + (int64_t)(c0 + c - lane) * t->q_padded + lane;
-		m.c = t->scratch.s + c;
-		micro_multiply(&m, group_rows(t, g), n);
+		operand_multiply(
+			t->scratch.q + g * GROUP_ROWS * t->q_padded, t->q_padded,
+			t->k + (int64_t)(c0 + c - lane) * t->q_padded + lane * OPERAND_PAIR,
+			t->scratch.s + c, S_STRIDE, t->q_padded, NULL, group_rows(t, g), n);
 	}
 }
 
@@ -335,7 +330,7 @@ static const uint8_t *row_bytes(struct tile *t, const struct score_row *r, int32
 }
 
 /* Dropped elements of P become 0; kept ones are scaled with the sum at the end. */
-static void drop(struct tile *t, float *p, int32_t n, int32_t c0, const struct score_row *r)
+static void drop(struct tile *t, operand *p, int32_t n, int32_t c0, const struct score_row *r)
 {
 	const uint8_t *bytes = row_bytes(t, r, c0, n);
 	int32_t keep_at_most = t->a->dropout.keep_at_most;
@@ -344,90 +339,92 @@ static void drop(struct tile *t, float *p, int32_t n, int32_t c0, const struct s
 		p[j] = bytes[j] <= keep_at_most ? p[j] : 0;
 }
 
+/* One row of S, columns [c0, c0 + n), to its final value in base 2; returns by what it is still to
+ * be multiplied, which is more than 0. */
+static float row_scores(struct tile *t, float *s, int32_t n, int32_t c0, const struct score_row *r)
+{
+	float factor = SCALES_Q ? 1 : t->ops.q_factor;
+
+	if (!SCALES_Q && (t->ops.modifies || !(factor > 0))) {
+		scale_row(s, n, factor);
+		factor = 1;
+	}
+	if (t->ops.modifies)
+		score_modify(s, n, c0, &t->ops, &t->s, r, t->scratch.temp);
+	if (r->sink_lo < r->sink_hi || r->lo > c0 || r->hi < c0 + n)
+		score_mask(s, n, c0, r);
+	return factor;
+}
+
 /*
  * S becomes P; notes by how much what came before shrinks. All maxima first, then all exponentials:
  * a row's own chain from one to the other would leave the vector units waiting.
  */
 static void group_softmax(struct tile *t, int32_t g, int32_t c0, struct range range)
 {
-	int32_t row = g * MICRO_ROWS, n_rows = group_rows(t, g), n = range.hi - range.lo;
-	float base[MICRO_ROWS], change[MICRO_ROWS_PADDED] = {0};
+	int32_t row = g * GROUP_ROWS, n_rows = group_rows(t, g), n = range.hi - range.lo;
+	float factor = 1, base[GROUP_ROWS], change[GROUP_ROWS_PADDED] = {0};
 
 	c0 += range.lo;
 	for (int32_t i = 0; i < n_rows; i++) {
-		const struct score_row *r = &t->row[row + i];
 		float *s = t->scratch.s + i * S_STRIDE + range.lo, old = t->max[row + i], max;
 
-		if (t->ops.modifies)
-			score_modify(s, n, c0, &t->ops, &t->s, r, t->scratch.temp);
-		if (r->sink_lo < r->sink_hi || r->lo > c0 || r->hi < c0 + n)
-			score_mask(s, n, c0, r);
-		max = score_max(s, n);
+		factor = row_scores(t, s, n, c0, &t->row[row + i]);
+		max = score_max(s, n) * factor;
 		max = max > old ? max : old;
 		t->max[row + i] = max;
 		/* Nothing seen yet: any finite number serves, all exponentials are 0. */
 		base[i] = max == -INFINITY ? 0 : max;
 		change[i] = old - base[i];
 	}
-	for (int32_t i = 0; i < MICRO_ROWS_PADDED; i += LANES)
+	for (int32_t i = 0; i < GROUP_ROWS_PADDED; i += LANES)
 		vf_store(change + i, vf_exp2(vf_load(change + i)));
 	for (int32_t i = 0; i < n_rows; i++) {
-		float *s = t->scratch.s + i * S_STRIDE + range.lo;
+		const float *s = t->scratch.s + i * S_STRIDE + range.lo;
+		operand *p = (operand *)t->scratch.s + i * P_STRIDE + range.lo;
 		float *sum = t->scratch.sum + (row + i) * LANES;
 
 		t->alpha[row + i] = change[i];
 		vf_store(sum, vf_load(sum) * change[i]);
-		score_exponentials(s, n, base[i], sum);
+		score_exponentials(p, s, n, SCALES_Q ? 1 : factor, base[i], sum);
 		if (t->a->dropout.p_drop > 0)
-			drop(t, s, n, c0, &t->row[row + i]);
+			drop(t, p, n, c0, &t->row[row + i]);
 	}
 }
 
 /* O = alpha O + P V */
 static void group_values(struct tile *t, int32_t g, int32_t c0, struct range range)
 {
-	int32_t row = g * MICRO_ROWS;
-	struct micro_args m = {
-		.a = t->scratch.s + range.lo,
-		.a_row = S_STRIDE,
-		.a_step = 1,
-		.c_row = t->v_padded,
-		.k = range.hi - range.lo,
-		.first = t->started[g] ? &t->alpha[row] : NULL,
-	};
+	int32_t row = g * GROUP_ROWS;
 
-	for (int32_t d = 0; d < t->v_padded; d += PANEL) {
-		m.b = t->v + (int64_t)d * t->k_padded + (int64_t)(c0 + range.lo) * PANEL;
-		m.c = t->scratch.o + row * t->v_padded + d;
-		micro_multiply(&m, group_rows(t, g), at_most(t->a->hdim_v - d, PANEL));
-	}
+	for (int32_t d = 0; d < t->v_padded; d += PANEL)
+		operand_multiply((operand *)t->scratch.s + range.lo, P_STRIDE,
+				 t->v + (int64_t)d * t->k_padded + (int64_t)(c0 + range.lo) * PANEL,
+				 t->scratch.o + row * t->v_padded + d, t->v_padded,
+				 range.hi - range.lo, t->started[g] ? &t->alpha[row] : NULL,
+				 group_rows(t, g), at_most(t->a->hdim_v - d, PANEL));
 }
 
-/* The same where V holds an infinity or a NaN: over exactly what each row sees. */
+/* The same for one row where V holds an infinity or a NaN: over exactly what the row sees. */
 static void row_values_exact(struct tile *t, int32_t g, int32_t i, int32_t c0)
 {
-	static const float one = 1.0f;
-	int32_t row = g * MICRO_ROWS + i;
+	int32_t row = g * GROUP_ROWS + i;
 	const struct score_row *r = &t->row[row];
 	const struct range parts[2] = {range_in_block(t, r->sink_lo, r->sink_hi, c0),
 				       range_in_block(t, r->lo, r->hi, c0)};
+	const operand *p = (operand *)t->scratch.s + i * P_STRIDE;
 
-	for (int32_t d = 0; d < t->v_padded; d += PANEL) {
-		for (int k = 0; k < 2; k++) {
-			int32_t lo = parts[k].lo, hi = parts[k].hi;
-			struct micro_args m = {
-				.a = t->scratch.s + i * S_STRIDE + lo,
-				.a_step = 1,
-				.b = t->v + (int64_t)d * t->k_padded + (int64_t)(c0 + lo) * PANEL,
-				.c = t->scratch.o + row * t->v_padded + d,
-				.k = hi > lo ? hi - lo : 0,
-				.first = k == 1          ? &one
-					 : t->started[g] ? &t->alpha[row]
-							 : NULL,
-			};
+	for (int32_t d = 0; d < t->a->hdim_v; d++) {
+		float *o = t->scratch.o + row * t->v_padded + d;
+		const operand *v = t->v + (int64_t)(d / PANEL * PANEL) * t->k_padded +
+				   (int64_t)c0 * PANEL + d % PANEL * OPERAND_PAIR;
 
-			micro_multiply(&m, 1, at_most(t->a->hdim_v - d, PANEL));
-		}
+		*o = t->started[g] ? *o * t->alpha[row] : 0;
+		for (int k = 0; k < 2; k++)
+			for (int32_t j = parts[k].lo; j < parts[k].hi; j++)
+				*o += operand_value(p[j]) *
+				      operand_value(v[j / OPERAND_PAIR * OPERAND_PAIR * PANEL +
+						      j % OPERAND_PAIR]);
 	}
 }
 
@@ -449,8 +446,8 @@ static void prefetch_part(const struct tile *t, int32_t g, int32_t c0)
 	int32_t parts = n_groups(t), keys = at_most(t->k_padded - c0, t->keys);
 	int64_t k_floats = (int64_t)keys * t->q_padded / parts,
 		v_floats = (int64_t)keys * PANEL / parts;
-	const float *k = t->k + (int64_t)c0 * t->q_padded + g * k_floats;
-	const float *v = t->v + (int64_t)c0 * PANEL + g * v_floats;
+	const operand *k = t->k + (int64_t)c0 * t->q_padded + g * k_floats;
+	const operand *v = t->v + (int64_t)c0 * PANEL + g * v_floats;
 
 	for (int64_t i = 0; i < k_floats; i += 16)
 		__builtin_prefetch(k + i, 0, 2);
@@ -498,8 +495,11 @@ static void tile_run(struct tile *t)
 	int32_t begin = INT32_MAX, end = 0;
 
 	for (int32_t r = 0; r < t->n_rows; r++) {
-		fetch_query(t->scratch.q + r * t->a->hdim_q, t->a, &t->s, t->row[r].head,
-			    t->row[r].i, t->ops.q_factor);
+		operand *q = t->scratch.q + r * t->q_padded;
+
+		fetch_query(q, t->a, &t->s, t->row[r].head, t->row[r].i, t->ops.q_factor);
+		for (int32_t d = t->a->hdim_q; d < t->q_padded; d++)
+			q[d] = 0;
 		vf_store(t->scratch.sum + r * LANES, (vf){0});
 		if (score_row_empty(&t->row[r]))
 			continue;
@@ -591,10 +591,12 @@ static void flash_run(const void *args, int phase, int64_t task, int n_threads, 
 	uint32_t mode = subnormals_off();
 
 	(void)n_threads;
+	operand_begin();
 	if (phase == 0)
 		pack_run(args, task, workspace, scratch);
 	else
 		tile_task(args, task, workspace, scratch);
+	operand_end();
 	subnormals_restore(mode);
 }
 
@@ -613,8 +615,11 @@ extern const struct cpu_kernel CPU_NAME(cpu_flash_kernels)[];
 extern const size_t CPU_NAME(cpu_flash_n_kernels);
 
 const struct cpu_kernel CPU_NAME(cpu_flash_kernels)[] = {
-	FLASH_FAMILIES(ABI_F32),  FLASH_FAMILIES(ABI_F16),  FLASH_FAMILIES(ABI_BF16),
+	FLASH_FAMILIES(ABI_BF16),
+#if SCALES_Q
+	FLASH_FAMILIES(ABI_F32),  FLASH_FAMILIES(ABI_F16),
 	FLASH_FAMILIES(ABI_E4M3), FLASH_FAMILIES(ABI_E5M2),
+#endif
 };
 const size_t CPU_NAME(cpu_flash_n_kernels) = sizeof(CPU_NAME(cpu_flash_kernels)) /
 					     sizeof(CPU_NAME(cpu_flash_kernels)[0]);

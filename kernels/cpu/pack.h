@@ -5,15 +5,15 @@
  *   K   panels of PANEL keys: [k_padded / PANEL][q_padded][PANEL]    (transposed)
  *   V   panels of PANEL dims: [hdim_v / PANEL][k_padded][PANEL]
  *
- * q_padded is hdim_q in whole vectors. Keys beyond the sequence's end are zeros. fp8 factors are
- * applied here. A flag a panel of keys says whether V has a value that is not finite there: then 0
+ * q_padded is hdim_q in multiples of K_UNIT. Keys beyond the sequence's end are zeros. fp8 factors
+ * are applied here. A flag a panel of keys says whether V has a value that is not finite there:
+ * then 0
  * * V is not 0, and P V must skip what a mask hides.
  */
 #ifndef FMHA_CPU_PACK_H
 #define FMHA_CPU_PACK_H
 
-#include "convert.h"
-#include "gemm.h"
+#include "operand.h"
 #include "view.h"
 
 static inline int64_t round_up(int64_t x, int64_t unit)
@@ -65,8 +65,8 @@ static inline float descale_at(const struct abi_descale *d, int32_t b, int32_t h
  * many keys ahead. */
 #define PREFETCH_KEYS 8
 
-/* One key or value as floats, factor applied. @column: logical. */
-static inline void fetch_key(float *dst, const struct abi_fwd_args *a,
+/* One key or value, factor applied. @column: logical. */
+static inline void fetch_key(operand *dst, const struct abi_fwd_args *a,
 			     const struct view_sequence *s, int32_t head, int32_t column, int is_v)
 {
 	const struct abi_tensor *t = is_v ? &a->v : &a->k;
@@ -82,23 +82,27 @@ static inline void fetch_key(float *dst, const struct abi_fwd_args *a,
 					   (index + PREFETCH_KEYS * t->stride_seq + d) *
 						   dtype_bytes(a->dtype));
 	if (!a->cache.page_size || a->cache.layout == ABI_KV_LINEAR) {
-		load_row(dst, t->data, a->dtype, index, t->stride_dim, hdim);
+		operand_load_row(dst, t->data, a->dtype, index, t->stride_dim, hdim);
 	} else if (is_v) {
-		load_row(dst, t->data, a->dtype, index, x, hdim);
+		operand_load_row(dst, t->data, a->dtype, index, x, hdim);
 	} else {
 		for (int32_t d = 0; d < hdim; d += x)
-			load_row(dst + d, t->data, a->dtype,
-				 index + (int64_t)d * a->cache.page_size, 1,
-				 hdim - d < x ? hdim - d : x);
+			operand_load_row(dst + d, t->data, a->dtype,
+					 index + (int64_t)d * a->cache.page_size, 1,
+					 hdim - d < x ? hdim - d : x);
 	}
+#if SCALES_Q /* else operands are bf16, which has no factors */
 	if (descale->data)
 		scale_row(dst, hdim,
 			  descale_at(descale, s->batch, head, position,
 				     descale->per_page ? view_page(&a->cache, s, position) : 0));
+#else
+	(void)descale;
+#endif
 }
 
-/* Row @i of head @head of Q, times @factor and its fp8 factor. */
-static inline void fetch_query(float *dst, const struct abi_fwd_args *a,
+/* Row @i of head @head of Q, times @factor and its fp8 factor where operands are floats. */
+static inline void fetch_query(operand *dst, const struct abi_fwd_args *a,
 			       const struct view_sequence *s, int32_t head, int32_t i, float factor)
 {
 	int64_t index = view_q_offset(&a->q, s, i, head);
@@ -107,16 +111,20 @@ static inline void fetch_query(float *dst, const struct abi_fwd_args *a,
 		__builtin_prefetch((const char *)a->q.data +
 				   (index + PREFETCH_KEYS * a->q.stride_seq + d) *
 					   dtype_bytes(a->dtype));
-	load_row(dst, a->q.data, a->dtype, index, a->q.stride_dim, a->hdim_q);
+	operand_load_row(dst, a->q.data, a->dtype, index, a->q.stride_dim, a->hdim_q);
+#if SCALES_Q
 	scale_row(dst, a->hdim_q, factor * descale_at(&a->q_descale, s->batch, head, i, 0));
+#else
+	(void)factor;
+#endif
 }
 
-/* Columns [c0, c0 + PANEL) of K into one panel. @temp: PANEL * padded floats. */
-static inline void pack_k_panel(float *panel, const struct abi_fwd_args *a,
+/* Columns [c0, c0 + PANEL) of K into one panel. @temp: PANEL * padded operands. */
+static inline void pack_k_panel(operand *panel, const struct abi_fwd_args *a,
 				const struct view_sequence *s, int32_t head, int32_t c0,
-				float *temp)
+				operand *temp)
 {
-	int32_t padded = (int32_t)round_up(a->hdim_q, LANES);
+	int32_t padded = (int32_t)round_up(a->hdim_q, K_UNIT), pairs = padded / OPERAND_PAIR;
 	int32_t n = s->k_len - c0 < PANEL ? s->k_len - c0 : PANEL;
 	vf zeros = vf_set1(0); /* whether K is finite does not matter here */
 
@@ -125,33 +133,34 @@ static inline void pack_k_panel(float *panel, const struct abi_fwd_args *a,
 		for (int32_t d = a->hdim_q; d < padded; d++)
 			temp[j * padded + d] = 0;
 	}
-	pack_transposed(panel, temp, padded, n, padded, NULL, &zeros);
+	/* A pair of bf16 travels as one float: nothing is computed with it. */
+	pack_transposed((float *)panel, (const float *)temp, pairs, n, pairs, NULL, &zeros);
 }
 
 /*
  * Columns [c0, c0 + PANEL) of V. @v: the first panel of dims, at column c0; the next one is @stride
- * floats further. @temp: hdim_v rounded up to PANEL floats. Returns 1 when all is finite.
+ * operands further. @temp: OPERAND_PAIR rows of hdim_v rounded up to PANEL. Returns 1 when all is
+ * finite.
  */
-static inline uint8_t pack_v_panel(float *v, int64_t stride, const struct abi_fwd_args *a,
+static inline uint8_t pack_v_panel(operand *v, int64_t stride, const struct abi_fwd_args *a,
 				   const struct view_sequence *s, int32_t head, int32_t c0,
-				   float *temp)
+				   operand *temp)
 {
 	int32_t padded = (int32_t)round_up(a->hdim_v, PANEL);
 	vf zeros = {0}; /* becomes NaN when something is not finite */
 
-	for (int32_t d = a->hdim_v; d < padded; d++)
-		temp[d] = 0;
-	for (int32_t j = 0; j < PANEL; j++) {
-		if (c0 + j < s->k_len)
-			fetch_key(temp, a, s, head, c0 + j, 1);
-		else
-			memset(temp, 0, (size_t)padded * sizeof(*temp));
-		for (int32_t d = 0; d < padded; d += LANES) {
-			vf x = vf_load(temp + d);
-
-			zeros += x * 0.0f;
-			vf_store(v + d / PANEL * stride + j * PANEL + d % PANEL, x);
+	memset(temp, 0, OPERAND_PAIR * (size_t)padded * sizeof(*temp));
+	for (int32_t j = 0; j < PANEL; j += OPERAND_PAIR) {
+		for (int32_t i = 0; i < OPERAND_PAIR; i++) {
+			if (c0 + j + i < s->k_len)
+				fetch_key(temp + i * padded, a, s, head, c0 + j + i, 1);
+			else
+				memset(temp + i * padded, 0, (size_t)padded * sizeof(*temp));
 		}
+		for (int32_t d = 0; d < padded; d += LANES)
+			operand_store_rows(v + d / PANEL * stride + j * PANEL +
+						   d % PANEL * OPERAND_PAIR,
+					   temp + d, padded, &zeros);
 	}
 	return vf_reduce_add(zeros) == 0;
 }

@@ -12,7 +12,7 @@
 
 #include <math.h>
 
-#include "convert.h"
+#include "operand.h"
 #include "view.h"
 
 #define LOG2_E 1.44269504088896340736f
@@ -198,8 +198,9 @@ static inline float score_max(const float *t, int32_t n)
 	return vf_reduce_max(vf_max(vf_max(max[0], max[1]), vf_max(max[2], max[3])));
 }
 
-/* t becomes 2^(t - max); the sums are added to sum [LANES]. */
-static inline void score_exponentials(float *t, int32_t n, float max, float *sum)
+/* p = 2^(factor * t - max); the sums are added to sum [LANES]. @p may lie where @t lies. */
+static inline void score_exponentials(operand *p, const float *t, int32_t n, float factor,
+				      float max, float *sum)
 {
 	vf total[SCORE_CHAINS] = {vf_load(sum)};
 	int32_t j = 0;
@@ -207,17 +208,17 @@ static inline void score_exponentials(float *t, int32_t n, float max, float *sum
 	for (; j + SCORE_CHAINS * LANES <= n; j += SCORE_CHAINS * LANES) {
 #pragma GCC unroll 4
 		for (int u = 0; u < SCORE_CHAINS; u++) {
-			vf p = vf_exp2(vf_load(t + j + u * LANES) - max);
+			vf x = vf_exp2(vf_load(t + j + u * LANES) * factor - max);
 
-			total[u] += p;
-			vf_store(t + j + u * LANES, p);
+			total[u] += x;
+			operand_store(p + j + u * LANES, x);
 		}
 	}
 	for (; j < n; j += LANES) {
-		vf p = vf_exp2(vf_load(t + j) - max);
+		vf x = vf_exp2(vf_load(t + j) * factor - max);
 
-		total[0] += p;
-		vf_store(t + j, p);
+		total[0] += x;
+		operand_store(p + j, x);
 	}
 	vf_store(sum, (total[0] + total[1]) + (total[2] + total[3]));
 }

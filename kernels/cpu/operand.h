@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * operand.h: what the forward's two matrix products multiply, and how.
+ *
+ * Up to x86_64_v4 operands are floats and the product is micro.h's. From x86_64_v4_bf16 on they are
+ * bfloat16 as they come, and the processor multiplies pairs that are neighbours along k:
+ *
+ *   A   [rows, k], k even                        B   panels [k / 2][PANEL][2]
+ *
+ * AVX512_BF16 takes a pair of A and sixteen pairs of B at a time; AMX takes 16 x 32 of A and 32 x
+ * 16 of B. The floats of C are the same in all cases.
+ */
+#ifndef FMHA_CPU_OPERAND_H
+#define FMHA_CPU_OPERAND_H
+
+#include "convert.h"
+#include "gemm.h"
+
+#if !defined(__AVX512BF16__) || defined(OPERAND_FLOAT)
+
+typedef float operand;
+
+#define OPERAND_PAIR 1     /* neighbours along k that lie side by side in B */
+#define K_UNIT       LANES /* k is padded to this with zeros */
+#define COLUMN_UNIT  LANES /* columns of S come in these */
+#define GROUP_ROWS   MICRO_ROWS
+#define SCALES_Q     1 /* the scale is multiplied into Q, not into S */
+
+static inline void operand_begin(void)
+{
+}
+
+static inline void operand_end(void)
+{
+}
+
+static inline void operand_load_row(operand *dst, const void *data, int32_t dtype, int64_t index,
+				    int64_t stride, int32_t n)
+{
+	load_row(dst, data, dtype, index, stride, n);
+}
+
+static inline void operand_store(operand *p, vf x)
+{
+	vf_store(p, x);
+}
+
+static inline float operand_value(operand x)
+{
+	return x;
+}
+
+/* LANES elements of OPERAND_PAIR rows, @row apart, to their place in a panel of B. @zeros becomes
+ * NaN when one of them is not finite. */
+static inline void operand_store_rows(operand *to, const operand *from, int32_t row, vf *zeros)
+{
+	vf x = vf_load(from);
+
+	(void)row;
+	*zeros += x * 0.0f;
+	vf_store(to, x);
+}
+
+/* C [rows, columns] = first * C + A B, or A B when @first is NULL. @columns: of one panel. */
+static inline void operand_multiply(const operand *a, int64_t a_row, const operand *b, float *c,
+				    int64_t c_row, int32_t k, const float *first, int32_t rows,
+				    int32_t columns)
+{
+	struct micro_args m = {
+		.a = a,
+		.a_row = a_row,
+		.a_step = 1,
+		.b = b,
+		.c = c,
+		.c_row = c_row,
+		.k = k,
+		.first = first,
+	};
+
+	micro_multiply(&m, rows, columns);
+}
+
+#else
+
+typedef uint16_t operand;
+
+#define OPERAND_PAIR 2
+#define K_UNIT       32
+#define COLUMN_UNIT  32
+#define SCALES_Q     0 /* a scaled Q would be rounded */
+
+static inline void operand_load_row(operand *dst, const void *data, int32_t dtype, int64_t index,
+				    int64_t stride, int32_t n)
+{
+	const uint16_t *from = (const uint16_t *)data + index;
+
+	(void)dtype; /* bf16 */
+	if (stride == 1)
+		memcpy(dst, from, (size_t)n * sizeof(*dst));
+	else
+		for (int32_t i = 0; i < n; i++)
+			dst[i] = from[i * stride];
+}
+
+static inline void operand_store(operand *p, vf x)
+{
+	_mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+}
+
+static inline float operand_value(operand x)
+{
+	return float_from_bf16(x);
+}
+
+static inline void operand_store_rows(operand *to, const operand *from, int32_t row, vf *zeros)
+{
+	__m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
+	__m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(from + row)));
+
+	high = _mm512_slli_epi32(high, 16);
+	*zeros += (vf)_mm512_slli_epi32(low, 16) * 0.0f + (vf)high * 0.0f;
+	_mm512_storeu_si512(to, _mm512_or_si512(low, high));
+}
+
+/* Two neighbours along k, as one element of a vector. */
+static inline int32_t operand_pair(const operand *p)
+{
+	int32_t pair;
+
+	memcpy(&pair, p, sizeof(pair));
+	return pair;
+}
+
+#ifndef __AMX_BF16__
+
+#define GROUP_ROWS MICRO_ROWS
+
+static inline void operand_begin(void)
+{
+}
+
+static inline void operand_end(void)
+{
+}
+
+static inline __attribute__((always_inline)) void
+operand_tile(const operand *a, int64_t a_row, const operand *b, float *c, int64_t c_row, int32_t k,
+	     const float *first, const int rows, const int vectors)
+{
+	vf sum[MICRO_ROWS][MICRO_VECTORS];
+
+#pragma GCC unroll 16
+	for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+		for (int v = 0; v < vectors; v++)
+			sum[r][v] = first ? vf_load(c + r * c_row + v * LANES) * first[r] : (vf){0};
+	}
+#pragma GCC unroll 2
+	for (int32_t i = 0; i < k; i += 2) {
+		__m512bh b_row[MICRO_VECTORS];
+
+#pragma GCC unroll 4
+		for (int v = 0; v < vectors; v++)
+			b_row[v] = (__m512bh)_mm512_loadu_si512(b + 2 * v * LANES);
+#pragma GCC unroll 16
+		for (int r = 0; r < rows; r++) {
+			__m512bh x = (__m512bh)_mm512_set1_epi32(operand_pair(a + r * a_row));
+
+#pragma GCC unroll 4
+			for (int v = 0; v < vectors; v++)
+				sum[r][v] = (vf)_mm512_dpbf16_ps((__m512)sum[r][v], x, b_row[v]);
+		}
+		a += 2;
+		b += 2 * PANEL;
+	}
+#pragma GCC unroll 16
+	for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+		for (int v = 0; v < vectors; v++)
+			vf_store(c + r * c_row + v * LANES, sum[r][v]);
+	}
+}
+
+static inline void operand_multiply(const operand *a, int64_t a_row, const operand *b, float *c,
+				    int64_t c_row, int32_t k, const float *first, int32_t rows,
+				    int32_t columns)
+{
+	int32_t vectors = (columns + LANES - 1) / LANES;
+
+	/* Full tiles as one piece; what is left at the edges row by row. */
+	if (rows == MICRO_ROWS && vectors == 4) {
+		operand_tile(a, a_row, b, c, c_row, k, first, MICRO_ROWS, 4);
+		return;
+	}
+	for (; rows >= 3; rows -= 3, a += 3 * a_row, c += 3 * c_row) {
+		for (int32_t v = 0; v < vectors; v++)
+			operand_tile(a, a_row, b + 2 * v * LANES, c + v * LANES, c_row, k, first, 3,
+				     1);
+		first = first ? first + 3 : NULL;
+	}
+	for (; rows > 0; rows--, a += a_row, c += c_row) {
+		for (int32_t v = 0; v < vectors; v++)
+			operand_tile(a, a_row, b + 2 * v * LANES, c + v * LANES, c_row, k, first, 1,
+				     1);
+		first = first ? first + 1 : NULL;
+	}
+}
+
+#else
+
+/* Two by two tiles of C, the most that eight tiles allow with operands loaded once. */
+#define TILE_ROWS  16
+#define TILE_K     32
+#define GROUP_ROWS (2 * TILE_ROWS)
+
+struct tile_configuration {
+	uint8_t palette, start_row, reserved[14];
+	uint16_t column_bytes[16];
+	uint8_t rows[16];
+} __attribute__((aligned(64)));
+
+/* Every tile full: 16 rows of 64 bytes. The configuration belongs to the thread. */
+static inline void operand_begin(void)
+{
+	struct tile_configuration c = {.palette = 1};
+
+	for (int i = 0; i < 8; i++) {
+		c.column_bytes[i] = 64;
+		c.rows[i] = TILE_ROWS;
+	}
+	_tile_loadconfig(&c);
+}
+
+static inline void operand_end(void)
+{
+	_tile_release();
+}
+
+/* C [32, 32] = A B, or += when @adds. */
+static inline void operand_tiles(const operand *a, int64_t a_row, const operand *b, float *c,
+				 int64_t c_row, int32_t k, int adds)
+{
+	if (adds) {
+		_tile_loadd(0, c, c_row * 4);
+		_tile_loadd(1, c + 16, c_row * 4);
+		_tile_loadd(2, c + TILE_ROWS * c_row, c_row * 4);
+		_tile_loadd(3, c + TILE_ROWS * c_row + 16, c_row * 4);
+	} else {
+		_tile_zero(0);
+		_tile_zero(1);
+		_tile_zero(2);
+		_tile_zero(3);
+	}
+	for (int32_t i = 0; i < k; i += TILE_K) {
+		_tile_loadd(4, a + i, a_row * 2);
+		_tile_loadd(6, b + (int64_t)i * PANEL, PANEL * 4);
+		_tile_loadd(7, b + (int64_t)i * PANEL + 32, PANEL * 4);
+		_tile_loadd(5, a + TILE_ROWS * a_row + i, a_row * 2);
+		_tile_dpbf16ps(0, 4, 6);
+		_tile_dpbf16ps(1, 4, 7);
+		_tile_dpbf16ps(2, 5, 6);
+		_tile_dpbf16ps(3, 5, 7);
+	}
+	_tile_stored(0, c, c_row * 4);
+	_tile_stored(1, c + 16, c_row * 4);
+	_tile_stored(2, c + TILE_ROWS * c_row, c_row * 4);
+	_tile_stored(3, c + TILE_ROWS * c_row + 16, c_row * 4);
+}
+
+/* All GROUP_ROWS rows are read and written, whatever @rows says: every array has room for whole
+ * groups, and a row's garbage stays in the row. */
+static inline void operand_multiply(const operand *a, int64_t a_row, const operand *b, float *c,
+				    int64_t c_row, int32_t k, const float *first, int32_t rows,
+				    int32_t columns)
+{
+	for (int32_t r = 0; first && r < rows; r++)
+		for (int32_t j = 0; j < columns; j += LANES)
+			vf_store(c + r * c_row + j, vf_load(c + r * c_row + j) * first[r]);
+	for (int32_t j = 0; j < columns; j += 32)
+		operand_tiles(a, a_row, b + 2 * j, c + j, c_row, k, first != NULL);
+}
+
+#endif
+#endif
+#endif
