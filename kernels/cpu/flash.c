@@ -3,8 +3,8 @@
  * flash.c: attention forward in tiles ("cpu_flash"), compiled once a level.
  *
  * Phase 0 packs K and V once per key head, for all the query heads and rows that read them. Phase 1
- * runs one task a tile of ROWS rows: for each block of keys, which stays in the second-level cache,
- * and each group of GROUP_ROWS rows, whose scores stay in the first,
+ * runs one task a tile of up to ROWS rows: for each block of keys, which stays in the second-level
+ * cache, and each group of GROUP_ROWS rows, whose scores stay in the first,
  *
  *   S = Q K^T                    [GROUP_ROWS, keys]
  *   modifiers, mask, row max, P = 2^(S - max), row sums
@@ -40,7 +40,7 @@ struct scratch {
 	float *s;       /* [GROUP_ROWS, S_STRIDE] */
 	float *o;       /* [ROWS, v_padded] */
 	float *sum;     /* [ROWS, LANES] partial sums */
-	float *temp;    /* [max(MAX_KEYS, PANEL * q_padded, 2 * v_padded)] */
+	float *temp;    /* [max(MAX_KEYS, PANEL * q_padded, PANEL * v_padded)] */
 	uint8_t *bytes; /* [DROPOUT_PATCH_ROWS, BYTES] dropout */
 };
 
@@ -97,11 +97,9 @@ static size_t align_bytes(size_t bytes)
 
 static size_t temp_floats(const struct abi_fwd_args *a)
 {
-	size_t n = (size_t)PANEL * (size_t)q_padded(a);
+	size_t row = (size_t)(q_padded(a) > v_padded(a) ? q_padded(a) : v_padded(a));
 
-	if (n < MAX_KEYS)
-		n = MAX_KEYS;
-	return n < 2 * (size_t)v_padded(a) ? 2 * (size_t)v_padded(a) : n;
+	return PANEL * row > MAX_KEYS ? PANEL * row : MAX_KEYS;
 }
 
 /* Lays the arrays out from @base (NULL: only to measure); returns the bytes. */
@@ -179,10 +177,17 @@ static int32_t group_size(const struct abi_fwd_args *a)
 	return a->nhead_q / a->nhead_k;
 }
 
+/* Rows of a tile. Very long rows make fewer of them a task, so that nobody waits long for its end.
+ */
+static int32_t tile_size(const struct abi_fwd_args *a)
+{
+	return a->sequences.seqlen_k_max > 4096 && ROWS / 2 % GROUP_ROWS == 0 ? ROWS / 2 : ROWS;
+}
+
 /* Short sequences share a tile between the heads of a group. */
 static int shares_tiles(const struct abi_fwd_args *a)
 {
-	return a->sequences.seqlen_q_max <= ROWS / 2;
+	return a->sequences.seqlen_q_max <= tile_size(a) / 2;
 }
 
 static int64_t tiles_per_head(const struct abi_fwd_args *a)
@@ -191,7 +196,7 @@ static int64_t tiles_per_head(const struct abi_fwd_args *a)
 
 	if (shares_tiles(a))
 		rows *= group_size(a);
-	return (rows + ROWS - 1) / ROWS;
+	return (rows + tile_size(a) - 1) / tile_size(a);
 }
 
 static int64_t tile_heads(const struct abi_fwd_args *a)
@@ -210,7 +215,7 @@ static int32_t tile_rows(struct tile *t, int64_t task)
 	const struct abi_fwd_args *a = t->a;
 	int64_t tiles = tiles_per_head(a), heads = tile_heads(a);
 	/* Later rows of a causal problem see more: they start first. */
-	int64_t first = (tiles - 1 - task % tiles) * ROWS;
+	int64_t first = (tiles - 1 - task % tiles) * tile_size(a);
 	int32_t head = (int32_t)(task / tiles % heads), group = group_size(a);
 	int64_t rest = task / tiles / heads, begin = 0, end = INT32_MAX, rows;
 
@@ -227,7 +232,7 @@ static int32_t tile_rows(struct tile *t, int64_t task)
 	rows = shares_tiles(a) ? (int64_t)t->s.q_len * group : t->s.q_len;
 	if (first >= rows)
 		return -1;
-	t->n_rows = rows - first < ROWS ? (int32_t)(rows - first) : ROWS;
+	t->n_rows = rows - first < tile_size(a) ? (int32_t)(rows - first) : tile_size(a);
 	for (int32_t r = 0; r < t->n_rows; r++) {
 		int32_t row = (int32_t)first + r;
 

@@ -219,16 +219,18 @@ struct tile_configuration {
 	uint8_t rows[16];
 } __attribute__((aligned(64)));
 
-/* Every tile full: 16 rows of 64 bytes. The configuration belongs to the thread. */
+/* Every tile full: 16 rows of 64 bytes. Constant data: gcc 12 takes the intrinsic for a load of
+ * eight bytes and leaves out stores to the rest of a local variable. */
+static const struct tile_configuration tile_configuration = {
+	.palette = 1,
+	.column_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+	.rows = {16, 16, 16, 16, 16, 16, 16, 16},
+};
+
+/* The configuration belongs to the thread. */
 static inline void operand_begin(void)
 {
-	struct tile_configuration c = {.palette = 1};
-
-	for (int i = 0; i < 8; i++) {
-		c.column_bytes[i] = 64;
-		c.rows[i] = TILE_ROWS;
-	}
-	_tile_loadconfig(&c);
+	_tile_loadconfig(&tile_configuration);
 }
 
 static inline void operand_end(void)

@@ -65,22 +65,21 @@ static inline float descale_at(const struct abi_descale *d, int32_t b, int32_t h
  * many keys ahead. */
 #define PREFETCH_KEYS 8
 
-/* One key or value, factor applied. @column: logical. */
-static inline void fetch_key(operand *dst, const struct abi_fwd_args *a,
-			     const struct view_sequence *s, int32_t head, int32_t column, int is_v)
+static inline void prefetch_row(const void *data, int64_t index, int32_t n, int32_t bytes)
 {
-	const struct abi_tensor *t = is_v ? &a->v : &a->k;
-	const struct abi_descale *descale = is_v ? &a->v_descale : &a->k_descale;
-	int32_t hdim = is_v ? a->hdim_v : a->hdim_q;
-	int32_t position = s->leftpad + column, x = 16 / dtype_bytes(a->dtype);
-	int64_t index = view_cache_offset(&a->cache, t, s, position, head, 0, a->nhead_k, hdim, x,
-					  is_v);
+	const char *at = (const char *)data + index * bytes;
 
-	if (!a->cache.page_size)
-		for (int32_t d = 0; d < hdim; d += 4 * x) /* x: 16 bytes */
-			__builtin_prefetch((const char *)t->data +
-					   (index + PREFETCH_KEYS * t->stride_seq + d) *
-						   dtype_bytes(a->dtype));
+	for (int32_t i = 0; i < n * bytes; i += 64)
+		__builtin_prefetch(at + i);
+}
+
+/* One key or value of a layout whose elements do not lie side by side. */
+static inline void fetch_scattered_key(operand *dst, const struct abi_fwd_args *a,
+				       const struct abi_tensor *t, int64_t index, int32_t hdim,
+				       int is_v)
+{
+	int32_t x = 16 / dtype_bytes(a->dtype);
+
 	if (!a->cache.page_size || a->cache.layout == ABI_KV_LINEAR) {
 		operand_load_row(dst, t->data, a->dtype, index, t->stride_dim, hdim);
 	} else if (is_v) {
@@ -91,14 +90,55 @@ static inline void fetch_key(operand *dst, const struct abi_fwd_args *a,
 					 index + (int64_t)d * a->cache.page_size, 1,
 					 hdim - d < x ? hdim - d : x);
 	}
-#if SCALES_Q /* else operands are bf16, which has no factors */
-	if (descale->data)
-		scale_row(dst, hdim,
-			  descale_at(descale, s->batch, head, position,
-				     descale->per_page ? view_page(&a->cache, s, position) : 0));
-#else
-	(void)descale;
+}
+
+/* Multiplies key @column by its fp8 factor. */
+static inline void descale_key(operand *dst, const struct abi_fwd_args *a,
+			       const struct abi_descale *descale, const struct view_sequence *s,
+			       int32_t head, int32_t column, int32_t hdim)
+{
+#if SCALES_Q
+	int32_t position = s->leftpad + column;
+
+	scale_row(dst, hdim,
+		  descale_at(descale, s->batch, head, position,
+			     descale->per_page ? view_page(&a->cache, s, position) : 0));
+#else /* operands are bf16, which has no factors */
+	(void)dst, (void)a, (void)descale, (void)s, (void)head, (void)column, (void)hdim;
 #endif
+}
+
+/* Keys or values [column, column + n), rows of @dst @ld apart, factors applied. @column: logical.
+ */
+static inline void fetch_keys(operand *dst, int32_t ld, const struct abi_fwd_args *a,
+			      const struct view_sequence *s, int32_t head, int32_t column,
+			      int32_t n, int is_v)
+{
+	const struct abi_tensor *t = is_v ? &a->v : &a->k;
+	const struct abi_descale *descale = is_v ? &a->v_descale : &a->k_descale;
+	int32_t hdim = is_v ? a->hdim_v : a->hdim_q, bytes = dtype_bytes(a->dtype);
+	int in_rows = t->stride_dim == 1 &&
+		      (!a->cache.page_size || a->cache.layout == ABI_KV_LINEAR);
+
+	for (int32_t j = 0, run; j < n; j += run) {
+		int32_t position = s->leftpad + column + j;
+		int64_t index = view_cache_offset(&a->cache, t, s, position, head, 0, a->nhead_k,
+						  hdim, 16 / bytes, is_v);
+
+		/* As far as keys follow each other at the tensor's stride. */
+		run = in_rows ? n - j : 1;
+		if (in_rows && a->cache.page_size &&
+		    run > a->cache.page_size - position % a->cache.page_size)
+			run = a->cache.page_size - position % a->cache.page_size;
+		if (!in_rows)
+			fetch_scattered_key(dst + j * ld, a, t, index, hdim, is_v);
+		for (int32_t i = 0; in_rows && i < run; i++, index += t->stride_seq) {
+			prefetch_row(t->data, index + PREFETCH_KEYS * t->stride_seq, hdim, bytes);
+			operand_load_row(dst + (j + i) * ld, t->data, a->dtype, index, 1, hdim);
+		}
+	}
+	for (int32_t j = 0; descale->data && j < n; j++)
+		descale_key(dst + j * ld, a, descale, s, head, column + j, hdim);
 }
 
 /* Row @i of head @head of Q, times @factor and its fp8 factor where operands are floats. */
@@ -107,10 +147,8 @@ static inline void fetch_query(operand *dst, const struct abi_fwd_args *a,
 {
 	int64_t index = view_q_offset(&a->q, s, i, head);
 
-	for (int32_t d = 0; d < a->hdim_q; d += 64 / dtype_bytes(a->dtype))
-		__builtin_prefetch((const char *)a->q.data +
-				   (index + PREFETCH_KEYS * a->q.stride_seq + d) *
-					   dtype_bytes(a->dtype));
+	prefetch_row(a->q.data, index + PREFETCH_KEYS * a->q.stride_seq, a->hdim_q,
+		     dtype_bytes(a->dtype));
 	operand_load_row(dst, a->q.data, a->dtype, index, a->q.stride_dim, a->hdim_q);
 #if SCALES_Q
 	scale_row(dst, a->hdim_q, factor * descale_at(&a->q_descale, s->batch, head, i, 0));
@@ -128,39 +166,34 @@ static inline void pack_k_panel(operand *panel, const struct abi_fwd_args *a,
 	int32_t n = s->k_len - c0 < PANEL ? s->k_len - c0 : PANEL;
 	vf zeros = vf_set1(0); /* whether K is finite does not matter here */
 
-	for (int32_t j = 0; j < n; j++) {
-		fetch_key(temp + j * padded, a, s, head, c0 + j, 0);
-		for (int32_t d = a->hdim_q; d < padded; d++)
-			temp[j * padded + d] = 0;
-	}
+	fetch_keys(temp, padded, a, s, head, c0, n, 0);
+	for (int32_t j = 0; padded > a->hdim_q && j < n; j++)
+		memset(temp + j * padded + a->hdim_q, 0,
+		       (size_t)(padded - a->hdim_q) * sizeof(*temp));
 	/* A pair of bf16 travels as one float: nothing is computed with it. */
 	pack_transposed((float *)panel, (const float *)temp, pairs, n, pairs, NULL, &zeros);
 }
 
 /*
  * Columns [c0, c0 + PANEL) of V. @v: the first panel of dims, at column c0; the next one is @stride
- * operands further. @temp: OPERAND_PAIR rows of hdim_v rounded up to PANEL. Returns 1 when all is
- * finite.
+ * operands further. @temp: PANEL rows of hdim_v rounded up to PANEL. Returns 1 when all is finite.
  */
 static inline uint8_t pack_v_panel(operand *v, int64_t stride, const struct abi_fwd_args *a,
 				   const struct view_sequence *s, int32_t head, int32_t c0,
 				   operand *temp)
 {
 	int32_t padded = (int32_t)round_up(a->hdim_v, PANEL);
+	int32_t n = s->k_len - c0 < PANEL ? s->k_len - c0 : PANEL;
 	vf zeros = {0}; /* becomes NaN when something is not finite */
 
-	memset(temp, 0, OPERAND_PAIR * (size_t)padded * sizeof(*temp));
-	for (int32_t j = 0; j < PANEL; j += OPERAND_PAIR) {
-		for (int32_t i = 0; i < OPERAND_PAIR; i++) {
-			if (c0 + j + i < s->k_len)
-				fetch_key(temp + i * padded, a, s, head, c0 + j + i, 1);
-			else
-				memset(temp + i * padded, 0, (size_t)padded * sizeof(*temp));
-		}
-		for (int32_t d = 0; d < padded; d += LANES)
-			operand_store_rows(v + d / PANEL * stride + j * PANEL +
-						   d % PANEL * OPERAND_PAIR,
-					   temp + d, padded, &zeros);
+	if (n < PANEL || a->hdim_v < padded)
+		memset(temp, 0, PANEL * (size_t)padded * sizeof(*temp));
+	fetch_keys(temp, padded, a, s, head, c0, n, 1);
+	for (int32_t d = 0; d < padded; d += LANES) {
+		operand *to = v + d / PANEL * stride + d % PANEL * OPERAND_PAIR;
+
+		for (int32_t j = 0; j < PANEL; j += OPERAND_PAIR)
+			operand_store_rows(to + j * PANEL, temp + j * padded + d, padded, &zeros);
 	}
 	return vf_reduce_add(zeros) == 0;
 }

@@ -96,12 +96,13 @@ struct tile_configuration {
 __attribute__((target("amx-tile,amx-bf16"))) static double bf16_amx(long n)
 {
 	static const uint8_t zeros[16 * 64];
-	struct tile_configuration c = {.palette = 1};
+	/* Constant: gcc 12 leaves out stores to a local one. */
+	static const struct tile_configuration c = {
+		.palette = 1,
+		.columns = {64, 64, 64, 64, 64, 64, 64, 64},
+		.rows = {16, 16, 16, 16, 16, 16, 16, 16},
+	};
 
-	for (int i = 0; i < 8; i++) {
-		c.columns[i] = 64;
-		c.rows[i] = 16;
-	}
 	_tile_loadconfig(&c);
 	_tile_zero(0);
 	_tile_zero(1);

@@ -122,6 +122,24 @@ static void causal_rows_before_the_first_key(void **state)
 		}
 }
 
+/* Enough keys for smaller tiles, several blocks and, in decode, several chunks. */
+static void thousands_of_keys(void **state)
+{
+	(void)state;
+	for (int rows = 3; rows <= 60; rows += 57) {
+		struct forward_options o = plain(rows, 4200);
+
+		o.batch = o.nhead_k = 1;
+		o.hdim_q = o.hdim_v = 16;
+		assert_int_equal(check_everywhere(&o, 4, 1), 0);
+		o.mask = ABI_MASK_BOTTOM_RIGHT;
+		o.window_right = 0;
+		o.window_left = 1500;
+		o.sink_tokens = 5;
+		assert_int_equal(check_everywhere(&o, 5, 1), 0);
+	}
+}
+
 static void no_keys_at_all(void **state)
 {
 	(void)state;
@@ -317,6 +335,7 @@ int main(void)
 		cmocka_unit_test(levels_have_names),
 		cmocka_unit_test(sizes_need_no_data),
 		cmocka_unit_test(causal_rows_before_the_first_key),
+		cmocka_unit_test(thousands_of_keys),
 		cmocka_unit_test(no_keys_at_all),
 		cmocka_unit_test(enormous_logits),
 		cmocka_unit_test(scale_zero_averages),
