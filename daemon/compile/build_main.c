@@ -23,6 +23,7 @@
 #define EXIT_USAGE  2
 #define EXIT_FILES  5
 #define SLOTS       65536 /* of the table of names; a power of two */
+#define MAX_WANTED  256
 
 static const char help[] =
 	"usage: fmhactl build --arch ARCH [OPTION...]\n\n"
@@ -31,6 +32,7 @@ static const char help[] =
 	"  --arch ARCH       sm_80, sm_90a, gfx90a, gfx942, ...: see `fmhactl archs`\n"
 	"  --profile P       only the profile's kernels: see `fmhactl profiles`\n"
 	"  --filter EXPR     only these, such as \"hdim_q == 128 and data_type == 'bf16'\"\n"
+	"  --kernel NAME     only this kernel, as --list prints it; may be given again\n"
 	"  --jobs N          builds at a time (default: every core)\n"
 	"  --cache DIR       default /var/cache/fmhad, or $XDG_CACHE_HOME/fmhad for a user\n"
 	"  --compiler C      nvrtc, hiprtc or clang (default: nvrtc for sm_*, clang for gfx*)\n"
@@ -48,6 +50,8 @@ struct build {
 	struct compile_config config;
 	char sources[PATH_MAX], helper[PATH_MAX], default_cache[PATH_MAX];
 	int jobs, list, spills_fail;
+	const char *wanted[MAX_WANTED];
+	int n_wanted;
 	struct spec_catalog *catalog;
 	/* Names seen, open addressing: many specs share a kernel. */
 	char **names;
@@ -104,6 +108,7 @@ static int parse(struct build *build, int argc, char **argv)
 		ARCH = 1,
 		PROFILE,
 		FILTER,
+		KERNEL,
 		JOBS,
 		CACHE,
 		COMPILER,
@@ -115,14 +120,21 @@ static int parse(struct build *build, int argc, char **argv)
 		SPILLS,
 		HELP
 	};
-	static const struct option options[] = {
-		{"arch", 1, NULL, ARCH},     {"profile", 1, NULL, PROFILE},
-		{"filter", 1, NULL, FILTER}, {"jobs", 1, NULL, JOBS},
-		{"cache", 1, NULL, CACHE},   {"compiler", 1, NULL, COMPILER},
-		{"clang", 1, NULL, CLANG},   {"sources", 1, NULL, SOURCES},
-		{"helper", 1, NULL, HELPER}, {"pack", 1, NULL, PACK},
-		{"list", 0, NULL, LIST},     {"spills-fail", 0, NULL, SPILLS},
-		{"help", 0, NULL, HELP},     {NULL, 0, NULL, 0}};
+	static const struct option options[] = {{"arch", 1, NULL, ARCH},
+						{"profile", 1, NULL, PROFILE},
+						{"filter", 1, NULL, FILTER},
+						{"kernel", 1, NULL, KERNEL},
+						{"jobs", 1, NULL, JOBS},
+						{"cache", 1, NULL, CACHE},
+						{"compiler", 1, NULL, COMPILER},
+						{"clang", 1, NULL, CLANG},
+						{"sources", 1, NULL, SOURCES},
+						{"helper", 1, NULL, HELPER},
+						{"pack", 1, NULL, PACK},
+						{"list", 0, NULL, LIST},
+						{"spills-fail", 0, NULL, SPILLS},
+						{"help", 0, NULL, HELP},
+						{NULL, 0, NULL, 0}};
 	char *end;
 	int id;
 
@@ -136,6 +148,11 @@ static int parse(struct build *build, int argc, char **argv)
 			break;
 		case FILTER:
 			build->filter = optarg;
+			break;
+		case KERNEL:
+			if (build->n_wanted == MAX_WANTED)
+				return usage("--kernel %s: too many of them", optarg);
+			build->wanted[build->n_wanted++] = optarg;
 			break;
 		case JOBS:
 			build->jobs = (int)strtol(optarg, &end, 10);
@@ -254,6 +271,14 @@ static int submit(struct build *build, struct compile_queue *queue, const struct
 	return r;
 }
 
+static int is_wanted(const struct build *build, const char *name)
+{
+	for (int i = 0; i < build->n_wanted; i++)
+		if (strcmp(build->wanted[i], name) == 0)
+			return 1;
+	return build->n_wanted == 0;
+}
+
 /* Every spec that the options keep, each kernel once. @queue NULL: print the names. */
 static int walk(struct build *build, struct compile_queue *queue, struct fmha_error *err)
 {
@@ -283,7 +308,8 @@ static int walk(struct build *build, struct compile_queue *queue, struct fmha_er
 	while (r == 0 && (spec = spec_iter_next(iter))) {
 		if (profile >= 0 && !spec_profile_keeps(build->catalog, profile, spec))
 			continue;
-		if (spec_kernel(build->catalog, spec, &kernel) != 0)
+		if (spec_kernel(build->catalog, spec, &kernel) != 0 ||
+		    !is_wanted(build, kernel.name))
 			continue;
 		switch (is_new(build, kernel.name)) {
 		case 1:

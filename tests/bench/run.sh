@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Every benchmark, each printing ratios to something measured beside it in the same run.
 #
-#   tests/bench/run.sh [cpu|specs|rpc|idle ...]     default: all
+#   tests/bench/run.sh [cpu|specs|rpc|idle|gpu ...]     default: all but gpu
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 bin=build/release/tests/bench
@@ -75,6 +75,12 @@ bench_idle() {
             "$(awk "BEGIN {printf \"%.2f\", ($after - $before) / $seconds}")"
     done
     stop_daemon
+}
+
+# Needs an NVIDIA GPU and PyTorch.
+bench_gpu() {
+    title "GPU kernels against PyTorch"
+    FMHA_BUILD=$PWD/build/release python3 tests/gpu/h200.py --no-conformance
 }
 
 for part in "${@:-cpu specs rpc idle}"; do

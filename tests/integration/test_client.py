@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -49,6 +50,7 @@ def settled_fds(daemon, expected):
 
 def test_cycles_leave_nothing_on_either_side(daemon):
     finish(start(daemon, "cycles", 2))
+    time.sleep(0.5)  # those two are gone for good
     before = daemon.fd_counts()
     left = values(finish(start(daemon, "cycles", CYCLES)))
     assert left["fds"] == 0

@@ -308,15 +308,27 @@ static void one_turn_handles_a_bounded_number_of_frames(void **state)
 
 static void garbage_ends_the_connection(void **state)
 {
-	static const char *const garbage[] = {"GET / HTTP/1.1\r\n", "\xc4\x01\xc1",
-					      "\xc4\x01\x93",       "\xc6\xff\xff\xff\xff",
-					      "\xc5\x00\x05hello",  "\xdd\x20\x01\x01\x01"};
+#define BYTES(text)                                                                                \
+	{                                                                                          \
+		text, sizeof(text) - 1                                                             \
+	}
+	static const struct {
+		const char *bytes;
+		size_t n;
+	} garbage[] = {BYTES("GET / HTTP/1.1\r\n"),
+		       BYTES("\xc4\x01\xc1"),
+		       BYTES("\xc4\x01\x93"),
+		       BYTES("\xc6\xff\xff\xff\xff"),
+		       BYTES("\xc5\x00\x05"
+			     "hello"),
+		       BYTES("\xdd\x20\x01\x01\x01")};
+#undef BYTES
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(garbage) / sizeof(garbage[0]); i++) {
 		struct fixture *fixture = setup(N_LIMITS, 0, false);
 
-		assert_true(send(fixture->peer, garbage[i], strlen(garbage[i]) + 3, 0) > 0);
+		assert_true(send(fixture->peer, garbage[i].bytes, garbage[i].n, 0) > 0);
 		turn(fixture);
 		assert_true(is_over(fixture));
 		assert_int_equal(fixture->hub.n_violations, 1);
