@@ -2,11 +2,30 @@
 #include "tensors.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #include <proto/error.h>
 #include <proto/problem.h>
 
 #define ALIGNMENT 256
+
+/* Memory that we see too: what the worker allocates, or on a GPU a memfd of ours. */
+static int new_buffer(struct fmha_device *device, uint64_t size, struct fmha_buffer **ret_buffer,
+		      struct fmha_error *err)
+{
+	struct fmha_memory memory = {.struct_size = sizeof(memory), .size = size};
+	int r = fmha_buffer_new(device, size, ret_buffer, err);
+
+	if (r < 0 || fmha_buffer_data(*ret_buffer))
+		return r;
+	(void)fmha_buffer_free(*ret_buffer);
+	r = fmha_memfd_new(size, &memory.fd, err);
+	if (r < 0)
+		return r;
+	r = fmha_buffer_import(device, &memory, ret_buffer, err);
+	(void)close(memory.fd);
+	return r;
+}
 
 int tensors_new(struct fmha_device *device, struct fmha_problem *problem, struct tensors *ret,
 		struct fmha_error *err)
@@ -30,13 +49,9 @@ int tensors_new(struct fmha_device *device, struct fmha_problem *problem, struct
 	}
 	if (t.bytes == 0)
 		t.bytes = ALIGNMENT; /* empty tensors still lie somewhere */
-	r = fmha_buffer_new(device, t.bytes, &t.buffer, err);
+	r = new_buffer(device, t.bytes, &t.buffer, err);
 	if (r < 0)
 		return r;
-	if (!fmha_buffer_data(t.buffer)) {
-		tensors_deinit(&t);
-		return fmha_error_set(err, FMHA_ENOTSUP, "the CPU cannot see this device's memory");
-	}
 	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
 		if (!t.present[role])
 			continue;

@@ -10,7 +10,7 @@ rm -rf $to
 mkdir -p $to/daemon/front $to/daemon/compile $to/bin $to/lib $to/python
 cp "$from"/daemon/front/{fmhad,fmhad-cuda.so} $to/daemon/front/
 cp "$from"/daemon/compile/fmhad-compile $to/daemon/compile/
-find "$from" \( -name fmhactl -o -name bench_rpc -o -name bench_cpu -o -name 'test_cpu_*' \) -type f \
+find "$from" \( -name fmhactl -o -name bench_rpc -o -name bench_cpu -o -name "test_cpu_*" \) -type f \
     -perm -u+x -exec cp {} $to/bin/ \;
 cp -L "$from"/client/libfmha_client.so.0 $to/lib/
 for library in libuv.so.1 libmsgpackc.so.2 libcjson.so.1 libnettle.so.8 libcmocka.so.0; do
