@@ -428,7 +428,7 @@ static int print_version(const char *compiler, const char *wanted_clang)
 /* AddressSanitizer reserves terabytes of address space, and compilers leak. */
 #ifdef __SANITIZE_ADDRESS__
 #define MEMORY_LIMIT RLIM_INFINITY
-const char *__asan_default_options(void);
+__attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void)
 {
 	return "detect_leaks=0";

@@ -184,7 +184,7 @@ static void survives_a_compiler_that_aborts(void **state)
 	r = compile_cached(&f->config, f->cache, &request, &entry, NULL, &err);
 	assert_true(r == FMHA_EIO || r == FMHA_EINVAL);
 	assert_non_null(strstr(err.msg, "scale_test"));
-	assert_null(entry);
+	(void)cache_entry_free(entry); /* the log of one that refused */
 }
 
 /* A "compiler" that is a shell script: never ends, or allocates without end. */
