@@ -43,22 +43,10 @@ static const struct cpu_kernel *as_cpu(const struct device_kernel *kernel)
 
 /* ---- kernels ---- */
 
-static const char *const family_words[ABI_N_FAMILIES] = {
-	[ABI_FWD] = "fwd",
-	[ABI_FWD_SPLITKV] = "fwd_splitkv",
-	[ABI_FWD_SPLITKV_COMBINE] = "fwd_splitkv_combine",
-	[ABI_FWD_PAGEDKV] = "fwd_pagedkv",
-	[ABI_FWD_APPENDKV] = "fwd_appendkv",
-	[ABI_BATCH_PREFILL] = "batch_prefill",
-	[ABI_BWD_DOT_DO_O] = "bwd_dot_do_o",
-	[ABI_BWD_DQ_DK_DV] = "bwd_dq_dk_dv",
-	[ABI_BWD_CONVERT_DQ] = "bwd_convert_dq",
-};
-
 /* The name of a kernel that no spec has named. */
 static void kernel_name(const struct cpu_kernel *kernel, char ret_name[PLAN_KERNEL_BYTES])
 {
-	snprintf(ret_name, PLAN_KERNEL_BYTES, "%s_%s_%s_%s", family_words[kernel->family],
+	snprintf(ret_name, PLAN_KERNEL_BYTES, "%s_%s_%s_%s", plan_family_name(kernel->family),
 		 fmha_dtype_name(kernel->dtype), kernel->pipeline, cpu_level_name(kernel->level));
 }
 
