@@ -4,7 +4,8 @@
 # packages. One failed step fails the run, but the later ones still run and report.
 #
 #   tests/run.sh            all of it
-#   tests/run.sh STEP...    only these: unit integration gpu asan fuzz
+#   tests/run.sh STEP...    only these: unit integration gpu asan fuzz, and nightly, which takes an
+#                           hour or so and is not in all of it
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 python=/usr/bin/python3
@@ -57,6 +58,11 @@ gpu() {
     fi
     FMHA_BUILD=$PWD/build/release python3 tests/gpu/service.py &&
         FMHA_BUILD=$PWD/build/release python3 tests/gpu/h200.py --no-bench
+}
+
+nightly() {
+    ./dev build release &&
+        FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py
 }
 
 for step in "${@:-unit integration gpu asan fuzz}"; do
