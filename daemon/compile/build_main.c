@@ -16,6 +16,7 @@
 #include <specs/filter.h>
 #include <specs/space.h>
 
+#include "paths.h"
 #include "queue.h"
 #include "spec_kernel.h"
 
@@ -48,7 +49,7 @@ static const char help[] =
 struct build {
 	const char *arch, *profile, *filter, *cache, *compiler, *pack;
 	struct compile_config config;
-	char sources[PATH_MAX], helper[PATH_MAX], default_cache[PATH_MAX];
+	struct compile_paths paths;
 	int jobs, list, spills_fail;
 	const char *wanted[MAX_WANTED];
 	int n_wanted;
@@ -73,33 +74,6 @@ static int usage(const char *fmt, const char *value)
 	(void)fprintf(stderr, fmt, value);
 	(void)fputs("\nTry `fmhactl build --help`.\n", stderr);
 	return EXIT_USAGE;
-}
-
-/* Beside this program in a build tree, else where it is installed. */
-static void default_paths(struct build *build)
-{
-	const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-	char self[PATH_MAX];
-	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-
-	self[n > 0 ? n : 0] = '\0';
-	if (strrchr(self, '/'))
-		*strrchr(self, '/') = '\0';
-	(void)snprintf(build->helper, sizeof(build->helper), "%.4000s/fmhad-compile", self);
-	(void)snprintf(build->sources, sizeof(build->sources), "%s", FMHAD_KERNEL_DIR);
-	if (access(FMHAD_KERNEL_DIR "/fmha.hip", R_OK) != 0)
-		(void)snprintf(build->sources, sizeof(build->sources), "%s",
-			       FMHAD_KERNEL_SOURCE_DIR);
-	if (geteuid() == 0)
-		(void)snprintf(build->default_cache, PATH_MAX, "/var/cache/fmhad");
-	else if (cache && cache[0] == '/')
-		(void)snprintf(build->default_cache, PATH_MAX, "%s/fmhad", cache);
-	else
-		(void)snprintf(build->default_cache, PATH_MAX, "%s/.cache/fmhad",
-			       home ? home : ".");
-	build->cache = build->default_cache;
-	build->config.helper = build->helper;
-	build->config.source_dir = build->sources;
 }
 
 static int parse(struct build *build, int argc, char **argv)
@@ -387,7 +361,10 @@ int main(int argc, char **argv)
 	struct fmha_error err = {0};
 	int r;
 
-	default_paths(&build);
+	compile_paths_default(&build.paths);
+	build.cache = build.paths.cache;
+	build.config.helper = build.paths.helper;
+	build.config.source_dir = build.paths.sources;
 	r = parse(&build, argc, argv);
 	if (r != 0)
 		return r;

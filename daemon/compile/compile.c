@@ -26,7 +26,10 @@
 #define MAX_SOURCE_BYTES     (4u << 20)
 #define MAX_OPTIONS          256
 #define MAX_SOURCES          128
-#define N_HEADS              8 /* the helper's arguments before the options: see helper.c */
+#define VERSION_TRUSTED_MS   60000
+#define N_KNOWN                                                                                    \
+	(sizeof(((struct compile_versions *)0)->known) / sizeof(struct compile_known_version))
+#define N_HEADS 8 /* the helper's arguments before the options: see helper.c */
 
 /* What a helper run printed, and how it ended. */
 struct helper_result {
@@ -219,6 +222,61 @@ int compile_version(const struct compile_config *config, const char *compiler, c
 	result.text[0][strcspn(result.text[0], "\n")] = '\0';
 	(void)snprintf(ret_version, 96, "%s", result.text[0]);
 	return 0;
+}
+
+/* A version asked for lately. */
+static bool recall_version(struct compile_versions *versions, const char *compiler,
+			   char ret_version[96])
+{
+	bool found = false;
+
+	(void)pthread_mutex_lock(&versions->lock);
+	for (size_t i = 0; i < N_KNOWN && !found; i++) {
+		const struct compile_known_version *known = &versions->known[i];
+
+		found = strcmp(known->compiler, compiler) == 0 &&
+			now_ms() - known->asked_ms < VERSION_TRUSTED_MS;
+		if (found)
+			memcpy(ret_version, known->version, sizeof(known->version));
+	}
+	(void)pthread_mutex_unlock(&versions->lock);
+	return found;
+}
+
+/* In the compiler's own place, or else in the oldest. */
+static void remember_version(struct compile_versions *versions, const char *compiler,
+			     const char version[96])
+{
+	struct compile_known_version *place = &versions->known[0];
+
+	(void)pthread_mutex_lock(&versions->lock);
+	for (size_t i = 0; i < N_KNOWN; i++) {
+		struct compile_known_version *known = &versions->known[i];
+
+		if (known->asked_ms < place->asked_ms)
+			place = known;
+		if (strcmp(known->compiler, compiler) == 0) {
+			place = known;
+			break;
+		}
+	}
+	(void)snprintf(place->compiler, sizeof(place->compiler), "%s", compiler);
+	memcpy(place->version, version, sizeof(place->version));
+	place->asked_ms = now_ms();
+	(void)pthread_mutex_unlock(&versions->lock);
+}
+
+static int known_version(const struct compile_config *config, const char *compiler,
+			 char ret_version[96], struct fmha_error *err)
+{
+	int r;
+
+	if (config->versions && recall_version(config->versions, compiler, ret_version))
+		return 0;
+	r = compile_version(config, compiler, ret_version, err);
+	if (r == 0 && config->versions)
+		remember_version(config->versions, compiler, ret_version);
+	return r;
 }
 
 static int compare_strings(const void *a, const void *b)
@@ -466,7 +524,7 @@ int compile_cached(const struct compile_config *config, struct cache *cache,
 	if (!compiler)
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "arch",
 					    "arch %s: no compiler for it", request->arch);
-	r = compile_version(config, compiler, version, err);
+	r = known_version(config, compiler, version, err);
 	if (r == 0)
 		r = compile_key(config, request, version, &key, err);
 	if (r < 0)

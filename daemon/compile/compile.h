@@ -12,6 +12,7 @@
 #ifndef FMHAD_COMPILE_COMPILE_H
 #define FMHAD_COMPILE_COMPILE_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,6 +20,18 @@
 #include <fmha/base.h>
 
 #include "cache.h"
+
+/*
+ * Versions that helpers have reported, so that a build which the cache answers starts no process.
+ * Trusted for a minute: a compiler may be upgraded under a running daemon. Any thread.
+ */
+struct compile_versions {
+	pthread_mutex_t lock;
+	struct compile_known_version {
+		char compiler[16], version[96];
+		int64_t asked_ms; /* of CLOCK_MONOTONIC */
+	} known[4];
+};
 
 struct compile_config {
 	const char *helper; /* path of fmhad-compile */
@@ -29,6 +42,7 @@ struct compile_config {
 	uint32_t deadline_ms;     /* per build; 0: 60,000 */
 	int stop_fd;              /* readable: end the helper, FMHA_ECANCELED; <= 0: none */
 	uint64_t memory_bytes;    /* address space of the helper; 0: 8 GiB */
+	struct compile_versions *versions; /* NULL: a helper is asked every time */
 };
 
 struct compile_request {

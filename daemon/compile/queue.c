@@ -30,6 +30,7 @@ struct job {
 
 struct compile_queue {
 	struct compile_config config;
+	struct compile_versions versions;
 	struct cache *cache;
 	pthread_mutex_t lock;
 	pthread_cond_t work, idle;
@@ -240,6 +241,8 @@ int compile_queue_new(const struct compile_config *config, struct cache *cache, 
 	if (!queue)
 		return fmha_error_set(err, FMHA_ENOMEM, "compile queue: out of memory");
 	queue->config = *config;
+	(void)pthread_mutex_init(&queue->versions.lock, NULL);
+	queue->config.versions = &queue->versions;
 	queue->cache = cache;
 	(void)pthread_mutex_init(&queue->lock, NULL);
 	(void)pthread_cond_init(&queue->work, NULL);
@@ -279,6 +282,7 @@ struct compile_queue *compile_queue_free(struct compile_queue *queue)
 		finish_job(queue, queue->jobs, FMHA_ECANCELED, NULL, &err);
 	(void)pthread_mutex_unlock(&queue->lock);
 	closep(&queue->config.stop_fd);
+	(void)pthread_mutex_destroy(&queue->versions.lock);
 	(void)pthread_mutex_destroy(&queue->lock);
 	(void)pthread_cond_destroy(&queue->work);
 	(void)pthread_cond_destroy(&queue->idle);

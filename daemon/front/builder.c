@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 #include "builder.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <proto/error.h>
 
 #include <base/list.h>
+#include <paths.h> /* daemon/compile */
 #include <queue.h> /* daemon/compile */
 
 #define MAX_OPTIONS 64
@@ -30,7 +29,7 @@ struct pending {
 struct builder {
 	uv_async_t async;
 	const struct config_compile *config;
-	char sources[PATH_MAX], helper[PATH_MAX];
+	struct compile_paths paths;
 	struct compile_config compile;
 	struct cache *cache;
 	struct compile_queue *queue;
@@ -109,48 +108,9 @@ static void on_built(void *owner, int result, const struct cache_entry *entry,
 	(void)uv_async_send(&builder->async);
 }
 
-/* Beside this program in a build tree, else where it is installed. */
-static void default_paths(struct builder *builder)
+static const char *or_default(const char *configured, const char *fallback)
 {
-	const struct config_compile *config = builder->config;
-	char self[PATH_MAX];
-	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-
-	self[n > 0 ? n : 0] = '\0';
-	if (strrchr(self, '/'))
-		*strrchr(self, '/') = '\0';
-	(void)snprintf(builder->helper, sizeof(builder->helper), "%.4000s/../compile/fmhad-compile",
-		       self);
-	if (config->helper[0])
-		(void)snprintf(builder->helper, sizeof(builder->helper), "%s", config->helper);
-	else if (access(builder->helper, X_OK) != 0)
-		(void)snprintf(builder->helper, sizeof(builder->helper), "%s",
-			       FMHAD_LIBEXEC_DIR "/fmhad-compile");
-	if (config->sources[0])
-		(void)snprintf(builder->sources, sizeof(builder->sources), "%s", config->sources);
-	else if (access(FMHAD_KERNEL_DIR "/fmha.hip", R_OK) == 0)
-		(void)snprintf(builder->sources, sizeof(builder->sources), "%s", FMHAD_KERNEL_DIR);
-	else
-		(void)snprintf(builder->sources, sizeof(builder->sources), "%s",
-			       FMHAD_KERNEL_SOURCE_DIR);
-}
-
-/* The service's cache directory, or the user's own. */
-static void cache_path(const struct config_compile *config, char *path, size_t size)
-{
-	const char *service = getenv("CACHE_DIRECTORY"); /* from systemd */
-	const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-
-	if (config->cache[0])
-		(void)snprintf(path, size, "%s", config->cache);
-	else if (service && service[0] == '/')
-		(void)snprintf(path, size, "%s", service);
-	else if (geteuid() != 0 && cache && cache[0] == '/')
-		(void)snprintf(path, size, "%s/fmhad", cache);
-	else if (geteuid() != 0 && home && home[0] == '/')
-		(void)snprintf(path, size, "%s/.cache/fmhad", home);
-	else
-		(void)snprintf(path, size, "/var/cache/fmhad");
+	return configured[0] ? configured : fallback;
 }
 
 static int open_queue(struct builder *builder, struct fmha_error *err)
@@ -158,19 +118,18 @@ static int open_queue(struct builder *builder, struct fmha_error *err)
 	const struct config_compile *config = builder->config;
 	const char *layers[] = {config->layer};
 	long cores = sysconf(_SC_NPROCESSORS_ONLN);
-	char path[PATH_MAX];
 	int jobs, r;
 
 	if (builder->queue)
 		return 0;
-	default_paths(builder);
-	cache_path(config, path, sizeof(path));
-	r = cache_new(path, layers, config->layer[0] ? 1 : 0, &builder->cache, err);
+	compile_paths_default(&builder->paths);
+	r = cache_new(or_default(config->cache, builder->paths.cache), layers,
+		      config->layer[0] ? 1 : 0, &builder->cache, err);
 	if (r < 0)
 		return r;
 	builder->compile = (struct compile_config){
-		.helper = builder->helper,
-		.source_dir = builder->sources,
+		.helper = or_default(config->helper, builder->paths.helper),
+		.source_dir = or_default(config->sources, builder->paths.sources),
 		.clang = config->clang[0] ? config->clang : NULL,
 		.library_path = config->library_path[0] ? config->library_path : NULL,
 		.deadline_ms = config->deadline_ms,

@@ -169,7 +169,7 @@ struct fmha_tensor {
 	X(DSINK, dsink, 1, "nhead_q; f32", OUT)                                                    \
 	X(O_PARTS, o_parts, 5, "n_parts, batch, seqlen_q, nhead_q, hdim_v", IN)                    \
 	X(LSE_PARTS, lse_parts, 4, "n_parts, batch, nhead_q, seqlen_q; f32", IN)                   \
-	X(WORKSPACE, workspace, 1, "workspace bytes, u8, 256-byte aligned; absent: fmhad's own",   \
+	X(WORKSPACE, workspace, 1, "u8; checked, not used: only fmhad's own is safe from writers", \
 	  INOUT)
 
 enum fmha_tensor_role {

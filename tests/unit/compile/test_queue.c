@@ -19,7 +19,7 @@
 #include "queue.h"
 
 struct fixture {
-	char root[64], sources[96], clang[96], runs[96];
+	char root[64], sources[96], clang[96], runs[96], asked[96];
 	struct compile_config config;
 	struct cache *cache;
 	struct compile_queue *queue;
@@ -36,11 +36,11 @@ static void write_compiler(const struct fixture *f, const char *body)
 	assert_non_null(file);
 	(void)fprintf(file,
 		      "#!/bin/sh\n"
-		      "[ \"$1\" = --version ] && echo version 1 && exit 0\n"
+		      "[ \"$1\" = --version ] && echo >> '%s' && echo version 1 && exit 0\n"
 		      "echo run >> '%s'\n"
 		      "while [ $# -gt 0 ]; do [ \"$1\" = -o ] && out=$2; shift; done\n"
 		      "%s\n",
-		      f->runs, body);
+		      f->asked, f->runs, body);
 	(void)fclose(file);
 	assert_int_equal(chmod(f->clang, 0700), 0);
 }
@@ -57,6 +57,7 @@ static int setup(void **state)
 	(void)snprintf(f->sources, sizeof(f->sources), "%s/gpu", f->root);
 	(void)snprintf(f->clang, sizeof(f->clang), "%s/clang", f->root);
 	(void)snprintf(f->runs, sizeof(f->runs), "%s/runs", f->root);
+	(void)snprintf(f->asked, sizeof(f->asked), "%s/asked", f->root);
 	(void)snprintf(path, sizeof(path), "%s/cache", f->root);
 	if (mkdir(f->sources, 0700) < 0 || cache_new(path, NULL, 0, &f->cache, NULL) != 0)
 		return -1;
@@ -122,9 +123,9 @@ static void submit(struct fixture *f, const char *kernel, enum compile_priority 
 	assert_int_equal(compile_queue_submit(f->queue, &request, priority, on_done, f, &err), 0);
 }
 
-static int count_runs(const struct fixture *f)
+static int count_lines(const char *path)
 {
-	FILE *file = fopen(f->runs, "r");
+	FILE *file = fopen(path, "r");
 	int n = 0, c;
 
 	if (!file)
@@ -146,7 +147,7 @@ static void equal_requests_are_built_once(void **state)
 	compile_queue_drain(f->queue);
 	submit(f, "same", COMPILE_URGENT);
 	compile_queue_drain(f->queue);
-	assert_int_equal(count_runs(f), 1);
+	assert_int_equal(count_lines(f->runs), 1);
 	compile_queue_status(f->queue, &status);
 	f->queue = compile_queue_free(f->queue); /* every callback has come */
 	assert_int_equal(f->n_results, 17);
@@ -155,6 +156,23 @@ static void equal_requests_are_built_once(void **state)
 	assert_int_equal(status.built, 1);
 	assert_int_equal(status.hits, 1);
 	assert_int_equal(status.queued + status.running, 0);
+}
+
+/* What the cache answers must not cost a process each time. */
+static void the_version_is_asked_for_once(void **state)
+{
+	struct fixture *f = *state;
+
+	start(f, 1);
+	submit(f, "a", COMPILE_URGENT);
+	submit(f, "b", COMPILE_URGENT);
+	compile_queue_drain(f->queue);
+	submit(f, "a", COMPILE_URGENT);
+	compile_queue_drain(f->queue);
+	f->queue = compile_queue_free(f->queue);
+	assert_int_equal(f->n_results, 3);
+	assert_int_equal(count_lines(f->runs), 2);
+	assert_int_equal(count_lines(f->asked), 1);
 }
 
 static void urgent_requests_overtake(void **state)
@@ -172,7 +190,7 @@ static void urgent_requests_overtake(void **state)
 	compile_queue_drain(f->queue);
 	f->queue = compile_queue_free(f->queue);
 	assert_string_equal(f->order, "adebbc");
-	assert_int_equal(count_runs(f), 5);
+	assert_int_equal(count_lines(f->runs), 5);
 }
 
 static void closing_cancels_what_runs_and_waits(void **state)
@@ -211,6 +229,7 @@ int main(void)
 #define QUEUE_TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
 		QUEUE_TEST(equal_requests_are_built_once),
+		QUEUE_TEST(the_version_is_asked_for_once),
 		QUEUE_TEST(urgent_requests_overtake),
 		QUEUE_TEST(closing_cancels_what_runs_and_waits),
 		QUEUE_TEST(failures_are_not_remembered),
