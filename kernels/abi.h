@@ -69,7 +69,7 @@ struct abi_sequences {
 	const abi_i32 *seqlen_q;   /* [batch] or 0: physical lengths */
 	const abi_i32 *seqlen_k;   /* [batch] or 0: physical lengths */
 	const abi_i32 *leftpad_k;  /* [batch] or 0: the first leftpad_k keys do not exist; column j
-				    * of  the mask counts from the first real key, and seqlen_k counts
+				    * of the mask counts from the first real key, and seqlen_k counts
 				    * the padding too */
 	abi_i32 batch;
 	abi_i32 seqlen_q_max; /* batch mode: the physical length */
