@@ -14,20 +14,6 @@
 #include "reference.h"
 #include "view.h"
 
-static int32_t dtype_bytes(uint32_t dtype)
-{
-	switch (dtype) {
-	case ABI_F32:
-	case ABI_I32:
-		return 4;
-	case ABI_F16:
-	case ABI_BF16:
-		return 2;
-	default:
-		return 1;
-	}
-}
-
 /* Where element @dim of the row being written goes. */
 typedef int64_t (*target_offset)(const struct abi_appendkv_args *a, const struct view_sequence *v,
 				 int32_t row, int32_t head, int32_t dim);
@@ -46,14 +32,15 @@ static int64_t k_target(const struct abi_appendkv_args *a, const struct view_seq
 			int32_t row, int32_t head, int32_t dim)
 {
 	return view_cache_offset(&a->cache, &a->k, v, length_before(a, v->batch) + row, head, dim,
-				 a->nhead_k, a->hdim_q, 16 / dtype_bytes(a->dtype), false);
+				 a->nhead_k, a->hdim_q, 16 / reference_dtype_bytes(a->dtype),
+				 false);
 }
 
 static int64_t v_target(const struct abi_appendkv_args *a, const struct view_sequence *v,
 			int32_t row, int32_t head, int32_t dim)
 {
 	return view_cache_offset(&a->cache, &a->v, v, length_before(a, v->batch) + row, head, dim,
-				 a->nhead_k, a->hdim_v, 16 / dtype_bytes(a->dtype), true);
+				 a->nhead_k, a->hdim_v, 16 / reference_dtype_bytes(a->dtype), true);
 }
 
 static int64_t q_target(const struct abi_appendkv_args *a, const struct view_sequence *v,
