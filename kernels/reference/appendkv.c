@@ -11,6 +11,7 @@
  */
 #include <string.h>
 
+#include "internal.h"
 #include "reference.h"
 #include "view.h"
 
@@ -64,7 +65,7 @@ static void write_row(const struct abi_appendkv_args *a, const struct view_seque
 		      const struct abi_tensor *to, target_offset offset, int32_t row, int32_t head,
 		      int32_t hdim, int32_t position)
 {
-	int32_t half = a->rotary_dim / 2, bytes = dtype_bytes(a->dtype), n_rotated = 0;
+	int32_t half = a->rotary_dim / 2, bytes = reference_dtype_bytes(a->dtype), n_rotated = 0;
 
 	if (a->rope != ABI_ROPE_NONE && position >= 0)
 		n_rotated = a->rotary_dim;
