@@ -250,6 +250,8 @@ class Forward:
     def family(self):
         if self.splits:
             return abi.FWD_SPLITKV
+        if self.page and self.table == "sglang":
+            return abi.BATCH_PREFILL
         return abi.FWD_PAGEDKV if self.page else abi.FWD
 
     def combine_args(self):
