@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Kernels through libcuda alone, each tensor in an allocation of its own: what a memory checker wants.
-
-An allocator that hands out pieces of large blocks, as PyTorch's does, would hide an access past a
-tensor's end from it.
-"""
+"""libcuda through ctypes, without PyTorch: memory shared by descriptor, and kernels for a memory checker."""
 import ctypes
 import os
 
@@ -11,17 +7,26 @@ import abi
 from cuda_device import relocate
 
 
-class DriverDevice:
-    """code: {kernel name: code object}. The context is the device's primary one."""
+class Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
 
-    def __init__(self, lib, code, library="libcuda.so.1"):
-        self.lib, self.code, self.functions = lib, code, {}
-        self.cuda = ctypes.CDLL(library)
+
+class Access(ctypes.Structure):
+    _fields_ = [("location", Location), ("flags", ctypes.c_int)]
+
+
+class Driver:
+    """A context on the device FMHA_GPU (0), and a stream."""
+
+    def __init__(self, library="libcuda.so.1"):
+        self.cuda, self.number = ctypes.CDLL(library), int(os.environ.get("FMHA_GPU", "0"))
         device, context = ctypes.c_int(), ctypes.c_void_p()
+        self.stream = ctypes.c_void_p()
         self.call("cuInit", 0)
-        self.call("cuDeviceGet", ctypes.byref(device), int(os.environ.get("FMHA_GPU", "0")))
+        self.call("cuDeviceGet", ctypes.byref(device), self.number)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.call("cuCtxSetCurrent", context)
+        self.call("cuStreamCreate", ctypes.byref(self.stream), 1)
 
     def call(self, name, *arguments):
         status = getattr(self.cuda, name)(*arguments)
@@ -36,6 +41,45 @@ class DriverDevice:
         self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
+    def map_descriptor(self, fd, size):
+        """The address here of an allocation that came as a descriptor; the caller keeps fd."""
+        handle, place = ctypes.c_uint64(), ctypes.c_uint64()
+        access = Access(Location(1, self.number), 3)  # a device; read and write
+        self.call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(fd), 1)
+        self.call("cuMemAddressReserve", ctypes.byref(place), ctypes.c_size_t(size), ctypes.c_size_t(0),
+                  ctypes.c_uint64(0), ctypes.c_uint64(0))
+        self.call("cuMemMap", place, ctypes.c_size_t(size), ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+        self.call("cuMemRelease", handle)
+        self.call("cuMemSetAccess", place, ctypes.c_size_t(size), ctypes.byref(access), ctypes.c_size_t(1))
+        return place.value
+
+    def unmap(self, place, size):
+        self.call("cuMemUnmap", ctypes.c_uint64(place), ctypes.c_size_t(size))
+        self.call("cuMemAddressFree", ctypes.c_uint64(place), ctypes.c_size_t(size))
+
+    def write(self, place, array):
+        """array: contiguous, in host memory."""
+        self.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(place), ctypes.c_void_p(array.ctypes.data),
+                  ctypes.c_size_t(array.nbytes), self.stream)
+        self.call("cuStreamSynchronize", self.stream)
+
+    def read(self, array, place):
+        self.call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(array.ctypes.data), ctypes.c_uint64(place),
+                  ctypes.c_size_t(array.nbytes), self.stream)
+        self.call("cuStreamSynchronize", self.stream)
+
+
+class DriverDevice(Driver):
+    """
+    Runs kernels with each tensor in an allocation of its own: an allocator that hands out pieces of
+    large blocks, as PyTorch's does, would hide an access past a tensor's end from a memory checker.
+    code: {kernel name: code object}.
+    """
+
+    def __init__(self, lib, code):
+        super().__init__()
+        self.lib, self.code, self.functions = lib, code, {}
+
     def function(self, kernel):
         name = kernel.name.decode()
         if name not in self.functions:
@@ -49,29 +93,21 @@ class DriverDevice:
 
     def run(self, kernel, args, problem):
         """Copies every tensor there, runs, copies the outputs back, frees."""
-        stream, places = ctypes.c_void_p(), []
-        self.call("cuStreamCreate", ctypes.byref(stream), 1)
+        places = []
         for array in problem.keep:
             place = ctypes.c_uint64()
             self.call("cuMemAlloc_v2", ctypes.byref(place), ctypes.c_size_t(max(array.nbytes, 1)))
-            self.copy("cuMemcpyHtoDAsync_v2", place, array.ctypes.data, array.nbytes, stream)
-            places.append((array, place))
+            self.write(place.value, array)
+            places.append((array, place.value))
         device_args = type(args).from_buffer_copy(args)
-        relocate(device_args, [(a.ctypes.data, a.nbytes, p.value) for a, p in places])
+        relocate(device_args, [(a.ctypes.data, a.nbytes, p) for a, p in places])
         grid = abi.kernel_grid(self.lib, kernel, args)
         if 0 not in grid:
             parameters = (ctypes.c_void_p * 1)(ctypes.addressof(device_args))
             self.call("cuLaunchKernel", self.function(kernel), *grid, kernel.block[0], 1, 1,
-                      kernel.lds_bytes, stream, parameters, None)
-        self.call("cuStreamSynchronize", stream)
+                      kernel.lds_bytes, self.stream, parameters, None)
+        self.call("cuStreamSynchronize", self.stream)
         for array, place in places:
             if any(array is o for o in problem.outputs.values()):
-                self.copy("cuMemcpyDtoHAsync_v2", array.ctypes.data, place, array.nbytes, stream)
-        self.call("cuStreamSynchronize", stream)
-        for _, place in places:
-            self.call("cuMemFree_v2", place)
-        self.call("cuStreamDestroy_v2", stream)
-
-    def copy(self, name, to, start, size, stream):
-        ends = [ctypes.c_void_p(x) if isinstance(x, int) else x for x in (to, start)]
-        self.call(name, *ends, ctypes.c_size_t(size), stream)
+                self.read(array, place)
+            self.call("cuMemFree_v2", ctypes.c_uint64(place))
