@@ -30,6 +30,10 @@ struct device;
 struct device_kernel;
 struct device_stream;
 
+/* CUDA's Multi-Process Service: without it processes take turns on the GPU. Settled when the device
+ * is opened. */
+enum device_mps { DEVICE_MPS_NOT_APPLICABLE, DEVICE_MPS_ABSENT, DEVICE_MPS_IN_USE };
+
 struct device_info {
 	char name[PROTO_NAME_BYTES];
 	char arch[PROTO_NAME_BYTES];
@@ -37,6 +41,8 @@ struct device_info {
 	uint32_t compute_units;
 	uint64_t memory_bytes;
 	uint64_t lds_bytes; /* per workgroup; 0 on a CPU */
+	enum device_mps mps;
+	char mps_directory[256]; /* where its control daemon was looked for */
 };
 
 /* An extent of memory that clients may share. */

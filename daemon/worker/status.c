@@ -35,6 +35,7 @@ static void add_session(cJSON *list, const struct session *session)
 char *worker_status_json(struct worker *worker)
 {
 	cJSON *root = cJSON_CreateObject();
+	const struct device_info *info = device_get_info(worker->device);
 	const struct account *total = &worker->accounts.total;
 	cJSON *item;
 	char *text;
@@ -43,6 +44,11 @@ char *worker_status_json(struct worker *worker)
 	cJSON_AddNumberToObject(root, "resident_bytes", (double)status_resident_bytes());
 	cJSON_AddNumberToObject(root, "uptime_s",
 				(double)((clock_ns() - worker->started_ns) / NS_PER_S));
+	if (info->mps != DEVICE_MPS_NOT_APPLICABLE) {
+		cJSON_AddStringToObject(root, "mps",
+					info->mps == DEVICE_MPS_IN_USE ? "in use" : "absent");
+		cJSON_AddStringToObject(root, "mps_directory", info->mps_directory);
+	}
 	item = cJSON_AddArrayToObject(root, "sessions");
 	list_for_each(node, &worker->sessions)
 		add_session(item, container_of(node, struct session, in_sessions));

@@ -241,6 +241,12 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 		return r;
 	device_set_builder(worker->device, prepare_build, worker);
 	info = device_get_info(worker->device);
+	if (info->mps == DEVICE_MPS_ABSENT)
+		log_warning(
+			"device %s: no CUDA MPS control daemon answers at %s: clients and fmhad "
+			"take turns on the GPU, about 150 us a switch; start nvidia-cuda-mps-"
+			"control -d before both",
+			info->name, info->mps_directory);
 	for (uint32_t i = 0; i < worker->page->n_quarantined; i++)
 		device_quarantine(worker->device, worker->page->quarantined[i]);
 	r = kernels_open(worker, err);

@@ -8,6 +8,7 @@ uploads, deferred plans, the front's compile queue and cache, imports, supervisi
 import fcntl
 import mmap
 import os
+import socket
 import stat
 import time
 
@@ -378,6 +379,44 @@ def test_any_call_of_the_driver_may_fail(make_gpu, call):
     assert daemon.process.poll() is None
     with daemon.client() as client:
         client.ping()
+
+
+def mps_of(daemon):
+    return fmhad.until(lambda: daemon.status()["devices"][0]["worker"], 5)
+
+
+def test_cuda_mps_is_found_and_reported(make_gpu, tmp_path):
+    folder = tmp_path / "nvidia-mps"
+    folder.mkdir()
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+        with socket.socket(socket.AF_UNIX, kind) as control:
+            control.bind(str(folder / "control"))
+            control.listen()
+            daemon = make_gpu(CUDA_MPS_PIPE_DIRECTORY=str(folder))
+            status = mps_of(daemon)
+            assert status["mps"] == "in use" and status["mps_directory"] == str(folder)
+            assert "MPS" not in daemon.log()
+            daemon.stop()
+        os.unlink(folder / "control")
+    os.mkfifo(folder / "control")
+    reader = os.open(folder / "control", os.O_RDONLY | os.O_NONBLOCK)
+    assert mps_of(make_gpu(CUDA_MPS_PIPE_DIRECTORY=str(folder)))["mps"] == "in use"
+    os.close(reader)
+
+
+def test_a_missing_mps_is_said_once(make_gpu, tmp_path):
+    folder = tmp_path / "nvidia-mps"
+    daemon = make_gpu(CUDA_MPS_PIPE_DIRECTORY=str(folder))
+    assert mps_of(daemon)["mps"] == "absent"
+    assert daemon.log().count(f"no CUDA MPS control daemon answers at {folder}") == 1
+    # What a control daemon that died leaves behind.
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as control:
+        control.bind(str(folder / "control"))
+    assert mps_of(make_gpu(CUDA_MPS_PIPE_DIRECTORY=str(folder)))["mps"] == "absent"
+    os.unlink(folder / "control")
+    os.mkfifo(folder / "control")
+    assert mps_of(make_gpu(CUDA_MPS_PIPE_DIRECTORY=str(folder)))["mps"] == "absent"
 
 
 def test_a_machine_without_the_driver_says_so(make_daemon, tmp_path):

@@ -11,6 +11,9 @@
 
 #include "gpu.h"
 #include "kernels.h"
+#ifdef FMHA_HIP_ON_CUDA
+#include "mps.h"
+#endif
 
 extern const struct device_ops fmhad_device_ops;
 
@@ -33,6 +36,18 @@ static int gpu_describe(struct gpu_device *gpu, struct fmha_error *err)
 	return 0;
 }
 
+/* Asked before the driver is initialised: it chooses then. */
+static void gpu_find_mps(struct device_info *info)
+{
+#ifdef FMHA_HIP_ON_CUDA
+	info->mps = mps_is_running(info->mps_directory, sizeof(info->mps_directory))
+			    ? DEVICE_MPS_IN_USE
+			    : DEVICE_MPS_ABSENT;
+#else
+	info->mps = DEVICE_MPS_NOT_APPLICABLE;
+#endif
+}
+
 static void gpu_close(struct device *device)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
@@ -47,10 +62,12 @@ static void gpu_close(struct device *device)
 static int gpu_open(const struct config_device *config, struct device **ret_device,
 		    struct fmha_error *err)
 {
+	struct device_info asked = {0};
 	struct gpu_device *gpu;
 	hipError_t status;
 	int count = 0, r;
 
+	gpu_find_mps(&asked);
 	status = hipInit(0);
 	if (status == hipSuccess)
 		status = hipGetDeviceCount(&count);
@@ -67,6 +84,7 @@ static int gpu_open(const struct config_device *config, struct device **ret_devi
 	if (!gpu)
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	gpu->device.ops = &fmhad_device_ops;
+	gpu->device.info = asked;
 	gpu->index = (int)config->index;
 	(void)pthread_mutex_init(&gpu->shared_lock, NULL);
 	gpu->vmm_granularity = gpu_vmm_granularity(gpu->index);
