@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Fences on a real card: PyTorch's stream and the worker's order each other, the host waits for nothing.
+
+    tests/gpu/fences.py [--rounds 200] [--stub FOLDER]
+
+A round: PyTorch keeps its stream busy and writes q, the stream raises a counter, fmhad runs behind
+that counter and raises another, the stream waits for it and PyTorch copies o. All rounds are queued
+before anything is synchronised. Then a wait that nobody ends must meet its deadline and cost nobody
+else anything. Needs PyTorch (not with --stub), numpy and msgpack.
+"""
+import argparse
+import ctypes
+import os
+import sys
+import time
+
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+import stress  # noqa: E402
+from driver_device import Driver  # noqa: E402
+
+fmha_wire = stress.fmha_wire
+BATCH, SEQLEN, HEADS, HDIM = 1, 256, 4, 64
+SHAPE = (BATCH, SEQLEN, HEADS, HDIM)
+
+
+class TorchSide:
+    """The client's stream work, in PyTorch."""
+
+    dtype, busy_ms = "bf16", 20
+
+    def __init__(self, driver, place):
+        import torch
+
+        self.torch, self.driver = torch, driver
+        self.stream = torch.cuda.Stream()
+        self.handle = ctypes.c_void_p(self.stream.cuda_stream)
+        torch.manual_seed(1)
+        self.q, self.k, self.v, self.o = (self.tensor(place + i * self.bytes()) for i in range(4))
+        self.k.copy_(torch.randn(SHAPE)), self.v.copy_(torch.randn(SHAPE))
+        torch.cuda.synchronize()
+
+    @staticmethod
+    def bytes():
+        return int(np.prod(SHAPE)) * 2
+
+    def tensor(self, place):
+        class Memory:
+            __cuda_array_interface__ = {"shape": SHAPE, "typestr": "<i2", "data": (place, False),
+                                        "version": 3, "strides": None}
+        return self.torch.as_tensor(Memory(), device="cuda").view(self.torch.bfloat16)
+
+    def write_q(self):
+        """Queued: some work, then a new q. Returns what the round must give, computed on the way."""
+        torch = self.torch
+        with torch.cuda.stream(self.stream):
+            torch.cuda._sleep(2_000_000)  # about a millisecond
+            self.q.copy_(torch.randn(SHAPE, device="cuda"))
+            parts = [x.transpose(1, 2) for x in (self.q, self.k, self.v)]
+            return torch.nn.functional.scaled_dot_product_attention(*parts).transpose(1, 2).clone()
+
+    def read_o(self):
+        with self.torch.cuda.stream(self.stream):
+            return self.o.clone()
+
+    def synchronize(self):
+        self.stream.synchronize()
+
+    def off_by(self, got, want):
+        return (got.float() - want.float()).abs().max().item() / 0.03
+
+
+class StubSide:
+    """The same on the libcuda stub, whose kernel copies q to o."""
+
+    dtype, busy_ms = "f32", 0
+
+    def __init__(self, driver, place):
+        self.driver, self.place, self.handle = driver, place, driver.stream
+        self.rng = np.random.default_rng(1)
+
+    @staticmethod
+    def bytes():
+        return int(np.prod(SHAPE)) * 4
+
+    def write_q(self):
+        q = self.rng.standard_normal(SHAPE).astype(np.float32)
+        self.driver.write(self.place, q)
+        return q
+
+    def read_o(self):
+        event = ctypes.c_void_p()
+        self.driver.call("cuEventCreate", ctypes.byref(event), 2)
+        self.driver.call("cuEventRecord", event, self.handle)
+        self.driver.call("cuEventSynchronize", event)
+        o = np.empty(SHAPE, np.float32)
+        self.driver.read(o, self.place + 3 * self.bytes())
+        return o
+
+    def synchronize(self):
+        pass
+
+    def off_by(self, got, want):
+        return np.abs(got - want).max()
+
+
+def fence(buffer, at, value):
+    return {"buffer": buffer, "offset": at, "value": value}
+
+
+def rounds(side, device, plan, buffer, place, at, n):
+    """Queues n rounds, then waits and checks. Returns the table's rows."""
+    driver, pairs, start = side.driver, [], time.monotonic()
+    for i in range(1, n + 1):
+        want = side.write_q()
+        driver.call("cuStreamWriteValue32_v2", side.handle, ctypes.c_uint64(place + at), i, 0)
+        device.run(plan, waits=[fence(buffer, at, i)], signals=[fence(buffer, at + 4, i)])
+        driver.call("cuStreamWaitValue32_v2", side.handle, ctypes.c_uint64(place + at + 4), i, 0)
+        pairs.append((side.read_o(), want))
+    queued = time.monotonic() - start
+    side.synchronize()
+    took = time.monotonic() - start
+    worst = max(side.off_by(got, want) for got, want in pairs)
+    rows = [(f"{n} rounds right", f"worst error {worst:.2f} of what is allowed", worst <= 1)]
+    rows.append(("queued ahead of the device", f"{queued * 1e3:.0f} ms to queue, {took * 1e3:.0f} ms in all",
+                 side.busy_ms == 0 or queued < took * 0.8))
+    return rows
+
+
+def stuck(device, plan, buffer, at, status):
+    """A wait for a value that nobody writes."""
+    start, pid = time.monotonic(), device.worker_pid
+    device.run(plan, waits=[fence(buffer, at + 8, 1)], timeout_ms=500)
+    time.sleep(1.5)
+    rows, other = [], None
+    try:
+        device.run(plan)
+        rows.append(("stuck fence", "no error came", False))
+    except fmha_wire.WireError as error:
+        rows.append(("stuck fence", f"{error} (field {error.field}) after {time.monotonic() - start:.1f} s",
+                     error.name == "ETIMEDOUT" and error.field == "waits"))
+    device.run(plan)
+    other = status()
+    rows.append(("worker lives on", f"{other['deaths']} deaths", other["worker_pid"] == pid))
+    return rows
+
+
+def latency(side, device, plan, buffer, place, at, n=50):
+    """Microseconds of: stream -> counter -> worker's kernel -> counter -> stream, one at a time."""
+    best = []
+    for i in range(1000, 1000 + n):
+        start = time.monotonic()
+        side.driver.call("cuStreamWriteValue32_v2", side.handle, ctypes.c_uint64(place + at), i, 0)
+        device.run(plan, waits=[fence(buffer, at, i)], signals=[fence(buffer, at + 4, i)])
+        side.driver.call("cuStreamWaitValue32_v2", side.handle, ctypes.c_uint64(place + at + 4), i, 0)
+        side.synchronize()
+        best.append(time.monotonic() - start)
+    return sorted(best)[n // 2] * 1e6
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--stub")
+    options = parser.parse_args()
+    options.backend, options.seconds, options.clients, options.seed = "cuda", 0, 0, 1
+    rows, service = [], None
+    try:
+        if options.stub:
+            options.stub = os.path.abspath(options.stub)
+            ctypes.CDLL(os.path.join(options.stub, "libcuda.so.1"), ctypes.RTLD_GLOBAL)
+        service = stress.Stress(options)
+        service.start_daemon()
+        driver = Driver()
+        make = StubSide if options.stub else TorchSide
+        at = 4 * make.bytes()
+        with fmha_wire.Client.connect(service.socket) as front:
+            device = front.open_device(0)
+        made, (fd,) = device.call_with_fds("buffer_create", {"size": at + 64})
+        place = driver.map_descriptor(fd, made["allocation_bytes"])
+        os.close(fd)
+        side = make(driver, place)
+        fields = {"batch": BATCH, "nhead_q": HEADS, "nhead_k": HEADS, "seqlen_q": SEQLEN,
+                  "seqlen_k": SEQLEN, "hdim_q": HDIM, "hdim_v": HDIM}
+        tensors = {r: {"buffer": made["buffer"], "offset": i * make.bytes(), "dtype": make.dtype}
+                   for i, r in enumerate("qkvo")}
+        device.timeout = 60
+        plan = device.plan({**fields, "tensors": tensors})["plan"]
+        device.run(plan)
+        rows += rounds(side, device, plan, made["buffer"], place, at, options.rounds)
+        us = latency(side, device, plan, made["buffer"], place, at)
+        rows.append(("one round", f"{us:.0f} us, MPS {service.device_status()['worker']['mps']}", True))
+        rows += stuck(device, plan, made["buffer"], at, service.device_status)
+    except (OSError, RuntimeError, fmha_wire.WireError, fmha_wire.Disconnected) as error:
+        rows.append(("ended early", f"{type(error).__name__}: {error}", False))
+        if service and service.daemon:
+            print(service.log("daemon.log"))
+    finally:
+        if service:
+            service.end()
+            stress.shutil.rmtree(service.folder, ignore_errors=True)
+    for name, value, good in rows:
+        print(f"{'ok  ' if good else 'FAIL'} {name:28} {value}")
+    return 0 if rows and all(good for _, _, good in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
