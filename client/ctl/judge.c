@@ -321,6 +321,17 @@ static void widen_free(const struct fmha_problem *p, struct fmha_problem *wide)
 		free(wide->v.data);
 }
 
+/*
+ * exp() turns the absolute error of S into a relative one of P. In float32 a dot product of hdim
+ * terms is wrong by about sqrt(hdim) u |S| (the rule of thumb in Higham, Accuracy and Stability of
+ * Numerical Algorithms, 2nd ed., section 2.8), whatever the kernel; |S| is seldom above the
+ * largest |LSE|.
+ */
+static double exponent_error(const struct fmha_problem *p, double largest_lse)
+{
+	return 0x1p-24 * sqrt(p->hdim_q) * largest_lse;
+}
+
 static int judge_forward(struct judge *judge, const struct fmha_problem *p, struct fmha_error *err)
 {
 	struct output *o = add_output(judge, p, FMHA_T_O);
@@ -340,7 +351,8 @@ static int judge_forward(struct judge *judge, const struct fmha_problem *p, stru
 	}
 	judge_fwd_args(&wide, &args);
 	r = forward_all(&args, FMHA_N_DTYPES, o->values, lse->values);
-	o->bar = 1e-5 * fmax(largest(o->values, o->n), 0.1);
+	o->bar = (1e-5 + exponent_error(p, largest(lse->values, lse->n))) *
+		 fmax(largest(o->values, o->n), 0.1);
 	lse->bar = 1e-5 * fmax(largest(lse->values, lse->n), 1);
 	if (r == 0 && round_dtype != FMHA_F32) {
 		rounded_o = new_values(o->n);
@@ -441,9 +453,8 @@ static double largest_input(const struct fmha_problem *p, uint32_t role)
 static void gradient_bars(struct judge *judge, const struct fmha_problem *p, float scale)
 {
 	double relative = p->q.dtype == FMHA_F32 ? 1e-5 : p->q.dtype == FMHA_F16 ? 3e-3 : 2e-2;
+	double exponent = exponent_error(p, largest_input(p, FMHA_T_LSE));
 	/* P of n keys is about 1 / n, and its terms add up like a random walk. */
-	/* exp(S - LSE) in float is as exact as S and LSE are. */
-	double exponent = 0x1p-22 * largest_input(p, FMHA_T_LSE);
 	double ds = largest_dp(p) * fmin(1, 2 / sqrt(fmax(p->seqlen_k, 1)));
 
 	for (int i = 0; i < judge->n; i++) {
