@@ -55,6 +55,15 @@ struct bytes_made {
 	int32_t begin, end; /* columns; none: end 0 */
 };
 
+/* What is still to be fetched of the next block of K and V. */
+struct ahead {
+	struct {
+		const char *at;
+		int64_t lines;
+	} part[1 + 256 / PANEL]; /* K, panels of V */
+	int32_t n, current;
+};
+
 struct tile {
 	const struct abi_fwd_args *a;
 	struct view_sequence s;
@@ -67,6 +76,8 @@ struct tile {
 	int32_t n_rows;
 	int32_t split;
 	struct score_row row[ROWS];
+	int32_t whole; /* every row sees all of its split: the last column, else 0 */
+	struct ahead ahead;
 	struct bytes_made bytes;
 	float max[ROWS], alpha[ROWS];
 	uint8_t started[ROW_GROUPS];
@@ -260,6 +271,11 @@ static int32_t n_groups(const struct tile *t)
 	return (t->n_rows + GROUP_ROWS - 1) / GROUP_ROWS;
 }
 
+static int32_t at_most(int32_t x, int32_t limit)
+{
+	return x < limit ? x : limit;
+}
+
 /* The part of a row's range [lo, hi) that lies in the block at @c0. */
 struct range {
 	int32_t lo, hi;
@@ -276,6 +292,9 @@ static struct range group_range(const struct tile *t, int32_t g, int32_t c0)
 {
 	struct range all = {t->keys, 0};
 
+	if (t->whole)
+		return (struct range){
+			0, (int32_t)round_up(at_most(t->whole - c0, t->keys), COLUMN_UNIT)};
 	for (int32_t i = 0; i < group_rows(t, g); i++) {
 		const struct score_row *r = &t->row[g * GROUP_ROWS + i];
 		const struct range parts[2] = {range_in_block(t, r->sink_lo, r->sink_hi, c0),
@@ -294,9 +313,41 @@ static struct range group_range(const struct tile *t, int32_t g, int32_t c0)
 			      (int32_t)round_up(all.hi, COLUMN_UNIT)};
 }
 
-static int32_t at_most(int32_t x, int32_t limit)
+/*
+ * The next block of K and V comes from the third-level cache or memory; the scores of this one
+ * leave time to fetch it.
+ */
+static void ahead_init(struct tile *t, int32_t c0)
 {
-	return x < limit ? x : limit;
+	struct ahead *ahead = &t->ahead;
+	int32_t keys = at_most(t->k_padded - c0, t->keys);
+
+	ahead->n = 0;
+	ahead->current = 0;
+	if (keys <= 0)
+		return;
+	ahead->part[ahead->n].at = (const char *)(t->k + (int64_t)c0 * t->q_padded);
+	ahead->part[ahead->n++].lines = (int64_t)keys * t->q_padded * (int)sizeof(operand) / 64;
+	for (int32_t d = 0; d < t->v_padded; d += PANEL) {
+		ahead->part[ahead->n].at = (const char *)(t->v + (int64_t)d * t->k_padded +
+							  (int64_t)c0 * PANEL);
+		ahead->part[ahead->n++].lines = (int64_t)keys * PANEL * (int)sizeof(operand) / 64;
+	}
+}
+
+/* The next @n lines to fetch, or NULL. */
+static const char *ahead_take(struct ahead *ahead, int32_t n)
+{
+	const char *at;
+
+	if (ahead->current == ahead->n)
+		return NULL;
+	at = ahead->part[ahead->current].at;
+	ahead->part[ahead->current].at += 64 * n;
+	ahead->part[ahead->current].lines -= n;
+	if (ahead->part[ahead->current].lines <= 0)
+		ahead->current++;
+	return at;
 }
 
 /* S = Q K^T */
@@ -306,10 +357,11 @@ static void group_scores(struct tile *t, int32_t g, int32_t c0, struct range ran
 		int32_t lane = c % PANEL; /* blocks start at panels, ranges anywhere inside */
 
 		n = at_most(range.hi - c, PANEL - lane);
-		operand_multiply(
-			t->scratch.q + g * GROUP_ROWS * t->q_padded, t->q_padded,
-			t->k + (int64_t)(c0 + c - lane) * t->q_padded + lane * OPERAND_PAIR,
-			t->scratch.s + c, S_STRIDE, t->q_padded, NULL, group_rows(t, g), n);
+		operand_multiply(t->scratch.q + g * GROUP_ROWS * t->q_padded, t->q_padded,
+				 t->k + (int64_t)(c0 + c - lane) * t->q_padded +
+					 lane * OPERAND_PAIR,
+				 t->scratch.s + c, S_STRIDE, t->q_padded, NULL, group_rows(t, g), n,
+				 ahead_take(&t->ahead, t->q_padded / OPERAND_PAIR));
 	}
 }
 
@@ -368,14 +420,18 @@ static float row_scores(struct tile *t, float *s, int32_t n, int32_t c0, const s
 static void group_softmax(struct tile *t, int32_t g, int32_t c0, struct range range)
 {
 	int32_t row = g * GROUP_ROWS, n_rows = group_rows(t, g), n = range.hi - range.lo;
-	float factor = 1, base[GROUP_ROWS], change[GROUP_ROWS_PADDED] = {0};
+	float factor = 1, most[GROUP_ROWS], base[GROUP_ROWS], change[GROUP_ROWS_PADDED] = {0};
 
 	c0 += range.lo;
 	for (int32_t i = 0; i < n_rows; i++) {
-		float *s = t->scratch.s + i * S_STRIDE + range.lo, old = t->max[row + i], max;
+		float *s = t->scratch.s + i * S_STRIDE + range.lo;
 
 		factor = row_scores(t, s, n, c0, &t->row[row + i]);
-		max = score_max(s, n) * factor;
+	}
+	score_max_rows(t->scratch.s + range.lo, S_STRIDE, n_rows, n, most);
+	for (int32_t i = 0; i < n_rows; i++) {
+		float old = t->max[row + i], max = most[i] * factor;
+
 		max = max > old ? max : old;
 		t->max[row + i] = max;
 		/* Nothing seen yet: any finite number serves, all exponentials are 0. */
@@ -407,7 +463,7 @@ static void group_values(struct tile *t, int32_t g, int32_t c0, struct range ran
 				 t->v + (int64_t)d * t->k_padded + (int64_t)(c0 + range.lo) * PANEL,
 				 t->scratch.o + row * t->v_padded + d, t->v_padded,
 				 range.hi - range.lo, t->started[g] ? &t->alpha[row] : NULL,
-				 group_rows(t, g), at_most(t->a->hdim_v - d, PANEL));
+				 group_rows(t, g), at_most(t->a->hdim_v - d, PANEL), NULL);
 }
 
 /* The same for one row where V holds an infinity or a NaN: over exactly what the row sees. */
@@ -439,26 +495,6 @@ static int range_is_finite(const struct tile *t, int32_t c0, struct range range)
 		if (!t->finite[(c0 + c) / PANEL])
 			return 0;
 	return 1;
-}
-
-/*
- * Asks for part @g of the next block of K and V. The packed keys come from the third-level cache or
- * memory, and a group's work hides the way of one part: without this the first group waits for it
- * all.
- */
-static void prefetch_part(const struct tile *t, int32_t g, int32_t c0)
-{
-	int32_t parts = n_groups(t), keys = at_most(t->k_padded - c0, t->keys);
-	int64_t k_floats = (int64_t)keys * t->q_padded / parts,
-		v_floats = (int64_t)keys * PANEL / parts;
-	const operand *k = t->k + (int64_t)c0 * t->q_padded + g * k_floats;
-	const operand *v = t->v + (int64_t)c0 * PANEL + g * v_floats;
-
-	for (int64_t i = 0; i < k_floats; i += 16)
-		__builtin_prefetch(k + i, 0, 2);
-	for (int32_t d = 0; d < t->v_padded; d += PANEL)
-		for (int64_t i = 0; i < v_floats; i += 16)
-			__builtin_prefetch(v + (int64_t)d * t->k_padded + i, 0, 2);
 }
 
 /* One group of rows against one block of keys. S stays in the first-level cache. */
@@ -513,12 +549,15 @@ static void tile_run(struct tile *t)
 		end = t->row[r].hi > end ? t->row[r].hi : end;
 		end = t->row[r].sink_hi > end ? t->row[r].sink_hi : end;
 	}
-	for (int32_t c0 = begin / PANEL * PANEL; c0 < end; c0 += t->keys)
-		for (int32_t g = 0; g < n_groups(t); g++) {
-			if (c0 + t->keys < end)
-				prefetch_part(t, g, c0 + t->keys);
+	t->whole = end;
+	for (int32_t r = 0; r < t->n_rows; r++)
+		if (t->row[r].lo != begin || t->row[r].hi != end || begin % PANEL != 0)
+			t->whole = 0;
+	for (int32_t c0 = begin / PANEL * PANEL; c0 < end; c0 += t->keys) {
+		ahead_init(t, c0 + t->keys < end ? c0 + t->keys : t->k_padded);
+		for (int32_t g = 0; g < n_groups(t); g++)
 			group_run(t, g, c0);
-		}
+	}
 	for (int32_t r = 0; r < t->n_rows; r++) {
 		output_row(t->a, &t->s, &t->row[r], t->split,
 			   (struct row_state){

@@ -35,6 +35,9 @@ struct micro_args {
 	int32_t k;
 	/* c = first * c + A B; NULL: c = A B */
 	const float *first;
+	/* One line of memory a step, for the second-level cache: evenly between the
+	 * multiplications, where a burst of requests would hold up the loads of B. NULL: none. */
+	const void *ahead;
 };
 
 static inline __attribute__((always_inline)) void micro_tile(const struct micro_args *m,
@@ -43,6 +46,9 @@ static inline __attribute__((always_inline)) void micro_tile(const struct micro_
 	vf c[MICRO_ROWS][MICRO_VECTORS];
 	const float *a = m->a, *b = m->b;
 	int64_t a_row = m->a_row, a_step = m->a_step;
+	/* Without @ahead the same line again and again, which costs less than a branch. */
+	const char *ahead = m->ahead ? m->ahead : m->b;
+	const int64_t line = m->ahead ? 64 : 0;
 
 #pragma GCC unroll 16
 	for (int r = 0; r < rows; r++) {
@@ -66,6 +72,8 @@ static inline __attribute__((always_inline)) void micro_tile(const struct micro_
 			for (int v = 0; v < vectors; v++)
 				c[r][v] += x * b_row[v];
 		}
+		__builtin_prefetch(ahead, 0, 2);
+		ahead += line;
 		a += a_step;
 		b += PANEL;
 	}

@@ -61,10 +61,13 @@ static inline void operand_store_rows(operand *to, const operand *from, int32_t 
 	vf_store(to, x);
 }
 
-/* C [rows, columns] = first * C + A B, or A B when @first is NULL. @columns: of one panel. */
+/*
+ * C [rows, columns] = first * C + A B, or A B when @first is NULL. @columns: of one panel. @ahead:
+ * k / OPERAND_PAIR lines to fetch meanwhile, or NULL.
+ */
 static inline void operand_multiply(const operand *a, int64_t a_row, const operand *b, float *c,
 				    int64_t c_row, int32_t k, const float *first, int32_t rows,
-				    int32_t columns)
+				    int32_t columns, const char *ahead)
 {
 	struct micro_args m = {
 		.a = a,
@@ -75,6 +78,7 @@ static inline void operand_multiply(const operand *a, int64_t a_row, const opera
 		.c_row = c_row,
 		.k = k,
 		.first = first,
+		.ahead = ahead,
 	};
 
 	micro_multiply(&m, rows, columns);
@@ -145,7 +149,7 @@ static inline void operand_end(void)
 
 static inline __attribute__((always_inline)) void
 operand_tile(const operand *a, int64_t a_row, const operand *b, float *c, int64_t c_row, int32_t k,
-	     const float *first, const int rows, const int vectors)
+	     const float *first, const int rows, const int vectors, const char *ahead)
 {
 	vf sum[MICRO_ROWS][MICRO_VECTORS];
 
@@ -170,6 +174,8 @@ operand_tile(const operand *a, int64_t a_row, const operand *b, float *c, int64_
 			for (int v = 0; v < vectors; v++)
 				sum[r][v] = (vf)_mm512_dpbf16_ps((__m512)sum[r][v], x, b_row[v]);
 		}
+		if (ahead)
+			__builtin_prefetch(ahead + 32 * i, 0, 2);
 		a += 2;
 		b += 2 * PANEL;
 	}
@@ -183,25 +189,28 @@ operand_tile(const operand *a, int64_t a_row, const operand *b, float *c, int64_
 
 static inline void operand_multiply(const operand *a, int64_t a_row, const operand *b, float *c,
 				    int64_t c_row, int32_t k, const float *first, int32_t rows,
-				    int32_t columns)
+				    int32_t columns, const char *ahead)
 {
 	int32_t vectors = (columns + LANES - 1) / LANES;
 
 	/* Full tiles as one piece; what is left at the edges row by row. */
 	if (rows == MICRO_ROWS && vectors == 4) {
-		operand_tile(a, a_row, b, c, c_row, k, first, MICRO_ROWS, 4);
+		if (ahead)
+			operand_tile(a, a_row, b, c, c_row, k, first, MICRO_ROWS, 4, ahead);
+		else
+			operand_tile(a, a_row, b, c, c_row, k, first, MICRO_ROWS, 4, NULL);
 		return;
 	}
 	for (; rows >= 3; rows -= 3, a += 3 * a_row, c += 3 * c_row) {
 		for (int32_t v = 0; v < vectors; v++)
 			operand_tile(a, a_row, b + 2 * v * LANES, c + v * LANES, c_row, k, first, 3,
-				     1);
+				     1, NULL);
 		first = first ? first + 3 : NULL;
 	}
 	for (; rows > 0; rows--, a += a_row, c += c_row) {
 		for (int32_t v = 0; v < vectors; v++)
 			operand_tile(a, a_row, b + 2 * v * LANES, c + v * LANES, c_row, k, first, 1,
-				     1);
+				     1, NULL);
 		first = first ? first + 1 : NULL;
 	}
 }
@@ -240,7 +249,7 @@ static inline void operand_end(void)
 
 /* C [32, 32] = A B, or += when @adds. */
 static inline void operand_tiles(const operand *a, int64_t a_row, const operand *b, float *c,
-				 int64_t c_row, int32_t k, int adds)
+				 int64_t c_row, int32_t k, int adds, const char *ahead)
 {
 	if (adds) {
 		_tile_loadd(0, c, c_row * 4);
@@ -254,6 +263,8 @@ static inline void operand_tiles(const operand *a, int64_t a_row, const operand 
 		_tile_zero(3);
 	}
 	for (int32_t i = 0; i < k; i += TILE_K) {
+		for (int32_t line = 0; ahead && line < TILE_K / 4; line++)
+			__builtin_prefetch(ahead + 16 * i + 64 * line, 0, 2);
 		_tile_loadd(4, a + i, a_row * 2);
 		_tile_loadd(6, b + (int64_t)i * PANEL, PANEL * 4);
 		_tile_loadd(7, b + (int64_t)i * PANEL + 32, PANEL * 4);
@@ -273,13 +284,14 @@ static inline void operand_tiles(const operand *a, int64_t a_row, const operand 
  * groups, and a row's garbage stays in the row. */
 static inline void operand_multiply(const operand *a, int64_t a_row, const operand *b, float *c,
 				    int64_t c_row, int32_t k, const float *first, int32_t rows,
-				    int32_t columns)
+				    int32_t columns, const char *ahead)
 {
 	for (int32_t r = 0; first && r < rows; r++)
 		for (int32_t j = 0; j < columns; j += LANES)
 			vf_store(c + r * c_row + j, vf_load(c + r * c_row + j) * first[r]);
 	for (int32_t j = 0; j < columns; j += 32)
-		operand_tiles(a, a_row, b + 2 * j, c + j, c_row, k, first != NULL);
+		operand_tiles(a, a_row, b + 2 * j, c + j, c_row, k, first != NULL,
+			      ahead ? ahead + 16 * k * (j / 32) : NULL);
 }
 
 #endif

@@ -198,6 +198,45 @@ static inline float score_max(const float *t, int32_t n)
 	return vf_reduce_max(vf_max(vf_max(max[0], max[1]), vf_max(max[2], max[3])));
 }
 
+/* Several rows at a time: one alone spends most of its time waiting for its last few steps. */
+static inline __attribute__((always_inline)) void
+score_max_some(const float *t, int64_t stride, int32_t n, float *max, const int rows)
+{
+	vf most[6][2];
+	int32_t j = 0;
+
+#pragma GCC unroll 6
+	for (int r = 0; r < rows; r++)
+		most[r][0] = most[r][1] = vf_set1(-INFINITY);
+	for (; j + 2 * LANES <= n; j += 2 * LANES)
+#pragma GCC unroll 6
+		for (int r = 0; r < rows; r++) {
+			const float *at = t + r * stride + j;
+
+			most[r][0] = vf_max(vf_load(at), most[r][0]);
+			most[r][1] = vf_max(vf_load(at + LANES), most[r][1]);
+		}
+	for (; j < n; j += LANES)
+#pragma GCC unroll 6
+		for (int r = 0; r < rows; r++)
+			most[r][0] = vf_max(vf_load(t + r * stride + j), most[r][0]);
+#pragma GCC unroll 6
+	for (int r = 0; r < rows; r++)
+		max[r] = vf_reduce_max(vf_max(most[r][0], most[r][1]));
+}
+
+/* score_max() of each row. */
+static inline void score_max_rows(const float *t, int64_t stride, int32_t rows, int32_t n,
+				  float *max)
+{
+	int32_t r = 0;
+
+	for (; r + 6 <= rows; r += 6)
+		score_max_some(t + r * stride, stride, n, max + r, 6);
+	for (; r < rows; r++)
+		max[r] = score_max(t + r * stride, n);
+}
+
 /* p = 2^(factor * t - max); the sums are added to sum [LANES]. @p may lie where @t lies. */
 static inline void score_exponentials(operand *p, const float *t, int32_t n, float factor,
 				      float max, float *sum)
@@ -206,12 +245,16 @@ static inline void score_exponentials(operand *p, const float *t, int32_t n, flo
 	int32_t j = 0;
 
 	for (; j + SCORE_CHAINS * LANES <= n; j += SCORE_CHAINS * LANES) {
+		vf x[SCORE_CHAINS];
+
+#pragma GCC unroll 4
+		for (int u = 0; u < SCORE_CHAINS; u++)
+			x[u] = vf_load(t + j + u * LANES) * factor - max;
+		vf_exp2_four(x);
 #pragma GCC unroll 4
 		for (int u = 0; u < SCORE_CHAINS; u++) {
-			vf x = vf_exp2(vf_load(t + j + u * LANES) * factor - max);
-
-			total[u] += x;
-			operand_store(p + j + u * LANES, x);
+			total[u] += x[u];
+			operand_store(p + j + u * LANES, x[u]);
 		}
 	}
 	for (; j < n; j += LANES) {

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "bench_cpu.h"
 #include "bench_peak.h"
@@ -162,10 +163,10 @@ void launch_deinit(struct launch *l)
 		free(l->scratch[i]);
 }
 
-/* Runs once. Seconds of this run, or, on one thread, of every task's best run so far. */
-double launch_seconds(struct launch *l)
+/* Runs once; seconds of this run. */
+static double launch_once(struct launch *l)
 {
-	double seconds = 0, best = 0;
+	double seconds = 0;
 
 	l->first = 0;
 	for (l->phase = 0; l->phase < l->kernel->n_phases; l->phase++) {
@@ -174,6 +175,14 @@ double launch_seconds(struct launch *l)
 		seconds += team_run(launch_job, l);
 		l->first += l->n_tasks;
 	}
+	return seconds;
+}
+
+/* Runs once. Seconds of this run, or, on one thread, of every task's best run so far. */
+double launch_seconds(struct launch *l)
+{
+	double seconds = launch_once(l), best = 0;
+
 	if (n_threads > 1)
 		return seconds;
 	for (int64_t i = 0; i < l->first; i++)
@@ -496,6 +505,49 @@ static void table_decode(void)
 		}
 }
 
+/*
+ * The same work on more and more threads. Whole runs only: what a thread waits for the others at
+ * the end of a phase is part of the answer. Each number of threads has its own peak, since a
+ * machine's clock falls as its cores wake up.
+ */
+static void table_scaling(int dtype)
+{
+	const struct problem p = problem_of(dtype, 1, 2048, 2048, 16, 16, 128);
+	enum peak_kind kind = dtype == ABI_BF16 ? peak_best_bf16(level) : PEAK_FMA;
+	int cores = (int)sysconf(_SC_NPROCESSORS_ONLN),
+	    most = cores < MAX_THREADS ? cores : MAX_THREADS;
+	double rate_one = 0, peak_one = 0;
+	struct abi_fwd_args args;
+	struct memory memory = {.n = 0};
+
+	problem_init(&args, &memory, &p);
+	for (n_threads = 1; n_threads <= most;
+	     n_threads = n_threads < most && 2 * n_threads > most ? most : 2 * n_threads) {
+		double best = INFINITY, peak = 0, rate;
+		struct launch l;
+
+		launch_init(&l, cpu_kernel_find(level, p.family, (uint32_t)dtype, &args), &args);
+		for (int i = 0; i < n_reps; i++) {
+			best = fmin(best, launch_once(&l));
+			peak = fmax(peak, best_peak(kind));
+		}
+		rate = problem_flops(&p) / best;
+		rate_one = n_threads == 1 ? rate : rate_one;
+		peak_one = n_threads == 1 ? peak : peak_one;
+		printf("%3d thread%-12s %-5s %-20s %-11s %8.2f %8.1f %6.1f %%  %5.1f %% of %d x one"
+		       " (target 90; peak: %.1f %%)\n",
+		       n_threads, n_threads > 1 ? "s" : "", dtype_names[dtype],
+		       "1 x 16/16 x 2048 x 128", l.kernel->pipeline, best * 1e3, rate * 1e-9,
+		       100 * rate / peak, 100 * rate / rate_one / n_threads, n_threads,
+		       100 * peak / peak_one / n_threads);
+		fflush(stdout);
+		launch_deinit(&l);
+	}
+	n_threads = 1;
+	for (int i = 0; i < memory.n; i++)
+		free(memory.at[i]);
+}
+
 static void usage(void)
 {
 	fprintf(stderr, "usage: bench_cpu [--threads N] [--level NAME] [--reps N] [--only TEXT] "
@@ -545,5 +597,11 @@ int main(int argc, char **argv)
 	       "kernel", "ms", "GB/s", "of copy");
 	table_decode();
 	bench_backward();
+	if (wanted("scaling")) {
+		printf("%-22s %-5s %-20s %-11s %8s %8s %8s\n", "scaling", "type",
+		       "b x hq/hk x s x d", "kernel", "ms", "GFLOP/s", "of peak");
+		table_scaling(ABI_F32);
+		table_scaling(ABI_BF16);
+	}
 	return 0;
 }
