@@ -116,16 +116,134 @@ static void copy_row(const struct abi_appendkv_args *a, const struct abi_tensor 
 		       source + (offset + d * from->stride_dim) * bytes, bytes);
 }
 
+/* Half as many elements as a vf holds, as floats and as doubles. */
+#define HALF (LANES / 2)
+typedef float half_vector __attribute__((vector_size(4 * HALF)));
+typedef int32_t half_bits __attribute__((vector_size(4 * HALF)));
+typedef double double_vector __attribute__((vector_size(8 * HALF)));
+
+static inline double_vector to_double(vf x, int upper)
+{
+	half_vector h;
+
+	memcpy(&h, (char *)&x + sizeof(h) * (size_t)upper, sizeof(h));
+	return __builtin_convertvector(h, double_vector);
+}
+
+/* round_to_odd() of each element, or the nearest float where that is the result. */
+static inline half_vector from_double(double_vector x, int is_result)
+{
+	half_vector f = __builtin_convertvector(x, half_vector);
+	double_vector back = __builtin_convertvector(f, double_vector);
+	half_bits inexact = __builtin_convertvector((back != x) & (x == x), half_bits);
+	half_bits away = __builtin_convertvector(((x > 0) & (back > x)) | ((x < 0) & (back < x)),
+						 half_bits);
+
+	if (is_result)
+		return f;
+	return (half_vector)(((half_bits)f + away) | (inexact & 1));
+}
+
+/* round(x c + y s), all in double until the end. */
+static inline __attribute__((always_inline)) void store_rotated(char *to, vf x, vf c, vf y, vf s,
+								const int32_t dtype)
+{
+	half_vector sum[2];
+	vf whole;
+
+#pragma GCC unroll 2
+	for (int i = 0; i < 2; i++)
+		sum[i] = from_double(to_double(x, i) * to_double(c, i) +
+					     to_double(y, i) * to_double(s, i),
+				     dtype == ABI_F32);
+	memcpy(&whole, sum, sizeof(whole));
+	vf_store_as(to, whole, dtype);
+}
+
+/* The rotation of a row whose elements, tables and target lie side by side; returns how many pairs
+ * it did. */
+static inline __attribute__((always_inline)) int32_t
+rotate_pairs(char *to, const char *from, const char *cos, const char *sin, int32_t half,
+	     int interleaved, const int32_t dtype, const int32_t table_dtype)
+{
+	const int32_t bytes = dtype_bytes(dtype), table_bytes = dtype_bytes(table_dtype);
+	vi twice[2], swapped;
+	vf sign;
+	int32_t i = 0;
+
+	for (int j = 0; j < LANES; j++) {
+		twice[0][j] = j / 2;
+		twice[1][j] = j / 2 + LANES / 2;
+		swapped[j] = j ^ 1;
+		sign[j] = j % 2 ? 1.0f : -1.0f;
+	}
+	for (; i + LANES <= half; i += LANES) {
+		vf c = vf_load_as(cos + i * table_bytes, table_dtype);
+		vf s = vf_load_as(sin + i * table_bytes, table_dtype);
+		const char *low = from + i * bytes, *high = low + half * bytes;
+		vf x, y;
+
+		if (!interleaved) {
+			x = vf_load_as(low, dtype);
+			y = vf_load_as(high, dtype);
+			store_rotated(to + i * bytes, x, c, y, -s, dtype);
+			store_rotated(to + (i + half) * bytes, x, s, y, c, dtype);
+			continue;
+		}
+		for (int k = 0; k < 2; k++) { /* x y x y ... */
+			int32_t at = (2 * i + k * LANES) * bytes;
+
+			x = vf_load_as(from + at, dtype);
+			y = __builtin_shuffle(x, swapped);
+			store_rotated(to + at, x, __builtin_shuffle(c, twice[k]), y,
+				      __builtin_shuffle(s, twice[k]) * sign, dtype);
+		}
+	}
+	return i;
+}
+
+static inline __attribute__((always_inline)) int32_t
+rotate_vectors(char *to, const char *from, const char *cos, const char *sin, int32_t half,
+	       int interleaved, const int32_t dtype, int32_t table_dtype)
+{
+	switch (table_dtype) {
+	case ABI_F32:
+		return rotate_pairs(to, from, cos, sin, half, interleaved, dtype, ABI_F32);
+	case ABI_F16:
+		return rotate_pairs(to, from, cos, sin, half, interleaved, dtype, ABI_F16);
+	default:
+		return rotate_pairs(to, from, cos, sin, half, interleaved, dtype, ABI_BF16);
+	}
+}
+
 static void rotate_row(const struct abi_appendkv_args *a, const struct abi_tensor *from,
 		       int64_t offset, const struct target *to, int32_t position)
 {
 	const struct abi_tensor *cos = &a->rotary_cos, *sin = &a->rotary_sin;
-	int32_t half = a->rotary_dim / 2;
+	int32_t half = a->rotary_dim / 2, bytes = dtype_bytes(a->dtype), i = 0;
 	bool interleaved = a->rope == ABI_ROPE_INTERLEAVED;
 
 	if (position >= a->rotary_max_pos)
 		position = a->rotary_max_pos - 1;
-	for (int32_t i = 0; i < half; i++) {
+	if (from->stride_dim == 1 && cos->stride_dim == 1 && sin->stride_dim == 1 &&
+	    to->stride == 1 && !to->group) {
+		char *target = to->data + to->base * bytes;
+		const char *source = (const char *)from->data + offset * bytes;
+		int32_t table_bytes = dtype_bytes(a->rotary_dtype);
+		const char *c = (const char *)cos->data + position * cos->stride_seq * table_bytes;
+		const char *s = (const char *)sin->data + position * sin->stride_seq * table_bytes;
+
+		if (a->dtype == ABI_F32)
+			i = rotate_vectors(target, source, c, s, half, interleaved, ABI_F32,
+					   a->rotary_dtype);
+		else if (a->dtype == ABI_F16)
+			i = rotate_vectors(target, source, c, s, half, interleaved, ABI_F16,
+					   a->rotary_dtype);
+		else
+			i = rotate_vectors(target, source, c, s, half, interleaved, ABI_BF16,
+					   a->rotary_dtype);
+	}
+	for (; i < half; i++) {
 		int32_t dim_x = interleaved ? 2 * i : i, dim_y = interleaved ? dim_x + 1 : i + half;
 		double x = load_one(from->data, a->dtype, offset + dim_x * from->stride_dim);
 		double y = load_one(from->data, a->dtype, offset + dim_y * from->stride_dim);

@@ -198,6 +198,34 @@ static inline __attribute__((always_inline)) vf vf_load_as(const void *p, int32_
 #endif
 }
 
+/* LANES floats to neighbours of type @dtype: f32, f16 or bf16. */
+static inline __attribute__((always_inline)) void vf_store_as(void *p, vf x, const int32_t dtype)
+{
+	typedef uint16_t words __attribute__((vector_size(2 * LANES)));
+	vi bits = (vi)x, nan = (bits & 0x7fffffff) > 0x7f800000;
+	words rounded;
+
+	switch (dtype) {
+	case ABI_F32:
+		vf_store(p, x);
+		return;
+	case ABI_F16:
+#if defined(__AVX512F__)
+		_mm256_storeu_si256(p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+		_mm_storeu_si128(p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+#else
+		for (int i = 0; i < LANES; i++)
+			((uint16_t *)p)[i] = float_to_f16(x[i]);
+#endif
+		return;
+	default: /* as float_to_bf16() */
+		bits = (nan & (bits | 0x400000)) | (~nan & (bits + 0x7fff + (bits >> 16 & 1)));
+		rounded = __builtin_convertvector(bits >> 16, words);
+		memcpy(p, &rounded, sizeof(rounded));
+	}
+}
+
 static inline __attribute__((always_inline)) void
 load_row_as(float *restrict dst, const char *restrict from, int32_t n, const int32_t dtype)
 {
@@ -249,38 +277,37 @@ static inline void scale_row(float *x, int32_t n, float factor)
 		x[i] *= factor;
 }
 
+static inline __attribute__((always_inline)) void
+store_row_as(char *restrict to, const float *restrict src, int32_t n, const int32_t dtype)
+{
+	int32_t i = 0;
+
+	for (; i + LANES <= n; i += LANES)
+		vf_store_as(to + i * dtype_bytes(dtype), vf_load(src + i), dtype);
+	for (; i < n; i++)
+		store_one(to, dtype, i, src[i]);
+}
+
 /* Element @index + i * @stride = src[i]. */
 static inline void store_row(void *restrict data, int32_t dtype, int64_t index, int64_t stride,
 			     const float *restrict src, int32_t n)
 {
 	char *to = (char *)data + index * dtype_bytes(dtype);
-	int32_t i = 0;
 
 	if (stride != 1) {
-		for (i = 0; i < n; i++)
+		for (int32_t i = 0; i < n; i++)
 			store_one(data, dtype, index + i * stride, src[i]);
 		return;
 	}
 	switch (dtype) {
 	case ABI_F32:
-		for (; i + LANES <= n; i += LANES)
-			vf_store((float *)to + i, vf_load(src + i));
-		for (; i < n; i++)
-			((float *)to)[i] = src[i];
+		store_row_as(to, src, n, ABI_F32);
 		break;
 	case ABI_F16:
-#if defined(__F16C__)
-		for (; i + 8 <= n; i += 8)
-			_mm_storeu_si128((__m128i *)(to + 2 * i),
-					 _mm256_cvtps_ph(_mm256_loadu_ps(src + i),
-							 _MM_FROUND_TO_NEAREST_INT));
-#endif
-		for (; i < n; i++)
-			((uint16_t *)to)[i] = float_to_f16(src[i]);
+		store_row_as(to, src, n, ABI_F16);
 		break;
 	default:
-		for (; i < n; i++)
-			((uint16_t *)to)[i] = float_to_bf16(src[i]);
+		store_row_as(to, src, n, ABI_BF16);
 		break;
 	}
 }

@@ -269,6 +269,107 @@ static inline __attribute__((always_inline)) void ask_for(const char *ask, int32
 		__builtin_prefetch(ask + line);
 }
 
+#ifdef __AVX512F__
+
+/* What e4m3's exponent lacks when it is read as f16's: see float_from_e4m3(). */
+#define E4M3_FACTOR 256.0f
+
+/*
+ * A line of fp8: 64 elements as four vectors, e4m3 divided by E4M3_FACTOR, which belongs to the
+ * sums. f16 has no NaN where e4m3 has its two: @most collects the largest bytes, and whoever finds
+ * a NaN among them puts it where it belongs.
+ */
+static inline __attribute__((always_inline)) void load_line(vf value[4], const char *p,
+							    const int32_t dtype, __m512i *most)
+{
+	const __m512i no_copy = _mm512_set1_epi16((short)0xbfff);
+
+	if (dtype == ABI_E4M3)
+		*most = _mm512_max_epu8(*most, _mm512_or_si512(_mm512_loadu_si512(p),
+							       _mm512_set1_epi8((char)0x80)));
+#pragma GCC unroll 2
+	for (int i = 0; i < 2; i++) {
+		__m256i bytes = _mm256_loadu_si256((const __m256i *)(p + 32 * i));
+		__m512i half;
+
+		if (dtype == ABI_E4M3)
+			half = _mm512_and_si512(_mm512_slli_epi16(_mm512_cvtepi8_epi16(bytes), 7),
+						no_copy);
+		else
+			half = _mm512_slli_epi16(_mm512_cvtepu8_epi16(bytes), 8);
+		value[2 * i] = (vf)_mm512_cvtph_ps(_mm512_castsi512_si256(half));
+		value[2 * i + 1] = (vf)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
+	}
+}
+
+static inline int has_nan(__m512i most)
+{
+	return _mm512_cmpeq_epi8_mask(most, _mm512_set1_epi8((char)0xff)) != 0;
+}
+
+static inline int is_fast(int32_t dtype, int32_t hdim)
+{
+	return (dtype == ABI_E4M3 || dtype == ABI_E5M2) && hdim % 64 == 0;
+}
+
+/* S of @rows rows and KEYS keys of fp8. */
+static inline __attribute__((always_inline)) void dot_lines(float *s, const float *q, int32_t hdim,
+							    const char *const *k, int64_t offset,
+							    const char *const *ask, const int rows,
+							    const int32_t dtype, __m512i *most)
+{
+	vf sum[4][KEYS];
+
+#pragma GCC unroll 4
+	for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+		for (int j = 0; j < KEYS; j++)
+			sum[r][j] = (vf){0};
+	for (int32_t d = 0; d < hdim; d += 64) {
+#pragma GCC unroll 4
+		for (int j = 0; j < KEYS; j++) {
+			vf key[4];
+
+			load_line(key, k[j] + offset + d, dtype, most);
+			__builtin_prefetch(ask[j] + d);
+#pragma GCC unroll 4
+			for (int i = 0; i < 4; i++)
+#pragma GCC unroll 4
+				for (int r = 0; r < rows; r++)
+					sum[r][j] += vf_load(q + r * hdim + d + i * LANES) * key[i];
+		}
+	}
+#pragma GCC unroll 4
+	for (int r = 0; r < rows; r++)
+		sum_four(s + r * S_STRIDE, sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+}
+
+/* The scores of a key that holds a NaN. */
+static void nan_scores(float *s, int32_t n_rows, const char *key, int32_t hdim)
+{
+	for (int32_t d = 0; d < hdim; d++)
+		for (int32_t r = 0; (key[d] & 0x7f) == 0x7f && r < n_rows; r++)
+			s[r * S_STRIDE] = NAN;
+}
+
+/* The output of rows that see a value with a NaN. */
+static void nan_values(float *o, int64_t o_row, int32_t n_rows, const char *value, int32_t hdim)
+{
+	for (int32_t d = 0; d < hdim; d++)
+		for (int32_t r = 0; (value[d] & 0x7f) == 0x7f && r < n_rows; r++)
+			o[r * o_row + d] = NAN;
+}
+
+#else
+#define E4M3_FACTOR 1.0f
+
+static inline int is_fast(int32_t dtype, int32_t hdim)
+{
+	(void)dtype, (void)hdim;
+	return 0;
+}
+#endif
+
 /* S of @rows rows and KEYS keys. */
 static inline __attribute__((always_inline)) void dot_keys(float *s, const float *q, int32_t hdim,
 							   const char *const *k, int64_t offset,
@@ -306,47 +407,66 @@ static inline __attribute__((always_inline)) void dot_keys(float *s, const float
 }
 
 /* S = Q K^T for one head and columns [j, j + STEP) of the chunk. */
-static inline __attribute__((always_inline)) void head_scores(struct decode *t, int32_t i,
-							      int32_t j, const int32_t dtype)
+static inline __attribute__((always_inline)) void
+head_scores(struct decode *t, int32_t i, int32_t j, const int32_t dtype, const int fast)
 {
 	int32_t hdim = t->a->hdim_q, n = t->head_rows;
 	const float *q = t->scratch.q + i * n * hdim;
 	float *s = t->scratch.s + i * n * S_STRIDE + j;
+	const char *const *k = t->scratch.k + j;
 	int64_t offset = i * t->k_head_bytes;
 	const char *ask[STEP];
+#ifdef __AVX512F__
+	__m512i most = _mm512_setzero_si512();
+#define DOT(rows)                                                                                  \
+	(fast ? dot_lines(s + r * S_STRIDE + step, q + r * hdim, hdim, k + step, offset,           \
+			  ask + step, rows, dtype, &most)                                          \
+	      : dot_keys(s + r * S_STRIDE + step, q + r * hdim, hdim, k + step, offset,            \
+			 ask + step, rows, dtype))
+#else
+#define DOT(rows)                                                                                  \
+	dot_keys(s + r * S_STRIDE + step, q + r * hdim, hdim, k + step, offset, ask + step, rows,  \
+		 dtype)
+#endif
 
-	next_rows(ask, t->scratch.k + j + STEP, i, t->n_heads, t->k_head_bytes);
+	next_rows(ask, k + STEP, i, t->n_heads, t->k_head_bytes);
 	for (int32_t step = 0; step < STEP; step += KEYS) {
-		const char *const *k = t->scratch.k + j + step;
 		int32_t r = 0;
 
 		for (; r + 4 <= n; r += 4)
-			dot_keys(s + r * S_STRIDE + step, q + r * hdim, hdim, k, offset, ask + step,
-				 4, dtype);
+			DOT(4);
 		for (; r + 2 <= n; r += 2)
-			dot_keys(s + r * S_STRIDE + step, q + r * hdim, hdim, k, offset, ask + step,
-				 2, dtype);
+			DOT(2);
 		if (r < n)
-			dot_keys(s + r * S_STRIDE + step, q + r * hdim, hdim, k, offset, ask + step,
-				 1, dtype);
+			DOT(1);
 	}
+#undef DOT
+#ifdef __AVX512F__
+	for (int32_t step = 0; fast && has_nan(most) && step < STEP; step++)
+		nan_scores(s + step, n, k[step] + offset, hdim);
+#else
+	(void)fast;
+#endif
 }
 
-static inline __attribute__((always_inline)) void scores_as(struct decode *t, const int32_t dtype)
+static inline __attribute__((always_inline)) void scores_as(struct decode *t, const int32_t dtype,
+							    const int fast)
 {
 	for (int32_t j = 0; j < t->end - t->begin; j += STEP)
 		for (int32_t i = 0; i < t->n_heads; i++)
-			head_scores(t, i, j, dtype);
+			head_scores(t, i, j, dtype, fast);
 }
 
 /* O += P V for @rows rows, @vectors vectors of the head, @n keys. */
-static inline __attribute__((always_inline)) void add_values(float *o, int64_t o_row,
-							     const float *p, const char *const *v,
-							     int64_t offset, const char *const *ask,
-							     int32_t d, int32_t n, const int rows,
-							     const int vectors, const int32_t dtype)
+static inline __attribute__((always_inline)) void
+add_values(float *o, int64_t o_row, const float *p, const char *const *v, int64_t offset,
+	   const char *const *ask, int32_t d, int32_t n, const int rows, const int vectors,
+	   const int32_t dtype, const int fast)
 {
 	vf sum[4][DIMS];
+#ifdef __AVX512F__
+	__m512i most = _mm512_setzero_si512();
+#endif
 
 #pragma GCC unroll 4
 	for (int r = 0; r < rows; r++)
@@ -356,8 +476,12 @@ static inline __attribute__((always_inline)) void add_values(float *o, int64_t o
 	for (int32_t j = 0; j < n; j++) {
 		vf value[DIMS];
 
+#ifdef __AVX512F__
+		if (fast)
+			load_line(value, v[j] + offset + d, dtype, &most);
+#endif
 #pragma GCC unroll 4
-		for (int i = 0; i < vectors; i++)
+		for (int i = 0; i < vectors && !fast; i++)
 			value[i] = vf_load_as(v[j] + offset + (d + i * LANES) * dtype_bytes(dtype),
 					      dtype);
 		ask_for(ask[j], d, vectors * LANES, dtype);
@@ -375,25 +499,29 @@ static inline __attribute__((always_inline)) void add_values(float *o, int64_t o
 #pragma GCC unroll 4
 		for (int i = 0; i < vectors; i++)
 			vf_store(o + r * o_row + d + i * LANES, sum[r][i]);
+#ifdef __AVX512F__
+	for (int32_t j = 0; fast && has_nan(most) && j < n; j++)
+		nan_values(o + d, o_row, rows, v[j] + offset + d, vectors * LANES);
+#endif
 }
 
 static inline __attribute__((always_inline)) void
 add_values_rows(float *o, int64_t o_row, const float *p, const char *const *v, int64_t offset,
 		const char *const *ask, int32_t n, int32_t hdim, const int rows,
-		const int32_t dtype)
+		const int32_t dtype, const int fast)
 {
 	int32_t d = 0;
 
 	for (; d + DIMS * LANES <= hdim; d += DIMS * LANES)
-		add_values(o, o_row, p, v, offset, ask, d, n, rows, DIMS, dtype);
+		add_values(o, o_row, p, v, offset, ask, d, n, rows, DIMS, dtype, fast);
 	for (; d < hdim; d += LANES)
-		add_values(o, o_row, p, v, offset, ask, d, n, rows, 1, dtype);
+		add_values(o, o_row, p, v, offset, ask, d, n, rows, 1, dtype, 0);
 }
 
 /* O += P V for rows [first, first + n_rows) of head @i over columns [lo, hi) of the chunk. */
 static inline __attribute__((always_inline)) void
 head_values(struct decode *t, struct partials out, int32_t i, int32_t first, int32_t n, int32_t lo,
-	    int32_t hi, const char *const *ask, const int32_t dtype)
+	    int32_t hi, const char *const *ask, const int32_t dtype, const int fast)
 {
 	const char *const *v = t->scratch.v + lo;
 	int64_t offset = i * t->v_head_bytes;
@@ -401,17 +529,21 @@ head_values(struct decode *t, struct partials out, int32_t i, int32_t first, int
 	float *o = out.at + r * out.row_floats, *p = t->scratch.s + r * S_STRIDE + lo;
 
 	for (; r + 4 <= end; r += 4, o += 4 * out.row_floats, p += 4 * S_STRIDE)
-		add_values_rows(o, out.row_floats, p, v, offset, ask, hi - lo, hdim, 4, dtype);
+		add_values_rows(o, out.row_floats, p, v, offset, ask, hi - lo, hdim, 4, dtype,
+				fast);
 	for (; r + 2 <= end; r += 2, o += 2 * out.row_floats, p += 2 * S_STRIDE)
-		add_values_rows(o, out.row_floats, p, v, offset, ask, hi - lo, hdim, 2, dtype);
+		add_values_rows(o, out.row_floats, p, v, offset, ask, hi - lo, hdim, 2, dtype,
+				fast);
 	if (r < end)
-		add_values_rows(o, out.row_floats, p, v, offset, ask, hi - lo, hdim, 1, dtype);
+		add_values_rows(o, out.row_floats, p, v, offset, ask, hi - lo, hdim, 1, dtype,
+				fast);
 }
 
 /* Row @r of every head (all rows when they see the same) over exactly the columns it sees within
  * [j, j + STEP): a value that is not finite stays where it belongs. */
-static inline __attribute__((always_inline)) void
-step_values(struct decode *t, struct partials out, int32_t i, int32_t j, const int32_t dtype)
+static inline __attribute__((always_inline)) void step_values(struct decode *t, struct partials out,
+							      int32_t i, int32_t j,
+							      const int32_t dtype, const int fast)
 {
 	int32_t n = t->same ? t->head_rows : 1;
 	const char *ask[STEP];
@@ -426,39 +558,47 @@ step_values(struct decode *t, struct partials out, int32_t i, int32_t j, const i
 			int32_t hi = clamp_i64(ranges[k][1] - (int64_t)t->begin, j, j + STEP);
 
 			if (lo < hi)
-				head_values(t, out, i, r, n, lo, hi, ask + lo - j, dtype);
+				head_values(t, out, i, r, n, lo, hi, ask + lo - j, dtype, fast);
 		}
 	}
 }
 
 static inline __attribute__((always_inline)) void values_as(struct decode *t, struct partials out,
-							    const int32_t dtype)
+							    const int32_t dtype, const int fast)
 {
 	for (int32_t r = 0; r < n_rows(t); r++)
 		for (int32_t d = 0; d < t->a->hdim_v; d += LANES)
 			vf_store(out.at + r * out.row_floats + d, (vf){0});
 	for (int32_t j = 0; j < t->end - t->begin; j += STEP)
 		for (int32_t i = 0; i < t->n_heads; i++)
-			step_values(t, out, i, j, dtype);
+			step_values(t, out, i, j, dtype, fast);
+	for (int32_t r = 0; fast && dtype == ABI_E4M3 && r < n_rows(t); r++)
+		scale_row(out.at + r * out.row_floats, t->a->hdim_v, E4M3_FACTOR);
 }
 
 static void decode_scores(struct decode *t)
 {
 	switch (t->a->dtype) {
 	case ABI_F32:
-		scores_as(t, ABI_F32);
+		scores_as(t, ABI_F32, 0);
 		break;
 	case ABI_F16:
-		scores_as(t, ABI_F16);
+		scores_as(t, ABI_F16, 0);
 		break;
 	case ABI_BF16:
-		scores_as(t, ABI_BF16);
+		scores_as(t, ABI_BF16, 0);
 		break;
 	case ABI_E4M3:
-		scores_as(t, ABI_E4M3);
+		if (is_fast(t->a->dtype, t->a->hdim_q))
+			scores_as(t, ABI_E4M3, 1);
+		else
+			scores_as(t, ABI_E4M3, 0);
 		break;
 	default:
-		scores_as(t, ABI_E5M2);
+		if (is_fast(t->a->dtype, t->a->hdim_q))
+			scores_as(t, ABI_E5M2, 1);
+		else
+			scores_as(t, ABI_E5M2, 0);
 		break;
 	}
 }
@@ -467,19 +607,25 @@ static void decode_values(struct decode *t, struct partials out)
 {
 	switch (t->a->dtype) {
 	case ABI_F32:
-		values_as(t, out, ABI_F32);
+		values_as(t, out, ABI_F32, 0);
 		break;
 	case ABI_F16:
-		values_as(t, out, ABI_F16);
+		values_as(t, out, ABI_F16, 0);
 		break;
 	case ABI_BF16:
-		values_as(t, out, ABI_BF16);
+		values_as(t, out, ABI_BF16, 0);
 		break;
 	case ABI_E4M3:
-		values_as(t, out, ABI_E4M3);
+		if (is_fast(t->a->dtype, t->a->hdim_v))
+			values_as(t, out, ABI_E4M3, 1);
+		else
+			values_as(t, out, ABI_E4M3, 0);
 		break;
 	default:
-		values_as(t, out, ABI_E5M2);
+		if (is_fast(t->a->dtype, t->a->hdim_v))
+			values_as(t, out, ABI_E5M2, 1);
+		else
+			values_as(t, out, ABI_E5M2, 0);
 		break;
 	}
 }
@@ -543,6 +689,8 @@ static void chunk_task(const struct abi_fwd_args *a, int64_t task, void *workspa
 	}
 	(void)scratch_init(&t.scratch, a, scratch);
 	decode_addresses(&t);
+	if (a->dtype == ABI_E4M3 && is_fast(a->dtype, a->hdim_q))
+		t.ops.q_factor *= E4M3_FACTOR;
 	for (int32_t r = 0; r < n_rows(&t); r++)
 		fetch_query(t.scratch.q + r * a->hdim_q, a, &t.s, t.row[r].head, t.row[r].i,
 			    t.ops.q_factor);
