@@ -142,13 +142,27 @@ template <class T> struct CoreMma {
 		template <class From, class View>
 		METHOD void fetch(const View &view, i32 first, i32 end)
 		{
+			fetch_ahead<From>(view, first, end);
+			fetch_late<From>(view, first, end);
+		}
+
+		/* The part of fetch() that leaves a copy under way, and the part that does the work
+		 * itself: the latter wants registers that a block in the middle of its products has
+		 * not. One of the two does nothing. */
+		template <class From, class View>
+		METHOD void fetch_late(const View &view, i32 first, i32 end)
+		{
+			if (!SameType<T, From>::value || !view.vector)
+				fetch_slowly<From>(view, first, end);
+		}
+		template <class From, class View>
+		METHOD void fetch_ahead(const View &view, i32 first, i32 end)
+		{
 			const int CHUNKS = COLS / 8, TOTAL = ROWS * CHUNKS;
 			u32 base = shared_address(lds);
 
-			if (!SameType<T, From>::value || !view.vector) {
-				fetch_slowly<From>(view, first, end);
+			if (!SameType<T, From>::value || !view.vector)
 				return;
-			}
 			/* Hidden, so that addresses are made anew each time instead of kept. */
 			i32 thread = thread_id();
 			asm volatile("" : "+r"(thread));
@@ -278,5 +292,17 @@ template <class T> struct CoreMma {
 		};
 	};
 };
+
+/* See fetch_ahead() in tile.h. */
+template <class From, class T, class Tile, class View>
+DEV void fetch_ahead(CoreMma<T>, Tile &tile, const View &view, i32 first, i32 end)
+{
+	tile.template fetch_ahead<From>(view, first, end);
+}
+template <class From, class T, class Tile, class View>
+DEV void fetch_late(CoreMma<T>, Tile &tile, const View &view, i32 first, i32 end)
+{
+	tile.template fetch_late<From>(view, first, end);
+}
 
 #endif

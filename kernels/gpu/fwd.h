@@ -31,17 +31,19 @@ template <class C> struct Forward {
 				       (TM * TD * Core::E + 2 * TM * Core::STATS);
 	static const int STAGE_STRIDE = stage_stride(C::HDIM_V), STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
 	typedef KeyView<Element, C::PAGED> Keys;
-	/* LEAN: what the loop does not need at every moment waits in LDS. No spills, but slower than a
-	 * few of them (NOTES.md). */
+	/* What the loop needs to know. LEAN: it waits in LDS, the same for all lanes, since there it is
+	 * read when needed while the products want every register. */
 	struct Views {
 		Keys keys, values;
 		ColumnTiles tiles;
 		Band band;
-		i32 first_row, last_row;
+		Sequence seq;
+		Modifiers<C> modifiers;
+		i32 tile_row, first_row, last_row; /* (packed) row; rows of the sequence */
 	};
 	static const int VIEWS_AT = V_AT + VTile::BYTES;
-	static const int VIEWS_BYTES = C::LEAN ? 256 : 0;
-	static_assert(sizeof(Views) <= 256, "room for the views");
+	static const int VIEWS_BYTES = C::LEAN ? 512 : 0;
+	static_assert(sizeof(Views) <= 512, "room for the views");
 	static const int KEPT_BYTES = C::LEAN ? Softmax<C, TM>::KEPT_BYTES : 0;
 	static const int BYTES =
 		static_max(VIEWS_AT + VIEWS_BYTES + KEPT_BYTES, static_max(MERGE_BYTES, STAGE_BYTES));
@@ -71,14 +73,24 @@ template <class C> struct Forward {
 	/* First row of 16-row tile m of this wave. */
 	METHOD i32 row_of(int m) const { return tile_row + (wave_m * TM + m) * 16; }
 
-	/* Raw products become logits. */
-	METHOD void make_logits(RegTile<Core, TM, TN> &s, i32 column) const
+	/* The same of tile 0, in the loop: LEAN computes it anew. */
+	METHOD i32 loop_row(const Views &views) const
 	{
+		i32 wave = C::LEAN ? hidden(thread_id()) / FMHA_WAVE % C::WAVES_M : wave_m;
+
+		return views.tile_row + wave * TM * 16;
+	}
+
+	/* Raw products become logits. */
+	METHOD void make_logits(RegTile<Core, TM, TN> &s, const Views &views, i32 column) const
+	{
+		i32 wave_row = loop_row(views);
+
 		UNROLL
 		for (int m = 0; m < TM; m++)
 			UNROLL
 			for (int r = 0; r < Core::STATS; r++) {
-				RowPlace p = place_of(row_of(m) + Core::stat_row(r));
+				RowPlace p = place_of(wave_row + m * 16 + Core::stat_row(r));
 				float q_scale = C::DESCALE ? q_descale(p) : 1.0f;
 
 				UNROLL
@@ -92,18 +104,21 @@ template <class C> struct Forward {
 							continue;
 						if (C::DESCALE)
 							x *= q_scale * key_descale(a.k_descale, j);
-						x = modifiers.logit(x, seq, p.head, p.row, j, &slope);
+						x = views.modifiers.logit(x, views.seq, p.head, p.row, j, &slope);
 					}
 			}
 	}
 
-	METHOD void mask(RegTile<Core, TM, TN> &s, const Band &b, i32 column) const
+	METHOD void mask(RegTile<Core, TM, TN> &s, const Views &views, i32 column) const
 	{
+		const Band &b = views.band;
+		i32 wave_row = loop_row(views);
+
 		UNROLL
 		for (int m = 0; m < TM; m++)
 			UNROLL
 			for (int r = 0; r < Core::STATS; r++) {
-				i32 row = place_of(row_of(m) + Core::stat_row(r)).row;
+				i32 row = place_of(wave_row + m * 16 + Core::stat_row(r)).row;
 				/* Relative to the tile: compile-time columns then compare with these. */
 				i32 first = b.first(row) - column, last = b.last(row) - column;
 				i32 begin = b.begin - column, sinks = b.sinks - column;
@@ -149,14 +164,17 @@ template <class C> struct Forward {
 	Keys keys;
 
 	/* Dropout and v's scale factors, after the sums were taken. */
-	METHOD void drop(RegTile<Core, TM, TN> &s, i32 column) const
+	METHOD void drop(RegTile<Core, TM, TN> &s, const Views &views, i32 column) const
 	{
+		i32 wave_row = loop_row(views);
+
 		UNROLL
 		for (int m = 0; m < TM; m++)
 			UNROLL
 			for (int n = 0; n < TN; n++) {
 				if (C::DROPOUT)
-					drop_tile(s.t[m][n], row_of(m), column + n * 16);
+					drop_tile(s.t[m][n], views.seq.batch, wave_row + m * 16,
+						  column + n * 16);
 				if (C::DESCALE)
 					UNROLL
 					for (int e = 0; e < Core::E; e++)
@@ -165,13 +183,13 @@ template <class C> struct Forward {
 			}
 	}
 
-	METHOD void drop_tile(typename Core::Acc &s, i32 row, i32 column) const
+	METHOD void drop_tile(typename Core::Acc &s, i32 batch, i32 row, i32 column) const
 	{
 		const abi_dropout &d = a.dropout;
 		u32 bytes[Core::E];
 
 		static_assert(!(C::DROPOUT && C::PACK), "a tile's rows belong to one head");
-		dropout_bytes<Core, false>(d, seq.batch * a.nhead_q + head, row, column, bytes);
+		dropout_bytes<Core, false>(d, batch * a.nhead_q + head, row, column, bytes);
 		UNROLL
 		for (int e = 0; e < Core::E; e++)
 			s.x[e] = bytes[e] <= (u32)d.keep_at_most ? s.x[e] * d.p_keep_inverse : 0.0f;
@@ -213,43 +231,46 @@ template <class C> struct Forward {
 		k.place(lds + K_AT);
 		v.place(lds + V_AT);
 
-		Views own = {keys, values, tiles, band, first_row, last_row};
+		Views own = {keys, values, tiles, band, seq, modifiers, tile_row, first_row, last_row};
 		Views *kept = (Views *)(lds + VIEWS_AT);
 		if (C::LEAN && thread_id() == 0)
-			*kept = own; /* read after the loop's first barrier */
+			*kept = own;
 		if (C::LEAN)
-			softmax.keep((char *)kept + VIEWS_BYTES);
+			softmax.keep(lds + VIEWS_AT + VIEWS_BYTES);
 		q.template fetch<Element>(queries, tile_row, n_rows);
 		if (tiles.count > 0)
-			k.template fetch<Element>(keys, tiles.column(0), band.end);
+			fetch_ahead<Element>(Core(), k, keys, tiles.column(0), band.end);
 		q.arrive();
+		if (C::LEAN)
+			block_sync();
 		NO_UNROLL
 		for (i32 n = 0; n < tiles.count; n++) {
 			i32 wave_column = wave_n * TN * 16;
 			RegTile<Core, TM, TN> s;
 
-			k.arrive();
-			block_sync(); /* K is there; nobody reads V any more */
 			const Views &views = C::LEAN ? *kept : own;
 			i32 column = views.tiles.column(n);
 
+			fetch_late<Element>(Core(), k, views.keys, column, views.band.end);
+			k.arrive();
+			block_sync(); /* K is there; nobody reads V any more */
 			v.template fetch<Element>(views.values, column, views.band.end);
 			s.zero();
 			multiply_abt<C::HDIM_Q>(s, q, k, wave_column, Core());
 			v.arrive();
 			block_sync(); /* V is there; nobody reads K any more */
 			if (n + 1 < views.tiles.count)
-				k.template fetch<Element>(views.keys, views.tiles.column(n + 1),
-							  views.band.end);
-			attend(s, v, views, column, wave_column);
+				fetch_ahead<Element>(Core(), k, views.keys, views.tiles.column(n + 1),
+						     views.band.end);
+			attend(s, v, views, column, wave_column, lds + VIEWS_AT + VIEWS_BYTES);
 		}
 		if (C::LEAN)
-			softmax.fetch((const char *)kept + VIEWS_BYTES);
+			softmax.fetch(lds + VIEWS_AT + VIEWS_BYTES);
 	}
 
 	/* S of one tile of columns is finished: softmax, O += P V. */
 	METHOD void attend(RegTile<Core, TM, TN> &s, const VTile &v, const Views &views, i32 column,
-			   i32 wave_column)
+			   i32 wave_column, char *sums)
 	{
 		const Band &b = views.band;
 		RowVector<Core, TM> factor;
@@ -257,17 +278,13 @@ template <class C> struct Forward {
 				      : column + C::TILE_N > b.end || column < b.begin;
 
 		if (C::LOGITS)
-			make_logits(s, column + wave_column);
+			make_logits(s, views, column + wave_column);
 		if (masked)
-			mask(s, b, column + wave_column);
-		if (C::LEAN)
-			softmax.fetch((const char *)&views + VIEWS_BYTES);
-		softmax.update(s, modifiers.unit, &factor);
-		if (C::LEAN)
-			softmax.keep((char *)&views + VIEWS_BYTES);
+			mask(s, views, column + wave_column);
+		softmax.update(s, C::LEAN ? modifiers.hidden_unit(a.scale) : modifiers.unit, &factor, sums);
 		scale_rows(o, factor);
 		if (C::DROPOUT || C::DESCALE)
-			drop(s, column + wave_column);
+			drop(s, views, column + wave_column);
 		multiply_ab(o, round_to_operand(s), v, wave_column, Core());
 	}
 

@@ -231,6 +231,14 @@ DEV i32 hidden(i32 x)
 	return x;
 }
 
+DEV float hidden(float x)
+{
+#if FMHA_NVIDIA
+	asm volatile("" : "+f"(x));
+#endif
+	return x;
+}
+
 /* CDNA can write LDS straight from accumulation registers; the emulator that checks these kernels
  * cannot. An empty statement that wants a plain register costs one move. */
 template <class T> DEV T plain_register(T x)

@@ -122,6 +122,12 @@ template <class C> struct Modifiers {
 		return m;
 	}
 
+	/* The same as unit, but computed at this place rather than kept in a register. */
+	METHOD static float hidden_unit(float scale)
+	{
+		return C::LOGITS ? FMHA_LOG2_E : hidden(scale) * FMHA_LOG2_E;
+	}
+
 	/* The logit of a raw product; *ret_slope: d(capped) / d(raw * scale), 1 without a cap. */
 	METHOD float logit(float raw, const Sequence &v, i32 head, i32 i, i32 j, float *ret_slope) const
 	{
@@ -154,34 +160,29 @@ template <class C, int TM> struct Softmax {
 		l.fill(0.0f);
 	}
 
-	/* Away to LDS and back, each lane its own: between the products registers are dear. */
-	static const int KEPT_BYTES = 2 * TM * Core::STATS * C::THREADS * 4;
+	/* LEAN: the sums, which only update() needs, wait in LDS while the products want the registers. */
+	static const int KEPT_BYTES = TM * Core::STATS * C::THREADS * 4;
 
 	METHOD void keep(char *lds) const
 	{
-		float *to = (float *)lds + thread_id();
-
 		UNROLL
-		for (int i = 0; i < TM * Core::STATS; i++) {
-			to[(2 * i) * C::THREADS] = m.v[i / Core::STATS][i % Core::STATS];
-			to[(2 * i + 1) * C::THREADS] = l.v[i / Core::STATS][i % Core::STATS];
-		}
+		for (int i = 0; i < TM * Core::STATS; i++)
+			kept(lds, i) = l.v[i / Core::STATS][i % Core::STATS];
 	}
-
-	METHOD void fetch(const char *lds)
+	METHOD void fetch(char *lds)
 	{
-		const float *from = (const float *)lds + thread_id();
-
 		UNROLL
-		for (int i = 0; i < TM * Core::STATS; i++) {
-			m.v[i / Core::STATS][i % Core::STATS] = from[(2 * i) * C::THREADS];
-			l.v[i / Core::STATS][i % Core::STATS] = from[(2 * i + 1) * C::THREADS];
-		}
+		for (int i = 0; i < TM * Core::STATS; i++)
+			l.v[i / Core::STATS][i % Core::STATS] = kept(lds, i);
+	}
+	METHOD static float &kept(char *lds, int i)
+	{
+		return ((float *)lds)[i * C::THREADS + thread_id()];
 	}
 
-	/* S becomes P; what was summed so far must be multiplied by ret_factor. */
+	/* S becomes P; what was summed so far must be multiplied by ret_factor. lds: LEAN only. */
 	template <int TN>
-	METHOD void update(RegTile<Core, TM, TN> &s, float unit, RowVector<Core, TM> *ret_factor)
+	METHOD void update(RegTile<Core, TM, TN> &s, float unit, RowVector<Core, TM> *ret_factor, char *lds)
 	{
 		UNROLL
 		for (int i = 0; i < TM; i++)
@@ -200,7 +201,7 @@ template <class C, int TM> struct Softmax {
 				/* A row that has seen nothing yet: any finite origin will do. */
 				float origin = high == minus_infinity() ? 0.0f : high * unit;
 				float factor = exp2_fast(m.v[i][r] * unit - origin);
-				float sum = l.v[i][r] * factor;
+				float sum = C::LEAN ? 0.0f : l.v[i][r] * factor;
 
 				m.v[i][r] = high;
 				UNROLL
@@ -213,7 +214,11 @@ template <class C, int TM> struct Softmax {
 							s.t[i][n].x[e] = p;
 							sum += p;
 						}
-				l.v[i][r] = sum;
+				if (C::LEAN)
+					kept(lds, i * Core::STATS + r) =
+						kept(lds, i * Core::STATS + r) * factor + sum;
+				else
+					l.v[i][r] = sum;
 				ret_factor->v[i][r] = factor;
 			}
 	}

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Fences on a real card: PyTorch's stream and the worker's order each other, the host waits for nothing.
 
-    tests/gpu/fences.py [--rounds 200] [--stub FOLDER]
+    tests/gpu/fences.py [--rounds 50] [--stub FOLDER]
 
 A round: PyTorch keeps its stream busy and writes q, the stream raises a counter, fmhad runs behind
 that counter and raises another, the stream waits for it and PyTorch copies o. All rounds are queued
@@ -163,7 +163,7 @@ def latency(side, device, plan, buffer, place, at, n=50):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--stub")
     options = parser.parse_args()
     options.backend, options.seconds, options.clients, options.seed = "cuda", 0, 0, 1
