@@ -8,6 +8,7 @@ reverse order, so that a kernel that reads what another wave has not written yet
 numbers in one of the orders.
 """
 import ctypes
+import functools
 import io
 import mmap
 import os
@@ -17,30 +18,37 @@ import sys
 import msgpack
 from elftools.elf.elffile import ELFFile
 
+import corrections
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 LDS_GRANULE = 512  # bytes, in which the emulator reads a kernel's LDS size
 MACHINES = (("gfx9", "cdna"), ("gfx11", "rdna3"), ("gfx12", "rdna4"))
 
 
+@functools.cache
 def load_emulator():
     root = os.environ["TINYGRAD"]
     if root not in sys.path:
         sys.path.insert(0, root)
     from test.mockgpu.amd import emu
-    return emu
+    build = os.environ.get("FMHA_BUILD", os.path.join(ROOT, "build", "release"))
+    return corrections.apply(emu, os.path.join(build, "emulator"))
 
 
 class PoisoningCtypes:
-    """ctypes as the emulator sees it: where it clears LDS between workgroups, poison it instead
-    (all ones: a NaN in every type). Registers it clears in the same way; those stay zero."""
+    """ctypes as the emulator sees it: where it clears LDS between workgroups and vector registers
+    before a wave starts, poison them instead (all ones: a NaN in every type)."""
 
-    def __init__(self, lds_address):
-        self.lds_address = lds_address
+    def __init__(self, lds_address, wave):
+        self.lds_address, self.register_bytes = lds_address, 256 * wave * 4
 
     def __getattr__(self, name):
         return getattr(ctypes, name)
 
     def memset(self, to, value, n):
-        return ctypes.memset(to, 0xff if to == self.lds_address else value, n)
+        poison = to == self.lds_address or n == self.register_bytes
+        return ctypes.memset(to, 0xff if poison else value, n)
 
 
 LDS_SPAN = 1 << 32  # bytes that a 32-bit LDS address can name
@@ -61,11 +69,30 @@ class SpaciousLds:
 
     def __call__(self, device, size, dtype, *rest, **options):
         self.calls += 1
+        if dtype == self.emu.dtypes.uint8:  # the only bytes
+            return PrivateScratch(size)
         if self.calls == 2:  # run_asm() makes memory, then LDS, then the waves' registers
             assert dtype == self.emu.dtypes.uint32 and not rest and not options
             return self.real(device, LDS_SPAN // 4, dtype,
                              options=self.emu.BufferSpec(external_ptr=self.address))
         return self.real(device, size, dtype, *rest, **options)
+
+
+class PrivateScratch:
+    """Scratch memory as the emulator sees it. It asks for the address once a wave and would give all
+    waves of a block the same; here every wave gets its own, poisoned."""
+
+    def __init__(self, size):
+        self.size, self.buffers = size, []
+        self._buf = self
+
+    def ensure_allocated(self):
+        return self
+
+    @property
+    def va_addr(self):
+        self.buffers.append(ctypes.create_string_buffer(b"\xff" * self.size, self.size))
+        return ctypes.addressof(self.buffers[-1])
 
 
 def set_wave_order(emu, reverse):
@@ -146,7 +173,7 @@ class CodeObject:
         set_wave_order(emu, reverse)
         real_buffer = emu.Buffer
         emu.Buffer = SpaciousLds(emu, lds + lds_bytes)
-        emu.ctypes = PoisoningCtypes(emu.Buffer.address)
+        emu.ctypes = PoisoningCtypes(emu.Buffer.address, 64 if self.machine == "cdna" else 32)
         try:
             emu.run_asm(self.base + at + entry, 0, *grid, threads, 1, 1, address, rsrc2, scratch,
                         self.machine, user)

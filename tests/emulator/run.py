@@ -6,11 +6,12 @@
 Skipped (exit 77), saying so, when TINYGRAD is unset. Needs clang-19 and python3-pyelftools.
 """
 import argparse
+import functools
 import hashlib
 import os
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -20,13 +21,23 @@ import abi  # noqa: E402
 import suite  # noqa: E402
 
 CLANG = os.environ.get("FMHA_CLANG", "clang-19")
-# The emulator's dual-issue instructions may write one half before they read the other's sources.
-NO_DUAL_ISSUE = ["-mllvm", "-amdgpu-enable-vopd=0"]
+
+
+@functools.cache
+def sources_digest():
+    """Of everything that a kernel is made of, so that code objects outlive a run."""
+    digest = hashlib.sha256()
+    for folder in (os.path.join(abi.ROOT, "kernels", "gpu"), os.path.join(abi.ROOT, "kernels")):
+        for name in sorted(os.listdir(folder)):
+            if name.endswith((".h", ".hip")):
+                with open(os.path.join(folder, name), "rb") as f:
+                    digest.update(f.read())
+    return digest.hexdigest()
 
 
 def compile_kernel(kernel, arch, folder):
     options = abi.kernel_options(kernel)
-    key = hashlib.sha256((arch + " ".join(options)).encode()).hexdigest()[:24]
+    key = hashlib.sha256(" ".join([sources_digest(), CLANG, arch, *options]).encode()).hexdigest()[:24]
     out = os.path.join(folder, key + ".co")
     if os.path.exists(out):
         return out
@@ -34,8 +45,9 @@ def compile_kernel(kernel, arch, folder):
     subprocess.run(
         [CLANG, "-w", "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc",
          "-std=c++17", "-O3", f"--offload-arch={arch}", "-I" + os.path.join(abi.ROOT, "kernels", "gpu"),
-         "-I" + os.path.join(abi.ROOT, "kernels"),
-         *(NO_DUAL_ISSUE if arch.startswith(("gfx11", "gfx12")) else []), *options, "-o", out, source], check=True, stderr=subprocess.DEVNULL)
+         "-I" + os.path.join(abi.ROOT, "kernels"), *options, "-o", f"{out}.{os.getpid()}", source],
+        check=True, stderr=subprocess.DEVNULL)
+    os.rename(f"{out}.{os.getpid()}", out)
     return out
 
 
@@ -56,34 +68,47 @@ class EmulatedDevice:
                     self.reverse)
 
 
+def run_case(case, lib, arch, folder, pipeline, seconds):
+    """Both orders of waves; returns (passed, text)."""
+    def stop(*_):
+        raise TimeoutError(f"took more than {seconds} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        texts = [suite.run(case, lib, EmulatedDevice(lib, arch, folder, reverse), arch, pipeline)
+                 for reverse in (False, True)]
+    except (AssertionError, RuntimeError, ValueError, TimeoutError, subprocess.CalledProcessError) as error:
+        return False, f"{type(error).__name__}: {str(error)[:160]}"
+    finally:
+        signal.alarm(0)
+    return True, texts[1]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--arch", action="append")
-    parser.add_argument("--match", default="")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--pipeline")
+    parser.add_argument("--match", default="", help="only cases whose line holds this")
+    parser.add_argument("--quick", action="store_true", help="every seventh case")
+    parser.add_argument("--pipeline", help="the tile that is forced: gpu_scalar, ...")
+    parser.add_argument("--timeout", type=int, default=600, help="seconds a case may take")
     options = parser.parse_args()
     if not os.environ.get("TINYGRAD"):
         print("emulator: skipped, TINYGRAD is not set (a checkout of github:tinygrad/tinygrad)")
         return 77
-    lib = abi.load_library()
-    failed = done = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for arch in options.arch or ["gfx942", "gfx1100", "gfx1201"]:
-            for n, case in enumerate(suite.small(options.quick)):
-                title = f"{arch} {case}"
-                if options.match not in title:
-                    continue
-                device = EmulatedDevice(lib, arch, folder, reverse=n % 2 == 1)
-                start = time.time()
-                try:
-                    text = suite.run(case, lib, device, arch, options.pipeline)
-                    print(f"ok   {title}: {text} ({time.time() - start:.1f} s)", flush=True)
-                except (AssertionError, RuntimeError, subprocess.CalledProcessError) as error:
-                    failed += 1
-                    print(f"FAIL {title}: {str(error)[:160]}", flush=True)
-                done += 1
-    print(f"emulator: {done - failed} of {done} passed")
+    lib, failed, done = abi.load_library(), 0, 0
+    folder = os.path.join(os.environ.get("FMHA_BUILD", os.path.join(abi.ROOT, "build", "release")),
+                          "emulator", "kernels")
+    os.makedirs(folder, exist_ok=True)
+    for arch in options.arch or ["gfx942", "gfx1100", "gfx1201"]:
+        for case in suite.emulated(options.quick):
+            if options.match not in f"{arch} {case}":
+                continue
+            start = time.time()
+            passed, text = run_case(case, lib, arch, folder, options.pipeline, options.timeout)
+            done, failed = done + 1, failed + (not passed)
+            print(f"{'ok  ' if passed else 'FAIL'} {arch} {case}: {text} ({time.time() - start:.1f} s)", flush=True)
+    print(f"emulator: {done - failed} of {done} passed, waves in both orders, LDS and registers poisoned")
     return 1 if failed or not done else 0
 
 

@@ -100,6 +100,11 @@ def small(quick):
     return cases[::4] if quick else cases
 
 
+def emulated(quick):
+    cases = list(forward_small()) + list(backward_small()) + list(append_small())
+    return cases[::7] if quick else cases
+
+
 def pick(lib, arch, family, dtype, args, pipeline):
     kernel = abi.choose_kernel(lib, arch, family, dtype, args, pipeline=pipeline)
     assert kernel is not None, f"no kernel for family {family}"

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: MIT
+"""Where the emulator departs from the hardware, put right from outside, and its programs kept on disk.
+
+Each correction names what is wrong; tests/emulator/instructions.py shows the ones that can be shown
+with a kernel of a few instructions. Nothing here changes what is right already: when the emulator
+learns one of these itself, the correction does no harm and can go.
+"""
+import hashlib
+import os
+import pickle
+import types
+
+
+def correct_context(emu):
+    """The handlers of instructions read operands through a context; this one knows the instruction."""
+    add, where = emu.Ops.ADD, emu.Ops.WHERE
+    no_scalar_base = (emu.irc.FLAT,)
+    upper_half = (emu.irc.VOP1, emu.irc.VOP2, emu.irc.VOPC)
+
+    def unhalved(reg):
+        """The operand that `high.where(operand - 128, operand)` was made from, and `high`."""
+        if reg.op is add and reg.src[0].op is where:
+            operand, high = unhalved(reg.src[0])
+            return operand + reg.src[1], high
+        high, less, other = reg.src
+        return (other if less.src[0] is other else less.src[0] - emu._c(256)), high
+
+    class Context(emu._Ctx):
+        __slots__ = ("inst", "is_wmma", "data_registers")
+
+        def rsrc_dyn(self, off, lane, bits=32, literal=None, *rest, **named):
+            # Instructions across lanes (v_permlanex16, v_writelane, ...) read literals as zero.
+            if literal is None and hasattr(type(self.inst), "literal"):
+                literal = self.inst_field(type(self.inst).literal)
+            if isinstance(self.inst, upper_half) and off.op is add and off.src[0].op is where:
+                operand, high = unhalved(off)
+                value = super().rsrc_dyn(operand, lane, bits, literal, *rest, **named)
+                return high.where(value << emu._c(16), value)
+            return super().rsrc_dyn(off, lane, bits, literal, *rest, **named)
+
+        def optional_field(self, inst, name):
+            # FLAT of CDNA has bits where GLOBAL names a scalar base, but no scalar base.
+            if name == "saddr" and isinstance(inst, no_scalar_base):
+                return None
+            return super().optional_field(inst, name)
+
+        def rvgpr_dyn(self, reg, lane, valid=None):
+            # On CDNA registers from 128 on are registers, not the upper halves of others as in 16-bit
+            # instructions of RDNA. The caller shifts what it takes for an upper half.
+            if isinstance(self.inst, upper_half) and reg.op is where:
+                operand, high = unhalved(reg)
+                value = super().rvgpr_dyn(operand, lane, valid)
+                return high.where(value << emu._c(16), value)
+            # The accumulator of WMMA may be a constant; the number of one is not that of a register.
+            if self.is_wmma and where in (reg.op, reg.src[0].op):
+                chosen = reg if reg.op is where else reg.src[0]
+                is_register, _, operand = chosen.src
+                safe = is_register.where(operand - emu._c(256), emu._c(0))
+                value = super().rvgpr_dyn(safe + reg.src[1] if reg.op is add else safe, lane, valid)
+                return is_register.where(value, super().rsgpr_dyn(operand, is_register.ne(True)))
+            # Data of LDS stores and operands of MFMA may lie in accumulation registers.
+            first = reg.src[0] if reg.op is add else reg
+            if first in self.data_registers:
+                return super().raccvgpr_dyn(reg, lane, valid)
+            return super().rvgpr_dyn(reg, lane, valid)
+
+        def compile_vop_pcode(self, op, srcs, lane, vdst_reg, exec_mask, opsel_dst_hi=False, **named):
+            if isinstance(self.inst, upper_half) and vdst_reg.op is where:
+                vdst_reg, opsel_dst_hi = unhalved(vdst_reg)[0], False
+            return super().compile_vop_pcode(op, srcs, lane, vdst_reg, exec_mask, opsel_dst_hi, **named)
+
+        def begin(self, inst):
+            self.inst, self.data_registers = inst, ()
+            self.is_wmma = "WMMA" in emu._op_name(inst)
+            kind, acc = type(inst), int(getattr(inst, "acc", 0) or 0)
+            if isinstance(inst, emu.irc.DS) and acc:
+                self.data_registers = (self.inst_field(kind.data0), self.inst_field(kind.data1))
+            elif hasattr(kind, "acc_cd") and acc:
+                self.data_registers = tuple(
+                    self.inst_field(field) for n, field in enumerate((kind.src0, kind.src1)) if acc >> n & 1)
+
+    def knowing(handler):
+        def handle(inst, context):
+            context.begin(inst)
+            return handler(inst, context)
+        return handle
+
+    emu._Ctx = Context
+    emu._INST_HANDLERS = {kind: knowing(handler) for kind, handler in emu._INST_HANDLERS.items()}
+
+
+# gfx90a's number of v_mfma_f32_16x16x16_bf16_1k, which the emulator knows by gfx942's.
+RENUMBERED = {0xd3e7: 0xd3e1}
+
+
+def correct_decoder(emu):
+    decode = emu.decode_inst
+
+    def decode_renumbered(data, arch):
+        new = RENUMBERED.get(int.from_bytes(data[2:4], "little")) if arch == "cdna" else None
+        return decode(data[:2] + new.to_bytes(2, "little") + data[4:] if new else data, arch)
+
+    emu.decode_inst = decode_renumbered
+
+
+class ProgramCache:
+    """Turning one instruction into machine code takes the emulator half a second, so do it once."""
+
+    def __init__(self, emu, folder):
+        self.folder = folder
+        self.to_program, self.get_runtime = emu.to_program, emu.get_runtime
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(emu.__file__))))
+        head = subprocess_output(["git", "-C", root, "rev-parse", "HEAD"])
+        self.salt = (head + os.uname().machine).encode()
+        os.makedirs(folder, exist_ok=True)
+
+    def find(self, sink, renderer):
+        key = hashlib.sha256(self.salt + sink.key).hexdigest()
+        path = os.path.join(self.folder, key)
+        try:
+            with open(path, "rb") as f:
+                uses, elf = pickle.load(f)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            program = self.to_program(sink, renderer)
+            uses, elf = program.arg.globals, program.to_elf()
+            with open(f"{path}.{os.getpid()}", "wb") as f:
+                pickle.dump((uses, elf), f)
+            os.rename(f.name, path)
+        return types.SimpleNamespace(arg=types.SimpleNamespace(globals=uses), elf=elf)
+
+    def load(self, emu, device, program):
+        return emu.Device[device].runtime(program.elf)
+
+
+def subprocess_output(command):
+    import subprocess
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def apply(emu, cache_folder=None):
+    """Once per process."""
+    correct_context(emu)
+    correct_decoder(emu)
+    if cache_folder:
+        cache = ProgramCache(emu, cache_folder)
+        emu.to_program = cache.find
+        emu.get_runtime = lambda device, program: cache.load(emu, device, program)
+    return emu

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: MIT
+"""What single instructions do on the emulator: the ones that the kernels lean on and that it gets, or got,
+wrong. A wrong kernel is the kernel's fault when all of these hold.
+
+    TINYGRAD=/path/to/tinygrad python3 tests/emulator/instructions.py [--arch gfx942] [--plain]
+
+--plain: without tests/emulator/corrections.py, to see what they are for.
+"""
+import argparse
+import ctypes
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+
+CLANG = os.environ.get("FMHA_CLANG", "clang-19")
+WORDS = 1024
+PRELUDE = """
+#define KERNEL extern "C" __attribute__((global, amdgpu_flat_work_group_size(%(wave)d, %(wave)d)))
+typedef unsigned u32;
+typedef float float4v __attribute__((ext_vector_type(4)));
+typedef float float8v __attribute__((ext_vector_type(8)));
+typedef short short4v __attribute__((ext_vector_type(4)));
+typedef short short8v __attribute__((ext_vector_type(8)));
+typedef short short16v __attribute__((ext_vector_type(16)));
+typedef _Float16 half2v __attribute__((ext_vector_type(2)));
+typedef _Float16 half4v __attribute__((ext_vector_type(4)));
+typedef _Float16 half8v __attribute__((ext_vector_type(8)));
+typedef _Float16 half16v __attribute__((ext_vector_type(16)));
+typedef u32 word4v __attribute__((ext_vector_type(4)));
+typedef u32 word2v __attribute__((ext_vector_type(2)));
+struct Args { u32 *in, *out; };
+"""
+
+GFX9, GFX11, GFX12 = ("gfx90a", "gfx942"), ("gfx1100",), ("gfx1201",)
+ALL = GFX9 + GFX11 + GFX12
+TESTS = []
+
+
+def test(archs, body):
+    """Declares a kernel; the function turns its input into the output that the hardware gives."""
+    def add(expect):
+        TESTS.append((expect.__name__, archs, body, expect))
+        return expect
+    return add
+
+
+def floats(words):
+    return words.view(np.float32)
+
+
+def bf16(words):
+    return (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def half(words):
+    return words.view(np.float16).astype(np.float32)
+
+
+def product(words, decode):
+    """C[m][n] = sum over k of A[m][k] B[n][k], matrices row by row in the input."""
+    a, b = (decode(words[n:n + 128]).reshape(16, 16) for n in (0, 128))
+    return (a @ b.T).astype(np.float32).reshape(-1).view(np.uint32)
+
+
+def matrices(dtype):
+    """Small integers, and subnormal numbers of half precision in one row."""
+    def make(rng):
+        x = rng.integers(-8, 9, 512).astype(np.float32)
+        return x.astype(np.float16).view(np.uint32) if dtype == "f16" else (
+            (x.view(np.uint32) >> 16).astype(np.uint16).view(np.uint32))
+    return make
+
+
+MFMA = """
+	int l = __builtin_amdgcn_workitem_id_x();
+	%(type)s a, b;
+	float4v c = {};
+	for (int i = 0; i < 4; i++) {
+		a[i] = ((%(element)s *)args.in)[l %% 16 * 16 + l / 16 * 4 + i];
+		b[i] = ((%(element)s *)args.in)[256 + l %% 16 * 16 + l / 16 * 4 + i];
+	}
+	%(hide)s
+	c = %(builtin)s(a, b, c, 0, 0, 0);
+	for (int i = 0; i < 4; i++)
+		((float *)args.out)[(l / 16 * 4 + i) * 16 + l %% 16] = c[i];
+"""
+
+
+def mfma(element, hide=""):
+    names = dict(f16=("half4v", "_Float16", "__builtin_amdgcn_mfma_f32_16x16x16f16"),
+                 bf16=("short4v", "short", "__builtin_amdgcn_mfma_f32_16x16x16bf16_1k"))
+    return MFMA % dict(zip(("type", "element", "builtin"), names[element]), hide=hide)
+
+
+@test(GFX9, mfma("f16"))
+def mfma_f16(words):
+    return product(words, half)
+
+
+@test(GFX9, mfma("bf16"))
+def mfma_bf16(words):
+    return product(words, bf16)
+
+
+@test(GFX9, mfma("bf16", 'asm volatile("" : "+a"(a), "+a"(b));'))
+def mfma_operands_in_accumulation_registers(words):
+    return product(words, bf16)
+
+
+WMMA11 = """
+	int l = __builtin_amdgcn_workitem_id_x();
+	%(type)s a, b;
+	float8v c = {};
+	for (int i = 0; i < 16; i++) {
+		a[i] = ((%(element)s *)args.in)[l %% 16 * 16 + i];
+		b[i] = ((%(element)s *)args.in)[256 + l %% 16 * 16 + i];
+	}
+	c = %(builtin)s(a, b, c);
+	for (int i = 0; i < 8; i++)
+		((float *)args.out)[(2 * i + l / 16) * 16 + l %% 16] = c[i];
+"""
+
+
+@test(GFX11, WMMA11 % dict(type="half16v", element="_Float16", builtin="__builtin_amdgcn_wmma_f32_16x16x16_f16_w32"))
+def wmma11_f16(words):
+    return product(words, half)
+
+
+@test(GFX11, WMMA11 % dict(type="short16v", element="short", builtin="__builtin_amdgcn_wmma_f32_16x16x16_bf16_w32"))
+def wmma11_bf16(words):
+    return product(words, bf16)
+
+
+WMMA12 = """
+	int l = __builtin_amdgcn_workitem_id_x();
+	%(type)s a, b;
+	float8v c = {};
+	for (int i = 0; i < 8; i++) {
+		a[i] = ((%(element)s *)args.in)[l %% 16 * 16 + l / 16 * 8 + i];
+		b[i] = ((%(element)s *)args.in)[256 + l %% 16 * 16 + l / 16 * 8 + i];
+	}
+	c = %(builtin)s(a, b, c);
+	for (int i = 0; i < 8; i++)
+		((float *)args.out)[(l / 16 * 8 + i) * 16 + l %% 16] = c[i];
+"""
+
+
+@test(GFX12, WMMA12 % dict(type="half8v", element="_Float16",
+                           builtin="__builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12"))
+def wmma12_f16(words):
+    return product(words, half)
+
+
+@test(GFX12, WMMA12 % dict(type="short8v", element="short",
+                           builtin="__builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12"))
+def wmma12_bf16(words):
+    return product(words, bf16)
+
+
+@test(GFX11 + GFX12, """
+	int l = __builtin_amdgcn_workitem_id_x(), x = args.in[l];
+	args.out[l] = __builtin_amdgcn_permlanex16(x, x, 0x76543210, 0xfedcba98, true, false);
+""")
+def permlanex16(words):
+    return np.concatenate([words[16:32], words[:16]])
+
+
+@test(ALL, """
+	int l = __builtin_amdgcn_workitem_id_x(), n = %(wave)d;
+	args.out[l] = __builtin_amdgcn_ds_bpermute((n - 1 - l) * 4, args.in[l]);
+	args.out[n + l] = __builtin_amdgcn_ds_bpermute((l ^ 16) * 4, args.in[l]);
+	args.out[2 * n + l] = __builtin_amdgcn_ds_bpermute((l ^ n / 2) * 4, args.in[l]);
+""")
+def bpermute(words, wave):
+    x, lane = words[:wave], np.arange(wave)
+    return np.concatenate([x[::-1], x[lane ^ 16], x[lane ^ wave // 2]])
+
+
+@test(ALL, """
+	__attribute__((shared)) static word4v lds[64];
+	int l = __builtin_amdgcn_workitem_id_x(), n = %(wave)d;
+	word4v x = ((word4v *)args.in)[l];
+	asm volatile("" : "+%(acc)s"(x));
+	lds[l] = x;
+	__builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "workgroup", "local");
+	__builtin_amdgcn_s_barrier();
+	((word4v *)args.out)[l] = lds[l ^ 1];
+""")
+def lds_store_from_accumulation_registers(words, wave):
+    return words[:4 * wave].reshape(-1, 2, 4)[:, ::-1].reshape(-1)
+
+
+@test(GFX9, """
+	int l = __builtin_amdgcn_workitem_id_x();
+	u32 *p = args.in + l, x;
+	asm volatile("flat_load_dword %%0, %%1\\n\\ts_waitcnt vmcnt(0) lgkmcnt(0)" : "=&v"(x) : "v"(p));
+	args.out[l] = x;
+""")
+def flat_load_has_no_scalar_base(words, wave):
+    return words[:wave]
+
+
+@test(GFX11 + GFX12, """
+	int l = __builtin_amdgcn_workitem_id_x();
+	u32 x = args.in[l], y = args.in[32 + l];
+	asm volatile("v_mov_b32 v10, %%0\\n\\tv_mov_b32 v11, %%1\\n\\t"
+		     "v_dual_mov_b32 v10, v11 :: v_dual_mov_b32 v11, v10\\n\\t"
+		     "v_mov_b32 %%0, v10\\n\\tv_mov_b32 %%1, v11" : "+v"(x), "+v"(y) :: "v10", "v11");
+	args.out[l] = x, args.out[32 + l] = y;
+""")
+def dual_issue_reads_before_it_writes(words):
+    return np.concatenate([words[32:64], words[:32]])
+
+
+@test(ALL, """
+	int l = __builtin_amdgcn_workitem_id_x(), n = %(wave)d;
+	u32 x = args.in[l], y = args.in[n + l];
+	args.out[l] = __builtin_amdgcn_perm(x, y, 0x05040100);
+	args.out[n + l] = __builtin_amdgcn_perm(x, y, 0x07060302);
+	args.out[2 * n + l] = __builtin_amdgcn_perm(x, y, 0x0c020c06);
+""")
+def byte_permute(words, wave):
+    x, y = words[:wave], words[wave:2 * wave]
+    return np.concatenate([x << 16 | y & 0xffff, x & 0xffff0000 | y >> 16, (y >> 16 & 255) << 16 | x >> 16 & 255])
+
+
+@test(ALL, """
+	int l = __builtin_amdgcn_workitem_id_x(), n = %(wave)d;
+	float x = ((float *)args.in)[l], y = ((float *)args.in)[n + l];
+	half2v p = {(_Float16)x, (_Float16)y};
+	args.out[l] = __builtin_bit_cast(u32, p);
+	u32 h;
+	asm volatile("v_cvt_f16_f32 %%0, %%1" : "=v"(h) : "v"(x));
+	args.out[n + l] = h & 0xffff;
+""")
+def round_to_half(words, wave):
+    x = words[:2 * wave].view(np.float32).astype(np.float16).view(np.uint16).astype(np.uint32)
+    return np.concatenate([x[:wave] | x[wave:] << 16, x[:wave]])
+
+
+@test(GFX9, """
+	int l = __builtin_amdgcn_workitem_id_x();
+	float x = ((float *)args.in)[l], y;
+	u32 h, low = 0;
+	asm volatile("v_mov_b32 v3, 0\\n\\tv_mov_b32 v132, %%2\\n\\tv_cvt_f16_f32 v131, v132\\n\\tv_add_f16 v133, v131, v131\\n\\t"
+		     "v_cvt_f32_f16 %%1, v133\\n\\tv_mov_b32 %%0, v131\\n\\tv_mov_b32 %%3, v3"
+		     : "=&v"(h), "=&v"(y), "+v"(x), "=&v"(low) :: "v3", "v131", "v132", "v133");
+	args.out[l] = h & 0xffff, ((float *)args.out)[64 + l] = y, args.out[128 + l] = low;
+""")
+def half_instructions_in_high_registers(words, wave):
+    h = words[:wave].view(np.float32).astype(np.float16)
+    return np.concatenate([h.view(np.uint16).astype(np.uint32), (h + h).astype(np.float32).view(np.uint32),
+                           np.zeros(wave, np.uint32)])
+
+
+@test(ALL, """
+	int l = __builtin_amdgcn_workitem_id_x(), n = %(wave)d;
+	u32 x = args.in[l];
+	args.out[l] = (u32)(((unsigned long long)x * 0xD2511F53u) >> 32);
+	args.out[n + l] = x * 0xD2511F53u;
+	unsigned long long y = (unsigned long long)x * args.in[n + l] + args.in[2 * n + l];
+	args.out[2 * n + l] = (u32)y, args.out[3 * n + l] = (u32)(y >> 32);
+""")
+def wide_products(words, wave):
+    x, y, z = (words[n * wave:(n + 1) * wave].astype(np.uint64) for n in range(3))
+    p, q = x * np.uint64(0xD2511F53), x * y + z
+    return np.concatenate([p >> 32, p & 0xffffffff, q & 0xffffffff, q >> 32]).astype(np.uint32)
+
+
+def any_words(rng):
+    return rng.integers(0, 1 << 32, WORDS, dtype=np.uint64).astype(np.uint32)
+
+
+def input_for(name, rng):
+    if "mfma" in name or "wmma" in name:
+        return np.concatenate([matrices("f16" if "f16" in name and "bf16" not in name else "bf16")(rng),
+                               np.zeros(WORDS - 256, np.uint32)])
+    if "half" in name:
+        return (rng.standard_normal(WORDS) * 10.0 ** rng.integers(-8, 4, WORDS)).astype(np.float32).view(np.uint32)
+    return any_words(rng)
+
+
+class Args(ctypes.Structure):
+    _fields_ = [("input", ctypes.c_void_p), ("output", ctypes.c_void_p)]
+
+
+def run_arch(arch, folder):
+    import emulator
+    wave = 64 if arch in GFX9 else 32
+    constants = dict(wave=wave, acc="a" if arch in GFX9 else "v")
+    mine = [t for t in TESTS if arch in t[1]]
+    source, code = os.path.join(folder, "t.hip"), os.path.join(folder, f"{arch}.co")
+    with open(source, "w", encoding="ascii") as f:
+        f.write(PRELUDE % constants)
+        for name, _, body, _ in mine:
+            # Bodies made with % once already have no more of them.
+            text = body % constants if "%(" in body or "%%" in body else body
+            f.write(f"KERNEL void {name}(Args args)\n{{{text}}}\n")
+    subprocess.run([CLANG, "-w", "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib",
+                    "-nogpuinc", "-std=c++17", "-O3", f"--offload-arch={arch}", "-o", code, source], check=True)
+    loaded, rng, failed = emulator.CodeObject(code, arch), np.random.default_rng(1), 0
+    for name, _, _, expect in mine:
+        given, got = input_for(name, rng), np.zeros(WORDS, np.uint32)
+        want = expect(given, wave) if expect.__code__.co_argcount > 1 else expect(given)
+        try:
+            loaded.launch(name, (1, 1, 1), wave, Args(given.ctypes.data, got.ctypes.data), 0)
+            wrong = int((got[:len(want)] != want).sum())
+            text = f"{wrong} of {len(want)} words are wrong" if wrong else ""
+        except (RuntimeError, ValueError) as error:
+            text = str(error)[:200]
+        failed += bool(text)
+        print(f"{'FAIL' if text else 'ok  '} {arch} {name} {text}".rstrip(), flush=True)
+    return failed, len(mine)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--arch", action="append")
+    parser.add_argument("--plain", action="store_true")
+    options = parser.parse_args()
+    if not os.environ.get("TINYGRAD"):
+        print("instructions: skipped, TINYGRAD is not set (a checkout of github:tinygrad/tinygrad)")
+        return 77
+    if options.plain:
+        import corrections
+        corrections.correct_context = corrections.correct_decoder = lambda emu: None
+    failed = done = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for arch in options.arch or ALL:
+            f, n = run_arch(arch, folder)
+            failed, done = failed + f, done + n
+    print(f"instructions: {done - failed} of {done} right")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
