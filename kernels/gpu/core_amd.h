@@ -211,7 +211,7 @@ template <class T> struct CoreAmd {
 		METHOD void place(char *at) { lds = at; }
 
 		template <class From, class View>
-		METHOD void fetch(const View &view, i32 first, i32 end)
+		METHOD void fetch(const View &view, i32 first, i32 end, i32 begin = FROM_THE_FIRST)
 		{
 			UNROLL
 			for (int n = 0; n < PER_THREAD; n++) {
@@ -220,7 +220,8 @@ template <class T> struct CoreAmd {
 
 				UNROLL
 				for (int i = 0; i < 4; i++) {
-					bool valid = unit < UNITS && first + r + i < end;
+					bool valid = unit < UNITS && first + r + i < end &&
+						     first + r + i >= begin;
 
 					held[n][i] = load_chunk<T, From>(view, first + r + i, c * 8, valid);
 				}

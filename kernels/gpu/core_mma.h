@@ -137,26 +137,26 @@ template <class T> struct CoreMma {
 
 		METHOD void place(char *at) { lds = at; }
 
-		/* Rows first .. first + ROWS - 1 of the view; zero from `end` on. The LDS must be
-		 * free; what is fetched is there after arrive() and a barrier. */
+		/* Rows first .. first + ROWS - 1 of the view; zero before `begin` and from `end` on.
+		 * The LDS must be free; what is fetched is there after arrive() and a barrier. */
 		template <class From, class View>
-		METHOD void fetch(const View &view, i32 first, i32 end)
+		METHOD void fetch(const View &view, i32 first, i32 end, i32 begin = FROM_THE_FIRST)
 		{
-			fetch_ahead<From>(view, first, end);
-			fetch_late<From>(view, first, end);
+			fetch_ahead<From>(view, first, end, begin);
+			fetch_late<From>(view, first, end, begin);
 		}
 
 		/* The part of fetch() that leaves a copy under way, and the part that does the work
 		 * itself: the latter wants registers that a block in the middle of its products has
 		 * not. One of the two does nothing. */
 		template <class From, class View>
-		METHOD void fetch_late(const View &view, i32 first, i32 end)
+		METHOD void fetch_late(const View &view, i32 first, i32 end, i32 begin = FROM_THE_FIRST)
 		{
 			if (!SameType<T, From>::value || !view.vector)
-				fetch_slowly<From>(view, first, end);
+				fetch_slowly<From>(view, first, end, begin);
 		}
 		template <class From, class View>
-		METHOD void fetch_ahead(const View &view, i32 first, i32 end)
+		METHOD void fetch_ahead(const View &view, i32 first, i32 end, i32 begin = FROM_THE_FIRST)
 		{
 			const int CHUNKS = COLS / 8, TOTAL = ROWS * CHUNKS;
 			u32 base = shared_address(lds);
@@ -172,13 +172,16 @@ template <class T> struct CoreMma {
 				const typename From::Storage *from = view.at(first + r, c * 8);
 				u32 to = base + S::offset(r, c);
 				i32 n_valid = c * 8 < view.hdim ? end - first - r : 0;
+				i32 n_skip = begin - first - r;
 
 				UNROLL
 				for (int n = 0; n < (ROWS + STEP - 1) / STEP; n++) {
 					if (ROWS % STEP != 0 && r + n * STEP >= ROWS)
 						break;
 					/* Where nothing is copied the address does not matter. */
-					copy_async_16(to + n * STEP * COLS * 2, from, n * STEP < n_valid);
+					copy_async_16(to + n * STEP * COLS * 2, from,
+						      n * STEP < n_valid &&
+							      (begin == FROM_THE_FIRST || n * STEP >= n_skip));
 					from += STEP * view.stride_seq;
 				}
 			} else {
@@ -186,7 +189,8 @@ template <class T> struct CoreMma {
 				for (int n = 0; n < (TOTAL + THREADS - 1) / THREADS; n++) {
 					i32 index = thread + n * THREADS;
 					i32 r = index / CHUNKS, c = index % CHUNKS;
-					bool valid = first + r < end && c * 8 < view.hdim;
+					bool valid = first + r < end && first + r >= begin &&
+						     c * 8 < view.hdim;
 					const typename From::Storage *from = view.base;
 
 					if (TOTAL % THREADS != 0 && index >= TOTAL)
@@ -201,7 +205,7 @@ template <class T> struct CoreMma {
 
 		/* Any strides, any type. */
 		template <class From, class View>
-		METHOD void fetch_slowly(const View &view, i32 first, i32 end)
+		METHOD void fetch_slowly(const View &view, i32 first, i32 end, i32 begin)
 		{
 			const int CHUNKS = COLS / 8, TOTAL = ROWS * CHUNKS;
 
@@ -210,7 +214,7 @@ template <class T> struct CoreMma {
 				i32 r = index / CHUNKS, c = index % CHUNKS;
 
 				*(chunk16 *)(lds + S::offset(r, c)) = load_chunk<T, From>(
-					view, first + r, c * 8, first + r < end);
+					view, first + r, c * 8, first + r < end && first + r >= begin);
 			}
 		}
 

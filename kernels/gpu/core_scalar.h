@@ -54,14 +54,14 @@ struct CoreScalar {
 		METHOD void place(char *at) { lds = (float *)at; }
 
 		template <class From, class View>
-		METHOD void fetch(const View &view, i32 first, i32 end)
+		METHOD void fetch(const View &view, i32 first, i32 end, i32 begin = FROM_THE_FIRST)
 		{
 			const int CHUNKS = COLS / 8, TOTAL = ROWS * CHUNKS;
 
 			NO_UNROLL
 			for (i32 index = thread_id(); index < TOTAL; index += THREADS) {
 				i32 r = index / CHUNKS, c = index % CHUNKS;
-				bool valid = first + r < end && first + r >= 0;
+				bool valid = first + r < end && first + r >= max_of(begin, 0);
 				chunk32 x = load_floats<From>(view, first + r, c * 8, valid);
 
 				UNROLL

@@ -254,7 +254,7 @@ template <class C> struct Forward {
 			fetch_late<Element>(Core(), k, views.keys, column, views.band.end);
 			k.arrive();
 			block_sync(); /* K is there; nobody reads V any more */
-			v.template fetch<Element>(views.values, column, views.band.end);
+			fetch_values(v, views, column);
 			s.zero();
 			multiply_abt<C::HDIM_Q>(s, q, k, wave_column, Core());
 			v.arrive();
@@ -266,6 +266,19 @@ template <class C> struct Forward {
 		}
 		if (C::LEAN)
 			softmax.fetch(lds + VIEWS_AT + VIEWS_BYTES);
+	}
+
+	/* Keys that no row of the block sees weigh nothing, but nothing times NaN is NaN: their values
+	 * are not read. (In a tile that begins with sink tokens, those left of the window are.) */
+	METHOD static void fetch_values(VTile &v, const Views &views, i32 column)
+	{
+		const Band &b = views.band;
+
+		if constexpr (C::MASK)
+			v.template fetch<Element>(views.values, column, b.last(views.last_row) + 1,
+						  column < b.sinks ? column : b.first(views.first_row));
+		else
+			v.template fetch<Element>(views.values, column, b.end);
 	}
 
 	/* S of one tile of columns is finished: softmax, O += P V. */

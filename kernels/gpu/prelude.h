@@ -249,6 +249,8 @@ template <class T> DEV T plain_register(T x)
 	return x;
 }
 
+static const i32 FROM_THE_FIRST = -(1 << 30);
+
 DEV i32 lane_id() { return thread_id() % FMHA_WAVE; }
 
 /* The same in every lane: tells the compiler that control flow on it is uniform. */

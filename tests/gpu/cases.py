@@ -74,7 +74,8 @@ class Forward:
         left=-1, right=-1, sinks=0, bias=None, alibi=False, cap=0.0, sink=False, dropout=0.0,
         group=None, lens_k=None, leftpad=None, page=0, table="block", layout=0, splits=0,
         split_size=0, scale=None, descale=False, strided=False, lse=True, min_sq=0, randval=False,
-        o_dtype=None, seed=1, bias_broadcast=False, cache_idx=False)
+        o_dtype=None, seed=1, bias_broadcast=False, cache_idx=False,
+        poison=None)
 
     def __init__(self, **options):
         unknown = set(options) - set(self.OPTIONS)
@@ -166,6 +167,8 @@ class Forward:
             k, st = self.bshd(n, self.sk, self.hk, self.dq, self.dtype)
             v, sv = self.bshd(n, self.sk, self.hk, self.dv, self.dtype)
             a.k, a.v = tensor(k, st), tensor(v, sv)
+            if self.poison:  # keys that nobody sees: NaN in 16-bit types
+                k[:, slice(*self.poison)] = v[:, slice(*self.poison)] = 0x7fff
             if self.cache_idx:
                 a.cache.cache_batch_idx = pointer(self.ints(self.rng.permutation(n)[:self.batch]))
                 a.cache.cache_batch = n

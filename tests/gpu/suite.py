@@ -43,6 +43,11 @@ def forward_small():
     yield Case("forward", **d | dict(dq=96, dv=64, batch=2), cache_idx=True)
 
 
+    yield Case("forward", **d, mask=TL, right=0, poison=(20, 70))
+    yield Case("forward", **d | dict(sk=150), mask=BR, left=10, right=0, poison=(0, 120))
+    yield Case("forward", **d | dict(sq=2, sk=150, hq=4), mask=BR, left=30, right=0, poison=(0, 118))
+
+
 def backward_small():
     d = dict(dtype=abi.BF16, sq=20, sk=40, dq=32, dv=32)
     yield Case("backward", **d)
