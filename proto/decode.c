@@ -17,6 +17,7 @@
 #include <proto/problem.h>
 
 #include "field.h"
+#include "flat.h"
 
 /* Peers' bytes in our sentences: cut off and printable. */
 static const char *quote(char out[32], const char *text, size_t n)
@@ -327,6 +328,14 @@ static int decode_value(const msgpack_object *value, const struct field *field, 
 	return 0;
 }
 
+/* Names are short and mostly told apart by their length: cheaper than to call memcmp(). */
+static bool same_name(const char *a, const char *b, size_t n)
+{
+	while (n > 0 && a[n - 1] == b[n - 1])
+		n--;
+	return n == 0;
+}
+
 /* The key's row, looked for from @start on because both sides go through the table in order. */
 static int table_find(const struct field_table *table, const msgpack_object_str *key,
 		      uint32_t start)
@@ -335,7 +344,7 @@ static int table_find(const struct field_table *table, const msgpack_object_str 
 		uint32_t at = start + i < table->n_fields ? start + i : start + i - table->n_fields;
 		const struct field *field = &table->fields[at];
 
-		if (field->name_bytes == key->size && memcmp(field->name, key->ptr, key->size) == 0)
+		if (field->name_bytes == key->size && same_name(field->name, key->ptr, key->size))
 			return (int)at;
 	}
 	return -1;
@@ -384,6 +393,10 @@ static int decode_object(const msgpack_object *map, const struct field_table *ta
 int field_decode(const msgpack_object *map, const struct field_table *table, void *ret_object,
 		 const struct field_path *path, struct fmha_error *err)
 {
+	if (table->n_fields == 0 && map->type == MSGPACK_OBJECT_MAP && map->via.map.size == 0) {
+		*(char *)ret_object = 0; /* a struct proto_empty */
+		return 0;
+	}
 	memset(ret_object, 0, table->size);
 	if (table->init)
 		table->init(ret_object);
@@ -395,8 +408,7 @@ int field_decode(const msgpack_object *map, const struct field_table *table, voi
 int proto_method_find(const char *name, size_t n)
 {
 	for (int i = 0; i < PROTO_N_METHODS; i++)
-		if (strlen(proto_methods[i].name) == n &&
-		    memcmp(proto_methods[i].name, name, n) == 0)
+		if (proto_methods[i].name_bytes == n && same_name(proto_methods[i].name, name, n))
 			return i;
 	return -1;
 }
@@ -480,8 +492,8 @@ static int envelope_decode(struct proto_message *message, const msgpack_object *
 /* Enough for the tree of an ordinary request, so that the zone keeps one chunk for ever. */
 enum { ZONE_CHUNK_BYTES = 8192 };
 
-int proto_message_decode(struct proto_message *message, const uint8_t *payload, size_t n,
-			 struct fmha_error *err)
+int tree_decode(struct proto_message *message, const uint8_t *payload, size_t n,
+		struct fmha_error *err)
 {
 	struct msgpack_zone *zone = message->zone;
 	msgpack_object root = {0}, *kept;
@@ -496,10 +508,6 @@ int proto_message_decode(struct proto_message *message, const uint8_t *payload, 
 	else
 		zone = msgpack_zone_new(ZONE_CHUNK_BYTES);
 	message->zone = zone;
-	message->method = -1;
-	message->method_name[0] = '\0';
-	message->error.code = FMHA_OK;
-	message->body = NULL;
 	kept = zone ? msgpack_zone_malloc(zone, sizeof(*kept)) : NULL;
 	if (!kept)
 		return fmha_error_set(err, FMHA_ENOMEM, "message: out of memory");
@@ -512,10 +520,23 @@ int proto_message_decode(struct proto_message *message, const uint8_t *payload, 
 	return envelope_decode(message, kept, err);
 }
 
+int proto_message_decode(struct proto_message *message, const uint8_t *payload, size_t n,
+			 struct fmha_error *err)
+{
+	message->method = -1;
+	message->method_name[0] = '\0';
+	message->error.code = FMHA_OK;
+	message->body = NULL;
+	if (flat_decode(message, payload, n))
+		return 0;
+	return tree_decode(message, payload, n, err);
+}
+
 void proto_message_deinit(struct proto_message *message)
 {
 	if (message->zone)
 		msgpack_zone_free(message->zone);
+	free(message->flat);
 	*message = (struct proto_message){0};
 }
 

@@ -9,13 +9,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <msgpack/pack.h>
-
 #include <proto/error.h>
 #include <proto/frame.h>
 #include <proto/problem.h>
 
 #include "field.h"
+#include "writer.h"
 
 static const struct fmha_tensor *tensor_at(const void *member, uint32_t role)
 {
@@ -54,12 +53,6 @@ static double load_f64(const void *at)
 	return value;
 }
 
-static void pack_string(msgpack_packer *packer, const char *text, size_t n)
-{
-	msgpack_pack_str(packer, n);
-	msgpack_pack_str_body(packer, text, n);
-}
-
 /* Whether an optional field may be left out because the receiver restores its value. */
 static bool field_is_fallback(const struct field *field, const char *object, const void *at)
 {
@@ -96,7 +89,7 @@ static bool field_is_fallback(const struct field *field, const char *object, con
 	return false;
 }
 
-static int encode_number(msgpack_packer *packer, const struct field *field, const void *at,
+static int encode_number(struct writer *writer, const struct field *field, const void *at,
 			 const struct field_path *path, struct fmha_error *err)
 {
 	bool is_signed = field->type == FIELD_I32;
@@ -107,17 +100,17 @@ static int encode_number(msgpack_packer *packer, const struct field *field, cons
 
 		if (number < field->min || number > (int64_t)field->max)
 			return field_error(err, FMHA_EINVAL, path, "%d is out of range", number);
-		msgpack_pack_int64(packer, number);
+		write_int64(writer, number);
 		return 0;
 	}
 	if (value < (uint64_t)field->min || value > field->max)
 		return field_error(err, FMHA_EINVAL, path, "%llu is out of range",
 				   (unsigned long long)value);
-	msgpack_pack_uint64(packer, value);
+	write_uint64(writer, value);
 	return 0;
 }
 
-static int encode_float(msgpack_packer *packer, const struct field *field, const void *at,
+static int encode_float(struct writer *writer, const struct field *field, const void *at,
 			const struct field_path *path, struct fmha_error *err)
 {
 	double value = field->type == FIELD_F32 ? (double)load_f32(at) : load_f64(at);
@@ -125,13 +118,13 @@ static int encode_float(msgpack_packer *packer, const struct field *field, const
 	if (!isfinite(value))
 		return field_error(err, FMHA_EINVAL, path, "not a finite number");
 	if (field->type == FIELD_F32)
-		msgpack_pack_float(packer, (float)value);
+		write_float(writer, (float)value);
 	else
-		msgpack_pack_double(packer, value);
+		write_double(writer, value);
 	return 0;
 }
 
-static int encode_string(msgpack_packer *packer, const struct field *field, const char *text,
+static int encode_string(struct writer *writer, const struct field *field, const char *text,
 			 const struct field_path *path, struct fmha_error *err)
 {
 	size_t n = strnlen(text, field->size);
@@ -141,12 +134,12 @@ static int encode_string(msgpack_packer *packer, const struct field *field, cons
 				   field->size);
 	if (!field_string_valid(text, n))
 		return field_error(err, FMHA_EINVAL, path, "not printable UTF-8");
-	msgpack_pack_str(packer, n);
-	msgpack_pack_str_body(packer, text, n);
+	write_str(writer, n);
+	write_str_body(writer, text, n);
 	return 0;
 }
 
-static int encode_array(msgpack_packer *packer, const struct field *field, const char *at,
+static int encode_array(struct writer *writer, const struct field *field, const char *at,
 			uint32_t n, const struct field_path *path, struct fmha_error *err)
 {
 	int r;
@@ -154,18 +147,18 @@ static int encode_array(msgpack_packer *packer, const struct field *field, const
 	if (n > field->capacity)
 		return field_error(err, FMHA_EINVAL, path, "%u elements, more than %u", n,
 				   field->capacity);
-	msgpack_pack_array(packer, n);
+	write_array(writer, n);
 	for (uint32_t i = 0; i < n; i++) {
 		struct field_path element = {.parent = path, .index = i};
 
-		r = field_encode(packer, field->table, at + i * field->table->size, &element, err);
+		r = field_encode(writer, field->table, at + i * field->table->size, &element, err);
 		if (r < 0)
 			return r;
 	}
 	return 0;
 }
 
-static int encode_stride(msgpack_packer *packer, const int64_t *stride, uint32_t role,
+static int encode_stride(struct writer *writer, const int64_t *stride, uint32_t role,
 			 const struct field_path *path, struct fmha_error *err)
 {
 	int n_dims = proto_roles[role].n_dims;
@@ -178,17 +171,16 @@ static int encode_stride(msgpack_packer *packer, const int64_t *stride, uint32_t
 					   "%lld, but the tensor has %d dimensions",
 					   (long long)stride[i], n_dims);
 	}
-	msgpack_pack_array(packer, (size_t)n_dims);
+	write_array(writer, (size_t)n_dims);
 	for (int i = 0; i < n_dims; i++)
-		msgpack_pack_int64(packer, stride[i]);
+		write_int64(writer, stride[i]);
 	return 0;
 }
 
-static int encode_object(msgpack_packer *packer, const struct field_table *table,
-			 const void *object, uint32_t role, const struct field_path *path,
-			 struct fmha_error *err);
+static int encode_object(struct writer *writer, const struct field_table *table, const void *object,
+			 uint32_t role, const struct field_path *path, struct fmha_error *err);
 
-static int encode_tensors(msgpack_packer *packer, const struct field *field, const void *at,
+static int encode_tensors(struct writer *writer, const struct field *field, const void *at,
 			  struct fmha_error *err)
 {
 	struct field_path tensor = {.name = "tensor"};
@@ -197,21 +189,21 @@ static int encode_tensors(msgpack_packer *packer, const struct field *field, con
 
 	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++)
 		n += fmha_tensor_present(tensor_at(at, role));
-	msgpack_pack_map(packer, n);
+	write_map(writer, n);
 	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
 		struct field_path path = {.parent = &tensor, .name = proto_roles[role].name};
 
 		if (!fmha_tensor_present(tensor_at(at, role)))
 			continue;
-		pack_string(packer, proto_roles[role].name, strlen(proto_roles[role].name));
-		r = encode_object(packer, field->table, tensor_at(at, role), role, &path, err);
+		write_string(writer, proto_roles[role].name, strlen(proto_roles[role].name));
+		r = encode_object(writer, field->table, tensor_at(at, role), role, &path, err);
 		if (r < 0)
 			return r;
 	}
 	return 0;
 }
 
-static int encode_value(msgpack_packer *packer, const struct field *field, const char *object,
+static int encode_value(struct writer *writer, const struct field *field, const char *object,
 			uint32_t role, const struct field_path *path, struct fmha_error *err)
 {
 	const char *at = object + field->offset;
@@ -221,49 +213,48 @@ static int encode_value(msgpack_packer *packer, const struct field *field, const
 	case FIELD_U32:
 	case FIELD_U64:
 	case FIELD_I32:
-		return encode_number(packer, field, at, path, err);
+		return encode_number(writer, field, at, path, err);
 	case FIELD_F32:
 	case FIELD_F64:
-		return encode_float(packer, field, at, path, err);
+		return encode_float(writer, field, at, path, err);
 	case FIELD_STRING:
-		return encode_string(packer, field, at, path, err);
+		return encode_string(writer, field, at, path, err);
 	case FIELD_BOOL:
 		if (load_u32(at))
-			msgpack_pack_true(packer);
+			write_true(writer);
 		else
-			msgpack_pack_false(packer);
+			write_false(writer);
 		return 0;
 	case FIELD_BYTES:
 		n = load_u32(object + field->count_offset);
 		if (n > field->size)
 			return field_error(err, FMHA_EINVAL, path, "%u bytes, more than %zu", n,
 					   field->size);
-		msgpack_pack_bin(packer, n);
-		msgpack_pack_bin_body(packer, at, n);
+		write_bin(writer, n);
+		write_bin_body(writer, at, n);
 		return 0;
 	case FIELD_ENUM:
 		n = load_u32(at);
 		if (n >= field->names->n)
 			return field_error(err, FMHA_EINVAL, path, "%u is none of its values", n);
-		pack_string(packer, field->names->names[n], strlen(field->names->names[n]));
+		write_string(writer, field->names->names[n], strlen(field->names->names[n]));
 		return 0;
 	case FIELD_STRUCT:
-		return field_encode(packer, field->table, at, field->anonymous ? NULL : path, err);
+		return field_encode(writer, field->table, at, field->anonymous ? NULL : path, err);
 	case FIELD_ARRAY:
 		n = load_u32(object + field->count_offset);
-		return encode_array(packer, field, at, n, path, err);
+		return encode_array(writer, field, at, n, path, err);
 	case FIELD_TENSORS:
-		return encode_tensors(packer, field, at, err);
+		return encode_tensors(writer, field, at, err);
 	case FIELD_STRIDE:
-		return encode_stride(packer, (const int64_t *)at, role, path, err);
+		return encode_stride(writer, (const int64_t *)at, role, path, err);
 	}
 	return 0;
 }
 
 /* @role: which tensor this is; only a FIELD_STRIDE looks at it. */
-static int encode_object(msgpack_packer *packer, const struct field_table *table,
-			 const void *object, uint32_t role, const struct field_path *path,
-			 struct fmha_error *err)
+static int encode_object(struct writer *writer, const struct field_table *table, const void *object,
+			 uint32_t role, const struct field_path *path, struct fmha_error *err)
 {
 	uint64_t left_out = 0;
 	uint32_t n = 0;
@@ -278,135 +269,141 @@ static int encode_object(msgpack_packer *packer, const struct field_table *table
 		else
 			n++;
 	}
-	msgpack_pack_map(packer, n);
+	write_map(writer, n);
 	for (uint32_t i = 0; i < table->n_fields; i++) {
 		const struct field *field = &table->fields[i];
 		struct field_path child = {.parent = path, .name = field->name};
 
 		if (left_out >> i & 1)
 			continue;
-		pack_string(packer, field->name, field->name_bytes);
-		r = encode_value(packer, field, object, role, &child, err);
+		write_string(writer, field->name, field->name_bytes);
+		r = encode_value(writer, field, object, role, &child, err);
 		if (r < 0)
 			return r;
 	}
 	return 0;
 }
 
-int field_encode(msgpack_packer *packer, const struct field_table *table, const void *object,
+int field_encode(struct writer *writer, const struct field_table *table, const void *object,
 		 const struct field_path *path, struct fmha_error *err)
 {
-	return encode_object(packer, table, object, 0, path, err);
+	return encode_object(writer, table, object, 0, path, err);
 }
 
 /* ---- frames ---- */
 
-struct frame_writer {
-	struct proto_buffer *out;
-	size_t start; /* where the frame begins */
-	bool failed;  /* out of memory */
-	msgpack_packer packer;
+struct frame {
+	struct writer writer;
+	size_t start; /* where it begins in the writer's buffer */
 };
-
-/* Called for every few bytes: what a usual call costs is a comparison and a copy. */
-static int frame_on_write(void *data, const char *bytes, size_t n)
-{
-	struct frame_writer *writer = data;
-	struct proto_buffer *out = writer->out;
-
-	if (writer->failed || (n > out->capacity - out->size && proto_buffer_reserve(out, n) < 0)) {
-		writer->failed = true;
-		return -1;
-	}
-	memcpy(out->data + out->size, bytes, n);
-	out->size += n;
-	return 0;
-}
 
 /* The header of a frame with up to 255 bytes of payload: what most frames turn out to be. */
 enum { SMALL_HEADER_BYTES = 2 };
 
-static void frame_begin(struct frame_writer *writer, struct proto_buffer *out, uint32_t n)
+static void frame_begin(struct frame *frame, struct proto_buffer *out, uint32_t n)
 {
-	writer->out = out;
-	writer->start = out->size;
-	writer->failed = false;
-	msgpack_packer_init(&writer->packer, writer, frame_on_write);
-	(void)frame_on_write(writer, (const char[SMALL_HEADER_BYTES]){0}, SMALL_HEADER_BYTES);
-	msgpack_pack_array(&writer->packer, n);
+	*frame = (struct frame){.writer = {.out = out}, .start = out->size};
+	(void)writer_append(&frame->writer, (const char[SMALL_HEADER_BYTES]){0},
+			    SMALL_HEADER_BYTES);
+	write_array(&frame->writer, n);
 }
 
 /* @r: what encoding the payload returned. */
-static int frame_end(struct frame_writer *writer, int r, struct fmha_error *err)
+static int frame_end(struct frame *frame, int r, struct fmha_error *err)
 {
+	struct writer *writer = &frame->writer;
 	struct proto_buffer *out = writer->out;
-	size_t payload = out->size - writer->start - SMALL_HEADER_BYTES, header_bytes;
+	size_t payload = out->size - frame->start - SMALL_HEADER_BYTES, header_bytes;
 	uint8_t header[PROTO_FRAME_HEADER_MAX] = {0};
 
 	if (r < 0)
 		goto fail;
+	if (payload < 0x100 && !writer->failed) {
+		(void)proto_frame_header(payload, out->data + frame->start);
+		return 0;
+	}
 	header_bytes = proto_frame_header(payload, header);
 	if (!writer->failed && header_bytes + payload > PROTO_MAX_FRAME) {
 		r = fmha_error_set(err, FMHA_EINVAL, "message of %zu bytes: a frame holds %d",
 				   header_bytes + payload, PROTO_MAX_FRAME);
 		goto fail;
 	}
-	if (header_bytes > SMALL_HEADER_BYTES)
-		(void)frame_on_write(writer, (const char *)header,
-				     header_bytes - SMALL_HEADER_BYTES); /* room */
+	(void)writer_append(writer, header, header_bytes - SMALL_HEADER_BYTES); /* room */
 	if (writer->failed) {
 		r = fmha_error_set(err, FMHA_ENOMEM, "message: out of memory");
 		goto fail;
 	}
-	if (header_bytes > SMALL_HEADER_BYTES)
-		memmove(out->data + writer->start + header_bytes,
-			out->data + writer->start + SMALL_HEADER_BYTES, payload);
-	memcpy(out->data + writer->start, header, header_bytes);
+	memmove(out->data + frame->start + header_bytes,
+		out->data + frame->start + SMALL_HEADER_BYTES, payload);
+	memcpy(out->data + frame->start, header, header_bytes);
 	return 0;
 fail:
-	out->size = writer->start;
+	out->size = frame->start;
 	return r;
 }
 
 int proto_encode_request(struct proto_buffer *out, uint32_t id, enum proto_method method,
 			 const void *params, struct fmha_error *err)
 {
-	struct frame_writer writer;
+	struct frame frame;
 	int r;
 
-	frame_begin(&writer, out, 4);
-	msgpack_pack_uint8(&writer.packer, PROTO_REQUEST);
-	msgpack_pack_uint32(&writer.packer, id);
-	pack_string(&writer.packer, proto_methods[method].name, proto_methods[method].name_bytes);
-	r = field_encode(&writer.packer, proto_params_tables[method], params, NULL, err);
-	return frame_end(&writer, r, err);
+	frame_begin(&frame, out, 4);
+	write_uint8(&frame.writer, PROTO_REQUEST);
+	write_uint32(&frame.writer, id);
+	write_string(&frame.writer, proto_methods[method].name, proto_methods[method].name_bytes);
+	r = field_encode(&frame.writer, proto_params_tables[method], params, NULL, err);
+	return frame_end(&frame, r, err);
 }
 
 int proto_encode_notification(struct proto_buffer *out, enum proto_method method,
 			      const void *params, struct fmha_error *err)
 {
-	struct frame_writer writer;
+	struct frame frame;
 	int r;
 
-	frame_begin(&writer, out, 3);
-	msgpack_pack_uint8(&writer.packer, PROTO_NOTIFICATION);
-	pack_string(&writer.packer, proto_methods[method].name, proto_methods[method].name_bytes);
-	r = field_encode(&writer.packer, proto_params_tables[method], params, NULL, err);
-	return frame_end(&writer, r, err);
+	frame_begin(&frame, out, 3);
+	write_uint8(&frame.writer, PROTO_NOTIFICATION);
+	write_string(&frame.writer, proto_methods[method].name, proto_methods[method].name_bytes);
+	r = field_encode(&frame.writer, proto_params_tables[method], params, NULL, err);
+	return frame_end(&frame, r, err);
+}
+
+/* An answer that says only that the request was done: the most frequent one, with nothing to look
+ * up and no length to wait for. */
+static int encode_done(struct proto_buffer *out, uint32_t id, struct fmha_error *err)
+{
+	enum { FIXED_BYTES = 4, MOST_BYTES = FIXED_BYTES + 5 + 2 };
+	struct writer writer = {.out = out};
+	size_t start = out->size;
+
+	if (proto_buffer_reserve(out, MOST_BYTES) < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "message: out of memory");
+	out->size += FIXED_BYTES;
+	write_uint32(&writer, id);
+	write_nil(&writer);
+	write_map(&writer, 0);
+	memcpy(out->data + start,
+	       (const uint8_t[FIXED_BYTES]){0xc4, (uint8_t)(out->size - start - SMALL_HEADER_BYTES),
+					    0x94, PROTO_ANSWER},
+	       FIXED_BYTES);
+	return 0;
 }
 
 int proto_encode_result(struct proto_buffer *out, uint32_t id, enum proto_method method,
 			const void *result, struct fmha_error *err)
 {
-	struct frame_writer writer;
+	struct frame frame;
 	int r;
 
-	frame_begin(&writer, out, 4);
-	msgpack_pack_uint8(&writer.packer, PROTO_ANSWER);
-	msgpack_pack_uint32(&writer.packer, id);
-	msgpack_pack_nil(&writer.packer);
-	r = field_encode(&writer.packer, proto_result_tables[method], result, NULL, err);
-	return frame_end(&writer, r, err);
+	if (proto_result_tables[method]->n_fields == 0)
+		return encode_done(out, id, err);
+	frame_begin(&frame, out, 4);
+	write_uint8(&frame.writer, PROTO_ANSWER);
+	write_uint32(&frame.writer, id);
+	write_nil(&frame.writer);
+	r = field_encode(&frame.writer, proto_result_tables[method], result, NULL, err);
+	return frame_end(&frame, r, err);
 }
 
 /* Sentences may quote what a peer sent; the other side shall not have to decode that. */
@@ -421,7 +418,7 @@ int proto_encode_error(struct proto_buffer *out, uint32_t id, const struct fmha_
 		       struct fmha_error *err)
 {
 	struct wire_error wire = {.code = error->code};
-	struct frame_writer writer;
+	struct frame frame;
 	int r;
 
 	(void)snprintf(wire.name, sizeof(wire.name), "%s", fmha_error_name(error->code));
@@ -429,10 +426,10 @@ int proto_encode_error(struct proto_buffer *out, uint32_t id, const struct fmha_
 	memcpy(wire.message, error->msg, sizeof(wire.message) - 1);
 	make_printable(wire.field);
 	make_printable(wire.message);
-	frame_begin(&writer, out, 4);
-	msgpack_pack_uint8(&writer.packer, PROTO_ANSWER);
-	msgpack_pack_uint32(&writer.packer, id);
-	r = field_encode(&writer.packer, &proto_error_table, &wire, NULL, err);
-	msgpack_pack_nil(&writer.packer);
-	return frame_end(&writer, r, err);
+	frame_begin(&frame, out, 4);
+	write_uint8(&frame.writer, PROTO_ANSWER);
+	write_uint32(&frame.writer, id);
+	r = field_encode(&frame.writer, &proto_error_table, &wire, NULL, err);
+	write_nil(&frame.writer);
+	return frame_end(&frame, r, err);
 }

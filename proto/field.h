@@ -100,9 +100,9 @@ int field_error(struct fmha_error *err, int code, const struct field_path *path,
 /* UTF-8 without control characters: fit for logs and for every peer's decoder. */
 bool field_string_valid(const char *text, size_t n);
 
-struct msgpack_packer;
+struct writer;
 struct msgpack_object;
-int field_encode(struct msgpack_packer *packer, const struct field_table *table, const void *object,
+int field_encode(struct writer *writer, const struct field_table *table, const void *object,
 		 const struct field_path *path, struct fmha_error *err);
 int field_decode(const struct msgpack_object *map, const struct field_table *table,
 		 void *ret_object, const struct field_path *path, struct fmha_error *err);

@@ -8,8 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <msgpack/object.h>
+
 #include <proto/frame.h>
 #include <proto/message.h>
+
+#include "flat.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -45,6 +49,20 @@ static int receive(struct proto_message *message, const uint8_t *payload, size_t
 	return proto_encode_request(again, message->id, message->method, &body, &err);
 }
 
+/* What the shortcut takes, the long way takes too, and alike. */
+static void compare_ways(const uint8_t *payload, size_t n)
+{
+	static struct proto_message flat, tree;
+
+	if (!flat_decode(&flat, payload, n))
+		return;
+	tree.method = -1;
+	if (tree_decode(&tree, payload, n, NULL) < 0 || tree.type != flat.type ||
+	    tree.id != flat.id || tree.method != flat.method ||
+	    !msgpack_object_equal(*tree.body, *flat.body))
+		abort();
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static struct proto_message message;
@@ -53,6 +71,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	/* What the frame parser makes of the same bytes must not matter to memory safety. */
 	(void)proto_frame_parse(data, size, PROTO_MAX_FRAME, &frame, NULL);
+	compare_ways(data, size);
 	if (receive(&message, data, size, &first) < 0)
 		return 0;
 	if (proto_frame_parse(first.data, first.size, PROTO_MAX_FRAME, &frame, NULL) != 0 ||

@@ -52,6 +52,7 @@ struct proto_message {
 	char method_name[32];    /* for the sentence about an unknown one: printable, cut off */
 	struct fmha_error error; /* answers: code FMHA_OK when there is a result */
 	struct msgpack_zone *zone;
+	struct proto_flat *flat;
 	const struct msgpack_object *body;
 };
 

@@ -19,6 +19,7 @@
 #include <proto/problem.h>
 
 #include "field.h"
+#include "writer.h"
 
 static uint64_t random_state = 1;
 
@@ -153,19 +154,23 @@ static void round_trip(const struct field_table *table, enum filling filling)
 {
 	char *object = calloc(1, table->size), *back = malloc(table->size);
 	struct packed packed = {0};
+	struct proto_buffer out = {0};
+	struct writer writer = {.out = &out};
 	struct fmha_error err = {0};
-	msgpack_packer packer;
 
 	assert_non_null(object);
 	assert_non_null(back);
 	memset(back, 0xa5, table->size);
 	fill(table, object, filling);
-	msgpack_packer_init(&packer, &packed.buffer, msgpack_sbuffer_write);
-	if (field_encode(&packer, table, object, NULL, &err) != 0)
+	if (field_encode(&writer, table, object, NULL, &err) != 0)
 		fail_msg("%s: %s", table->name, err.msg);
+	assert_false(writer.failed);
+	assert_int_equal(msgpack_sbuffer_write(&packed.buffer, (const char *)out.data, out.size),
+			 0);
 	if (field_decode(unpack(&packed), table, back, NULL, &err) != 0)
 		fail_msg("%s: %s", table->name, err.msg);
 	assert_memory_equal(back, object, table->size);
+	proto_buffer_deinit(&out);
 	packed_deinit(&packed);
 	free(object);
 	free(back);
