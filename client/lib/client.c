@@ -177,7 +177,7 @@ static int open_front(struct fmha_client *client, int64_t deadline,
 	r = connect_any(client, deadline, &fd, ret_info->path, err);
 	if (r < 0)
 		return r;
-	r = connection_new(fd, FMHA_ECONN, front_name, &c, err);
+	r = connection_new(fd, FMHA_ECONN, front_name, client->spin_us, &c, err);
 	if (r < 0)
 		return r;
 	r = say_hello(client, c, deadline, ret_info, err);
@@ -254,6 +254,16 @@ struct fmha_client *client_unref(struct fmha_client *client)
 	return NULL;
 }
 
+static uint32_t spin_window(const struct fmha_client_options *options)
+{
+	if (!options || options->spin_us == 0)
+		return PROTO_SPIN_WINDOW_US;
+	if (options->spin_us == FMHA_NO_SPIN)
+		return 0;
+	return options->spin_us < PROTO_SPIN_WINDOW_MAX_US ? options->spin_us
+							   : PROTO_SPIN_WINDOW_MAX_US;
+}
+
 int fmha_connect(const struct fmha_client_options *options, struct fmha_client **ret_client,
 		 struct fmha_error *err)
 {
@@ -282,6 +292,7 @@ int fmha_connect(const struct fmha_client_options *options, struct fmha_client *
 	client->process = process_token();
 	client->timeout_ms = options && options->timeout_ms ? options->timeout_ms
 							    : FMHA_DEFAULT_TIMEOUT_MS;
+	client->spin_us = spin_window(options);
 	(void)snprintf(client->name, sizeof(client->name), "%s",
 		       options && options->name ? options->name : program_invocation_short_name);
 	if (options && options->path) {

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -12,10 +13,6 @@
 #include <proto/limits.h>
 
 #include "deadline.h"
-
-/* A reader first blocks in recvmsg() for this long, which costs no extra system call, and only then
- * in ppoll() with the exact deadline. */
-#define BLOCKING_READ_MS 100
 
 /* How long a wait must have been to conclude anything from a frame that made no progress in it. */
 #define STALLED_FRAME_NS 50000000
@@ -50,23 +47,15 @@ static bool is_unix_stream(int fd)
 	return domain == AF_UNIX && type == SOCK_STREAM;
 }
 
-int connection_new(int fd, int lost_code, const char *peer, struct connection **ret_connection,
-		   struct fmha_error *err)
+int connection_new(int fd, int lost_code, const char *peer, uint32_t spin_us,
+		   struct connection **ret_connection, struct fmha_error *err)
 {
-	const struct timeval patience = {.tv_usec = BLOCKING_READ_MS * 1000};
 	struct connection *c;
 
 	if (!is_unix_stream(fd)) {
 		(void)close(fd);
 		return fmha_error_set(err, FMHA_EPROTO,
 				      "%s handed out a file descriptor that is no socket", peer);
-	}
-	/* Both a blocking recvmsg() with patience and MSG_DONTWAIT are wanted; never O_NONBLOCK. */
-	if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)) < 0) {
-		int e = errno;
-
-		(void)close(fd);
-		return fmha_error_set(err, FMHA_EIO, "SO_RCVTIMEO: %s", strerror(e));
 	}
 	c = calloc(1, sizeof(*c));
 	if (!c) {
@@ -90,6 +79,7 @@ int connection_new(int fd, int lost_code, const char *peer, struct connection **
 	}
 	c->refs = 1;
 	c->fd = fd;
+	proto_spin_init(&c->spin, spin_us, sysconf(_SC_NPROCESSORS_ONLN));
 	c->lost_code = lost_code;
 	c->peer = peer;
 	c->frame_limit = PROTO_MAX_FRAME;
@@ -334,49 +324,62 @@ static int collect_fds(struct connection *c, struct msghdr *message)
 	return r;
 }
 
+/* Return: bytes read into the input, 0 when there are none now, or why the connection must die. */
+static ssize_t receive(struct connection *c, struct fmha_error *err)
+{
+	_Alignas(struct cmsghdr) char control[CMSG_SPACE(CONNECTION_MAX_FDS * sizeof(int))];
+	struct iovec iov = {.iov_base = c->in + c->in_size, .iov_len = c->in_capacity - c->in_size};
+	struct msghdr message = {.msg_iov = &iov,
+				 .msg_iovlen = 1,
+				 .msg_control = control,
+				 .msg_controllen = sizeof(control)};
+	ssize_t n = recvmsg(c->fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return 0;
+	if (n <= 0)
+		return lost(c, err);
+	c->in_size += (size_t)n;
+	if (collect_fds(c, &message) < 0)
+		return fmha_error_set(err, FMHA_EPROTO, "%s sent too many file descriptors",
+				      c->peer);
+	return n;
+}
+
+/*
+ * Sleeps until there is something to read. Never in a blocking recvmsg(): the kernel wakes that one
+ * also when the peer has taken our request out of its socket, which costs two switches for nothing
+ * just when the peer begins its work.
+ */
+static void sleep_readable(struct connection *c, int64_t left_ns)
+{
+	struct pollfd poll_fd = {.fd = c->fd, .events = POLLIN};
+	struct timespec timeout = deadline_timespec(left_ns);
+
+	(void)ppoll(&poll_fd, 1, &timeout, NULL);
+}
+
 /* The reader's: waits for input until @deadline, then reads once. Return: bytes read into the
  * input, 0 when there was nothing, or why the connection must die. */
 static ssize_t read_some(struct connection *c, int64_t deadline, struct fmha_error *err)
 {
-	_Alignas(struct cmsghdr) char control[CMSG_SPACE(CONNECTION_MAX_FDS * sizeof(int))];
-	struct iovec iov = {.iov_base = c->in + c->in_size, .iov_len = c->in_capacity - c->in_size};
-	int64_t left = deadline_left_ns(deadline);
-	bool patient = left > BLOCKING_READ_MS * INT64_C(1000000);
-	ssize_t n;
+	int64_t began = deadline_now(), now = began;
+	bool spinning = proto_spin_begin(&c->spin, (uint64_t)began);
 
 	for (;;) {
-		struct msghdr message = {.msg_iov = &iov,
-					 .msg_iovlen = 1,
-					 .msg_control = control,
-					 .msg_controllen = sizeof(control)};
+		ssize_t n;
 
-		n = recvmsg(c->fd, &message, MSG_CMSG_CLOEXEC | (patient ? 0 : MSG_DONTWAIT));
-		if (n > 0) {
-			c->in_size += (size_t)n;
-			if (collect_fds(c, &message) < 0)
-				return fmha_error_set(err, FMHA_EPROTO,
-						      "%s sent too many file descriptors", c->peer);
+		if (!spinning)
+			sleep_readable(c, deadline > now ? deadline - now : 0);
+		n = receive(c, err);
+		now = deadline_now();
+		if (n > 0)
+			proto_spin_waited(&c->spin, (uint64_t)(now - began));
+		if (n != 0 || now >= deadline)
 			return n;
-		}
-		if (n == 0 || (errno != EAGAIN && errno != EINTR))
-			return lost(c, err);
-		if (errno == EINTR) {
-			/* The time for which a signal handler ran counts. */
-			left = deadline_left_ns(deadline);
-			patient = patient && left > BLOCKING_READ_MS * INT64_C(1000000);
-			if (patient)
-				continue;
-		}
-		patient = false;
-		left = deadline_left_ns(deadline);
-		if (left == 0)
-			return 0;
-		{
-			struct pollfd poll_fd = {.fd = c->fd, .events = POLLIN};
-			struct timespec timeout = deadline_timespec(left);
-
-			(void)ppoll(&poll_fd, 1, &timeout, NULL);
-		}
+		spinning = spinning && proto_spin_go_on(&c->spin, (uint64_t)began, (uint64_t)now);
+		if (spinning)
+			(void)sched_yield();
 	}
 }
 
@@ -503,19 +506,18 @@ static ssize_t send_once(struct connection *c, const uint8_t *data, size_t n, in
 {
 	_Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {0};
 	struct iovec iov = {.iov_base = (void *)(uintptr_t)data, .iov_len = n};
-	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+	struct msghdr message = {.msg_iov = &iov,
+				 .msg_iovlen = 1,
+				 .msg_control = control,
+				 .msg_controllen = sizeof(control)};
+	struct cmsghdr *h = CMSG_FIRSTHDR(&message);
 
-	if (fd >= 0) {
-		struct cmsghdr *h;
-
-		message.msg_control = control;
-		message.msg_controllen = sizeof(control);
-		h = CMSG_FIRSTHDR(&message);
-		h->cmsg_level = SOL_SOCKET;
-		h->cmsg_type = SCM_RIGHTS;
-		h->cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(h), &fd, sizeof(fd));
-	}
+	if (fd < 0)
+		return send(c->fd, data, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+	h->cmsg_level = SOL_SOCKET;
+	h->cmsg_type = SCM_RIGHTS;
+	h->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(h), &fd, sizeof(fd));
 	return sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 

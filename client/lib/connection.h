@@ -4,8 +4,8 @@
  *
  * There is no reader thread. Of the threads that wait for an answer, one reads the socket and
  * hands out whatever arrives; when its own answer has come it passes the role on. Likewise one
- * thread at a time writes. So a lone caller pays two system calls a round trip, and a forked child
- * inherits no thread that it would miss.
+ * thread at a time writes. So a lone caller pays no switch to another thread of its own, and a forked
+ * child inherits no thread that it would miss.
  *
  * A connection dies once and stays dead: everything unanswered fails with the reason, and the owner
  * (client.c, device.c) makes a new one.
@@ -20,6 +20,7 @@
 #include <proto/buffer.h>
 #include <proto/error.h>
 #include <proto/message.h>
+#include <proto/spin.h>
 
 #define CONNECTION_MAX_FDS 16 /* received and not yet claimed by an answer */
 #define CONNECTION_BUCKETS 64
@@ -69,14 +70,16 @@ struct connection {
 	int fds[CONNECTION_MAX_FDS];
 	uint32_t n_fds;
 	struct proto_message message;
+	struct proto_spin spin;
 };
 
 /*
- * @fd: a connected AF_UNIX stream socket, taken, also on failure
- * Return: 0, FMHA_ENOMEM, FMHA_EIO, FMHA_EPROTO (not such a socket).
+ * @fd:      a connected AF_UNIX stream socket, taken, also on failure
+ * @spin_us: see proto/spin.h; 0: never
+ * Return: 0, FMHA_ENOMEM, FMHA_EPROTO (not such a socket).
  */
-int connection_new(int fd, int lost_code, const char *peer, struct connection **ret_connection,
-		   struct fmha_error *err);
+int connection_new(int fd, int lost_code, const char *peer, uint32_t spin_us,
+		   struct connection **ret_connection, struct fmha_error *err);
 struct connection *connection_ref(struct connection *connection);
 
 /* The last reference closes the socket. */

@@ -66,7 +66,7 @@ static int open_worker(struct fmha_device *device, int64_t deadline,
 		(void)close(fd);
 		return fmha_error_set(err, FMHA_EIO, "fcntl on the worker's socket failed");
 	}
-	r = connection_new(fd, FMHA_EDEVICE, worker_name, &c, err);
+	r = connection_new(fd, FMHA_EDEVICE, worker_name, device->client->spin_us, &c, err);
 	if (r < 0)
 		return r;
 	r = fmha_client_info(device->client, &client_info, err);

@@ -55,7 +55,7 @@ struct fmha_client {
 	unsigned int refs; /* atomic: the handle, and each device */
 	pid_t pid;         /* of the process that connected, for people */
 	uint64_t process;  /* process_token() then */
-	uint32_t timeout_ms;
+	uint32_t timeout_ms, spin_us;
 	char *path; /* given by the caller, or NULL */
 	char name[FMHA_NAME_BYTES];
 

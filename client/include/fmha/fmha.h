@@ -61,6 +61,7 @@ extern "C" {
 #define FMHA_HANDLE_BYTES       64
 #define FMHA_ANY_DEVICE         UINT32_MAX
 #define FMHA_DEFAULT_TIMEOUT_MS 30000
+#define FMHA_NO_SPIN            UINT32_MAX
 
 struct fmha_client;
 struct fmha_device;
@@ -80,6 +81,9 @@ struct fmha_client_options {
 			      * else $XDG_RUNTIME_DIR/fmhad.sock, and when nobody listens there
 			      * /run/fmhad/fmhad.sock; borrowed */
 	const char *name; /* for the daemon's log and status; NULL: the program's name; borrowed */
+	uint32_t spin_us; /* how long a wait looks for its answer before it sleeps, once answers
+			   * have come that fast, giving the core to other threads between two
+			   * looks; 0: 50, at most 1000; FMHA_NO_SPIN: it sleeps at once */
 };
 
 struct fmha_client_info {
