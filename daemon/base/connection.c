@@ -20,6 +20,7 @@
 #include <proto/frame.h>
 
 #include <base/clock.h>
+#include <base/socket.h>
 
 #define WATCH_MS          100
 #define MAX_FDS_A_MESSAGE 64 /* the most that LIMIT_FDS_PER_MESSAGE can be */
@@ -33,6 +34,7 @@ struct output_chunk {
 
 static void hub_turn(uv_idle_t *handle);
 static void hub_on_timer(uv_timer_t *timer);
+static bool hub_look(struct spinner *spinner);
 
 int connection_hub_init(struct connection_hub *hub, uv_loop_t *loop, struct limits *limits,
 			struct fmha_error *err)
@@ -47,6 +49,7 @@ int connection_hub_init(struct connection_hub *hub, uv_loop_t *loop, struct limi
 		return fmha_error_set(err, FMHA_ENOMEM, "connections: out of memory");
 	uv_idle_init(loop, &hub->turn);
 	uv_timer_init(loop, &hub->timer);
+	spinner_init(&hub->spinner, loop, limits->value[LIMIT_SPIN_US], hub_look);
 	return 0;
 }
 
@@ -56,6 +59,7 @@ void connection_hub_deinit(struct connection_hub *hub)
 		return;
 	uv_close((uv_handle_t *)&hub->turn, NULL);
 	uv_close((uv_handle_t *)&hub->timer, NULL);
+	spinner_deinit(&hub->spinner);
 	proto_buffer_deinit(&hub->send);
 	proto_buffer_deinit(&hub->direct);
 	proto_message_deinit(&hub->message);
@@ -167,33 +171,13 @@ static void free_chunk(struct output_chunk *chunk)
 	free(chunk);
 }
 
-/* Return: bytes taken, 0 when the socket is full, or -1. */
+/* Return: as socket_send(). */
 static ssize_t send_bytes(struct connection *connection, const uint8_t *data, size_t n, int fd)
 {
-	struct iovec vec = {.iov_base = (void *)data, .iov_len = n};
-	struct msghdr message = {.msg_iov = &vec, .msg_iovlen = 1};
-	union {
-		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
-	} control;
-	ssize_t sent;
+	ssize_t sent = socket_send(connection->fd, data, n, fd);
 
-	if (fd >= 0) {
-		memset(&control, 0, sizeof(control));
-		message.msg_control = &control;
-		message.msg_controllen = sizeof(control.space);
-		control.header.cmsg_level = SOL_SOCKET;
-		control.header.cmsg_type = SCM_RIGHTS;
-		control.header.cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(&control.header), &fd, sizeof(int));
-	}
-	do
-		sent = sendmsg(connection->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-	while (sent < 0 && errno == EINTR);
-	if (sent < 0)
-		/* ETOOMANYREFS: too many fds in flight to a peer that does not read them. */
-		return errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS ? 0 : -1;
-	connection->bytes_out += (uint64_t)sent;
+	if (sent > 0)
+		connection->bytes_out += (uint64_t)sent;
 	return sent;
 }
 
@@ -315,6 +299,8 @@ static void end_send(struct connection *connection, size_t start, int fd)
 	if (hub->corked != connection) {
 		transmit(connection, hub->direct.data, hub->direct.size, fd);
 		hub->direct.size = 0;
+		if (!hub->corked)
+			spinner_rest(&hub->spinner);
 	} else if (fd >= 0) {
 		/* The fd must travel with the first byte of its own frame. */
 		transmit(connection, hub->send.data, start, -1);
@@ -463,7 +449,7 @@ int connection_take_request_fd(struct connection *connection, const struct proto
 	enum proto_method method = (enum proto_method)message->method;
 	int n_fds = 0;
 
-	if (message->method >= 0)
+	if (message->method >= 0 && proto_methods[method].fds_in > 0)
 		n_fds = params ? proto_request_fds(method, params) : proto_methods[method].fds_in;
 	*ret_fd = n_fds > 0 ? connection_take_fd(connection) : -1;
 	if (n_fds > 0 && *ret_fd < 0 && params)
@@ -496,9 +482,9 @@ static bool turn_is_over(struct connection *connection, uint32_t n_frames, uint6
 {
 	const uint64_t *limit = connection->hub->limits->value;
 
-	/* Reading the clock costs as much as a small frame: not for every one. */
+	/* Reading the clock costs half a small frame: not for every one. */
 	return n_frames >= limit[LIMIT_FRAMES_PER_WAKE] ||
-	       (n_frames > 0 && n_frames % 4 == 0 &&
+	       (n_frames > 0 && n_frames % 8 == 0 &&
 		clock_ns() - start_ns > limit[LIMIT_WAKE_US] * 1000);
 }
 
@@ -506,7 +492,7 @@ static bool turn_is_over(struct connection *connection, uint32_t n_frames, uint6
 static size_t handle_frames(struct connection *connection, const uint8_t *data, size_t n)
 {
 	const uint64_t *limit = connection->hub->limits->value;
-	uint64_t start_ns = clock_ns();
+	uint64_t start_ns = connection->hub->turn_ns;
 	uint32_t n_frames = 0;
 	size_t used = 0;
 
@@ -575,7 +561,8 @@ static void process_input(struct connection *connection, uint8_t *data, size_t n
 	connection->input_bytes = left;
 }
 
-static void read_input(struct connection *connection)
+/* Return: whether there was any, be it the end. */
+static bool read_input(struct connection *connection)
 {
 	struct connection_hub *hub = connection->hub;
 	uint8_t *data = connection->input ? connection->input : hub->receive;
@@ -596,17 +583,34 @@ static void read_input(struct connection *connection)
 		n = recvmsg(connection->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	while (n < 0 && errno == EINTR);
 	if (n < 0 && errno == EAGAIN)
-		return; /* libuv may report readiness once too often */
+		return false; /* libuv may report readiness once too often */
 	if (n <= 0) {
 		connection_close(connection);
-		return;
+		return true;
 	}
 	connection->bytes_in += (uint64_t)n;
-	if (collect_fds(connection, &message, &err) < 0) {
+	hub->turn_ns = clock_ns();
+	spinner_arrival(&hub->spinner, hub->turn_ns);
+	hub->last = connection;
+	if (collect_fds(connection, &message, &err) < 0)
 		connection_fail(connection, &err);
-		return;
-	}
-	process_input(connection, data, connection->input_bytes + (size_t)n);
+	else
+		process_input(connection, data, connection->input_bytes + (size_t)n);
+	return true;
+}
+
+static bool may_read(const struct connection *connection)
+{
+	return !connection->broken && !connection->stalled &&
+	       list_is_empty(&connection->in_backlog);
+}
+
+/* What was answered since hub->corked was set leaves together. */
+static void end_turn(struct connection_hub *hub)
+{
+	uncork(hub);
+	hub->corked = NULL;
+	spinner_rest(&hub->spinner);
 }
 
 static void on_poll(uv_poll_t *poll, int status, int events)
@@ -624,11 +628,24 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 	hub->corked = connection;
 	if (events & UV_WRITABLE)
 		flush_output(connection);
-	if ((events & UV_READABLE) && !connection->broken && !connection->stalled &&
-	    list_is_empty(&connection->in_backlog))
-		read_input(connection);
-	uncork(hub);
+	if ((events & UV_READABLE) && may_read(connection))
+		(void)read_input(connection);
+	end_turn(hub);
+}
+
+static bool hub_look(struct spinner *spinner)
+{
+	struct connection_hub *hub = container_of(spinner, struct connection_hub, spinner);
+	bool found;
+
+	if (!hub->last || !may_read(hub->last))
+		return false;
+	hub->corked = hub->last;
+	found = read_input(hub->last);
+	if (found)
+		end_turn(hub);
 	hub->corked = NULL;
+	return found;
 }
 
 /* One turn for each connection that was in the backlog when the iteration began. */
@@ -647,11 +664,11 @@ static void hub_turn(uv_idle_t *handle)
 			connection_close(connection);
 			continue;
 		}
+		hub->turn_ns = clock_ns();
 		hub->corked = connection;
 		if (connection->input_bytes > 0)
 			process_input(connection, connection->input, connection->input_bytes);
-		uncork(hub);
-		hub->corked = NULL;
+		end_turn(hub);
 		update_poll(connection);
 	}
 	if (list_is_empty(&hub->backlog))
@@ -740,6 +757,8 @@ void connection_close(struct connection *connection)
 	if (connection->hub->corked == connection)
 		uncork(connection->hub);
 	connection->closing = true;
+	if (connection->hub->last == connection)
+		connection->hub->last = NULL;
 	list_remove(&connection->in_backlog);
 	unwatch(connection);
 	while (!list_is_empty(&connection->output))

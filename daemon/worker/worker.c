@@ -261,6 +261,11 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 	return 0;
 }
 
+static bool has_no_runs(void *owner)
+{
+	return ((const struct worker *)owner)->n_pending == 0;
+}
+
 static int worker_init(struct worker *worker, struct fmha_error *err)
 {
 	int r;
@@ -280,6 +285,8 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	uv_check_init(&worker->loop, &worker->drained);
 	worker->tick.data = worker->trim.data = worker->drained.data = worker;
 	r = connection_hub_init(&worker->hub, &worker->loop, &worker->limits, err);
+	worker->hub.spinner.is_free = has_no_runs;
+	worker->hub.spinner.owner = worker;
 	if (r == 0)
 		r = open_device(worker, err);
 	if (r == 0)

@@ -664,6 +664,121 @@ static void answers_after_the_end_go_nowhere(void **state)
 }
 
 /* 20,000 random pieces of a random mixture of good and broken requests, with fds strewn in. */
+/* Answers @n pings, each at once. */
+static void ping_often(struct fixture *fixture, int n)
+{
+	struct proto_buffer buffer = {0};
+	uint8_t answer[64];
+
+	for (int i = 0; i < n; i++) {
+		uint32_t before = fixture->n_pings;
+
+		request(&buffer, 1, PROTO_PING);
+		assert_int_equal(write(fixture->peer, buffer.data, buffer.size), buffer.size);
+		while (fixture->n_pings == before)
+			uv_run(&fixture->loop, UV_RUN_NOWAIT);
+		assert_true(read(fixture->peer, answer, sizeof(answer)) > 0);
+		buffer.size = 0;
+	}
+	proto_buffer_deinit(&buffer);
+}
+
+static bool spins(const struct fixture *fixture)
+{
+	return uv_is_active((const uv_handle_t *)&fixture->hub.spinner.turn);
+}
+
+/* On a busy machine some pings are answered too late to count. */
+static void ping_until_it_spins(struct fixture *fixture)
+{
+	uint64_t began = clock_ns();
+
+	while (!spins(fixture)) {
+		assert_true(clock_ns() - began < 20 * NS_PER_S);
+		ping_often(fixture, 2);
+	}
+}
+
+/* The longest window, so that a busy machine does not end it before it is looked at. */
+static struct fixture *setup_spinning(void)
+{
+	struct fixture *fixture = setup(LIMIT_SPIN_US, 1000000, false);
+
+	/* Also where there is only one core. */
+	proto_spin_init(&fixture->hub.spinner.rules, 1000000, 2);
+	return fixture;
+}
+
+static void a_busy_peer_is_looked_for_until_it_falls_silent(void **state)
+{
+	struct fixture *fixture = setup_spinning();
+	uint64_t began;
+
+	(void)state;
+	assert_false(spins(fixture));
+	ping_often(fixture, 3);
+	assert_false(spins(fixture));
+	ping_until_it_spins(fixture);
+	began = clock_ns();
+	/* With a shorter window from here on, so that silence is soon long enough. */
+	fixture->hub.spinner.rules.window_ns = 20 * NS_PER_MS;
+	while (spins(fixture)) {
+		assert_true(clock_ns() - began < 10 * NS_PER_S);
+		uv_run(&fixture->loop, UV_RUN_NOWAIT);
+	}
+	/* Nothing keeps the loop from blocking now. */
+	turn(fixture);
+	assert_false(spins(fixture));
+	assert_int_equal(uv_backend_timeout(&fixture->loop), -1);
+	teardown(fixture);
+}
+
+static bool never_free(void *owner)
+{
+	(void)owner;
+	return false;
+}
+
+static void nobody_is_looked_for_while_the_core_is_wanted(void **state)
+{
+	struct fixture *fixture = setup_spinning();
+
+	(void)state;
+	fixture->hub.spinner.is_free = never_free;
+	ping_often(fixture, 20);
+	assert_false(spins(fixture));
+	fixture->hub.spinner.is_free = NULL;
+	ping_until_it_spins(fixture);
+	fixture->hub.spinner.is_free = never_free; /* a run was handed to other threads */
+	uv_run(&fixture->loop, UV_RUN_NOWAIT);
+	assert_false(spins(fixture));
+	teardown(fixture);
+}
+
+static void looking_can_be_turned_off(void **state)
+{
+	struct fixture *fixture = setup(LIMIT_SPIN_US, 0, false);
+
+	(void)state;
+	ping_often(fixture, 20);
+	assert_false(spins(fixture));
+	teardown(fixture);
+}
+
+static void a_peer_that_leaves_while_looked_for_is_closed(void **state)
+{
+	struct fixture *fixture = setup_spinning();
+
+	(void)state;
+	ping_until_it_spins(fixture);
+	close(fixture->peer);
+	fixture->peer = -1;
+	turn(fixture);
+	assert_int_equal(fixture->n_closed, 1);
+	assert_null(fixture->hub.last);
+	teardown(fixture);
+}
+
 static void random_streams_leave_nothing_behind(void **state)
 {
 	uint64_t seed = 88172645463325252ull;
@@ -719,6 +834,10 @@ int main(void)
 		cmocka_unit_test(a_peer_that_reads_late_gets_everything),
 		cmocka_unit_test(a_slow_reader_has_some_time),
 		cmocka_unit_test(answers_after_the_end_go_nowhere),
+		cmocka_unit_test(a_busy_peer_is_looked_for_until_it_falls_silent),
+		cmocka_unit_test(nobody_is_looked_for_while_the_core_is_wanted),
+		cmocka_unit_test(looking_can_be_turned_off),
+		cmocka_unit_test(a_peer_that_leaves_while_looked_for_is_closed),
 		cmocka_unit_test(random_streams_leave_nothing_behind),
 	};
 	uv_loop_t loop;

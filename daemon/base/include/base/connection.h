@@ -30,6 +30,7 @@
 #include <base/limits.h>
 #include <base/list.h>
 #include <base/log.h>
+#include <base/spinner.h>
 
 struct connection;
 
@@ -55,9 +56,12 @@ struct connection_hub {
 	struct proto_buffer direct; /* a message outside of one; empty between calls */
 	struct proto_message message;
 	struct connection *corked; /* whose wake-up it is */
+	uint64_t turn_ns;          /* when it began */
+	struct connection *last;   /* that had input; NULL: it is closed */
 	struct list backlog;       /* connections with frames left over from their last turn */
 	struct list stalled;       /* with as many requests in flight as they may have */
 	uv_idle_t turn;            /* runs while the backlog is not empty */
+	struct spinner spinner;    /* its is_free is for the hub's owner to set */
 	struct list watched;       /* connections with a deadline */
 	uv_timer_t timer;          /* runs while something is watched */
 	struct log_limit log;

@@ -8,7 +8,11 @@
 
 #include <stdint.h>
 
-/* X(ID, key, default, least, most). "memory" defaults of 0 become parts of the machine's memory. */
+/*
+ * X(ID, key, default, least, most). "memory" defaults of 0 become parts of the machine's memory.
+ * spin_us: how long a process looks for the next request before it sleeps; 0: not at all
+ * (proto/spin.h).
+ */
 #define LIMITS(X)                                                                                  \
 	X(CONNECTIONS, connections, 1024, 1, 1 << 20)                                              \
 	X(CONNECTIONS_PER_UID, connections_per_uid, 64, 1, 1 << 20)                                \
@@ -24,6 +28,7 @@
 	X(IN_FLIGHT_PER_UID, in_flight_per_uid, 256, 1, 1 << 20)                                   \
 	X(FRAMES_PER_WAKE, frames_per_wake, 64, 1, 65536)                                          \
 	X(WAKE_US, wake_us, 1000, 10, 1000000)                                                     \
+	X(SPIN_US, spin_us, 50, 0, 1000)                                                           \
 	X(OUTPUT_HARD_BYTES, output_hard_bytes, 4 << 20, 65536, 1 << 30)                           \
 	X(OUTPUT_SOFT_BYTES, output_soft_bytes, 1 << 20, 4096, 1 << 30)                            \
 	X(OUTPUT_SOFT_MS, output_soft_ms, 10000, 10, 3600000)                                      \

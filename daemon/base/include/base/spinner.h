@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * spinner.h: a loop that looks for the next request for a moment before it sleeps, by the rules of
+ * proto/spin.h. While it looks, the loop turns without blocking: every connection, timer and
+ * wake-up from another thread is served as always, so nobody waits for somebody else's window. It
+ * looks where the last request came from a few times as often as everywhere.
+ */
+#ifndef FMHAD_BASE_SPINNER_H
+#define FMHAD_BASE_SPINNER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <uv.h>
+
+#include <proto/spin.h>
+
+struct spinner {
+	struct proto_spin rules;
+	uv_idle_t turn;
+	uint64_t
+		quiet_since_ns; /* when everything that had arrived was done with; 0: nothing yet */
+	/* Whether this process has nothing under way on other threads that wants the core;
+	 * NULL: it never has. */
+	bool (*is_free)(void *owner);
+	void *owner;
+	/* Serves the connection that was served last, if there is input. Return: whether it was. */
+	bool (*look)(struct spinner *spinner);
+};
+
+void spinner_init(struct spinner *spinner, uv_loop_t *loop, uint64_t window_us,
+		  bool (*look)(struct spinner *spinner));
+void spinner_deinit(struct spinner *spinner);
+
+/* Input has arrived, at @now. */
+void spinner_arrival(struct spinner *spinner, uint64_t now);
+
+/* What had arrived is done with, or an answer that took longer has left. */
+void spinner_rest(struct spinner *spinner);
+
+#endif
