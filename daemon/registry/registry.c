@@ -260,15 +260,19 @@ int registry_set_priority(struct registry *registry, const char *name, int32_t p
 	return 0;
 }
 
-void registry_add_run(struct registry *registry, const struct kernel_spec *spec, uint64_t ns)
+void registry_add_run(struct registry *registry, const struct kernel_spec *spec, uint64_t ns,
+		      struct registry_entry **entry)
 {
-	struct registry_entry *entry;
+	struct registry_entry *found = NULL;
 
+	if (!entry)
+		entry = &found;
 	pthread_mutex_lock(&registry->mutex);
-	entry = registry_entry_find(registry, spec, true);
-	if (entry) { /* else out of memory: a statistic is lost */
-		entry->n_runs++;
-		entry->run_ns += ns;
+	if (!*entry)
+		*entry = registry_entry_find(registry, spec, true);
+	if (*entry) { /* else out of memory: a statistic is lost */
+		(*entry)->n_runs++;
+		(*entry)->run_ns += ns;
 	}
 	pthread_mutex_unlock(&registry->mutex);
 }

@@ -118,8 +118,14 @@ int registry_set_flags(struct registry *registry, const char *name, uint32_t set
 		       struct fmha_error *err);
 int registry_set_priority(struct registry *registry, const char *name, int32_t priority,
 			  struct fmha_error *err);
-/* Counts a run of @ns (0: not known for this kernel alone). */
-void registry_add_run(struct registry *registry, const struct kernel_spec *spec, uint64_t ns);
+/*
+ * Counts a run of @ns (0: not known for this kernel alone).
+ * @entry: NULL, or where the caller keeps what a look at the table found (NULL at first): valid as
+ *         long as the registry
+ */
+struct registry_entry;
+void registry_add_run(struct registry *registry, const struct kernel_spec *spec, uint64_t ns,
+		      struct registry_entry **entry);
 /* The time of one launch at @shape, a word of the caller's (see dispatch's shape keys); the last
  * one counts. */
 int registry_set_tuned(struct registry *registry, const char *name, const char *shape, double us,

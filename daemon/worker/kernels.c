@@ -52,12 +52,14 @@ int kernels_open(struct worker *worker, struct fmha_error *err)
 	return 0;
 }
 
-void kernels_count_run(struct worker *worker, const struct plan *plan, uint64_t ns)
+void kernels_count_run(struct worker *worker, struct session_plan *session_plan, uint64_t ns)
 {
+	const struct plan *plan = &session_plan->plan;
+
 	for (uint32_t i = 0; worker->registry && i < plan->n_stages; i++)
 		if (plan->stages[i].has_spec)
 			registry_add_run(worker->registry, &plan->stages[i].spec,
-					 plan->n_stages == 1 ? ns : 0);
+					 plan->n_stages == 1 ? ns : 0, &session_plan->entries[i]);
 }
 
 /* ---- methods ---- */

@@ -10,7 +10,7 @@
 /* Loads specs/ and opens the registry. A device that specs/ does not know works without one. */
 int kernels_open(struct worker *worker, struct fmha_error *err);
 /* Statistics of the plan's kernels: a run of @ns in all. */
-void kernels_count_run(struct worker *worker, const struct plan *plan, uint64_t ns);
+void kernels_count_run(struct worker *worker, struct session_plan *plan, uint64_t ns);
 /* REGISTRY_*: answered later. @fd: borrowed. Return: 0, or an error to answer. */
 int kernels_request(struct session *session, uint32_t id, enum proto_method method,
 		    const union proto_any_params *params, int fd, struct fmha_error *err);

@@ -34,6 +34,8 @@ struct request {
 	struct session_plan *plan;
 	struct device_launch *launch; /* stays with the request for its next life */
 	struct plan_indices *indices;
+	uint64_t bound_serial; /* whose arguments the launch still holds; 0: nobody's */
+	void *bound_workspace; /* that they were made for */
 	struct device_memory workspace;
 	struct mirror mirror;
 	struct buffer
@@ -77,7 +79,7 @@ static void request_free(struct worker *worker, struct request *request)
 	list_remove(&request->in_session);
 	request->plan = session_plan_unref(request->plan);
 	if (worker->n_free_requests < KEEP_FREE_REQUESTS) {
-		list_append(&worker->free_requests, &request->in_worker);
+		list_prepend(&worker->free_requests, &request->in_worker); /* still warm */
 		worker->n_free_requests++;
 		return;
 	}
@@ -276,6 +278,18 @@ static int find_kernels(struct request *request, struct fmha_error *err)
 	return 0;
 }
 
+/*
+ * Whether the launch holds the right arguments from an earlier run. A buffer's id is never given
+ * out again, so a plan that names no other buffers, and reads none of its arguments from one, gets
+ * the same ones as long as its buffers are there: bind_tensor() has seen to that.
+ */
+static bool is_bound(const struct request *request)
+{
+	return request->bound_serial == request->plan->serial &&
+	       request->bound_workspace == request->workspace.device &&
+	       request->params.n_rebinds == 0 && !request->params.has_dropout_state;
+}
+
 /* Everything that a run needs: references to its buffers, a workspace, argument structs. On failure
  * unbind() releases what was taken. */
 static int bind_request(struct request *request, struct fmha_error *err)
@@ -294,6 +308,9 @@ static int bind_request(struct request *request, struct fmha_error *err)
 	 * it has put there, and a client could write to it meanwhile. */
 	if (r == 0)
 		r = take_workspace(request, err);
+	if (r == 0 && is_bound(request))
+		return 0;
+	request->bound_serial = 0;
 	if (r == 0 && device_shares_memory(device))
 		head = request->workspace.host;
 	else if (r == 0)
@@ -312,7 +329,13 @@ static int bind_request(struct request *request, struct fmha_error *err)
 				 request->params.dropout_offset);
 	mirror_upload(device, plan, bindings, request->indices, &request->mirror,
 		      &request->workspace, request->launch);
-	return find_kernels(request, err);
+	r = find_kernels(request, err);
+	if (r == 0 && request->plan->fixed && request->params.n_rebinds == 0 &&
+	    !request->params.has_dropout_state) {
+		request->bound_serial = request->plan->serial;
+		request->bound_workspace = request->workspace.device;
+	}
+	return r;
 }
 
 static void unbind(struct request *request)
@@ -356,8 +379,8 @@ static void judge_size(struct session_plan *plan, uint64_t kernel_ns)
 		plan->tiny = false;
 }
 
-/* The run has ended one way or the other: answers it. */
-static void complete(struct request *request)
+/* The run has ended one way or the other: answers it, at @now. */
+static void complete(struct request *request, uint64_t now)
 {
 	struct session *session = request->session;
 	struct worker *worker = session->worker;
@@ -371,7 +394,6 @@ static void complete(struct request *request)
 		fmha_error_set(error, FMHA_ETIMEDOUT, "not done within %u ms",
 			       request->params.timeout_ms);
 	if (error->code == FMHA_OK) {
-		uint64_t now = clock_ns();
 		struct proto_run_result result = {
 			.queued_ns = launch->started_ns - request->arrived_ns,
 			.kernel_ns = launch->ended_ns - launch->started_ns};
@@ -382,7 +404,7 @@ static void complete(struct request *request)
 		histogram_add(&worker->kernel, result.kernel_ns);
 		histogram_add(&worker->total, now - request->arrived_ns);
 		judge_size(request->plan, result.kernel_ns);
-		kernels_count_run(worker, &request->plan->plan, result.kernel_ns);
+		kernels_count_run(worker, request->plan, result.kernel_ns);
 		if (!request->answered)
 			connection_answer(&session->connection, request->id, PROTO_RUN, &result,
 					  -1);
@@ -427,7 +449,7 @@ static void on_done(struct device_launch *launch)
 	struct request *request = launch->owner;
 	struct session *session = request->session;
 
-	complete(request);
+	complete(request, clock_ns());
 	if (session->hung_up)
 		session_release(session);
 	else
@@ -439,7 +461,10 @@ static void enter_device(struct worker *worker, const struct request *request)
 {
 	struct worker_page *page = worker->page;
 
-	memcpy(page->loop_kernel, request->plan->plan.stages[0].kernel, sizeof(page->loop_kernel));
+	if (worker->loop_serial != request->plan->serial)
+		memcpy(page->loop_kernel, request->plan->plan.stages[0].kernel,
+		       sizeof(page->loop_kernel));
+	worker->loop_serial = request->plan->serial;
 	atomic_store_explicit(&page->loop_busy, 1, memory_order_release);
 }
 
@@ -472,7 +497,7 @@ static void start(struct request *request)
 	if (request->plan->tiny && session->n_running == 1 && !has_fences(&request->params) &&
 	    device_run_here(worker->device, launch)) {
 		leave_device(worker);
-		complete(request);
+		complete(request, launch->ended_ns);
 		return;
 	}
 	worker->untrimmed = true;
@@ -494,6 +519,15 @@ static void pump(struct session *session)
 	while (session->n_running < session->worker->config->queue_depth &&
 	       (node = list_pop(&session->waiting)))
 		start(container_of(node, struct request, in_session));
+}
+
+/* Without the room for rebinds and fences, of which the usual run has none. */
+static void copy_params(struct proto_run_params *to, const struct proto_run_params *from)
+{
+	memcpy(to, from, offsetof(struct proto_run_params, rebinds));
+	memcpy(to->rebinds, from->rebinds, from->n_rebinds * sizeof(to->rebinds[0]));
+	memcpy(to->waits, from->waits, from->n_waits * sizeof(to->waits[0]));
+	memcpy(to->signals, from->signals, from->n_signals * sizeof(to->signals[0]));
 }
 
 void run_request(struct session *session, uint32_t id, const struct proto_run_params *params)
@@ -535,10 +569,10 @@ void run_request(struct session *session, uint32_t id, const struct proto_run_pa
 	plan->n_references++;
 	request->session = session;
 	request->plan = plan;
-	request->params = *params;
+	copy_params(&request->params, params);
 	request->id = id;
 	request->timed_out = request->answered = false;
-	request->arrived_ns = clock_ns();
+	request->arrived_ns = worker->hub.turn_ns;
 	timeout_ms = params->timeout_ms;
 	if (timeout_ms == 0 && has_fences(params))
 		timeout_ms = FENCE_TIMEOUT_MS;

@@ -336,6 +336,9 @@ static int on_plan(struct session *session, uint32_t id, const struct proto_plan
 		session_plan_unref(plan);
 		return r;
 	}
+	plan->serial = ++worker->n_plans;
+	plan->fixed = device_shares_memory(worker->device) &&
+		      plan_indices_bytes(&plan->plan) == 0 && plan->plan.workspace_head_bytes == 0;
 	/* A guess for the first run; later ones know better (run.c). */
 	plan->tiny = plan->plan.flops < 1e6 && plan->plan.bytes < 1 << 20;
 	session->account->n_plans++;

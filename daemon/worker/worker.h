@@ -48,7 +48,9 @@ struct worker {
 	struct list requests;      /* every request that waits or runs */
 	struct list free_requests; /* kept for the next run */
 	uint32_t n_free_requests, n_pending;
-	bool untrimmed; /* the pool has run something since the last trim */
+	uint64_t n_plans;     /* made so far */
+	uint64_t loop_serial; /* the plan whose kernel page->loop_kernel names; 0: none */
+	bool untrimmed;       /* the pool has run something since the last trim */
 	bool draining;
 	uint32_t drain_id;
 	uv_check_t drained;
@@ -93,6 +95,9 @@ struct session_plan {
 	uint32_t n_references;
 	struct plan plan;
 	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* NULL: not looked up yet */
+	struct registry_entry *entries[PLAN_MAX_STAGES];      /* the same */
+	uint64_t serial; /* no other plan of this worker ever has the same; from 1 */
+	bool fixed;      /* its arguments follow from where its buffers lie */
 	bool tiny;       /* runs on the loop thread when the device is idle */
 	uint32_t n_slow; /* runs in a row that took longer than a tiny one may */
 };

@@ -106,6 +106,46 @@ def test_idle_daemon_sleeps_and_is_small(make_daemon):
         assert kib < 10 * 1024
 
 
+def core_seconds(pid):
+    """The time for which threads of a process have been on a core."""
+    return sum(
+        int(pathlib.Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0])
+        for task in os.listdir(f"/proc/{pid}/task")
+    ) / 1e9
+
+
+# The longest window that there is, so that a process that looks for requests without need shows.
+WIDE_WINDOW = {"limits": {"spin_us": 1000}, "supervision": {"heartbeat_ms": 60000,
+               "heartbeat_timeout_ms": 60000}}  # fmt: skip
+
+
+def test_nobody_spins_for_a_client_that_calls_now_and_then(make_daemon):
+    daemon = make_daemon(WIDE_WINDOW)
+    with daemon.client() as client, client.open_device(0) as device:
+        pids = [daemon.pid, device.worker_pid]
+        before = sum(core_seconds(pid) for pid in pids)
+        for _ in range(200):
+            client.ping()
+            device.ping()
+            time.sleep(0.003)
+        # Two processes that looked for the next request would have spent 0.4 s.
+        assert sum(core_seconds(pid) for pid in pids) - before < 0.12
+
+
+def test_spinning_ends_when_a_client_falls_silent(make_daemon):
+    daemon = make_daemon(WIDE_WINDOW)
+    with daemon.client() as client, client.open_device(0) as device:
+        pids = [daemon.pid, device.worker_pid]
+        for _ in range(2000):
+            client.ping()
+        for _ in range(2000):
+            device.ping()
+        time.sleep(0.2)
+        before = [(wake_ups(pid), core_seconds(pid)) for pid in pids]
+        time.sleep(0.3)
+        assert [(wake_ups(pid), core_seconds(pid)) for pid in pids] == before
+
+
 def test_threads_are_named_and_counted(make_daemon):
     daemon = make_daemon({"devices": [{"backend": "cpu", "threads": 3}]})
     (worker,) = daemon.children()
@@ -187,6 +227,70 @@ def test_objects_are_private_to_their_connection(daemon):
         with pytest.raises(fmha_wire.WireError) as caught:
             mine.call("buffer_release", {"buffer": buffer.id})
         assert caught.value.name == "ENOENT"
+
+
+def test_runs_of_one_plan_differ_only_as_they_say(daemon):
+    """What one run was asked to do differently is forgotten by the next one."""
+    shape = (1, 16, 2, 64)
+    count = 16 * 2 * 64
+    with daemon.device() as device:
+        plan, buffer = prepare(device, shape)
+        other_plan, other = prepare(device, shape)
+        spare = device.buffer_create(4 * count)
+        q, out = buffer.array("f32", shape), buffer.array("f32", shape, 12 * count)
+        elsewhere = spare.array("f32", shape)
+
+        device.run(plan)
+        first = out.copy()
+        assert abs(first).max() > 0
+        for _ in range(3):
+            out[...] = 0
+            device.run(plan)
+            assert (out == first).all()
+        # Into other memory, then again into its own.
+        out[...] = 0
+        device.run(plan, rebinds=[{"role": "o", "buffer": spare.id, "offset": 0}])
+        assert (elsewhere == first).all() and (out == 0).all()
+        elsewhere[...] = 0
+        device.run(plan)
+        assert (out == first).all() and (elsewhere == 0).all()
+        # Two plans in turn, and memory that changes between runs.
+        q *= 0.5
+        for _ in range(3):
+            device.run(plan)
+            device.run(other_plan)
+        assert not (out == first).all()
+        assert (other.array("f32", shape, 12 * count) == first).all()
+        q *= 2
+        device.run(plan)
+        assert (out == first).all()
+        # What was bound before is not used when it is gone.
+        del q, out
+        buffer.release()
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.run(plan)
+        assert (caught.value.name, caught.value.field) == ("ENOENT", "tensor.q.buffer")
+        device.run(other_plan)
+
+
+def test_a_dropout_state_holds_for_one_run(daemon):
+    shape = (1, 16, 2, 64)
+    with daemon.device() as device:
+        _, buffer = prepare(device, shape)
+        problem = {**device.last_problem, "dropout_p": 0.5, "dropout_seed": 1}
+        out = buffer.array("f32", shape, 3 * 4 * 16 * 2 * 64)
+
+        def run(**params):
+            device.run(plan, **params)
+            return out.copy()
+
+        plan = device.plan(problem)["plan"]
+        first = run()
+        other = run(has_dropout_state=True, dropout_seed=2, dropout_offset=0)
+        assert not (other == first).all()
+        assert (run() == first).all()
+        assert (run(has_dropout_state=True, dropout_seed=2, dropout_offset=0) == other).all()
+        assert (run() == first).all()
 
 
 def test_many_threads_of_one_user_share_one_worker(daemon):
