@@ -18,16 +18,24 @@
 #include "output.h"
 #include "pack.h"
 
-#define ROWS      96
-#define MAX_KEYS  512 /* columns a block */
+#define ROWS 96
+/* Columns a block. Tiles multiply faster than anything can be fetched from beyond the first-level
+ * cache: there scores and probabilities must stay in it. */
+#define MAX_KEYS  (OPERAND_TILES ? 128 : 512)
 #define PACK_KEYS 256 /* columns a packing task */
 /* Rows of S lie one cache line off a power of two: else all rows of a group would share one set of
  * the cache. */
-#define S_STRIDE          (MAX_KEYS + 16)
-#define P_STRIDE          (S_STRIDE * sizeof(float) / sizeof(operand)) /* P lies where S lay */
-#define ROW_GROUPS        (ROWS / GROUP_ROWS)
-#define GROUP_ROWS_PADDED ((GROUP_ROWS + LANES - 1) / LANES * LANES)
-#define BYTES             (MAX_KEYS + 128) /* a block may start inside a dropout patch */
+#define S_STRIDE   (MAX_KEYS + 16)
+#define P_STRIDE   (S_STRIDE * sizeof(float) / sizeof(operand)) /* P lies where S lay */
+#define ROW_GROUPS (ROWS / GROUP_ROWS)
+#define BYTES      (MAX_KEYS + 128) /* a block may start inside a dropout patch */
+/* Rows that go through the softmax at a time. With tiles, part of the next group's scores is asked
+ * for between them: the tile unit works beside the vector units. */
+#define SOFTMAX_ROWS  (OPERAND_TILES ? 8 : GROUP_ROWS)
+#define SCORE_BUFFERS (OPERAND_TILES ? 2 : 1)
+/* By how many powers of two a row's probabilities may exceed one before they get a new base: so few
+ * rows ever change O after their first block. */
+#define BASE_SLACK 8
 
 _Static_assert(ROWS % GROUP_ROWS == 0, "a tile is made of whole groups");
 _Static_assert(MAX_KEYS % 128 == 0 && MAX_KEYS % PANEL == 0,
@@ -37,7 +45,7 @@ _Static_assert(PACK_KEYS % PANEL == 0, "packing tasks end at panels");
 /* A thread's scratch; the arrays follow each other, sized by the launch. */
 struct scratch {
 	operand *q;     /* [ROWS, q_padded] */
-	float *s;       /* [GROUP_ROWS, S_STRIDE] */
+	float *s;       /* [SCORE_BUFFERS, GROUP_ROWS, S_STRIDE] */
 	float *o;       /* [ROWS, v_padded] */
 	float *sum;     /* [ROWS, LANES] partial sums */
 	float *temp;    /* [max(MAX_KEYS, PANEL * q_padded, PANEL * v_padded)] */
@@ -64,6 +72,13 @@ struct ahead {
 	int32_t n, current;
 };
 
+/* What a group of rows sees, within the split. */
+struct group {
+	int32_t first, last; /* columns that some row sees: [first, last); none: last 0 */
+	int32_t lo, hi;      /* every row sees all of [lo, hi) */
+	int32_t started;     /* O has been written */
+};
+
 struct tile {
 	const struct abi_fwd_args *a;
 	struct view_sequence s;
@@ -76,11 +91,12 @@ struct tile {
 	int32_t n_rows;
 	int32_t split;
 	struct score_row row[ROWS];
-	int32_t whole; /* every row sees all of its split: the last column, else 0 */
+	struct group group[ROW_GROUPS];
 	struct ahead ahead;
 	struct bytes_made bytes;
-	float max[ROWS], alpha[ROWS];
-	uint8_t started[ROW_GROUPS];
+	/* The base of a row's probabilities: about its maximum so far, -inf before anything is
+	 * seen; and what O is to be multiplied with. */
+	float base[ROWS], alpha[ROWS];
 };
 
 static int32_t v_padded(const struct abi_fwd_args *a)
@@ -118,7 +134,7 @@ static size_t scratch_init(struct scratch *s, const struct abi_fwd_args *a, void
 {
 	const size_t floats[] = {
 		ROWS * (size_t)q_padded(a),
-		GROUP_ROWS * S_STRIDE,
+		SCORE_BUFFERS * GROUP_ROWS * S_STRIDE,
 		ROWS * (size_t)v_padded(a),
 		ROWS * LANES,
 		temp_floats(a),
@@ -253,7 +269,7 @@ static int32_t tile_rows(struct tile *t, int64_t task)
 		else
 			t->row[r] = score_row_at(&a->band, &t->s, head, row, (int32_t)begin,
 						 (int32_t)end);
-		t->max[r] = -INFINITY;
+		t->base[r] = -INFINITY;
 	}
 	return shares_tiles(a) ? head : head / group;
 }
@@ -287,24 +303,45 @@ static struct range range_in_block(const struct tile *t, int32_t lo, int32_t hi,
 			      clamp_i64((int64_t)hi - c0, 0, t->keys)};
 }
 
-/* The columns of the block at @c0 that some row of group @g sees: whole vectors, or nothing. */
-static struct range group_range(const struct tile *t, int32_t g, int32_t c0)
+static void group_init(struct tile *t, int32_t g)
 {
-	struct range all = {t->keys, 0};
+	struct group *group = &t->group[g];
 
-	if (t->whole)
-		return (struct range){
-			0, (int32_t)round_up(at_most(t->whole - c0, t->keys), COLUMN_UNIT)};
+	*group = (struct group){.first = INT32_MAX, .hi = INT32_MAX};
 	for (int32_t i = 0; i < group_rows(t, g); i++) {
 		const struct score_row *r = &t->row[g * GROUP_ROWS + i];
-		const struct range parts[2] = {range_in_block(t, r->sink_lo, r->sink_hi, c0),
-					       range_in_block(t, r->lo, r->hi, c0)};
+		int32_t first = score_row_first(r), last = r->hi > r->sink_hi ? r->hi : r->sink_hi;
 
-		for (int k = 0; k < 2; k++) {
-			if (parts[k].lo >= parts[k].hi)
-				continue;
-			all.lo = parts[k].lo < all.lo ? parts[k].lo : all.lo;
-			all.hi = parts[k].hi > all.hi ? parts[k].hi : all.hi;
+		group->lo = r->lo > group->lo ? r->lo : group->lo;
+		group->hi = at_most(r->hi, group->hi);
+		if (score_row_empty(r))
+			continue;
+		group->first = at_most(first, group->first);
+		group->last = last > group->last ? last : group->last;
+	}
+}
+
+/* The columns of the block at @c0 that some row of group @g sees: whole vectors, or nothing.
+ * Between sink columns and a band may lie blocks that nobody sees. */
+static struct range group_range(const struct tile *t, int32_t g, int32_t c0)
+{
+	const struct group *group = &t->group[g];
+	struct range all = range_in_block(t, group->first, group->last, c0);
+
+	if (t->a->band.sink_tokens > 0 && all.lo < all.hi) {
+		all = (struct range){t->keys, 0};
+		for (int32_t i = 0; i < group_rows(t, g); i++) {
+			const struct score_row *r = &t->row[g * GROUP_ROWS + i];
+			const struct range parts[2] = {
+				range_in_block(t, r->sink_lo, r->sink_hi, c0),
+				range_in_block(t, r->lo, r->hi, c0)};
+
+			for (int k = 0; k < 2; k++) {
+				if (parts[k].lo >= parts[k].hi)
+					continue;
+				all.lo = at_most(parts[k].lo, all.lo);
+				all.hi = parts[k].hi > all.hi ? parts[k].hi : all.hi;
+			}
 		}
 	}
 	if (all.lo >= all.hi)
@@ -350,6 +387,11 @@ static const char *ahead_take(struct ahead *ahead, int32_t n)
 	return at;
 }
 
+static float *group_s(const struct tile *t, int32_t g)
+{
+	return t->scratch.s + g % SCORE_BUFFERS * (GROUP_ROWS * S_STRIDE);
+}
+
 /* S = Q K^T */
 static void group_scores(struct tile *t, int32_t g, int32_t c0, struct range range)
 {
@@ -360,8 +402,8 @@ static void group_scores(struct tile *t, int32_t g, int32_t c0, struct range ran
 		operand_multiply(t->scratch.q + g * GROUP_ROWS * t->q_padded, t->q_padded,
 				 t->k + (int64_t)(c0 + c - lane) * t->q_padded +
 					 lane * OPERAND_PAIR,
-				 t->scratch.s + c, S_STRIDE, t->q_padded, NULL, group_rows(t, g), n,
-				 ahead_take(&t->ahead, t->q_padded / OPERAND_PAIR));
+				 group_s(t, g) + c, S_STRIDE, t->q_padded, NULL, group_rows(t, g),
+				 n, ahead_take(&t->ahead, t->q_padded / OPERAND_PAIR));
 	}
 }
 
@@ -398,7 +440,8 @@ static void drop(struct tile *t, operand *p, int32_t n, int32_t c0, const struct
 
 /* One row of S, columns [c0, c0 + n), to its final value in base 2; returns by what it is still to
  * be multiplied, which is more than 0. */
-static float row_scores(struct tile *t, float *s, int32_t n, int32_t c0, const struct score_row *r)
+static float row_scores(struct tile *t, float *s, int32_t n, int32_t c0, const struct score_row *r,
+			int masked)
 {
 	float factor = SCALES_Q ? 1 : t->ops.q_factor;
 
@@ -408,48 +451,50 @@ static float row_scores(struct tile *t, float *s, int32_t n, int32_t c0, const s
 	}
 	if (t->ops.modifies)
 		score_modify(s, n, c0, &t->ops, &t->s, r, t->scratch.temp);
-	if (r->sink_lo < r->sink_hi || r->lo > c0 || r->hi < c0 + n)
+	if (masked)
 		score_mask(s, n, c0, r);
 	return factor;
 }
 
 /*
- * S becomes P; notes by how much what came before shrinks. All maxima first, then all exponentials:
- * a row's own chain from one to the other would leave the vector units waiting.
+ * Rows [first, first + n_rows) of group @g: S becomes P; notes by how much what came before
+ * shrinks. All maxima first, then all exponentials: a row's own chain from one to the other would
+ * leave the vector units waiting.
  */
-static void group_softmax(struct tile *t, int32_t g, int32_t c0, struct range range)
+static void rows_softmax(struct tile *t, int32_t g, int32_t c0, struct range range, int32_t first,
+			 int32_t n_rows)
 {
-	int32_t row = g * GROUP_ROWS, n_rows = group_rows(t, g), n = range.hi - range.lo;
-	float factor = 1, most[GROUP_ROWS], base[GROUP_ROWS], change[GROUP_ROWS_PADDED] = {0};
+	int32_t row = g * GROUP_ROWS + first, n = range.hi - range.lo;
+	float factor = 1, most[SOFTMAX_ROWS], base[SOFTMAX_ROWS];
+	float *all = group_s(t, g) + first * S_STRIDE + range.lo;
+	int masked = t->group[g].lo > c0 + range.lo || t->group[g].hi < c0 + range.hi;
 
-	c0 += range.lo;
+	for (int32_t i = 0; i < n_rows; i++)
+		factor = row_scores(t, all + i * S_STRIDE, n, c0 + range.lo, &t->row[row + i],
+				    masked);
+	score_max_rows(all, S_STRIDE, n_rows, n, most);
 	for (int32_t i = 0; i < n_rows; i++) {
-		float *s = t->scratch.s + i * S_STRIDE + range.lo;
+		float old = t->base[row + i], max = most[i] * factor;
 
-		factor = row_scores(t, s, n, c0, &t->row[row + i]);
-	}
-	score_max_rows(t->scratch.s + range.lo, S_STRIDE, n_rows, n, most);
-	for (int32_t i = 0; i < n_rows; i++) {
-		float old = t->max[row + i], max = most[i] * factor;
-
-		max = max > old ? max : old;
-		t->max[row + i] = max;
+		t->alpha[row + i] = 1;
+		if (max > old + BASE_SLACK || old == -INFINITY) {
+			t->base[row + i] = max;
+			t->alpha[row + i] = exp2f(old - max);
+		}
 		/* Nothing seen yet: any finite number serves, all exponentials are 0. */
-		base[i] = max == -INFINITY ? 0 : max;
-		change[i] = old - base[i];
+		base[i] = t->base[row + i];
+		if (base[i] == -INFINITY)
+			base[i] = t->alpha[row + i] = 0;
 	}
-	for (int32_t i = 0; i < GROUP_ROWS_PADDED; i += LANES)
-		vf_store(change + i, vf_exp2(vf_load(change + i)));
 	for (int32_t i = 0; i < n_rows; i++) {
-		const float *s = t->scratch.s + i * S_STRIDE + range.lo;
-		operand *p = (operand *)t->scratch.s + i * P_STRIDE + range.lo;
+		const float *s = all + i * S_STRIDE;
+		operand *p = (operand *)(group_s(t, g) + (first + i) * S_STRIDE) + range.lo;
 		float *sum = t->scratch.sum + (row + i) * LANES;
 
-		t->alpha[row + i] = change[i];
-		vf_store(sum, vf_load(sum) * change[i]);
+		vf_store(sum, vf_load(sum) * t->alpha[row + i]);
 		score_exponentials(p, s, n, SCALES_Q ? 1 : factor, base[i], sum);
 		if (t->a->dropout.p_drop > 0)
-			drop(t, p, n, c0, &t->row[row + i]);
+			drop(t, p, n, c0 + range.lo, &t->row[row + i]);
 	}
 }
 
@@ -459,10 +504,10 @@ static void group_values(struct tile *t, int32_t g, int32_t c0, struct range ran
 	int32_t row = g * GROUP_ROWS;
 
 	for (int32_t d = 0; d < t->v_padded; d += PANEL)
-		operand_multiply((operand *)t->scratch.s + range.lo, P_STRIDE,
+		operand_multiply((operand *)group_s(t, g) + range.lo, P_STRIDE,
 				 t->v + (int64_t)d * t->k_padded + (int64_t)(c0 + range.lo) * PANEL,
 				 t->scratch.o + row * t->v_padded + d, t->v_padded,
-				 range.hi - range.lo, t->started[g] ? &t->alpha[row] : NULL,
+				 range.hi - range.lo, t->group[g].started ? &t->alpha[row] : NULL,
 				 group_rows(t, g), at_most(t->a->hdim_v - d, PANEL), NULL);
 }
 
@@ -473,14 +518,14 @@ static void row_values_exact(struct tile *t, int32_t g, int32_t i, int32_t c0)
 	const struct score_row *r = &t->row[row];
 	const struct range parts[2] = {range_in_block(t, r->sink_lo, r->sink_hi, c0),
 				       range_in_block(t, r->lo, r->hi, c0)};
-	const operand *p = (operand *)t->scratch.s + i * P_STRIDE;
+	const operand *p = (operand *)group_s(t, g) + i * P_STRIDE;
 
 	for (int32_t d = 0; d < t->a->hdim_v; d++) {
 		float *o = t->scratch.o + row * t->v_padded + d;
 		const operand *v = t->v + (int64_t)(d / PANEL * PANEL) * t->k_padded +
 				   (int64_t)c0 * PANEL + d % PANEL * OPERAND_PAIR;
 
-		*o = t->started[g] ? *o * t->alpha[row] : 0;
+		*o = t->group[g].started ? *o * t->alpha[row] : 0;
 		for (int k = 0; k < 2; k++)
 			for (int32_t j = parts[k].lo; j < parts[k].hi; j++)
 				*o += operand_value(p[j]) *
@@ -497,21 +542,50 @@ static int range_is_finite(const struct tile *t, int32_t c0, struct range range)
 	return 1;
 }
 
-/* One group of rows against one block of keys. S stays in the first-level cache. */
-static void group_run(struct tile *t, int32_t g, int32_t c0)
+/*
+ * Group @g against the block at @c0, whose scores are there with tiles, else not yet. S stays in
+ * the first-level cache.
+ */
+static void group_run(struct tile *t, int32_t g, int32_t c0, struct range range, struct range next)
 {
-	struct range range = group_range(t, g, c0);
+	const int32_t parts = GROUP_ROWS / SOFTMAX_ROWS, columns = MAX_KEYS / parts;
 
+	if (!OPERAND_TILES)
+		group_scores(t, g, c0, range);
+	for (int32_t part = 0; part < parts; part++) {
+		int32_t first = part * SOFTMAX_ROWS,
+			n = at_most(group_rows(t, g) - first, SOFTMAX_ROWS);
+		int32_t lo = part * columns, hi = lo + columns;
+
+		if (OPERAND_TILES)
+			group_scores(
+				t, g + 1, c0,
+				(struct range){next.lo > lo ? next.lo : lo, at_most(next.hi, hi)});
+		if (n > 0 && range.lo < range.hi)
+			rows_softmax(t, g, c0, range, first, n);
+	}
 	if (range.lo >= range.hi)
 		return;
-	group_scores(t, g, c0, range);
-	group_softmax(t, g, c0, range);
 	if (range_is_finite(t, c0, range))
 		group_values(t, g, c0, range);
 	else
 		for (int32_t i = 0; i < group_rows(t, g); i++)
 			row_values_exact(t, g, i, c0);
-	t->started[g] = 1;
+	t->group[g].started = 1;
+}
+
+/* All rows against one block of keys. */
+static void block_run(struct tile *t, int32_t c0)
+{
+	const struct range none = {0, 0};
+	struct range range = group_range(t, 0, c0), next;
+
+	if (OPERAND_TILES)
+		group_scores(t, 0, c0, range);
+	for (int32_t g = 0; g < n_groups(t); g++, range = next) {
+		next = g + 1 < n_groups(t) ? group_range(t, g + 1, c0) : none;
+		group_run(t, g, c0, range, next);
+	}
 }
 
 /* Stores the dropout bytes of a row, over all columns: what a mask hides has bytes too. */
@@ -549,19 +623,16 @@ static void tile_run(struct tile *t)
 		end = t->row[r].hi > end ? t->row[r].hi : end;
 		end = t->row[r].sink_hi > end ? t->row[r].sink_hi : end;
 	}
-	t->whole = end;
-	for (int32_t r = 0; r < t->n_rows; r++)
-		if (t->row[r].lo != begin || t->row[r].hi != end || begin % PANEL != 0)
-			t->whole = 0;
+	for (int32_t g = 0; g < n_groups(t); g++)
+		group_init(t, g);
 	for (int32_t c0 = begin / PANEL * PANEL; c0 < end; c0 += t->keys) {
 		ahead_init(t, c0 + t->keys < end ? c0 + t->keys : t->k_padded);
-		for (int32_t g = 0; g < n_groups(t); g++)
-			group_run(t, g, c0);
+		block_run(t, c0);
 	}
 	for (int32_t r = 0; r < t->n_rows; r++) {
 		output_row(t->a, &t->s, &t->row[r], t->split,
 			   (struct row_state){
-				   t->max[r],
+				   t->base[r],
 				   vf_reduce_add(vf_load(t->scratch.sum + r * LANES)),
 				   t->scratch.o + r * t->v_padded,
 			   });

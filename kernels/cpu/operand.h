@@ -20,11 +20,12 @@
 
 typedef float operand;
 
-#define OPERAND_PAIR 1     /* neighbours along k that lie side by side in B */
-#define K_UNIT       LANES /* k is padded to this with zeros */
-#define COLUMN_UNIT  LANES /* columns of S come in these */
-#define GROUP_ROWS   MICRO_ROWS
-#define SCALES_Q     1 /* the scale is multiplied into Q, not into S */
+#define OPERAND_TILES 0     /* products are made by a tile unit */
+#define OPERAND_PAIR  1     /* neighbours along k that lie side by side in B */
+#define K_UNIT        LANES /* k is padded to this with zeros */
+#define COLUMN_UNIT   LANES /* columns of S come in these */
+#define GROUP_ROWS    MICRO_ROWS
+#define SCALES_Q      1 /* the scale is multiplied into Q, not into S */
 
 static inline void operand_begin(void)
 {
@@ -137,7 +138,8 @@ static inline int32_t operand_pair(const operand *p)
 
 #ifndef __AMX_BF16__
 
-#define GROUP_ROWS MICRO_ROWS
+#define OPERAND_TILES 0
+#define GROUP_ROWS    MICRO_ROWS
 
 static inline void operand_begin(void)
 {
@@ -218,9 +220,10 @@ static inline void operand_multiply(const operand *a, int64_t a_row, const opera
 #else
 
 /* Two by two tiles of C, the most that eight tiles allow with operands loaded once. */
-#define TILE_ROWS  16
-#define TILE_K     32
-#define GROUP_ROWS (2 * TILE_ROWS)
+#define OPERAND_TILES 1
+#define TILE_ROWS     16
+#define TILE_K        32
+#define GROUP_ROWS    (2 * TILE_ROWS)
 
 struct tile_configuration {
 	uint8_t palette, start_row, reserved[14];
@@ -287,7 +290,7 @@ static inline void operand_multiply(const operand *a, int64_t a_row, const opera
 				    int32_t columns, const char *ahead)
 {
 	for (int32_t r = 0; first && r < rows; r++)
-		for (int32_t j = 0; j < columns; j += LANES)
+		for (int32_t j = 0; first[r] != 1 && j < columns; j += LANES)
 			vf_store(c + r * c_row + j, vf_load(c + r * c_row + j) * first[r]);
 	for (int32_t j = 0; j < columns; j += 32)
 		operand_tiles(a, a_row, b + 2 * j, c + j, c_row, k, first != NULL,

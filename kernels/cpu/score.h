@@ -155,10 +155,17 @@ static inline void score_modify(float *t, int32_t n, int32_t c0, const struct sc
 		score_add_alibi(t, n, c0, ops->args, s, r);
 }
 
-static inline void score_fill(float *t, int32_t from, int32_t to, float value)
+/* Columns [from, to) become -inf, whole vectors and the parts of two. */
+static inline void score_hide(float *t, int32_t from, int32_t to)
 {
-	for (int32_t j = from; j < to; j++)
-		t[j] = value;
+	const vf hidden = vf_set1(-INFINITY);
+
+	for (int32_t j = from / LANES * LANES; j < to; j += LANES) {
+		vf column = vf_iota() + (float)j;
+		vi inside = (column >= (float)from) & (column < (float)to);
+
+		vf_store(t + j, (vf)((inside & (vi)hidden) | (~inside & (vi)vf_load(t + j))));
+	}
 }
 
 /* Overwrites what the row does not see of columns [c0, c0 + n). */
@@ -173,9 +180,9 @@ static inline void score_mask(float *t, int32_t n, int32_t c0, const struct scor
 		lo = hi = n;
 	if (r->sink_lo >= r->sink_hi)
 		sink_lo = sink_hi = 0;
-	score_fill(t, 0, sink_lo, -INFINITY);
-	score_fill(t, sink_hi, lo, -INFINITY);
-	score_fill(t, hi, n, -INFINITY);
+	score_hide(t, 0, sink_lo);
+	score_hide(t, sink_hi, lo);
+	score_hide(t, hi, n);
 }
 
 /* Several accumulators each: one would wait for itself. */
@@ -231,8 +238,10 @@ static inline void score_max_rows(const float *t, int64_t stride, int32_t rows, 
 {
 	int32_t r = 0;
 
-	for (; r + 6 <= rows; r += 6)
+	for (; rows % 4 && r + 6 <= rows; r += 6)
 		score_max_some(t + r * stride, stride, n, max + r, 6);
+	for (; r + 4 <= rows; r += 4)
+		score_max_some(t + r * stride, stride, n, max + r, 4);
 	for (; r < rows; r++)
 		max[r] = score_max(t + r * stride, n);
 }
