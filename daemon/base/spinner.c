@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 #include <base/spinner.h>
 
+#include <fcntl.h>
 #include <sched.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <base/clock.h>
@@ -10,17 +13,46 @@
 /* At half a microsecond each the others wait for 4 us at most. */
 #define LOOKS_A_TURN 8
 
+/* Reading the load takes 2 us: this often that is nothing. */
+#define LOAD_READ_NS (10 * NS_PER_MS)
+
 void spinner_init(struct spinner *spinner, uv_loop_t *loop, uint64_t window_us,
 		  bool (*look)(struct spinner *spinner))
 {
-	*spinner = (struct spinner){.look = look};
-	proto_spin_init(&spinner->rules, window_us, sysconf(_SC_NPROCESSORS_ONLN));
+	*spinner = (struct spinner){.look = look, .load_fd = -1};
+	spinner->n_cores = sysconf(_SC_NPROCESSORS_ONLN);
+	proto_spin_init(&spinner->rules, window_us, spinner->n_cores);
+	if (spinner->rules.window_ns > 0)
+		spinner->load_fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
 	uv_idle_init(loop, &spinner->turn);
 }
 
 void spinner_deinit(struct spinner *spinner)
 {
 	uv_close((uv_handle_t *)&spinner->turn, NULL);
+	if (spinner->load_fd >= 0)
+		(void)close(spinner->load_fd);
+}
+
+/* Whether more threads want to run now than there are cores, us and the peer included. */
+static bool is_crowded(struct spinner *spinner, uint64_t now)
+{
+	char text[96];
+	const char *at = text;
+	ssize_t n;
+
+	if (spinner->load_fd < 0 || now - spinner->load_read_ns < LOAD_READ_NS)
+		return spinner->crowded;
+	spinner->load_read_ns = now;
+	n = pread(spinner->load_fd, text, sizeof(text) - 1, 0);
+	text[n > 0 ? n : 0] = '\0';
+	/* "0.20 0.18 0.12 RUNNING/ALL LAST" */
+	for (int i = 0; i < 3 && at; i++) {
+		at = strchr(at, ' ');
+		at = at ? at + 1 : NULL;
+	}
+	spinner->crowded = at && strtol(at, NULL, 10) > spinner->n_cores;
+	return spinner->crowded;
 }
 
 static bool is_free(const struct spinner *spinner)
@@ -55,8 +87,9 @@ void spinner_arrival(struct spinner *spinner, uint64_t now)
 void spinner_rest(struct spinner *spinner)
 {
 	spinner->quiet_since_ns = clock_ns();
-	if (!proto_spin_begin(&spinner->rules, spinner->quiet_since_ns))
-		uv_idle_stop(&spinner->turn);
-	else if (is_free(spinner))
+	if (proto_spin_begin(&spinner->rules, spinner->quiet_since_ns) && is_free(spinner) &&
+	    !is_crowded(spinner, spinner->quiet_since_ns))
 		uv_idle_start(&spinner->turn, on_turn);
+	else
+		uv_idle_stop(&spinner->turn);
 }

@@ -16,6 +16,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -703,9 +704,14 @@ static void ping_until_it_spins(struct fixture *fixture)
 static struct fixture *setup_spinning(void)
 {
 	struct fixture *fixture = setup(LIMIT_SPIN_US, 1000000, false);
+	struct spinner *spinner = &fixture->hub.spinner;
 
-	/* Also where there is only one core. */
-	proto_spin_init(&fixture->hub.spinner.rules, 1000000, 2);
+	/* Also where there is only one core, and whatever else the machine does. */
+	proto_spin_init(&spinner->rules, 1000000, 2);
+	if (spinner->load_fd >= 0)
+		close(spinner->load_fd);
+	spinner->load_fd = -1;
+	spinner->n_cores = 2;
 	return fixture;
 }
 
@@ -752,6 +758,28 @@ static void nobody_is_looked_for_while_the_core_is_wanted(void **state)
 	fixture->hub.spinner.is_free = never_free; /* a run was handed to other threads */
 	uv_run(&fixture->loop, UV_RUN_NOWAIT);
 	assert_false(spins(fixture));
+	teardown(fixture);
+}
+
+static void nobody_is_looked_for_on_a_crowded_machine(void **state)
+{
+	const char crowded[] = "0.10 0.05 0.01 3/99 1\n", quiet[] = "9.10 8.05 7.01 2/99 1\n";
+	struct fixture *fixture = setup_spinning();
+	struct spinner *spinner = &fixture->hub.spinner;
+
+	(void)state;
+	spinner->load_fd = memfd_create("loadavg", MFD_CLOEXEC);
+	assert_int_equal(pwrite(spinner->load_fd, crowded, sizeof(crowded) - 1, 0),
+			 sizeof(crowded) - 1);
+	ping_often(fixture, 20);
+	assert_false(spins(fixture));
+	assert_int_equal(pwrite(spinner->load_fd, quiet, sizeof(quiet) - 1, 0), sizeof(quiet) - 1);
+	ping_until_it_spins(fixture);
+	/* What cannot be read says nothing. */
+	assert_int_equal(ftruncate(spinner->load_fd, 0), 0);
+	spinner->load_read_ns = 0;
+	ping_often(fixture, 20);
+	assert_false(spinner->crowded);
 	teardown(fixture);
 }
 
@@ -836,6 +864,7 @@ int main(void)
 		cmocka_unit_test(answers_after_the_end_go_nowhere),
 		cmocka_unit_test(a_busy_peer_is_looked_for_until_it_falls_silent),
 		cmocka_unit_test(nobody_is_looked_for_while_the_core_is_wanted),
+		cmocka_unit_test(nobody_is_looked_for_on_a_crowded_machine),
 		cmocka_unit_test(looking_can_be_turned_off),
 		cmocka_unit_test(a_peer_that_leaves_while_looked_for_is_closed),
 		cmocka_unit_test(random_streams_leave_nothing_behind),
