@@ -210,7 +210,7 @@ static int client_front(struct fmha_client *client, int64_t deadline,
 			client->info = info;
 		}
 	}
-	if (r == 0)
+	if (r >= 0)
 		*ret_connection = connection_ref(client->front);
 	gate_unlock(&client->gate);
 	return r;

@@ -101,7 +101,7 @@ int device_worker(struct fmha_device *device, int64_t deadline, struct connectio
 			device->info = info;
 		}
 	}
-	if (r == 0) {
+	if (r >= 0) {
 		*ret_connection = connection_ref(device->worker);
 		*ret_generation = device->generation;
 	}

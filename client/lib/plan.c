@@ -333,10 +333,10 @@ int plan_start(struct fmha_plan *plan, const struct fmha_run_options *options, i
 		if (r < 0)
 			return r;
 		r = fill_run(plan, options, c, generation, deadline, &params, err);
-		if (r == 0)
+		if (r >= 0)
 			r = connection_submit(c, PROTO_RUN, &params, -1, deadline, ret_pending,
 					      &again, err);
-		if (r == 0) {
+		if (r >= 0) {
 			*ret_connection = c;
 			return 0;
 		}

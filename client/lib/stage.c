@@ -9,7 +9,7 @@
 
 void stage_view_compact(struct stage_view *view)
 {
-	int order[STAGE_MAX_DIMS];
+	int order[STAGE_MAX_DIMS] = {0};
 	int64_t next = 1;
 	bool empty = false;
 	int i, j;
