@@ -6,6 +6,7 @@
  *               P^T = exp(K Q^T - LSE), dP^T = V dO^T, dV += P^T dO, dK += dS^T Q
  *   rows stay:  a block owns ROWS queries of one head and walks over keys:
  *               P = exp(Q K^T - LSE), dP = dO V^T, dQ += dS K
+ *               (with dq_acc: parts of the keys one after the other, each with its own sum)
  * with dS = P (dP - D). Seven products instead of five, but no atomics, no workspace, the same bits
  * on every run, and P and dS never leave the registers: what one product leaves there is the operand
  * of the next, on every matrix core. In a tile the staying side is the row, the walking side the
@@ -19,6 +20,20 @@
 #include "scores.h"
 
 enum { BOTH, DK_ONLY, DV_ONLY };
+
+/* Every n-th part of the tiles that a row needs, in their order. */
+struct PartOfTiles {
+	ColumnTiles all;
+	i32 from, count;
+
+	METHOD static PartOfTiles make(const ColumnTiles &tiles, i32 part, i32 n)
+	{
+		i32 from = (i32)((i64)tiles.count * part / n);
+
+		return PartOfTiles{tiles, from, (i32)((i64)tiles.count * (part + 1) / n) - from};
+	}
+	METHOD i32 column(i32 n) const { return all.column(from + n); }
+};
 
 /* ROWS stay, COLUMNS walk. */
 template <class C, int ROWS, int COLUMNS> struct BackwardPass {
@@ -320,8 +335,8 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	 * other half of LDS while this one is used. BUFFERS 1: it waits in registers (AMD), or is
 	 * fetched when the room is free (scalar).
 	 */
-	template <class View, class Body>
-	METHOD void walk(const ColumnTiles &tiles, const View &view_q, const View &view_v, i32 end, Body body)
+	template <class Tiles, class View, class Body>
+	METHOD void walk(const Tiles &tiles, const View &view_q, const View &view_v, i32 end, Body body)
 	{
 		const bool AHEAD = BUFFERS == 2 || !Core::FETCH_NEEDS_LDS;
 		Pair pair;
@@ -419,7 +434,7 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		x.v.arrive();
 		x.dk.zero();
 		x.dv.zero();
-		bool dbias = C::BIAS == BIAS_MATRIX && a.dbias.data && PART != DV_ONLY;
+		bool dbias = C::BIAS == BIAS_MATRIX && !C::BIAS_SUM && a.dbias.data && PART != DV_ONLY;
 
 		NO_UNROLL
 		for (i32 g = 0; g < group; g++) {
@@ -431,20 +446,45 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 			     KeysBody<PART>{*this, x, dbias});
 		}
 		if (PART != DV_ONLY)
-			store(x.dk, a.dk, k_offset(a.dk, seq, 0, head_k), a.hdim_q, a.scale, seq.n_k);
+			store(x.dk, a.dk, a.dtype, k_offset(a.dk, seq, 0, head_k), a.hdim_q, a.scale, seq.n_k);
 		if (PART != DK_ONLY)
-			store(x.dv, a.dv, k_offset(a.dv, seq, 0, head_k), a.hdim_v, 1.0f, seq.n_k);
+			store(x.dv, a.dv, a.dtype, k_offset(a.dv, seq, 0, head_k), a.hdim_v, 1.0f, seq.n_k);
 	}
 
 	METHOD void rows_pass(i32 h, i32 batch)
 	{
-		RowsStay x;
-
 		head = h;
 		enter_sequence(batch);
 		if (first >= seq.n_q)
 			return;
+		i32 last = min_of(first + ROWS, seq.n_q) - 1;
+		ColumnTiles tiles = ColumnTiles::make<C::MASK>(band, first, last, COLUMNS);
+		RowsStay x;
+
+		if constexpr (C::ACC) {
+			i32 n_splits = a.nsplits[a.dq_acc_offsets ? batch : 0], physical;
+			abi_tensor to = {dq_acc_of(a, seq, &physical), 0, a.hdim_q, 0, 1};
+
+			NO_UNROLL
+			for (i32 split = 0; split < n_splits; split++) {
+				block_sync(); /* the last split's results have left LDS */
+				sum_rows(x, PartOfTiles::make(tiles, split, n_splits));
+				store(x.dq, to, ABI_F32,
+				      ((i64)head * n_splits + split) * physical * a.hdim_q, a.hdim_q,
+				      1.0f, seq.n_q);
+			}
+		} else {
+			sum_rows(x, tiles);
+			store(x.dq, a.dq, a.dtype, q_offset(a.dq, seq, 0, head), a.hdim_q, a.scale,
+			      seq.n_q);
+		}
+	}
+
+	/* dQ / scale of the block's rows, from the keys of `tiles`. */
+	template <class Tiles> METHOD void sum_rows(RowsStay &x, const Tiles &tiles)
+	{
 		i32 head_k = head / (a.nhead_q / a.nhead_k);
+
 		x.q.place(lds, wave);
 		x.d_o.place(lds + StayQ::BYTES, wave);
 		x.q.template fetch<Element>(queries(a.q, head, a.hdim_q), first, seq.n_q);
@@ -459,17 +499,14 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 				x.lse.v[m][r] = lse_of(row_of(m) + Core::stat_row(r));
 				x.d.v[m][r] = d_of(row_of(m) + Core::stat_row(r));
 			}
-		i32 last = min_of(first + ROWS, seq.n_q) - 1;
-
-		walk(ColumnTiles::make<C::MASK>(band, first, last, COLUMNS), keys(a.k, head_k, a.hdim_q, false),
-		     keys(a.v, head_k, a.hdim_v, true), seq.n_k, RowsBody{*this, x});
-		store(x.dq, a.dq, q_offset(a.dq, seq, 0, head), a.hdim_q, a.scale, seq.n_q);
+		walk(tiles, keys(a.k, head_k, a.hdim_q, false), keys(a.v, head_k, a.hdim_v, true), seq.n_k,
+		     RowsBody{*this, x});
 	}
 
 	/* Rows below `end` of a gradient, through LDS so that stores are whole chunks. */
 	template <int T>
-	METHOD void store(const RegTile<Core, TM, T> &x, const abi_tensor &t, i64 offset, i32 hdim,
-			  float factor, i32 end)
+	METHOD void store(const RegTile<Core, TM, T> &x, const abi_tensor &t, i32 dtype, i64 offset,
+			  i32 hdim, float factor, i32 end)
 	{
 		float *stage = (float *)lds + wave * 16 * STAGE_STRIDE;
 
@@ -489,12 +526,169 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 				i32 row = row_of(m) + index / (T * 2), dim = index % (T * 2) * 8;
 
 				if (row < end && dim < hdim)
-					store_chunk(t.data, a.dtype,
+					store_chunk(t.data, dtype,
 						    offset + row * t.stride_seq + dim * t.stride_dim,
 						    t.stride_dim,
 						    stage + index / (T * 2) * STAGE_STRIDE + dim);
 			}
 		}
+	}
+};
+
+/*
+ * dBias of a bias that is broadcast: a block owns ROWS keys and COLUMNS queries (all of them, where
+ * rows are broadcast) of one matrix and goes through everything that is summed, always in the same
+ * order.
+ */
+template <class C> struct BiasPass : BackwardPass<C, C::TILE_N, C::TILE_M> {
+	typedef BackwardPass<C, C::TILE_N, C::TILE_M> Base;
+	typedef typename C::Core Core;
+	typedef typename C::Element Element;
+	typedef typename Base::Scores Scores;
+	static const int ROWS = C::TILE_N, COLUMNS = C::TILE_M;
+	bool sum_batch, sum_head, sum_row;
+
+	METHOD BiasPass(const abi_bwd_args &args, char *memory, i32 first_row)
+	    : Base(args, memory, first_row)
+	{
+		const abi_sequences &s = args.sequences;
+
+		sum_head = !args.dbias.stride_head && args.nhead_q > 1;
+		sum_row = !args.dbias.stride_seq && (s.seqstart_q ? s.total_q : s.seqlen_q_max) > 1;
+		sum_batch = s.seqstart_q ? sum_row : !args.dbias.stride_batch && s.batch > 1;
+	}
+
+	/* column: the first query, unless all of them are summed. */
+	METHOD void run(i32 column, i32 h, i32 b)
+	{
+		i32 last_b = sum_batch ? this->a.sequences.batch : b + 1;
+		i32 last_h = sum_head ? this->a.nhead_q : h + 1;
+		Scores sum;
+
+		if ((sum_batch && b > 0) || (sum_head && h > 0) || (sum_row && column > 0))
+			return;
+		sum.zero();
+		NO_UNROLL
+		for (i32 batch = b; batch < last_b; batch++) {
+			this->enter_sequence(batch);
+			NO_UNROLL
+			for (i32 i = h; i < last_h && this->first < this->seq.n_k; i++)
+				add_head(sum, i, column);
+		}
+		if (sum_row)
+			store_row(sum, h);
+		else
+			store_tile(sum, h, column);
+	}
+
+	METHOD void add_head(Scores &sum, i32 h, i32 column)
+	{
+		i32 end = sum_row ? this->seq.n_q : min_of(this->seq.n_q, column + COLUMNS);
+		i32 head_k = h / (this->a.nhead_q / this->a.nhead_k);
+		typename Base::StayQ k;
+		typename Base::StayV v;
+
+		this->head = h;
+		k.place(this->lds, this->wave);
+		v.place(this->lds + Base::StayQ::BYTES, this->wave);
+		block_sync(); /* the last head's tiles are done with */
+		k.template fetch<Element>(this->keys(this->a.k, head_k, this->a.hdim_q, false), this->first,
+					  this->seq.n_k);
+		v.template fetch<Element>(this->keys(this->a.v, head_k, this->a.hdim_v, true), this->first,
+					  this->seq.n_k);
+		k.arrive();
+		v.arrive();
+		NO_UNROLL
+		for (; column < end; column += COLUMNS)
+			add_tile(sum, k, v, column);
+	}
+
+	METHOD void add_tile(Scores &sum, typename Base::StayQ &k, typename Base::StayV &v, i32 column)
+	{
+		typename Base::Pair pair;
+		Scores s, dp;
+
+		pair.place(this->lds, 0);
+		block_sync();
+		pair.fetch(this->queries(this->a.q, this->head, this->a.hdim_q),
+			   this->queries(this->a.d_o, this->head, this->a.hdim_v), column, this->seq.n_q);
+		this->fetch_stats(0, column);
+		pair.arrive();
+		block_sync();
+		s.zero();
+		multiply_abt<C::HDIM_Q>(s, k, pair.q, 0, Core());
+		dp.zero();
+		multiply_abt<C::HDIM_V>(dp, v, pair.v, 0, Core());
+		const float *stats = this->stats_of(0);
+
+		UNROLL
+		for (int m = 0; m < Base::TM; m++)
+			UNROLL
+			for (int n = 0; n < Base::TN; n++) {
+				u32 bytes[Core::E] = {};
+
+				if (C::DROPOUT)
+					this->template random_bytes<true>(this->row_of(m), column + n * 16,
+									  bytes);
+				UNROLL
+				for (int e = 0; e < Core::E; e++) {
+					i32 at = n * 16 + Core::column(e), j = this->row_of(m) + Core::row(e);
+
+					sum.t[m][n].x[e] += this->element(
+						s.t[m][n].x[e], dp.t[m][n].x[e], column + at, j, stats[at],
+						stats[COLUMNS + at], true, bytes[e]);
+				}
+			}
+	}
+
+	METHOD void put(i32 i, i32 j, i32 h, float x) const
+	{
+		const abi_tensor &t = this->a.dbias;
+
+		if (j < this->a.sequences.seqlen_k_max)
+			store_from_float(t.data, this->a.bias_dtype,
+					 q_offset(t, this->seq, i, h) + j * t.stride_dim, x);
+	}
+
+	METHOD void store_tile(const Scores &sum, i32 h, i32 column) const
+	{
+		i32 end = this->seq.packed_q ? this->seq.n_q : this->a.sequences.seqlen_q_max;
+
+		UNROLL
+		for (int m = 0; m < Base::TM; m++)
+			UNROLL
+			for (int n = 0; n < Base::TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++) {
+					i32 i = column + n * 16 + Core::column(e);
+
+					if (i < end)
+						put(i, this->row_of(m) + Core::row(e), h, sum.t[m][n].x[e]);
+				}
+	}
+
+	/* One query for all: its keys are the tile's rows. */
+	METHOD void store_row(const Scores &sum, i32 h) const
+	{
+		UNROLL
+		for (int m = 0; m < Base::TM; m++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				bool mine = false;
+				float x = 0;
+
+				UNROLL
+				for (int n = 0; n < Base::TN; n++)
+					UNROLL
+					for (int e = 0; e < Core::E; e++)
+						if (Core::stat(e) == r) {
+							x += sum.t[m][n].x[e];
+							mine = mine || (n == 0 && Core::column(e) == 0);
+						}
+				x = Core::row_sum(x);
+				if (mine)
+					put(0, this->row_of(m) + Core::stat_row(r), h, x);
+			}
 	}
 };
 
@@ -509,8 +703,16 @@ template <class C> struct Backward {
 	{
 		const int PARTS = C::APART ? 2 : 1;
 		i32 x = block_id_x(), y = block_id_y(), z = block_id_z();
-		i32 n_key_blocks = PARTS * ceil_div(a.sequences.seqlen_k_max, C::TILE_N);
+		i32 n_keys = ceil_div(a.sequences.seqlen_k_max, C::TILE_N), n_key_blocks = PARTS * n_keys;
 
+		if constexpr (C::BIAS_SUM) {
+			i32 tile = x - n_key_blocks - ceil_div(a.sequences.seqlen_q_max, C::ROWS_N);
+
+			if (tile >= 0) {
+				BiasPass<C>(a, lds, tile % n_keys * C::TILE_N).run(tile / n_keys * C::TILE_M, y, z);
+				return;
+			}
+		}
 		if (x >= n_key_blocks) {
 			x = ceil_div(a.sequences.seqlen_q_max, C::ROWS_N) - 1 - (x - n_key_blocks);
 			Rows(a, lds, x * C::ROWS_N).rows_pass(y, z);

@@ -113,19 +113,6 @@ template <class C> struct BackwardRows {
 			to[dim * a.dq.stride_dim] = Element::from_float(sum * a.scale);
 		}
 	}
-
-	/* A sequence's accumulators, and the rows that it occupies, padding included. */
-	METHOD static float *dq_acc_of(const abi_bwd_args &a, const Sequence &v, i32 *ret_physical)
-	{
-		const abi_sequences &s = a.sequences;
-
-		if (s.seqstart_q) {
-			*ret_physical = clamp(s.seqstart_q[v.batch + 1] - v.q_start, 0, s.total_q - v.q_start);
-			return a.dq_acc + a.dq_acc_offsets[v.batch];
-		}
-		*ret_physical = s.seqlen_q_max;
-		return a.dq_acc + (i64)v.batch * a.nhead_q * a.nsplits[0] * s.seqlen_q_max * a.hdim_q;
-	}
 };
 
 #endif

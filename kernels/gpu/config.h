@@ -53,6 +53,8 @@ struct Config {
 	static const bool LEAN = FMHA_LEAN;      /* forward: see fwd.h */
 	static const bool APART = FMHA_APART;    /* dK and dV in blocks of their own */
 	static const int BIAS = FMHA_BIAS;
+	static const bool ACC = FMHA_ACC;         /* dQ goes to dq_acc, split by split */
+	static const bool BIAS_SUM = FMHA_BIAS_SUM; /* dBias is a sum over broadcast axes */
 	static const int BUFFERS = FMHA_BUFFERS; /* of streamed tiles, backward */
 };
 

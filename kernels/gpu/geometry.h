@@ -89,6 +89,19 @@ DEV i64 rows_offset(const abi_rows &r, const Sequence &v, i32 row, i32 head)
 	       head * r.stride_head;
 }
 
+/* A sequence's partial sums of dQ, and the rows that it occupies there, padding included. */
+DEV float *dq_acc_of(const abi_bwd_args &a, const Sequence &v, i32 *ret_physical)
+{
+	const abi_sequences &s = a.sequences;
+
+	if (s.seqstart_q) {
+		*ret_physical = clamp(s.seqstart_q[v.batch + 1] - v.q_start, 0, s.total_q - v.q_start);
+		return a.dq_acc + a.dq_acc_offsets[v.batch];
+	}
+	*ret_physical = s.seqlen_q_max;
+	return a.dq_acc + (i64)v.batch * a.nhead_q * a.nsplits[0] * s.seqlen_q_max * a.hdim_q;
+}
+
 /* Element 0 of column `column` of a contiguous tensor along the key axis. */
 DEV i64 k_offset(const abi_tensor &t, const Sequence &v, i32 column, i32 head)
 {

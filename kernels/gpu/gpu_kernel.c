@@ -168,7 +168,7 @@ static int32_t stage_bytes(int32_t waves, int32_t hdim)
 static int lean(enum gpu_core core, const struct gpu_tile *t)
 {
 	return core == GPU_CORE_MMA && t->blocks_per_cu == 1 && t->waves_n == 1 &&
-	       t->tile_m / t->waves_m * t->hdim_v > 16 * 128 && t->tile_m / t->waves_m > 16;
+	       t->tile_m / t->waves_m > 16;
 }
 
 static int32_t forward_lds(const struct gpu_arch *arch, enum gpu_core core,
@@ -254,6 +254,7 @@ static void add_feature(struct gpu_kernel *k, const char *option, const char *wo
 
 struct features {
 	int pack, split, mask, bias, softcap, dropout, paged, descale, logits, buffers, apart, lean;
+	int acc, bias_sum;
 };
 
 static void add_features(struct gpu_kernel *k, struct features f)
@@ -272,6 +273,8 @@ static void add_features(struct gpu_kernel *k, struct features f)
 	add_feature(k, "BUFFERS", "buffers", f.buffers);
 	add_feature(k, "APART", "apart", f.apart);
 	add_feature(k, "LEAN", "lean", f.lean);
+	add_feature(k, "ACC", "acc", f.acc);
+	add_feature(k, "BIAS_SUM", "dbsum", f.bias_sum);
 }
 
 static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int32_t lds_bytes)
@@ -376,9 +379,18 @@ static struct gpu_tile rows_pass_tile(const struct gpu_arch *arch, enum gpu_core
 	return backward_lds(core, &r, buffers) <= (int32_t)arch->lds_bytes ? r : *t;
 }
 
+/* Whether the rows of dBias are one. */
+static int rows_are_one(const struct abi_bwd_args *a)
+{
+	const struct abi_sequences *s = &a->sequences;
+
+	return !a->dbias.stride_seq && (s->seqstart_q ? s->total_q : s->seqlen_q_max) > 1;
+}
+
+/* Whether dBias is a sum over anything. */
 static int broadcast(const struct abi_tensor *t, const struct abi_bwd_args *a)
 {
-	return (a->nhead_q > 1 && t->stride_head == 0) || t->stride_seq == 0 ||
+	return (a->nhead_q > 1 && t->stride_head == 0) || rows_are_one(a) ||
 	       (!a->sequences.seqstart_q && a->sequences.batch > 1 && t->stride_batch == 0);
 }
 
@@ -395,8 +407,8 @@ static int make_backward(const struct gpu_arch *arch, uint32_t dtype, const stru
 		return 1;
 	if (t->tile_m % 16 || t->waves_n != 1 || dtype > ABI_BF16)
 		return 1;
-	/* dQ is written directly; dBias of a bias that is broadcast is not there yet. */
-	if (a->dq_acc || (a->dbias.data && broadcast(&a->dbias, a)))
+	/* A bias may repeat over batches, heads and rows, never over columns. */
+	if (a->dbias.data && !a->dbias.stride_dim && a->sequences.seqlen_k_max > 1)
 		return 1;
 	if (begin_kernel(arch, ABI_BWD_DQ_DK_DV, dtype, t, core, k))
 		return 1;
@@ -410,7 +422,10 @@ static int make_backward(const struct gpu_arch *arch, uint32_t dtype, const stru
 				       .dropout = a->dropout.p_drop > 0,
 				       .logits = bias || a->logits_soft_cap > 0 || !(a->scale > 0),
 				       .buffers = buffers,
-				       .apart = apart(core, t)});
+				       .apart = apart(core, t),
+				       .acc = a->dq_acc != NULL,
+				       .bias_sum = a->dbias.data && broadcast(&a->dbias, a)});
+	k->bias_sum = a->dbias.data && broadcast(&a->dbias, a);
 	rows = rows_pass_tile(arch, core, t, buffers);
 	k->rows_n = rows.tile_n;
 	add_option(k, "-DFMHA_ROWS_M=%d", rows.tile_m);
@@ -462,11 +477,12 @@ static const struct tile_row pack_mfma[] = {{128, 16, 64, 1, 4, 1}, {256, 16, 32
 static const struct tile_row pack_wmma[] = {{128, 16, 64, 1, 4, 1}, {256, 16, 32, 1, 2, 1}};
 static const struct tile_row pack_scalar[] = {{128, 16, 32, 1, 2, 1}, {256, 16, 16, 1, 1, 1}};
 static const struct tile_row rows_mma[] = {
-	{64, 128, 128, 4, 1, 2}, {64, 128, 64, 4, 1, 2},  {128, 128, 64, 4, 1, 1},
-	{128, 64, 64, 4, 1, 3},  {256, 128, 64, 8, 1, 1}, {256, 64, 32, 4, 1, 1},
+	{64, 128, 128, 4, 1, 2}, {64, 128, 64, 4, 1, 2}, {128, 128, 64, 4, 1, 1},
+	{128, 64, 64, 4, 1, 3},  {128, 64, 64, 4, 1, 2}, {256, 128, 64, 8, 1, 1},
+	{256, 64, 32, 4, 1, 1},
 };
 /* With dropout: room for the random words. */
-static const struct tile_row drop_mma[] = {{64, 128, 64, 4, 1, 2}, {128, 128, 32, 4, 1, 2}};
+static const struct tile_row drop_mma[] = {{64, 128, 64, 4, 1, 2}, {128, 128, 32, 4, 1, 1}};
 static const struct tile_row rows_mfma[] = {{128, 128, 64, 8, 1, 1}, {256, 64, 32, 4, 1, 1}};
 static const struct tile_row rows_wmma[] = {{128, 128, 32, 8, 1, 1}, {256, 64, 16, 4, 1, 1}};
 static const struct tile_row rows_scalar[] = {
@@ -504,6 +520,25 @@ static int pick(const struct tile_row *rows, size_t n, enum gpu_core core, int p
 		return 0;
 	}
 	return 1;
+}
+
+/* Tiles whose scores and accumulators leave no room for what these features need: they would spill.
+ * From tests/gpu/spill_check.py. */
+static int crowded(const struct gpu_tile *t, const struct abi_fwd_args *a)
+{
+	int bias = a->bias.data || a->alibi_slopes, dropout = a->dropout.p_drop > 0;
+	int paged = a->cache.page_size > 0, logits = bias || a->logits_soft_cap > 0;
+	int32_t scores = t->tile_m / t->waves_m * t->tile_n;
+
+	if (strcmp(t->pipeline, "gpu_mma") != 0)
+		return 0;
+	if (scores >= 32 * 128)
+		return paged || logits || dropout;
+	if (t->tile_m / t->waves_m > 16 && t->blocks_per_cu > 1)
+		return t->hdim_v > 64 || (bias && dropout);
+	if (scores >= 32 * 64 && t->hdim_v > 64)
+		return dropout;
+	return t->blocks_per_cu > 2 && dropout;
 }
 
 static int forward_tile(const struct gpu_arch *arch, uint32_t dtype, const struct abi_fwd_args *a,
@@ -608,8 +643,12 @@ int gpu_kernel_default_tile(const char *arch_name, enum abi_family family, uint3
 
 	if (gpu_arch_find(arch_name, &arch))
 		return 1;
-	if (is_forward(family))
-		return forward_tile(&arch, dtype, args, candidate, ret_tile);
+	if (is_forward(family)) {
+		for (int c = 0; !forward_tile(&arch, dtype, args, c, ret_tile); c++)
+			if (!crowded(ret_tile, args) && !candidate--)
+				return 0;
+		return 1;
+	}
 	if (family == ABI_BWD_DQ_DK_DV)
 		return backward_tile(&arch, dtype, args, candidate, ret_tile);
 	return rows_tile(family, candidate, ret_tile);
@@ -642,10 +681,14 @@ static void forward_grid(const struct gpu_kernel *k, const struct abi_fwd_args *
 static void backward_grid(const struct gpu_kernel *k, const struct abi_bwd_args *a,
 			  uint32_t grid[3])
 {
-	int32_t parts = k->apart ? 2 : 1;
+	int32_t parts = k->apart ? 2 : 1,
+		n_keys = ceil_div(a->sequences.seqlen_k_max, k->tile.tile_n);
 
-	grid[0] = parts * ceil_div(a->sequences.seqlen_k_max, k->tile.tile_n) +
-		  ceil_div(a->sequences.seqlen_q_max, k->rows_n);
+	grid[0] = parts * n_keys + ceil_div(a->sequences.seqlen_q_max, k->rows_n);
+	if (k->bias_sum)
+		grid[0] += n_keys * (rows_are_one(a)
+					     ? 1
+					     : ceil_div(a->sequences.seqlen_q_max, k->tile.tile_m));
 	grid[1] = a->nhead_q;
 	grid[2] = a->sequences.batch;
 }

@@ -58,7 +58,7 @@ struct gpu_kernel {
 	uint32_t lds_bytes; /* dynamic */
 	enum abi_family family;
 	struct gpu_tile tile;
-	int pack, apart;
+	int pack, apart, bias_sum;
 	int32_t rows_n; /* dq_dk_dv: rows of a block of the second pass */
 };
 

@@ -12,7 +12,7 @@ from cases import Forward, aligned, decode, encode, pointer, rows, tensor, NP_ST
 class Backward(Forward):
     """A forward problem, its O and LSE from the reference, and gradients to be computed."""
 
-    OPTIONS = dict(Forward.OPTIONS, dbias=False, dsink=False)
+    OPTIONS = dict(Forward.OPTIONS, dbias=False, dsink=False, acc=0)  # acc: splits of dq_acc
 
     def __init__(self, lib, **options):
         self.lib = lib
@@ -56,20 +56,38 @@ class Backward(Forward):
         a.d = rows(self.d, (h * qs, qs, 1))
         self.keep.append(self.d)
         self.outputs["d"] = self.d
-        self.nsplits = self.ints([1] * (self.batch if self.group else 1))
-        a.nsplits = pointer(self.nsplits)
+        self.build_dq_acc(a, h, qs)
         if self.dbias:
-            g = aligned((qb, h, qs, self.sk), NP_STORAGE[self.bias], 0)
+            g = aligned(self.bias_shape(qb, qs), NP_STORAGE[self.bias], 0)
             self.keep.append(g)
             self.outputs["dbias"] = g
-            a.dbias = tensor(g, (h * qs * self.sk, self.sk, qs * self.sk, 1))
+            a.dbias = tensor(g, self.bias_strides(qb, qs))
         if self.dsink:
             self.dsink_array = self.floats(np.zeros(h))
             self.outputs["dsink"] = self.dsink_array
             a.dsink = pointer(self.dsink_array)
 
+    def build_dq_acc(self, a, heads, qs):
+        """The workspace's head, and poisoned partial sums of dQ if they are asked for."""
+        splits = [self.acc + i % 2 for i in range(self.batch)] if self.group else [self.acc or 1]
+        a.nsplits = pointer(self.ints([max(n, 1) for n in splits]))
+        if not self.acc:
+            return
+        rows = self.lens_q if self.group else [self.batch * qs]
+        sizes = [n * heads * s * self.dq for n, s in zip(rows, splits)]
+        self.dq_acc = aligned((sum(sizes),), np.float32, np.nan)
+        self.keep.append(self.dq_acc)
+        self.outputs["dq_acc"] = self.dq_acc
+        a.dq_acc = pointer(self.dq_acc)
+        if self.group:
+            offsets = aligned((len(sizes) + 1,), np.int64)
+            offsets[...] = np.cumsum([0] + sizes)
+            self.keep.append(offsets)
+            a.dq_acc_offsets = pointer(offsets)
+
     def stages(self):
-        return [abi.BWD_DOT_DO_O, abi.BWD_DQ_DK_DV]
+        convert = [abi.BWD_CONVERT_DQ] if self.acc else []
+        return [abi.BWD_DOT_DO_O, abi.BWD_DQ_DK_DV] + convert
 
     def judge_backward(self):
         a = self.bwd
@@ -81,6 +99,10 @@ class Backward(Forward):
                                        self.p(want["dv"]), self.p(want["dbias"]) if self.dbias else None,
                                        self.p(want["dsink"]) if self.dsink else None):
             raise MemoryError
+        if self.dbias:
+            for axis, (n, m) in enumerate(zip(self.outputs["dbias"].shape, want["dbias"].shape)):
+                if n < m:
+                    want["dbias"] = want["dbias"].sum(axis, keepdims=True)
         text = []
         for name in ("dq", "dk", "dv", "dbias", "dsink"):
             if name not in self.outputs:

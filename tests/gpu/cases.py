@@ -215,11 +215,8 @@ class Forward:
         a.band.mask, a.band.window_left, a.band.window_right = self.mask, self.left, self.right
         a.band.sink_tokens = self.sinks
         if self.bias is not None:
-            shape = (1, 1, qs, self.sk) if self.bias_broadcast else (qb, self.hq, qs, self.sk)
-            bias = self.normal(shape, self.bias)
-            st = (0, self.sk, 0, 1) if self.bias_broadcast else (
-                self.hq * qs * self.sk, self.sk, qs * self.sk, 1)
-            a.bias, a.bias_dtype = tensor(bias, st), self.bias
+            bias = self.normal(self.bias_shape(qb, qs), self.bias)
+            a.bias, a.bias_dtype = tensor(bias, self.bias_strides(qb, qs)), self.bias
         if self.alibi:
             a.alibi_slopes = pointer(self.floats(self.rng.random((self.batch, self.hq))))
             a.alibi_stride_batch = self.hq
@@ -247,6 +244,16 @@ class Forward:
             self.keep += [self.o_acc, self.lse_acc]
             a.o_acc, a.lse_acc = pointer(self.o_acc), pointer(self.lse_acc)
             self.outputs.update(o_acc=self.o_acc, lse_acc=self.lse_acc)
+
+    # bias_broadcast: over which of b(atch), h(ead), r(ow) one bias serves; True: "bh".
+    def bias_shape(self, qb, qs):
+        axes = "bh" if self.bias_broadcast is True else self.bias_broadcast or ""
+        return tuple(1 if name in axes else n for name, n in zip("bhr", (qb, self.hq, qs))) + (self.sk,)
+
+    def bias_strides(self, qb, qs):
+        """(batch, seq, head, dim); 0 along an axis that the bias repeats over."""
+        b, h, r, c = self.bias_shape(qb, qs)
+        return (0 if b == 1 < qb else h * r * c, 0 if r == 1 < qs else c, 0 if h == 1 < self.hq else r * c, 1)
 
     # ---- what to run ----------------------------------------------------------------------
     @property

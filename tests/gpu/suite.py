@@ -58,6 +58,15 @@ def backward_small():
     yield Case("backward", **d | dict(dtype=abi.F32, hq=2), mask=BR, right=0)
     yield Case("backward", dtype=abi.BF16, hq=2, hk=1, group=[(5, 30), (0, 8), (33, 9), (4, 0)], dq=32, dv=64,
                mask=BR, right=0)
+    yield Case("backward", **d | dict(sq=40, sk=150), acc=3)
+    yield Case("backward", dtype=abi.BF16, hq=2, hk=1, group=[(5, 30), (0, 8), (33, 90), (4, 0)], dq=32, dv=32,
+               mask=BR, right=0, acc=2)
+    yield Case("backward", **d | dict(batch=2, hq=2), bias=abi.F32, dbias=True, bias_broadcast="bh")
+    yield Case("backward", **d | dict(batch=2, hq=4, hk=2), bias=abi.BF16, dbias=True, bias_broadcast="h",
+               mask=BR, right=0, dropout=0.25)
+    yield Case("backward", **d | dict(batch=2, hq=2, sq=50), bias=abi.F32, dbias=True, bias_broadcast="br")
+    yield Case("backward", dtype=abi.F16, hq=2, hk=1, group=[(5, 30), (33, 9)], dq=32, dv=32, bias=abi.F32,
+               dbias=True, bias_broadcast="h")
 
 
 def append_small():
@@ -96,6 +105,9 @@ def wide():
     yield Case("backward", **d, sq=150, sk=170, alibi=True, cap=20.0, sink=True, dsink=True)
     yield Case("backward", dtype=abi.F16, hq=4, hk=1, group=[(200, 130), (1, 300), (0, 5), (77, 0)],
                dq=128, dv=128, mask=BR, right=0)
+    yield Case("backward", **d, sq=300, sk=500, mask=BR, right=0, acc=4)
+    yield Case("backward", **d, sq=150, sk=170, bias=abi.F32, dbias=True, bias_broadcast="bhr", mask=BR, right=0)
+    yield Case("backward", **d | dict(dq=64, dv=64), sq=150, sk=170, bias=abi.BF16, dbias=True, bias_broadcast="b")
     yield Case("backward", **d | dict(dq=64, dv=64), sq=300, sk=500, mask=BR, left=64, right=9, sinks=4)
 
 
@@ -130,10 +142,15 @@ def run_forward(case, lib, device, arch, pipeline):
 
 def run_backward(case, lib, device, arch, pipeline):
     problem = Backward(lib, **case.options)
-    for family in problem.stages():
-        kernel = pick(lib, arch, family, problem.dtype, problem.bwd,
-                      pipeline if family == abi.BWD_DQ_DK_DV else None)
-        device.run(kernel, problem.bwd, problem)
+    before = None
+    for _ in range(2 if case.options.get("acc") or case.options.get("dbias") else 1):
+        for family in problem.stages():
+            kernel = pick(lib, arch, family, problem.dtype, problem.bwd,
+                          pipeline if family == abi.BWD_DQ_DK_DV else None)
+            device.run(kernel, problem.bwd, problem)
+        after = {n: x.tobytes() for n, x in problem.outputs.items()}
+        assert before in (None, after), "two runs gave different bits"
+        before = after
     return f"{kernel.tile.pipeline.decode()} {problem.judge_backward()}"
 
 

@@ -156,7 +156,38 @@ static void backward_covers_keys_and_rows(void **state)
 		assert_int_equal(grid[1], 8);
 		assert_int_equal(grid[2], 3);
 	}
-	a.dq_acc = (float *)&a; /* dQ is written directly, never through partial sums */
+	a.dq_acc = (float *)&a; /* another kernel, the same blocks */
+	assert_int_equal(gpu_kernel_choose("gfx942", ABI_BWD_DQ_DK_DV, ABI_BF16, &a, &k), 0);
+	assert_non_null(strstr(k.name, "_acc"));
+}
+
+static void a_bias_that_repeats_has_blocks_for_its_gradient(void **state)
+{
+	struct abi_bwd_args a = {
+		.nhead_q = 8, .nhead_k = 2, .hdim_q = 64, .hdim_v = 64, .scale = 1};
+	uint32_t plain[3], summed[3];
+	struct gpu_kernel k;
+
+	(void)state;
+	a.sequences.batch = 3;
+	a.sequences.seqlen_q_max = 300;
+	a.sequences.seqlen_k_max = 500;
+	a.bias.data = a.dbias.data = &a;
+	a.dbias.stride_dim = 1, a.dbias.stride_seq = 500, a.dbias.stride_head = 150000;
+	a.dbias.stride_batch = 1200000;
+	assert_int_equal(gpu_kernel_choose("sm_90a", ABI_BWD_DQ_DK_DV, ABI_BF16, &a, &k), 0);
+	assert_null(strstr(k.name, "dbsum"));
+	gpu_kernel_grid(&k, &a, plain);
+	a.dbias.stride_batch = 0;
+	assert_int_equal(gpu_kernel_choose("sm_90a", ABI_BWD_DQ_DK_DV, ABI_BF16, &a, &k), 0);
+	assert_non_null(strstr(k.name, "dbsum"));
+	gpu_kernel_grid(&k, &a, summed);
+	assert_int_equal(summed[0] - plain[0], (500 + k.tile.tile_n - 1) / k.tile.tile_n *
+						       ((300 + k.tile.tile_m - 1) / k.tile.tile_m));
+	a.dbias.stride_seq = 0; /* one row for all */
+	gpu_kernel_grid(&k, &a, summed);
+	assert_int_equal(summed[0] - plain[0], (500 + k.tile.tile_n - 1) / k.tile.tile_n);
+	a.dbias.stride_dim = 0; /* no bias repeats over keys */
 	assert_int_equal(gpu_kernel_choose("sm_90a", ABI_BWD_DQ_DK_DV, ABI_BF16, &a, &k), 1);
 }
 
@@ -192,6 +223,7 @@ int main(void)
 		cmocka_unit_test(features_make_other_kernels),
 		cmocka_unit_test(tiles_that_do_not_fit_are_refused),
 		cmocka_unit_test(backward_covers_keys_and_rows),
+		cmocka_unit_test(a_bias_that_repeats_has_blocks_for_its_gradient),
 		cmocka_unit_test(small_families_have_kernels),
 	};
 
