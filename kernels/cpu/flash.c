@@ -392,6 +392,24 @@ static float *group_s(const struct tile *t, int32_t g)
 	return t->scratch.s + g % SCORE_BUFFERS * (GROUP_ROWS * S_STRIDE);
 }
 
+/* Asks for the bias of columns [column, column + n), needed when all of the group's scores are
+ * there.
+ */
+static void group_prefetch_bias(const struct tile *t, int32_t g, int32_t column, int32_t n)
+{
+	const struct abi_tensor *bias = &t->a->bias;
+	int32_t bytes = dtype_bytes(t->a->bias_dtype);
+
+	if (!bias->data || bias->stride_dim != 1)
+		return;
+	for (int32_t i = 0; i < group_rows(t, g); i++) {
+		const struct score_row *r = &t->row[g * GROUP_ROWS + i];
+
+		prefetch_row(bias->data, view_q_offset(bias, &t->s, r->i, r->head) + column, n,
+			     bytes);
+	}
+}
+
 /* S = Q K^T */
 static void group_scores(struct tile *t, int32_t g, int32_t c0, struct range range)
 {
@@ -399,6 +417,7 @@ static void group_scores(struct tile *t, int32_t g, int32_t c0, struct range ran
 		int32_t lane = c % PANEL; /* blocks start at panels, ranges anywhere inside */
 
 		n = at_most(range.hi - c, PANEL - lane);
+		group_prefetch_bias(t, g, c0 + c, n);
 		operand_multiply(t->scratch.q + g * GROUP_ROWS * t->q_padded, t->q_padded,
 				 t->k + (int64_t)(c0 + c - lane) * t->q_padded +
 					 lane * OPERAND_PAIR,
@@ -574,8 +593,38 @@ static void group_run(struct tile *t, int32_t g, int32_t c0, struct range range,
 	t->group[g].started = 1;
 }
 
-/* All rows against one block of keys. */
-static void block_run(struct tile *t, int32_t c0)
+/* Brings in Q of group @g and asks for the next one's. */
+static void group_fetch(struct tile *t, int32_t g)
+{
+	int32_t first = g * GROUP_ROWS;
+
+	for (int32_t r = first; r < first + group_rows(t, g); r++) {
+		operand *q = t->scratch.q + r * t->q_padded;
+
+		fetch_query(q, t->a, &t->s, t->row[r].head, t->row[r].i, t->ops.q_factor);
+		for (int32_t d = t->a->hdim_q; d < t->q_padded; d++)
+			q[d] = 0;
+	}
+	for (int32_t r = first + GROUP_ROWS; r < at_most(first + 2 * GROUP_ROWS, t->n_rows); r++)
+		prefetch_row(t->a->q.data,
+			     view_q_offset(&t->a->q, &t->s, t->row[r].i, t->row[r].head),
+			     t->a->hdim_q, dtype_bytes(t->a->dtype));
+}
+
+/* Asks for the lines that the group's O will be written to. */
+static void group_prefetch_output(const struct tile *t, int32_t g)
+{
+	for (int32_t i = 0; i < group_rows(t, g); i++) {
+		const struct score_row *r = &t->row[g * GROUP_ROWS + i];
+
+		prefetch_row(t->a->o.data, view_q_offset(&t->a->o, &t->s, r->i, r->head),
+			     t->a->hdim_v, dtype_bytes(t->a->o_dtype));
+	}
+}
+
+/* All rows against one block of keys; what a group needs from memory or will write comes and goes
+ * while others compute. */
+static void block_run(struct tile *t, int32_t c0, int first, int last)
 {
 	const struct range none = {0, 0};
 	struct range range = group_range(t, 0, c0), next;
@@ -584,6 +633,10 @@ static void block_run(struct tile *t, int32_t c0)
 		group_scores(t, 0, c0, range);
 	for (int32_t g = 0; g < n_groups(t); g++, range = next) {
 		next = g + 1 < n_groups(t) ? group_range(t, g + 1, c0) : none;
+		if (first && g + 1 < n_groups(t))
+			group_fetch(t, g + 1);
+		if (last && t->a->n_splits == 0)
+			group_prefetch_output(t, g);
 		group_run(t, g, c0, range, next);
 	}
 }
@@ -609,25 +662,20 @@ static void tile_run(struct tile *t)
 {
 	int32_t begin = INT32_MAX, end = 0;
 
-	for (int32_t r = 0; r < t->n_rows; r++) {
-		operand *q = t->scratch.q + r * t->q_padded;
-
-		fetch_query(q, t->a, &t->s, t->row[r].head, t->row[r].i, t->ops.q_factor);
-		for (int32_t d = t->a->hdim_q; d < t->q_padded; d++)
-			q[d] = 0;
-		vf_store(t->scratch.sum + r * LANES, (vf){0});
-		if (score_row_empty(&t->row[r]))
-			continue;
-		if (score_row_first(&t->row[r]) < begin)
-			begin = score_row_first(&t->row[r]);
-		end = t->row[r].hi > end ? t->row[r].hi : end;
-		end = t->row[r].sink_hi > end ? t->row[r].sink_hi : end;
-	}
-	for (int32_t g = 0; g < n_groups(t); g++)
+	for (int32_t g = 0; g < n_groups(t); g++) {
 		group_init(t, g);
-	for (int32_t c0 = begin / PANEL * PANEL; c0 < end; c0 += t->keys) {
-		ahead_init(t, c0 + t->keys < end ? c0 + t->keys : t->k_padded);
-		block_run(t, c0);
+		begin = at_most(t->group[g].first, begin);
+		end = t->group[g].last > end ? t->group[g].last : end;
+	}
+	for (int32_t r = 0; r < t->n_rows; r++)
+		vf_store(t->scratch.sum + r * LANES, (vf){0});
+	group_fetch(t, 0);
+	begin = begin / PANEL * PANEL;
+	for (int32_t c0 = begin; c0 < end; c0 += t->keys) {
+		int32_t last = c0 + t->keys >= end;
+
+		ahead_init(t, last ? t->k_padded : c0 + t->keys);
+		block_run(t, c0, c0 == begin, last);
 	}
 	for (int32_t r = 0; r < t->n_rows; r++) {
 		output_row(t->a, &t->s, &t->row[r], t->split,

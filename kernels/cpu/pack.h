@@ -147,8 +147,6 @@ static inline void fetch_query(operand *dst, const struct abi_fwd_args *a,
 {
 	int64_t index = view_q_offset(&a->q, s, i, head);
 
-	prefetch_row(a->q.data, index + PREFETCH_KEYS * a->q.stride_seq, a->hdim_q,
-		     dtype_bytes(a->dtype));
 	operand_load_row(dst, a->q.data, a->dtype, index, a->q.stride_dim, a->hdim_q);
 #if SCALES_Q
 	scale_row(dst, a->hdim_q, factor * descale_at(&a->q_descale, s->batch, head, i, 0));

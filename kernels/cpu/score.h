@@ -100,7 +100,7 @@ static inline vf vf_tanh(vf x)
 	q = q * z + 2.5876963e-2f;
 	q = q * z + 4.6714337e-1f;
 	q = q * z + 1.0f;
-	return x * p / q;
+	return x * p * vf_reciprocal(q);
 }
 
 static inline void score_soft_cap(float *t, int32_t n, float cap)
