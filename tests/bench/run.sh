@@ -23,7 +23,9 @@ trap stop_daemon EXIT
 
 start_daemon() { # devices JSON
     folder=$(mktemp -d)
-    printf '{"socket": "%s/fmhad.sock", "devices": %s}\n' "$folder" "$1" >"$folder/fmhad.json"
+    printf '{"socket": "%s/fmhad.sock", "devices": %s, "compile": {"cache": "%s/cache",
+        "sources": "%s/kernels/gpu", "library_path": "%s"}}\n' \
+        "$folder" "$1" "$folder" "$PWD" "${LD_LIBRARY_PATH:-/usr/lib}" >"$folder/fmhad.json"
     "$fmhad" --config "$folder/fmhad.json" 2>"$folder/log" &
     pid=$!
     for _ in $(seq 100); do
@@ -79,6 +81,10 @@ bench_idle() {
 
 # Needs an NVIDIA GPU and PyTorch.
 bench_gpu() {
+    title "Calls, on a GPU"
+    start_daemon '[{"backend": "cuda"}]'
+    "$bin/bench_rpc" --device 0 "$folder/fmhad.sock"
+    stop_daemon
     title "GPU kernels against PyTorch"
     FMHA_BUILD=$PWD/build/release python3 tests/gpu/h200.py --no-conformance
 }
