@@ -50,6 +50,7 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	typedef typename Core::template Tile<COLUMNS, C::HDIM_Q, C::THREADS, true, true> WalkQ;
 	typedef typename Core::template Tile<COLUMNS, C::HDIM_V, C::THREADS, true, true> WalkV;
 	static const int BUFFERS = C::BUFFERS;
+	static const int HELD = Core::template held_registers<WalkQ>() + Core::template held_registers<WalkV>();
 	static const int WALK_BYTES = WalkQ::BYTES + WalkV::BYTES;
 	static const int WALK_AT = StayQ::BYTES + StayV::BYTES;
 	static const int STATS_AT = WALK_AT + BUFFERS * WALK_BYTES;
@@ -323,6 +324,18 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 			q.template fetch<Element>(view_q, column, end);
 			v.template fetch<Element>(view_v, column, end);
 		}
+		/* Into LDS that is free now, with few registers. */
+		template <class View>
+		METHOD void fetch_in_turn(const View &view_q, const View &view_v, i32 column, i32 end)
+		{
+			if constexpr (Core::FETCH_NEEDS_LDS) {
+				fetch(view_q, view_v, column, end);
+				arrive();
+			} else {
+				q.template copy<Element>(view_q, column, end);
+				v.template copy<Element>(view_v, column, end);
+			}
+		}
 		METHOD void arrive()
 		{
 			q.arrive();
@@ -332,13 +345,13 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 
 	/*
 	 * Walks over the columns of `tiles` with two views. BUFFERS 2: the next pair travels into the
-	 * other half of LDS while this one is used. BUFFERS 1: it waits in registers (AMD), or is
-	 * fetched when the room is free (scalar).
+	 * other half of LDS while this one is used. BUFFERS 1: it waits in registers (AMD, if there are
+	 * some), or is fetched when the room is free.
 	 */
 	template <class Tiles, class View, class Body>
 	METHOD void walk(const Tiles &tiles, const View &view_q, const View &view_v, i32 end, Body body)
 	{
-		const bool AHEAD = BUFFERS == 2 || !Core::FETCH_NEEDS_LDS;
+		const bool AHEAD = BUFFERS == 2 || (!Core::FETCH_NEEDS_LDS && HELD <= 64);
 		Pair pair;
 
 		if (tiles.count == 0)
@@ -358,9 +371,10 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		for (i32 n = 0; n < tiles.count; n++) {
 			i32 column = tiles.column(n), buffer = BUFFERS == 2 ? n & 1 : 0;
 
-			if (!AHEAD)
-				pair.fetch(view_q, view_v, column, end);
-			pair.arrive();
+			if (AHEAD)
+				pair.arrive();
+			else
+				pair.fetch_in_turn(view_q, view_v, column, end);
 			if (BUFFERS == 1)
 				body.stats(0, column);
 			block_sync();
@@ -610,10 +624,10 @@ template <class C> struct BiasPass : BackwardPass<C, C::TILE_N, C::TILE_M> {
 
 		pair.place(this->lds, 0);
 		block_sync();
-		pair.fetch(this->queries(this->a.q, this->head, this->a.hdim_q),
-			   this->queries(this->a.d_o, this->head, this->a.hdim_v), column, this->seq.n_q);
 		this->fetch_stats(0, column);
-		pair.arrive();
+		pair.fetch_in_turn(this->queries(this->a.q, this->head, this->a.hdim_q),
+				   this->queries(this->a.d_o, this->head, this->a.hdim_v), column,
+				   this->seq.n_q);
 		block_sync();
 		s.zero();
 		multiply_abt<C::HDIM_Q>(s, k, pair.q, 0, Core());

@@ -99,15 +99,35 @@ template <> struct AmdMultiply<BF16> {
 typedef VectorFloat8 AmdAccVector;
 #endif
 
+/*
+ * 16 bytes of a row, zero before row `begin` and from row `end` or dimension hdim on. What does not
+ * exist is read from where something does: a straight line of loads, where branches would have each
+ * wait for the one before.
+ */
+template <class View>
+DEV chunk16 load_or_zero(const View &view, i32 row, i32 dim, i32 end, i32 begin = FROM_THE_FIRST)
+{
+	bool valid = row < end && row >= begin && dim < view.hdim;
+	chunk16 c = load16(view.at(min_of(row, end - 1), dim < view.hdim ? dim : 0));
+
+	UNROLL
+	for (int i = 0; i < 4; i++)
+		c.w[i] = valid ? c.w[i] : 0;
+	return c;
+}
+
 template <class T> struct CoreAmd {
 	typedef T Type;
 	typedef AmdAcc Acc;
 	typedef AmdOperand Operand;
 	static const int E = FMHA_AMD_ELEMENTS, STATS = 1;
-	static const bool OWNS_PATCH = false; /* see dropout_bytes() */
+	static const bool OWNS_PATCH = false, SHARES_PATCH = true; /* see dropout_bytes() */
 	static const bool VIEWS_IN_LDS = false;
-	static const bool FETCH_NEEDS_LDS = false; /* fetch() writes LDS itself */
+	static const bool FETCH_NEEDS_LDS = false;
 	static const int WORDS = FMHA_AMD_OPERAND_WORDS;
+
+	/* That a tile takes on its way from memory to LDS. */
+	template <class Tile> METHOD static constexpr int held_registers() { return Tile::PER_THREAD * 16; }
 
 	METHOD static i32 line() { return lane_id() % 16; }
 	/* First of the k elements of a lane's operand. */
@@ -176,6 +196,18 @@ template <class T> struct CoreAmd {
 #endif
 	}
 
+	/* A product is done here and not where its result is used: clang moves the instructions there,
+	 * past barriers and loads, and then all operands live until then. */
+	METHOD static void settle(Acc &c)
+	{
+#if FMHA_CORE != FMHA_CORE_MFMA
+		AmdAccVector v = __builtin_bit_cast(AmdAccVector, c);
+
+		asm volatile("" : "+v"(v));
+		c = __builtin_bit_cast(Acc, v);
+#endif
+	}
+
 	METHOD static Operand read(const char *at)
 	{
 		Operand x;
@@ -206,38 +238,104 @@ template <class T> struct CoreAmd {
 		static const int PER_THREAD = (UNITS + THREADS - 1) / THREADS;
 
 		char *lds;
-		chunk16 held[PER_THREAD][4]; /* on the way from memory to LDS */
+		chunk16 held[PER_THREAD * 4]; /* on the way from memory to LDS */
 
 		METHOD void place(char *at) { lds = at; }
 
+		/* Rows first .. first + ROWS - 1 of the view; zero before `begin` and from `end` on,
+		 * which is above 0. */
 		template <class From, class View>
 		METHOD void fetch(const View &view, i32 first, i32 end, i32 begin = FROM_THE_FIRST)
 		{
+			if (!SameType<T, From>::value || !view.vector) {
+				fetch_slowly<From>(view, first, end, begin);
+				return;
+			}
+			/* Hidden, so that addresses are made anew each time instead of kept. */
+			i32 thread = hidden_lane(thread_id());
+
 			UNROLL
 			for (int n = 0; n < PER_THREAD; n++) {
-				i32 unit = thread_id() + n * THREADS;
-				i32 r = unit / CHUNKS * 4, c = unit % CHUNKS;
+				i32 unit = unit_of(thread, n), r = first + unit / CHUNKS * 4, dim = unit % CHUNKS * 8;
 
 				UNROLL
-				for (int i = 0; i < 4; i++) {
-					bool valid = unit < UNITS && first + r + i < end &&
-						     first + r + i >= begin;
+				for (int i = 0; i < 4; i++)
+					held[n * 4 + i] = load_or_zero(view, r + i, dim, end, begin);
+			}
+		}
 
-					held[n][i] = load_chunk<T, From>(view, first + r + i, c * 8, valid);
+		/* fetch() and arrive() in one, a unit at a time: few registers, and a wait for each. */
+		template <class From, class View>
+		METHOD void copy(const View &view, i32 first, i32 end)
+		{
+			i32 thread = hidden_lane(thread_id());
+
+			NO_UNROLL
+			for (int n = 0; n < PER_THREAD; n++) {
+				i32 unit = unit_of(thread, n), r = unit / CHUNKS * 4, c = unit % CHUNKS;
+				chunk16 x[4];
+
+				if (SameType<T, From>::value && view.vector) {
+					UNROLL
+					for (int i = 0; i < 4; i++)
+						x[i] = load_or_zero(view, first + r + i, c * 8, end);
+				} else {
+					NO_UNROLL
+					for (int i = 0; i < 4; i++)
+						keep(x, i, load_chunk<T, From>(view, first + r + i, c * 8,
+									       first + r + i < end));
 				}
+				put(x, r, c);
+			}
+			step();
+		}
+
+		/* x[n] = c. An array that is indexed at run time would go to memory. */
+		template <int COUNT> METHOD static void keep(chunk16 (&x)[COUNT], int n, const chunk16 &c)
+		{
+			UNROLL
+			for (int m = 0; m < COUNT; m++)
+				UNROLL
+				for (int w = 0; w < 4; w++)
+					x[m].w[w] = m == n ? c.w[w] : x[m].w[w];
+		}
+
+		/* Threads without a unit of their own repeat one that exists. */
+		METHOD static i32 unit_of(i32 thread, int n)
+		{
+			i32 unit = thread + n * THREADS;
+
+			return UNITS % THREADS == 0 ? unit : min_of(unit, UNITS - 1);
+		}
+
+		/* Any strides, any type: a loop that is small rather than fast. */
+		template <class From, class View>
+		METHOD void fetch_slowly(const View &view, i32 first, i32 end, i32 begin)
+		{
+			i32 thread = hidden_lane(thread_id());
+
+			NO_UNROLL
+			for (int n = 0; n < PER_THREAD * 4; n++) {
+				i32 unit = unit_of(thread, n / 4), row = first + unit / CHUNKS * 4 + n % 4;
+
+				keep(held, n, load_chunk<T, From>(view, row, unit % CHUNKS * 8,
+								  row < end && row >= begin));
 			}
 		}
 
 		METHOD void arrive()
 		{
+			i32 thread = hidden_lane(thread_id());
+
 			UNROLL
 			for (int n = 0; n < PER_THREAD; n++) {
-				i32 unit = thread_id() + n * THREADS;
+				i32 unit = thread + n * THREADS;
 
 				if (UNITS % THREADS != 0 && unit >= UNITS)
 					break;
-				put(held[n], unit / CHUNKS * 4, unit % CHUNKS);
+				put(held + n * 4, unit / CHUNKS * 4, unit % CHUNKS);
 			}
+			step();
 		}
 
 		METHOD void put(const chunk16 *x, i32 r, i32 c)
@@ -285,8 +383,8 @@ template <class T> struct CoreAmd {
 #if FMHA_CORE == FMHA_CORE_MFMA
 	/* The operand that stays for a whole loop: in registers, straight from memory. */
 	template <int TILES, int WAVE_ROWS, int COLS, int THREADS> struct Stationary {
-		static const int BYTES = 0;
-		Operand held[TILES][COLS / 16];
+		static const int BYTES = 0, STEPS = COLS / 16;
+		Operand held[TILES][STEPS];
 		i32 wave_row;
 
 		METHOD void place(char *, i32 wave) { wave_row = wave * TILES * 16; }
@@ -294,31 +392,40 @@ template <class T> struct CoreAmd {
 		template <class From, class View>
 		METHOD void fetch(const View &view, i32 first, i32 end)
 		{
+			i32 row = first + wave_row + line();
+
+			if (!SameType<T, From>::value || !view.vector) {
+				fetch_slowly<From>(view, row, end);
+				return;
+			}
 			UNROLL
-			for (int m = 0; m < TILES; m++)
-				UNROLL
-				for (int k = 0; k < COLS / 16; k++)
-					fetch_one<From>(held[m][k], view, first + wave_row + m * 16 + line(),
-							k * 16 + first_k(), end);
+			for (int n = 0; n < TILES * STEPS; n++) {
+				i32 dim = n % STEPS * 16 + first_k();
+				chunk16 c = load_or_zero(view, row + n / STEPS * 16, dim & ~7, end);
+
+				held[n / STEPS][n % STEPS] = half_of(c, dim);
+			}
+		}
+
+		METHOD static Operand half_of(const chunk16 &c, i32 dim)
+		{
+			return Operand{{dim & 4 ? c.w[2] : c.w[0], dim & 4 ? c.w[3] : c.w[1]}};
 		}
 
 		template <class From, class View>
-		METHOD void fetch_one(Operand &x, const View &view, i32 row, i32 dim, i32 end)
+		METHOD void fetch_slowly(const View &view, i32 row, i32 end)
 		{
-			UNROLL
-			for (int n = 0; n < (WORDS + 3) / 4; n++) {
-				chunk16 c = load_chunk<T, From>(view, row, (dim & ~7) + n * 8, row < end);
+			NO_UNROLL
+			for (int n = 0; n < TILES * STEPS; n++) {
+				i32 r = row + n / STEPS * 16, dim = n % STEPS * 16 + first_k();
+				Operand x = half_of(load_chunk<T, From>(view, r, dim & ~7, r < end), dim);
 
-				if (WORDS == 2) {
-					u32 w0 = c.w[0], w1 = c.w[1], w2 = c.w[2], w3 = c.w[3];
-
-					x.r[0] = dim & 4 ? w2 : w0;
-					x.r[1] = dim & 4 ? w3 : w1;
-					return;
-				}
 				UNROLL
-				for (int i = 0; i < 4 && i < WORDS; i++)
-					x.r[n * 4 + i] = c.w[i];
+				for (int m = 0; m < TILES * STEPS; m++)
+					UNROLL
+					for (int w = 0; w < WORDS; w++)
+						held[m / STEPS][m % STEPS].r[w] =
+							m == n ? x.r[w] : held[m / STEPS][m % STEPS].r[w];
 			}
 		}
 		METHOD void arrive() {}
@@ -342,9 +449,9 @@ template <class T> struct CoreAmd {
 		template <class From, class View>
 		METHOD void fetch(const View &view, i32 first, i32 end)
 		{
-			tile.template fetch<From>(view, first, end);
+			tile.template copy<From>(view, first, end);
 		}
-		METHOD void arrive() { tile.arrive(); }
+		METHOD void arrive() {}
 
 		struct Reader : Store::RowReader {
 			METHOD Reader(const Stationary &s) : Store::RowReader(s.tile, s.wave_row) {}

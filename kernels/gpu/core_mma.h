@@ -86,9 +86,10 @@ template <> struct MmaType<BF16> {
 template <class T> struct CoreMma {
 	typedef T Type;
 	static const int E = 8, STATS = 2, RUN = 2;
-	static const bool OWNS_PATCH = true; /* see dropout_bytes() */
+	static const bool OWNS_PATCH = true, SHARES_PATCH = false; /* see dropout_bytes() */
 	static const bool VIEWS_IN_LDS = true;
 	static const bool FETCH_NEEDS_LDS = true; /* fetch() writes LDS itself */
+	template <class Tile> METHOD static constexpr int held_registers() { return 0; }
 
 	struct Acc {
 		float x[E];
@@ -112,6 +113,7 @@ template <class T> struct CoreMma {
 	}
 
 	METHOD static void step() {}
+	METHOD static void settle(Acc &) {}
 
 	METHOD static Operand to_operand(const Acc &c)
 	{

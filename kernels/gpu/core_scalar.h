@@ -18,9 +18,10 @@ struct alignas(16) Four {
 
 struct CoreScalar {
 	static const int STATS = 16 / (FMHA_WAVE / 8), E = STATS * 2, RUN = 1;
-	static const bool OWNS_PATCH = false; /* see dropout_bytes() */
+	static const bool OWNS_PATCH = false, SHARES_PATCH = false; /* see dropout_bytes() */
 	static const bool VIEWS_IN_LDS = false;
 	static const bool FETCH_NEEDS_LDS = true; /* fetch() writes LDS itself */
+	template <class Tile> METHOD static constexpr int held_registers() { return 0; }
 
 	struct Acc {
 		float x[E];

@@ -321,12 +321,6 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family, uin
 		return 1;
 	if (pack && a->dropout.p_drop > 0)
 		return 1;
-	/* Not proven on the emulator yet: left to the scalar kernel. */
-	if ((core == GPU_CORE_MFMA || core == GPU_CORE_WMMA11 || core == GPU_CORE_WMMA12) &&
-	    a->dropout.p_drop > 0)
-		return 1;
-	if ((core == GPU_CORE_WMMA11 || core == GPU_CORE_WMMA12) && pack)
-		return 1;
 	if (begin_kernel(arch, family, dtype, t, core, k))
 		return 1;
 	bias = bias_kind(&a->bias, a->alibi_slopes);
@@ -348,7 +342,9 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family, uin
 /* dK and dV of 16 rows, in 32-lane waves, must leave registers for the scores. */
 static int apart(enum gpu_core core, const struct gpu_tile *t)
 {
-	return core != GPU_CORE_MFMA && t->hdim_q + t->hdim_v > 320;
+	int32_t most = core == GPU_CORE_WMMA11 || core == GPU_CORE_WMMA12 ? 256 : 320;
+
+	return core != GPU_CORE_MFMA && t->hdim_q + t->hdim_v > most;
 }
 
 static int32_t backward_lds(enum gpu_core core, const struct gpu_tile *t, int buffers)

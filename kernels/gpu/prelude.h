@@ -239,6 +239,17 @@ DEV float hidden(float x)
 	return x;
 }
 
+/* The same for a number that differs between lanes. */
+DEV i32 hidden_lane(i32 x)
+{
+#if FMHA_NVIDIA
+	asm volatile("" : "+r"(x));
+#else
+	asm volatile("" : "+v"(x));
+#endif
+	return x;
+}
+
 /* CDNA can write LDS straight from accumulation registers; the emulator that checks these kernels
  * cannot. An empty statement that wants a plain register costs one move. */
 template <class T> DEV T plain_register(T x)

@@ -56,7 +56,8 @@ DEV u32 dropout_byte(const abi_dropout &d, i32 batch_head, i32 row, i32 column)
 /*
  * The bytes of one 16 x 16 tile, in the order of a lane's elements. (row, column) is the tile's first;
  * TRANSPOSED: rows are keys and columns queries. On NVIDIA a lane's elements are one lane's bytes of a
- * patch, or, transposed, those of two lanes: one Philox a tile.
+ * patch, or, transposed, those of two lanes: one Philox a tile. AMD's matrix cores spread a tile
+ * otherwise: one Philox a tile too, and bytes from the lanes that have them.
  */
 template <class Core, bool TRANSPOSED>
 DEV void dropout_bytes(const abi_dropout &d, i32 batch_head, i32 row, i32 column, u32 *bytes)
@@ -79,6 +80,21 @@ DEV void dropout_bytes(const abi_dropout &d, i32 batch_head, i32 row, i32 column
 			UNROLL
 			for (int e = b; e < Core::E; e += 2)
 				bytes[e] = words[e >> 1 & 1] >> (8 * ((lane / 4 & 1) + 2 * (e >> 2))) & 255;
+		}
+	} else if constexpr (Core::SHARES_PATCH) {
+		i32 query = TRANSPOSED ? column : row, key = TRANSPOSED ? row : column;
+		Philox p = Philox::make(d.seed, d.offset + (u64)batch_head * 32 + (u64)(lane_id() % 32),
+					(u32)query / 16, (u32)key / 32);
+		bool second = key & 16;
+		u32 low = second ? p.w[2] : p.w[0], high = second ? p.w[3] : p.w[1];
+
+		UNROLL
+		for (int e = 0; e < Core::E; e++) {
+			i32 i = TRANSPOSED ? Core::column(e) : Core::row(e);
+			i32 j = TRANSPOSED ? Core::row(e) : Core::column(e), from = i % 8 * 4 + j % 8 / 2;
+			u32 first = shuffle_word(low, from), other = shuffle_word(high, from);
+
+			bytes[e] = (j & 8 ? other : first) >> (8 * ((j & 1) + (i & 8) / 4)) & 255;
 		}
 	} else {
 		UNROLL

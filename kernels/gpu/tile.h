@@ -80,6 +80,11 @@ DEV void multiply_abt(RegTile<Core, TM, TN> &s, const A &a, const B &b, i32 colu
 		}
 		Core::step();
 	}
+	UNROLL
+	for (int m = 0; m < TM; m++)
+		UNROLL
+		for (int n = 0; n < TN; n++)
+			Core::settle(s.t[m][n]);
 }
 
 /* O[TM x TD] += P V, V: rows row .. row + 16 TN - 1 of the tile. */
@@ -143,18 +148,19 @@ DEV void multiply_ab(RegTile<CoreScalar, TM, TD> &o, const OperandTile<CoreScala
 	i32 first_lane = lane_id() & ~7;
 
 	UNROLL
-	for (int n = 0; n < TN; n++)
+	for (int half = 0; half < 2 * TN; half++)
 		NO_UNROLL
-		for (int k = 0; k < 16; k++) {
+		for (int lane = 0; lane < 8; lane++) {
+			const int n = half / 2;
+			int k = half % 2 * 8 + lane;
 			float x[TM][STATS];
 
 			UNROLL
 			for (int m = 0; m < TM; m++)
 				UNROLL
 				for (int r = 0; r < STATS; r++)
-					x[m][r] = shuffle_from(k < 8 ? p.t[m][n].x[2 * r]
-								     : p.t[m][n].x[2 * r + 1],
-							       first_lane + k % 8);
+					x[m][r] = shuffle_from(p.t[m][n].x[2 * r + half % 2],
+							       first_lane + lane);
 			UNROLL
 			for (int d = 0; d < TD; d++)
 				UNROLL
