@@ -24,7 +24,7 @@ from cases import Forward  # noqa: E402
 from cuda_device import compile_cubin, find_nvrtc  # noqa: E402
 
 BUILD = os.environ.get("FMHA_BUILD", os.path.join(abi.ROOT, "build", "release"))
-NAME = re.compile(r"fmha_(?P<family>[a-z_]+?)_(?P<dtype>f32|f16|bf16|e4m3|e5m2)_(?P<arch>sm_\w+?)_(?P<pipeline>gpu_[a-z_]+?)"
+NAME = re.compile(r"fmha_(?P<family>[a-z_]+?)_(?P<dtype>f32|f16|bf16|e4m3|e5m2)_(?P<arch>(?:sm_|gfx)\w+?)_(?P<pipeline>gpu_[a-z_]+?)"
                   r"_h(?P<hq>\d+)x(?P<hv>\d+)_t(?P<m>\d+)x(?P<n>\d+)_w(?P<wm>\d+)x(?P<wn>\d+)_b(?P<blocks>\d+)"
                   r"(?P<features>\w*)$")
 FAMILIES = ["fwd", "fwd_splitkv", "fwd_splitkv_combine", "fwd_pagedkv", "fwd_appendkv", "batch_prefill",

@@ -8,12 +8,15 @@ BR, TL = abi.MASK_BOTTOM_RIGHT, abi.MASK_TOP_LEFT
 
 
 class Case:
-    def __init__(self, kind, **options):
-        self.kind, self.options = kind, options
+    """kind: forward, backward or append; pipeline: tiles of that name only."""
+
+    def __init__(self, kind, pipeline=None, **options):
+        self.kind, self.options, self.pipeline = kind, options, pipeline
 
     def __str__(self):
         return self.kind + " " + " ".join(
-            f"{k}={abi.DTYPE_NAMES[v] if k.endswith('dtype') else v}" for k, v in self.options.items())
+            f"{k}={abi.DTYPE_NAMES[v] if k.endswith('dtype') else v}" for k, v in self.options.items()) + (
+                f" {self.pipeline}" if self.pipeline else "")
 
 
 def forward_small():
@@ -117,9 +120,69 @@ def small(quick):
     return cases[::4] if quick else cases
 
 
+def forward_features():
+    """Every family with every type; tails that are no multiple of a tile, heads that share keys. Few
+    different kernels a type, since those take longest."""
+    for n, dtype in enumerate((abi.F16, abi.BF16, abi.F32, abi.E4M3, abi.E5M2)):
+        d = dict(dtype=dtype, sq=37, sk=53, dq=(64, 32, 32, 64, 32)[n], dv=(32, 64, 32, 64, 64)[n],
+                 descale=dtype >= abi.E4M3, seed=n + 1)
+        yield Case("forward", **d | dict(sk=64), hq=4, hk=2)
+        yield Case("forward", **d, mask=TL, right=0, batch=2)
+        yield Case("forward", **d, mask=BR, right=0, sink=True)
+        yield Case("forward", **d | dict(hq=2), mask=TL, left=9, right=4, sinks=3)
+        yield Case("forward", **d | dict(hq=2), mask=BR, left=17, right=0, lens_k=[41])
+        yield Case("forward", **d | dict(hq=2), group=[(17, 40), (1, 33), (0, 9), (37, 5)], mask=BR, right=0)
+        yield Case("forward", **d | dict(hq=2), dropout=0.2, randval=n % 2 == 0)
+        yield Case("forward", **d | dict(sq=5, hq=4, hk=1), splits=3, split_size=24, sink=True, mask=BR, right=0)
+        yield Case("forward", **d | dict(batch=2, sq=9), page=16, lens_k=[53, 20], mask=BR, right=0)
+        yield Case("forward", **d | dict(batch=2, sq=33, sk=64), page=16, table="sglang", mask=BR, right=0)
+        yield Case("forward", **d | dict(sq=1, sk=1))
+    d = dict(dtype=abi.F16, sq=37, sk=53, dq=64, dv=64)
+    yield Case("forward", **d, bias=abi.F32, bias_broadcast=True, hq=2)
+    yield Case("forward", **d, alibi=True, cap=3.0, hq=2, mask=TL, right=0)
+    yield Case("forward", **d | dict(dtype=abi.E4M3, batch=2, sq=1, hq=4, hk=2), page=16, layout=1, lens_k=[53, 20],
+               splits=2, split_size=32)
+    yield Case("forward", **d | dict(sq=3, sk=2, strided=True), mask=BR, right=0)
+
+
+def forward_hdims():
+    for dtype, dq, dv in ((abi.BF16, 8, 8), (abi.BF16, 40, 40), (abi.F16, 96, 96), (abi.BF16, 128, 128),
+                          (abi.F16, 192, 128), (abi.BF16, 256, 256), (abi.F32, 256, 256), (abi.E4M3, 128, 128)):
+        yield Case("forward", dtype=dtype, dq=dq, dv=dv, sq=37, sk=53, hq=2, hk=1, mask=BR, right=0)
+    for dtype, pipeline in ((abi.F16, "gpu_scalar"), (abi.BF16, "gpu_scalar_pack"), (abi.E5M2, "gpu_scalar")):
+        yield Case("forward", dtype=dtype, dq=40, dv=64, sq=19, sk=37, hq=2, hk=1, mask=BR, right=0, pipeline=pipeline)
+    yield Case("forward", dtype=abi.BF16, dq=32, dv=32, sq=19, sk=37, dropout=0.3, pipeline="gpu_scalar")
+
+
+def backward_features():
+    for n, dtype in enumerate((abi.F16, abi.BF16, abi.F32)):
+        d = dict(dtype=dtype, sq=37, sk=53, dq=32, dv=(64, 32, 32)[n], seed=n + 1)
+        yield Case("backward", **d, mask=TL, right=0, hq=4, hk=2)
+        yield Case("backward", **d, mask=BR, right=0, batch=2)
+        yield Case("backward", **d, mask=BR, left=9, right=4, sinks=3)
+        yield Case("backward", **d, hq=2, hk=1, group=[(17, 40), (1, 33), (0, 9), (21, 5)], mask=BR, right=0)
+        yield Case("backward", **d | dict(sq=1, sk=1))
+        if dtype != abi.BF16:  # elsewhere
+            yield Case("backward", **d, bias=(abi.F16, abi.F32, abi.F32)[n], dbias=True, dropout=0.25, hq=2)
+            yield Case("backward", **d, alibi=True, cap=4.0, sink=True, dsink=True)
+    for dtype, dq, dv in ((abi.BF16, 8, 8), (abi.BF16, 40, 40), (abi.F16, 96, 96), (abi.BF16, 128, 128),
+                          (abi.F16, 192, 128), (abi.BF16, 256, 256), (abi.F32, 128, 96)):
+        yield Case("backward", dtype=dtype, dq=dq, dv=dv, sq=21, sk=37, mask=BR, right=0)
+    yield Case("backward", dtype=abi.BF16, dq=32, dv=64, sq=37, sk=21, mask=BR, right=0, pipeline="gpu_scalar")
+
+
+def append_features():
+    for dtype in (abi.F16, abi.F32):
+        yield Case("append", dtype=dtype, rope=abi.ROPE_HALF_ROTATED, rotary_dim=32)
+        yield Case("append", dtype=dtype, page=16, rope=abi.ROPE_INTERLEAVED, rotary_dim=16, dq=40, dv=24)
+    yield Case("append", page=16, layout=1, dq=64, dv=64, hk=2, new=5)
+
+
 def emulated(quick):
-    cases = list(forward_small()) + list(backward_small()) + list(append_small())
-    return cases[::7] if quick else cases
+    """For an emulator: a second or two each."""
+    cases = (list(forward_small()) + list(forward_features()) + list(forward_hdims()) + list(backward_small()) +
+             list(backward_features()) + list(append_small()) + list(append_features()))
+    return cases[::12] if quick else cases
 
 
 def pick(lib, arch, family, dtype, args, pipeline):
@@ -179,4 +242,4 @@ def kernels(case, lib, arch, pipeline=None):
 
 def run(case, lib, device, arch, pipeline=None):
     """Runs one case and judges it; returns a line for people, raises AssertionError."""
-    return globals()["run_" + case.kind](case, lib, device, arch, pipeline)
+    return globals()["run_" + case.kind](case, lib, device, arch, pipeline or case.pipeline)

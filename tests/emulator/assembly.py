@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: MIT
+"""What an emulator forgives, looked for in the assembly of the AMD kernels. No GPU, no emulator; clang-19.
+
+    python3 tests/emulator/assembly.py [--arch gfx942] [--quick | --profile pytorch] [--match TEXT] [--jobs N]
+
+Of every kernel: no scratch memory, registers and LDS within the limits; inside each basic block a
+wait of the right counter between a load and the first instruction that touches its destination,
+and nothing of LDS under way at a barrier. Waits that were taken out must be missed: that is tried on
+the first kernel of each arch. The kernels are those of the emulator's cases, or, of a profile, of every
+tile the one with the most features and the one with the fewest.
+"""
+import argparse
+import collections
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "gpu"))
+
+import abi  # noqa: E402
+import spill_check  # noqa: E402
+import suite  # noqa: E402
+
+CLANG = os.environ.get("FMHA_CLANG", "clang-19")
+GPU = os.path.join(abi.ROOT, "kernels", "gpu")
+ARCHS = ("gfx90a", "gfx942", "gfx1100", "gfx1201")
+REGISTERS = re.compile(r"\b([vas])(?:(\d+)|\[(\d+):(\d+)\])(?![\w.])")
+# Which counters a load, store or atomic is counted by: (prefix, counters of gfx9, gfx11, gfx12).
+# In-order counters come back in the order of issue; scalar loads in any.
+KINDS = (("s_load", ("lgkm",), ("lgkm",), ("km",)), ("s_buffer_load", ("lgkm",), ("lgkm",), ("km",)),
+         ("ds_", ("lgkm",), ("lgkm",), ("ds",)),
+         ("flat_", ("vm", "lgkm"), ("vm", "lgkm"), ("load", "ds")),
+         ("global_", ("vm",), ("vm",), ("load",)), ("buffer_", ("vm",), ("vm",), ("load",)),
+         ("scratch_", ("vm",), ("vm",), ("load",)))
+NOT_MEMORY = ("buffer_gl", "buffer_wb", "buffer_inv", "global_wb", "global_inv", "ds_nop")
+STORES = ("store", "write", "atomic_add", "atomic_pk_add")
+
+
+def assemble(arch, kernel):
+    command = [CLANG, "-w", "-x", "hip", "--cuda-device-only", "-S", "-nogpulib", "-nogpuinc", "-std=c++17", "-O3",
+               f"--offload-arch={arch}", "-I" + GPU, "-I" + os.path.join(abi.ROOT, "kernels"),
+               *abi.kernel_options(kernel), "-o", "-", os.path.join(GPU, kernel.source.decode())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[:300])
+    return done.stdout
+
+
+def registers(text):
+    found = set()
+    for bank, one, first, last in REGISTERS.findall(text):
+        for n in range(int(one or first), int(one or last) + 1):
+            found.add((bank, n))
+    return found
+
+
+def generation(arch):
+    return 0 if arch.startswith("gfx9") else 1 if arch.startswith("gfx11") else 2
+
+
+class Block:
+    """What is under way: of every counter, oldest first, (destination registers, what kind, line)."""
+
+    def __init__(self, arch):
+        self.column = 1 + generation(arch)
+        self.clear()
+
+    def clear(self):
+        self.queues = collections.defaultdict(list)
+
+    def wait(self, counter, most):
+        queue = self.queues[counter]
+        if most == 0:
+            queue.clear()
+        elif not any(kind.startswith("s_") for _, kind, _ in queue):
+            del queue[:max(0, len(queue) - most)]
+
+    def touched(self, wanted, ignore=()):
+        return [(kind, line) for counter, queue in self.queues.items() if counter not in ignore
+                for regs, kind, line in queue if regs & wanted]
+
+    def issue(self, name, operands, line):
+        """A memory instruction: returns what its sources touch."""
+        counters = next((k[self.column] for k in KINDS if name.startswith(k[0])), ())
+        is_store = any(word in name for word in STORES) and "_rtn" not in name
+        first, _, rest = operands.partition(",")
+        # Loads into the same register come back in order; other counters do not know that.
+        wrong = self.touched(registers(operands)) if is_store else (
+            self.touched(registers(rest)) + self.touched(registers(first), counters))
+        if is_store and self.column > 1 and not name.startswith("ds_"):
+            counters = ()  # stores have a counter of their own, which no register depends on
+        for counter in counters:
+            self.queues[counter].append((set() if is_store else registers(first), name, line))
+        return wrong
+
+    def under_way(self, prefix):
+        """LDS memory, that is: permutations go through its wires only."""
+        return [(kind, line) for queue in self.queues.values() for _, kind, line in queue
+                if kind.startswith(prefix) and not kind.endswith(("permute_b32", "swizzle_b32"))]
+
+
+def waits_of(name, operands):
+    """(counter, most) pairs of a wait instruction."""
+    if name == "s_waitcnt":
+        return [(c, int(n)) for c, n in re.findall(r"(vm|lgkm|exp)cnt\((\d+)\)", operands)]
+    value = int(operands.strip(), 0)
+    if name == "s_wait_loadcnt_dscnt":
+        return [("load", value >> 8 & 63), ("ds", value & 63)]
+    if name == "s_wait_storecnt_dscnt":
+        return [("ds", value & 63)]
+    found = re.fullmatch(r"s_wait_(load|ds|km)cnt", name)
+    return [(found.group(1), value)] if found else []
+
+
+def check_waits(arch, text):
+    """Returns sentences about what is wrong."""
+    block, wrong = Block(arch), []
+    for number, line in enumerate(text.splitlines(), 1):
+        code = line.split(";")[0].rstrip()
+        if re.match(r"[.\w$]+:", code):  # a label: other ways lead here
+            block.clear()
+            continue
+        found = re.match(r"\t([a-z]\w+)\s*(.*)", code)
+        if not found:
+            continue
+        name, operands = found.groups()
+        if name.startswith(("s_branch", "s_cbranch", "s_endpgm", "s_setpc")):
+            block.clear()
+        elif name.startswith("s_wait"):
+            for counter, most in waits_of(name, operands) if name not in ("s_wait_idle", "s_wait_alu") else ():
+                block.wait(counter, most)
+        elif name in ("s_barrier", "s_barrier_signal"):
+            wrong += [f"line {number}: {name} while {kind} of line {at} is under way"
+                      for kind, at in block.under_way("ds_")]
+        elif name.startswith(tuple(k[0] for k in KINDS)) and not name.startswith(NOT_MEMORY):
+            wrong += [f"line {number}: {name} touches what {kind} of line {at} loads"
+                      for kind, at in block.issue(name, operands, number)]
+        else:
+            wrong += [f"line {number}: {name} touches what {kind} of line {at} loads"
+                      for kind, at in block.touched(registers(operands))]
+    return wrong
+
+
+def check_resources(arch, kernel, text):
+    number = {key: int(value) for key, value in re.findall(r"\.(\w+):\s+(\d+)$", text, re.M)}
+    limit = 512 if arch.startswith("gfx9") else 256
+    rules = (("private_segment_fixed_size", 0), ("vgpr_spill_count", 0), ("vgpr_count", limit),
+             ("group_segment_fixed_size", 0))
+    wrong = [f"{key} is {number[key]}, at most {most} is allowed" for key, most in rules if number[key] > most]
+    if kernel.lds_bytes > 65536:
+        wrong.append(f"{kernel.lds_bytes} bytes of LDS")
+    return wrong, number
+
+
+def without(text, names):
+    return re.sub(rf"^\t(?:{names})\b.*\n", "", text, flags=re.M)
+
+
+def check_checker(arch, text):
+    """Assembly without its waits must be found wrong."""
+    waits = "s_waitcnt|s_wait_loadcnt|s_wait_dscnt|s_wait_kmcnt|s_wait_loadcnt_dscnt"
+    return [] if len(check_waits(arch, without(text, waits))) > 20 else ["waits that are missing are not missed"]
+
+
+def of_profile(lib, arch, profile):
+    tiles, found = {}, {}
+    for name in spill_check.listed(arch, profile):
+        p = spill_check.NAME.match(name)
+        tiles.setdefault(name[:p.start("features")], []).append(name)
+    for names in tiles.values():
+        names.sort(key=lambda name: name.count("_"))
+        for name in {names[0], names[-1]}:
+            found[name] = spill_check.kernel_of(lib, name)
+            assert found[name] is not None, f"no problem makes {name}"
+    return found
+
+
+def wanted(lib, arch, quick, profile):
+    """One kernel of every name."""
+    found = {}
+    if profile:
+        return of_profile(lib, arch, profile)
+    for case in suite.emulated(False):
+        for kernel in suite.kernels(case, lib, arch, case.pipeline):
+            if kernel is not None:
+                found.setdefault(kernel.name.decode(), kernel)
+    if not quick:
+        return found
+    families = {}
+    for name, kernel in found.items():
+        if kernel.family in (abi.FWD, abi.FWD_PAGEDKV, abi.BWD_DQ_DK_DV) and "scalar" not in name:
+            families[kernel.family] = name
+    return {name: found[name] for name in families.values()}
+
+
+def check(arch, kernel, try_checker):
+    try:
+        text = assemble(arch, kernel)
+    except RuntimeError as error:
+        return [str(error)], {}
+    wrong, number = check_resources(arch, kernel, text)
+    return wrong + check_waits(arch, text)[:3] + (check_checker(arch, text) if try_checker else []), number
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--arch", action="append")
+    parser.add_argument("--quick", action="store_true", help="a few kernels")
+    parser.add_argument("--profile", help="of what `fmhactl build --list` names")
+    parser.add_argument("--match", default="", help="a regular expression")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    if not shutil.which(CLANG):
+        print(f"assembly: skipped, no {CLANG} here")
+        return 77
+    lib, failed, jobs = abi.load_library(), 0, []
+    for arch in options.arch or ARCHS:
+        mine = {n: k for n, k in wanted(lib, arch, options.quick, options.profile).items()
+                if re.search(options.match, n)}
+        jobs += [(arch, name, kernel, n == 0) for n, (name, kernel) in enumerate(mine.items())]
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        results = pool.map(lambda job: check(job[0], job[2], job[3]), jobs)
+        for (_, name, kernel, _), (wrong, number) in zip(jobs, results):
+            failed += bool(wrong)
+            if options.verbose and number:
+                print(f"{name}: {number['vgpr_count']} registers, {number['private_segment_fixed_size']} bytes of "
+                      f"scratch, {number['sgpr_spill_count']} scalar registers in vector ones, {kernel.lds_bytes} LDS")
+            for sentence in wrong:
+                print(f"FAIL {name}: {sentence}", flush=True)
+    print(f"assembly: {len(jobs) - failed} of {len(jobs)} kernels as they should be")
+    return 1 if failed or not jobs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
