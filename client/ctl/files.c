@@ -284,7 +284,7 @@ static int infer_keys(const struct files *files, struct fmha_problem *p)
 static int infer(const struct files *files, struct fmha_problem *p)
 {
 	const int32_t *starts;
-	int32_t dims[4];
+	int32_t dims[4] = {0};
 	int64_t n;
 	int r = 0;
 

@@ -60,8 +60,8 @@ static int find_backend(const char *name, const struct device_ops **ret_ops, str
 int device_open(const struct config_device *config, void (*wake)(void *owner), void *owner,
 		struct device **ret_device, struct fmha_error *err)
 {
-	const struct device_ops *ops;
-	struct device *device;
+	const struct device_ops *ops = NULL;
+	struct device *device = NULL;
 	int r;
 
 	r = find_backend(config->backend, &ops, err);

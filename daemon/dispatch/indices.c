@@ -346,17 +346,19 @@ static int check_append_targets(struct reader *r)
 		return fmha_error_set(r->err, FMHA_ENOMEM, "append: out of memory");
 	for (int32_t b = 0; b < p->batch; b++) {
 		int64_t before = r->seqlen_k ? r->seqlen_k_before[b] : p->seqlen_k - p->seqlen_new;
+		const int32_t *pages;
 		int64_t page, end;
 
 		if (r->cache_batch_idx) {
 			words[n++] = r->cache_batch_idx[b];
 			continue;
 		}
+		pages = r->kv_indptr ? r->kv_page_indices + r->kv_indptr[b]
+				     : r->block_table + b * r->table_columns;
 		page = before / p->page_size;
 		end = ceil_div(before + p->seqlen_new, p->page_size);
 		for (; page < end; page++)
-			words[n++] = r->kv_indptr ? r->kv_page_indices[r->kv_indptr[b] + page]
-						  : r->block_table[b * r->table_columns + page];
+			words[n++] = pages[page]; /* NOLINT: a paged cache has one of the two */
 	}
 	e = check_unique(r, words, n,
 			 r->cache_batch_idx ? "tensor.cache_batch_idx"

@@ -152,9 +152,10 @@ static bool cut(const char *p, const char *end, struct document *d)
 static bool is_string(const struct slice *slice, const char *want, char ret_has[64])
 {
 	cJSON *item = slice->at ? parse(slice) : NULL;
-	bool same = cJSON_IsString(item) && strcmp(item->valuestring, want) == 0;
+	const char *has = item && cJSON_IsString(item) ? item->valuestring : "";
+	bool same = strcmp(has, want) == 0;
 
-	(void)snprintf(ret_has, 64, "%s", cJSON_IsString(item) ? item->valuestring : "");
+	(void)snprintf(ret_has, 64, "%s", has);
 	cJSON_Delete(item);
 	return same;
 }
@@ -171,7 +172,7 @@ static int check_head(const struct registry *registry, const struct document *d,
 	if (!is_string(&d->format, "fmhad-registry", has))
 		return refuse(err, "format", "not an exported registry");
 	version = d->version.at ? parse(&d->version) : NULL;
-	sound = cJSON_IsNumber(version) && version->valuedouble == 1;
+	sound = version && cJSON_IsNumber(version) && version->valuedouble == 1;
 	cJSON_Delete(version);
 	if (!sound)
 		return refuse(err, "version", "not 1");

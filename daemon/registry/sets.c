@@ -101,8 +101,10 @@ static int set_parse(struct registry_set *set, const char *json, size_t size,
 		return broken(err, set->name, "not a JSON list of patterns");
 	}
 	set->patterns = calloc(REGISTRY_MAX_PATTERNS, sizeof(*set->patterns));
-	if (!set->patterns)
-		r = fmha_error_set(err, FMHA_ENOMEM, "set: out of memory");
+	if (!set->patterns) {
+		cJSON_Delete(list);
+		return fmha_error_set(err, FMHA_ENOMEM, "set: out of memory");
+	}
 	cJSON_ArrayForEach(item, list)
 	{
 		if (r < 0)
@@ -118,7 +120,8 @@ static int set_parse(struct registry_set *set, const char *json, size_t size,
 			set->n_patterns++;
 	}
 	cJSON_Delete(list);
-	set->everything = set->n_patterns == 1 && strcmp(set->patterns[0], "*") == 0;
+	/* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): it began with no patterns */
+	set->everything = r == 0 && set->n_patterns == 1 && strcmp(set->patterns[0], "*") == 0;
 	return r;
 }
 

@@ -119,8 +119,8 @@ static int on_buffer_create(struct session *session, uint32_t id,
 			    const struct proto_buffer_create_params *params, struct fmha_error *err)
 {
 	struct proto_buffer_result result = {.size = params->size};
-	struct device_memory memory;
-	int fd, r;
+	struct device_memory memory = {0};
+	int fd = -1, r;
 
 	r = check_buffer_quota(session, params->size, err);
 	if (r == 0)

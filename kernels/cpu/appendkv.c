@@ -135,6 +135,7 @@ static inline half_vector from_double(double_vector x, int is_result)
 {
 	half_vector f = __builtin_convertvector(x, half_vector);
 	double_vector back = __builtin_convertvector(f, double_vector);
+	/* NOLINTNEXTLINE(misc-redundant-expression): a NaN is not equal to itself */
 	half_bits inexact = __builtin_convertvector((back != x) & (x == x), half_bits);
 	half_bits away = __builtin_convertvector(((x > 0) & (back > x)) | ((x < 0) & (back < x)),
 						 half_bits);
@@ -194,9 +195,9 @@ rotate_pairs(char *to, const char *from, const char *cos, const char *sin, int32
 			int32_t at = (2 * i + k * LANES) * bytes;
 
 			x = vf_load_as(from + at, dtype);
-			y = __builtin_shuffle(x, swapped);
-			store_rotated(to + at, x, __builtin_shuffle(c, twice[k]), y,
-				      __builtin_shuffle(s, twice[k]) * sign, dtype);
+			y = vf_permute(x, swapped);
+			store_rotated(to + at, x, vf_permute(c, twice[k]), y,
+				      vf_permute(s, twice[k]) * sign, dtype);
 		}
 	}
 	return i;

@@ -37,6 +37,20 @@ typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef float vf_memory __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t vi_memory __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+/* Element j is x[index[j]]. */
+static inline vf vf_permute(vf x, vi index)
+{
+#ifdef __clang__ /* shuffles by constants only */
+	vf y;
+
+	for (int j = 0; j < LANES; j++)
+		y[j] = x[index[j]];
+	return y;
+#else
+	return __builtin_shuffle(x, index);
+#endif
+}
+
 /*
  * Subnormal numbers count as zero while a kernel runs: one of them costs some hundred cycles, and
  * probabilities far from the maximum are made of them.
