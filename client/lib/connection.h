@@ -4,8 +4,8 @@
  *
  * There is no reader thread. Of the threads that wait for an answer, one reads the socket and
  * hands out whatever arrives; when its own answer has come it passes the role on. Likewise one
- * thread at a time writes. So a lone caller pays no switch to another thread of its own, and a forked
- * child inherits no thread that it would miss.
+ * thread at a time writes. So a lone caller pays no switch to another thread of its own, and a
+ * forked child inherits no thread that it would miss.
  *
  * A connection dies once and stays dead: everything unanswered fails with the reason, and the owner
  * (client.c, device.c) makes a new one.

@@ -666,7 +666,7 @@ static void hub_turn(uv_idle_t *handle)
 		}
 		hub->turn_ns = clock_ns();
 		hub->corked = connection;
-		if (connection->input_bytes > 0)
+		if (connection->input && connection->input_bytes > 0)
 			process_input(connection, connection->input, connection->input_bytes);
 		end_turn(hub);
 		update_poll(connection);
