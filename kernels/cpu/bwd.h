@@ -3,6 +3,8 @@
 #ifndef FMHA_CPU_BWD_H
 #define FMHA_CPU_BWD_H
 
+#define MICRO_AHEAD 0
+
 #include "convert.h"
 #include "gemm.h"
 #include "view.h"

@@ -26,6 +26,11 @@ enum {
 	N_PHASES
 };
 
+static int32_t min_int(int32_t a, int32_t b)
+{
+	return a < b ? a : b;
+}
+
 /* --- geometry -----------------------------------------------------------------------------------
  */
 
@@ -38,12 +43,23 @@ static int32_t chunk_of(int32_t length, int32_t unit)
 	return chunk;
 }
 
-/* A kv head's task does the work of its whole group: shorter query chunks for larger groups. */
+/*
+ * Rows of a query chunk. The longer it is, the less often keys are packed and dK and dV touched
+ * for the same work; but tasks of a phase are no more than there are chunks. A kv head's task does
+ * the work of its whole group: shorter query chunks for larger groups.
+ * Worked: 1 sequence of 2 heads, 1024 rows: 384, three chunks a head, 6 tasks at a time; 4
+ * sequences of 16 heads: 1536, one chunk a head, 64 tasks.
+ */
 static int32_t query_unit(const struct abi_bwd_args *a)
 {
-	int32_t group = a->nhead_q / a->nhead_k;
+	enum { ENOUGH_TASKS = 32 };
+	int32_t group = a->nhead_q / a->nhead_k, rows = a->sequences.seqlen_q_max;
+	int32_t unit = group == 1 ? 4 * TILE_ROWS : group == 2 ? 2 * TILE_ROWS : TILE_ROWS;
+	int64_t heads = (int64_t)a->sequences.batch * a->nhead_k;
 
-	return group == 1 ? 4 * TILE_ROWS : group == 2 ? 2 * TILE_ROWS : TILE_ROWS;
+	while (unit < rows && heads * ((rows + 2 * unit - 1) / (2 * unit)) >= ENOUGH_TASKS)
+		unit *= 2;
+	return unit;
 }
 
 struct square {
@@ -84,6 +100,12 @@ static float *key_accumulator(const struct tile *t, void *workspace, const struc
 	if (of_v)
 		return base + a->nhead_k * key_rows(a) * t->width_q + row * t->width_v;
 	return base + row * t->width_q;
+}
+
+static void clear_keys(const struct tile *t, float *dk, float *dv, int32_t n)
+{
+	memset(dk, 0, sizeof(float) * n * t->width_q);
+	memset(dv, 0, sizeof(float) * n * t->width_v);
 }
 
 /* Over which axes dbias is a sum: those of stride 0 and more than one element. */
@@ -139,7 +161,7 @@ static void clear(struct tile *t, const struct view_sequence *v, int32_t head)
  */
 
 /* dQ of the tile, from scratch to split 0 of dq_acc, whose rows are hdim_q long. */
-static void add_dq(const struct tile *t)
+static void add_dq(const struct tile *t, bool fresh)
 {
 	const struct abi_bwd_args *a = t->args;
 
@@ -148,38 +170,69 @@ static void add_dq(const struct tile *t)
 		const float *from = t->dq + (int64_t)i * t->width_q;
 
 		for (int32_t d = 0; d < a->hdim_q; d++)
-			to[d] += from[d];
+			to[d] = fresh ? from[d] : to[d] + from[d];
 	}
 }
 
-static void accumulate(struct tile *t, float *dk, float *dv)
+/* Adds X^T Y to @to (or writes it when @fresh), X being s or dp and Y dO or Q. */
+static void accumulate_keys(struct tile *t, const float *x, struct rows y, int32_t hdim, float *to,
+			    int64_t width, bool fresh)
+{
+	/* A multiple of vectors and of the micro-kernel's rows. */
+	const int32_t unit = t->masked ? 48 : TILE_COLUMNS;
+
+	for (int32_t j = t->begin; j < t->end; j += unit) {
+		int32_t n = min_int(unit, t->end - j), row = 0, row_end = t->n_rows;
+
+		/* Strips above and below that see none of these keys hold zeros. */
+		while (row < row_end && t->strips[row / STRIP_ROWS].end <= j)
+			row += STRIP_ROWS;
+		while (row < row_end && t->strips[(row_end - 1) / STRIP_ROWS].begin >= j + n)
+			row_end = (row_end - 1) / STRIP_ROWS * STRIP_ROWS;
+		if (row < row_end)
+			gemm(n, hdim, row_end - row,
+			     (struct gemm_a){x + row * TILE_LD + j, 1, TILE_LD}, rows_b(y, row),
+			     to + j * width, width, !fresh, &t->fetches);
+	}
+}
+
+/* dQ += dS K, or = when @fresh; of a masked tile strip by strip, each no wider than it need be. */
+static void accumulate_queries(struct tile *t, float *dq, int64_t width, bool fresh)
+{
+	const int32_t unit = t->masked ? STRIP_ROWS : TILE_ROWS;
+
+	for (int32_t row = 0; row < t->n_rows; row += unit) {
+		int32_t begin = t->masked ? t->strips[row / STRIP_ROWS].begin : t->begin;
+		int32_t end = t->masked ? t->strips[row / STRIP_ROWS].end : t->end;
+
+		gemm(min_int(unit, t->n_rows - row), t->args->hdim_q, end - begin,
+		     (struct gemm_a){t->dp + row * TILE_LD + begin, TILE_LD, 1},
+		     rows_b(t->k, begin), dq + row * width, width, !fresh, &t->fetches);
+	}
+}
+
+/* @fresh_keys, @fresh_queries: nothing has been added to these rows of dK and dV, of dQ before. */
+static void accumulate(struct tile *t, float *dk, float *dv, bool fresh_keys, bool fresh_queries)
 {
 	const struct abi_bwd_args *a = t->args;
-	int32_t n = t->end - t->begin;
-	struct gemm_a ds = {t->dp + t->begin, TILE_LD, 1};
-	struct gemm_b k = {t->k_rows + t->begin * PANEL, (int64_t)tile_columns(a) * PANEL};
 
-	gemm(n, a->hdim_v, t->n_rows, (struct gemm_a){t->s + t->begin, 1, TILE_LD},
-	     (struct gemm_b){t->d_o_rows, TILE_ROWS * PANEL}, dv + (int64_t)t->begin * t->width_v,
-	     t->width_v, true);
-	gemm(n, a->hdim_q, t->n_rows, (struct gemm_a){t->dp + t->begin, 1, TILE_LD},
-	     (struct gemm_b){t->q_rows, TILE_ROWS * PANEL}, dk + (int64_t)t->begin * t->width_q,
-	     t->width_q, true);
+	accumulate_keys(t, t->s, t->d_o, a->hdim_v, dv, t->width_v, fresh_keys);
+	accumulate_keys(t, t->dp, t->q, a->hdim_q, dk, t->width_q, fresh_keys);
 	/* The product writes whole vectors, and rows of dq_acc follow each other directly. */
 	if (a->hdim_q % LANES == 0) {
-		gemm(t->n_rows, a->hdim_q, n, ds, k,
-		     bwd_dq_acc(a, &t->sequence, t->head, 0, t->row), a->hdim_q, true);
+		accumulate_queries(t, bwd_dq_acc(a, &t->sequence, t->head, 0, t->row), a->hdim_q,
+				   fresh_queries);
 		return;
 	}
-	gemm(t->n_rows, a->hdim_q, n, ds, k, t->dq, t->width_q, false);
-	add_dq(t);
+	accumulate_queries(t, t->dq, t->width_q, true);
+	add_dq(t, fresh_queries);
 }
 
 /*
  * The same for a tile with infinities or NaN among its inputs and elements that are masked: 0 * NaN
  * in a product would carry them to rows that do not see them, so only visible pairs are added.
  */
-static void accumulate_visible(struct tile *t, float *dk, float *dv)
+static void accumulate_visible(struct tile *t, float *dk, float *dv, bool fresh_queries)
 {
 	const struct abi_bwd_args *a = t->args;
 	const struct view_sequence *v = &t->sequence;
@@ -187,16 +240,15 @@ static void accumulate_visible(struct tile *t, float *dk, float *dv)
 	for (int32_t i = 0; i < t->n_rows; i++) {
 		int64_t lse = view_rows_offset(&a->lse, v, t->row + i, t->head);
 		float *dq = t->dq + (int64_t)i * t->width_q;
-		const float *q = t->q.data + i * t->q.row_stride;
-		const float *d_o = t->d_o.data + i * t->d_o.row_stride;
+		const float *q = rows_a(t->q, i).data;
+		const float *d_o = rows_a(t->d_o, i).data;
 
 		memset(dq, 0, sizeof(float) * t->width_q);
 		if (a->lse.data[lse] == -INFINITY)
 			continue;
 		for (int32_t j = t->begin; j < t->end; j++) {
 			float p = t->s[i * TILE_LD + j], ds = t->dp[i * TILE_LD + j];
-			/* k_rows is in panels; element d of key j */
-			const float *k = t->k_rows + j * PANEL;
+			const float *k = rows_a(t->k, j).data;
 
 			if (!view_visible(&a->band, v, t->row + i, t->column + j))
 				continue;
@@ -204,11 +256,11 @@ static void accumulate_visible(struct tile *t, float *dk, float *dv)
 				dv[(int64_t)j * t->width_v + d] += p * d_o[d];
 			for (int32_t d = 0; d < a->hdim_q; d++) {
 				dk[(int64_t)j * t->width_q + d] += ds * q[d];
-				dq[d] += ds * k[d / PANEL * tile_columns(a) * PANEL + d % PANEL];
+				dq[d] += ds * k[d];
 			}
 		}
 	}
-	add_dq(t);
+	add_dq(t, fresh_queries);
 }
 
 static void store_dbias(const struct tile *t)
@@ -222,58 +274,122 @@ static void store_dbias(const struct tile *t)
 			  a->dbias.stride_dim, t->dz + i * TILE_LD + t->begin, t->end - t->begin);
 }
 
-static int32_t min_int(int32_t a, int32_t b)
+/* Asks for row @row on of a tensor of queries while the tile is worked on. */
+static void fetch_queries(struct tile *t, const struct abi_tensor *x, int32_t hdim, int32_t head,
+			  int32_t row, int32_t n_rows)
 {
-	return a < b ? a : b;
+	int64_t bytes = dtype_bytes((int32_t)t->args->dtype);
+
+	if (x->stride_dim == 1)
+		fetches_add(&t->fetches,
+			    (const char *)x->data +
+				    bytes * view_q_offset(x, &t->sequence, row, head),
+			    bytes * x->stride_seq, bytes * hdim, n_rows);
 }
 
-/* All tiles of a query chunk and a key chunk. */
-static void square_tiles(struct tile *t, const struct view_sequence *v, int32_t head_k,
-			 struct square square, int32_t chunk_q, int32_t chunk_k, void *workspace)
+/* Register tiles of the five products together, if nothing is masked. */
+static int32_t tile_steps(const struct tile *t)
 {
-	const struct abi_bwd_args *a = t->args;
-	int32_t group = a->nhead_q / a->nhead_k, n_columns = tile_columns(a);
-	int32_t row_end = min_int((chunk_q + 1) * square.chunk_q, v->q_len);
-	int32_t column_end = min_int((chunk_k + 1) * square.chunk_k, v->k_len);
-	bool store = a->dbias.data && !dbias_is_summed(a);
+	int32_t rows = t->n_rows / MICRO_ROWS, keys = (t->end - t->begin) / MICRO_ROWS;
+	int32_t columns = (t->end - t->begin + PANEL - 1) / PANEL;
+	int32_t panels_q = t->width_q / PANEL, panels_v = t->width_v / PANEL;
 
-	for (int32_t j = chunk_k * square.chunk_k; j < column_end; j += n_columns) {
-		int32_t columns = min_int(n_columns, column_end - j);
-		float *dk = key_accumulator(t, workspace, v, head_k, j, false);
-		float *dv = key_accumulator(t, workspace, v, head_k, j, true);
-		bool loaded = false;
-
-		for (int32_t h = head_k * group; h < (head_k + 1) * group; h++)
-			for (int32_t i = chunk_q * square.chunk_q; i < row_end; i += TILE_ROWS) {
-				if (!tile_place(t, v, h, i, min_int(TILE_ROWS, row_end - i), j,
-						columns))
-					continue;
-				if (!loaded)
-					tile_load_kv(t, v, head_k, j, columns);
-				loaded = true;
-				tile_load_q(t);
-				tile_scores(t);
-				if (t->masked && !(t->all_finite_k && t->all_finite_q))
-					accumulate_visible(t, dk, dv);
-				else
-					accumulate(t, dk, dv);
-				if (store)
-					store_dbias(t);
-			}
-	}
+	return rows * (2 * columns + panels_q) + keys * (panels_q + panels_v) + 1;
 }
 
-/* Every split of the chunk's rows of dq_acc; only split 0 is ever added to. */
-static void clear_queries(const struct tile *t, const struct view_sequence *v, int32_t head_k,
-			  int32_t row, int32_t row_end)
+/* What a task adds to and in which order its tiles come. */
+struct square_work {
+	struct square square;
+	int32_t head_k, chunk_q, chunk_k;
+	bool fresh_keys, fresh_queries; /* the task is the first to meet its chunk */
+	void *workspace;
+};
+
+/* The tile after (@head, @row) in the order of square_tiles(). */
+static void fetch_next(struct tile *t, const struct square_work *w, int32_t head, int32_t row,
+		       int32_t row_end)
 {
 	const struct abi_bwd_args *a = t->args;
 	int32_t group = a->nhead_q / a->nhead_k;
 
-	for (int32_t h = head_k * group; h < (head_k + 1) * group; h++)
-		for (int32_t split = 0; split < bwd_n_splits(a, v->batch); split++)
-			memset(bwd_dq_acc(a, v, h, split, row), 0,
-			       sizeof(float) * (row_end - row) * a->hdim_q);
+	t->fetches.n = t->fetches.first = 0;
+	row += TILE_ROWS;
+	if (row >= row_end) {
+		row = w->chunk_q * w->square.chunk_q;
+		head++;
+	}
+	if (head >= (w->head_k + 1) * group)
+		return;
+	fetch_queries(t, &a->q, a->hdim_q, head, row, min_int(TILE_ROWS, row_end - row));
+	fetch_queries(t, &a->d_o, a->hdim_v, head, row, min_int(TILE_ROWS, row_end - row));
+	if (!w->fresh_queries)
+		fetches_add(&t->fetches, bwd_dq_acc(a, &t->sequence, head, 0, row),
+			    (int64_t)sizeof(float) * a->hdim_q, (int64_t)sizeof(float) * a->hdim_q,
+			    min_int(TILE_ROWS, row_end - row));
+	fetches_begin(&t->fetches, tile_steps(t));
+}
+
+static void clear_queries(const struct tile *t, const struct view_sequence *v, int32_t head,
+			  int32_t split, int32_t row, int32_t row_end)
+{
+	memset(bwd_dq_acc(t->args, v, head, split, row), 0,
+	       sizeof(float) * (row_end - row) * t->args->hdim_q);
+}
+
+/* All tiles of a query chunk and up to a tile's width of keys, from @column on. */
+static void square_column(struct tile *t, const struct view_sequence *v,
+			  const struct square_work *w, int32_t column, int32_t n_columns,
+			  bool fresh_queries)
+{
+	const struct abi_bwd_args *a = t->args;
+	int32_t group = a->nhead_q / a->nhead_k;
+	int32_t row_end = min_int((w->chunk_q + 1) * w->square.chunk_q, v->q_len);
+	float *dk = key_accumulator(t, w->workspace, v, w->head_k, column, false);
+	float *dv = key_accumulator(t, w->workspace, v, w->head_k, column, true);
+	bool fresh_keys = w->fresh_keys, loaded = false;
+
+	for (int32_t h = w->head_k * group; h < (w->head_k + 1) * group; h++)
+		for (int32_t i = w->chunk_q * w->square.chunk_q; i < row_end; i += TILE_ROWS) {
+			int32_t n_rows = min_int(TILE_ROWS, row_end - i);
+
+			if (!tile_place(t, v, h, i, n_rows, column, n_columns)) {
+				if (fresh_queries)
+					clear_queries(t, v, h, 0, i, i + n_rows);
+				continue;
+			}
+			if (!loaded)
+				tile_load_kv(t, v, w->head_k, column, n_columns);
+			loaded = true;
+			tile_load_q(t);
+			fetch_next(t, w, h, i, row_end);
+			if (fresh_keys && (t->masked || t->end - t->begin < n_columns)) {
+				clear_keys(t, dk, dv, n_columns);
+				fresh_keys = false;
+			}
+			tile_scores(t);
+			if (t->masked && !tile_is_finite(t)) {
+				accumulate_visible(t, dk, dv, fresh_queries);
+			} else {
+				accumulate(t, dk, dv, fresh_keys, fresh_queries);
+				fresh_keys = false;
+			}
+			if (a->dbias.data && !dbias_is_summed(a))
+				store_dbias(t);
+		}
+	if (fresh_keys)
+		clear_keys(t, dk, dv, n_columns);
+}
+
+/* All tiles of a query chunk and a key chunk. */
+static void square_tiles(struct tile *t, const struct view_sequence *v, const struct square_work *w)
+{
+	const struct abi_bwd_args *a = t->args;
+	int32_t n_columns = tile_columns(a), first = w->chunk_k * w->square.chunk_k;
+	int32_t end = min_int(first + w->square.chunk_k, v->k_len);
+
+	for (int32_t j = first; j < end; j += n_columns)
+		square_column(t, v, w, j, min_int(n_columns, end - j),
+			      w->fresh_queries && j == first);
 }
 
 static void write_keys(struct tile *t, const struct view_sequence *v, int32_t head_k, int32_t begin,
@@ -284,7 +400,7 @@ static void write_keys(struct tile *t, const struct view_sequence *v, int32_t he
 	float *dv = key_accumulator(t, workspace, v, head_k, begin, true);
 
 	for (int32_t j = begin; j < end; j++, dk += t->width_q, dv += t->width_v) {
-		for (int32_t d = 0; d < t->width_q; d += LANES)
+		for (int32_t d = 0; d < a->hdim_q; d += LANES)
 			vf_store(dk + d, vf_load(dk + d) * a->scale);
 		store_row(a->dk.data, a->dtype, view_k_offset(&a->dk, v, j, head_k),
 			  a->dk.stride_dim, dk, a->hdim_q);
@@ -297,23 +413,31 @@ static void write_keys(struct tile *t, const struct view_sequence *v, int32_t he
 static void square_task(struct tile *t, const struct view_sequence *v, int32_t head_k,
 			struct square square, int32_t turn, int32_t chunk_k, void *workspace)
 {
-	int32_t chunk_q = (chunk_k + turn) % square.n;
+	const struct abi_bwd_args *a = t->args;
+	int32_t chunk_q = (chunk_k + turn) % square.n, group = a->nhead_q / a->nhead_k;
 	int32_t key = chunk_k * square.chunk_k, key_end = min_int(key + square.chunk_k, v->k_len);
 	int32_t row = chunk_q * square.chunk_q, row_end = min_int(row + square.chunk_q, v->q_len);
-	/* Key chunk n meets query chunk m in turn m - n; where there are fewer key chunks, the last
-	 * of them comes first to the query chunks past them. */
-	int32_t first_turn = chunk_q < square.n_k ? 0 : chunk_q - square.n_k + 1;
+	struct square_work w = {
+		.square = square,
+		.head_k = head_k,
+		.chunk_q = chunk_q,
+		.chunk_k = chunk_k,
+		.fresh_keys = turn == 0,
+		/* Key chunk n meets query chunk m in turn m - n; where there are fewer key chunks,
+		 * the last of them comes first to the query chunks past them. */
+		.fresh_queries = turn == (chunk_q < square.n_k ? 0 : chunk_q - square.n_k + 1),
+		.workspace = workspace,
+	};
 
-	if (turn == 0) {
-		memset(key_accumulator(t, workspace, v, head_k, key, false), 0,
-		       sizeof(float) * (key_end - key) * t->width_q);
-		memset(key_accumulator(t, workspace, v, head_k, key, true), 0,
-		       sizeof(float) * (key_end - key) * t->width_v);
-	}
 	if (chunk_q < square.n_q) {
-		if (turn == first_turn)
-			clear_queries(t, v, head_k, row, row_end);
-		square_tiles(t, v, head_k, square, chunk_q, chunk_k, workspace);
+		/* Only split 0 is ever added to. */
+		for (int32_t h = head_k * group; w.fresh_queries && h < (head_k + 1) * group; h++)
+			for (int32_t split = 1; split < bwd_n_splits(a, v->batch); split++)
+				clear_queries(t, v, h, split, row, row_end);
+		square_tiles(t, v, &w);
+	} else if (w.fresh_keys) {
+		clear_keys(t, key_accumulator(t, workspace, v, head_k, key, false),
+			   key_accumulator(t, workspace, v, head_k, key, true), key_end - key);
 	}
 	if (turn == square.n - 1)
 		write_keys(t, v, head_k, key, key_end, workspace);
@@ -439,10 +563,9 @@ static int64_t dq_dk_dv_tasks(const void *args, int phase, int n_threads)
 	return phase - PHASE_SQUARE < square.n ? heads * square.n_k : 0;
 }
 
-static void dq_dk_dv_run(const void *args, int phase, int64_t task, int n_threads, void *workspace,
-			 void *scratch)
+static void dq_dk_dv_task(const struct abi_bwd_args *a, int phase, int64_t task, void *workspace,
+			  void *scratch)
 {
-	const struct abi_bwd_args *a = args;
 	const struct abi_sequences *s = &a->sequences;
 	struct square longest = square_of(a, s->seqlen_q_max, s->seqlen_k_max), square;
 	struct view_sequence v;
@@ -451,7 +574,6 @@ static void dq_dk_dv_run(const void *args, int phase, int64_t task, int n_thread
 	int64_t head;
 	int32_t chunk_k;
 
-	(void)n_threads;
 	if (phase == PHASE_DBIAS) {
 		dbias_task(&t, task, (float *)((char *)scratch + tile_bytes));
 		return;
@@ -468,6 +590,16 @@ static void dq_dk_dv_run(const void *args, int phase, int64_t task, int n_thread
 	if (chunk_k < square.n_k && phase - PHASE_SQUARE < square.n)
 		square_task(&t, &v, (int32_t)(head % a->nhead_k), square, phase - PHASE_SQUARE,
 			    chunk_k, workspace);
+}
+
+static void dq_dk_dv_run(const void *args, int phase, int64_t task, int n_threads, void *workspace,
+			 void *scratch)
+{
+	uint32_t mode = subnormals_off();
+
+	(void)n_threads;
+	dq_dk_dv_task(args, phase, task, workspace, scratch);
+	subnormals_restore(mode);
 }
 
 static int dq_dk_dv_accepts(const void *args)

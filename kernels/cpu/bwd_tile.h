@@ -19,18 +19,54 @@ enum {
 	/* Multiples of the micro-kernel's rows, of panels and of dropout patches. */
 	TILE_ROWS = 96,
 	TILE_COLUMNS = 192,
+	/* S and dP are made and passed over in blocks of this size, which stay in the first-level
+	 * cache meanwhile. Masks that hide a whole strip's columns save the work on them. */
+	STRIP_ROWS = 24,
+	STRIP_COLUMNS = 64,
+	N_STRIPS = TILE_ROWS / STRIP_ROWS,
 	/* Row stride of S and dP: not a power of two, so that a column of them does not fall into
 	 * one set of the first-level cache. */
 	TILE_LD = TILE_COLUMNS + 16,
+	MAX_STRIDE = 256,  /* of a caller's rows that are read in place, in floats */
+	GROUP = 4 * LANES, /* columns of a row that are passed over at a time */
 };
+
+_Static_assert(TILE_ROWS % STRIP_ROWS == 0 && STRIP_COLUMNS % PANEL == 0, "whole strips");
 
 #define LOG2_E 1.44269504088896340736f
 
 /* Keys in a tile: fewer of the long ones, so that a tile stays in the second-level cache. */
 static inline int32_t tile_columns(const struct abi_bwd_args *a)
 {
-	return a->hdim_q > 128 || a->hdim_v > 128 ? 2 * TILE_COLUMNS / 3 : TILE_COLUMNS;
+	return a->hdim_q > 64 || a->hdim_v > 64 ? 2 * TILE_COLUMNS / 3 : TILE_COLUMNS;
 }
+
+/* Floats between rows of copies: an odd number of cache lines, so that a panel's width of rows
+ * spreads over all sets of the first-level cache. */
+static inline int32_t row_stride(int32_t hdim)
+{
+	return (ROUND_UP(hdim, 16) / 16 | 1) * 16;
+}
+
+/* Floats, whole vectors a row. */
+struct rows {
+	const float *data;
+	int64_t ld;
+};
+
+/* What a row needs to know besides its numbers. */
+struct tile_row {
+	float lse; /* times log2(e) */
+	float delta, slope;
+	int32_t diagonal;    /* column of alibi's 0 */
+	int32_t first, last; /* visible columns, sink tokens apart */
+};
+
+/* Columns of the tile that some row of the strip may see; begin starts a panel. */
+struct strip {
+	int32_t begin, end;
+	int32_t full_begin, full_end; /* that every row sees */
+};
 
 struct tile {
 	const struct abi_bwd_args *args;
@@ -41,18 +77,20 @@ struct tile {
 	int32_t begin,
 		end; /* the columns of the tile that some row may see; begin starts a panel */
 	bool masked; /* some row does not see all of them */
-	bool all_finite_k, all_finite_q; /* K and V, Q and dO */
+	enum { UNKNOWN, FINITE, NOT_FINITE } finite_k; /* K and V of the tile */
+	struct rows k, v, q, d_o;
 	/* scratch */
 	float *k_columns, *v_columns; /* panels of K^T, V^T */
-	float *k_rows;                /* panels of K */
-	struct gemm_a q, d_o;         /* rows: of the tensors themselves, or of float copies */
-	float *q_rows, *d_o_rows;     /* panels */
+	float *k_rows, *v_rows;       /* copies of rows, row_stride() apart */
+	float *q_rows, *d_o_rows;     /* likewise */
 	float *s, *dp;                /* [TILE_ROWS, TILE_LD] */
 	float *dz;                    /* likewise, before the soft cap's derivative; for dbias */
 	float *dq;                    /* [TILE_ROWS, width_q] */
-	float *rows;                  /* float copies of K and V, or of Q and dO */
 	float *bias;                  /* [TILE_COLUMNS] */
 	uint8_t *bytes;               /* [TILE_ROWS, TILE_COLUMNS] dropout bytes */
+	struct fetches fetches;       /* what the next tile reads */
+	struct strip strips[N_STRIPS];
+	struct tile_row facts[TILE_ROWS];
 };
 
 /* Lays the arrays out in @scratch; returns its size. @scratch may be NULL. */
@@ -61,23 +99,24 @@ static inline size_t tile_init(struct tile *t, const struct abi_bwd_args *a, voi
 	int64_t columns = tile_columns(a), at = 0;
 	float *base = scratch;
 
-	*t = (struct tile){.args = a,
-			   .width_q = ROUND_UP(a->hdim_q, PANEL),
-			   .width_v = ROUND_UP(a->hdim_v, PANEL)};
+	t->args = a;
+	t->width_q = ROUND_UP(a->hdim_q, PANEL);
+	t->width_v = ROUND_UP(a->hdim_v, PANEL);
+	t->fetches.n = t->fetches.first = 0;
 	struct {
 		float **array;
 		int64_t floats;
 	} arrays[] = {
 		{&t->k_columns, t->width_q * columns},
 		{&t->v_columns, t->width_v * columns},
-		{&t->k_rows, t->width_q * columns},
-		{&t->q_rows, t->width_q * TILE_ROWS},
-		{&t->d_o_rows, t->width_v * TILE_ROWS},
+		{&t->k_rows, row_stride(a->hdim_q) * columns},
+		{&t->v_rows, row_stride(a->hdim_v) * columns},
+		{&t->q_rows, row_stride(a->hdim_q) * TILE_ROWS},
+		{&t->d_o_rows, row_stride(a->hdim_v) * TILE_ROWS},
 		{&t->s, TILE_ROWS * TILE_LD},
 		{&t->dp, TILE_ROWS * TILE_LD},
 		{&t->dz, a->dbias.data ? TILE_ROWS * TILE_LD : 0},
 		{&t->dq, t->width_q * TILE_ROWS},
-		{&t->rows, (t->width_q + t->width_v) * (columns > TILE_ROWS ? columns : TILE_ROWS)},
 		{&t->bias, TILE_LD},
 	};
 
@@ -86,7 +125,7 @@ static inline size_t tile_init(struct tile *t, const struct abi_bwd_args *a, voi
 		at += ROUND_UP(arrays[i].floats, 16);
 	}
 	t->bytes = base ? (uint8_t *)(base + at) : NULL;
-	return at * sizeof(float) + (a->dropout.p_drop > 0 ? TILE_ROWS * TILE_COLUMNS : 0);
+	return at * sizeof(float) + (a->dropout.p_drop > 0 ? TILE_ROWS * TILE_COLUMNS + GROUP : 0);
 }
 
 /* May the tensor's own memory stand for rows of whole float vectors? */
@@ -96,37 +135,33 @@ static inline bool is_float_rows(const struct abi_bwd_args *a, const struct abi_
 	return a->dtype == ABI_F32 && t->stride_dim == 1 && hdim % LANES == 0;
 }
 
-static inline struct gemm_a copy_rows(const struct abi_bwd_args *a, const struct abi_tensor *t,
-				      int64_t offset, int32_t n, int32_t hdim, float *copies)
+/*
+ * @n rows from @offset on: the tensor's own, or floats copied to @copies. A stride of many lines
+ * would leave the caches few sets, so such rows are copied, too.
+ */
+static inline struct rows load_rows(const struct abi_bwd_args *a, const struct abi_tensor *t,
+				    int64_t offset, int32_t n, int32_t hdim, float *copies)
 {
-	int32_t width = ROUND_UP(hdim, PANEL);
+	int32_t columns = ROUND_UP(hdim, LANES), ld = row_stride(hdim);
+	bool is_float = is_float_rows(a, t, hdim);
+
+	if (is_float && t->stride_seq >= hdim && t->stride_seq <= MAX_STRIDE)
+		return (struct rows){(const float *)t->data + offset, t->stride_seq};
+	for (int32_t i = 0; i < n; i++)
+		bwd_load_row(copies + (int64_t)i * ld, columns, t, offset + i * t->stride_seq, hdim,
+			     a->dtype);
+	return (struct rows){copies, ld};
+}
+
+/* Neither an infinity nor a NaN among them. */
+static inline bool rows_are_finite(struct rows x, int32_t n, int32_t hdim)
+{
+	vf sum = {0};
 
 	for (int32_t i = 0; i < n; i++)
-		bwd_load_row(copies + (int64_t)i * width, ROUND_UP(hdim, LANES), t,
-			     offset + i * t->stride_seq, hdim, a->dtype);
-	return (struct gemm_a){copies, width, 1};
-}
-
-/*
- * Packs @n rows from @offset on into @panels of @steps rows, and returns them as rows that lie
- * close together: a caller's stride of whole pages would leave the first-level cache few sets. A
- * single panel is such rows itself, and more of them are copied to @copies.
- */
-static inline struct gemm_a pack_rows(const struct abi_bwd_args *a, const struct abi_tensor *t,
-				      int64_t offset, int32_t n, int32_t hdim, float *copies,
-				      float *panels, int32_t steps, vf *zeros)
-{
-	struct gemm_a rows = {(const float *)t->data + offset, t->stride_seq, 1};
-
-	if (!is_float_rows(a, t, hdim) || hdim > PANEL)
-		rows = copy_rows(a, t, offset, n, hdim, copies);
-	pack(panels, rows.data, rows.row_stride, n, ROUND_UP(hdim, LANES), steps, zeros);
-	return hdim > PANEL ? rows : (struct gemm_a){panels, PANEL, 1};
-}
-
-static inline bool is_zero(vf x)
-{
-	return vf_reduce_add(x) == 0;
+		for (int32_t d = 0; d < hdim; d += LANES)
+			sum += vf_load(x.data + i * x.ld + d) * 0.0f;
+	return vf_reduce_add(sum) == 0;
 }
 
 static inline void tile_load_kv(struct tile *t, const struct view_sequence *v, int32_t head_k,
@@ -134,47 +169,69 @@ static inline void tile_load_kv(struct tile *t, const struct view_sequence *v, i
 {
 	const struct abi_bwd_args *a = t->args;
 	int32_t steps_q = ROUND_UP(a->hdim_q, LANES), steps_v = ROUND_UP(a->hdim_v, LANES);
-	int64_t offset = view_k_offset(&a->v, v, column, head_k);
-	struct gemm_a k, v_rows = {(const float *)a->v.data + offset, a->v.stride_seq, 1};
-	vf zeros = {0};
+	struct gemm_a next;
 
 	t->sequence = *v;
 	t->column = column;
 	t->n_columns = n_columns;
-	k = pack_rows(a, &a->k, view_k_offset(&a->k, v, column, head_k), n_columns, a->hdim_q,
-		      t->rows, t->k_rows, tile_columns(a), &zeros);
-	if (is_float_rows(a, &a->v, a->hdim_v)) {
-		/* The transposing pass jumps between rows: V is fetched while K is transposed. */
-		pack_transposed(t->k_columns, k.data, k.row_stride, n_columns, steps_q,
-				steps_q == steps_v ? &v_rows : NULL, &zeros);
-	} else {
-		pack_transposed(t->k_columns, k.data, k.row_stride, n_columns, steps_q, NULL,
-				&zeros);
-		v_rows = copy_rows(a, &a->v, offset, n_columns, a->hdim_v, t->rows);
-	}
-	pack_transposed(t->v_columns, v_rows.data, v_rows.row_stride, n_columns, steps_v, NULL,
-			&zeros);
-	t->all_finite_k = is_zero(zeros);
+	t->k = load_rows(a, &a->k, view_k_offset(&a->k, v, column, head_k), n_columns, a->hdim_q,
+			 t->k_rows);
+	t->v = load_rows(a, &a->v, view_k_offset(&a->v, v, column, head_k), n_columns, a->hdim_v,
+			 t->v_rows);
+	/* The transposing pass jumps between rows: V is fetched while K is transposed. */
+	next = (struct gemm_a){t->v.data, t->v.ld, 1};
+	pack_transposed(t->k_columns, t->k.data, t->k.ld, n_columns, steps_q,
+			steps_q == steps_v ? &next : NULL);
+	pack_transposed(t->v_columns, t->v.data, t->v.ld, n_columns, steps_v, NULL);
+	t->finite_k = UNKNOWN;
 }
 
-/* The columns that @row may see, as a range, sink tokens apart. */
+/* Whether K, V, Q and dO of the tile are free of infinities and NaN. */
+static inline bool tile_is_finite(struct tile *t)
+{
+	const struct abi_bwd_args *a = t->args;
+
+	if (t->finite_k == UNKNOWN)
+		t->finite_k = rows_are_finite(t->k, t->n_columns, a->hdim_q) &&
+					      rows_are_finite(t->v, t->n_columns, a->hdim_v)
+				      ? FINITE
+				      : NOT_FINITE;
+	return t->finite_k == FINITE && rows_are_finite(t->q, t->n_rows, a->hdim_q) &&
+	       rows_are_finite(t->d_o, t->n_rows, a->hdim_v);
+}
+
+static inline int32_t clamp(int64_t x, int32_t low, int32_t high)
+{
+	return x < low ? low : x > high ? high : (int32_t)x;
+}
+
+/* The columns that a row may see, as a range, sink tokens apart. */
 struct columns {
 	int64_t first, last;
 };
 
+/* What row 0 would see if keys had no ends; every other row sees as much further right. */
+static inline struct columns visible_window(const struct abi_band *band,
+					    const struct view_sequence *v)
+{
+	const int64_t unlimited = (int64_t)1 << 40;
+	int64_t shift = band->mask == ABI_MASK_BOTTOM_RIGHT ? (int64_t)v->k_len - v->q_len : 0;
+	struct columns c = {-unlimited, unlimited};
+
+	if (band->mask != ABI_MASK_NONE && band->window_left >= 0)
+		c.first = shift - band->window_left;
+	if (band->mask != ABI_MASK_NONE && band->window_right >= 0)
+		c.last = shift + band->window_right;
+	return c;
+}
+
 static inline struct columns visible_columns(const struct abi_band *band,
 					     const struct view_sequence *v, int32_t row)
 {
-	struct columns c = {.first = 0, .last = v->k_len - 1};
-	int64_t diagonal = row +
-			   (band->mask == ABI_MASK_BOTTOM_RIGHT ? (int64_t)v->k_len - v->q_len : 0);
+	struct columns c = visible_window(band, v);
 
-	if (band->mask == ABI_MASK_NONE)
-		return c;
-	if (band->window_left >= 0 && diagonal - band->window_left > 0)
-		c.first = diagonal - band->window_left;
-	if (band->window_right >= 0 && diagonal + band->window_right < c.last)
-		c.last = diagonal + band->window_right;
+	c.first = row + c.first > 0 ? row + c.first : 0;
+	c.last = row + c.last < v->k_len ? row + c.last : v->k_len - 1;
 	return c;
 }
 
@@ -203,22 +260,75 @@ static inline bool tile_place(struct tile *t, const struct view_sequence *v, int
 	t->n_rows = n_rows;
 	t->begin = (int32_t)(first - column) / PANEL * PANEL;
 	t->end = (int32_t)(last - column) + 1;
-	t->masked = top.last < last || bottom.first > column + t->begin;
 	return true;
+}
+
+/* @rows: of the strip. */
+static inline void strip_init(struct tile *t, struct strip *strip, const struct tile_row *rows,
+			      int32_t n_rows)
+{
+	int32_t first = INT32_MAX, last = -1, full_first = 0, full_last = INT32_MAX;
+
+	for (int32_t i = 0; i < n_rows; i++) {
+		first = rows[i].first < first ? rows[i].first : first;
+		last = rows[i].last > last ? rows[i].last : last;
+		full_first = rows[i].first > full_first ? rows[i].first : full_first;
+		full_last = rows[i].last < full_last ? rows[i].last : full_last;
+	}
+	if (t->args->band.mask != ABI_MASK_NONE && t->args->band.sink_tokens > t->column)
+		first = t->column;
+	*strip = (struct strip){
+		.begin = clamp((int64_t)first - t->column, t->begin, t->end) / PANEL * PANEL,
+		.end = clamp((int64_t)last - t->column + 1, t->begin, t->end),
+		.full_begin = clamp((int64_t)full_first - t->column, t->begin, INT32_MAX),
+		.full_end = clamp((int64_t)full_last - t->column + 1, t->begin, t->end),
+	};
+	if (strip->begin >= strip->end)
+		strip->begin = strip->end = t->begin;
+	t->masked |= strip->full_begin > t->begin || strip->full_end < t->end;
+}
+
+/* Fills what the passes need to know of the rows that tile_place() found. */
+static inline void tile_load_facts(struct tile *t)
+{
+	const struct abi_bwd_args *a = t->args;
+	const struct view_sequence *v = &t->sequence;
+	const float *lse = a->lse.data + view_rows_offset(&a->lse, v, t->row, t->head);
+	const float *delta = a->d.data + view_rows_offset(&a->d, v, t->row, t->head);
+	struct columns window = visible_window(&a->band, v);
+	float slope = a->alibi_slopes ? a->alibi_slopes[v->batch * a->alibi_stride_batch + t->head]
+				      : 0;
+
+	for (int32_t i = 0; i < t->n_rows; i++) {
+		float row_lse = lse[i * a->lse.stride_seq];
+		/* A row with nothing to attend to sees nothing. */
+		bool empty = row_lse == -INFINITY;
+
+		t->facts[i] = (struct tile_row){
+			.lse = empty ? 0 : row_lse * LOG2_E,
+			.delta = delta[i * a->d.stride_seq],
+			.slope = slope * LOG2_E,
+			.diagonal = t->row + i + v->k_len - v->q_len,
+			.first = empty ? INT32_MAX : clamp(t->row + i + window.first, 0, v->k_len),
+			.last = empty ? -1 : clamp(t->row + i + window.last, -1, v->k_len - 1),
+		};
+	}
+	t->masked = false;
+	for (int32_t i = 0; i < t->n_rows; i += STRIP_ROWS)
+		strip_init(t, &t->strips[i / STRIP_ROWS], &t->facts[i],
+			   t->n_rows - i < STRIP_ROWS ? t->n_rows - i : STRIP_ROWS);
 }
 
 static inline void tile_load_q(struct tile *t)
 {
 	const struct abi_bwd_args *a = t->args;
 	const struct view_sequence *v = &t->sequence;
-	vf zeros = {0};
 
-	t->q = pack_rows(a, &a->q, view_q_offset(&a->q, v, t->row, t->head), t->n_rows, a->hdim_q,
-			 t->rows, t->q_rows, TILE_ROWS, &zeros);
-	t->d_o = pack_rows(a, &a->d_o, view_q_offset(&a->d_o, v, t->row, t->head), t->n_rows,
-			   a->hdim_v, t->rows + (int64_t)TILE_ROWS * t->width_q, t->d_o_rows,
-			   TILE_ROWS, &zeros);
-	t->all_finite_q = is_zero(zeros);
+	t->q = load_rows(a, &a->q, view_q_offset(&a->q, v, t->row, t->head), t->n_rows, a->hdim_q,
+			 t->q_rows);
+	t->d_o = load_rows(a, &a->d_o, view_q_offset(&a->d_o, v, t->row, t->head), t->n_rows,
+			   a->hdim_v, t->d_o_rows);
+	tile_load_facts(t);
 }
 
 static inline void tile_load_bytes(struct tile *t)
@@ -267,87 +377,137 @@ static inline vf vf_keep(vi mask, vf yes)
 	return (vf)(mask & (vi)yes);
 }
 
-/* What a row needs to know besides its numbers. */
-struct row {
-	float lse, delta, slope;
-	int32_t diagonal; /* column of alibi's 0 */
-	struct columns visible;
+/* A block of S and dP: rows and columns of the tile. */
+struct block {
+	int32_t row, row_end, begin, end;
+};
+
+/* The bias of columns [begin, end) of row @i, where whole groups of vectors may be read. */
+static inline const float *block_bias(struct tile *t, int32_t i, int32_t begin, int32_t end)
+{
+	const struct abi_bwd_args *a = t->args;
+	const struct view_sequence *v = &t->sequence;
+	int64_t offset = view_q_offset(&a->bias, v, t->row + i, t->head) +
+			 (t->column + begin) * a->bias.stride_dim;
+
+	if (a->bias_dtype == ABI_F32 && a->bias.stride_dim == 1 && (end - begin) % GROUP == 0)
+		return (const float *)a->bias.data + offset;
+	load_row(t->bias, a->bias.data, a->bias_dtype, offset, a->bias.stride_dim, end - begin);
+	return t->bias;
+}
+
+/* What the passes do besides the plain formula; constants of each instance. */
+struct pass {
+	bool extras; /* bias, alibi, soft cap, dropout or dbias may be on */
+	bool masked; /* some elements are not visible */
 };
 
 /*
- * Row @i of S and dP becomes r P and dS. @extras: bias, alibi, soft cap, dropout or dbias may be
- * on;
- * @masked: some columns are not visible. Both are constants, so that the plain row stays short.
+ * A group of vectors of row @i, from column @j on: S and dP become r P and dS. The vectors go side
+ * by side, see vf_exp2_four().
  */
-static inline __attribute__((always_inline)) void
-row_pass(struct tile *t, int32_t i, struct row row, const bool extras, const bool masked)
+static inline __attribute__((always_inline)) void group_pass(struct tile *t, int32_t i, int32_t j,
+							     const struct tile_row *row,
+							     const float *bias,
+							     const struct pass pass)
 {
 	const struct abi_bwd_args *a = t->args;
-	float *s = t->s + i * TILE_LD, *dp = t->dp + i * TILE_LD;
-	const float cap = extras ? a->logits_soft_cap : 0;
-	const vi iota = __builtin_convertvector(vf_iota(), vi) + t->column;
+	const float cap = pass.extras ? a->logits_soft_cap : 0;
+	const float factor = pass.extras ? a->scale : a->scale * LOG2_E;
+	const vi iota = __builtin_convertvector(vf_iota(), vi) + (t->column + j);
+	float *s = t->s + i * TILE_LD + j, *dp = t->dp + i * TILE_LD + j;
+	vf x[4], p[4], slope_of_cap[4], r[4];
 
-	for (int32_t j = t->begin; j < t->end; j += LANES) {
-		vf x = vf_load(s + j), y = vf_load(dp + j), p, dz, slope_of_cap = {0}, rp;
+#pragma GCC unroll 4
+	for (int u = 0; u < 4; u++) {
+		x[u] = vf_load(s + u * LANES) * factor;
+		if (cap > 0) {
+			vf tanh = vf_tanh(x[u] * (1 / cap));
 
-		if (extras) {
-			x *= a->scale;
-			if (cap > 0) {
-				vf tanh = vf_tanh(x * (1 / cap));
-
-				x = tanh * cap;
-				slope_of_cap = 1 - tanh * tanh;
-			}
-			if (a->bias.data)
-				x += vf_load(t->bias + j);
-			if (a->alibi_slopes)
-				x -= row.slope *
-				     vf_abs(__builtin_convertvector(iota + (j - row.diagonal), vf));
-			x = x * LOG2_E - row.lse * LOG2_E;
-		} else {
-			x = x * (a->scale * LOG2_E) - row.lse * LOG2_E;
+			x[u] = tanh * cap;
+			slope_of_cap[u] = 1 - tanh * tanh;
 		}
-		/* Below 2^-100 it adds nothing, and products of subnormal numbers are slow. */
-		rp = p = vf_keep(~(x <= -100.0f), vf_exp2(x));
-		if (extras && a->dropout.p_drop > 0) {
+		if (pass.extras && bias)
+			x[u] += vf_load(bias + u * LANES);
+		if (pass.extras)
+			x[u] *= LOG2_E;
+		if (pass.extras && a->alibi_slopes)
+			x[u] -= row->slope * vf_abs(__builtin_convertvector(
+						     iota + (u * LANES - row->diagonal), vf));
+		p[u] = x[u] - row->lse;
+	}
+	vf_exp2_four(p);
+#pragma GCC unroll 4
+	for (int u = 0; u < 4; u++) {
+		vf y = vf_load(dp + u * LANES), dz;
+
+		r[u] = p[u];
+		if (pass.extras && a->dropout.p_drop > 0) {
 			vi byte = __builtin_convertvector(
-				*(const vb_memory *)(t->bytes + i * TILE_COLUMNS + j), vi);
-			vf r = vf_keep(byte <= a->dropout.keep_at_most,
-				       vf_set1(a->dropout.p_keep_inverse));
+				*(const vb_memory *)(t->bytes + i * TILE_COLUMNS + j + u * LANES),
+				vi);
+			vf keep = vf_keep(byte <= a->dropout.keep_at_most,
+					  vf_set1(a->dropout.p_keep_inverse));
 
-			rp *= r;
-			y *= r;
+			r[u] *= keep;
+			y *= keep;
 		}
-		dz = p * (y - row.delta);
-		if (masked) {
-			vi column = iota + j;
-			vi seen = (column >= (int32_t)row.visible.first) |
-				  (column < a->band.sink_tokens);
+		dz = p[u] * (y - row->delta);
+		if (pass.masked) {
+			vi column = iota + u * LANES;
+			vi seen = (column >= row->first) | (column < a->band.sink_tokens);
 
-			seen &= column <= (int32_t)row.visible.last;
-			rp = vf_keep(seen, rp);
+			seen &= column <= row->last;
+			r[u] = vf_keep(seen, r[u]);
 			dz = vf_keep(seen, dz);
 		}
-		if (extras && t->dz)
-			vf_store(t->dz + i * TILE_LD + j, dz);
+		if (pass.extras && t->dz)
+			vf_store(t->dz + i * TILE_LD + j + u * LANES, dz);
 		/* A masked element's slope may be NaN: 0 stays 0. */
-		if (extras && cap > 0)
-			dz = vf_keep(dz != 0, dz * slope_of_cap);
-		vf_store(s + j, rp);
-		vf_store(dp + j, dz);
+		if (cap > 0)
+			dz = vf_keep(dz != 0, dz * slope_of_cap[u]);
+		vf_store(s + u * LANES, r[u]);
+		vf_store(dp + u * LANES, dz);
 	}
 }
 
-/* A row with nothing to attend to. */
-static inline void row_clear(struct tile *t, int32_t i)
+/* Every row of the block. Its last group may reach past it, into columns that come later. */
+static inline __attribute__((always_inline)) void block_pass(struct tile *t, const struct block *b,
+							     const struct pass pass)
 {
-	for (int32_t j = t->begin; j < ROUND_UP(t->end, LANES); j += LANES) {
-		vf_store(t->s + i * TILE_LD + j, (vf){0});
-		vf_store(t->dp + i * TILE_LD + j, (vf){0});
-		if (t->dz)
-			vf_store(t->dz + i * TILE_LD + j, (vf){0});
+	for (int32_t i = b->row; i < b->row_end; i++) {
+		const struct tile_row row = t->facts[i];
+		const float *bias = NULL;
+
+		if (pass.extras && t->args->bias.data)
+			bias = block_bias(t, i, b->begin, b->end);
+		for (int32_t j = b->begin; j < b->end; j += GROUP)
+			group_pass(t, i, j, &row, bias ? bias + (j - b->begin) : NULL, pass);
 	}
-	t->masked = true;
+}
+
+/* One function each, not inlined: their constants want all the registers. */
+#define BLOCK_PASS(name, extras, masked)                                                           \
+	static __attribute__((noinline, unused)) void name(struct tile *t, const struct block *b)  \
+	{                                                                                          \
+		block_pass(t, b, (struct pass){extras, masked});                                   \
+	}
+BLOCK_PASS(block_pass_plain, false, false)
+BLOCK_PASS(block_pass_masked, false, true)
+BLOCK_PASS(block_pass_extras, true, false)
+BLOCK_PASS(block_pass_masked_extras, true, true)
+
+/* Zeros in columns [begin, end) of the strip's rows. */
+static inline void strip_clear(struct tile *t, int32_t row, int32_t row_end, int32_t begin,
+			       int32_t end)
+{
+	for (int32_t i = row; i < row_end; i++)
+		for (int32_t j = begin; j < end; j += LANES) {
+			vf_store(t->s + i * TILE_LD + j, (vf){0});
+			vf_store(t->dp + i * TILE_LD + j, (vf){0});
+			if (t->dz)
+				vf_store(t->dz + i * TILE_LD + j, (vf){0});
+		}
 }
 
 /* The panels of K^T or V^T from column @begin on. */
@@ -355,52 +515,56 @@ static inline struct gemm_b tile_panels(const float *columns, int32_t begin, int
 {
 	int64_t steps = ROUND_UP(hdim, LANES);
 
-	return (struct gemm_b){columns + begin * steps, steps * PANEL};
+	return (struct gemm_b){columns + begin * steps, steps * PANEL, PANEL};
 }
 
-/* Fills s with r P and dp with dS, and dz where dbias is wanted, of all visible columns. */
-static inline void tile_scores(struct tile *t)
+/* From row @row on, as the one operand or the other. */
+static inline struct gemm_a rows_a(struct rows x, int32_t row)
+{
+	return (struct gemm_a){x.data + row * x.ld, x.ld, 1};
+}
+
+static inline struct gemm_b rows_b(struct rows x, int32_t row)
+{
+	return (struct gemm_b){x.data + row * x.ld, PANEL, x.ld};
+}
+
+static inline void block_scores(struct tile *t, const struct block *b, const struct strip *strip)
 {
 	const struct abi_bwd_args *a = t->args;
-	const struct view_sequence *v = &t->sequence;
 	bool extras = a->bias.data || a->alibi_slopes || a->logits_soft_cap > 0 ||
 		      a->dropout.p_drop > 0 || t->dz;
-	int32_t n = t->end - t->begin;
+	bool masked = strip->full_begin > b->begin || strip->full_end < b->end;
+	int32_t m = b->row_end - b->row, n = b->end - b->begin;
 
-	gemm(t->n_rows, n, a->hdim_q, t->q, tile_panels(t->k_columns, t->begin, a->hdim_q),
-	     t->s + t->begin, TILE_LD, false);
-	gemm(t->n_rows, n, a->hdim_v, t->d_o, tile_panels(t->v_columns, t->begin, a->hdim_v),
-	     t->dp + t->begin, TILE_LD, false);
-	if (a->dropout.p_drop > 0)
+	gemm(m, n, a->hdim_q, rows_a(t->q, b->row), tile_panels(t->k_columns, b->begin, a->hdim_q),
+	     t->s + b->row * TILE_LD + b->begin, TILE_LD, false, &t->fetches);
+	gemm(m, n, a->hdim_v, rows_a(t->d_o, b->row),
+	     tile_panels(t->v_columns, b->begin, a->hdim_v), t->dp + b->row * TILE_LD + b->begin,
+	     TILE_LD, false, &t->fetches);
+	if (extras)
+		(masked ? block_pass_masked_extras : block_pass_extras)(t, b);
+	else
+		(masked ? block_pass_masked : block_pass_plain)(t, b);
+}
+
+/* Fills s with r P and dp with dS, and dz where dbias is wanted, of all columns [begin, end). */
+static inline void tile_scores(struct tile *t)
+{
+	if (t->args->dropout.p_drop > 0)
 		tile_load_bytes(t);
-	for (int32_t i = 0; i < t->n_rows; i++) {
-		int32_t row_index = t->row + i;
-		struct row row = {
-			.lse = a->lse.data[view_rows_offset(&a->lse, v, row_index, t->head)],
-			.delta = a->d.data[view_rows_offset(&a->d, v, row_index, t->head)],
-			.diagonal = row_index + v->k_len - v->q_len,
-			.visible = visible_columns(&a->band, v, row_index),
-		};
+	for (int32_t row = 0; row < t->n_rows; row += STRIP_ROWS) {
+		const struct strip *strip = &t->strips[row / STRIP_ROWS];
+		int32_t end = t->n_rows - row < STRIP_ROWS ? t->n_rows : row + STRIP_ROWS;
 
-		if (row.lse == -INFINITY) {
-			row_clear(t, i);
-			continue;
+		strip_clear(t, row, end, t->begin, strip->begin);
+		for (int32_t j = strip->begin; j < strip->end; j += STRIP_COLUMNS) {
+			int32_t n = strip->end - j;
+			struct block b = {row, end, j, j + (n < STRIP_COLUMNS ? n : STRIP_COLUMNS)};
+
+			block_scores(t, &b, strip);
 		}
-		if (a->alibi_slopes)
-			row.slope = a->alibi_slopes[v->batch * a->alibi_stride_batch + t->head];
-		if (a->bias.data)
-			load_row(t->bias + t->begin, a->bias.data, a->bias_dtype,
-				 view_q_offset(&a->bias, v, row_index, t->head) +
-					 (t->column + t->begin) * a->bias.stride_dim,
-				 a->bias.stride_dim, n);
-		if (extras && t->masked)
-			row_pass(t, i, row, true, true);
-		else if (extras)
-			row_pass(t, i, row, true, false);
-		else if (t->masked)
-			row_pass(t, i, row, false, true);
-		else
-			row_pass(t, i, row, false, false);
+		strip_clear(t, row, end, ROUND_UP(strip->end, LANES), ROUND_UP(t->end, LANES));
 	}
 }
 

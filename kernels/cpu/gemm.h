@@ -3,7 +3,7 @@
  * gemm.h: C = A B and C += A B for blocks that fit the caches, out of micro.h's tiles.
  *
  * A is read one element at a time and broadcast, so any pair of strides is as good as another and a
- * transposed A costs nothing. B is packed in panels: [panel][k][PANEL].
+ * transposed A costs nothing. B is read in whole vectors: panels of it, or rows as they are.
  */
 #ifndef FMHA_CPU_GEMM_H
 #define FMHA_CPU_GEMM_H
@@ -20,18 +20,70 @@ struct gemm_a {
 	int64_t row_stride, k_stride;
 };
 
-/* @panel_stride: floats from one panel to the next, at least k * PANEL. */
+/* Element (k, column) at data[column / PANEL * panel_stride + k * k_stride + column % PANEL]:
+ * panels, or, with panel_stride PANEL, plain rows. */
 struct gemm_b {
 	const float *data;
-	int64_t panel_stride;
+	int64_t panel_stride, k_stride;
 };
+
+/*
+ * Rows of memory that something after this product reads. Each of its tiles asks for a few lines,
+ * so that they come into the second-level cache while the multipliers are busy; more at a time
+ * would take the buffers from the product's own misses.
+ */
+struct fetch {
+	const char *row;
+	int64_t stride; /* bytes */
+	int32_t bytes, n_rows;
+};
+
+struct fetches {
+	struct fetch list[8];
+	int32_t first, n; /* of the list: the one in work, the end */
+	int32_t at;       /* bytes of its row asked for already */
+	int32_t lines;    /* of every step */
+};
+
+static inline void fetches_add(struct fetches *f, const void *rows, int64_t stride, int64_t bytes,
+			       int32_t n_rows)
+{
+	if (n_rows > 0)
+		f->list[f->n++] = (struct fetch){rows, stride, (int32_t)bytes, n_rows};
+}
+
+/* Starts on the list: all of it in @n_steps steps. */
+static inline void fetches_begin(struct fetches *f, int32_t n_steps)
+{
+	int32_t lines = 0;
+
+	for (int32_t i = 0; i < f->n; i++)
+		lines += (f->list[i].bytes + 63) / 64 * f->list[i].n_rows;
+	f->lines = (lines + n_steps - 1) / n_steps;
+	f->first = f->at = 0;
+}
+
+static inline void fetches_step(struct fetches *f)
+{
+	for (int32_t i = 0; i < f->lines && f->first < f->n; i++) {
+		struct fetch *fetch = &f->list[f->first];
+
+		__builtin_prefetch(fetch->row + f->at, 0, 2);
+		f->at += 64;
+		if (f->at < fetch->bytes)
+			continue;
+		f->at = 0;
+		fetch->row += fetch->stride;
+		f->first += --fetch->n_rows == 0;
+	}
+}
 
 /*
  * C [m x n] = A [m x k] B [k x n], or C += A B when @accumulate. Whole vectors are written: rows of
  * C have room for n rounded up to LANES.
  */
 static inline void gemm(int32_t m, int32_t n, int32_t k, struct gemm_a a, struct gemm_b b, float *c,
-			int64_t ldc, bool accumulate)
+			int64_t ldc, bool accumulate, struct fetches *fetches)
 {
 	static const float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
@@ -43,12 +95,14 @@ static inline void gemm(int32_t m, int32_t n, int32_t k, struct gemm_a a, struct
 				.a_row = a.row_stride,
 				.a_step = a.k_stride,
 				.b = b.data + column / PANEL * b.panel_stride,
+				.b_step = b.k_stride,
 				.c = c + row * ldc + column,
 				.c_row = ldc,
 				.k = k,
 				.first = accumulate ? ones : NULL,
 			};
 
+			fetches_step(fetches);
 			micro_multiply(&args, m - row < MICRO_ROWS ? m - row : MICRO_ROWS,
 				       n - column < PANEL ? n - column : PANEL);
 		}
@@ -94,15 +148,13 @@ static inline void prefetch_rows(const float *x, int64_t ld, int32_t n, int32_t 
 
 /*
  * X [rows x k], row stride @ld, becomes the panels of its transpose: B [k x rows]. Columns past
- * @rows, up to a whole panel, are zero. k is a multiple of LANES. Adds x * 0 of every element to
- * @zeros, which becomes NaN when one is not finite. @next: as many rows, fetched meanwhile; NULL:
- * none.
+ * @rows, up to a whole panel, are zero. k is a multiple of LANES. @next: as many rows, fetched
+ * meanwhile; NULL: none.
  */
 static inline void pack_transposed(float *to, const float *x, int64_t ld, int32_t rows, int32_t k,
-				   const struct gemm_a *next, vf *zeros)
+				   const struct gemm_a *next)
 {
 	static const float no_row[LANES];
-	vf sum = *zeros;
 
 	for (int32_t row = 0; row < ROUND_UP(rows, PANEL); row += LANES) {
 		float *strip = to + row / PANEL * (int64_t)k * PANEL + row % PANEL;
@@ -117,38 +169,12 @@ static inline void pack_transposed(float *to, const float *x, int64_t ld, int32_
 			for (int i = 0; i < LANES; i++)
 				block[i] = vf_load(row + i < rows ? x + (row + i) * ld + step
 								  : no_row);
-#pragma GCC unroll 16
-			for (int i = 0; i < LANES; i++)
-				sum += block[i] * 0.0f;
 			transpose(block);
 #pragma GCC unroll 16
 			for (int i = 0; i < LANES; i++)
 				vf_store(strip + (int64_t)(step + i) * PANEL, block[i]);
 		}
 	}
-	*zeros = sum;
-}
-
-/* X [k x columns], row stride @ld, becomes panels of @steps >= k rows; columns is a multiple of
- * LANES. @zeros as above. */
-static inline void pack(float *to, const float *x, int64_t ld, int32_t k, int32_t columns,
-			int32_t steps, vf *zeros)
-{
-	vf sum = *zeros;
-
-	for (int32_t column = 0; column < columns; column += PANEL) {
-		float *strip = to + column / PANEL * (int64_t)steps * PANEL;
-		int32_t n = columns - column < PANEL ? columns - column : PANEL;
-
-		for (int32_t step = 0; step < k; step++)
-			for (int32_t c = 0; c < n; c += LANES) {
-				vf element = vf_load(x + step * ld + column + c);
-
-				sum += element * 0.0f;
-				vf_store(strip + (int64_t)step * PANEL + c, element);
-			}
-	}
-	*zeros = sum;
 }
 
 #endif

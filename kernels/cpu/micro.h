@@ -26,10 +26,16 @@
 #define MICRO_ROWS 6
 #define PANEL      (MICRO_VECTORS * LANES)
 
+/* 0: nothing in this source uses micro_args.ahead, and its load a step is left out. */
+#ifndef MICRO_AHEAD
+#define MICRO_AHEAD 1
+#endif
+
 struct micro_args {
 	const float *a; /* a[r * a_row + k * a_step] */
 	int64_t a_row, a_step;
-	const float *b; /* b[k * PANEL + lane] */
+	const float *b; /* b[k * b_step + lane] */
+	int64_t b_step; /* 0: PANEL */
 	float *c;       /* c[r * c_row + lane] */
 	int64_t c_row;
 	int32_t k;
@@ -45,7 +51,7 @@ static inline __attribute__((always_inline)) void micro_tile(const struct micro_
 {
 	vf c[MICRO_ROWS][MICRO_VECTORS];
 	const float *a = m->a, *b = m->b;
-	int64_t a_row = m->a_row, a_step = m->a_step;
+	int64_t a_row = m->a_row, a_step = m->a_step, b_step = m->b_step ? m->b_step : PANEL;
 	/* Without @ahead the same line again and again, which costs less than a branch. */
 	const char *ahead = m->ahead ? m->ahead : m->b;
 	const int64_t line = m->ahead ? 64 : 0;
@@ -72,10 +78,11 @@ static inline __attribute__((always_inline)) void micro_tile(const struct micro_
 			for (int v = 0; v < vectors; v++)
 				c[r][v] += x * b_row[v];
 		}
-		__builtin_prefetch(ahead, 0, 2);
+		if (MICRO_AHEAD)
+			__builtin_prefetch(ahead, 0, 2);
 		ahead += line;
 		a += a_step;
-		b += PANEL;
+		b += b_step;
 	}
 #pragma GCC unroll 16
 	for (int r = 0; r < rows; r++) {

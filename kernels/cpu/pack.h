@@ -162,14 +162,13 @@ static inline void pack_k_panel(operand *panel, const struct abi_fwd_args *a,
 {
 	int32_t padded = (int32_t)round_up(a->hdim_q, K_UNIT), pairs = padded / OPERAND_PAIR;
 	int32_t n = s->k_len - c0 < PANEL ? s->k_len - c0 : PANEL;
-	vf zeros = vf_set1(0); /* whether K is finite does not matter here */
 
 	fetch_keys(temp, padded, a, s, head, c0, n, 0);
 	for (int32_t j = 0; padded > a->hdim_q && j < n; j++)
 		memset(temp + j * padded + a->hdim_q, 0,
 		       (size_t)(padded - a->hdim_q) * sizeof(*temp));
 	/* A pair of bf16 travels as one float: nothing is computed with it. */
-	pack_transposed((float *)panel, (const float *)temp, pairs, n, pairs, NULL, &zeros);
+	pack_transposed((float *)panel, (const float *)temp, pairs, n, pairs, NULL);
 }
 
 /*
