@@ -54,7 +54,9 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	static const int WALK_BYTES = WalkQ::BYTES + WalkV::BYTES;
 	static const int WALK_AT = StayQ::BYTES + StayV::BYTES;
 	static const int STATS_AT = WALK_AT + BUFFERS * WALK_BYTES;
-	static const int STATS_BYTES = BUFFERS * 2 * COLUMNS * 4;
+	/* LSE and D: of the walking queries, or, where registers are dear, of the staying ones. */
+	static const int STATS_BYTES =
+		static_max(BUFFERS * 2 * COLUMNS, Core::VIEWS_IN_LDS ? 2 * ROWS : 0) * 4;
 	static const int HDIM_MAX = static_max(C::HDIM_Q, C::HDIM_V);
 	static const int STAGE_STRIDE = stage_stride(HDIM_MAX), STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
 	static const int VIEWS_AT = STATS_AT + STATS_BYTES;
@@ -86,6 +88,13 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		seq = find_sequence(a.sequences, 0, b);
 		band = Band::make<C::MASK>(a.band, seq, 0, seq.n_k);
 		modifiers = Modifiers<C>::make(a, seq);
+	}
+
+	/* In the loop, where registers are dear, the band is read from LDS, next to the views. */
+	static const int BAND_AT = VIEWS_AT + 224;
+	METHOD const Band &known_band() const
+	{
+		return Core::VIEWS_IN_LDS && C::MASK ? *(const Band *)(lds + BAND_AT) : band;
 	}
 
 	METHOD Queries queries(const abi_tensor &t, i32 h, i32 hdim) const
@@ -141,8 +150,8 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	 * One element. s: raw product in, dropped P out (for dV); dp: raw product in, dS out, without
 	 * the scale; returns dZ, the gradient of the logit before the mask (for dBias).
 	 */
-	METHOD float element(float &s, float &dp, i32 i, i32 j, float lse, float d, bool masked,
-			     u32 byte) const
+	METHOD float element(float &s, float &dp, i32 i, i32 j, float lse, float d,
+			     bool masked, u32 byte) const
 	{
 		float x = s, slope = 1, keep = 1;
 
@@ -151,7 +160,7 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		float p = exp2_fast(x * modifiers.unit + lse);
 
 		/* Without logits, mask_products() has done it for less. */
-		if (C::LOGITS && masked && !band.sees(i, j))
+		if (C::LOGITS && masked && !known_band().sees(i, j))
 			p = 0;
 		if (C::DROPOUT)
 			keep = byte <= (u32)a.dropout.keep_at_most ? a.dropout.p_keep_inverse : 0.0f;
@@ -167,6 +176,8 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	/* Products that must not count become -inf. LOW: the first column that a row sees. */
 	METHOD void mask_products(Scores &s, i32 column, bool keys_stay) const
 	{
+		const Band &band = known_band();
+
 		UNROLL
 		for (int m = 0; m < TM; m++)
 			UNROLL
@@ -209,7 +220,7 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		StayQ q;
 		StayV d_o;
 		RegTile<Core, TM, TD> dq;
-		RowVector<Core, TM> lse, d;
+		RowVector<Core, TM> lse, d; /* !VIEWS_IN_LDS */
 	};
 
 	METHOD float *stats_of(int buffer) const
@@ -237,7 +248,7 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		bool masked = C::MASK || first + ROWS > seq.n_k; /* rows beyond n_q have P = 0 */
 
 		if (C::MASK && first + ROWS <= seq.n_k)
-			masked = !band.sees_all(column, column + COLUMNS - 1, first, ROWS);
+			masked = !known_band().sees_all(column, column + COLUMNS - 1, first, ROWS);
 		s.zero();
 		multiply_abt<C::HDIM_Q>(s, x.k, q, 0, Core());
 		if (!C::LOGITS && masked)
@@ -275,13 +286,45 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 			multiply_ab(x.dk, round_to_operand(dp), q, 0, Core());
 	}
 
+	/* LSE and D of the staying queries. */
+	METHOD void fetch_row_stats(RowsStay &x)
+	{
+		if (Core::VIEWS_IN_LDS) {
+			for (i32 n = thread_id(); n < ROWS; n += C::THREADS) {
+				stats_of(0)[n] = lse_of(first + n);
+				stats_of(0)[ROWS + n] = d_of(first + n);
+			}
+			return;
+		}
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				x.lse.v[m][r] = lse_of(row_of(m) + Core::stat_row(r));
+				x.d.v[m][r] = d_of(row_of(m) + Core::stat_row(r));
+			}
+	}
+
+	METHOD float row_lse(const RowsStay &x, int m, int r) const
+	{
+		if (Core::VIEWS_IN_LDS)
+			return stats_of(0)[row_of(m) - first + Core::stat_row(r)];
+		return x.lse.v[m][r];
+	}
+	METHOD float row_d(const RowsStay &x, int m, int r) const
+	{
+		if (Core::VIEWS_IN_LDS)
+			return stats_of(0)[ROWS + row_of(m) - first + Core::stat_row(r)];
+		return x.d.v[m][r];
+	}
+
 	METHOD void step(RowsStay &x, const WalkQ &k, const WalkV &v, i32 column)
 	{
 		Scores s, dp;
 		bool masked = column + COLUMNS > seq.n_k;
 
 		if (C::MASK)
-			masked = !band.sees_all(first, first + ROWS - 1, column, COLUMNS);
+			masked = !known_band().sees_all(first, first + ROWS - 1, column, COLUMNS);
 		s.zero();
 		multiply_abt<C::HDIM_Q>(s, x.q, k, 0, Core());
 		if (!C::LOGITS && masked)
@@ -302,8 +345,8 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 
 					(void)element(s.t[m][n].x[e], dp.t[m][n].x[e],
 						      row_of(m) + Core::row(e),
-						      column + n * 16 + Core::column(e), x.lse.v[m][r],
-						      x.d.v[m][r], masked, bytes[e]);
+						      column + n * 16 + Core::column(e), row_lse(x, m, r),
+						      row_d(x, m, r), masked, bytes[e]);
 				}
 			}
 		multiply_ab(x.dq, round_to_operand(dp), k, 0, Core());
@@ -359,9 +402,11 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		struct Views {
 			View q, v;
 		} *kept = (Views *)(lds + VIEWS_AT);
-		static_assert(sizeof(Views) <= 256, "room for the views");
-		if (Core::VIEWS_IN_LDS && thread_id() == 0)
+		static_assert(sizeof(Views) <= 224 && sizeof(Band) <= 32, "room for the views");
+		if (Core::VIEWS_IN_LDS && thread_id() == 0) {
 			*kept = Views{view_q, view_v};
+			*(Band *)(lds + BAND_AT) = band;
+		}
 		pair.place(lds, 0);
 		if (AHEAD)
 			pair.fetch(view_q, view_v, tiles.column(0), end);
@@ -489,6 +534,9 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 			}
 		} else {
 			sum_rows(x, tiles);
+			/* Not kept during the loop, where registers are dear. */
+			head = hidden(block_id_y());
+			enter_sequence(hidden(block_id_z()));
 			store(x.dq, a.dq, a.dtype, q_offset(a.dq, seq, 0, head), a.hdim_q, a.scale,
 			      seq.n_q);
 		}
@@ -506,13 +554,7 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		x.q.arrive();
 		x.d_o.arrive();
 		x.dq.zero();
-		UNROLL
-		for (int m = 0; m < TM; m++)
-			UNROLL
-			for (int r = 0; r < Core::STATS; r++) {
-				x.lse.v[m][r] = lse_of(row_of(m) + Core::stat_row(r));
-				x.d.v[m][r] = d_of(row_of(m) + Core::stat_row(r));
-			}
+		fetch_row_stats(x);
 		walk(tiles, keys(a.k, head_k, a.hdim_q, false), keys(a.v, head_k, a.hdim_v, true), seq.n_k,
 		     RowsBody{*this, x});
 	}
@@ -606,6 +648,8 @@ template <class C> struct BiasPass : BackwardPass<C, C::TILE_N, C::TILE_M> {
 		k.place(this->lds, this->wave);
 		v.place(this->lds + Base::StayQ::BYTES, this->wave);
 		block_sync(); /* the last head's tiles are done with */
+		if (thread_id() == 0)
+			*(Band *)(this->lds + Base::BAND_AT) = this->band;
 		k.template fetch<Element>(this->keys(this->a.k, head_k, this->a.hdim_q, false), this->first,
 					  this->seq.n_k);
 		v.template fetch<Element>(this->keys(this->a.v, head_k, this->a.hdim_v, true), this->first,

@@ -354,7 +354,9 @@ static int32_t backward_lds(enum gpu_core core, const struct gpu_tile *t, int bu
 	int32_t walk = tile_bytes(core, t->tile_m, t->hdim_q, 1, 1) +
 		       tile_bytes(core, t->tile_m, t->hdim_v, 1, 1);
 
-	return max32(stay + buffers * (walk + 2 * t->tile_m * 4) + views_bytes(core),
+	int32_t stats = max32(buffers * t->tile_m, core == GPU_CORE_MMA ? t->tile_n : 0) * 2 * 4;
+
+	return max32(stay + buffers * walk + stats + views_bytes(core),
 		     stage_bytes(t->waves_m, max32(t->hdim_q, t->hdim_v)));
 }
 
@@ -370,7 +372,7 @@ static struct gpu_tile rows_pass_tile(const struct gpu_arch *arch, enum gpu_core
 		r.tile_n = 2 * t->tile_n;
 		r.tile_m = max32(t->tile_m / 2, 16);
 	} else if (t->hdim_q <= 64 && t->hdim_v <= 64) {
-		r.tile_m = 64;
+		r.tile_m = 48;
 	}
 	return backward_lds(core, &r, buffers) <= (int32_t)arch->lds_bytes ? r : *t;
 }

@@ -240,7 +240,8 @@ def bench_decode(lib, device, arch, workers):
         sets = [tuple(torch.randn(b, s, hk, d, device="cuda", dtype=torch.bfloat16) for _ in range(2)) for _ in range(3)]
         o = torch.empty_like(q)
         best = None
-        for splits in {16: (4, 8, 16), 64: (1, 2, 4), 1: (16, 32, 64)}[b]:
+        # A 16x128 tile lies three times in an SM: 132 * 3 slots, 8 * b blocks a split.
+        for splits in {16: (1, 3, 4, 6), 64: (1, 2, 3), 1: (16, 32, 43, 48)}[b]:
             args = [forward_args(torch, q, k, v, o, None, False) for k, v in sets]
             acc = torch.empty(splits, hq, b, d, device="cuda", dtype=torch.float32)
             lse = torch.empty(splits, hq, b, device="cuda", dtype=torch.float32)

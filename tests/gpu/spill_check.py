@@ -93,6 +93,7 @@ def main():
     parser.add_argument("--arch", default="sm_80,sm_90a")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--match", default="")
+    parser.add_argument("--may-spill", default="$^", help="names that are listed but do not fail the run")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     if not find_nvrtc():
@@ -123,7 +124,8 @@ def main():
     for line in failed + [f"not understood: {n}" for n in unknown]:
         print(line)
     print(f"spills: {len(spilled)} of {len(jobs)} kernels of profile {options.profile}, {len(failed)} failed")
-    return 1 if spilled or failed or unknown else 0
+    bad = [n for n in spilled if not re.search(options.may_spill, n)]
+    return 1 if bad or failed or unknown else 0
 
 
 if __name__ == "__main__":
