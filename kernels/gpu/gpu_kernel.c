@@ -536,7 +536,7 @@ static int crowded(const struct gpu_tile *t, const struct abi_fwd_args *a)
 		return t->hdim_v > 64 || (bias && dropout);
 	if (scores >= 32 * 64 && t->hdim_v > 64)
 		return dropout;
-	return t->blocks_per_cu > 2 && dropout;
+	return t->blocks_per_cu > 2 && (dropout || paged);
 }
 
 static int forward_tile(const struct gpu_arch *arch, uint32_t dtype, const struct abi_fwd_args *a,
