@@ -404,7 +404,7 @@ struct pass {
 
 /*
  * A group of vectors of row @i, from column @j on: S and dP become r P and dS. The vectors go side
- * by side, see vf_exp2_four().
+ * by side, see vf_exp2_some().
  */
 static inline __attribute__((always_inline)) void group_pass(struct tile *t, int32_t i, int32_t j,
 							     const struct tile_row *row,
@@ -436,7 +436,7 @@ static inline __attribute__((always_inline)) void group_pass(struct tile *t, int
 						     iota + (u * LANES - row->diagonal), vf));
 		p[u] = x[u] - row->lse;
 	}
-	vf_exp2_four(p);
+	vf_exp2_some(p, 4);
 #pragma GCC unroll 4
 	for (int u = 0; u < 4; u++) {
 		vf y = vf_load(dp + u * LANES), dz;

@@ -486,6 +486,7 @@ static void rows_softmax(struct tile *t, int32_t g, int32_t c0, struct range ran
 	int32_t row = g * GROUP_ROWS + first, n = range.hi - range.lo;
 	float factor = 1, most[SOFTMAX_ROWS], base[SOFTMAX_ROWS];
 	float *all = group_s(t, g) + first * S_STRIDE + range.lo;
+	operand *p = (operand *)(group_s(t, g) + first * S_STRIDE) + range.lo;
 	int masked = t->group[g].lo > c0 + range.lo || t->group[g].hi < c0 + range.hi;
 
 	for (int32_t i = 0; i < n_rows; i++)
@@ -505,16 +506,10 @@ static void rows_softmax(struct tile *t, int32_t g, int32_t c0, struct range ran
 		if (base[i] == -INFINITY)
 			base[i] = t->alpha[row + i] = 0;
 	}
-	for (int32_t i = 0; i < n_rows; i++) {
-		const float *s = all + i * S_STRIDE;
-		operand *p = (operand *)(group_s(t, g) + (first + i) * S_STRIDE) + range.lo;
-		float *sum = t->scratch.sum + (row + i) * LANES;
-
-		vf_store(sum, vf_load(sum) * t->alpha[row + i]);
-		score_exponentials(p, s, n, SCALES_Q ? 1 : factor, base[i], sum);
-		if (t->a->dropout.p_drop > 0)
-			drop(t, p, n, c0 + range.lo, &t->row[row + i]);
-	}
+	score_exponentials_rows(p, P_STRIDE, all, S_STRIDE, n_rows, n, SCALES_Q ? 1 : factor, base,
+				&t->alpha[row], t->scratch.sum + row * LANES);
+	for (int32_t i = 0; t->a->dropout.p_drop > 0 && i < n_rows; i++)
+		drop(t, p + i * P_STRIDE, n, c0 + range.lo, &t->row[row + i]);
 }
 
 /* O = alpha O + P V */

@@ -205,45 +205,55 @@ static inline float score_max(const float *t, int32_t n)
 	return vf_reduce_max(vf_max(vf_max(max[0], max[1]), vf_max(max[2], max[3])));
 }
 
-/* Several rows at a time: one alone spends most of its time waiting for its last few steps. */
-static inline __attribute__((always_inline)) void
-score_max_some(const float *t, int64_t stride, int32_t n, float *max, const int rows)
+/* The largest element of each of four vectors. */
+static inline void score_max_four(float *max, const vf x[4])
 {
-	vf most[6][2];
-	int32_t j = 0;
+#if defined(__AVX512F__)
+	__m512 ab = _mm512_max_ps(_mm512_unpacklo_ps((__m512)x[0], (__m512)x[1]),
+				  _mm512_unpackhi_ps((__m512)x[0], (__m512)x[1]));
+	__m512 cd = _mm512_max_ps(_mm512_unpacklo_ps((__m512)x[2], (__m512)x[3]),
+				  _mm512_unpackhi_ps((__m512)x[2], (__m512)x[3]));
+	__m512 all = _mm512_max_ps(_mm512_shuffle_ps(ab, cd, 0x44),
+				   _mm512_shuffle_ps(ab, cd, 0xee));
+	__m256 half = _mm256_max_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
 
-#pragma GCC unroll 6
-	for (int r = 0; r < rows; r++)
-		most[r][0] = most[r][1] = vf_set1(-INFINITY);
-	for (; j + 2 * LANES <= n; j += 2 * LANES)
-#pragma GCC unroll 6
-		for (int r = 0; r < rows; r++) {
-			const float *at = t + r * stride + j;
-
-			most[r][0] = vf_max(vf_load(at), most[r][0]);
-			most[r][1] = vf_max(vf_load(at + LANES), most[r][1]);
-		}
-	for (; j < n; j += LANES)
-#pragma GCC unroll 6
-		for (int r = 0; r < rows; r++)
-			most[r][0] = vf_max(vf_load(t + r * stride + j), most[r][0]);
-#pragma GCC unroll 6
-	for (int r = 0; r < rows; r++)
-		max[r] = vf_reduce_max(vf_max(most[r][0], most[r][1]));
+	_mm_storeu_ps(max,
+		      _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#else
+	for (int r = 0; r < 4; r++)
+		max[r] = vf_reduce_max(x[r]);
+#endif
 }
 
-/* score_max() of each row. */
+/* score_max() of each row, four at a time: one alone spends most of its time waiting for its last
+ * few steps. */
 static inline void score_max_rows(const float *t, int64_t stride, int32_t rows, int32_t n,
 				  float *max)
 {
 	int32_t r = 0;
 
-	for (; rows % 4 && r + 6 <= rows; r += 6)
-		score_max_some(t + r * stride, stride, n, max + r, 6);
-	for (; r + 4 <= rows; r += 4)
-		score_max_some(t + r * stride, stride, n, max + r, 4);
-	for (; r < rows; r++)
-		max[r] = score_max(t + r * stride, n);
+	for (; r + 4 <= rows; r += 4, t += 4 * stride) {
+		vf most[4], more[4];
+		int32_t j = 0;
+
+		for (int i = 0; i < 4; i++)
+			most[i] = more[i] = vf_set1(-INFINITY);
+		for (; j + 2 * LANES <= n; j += 2 * LANES)
+#pragma GCC unroll 4
+			for (int i = 0; i < 4; i++) {
+				most[i] = vf_max(vf_load(t + i * stride + j), most[i]);
+				more[i] = vf_max(vf_load(t + i * stride + j + LANES), more[i]);
+			}
+#pragma GCC unroll 4
+		for (int i = 0; i < 4; i++) {
+			if (j < n)
+				most[i] = vf_max(vf_load(t + i * stride + j), most[i]);
+			most[i] = vf_max(most[i], more[i]);
+		}
+		score_max_four(max + r, most);
+	}
+	for (; r < rows; r++, t += stride)
+		max[r] = score_max(t, n);
 }
 
 /* p = 2^(factor * t - max); the sums are added to sum [LANES]. @p may lie where @t lies. */
@@ -259,7 +269,7 @@ static inline void score_exponentials(operand *p, const float *t, int32_t n, flo
 #pragma GCC unroll 4
 		for (int u = 0; u < SCORE_CHAINS; u++)
 			x[u] = vf_load(t + j + u * LANES) * factor - max;
-		vf_exp2_four(x);
+		vf_exp2_some(x, SCORE_CHAINS);
 #pragma GCC unroll 4
 		for (int u = 0; u < SCORE_CHAINS; u++) {
 			total[u] += x[u];
@@ -273,6 +283,53 @@ static inline void score_exponentials(operand *p, const float *t, int32_t n, flo
 		operand_store(p + j, x);
 	}
 	vf_store(sum, (total[0] + total[1]) + (total[2] + total[3]));
+}
+
+/* The same for some rows side by side: @p rows of @p_stride, @t rows of @stride, sum [rows][LANES],
+ * each multiplied by its row's @alpha first. */
+static inline __attribute__((always_inline)) void
+score_exponentials_some(operand *p, int64_t p_stride, const float *t, int64_t stride, int32_t n,
+			float factor, const float *max, const float *alpha, float *sum,
+			const int rows)
+{
+	vf total[4], base[4], x[4];
+
+#pragma GCC unroll 4
+	for (int r = 0; r < rows; r++) {
+		total[r] = vf_load(sum + r * LANES) * alpha[r];
+		base[r] = vf_set1(max[r]);
+	}
+	for (int32_t j = 0; j < n; j += LANES) {
+#pragma GCC unroll 4
+		for (int r = 0; r < rows; r++)
+			x[r] = vf_load(t + r * stride + j) * factor - base[r];
+		vf_exp2_some(x, rows);
+#pragma GCC unroll 4
+		for (int r = 0; r < rows; r++) {
+			total[r] += x[r];
+			operand_store(p + r * p_stride + j, x[r]);
+		}
+	}
+#pragma GCC unroll 4
+	for (int r = 0; r < rows; r++)
+		vf_store(sum + r * LANES, total[r]);
+}
+
+static inline void score_exponentials_rows(operand *p, int64_t p_stride, const float *t,
+					   int64_t stride, int32_t rows, int32_t n, float factor,
+					   const float *max, const float *alpha, float *sum)
+{
+	int32_t r = 0;
+
+	for (; rows % 4 && r + 3 <= rows; r += 3)
+		score_exponentials_some(p + r * p_stride, p_stride, t + r * stride, stride, n,
+					factor, max + r, alpha + r, sum + r * LANES, 3);
+	for (; r + 4 <= rows; r += 4)
+		score_exponentials_some(p + r * p_stride, p_stride, t + r * stride, stride, n,
+					factor, max + r, alpha + r, sum + r * LANES, 4);
+	for (; r < rows; r++)
+		score_exponentials_some(p + r * p_stride, p_stride, t + r * stride, stride, n,
+					factor, max + r, alpha + r, sum + r * LANES, 1);
 }
 
 #endif

@@ -207,7 +207,7 @@ static inline vf vf_exp2(vf x)
 	return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
 #else
 	/* Adding 1.5 * 2^23 leaves the nearest integer n in the low mantissa bits: f is in [-.5,
-	 * .5]. The constant term is exactly 1, so that n = -127 gives the bits of 0. */
+	 * .5]. n = -127 makes the factor 0. */
 	const vf magic = vf_set1(12582912.0f);
 	vf clamped = vf_max(vf_set1(-127.0f), x);
 	vf shifted = clamped + magic;
@@ -218,47 +218,50 @@ static inline vf vf_exp2(vf x)
 	p = p * f + 2.4022242e-1f;
 	p = p * f + 6.9314698e-1f;
 	p = p * f + 1.0f;
-	return (vf)((vi)p + ((vi)shifted << 23));
+	/* Multiplied, not added to the exponent: whatever bits a NaN has, it stays one. */
+	return p * (vf)(((vi)shifted << 23) + 0x3f800000);
 #endif
 }
 
 /*
- * vf_exp2() of four vectors. Their chains are written step by step, side by side, and VF_STEP keeps
- * them so: the processor looks ahead over a limited number of waiting instructions, which one chain
- * after the other would fill.
+ * vf_exp2() of @n vectors, at most four. Their chains are written step by step, side by side, and
+ * VF_STEP keeps them so: the processor looks ahead over a limited number of waiting instructions,
+ * which one chain after the other would fill.
  */
 #if defined(__AVX512F__)
-#define VF_STEP(x) __asm__("" : "+v"((x)[0]), "+v"((x)[1]), "+v"((x)[2]), "+v"((x)[3]))
+#define VF_STEP(x) __asm__("" : "+v"(x))
 
-static inline __attribute__((always_inline)) void vf_exp2_four(vf x[4])
+static inline __attribute__((always_inline)) void vf_exp2_some(vf *x, const int n)
 {
 	const float c[] = {8.9893401e-3f, 5.5826318e-2f, 2.4015362e-1f, 6.9315307e-1f,
 			   9.9999993e-1f};
 	vf f[4], p[4];
 
 #pragma GCC unroll 4
-	for (int i = 0; i < 4; i++)
+	for (int i = 0; i < n; i++) {
 		f[i] = (vf)_mm512_reduce_ps((__m512)x[i], 0x09);
-	VF_STEP(f);
-#pragma GCC unroll 4
-	for (int i = 0; i < 4; i++)
-		p[i] = f[i] * 1.8775767e-3f + c[0];
-#pragma GCC unroll 4
-	for (int step = 1; step < 5; step++) {
-		VF_STEP(p);
-#pragma GCC unroll 4
-		for (int i = 0; i < 4; i++)
-			p[i] = p[i] * f[i] + c[step];
+		VF_STEP(f[i]);
 	}
-	VF_STEP(p);
 #pragma GCC unroll 4
-	for (int i = 0; i < 4; i++)
+	for (int i = 0; i < n; i++) {
+		p[i] = f[i] * 1.8775767e-3f + c[0];
+		VF_STEP(p[i]);
+	}
+#pragma GCC unroll 4
+	for (int step = 1; step < 5; step++)
+#pragma GCC unroll 4
+		for (int i = 0; i < n; i++) {
+			p[i] = p[i] * f[i] + c[step];
+			VF_STEP(p[i]);
+		}
+#pragma GCC unroll 4
+	for (int i = 0; i < n; i++)
 		x[i] = (vf)_mm512_scalef_ps((__m512)p[i], (__m512)x[i]);
 }
 #else
-static inline __attribute__((always_inline)) void vf_exp2_four(vf x[4])
+static inline __attribute__((always_inline)) void vf_exp2_some(vf *x, const int n)
 {
-	for (int i = 0; i < 4; i++)
+	for (int i = 0; i < n; i++)
 		x[i] = vf_exp2(x[i]);
 }
 #endif

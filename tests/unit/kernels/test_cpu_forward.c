@@ -212,30 +212,31 @@ static int check_poisoned(const struct forward_options *o, int is_v, int column,
 /* An infinity or NaN in one key or value shows in the rows that see it and in no other. */
 static void not_finite_only_where_seen(void **state)
 {
-	static const int dtypes[] = {ABI_F32, ABI_BF16};
+	static const int dtypes[] = {ABI_F32, ABI_BF16, ABI_E4M3, ABI_E5M2};
 	static const int lengths[] = {4, 90};
+	/* A NaN may carry any bits. */
+	const double values[] = {(double)NAN, nan("0xfffffffffffff"), (double)INFINITY,
+				 -(double)INFINITY};
 
 	(void)state;
-	for (int d = 0; d < 2; d++)
+	for (int d = 0; d < 4; d++)
 		for (int l = 0; l < 2; l++)
 			for (int window = 0; window < 2; window++)
 				for (int is_v = 0; is_v < 2; is_v++)
-					for (int kind = 0; kind < 3; kind++) {
+					for (int kind = 0; kind < 4; kind++) {
 						struct forward_options o = plain(lengths[l],
 										 lengths[l] + 7);
 
-						o.dtype = o.o_dtype = dtypes[d];
+						o.dtype = dtypes[d];
+						o.o_dtype = d == 0 ? ABI_F32 : ABI_BF16;
 						o.mask = ABI_MASK_BOTTOM_RIGHT;
 						o.window_right = 0;
 						o.window_left = window ? 9 : -1;
 						o.sink_tokens = window ? 2 : 0;
-						assert_int_equal(
-							check_poisoned(&o, is_v, lengths[l] / 2,
-								       kind == 0 ? (double)NAN
-								       : kind == 1
-									       ? (double)INFINITY
-									       : -(double)INFINITY),
-							0);
+						assert_int_equal(check_poisoned(&o, is_v,
+										lengths[l] / 2,
+										values[kind]),
+								 0);
 					}
 }
 
