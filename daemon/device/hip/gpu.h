@@ -21,6 +21,7 @@
 
 struct gpu_launch;
 struct gpu_memory; /* memory.c */
+struct gpu_opener; /* opener.h */
 struct gpu_shared;
 
 struct gpu_device {
@@ -41,6 +42,7 @@ struct gpu_device {
 	/* memory.c: handles are opened and closed on any thread; workspaces are the loop's */
 	pthread_mutex_t shared_lock;
 	struct gpu_shared *shared;
+	struct gpu_opener *opener; /* under shared_lock */
 	struct gpu_memory *free_workspaces;
 	uint64_t free_bytes;
 

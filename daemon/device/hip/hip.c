@@ -11,6 +11,7 @@
 
 #include "gpu.h"
 #include "kernels.h"
+#include "opener.h"
 #ifdef FMHA_HIP_ON_CUDA
 #include "mps.h"
 #endif
@@ -55,6 +56,7 @@ static void gpu_close(struct device *device)
 	gpu_executor_stop(gpu);
 	gpu_kernels_free(gpu);
 	gpu_workspaces_trim(gpu);
+	gpu->opener = gpu_opener_free(gpu->opener);
 	(void)pthread_mutex_destroy(&gpu->shared_lock);
 	free(gpu);
 }

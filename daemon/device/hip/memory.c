@@ -9,7 +9,6 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <proto/error.h>
@@ -17,6 +16,7 @@
 #include <memfd.h>
 
 #include "gpu.h"
+#include "opener.h"
 
 #define IPC_DEADLINE_S  2
 #define WORKSPACE_LEAST 65536ull
@@ -114,91 +114,28 @@ int gpu_memory_create(struct device *device, uint64_t size, struct device_memory
 	return 0;
 }
 
-/* A driver call that may block for long, on a thread that can be left behind. */
-struct opening {
-	pthread_mutex_t lock;
-	pthread_cond_t ended;
-	int device;
-	hipIpcMemHandle_t handle;
-	hipError_t status;
-	void *base;
-	bool done, abandoned;
-};
-
-static void opening_free(struct opening *opening)
-{
-	(void)pthread_mutex_destroy(&opening->lock);
-	(void)pthread_cond_destroy(&opening->ended);
-	free(opening);
-}
-
-static void *opening_thread(void *argument)
-{
-	struct opening *opening = argument;
-	hipError_t status = hipSetDevice(opening->device);
-	void *base = NULL;
-	bool abandoned;
-
-	if (status == hipSuccess)
-		status = hipIpcOpenMemHandle(&base, opening->handle, hipIpcMemLazyEnablePeerAccess);
-	(void)pthread_mutex_lock(&opening->lock);
-	opening->status = status;
-	opening->base = base;
-	opening->done = true;
-	abandoned = opening->abandoned;
-	(void)pthread_cond_signal(&opening->ended);
-	(void)pthread_mutex_unlock(&opening->lock);
-	if (abandoned) {
-		if (status == hipSuccess)
-			(void)hipIpcCloseMemHandle(base);
-		opening_free(opening);
-	}
-	return NULL;
-}
-
 static int open_handle(struct gpu_device *gpu, const hipIpcMemHandle_t *handle, void **ret_base,
 		       struct fmha_error *err)
 {
-	struct opening *opening = calloc(1, sizeof(*opening));
-	struct timespec deadline;
-	hipError_t status;
-	pthread_t thread;
-	bool done;
+	hipError_t status = gpu_opener_open(&gpu->opener, gpu->index, handle, IPC_DEADLINE_S,
+					    ret_base);
 
-	if (!opening)
-		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
-	(void)pthread_mutex_init(&opening->lock, NULL);
-	(void)pthread_cond_init(&opening->ended, NULL);
-	opening->device = gpu->index;
-	opening->handle = *handle;
-	if (pthread_create(&thread, NULL, opening_thread, opening) != 0) {
-		opening_free(opening);
-		return fmha_error_set(err, FMHA_EIO, "no more threads");
-	}
-	(void)pthread_detach(thread);
-	(void)clock_gettime(CLOCK_REALTIME, &deadline);
-	deadline.tv_sec += IPC_DEADLINE_S;
-	(void)pthread_mutex_lock(&opening->lock);
-	while (!opening->done &&
-	       pthread_cond_timedwait(&opening->ended, &opening->lock, &deadline) == 0)
-		;
-	done = opening->done;
-	opening->abandoned = !done;
-	status = opening->status;
-	*ret_base = opening->base;
-	(void)pthread_mutex_unlock(&opening->lock);
-	if (!done)
+	switch (status) {
+	case hipSuccess:
+		return 0;
+	case hipErrorNotReady:
 		return fmha_error_set_field(err, FMHA_ETIMEDOUT, "handle",
 					    "the driver did not open the IPC handle within %d s",
 					    IPC_DEADLINE_S);
-	opening_free(opening);
-	if (status != hipSuccess)
+	case hipErrorOutOfMemory:
+		return fmha_error_set(err, FMHA_ENOMEM, "no memory to open an IPC handle");
+	default:
 		return fmha_error_set_field(err, FMHA_EINVAL, "handle",
 					    "the driver refuses the IPC handle: %s; memory of an "
 					    "allocator that maps segments (PyTorch's expandable "
 					    "segments) has none: pass its VMM descriptor",
 					    hipGetErrorName(status));
-	return 0;
+	}
 }
 
 /* Takes one reference to the allocation that @handle names, opening it when nobody has yet. Called
