@@ -422,7 +422,7 @@ static void group_scores(struct tile *t, int32_t g, int32_t c0, struct range ran
 				 t->k + (int64_t)(c0 + c - lane) * t->q_padded +
 					 lane * OPERAND_PAIR,
 				 group_s(t, g) + c, S_STRIDE, t->q_padded, NULL, group_rows(t, g),
-				 n, ahead_take(&t->ahead, t->q_padded / OPERAND_PAIR));
+				 n, ahead_take(&t->ahead, operand_lines(t->q_padded, n)));
 	}
 }
 

@@ -64,7 +64,7 @@ static inline void operand_store_rows(operand *to, const operand *from, int32_t 
 
 /*
  * C [rows, columns] = first * C + A B, or A B when @first is NULL. @columns: of one panel. @ahead:
- * k / OPERAND_PAIR lines to fetch meanwhile, or NULL.
+ * operand_lines() lines to fetch meanwhile, or NULL.
  */
 static inline void operand_multiply(const operand *a, int64_t a_row, const operand *b, float *c,
 				    int64_t c_row, int32_t k, const float *first, int32_t rows,
@@ -299,4 +299,11 @@ static inline void operand_multiply(const operand *a, int64_t a_row, const opera
 
 #endif
 #endif
+
+/* Lines that operand_multiply() fetches ahead: one a step of vectors, eight a step of tiles. */
+static inline int32_t operand_lines(int32_t k, int32_t columns)
+{
+	return OPERAND_TILES ? k / OPERAND_PAIR * columns / PANEL : k / OPERAND_PAIR;
+}
+
 #endif
