@@ -54,9 +54,12 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	static const int WALK_BYTES = WalkQ::BYTES + WalkV::BYTES;
 	static const int WALK_AT = StayQ::BYTES + StayV::BYTES;
 	static const int STATS_AT = WALK_AT + BUFFERS * WALK_BYTES;
-	/* LSE and D: of the walking queries, or, where registers are dear, of the staying ones. */
-	static const int STATS_BYTES =
+	/* LSE and D: of the walking queries, or, where registers are dear, of the staying ones. The scalar
+	 * core's widest tiles leave no room for them. */
+	static const int STATS_WANTED =
 		static_max(BUFFERS * 2 * COLUMNS, Core::VIEWS_IN_LDS ? 2 * ROWS : 0) * 4;
+	static const bool STATS_IN_LDS = STATS_AT + STATS_WANTED <= C::LDS_BYTES;
+	static const int STATS_BYTES = STATS_IN_LDS ? STATS_WANTED : 0;
 	static const int HDIM_MAX = static_max(C::HDIM_Q, C::HDIM_V);
 	static const int STAGE_STRIDE = stage_stride(HDIM_MAX), STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
 	static const int VIEWS_AT = STATS_AT + STATS_BYTES;
@@ -228,11 +231,23 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		return (float *)(lds + STATS_AT) + buffer * 2 * COLUMNS;
 	}
 
+	/* LSE and D of query column + at. */
+	METHOD float lse_at(const float *stats, i32 column, i32 at) const
+	{
+		return STATS_IN_LDS ? stats[at] : lse_of(column + at);
+	}
+	METHOD float d_at(const float *stats, i32 column, i32 at) const
+	{
+		return STATS_IN_LDS ? stats[COLUMNS + at] : d_of(column + at);
+	}
+
 	/* LSE and D of the walking queries. */
 	METHOD void fetch_stats(int buffer, i32 column)
 	{
 		float *to = stats_of(buffer);
 
+		if (!STATS_IN_LDS)
+			return;
 		for (i32 n = thread_id(); n < COLUMNS; n += C::THREADS) {
 			to[n] = lse_of(column + n);
 			to[COLUMNS + n] = d_of(column + n);
@@ -268,7 +283,8 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 				for (int e = 0; e < Core::E; e++) {
 					i32 at = n * 16 + Core::column(e), j = row_of(m) + Core::row(e);
 					float dz = element(s.t[m][n].x[e], dp.t[m][n].x[e], column + at, j,
-							   stats[at], stats[COLUMNS + at], masked,
+							   lse_at(stats, column, at),
+							   d_at(stats, column, at), masked,
 							   bytes[e]);
 
 					if (C::BIAS == BIAS_MATRIX && dbias && column + at < seq.n_q &&
@@ -693,8 +709,9 @@ template <class C> struct BiasPass : BackwardPass<C, C::TILE_N, C::TILE_M> {
 					i32 at = n * 16 + Core::column(e), j = this->row_of(m) + Core::row(e);
 
 					sum.t[m][n].x[e] += this->element(
-						s.t[m][n].x[e], dp.t[m][n].x[e], column + at, j, stats[at],
-						stats[COLUMNS + at], true, bytes[e]);
+						s.t[m][n].x[e], dp.t[m][n].x[e], column + at, j,
+						this->lse_at(stats, column, at),
+						this->d_at(stats, column, at), true, bytes[e]);
 				}
 			}
 	}

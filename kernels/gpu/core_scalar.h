@@ -4,8 +4,8 @@
  * plain twin that the other layers are compared with.
  *
  * A 16 x 16 tile of scores lies on a wave as 8 lanes across by WAVE / 8 down: lane l holds rows
- * (l / 8) * STATS + s and columns l % 8 + 8c. Tiles are float in LDS, rows padded by 4 against bank
- * conflicts.
+ * (l / 8) * STATS + s and columns l % 8 + 8c. Tiles are float in LDS; chunks of four are permuted
+ * within a row by an XOR with the row number against bank conflicts.
  */
 #ifndef FMHA_GPU_CORE_SCALAR_H
 #define FMHA_GPU_CORE_SCALAR_H
@@ -49,7 +49,8 @@ struct CoreScalar {
 	METHOD static Operand to_operand(const Acc &c) { return c; }
 
 	template <int ROWS, int COLS, int THREADS, bool BY_ROWS, bool BY_COLUMNS> struct Tile {
-		static const int STRIDE = COLS + 4, BYTES = ROWS * STRIDE * 4;
+		static const int BYTES = ROWS * COLS * 4;
+		static_assert(COLS % 32 == 0, "rows are whole spans of the permutation");
 		float *lds;
 
 		METHOD void place(char *at) { lds = (float *)at; }
@@ -67,16 +68,17 @@ struct CoreScalar {
 
 				UNROLL
 				for (int i = 0; i < 8; i++)
-					lds[r * STRIDE + c * 8 + i] = x.f[i];
+					lds[index_of(r, c * 8 + i)] = x.f[i];
 			}
 		}
 
 		METHOD void arrive() {}
 		METHOD const Four &four(i32 row, i32 col) const
 		{
-			return *(const Four *)(lds + row * STRIDE + col);
+			return *(const Four *)(lds + index_of(row, col));
 		}
-		METHOD float one(i32 row, i32 col) const { return lds[row * STRIDE + col]; }
+		METHOD float one(i32 row, i32 col) const { return lds[index_of(row, col)]; }
+		METHOD static i32 index_of(i32 row, i32 col) { return row * COLS + (col ^ (row & 7) * 4); }
 	};
 
 	template <int TILES, int WAVE_ROWS, int COLS, int THREADS> struct Stationary {

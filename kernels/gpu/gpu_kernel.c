@@ -137,7 +137,7 @@ static int32_t tile_bytes(enum gpu_core core, int32_t rows, int32_t cols, int by
 {
 	switch (core) {
 	case GPU_CORE_SCALAR:
-		return rows * (cols + 4) * 4;
+		return rows * cols * 4;
 	case GPU_CORE_MMA:
 		return rows * cols * 2;
 	default:
@@ -347,7 +347,8 @@ static int apart(enum gpu_core core, const struct gpu_tile *t)
 	return core != GPU_CORE_MFMA && t->hdim_q + t->hdim_v > most;
 }
 
-static int32_t backward_lds(enum gpu_core core, const struct gpu_tile *t, int buffers)
+static int32_t backward_lds(const struct gpu_arch *arch, enum gpu_core core,
+			    const struct gpu_tile *t, int buffers)
 {
 	int32_t stay = stationary_bytes(core, t->tile_n, t->hdim_q) +
 		       stationary_bytes(core, t->tile_n, t->hdim_v);
@@ -355,9 +356,12 @@ static int32_t backward_lds(enum gpu_core core, const struct gpu_tile *t, int bu
 		       tile_bytes(core, t->tile_m, t->hdim_v, 1, 1);
 
 	int32_t stats = max32(buffers * t->tile_m, core == GPU_CORE_MMA ? t->tile_n : 0) * 2 * 4;
+	int32_t tiles = stay + buffers * walk + views_bytes(core);
 
-	return max32(stay + buffers * walk + stats + views_bytes(core),
-		     stage_bytes(t->waves_m, max32(t->hdim_q, t->hdim_v)));
+	/* Row statistics may stay in memory where the scalar core's tiles take all of LDS. */
+	if (core == GPU_CORE_SCALAR && tiles + stats > (int32_t)arch->lds_bytes)
+		stats = 0;
+	return max32(tiles + stats, stage_bytes(t->waves_m, max32(t->hdim_q, t->hdim_v)));
 }
 
 /* The tile of the pass whose rows stay: its one gradient leaves registers for more rows. */
@@ -374,7 +378,7 @@ static struct gpu_tile rows_pass_tile(const struct gpu_arch *arch, enum gpu_core
 	} else if (t->hdim_q <= 64 && t->hdim_v <= 64) {
 		r.tile_m = 48;
 	}
-	return backward_lds(core, &r, buffers) <= (int32_t)arch->lds_bytes ? r : *t;
+	return backward_lds(arch, core, &r, buffers) <= (int32_t)arch->lds_bytes ? r : *t;
 }
 
 /* Whether the rows of dBias are one. */
@@ -411,8 +415,9 @@ static int make_backward(const struct gpu_arch *arch, uint32_t dtype, const stru
 	if (begin_kernel(arch, ABI_BWD_DQ_DK_DV, dtype, t, core, k))
 		return 1;
 	bias = bias_kind(&a->bias, a->alibi_slopes);
-	buffers = core == GPU_CORE_MMA && backward_lds(core, t, 2) <= (int32_t)arch->lds_bytes ? 2
-											       : 1;
+	buffers = core == GPU_CORE_MMA && backward_lds(arch, core, t, 2) <= (int32_t)arch->lds_bytes
+			  ? 2
+			  : 1;
 	add_features(k,
 		     (struct features){.mask = masked(&a->band),
 				       .bias = bias,
@@ -428,8 +433,9 @@ static int make_backward(const struct gpu_arch *arch, uint32_t dtype, const stru
 	k->rows_n = rows.tile_n;
 	add_option(k, "-DFMHA_ROWS_M=%d", rows.tile_m);
 	add_option(k, "-DFMHA_ROWS_N=%d", rows.tile_n);
-	return finish_kernel(
-		arch, k, max32(backward_lds(core, t, buffers), backward_lds(core, &rows, buffers)));
+	return finish_kernel(arch, k,
+			     max32(backward_lds(arch, core, t, buffers),
+				   backward_lds(arch, core, &rows, buffers)));
 }
 
 /* The families that go row by row, a wave a row: no matrix core, no tile. */
