@@ -37,6 +37,7 @@ KINDS = (("s_load", ("lgkm",), ("lgkm",), ("km",)), ("s_buffer_load", ("lgkm",),
          ("global_", ("vm",), ("vm",), ("load",)), ("buffer_", ("vm",), ("vm",), ("load",)),
          ("scratch_", ("vm",), ("vm",), ("load",)))
 NOT_MEMORY = ("buffer_gl", "buffer_wb", "buffer_inv", "global_wb", "global_inv", "ds_nop")
+NO_COUNTER = ("s_wait_idle", "s_wait_alu", "s_wait_event")
 STORES = ("store", "write", "atomic_add", "atomic_pk_add")
 
 
@@ -107,6 +108,8 @@ def waits_of(name, operands):
     """(counter, most) pairs of a wait instruction."""
     if name == "s_waitcnt":
         return [(c, int(n)) for c, n in re.findall(r"(vm|lgkm|exp)cnt\((\d+)\)", operands)]
+    if name == "s_waitcnt_vscnt":  # stores
+        return []
     value = int(operands.strip(), 0)
     if name == "s_wait_loadcnt_dscnt":
         return [("load", value >> 8 & 63), ("ds", value & 63)]
@@ -131,7 +134,7 @@ def check_waits(arch, text):
         if name.startswith(("s_branch", "s_cbranch", "s_endpgm", "s_setpc")):
             block.clear()
         elif name.startswith("s_wait"):
-            for counter, most in waits_of(name, operands) if name not in ("s_wait_idle", "s_wait_alu") else ():
+            for counter, most in waits_of(name, operands) if name not in NO_COUNTER else ():
                 block.wait(counter, most)
         elif name in ("s_barrier", "s_barrier_signal"):
             wrong += [f"line {number}: {name} while {kind} of line {at} is under way"

@@ -166,7 +166,8 @@ def backward_features():
             yield Case("backward", **d, bias=(abi.F16, abi.F32, abi.F32)[n], dbias=True, dropout=0.25, hq=2)
             yield Case("backward", **d, alibi=True, cap=4.0, sink=True, dsink=True)
     for dtype, dq, dv in ((abi.BF16, 8, 8), (abi.BF16, 40, 40), (abi.F16, 96, 96), (abi.BF16, 128, 128),
-                          (abi.F16, 192, 128), (abi.BF16, 256, 256), (abi.F32, 128, 96)):
+                          (abi.F16, 192, 128), (abi.BF16, 256, 256), (abi.F32, 128, 96),
+                          (abi.F32, 256, 256)):
         yield Case("backward", dtype=dtype, dq=dq, dv=dv, sq=21, sk=37, mask=BR, right=0)
     yield Case("backward", dtype=abi.BF16, dq=32, dv=64, sq=37, sk=21, mask=BR, right=0, pipeline="gpu_scalar")
 
