@@ -159,6 +159,25 @@ static void many_chunks(void **state)
 	}
 }
 
+/* Heads enough that one chunk holds all queries; float rows too far apart to be read in place. */
+static void many_heads(void **state)
+{
+	struct backward_case c = plain(ABI_F32);
+
+	(void)state;
+	c.batch = 1;
+	c.nhead_q = c.nhead_k = 32;
+	c.seqlen_q = 400;
+	c.seqlen_k = 200;
+	c.hdim_q = c.hdim_v = 16;
+	check(c);
+	c.mask = ABI_MASK_TOP_LEFT;
+	c.window_left = 60;
+	c.window_right = 0;
+	c.sink_tokens = 3;
+	check(c);
+}
+
 static void soft_cap_and_alibi(void **state)
 {
 	(void)state;
@@ -424,6 +443,7 @@ static const struct CMUnitTest tests[] = {
 	cmocka_unit_test(head_dims),
 	cmocka_unit_test(heads_share_keys),
 	cmocka_unit_test(many_chunks),
+	cmocka_unit_test(many_heads),
 	cmocka_unit_test(soft_cap_and_alibi),
 	cmocka_unit_test(bias_of_every_shape),
 	cmocka_unit_test(dropout_regenerated_and_stored),
