@@ -84,10 +84,9 @@ int indices_read(const struct plan *plan, const struct plan_binding bindings[FMH
 
 /*
  * split.c: how many splits and keys a split; 1 split: do not split. Pure, worked numbers there.
- * @work_items: independent (sequence, key head, tile of rows) units without a split
  */
-void split_choose(const struct fmha_problem *problem, uint32_t compute_units, int32_t *ret_n_splits,
-		  int32_t *ret_split_size);
+void split_choose(const struct fmha_problem *problem, uint32_t compute_units, bool gpu,
+		  int32_t *ret_n_splits, int32_t *ret_split_size);
 
 /* cost.c */
 double cost_visible_pairs(int64_t seqlen_q, int64_t seqlen_k, const struct fmha_problem *problem);

@@ -245,7 +245,7 @@ static int build_forward(struct builder *b)
 		return r;
 	if (plan_total_q(p) == 0)
 		return 0;
-	split_choose(p, b->device->compute_units, &n_splits, &split_size);
+	split_choose(p, b->device->compute_units, b->device->lds_bytes > 0, &n_splits, &split_size);
 	if (n_splits > PLAN_MAX_SPLITS)
 		return fmha_error_set_field(b->err, FMHA_EINVAL,
 					    p->split_size > 0 ? "split_size" : "n_splits",

@@ -185,6 +185,36 @@ static void many_rows_are_not_split(void **state)
 	fixture_deinit(&f);
 }
 
+/* 3 decode tiles fit a compute unit of a GPU: fewer items than that are split to fill it. */
+static void splits_fill_a_gpu(void **state)
+{
+	static const struct {
+		int batch, seqlen_q;
+		bool gpu;
+		int n_splits;
+	} cases[] = {
+		{16, 1, true, 3},  /* 128 items, 396 places */
+		{16, 1, false, 1}, /* a thread is one place */
+		{20, 1, true, 2},  /* 160 items */
+		{32, 1, true, 1},  /* 256 items: two splits would be more than fit */
+		{16, 5, true, 1},  /* 20 packed rows: no decode tile */
+		{1, 1, true, 15},  /* as without the places */
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct fixture f;
+		int32_t n, size;
+
+		fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
+		make_decode(&f);
+		f.problem.batch = cases[i].batch;
+		f.problem.seqlen_q = cases[i].seqlen_q;
+		split_choose(&f.problem, 132, cases[i].gpu, &n, &size);
+		assert_int_equal(n, cases[i].n_splits);
+	}
+}
+
 static void splits_cover_all_keys(void **state)
 {
 	(void)state;
@@ -196,7 +226,7 @@ static void splits_cover_all_keys(void **state)
 			fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
 			make_decode(&f);
 			f.problem.seqlen_k = keys;
-			split_choose(&f.problem, units, &n, &size);
+			split_choose(&f.problem, units, keys % 2, &n, &size);
 			assert_true((int64_t)n * size >= keys);
 			assert_true(n == 1 || (int64_t)(n - 1) * size < keys);
 			assert_true(n <= 128);
@@ -487,6 +517,7 @@ int main(void)
 		cmocka_unit_test(decode_is_split_and_combined),
 		cmocka_unit_test(split_falls_back_or_is_refused),
 		cmocka_unit_test(many_rows_are_not_split),
+		cmocka_unit_test(splits_fill_a_gpu),
 		cmocka_unit_test(splits_cover_all_keys),
 		cmocka_unit_test(append_comes_first),
 		cmocka_unit_test(backward_is_two_or_three_stages),
