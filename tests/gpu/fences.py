@@ -113,11 +113,13 @@ def fence(buffer, at, value):
 
 def rounds(side, device, plan, buffer, place, at, n):
     """Queues n rounds, then waits and checks. Returns the table's rows."""
-    driver, pairs, start = side.driver, [], time.monotonic()
+    driver, pairs, start, in_runs = side.driver, [], time.monotonic(), 0
     for i in range(1, n + 1):
         want = side.write_q()
         driver.call("cuStreamWriteValue32_v2", side.handle, ctypes.c_uint64(place + at), i, 0)
+        asked = time.monotonic()
         device.run(plan, waits=[fence(buffer, at, i)], signals=[fence(buffer, at + 4, i)])
+        in_runs += time.monotonic() - asked
         driver.call("cuStreamWaitValue32_v2", side.handle, ctypes.c_uint64(place + at + 4), i, 0)
         pairs.append((side.read_o(), want))
     queued = time.monotonic() - start
@@ -125,8 +127,8 @@ def rounds(side, device, plan, buffer, place, at, n):
     took = time.monotonic() - start
     worst = max(side.off_by(got, want) for got, want in pairs)
     rows = [(f"{n} rounds right", f"worst error {worst:.2f} of what is allowed", worst <= 1)]
-    rows.append(("queued ahead of the device", f"{queued * 1e3:.0f} ms to queue, {took * 1e3:.0f} ms in all",
-                 side.busy_ms == 0 or queued < took * 0.8))
+    rows.append(("queued ahead of the device", f"{queued * 1e3:.0f} ms to queue, {in_runs * 1e3:.0f} of them fmhad, {took * 1e3:.0f} ms in all",
+                 side.busy_ms == 0 or in_runs < took * 0.5))
     return rows
 
 
