@@ -250,8 +250,8 @@ DEV i32 hidden_lane(i32 x)
 	return x;
 }
 
-/* CDNA can write LDS straight from accumulation registers; the emulator that checks these kernels
- * cannot. An empty statement that wants a plain register costs one move. */
+/* The same number in a vector register of the plain kind: out of the scalar registers, which are few,
+ * and out of CDNA's accumulation registers. */
 template <class T> DEV T plain_register(T x)
 {
 #if !FMHA_NVIDIA

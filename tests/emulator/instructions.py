@@ -4,7 +4,8 @@ wrong. A wrong kernel is the kernel's fault when all of these hold.
 
     TINYGRAD=/path/to/tinygrad python3 tests/emulator/instructions.py [--arch gfx942] [--plain]
 
---plain: without tests/emulator/corrections.py, to see what they are for.
+--plain: without tests/emulator/corrections.py, to see what they are for (on CDNA the emulator then reads
+an address that is none, and the process ends).
 """
 import argparse
 import ctypes
