@@ -457,6 +457,10 @@ static void gradient_bars(struct judge *judge, const struct fmha_problem *p, flo
 	/* P of n keys is about 1 / n, and its terms add up like a random walk. */
 	double ds = largest_dp(p) * fmin(1, 2 / sqrt(fmax(p->seqlen_k, 1)));
 
+	/* D is of order 1 and a sink's P seldom above a quarter: what rounding leaves of their
+	 * products adds up like a random walk too, whatever cancels in the sum itself. */
+	double d_sink = 0.25 * sqrt((double)elements(p, FMHA_T_LSE) / fmax(p->nhead_q, 1));
+
 	for (int i = 0; i < judge->n; i++) {
 		struct output *output = &judge->outputs[i];
 		double magnitude = fmax(largest(output->values, output->n), 0.1);
@@ -469,8 +473,8 @@ static void gradient_bars(struct judge *judge, const struct fmha_problem *p, flo
 					 ds * (double)scale * largest_input(p, FMHA_T_Q));
 		else if (output->role == FMHA_T_DBIAS)
 			magnitude = fmax(magnitude, ds);
-		else if (output->role == FMHA_T_DSINK)
-			magnitude *= 10; /* a sum over all rows */
+		else if (output->role == FMHA_T_DSINK) /* P D, summed over rows */
+			magnitude = fmax(magnitude * 10, d_sink);
 		output->bar = (relative + exponent) * magnitude;
 	}
 }
