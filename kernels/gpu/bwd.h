@@ -664,7 +664,7 @@ template <class C> struct BiasPass : BackwardPass<C, C::TILE_N, C::TILE_M> {
 		k.place(this->lds, this->wave);
 		v.place(this->lds + Base::StayQ::BYTES, this->wave);
 		block_sync(); /* the last head's tiles are done with */
-		if (thread_id() == 0)
+		if (Core::VIEWS_IN_LDS && thread_id() == 0)
 			*(Band *)(this->lds + Base::BAND_AT) = this->band;
 		k.template fetch<Element>(this->keys(this->a.k, head_k, this->a.hdim_q, false), this->first,
 					  this->seq.n_k);

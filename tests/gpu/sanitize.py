@@ -52,6 +52,10 @@ def cases():
     yield "bwd", Case("backward", **d, sq=150, sk=170, dq=64, dv=64, mask=BR, right=0)
     yield "bwd", Case("backward", **d, sq=70, sk=90, dq=128, dv=128, bias=abi.BF16, dbias=True, dropout=0.2)
     yield "bwd", Case("backward", **d | dict(dtype=abi.F32), sq=40, sk=50, dq=40, dv=40, mask=BR, right=0)
+    for dim, broadcast in ((184, "b"), (104, "bh"), (72, "bhr")):
+        yield "bwd", Case("backward", **d | dict(dtype=abi.F32), sq=40, sk=50, dq=dim, dv=dim, bias=abi.F32,
+                          dbias=True, bias_broadcast=broadcast)
+    yield "bwd", Case("backward", **d | dict(dtype=abi.F32), sq=40, sk=50, dq=104, dv=104, bias=abi.F32, dbias=True)
 
 
 def find_sanitizer():

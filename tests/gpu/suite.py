@@ -96,6 +96,8 @@ def wide():
         yield Case("forward", **d, sq=3, sk=333, splits=4, split_size=96)
     for dq in (64, 128, 256):
         yield Case("backward", dtype=abi.F32, batch=2, hq=2, hk=1, dq=dq, dv=dq, sq=70, sk=90, mask=BR, right=0)
+        yield Case("backward", dtype=abi.F32, batch=2, hq=2, hk=1, dq=dq, dv=dq, sq=70, sk=90, mask=BR, right=0,
+                   bias=abi.F32, dbias=True, bias_broadcast="b")
     d = dict(dtype=abi.BF16, batch=2, hq=4, hk=2, dq=128, dv=128)
     yield Case("forward", **d, sq=150, sk=170, bias=abi.F32, dropout=0.2, randval=True)
     yield Case("forward", **d, sq=150, sk=170, alibi=True, cap=20.0, mask=BR, left=40, right=0, sinks=9)

@@ -343,6 +343,27 @@ def test_a_fault_costs_what_was_in_flight(make_gpu):
         assert run_once(device)
 
 
+@pytest.mark.parametrize("call", ["cuLaunchKernel", "cuEventQuery"])
+def test_a_fault_is_noticed_while_the_client_stays(make_gpu, call):
+    daemon = make_gpu(CUDA_STUB_FAIL=call, CUDA_STUB_AFTER="1")
+    worker = daemon.children()
+    with daemon.device() as device:
+        with pytest.raises((fmha_wire.WireError, fmha_wire.Disconnected)):
+            for _ in range(3):
+                run_once(device)
+        assert fmhad.until(lambda: daemon.children() not in ([], worker), 2)
+
+
+def test_a_fault_that_a_memory_call_tells_of_ends_the_worker(make_gpu):
+    daemon = make_gpu(CUDA_STUB_FAIL="cuStreamSynchronize", CUDA_STUB_AFTER="1")
+    worker = daemon.children()
+    with daemon.device() as device:
+        device.buffer_create(4096)
+        with pytest.raises((fmha_wire.WireError, fmha_wire.Disconnected)):
+            device.buffer_create(4096)
+        assert fmhad.until(lambda: daemon.children() not in ([], worker), 2)
+
+
 def test_a_kernel_that_never_ends_is_given_up(make_gpu, tmp_path):
     flag = tmp_path / "hang"
     daemon = make_gpu(CUDA_STUB_HANG=str(flag))

@@ -71,6 +71,20 @@ bool gpu_error_is_fatal(hipError_t status)
 	}
 }
 
+int gpu_failure(struct gpu_device *gpu, hipError_t status, const char *what, struct fmha_error *err)
+{
+	struct fmha_error error;
+
+	(void)gpu_error(status, what, &error);
+	if (gpu_error_is_fatal(status)) {
+		error.code = FMHA_EDEVICE;
+		device_fail(&gpu->device, &error);
+	}
+	if (err)
+		*err = error;
+	return error.code;
+}
+
 struct device_stream *gpu_stream_new(struct device *device)
 {
 	struct device_stream *stream = calloc(1, sizeof(*stream));
@@ -183,13 +197,8 @@ static void finish(struct gpu_device *gpu, struct gpu_launch *launch, hipError_t
 		base->started_ns = base->ended_ns - (uint64_t)((double)ms * 1e6);
 	else
 		base->started_ns = base->ended_ns;
-	if (status != hipSuccess) {
-		(void)gpu_error(status, "running kernels", &base->error);
-		if (gpu_error_is_fatal(status)) {
-			base->error.code = FMHA_EDEVICE;
-			device_fail(&gpu->device, &base->error);
-		}
-	}
+	if (status != hipSuccess)
+		(void)gpu_failure(gpu, status, "running kernels", &base->error);
 	atomic_fetch_sub(&gpu->n_busy, 1);
 }
 

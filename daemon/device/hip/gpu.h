@@ -61,6 +61,11 @@ int gpu_error(hipError_t status, const char *what, struct fmha_error *err);
 /* Whether the context is beyond use after @status: the worker has to go. */
 bool gpu_error_is_fatal(hipError_t status);
 
+/* gpu_error(), which also ends the worker when it is fatal: of calls that tell what befell earlier
+ * ones, as everything on a context does once a kernel has faulted. */
+int gpu_failure(struct gpu_device *gpu, hipError_t status, const char *what,
+		struct fmha_error *err);
+
 int gpu_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
 		      int *ret_fd, struct fmha_error *err);
 int gpu_memory_import(struct device *device, const struct device_memory_source *source,

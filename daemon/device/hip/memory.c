@@ -70,13 +70,13 @@ static size_t round_up(uint64_t size, size_t granularity)
 }
 
 /* New memory is zero: it may have been another user's. */
-static int scrub(void *pointer, size_t bytes, struct fmha_error *err)
+static int scrub(struct gpu_device *gpu, void *pointer, size_t bytes, struct fmha_error *err)
 {
 	hipError_t status = hipMemsetD8Async((hipDeviceptr_t)pointer, 0, bytes, NULL);
 
 	if (status == hipSuccess)
 		status = hipStreamSynchronize(NULL);
-	return status == hipSuccess ? 0 : gpu_error(status, "clearing memory", err);
+	return status == hipSuccess ? 0 : gpu_failure(gpu, status, "clearing memory", err);
 }
 
 int gpu_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
@@ -101,8 +101,8 @@ int gpu_memory_create(struct device *device, uint64_t size, struct device_memory
 	bytes = round_up(size, gpu->vmm_granularity);
 	status = gpu_vmm_create(bytes, gpu->index, &pointer, &fd);
 	if (status != hipSuccess)
-		return gpu_error(status, "allocating memory", err);
-	r = scrub(pointer, bytes, err);
+		return gpu_failure(gpu, status, "allocating memory", err);
+	r = scrub(gpu, pointer, bytes, err);
 	if (r == 0 && memory_new(MEMORY_VMM, pointer, bytes, 0, size, NULL, ret_memory) < 0)
 		r = fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	if (r < 0) {
@@ -263,8 +263,8 @@ static int import_descriptor(struct gpu_device *gpu, const struct device_memory_
 	return 0;
 }
 
-static int import_memfd(const struct device_memory_source *source, struct device_memory *ret_memory,
-			struct fmha_error *err)
+static int import_memfd(struct gpu_device *gpu, const struct device_memory_source *source,
+			struct device_memory *ret_memory, struct fmha_error *err)
 {
 	struct device_memory host;
 	struct gpu_memory *owned;
@@ -278,9 +278,9 @@ static int import_memfd(const struct device_memory_source *source, struct device
 	status = hipMalloc(&copy, source->size);
 	if (status != hipSuccess) {
 		memfd_free_memory(&host);
-		return gpu_error(status, "allocating a copy on the device", err);
+		return gpu_failure(gpu, status, "allocating a copy on the device", err);
 	}
-	r = scrub(copy, source->size, err);
+	r = scrub(gpu, copy, source->size, err);
 	if (r == 0 &&
 	    memory_new(MEMORY_COPY, copy, source->size, 0, source->size, NULL, ret_memory) < 0)
 		r = fmha_error_set(err, FMHA_ENOMEM, "out of memory");
@@ -312,7 +312,7 @@ int gpu_memory_import(struct device *device, const struct device_memory_source *
 	case PROTO_VMM_FD:
 		return import_descriptor(gpu, source, ret_memory, err);
 	case PROTO_MEMFD:
-		return import_memfd(source, ret_memory, err);
+		return import_memfd(gpu, source, ret_memory, err);
 	default:
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "kind", "kind %u: not known",
 					    source->kind);
@@ -377,7 +377,7 @@ int gpu_workspace_new(struct device *device, uint64_t bytes, struct device_memor
 		status = hipMalloc(&pointer, size);
 	}
 	if (status != hipSuccess)
-		return gpu_error(status, "allocating a workspace", err);
+		return gpu_failure(gpu, status, "allocating a workspace", err);
 	if (memory_new(MEMORY_PLAIN, pointer, size, 0, size, NULL, ret_memory) < 0) {
 		(void)hipFree(pointer);
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
@@ -419,8 +419,9 @@ int gpu_fetch(struct device *device, const void *from, void *to, uint64_t bytes,
 {
 	hipError_t status = hipMemcpyDtoHAsync(to, (hipDeviceptr_t)(uintptr_t)from, bytes, NULL);
 
-	(void)device;
 	if (status == hipSuccess)
 		status = hipStreamSynchronize(NULL);
-	return status == hipSuccess ? 0 : gpu_error(status, "reading device memory", err);
+	return status == hipSuccess
+		       ? 0
+		       : gpu_failure(gpu_device_of(device), status, "reading device memory", err);
 }
