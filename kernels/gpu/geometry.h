@@ -171,12 +171,14 @@ struct ColumnTiles {
 	{
 		ColumnTiles t;
 		i32 low = max_of(b.first(first_row), 0), high = b.last(last_row);
-		i32 sinks = min_of(b.sinks, high + 1);
+		i32 sink_end = ceil_div(min_of(b.sinks, high + 1), width);
 
 		t.width = width;
 		t.first = low / width;
 		t.sink_first = b.begin / width;
-		t.n_sink = MASKED ? max_of(min_of(ceil_div(sinks, width), t.first) - t.sink_first, 0) : 0;
+		if (high >= low) /* the band's own tiles come once */
+			sink_end = min_of(sink_end, t.first);
+		t.n_sink = MASKED ? max_of(sink_end - t.sink_first, 0) : 0;
 		t.count = t.n_sink + (high >= low ? high / width + 1 - t.first : 0);
 		return t;
 	}

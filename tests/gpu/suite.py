@@ -27,6 +27,8 @@ def forward_small():
     yield Case("forward", **d, mask=TL, right=0)
     yield Case("forward", **d | dict(sq=70, sk=20), mask=BR, right=0)
     yield Case("forward", **d | dict(sq=40, sk=150), mask=BR, left=10, right=3, sinks=5)
+    # Rows whose window lies beyond the keys see the sink positions, in a tile that is also the window's.
+    yield Case("forward", **d | dict(sq=130, sk=30), mask=TL, left=1, right=4, sinks=2)
     yield Case("forward", **d, bias=abi.BF16, dropout=0.3, randval=True)
     yield Case("forward", **d, alibi=True, batch=2, mask=BR, right=0)
     yield Case("forward", **d, cap=5.0, sink=True)
@@ -56,6 +58,7 @@ def backward_small():
     yield Case("backward", **d)
     yield Case("backward", **d | dict(dtype=abi.F16, hq=4, hk=2, dq=64, dv=64), mask=BR, right=0)
     yield Case("backward", **d | dict(sq=70, sk=50), mask=TL, left=9, right=4, sinks=3)
+    yield Case("backward", **d | dict(sq=130, sk=30), mask=TL, left=1, right=4, sinks=2)
     yield Case("backward", **d, bias=abi.BF16, dbias=True, dropout=0.25)
     yield Case("backward", **d, alibi=True, cap=4.0, sink=True, dsink=True)
     yield Case("backward", **d | dict(dtype=abi.F32, hq=2), mask=BR, right=0)
