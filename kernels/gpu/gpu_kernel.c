@@ -528,7 +528,7 @@ static int pick(const struct tile_row *rows, size_t n, enum gpu_core core, int p
 
 /* Tiles whose scores and accumulators leave no room for what these features need: they would spill.
  * From tests/gpu/spill_check.py. */
-static int crowded(const struct gpu_tile *t, const struct abi_fwd_args *a)
+static int crowded(enum abi_family family, const struct gpu_tile *t, const struct abi_fwd_args *a)
 {
 	int bias = a->bias.data || a->alibi_slopes, dropout = a->dropout.p_drop > 0;
 	int paged = a->cache.page_size > 0, logits = bias || a->logits_soft_cap > 0;
@@ -537,7 +537,7 @@ static int crowded(const struct gpu_tile *t, const struct abi_fwd_args *a)
 	if (strcmp(t->pipeline, "gpu_mma") != 0)
 		return 0;
 	if (scores >= 32 * 128)
-		return paged || logits || dropout;
+		return family == ABI_FWD_SPLITKV || paged || logits || dropout;
 	if (t->tile_m / t->waves_m > 16 && t->blocks_per_cu > 1)
 		return t->hdim_v > 64 || (bias && dropout);
 	if (scores >= 32 * 64 && t->hdim_v > 64)
@@ -649,7 +649,7 @@ int gpu_kernel_default_tile(const char *arch_name, enum abi_family family, uint3
 		return 1;
 	if (is_forward(family)) {
 		for (int c = 0; !forward_tile(&arch, dtype, args, c, ret_tile); c++)
-			if (!crowded(ret_tile, args) && !candidate--)
+			if (!crowded(family, ret_tile, args) && !candidate--)
 				return 0;
 		return 1;
 	}
