@@ -64,7 +64,7 @@ gpu() {
         echo "no NVIDIA GPU on this machine: skipped" >&2
         return 0
     fi
-    export FMHA_BUILD=$PWD/build/release
+    local -x FMHA_BUILD=$PWD/build/release
     python3 tests/gpu/service.py && python3 tests/gpu/h200.py --bench "" &&
         python3 tests/gpu/fences.py && python3 tests/gpu/sanitize.py &&
         python3 tests/gpu/stress.py --seconds 60

@@ -30,8 +30,8 @@ void device_fail(struct device *device, const struct fmha_error *error)
 		device->error = *error;
 	atomic_store(&device->failed, true);
 	pthread_mutex_unlock(&device->mutex);
-	device->wake(
-		device->owner); /* nothing else may come of a launch that the loop ran itself */
+	/* Nothing else may come of a launch that the loop ran itself. */
+	device->wake(device->owner);
 }
 
 bool device_is_quarantined(const struct device *device, const char *name)

@@ -389,11 +389,14 @@ static int rows_are_one(const struct abi_bwd_args *a)
 	return !a->dbias.stride_seq && (s->seqstart_q ? s->total_q : s->seqlen_q_max) > 1;
 }
 
-/* Whether dBias is a sum over anything. */
-static int broadcast(const struct abi_tensor *t, const struct abi_bwd_args *a)
+/* Whether there is a dBias that is a sum over anything. */
+static int sums_dbias(const struct abi_bwd_args *a)
 {
-	return (a->nhead_q > 1 && t->stride_head == 0) || rows_are_one(a) ||
-	       (!a->sequences.seqstart_q && a->sequences.batch > 1 && t->stride_batch == 0);
+	const struct abi_tensor *t = &a->dbias;
+
+	return t->data &&
+	       ((a->nhead_q > 1 && t->stride_head == 0) || rows_are_one(a) ||
+		(!a->sequences.seqstart_q && a->sequences.batch > 1 && t->stride_batch == 0));
 }
 
 static int make_backward(const struct gpu_arch *arch, uint32_t dtype, const struct abi_bwd_args *a,
@@ -418,6 +421,7 @@ static int make_backward(const struct gpu_arch *arch, uint32_t dtype, const stru
 	buffers = core == GPU_CORE_MMA && backward_lds(arch, core, t, 2) <= (int32_t)arch->lds_bytes
 			  ? 2
 			  : 1;
+	k->bias_sum = sums_dbias(a);
 	add_features(k,
 		     (struct features){.mask = masked(&a->band),
 				       .bias = bias,
@@ -427,8 +431,7 @@ static int make_backward(const struct gpu_arch *arch, uint32_t dtype, const stru
 				       .buffers = buffers,
 				       .apart = apart(core, t),
 				       .acc = a->dq_acc != NULL,
-				       .bias_sum = a->dbias.data && broadcast(&a->dbias, a)});
-	k->bias_sum = a->dbias.data && broadcast(&a->dbias, a);
+				       .bias_sum = k->bias_sum});
 	rows = rows_pass_tile(arch, core, t, buffers);
 	k->rows_n = rows.tile_n;
 	add_option(k, "-DFMHA_ROWS_M=%d", rows.tile_m);
