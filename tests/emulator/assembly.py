@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: MIT
 """What an emulator forgives, looked for in the assembly of the AMD kernels. No GPU, no emulator; clang-19.
 
-    python3 tests/emulator/assembly.py [--arch gfx942] [--quick | --profile pytorch] [--match TEXT] [--jobs N]
+    python3 tests/emulator/assembly.py [--arch gfx942] [--quick | --profile pytorch [--every-type]]
+                                       [--match REGEX] [--jobs N] [--verbose]
 
-Of every kernel: no scratch memory, registers and LDS within the limits; inside each basic block a
-wait of the right counter between a load and the first instruction that touches its destination,
-and nothing of LDS under way at a barrier. Waits that were taken out must be missed: that is tried on
-the first kernel of each arch. The kernels are those of the emulator's cases, or, of a profile, of every
-tile the one with the most features and the one with the fewest.
+Of every kernel: no scratch memory, registers and LDS within the limits; no instruction that a person
+wrote, whose hazards the compiler would not know; inside each basic block a wait of the right counter
+between a load and the first instruction that touches its destination, and nothing of LDS under way at
+a barrier. Waits that were taken out must be missed: that is tried on the first kernel of each arch.
+The kernels are those of the emulator's cases, or all of a profile: once where the same code has several
+names, and of 16-bit types bf16 alone (it has no instruction that converts) unless --every-type.
 """
 import argparse
 import collections
 import concurrent.futures
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -27,6 +30,7 @@ import suite  # noqa: E402
 
 CLANG = os.environ.get("FMHA_CLANG", "clang-19")
 GPU = os.path.join(abi.ROOT, "kernels", "gpu")
+FORWARD = (abi.FWD, abi.FWD_SPLITKV, abi.FWD_PAGEDKV, abi.BATCH_PREFILL)  # one source for all, see fmha.hip
 ARCHS = ("gfx90a", "gfx942", "gfx1100", "gfx1201")
 REGISTERS = re.compile(r"\b([vas])(?:(\d+)|\[(\d+):(\d+)\])(?![\w.])")
 # Which counters a load, store or atomic is counted by: (prefix, counters of gfx9, gfx11, gfx12).
@@ -41,10 +45,19 @@ NO_COUNTER = ("s_wait_idle", "s_wait_alu", "s_wait_event")
 STORES = ("store", "write", "atomic_add", "atomic_pk_add")
 
 
-def assemble(arch, kernel):
+class Job:
+    """What a process that compiles needs to know of a kernel."""
+
+    def __init__(self, arch, name, kernel, try_checker):
+        self.arch, self.name, self.try_checker = arch, name, try_checker
+        self.source, self.options = kernel.source.decode(), abi.kernel_options(kernel)
+        self.lds_bytes = kernel.lds_bytes
+
+
+def assemble(arch, source, options):
     command = [CLANG, "-w", "-x", "hip", "--cuda-device-only", "-S", "-nogpulib", "-nogpuinc", "-std=c++17", "-O3",
                f"--offload-arch={arch}", "-I" + GPU, "-I" + os.path.join(abi.ROOT, "kernels"),
-               *abi.kernel_options(kernel), "-o", "-", os.path.join(GPU, kernel.source.decode())]
+               *options, "-o", "-", os.path.join(GPU, source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[:300])
@@ -148,15 +161,21 @@ def check_waits(arch, text):
     return wrong
 
 
-def check_resources(arch, kernel, text):
+def check_resources(arch, lds_bytes, text):
     number = {key: int(value) for key, value in re.findall(r"\.(\w+):\s+(\d+)$", text, re.M)}
     limit = 512 if arch.startswith("gfx9") else 256
     rules = (("private_segment_fixed_size", 0), ("vgpr_spill_count", 0), ("vgpr_count", limit),
              ("group_segment_fixed_size", 0))
     wrong = [f"{key} is {number[key]}, at most {most} is allowed" for key, most in rules if number[key] > most]
-    if kernel.lds_bytes > 65536:
-        wrong.append(f"{kernel.lds_bytes} bytes of LDS")
+    if lds_bytes > 65536:
+        wrong.append(f"{lds_bytes} bytes of LDS")
     return wrong, number
+
+
+def check_written(text):
+    """Statements of inline assembly may hold values in place, but no instruction."""
+    inside = re.findall(r"#ASMSTART\n(.*?);;#ASMEND", text, re.S)
+    return [f"inline assembly: {words[0]}" for words in (re.sub(r";.*", "", t).split() for t in inside) if words]
 
 
 def without(text, names):
@@ -169,24 +188,25 @@ def check_checker(arch, text):
     return [] if len(check_waits(arch, without(text, waits))) > 20 else ["waits that are missing are not missed"]
 
 
-def of_profile(lib, arch, profile):
-    tiles, found = {}, {}
-    for name in spill_check.listed(arch, profile):
-        p = spill_check.NAME.match(name)
-        tiles.setdefault(name[:p.start("features")], []).append(name)
-    for names in tiles.values():
-        names.sort(key=lambda name: name.count("_"))
-        for name in {names[0], names[-1]}:
-            found[name] = spill_check.kernel_of(lib, name)
-            assert found[name] is not None, f"no problem makes {name}"
-    return found
+def code_of(kernel, every_type):
+    """Equal where the code is, but for the name of the entry."""
+    ignored = ("-DFMHA_ENTRY=", "-DFMHA_FAMILY=") + (() if every_type else ("-DFMHA_DTYPE=",))
+    return ((FORWARD if kernel.family in FORWARD else kernel.family),
+            *(option for option in abi.kernel_options(kernel) if not option.startswith(ignored)))
 
 
-def wanted(lib, arch, quick, profile):
-    """One kernel of every name."""
+def of_profile(lib, arch, profile, every_type):
     found = {}
-    if profile:
-        return of_profile(lib, arch, profile)
+    for name in sorted(spill_check.listed(arch, profile), key=lambda name: "_bf16_" not in name):
+        kernel = spill_check.kernel_of(lib, name)
+        assert kernel is not None, f"no problem makes {name}"
+        found.setdefault(code_of(kernel, every_type), (name, kernel))
+    return dict(found.values())
+
+
+def wanted(lib, arch, quick):
+    """Of the emulator's cases: one kernel of every name."""
+    found = {}
     for case in suite.emulated(False):
         for kernel in suite.kernels(case, lib, arch, case.pipeline):
             if kernel is not None:
@@ -200,13 +220,18 @@ def wanted(lib, arch, quick, profile):
     return {name: found[name] for name in families.values()}
 
 
-def check(arch, kernel, try_checker):
+def check(job):
+    """Returns (sentences about what is wrong, the compiler's numbers, its CPU seconds)."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
-        text = assemble(arch, kernel)
+        text = assemble(job.arch, job.source, job.options)
     except RuntimeError as error:
-        return [str(error)], {}
-    wrong, number = check_resources(arch, kernel, text)
-    return wrong + check_waits(arch, text)[:3] + (check_checker(arch, text) if try_checker else []), number
+        return [str(error)], {}, 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    wrong, number = check_resources(job.arch, job.lds_bytes, text)
+    wrong += check_written(text) + check_waits(job.arch, text)[:3]
+    wrong += check_checker(job.arch, text) if job.try_checker else []
+    return wrong, number, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main():
@@ -214,6 +239,7 @@ def main():
     parser.add_argument("--arch", action="append")
     parser.add_argument("--quick", action="store_true", help="a few kernels")
     parser.add_argument("--profile", help="of what `fmhactl build --list` names")
+    parser.add_argument("--every-type", action="store_true", help="f16 as well as bf16")
     parser.add_argument("--match", default="", help="a regular expression")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--verbose", action="store_true")
@@ -221,20 +247,28 @@ def main():
     if not shutil.which(CLANG):
         print(f"assembly: skipped, no {CLANG} here")
         return 77
-    lib, failed, jobs = abi.load_library(), 0, []
+    lib, failed, jobs, times = abi.load_library(), 0, [], []
     for arch in options.arch or ARCHS:
-        mine = {n: k for n, k in wanted(lib, arch, options.quick, options.profile).items()
-                if re.search(options.match, n)}
-        jobs += [(arch, name, kernel, n == 0) for n, (name, kernel) in enumerate(mine.items())]
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        results = pool.map(lambda job: check(job[0], job[2], job[3]), jobs)
-        for (_, name, kernel, _), (wrong, number) in zip(jobs, results):
+        if options.profile:
+            kernels = of_profile(lib, arch, options.profile, options.every_type)
+        else:
+            kernels = wanted(lib, arch, options.quick)
+        mine = [(name, kernel) for name, kernel in kernels.items() if re.search(options.match, name)]
+        jobs += [Job(arch, name, kernel, n == 0) for n, (name, kernel) in enumerate(mine)]
+    with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
+        for job, (wrong, number, seconds) in zip(jobs, pool.map(check, jobs)):
             failed += bool(wrong)
+            times.append((seconds, job.name))
             if options.verbose and number:
-                print(f"{name}: {number['vgpr_count']} registers, {number['private_segment_fixed_size']} bytes of "
-                      f"scratch, {number['sgpr_spill_count']} scalar registers in vector ones, {kernel.lds_bytes} LDS")
+                print(f"{job.name}: {number['vgpr_count']} registers, {number['private_segment_fixed_size']} bytes of "
+                      f"scratch, {number['sgpr_spill_count']} scalar registers in vector ones, {job.lds_bytes} LDS, "
+                      f"{seconds:.2f} s")
             for sentence in wrong:
-                print(f"FAIL {name}: {sentence}", flush=True)
+                print(f"FAIL {job.name}: {sentence}", flush=True)
+    times.sort()
+    for share in (0.5, 0.9, 0.99, 1) if times else ():
+        seconds, name = times[int(share * (len(times) - 1))]
+        print(f"{share * 100:.0f} % compile within {seconds:.2f} CPU seconds ({name})")
     print(f"assembly: {len(jobs) - failed} of {len(jobs)} kernels as they should be")
     return 1 if failed or not jobs else 0
 

@@ -10,7 +10,8 @@ from cases import Forward, aligned, decode, encode, pointer, rows, tensor, NP_ST
 
 
 class Backward(Forward):
-    """A forward problem, its O and LSE from the reference, and gradients to be computed."""
+    """A forward problem, its O and LSE from the reference, and gradients to be computed. randval: the
+    bytes that forward stored are read; those that the seed given here would make are others."""
 
     OPTIONS = dict(Forward.OPTIONS, dbias=False, dsink=False, acc=0)  # acc: splits of dq_acc
 
@@ -27,7 +28,7 @@ class Backward(Forward):
     def finish_forward(self):
         want = np.zeros(self.o_shape)
         lse = np.zeros(self.lse_array.shape)
-        self.lib.reference_forward(ctypes.byref(self.args), self.p(want), self.p(lse), None)
+        self.lib.reference_forward(ctypes.byref(self.args), self.p(want), self.p(lse), self.p(self.outputs.get("randval")))
         self.o[..., :self.dv] = encode(want.astype(np.float32), self.dtype)
         self.lse_array[...] = lse
 
@@ -44,7 +45,7 @@ class Backward(Forward):
                      "sequences", "band", "dropout", "nhead_q", "nhead_k", "hdim_q", "hdim_v",
                      "scale", "logits_soft_cap", "dtype", "bias_dtype"):
             setattr(a, name, getattr(f, name))
-        a.dropout.randval = abi.STRUCTS["abi_tensor"]()
+        a.dropout.seed += self.randval
         qb, qs, h, _ = self.o_shape
         kb, ks = (1, a.sequences.total_k) if self.group else (self.batch, self.sk)
         d_o, st = self.bshd(qb, qs, h, self.dv, self.dtype)

@@ -26,7 +26,7 @@ def aligned(shape, dtype, fill=None):
 
 
 def encode(x, dtype):
-    """float32 -> stored bits, to nearest even."""
+    """float32 -> stored bits, to nearest; even, but for fp8."""
     out = aligned(x.shape, NP_STORAGE[dtype])
     if dtype == abi.F32:
         out[...] = x
@@ -36,11 +36,18 @@ def encode(x, dtype):
         bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
         out[...] = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     else:
-        # Any finite code will do for a random tensor: choose codes, magnitudes around 1.
-        scaled = np.clip(np.round(np.abs(x) * 16), 0, 40).astype(np.uint8)
-        base = scaled + (0x20 if dtype == abi.E4M3 else 0x30)
-        out[...] = np.where(x < 0, base | 0x80, base)
+        values = fp8_values(dtype)
+        nearest = np.searchsorted((values[1:] + values[:-1]) / 2, np.abs(x)).astype(np.uint8)
+        out[...] = np.where(x < 0, nearest | 0x80, nearest)
     return out
+
+
+def fp8_values(dtype):
+    """What the codes from 0 on stand for, as far as they are finite."""
+    mantissa, bias, codes = (3, 7, 0x7f) if dtype == abi.E4M3 else (2, 15, 0x7c)
+    code = np.arange(codes)
+    exponent, fraction = code >> mantissa, (code & ((1 << mantissa) - 1)) / (1 << mantissa)
+    return np.where(exponent, (1 + fraction) * 2.0 ** (exponent - bias), fraction * 2.0 ** (1 - bias))
 
 
 def decode(bits, dtype):
@@ -67,7 +74,9 @@ def rows(array, strides):
 
 
 class Forward:
-    """One forward problem. Every option has a neutral default; see OPTIONS."""
+    """One forward problem. Every option has a neutral default; see OPTIONS. descale: True, a factor a
+    head; "block", one for every 16 rows too; "page", for k and v one for every page. used_q: rows that
+    count, the others are padding."""
 
     OPTIONS = dict(
         dtype=abi.BF16, batch=1, hq=1, hk=1, sq=16, sk=16, dq=32, dv=32, mask=abi.MASK_NONE,
@@ -75,7 +84,7 @@ class Forward:
         group=None, lens_k=None, leftpad=None, page=0, table="block", layout=0, splits=0,
         split_size=0, scale=None, descale=False, strided=False, lse=True, min_sq=0, randval=False,
         o_dtype=None, seed=1, bias_broadcast=False, cache_idx=False,
-        poison=None)
+        poison=None, used_q=None)
 
     def __init__(self, **options):
         unknown = set(options) - set(self.OPTIONS)
@@ -149,6 +158,8 @@ class Forward:
             self.outputs["lse"] = self.lse_array
         if self.group:
             s.seqstart_q = pointer(self.ints(np.cumsum([0] + self.lens_q)))
+        if self.used_q:
+            s.seqlen_q = pointer(self.ints(self.used_q))
         self.build_options(a, qb, qs)
 
     def build_keys(self, a):
@@ -224,9 +235,7 @@ class Forward:
             a.sink = pointer(self.floats(self.rng.standard_normal(self.hq)))
         if self.descale:
             for name, heads in (("q", self.hq), ("k", self.hk), ("v", self.hk)):
-                d = getattr(a, name + "_descale")
-                d.data = pointer(self.floats(self.rng.random((self.batch, heads)) + 0.5))
-                d.stride_batch, d.stride_head = heads, 1
+                self.build_descale(getattr(a, name + "_descale"), heads, self.descale == "page" and name != "q")
         if self.dropout:
             p = a.dropout
             p.seed, p.offset, p.p_drop = 0x123456789abcdef, 77, self.dropout
@@ -244,6 +253,13 @@ class Forward:
             self.keep += [self.o_acc, self.lse_acc]
             a.o_acc, a.lse_acc = pointer(self.o_acc), pointer(self.lse_acc)
             self.outputs.update(o_acc=self.o_acc, lse_acc=self.lse_acc)
+
+    def build_descale(self, d, heads, per_page):
+        n = math.ceil(max(self.sq, self.sk) / 16) if self.descale == "block" else 1
+        entries = self.args.cache.n_pages if per_page else self.batch
+        d.data = pointer(self.floats(self.rng.random((entries, heads, n)) + 0.5))
+        d.stride_batch, d.stride_head, d.stride_block = heads * n, n, 1
+        d.block, d.per_page = 16 if self.descale == "block" else 0, per_page
 
     # bias_broadcast: over which of b(atch), h(ead), r(ow) one bias serves; True: "bh".
     def bias_shape(self, qb, qs):
@@ -299,13 +315,14 @@ class Forward:
         got = decode(self.o[..., :d], self.o_dtype)
         touched = np.zeros((qb, qs), bool)
         at = 0
-        for b, n in enumerate(self.lens_q):
+        for b, physical in enumerate(self.lens_q):
+            n = self.used_q[b] if self.used_q else physical
             if n >= self.min_sq:
                 if self.group:
                     touched[0, at:at + n] = True
                 else:
                     touched[b, :n] = True
-            at += n
+            at += physical
         untouched = self.o[~touched].reshape(-1)
         fill = np.array(0x7f).astype(NP_STORAGE[self.o_dtype])
         assert (untouched == fill).all() if not self.strided else True, "rows of no sequence were written"
@@ -328,3 +345,47 @@ class Forward:
         if self.randval:
             assert (self.outputs["randval"] == randval).all(), "dropout bytes differ"
         return error, allowed, lse_error
+
+
+class Merge:
+    """Partial results of any type become one: the combine stage on its own. One part of every row is empty."""
+
+    OPTIONS = dict(dtype=abi.BF16, o_dtype=abi.BF16, batch=2, hq=2, sq=5, dv=40, parts=3, sink=False, seed=9)
+
+    def __init__(self, **options):
+        self.__dict__.update(self.OPTIONS)
+        self.__dict__.update(options)
+        rng = np.random.default_rng(self.seed)
+        b, h, s, d, n = self.batch, self.hq, self.sq, self.dv, self.parts
+        parts = encode(rng.standard_normal((n, b, s, h, d)).astype(np.float32), self.dtype)
+        lse = aligned((n, b, h, s), np.float32)
+        lse[...] = rng.standard_normal(lse.shape) * 3
+        empty = rng.integers(0, n, (b, h, s))
+        for i in range(n):
+            lse[i][empty == i] = -np.inf
+            parts[i][(empty == i).transpose(0, 2, 1)] = np.array(-1).astype(parts.dtype)  # NaN, or nearly
+        self.o, self.lse = aligned((b, s, h, d), NP_STORAGE[self.o_dtype], 0x7f), aligned((b, h, s), np.float32, 7.0)
+        sink = aligned((h,), np.float32)
+        sink[...] = rng.standard_normal(h)
+        self.keep, self.outputs = [parts, lse, sink, self.o, self.lse], {"o": self.o, "lse": self.lse}
+        c = self.args = abi.CombineArgs()
+        c.o_parts, c.o_parts_stride_split = tensor(parts, (s * h * d, h * d, d, 1)), b * s * h * d
+        c.lse_parts, c.lse_parts_stride_split = rows(lse, (h * s, s, 1)), b * h * s
+        c.o, c.lse = tensor(self.o, (s * h * d, h * d, d, 1)), rows(self.lse, (h * s, s, 1))
+        c.sink = pointer(sink) if self.sink else None
+        c.sequences.batch, c.sequences.seqlen_q_max, c.sequences.total_q = b, s, b * s
+        c.n_splits, c.nhead_q, c.hdim_v = n, h, d
+        c.o_parts_dtype, c.o_dtype = self.dtype, self.o_dtype
+
+    def judge(self, lib):
+        want, want_lse = np.zeros(self.o.shape), np.zeros(self.lse.shape)
+        lib.reference_combine(ctypes.byref(self.args), ctypes.c_void_p(pointer(want)), ctypes.c_void_p(pointer(want_lse)))
+        got = decode(self.o, self.o_dtype)
+        assert np.isfinite(got).all(), "O is not finite"
+        # Half a unit in the last place of the largest number, and the rounding of the sums in float.
+        unit = {abi.F32: 2 ** -22, abi.F16: 2 ** -11, abi.BF16: 2 ** -8}[self.o_dtype]
+        error, allowed = np.abs(got - want).max(), unit * np.abs(want).max() + 2e-6
+        lse_error = np.abs(self.lse - want_lse).max()
+        assert error <= allowed, f"O is off by {error:.3g}, {allowed:.3g} is allowed"
+        assert lse_error <= 1e-5, f"LSE is off by {lse_error:.3g}"
+        return f"O {error:.2g} of {allowed:.2g}, LSE {lse_error:.2g}"

@@ -2,13 +2,13 @@
 """The list of problems that every GPU kernel family is run with, and how one is run."""
 import abi
 from backward_cases import Append, Backward
-from cases import Forward
+from cases import Forward, Merge
 
 BR, TL = abi.MASK_BOTTOM_RIGHT, abi.MASK_TOP_LEFT
 
 
 class Case:
-    """kind: forward, backward or append; pipeline: tiles of that name only."""
+    """kind: forward, backward, append or merge; pipeline: tiles of that name only."""
 
     def __init__(self, kind, pipeline=None, **options):
         self.kind, self.options, self.pipeline = kind, options, pipeline
@@ -46,8 +46,6 @@ def forward_small():
     yield Case("forward", **d, scale=-0.2)
     yield Case("forward", **d, scale=0.0, mask=BR, right=0)
     yield Case("forward", **d | dict(dq=96, dv=64, batch=2), cache_idx=True)
-
-
     yield Case("forward", **d, mask=TL, right=0, poison=(20, 70))
     yield Case("forward", **d | dict(sk=150), mask=BR, left=10, right=0, poison=(0, 120))
     yield Case("forward", **d | dict(sq=2, sk=150, hq=4), mask=BR, left=30, right=0, poison=(0, 118))
@@ -150,6 +148,32 @@ def forward_features():
     yield Case("forward", **d | dict(sq=3, sk=2, strided=True), mask=BR, right=0)
 
 
+def forward_rest():
+    """What is left of types times features, and what has to do with one type only."""
+    for n, dtype in enumerate((abi.F16, abi.BF16, abi.F32, abi.E4M3, abi.E5M2)):
+        d = dict(dtype=dtype, sq=37, sk=53, dq=32, dv=32, hq=2, descale=dtype >= abi.E4M3, seed=n + 1)
+        if dtype not in (abi.F16, abi.BF16):  # elsewhere
+            yield Case("forward", **d, bias=abi.F32 if dtype == abi.F32 else abi.BF16)
+            yield Case("forward", **d, alibi=True, cap=3.0, mask=BR, right=0)
+        yield Case("forward", **d | dict(batch=2, sq=2, hq=4, hk=2), page=1, lens_k=[53, 20], splits=2, split_size=32)
+        yield Case("forward", **d | dict(hk=2), group=[(17, 40), (1, 33), (0, 9), (9, 5)], splits=2, split_size=24,
+                   mask=BR, right=0)
+        yield Case("forward", **d | dict(batch=2, sq=33, sk=64), page=16, table="sglang", layout=1, mask=TL, left=20,
+                   right=3)
+    d = dict(dtype=abi.E4M3, sq=37, sk=53, dq=32, dv=32, hq=2, hk=1)
+    yield Case("forward", **d, descale="block", batch=2, mask=BR, right=0)
+    yield Case("forward", **d | dict(batch=2), descale="page", page=16, lens_k=[53, 20])
+    yield Case("forward", **d | dict(batch=2), descale="page", page=16, table="sglang", o_dtype=abi.F32)
+    yield Case("forward", **d | dict(sq=2), descale=True, o_dtype=abi.F16, splits=2, split_size=32)
+    yield Case("forward", dtype=abi.BF16, dq=32, dv=32, hq=2, hk=1, group=[(17, 40), (9, 33), (5, 20)],
+               used_q=[11, 0, 5], lens_k=[40, 20, 0], mask=BR, right=0)
+
+
+def merges():
+    for dtype, o_dtype in ((abi.F32, abi.F32), (abi.F32, abi.BF16), (abi.F16, abi.F16), (abi.BF16, abi.BF16)):
+        yield Case("merge", dtype=dtype, o_dtype=o_dtype, sink=dtype == abi.F16)
+
+
 def forward_hdims():
     for dtype, dq, dv in ((abi.BF16, 8, 8), (abi.BF16, 40, 40), (abi.F16, 96, 96), (abi.BF16, 128, 128),
                           (abi.F16, 192, 128), (abi.BF16, 256, 256), (abi.F32, 256, 256), (abi.E4M3, 128, 128)):
@@ -170,6 +194,10 @@ def backward_features():
         if dtype != abi.BF16:  # elsewhere
             yield Case("backward", **d, bias=(abi.F16, abi.F32, abi.F32)[n], dbias=True, dropout=0.25, hq=2)
             yield Case("backward", **d, alibi=True, cap=4.0, sink=True, dsink=True)
+            yield Case("backward", **d, acc=3)
+        yield Case("backward", **d, dropout=0.25, randval=True, hq=2, hk=1)
+    yield Case("backward", dtype=abi.BF16, dq=32, dv=32, hq=2, hk=1, group=[(17, 40), (9, 33), (5, 20)],
+               used_q=[11, 0, 5], lens_k=[40, 20, 0], mask=BR, right=0, acc=2)
     for dtype, dq, dv in ((abi.BF16, 8, 8), (abi.BF16, 40, 40), (abi.F16, 96, 96), (abi.BF16, 128, 128),
                           (abi.F16, 192, 128), (abi.BF16, 256, 256), (abi.F32, 128, 96),
                           (abi.F32, 256, 256)):
@@ -182,12 +210,14 @@ def append_features():
         yield Case("append", dtype=dtype, rope=abi.ROPE_HALF_ROTATED, rotary_dim=32)
         yield Case("append", dtype=dtype, page=16, rope=abi.ROPE_INTERLEAVED, rotary_dim=16, dq=40, dv=24)
     yield Case("append", page=16, layout=1, dq=64, dv=64, hk=2, new=5)
+    yield Case("append", dtype=abi.E4M3, page=16, dq=40, dv=24)
+    yield Case("append", dtype=abi.E5M2, page=16, layout=1)
 
 
 def emulated(quick):
     """For an emulator: a second or two each."""
-    cases = (list(forward_small()) + list(forward_features()) + list(forward_hdims()) + list(backward_small()) +
-             list(backward_features()) + list(append_small()) + list(append_features()))
+    cases = [case for part in (forward_small, forward_features, forward_rest, forward_hdims, merges, backward_small,
+                               backward_features, append_small, append_features) for case in part()]
     return cases[::12] if quick else cases
 
 
@@ -229,6 +259,12 @@ def run_append(case, lib, device, arch, pipeline):
     return problem.run_and_judge(lib, lambda: device.run(kernel, problem.args, problem))
 
 
+def run_merge(case, lib, device, arch, pipeline):
+    problem = Merge(**case.options)
+    device.run(pick(lib, arch, abi.FWD_SPLITKV_COMBINE, problem.o_dtype, problem.args, None), problem.args, problem)
+    return problem.judge(lib)
+
+
 def kernels(case, lib, arch, pipeline=None):
     """Every kernel that a case launches; nothing is computed."""
     if case.kind == "backward":
@@ -238,6 +274,9 @@ def kernels(case, lib, arch, pipeline=None):
     if case.kind == "append":
         problem = Append(**case.options)
         return [abi.choose_kernel(lib, arch, abi.FWD_APPENDKV, problem.dtype, problem.args)]
+    if case.kind == "merge":
+        problem = Merge(**case.options)
+        return [abi.choose_kernel(lib, arch, abi.FWD_SPLITKV_COMBINE, problem.o_dtype, problem.args)]
     problem = Forward(**case.options)
     found = [abi.choose_kernel(lib, arch, problem.family, problem.dtype, problem.args, pipeline=pipeline)]
     if problem.splits:
