@@ -162,6 +162,24 @@ void device_quarantine(struct device *device, const char *name)
 		strncpy(device->quarantined[device->n_quarantined++], name, PLAN_KERNEL_BYTES - 1);
 }
 
+void device_enter_thread(struct device *device)
+{
+	if (device->ops->enter_thread)
+		device->ops->enter_thread(device);
+}
+
+bool device_memory_take(struct device *device, uint64_t size, struct device_memory *ret_memory,
+			int *ret_fd)
+{
+	return device->ops->memory_take && device->ops->memory_take(device, size, ret_memory, ret_fd);
+}
+
+void device_memory_restock(struct device *device)
+{
+	if (device->ops->memory_restock)
+		device->ops->memory_restock(device);
+}
+
 int device_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			 int *ret_fd, struct fmha_error *err)
 {

@@ -2,10 +2,11 @@
 /*
  * device.h: one device as its worker sees it: memory, kernels, launches.
  *
- * Backends implement struct device_ops (device_impl.h). All calls are made from the worker's loop
- * thread. A launch ends on a thread of the device's own, which queues it and calls the wake
- * function given to device_open(); device_collect(), on the loop thread, then hands it back. So
- * nothing here knows about the event loop.
+ * Backends implement struct device_ops (device_impl.h). Calls are made from the worker's loop
+ * thread, except where a line says "any thread": those may keep a driver busy for long. A launch
+ * ends on a thread of the device's own, which queues it and calls the wake function given to
+ * device_open(); device_collect(), on the loop thread, then hands it back. So nothing here knows
+ * about the event loop.
  *
  * Launches of one stream run in order; streams share the device fairly.
  */
@@ -165,13 +166,24 @@ int device_fetch(struct device *device, const void *from, void *to, uint64_t byt
 /* Calls on_done of every launch that has ended. */
 void device_collect(struct device *device);
 
-/* Memory that the daemon makes: zero, shared through @ret_fd (given). */
+/* Once on each thread but the loop's, before any other call: binds it to the device. */
+void device_enter_thread(struct device *device);
+
+/* Memory that the daemon makes: zero, shared through @ret_fd (given). Any thread. */
 int device_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			 int *ret_fd, struct fmha_error *err);
-/* Memory that the client made. Return: 0, FMHA_EINVAL or FMHA_ENOTSUP naming the field,
- * FMHA_ENOMEM. */
+/*
+ * The same without waiting, where the device has some in stock. Return: false: it has none.
+ * device_memory_restock(), on any thread, lays in what was taken.
+ */
+bool device_memory_take(struct device *device, uint64_t size, struct device_memory *ret_memory,
+			int *ret_fd);
+void device_memory_restock(struct device *device);
+/* Memory that the client made. Any thread. Return: 0, FMHA_EINVAL or FMHA_ENOTSUP naming the
+ * field, FMHA_ENOMEM. */
 int device_memory_import(struct device *device, const struct device_memory_source *source,
 			 struct device_memory *ret_memory, struct fmha_error *err);
+/* Any thread. */
 void device_memory_free(struct device *device, struct device_memory *memory);
 
 /* Private memory, 4096-byte aligned, for workspaces. Its content is undefined. */

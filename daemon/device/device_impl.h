@@ -16,8 +16,13 @@ struct device_ops {
 	int (*open)(const struct config_device *config, struct device **ret_device,
 		    struct fmha_error *err);
 	void (*close)(struct device *device);
+	void (*enter_thread)(struct device *device); /* NULL: nothing to do */
 	int (*memory_create)(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			     int *ret_fd, struct fmha_error *err);
+	/* NULL: it has nothing in stock. */
+	bool (*memory_take)(struct device *device, uint64_t size, struct device_memory *ret_memory,
+			    int *ret_fd);
+	void (*memory_restock)(struct device *device);
 	int (*memory_import)(struct device *device, const struct device_memory_source *source,
 			     struct device_memory *ret_memory, struct fmha_error *err);
 	void (*memory_free)(struct device *device, struct device_memory *memory);

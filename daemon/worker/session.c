@@ -10,11 +10,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <base/clock.h>
 #include <base/status.h>
 #include <proto/error.h>
 #include <proto/problem.h>
 
 #define RELEASE_ELSEWHERE_BYTES (16u << 20) /* unmapping more takes milliseconds */
+#define OPEN_HANDLE_NS          (2 * NS_PER_S)
+#define DEVICE_CALL_NS          (10 * NS_PER_S)
 
 static struct session *session_of(struct connection *connection)
 {
@@ -23,23 +26,43 @@ static struct session *session_of(struct connection *connection)
 
 /* ---- buffers ---- */
 
-static void free_buffer(struct buffer *buffer)
+static struct buffer *buffer_of_release(struct errand *errand)
 {
-	device_memory_free(buffer->worker->device, &buffer->memory);
-	free(buffer);
+	return container_of(errand, struct buffer, release);
 }
 
-static void release_work(uv_work_t *work)
+static void release_run(struct errand *errand)
 {
-	struct buffer *buffer = container_of(work, struct buffer, release);
+	struct buffer *buffer = buffer_of_release(errand);
 
 	device_memory_free(buffer->worker->device, &buffer->memory);
 }
 
-static void release_done(uv_work_t *work, int status)
+static void release_done(struct errand *errand)
 {
-	(void)status;
-	free(container_of(work, struct buffer, release));
+	free(buffer_of_release(errand));
+}
+
+static void nobody_waits(struct errand *errand)
+{
+	(void)errand;
+}
+
+static void release_memory(struct buffer *buffer)
+{
+	struct worker *worker = buffer->worker;
+	bool here = device_shares_memory(worker->device) &&
+		    buffer->memory.charged_bytes < RELEASE_ELSEWHERE_BYTES;
+
+	buffer->release = (struct errand){.timeout_ns = DEVICE_CALL_NS,
+					  .run = release_run,
+					  .done = release_done,
+					  .late = nobody_waits,
+					  .undo = release_done};
+	if (!here && errand_start(&worker->errands, &buffer->release, NULL) == 0)
+		return;
+	release_run(&buffer->release);
+	release_done(&buffer->release);
 }
 
 struct buffer *buffer_unref(struct buffer *buffer)
@@ -57,9 +80,7 @@ struct buffer *buffer_unref(struct buffer *buffer)
 	total->n_buffers--;
 	total->memory_bytes -= bytes;
 	account_put(account);
-	if (bytes < RELEASE_ELSEWHERE_BYTES ||
-	    uv_queue_work(&buffer->worker->loop, &buffer->release, release_work, release_done) < 0)
-		free_buffer(buffer);
+	release_memory(buffer);
 	return NULL;
 }
 
@@ -115,121 +136,206 @@ static int add_buffer(struct session *session, struct device_memory *memory, uin
 	return 0;
 }
 
-static int on_buffer_create(struct session *session, uint32_t id,
-			    const struct proto_buffer_create_params *params, struct fmha_error *err)
-{
-	struct proto_buffer_result result = {.size = params->size};
-	struct device_memory memory = {0};
-	int fd = -1, r;
-
-	r = check_buffer_quota(session, params->size, err);
-	if (r == 0)
-		r = device_memory_create(session->worker->device, params->size, &memory, &fd, err);
-	if (r < 0)
-		return r;
-	result.kind = memory.kind;
-	result.allocation_bytes = memory.allocation_bytes;
-	r = add_buffer(session, &memory, &result.buffer, err);
-	if (r < 0) {
-		(void)close(fd);
-		return r;
-	}
-	connection_answer(&session->connection, id, PROTO_BUFFER_CREATE, &result, fd);
-	return 0;
-}
-
-/* An import under way: opening a foreign handle can keep the driver busy for seconds. */
-struct import {
-	uv_work_t work;
-	struct session *session;
+/* A buffer in the making: created here or imported. On a GPU either is a call of the driver's that
+ * can take long. */
+struct making {
+	struct errand errand;
+	struct worker *worker;
+	struct session *session; /* not to be touched by run() and undo() */
 	uint32_t id;
+	enum proto_method method; /* PROTO_BUFFER_CREATE or PROTO_BUFFER_IMPORT */
 	struct proto_buffer_import_params params;
-	int fd;
+	int fd; /* in: the client's; out of a creation: what goes to it; -1: none */
 	struct device_memory memory;
 	struct fmha_error error;
 	int result;
 };
 
-static void import_work(uv_work_t *work)
+static struct making *making_of(struct errand *errand)
 {
-	struct import *import = container_of(work, struct import, work);
-	const struct proto_buffer_import_params *params = &import->params;
+	return container_of(errand, struct making, errand);
+}
+
+static void making_run(struct errand *errand)
+{
+	struct making *making = making_of(errand);
+	const struct proto_buffer_import_params *params = &making->params;
 	struct device_memory_source source = {.kind = params->kind,
-					      .fd = import->fd,
+					      .fd = making->fd,
 					      .handle = params->handle,
 					      .handle_bytes = params->handle_bytes,
 					      .base_offset = params->base_offset,
 					      .size = params->size};
+	struct device *device = making->worker->device;
 
-	import->result = device_memory_import(import->session->worker->device, &source,
-					      &import->memory, &import->error);
-}
-
-static void import_finish(struct import *import)
-{
-	struct session *session = import->session;
-	struct proto_buffer_result result = {.size = import->params.size,
-					     .kind = import->params.kind};
-	struct fmha_error *err = &import->error;
-	int r = import->result;
-
-	if (r == 0 && session->hung_up)
-		device_memory_free(session->worker->device, &import->memory);
-	else if (r == 0)
-		r = add_buffer(session, &import->memory, &result.buffer, err);
-	if (session->hung_up)
-		return;
-	if (r == 0)
-		connection_answer(&session->connection, import->id, PROTO_BUFFER_IMPORT, &result,
-				  -1);
+	if (making->method == PROTO_BUFFER_CREATE)
+		making->result = device_memory_create(device, params->size, &making->memory,
+						      &making->fd, &making->error);
 	else
-		connection_answer_error(&session->connection, import->id, err);
+		making->result = device_memory_import(device, &source, &making->memory,
+						      &making->error);
 }
 
-static void import_done(uv_work_t *work, int status)
+/* Puts the memory into the session's table and answers. */
+static void making_finish(struct making *making)
 {
-	struct import *import = container_of(work, struct import, work);
-	struct session *session = import->session;
+	struct session *session = making->session;
+	const bool created = making->method == PROTO_BUFFER_CREATE;
+	struct proto_buffer_result result = {.size = making->params.size};
+	int r = making->result;
 
-	(void)status;
-	import_finish(import);
-	if (import->fd >= 0)
-		(void)close(import->fd);
-	free(import);
-	session->n_imports--;
+	result.kind = created ? making->memory.kind : making->params.kind;
+	result.allocation_bytes = created ? making->memory.allocation_bytes : 0;
+	if (r == 0)
+		r = add_buffer(session, &making->memory, &result.buffer, &making->error);
+	if (r < 0) {
+		connection_answer_error(&session->connection, making->id, &making->error);
+		return;
+	}
+	connection_answer(&session->connection, making->id, making->method, &result,
+			  created ? making->fd : -1);
+	if (created)
+		making->fd = -1; /* the answer has taken it */
+}
+
+static void making_free(struct making *making)
+{
+	if (making->fd >= 0)
+		(void)close(making->fd);
+	free(making);
+}
+
+static void making_throw_away(struct errand *errand)
+{
+	struct making *making = making_of(errand);
+
+	if (making->result == 0)
+		device_memory_free(making->worker->device, &making->memory);
+	making->result = FMHA_ECANCELED;
+}
+
+static void making_end(struct errand *errand)
+{
+	making_free(making_of(errand));
+}
+
+static void making_undo(struct errand *errand)
+{
+	making_throw_away(errand);
+	making_end(errand);
+}
+
+/* The client has gone meanwhile. */
+static void making_discard(struct making *making)
+{
+	making->errand = (struct errand){.timeout_ns = DEVICE_CALL_NS,
+					 .run = making_throw_away,
+					 .done = making_end,
+					 .late = nobody_waits,
+					 .undo = making_end};
+	if (errand_start(&making->worker->errands, &making->errand, NULL) < 0)
+		making_undo(&making->errand);
+}
+
+static void making_done(struct errand *errand)
+{
+	struct making *making = making_of(errand);
+	struct session *session = making->session;
+
+	if (session->hung_up) {
+		making_discard(making);
+	} else {
+		making_finish(making);
+		making_free(making);
+	}
+	session->n_errands--;
 	session_release(session);
 }
 
-/* On a device that shares the host's memory an import is a few quick calls: done at once. */
+static void making_late(struct errand *errand)
+{
+	struct making *making = making_of(errand);
+	struct session *session = making->session;
+	struct fmha_error err;
+
+	fmha_error_set_field(&err, FMHA_ETIMEDOUT,
+			     making->params.handle_bytes ? "handle" : "size",
+			     "the driver did not %s within %llu s",
+			     making->params.handle_bytes ? "open the IPC handle"
+							 : "provide the memory",
+			     (unsigned long long)(errand->timeout_ns / NS_PER_S));
+	if (!session->hung_up)
+		connection_answer_error(&session->connection, making->id, &err);
+	session->n_errands--;
+	session_release(session);
+}
+
+/* On a device that shares the host's memory these are a few quick calls: done at once. */
+static int make_buffer(struct making *now, struct fmha_error *err)
+{
+	struct session *session = now->session;
+	struct making *making;
+	int r = check_buffer_quota(session, now->params.size, err);
+
+	if (r < 0)
+		return r;
+	now->worker = session->worker;
+	if (device_shares_memory(session->worker->device)) {
+		making_run(&now->errand);
+		making_finish(now);
+		return 0;
+	}
+	making = malloc(sizeof(*making));
+	if (!making)
+		return fmha_error_set(err, FMHA_ENOMEM, "buffer: out of memory");
+	*making = *now;
+	making->errand = (struct errand){.owner = session,
+					 .timeout_ns = now->params.handle_bytes ? OPEN_HANDLE_NS
+										: DEVICE_CALL_NS,
+					 .run = making_run,
+					 .done = making_done,
+					 .late = making_late,
+					 .undo = making_undo};
+	/* The request's own is closed when it has been dealt with. */
+	making->fd = now->fd >= 0 ? fcntl(now->fd, F_DUPFD_CLOEXEC, 3) : -1;
+	r = errand_start(&session->worker->errands, &making->errand, err);
+	if (r < 0)
+		making_free(making);
+	else
+		session->n_errands++;
+	return r;
+}
+
+static int on_buffer_create(struct session *session, uint32_t id,
+			    const struct proto_buffer_create_params *params, struct fmha_error *err)
+{
+	struct making making = {.worker = session->worker,
+				.session = session,
+				.id = id,
+				.method = PROTO_BUFFER_CREATE,
+				.params = {.size = params->size},
+				.fd = -1};
+	int r = check_buffer_quota(session, params->size, err);
+
+	if (r < 0 || !device_memory_take(session->worker->device, params->size, &making.memory,
+					 &making.fd))
+		return r < 0 ? r : make_buffer(&making, err);
+	making_finish(&making);
+	worker_restock(session->worker);
+	return 0;
+}
+
 static int on_buffer_import(struct session *session, uint32_t id,
 			    const struct proto_buffer_import_params *params, int fd,
 			    struct fmha_error *err)
 {
-	struct import now = {.session = session, .id = id, .params = *params, .fd = fd};
-	struct import *import;
-	int r;
+	struct making making = {.session = session,
+				.id = id,
+				.method = PROTO_BUFFER_IMPORT,
+				.params = *params,
+				.fd = fd};
 
-	r = check_buffer_quota(session, params->size, err);
-	if (r < 0)
-		return r;
-	if (device_shares_memory(session->worker->device)) {
-		import_work(&now.work);
-		import_finish(&now);
-		return 0;
-	}
-	import = malloc(sizeof(*import));
-	if (!import)
-		return fmha_error_set(err, FMHA_ENOMEM, "import: out of memory");
-	*import = now;
-	import->fd = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 3) : -1;
-	if (uv_queue_work(&session->worker->loop, &import->work, import_work, import_done) < 0) {
-		if (import->fd >= 0)
-			(void)close(import->fd);
-		free(import);
-		return fmha_error_set(err, FMHA_ENOMEM, "import: out of memory");
-	}
-	session->n_imports++;
-	return 0;
+	return make_buffer(&making, err);
 }
 
 static int on_buffer_release(struct session *session, uint32_t id,
@@ -494,7 +600,7 @@ static void on_closed(struct connection *connection)
 
 void session_release(struct session *session)
 {
-	if (!session->closed || session->n_running > 0 || session->n_imports > 0)
+	if (!session->closed || session->n_running > 0 || session->n_errands > 0)
 		return;
 	device_stream_free(session->worker->device, session->stream);
 	table_deinit(&session->buffers);

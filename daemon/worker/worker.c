@@ -79,6 +79,24 @@ void worker_on_trim(uv_timer_t *timer)
 	malloc_trim(0);
 }
 
+static void restock_run(struct errand *errand)
+{
+	device_memory_restock(container_of(errand, struct worker, restock)->device);
+}
+
+static void restock_done(struct errand *errand)
+{
+	container_of(errand, struct worker, restock)->restocking = false;
+}
+
+void worker_restock(struct worker *worker)
+{
+	if (worker->restocking || device_shares_memory(worker->device))
+		return;
+	worker->restock = (struct errand){.run = restock_run, .done = restock_done};
+	worker->restocking = errand_start(&worker->errands, &worker->restock, NULL) == 0;
+}
+
 /* ---- the control connection ---- */
 
 static void finish_drain(struct worker *worker)
@@ -289,6 +307,11 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	worker->hub.spinner.owner = worker;
 	if (r == 0)
 		r = open_device(worker, err);
+	if (r == 0) {
+		errands_open(&worker->errands, &worker->loop, worker->device,
+			     worker->limits.value[LIMIT_SPIN_US]);
+		worker_restock(worker);
+	}
 	if (r == 0)
 		r = connection_open(&worker->control, &worker->hub, WORKER_CONTROL_FD, NULL, false,
 				    &control_ops, err);

@@ -24,6 +24,7 @@
 #include <device.h>
 #include <plan.h>
 
+#include "errand.h"
 #include "table.h"
 
 struct worker {
@@ -35,6 +36,9 @@ struct worker {
 	struct connection_hub hub;
 	struct connection control;
 	struct device *device;
+	struct errands errands;
+	struct errand restock; /* of the device's memory in stock */
+	bool restocking;
 	struct plan_device plan_device;
 	struct spec_catalog *catalog;
 	struct registry *registry; /* NULL: specs/ does not know this device */
@@ -73,7 +77,7 @@ struct session {
 	struct list waiting, running; /* struct request, in order */
 	uint32_t n_waiting, n_running;
 	struct list preparing; /* struct preparing: plans whose kernels are being compiled */
-	uint32_t n_imports;    /* under way on other threads */
+	uint32_t n_errands;    /* under way on other threads */
 	uint64_t n_runs;
 	bool kernels_busy;            /* a registry request is under way */
 	struct fmha_error late_error; /* of a run that was answered when it was queued; the next
@@ -88,7 +92,7 @@ struct buffer {
 	struct account *account;
 	struct device_memory memory;
 	bool lost; /* the client took pages away: not used any more */
-	uv_work_t release;
+	struct errand release;
 };
 
 struct session_plan {
@@ -150,6 +154,9 @@ char *worker_status_json(struct worker *worker);
 /* The device is beyond use: answers, records, exits. */
 void worker_fail(struct worker *worker, const char *kernel, const struct fmha_error *error)
 	__attribute__((noreturn));
+
+/* Has the device lay in memory, unless that is under way. */
+void worker_restock(struct worker *worker);
 
 /* Gives back what only speeds up the next launch. */
 void worker_on_trim(uv_timer_t *timer);

@@ -3,9 +3,9 @@
  * gpu.h: the inside of the GPU backend. hip.c opens the device and is the face; memory.c holds what
  * clients share; executor.c launches; kernels.c chooses kernels and loads their code.
  *
- * Threads: the worker's loop calls everything; one executor thread watches launches end. Both have
- * the device's context current. Opening a foreign handle can block in the driver for seconds, so
- * that is done on a thread of its own, see memory.c.
+ * Threads: the worker's loop calls everything; one executor thread watches launches end; what may
+ * block for long, as opening a foreign handle does for seconds, is called on threads of the
+ * worker's. All have the device's context current.
  */
 #ifndef FMHAD_DEVICE_GPU_H
 #define FMHAD_DEVICE_GPU_H
@@ -21,8 +21,7 @@
 
 struct gpu_launch;
 struct gpu_memory; /* memory.c */
-struct gpu_opener; /* opener.h */
-struct gpu_shared;
+struct gpu_shared; /* shared.h */
 
 struct gpu_device {
 	struct device device;
@@ -39,10 +38,13 @@ struct gpu_device {
 	struct gpu_launch *submitted, **submitted_tail; /* not yet seen by the executor */
 	_Atomic uint32_t n_busy;                        /* launches submitted or in flight */
 
-	/* memory.c: handles are opened and closed on any thread; workspaces are the loop's */
+	/* shared.c, memory.c: handles are opened and closed on any thread */
 	pthread_mutex_t shared_lock;
+	pthread_cond_t shared_changed;
 	struct gpu_shared *shared;
-	struct gpu_opener *opener; /* under shared_lock */
+	struct gpu_memory *spare; /* a small allocation that nobody has; under shared_lock */
+
+	/* memory.c; loop thread only */
 	struct gpu_memory *free_workspaces;
 	uint64_t free_bytes;
 
@@ -66,8 +68,12 @@ bool gpu_error_is_fatal(hipError_t status);
 int gpu_failure(struct gpu_device *gpu, hipError_t status, const char *what,
 		struct fmha_error *err);
 
+void gpu_enter_thread(struct device *device);
 int gpu_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
 		      int *ret_fd, struct fmha_error *err);
+bool gpu_memory_take(struct device *device, uint64_t size, struct device_memory *ret_memory,
+		     int *ret_fd);
+void gpu_memory_restock(struct device *device);
 int gpu_memory_import(struct device *device, const struct device_memory_source *source,
 		      struct device_memory *ret_memory, struct fmha_error *err);
 void gpu_memory_free(struct device *device, struct device_memory *memory);
@@ -76,6 +82,7 @@ int gpu_workspace_new(struct device *device, uint64_t bytes, struct device_memor
 void gpu_workspace_free(struct device *device, struct device_memory *memory);
 /* Gives kept workspaces back to the driver. */
 void gpu_workspaces_trim(struct gpu_device *gpu);
+void gpu_spare_free(struct gpu_device *gpu);
 int gpu_fetch(struct device *device, const void *from, void *to, uint64_t bytes,
 	      struct fmha_error *err);
 

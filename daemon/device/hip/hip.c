@@ -11,7 +11,6 @@
 
 #include "gpu.h"
 #include "kernels.h"
-#include "opener.h"
 #ifdef FMHA_HIP_ON_CUDA
 #include "mps.h"
 #endif
@@ -49,6 +48,11 @@ static void gpu_find_mps(struct device_info *info)
 #endif
 }
 
+void gpu_enter_thread(struct device *device)
+{
+	(void)hipSetDevice(gpu_device_of(device)->index);
+}
+
 static void gpu_close(struct device *device)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
@@ -56,7 +60,8 @@ static void gpu_close(struct device *device)
 	gpu_executor_stop(gpu);
 	gpu_kernels_free(gpu);
 	gpu_workspaces_trim(gpu);
-	gpu->opener = gpu_opener_free(gpu->opener);
+	gpu_spare_free(gpu);
+	(void)pthread_cond_destroy(&gpu->shared_changed);
 	(void)pthread_mutex_destroy(&gpu->shared_lock);
 	free(gpu);
 }
@@ -89,6 +94,7 @@ static int gpu_open(const struct config_device *config, struct device **ret_devi
 	gpu->device.info = asked;
 	gpu->index = (int)config->index;
 	(void)pthread_mutex_init(&gpu->shared_lock, NULL);
+	(void)pthread_cond_init(&gpu->shared_changed, NULL);
 	gpu->vmm_granularity = gpu_vmm_granularity(gpu->index);
 	r = gpu_describe(gpu, err);
 	if (r == 0)
@@ -110,7 +116,10 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.backend = GPU_BACKEND,
 	.open = gpu_open,
 	.close = gpu_close,
+	.enter_thread = gpu_enter_thread,
 	.memory_create = gpu_memory_create,
+	.memory_take = gpu_memory_take,
+	.memory_restock = gpu_memory_restock,
 	.memory_import = gpu_memory_import,
 	.memory_free = gpu_memory_free,
 	.workspace_new = gpu_workspace_new,

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef unsigned long long cu_pointer;
 
@@ -456,6 +457,8 @@ hipError_t gpu_vmm_create(size_t bytes, int device, void **ret_pointer, int *ret
 	r = vmm_map(handle, bytes, device, ret_pointer);
 	if (r == 0)
 		*ret_fd = fd;
+	else
+		(void)close(fd);
 	return (hipError_t)r;
 }
 

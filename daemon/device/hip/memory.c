@@ -4,8 +4,7 @@
  *
  * Made here (preferred): a physical allocation that goes to the client as a file descriptor, so
  * that no death of a client pulls memory away from under a kernel. Made by the client: a descriptor
- * of the same kind, or an IPC handle, which names a whole allocation of the client's runtime; a
- * process can open a handle only once, so opened ones are shared and counted.
+ * of the same kind, or an IPC handle, which names a whole allocation of the client's runtime.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,21 +15,11 @@
 #include <memfd.h>
 
 #include "gpu.h"
-#include "opener.h"
+#include "shared.h"
 
-#define IPC_DEADLINE_S  2
 #define WORKSPACE_LEAST 65536ull
 #define WORKSPACE_KEEP                                                                             \
 	(2ull << 30) /* bytes kept for the next launch: hipFree waits for the device */
-
-/* An IPC allocation that is open here. */
-struct gpu_shared {
-	struct gpu_shared *next;
-	hipIpcMemHandle_t handle;
-	void *base;
-	size_t bytes;
-	uint32_t n_users;
-};
 
 /* How a device_memory of this backend came to be: stored in its map and map_bytes. */
 enum { MEMORY_PLAIN, MEMORY_VMM, MEMORY_IPC, MEMORY_COPY };
@@ -43,7 +32,21 @@ struct gpu_memory {
 	struct gpu_shared *shared;
 	struct device_memory host; /* MEMORY_COPY: the client's memfd */
 	bool pinned;
+	int fd; /* of the spare one, which has not been given away */
 };
+
+static void describe(struct gpu_memory *memory, uint64_t offset, uint64_t size,
+		     struct device_memory *ret_memory)
+{
+	*ret_memory = (struct device_memory){
+		.device = (char *)memory->base + offset,
+		.bytes = size,
+		.charged_bytes = memory->bytes,
+		.map = memory,
+		.kind = memory->kind == MEMORY_VMM ? PROTO_VMM_FD : PROTO_IPC_HANDLE,
+		.allocation_bytes = memory->bytes,
+	};
+}
 
 static int memory_new(int kind, void *base, size_t bytes, uint64_t offset, uint64_t size,
 		      struct gpu_shared *shared, struct device_memory *ret_memory)
@@ -53,15 +56,15 @@ static int memory_new(int kind, void *base, size_t bytes, uint64_t offset, uint6
 	if (!memory)
 		return FMHA_ENOMEM;
 	*memory = (struct gpu_memory){.kind = kind, .base = base, .bytes = bytes, .shared = shared};
-	*ret_memory = (struct device_memory){
-		.device = (char *)base + offset,
-		.bytes = size,
-		.charged_bytes = bytes,
-		.map = memory,
-		.kind = kind == MEMORY_VMM ? PROTO_VMM_FD : PROTO_IPC_HANDLE,
-		.allocation_bytes = bytes,
-	};
+	describe(memory, offset, size, ret_memory);
 	return 0;
+}
+
+static void spare_free(struct gpu_memory *spare)
+{
+	(void)gpu_vmm_free(spare->base, spare->bytes);
+	(void)close(spare->fd);
+	free(spare);
 }
 
 static size_t round_up(uint64_t size, size_t granularity)
@@ -79,11 +82,27 @@ static int scrub(struct gpu_device *gpu, void *pointer, size_t bytes, struct fmh
 	return status == hipSuccess ? 0 : gpu_failure(gpu, status, "clearing memory", err);
 }
 
+/* A clear allocation of @bytes, whole granules, that a descriptor names. */
+static int make_shareable(struct gpu_device *gpu, size_t bytes, void **ret_pointer, int *ret_fd,
+			  struct fmha_error *err)
+{
+	hipError_t status = gpu_vmm_create(bytes, gpu->index, ret_pointer, ret_fd);
+	int r;
+
+	if (status != hipSuccess)
+		return gpu_failure(gpu, status, "allocating memory", err);
+	r = scrub(gpu, *ret_pointer, bytes, err);
+	if (r < 0) {
+		(void)gpu_vmm_free(*ret_pointer, bytes);
+		(void)close(*ret_fd);
+	}
+	return r;
+}
+
 int gpu_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
 		      int *ret_fd, struct fmha_error *err)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
-	hipError_t status;
 	void *pointer;
 	size_t bytes;
 	int fd, r;
@@ -99,97 +118,71 @@ int gpu_memory_create(struct device *device, uint64_t size, struct device_memory
 					    (unsigned long long)size,
 					    (unsigned long long)device->info.memory_bytes);
 	bytes = round_up(size, gpu->vmm_granularity);
-	status = gpu_vmm_create(bytes, gpu->index, &pointer, &fd);
-	if (status != hipSuccess)
-		return gpu_failure(gpu, status, "allocating memory", err);
-	r = scrub(gpu, pointer, bytes, err);
-	if (r == 0 && memory_new(MEMORY_VMM, pointer, bytes, 0, size, NULL, ret_memory) < 0)
-		r = fmha_error_set(err, FMHA_ENOMEM, "out of memory");
-	if (r < 0) {
+	r = make_shareable(gpu, bytes, &pointer, &fd, err);
+	if (r < 0)
+		return r;
+	if (memory_new(MEMORY_VMM, pointer, bytes, 0, size, NULL, ret_memory) < 0) {
 		(void)gpu_vmm_free(pointer, bytes);
 		(void)close(fd);
-		return r;
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	}
 	*ret_fd = fd;
 	return 0;
 }
 
-static int open_handle(struct gpu_device *gpu, const hipIpcMemHandle_t *handle, void **ret_base,
-		       struct fmha_error *err)
+bool gpu_memory_take(struct device *device, uint64_t size, struct device_memory *ret_memory,
+		     int *ret_fd)
 {
-	hipError_t status = gpu_opener_open(&gpu->opener, gpu->index, handle, IPC_DEADLINE_S,
-					    ret_base);
+	struct gpu_device *gpu = gpu_device_of(device);
+	struct gpu_memory *spare = NULL;
 
-	switch (status) {
-	case hipSuccess:
-		return 0;
-	case hipErrorNotReady:
-		return fmha_error_set_field(err, FMHA_ETIMEDOUT, "handle",
-					    "the driver did not open the IPC handle within %d s",
-					    IPC_DEADLINE_S);
-	case hipErrorOutOfMemory:
-		return fmha_error_set(err, FMHA_ENOMEM, "no memory to open an IPC handle");
-	default:
-		return fmha_error_set_field(err, FMHA_EINVAL, "handle",
-					    "the driver refuses the IPC handle: %s; memory of an "
-					    "allocator that maps segments (PyTorch's expandable "
-					    "segments) has none: pass its VMM descriptor",
-					    hipGetErrorName(status));
-	}
+	if (size == 0 || size > gpu->vmm_granularity)
+		return false;
+	(void)pthread_mutex_lock(&gpu->shared_lock);
+	spare = gpu->spare;
+	gpu->spare = NULL;
+	(void)pthread_mutex_unlock(&gpu->shared_lock);
+	if (!spare)
+		return false;
+	describe(spare, 0, size, ret_memory);
+	*ret_fd = spare->fd;
+	return true;
 }
 
-/* Takes one reference to the allocation that @handle names, opening it when nobody has yet. Called
- * with the lock held, also while the driver works: nobody else may open the same handle meanwhile.
- */
-static int shared_get(struct gpu_device *gpu, const hipIpcMemHandle_t *handle,
-		      struct gpu_shared **ret_shared, struct fmha_error *err)
+/* Most buffers are far smaller than what the driver hands out, and it takes half a millisecond to
+ * do so. Memory that a client has had is not used again: it may still be mapped there. */
+void gpu_memory_restock(struct device *device)
 {
-	struct gpu_shared *shared;
-	hipDeviceptr_t base;
-	hipError_t status;
-	int r;
-
-	for (shared = gpu->shared; shared; shared = shared->next)
-		if (memcmp(&shared->handle, handle, sizeof(*handle)) == 0) {
-			shared->n_users++;
-			*ret_shared = shared;
-			return 0;
-		}
-	shared = calloc(1, sizeof(*shared));
-	if (!shared)
-		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
-	r = open_handle(gpu, handle, &shared->base, err);
-	if (r < 0) {
-		free(shared);
-		return r;
-	}
-	status = hipMemGetAddressRange(&base, &shared->bytes, (hipDeviceptr_t)shared->base);
-	if (status != hipSuccess) {
-		(void)hipIpcCloseMemHandle(shared->base);
-		free(shared);
-		return gpu_error(status, "measuring an IPC allocation", err);
-	}
-	shared->handle = *handle;
-	shared->n_users = 1;
-	shared->next = gpu->shared;
-	gpu->shared = shared;
-	*ret_shared = shared;
-	return 0;
-}
-
-static void shared_put(struct gpu_device *gpu, struct gpu_shared *shared)
-{
-	struct gpu_shared **at = &gpu->shared;
+	struct gpu_device *gpu = gpu_device_of(device);
+	struct gpu_memory *spare;
+	bool wanted;
 
 	(void)pthread_mutex_lock(&gpu->shared_lock);
-	if (--shared->n_users == 0) {
-		while (*at != shared)
-			at = &(*at)->next;
-		*at = shared->next;
-		(void)hipIpcCloseMemHandle(shared->base);
-		free(shared);
-	}
+	wanted = gpu->vmm_granularity > 0 && !gpu->spare;
 	(void)pthread_mutex_unlock(&gpu->shared_lock);
+	spare = wanted ? calloc(1, sizeof(*spare)) : NULL;
+	if (!spare)
+		return;
+	spare->kind = MEMORY_VMM;
+	spare->bytes = gpu->vmm_granularity;
+	if (make_shareable(gpu, spare->bytes, &spare->base, &spare->fd, NULL) < 0) {
+		free(spare);
+		return;
+	}
+	(void)pthread_mutex_lock(&gpu->shared_lock);
+	wanted = !gpu->spare;
+	if (wanted)
+		gpu->spare = spare;
+	(void)pthread_mutex_unlock(&gpu->shared_lock);
+	if (!wanted)
+		spare_free(spare);
+}
+
+void gpu_spare_free(struct gpu_device *gpu)
+{
+	if (gpu->spare)
+		spare_free(gpu->spare);
+	gpu->spare = NULL;
 }
 
 /* The extent [offset, offset + size) inside @bytes, without overflow. */
@@ -210,17 +203,9 @@ static int import_handle(struct gpu_device *gpu, const struct device_memory_sour
 			 struct device_memory *ret_memory, struct fmha_error *err)
 {
 	struct gpu_shared *shared = NULL;
-	hipIpcMemHandle_t handle;
-	int r;
+	int r = gpu_shared_get(gpu, SHARED_MEMORY, source->handle, source->handle_bytes, &shared,
+			       err);
 
-	if (source->handle_bytes != sizeof(handle))
-		return fmha_error_set_field(err, FMHA_EINVAL, "handle",
-					    "handle: %u bytes, an IPC handle has %zu",
-					    source->handle_bytes, sizeof(handle));
-	memcpy(&handle, source->handle, sizeof(handle));
-	(void)pthread_mutex_lock(&gpu->shared_lock);
-	r = shared_get(gpu, &handle, &shared, err);
-	(void)pthread_mutex_unlock(&gpu->shared_lock);
 	if (r < 0)
 		return r;
 	r = check_extent(source, shared->bytes, err);
@@ -228,7 +213,7 @@ static int import_handle(struct gpu_device *gpu, const struct device_memory_sour
 				 source->size, shared, ret_memory) < 0)
 		r = fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	if (r < 0)
-		shared_put(gpu, shared);
+		gpu_shared_put(gpu, shared);
 	return r;
 }
 
@@ -305,7 +290,6 @@ int gpu_memory_import(struct device *device, const struct device_memory_source *
 {
 	struct gpu_device *gpu = gpu_device_of(device);
 
-	(void)hipSetDevice(gpu->index); /* the calling thread may be any */
 	switch (source->kind) {
 	case PROTO_IPC_HANDLE:
 		return import_handle(gpu, source, ret_memory, err);
@@ -325,7 +309,6 @@ void gpu_memory_free(struct device *device, struct device_memory *memory)
 
 	if (!owned)
 		return;
-	(void)hipSetDevice(gpu_device_of(device)->index);
 	switch (owned->kind) {
 	case MEMORY_PLAIN:
 		(void)hipFree(owned->base);
@@ -334,7 +317,7 @@ void gpu_memory_free(struct device *device, struct device_memory *memory)
 		(void)gpu_vmm_free(owned->base, owned->bytes);
 		break;
 	case MEMORY_IPC:
-		shared_put(gpu_device_of(device), owned->shared);
+		gpu_shared_put(gpu_device_of(device), owned->shared);
 		break;
 	case MEMORY_COPY:
 		if (owned->pinned)

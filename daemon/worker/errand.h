@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * errand.h: calls to the device that may block for long, made off the loop.
+ *
+ * A driver can keep whoever opens a foreign handle for seconds, or for ever. Such calls are made by
+ * a few threads of the worker's, which stay: a driver spends up to a millisecond on the first call
+ * of a new thread. Past its deadline an errand is given up: its client is told, another thread takes
+ * the place of the one that made it, and what comes of it in the end is undone there.
+ *
+ * One errand of an owner runs at a time, so that no client can take all threads. From the loop to
+ * the thread and back are two wake-ups; a thread that has just been busy looks for the next errand
+ * for a moment, because a client that imports one tensor imports several.
+ */
+#ifndef FMHAD_WORKER_ERRAND_H
+#define FMHAD_WORKER_ERRAND_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <uv.h>
+
+#include <base/list.h>
+
+#include <device.h>
+
+/* Part of the caller's own struct. The caller fills in the first part; all of it is the errands'
+ * from errand_start() until one of done() and undo(). */
+struct errand {
+	const void *owner;   /* of whom one errand runs at a time; NULL: nobody in particular */
+	uint64_t timeout_ns; /* from the moment when a thread takes it; 0: none */
+	void (*run)(struct errand *errand);  /* on a thread: the call */
+	void (*done)(struct errand *errand); /* on the loop: run() has come back */
+	/* On the loop: it has not come back in time, and may not touch anything of the owner's any
+	 * more. Not called without a timeout. */
+	void (*late)(struct errand *errand);
+	void (*undo)(struct errand *errand); /* after late(), on the thread: it came back */
+
+	struct list in_errands;
+	uint64_t started_ns;
+};
+
+/* All zero is one that has not been opened. */
+struct errands {
+	struct device *device;
+	uv_async_t ended_async;
+	uv_timer_t timer; /* runs while errands do */
+	uint64_t spin_ns;
+	pthread_mutex_t lock;
+	pthread_cond_t work;
+	struct list queued, ended;  /* struct errand */
+	struct list threads;        /* struct errand_thread (errand.c) that take errands */
+	atomic_uint n_queued;       /* also read without the lock, by a thread that looks */
+	uint32_t n_threads, n_idle; /* those that take errands, those of them without one */
+	uint32_t n_left;            /* given up and not back yet */
+	uint32_t n_pending;         /* loop only: neither done nor late */
+};
+
+/* @spin_us: how long a thread looks for more; 0: it sleeps at once */
+void errands_open(struct errands *errands, uv_loop_t *loop, struct device *device,
+		  uint64_t spin_us);
+
+/* Loop thread. Return: 0 (done() or late() comes), FMHA_EBUSY: too many calls have not come back,
+ * FMHA_ENOMEM. */
+int errand_start(struct errands *errands, struct errand *errand, struct fmha_error *err);
+
+#endif
