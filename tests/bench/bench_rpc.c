@@ -343,8 +343,24 @@ static double import_buffer(struct own_device *own, struct fmha_device *device)
 
 /* ---- a new program ---- */
 
-/* What this process does when it is started for that: prints how long its first result took, from
- * connecting on. Its own driver is up and its tensors lie there, as in any program with tensors. */
+/* The steps of a new program's first call, each from the end of the one before. */
+enum step { CONNECT, OPEN, IMPORT_1, IMPORT_2, IMPORT_3, BUFFER, PLAN, RUN, N_STEPS };
+
+static const char *const step_names[N_STEPS] = {
+	"connect, hello", "open the device",        "import q", "import k",
+	"import v",       "a buffer of fmhad's, o", "plan",     "run",
+};
+
+static void end_step(double steps[N_STEPS], enum step step, double *from)
+{
+	double now = now_us();
+
+	steps[step] = now - *from;
+	*from = now;
+}
+
+/* What this process does when it is started for that: prints how long each step to its first result
+ * took. Its own driver is up and its tensors lie there, as in any program with tensors. */
 static int first_call(const char *path, uint32_t index, const char *backend)
 {
 	struct fmha_client_options options = {.struct_size = sizeof(options), .path = path};
@@ -356,37 +372,49 @@ static int first_call(const char *path, uint32_t index, const char *backend)
 	struct own_device own;
 	struct fmha_plan *plan;
 	struct fmha_error err;
+	double steps[N_STEPS], at;
 	uint64_t bytes;
-	double start;
 
 	own_device_open(&own, backend);
 	tiny_problem(&own, &problem, &bytes);
 	for (int i = 0; i < 3; i++)
 		own_memory(&own, bytes, &memories[i]);
-	start = now_us();
-	if (fmha_connect(&options, &client, &err) < 0 ||
-	    fmha_device_open(client, index, &device, &err) < 0)
+	at = now_us();
+	if (fmha_connect(&options, &client, &err) < 0)
 		die("connect", &err);
-	for (int i = 0; i < 3; i++)
+	end_step(steps, CONNECT, &at);
+	if (fmha_device_open(client, index, &device, &err) < 0)
+		die("open the device", &err);
+	end_step(steps, OPEN, &at);
+	for (int i = 0; i < 3; i++) {
 		if (fmha_buffer_import(device, &memories[i], &buffers[i], &err) < 0)
 			die("import", &err);
+		end_step(steps, IMPORT_1 + (enum step)i, &at);
+	}
 	if (fmha_buffer_new(device, bytes, &buffers[3], &err) < 0)
 		die("buffer", &err);
+	end_step(steps, BUFFER, &at);
 	problem.q.buffer = fmha_buffer_id(buffers[0]);
 	problem.k.buffer = fmha_buffer_id(buffers[1]);
 	problem.v.buffer = fmha_buffer_id(buffers[2]);
 	problem.o.buffer = fmha_buffer_id(buffers[3]);
-	if (fmha_plan_new(device, &problem, &plan, &err) < 0 ||
-	    fmha_plan_run(plan, NULL, NULL, &err) < 0)
+	if (fmha_plan_new(device, &problem, &plan, &err) < 0)
+		die("plan", &err);
+	end_step(steps, PLAN, &at);
+	if (fmha_plan_run(plan, NULL, NULL, &err) < 0)
 		die("run", &err);
-	(void)printf("%.1f\n", now_us() - start);
+	end_step(steps, RUN, &at);
+	for (int i = 0; i < N_STEPS; i++)
+		(void)printf("%.1f ", steps[i]);
+	(void)printf("\n");
 	return 0;
 }
 
+/* Medians of the steps and, returned, of their sum. */
 static double new_program(const char *program, const char *path,
-			  const struct fmha_device_info *info)
+			  const struct fmha_device_info *info, double ret_steps[N_STEPS])
 {
-	double times[N_PROGRAMS];
+	double times[N_STEPS + 1][N_PROGRAMS] = {0};
 
 	for (int i = 0; i < N_PROGRAMS; i++) {
 		char command[1024];
@@ -395,10 +423,17 @@ static double new_program(const char *program, const char *path,
 		(void)snprintf(command, sizeof(command), "'%s' --first-call '%s' %u %s", program,
 			       path, info->device, info->backend);
 		child = popen(command, "r"); // NOLINT: our own words
-		if (!child || fscanf(child, "%lf", &times[i]) != 1 || pclose(child) != 0)
+		for (int j = 0; j < N_STEPS; j++) {
+			if (!child || fscanf(child, "%lf", &times[j][i]) != 1)
+				die("a new program", NULL);
+			times[N_STEPS][i] += times[j][i];
+		}
+		if (pclose(child) != 0)
 			die("a new program", NULL);
 	}
-	return median(times, N_PROGRAMS);
+	for (int j = 0; j < N_STEPS; j++)
+		ret_steps[j] = median(times[j], N_PROGRAMS);
+	return median(times[N_STEPS], N_PROGRAMS);
 }
 
 /* ---- the table ---- */
@@ -465,6 +500,7 @@ int main(int argc, char **argv)
 	struct echo bare, bare_epoll;
 	struct fmha_plan *plan;
 	uint8_t window[IN_FLIGHT * 64];
+	double steps[N_STEPS];
 	int fd;
 
 	if (argc == 5 && strcmp(argv[1], "--first-call") == 0)
@@ -504,8 +540,10 @@ int main(int argc, char **argv)
 	}
 	print_figures(&f, own_device_is_gpu(&own));
 	row_once("importing a buffer", import_buffer(&own, device), "us", 300);
-	row_once("first call of a new program", new_program(argv[0], options.path, &info), "us",
-		 3000);
+	row_once("first call of a new program", new_program(argv[0], options.path, &info, steps),
+		 "us", 3000);
+	for (int i = 0; i < N_STEPS; i++)
+		(void)printf("    %-40s %10.1f %10s us\n", step_names[i], steps[i], "");
 
 	(void)fmha_plan_free(plan);
 	(void)fmha_buffer_free(buffer);
