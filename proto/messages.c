@@ -136,6 +136,8 @@ static const struct field device_fields[] = {
 	STRING(state, NOTE("ready, starting, restarting, failed")),
 	U32(compute_units, NOTE("cores, CUs or SMs")),
 	U64(memory_bytes),
+	BOOL(fences, OPTIONAL, NOTE("runs wait for and write counters in its memory")),
+	BOOL(events, OPTIONAL, NOTE("runs wait for and record other processes' events")),
 };
 #undef STRUCT
 static const struct field_table TABLE(device_table, "device", proto_device, device_fields);
@@ -207,6 +209,34 @@ static const struct field buffer_release_params_fields[] = {
 #undef STRUCT
 static const struct field_table TABLE(buffer_release_params_table, "buffer_release_params",
 				      proto_buffer_release_params, buffer_release_params_fields);
+
+/* ---- events ---- */
+
+#define STRUCT proto_event_import_params
+static const struct field event_import_params_fields[] = {
+	{FIELD(handle), SIZE_OF(handle), .type = FIELD_BYTES,
+	 .count_offset = offsetof(struct proto_event_import_params, handle_bytes),
+	 NOTE("of an interprocess event: CUipcEventHandle")},
+};
+#undef STRUCT
+static const struct field_table TABLE(event_import_params_table, "event_import_params",
+				      proto_event_import_params, event_import_params_fields);
+
+#define STRUCT proto_event_result
+static const struct field event_result_fields[] = {
+	U64(event, NOTE("id, never 0, meaningful on this connection only")),
+};
+#undef STRUCT
+static const struct field_table TABLE(event_result_table, "event_result", proto_event_result,
+				      event_result_fields);
+
+#define STRUCT proto_event_release_params
+static const struct field event_release_params_fields[] = {
+	U64(event),
+};
+#undef STRUCT
+static const struct field_table TABLE(event_release_params_table, "event_release_params",
+				      proto_event_release_params, event_release_params_fields);
 
 /* ---- problems and plans ---- */
 
@@ -327,9 +357,10 @@ static const struct field_table TABLE(rebind_table, "rebind", proto_rebind, rebi
 
 #define STRUCT proto_fence
 static const struct field fence_fields[] = {
-	U64(buffer),
-	U64(offset, NOTE("bytes, a multiple of 4")),
-	U32(value),
+	U64(buffer, OPTIONAL, NOTE("of the counter; this or event")),
+	U64(offset, OPTIONAL, NOTE("of the counter: bytes, a multiple of 4")),
+	U32(value, OPTIONAL, NOTE("of the counter")),
+	U64(event, OPTIONAL, NOTE("an imported event, without the other three")),
 };
 #undef STRUCT
 static const struct field_table TABLE(fence_table, "fence", proto_fence, fence_fields);
@@ -347,10 +378,10 @@ static const struct field run_params_fields[] = {
 	 .capacity = PROTO_MAX_REBINDS},
 	{FIELD(waits), .type = FIELD_ARRAY, OPTIONAL, .table = &fence_table,
 	 .count_offset = offsetof(struct proto_run_params, n_waits), .capacity = PROTO_MAX_FENCES,
-	 NOTE("the device waits until each counter has reached its value")},
+	 NOTE("the device waits for these before it runs the plan")},
 	{FIELD(signals), .type = FIELD_ARRAY, OPTIONAL, .table = &fence_table,
 	 .count_offset = offsetof(struct proto_run_params, n_signals), .capacity = PROTO_MAX_FENCES,
-	 NOTE("the device writes these when it is done")},
+	 NOTE("the device writes or records these when it is done")},
 };
 #undef STRUCT
 static const struct field_table TABLE(run_params_table, "run_params", proto_run_params,
@@ -491,6 +522,9 @@ const struct field_table *const proto_tables[] = {
 	&buffer_import_params_table,
 	&buffer_result_table,
 	&buffer_release_params_table,
+	&event_import_params_table,
+	&event_result_table,
+	&event_release_params_table,
 	&plan_params_table,
 	&problem_table,
 	&tensor_table,

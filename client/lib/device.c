@@ -18,6 +18,8 @@ void device_info_from(const struct proto_device *from, struct fmha_device_info *
 	ret_info->device = from->device;
 	ret_info->compute_units = from->compute_units;
 	ret_info->memory_bytes = from->memory_bytes;
+	ret_info->fences = from->fences;
+	ret_info->events = from->events;
 	memcpy(ret_info->name, from->name, sizeof(ret_info->name));
 	memcpy(ret_info->arch, from->arch, sizeof(ret_info->arch));
 	memcpy(ret_info->backend, from->backend, sizeof(ret_info->backend));

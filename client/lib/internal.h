@@ -89,6 +89,8 @@ struct fmha_device {
 	pthread_mutex_t lock; /* of the rest */
 	uint64_t next_buffer_id;
 	struct fmha_buffer *buffers[BUFFER_BUCKETS];
+	uint64_t last_event_id;
+	struct fmha_event *events;
 	uint64_t cache_clock;
 	struct cached_plan *cache; /* PLAN_CACHE_SIZE of them, allocated at the first use */
 	struct arena arenas[ARENA_MAX];
@@ -192,6 +194,13 @@ struct fmha_buffer *buffer_find(struct fmha_device *device, uint64_t id);
 int buffer_bind(struct fmha_device *device, uint64_t id, struct connection *connection,
 		uint64_t generation, int64_t deadline, uint64_t *ret_worker_id,
 		struct fmha_error *err);
+
+/* ---- event.c ---- */
+
+/* What the worker behind @connection calls event @id; imports it there when needed. */
+int event_bind(struct fmha_device *device, uint64_t id, struct connection *connection,
+	       uint64_t generation, int64_t deadline, uint64_t *ret_worker_id,
+	       struct fmha_error *err);
 
 /* ---- plan.c ---- */
 

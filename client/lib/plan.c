@@ -223,6 +223,19 @@ int fmha_plan_info(struct fmha_plan *plan, struct fmha_plan_info *ret_info, stru
 
 /* ---- runs ---- */
 
+static int check_fences(const struct fmha_fence *fences, uint32_t n, const char *field,
+			struct fmha_error *err)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		if (fences[i].event && (fences[i].buffer || fences[i].offset || fences[i].value))
+			return fmha_error_set_field(err, FMHA_EINVAL, field,
+						    "%s[%u]: an event has no buffer, offset or "
+						    "value",
+						    field, i);
+	}
+	return 0;
+}
+
 int check_run_options(const struct fmha_run_options *options, struct fmha_error *err)
 {
 	int r;
@@ -251,7 +264,8 @@ int check_run_options(const struct fmha_run_options *options, struct fmha_error 
 						    "rebinds[%u].role %u: no such role", i,
 						    options->rebinds[i].role);
 	}
-	return 0;
+	r = check_fences(options->waits, options->n_waits, "waits", err);
+	return r < 0 ? r : check_fences(options->signals, options->n_signals, "signals", err);
 }
 
 int64_t run_deadline(const struct fmha_device *device, const struct fmha_run_options *options)
@@ -265,16 +279,21 @@ static int fill_fences(struct fmha_device *device, const struct fmha_fence *fenc
 		       struct connection *c, uint64_t generation, int64_t deadline,
 		       struct proto_fence *ret_fences, struct fmha_error *err)
 {
-	for (uint32_t i = 0; i < n; i++) {
-		int r = buffer_bind(device, fences[i].buffer, c, generation, deadline,
-				    &ret_fences[i].buffer, err);
+	int r = 0;
 
-		if (r < 0)
-			return r;
-		ret_fences[i].offset = fences[i].offset;
-		ret_fences[i].value = fences[i].value;
+	for (uint32_t i = 0; i < n && r == 0; i++) {
+		const struct fmha_fence *fence = &fences[i];
+
+		ret_fences[i] = (struct proto_fence){.offset = fence->offset,
+						     .value = fence->value};
+		if (fence->event)
+			r = event_bind(device, fence->event, c, generation, deadline,
+				       &ret_fences[i].event, err);
+		else
+			r = buffer_bind(device, fence->buffer, c, generation, deadline,
+					&ret_fences[i].buffer, err);
 	}
-	return 0;
+	return r;
 }
 
 static int fill_run(struct fmha_plan *plan, const struct fmha_run_options *options,

@@ -36,7 +36,8 @@ struct account *account_put(struct account *account)
 	if (!account || --account->n_references > 0)
 		return NULL;
 	assert(account->n_connections == 0 && account->n_sessions == 0 && account->n_fds == 0);
-	assert(account->n_buffers == 0 && account->n_plans == 0 && account->memory_bytes == 0);
+	assert(account->n_buffers == 0 && account->n_events == 0 && account->n_plans == 0 &&
+	       account->memory_bytes == 0);
 	assert(account->n_in_flight == 0);
 	list_remove(&account->in_accounts);
 	free(account);

@@ -138,6 +138,26 @@ bool device_has_fences(const struct device *device)
 	return device->ops->release_fences;
 }
 
+bool device_has_events(const struct device *device)
+{
+	return device->ops->event_import;
+}
+
+int device_event_import(struct device *device, const uint8_t *handle, uint32_t handle_bytes,
+			struct device_event **ret_event, struct fmha_error *err)
+{
+	if (!device->ops->event_import)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "method",
+					    "event_import: this device cannot use other processes' "
+					    "events");
+	return device->ops->event_import(device, handle, handle_bytes, ret_event, err);
+}
+
+void device_event_free(struct device *device, struct device_event *event)
+{
+	device->ops->event_free(device, event);
+}
+
 bool device_release_fences(struct device *device, struct device_launch *launch)
 {
 	return device->ops->release_fences && device->ops->release_fences(device, launch);
@@ -171,7 +191,8 @@ void device_enter_thread(struct device *device)
 bool device_memory_take(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			int *ret_fd)
 {
-	return device->ops->memory_take && device->ops->memory_take(device, size, ret_memory, ret_fd);
+	return device->ops->memory_take &&
+	       device->ops->memory_take(device, size, ret_memory, ret_fd);
 }
 
 void device_memory_restock(struct device *device)

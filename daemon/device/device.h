@@ -28,6 +28,7 @@
 #define DEVICE_DOWNLOADS FMHA_N_TENSORS
 
 struct device;
+struct device_event; /* another process's */
 struct device_kernel;
 struct device_stream;
 
@@ -122,6 +123,10 @@ struct device_launch {
 	/* Waited for before everything else, written after it; only where device_has_fences(). */
 	uint32_t n_waits, n_signals;
 	struct device_fence waits[DEVICE_FENCES], signals[DEVICE_FENCES];
+	/* The same with events, as last recorded when the launch is submitted; only where
+	 * device_has_events(). */
+	uint32_t n_event_waits, n_event_signals;
+	struct device_event *event_waits[DEVICE_FENCES], *event_signals[DEVICE_FENCES];
 
 	/* Filled in when it is done. */
 	struct fmha_error error; /* code FMHA_OK: success */
@@ -211,7 +216,15 @@ struct device_launch *device_launch_free(struct device *device, struct device_la
 void device_submit(struct device *device, struct device_launch *launch);
 /* Whether launches can wait for counters in device memory. */
 bool device_has_fences(const struct device *device);
-/* Writes what the launch waits for, if it still does. Returns whether it did. */
+/* Whether launches can wait for and record events of other processes. */
+bool device_has_events(const struct device *device);
+/* The event that another process's handle names; events with one handle are one event. Any thread.
+ * Return: 0, FMHA_EINVAL or FMHA_ENOTSUP naming the field, FMHA_ENOMEM, FMHA_ETIMEDOUT. */
+int device_event_import(struct device *device, const uint8_t *handle, uint32_t handle_bytes,
+			struct device_event **ret_event, struct fmha_error *err);
+/* No launch may use it any more. Any thread. */
+void device_event_free(struct device *device, struct device_event *event);
+/* Ends the launch's waiting, if it still waits. Returns whether it did. */
 bool device_release_fences(struct device *device, struct device_launch *launch);
 /*
  * Runs the launch on the calling thread, when nothing else is under way, and returns true; on_done

@@ -42,6 +42,10 @@ struct device_ops {
 	void (*forget)(struct device *device, void *owner);
 	int (*fetch)(struct device *device, const void *from, void *to, uint64_t bytes,
 		     struct fmha_error *err);
+	/* NULL: it cannot use other processes' events. */
+	int (*event_import)(struct device *device, const uint8_t *handle, uint32_t handle_bytes,
+			    struct device_event **ret_event, struct fmha_error *err);
+	void (*event_free)(struct device *device, struct device_event *event);
 	/* NULL: no fences. */
 	bool (*release_fences)(struct device *device, struct device_launch *launch);
 	struct device_stream *(*stream_new)(struct device *device);

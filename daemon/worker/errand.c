@@ -176,8 +176,7 @@ static struct errand_thread *give_up_one(struct errands *errands, uint64_t now)
 		struct errand_thread *thread = container_of(node, struct errand_thread, in_threads);
 		const struct errand *errand = thread->errand;
 
-		if (!errand || !errand->timeout_ns ||
-		    now - errand->started_ns < errand->timeout_ns)
+		if (!errand || !errand->timeout_ns || now - errand->started_ns < errand->timeout_ns)
 			continue;
 		thread->left = thread->telling = true;
 		list_remove(&thread->in_threads);

@@ -4,8 +4,8 @@
  *
  * A driver can keep whoever opens a foreign handle for seconds, or for ever. Such calls are made by
  * a few threads of the worker's, which stay: a driver spends up to a millisecond on the first call
- * of a new thread. Past its deadline an errand is given up: its client is told, another thread takes
- * the place of the one that made it, and what comes of it in the end is undone there.
+ * of a new thread. Past its deadline an errand is given up: its client is told, another thread
+ * takes the place of the one that made it, and what comes of it in the end is undone there.
  *
  * One errand of an owner runs at a time, so that no client can take all threads. From the loop to
  * the thread and back are two wake-ups; a thread that has just been busy looks for the next errand

@@ -41,6 +41,8 @@ struct request {
 	struct buffer
 		*buffers[FMHA_N_TENSORS + 2 * PROTO_MAX_FENCES]; /* referenced while running */
 	uint32_t n_buffers;
+	struct event *events[2 * PROTO_MAX_FENCES]; /* likewise */
+	uint32_t n_events;
 	struct proto_run_params params;
 	uint32_t id;
 	bool running, timed_out;
@@ -137,6 +139,13 @@ static bool has_fences(const struct proto_run_params *params)
 	return params->n_waits > 0 || params->n_signals > 0;
 }
 
+/* 0: none */
+static uint32_t effective_timeout_ms(const struct proto_run_params *params)
+{
+	return params->timeout_ms == 0 && has_fences(params) ? FENCE_TIMEOUT_MS
+							     : params->timeout_ms;
+}
+
 static int check_rebinds(const struct plan *plan, const struct proto_run_params *params,
 			 struct fmha_error *err)
 {
@@ -181,49 +190,88 @@ static int bind_tensor(struct request *request, uint32_t role, struct plan_bindi
 	return 0;
 }
 
-/* Looks up the counters, references their buffers and says where they lie. */
-static int bind_fences(struct request *request, const struct proto_fence *fences, uint32_t n,
-		       const char *field, struct device_fence *ret_fences, struct fmha_error *err)
-{
-	for (uint32_t i = 0; i < n; i++) {
-		struct buffer *buffer = table_get(&request->session->buffers, fences[i].buffer);
+/* Where the launch's counters and events of one side go. */
+struct fence_list {
+	const char *field; /* of the run's params */
+	struct device_fence *counters;
+	struct device_event **events;
+	uint32_t *n_counters, *n_events;
+};
 
-		if (!buffer)
-			return fmha_error_set_field(err, FMHA_ENOENT, field,
-						    "%s: buffer %llu: no such", field,
-						    (unsigned long long)fences[i].buffer);
-		if (fences[i].offset % 4 != 0 || buffer->memory.bytes < 4 ||
-		    fences[i].offset > buffer->memory.bytes - 4)
-			return fmha_error_set_field(err, FMHA_EINVAL, field,
-						    "%s: no aligned 32-bit word at offset %llu",
-						    field, (unsigned long long)fences[i].offset);
-		buffer->n_references++;
-		request->buffers[request->n_buffers++] = buffer;
-		ret_fences[i] = (struct device_fence){.device = (char *)buffer->memory.device +
-								fences[i].offset,
-						      .value = fences[i].value};
-	}
+/* Looks up a counter, references its buffer and says where it lies. */
+static int bind_counter(struct request *request, const struct proto_fence *fence,
+			const struct fence_list *list, struct fmha_error *err)
+{
+	struct session *session = request->session;
+	struct buffer *buffer = table_get(&session->buffers, fence->buffer);
+	const char *field = list->field;
+
+	if (!device_has_fences(session->worker->device))
+		return fmha_error_set_field(err, FMHA_ENOTSUP, field,
+					    "%s: this device has no counters to order runs by",
+					    field);
+	if (!buffer)
+		return fmha_error_set_field(err, FMHA_ENOENT, field, "%s: buffer %llu: no such",
+					    field, (unsigned long long)fence->buffer);
+	if (fence->offset % 4 != 0 || buffer->memory.bytes < 4 ||
+	    fence->offset > buffer->memory.bytes - 4)
+		return fmha_error_set_field(err, FMHA_EINVAL, field,
+					    "%s: no aligned 32-bit word at offset %llu", field,
+					    (unsigned long long)fence->offset);
+	buffer->n_references++;
+	request->buffers[request->n_buffers++] = buffer;
+	list->counters[(*list->n_counters)++] = (struct device_fence){
+		.device = (char *)buffer->memory.device + fence->offset, .value = fence->value};
 	return 0;
+}
+
+static int bind_event(struct request *request, const struct proto_fence *fence,
+		      const struct fence_list *list, struct fmha_error *err)
+{
+	struct session *session = request->session;
+	struct event *event = table_get(&session->events, fence->event);
+	const char *field = list->field;
+
+	if (!device_has_events(session->worker->device))
+		return fmha_error_set_field(err, FMHA_ENOTSUP, field,
+					    "%s: this device cannot use other processes' events",
+					    field);
+	if (fence->buffer || fence->offset || fence->value)
+		return fmha_error_set_field(err, FMHA_EINVAL, field,
+					    "%s: an event has no buffer, offset or value", field);
+	if (!event)
+		return fmha_error_set_field(err, FMHA_ENOENT, field, "%s: event %llu: no such",
+					    field, (unsigned long long)fence->event);
+	event->n_references++;
+	request->events[request->n_events++] = event;
+	list->events[(*list->n_events)++] = event->event;
+	return 0;
+}
+
+static int bind_fences(struct request *request, const struct proto_fence *fences, uint32_t n,
+		       const struct fence_list *list, struct fmha_error *err)
+{
+	int r = 0;
+
+	*list->n_counters = *list->n_events = 0;
+	for (uint32_t i = 0; i < n && r == 0; i++)
+		r = fences[i].event ? bind_event(request, &fences[i], list, err)
+				    : bind_counter(request, &fences[i], list, err);
+	return r;
 }
 
 static int bind_all_fences(struct request *request, struct fmha_error *err)
 {
 	const struct proto_run_params *params = &request->params;
 	struct device_launch *launch = request->launch;
-	int r;
+	const struct fence_list waits = {"waits", launch->waits, launch->event_waits,
+					 &launch->n_waits, &launch->n_event_waits};
+	const struct fence_list signals = {"signals", launch->signals, launch->event_signals,
+					   &launch->n_signals, &launch->n_event_signals};
+	int r = bind_fences(request, params->waits, params->n_waits, &waits, err);
 
-	launch->n_waits = params->n_waits;
-	launch->n_signals = params->n_signals;
-	if (!has_fences(params))
-		return 0;
-	if (!device_has_fences(request->session->worker->device))
-		return fmha_error_set_field(err, FMHA_ENOTSUP,
-					    params->n_waits ? "waits" : "signals",
-					    "this device has no fences");
-	r = bind_fences(request, params->waits, params->n_waits, "waits", launch->waits, err);
 	if (r == 0)
-		r = bind_fences(request, params->signals, params->n_signals, "signals",
-				launch->signals, err);
+		r = bind_fences(request, params->signals, params->n_signals, &signals, err);
 	return r;
 }
 
@@ -351,6 +399,8 @@ static void unbind(struct request *request)
 	}
 	while (request->n_buffers > 0)
 		buffer_unref(request->buffers[--request->n_buffers]);
+	while (request->n_events > 0)
+		event_unref(request->events[--request->n_events]);
 }
 
 /* ---- running ---- */
@@ -438,8 +488,7 @@ static void give_up(struct request *request)
 	if (device_release_fences(device, request->launch))
 		fmha_error_set_field(&request->session->late_error, FMHA_ETIMEDOUT, "waits",
 				     "a fence of an earlier run was not reached within %u ms",
-				     request->params.timeout_ms ? request->params.timeout_ms
-								: FENCE_TIMEOUT_MS);
+				     effective_timeout_ms(&request->params));
 	else if (!request->answered)
 		device_cancel(device, request->launch);
 }
@@ -573,9 +622,7 @@ void run_request(struct session *session, uint32_t id, const struct proto_run_pa
 	request->id = id;
 	request->timed_out = request->answered = false;
 	request->arrived_ns = worker->hub.turn_ns;
-	timeout_ms = params->timeout_ms;
-	if (timeout_ms == 0 && has_fences(params))
-		timeout_ms = FENCE_TIMEOUT_MS;
+	timeout_ms = effective_timeout_ms(params);
 	request->deadline_ns = timeout_ms ? request->arrived_ns + timeout_ms * NS_PER_MS : 0;
 	list_append(&worker->requests, &request->in_worker);
 	list_append(&session->waiting, &request->in_session);
@@ -621,6 +668,7 @@ int run_cancel(struct session *session, uint32_t id, struct fmha_error *err)
 
 void run_cancel_all(struct session *session)
 {
+	const uint64_t fences_until = clock_ns() + FENCE_TIMEOUT_MS * NS_PER_MS;
 	struct list *node;
 
 	while ((node = list_pop(&session->waiting)))
@@ -630,6 +678,8 @@ void run_cancel_all(struct session *session)
 		struct request *request = container_of(running, struct request, in_session);
 
 		device_cancel(session->worker->device, request->launch);
+		if (has_fences(&request->params) && request->deadline_ns > fences_until)
+			request->deadline_ns = fences_until;
 	}
 }
 

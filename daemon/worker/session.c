@@ -258,8 +258,7 @@ static void making_late(struct errand *errand)
 	struct session *session = making->session;
 	struct fmha_error err;
 
-	fmha_error_set_field(&err, FMHA_ETIMEDOUT,
-			     making->params.handle_bytes ? "handle" : "size",
+	fmha_error_set_field(&err, FMHA_ETIMEDOUT, making->params.handle_bytes ? "handle" : "size",
 			     "the driver did not %s within %llu s",
 			     making->params.handle_bytes ? "open the IPC handle"
 							 : "provide the memory",
@@ -317,8 +316,8 @@ static int on_buffer_create(struct session *session, uint32_t id,
 				.fd = -1};
 	int r = check_buffer_quota(session, params->size, err);
 
-	if (r < 0 || !device_memory_take(session->worker->device, params->size, &making.memory,
-					 &making.fd))
+	if (r < 0 ||
+	    !device_memory_take(session->worker->device, params->size, &making.memory, &making.fd))
 		return r < 0 ? r : make_buffer(&making, err);
 	making_finish(&making);
 	worker_restock(session->worker);
@@ -511,6 +510,11 @@ static int handle(struct session *session, uint32_t id, enum proto_method method
 		return on_buffer_import(session, id, &params->BUFFER_IMPORT, fd, err);
 	case PROTO_BUFFER_RELEASE:
 		return on_buffer_release(session, id, &params->BUFFER_RELEASE, err);
+	case PROTO_EVENT_IMPORT:
+		return event_import(session, id, &params->EVENT_IMPORT, err);
+	case PROTO_EVENT_RELEASE:
+		return answer_empty(session, id, method,
+				    event_release(session, params->EVENT_RELEASE.event, err));
 	case PROTO_PLAN:
 		return on_plan(session, id, &params->PLAN, err);
 	case PROTO_PLAN_RELEASE:
@@ -575,6 +579,7 @@ static void on_hangup(struct connection *connection)
 {
 	struct session *session = session_of(connection);
 	struct buffer *buffer;
+	struct event *event;
 	struct session_plan *plan;
 
 	session->hung_up = true;
@@ -582,6 +587,8 @@ static void on_hangup(struct connection *connection)
 	run_cancel_all(session);
 	while ((buffer = table_pop(&session->buffers)))
 		buffer_unref(buffer);
+	while ((event = table_pop(&session->events)))
+		event_unref(event);
 	while ((plan = table_pop(&session->plans))) {
 		session->account->n_plans--;
 		session_plan_unref(plan);
@@ -604,6 +611,7 @@ void session_release(struct session *session)
 		return;
 	device_stream_free(session->worker->device, session->stream);
 	table_deinit(&session->buffers);
+	table_deinit(&session->events);
 	table_deinit(&session->plans);
 	session->account->n_sessions--;
 	account_put(session->account);

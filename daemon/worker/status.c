@@ -23,6 +23,7 @@ static void add_session(cJSON *list, const struct session *session)
 	cJSON_AddStringToObject(item, "client", session->client);
 	cJSON_AddNumberToObject(item, "buffers", session->buffers.n_used);
 	cJSON_AddNumberToObject(item, "memory_bytes", (double)session->memory_bytes);
+	cJSON_AddNumberToObject(item, "events", session->events.n_used);
 	cJSON_AddNumberToObject(item, "plans", session->plans.n_used);
 	cJSON_AddNumberToObject(item, "waiting", session->n_waiting);
 	cJSON_AddNumberToObject(item, "running", session->n_running);

@@ -219,9 +219,12 @@ static const struct connection_ops control_ops = {.on_message = on_control_messa
 static int announce(struct worker *worker, struct fmha_error *err)
 {
 	const struct device_info *info = device_get_info(worker->device);
-	struct proto_worker_ready_params params = {.device = {.device = worker->page->device,
-							      .compute_units = info->compute_units,
-							      .memory_bytes = info->memory_bytes}};
+	struct proto_worker_ready_params params = {
+		.device = {.device = worker->page->device,
+			   .compute_units = info->compute_units,
+			   .memory_bytes = info->memory_bytes,
+			   .fences = device_has_fences(worker->device),
+			   .events = device_has_events(worker->device)}};
 
 	memcpy(params.device.name, info->name, sizeof(info->name));
 	memcpy(params.device.arch, info->arch, sizeof(info->arch));

@@ -71,7 +71,7 @@ struct session {
 	uint64_t id;
 	uint32_t uid, gid, pid;
 	char client[PROTO_NAME_BYTES];
-	struct table buffers, plans;
+	struct table buffers, events, plans;
 	uint64_t memory_bytes;
 	struct device_stream *stream;
 	struct list waiting, running; /* struct request, in order */
@@ -95,6 +95,22 @@ struct buffer {
 	struct errand release;
 };
 
+/* An event of the client's; runs hold references. */
+struct event {
+	uint32_t n_references;
+	struct worker *worker;
+	struct account *account;
+	struct device_event *event;
+
+	struct errand errand; /* its import, its release */
+	/* While it is imported. */
+	struct session *session;
+	uint32_t request, handle_bytes;
+	uint8_t handle[sizeof(((struct proto_event_import_params *)0)->handle)];
+	struct fmha_error error;
+	int result;
+};
+
 struct session_plan {
 	uint32_t n_references;
 	struct plan plan;
@@ -116,6 +132,15 @@ void session_release(struct session *session);
 
 struct buffer *buffer_unref(struct buffer *buffer);
 struct session_plan *session_plan_unref(struct session_plan *plan);
+
+/* ---- event.c ---- */
+
+/* Answers request @id, now or later. Return: 0, or a negative FMHA_E* and no answer. */
+int event_import(struct session *session, uint32_t id,
+		 const struct proto_event_import_params *params, struct fmha_error *err);
+/* Return: 0 or FMHA_ENOENT. */
+int event_release(struct session *session, uint64_t id, struct fmha_error *err);
+struct event *event_unref(struct event *event);
 
 /* ---- run.c: what a session has asked to run ---- */
 

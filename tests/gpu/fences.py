@@ -4,13 +4,14 @@
 
     tests/gpu/fences.py [--rounds 50] [--stub FOLDER]
 
-A round: PyTorch keeps its stream busy and writes q, the stream raises a counter, fmhad runs behind
-that counter and raises another, the stream waits for it and PyTorch copies o. All rounds are queued
-before anything is synchronised. Then a wait that nobody ends must meet its deadline and cost nobody
-else anything. Needs PyTorch (not with --stub), numpy and msgpack.
+A round: PyTorch keeps its stream busy and writes q, the stream raises a counter (or records an
+interprocess event), fmhad runs behind it and raises (records) another, the stream waits for that and
+PyTorch copies o. All rounds are queued before anything is synchronised. Then a wait that nobody ends
+must meet its deadline and cost nobody else anything. Needs PyTorch (not with --stub), numpy and msgpack.
 """
 import argparse
 import ctypes
+import mmap
 import os
 import sys
 import time
@@ -66,11 +67,61 @@ class TorchSide:
         with self.torch.cuda.stream(self.stream):
             return self.o.clone()
 
+    def make_event(self):
+        return TorchEvent(self.torch, self.stream)
+
     def synchronize(self):
         self.stream.synchronize()
 
     def off_by(self, got, want):
         return (got.float() - want.float()).abs().max().item() / 0.03
+
+
+class TorchEvent:
+    def __init__(self, torch, stream):
+        self.torch, self.stream = torch, stream
+        self.event = torch.cuda.Event(interprocess=True)
+        self.handle = self.event.ipc_handle()
+
+    def record(self):
+        self.event.record(self.stream)
+
+    def wait(self):
+        self.stream.wait_event(self.event)
+
+    def record_behind_seconds(self):
+        self.busy = self.torch.cuda.Stream()
+        with self.torch.cuda.stream(self.busy):
+            self.torch.cuda._sleep(8_000_000_000)  # about four seconds
+        self.event.record(self.busy)
+
+    def end(self):
+        self.busy.synchronize()
+
+
+class StubEvent:
+    """As the stub knows them: two counters in a memfd, of records and of those that were reached."""
+
+    def __init__(self):
+        fd = os.memfd_create("event")
+        os.ftruncate(fd, 4096)
+        self.words = np.frombuffer(mmap.mmap(fd, 4096), np.uint32)
+        self.handle = (b"event %d %d" % (os.getpid(), fd)).ljust(64, b"\0")
+
+    def record(self):
+        self.words[0] += 1
+        self.words[1] = self.words[0]
+
+    def wait(self):
+        deadline = time.monotonic() + 10
+        while self.words[0] != self.words[1] and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def record_behind_seconds(self):
+        self.words[0] += 1
+
+    def end(self):
+        self.words[1] = self.words[0]
 
 
 class StubSide:
@@ -100,6 +151,9 @@ class StubSide:
         self.driver.read(o, self.place + 3 * self.bytes())
         return o
 
+    def make_event(self):
+        return StubEvent()
+
     def synchronize(self):
         pass
 
@@ -107,20 +161,76 @@ class StubSide:
         return np.abs(got - want).max()
 
 
-def fence(buffer, at, value):
-    return {"buffer": buffer, "offset": at, "value": value}
+class Counters:
+    """Two 32-bit words in a buffer: one that the stream writes, one that fmhad writes."""
+
+    name = "counters"
+
+    def __init__(self, side, device, buffer, place, at):
+        self.side, self.buffer, self.place, self.at, self.value = side, buffer, place, at, 0
+
+    def signal(self):
+        """The stream has come so far."""
+        self.value += 1
+        self.side.driver.call("cuStreamWriteValue32_v2", self.side.handle,
+                              ctypes.c_uint64(self.place + self.at), self.value, 0)
+
+    def wait(self):
+        """The stream waits for the run."""
+        self.side.driver.call("cuStreamWaitValue32_v2", self.side.handle,
+                              ctypes.c_uint64(self.place + self.at + 4), self.value, 0)
+
+    def word(self, at, value):
+        return {"buffer": self.buffer, "offset": self.at + at, "value": value}
+
+    def params(self):
+        return {"waits": [self.word(0, self.value)], "signals": [self.word(4, self.value)]}
+
+    def stuck(self):
+        return {"waits": [self.word(8, 1)]}
+
+    def end_stuck(self):
+        pass
 
 
-def rounds(side, device, plan, buffer, place, at, n):
+class Events:
+    """Two interprocess events of this process: the stream records one, fmhad the other."""
+
+    name = "events"
+
+    def __init__(self, side, device, buffer, place, at):
+        self.side = side
+        self.before, self.after, self.never = (side.make_event() for _ in range(3))
+        self.ids = [device.call("event_import", {"handle": e.handle})["event"]
+                    for e in (self.before, self.after, self.never)]
+
+    def signal(self):
+        self.before.record()
+
+    def wait(self):
+        self.after.wait()
+
+    def params(self):
+        return {"waits": [{"event": self.ids[0]}], "signals": [{"event": self.ids[1]}]}
+
+    def stuck(self):
+        self.never.record_behind_seconds()
+        return {"waits": [{"event": self.ids[2]}]}
+
+    def end_stuck(self):
+        self.never.end()
+
+
+def rounds(side, fences, device, plan, n):
     """Queues n rounds, then waits and checks. Returns the table's rows."""
-    driver, pairs, start, in_runs = side.driver, [], time.monotonic(), 0
-    for i in range(1, n + 1):
+    pairs, start, in_runs = [], time.monotonic(), 0
+    for _ in range(n):
         want = side.write_q()
-        driver.call("cuStreamWriteValue32_v2", side.handle, ctypes.c_uint64(place + at), i, 0)
+        fences.signal()
         asked = time.monotonic()
-        device.run(plan, waits=[fence(buffer, at, i)], signals=[fence(buffer, at + 4, i)])
+        device.run(plan, **fences.params())
         in_runs += time.monotonic() - asked
-        driver.call("cuStreamWaitValue32_v2", side.handle, ctypes.c_uint64(place + at + 4), i, 0)
+        fences.wait()
         pairs.append((side.read_o(), want))
     queued = time.monotonic() - start
     side.synchronize()
@@ -132,10 +242,10 @@ def rounds(side, device, plan, buffer, place, at, n):
     return rows
 
 
-def stuck(device, plan, buffer, at, status):
-    """A wait for a value that nobody writes."""
+def stuck(fences, device, plan, status):
+    """A wait for what nobody does in time."""
     start, pid = time.monotonic(), device.worker_pid
-    device.run(plan, waits=[fence(buffer, at + 8, 1)], timeout_ms=500)
+    device.run(plan, **fences.stuck(), timeout_ms=500)
     time.sleep(1.5)
     rows, other = [], None
     try:
@@ -145,19 +255,20 @@ def stuck(device, plan, buffer, at, status):
         rows.append(("stuck fence", f"{error} (field {error.field}) after {time.monotonic() - start:.1f} s",
                      error.name == "ETIMEDOUT" and error.field == "waits"))
     device.run(plan)
+    fences.end_stuck()
     other = status()
     rows.append(("worker lives on", f"{other['deaths']} deaths", other["worker_pid"] == pid))
     return rows
 
 
-def latency(side, device, plan, buffer, place, at, n=50):
-    """Microseconds of: stream -> counter -> worker's kernel -> counter -> stream, one at a time."""
+def latency(side, fences, device, plan, n=50):
+    """Microseconds of: stream -> fence -> worker's kernel -> fence -> stream, one at a time."""
     best = []
-    for i in range(1000, 1000 + n):
+    for _ in range(n):
         start = time.monotonic()
-        side.driver.call("cuStreamWriteValue32_v2", side.handle, ctypes.c_uint64(place + at), i, 0)
-        device.run(plan, waits=[fence(buffer, at, i)], signals=[fence(buffer, at + 4, i)])
-        side.driver.call("cuStreamWaitValue32_v2", side.handle, ctypes.c_uint64(place + at + 4), i, 0)
+        fences.signal()
+        device.run(plan, **fences.params())
+        fences.wait()
         side.synchronize()
         best.append(time.monotonic() - start)
     return sorted(best)[n // 2] * 1e6
@@ -192,10 +303,14 @@ def main():
         device.timeout = 60
         plan = device.plan({**fields, "tensors": tensors})["plan"]
         device.run(plan)
-        rows += rounds(side, device, plan, made["buffer"], place, at, options.rounds)
-        us = latency(side, device, plan, made["buffer"], place, at)
-        rows.append(("one round", f"{us:.0f} us, MPS {service.device_status()['worker']['mps']}", True))
-        rows += stuck(device, plan, made["buffer"], at, service.device_status)
+        for kind in (Counters, Events):
+            fences = kind(side, device, made["buffer"], place, at)
+            got = rounds(side, fences, device, plan, options.rounds)
+            us = latency(side, fences, device, plan)
+            got.append(("one round", f"{us:.0f} us, MPS {service.device_status()['worker']['mps']}", True))
+            got += stuck(fences, device, plan, service.device_status)
+            got += rounds(side, fences, device, plan, 3)  # as if nothing had been stuck
+            rows += [(f"{kind.name}: {name}", value, good) for name, value, good in got]
     except (OSError, RuntimeError, fmha_wire.WireError, fmha_wire.Disconnected) as error:
         rows.append(("ended early", f"{type(error).__name__}: {error}", False))
         if service and service.daemon:
@@ -205,7 +320,7 @@ def main():
             service.end()
             stress.shutil.rmtree(service.folder, ignore_errors=True)
     for name, value, good in rows:
-        print(f"{'ok  ' if good else 'FAIL'} {name:28} {value}")
+        print(f"{'ok  ' if good else 'FAIL'} {name:38} {value}")
     return 0 if rows and all(good for _, _, good in rows) else 1
 
 

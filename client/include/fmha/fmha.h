@@ -6,6 +6,7 @@
  *   fmha_client   a connection to the daemon
  *   fmha_device   one of its devices: a direct connection to that device's worker
  *   fmha_buffer   memory that both sides map; a problem's tensors name it by id and offset
+ *   fmha_event    an event of this process's GPU streams that runs can wait for and record
  *   fmha_plan     a validated problem, ready to be run any number of times
  *   fmha_request  one run that was submitted and not waited for
  *
@@ -66,6 +67,7 @@ extern "C" {
 struct fmha_client;
 struct fmha_device;
 struct fmha_buffer;
+struct fmha_event;
 struct fmha_plan;
 struct fmha_request;
 
@@ -103,6 +105,8 @@ struct fmha_device_info {
 	char arch[FMHA_NAME_BYTES];    /* x86_64_v4, gfx942, sm_90a, ... */
 	char backend[FMHA_NAME_BYTES]; /* cpu, fake, hip, cuda */
 	char state[FMHA_NAME_BYTES];   /* ready, starting, restarting, failed */
+	uint32_t fences;               /* 1: runs can wait for and write counters in its buffers */
+	uint32_t events; /* 1: runs can wait for and record events, see fmha_event_import() */
 };
 
 /**
@@ -279,6 +283,32 @@ FMHA_API int fmha_buffer_fd(const struct fmha_buffer *buffer);
  * no run that uses it may be in flight. Return: NULL. */
 FMHA_API struct fmha_buffer *fmha_buffer_free(struct fmha_buffer *buffer);
 
+/* ---- events ---- */
+
+/**
+ * fmha_event_import() - name an event of this process, for the waits and signals of runs
+ * @handle, @handle_bytes: FMHA_HANDLE_BYTES bytes, as cuIpcGetEventHandle() or PyTorch's
+ *                         torch.cuda.Event(interprocess=True).ipc_handle() gives them; borrowed
+ * @ret_event:             given
+ *
+ * The event was made with CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING, on the GPU that the
+ * device is, and must exist until it was freed here and the runs that use it are over. CUDA only:
+ * see fmha_device_info.events; counters in a buffer (struct fmha_fence) do the same on every GPU.
+ *
+ * Return: 0, or
+ *   FMHA_EINVAL   @handle_bytes; a handle that the driver refuses
+ *   FMHA_ENOTSUP  the device cannot use other processes' events
+ *   any call
+ */
+FMHA_API int fmha_event_import(struct fmha_device *device, const void *handle, size_t handle_bytes,
+			       struct fmha_event **ret_event, struct fmha_error *err);
+
+/* For fmha_fence.event: never 0, never reused by this device handle, the same for all its life. */
+FMHA_API uint64_t fmha_event_id(const struct fmha_event *event);
+
+/* Runs that use it go on doing so. Return: NULL. */
+FMHA_API struct fmha_event *fmha_event_free(struct fmha_event *event);
+
 /* ---- plans ---- */
 
 struct fmha_stage_info {
@@ -328,15 +358,16 @@ struct fmha_rebind {
 };
 
 /*
- * A 32-bit counter in a buffer of a GPU, which orders work of several processes on the device
- * itself, without the host (cuStreamWaitValue32, hipStreamWaitValue32 and their writing
- * counterparts).
+ * What orders work of several processes on the device itself, without the host: a 32-bit counter in
+ * a buffer of a GPU (cuStreamWaitValue32, hipStreamWaitValue32 and their writing counterparts), or
+ * an event.
  */
 struct fmha_fence {
-	uint64_t buffer; /* fmha_buffer_id() */
-	uint64_t offset; /* bytes, a multiple of 4 */
-	uint32_t value;
+	uint64_t buffer;   /* fmha_buffer_id(); 0: an event */
+	uint64_t offset;   /* bytes, a multiple of 4; 0 for an event */
+	uint32_t value;    /* 0 for an event */
 	uint32_t reserved; /* 0 */
+	uint64_t event;    /* fmha_event_id(); 0: a counter */
 };
 
 struct fmha_run_options {
@@ -349,9 +380,11 @@ struct fmha_run_options {
 	/*
 	 * With fences the call returns, and a request ends, as soon as the run is queued on the
 	 * device. The device starts it when each counter of @waits has reached its value (the
-	 * signed 32-bit difference is not negative) and then writes @signals. A wait that lasts
-	 * longer than the run's timeout is given up: results are undefined and the next run returns
-	 * FMHA_ETIMEDOUT.
+	 * signed 32-bit difference is not negative) and the work is done behind which each event
+	 * was recorded last (at once when it never was); then it writes and records @signals.
+	 * An event of @waits may be recorded again, and a stream be made to wait for one of
+	 * @signals, once the call has returned. A wait that lasts longer than the run's timeout is
+	 * given up: results are undefined and the next run returns FMHA_ETIMEDOUT.
 	 */
 	uint32_t n_waits, n_signals;      /* at most FMHA_MAX_FENCES each */
 	const struct fmha_fence *waits;   /* borrowed */

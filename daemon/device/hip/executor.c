@@ -15,21 +15,28 @@
 #include <base/clock.h>
 #include <proto/error.h>
 
+#include "gate.h"
 #include "gpu.h"
 #include "kernels.h"
+#include "shared.h"
 
 #define SPIN_NS       50000 /* watch an event so long before sleeping between looks */
 #define PAUSE_NS      20000
 #define HERE_LIMIT_NS 2000000
 
+#define KEEP_STREAMS 16
+
 struct device_stream {
+	struct device_stream *next; /* among the free ones */
 	hipStream_t stream;
+	hipStream_t gate; /* see gate.h; NULL: none */
 };
 
 struct gpu_launch {
 	struct device_launch base;
 	struct gpu_launch *next;
 	hipEvent_t begin, end;
+	struct gpu_pass pass;
 	atomic_bool cancelled;
 	_Atomic uint64_t issued_ns; /* 0: not yet */
 	_Atomic uint64_t begun_ns;  /* when it was first seen past its fences; 0: not yet */
@@ -64,6 +71,7 @@ bool gpu_error_is_fatal(hipError_t status)
 	case hipErrorOutOfMemory:
 	case hipErrorInvalidValue:
 	case hipErrorNotSupported:
+	case hipErrorInvalidHandle: /* a client's event that is none any more */
 	case hipErrorLaunchOutOfResources:
 		return false;
 	default:
@@ -85,11 +93,19 @@ int gpu_failure(struct gpu_device *gpu, hipError_t status, const char *what, str
 	return error.code;
 }
 
+/* Making a stream takes the driver long enough to be felt in a client's first call, so that a few
+ * are kept. */
 struct device_stream *gpu_stream_new(struct device *device)
 {
-	struct device_stream *stream = calloc(1, sizeof(*stream));
+	struct gpu_device *gpu = gpu_device_of(device);
+	struct device_stream *stream = gpu->free_streams;
 
-	(void)device;
+	if (stream) {
+		gpu->free_streams = stream->next;
+		gpu->n_free_streams--;
+		return stream;
+	}
+	stream = calloc(1, sizeof(*stream));
 	if (stream &&
 	    hipStreamCreateWithFlags(&stream->stream, hipStreamNonBlocking) != hipSuccess) {
 		free(stream);
@@ -98,13 +114,26 @@ struct device_stream *gpu_stream_new(struct device *device)
 	return stream;
 }
 
-void gpu_stream_free(struct device *device, struct device_stream *stream)
+static void destroy_stream(struct gpu_device *gpu, struct device_stream *stream)
 {
-	(void)device;
-	if (!stream)
-		return;
+	gpu_gate_free(gpu, stream->gate);
 	(void)hipStreamDestroy(stream->stream);
 	free(stream);
+}
+
+void gpu_stream_free(struct device *device, struct device_stream *stream)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+
+	if (!stream)
+		return;
+	if (gpu->n_free_streams < KEEP_STREAMS) {
+		stream->next = gpu->free_streams;
+		gpu->free_streams = stream;
+		gpu->n_free_streams++;
+		return;
+	}
+	destroy_stream(gpu, stream);
 }
 
 struct device_launch *gpu_launch_new(struct device *device)
@@ -152,12 +181,15 @@ static hipError_t issue_stage(struct device_launch *launch, uint32_t i)
 }
 
 /* Puts everything on the stream. */
-static hipError_t issue(struct gpu_launch *launch)
+static hipError_t issue(struct gpu_device *gpu, struct gpu_launch *launch)
 {
 	struct device_launch *base = &launch->base;
 	hipStream_t stream = base->stream->stream;
 	hipError_t status = hipSuccess;
 
+	if (base->n_event_waits > 0)
+		status = gpu_gate_wait(gpu, &base->stream->gate, stream, base->event_waits,
+				       base->n_event_waits, &launch->pass);
 	for (uint32_t i = 0; i < base->n_waits && status == hipSuccess; i++)
 		status = hipStreamWaitValue32(stream, base->waits[i].device, base->waits[i].value,
 					      hipStreamWaitValueGte, 0xffffffffu);
@@ -178,6 +210,8 @@ static hipError_t issue(struct gpu_launch *launch)
 	for (uint32_t i = 0; i < base->n_signals && status == hipSuccess; i++)
 		status = hipStreamWriteValue32(stream, base->signals[i].device,
 					       base->signals[i].value, 0);
+	for (uint32_t i = 0; i < base->n_event_signals && status == hipSuccess; i++)
+		status = hipEventRecord(gpu_event_of(base->event_signals[i]), stream);
 	if (status == hipSuccess)
 		status = hipEventRecord(launch->end, stream);
 	atomic_store(&launch->begun_ns, 0);
@@ -213,7 +247,7 @@ void gpu_submit(struct device *device, struct device_launch *base)
 	atomic_store(&launch->cancelled, false);
 	atomic_store(&launch->issued_ns, 0);
 	atomic_fetch_add(&gpu->n_busy, 1);
-	status = issue(launch);
+	status = issue(gpu, launch);
 	if (status != hipSuccess) {
 		finish(gpu, launch, status);
 		device_launch_done(device, base);
@@ -241,7 +275,7 @@ bool gpu_run_here(struct device *device, struct device_launch *base)
 		return false;
 	memset(&base->error, 0, sizeof(base->error));
 	atomic_fetch_add(&gpu->n_busy, 1);
-	status = issue(launch);
+	status = issue(gpu, launch);
 	if (status == hipSuccess)
 		do
 			status = hipEventQuery(launch->end);
@@ -281,9 +315,13 @@ uint64_t gpu_stalled_ns(struct device *device, struct device_launch *base, const
 bool gpu_release_fences(struct device *device, struct device_launch *base)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
+	struct gpu_launch *launch = launch_of(base);
 
-	if (base->n_waits == 0 || hipEventQuery(launch_of(base)->begin) != hipErrorNotReady)
+	if (base->n_waits + base->n_event_waits == 0 ||
+	    hipEventQuery(launch->begin) != hipErrorNotReady)
 		return false;
+	if (base->n_event_waits > 0)
+		gpu_gate_give_up(gpu, &base->stream->gate, &launch->pass);
 	for (uint32_t i = 0; i < base->n_waits; i++)
 		(void)hipStreamWriteValue32(gpu->rescue, base->waits[i].device,
 					    base->waits[i].value, 0);
@@ -377,6 +415,13 @@ void gpu_executor_stop(struct gpu_device *gpu)
 		(void)pthread_mutex_unlock(&gpu->lock);
 		(void)pthread_join(gpu->thread, NULL);
 	}
+	while (gpu->free_streams) {
+		struct device_stream *stream = gpu->free_streams;
+
+		gpu->free_streams = stream->next;
+		destroy_stream(gpu, stream);
+	}
+	gpu_gates_deinit(gpu);
 	if (gpu->rescue)
 		(void)hipStreamDestroy(gpu->rescue);
 	(void)pthread_mutex_destroy(&gpu->lock);

@@ -19,9 +19,11 @@
 
 #include "hip_api.h"
 
+struct gpu_gate; /* gate.c */
 struct gpu_launch;
 struct gpu_memory; /* memory.c */
 struct gpu_shared; /* shared.h */
+struct gpu_words;  /* gate.c */
 
 struct gpu_device {
 	struct device device;
@@ -30,6 +32,8 @@ struct gpu_device {
 
 	/* executor.c */
 	hipStream_t rescue; /* for words that release a stuck fence */
+	struct device_stream *free_streams;
+	uint32_t n_free_streams;
 	pthread_t thread;
 	bool thread_started;
 	pthread_mutex_t lock;
@@ -47,6 +51,10 @@ struct gpu_device {
 	/* memory.c; loop thread only */
 	struct gpu_memory *free_workspaces;
 	uint64_t free_bytes;
+
+	/* gate.c */
+	struct gpu_gate *abandoned;
+	struct gpu_words *words;
 
 	/* kernels.c; loop thread only */
 	struct device_kernel *kernels;
@@ -85,6 +93,10 @@ void gpu_workspaces_trim(struct gpu_device *gpu);
 void gpu_spare_free(struct gpu_device *gpu);
 int gpu_fetch(struct device *device, const void *from, void *to, uint64_t bytes,
 	      struct fmha_error *err);
+
+int gpu_event_import(struct device *device, const uint8_t *handle, uint32_t handle_bytes,
+		     struct device_event **ret_event, struct fmha_error *err);
+void gpu_event_free(struct device *device, struct device_event *event);
 
 int gpu_executor_start(struct gpu_device *gpu, struct fmha_error *err);
 void gpu_executor_stop(struct gpu_device *gpu);

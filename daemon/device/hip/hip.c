@@ -129,6 +129,11 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.prepare = gpu_prepare,
 	.forget = gpu_forget,
 	.fetch = gpu_fetch,
+#ifdef FMHA_HIP_ON_CUDA
+	/* HIP's query reports an imported event done as soon as it is recorded. */
+	.event_import = gpu_event_import,
+	.event_free = gpu_event_free,
+#endif
 	.release_fences = gpu_release_fences,
 	.stream_new = gpu_stream_new,
 	.stream_free = gpu_stream_free,

@@ -24,6 +24,7 @@ typedef enum {
 	hipErrorNoDevice = 100,
 	hipErrorInvalidDevice = 101,
 	hipErrorInvalidImage = 200,
+	hipErrorInvalidHandle = 400,
 	hipErrorNotFound = 500,
 	hipErrorNotReady = 600,
 	hipErrorIllegalAddress = 700,

@@ -164,3 +164,27 @@ void gpu_shared_put(struct gpu_device *gpu, struct gpu_shared *shared)
 	(void)pthread_mutex_unlock(&gpu->shared_lock);
 	free(shared);
 }
+
+/* ---- events ---- */
+
+int gpu_event_import(struct device *device, const uint8_t *handle, uint32_t handle_bytes,
+		     struct device_event **ret_event, struct fmha_error *err)
+{
+	struct gpu_shared *shared = NULL;
+	int r = gpu_shared_get(gpu_device_of(device), SHARED_EVENT, handle, handle_bytes, &shared,
+			       err);
+
+	if (r == 0)
+		*ret_event = (struct device_event *)(void *)shared;
+	return r;
+}
+
+void gpu_event_free(struct device *device, struct device_event *event)
+{
+	gpu_shared_put(gpu_device_of(device), (struct gpu_shared *)(void *)event);
+}
+
+hipEvent_t gpu_event_of(const struct device_event *event)
+{
+	return ((const struct gpu_shared *)(const void *)event)->event;
+}

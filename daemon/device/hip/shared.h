@@ -30,4 +30,7 @@ int gpu_shared_get(struct gpu_device *gpu, enum gpu_shared_kind kind, const uint
 		   uint32_t handle_bytes, struct gpu_shared **ret_shared, struct fmha_error *err);
 void gpu_shared_put(struct gpu_device *gpu, struct gpu_shared *shared);
 
+/* A device_event of this backend is a struct gpu_shared. */
+hipEvent_t gpu_event_of(const struct device_event *event);
+
 #endif

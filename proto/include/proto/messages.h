@@ -48,6 +48,8 @@ struct proto_device {
 	char state[PROTO_NAME_BYTES];   /* ready, starting, restarting, failed */
 	uint32_t compute_units;         /* cores or CUs or SMs */
 	uint64_t memory_bytes;
+	uint32_t fences; /* 1: runs wait for and write counters in its memory */
+	uint32_t events; /* 1: runs wait for and record other processes' events */
 };
 
 struct proto_devices_result {
@@ -90,6 +92,19 @@ struct proto_buffer_release_params {
 	uint64_t buffer;
 };
 
+struct proto_event_import_params {
+	uint8_t handle[64];
+	uint32_t handle_bytes;
+};
+
+struct proto_event_result {
+	uint64_t event;
+};
+
+struct proto_event_release_params {
+	uint64_t event;
+};
+
 struct proto_plan_params {
 	struct fmha_problem problem;
 };
@@ -120,11 +135,12 @@ struct proto_rebind {
 	uint64_t offset;
 };
 
-/* A 32-bit counter in a shared buffer. */
+/* A 32-bit counter in a shared buffer, or an event of the client's. */
 struct proto_fence {
-	uint64_t buffer;
+	uint64_t buffer; /* 0: an event */
 	uint64_t offset; /* bytes, a multiple of 4 */
 	uint32_t value;
+	uint64_t event; /* 0: a counter */
 };
 
 struct proto_run_params {
@@ -134,8 +150,8 @@ struct proto_run_params {
 	uint32_t timeout_ms;        /* 0: the daemon's own deadline */
 	uint32_t n_rebinds, n_waits, n_signals;
 	struct proto_rebind rebinds[PROTO_MAX_REBINDS];
-	struct proto_fence waits[PROTO_MAX_FENCES];   /* counters that must be reached before */
-	struct proto_fence signals[PROTO_MAX_FENCES]; /* counters that are set afterwards */
+	struct proto_fence waits[PROTO_MAX_FENCES];   /* what must be reached before */
+	struct proto_fence signals[PROTO_MAX_FENCES]; /* what is written or recorded afterwards */
 };
 
 struct proto_run_result {

@@ -20,6 +20,8 @@
 	X(BUFFER_CREATE, "buffer_create", WORKER, 0, 1, buffer_create_params, buffer_result)       \
 	X(BUFFER_IMPORT, "buffer_import", WORKER, 1, 0, buffer_import_params, buffer_result)       \
 	X(BUFFER_RELEASE, "buffer_release", WORKER, 0, 0, buffer_release_params, empty)            \
+	X(EVENT_IMPORT, "event_import", WORKER, 0, 0, event_import_params, event_result)           \
+	X(EVENT_RELEASE, "event_release", WORKER, 0, 0, event_release_params, empty)               \
 	X(PLAN, "plan", WORKER, 0, 0, plan_params, plan_result)                                    \
 	X(PLAN_RELEASE, "plan_release", WORKER, 0, 0, plan_release_params, empty)                  \
 	X(EXPLAIN, "explain", WORKER, 0, 1, plan_params, json_result)                              \

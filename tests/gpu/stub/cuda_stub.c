@@ -6,6 +6,8 @@
  * and wrote. CUDA_STUB_FAIL="name" makes the call of that name fail with error 700 (illegal
  * address), as a fault in a kernel does, from its CUDA_STUB_AFTER-th use on.
  */
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -221,12 +223,6 @@ CALL(cuIpcCloseMemHandle, pointer memory)
 	return cuMemFree_v2(memory);
 }
 
-CALL(cuIpcOpenEventHandle, void **event, struct ipc_handle handle)
-{
-	(void)event, (void)handle;
-	return INVALID;
-}
-
 /* While the file exists, kernels never end. */
 static int hangs(void)
 {
@@ -235,18 +231,100 @@ static int hangs(void)
 	return file && access(file, F_OK) == 0;
 }
 
-/* A stream remembers the last word that it waits for: events recorded behind it are not ready until
- * the word has its value. (The work itself was done at once.) */
-struct stream {
-	pointer word;
+/*
+ * An interprocess event: two counters in memory that its processes share. Its handle is "event",
+ * the process and the descriptor of a memfd there, which starts with this.
+ */
+struct shared_event {
+	volatile uint32_t n_recorded, n_done;
+};
+
+/* What has to be reached before a stream goes on. */
+struct barrier {
+	const volatile uint32_t *word; /* NULL: nothing */
 	uint32_t value;
+};
+
+/* A stream remembers the last two things that it waits for: what is recorded or written behind them
+ * is put off until both have been reached. (Copies and kernels were done at once.) */
+struct stream {
+	struct barrier barriers[2];
 	int stuck; /* a kernel was launched while launches were to hang */
 };
 
 struct event {
 	struct timespec time;
 	struct stream behind;
+	struct shared_event *shared; /* NULL: this process's own */
 };
+
+static int is_blocked(const struct stream *stream)
+{
+	for (int i = 0; i < 2; i++) {
+		const struct barrier *barrier = &stream->barriers[i];
+
+		if (barrier->word && (int32_t)(*barrier->word - barrier->value) < 0)
+			return 1;
+	}
+	return stream->stuck && hangs();
+}
+
+static void add_barrier(struct stream *stream, const volatile uint32_t *word, uint32_t value)
+{
+	stream->barriers[0] = stream->barriers[1];
+	stream->barriers[1] = (struct barrier){word, value};
+}
+
+/* A word that is to be written once its stream is not blocked any more. */
+struct deferred {
+	struct deferred *next;
+	struct stream behind;
+	volatile uint32_t *word;
+	uint32_t value;
+};
+
+static struct deferred *deferred;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Does what has become possible; called whenever somebody looks. */
+static void settle(void)
+{
+	(void)pthread_mutex_lock(&lock);
+	for (struct deferred **at = &deferred; *at;) {
+		struct deferred *write = *at;
+
+		if (is_blocked(&write->behind)) {
+			at = &write->next;
+			continue;
+		}
+		*write->word = write->value;
+		*at = write->next;
+		free(write);
+		at = &deferred; /* another one may have waited for this word */
+	}
+	(void)pthread_mutex_unlock(&lock);
+}
+
+static int write_later(const struct stream *stream, volatile uint32_t *word, uint32_t value)
+{
+	struct deferred *write = malloc(sizeof(*write));
+	struct deferred **at = &deferred;
+
+	if (!write)
+		return 2;
+	memset(write, 0, sizeof(*write));
+	if (stream)
+		write->behind = *stream;
+	write->word = word;
+	write->value = value;
+	(void)pthread_mutex_lock(&lock);
+	while (*at)
+		at = &(*at)->next;
+	*at = write;
+	(void)pthread_mutex_unlock(&lock);
+	settle();
+	return 0;
+}
 
 CALL(cuStreamCreate, struct stream **stream, unsigned flags)
 {
@@ -269,31 +347,33 @@ CALL(cuStreamSynchronize, void *stream)
 	return 0;
 }
 
-CALL(cuStreamQuery, void *stream)
+CALL(cuStreamQuery, const struct stream *stream)
 {
-	(void)stream;
-	return 0;
+	settle();
+	return stream && is_blocked(stream) ? 600 : 0;
 }
 
-CALL(cuStreamWaitEvent, void *stream, void *event, unsigned flags)
+CALL(cuStreamWaitEvent, struct stream *stream, const struct event *event, unsigned flags)
 {
-	(void)stream, (void)event, (void)flags;
+	(void)flags;
+	MAY_FAIL("cuStreamWaitEvent");
+	if (event->shared)
+		add_barrier(stream, &event->shared->n_done, event->shared->n_recorded);
 	return 0;
 }
 
 CALL(cuStreamWaitValue32_v2, struct stream *stream, pointer at, uint32_t value, unsigned flags)
 {
 	(void)flags;
-	stream->word = at;
-	stream->value = value;
+	add_barrier(stream, (const volatile uint32_t *)(uintptr_t)at, value);
 	return 0;
 }
 
-CALL(cuStreamWriteValue32_v2, void *stream, pointer at, uint32_t value, unsigned flags)
+CALL(cuStreamWriteValue32_v2, const struct stream *stream, pointer at, uint32_t value,
+     unsigned flags)
 {
-	(void)stream, (void)flags;
-	*(volatile uint32_t *)(uintptr_t)at = value;
-	return 0;
+	(void)flags;
+	return write_later(stream, (volatile uint32_t *)(uintptr_t)at, value);
 }
 
 CALL(cuEventCreate, struct event **event, unsigned flags)
@@ -303,8 +383,38 @@ CALL(cuEventCreate, struct event **event, unsigned flags)
 	return *event ? 0 : 2;
 }
 
+CALL(cuIpcOpenEventHandle, struct event **event, struct ipc_handle handle)
+{
+	struct shared_event *shared = MAP_FAILED;
+	char path[64];
+	int pid, fd;
+
+	MAY_FAIL("cuIpcOpenEventHandle");
+	if (memcmp(handle.bytes, "hang", 4) == 0)
+		(void)sleep(60);
+	handle.bytes[63] = '\0';
+	if (sscanf(handle.bytes, "event %d %d", &pid, &fd) != 2)
+		return INVALID;
+	if (pid == getpid())
+		return 201; /* as the driver: CUDA_ERROR_INVALID_CONTEXT */
+	(void)snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, fd);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd >= 0) {
+		shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		(void)close(fd);
+	}
+	if (shared == MAP_FAILED)
+		return INVALID;
+	*event = calloc(1, sizeof(**event));
+	if (*event)
+		(*event)->shared = shared;
+	return *event ? 0 : 2;
+}
+
 CALL(cuEventDestroy_v2, struct event *event)
 {
+	if (event->shared)
+		(void)munmap(event->shared, sizeof(*event->shared));
 	free(event);
 	return 0;
 }
@@ -312,18 +422,19 @@ CALL(cuEventDestroy_v2, struct event *event)
 CALL(cuEventRecord, struct event *event, const struct stream *stream)
 {
 	(void)clock_gettime(CLOCK_MONOTONIC, &event->time);
-	event->behind = stream ? *stream : (struct stream){0};
+	memset(&event->behind, 0, sizeof(event->behind));
+	if (stream)
+		event->behind = *stream;
+	if (event->shared)
+		return write_later(stream, &event->shared->n_done, ++event->shared->n_recorded);
 	return 0;
 }
 
 CALL(cuEventQuery, const struct event *event)
 {
-	const volatile uint32_t *word = (const volatile uint32_t *)(uintptr_t)event->behind.word;
-
 	MAY_FAIL("cuEventQuery");
-	if (word && (int32_t)(*word - event->behind.value) < 0)
-		return 600;
-	return event->behind.stuck && hangs() ? 600 : 0;
+	settle();
+	return is_blocked(&event->behind) ? 600 : 0;
 }
 
 CALL(cuEventSynchronize, const struct event *event)

@@ -15,7 +15,7 @@ struct account {
 	struct list in_accounts;
 	uint32_t n_references;
 	uid_t uid;
-	uint32_t n_connections, n_sessions, n_fds, n_in_flight, n_buffers, n_plans;
+	uint32_t n_connections, n_sessions, n_fds, n_in_flight, n_buffers, n_events, n_plans;
 	uint64_t memory_bytes;
 };
 

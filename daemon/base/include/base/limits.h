@@ -35,6 +35,8 @@
 	X(OUTPUT_BYTES_BEFORE_HELLO, output_bytes_before_hello, 16384, 1024, 1 << 20)              \
 	X(BUFFERS_PER_CONNECTION, buffers_per_connection, 4096, 1, 1 << 20)                        \
 	X(BUFFERS_PER_UID, buffers_per_uid, 16384, 1, 1 << 22)                                     \
+	X(EVENTS_PER_CONNECTION, events_per_connection, 256, 1, 1 << 20)                           \
+	X(EVENTS_PER_UID, events_per_uid, 1024, 1, 1 << 22)                                        \
 	X(PLANS_PER_CONNECTION, plans_per_connection, 4096, 1, 1 << 20)                            \
 	X(PLANS_PER_UID, plans_per_uid, 16384, 1, 1 << 22)                                         \
 	X(MEMORY_BYTES, memory_bytes, 0, 0, 1ll << 50)                                             \

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * event.c: interprocess events of a client's, which its runs may wait for and record. Imported once
+ * by handle, like memory: opening one is a driver call that may take long.
+ */
+#include "worker.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <base/clock.h>
+#include <proto/error.h>
+
+#define IMPORT_NS  (2 * NS_PER_S)
+#define RELEASE_NS (10 * NS_PER_S)
+
+/* ---- the end of one ---- */
+
+static struct event *event_of(struct errand *errand)
+{
+	return container_of(errand, struct event, errand);
+}
+
+static void release_run(struct errand *errand)
+{
+	struct event *event = event_of(errand);
+
+	if (event->event)
+		device_event_free(event->worker->device, event->event);
+	event->event = NULL;
+}
+
+static void release_done(struct errand *errand)
+{
+	free(event_of(errand));
+}
+
+static void release_late(struct errand *errand)
+{
+	(void)errand; /* nobody waits for it */
+}
+
+static void release_now(struct errand *errand)
+{
+	release_run(errand);
+	release_done(errand);
+}
+
+static void release(struct event *event)
+{
+	event->errand = (struct errand){.timeout_ns = RELEASE_NS,
+					.run = release_run,
+					.done = release_done,
+					.late = release_late,
+					.undo = release_done};
+	if (errand_start(&event->worker->errands, &event->errand, NULL) < 0)
+		release_now(&event->errand);
+}
+
+struct event *event_unref(struct event *event)
+{
+	if (!event || --event->n_references > 0)
+		return NULL;
+	event->account->n_events--;
+	event->worker->accounts.total.n_events--;
+	account_put(event->account);
+	release(event);
+	return NULL;
+}
+
+/* ---- the beginning ---- */
+
+static int check_quota(struct session *session, struct fmha_error *err)
+{
+	struct limits *limits = &session->worker->limits;
+
+	if (limit_exceeded(limits, LIMIT_EVENTS_PER_CONNECTION,
+			   (uint64_t)session->events.n_used + 1))
+		return fmha_error_set(
+			err, FMHA_EQUOTA, "more than %llu events on one connection",
+			(unsigned long long)limits->value[LIMIT_EVENTS_PER_CONNECTION]);
+	if (limit_exceeded(limits, LIMIT_EVENTS_PER_UID, (uint64_t)session->account->n_events + 1))
+		return fmha_error_set(err, FMHA_EQUOTA, "more than %llu events of one user",
+				      (unsigned long long)limits->value[LIMIT_EVENTS_PER_UID]);
+	return 0;
+}
+
+static void import_run(struct errand *errand)
+{
+	struct event *event = event_of(errand);
+
+	event->result = device_event_import(event->worker->device, event->handle,
+					    event->handle_bytes, &event->event, &event->error);
+}
+
+/* Puts it into the session's table, which it may not have outlived. */
+static int register_event(struct event *event, uint64_t *ret_id)
+{
+	struct session *session = event->session;
+	int r = event->result;
+
+	if (r == 0)
+		r = check_quota(session, &event->error);
+	if (r == 0) {
+		*ret_id = table_add(&session->events, event);
+		if (!*ret_id)
+			r = fmha_error_set(&event->error, FMHA_ENOMEM, "event: out of memory");
+	}
+	if (r < 0)
+		return r;
+	event->n_references = 1;
+	event->account = account_get(&session->worker->accounts, session->uid);
+	event->account->n_events++;
+	session->worker->accounts.total.n_events++;
+	return 0;
+}
+
+static void import_done(struct errand *errand)
+{
+	struct event *event = event_of(errand);
+	struct session *session = event->session;
+	struct proto_event_result result;
+
+	if (session->hung_up) {
+		release(event);
+	} else if (register_event(event, &result.event) < 0) {
+		connection_answer_error(&session->connection, event->request, &event->error);
+		release(event);
+	} else {
+		connection_answer(&session->connection, event->request, PROTO_EVENT_IMPORT, &result,
+				  -1);
+	}
+	session->n_errands--;
+	session_release(session);
+}
+
+static void import_late(struct errand *errand)
+{
+	struct event *event = event_of(errand);
+	struct session *session = event->session;
+	struct fmha_error err;
+
+	fmha_error_set_field(&err, FMHA_ETIMEDOUT, "handle",
+			     "the driver did not open the event's handle within %llu s",
+			     (unsigned long long)(IMPORT_NS / NS_PER_S));
+	if (!session->hung_up)
+		connection_answer_error(&session->connection, event->request, &err);
+	session->n_errands--;
+	session_release(session);
+}
+
+int event_import(struct session *session, uint32_t id,
+		 const struct proto_event_import_params *params, struct fmha_error *err)
+{
+	struct event *event;
+	int r = 0;
+
+	if (!device_has_events(session->worker->device))
+		return device_event_import(session->worker->device, NULL, 0, NULL, err);
+	r = check_quota(session, err);
+	if (r < 0)
+		return r;
+	event = calloc(1, sizeof(*event));
+	if (!event)
+		return fmha_error_set(err, FMHA_ENOMEM, "event: out of memory");
+	event->worker = session->worker;
+	event->session = session;
+	event->request = id;
+	memcpy(event->handle, params->handle, params->handle_bytes);
+	event->handle_bytes = params->handle_bytes;
+	event->errand = (struct errand){.owner = session,
+					.timeout_ns = IMPORT_NS,
+					.run = import_run,
+					.done = import_done,
+					.late = import_late,
+					.undo = release_now};
+	r = errand_start(&session->worker->errands, &event->errand, err);
+	if (r < 0)
+		free(event);
+	else
+		session->n_errands++;
+	return r;
+}
+
+int event_release(struct session *session, uint64_t id, struct fmha_error *err)
+{
+	struct event *event = table_remove(&session->events, id);
+
+	if (!event)
+		return fmha_error_set_field(err, FMHA_ENOENT, "event", "event %llu: no such",
+					    (unsigned long long)id);
+	event_unref(event);
+	return 0;
+}
