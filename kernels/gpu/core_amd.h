@@ -191,9 +191,8 @@ template <class T> struct CoreAmd {
 	 * RDNA has no registers for. */
 	METHOD static void step()
 	{
-#if FMHA_CORE != FMHA_CORE_MFMA
-		__builtin_amdgcn_sched_barrier(0);
-#endif
+		if (FMHA_CORE != FMHA_CORE_MFMA)
+			scheduling_barrier();
 	}
 
 	/* A product is done here and not where its result is used: clang moves the instructions there,
@@ -266,7 +265,7 @@ template <class T> struct CoreAmd {
 
 		/* fetch() and arrive() in one, a unit at a time: few registers, and a wait for each. */
 		template <class From, class View>
-		METHOD void copy(const View &view, i32 first, i32 end)
+		METHOD void copy(const View &view, i32 first, i32 end, i32 begin = FROM_THE_FIRST)
 		{
 			i32 thread = hidden_lane(thread_id());
 
@@ -278,12 +277,15 @@ template <class T> struct CoreAmd {
 				if (SameType<T, From>::value && view.vector) {
 					UNROLL
 					for (int i = 0; i < 4; i++)
-						x[i] = load_or_zero(view, first + r + i, c * 8, end);
+						x[i] = load_or_zero(view, first + r + i, c * 8, end, begin);
 				} else {
 					NO_UNROLL
-					for (int i = 0; i < 4; i++)
-						keep(x, i, load_chunk<T, From>(view, first + r + i, c * 8,
-									       first + r + i < end));
+					for (int i = 0; i < 4; i++) {
+						i32 row = first + r + i;
+
+						keep(x, i, load_chunk<T, From>(view, row, c * 8,
+									       row < end && row >= begin));
+					}
 				}
 				put(x, r, c);
 			}

@@ -47,6 +47,7 @@ struct CoreScalar {
 	}
 
 	METHOD static Operand to_operand(const Acc &c) { return c; }
+	METHOD static void step() { scheduling_barrier(); }
 
 	template <int ROWS, int COLS, int THREADS, bool BY_ROWS, bool BY_COLUMNS> struct Tile {
 		static const int BYTES = ROWS * COLS * 4;
@@ -78,7 +79,11 @@ struct CoreScalar {
 			return *(const Four *)(lds + index_of(row, col));
 		}
 		METHOD float one(i32 row, i32 col) const { return lds[index_of(row, col)]; }
-		METHOD static i32 index_of(i32 row, i32 col) { return row * COLS + (col ^ (row & 7) * 4); }
+		/* The permutation stays within 32 columns: what lies above is a constant in an address. */
+		METHOD static i32 index_of(i32 row, i32 col)
+		{
+			return row * COLS + (col & ~31) + ((col & 31) ^ (row & 7) * 4);
+		}
 	};
 
 	template <int TILES, int WAVE_ROWS, int COLS, int THREADS> struct Stationary {

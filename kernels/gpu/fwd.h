@@ -30,6 +30,11 @@ template <class C> struct Forward {
 	static const int MERGE_BYTES = (C::WAVES_N - 1) * C::WAVES_M * FMHA_WAVE * 4 *
 				       (TM * TD * Core::E + 2 * TM * Core::STATS);
 	static const int STAGE_STRIDE = stage_stride(C::HDIM_V), STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
+	/* Whether a tile waits in registers while products run. A wide one of few lanes would fill them: it
+	 * is copied when its place is free. */
+	static const int MOST_HELD = 48;
+	static const bool K_TRAVELS = Core::template held_registers<KTile>() <= MOST_HELD;
+	static const bool V_TRAVELS = Core::template held_registers<VTile>() <= MOST_HELD;
 	typedef KeyView<Element, C::PAGED> Keys;
 	/* What the loop needs to know. LEAN: it waits in LDS, the same for all lanes, since there it is
 	 * read when needed while the products want every register. */
@@ -239,7 +244,7 @@ template <class C> struct Forward {
 			softmax.keep(lds + VIEWS_AT + VIEWS_BYTES);
 		q.template fetch<Element>(queries, tile_row, n_rows);
 		if (tiles.count > 0)
-			fetch_ahead<Element>(Core(), k, keys, tiles.column(0), band.end);
+			start_keys(k, keys, tiles.column(0), band.end);
 		q.arrive();
 		if (C::LEAN)
 			block_sync();
@@ -251,34 +256,67 @@ template <class C> struct Forward {
 			const Views &views = C::LEAN ? *kept : own;
 			i32 column = views.tiles.column(n);
 
-			fetch_late<Element>(Core(), k, views.keys, column, views.band.end);
-			k.arrive();
+			finish_keys(k, views.keys, column, views.band.end);
 			block_sync(); /* K is there; nobody reads V any more */
-			fetch_values(v, views, column);
+			if constexpr (V_TRAVELS)
+				fetch_values(v, views, column);
 			s.zero();
 			multiply_abt<C::HDIM_Q>(s, q, k, wave_column, Core());
-			v.arrive();
+			if constexpr (V_TRAVELS)
+				v.arrive();
+			else
+				copy_values(v, views, column);
 			block_sync(); /* V is there; nobody reads K any more */
 			if (n + 1 < views.tiles.count)
-				fetch_ahead<Element>(Core(), k, views.keys, views.tiles.column(n + 1),
-						     views.band.end);
+				start_keys(k, views.keys, views.tiles.column(n + 1), views.band.end);
 			attend(s, v, views, column, wave_column, lds + VIEWS_AT + VIEWS_BYTES);
 		}
 		if (C::LEAN)
 			softmax.fetch(lds + VIEWS_AT + VIEWS_BYTES);
 	}
 
+	METHOD static void start_keys(KTile &k, const Keys &keys, i32 column, i32 end)
+	{
+		if constexpr (K_TRAVELS)
+			fetch_ahead<Element>(Core(), k, keys, column, end);
+	}
+
+	METHOD static void finish_keys(KTile &k, const Keys &keys, i32 column, i32 end)
+	{
+		if constexpr (K_TRAVELS) {
+			fetch_late<Element>(Core(), k, keys, column, end);
+			k.arrive();
+		} else {
+			k.template copy<Element>(keys, column, end);
+		}
+	}
+
 	/* Keys that no row of the block sees weigh nothing, but nothing times NaN is NaN: their values
 	 * are not read. (In a tile that begins with sink tokens, those left of the window are.) */
-	METHOD static void fetch_values(VTile &v, const Views &views, i32 column)
+	struct Range {
+		i32 begin, end;
+	};
+	METHOD static Range seen(const Views &views, i32 column)
 	{
 		const Band &b = views.band;
 
-		if constexpr (C::MASK)
-			v.template fetch<Element>(views.values, column, b.last(views.last_row) + 1,
-						  column < b.sinks ? column : b.first(views.first_row));
-		else
-			v.template fetch<Element>(views.values, column, b.end);
+		if (!C::MASK)
+			return Range{FROM_THE_FIRST, b.end};
+		return Range{column < b.sinks ? column : b.first(views.first_row),
+			     b.last(views.last_row) + 1};
+	}
+
+	METHOD static void fetch_values(VTile &v, const Views &views, i32 column)
+	{
+		Range range = seen(views, column);
+
+		v.template fetch<Element>(views.values, column, range.end, range.begin);
+	}
+	METHOD static void copy_values(VTile &v, const Views &views, i32 column)
+	{
+		Range range = seen(views, column);
+
+		v.template copy<Element>(views.values, column, range.end, range.begin);
 	}
 
 	/* S of one tile of columns is finished: softmax, O += P V. */
@@ -358,7 +396,7 @@ template <class C> struct Forward {
 				softmax.l.v[m][r] = softmax.l.v[m][r] * keep[r] + sum * add[r];
 			}
 			UNROLL
-			for (int d = 0; d < TD; d++)
+			for (int d = 0; d < TD; d++) {
 				UNROLL
 				for (int e = 0; e < Core::E; e++) {
 					float &x = o.t[m][d].x[e];
@@ -366,6 +404,9 @@ template <class C> struct Forward {
 					x = x * keep[Core::stat(e)] +
 					    from[i++ * FMHA_WAVE] * add[Core::stat(e)];
 				}
+				if (d % 4 == 3)
+					Core::step(); /* not all of them at once */
+			}
 		}
 	}
 

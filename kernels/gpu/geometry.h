@@ -226,8 +226,7 @@ template <class E, bool PAGED> struct KeyView {
 		} else {
 			k.set_pages(t, v, c, head, nhead_k);
 		}
-		k.vector = !(k.packed_layout && is_v) &&
-			   (k.packed_layout || aligned(k, t.stride_batch));
+		k.vector = !(k.packed_layout && is_v) && aligned(k, t.stride_batch);
 		return k;
 	}
 
@@ -256,9 +255,11 @@ template <class E, bool PAGED> struct KeyView {
 	{
 		const u64 mask = (sizeof(Storage) == 1 ? 8 : 16) - 1;
 
-		return k.stride_dim == 1 && ((u64)(k.stride_seq * sizeof(Storage)) & mask) == 0 &&
-		       (!k.page_size || ((u64)(stride_page * sizeof(Storage)) & mask) == 0) &&
-		       ((u64)k.base & mask) == 0;
+		if (((u64)k.base & mask) != 0)
+			return false;
+		return k.packed_layout ||
+		       (k.stride_dim == 1 && ((u64)(k.stride_seq * sizeof(Storage)) & mask) == 0 &&
+			(!k.page_size || ((u64)(stride_page * sizeof(Storage)) & mask) == 0));
 	}
 
 	METHOD i32 page_of(i32 position) const

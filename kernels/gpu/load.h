@@ -26,8 +26,18 @@ template <class To, class From, class View> DEV u32 load_pair(const View &view, 
 		return To::pack2(From::to_float(low), From::to_float(high));
 }
 
-/* Eight 16-bit elements of type To from a view of type From; zero when !valid. The words are
- * separate variables because clang would keep an array that several branches write in scratch. */
+/* Two of four 8-bit elements in one word, as type To. */
+template <class To, class From> DEV u32 widen_pair(u32 word, int first)
+{
+	return To::pack2(From::to_float((typename From::Storage)(word >> (8 * first))),
+			 From::to_float((typename From::Storage)(word >> (8 * first + 8))));
+}
+
+/*
+ * Eight 16-bit elements of type To from a view of type From, 16-bit too or 8-bit; zero when !valid. What
+ * has odd strides goes through a loop, small rather than fast. The words are separate variables because
+ * clang would keep an array that several branches write in scratch.
+ */
 template <class To, class From, class View>
 DEV chunk16 load_chunk(const View &view, i32 row, i32 dim, bool valid)
 {
@@ -38,11 +48,19 @@ DEV chunk16 load_chunk(const View &view, i32 row, i32 dim, bool valid)
 			chunk16 c = load16(view.at(row, dim));
 
 			w0 = c.w[0], w1 = c.w[1], w2 = c.w[2], w3 = c.w[3];
+		} else if (!SameType<To, From>::value && view.vector) {
+			chunk8 c = *(const chunk8 *)view.at(row, dim);
+
+			w0 = widen_pair<To, From>(c.w[0], 0), w1 = widen_pair<To, From>(c.w[0], 2);
+			w2 = widen_pair<To, From>(c.w[1], 0), w3 = widen_pair<To, From>(c.w[1], 2);
 		} else {
-			w0 = load_pair<To, From>(view, row, dim);
-			w1 = load_pair<To, From>(view, row, dim + 2);
-			w2 = load_pair<To, From>(view, row, dim + 4);
-			w3 = load_pair<To, From>(view, row, dim + 6);
+			NO_UNROLL
+			for (int i = 0; i < 4; i++) {
+				u32 w = load_pair<To, From>(view, row, dim + 2 * i);
+
+				w0 = i == 0 ? w : w0, w1 = i == 1 ? w : w1;
+				w2 = i == 2 ? w : w2, w3 = i == 3 ? w : w3;
+			}
 		}
 	}
 	return chunk16{{w0, w1, w2, w3}};
@@ -56,20 +74,44 @@ struct chunk32 {
 template <class From, class View>
 DEV chunk32 load_floats(const View &view, i32 row, i32 dim, bool valid)
 {
-	chunk32 c;
+	typedef typename From::Storage Storage;
+	chunk32 c = {};
 
-	valid = valid && dim < view.hdim;
-	if (valid && view.vector && sizeof(typename From::Storage) == 2) {
-		chunk16 x = load16(view.at(row, dim));
+	if (!valid || dim >= view.hdim)
+		return c;
+	if (view.vector) {
+		const Storage *from = view.at(row, dim);
+
+		if constexpr (sizeof(Storage) == 4) {
+			/* Vectorized pages keep 16 bytes together, not 32. */
+			chunk16 low = load16(from), high = load16(view.at(row, dim + 4));
+
+			UNROLL
+			for (int i = 0; i < 8; i++)
+				c.f[i] = bits_to_float(i < 4 ? low.w[i] : high.w[i - 4]);
+		} else if constexpr (sizeof(Storage) == 2) {
+			chunk16 x = load16(from);
+
+			UNROLL
+			for (int i = 0; i < 8; i++)
+				c.f[i] = From::to_float((Storage)(x.w[i / 2] >> (i % 2 * 16)));
+		} else {
+			chunk8 x = *(const chunk8 *)from;
+
+			UNROLL
+			for (int i = 0; i < 8; i++)
+				c.f[i] = From::to_float((Storage)(x.w[i / 4] >> (i % 4 * 8)));
+		}
+		return c;
+	}
+	NO_UNROLL
+	for (int n = 0; n < 8; n++) {
+		float x = From::to_float(*view.at(row, dim + n));
 
 		UNROLL
 		for (int i = 0; i < 8; i++)
-			c.f[i] = From::to_float((typename From::Storage)(x.w[i / 2] >> (i % 2 * 16)));
-		return c;
+			c.f[i] = i == n ? x : c.f[i];
 	}
-	UNROLL
-	for (int i = 0; i < 8; i++)
-		c.f[i] = valid ? From::to_float(*view.at(row, dim + i)) : 0.0f;
 	return c;
 }
 

@@ -260,6 +260,16 @@ template <class T> DEV T plain_register(T x)
 	return x;
 }
 
+/* The scheduler moves nothing past here, so that what follows does not fetch its operands yet. */
+DEV void scheduling_barrier()
+{
+#if !FMHA_NVIDIA
+#if __has_builtin(__builtin_amdgcn_sched_barrier)
+	__builtin_amdgcn_sched_barrier(0);
+#endif
+#endif
+}
+
 static const i32 FROM_THE_FIRST = -(1 << 30);
 
 DEV i32 lane_id() { return thread_id() % FMHA_WAVE; }

@@ -162,7 +162,7 @@ DEV void multiply_ab(RegTile<CoreScalar, TM, TD> &o, const OperandTile<CoreScala
 					x[m][r] = shuffle_from(p.t[m][n].x[2 * r + half % 2],
 							       first_lane + lane);
 			UNROLL
-			for (int d = 0; d < TD; d++)
+			for (int d = 0; d < TD; d++) {
 				UNROLL
 				for (int c = 0; c < 2; c++) {
 					float y = b.one(row + n * 16 + k, d * 16 + lane_id() % 8 + 8 * c);
@@ -173,6 +173,9 @@ DEV void multiply_ab(RegTile<CoreScalar, TM, TD> &o, const OperandTile<CoreScala
 						for (int r = 0; r < STATS; r++)
 							o.t[m][d].x[2 * r + c] += x[m][r] * y;
 				}
+				if (d % 4 == 3)
+					CoreScalar::step();
+			}
 		}
 }
 

@@ -76,7 +76,7 @@ def rows(array, strides):
 class Forward:
     """One forward problem. Every option has a neutral default; see OPTIONS. descale: True, a factor a
     head; "block", one for every 16 rows too; "page", for k and v one for every page. used_q: rows that
-    count, the others are padding."""
+    count, the others are padding. shift: elements by which pages miss the start of a vector."""
 
     OPTIONS = dict(
         dtype=abi.BF16, batch=1, hq=1, hk=1, sq=16, sk=16, dq=32, dv=32, mask=abi.MASK_NONE,
@@ -84,7 +84,7 @@ class Forward:
         group=None, lens_k=None, leftpad=None, page=0, table="block", layout=0, splits=0,
         split_size=0, scale=None, descale=False, strided=False, lse=True, min_sq=0, randval=False,
         o_dtype=None, seed=1, bias_broadcast=False, cache_idx=False,
-        poison=None, used_q=None)
+        poison=None, used_q=None, shift=0)
 
     def __init__(self, **options):
         unknown = set(options) - set(self.OPTIONS)
@@ -214,9 +214,10 @@ class Forward:
             c.kv_last_page_len = pointer(
                 self.ints([n - (m - 1) * self.page for n, m in zip(lens, blocks)]))
             self.lens_k = None
-        k, st = self.bshd(n_pages, self.page, self.hk, self.dq, self.dtype)
-        v, sv = self.bshd(n_pages, self.page, self.hk, self.dv, self.dtype)
-        a.k, a.v = tensor(k, st), tensor(v, sv)
+        n = n_pages + (self.shift > 0)
+        k, st = self.bshd(n, self.page, self.hk, self.dq, self.dtype)
+        v, sv = self.bshd(n, self.page, self.hk, self.dv, self.dtype)
+        a.k, a.v = tensor(k.reshape(-1)[self.shift:], st), tensor(v.reshape(-1)[self.shift:], sv)
 
     def build_options(self, a, qb, qs):
         a.nhead_q, a.nhead_k, a.hdim_q, a.hdim_v = self.hq, self.hk, self.dq, self.dv

@@ -39,6 +39,7 @@ def forward_small():
     yield Case("forward", **d, leftpad=[7], lens_k=[50], page=16)
     yield Case("forward", **d | dict(sq=2, hq=4, hk=2, batch=2), lens_k=[33, 70], page=4)
     yield Case("forward", **d | dict(sq=2, hq=4, hk=2, batch=2), lens_k=[33, 70], page=16, layout=1)
+    yield Case("forward", **d | dict(sq=2, hq=4, hk=2, batch=2), lens_k=[33, 70], page=16, layout=1, shift=1)
     yield Case("forward", **d | dict(sq=2, hq=2, hk=2, batch=2), page=16, table="sglang")
     yield Case("forward", **d | dict(sq=2, hq=4, hk=2), splits=3, split_size=32, sink=True)
     yield Case("forward", **d | dict(dtype=abi.E4M3), descale=True)
@@ -178,6 +179,11 @@ def forward_hdims():
     for dtype, dq, dv in ((abi.BF16, 8, 8), (abi.BF16, 40, 40), (abi.F16, 96, 96), (abi.BF16, 128, 128),
                           (abi.F16, 192, 128), (abi.BF16, 256, 256), (abi.F32, 256, 256), (abi.E4M3, 128, 128)):
         yield Case("forward", dtype=dtype, dq=dq, dv=dv, sq=37, sk=53, hq=2, hk=1, mask=BR, right=0)
+    # Wide heads of few rows, whose tiles do not travel in registers everywhere.
+    d = dict(dtype=abi.BF16, dq=256, dv=256, sq=5, sk=150, hq=4, hk=2, mask=BR, right=0)
+    yield Case("forward", **d, left=30, poison=(0, 115))
+    yield Case("forward", **d | dict(sq=2, page=16), lens_k=[150], splits=2, split_size=80)
+    yield Case("forward", **d | dict(dtype=abi.F16, dq=128, dv=128), strided=True)
     for dtype, pipeline in ((abi.F16, "gpu_scalar"), (abi.BF16, "gpu_scalar_pack"), (abi.E5M2, "gpu_scalar")):
         yield Case("forward", dtype=dtype, dq=40, dv=64, sq=19, sk=37, hq=2, hk=1, mask=BR, right=0, pipeline=pipeline)
     yield Case("forward", dtype=abi.BF16, dq=32, dv=32, sq=19, sk=37, dropout=0.3, pipeline="gpu_scalar")
