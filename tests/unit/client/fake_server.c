@@ -37,6 +37,7 @@ struct object {
 	uint64_t size;
 	uint8_t *data;                /* a buffer's */
 	struct fmha_problem *problem; /* a plan's */
+	bool is_event;
 };
 
 struct peer {
@@ -336,6 +337,8 @@ static void object_release(struct peer *peer, struct object *object)
 		munmap(object->data, object->size);
 		count(peer->server, &peer->server->counters.buffers, -1);
 	}
+	if (object->is_event)
+		count(peer->server, &peer->server->counters.events, -1);
 	if (object->problem) {
 		free(object->problem);
 		count(peer->server, &peer->server->counters.plans, -1);
@@ -361,6 +364,45 @@ static bool add_buffer(struct peer *peer, uint32_t id, enum proto_method method,
 	more = answer(peer, id, method, &result, send_fd ? fd : -1);
 	close(fd);
 	return more;
+}
+
+static bool add_event(struct peer *peer, uint32_t id,
+		      const struct proto_event_import_params *params)
+{
+	struct proto_event_result result;
+
+	if (params->handle_bytes != sizeof(params->handle) || params->handle[0] != 'e')
+		return answer_error(peer, id, PROTO_EVENT_IMPORT, FMHA_EINVAL, "handle");
+	must(peer->n_objects < MAX_OBJECTS);
+	peer->objects[peer->n_objects].is_event = true;
+	result.event = ++peer->n_objects;
+	count(peer->server, &peer->server->counters.events, 1);
+	return answer(peer, id, PROTO_EVENT_IMPORT, &result, -1);
+}
+
+static bool release_event(struct peer *peer, uint32_t id, uint64_t event)
+{
+	const struct proto_empty empty = {0};
+
+	if (event == 0 || event > peer->n_objects || !peer->objects[event - 1].is_event)
+		return answer_error(peer, id, PROTO_EVENT_RELEASE, FMHA_ENOENT, "event");
+	object_release(peer, &peer->objects[event - 1]);
+	return answer(peer, id, PROTO_EVENT_RELEASE, &empty, -1);
+}
+
+/* Whether all of them are there; counters are not looked at. */
+static bool check_events(struct peer *peer, const struct proto_fence *fences, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t event = fences[i].event;
+
+		if (event == 0)
+			continue;
+		if (event > peer->n_objects || !peer->objects[event - 1].is_event)
+			return false;
+		count(peer->server, &peer->server->counters.ordered, 1);
+	}
+	return true;
 }
 
 /* O = Q. Return: 0 or an error code. */
@@ -409,6 +451,9 @@ static bool finish_run(struct peer *peer, uint32_t id, const struct proto_run_pa
 
 	if (r < 0)
 		return answer_error(peer, id, PROTO_RUN, r, "plan");
+	if (!check_events(peer, params->waits, params->n_waits) ||
+	    !check_events(peer, params->signals, params->n_signals))
+		return answer_error(peer, id, PROTO_RUN, FMHA_ENOENT, "waits");
 	count(peer->server, &peer->server->counters.runs, 1);
 	return answer(peer, id, PROTO_RUN, &result, -1);
 }
@@ -516,6 +561,11 @@ static bool handle_worker(struct peer *peer, const struct proto_message *message
 			return answer_error(peer, message->id, method, FMHA_ENOENT, "buffer");
 		object_release(peer, object);
 		return answer(peer, message->id, method, &empty, -1);
+	case PROTO_EVENT_IMPORT:
+		return add_event(peer, message->id, params);
+	case PROTO_EVENT_RELEASE:
+		return release_event(peer, message->id,
+				     ((const struct proto_event_release_params *)params)->event);
 	case PROTO_PLAN:
 		return handle_plan(peer, message->id, params);
 	case PROTO_PLAN_RELEASE:

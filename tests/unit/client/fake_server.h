@@ -34,6 +34,8 @@ enum fake_fault {
 
 struct fake_counters {
 	int connections, workers, buffers, plans, runs, rebinds, cancels, imports, hellos, batches;
+	int events;  /* there are */
+	int ordered; /* events that runs named */
 };
 
 /* Listens on a new socket in a new directory. */

@@ -287,6 +287,64 @@ static void plans_of_freed_buffers_fail(void **state)
 	dispose(&p);
 }
 
+static void runs_name_events(void **state)
+{
+	struct fixture *f = *state;
+	uint8_t handle[FMHA_HANDLE_BYTES] = "event";
+	struct fmha_event *events[2] = {0};
+	struct fmha_fence wait = {0}, signal = {0};
+	struct fmha_run_options options = {.struct_size = sizeof(options),
+					   .n_waits = 1,
+					   .n_signals = 1,
+					   .waits = &wait,
+					   .signals = &signal};
+	struct fmha_error error;
+	struct prepared p;
+	uint64_t freed;
+
+	prepare(f, &p);
+	for (int i = 0; i < 2; i++)
+		assert_ok(fmha_event_import(f->device, handle, sizeof(handle), &events[i], &err));
+	assert_true(fmha_event_id(events[0]) && fmha_event_id(events[1]));
+	assert_int_not_equal(fmha_event_id(events[0]), fmha_event_id(events[1]));
+	assert_int_equal(fake_counters(f->server).events, 2);
+	wait.event = fmha_event_id(events[0]);
+	signal.event = fmha_event_id(events[1]);
+	assert_ok(fmha_plan_run(p.plan, &options, NULL, &err));
+	assert_int_equal(fake_counters(f->server).ordered, 2);
+
+	/* Another worker knows nothing of them: they are imported again, under the same ids. */
+	fake_kill_workers(f->server);
+	assert_ok(fmha_plan_run(p.plan, &options, NULL, &err));
+	assert_int_equal(fake_counters(f->server).ordered, 4);
+	assert_int_equal(fake_counters(f->server).events, 2);
+
+	wait.value = 1;
+	assert_int_equal(fmha_plan_run(p.plan, &options, NULL, &error), FMHA_EINVAL);
+	assert_string_equal(error.field, "waits");
+	wait.value = 0;
+	freed = wait.event;
+	events[0] = fmha_event_free(events[0]);
+	assert_int_equal(fake_counters(f->server).events, 1);
+	assert_error(fmha_plan_run(p.plan, &options, NULL, &err), FMHA_ENOENT);
+
+	assert_error(fmha_event_import(f->device, handle, 63, &events[0], &err), FMHA_EINVAL);
+	handle[0] = 'x';
+	assert_error(fmha_event_import(f->device, handle, sizeof(handle), &events[0], &err),
+		     FMHA_EINVAL);
+	handle[0] = 'e';
+	assert_ok(fmha_event_import(f->device, handle, sizeof(handle), &events[0], &err));
+	assert_int_not_equal(fmha_event_id(events[0]), freed);
+	assert_null(fmha_event_free(NULL));
+	assert_int_equal(fmha_event_id(NULL), 0);
+
+	/* One that outlives its device handle's last plan and buffer. */
+	dispose(&p);
+	for (int i = 0; i < 2; i++)
+		events[i] = fmha_event_free(events[i]);
+	assert_int_equal(fake_counters(f->server).events, 0);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
 
 int main(void)
@@ -303,6 +361,7 @@ int main(void)
 		TEST(more_requests_than_fit_wait_for_their_turn),
 		TEST(requests_outlive_their_plan_and_buffer),
 		TEST(plans_of_freed_buffers_fail),
+		TEST(runs_name_events),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
