@@ -443,8 +443,13 @@ int connection_take_fd(struct connection *connection)
 	return fd;
 }
 
-int connection_take_request_fd(struct connection *connection, const struct proto_message *message,
-			       const void *params, int *ret_fd, struct fmha_error *err)
+/*
+ * The request's fd, as far as it declares one. @params: NULL when they could not be decoded; then
+ * an fd is taken out of the way if there is one. Return: 0 with the fd (given) or -1; FMHA_EPROTO:
+ * it is missing.
+ */
+static int take_request_fd(struct connection *connection, const struct proto_message *message,
+			   const void *params, int *ret_fd, struct fmha_error *err)
 {
 	enum proto_method method = (enum proto_method)message->method;
 	int n_fds = 0;
@@ -456,6 +461,34 @@ int connection_take_request_fd(struct connection *connection, const struct proto
 		return fmha_error_set(err, FMHA_EPROTO, "%s: its file descriptor is missing",
 				      proto_methods[method].name);
 	return 0;
+}
+
+void connection_serve(struct connection *connection, const struct proto_message *message,
+		      connection_handler handle)
+{
+	union proto_any_params params;
+	struct fmha_error err, violation;
+	int fd, r;
+
+	if (message->type == PROTO_NOTIFICATION)
+		return; /* version 1 has none that means anything */
+	if (message->type != PROTO_REQUEST) {
+		fmha_error_set(&err, FMHA_EPROTO, "a client sends requests only");
+		connection_fail(connection, &err);
+		return;
+	}
+	r = proto_decode_params(message, &params, &err);
+	if (take_request_fd(connection, message, r == 0 ? &params : NULL, &fd, &violation) < 0) {
+		connection_fail(connection, &violation);
+		return;
+	}
+	if (r == 0)
+		r = handle(connection, message->id, (enum proto_method)message->method, &params, fd,
+			   &err);
+	if (r < 0)
+		connection_answer_error(connection, message->id, &err);
+	if (fd >= 0)
+		(void)close(fd);
 }
 
 static int handle_frame(struct connection *connection, const uint8_t *payload, size_t n,

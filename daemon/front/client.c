@@ -75,63 +75,43 @@ static int on_open_device(struct client *client, uint32_t id,
 	return 0;
 }
 
-static int handle(struct client *client, const struct proto_message *message,
-		  const union proto_any_params *params, struct fmha_error *err)
+static int handle(struct connection *connection, uint32_t id, enum proto_method method,
+		  const union proto_any_params *params, int fd, struct fmha_error *err)
 {
-	if (!client->greeted && message->method != PROTO_HELLO)
+	struct client *client = client_of(connection);
+
+	(void)fd; /* no request to the front brings any */
+	if (!client->greeted && method != PROTO_HELLO)
 		return fmha_error_set_field(err, FMHA_EPERM, "method", "hello comes first");
-	switch (message->method) {
+	switch (method) {
 	case PROTO_PING:
-		connection_answer(&client->connection, message->id, PROTO_PING,
-				  &(struct proto_empty){0}, -1);
+		connection_answer(&client->connection, id, PROTO_PING, &(struct proto_empty){0},
+				  -1);
 		return 0;
 	case PROTO_HELLO:
-		return on_hello(client, message->id, &params->HELLO, err);
+		return on_hello(client, id, &params->HELLO, err);
 	case PROTO_STATUS:
-		status_request(client, message->id);
+		status_request(client, id);
 		return 0;
 	case PROTO_DEVICES:
-		on_devices(client, message->id);
+		on_devices(client, id);
 		return 0;
 	case PROTO_OPEN_DEVICE:
-		return on_open_device(client, message->id, &params->OPEN_DEVICE, err);
+		return on_open_device(client, id, &params->OPEN_DEVICE, err);
 	default:
-		if (proto_methods[message->method].server == PROTO_CONTROL)
+		if (proto_methods[method].server == PROTO_CONTROL)
 			return fmha_error_set_field(err, FMHA_EPERM, "method",
 						    "%s is for fmhad's own processes",
-						    proto_methods[message->method].name);
+						    proto_methods[method].name);
 		return fmha_error_set_field(err, FMHA_EINVAL, "method",
 					    "%s is answered by workers: open a device",
-					    proto_methods[message->method].name);
+					    proto_methods[method].name);
 	}
 }
 
 static void on_message(struct connection *connection, struct proto_message *message)
 {
-	struct client *client = client_of(connection);
-	union proto_any_params params;
-	struct fmha_error err, violation;
-	int fd, r;
-
-	if (message->type == PROTO_NOTIFICATION)
-		return; /* version 1 has none that means anything */
-	if (message->type != PROTO_REQUEST) {
-		fmha_error_set(&err, FMHA_EPROTO, "a client sends requests only");
-		connection_fail(connection, &err);
-		return;
-	}
-	r = proto_decode_params(message, &params, &err);
-	if (connection_take_request_fd(connection, message, r == 0 ? &params : NULL, &fd,
-				       &violation) < 0) {
-		connection_fail(connection, &violation);
-		return;
-	}
-	if (r == 0)
-		r = handle(client, message, &params, &err);
-	if (r < 0)
-		connection_answer_error(connection, message->id, &err);
-	if (fd >= 0)
-		(void)close(fd);
+	connection_serve(connection, message, handle);
 }
 
 static void on_hangup(struct connection *connection)

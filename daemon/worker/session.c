@@ -494,10 +494,11 @@ static int answer_empty(struct session *session, uint32_t id, enum proto_method 
 	return r;
 }
 
-/* @fd: the one that the request brought along, borrowed; -1: none. */
-static int handle(struct session *session, uint32_t id, enum proto_method method,
+static int handle(struct connection *connection, uint32_t id, enum proto_method method,
 		  const union proto_any_params *params, int fd, struct fmha_error *err)
 {
+	struct session *session = session_of(connection);
+
 	switch (method) {
 	case PROTO_PING:
 		return answer_empty(session, id, method, 0);
@@ -546,31 +547,7 @@ static int handle(struct session *session, uint32_t id, enum proto_method method
 
 static void on_message(struct connection *connection, struct proto_message *message)
 {
-	struct session *session = session_of(connection);
-	enum proto_method method = (enum proto_method)message->method;
-	union proto_any_params params;
-	struct fmha_error err, violation;
-	int fd, r;
-
-	if (message->type == PROTO_NOTIFICATION)
-		return; /* version 1 has none that means anything */
-	if (message->type != PROTO_REQUEST) {
-		fmha_error_set(&err, FMHA_EPROTO, "a client sends requests only");
-		connection_fail(connection, &err);
-		return;
-	}
-	r = proto_decode_params(message, &params, &err);
-	if (connection_take_request_fd(connection, message, r == 0 ? &params : NULL, &fd,
-				       &violation) < 0) {
-		connection_fail(connection, &violation);
-		return;
-	}
-	if (r == 0)
-		r = handle(session, message->id, method, &params, fd, &err);
-	if (r < 0)
-		connection_answer_error(connection, message->id, &err);
-	if (fd >= 0)
-		(void)close(fd);
+	connection_serve(connection, message, handle);
 }
 
 /* ---- life ---- */

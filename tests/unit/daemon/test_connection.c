@@ -53,39 +53,33 @@ static int count_fds(void)
 	return n;
 }
 
-static void on_message(struct connection *connection, struct proto_message *message)
+static int handle(struct connection *connection, uint32_t id, enum proto_method method,
+		  const union proto_any_params *params, int fd, struct fmha_error *err)
 {
 	struct fixture *fixture = container_of(connection, struct fixture, connection);
-	union proto_any_params params;
-	struct fmha_error err, violation;
-	int fd, r;
+	struct proto_json_result result = {.size = id};
 
-	if (message->type != PROTO_REQUEST)
-		return;
-	r = proto_decode_params(message, &params, &err);
-	if (connection_take_request_fd(connection, message, r == 0 ? &params : NULL, &fd,
-				       &violation) < 0) {
-		connection_fail(connection, &violation);
-		return;
-	}
-	if (fd >= 0) {
+	(void)params, (void)err;
+	if (fd >= 0)
 		fixture->n_fds_taken++;
-		close(fd);
-	}
-	if (r < 0) {
-		connection_answer_error(connection, message->id, &err);
-	} else if (message->method == PROTO_RUN) {
-		fixture->held[fixture->n_held++] = message->id;
-	} else if (message->method == PROTO_STATUS) { /* an answer with a descriptor */
-		struct proto_json_result result = {.size = message->id};
-
-		connection_answer(connection, message->id, PROTO_STATUS, &result,
+	switch (method) {
+	case PROTO_RUN:
+		fixture->held[fixture->n_held++] = id;
+		return 0;
+	case PROTO_STATUS: /* an answer with a descriptor */
+		connection_answer(connection, id, method, &result,
 				  open("/dev/null", O_RDONLY | O_CLOEXEC));
-	} else {
+		return 0;
+	default:
 		fixture->n_pings++;
-		connection_answer(connection, message->id, PROTO_PING, &(struct proto_empty){0},
-				  -1);
+		connection_answer(connection, id, PROTO_PING, &(struct proto_empty){0}, -1);
+		return 0;
 	}
+}
+
+static void on_message(struct connection *connection, struct proto_message *message)
+{
+	connection_serve(connection, message, handle);
 }
 
 static void on_hangup(struct connection *connection)

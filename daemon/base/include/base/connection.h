@@ -113,12 +113,17 @@ void connection_fail(struct connection *connection, const struct fmha_error *err
 int connection_take_fd(struct connection *connection);
 
 /*
- * The same for a request, as far as it declares one. @params: NULL when they could not be decoded;
- * then an fd is taken out of the way if there is one.
- * Return: 0 with the fd (given) or -1; FMHA_EPROTO: it is missing, and the connection must end.
+ * One request of a client's. @fd: the one that it brought along, borrowed; -1: none.
+ * Return: 0: it is answered, now or later; a negative FMHA_E*: it is not.
  */
-int connection_take_request_fd(struct connection *connection, const struct proto_message *message,
-			       const void *params, int *ret_fd, struct fmha_error *err);
+typedef int (*connection_handler)(struct connection *connection, uint32_t id,
+				  enum proto_method method, const union proto_any_params *params,
+				  int fd, struct fmha_error *err);
+
+/* What a server does with a client's message: takes it apart, has @handle deal with a request, and
+ * answers with its error. A client that does not keep to the protocol is disconnected. */
+void connection_serve(struct connection *connection, const struct proto_message *message,
+		      connection_handler handle);
 
 /*
  * Sends an answer, each for exactly one request. @fd: -1 or taken (also on failure).
