@@ -36,22 +36,13 @@ template <class C> struct Forward {
 	static const bool K_TRAVELS = Core::template held_registers<KTile>() <= MOST_HELD;
 	static const bool V_TRAVELS = Core::template held_registers<VTile>() <= MOST_HELD;
 	typedef KeyView<Element, C::PAGED> Keys;
-	/* What the loop needs to know. LEAN: it waits in LDS, the same for all lanes, since there it is
-	 * read when needed while the products want every register. */
-	struct Views {
-		Keys keys, values;
-		ColumnTiles tiles;
-		Band band;
-		Sequence seq;
-		Modifiers<C> modifiers;
-		i32 tile_row, first_row, last_row; /* (packed) row; rows of the sequence */
-	};
-	static const int VIEWS_AT = V_AT + VTile::BYTES;
-	static const int VIEWS_BYTES = C::LEAN ? 512 : 0;
-	static_assert(sizeof(Views) <= 512, "room for the views");
+	/* LEAN: the band, which few tiles need whole, and the softmax's numbers wait in LDS. */
+	static const bool BAND_KEPT = C::LEAN && C::MASK;
+	static const int BAND_AT = V_AT + VTile::BYTES, SOFTMAX_AT = BAND_AT + (C::LEAN ? 32 : 0);
+	static_assert(sizeof(Band) <= 32, "room for the band");
 	static const int KEPT_BYTES = C::LEAN ? Softmax<C, TM>::KEPT_BYTES : 0;
 	static const int BYTES =
-		static_max(VIEWS_AT + VIEWS_BYTES + KEPT_BYTES, static_max(MERGE_BYTES, STAGE_BYTES));
+		static_max(SOFTMAX_AT + KEPT_BYTES, static_max(MERGE_BYTES, STAGE_BYTES));
 	static_assert(BYTES <= C::LDS_BYTES, "gpu_kernel.c computes the LDS of a kernel");
 
 	const abi_fwd_args &a;
@@ -78,18 +69,10 @@ template <class C> struct Forward {
 	/* First row of 16-row tile m of this wave. */
 	METHOD i32 row_of(int m) const { return tile_row + (wave_m * TM + m) * 16; }
 
-	/* The same of tile 0, in the loop: LEAN computes it anew. */
-	METHOD i32 loop_row(const Views &views) const
-	{
-		i32 wave = C::LEAN ? hidden(thread_id()) / FMHA_WAVE % C::WAVES_M : wave_m;
-
-		return views.tile_row + wave * TM * 16;
-	}
-
 	/* Raw products become logits. */
-	METHOD void make_logits(RegTile<Core, TM, TN> &s, const Views &views, i32 column) const
+	METHOD void make_logits(RegTile<Core, TM, TN> &s, i32 column) const
 	{
-		i32 wave_row = loop_row(views);
+		i32 wave_row = row_of(0);
 
 		UNROLL
 		for (int m = 0; m < TM; m++)
@@ -109,15 +92,15 @@ template <class C> struct Forward {
 							continue;
 						if (C::DESCALE)
 							x *= q_scale * key_descale(a.k_descale, j);
-						x = views.modifiers.logit(x, views.seq, p.head, p.row, j, &slope);
+						x = modifiers.logit(x, seq, p.head, p.row, j, &slope);
 					}
 			}
 	}
 
-	METHOD void mask(RegTile<Core, TM, TN> &s, const Views &views, i32 column) const
+	METHOD void mask(RegTile<Core, TM, TN> &s, i32 column, const char *lds) const
 	{
-		const Band &b = views.band;
-		i32 wave_row = loop_row(views);
+		const Band &b = BAND_KEPT ? *(const Band *)(lds + BAND_AT) : band;
+		i32 wave_row = row_of(0);
 
 		UNROLL
 		for (int m = 0; m < TM; m++)
@@ -169,16 +152,16 @@ template <class C> struct Forward {
 	Keys keys;
 
 	/* Dropout and v's scale factors, after the sums were taken. */
-	METHOD void drop(RegTile<Core, TM, TN> &s, const Views &views, i32 column) const
+	METHOD void drop(RegTile<Core, TM, TN> &s, i32 column) const
 	{
-		i32 wave_row = loop_row(views);
+		i32 wave_row = row_of(0);
 
 		UNROLL
 		for (int m = 0; m < TM; m++)
 			UNROLL
 			for (int n = 0; n < TN; n++) {
 				if (C::DROPOUT)
-					drop_tile(s.t[m][n], views.seq.batch, wave_row + m * 16,
+					drop_tile(s.t[m][n], seq.batch, wave_row + m * 16,
 						  column + n * 16);
 				if (C::DESCALE)
 					UNROLL
@@ -215,12 +198,18 @@ template <class C> struct Forward {
 		}
 	}
 
+	/* The sequence's rows that are in the block, and the columns that all of them see. */
+	struct Reach {
+		i32 first_row, last_row, begin, end;
+	};
+
 	METHOD void walk(char *lds)
 	{
 		i32 first_row = C::PACK ? tile_row / group : tile_row;
 		i32 last_tile_row = min_of(tile_row + C::TILE_M, n_rows) - 1;
 		i32 last_row = C::PACK ? last_tile_row / group : last_tile_row;
 		ColumnTiles tiles = ColumnTiles::make<C::MASK>(band, first_row, last_row, C::TILE_N);
+		const Reach reach = {first_row, last_row, band.first(last_row), band.last(first_row) + 1};
 		Keys values;
 		QueryView<Element, C::PACK> queries;
 		QTile q;
@@ -236,43 +225,37 @@ template <class C> struct Forward {
 		k.place(lds + K_AT);
 		v.place(lds + V_AT);
 
-		Views own = {keys, values, tiles, band, seq, modifiers, tile_row, first_row, last_row};
-		Views *kept = (Views *)(lds + VIEWS_AT);
-		if (C::LEAN && thread_id() == 0)
-			*kept = own;
+		if (BAND_KEPT && thread_id() == 0)
+			*(Band *)(lds + BAND_AT) = band;
 		if (C::LEAN)
-			softmax.keep(lds + VIEWS_AT + VIEWS_BYTES);
+			softmax.keep(lds + SOFTMAX_AT);
 		q.template fetch<Element>(queries, tile_row, n_rows);
 		if (tiles.count > 0)
 			start_keys(k, keys, tiles.column(0), band.end);
 		q.arrive();
-		if (C::LEAN)
-			block_sync();
 		NO_UNROLL
 		for (i32 n = 0; n < tiles.count; n++) {
 			i32 wave_column = wave_n * TN * 16;
+			i32 column = tiles.column(n);
 			RegTile<Core, TM, TN> s;
 
-			const Views &views = C::LEAN ? *kept : own;
-			i32 column = views.tiles.column(n);
-
-			finish_keys(k, views.keys, column, views.band.end);
+			finish_keys(k, keys, column, band.end);
 			block_sync(); /* K is there; nobody reads V any more */
 			if constexpr (V_TRAVELS)
-				fetch_values(v, views, column);
+				fetch_values(v, values, column, reach);
 			s.zero();
 			multiply_abt<C::HDIM_Q>(s, q, k, wave_column, Core());
 			if constexpr (V_TRAVELS)
 				v.arrive();
 			else
-				copy_values(v, views, column);
+				copy_values(v, values, column, reach);
 			block_sync(); /* V is there; nobody reads K any more */
-			if (n + 1 < views.tiles.count)
-				start_keys(k, views.keys, views.tiles.column(n + 1), views.band.end);
-			attend(s, v, views, column, wave_column, lds + VIEWS_AT + VIEWS_BYTES);
+			if (n + 1 < tiles.count)
+				start_keys(k, keys, tiles.column(n + 1), band.end);
+			attend(s, v, column, wave_column, reach, lds);
 		}
 		if (C::LEAN)
-			softmax.fetch(lds + VIEWS_AT + VIEWS_BYTES);
+			softmax.fetch(lds + SOFTMAX_AT);
 	}
 
 	METHOD static void start_keys(KTile &k, const Keys &keys, i32 column, i32 end)
@@ -296,46 +279,43 @@ template <class C> struct Forward {
 	struct Range {
 		i32 begin, end;
 	};
-	METHOD static Range seen(const Views &views, i32 column)
+	METHOD Range seen(i32 column, const Reach &reach) const
 	{
-		const Band &b = views.band;
-
 		if (!C::MASK)
-			return Range{FROM_THE_FIRST, b.end};
-		return Range{column < b.sinks ? column : b.first(views.first_row),
-			     b.last(views.last_row) + 1};
+			return Range{FROM_THE_FIRST, band.end};
+		return Range{column < band.sinks ? column : band.first(reach.first_row),
+			     band.last(reach.last_row) + 1};
 	}
 
-	METHOD static void fetch_values(VTile &v, const Views &views, i32 column)
+	METHOD void fetch_values(VTile &v, const Keys &values, i32 column, const Reach &reach) const
 	{
-		Range range = seen(views, column);
+		Range range = seen(column, reach);
 
-		v.template fetch<Element>(views.values, column, range.end, range.begin);
+		v.template fetch<Element>(values, column, range.end, range.begin);
 	}
-	METHOD static void copy_values(VTile &v, const Views &views, i32 column)
+	METHOD void copy_values(VTile &v, const Keys &values, i32 column, const Reach &reach) const
 	{
-		Range range = seen(views, column);
+		Range range = seen(column, reach);
 
-		v.template copy<Element>(views.values, column, range.end, range.begin);
+		v.template copy<Element>(values, column, range.end, range.begin);
 	}
 
 	/* S of one tile of columns is finished: softmax, O += P V. */
-	METHOD void attend(RegTile<Core, TM, TN> &s, const VTile &v, const Views &views, i32 column,
-			   i32 wave_column, char *sums)
+	METHOD void attend(RegTile<Core, TM, TN> &s, const VTile &v, i32 column, i32 wave_column,
+			   const Reach &reach, char *lds)
 	{
-		const Band &b = views.band;
 		RowVector<Core, TM> factor;
-		bool masked = C::MASK ? !b.sees_all(views.first_row, views.last_row, column, C::TILE_N)
-				      : column + C::TILE_N > b.end || column < b.begin;
+		bool masked = C::MASK ? column < reach.begin || column + C::TILE_N > reach.end
+				      : column + C::TILE_N > band.end || column < band.begin;
 
 		if (C::LOGITS)
-			make_logits(s, views, column + wave_column);
+			make_logits(s, column + wave_column);
 		if (masked)
-			mask(s, views, column + wave_column);
-		softmax.update(s, C::LEAN ? modifiers.hidden_unit(a.scale) : modifiers.unit, &factor, sums);
-		scale_rows(o, factor);
+			mask(s, column + wave_column, lds);
+		if (softmax.update(s, modifiers.unit, &factor, lds + SOFTMAX_AT))
+			scale_rows(o, factor);
 		if (C::DROPOUT || C::DESCALE)
-			drop(s, views, column + wave_column);
+			drop(s, column + wave_column);
 		multiply_ab(o, round_to_operand(s), v, wave_column, Core());
 	}
 
@@ -522,6 +502,24 @@ template <class C> struct Forward {
 			a.lse.data[rows_offset(a.lse, seq, p.row, p.head)] = lse;
 	}
 
+	/* Under a causal mask the last rows take longest. All of them first, of as many heads as have their
+	 * keys and values in the L2 cache together, and what is left at the end is short. Blocks start in
+	 * the order of x, then y. */
+	METHOD void longest_first(i32 n_x, i32 *x, i32 *y) const
+	{
+		const float L2_BYTES = 32 << 20;
+		i32 n_y = C::PACK ? a.nhead_k : a.nhead_q;
+		float head_bytes = (float)max_of(a.sequences.seqlen_k_max, 1) *
+				   ((C::HDIM_Q + C::HDIM_V) * (int)sizeof(typename Element::Storage));
+		i32 heads = clamp((i32)(L2_BYTES / head_bytes), 1, a.nhead_k) * (C::PACK ? 1 : group);
+		i32 first = *y / heads * heads, index;
+
+		heads = min_of(heads, n_y - first);
+		index = (*y - first) * n_x + *x;
+		*x = index / heads;
+		*y = first + index % heads;
+	}
+
 	/* What this block and wave work on. */
 	METHOD void locate()
 	{
@@ -529,8 +527,9 @@ template <class C> struct Forward {
 		i32 x = hidden(block_id_x()), y = hidden(block_id_y()), wave = wave_id();
 
 		group = a.nhead_q / a.nhead_k;
-		/* The last rows first: under a causal mask they take longest. */
 		i32 n_tiles = ceil_div(a.sequences.seqlen_q_max * (C::PACK ? group : 1), C::TILE_M);
+		if (C::MASK)
+			longest_first(n_tiles * n_splits, &x, &y);
 		split = C::SPLIT ? x % n_splits : 0;
 		tile_row = (n_tiles - 1 - x / n_splits) * C::TILE_M;
 		head_k = C::PACK ? y : y / group;

@@ -180,8 +180,8 @@ static int32_t forward_lds(const struct gpu_arch *arch, enum gpu_core core,
 	merge = (t->waves_n - 1) * t->waves_m * arch->wave * 4 *
 		(tiles * (t->hdim_v / 16) * elements + 2 * tiles * stats);
 	stage = stage_bytes(t->waves_m, t->hdim_v);
-	if (lean(core, t)) /* views and row sums */
-		kept = 512 + tiles * stats * t->waves_m * t->waves_n * arch->wave * 4;
+	if (lean(core, t)) /* the band, maxima and sums of rows */
+		kept = 32 + 2 * tiles * stats * t->waves_m * t->waves_n * arch->wave * 4;
 	return max32(max32(merge, stage), stationary_bytes(core, t->tile_m, t->hdim_q) +
 						  tile_bytes(core, t->tile_n, t->hdim_q, 1, 0) +
 						  tile_bytes(core, t->tile_n, t->hdim_v, 0, 1) +

@@ -126,6 +126,7 @@ DEV void wave_sync() { __syncwarp(); }
 DEV float shuffle_xor(float x, i32 mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEV float shuffle_from(float x, i32 lane) { return __shfl_sync(0xffffffffu, x, lane); }
 DEV u32 shuffle_word(u32 x, i32 lane) { return __shfl_sync(0xffffffffu, x, lane); }
+DEV bool any_of_wave(bool x) { return __any_sync(0xffffffffu, x); }
 
 DEV float exp2_fast(float x)
 {
@@ -193,6 +194,16 @@ DEV u32 shuffle_word(u32 x, i32 lane)
 }
 
 DEV float shuffle_xor(float x, i32 mask) { return shuffle_from(x, lane_of_wave() ^ mask); }
+
+DEV bool any_of_wave(bool x)
+{
+#if FMHA_WAVE == 64
+	return __builtin_amdgcn_ballot_w64(x) != 0;
+#else
+	return __builtin_amdgcn_ballot_w32(x) != 0;
+#endif
+}
+
 /* v_exp_f32 and v_log_f32, both base 2; older compilers have no builtins for the bare instructions. */
 #if __has_builtin(__builtin_amdgcn_exp2f) && __has_builtin(__builtin_amdgcn_logf)
 DEV float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }

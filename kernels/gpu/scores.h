@@ -140,12 +140,6 @@ template <class C> struct Modifiers {
 		return m;
 	}
 
-	/* The same as unit, but computed at this place rather than kept in a register. */
-	METHOD static float hidden_unit(float scale)
-	{
-		return C::LOGITS ? FMHA_LOG2_E : hidden(scale) * FMHA_LOG2_E;
-	}
-
 	/* The logit of a raw product; *ret_slope: d(capped) / d(raw * scale), 1 without a cap. */
 	METHOD float logit(float raw, const Sequence &v, i32 head, i32 i, i32 j, float *ret_slope) const
 	{
@@ -178,67 +172,128 @@ template <class C, int TM> struct Softmax {
 		l.fill(0.0f);
 	}
 
-	/* LEAN: the sums, which only update() needs, wait in LDS while the products want the registers. */
-	static const int KEPT_BYTES = TM * Core::STATS * C::THREADS * 4;
+	/* LEAN: both wait in LDS while the products want the registers. */
+	static const int KEPT_BYTES = 2 * TM * Core::STATS * C::THREADS * 4;
 
 	METHOD void keep(char *lds) const
-	{
-		UNROLL
-		for (int i = 0; i < TM * Core::STATS; i++)
-			kept(lds, i) = l.v[i / Core::STATS][i % Core::STATS];
-	}
-	METHOD void fetch(char *lds)
-	{
-		UNROLL
-		for (int i = 0; i < TM * Core::STATS; i++)
-			l.v[i / Core::STATS][i % Core::STATS] = kept(lds, i);
-	}
-	METHOD static float &kept(char *lds, int i)
-	{
-		return ((float *)lds)[i * C::THREADS + thread_id()];
-	}
-
-	/* S becomes P; what was summed so far must be multiplied by ret_factor. lds: LEAN only. */
-	template <int TN>
-	METHOD void update(RegTile<Core, TM, TN> &s, float unit, RowVector<Core, TM> *ret_factor, char *lds)
 	{
 		UNROLL
 		for (int i = 0; i < TM; i++)
 			UNROLL
 			for (int r = 0; r < Core::STATS; r++) {
-				float high = m.v[i][r];
-
-				UNROLL
-				for (int n = 0; n < TN; n++)
-					UNROLL
-					for (int e = 0; e < Core::E; e++)
-						if (Core::stat(e) == r)
-							high = larger(high, s.t[i][n].x[e]);
-				high = Core::row_max(high);
-
-				/* A row that has seen nothing yet: any finite origin will do. */
-				float origin = high == minus_infinity() ? 0.0f : high * unit;
-				float factor = exp2_fast(m.v[i][r] * unit - origin);
-				float sum = C::LEAN ? 0.0f : l.v[i][r] * factor;
-
-				m.v[i][r] = high;
-				UNROLL
-				for (int n = 0; n < TN; n++)
-					UNROLL
-					for (int e = 0; e < Core::E; e++)
-						if (Core::stat(e) == r) {
-							float p = exp2_fast(s.t[i][n].x[e] * unit - origin);
-
-							s.t[i][n].x[e] = p;
-							sum += p;
-						}
-				if (C::LEAN)
-					kept(lds, i * Core::STATS + r) =
-						kept(lds, i * Core::STATS + r) * factor + sum;
-				else
-					l.v[i][r] = sum;
-				ret_factor->v[i][r] = factor;
+				kept(lds, 0, i, r) = m.v[i][r];
+				kept(lds, 1, i, r) = l.v[i][r];
 			}
+	}
+	METHOD void fetch(char *lds)
+	{
+		UNROLL
+		for (int i = 0; i < TM; i++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				m.v[i][r] = kept(lds, 0, i, r);
+				l.v[i][r] = kept(lds, 1, i, r);
+			}
+	}
+	METHOD static float &kept(char *lds, int which, int i, int r)
+	{
+		return ((float *)lds)[((which * TM + i) * Core::STATS + r) * C::THREADS + thread_id()];
+	}
+	METHOD float &maximum(char *lds, int i, int r) { return C::LEAN ? kept(lds, 0, i, r) : m.v[i][r]; }
+	METHOD float &sum(char *lds, int i, int r) { return C::LEAN ? kept(lds, 1, i, r) : l.v[i][r]; }
+
+	/*
+	 * m may lag behind the maximum by LAG (in powers of two): P is then at most 2^LAG, which every
+	 * operand type holds as precisely as 1, and after the first tiles hardly a wave still pays for
+	 * rescaling its accumulators. Where they are few, asking costs more than it saves.
+	 */
+	static constexpr float LAG = TM > 1 && C::HDIM_V > 64 ? 8.0f : 0.0f;
+
+	/* S becomes P; returns whether *ret_factor must multiply what was summed so far, the same for
+	 * all lanes. lds: LEAN only. */
+	template <int TN>
+	METHOD bool update(RegTile<Core, TM, TN> &s, float unit, RowVector<Core, TM> *ret_factor, char *lds)
+	{
+		RowVector<Core, TM> high;
+		bool lags = false;
+
+		UNROLL
+		for (int i = 0; i < TM; i++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				float before = maximum(lds, i, r);
+
+				high.v[i][r] = highest(s, i, r, before);
+				if (LAG > 0) {
+					lags = lags || high.v[i][r] * unit > before * unit + LAG;
+					continue;
+				}
+				ret_factor->v[i][r] = raise(i, r, high.v[i][r], unit, lds);
+				exponentiate(s, i, r, unit, lds);
+			}
+		if (LAG == 0)
+			return true;
+		lags = any_of_wave(lags);
+		UNROLL
+		for (int i = 0; i < TM && lags; i++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++)
+				ret_factor->v[i][r] = raise(i, r, high.v[i][r], unit, lds);
+		UNROLL
+		for (int i = 0; i < TM; i++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++)
+				exponentiate(s, i, r, unit, lds);
+		return lags;
+	}
+
+	/* Of a row's scores and the maximum so far. */
+	template <int TN>
+	METHOD static float highest(const RegTile<Core, TM, TN> &s, int i, int r, float before)
+	{
+		UNROLL
+		for (int n = 0; n < TN; n++)
+			UNROLL
+			for (int e = 0; e < Core::E; e++)
+				if (Core::stat(e) == r)
+					before = larger(before, s.t[i][n].x[e]);
+		return Core::row_max(before);
+	}
+
+	/* A row that has seen nothing yet: any finite origin will do. */
+	METHOD static float origin(float high, float unit)
+	{
+		return high == minus_infinity() ? 0.0f : high * unit;
+	}
+
+	METHOD float raise(int i, int r, float high, float unit, char *lds)
+	{
+		float factor = exp2_fast(maximum(lds, i, r) * unit - origin(high, unit));
+
+		maximum(lds, i, r) = high;
+		sum(lds, i, r) *= factor;
+		return factor;
+	}
+
+	template <int TN>
+	METHOD void exponentiate(RegTile<Core, TM, TN> &s, int i, int r, float unit, char *lds)
+	{
+		float zero = origin(maximum(lds, i, r), unit), total = C::LEAN ? 0.0f : l.v[i][r];
+
+		UNROLL
+		for (int n = 0; n < TN; n++)
+			UNROLL
+			for (int e = 0; e < Core::E; e++)
+				if (Core::stat(e) == r) {
+					float p = exp2_fast(s.t[i][n].x[e] * unit - zero);
+
+					s.t[i][n].x[e] = p;
+					total += p;
+				}
+		if (C::LEAN)
+			sum(lds, i, r) += total;
+		else
+			l.v[i][r] = total;
 	}
 };
 
