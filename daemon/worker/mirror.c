@@ -22,6 +22,16 @@ uint64_t mirror_extra_bytes(const struct device *device, const struct plan *plan
 	return align(plan->workspace_bytes) - plan->workspace_bytes + plan_indices_bytes(plan);
 }
 
+bool mirror_is_constant(const struct device *device, const struct plan *plan)
+{
+	if (plan_indices_bytes(plan) > 0 || plan->workspace_head_bytes > 0)
+		return false;
+	for (uint32_t i = 0; i < plan->n_views && !device_shares_memory(device); i++)
+		if (is_integer_view(plan, &plan->views[i]))
+			return false;
+	return true;
+}
+
 int mirror_fetch(struct device *device, const struct plan *plan,
 		 struct plan_binding bindings[FMHA_N_TENSORS], struct mirror *mirror,
 		 void **ret_head, struct fmha_error *err)

@@ -21,6 +21,10 @@ struct mirror {
 /* Bytes that uploads need behind the plan's workspace; 0 on a device that shares memory. */
 uint64_t mirror_extra_bytes(const struct device *device, const struct plan *plan);
 
+/* Whether every run of the plan on the same buffers and workspace has the same arguments and
+ * copies, because nothing of them depends on what lies in a buffer. */
+bool mirror_is_constant(const struct device *device, const struct plan *plan);
+
 /*
  * Before plan_bind(): fetches integer tensors, so that bindings[].host can be read, and makes room
  * for the head: @ret_head, for plan_bind().

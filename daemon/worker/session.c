@@ -3,6 +3,7 @@
  * session.c: a client's direct connection: its buffers and plans, and the dispatch of its requests.
  */
 #include "kernels.h"
+#include "mirror.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -442,8 +443,7 @@ static int on_plan(struct session *session, uint32_t id, const struct proto_plan
 		return r;
 	}
 	plan->serial = ++worker->n_plans;
-	plan->fixed = device_shares_memory(worker->device) &&
-		      plan_indices_bytes(&plan->plan) == 0 && plan->plan.workspace_head_bytes == 0;
+	plan->fixed = mirror_is_constant(worker->device, &plan->plan);
 	/* A guess for the first run; later ones know better (run.c). */
 	plan->tiny = plan->plan.flops < 1e6 && plan->plan.bytes < 1 << 20;
 	session->account->n_plans++;

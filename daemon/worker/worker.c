@@ -345,7 +345,7 @@ int worker_main(void)
 	if (worker_init(worker, &err) < 0) {
 		log_error("device %u: %s", worker->page->device, err.msg);
 		snprintf(worker->page->reason, sizeof(worker->page->reason), "%s", err.msg);
-		return 1;
+		_exit(1); /* a device that is half open may have threads: nothing is freed */
 	}
 	uv_run(&worker->loop, UV_RUN_DEFAULT);
 	return 0;

@@ -136,6 +136,24 @@ def test_host_tensors_are_copied_around_a_run(gpu, compiler):
     assert compiler.count() == 1
 
 
+def test_a_plan_that_is_run_again_sees_what_has_changed(gpu):
+    rng = numpy.random.default_rng(2)
+    with gpu.device() as device:
+        host = host_buffer(device, 4 * TENSOR_BYTES)
+        own, words = device_buffer(device, 4 * TENSOR_BYTES)
+        view = words.view(numpy.float32)[: TENSOR_BYTES].reshape(4, *SHAPE)
+        q = host.array("f32", SHAPE)
+        o = host.array("f32", SHAPE, 3 * TENSOR_BYTES)
+        plans = [device.plan(problem(b))["plan"] for b in (host.id, own)]
+        for i in range(6):  # the launch that is kept for the next run goes from plan to plan
+            q[...], view[0] = rng.standard_normal(SHAPE), rng.standard_normal(SHAPE)
+            for plan in plans if i % 2 else plans[::-1]:
+                device.run(plan)
+                device.run(plan)
+            assert numpy.array_equal(o, q) and numpy.array_equal(view[3], view[0])
+            o[...], view[3] = 0, 0
+
+
 def test_device_memory_goes_out_as_a_descriptor(gpu):
     with gpu.device() as device:
         result, (fd,) = device.call_with_fds("buffer_create", {"size": 4 * TENSOR_BYTES})
