@@ -275,13 +275,14 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		for (int m = 0; m < TM; m++)
 			UNROLL
 			for (int n = 0; n < TN; n++) {
+				i32 row = Core::anew(row_of(m));
 				u32 bytes[Core::E] = {};
 
 				if (C::DROPOUT)
-					random_bytes<true>(row_of(m), column + n * 16, bytes);
+					random_bytes<true>(row, column + n * 16, bytes);
 				UNROLL
 				for (int e = 0; e < Core::E; e++) {
-					i32 at = n * 16 + Core::column(e), j = row_of(m) + Core::row(e);
+					i32 at = n * 16 + Core::column(e), j = row + Core::row(e);
 					float dz = element(s.t[m][n].x[e], dp.t[m][n].x[e], column + at, j,
 							   lse_at(stats, column, at),
 							   d_at(stats, column, at), masked,
@@ -351,16 +352,17 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		for (int m = 0; m < TM; m++)
 			UNROLL
 			for (int n = 0; n < TN; n++) {
+				i32 row = Core::anew(row_of(m));
 				u32 bytes[Core::E] = {};
 
 				if (C::DROPOUT)
-					random_bytes<false>(row_of(m), column + n * 16, bytes);
+					random_bytes<false>(row, column + n * 16, bytes);
 				UNROLL
 				for (int e = 0; e < Core::E; e++) {
 					int r = Core::stat(e);
 
 					(void)element(s.t[m][n].x[e], dp.t[m][n].x[e],
-						      row_of(m) + Core::row(e),
+						      row + Core::row(e),
 						      column + n * 16 + Core::column(e), row_lse(x, m, r),
 						      row_d(x, m, r), masked, bytes[e]);
 				}
@@ -587,11 +589,13 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		for (int m = 0; m < TM; m++) {
 			wave_sync();
 			UNROLL
-			for (int d = 0; d < T; d++)
+			for (int d = 0; d < T; d++) {
 				UNROLL
 				for (int e = 0; e < Core::E; e++)
 					stage[Core::row(e) * STAGE_STRIDE + d * 16 + Core::column(e)] =
 						x.t[m][d].x[e] * factor;
+				scheduling_barrier();
+			}
 			wave_sync();
 			NO_UNROLL
 			for (i32 index = lane_id(); index < 16 * (T * 2); index += FMHA_WAVE) {

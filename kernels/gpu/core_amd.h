@@ -195,6 +195,9 @@ template <class T> struct CoreAmd {
 			scheduling_barrier();
 	}
 
+	/* What follows from a row is computed in every tile, and not kept for the whole loop. */
+	METHOD static i32 anew(i32 row) { return hidden_lane(row); }
+
 	/* A product is done here and not where its result is used: clang moves the instructions there,
 	 * past barriers and loads, and then all operands live until then. */
 	METHOD static void settle(Acc &c)

@@ -113,6 +113,7 @@ template <class T> struct CoreMma {
 	}
 
 	METHOD static void step() {}
+	METHOD static i32 anew(i32 row) { return row; }
 	METHOD static void settle(Acc &) {}
 
 	METHOD static Operand to_operand(const Acc &c)

@@ -48,6 +48,7 @@ struct CoreScalar {
 
 	METHOD static Operand to_operand(const Acc &c) { return c; }
 	METHOD static void step() { scheduling_barrier(); }
+	METHOD static i32 anew(i32 row) { return hidden_lane(row); }
 
 	template <int ROWS, int COLS, int THREADS, bool BY_ROWS, bool BY_COLUMNS> struct Tile {
 		static const int BYTES = ROWS * COLS * 4;

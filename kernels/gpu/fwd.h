@@ -32,7 +32,7 @@ template <class C> struct Forward {
 	static const int STAGE_STRIDE = stage_stride(C::HDIM_V), STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
 	/* Whether a tile waits in registers while products run. A wide one of few lanes would fill them: it
 	 * is copied when its place is free. */
-	static const int MOST_HELD = 48;
+	static const int MOST_HELD = 32;
 	static const bool K_TRAVELS = Core::template held_registers<KTile>() <= MOST_HELD;
 	static const bool V_TRAVELS = Core::template held_registers<VTile>() <= MOST_HELD;
 	typedef KeyView<Element, C::PAGED> Keys;
@@ -349,10 +349,12 @@ template <class C> struct Forward {
 				to[i++ * FMHA_WAVE] = softmax.l.v[m][r];
 			}
 			UNROLL
-			for (int d = 0; d < TD; d++)
+			for (int d = 0; d < TD; d++) {
 				UNROLL
 				for (int e = 0; e < Core::E; e++)
 					to[i++ * FMHA_WAVE] = plain_register(o.t[m][d].x[e]);
+				scheduling_barrier();
+			}
 		}
 	}
 
@@ -456,12 +458,14 @@ template <class C> struct Forward {
 				store_lse(p, lse);
 		}
 		UNROLL
-		for (int d = 0; d < TD; d++)
+		for (int d = 0; d < TD; d++) {
 			UNROLL
 			for (int e = 0; e < Core::E; e++)
 				if (Core::stat(e) == r)
 					stage[at * STAGE_STRIDE + d * 16 + Core::column(e)] =
 						factor == 0.0f ? 0.0f : o.t[m][d].x[e] * factor;
+			scheduling_barrier();
+		}
 	}
 
 	METHOD void store_rows(int m, const float *stage) const

@@ -271,7 +271,8 @@ template <class T> DEV T plain_register(T x)
 	return x;
 }
 
-/* The scheduler moves nothing past here, so that what follows does not fetch its operands yet. */
+/* clang's scheduler moves nothing past here, so that what follows does not fetch its operands yet; and
+ * it does not compare a store with every other of a long row of them, which takes a second. */
 DEV void scheduling_barrier()
 {
 #if !FMHA_NVIDIA
