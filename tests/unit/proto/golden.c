@@ -68,6 +68,13 @@ static void fill_params(union proto_any_params *p, enum proto_method method)
 	case PROTO_BUFFER_RELEASE:
 		p->BUFFER_RELEASE.buffer = 2;
 		break;
+	case PROTO_EVENT_IMPORT:
+		p->EVENT_IMPORT = (struct proto_event_import_params){.handle = {0xca, 0xfe},
+								     .handle_bytes = 64};
+		break;
+	case PROTO_EVENT_RELEASE:
+		p->EVENT_RELEASE.event = 6;
+		break;
 	case PROTO_PLAN:
 	case PROTO_EXPLAIN:
 		p->PLAN.problem = some_problem();
@@ -85,6 +92,10 @@ static void fill_params(union proto_any_params *p, enum proto_method method)
 			.n_rebinds = 2,
 			.rebinds = {{.role = FMHA_T_Q, .buffer = 4},
 				    {.role = FMHA_T_O, .buffer = 3, .offset = 4096}},
+			.n_waits = 1,
+			.waits = {{.buffer = 5, .offset = 64, .value = 9}},
+			.n_signals = 1,
+			.signals = {{.event = 6}},
 		};
 		break;
 	case PROTO_CANCEL:
@@ -148,6 +159,9 @@ static void fill_result(union proto_any_result *r, enum proto_method method)
 	case PROTO_BUFFER_CREATE:
 	case PROTO_BUFFER_IMPORT:
 		r->BUFFER_CREATE = (struct proto_buffer_result){.buffer = 2, .size = 8388608};
+		break;
+	case PROTO_EVENT_IMPORT:
+		r->EVENT_IMPORT.event = 6;
 		break;
 	case PROTO_PLAN:
 		r->PLAN = (struct proto_plan_result){
