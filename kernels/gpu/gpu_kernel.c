@@ -36,6 +36,7 @@ int gpu_arch_find(const char *name, struct gpu_arch *ret_arch)
 			return -1;
 		a.nvidia = 1;
 		a.core = version >= 80 ? GPU_CORE_MMA : GPU_CORE_SCALAR;
+		a.tight = version < 90;
 		/* From the programming guide: a block's limit, 1 KiB below the SM's. */
 		if (version == 80 || version == 87)
 			a.lds_bytes = 163 * 1024;
@@ -531,7 +532,8 @@ static int pick(const struct tile_row *rows, size_t n, enum gpu_core core, int p
 
 /* Tiles whose scores and accumulators leave no room for what these features need: they would spill.
  * From tests/gpu/spill_check.py. */
-static int crowded(enum abi_family family, const struct gpu_tile *t, const struct abi_fwd_args *a)
+static int crowded(const struct gpu_arch *arch, enum abi_family family, const struct gpu_tile *t,
+		   const struct abi_fwd_args *a)
 {
 	int bias = a->bias.data || a->alibi_slopes, dropout = a->dropout.p_drop > 0;
 	int paged = a->cache.page_size > 0, logits = bias || a->logits_soft_cap > 0;
@@ -539,6 +541,12 @@ static int crowded(enum abi_family family, const struct gpu_tile *t, const struc
 
 	if (strcmp(t->pipeline, "gpu_mma") != 0)
 		return 0;
+	if (arch->tight && masked(&a->band)) {
+		if (t->blocks_per_cu > 2 || (t->tile_m / t->waves_m > 16 && t->hdim_v > 64))
+			return 1;
+	} else if (arch->tight && scores >= 32 * 128) {
+		return 1;
+	}
 	if (scores >= 32 * 128)
 		return family == ABI_FWD_SPLITKV || paged || logits || dropout;
 	if (t->tile_m / t->waves_m > 16 && t->blocks_per_cu > 1)
@@ -652,7 +660,7 @@ int gpu_kernel_default_tile(const char *arch_name, enum abi_family family, uint3
 		return 1;
 	if (is_forward(family)) {
 		for (int c = 0; !forward_tile(&arch, dtype, args, c, ret_tile); c++)
-			if (!crowded(family, ret_tile, args) && !candidate--)
+			if (!crowded(&arch, family, ret_tile, args) && !candidate--)
 				return 0;
 		return 1;
 	}

@@ -24,6 +24,7 @@ struct gpu_arch {
 	int wave;           /* lanes */
 	enum gpu_core core; /* the best one */
 	uint32_t lds_bytes; /* most dynamic LDS (shared memory) of a block */
+	int tight;          /* code for it needs more registers than for its successors */
 };
 
 /* Returns 0, or -1 for a name that is no GPU. */

@@ -197,11 +197,9 @@ DEV float shuffle_xor(float x, i32 mask) { return shuffle_from(x, lane_of_wave()
 
 DEV bool any_of_wave(bool x)
 {
-#if FMHA_WAVE == 64
-	return __builtin_amdgcn_ballot_w64(x) != 0;
-#else
-	return __builtin_amdgcn_ballot_w32(x) != 0;
-#endif
+	const int NOT_EQUAL = 33; /* llvm::CmpInst::ICMP_NE; old compilers have no ballot */
+
+	return __builtin_amdgcn_uicmp((u32)x, 0u, NOT_EQUAL) != 0;
 }
 
 /* v_exp_f32 and v_log_f32, both base 2; older compilers have no builtins for the bare instructions. */
