@@ -471,10 +471,15 @@ int gpu_kernel_make(const char *arch_name, enum abi_family family, uint32_t dtyp
 	return make_rows(&arch, family, dtype, args, tile, ret_kernel);
 }
 
-/* One row of the tables below. */
+/* Tiles of one kind, the best one first. */
 struct tile_row {
 	int32_t max_hdim; /* of the larger head dimension */
 	int32_t tile_m, tile_n, waves_m, waves_n, blocks_per_cu;
+};
+
+struct tile_table {
+	const struct tile_row *rows;
+	size_t n;
 };
 
 /* Pack: few rows; the waves of a block share the keys of a tile. */
@@ -507,22 +512,51 @@ static const struct tile_row bwd_wmma[] = {
 static const struct tile_row bwd_scalar[] = {
 	{64, 32, 32, 2, 1, 1}, {128, 16, 32, 2, 1, 1}, {256, 16, 16, 1, 1, 1}};
 
-#define TABLE(x) (x), sizeof(x) / sizeof((x)[0])
+#define TABLE(x)                                                                                   \
+	{                                                                                          \
+		(x), sizeof(x) / sizeof((x)[0])                                                    \
+	}
 
-/* Counts @candidate down over the rows that are wide enough; the row that finds it 0 is taken. */
-static int pick(const struct tile_row *rows, size_t n, enum gpu_core core, int pack, int32_t hdim_q,
-		int32_t hdim_v, int *candidate, struct gpu_tile *ret_tile)
+static const struct tile_table pack_tables[] = {
+	[GPU_CORE_SCALAR] = TABLE(pack_scalar), [GPU_CORE_MMA] = TABLE(pack_mma),
+	[GPU_CORE_MFMA] = TABLE(pack_mfma),     [GPU_CORE_WMMA11] = TABLE(pack_wmma),
+	[GPU_CORE_WMMA12] = TABLE(pack_wmma),
+};
+static const struct tile_table rows_tables[] = {
+	[GPU_CORE_SCALAR] = TABLE(rows_scalar), [GPU_CORE_MMA] = TABLE(rows_mma),
+	[GPU_CORE_MFMA] = TABLE(rows_mfma),     [GPU_CORE_WMMA11] = TABLE(rows_wmma),
+	[GPU_CORE_WMMA12] = TABLE(rows_wmma),
+};
+static const struct tile_table bwd_tables[] = {
+	[GPU_CORE_SCALAR] = TABLE(bwd_scalar), [GPU_CORE_MMA] = TABLE(bwd_mma),
+	[GPU_CORE_MFMA] = TABLE(bwd_mfma),     [GPU_CORE_WMMA11] = TABLE(bwd_wmma),
+	[GPU_CORE_WMMA12] = TABLE(bwd_wmma),
+};
+static const struct tile_table pack_mma_64_table = TABLE(pack_mma_64);
+static const struct tile_table drop_mma_table = TABLE(drop_mma);
+
+/* What is looked for: *candidate counts down over the rows that are wide enough; the row that finds
+ * it 0 is taken. */
+struct tile_search {
+	int32_t hdim_q, hdim_v;
+	int candidate;
+};
+
+static int pick(const struct tile_table *table, enum gpu_core core, int pack, struct tile_search *s,
+		struct gpu_tile *ret_tile)
 {
-	for (size_t i = 0; i < n; i++) {
-		if (rows[i].max_hdim < max32(hdim_q, hdim_v) || (*candidate)--)
+	for (size_t i = 0; i < table->n; i++) {
+		const struct tile_row *row = &table->rows[i];
+
+		if (row->max_hdim < max32(s->hdim_q, s->hdim_v) || s->candidate--)
 			continue;
-		*ret_tile = (struct gpu_tile){.tile_m = rows[i].tile_m,
-					      .tile_n = rows[i].tile_n,
-					      .hdim_q = padded_hdim(hdim_q),
-					      .hdim_v = padded_hdim(hdim_v),
-					      .waves_m = rows[i].waves_m,
-					      .waves_n = rows[i].waves_n,
-					      .blocks_per_cu = rows[i].blocks_per_cu};
+		*ret_tile = (struct gpu_tile){.tile_m = row->tile_m,
+					      .tile_n = row->tile_n,
+					      .hdim_q = padded_hdim(s->hdim_q),
+					      .hdim_v = padded_hdim(s->hdim_v),
+					      .waves_m = row->waves_m,
+					      .waves_n = row->waves_n,
+					      .blocks_per_cu = row->blocks_per_cu};
 		snprintf(ret_tile->pipeline, sizeof(ret_tile->pipeline), "%s%s", core_word(core),
 			 pack ? "_pack" : "");
 		return 0;
@@ -556,83 +590,49 @@ static int crowded(const struct gpu_arch *arch, enum abi_family family, const st
 	return t->blocks_per_cu > 2 && (dropout || paged);
 }
 
+/* The tiles of one core, in the order in which they are tried. */
+static int forward_tile_of(enum gpu_core core, int64_t rows, int dropout, struct tile_search *s,
+			   struct gpu_tile *ret_tile)
+{
+	int pack = rows <= 64 && !dropout, found = 1;
+
+	if (pack && core == GPU_CORE_MMA && rows > 16)
+		found = pick(&pack_mma_64_table, core, 1, s, ret_tile);
+	if (found && pack)
+		found = pick(&pack_tables[core], core, 1, s, ret_tile);
+	if (found && core == GPU_CORE_MMA && dropout)
+		found = pick(&drop_mma_table, core, 0, s, ret_tile);
+	if (found)
+		found = pick(&rows_tables[core], core, 0, s, ret_tile);
+	return found;
+}
+
+/* The scalar core is the fallback for everything. */
 static int forward_tile(const struct gpu_arch *arch, uint32_t dtype, const struct abi_fwd_args *a,
 			int candidate, struct gpu_tile *ret_tile)
 {
-	enum gpu_core core = dtype == ABI_F32 ? GPU_CORE_SCALAR : arch->core;
-	int64_t rows = (int64_t)a->sequences.seqlen_q_max *
-		       (a->nhead_k ? a->nhead_q / a->nhead_k : 1);
-	int pack = rows <= 64 && a->dropout.p_drop == 0;
-	int c = candidate;
+	int64_t group = a->nhead_k ? a->nhead_q / a->nhead_k : 1;
+	int64_t rows = a->sequences.seqlen_q_max * group;
+	int dropout = a->dropout.p_drop > 0, found = 1;
+	struct tile_search s = {a->hdim_q, a->hdim_v, candidate};
 
-	for (int pass = 0; pass < 2; pass++) {
-		int found = 1;
-
-		switch (core) {
-		case GPU_CORE_MMA:
-			if (pack && rows > 16)
-				found = pick(TABLE(pack_mma_64), core, 1, a->hdim_q, a->hdim_v, &c,
-					     ret_tile);
-			if (found && pack)
-				found = pick(TABLE(pack_mma), core, 1, a->hdim_q, a->hdim_v, &c,
-					     ret_tile);
-			if (found && a->dropout.p_drop > 0)
-				found = pick(TABLE(drop_mma), core, 0, a->hdim_q, a->hdim_v, &c,
-					     ret_tile);
-			if (found)
-				found = pick(TABLE(rows_mma), core, 0, a->hdim_q, a->hdim_v, &c,
-					     ret_tile);
-			break;
-		case GPU_CORE_MFMA:
-			if (pack)
-				found = pick(TABLE(pack_mfma), core, 1, a->hdim_q, a->hdim_v, &c,
-					     ret_tile);
-			if (found)
-				found = pick(TABLE(rows_mfma), core, 0, a->hdim_q, a->hdim_v, &c,
-					     ret_tile);
-			break;
-		case GPU_CORE_WMMA11:
-		case GPU_CORE_WMMA12:
-			if (pack)
-				found = pick(TABLE(pack_wmma), core, 1, a->hdim_q, a->hdim_v, &c,
-					     ret_tile);
-			if (found)
-				found = pick(TABLE(rows_wmma), core, 0, a->hdim_q, a->hdim_v, &c,
-					     ret_tile);
-			break;
-		case GPU_CORE_SCALAR:
-			if (pack)
-				found = pick(TABLE(pack_scalar), core, 1, a->hdim_q, a->hdim_v, &c,
-					     ret_tile);
-			if (found)
-				found = pick(TABLE(rows_scalar), core, 0, a->hdim_q, a->hdim_v, &c,
-					     ret_tile);
-			break;
-		}
-		if (!found)
-			return 0;
-		if (core == GPU_CORE_SCALAR)
-			return 1;
-		core = GPU_CORE_SCALAR; /* the fallback for everything */
-	}
-	return 1;
+	if (dtype != ABI_F32 && arch->core != GPU_CORE_SCALAR)
+		found = forward_tile_of(arch->core, rows, dropout, &s, ret_tile);
+	if (found)
+		found = forward_tile_of(GPU_CORE_SCALAR, rows, dropout, &s, ret_tile);
+	return found;
 }
 
 static int backward_tile(const struct gpu_arch *arch, uint32_t dtype, const struct abi_bwd_args *a,
 			 int candidate, struct gpu_tile *ret_tile)
 {
-	enum gpu_core core = dtype == ABI_F32 ? GPU_CORE_SCALAR : arch->core;
-	int c = candidate, found = 1;
+	struct tile_search s = {a->hdim_q, a->hdim_v, candidate};
+	int found = 1;
 
-	if (core == GPU_CORE_MMA)
-		found = pick(TABLE(bwd_mma), core, 0, a->hdim_q, a->hdim_v, &c, ret_tile);
-	else if (core == GPU_CORE_MFMA)
-		found = pick(TABLE(bwd_mfma), core, 0, a->hdim_q, a->hdim_v, &c, ret_tile);
-	else if (core != GPU_CORE_SCALAR)
-		found = pick(TABLE(bwd_wmma), core, 0, a->hdim_q, a->hdim_v, &c, ret_tile);
+	if (dtype != ABI_F32 && arch->core != GPU_CORE_SCALAR)
+		found = pick(&bwd_tables[arch->core], arch->core, 0, &s, ret_tile);
 	if (found)
-		found = pick(TABLE(bwd_scalar), GPU_CORE_SCALAR, 0, a->hdim_q, a->hdim_v, &c,
-			     ret_tile);
+		found = pick(&bwd_tables[GPU_CORE_SCALAR], GPU_CORE_SCALAR, 0, &s, ret_tile);
 	return found;
 }
 
