@@ -204,6 +204,17 @@ def of_profile(lib, arch, profile, every_type):
     return dict(found.values())
 
 
+def widest(kernels):
+    """Where registers are dearest: of every pipeline the widest heads with the most features."""
+    found = {}
+    for name, kernel in kernels.items():
+        if kernel.family in (abi.FWD_SPLITKV, abi.BWD_DQ_DK_DV):
+            rank = (kernel.tile.hdim_q + kernel.tile.hdim_v, name.count("_"), name)
+            key = (kernel.family, kernel.tile.pipeline)
+            found[key] = max(found.get(key, rank), rank)
+    return {name: kernels[name] for _, _, name in found.values()}
+
+
 def wanted(lib, arch, quick):
     """Of the emulator's cases: one kernel of every name."""
     found = {}
@@ -217,7 +228,7 @@ def wanted(lib, arch, quick):
     for name, kernel in found.items():
         if kernel.family in (abi.FWD, abi.FWD_PAGEDKV, abi.BWD_DQ_DK_DV) and "scalar" not in name:
             families[kernel.family] = name
-    return {name: found[name] for name in families.values()}
+    return {name: found[name] for name in families.values()} | widest(of_profile(lib, arch, "pytorch", False))
 
 
 def check(job):
@@ -237,7 +248,7 @@ def check(job):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--arch", action="append")
-    parser.add_argument("--quick", action="store_true", help="a few kernels")
+    parser.add_argument("--quick", action="store_true", help="a few kernels, and those with the fewest registers left")
     parser.add_argument("--profile", help="of what `fmhactl build --list` names")
     parser.add_argument("--every-type", action="store_true", help="f16 as well as bf16")
     parser.add_argument("--match", default="", help="a regular expression")
