@@ -11,6 +11,7 @@
 #define MOST_THREADS 4
 #define MOST_LEFT    16 /* threads that the driver has not given back */
 #define LOOK_MS      50 /* how late a deadline is noticed at most */
+#define LOOKS_A_TURN 8
 
 struct errand_thread {
 	struct list in_threads;
@@ -84,7 +85,8 @@ static bool run(struct errand_thread *thread, struct errand *errand)
 	thread->errand = NULL;
 	first = list_is_empty(&errands->ended);
 	list_append(&errands->ended, &errand->in_errands);
-	if (first)
+	atomic_fetch_add(&errands->n_ended, 1);
+	if (first && !errands->looking)
 		(void)uv_async_send(&errands->ended_async);
 	return true;
 }
@@ -150,15 +152,15 @@ static void settle(struct errands *errands)
 		uv_timer_stop(&errands->timer);
 }
 
-static void on_ended(uv_async_t *async)
+static void collect(struct errands *errands)
 {
-	struct errands *errands = container_of(async, struct errands, ended_async);
 	struct list ended, *node;
 
 	list_init(&ended);
 	(void)pthread_mutex_lock(&errands->lock);
 	while ((node = list_pop(&errands->ended)))
 		list_append(&ended, node);
+	atomic_store(&errands->n_ended, 0);
 	(void)pthread_mutex_unlock(&errands->lock);
 	while ((node = list_pop(&ended))) {
 		struct errand *errand = container_of(node, struct errand, in_errands);
@@ -166,6 +168,37 @@ static void on_ended(uv_async_t *async)
 		settle(errands);
 		errand->done(errand);
 	}
+}
+
+static void on_ended(uv_async_t *async)
+{
+	collect(container_of(async, struct errands, ended_async));
+}
+
+static void look(struct errands *errands, bool begin)
+{
+	(void)pthread_mutex_lock(&errands->lock);
+	errands->looking = begin;
+	(void)pthread_mutex_unlock(&errands->lock);
+}
+
+/* Once a turn; while it is active the loop does not block. */
+static void on_turn(uv_idle_t *turn)
+{
+	struct errands *errands = container_of(turn, struct errands, turn);
+
+	for (int i = 0; i < LOOKS_A_TURN; i++) {
+		if (atomic_load_explicit(&errands->n_ended, memory_order_relaxed) > 0) {
+			collect(errands);
+			break;
+		}
+		(void)sched_yield();
+	}
+	if (errands->n_pending > 0 && clock_ns() < errands->look_until_ns)
+		return;
+	uv_idle_stop(turn);
+	look(errands, false);
+	collect(errands); /* what ended before that was known */
 }
 
 /* With the lock held: the first thread whose time is over, given up; NULL: none. */
@@ -220,6 +253,7 @@ static bool has_to_queue(struct errands *errands, const void *owner)
 
 int errand_start(struct errands *errands, struct errand *errand, struct fmha_error *err)
 {
+	const bool look_for_it = errand->urgent && errands->spin_ns > 0;
 	int r = 0;
 
 	list_init(&errand->in_errands);
@@ -234,13 +268,20 @@ int errand_start(struct errands *errands, struct errand *errand, struct fmha_err
 		r = fmha_error_set(err, FMHA_ENOMEM, "no more threads");
 	if (r == 0) {
 		list_append(&errands->queued, &errand->in_errands);
+		errands->looking |= look_for_it;
 		atomic_fetch_add(&errands->n_queued, 1);
 		(void)pthread_cond_signal(&errands->work);
 	}
 	(void)pthread_mutex_unlock(&errands->lock);
-	if (r == 0 && errands->n_pending++ == 0)
+	if (r < 0)
+		return r;
+	if (errands->n_pending++ == 0)
 		uv_timer_start(&errands->timer, on_timer, LOOK_MS, LOOK_MS);
-	return r;
+	if (look_for_it) {
+		errands->look_until_ns = clock_ns() + errands->spin_ns;
+		uv_idle_start(&errands->turn, on_turn);
+	}
+	return 0;
 }
 
 void errands_open(struct errands *errands, uv_loop_t *loop, struct device *device, uint64_t spin_us)
@@ -255,6 +296,7 @@ void errands_open(struct errands *errands, uv_loop_t *loop, struct device *devic
 	(void)pthread_cond_init(&errands->work, NULL);
 	uv_async_init(loop, &errands->ended_async, on_ended);
 	uv_timer_init(loop, &errands->timer);
+	uv_idle_init(loop, &errands->turn);
 	if (device_shares_memory(device))
 		return; /* it has no slow calls worth a thread that waits for them */
 	(void)pthread_mutex_lock(&errands->lock);

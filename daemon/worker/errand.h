@@ -8,8 +8,9 @@
  * takes the place of the one that made it, and what comes of it in the end is undone there.
  *
  * One errand of an owner runs at a time, so that no client can take all threads. From the loop to
- * the thread and back are two wake-ups; a thread that has just been busy looks for the next errand
- * for a moment, because a client that imports one tensor imports several.
+ * the thread and back are two wake-ups, which can take longer than the call. So a thread that has
+ * just been busy looks for the next errand for a moment, because a client that imports one tensor
+ * imports several, and the loop looks for the end of an errand that it has just begun.
  */
 #ifndef FMHAD_WORKER_ERRAND_H
 #define FMHAD_WORKER_ERRAND_H
@@ -30,6 +31,7 @@
 struct errand {
 	const void *owner;   /* of whom one errand runs at a time; NULL: nobody in particular */
 	uint64_t timeout_ns; /* from the moment when a thread takes it; 0: none */
+	bool urgent;         /* a client waits for it: the loop looks for its end */
 	void (*run)(struct errand *errand);  /* on a thread: the call */
 	void (*done)(struct errand *errand); /* on the loop: run() has come back */
 	/* On the loop: it has not come back in time, and may not touch anything of the owner's any
@@ -45,11 +47,15 @@ struct errand {
 struct errands {
 	struct device *device;
 	uv_async_t ended_async;
+	uv_idle_t turn; /* runs while the loop looks */
+	uint64_t look_until_ns;
 	uv_timer_t timer; /* runs while errands do */
 	uint64_t spin_ns;
 	pthread_mutex_t lock;
 	pthread_cond_t work;
 	struct list queued, ended;  /* struct errand */
+	bool looking;               /* the loop needs no wake-up */
+	atomic_uint n_ended;        /* also read without the lock, by the loop that looks */
 	struct list threads;        /* struct errand_thread (errand.c) that take errands */
 	atomic_uint n_queued;       /* also read without the lock, by a thread that looks */
 	uint32_t n_threads, n_idle; /* those that take errands, those of them without one */

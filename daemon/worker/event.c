@@ -170,6 +170,7 @@ int event_import(struct session *session, uint32_t id,
 	event->handle_bytes = params->handle_bytes;
 	event->errand = (struct errand){.owner = session,
 					.timeout_ns = IMPORT_NS,
+					.urgent = true,
 					.run = import_run,
 					.done = import_done,
 					.late = import_late,

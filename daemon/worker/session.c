@@ -292,6 +292,7 @@ static int make_buffer(struct making *now, struct fmha_error *err)
 	making->errand = (struct errand){.owner = session,
 					 .timeout_ns = now->params.handle_bytes ? OPEN_HANDLE_NS
 										: DEVICE_CALL_NS,
+					 .urgent = true,
 					 .run = making_run,
 					 .done = making_done,
 					 .late = making_late,

@@ -90,6 +90,7 @@ static int start(struct fixture *f, int number, const void *owner, bool waits, u
 	task->waits = waits;
 	task->errand = (struct errand){.owner = owner,
 				       .timeout_ns = timeout_ms * NS_PER_MS,
+				       .urgent = number % 2 == 0,
 				       .run = task_run,
 				       .done = task_done,
 				       .late = task_late,
