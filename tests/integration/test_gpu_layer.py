@@ -636,7 +636,7 @@ def test_a_fault_costs_what_was_in_flight(make_gpu):
         assert run_once(device)
 
 
-@pytest.mark.parametrize("call", ["cuLaunchKernel", "cuEventQuery"])
+@pytest.mark.parametrize("call", ["cuLaunchKernel", "cuEventQuery", "cuStreamQuery"])
 def test_a_fault_is_noticed_while_the_client_stays(make_gpu, call):
     daemon = make_gpu(CUDA_STUB_FAIL=call, CUDA_STUB_AFTER="1")
     worker = daemon.children()
@@ -644,6 +644,10 @@ def test_a_fault_is_noticed_while_the_client_stays(make_gpu, call):
         with pytest.raises((fmha_wire.WireError, fmha_wire.Disconnected)):
             for _ in range(3):
                 run_once(device)
+            buffer = host_buffer(device, 4 * TENSOR_BYTES)
+            plan = device.plan(problem(buffer.id))["plan"]
+            for _ in range(50):  # small enough to be run by the loop itself
+                device.run(plan)
         assert fmhad.until(lambda: daemon.children() not in ([], worker), 2)
 
 
@@ -657,15 +661,20 @@ def test_a_fault_that_a_memory_call_tells_of_ends_the_worker(make_gpu):
         assert fmhad.until(lambda: daemon.children() not in ([], worker), 2)
 
 
-def test_a_kernel_that_never_ends_is_given_up(make_gpu, tmp_path):
+@pytest.mark.parametrize("n_before", [0, 20])  # after some it is run by the loop itself
+def test_a_kernel_that_never_ends_is_given_up(make_gpu, tmp_path, n_before):
     flag = tmp_path / "hang"
     daemon = make_gpu(CUDA_STUB_HANG=str(flag))
     with daemon.device() as device:
         assert run_once(device)
+        buffer = host_buffer(device, 4 * TENSOR_BYTES)
+        plan = device.plan(problem(buffer.id))["plan"]
+        for _ in range(n_before):
+            device.run(plan)
         flag.touch()
         start = time.monotonic()
         with pytest.raises((fmha_wire.WireError, fmha_wire.Disconnected)):
-            run_once(device)
+            device.run(plan)
         assert time.monotonic() - start < 5
     flag.unlink()
     with reopen(daemon) as device:

@@ -393,7 +393,7 @@ struct fmha_run_options {
 
 struct fmha_run_result {
 	uint64_t queued_ns; /* in the worker, from arrival to the first stage */
-	uint64_t kernel_ns; /* in the worker, all stages */
+	uint64_t kernel_ns; /* in the worker, all stages; of tiny runs on a GPU with the launch */
 };
 
 /**

@@ -340,17 +340,19 @@ CALL(cuStreamDestroy_v2, void *stream)
 	return 0;
 }
 
-CALL(cuStreamSynchronize, void *stream)
-{
-	(void)stream;
-	MAY_FAIL("cuStreamSynchronize");
-	return 0;
-}
-
 CALL(cuStreamQuery, const struct stream *stream)
 {
+	MAY_FAIL("cuStreamQuery");
 	settle();
 	return stream && is_blocked(stream) ? 600 : 0;
+}
+
+CALL(cuStreamSynchronize, const struct stream *stream)
+{
+	MAY_FAIL("cuStreamSynchronize");
+	while (cuStreamQuery(stream) == 600)
+		(void)usleep(1000);
+	return 0;
 }
 
 CALL(cuStreamWaitEvent, struct stream *stream, const struct event *event, unsigned flags)
