@@ -63,7 +63,7 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	static const int HDIM_MAX = static_max(C::HDIM_Q, C::HDIM_V);
 	static const int STAGE_STRIDE = stage_stride(HDIM_MAX), STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
 	static const int VIEWS_AT = STATS_AT + STATS_BYTES;
-	static const int VIEWS_BYTES = Core::VIEWS_IN_LDS ? 256 : 0; /* see fwd.h */
+	static const int VIEWS_BYTES = Core::VIEWS_IN_LDS ? 320 : 0; /* see fwd.h */
 	static const int BYTES = static_max(VIEWS_AT + VIEWS_BYTES, STAGE_BYTES);
 
 	typedef RegTile<Core, TM, TN> Scores;
@@ -93,11 +93,49 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		modifiers = Modifiers<C>::make(a, seq);
 	}
 
-	/* In the loop, where registers are dear, the band is read from LDS, next to the views. */
-	static const int BAND_AT = VIEWS_AT + 224;
-	METHOD const Band &known_band() const
+	/* In the loop, where registers are dear, uniform facts are read from LDS, next to the views: the band,
+	 * and, where bias, dropout or wide heads leave less room than masks do, the rest too. */
+	struct Known {
+		Sequence seq;
+		i32 head;
+		Band band;
+		i32 first;
+		BiasView bias, dbias;
+		const float *lse, *d; /* of the sequence's first query */
+	};
+	static const int KNOWN_AT = VIEWS_AT + VIEWS_BYTES - 160;
+	static const bool KNOWN_IN_LDS = Core::VIEWS_IN_LDS && (C::LOGITS || C::DROPOUT || HDIM_MAX > 128);
+	METHOD const Known &kept() const { return *(const Known *)(lds + KNOWN_AT); }
+	METHOD void keep_known()
 	{
-		return Core::VIEWS_IN_LDS && C::MASK ? *(const Band *)(lds + BAND_AT) : band;
+		Known *to = (Known *)(lds + KNOWN_AT);
+
+		static_assert(sizeof(Known) <= 160, "room for them");
+		if (!Core::VIEWS_IN_LDS || thread_id() != 0)
+			return;
+		to->band = band;
+		to->lse = a.lse.data + rows_offset(a.lse, seq, 0, head);
+		to->d = a.d.data + rows_offset(a.d, seq, 0, head);
+		if (KNOWN_IN_LDS) {
+			to->seq = seq;
+			to->head = head;
+			to->first = first;
+		}
+		if (C::BIAS == BIAS_MATRIX) {
+			to->bias = bias_view(a.bias);
+			to->dbias = bias_view(a.dbias);
+		}
+	}
+
+	METHOD const Band &known_band() const { return Core::VIEWS_IN_LDS && C::MASK ? kept().band : band; }
+	METHOD const Sequence &known_seq() const { return KNOWN_IN_LDS ? kept().seq : seq; }
+	METHOD i32 known_head() const { return KNOWN_IN_LDS ? kept().head : head; }
+	METHOD i32 known_first() const { return KNOWN_IN_LDS ? kept().first : first; }
+	METHOD i32 known_row_of(int m) const
+	{
+		if (!KNOWN_IN_LDS)
+			return row_of(m);
+		return known_first() + (hidden_lane(thread_id()) / FMHA_WAVE * TM + m) * 16;
 	}
 
 	METHOD Queries queries(const abi_tensor &t, i32 h, i32 hdim) const
@@ -117,8 +155,10 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	{
 		if (i >= seq.n_q)
 			return minus_infinity();
-		float lse = a.lse.data[rows_offset(a.lse, seq, i, head)];
-
+		return exponent_of(a.lse.data[rows_offset(a.lse, seq, i, head)]);
+	}
+	METHOD static float exponent_of(float lse)
+	{
 		return lse == minus_infinity() ? lse : -lse * FMHA_LOG2_E;
 	}
 
@@ -128,43 +168,98 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	}
 
 	/* Random bytes of a tile: made, or read where the forward pass stored them. */
-	template <bool KEYS_STAY> METHOD void random_bytes(i32 row, i32 column, u32 *bytes) const
+	template <bool SAME_PATCH, bool KEYS_STAY>
+	METHOD void make_random(DropoutTile<Core, KEYS_STAY> &random, i32 row, i32 column) const
 	{
-		const abi_tensor &t = a.dropout.randval;
+		i32 batch_head = known_seq().batch * a.nhead_q + known_head();
 
-		if (!t.data) {
-			dropout_bytes<Core, KEYS_STAY>(a.dropout, seq.batch * a.nhead_q + head, row,
-						       column, bytes);
-			return;
-		}
-		UNROLL
-		for (int e = 0; e < Core::E; e++) {
-			i32 r = row + Core::row(e), c = column + Core::column(e);
-			i32 i = KEYS_STAY ? c : r, j = KEYS_STAY ? r : c;
-
-			bytes[e] = i < seq.n_q && j < seq.n_k
-					   ? ((const u8 *)t.data)[q_offset(t, seq, i, head) +
-								  j * t.stride_dim]
-					   : 255;
-		}
+		if (a.dropout.randval.data)
+			random.read(a.dropout.randval, known_seq(), known_head(), row, column);
+		else
+			random.template make<SAME_PATCH>(a.dropout, batch_head, row, column);
 	}
 
 	/*
-	 * One element. s: raw product in, dropped P out (for dV); dp: raw product in, dS out, without
-	 * the scale; returns dZ, the gradient of the logit before the mask (for dBias).
+	 * Raw products become logits while the registers of the second product are free, unless the
+	 * gradient needs the raw products too.
 	 */
-	METHOD float element(float &s, float &dp, i32 i, i32 j, float lse, float d,
+	static const bool LOGITS_FIRST = C::LOGITS && !C::SOFTCAP;
+	template <bool KEYS_STAY> METHOD void make_logits(Scores &s, i32 column) const
+	{
+		float slope;
+
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				i32 row = known_row_of(m) + Core::stat_row(r);
+
+				UNROLL
+				for (int n = 0; n < TN; n++)
+					UNROLL
+					for (int e = 0; e < Core::E; e++) {
+						i32 at = column + n * 16 + Core::column(e);
+						float &x = s.t[m][n].x[e];
+
+						if (Core::stat(e) == r)
+							x = modifiers.logit(x, known_head(), KEYS_STAY ? at : row,
+									    KEYS_STAY ? row : at, &slope);
+					}
+				if (C::BIAS == BIAS_MATRIX)
+					bias_row<KEYS_STAY>(row, column).add(s.t[m], r);
+			}
+	}
+
+	METHOD BiasView bias_view(const abi_tensor &t) const
+	{
+		return BiasView::make<Element>(t, a.bias_dtype, seq, head);
+	}
+
+	template <bool KEYS_STAY> METHOD BiasRow<C> bias_row(const BiasView &t, i32 row, i32 column) const
+	{
+		return BiasRow<C>::template make<KEYS_STAY>(t, known_seq(), RowPlace{row, 0}, column);
+	}
+	template <bool KEYS_STAY> METHOD BiasRow<C> bias_row(i32 row, i32 column) const
+	{
+		if (KNOWN_IN_LDS)
+			return bias_row<KEYS_STAY>(kept().bias, row, column);
+		return bias_row<KEYS_STAY>(bias_view(a.bias), row, column);
+	}
+	METHOD BiasRow<C> dbias_row(i32 key, i32 column) const
+	{
+		if (KNOWN_IN_LDS)
+			return bias_row<true>(kept().dbias, key, column);
+		return bias_row<true>(bias_view(a.dbias), key, column);
+	}
+
+	/* For LOGITS && !LOGITS_FIRST: the bias of the tile at (row, column). */
+	template <bool KEYS_STAY> METHOD void read_bias(i32 row, i32 column, typename Core::Acc (&bias)[1]) const
+	{
+		UNROLL
+		for (int r = 0; r < Core::STATS && C::BIAS == BIAS_MATRIX; r++)
+			bias_row<KEYS_STAY>(row + Core::stat_row(r), column).add(bias, r);
+	}
+
+	/*
+	 * One element, at (row, column). s: raw product or logit in, dropped P out (for dV); dp: raw product
+	 * in, dS out, without the scale; returns dZ, the gradient of the logit before the mask (for dBias).
+	 */
+	template <bool KEYS_STAY>
+	METHOD float element(float &s, float &dp, i32 row, i32 column, float bias, float lse, float d,
 			     bool masked, u32 byte) const
 	{
 		float x = s, slope = 1, keep = 1;
 
-		if (C::LOGITS)
-			x = modifiers.logit(x, seq, head, i, j, &slope);
+		if (C::SOFTCAP) {
+			i32 i = KEYS_STAY ? column : row, j = KEYS_STAY ? row : column;
+
+			x = modifiers.logit(x, known_head(), i, j, &slope) + bias;
+			/* Without a cap mask_products() has done it for less. */
+			if (masked && !known_band().sees(i, j))
+				x = minus_infinity();
+		}
 		float p = exp2_fast(x * modifiers.unit + lse);
 
-		/* Without logits, mask_products() has done it for less. */
-		if (C::LOGITS && masked && !known_band().sees(i, j))
-			p = 0;
 		if (C::DROPOUT)
 			keep = byte <= (u32)a.dropout.keep_at_most ? a.dropout.p_keep_inverse : 0.0f;
 		float dz = p * (dp * keep - d);
@@ -176,16 +271,25 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		return dz;
 	}
 
+	/* The gradients of the logits of the tile at (key, column). */
+	METHOD void store_dbias(i32 key, i32 column, const typename Core::Acc &dz) const
+	{
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++)
+			dbias_row(key + Core::stat_row(r), column).store(dz, r);
+	}
+
 	/* Products that must not count become -inf. LOW: the first column that a row sees. */
 	METHOD void mask_products(Scores &s, i32 column, bool keys_stay) const
 	{
 		const Band &band = known_band();
+		i32 from = column + Core::column(0); /* so that a lane's columns are constants */
 
 		UNROLL
 		for (int m = 0; m < TM; m++)
 			UNROLL
 			for (int r = 0; r < Core::STATS; r++) {
-				i32 row = row_of(m) + Core::stat_row(r), low, high, sinks = 0;
+				i32 row = known_row_of(m) + Core::stat_row(r), low, high, sinks = 0;
 
 				if (keys_stay) { /* row is a key, columns are queries */
 					low = row - band.anchor_right;
@@ -195,15 +299,15 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 				} else {
 					low = band.first(row);
 					high = band.last(row);
-					sinks = band.sinks - column;
+					sinks = band.sinks - from;
 				}
-				low -= column;
-				high -= column;
+				low -= from;
+				high -= from;
 				UNROLL
 				for (int n = 0; n < TN; n++)
 					UNROLL
 					for (int e = 0; e < Core::E; e++) {
-						i32 at = n * 16 + Core::column(e);
+						i32 at = n * 16 + Core::column(e) - Core::column(0);
 
 						if (Core::stat(e) == r &&
 						    (at > high || (at < low && (keys_stay || at >= sinks))))
@@ -248,10 +352,39 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 
 		if (!STATS_IN_LDS)
 			return;
+		NO_UNROLL
 		for (i32 n = thread_id(); n < COLUMNS; n += C::THREADS) {
 			to[n] = lse_of(column + n);
 			to[COLUMNS + n] = d_of(column + n);
+			if (COLUMNS <= C::THREADS)
+				break;
 		}
+	}
+
+	/*
+	 * BUFFERS 2: the same without waiting for memory. What is on its way is sent raw, and each thread
+	 * finishes what it sent itself, before the barrier that shows it to the others.
+	 */
+	METHOD void send_stats(int buffer, i32 column)
+	{
+		i32 n = thread_id(), i = column + n;
+		float *to = stats_of(buffer) + n;
+		bool valid = i < seq.n_q;
+
+		static_assert(BUFFERS == 1 || COLUMNS <= C::THREADS, "a query a thread");
+		if (n < COLUMNS) {
+			Core::send_word(to, kept().lse + (valid ? i * a.lse.stride_seq : 0), valid);
+			Core::send_word(to + COLUMNS, kept().d + (valid ? i * a.d.stride_seq : 0), valid);
+		}
+		Core::send_done();
+	}
+	METHOD void finish_stats(int buffer, i32 column)
+	{
+		i32 n = thread_id();
+
+		if (n < COLUMNS)
+			stats_of(buffer)[n] = column + n < seq.n_q ? exponent_of(stats_of(buffer)[n])
+								   : minus_infinity();
 	}
 
 	template <int PART>
@@ -260,43 +393,49 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	{
 		const float *stats = stats_of(buffer);
 		Scores s, dp;
-		bool masked = C::MASK || first + ROWS > seq.n_k; /* rows beyond n_q have P = 0 */
+		i32 from = known_first();
+		bool masked = C::MASK || from + ROWS > known_seq().n_k; /* rows beyond n_q have P = 0 */
 
-		if (C::MASK && first + ROWS <= seq.n_k)
-			masked = !known_band().sees_all(column, column + COLUMNS - 1, first, ROWS);
+		if (C::MASK && from + ROWS <= known_seq().n_k)
+			masked = !known_band().sees_all(column, column + COLUMNS - 1, from, ROWS);
 		s.zero();
 		multiply_abt<C::HDIM_Q>(s, x.k, q, 0, Core());
-		if (!C::LOGITS && masked)
+		if (LOGITS_FIRST)
+			make_logits<true>(s, column);
+		if (!C::SOFTCAP && masked)
 			mask_products(s, column, true);
 		dp.zero();
 		if (PART != DV_ONLY)
 			multiply_abt<C::HDIM_V>(dp, x.v, d_o, 0, Core());
+		DropoutTile<Core, true> random;
+
+		/* Tiles of a patch one after the other. */
+		const bool PATCHES = C::DROPOUT && TM % 2 == 0;
 		UNROLL
-		for (int m = 0; m < TM; m++)
+		for (int t = 0; t < TM * TN; t++) {
+			const int m = PATCHES ? t % TM : t / TN, n = PATCHES ? t / TM : t % TN;
+			i32 row = Core::anew(known_row_of(m));
+			typename Core::Acc bias[1] = {}, dz;
+
+			if (C::DROPOUT && PATCHES && m % 2)
+				make_random<true>(random, row, column + n * 16);
+			else if (C::DROPOUT)
+				make_random<false>(random, row, column + n * 16);
+			if (!LOGITS_FIRST)
+				read_bias<true>(row, column + n * 16, bias);
 			UNROLL
-			for (int n = 0; n < TN; n++) {
-				i32 row = Core::anew(row_of(m));
-				u32 bytes[Core::E] = {};
+			for (int e = 0; e < Core::E; e++) {
+				i32 at = n * 16 + Core::column(e);
 
-				if (C::DROPOUT)
-					random_bytes<true>(row, column + n * 16, bytes);
-				UNROLL
-				for (int e = 0; e < Core::E; e++) {
-					i32 at = n * 16 + Core::column(e), j = row + Core::row(e);
-					float dz = element(s.t[m][n].x[e], dp.t[m][n].x[e], column + at, j,
-							   lse_at(stats, column, at),
-							   d_at(stats, column, at), masked,
-							   bytes[e]);
-
-					if (C::BIAS == BIAS_MATRIX && dbias && column + at < seq.n_q &&
-					    j < seq.n_k)
-						store_from_float(
-							a.dbias.data, a.bias_dtype,
-							q_offset(a.dbias, seq, column + at, head) +
-								j * a.dbias.stride_dim,
-							dz);
-				}
+				dz.x[e] = element<true>(s.t[m][n].x[e], dp.t[m][n].x[e],
+							row + Core::row(e), column + at,
+							bias[0].x[e], lse_at(stats, column, at),
+							d_at(stats, column, at), masked,
+							C::DROPOUT ? random.byte(e) : 0);
 			}
+			if (C::BIAS == BIAS_MATRIX && dbias)
+				store_dbias(row, column + n * 16, dz);
+		}
 		if (PART != DK_ONLY)
 			multiply_ab(x.dv, round_to_operand(s), d_o, 0, Core());
 		if (PART != DV_ONLY)
@@ -307,9 +446,12 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	METHOD void fetch_row_stats(RowsStay &x)
 	{
 		if (Core::VIEWS_IN_LDS) {
+			NO_UNROLL
 			for (i32 n = thread_id(); n < ROWS; n += C::THREADS) {
 				stats_of(0)[n] = lse_of(first + n);
 				stats_of(0)[ROWS + n] = d_of(first + n);
+				if (ROWS <= C::THREADS)
+					break;
 			}
 			return;
 		}
@@ -338,33 +480,44 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	METHOD void step(RowsStay &x, const WalkQ &k, const WalkV &v, i32 column)
 	{
 		Scores s, dp;
-		bool masked = column + COLUMNS > seq.n_k;
+		i32 from = known_first();
+		bool masked = column + COLUMNS > known_seq().n_k;
 
 		if (C::MASK)
-			masked = !known_band().sees_all(first, first + ROWS - 1, column, COLUMNS);
+			masked = !known_band().sees_all(from, from + ROWS - 1, column, COLUMNS);
 		s.zero();
 		multiply_abt<C::HDIM_Q>(s, x.q, k, 0, Core());
-		if (!C::LOGITS && masked)
+		if (LOGITS_FIRST)
+			make_logits<false>(s, column);
+		if (!C::SOFTCAP && masked)
 			mask_products(s, column, false);
 		dp.zero();
 		multiply_abt<C::HDIM_V>(dp, x.d_o, v, 0, Core());
+		DropoutTile<Core, false> random;
+
 		UNROLL
 		for (int m = 0; m < TM; m++)
 			UNROLL
 			for (int n = 0; n < TN; n++) {
-				i32 row = Core::anew(row_of(m));
-				u32 bytes[Core::E] = {};
+				i32 row = Core::anew(known_row_of(m));
+				typename Core::Acc bias[1] = {};
 
-				if (C::DROPOUT)
-					random_bytes<false>(row, column + n * 16, bytes);
+				if (C::DROPOUT && n % 2 && COLUMNS % 32 == 0)
+					make_random<true>(random, row, column + n * 16);
+				else if (C::DROPOUT)
+					make_random<false>(random, row, column + n * 16);
+				if (!LOGITS_FIRST)
+					read_bias<false>(row, column + n * 16, bias);
 				UNROLL
 				for (int e = 0; e < Core::E; e++) {
 					int r = Core::stat(e);
 
-					(void)element(s.t[m][n].x[e], dp.t[m][n].x[e],
-						      row + Core::row(e),
-						      column + n * 16 + Core::column(e), row_lse(x, m, r),
-						      row_d(x, m, r), masked, bytes[e]);
+					(void)element<false>(s.t[m][n].x[e], dp.t[m][n].x[e],
+							     row + Core::row(e),
+							     column + n * 16 + Core::column(e),
+							     bias[0].x[e], row_lse(x, m, r), row_d(x, m, r),
+							     masked,
+							     C::DROPOUT ? random.byte(e) : 0);
 				}
 			}
 		multiply_ab(x.dq, round_to_operand(dp), k, 0, Core());
@@ -419,17 +572,18 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 			return;
 		struct Views {
 			View q, v;
-		} *kept = (Views *)(lds + VIEWS_AT);
-		static_assert(sizeof(Views) <= 224 && sizeof(Band) <= 32, "room for the views");
-		if (Core::VIEWS_IN_LDS && thread_id() == 0) {
-			*kept = Views{view_q, view_v};
-			*(Band *)(lds + BAND_AT) = band;
-		}
+		} *views = (Views *)(lds + VIEWS_AT);
+		static_assert(sizeof(Views) <= VIEWS_BYTES - 160, "room for the views");
+		if (Core::VIEWS_IN_LDS && thread_id() == 0)
+			*views = Views{view_q, view_v};
+		keep_known();
 		pair.place(lds, 0);
 		if (AHEAD)
 			pair.fetch(view_q, view_v, tiles.column(0), end);
-		if (BUFFERS == 2)
-			body.stats(0, tiles.column(0));
+		if constexpr (BUFFERS == 2) {
+			block_sync();
+			body.send_stats(0, tiles.column(0));
+		}
 		NO_UNROLL
 		for (i32 n = 0; n < tiles.count; n++) {
 			i32 column = tiles.column(n), buffer = BUFFERS == 2 ? n & 1 : 0;
@@ -438,16 +592,18 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 				pair.arrive();
 			else
 				pair.fetch_in_turn(view_q, view_v, column, end);
-			if (BUFFERS == 1)
+			if constexpr (BUFFERS == 2)
+				body.finish_stats(buffer, column);
+			else
 				body.stats(0, column);
 			block_sync();
 			if (AHEAD && n + 1 < tiles.count) {
-				if (BUFFERS == 2) {
+				if constexpr (BUFFERS == 2) {
 					pair.place(lds, 1 - buffer);
-					body.stats(1 - buffer, tiles.column(n + 1));
+					body.send_stats(1 - buffer, tiles.column(n + 1));
 				}
-				pair.fetch(Core::VIEWS_IN_LDS ? kept->q : view_q,
-					   Core::VIEWS_IN_LDS ? kept->v : view_v,
+				pair.fetch(Core::VIEWS_IN_LDS ? views->q : view_q,
+					   Core::VIEWS_IN_LDS ? views->v : view_v,
 					   tiles.column(n + 1), end);
 			}
 			if (BUFFERS == 2)
@@ -463,6 +619,8 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		KeysStay &x;
 		bool dbias;
 		METHOD void stats(int buffer, i32 column) { k.fetch_stats(buffer, column); }
+		METHOD void send_stats(int buffer, i32 column) { k.send_stats(buffer, column); }
+		METHOD void finish_stats(int buffer, i32 column) { k.finish_stats(buffer, column); }
 		METHOD void step(const WalkQ &q, const WalkV &d_o, int buffer, i32 column)
 		{
 			k.template step<PART>(x, q, d_o, buffer, column, dbias);
@@ -473,6 +631,8 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		BackwardPass &k;
 		RowsStay &x;
 		METHOD void stats(int, i32) {}
+		METHOD void send_stats(int, i32) {}
+		METHOD void finish_stats(int, i32) {}
 		METHOD void step(const WalkQ &q, const WalkV &v, int, i32 column) { k.step(x, q, v, column); }
 	};
 
@@ -497,7 +657,6 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	/* PART: what fits the registers. With wide heads dK and dV have a block each. */
 	template <int PART> METHOD void keys_pass(i32 head_k, i32 batch)
 	{
-		i32 group = a.nhead_q / a.nhead_k;
 		KeysStay x;
 
 		enter_sequence(batch);
@@ -513,20 +672,38 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		x.dv.zero();
 		bool dbias = C::BIAS == BIAS_MATRIX && !C::BIAS_SUM && a.dbias.data && PART != DV_ONLY;
 
+		/* Where it is in the problem is not kept while it walks, where registers are dear. */
 		NO_UNROLL
-		for (i32 g = 0; g < group; g++) {
-			head = head_k * group + g;
+		for (i32 g = 0; g < group_size(); g++) {
+			enter_sequence(hidden(block_id_z()));
+			head = hidden(block_id_y()) * group_size() + g;
 			block_sync(); /* the last head's tiles are done with */
 			/* dBias is written everywhere, masked or not. */
 			walk(query_tiles(dbias), queries(a.q, head, a.hdim_q),
 			     queries(a.d_o, head, a.hdim_v), seq.n_q,
 			     KeysBody<PART>{*this, x, dbias});
 		}
+		enter_sequence(hidden(block_id_z()));
+		head_k = hidden(block_id_y());
+		first = first_key();
+		wave = wave_id();
 		if (PART != DV_ONLY)
 			store(x.dk, a.dk, a.dtype, k_offset(a.dk, seq, 0, head_k), a.hdim_q, a.scale, seq.n_k);
 		if (PART != DK_ONLY)
 			store(x.dv, a.dv, a.dtype, k_offset(a.dv, seq, 0, head_k), a.hdim_v, 1.0f, seq.n_k);
 	}
+
+	/* Of this block, in the pass whose keys or rows stay. */
+	static const int PARTS = C::APART ? 2 : 1;
+	METHOD i32 first_key() const { return hidden(block_id_x()) / PARTS * ROWS; }
+	METHOD i32 first_row() const
+	{
+		i32 n_before = PARTS * ceil_div(a.sequences.seqlen_k_max, C::TILE_N);
+
+		/* The last rows first: under a causal mask they take longest. */
+		return (ceil_div(a.sequences.seqlen_q_max, ROWS) - 1 - hidden(block_id_x()) + n_before) * ROWS;
+	}
+	METHOD i32 group_size() const { return hidden(a.nhead_q) / a.nhead_k; }
 
 	METHOD void rows_pass(i32 h, i32 batch)
 	{
@@ -555,6 +732,8 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 			/* Not kept during the loop, where registers are dear. */
 			head = hidden(block_id_y());
 			enter_sequence(hidden(block_id_z()));
+			first = first_row();
+			wave = wave_id();
 			store(x.dq, a.dq, a.dtype, q_offset(a.dq, seq, 0, head), a.hdim_q, a.scale,
 			      seq.n_q);
 		}
@@ -668,8 +847,7 @@ template <class C> struct BiasPass : BackwardPass<C, C::TILE_N, C::TILE_M> {
 		k.place(this->lds, this->wave);
 		v.place(this->lds + Base::StayQ::BYTES, this->wave);
 		block_sync(); /* the last head's tiles are done with */
-		if (Core::VIEWS_IN_LDS && thread_id() == 0)
-			*(Band *)(this->lds + Base::BAND_AT) = this->band;
+		this->keep_known();
 		k.template fetch<Element>(this->keys(this->a.k, head_k, this->a.hdim_q, false), this->first,
 					  this->seq.n_k);
 		v.template fetch<Element>(this->keys(this->a.v, head_k, this->a.hdim_v, true), this->first,
@@ -695,6 +873,10 @@ template <class C> struct BiasPass : BackwardPass<C, C::TILE_N, C::TILE_M> {
 		block_sync();
 		s.zero();
 		multiply_abt<C::HDIM_Q>(s, k, pair.q, 0, Core());
+		if (Base::LOGITS_FIRST)
+			this->template make_logits<true>(s, column);
+		if (!C::SOFTCAP)
+			this->mask_products(s, column, true);
 		dp.zero();
 		multiply_abt<C::HDIM_V>(dp, v, pair.v, 0, Core());
 		const float *stats = this->stats_of(0);
@@ -703,19 +885,24 @@ template <class C> struct BiasPass : BackwardPass<C, C::TILE_N, C::TILE_M> {
 		for (int m = 0; m < Base::TM; m++)
 			UNROLL
 			for (int n = 0; n < Base::TN; n++) {
-				u32 bytes[Core::E] = {};
+				DropoutTile<Core, true> random;
+				typename Core::Acc bias[1] = {};
 
 				if (C::DROPOUT)
-					this->template random_bytes<true>(this->row_of(m), column + n * 16,
-									  bytes);
+					this->template make_random<false>(random, this->row_of(m),
+									  column + n * 16);
+				if (!Base::LOGITS_FIRST)
+					this->template read_bias<true>(this->row_of(m), column + n * 16, bias);
 				UNROLL
 				for (int e = 0; e < Core::E; e++) {
-					i32 at = n * 16 + Core::column(e), j = this->row_of(m) + Core::row(e);
+					i32 at = n * 16 + Core::column(e);
 
-					sum.t[m][n].x[e] += this->element(
-						s.t[m][n].x[e], dp.t[m][n].x[e], column + at, j,
+					sum.t[m][n].x[e] += this->template element<true>(
+						s.t[m][n].x[e], dp.t[m][n].x[e],
+						this->row_of(m) + Core::row(e), column + at, bias[0].x[e],
 						this->lse_at(stats, column, at),
-						this->d_at(stats, column, at), true, bytes[e]);
+						this->d_at(stats, column, at), true,
+						C::DROPOUT ? random.byte(e) : 0);
 				}
 			}
 	}
@@ -793,8 +980,10 @@ template <class C> struct Backward {
 			}
 		}
 		if (x >= n_key_blocks) {
-			x = ceil_div(a.sequences.seqlen_q_max, C::ROWS_N) - 1 - (x - n_key_blocks);
-			Rows(a, lds, x * C::ROWS_N).rows_pass(y, z);
+			Rows rows(a, lds, 0);
+
+			rows.first = rows.first_row();
+			rows.rows_pass(y, z);
 			return;
 		}
 		if (y >= a.nhead_k)

@@ -24,6 +24,13 @@ DEV void copy_async_16(u32 to, const void *from, bool valid)
 		     "r"(bytes));
 }
 
+DEV void copy_async_4(u32 to, const void *from, bool valid)
+{
+	i32 bytes = valid ? 4 : 0; /* else it is filled with zeros */
+
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+
 DEV void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 DEV void copy_async_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
@@ -124,6 +131,13 @@ template <class T> struct CoreMma {
 			a.r[i] = T::pack2(c.x[2 * i], c.x[2 * i + 1]);
 		return a;
 	}
+
+	/* One word a thread on its way to LDS; there after a tile's arrive(). 0 when !valid. */
+	METHOD static void send_word(float *to, const float *from, bool valid)
+	{
+		copy_async_4(shared_address(to), from, valid);
+	}
+	METHOD static void send_done() { copy_async_commit(); }
 
 	/* C[16 x 16] += A[16 x 16 of k] B[16 x 16 of k]^T */
 	METHOD static void multiply(Acc &c, const Operand &a, const Operand &b)

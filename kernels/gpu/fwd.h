@@ -92,8 +92,13 @@ template <class C> struct Forward {
 							continue;
 						if (C::DESCALE)
 							x *= q_scale * key_descale(a.k_descale, j);
-						x = modifiers.logit(x, seq, p.head, p.row, j, &slope);
+						x = modifiers.logit(x, p.head, p.row, j, &slope);
 					}
+				if (C::BIAS == BIAS_MATRIX)
+					BiasRow<C>::template make<false>(
+						BiasView::make<Element>(a.bias, a.bias_dtype, seq, head), seq,
+						RowPlace{p.row, p.head - head}, column)
+						.add(s.t[m], r);
 			}
 	}
 
@@ -155,14 +160,23 @@ template <class C> struct Forward {
 	METHOD void drop(RegTile<Core, TM, TN> &s, i32 column) const
 	{
 		i32 wave_row = row_of(0);
+		DropoutTile<Core, false> random;
 
+		static_assert(!(C::DROPOUT && C::PACK), "a tile's rows belong to one head");
 		UNROLL
 		for (int m = 0; m < TM; m++)
 			UNROLL
 			for (int n = 0; n < TN; n++) {
-				if (C::DROPOUT)
-					drop_tile(s.t[m][n], seq.batch, wave_row + m * 16,
-						  column + n * 16);
+				if (C::DROPOUT) {
+					i32 batch_head = seq.batch * a.nhead_q + head;
+					i32 row = wave_row + m * 16, first = column + n * 16;
+
+					if (n % 2 && TN % 2 == 0) /* columns begin with a patch */
+						random.template make<true>(a.dropout, batch_head, row, first);
+					else
+						random.template make<false>(a.dropout, batch_head, row, first);
+					drop_tile(s.t[m][n], random);
+				}
 				if (C::DESCALE)
 					UNROLL
 					for (int e = 0; e < Core::E; e++)
@@ -171,16 +185,13 @@ template <class C> struct Forward {
 			}
 	}
 
-	METHOD void drop_tile(typename Core::Acc &s, i32 batch, i32 row, i32 column) const
+	METHOD void drop_tile(typename Core::Acc &s, const DropoutTile<Core, false> &random) const
 	{
 		const abi_dropout &d = a.dropout;
-		u32 bytes[Core::E];
 
-		static_assert(!(C::DROPOUT && C::PACK), "a tile's rows belong to one head");
-		dropout_bytes<Core, false>(d, batch * a.nhead_q + head, row, column, bytes);
 		UNROLL
 		for (int e = 0; e < Core::E; e++)
-			s.x[e] = bytes[e] <= (u32)d.keep_at_most ? s.x[e] * d.p_keep_inverse : 0.0f;
+			s.x[e] = random.byte(e) <= (u32)d.keep_at_most ? s.x[e] * d.p_keep_inverse : 0.0f;
 	}
 
 	/* The random bytes of this block's rows, masked or not: every column of the sequence. */

@@ -155,7 +155,7 @@ static int32_t stationary_bytes(enum gpu_core core, int32_t rows, int32_t cols)
 /* What describes the streamed tensors, where registers are dear. */
 static int32_t views_bytes(enum gpu_core core)
 {
-	return core == GPU_CORE_MMA ? 256 : 0;
+	return core == GPU_CORE_MMA ? 320 : 0;
 }
 
 /* A wave's 16 rows of a result, as floats. */
@@ -377,7 +377,7 @@ static struct gpu_tile rows_pass_tile(const struct gpu_arch *arch, enum gpu_core
 		r.tile_n = 2 * t->tile_n;
 		r.tile_m = max32(t->tile_m / 2, 16);
 	} else if (t->hdim_q <= 64 && t->hdim_v <= 64) {
-		r.tile_m = 48;
+		r.tile_m = 64;
 	}
 	return backward_lds(arch, core, &r, buffers) <= (int32_t)arch->lds_bytes ? r : *t;
 }
@@ -623,6 +623,18 @@ static int forward_tile(const struct gpu_arch *arch, uint32_t dtype, const struc
 	return found;
 }
 
+/* The same for gradients. */
+static int crowded_backward(const struct gpu_tile *t, const struct abi_bwd_args *a)
+{
+	int logits = a->bias.data || a->alibi_slopes || a->logits_soft_cap > 0;
+	int32_t rows = t->tile_n / t->waves_m;
+
+	if (strcmp(t->pipeline, "gpu_mma") != 0 || !logits)
+		return 0;
+	return rows > 16 || (rows * t->tile_m > 16 * 32 && t->hdim_q + t->hdim_v > 192 &&
+			     a->dropout.p_drop > 0);
+}
+
 static int backward_tile(const struct gpu_arch *arch, uint32_t dtype, const struct abi_bwd_args *a,
 			 int candidate, struct gpu_tile *ret_tile)
 {
@@ -664,8 +676,12 @@ int gpu_kernel_default_tile(const char *arch_name, enum abi_family family, uint3
 				return 0;
 		return 1;
 	}
-	if (family == ABI_BWD_DQ_DK_DV)
-		return backward_tile(&arch, dtype, args, candidate, ret_tile);
+	if (family == ABI_BWD_DQ_DK_DV) {
+		for (int c = 0; !backward_tile(&arch, dtype, args, c, ret_tile); c++)
+			if (!crowded_backward(ret_tile, args) && !candidate--)
+				return 0;
+		return 1;
+	}
 	return rows_tile(family, candidate, ret_tile);
 }
 

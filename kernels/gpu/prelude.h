@@ -248,7 +248,25 @@ DEV float hidden(float x)
 	return x;
 }
 
-/* The same for a number that differs between lanes. */
+/* The same for numbers that differ between lanes. */
+DEV const char *hidden_lane(const char *p)
+{
+#if FMHA_NVIDIA
+	asm volatile("" : "+l"(p));
+#else
+	asm volatile("" : "+v"(p));
+#endif
+	return p;
+}
+
+DEV i64 hidden(i64 x)
+{
+#if FMHA_NVIDIA
+	asm volatile("" : "+l"(x));
+#endif
+	return x;
+}
+
 DEV i32 hidden_lane(i32 x)
 {
 #if FMHA_NVIDIA

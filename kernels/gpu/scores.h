@@ -54,38 +54,94 @@ DEV u32 dropout_byte(const abi_dropout &d, i32 batch_head, i32 row, i32 column)
 }
 
 /*
- * The bytes of one 16 x 16 tile, in the order of a lane's elements. (row, column) is the tile's first;
- * TRANSPOSED: rows are keys and columns queries. On NVIDIA a lane's elements are one lane's bytes of a
- * patch, or, transposed, those of two lanes: one Philox a tile. AMD's matrix cores spread a tile
- * otherwise: one Philox a tile too, and bytes from the lanes that have them.
+ * The bytes of a lane's elements of one 16 x 16 tile. (row, column) is the tile's first; TRANSPOSED: rows
+ * are keys and columns queries. On NVIDIA a lane's elements are one lane's bytes of a patch, or, transposed,
+ * those of two lanes: one Philox a patch, of which the two tiles beside each other along the keys take
+ * their halves. AMD's matrix cores spread a tile otherwise: one Philox a tile, and bytes from the lanes
+ * that have them.
  */
-template <class Core, bool TRANSPOSED>
-DEV void dropout_bytes(const abi_dropout &d, i32 batch_head, i32 row, i32 column, u32 *bytes)
-{
-	if constexpr (Core::OWNS_PATCH) {
-		i32 lane = lane_id(), query = TRANSPOSED ? column : row, key = TRANSPOSED ? row : column;
-		Philox p = Philox::make(d.seed, d.offset + (u64)batch_head * 32 + (u64)lane,
-					(u32)query / 16, (u32)key / 32);
-		bool second = key & 16;
-		u32 low = second ? p.w[2] : p.w[0], high = second ? p.w[3] : p.w[1];
+template <class Core, bool TRANSPOSED> struct DropoutTile {
+	static const int IN_WORD = Core::OWNS_PATCH ? 4 : 1;
+	u32 w[Core::E / IN_WORD];
+	Philox patch; /* OWNS_PATCH */
 
-		UNROLL
-		for (int e = 0; e < Core::E && !TRANSPOSED; e++)
-			bytes[e] = (e < 4 ? low : high) >> (8 * (e & 3)) & 255;
-		UNROLL
-		for (int b = 0; b < 2 && TRANSPOSED; b++) {
-			i32 from = (lane % 4 * 2 + b) * 4 + lane / 8;
-			u32 words[2] = {shuffle_word(low, from), shuffle_word(high, from)};
+	METHOD u32 byte(int e) const { return w[e / IN_WORD] >> (e % IN_WORD * 8) & 255; }
 
-			UNROLL
-			for (int e = b; e < Core::E; e += 2)
-				bytes[e] = words[e >> 1 & 1] >> (8 * ((lane / 4 & 1) + 2 * (e >> 2))) & 255;
-		}
-	} else if constexpr (Core::SHARES_PATCH) {
+	/* SAME_PATCH: the tile made last was the first half of this one's patch. */
+	template <bool SAME_PATCH>
+	METHOD void make(const abi_dropout &d, i32 batch_head, i32 row, i32 column)
+	{
 		i32 query = TRANSPOSED ? column : row, key = TRANSPOSED ? row : column;
-		Philox p = Philox::make(d.seed, d.offset + (u64)batch_head * 32 + (u64)(lane_id() % 32),
-					(u32)query / 16, (u32)key / 32);
-		bool second = key & 16;
+
+		if constexpr (Core::OWNS_PATCH) {
+			if (!SAME_PATCH)
+				patch = make_patch(d, batch_head, query, key);
+			take_half(SAME_PATCH || (key & 16));
+		} else if constexpr (Core::SHARES_PATCH) {
+			spread(make_patch(d, batch_head, query, key), key & 16);
+		} else {
+			UNROLL
+			for (int e = 0; e < Core::E; e++) {
+				i32 r = row + Core::row(e), c = column + Core::column(e);
+
+				w[e] = TRANSPOSED ? dropout_byte(d, batch_head, c, r)
+						  : dropout_byte(d, batch_head, r, c);
+				if (e % 2 == 1)
+					Core::step(); /* two generators at once are enough */
+			}
+		}
+	}
+
+	/* From where the forward pass stored them. */
+	METHOD void read(const abi_tensor &t, const Sequence &v, i32 head, i32 row, i32 column)
+	{
+		UNROLL
+		for (int i = 0; i < Core::E / IN_WORD; i++) {
+			w[i] = 0;
+			NO_UNROLL
+			for (int b = 0; b < IN_WORD; b++) {
+				int e = i * IN_WORD + b;
+				i32 r = row + Core::row(e), c = column + Core::column(e);
+				i32 query = TRANSPOSED ? c : r, key = TRANSPOSED ? r : c;
+				u32 x = 255;
+
+				if (query < v.n_q && key < v.n_k)
+					x = ((const u8 *)t.data)[q_offset(t, v, query, head) +
+								 key * t.stride_dim];
+				w[i] |= x << (8 * b);
+			}
+		}
+	}
+
+	METHOD static Philox make_patch(const abi_dropout &d, i32 batch_head, i32 query, i32 key)
+	{
+		return Philox::make(d.seed, d.offset + (u64)batch_head * 32 + (u64)(lane_id() % 32),
+				    (u32)query / 16, (u32)key / 32);
+	}
+
+	METHOD void take_half(bool second)
+	{
+		u32 low = second ? patch.w[2] : patch.w[0], high = second ? patch.w[3] : patch.w[1];
+
+		if (!TRANSPOSED) {
+			w[0] = low, w[1] = high;
+			return;
+		}
+		i32 lane = lane_id(), from = lane % 4 * 8 + lane / 8, shift = lane / 4 % 2 * 8;
+		u32 low0 = shuffle_word(low, from) >> shift, low1 = shuffle_word(low, from + 4) >> shift;
+		u32 high0 = shuffle_word(high, from) >> shift, high1 = shuffle_word(high, from + 4) >> shift;
+
+		/* Elements 0 .. 3 are bytes 0 of these words, 4 .. 7 bytes 2. */
+		w[0] = merge_bytes(low0, low1, 0) | merge_bytes(high0, high1, 0) << 16;
+		w[1] = merge_bytes(low0, low1, 16) | merge_bytes(high0, high1, 16) << 16;
+	}
+	METHOD static u32 merge_bytes(u32 x, u32 y, int at)
+	{
+		return (x >> at & 255) | (y >> at & 255) << 8;
+	}
+
+	METHOD void spread(const Philox &p, bool second)
+	{
 		u32 low = second ? p.w[2] : p.w[0], high = second ? p.w[3] : p.w[1];
 
 		UNROLL
@@ -94,24 +150,120 @@ DEV void dropout_bytes(const abi_dropout &d, i32 batch_head, i32 row, i32 column
 			i32 j = TRANSPOSED ? Core::row(e) : Core::column(e), from = i % 8 * 4 + j % 8 / 2;
 			u32 first = shuffle_word(low, from), other = shuffle_word(high, from);
 
-			bytes[e] = (j & 8 ? other : first) >> (8 * ((j & 1) + (i & 8) / 4)) & 255;
-		}
-	} else {
-		UNROLL
-		for (int e = 0; e < Core::E; e++) {
-			i32 r = row + Core::row(e), c = column + Core::column(e);
-
-			bytes[e] = TRANSPOSED ? dropout_byte(d, batch_head, c, r)
-					      : dropout_byte(d, batch_head, r, c);
-			if (e % 2 == 1)
-				Core::step(); /* two generators at once are enough */
+			w[e] = (j & 8 ? other : first) >> (8 * ((j & 1) + (i & 8) / 4)) & 255;
 		}
 	}
-}
+};
 
 /* What a lane knows of the row that one of its statistics belongs to. */
 struct RowPlace {
 	i32 row, head; /* of the sequence; of the problem */
+};
+
+/* A bias, or its gradient, of one sequence from head `head` on: strides in bytes. */
+struct BiasView {
+	char *base;
+	i64 stride_query, stride_key, stride_head;
+	i32 dtype;
+
+	template <class Element>
+	METHOD static BiasView make(const abi_tensor &t, i32 dtype, const Sequence &v, i32 head)
+	{
+		i64 bytes = sizeof(typename Element::Storage) == 4 || dtype == ABI_F32 ? 4 : 2;
+
+		return BiasView{(char *)t.data + q_offset(t, v, 0, head) * bytes, t.stride_seq * bytes,
+				t.stride_dim * bytes, t.stride_head * bytes, dtype};
+	}
+};
+
+/*
+ * The part of it along one row of a lane's 16 x 16 tiles. TRANSPOSED: the rows of the tiles are keys. It
+ * has the type of the output, or is f32: one branch a row, straight code in it.
+ */
+template <class C> struct BiasRow {
+	typedef typename C::Core Core;
+	typedef typename C::Element Element;
+	typedef typename Core::Acc Acc;
+	static const int ELEMENT_BYTES = sizeof(typename Element::Storage); /* 1: outputs have 2 */
+
+	char *at;    /* of the lane's first column */
+	i64 step;    /* bytes from column to column */
+	i32 n_valid; /* columns that exist, from the lane's first */
+	i32 dtype;
+
+	/* row.head: from the view's on. */
+	template <bool TRANSPOSED>
+	METHOD static BiasRow make(const BiasView &t, const Sequence &v, RowPlace row, i32 column)
+	{
+		i32 r = row.row, c = column + Core::column(0);
+		BiasRow b;
+
+		b.step = TRANSPOSED ? t.stride_query : t.stride_key;
+		b.at = t.base + r * (TRANSPOSED ? t.stride_key : t.stride_query) + c * b.step +
+		       row.head * t.stride_head;
+		b.n_valid = r < (TRANSPOSED ? v.n_k : v.n_q) ? (TRANSPOSED ? v.n_q : v.n_k) - c : 0;
+		b.dtype = t.dtype;
+		return b;
+	}
+
+	METHOD bool wide() const { return ELEMENT_BYTES == 4 || dtype == ABI_F32; }
+	METHOD float narrow(u32 bits) const
+	{
+		if constexpr (ELEMENT_BYTES == 2)
+			return Element::to_float((u16)bits);
+		else
+			return dtype == ABI_F16 ? F16::to_float((u16)bits) : BF16::to_float((u16)bits);
+	}
+
+	/* t: the tiles of a row, of which the elements of row statistic r are meant. */
+	template <int TN> METHOD void add(Acc (&t)[TN], int r) const
+	{
+		if (wide())
+			add_as<4>(t, r);
+		else
+			add_as<2>(t, r);
+	}
+	template <int BYTES, int TN> METHOD void add_as(Acc (&t)[TN], int r) const
+	{
+		const char *p = at;
+
+		UNROLL
+		for (int n = 0; n < TN; n++) {
+			UNROLL
+			for (int e = 0; e < Core::E; e++) {
+				i32 c = Core::column(e) - Core::column(0);
+
+				if (Core::stat(e) != r)
+					continue;
+				u32 bits = load_bits<BYTES>(p + c * step, n * 16 + c < n_valid);
+
+				t[n].x[e] += BYTES == 4 ? bits_to_float(bits) : narrow(bits);
+			}
+			p = hidden_lane(p + 16 * step);
+		}
+	}
+
+	METHOD void store(const Acc &t, int r) const
+	{
+		if (wide())
+			store_as<4>(t, r);
+		else
+			store_as<2>(t, r);
+	}
+	template <int BYTES> METHOD void store_as(const Acc &t, int r) const
+	{
+		UNROLL
+		for (int e = 0; e < Core::E; e++) {
+			i32 c = Core::column(e) - Core::column(0);
+
+			if (Core::stat(e) != r || c >= n_valid)
+				continue;
+			if constexpr (BYTES == 4)
+				*(float *)(at + c * step) = t.x[e];
+			else if constexpr (ELEMENT_BYTES == 2) /* no gradients in fp8 */
+				*(u16 *)(at + c * step) = (u16)Element::from_float(t.x[e]);
+		}
+	}
 };
 
 /* C++ has no way to pick a field by a runtime TRANSPOSED flag: (row, column) of a tile element is
@@ -119,8 +271,6 @@ struct RowPlace {
 template <class C> struct Modifiers {
 	typedef typename C::Core Core;
 
-	abi_tensor bias;
-	i32 bias_dtype;
 	const float *slopes; /* of this batch entry */
 	float scale, soft_cap, unit; /* exp(score) = exp2(score * unit) */
 	i32 diagonal; /* n_k - n_q */
@@ -129,8 +279,6 @@ template <class C> struct Modifiers {
 	{
 		Modifiers m;
 
-		m.bias = a.bias;
-		m.bias_dtype = a.bias_dtype;
 		m.slopes = a.alibi_slopes + v.batch * a.alibi_stride_batch; /* used only with ALiBi */
 		m.scale = a.scale;
 		m.soft_cap = a.logits_soft_cap;
@@ -140,8 +288,9 @@ template <class C> struct Modifiers {
 		return m;
 	}
 
-	/* The logit of a raw product; *ret_slope: d(capped) / d(raw * scale), 1 without a cap. */
-	METHOD float logit(float raw, const Sequence &v, i32 head, i32 i, i32 j, float *ret_slope) const
+	/* The logit of a raw product but for BIAS_MATRIX; *ret_slope: d(capped) / d(raw * scale), 1 without a
+	 * cap. */
+	METHOD float logit(float raw, i32 head, i32 i, i32 j, float *ret_slope) const
 	{
 		float x = raw * scale;
 
@@ -152,9 +301,6 @@ template <class C> struct Modifiers {
 			x = soft_cap * t;
 			*ret_slope = 1 - t * t;
 		}
-		if (C::BIAS == BIAS_MATRIX && i < v.n_q && j < v.n_k)
-			x += load_as_float(bias.data, bias_dtype,
-					   q_offset(bias, v, i, head) + j * bias.stride_dim);
 		if (C::BIAS == BIAS_ALIBI)
 			x -= load_memory(slopes + head) * magnitude_of((float)(i + diagonal - j));
 		return x;

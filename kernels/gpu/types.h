@@ -197,4 +197,33 @@ DEV void store_from_float(void *data, i32 dtype, i64 index, float value)
 	}
 }
 
+/* What lies at p, as an unsigned word; 0 when !valid. No branch: those would cut the code of a tile into
+ * hundreds of pieces. */
+template <int BYTES> DEV u32 load_bits(const void *p, bool valid)
+{
+	u32 x = 0;
+#if FMHA_NVIDIA
+	if constexpr (BYTES == 4)
+		asm("{\n\t"
+		    ".reg .pred valid;\n\t"
+		    "setp.ne.s32 valid, %2, 0;\n\t"
+		    "@valid ld.global.u32 %0, [%1];\n\t"
+		    "}"
+		    : "+r"(x)
+		    : "l"(p), "r"((i32)valid));
+	else
+		asm("{\n\t"
+		    ".reg .pred valid;\n\t"
+		    "setp.ne.s32 valid, %2, 0;\n\t"
+		    "@valid ld.global.u16 %0, [%1];\n\t"
+		    "}"
+		    : "+r"(x)
+		    : "l"(p), "r"((i32)valid));
+#else
+	if (valid)
+		x = BYTES == 4 ? load_memory((const u32 *)p) : load_memory((const u16 *)p);
+#endif
+	return x;
+}
+
 #endif

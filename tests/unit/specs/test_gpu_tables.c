@@ -62,6 +62,7 @@ static void fill_args(const struct kernel_spec *spec, struct abi_fwd_args *args)
 /* The small families look at nothing of this but the sizes, or not even these. */
 static void fill_backward(const struct kernel_spec *spec, struct abi_bwd_args *args)
 {
+	static float present;
 	const struct kernel_signature *s = &spec->signature;
 
 	*args = (struct abi_bwd_args){.nhead_q = 8, .nhead_k = 2, .scale = 0.125f};
@@ -70,6 +71,10 @@ static void fill_backward(const struct kernel_spec *spec, struct abi_bwd_args *a
 	args->sequences.batch = 2;
 	args->band = (struct abi_band){.window_left = -1, .window_right = -1};
 	args->dtype = (abi_i32)abi_dtype_of(s->data_type);
+	if (s->bias == SPEC_BIAS_BIAS)
+		args->bias.data = &present;
+	if (s->bias == SPEC_BIAS_ALIBI)
+		args->alibi_slopes = &present;
 	if (s->dropout)
 		args->dropout.p_drop = 0.1f;
 	if (s->logits)
@@ -188,6 +193,38 @@ static void check_default_tiles(struct spec_iter *iter, const struct kernel_sign
 	}
 }
 
+static void check_signature(struct spec_iter *iter, struct kernel_spec *wanted, const char *arch)
+{
+	struct abi_fwd_args fwd;
+	struct abi_bwd_args bwd;
+
+	wanted->signature.family = SPEC_FWD;
+	fill_args(wanted, &fwd);
+	check_default_tiles(iter, &wanted->signature, arch, &fwd);
+	if (!wanted->signature.dropout) {
+		fwd.sequences.seqlen_q_max = 1; /* few rows: packed */
+		check_default_tiles(iter, &wanted->signature, arch, &fwd);
+	}
+	if (wanted->signature.data_type == SPEC_FP8BF16)
+		return;
+	fill_backward(wanted, &bwd);
+	wanted->signature.family = SPEC_BWD_DQ_DK_DV;
+	check_default_tiles(iter, &wanted->signature, arch, &bwd);
+}
+
+/* The families without features. */
+static void check_small(struct spec_iter *iter, struct kernel_spec *wanted, const char *arch)
+{
+	static const int families[] = {SPEC_BWD_DOT_DO_O, SPEC_BWD_CONVERT_DQ};
+	struct abi_bwd_args bwd;
+
+	fill_backward(wanted, &bwd);
+	for (int i = 0; i < 2; i++) {
+		wanted->signature.family = (uint8_t)families[i];
+		check_default_tiles(iter, &wanted->signature, arch, &bwd);
+	}
+}
+
 static void every_default_tile_is_a_spec(void **state)
 {
 	static const int dtypes[] = {SPEC_FP32, SPEC_BF16, SPEC_FP8BF16};
@@ -206,25 +243,20 @@ static void every_default_tile_is_a_spec(void **state)
 		spec_init(&wanted);
 		iter = spec_iter_new_signature(space, &wanted.signature);
 		for (int i = 0; i < 3 * 6; i++) {
-			struct abi_fwd_args fwd;
-			struct abi_bwd_args bwd;
-
-			wanted.signature.family = SPEC_FWD;
 			wanted.signature.data_type = (uint8_t)dtypes[i % 3];
 			wanted.signature.hdim_q = (uint16_t)hdims[i / 3];
 			wanted.signature.hdim_v = (uint16_t)hdims[i / 3];
-			fill_args(&wanted, &fwd);
-			check_default_tiles(iter, &wanted.signature, name, &fwd);
-			fwd.sequences.seqlen_q_max = 1; /* few rows: packed */
-			check_default_tiles(iter, &wanted.signature, name, &fwd);
-			if (dtypes[i % 3] == SPEC_FP8BF16)
-				continue;
-			fill_backward(&wanted, &bwd);
-			for (int family = SPEC_BWD_DOT_DO_O; family <= SPEC_BWD_CONVERT_DQ;
-			     family++) {
-				wanted.signature.family = (uint8_t)family;
-				check_default_tiles(iter, &wanted.signature, name, &bwd);
+			for (int features = 0; features < 8; features++) {
+				wanted.signature.bias = features & 1 ? SPEC_BIAS_BIAS
+								     : SPEC_BIAS_NO;
+				wanted.signature.dropout = features >> 1 & 1;
+				wanted.signature.logits = features >> 2;
+				check_signature(iter, &wanted, name);
 			}
+			wanted.signature.bias = SPEC_BIAS_NO;
+			wanted.signature.dropout = wanted.signature.logits = 0;
+			if (dtypes[i % 3] != SPEC_FP8BF16)
+				check_small(iter, &wanted, name);
 		}
 		spec_iter_free(iter);
 		spec_space_free(space);
