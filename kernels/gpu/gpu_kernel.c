@@ -586,7 +586,9 @@ static int crowded(const struct gpu_arch *arch, enum abi_family family, const st
 	if (t->tile_m / t->waves_m > 16 && t->blocks_per_cu > 1)
 		return t->hdim_v > 64 || (bias && dropout);
 	if (scores >= 32 * 64 && t->hdim_v > 64)
-		return dropout;
+		return dropout || (t->hdim_v > 96 &&
+				   (logits || paged ||
+				    (family == ABI_FWD_SPLITKV && masked(&a->band))));
 	return t->blocks_per_cu > 2 && (dropout || paged);
 }
 
