@@ -565,7 +565,7 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	template <class Tiles, class View, class Body>
 	METHOD void walk(const Tiles &tiles, const View &view_q, const View &view_v, i32 end, Body body)
 	{
-		const bool AHEAD = BUFFERS == 2 || (!Core::FETCH_NEEDS_LDS && HELD <= 64);
+		const bool AHEAD = BUFFERS == 2 || (!Core::FETCH_NEEDS_LDS && HELD <= 48);
 		Pair pair;
 
 		if (tiles.count == 0)

@@ -343,7 +343,7 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family, uin
 /* dK and dV of 16 rows, in 32-lane waves, must leave registers for the scores. */
 static int apart(enum gpu_core core, const struct gpu_tile *t)
 {
-	int32_t most = core == GPU_CORE_WMMA11 || core == GPU_CORE_WMMA12 ? 256 : 320;
+	int32_t most = core == GPU_CORE_MMA ? 320 : 256;
 
 	return core != GPU_CORE_MFMA && t->hdim_q + t->hdim_v > most;
 }
