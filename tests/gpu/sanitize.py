@@ -51,7 +51,13 @@ def cases():
     yield "fwd_appendkv", Case("append", dtype=abi.F32, rope=abi.ROPE_INTERLEAVED, rotary_dim=16)
     yield "bwd", Case("backward", **d, sq=150, sk=170, dq=64, dv=64, mask=BR, right=0)
     yield "bwd", Case("backward", **d, sq=70, sk=90, dq=128, dv=128, bias=abi.BF16, dbias=True, dropout=0.2)
+    yield "bwd", Case("backward", **d | dict(dtype=abi.F16), sq=70, sk=90, dq=64, dv=64, bias=abi.F32, dbias=True,
+                      mask=BR, right=0)
     yield "bwd", Case("backward", **d | dict(dtype=abi.F32), sq=40, sk=50, dq=40, dv=40, mask=BR, right=0)
+    # Partial sums of dQ: the third stage, bwd_convert_dq.
+    yield "bwd", Case("backward", **d, sq=150, sk=170, dq=64, dv=64, acc=3)
+    yield "bwd", Case("backward", **{k: v for k, v in d.items() if k != "batch"}, group=[(5, 30), (0, 8), (33, 90)],
+                      dq=128, dv=128, mask=BR, right=0, acc=2)
     for dim, broadcast in ((184, "b"), (104, "bh"), (72, "bhr")):
         yield "bwd", Case("backward", **d | dict(dtype=abi.F32), sq=40, sk=50, dq=dim, dv=dim, bias=abi.F32,
                           dbias=True, bias_broadcast=broadcast)
