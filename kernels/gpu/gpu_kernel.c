@@ -566,12 +566,13 @@ static int pick(const struct tile_table *table, enum gpu_core core, int pack, st
 
 /* Tiles whose scores and accumulators leave no room for what these features need: they would spill.
  * From tests/gpu/spill_check.py. */
-static int crowded(const struct gpu_arch *arch, enum abi_family family, const struct gpu_tile *t,
-		   const struct abi_fwd_args *a)
+static int crowded(const struct gpu_arch *arch, enum abi_family family, uint32_t dtype,
+		   const struct gpu_tile *t, const struct abi_fwd_args *a)
 {
 	int bias = a->bias.data || a->alibi_slopes, dropout = a->dropout.p_drop > 0;
 	int paged = a->cache.page_size > 0, logits = bias || a->logits_soft_cap > 0;
 	int32_t scores = t->tile_m / t->waves_m * t->tile_n;
+	int fp8_mask = (dtype == ABI_E4M3 || dtype == ABI_E5M2) && masked(&a->band);
 
 	if (strcmp(t->pipeline, "gpu_mma") != 0)
 		return 0;
@@ -586,10 +587,10 @@ static int crowded(const struct gpu_arch *arch, enum abi_family family, const st
 	if (t->tile_m / t->waves_m > 16 && t->blocks_per_cu > 1)
 		return t->hdim_v > 64 || (bias && dropout);
 	if (scores >= 32 * 64 && t->hdim_v > 64)
-		return dropout || (t->hdim_v > 96 &&
-				   (logits || paged ||
-				    (family == ABI_FWD_SPLITKV && masked(&a->band))));
-	return t->blocks_per_cu > 2 && (dropout || paged);
+		return dropout ||
+		       (t->hdim_v > 96 && (logits || paged || fp8_mask ||
+					   (family == ABI_FWD_SPLITKV && masked(&a->band))));
+	return t->blocks_per_cu > 2 && (dropout || paged || (fp8_mask && t->hdim_v > 96));
 }
 
 /* The tiles of one core, in the order in which they are tried. */
@@ -633,8 +634,8 @@ static int crowded_backward(const struct gpu_tile *t, const struct abi_bwd_args 
 
 	if (strcmp(t->pipeline, "gpu_mma") != 0 || !logits)
 		return 0;
-	return rows > 16 || (rows * t->tile_m > 16 * 32 && t->hdim_q + t->hdim_v > 192 &&
-			     a->dropout.p_drop > 0);
+	return rows > 16 ||
+	       (rows * t->tile_m > 16 * 32 && t->hdim_q + t->hdim_v > 192 && a->dropout.p_drop > 0);
 }
 
 static int backward_tile(const struct gpu_arch *arch, uint32_t dtype, const struct abi_bwd_args *a,
@@ -674,7 +675,7 @@ int gpu_kernel_default_tile(const char *arch_name, enum abi_family family, uint3
 		return 1;
 	if (is_forward(family)) {
 		for (int c = 0; !forward_tile(&arch, dtype, args, c, ret_tile); c++)
-			if (!crowded(&arch, family, ret_tile, args) && !candidate--)
+			if (!crowded(&arch, family, dtype, ret_tile, args) && !candidate--)
 				return 0;
 		return 1;
 	}

@@ -71,6 +71,8 @@ static void fill_backward(const struct kernel_spec *spec, struct abi_bwd_args *a
 	args->sequences.batch = 2;
 	args->band = (struct abi_band){.window_left = -1, .window_right = -1};
 	args->dtype = (abi_i32)abi_dtype_of(s->data_type);
+	if (s->mask != SPEC_MASK_NO)
+		args->band = (struct abi_band){ABI_MASK_TOP_LEFT, -1, 0, 0};
 	if (s->bias == SPEC_BIAS_BIAS)
 		args->bias.data = &present;
 	if (s->bias == SPEC_BIAS_ALIBI)
@@ -246,14 +248,17 @@ static void every_default_tile_is_a_spec(void **state)
 			wanted.signature.data_type = (uint8_t)dtypes[i % 3];
 			wanted.signature.hdim_q = (uint16_t)hdims[i / 3];
 			wanted.signature.hdim_v = (uint16_t)hdims[i / 3];
-			for (int features = 0; features < 8; features++) {
+			for (int features = 0; features < 16; features++) {
 				wanted.signature.bias = features & 1 ? SPEC_BIAS_BIAS
 								     : SPEC_BIAS_NO;
 				wanted.signature.dropout = features >> 1 & 1;
-				wanted.signature.logits = features >> 2;
+				wanted.signature.logits = features >> 2 & 1;
+				wanted.signature.mask = features >> 3 ? SPEC_MASK_GENERIC
+								      : SPEC_MASK_NO;
 				check_signature(iter, &wanted, name);
 			}
 			wanted.signature.bias = SPEC_BIAS_NO;
+			wanted.signature.mask = SPEC_MASK_NO;
 			wanted.signature.dropout = wanted.signature.logits = 0;
 			if (dtypes[i % 3] != SPEC_FP8BF16)
 				check_small(iter, &wanted, name);
