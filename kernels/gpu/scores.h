@@ -198,7 +198,7 @@ template <class C> struct BiasRow {
 		i32 r = row.row, c = column + Core::column(0);
 		BiasRow b;
 
-		b.step = TRANSPOSED ? t.stride_query : t.stride_key;
+		b.step = plain_register(TRANSPOSED ? t.stride_query : t.stride_key);
 		b.at = t.base + r * (TRANSPOSED ? t.stride_key : t.stride_query) + c * b.step +
 		       row.head * t.stride_head;
 		b.n_valid = r < (TRANSPOSED ? v.n_k : v.n_q) ? (TRANSPOSED ? v.n_q : v.n_k) - c : 0;
