@@ -17,6 +17,7 @@
 #include <proto/problem.h>
 
 #define RELEASE_ELSEWHERE_BYTES (16u << 20) /* unmapping more takes milliseconds */
+#define RESTOCK_AFTER_MS        20
 #define OPEN_HANDLE_NS          (2 * NS_PER_S)
 #define DEVICE_CALL_NS          (10 * NS_PER_S)
 
@@ -55,7 +56,9 @@ static void release_memory(struct buffer *buffer)
 	bool here = device_shares_memory(worker->device) &&
 		    buffer->memory.charged_bytes < RELEASE_ELSEWHERE_BYTES;
 
-	buffer->release = (struct errand){.timeout_ns = DEVICE_CALL_NS,
+	/* In its owner's order: what is created next may need the memory. */
+	buffer->release = (struct errand){.owner = buffer->owner,
+					  .timeout_ns = DEVICE_CALL_NS,
 					  .run = release_run,
 					  .done = release_done,
 					  .late = nobody_waits,
@@ -126,6 +129,7 @@ static int add_buffer(struct session *session, struct device_memory *memory, uin
 	}
 	buffer->n_references = 1;
 	buffer->worker = session->worker;
+	buffer->owner = session;
 	buffer->account = account_get(&session->worker->accounts, session->uid);
 	buffer->memory = *memory;
 	buffer->account->n_buffers++;
@@ -322,7 +326,7 @@ static int on_buffer_create(struct session *session, uint32_t id,
 	    !device_memory_take(session->worker->device, params->size, &making.memory, &making.fd))
 		return r < 0 ? r : make_buffer(&making, err);
 	making_finish(&making);
-	worker_restock(session->worker);
+	worker_restock(session->worker, RESTOCK_AFTER_MS);
 	return 0;
 }
 

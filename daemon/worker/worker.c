@@ -89,12 +89,20 @@ static void restock_done(struct errand *errand)
 	container_of(errand, struct worker, restock)->restocking = false;
 }
 
-void worker_restock(struct worker *worker)
+static void on_restock(uv_timer_t *timer)
+{
+	struct worker *worker = timer->data;
+
+	worker->restock = (struct errand){.run = restock_run, .done = restock_done};
+	worker->restocking = errand_start(&worker->errands, &worker->restock, NULL) == 0;
+}
+
+void worker_restock(struct worker *worker, uint32_t after_ms)
 {
 	if (worker->restocking || device_shares_memory(worker->device))
 		return;
-	worker->restock = (struct errand){.run = restock_run, .done = restock_done};
-	worker->restocking = errand_start(&worker->errands, &worker->restock, NULL) == 0;
+	worker->restocking = true;
+	uv_timer_start(&worker->restock_timer, on_restock, after_ms, 0);
 }
 
 /* ---- the control connection ---- */
@@ -303,8 +311,10 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	uv_async_init(&worker->loop, &worker->device_async, on_device_async);
 	uv_timer_init(&worker->loop, &worker->tick);
 	uv_timer_init(&worker->loop, &worker->trim);
+	uv_timer_init(&worker->loop, &worker->restock_timer);
 	uv_check_init(&worker->loop, &worker->drained);
 	worker->tick.data = worker->trim.data = worker->drained.data = worker;
+	worker->restock_timer.data = worker;
 	r = connection_hub_init(&worker->hub, &worker->loop, &worker->limits, err);
 	worker->hub.spinner.is_free = has_no_runs;
 	worker->hub.spinner.owner = worker;
@@ -313,7 +323,7 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	if (r == 0) {
 		errands_open(&worker->errands, &worker->loop, worker->device,
 			     worker->limits.value[LIMIT_SPIN_US]);
-		worker_restock(worker);
+		worker_restock(worker, 0);
 	}
 	if (r == 0)
 		r = connection_open(&worker->control, &worker->hub, WORKER_CONTROL_FD, NULL, false,

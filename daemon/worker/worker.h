@@ -38,6 +38,7 @@ struct worker {
 	struct device *device;
 	struct errands errands;
 	struct errand restock; /* of the device's memory in stock */
+	uv_timer_t restock_timer;
 	bool restocking;
 	struct plan_device plan_device;
 	struct spec_catalog *catalog;
@@ -91,7 +92,8 @@ struct buffer {
 	struct worker *worker;
 	struct account *account;
 	struct device_memory memory;
-	bool lost; /* the client took pages away: not used any more */
+	bool lost;         /* the client took pages away: not used any more */
+	const void *owner; /* of the errand, never followed: the session may be gone */
 	struct errand release;
 };
 
@@ -180,8 +182,9 @@ char *worker_status_json(struct worker *worker);
 void worker_fail(struct worker *worker, const char *kernel, const struct fmha_error *error)
 	__attribute__((noreturn));
 
-/* Has the device lay in memory, unless that is under way. */
-void worker_restock(struct worker *worker);
+/* Has the device lay in memory, unless that is under way, @after_ms from now: not while the client
+ * that took it goes on to its first run, which the driver would make wait. */
+void worker_restock(struct worker *worker, uint32_t after_ms);
 
 /* Gives back what only speeds up the next launch. */
 void worker_on_trim(uv_timer_t *timer);
