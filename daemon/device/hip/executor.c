@@ -409,6 +409,8 @@ int gpu_executor_start(struct gpu_device *gpu, struct fmha_error *err)
 	(void)pthread_cond_init(&gpu->work, NULL);
 	gpu->submitted_tail = &gpu->submitted;
 	status = hipStreamCreateWithFlags(&gpu->rescue, hipStreamNonBlocking);
+	if (status == hipSuccess)
+		status = hipStreamCreateWithFlags(&gpu->scrub, hipStreamNonBlocking);
 	if (status != hipSuccess)
 		return gpu_error(status, "making a stream", err);
 	if (pthread_create(&gpu->thread, NULL, executor, gpu) != 0)
@@ -436,6 +438,8 @@ void gpu_executor_stop(struct gpu_device *gpu)
 	gpu_gates_deinit(gpu);
 	if (gpu->rescue)
 		(void)hipStreamDestroy(gpu->rescue);
+	if (gpu->scrub)
+		(void)hipStreamDestroy(gpu->scrub);
 	(void)pthread_mutex_destroy(&gpu->lock);
 	(void)pthread_cond_destroy(&gpu->work);
 }

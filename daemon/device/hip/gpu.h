@@ -32,6 +32,7 @@ struct gpu_device {
 
 	/* executor.c */
 	hipStream_t rescue; /* for words that release a stuck fence */
+	hipStream_t scrub;  /* clears new memory: nobody else has to wait for that */
 	struct device_stream *free_streams;
 	uint32_t n_free_streams;
 	pthread_t thread;

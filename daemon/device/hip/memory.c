@@ -75,10 +75,10 @@ static size_t round_up(uint64_t size, size_t granularity)
 /* New memory is zero: it may have been another user's. */
 static int scrub(struct gpu_device *gpu, void *pointer, size_t bytes, struct fmha_error *err)
 {
-	hipError_t status = hipMemsetD8Async((hipDeviceptr_t)pointer, 0, bytes, NULL);
+	hipError_t status = hipMemsetD8Async((hipDeviceptr_t)pointer, 0, bytes, gpu->scrub);
 
 	if (status == hipSuccess)
-		status = hipStreamSynchronize(NULL);
+		status = hipStreamSynchronize(gpu->scrub);
 	return status == hipSuccess ? 0 : gpu_failure(gpu, status, "clearing memory", err);
 }
 
