@@ -183,20 +183,27 @@ template <class T> struct CoreMma {
 			/* Hidden, so that addresses are made anew each time instead of kept. */
 			i32 thread = thread_id();
 			asm volatile("" : "+r"(thread));
-			if constexpr (THREADS % (CHUNKS * S::PERIOD) == 0 && View::CONTIGUOUS) {
-				const int STEP = THREADS / CHUNKS; /* rows a pass */
-				i32 r = thread / CHUNKS, c = thread % CHUNKS;
+			/* Lanes beyond a row's chunks stay idle, so that a thread keeps its column; its rows are
+			 * permuted in PHASES ways. */
+			const int WIDTH = power_of_2_from(CHUNKS), STEP = THREADS / WIDTH; /* rows a pass */
+			const int PHASES = STEP > 0 && STEP < S::PERIOD ? S::PERIOD / STEP : 1;
+			if constexpr (STEP > 0 && PHASES * STEP % S::PERIOD == 0 && View::CONTIGUOUS) {
+				i32 r = thread / WIDTH, c = thread % WIDTH;
 				const typename From::Storage *from = view.at(first + r, c * 8);
-				u32 to = base + S::offset(r, c);
 				i32 n_valid = c * 8 < view.hdim ? end - first - r : 0;
 				i32 n_skip = begin - first - r;
+				u32 to[PHASES];
 
 				UNROLL
+				for (int n = 0; n < PHASES; n++)
+					to[n] = base + S::offset(r + n * STEP, c);
+				UNROLL
 				for (int n = 0; n < (ROWS + STEP - 1) / STEP; n++) {
-					if (ROWS % STEP != 0 && r + n * STEP >= ROWS)
+					if ((ROWS % STEP != 0 && r + n * STEP >= ROWS) ||
+					    (WIDTH != CHUNKS && c >= CHUNKS))
 						break;
 					/* Where nothing is copied the address does not matter. */
-					copy_async_16(to + n * STEP * COLS * 2, from,
+					copy_async_16(to[n % PHASES] + n / PHASES * (PHASES * STEP * COLS * 2), from,
 						      n * STEP < n_valid &&
 							      (begin == FROM_THE_FIRST || n * STEP >= n_skip));
 					from += STEP * view.stride_seq;
