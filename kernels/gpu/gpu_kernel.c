@@ -573,24 +573,24 @@ static int crowded(const struct gpu_arch *arch, enum abi_family family, uint32_t
 	int paged = a->cache.page_size > 0, logits = bias || a->logits_soft_cap > 0;
 	int32_t scores = t->tile_m / t->waves_m * t->tile_n;
 	int fp8_mask = (dtype == ABI_E4M3 || dtype == ABI_E5M2) && masked(&a->band);
+	int split_mask = family == ABI_FWD_SPLITKV && masked(&a->band);
+	int wide = t->hdim_v > 96, rows = t->tile_m / t->waves_m;
 
 	if (strcmp(t->pipeline, "gpu_mma") != 0)
 		return 0;
 	if (arch->tight && masked(&a->band)) {
-		if (t->blocks_per_cu > 2 || (t->tile_m / t->waves_m > 16 && t->hdim_v > 64))
+		if (t->blocks_per_cu > 2 || (rows > 16 && t->hdim_v > 64))
 			return 1;
 	} else if (arch->tight && scores >= 32 * 128) {
 		return 1;
 	}
 	if (scores >= 32 * 128)
 		return family == ABI_FWD_SPLITKV || paged || logits || dropout;
-	if (t->tile_m / t->waves_m > 16 && t->blocks_per_cu > 1)
-		return t->hdim_v > 64 || (bias && dropout);
+	if (rows > 16 && t->blocks_per_cu > 1)
+		return t->hdim_v > 64 || (dropout && (bias || paged));
 	if (scores >= 32 * 64 && t->hdim_v > 64)
-		return dropout ||
-		       (t->hdim_v > 96 && (logits || paged || fp8_mask ||
-					   (family == ABI_FWD_SPLITKV && masked(&a->band))));
-	return t->blocks_per_cu > 2 && (dropout || paged || (fp8_mask && t->hdim_v > 96));
+		return dropout || (wide && (logits || paged || fp8_mask || split_mask));
+	return t->blocks_per_cu > 2 && (dropout || paged || (wide && (fp8_mask || split_mask)));
 }
 
 /* The tiles of one core, in the order in which they are tried. */
