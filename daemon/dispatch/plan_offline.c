@@ -52,6 +52,9 @@ int plan_explain_offline(const struct plan_offline_options *options,
 	if (r == 0)
 		r = registry_new(catalog, &model, &registry, err);
 	device.registry = registry;
+	if (r == 0 && spec_arch_find(catalog, options->arch) >= 0)
+		device.lds_bytes = (uint64_t)spec_arch_constant(
+			catalog, spec_arch_find(catalog, options->arch), "lds_bytes", 0);
 	if (r == 0)
 		r = plan_explain(problem, &device, ret_json, err);
 	registry_free(registry);

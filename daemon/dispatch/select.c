@@ -87,6 +87,10 @@ static int sort_compare(const void *x, const void *y)
  *   cost    = waves * work * (1 + 32 / reuse) * (1 + 8 / k0) * (1 + 2 % a padding flag)
  *             * 16 without matrix instructions * 4 above 256 accumulators, which would spill
  *
+ * Backward, a workgroup owns n0 keys, and its waves share them: what a wave loads is good for m0 by
+ * n0 / waves. It waits at many barriers: 5 % more unless another workgroup is there to fill in. (H200,
+ * hdim 64: 32 x 128 of 4 waves, two a unit, 1.24 times as fast as 64 x 128 of 8.)
+ *
  * Worked: 1 x 8 heads x 1024 x 1024, hdim 128, 104 units, k0 32 (1.25 everywhere). m0 = n0 = 128:
  * 64 blocks, 1 wave, work 2^25, reuse 64: 2^25 * 1.5. m0 64: 128 blocks, 2 waves of 2^24: 2^25 *
  * 1.75. With 16 query rows, m0 16 beats 128: the same one wave, an eighth of the work, reuse 14.2:
@@ -139,6 +143,7 @@ static double heuristic_cost(const struct select_stage *stage, const struct spec
 		   (spec->pad_dv != 0);
 	bool scalar = strncmp(pipeline, "gpu_scalar", 10) == 0;
 	int64_t k0 = spec->tile.tile_k0 ? spec->tile.tile_k0 : 1, blocks;
+	int64_t waves = (int64_t)spec->tile.wave_m0 * spec->tile.wave_n0 * spec->tile.wave_k0;
 	double work, reuse;
 
 	if (stage->family == ABI_BWD_DQ_DK_DV) { /* a workgroup owns a tile of keys */
@@ -152,6 +157,10 @@ static double heuristic_cost(const struct select_stage *stage, const struct spec
 		blocks *= stage->plan->n_splits;
 	/* S is made in steps of k0, the last of which may stick out of hq. */
 	work *= (double)(ceil_div(spec->signature.hdim_q, k0) * k0 + spec->signature.hdim_v);
+	if (stage->family == ABI_BWD_DQ_DK_DV) {
+		t.n0 = waves > 0 && t.n0 > waves ? t.n0 / waves : 1;
+		work *= spec->block_per_cu > 1 ? 1 : 1.05;
+	}
 	reuse = (double)(t.m0 * t.n0) / (double)(t.m0 + t.n0);
 	return (double)ceil_div(blocks, units) * work * (1 + 32 / reuse) * (1 + 8.0 / (double)k0) *
 	       (1 + 0.02 * pads) * (scalar ? SCALAR_COST : 1) *

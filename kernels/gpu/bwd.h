@@ -21,6 +21,35 @@
 
 enum { BOTH, DK_ONLY, DV_ONLY };
 
+/* What this block is for. Blocks of a head: those that own keys, those that own rows, those that sum a
+ * broadcast dBias. Computed anew where it is needed, since registers are dear in between. */
+template <class C> struct BackwardBlock {
+	static const int PARTS = C::APART ? 2 : 1;
+	i32 n_keys, n_key_blocks, n_row_blocks;
+	i32 x, head, batch; /* x: of the blocks of a head */
+
+	METHOD static BackwardBlock here(const abi_bwd_args &a)
+	{
+		/* q, k, v and dO */
+		const int ROW_BYTES = 2 * (C::HDIM_Q + C::HDIM_V) * (int)sizeof(typename C::Element::Storage);
+		BackwardBlock b;
+
+		b.n_keys = ceil_div(a.sequences.seqlen_k_max, C::TILE_N);
+		b.n_key_blocks = PARTS * b.n_keys;
+		b.n_row_blocks = ceil_div(a.sequences.seqlen_q_max, C::ROWS_N);
+		b.x = hidden(block_id_x()), b.head = hidden(block_id_y()), b.batch = hidden(block_id_z());
+		if (C::MASK && !C::BIAS_SUM)
+			longest_first(b.n_key_blocks + b.n_row_blocks, a.nhead_q,
+				      heads_at_once(a.sequences.seqlen_k_max, ROW_BYTES, a.nhead_q), &b.x,
+				      &b.head);
+		return b;
+	}
+
+	/* Early keys are seen by most rows, last rows see most keys: first. */
+	METHOD i32 first_key() const { return x / PARTS * C::TILE_N; }
+	METHOD i32 first_row() const { return (n_row_blocks - 1 - (x - n_key_blocks)) * C::ROWS_N; }
+};
+
 /* Every n-th part of the tiles that a row needs, in their order. */
 struct PartOfTiles {
 	ColumnTiles all;
@@ -672,20 +701,24 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		x.dv.zero();
 		bool dbias = C::BIAS == BIAS_MATRIX && !C::BIAS_SUM && a.dbias.data && PART != DV_ONLY;
 
-		/* Where it is in the problem is not kept while it walks, where registers are dear. */
+		/* Where it is in the problem is not kept while it walks. */
 		NO_UNROLL
 		for (i32 g = 0; g < group_size(); g++) {
-			enter_sequence(hidden(block_id_z()));
-			head = hidden(block_id_y()) * group_size() + g;
+			BackwardBlock<C> block = BackwardBlock<C>::here(a);
+
+			enter_sequence(block.batch);
+			head = block.head * group_size() + g;
 			block_sync(); /* the last head's tiles are done with */
 			/* dBias is written everywhere, masked or not. */
 			walk(query_tiles(dbias), queries(a.q, head, a.hdim_q),
 			     queries(a.d_o, head, a.hdim_v), seq.n_q,
 			     KeysBody<PART>{*this, x, dbias});
 		}
-		enter_sequence(hidden(block_id_z()));
-		head_k = hidden(block_id_y());
-		first = first_key();
+		BackwardBlock<C> block = BackwardBlock<C>::here(a);
+
+		enter_sequence(block.batch);
+		first = block.first_key();
+		head_k = block.head;
 		wave = wave_id();
 		if (PART != DV_ONLY)
 			store(x.dk, a.dk, a.dtype, k_offset(a.dk, seq, 0, head_k), a.hdim_q, a.scale, seq.n_k);
@@ -693,16 +726,6 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 			store(x.dv, a.dv, a.dtype, k_offset(a.dv, seq, 0, head_k), a.hdim_v, 1.0f, seq.n_k);
 	}
 
-	/* Of this block, in the pass whose keys or rows stay. */
-	static const int PARTS = C::APART ? 2 : 1;
-	METHOD i32 first_key() const { return hidden(block_id_x()) / PARTS * ROWS; }
-	METHOD i32 first_row() const
-	{
-		i32 n_before = PARTS * ceil_div(a.sequences.seqlen_k_max, C::TILE_N);
-
-		/* The last rows first: under a causal mask they take longest. */
-		return (ceil_div(a.sequences.seqlen_q_max, ROWS) - 1 - hidden(block_id_x()) + n_before) * ROWS;
-	}
 	METHOD i32 group_size() const { return hidden(a.nhead_q) / a.nhead_k; }
 
 	METHOD void rows_pass(i32 h, i32 batch)
@@ -730,9 +753,11 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		} else {
 			sum_rows(x, tiles);
 			/* Not kept during the loop, where registers are dear. */
-			head = hidden(block_id_y());
-			enter_sequence(hidden(block_id_z()));
-			first = first_row();
+			BackwardBlock<C> block = BackwardBlock<C>::here(a);
+
+			head = block.head;
+			enter_sequence(block.batch);
+			first = block.first_row();
 			wave = wave_id();
 			store(x.dq, a.dq, a.dtype, q_offset(a.dq, seq, 0, head), a.hdim_q, a.scale,
 			      seq.n_q);
@@ -967,28 +992,25 @@ template <class C> struct Backward {
 
 	METHOD static void run(const abi_bwd_args &a, char *lds)
 	{
-		const int PARTS = C::APART ? 2 : 1;
-		i32 x = block_id_x(), y = block_id_y(), z = block_id_z();
-		i32 n_keys = ceil_div(a.sequences.seqlen_k_max, C::TILE_N), n_key_blocks = PARTS * n_keys;
+		const BackwardBlock<C> block = BackwardBlock<C>::here(a);
+		i32 x = block.x, y = block.head, z = block.batch;
 
 		if constexpr (C::BIAS_SUM) {
-			i32 tile = x - n_key_blocks - ceil_div(a.sequences.seqlen_q_max, C::ROWS_N);
+			i32 tile = x - block.n_key_blocks - block.n_row_blocks;
 
 			if (tile >= 0) {
-				BiasPass<C>(a, lds, tile % n_keys * C::TILE_N).run(tile / n_keys * C::TILE_M, y, z);
+				BiasPass<C>(a, lds, tile % block.n_keys * C::TILE_N)
+					.run(tile / block.n_keys * C::TILE_M, y, z);
 				return;
 			}
 		}
-		if (x >= n_key_blocks) {
-			Rows rows(a, lds, 0);
-
-			rows.first = rows.first_row();
-			rows.rows_pass(y, z);
+		if (x >= block.n_key_blocks) {
+			Rows(a, lds, block.first_row()).rows_pass(y, z);
 			return;
 		}
 		if (y >= a.nhead_k)
 			return;
-		Keys keys(a, lds, x / PARTS * C::TILE_N); /* early keys are seen by most rows: first */
+		Keys keys(a, lds, block.first_key());
 
 		if (!C::APART)
 			keys.template keys_pass<BOTH>(y, z);

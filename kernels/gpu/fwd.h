@@ -36,6 +36,7 @@ template <class C> struct Forward {
 	static const bool K_TRAVELS = Core::template held_registers<KTile>() <= MOST_HELD;
 	static const bool V_TRAVELS = Core::template held_registers<VTile>() <= MOST_HELD;
 	typedef KeyView<Element, C::PAGED> Keys;
+	static const int KEY_BYTES = (C::HDIM_Q + C::HDIM_V) * (int)sizeof(typename Element::Storage);
 	/* LEAN: the band, which few tiles need whole, and the softmax's numbers wait in LDS. */
 	static const bool BAND_KEPT = C::LEAN && C::MASK;
 	static const int BAND_AT = V_AT + VTile::BYTES, SOFTMAX_AT = BAND_AT + (C::LEAN ? 32 : 0);
@@ -517,24 +518,6 @@ template <class C> struct Forward {
 			a.lse.data[rows_offset(a.lse, seq, p.row, p.head)] = lse;
 	}
 
-	/* Under a causal mask the last rows take longest. All of them first, of as many heads as have their
-	 * keys and values in the L2 cache together, and what is left at the end is short. Blocks start in
-	 * the order of x, then y. */
-	METHOD void longest_first(i32 n_x, i32 *x, i32 *y) const
-	{
-		const float L2_BYTES = 32 << 20;
-		i32 n_y = C::PACK ? a.nhead_k : a.nhead_q;
-		float head_bytes = (float)max_of(a.sequences.seqlen_k_max, 1) *
-				   ((C::HDIM_Q + C::HDIM_V) * (int)sizeof(typename Element::Storage));
-		i32 heads = clamp((i32)(L2_BYTES / head_bytes), 1, a.nhead_k) * (C::PACK ? 1 : group);
-		i32 first = *y / heads * heads, index;
-
-		heads = min_of(heads, n_y - first);
-		index = (*y - first) * n_x + *x;
-		*x = index / heads;
-		*y = first + index % heads;
-	}
-
 	/* What this block and wave work on. */
 	METHOD void locate()
 	{
@@ -544,7 +527,10 @@ template <class C> struct Forward {
 		group = a.nhead_q / a.nhead_k;
 		i32 n_tiles = ceil_div(a.sequences.seqlen_q_max * (C::PACK ? group : 1), C::TILE_M);
 		if (C::MASK)
-			longest_first(n_tiles * n_splits, &x, &y);
+			longest_first(n_tiles * n_splits, C::PACK ? a.nhead_k : a.nhead_q,
+				      heads_at_once(a.sequences.seqlen_k_max, KEY_BYTES, a.nhead_k) *
+					      (C::PACK ? 1 : group),
+				      &x, &y);
 		split = C::SPLIT ? x % n_splits : 0;
 		tile_row = (n_tiles - 1 - x / n_splits) * C::TILE_M;
 		head_k = C::PACK ? y : y / group;

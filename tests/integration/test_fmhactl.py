@@ -312,6 +312,24 @@ def test_plan_explains_without_a_daemon(fmhactl):
     fmhactl("plan", "--arch", "vax", expect=REFUSED)
 
 
+@pytest.mark.parametrize("op, shape, kernel", [
+    # Measured to be the fastest of the tiles that do not spill: kernels/gpu/NOTES.md.
+    ("forward", "4 16 16 4096 4096 64", "t128x128"),
+    ("forward", "4 16 16 4096 4096 128", "t128x64"),
+    ("backward", "4 16 16 4096 4096 64", "t32x128"),
+    ("backward", "4 16 16 4096 4096 128", "t64x64"),
+    # 128 blocks, three of which share an SM: three splits.
+    ("forward", "16 32 8 1 8192 128", "t16x128"),
+])
+def test_plan_takes_the_tile_that_is_fastest(fmhactl, op, shape, kernel):
+    names = ["--batch", "--heads-q", "--heads-k", "--seqlen-q", "--seqlen-k", "--hdim"]
+    options = [word for pair in zip(names, shape.split()) for word in pair]
+    plan = json.loads(fmhactl("plan", op, "--arch", "sm_90a", *options, "--json"))["plan"]
+    stage = next(s for s in plan["stages"] if s["family"] in ("fwd", "fwd_splitkv", "bwd_dq_dk_dv"))
+    assert f"-{kernel}x" in stage["kernel"]
+    assert plan["n_splits"] == (3 if shape.startswith("16 ") else 0)
+
+
 def test_plan_asks_the_daemon(fmhactl):
     document = json.loads(fmhactl("plan", "--json", "--batch", 2, "--lse"))
     assert document["arch"].startswith("x86_64") or document["arch"] == "portable"
