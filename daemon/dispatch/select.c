@@ -88,8 +88,8 @@ static int sort_compare(const void *x, const void *y)
  *             * 16 without matrix instructions * 4 above 256 accumulators, which would spill
  *
  * Backward, a workgroup owns n0 keys, and its waves share them: what a wave loads is good for m0 by
- * n0 / waves. It waits at many barriers: 5 % more unless another workgroup is there to fill in. (H200,
- * hdim 64: 32 x 128 of 4 waves, two a unit, 1.24 times as fast as 64 x 128 of 8.)
+ * n0 / waves. It waits at many barriers: 5 % more unless another workgroup is there to fill in.
+ * (H200, hdim 64: 32 x 128 of 4 waves, two a unit, 1.24 times as fast as 64 x 128 of 8.)
  *
  * Worked: 1 x 8 heads x 1024 x 1024, hdim 128, 104 units, k0 32 (1.25 everywhere). m0 = n0 = 128:
  * 64 blocks, 1 wave, work 2^25, reuse 64: 2^25 * 1.5. m0 64: 128 blocks, 2 waves of 2^24: 2^25 *
