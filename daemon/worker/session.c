@@ -322,11 +322,13 @@ static int on_buffer_create(struct session *session, uint32_t id,
 				.fd = -1};
 	int r = check_buffer_quota(session, params->size, err);
 
-	if (r < 0 ||
-	    !device_memory_take(session->worker->device, params->size, &making.memory, &making.fd))
-		return r < 0 ? r : make_buffer(&making, err);
-	making_finish(&making);
+	if (r < 0)
+		return r;
+	/* In either case: what was in stock may have been taken while more was laid in. */
 	worker_restock(session->worker, RESTOCK_AFTER_MS);
+	if (!device_memory_take(session->worker->device, params->size, &making.memory, &making.fd))
+		return make_buffer(&making, err);
+	making_finish(&making);
 	return 0;
 }
 
