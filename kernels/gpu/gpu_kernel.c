@@ -573,6 +573,7 @@ static int crowded(const struct gpu_arch *arch, enum abi_family family, uint32_t
 	int paged = a->cache.page_size > 0, logits = bias || a->logits_soft_cap > 0;
 	int32_t scores = t->tile_m / t->waves_m * t->tile_n;
 	int fp8_mask = (dtype == ABI_E4M3 || dtype == ABI_E5M2) && masked(&a->band);
+	int cap_mask = a->logits_soft_cap > 0 && masked(&a->band);
 	int split_mask = family == ABI_FWD_SPLITKV && masked(&a->band);
 	int wide = t->hdim_v > 96, rows = t->tile_m / t->waves_m;
 
@@ -590,7 +591,10 @@ static int crowded(const struct gpu_arch *arch, enum abi_family family, uint32_t
 		return t->hdim_v > 64 || (dropout && (bias || paged));
 	if (scores >= 32 * 64 && t->hdim_v > 64)
 		return dropout || (wide && (logits || paged || fp8_mask || split_mask));
-	return t->blocks_per_cu > 2 && (dropout || paged || (wide && (fp8_mask || split_mask)));
+	if (rows > 16 && wide && dropout && paged)
+		return 1;
+	return t->blocks_per_cu > 2 &&
+	       (dropout || paged || (wide && (fp8_mask || split_mask || cap_mask)));
 }
 
 /* The tiles of one core, in the order in which they are tried. */
@@ -629,13 +633,13 @@ static int forward_tile(const struct gpu_arch *arch, uint32_t dtype, const struc
 /* The same for gradients. */
 static int crowded_backward(const struct gpu_tile *t, const struct abi_bwd_args *a)
 {
-	int logits = a->bias.data || a->alibi_slopes || a->logits_soft_cap > 0;
+	int cap = a->logits_soft_cap > 0, logits = a->bias.data || a->alibi_slopes || cap;
 	int32_t rows = t->tile_n / t->waves_m;
 
 	if (strcmp(t->pipeline, "gpu_mma") != 0 || !logits)
 		return 0;
-	return rows > 16 ||
-	       (rows * t->tile_m > 16 * 32 && t->hdim_q + t->hdim_v > 192 && a->dropout.p_drop > 0);
+	return rows > 16 || (rows * t->tile_m > 16 * 32 && t->hdim_q + t->hdim_v > 192 &&
+			     (a->dropout.p_drop > 0 || cap));
 }
 
 static int backward_tile(const struct gpu_arch *arch, uint32_t dtype, const struct abi_bwd_args *a,
