@@ -26,6 +26,7 @@
 #define KEEP_FREE_REQUESTS  64
 #define TRIM_AFTER_MS       5000
 #define FENCE_TIMEOUT_MS    10000 /* of a run that names none */
+#define FENCED_DEPTH        16    /* runs with fences that the device has of one client */
 
 struct request {
 	struct list in_worker; /* worker.requests or worker.free_requests */
@@ -560,14 +561,27 @@ static void start(struct request *request)
 	}
 }
 
+/* A client with fences queues its stream's work ahead, and waits for our answer before it goes on:
+ * it gets that as long as there is room, whatever the device is doing. */
+static uint32_t depth_for(const struct session *session, const struct request *request)
+{
+	uint32_t depth = session->worker->config->queue_depth;
+
+	return has_fences(&request->params) && depth < FENCED_DEPTH ? FENCED_DEPTH : depth;
+}
+
 /* Gives the device what it may have of this session. */
 static void pump(struct session *session)
 {
-	struct list *node;
+	while (!list_is_empty(&session->waiting)) {
+		struct request *request = container_of(session->waiting.next, struct request,
+						       in_session);
 
-	while (session->n_running < session->worker->config->queue_depth &&
-	       (node = list_pop(&session->waiting)))
-		start(container_of(node, struct request, in_session));
+		if (session->n_running >= depth_for(session, request))
+			return;
+		list_remove(&request->in_session);
+		start(request);
+	}
 }
 
 /* Without the room for rebinds and fences, of which the usual run has none. */

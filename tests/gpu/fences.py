@@ -25,6 +25,7 @@ from driver_device import Driver  # noqa: E402
 
 fmha_wire = stress.fmha_wire
 BATCH, SEQLEN, HEADS, HDIM = 1, 256, 4, 64
+AHEAD = 12  # rounds that fmhad has to take while the first one is under way; it takes 16
 SHAPE = (BATCH, SEQLEN, HEADS, HDIM)
 
 
@@ -223,13 +224,15 @@ class Events:
 
 def rounds(side, fences, device, plan, n):
     """Queues n rounds, then waits and checks. Returns the table's rows."""
-    pairs, start, in_runs = [], time.monotonic(), 0
-    for _ in range(n):
+    pairs, start, in_runs, ahead = [], time.monotonic(), 0, 0
+    for i in range(n):
         want = side.write_q()
         fences.signal()
         asked = time.monotonic()
         device.run(plan, **fences.params())
         in_runs += time.monotonic() - asked
+        if i < AHEAD:
+            ahead = in_runs
         fences.wait()
         pairs.append((side.read_o(), want))
     queued = time.monotonic() - start
@@ -238,7 +241,7 @@ def rounds(side, fences, device, plan, n):
     worst = max(side.off_by(got, want) for got, want in pairs)
     rows = [(f"{n} rounds right", f"worst error {worst:.2f} of what is allowed", worst <= 1)]
     rows.append(("queued ahead of the device", f"{queued * 1e3:.0f} ms to queue, {in_runs * 1e3:.0f} of them fmhad, {took * 1e3:.0f} ms in all",
-                 side.busy_ms == 0 or in_runs < took * 0.5))
+                 side.busy_ms == 0 or ahead < took / n * min(n, AHEAD) * 0.5))
     return rows
 
 

@@ -437,14 +437,16 @@ def test_several_runs_behind_a_stuck_event_are_let_go(gpu):
         waits = [{"event": import_event(device, event)}]
         signals = [{"event": import_event(device, after)}]
         event.record()
-        for _ in range(2):  # as many as the device has at once of one client
-            device.run(plan, waits=waits, signals=signals, timeout_ms=200)
-        assert fmhad.until(lambda: after.n_done == 2, 5)
+        start = time.monotonic()
+        for _ in range(16):  # as many as the device has at once of one client
+            device.run(plan, waits=waits, signals=signals, timeout_ms=400)
+        assert time.monotonic() - start < 0.3, "all are answered when they are queued"
+        assert fmhad.until(lambda: after.n_done == 16, 5)
         event.reach()
         with pytest.raises(fmha_wire.WireError):
             device.run(plan)
         device.run(plan, waits=waits, signals=signals)
-        assert fmhad.until(lambda: after.n_done == 3)
+        assert fmhad.until(lambda: after.n_done == 17)
 
 
 def test_too_many_stuck_events_cost_the_worker(gpu):
