@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Every kernel family compiles for GPUs that are not here, the way the daemon compiles: through the
-helper process, the queue and the cache, with each compiler that this machine has. Plain forward,
-split-KV and the small families may not spill registers; the others are listed when they do
-(kernels/gpu/NOTES.md says where that stands).
+helper process, the queue and the cache, with each compiler that this machine has. No kernel spills registers.
 """
 import re
 import subprocess
@@ -64,9 +62,6 @@ def kernels_of(arch, core):
     return {f: chosen.get(f) or chosen.get(f + "?") for f in FAMILIES}
 
 
-MAY_SPILL = ("pagedkv", "batch_prefill", "appendkv", "dq_dk_dv")
-
-
 @pytest.mark.parametrize("compiler, arch", TARGETS, ids=lambda word: word)
 def test_every_family_compiles(compiler, arch, tmp_path):
     if not has_compiler(compiler):
@@ -81,10 +76,7 @@ def test_every_family_compiles(compiler, arch, tmp_path):
     built = fmhactl(*arguments)
     assert built.returncode == 0, built.stdout + built.stderr
     assert f"{len(kernels)} built, 0 in the cache already, 0 failed" in built.stdout
-    spilling = re.findall(r"^spills \d+: (\S+)", built.stderr, re.M)
-    print(built.stderr)
-    may_spill = MAY_SPILL if compiler == "nvrtc" else ()
-    assert not [name for name in spilling if not any(w in name for w in may_spill)]
+    assert not re.findall(r"^spills \d+: (\S+)", built.stderr, re.M)
     again = fmhactl(*arguments)
     assert f"0 built, {len(kernels)} in the cache already" in again.stdout
 
