@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -130,6 +131,10 @@ hipError_t hipInit(unsigned flags)
 	};
 
 	if (!cuda.library) {
+		/* As many queues as there can be, unless somebody has said how many: streams that
+		 * share one wait for each other, and a client's may wait for a fence. Read by
+		 * cuInit(). */
+		(void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 		void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 
 		if (!library)
