@@ -593,8 +593,11 @@ static int crowded(const struct gpu_arch *arch, enum abi_family family, uint32_t
 		return dropout || (wide && (logits || paged || fp8_mask || split_mask));
 	if (rows > 16 && wide && dropout && paged)
 		return 1;
-	return t->blocks_per_cu > 2 &&
-	       (dropout || paged || (wide && (fp8_mask || split_mask || cap_mask)));
+	if (t->blocks_per_cu <= 2)
+		return 0;
+	return dropout || paged ||
+	       (wide &&
+		(fp8_mask || cap_mask || split_mask || (family == ABI_FWD_SPLITKV && logits)));
 }
 
 /* The tiles of one core, in the order in which they are tried. */
