@@ -44,7 +44,7 @@ static inline void dropout_philox(uint32_t word[4][DROPOUT_LANES], uint64_t seed
 {
 	for (int lane = 0; lane < DROPOUT_LANES; lane += PHILOX_SIDE) {
 		uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-		philox_word c0, c1, c2 = (philox_word){0} + row_block;
+		philox_word c0 = {0}, c1, c2 = (philox_word){0} + row_block;
 		philox_word c3 = (philox_word){0} + column_block;
 
 		for (int i = 0; i < PHILOX_SIDE; i++)
