@@ -577,6 +577,9 @@ static int crowded(const struct gpu_arch *arch, enum abi_family family, uint32_t
 	int split_mask = family == ABI_FWD_SPLITKV && masked(&a->band);
 	int wide = t->hdim_v > 96, rows = t->tile_m / t->waves_m;
 
+	if (arch->tight && split_mask && paged && logits && t->hdim_v > 192 && t->waves_n == 1 &&
+	    scores >= 16 * 64 && !strncmp(t->pipeline, "gpu_mma", 7))
+		return 1;
 	if (strcmp(t->pipeline, "gpu_mma") != 0)
 		return 0;
 	if (arch->tight && masked(&a->band)) {
@@ -634,15 +637,18 @@ static int forward_tile(const struct gpu_arch *arch, uint32_t dtype, const struc
 }
 
 /* The same for gradients. */
-static int crowded_backward(const struct gpu_tile *t, const struct abi_bwd_args *a)
+static int crowded_backward(const struct gpu_arch *arch, uint32_t dtype, const struct gpu_tile *t,
+			    const struct abi_bwd_args *a)
 {
 	int cap = a->logits_soft_cap > 0, logits = a->bias.data || a->alibi_slopes || cap;
-	int32_t rows = t->tile_n / t->waves_m;
+	int dropout = a->dropout.p_drop > 0;
+	int32_t rows = t->tile_n / t->waves_m, wide = t->hdim_q + t->hdim_v;
 
-	if (strcmp(t->pipeline, "gpu_mma") != 0 || !logits)
+	if (arch->core != GPU_CORE_MMA || !logits)
 		return 0;
-	return rows > 16 || (rows * t->tile_m > 16 * 32 && t->hdim_q + t->hdim_v > 192 &&
-			     (a->dropout.p_drop > 0 || cap));
+	if (!strcmp(t->pipeline, "gpu_scalar")) /* nothing else is there for f32 */
+		return dtype != ABI_F32 && wide > 448 && dropout;
+	return rows > 16 || (rows * t->tile_m > 16 * 32 && wide > 192 && (dropout || cap));
 }
 
 static int backward_tile(const struct gpu_arch *arch, uint32_t dtype, const struct abi_bwd_args *a,
@@ -688,7 +694,7 @@ int gpu_kernel_default_tile(const char *arch_name, enum abi_family family, uint3
 	}
 	if (family == ABI_BWD_DQ_DK_DV) {
 		for (int c = 0; !backward_tile(&arch, dtype, args, c, ret_tile); c++)
-			if (!crowded_backward(ret_tile, args) && !candidate--)
+			if (!crowded_backward(&arch, dtype, ret_tile, args) && !candidate--)
 				return 0;
 		return 1;
 	}
