@@ -644,10 +644,12 @@ static int crowded_backward(const struct gpu_arch *arch, uint32_t dtype, const s
 	int dropout = a->dropout.p_drop > 0;
 	int32_t rows = t->tile_n / t->waves_m, wide = t->hdim_q + t->hdim_v;
 
-	if (arch->core != GPU_CORE_MMA || !logits)
+	if (arch->core != GPU_CORE_MMA || !(logits || dropout))
 		return 0;
 	if (!strcmp(t->pipeline, "gpu_scalar")) /* nothing else is there for f32 */
-		return dtype != ABI_F32 && wide > 448 && dropout;
+		return dtype != ABI_F32 && (wide > 448 || (wide > 192 && logits && dropout));
+	if (!logits)
+		return 0;
 	return rows > 16 || (rows * t->tile_m > 16 * 32 && wide > 192 && (dropout || cap));
 }
 
