@@ -52,6 +52,7 @@ int gpu_arch_find(const char *name, struct gpu_arch *ret_arch)
 			a.lds_bytes = 160 * 1024;
 	} else if (!strncmp(name, "gfx11", 5)) {
 		a.core = GPU_CORE_WMMA11;
+		a.tight = 1;
 	} else if (!strncmp(name, "gfx12", 5)) {
 		a.core = GPU_CORE_WMMA12;
 	} else if (strncmp(name, "gfx", 3)) {
@@ -644,6 +645,9 @@ static int crowded_backward(const struct gpu_arch *arch, uint32_t dtype, const s
 	int dropout = a->dropout.p_drop > 0;
 	int32_t rows = t->tile_n / t->waves_m, wide = t->hdim_q + t->hdim_v;
 
+	if (arch->core == GPU_CORE_WMMA11)
+		return dtype != ABI_F32 && wide > 192 && t->waves_m > 1 && a->bias.data &&
+		       dropout && !masked(&a->band);
 	if (arch->core != GPU_CORE_MMA || !(logits || dropout))
 		return 0;
 	if (!strcmp(t->pipeline, "gpu_scalar")) /* nothing else is there for f32 */
