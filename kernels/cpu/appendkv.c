@@ -294,7 +294,7 @@ static void query_row(const struct abi_appendkv_args *a, int64_t index)
 	struct view_sequence v = view_sequence(&a->sequences, &a->cache, b);
 	struct target to = {.data = a->q_rotated.data, .stride = a->q_rotated.stride_dim};
 
-	if (row >= v.q_len)
+	if (!to.data || row >= v.q_len)
 		return;
 	to.base = view_q_offset(&a->q_rotated, &v, row, head);
 	write_row(a, &a->q, view_q_offset(&a->q, &v, row, head), &to, a->hdim_q,

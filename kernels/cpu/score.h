@@ -238,12 +238,13 @@ static inline void score_max_rows(const float *t, int64_t stride, int32_t rows, 
 
 		for (int i = 0; i < 4; i++)
 			most[i] = more[i] = vf_set1(-INFINITY);
-		for (; j + 2 * LANES <= n; j += 2 * LANES)
+		for (; j + 2 * LANES <= n; j += 2 * LANES) {
 #pragma GCC unroll 4
 			for (int i = 0; i < 4; i++) {
 				most[i] = vf_max(vf_load(t + i * stride + j), most[i]);
 				more[i] = vf_max(vf_load(t + i * stride + j + LANES), more[i]);
 			}
+		}
 #pragma GCC unroll 4
 		for (int i = 0; i < 4; i++) {
 			if (j < n)

@@ -597,6 +597,8 @@ static int crowded(const struct gpu_arch *arch, enum abi_family family, uint32_t
 		return dropout || (wide && (logits || paged || fp8_mask || split_mask));
 	if (rows > 16 && wide && dropout && paged)
 		return 1;
+	if (t->hdim_v > 192 && scores >= 16 * 64 && masked(&a->band) && bias && dropout)
+		return 1;
 	if (t->blocks_per_cu <= 2)
 		return 0;
 	return dropout || paged ||
