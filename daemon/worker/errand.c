@@ -229,7 +229,8 @@ static void on_timer(uv_timer_t *timer)
 	while ((thread = give_up_one(errands, clock_ns()))) {
 		(void)pthread_mutex_unlock(&errands->lock);
 		settle(errands);
-		thread->errand->late(thread->errand);
+		if (thread->errand->late)
+			thread->errand->late(thread->errand);
 		(void)pthread_mutex_lock(&errands->lock);
 		thread->telling = false;
 		/* What its owner asked for next may run now. */

@@ -35,7 +35,7 @@ struct errand {
 	void (*run)(struct errand *errand);  /* on a thread: the call */
 	void (*done)(struct errand *errand); /* on the loop: run() has come back */
 	/* On the loop: it has not come back in time, and may not touch anything of the owner's any
-	 * more. Not called without a timeout. */
+	 * more. Not called without a timeout; NULL: nobody waits for it. */
 	void (*late)(struct errand *errand);
 	void (*undo)(struct errand *errand); /* after late(), on the thread: it came back */
 

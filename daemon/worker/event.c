@@ -35,11 +35,6 @@ static void release_done(struct errand *errand)
 	free(event_of(errand));
 }
 
-static void release_late(struct errand *errand)
-{
-	(void)errand; /* nobody waits for it */
-}
-
 static void release_now(struct errand *errand)
 {
 	release_run(errand);
@@ -51,7 +46,6 @@ static void release(struct event *event)
 	event->errand = (struct errand){.timeout_ns = RELEASE_NS,
 					.run = release_run,
 					.done = release_done,
-					.late = release_late,
 					.undo = release_done};
 	if (errand_start(&event->worker->errands, &event->errand, NULL) < 0)
 		release_now(&event->errand);
@@ -130,8 +124,7 @@ static void import_done(struct errand *errand)
 		connection_answer(&session->connection, event->request, PROTO_EVENT_IMPORT, &result,
 				  -1);
 	}
-	session->n_errands--;
-	session_release(session);
+	session_errand_ended(session);
 }
 
 static void import_late(struct errand *errand)
@@ -143,10 +136,7 @@ static void import_late(struct errand *errand)
 	fmha_error_set_field(&err, FMHA_ETIMEDOUT, "handle",
 			     "the driver did not open the event's handle within %llu s",
 			     (unsigned long long)(IMPORT_NS / NS_PER_S));
-	if (!session->hung_up)
-		connection_answer_error(&session->connection, event->request, &err);
-	session->n_errands--;
-	session_release(session);
+	session_errand_late(session, event->request, &err);
 }
 
 int event_import(struct session *session, uint32_t id,

@@ -197,8 +197,7 @@ static void job_done(uv_work_t *work, int status)
 		(void)close(job->fd);
 	free(job);
 	session->kernels_busy = false;
-	session->n_errands--;
-	session_release(session);
+	session_errand_ended(session);
 }
 
 int kernels_request(struct session *session, uint32_t id, enum proto_method method,

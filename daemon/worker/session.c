@@ -45,11 +45,6 @@ static void release_done(struct errand *errand)
 	free(buffer_of_release(errand));
 }
 
-static void nobody_waits(struct errand *errand)
-{
-	(void)errand;
-}
-
 static void release_memory(struct buffer *buffer)
 {
 	struct worker *worker = buffer->worker;
@@ -61,7 +56,6 @@ static void release_memory(struct buffer *buffer)
 					  .timeout_ns = DEVICE_CALL_NS,
 					  .run = release_run,
 					  .done = release_done,
-					  .late = nobody_waits,
 					  .undo = release_done};
 	if (!here && errand_start(&worker->errands, &buffer->release, NULL) == 0)
 		return;
@@ -236,7 +230,6 @@ static void making_discard(struct making *making)
 	making->errand = (struct errand){.timeout_ns = DEVICE_CALL_NS,
 					 .run = making_throw_away,
 					 .done = making_end,
-					 .late = nobody_waits,
 					 .undo = making_end};
 	if (errand_start(&making->worker->errands, &making->errand, NULL) < 0)
 		making_undo(&making->errand);
@@ -253,8 +246,7 @@ static void making_done(struct errand *errand)
 		making_finish(making);
 		making_free(making);
 	}
-	session->n_errands--;
-	session_release(session);
+	session_errand_ended(session);
 }
 
 static void making_late(struct errand *errand)
@@ -268,10 +260,7 @@ static void making_late(struct errand *errand)
 			     making->params.handle_bytes ? "open the IPC handle"
 							 : "provide the memory",
 			     (unsigned long long)(errand->timeout_ns / NS_PER_S));
-	if (!session->hung_up)
-		connection_answer_error(&session->connection, making->id, &err);
-	session->n_errands--;
-	session_release(session);
+	session_errand_late(session, making->id, &err);
 }
 
 /* On a device that shares the host's memory these are a few quick calls: done at once. */
@@ -600,6 +589,19 @@ void session_release(struct session *session)
 	session->account->n_sessions--;
 	account_put(session->account);
 	free(session);
+}
+
+void session_errand_ended(struct session *session)
+{
+	session->n_errands--;
+	session_release(session);
+}
+
+void session_errand_late(struct session *session, uint32_t request, const struct fmha_error *err)
+{
+	if (!session->hung_up)
+		connection_answer_error(&session->connection, request, err);
+	session_errand_ended(session);
 }
 
 static const struct connection_ops session_ops = {

@@ -131,6 +131,10 @@ int session_new(struct worker *worker, int fd, const struct proto_worker_attach_
 		struct fmha_error *err);
 /* Frees the session once its connection is closed and its last run has ended. */
 void session_release(struct session *session);
+/* Something that was under way on another thread, n_errands, has been dealt with; or comes too
+ * late. */
+void session_errand_ended(struct session *session);
+void session_errand_late(struct session *session, uint32_t request, const struct fmha_error *err);
 
 struct buffer *buffer_unref(struct buffer *buffer);
 struct session_plan *session_plan_unref(struct session_plan *plan);

@@ -248,14 +248,6 @@ DEV i32 hidden(i32 x)
 	return x;
 }
 
-DEV float hidden(float x)
-{
-#if FMHA_NVIDIA
-	asm volatile("" : "+f"(x));
-#endif
-	return x;
-}
-
 /* The same for numbers that differ between lanes. */
 DEV const char *hidden_lane(const char *p)
 {
@@ -265,14 +257,6 @@ DEV const char *hidden_lane(const char *p)
 	asm volatile("" : "+v"(p));
 #endif
 	return p;
-}
-
-DEV i64 hidden(i64 x)
-{
-#if FMHA_NVIDIA
-	asm volatile("" : "+l"(x));
-#endif
-	return x;
 }
 
 DEV i32 hidden_lane(i32 x)
