@@ -4,9 +4,26 @@
 #include <assert.h>
 #include <stdlib.h>
 
-void accounts_init(struct accounts *accounts)
+#include <proto/error.h>
+
+static const struct resource {
+	const char *field, *name;
+	enum limit one, all;
+} resources[N_ACCOUNT_RESOURCES] = {
+#define ACCOUNT_ROW(ID, field, name, one, all)                                                     \
+	[ACCOUNT_##ID] = {field, name, LIMIT_##one, LIMIT_##all},
+	ACCOUNT_RESOURCES(ACCOUNT_ROW)
+#undef ACCOUNT_ROW
+};
+
+const char *account_resource_name(enum account_resource resource)
 {
-	*accounts = (struct accounts){0};
+	return limit_name(resources[resource].all);
+}
+
+void accounts_init(struct accounts *accounts, struct limits *limits)
+{
+	*accounts = (struct accounts){.limits = limits};
 	list_init(&accounts->list);
 }
 
@@ -25,6 +42,7 @@ struct account *account_get(struct accounts *accounts, uid_t uid)
 	account = calloc(1, sizeof(*account));
 	if (!account)
 		return NULL;
+	account->accounts = accounts;
 	account->uid = uid;
 	account->n_references = 1;
 	list_append(&accounts->list, &account->in_accounts);
@@ -35,11 +53,50 @@ struct account *account_put(struct account *account)
 {
 	if (!account || --account->n_references > 0)
 		return NULL;
-	assert(account->n_connections == 0 && account->n_sessions == 0 && account->n_fds == 0);
-	assert(account->n_buffers == 0 && account->n_events == 0 && account->n_plans == 0 &&
-	       account->memory_bytes == 0);
-	assert(account->n_in_flight == 0);
+	for (int i = 0; i < N_ACCOUNT_RESOURCES; i++)
+		assert(account->used[i] == 0);
 	list_remove(&account->in_accounts);
 	free(account);
 	return NULL;
+}
+
+static bool fits(uint64_t limit, uint64_t used, uint64_t n)
+{
+	return used <= limit && n <= limit - used;
+}
+
+bool account_has_room(const struct account *account, enum account_resource resource, uint64_t n)
+{
+	const uint64_t *limits = account->accounts->limits->value;
+	const struct resource *row = &resources[resource];
+
+	return fits(limits[row->one], account->used[resource], n) &&
+	       fits(limits[row->all], account->accounts->used[resource], n);
+}
+
+int account_charge(struct account *account, enum account_resource resource, uint64_t n,
+		   struct fmha_error *err)
+{
+	struct accounts *accounts = account->accounts;
+	struct limits *limits = accounts->limits;
+	const struct resource *row = &resources[resource];
+	bool one_fits = fits(limits->value[row->one], account->used[resource], n);
+	enum limit limit = one_fits ? row->all : row->one;
+
+	if (one_fits && fits(limits->value[row->all], accounts->used[resource], n)) {
+		account->used[resource] += n;
+		accounts->used[resource] += n;
+		return 0;
+	}
+	limits->hits[limit]++;
+	return fmha_error_set_field(err, FMHA_EQUOTA, row->field, "more than %llu %s of %s",
+				    (unsigned long long)limits->value[limit], row->name,
+				    one_fits ? "all users" : "one user");
+}
+
+void account_release(struct account *account, enum account_resource resource, uint64_t n)
+{
+	assert(account->used[resource] >= n && account->accounts->used[resource] >= n);
+	account->used[resource] -= n;
+	account->accounts->used[resource] -= n;
 }

@@ -418,9 +418,8 @@ done:
 
 int config_resolve(struct config *config, struct fmha_error *err)
 {
-	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 	const char *runtime = getenv("XDG_RUNTIME_DIR");
-	uint64_t *limits = config->limits;
+	const uint64_t *limits = config->limits;
 	int n = 0;
 
 	if (!config->socket[0]) {
@@ -438,10 +437,6 @@ int config_resolve(struct config *config, struct fmha_error *err)
 		config->n_devices = discover_gpus("/dev", "/sys", &default_device, config->devices,
 						  1, PROTO_MAX_DEVICES);
 	}
-	if (limits[LIMIT_MEMORY_BYTES] == 0)
-		limits[LIMIT_MEMORY_BYTES] = memory / 4 * 3;
-	if (limits[LIMIT_MEMORY_BYTES_PER_UID] == 0)
-		limits[LIMIT_MEMORY_BYTES_PER_UID] = memory / 2;
 	if (limits[LIMIT_OUTPUT_SOFT_BYTES] > limits[LIMIT_OUTPUT_HARD_BYTES])
 		return fmha_error_set_field(
 			err, FMHA_EINVAL, "limits.output_soft_bytes",

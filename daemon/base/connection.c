@@ -110,7 +110,7 @@ static bool is_stalled(struct connection *connection)
 	if (!account)
 		return false;
 	return connection->n_in_flight >= limits->value[LIMIT_IN_FLIGHT_PER_CONNECTION] ||
-	       account->n_in_flight >= limits->value[LIMIT_IN_FLIGHT_PER_UID];
+	       !account_has_room(account, ACCOUNT_IN_FLIGHT, 1);
 }
 
 static void on_poll(uv_poll_t *poll, int status, int events);
@@ -318,7 +318,7 @@ static void answered(struct connection *connection)
 	connection->n_in_flight--;
 	if (!account)
 		return;
-	account->n_in_flight--;
+	account_release(account, ACCOUNT_IN_FLIGHT, 1);
 	if (!list_is_empty(&connection->hub->stalled))
 		wake_stalled(connection->hub, account);
 }
@@ -410,16 +410,17 @@ static int collect_fds(struct connection *connection, struct msghdr *message,
 		return 0;
 	if (refuse || limit_exceeded(limits, LIMIT_FDS_PER_MESSAGE, n) ||
 	    limit_exceeded(limits, LIMIT_FDS_PER_CONNECTION, (uint64_t)connection->n_fds + n) ||
-	    (account && limit_exceeded(limits, LIMIT_FDS_PER_UID, (uint64_t)account->n_fds + n)))
+	    (account && account_charge(account, ACCOUNT_DESCRIPTORS, n, NULL) < 0))
 		goto fail;
 	if (!connection->fds)
 		connection->fds = malloc(limits->value[LIMIT_FDS_PER_CONNECTION] * sizeof(int));
-	if (!connection->fds)
+	if (!connection->fds) {
+		if (account)
+			account_release(account, ACCOUNT_DESCRIPTORS, n);
 		goto fail;
+	}
 	memcpy(connection->fds + connection->n_fds, received, n * sizeof(int));
 	connection->n_fds += n;
-	if (account)
-		account->n_fds += n;
 	return 0;
 fail:
 	if (refuse)
@@ -439,7 +440,7 @@ int connection_take_fd(struct connection *connection)
 	connection->n_fds--;
 	memmove(connection->fds, connection->fds + 1, connection->n_fds * sizeof(int));
 	if (connection->account)
-		connection->account->n_fds--;
+		account_release(connection->account, ACCOUNT_DESCRIPTORS, 1);
 	return fd;
 }
 
@@ -503,9 +504,11 @@ static int handle_frame(struct connection *connection, const uint8_t *payload, s
 	hub->n_frames++;
 	connection->n_frames++;
 	if (hub->message.type == PROTO_REQUEST) {
+		/* is_stalled() has seen that there is room. */
+		if (connection->account &&
+		    account_charge(connection->account, ACCOUNT_IN_FLIGHT, 1, err) < 0)
+			return FMHA_EQUOTA;
 		connection->n_in_flight++;
-		if (connection->account)
-			connection->account->n_in_flight++;
 	}
 	connection->ops->on_message(connection, &hub->message);
 	return 0;
@@ -803,7 +806,7 @@ void connection_close(struct connection *connection)
 	free(connection->input);
 	connection->input = NULL;
 	if (account) {
-		account->n_in_flight -= connection->n_in_flight;
+		account_release(account, ACCOUNT_IN_FLIGHT, connection->n_in_flight);
 		if (!list_is_empty(&connection->hub->stalled))
 			wake_stalled(connection->hub, account);
 	}

@@ -123,6 +123,13 @@ cpu_get_kernel(struct device *device, const struct plan_stage *stage, const unio
 
 /* ---- memory ---- */
 
+static uint64_t cpu_memory_cost(const struct device *device,
+				const struct device_memory_source *source, bool created)
+{
+	(void)device;
+	return memfd_memory_cost(created ? 0 : source->base_offset, source->size);
+}
+
 static int cpu_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			     int *ret_fd, struct fmha_error *err)
 {
@@ -154,6 +161,12 @@ static uint64_t workspace_size(uint64_t bytes)
 	while (size < bytes)
 		size *= 2;
 	return size;
+}
+
+static uint64_t cpu_workspace_cost(const struct device *device, uint64_t bytes)
+{
+	(void)device;
+	return workspace_size(bytes);
 }
 
 static int cpu_workspace_new(struct device *device, uint64_t bytes,
@@ -192,7 +205,6 @@ found:
 	*ret_memory = (struct device_memory){.host = workspace->data,
 					     .device = workspace->data,
 					     .bytes = bytes,
-					     .charged_bytes = size,
 					     .map = workspace};
 	return 0;
 }
@@ -476,6 +488,8 @@ static void cpu_close(struct device *device)
 const struct device_ops cpu_device_ops = {.backend = "cpu",
 					  .open = cpu_device_open,
 					  .close = cpu_close,
+					  .memory_cost = cpu_memory_cost,
+					  .workspace_cost = cpu_workspace_cost,
 					  .memory_create = cpu_memory_create,
 					  .memory_import = cpu_memory_import,
 					  .memory_free = cpu_memory_free,

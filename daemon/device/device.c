@@ -201,6 +201,21 @@ void device_memory_restock(struct device *device)
 		device->ops->memory_restock(device);
 }
 
+#define MOST_BYTES (UINT64_C(1) << 60) /* more than any limit allows */
+
+uint64_t device_memory_cost(const struct device *device, const struct device_memory_source *source,
+			    bool created)
+{
+	if (source->size > MOST_BYTES || source->base_offset > MOST_BYTES)
+		return MOST_BYTES;
+	return device->ops->memory_cost(device, source, created);
+}
+
+uint64_t device_workspace_cost(const struct device *device, uint64_t bytes)
+{
+	return bytes > MOST_BYTES ? MOST_BYTES : device->ops->workspace_cost(device, bytes);
+}
+
 int device_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			 int *ret_fd, struct fmha_error *err)
 {

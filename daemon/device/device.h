@@ -52,8 +52,7 @@ struct device_memory {
 	void *host;     /* NULL: the CPU cannot reach it */
 	void *device;   /* what kernels get; a copy when neither NULL nor equal to host */
 	uint64_t bytes; /* of the extent */
-	uint64_t charged_bytes;
-	void *map; /* backend: what to unmap */
+	void *map;      /* backend: what to unmap */
 	uint64_t map_bytes;
 	uint32_t kind;             /* enum proto_memory_kind of the descriptor that goes out */
 	uint64_t allocation_bytes; /* PROTO_VMM_FD: behind the descriptor */
@@ -173,6 +172,12 @@ void device_collect(struct device *device);
 
 /* Once on each thread but the loop's, before any other call: binds it to the device. */
 void device_enter_thread(struct device *device);
+
+/* Bytes of this machine's memory that a buffer takes, to be charged before it is made.
+ * @created: device_memory_create(), @source has its size only; else device_memory_import() */
+uint64_t device_memory_cost(const struct device *device, const struct device_memory_source *source,
+			    bool created);
+uint64_t device_workspace_cost(const struct device *device, uint64_t bytes);
 
 /* Memory that the daemon makes: zero, shared through @ret_fd (given). Any thread. */
 int device_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,

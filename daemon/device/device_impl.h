@@ -17,6 +17,10 @@ struct device_ops {
 		    struct fmha_error *err);
 	void (*close)(struct device *device);
 	void (*enter_thread)(struct device *device); /* NULL: nothing to do */
+	/* Both may count on sizes far below 2^63. */
+	uint64_t (*memory_cost)(const struct device *device,
+				const struct device_memory_source *source, bool created);
+	uint64_t (*workspace_cost)(const struct device *device, uint64_t bytes);
 	int (*memory_create)(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			     int *ret_fd, struct fmha_error *err);
 	/* NULL: it has nothing in stock. */

@@ -20,11 +20,16 @@
 #define PAGE_BYTES 4096ull
 #define MAX_BYTES  (1ull << 46)
 
+uint64_t memfd_memory_cost(uint64_t offset, uint64_t size)
+{
+	return ((offset & (PAGE_BYTES - 1)) + size + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1);
+}
+
 static int map(int fd, uint64_t offset, uint64_t size, struct device_memory *ret_memory,
 	       struct fmha_error *err)
 {
 	uint64_t start = offset & ~(PAGE_BYTES - 1);
-	uint64_t bytes = (offset - start + size + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1);
+	uint64_t bytes = memfd_memory_cost(offset, size);
 	void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)start);
 
 	if (address == MAP_FAILED && errno == ENOMEM)
@@ -37,7 +42,6 @@ static int map(int fd, uint64_t offset, uint64_t size, struct device_memory *ret
 	*ret_memory = (struct device_memory){.host = (char *)address + (offset - start),
 					     .device = (char *)address + (offset - start),
 					     .bytes = size,
-					     .charged_bytes = bytes,
 					     .map = address,
 					     .map_bytes = bytes};
 	return 0;

@@ -5,6 +5,9 @@
 
 #include "device.h"
 
+/* What a buffer of @size bytes at @offset of a memfd takes: whole pages. */
+uint64_t memfd_memory_cost(uint64_t offset, uint64_t size);
+
 /* Zero memory that can neither shrink nor grow. @ret_fd: given. Return: 0, FMHA_EINVAL,
  * FMHA_ENOMEM. */
 int memfd_create_memory(uint64_t size, struct device_memory *ret_memory, int *ret_fd,

@@ -123,7 +123,7 @@ static void on_hangup(struct connection *connection)
 	status_forget(client);
 	list_remove(&client->in_clients);
 	client->front->n_clients--;
-	client->account->n_connections--;
+	account_release(client->account, ACCOUNT_CONNECTIONS, 1);
 }
 
 static void on_closed(struct connection *connection)
@@ -138,16 +138,6 @@ static void on_closed(struct connection *connection)
 static const struct connection_ops client_ops = {
 	.on_message = on_message, .on_closed = on_closed, .on_hangup = on_hangup};
 
-/* Return: false when the user or everybody together has as many connections as allowed. */
-static bool has_room(struct front *front, const struct account *account)
-{
-	struct limits *limits = &front->limits;
-
-	return !limit_exceeded(limits, LIMIT_CONNECTIONS, (uint64_t)front->n_clients + 1) &&
-	       !limit_exceeded(limits, LIMIT_CONNECTIONS_PER_UID,
-			       (uint64_t)account->n_connections + 1);
-}
-
 void client_new(struct front *front, int fd)
 {
 	struct ucred peer;
@@ -155,12 +145,14 @@ void client_new(struct front *front, int fd)
 	struct client *client = NULL;
 	struct account *account = NULL;
 	struct fmha_error err;
+	bool charged = false;
 
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
 		goto refuse;
 	account = account_get(&front->accounts, peer.uid);
-	if (!account || !has_room(front, account))
+	if (!account || account_charge(account, ACCOUNT_CONNECTIONS, 1, NULL) < 0)
 		goto refuse;
+	charged = true;
 	client = calloc(1, sizeof(*client));
 	if (!client)
 		goto refuse;
@@ -178,7 +170,6 @@ void client_new(struct front *front, int fd)
 	}
 	list_append(&front->clients, &client->in_clients);
 	front->n_clients++;
-	account->n_connections++;
 	front->n_accepted++;
 	return;
 refuse:
@@ -188,5 +179,7 @@ refuse:
 	if (fd >= 0)
 		(void)close(fd);
 	free(client);
+	if (charged)
+		account_release(account, ACCOUNT_CONNECTIONS, 1);
 	account_put(account);
 }

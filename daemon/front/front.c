@@ -30,7 +30,7 @@
 static uint64_t fds_in_use(const struct front *front)
 {
 	return FIXED_FDS + (uint64_t)front->n_slots * FDS_A_SLOT + 2ull * front->n_clients +
-	       front->accounts.total.n_fds;
+	       front->accounts.used[ACCOUNT_DESCRIPTORS];
 }
 
 static void on_connect(uv_poll_t *poll, int status, int events);
@@ -221,9 +221,10 @@ static int front_init(struct front *front, const struct config *config, struct f
 	front->listen_fd = -1;
 	front->n_slots = config->n_devices;
 	memcpy(front->limits.value, config->limits, sizeof(front->limits.value));
-	accounts_init(&front->accounts);
-	list_init(&front->clients);
 	raise_fd_limit(front);
+	limits_resolve(&front->limits, limits_host_memory());
+	accounts_init(&front->accounts, &front->limits);
+	list_init(&front->clients);
 	uv_loop_init(&front->loop);
 	init_handles(front);
 	r = connection_hub_init(&front->hub, &front->loop, &front->limits, err);

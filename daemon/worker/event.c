@@ -51,20 +51,25 @@ static void release(struct event *event)
 		release_now(&event->errand);
 }
 
+static void give_back(struct event *event)
+{
+	account_release(event->account, ACCOUNT_EVENTS, 1);
+	event->account = account_put(event->account);
+}
+
 struct event *event_unref(struct event *event)
 {
 	if (!event || --event->n_references > 0)
 		return NULL;
-	event->account->n_events--;
-	event->worker->accounts.total.n_events--;
-	account_put(event->account);
+	give_back(event);
 	release(event);
 	return NULL;
 }
 
 /* ---- the beginning ---- */
 
-static int check_quota(struct session *session, struct fmha_error *err)
+/* Events that are being imported count, too. */
+static int charge(struct session *session, struct fmha_error *err)
 {
 	struct limits *limits = &session->worker->limits;
 
@@ -73,10 +78,7 @@ static int check_quota(struct session *session, struct fmha_error *err)
 		return fmha_error_set(
 			err, FMHA_EQUOTA, "more than %llu events on one connection",
 			(unsigned long long)limits->value[LIMIT_EVENTS_PER_CONNECTION]);
-	if (limit_exceeded(limits, LIMIT_EVENTS_PER_UID, (uint64_t)session->account->n_events + 1))
-		return fmha_error_set(err, FMHA_EQUOTA, "more than %llu events of one user",
-				      (unsigned long long)limits->value[LIMIT_EVENTS_PER_UID]);
-	return 0;
+	return account_charge(session->account, ACCOUNT_EVENTS, 1, err);
 }
 
 static void import_run(struct errand *errand)
@@ -93,8 +95,6 @@ static int register_event(struct event *event, uint64_t *ret_id)
 	struct session *session = event->session;
 	int r = event->result;
 
-	if (r == 0)
-		r = check_quota(session, &event->error);
 	if (r == 0) {
 		*ret_id = table_add(&session->events, event);
 		if (!*ret_id)
@@ -103,9 +103,6 @@ static int register_event(struct event *event, uint64_t *ret_id)
 	if (r < 0)
 		return r;
 	event->n_references = 1;
-	event->account = account_get(&session->worker->accounts, session->uid);
-	event->account->n_events++;
-	session->worker->accounts.total.n_events++;
 	return 0;
 }
 
@@ -116,9 +113,11 @@ static void import_done(struct errand *errand)
 	struct proto_event_result result;
 
 	if (session->hung_up) {
+		give_back(event);
 		release(event);
 	} else if (register_event(event, &result.event) < 0) {
 		connection_answer_error(&session->connection, event->request, &event->error);
+		give_back(event);
 		release(event);
 	} else {
 		connection_answer(&session->connection, event->request, PROTO_EVENT_IMPORT, &result,
@@ -136,6 +135,7 @@ static void import_late(struct errand *errand)
 	fmha_error_set_field(&err, FMHA_ETIMEDOUT, "handle",
 			     "the driver did not open the event's handle within %llu s",
 			     (unsigned long long)(IMPORT_NS / NS_PER_S));
+	give_back(event);
 	session_errand_late(session, event->request, &err);
 }
 
@@ -147,12 +147,15 @@ int event_import(struct session *session, uint32_t id,
 
 	if (!device_has_events(session->worker->device))
 		return device_event_import(session->worker->device, NULL, 0, NULL, err);
-	r = check_quota(session, err);
+	r = charge(session, err);
 	if (r < 0)
 		return r;
 	event = calloc(1, sizeof(*event));
-	if (!event)
+	if (!event) {
+		account_release(session->account, ACCOUNT_EVENTS, 1);
 		return fmha_error_set(err, FMHA_ENOMEM, "event: out of memory");
+	}
+	event->account = account_get(&session->worker->accounts, session->uid);
 	event->worker = session->worker;
 	event->session = session;
 	event->request = id;
@@ -166,10 +169,12 @@ int event_import(struct session *session, uint32_t id,
 					.late = import_late,
 					.undo = release_now};
 	r = errand_start(&session->worker->errands, &event->errand, err);
-	if (r < 0)
+	if (r < 0) {
+		give_back(event);
 		free(event);
-	else
+	} else {
 		session->n_errands++;
+	}
 	return r;
 }
 

@@ -130,7 +130,6 @@ static void drop_plan(struct session *session, uint64_t id)
 
 	if (!plan)
 		return;
-	session->account->n_plans--;
 	session_plan_unref(plan);
 }
 

@@ -38,6 +38,7 @@ struct request {
 	uint64_t bound_serial; /* whose arguments the launch still holds; 0: nobody's */
 	void *bound_workspace; /* that they were made for */
 	struct device_memory workspace;
+	uint64_t charged_bytes; /* for it */
 	struct mirror mirror;
 	struct buffer
 		*buffers[FMHA_N_TENSORS + 2 * PROTO_MAX_FENCES]; /* referenced while running */
@@ -279,24 +280,21 @@ static int bind_all_fences(struct request *request, struct fmha_error *err)
 static int take_workspace(struct request *request, struct fmha_error *err)
 {
 	struct worker *worker = request->session->worker;
-	struct account *account = request->session->account, *total = &worker->accounts.total;
 	const struct plan *plan = &request->plan->plan;
 	uint64_t bytes = plan->workspace_bytes + mirror_extra_bytes(worker->device, plan);
+	uint64_t cost = device_workspace_cost(worker->device, bytes);
 	int r;
 
 	if (bytes == 0)
 		return 0;
-	if (limit_exceeded(&worker->limits, LIMIT_MEMORY_BYTES_PER_UID,
-			   account->memory_bytes + bytes) ||
-	    limit_exceeded(&worker->limits, LIMIT_MEMORY_BYTES, total->memory_bytes + bytes))
+	if (account_charge(request->session->account, ACCOUNT_MEMORY, cost, err) < 0)
 		return fmha_error_set(err, FMHA_EQUOTA,
 				      "a workspace of %llu bytes exceeds the memory quota",
-				      (unsigned long long)bytes);
+				      (unsigned long long)cost);
+	request->charged_bytes = cost;
 	r = device_workspace_new(worker->device, bytes, &request->workspace, err);
 	if (r < 0)
 		return r;
-	account->memory_bytes += request->workspace.charged_bytes;
-	total->memory_bytes += request->workspace.charged_bytes;
 	if (plan->workspace_zero && request->workspace.host)
 		memset(request->workspace.host, 0, bytes);
 	return 0;
@@ -393,11 +391,10 @@ static void unbind(struct request *request)
 
 	request->indices = plan_indices_free(request->indices);
 	mirror_deinit(&request->mirror);
-	if (request->workspace.map) {
-		request->session->account->memory_bytes -= request->workspace.charged_bytes;
-		worker->accounts.total.memory_bytes -= request->workspace.charged_bytes;
+	if (request->workspace.map)
 		device_workspace_free(worker->device, &request->workspace);
-	}
+	account_release(request->session->account, ACCOUNT_MEMORY, request->charged_bytes);
+	request->charged_bytes = 0;
 	while (request->n_buffers > 0)
 		buffer_unref(request->buffers[--request->n_buffers]);
 	while (request->n_events > 0)

@@ -49,7 +49,7 @@ static void release_memory(struct buffer *buffer)
 {
 	struct worker *worker = buffer->worker;
 	bool here = device_shares_memory(worker->device) &&
-		    buffer->memory.charged_bytes < RELEASE_ELSEWHERE_BYTES;
+		    buffer->memory.bytes < RELEASE_ELSEWHERE_BYTES;
 
 	/* In its owner's order: what is created next may need the memory. */
 	buffer->release = (struct errand){.owner = buffer->owner,
@@ -63,58 +63,53 @@ static void release_memory(struct buffer *buffer)
 	release_done(&buffer->release);
 }
 
+static void give_back(struct account *account, uint64_t bytes)
+{
+	account_release(account, ACCOUNT_BUFFERS, 1);
+	account_release(account, ACCOUNT_MEMORY, bytes);
+	(void)account_put(account);
+}
+
 struct buffer *buffer_unref(struct buffer *buffer)
 {
-	struct account *account, *total;
-	uint64_t bytes;
-
 	if (!buffer || --buffer->n_references > 0)
 		return NULL;
-	account = buffer->account;
-	total = &buffer->worker->accounts.total;
-	bytes = buffer->memory.charged_bytes;
-	account->n_buffers--;
-	account->memory_bytes -= bytes;
-	total->n_buffers--;
-	total->memory_bytes -= bytes;
-	account_put(account);
+	give_back(buffer->account, buffer->charged_bytes);
 	release_memory(buffer);
 	return NULL;
 }
 
-/* What a new buffer of @size bytes would exceed. */
-static int check_buffer_quota(struct session *session, uint64_t size, struct fmha_error *err)
+/* A new buffer of @bytes, charged before it is made; give_back() ends it. */
+static int charge_buffer(struct session *session, uint64_t bytes, struct fmha_error *err)
 {
 	struct limits *limits = &session->worker->limits;
-	struct account *account = session->account, *total = &session->worker->accounts.total;
+	struct account *account = session->account;
+	int r;
 
 	if (limit_exceeded(limits, LIMIT_BUFFERS_PER_CONNECTION,
 			   (uint64_t)session->buffers.n_used + 1))
 		return fmha_error_set(
 			err, FMHA_EQUOTA, "more than %llu buffers on one connection",
 			(unsigned long long)limits->value[LIMIT_BUFFERS_PER_CONNECTION]);
-	if (limit_exceeded(limits, LIMIT_BUFFERS_PER_UID, (uint64_t)account->n_buffers + 1))
-		return fmha_error_set(err, FMHA_EQUOTA, "more than %llu buffers of one user",
-				      (unsigned long long)limits->value[LIMIT_BUFFERS_PER_UID]);
-	if (size > UINT64_MAX / 2 ||
-	    limit_exceeded(limits, LIMIT_MEMORY_BYTES_PER_UID, account->memory_bytes + size))
-		return fmha_error_set_field(
-			err, FMHA_EQUOTA, "size", "more than %llu bytes of buffers of one user",
-			(unsigned long long)limits->value[LIMIT_MEMORY_BYTES_PER_UID]);
-	if (limit_exceeded(limits, LIMIT_MEMORY_BYTES, total->memory_bytes + size))
-		return fmha_error_set_field(err, FMHA_EQUOTA, "size",
-					    "more than %llu bytes of buffers of all users",
-					    (unsigned long long)limits->value[LIMIT_MEMORY_BYTES]);
+	r = account_charge(account, ACCOUNT_BUFFERS, 1, err);
+	if (r < 0)
+		return r;
+	r = account_charge(account, ACCOUNT_MEMORY, bytes, err);
+	if (r < 0) {
+		account_release(account, ACCOUNT_BUFFERS, 1);
+		return r;
+	}
+	account->n_references++;
 	return 0;
 }
 
-/* Makes the mapped memory a buffer of the session. On failure the memory is freed. */
-static int add_buffer(struct session *session, struct device_memory *memory, uint64_t *ret_id,
-		      struct fmha_error *err)
+/* Makes the mapped memory, for which @bytes are charged, a buffer of the session, which takes both
+ * over. On failure the memory is freed. */
+static int add_buffer(struct session *session, struct device_memory *memory, uint64_t bytes,
+		      uint64_t *ret_id, struct fmha_error *err)
 {
 	struct buffer *buffer = calloc(1, sizeof(*buffer));
 	uint64_t id = buffer ? table_add(&session->buffers, buffer) : 0;
-	struct account *total = &session->worker->accounts.total;
 
 	if (!id) {
 		free(buffer);
@@ -124,13 +119,10 @@ static int add_buffer(struct session *session, struct device_memory *memory, uin
 	buffer->n_references = 1;
 	buffer->worker = session->worker;
 	buffer->owner = session;
-	buffer->account = account_get(&session->worker->accounts, session->uid);
+	buffer->account = session->account;
 	buffer->memory = *memory;
-	buffer->account->n_buffers++;
-	buffer->account->memory_bytes += memory->charged_bytes;
-	total->n_buffers++;
-	total->memory_bytes += memory->charged_bytes;
-	session->memory_bytes += memory->charged_bytes;
+	buffer->charged_bytes = bytes;
+	session->memory_bytes += bytes;
 	*ret_id = id;
 	return 0;
 }
@@ -145,6 +137,7 @@ struct making {
 	enum proto_method method; /* PROTO_BUFFER_CREATE or PROTO_BUFFER_IMPORT */
 	struct proto_buffer_import_params params;
 	int fd; /* in: the client's; out of a creation: what goes to it; -1: none */
+	uint64_t charged_bytes;
 	struct device_memory memory;
 	struct fmha_error error;
 	int result;
@@ -155,16 +148,32 @@ static struct making *making_of(struct errand *errand)
 	return container_of(errand, struct making, errand);
 }
 
+static struct device_memory_source source_of(const struct making *making)
+{
+	const struct proto_buffer_import_params *params = &making->params;
+
+	return (struct device_memory_source){.kind = params->kind,
+					     .fd = making->fd,
+					     .handle = params->handle,
+					     .handle_bytes = params->handle_bytes,
+					     .base_offset = params->base_offset,
+					     .size = params->size};
+}
+
+static int charge_making(struct making *making, struct fmha_error *err)
+{
+	struct device_memory_source source = source_of(making);
+
+	making->charged_bytes = device_memory_cost(making->worker->device, &source,
+						   making->method == PROTO_BUFFER_CREATE);
+	return charge_buffer(making->session, making->charged_bytes, err);
+}
+
 static void making_run(struct errand *errand)
 {
 	struct making *making = making_of(errand);
 	const struct proto_buffer_import_params *params = &making->params;
-	struct device_memory_source source = {.kind = params->kind,
-					      .fd = making->fd,
-					      .handle = params->handle,
-					      .handle_bytes = params->handle_bytes,
-					      .base_offset = params->base_offset,
-					      .size = params->size};
+	struct device_memory_source source = source_of(making);
 	struct device *device = making->worker->device;
 
 	if (making->method == PROTO_BUFFER_CREATE)
@@ -186,8 +195,10 @@ static void making_finish(struct making *making)
 	result.kind = created ? making->memory.kind : making->params.kind;
 	result.allocation_bytes = created ? making->memory.allocation_bytes : 0;
 	if (r == 0)
-		r = add_buffer(session, &making->memory, &result.buffer, &making->error);
+		r = add_buffer(session, &making->memory, making->charged_bytes, &result.buffer,
+			       &making->error);
 	if (r < 0) {
+		give_back(session->account, making->charged_bytes);
 		connection_answer_error(&session->connection, making->id, &making->error);
 		return;
 	}
@@ -241,6 +252,7 @@ static void making_done(struct errand *errand)
 	struct session *session = making->session;
 
 	if (session->hung_up) {
+		give_back(session->account, making->charged_bytes);
 		making_discard(making);
 	} else {
 		making_finish(making);
@@ -260,27 +272,28 @@ static void making_late(struct errand *errand)
 			     making->params.handle_bytes ? "open the IPC handle"
 							 : "provide the memory",
 			     (unsigned long long)(errand->timeout_ns / NS_PER_S));
+	give_back(session->account, making->charged_bytes);
 	session_errand_late(session, making->id, &err);
 }
 
-/* On a device that shares the host's memory these are a few quick calls: done at once. */
+/* Of what is charged. On a device that shares the host's memory these are a few quick calls: done
+ * at once. */
 static int make_buffer(struct making *now, struct fmha_error *err)
 {
 	struct session *session = now->session;
 	struct making *making;
-	int r = check_buffer_quota(session, now->params.size, err);
+	int r;
 
-	if (r < 0)
-		return r;
-	now->worker = session->worker;
 	if (device_shares_memory(session->worker->device)) {
 		making_run(&now->errand);
 		making_finish(now);
 		return 0;
 	}
 	making = malloc(sizeof(*making));
-	if (!making)
+	if (!making) {
+		give_back(session->account, now->charged_bytes);
 		return fmha_error_set(err, FMHA_ENOMEM, "buffer: out of memory");
+	}
 	*making = *now;
 	making->errand = (struct errand){.owner = session,
 					 .timeout_ns = now->params.handle_bytes ? OPEN_HANDLE_NS
@@ -293,10 +306,12 @@ static int make_buffer(struct making *now, struct fmha_error *err)
 	/* The request's own is closed when it has been dealt with. */
 	making->fd = now->fd >= 0 ? fcntl(now->fd, F_DUPFD_CLOEXEC, 3) : -1;
 	r = errand_start(&session->worker->errands, &making->errand, err);
-	if (r < 0)
+	if (r < 0) {
+		give_back(session->account, making->charged_bytes);
 		making_free(making);
-	else
+	} else {
 		session->n_errands++;
+	}
 	return r;
 }
 
@@ -309,7 +324,7 @@ static int on_buffer_create(struct session *session, uint32_t id,
 				.method = PROTO_BUFFER_CREATE,
 				.params = {.size = params->size},
 				.fd = -1};
-	int r = check_buffer_quota(session, params->size, err);
+	int r = charge_making(&making, err);
 
 	if (r < 0)
 		return r;
@@ -325,13 +340,15 @@ static int on_buffer_import(struct session *session, uint32_t id,
 			    const struct proto_buffer_import_params *params, int fd,
 			    struct fmha_error *err)
 {
-	struct making making = {.session = session,
+	struct making making = {.worker = session->worker,
+				.session = session,
 				.id = id,
 				.method = PROTO_BUFFER_IMPORT,
 				.params = *params,
 				.fd = fd};
+	int r = charge_making(&making, err);
 
-	return make_buffer(&making, err);
+	return r < 0 ? r : make_buffer(&making, err);
 }
 
 static int on_buffer_release(struct session *session, uint32_t id,
@@ -343,7 +360,7 @@ static int on_buffer_release(struct session *session, uint32_t id,
 	if (!buffer)
 		return fmha_error_set_field(err, FMHA_ENOENT, "buffer", "buffer %llu: no such",
 					    (unsigned long long)params->buffer);
-	session->memory_bytes -= buffer->memory.charged_bytes;
+	session->memory_bytes -= buffer->charged_bytes;
 	buffer_unref(buffer);
 	connection_answer(&session->connection, id, PROTO_BUFFER_RELEASE, &(struct proto_empty){0},
 			  -1);
@@ -354,8 +371,13 @@ static int on_buffer_release(struct session *session, uint32_t id,
 
 struct session_plan *session_plan_unref(struct session_plan *plan)
 {
-	if (plan && --plan->n_references == 0)
-		free(plan);
+	if (!plan || --plan->n_references > 0)
+		return NULL;
+	if (plan->account) {
+		account_release(plan->account, ACCOUNT_PLANS, 1);
+		(void)account_put(plan->account);
+	}
+	free(plan);
 	return NULL;
 }
 
@@ -419,13 +441,17 @@ static int on_plan(struct session *session, uint32_t id, const struct proto_plan
 		return fmha_error_set(
 			err, FMHA_EQUOTA, "more than %llu plans on one connection",
 			(unsigned long long)limits->value[LIMIT_PLANS_PER_CONNECTION]);
-	if (limit_exceeded(limits, LIMIT_PLANS_PER_UID, (uint64_t)session->account->n_plans + 1))
-		return fmha_error_set(err, FMHA_EQUOTA, "more than %llu plans of one user",
-				      (unsigned long long)limits->value[LIMIT_PLANS_PER_UID]);
 	plan = calloc(1, sizeof(*plan));
 	if (!plan)
 		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
 	plan->n_references = 1;
+	r = account_charge(session->account, ACCOUNT_PLANS, 1, err);
+	if (r < 0) {
+		session_plan_unref(plan);
+		return r;
+	}
+	plan->account = session->account;
+	plan->account->n_references++;
 	r = plan_build(&params->problem, &worker->plan_device, &plan->plan, err);
 	if (r == 0)
 		r = check_plan_buffers(session, &plan->plan, err);
@@ -442,7 +468,6 @@ static int on_plan(struct session *session, uint32_t id, const struct proto_plan
 	plan->fixed = mirror_is_constant(worker->device, &plan->plan);
 	/* A guess for the first run; later ones know better (run.c). */
 	plan->tiny = plan->plan.flops < 1e6 && plan->plan.bytes < 1 << 20;
-	session->account->n_plans++;
 	describe_plan(&plan->plan, &result);
 	return prepare_plan(session, id, plan, &result, err);
 }
@@ -455,7 +480,6 @@ static int on_plan_release(struct session *session, uint32_t id,
 	if (!plan)
 		return fmha_error_set_field(err, FMHA_ENOENT, "plan", "plan %llu: no such",
 					    (unsigned long long)params->plan);
-	session->account->n_plans--;
 	session_plan_unref(plan);
 	connection_answer(&session->connection, id, PROTO_PLAN_RELEASE, &(struct proto_empty){0},
 			  -1);
@@ -562,10 +586,8 @@ static void on_hangup(struct connection *connection)
 		buffer_unref(buffer);
 	while ((event = table_pop(&session->events)))
 		event_unref(event);
-	while ((plan = table_pop(&session->plans))) {
-		session->account->n_plans--;
+	while ((plan = table_pop(&session->plans)))
 		session_plan_unref(plan);
-	}
 	list_remove(&session->in_sessions);
 	atomic_fetch_sub(&session->worker->page->n_sessions, 1);
 }
@@ -586,7 +608,7 @@ void session_release(struct session *session)
 	table_deinit(&session->buffers);
 	table_deinit(&session->events);
 	table_deinit(&session->plans);
-	session->account->n_sessions--;
+	account_release(session->account, ACCOUNT_SESSIONS, 1);
 	account_put(session->account);
 	free(session);
 }
@@ -611,6 +633,7 @@ int session_new(struct worker *worker, int fd, const struct proto_worker_attach_
 		struct fmha_error *err)
 {
 	struct session *session = calloc(1, sizeof(*session));
+	bool charged;
 	int r = 0;
 
 	if (!session) {
@@ -630,15 +653,12 @@ int session_new(struct worker *worker, int fd, const struct proto_worker_attach_
 	session->account = account_get(&worker->accounts, params->uid);
 	if (!session->account)
 		r = fmha_error_set(err, FMHA_ENOMEM, "session: out of memory");
-	else if (limit_exceeded(&worker->limits, LIMIT_SESSIONS_PER_UID,
-				(uint64_t)session->account->n_sessions + 1))
-		r = fmha_error_set(
-			err, FMHA_EQUOTA, "more than %llu connections to one device",
-			(unsigned long long)worker->limits.value[LIMIT_SESSIONS_PER_UID]);
+	else
+		r = account_charge(session->account, ACCOUNT_SESSIONS, 1, err);
+	charged = r == 0;
 	if (r == 0)
 		r = device_stream_new(worker->device, &session->stream, err);
 	if (r == 0) {
-		session->account->n_sessions++;
 		r = connection_open(&session->connection, &worker->hub, fd, session->account, false,
 				    &session_ops, err);
 		if (r == 0) {
@@ -646,11 +666,12 @@ int session_new(struct worker *worker, int fd, const struct proto_worker_attach_
 			atomic_fetch_add(&worker->page->n_sessions, 1);
 			return 0;
 		}
-		session->account->n_sessions--;
 	} else {
 		(void)close(fd);
 	}
 	device_stream_free(worker->device, session->stream);
+	if (charged)
+		account_release(session->account, ACCOUNT_SESSIONS, 1);
 	account_put(session->account);
 	free(session);
 	return r;

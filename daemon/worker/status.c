@@ -37,7 +37,7 @@ char *worker_status_json(struct worker *worker)
 {
 	cJSON *root = cJSON_CreateObject();
 	const struct device_info *info = device_get_info(worker->device);
-	const struct account *total = &worker->accounts.total;
+	const uint64_t *used = worker->accounts.used;
 	cJSON *item;
 	char *text;
 
@@ -54,8 +54,8 @@ char *worker_status_json(struct worker *worker)
 	list_for_each(node, &worker->sessions)
 		add_session(item, container_of(node, struct session, in_sessions));
 	item = cJSON_AddObjectToObject(root, "memory");
-	cJSON_AddNumberToObject(item, "buffers", total->n_buffers);
-	cJSON_AddNumberToObject(item, "bytes", (double)total->memory_bytes);
+	cJSON_AddNumberToObject(item, "buffers", (double)used[ACCOUNT_BUFFERS]);
+	cJSON_AddNumberToObject(item, "bytes", (double)used[ACCOUNT_MEMORY]);
 	cJSON_AddNumberToObject(item, "sigbus_hits", (double)guard_hits());
 	item = cJSON_AddObjectToObject(root, "runs");
 	cJSON_AddNumberToObject(item, "pending", worker->n_pending);

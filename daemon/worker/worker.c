@@ -302,7 +302,7 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	worker->started_ns = clock_ns();
 	worker->config = &worker->page->config.devices[worker->page->device];
 	memcpy(worker->limits.value, worker->page->config.limits, sizeof(worker->limits.value));
-	accounts_init(&worker->accounts);
+	accounts_init(&worker->accounts, &worker->limits);
 	list_init(&worker->sessions);
 	list_init(&worker->compiles);
 	list_init(&worker->requests);
@@ -321,6 +321,7 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	if (r == 0)
 		r = open_device(worker, err);
 	if (r == 0) {
+		limits_resolve(&worker->limits, device_get_info(worker->device)->memory_bytes);
 		errands_open(&worker->errands, &worker->loop, worker->device,
 			     worker->limits.value[LIMIT_SPIN_US]);
 		worker_restock(worker, 0);

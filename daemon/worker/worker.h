@@ -92,6 +92,7 @@ struct buffer {
 	struct worker *worker;
 	struct account *account;
 	struct device_memory memory;
+	uint64_t charged_bytes;
 	bool lost;         /* the client took pages away: not used any more */
 	const void *owner; /* of the errand, never followed: the session may be gone */
 	struct errand release;
@@ -115,6 +116,7 @@ struct event {
 
 struct session_plan {
 	uint32_t n_references;
+	struct account *account; /* NULL: nothing is charged yet */
 	struct plan plan;
 	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* NULL: not looked up yet */
 	struct registry_entry *entries[PLAN_MAX_STAGES];      /* the same */

@@ -78,6 +78,9 @@ int gpu_failure(struct gpu_device *gpu, hipError_t status, const char *what,
 		struct fmha_error *err);
 
 void gpu_enter_thread(struct device *device);
+uint64_t gpu_memory_cost(const struct device *device, const struct device_memory_source *source,
+			 bool created);
+uint64_t gpu_workspace_cost(const struct device *device, uint64_t bytes);
 int gpu_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
 		      int *ret_fd, struct fmha_error *err);
 bool gpu_memory_take(struct device *device, uint64_t size, struct device_memory *ret_memory,

@@ -117,6 +117,8 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.open = gpu_open,
 	.close = gpu_close,
 	.enter_thread = gpu_enter_thread,
+	.memory_cost = gpu_memory_cost,
+	.workspace_cost = gpu_workspace_cost,
 	.memory_create = gpu_memory_create,
 	.memory_take = gpu_memory_take,
 	.memory_restock = gpu_memory_restock,

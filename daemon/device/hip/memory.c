@@ -41,7 +41,6 @@ static void describe(struct gpu_memory *memory, uint64_t offset, uint64_t size,
 	*ret_memory = (struct device_memory){
 		.device = (char *)memory->base + offset,
 		.bytes = size,
-		.charged_bytes = memory->bytes,
 		.map = memory,
 		.kind = memory->kind == MEMORY_VMM ? PROTO_VMM_FD : PROTO_IPC_HANDLE,
 		.allocation_bytes = memory->bytes,
@@ -97,6 +96,19 @@ static int make_shareable(struct gpu_device *gpu, size_t bytes, void **ret_point
 		(void)close(*ret_fd);
 	}
 	return r;
+}
+
+uint64_t gpu_memory_cost(const struct device *device, const struct device_memory_source *source,
+			 bool created)
+{
+	const size_t granularity = ((const struct gpu_device *)device)->vmm_granularity;
+
+	if (created && granularity > 0)
+		return round_up(source->size, granularity);
+	/* A copy here beside the client's; other imports are memory that the client has anyway. */
+	if (!created && source->kind == PROTO_MEMFD)
+		return source->size + memfd_memory_cost(source->base_offset, source->size);
+	return source->size;
 }
 
 int gpu_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
@@ -280,7 +292,6 @@ static int import_memfd(struct gpu_device *gpu, const struct device_memory_sourc
 	 */
 	owned->pinned = hipHostRegister(host.map, host.map_bytes, 0) == hipSuccess;
 	ret_memory->host = host.host;
-	ret_memory->charged_bytes += host.charged_bytes;
 	ret_memory->kind = PROTO_MEMFD;
 	return 0;
 }
@@ -330,19 +341,29 @@ void gpu_memory_free(struct device *device, struct device_memory *memory)
 	*memory = (struct device_memory){0};
 }
 
+/* Powers of two, so that a kept workspace fits the next launch. */
+uint64_t gpu_workspace_cost(const struct device *device, uint64_t bytes)
+{
+	uint64_t size = WORKSPACE_LEAST;
+
+	(void)device;
+	while (size < bytes)
+		size *= 2;
+	return size;
+}
+
 int gpu_workspace_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
 		      struct fmha_error *err)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
-	uint64_t size = WORKSPACE_LEAST;
+	uint64_t size;
 	hipError_t status;
 	void *pointer;
 
 	if (bytes > device->info.memory_bytes)
 		return fmha_error_set(err, FMHA_ENOMEM, "a workspace of %llu bytes",
 				      (unsigned long long)bytes);
-	while (size < bytes)
-		size *= 2;
+	size = gpu_workspace_cost(device, bytes);
 	for (struct gpu_memory **at = &gpu->free_workspaces; *at; at = &(*at)->next) {
 		struct gpu_memory *kept = *at;
 
@@ -351,7 +372,7 @@ int gpu_workspace_new(struct device *device, uint64_t bytes, struct device_memor
 		*at = kept->next;
 		gpu->free_bytes -= size;
 		*ret_memory = (struct device_memory){
-			.device = kept->base, .bytes = size, .charged_bytes = size, .map = kept};
+			.device = kept->base, .bytes = size, .map = kept};
 		return 0;
 	}
 	status = hipMalloc(&pointer, size);

@@ -64,11 +64,12 @@ static void quantiles_of_a_ramp(void **state)
 
 static void accounts_are_found_by_uid_and_end_with_their_last_user(void **state)
 {
+	struct limits limits = {0};
 	struct accounts accounts;
 	struct account *first, *second;
 
 	(void)state;
-	accounts_init(&accounts);
+	accounts_init(&accounts, &limits);
 	first = account_get(&accounts, 1001);
 	second = account_get(&accounts, 1002);
 	assert_ptr_not_equal(first, second);
@@ -80,6 +81,50 @@ static void accounts_are_found_by_uid_and_end_with_their_last_user(void **state)
 	account_put(second);
 	assert_true(list_is_empty(&accounts.list));
 	assert_null(account_put(NULL));
+}
+
+static void a_charge_respects_the_user_and_everybody(void **state)
+{
+	struct limits limits = {
+		.value = {[LIMIT_MEMORY_BYTES_PER_UID] = 10, [LIMIT_MEMORY_BYTES] = 15}};
+	struct accounts accounts;
+	struct account *first, *second;
+	struct fmha_error err;
+
+	(void)state;
+	accounts_init(&accounts, &limits);
+	first = account_get(&accounts, 1001);
+	second = account_get(&accounts, 1002);
+	assert_int_equal(account_charge(first, ACCOUNT_MEMORY, 10, &err), 0);
+	assert_int_equal(account_charge(first, ACCOUNT_MEMORY, 1, &err), FMHA_EQUOTA);
+	assert_string_equal(err.msg, "more than 10 bytes of memory of one user");
+	assert_string_equal(err.field, "size");
+	assert_false(account_has_room(second, ACCOUNT_MEMORY, 6));
+	assert_int_equal(account_charge(second, ACCOUNT_MEMORY, 6, &err), FMHA_EQUOTA);
+	assert_string_equal(err.msg, "more than 15 bytes of memory of all users");
+	assert_int_equal(account_charge(second, ACCOUNT_MEMORY, UINT64_MAX, &err), FMHA_EQUOTA);
+	assert_int_equal(account_charge(second, ACCOUNT_MEMORY, 5, &err), 0);
+	assert_int_equal(limits.hits[LIMIT_MEMORY_BYTES], 1);
+	assert_int_equal(limits.hits[LIMIT_MEMORY_BYTES_PER_UID], 2);
+	account_release(first, ACCOUNT_MEMORY, 10);
+	account_release(second, ACCOUNT_MEMORY, 5);
+	assert_int_equal(accounts.used[ACCOUNT_MEMORY], 0);
+	account_put(first);
+	account_put(second);
+}
+
+static void zeros_become_what_the_machine_offers(void **state)
+{
+	struct limits limits = {.value = {[LIMIT_RESERVED_FDS] = 64, [LIMIT_EVENTS] = 7}};
+
+	(void)state;
+	limits_resolve(&limits, 1000);
+	assert_int_equal(limits.value[LIMIT_MEMORY_BYTES], 750);
+	assert_int_equal(limits.value[LIMIT_MEMORY_BYTES_PER_UID], 500);
+	assert_true(limits.value[LIMIT_FDS] >= 16);
+	assert_true(limits.value[LIMIT_BUFFERS] > 1000);
+	assert_int_equal(limits.value[LIMIT_EVENTS], 7);
+	assert_true(limits_host_memory() > 1 << 20);
 }
 
 static void limits_count_their_hits(void **state)
@@ -165,6 +210,8 @@ int main(void)
 		cmocka_unit_test(quantiles_are_at_most_an_eighth_too_high),
 		cmocka_unit_test(quantiles_of_a_ramp),
 		cmocka_unit_test(accounts_are_found_by_uid_and_end_with_their_last_user),
+		cmocka_unit_test(a_charge_respects_the_user_and_everybody),
+		cmocka_unit_test(zeros_become_what_the_machine_offers),
 		cmocka_unit_test(limits_count_their_hits),
 		cmocka_unit_test(ids_are_never_given_twice),
 		cmocka_unit_test(guessed_ids_name_nothing),

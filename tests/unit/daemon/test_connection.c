@@ -109,7 +109,8 @@ static struct fixture *setup(enum limit limit, uint64_t value, bool before_hello
 	if (limit != N_LIMITS)
 		fixture->limits.value[limit] = value;
 	uv_loop_init(&fixture->loop);
-	accounts_init(&fixture->accounts);
+	limits_resolve(&fixture->limits, UINT64_C(1) << 30);
+	accounts_init(&fixture->accounts, &fixture->limits);
 	fixture->account = account_get(&fixture->accounts, 1000);
 	assert_int_equal(connection_hub_init(&fixture->hub, &fixture->loop, &fixture->limits, &err),
 			 0);
@@ -137,8 +138,8 @@ static void teardown(struct fixture *fixture)
 	turn(fixture);
 	assert_int_equal(fixture->n_hangups, 1);
 	assert_int_equal(fixture->n_closed, 1);
-	assert_int_equal(fixture->account->n_fds, 0);
-	assert_int_equal(fixture->account->n_in_flight, 0);
+	assert_int_equal(fixture->account->used[ACCOUNT_DESCRIPTORS], 0);
+	assert_int_equal(fixture->account->used[ACCOUNT_IN_FLIGHT], 0);
 	account_put(fixture->account);
 	connection_hub_deinit(&fixture->hub);
 	uv_run(&fixture->loop, UV_RUN_DEFAULT); /* returns when no handle is left */
@@ -413,11 +414,11 @@ static void fds_that_come_with_half_a_frame_wait_for_the_rest(void **state)
 	request(&out, 1, PROTO_BUFFER_IMPORT);
 	assert_int_equal(send_with_fds(fixture->peer, out.data, 5, 1), 5);
 	turn(fixture);
-	assert_int_equal(fixture->account->n_fds, 1);
+	assert_int_equal(fixture->account->used[ACCOUNT_DESCRIPTORS], 1);
 	assert_int_equal(send(fixture->peer, out.data + 5, out.size - 5, 0), out.size - 5);
 	turn(fixture);
 	assert_int_equal(fixture->n_fds_taken, 1);
-	assert_int_equal(fixture->account->n_fds, 0);
+	assert_int_equal(fixture->account->used[ACCOUNT_DESCRIPTORS], 0);
 	proto_buffer_deinit(&out);
 	teardown(fixture);
 }
@@ -505,7 +506,7 @@ static void as_many_in_flight_as_allowed_then_no_more_reading(void **state)
 	send_buffer(fixture, &out, 0);
 	turn(fixture);
 	assert_int_equal(fixture->n_held, 4);
-	assert_int_equal(fixture->account->n_in_flight, 4);
+	assert_int_equal(fixture->account->used[ACCOUNT_IN_FLIGHT], 4);
 	assert_true(fixture->limits.hits[LIMIT_IN_FLIGHT_PER_CONNECTION] > 0);
 	for (uint32_t i = 0; i < 10; i++) {
 		assert_true(fixture->n_held > i);
@@ -525,19 +526,20 @@ static void a_user_at_the_limit_waits_for_his_other_connections(void **state)
 	struct proto_buffer out = {0};
 
 	(void)state;
-	fixture->account->n_in_flight = 2; /* of connections elsewhere */
+	assert_int_equal(account_charge(fixture->account, ACCOUNT_IN_FLIGHT, 2, NULL),
+			 0); /* of connections elsewhere */
 	request(&out, 1, PROTO_PING);
 	send_buffer(fixture, &out, 0);
 	turn(fixture);
 	assert_int_equal(answers(fixture), 0);
-	fixture->account->n_in_flight = 1;
+	account_release(fixture->account, ACCOUNT_IN_FLIGHT, 1);
 	/* Any answer to this user gives the others a turn. */
 	fixture->connection.n_in_flight++;
-	fixture->account->n_in_flight++;
+	assert_int_equal(account_charge(fixture->account, ACCOUNT_IN_FLIGHT, 1, NULL), 0);
 	connection_answer(&fixture->connection, 9, PROTO_PING, &(struct proto_empty){0}, -1);
 	turn(fixture);
 	assert_int_equal(answers(fixture), 2);
-	fixture->account->n_in_flight--;
+	account_release(fixture->account, ACCOUNT_IN_FLIGHT, 1);
 	proto_buffer_deinit(&out);
 	teardown(fixture);
 }
