@@ -22,6 +22,8 @@
 #include <base/discover.h>
 #include <base/log.h>
 
+#define NO_UID ((int64_t)UINT32_MAX) /* (uid_t)-1 */
+
 enum key_kind {
 	KEY_U32,
 	KEY_U64,
@@ -30,6 +32,7 @@ enum key_kind {
 	KEY_MODE,   /* uint32_t, written as an octal string */
 	KEY_LEVEL,  /* uint32_t, the name of a log level */
 	KEY_UIDS,   /* config.admin_uids */
+	KEY_PRIORITIES,
 	KEY_OBJECT,
 	KEY_DEVICES,
 };
@@ -59,6 +62,13 @@ static const struct key device_keys[] = {
 	{"allow_faults", KEY_BOOL, DEVICE(allow_faults), 0, 1, NULL},
 	{"stall_ms", KEY_U32, DEVICE(stall_ms), 50, 3600000, NULL},
 	{"queue_depth", KEY_U32, DEVICE(queue_depth), 1, 64, NULL},
+	{NULL, 0, 0, 0, 0, NULL},
+};
+
+#define PRIORITY(member) offsetof(struct config_priority, member)
+static const struct key priority_keys[] = {
+	{"uid", KEY_U32, PRIORITY(uid), 0, NO_UID - 1, NULL},
+	{"weight", KEY_U32, PRIORITY(weight), 1, 100, NULL},
 	{NULL, 0, 0, 0, 0, NULL},
 };
 
@@ -102,7 +112,8 @@ static const struct key config_keys[] = {
 	{"socket_mode", KEY_MODE, CONFIG(socket_mode), 0, 0777, NULL},
 	{"socket_group", KEY_STRING, CONFIG(socket_group), 1, 32, NULL},
 	{"log_level", KEY_LEVEL, CONFIG(log_level), 0, 0, NULL},
-	{"admin_uids", KEY_UIDS, 0, 0, UINT32_MAX - 1, NULL},
+	{"admin_uids", KEY_UIDS, 0, 0, NO_UID - 1, NULL},
+	{"priorities", KEY_PRIORITIES, 0, 0, 0, NULL},
 	{"supervision", KEY_OBJECT, CONFIG(supervision), 0, 0, supervision_keys},
 	{"compile", KEY_OBJECT, CONFIG(compile), 0, 0, compile_keys},
 	{"limits", KEY_OBJECT, CONFIG(limits), 0, 0, limit_keys},
@@ -230,6 +241,35 @@ static int read_uids(const struct reader *reader, const char *path, const cJSON 
 static int read_object(const struct reader *reader, const char *path, const cJSON *object,
 		       const struct key *keys, void *target);
 
+/* [{"uid": 1000, "weight": 4}, ...]: each user once, with both. */
+static int read_priorities(const struct reader *reader, const char *path, const cJSON *item)
+{
+	struct config *config = reader->config;
+	const cJSON *priority;
+
+	if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) > CONFIG_MAX_PRIORITIES)
+		return complain(reader, path, "must be an array of at most 64 objects");
+	config->n_priorities = 0;
+	cJSON_ArrayForEach(priority, item)
+	{
+		struct config_priority read = {.uid = (uint32_t)NO_UID};
+		char element[64];
+		int r;
+
+		snprintf(element, sizeof(element), "%.32s[%u]", path, config->n_priorities);
+		r = read_object(reader, element, priority, priority_keys, &read);
+		if (r < 0)
+			return r;
+		if (read.uid == NO_UID || read.weight == 0)
+			return complain(reader, element, "must have a uid and a weight");
+		for (uint32_t i = 0; i < config->n_priorities; i++)
+			if (config->priorities[i].uid == read.uid)
+				return complain(reader, element, "this user was given before");
+		config->priorities[config->n_priorities++] = read;
+	}
+	return 0;
+}
+
 static bool is_backend(const char *name)
 {
 	static const char *const backends[] = {"cpu", "fake", "hip", "cuda"};
@@ -303,6 +343,8 @@ static int read_key(const struct reader *reader, const char *path, const cJSON *
 		return read_level(reader, path, item, field);
 	case KEY_UIDS:
 		return read_uids(reader, path, item, key);
+	case KEY_PRIORITIES:
+		return read_priorities(reader, path, item);
 	case KEY_OBJECT:
 		return read_object(reader, path, item, key->keys, field);
 	case KEY_DEVICES:
@@ -446,4 +488,12 @@ int config_resolve(struct config *config, struct fmha_error *err)
 			err, FMHA_EINVAL, "supervision.heartbeat_timeout_ms",
 			"supervision.heartbeat_timeout_ms: less than heartbeat_ms");
 	return 0;
+}
+
+uint32_t config_weight(const struct config *config, uint32_t uid)
+{
+	for (uint32_t i = 0; i < config->n_priorities; i++)
+		if (config->priorities[i].uid == uid)
+			return config->priorities[i].weight;
+	return 1;
 }

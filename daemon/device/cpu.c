@@ -7,7 +7,6 @@
 
 #include "cpu_device.h"
 
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +23,7 @@
 #define WORKSPACE_LEAST   65536ull
 #define WORKSPACE_KEEP    (256ull << 20) /* bytes kept for the next launch */
 #define HERE_SCRATCH_MOST (1u << 20)
+#define CLEAR_BYTES       (4ull << 20) /* of a workspace, a task */
 
 struct cpu_workspace {
 	struct list in_free;
@@ -248,13 +248,14 @@ static void cpu_trim(struct device *device)
 
 /* ---- launches ---- */
 
-static struct device_stream *cpu_stream_new(struct device *device)
+static struct device_stream *cpu_stream_new(struct device *device, uint32_t uid, uint32_t weight)
 {
 	struct pool_queue *queue = malloc(sizeof(*queue));
 
-	(void)device;
-	if (queue)
-		pool_queue_init(queue);
+	if (queue && pool_queue_init(cpu_device(device)->pool, queue, uid, weight) < 0) {
+		free(queue);
+		queue = NULL;
+	}
 	return (struct device_stream *)(void *)queue;
 }
 
@@ -262,8 +263,7 @@ static void cpu_stream_free(struct device *device, struct device_stream *stream)
 {
 	struct pool_queue *queue = (struct pool_queue *)(void *)stream;
 
-	(void)device;
-	assert(list_is_empty(&queue->jobs));
+	pool_queue_deinit(cpu_device(device)->pool, queue);
 	free(queue);
 }
 
@@ -275,6 +275,15 @@ static void run_step(const struct pool_step *step, uint64_t task, void *scratch)
 		    scratch);
 }
 
+static void clear_piece(const struct pool_step *step, uint64_t task, void *scratch)
+{
+	const struct device_launch *launch = step->args;
+	uint64_t from = task * CLEAR_BYTES, left = launch->zero_bytes - from;
+
+	(void)scratch;
+	memset((char *)launch->zero + from, 0, left < CLEAR_BYTES ? left : CLEAR_BYTES);
+}
+
 void cpu_launch_prepare(struct cpu_launch *launch)
 {
 	struct pool_job *job = &launch->job;
@@ -282,6 +291,12 @@ void cpu_launch_prepare(struct cpu_launch *launch)
 
 	job->n_steps = 0;
 	job->scratch_bytes = 0;
+	if (launch->base.zero_bytes > 0)
+		job->steps[job->n_steps++] = (struct pool_step){
+			.n_tasks = (launch->base.zero_bytes + CLEAR_BYTES - 1) / CLEAR_BYTES,
+			.run = clear_piece,
+			.args = &launch->base,
+			.name = "clear"};
 	for (uint32_t i = 0; i < launch->base.n_stages; i++) {
 		const struct cpu_kernel *kernel = as_cpu(launch->base.kernels[i]);
 		const void *args = &launch->base.args[i];
@@ -407,14 +422,10 @@ static uint64_t cpu_stalled_ns(struct device *device, struct device_launch *base
 			       const char **ret_kernel)
 {
 	struct pool_job *job = &container_of(base, struct cpu_launch, base)->job;
-	uint64_t since = atomic_load(&job->progress_ns), now = clock_ns();
 	uint32_t step = (uint32_t)(atomic_load(&job->ticket) >> 40);
 
-	(void)device;
-	if (since == 0 || since >= now)
-		return 0;
 	*ret_kernel = job->steps[step < job->n_steps ? step : 0].name;
-	return now - since;
+	return pool_stalled_ns(cpu_device(device)->pool, job);
 }
 
 const char *device_current_kernel(void)

@@ -258,10 +258,10 @@ const struct device_kernel *device_get_kernel(struct device *device, const struc
 	return device->ops->get_kernel(device, stage, args);
 }
 
-int device_stream_new(struct device *device, struct device_stream **ret_stream,
-		      struct fmha_error *err)
+int device_stream_new(struct device *device, uint32_t uid, uint32_t weight,
+		      struct device_stream **ret_stream, struct fmha_error *err)
 {
-	struct device_stream *stream = device->ops->stream_new(device);
+	struct device_stream *stream = device->ops->stream_new(device, uid, weight);
 
 	if (!stream)
 		return fmha_error_set(err, FMHA_ENOMEM, "stream: out of memory");

@@ -8,7 +8,8 @@
  * device_open(); device_collect(), on the loop thread, then hands it back. So nothing here knows
  * about the event loop.
  *
- * Launches of one stream run in order; streams share the device fairly.
+ * Launches of one stream run in order. Streams belong to users: a device that is shared by launches
+ * takes turns by user, then by stream (base/fair.h).
  */
 #ifndef FMHAD_DEVICE_H
 #define FMHAD_DEVICE_H
@@ -113,11 +114,11 @@ struct device_launch {
 	void *workspaces[PLAN_MAX_STAGES]; /* each stage's own share */
 	void (*on_done)(struct device_launch *launch);
 	void *owner; /* for on_done */
-	/* Copies before the first stage and after the last one, and device memory to clear before:
-	 * only on devices that do not share the host's memory. */
+	/* Copies before the first stage and after the last one: only on devices that do not share
+	 * the host's memory. */
 	uint32_t n_uploads, n_downloads;
 	struct device_copy uploads[DEVICE_UPLOADS], downloads[DEVICE_DOWNLOADS];
-	void *zero;
+	void *zero; /* device memory to clear before the first stage */
 	uint64_t zero_bytes;
 	/* Waited for before everything else, written after it; only where device_has_fences(). */
 	uint32_t n_waits, n_signals;
@@ -210,8 +211,9 @@ const struct device_kernel *device_get_kernel(struct device *device, const struc
 /* From now on the kernel called @name is not offered any more. */
 void device_quarantine(struct device *device, const char *name);
 
-int device_stream_new(struct device *device, struct device_stream **ret_stream,
-		      struct fmha_error *err);
+/* @weight: the share of user @uid among users, at least 1. */
+int device_stream_new(struct device *device, uint32_t uid, uint32_t weight,
+		      struct device_stream **ret_stream, struct fmha_error *err);
 /* No launch may be left in it. Takes NULL. */
 struct device_stream *device_stream_free(struct device *device, struct device_stream *stream);
 
@@ -241,8 +243,8 @@ bool device_run_here(struct device *device, struct device_launch *launch);
 void device_cancel(struct device *device, struct device_launch *launch);
 
 /*
- * Nanoseconds since the launch last got ahead; 0 while it waits for its turn. ret_kernel: the name
- * of the kernel under way.
+ * Nanoseconds since the launch last got ahead, as far as earlier calls could see; 0 while it waits
+ * for its turn. ret_kernel: the name of the kernel under way.
  */
 uint64_t device_stalled_ns(struct device *device, struct device_launch *launch,
 			   const char **ret_kernel);

@@ -52,7 +52,7 @@ struct device_ops {
 	void (*event_free)(struct device *device, struct device_event *event);
 	/* NULL: no fences. */
 	bool (*release_fences)(struct device *device, struct device_launch *launch);
-	struct device_stream *(*stream_new)(struct device *device);
+	struct device_stream *(*stream_new)(struct device *device, uint32_t uid, uint32_t weight);
 	void (*stream_free)(struct device *device, struct device_stream *stream);
 	struct device_launch *(*launch_new)(struct device *device);
 	void (*launch_free)(struct device *device, struct device_launch *launch);

@@ -7,15 +7,22 @@
  * too high for the step it sees, and leaves. Whoever ends the last task of a step opens the next
  * one by storing a new ticket. A finished job is handed over by the last thread to leave it: then
  * nobody can be reading its ticket any more.
+ *
+ * A queue has a turn while its first job has tickets. That it has none left is noticed by the
+ * thread that is sent there next.
  */
 #include "pool.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+
+#include <cpu.h> /* kernels/cpu: cpu_progress */
 
 #include <base/clock.h>
 
@@ -30,13 +37,16 @@ struct pool_thread {
 	pthread_t thread;
 	void *scratch;
 	size_t scratch_bytes;
+	_Alignas(64) _Atomic(struct pool_job *) job; /* that it is at */
+	struct cpu_progress progress;
 };
 
 struct pool {
 	pthread_mutex_t mutex;
 	pthread_cond_t work;
-	struct list ring; /* jobs under way; the next one to be helped is first */
-	atomic_uint n_jobs;
+	struct fair fair;
+	atomic_uint n_jobs; /* under way */
+	uint64_t shared_ns; /* since when more than one is */
 	uint32_t n_sleeping;
 	uint64_t n_to_wake; /* by whoever gives up the lock */
 	uint32_t trim_generation;
@@ -85,55 +95,75 @@ static void open_step(struct pool *pool, struct pool_job *job, uint32_t step)
 		step = job->n_steps;
 	atomic_store(&job->n_ended, 0);
 	atomic_store(&job->ticket, (uint64_t)step << TASK_BITS);
-	if (step < job->n_steps)
+	if (step < job->n_steps) {
 		pool->n_to_wake += job->steps[step].n_tasks;
-	else
+		fair_activate(&job->queue->turn);
+	} else {
 		job->finished = true;
+	}
+}
+
+static struct pool_job *first_job(struct pool_queue *queue)
+{
+	return container_of(queue->jobs.next, struct pool_job, in_queue);
 }
 
 static void start_job(struct pool *pool, struct pool_job *job)
 {
-	job->started_ns = clock_ns();
-	atomic_store(&job->progress_ns, job->started_ns);
-	list_append(&pool->ring, &job->in_ring);
-	atomic_fetch_add(&pool->n_jobs, 1);
+	if (atomic_fetch_add(&pool->n_jobs, 1) == 1)
+		pool->shared_ns = clock_ns();
 	open_step(pool, job, 0);
 }
 
-/* Takes an ended job off and starts the next of its queue. The lock is held. */
+/* Takes a job off, under way or not, and starts the next of its queue. The lock is held. */
 static void end_job(struct pool *pool, struct pool_job *job)
 {
 	struct pool_queue *queue = job->queue;
+	bool under_way = first_job(queue) == job;
 
 	job->ended_ns = clock_ns();
 	job->cancelled = atomic_load(&job->stop);
-	list_remove(&job->in_ring);
 	list_remove(&job->in_queue);
+	if (!under_way)
+		return;
 	atomic_fetch_sub(&pool->n_jobs, 1);
-	if (!list_is_empty(&queue->jobs))
-		start_job(pool, container_of(queue->jobs.next, struct pool_job, in_queue));
+	if (list_is_empty(&queue->jobs))
+		fair_deactivate(&queue->turn);
+	else
+		start_job(pool, first_job(queue));
 }
 
-/* The next job that has work, with the caller joined to it. The lock is held. */
+/* The job whose turn it is, with the caller joined to it, or NULL. The lock is held. */
 static struct pool_job *join_job(struct pool *pool)
 {
-	list_for_each(node, &pool->ring)
-	{
-		struct pool_job *job = container_of(node, struct pool_job, in_ring);
+	struct fair_session *turn;
 
-		if (job->finished || !has_tasks(job))
+	while ((turn = fair_next(&pool->fair))) {
+		struct pool_job *job = first_job(container_of(turn, struct pool_queue, turn));
+
+		if (!has_tasks(job)) {
+			fair_deactivate(turn);
 			continue;
-		list_remove(&job->in_ring);
-		list_append(&pool->ring, &job->in_ring);
+		}
+		if (job->started_ns == 0)
+			job->started_ns = clock_ns();
 		job->n_joined++;
 		return job;
 	}
 	return NULL;
 }
 
-/* Return: the job when it is over and the caller must hand it back. The lock is held. */
-static struct pool_job *leave_job(struct pool *pool, struct pool_job *job)
+/*
+ * @since_ns: when the caller joined. Time that nobody else wanted is not charged: who comes later
+ * would be ahead by all of it.
+ * Return: the job when it is over and the caller must hand it back. The lock is held.
+ */
+static struct pool_job *leave_job(struct pool *pool, struct pool_job *job, uint64_t since_ns)
 {
+	if (since_ns < pool->shared_ns)
+		since_ns = pool->shared_ns;
+	if (atomic_load(&pool->n_jobs) > 1)
+		fair_charge(&job->queue->turn, (int64_t)(clock_ns() - since_ns));
 	if (--job->n_joined > 0 || !job->finished)
 		return NULL;
 	end_job(pool, job);
@@ -180,36 +210,76 @@ static void run_task(struct pool_job *job, const struct pool_step *step, uint64_
 		atomic_store(&job->vanished, vanished); /* any of several is as good */
 }
 
-/* Tasks of @job until none is left or it is another job's turn. */
-static void work_on(struct pool *pool, struct pool_thread *thread, struct pool_job *job)
+/* A stopped job's thread ends @job's remaining tasks of the step at once: there may be billions.
+ * Return: how many. The caller has not ended a task of the step, which therefore stays open. */
+static uint64_t skip_tasks(struct pool_job *job, uint32_t number)
 {
-	uint64_t start_ns = clock_ns();
+	uint64_t n = job->steps[number].n_tasks;
+	uint64_t next = atomic_exchange(&job->ticket, (uint64_t)number << TASK_BITS | n) &
+			TASK_MASK;
 
+	return next < n ? n - next : 0;
+}
+
+/* Draws a task of @job and runs it. Return: false: none is left. */
+static bool do_task(struct pool *pool, struct pool_job *job, void *scratch)
+{
+	uint64_t ticket = atomic_fetch_add(&job->ticket, 1), task = ticket & TASK_MASK, n = 1;
+	uint32_t number = (uint32_t)(ticket >> TASK_BITS);
+	const struct pool_step *step = &job->steps[number];
+
+	if (number >= job->n_steps || task >= step->n_tasks)
+		return false;
+	if (atomic_load_explicit(&job->stop, memory_order_relaxed))
+		n += skip_tasks(job, number);
+	else
+		run_task(job, step, task, scratch);
+	(void)cpu_goes_on();
+	if (atomic_fetch_add(&job->n_ended, n) + n == step->n_tasks) {
+		pthread_mutex_lock(&pool->mutex);
+		open_step(pool, job, number + 1);
+		unlock_and_wake(pool);
+	}
+	return true;
+}
+
+/* Tasks of @job until none is left or it may be another job's turn. */
+static void work_on(struct pool *pool, struct pool_thread *thread, struct pool_job *job,
+		    uint64_t since_ns)
+{
 	if (!reserve_scratch(thread, job->scratch_bytes)) {
 		atomic_store(&job->out_of_memory, true);
 		atomic_store(&job->stop, true);
 	}
-	for (;;) {
-		uint64_t ticket = atomic_fetch_add(&job->ticket, 1);
-		uint32_t number = (uint32_t)(ticket >> TASK_BITS);
-		uint64_t task = ticket & TASK_MASK, now;
-		const struct pool_step *step = &job->steps[number];
-
-		if (number >= job->n_steps || task >= step->n_tasks)
-			return;
-		if (!atomic_load_explicit(&job->stop, memory_order_relaxed))
-			run_task(job, step, task, thread->scratch);
-		now = clock_ns();
-		atomic_store_explicit(&job->progress_ns, now, memory_order_relaxed);
-		if (atomic_fetch_add(&job->n_ended, 1) + 1 == step->n_tasks) {
-			pthread_mutex_lock(&pool->mutex);
-			open_step(pool, job, number + 1);
-			unlock_and_wake(pool);
-		}
-		if (now - start_ns >= POOL_TURN_NS &&
+	thread->progress.stop = &job->stop;
+	atomic_store_explicit(&thread->job, job, memory_order_relaxed);
+	while (do_task(pool, job, thread->scratch))
+		if (clock_ns() - since_ns >= POOL_TURN_NS &&
 		    atomic_load_explicit(&pool->n_jobs, memory_order_relaxed) > 1)
-			return;
+			break;
+	atomic_store_explicit(&thread->job, NULL, memory_order_relaxed);
+}
+
+/* One turn: at the job that is due. Return: false: there was none. The lock is held, and given up
+ * meanwhile. */
+static bool take_turn(struct pool *pool, struct pool_thread *thread)
+{
+	struct pool_job *job = join_job(pool);
+	uint64_t since_ns;
+
+	if (!job)
+		return false;
+	unlock_and_wake(pool);
+	since_ns = clock_ns();
+	work_on(pool, thread, job, since_ns);
+	pthread_mutex_lock(&pool->mutex);
+	job = leave_job(pool, job, since_ns);
+	if (job) {
+		unlock_and_wake(pool);
+		job->on_done(job);
+		pthread_mutex_lock(&pool->mutex);
 	}
+	return true;
 }
 
 static void *thread_main(void *argument)
@@ -218,22 +288,11 @@ static void *thread_main(void *argument)
 	struct pool *pool = thread->pool;
 	uint32_t trim_generation = 0;
 
+	cpu_progress = &thread->progress;
 	pthread_mutex_lock(&pool->mutex);
 	while (!pool->stopping) {
-		struct pool_job *job = join_job(pool);
-
-		if (job) {
-			unlock_and_wake(pool);
-			work_on(pool, thread, job);
-			pthread_mutex_lock(&pool->mutex);
-			job = leave_job(pool, job);
-			if (job) {
-				unlock_and_wake(pool);
-				job->on_done(job);
-				pthread_mutex_lock(&pool->mutex);
-			}
+		if (take_turn(pool, thread))
 			continue;
-		}
 		if (trim_generation != pool->trim_generation) {
 			trim_generation = pool->trim_generation;
 			trim_scratch(thread);
@@ -266,12 +325,14 @@ struct pool *pool_new(uint32_t n_threads)
 
 	if (n_threads == 0)
 		n_threads = n_cores();
-	pool = calloc(1, sizeof(*pool) + n_threads * sizeof(pool->threads[0]));
+	pool = aligned_alloc(_Alignof(struct pool),
+			     sizeof(*pool) + n_threads * sizeof(pool->threads[0]));
 	if (!pool)
 		return NULL;
+	memset(pool, 0, sizeof(*pool) + n_threads * sizeof(pool->threads[0]));
 	pthread_mutex_init(&pool->mutex, NULL);
 	pthread_cond_init(&pool->work, NULL);
-	list_init(&pool->ring);
+	fair_init(&pool->fair, POOL_TURN_NS, (uint64_t)POOL_ROUND_NS * n_threads);
 	/* Signals are the loop's business, except for what a thread does to itself: blocked, that
 	 * would end the process without guard.c having a say. */
 	sigfillset(&blocked);
@@ -302,6 +363,7 @@ struct pool *pool_free(struct pool *pool)
 	pthread_mutex_unlock(&pool->mutex);
 	for (uint32_t i = 0; i < pool->n_threads; i++)
 		pthread_join(pool->threads[i].thread, NULL);
+	fair_deinit(&pool->fair);
 	pthread_cond_destroy(&pool->work);
 	pthread_mutex_destroy(&pool->mutex);
 	free(pool);
@@ -318,9 +380,23 @@ bool pool_is_idle(const struct pool *pool)
 	return atomic_load(&pool->n_jobs) == 0;
 }
 
-void pool_queue_init(struct pool_queue *queue)
+int pool_queue_init(struct pool *pool, struct pool_queue *queue, uint32_t uid, uint32_t weight)
 {
+	int r;
+
 	list_init(&queue->jobs);
+	pthread_mutex_lock(&pool->mutex);
+	r = fair_session_init(&pool->fair, uid, weight, &queue->turn);
+	pthread_mutex_unlock(&pool->mutex);
+	return r;
+}
+
+void pool_queue_deinit(struct pool *pool, struct pool_queue *queue)
+{
+	assert(list_is_empty(&queue->jobs));
+	pthread_mutex_lock(&pool->mutex);
+	fair_session_deinit(&queue->turn);
+	pthread_mutex_unlock(&pool->mutex);
 }
 
 static void reset_job(struct pool_job *job)
@@ -330,7 +406,7 @@ static void reset_job(struct pool_job *job)
 	job->n_joined = 0;
 	atomic_store_explicit(&job->vanished, 0, memory_order_relaxed);
 	atomic_store_explicit(&job->out_of_memory, false, memory_order_relaxed);
-	atomic_store_explicit(&job->progress_ns, 0, memory_order_relaxed);
+	job->seen_steps = job->seen_ns = 0;
 	atomic_store_explicit(&job->stop, false, memory_order_relaxed);
 }
 
@@ -358,7 +434,6 @@ void pool_submit(struct pool *pool, struct pool_queue *queue, struct pool_job *j
 	require_task(job);
 	reset_job(job);
 	job->queue = queue;
-	list_init(&job->in_ring);
 	list_init(&job->in_queue);
 	pthread_mutex_lock(&pool->mutex);
 	first = list_is_empty(&queue->jobs);
@@ -370,18 +445,36 @@ void pool_submit(struct pool *pool, struct pool_queue *queue, struct pool_job *j
 
 void pool_cancel(struct pool *pool, struct pool_job *job)
 {
-	bool waiting;
+	bool over;
 
 	pthread_mutex_lock(&pool->mutex);
 	atomic_store(&job->stop, true);
-	waiting = list_is_empty(&job->in_ring) && !list_is_empty(&job->in_queue);
-	if (waiting) {
-		list_remove(&job->in_queue);
-		job->cancelled = true;
-	}
-	pthread_mutex_unlock(&pool->mutex);
-	if (waiting)
+	over = !list_is_empty(&job->in_queue) && job->n_joined == 0;
+	if (over)
+		end_job(pool, job);
+	unlock_and_wake(pool);
+	if (over)
 		job->on_done(job);
+}
+
+uint64_t pool_stalled_ns(const struct pool *pool, struct pool_job *job)
+{
+	uint64_t n_steps = 0, now = clock_ns();
+	bool joined = false;
+
+	for (uint32_t i = 0; i < pool->n_threads; i++) {
+		const struct pool_thread *thread = &pool->threads[i];
+
+		if (atomic_load_explicit(&thread->job, memory_order_relaxed) != job)
+			continue;
+		joined = true;
+		n_steps += atomic_load_explicit(&thread->progress.n_steps, memory_order_relaxed);
+	}
+	if (!joined || job->seen_ns == 0 || n_steps != job->seen_steps) {
+		job->seen_steps = n_steps;
+		job->seen_ns = now;
+	}
+	return now - job->seen_ns;
 }
 
 void pool_run_here(struct pool_job *job, void *scratch)

@@ -3,11 +3,16 @@
  * pool.h: threads that work on several jobs at once, in turns.
  *
  * A job is a list of steps, each a number of independent tasks; all tasks of a step end before the
- * next step starts. The threads go round the jobs: with several under way a thread leaves a job
- * after POOL_TURN_NS, at the next end of a task, so that a small job waits for at most one turn of
- * a large one. Alone, a job keeps its threads without a lock being touched.
+ * next step starts. Jobs belong to queues, queues to users: of one queue only the first job is
+ * under way, the others follow in order.
  *
- * Jobs belong to queues: of one queue only the first job is under way, the others follow in order.
+ * Turns go by user, then by queue, by the time that tasks have taken (base/fair.h). With several
+ * jobs under way a thread leaves its job after POOL_TURN_NS, at the next end of a task, and takes
+ * the one whose turn it is; a small job waits for at most one turn of a large one, however many
+ * large ones there are. Between the queues of one user turns are longer, so that no more of its
+ * jobs than there are threads have their data in the caches. Alone, a job keeps its threads without
+ * a lock being touched, and what it takes is charged to nobody.
+ *
  * Threads without work sleep; nothing wakes them but work.
  */
 #ifndef FMHAD_DEVICE_POOL_H
@@ -18,11 +23,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <base/fair.h>
 #include <base/list.h>
 
 /* Backward has up to 131 phases; what a job does not use of its steps is never touched. */
 #define POOL_MAX_STEPS 192
 #define POOL_TURN_NS   100000
+#define POOL_ROUND_NS  2000000 /* a queue's turn among those of its user, for each thread */
 
 struct pool;
 
@@ -51,17 +58,19 @@ struct pool_job {
 	uint64_t started_ns, ended_ns;
 	atomic_uintptr_t vanished; /* guard_end() of a task that was hit; 0: none */
 
-	struct list in_queue, in_ring;
+	struct list in_queue;
 	struct pool_queue *queue;
 	atomic_uint_fast64_t ticket;  /* step << 40 | next task: both change at once */
 	atomic_uint_fast64_t n_ended; /* tasks of the step under way */
-	atomic_uint_fast64_t progress_ns;
-	atomic_bool stop; /* the remaining tasks are not run */
+	atomic_bool stop;             /* the remaining tasks are not run */
 	uint32_t n_joined;
 	bool finished;
+	/* pool_stalled_ns()'s own */
+	uint64_t seen_steps, seen_ns;
 };
 
 struct pool_queue {
+	struct fair_session turn;
 	struct list jobs;
 };
 
@@ -73,13 +82,26 @@ struct pool *pool_free(struct pool *pool);
 uint32_t pool_n_threads(const struct pool *pool);
 bool pool_is_idle(const struct pool *pool);
 
-void pool_queue_init(struct pool_queue *queue);
+/* A queue of user @uid, whose share among users is @weight. Return: 0, or FMHA_ENOMEM. */
+int pool_queue_init(struct pool *pool, struct pool_queue *queue, uint32_t uid, uint32_t weight);
+/* No job may be left in it. */
+void pool_queue_deinit(struct pool *pool, struct pool_queue *queue);
 
 /* The job starts when those before it in its queue have ended. */
 void pool_submit(struct pool *pool, struct pool_queue *queue, struct pool_job *job);
 
-/* The job ends as soon as the tasks under way have; on_done comes either way. */
+/*
+ * The job ends as soon as the tasks under way have, which are asked to return early
+ * (cpu_goes_on()); with none under way it ends at once, on the calling thread. on_done comes either
+ * way.
+ */
 void pool_cancel(struct pool *pool, struct pool_job *job);
+
+/*
+ * Nanoseconds since a task of the job last got ahead, as far as earlier calls have seen; 0 while no
+ * thread is at it. One thread asks.
+ */
+uint64_t pool_stalled_ns(const struct pool *pool, struct pool_job *job);
 
 /* Runs all of it on the calling thread; on_done is not called. @scratch: scratch_bytes */
 void pool_run_here(struct pool_job *job, void *scratch);

@@ -657,7 +657,9 @@ int session_new(struct worker *worker, int fd, const struct proto_worker_attach_
 		r = account_charge(session->account, ACCOUNT_SESSIONS, 1, err);
 	charged = r == 0;
 	if (r == 0)
-		r = device_stream_new(worker->device, &session->stream, err);
+		r = device_stream_new(worker->device, params->uid,
+				      config_weight(&worker->page->config, params->uid),
+				      &session->stream, err);
 	if (r == 0) {
 		r = connection_open(&session->connection, &worker->hub, fd, session->account, false,
 				    &session_ops, err);

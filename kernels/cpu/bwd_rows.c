@@ -65,6 +65,26 @@ static float row_dot(const struct abi_bwd_args *a, int64_t d_o_offset, int64_t o
 	return vf_reduce_add(sum);
 }
 
+static void sink_gradient(const struct abi_bwd_args *a, int32_t head)
+{
+	double sum = 0;
+
+	for (int32_t b = 0; b < a->sequences.batch; b++) {
+		struct view_sequence v = view_sequence(&a->sequences, NULL, b);
+
+		for (int32_t i = 0; i < v.q_len; i++) {
+			double lse = a->lse.data[view_rows_offset(&a->lse, &v, i, head)];
+			double d = a->d.data[view_rows_offset(&a->d, &v, i, head)];
+
+			if (i % ROWS_PER_TASK == 0 && !cpu_goes_on())
+				return;
+			if (lse > -INFINITY || lse != lse)
+				sum -= exp(a->sink[head] - lse) * d;
+		}
+	}
+	a->dsink[head] = (float)sum;
+}
+
 static void dot_do_o_run(const void *args, int phase, int64_t task, int n_threads, void *workspace,
 			 void *scratch)
 {
@@ -79,20 +99,7 @@ static void dot_do_o_run(const void *args, int phase, int64_t task, int n_thread
 				a, view_q_offset(&a->d_o, &r.sequence, i, r.head),
 				view_q_offset(&a->o, &r.sequence, i, r.head), scratch);
 	} else {
-		double sum = 0;
-
-		for (int32_t b = 0; b < a->sequences.batch; b++) {
-			struct view_sequence v = view_sequence(&a->sequences, NULL, b);
-
-			for (int32_t i = 0; i < v.q_len; i++) {
-				double lse = a->lse.data[view_rows_offset(&a->lse, &v, i, task)];
-				double d = a->d.data[view_rows_offset(&a->d, &v, i, task)];
-
-				if (lse > -INFINITY || lse != lse)
-					sum -= exp(a->sink[task] - lse) * d;
-			}
-		}
-		a->dsink[task] = (float)sum;
+		sink_gradient(a, (int32_t)task);
 	}
 }
 
@@ -115,7 +122,7 @@ static void convert_dq_run(const void *args, int phase, int64_t task, int n_thre
 	float *sum = scratch;
 
 	(void)phase, (void)n_threads, (void)workspace;
-	for (int32_t i = r.begin; i < r.end; i++) {
+	for (int32_t i = r.begin; i < r.end && cpu_goes_on(); i++) {
 		memcpy(sum, bwd_dq_acc(a, &r.sequence, r.head, 0, i), sizeof(float) * a->hdim_q);
 		for (int32_t s = 1; s < n_splits; s++) {
 			const float *part = bwd_dq_acc(a, &r.sequence, r.head, s, i);

@@ -137,6 +137,14 @@ static bool dbias_is_summed(const struct abi_bwd_args *a)
 /* --- phase: clear -------------------------------------------------------------------------------
  */
 
+static void clear_floats(float *to, int64_t n)
+{
+	enum { PIECE = 1 << 18 };
+
+	for (; n > 0 && cpu_goes_on(); to += PIECE, n -= PIECE)
+		memset(to, 0, sizeof(float) * (n < PIECE ? n : PIECE));
+}
+
 /* dQ where there are no keys, and dBias, which masked tiles never reach. */
 static void clear(struct tile *t, const struct view_sequence *v, int32_t head)
 {
@@ -144,12 +152,12 @@ static void clear(struct tile *t, const struct view_sequence *v, int32_t head)
 	int32_t n_columns = a->sequences.seqlen_k_max;
 
 	if (v->k_len == 0)
-		memset(bwd_dq_acc(a, v, head, 0, 0), 0,
-		       sizeof(float) * bwd_n_splits(a, v->batch) * v->q_physical * a->hdim_q);
+		clear_floats(bwd_dq_acc(a, v, head, 0, 0),
+			     (int64_t)bwd_n_splits(a, v->batch) * v->q_physical * a->hdim_q);
 	if (!a->dbias.data || dbias_is_summed(a))
 		return;
 	memset(t->dz, 0, sizeof(float) * TILE_LD);
-	for (int32_t i = 0; i < v->q_len; i++)
+	for (int32_t i = 0; i < v->q_len && cpu_goes_on(); i++)
 		for (int32_t j = 0; j < n_columns; j += TILE_COLUMNS)
 			store_row(a->dbias.data, a->bias_dtype,
 				  view_q_offset(&a->dbias, v, i, head) + j * a->dbias.stride_dim,
@@ -336,8 +344,9 @@ static void clear_queries(const struct tile *t, const struct view_sequence *v, i
 	       sizeof(float) * (row_end - row) * t->args->hdim_q);
 }
 
-/* All tiles of a query chunk and up to a tile's width of keys, from @column on. */
-static void square_column(struct tile *t, const struct view_sequence *v,
+/* All tiles of a query chunk and up to a tile's width of keys, from @column on. Return: false: the
+ * task is to end. */
+static bool square_column(struct tile *t, const struct view_sequence *v,
 			  const struct square_work *w, int32_t column, int32_t n_columns,
 			  bool fresh_queries)
 {
@@ -352,6 +361,8 @@ static void square_column(struct tile *t, const struct view_sequence *v,
 		for (int32_t i = w->chunk_q * w->square.chunk_q; i < row_end; i += TILE_ROWS) {
 			int32_t n_rows = min_int(TILE_ROWS, row_end - i);
 
+			if (!cpu_goes_on())
+				return false;
 			if (!tile_place(t, v, h, i, n_rows, column, n_columns)) {
 				if (fresh_queries)
 					clear_queries(t, v, h, 0, i, i + n_rows);
@@ -378,18 +389,21 @@ static void square_column(struct tile *t, const struct view_sequence *v,
 		}
 	if (fresh_keys)
 		clear_keys(t, dk, dv, n_columns);
+	return true;
 }
 
-/* All tiles of a query chunk and a key chunk. */
-static void square_tiles(struct tile *t, const struct view_sequence *v, const struct square_work *w)
+/* All tiles of a query chunk and a key chunk. Return: likewise. */
+static bool square_tiles(struct tile *t, const struct view_sequence *v, const struct square_work *w)
 {
 	const struct abi_bwd_args *a = t->args;
 	int32_t n_columns = tile_columns(a), first = w->chunk_k * w->square.chunk_k;
 	int32_t end = min_int(first + w->square.chunk_k, v->k_len);
 
 	for (int32_t j = first; j < end; j += n_columns)
-		square_column(t, v, w, j, min_int(n_columns, end - j),
-			      w->fresh_queries && j == first);
+		if (!square_column(t, v, w, j, min_int(n_columns, end - j),
+				   w->fresh_queries && j == first))
+			return false;
+	return true;
 }
 
 static void write_keys(struct tile *t, const struct view_sequence *v, int32_t head_k, int32_t begin,
@@ -400,6 +414,8 @@ static void write_keys(struct tile *t, const struct view_sequence *v, int32_t he
 	float *dv = key_accumulator(t, workspace, v, head_k, begin, true);
 
 	for (int32_t j = begin; j < end; j++, dk += t->width_q, dv += t->width_v) {
+		if (j % TILE_ROWS == 0 && !cpu_goes_on())
+			return;
 		for (int32_t d = 0; d < a->hdim_q; d += LANES)
 			vf_store(dk + d, vf_load(dk + d) * a->scale);
 		store_row(a->dk.data, a->dtype, view_k_offset(&a->dk, v, j, head_k),
@@ -434,7 +450,8 @@ static void square_task(struct tile *t, const struct view_sequence *v, int32_t h
 		for (int32_t h = head_k * group; w.fresh_queries && h < (head_k + 1) * group; h++)
 			for (int32_t split = 1; split < bwd_n_splits(a, v->batch); split++)
 				clear_queries(t, v, h, split, row, row_end);
-		square_tiles(t, v, &w);
+		if (!square_tiles(t, v, &w))
+			return;
 	} else if (w.fresh_keys) {
 		clear_keys(t, key_accumulator(t, workspace, v, head_k, key, false),
 			   key_accumulator(t, workspace, v, head_k, key, true), key_end - key);
@@ -478,8 +495,8 @@ static void dbias_add(const struct tile *t, struct summed axes, float *sum)
 	}
 }
 
-/* Everything of one sequence and head that the task's part of dbias receives. */
-static void dbias_visit(struct tile *t, const struct view_sequence *v, int32_t head,
+/* Everything of one sequence and head that the task's part of dbias receives. Return: likewise. */
+static bool dbias_visit(struct tile *t, const struct view_sequence *v, int32_t head,
 			const struct dbias_grid *grid, int64_t row_block, int64_t column_block,
 			float *sum)
 {
@@ -496,6 +513,8 @@ static void dbias_visit(struct tile *t, const struct view_sequence *v, int32_t h
 		bool loaded = false;
 
 		for (int32_t i = row_begin; i < row_end; i += TILE_ROWS) {
+			if (!cpu_goes_on())
+				return false;
 			if (!tile_place(t, v, head, i, min_int(TILE_ROWS, row_end - i), j, columns))
 				continue;
 			if (!loaded)
@@ -506,6 +525,7 @@ static void dbias_visit(struct tile *t, const struct view_sequence *v, int32_t h
 			dbias_add(t, grid->axes, sum);
 		}
 	}
+	return true;
 }
 
 static void dbias_task(struct tile *t, int64_t task, float *sum)
@@ -527,7 +547,8 @@ static void dbias_task(struct tile *t, int64_t task, float *sum)
 		struct view_sequence v = view_sequence(s, NULL, b);
 
 		for (int32_t h = head; h < head_end; h++)
-			dbias_visit(t, &v, h, &grid, row_block, column_block, sum);
+			if (!dbias_visit(t, &v, h, &grid, row_block, column_block, sum))
+				return;
 	}
 	/* Rows that some sequence may have: all of them when sequences are summed. */
 	n_rows = grid.axes.batch ? s->seqlen_q_max : first.q_len;

@@ -4,13 +4,16 @@
  *
  * A kernel is a list of phases, each a number of independent tasks; all tasks of a phase end before
  * the next phase starts. Tasks are small (one tile of query rows of one head, a few hundred
- * microseconds at most) so that the device's threads can take turns between requests. Kernels own
- * no threads, no locks and no memory: the caller passes one workspace a launch and one scratch
- * block a thread.
+ * microseconds as a rule) so that the device's threads can take turns between requests. Those that
+ * very long rows make long count their progress, so that nobody takes them for hanging, and end
+ * early when nobody wants them any more. Kernels own no threads, no locks and no memory: the caller
+ * passes one workspace a launch and one scratch block a thread.
  */
 #ifndef FMHA_KERNELS_CPU_H
 #define FMHA_KERNELS_CPU_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -53,6 +56,31 @@ struct cpu_kernel {
 	void (*run)(const void *args, int phase, int64_t task, int n_threads, void *workspace,
 		    void *scratch);
 };
+
+/* How far the task of a thread is, for whoever watches, and whether it may end early. */
+struct cpu_progress {
+	atomic_uint_fast64_t n_steps; /* written by this thread alone */
+	const atomic_bool *stop;
+};
+
+/* The calling thread's; NULL: nobody watches. Set by whoever calls run(). */
+extern _Thread_local struct cpu_progress *cpu_progress;
+
+/*
+ * For kernels, about once a tile: counts a step. Return: false: the task is to return without
+ * writing any more results, since they would be made of what scratch and workspace held before.
+ */
+static inline bool cpu_goes_on(void)
+{
+	struct cpu_progress *progress = cpu_progress;
+
+	if (!progress)
+		return true;
+	atomic_store_explicit(&progress->n_steps,
+			      atomic_load_explicit(&progress->n_steps, memory_order_relaxed) + 1,
+			      memory_order_relaxed);
+	return !atomic_load_explicit(progress->stop, memory_order_relaxed);
+}
 
 /*
  * Every kernel of a level, best first within (family, dtype). A level's list holds only kernels

@@ -32,6 +32,8 @@ CPU_SOURCES(DECLARE_SOURCE)
 static const struct source sources[] = {CPU_SOURCES(LIST_SOURCE)};
 #undef LIST_SOURCE
 
+_Thread_local struct cpu_progress *cpu_progress;
+
 static const struct cpu_kernel *lists[CPU_N_LEVELS][MAX_KERNELS];
 static size_t list_lengths[CPU_N_LEVELS];
 static pthread_once_t lists_once = PTHREAD_ONCE_INIT;

@@ -20,13 +20,14 @@
 #include "output.h"
 #include "pack.h"
 
-#define HEAD_ROWS 16  /* rows of one key head, at most */
-#define ROWS      64  /* rows of a task, at most */
-#define CHUNK     512 /* keys a task */
-#define STEP      16  /* keys that all heads go through before the next ones */
-#define KEYS      4   /* keys side by side in a dot product */
-#define DIMS      4   /* vectors of O held in registers */
-#define S_STRIDE  (CHUNK + 16)
+#define HEAD_ROWS  16  /* rows of one key head, at most */
+#define ROWS       64  /* rows of a task, at most */
+#define CHUNK      512 /* keys a task */
+#define STEP       16  /* keys that all heads go through before the next ones */
+#define KEYS       4   /* keys side by side in a dot product */
+#define DIMS       4   /* vectors of O held in registers */
+#define MERGE_STEP 256 /* chunks put together between two signs of life */
+#define S_STRIDE   (CHUNK + 16)
 
 struct scratch {
 	float *q;       /* [ROWS, hdim_q], scaled */
@@ -713,6 +714,8 @@ static struct row_state merge_chunks(struct partials first, int64_t chunks, int3
 	for (int64_t c = 0, begun = 0; c < chunks; c++) {
 		float weight;
 
+		if (c % MERGE_STEP == MERGE_STEP - 1 && !cpu_goes_on())
+			break;
 		part = first.at + c * first.chunk_floats + r * first.row_floats;
 		if (part[hdim + 1] == 0)
 			continue;
@@ -737,7 +740,7 @@ static void merge_task(const struct abi_fwd_args *a, int64_t task, void *workspa
 	if (!decode_heads(&t, task / n_splits(a)))
 		return;
 	decode_rows(&t, 0, 0);
-	for (int32_t r = 0; r < n_rows(&t); r++)
+	for (int32_t r = 0; r < n_rows(&t) && cpu_goes_on(); r++)
 		output_row(a, &t.s, &t.row[r], (int32_t)(task % n_splits(a)),
 			   merge_chunks(first, chunks, r, a->hdim_v));
 }

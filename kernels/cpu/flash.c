@@ -644,7 +644,7 @@ static void row_store_bytes(struct tile *t, int32_t row)
 	const struct score_row *r = &t->row[row];
 	uint8_t *to = (uint8_t *)randval->data + view_q_offset(randval, &t->s, r->i, r->head);
 
-	for (int32_t c = 0; c < t->s.k_len; c += MAX_KEYS) {
+	for (int32_t c = 0; c < t->s.k_len && cpu_goes_on(); c += MAX_KEYS) {
 		int32_t n = at_most(t->s.k_len - c, MAX_KEYS);
 		const uint8_t *bytes = row_bytes(t, r, c, n);
 
@@ -669,6 +669,8 @@ static void tile_run(struct tile *t)
 	for (int32_t c0 = begin; c0 < end; c0 += t->keys) {
 		int32_t last = c0 + t->keys >= end;
 
+		if (!cpu_goes_on())
+			return;
 		ahead_init(t, last ? t->k_padded : c0 + t->keys);
 		block_run(t, c0, c0 == begin, last);
 	}

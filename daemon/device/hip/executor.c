@@ -95,11 +95,12 @@ int gpu_failure(struct gpu_device *gpu, hipError_t status, const char *what, str
 
 /* Making a stream takes the driver long enough to be felt in a client's first call, so that a few
  * are kept. */
-struct device_stream *gpu_stream_new(struct device *device)
+struct device_stream *gpu_stream_new(struct device *device, uint32_t uid, uint32_t weight)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
 	struct device_stream *stream = gpu->free_streams;
 
+	(void)uid, (void)weight; /* the hardware's queues know no users */
 	if (stream) {
 		gpu->free_streams = stream->next;
 		gpu->n_free_streams--;

@@ -104,7 +104,7 @@ void gpu_event_free(struct device *device, struct device_event *event);
 
 int gpu_executor_start(struct gpu_device *gpu, struct fmha_error *err);
 void gpu_executor_stop(struct gpu_device *gpu);
-struct device_stream *gpu_stream_new(struct device *device);
+struct device_stream *gpu_stream_new(struct device *device, uint32_t uid, uint32_t weight);
 void gpu_stream_free(struct device *device, struct device_stream *stream);
 struct device_launch *gpu_launch_new(struct device *device);
 void gpu_launch_free(struct device *device, struct device_launch *launch);

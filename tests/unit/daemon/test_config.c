@@ -40,6 +40,7 @@ static void every_key_is_read(void **state)
 	static const char text[] =
 		"{\"socket\": \"/tmp/s\", \"socket_mode\": \"0600\", \"socket_group\": \"fmha\","
 		" \"log_level\": \"debug\", \"admin_uids\": [7, 8],"
+		" \"priorities\": [{\"uid\": 1000, \"weight\": 4}, {\"weight\": 100, \"uid\": 0}],"
 		" \"supervision\": {\"heartbeat_ms\": 20, \"drain_ms\": 0},"
 		" \"limits\": {\"connections\": 3, \"memory_bytes\": 1099511627776},"
 		" \"devices\": [{\"backend\": \"cpu\", \"threads\": 2, \"cpu_level\": "
@@ -57,6 +58,9 @@ static void every_key_is_read(void **state)
 	assert_int_equal(config.log_level, LOG_LEVEL_DEBUG);
 	assert_int_equal(config.n_admins, 2);
 	assert_int_equal(config.admin_uids[1], 8);
+	assert_int_equal(config_weight(&config, 1000), 4);
+	assert_int_equal(config_weight(&config, 0), 100);
+	assert_int_equal(config_weight(&config, 7), 1);
 	assert_int_equal(config.supervision.heartbeat_ms, 20);
 	assert_int_equal(config.supervision.drain_ms, 0);
 	assert_int_equal(config.limits[LIMIT_CONNECTIONS], 3);
@@ -75,6 +79,17 @@ static void mistakes_are_named_by_their_path(void **state)
 		const char *text, *field;
 	} cases[] = {
 		{"{\"sokcet\": \"x\"}", "sokcet"},
+		{"{\"priorities\": {\"uid\": 1}}", "priorities"},
+		{"{\"priorities\": [3]}", "priorities[0]"},
+		{"{\"priorities\": [{\"uid\": 1}]}", "priorities[0]"},
+		{"{\"priorities\": [{\"weight\": 1}]}", "priorities[0]"},
+		{"{\"priorities\": [{\"uid\": 1, \"weight\": 0}]}", "priorities[0].weight"},
+		{"{\"priorities\": [{\"uid\": 1, \"weight\": 101}]}", "priorities[0].weight"},
+		{"{\"priorities\": [{\"uid\": 4294967295, \"weight\": 1}]}", "priorities[0].uid"},
+		{"{\"priorities\": [{\"uid\": 1, \"weight\": 2}, {\"uid\": 1, \"weight\": 2}]}",
+		 "priorities[1]"},
+		{"{\"priorities\": [{\"uid\": 1, \"weight\": 2, \"gid\": 3}]}",
+		 "priorities[0].gid"},
 		{"{\"limits\": {\"descriptors\": 3}}", "limits.descriptors"},
 		{"{\"limits\": {\"connections\": \"3\"}}", "limits.connections"},
 		{"{\"limits\": {\"connections\": 1e300}}", "limits.connections"},

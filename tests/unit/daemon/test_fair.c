@@ -41,9 +41,9 @@ static uint32_t add(struct queue *queue, uint32_t uid, uint32_t weight, uint32_t
 	uint32_t first = queue->n;
 
 	for (; n > 0; n--, queue->n++)
-		assert_int_equal(fair_session_init(&queue->fair, uid, weight,
-						   &queue->sessions[queue->n]),
-				 0);
+		assert_int_equal(
+			fair_session_init(&queue->fair, uid, weight, &queue->sessions[queue->n]),
+			0);
 	return first;
 }
 

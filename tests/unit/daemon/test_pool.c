@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The thread pool: every task once, steps in order, turns between jobs, cancelling, vanished
- * memory. */
+/* The thread pool: every task once, steps in order, turns between users and jobs, progress,
+ * cancelling, vanished memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,6 +17,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cpu.h> /* kernels/cpu: cpu_goes_on() */
+
 #include <base/clock.h>
 
 #include "guard.h"
@@ -28,13 +30,18 @@
 struct counted {
 	struct pool_job job;
 	atomic_uint ran[4][MAX_TASKS];
-	atomic_uint n_ran[4], n_wrong;
+	atomic_uint n_ran[4], n_begun, n_wrong;
 	uint64_t task_ns;
 	pthread_mutex_t mutex;
 	pthread_cond_t cond;
 	int n_done;
 	struct counted *earlier; /* of the same queue: must have ended before this one starts */
 };
+
+static void queue_init(struct pool *pool, struct pool_queue *queue, uint32_t uid, uint32_t weight)
+{
+	assert_int_equal(pool_queue_init(pool, queue, uid, weight), 0);
+}
 
 static void busy(uint64_t ns)
 {
@@ -48,6 +55,7 @@ static void count(const struct pool_step *step, uint64_t task, void *scratch)
 {
 	struct counted *counted = (struct counted *)step->args;
 
+	atomic_store(&counted->n_begun, 1);
 	if (counted->job.scratch_bytes) /* the whole of it belongs to this thread */
 		memset(scratch, (int)task, counted->job.scratch_bytes);
 	for (int i = 0; i < step->phase; i++)
@@ -122,7 +130,7 @@ static void every_task_runs_once_and_steps_in_order(void **state)
 	struct pool_queue queue;
 
 	(void)state;
-	pool_queue_init(&queue);
+	queue_init(pool, &queue, 1, 1);
 	for (int round = 0; round < 200; round++) {
 		struct counted *counted = counted_new(4, shapes[round % 6], 0);
 
@@ -133,6 +141,7 @@ static void every_task_runs_once_and_steps_in_order(void **state)
 		assert_true(pool_is_idle(pool));
 		free(counted);
 	}
+	pool_queue_deinit(pool, &queue);
 	pool_free(pool);
 }
 
@@ -144,11 +153,12 @@ static void jobs_without_tasks_end_too(void **state)
 	struct counted *first = counted_new(4, none, 0), *second = counted_new(0, none, 0);
 
 	(void)state;
-	pool_queue_init(&queue);
+	queue_init(pool, &queue, 1, 1);
 	pool_submit(pool, &queue, &first->job);
 	pool_submit(pool, &queue, &second->job);
 	wait_done(first);
 	wait_done(second);
+	pool_queue_deinit(pool, &queue);
 	pool_free(pool);
 	free(first);
 	free(second);
@@ -164,7 +174,7 @@ static void jobs_of_a_queue_run_one_after_the_other(void **state)
 
 	(void)state;
 	for (int q = 0; q < 2; q++) {
-		pool_queue_init(&queues[q]);
+		queue_init(pool, &queues[q], 1, 1);
 		for (int i = 0; i < N; i++) {
 			jobs[q][i] = counted_new(2, shape, 0);
 			jobs[q][i]->earlier = i ? jobs[q][i - 1] : NULL;
@@ -179,6 +189,8 @@ static void jobs_of_a_queue_run_one_after_the_other(void **state)
 	}
 	for (int i = 0; i < 2 * N; i++)
 		free(jobs[i % 2][i / 2]);
+	for (int q = 0; q < 2; q++)
+		pool_queue_deinit(pool, &queues[q]);
 	pool_free(pool);
 }
 
@@ -193,8 +205,8 @@ static void a_small_job_waits_for_one_turn_of_a_large_one(void **state)
 	struct counted *large = counted_new(1, many, 50000);
 
 	(void)state;
-	pool_queue_init(&large_queue);
-	pool_queue_init(&small_queue);
+	queue_init(pool, &large_queue, 1, 1);
+	queue_init(pool, &small_queue, 1, 1);
 	pool_submit(pool, &large_queue, &large->job);
 	usleep(2000);
 	for (int i = 0; i < 20; i++) {
@@ -214,6 +226,8 @@ static void a_small_job_waits_for_one_turn_of_a_large_one(void **state)
 	wait_done(large);
 	assert_complete(large);
 	free(large);
+	pool_queue_deinit(pool, &large_queue);
+	pool_queue_deinit(pool, &small_queue);
 	pool_free(pool);
 }
 
@@ -228,7 +242,7 @@ static void equal_jobs_share_equally(void **state)
 
 	(void)state;
 	for (int i = 0; i < 2; i++) {
-		pool_queue_init(&queues[i]);
+		queue_init(pool, &queues[i], 1, 1);
 		jobs[i] = counted_new(1, many, 20000);
 		pool_submit(pool, &queues[i], &jobs[i]->job);
 	}
@@ -242,6 +256,225 @@ static void equal_jobs_share_equally(void **state)
 		assert_complete(jobs[i]);
 		free(jobs[i]);
 	}
+	for (int q = 0; q < 2; q++)
+		pool_queue_deinit(pool, &queues[q]);
+	pool_free(pool);
+}
+
+/* Queues of two users with a job each that outlasts the test; then everything is cancelled. */
+struct two_users {
+	struct pool *pool;
+	uint32_t n, n_first; /* the first user's come first */
+	struct pool_queue queues[32];
+	struct counted *jobs[32];
+};
+
+static void two_users_start(struct two_users *users, uint32_t n_threads, uint32_t n_first,
+			    uint32_t first_weight, uint32_t n_second, uint64_t task_ns)
+{
+	static const uint64_t endless[4] = {MAX_TASKS};
+
+	*users = (struct two_users){
+		.pool = pool_new(n_threads), .n = n_first + n_second, .n_first = n_first};
+	for (uint32_t i = 0; i < users->n; i++) {
+		queue_init(users->pool, &users->queues[i], i < n_first ? 1 : 2,
+			   i < n_first ? first_weight : 1);
+		users->jobs[i] = counted_new(1, endless, task_ns);
+		pool_submit(users->pool, &users->queues[i], &users->jobs[i]->job);
+	}
+}
+
+static unsigned int tasks_of(const struct two_users *users, bool first)
+{
+	uint32_t i = first ? 0 : users->n_first, end = first ? users->n_first : users->n;
+	unsigned int sum = 0;
+
+	while (i < end)
+		sum += atomic_load(&users->jobs[i++]->n_ran[0]);
+	return sum;
+}
+
+static void two_users_stop(struct two_users *users)
+{
+	for (uint32_t i = 0; i < users->n; i++)
+		pool_cancel(users->pool, &users->jobs[i]->job);
+	for (uint32_t i = 0; i < users->n; i++) {
+		wait_done(users->jobs[i]);
+		free(users->jobs[i]);
+		pool_queue_deinit(users->pool, &users->queues[i]);
+	}
+	assert_true(pool_is_idle(users->pool));
+	pool_free(users->pool);
+}
+
+/* One user's single job gets as much as another's twenty. */
+static void users_share_equally_whatever_they_have(void **state)
+{
+	struct two_users users;
+	unsigned int first, second;
+
+	(void)state;
+	two_users_start(&users, 2, 20, 1, 1, 50000);
+	while ((second = tasks_of(&users, false)) < 1000)
+		usleep(100);
+	first = tasks_of(&users, true);
+	assert_in_range(first, 700, 1400);
+	two_users_stop(&users);
+}
+
+static void users_share_by_weight(void **state)
+{
+	struct two_users users;
+	unsigned int second;
+
+	(void)state;
+	two_users_start(&users, 2, 1, 4, 8, 50000);
+	while (tasks_of(&users, true) < 2000)
+		usleep(100);
+	second = tasks_of(&users, false);
+	assert_in_range(second, 300, 750); /* a fourth of 2,000 */
+	two_users_stop(&users);
+}
+
+static atomic_uint n_switches;
+
+/* Counts how often a thread comes from another job. */
+static void note_switch(const struct pool_step *step, uint64_t task, void *scratch)
+{
+	static _Thread_local const void *last;
+
+	if (last != step->args)
+		atomic_fetch_add(&n_switches, 1);
+	last = step->args;
+	count(step, task, scratch);
+}
+
+/* 30 large jobs of one user: their turns last much longer than a task, or each would find its data
+ * thrown out of the caches by the others. All of them get ahead nevertheless. */
+static void jobs_of_one_user_take_long_turns(void **state)
+{
+	enum { N = 30 };
+	static const uint64_t many[4] = {500};
+	struct pool *pool = pool_new(2);
+	struct pool_queue queues[N];
+	struct counted *jobs[N];
+	unsigned int n_begun = 0;
+
+	(void)state;
+	atomic_store(&n_switches, 0);
+	for (int i = 0; i < N; i++) {
+		queue_init(pool, &queues[i], 1, 1);
+		jobs[i] = counted_new(1, many, 20000);
+		jobs[i]->job.steps[0].run = note_switch;
+		pool_submit(pool, &queues[i], &jobs[i]->job);
+	}
+	/* 3 rounds of POOL_ROUND_NS for both threads, of 10 ms that a job takes. */
+	while (atomic_load(&jobs[0]->n_ran[0]) < 450)
+		usleep(100);
+	for (int i = 0; i < N; i++)
+		n_begun += atomic_load(&jobs[i]->n_ran[0]) > 0;
+	assert_int_equal(n_begun, N);
+	for (int i = 0; i < N; i++) {
+		wait_done(jobs[i]);
+		assert_complete(jobs[i]);
+		free(jobs[i]);
+		pool_queue_deinit(pool, &queues[i]);
+	}
+	assert_in_range(atomic_load(&n_switches), 1, N * 500 / 20);
+	pool_free(pool);
+}
+
+/* A job that is under way, but whose turn has not come, ends at once and runs nothing. */
+static void a_job_that_no_thread_is_at_is_cancelled_at_once(void **state)
+{
+	static const uint64_t one[4] = {1}, many[4] = {MAX_TASKS};
+	struct pool *pool = pool_new(1);
+	struct pool_queue queues[2];
+	struct counted *running = counted_new(1, one, 300000000);
+	struct counted *due = counted_new(1, many, 0), *next = counted_new(1, one, 0);
+
+	(void)state;
+	for (int q = 0; q < 2; q++)
+		queue_init(pool, &queues[q], 1, 1);
+	pool_submit(pool, &queues[0], &running->job);
+	while (!atomic_load(&running->n_begun))
+		usleep(100);
+	pool_submit(pool, &queues[1], &due->job);
+	pool_submit(pool, &queues[1], &next->job);
+	assert_int_equal(pool_stalled_ns(pool, &due->job), 0);
+	pool_cancel(pool, &due->job);
+	assert_int_equal(due->n_done, 1);
+	assert_true(due->job.cancelled);
+	assert_int_equal(running->n_done, 0);
+	wait_done(running);
+	wait_done(next);
+	assert_complete(next);
+	assert_int_equal(atomic_load(&due->n_ran[0]), 0);
+	free(running);
+	free(due);
+	free(next);
+	for (int q = 0; q < 2; q++)
+		pool_queue_deinit(pool, &queues[q]);
+	pool_free(pool);
+}
+
+/* Until it is told to end: in one task, with or without signs of life. */
+static void endure(const struct pool_step *step, uint64_t task, void *scratch)
+{
+	struct counted *counted = (struct counted *)step->args;
+
+	(void)scratch;
+	atomic_store(&counted->n_begun, 1);
+	while (task == 0 && (counted->task_ns ? cpu_goes_on() : !atomic_load(&counted->job.stop)))
+		usleep(1000);
+}
+
+static struct counted *start_enduring(struct pool *pool, struct pool_queue *queue, bool lives)
+{
+	/* Nobody draws them all one by one. */
+	static const uint64_t shape[4] = {UINT64_C(1) << 39};
+	struct counted *counted = counted_new(1, shape, lives);
+
+	counted->job.steps[0].run = endure;
+	pool_submit(pool, queue, &counted->job);
+	while (!atomic_load(&counted->n_begun))
+		usleep(100);
+	return counted;
+}
+
+static uint64_t stalled_for_ns(const struct pool *pool, struct pool_job *job, uint64_t ns)
+{
+	uint64_t start = clock_ns(), stalled = 0;
+
+	while (clock_ns() - start < ns) {
+		stalled = pool_stalled_ns(pool, job);
+		usleep(1000);
+	}
+	return stalled;
+}
+
+static void progress_is_counted_inside_tasks(void **state)
+{
+	struct pool *pool = pool_new(1);
+	struct pool_queue queue;
+	struct counted *living, *hanging;
+
+	(void)state;
+	queue_init(pool, &queue, 1, 1);
+	living = start_enduring(pool, &queue, true);
+	assert_in_range(stalled_for_ns(pool, &living->job, 300 * NS_PER_MS), 0, 150 * NS_PER_MS);
+	pool_cancel(pool, &living->job);
+	wait_done(living);
+	assert_true(living->job.cancelled);
+
+	hanging = start_enduring(pool, &queue, false);
+	assert_in_range(stalled_for_ns(pool, &hanging->job, 300 * NS_PER_MS), 150 * NS_PER_MS,
+			NS_PER_S);
+	pool_cancel(pool, &hanging->job);
+	wait_done(hanging);
+	free(living);
+	free(hanging);
+	pool_queue_deinit(pool, &queue);
 	pool_free(pool);
 }
 
@@ -255,7 +488,7 @@ static void cancelled_jobs_end_early_and_the_next_one_starts(void **state)
 	struct counted *last = counted_new(1, few, 0);
 
 	(void)state;
-	pool_queue_init(&queue);
+	queue_init(pool, &queue, 1, 1);
 	pool_submit(pool, &queue, &running->job);
 	pool_submit(pool, &queue, &waiting->job);
 	pool_submit(pool, &queue, &last->job);
@@ -276,6 +509,7 @@ static void cancelled_jobs_end_early_and_the_next_one_starts(void **state)
 	free(running);
 	free(waiting);
 	free(last);
+	pool_queue_deinit(pool, &queue);
 	pool_free(pool);
 }
 
@@ -301,7 +535,7 @@ static void scratch_comes_back_after_a_trim(void **state)
 	struct pool_queue queue;
 
 	(void)state;
-	pool_queue_init(&queue);
+	queue_init(pool, &queue, 1, 1);
 	for (int i = 0; i < 20; i++) {
 		struct counted *counted = counted_new(1, shape, 0);
 
@@ -312,6 +546,7 @@ static void scratch_comes_back_after_a_trim(void **state)
 		free(counted);
 		pool_trim(pool);
 	}
+	pool_queue_deinit(pool, &queue);
 	pool_free(pool);
 }
 
@@ -340,7 +575,7 @@ static void memory_that_vanishes_is_noticed(void **state)
 	assert_ptr_not_equal(map, MAP_FAILED);
 	assert_int_equal(ftruncate(fd, 4096), 0);
 	guard_install(NULL);
-	pool_queue_init(&queue);
+	queue_init(pool, &queue, 1, 1);
 	counted->job.n_steps = 1;
 	counted->job.steps[0] = (struct pool_step){
 		.n_tasks = PAGES, .run = touch, .args = map, .name = "touch"};
@@ -352,6 +587,7 @@ static void memory_that_vanishes_is_noticed(void **state)
 	munmap(map, PAGES * 4096);
 	close(fd);
 	free(counted);
+	pool_queue_deinit(pool, &queue);
 	pool_free(pool);
 }
 
@@ -363,6 +599,11 @@ int main(void)
 		cmocka_unit_test(jobs_of_a_queue_run_one_after_the_other),
 		cmocka_unit_test(a_small_job_waits_for_one_turn_of_a_large_one),
 		cmocka_unit_test(equal_jobs_share_equally),
+		cmocka_unit_test(users_share_equally_whatever_they_have),
+		cmocka_unit_test(users_share_by_weight),
+		cmocka_unit_test(jobs_of_one_user_take_long_turns),
+		cmocka_unit_test(a_job_that_no_thread_is_at_is_cancelled_at_once),
+		cmocka_unit_test(progress_is_counted_inside_tasks),
 		cmocka_unit_test(cancelled_jobs_end_early_and_the_next_one_starts),
 		cmocka_unit_test(jobs_run_on_the_calling_thread),
 		cmocka_unit_test(scratch_comes_back_after_a_trim),

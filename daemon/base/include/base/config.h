@@ -13,10 +13,11 @@
 
 #include <base/limits.h>
 
-#define CONFIG_DEFAULT_PATH "/etc/fmhad/fmhad.json"
-#define CONFIG_MAX_BYTES    (1 << 20)
-#define CONFIG_PATH_BYTES   108 /* as sun_path */
-#define CONFIG_MAX_ADMINS   16
+#define CONFIG_DEFAULT_PATH   "/etc/fmhad/fmhad.json"
+#define CONFIG_MAX_BYTES      (1 << 20)
+#define CONFIG_PATH_BYTES     108 /* as sun_path */
+#define CONFIG_MAX_ADMINS     16
+#define CONFIG_MAX_PRIORITIES 64
 
 struct config_device {
 	char backend[16];            /* cpu, fake, hip, cuda */
@@ -54,6 +55,12 @@ struct config_supervision {
 	uint32_t status_ms;            /* how long status waits for a worker */
 };
 
+/* A user's share of a busy device, in proportion to the others' weights. */
+struct config_priority {
+	uint32_t uid;
+	uint32_t weight; /* 1 to 100; of users that are not named: 1 */
+};
+
 struct config {
 	char socket[CONFIG_PATH_BYTES]; /* empty: $XDG_RUNTIME_DIR/fmhad.sock or
 					   /run/fmhad/fmhad.sock */
@@ -62,6 +69,8 @@ struct config {
 	uint32_t log_level;    /* enum log_level */
 	uint32_t n_admins;
 	uint32_t admin_uids[CONFIG_MAX_ADMINS]; /* besides root and the daemon's own uid */
+	uint32_t n_priorities;
+	struct config_priority priorities[CONFIG_MAX_PRIORITIES];
 	struct config_supervision supervision;
 	struct config_compile compile;
 	uint32_t n_devices; /* 0: the CPU and every GPU that the drivers show */
@@ -84,5 +93,8 @@ int config_parse(const char *name, const char *text, size_t n, struct config *co
 /* Replaces the defaults that depend on the machine and the environment. Return: 0 or FMHA_EINVAL.
  */
 int config_resolve(struct config *config, struct fmha_error *err);
+
+/* The weight of user @uid: see struct config_priority. */
+uint32_t config_weight(const struct config *config, uint32_t uid);
 
 #endif

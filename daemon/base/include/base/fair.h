@@ -8,8 +8,8 @@
  * that are, whichever is later: time without work earns no credit, and work that nobody else wanted
  * costs nothing later.
  *
- * So a user with 100 sessions gets as much as one with a single session, and n users of equal weight
- * who always have work get 1/n each.
+ * So a user with 100 sessions gets as much as one with a single session, and n users of equal
+ * weight who always have work get 1/n each.
  *
  * Virtual times are compared by whole rounds, so that those compared are held equal to within a
  * round and the longest charge. Within its round one is served until the round is full: jobs that
