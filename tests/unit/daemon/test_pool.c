@@ -31,6 +31,7 @@ struct counted {
 	struct pool_job job;
 	atomic_uint ran[4][MAX_TASKS];
 	atomic_uint n_ran[4], n_begun, n_wrong;
+	atomic_uint_fast64_t ran_ns;
 	uint64_t task_ns;
 	pthread_mutex_t mutex;
 	pthread_cond_t cond;
@@ -54,6 +55,7 @@ static void busy(uint64_t ns)
 static void count(const struct pool_step *step, uint64_t task, void *scratch)
 {
 	struct counted *counted = (struct counted *)step->args;
+	uint64_t start = clock_ns();
 
 	atomic_store(&counted->n_begun, 1);
 	if (counted->job.scratch_bytes) /* the whole of it belongs to this thread */
@@ -69,6 +71,7 @@ static void count(const struct pool_step *step, uint64_t task, void *scratch)
 		busy(counted->task_ns);
 	atomic_fetch_add(&counted->ran[step->phase][task], 1);
 	atomic_fetch_add(&counted->n_ran[step->phase], 1);
+	atomic_fetch_add(&counted->ran_ns, clock_ns() - start);
 }
 
 static void done(struct pool_job *job)
@@ -284,13 +287,14 @@ static void two_users_start(struct two_users *users, uint32_t n_threads, uint32_
 	}
 }
 
-static unsigned int tasks_of(const struct two_users *users, bool first)
+/* What a user's tasks have taken: on a busy machine tasks are interrupted, and not all alike. */
+static uint64_t time_of(const struct two_users *users, bool first)
 {
 	uint32_t i = first ? 0 : users->n_first, end = first ? users->n_first : users->n;
-	unsigned int sum = 0;
+	uint64_t sum = 0;
 
 	while (i < end)
-		sum += atomic_load(&users->jobs[i++]->n_ran[0]);
+		sum += atomic_load(&users->jobs[i++]->ran_ns);
 	return sum;
 }
 
@@ -311,28 +315,26 @@ static void two_users_stop(struct two_users *users)
 static void users_share_equally_whatever_they_have(void **state)
 {
 	struct two_users users;
-	unsigned int first, second;
+	uint64_t second;
 
 	(void)state;
-	two_users_start(&users, 2, 20, 1, 1, 50000);
-	while ((second = tasks_of(&users, false)) < 1000)
+	two_users_start(&users, 2, 20, 1, 1, 200000);
+	while ((second = time_of(&users, false)) < 250 * NS_PER_MS)
 		usleep(100);
-	first = tasks_of(&users, true);
-	assert_in_range(first, 700, 1400);
+	assert_in_range(time_of(&users, true), second / 2, second * 2);
 	two_users_stop(&users);
 }
 
 static void users_share_by_weight(void **state)
 {
 	struct two_users users;
-	unsigned int second;
+	uint64_t first;
 
 	(void)state;
-	two_users_start(&users, 2, 1, 4, 8, 50000);
-	while (tasks_of(&users, true) < 2000)
+	two_users_start(&users, 2, 1, 4, 8, 200000);
+	while ((first = time_of(&users, true)) < 400 * NS_PER_MS)
 		usleep(100);
-	second = tasks_of(&users, false);
-	assert_in_range(second, 300, 750); /* a fourth of 2,000 */
+	assert_in_range(time_of(&users, false), first / 8, first / 2); /* a fourth */
 	two_users_stop(&users);
 }
 
