@@ -10,6 +10,8 @@
 
 #include <proto/error.h>
 
+#define MOST_BYTES (UINT64_C(1) << 60) /* more than any limit allows */
+
 static const struct device_ops *const backends[] = {&cpu_device_ops, &fake_device_ops};
 static const char *const modules[] = {"hip", "cuda"}; /* fmhad-<name>.so */
 
@@ -165,15 +167,23 @@ bool device_release_fences(struct device *device, struct device_launch *launch)
 
 bool device_shares_memory(const struct device *device)
 {
-	return !device->ops->fetch;
+	return !device->ops->staging_new;
 }
 
-int device_fetch(struct device *device, const void *from, void *to, uint64_t bytes,
-		 struct fmha_error *err)
+uint64_t device_staging_cost(const struct device *device, uint64_t bytes)
 {
-	if (!device->ops->fetch)
-		return fmha_error_set(err, FMHA_ENOTSUP, "this device's memory is the host's");
-	return device->ops->fetch(device, from, to, bytes, err);
+	return bytes > MOST_BYTES ? MOST_BYTES : device->ops->staging_cost(device, bytes);
+}
+
+int device_staging_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
+		       struct fmha_error *err)
+{
+	return device->ops->staging_new(device, bytes, ret_memory, err);
+}
+
+void device_staging_free(struct device *device, struct device_memory *memory)
+{
+	device->ops->staging_free(device, memory);
 }
 
 void device_quarantine(struct device *device, const char *name)
@@ -200,8 +210,6 @@ void device_memory_restock(struct device *device)
 	if (device->ops->memory_restock)
 		device->ops->memory_restock(device);
 }
-
-#define MOST_BYTES (UINT64_C(1) << 60) /* more than any limit allows */
 
 uint64_t device_memory_cost(const struct device *device, const struct device_memory_source *source,
 			    bool created)

@@ -55,6 +55,7 @@ struct device_memory {
 	uint64_t bytes; /* of the extent */
 	void *map;      /* backend: what to unmap */
 	uint64_t map_bytes;
+	bool made_here;            /* by device_memory_create(): its pages end with it */
 	uint32_t kind;             /* enum proto_memory_kind of the descriptor that goes out */
 	uint64_t allocation_bytes; /* PROTO_VMM_FD: behind the descriptor */
 };
@@ -160,13 +161,9 @@ int device_prepare(struct device *device, const struct plan_stage *stage,
 /* No device_prepared call comes for @owner any more. */
 void device_forget(struct device *device, void *owner);
 
-/* Whether kernels and the host read the same memory: nothing has to be fetched or uploaded. */
+/* Whether kernels and the host read the same memory: nothing has to be fetched or uploaded. Such a
+ * device also shares itself among its streams' users; any other runs what it gets. */
 bool device_shares_memory(const struct device *device);
-
-/* Copies device memory to the host, after everything that was launched before. For devices whose
- * memory the host does not see. Return: 0, FMHA_EDEVICE, FMHA_ENOTSUP. */
-int device_fetch(struct device *device, const void *from, void *to, uint64_t bytes,
-		 struct fmha_error *err);
 
 /* Calls on_done of every launch that has ended. */
 void device_collect(struct device *device);
@@ -179,6 +176,7 @@ void device_enter_thread(struct device *device);
 uint64_t device_memory_cost(const struct device *device, const struct device_memory_source *source,
 			    bool created);
 uint64_t device_workspace_cost(const struct device *device, uint64_t bytes);
+uint64_t device_staging_cost(const struct device *device, uint64_t bytes);
 
 /* Memory that the daemon makes: zero, shared through @ret_fd (given). Any thread. */
 int device_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
@@ -201,6 +199,12 @@ void device_memory_free(struct device *device, struct device_memory *memory);
 int device_workspace_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
 			 struct fmha_error *err);
 void device_workspace_free(struct device *device, struct device_memory *memory);
+
+/* Host memory that copies of a launch go to and come from while no thread waits for them; for
+ * devices that do not share the host's memory. Its content is undefined. */
+int device_staging_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
+		       struct fmha_error *err);
+void device_staging_free(struct device *device, struct device_memory *memory);
 
 /* For struct plan_device; @owner is the device. */
 int device_find_kernel(void *owner, enum abi_family family, uint32_t dtype,

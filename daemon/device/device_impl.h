@@ -21,6 +21,7 @@ struct device_ops {
 	uint64_t (*memory_cost)(const struct device *device,
 				const struct device_memory_source *source, bool created);
 	uint64_t (*workspace_cost)(const struct device *device, uint64_t bytes);
+	uint64_t (*staging_cost)(const struct device *device, uint64_t bytes);
 	int (*memory_create)(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			     int *ret_fd, struct fmha_error *err);
 	/* NULL: it has nothing in stock. */
@@ -38,14 +39,15 @@ struct device_ops {
 	const struct device_kernel *(*get_kernel)(struct device *device,
 						  const struct plan_stage *stage,
 						  const union plan_args *args);
-	/* The next three are NULL on devices whose kernels are built in and whose memory is the
-	 * host's. */
+	/* The next four, and staging_cost, are NULL on devices whose kernels are built in and whose
+	 * memory is the host's. */
 	int (*prepare)(struct device *device, const struct plan_stage *stage,
 		       const union plan_args *args, device_prepared done, void *owner,
 		       struct fmha_error *err);
 	void (*forget)(struct device *device, void *owner);
-	int (*fetch)(struct device *device, const void *from, void *to, uint64_t bytes,
-		     struct fmha_error *err);
+	int (*staging_new)(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
+			   struct fmha_error *err);
+	void (*staging_free)(struct device *device, struct device_memory *memory);
 	/* NULL: it cannot use other processes' events. */
 	int (*event_import)(struct device *device, const uint8_t *handle, uint32_t handle_bytes,
 			    struct device_event **ret_event, struct fmha_error *err);

@@ -77,6 +77,7 @@ int memfd_create_memory(uint64_t size, struct device_memory *ret_memory, int *re
 		(void)close(fd);
 		return r;
 	}
+	ret_memory->made_here = true;
 	*ret_fd = fd;
 	return 0;
 }
@@ -120,6 +121,9 @@ int memfd_import_memory(const struct device_memory_source *source, struct device
 
 void memfd_free_memory(struct device_memory *memory)
 {
+	/* The client may keep its descriptor or mapping: what it writes from now on is its own. */
+	if (memory->map && memory->made_here)
+		(void)madvise(memory->map, memory->map_bytes, MADV_REMOVE);
 	if (memory->map)
 		munmap(memory->map, memory->map_bytes);
 	*memory = (struct device_memory){0};

@@ -149,6 +149,11 @@ struct plan_indices;
 int plan_bind(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
 	      void *workspace, void *workspace_head, union plan_args args[PLAN_MAX_STAGES],
 	      struct plan_indices **ret_indices, struct fmha_error *err);
+/*
+ * About how many operations a run with these arguments is, whatever it hides behind a mask, from
+ * the lengths that it has; as plan_bind() leaves them, before plan_indices_move().
+ */
+double plan_args_work(const struct plan *plan, const union plan_args args[PLAN_MAX_STAGES]);
 /* Arguments as find() saw them: lengths are maxima, pointers say only whether a tensor is there. */
 void plan_placeholder_args(const struct plan *plan, union plan_args args[PLAN_MAX_STAGES]);
 /* The dropout state of one run, where it differs from the plan's. */

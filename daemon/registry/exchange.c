@@ -30,7 +30,8 @@ struct exporter {
 	void *owner;
 	char *piece;
 	size_t used;
-	int failed; /* what write() returned */
+	bool known_only; /* kernels that nothing is known about are left out */
+	int failed;      /* what write() returned */
 	uint64_t n_kernels;
 	uint64_t families[SPEC_N_FAMILIES], data_types[SPEC_N_DTYPES], pipelines[MAX_WORDS];
 	uint64_t compiled, loaded, quarantined, tuned, offered;
@@ -148,6 +149,8 @@ static int export_visit(void *owner, const struct kernel_spec *spec, const char 
 {
 	struct exporter *e = owner;
 
+	if (e->known_only && !info->flags && !info->priority && !info->n_runs && !info->n_tuned)
+		return 0;
 	put(e, "%s\n{\"name\": \"%s\"", e->n_kernels ? "," : "", name);
 	put_flags(e, info->flags);
 	if (info->priority)
@@ -216,6 +219,7 @@ int registry_export(struct registry *registry, const char *filter, registry_writ
 	e->registry = registry;
 	e->write = write;
 	e->owner = owner;
+	e->known_only = !filter || !*filter;
 	put_head(e, filter);
 	r = registry_each(registry, filter, export_visit, e, err);
 	if (r == 0) {

@@ -149,8 +149,10 @@ int registry_unload_set(struct registry *registry, const char *name, uint64_t *r
 
 /*
  * JSON: device, sets, statistics by family, data type, pipeline and state, and the kernels that
- * @filter lets through, each with its state. Written through @write in pieces, which returns 0 or
- * an error code that ends the export. Walks the whole registry: not for an event loop.
+ * @filter lets through, each with its state; without a filter those that something is known about:
+ * compiled, loaded, quarantined, run, tuned or given a priority. Written through @write in pieces,
+ * which returns 0 or an error code that ends the export. Walks the whole registry: not for an event
+ * loop.
  */
 typedef int (*registry_write)(void *owner, const char *text, size_t n);
 int registry_export(struct registry *registry, const char *filter, registry_write write,

@@ -19,7 +19,7 @@
 #include <base/log.h>
 #include <proto/error.h>
 
-#define MAX_EXPORT_BYTES REGISTRY_MAX_JSON
+#define DOCUMENT_BYTES (64u << 20) /* the largest document, in and out */
 
 /* ---- the registry ---- */
 
@@ -86,8 +86,8 @@ static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_
 
 	if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
 		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: not a file or memfd");
-	if (st.st_size > (off_t)REGISTRY_MAX_JSON)
-		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: more than 512 MiB");
+	if (st.st_size > (off_t)DOCUMENT_BYTES)
+		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: more than 64 MiB");
 	size = (size_t)st.st_size;
 	text = malloc(size + 1);
 	if (!text)
@@ -112,7 +112,7 @@ static int write_piece(void *owner, const char *text, size_t n)
 	struct kernels_job *job = owner;
 
 	job->bytes += n;
-	if (job->bytes > MAX_EXPORT_BYTES)
+	if (job->bytes > DOCUMENT_BYTES)
 		return FMHA_EQUOTA;
 	while (n > 0) {
 		ssize_t written = write(job->fd, text, n);
@@ -139,7 +139,7 @@ static int export(struct kernels_job *job)
 	if (r == FMHA_EQUOTA)
 		return fmha_error_set_field(&job->error, r, "filter",
 					    "filter: the result exceeds %u bytes: ask for less",
-					    MAX_EXPORT_BYTES);
+					    DOCUMENT_BYTES);
 	if (r == 0 && fcntl(job->fd, F_ADD_SEALS,
 			    F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
 		r = fmha_error_set(&job->error, FMHA_EIO, "export: cannot seal the result");
@@ -176,6 +176,30 @@ static void job_work(uv_work_t *work)
 		job->result = with_document(job);
 }
 
+static void release_job(struct account *account)
+{
+	account_release(account, ACCOUNT_MEMORY, DOCUMENT_BYTES);
+	account_release(account, ACCOUNT_DESCRIPTORS, 1);
+}
+
+/* Answers with the exported document, which stays charged as long as the client keeps it. */
+static void hand_out(struct kernels_job *job)
+{
+	struct session *session = job->session;
+	struct account *account = session->account;
+	struct proto_json_result result = {.size = job->bytes};
+	int fd;
+
+	job->result = handout_keep(&session->worker->handouts, account, job->fd, job->bytes, &fd,
+				   &job->error);
+	if (job->result < 0) {
+		release_job(account);
+		return;
+	}
+	account_release(account, ACCOUNT_MEMORY, DOCUMENT_BYTES - job->bytes);
+	connection_answer(&session->connection, job->id, job->method, &result, fd);
+}
+
 static void job_done(uv_work_t *work, int status)
 {
 	struct kernels_job *job = container_of(work, struct kernels_job, work);
@@ -184,20 +208,46 @@ static void job_done(uv_work_t *work, int status)
 	bool exported = job->method == PROTO_REGISTRY_EXPORT && job->result == 0;
 
 	(void)status;
+	if (exported && !session->hung_up)
+		hand_out(job);
+	else
+		release_job(session->account);
 	if (!session->hung_up && job->result < 0)
 		connection_answer_error(connection, job->id, &job->error);
-	else if (!session->hung_up && exported)
-		connection_answer(connection, job->id, job->method,
-				  &(struct proto_json_result){.size = job->bytes}, job->fd);
-	else if (!session->hung_up)
+	else if (!session->hung_up && !exported)
 		connection_answer(connection, job->id, job->method,
 				  &(struct proto_registry_result){.n_kernels = job->n_kernels}, -1);
-	/* An answer has taken the file along. */
-	if (job->fd >= 0 && (session->hung_up || !exported))
+	if (job->fd >= 0)
 		(void)close(job->fd);
 	free(job);
 	session->kernels_busy = false;
 	session_errand_ended(session);
+}
+
+/*
+ * One at a time of a user's. How long its result will be nobody knows before, so that it is charged
+ * as the longest.
+ */
+static int charge_job(struct session *session, struct fmha_error *err)
+{
+	struct account *account = session->account;
+	int r;
+
+	list_for_each(node, &session->worker->sessions)
+	{
+		const struct session *other = container_of(node, struct session, in_sessions);
+
+		if (other->account == account && other->kernels_busy)
+			return fmha_error_set(err, FMHA_EBUSY,
+					      "one registry request of a user at a time");
+	}
+	r = account_charge(account, ACCOUNT_DESCRIPTORS, 1, err);
+	if (r < 0)
+		return r;
+	r = account_charge(account, ACCOUNT_MEMORY, DOCUMENT_BYTES, err);
+	if (r < 0)
+		account_release(account, ACCOUNT_DESCRIPTORS, 1);
+	return r;
 }
 
 int kernels_request(struct session *session, uint32_t id, enum proto_method method,
@@ -205,6 +255,7 @@ int kernels_request(struct session *session, uint32_t id, enum proto_method meth
 {
 	struct worker *worker = session->worker;
 	struct kernels_job *job;
+	int r;
 
 	if (!worker->registry)
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "method",
@@ -214,11 +265,14 @@ int kernels_request(struct session *session, uint32_t id, enum proto_method meth
 		return fmha_error_set_field(err, FMHA_EPERM, "method",
 					    "%s is for root and the daemon's user",
 					    proto_methods[method].name);
-	if (session->kernels_busy)
-		return fmha_error_set(err, FMHA_EBUSY, "one registry request at a time");
 	job = calloc(1, sizeof(*job));
 	if (!job)
 		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
+	r = charge_job(session, err);
+	if (r < 0) {
+		free(job);
+		return r;
+	}
 	job->session = session;
 	job->id = id;
 	job->method = method;
@@ -232,6 +286,7 @@ int kernels_request(struct session *session, uint32_t id, enum proto_method meth
 	if (uv_queue_work(&worker->loop, &job->work, job_work, job_done) < 0) {
 		if (job->fd >= 0)
 			(void)close(job->fd);
+		release_job(session->account);
 		free(job);
 		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
 	}

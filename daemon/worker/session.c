@@ -3,7 +3,7 @@
  * session.c: a client's direct connection: its buffers and plans, and the dispatch of its requests.
  */
 #include "kernels.h"
-#include "mirror.h"
+#include "staging.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -465,9 +465,9 @@ static int on_plan(struct session *session, uint32_t id, const struct proto_plan
 		return r;
 	}
 	plan->serial = ++worker->n_plans;
-	plan->fixed = mirror_is_constant(worker->device, &plan->plan);
+	plan->fixed = staging_is_constant(worker->device, &plan->plan);
 	/* A guess for the first run; later ones know better (run.c). */
-	plan->tiny = plan->plan.flops < 1e6 && plan->plan.bytes < 1 << 20;
+	plan->tiny_work = plan->plan.bytes < 1 << 20 ? 2e6 : 0;
 	describe_plan(&plan->plan, &result);
 	return prepare_plan(session, id, plan, &result, err);
 }
@@ -491,16 +491,16 @@ static int on_explain(struct session *session, uint32_t id, const struct proto_p
 {
 	struct proto_json_result result;
 	char *json;
-	int fd, r;
+	int fd = -1, r;
 
 	r = plan_explain(&params->problem, &session->worker->plan_device, &json, err);
 	if (r < 0)
 		return r;
 	result.size = strlen(json);
-	fd = status_text_fd(json, result.size);
+	r = handout_text(&session->worker->handouts, session->account, json, result.size, &fd, err);
 	free(json);
-	if (fd < 0)
-		return fmha_error_set(err, FMHA_ENOMEM, "explain: no memory for the answer");
+	if (r < 0)
+		return r;
 	connection_answer(&session->connection, id, PROTO_EXPLAIN, &result, fd);
 	return 0;
 }
@@ -605,6 +605,7 @@ void session_release(struct session *session)
 	if (!session->closed || session->n_running > 0 || session->n_errands > 0)
 		return;
 	device_stream_free(session->worker->device, session->stream);
+	fair_session_deinit(&session->turn);
 	table_deinit(&session->buffers);
 	table_deinit(&session->events);
 	table_deinit(&session->plans);
@@ -633,6 +634,7 @@ int session_new(struct worker *worker, int fd, const struct proto_worker_attach_
 		struct fmha_error *err)
 {
 	struct session *session = calloc(1, sizeof(*session));
+	uint32_t weight = config_weight(&worker->page->config, params->uid);
 	bool charged;
 	int r = 0;
 
@@ -656,10 +658,10 @@ int session_new(struct worker *worker, int fd, const struct proto_worker_attach_
 	else
 		r = account_charge(session->account, ACCOUNT_SESSIONS, 1, err);
 	charged = r == 0;
+	if (r == 0 && fair_session_init(&worker->turns, session->uid, weight, &session->turn) < 0)
+		r = fmha_error_set(err, FMHA_ENOMEM, "session: out of memory");
 	if (r == 0)
-		r = device_stream_new(worker->device, params->uid,
-				      config_weight(&worker->page->config, params->uid),
-				      &session->stream, err);
+		r = device_stream_new(worker->device, params->uid, weight, &session->stream, err);
 	if (r == 0) {
 		r = connection_open(&session->connection, &worker->hub, fd, session->account, false,
 				    &session_ops, err);
@@ -672,6 +674,7 @@ int session_new(struct worker *worker, int fd, const struct proto_worker_attach_
 		(void)close(fd);
 	}
 	device_stream_free(worker->device, session->stream);
+	fair_session_deinit(&session->turn);
 	if (charged)
 		account_release(session->account, ACCOUNT_SESSIONS, 1);
 	account_put(session->account);

@@ -307,12 +307,14 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	list_init(&worker->compiles);
 	list_init(&worker->requests);
 	list_init(&worker->free_requests);
+	fair_init(&worker->turns, 1, 1);
 	uv_loop_init(&worker->loop);
 	uv_async_init(&worker->loop, &worker->device_async, on_device_async);
 	uv_timer_init(&worker->loop, &worker->tick);
 	uv_timer_init(&worker->loop, &worker->trim);
 	uv_timer_init(&worker->loop, &worker->restock_timer);
 	uv_check_init(&worker->loop, &worker->drained);
+	handouts_init(&worker->handouts, &worker->loop);
 	worker->tick.data = worker->trim.data = worker->drained.data = worker;
 	worker->restock_timer.data = worker;
 	r = connection_hub_init(&worker->hub, &worker->loop, &worker->limits, err);
@@ -340,6 +342,7 @@ int worker_main(void)
 	/* SIGKILL and not a wish: a worker that hangs must not outlive its front. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	signal(SIGPIPE, SIG_IGN);
+	signal(SIGIO, SIG_IGN);  /* somebody wants a file that handout.c has a lease on */
 	signal(SIGINT, SIG_IGN); /* ^C goes to the whole group; the front drains us */
 	signal(SIGTERM, SIG_IGN);
 	mallopt(M_ARENA_MAX, 2);

@@ -18,6 +18,8 @@
 
 #include <base/account.h>
 #include <base/connection.h>
+#include <base/fair.h>
+#include <base/handout.h>
 #include <base/histogram.h>
 #include <base/worker_page.h>
 
@@ -34,6 +36,7 @@ struct worker {
 	struct limits limits;
 	struct accounts accounts;
 	struct connection_hub hub;
+	struct handouts handouts;
 	struct connection control;
 	struct device *device;
 	struct errands errands;
@@ -53,6 +56,9 @@ struct worker {
 	struct list requests;      /* every request that waits or runs */
 	struct list free_requests; /* kept for the next run */
 	uint32_t n_free_requests, n_pending;
+	struct fair turns;    /* of sessions, on a device that takes none itself */
+	uint32_t n_on_device; /* launches without fences */
+	bool giving_turns;
 	uint64_t n_plans;     /* made so far */
 	uint64_t loop_serial; /* the plan whose kernel page->loop_kernel names; 0: none */
 	bool untrimmed;       /* the pool has run something since the last trim */
@@ -75,8 +81,10 @@ struct session {
 	struct table buffers, events, plans;
 	uint64_t memory_bytes;
 	struct device_stream *stream;
+	struct fair_session turn;
 	struct list waiting, running; /* struct request, in order */
 	uint32_t n_waiting, n_running;
+	uint32_t n_fenced; /* runs with fences on the device: with one the session holds a queue */
 	struct list preparing; /* struct preparing: plans whose kernels are being compiled */
 	uint32_t n_errands;    /* under way on other threads */
 	uint64_t n_runs;
@@ -120,10 +128,12 @@ struct session_plan {
 	struct plan plan;
 	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* NULL: not looked up yet */
 	struct registry_entry *entries[PLAN_MAX_STAGES];      /* the same */
-	uint64_t serial; /* no other plan of this worker ever has the same; from 1 */
-	bool fixed;      /* its arguments follow from where its buffers lie */
-	bool tiny;       /* runs on the loop thread when the device is idle */
-	uint32_t n_slow; /* runs in a row that took longer than a tiny one may */
+	uint64_t serial;  /* no other plan of this worker ever has the same; from 1 */
+	bool fixed;       /* its arguments follow from where its buffers lie */
+	double tiny_work; /* runs of no more work may take the loop thread while the device is idle
+			   */
+	double ns_per_work; /* as measured; 0: not yet */
+	uint32_t n_slow;    /* runs in a row that took longer than a tiny one may */
 };
 
 /* ---- session.c: a client's connection ---- */

@@ -50,8 +50,8 @@ struct gpu_device {
 	struct gpu_memory *spare; /* a small allocation that nobody has; under shared_lock */
 
 	/* memory.c; loop thread only */
-	struct gpu_memory *free_workspaces;
-	uint64_t free_bytes;
+	struct gpu_memory *free_workspaces, *free_staging;
+	uint64_t free_bytes, free_staging_bytes;
 
 	/* gate.c */
 	struct gpu_gate *abandoned;
@@ -95,8 +95,12 @@ void gpu_workspace_free(struct device *device, struct device_memory *memory);
 /* Gives kept workspaces back to the driver. */
 void gpu_workspaces_trim(struct gpu_device *gpu);
 void gpu_spare_free(struct gpu_device *gpu);
-int gpu_fetch(struct device *device, const void *from, void *to, uint64_t bytes,
-	      struct fmha_error *err);
+uint64_t gpu_staging_cost(const struct device *device, uint64_t bytes);
+int gpu_staging_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
+		    struct fmha_error *err);
+void gpu_staging_free(struct device *device, struct device_memory *memory);
+/* Gives kept staging memory back. */
+void gpu_staging_trim(struct gpu_device *gpu);
 
 int gpu_event_import(struct device *device, const uint8_t *handle, uint32_t handle_bytes,
 		     struct device_event **ret_event, struct fmha_error *err);

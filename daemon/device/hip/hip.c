@@ -60,6 +60,7 @@ static void gpu_close(struct device *device)
 	gpu_executor_stop(gpu);
 	gpu_kernels_free(gpu);
 	gpu_workspaces_trim(gpu);
+	gpu_staging_trim(gpu);
 	gpu_spare_free(gpu);
 	(void)pthread_cond_destroy(&gpu->shared_changed);
 	(void)pthread_mutex_destroy(&gpu->shared_lock);
@@ -110,6 +111,7 @@ static int gpu_open(const struct config_device *config, struct device **ret_devi
 static void gpu_trim(struct device *device)
 {
 	gpu_workspaces_trim(gpu_device_of(device));
+	gpu_staging_trim(gpu_device_of(device));
 }
 
 __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops = {
@@ -130,7 +132,9 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.get_kernel = gpu_get_kernel,
 	.prepare = gpu_prepare,
 	.forget = gpu_forget,
-	.fetch = gpu_fetch,
+	.staging_cost = gpu_staging_cost,
+	.staging_new = gpu_staging_new,
+	.staging_free = gpu_staging_free,
 #ifdef FMHA_HIP_ON_CUDA
 	/* HIP's query reports an imported event done as soon as it is recorded. */
 	.event_import = gpu_event_import,

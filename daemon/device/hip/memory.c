@@ -8,6 +8,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <proto/error.h>
@@ -20,6 +21,7 @@
 #define WORKSPACE_LEAST 65536ull
 #define WORKSPACE_KEEP                                                                             \
 	(2ull << 30) /* bytes kept for the next launch: hipFree waits for the device */
+#define STAGING_KEEP (64ull << 20) /* the same: pinning takes long */
 
 /* How a device_memory of this backend came to be: stored in its map and map_bytes. */
 enum { MEMORY_PLAIN, MEMORY_VMM, MEMORY_IPC, MEMORY_COPY };
@@ -31,8 +33,7 @@ struct gpu_memory {
 	size_t bytes;
 	struct gpu_shared *shared;
 	struct device_memory host; /* MEMORY_COPY: the client's memfd */
-	bool pinned;
-	int fd; /* of the spare one, which has not been given away */
+	int fd;                    /* of the spare one, which has not been given away */
 };
 
 static void describe(struct gpu_memory *memory, uint64_t offset, uint64_t size,
@@ -272,8 +273,15 @@ static int import_memfd(struct gpu_device *gpu, const struct device_memory_sourc
 	r = memfd_import_memory(source, &host, err);
 	if (r < 0)
 		return r;
+	/* A copy of memory that is not pinned would make the loop wait for the kernels. */
+	if (hipHostRegister(host.map, host.map_bytes, 0) != hipSuccess) {
+		memfd_free_memory(&host);
+		return fmha_error_set_field(err, FMHA_ENOMEM, "fd",
+					    "the driver cannot pin the memfd's memory");
+	}
 	status = hipMalloc(&copy, source->size);
 	if (status != hipSuccess) {
+		(void)hipHostUnregister(host.map);
 		memfd_free_memory(&host);
 		return gpu_failure(gpu, status, "allocating a copy on the device", err);
 	}
@@ -283,14 +291,12 @@ static int import_memfd(struct gpu_device *gpu, const struct device_memory_sourc
 		r = fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	if (r < 0) {
 		(void)hipFree(copy);
+		(void)hipHostUnregister(host.map);
 		memfd_free_memory(&host);
 		return r;
 	}
 	owned = ret_memory->map;
 	owned->host = host;
-	/* Copies of memory that is not pinned would wait for the kernels; they work all the same.
-	 */
-	owned->pinned = hipHostRegister(host.map, host.map_bytes, 0) == hipSuccess;
 	ret_memory->host = host.host;
 	ret_memory->kind = PROTO_MEMFD;
 	return 0;
@@ -331,8 +337,7 @@ void gpu_memory_free(struct device *device, struct device_memory *memory)
 		gpu_shared_put(gpu_device_of(device), owned->shared);
 		break;
 	case MEMORY_COPY:
-		if (owned->pinned)
-			(void)hipHostUnregister(owned->host.map);
+		(void)hipHostUnregister(owned->host.map);
 		memfd_free_memory(&owned->host);
 		(void)hipFree(owned->base);
 		break;
@@ -418,14 +423,84 @@ void gpu_workspaces_trim(struct gpu_device *gpu)
 	gpu->free_bytes = 0;
 }
 
-int gpu_fetch(struct device *device, const void *from, void *to, uint64_t bytes,
-	      struct fmha_error *err)
-{
-	hipError_t status = hipMemcpyDtoHAsync(to, (hipDeviceptr_t)(uintptr_t)from, bytes, NULL);
+/* ---- staging ---- */
 
-	if (status == hipSuccess)
-		status = hipStreamSynchronize(NULL);
-	return status == hipSuccess
-		       ? 0
-		       : gpu_failure(gpu_device_of(device), status, "reading device memory", err);
+uint64_t gpu_staging_cost(const struct device *device, uint64_t bytes)
+{
+	return gpu_workspace_cost(device, bytes);
+}
+
+static void staging_free(struct gpu_memory *staging)
+{
+	(void)hipHostUnregister(staging->base);
+	(void)munmap(staging->base, staging->bytes);
+	free(staging);
+}
+
+/* Pinned: a copy to or from other memory would make the thread that asks for it wait for all that
+ * the stream waits for. */
+static struct gpu_memory *staging_make(size_t bytes)
+{
+	struct gpu_memory *staging = calloc(1, sizeof(*staging));
+
+	if (!staging)
+		return NULL;
+	staging->bytes = bytes;
+	staging->base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			     0);
+	if (staging->base != MAP_FAILED && hipHostRegister(staging->base, bytes, 0) == hipSuccess)
+		return staging;
+	if (staging->base != MAP_FAILED)
+		(void)munmap(staging->base, bytes);
+	free(staging);
+	return NULL;
+}
+
+int gpu_staging_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
+		    struct fmha_error *err)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+	size_t size = gpu_staging_cost(device, bytes);
+	struct gpu_memory **at = &gpu->free_staging, *staging;
+
+	while (*at && (*at)->bytes != size)
+		at = &(*at)->next;
+	staging = *at;
+	if (staging) {
+		*at = staging->next;
+		gpu->free_staging_bytes -= size;
+	} else {
+		staging = staging_make(size);
+	}
+	if (!staging)
+		return fmha_error_set(err, FMHA_ENOMEM,
+				      "no %zu bytes of pinned memory for integer tensors", size);
+	*ret_memory = (struct device_memory){.host = staging->base, .bytes = size, .map = staging};
+	return 0;
+}
+
+void gpu_staging_free(struct device *device, struct device_memory *memory)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+	struct gpu_memory *staging = memory->map;
+
+	*memory = (struct device_memory){0};
+	if (gpu->free_staging_bytes + staging->bytes > STAGING_KEEP) {
+		staging_free(staging);
+		return;
+	}
+	staging->next = gpu->free_staging;
+	gpu->free_staging = staging;
+	gpu->free_staging_bytes += staging->bytes;
+}
+
+void gpu_staging_trim(struct gpu_device *gpu)
+{
+	while (gpu->free_staging) {
+		struct gpu_memory *staging = gpu->free_staging;
+
+		gpu->free_staging = staging->next;
+		staging_free(staging);
+	}
+	gpu->free_staging_bytes = 0;
 }

@@ -4,7 +4,8 @@
  * exportable memory is a memfd, streams run at once. A module is the text "stub code"; its one
  * function copies `q` to `o` of a forward problem, so that a test sees which bytes a launch read
  * and wrote. CUDA_STUB_FAIL="name" makes the call of that name fail with error 700 (illegal
- * address), as a fault in a kernel does, from its CUDA_STUB_AFTER-th use on.
+ * address), as a fault in a kernel does, from its CUDA_STUB_AFTER-th use on. With
+ * CUDA_STUB_KERNEL_US a kernel takes so long, one after the other on the whole device.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -178,14 +179,6 @@ CALL(cuMemcpyHtoDAsync_v2, pointer to, const void *from, size_t bytes, void *str
 	return 0;
 }
 
-CALL(cuMemcpyDtoHAsync_v2, void *to, pointer from, size_t bytes, void *stream)
-{
-	(void)stream;
-	MAY_FAIL("cuMemcpyDtoHAsync");
-	memcpy(to, (const void *)(uintptr_t)from, bytes);
-	return 0;
-}
-
 CALL(cuMemsetD8Async, pointer to, unsigned char value, size_t bytes, void *stream)
 {
 	(void)stream;
@@ -245,15 +238,24 @@ struct barrier {
 	uint32_t value;
 };
 
-/* A stream remembers the last two things that it waits for: what is recorded or written behind them
- * is put off until both have been reached. (Copies and kernels were done at once.) */
+/* A stream remembers the last two things that it waits for: what is recorded, written or copied to
+ * the host behind them is put off until both have been reached. (Kernels were done at once.) */
 struct stream {
 	struct barrier barriers[2];
-	int stuck; /* a kernel was launched while launches were to hang */
+	int stuck;         /* a kernel was launched while launches were to hang */
+	double busy_until; /* its last kernel ends then */
 };
 
-struct event {
+static double now(void)
+{
 	struct timespec time;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+struct event {
+	double time; /* when it was or will be reached */
 	struct stream behind;
 	struct shared_event *shared; /* NULL: this process's own */
 };
@@ -266,7 +268,7 @@ static int is_blocked(const struct stream *stream)
 		if (barrier->word && (int32_t)(*barrier->word - barrier->value) < 0)
 			return 1;
 	}
-	return stream->stuck && hangs();
+	return (stream->stuck && hangs()) || now() < stream->busy_until;
 }
 
 static void add_barrier(struct stream *stream, const volatile uint32_t *word, uint32_t value)
@@ -275,11 +277,13 @@ static void add_barrier(struct stream *stream, const volatile uint32_t *word, ui
 	stream->barriers[1] = (struct barrier){word, value};
 }
 
-/* A word that is to be written once its stream is not blocked any more. */
+/* Bytes that are to be written once their stream is not blocked any more. */
 struct deferred {
 	struct deferred *next;
 	struct stream behind;
-	volatile uint32_t *word;
+	void *to;
+	const void *from; /* NULL: the value */
+	size_t bytes;
 	uint32_t value;
 };
 
@@ -297,26 +301,24 @@ static void settle(void)
 			at = &write->next;
 			continue;
 		}
-		*write->word = write->value;
+		memcpy(write->to, write->from ? write->from : &write->value, write->bytes);
 		*at = write->next;
 		free(write);
-		at = &deferred; /* another one may have waited for this word */
+		at = &deferred; /* another one may have waited for these */
 	}
 	(void)pthread_mutex_unlock(&lock);
 }
 
-static int write_later(const struct stream *stream, volatile uint32_t *word, uint32_t value)
+static int write_later(const struct stream *stream, const struct deferred *what)
 {
 	struct deferred *write = malloc(sizeof(*write));
 	struct deferred **at = &deferred;
 
 	if (!write)
 		return 2;
-	memset(write, 0, sizeof(*write));
+	*write = *what;
 	if (stream)
 		write->behind = *stream;
-	write->word = word;
-	write->value = value;
 	(void)pthread_mutex_lock(&lock);
 	while (*at)
 		at = &(*at)->next;
@@ -324,6 +326,14 @@ static int write_later(const struct stream *stream, volatile uint32_t *word, uin
 	(void)pthread_mutex_unlock(&lock);
 	settle();
 	return 0;
+}
+
+CALL(cuMemcpyDtoHAsync_v2, void *to, pointer from, size_t bytes, const struct stream *stream)
+{
+	MAY_FAIL("cuMemcpyDtoHAsync");
+	return write_later(stream, &(struct deferred){.to = to,
+						      .from = (const void *)(uintptr_t)from,
+						      .bytes = bytes});
 }
 
 CALL(cuStreamCreate, struct stream **stream, unsigned flags)
@@ -375,7 +385,9 @@ CALL(cuStreamWriteValue32_v2, const struct stream *stream, pointer at, uint32_t 
      unsigned flags)
 {
 	(void)flags;
-	return write_later(stream, (volatile uint32_t *)(uintptr_t)at, value);
+	return write_later(stream, &(struct deferred){.to = (void *)(uintptr_t)at,
+						      .bytes = sizeof(value),
+						      .value = value});
 }
 
 CALL(cuEventCreate, struct event **event, unsigned flags)
@@ -423,13 +435,18 @@ CALL(cuEventDestroy_v2, struct event *event)
 
 CALL(cuEventRecord, struct event *event, const struct stream *stream)
 {
-	(void)clock_gettime(CLOCK_MONOTONIC, &event->time);
+	event->time = now();
 	memset(&event->behind, 0, sizeof(event->behind));
 	if (stream)
 		event->behind = *stream;
-	if (event->shared)
-		return write_later(stream, &event->shared->n_done, ++event->shared->n_recorded);
-	return 0;
+	if (event->time < event->behind.busy_until)
+		event->time = event->behind.busy_until;
+	if (!event->shared)
+		return 0;
+	return write_later(stream,
+			   &(struct deferred){.to = (void *)(uintptr_t)&event->shared->n_done,
+					      .bytes = sizeof(uint32_t),
+					      .value = ++event->shared->n_recorded});
 }
 
 CALL(cuEventQuery, const struct event *event)
@@ -448,8 +465,7 @@ CALL(cuEventSynchronize, const struct event *event)
 
 CALL(cuEventElapsedTime, float *ms, const struct event *a, const struct event *b)
 {
-	*ms = (float)((double)(b->time.tv_sec - a->time.tv_sec) * 1e3 +
-		      (double)(b->time.tv_nsec - a->time.tv_nsec) * 1e-6);
+	*ms = (float)((b->time - a->time) * 1e3);
 	return 0;
 }
 
@@ -483,6 +499,19 @@ CALL(cuFuncSetAttribute, void *function, int attribute, int value)
 	return value <= 232448 ? 0 : INVALID;
 }
 
+static void take_device(struct stream *stream)
+{
+	static double free_from;
+	const char *us = getenv("CUDA_STUB_KERNEL_US");
+
+	if (!us)
+		return;
+	(void)pthread_mutex_lock(&lock);
+	free_from = (free_from > now() ? free_from : now()) + atof(us) * 1e-6;
+	stream->busy_until = free_from;
+	(void)pthread_mutex_unlock(&lock);
+}
+
 CALL(cuLaunchKernel, void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
      unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, struct stream *stream,
      void **parameters, void **extra)
@@ -495,6 +524,7 @@ CALL(cuLaunchKernel, void *function, unsigned grid_x, unsigned grid_y, unsigned 
 	if (!grid_x || !grid_y || !grid_z || !block_x || !block_y || !block_z)
 		return INVALID;
 	stream->stuck |= hangs();
+	take_device(stream);
 	memcpy(args->o.data, args->q.data,
 	       rows * (size_t)args->nhead_q * (size_t)args->hdim_q * 4); /* packed f32 */
 	return 0;

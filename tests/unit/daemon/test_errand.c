@@ -135,10 +135,10 @@ static void wait_for_undone(struct fixture *f, int n)
 	pthread_mutex_unlock(&f->lock);
 }
 
-static int no_fetch(struct device *device, const void *from, void *to, uint64_t bytes,
-		    struct fmha_error *err)
+static int no_staging(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
+		      struct fmha_error *err)
 {
-	(void)device, (void)from, (void)to, (void)bytes, (void)err;
+	(void)device, (void)bytes, (void)ret_memory, (void)err;
 	return FMHA_ENOTSUP;
 }
 
@@ -146,7 +146,7 @@ static int no_fetch(struct device *device, const void *from, void *to, uint64_t 
 static int setup(void **state)
 {
 	/* A device whose memory is not the host's. */
-	static const struct device_ops ops = {.backend = "test", .fetch = no_fetch};
+	static const struct device_ops ops = {.backend = "test", .staging_new = no_staging};
 	static struct fixture fixtures[8];
 	static int n;
 	struct fixture *f = &fixtures[n++];

@@ -35,6 +35,8 @@
 	X(EVENTS, "", "events", EVENTS_PER_UID, EVENTS)                                            \
 	X(PLANS, "", "plans", PLANS_PER_UID, PLANS)                                                \
 	X(MEMORY, "size", "bytes of memory", MEMORY_BYTES_PER_UID, MEMORY_BYTES)                   \
+	X(FENCED, "", "sessions with runs that wait for fences", FENCED_SESSIONS_PER_UID,          \
+	  FENCED_SESSIONS)                                                                         \
 	X(COMPILES, "", "kernels to be compiled", COMPILES_PER_UID, COMPILES)
 
 enum account_resource {

@@ -14,11 +14,11 @@
  * reserved_fds, buffers half of vm.max_map_count.
  *
  * spin_us: how long a process looks for the next request before it sleeps; 0: not at all
- * (proto/spin.h). fence_ms: the longest that a run may wait for its fences. fenced_runs_per_uid:
- * runs of one user that wait for fences on the device at a time: each holds one of its few hardware
- * queues. loop_entries: elements of index tensors that are judged on the loop itself; a run with
- * more is judged on another thread. cache_bytes: of compiled code on disk; what was not used for
- * longest goes first.
+ * (proto/spin.h). fence_ms: the longest that a run may wait for its fences. fenced_sessions: with
+ * runs on the device that wait for fences, each on one of its few hardware queues (32 on NVIDIA).
+ * loop_entries: elements of index tensors that are judged on the loop itself; a run with more is
+ * judged on another thread. cache_bytes: of compiled code on disk; what was not used for longest
+ * goes first.
  */
 #define LIMITS(X)                                                                                  \
 	X(CONNECTIONS, connections, 1024, 1, 1 << 20)                                              \
@@ -59,7 +59,8 @@
 	X(CACHE_BYTES, cache_bytes, 4ll << 30, 0, 1ll << 50)                                       \
 	X(CACHE_BYTES_PER_UID, cache_bytes_per_uid, 1ll << 30, 0, 1ll << 50)                       \
 	X(FENCE_MS, fence_ms, 30000, 1, 3600000)                                                   \
-	X(FENCED_RUNS_PER_UID, fenced_runs_per_uid, 8, 1, 1024)                                    \
+	X(FENCED_SESSIONS, fenced_sessions, 24, 1, 1024)                                           \
+	X(FENCED_SESSIONS_PER_UID, fenced_sessions_per_uid, 8, 1, 1024)                            \
 	X(LOOP_ENTRIES, loop_entries, 16384, 0, 1 << 24)
 
 enum limit {

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: MIT */
+#include <base/handout.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <proto/error.h>
+
+#include <base/status.h>
+
+#define LOOK_MS      200
+#define LOOKS_A_TICK 1024
+#define PAGE_BYTES   4096ull
+
+struct handout {
+	struct list in_handouts;
+	struct account *account;
+	int fd; /* an open file description of our own: it is not the client's */
+	uint64_t bytes;
+};
+
+static void end(struct handout *handout)
+{
+	list_remove(&handout->in_handouts);
+	account_release(handout->account, ACCOUNT_MEMORY, handout->bytes);
+	account_release(handout->account, ACCOUNT_DESCRIPTORS, 1);
+	(void)account_put(handout->account);
+	(void)close(handout->fd);
+	free(handout);
+}
+
+static bool others_have(int fd)
+{
+	if (fcntl(fd, F_SETLEASE, F_WRLCK) == 0) {
+		(void)fcntl(fd, F_SETLEASE, F_UNLCK);
+		return false;
+	}
+	return errno == EAGAIN; /* where there are no leases, nobody can tell */
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+	struct handouts *handouts = container_of(timer, struct handouts, timer);
+	int n = LOOKS_A_TICK;
+
+	list_for_each(node, &handouts->list)
+	{
+		struct handout *handout = container_of(node, struct handout, in_handouts);
+
+		if (n-- == 0)
+			break;
+		list_remove(node);
+		list_append(&handouts->list, node); /* behind those not looked at */
+		if (!others_have(handout->fd))
+			end(handout);
+	}
+	if (list_is_empty(&handouts->list))
+		uv_timer_stop(timer);
+}
+
+void handouts_init(struct handouts *handouts, uv_loop_t *loop)
+{
+	uv_timer_init(loop, &handouts->timer);
+	list_init(&handouts->list);
+}
+
+void handouts_deinit(struct handouts *handouts)
+{
+	while (!list_is_empty(&handouts->list))
+		end(container_of(handouts->list.next, struct handout, in_handouts));
+	uv_close((uv_handle_t *)&handouts->timer, NULL);
+}
+
+/* A second open file description of the same file; -1: failed. */
+static int reopen(int fd)
+{
+	char path[32];
+
+	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+int handout_keep(struct handouts *handouts, struct account *account, int fd, uint64_t bytes,
+		 int *ret_fd, struct fmha_error *err)
+{
+	struct handout *handout = malloc(sizeof(*handout));
+	int own = handout ? reopen(fd) : -1, theirs = own < 0 ? -1 : reopen(fd);
+
+	if (theirs < 0) {
+		if (own >= 0)
+			(void)close(own);
+		free(handout);
+		return fmha_error_set(err, FMHA_ENOMEM, "no memory for the answer");
+	}
+	*ret_fd = theirs;
+	*handout = (struct handout){.account = account, .fd = own, .bytes = bytes};
+	account->n_references++;
+	list_init(&handout->in_handouts);
+	list_append(&handouts->list, &handout->in_handouts);
+	if (!uv_is_active((uv_handle_t *)&handouts->timer))
+		uv_timer_start(&handouts->timer, on_timer, LOOK_MS, LOOK_MS);
+	return 0;
+}
+
+static int keep_text(struct handouts *handouts, struct account *account, const char *text, size_t n,
+		     uint64_t bytes, int *ret_fd, struct fmha_error *err)
+{
+	int fd = status_text_fd(text, n), r;
+
+	if (fd < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "no memory for the answer");
+	r = handout_keep(handouts, account, fd, bytes, ret_fd, err);
+	(void)close(fd);
+	return r;
+}
+
+int handout_text(struct handouts *handouts, struct account *account, const char *text, size_t n,
+		 int *ret_fd, struct fmha_error *err)
+{
+	uint64_t bytes = (n + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+	int r = account_charge(account, ACCOUNT_DESCRIPTORS, 1, err);
+
+	if (r < 0)
+		return r;
+	r = account_charge(account, ACCOUNT_MEMORY, bytes, err);
+	if (r == 0) {
+		r = keep_text(handouts, account, text, n, bytes, ret_fd, err);
+		if (r < 0)
+			account_release(account, ACCOUNT_MEMORY, bytes);
+	}
+	if (r < 0)
+		account_release(account, ACCOUNT_DESCRIPTORS, 1);
+	return r;
+}

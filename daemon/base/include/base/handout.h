@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * handout.h: memory files that went to clients as answers. They are charged to their user, memory
+ * and descriptor, until nobody else has them: a client could keep what it has been given for as
+ * long as it likes, also after it has hung up. The kernel tells: it grants a write lease on a file
+ * only while nobody else has it open or mapped. It does not count the open file description that
+ * memfd_create() makes, so that the client gets another one.
+ */
+#ifndef FMHAD_BASE_HANDOUT_H
+#define FMHAD_BASE_HANDOUT_H
+
+#include <uv.h>
+
+#include <base/account.h>
+
+struct handouts {
+	uv_timer_t timer; /* runs while there are any */
+	struct list list;
+};
+
+void handouts_init(struct handouts *handouts, uv_loop_t *loop);
+/* What clients still have is not counted any more. */
+void handouts_deinit(struct handouts *handouts);
+
+/*
+ * A sealed memfd with @text, given as @ret_fd.
+ * Return: 0, FMHA_EQUOTA, FMHA_ENOMEM.
+ */
+int handout_text(struct handouts *handouts, struct account *account, const char *text, size_t n,
+		 int *ret_fd, struct fmha_error *err);
+
+/*
+ * What of @fd, a memfd that is borrowed, may go to a client: @ret_fd, given. @bytes of memory and
+ * one descriptor are charged already, and given back when nobody else has it; on failure the charge
+ * stays the caller's.
+ * Return: 0, FMHA_ENOMEM.
+ */
+int handout_keep(struct handouts *handouts, struct account *account, int fd, uint64_t bytes,
+		 int *ret_fd, struct fmha_error *err);
+
+#endif

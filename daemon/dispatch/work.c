@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * work.c: what one run will do, from its arguments. cost.c tells what a problem costs at least,
+ * before lengths are known, and takes the mean of those of group mode; whoever lets a run have a
+ * thread that others wait for needs what this run has really been given.
+ */
+#include "internal.h"
+
+#define PER_HEAD 256.0 /* for a sequence and head, however short: its tasks */
+
+struct lengths {
+	double rows, keys, pairs;
+};
+
+static double difference(const abi_i32 *prefix, abi_i32 b)
+{
+	return (double)prefix[b + 1] - prefix[b];
+}
+
+static struct lengths lengths_of(const struct abi_sequences *s)
+{
+	bool differ = s->seqlen_q || s->seqstart_q || s->seqlen_k || s->seqstart_k;
+	struct lengths sum = {.rows = (double)s->batch * s->seqlen_q_max,
+			      .keys = (double)s->batch * s->seqlen_k_max,
+			      .pairs = (double)s->batch * s->seqlen_q_max * s->seqlen_k_max};
+
+	if (differ)
+		sum = (struct lengths){0};
+	for (abi_i32 b = 0; differ && b < s->batch; b++) {
+		double rows = s->seqlen_q     ? s->seqlen_q[b]
+			      : s->seqstart_q ? difference(s->seqstart_q, b)
+					      : s->seqlen_q_max;
+		double keys = s->seqlen_k     ? s->seqlen_k[b]
+			      : s->seqstart_k ? difference(s->seqstart_k, b)
+					      : s->seqlen_k_max;
+
+		sum.rows += rows;
+		sum.keys += keys;
+		sum.pairs += rows * keys;
+	}
+	return sum;
+}
+
+/* @per_pair: multiplications and additions of one query head */
+static double attention(const struct abi_sequences *s, double nhead_q, double nhead_k, double hdims,
+			double per_pair)
+{
+	struct lengths n = lengths_of(s);
+
+	return n.pairs * nhead_q * per_pair + n.rows * nhead_q * hdims + n.keys * nhead_k * hdims +
+	       s->batch * nhead_q * PER_HEAD;
+}
+
+static double stage_work(enum abi_family family, const union plan_args *args)
+{
+	const struct abi_fwd_args *fwd = &args->fwd;
+	const struct abi_bwd_args *bwd = &args->bwd;
+	const struct abi_combine_args *combine = &args->combine;
+	const struct abi_appendkv_args *append = &args->appendkv;
+	double rows;
+
+	switch (family) {
+	case ABI_FWD:
+	case ABI_FWD_SPLITKV:
+	case ABI_FWD_PAGEDKV:
+	case ABI_BATCH_PREFILL:
+		return attention(&fwd->sequences, fwd->nhead_q, fwd->nhead_k,
+				 fwd->hdim_q + fwd->hdim_v, 2.0 * (fwd->hdim_q + fwd->hdim_v));
+	case ABI_BWD_DQ_DK_DV:
+		return attention(&bwd->sequences, bwd->nhead_q, bwd->nhead_k,
+				 bwd->hdim_q + bwd->hdim_v,
+				 2.0 * (3.0 * bwd->hdim_q + 2.0 * bwd->hdim_v));
+	case ABI_BWD_DOT_DO_O:
+	case ABI_BWD_CONVERT_DQ:
+		rows = bwd->sequences.total_q;
+		return rows * bwd->nhead_q * (bwd->hdim_q + bwd->hdim_v);
+	case ABI_FWD_SPLITKV_COMBINE:
+		rows = combine->sequences.total_q;
+		return 3.0 * combine->n_splits * rows * combine->nhead_q * combine->hdim_v +
+		       (double)combine->sequences.batch * combine->nhead_q * PER_HEAD;
+	case ABI_FWD_APPENDKV:
+		rows = (double)append->sequences.batch * append->seqlen_new * append->nhead_k;
+		if (append->q.data)
+			rows += (double)append->sequences.total_q * append->nhead_q;
+		return 3.0 * rows * (append->hdim_q + append->hdim_v) +
+		       (double)append->sequences.batch * append->nhead_k * PER_HEAD;
+	case ABI_N_FAMILIES:
+		break;
+	}
+	return 0;
+}
+
+double plan_args_work(const struct plan *plan, const union plan_args args[PLAN_MAX_STAGES])
+{
+	double work = 0;
+
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		work += stage_work(plan->stages[i].family, &args[i]);
+	return work;
+}

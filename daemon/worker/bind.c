@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: MIT */
+/* bind.c: from a request to a launch: references, memory, checked integers, arguments. */
+#include "request.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include <proto/error.h>
+#include <proto/problem.h>
+
+#include "guard.h"
+
+/* ---- references ---- */
+
+static int no_buffer(uint32_t role, uint64_t id, struct fmha_error *err)
+{
+	char field[48];
+
+	snprintf(field, sizeof(field), "tensor.%s.buffer", proto_roles[role].name);
+	return fmha_error_set_field(err, FMHA_ENOENT, field, "tensor %s: buffer %llu: no such",
+				    proto_roles[role].name, (unsigned long long)id);
+}
+
+static const struct proto_rebind *find_rebind(const struct proto_run_params *params, uint32_t role)
+{
+	for (uint32_t i = 0; i < params->n_rebinds; i++)
+		if (params->rebinds[i].role == role)
+			return &params->rebinds[i];
+	return NULL;
+}
+
+static int check_rebinds(const struct plan *plan, const struct proto_run_params *params,
+			 struct fmha_error *err)
+{
+	for (uint32_t i = 0; i < params->n_rebinds; i++) {
+		uint32_t role = params->rebinds[i].role;
+
+		if (role >= FMHA_N_TENSORS || !fmha_tensor_present(&plan->problem.tensor[role]))
+			return fmha_error_set_field(
+				err, FMHA_EINVAL, "rebinds", "rebinds: the plan has no tensor %s",
+				role < FMHA_N_TENSORS ? proto_roles[role].name : "?");
+	}
+	return 0;
+}
+
+static void reference_buffer(struct request *request, struct buffer *buffer)
+{
+	buffer->n_references++;
+	request->buffers[request->n_buffers++] = buffer;
+}
+
+/* Looks up one tensor's buffer, references it and says where the view starts. */
+static int bind_tensor(struct request *request, uint32_t role, struct fmha_error *err)
+{
+	const struct fmha_tensor *tensor = &request->plan->plan.problem.tensor[role];
+	const struct proto_rebind *rebind = find_rebind(&request->params, role);
+	uint64_t id = rebind ? rebind->buffer : tensor->buffer;
+	uint64_t offset = rebind ? rebind->offset : tensor->offset;
+	struct buffer *buffer = table_get(&request->session->buffers, id);
+	char field[48];
+
+	if (!buffer)
+		return no_buffer(role, id, err);
+	if (buffer->lost || offset > buffer->memory.bytes) {
+		snprintf(field, sizeof(field), "tensor.%s.%s", proto_roles[role].name,
+			 buffer->lost ? "buffer" : "offset");
+		return fmha_error_set_field(err, FMHA_EINVAL, field, "tensor %s: %s",
+					    proto_roles[role].name,
+					    buffer->lost ? "the buffer's memory has vanished"
+							 : "offset beyond the buffer's end");
+	}
+	reference_buffer(request, buffer);
+	request->bindings[role] = (struct plan_binding){
+		.host = buffer->memory.host ? (char *)buffer->memory.host + offset : NULL,
+		.device = (char *)buffer->memory.device + offset,
+		.bytes = buffer->memory.bytes - offset};
+	return 0;
+}
+
+/* Where the launch's counters and events of one side go. */
+struct fence_list {
+	const char *field; /* of the run's params */
+	struct device_fence *counters;
+	struct device_event **events;
+	uint32_t *n_counters, *n_events;
+};
+
+/* Looks up a counter, references its buffer and says where it lies. */
+static int bind_counter(struct request *request, const struct proto_fence *fence,
+			const struct fence_list *list, struct fmha_error *err)
+{
+	struct session *session = request->session;
+	struct buffer *buffer = table_get(&session->buffers, fence->buffer);
+	const char *field = list->field;
+
+	if (!device_has_fences(session->worker->device))
+		return fmha_error_set_field(err, FMHA_ENOTSUP, field,
+					    "%s: this device has no counters to order runs by",
+					    field);
+	if (!buffer)
+		return fmha_error_set_field(err, FMHA_ENOENT, field, "%s: buffer %llu: no such",
+					    field, (unsigned long long)fence->buffer);
+	if (fence->offset % 4 != 0 || buffer->memory.bytes < 4 ||
+	    fence->offset > buffer->memory.bytes - 4)
+		return fmha_error_set_field(err, FMHA_EINVAL, field,
+					    "%s: no aligned 32-bit word at offset %llu", field,
+					    (unsigned long long)fence->offset);
+	reference_buffer(request, buffer);
+	list->counters[(*list->n_counters)++] = (struct device_fence){
+		.device = (char *)buffer->memory.device + fence->offset, .value = fence->value};
+	return 0;
+}
+
+static int bind_event(struct request *request, const struct proto_fence *fence,
+		      const struct fence_list *list, struct fmha_error *err)
+{
+	struct session *session = request->session;
+	struct event *event = table_get(&session->events, fence->event);
+	const char *field = list->field;
+
+	if (!device_has_events(session->worker->device))
+		return fmha_error_set_field(err, FMHA_ENOTSUP, field,
+					    "%s: this device cannot use other processes' events",
+					    field);
+	if (fence->buffer || fence->offset || fence->value)
+		return fmha_error_set_field(err, FMHA_EINVAL, field,
+					    "%s: an event has no buffer, offset or value", field);
+	if (!event)
+		return fmha_error_set_field(err, FMHA_ENOENT, field, "%s: event %llu: no such",
+					    field, (unsigned long long)fence->event);
+	event->n_references++;
+	request->events[request->n_events++] = event;
+	list->events[(*list->n_events)++] = event->event;
+	return 0;
+}
+
+static int bind_fences(struct request *request, const struct proto_fence *fences, uint32_t n,
+		       const struct fence_list *list, struct fmha_error *err)
+{
+	int r = 0;
+
+	*list->n_counters = *list->n_events = 0;
+	for (uint32_t i = 0; i < n && r == 0; i++)
+		r = fences[i].event ? bind_event(request, &fences[i], list, err)
+				    : bind_counter(request, &fences[i], list, err);
+	return r;
+}
+
+int bind_references(struct request *request, struct fmha_error *err)
+{
+	const struct proto_run_params *params = &request->params;
+	const struct plan *plan = &request->plan->plan;
+	struct device_launch *launch = request->launch;
+	const struct fence_list waits = {"waits", launch->waits, launch->event_waits,
+					 &launch->n_waits, &launch->n_event_waits};
+	const struct fence_list signals = {"signals", launch->signals, launch->event_signals,
+					   &launch->n_signals, &launch->n_event_signals};
+	int r = check_rebinds(plan, params, err);
+
+	for (uint32_t i = 0; i < plan->n_views && r == 0; i++)
+		r = bind_tensor(request, plan->views[i].role, err);
+	if (r == 0)
+		r = bind_fences(request, params->waits, params->n_waits, &waits, err);
+	if (r == 0)
+		r = bind_fences(request, params->signals, params->n_signals, &signals, err);
+	return r;
+}
+
+/* ---- memory ---- */
+
+int bind_memory(struct request *request, struct fmha_error *err)
+{
+	struct device *device = request->session->worker->device;
+	const struct plan *plan = &request->plan->plan;
+	uint64_t bytes = plan->workspace_bytes + staging_device_bytes(device, plan);
+	uint64_t cost = staging_host_bytes(device, plan);
+	int r;
+
+	if (bytes > 0)
+		cost += device_workspace_cost(device, bytes);
+	if (account_charge(request->session->account, ACCOUNT_MEMORY, cost, err) < 0)
+		return fmha_error_set(err, FMHA_EQUOTA,
+				      "a workspace of %llu bytes exceeds the memory quota",
+				      (unsigned long long)cost);
+	request->charged_bytes = cost;
+	if (bytes > 0) {
+		r = device_workspace_new(device, bytes, &request->workspace, err);
+		if (r < 0)
+			return r;
+	}
+	return staging_init(device, plan, request->bindings, &request->staging, err);
+}
+
+void bind_release(struct request *request)
+{
+	struct device *device = request->session->worker->device;
+
+	request->indices = plan_indices_free(request->indices);
+	staging_deinit(device, &request->staging);
+	if (request->workspace.map)
+		device_workspace_free(device, &request->workspace);
+	account_release(request->session->account, ACCOUNT_MEMORY, request->charged_bytes);
+	request->charged_bytes = 0;
+	while (request->n_buffers > 0)
+		buffer_unref(request->buffers[--request->n_buffers]);
+	while (request->n_events > 0)
+		event_unref(request->events[--request->n_events]);
+}
+
+/* ---- arguments ---- */
+
+/* The lists themselves stay as bind_references() has laid them out. */
+static uint32_t count_events(const struct proto_fence *fences, uint32_t n)
+{
+	uint32_t n_events = 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		n_events += fences[i].event != 0;
+	return n_events;
+}
+
+static void only_waits(struct request *request)
+{
+	request->launch->n_signals = request->launch->n_event_signals = 0;
+}
+
+static void only_signals(struct request *request)
+{
+	const struct proto_run_params *params = &request->params;
+	struct device_launch *launch = request->launch;
+
+	launch->n_waits = launch->n_event_waits = 0;
+	launch->n_event_signals = count_events(params->signals, params->n_signals);
+	launch->n_signals = params->n_signals - launch->n_event_signals;
+}
+
+void bind_fetch(struct request *request)
+{
+	request->bound_serial = 0;
+	only_waits(request);
+	staging_fetch(&request->plan->plan, request->bindings, &request->staging, request->launch);
+}
+
+bool bind_is_large(const struct request *request)
+{
+	return plan_indices_bytes(&request->plan->plan) / sizeof(int32_t) >
+	       request->session->worker->limits.value[LIMIT_LOOP_ENTRIES];
+}
+
+void bind_arguments(struct request *request)
+{
+	const struct plan *plan = &request->plan->plan;
+	void *head = request->staging.head;
+
+	if (device_shares_memory(request->session->worker->device))
+		head = request->workspace.host;
+	guard_begin();
+	request->bind_error.code = FMHA_OK;
+	(void)plan_bind(plan, request->bindings, request->workspace.device, head,
+			request->launch->args, &request->indices, &request->bind_error);
+	if (guard_end() != 0 && request->bind_error.code == FMHA_OK)
+		(void)fmha_error_set(&request->bind_error, FMHA_EIO,
+				     "a buffer's memory vanished while it was read");
+	if (request->bind_error.code == FMHA_OK)
+		request->work = plan_args_work(plan, request->launch->args);
+}
+
+static int find_kernels(struct request *request, struct fmha_error *err)
+{
+	struct session_plan *plan = request->plan;
+	struct device_launch *launch = request->launch;
+
+	launch->n_stages = plan->plan.n_stages;
+	for (uint32_t i = 0; i < launch->n_stages; i++) {
+		const struct plan_stage *stage = &plan->plan.stages[i];
+
+		if (!plan->kernels[i])
+			plan->kernels[i] = device_get_kernel(request->session->worker->device,
+							     stage, &launch->args[i]);
+		if (!plan->kernels[i])
+			return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not available",
+					      stage->kernel);
+		launch->kernels[i] = plan->kernels[i];
+		launch->names[i] = stage->kernel;
+		launch->workspaces[i] = request->workspace.device
+						? (char *)request->workspace.device +
+							  stage->workspace_offset
+						: NULL;
+	}
+	return 0;
+}
+
+/* A buffer's id is never given out again, so a plan that names no other buffers, and reads none of
+ * its arguments from one, gets the same ones as long as its buffers are there: bind_tensor() has
+ * seen to that. */
+static bool arguments_stay(const struct request *request)
+{
+	return request->plan->fixed && request->params.n_rebinds == 0 &&
+	       !request->params.has_dropout_state;
+}
+
+int bind_launch(struct request *request, struct fmha_error *err)
+{
+	const struct plan *plan = &request->plan->plan;
+	struct device_launch *launch = request->launch;
+	int r;
+
+	if (request->state != REQUEST_WAITING) /* the fetch has waited */
+		only_signals(request);
+	if (request->bind_error.code != FMHA_OK) {
+		*err = request->bind_error;
+		return err->code;
+	}
+	if (request->params.has_dropout_state)
+		plan_set_dropout(plan, launch->args, request->params.dropout_seed,
+				 request->params.dropout_offset);
+	staging_upload(request->session->worker->device, plan, request->bindings, request->indices,
+		       &request->staging, &request->workspace, launch);
+	r = find_kernels(request, err);
+	if (r == 0 && arguments_stay(request)) {
+		request->bound_serial = request->plan->serial;
+		request->bound_workspace = request->workspace.device;
+	}
+	return r;
+}
+
+int bind_now(struct request *request, struct fmha_error *err)
+{
+	if (request->bound_serial == request->plan->serial &&
+	    request->bound_workspace == request->workspace.device && arguments_stay(request))
+		return 0;
+	request->bound_serial = 0;
+	bind_arguments(request);
+	return bind_launch(request, err);
+}
+
+void bind_signals_only(struct request *request)
+{
+	struct device_launch *launch = request->launch;
+
+	request->bound_serial = 0;
+	launch->n_stages = launch->n_uploads = launch->n_downloads = 0;
+	launch->zero_bytes = 0;
+	only_signals(request);
+}

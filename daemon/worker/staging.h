@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * staging.h: what a run needs on a device whose memory the host does not see. Its integer tensors
+ * are copied to the host behind whatever the run waits for, judged there, and the judged copies are
+ * uploaded; so is the head of a backward workspace. All of that lies in one block that the device
+ * copies from and to by itself, so that no thread waits for a copy. Tensors in host memory (a
+ * client's memfd) have a copy on the device, which is brought up to date before the run and copied
+ * back after it. On a device that shares the host's memory there is only the judged copy.
+ */
+#ifndef FMHAD_WORKER_STAGING_H
+#define FMHAD_WORKER_STAGING_H
+
+#include <device.h>
+#include <plan.h>
+
+/* All zero: none. */
+struct staging {
+	struct device_memory block;
+	void *head;       /* of the workspace, as prepared; in the block */
+	void *tables;     /* judged copies, for the upload; in the block */
+	uint64_t fetched; /* bit role: bindings[].host lies in the block */
+};
+
+/* Bytes that uploads need behind the plan's workspace; 0 on a device that shares memory. */
+uint64_t staging_device_bytes(const struct device *device, const struct plan *plan);
+
+/* Bytes of the host's memory that a run takes: the block, and the judged copies. */
+uint64_t staging_host_bytes(const struct device *device, const struct plan *plan);
+
+/* Whether every run of the plan on the same buffers and workspace has the same arguments and
+ * copies, because nothing of them depends on what lies in a buffer. */
+bool staging_is_constant(const struct device *device, const struct plan *plan);
+
+/*
+ * Makes the block and points bindings[].host of integer tensors into it. Return: 1: staging_fetch()
+ * has something to copy before plan_bind(), 0: it has not, FMHA_ENOMEM,
+ * FMHA_ENOTSUP.
+ */
+int staging_init(struct device *device, const struct plan *plan,
+		 struct plan_binding bindings[FMHA_N_TENSORS], struct staging *staging,
+		 struct fmha_error *err);
+void staging_deinit(struct device *device, struct staging *staging);
+
+/* Makes @launch one that only copies the integer tensors to the host. */
+void staging_fetch(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
+		   const struct staging *staging, struct device_launch *launch);
+
+/* After plan_bind(): says what to copy and clear, and moves the arguments to the copies. */
+void staging_upload(struct device *device, const struct plan *plan,
+		    const struct plan_binding bindings[FMHA_N_TENSORS],
+		    const struct plan_indices *indices, const struct staging *staging,
+		    const struct device_memory *workspace, struct device_launch *launch);
+
+#endif

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: MIT
+"""What a hostile or careless client may cost the others in a worker: memory that it keeps, tables that
+it makes large or writes late, runs that are longer than they look (issue: isolation)."""
+import json
+import mmap
+import os
+import threading
+import time
+
+import fmha_wire
+import fmhad
+import numpy
+import pytest
+from test_gpu_layer import (FORWARD, TENSOR_BYTES, compiler, device_buffer, make_gpu,  # noqa: F401
+                            problem)
+
+
+def memory(daemon, index=0):
+    return daemon.status()["devices"][index]["worker"]["memory"]
+
+
+# ---- what clients keep ----
+
+
+def test_answers_that_are_kept_are_counted(make_daemon):
+    daemon = make_daemon({"limits": {"fds_per_uid": 24}})
+    with daemon.device() as device:
+        buffer = device.buffer_create(1 << 16)
+        tensors = {r: {"buffer": buffer.id, "offset": 16384 * i, "dtype": "f32"}
+                   for i, r in enumerate("qkvo")}
+        asked = {"problem": {"batch": 1, "nhead_q": 1, "nhead_k": 1, "seqlen_q": 4, "seqlen_k": 4,
+                             "hdim_q": 64, "hdim_v": 64, "tensors": tensors}}
+        before = memory(daemon)["bytes"]
+        kept = []
+        with pytest.raises(fmha_wire.WireError) as caught:
+            for _ in range(64):
+                kept += device.call_with_fds("explain", asked)[1]
+        assert caught.value.name == "EQUOTA"
+        assert 8 <= len(kept) <= 24
+        assert memory(daemon)["bytes"] >= before + 4096 * len(kept)
+    # Hanging up changes nothing: it still has them.
+    time.sleep(0.5)
+    assert memory(daemon)["bytes"] >= 4096 * len(kept)
+    for fd in kept:
+        os.close(fd)
+    assert fmhad.until(lambda: memory(daemon)["bytes"] == 0, 5)
+    with daemon.device() as device:
+        device.buffer_create(4096)
+
+
+def test_memory_that_is_kept_after_its_release_is_the_clients_own(daemon):
+    """Its pages are gone when the daemon has taken them back, whatever the client still has mapped."""
+    with daemon.device() as device:
+        buffer = device.buffer_create(8 << 20)
+        view = numpy.frombuffer(buffer.map, numpy.uint8)
+        view[...] = 7
+        os.fsync(buffer.fd)
+        assert os.fstat(buffer.fd).st_blocks * 512 == 8 << 20
+        device.call("buffer_release", {"buffer": buffer.id})
+        assert fmhad.until(lambda: os.fstat(buffer.fd).st_blocks == 0, 2)
+        assert not view.any()
+        view[0] = 1  # harmless
+        # What the client brings along stays as it is.
+        own = os.memfd_create("own", os.MFD_ALLOW_SEALING)
+        os.ftruncate(own, 4096)
+        os.pwrite(own, b"mine", 0)
+        import fcntl
+        fcntl.fcntl(own, 1033, 1 | 2 | 4)
+        imported = device.buffer_import(own, 4096)
+        device.call("buffer_release", {"buffer": imported.id})
+        device.ping()
+        assert os.pread(own, 4, 0) == b"mine"
+        os.close(own)
+
+
+def test_an_export_is_charged_and_one_at_a_time(make_daemon):
+    daemon = make_daemon({"limits": {"memory_bytes_per_uid": 96 << 20}})
+    with daemon.device() as device, daemon.device() as other:
+        everything = {"filter": "family == 'fwd' and hdim_q == 64"}
+        numbers = [(d, d.submit("registry_export", everything)) for d in (device, other)] * 1
+        outcomes = []
+        for d, number in numbers:
+            try:
+                result, fds = d.wait(number)
+                outcomes.append((result["size"], fds))
+            except fmha_wire.WireError as error:
+                outcomes.append(error.name)
+        assert "EBUSY" in outcomes
+        size, (fd,) = next(o for o in outcomes if not isinstance(o, str))
+        assert memory(daemon)["bytes"] >= size
+        assert json.loads(os.pread(fd, size, 0))["statistics"]["kernels"] > 100
+        os.close(fd)
+        assert fmhad.until(lambda: memory(daemon)["bytes"] == 0, 5)
+        # Without a filter: what something is known about, which is nothing yet.
+        assert json.loads(device.call_json("registry_export", {"filter": ""}))["kernels"] == []
+
+
+def test_buffers_of_all_users_have_a_limit(make_daemon):
+    daemon = make_daemon({"limits": {"buffers": 5, "buffers_per_uid": 9}})
+    with daemon.device() as device:
+        for _ in range(5):
+            device.buffer_create(4096)
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.buffer_create(4096)
+        assert caught.value.name == "EQUOTA" and "all users" in str(caught.value)
+
+
+def test_workspaces_are_checked_as_they_are_charged(make_daemon):
+    """64 KiB is the least that a workspace takes."""
+    daemon = make_daemon({"limits": {"memory_bytes_per_uid": (64 << 10) + (48 << 10)}})
+    with daemon.device() as device:
+        buffer = device.buffer_create(64 << 10)
+        tensors = {r: {"buffer": buffer.id, "offset": 16384 * i, "dtype": "f32"}
+                   for i, r in enumerate("qkvo")}
+        planned = device.plan({"batch": 1, "nhead_q": 1, "nhead_k": 1, "seqlen_q": 8,
+                               "seqlen_k": 32, "hdim_q": 64, "hdim_v": 64, "n_splits": 2,
+                               "tensors": tensors})
+        assert 0 < planned["workspace_bytes"] < 48 << 10
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.run(planned["plan"])
+        assert caught.value.name == "EQUOTA"
+
+
+# ---- time on the loop ----
+
+
+class Pinger(threading.Thread):
+    """Another client, which asks for a sign of life all the while."""
+
+    def __init__(self, daemon):
+        super().__init__()
+        self.device, self.times, self.stop = daemon.device(), [], threading.Event()
+
+    def run(self):
+        while not self.stop.is_set():
+            began = time.monotonic()
+            self.device.ping(timeout=30)
+            self.times.append(time.monotonic() - began)
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        self.join()
+        self.device.close()
+
+
+def paged_problem(device, batch, columns, row_stride, seqlen_k=None):
+    """One key a page of one page; a table of batch rows, all the same page."""
+    table = device.buffer_create(max(4 * columns * (batch if row_stride else 1), 4096))
+    lengths = device.buffer_create(max(4 * batch, 4096))
+    lengths.array("i32", (batch,))[...] = seqlen_k or columns
+    data = device.buffer_create(1 << 20)
+
+    def tensor(buffer, dtype, offset=0, **more):
+        return {"buffer": buffer.id, "offset": offset, "dtype": dtype, **more}
+
+    return {
+        "batch": batch, "nhead_q": 1, "nhead_k": 1, "seqlen_q": 1, "seqlen_k": columns,
+        "hdim_q": 8, "hdim_v": 8, "page_size": 1, "n_pages": 1, "max_blocks": columns,
+        "tensors": {
+            "q": tensor(data, "f16"), "k": tensor(data, "f16", 256 << 10),
+            "v": tensor(data, "f16", 320 << 10), "o": tensor(data, "f16", 512 << 10),
+            "seqlen_k_per_batch": tensor(lengths, "i32"),
+            "block_table": tensor(table, "i32", stride=[row_stride, 1]),
+        },
+    }
+
+
+def test_a_large_table_is_judged_off_the_loop(daemon):
+    """8 million entries: others are served meanwhile; and a bad one is still found."""
+    batch, columns = 512, 16384
+    with daemon.device() as device, Pinger(daemon) as pinger:
+        asked = paged_problem(device, batch, columns, columns, seqlen_k=1)
+        plan = device.plan(asked)["plan"]
+        for _ in range(3):
+            device.run(plan, timeout=30)
+    assert max(pinger.times) < 0.25, max(pinger.times)
+
+
+def test_a_table_of_one_row_costs_one_row(daemon):
+    """Row stride 0: 64 KiB that stand for 500 million entries."""
+    with daemon.device() as device, Pinger(daemon) as pinger:
+        asked = paged_problem(device, 32768, 16384, 0, seqlen_k=1)
+        pid = device.worker_pid
+        began = time.monotonic()
+        plan = device.plan(asked)["plan"]
+        device.run(plan, timeout=30)
+        assert time.monotonic() - began < 3
+    assert max(pinger.times) < 0.5, max(pinger.times)
+    assert daemon.worker_pid() == pid
+
+
+def test_a_run_is_judged_by_the_lengths_that_it_has(daemon):
+    """14,000 sequences, a row each on average; but one of them has all."""
+    n = 14000
+    with daemon.device() as device, Pinger(daemon) as pinger:
+        starts = device.buffer_create(8 * (n + 1))
+        prefix = starts.array("i32", (n + 1,))
+        prefix[...] = n
+        prefix[0] = 0
+        data = device.buffer_create(4 * 16 * n)
+        tensors = {r: {"buffer": data.id, "offset": 16 * n * i, "dtype": "f16"}
+                   for i, r in enumerate("qkvo")}
+        for role in ("seqstart_q", "seqstart_k"):
+            tensors[role] = {"buffer": starts.id, "offset": 0, "dtype": "i32"}
+        plan = device.plan({"mode": "group", "batch": n, "nhead_q": 1, "nhead_k": 1, "seqlen_q": n,
+                            "seqlen_k": n, "total_q": n, "total_k": n, "hdim_q": 8, "hdim_v": 8,
+                            "tensors": tensors})["plan"]
+        result = device.run(plan, timeout=60)
+    assert result["kernel_ns"] > 100e6, "the test needs a run that takes a while"
+    assert max(pinger.times) < result["kernel_ns"] * 1e-9 / 2, (max(pinger.times), result)
+
+
+# ---- a GPU's queues and fences, on the stub ----
+
+
+@pytest.fixture
+def gpu(make_gpu):  # noqa: F811
+    return make_gpu()
+
+
+def group_problem(buffer, n_heads=2):
+    """One sequence of 64 rows; its prefix sums lie behind the tensors."""
+    tensors = {role: {"buffer": buffer, "offset": i * TENSOR_BYTES, "dtype": "f32"}
+               for i, role in enumerate("qkvo")}
+    for i, role in enumerate(("seqstart_q", "seqstart_k")):
+        tensors[role] = {"buffer": buffer, "offset": 4 * TENSOR_BYTES + 256 * i, "dtype": "i32"}
+    return {**FORWARD, "mode": "group", "total_q": 64, "total_k": 64, "tensors": tensors}
+
+
+FENCE_AT = 4 * TENSOR_BYTES + 1024
+
+
+def test_tables_written_behind_a_fence_are_read_behind_it(gpu):
+    """By a client's kernel, say: when the run is asked for they are still garbage."""
+    with gpu.device() as device:
+        buffer, words = device_buffer(device, 5 * TENSOR_BYTES)
+        at = 4 * TENSOR_BYTES // 4
+        starts = [words[at:at + 2], words[at + 64:at + 66]]
+        fences = {"waits": [{"buffer": buffer, "offset": FENCE_AT, "value": 1}],
+                  "signals": [{"buffer": buffer, "offset": FENCE_AT + 4, "value": 1}]}
+        for start in starts:
+            start[...] = 0xffffffff
+        words[: TENSOR_BYTES // 4] = 5
+        plan = device.plan(group_problem(buffer))["plan"]
+        device.run(plan, **fences)
+        device.ping()
+        for start in starts:
+            start[...] = (0, 64)
+        words[FENCE_AT // 4] = 1
+        assert fmhad.until(lambda: words[FENCE_AT // 4 + 1] == 1, 3)
+        assert (words[3 * TENSOR_BYTES // 4: 4 * TENSOR_BYTES // 4] == 5).all()
+        device.run(plan)  # no error was left behind
+
+
+def test_bad_tables_behind_a_fence_are_refused_and_signalled(gpu):
+    with gpu.device() as device:
+        buffer, words = device_buffer(device, 5 * TENSOR_BYTES)
+        at = 4 * TENSOR_BYTES // 4
+        starts = [words[at:at + 2], words[at + 64:at + 66]]
+        for start in starts:
+            start[...] = (0, 64)
+        plan = device.plan(group_problem(buffer))["plan"]
+        for value in (1, 2):
+            fences = {"waits": [{"buffer": buffer, "offset": FENCE_AT, "value": value}],
+                      "signals": [{"buffer": buffer, "offset": FENCE_AT + 4, "value": value}]}
+            device.run(plan, **fences)
+            starts[1][...] = (0, 65)
+            words[FENCE_AT // 4] = value
+            # The client's stream goes on all the same, and the next run says what happened.
+            assert fmhad.until(lambda v=value: words[FENCE_AT // 4 + 1] == v, 3)
+            with pytest.raises(fmha_wire.WireError) as caught:
+                device.run(plan)
+            assert caught.value.name == "EINVAL" and caught.value.field == "tensor.seqstart_k"
+            starts[1][...] = (0, 64)
+            device.run(plan)
+
+
+def test_a_wait_is_no_longer_than_the_configuration_allows(make_daemon, make_gpu):  # noqa: F811
+    daemon = make_gpu(limits={"fence_ms": 200})
+    with daemon.device() as device:
+        buffer, words = device_buffer(device, 5 * TENSOR_BYTES)
+        plan = device.plan(problem(buffer))["plan"]
+        began = time.monotonic()
+        device.run(plan, waits=[{"buffer": buffer, "offset": FENCE_AT, "value": 1}],
+                   timeout_ms=4000000000)
+        assert fmhad.until(lambda: words[FENCE_AT // 4] == 1, 3), "let go"
+        assert time.monotonic() - began < 2
+
+
+def test_a_users_waits_leave_queues_to_others(make_gpu):  # noqa: F811
+    """Of five sessions that wait for what never comes, two are with the device."""
+    daemon = make_gpu(limits={"fenced_sessions_per_uid": 2})
+    devices = [daemon.device() for _ in range(5)]
+    words = []
+    for device in devices:
+        buffer, view = device_buffer(device, 5 * TENSOR_BYTES)
+        plan = device.plan(problem(buffer))["plan"]
+        device.run(plan, waits=[{"buffer": buffer, "offset": FENCE_AT, "value": 1}],
+                   signals=[{"buffer": buffer, "offset": FENCE_AT + 4, "value": 1}],
+                   timeout_ms=10000)
+        words.append(view)
+    with daemon.device() as other:
+        buffer, _ = device_buffer(other, 4 * TENSOR_BYTES)
+        other.run(other.plan(problem(buffer))["plan"], timeout=2)
+    worker = daemon.status()["devices"][0]["worker"]
+    assert worker["runs"]["pending"] == 5
+    assert worker["limits"]["fenced_sessions_per_uid"]["hits"] > 0
+    # Each that ends makes room for one that has waited.
+    for view in words:
+        view[FENCE_AT // 4] = 1
+        assert fmhad.until(lambda v=view: v[FENCE_AT // 4 + 1] == 1, 3)
+    for device in devices:
+        device.close()
+
+
+def test_turns_on_a_gpu_go_by_user_and_few_launches_are_ahead(make_gpu):  # noqa: F811
+    """Kernels of 4 ms, one after the other. Twenty sessions of root keep the queue full; a light user's run
+    waits for two launches, not for forty."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    daemon = make_gpu(CUDA_STUB_KERNEL_US="4000")
+    os.chmod(daemon.socket, 0o666)
+    os.chmod(daemon.directory, 0o755)
+    heavy = []
+    for _ in range(20):
+        device = daemon.device()
+        buffer, _ = device_buffer(device, 4 * TENSOR_BYTES)
+        heavy.append((device, device.plan(problem(buffer))["plan"]))
+    ready, results = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgid(65534)
+            os.setuid(65534)
+            device = daemon.device()
+            buffer, _ = device_buffer(device, 4 * TENSOR_BYTES)
+            plan = device.plan(problem(buffer))["plan"]
+            os.read(ready[0], 1)
+            times = []
+            for _ in range(15):
+                began = time.monotonic()
+                device.run(plan, timeout=20)
+                times.append(time.monotonic() - began)
+            os.write(results[1], json.dumps(times).encode())
+        finally:
+            os._exit(0)
+    for device, plan in heavy:
+        for _ in range(12):
+            device.submit("run", {"plan": plan})
+    os.write(ready[1], b"x")
+    times = sorted(json.loads(os.read(results[0], 65536)))
+    os.waitpid(child, 0)
+    # Two launches of 4 ms and its own, and what a busy machine adds; a queue of 40 would be 160 ms.
+    assert times[len(times) // 2] < 0.03, times
+    for device, _ in heavy:
+        device.close()
