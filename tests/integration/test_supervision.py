@@ -144,9 +144,9 @@ def test_every_pending_request_gets_an_answer_when_the_device_fails(fake_daemon)
                 answers.append("ok")
             except fmha_wire.WireError as error:
                 answers.append(error.name)
-        n_done = answers.count("ok")  # one that was under way may have been lost
-        assert 1 <= n_done <= 3
-        assert answers == ["ok"] * n_done + ["EDEVICE"] * (20 - n_done)
+        # Of the first three, those that were under way may have been lost.
+        assert answers[0] == "ok" and set(answers[:3]) <= {"ok", "EDEVICE"}
+        assert answers[3:] == ["EDEVICE"] * 17
 
 
 def test_faults_need_permission(daemon, make_daemon):
