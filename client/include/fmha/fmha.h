@@ -280,7 +280,8 @@ FMHA_API uint64_t fmha_buffer_size(const struct fmha_buffer *buffer);
 FMHA_API int fmha_buffer_fd(const struct fmha_buffer *buffer);
 
 /* Unmaps and releases on both sides. Plans that name the buffer fail from now on with FMHA_ENOENT;
- * no run that uses it may be in flight. Return: NULL. */
+ * no run that uses it may be in flight. What other processes have mapped of a buffer that the
+ * daemon made reads as zeros from then on. Return: NULL. */
 FMHA_API struct fmha_buffer *fmha_buffer_free(struct fmha_buffer *buffer);
 
 /* ---- events ---- */
@@ -506,10 +507,12 @@ FMHA_API int fmha_explain(struct fmha_device *device, const struct fmha_problem 
 
 /**
  * fmha_registry_export() - the registry as JSON
- * @filter:    an expression over kernel records, as in "hdim_q == 128"; NULL: all; borrowed
+ * @filter:    an expression over kernel records, as in "hdim_q == 128"; borrowed; NULL: kernels
+ *             that something is known about (compiled, loaded, quarantined, run, tuned, preferred)
  * @ret_json:  given: free()
  *
- * Return: 0, FMHA_EINVAL (the filter, with the place of the fault), or any call.
+ * Return: 0, FMHA_EINVAL (the filter, with the place of the fault), FMHA_EQUOTA (more than 64 MiB:
+ * narrow the filter), FMHA_EBUSY (another one of this user's is under way), or any call.
  */
 FMHA_API int fmha_registry_export(struct fmha_device *device, const char *filter, char **ret_json,
 				  struct fmha_error *err);
