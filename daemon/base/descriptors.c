@@ -209,12 +209,15 @@ void descriptors_dropped(struct connection *connection)
 
 bool descriptors_look(struct connection *connection)
 {
-	uint32_t n = connection->n_unread, left = n > 0 ? socket_unread(connection->fd) : 0;
+	uint32_t n = connection->n_unread, left;
 
+	if (n == 0)
+		return false;
+	left = socket_unread(connection->fd);
 	if (left < connection->unread_left || !connection->unread_since_ns)
 		connection->unread_since_ns = clock_ns();
 	connection->unread_left = left;
-	if (n == 0 || left > 0)
+	if (left > 0)
 		return false;
 	connection->n_unread = 0;
 	connection->unread_since_ns = 0;
