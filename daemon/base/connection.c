@@ -620,13 +620,13 @@ static bool check_deadlines(struct connection *connection, uint64_t now)
 		     "closing a connection without hello");
 		return false;
 	}
-	if (connection->output_since_ns && now - connection->output_since_ns >= soft_ns) {
+	if (connection->output_since_ns && now >= connection->output_since_ns + soft_ns) {
 		drop(connection, LIMIT_OUTPUT_SOFT_BYTES, LOG_LEVEL_WARNING,
 		     "dropping a client that reads too slowly");
 		return false;
 	}
 	if (connection->wants_fd && connection->n_unread > 0 &&
-	    now - connection->unread_since_ns >= soft_ns) {
+	    now >= connection->unread_since_ns + soft_ns) {
 		drop(connection, LIMIT_FDS_PER_CONNECTION, LOG_LEVEL_WARNING,
 		     "dropping a client that does not read its file descriptors");
 		return false;
