@@ -161,7 +161,7 @@ static int on_attach(struct worker *worker, const struct proto_message *message,
 	int r = proto_decode_params(message, &params, err);
 
 	if (r == 0 && fd < 0)
-		r = fmha_error_set(err, FMHA_EPROTO, "worker_attach without a socket");
+		r = fmha_error_set(err, FMHA_EBUSY, "no file descriptor left for a connection");
 	if (r < 0) {
 		if (fd >= 0)
 			(void)close(fd);
