@@ -86,11 +86,40 @@ static cJSON *worker_json(const cJSON *answer, uint32_t uid, bool all)
 	return copy;
 }
 
+/* What concerns other users is shown to privileged callers only. */
+static cJSON *quarantine_json(const struct worker_slot *slot, uint32_t uid, bool all)
+{
+	const struct quarantine *quarantine = &slot->front->quarantine;
+	cJSON *list = cJSON_CreateArray();
+	uint64_t now = clock_ns();
+
+	for (uint32_t i = 0; i < QUARANTINE_ENTRIES; i++) {
+		const struct quarantine_entry *entry = &quarantine->entries[i];
+		bool everybody = entry->what.everybody;
+		cJSON *item;
+
+		if (!quarantine_is_active(entry, now) ||
+		    (entry->what.kernel[0] && entry->device != slot->index) ||
+		    (!all && !everybody && entry->what.uid != uid))
+			continue;
+		item = cJSON_CreateObject();
+		/* Without a kernel it is the user who may open no device. */
+		if (entry->what.kernel[0])
+			cJSON_AddStringToObject(item, "kernel", entry->what.kernel);
+		if (!everybody)
+			cJSON_AddNumberToObject(item, "uid", entry->what.uid);
+		cJSON_AddNumberToObject(item, "remaining_s",
+					(double)((entry->what.until_ns - now) / NS_PER_S));
+		cJSON_AddItemToArray(list, item);
+	}
+	return list;
+}
+
 static cJSON *device_json(const struct worker_slot *slot, const cJSON *answer, uint32_t uid,
 			  bool all)
 {
 	const struct proto_device *device = &slot->device;
-	cJSON *item = cJSON_CreateObject(), *list;
+	cJSON *item = cJSON_CreateObject();
 
 	cJSON_AddNumberToObject(item, "device", slot->index);
 	cJSON_AddStringToObject(item, "name", device->name);
@@ -102,43 +131,69 @@ static cJSON *device_json(const struct worker_slot *slot, const cJSON *answer, u
 	cJSON_AddNumberToObject(item, "starts", slot->n_starts);
 	cJSON_AddNumberToObject(item, "deaths", slot->n_deaths);
 	cJSON_AddStringToObject(item, "last_death", slot->reason);
-	list = cJSON_AddArrayToObject(item, "quarantined");
-	for (uint32_t i = 0; i < slot->n_quarantined; i++)
-		cJSON_AddItemToArray(list, cJSON_CreateString(slot->quarantined[i]));
+	cJSON_AddItemToObject(item, "quarantined", quarantine_json(slot, uid, all));
 	cJSON_AddItemToObject(item, "worker",
 			      answer ? worker_json(answer, uid, all) : cJSON_CreateNull());
 	return item;
 }
 
-static void answer(struct status_gathering *gathering, struct client *client, uint32_t id)
+/* What @caller may see; given, freed with cJSON_free(). NULL: out of memory. */
+static char *status_text(const struct status_gathering *gathering, const struct client *caller)
 {
 	struct front *front = gathering->front;
-	bool all = client_is_privileged(front, client->uid);
+	bool all = client_is_privileged(front, caller->uid);
 	cJSON *root = cJSON_CreateObject(), *list;
-	struct proto_json_result result;
-	struct fmha_error err;
 	char *text;
-	int fd = -1;
 
 	cJSON_AddStringToObject(root, "version", FMHA_VERSION);
-	cJSON_AddItemToObject(root, "front", front_json(front, client, all));
+	cJSON_AddItemToObject(root, "front", front_json(front, caller, all));
 	list = cJSON_AddArrayToObject(root, "devices");
 	for (uint32_t i = 0; i < front->n_slots; i++)
 		cJSON_AddItemToArray(list, device_json(&front->slots[i], gathering->answers[i],
-						       client->uid, all));
+						       caller->uid, all));
 	text = cJSON_PrintUnformatted(root);
 	cJSON_Delete(root);
-	if (text) {
-		result.size = strlen(text);
-		fd = status_text_fd(text, result.size);
-		cJSON_free(text);
-	}
+	return text;
+}
+
+static void answer(struct client *client, uint32_t id, const char *text)
+{
+	struct proto_json_result result = {.size = text ? strlen(text) : 0};
+	int fd = text ? status_text_fd(text, result.size) : -1;
+	struct fmha_error err;
+
 	if (fd >= 0) {
 		connection_answer(&client->connection, id, PROTO_STATUS, &result, fd);
 		return;
 	}
-	fmha_error_set(&err, FMHA_ENOMEM, "status: out of memory");
+	fmha_error_set(&err, FMHA_ENOMEM, "status: no memory for the answer");
 	connection_answer_error(&client->connection, id, &err);
+}
+
+/* Everybody who waits and is the same user gets the same text: it is made once, on that user's
+ * time. */
+static void answer_user(struct status_gathering *gathering, struct account *account)
+{
+	uint64_t start_ns = clock_ns(), now;
+	char *text = NULL;
+
+	account->n_references++; /* answering may end its last connection */
+	list_for_each(node, &gathering->waiters)
+	{
+		struct status_waiter *waiter = container_of(node, struct status_waiter, in_waiters);
+
+		if (waiter->client->account != account)
+			continue;
+		if (!text)
+			text = status_text(gathering, waiter->client);
+		list_remove(node);
+		answer(waiter->client, waiter->id, text);
+		free(waiter);
+	}
+	cJSON_free(text);
+	now = clock_ns();
+	account_add_loop_ns(account, now, now - start_ns);
+	(void)account_put(account);
 }
 
 static void on_timer_closed(uv_handle_t *handle)
@@ -153,15 +208,11 @@ static void on_timer_closed(uv_handle_t *handle)
 
 static void finish(struct status_gathering *gathering)
 {
-	struct list *node;
-
 	gathering->front->status = NULL;
-	while ((node = list_pop(&gathering->waiters))) {
-		struct status_waiter *waiter = container_of(node, struct status_waiter, in_waiters);
-
-		answer(gathering, waiter->client, waiter->id);
-		free(waiter);
-	}
+	while (!list_is_empty(&gathering->waiters))
+		answer_user(gathering,
+			    container_of(gathering->waiters.next, struct status_waiter, in_waiters)
+				    ->client->account);
 	uv_close((uv_handle_t *)&gathering->timer, on_timer_closed);
 }
 
@@ -252,6 +303,13 @@ void status_on_answer(struct worker_slot *slot, uint32_t control_id, int fd, uin
 	if (fd >= 0)
 		gathering->answers[slot->index] = read_json(fd, size);
 	finish_if_complete(gathering);
+}
+
+bool status_awaits(const struct worker_slot *slot, uint32_t control_id)
+{
+	const struct status_gathering *gathering = slot->front->status;
+
+	return gathering && control_id && gathering->asked[slot->index] == control_id;
 }
 
 void status_on_worker_gone(struct worker_slot *slot)

@@ -42,11 +42,13 @@ int kernels_open(struct worker *worker, struct fmha_error *err)
 	}
 	if (r < 0)
 		return r;
-	for (uint32_t i = 0; i < worker->page->n_quarantined; i++)
-		if (registry_set_flags(worker->registry, worker->page->quarantined[i],
-				       REGISTRY_QUARANTINED, 0, NULL) < 0)
-			log_warning("quarantined kernel %s is not in the registry",
-				    worker->page->quarantined[i]);
+	for (uint32_t i = 0; i < worker->page->n_quarantined; i++) {
+		const struct worker_quarantined *entry = &worker->page->quarantined[i];
+
+		if (entry->everybody && registry_set_flags(worker->registry, entry->kernel,
+							   REGISTRY_QUARANTINED, 0, NULL) < 0)
+			log_warning("quarantined kernel %s is not in the registry", entry->kernel);
+	}
 	log_info("device %s: %llu kernels for %s", info->name,
 		 (unsigned long long)registry_count(worker->registry), info->arch);
 	return 0;

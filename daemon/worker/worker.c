@@ -161,7 +161,7 @@ static int on_attach(struct worker *worker, const struct proto_message *message,
 	int r = proto_decode_params(message, &params, err);
 
 	if (r == 0 && fd < 0)
-		r = fmha_error_set(err, FMHA_EPROTO, "worker_attach without a socket");
+		r = fmha_error_set(err, FMHA_EBUSY, "no file descriptor left for a connection");
 	if (r < 0) {
 		if (fd >= 0)
 			(void)close(fd);
@@ -277,7 +277,8 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 			"control -d before both",
 			info->name, info->mps_directory);
 	for (uint32_t i = 0; i < worker->page->n_quarantined; i++)
-		device_quarantine(worker->device, worker->page->quarantined[i]);
+		if (worker->page->quarantined[i].everybody)
+			device_quarantine(worker->device, worker->page->quarantined[i].kernel);
 	r = kernels_open(worker, err);
 	if (r < 0)
 		return r;
@@ -318,6 +319,7 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	worker->tick.data = worker->trim.data = worker->drained.data = worker;
 	worker->restock_timer.data = worker;
 	r = connection_hub_init(&worker->hub, &worker->loop, &worker->limits, err);
+	worker->hub.n_processes = worker->page->config.n_devices + 1;
 	worker->hub.spinner.is_free = has_no_runs;
 	worker->hub.spinner.owner = worker;
 	if (r == 0)

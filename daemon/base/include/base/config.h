@@ -18,6 +18,7 @@
 #define CONFIG_PATH_BYTES     108 /* as sun_path */
 #define CONFIG_MAX_ADMINS     16
 #define CONFIG_MAX_PRIORITIES 64
+#define CONFIG_MODE_UNSET     UINT32_MAX /* until config_resolve() */
 
 struct config_device {
 	char backend[16];            /* cpu, fake, hip, cuda */
@@ -64,9 +65,9 @@ struct config_priority {
 struct config {
 	char socket[CONFIG_PATH_BYTES]; /* empty: $XDG_RUNTIME_DIR/fmhad.sock or
 					   /run/fmhad/fmhad.sock */
-	uint32_t socket_mode;
-	char socket_group[32]; /* empty: the process's own */
-	uint32_t log_level;    /* enum log_level */
+	uint32_t socket_mode;           /* by default 0660 with a socket_group, else 0600 */
+	char socket_group[32];          /* empty: the process's own */
+	uint32_t log_level;             /* enum log_level */
 	uint32_t n_admins;
 	uint32_t admin_uids[CONFIG_MAX_ADMINS]; /* besides root and the daemon's own uid */
 	uint32_t n_priorities;
