@@ -36,10 +36,7 @@ void device_fail(struct device *device, const struct fmha_error *error)
 
 bool device_is_quarantined(const struct device *device, const char *name)
 {
-	for (uint32_t i = 0; i < device->n_quarantined; i++)
-		if (strcmp(device->quarantined[i], name) == 0)
-			return true;
-	return false;
+	return device->is_quarantined && device->is_quarantined(device->quarantine_worker, name);
 }
 
 int device_request_build(struct device *device, const struct device_build *build, device_built done,

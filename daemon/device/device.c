@@ -186,10 +186,10 @@ void device_staging_free(struct device *device, struct device_memory *memory)
 	device->ops->staging_free(device, memory);
 }
 
-void device_quarantine(struct device *device, const char *name)
+void device_set_quarantine(struct device *device, device_quarantine is_quarantined, void *worker)
 {
-	if (device->n_quarantined < DEVICE_MAX_QUARANTINED && !device_is_quarantined(device, name))
-		strncpy(device->quarantined[device->n_quarantined++], name, PLAN_KERNEL_BYTES - 1);
+	device->is_quarantined = is_quarantined;
+	device->quarantine_worker = worker;
 }
 
 void device_enter_thread(struct device *device)

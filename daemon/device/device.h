@@ -212,8 +212,9 @@ int device_find_kernel(void *owner, enum abi_family family, uint32_t dtype,
 /* The kernel of a plan's stage for real arguments, or NULL when this device has none. */
 const struct device_kernel *device_get_kernel(struct device *device, const struct plan_stage *stage,
 					      const union plan_args *args);
-/* From now on the kernel called @name is not offered any more. */
-void device_quarantine(struct device *device, const char *name);
+/* Asked before a kernel is offered to a plan: whether it is in quarantine. */
+typedef bool (*device_quarantine)(void *worker, const char *kernel);
+void device_set_quarantine(struct device *device, device_quarantine is_quarantined, void *worker);
 
 /* @weight: the share of user @uid among users, at least 1. */
 int device_stream_new(struct device *device, uint32_t uid, uint32_t weight,

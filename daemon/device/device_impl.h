@@ -8,8 +8,6 @@
 
 #include "device.h"
 
-#define DEVICE_MAX_QUARANTINED 32
-
 struct device_ops {
 	const char *backend;
 	/* Sets ops and info; device_open() fills in the rest of struct device. */
@@ -81,8 +79,8 @@ struct device {
 	struct device_launch *done, **done_tail;
 	struct fmha_error error;
 	atomic_bool failed;
-	uint32_t n_quarantined;
-	char quarantined[DEVICE_MAX_QUARANTINED][PLAN_KERNEL_BYTES];
+	device_quarantine is_quarantined; /* NULL: nothing is */
+	void *quarantine_worker;
 };
 
 /* Any thread: the launch has ended. */

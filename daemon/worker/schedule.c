@@ -45,10 +45,13 @@ static bool takes_turns(const struct worker *worker)
 static void enter_device(struct worker *worker, const struct request *request)
 {
 	struct worker_page *page = worker->page;
+	const struct culprit *culprit = &request->plan->culprits[0];
 
-	if (worker->loop_serial != request->plan->serial)
-		memcpy(page->loop_kernel, request->plan->plan.stages[0].kernel,
-		       sizeof(page->loop_kernel));
+	if (worker->loop_serial != request->plan->serial) {
+		memcpy(page->loop_kernel, culprit->kernel, sizeof(page->loop_kernel));
+		page->loop_uid = culprit->uid;
+		page->loop_problem = culprit->problem;
+	}
 	worker->loop_serial = request->plan->serial;
 	atomic_store_explicit(&page->loop_busy, 1, memory_order_release);
 }

@@ -428,6 +428,36 @@ static void describe_plan(const struct plan *plan, struct proto_plan_result *res
 	}
 }
 
+/* FNV-1a of what the problem says, wherever its tensors lie: the same request made again. */
+static uint64_t fingerprint(const struct fmha_problem *problem)
+{
+	struct fmha_problem plain = *problem;
+	const uint8_t *bytes = (const uint8_t *)&plain;
+	uint64_t hash = 14695981039346656037ull;
+
+	for (int i = 0; i < FMHA_N_TENSORS; i++) {
+		plain.tensor[i].buffer = plain.tensor[i].buffer != 0;
+		plain.tensor[i].offset = 0;
+	}
+	for (size_t i = 0; i < sizeof(plain); i++)
+		hash = (hash ^ bytes[i]) * 1099511628211ull;
+	return hash;
+}
+
+static void name_culprits(const struct session *session, struct session_plan *plan,
+			  const struct fmha_problem *problem)
+{
+	uint64_t print = fingerprint(problem);
+
+	for (uint32_t i = 0; i < PLAN_MAX_STAGES; i++) {
+		struct culprit *culprit = &plan->culprits[i];
+
+		memcpy(culprit->kernel, plan->plan.stages[i].kernel, sizeof(culprit->kernel));
+		culprit->uid = session->uid;
+		culprit->problem = print;
+	}
+}
+
 static int on_plan(struct session *session, uint32_t id, const struct proto_plan_params *params,
 		   struct fmha_error *err)
 {
@@ -452,6 +482,7 @@ static int on_plan(struct session *session, uint32_t id, const struct proto_plan
 	}
 	plan->account = session->account;
 	plan->account->n_references++;
+	worker->acting_uid = session->uid;
 	r = plan_build(&params->problem, &worker->plan_device, &plan->plan, err);
 	if (r == 0)
 		r = check_plan_buffers(session, &plan->plan, err);
@@ -465,6 +496,7 @@ static int on_plan(struct session *session, uint32_t id, const struct proto_plan
 		return r;
 	}
 	plan->serial = ++worker->n_plans;
+	name_culprits(session, plan, &params->problem);
 	plan->fixed = staging_is_constant(worker->device, &plan->plan);
 	/* A guess for the first run; later ones know better (run.c). */
 	plan->tiny_work = plan->plan.bytes < 1 << 20 ? 2e6 : 0;
@@ -493,6 +525,7 @@ static int on_explain(struct session *session, uint32_t id, const struct proto_p
 	char *json;
 	int fd = -1, r;
 
+	session->worker->acting_uid = session->uid;
 	r = plan_explain(&params->problem, &session->worker->plan_device, &json, err);
 	if (r < 0)
 		return r;

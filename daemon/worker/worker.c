@@ -29,13 +29,24 @@ static struct worker *worker_of(struct connection *connection)
 	return container_of(connection, struct worker, control);
 }
 
+/* @kernel: the first member of a struct culprit. Safe in a signal handler. */
+static void blame(struct worker_page *page, const char *kernel)
+{
+	const struct culprit *culprit = (const void *)kernel;
+
+	_Static_assert(offsetof(struct culprit, kernel) == 0, "its name stands for it");
+	memcpy(page->culprit, culprit->kernel, sizeof(page->culprit));
+	page->culprit_uid = culprit->uid;
+	page->culprit_problem = culprit->problem;
+}
+
 static void on_crash(int signal)
 {
 	const char *kernel = device_current_kernel();
 
 	(void)signal;
 	if (kernel && crash_page)
-		strncpy(crash_page->culprit, kernel, sizeof(crash_page->culprit) - 1);
+		blame(crash_page, kernel);
 }
 
 void worker_fail(struct worker *worker, const char *kernel, const struct fmha_error *error)
@@ -43,7 +54,8 @@ void worker_fail(struct worker *worker, const char *kernel, const struct fmha_er
 	struct fmha_error err = *error;
 
 	err.code = FMHA_EDEVICE;
-	snprintf(worker->page->culprit, sizeof(worker->page->culprit), "%s", kernel ? kernel : "");
+	if (kernel && *kernel)
+		blame(worker->page, kernel);
 	snprintf(worker->page->reason, sizeof(worker->page->reason), "%s", err.msg);
 	log_error("device %s: %s", device_get_info(worker->device)->name, err.msg);
 	run_fail_all(worker, &err);
@@ -276,9 +288,7 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 			"take turns on the GPU, about 150 us a switch; start nvidia-cuda-mps-"
 			"control -d before both",
 			info->name, info->mps_directory);
-	for (uint32_t i = 0; i < worker->page->n_quarantined; i++)
-		if (worker->page->quarantined[i].everybody)
-			device_quarantine(worker->device, worker->page->quarantined[i].kernel);
+	device_set_quarantine(worker->device, kernels_is_quarantined, worker);
 	r = kernels_open(worker, err);
 	if (r < 0)
 		return r;
@@ -314,6 +324,8 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	uv_timer_init(&worker->loop, &worker->tick);
 	uv_timer_init(&worker->loop, &worker->trim);
 	uv_timer_init(&worker->loop, &worker->restock_timer);
+	uv_timer_init(&worker->loop, &worker->quarantine_timer);
+	worker->quarantine_timer.data = worker;
 	uv_check_init(&worker->loop, &worker->drained);
 	handouts_init(&worker->handouts, &worker->loop);
 	worker->tick.data = worker->trim.data = worker->drained.data = worker;

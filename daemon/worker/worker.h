@@ -44,6 +44,8 @@ struct worker {
 	uv_timer_t restock_timer;
 	bool restocking;
 	struct plan_device plan_device;
+	uint32_t acting_uid; /* the user for whom kernels are being chosen */
+	uv_timer_t quarantine_timer;
 	struct spec_catalog *catalog;
 	struct registry *registry; /* NULL: specs/ does not know this device */
 	uv_async_t device_async;   /* the device has ended launches */
@@ -122,12 +124,21 @@ struct event {
 	int result;
 };
 
+/* Who is to blame when a kernel ends the worker. The name comes first: launches carry a pointer to
+ * it, by which the rest is found. */
+struct culprit {
+	char kernel[PLAN_KERNEL_BYTES];
+	uint32_t uid;
+	uint64_t problem; /* a fingerprint */
+};
+
 struct session_plan {
 	uint32_t n_references;
 	struct account *account; /* NULL: nothing is charged yet */
 	struct plan plan;
 	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* NULL: not looked up yet */
 	struct registry_entry *entries[PLAN_MAX_STAGES];      /* the same */
+	struct culprit culprits[PLAN_MAX_STAGES];
 	uint64_t serial;  /* no other plan of this worker ever has the same; from 1 */
 	bool fixed;       /* its arguments follow from where its buffers lie */
 	double tiny_work; /* runs of no more work may take the loop thread while the device is idle
@@ -194,7 +205,7 @@ char *worker_status_json(struct worker *worker);
 
 /* ---- worker.c ---- */
 
-/* The device is beyond use: answers, records, exits. */
+/* The device is beyond use: answers, records, exits. @kernel: of a struct culprit, or NULL. */
 void worker_fail(struct worker *worker, const char *kernel, const struct fmha_error *error)
 	__attribute__((noreturn));
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """One user against the front, the sockets and the supervision: it costs that user only."""
+import json
 import os
 import signal
 import subprocess
@@ -375,3 +376,60 @@ def chosen_kernel(daemon):
             return device.plan(device.last_problem)["stages"][0]["kernel"]
     except (fmha_wire.WireError, fmha_wire.Disconnected):
         return None
+
+
+def as_another_user(work):
+    """Runs it in a process of another user's; returns what it returned, as JSON can carry it."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgid(65534)
+            os.setuid(65534)
+            os.write(writing, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+def test_a_users_own_quarantine_leaves_the_kernel_to_others_and_ends(make_daemon):
+    """Another user's requests end workers: the kernel is kept from that user only, and for a time."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    rules = {**fmhad.FAKE["supervision"], "quarantine_deaths": 2, "quarantine_s": 3}
+    daemon = make_daemon({**fmhad.FAKE, "supervision": rules})
+    os.chmod(daemon.socket, 0o666)
+    os.chmod(daemon.directory, 0o755)
+
+    def name_of_plan():
+        with daemon.device() as device:
+            prepare(device)
+            return device.plan(device.last_problem)["stages"][0]["kernel"]
+
+    def kill_and_name():
+        name = name_of_plan()
+        with daemon.device() as device:
+            plan, _ = prepare(device)
+            device.call("inject", {"fault": "abort"})
+            try:
+                device.run(plan)
+            except (fmha_wire.WireError, fmha_wire.Disconnected):
+                pass
+        return name
+
+    for _ in range(2):
+        culprit = as_another_user(kill_and_name)
+        assert fmhad.until(lambda: daemon.status()["devices"][0]["state"] == "ready", 5)
+    (entry,) = quarantined(daemon)
+    assert entry["kernel"] == culprit and entry["uid"] == 65534
+    assert name_of_plan() == culprit, "root still gets it"
+    assert as_another_user(name_of_plan) != culprit
+    # The same worker gives it back when the time is over.
+    worker = daemon.children()
+    assert fmhad.until(lambda: quarantined(daemon) == [], 5)
+    assert as_another_user(name_of_plan) == culprit
+    assert daemon.children() == worker
