@@ -95,6 +95,7 @@ struct front {
 	uint32_t next_control_id;
 	uint64_t next_session;
 	struct status_gathering *status; /* NULL: nobody asks */
+	uint64_t status_ended_ns;        /* when the last one was answered */
 	struct builder *builder;
 	struct log_limit log;
 	uint64_t n_accepted, n_refused, started_ns;

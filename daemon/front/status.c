@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * status.c: method status. The front asks every ready worker, waits a moment, and answers with what
- * has come in: a worker that hangs costs its own part and nothing else. Whoever asks meanwhile gets
- * the same answer. Sessions of other users are shown to privileged callers only.
+ * has come in: a worker that hangs costs its own part and nothing else. Whoever asks meanwhile, or
+ * too soon after the last time, waits and gets the same answer. Sessions of other users are shown
+ * to privileged callers only.
  */
 #include "builder.h"
 #include "front.h"
@@ -17,6 +18,10 @@
 
 #define MAX_JSON_BYTES (8u << 20)
 
+/* Between two rounds of questions: a worker with many clients takes half a millisecond to answer,
+ * on everybody's time. */
+#define PAUSE_MS 10
+
 struct status_waiter {
 	struct list in_waiters;
 	struct client *client;
@@ -26,6 +31,7 @@ struct status_waiter {
 struct status_gathering {
 	struct front *front;
 	uv_timer_t timer;
+	bool asking; /* the workers were asked */
 	struct list waiters;
 	uint32_t asked[PROTO_MAX_DEVICES]; /* id of our question; 0: none is open */
 	cJSON *answers[PROTO_MAX_DEVICES]; /* NULL: none came */
@@ -209,6 +215,7 @@ static void on_timer_closed(uv_handle_t *handle)
 static void finish(struct status_gathering *gathering)
 {
 	gathering->front->status = NULL;
+	gathering->front->status_ended_ns = clock_ns();
 	while (!list_is_empty(&gathering->waiters))
 		answer_user(gathering,
 			    container_of(gathering->waiters.next, struct status_waiter, in_waiters)
@@ -218,6 +225,8 @@ static void finish(struct status_gathering *gathering)
 
 static void finish_if_complete(struct status_gathering *gathering)
 {
+	if (!gathering->asking)
+		return;
 	for (uint32_t i = 0; i < gathering->front->n_slots; i++)
 		if (gathering->asked[i])
 			return;
@@ -229,18 +238,29 @@ static void on_timer(uv_timer_t *timer)
 	finish(container_of(timer, struct status_gathering, timer));
 }
 
+static void ask(uv_timer_t *timer)
+{
+	struct status_gathering *gathering = container_of(timer, struct status_gathering, timer);
+	struct front *front = gathering->front;
+
+	uv_timer_start(timer, on_timer, front->config.supervision.status_ms, 0);
+	for (uint32_t i = 0; i < front->n_slots; i++)
+		gathering->asked[i] = worker_slot_request(&front->slots[i], PROTO_WORKER_STATUS);
+	gathering->asking = true;
+	finish_if_complete(gathering);
+}
+
 static struct status_gathering *start(struct front *front)
 {
 	struct status_gathering *gathering = calloc(1, sizeof(*gathering));
+	uint64_t now = clock_ns(), due_ns = front->status_ended_ns + PAUSE_MS * NS_PER_MS;
 
 	if (!gathering)
 		return NULL;
 	gathering->front = front;
 	list_init(&gathering->waiters);
 	uv_timer_init(&front->loop, &gathering->timer);
-	uv_timer_start(&gathering->timer, on_timer, front->config.supervision.status_ms, 0);
-	for (uint32_t i = 0; i < front->n_slots; i++)
-		gathering->asked[i] = worker_slot_request(&front->slots[i], PROTO_WORKER_STATUS);
+	uv_timer_start(&gathering->timer, ask, due_ns > now ? (due_ns - now) / NS_PER_MS : 0, 0);
 	return gathering;
 }
 
@@ -261,7 +281,6 @@ void status_request(struct client *client, uint32_t id)
 	waiter->client = client;
 	waiter->id = id;
 	list_append(&front->status->waiters, &waiter->in_waiters);
-	finish_if_complete(front->status);
 }
 
 void status_forget(struct client *client)

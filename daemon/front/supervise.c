@@ -387,7 +387,7 @@ static void on_control_message(struct connection *connection, struct proto_messa
 
 static void kill_process(struct worker_process *process, enum kill_reason reason)
 {
-	if (!process->process_alive)
+	if (!process || !process->process_alive)
 		return;
 	process->killed = reason;
 	uv_process_kill(&process->process, SIGKILL);
@@ -442,8 +442,7 @@ static void describe_death(struct worker_process *process, int64_t status, int s
 	static const char *const killed[] = {
 		[KILL_SILENT] = "the worker did not answer and was killed",
 		[KILL_NOT_READY] = "the worker was not ready in time and was killed",
-		[KILL_SOCKET_CLOSED] = "the worker closed its control socket, lived on, and was "
-				       "killed",
+		[KILL_SOCKET_CLOSED] = "the worker closed its socket, lived on and was killed",
 		[KILL_STOPPING] = "the worker did not end in time and was killed"};
 	const struct worker_page *page = process->page;
 
