@@ -202,6 +202,7 @@ static void init_handles(struct front *front)
 	uv_timer_init(&front->loop, &front->accept_again);
 	uv_timer_init(&front->loop, &front->watchdog);
 	uv_timer_init(&front->loop, &front->drain);
+	handouts_init(&front->handouts, &front->loop);
 	uv_signal_init(&front->loop, &front->on_term);
 	uv_signal_init(&front->loop, &front->on_int);
 	front->accept_again.data = front->watchdog.data = front->drain.data = front;
@@ -248,6 +249,7 @@ int front_run(const struct config *config)
 	if (!front)
 		return 1;
 	signal(SIGPIPE, SIG_IGN);
+	signal(SIGIO, SIG_IGN); /* somebody wants a file that handout.c has a lease on */
 	mallopt(M_ARENA_MAX, 2);
 	if (front_init(front, config, &err) < 0) {
 		log_error("%s", err.msg);

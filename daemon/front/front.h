@@ -11,6 +11,7 @@
 
 #include <base/account.h>
 #include <base/connection.h>
+#include <base/handout.h>
 #include <base/worker_page.h>
 
 #include "quarantine.h"
@@ -79,6 +80,7 @@ struct front {
 	struct accounts accounts;
 	struct quarantine quarantine;
 	struct connection_hub hub;
+	struct handouts handouts;
 	int listen_fd;
 	bool inherited_listener; /* by socket activation: not ours to unlink */
 	bool accepting, draining;

@@ -165,15 +165,18 @@ static char *status_text(const struct status_gathering *gathering, const struct 
 static void answer(struct client *client, uint32_t id, const char *text)
 {
 	struct proto_json_result result = {.size = text ? strlen(text) : 0};
-	int fd = text ? status_text_fd(text, result.size) : -1;
 	struct fmha_error err;
+	int fd, r;
 
-	if (fd >= 0) {
+	if (text)
+		r = handout_text(&client->front->handouts, client->account, text, result.size, &fd,
+				 &err);
+	else
+		r = fmha_error_set(&err, FMHA_ENOMEM, "status: no memory for the answer");
+	if (r < 0)
+		connection_answer_error(&client->connection, id, &err);
+	else
 		connection_answer(&client->connection, id, PROTO_STATUS, &result, fd);
-		return;
-	}
-	fmha_error_set(&err, FMHA_ENOMEM, "status: no memory for the answer");
-	connection_answer_error(&client->connection, id, &err);
 }
 
 /* Everybody who waits and is the same user gets the same text: it is made once, on that user's

@@ -433,3 +433,42 @@ def test_a_users_own_quarantine_leaves_the_kernel_to_others_and_ends(make_daemon
     assert fmhad.until(lambda: quarantined(daemon) == [], 5)
     assert as_another_user(name_of_plan) == culprit
     assert daemon.children() == worker
+
+
+# ---- whose fault a death is ----
+
+KILLS = """
+    seen = set()
+    while True:
+        try:
+            with fmha_wire.Client.connect(path) as client, client.open_device(0) as device:
+                planned_id, _ = test_supervision.prepare(device)
+                seen.add(device.plan(device.last_problem)["stages"][0]["kernel"])
+                device.call("inject", {"fault": "abort"})
+                device.run(planned_id)
+        except fmha_wire.WireError as error:
+            if error.name == "EQUOTA":
+                assert error.field == "device" and "ended too many workers" in error.message
+                break
+        except (OSError, fmha_wire.Disconnected):
+            pass
+        time.sleep(0.02)
+    assert len(seen) > 1, seen  # quarantine has made it change kernels meanwhile
+    ready()
+"""
+
+
+def test_a_user_that_ends_workers_is_alone_with_the_consequences(make_daemon):
+    rules = {**fmhad.FAKE["supervision"], "quarantine_deaths": 2, "quarantine_s": 5}
+    daemon = make_daemon({**fmhad.FAKE, "supervision": rules}, open_to_all=True)
+    with daemon.device() as device:
+        prepare(device)
+        kernel = device.plan(device.last_problem)["stages"][0]["kernel"]
+    with Attacker(daemon, "    import test_supervision\n" + KILLS) as attacker:
+        attacker.until_ready()
+        entries = quarantined(daemon)
+        assert all(entry["uid"] == ATTACKER for entry in entries)
+        assert any("kernel" not in entry for entry in entries)  # may open no device
+        assert chosen_kernel(daemon) == kernel  # anybody else has the same kernel as before
+        assert_served(daemon)
+    assert fmhad.until(lambda: quarantined(daemon) == [], 12)
