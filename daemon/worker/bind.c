@@ -243,7 +243,7 @@ void bind_fetch(struct request *request)
 
 bool bind_is_large(const struct request *request)
 {
-	return plan_indices_bytes(&request->plan->plan) / sizeof(int32_t) >
+	return plan_index_entries(&request->plan->plan) >
 	       request->session->worker->limits.value[LIMIT_LOOP_ENTRIES];
 }
 
