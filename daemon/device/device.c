@@ -205,10 +205,10 @@ bool device_memory_take(struct device *device, uint64_t size, struct device_memo
 	       device->ops->memory_take(device, size, ret_memory, ret_fd);
 }
 
-void device_memory_restock(struct device *device)
+void device_memory_refill(struct device *device)
 {
-	if (device->ops->memory_restock)
-		device->ops->memory_restock(device);
+	if (device->ops->memory_refill)
+		device->ops->memory_refill(device);
 }
 
 uint64_t device_memory_cost(const struct device *device, const struct device_memory_source *source,

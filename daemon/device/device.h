@@ -182,12 +182,12 @@ uint64_t device_staging_cost(const struct device *device, uint64_t bytes);
 int device_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			 int *ret_fd, struct fmha_error *err);
 /*
- * The same without waiting, where the device has some in stock. Return: false: it has none.
- * device_memory_restock(), on any thread, lays in what was taken.
+ * The same without waiting, where the device has some to spare. Return: false: it has none.
+ * device_memory_refill(), on any thread, replaces what was taken.
  */
 bool device_memory_take(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			int *ret_fd);
-void device_memory_restock(struct device *device);
+void device_memory_refill(struct device *device);
 /* Memory that the client made. Any thread. Return: 0, FMHA_EINVAL or FMHA_ENOTSUP naming the
  * field, FMHA_ENOMEM. */
 int device_memory_import(struct device *device, const struct device_memory_source *source,

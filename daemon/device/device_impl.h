@@ -22,10 +22,10 @@ struct device_ops {
 	uint64_t (*staging_cost)(const struct device *device, uint64_t bytes);
 	int (*memory_create)(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			     int *ret_fd, struct fmha_error *err);
-	/* NULL: it has nothing in stock. */
+	/* NULL: it keeps no spare memory. */
 	bool (*memory_take)(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			    int *ret_fd);
-	void (*memory_restock)(struct device *device);
+	void (*memory_refill)(struct device *device);
 	int (*memory_import)(struct device *device, const struct device_memory_source *source,
 			     struct device_memory *ret_memory, struct fmha_error *err);
 	void (*memory_free)(struct device *device, struct device_memory *memory);

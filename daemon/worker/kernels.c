@@ -265,7 +265,7 @@ static void job_done(uv_work_t *work, int status)
 		(void)close(job->fd);
 	free(job);
 	session->kernels_busy = false;
-	session_errand_ended(session);
+	session_offload_ended(session);
 }
 
 /*
@@ -335,6 +335,6 @@ int kernels_request(struct session *session, uint32_t id, enum proto_method meth
 		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
 	}
 	session->kernels_busy = true;
-	session->n_errands++;
+	session->n_offloads++;
 	return 0;
 }

@@ -180,19 +180,19 @@ static void forget(struct request *request)
 	request_fail(request, &err);
 }
 
-static struct request *request_of_bind(struct errand *errand)
+static struct request *request_of_bind(struct offload *offload)
 {
-	return container_of(errand, struct request, bind);
+	return container_of(offload, struct request, bind);
 }
 
-static void bind_run(struct errand *errand)
+static void bind_run(struct offload *offload)
 {
-	bind_arguments(request_of_bind(errand));
+	bind_arguments(request_of_bind(offload));
 }
 
-static void bind_done(struct errand *errand)
+static void bind_done(struct offload *offload)
 {
-	struct request *request = request_of_bind(errand);
+	struct request *request = request_of_bind(offload);
 	struct session *session = request->session;
 
 	if (session->hung_up) {
@@ -201,7 +201,7 @@ static void bind_done(struct errand *errand)
 		settle(request);
 		schedule_session(session);
 	}
-	session_errand_ended(session);
+	session_offload_ended(session);
 }
 
 /* Judges many integers on another thread. It reads memory only: it cannot be late for long. */
@@ -211,12 +211,12 @@ static void bind_elsewhere(struct request *request)
 	struct fmha_error err;
 
 	request->state = REQUEST_BINDING;
-	request->bind = (struct errand){
+	request->bind = (struct offload){
 		.owner = session->account, .run = bind_run, .done = bind_done, .undo = bind_done};
-	if (errand_start(&session->worker->errands, &request->bind, &err) < 0)
+	if (offload_start(&session->worker->offloads, &request->bind, &err) < 0)
 		schedule_give_up(request, &err);
 	else
-		session->n_errands++;
+		session->n_offloads++;
 }
 
 static void bind_fetched(struct request *request)
@@ -244,7 +244,7 @@ static void on_fetched(struct device_launch *launch)
 		bind_fetched(request);
 		schedule_session(session);
 	}
-	session_errand_ended(session);
+	session_offload_ended(session);
 }
 
 static void fetch(struct request *request)
@@ -257,7 +257,7 @@ static void fetch(struct request *request)
 		bind_fetched(request);
 		return;
 	}
-	session->n_errands++;
+	session->n_offloads++;
 	submit(request, on_fetched);
 }
 

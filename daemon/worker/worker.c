@@ -91,30 +91,30 @@ void worker_on_trim(uv_timer_t *timer)
 	malloc_trim(0);
 }
 
-static void restock_run(struct errand *errand)
+static void refill_run(struct offload *offload)
 {
-	device_memory_restock(container_of(errand, struct worker, restock)->device);
+	device_memory_refill(container_of(offload, struct worker, refill)->device);
 }
 
-static void restock_done(struct errand *errand)
+static void refill_done(struct offload *offload)
 {
-	container_of(errand, struct worker, restock)->restocking = false;
+	container_of(offload, struct worker, refill)->refilling = false;
 }
 
-static void on_restock(uv_timer_t *timer)
+static void on_refill(uv_timer_t *timer)
 {
 	struct worker *worker = timer->data;
 
-	worker->restock = (struct errand){.run = restock_run, .done = restock_done};
-	worker->restocking = errand_start(&worker->errands, &worker->restock, NULL) == 0;
+	worker->refill = (struct offload){.run = refill_run, .done = refill_done};
+	worker->refilling = offload_start(&worker->offloads, &worker->refill, NULL) == 0;
 }
 
-void worker_restock(struct worker *worker, uint32_t after_ms)
+void worker_refill(struct worker *worker, uint32_t after_ms)
 {
-	if (worker->restocking || device_shares_memory(worker->device))
+	if (worker->refilling || device_shares_memory(worker->device))
 		return;
-	worker->restocking = true;
-	uv_timer_start(&worker->restock_timer, on_restock, after_ms, 0);
+	worker->refilling = true;
+	uv_timer_start(&worker->refill_timer, on_refill, after_ms, 0);
 }
 
 /* ---- the control connection ---- */
@@ -323,13 +323,13 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	uv_async_init(&worker->loop, &worker->device_async, on_device_async);
 	uv_timer_init(&worker->loop, &worker->tick);
 	uv_timer_init(&worker->loop, &worker->trim);
-	uv_timer_init(&worker->loop, &worker->restock_timer);
+	uv_timer_init(&worker->loop, &worker->refill_timer);
 	uv_timer_init(&worker->loop, &worker->quarantine_timer);
 	worker->quarantine_timer.data = worker;
 	uv_check_init(&worker->loop, &worker->drained);
 	handouts_init(&worker->handouts, &worker->loop);
 	worker->tick.data = worker->trim.data = worker->drained.data = worker;
-	worker->restock_timer.data = worker;
+	worker->refill_timer.data = worker;
 	r = connection_hub_init(&worker->hub, &worker->loop, &worker->limits, err);
 	worker->hub.n_processes = worker->page->config.n_devices + 1;
 	worker->hub.spinner.is_free = has_no_runs;
@@ -338,9 +338,9 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 		r = open_device(worker, err);
 	if (r == 0) {
 		limits_resolve(&worker->limits, device_get_info(worker->device)->memory_bytes);
-		errands_open(&worker->errands, &worker->loop, worker->device,
-			     worker->limits.value[LIMIT_SPIN_US]);
-		worker_restock(worker, 0);
+		offloads_open(&worker->offloads, &worker->loop, worker->device,
+			      worker->limits.value[LIMIT_SPIN_US]);
+		worker_refill(worker, 0);
 	}
 	if (r == 0)
 		r = connection_open(&worker->control, &worker->hub, WORKER_CONTROL_FD, NULL, false,

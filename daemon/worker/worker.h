@@ -26,7 +26,7 @@
 #include <device.h>
 #include <plan.h>
 
-#include "errand.h"
+#include "offload.h"
 #include "table.h"
 
 struct worker {
@@ -39,10 +39,10 @@ struct worker {
 	struct handouts handouts;
 	struct connection control;
 	struct device *device;
-	struct errands errands;
-	struct errand restock; /* of the device's memory in stock */
-	uv_timer_t restock_timer;
-	bool restocking;
+	struct offloads offloads;
+	struct offload refill; /* of the device's spare memory */
+	uv_timer_t refill_timer;
+	bool refilling;
 	struct plan_device plan_device;
 	uint32_t acting_uid; /* the user for whom kernels are being chosen */
 	uv_timer_t quarantine_timer;
@@ -88,7 +88,7 @@ struct session {
 	uint32_t n_waiting, n_running;
 	uint32_t n_fenced; /* runs with fences on the device: with one the session holds a queue */
 	struct list preparing; /* struct preparing: plans whose kernels are being compiled */
-	uint32_t n_errands;    /* under way on other threads */
+	uint32_t n_offloads;   /* under way on other threads */
 	uint64_t n_runs;
 	bool kernels_busy;            /* a registry request is under way */
 	struct fmha_error late_error; /* of a run that was answered when it was queued; the next
@@ -103,9 +103,8 @@ struct buffer {
 	struct account *account;
 	struct device_memory memory;
 	uint64_t charged_bytes;
-	bool lost;         /* the client took pages away: not used any more */
-	const void *owner; /* of the errand, never followed: the session may be gone */
-	struct errand release;
+	bool lost; /* the client took pages away: not used any more */
+	struct offload release;
 };
 
 /* An event of the client's; runs hold references. */
@@ -115,7 +114,7 @@ struct event {
 	struct account *account;
 	struct device_event *event;
 
-	struct errand errand; /* its import, its release */
+	struct offload offload; /* its import, its release */
 	/* While it is imported. */
 	struct session *session;
 	uint32_t request, handle_bytes;
@@ -154,10 +153,10 @@ int session_new(struct worker *worker, int fd, const struct proto_worker_attach_
 		struct fmha_error *err);
 /* Frees the session once its connection is closed and its last run has ended. */
 void session_release(struct session *session);
-/* Something that was under way on another thread, n_errands, has been dealt with; or comes too
+/* Something that was under way on another thread, n_offloads, has been dealt with; or comes too
  * late. */
-void session_errand_ended(struct session *session);
-void session_errand_late(struct session *session, uint32_t request, const struct fmha_error *err);
+void session_offload_ended(struct session *session);
+void session_offload_late(struct session *session, uint32_t request, const struct fmha_error *err);
 
 struct buffer *buffer_unref(struct buffer *buffer);
 struct session_plan *session_plan_unref(struct session_plan *plan);
@@ -209,9 +208,9 @@ char *worker_status_json(struct worker *worker);
 void worker_fail(struct worker *worker, const char *kernel, const struct fmha_error *error)
 	__attribute__((noreturn));
 
-/* Has the device lay in memory, unless that is under way, @after_ms from now: not while the client
- * that took it goes on to its first run, which the driver would make wait. */
-void worker_restock(struct worker *worker, uint32_t after_ms);
+/* Has the device refill its spare memory, unless that is under way, @after_ms from now: not while
+ * the client that took it goes on to its first run, which the driver would make wait. */
+void worker_refill(struct worker *worker, uint32_t after_ms);
 
 /* Gives back what only speeds up the next launch. */
 void worker_on_trim(uv_timer_t *timer);
