@@ -187,6 +187,8 @@ void run_on_tick(uv_timer_t *timer);
 /* A device_builder: asks the front. @worker_pointer: struct worker. */
 int prepare_build(void *worker_pointer, const struct device_build *build, device_built done,
 		  void *owner, struct fmha_error *err);
+/* A device_unbuilder: tells the front. */
+void prepare_cancel_build(void *worker_pointer, void *owner);
 /* The front's answer to prepare_build(). */
 void prepare_on_answer(struct worker *worker, const struct proto_message *message);
 /*
