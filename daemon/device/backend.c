@@ -47,3 +47,9 @@ int device_request_build(struct device *device, const struct device_build *build
 				      build->kernel);
 	return device->builder(device->builder_worker, build, done, owner, err);
 }
+
+void device_cancel_build(struct device *device, void *owner)
+{
+	if (device->unbuilder)
+		device->unbuilder(device->builder_worker, owner);
+}

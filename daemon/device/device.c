@@ -115,18 +115,21 @@ bool device_has_failed(struct device *device, struct fmha_error *err)
 	return true;
 }
 
-void device_set_builder(struct device *device, device_builder builder, void *worker)
+void device_set_builder(struct device *device, device_builder builder, device_unbuilder unbuilder,
+			void *worker)
 {
 	device->builder = builder;
+	device->unbuilder = unbuilder;
 	device->builder_worker = worker;
 }
 
 int device_prepare(struct device *device, const struct plan_stage *stage,
-		   const union plan_args *args, device_prepared done, void *owner,
+		   const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
 		   struct fmha_error *err)
 {
-	return device->ops->prepare ? device->ops->prepare(device, stage, args, done, owner, err)
-				    : 0;
+	if (!device->ops->prepare)
+		return 0;
+	return device->ops->prepare(device, stage, args, uid, done, owner, err);
 }
 
 void device_forget(struct device *device, void *owner)

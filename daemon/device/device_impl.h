@@ -40,7 +40,7 @@ struct device_ops {
 	/* The next four, and staging_cost, are NULL on devices whose kernels are built in and whose
 	 * memory is the host's. */
 	int (*prepare)(struct device *device, const struct plan_stage *stage,
-		       const union plan_args *args, device_prepared done, void *owner,
+		       const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
 		       struct fmha_error *err);
 	void (*forget)(struct device *device, void *owner);
 	int (*staging_new)(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
@@ -74,6 +74,7 @@ struct device {
 	void (*wake)(void *owner);
 	void *owner;
 	device_builder builder;
+	device_unbuilder unbuilder;
 	void *builder_worker;
 	pthread_mutex_t mutex; /* done, error */
 	struct device_launch *done, **done_tail;
@@ -94,6 +95,8 @@ bool device_is_quarantined(const struct device *device, const char *name);
 /* Asks the worker's front for code; see device_builder. */
 int device_request_build(struct device *device, const struct device_build *build, device_built done,
 			 void *owner, struct fmha_error *err);
+/* Takes the request back; see device_unbuilder. */
+void device_cancel_build(struct device *device, void *owner);
 
 /* The name under which a module offers its struct device_ops. */
 #define DEVICE_MODULE_SYMBOL "fmhad_device_ops"

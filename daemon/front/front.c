@@ -231,7 +231,8 @@ static int front_init(struct front *front, const struct config *config, struct f
 	front->hub.spare_fds = SPARE_FDS;
 	front->hub.n_processes = front->n_slots + 1;
 	if (r == 0)
-		r = builder_new(&front->loop, &front->config.compile, &front->builder, err);
+		r = builder_new(&front->loop, &front->config.compile, &front->accounts,
+				&front->builder, err);
 	if (r == 0)
 		r = listen_open(front, err);
 	if (r < 0)

@@ -301,6 +301,7 @@ static void on_drained(struct worker_slot *slot)
 struct compile_answer {
 	struct list in_process;
 	struct worker_process *process;
+	struct builder_request *request;
 	uint32_t id;
 };
 
@@ -341,21 +342,56 @@ static void on_compile(struct worker_process *process, const struct proto_messag
 	list_append(&process->compiles, &answer->in_process);
 	r = proto_decode_params(message, &params, &err);
 	if (r == 0)
-		r = builder_request(process->front->builder, &params, on_compiled, answer, &err);
+		r = builder_submit(process->front->builder, &params, on_compiled, answer,
+				   &answer->request, &err);
 	if (r < 0) {
 		compile_answer_free(answer);
 		connection_answer_error(&process->control, message->id, &err);
 	}
 }
 
-static void forget_compiles(struct worker_process *process)
+static struct compile_answer *find_compile(struct worker_process *process, uint32_t id)
 {
 	list_for_each(node, &process->compiles)
 	{
 		struct compile_answer *answer = container_of(node, struct compile_answer,
 							     in_process);
 
-		builder_forget(process->front->builder, answer);
+		if (answer->id == id)
+			return answer;
+	}
+	return NULL;
+}
+
+static void on_compile_cancel(struct worker_process *process, const struct proto_message *message)
+{
+	struct proto_compile_cancel_params params;
+	struct compile_answer *answer;
+	struct fmha_error err;
+
+	if (proto_decode_params(message, &params, &err) < 0) {
+		connection_answer_error(&process->control, message->id, &err);
+		return;
+	}
+	answer = find_compile(process, params.request);
+	if (answer) { /* else it has been answered meanwhile */
+		builder_forget(answer->request);
+		compile_answer_free(answer);
+		fmha_error_set(&err, FMHA_ECANCELED, "compile: cancelled");
+		connection_answer_error(&process->control, params.request, &err);
+	}
+	connection_answer(&process->control, message->id, PROTO_COMPILE_CANCEL,
+			  &(struct proto_empty){0}, -1);
+}
+
+static void forget_compiles(struct worker_process *process)
+{
+	/* The last one first: the queue would begin with the next when the first one is gone. */
+	while (!list_is_empty(&process->compiles)) {
+		struct compile_answer *answer = container_of(process->compiles.prev,
+							     struct compile_answer, in_process);
+
+		builder_forget(answer->request);
 		compile_answer_free(answer);
 	}
 }
@@ -374,6 +410,8 @@ static void on_control_message(struct connection *connection, struct proto_messa
 		on_ready(slot, message);
 	} else if (message->type == PROTO_REQUEST && message->method == PROTO_COMPILE) {
 		on_compile(process, message);
+	} else if (message->type == PROTO_REQUEST && message->method == PROTO_COMPILE_CANCEL) {
+		on_compile_cancel(process, message);
 	} else if (message->type == PROTO_ANSWER) {
 		/* Ids are unique over all methods; only status comes with a descriptor. */
 		if (connection->n_fds > 0 || status_awaits(slot, message->id))

@@ -161,7 +161,8 @@ int event_import(struct session *session, uint32_t id,
 	event->request = id;
 	memcpy(event->handle, params->handle, params->handle_bytes);
 	event->handle_bytes = params->handle_bytes;
-	event->offload = (struct offload){.owner = session->account,
+	event->offload = (struct offload){.owner = session,
+					  .user = session->account,
 					  .timeout_ns = IMPORT_NS,
 					  .urgent = true,
 					  .run = import_run,

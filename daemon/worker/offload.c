@@ -9,8 +9,9 @@
 #include <proto/error.h>
 
 #define MOST_THREADS     4
+#define MOST_OF_ONE      2  /* threads that work for one user */
 #define MOST_LEFT        16 /* threads that the driver has not given back */
-#define MOST_LEFT_OF_ONE 2u /* the same of one owner, who may not ask for more until then */
+#define MOST_LEFT_OF_ONE 2u /* the same of one user, who may not ask for more until then */
 #define LOOK_MS          50 /* how late a deadline is noticed at most */
 #define LOOKS_A_TURN     8
 
@@ -19,7 +20,7 @@ struct offload_thread {
 	struct offloads *offloads;
 	struct offload *offload; /* that it runs; NULL: none */
 	bool left;               /* its offload was given up: it undoes it and ends */
-	const void *owner;       /* of the offload that was given up */
+	const void *user;        /* of the offload that was given up */
 	bool telling;            /* late() is at work with the offload: undo() has to wait */
 };
 
@@ -38,6 +39,20 @@ static bool owner_is_busy(struct offloads *offloads, const void *owner)
 	return false;
 }
 
+static bool must_wait(struct offloads *offloads, const struct offload *offload)
+{
+	uint32_t n = 0;
+
+	list_for_each(node, &offloads->threads)
+	{
+		const struct offload_thread *thread = container_of(node, struct offload_thread,
+								   in_threads);
+
+		n += offload->user && thread->offload && thread->offload->user == offload->user;
+	}
+	return n >= MOST_OF_ONE || owner_is_busy(offloads, offload->owner);
+}
+
 /* With the lock held: the first offload that may run now, taken; NULL: none. */
 static struct offload *take(struct offload_thread *thread)
 {
@@ -47,7 +62,7 @@ static struct offload *take(struct offload_thread *thread)
 	{
 		struct offload *offload = container_of(node, struct offload, in_offloads);
 
-		if (owner_is_busy(offloads, offload->owner))
+		if (must_wait(offloads, offload))
 			continue;
 		list_remove(node);
 		atomic_fetch_sub(&offloads->n_queued, 1);
@@ -217,7 +232,7 @@ static struct offload_thread *give_up_one(struct offloads *offloads, uint64_t no
 		    now - offload->started_ns < offload->timeout_ns)
 			continue;
 		thread->left = thread->telling = true;
-		thread->owner = offload->owner;
+		thread->user = offload->user;
 		list_remove(&thread->in_threads);
 		list_append(&offloads->left, &thread->in_threads);
 		offloads->n_threads--;
@@ -259,14 +274,14 @@ static bool has_to_queue(struct offloads *offloads, const void *owner)
 	return owner_is_busy(offloads, owner);
 }
 
-/* With the lock held: calls of @owner's that have been given up and are not back. */
-static uint32_t left_of(const struct offloads *offloads, const void *owner)
+/* With the lock held: calls of @user's that have been given up and are not back. */
+static uint32_t left_of(const struct offloads *offloads, const void *user)
 {
 	uint32_t n = 0;
 
 	list_for_each(node, &offloads->left)
 	{
-		n += owner && container_of(node, struct offload_thread, in_threads)->owner == owner;
+		n += user && container_of(node, struct offload_thread, in_threads)->user == user;
 	}
 	return n;
 }
@@ -278,7 +293,7 @@ int offload_start(struct offloads *offloads, struct offload *offload, struct fmh
 
 	list_init(&offload->in_offloads);
 	(void)pthread_mutex_lock(&offloads->lock);
-	if (offload->urgent && left_of(offloads, offload->owner) >= MOST_LEFT_OF_ONE)
+	if (offload->urgent && left_of(offloads, offload->user) >= MOST_LEFT_OF_ONE)
 		r = fmha_error_set(err, FMHA_EBUSY,
 				   "%u of your calls of the driver have not come back",
 				   MOST_LEFT_OF_ONE);

@@ -7,10 +7,11 @@
  * of a new thread. Past its deadline an offload is given up: its client is told, another thread
  * takes the place of the one that made it, and what comes of it in the end is undone there.
  *
- * One offload of an owner, a user, runs at a time, so that nobody can take all threads. From the
- * loop to the thread and back are two wake-ups, which can take longer than the call. So a thread
- * that has just been busy looks for the next offload for a moment, because a client that imports
- * one tensor imports several, and the loop looks for the end of an offload that it has just begun.
+ * One offload of an owner, a session, runs at a time, and two of a user, so that nobody can take
+ * all threads. From the loop to the thread and back are two wake-ups, which can take longer than
+ * the call. So a thread that has just been busy looks for the next offload for a moment, because a
+ * client that imports one tensor imports several, and the loop looks for the end of an offload that
+ * it has just begun.
  */
 #ifndef FMHAD_WORKER_OFFLOAD_H
 #define FMHAD_WORKER_OFFLOAD_H
@@ -30,6 +31,7 @@
  * from offload_start() until one of done() and undo(). */
 struct offload {
 	const void *owner;   /* of whom one offload runs at a time; NULL: nobody in particular */
+	const void *user;    /* of whom two do, whatever their owners; NULL: the same */
 	uint64_t timeout_ns; /* from the moment when a thread takes it; 0: none */
 	bool urgent;         /* a client waits for it: the loop looks for its end */
 	void (*run)(struct offload *offload);  /* on a thread: the call */
@@ -69,7 +71,7 @@ void offloads_open(struct offloads *offloads, uv_loop_t *loop, struct device *de
 		   uint64_t spin_us);
 
 /* Loop thread. Return: 0 (done() or late() comes), FMHA_EBUSY: too many calls have not come back,
- * of all or, for an urgent one, of its owner's; FMHA_ENOMEM. */
+ * of all or, for an urgent one, of its user's; FMHA_ENOMEM. */
 int offload_start(struct offloads *offloads, struct offload *offload, struct fmha_error *err);
 
 #endif

@@ -211,8 +211,11 @@ static void bind_elsewhere(struct request *request)
 	struct fmha_error err;
 
 	request->state = REQUEST_BINDING;
-	request->bind = (struct offload){
-		.owner = session->account, .run = bind_run, .done = bind_done, .undo = bind_done};
+	request->bind = (struct offload){.owner = session,
+					 .user = session->account,
+					 .run = bind_run,
+					 .done = bind_done,
+					 .undo = bind_done};
 	if (offload_start(&session->worker->offloads, &request->bind, &err) < 0)
 		schedule_give_up(request, &err);
 	else

@@ -52,7 +52,8 @@ static void release_memory(struct buffer *buffer)
 		    buffer->memory.bytes < RELEASE_ELSEWHERE_BYTES;
 
 	/* In its owner's order: what is created next may need the memory. */
-	buffer->release = (struct offload){.owner = buffer->account,
+	buffer->release = (struct offload){.owner = buffer->owner,
+					   .user = buffer->account,
 					   .timeout_ns = DEVICE_CALL_NS,
 					   .run = release_run,
 					   .done = release_done,
@@ -118,6 +119,7 @@ static int add_buffer(struct session *session, struct device_memory *memory, uin
 	}
 	buffer->n_references = 1;
 	buffer->worker = session->worker;
+	buffer->owner = session;
 	buffer->account = session->account;
 	buffer->memory = *memory;
 	buffer->charged_bytes = bytes;
@@ -294,7 +296,8 @@ static int make_buffer(struct making *now, struct fmha_error *err)
 		return fmha_error_set(err, FMHA_ENOMEM, "buffer: out of memory");
 	}
 	*making = *now;
-	making->offload = (struct offload){.owner = session->account,
+	making->offload = (struct offload){.owner = session,
+					   .user = session->account,
 					   .timeout_ns = now->params.handle_bytes ? OPEN_HANDLE_NS
 										  : DEVICE_CALL_NS,
 					   .urgent = true,

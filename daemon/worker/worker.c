@@ -280,7 +280,7 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 
 	if (r < 0)
 		return r;
-	device_set_builder(worker->device, prepare_build, worker);
+	device_set_builder(worker->device, prepare_build, prepare_cancel_build, worker);
 	info = device_get_info(worker->device);
 	if (info->mps == DEVICE_MPS_ABSENT)
 		log_warning(

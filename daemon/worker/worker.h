@@ -103,7 +103,8 @@ struct buffer {
 	struct account *account;
 	struct device_memory memory;
 	uint64_t charged_bytes;
-	bool lost; /* the client took pages away: not used any more */
+	const void *owner; /* of the offload, never followed: the session may be gone */
+	bool lost;         /* the client took pages away: not used any more */
 	struct offload release;
 };
 
@@ -186,6 +187,8 @@ void run_on_tick(uv_timer_t *timer);
 /* A device_builder: asks the front. @worker_pointer: struct worker. */
 int prepare_build(void *worker_pointer, const struct device_build *build, device_built done,
 		  void *owner, struct fmha_error *err);
+/* A device_unbuilder: tells the front. */
+void prepare_cancel_build(void *worker_pointer, void *owner);
 /* The front's answer to prepare_build(). */
 void prepare_on_answer(struct worker *worker, const struct proto_message *message);
 /*

@@ -89,6 +89,7 @@ static int start(struct fixture *f, int number, const void *owner, bool waits, u
 	task->number = number;
 	task->waits = waits;
 	task->offload = (struct offload){.owner = owner,
+					 .user = owner,
 					 .timeout_ns = timeout_ms * NS_PER_MS,
 					 .urgent = number % 2 == 0,
 					 .run = task_run,

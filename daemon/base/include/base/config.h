@@ -41,8 +41,9 @@ struct config_compile {
 	char helper[CONFIG_FILE_BYTES];  /* fmhad-compile */
 	char clang[CONFIG_FILE_BYTES];   /* command; default: the first found */
 	char library_path[CONFIG_FILE_BYTES]; /* LD_LIBRARY_PATH of the helper */
-	uint32_t jobs;                        /* builds at a time; 0: half of the cores */
-	uint32_t deadline_ms;                 /* of one build */
+	uint32_t jobs; /* builds at a time; from 2 on, the last one is for another user than the
+			  others; 0: half of the cores, and that one */
+	uint32_t deadline_ms; /* of one build */
 };
 
 struct config_supervision {
