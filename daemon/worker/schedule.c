@@ -3,9 +3,9 @@
  * schedule.c: which run is next on the device.
  *
  * A device that shares the host's memory takes turns between its streams itself (device/pool.c): it
- * gets a few runs of every session. Any other runs what it is given, so it is given little: at most
- * queue_depth launches at a time, of whichever user has had least of it (base/fair.h), so that a
- * run has at most so many launches of others before it.
+ * gets a few runs of every session. Any other runs what it is given, so it is given little: so many
+ * launches at a time as fill it queue_depth times, of whichever user has had least of it
+ * (base/fair.h), so that a run has at most so much of others' before it.
  *
  * Runs with fences are with the device while they wait, on one of its few hardware queues: those of
  * one user are limited, and further while others want the device, since what waits is started by
@@ -132,7 +132,7 @@ static void start_bound(struct request *request)
 		return;
 	}
 	if (!request_has_fences(request))
-		worker->n_on_device++;
+		worker->device_load += request->plan->load;
 	if (!takes_turns(worker))
 		charge_estimate(request);
 	submit(request, on_done);
@@ -371,8 +371,9 @@ static void give_turns(struct worker *worker)
 {
 	struct fair_session *turn;
 
-	while (worker->n_on_device < worker->config->queue_depth &&
-	       (turn = fair_next(&worker->turns))) {
+	uint64_t most = (uint64_t)worker->config->queue_depth * worker->plan_device.compute_units;
+
+	while (worker->device_load < most && (turn = fair_next(&worker->turns))) {
 		struct session *session = container_of(turn, struct session, turn);
 		struct request *request = start_without_turn(session);
 
@@ -420,7 +421,7 @@ static void on_done(struct device_launch *launch)
 	bool fenced = request->fenced;
 
 	if (!request_has_fences(request))
-		worker->n_on_device--;
+		worker->device_load -= request->plan->load;
 	if (!takes_turns(worker) && launch->error.code == FMHA_OK)
 		fair_charge(&session->turn, (int64_t)took - (int64_t)request->estimate_ns);
 	request_complete(request, clock_ns());
