@@ -362,8 +362,8 @@ def test_turns_on_a_gpu_go_by_user_and_few_launches_are_ahead(make_gpu):  # noqa
     os.write(ready[1], b"x")
     times = sorted(json.loads(os.read(results[0], 65536)))
     os.waitpid(child, 0)
-    # Two launches of 4 ms and its own, and what a busy machine adds; a queue of 40 would be 160 ms.
-    assert times[len(times) // 2] < 0.03, times
+    # Two launches of 4 ms and its own, and what a busy machine adds; behind 64 launches it took 260 ms.
+    assert times[-2] < 0.1, times
     for device, _ in heavy:
         device.close()
 
