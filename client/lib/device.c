@@ -185,7 +185,8 @@ struct fmha_device *fmha_device_free(struct fmha_device *device)
 	return device_unref(device);
 }
 
-/* The first device that is ready, or else the first that may become so. */
+/* The first device that is ready, or else the first that may become so, or else the first: opening
+ * it tells why it failed. */
 static int choose_device(struct fmha_client *client, int64_t deadline, uint32_t *ret_index,
 			 struct fmha_error *err)
 {
@@ -196,19 +197,18 @@ static int choose_device(struct fmha_client *client, int64_t deadline, uint32_t 
 	r = client_call(client, PROTO_DEVICES, &params, deadline, &devices, NULL, err);
 	if (r < 0)
 		return r;
-	for (int pass = 0; pass < 2; pass++) {
+	for (int pass = 0; pass < 3; pass++) {
 		for (uint32_t i = 0; i < devices.n_devices; i++) {
 			const char *state = devices.devices[i].state;
 
 			if (strcmp(state, "ready") == 0 ||
-			    (pass == 1 && strcmp(state, "failed") != 0)) {
+			    (pass == 1 && strcmp(state, "failed") != 0) || pass == 2) {
 				*ret_index = devices.devices[i].device;
 				return 0;
 			}
 		}
 	}
-	return fmha_error_set_field(err, FMHA_ENOENT, "device",
-				    "none of the daemon's %u devices works", devices.n_devices);
+	return fmha_error_set_field(err, FMHA_ENOENT, "device", "the daemon has no device");
 }
 
 int fmha_device_open(struct fmha_client *client, uint32_t index, struct fmha_device **ret_device,

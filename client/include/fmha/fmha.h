@@ -116,7 +116,8 @@ struct fmha_device_info {
  *
  * Return: 0, or
  *   FMHA_EINVAL    a path that is too long for a socket, struct_size
- *   FMHA_ECONN     nobody listens; err names the path and the reason
+ *   FMHA_ECONN     nobody listens; err names each socket that was tried with its reason, and how
+ *                  to start fmhad
  *   FMHA_EPERM     the socket exists and this user may not use it
  *   FMHA_EVERSION  no common protocol version
  *   any call
@@ -161,7 +162,8 @@ FMHA_API int fmha_client_status(struct fmha_client *client, char **ret_json,
  *
  * A worker that is starting is waited for until the deadline.
  *
- * Return: 0, or FMHA_ENOENT for an index that no device has, or any call.
+ * Return: 0, or FMHA_ENOENT for an index that no device has, FMHA_EDEVICE with the reason for a
+ * device that failed (with FMHA_ANY_DEVICE, when all did), or any call.
  */
 FMHA_API int fmha_device_open(struct fmha_client *client, uint32_t index,
 			      struct fmha_device **ret_device, struct fmha_error *err);
