@@ -30,7 +30,7 @@ run() { # name command...
 ctests() { # preset
     local status=0
     ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j "$jobs" \
-        --output-junit ctest.xml || status=$?
+        --output-junit ctest.xml --test-output-size-passed 65536 || status=$?
     "$python" tests/lib/skipped.py "build/$1/ctest.xml"
     return $status
 }

@@ -7,17 +7,23 @@ import sys
 import xml.etree.ElementTree
 
 
-def reason(case):
-    """cmocka tells which behaviour it skipped, a program of our own ends with its reason."""
-    lines = [line.strip() for line in (case.findtext("system-out") or "").splitlines()]
-    told = [line for line in lines if "SKIPPED" in line or "skip" in line.lower()]
-    return "; ".join(told) or next((line for line in reversed(lines) if line), "no reason given")
+def report(case):
+    """A line about a program that was skipped, or about what cmocka skipped inside one; else None."""
+    name = case.get("name")
+    lines = [line.strip() for line in (case.findtext("system-out") or "").splitlines() if line.strip()]
+    if case.find("skipped") is not None:
+        return f"skipped: {name}: {lines[-1] if lines else 'no reason given'}"
+    told = [line for line in lines if "skipped" in line.lower()]
+    # cmocka sums up what it has told already.
+    told = [line for line in told if "test(s)" not in line]
+    return f"skipped in {name}: {'; '.join(dict.fromkeys(told))}" if told else None
 
 
 def main():
     for case in xml.etree.ElementTree.parse(sys.argv[1]).iter("testcase"):
-        if case.find("skipped") is not None:
-            print(f"skipped: {case.get('name')}: {reason(case)}")
+        line = report(case)
+        if line:
+            print(line)
 
 
 if __name__ == "__main__":
