@@ -26,6 +26,21 @@ void device_info_from(const struct proto_device *from, struct fmha_device_info *
 	memcpy(ret_info->state, from->state, sizeof(ret_info->state));
 }
 
+/* Whether the daemon calls it failed, after several starts: then there is nothing to wait for. */
+static bool has_failed(struct fmha_device *device, int64_t deadline)
+{
+	const struct proto_empty params = {0};
+	struct proto_devices_result devices;
+
+	if (client_call(device->client, PROTO_DEVICES, &params, deadline, &devices, NULL, NULL) < 0)
+		return false;
+	for (uint32_t i = 0; i < devices.n_devices; i++) {
+		if (devices.devices[i].device == device->index)
+			return strcmp(devices.devices[i].state, "failed") == 0;
+	}
+	return false;
+}
+
 /* A worker that restarts is back within a second, so ask again until the deadline. */
 static int ask_for_worker(struct fmha_device *device, int64_t deadline,
 			  struct proto_open_device_result *ret_opened, int *ret_fd,
@@ -39,7 +54,8 @@ static int ask_for_worker(struct fmha_device *device, int64_t deadline,
 		int r = client_call(device->client, PROTO_OPEN_DEVICE, &params, deadline,
 				    ret_opened, ret_fd, err);
 
-		if (r != FMHA_EBUSY && r != FMHA_EDEVICE)
+		if ((r != FMHA_EBUSY && r != FMHA_EDEVICE) ||
+		    (r == FMHA_EDEVICE && has_failed(device, deadline)))
 			return r;
 		if (deadline_left_ns(deadline) < pause_ns)
 			return r;
