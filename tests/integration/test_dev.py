@@ -63,8 +63,15 @@ def test_skipped_tests_say_why(tmp_path):
         <testcase name="a" status="run"><system-out>[  PASSED  ] 3 test(s).</system-out></testcase>
         <testcase name="b" status="notrun"><skipped message="SKIP_RETURN_CODE=77"/>
           <system-out>needs an AVX-512 machine</system-out></testcase>
-        <testcase name="c" status="run"><system-out>hiprtc is not installed here: skipped
-[  SKIPPED ] builds_with_hiprtc</system-out></testcase>
+        <testcase name="c" status="run"><system-out>[ RUN      ] builds_with_hiprtc
+hiprtc is not installed here: skipped
+[  SKIPPED ] builds_with_hiprtc
+[ RUN      ] short_ones_are_skipped
+[       OK ] short_ones_are_skipped
+[  PASSED  ] 2 test(s).
+[  SKIPPED ] 1 test(s), listed below:
+[  SKIPPED ] builds_with_hiprtc
+ 1 SKIPPED TEST(S)</system-out></testcase>
         </testsuite>"""
     )
     done = run(sys.executable, fmhad.ROOT / "tests/lib/skipped.py", tmp_path / "ctest.xml")
