@@ -465,8 +465,12 @@ static const struct field worker_attach_params_fields[] = {
 static const struct field_table TABLE(worker_attach_params_table, "worker_attach_params",
 				      proto_worker_attach_params, worker_attach_params_fields);
 
+static const struct field_names urgency_names = NAMES("urgent", "soon", "background");
+
 #define STRUCT proto_compile_params
 static const struct field compile_params_fields[] = {
+	U32(uid, NOTE("on whose behalf")),
+	ENUM(urgency, urgency_names, DEFAULT(PROTO_URGENT), NOTE("urgent: a request waits for it")),
 	STRING(kernel, NOTE("canonical name")),
 	STRING(arch),
 	STRING(source, NOTE("file name in the folder of kernel sources")),
@@ -487,6 +491,14 @@ static const struct field compile_result_fields[] = {
 #undef STRUCT
 static const struct field_table TABLE(compile_result_table, "compile_result", proto_compile_result,
 				      compile_result_fields);
+
+#define STRUCT proto_compile_cancel_params
+static const struct field compile_cancel_params_fields[] = {
+	U32(request, NOTE("message id of the compile, which is answered all the same")),
+};
+#undef STRUCT
+static const struct field_table TABLE(compile_cancel_params_table, "compile_cancel_params",
+				      proto_compile_cancel_params, compile_cancel_params_fields);
 
 /* ---- methods ---- */
 
@@ -545,6 +557,7 @@ const struct field_table *const proto_tables[] = {
 	&worker_attach_params_table,
 	&compile_params_table,
 	&compile_result_table,
+	&compile_cancel_params_table,
 	&proto_error_table,
 	NULL,
 };

@@ -57,10 +57,55 @@ void fmha_problem_init(struct fmha_problem *problem)
 	problem->scale = NAN;
 }
 
-bool problem_kv_is_packed(const struct fmha_problem *problem)
+/* append_kv has rows of queries only when it rotates some. */
+static bool has_rows(const struct fmha_problem *p)
 {
-	return problem->mode == FMHA_GROUP && problem->page_size == 0 &&
-	       !fmha_tensor_present(&problem->cache_batch_idx);
+	return p->op != FMHA_APPEND_KV || fmha_tensor_present(&p->q);
+}
+
+static void axis_q(const struct fmha_problem *p, struct problem_axis *axis)
+{
+	*axis = (struct problem_axis){.outer = 1};
+	if (!has_rows(p))
+		return;
+	axis->longest = p->seqlen_q;
+	if (p->mode == FMHA_GROUP) {
+		axis->storage = STORED_PACKED;
+		axis->length = p->total_q;
+	} else {
+		axis->storage = STORED_BATCHED;
+		axis->outer = p->batch;
+		axis->length = p->seqlen_q;
+	}
+}
+
+static void axis_k(const struct fmha_problem *p, struct problem_axis *axis)
+{
+	*axis = (struct problem_axis){.outer = 1};
+	if (p->op == FMHA_MERGE_STATES)
+		return;
+	axis->longest = axis->length = p->seqlen_k;
+	if (p->page_size > 0) {
+		axis->storage = fmha_tensor_present(&p->kv_indptr) ? STORED_LIST : STORED_TABLE;
+		axis->outer = p->n_pages;
+		axis->length = p->page_size;
+	} else if (fmha_tensor_present(&p->cache_batch_idx)) {
+		axis->storage = STORED_INDEXED;
+		axis->outer = p->cache_batch > 0 ? p->cache_batch : p->batch;
+	} else if (p->mode == FMHA_GROUP) {
+		axis->storage = STORED_PACKED;
+		axis->length = p->total_k;
+	} else {
+		axis->storage = STORED_BATCHED;
+		axis->outer = p->batch;
+	}
+}
+
+void problem_axes(const struct fmha_problem *problem, struct problem_axes *ret_axes)
+{
+	ret_axes->sequences = problem->batch;
+	axis_q(problem, &ret_axes->q);
+	axis_k(problem, &ret_axes->k);
 }
 
 static void dims_set(int64_t dims[5], int64_t d0, int64_t d1, int64_t d2, int64_t d3)
@@ -70,17 +115,6 @@ static void dims_set(int64_t dims[5], int64_t d0, int64_t d1, int64_t d2, int64_
 	dims[2] = d2;
 	dims[3] = d3;
 	dims[4] = 1;
-}
-
-static void kv_extents(const struct fmha_problem *p, int64_t hdim, int64_t ret_dims[5])
-{
-	if (p->page_size > 0)
-		dims_set(ret_dims, p->n_pages, p->page_size, p->nhead_k, hdim);
-	else if (problem_kv_is_packed(p))
-		dims_set(ret_dims, 1, p->total_k, p->nhead_k, hdim);
-	else
-		dims_set(ret_dims, p->cache_batch > 0 ? p->cache_batch : p->batch, p->seqlen_k,
-			 p->nhead_k, hdim);
 }
 
 static int64_t descale_blocks(int64_t length, int64_t block)
@@ -101,75 +135,74 @@ static void dbias_extents(const struct fmha_problem *p, int64_t dims[5])
 
 void problem_extents(const struct fmha_problem *p, enum fmha_tensor_role role, int64_t ret_dims[5])
 {
-	bool group = p->mode == FMHA_GROUP;
-	int64_t batch = group ? 1 : p->batch;
-	int64_t rows = group ? p->total_q : p->seqlen_q;
-	int64_t half_rotary = p->rotary_dim / 2;
+	struct problem_axes axes;
+	const struct problem_axis *q = &axes.q, *k = &axes.k;
 
+	problem_axes(p, &axes);
 	switch (role) {
 	case FMHA_T_Q:
 	case FMHA_T_Q_ROTATED:
 	case FMHA_T_DQ:
-		return dims_set(ret_dims, batch, rows, p->nhead_q, p->hdim_q);
+		return dims_set(ret_dims, q->outer, q->length, p->nhead_q, p->hdim_q);
 	case FMHA_T_O:
 	case FMHA_T_DO:
-		return dims_set(ret_dims, batch, rows, p->nhead_q, p->hdim_v);
+		return dims_set(ret_dims, q->outer, q->length, p->nhead_q, p->hdim_v);
 	case FMHA_T_K:
 	case FMHA_T_DK:
-		return kv_extents(p, p->hdim_q, ret_dims);
+		return dims_set(ret_dims, k->outer, k->length, p->nhead_k, p->hdim_q);
 	case FMHA_T_V:
 	case FMHA_T_DV:
-		return kv_extents(p, p->hdim_v, ret_dims);
+		return dims_set(ret_dims, k->outer, k->length, p->nhead_k, p->hdim_v);
 	case FMHA_T_LSE:
-		return dims_set(ret_dims, batch, p->nhead_q, rows, 1);
+		return dims_set(ret_dims, q->outer, p->nhead_q, q->length, 1);
 	case FMHA_T_BIAS:
 	case FMHA_T_RANDVAL:
 	case FMHA_T_DBIAS:
-		dims_set(ret_dims, batch, p->nhead_q, rows, p->seqlen_k);
+		dims_set(ret_dims, q->outer, p->nhead_q, q->length, k->longest);
 		if (role == FMHA_T_DBIAS)
 			dbias_extents(p, ret_dims);
 		return;
 	case FMHA_T_ALIBI_SLOPES:
-		return dims_set(ret_dims, p->batch, p->nhead_q, 1, 1);
+		return dims_set(ret_dims, axes.sequences, p->nhead_q, 1, 1);
 	case FMHA_T_SINK:
 	case FMHA_T_DSINK:
 		return dims_set(ret_dims, p->nhead_q, 1, 1, 1);
 	case FMHA_T_SEQSTART_Q:
 	case FMHA_T_SEQSTART_K:
 	case FMHA_T_KV_INDPTR:
-		return dims_set(ret_dims, (int64_t)p->batch + 1, 1, 1, 1);
+		return dims_set(ret_dims, axes.sequences + 1, 1, 1, 1);
 	case FMHA_T_SEQLEN_Q:
 	case FMHA_T_SEQLEN_K:
 	case FMHA_T_KV_LAST_PAGE_LEN:
 	case FMHA_T_CACHE_BATCH_IDX:
 	case FMHA_T_LEFTPAD_K:
-		return dims_set(ret_dims, p->batch, 1, 1, 1);
+		return dims_set(ret_dims, axes.sequences, 1, 1, 1);
 	case FMHA_T_BLOCK_TABLE:
-		return dims_set(ret_dims, p->batch, p->max_blocks, 1, 1);
+		return dims_set(ret_dims, axes.sequences, p->max_blocks, 1, 1);
 	case FMHA_T_KV_PAGE_INDICES:
 		return dims_set(ret_dims, p->n_page_indices, 1, 1, 1);
 	case FMHA_T_Q_DESCALE:
-		return dims_set(ret_dims, p->batch, p->nhead_q,
-				descale_blocks(p->seqlen_q, p->descale_block_q), 1);
+		return dims_set(ret_dims, axes.sequences, p->nhead_q,
+				descale_blocks(q->longest, p->descale_block_q), 1);
 	case FMHA_T_K_DESCALE:
 	case FMHA_T_V_DESCALE:
 		if (p->descale_per_page)
 			return dims_set(ret_dims, p->n_pages, p->nhead_k, 1, 1);
-		return dims_set(ret_dims, p->batch, p->nhead_k,
-				descale_blocks(p->seqlen_k, p->descale_block_k), 1);
+		return dims_set(ret_dims, axes.sequences, p->nhead_k,
+				descale_blocks(k->longest, p->descale_block_k), 1);
 	case FMHA_T_K_NEW:
-		return dims_set(ret_dims, p->batch, p->seqlen_new, p->nhead_k, p->hdim_q);
+		return dims_set(ret_dims, axes.sequences, p->seqlen_new, p->nhead_k, p->hdim_q);
 	case FMHA_T_V_NEW:
-		return dims_set(ret_dims, p->batch, p->seqlen_new, p->nhead_k, p->hdim_v);
+		return dims_set(ret_dims, axes.sequences, p->seqlen_new, p->nhead_k, p->hdim_v);
 	case FMHA_T_ROTARY_COS:
 	case FMHA_T_ROTARY_SIN:
-		return dims_set(ret_dims, p->rotary_max_pos, half_rotary, 1, 1);
+		return dims_set(ret_dims, p->rotary_max_pos, p->rotary_dim / 2, 1, 1);
 	case FMHA_T_O_PARTS:
-		dims_set(ret_dims, p->n_parts, batch, rows, p->nhead_q);
+		dims_set(ret_dims, p->n_parts, q->outer, q->length, p->nhead_q);
 		ret_dims[4] = p->hdim_v;
 		return;
 	case FMHA_T_LSE_PARTS:
-		return dims_set(ret_dims, p->n_parts, batch, p->nhead_q, rows);
+		return dims_set(ret_dims, p->n_parts, q->outer, p->nhead_q, q->length);
 	case FMHA_T_WORKSPACE: /* its size is the plan's */
 	case FMHA_N_TENSORS:
 		break;

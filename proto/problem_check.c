@@ -159,6 +159,8 @@ static int check_heads(const struct fmha_problem *p, struct fmha_error *err)
 
 static int check_lengths(const struct fmha_problem *p, struct fmha_error *err)
 {
+	struct problem_axes axes;
+
 	if (p->mode == FMHA_BATCH) {
 		if (p->total_q != 0)
 			return refuse(err, "total_q", p->total_q, "only group mode has one");
@@ -175,11 +177,12 @@ static int check_lengths(const struct fmha_problem *p, struct fmha_error *err)
 		return fmha_error_set_field(err, FMHA_EINVAL, "seqlen_q",
 					    "seqlen_q %d: above total_q %d", p->seqlen_q,
 					    p->total_q);
-	if (!(OP_BIT(p->op) & (OPS_ATTENTION | OP_APPEND)))
+	problem_axes(p, &axes);
+	if (axes.k.storage == STORED_NOT)
 		return 0;
-	if (!problem_kv_is_packed(p) && p->total_k != 0)
+	if (axes.k.storage != STORED_PACKED && p->total_k != 0)
 		return refuse(err, "total_k", p->total_k, "a paged or indexed cache is not packed");
-	if (problem_kv_is_packed(p) && p->seqlen_k > p->total_k)
+	if (axes.k.storage == STORED_PACKED && p->seqlen_k > p->total_k)
 		return fmha_error_set_field(err, FMHA_EINVAL, "seqlen_k",
 					    "seqlen_k %d: above total_k %d", p->seqlen_k,
 					    p->total_k);
@@ -293,13 +296,16 @@ static int check_vectorized(const struct fmha_problem *p, struct fmha_error *err
 
 static int check_append(const struct fmha_problem *p, struct fmha_error *err)
 {
+	struct problem_axes axes;
+
+	problem_axes(p, &axes);
 	if (p->op == FMHA_APPEND_KV && p->seqlen_new < 1)
 		return refuse(err, "seqlen_new", p->seqlen_new, "append_kv needs at least 1");
 	if (p->seqlen_new > p->seqlen_k)
 		return fmha_error_set_field(err, FMHA_EINVAL, "seqlen_new",
 					    "seqlen_new %d: above seqlen_k %d, which counts it",
 					    p->seqlen_new, p->seqlen_k);
-	if (p->seqlen_new > 0 && problem_kv_is_packed(p))
+	if (p->seqlen_new > 0 && axes.k.storage == STORED_PACKED)
 		return refuse(
 			err, "seqlen_new", p->seqlen_new,
 			"packed keys have no room: needs pages, cache_batch_idx or batch mode");

@@ -104,19 +104,27 @@ static int first_wrong(const struct condition *conditions, size_t n, struct fmha
 	return 0;
 }
 
-/* Sequences and caches. */
+/*
+ * What finds the sequences: each kind of storage has its tensors, needed by it and by nothing else.
+ * No operation is exempt: a kernel that misses one takes the sequences for another kind.
+ */
 static int check_sequence_tensors(const struct fmha_problem *p, struct fmha_error *err)
 {
-	bool group = p->mode == FMHA_GROUP, paged = p->page_size > 0;
-	bool attends = OP_BIT(p->op) & OPS_ATTENTION;
-	bool packed_k = attends && problem_kv_is_packed(p);
+	struct problem_axes axes;
 	bool table = has(p, FMHA_T_BLOCK_TABLE), indptr = has(p, FMHA_T_KV_INDPTR);
 	bool indices = has(p, FMHA_T_KV_PAGE_INDICES), last = has(p, FMHA_T_KV_LAST_PAGE_LEN);
-	bool rows = attends || has(p, FMHA_T_Q);
+	bool group = p->mode == FMHA_GROUP, rows, packed_q, packed_k, paged;
+
+	problem_axes(p, &axes);
+	rows = axes.q.storage != STORED_NOT;
+	packed_q = axes.q.storage == STORED_PACKED;
+	packed_k = axes.k.storage == STORED_PACKED;
+	paged = problem_axis_is_paged(&axes.k);
 	const struct condition conditions[] = {
-		{FMHA_T_SEQSTART_Q, group && rows && !has(p, FMHA_T_SEQSTART_Q),
-		 "group mode needs it"},
-		{FMHA_T_SEQSTART_Q, !group && has(p, FMHA_T_SEQSTART_Q), "batch mode takes none"},
+		{FMHA_T_SEQSTART_Q, packed_q && !has(p, FMHA_T_SEQSTART_Q), "group mode needs it"},
+		{FMHA_T_SEQSTART_Q, !packed_q && has(p, FMHA_T_SEQSTART_Q),
+		 group ? "needs q" : "batch mode takes none"},
+		{FMHA_T_SEQLEN_Q, !rows && has(p, FMHA_T_SEQLEN_Q), "needs q"},
 		{FMHA_T_SEQSTART_K, packed_k && !has(p, FMHA_T_SEQSTART_K), "group mode needs it"},
 		{FMHA_T_SEQSTART_K, !packed_k && has(p, FMHA_T_SEQSTART_K),
 		 group ? "a paged or indexed cache takes none" : "batch mode takes none"},

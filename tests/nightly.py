@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: MIT
 """A nightly run: random problems at every CPU level that this machine has, each level a device of
 one private daemon, each result compared with the reference in double precision by `fmhactl verify`.
+Then the long forms of the memory campaigns (tests/unit/dispatch): guard pages at every level, bent
+problems, scribbled indices.
 
-    tests/nightly.py [--cases 20000] [--seed S] [--level LEVEL ...] [--jobs N]
+    tests/nightly.py [--cases 20000] [--seed S] [--level LEVEL ...] [--jobs N] [--asan build/asan]
+                     [--guard-problems 50000] [--bend-seconds 3600] [--scribble-seconds 600]
 
 Prints what is wrong at once, with the command that repeats it, and a table last. Exits with 1 when
 anything failed, or when a level did not answer for all of its cases.
@@ -36,12 +39,48 @@ def verify(daemon, device, cases, seed):
     return counts, "" if well else done.stdout + done.stderr
 
 
+def campaign(build, name, arguments=(), **environment):
+    """One memory campaign: what it was, whether it passed, what it said."""
+    program = pathlib.Path(build).resolve() / "tests/unit/dispatch" / f"test_dispatch_{name}"
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False,
+                          env=os.environ | {key: str(value) for key, value in environment.items()})
+    settings = " ".join(f"{key}={value}" for key, value in environment.items())
+    command = " ".join([settings, str(program), *map(str, arguments)]).strip()
+    return command, done.returncode == 0, done.stdout + done.stderr
+
+
+def memory_campaigns(options, levels):
+    """All of them, --jobs at a time; False when one found something."""
+    build = os.environ.get("FMHA_BUILD", "build/release")
+    bend = {"FMHA_BEND_SECONDS": options.bend_seconds}
+    scribble = {"FMHA_SCRIBBLE_SECONDS": options.scribble_seconds, "FMHA_SCRIBBLE_THREADS": 8}
+    tasks = [(build, "guard", (options.seed, options.guard_problems), {"FMHA_GUARD_LEVEL": level})
+             for level in levels]
+    tasks.append((build, "bend", (), bend | {"FMHA_BEND_SEED": options.seed}))
+    if options.asan:
+        tasks.append((options.asan, "bend", (), bend | {"FMHA_BEND_SEED": options.seed + 1_000_000_000}))
+    tasks.append((options.asan or build, "scribble", (), scribble))
+    clean = True
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for command, passed, said in pool.map(
+                lambda task: campaign(task[0], task[1], task[2], **task[3]), tasks):
+            counts = [line for line in said.splitlines() if "problems" in line or "threads:" in line]
+            print(f"{command}: {'clean' if passed else 'FAILED'}", *(counts if passed else [said]),
+                  sep="\n  ", flush=True)
+            clean &= passed
+    return clean
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=20000, help="of each level")
     parser.add_argument("--seed", type=int, default=1, help="of the first %d cases" % CHUNK)
     parser.add_argument("--level", choices=LEVELS, action="append", help="only these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
+    parser.add_argument("--asan", help="a build with AddressSanitizer for the memory campaigns")
+    parser.add_argument("--guard-problems", type=int, default=50000, help="of each level")
+    parser.add_argument("--bend-seconds", type=int, default=3600)
+    parser.add_argument("--scribble-seconds", type=int, default=600)
     options = parser.parse_args()
 
     wanted = options.level or LEVELS
@@ -70,7 +109,8 @@ def main():
         print(f"{level:16}{ok:8}{unsupported:16}{failed:8}")
         bad |= failed > 0 or ok + unsupported < options.cases
     print(f"seeds from {options.seed}, {seconds:.0f} s")
-    return 1 if bad or not ready else 0
+    clean = memory_campaigns(options, [wanted[device] for device in ready])
+    return 1 if bad or not ready or not clean else 0
 
 
 if __name__ == "__main__":

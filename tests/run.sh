@@ -4,8 +4,8 @@
 # packages. One failed step fails the run, but the later ones still run and report.
 #
 #   tests/run.sh            all of it
-#   tests/run.sh STEP...    only these: unit integration gpu asan fuzz, and nightly, which takes an
-#                           hour or so and is not in all of it
+#   tests/run.sh STEP...    only these: unit integration gpu asan fuzz, and nightly, which takes
+#                           some hours and is not in all of it
 #   tests/run.sh --only-known STEP...    runs nothing; fails when one is no step
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
@@ -80,8 +80,8 @@ gpu() {
 }
 
 nightly() {
-    ./dev build release &&
-        FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py
+    ./dev build release && ./dev build asan &&
+        FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py --asan build/asan
 }
 
 only_known=0

@@ -6,6 +6,8 @@
 
 #include <proto/error.h>
 
+#define LOOP_PERIOD_BITS 26 /* 67 ms */
+
 static const struct resource {
 	const char *field, *name;
 	enum limit one, all;
@@ -45,6 +47,8 @@ struct account *account_get(struct accounts *accounts, uid_t uid)
 	account->accounts = accounts;
 	account->uid = uid;
 	account->n_references = 1;
+	list_init(&account->backlog);
+	list_init(&account->in_users);
 	list_append(&accounts->list, &account->in_accounts);
 	return account;
 }
@@ -56,6 +60,7 @@ struct account *account_put(struct account *account)
 	for (int i = 0; i < N_ACCOUNT_RESOURCES; i++)
 		assert(account->used[i] == 0);
 	list_remove(&account->in_accounts);
+	list_remove(&account->in_users);
 	free(account);
 	return NULL;
 }
@@ -72,6 +77,11 @@ bool account_has_room(const struct account *account, enum account_resource resou
 
 	return fits(limits[row->one], account->used[resource], n) &&
 	       fits(limits[row->all], account->accounts->used[resource], n);
+}
+
+bool account_all_full(const struct accounts *accounts, enum account_resource resource)
+{
+	return accounts->used[resource] >= accounts->limits->value[resources[resource].all];
 }
 
 int account_charge(struct account *account, enum account_resource resource, uint64_t n,
@@ -99,4 +109,18 @@ void account_release(struct account *account, enum account_resource resource, ui
 	assert(account->used[resource] >= n && account->accounts->used[resource] >= n);
 	account->used[resource] -= n;
 	account->accounts->used[resource] -= n;
+}
+
+uint64_t account_loop_ns(struct account *account, uint64_t now_ns)
+{
+	uint64_t period = now_ns >> LOOP_PERIOD_BITS, n = period - account->loop_period;
+
+	account->loop_period = period;
+	account->loop_ns = n < 64 ? account->loop_ns >> n : 0;
+	return account->loop_ns;
+}
+
+void account_add_loop_ns(struct account *account, uint64_t now_ns, uint64_t spent_ns)
+{
+	account->loop_ns = account_loop_ns(account, now_ns) + spent_ns;
 }

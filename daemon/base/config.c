@@ -137,7 +137,7 @@ static const struct config_device default_device = {
 
 void config_init(struct config *config)
 {
-	*config = (struct config){.socket_mode = 0660,
+	*config = (struct config){.socket_mode = CONFIG_MODE_UNSET,
 				  .log_level = LOG_LEVEL_INFO,
 				  .supervision = {.heartbeat_ms = 1000,
 						  .heartbeat_timeout_ms = 3000,
@@ -474,6 +474,10 @@ int config_resolve(struct config *config, struct fmha_error *err)
 			return fmha_error_set_field(err, FMHA_EINVAL, "socket",
 						    "$XDG_RUNTIME_DIR is too long for a socket");
 	}
+	/* The group of a process that was told of none is just its owner's, and may be everybody.
+	 */
+	if (config->socket_mode == CONFIG_MODE_UNSET)
+		config->socket_mode = config->socket_group[0] ? 0660 : 0600;
 	if (config->n_devices == 0) {
 		config->devices[0] = default_device;
 		config->n_devices = discover_gpus("/dev", "/sys", &default_device, config->devices,

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * connection.c: see connection.h. Reading is one recvmsg a wake-up, then as many frames as the turn
- * allows; what is left waits in the connection's own buffer, and the connection in the hub's
+ * allows; what is left waits in the connection's own buffer, and the connection in its user's
  * backlog.
  *
  * Nothing here closes a connection while its owner may be in the middle of using it, except when
  * the owner asks: a failed send only marks the connection broken and queues it for the next turn.
  */
-#include <base/connection.h>
+#include "connection_impl.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,35 +19,36 @@
 #include <proto/frame.h>
 
 #include <base/clock.h>
-#include <base/socket.h>
 
 #define WATCH_MS          100
-#define MAX_FDS_A_MESSAGE 64 /* the most that LIMIT_FDS_PER_MESSAGE can be */
-
-struct output_chunk {
-	struct list in_output;
-	size_t size, sent;
-	int fd; /* goes with the first byte; -1: none */
-	uint8_t data[];
-};
+#define PAUSE_MS          500 /* a timer that comes so late says that the process stood still */
+#define MAX_FDS_A_MESSAGE 64  /* the most that LIMIT_FDS_PER_MESSAGE can be */
 
 static void hub_turn(uv_idle_t *handle);
+static void hub_on_iteration(uv_prepare_t *handle);
 static void hub_on_timer(uv_timer_t *timer);
+static void hub_on_reread(uv_timer_t *timer);
 static bool hub_look(struct spinner *spinner);
 
 int connection_hub_init(struct connection_hub *hub, uv_loop_t *loop, struct limits *limits,
 			struct fmha_error *err)
 {
-	*hub = (struct connection_hub){.loop = loop, .limits = limits};
+	*hub = (struct connection_hub){
+		.loop = loop, .limits = limits, .spare_fds = 1, .n_processes = 1, .iteration = 1};
+	list_init(&hub->users);
 	list_init(&hub->backlog);
 	list_init(&hub->stalled);
 	list_init(&hub->watched);
+	list_init(&hub->lingering);
 	hub->receive_bytes = limits->value[LIMIT_FRAME_BYTES];
 	hub->receive = malloc(hub->receive_bytes);
 	if (!hub->receive)
 		return fmha_error_set(err, FMHA_ENOMEM, "connections: out of memory");
 	uv_idle_init(loop, &hub->turn);
 	uv_timer_init(loop, &hub->timer);
+	uv_timer_init(loop, &hub->reread);
+	uv_prepare_init(loop, &hub->iterate);
+	uv_prepare_start(&hub->iterate, hub_on_iteration);
 	spinner_init(&hub->spinner, loop, limits->value[LIMIT_SPIN_US], hub_look);
 	return 0;
 }
@@ -59,6 +59,9 @@ void connection_hub_deinit(struct connection_hub *hub)
 		return;
 	uv_close((uv_handle_t *)&hub->turn, NULL);
 	uv_close((uv_handle_t *)&hub->timer, NULL);
+	uv_close((uv_handle_t *)&hub->reread, NULL);
+	uv_close((uv_handle_t *)&hub->iterate, NULL);
+	descriptors_end_lingering(hub, true);
 	spinner_deinit(&hub->spinner);
 	proto_buffer_deinit(&hub->send);
 	proto_buffer_deinit(&hub->direct);
@@ -68,55 +71,96 @@ void connection_hub_deinit(struct connection_hub *hub)
 	hub->loop = NULL;
 }
 
-/* The connection gets a turn in the next iteration of the loop. */
-static void enter_backlog(struct connection *connection)
+/* ---- what the parts of a connection share ---- */
+
+void connection_enter_backlog(struct connection *connection)
 {
+	struct connection_hub *hub = connection->hub;
+	struct account *account = connection->account;
+
 	list_remove(&connection->in_backlog);
-	list_append(&connection->hub->backlog, &connection->in_backlog);
-	uv_idle_start(&connection->hub->turn, hub_turn);
+	list_append(account ? &account->backlog : &hub->backlog, &connection->in_backlog);
+	if (account && list_is_empty(&account->in_users))
+		list_append(&hub->users, &account->in_users);
+	uv_idle_start(&hub->turn, hub_turn);
 }
 
-static void mark_broken(struct connection *connection)
+void connection_mark_broken(struct connection *connection)
 {
 	if (connection->broken || connection->closing)
 		return;
 	connection->broken = true;
-	enter_backlog(connection);
+	connection_enter_backlog(connection);
 }
 
-static void watch(struct connection *connection)
+void connection_start_timer(struct connection_hub *hub)
 {
-	struct connection_hub *hub = connection->hub;
-
-	if (list_is_empty(&hub->watched))
-		uv_timer_start(&hub->timer, hub_on_timer, WATCH_MS, WATCH_MS);
-	list_remove(&connection->in_watched);
-	list_append(&hub->watched, &connection->in_watched);
+	if (uv_is_active((uv_handle_t *)&hub->timer))
+		return;
+	hub->ticked_ns = clock_ns();
+	uv_timer_start(&hub->timer, hub_on_timer, WATCH_MS, WATCH_MS);
 }
 
-static void unwatch(struct connection *connection)
+void connection_watch(struct connection *connection)
 {
-	list_remove(&connection->in_watched);
-	if (list_is_empty(&connection->hub->watched))
-		uv_timer_stop(&connection->hub->timer);
+	if (!list_is_empty(&connection->in_watched))
+		return;
+	list_append(&connection->hub->watched, &connection->in_watched);
+	connection_start_timer(connection->hub);
+}
+
+static bool is_at_limit(const struct connection *connection)
+{
+	const uint64_t *limit = connection->hub->limits->value;
+
+	return connection->n_in_flight >= limit[LIMIT_IN_FLIGHT_PER_CONNECTION] ||
+	       !account_has_room(connection->account, ACCOUNT_IN_FLIGHT, 1);
 }
 
 /* In flight as many requests as allowed: the next frame waits where it is. */
-static bool is_stalled(struct connection *connection)
+static bool is_stalled(const struct connection *connection)
 {
-	struct limits *limits = connection->hub->limits;
-	struct account *account = connection->account;
+	return connection->account && is_at_limit(connection);
+}
 
-	if (!account)
-		return false;
-	return connection->n_in_flight >= limits->value[LIMIT_IN_FLIGHT_PER_CONNECTION] ||
-	       !account_has_room(account, ACCOUNT_IN_FLIGHT, 1);
+/* Somebody has given something back: whoever stopped reading for want of it may go on. @account:
+ * whose; NULL: anybody's */
+static void wake_stalled(struct connection_hub *hub, const struct account *account)
+{
+	list_for_each(node, &hub->stalled)
+	{
+		struct connection *connection = container_of(node, struct connection, in_backlog);
+
+		if ((account && connection->account != account) || is_stalled(connection) ||
+		    (connection->wants_fd && !descriptors_fit(connection)))
+			continue;
+		connection->stalled = connection->wants_fd = false;
+		connection_enter_backlog(connection);
+	}
+}
+
+void connection_release(struct connection_hub *hub, struct account *account,
+			enum account_resource resource, uint64_t n)
+{
+	bool others_wait = account_all_full(account->accounts, resource);
+
+	account_release(account, resource, n);
+	if (!list_is_empty(&hub->stalled))
+		wake_stalled(hub, others_wait ? NULL : account);
+}
+
+void connection_answered(struct connection *connection)
+{
+	if (connection->n_in_flight == 0)
+		return;
+	connection->n_in_flight--;
+	if (connection->account)
+		connection_release(connection->hub, connection->account, ACCOUNT_IN_FLIGHT, 1);
 }
 
 static void on_poll(uv_poll_t *poll, int status, int events);
 
-/* Tells epoll what we wait for now; the usual request changes nothing and costs no system call. */
-static void update_poll(struct connection *connection)
+void connection_update_poll(struct connection *connection)
 {
 	int wanted = UV_DISCONNECT;
 
@@ -124,7 +168,7 @@ static void update_poll(struct connection *connection)
 		return;
 	if (!connection->stalled)
 		wanted |= UV_READABLE;
-	if (!list_is_empty(&connection->output))
+	if (!list_is_empty(&connection->output) && !connection->fds_full)
 		wanted |= UV_WRITABLE;
 	if (wanted == connection->polled)
 		return;
@@ -132,317 +176,32 @@ static void update_poll(struct connection *connection)
 	uv_poll_start(&connection->poll, wanted, on_poll);
 }
 
-static void stall(struct connection *connection)
+/* @wants_fd: there is no room for the descriptor of the next request's answer. */
+static void stall(struct connection *connection, bool wants_fd)
 {
 	struct connection_hub *hub = connection->hub;
 	struct limits *limits = hub->limits;
 
-	if (connection->n_in_flight >= limits->value[LIMIT_IN_FLIGHT_PER_CONNECTION])
+	if (wants_fd)
+		limits->hits[connection->n_answer_fds >= limits->value[LIMIT_FDS_PER_CONNECTION]
+				     ? LIMIT_FDS_PER_CONNECTION
+				     : LIMIT_FDS_PER_UID]++;
+	else if (connection->n_in_flight >= limits->value[LIMIT_IN_FLIGHT_PER_CONNECTION])
 		limits->hits[LIMIT_IN_FLIGHT_PER_CONNECTION]++;
 	else
 		limits->hits[LIMIT_IN_FLIGHT_PER_UID]++;
 	connection->stalled = true;
+	connection->wants_fd = wants_fd;
 	list_remove(&connection->in_backlog);
 	list_append(&hub->stalled, &connection->in_backlog);
-	update_poll(connection);
-}
-
-/* An answer made room: whoever of this user had stopped reading may go on. */
-static void wake_stalled(struct connection_hub *hub, struct account *account)
-{
-	list_for_each(node, &hub->stalled)
-	{
-		struct connection *connection = container_of(node, struct connection, in_backlog);
-
-		if (connection->account != account || is_stalled(connection))
-			continue;
-		connection->stalled = false;
-		enter_backlog(connection);
+	connection_update_poll(connection);
+	if (wants_fd) {
+		hub->reread_ms = 1;
+		uv_timer_start(&hub->reread, hub_on_reread, hub->reread_ms, 0);
 	}
-}
-
-/* ---- output ---- */
-
-static void free_chunk(struct output_chunk *chunk)
-{
-	list_remove(&chunk->in_output);
-	if (chunk->fd >= 0)
-		(void)close(chunk->fd);
-	free(chunk);
-}
-
-/* Return: as socket_send(). */
-static ssize_t send_bytes(struct connection *connection, const uint8_t *data, size_t n, int fd)
-{
-	ssize_t sent = socket_send(connection->fd, data, n, fd);
-
-	if (sent > 0)
-		connection->bytes_out += (uint64_t)sent;
-	return sent;
-}
-
-static void check_output_limits(struct connection *connection)
-{
-	struct limits *limits = connection->hub->limits;
-	uint64_t hard = limits->value[LIMIT_OUTPUT_HARD_BYTES];
-
-	if (connection->before_hello &&
-	    limit_exceeded(limits, LIMIT_OUTPUT_BYTES_BEFORE_HELLO, connection->output_bytes)) {
-		mark_broken(connection);
-	} else if (connection->output_bytes > hard) {
-		limits->hits[LIMIT_OUTPUT_HARD_BYTES]++;
-		log_limited(&connection->log, LOG_LEVEL_WARNING,
-			    "dropping a client that does not read: %zu bytes of answers wait",
-			    connection->output_bytes);
-		mark_broken(connection);
-	} else if (connection->output_bytes > limits->value[LIMIT_OUTPUT_SOFT_BYTES]) {
-		if (!connection->output_since_ns) {
-			connection->output_since_ns = clock_ns();
-			watch(connection);
-		}
-	} else {
-		connection->output_since_ns = 0;
-	}
-}
-
-static void queue_output(struct connection *connection, const uint8_t *data, size_t n, int fd)
-{
-	struct output_chunk *chunk = malloc(sizeof(*chunk) + n);
-
-	if (!chunk) {
-		if (fd >= 0)
-			(void)close(fd);
-		mark_broken(connection);
-		return;
-	}
-	chunk->size = n;
-	chunk->sent = 0;
-	chunk->fd = fd;
-	memcpy(chunk->data, data, n);
-	list_append(&connection->output, &chunk->in_output);
-	connection->output_bytes += n;
-	check_output_limits(connection);
-	update_poll(connection);
-}
-
-/* Sends or queues. @fd: -1 or taken. */
-static void transmit(struct connection *connection, const uint8_t *data, size_t n, int fd)
-{
-	ssize_t sent = 0;
-
-	if (connection->closing || connection->broken || n == 0)
-		goto done;
-	if (list_is_empty(&connection->output)) {
-		sent = send_bytes(connection, data, n, fd);
-		if (sent < 0) {
-			mark_broken(connection);
-			goto done;
-		}
-	}
-	if ((size_t)sent < n) {
-		queue_output(connection, data + sent, n - (size_t)sent, sent == 0 ? fd : -1);
-		if (sent == 0)
-			fd = -1;
-	}
-done:
-	if (fd >= 0)
-		(void)close(fd);
-}
-
-static void flush_output(struct connection *connection)
-{
-	while (!list_is_empty(&connection->output)) {
-		struct output_chunk *chunk = container_of(connection->output.next,
-							  struct output_chunk, in_output);
-		ssize_t sent = send_bytes(connection, chunk->data + chunk->sent,
-					  chunk->size - chunk->sent, chunk->fd);
-
-		if (sent < 0) {
-			mark_broken(connection);
-			return;
-		}
-		if (sent == 0)
-			break;
-		if (chunk->fd >= 0)
-			(void)close(chunk->fd);
-		chunk->fd = -1;
-		chunk->sent += (size_t)sent;
-		connection->output_bytes -= (size_t)sent;
-		if (chunk->sent == chunk->size)
-			free_chunk(chunk);
-	}
-	check_output_limits(connection);
-	update_poll(connection);
-}
-
-static void uncork(struct connection_hub *hub)
-{
-	struct connection *connection = hub->corked;
-
-	if (connection && hub->send.size > 0)
-		transmit(connection, hub->send.data, hub->send.size, -1);
-	hub->send.size = 0;
-}
-
-/* Where to encode the next message, and sending it from there. */
-static struct proto_buffer *begin_send(struct connection *connection)
-{
-	struct connection_hub *hub = connection->hub;
-
-	return hub->corked == connection ? &hub->send : &hub->direct;
-}
-
-static void end_send(struct connection *connection, size_t start, int fd)
-{
-	struct connection_hub *hub = connection->hub;
-
-	if (hub->corked != connection) {
-		transmit(connection, hub->direct.data, hub->direct.size, fd);
-		hub->direct.size = 0;
-		if (!hub->corked)
-			spinner_rest(&hub->spinner);
-	} else if (fd >= 0) {
-		/* The fd must travel with the first byte of its own frame. */
-		transmit(connection, hub->send.data, start, -1);
-		transmit(connection, hub->send.data + start, hub->send.size - start, fd);
-		hub->send.size = 0;
-	}
-}
-
-static void answered(struct connection *connection)
-{
-	struct account *account = connection->account;
-
-	if (connection->n_in_flight == 0)
-		return;
-	connection->n_in_flight--;
-	if (!account)
-		return;
-	account_release(account, ACCOUNT_IN_FLIGHT, 1);
-	if (!list_is_empty(&connection->hub->stalled))
-		wake_stalled(connection->hub, account);
-}
-
-void connection_answer_error(struct connection *connection, uint32_t id,
-			     const struct fmha_error *error)
-{
-	struct proto_buffer *buffer = begin_send(connection);
-	struct fmha_error err;
-	size_t start = buffer->size;
-
-	if (connection->closing)
-		return;
-	if (proto_encode_error(buffer, id, error, &err) < 0)
-		mark_broken(connection);
-	else
-		end_send(connection, start, -1);
-	answered(connection);
-}
-
-void connection_answer(struct connection *connection, uint32_t id, enum proto_method method,
-		       const void *result, int fd)
-{
-	struct proto_buffer *buffer = begin_send(connection);
-	struct fmha_error err;
-	size_t start = buffer->size;
-	int r;
-
-	if (connection->closing) {
-		if (fd >= 0)
-			(void)close(fd);
-		return;
-	}
-	r = proto_encode_result(buffer, id, method, result, &err);
-	if (r < 0) {
-		if (fd >= 0)
-			(void)close(fd);
-		err.code = FMHA_EINTERNAL;
-		log_error("%s: answer cannot be encoded: %s", proto_methods[method].name, err.msg);
-		connection_answer_error(connection, id, &err);
-		return;
-	}
-	end_send(connection, start, fd);
-	answered(connection);
-}
-
-int connection_request(struct connection *connection, uint32_t id, enum proto_method method,
-		       const void *params, int fd, struct fmha_error *err)
-{
-	struct proto_buffer *buffer = begin_send(connection);
-	size_t start = buffer->size;
-	int r = connection->closing ? fmha_error_set(err, FMHA_ECONN, "connection is closed") : 0;
-
-	if (r == 0)
-		r = proto_encode_request(buffer, id, method, params, err);
-	if (r < 0) {
-		if (fd >= 0)
-			(void)close(fd);
-		return r;
-	}
-	end_send(connection, start, fd);
-	return 0;
 }
 
 /* ---- input ---- */
-
-/* Moves received fds into the queue. Return: 0 or FMHA_EPROTO; then none is left open. */
-static int collect_fds(struct connection *connection, struct msghdr *message,
-		       struct fmha_error *err)
-{
-	struct limits *limits = connection->hub->limits;
-	struct account *account = connection->account;
-	int received[MAX_FDS_A_MESSAGE + 1];
-	uint32_t n = 0;
-	bool refuse = message->msg_flags & MSG_CTRUNC;
-
-	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
-	     header = CMSG_NXTHDR(message, header)) {
-		uint32_t n_here;
-
-		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
-			continue;
-		n_here = (uint32_t)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-		assert(n + n_here <= MAX_FDS_A_MESSAGE + 1); /* the control buffer's size */
-		memcpy(received + n, CMSG_DATA(header), n_here * sizeof(int));
-		n += n_here;
-	}
-	if (n == 0 && !refuse)
-		return 0;
-	if (refuse || limit_exceeded(limits, LIMIT_FDS_PER_MESSAGE, n) ||
-	    limit_exceeded(limits, LIMIT_FDS_PER_CONNECTION, (uint64_t)connection->n_fds + n) ||
-	    (account && account_charge(account, ACCOUNT_DESCRIPTORS, n, NULL) < 0))
-		goto fail;
-	if (!connection->fds)
-		connection->fds = malloc(limits->value[LIMIT_FDS_PER_CONNECTION] * sizeof(int));
-	if (!connection->fds) {
-		if (account)
-			account_release(account, ACCOUNT_DESCRIPTORS, n);
-		goto fail;
-	}
-	memcpy(connection->fds + connection->n_fds, received, n * sizeof(int));
-	connection->n_fds += n;
-	return 0;
-fail:
-	if (refuse)
-		limits->hits[LIMIT_FDS_PER_MESSAGE]++;
-	for (uint32_t i = 0; i < n; i++)
-		(void)close(received[i]);
-	return fmha_error_set(err, FMHA_EPROTO, "too many file descriptors");
-}
-
-int connection_take_fd(struct connection *connection)
-{
-	int fd;
-
-	if (connection->n_fds == 0)
-		return -1;
-	fd = connection->fds[0];
-	connection->n_fds--;
-	memmove(connection->fds, connection->fds + 1, connection->n_fds * sizeof(int));
-	if (connection->account)
-		account_release(connection->account, ACCOUNT_DESCRIPTORS, 1);
-	return fd;
-}
 
 /*
  * The request's fd, as far as it declares one. @params: NULL when they could not be decoded; then
@@ -492,70 +251,90 @@ void connection_serve(struct connection *connection, const struct proto_message 
 		(void)close(fd);
 }
 
+static void count_request(struct connection *connection, const struct proto_message *message)
+{
+	/* is_stalled() has seen that there is room. */
+	if (connection->account)
+		(void)account_charge(connection->account, ACCOUNT_IN_FLIGHT, 1, NULL);
+	connection->n_in_flight++;
+	descriptors_reserve(connection, message->id, message->method);
+}
+
+/* Return: 0, FRAME_WAITS: for a descriptor, or a negative FMHA_E*: a violation. */
+#define FRAME_WAITS 1
 static int handle_frame(struct connection *connection, const uint8_t *payload, size_t n,
 			struct fmha_error *err)
 {
 	struct connection_hub *hub = connection->hub;
-	int r;
+	struct proto_message *message = &hub->message;
+	int r = proto_message_decode(message, payload, n, err);
 
-	r = proto_message_decode(&hub->message, payload, n, err);
 	if (r < 0)
 		return r;
+	if (message->type == PROTO_REQUEST) {
+		if (!descriptors_have_room(connection, message->method))
+			return FRAME_WAITS;
+		count_request(connection, message);
+	}
 	hub->n_frames++;
 	connection->n_frames++;
-	if (hub->message.type == PROTO_REQUEST) {
-		/* is_stalled() has seen that there is room. */
-		if (connection->account &&
-		    account_charge(connection->account, ACCOUNT_IN_FLIGHT, 1, err) < 0)
-			return FMHA_EQUOTA;
-		connection->n_in_flight++;
-	}
-	connection->ops->on_message(connection, &hub->message);
+	connection->ops->on_message(connection, message);
 	return 0;
 }
 
-static bool turn_is_over(struct connection *connection, uint32_t n_frames, uint64_t start_ns)
+/* Reading the clock costs 27 ns, a small frame several hundred, explaining a plan many thousand. */
+static bool turn_is_over(struct connection *connection, uint32_t n_frames)
+{
+	const struct connection_hub *hub = connection->hub;
+	const uint64_t *limit = hub->limits->value;
+
+	return n_frames >= limit[LIMIT_FRAMES_PER_WAKE] ||
+	       (n_frames > 0 && clock_ns() - hub->turn_ns > limit[LIMIT_WAKE_US] * 1000);
+}
+
+/* The frame at @data if it is complete. Return: as proto_frame_parse(). */
+static int next_frame(const struct connection *connection, const uint8_t *data, size_t n,
+		      struct proto_frame *frame, struct fmha_error *err)
 {
 	const uint64_t *limit = connection->hub->limits->value;
+	int r = proto_frame_parse(data, n,
+				  limit[connection->before_hello ? LIMIT_FRAME_BYTES_BEFORE_HELLO
+								 : LIMIT_FRAME_BYTES],
+				  frame, err);
 
-	/* Reading the clock costs half a small frame: not for every one. */
-	return n_frames >= limit[LIMIT_FRAMES_PER_WAKE] ||
-	       (n_frames > 0 && n_frames % 8 == 0 &&
-		clock_ns() - start_ns > limit[LIMIT_WAKE_US] * 1000);
+	if (r == 0 && n < frame->header_bytes + frame->payload_bytes)
+		return PROTO_FRAME_MORE;
+	return r;
 }
 
 /* Hands out the frames in @data. Return: bytes used up. */
 static size_t handle_frames(struct connection *connection, const uint8_t *data, size_t n)
 {
-	const uint64_t *limit = connection->hub->limits->value;
-	uint64_t start_ns = connection->hub->turn_ns;
 	uint32_t n_frames = 0;
 	size_t used = 0;
 
 	while (used < n && !connection->closing && !connection->broken) {
 		struct proto_frame frame;
 		struct fmha_error err;
-		int r = proto_frame_parse(
-			data + used, n - used,
-			limit[connection->before_hello ? LIMIT_FRAME_BYTES_BEFORE_HELLO
-						       : LIMIT_FRAME_BYTES],
-			&frame, &err);
+		int r = next_frame(connection, data + used, n - used, &frame, &err);
 
 		if (r == PROTO_FRAME_MORE)
 			break;
-		if (r == 0 && n - used < frame.header_bytes + frame.payload_bytes)
-			break;
 		if (r == 0 && is_stalled(connection)) {
-			stall(connection);
+			stall(connection, false);
 			break;
 		}
-		if (r == 0 && turn_is_over(connection, n_frames, start_ns)) {
-			enter_backlog(connection);
+		if (r == 0 && turn_is_over(connection, n_frames)) {
+			connection_enter_backlog(connection);
 			break;
 		}
 		if (r == 0)
 			r = handle_frame(connection, data + used + frame.header_bytes,
 					 frame.payload_bytes, &err);
+		if (r == FRAME_WAITS) {
+			stall(connection, true);
+			break;
+		}
 		if (r < 0) {
 			connection_fail(connection, &err);
 			break;
@@ -590,14 +369,14 @@ static void process_input(struct connection *connection, uint8_t *data, size_t n
 	if (!connection->input)
 		connection->input = malloc(connection->hub->receive_bytes);
 	if (!connection->input) {
-		mark_broken(connection);
+		connection_mark_broken(connection);
 		return;
 	}
 	memmove(connection->input, data + used, left);
 	connection->input_bytes = left;
 }
 
-/* Return: whether there was any, be it the end. */
+/* After begin_turn(). Return: whether there was any, be it the end. */
 static bool read_input(struct connection *connection)
 {
 	struct connection_hub *hub = connection->hub;
@@ -625,10 +404,9 @@ static bool read_input(struct connection *connection)
 		return true;
 	}
 	connection->bytes_in += (uint64_t)n;
-	hub->turn_ns = clock_ns();
 	spinner_arrival(&hub->spinner, hub->turn_ns);
 	hub->last = connection;
-	if (collect_fds(connection, &message, &err) < 0)
+	if (descriptors_collect(connection, &message, &err) < 0)
 		connection_fail(connection, &err);
 	else
 		process_input(connection, data, connection->input_bytes + (size_t)n);
@@ -641,18 +419,53 @@ static bool may_read(const struct connection *connection)
 	       list_is_empty(&connection->in_backlog);
 }
 
-/* What was answered since hub->corked was set leaves together. */
-static void end_turn(struct connection_hub *hub)
+/* ---- turns ---- */
+
+static void hub_on_iteration(uv_prepare_t *handle)
 {
-	uncork(hub);
+	container_of(handle, struct connection_hub, iterate)->iteration++;
+}
+
+/* Whether the user has had its share of this iteration of the loop. */
+static bool has_had_its_share(const struct connection *connection)
+{
+	const struct connection_hub *hub = connection->hub;
+	const struct account *account = connection->account;
+
+	return account && account->iteration == hub->iteration &&
+	       account->iteration_ns >= hub->limits->value[LIMIT_WAKE_US] * 1000;
+}
+
+static void begin_turn(struct connection *connection)
+{
+	connection->hub->turn_ns = clock_ns();
+	connection->hub->corked = connection;
+}
+
+/* What was answered since the turn began leaves together, and the user has had the time. */
+static void end_turn(struct connection *connection)
+{
+	struct connection_hub *hub = connection->hub;
+	struct account *account = connection->account;
+	uint64_t now, spent;
+
+	output_uncork(hub);
 	hub->corked = NULL;
 	spinner_rest(&hub->spinner);
+	now = hub->spinner.quiet_since_ns;
+	spent = now - hub->turn_ns;
+	if (!account)
+		return;
+	account_add_loop_ns(account, now, spent);
+	account->iteration_ns = spent +
+				(account->iteration == hub->iteration ? account->iteration_ns : 0);
+	account->iteration = hub->iteration;
 }
 
 static void on_poll(uv_poll_t *poll, int status, int events)
 {
 	struct connection *connection = container_of(poll, struct connection, poll);
-	struct connection_hub *hub = connection->hub;
+	bool readable = (events & UV_READABLE) && may_read(connection);
 
 	if (connection->closing)
 		return;
@@ -661,82 +474,197 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 		connection_close(connection);
 		return;
 	}
-	hub->corked = connection;
+	if (readable && has_had_its_share(connection)) {
+		connection->deferred = true;
+		connection_enter_backlog(connection);
+		readable = false;
+	}
+	if (!readable && !(events & UV_WRITABLE))
+		return;
+	begin_turn(connection);
 	if (events & UV_WRITABLE)
-		flush_output(connection);
-	if ((events & UV_READABLE) && may_read(connection))
+		output_flush(connection);
+	if (readable && !connection->broken)
 		(void)read_input(connection);
-	end_turn(hub);
+	end_turn(connection);
 }
 
 static bool hub_look(struct spinner *spinner)
 {
 	struct connection_hub *hub = container_of(spinner, struct connection_hub, spinner);
+	struct connection *last = hub->last;
 	bool found;
 
-	if (!hub->last || !may_read(hub->last))
+	if (!last || !may_read(last) || has_had_its_share(last))
 		return false;
-	hub->corked = hub->last;
-	found = read_input(hub->last);
+	begin_turn(last);
+	found = read_input(last);
 	if (found)
-		end_turn(hub);
+		end_turn(last);
 	hub->corked = NULL;
 	return found;
 }
 
-/* One turn for each connection that was in the backlog when the iteration began. */
+/* Of the users that wait the one that has had the least time lately; NULL: nobody waits. */
+static struct account *next_user(struct connection_hub *hub)
+{
+	struct account *next = NULL;
+	uint64_t now = clock_ns(), least = 0;
+
+	list_for_each(node, &hub->users)
+	{
+		struct account *account = container_of(node, struct account, in_users);
+		uint64_t loop_ns = account_loop_ns(account, now);
+
+		if (list_is_empty(&account->backlog)) {
+			list_remove(node);
+		} else if (!next || loop_ns < least) {
+			next = account;
+			least = loop_ns;
+		}
+	}
+	return next;
+}
+
+static struct connection *next_in_backlog(struct connection_hub *hub)
+{
+	struct list *node = list_pop(&hub->backlog);
+	struct account *account;
+
+	if (!node) {
+		account = next_user(hub);
+		node = account ? list_pop(&account->backlog) : NULL;
+	}
+	return node ? container_of(node, struct connection, in_backlog) : NULL;
+}
+
+static void take_turn(struct connection *connection)
+{
+	bool deferred = connection->deferred;
+
+	connection->deferred = false;
+	if (connection->broken) {
+		connection_close(connection);
+		return;
+	}
+	begin_turn(connection);
+	if (deferred)
+		(void)read_input(connection);
+	else if (connection->input && connection->input_bytes > 0)
+		process_input(connection, connection->input, connection->input_bytes);
+	end_turn(connection);
+	connection_update_poll(connection);
+}
+
+/* As much of the backlog as one connection may have of a turn; then the sockets are looked at
+ * again. */
 static void hub_turn(uv_idle_t *handle)
 {
 	struct connection_hub *hub = container_of(handle, struct connection_hub, turn);
-	struct list now, *node;
+	const uint64_t *limit = hub->limits->value;
+	uint64_t start_ns = clock_ns(), first_frame = hub->n_frames;
+	struct connection *connection;
 
-	list_init(&now);
-	while ((node = list_pop(&hub->backlog)))
-		list_append(&now, node);
-	while ((node = list_pop(&now))) {
-		struct connection *connection = container_of(node, struct connection, in_backlog);
-
-		if (connection->broken) {
-			connection_close(connection);
-			continue;
+	do {
+		connection = next_in_backlog(hub);
+		if (!connection) {
+			uv_idle_stop(&hub->turn);
+			return;
 		}
-		hub->turn_ns = clock_ns();
-		hub->corked = connection;
-		if (connection->input && connection->input_bytes > 0)
-			process_input(connection, connection->input, connection->input_bytes);
-		end_turn(hub);
-		update_poll(connection);
+		take_turn(connection);
+	} while (hub->n_frames - first_frame < limit[LIMIT_FRAMES_PER_WAKE] &&
+		 clock_ns() - start_ns < limit[LIMIT_WAKE_US] * 1000);
+}
+
+/* ---- deadlines ---- */
+
+/* Those that stopped reading for want of a descriptor go on as soon as some were read. */
+static void hub_on_reread(uv_timer_t *timer)
+{
+	struct connection_hub *hub = container_of(timer, struct connection_hub, reread);
+	bool waits = false, news = false;
+
+	list_for_each(node, &hub->watched)
+		news |= descriptors_look(container_of(node, struct connection, in_watched));
+	list_for_each(node, &hub->stalled)
+		waits |= container_of(node, struct connection, in_backlog)->wants_fd;
+	if (!waits)
+		return;
+	wake_stalled(hub, NULL);
+	hub->reread_ms = news ? 1 : 2 * hub->reread_ms;
+	if (hub->reread_ms > WATCH_MS)
+		hub->reread_ms = WATCH_MS;
+	uv_timer_start(timer, hub_on_reread, hub->reread_ms, 0);
+}
+
+static void drop(struct connection *connection, enum limit limit, enum log_level level,
+		 const char *reason)
+{
+	connection->hub->limits->hits[limit]++;
+	log_limited(&connection->hub->log, level, "%s", reason);
+	connection_close(connection);
+}
+
+/* Return: whether the connection needs to be looked at again; otherwise it may be closed. */
+static bool check_deadlines(struct connection *connection, uint64_t now)
+{
+	uint64_t soft_ns = connection->hub->limits->value[LIMIT_OUTPUT_SOFT_MS] * NS_PER_MS;
+
+	(void)descriptors_look(connection);
+	if (connection->fds_full) {
+		connection->fds_full = false;
+		output_flush(connection);
 	}
-	if (list_is_empty(&hub->backlog))
-		uv_idle_stop(&hub->turn);
+	if (connection->deadline_ns && now >= connection->deadline_ns) {
+		drop(connection, LIMIT_HELLO_MS, LOG_LEVEL_INFO,
+		     "closing a connection without hello");
+		return false;
+	}
+	if (connection->output_since_ns && now >= connection->output_since_ns + soft_ns) {
+		drop(connection, LIMIT_OUTPUT_SOFT_BYTES, LOG_LEVEL_WARNING,
+		     "dropping a client that reads too slowly");
+		return false;
+	}
+	if (connection->wants_fd && connection->n_unread > 0 &&
+	    now >= connection->unread_since_ns + soft_ns) {
+		drop(connection, LIMIT_FDS_PER_CONNECTION, LOG_LEVEL_WARNING,
+		     "dropping a client that does not read its file descriptors");
+		return false;
+	}
+	return connection->deadline_ns || connection->output_since_ns || connection->n_unread > 0 ||
+	       connection->fds_full;
+}
+
+/* The time that the process stood still is nobody's fault. */
+static void forgive(struct connection *connection, uint64_t pause_ns)
+{
+	if (connection->deadline_ns)
+		connection->deadline_ns += pause_ns;
+	if (connection->output_since_ns)
+		connection->output_since_ns += pause_ns;
+	if (connection->unread_since_ns)
+		connection->unread_since_ns += pause_ns;
 }
 
 static void hub_on_timer(uv_timer_t *timer)
 {
 	struct connection_hub *hub = container_of(timer, struct connection_hub, timer);
-	uint64_t now = clock_ns();
-	uint64_t soft_ns = hub->limits->value[LIMIT_OUTPUT_SOFT_MS] * NS_PER_MS;
+	uint64_t now = clock_ns(), since_ns = now - hub->ticked_ns;
+	uint64_t pause_ns = since_ns > PAUSE_MS * NS_PER_MS ? since_ns : 0;
 
+	hub->ticked_ns = now;
 	list_for_each(node, &hub->watched)
 	{
 		struct connection *connection = container_of(node, struct connection, in_watched);
 
-		if (connection->deadline_ns && now >= connection->deadline_ns) {
-			hub->limits->hits[LIMIT_HELLO_MS]++;
-			log_limited(&hub->log, LOG_LEVEL_INFO,
-				    "closing a connection without hello");
-			connection_close(connection);
-		} else if (connection->output_since_ns &&
-			   now - connection->output_since_ns >= soft_ns) {
-			hub->limits->hits[LIMIT_OUTPUT_SOFT_BYTES]++;
-			log_limited(&hub->log, LOG_LEVEL_WARNING,
-				    "dropping a client that reads too slowly: %zu bytes wait",
-				    connection->output_bytes);
-			connection_close(connection);
-		} else if (!connection->deadline_ns && !connection->output_since_ns) {
-			unwatch(connection);
-		}
+		if (pause_ns > 0)
+			forgive(connection, pause_ns);
+		if (!check_deadlines(connection, now))
+			list_remove(node);
 	}
+	descriptors_end_lingering(hub, false);
+	if (list_is_empty(&hub->watched) && list_is_empty(&hub->lingering))
+		uv_timer_stop(&hub->timer);
 }
 
 /* ---- life ---- */
@@ -749,37 +677,39 @@ int connection_open(struct connection *connection, struct connection_hub *hub, i
 
 	*connection = (struct connection){
 		.hub = hub, .ops = ops, .account = account, .fd = fd, .before_hello = before_hello};
-	list_init(&connection->output);
 	list_init(&connection->in_backlog);
 	list_init(&connection->in_watched);
-	r = uv_poll_init(hub->loop, &connection->poll, fd);
+	output_init(connection);
+	r = descriptors_init(connection, err);
 	if (r < 0) {
 		(void)close(fd);
+		return r;
+	}
+	r = uv_poll_init(hub->loop, &connection->poll, fd);
+	if (r < 0) {
+		descriptors_deinit(connection);
 		return fmha_error_set(err, FMHA_EIO, "polling a socket: %s", uv_strerror(r));
 	}
 	if (before_hello) {
 		connection->deadline_ns = clock_ns() +
 					  hub->limits->value[LIMIT_HELLO_MS] * NS_PER_MS;
-		watch(connection);
+		connection_watch(connection);
 	}
-	update_poll(connection);
+	connection_update_poll(connection);
 	return 0;
 }
 
 void connection_greeted(struct connection *connection)
 {
 	connection->before_hello = false;
-	connection->deadline_ns = 0;
-	if (!connection->output_since_ns)
-		unwatch(connection);
+	connection->deadline_ns = 0; /* the timer sees that there is nothing to watch for */
 }
 
 static void on_poll_closed(uv_handle_t *handle)
 {
 	struct connection *connection = container_of(handle, struct connection, poll);
 
-	(void)close(connection->fd);
-	connection->fd = -1;
+	descriptors_deinit(connection);
 	connection->ops->on_closed(connection);
 }
 
@@ -791,25 +721,19 @@ void connection_close(struct connection *connection)
 		return;
 	/* What was answered before the end still goes out, as far as the socket takes it. */
 	if (connection->hub->corked == connection)
-		uncork(connection->hub);
+		output_uncork(connection->hub);
 	connection->closing = true;
 	if (connection->hub->last == connection)
 		connection->hub->last = NULL;
 	list_remove(&connection->in_backlog);
-	unwatch(connection);
-	while (!list_is_empty(&connection->output))
-		free_chunk(container_of(connection->output.next, struct output_chunk, in_output));
-	while (connection->n_fds > 0)
-		(void)close(connection_take_fd(connection));
-	free(connection->fds);
-	connection->fds = NULL;
+	list_remove(&connection->in_watched);
+	output_deinit(connection);
+	descriptors_close(connection);
 	free(connection->input);
 	connection->input = NULL;
-	if (account) {
-		account_release(account, ACCOUNT_IN_FLIGHT, connection->n_in_flight);
-		if (!list_is_empty(&connection->hub->stalled))
-			wake_stalled(connection->hub, account);
-	}
+	if (account)
+		connection_release(connection->hub, account, ACCOUNT_IN_FLIGHT,
+				   connection->n_in_flight);
 	connection->n_in_flight = 0;
 	uv_close((uv_handle_t *)&connection->poll, on_poll_closed);
 	connection->ops->on_hangup(connection);

@@ -41,24 +41,32 @@ static bool others_have(int fd)
 	return errno == EAGAIN; /* where there are no leases, nobody can tell */
 }
 
-static void on_timer(uv_timer_t *timer)
+/* @account: NULL: of all users. Some at a time, each in its turn. */
+static void look(struct handouts *handouts, const struct account *account)
 {
-	struct handouts *handouts = container_of(timer, struct handouts, timer);
+	struct list later, *node;
 	int n = LOOKS_A_TICK;
 
-	list_for_each(node, &handouts->list)
-	{
+	list_init(&later);
+	while (n > 0 && (node = list_pop(&handouts->list))) {
 		struct handout *handout = container_of(node, struct handout, in_handouts);
 
-		if (n-- == 0)
-			break;
-		list_remove(node);
-		list_append(&handouts->list, node); /* behind those not looked at */
+		list_append(&later, node);
+		if (account && handout->account != account)
+			continue;
+		n--;
 		if (!others_have(handout->fd))
 			end(handout);
 	}
+	while ((node = list_pop(&later)))
+		list_append(&handouts->list, node);
 	if (list_is_empty(&handouts->list))
-		uv_timer_stop(timer);
+		uv_timer_stop(&handouts->timer);
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+	look(container_of(timer, struct handouts, timer), NULL);
 }
 
 void handouts_init(struct handouts *handouts, uv_loop_t *loop)
@@ -117,21 +125,35 @@ static int keep_text(struct handouts *handouts, struct account *account, const c
 	return r;
 }
 
-int handout_text(struct handouts *handouts, struct account *account, const char *text, size_t n,
-		 int *ret_fd, struct fmha_error *err)
+static int charge(struct account *account, uint64_t bytes, struct fmha_error *err)
 {
-	uint64_t bytes = (n + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 	int r = account_charge(account, ACCOUNT_DESCRIPTORS, 1, err);
 
 	if (r < 0)
 		return r;
 	r = account_charge(account, ACCOUNT_MEMORY, bytes, err);
-	if (r == 0) {
-		r = keep_text(handouts, account, text, n, bytes, ret_fd, err);
-		if (r < 0)
-			account_release(account, ACCOUNT_MEMORY, bytes);
-	}
 	if (r < 0)
 		account_release(account, ACCOUNT_DESCRIPTORS, 1);
+	return r;
+}
+
+int handout_text(struct handouts *handouts, struct account *account, const char *text, size_t n,
+		 int *ret_fd, struct fmha_error *err)
+{
+	uint64_t bytes = (n + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+	int r;
+
+	/* What the client has let go of since the last look makes room for it. */
+	if (!account_has_room(account, ACCOUNT_DESCRIPTORS, 1) ||
+	    !account_has_room(account, ACCOUNT_MEMORY, bytes))
+		look(handouts, account);
+	r = charge(account, bytes, err);
+	if (r < 0)
+		return r;
+	r = keep_text(handouts, account, text, n, bytes, ret_fd, err);
+	if (r < 0) {
+		account_release(account, ACCOUNT_MEMORY, bytes);
+		account_release(account, ACCOUNT_DESCRIPTORS, 1);
+	}
 	return r;
 }

@@ -47,6 +47,8 @@ void limits_resolve(struct limits *limits, uint64_t memory_bytes)
 		value[LIMIT_FDS] = fds > value[LIMIT_RESERVED_FDS] + LEAST_FDS
 					   ? fds - value[LIMIT_RESERVED_FDS]
 					   : LEAST_FDS;
+	if (value[LIMIT_FDS_PER_UID] > value[LIMIT_FDS] / 2)
+		value[LIMIT_FDS_PER_UID] = value[LIMIT_FDS] / 2;
 	if (value[LIMIT_BUFFERS] == 0)
 		value[LIMIT_BUFFERS] = most_mappings() / 2;
 }

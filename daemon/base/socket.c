@@ -2,7 +2,9 @@
 #include <base/socket.h>
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 static ssize_t send_with_fd(int socket, const uint8_t *data, size_t n, int fd)
@@ -33,8 +35,16 @@ ssize_t socket_send(int socket, const uint8_t *data, size_t n, int fd)
 		sent = fd < 0 ? send(socket, data, n, MSG_DONTWAIT | MSG_NOSIGNAL)
 			      : send_with_fd(socket, data, n, fd);
 	while (sent < 0 && errno == EINTR);
-	/* ETOOMANYREFS: too many fds in flight to a peer that does not read them. */
-	if (sent < 0 && (errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS))
+	if (sent < 0 && errno == ETOOMANYREFS)
+		return SOCKET_TOO_MANY_FDS;
+	if (sent < 0 && (errno == EAGAIN || errno == ENOBUFS))
 		return 0;
 	return sent;
+}
+
+uint32_t socket_unread(int socket)
+{
+	int left = 0;
+
+	return ioctl(socket, SIOCOUTQ, &left) < 0 || left < 0 ? 0 : (uint32_t)left;
 }

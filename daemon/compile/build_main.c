@@ -65,6 +65,7 @@ struct build {
 /* What the queue hands back for one kernel. */
 struct ticket {
 	struct build *build;
+	struct compile_waiter waiter;
 	char name[256];
 };
 
@@ -230,7 +231,8 @@ static int submit(struct build *build, struct compile_queue *queue, const struct
 					  .compiler = build->compiler,
 					  .source = kernel->source,
 					  .options = options,
-					  .n_options = (size_t)kernel->n_options};
+					  .n_options = (size_t)kernel->n_options,
+					  .uid = getuid()};
 	int r;
 
 	if (!ticket)
@@ -239,7 +241,8 @@ static int submit(struct build *build, struct compile_queue *queue, const struct
 	(void)snprintf(ticket->name, sizeof(ticket->name), "%s", kernel->name);
 	for (int i = 0; i < kernel->n_options; i++)
 		options[i] = kernel->options[i];
-	r = compile_queue_submit(queue, &request, COMPILE_BACKGROUND, on_built, ticket, err);
+	r = compile_queue_submit(queue, &request, COMPILE_BACKGROUND, on_built, ticket,
+				 &ticket->waiter, err);
 	if (r < 0)
 		free(ticket);
 	return r;
@@ -310,7 +313,7 @@ static int compile_all(struct build *build, struct cache *cache, struct fmha_err
 {
 	struct compile_queue_status status;
 	struct compile_queue *queue = NULL;
-	int r = compile_queue_new(&build->config, cache, build->jobs, &queue, err);
+	int r = compile_queue_new(&build->config, cache, build->jobs, false, &queue, err);
 
 	if (r < 0)
 		return r;
@@ -331,8 +334,22 @@ static int compile_all(struct build *build, struct cache *cache, struct fmha_err
 	return 0;
 }
 
+/* A service goes on when its cache takes nothing more; what fills one has failed. */
+static int check_stored(struct cache *cache, struct fmha_error *err)
+{
+	struct cache_status status;
+
+	cache_get_status(cache, &status);
+	if (status.unstored == 0)
+		return 0;
+	return fmha_error_set(err, FMHA_EIO, "%llu kernels could not be stored: %s",
+			      (unsigned long long)status.unstored,
+			      status.usable ? "larger than is kept" : status.reason);
+}
+
 static int run(struct build *build, struct fmha_error *err)
 {
+	const struct cache_config config = {.writable = build->cache};
 	struct cache *cache = NULL;
 	int64_t packed;
 	int r = spec_catalog_load(NULL, &build->catalog, err);
@@ -340,9 +357,13 @@ static int run(struct build *build, struct fmha_error *err)
 	if (r == 0 && build->list)
 		r = walk(build, NULL, err);
 	else if (r == 0)
-		r = cache_new(build->cache, NULL, 0, &cache, err);
+		r = cache_new(&config, &cache, err);
+	if (r == 0 && !build->list)
+		r = cache_check(cache, err);
 	if (r == 0 && !build->list)
 		r = compile_all(build, cache, err);
+	if (r == 0 && !build->list)
+		r = check_stored(cache, err);
 	if (r == 0 && build->pack) {
 		packed = cache_pack(cache, build->pack, err);
 		r = packed < 0 ? (int)packed : 0;

@@ -3,44 +3,44 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/openat2.h>
 #include <nettle/sha2.h>
-#include <stdbool.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
+#include <time.h>
 
 #include <proto/error.h>
 
 #include "cleanup.h"
+#include "directory.h"
 #include "entry.h"
+#include "ledger.h"
+#include "pack.h"
+#include "recent.h"
 
-#define PACK_MAGIC "FMHAPK1\n"
-
-struct pack_header {
-	char magic[8];
-	uint64_t n_entries;
-	uint8_t digest[SHA256_DIGEST_SIZE]; /* of the index; entries carry their own */
-};
-
-/* Sorted by key. */
-struct pack_index {
-	uint8_t key[CACHE_KEY_BYTES];
-	uint64_t offset, size;
-};
+#define RETRY_MS             60000
+#define DEFAULT_MEMORY_BYTES (64u << 20)
 
 struct layer {
-	int dir;             /* a directory, or -1 */
-	const uint8_t *pack; /* a mapped pack file, or NULL */
-	size_t pack_bytes;
+	char *path;
+	int dir; /* a directory, or -1 */
+	struct pack pack;
 };
 
 struct cache {
-	bool writable; /* layers[0] is the writable directory */
+	char *writable; /* NULL: none */
 	size_t n_layers;
-	struct layer layers[CACHE_MAX_LAYERS + 1];
+	struct layer layers[CACHE_MAX_LAYERS];
+	/* Held while something is opened, which may take seconds; taken before @lock. The layers
+	 * do not change once @status.opened is set. */
+	pthread_mutex_t opening;
+	pthread_mutex_t lock; /* of what follows; never held over work on the disk */
+	int dir;              /* the writable directory; -1: not open */
+	int64_t retry_ms;     /* of CLOCK_MONOTONIC: when to try again what failed */
+	struct ledger ledger;
+	struct recent recent;
+	struct cache_status status;
 };
 
 struct cache_key cache_key_of(const struct cache_key_part *parts, size_t n_parts)
@@ -65,194 +65,38 @@ void cache_key_hex(const struct cache_key *key, char ret_hex[CACHE_HEX_BYTES])
 		(void)snprintf(ret_hex + 2 * i, 3, "%02x", key->bytes[i]);
 }
 
-/* Opens a name below @dir without following links out of it or anywhere. */
-static int open_beneath(int dir, const char *name, int flags, mode_t mode)
+static int64_t now_ms(void)
 {
-	struct open_how how = {
-		.flags = (uint64_t)(flags | O_CLOEXEC | O_NOFOLLOW),
-		.mode = flags & O_CREAT ? mode : 0,
-		.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS,
-	};
+	struct timespec ts;
 
-	return (int)syscall(SYS_openat2, dir, name, &how, sizeof(how));
+	(void)clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
 }
 
-/* A file that only we or root could have written. */
-static bool trusted_file(const struct stat *st)
-{
-	return S_ISREG(st->st_mode) && st->st_nlink == 1 && !(st->st_mode & 022) &&
-	       (st->st_uid == geteuid() || st->st_uid == 0);
-}
+/* ---- making and opening ---- */
 
-static int read_all(int fd, void *data, size_t size)
-{
-	size_t done = 0;
-
-	while (done < size) {
-		ssize_t n = pread(fd, (char *)data + done, size - done, (off_t)done);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return -1; /* shrunk under us, or an I/O error */
-		done += (size_t)n;
-	}
-	return 0;
-}
-
-static int write_all(int fd, const void *data, size_t size)
-{
-	size_t done = 0;
-
-	while (done < size) {
-		ssize_t n = write(fd, (const char *)data + done, size - done);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -1;
-		done += (size_t)n;
-	}
-	return 0;
-}
-
-static int directory_load(int dir, const struct cache_key *key, struct cache_entry **ret_entry)
-{
-	_cleanup_(closep) int fd = -1;
-	_cleanup_(freep) void *data = NULL;
-	char name[CACHE_HEX_BYTES];
-	struct stat st;
-
-	cache_key_hex(key, name);
-	fd = open_beneath(dir, name, O_RDONLY | O_NONBLOCK, 0);
-	if (fd < 0 || fstat(fd, &st) < 0 || !trusted_file(&st) || st.st_size <= 0 ||
-	    (uint64_t)st.st_size > CACHE_MAX_ENTRY_BYTES)
-		return CACHE_MISS;
-	data = malloc((size_t)st.st_size);
-	if (!data || read_all(fd, data, (size_t)st.st_size) < 0)
-		return CACHE_MISS;
-	return entry_parse(data, (size_t)st.st_size, key, ret_entry);
-}
-
-/* The key comes first in struct pack_index: this compares keys and index rows alike. */
-static int key_compare(const void *a, const void *b)
-{
-	return memcmp(a, b, CACHE_KEY_BYTES);
-}
-
-static int pack_load(const struct layer *layer, const struct cache_key *key,
-		     struct cache_entry **ret_entry)
-{
-	const uint8_t *index = layer->pack + sizeof(struct pack_header);
-	struct pack_header header;
-	struct pack_index row;
-	const void *found;
-
-	memcpy(&header, layer->pack, sizeof(header));
-	found = bsearch(key->bytes, index, header.n_entries, sizeof(row), key_compare);
-	if (!found)
-		return CACHE_MISS;
-	memcpy(&row, found, sizeof(row));
-	if (row.offset > layer->pack_bytes || row.size > layer->pack_bytes - row.offset)
-		return CACHE_MISS;
-	return entry_parse(layer->pack + row.offset, row.size, key, ret_entry);
-}
-
-int cache_load(struct cache *cache, const struct cache_key *key, struct cache_entry **ret_entry)
-{
-	for (size_t i = 0; i < cache->n_layers; i++) {
-		const struct layer *layer = &cache->layers[i];
-		int r = layer->pack ? pack_load(layer, key, ret_entry)
-				    : directory_load(layer->dir, key, ret_entry);
-
-		if (r == 0)
-			return 0;
-	}
-	return CACHE_MISS;
-}
-
-static bool pack_sound(const uint8_t *map, size_t size)
-{
-	uint8_t digest[SHA256_DIGEST_SIZE];
-	struct pack_header header;
-	struct sha256_ctx sha;
-
-	memcpy(&header, map, sizeof(header));
-	if (memcmp(header.magic, PACK_MAGIC, sizeof(header.magic)) != 0 ||
-	    header.n_entries > (size - sizeof(header)) / sizeof(struct pack_index))
-		return false;
-	sha256_init(&sha);
-	sha256_update(&sha, header.n_entries * sizeof(struct pack_index), map + sizeof(header));
-	sha256_digest(&sha, sizeof(digest), digest);
-	return memcmp(digest, header.digest, sizeof(digest)) == 0;
-}
-
-static int pack_open(int fd, const char *path, off_t size, struct layer *ret_layer,
-		     struct fmha_error *err)
-{
-	void *map;
-
-	if ((size_t)size < sizeof(struct pack_header))
-		return fmha_error_set(err, FMHA_EIO, "%s: not a cache pack", path);
-	map = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, fd, 0);
-	if (map == MAP_FAILED)
-		return fmha_error_set(err, FMHA_EIO, "%s: %s", path, strerror(errno));
-	if (!pack_sound(map, (size_t)size)) {
-		(void)munmap(map, (size_t)size);
-		return fmha_error_set(err, FMHA_EIO, "%s: not a cache pack, or damaged", path);
-	}
-	*ret_layer = (struct layer){.dir = -1, .pack = map, .pack_bytes = (size_t)size};
-	return 0;
-}
-
-static int layer_open(const char *path, bool writable, struct layer *ret_layer,
-		      struct fmha_error *err)
-{
-	_cleanup_(closep) int fd = -1;
-	struct stat st;
-
-	if (writable && mkdir(path, 0700) < 0 && errno != EEXIST)
-		return fmha_error_set(err, FMHA_EIO, "cache %s: %s", path, strerror(errno));
-	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-	if (fd < 0 || fstat(fd, &st) < 0)
-		return fmha_error_set(err, FMHA_EIO, "cache %s: %s", path, strerror(errno));
-	if ((st.st_uid != geteuid() && (writable || st.st_uid != 0)) || (st.st_mode & 022))
-		return fmha_error_set(err, FMHA_EPERM,
-				      "cache %s: owner %u, mode %04o: others could write there",
-				      path, (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777));
-	if (!writable && S_ISREG(st.st_mode))
-		return pack_open(fd, path, st.st_size, ret_layer, err);
-	if (!S_ISDIR(st.st_mode))
-		return fmha_error_set(err, FMHA_EINVAL, "cache %s: not a directory", path);
-	*ret_layer = (struct layer){.dir = fd};
-	fd = -1;
-	return 0;
-}
-
-int cache_new(const char *writable, const char *const *layers, size_t n_layers,
-	      struct cache **ret_cache, struct fmha_error *err)
+int cache_new(const struct cache_config *config, struct cache **ret_cache, struct fmha_error *err)
 {
 	_cleanup_(cache_freep) struct cache *cache = NULL;
-	int r;
+	uint64_t memory = config->memory_bytes ? config->memory_bytes : DEFAULT_MEMORY_BYTES;
 
-	if (n_layers > CACHE_MAX_LAYERS)
-		return fmha_error_set(err, FMHA_EINVAL, "cache: %zu layers, at most %d", n_layers,
-				      CACHE_MAX_LAYERS);
+	if (config->n_layers > CACHE_MAX_LAYERS)
+		return fmha_error_set(err, FMHA_EINVAL, "cache: %zu layers, at most %d",
+				      config->n_layers, CACHE_MAX_LAYERS);
 	cache = calloc(1, sizeof(*cache));
 	if (!cache)
 		return fmha_error_set(err, FMHA_ENOMEM, "cache: out of memory");
-	if (writable) {
-		r = layer_open(writable, true, &cache->layers[0], err);
-		if (r < 0)
-			return r;
-		cache->writable = true;
-		cache->n_layers = 1;
-	}
-	for (size_t i = 0; i < n_layers; i++) {
-		r = layer_open(layers[i], false, &cache->layers[cache->n_layers], err);
-		if (r < 0)
-			return r;
-		cache->n_layers++;
+	cache->dir = -1;
+	(void)pthread_mutex_init(&cache->opening, NULL);
+	(void)pthread_mutex_init(&cache->lock, NULL);
+	ledger_init(&cache->ledger, config->max_bytes, config->max_bytes_per_uid);
+	cache->recent.max_bytes = memory;
+	if (config->writable && !(cache->writable = strdup(config->writable)))
+		return fmha_error_set(err, FMHA_ENOMEM, "cache: out of memory");
+	for (size_t i = 0; i < config->n_layers; i++, cache->n_layers++) {
+		cache->layers[i] = (struct layer){.path = strdup(config->layers[i]), .dir = -1};
+		if (!cache->layers[i].path)
+			return fmha_error_set(err, FMHA_ENOMEM, "cache: out of memory");
 	}
 	*ret_cache = cache;
 	cache = NULL;
@@ -264,211 +108,398 @@ struct cache *cache_free(struct cache *cache)
 	if (!cache)
 		return NULL;
 	for (size_t i = 0; i < cache->n_layers; i++) {
-		if (cache->layers[i].pack)
-			(void)munmap((void *)cache->layers[i].pack, cache->layers[i].pack_bytes);
-		else
-			(void)close(cache->layers[i].dir);
+		pack_close(&cache->layers[i].pack);
+		closep(&cache->layers[i].dir);
+		free(cache->layers[i].path);
 	}
+	closep(&cache->dir);
+	ledger_deinit(&cache->ledger);
+	recent_deinit(&cache->recent);
+	(void)pthread_mutex_destroy(&cache->opening);
+	(void)pthread_mutex_destroy(&cache->lock);
+	free(cache->writable);
 	free(cache);
 	return NULL;
 }
 
-/* Writes @data under a temporary name in @dir, syncs, and renames it to @name. */
-static int publish(int dir, const char *name, const void *data, size_t size, struct fmha_error *err)
+static int layer_open(struct layer *layer, struct fmha_error *err)
 {
-	char temporary[CACHE_HEX_BYTES + 32];
-	int fd, saved;
+	_cleanup_(closep) int fd = directory_open(layer->path, false, err);
+	struct stat st;
 
-	(void)snprintf(temporary, sizeof(temporary), ".%s.%d", name, (int)gettid());
-	(void)unlinkat(dir, temporary, 0); /* left by a crash under the same thread id */
-	fd = open_beneath(dir, temporary, O_WRONLY | O_CREAT | O_EXCL, 0600);
 	if (fd < 0)
-		return fmha_error_set(err, FMHA_EIO, "cache: cannot create a file: %s",
-				      strerror(errno));
-	if (write_all(fd, data, size) == 0 && fsync(fd) == 0 &&
-	    renameat(dir, temporary, dir, name) == 0 && fsync(dir) == 0) {
-		(void)close(fd);
-		return 0;
+		return fd;
+	if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
+		return pack_open(fd, layer->path, st.st_size, &layer->pack, err);
+	if (!S_ISDIR(st.st_mode))
+		return fmha_error_set(err, FMHA_EINVAL, "cache %s: not a directory", layer->path);
+	layer->dir = fd;
+	fd = -1;
+	return 0;
+}
+
+static bool enter_row(void *owner, const struct cache_key *key, const struct directory_file *file,
+		      uint32_t uid)
+{
+	const struct ledger_row row = {*key, file->bytes, file->used_s, uid};
+
+	return ledger_put(owner, &row);
+}
+
+/* How the writable directory stands: @err NULL: well. */
+static void set_state(struct cache *cache, const struct fmha_error *err)
+{
+	cache->status.usable = !err;
+	cache->retry_ms = now_ms() + RETRY_MS;
+	(void)snprintf(cache->status.reason, sizeof(cache->status.reason), "%.199s",
+		       err ? err->msg : "");
+}
+
+/* Takes over what was opened, or why nothing was. */
+static void set_directory(struct cache *cache, int dir, struct ledger *ledger,
+			  const struct fmha_error *err)
+{
+	(void)pthread_mutex_lock(&cache->lock);
+	if (dir >= 0) {
+		closep(&cache->dir);
+		cache->dir = dir;
+		ledger_deinit(&cache->ledger);
+		cache->ledger = *ledger;
 	}
-	saved = errno;
-	(void)close(fd);
-	(void)unlinkat(dir, temporary, 0);
-	return fmha_error_set(err, FMHA_EIO, "cache: cannot write an entry: %s", strerror(saved));
+	set_state(cache, dir < 0 ? err : NULL);
+	(void)pthread_mutex_unlock(&cache->lock);
+}
+
+static void open_directory(struct cache *cache)
+{
+	struct fmha_error err = {0};
+	struct ledger ledger;
+	int dir = directory_open(cache->writable, true, &err);
+
+	ledger_init(&ledger, cache->ledger.max_bytes, cache->ledger.max_bytes_per_uid);
+	if (dir >= 0 && directory_scan(dir, enter_row, &ledger, &err) < 0) {
+		(void)close(dir);
+		dir = -1;
+	}
+	if (dir < 0)
+		ledger_deinit(&ledger);
+	set_directory(cache, dir, &ledger, &err);
+}
+
+/* A layer that cannot be read is left out, and said once. */
+static void open_layers(struct cache *cache)
+{
+	struct fmha_error err = {0};
+
+	for (size_t i = 0; i < cache->n_layers; i++)
+		(void)layer_open(&cache->layers[i], &err);
+	(void)pthread_mutex_lock(&cache->lock);
+	cache->status.opened = true;
+	(void)snprintf(cache->status.layer, sizeof(cache->status.layer), "%.199s", err.msg);
+	(void)pthread_mutex_unlock(&cache->lock);
+}
+
+/* A descriptor of the writable directory, given, which stays right while the cache is opened anew;
+ * -1: there is none. */
+static int get_directory(struct cache *cache)
+{
+	int dir;
+
+	(void)pthread_mutex_lock(&cache->lock);
+	dir = cache->dir < 0 ? -1 : fcntl(cache->dir, F_DUPFD_CLOEXEC, 3);
+	(void)pthread_mutex_unlock(&cache->lock);
+	return dir;
+}
+
+/* Whether there is something to open: never tried, or @now or tried long enough ago. A directory
+ * that was removed under us is made again. */
+static bool wants_opening(struct cache *cache, bool now)
+{
+	_cleanup_(closep) int dir = get_directory(cache);
+	struct stat st;
+	bool gone = dir < 0 || (fstat(dir, &st) == 0 && st.st_nlink == 0);
+	bool opened, due;
+
+	(void)pthread_mutex_lock(&cache->lock);
+	opened = cache->status.opened;
+	due = now || now_ms() >= cache->retry_ms;
+	(void)pthread_mutex_unlock(&cache->lock);
+	return !opened || (cache->writable && gone && due);
+}
+
+static void ensure_open(struct cache *cache, bool now)
+{
+	bool opened;
+
+	if (!wants_opening(cache, now))
+		return;
+	(void)pthread_mutex_lock(&cache->opening);
+	if (wants_opening(cache, now)) { /* nobody else has, meanwhile */
+		(void)pthread_mutex_lock(&cache->lock);
+		opened = cache->status.opened;
+		(void)pthread_mutex_unlock(&cache->lock);
+		if (cache->writable)
+			open_directory(cache);
+		if (!opened)
+			open_layers(cache);
+	}
+	(void)pthread_mutex_unlock(&cache->opening);
+}
+
+/* Says why there is no directory. */
+static int no_directory(struct cache *cache, struct fmha_error *err)
+{
+	(void)pthread_mutex_lock(&cache->lock);
+	(void)fmha_error_set(err, FMHA_EIO, "%s",
+			     cache->status.usable ? "cache: no file descriptor left"
+						  : cache->status.reason);
+	(void)pthread_mutex_unlock(&cache->lock);
+	return FMHA_EIO;
+}
+
+int cache_check(struct cache *cache, struct fmha_error *err)
+{
+	_cleanup_(closep) int dir = -1;
+
+	ensure_open(cache, true);
+	dir = get_directory(cache);
+	return cache->writable && dir < 0 ? no_directory(cache, err) : 0;
+}
+
+void cache_get_status(struct cache *cache, struct cache_status *ret_status)
+{
+	(void)pthread_mutex_lock(&cache->lock);
+	*ret_status = cache->status;
+	ret_status->bytes = cache->ledger.bytes;
+	ret_status->entries = cache->ledger.n;
+	ret_status->memory_bytes = cache->recent.bytes;
+	ret_status->memory_entries = cache->recent.n;
+	(void)pthread_mutex_unlock(&cache->lock);
+}
+
+/* ---- loading ---- */
+
+/* @file: of the entry as it was found. */
+static void note_use(struct cache *cache, int dir, const struct cache_key *key,
+		     const struct directory_file *file, uint32_t uid)
+{
+	const struct ledger_row row = {*key, file->bytes, (int64_t)time(NULL), uid};
+
+	directory_touch(dir, key, file);
+	(void)pthread_mutex_lock(&cache->lock);
+	(void)ledger_put(&cache->ledger, &row);
+	(void)pthread_mutex_unlock(&cache->lock);
+}
+
+static int load_writable(struct cache *cache, const struct cache_key *key,
+			 struct cache_entry **ret_entry)
+{
+	_cleanup_(closep) int dir = get_directory(cache);
+	struct directory_file file;
+
+	if (dir < 0 || directory_load(dir, key, ret_entry, &file) != 0)
+		return CACHE_MISS;
+	note_use(cache, dir, key, &file, (*ret_entry)->uid);
+	return 0;
+}
+
+static int load_memory(struct cache *cache, const struct cache_key *key,
+		       struct cache_entry **ret_entry)
+{
+	bool again;
+	int r;
+
+	(void)pthread_mutex_lock(&cache->lock);
+	r = recent_load(&cache->recent, key, ret_entry);
+	again = cache->writable && now_ms() >= cache->retry_ms;
+	(void)pthread_mutex_unlock(&cache->lock);
+	if (r == 0 && again)
+		(void)cache_store(cache, key, *ret_entry, NULL); /* the disk may take it by now */
+	return r;
+}
+
+int cache_load(struct cache *cache, const struct cache_key *key, struct cache_entry **ret_entry)
+{
+	ensure_open(cache, false);
+	if (load_writable(cache, key, ret_entry) == 0)
+		return 0;
+	for (size_t i = 0; i < cache->n_layers; i++) {
+		const struct layer *layer = &cache->layers[i];
+
+		if (layer->pack.map && pack_load(&layer->pack, key, ret_entry) == 0)
+			return 0;
+		if (layer->dir >= 0 && directory_load(layer->dir, key, ret_entry, NULL) == 0)
+			return 0;
+	}
+	return load_memory(cache, key, ret_entry);
+}
+
+/* ---- storing ---- */
+
+/* Enters the entry before it is written, so that no other store takes the same room, and removes
+ * what has to go for it. Return: false: it is larger than the limits. */
+static bool make_room(struct cache *cache, int dir, const struct ledger_row *row)
+{
+	_cleanup_(freep) struct cache_key *victims = NULL;
+	size_t n = 0;
+	bool fits;
+
+	(void)pthread_mutex_lock(&cache->lock);
+	fits = ledger_admits(&cache->ledger, row->bytes);
+	if (fits) {
+		n = ledger_make_room(&cache->ledger, row->uid, row->bytes, &victims);
+		(void)ledger_put(&cache->ledger, row);
+	}
+	cache->status.evicted += n;
+	(void)pthread_mutex_unlock(&cache->lock);
+	for (size_t i = 0; i < n; i++)
+		directory_remove(dir, &victims[i]);
+	return fits;
+}
+
+static int store_on_disk(struct cache *cache, const struct cache_key *key,
+			 const struct cache_entry *entry, struct fmha_error *err)
+{
+	_cleanup_(freep) void *data = NULL;
+	_cleanup_(closep) int dir = -1;
+	struct ledger_row row = {.key = *key, .used_s = LEDGER_NEVER, .uid = entry->uid};
+	struct fmha_error failure = {0};
+	size_t size;
+	int r;
+
+	data = entry_print(key, entry, &size);
+	if (!data)
+		return fmha_error_set(err, FMHA_ENOMEM, "cache: out of memory");
+	ensure_open(cache, true);
+	dir = get_directory(cache);
+	if (dir < 0)
+		return no_directory(cache, err);
+	row.bytes = size;
+	if (size > CACHE_MAX_ENTRY_BYTES || !make_room(cache, dir, &row))
+		return fmha_error_set(err, FMHA_EIO, "cache: %s has %zu bytes, more than is kept",
+				      entry->info.kernel, size);
+	r = directory_publish(dir, key, data, size, &failure);
+	row.used_s = (int64_t)time(NULL);
+	(void)pthread_mutex_lock(&cache->lock);
+	if (r == 0)
+		(void)ledger_put(&cache->ledger, &row);
+	else
+		ledger_remove(&cache->ledger, key);
+	set_state(cache, r < 0 ? &failure : NULL);
+	(void)pthread_mutex_unlock(&cache->lock);
+	return r < 0 ? fmha_error_set(err, r, "%s", failure.msg) : 0;
 }
 
 int cache_store(struct cache *cache, const struct cache_key *key, const struct cache_entry *entry,
 		struct fmha_error *err)
 {
-	_cleanup_(freep) void *data = NULL;
-	char name[CACHE_HEX_BYTES];
-	size_t size;
+	int r = cache->writable ? store_on_disk(cache, key, entry, err)
+				: fmha_error_set(err, FMHA_EPERM, "cache: read-only");
 
-	if (!cache->writable)
-		return fmha_error_set(err, FMHA_EPERM, "cache: read-only");
-	data = entry_print(key, entry, &size);
-	if (!data)
-		return fmha_error_set(err, FMHA_ENOMEM, "cache: out of memory");
-	if (size > CACHE_MAX_ENTRY_BYTES)
-		return fmha_error_set(err, FMHA_EIO, "cache: %s has %zu bytes, more than %u",
-				      entry->info.kernel, size, CACHE_MAX_ENTRY_BYTES);
-	cache_key_hex(key, name);
-	return publish(cache->layers[0].dir, name, data, size, err);
-}
-
-static void lock_name(const struct cache_key *key, char ret_name[CACHE_HEX_BYTES + 8])
-{
-	cache_key_hex(key, ret_name);
-	(void)strcat(ret_name, ".lock");
-}
-
-int cache_lock(struct cache *cache, const struct cache_key *key, struct fmha_error *err)
-{
-	struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-	char name[CACHE_HEX_BYTES + 8];
-
-	if (!cache->writable)
-		return fmha_error_set(err, FMHA_EPERM, "cache: read-only");
-	lock_name(key, name);
-	for (;;) {
-		int dir = cache->layers[0].dir, r;
-		int fd = open_beneath(dir, name, O_RDWR | O_CREAT, 0600);
-		struct stat held, linked;
-
-		if (fd < 0)
-			return fmha_error_set(err, FMHA_EIO, "cache: lock: %s", strerror(errno));
-		do
-			r = fcntl(fd, F_OFD_SETLKW, &whole);
-		while (r < 0 && errno == EINTR);
-		/* A holder unlinks the file when it is done: ours may guard a name that is gone. */
-		if (r == 0 && fstat(fd, &held) == 0 &&
-		    fstatat(dir, name, &linked, AT_SYMLINK_NOFOLLOW) == 0 &&
-		    held.st_ino == linked.st_ino)
-			return fd;
-		(void)close(fd);
-		if (r < 0)
-			return fmha_error_set(err, FMHA_EIO, "cache: lock: %s", strerror(errno));
+	(void)pthread_mutex_lock(&cache->lock);
+	if (r == 0) {
+		recent_remove(&cache->recent, key);
+	} else {
+		cache->status.unstored++;
+		recent_put(&cache->recent, key, entry);
 	}
+	(void)pthread_mutex_unlock(&cache->lock);
+	return r;
+}
+
+/* ---- locks ---- */
+
+int cache_try_lock(struct cache *cache, const struct cache_key *key, int *ret_lock,
+		   struct fmha_error *err)
+{
+	_cleanup_(closep) int dir = -1;
+
+	ensure_open(cache, false);
+	dir = get_directory(cache);
+	if (dir < 0)
+		return fmha_error_set(err, FMHA_EPERM, "cache: no directory to lock in");
+	return directory_try_lock(dir, key, ret_lock, err);
 }
 
 void cache_unlock(struct cache *cache, const struct cache_key *key, int lock)
 {
-	char name[CACHE_HEX_BYTES + 8];
+	_cleanup_(closep) int dir = get_directory(cache);
 
-	lock_name(key, name);
-	(void)unlinkat(cache->layers[0].dir, name, 0);
-	(void)close(lock);
+	directory_unlock(dir, key, lock);
 }
 
-static bool key_from_hex(const char *hex, struct cache_key *ret_key)
-{
-	if (strlen(hex) != 2 * CACHE_KEY_BYTES ||
-	    strspn(hex, "0123456789abcdef") != 2 * CACHE_KEY_BYTES)
-		return false;
-	for (size_t i = 0; i < CACHE_KEY_BYTES; i++) {
-		unsigned byte = 0;
+/* ---- packing ---- */
 
-		(void)sscanf(hex + 2 * i, "%2x", &byte);
-		ret_key->bytes[i] = (uint8_t)byte;
+struct keys {
+	struct cache_key *keys;
+	size_t n, capacity;
+	int dir;
+};
+
+static bool add_sound_key(void *owner, const struct cache_key *key,
+			  const struct directory_file *file, uint32_t uid)
+{
+	_cleanup_(cache_entry_freep) struct cache_entry *entry = NULL;
+	struct keys *list = owner;
+	struct cache_key *grown;
+
+	(void)file;
+	(void)uid;
+	if (directory_load(list->dir, key, &entry, NULL) != 0)
+		return true;
+	if (list->n == list->capacity) {
+		list->capacity = list->capacity ? 2 * list->capacity : 64;
+		grown = reallocarray(list->keys, list->capacity, sizeof(*grown));
+		if (!grown)
+			return false;
+		list->keys = grown;
 	}
+	list->keys[list->n++] = *key;
 	return true;
 }
 
-/* Keys of the sound entries of a directory, sorted as a pack's index needs them; -1: failed. */
-static int64_t list_keys(int dir, struct cache_key **ret_keys)
+static int compare_keys(const void *a, const void *b)
 {
-	_cleanup_(closedirp) DIR *stream = NULL;
-	_cleanup_(freep) struct cache_key *keys = NULL;
-	size_t n = 0, capacity = 0;
-	struct dirent *item;
-	struct cache_key key;
-	int copy = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-
-	stream = copy < 0 ? NULL : fdopendir(copy);
-	if (!stream) {
-		closep(&copy);
-		return -1;
-	}
-	while ((item = readdir(stream))) {
-		_cleanup_(cache_entry_freep) struct cache_entry *entry = NULL;
-
-		if (!key_from_hex(item->d_name, &key) || directory_load(dir, &key, &entry) != 0)
-			continue;
-		if (n == capacity) {
-			struct cache_key *grown;
-
-			capacity = capacity ? 2 * capacity : 64;
-			grown = reallocarray(keys, capacity, sizeof(*keys));
-			if (!grown)
-				return -1;
-			keys = grown;
-		}
-		keys[n++] = key;
-	}
-	if (n > 1)
-		qsort(keys, n, sizeof(*keys), key_compare);
-	*ret_keys = keys;
-	keys = NULL;
-	return (int64_t)n;
+	return memcmp(a, b, sizeof(struct cache_key));
 }
 
-/* Writes header, index and entries to @out. */
-static int pack_print(int dir, const struct cache_key *keys, size_t n, FILE *out)
+static int64_t write_pack(const struct keys *list, const char *path, struct fmha_error *err)
 {
-	_cleanup_(freep) struct pack_index *index = calloc(n ? n : 1, sizeof(*index));
-	uint64_t offset = sizeof(struct pack_header) + n * sizeof(*index);
-	struct pack_header header = {.n_entries = n};
-	struct sha256_ctx sha;
-
-	if (!index || fseek(out, (long)offset, SEEK_SET) < 0)
-		return -1;
-	for (size_t i = 0; i < n; i++) {
-		_cleanup_(cache_entry_freep) struct cache_entry *entry = NULL;
-		_cleanup_(freep) void *data = NULL;
-		size_t size;
-
-		if (directory_load(dir, &keys[i], &entry) != 0)
-			return -1; /* vanished since it was listed */
-		data = entry_print(&keys[i], entry, &size);
-		if (!data || fwrite(data, 1, size, out) != size)
-			return -1;
-		memcpy(index[i].key, keys[i].bytes, CACHE_KEY_BYTES);
-		index[i].offset = offset;
-		index[i].size = size;
-		offset += size;
-	}
-	memcpy(header.magic, PACK_MAGIC, sizeof(header.magic));
-	sha256_init(&sha);
-	sha256_update(&sha, n * sizeof(*index), (const uint8_t *)index);
-	sha256_digest(&sha, sizeof(header.digest), header.digest);
-	if (fseek(out, 0, SEEK_SET) < 0 || fwrite(&header, sizeof(header), 1, out) != 1 ||
-	    fwrite(index, sizeof(*index), n, out) != n || fflush(out) != 0)
-		return -1;
-	return fsync(fileno(out));
-}
-
-int64_t cache_pack(struct cache *cache, const char *path, struct fmha_error *err)
-{
-	_cleanup_(freep) struct cache_key *keys = NULL;
 	char temporary[4096];
 	FILE *out;
-	int64_t n;
 	int r;
 
-	if (!cache->writable)
-		return fmha_error_set(err, FMHA_EPERM, "cache: read-only, nothing to pack");
-	n = list_keys(cache->layers[0].dir, &keys);
-	if (n < 0)
-		return fmha_error_set(err, FMHA_EIO, "cache: cannot list the entries");
 	if ((size_t)snprintf(temporary, sizeof(temporary), "%s.part", path) >= sizeof(temporary))
 		return fmha_error_set(err, FMHA_EINVAL, "pack: the path is too long");
 	out = fopen(temporary, "we");
 	if (!out)
 		return fmha_error_set(err, FMHA_EIO, "%s: %s", temporary, strerror(errno));
-	r = pack_print(cache->layers[0].dir, keys, (size_t)n, out);
+	r = pack_write(list->dir, list->keys, list->n, out);
 	if (fclose(out) != 0 || r < 0 || rename(temporary, path) < 0) {
 		r = errno;
 		(void)unlink(temporary);
 		return fmha_error_set(err, FMHA_EIO, "%s: cannot write: %s", path, strerror(r));
 	}
-	return n;
+	return (int64_t)list->n;
+}
+
+int64_t cache_pack(struct cache *cache, const char *path, struct fmha_error *err)
+{
+	_cleanup_(closep) int dir = -1;
+	struct keys list = {0};
+	int64_t r;
+
+	if (!cache->writable)
+		return fmha_error_set(err, FMHA_EPERM, "cache: read-only, nothing to pack");
+	r = cache_check(cache, err);
+	if (r < 0)
+		return r;
+	list.dir = dir = get_directory(cache);
+	r = directory_scan(dir, add_sound_key, &list, err);
+	if (list.n > 1)
+		qsort(list.keys, list.n, sizeof(*list.keys), compare_keys);
+	if (r == 0)
+		r = write_pack(&list, path, err);
+	free(list.keys);
+	return r;
 }

@@ -26,6 +26,7 @@
  * Trusted for a minute: a compiler may be upgraded under a running daemon. Any thread.
  */
 struct compile_versions {
+	pthread_mutex_t asking; /* held while a helper is asked: the others wait for its answer */
 	pthread_mutex_t lock;
 	struct compile_known_version {
 		char compiler[16], version[96];
@@ -52,6 +53,20 @@ struct compile_request {
 	const char *source;         /* file name below source_dir */
 	const char *const *options; /* "-DNAME=VALUE", ... */
 	size_t n_options;
+	uint32_t uid; /* who asks: the entry's room in the cache is charged to them */
+};
+
+/* What a request comes to on this machine. */
+struct compile_target {
+	struct cache_key key;
+	char version[96]; /* of the compiler */
+};
+
+#define COMPILE_BUSY 1 /* positive: another process builds this very key */
+
+enum compile_patience {
+	COMPILE_PATIENT,   /* comes back another time when the key is locked */
+	COMPILE_IMPATIENT, /* builds without the lock: twice is better than never */
 };
 
 /* "nvrtc" for sm_*, "clang" for gfx*, NULL for an arch that is not compiled for. */
@@ -81,14 +96,20 @@ int compile_key(const struct compile_config *config, const struct compile_reques
 int compile_run(const struct compile_config *config, const struct compile_request *request,
 		const char *version, struct cache_entry **ret_entry, struct fmha_error *err);
 
+/* Version and key. Return: 0, or as compile_version() and compile_key(). */
+int compile_identify(const struct compile_config *config, const struct compile_request *request,
+		     struct compile_target *ret_target, struct fmha_error *err);
+
 /*
- * The whole way: look in the cache, take the key's lock, look again, build, store. With a read-only
- * cache the result is built and not stored.
+ * Takes the key's lock, looks into the cache again, builds, stores. Without a usable cache the
+ * result is delivered all the same.
  * @ret_entry: given; also set when the compiler refused the source, see compile_run()
- * @ret_hit:   true when nothing was built; may be NULL
+ * @ret_hit:   true when nothing was built; set unless COMPILE_BUSY is returned
+ * Return: 0, COMPILE_BUSY, or as compile_run().
  */
-int compile_cached(const struct compile_config *config, struct cache *cache,
-		   const struct compile_request *request, struct cache_entry **ret_entry,
-		   bool *ret_hit, struct fmha_error *err);
+int compile_build(const struct compile_config *config, struct cache *cache,
+		  const struct compile_request *request, const struct compile_target *target,
+		  enum compile_patience patience, struct cache_entry **ret_entry, bool *ret_hit,
+		  struct fmha_error *err);
 
 #endif

@@ -8,7 +8,7 @@
 
 #include "cleanup.h"
 
-#define ENTRY_MAGIC    "FMHACO1\n"
+#define ENTRY_MAGIC    "FMHACO2\n" /* an older one is a miss */
 #define MAX_INFO_BYTES 4096u
 #define MAX_LOG_BYTES  (1u << 20)
 
@@ -18,9 +18,23 @@ struct entry_header {
 	uint32_t info_bytes;
 	uint32_t log_bytes;
 	uint64_t code_bytes;
+	uint32_t uid; /* who asked for it first */
+	uint32_t reserved[3];
 	uint8_t key[CACHE_KEY_BYTES];
 	uint8_t digest[SHA256_DIGEST_SIZE];
 };
+_Static_assert(sizeof(struct entry_header) == ENTRY_HEAD_BYTES, "a header is all header");
+
+bool entry_owner(const uint8_t head[ENTRY_HEAD_BYTES], uint32_t *ret_uid)
+{
+	struct entry_header header;
+
+	memcpy(&header, head, sizeof(header));
+	if (memcmp(header.magic, ENTRY_MAGIC, sizeof(header.magic)) != 0)
+		return false;
+	*ret_uid = header.uid;
+	return true;
+}
 
 static void entry_digest(const struct entry_header *header, const void *payload,
 			 size_t payload_bytes, uint8_t ret_digest[SHA256_DIGEST_SIZE])
@@ -138,6 +152,7 @@ int entry_parse(const void *data, size_t size, const struct cache_key *key,
 	entry->log[header.log_bytes] = '\0';
 	memcpy(entry->code, payload + header.info_bytes + header.log_bytes, header.code_bytes);
 	entry->code_bytes = header.code_bytes;
+	entry->uid = header.uid;
 
 	*ret_entry = entry;
 	entry = NULL;
@@ -149,7 +164,8 @@ void *entry_print(const struct cache_key *key, const struct cache_entry *entry, 
 	_cleanup_(freep) char *info = info_print(&entry->info);
 	size_t log_bytes = entry->log ? strnlen(entry->log, MAX_LOG_BYTES) : 0;
 	struct entry_header header = {.log_bytes = (uint32_t)log_bytes,
-				      .code_bytes = entry->code_bytes};
+				      .code_bytes = entry->code_bytes,
+				      .uid = entry->uid};
 	char *data, *payload;
 	size_t size;
 

@@ -6,8 +6,11 @@
  *   fmhad-compile --version COMPILER CLANG
  *
  * The log goes to stderr, "key value" lines about the kernel's resources to stdout, the code object
- * to OUTPUT. Exit status: 0, 1 (the compiler refused the source), 3 (no such compiler). CLANG is a
- * command, or empty for the first one found.
+ * to OUTPUT, which exists: fmhad gives a file without a name. Exit status: 0, 1 (the compiler
+ * refused the source), 3 (no such compiler). CLANG is a command, or empty for the first one found.
+ *
+ * Whoever is killed, nothing stays behind: what passes between a compiler's steps is in memory, and
+ * when fmhad dies, this process and every compiler that it has started die with it.
  *
  * NVRTC and hipRTC have the same C interface under two prefixes; both are opened at run time, so
  * that this program starts on a machine that has neither.
@@ -21,6 +24,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -117,7 +123,7 @@ static char *read_file(const char *path, size_t limit, size_t *ret_bytes)
 
 static bool write_file(const char *path, const void *data, size_t bytes)
 {
-	FILE *file = fopen(path, "wxe");
+	FILE *file = fopen(path, "we");
 	bool ok = file && fwrite(data, 1, bytes, file) == bytes;
 
 	if (file && fclose(file) != 0)
@@ -348,14 +354,63 @@ static const char *pick_clang(const char *wanted)
 	return NULL;
 }
 
+/* Runs @argv with these as its stdin and stdout; its log goes to ours. */
+static bool run_step(char *const argv[], int in, int out)
+{
+	int status = -1;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		(void)dup2(in, 0);
+		(void)dup2(out, 1);
+		(void)execvp(argv[0], argv);
+		_exit(127);
+	}
+	while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR)
+		;
+	if (pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0)
+		return true;
+	(void)fprintf(stderr, "error: %s failed\n", argv[0]);
+	return false;
+}
+
+/*
+ * Left to itself clang writes an object file to /tmp between compiling and linking, which stays
+ * there when clang is killed. As three steps it writes nothing but its stdout: assembly, object,
+ * code object. The linker needs a name for its input, and a file in memory has one.
+ */
+static bool clang_steps(const struct build *build, char *compile[], int output)
+{
+	char machine[64], object_path[64];
+	int text = memfd_create("assembly", MFD_CLOEXEC), object = memfd_create("object", 0);
+	char *assemble[] = {compile[0], "--target=amdgcn-amd-amdhsa",
+			    machine,    "-nogpulib",
+			    "-x",       "assembler",
+			    "-c",       "-o",
+			    "-",        "-",
+			    NULL};
+	char *link[] = {compile[0],  "--target=amdgcn-amd-amdhsa",
+			machine,     "-nogpulib",
+			"-o",        "-",
+			object_path, NULL};
+
+	(void)snprintf(machine, sizeof(machine), "-mcpu=%s", build->arch);
+	(void)snprintf(object_path, sizeof(object_path), "/proc/self/fd/%d", object);
+	if (text < 0 || object < 0) {
+		(void)fprintf(stderr, "error: memfd_create: %s\n", strerror(errno));
+		return false;
+	}
+	return run_step(compile, 0, text) && lseek(text, 0, SEEK_SET) == 0 &&
+	       run_step(assemble, text, object) && run_step(link, 0, output);
+}
+
 static int clang_build(const struct build *build)
 {
 	const char *clang = pick_clang(build->clang);
 	char path[4096], include[2][4100], arch[64], *code;
 	char *argv[MAX_ARGUMENTS];
 	size_t bytes = 0;
-	int n = 0, status;
-	pid_t pid;
+	int n = 0, output;
 
 	if (!clang) {
 		(void)fprintf(stderr, "no clang found\n");
@@ -365,27 +420,32 @@ static int clang_build(const struct build *build)
 	(void)snprintf(arch, sizeof(arch), "--offload-arch=%s", build->arch);
 	(void)snprintf(include[0], sizeof(include[0]), "-I%s", build->source_dir);
 	(void)snprintf(include[1], sizeof(include[1]), "-I%s/..", build->source_dir);
-	char *const heads[] = {
-		(char *)clang, "-x",        "hip", "--cuda-device-only", "--no-gpu-bundle-output",
-		"-nogpulib",   "-nogpuinc", "-O3", "-std=c++17",         arch,
-		include[0],    include[1],  "-o",  (char *)build->output};
+	char *const heads[] = {(char *)clang,
+			       "-x",
+			       "hip",
+			       "--cuda-device-only",
+			       "--no-gpu-bundle-output",
+			       "-nogpulib",
+			       "-nogpuinc",
+			       "-O3",
+			       "-std=c++17",
+			       arch,
+			       include[0],
+			       include[1],
+			       "-S",
+			       "-o",
+			       "-"};
 	for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++)
 		argv[n++] = heads[i];
 	for (int i = 0; i < build->n_options; i++)
 		argv[n++] = build->options[i];
 	argv[n++] = path;
 	argv[n] = NULL;
-	pid = fork();
-	if (pid == 0) {
-		(void)dup2(2, 1); /* stdout is ours */
-		(void)execvp(clang, argv);
-		_exit(127);
-	}
-	if (pid < 0 || waitpid(pid, &status, 0) < 0 || !WIFEXITED(status) ||
-	    WEXITSTATUS(status) != 0) {
-		(void)fprintf(stderr, "error: %s failed\n", clang);
+	output = open(build->output, O_WRONLY | O_TRUNC | O_CLOEXEC);
+	if (output < 0)
+		(void)fprintf(stderr, "error: %s: %s\n", build->output, strerror(errno));
+	if (output < 0 || !clang_steps(build, argv, output))
 		return EXIT_REFUSED;
-	}
 	code = read_file(build->output, MAX_CODE_BYTES, &bytes);
 	if (!code)
 		return EXIT_REFUSED;
@@ -425,16 +485,20 @@ static int print_version(const char *compiler, const char *wanted_clang)
 	return 0;
 }
 
-/* AddressSanitizer reserves terabytes of address space, and compilers leak. */
-#ifdef __SANITIZE_ADDRESS__
+/* Sanitizers reserve terabytes of address space. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define MEMORY_LIMIT RLIM_INFINITY
+#else
+#define MEMORY_LIMIT memory
+#endif
+
+/* Compilers leak. */
+#ifdef __SANITIZE_ADDRESS__
 __attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void)
 {
 	return "detect_leaks=0";
 }
-#else
-#define MEMORY_LIMIT memory
 #endif
 
 static void limit(const char *text)
@@ -460,8 +524,30 @@ static void limit(const char *text)
 	}
 }
 
+static void on_orphaned(int number)
+{
+	(void)number;
+	(void)kill(0, SIGKILL);
+}
+
+/* fmhad makes this process the leader of a group, in which its compilers are, too. The signal comes
+ * when the thread that started us ends, which waits for us unless all of fmhad ends. */
+static void die_with_parent(void)
+{
+	struct pollfd reader = {.fd = STDOUT_FILENO};
+
+	if (getpgrp() != getpid())
+		return; /* started by hand */
+	(void)signal(SIGTERM, on_orphaned);
+	(void)prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0);
+	/* It may have died before that: then nobody reads what we print. */
+	if (poll(&reader, 1, 0) == 1 && (reader.revents & POLLERR))
+		_exit(EXIT_REFUSED);
+}
+
 int main(int argc, char **argv)
 {
+	die_with_parent();
 	(void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 	(void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	if (argc == 4 && strcmp(argv[1], "--version") == 0)

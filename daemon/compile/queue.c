@@ -1,265 +1,470 @@
 /* SPDX-License-Identifier: MIT */
 #include "queue.h"
 
+#include <errno.h>
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 
 #include <proto/error.h>
 
 #include "cleanup.h"
+#include "helper_run.h"
+#include "job.h"
 
-/* Somebody who waits for a job. */
-struct waiter {
-	struct waiter *next;
-	compile_done done;
-	void *owner;
-};
+#define LOCK_AGAIN_MS 20
+#define LOCK_WAIT_MS  10000
 
-struct job {
-	struct job *next;
-	struct cache_key identity; /* of the request: requests that are equal join */
-	enum compile_priority priority;
-	struct waiter *waiters; /* in the order of asking */
-	bool running;
-	struct compile_request request; /* its strings belong to the job */
-	char **options;
+struct slot {
+	struct compile_queue *queue;
+	struct compile_config config; /* with a stop_fd of its own */
+	pthread_t thread;
 };
 
 struct compile_queue {
-	struct compile_config config;
 	struct compile_versions versions;
 	struct cache *cache;
-	pthread_mutex_t lock;
+	int n_jobs;
+	bool shared;
+	pthread_mutex_t lock; /* of all below */
 	pthread_cond_t work, idle;
-	struct job *jobs; /* waiting and running, in the order of priority */
+	struct compile_job *jobs; /* waiting and running */
+	struct turns turns;
+	int n_building;
+	uint64_t n_asked;
 	bool stopping;
 	struct compile_queue_status status;
 	int n_threads;
-	pthread_t *threads;
+	struct slot *slots; /* one more than jobs: somebody can always look into the cache */
 };
 
-static struct job *job_free(struct job *job)
-{
-	if (!job)
-		return NULL;
-	while (job->waiters) {
-		struct waiter *next = job->waiters->next;
+/* A job that can run now, and for whom. */
+struct choice {
+	struct compile_job *job;
+	struct compile_waiter *waiter;
+	int64_t spent_ms;
+};
 
-		free(job->waiters);
-		job->waiters = next;
-	}
-	for (size_t i = 0; job->options && i < job->request.n_options; i++)
-		free(job->options[i]);
-	free(job->options);
-	free((char *)job->request.kernel);
-	free((char *)job->request.arch);
-	free((char *)job->request.compiler);
-	free((char *)job->request.source);
-	free(job);
-	return NULL;
+static int64_t now_ms(void)
+{
+	struct timespec ts;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
 }
 
-static void job_freep(struct job **job)
+/* ---- asking ---- */
+
+static void remove_job(struct compile_queue *queue, struct compile_job *job)
 {
-	(void)job_free(*job);
-}
-
-static struct cache_key identity_of(const struct compile_request *request)
-{
-	struct cache_key_part parts[3 + 256];
-	const char *compiler = request->compiler ? request->compiler : "";
-	size_t n = 0;
-
-	parts[n++] = (struct cache_key_part){request->arch, strlen(request->arch)};
-	parts[n++] = (struct cache_key_part){compiler, strlen(compiler)};
-	parts[n++] = (struct cache_key_part){request->source, strlen(request->source)};
-	for (size_t i = 0; i < request->n_options && n < sizeof(parts) / sizeof(parts[0]); i++)
-		parts[n++] = (struct cache_key_part){request->options[i],
-						     strlen(request->options[i])};
-	return cache_key_of(parts, n);
-}
-
-static struct job *job_new(const struct compile_request *request, enum compile_priority priority)
-{
-	_cleanup_(job_freep) struct job *job = calloc(1, sizeof(*job));
-	struct job *made;
-
-	if (!job)
-		return NULL;
-	job->identity = identity_of(request);
-	job->priority = priority;
-	job->options = calloc(request->n_options + 1, sizeof(*job->options));
-	job->request.kernel = strdup(request->kernel);
-	job->request.arch = strdup(request->arch);
-	job->request.source = strdup(request->source);
-	if (!job->options || !job->request.kernel || !job->request.arch || !job->request.source)
-		return NULL;
-	if (request->compiler && !(job->request.compiler = strdup(request->compiler)))
-		return NULL;
-	for (size_t i = 0; i < request->n_options; i++, job->request.n_options++)
-		if (!(job->options[i] = strdup(request->options[i])))
-			return NULL;
-	job->request.options = (const char *const *)job->options;
-	made = job;
-	job = NULL;
-	return made;
-}
-
-/* Behind every job that is as urgent or more. */
-static void insert_job(struct compile_queue *queue, struct job *job)
-{
-	struct job **at = &queue->jobs;
-
-	while (*at && (*at)->priority <= job->priority)
-		at = &(*at)->next;
-	job->next = *at;
-	*at = job;
-}
-
-static void remove_job(struct compile_queue *queue, struct job *job)
-{
-	struct job **at = &queue->jobs;
+	struct compile_job **at = &queue->jobs;
 
 	while (*at != job)
 		at = &(*at)->next;
 	*at = job->next;
 }
 
-static struct job *find_job(struct compile_queue *queue, const struct cache_key *identity)
+static struct compile_job *find_job(struct compile_queue *queue, const struct cache_key *identity)
 {
-	for (struct job *job = queue->jobs; job; job = job->next)
-		if (memcmp(&job->identity, identity, sizeof(*identity)) == 0)
+	for (struct compile_job *job = queue->jobs; job; job = job->next)
+		if (!job->cancelled && memcmp(&job->identity, identity, sizeof(*identity)) == 0)
 			return job;
 	return NULL;
 }
 
-static struct job *next_job(struct compile_queue *queue)
+static void add_waiter(struct compile_job *job, struct compile_waiter *waiter)
 {
-	for (struct job *job = queue->jobs; job; job = job->next)
-		if (!job->running)
-			return job;
-	return NULL;
+	struct compile_waiter **end = &job->waiters;
+
+	while (*end)
+		end = &(*end)->next;
+	*end = waiter;
+	waiter->job = job;
 }
 
 int compile_queue_submit(struct compile_queue *queue, const struct compile_request *request,
 			 enum compile_priority priority, compile_done done, void *owner,
-			 struct fmha_error *err)
+			 struct compile_waiter *waiter, struct fmha_error *err)
 {
-	_cleanup_(job_freep) struct job *job = job_new(request, priority);
-	struct waiter *waiter = calloc(1, sizeof(*waiter)), **end;
-	struct job *joined;
+	_cleanup_(job_freep) struct compile_job *job = job_new(request);
+	struct compile_job *joined;
 
-	if (!job || !waiter) {
-		free(waiter);
+	if (!job)
+		return fmha_error_set(err, FMHA_ENOMEM, "compile queue: out of memory");
+	*waiter = (struct compile_waiter){.priority = priority, .done = done, .owner = owner};
+	(void)pthread_mutex_lock(&queue->lock);
+	waiter->user = turns_get(&queue->turns, request->uid, now_ms());
+	if (!waiter->user) {
+		(void)pthread_mutex_unlock(&queue->lock);
 		return fmha_error_set(err, FMHA_ENOMEM, "compile queue: out of memory");
 	}
-	*waiter = (struct waiter){.done = done, .owner = owner};
-	(void)pthread_mutex_lock(&queue->lock);
+	waiter->number = queue->n_asked++;
 	joined = find_job(queue, &job->identity);
 	if (!joined) {
 		joined = job;
 		job = NULL;
-		insert_job(queue, joined);
+		joined->next = queue->jobs;
+		queue->jobs = joined;
 		queue->status.queued++;
-	} else if (priority < joined->priority) {
-		remove_job(queue, joined);
-		joined->priority = priority;
-		insert_job(queue, joined);
 	}
-	for (end = &joined->waiters; *end; end = &(*end)->next)
-		;
-	*end = waiter;
-	(void)pthread_cond_signal(&queue->work);
+	add_waiter(joined, waiter);
+	(void)pthread_cond_broadcast(&queue->work);
 	(void)pthread_mutex_unlock(&queue->lock);
 	return 0;
 }
 
-/* Takes the job off the list, so that nobody joins any more, and tells its waiters. */
-static void finish_job(struct compile_queue *queue, struct job *job, int result,
-		       const struct cache_entry *entry, const struct fmha_error *err)
+/* ---- whose turn it is ---- */
+
+/* Whether the job may run for this user now. */
+static bool can_run(const struct compile_queue *queue, const struct compile_job *job,
+		    const struct turns_user *user, int64_t now)
 {
-	remove_job(queue, job);
-	(void)pthread_mutex_unlock(&queue->lock);
-	for (struct waiter *waiter = job->waiters; waiter; waiter = waiter->next)
-		waiter->done(waiter->owner, result, entry, err);
-	(void)job_free(job);
-	(void)pthread_mutex_lock(&queue->lock);
+	int n_jobs = queue->n_jobs;
+
+	if (job->step == JOB_LOOKUP)
+		return true;
+	if (queue->shared && n_jobs > 1 && user->n_running > 0)
+		n_jobs--; /* the last one is for somebody else */
+	return queue->n_building < n_jobs && now >= job->not_before_ms;
 }
 
-static void run_job(struct compile_queue *queue, struct job *job)
+static bool goes_first(const struct choice *one, const struct choice *other)
 {
-	_cleanup_(cache_entry_freep) struct cache_entry *entry = NULL;
-	struct fmha_error err = {0};
-	bool hit = false;
-	int r;
+	if (one->waiter->priority != other->waiter->priority)
+		return one->waiter->priority < other->waiter->priority;
+	if (one->spent_ms != other->spent_ms)
+		return one->spent_ms < other->spent_ms;
+	return one->waiter->number < other->waiter->number;
+}
 
+/* Return: false: nothing can run now. */
+static bool choose(const struct compile_queue *queue, int64_t now, struct choice *ret_choice)
+{
+	struct choice best = {0};
+
+	for (struct compile_job *job = queue->jobs; job; job = job->next) {
+		for (struct compile_waiter *w = job->running ? NULL : job->waiters; w;
+		     w = w->next) {
+			struct choice choice = {job, w, turns_spent(w->user, now)};
+
+			if (can_run(queue, job, w->user, now) &&
+			    (!best.job || goes_first(&choice, &best)))
+				best = choice;
+		}
+	}
+	*ret_choice = best;
+	return best.job;
+}
+
+/* Until something is submitted or ends, or a locked key is looked at again. */
+static void wait_for_work(struct compile_queue *queue, int64_t now)
+{
+	int64_t until = INT64_MAX;
+	struct timespec ts;
+
+	for (const struct compile_job *job = queue->jobs; job; job = job->next)
+		if (!job->running && job->not_before_ms > now && job->not_before_ms < until)
+			until = job->not_before_ms;
+	if (until == INT64_MAX) {
+		(void)pthread_cond_wait(&queue->work, &queue->lock);
+		return;
+	}
+	ts = (struct timespec){until / 1000, until % 1000 * 1000000};
+	(void)pthread_cond_timedwait(&queue->work, &queue->lock, &ts);
+}
+
+/* ---- running ---- */
+
+/* From now on it runs at the cost of @user. */
+static void charge_to(struct compile_queue *queue, struct compile_job *job, struct turns_user *user,
+		      int64_t now)
+{
+	struct turns_user *before = job->user;
+
+	if (user) {
+		user->n_references++;
+		turns_begin(user, now);
+	}
+	job->user = user;
+	if (before) {
+		turns_end(before, job->began_ms, now);
+		turns_put(&queue->turns, before);
+	}
+	job->began_ms = now;
+}
+
+static void begin_job(struct compile_queue *queue, struct slot *slot, const struct choice *choice,
+		      int64_t now)
+{
+	struct compile_job *job = choice->job;
+	eventfd_t stale;
+
+	(void)eventfd_read(slot->config.stop_fd, &stale); /* of the job before */
 	job->running = true;
+	job->stop_fd = slot->config.stop_fd;
+	job->request.uid = choice->waiter->user->uid;
+	charge_to(queue, job, choice->waiter->user, now);
+	queue->n_building += job->step == JOB_BUILD;
 	queue->status.queued--;
 	queue->status.running++;
-	(void)pthread_mutex_unlock(&queue->lock);
-	r = compile_cached(&queue->config, queue->cache, &job->request, &entry, &hit, &err);
-	(void)pthread_mutex_lock(&queue->lock);
+}
+
+static void end_job(struct compile_queue *queue, struct compile_job *job)
+{
+	job->running = false;
+	queue->n_building -= job->step == JOB_BUILD;
 	queue->status.running--;
-	if (r < 0)
-		queue->status.failed++;
+	charge_to(queue, job, NULL, now_ms());
+	(void)pthread_cond_broadcast(&queue->work); /* a slot is free */
+}
+
+/* Takes the job off the list, so that nobody joins or is forgotten any more, and tells its waiters.
+ */
+static void finish_job(struct compile_queue *queue, struct compile_job *job, int result,
+		       const struct cache_entry *entry, const struct fmha_error *err)
+{
+	struct compile_waiter *next;
+
+	remove_job(queue, job);
+	for (struct compile_waiter *waiter = job->waiters; waiter; waiter = waiter->next) {
+		waiter->job = NULL;
+		turns_put(&queue->turns, waiter->user);
+	}
+	(void)pthread_mutex_unlock(&queue->lock);
+	for (struct compile_waiter *waiter = job->waiters; waiter; waiter = next) {
+		next = waiter->next; /* the waiter is gone after its call */
+		waiter->done(waiter->owner, result, entry, err);
+	}
+	(void)job_free(job);
+	(void)pthread_mutex_lock(&queue->lock);
+	(void)pthread_cond_broadcast(&queue->idle);
+}
+
+/* Back into the queue, for the next step. */
+static void requeue_job(struct compile_queue *queue, struct compile_job *job)
+{
+	queue->status.queued++;
+	if (job->step == JOB_LOOKUP) {
+		job->step = JOB_BUILD;
+		return;
+	}
+	job->not_before_ms = now_ms() + LOCK_AGAIN_MS;
+}
+
+static void count_result(struct compile_queue_status *status, int r, bool cancelled, bool hit)
+{
+	if (cancelled)
+		status->cancelled++;
+	else if (r < 0)
+		status->failed++;
 	else if (hit)
-		queue->status.hits++;
+		status->hits++;
 	else
-		queue->status.built++;
+		status->built++;
+}
+
+/* When to stop waiting for whoever holds the lock of this job's key. */
+static int64_t lock_deadline(const struct compile_config *config)
+{
+	int64_t wait = compile_deadline_ms(config);
+
+	return now_ms() + (wait < LOCK_WAIT_MS ? wait : LOCK_WAIT_MS);
+}
+
+/* One step, without the queue's lock. Return: 0, CACHE_MISS of a lookup, COMPILE_BUSY of a build,
+ * or a negative FMHA_E*. */
+static int step_job(struct slot *slot, struct compile_job *job, struct cache_entry **ret_entry,
+		    bool *ret_hit, struct fmha_error *err)
+{
+	struct cache *cache = slot->queue->cache;
+	int r;
+
+	*ret_hit = true;
+	if (job->step == JOB_LOOKUP) {
+		r = compile_identify(&slot->config, &job->request, &job->target, err);
+		return r < 0 ? r : cache_load(cache, &job->target.key, ret_entry);
+	}
+	r = compile_build(&slot->config, cache, &job->request, &job->target,
+			  job->lock_deadline_ms && now_ms() >= job->lock_deadline_ms
+				  ? COMPILE_IMPATIENT
+				  : COMPILE_PATIENT,
+			  ret_entry, ret_hit, err);
+	if (r == COMPILE_BUSY && !job->lock_deadline_ms)
+		job->lock_deadline_ms = lock_deadline(&slot->config);
+	return r;
+}
+
+static void run_job(struct compile_queue *queue, struct slot *slot, const struct choice *choice,
+		    int64_t now)
+{
+	_cleanup_(cache_entry_freep) struct cache_entry *entry = NULL;
+	struct compile_job *job = choice->job;
+	struct fmha_error err = {0};
+	bool hit;
+	int r;
+
+	begin_job(queue, slot, choice, now);
+	(void)pthread_mutex_unlock(&queue->lock);
+	r = step_job(slot, job, &entry, &hit, &err);
+	(void)pthread_mutex_lock(&queue->lock);
+	end_job(queue, job);
+	if (r > 0 && !job->cancelled) {
+		requeue_job(queue, job);
+		return;
+	}
+	count_result(&queue->status, r, job->cancelled, hit);
 	finish_job(queue, job, r, entry, &err);
 }
 
 static void *queue_thread(void *argument)
 {
-	struct compile_queue *queue = argument;
-	struct job *job;
+	struct slot *slot = argument;
+	struct compile_queue *queue = slot->queue;
+	struct choice choice;
 
 	(void)pthread_mutex_lock(&queue->lock);
-	for (;;) {
-		job = next_job(queue);
-		if (queue->stopping)
-			break;
-		if (job) {
-			run_job(queue, job);
-			(void)pthread_cond_broadcast(&queue->idle);
-		} else {
-			(void)pthread_cond_wait(&queue->work, &queue->lock);
-		}
+	while (!queue->stopping) {
+		int64_t now = now_ms();
+
+		if (choose(queue, now, &choice))
+			run_job(queue, slot, &choice, now);
+		else
+			wait_for_work(queue, now);
 	}
 	(void)pthread_mutex_unlock(&queue->lock);
 	return NULL;
 }
 
-int compile_queue_new(const struct compile_config *config, struct cache *cache, int n_threads,
-		      struct compile_queue **ret_queue, struct fmha_error *err)
+/* ---- forgetting ---- */
+
+static void unlink_waiter(struct compile_waiter *waiter)
+{
+	struct compile_waiter **at = &waiter->job->waiters;
+
+	while (*at != waiter)
+		at = &(*at)->next;
+	*at = waiter->next;
+	waiter->job = NULL;
+}
+
+static bool somebody_of(const struct compile_job *job, const struct turns_user *user)
+{
+	for (const struct compile_waiter *waiter = job->waiters; waiter; waiter = waiter->next)
+		if (waiter->user == user)
+			return true;
+	return false;
+}
+
+/* One waiter of the job is gone. */
+static void reconsider_job(struct compile_queue *queue, struct compile_job *job)
+{
+	if (job->running && !job->waiters) {
+		job->cancelled = true;
+		(void)eventfd_write(job->stop_fd, 1);
+	} else if (job->running && !somebody_of(job, job->user)) {
+		/* The rest is for those who are still there, and paid by them. */
+		charge_to(queue, job, job->waiters->user, now_ms());
+	} else if (!job->waiters) {
+		queue->status.queued--;
+		queue->status.cancelled++;
+		remove_job(queue, job);
+		(void)job_free(job);
+		(void)pthread_cond_broadcast(&queue->idle);
+	}
+}
+
+bool compile_queue_forget(struct compile_queue *queue, struct compile_waiter *waiter)
+{
+	struct compile_job *job;
+
+	(void)pthread_mutex_lock(&queue->lock);
+	job = waiter->job;
+	if (job) {
+		unlink_waiter(waiter);
+		reconsider_job(queue, job);
+		turns_put(&queue->turns, waiter->user);
+	}
+	(void)pthread_mutex_unlock(&queue->lock);
+	return job;
+}
+
+/* ---- beginning and end ---- */
+
+static void init_locks(struct compile_queue *queue)
+{
+	pthread_condattr_t monotonic;
+
+	(void)pthread_mutex_init(&queue->versions.asking, NULL);
+	(void)pthread_mutex_init(&queue->versions.lock, NULL);
+	(void)pthread_mutex_init(&queue->lock, NULL);
+	(void)pthread_condattr_init(&monotonic);
+	(void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	(void)pthread_cond_init(&queue->work, &monotonic);
+	(void)pthread_cond_init(&queue->idle, NULL);
+	(void)pthread_condattr_destroy(&monotonic);
+}
+
+static int start_slot(struct compile_queue *queue, const struct compile_config *config,
+		      struct fmha_error *err)
+{
+	struct slot *slot = &queue->slots[queue->n_threads];
+
+	slot->queue = queue;
+	slot->config = *config;
+	slot->config.versions = &queue->versions;
+	slot->config.stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (slot->config.stop_fd < 0)
+		return fmha_error_set(err, FMHA_EIO, "compile queue: %s", strerror(errno));
+	if (pthread_create(&slot->thread, NULL, queue_thread, slot) != 0) {
+		(void)close(slot->config.stop_fd);
+		return fmha_error_set(err, FMHA_EIO, "compile queue: no more threads");
+	}
+	queue->n_threads++;
+	return 0;
+}
+
+int compile_queue_new(const struct compile_config *config, struct cache *cache, int n_jobs,
+		      bool shared, struct compile_queue **ret_queue, struct fmha_error *err)
 {
 	struct compile_queue *queue = calloc(1, sizeof(*queue));
+	struct slot *slots = calloc((size_t)n_jobs + 1, sizeof(*slots));
 
-	if (!queue)
-		return fmha_error_set(err, FMHA_ENOMEM, "compile queue: out of memory");
-	queue->config = *config;
-	(void)pthread_mutex_init(&queue->versions.lock, NULL);
-	queue->config.versions = &queue->versions;
-	queue->cache = cache;
-	(void)pthread_mutex_init(&queue->lock, NULL);
-	(void)pthread_cond_init(&queue->work, NULL);
-	(void)pthread_cond_init(&queue->idle, NULL);
-	queue->config.stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	queue->threads = calloc((size_t)n_threads, sizeof(*queue->threads));
-	if (queue->config.stop_fd < 0 || !queue->threads) {
-		(void)compile_queue_free(queue);
+	if (!queue || !slots) {
+		free(queue);
+		free(slots);
 		return fmha_error_set(err, FMHA_ENOMEM, "compile queue: out of memory");
 	}
-	for (; queue->n_threads < n_threads; queue->n_threads++)
-		if (pthread_create(&queue->threads[queue->n_threads], NULL, queue_thread, queue)) {
+	queue->slots = slots;
+	queue->cache = cache;
+	queue->n_jobs = n_jobs;
+	queue->shared = shared;
+	init_locks(queue);
+	for (int i = 0; i <= n_jobs; i++) {
+		int r = start_slot(queue, config, err);
+
+		if (r < 0) {
 			(void)compile_queue_free(queue);
-			return fmha_error_set(err, FMHA_EIO, "compile queue: no more threads");
+			return r;
 		}
+	}
 	*ret_queue = queue;
 	return 0;
+}
+
+/* Nothing begins any more, what runs ends. */
+static void stop(struct compile_queue *queue)
+{
+	(void)pthread_mutex_lock(&queue->lock);
+	queue->stopping = true;
+	for (int i = 0; i < queue->n_threads; i++)
+		(void)eventfd_write(queue->slots[i].config.stop_fd, 1);
+	(void)pthread_cond_broadcast(&queue->work);
+	(void)pthread_mutex_unlock(&queue->lock);
+	for (int i = 0; i < queue->n_threads; i++)
+		(void)pthread_join(queue->slots[i].thread, NULL);
 }
 
 struct compile_queue *compile_queue_free(struct compile_queue *queue)
@@ -269,24 +474,20 @@ struct compile_queue *compile_queue_free(struct compile_queue *queue)
 	if (!queue)
 		return NULL;
 	(void)fmha_error_set(&err, FMHA_ECANCELED, "the compile queue is closing");
-	(void)pthread_mutex_lock(&queue->lock);
-	queue->stopping = true;
-	if (queue->config.stop_fd >= 0)
-		(void)eventfd_write(queue->config.stop_fd, 1);
-	(void)pthread_cond_broadcast(&queue->work);
-	(void)pthread_mutex_unlock(&queue->lock);
-	for (int i = 0; i < queue->n_threads; i++)
-		(void)pthread_join(queue->threads[i], NULL);
+	stop(queue);
 	(void)pthread_mutex_lock(&queue->lock);
 	while (queue->jobs)
 		finish_job(queue, queue->jobs, FMHA_ECANCELED, NULL, &err);
 	(void)pthread_mutex_unlock(&queue->lock);
-	closep(&queue->config.stop_fd);
+	for (int i = 0; i < queue->n_threads; i++)
+		(void)close(queue->slots[i].config.stop_fd);
+	turns_deinit(&queue->turns);
+	(void)pthread_mutex_destroy(&queue->versions.asking);
 	(void)pthread_mutex_destroy(&queue->versions.lock);
 	(void)pthread_mutex_destroy(&queue->lock);
 	(void)pthread_cond_destroy(&queue->work);
 	(void)pthread_cond_destroy(&queue->idle);
-	free(queue->threads);
+	free(queue->slots);
 	free(queue);
 	return NULL;
 }
@@ -294,7 +495,7 @@ struct compile_queue *compile_queue_free(struct compile_queue *queue)
 void compile_queue_drain(struct compile_queue *queue)
 {
 	(void)pthread_mutex_lock(&queue->lock);
-	while (queue->jobs || queue->status.running)
+	while (queue->jobs)
 		(void)pthread_cond_wait(&queue->idle, &queue->lock);
 	(void)pthread_mutex_unlock(&queue->lock);
 }
@@ -304,7 +505,8 @@ void compile_queue_status(struct compile_queue *queue, struct compile_queue_stat
 	(void)pthread_mutex_lock(&queue->lock);
 	*ret_status = queue->status;
 	ret_status->n_current = 0;
-	for (struct job *job = queue->jobs; job && ret_status->n_current < 8; job = job->next)
+	for (struct compile_job *job = queue->jobs; job && ret_status->n_current < 8;
+	     job = job->next)
 		if (job->running)
 			(void)snprintf(ret_status->current[ret_status->n_current++],
 				       sizeof(ret_status->current[0]), "%s", job->request.kernel);

@@ -36,10 +36,7 @@ void device_fail(struct device *device, const struct fmha_error *error)
 
 bool device_is_quarantined(const struct device *device, const char *name)
 {
-	for (uint32_t i = 0; i < device->n_quarantined; i++)
-		if (strcmp(device->quarantined[i], name) == 0)
-			return true;
-	return false;
+	return device->is_quarantined && device->is_quarantined(device->quarantine_worker, name);
 }
 
 int device_request_build(struct device *device, const struct device_build *build, device_built done,
@@ -49,4 +46,10 @@ int device_request_build(struct device *device, const struct device_build *build
 		return fmha_error_set(err, FMHA_ENOTSUP, "%s: there is no compiler here",
 				      build->kernel);
 	return device->builder(device->builder_worker, build, done, owner, err);
+}
+
+void device_cancel_build(struct device *device, void *owner)
+{
+	if (device->unbuilder)
+		device->unbuilder(device->builder_worker, owner);
 }

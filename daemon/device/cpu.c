@@ -296,7 +296,7 @@ void cpu_launch_prepare(struct cpu_launch *launch)
 			.n_tasks = (launch->base.zero_bytes + CLEAR_BYTES - 1) / CLEAR_BYTES,
 			.run = clear_piece,
 			.args = &launch->base,
-			.name = "clear"};
+			.name = launch->base.names[0]};
 	for (uint32_t i = 0; i < launch->base.n_stages; i++) {
 		const struct cpu_kernel *kernel = as_cpu(launch->base.kernels[i]);
 		const void *args = &launch->base.args[i];

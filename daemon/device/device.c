@@ -115,18 +115,21 @@ bool device_has_failed(struct device *device, struct fmha_error *err)
 	return true;
 }
 
-void device_set_builder(struct device *device, device_builder builder, void *worker)
+void device_set_builder(struct device *device, device_builder builder, device_unbuilder unbuilder,
+			void *worker)
 {
 	device->builder = builder;
+	device->unbuilder = unbuilder;
 	device->builder_worker = worker;
 }
 
 int device_prepare(struct device *device, const struct plan_stage *stage,
-		   const union plan_args *args, device_prepared done, void *owner,
+		   const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
 		   struct fmha_error *err)
 {
-	return device->ops->prepare ? device->ops->prepare(device, stage, args, done, owner, err)
-				    : 0;
+	if (!device->ops->prepare)
+		return 0;
+	return device->ops->prepare(device, stage, args, uid, done, owner, err);
 }
 
 void device_forget(struct device *device, void *owner)
@@ -186,10 +189,10 @@ void device_staging_free(struct device *device, struct device_memory *memory)
 	device->ops->staging_free(device, memory);
 }
 
-void device_quarantine(struct device *device, const char *name)
+void device_set_quarantine(struct device *device, device_quarantine is_quarantined, void *worker)
 {
-	if (device->n_quarantined < DEVICE_MAX_QUARANTINED && !device_is_quarantined(device, name))
-		strncpy(device->quarantined[device->n_quarantined++], name, PLAN_KERNEL_BYTES - 1);
+	device->is_quarantined = is_quarantined;
+	device->quarantine_worker = worker;
 }
 
 void device_enter_thread(struct device *device)
@@ -205,10 +208,10 @@ bool device_memory_take(struct device *device, uint64_t size, struct device_memo
 	       device->ops->memory_take(device, size, ret_memory, ret_fd);
 }
 
-void device_memory_restock(struct device *device)
+void device_memory_refill(struct device *device)
 {
-	if (device->ops->memory_restock)
-		device->ops->memory_restock(device);
+	if (device->ops->memory_refill)
+		device->ops->memory_refill(device);
 }
 
 uint64_t device_memory_cost(const struct device *device, const struct device_memory_source *source,

@@ -62,6 +62,7 @@ struct device_memory {
 
 /* A kernel whose code has to be compiled. */
 struct device_build {
+	uint32_t uid;       /* on whose behalf */
 	const char *kernel; /* canonical name, for messages */
 	const char *arch;
 	const char *source; /* file name in the folder of kernel sources */
@@ -76,6 +77,8 @@ typedef void (*device_prepared)(void *owner, const struct fmha_error *error);
  * Return: 0, or a negative FMHA_E* and no call. */
 typedef int (*device_builder)(void *worker, const struct device_build *build, device_built done,
 			      void *owner, struct fmha_error *err);
+/* Nobody waits for what @owner has asked for: its call does not come any more. */
+typedef void (*device_unbuilder)(void *worker, void *owner);
 
 /* A copy between the host and a device that cannot read its memory. */
 struct device_copy {
@@ -148,15 +151,17 @@ struct device *device_close(struct device *device);
 const struct device_info *device_get_info(const struct device *device);
 
 /* Before the first plan, on devices whose kernels are compiled. */
-void device_set_builder(struct device *device, device_builder builder, void *worker);
+void device_set_builder(struct device *device, device_builder builder, device_unbuilder unbuilder,
+			void *worker);
 
 /*
  * Makes the kernel of a plan's stage ready to run: compiled and loaded.
  * @args: as plan_placeholder_args() fills them
+ * @uid:  who waits for it: compiling takes turns by user
  * Return: 0 (ready), DEVICE_PREPARING (@done comes later), or a negative FMHA_E*.
  */
 int device_prepare(struct device *device, const struct plan_stage *stage,
-		   const union plan_args *args, device_prepared done, void *owner,
+		   const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
 		   struct fmha_error *err);
 /* No device_prepared call comes for @owner any more. */
 void device_forget(struct device *device, void *owner);
@@ -182,12 +187,12 @@ uint64_t device_staging_cost(const struct device *device, uint64_t bytes);
 int device_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			 int *ret_fd, struct fmha_error *err);
 /*
- * The same without waiting, where the device has some in stock. Return: false: it has none.
- * device_memory_restock(), on any thread, lays in what was taken.
+ * The same without waiting, where the device has some to spare. Return: false: it has none.
+ * device_memory_refill(), on any thread, replaces what was taken.
  */
 bool device_memory_take(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			int *ret_fd);
-void device_memory_restock(struct device *device);
+void device_memory_refill(struct device *device);
 /* Memory that the client made. Any thread. Return: 0, FMHA_EINVAL or FMHA_ENOTSUP naming the
  * field, FMHA_ENOMEM. */
 int device_memory_import(struct device *device, const struct device_memory_source *source,
@@ -212,8 +217,9 @@ int device_find_kernel(void *owner, enum abi_family family, uint32_t dtype,
 /* The kernel of a plan's stage for real arguments, or NULL when this device has none. */
 const struct device_kernel *device_get_kernel(struct device *device, const struct plan_stage *stage,
 					      const union plan_args *args);
-/* From now on the kernel called @name is not offered any more. */
-void device_quarantine(struct device *device, const char *name);
+/* Asked before a kernel is offered to a plan: whether it is in quarantine. */
+typedef bool (*device_quarantine)(void *worker, const char *kernel);
+void device_set_quarantine(struct device *device, device_quarantine is_quarantined, void *worker);
 
 /* @weight: the share of user @uid among users, at least 1. */
 int device_stream_new(struct device *device, uint32_t uid, uint32_t weight,

@@ -8,8 +8,6 @@
 
 #include "device.h"
 
-#define DEVICE_MAX_QUARANTINED 32
-
 struct device_ops {
 	const char *backend;
 	/* Sets ops and info; device_open() fills in the rest of struct device. */
@@ -24,10 +22,10 @@ struct device_ops {
 	uint64_t (*staging_cost)(const struct device *device, uint64_t bytes);
 	int (*memory_create)(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			     int *ret_fd, struct fmha_error *err);
-	/* NULL: it has nothing in stock. */
+	/* NULL: it keeps no spare memory. */
 	bool (*memory_take)(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			    int *ret_fd);
-	void (*memory_restock)(struct device *device);
+	void (*memory_refill)(struct device *device);
 	int (*memory_import)(struct device *device, const struct device_memory_source *source,
 			     struct device_memory *ret_memory, struct fmha_error *err);
 	void (*memory_free)(struct device *device, struct device_memory *memory);
@@ -42,7 +40,7 @@ struct device_ops {
 	/* The next four, and staging_cost, are NULL on devices whose kernels are built in and whose
 	 * memory is the host's. */
 	int (*prepare)(struct device *device, const struct plan_stage *stage,
-		       const union plan_args *args, device_prepared done, void *owner,
+		       const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
 		       struct fmha_error *err);
 	void (*forget)(struct device *device, void *owner);
 	int (*staging_new)(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
@@ -76,13 +74,14 @@ struct device {
 	void (*wake)(void *owner);
 	void *owner;
 	device_builder builder;
+	device_unbuilder unbuilder;
 	void *builder_worker;
 	pthread_mutex_t mutex; /* done, error */
 	struct device_launch *done, **done_tail;
 	struct fmha_error error;
 	atomic_bool failed;
-	uint32_t n_quarantined;
-	char quarantined[DEVICE_MAX_QUARANTINED][PLAN_KERNEL_BYTES];
+	device_quarantine is_quarantined; /* NULL: nothing is */
+	void *quarantine_worker;
 };
 
 /* Any thread: the launch has ended. */
@@ -96,6 +95,8 @@ bool device_is_quarantined(const struct device *device, const char *name);
 /* Asks the worker's front for code; see device_builder. */
 int device_request_build(struct device *device, const struct device_build *build, device_built done,
 			 void *owner, struct fmha_error *err);
+/* Takes the request back; see device_unbuilder. */
+void device_cancel_build(struct device *device, void *owner);
 
 /* The name under which a module offers its struct device_ops. */
 #define DEVICE_MODULE_SYMBOL "fmhad_device_ops"

@@ -29,7 +29,7 @@
 /* Backward has up to 131 phases; what a job does not use of its steps is never touched. */
 #define POOL_MAX_STEPS 192
 #define POOL_TURN_NS   100000
-#define POOL_ROUND_NS  2000000 /* a queue's turn among those of its user, for each thread */
+#define POOL_ROUND_NS  10000000 /* a queue's turn among those of its user, for each thread */
 
 struct pool;
 

@@ -123,23 +123,35 @@ static abi_i32 saturate(int64_t value)
 	return value < INT32_MAX ? (abi_i32)value : INT32_MAX;
 }
 
+static abi_i32 total_k(const struct problem_axes *axes)
+{
+	switch (axes->k.storage) {
+	case STORED_PACKED:
+		return (abi_i32)axes->k.length;
+	case STORED_BATCHED:
+		return saturate(axes->sequences * axes->k.longest);
+	default: /* a cache has no such axis */
+		return 0;
+	}
+}
+
 static struct abi_sequences sequences_of(const struct plan *plan, const struct index_tables *tables)
 {
-	const struct fmha_problem *p = &plan->problem;
+	const struct problem_axes *axes = &plan->axes;
 
 	return (struct abi_sequences){
-		.seqstart_q = tables->seqstart_q,
-		.seqstart_k = tables->seqstart_k,
+		/* Their absence tells a kernel that the sequences are not packed. */
+		.seqstart_q = axes->q.storage == STORED_PACKED ? tables->seqstart_q : NULL,
+		.seqstart_k = axes->k.storage == STORED_PACKED ? tables->seqstart_k : NULL,
 		.seqlen_q = tables->seqlen_q,
 		.seqlen_k = tables->seqlen_k,
 		.leftpad_k = tables->leftpad_k,
-		.batch = p->batch,
-		.seqlen_q_max = p->seqlen_q,
-		.seqlen_k_max = p->seqlen_k,
+		.batch = (abi_i32)axes->sequences,
+		.seqlen_q_max = (abi_i32)axes->q.longest,
+		.seqlen_k_max = (abi_i32)axes->k.longest,
 		/* Fits: problem_check() limits the rows of a problem to int32. */
-		.total_q = (abi_i32)plan_total_q(p),
-		.total_k = p->mode == FMHA_GROUP ? p->total_k
-						 : saturate((int64_t)p->batch * p->seqlen_k),
+		.total_q = (abi_i32)plan_total_q(plan),
+		.total_k = total_k(axes),
 	};
 }
 
@@ -157,9 +169,10 @@ static struct abi_kv_cache cache_of(const struct plan *plan, const struct index_
 		.page_size = p->page_size,
 		.n_pages = p->n_pages,
 		.layout = (abi_i32)p->kv_layout,
-		.max_blocks = (abi_i32)tables->block_table_stride,
+		.max_blocks = (abi_i32)tables->table_columns,
 		.n_page_indices = p->n_page_indices,
-		.cache_batch = p->cache_batch ? p->cache_batch : p->batch,
+		.cache_batch = plan->axes.k.storage == STORED_INDEXED ? (abi_i32)plan->axes.k.outer
+								      : p->batch,
 	};
 }
 
@@ -229,7 +242,7 @@ static void fill_fwd(const struct plan *plan, enum abi_family family,
 	if (plan->append && p->rope != FMHA_ROPE_NONE)
 		a->q = (struct abi_tensor){
 			.data = source->workspace + plan->layout.q_rotated,
-			.stride_batch = (int64_t)p->seqlen_q * p->nhead_q * p->hdim_q,
+			.stride_batch = plan->axes.q.length * p->nhead_q * p->hdim_q,
 			.stride_seq = (int64_t)p->nhead_q * p->hdim_q,
 			.stride_head = p->hdim_q,
 			.stride_dim = 1,
@@ -247,8 +260,8 @@ static void fill_split_combine(const struct plan *plan, const struct args_source
 			       struct abi_combine_args *a)
 {
 	const struct fmha_problem *p = &plan->problem;
-	bool group = p->mode == FMHA_GROUP;
-	int64_t total_q = plan_total_q(p);
+	bool group = plan_packed_q(plan);
+	int64_t total_q = plan_total_q(plan);
 
 	*a = (struct abi_combine_args){
 		.o_parts = {.data = source->workspace + plan->layout.o_acc,
@@ -333,7 +346,7 @@ static void fill_appendkv(const struct plan *plan, const struct args_source *sou
 		a->q = tensor_bshd(plan, source, FMHA_T_Q);
 		a->q_rotated = (struct abi_tensor){
 			.data = source->workspace + plan->layout.q_rotated,
-			.stride_batch = (int64_t)p->seqlen_q * p->nhead_q * p->hdim_q,
+			.stride_batch = plan->axes.q.length * p->nhead_q * p->hdim_q,
 			.stride_seq = (int64_t)p->nhead_q * p->hdim_q,
 			.stride_head = p->hdim_q,
 			.stride_dim = 1,
@@ -348,7 +361,7 @@ static void fill_bwd(const struct plan *plan, const struct args_source *source,
 		     struct abi_bwd_args *a)
 {
 	const struct fmha_problem *p = &plan->problem;
-	bool group = p->mode == FMHA_GROUP;
+	bool group = plan_packed_q(plan);
 	char *workspace = source->workspace;
 
 	*a = (struct abi_bwd_args){
@@ -472,5 +485,6 @@ void args_source_placeholders(const struct plan *plan, struct args_source *ret_s
 #undef PLACEHOLDER
 	t->seqlen_k = plan_has_lengths_k(p) ? index : NULL;
 	t->seqlen_k_before = t->seqlen_k;
-	t->block_table_stride = t->block_table ? ceil_div(p->seqlen_k, p->page_size) : 0;
+	t->table_columns = plan_table_columns(p);
+	t->block_table_stride = t->block_table ? plan_table_stride(p) : 0;
 }

@@ -98,6 +98,14 @@ static double pairs_of(const struct fmha_problem *p)
 	return (double)batch * cost_visible_pairs(q, k, p);
 }
 
+static double rows_of(const struct fmha_problem *p)
+{
+	struct problem_axes axes;
+
+	problem_axes(p, &axes);
+	return (double)axes.q.outer * (double)axes.q.length;
+}
+
 static double append_flops(const struct fmha_problem *p, bool rotates_q)
 {
 	double rows = (double)p->batch * p->seqlen_new * p->nhead_k;
@@ -105,7 +113,7 @@ static double append_flops(const struct fmha_problem *p, bool rotates_q)
 	if (p->rope == FMHA_ROPE_NONE)
 		return 0;
 	if (rotates_q)
-		rows += (double)plan_total_q(p) * p->nhead_q;
+		rows += rows_of(p) * p->nhead_q;
 	return 3.0 * rows * p->rotary_dim;
 }
 
@@ -122,7 +130,7 @@ double cost_flops(const struct fmha_problem *problem)
 	case FMHA_APPEND_KV:
 		return append_flops(p, plan_present(p, FMHA_T_Q_ROTATED));
 	case FMHA_MERGE_STATES:
-		return 3.0 * p->n_parts * (double)plan_total_q(p) * heads * p->hdim_v;
+		return 3.0 * p->n_parts * rows_of(p) * heads * p->hdim_v;
 	default:
 		return 0;
 	}

@@ -4,7 +4,9 @@
  * tables. They live in client memory, so they are copied first, each word read once, and only the
  * copy is judged and used.
  *
- * The work of a check is bounded by the tensors' sizes, which the buffers bound.
+ * The work of a check is bounded by the tensors' sizes, which the buffers bound: integer tensors do
+ * not overlap themselves (check_limits() in plan.c), a table that all sequences share is copied and
+ * checked once, and lists have a word a sequence at most.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,15 +33,30 @@ struct reader {
 	/* The copies, writable. */
 	int32_t *seqstart_q, *seqstart_k, *seqlen_q, *seqlen_k, *seqlen_k_before, *leftpad_k;
 	int32_t *block_table, *kv_indptr, *kv_page_indices, *kv_last_page_len, *cache_batch_idx;
-	int64_t table_columns; /* of the copy of block_table */
+	int64_t table_columns, table_stride; /* of the copy of block_table */
 };
 
-/* Columns of block_table that a sequence can need. */
-static int64_t table_columns(const struct fmha_problem *p)
+int64_t plan_table_columns(const struct fmha_problem *p)
 {
-	int64_t needed = ceil_div(p->seqlen_k, p->page_size);
+	int64_t needed = p->page_size > 0 ? ceil_div(p->seqlen_k, p->page_size) : 0;
 
 	return needed < p->max_blocks ? needed : p->max_blocks;
+}
+
+int64_t plan_table_stride(const struct fmha_problem *p)
+{
+	return p->block_table.stride[0] == 0 ? 0 : plan_table_columns(p);
+}
+
+/* Rows of the copy. */
+static int64_t table_rows(const struct fmha_problem *p)
+{
+	return plan_table_stride(p) == 0 && p->batch > 0 ? 1 : p->batch;
+}
+
+static uint64_t table_words(const struct fmha_problem *p)
+{
+	return (uint64_t)table_rows(p) * (uint64_t)plan_table_columns(p);
 }
 
 static uint64_t words_needed(const struct fmha_problem *p)
@@ -51,7 +68,7 @@ static uint64_t words_needed(const struct fmha_problem *p)
 	n += plan_present(p, FMHA_T_SEQLEN_Q) ? batch : 0;
 	n += plan_has_lengths_k(p) ? 2 * batch : 0; /* before and after an append */
 	n += plan_present(p, FMHA_T_LEFTPAD_K) ? batch : 0;
-	n += plan_present(p, FMHA_T_BLOCK_TABLE) ? batch * (uint64_t)table_columns(p) : 0;
+	n += plan_present(p, FMHA_T_BLOCK_TABLE) ? table_words(p) : 0;
 	n += plan_present(p, FMHA_T_KV_INDPTR) ? batch + 1 : 0;
 	n += plan_present(p, FMHA_T_KV_PAGE_INDICES) ? (uint64_t)p->n_page_indices : 0;
 	n += plan_present(p, FMHA_T_KV_LAST_PAGE_LEN) ? batch : 0;
@@ -111,8 +128,9 @@ static void copy_tables(struct reader *r)
 		r->next += batch;
 	}
 	if (plan_present(p, FMHA_T_BLOCK_TABLE)) {
-		r->table_columns = table_columns(p);
-		r->block_table = copy_words(r, FMHA_T_BLOCK_TABLE, batch, r->table_columns,
+		r->table_columns = plan_table_columns(p);
+		r->table_stride = plan_table_stride(p);
+		r->block_table = copy_words(r, FMHA_T_BLOCK_TABLE, table_rows(p), r->table_columns,
 					    stride[0], stride[1]);
 	}
 }
@@ -282,20 +300,39 @@ static int check_pages(struct reader *r, int32_t *pages, int64_t n_used, int64_t
 	return 0;
 }
 
+/* Pages that rows [first, last] of the table, which may be one and the same, must have. */
+static int64_t pages_used(const struct reader *r, int32_t first, int32_t last)
+{
+	const struct fmha_problem *p = r->problem;
+	int64_t keys = r->seqlen_k ? 0 : p->seqlen_k;
+
+	for (int32_t b = first; r->seqlen_k && b <= last; b++)
+		if (r->seqlen_k[b] > keys)
+			keys = r->seqlen_k[b];
+	return ceil_div(keys, p->page_size);
+}
+
+static int check_table(struct reader *r)
+{
+	int32_t batch = r->problem->batch;
+	bool shared = r->table_stride == 0;
+	int e = 0;
+
+	if (!r->block_table || batch == 0)
+		return 0;
+	for (int32_t b = 0; b < (shared ? 1 : batch) && e == 0; b++)
+		e = check_pages(r, r->block_table + b * r->table_stride,
+				pages_used(r, b, shared ? batch - 1 : b), r->table_columns,
+				"tensor.block_table");
+	return e;
+}
+
 static int check_cache(struct reader *r)
 {
 	const struct fmha_problem *p = r->problem;
 	int32_t rows = p->cache_batch ? p->cache_batch : p->batch;
-	int e = 0;
+	int e = check_table(r);
 
-	if (r->block_table)
-		for (int32_t b = 0; b < p->batch && e == 0; b++) {
-			int64_t keys = r->seqlen_k ? r->seqlen_k[b] : p->seqlen_k;
-
-			e = check_pages(r, r->block_table + b * r->table_columns,
-					ceil_div(keys, p->page_size), r->table_columns,
-					"tensor.block_table");
-		}
 	if (e == 0 && r->kv_page_indices && p->batch > 0) {
 		int64_t first = r->kv_indptr[0], end = r->kv_indptr[p->batch];
 
@@ -317,53 +354,84 @@ static int compare_words(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static int check_unique(struct reader *r, int32_t *words, int64_t n, const char *field)
+static const char *targets_field(const struct reader *r)
+{
+	if (r->cache_batch_idx)
+		return "tensor.cache_batch_idx";
+	return r->kv_indptr ? "tensor.kv_page_indices" : "tensor.block_table";
+}
+
+static int shared_target(struct reader *r, int32_t word)
+{
+	const char *field = targets_field(r);
+
+	return fmha_error_set_field(r->err, FMHA_EINVAL, field,
+				    "%s: two sequences of an append write to %s %d", field,
+				    r->problem->page_size ? "page" : "cache row", word);
+}
+
+static int check_unique(struct reader *r, int32_t *words, int64_t n)
 {
 	qsort(words, (size_t)n, sizeof(*words), compare_words);
 	for (int64_t i = 1; i < n; i++)
 		if (words[i] == words[i - 1])
-			return fmha_error_set_field(
-				r->err, FMHA_EINVAL, field,
-				"%s: two sequences of an append write to %s %d", field,
-				r->problem->page_size ? "page" : "cache row", words[i]);
+			return shared_target(r, words[i]);
 	return 0;
 }
 
-/* Two sequences that append into the same page or cache row would race. Shared prefixes, which no
- * append writes, are fine. */
+/* Positions of sequence @b in the pages, or just its row, that an append writes. */
+struct targets {
+	const int32_t *words;
+	int64_t n;
+};
+
+static struct targets targets_of(const struct reader *r, int32_t b)
+{
+	const struct fmha_problem *p = r->problem;
+	int64_t before = r->seqlen_k ? r->seqlen_k_before[b] : p->seqlen_k - p->seqlen_new, first;
+	const int32_t *pages;
+
+	if (r->cache_batch_idx)
+		return (struct targets){r->cache_batch_idx + b, 1};
+	pages = r->kv_indptr ? r->kv_page_indices + r->kv_indptr[b]
+			     : r->block_table + b * r->table_stride;
+	first = before / p->page_size;
+	/* NOLINTNEXTLINE: a paged cache has one of the two */
+	return (struct targets){pages + first,
+				ceil_div(before + p->seqlen_new, p->page_size) - first};
+}
+
+/*
+ * Two sequences that append into the same page or cache row would race. Shared prefixes, which no
+ * append writes, are fine. More targets than pages or rows means some are shared: nothing larger
+ * than the cache is ever sorted.
+ */
 static int check_append_targets(struct reader *r)
 {
 	const struct fmha_problem *p = r->problem;
-	int64_t n = 0, most = 0;
+	const struct problem_axis *k = &r->plan->axes.k;
+	int64_t n = 0;
 	int32_t *words;
 	int e;
 
-	if (p->seqlen_new == 0 || (!r->cache_batch_idx && !plan_paged(p)))
+	if (p->seqlen_new == 0 || (k->storage != STORED_INDEXED && !problem_axis_is_paged(k)))
 		return 0;
-	most = plan_paged(p) ? (int64_t)p->batch * (p->seqlen_new / p->page_size + 2) : p->batch;
-	words = malloc((size_t)most * sizeof(*words) + 1);
+	for (int32_t b = 0; b < p->batch; b++) {
+		n += targets_of(r, b).n;
+		if (n > k->outer)
+			return shared_target(r, targets_of(r, b).words[0]);
+	}
+	words = malloc((size_t)n * sizeof(*words) + 1);
 	if (!words)
 		return fmha_error_set(r->err, FMHA_ENOMEM, "append: out of memory");
+	n = 0;
 	for (int32_t b = 0; b < p->batch; b++) {
-		int64_t before = r->seqlen_k ? r->seqlen_k_before[b] : p->seqlen_k - p->seqlen_new;
-		const int32_t *pages;
-		int64_t page, end;
+		struct targets targets = targets_of(r, b);
 
-		if (r->cache_batch_idx) {
-			words[n++] = r->cache_batch_idx[b];
-			continue;
-		}
-		pages = r->kv_indptr ? r->kv_page_indices + r->kv_indptr[b]
-				     : r->block_table + b * r->table_columns;
-		page = before / p->page_size;
-		end = ceil_div(before + p->seqlen_new, p->page_size);
-		for (; page < end; page++)
-			words[n++] = pages[page]; /* NOLINT: a paged cache has one of the two */
+		memcpy(words + n, targets.words, (size_t)targets.n * sizeof(*words));
+		n += targets.n;
 	}
-	e = check_unique(r, words, n,
-			 r->cache_batch_idx ? "tensor.cache_batch_idx"
-			 : r->kv_indptr     ? "tensor.kv_page_indices"
-					    : "tensor.block_table");
+	e = check_unique(r, words, n);
 	free(words);
 	return e;
 }
@@ -409,7 +477,8 @@ int indices_read(const struct plan *plan, const struct plan_binding bindings[FMH
 		.seqlen_k_before = r.seqlen_k_before,
 		.leftpad_k = r.leftpad_k,
 		.block_table = r.block_table,
-		.block_table_stride = r.table_columns,
+		.block_table_stride = r.table_stride,
+		.table_columns = r.table_columns,
 		.kv_indptr = r.kv_indptr,
 		.kv_page_indices = r.kv_page_indices,
 		.kv_last_page_len = r.kv_last_page_len,
@@ -421,6 +490,25 @@ int indices_read(const struct plan *plan, const struct plan_binding bindings[FMH
 uint64_t plan_indices_bytes(const struct plan *plan)
 {
 	return words_needed(&plan->problem) * sizeof(int32_t);
+}
+
+/* An append's targets: no more than the cache has, or its check stops early. */
+static uint64_t append_entries(const struct plan *plan)
+{
+	const struct fmha_problem *p = &plan->problem;
+	uint64_t most = (uint64_t)p->batch, have = (uint64_t)plan->axes.k.outer;
+
+	if (p->seqlen_new == 0)
+		return 0;
+	if (plan_paged(p))
+		most *= (uint64_t)(p->seqlen_new / p->page_size) + 2;
+	return most < have ? most : have;
+}
+
+uint64_t plan_index_entries(const struct plan *plan)
+{
+	return words_needed(&plan->problem) + append_entries(plan) +
+	       (plan->workspace_head_bytes > 0 ? (uint64_t)plan->problem.batch : 0);
 }
 
 const void *plan_indices_data(const struct plan_indices *indices)

@@ -16,7 +16,8 @@ struct index_tables {
 	const abi_i32 *seqlen_k_before; /* of the append */
 	const abi_i32 *leftpad_k;
 	const abi_i32 *block_table;
-	int64_t block_table_stride;
+	int64_t block_table_stride; /* 0: all sequences share one row */
+	int64_t table_columns;      /* of a row of block_table */
 	const abi_i32 *kv_indptr, *kv_page_indices, *kv_last_page_len;
 	const abi_i32 *cache_batch_idx;
 };
@@ -35,14 +36,17 @@ void args_fill(const struct plan *plan, uint32_t stage, const struct args_source
 /* Placeholders for every pointer that a run of @plan will have. */
 void args_source_placeholders(const struct plan *plan, struct args_source *ret_source);
 
+/*
+ * reach.c: the last element that each tensor of an argument struct can be asked for, from its
+ * strides and the struct's own loop bounds alone, lies within the view that was checked, or within
+ * the workspace. FMHA_EINTERNAL names what does not: a bug of ours.
+ */
+int reach_check(const struct plan *plan, uint32_t stage, const union plan_args *args,
+		struct fmha_error *err);
+
 static inline bool plan_present(const struct fmha_problem *problem, enum fmha_tensor_role role)
 {
 	return fmha_tensor_present(&problem->tensor[role]);
-}
-
-static inline bool plan_paged(const struct fmha_problem *problem)
-{
-	return problem->page_size > 0;
 }
 
 /* Do key lengths differ from sequence to sequence, or before and after an append? */
@@ -53,10 +57,19 @@ static inline bool plan_has_lengths_k(const struct fmha_problem *problem)
 }
 
 /* Rows of the partial results' query axis. */
-static inline int64_t plan_total_q(const struct fmha_problem *problem)
+static inline int64_t plan_total_q(const struct plan *plan)
 {
-	return problem->mode == FMHA_GROUP ? problem->total_q
-					   : (int64_t)problem->batch * problem->seqlen_q;
+	return plan->axes.q.outer * plan->axes.q.length;
+}
+
+static inline bool plan_packed_q(const struct plan *plan)
+{
+	return plan->axes.q.storage == STORED_PACKED;
+}
+
+static inline bool plan_paged(const struct fmha_problem *problem)
+{
+	return problem->page_size > 0;
 }
 
 static inline int64_t ceil_div(int64_t a, int64_t b)
@@ -77,7 +90,11 @@ bool views_overlap(const struct plan_view *a, uintptr_t a_at, const struct plan_
 /* Does an element of a view share a byte with another of the same view? */
 bool view_overlaps_itself(const struct plan_view *view);
 
-/* indices.c: copies and judges the integer tensors. *@ret_indices is NULL when there are none. */
+/* indices.c: the copy of block_table. Columns: what a sequence can need. Stride: 0 when the
+ * client's rows are one and the same. */
+int64_t plan_table_columns(const struct fmha_problem *problem);
+int64_t plan_table_stride(const struct fmha_problem *problem);
+/* Copies and judges the integer tensors. *@ret_indices is NULL when there are none. */
 int indices_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
 		 struct plan_indices **ret_indices, struct index_tables *ret_tables,
 		 struct fmha_error *err);
@@ -113,9 +130,8 @@ struct bwd_workspace {
 
 int32_t bwd_persistent_splits(const struct fmha_problem *problem, int64_t tile_n0, int64_t workers);
 /* Sizes for a plan, before lengths are known: group mode counts every sequence as the longest. */
-int bwd_workspace_size(const struct fmha_problem *problem, enum dq_mode mode, int64_t tile_n0,
-		       int64_t workers, struct bwd_workspace *ret_workspace,
-		       struct fmha_error *err);
+int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_n0, int64_t workers,
+		       struct bwd_workspace *ret_workspace, struct fmha_error *err);
 /* Writes the head for a run. */
 void bwd_workspace_head(const struct plan *plan, const struct index_tables *tables, void *head);
 

@@ -18,6 +18,24 @@ struct builder {
 	struct fmha_error *err;
 };
 
+/*
+ * A step that is never taken may be any number, but kernels look ahead by one: the limit keeps
+ * their sums in range, and what they see of the stride (not 0, well aligned).
+ */
+static void limit_idle_strides(const struct fmha_problem *p, enum fmha_tensor_role role,
+			       int64_t stride[5])
+{
+	static const int64_t most = (int64_t)1 << 40;
+	uint64_t span = 0;
+	int64_t dims[5];
+
+	problem_extents(p, role, dims);
+	(void)problem_span_bytes(p, role, &span, NULL);
+	for (int i = 0; i < 5; i++)
+		if ((dims[i] <= 1 || span == 0) && stride[i] > most)
+			stride[i] = most;
+}
+
 static void normalise(struct fmha_problem *p)
 {
 	int64_t stride[5];
@@ -33,6 +51,7 @@ static void normalise(struct fmha_problem *p)
 		if (!plan_present(p, (enum fmha_tensor_role)i))
 			continue;
 		problem_strides(p, (enum fmha_tensor_role)i, stride);
+		limit_idle_strides(p, (enum fmha_tensor_role)i, stride);
 		memcpy(p->tensor[i].stride, stride, sizeof(stride));
 	}
 }
@@ -42,10 +61,6 @@ static int check_limits(const struct fmha_problem *p, struct fmha_error *err)
 {
 	static const enum fmha_tensor_role dense[] = {FMHA_T_SINK, FMHA_T_DSINK};
 
-	if (plan_total_q(p) > INT32_MAX)
-		return fmha_error_set_field(err, FMHA_EINVAL, "seqlen_q",
-					    "batch * seqlen_q is %lld: at most 2147483647 rows",
-					    (long long)plan_total_q(p));
 	for (size_t i = 0; i < sizeof(dense) / sizeof(dense[0]); i++)
 		if (plan_present(p, dense[i]) && p->nhead_q > 1 &&
 		    p->tensor[dense[i]].stride[0] != 1)
@@ -63,6 +78,51 @@ static int check_limits(const struct fmha_problem *p, struct fmha_error *err)
 			"max_blocks %d: %d keys need %lld pages of %d", p->max_blocks, p->seqlen_k,
 			(long long)ceil_div(p->seqlen_k, p->page_size), p->page_size);
 	return 0;
+}
+
+/*
+ * How much the kernels are ever asked to count to. Broadcast axes make sizes free that no memory
+ * backs: within these limits tile counts, paddings and workspaces of any kernel stay in range.
+ */
+static int check_work(const struct plan *plan, struct fmha_error *err)
+{
+	static const double most_length = 0x1p30, most_work = 0x1p40;
+	const struct fmha_problem *p = &plan->problem;
+	const struct problem_axes *axes = &plan->axes;
+	const struct {
+		const char *field;
+		double value, limit;
+		const char *of;
+	} counts[] = {
+		{"seqlen_q", (double)axes->q.longest, most_length, "rows of a sequence"},
+		{"seqlen_k", (double)axes->k.longest, most_length, "keys of a sequence"},
+		{"nhead_q", (double)plan_total_q(plan) * p->nhead_q, most_work, "rows times heads"},
+		{"nhead_k", (double)axes->sequences * (double)axes->k.longest * p->nhead_k,
+		 most_work, "sequences times keys times heads"},
+		/* Backward sums gradients over an axis of all keys. */
+		{"seqlen_k",
+		 p->op == FMHA_BACKWARD ? (double)axes->k.outer * (double)axes->k.length : 0,
+		 INT32_MAX, "keys of all sequences"},
+	};
+
+	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
+		if (counts[i].value > counts[i].limit)
+			return fmha_error_set_field(err, FMHA_ENOTSUP, counts[i].field,
+						    "%s: %.0f %s, at most %.0f", counts[i].field,
+						    counts[i].value, counts[i].of, counts[i].limit);
+	return 0;
+}
+
+/* From the very arguments that a run will have: what they reach is what was checked. */
+static int check_reach(const struct plan *plan, struct fmha_error *err)
+{
+	union plan_args args[PLAN_MAX_STAGES];
+	int r = 0;
+
+	plan_placeholder_args(plan, args);
+	for (uint32_t i = 0; i < plan->n_stages && r == 0; i++)
+		r = reach_check(plan, i, &args[i], err);
+	return r;
 }
 
 /* Adds a stage and looks for its kernel. 0, or 1 when nothing fits; then no stage was added. */
@@ -186,7 +246,7 @@ static int add_append(struct builder *b)
 	if (r < 0 || p->rope == FMHA_ROPE_NONE)
 		return r;
 	return place_common(b, 4,
-			    (const int64_t[]){plan_total_q(p), p->nhead_q, p->hdim_q,
+			    (const int64_t[]){plan_total_q(plan), p->nhead_q, p->hdim_q,
 					      fmha_dtype_bytes(p->q.dtype)},
 			    &plan->layout.q_rotated);
 }
@@ -206,13 +266,13 @@ static int add_split(struct builder *b)
 		return r;
 	}
 	r = place_common(b, 5,
-			 (const int64_t[]){plan->n_splits, p->nhead_q, plan_total_q(p), p->hdim_v,
-					   (int64_t)sizeof(float)},
+			 (const int64_t[]){plan->n_splits, p->nhead_q, plan_total_q(plan),
+					   p->hdim_v, (int64_t)sizeof(float)},
 			 &plan->layout.o_acc);
 	if (r < 0)
 		return r;
 	return place_common(b, 4,
-			    (const int64_t[]){plan->n_splits, p->nhead_q, plan_total_q(p),
+			    (const int64_t[]){plan->n_splits, p->nhead_q, plan_total_q(plan),
 					      (int64_t)sizeof(float)},
 			    &plan->layout.lse_acc);
 }
@@ -243,7 +303,7 @@ static int build_forward(struct builder *b)
 
 	if (r < 0)
 		return r;
-	if (plan_total_q(p) == 0)
+	if (plan_total_q(plan) == 0)
 		return 0;
 	split_choose(p, b->device->compute_units, b->device->lds_bytes > 0, &n_splits, &split_size);
 	if (n_splits > PLAN_MAX_SPLITS)
@@ -309,7 +369,7 @@ static int build_backward(struct builder *b)
 			return r;
 	}
 	tile_n0 = plan->stages[1].tile_n0 ? plan->stages[1].tile_n0 : 128;
-	r = bwd_workspace_size(p, mode, tile_n0, b->device->compute_units, &w, b->err);
+	r = bwd_workspace_size(plan, mode, tile_n0, b->device->compute_units, &w, b->err);
 	if (r < 0)
 		return r;
 	plan->dq_splits = w.dq_splits;
@@ -340,7 +400,7 @@ static int build_stages(struct builder *b)
 			return 0;
 		return need_stage(b, ABI_FWD_APPENDKV, p->k.dtype);
 	case FMHA_MERGE_STATES:
-		if (plan_total_q(p) == 0)
+		if (plan_total_q(b->plan) == 0)
 			return 0;
 		return need_stage(b, ABI_FWD_SPLITKV_COMBINE, p->o.dtype);
 	default:
@@ -389,7 +449,11 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_de
 	if (r < 0)
 		return r;
 	normalise(&plan.problem);
+	problem_axes(&plan.problem, &plan.axes);
 	r = check_limits(&plan.problem, err);
+	if (r < 0)
+		return r;
+	r = check_work(&plan, err);
 	if (r < 0)
 		return r;
 	r = views_build(&plan, err);
@@ -399,6 +463,9 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_de
 	if (r < 0)
 		return r;
 	r = place_private(&b);
+	if (r < 0)
+		return r;
+	r = check_reach(&plan, err);
 	if (r < 0)
 		return r;
 	place_grid(&b);

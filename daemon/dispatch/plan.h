@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #include <fmha/base.h>
+#include <proto/problem.h>
 #include <abi.h>
 #include <specs/spec.h>
 
@@ -75,6 +76,7 @@ struct plan_view {
 
 struct plan {
 	struct fmha_problem problem; /* strides and scale filled in */
+	struct problem_axes axes;    /* of that problem: what extents and loop bounds follow from */
 	uint32_t n_stages;
 	struct plan_stage stages[PLAN_MAX_STAGES];
 	struct plan_layout layout;
@@ -166,6 +168,12 @@ struct plan_indices *plan_indices_free(struct plan_indices *indices);
  * itself reads integer tensors through bindings[].host, a copy that the caller has fetched.
  */
 uint64_t plan_indices_bytes(const struct plan *plan);
+/*
+ * At most this many integers are copied and checked by plan_bind(), whatever they are: its cost
+ * beyond some microseconds. It grows with the integer tensors' own sizes, never with their
+ * broadcast extents, except for lists of one word a sequence.
+ */
+uint64_t plan_index_entries(const struct plan *plan);
 const void *plan_indices_data(const struct plan_indices *indices);
 void plan_indices_move(const struct plan *plan, const struct plan_indices *indices,
 		       const void *device, union plan_args args[PLAN_MAX_STAGES]);

@@ -45,7 +45,7 @@ static void sort_axes(struct plan_view *view)
 static void view_axes(const struct fmha_problem *p, enum fmha_tensor_role role,
 		      struct plan_view *view)
 {
-	bool vectorized = plan_paged(p) && p->kv_layout == FMHA_KV_VECTORIZED &&
+	bool vectorized = p->page_size > 0 && p->kv_layout == FMHA_KV_VECTORIZED &&
 			  (role == FMHA_T_K || role == FMHA_T_V);
 	const int64_t *stride = p->tensor[role].stride;
 	int64_t dims[5];
@@ -70,10 +70,52 @@ static void view_axes(const struct fmha_problem *p, enum fmha_tensor_role role,
 	sort_axes(view);
 }
 
+static bool is_index(uint32_t role)
+{
+	return role >= FMHA_T_SEQSTART_Q && role <= FMHA_T_LEFTPAD_K;
+}
+
+/*
+ * Integer tensors are copied and checked word by word, so their words must be there: no words that
+ * count several times, but for a list's of one word a sequence and a block_table's rows, which may
+ * all be the same one.
+ */
+static bool index_repeats(const struct fmha_problem *p, const struct plan_view *view)
+{
+	const struct fmha_tensor *tensor = &p->tensor[view->role];
+
+	if (!is_index(view->role) || view->span_bytes == 0)
+		return false;
+	if (view->role == FMHA_T_BLOCK_TABLE && p->max_blocks > 1 && tensor->stride[1] == 0)
+		return true;
+	if (view->role == FMHA_T_KV_PAGE_INDICES && p->n_page_indices > 1 && tensor->stride[0] == 0)
+		return true;
+	return view_overlaps_itself(view);
+}
+
+static int check_layout(const struct fmha_problem *p, const struct plan_view *view,
+			struct fmha_error *err)
+{
+	const char *name = proto_roles[view->role].name;
+	char field[48];
+
+	(void)snprintf(field, sizeof(field), "tensor.%s.stride", name);
+	if (view->written && view_overlaps_itself(view))
+		return fmha_error_set_field(err, FMHA_EINVAL, field,
+					    "tensor.%s: its strides make the written tensor "
+					    "overlap itself",
+					    name);
+	if (index_repeats(p, view))
+		return fmha_error_set_field(err, FMHA_ENOTSUP, field,
+					    "tensor.%s: its strides make one word count several "
+					    "times",
+					    name);
+	return 0;
+}
+
 int views_build(struct plan *plan, struct fmha_error *err)
 {
 	const struct fmha_problem *p = &plan->problem;
-	char field[48];
 	int r;
 
 	plan->n_views = 0;
@@ -92,14 +134,9 @@ int views_build(struct plan *plan, struct fmha_error *err)
 		if (r < 0)
 			return r;
 		view_axes(p, role, view);
-		if (view->written && view_overlaps_itself(view)) {
-			(void)snprintf(field, sizeof(field), "tensor.%s.stride",
-				       proto_roles[role].name);
-			return fmha_error_set_field(err, FMHA_EINVAL, field,
-						    "tensor.%s: its strides make the written "
-						    "tensor overlap itself",
-						    proto_roles[role].name);
-		}
+		r = check_layout(p, view, err);
+		if (r < 0)
+			return r;
 		plan->n_views++;
 	}
 	return 0;

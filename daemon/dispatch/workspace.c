@@ -64,12 +64,13 @@ int32_t bwd_persistent_splits(const struct fmha_problem *problem, int64_t tile_n
 	return (int32_t)(1 + ceil_div(tiles - 1, run));
 }
 
-int bwd_workspace_size(const struct fmha_problem *problem, enum dq_mode mode, int64_t tile_n0,
-		       int64_t workers, struct bwd_workspace *ret_workspace, struct fmha_error *err)
+int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_n0, int64_t workers,
+		       struct bwd_workspace *ret_workspace, struct fmha_error *err)
 {
-	bool group = problem->mode == FMHA_GROUP;
+	const struct fmha_problem *problem = &plan->problem;
+	bool group = plan_packed_q(plan);
 	struct bwd_workspace w = {0};
-	int64_t total_q = plan_total_q(problem);
+	int64_t total_q = plan_total_q(plan);
 	uint64_t entries = group ? (uint64_t)problem->batch : 1, d_bytes = 0;
 	int r;
 
@@ -134,7 +135,7 @@ void bwd_workspace_head(const struct plan *plan, const struct index_tables *tabl
 	int64_t offset = 0;
 
 	memset(head, 0, plan->workspace_head_bytes);
-	if (p->mode != FMHA_GROUP) {
+	if (!plan_packed_q(plan)) {
 		nsplits[0] = plan->dq_splits;
 		return;
 	}

@@ -10,14 +10,23 @@
 #include <proto/error.h>
 
 #include <base/list.h>
+#include <base/log.h>
 #include <paths.h> /* daemon/compile */
 #include <queue.h> /* daemon/compile */
 
 #define MAX_OPTIONS 64
 
-struct pending {
+static const enum compile_priority priorities[] = {
+	[PROTO_URGENT] = COMPILE_URGENT,
+	[PROTO_SOON] = COMPILE_SOON,
+	[PROTO_BACKGROUND] = COMPILE_BACKGROUND,
+};
+
+struct builder_request {
 	struct list in_builder;
 	struct builder *builder;
+	struct account *account;
+	struct compile_waiter waiter;
 	builder_done done;
 	void *owner; /* NULL: forgotten */
 	bool ended;  /* the rest is filled in */
@@ -29,40 +38,78 @@ struct pending {
 struct builder {
 	uv_async_t async;
 	const struct config_compile *config;
+	struct accounts *accounts;
 	struct compile_paths paths;
 	struct compile_config compile;
 	struct cache *cache;
 	struct compile_queue *queue;
-	uv_mutex_t lock;      /* of ended */
-	struct list requests; /* loop thread only */
+	bool cache_unusable, layer_unusable; /* as the log has it */
+	uv_mutex_t lock;                     /* of ended */
+	struct list requests;                /* loop thread only */
 };
 
-static void finish(struct pending *pending)
+/* ---- answers ---- */
+
+static void request_free(struct builder_request *request)
 {
-	if (pending->owner)
-		pending->done(pending->owner, &pending->result, pending->fd, &pending->error);
-	else if (pending->fd >= 0)
-		(void)close(pending->fd);
-	list_remove(&pending->in_builder);
-	free(pending);
+	account_release(request->account, ACCOUNT_COMPILES, 1);
+	(void)account_put(request->account);
+	list_remove(&request->in_builder);
+	if (request->fd >= 0)
+		(void)close(request->fd);
+	free(request);
+}
+
+static void finish(struct builder_request *request)
+{
+	int fd = request->fd;
+
+	if (request->owner) {
+		request->fd = -1; /* taken */
+		request->done(request->owner, &request->result, fd, &request->error);
+	}
+	request_free(request);
+}
+
+/* Says once that the service goes on without a cache, and once that it has one again. */
+static void watch_cache(struct builder *builder)
+{
+	struct cache_status status;
+
+	cache_get_status(builder->cache, &status);
+	if (status.layer[0] && !builder->layer_unusable)
+		log_warning("a layer of the cache of compiled kernels is left out: %s",
+			    status.layer);
+	builder->layer_unusable = status.layer[0];
+	if (!status.opened || status.usable != builder->cache_unusable)
+		return;
+	builder->cache_unusable = !status.usable;
+	if (status.usable)
+		log_notice("the cache of compiled kernels is in use again");
+	else
+		log_warning("no cache of compiled kernels, going on from memory: %s",
+			    status.reason);
 }
 
 static void on_async(uv_async_t *async)
 {
 	struct builder *builder = container_of(async, struct builder, async);
-	struct list *node = builder->requests.next;
+	struct list ended, *node;
 
-	while (node != &builder->requests) {
-		struct pending *pending = container_of(node, struct pending, in_builder);
-		bool ended;
-
-		node = node->next;
-		uv_mutex_lock(&builder->lock);
-		ended = pending->ended;
-		uv_mutex_unlock(&builder->lock);
-		if (ended)
-			finish(pending);
+	/* Apart first: an answer that finds its worker gone has others forgotten. */
+	list_init(&ended);
+	uv_mutex_lock(&builder->lock);
+	list_for_each(item, &builder->requests)
+	{
+		if (container_of(item, struct builder_request, in_builder)->ended) {
+			list_remove(item);
+			list_append(&ended, item);
+		}
 	}
+	uv_mutex_unlock(&builder->lock);
+	while ((node = list_pop(&ended)))
+		finish(container_of(node, struct builder_request, in_builder));
+	watch_cache(builder);
 }
 
 /* The code in a memfd that the worker can map; -1: no memory. */
@@ -81,8 +128,8 @@ static int share_code(const struct cache_entry *entry)
 static void on_built(void *owner, int result, const struct cache_entry *entry,
 		     const struct fmha_error *err)
 {
-	struct pending *pending = owner;
-	struct builder *builder = pending->builder;
+	struct builder_request *request = owner;
+	struct builder *builder = request->builder;
 	struct fmha_error error = *err;
 	int fd = -1;
 
@@ -94,37 +141,53 @@ static void on_built(void *owner, int result, const struct cache_entry *entry,
 	}
 	uv_mutex_lock(&builder->lock);
 	if (fd >= 0)
-		pending->result = (struct proto_compile_result){
+		request->result = (struct proto_compile_result){
 			.size = entry->code_bytes,
 			.registers = entry->info.registers,
 			.spills = entry->info.spills,
 			.lds_bytes = entry->info.lds_bytes,
 			.compile_ms = entry->info.compile_ms,
 		};
-	pending->fd = fd;
-	pending->error = error;
-	pending->ended = true;
-	uv_mutex_unlock(&builder->lock);
+	request->fd = fd;
+	request->error = error;
+	request->ended = true;
+	/* Under the lock: once it is seen to have ended, the request is gone, and the builder may
+	 * be. */
 	(void)uv_async_send(&builder->async);
+	uv_mutex_unlock(&builder->lock);
 }
+
+/* ---- requests ---- */
 
 static const char *or_default(const char *configured, const char *fallback)
 {
 	return configured[0] ? configured : fallback;
 }
 
+/* Half of the cores for one user, and one more for another. */
+static int default_jobs(void)
+{
+	long cores = sysconf(_SC_NPROCESSORS_ONLN);
+
+	return (int)(cores > 3 ? cores / 2 + 1 : 1);
+}
+
 static int open_queue(struct builder *builder, struct fmha_error *err)
 {
 	const struct config_compile *config = builder->config;
+	const uint64_t *limits = builder->accounts->limits->value;
 	const char *layers[] = {config->layer};
-	long cores = sysconf(_SC_NPROCESSORS_ONLN);
-	int jobs, r;
+	struct cache_config cache = {.layers = layers,
+				     .n_layers = config->layer[0] ? 1 : 0,
+				     .max_bytes = limits[LIMIT_CACHE_BYTES],
+				     .max_bytes_per_uid = limits[LIMIT_CACHE_BYTES_PER_UID]};
+	int r;
 
 	if (builder->queue)
 		return 0;
 	compile_paths_default(&builder->paths);
-	r = cache_new(or_default(config->cache, builder->paths.cache), layers,
-		      config->layer[0] ? 1 : 0, &builder->cache, err);
+	cache.writable = or_default(config->cache, builder->paths.cache);
+	r = cache_new(&cache, &builder->cache, err);
 	if (r < 0)
 		return r;
 	builder->compile = (struct compile_config){
@@ -134,73 +197,109 @@ static int open_queue(struct builder *builder, struct fmha_error *err)
 		.library_path = config->library_path[0] ? config->library_path : NULL,
 		.deadline_ms = config->deadline_ms,
 	};
-	jobs = config->jobs ? (int)config->jobs : (int)(cores > 3 ? cores / 2 : 1);
-	r = compile_queue_new(&builder->compile, builder->cache, jobs, &builder->queue, err);
+	r = compile_queue_new(&builder->compile, builder->cache,
+			      config->jobs ? (int)config->jobs : default_jobs(), true,
+			      &builder->queue, err);
 	if (r < 0)
 		builder->cache = cache_free(builder->cache);
 	return r;
 }
 
-int builder_request(struct builder *builder, const struct proto_compile_params *params,
-		    builder_done done, void *owner, struct fmha_error *err)
+/* Splits @text, which it changes. A worker talks to drivers and clients: it names a source and
+ * sets macros, nothing else reaches a compiler. */
+static int read_options(char *text, struct compile_request *request, const char **options,
+			struct fmha_error *err)
 {
-	char text[sizeof(params->options)], *save = NULL;
+	char *save = NULL;
+
+	for (char *word = strtok_r(text, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+		if (request->n_options == MAX_OPTIONS)
+			return fmha_error_set_field(err, FMHA_EINVAL, "options",
+						    "options: more than %d", MAX_OPTIONS);
+		if (strncmp(word, "-D", 2) != 0)
+			return fmha_error_set_field(err, FMHA_EINVAL, "options",
+						    "option %.100s: not a macro, -DNAME=VALUE",
+						    word);
+		options[request->n_options++] = word;
+	}
+	request->options = options;
+	return 0;
+}
+
+/* A request that is charged; NULL: @err says why not. */
+static struct builder_request *request_new(struct builder *builder, uint32_t uid,
+					   struct fmha_error *err)
+{
+	struct builder_request *request = calloc(1, sizeof(*request));
+	struct account *account = account_get(builder->accounts, uid);
+
+	if (!request || !account)
+		(void)fmha_error_set(err, FMHA_ENOMEM, "compile: out of memory");
+	else if (account_charge(account, ACCOUNT_COMPILES, 1, err) == 0) {
+		request->builder = builder;
+		request->account = account;
+		request->fd = -1;
+		list_append(&builder->requests, &request->in_builder);
+		return request;
+	}
+	(void)account_put(account);
+	free(request);
+	return NULL;
+}
+
+int builder_submit(struct builder *builder, const struct proto_compile_params *params,
+		   builder_done done, void *owner, struct builder_request **ret_request,
+		   struct fmha_error *err)
+{
+	char text[sizeof(params->options)];
 	const char *options[MAX_OPTIONS];
-	struct compile_request request = {.kernel = params->kernel,
+	struct compile_request compile = {.kernel = params->kernel,
 					  .arch = params->arch,
 					  .source = params->source,
-					  .options = options};
-	struct pending *pending;
+					  .uid = params->uid};
+	struct builder_request *request;
 	int r;
 
 	if (strchr(params->source, '/'))
 		return fmha_error_set_field(err, FMHA_EINVAL, "source",
 					    "source %s: a file name, not a path", params->source);
-	r = open_queue(builder, err);
+	(void)strcpy(text, params->options);
+	r = read_options(text, &compile, options, err);
+	if (r == 0)
+		r = open_queue(builder, err);
 	if (r < 0)
 		return r;
-	(void)strcpy(text, params->options);
-	for (char *word = strtok_r(text, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
-		if (request.n_options == MAX_OPTIONS)
-			return fmha_error_set_field(err, FMHA_EINVAL, "options",
-						    "options: more than %d", MAX_OPTIONS);
-		options[request.n_options++] = word;
-	}
-	pending = calloc(1, sizeof(*pending));
-	if (!pending)
-		return fmha_error_set(err, FMHA_ENOMEM, "compile: out of memory");
-	pending->builder = builder;
-	pending->done = done;
-	pending->owner = owner;
-	pending->fd = -1;
-	list_append(&builder->requests, &pending->in_builder);
-	r = compile_queue_submit(builder->queue, &request, COMPILE_URGENT, on_built, pending, err);
-	if (r < 0) {
-		list_remove(&pending->in_builder);
-		free(pending);
-	}
+	request = request_new(builder, params->uid, err);
+	if (!request)
+		return err->code;
+	request->done = done;
+	request->owner = owner;
+	r = compile_queue_submit(builder->queue, &compile, priorities[params->urgency], on_built,
+				 request, &request->waiter, err);
+	if (r < 0)
+		request_free(request);
+	else
+		*ret_request = request;
 	return r;
 }
 
-void builder_forget(struct builder *builder, void *owner)
+void builder_forget(struct builder_request *request)
 {
-	for (struct list *node = builder->requests.next; node != &builder->requests;
-	     node = node->next) {
-		struct pending *pending = container_of(node, struct pending, in_builder);
-
-		if (pending->owner == owner)
-			pending->owner = NULL;
-	}
+	if (compile_queue_forget(request->builder->queue, &request->waiter))
+		request_free(request);
+	else
+		request->owner = NULL; /* on_built() is under way, or finish() is next */
 }
 
-int builder_new(uv_loop_t *loop, const struct config_compile *config, struct builder **ret_builder,
-		struct fmha_error *err)
+int builder_new(uv_loop_t *loop, const struct config_compile *config, struct accounts *accounts,
+		struct builder **ret_builder, struct fmha_error *err)
 {
 	struct builder *builder = calloc(1, sizeof(*builder));
 
 	if (!builder)
 		return fmha_error_set(err, FMHA_ENOMEM, "builder: out of memory");
 	builder->config = config;
+	builder->accounts = accounts;
 	list_init(&builder->requests);
 	if (uv_mutex_init(&builder->lock) < 0) {
 		free(builder);
@@ -230,14 +329,35 @@ struct builder *builder_free(struct builder *builder)
 	builder->queue = compile_queue_free(builder->queue);
 	builder->cache = cache_free(builder->cache);
 	while (!list_is_empty(&builder->requests)) {
-		struct pending *pending = container_of(builder->requests.next, struct pending,
-						       in_builder);
+		struct builder_request *request = container_of(builder->requests.next,
+							       struct builder_request, in_builder);
 
-		pending->owner = NULL;
-		finish(pending);
+		request_free(request);
 	}
 	uv_close((uv_handle_t *)&builder->async, on_closed);
 	return NULL;
+}
+
+static cJSON *cache_json(struct builder *builder)
+{
+	cJSON *json = cJSON_CreateObject();
+	struct cache_status status = {0};
+
+	if (builder->cache)
+		cache_get_status(builder->cache, &status);
+	cJSON_AddStringToObject(json, "state",
+				!status.opened  ? "unopened"
+				: status.usable ? "ok"
+						: "unusable");
+	cJSON_AddStringToObject(json, "reason", status.reason);
+	cJSON_AddStringToObject(json, "layer", status.layer);
+	cJSON_AddNumberToObject(json, "bytes", (double)status.bytes);
+	cJSON_AddNumberToObject(json, "entries", (double)status.entries);
+	cJSON_AddNumberToObject(json, "memory_bytes", (double)status.memory_bytes);
+	cJSON_AddNumberToObject(json, "memory_entries", (double)status.memory_entries);
+	cJSON_AddNumberToObject(json, "evicted", (double)status.evicted);
+	cJSON_AddNumberToObject(json, "unstored", (double)status.unstored);
+	return json;
 }
 
 cJSON *builder_status_json(struct builder *builder)
@@ -252,8 +372,10 @@ cJSON *builder_status_json(struct builder *builder)
 	cJSON_AddNumberToObject(json, "built", (double)status.built);
 	cJSON_AddNumberToObject(json, "hits", (double)status.hits);
 	cJSON_AddNumberToObject(json, "failed", (double)status.failed);
+	cJSON_AddNumberToObject(json, "cancelled", (double)status.cancelled);
 	current = cJSON_AddArrayToObject(json, "current");
 	for (uint32_t i = 0; i < status.n_current; i++)
 		cJSON_AddItemToArray(current, cJSON_CreateString(status.current[i]));
+	cJSON_AddItemToObject(json, "cache", cache_json(builder));
 	return json;
 }

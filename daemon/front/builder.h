@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * builder.h: the front compiles kernels for its workers: the queue of daemon/compile, with answers
- * that come back on the loop.
+ * that come back on the loop. Each request is charged to the user on whose behalf it is made.
  *
  * Opened by the first request: a machine that never compiles needs neither cache nor compiler.
  */
@@ -11,10 +11,12 @@
 #include <cjson/cJSON.h>
 #include <uv.h>
 
+#include <base/account.h>
 #include <base/config.h>
 #include <proto/messages.h>
 
 struct builder;
+struct builder_request;
 
 /*
  * On the loop.
@@ -24,22 +26,27 @@ struct builder;
 typedef void (*builder_done)(void *owner, const struct proto_compile_result *result, int fd,
 			     const struct fmha_error *error);
 
-/* @config is kept. Return: 0, FMHA_ENOMEM. */
-int builder_new(uv_loop_t *loop, const struct config_compile *config, struct builder **ret_builder,
-		struct fmha_error *err);
+/* @config and @accounts are kept. Return: 0, FMHA_ENOMEM. */
+int builder_new(uv_loop_t *loop, const struct config_compile *config, struct accounts *accounts,
+		struct builder **ret_builder, struct fmha_error *err);
 
 /* Ends what runs; no callback comes any more. The memory is freed when the loop has closed the
  * builder's handle. Takes NULL. */
 struct builder *builder_free(struct builder *builder);
 
-/* Return: 0 (the callback will come), or a negative FMHA_E* and no callback. */
-int builder_request(struct builder *builder, const struct proto_compile_params *params,
-		    builder_done done, void *owner, struct fmha_error *err);
+/*
+ * @ret_request: to be forgotten by, until the callback has come
+ * Return: 0 (the callback will come), FMHA_EQUOTA (the user has asked for enough), FMHA_EINVAL,
+ * FMHA_ENOMEM, FMHA_EIO, and no callback.
+ */
+int builder_submit(struct builder *builder, const struct proto_compile_params *params,
+		   builder_done done, void *owner, struct builder_request **ret_request,
+		   struct fmha_error *err);
 
-/* @owner is gone: its callbacks are dropped, builds go on for the cache. */
-void builder_forget(struct builder *builder, void *owner);
+/* Nobody waits for it: no callback comes, and what nobody else has asked for is not built. */
+void builder_forget(struct builder_request *request);
 
-/* What is queued, running, built: one object, given. */
+/* What is queued, running, built, and how the cache stands: one object, given. */
 cJSON *builder_status_json(struct builder *builder);
 
 #endif

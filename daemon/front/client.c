@@ -64,6 +64,7 @@ static int on_open_device(struct client *client, uint32_t id,
 			  const struct proto_open_device_params *params, struct fmha_error *err)
 {
 	struct front *front = client->front;
+	uint32_t banned_s = quarantine_ban_s(&front->quarantine, client->uid, clock_ns());
 
 	if (params->device >= front->n_slots)
 		return fmha_error_set_field(err, FMHA_ENOENT, "device",
@@ -71,6 +72,11 @@ static int on_open_device(struct client *client, uint32_t id,
 					    params->device, front->n_slots);
 	if (front->draining)
 		return fmha_error_set(err, FMHA_EBUSY, "the daemon is stopping");
+	if (banned_s > 0)
+		return fmha_error_set_field(err, FMHA_EQUOTA, "device",
+					    "requests of user %u have ended too many workers: no "
+					    "device can be opened for %u s",
+					    client->uid, banned_s);
 	worker_slot_open(&front->slots[params->device], client, id);
 	return 0;
 }
@@ -119,7 +125,8 @@ static void on_hangup(struct connection *connection)
 	struct client *client = client_of(connection);
 
 	while (!list_is_empty(&client->opens))
-		open_request_free(container_of(client->opens.next, struct open_request, in_client));
+		open_request_forget(
+			container_of(client->opens.next, struct open_request, in_client));
 	status_forget(client);
 	list_remove(&client->in_clients);
 	client->front->n_clients--;

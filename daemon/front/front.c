@@ -19,18 +19,18 @@
 
 #define ACCEPTS_A_WAKE  32
 #define ACCEPT_AGAIN_MS 200
-#define FIXED_FDS       24 /* loop, listener, log, signals */
-#define FDS_A_SLOT      8
 #define FINISH_MS       1000 /* from closing the workers' sockets to killing them */
 
 /* ---- accepting ---- */
 
-/* Descriptors that are in use at most: a connection has one, and one more while it opens a device.
- */
-static uint64_t fds_in_use(const struct front *front)
+/* The two ends of the socket to a worker: a client that was let in can always open a device. */
+#define SPARE_FDS 2
+
+/* The rest, LIMIT_RESERVED_FDS, is for workers, their control sockets and the listener. */
+static bool has_fds_for_a_client(const struct front *front)
 {
-	return FIXED_FDS + (uint64_t)front->n_slots * FDS_A_SLOT + 2ull * front->n_clients +
-	       front->accounts.used[ACCOUNT_DESCRIPTORS];
+	return front->accounts.used[ACCOUNT_DESCRIPTORS] + 1 + SPARE_FDS <=
+	       front->limits.value[LIMIT_FDS];
 }
 
 static void on_connect(uv_poll_t *poll, int status, int events);
@@ -73,7 +73,7 @@ static void on_connect(uv_poll_t *poll, int status, int events)
 	for (int i = 0; i < ACCEPTS_A_WAKE && front->accepting; i++) {
 		int fd;
 
-		if (fds_in_use(front) + front->limits.value[LIMIT_RESERVED_FDS] > front->max_fds) {
+		if (!has_fds_for_a_client(front)) {
 			front->limits.hits[LIMIT_RESERVED_FDS]++;
 			stop_accepting(front, "too few file descriptors");
 			return;
@@ -187,7 +187,7 @@ static void on_stop_signal(uv_signal_t *handle, int number)
 
 /* ---- start ---- */
 
-static void raise_fd_limit(struct front *front)
+static void raise_fd_limit(void)
 {
 	struct rlimit limit;
 
@@ -195,8 +195,6 @@ static void raise_fd_limit(struct front *front)
 		return;
 	limit.rlim_cur = limit.rlim_max;
 	(void)setrlimit(RLIMIT_NOFILE, &limit);
-	(void)getrlimit(RLIMIT_NOFILE, &limit);
-	front->max_fds = limit.rlim_cur;
 }
 
 static void init_handles(struct front *front)
@@ -204,6 +202,7 @@ static void init_handles(struct front *front)
 	uv_timer_init(&front->loop, &front->accept_again);
 	uv_timer_init(&front->loop, &front->watchdog);
 	uv_timer_init(&front->loop, &front->drain);
+	handouts_init(&front->handouts, &front->loop);
 	uv_signal_init(&front->loop, &front->on_term);
 	uv_signal_init(&front->loop, &front->on_int);
 	front->accept_again.data = front->watchdog.data = front->drain.data = front;
@@ -221,15 +220,19 @@ static int front_init(struct front *front, const struct config *config, struct f
 	front->listen_fd = -1;
 	front->n_slots = config->n_devices;
 	memcpy(front->limits.value, config->limits, sizeof(front->limits.value));
-	raise_fd_limit(front);
+	raise_fd_limit();
 	limits_resolve(&front->limits, limits_host_memory());
 	accounts_init(&front->accounts, &front->limits);
+	quarantine_init(&front->quarantine, &config->supervision);
 	list_init(&front->clients);
 	uv_loop_init(&front->loop);
 	init_handles(front);
 	r = connection_hub_init(&front->hub, &front->loop, &front->limits, err);
+	front->hub.spare_fds = SPARE_FDS;
+	front->hub.n_processes = front->n_slots + 1;
 	if (r == 0)
-		r = builder_new(&front->loop, &front->config.compile, &front->builder, err);
+		r = builder_new(&front->loop, &front->config.compile, &front->accounts,
+				&front->builder, err);
 	if (r == 0)
 		r = listen_open(front, err);
 	if (r < 0)
@@ -247,6 +250,7 @@ int front_run(const struct config *config)
 	if (!front)
 		return 1;
 	signal(SIGPIPE, SIG_IGN);
+	signal(SIGIO, SIG_IGN); /* somebody wants a file that handout.c has a lease on */
 	mallopt(M_ARENA_MAX, 2);
 	if (front_init(front, config, &err) < 0) {
 		log_error("%s", err.msg);

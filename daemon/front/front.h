@@ -11,9 +11,10 @@
 
 #include <base/account.h>
 #include <base/connection.h>
+#include <base/handout.h>
 #include <base/worker_page.h>
 
-#define FRONT_MAX_DEATHS 16 /* remembered per device */
+#include "quarantine.h"
 
 struct front;
 struct worker_process;
@@ -26,12 +27,6 @@ enum worker_state {
 	WORKER_STOPPED,    /* the daemon ends */
 };
 
-/* What a worker died of, for the quarantine. */
-struct worker_death {
-	uint64_t when_ns;
-	char kernel[PROTO_KERNEL_BYTES];
-};
-
 /* One device and whichever process serves it at the moment. */
 struct worker_slot {
 	struct front *front;
@@ -40,26 +35,28 @@ struct worker_slot {
 	struct worker_process *process; /* NULL: none runs */
 	struct proto_device device;     /* as the last worker described it */
 	uv_timer_t timer;               /* start timeout, heartbeat, pause */
+	uint64_t timer_due_ns;          /* when it should fire */
 	struct list opens;              /* struct open_request: clients that wait for the device */
 	uint64_t heard_ns;              /* last message of the worker */
 	bool beating;                   /* heartbeats go on: clients are attached */
 	uint32_t drain_id;              /* of our worker_drain; 0: not sent */
 	bool drained;
 	uint32_t n_failed_starts, n_starts, n_deaths;
-	struct worker_death deaths[FRONT_MAX_DEATHS]; /* a ring */
-	uint32_t n_quarantined;
-	char quarantined[WORKER_MAX_QUARANTINED][PROTO_KERNEL_BYTES];
 	char reason[256]; /* of the last death */
 };
 
-/* A client that asked for a device, until the worker has taken its socket. */
+/*
+ * A client that asked for a device, until the worker has taken its socket; also when the client has
+ * gone meanwhile, as the worker's end of it lies in the control socket and stays charged.
+ */
 struct open_request {
 	struct list in_slot, in_client;
 	struct worker_slot *slot;
-	struct client *client;
-	uint32_t id;         /* of the client's request */
-	uint32_t control_id; /* of ours to the worker; 0: not sent yet */
-	int fd;              /* the client's end; -1: not made yet */
+	struct client *client;   /* NULL: gone */
+	struct account *account; /* NULL: the client's connection holds the worker's end */
+	uint32_t id;             /* of the client's request */
+	uint32_t control_id;     /* of ours to the worker; 0: not sent yet */
+	int fd;                  /* the client's end; -1: not made yet */
 };
 
 struct client {
@@ -81,14 +78,15 @@ struct front {
 	struct config config;
 	struct limits limits;
 	struct accounts accounts;
+	struct quarantine quarantine;
 	struct connection_hub hub;
+	struct handouts handouts;
 	int listen_fd;
 	bool inherited_listener; /* by socket activation: not ours to unlink */
 	bool accepting, draining;
 	bool announced; /* READY=1 was sent */
 	bool finishing; /* the workers were told to go */
 	int exit_status;
-	uint64_t max_fds;
 	uv_poll_t listener;
 	uv_timer_t accept_again, watchdog, drain;
 	uv_signal_t on_term, on_int;
@@ -99,6 +97,7 @@ struct front {
 	uint32_t next_control_id;
 	uint64_t next_session;
 	struct status_gathering *status; /* NULL: nobody asks */
+	uint64_t status_ended_ns;        /* when the last one was answered */
 	struct builder *builder;
 	struct log_limit log;
 	uint64_t n_accepted, n_refused, started_ns;
@@ -133,7 +132,8 @@ void worker_slot_init(struct front *front, uint32_t index);
 void worker_slot_start(struct worker_slot *slot);
 /* Takes over the request: answers now or when the worker has. */
 void worker_slot_open(struct worker_slot *slot, struct client *client, uint32_t id);
-void open_request_free(struct open_request *open);
+/* The client is gone. */
+void open_request_forget(struct open_request *open);
 void worker_slot_drain(struct worker_slot *slot);
 /* Ends the process, for good. */
 void worker_slot_stop(struct worker_slot *slot, bool now);
@@ -150,6 +150,8 @@ void status_request(struct client *client, uint32_t id);
 void status_forget(struct client *client);
 /* A worker's answer: @fd borrowed, -1: it failed. */
 void status_on_answer(struct worker_slot *slot, uint32_t control_id, int fd, uint64_t size);
+/* Whether the id is that of a question to the worker that is open. */
+bool status_awaits(const struct worker_slot *slot, uint32_t control_id);
 void status_on_worker_gone(struct worker_slot *slot);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * status.c: method status. The front asks every ready worker, waits a moment, and answers with what
- * has come in: a worker that hangs costs its own part and nothing else. Whoever asks meanwhile gets
- * the same answer. Sessions of other users are shown to privileged callers only.
+ * has come in: a worker that hangs costs its own part and nothing else. Whoever asks meanwhile, or
+ * too soon after the last time, waits and gets the same answer. Sessions of other users are shown
+ * to privileged callers only.
  */
 #include "builder.h"
 #include "front.h"
@@ -17,6 +18,10 @@
 
 #define MAX_JSON_BYTES (8u << 20)
 
+/* Between two rounds of questions: a worker with many clients takes half a millisecond to answer,
+ * on everybody's time. */
+#define PAUSE_MS 10
+
 struct status_waiter {
 	struct list in_waiters;
 	struct client *client;
@@ -26,6 +31,7 @@ struct status_waiter {
 struct status_gathering {
 	struct front *front;
 	uv_timer_t timer;
+	bool asking; /* the workers were asked */
 	struct list waiters;
 	uint32_t asked[PROTO_MAX_DEVICES]; /* id of our question; 0: none is open */
 	cJSON *answers[PROTO_MAX_DEVICES]; /* NULL: none came */
@@ -86,11 +92,40 @@ static cJSON *worker_json(const cJSON *answer, uint32_t uid, bool all)
 	return copy;
 }
 
+/* What concerns other users is shown to privileged callers only. */
+static cJSON *quarantine_json(const struct worker_slot *slot, uint32_t uid, bool all)
+{
+	const struct quarantine *quarantine = &slot->front->quarantine;
+	cJSON *list = cJSON_CreateArray();
+	uint64_t now = clock_ns();
+
+	for (uint32_t i = 0; i < QUARANTINE_ENTRIES; i++) {
+		const struct quarantine_entry *entry = &quarantine->entries[i];
+		bool everybody = entry->what.everybody;
+		cJSON *item;
+
+		if (!quarantine_is_active(entry, now) ||
+		    (entry->what.kernel[0] && entry->device != slot->index) ||
+		    (!all && !everybody && entry->what.uid != uid))
+			continue;
+		item = cJSON_CreateObject();
+		/* Without a kernel it is the user who may open no device. */
+		if (entry->what.kernel[0])
+			cJSON_AddStringToObject(item, "kernel", entry->what.kernel);
+		if (!everybody)
+			cJSON_AddNumberToObject(item, "uid", entry->what.uid);
+		cJSON_AddNumberToObject(item, "remaining_s",
+					(double)((entry->what.until_ns - now) / NS_PER_S));
+		cJSON_AddItemToArray(list, item);
+	}
+	return list;
+}
+
 static cJSON *device_json(const struct worker_slot *slot, const cJSON *answer, uint32_t uid,
 			  bool all)
 {
 	const struct proto_device *device = &slot->device;
-	cJSON *item = cJSON_CreateObject(), *list;
+	cJSON *item = cJSON_CreateObject();
 
 	cJSON_AddNumberToObject(item, "device", slot->index);
 	cJSON_AddStringToObject(item, "name", device->name);
@@ -102,43 +137,72 @@ static cJSON *device_json(const struct worker_slot *slot, const cJSON *answer, u
 	cJSON_AddNumberToObject(item, "starts", slot->n_starts);
 	cJSON_AddNumberToObject(item, "deaths", slot->n_deaths);
 	cJSON_AddStringToObject(item, "last_death", slot->reason);
-	list = cJSON_AddArrayToObject(item, "quarantined");
-	for (uint32_t i = 0; i < slot->n_quarantined; i++)
-		cJSON_AddItemToArray(list, cJSON_CreateString(slot->quarantined[i]));
+	cJSON_AddItemToObject(item, "quarantined", quarantine_json(slot, uid, all));
 	cJSON_AddItemToObject(item, "worker",
 			      answer ? worker_json(answer, uid, all) : cJSON_CreateNull());
 	return item;
 }
 
-static void answer(struct status_gathering *gathering, struct client *client, uint32_t id)
+/* What @caller may see; given, freed with cJSON_free(). NULL: out of memory. */
+static char *status_text(const struct status_gathering *gathering, const struct client *caller)
 {
 	struct front *front = gathering->front;
-	bool all = client_is_privileged(front, client->uid);
+	bool all = client_is_privileged(front, caller->uid);
 	cJSON *root = cJSON_CreateObject(), *list;
-	struct proto_json_result result;
-	struct fmha_error err;
 	char *text;
-	int fd = -1;
 
 	cJSON_AddStringToObject(root, "version", FMHA_VERSION);
-	cJSON_AddItemToObject(root, "front", front_json(front, client, all));
+	cJSON_AddItemToObject(root, "front", front_json(front, caller, all));
 	list = cJSON_AddArrayToObject(root, "devices");
 	for (uint32_t i = 0; i < front->n_slots; i++)
 		cJSON_AddItemToArray(list, device_json(&front->slots[i], gathering->answers[i],
-						       client->uid, all));
+						       caller->uid, all));
 	text = cJSON_PrintUnformatted(root);
 	cJSON_Delete(root);
-	if (text) {
-		result.size = strlen(text);
-		fd = status_text_fd(text, result.size);
-		cJSON_free(text);
-	}
-	if (fd >= 0) {
+	return text;
+}
+
+static void answer(struct client *client, uint32_t id, const char *text)
+{
+	struct proto_json_result result = {.size = text ? strlen(text) : 0};
+	struct fmha_error err;
+	int fd, r;
+
+	if (text)
+		r = handout_text(&client->front->handouts, client->account, text, result.size, &fd,
+				 &err);
+	else
+		r = fmha_error_set(&err, FMHA_ENOMEM, "status: no memory for the answer");
+	if (r < 0)
+		connection_answer_error(&client->connection, id, &err);
+	else
 		connection_answer(&client->connection, id, PROTO_STATUS, &result, fd);
-		return;
+}
+
+/* Everybody who waits and is the same user gets the same text: it is made once, on that user's
+ * time. */
+static void answer_user(struct status_gathering *gathering, struct account *account)
+{
+	uint64_t start_ns = clock_ns(), now;
+	char *text = NULL;
+
+	account->n_references++; /* answering may end its last connection */
+	list_for_each(node, &gathering->waiters)
+	{
+		struct status_waiter *waiter = container_of(node, struct status_waiter, in_waiters);
+
+		if (waiter->client->account != account)
+			continue;
+		if (!text)
+			text = status_text(gathering, waiter->client);
+		list_remove(node);
+		answer(waiter->client, waiter->id, text);
+		free(waiter);
 	}
-	fmha_error_set(&err, FMHA_ENOMEM, "status: out of memory");
-	connection_answer_error(&client->connection, id, &err);
+	cJSON_free(text);
+	now = clock_ns();
+	account_add_loop_ns(account, now, now - start_ns);
+	(void)account_put(account);
 }
 
 static void on_timer_closed(uv_handle_t *handle)
@@ -153,20 +217,19 @@ static void on_timer_closed(uv_handle_t *handle)
 
 static void finish(struct status_gathering *gathering)
 {
-	struct list *node;
-
 	gathering->front->status = NULL;
-	while ((node = list_pop(&gathering->waiters))) {
-		struct status_waiter *waiter = container_of(node, struct status_waiter, in_waiters);
-
-		answer(gathering, waiter->client, waiter->id);
-		free(waiter);
-	}
+	gathering->front->status_ended_ns = clock_ns();
+	while (!list_is_empty(&gathering->waiters))
+		answer_user(gathering,
+			    container_of(gathering->waiters.next, struct status_waiter, in_waiters)
+				    ->client->account);
 	uv_close((uv_handle_t *)&gathering->timer, on_timer_closed);
 }
 
 static void finish_if_complete(struct status_gathering *gathering)
 {
+	if (!gathering->asking)
+		return;
 	for (uint32_t i = 0; i < gathering->front->n_slots; i++)
 		if (gathering->asked[i])
 			return;
@@ -178,18 +241,29 @@ static void on_timer(uv_timer_t *timer)
 	finish(container_of(timer, struct status_gathering, timer));
 }
 
+static void ask(uv_timer_t *timer)
+{
+	struct status_gathering *gathering = container_of(timer, struct status_gathering, timer);
+	struct front *front = gathering->front;
+
+	uv_timer_start(timer, on_timer, front->config.supervision.status_ms, 0);
+	for (uint32_t i = 0; i < front->n_slots; i++)
+		gathering->asked[i] = worker_slot_request(&front->slots[i], PROTO_WORKER_STATUS);
+	gathering->asking = true;
+	finish_if_complete(gathering);
+}
+
 static struct status_gathering *start(struct front *front)
 {
 	struct status_gathering *gathering = calloc(1, sizeof(*gathering));
+	uint64_t now = clock_ns(), due_ns = front->status_ended_ns + PAUSE_MS * NS_PER_MS;
 
 	if (!gathering)
 		return NULL;
 	gathering->front = front;
 	list_init(&gathering->waiters);
 	uv_timer_init(&front->loop, &gathering->timer);
-	uv_timer_start(&gathering->timer, on_timer, front->config.supervision.status_ms, 0);
-	for (uint32_t i = 0; i < front->n_slots; i++)
-		gathering->asked[i] = worker_slot_request(&front->slots[i], PROTO_WORKER_STATUS);
+	uv_timer_start(&gathering->timer, ask, due_ns > now ? (due_ns - now) / NS_PER_MS : 0, 0);
 	return gathering;
 }
 
@@ -210,7 +284,6 @@ void status_request(struct client *client, uint32_t id)
 	waiter->client = client;
 	waiter->id = id;
 	list_append(&front->status->waiters, &waiter->in_waiters);
-	finish_if_complete(front->status);
 }
 
 void status_forget(struct client *client)
@@ -252,6 +325,13 @@ void status_on_answer(struct worker_slot *slot, uint32_t control_id, int fd, uin
 	if (fd >= 0)
 		gathering->answers[slot->index] = read_json(fd, size);
 	finish_if_complete(gathering);
+}
+
+bool status_awaits(const struct worker_slot *slot, uint32_t control_id)
+{
+	const struct status_gathering *gathering = slot->front->status;
+
+	return gathering && control_id && gathering->asked[slot->index] == control_id;
 }
 
 void status_on_worker_gone(struct worker_slot *slot)

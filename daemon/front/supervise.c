@@ -5,8 +5,9 @@
  * A worker that dies is replaced at once; one that dies while starting, after a pause that doubles.
  * While clients are attached it is asked for a sign of life, and killed when none comes: nothing
  * else tells a worker that hangs in a driver call from one that is busy. Without clients there are
- * no heartbeats, so an idle daemon sleeps. Every death is held against the kernel that was running;
- * one that keeps killing workers is put in quarantine and not offered any more.
+ * no heartbeats, so an idle daemon sleeps. When this process itself stood still, the silence of a
+ * worker says nothing. Every death is held against the kernel that was running and the user who had
+ * asked for it (quarantine.h).
  */
 #include "builder.h"
 #include "front.h"
@@ -26,6 +27,16 @@
 
 #define LONGEST_PAUSE_MS    10000
 #define STARTS_UNTIL_FAILED 3
+#define EXIT_GRACE_MS       200 /* from a worker's closing its socket to its end */
+
+/* Why we have killed a worker. */
+enum kill_reason {
+	KILL_NOT, /* we have not */
+	KILL_SILENT,
+	KILL_NOT_READY,
+	KILL_SOCKET_CLOSED,
+	KILL_STOPPING,
+};
 
 /* A process and its control socket; a slot's next process may start before these are all closed. */
 struct worker_process {
@@ -37,8 +48,9 @@ struct worker_process {
 	struct list compiles; /* struct compile_answer: what it waits for */
 	uint32_t n_open;      /* handles that hold this struct: process, control */
 	bool process_alive;
-	bool killed_by_us;
+	enum kill_reason killed;
 	bool leaving; /* told to go: it exits by itself */
+	bool hung_up; /* its control socket is closed */
 };
 
 static void on_timer(uv_timer_t *timer);
@@ -75,13 +87,37 @@ static void set_state(struct worker_slot *slot, enum worker_state state)
 
 /* ---- clients that wait for the device ---- */
 
-void open_request_free(struct open_request *open)
+static void open_request_free(struct open_request *open)
 {
 	list_remove(&open->in_slot);
 	list_remove(&open->in_client);
 	if (open->fd >= 0)
 		(void)close(open->fd);
+	if (open->account) {
+		account_release(open->account, ACCOUNT_DESCRIPTORS, 1);
+		(void)account_put(open->account);
+	} else if (open->control_id) {
+		connection_release_fds(&open->client->connection, 1);
+	}
 	free(open);
+}
+
+void open_request_forget(struct open_request *open)
+{
+	struct account *account = open->client->account;
+
+	/* There is room: the connection has just given back as much. */
+	if (!open->control_id || account_charge(account, ACCOUNT_DESCRIPTORS, 1, NULL) < 0) {
+		open_request_free(open);
+		return;
+	}
+	open->account = account;
+	account->n_references++;
+	open->client = NULL;
+	list_remove(&open->in_client);
+	if (open->fd >= 0)
+		(void)close(open->fd);
+	open->fd = -1;
 }
 
 static void refuse_open(struct open_request *open, int code, const char *reason)
@@ -89,7 +125,8 @@ static void refuse_open(struct open_request *open, int code, const char *reason)
 	struct fmha_error err;
 
 	fmha_error_set_field(&err, code, "device", "device %u: %.200s", open->slot->index, reason);
-	connection_answer_error(&open->client->connection, open->id, &err);
+	if (open->client)
+		connection_answer_error(&open->client->connection, open->id, &err);
 	open_request_free(open);
 }
 
@@ -107,6 +144,12 @@ static uint32_t new_control_id(struct front *front)
 	return front->next_control_id;
 }
 
+static void start_timer(struct worker_slot *slot, uint64_t after_ms)
+{
+	slot->timer_due_ns = clock_ns() + after_ms * NS_PER_MS;
+	uv_timer_start(&slot->timer, on_timer, after_ms, 0);
+}
+
 static void start_heartbeats(struct worker_slot *slot)
 {
 	uint32_t interval = slot->front->config.supervision.heartbeat_ms;
@@ -115,7 +158,7 @@ static void start_heartbeats(struct worker_slot *slot)
 		return;
 	slot->beating = true;
 	slot->heard_ns = clock_ns();
-	uv_timer_start(&slot->timer, on_timer, interval, interval);
+	start_timer(slot, interval);
 }
 
 /* Makes the pair of sockets and sends the worker its end. */
@@ -130,6 +173,11 @@ static void attach(struct open_request *open)
 	struct fmha_error err;
 	int pair[2];
 
+	if (connection_hold_fds(&open->client->connection, 1, &err) < 0) {
+		refuse_open(open, err.code, err.msg);
+		return;
+	}
+	open->control_id = new_control_id(slot->front);
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0) {
 		refuse_open(open, FMHA_EBUSY, "no file descriptors left");
 		return;
@@ -138,7 +186,6 @@ static void attach(struct open_request *open)
 	(void)fcntl(pair[0], F_SETFL, O_RDWR);
 	memcpy(params.client, client->name, sizeof(params.client));
 	open->fd = pair[0];
-	open->control_id = new_control_id(slot->front);
 	if (connection_request(&slot->process->control, open->control_id, PROTO_WORKER_ATTACH,
 			       &params, pair[1], &err) < 0)
 		refuse_open(open, FMHA_EDEVICE, err.msg);
@@ -190,7 +237,9 @@ static void finish_open(struct worker_slot *slot, const struct proto_message *me
 
 		if (open->control_id != message->id)
 			continue;
-		if (message->error.code != FMHA_OK) {
+		if (!open->client) {
+			/* Its end is closed: the worker's session ends by itself. */
+		} else if (message->error.code != FMHA_OK) {
 			connection_answer_error(&open->client->connection, open->id,
 						&message->error);
 		} else {
@@ -230,15 +279,14 @@ static void on_ready(struct worker_slot *slot, const struct proto_message *messa
 static void on_status_answer(struct worker_slot *slot, const struct proto_message *message)
 {
 	struct proto_json_result result = {0};
-	int fd = connection_take_fd(&slot->process->control);
+	int fd = connection_take_fd(&slot->process->control); /* -1: it could not be received */
 
-	if (fd < 0)
-		return;
 	if (message->error.code != FMHA_OK ||
 	    proto_decode_result(message, PROTO_WORKER_STATUS, &result, NULL) < 0)
 		result.size = 0;
 	status_on_answer(slot, message->id, result.size ? fd : -1, result.size);
-	(void)close(fd);
+	if (fd >= 0)
+		(void)close(fd);
 }
 
 static void on_drained(struct worker_slot *slot)
@@ -253,6 +301,7 @@ static void on_drained(struct worker_slot *slot)
 struct compile_answer {
 	struct list in_process;
 	struct worker_process *process;
+	struct builder_request *request;
 	uint32_t id;
 };
 
@@ -293,21 +342,56 @@ static void on_compile(struct worker_process *process, const struct proto_messag
 	list_append(&process->compiles, &answer->in_process);
 	r = proto_decode_params(message, &params, &err);
 	if (r == 0)
-		r = builder_request(process->front->builder, &params, on_compiled, answer, &err);
+		r = builder_submit(process->front->builder, &params, on_compiled, answer,
+				   &answer->request, &err);
 	if (r < 0) {
 		compile_answer_free(answer);
 		connection_answer_error(&process->control, message->id, &err);
 	}
 }
 
-static void forget_compiles(struct worker_process *process)
+static struct compile_answer *find_compile(struct worker_process *process, uint32_t id)
 {
 	list_for_each(node, &process->compiles)
 	{
 		struct compile_answer *answer = container_of(node, struct compile_answer,
 							     in_process);
 
-		builder_forget(process->front->builder, answer);
+		if (answer->id == id)
+			return answer;
+	}
+	return NULL;
+}
+
+static void on_compile_cancel(struct worker_process *process, const struct proto_message *message)
+{
+	struct proto_compile_cancel_params params;
+	struct compile_answer *answer;
+	struct fmha_error err;
+
+	if (proto_decode_params(message, &params, &err) < 0) {
+		connection_answer_error(&process->control, message->id, &err);
+		return;
+	}
+	answer = find_compile(process, params.request);
+	if (answer) { /* else it has been answered meanwhile */
+		builder_forget(answer->request);
+		compile_answer_free(answer);
+		fmha_error_set(&err, FMHA_ECANCELED, "compile: cancelled");
+		connection_answer_error(&process->control, params.request, &err);
+	}
+	connection_answer(&process->control, message->id, PROTO_COMPILE_CANCEL,
+			  &(struct proto_empty){0}, -1);
+}
+
+static void forget_compiles(struct worker_process *process)
+{
+	/* The last one first: the queue would begin with the next when the first one is gone. */
+	while (!list_is_empty(&process->compiles)) {
+		struct compile_answer *answer = container_of(process->compiles.prev,
+							     struct compile_answer, in_process);
+
+		builder_forget(answer->request);
 		compile_answer_free(answer);
 	}
 }
@@ -326,9 +410,11 @@ static void on_control_message(struct connection *connection, struct proto_messa
 		on_ready(slot, message);
 	} else if (message->type == PROTO_REQUEST && message->method == PROTO_COMPILE) {
 		on_compile(process, message);
+	} else if (message->type == PROTO_REQUEST && message->method == PROTO_COMPILE_CANCEL) {
+		on_compile_cancel(process, message);
 	} else if (message->type == PROTO_ANSWER) {
 		/* Ids are unique over all methods; only status comes with a descriptor. */
-		if (connection->n_fds > 0)
+		if (connection->n_fds > 0 || status_awaits(slot, message->id))
 			on_status_answer(slot, message);
 		else if (slot->drain_id && message->id == slot->drain_id)
 			on_drained(slot);
@@ -337,11 +423,11 @@ static void on_control_message(struct connection *connection, struct proto_messa
 	}
 }
 
-static void kill_process(struct worker_process *process)
+static void kill_process(struct worker_process *process, enum kill_reason reason)
 {
-	if (!process->process_alive)
+	if (!process || !process->process_alive)
 		return;
-	process->killed_by_us = true;
+	process->killed = reason;
 	uv_process_kill(&process->process, SIGKILL);
 }
 
@@ -350,9 +436,10 @@ static void on_control_hangup(struct connection *connection)
 	struct worker_process *process = container_of(connection, struct worker_process, control);
 
 	forget_compiles(process);
+	process->hung_up = true;
 	/* Usually the process is dead already and its exit is reported next. */
-	if (!process->leaving)
-		kill_process(process);
+	if (!process->leaving && process->slot)
+		start_timer(process->slot, EXIT_GRACE_MS);
 }
 
 static void release_process(struct worker_process *process)
@@ -387,39 +474,23 @@ uint32_t worker_slot_request(struct worker_slot *slot, enum proto_method method)
 
 /* ---- deaths ---- */
 
-static void hold_against(struct worker_slot *slot, const char *kernel)
-{
-	const struct config_supervision *rules = &slot->front->config.supervision;
-	struct worker_death *death = &slot->deaths[slot->n_deaths++ % FRONT_MAX_DEATHS];
-	uint64_t now = clock_ns();
-	uint32_t n = 0;
-
-	death->when_ns = now;
-	snprintf(death->kernel, sizeof(death->kernel), "%s", kernel);
-	if (!*kernel)
-		return;
-	for (uint32_t i = 0; i < FRONT_MAX_DEATHS; i++)
-		if (strcmp(slot->deaths[i].kernel, kernel) == 0 &&
-		    now - slot->deaths[i].when_ns <= rules->quarantine_s * NS_PER_S)
-			n++;
-	if (n < rules->quarantine_deaths || slot->n_quarantined == WORKER_MAX_QUARANTINED)
-		return;
-	log_error("device %u: kernel %s has ended %u workers and is not used any more", slot->index,
-		  kernel, n);
-	memcpy(slot->quarantined[slot->n_quarantined++], death->kernel, sizeof(death->kernel));
-}
-
 static void describe_death(struct worker_process *process, int64_t status, int signal, char *reason,
 			   size_t n)
 {
+	static const char *const killed[] = {
+		[KILL_SILENT] = "the worker did not answer and was killed",
+		[KILL_NOT_READY] = "the worker was not ready in time and was killed",
+		[KILL_SOCKET_CLOSED] = "the worker closed its socket, lived on and was killed",
+		[KILL_STOPPING] = "the worker did not end in time and was killed"};
 	const struct worker_page *page = process->page;
 
 	if (page->reason[0])
 		snprintf(reason, n, "%.200s", page->reason);
-	else if (process->killed_by_us)
-		snprintf(reason, n, "the worker did not answer and was killed");
+	else if (process->killed != KILL_NOT)
+		snprintf(reason, n, "%s", killed[process->killed]);
 	else if (signal)
-		snprintf(reason, n, "the worker died of signal %d (%s)", signal, strsignal(signal));
+		snprintf(reason, n, "the worker was ended by signal %d (%s)", signal,
+			 strsignal(signal));
 	else
 		snprintf(reason, n, "the worker exited with status %d", (int)status);
 }
@@ -442,34 +513,49 @@ static void schedule_start(struct worker_slot *slot, bool was_ready)
 		  slot->n_failed_starts >= STARTS_UNTIL_FAILED ? WORKER_FAILED : WORKER_RESTARTING);
 	if (slot->state == WORKER_FAILED)
 		refuse_all(slot, FMHA_EDEVICE, slot->reason);
-	uv_timer_start(&slot->timer, on_timer, pause, 0);
+	start_timer(slot, pause);
 }
 
-/* Which kernel, if any, ended the process. */
-static const char *find_culprit(struct worker_process *process)
+/* Which kernel, if any, ended the process, and whose request that was. */
+static struct worker_death find_culprit(struct worker_process *process)
 {
+	const struct front *front = process->front;
 	struct worker_page *page = process->page;
+	bool on_loop = process->killed == KILL_SILENT && atomic_load(&page->loop_busy);
+	struct worker_death death = {
+		.device = process->slot->index, .kernel = "", .uid = WORKER_NO_USER};
 
 	page->culprit[sizeof(page->culprit) - 1] = '\0';
 	page->loop_kernel[sizeof(page->loop_kernel) - 1] = '\0';
 	page->reason[sizeof(page->reason) - 1] = '\0';
-	if (page->culprit[0])
-		return page->culprit;
-	return process->killed_by_us && atomic_load(&page->loop_busy) ? page->loop_kernel : "";
+	if (page->culprit[0]) {
+		death.kernel = page->culprit;
+		death.uid = page->culprit_uid;
+		death.problem = page->culprit_problem;
+	} else if (on_loop) {
+		death.kernel = page->loop_kernel;
+		death.uid = page->loop_uid;
+		death.problem = page->loop_problem;
+	}
+	death.trusted = death.uid == WORKER_NO_USER || client_is_privileged(front, death.uid);
+	return death;
 }
 
 static void on_process_exit(uv_process_t *handle, int64_t status, int signal)
 {
 	struct worker_process *process = container_of(handle, struct worker_process, process);
 	struct worker_slot *slot = process->slot;
+	struct worker_death death;
 	bool was_ready;
 
 	process->process_alive = false;
-	process->slot = NULL;
+	process->leaving = true;
 	connection_close(&process->control);
 	uv_close((uv_handle_t *)handle, on_process_closed);
 	if (!slot)
 		return;
+	death = find_culprit(process);
+	process->slot = NULL;
 	slot->process = NULL;
 	slot->beating = false;
 	uv_timer_stop(&slot->timer);
@@ -488,7 +574,8 @@ static void on_process_exit(uv_process_t *handle, int64_t status, int signal)
 		on_drained(slot);
 		return;
 	}
-	hold_against(slot, find_culprit(process));
+	slot->n_deaths++;
+	quarantine_add(&slot->front->quarantine, &death, clock_ns());
 	describe_death(process, status, signal, slot->reason, sizeof(slot->reason));
 	log_warning("device %u: %s", slot->index, slot->reason);
 	schedule_start(slot, was_ready);
@@ -512,8 +599,9 @@ static struct worker_page *make_page(struct worker_slot *slot, int *ret_fd)
 	page->bytes = sizeof(*page);
 	page->device = slot->index;
 	page->config = slot->front->config;
-	page->n_quarantined = slot->n_quarantined;
-	memcpy(page->quarantined, slot->quarantined, sizeof(page->quarantined));
+	page->culprit_uid = page->loop_uid = WORKER_NO_USER;
+	page->n_quarantined = quarantine_list(&slot->front->quarantine, slot->index, clock_ns(),
+					      page->quarantined);
 	*ret_fd = fd;
 	return page;
 fail:
@@ -610,7 +698,7 @@ static int start_process(struct worker_slot *slot, struct fmha_error *err)
 	if (connection_open(&process->control, &slot->front->hub, pair[0], NULL, false,
 			    &control_ops, err) < 0) {
 		process->n_open = 1;
-		kill_process(process);
+		kill_process(process, KILL_SOCKET_CLOSED);
 		return FMHA_EIO;
 	}
 	return 0;
@@ -636,17 +724,30 @@ void worker_slot_start(struct worker_slot *slot)
 		return;
 	}
 	set_state(slot, WORKER_STARTING);
-	uv_timer_start(&slot->timer, on_timer, slot->front->config.supervision.start_timeout_ms, 0);
+	start_timer(slot, slot->front->config.supervision.start_timeout_ms);
+}
+
+/* The timer has come so late that this process must have stood still (SIGSTOP, a suspended machine,
+ * no core): what others have sent meanwhile has not been read. */
+static bool has_stood_still(const struct worker_slot *slot)
+{
+	uint64_t timeout = slot->front->config.supervision.heartbeat_timeout_ms * NS_PER_MS;
+
+	return clock_ns() - slot->timer_due_ns > timeout / 2;
 }
 
 static void beat(struct worker_slot *slot)
 {
+	uint32_t interval = slot->front->config.supervision.heartbeat_ms;
 	uint64_t timeout = slot->front->config.supervision.heartbeat_timeout_ms * NS_PER_MS;
 
+	if (has_stood_still(slot))
+		slot->heard_ns = clock_ns();
+	start_timer(slot, interval);
 	if (clock_ns() - slot->heard_ns > timeout) {
 		log_error("device %u: worker %u does not answer", slot->index,
 			  worker_slot_pid(slot));
-		kill_process(slot->process);
+		kill_process(slot->process, KILL_SILENT);
 	} else if (atomic_load(&slot->process->page->n_sessions) == 0 &&
 		   list_is_empty(&slot->opens)) {
 		slot->beating = false;
@@ -660,11 +761,19 @@ static void on_timer(uv_timer_t *timer)
 {
 	struct worker_slot *slot = container_of(timer, struct worker_slot, timer);
 
+	if (slot->process && slot->process->hung_up) {
+		kill_process(slot->process, KILL_SOCKET_CLOSED);
+		return;
+	}
 	switch (slot->state) {
 	case WORKER_STARTING:
+		if (has_stood_still(slot)) {
+			start_timer(slot, slot->front->config.supervision.start_timeout_ms);
+			break;
+		}
 		log_error("device %u: worker %u is not ready in time", slot->index,
 			  worker_slot_pid(slot));
-		kill_process(slot->process);
+		kill_process(slot->process, KILL_NOT_READY);
 		break;
 	case WORKER_READY:
 		beat(slot);
@@ -718,7 +827,7 @@ void worker_slot_stop(struct worker_slot *slot, bool now)
 	/* Without its control socket the worker answers what is pending and exits. */
 	slot->process->leaving = true;
 	if (now)
-		kill_process(slot->process);
+		kill_process(slot->process, KILL_STOPPING);
 	else
 		connection_close(&slot->process->control);
 }

@@ -243,7 +243,7 @@ void bind_fetch(struct request *request)
 
 bool bind_is_large(const struct request *request)
 {
-	return plan_indices_bytes(&request->plan->plan) / sizeof(int32_t) >
+	return plan_index_entries(&request->plan->plan) >
 	       request->session->worker->limits.value[LIMIT_LOOP_ENTRIES];
 }
 
@@ -270,6 +270,7 @@ static int find_kernels(struct request *request, struct fmha_error *err)
 	struct session_plan *plan = request->plan;
 	struct device_launch *launch = request->launch;
 
+	request->session->worker->acting_uid = request->session->uid;
 	launch->n_stages = plan->plan.n_stages;
 	for (uint32_t i = 0; i < launch->n_stages; i++) {
 		const struct plan_stage *stage = &plan->plan.stages[i];
@@ -281,7 +282,7 @@ static int find_kernels(struct request *request, struct fmha_error *err)
 			return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not available",
 					      stage->kernel);
 		launch->kernels[i] = plan->kernels[i];
-		launch->names[i] = stage->kernel;
+		launch->names[i] = plan->culprits[i].kernel;
 		launch->workspaces[i] = request->workspace.device
 						? (char *)request->workspace.device +
 							  stage->workspace_offset

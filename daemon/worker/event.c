@@ -16,39 +16,39 @@
 
 /* ---- the end of one ---- */
 
-static struct event *event_of(struct errand *errand)
+static struct event *event_of(struct offload *offload)
 {
-	return container_of(errand, struct event, errand);
+	return container_of(offload, struct event, offload);
 }
 
-static void release_run(struct errand *errand)
+static void release_run(struct offload *offload)
 {
-	struct event *event = event_of(errand);
+	struct event *event = event_of(offload);
 
 	if (event->event)
 		device_event_free(event->worker->device, event->event);
 	event->event = NULL;
 }
 
-static void release_done(struct errand *errand)
+static void release_done(struct offload *offload)
 {
-	free(event_of(errand));
+	free(event_of(offload));
 }
 
-static void release_now(struct errand *errand)
+static void release_now(struct offload *offload)
 {
-	release_run(errand);
-	release_done(errand);
+	release_run(offload);
+	release_done(offload);
 }
 
 static void release(struct event *event)
 {
-	event->errand = (struct errand){.timeout_ns = RELEASE_NS,
-					.run = release_run,
-					.done = release_done,
-					.undo = release_done};
-	if (errand_start(&event->worker->errands, &event->errand, NULL) < 0)
-		release_now(&event->errand);
+	event->offload = (struct offload){.timeout_ns = RELEASE_NS,
+					  .run = release_run,
+					  .done = release_done,
+					  .undo = release_done};
+	if (offload_start(&event->worker->offloads, &event->offload, NULL) < 0)
+		release_now(&event->offload);
 }
 
 static void give_back(struct event *event)
@@ -81,9 +81,9 @@ static int charge(struct session *session, struct fmha_error *err)
 	return account_charge(session->account, ACCOUNT_EVENTS, 1, err);
 }
 
-static void import_run(struct errand *errand)
+static void import_run(struct offload *offload)
 {
-	struct event *event = event_of(errand);
+	struct event *event = event_of(offload);
 
 	event->result = device_event_import(event->worker->device, event->handle,
 					    event->handle_bytes, &event->event, &event->error);
@@ -106,9 +106,9 @@ static int register_event(struct event *event, uint64_t *ret_id)
 	return 0;
 }
 
-static void import_done(struct errand *errand)
+static void import_done(struct offload *offload)
 {
-	struct event *event = event_of(errand);
+	struct event *event = event_of(offload);
 	struct session *session = event->session;
 	struct proto_event_result result;
 
@@ -123,12 +123,12 @@ static void import_done(struct errand *errand)
 		connection_answer(&session->connection, event->request, PROTO_EVENT_IMPORT, &result,
 				  -1);
 	}
-	session_errand_ended(session);
+	session_offload_ended(session);
 }
 
-static void import_late(struct errand *errand)
+static void import_late(struct offload *offload)
 {
-	struct event *event = event_of(errand);
+	struct event *event = event_of(offload);
 	struct session *session = event->session;
 	struct fmha_error err;
 
@@ -136,7 +136,7 @@ static void import_late(struct errand *errand)
 			     "the driver did not open the event's handle within %llu s",
 			     (unsigned long long)(IMPORT_NS / NS_PER_S));
 	give_back(event);
-	session_errand_late(session, event->request, &err);
+	session_offload_late(session, event->request, &err);
 }
 
 int event_import(struct session *session, uint32_t id,
@@ -161,19 +161,20 @@ int event_import(struct session *session, uint32_t id,
 	event->request = id;
 	memcpy(event->handle, params->handle, params->handle_bytes);
 	event->handle_bytes = params->handle_bytes;
-	event->errand = (struct errand){.owner = session,
-					.timeout_ns = IMPORT_NS,
-					.urgent = true,
-					.run = import_run,
-					.done = import_done,
-					.late = import_late,
-					.undo = release_now};
-	r = errand_start(&session->worker->errands, &event->errand, err);
+	event->offload = (struct offload){.owner = session,
+					  .user = session->account,
+					  .timeout_ns = IMPORT_NS,
+					  .urgent = true,
+					  .run = import_run,
+					  .done = import_done,
+					  .late = import_late,
+					  .undo = release_now};
+	r = offload_start(&session->worker->offloads, &event->offload, err);
 	if (r < 0) {
 		give_back(event);
 		free(event);
 	} else {
-		session->n_errands++;
+		session->n_offloads++;
 	}
 	return r;
 }

@@ -16,10 +16,58 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <base/clock.h>
 #include <base/log.h>
 #include <proto/error.h>
 
 #define DOCUMENT_BYTES (64u << 20) /* the largest document, in and out */
+
+/* ---- quarantine ---- */
+
+bool kernels_is_quarantined(void *worker_pointer, const char *kernel)
+{
+	const struct worker *worker = worker_pointer;
+	uint64_t now = clock_ns();
+
+	for (uint32_t i = 0; i < worker->page->n_quarantined; i++) {
+		const struct worker_quarantined *entry = &worker->page->quarantined[i];
+
+		if ((entry->everybody || entry->uid == worker->acting_uid) &&
+		    now < entry->until_ns && strcmp(entry->kernel, kernel) == 0)
+			return true;
+	}
+	return false;
+}
+
+static void on_quarantine_timer(uv_timer_t *timer);
+
+/* Marks in the registry what nobody gets, and looks again when the next of them is over. */
+static void apply_quarantine(struct worker *worker)
+{
+	uint64_t now = clock_ns(), next = 0;
+
+	for (uint32_t i = 0; i < worker->page->n_quarantined; i++) {
+		const struct worker_quarantined *entry = &worker->page->quarantined[i];
+		bool lasts = now < entry->until_ns;
+
+		if (!entry->everybody)
+			continue;
+		if (registry_set_flags(worker->registry, entry->kernel,
+				       lasts ? REGISTRY_QUARANTINED : 0,
+				       lasts ? 0 : REGISTRY_QUARANTINED, NULL) < 0)
+			log_warning("quarantined kernel %s is not in the registry", entry->kernel);
+		if (lasts && (!next || entry->until_ns < next))
+			next = entry->until_ns;
+	}
+	if (next)
+		uv_timer_start(&worker->quarantine_timer, on_quarantine_timer,
+			       (next - now) / NS_PER_MS + 1, 0);
+}
+
+static void on_quarantine_timer(uv_timer_t *timer)
+{
+	apply_quarantine(timer->data);
+}
 
 /* ---- the registry ---- */
 
@@ -42,11 +90,7 @@ int kernels_open(struct worker *worker, struct fmha_error *err)
 	}
 	if (r < 0)
 		return r;
-	for (uint32_t i = 0; i < worker->page->n_quarantined; i++)
-		if (registry_set_flags(worker->registry, worker->page->quarantined[i],
-				       REGISTRY_QUARANTINED, 0, NULL) < 0)
-			log_warning("quarantined kernel %s is not in the registry",
-				    worker->page->quarantined[i]);
+	apply_quarantine(worker);
 	log_info("device %s: %llu kernels for %s", info->name,
 		 (unsigned long long)registry_count(worker->registry), info->arch);
 	return 0;
@@ -221,7 +265,7 @@ static void job_done(uv_work_t *work, int status)
 		(void)close(job->fd);
 	free(job);
 	session->kernels_busy = false;
-	session_errand_ended(session);
+	session_offload_ended(session);
 }
 
 /*
@@ -291,6 +335,6 @@ int kernels_request(struct session *session, uint32_t id, enum proto_method meth
 		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
 	}
 	session->kernels_busy = true;
-	session->n_errands++;
+	session->n_offloads++;
 	return 0;
 }

@@ -19,7 +19,7 @@
 struct compile {
 	struct list in_worker;
 	uint32_t id;
-	device_built done;
+	device_built done; /* NULL: cancelled; its answer comes all the same, maybe with code */
 	void *owner;
 };
 
@@ -34,12 +34,20 @@ struct preparing {
 
 /* ---- asking the front ---- */
 
+/* Id 0 is worker_ready's. */
+static uint32_t new_id(struct worker *worker)
+{
+	if (++worker->next_compile == 0)
+		worker->next_compile = 1;
+	return worker->next_compile;
+}
+
 int prepare_build(void *worker_pointer, const struct device_build *build, device_built done,
 		  void *owner, struct fmha_error *err)
 {
 	struct worker *worker = worker_pointer;
 	struct compile *compile = malloc(sizeof(*compile));
-	struct proto_compile_params params;
+	struct proto_compile_params params = {.uid = build->uid, .urgency = PROTO_URGENT};
 	int r;
 
 	if (!compile)
@@ -48,10 +56,7 @@ int prepare_build(void *worker_pointer, const struct device_build *build, device
 	snprintf(params.arch, sizeof(params.arch), "%s", build->arch);
 	snprintf(params.source, sizeof(params.source), "%s", build->source);
 	snprintf(params.options, sizeof(params.options), "%s", build->options);
-	/* Id 0 is worker_ready's. */
-	if (++worker->next_compile == 0)
-		worker->next_compile = 1;
-	compile->id = worker->next_compile;
+	compile->id = new_id(worker);
 	compile->done = done;
 	compile->owner = owner;
 	r = connection_request(&worker->control, compile->id, PROTO_COMPILE, &params, -1, err);
@@ -61,6 +66,24 @@ int prepare_build(void *worker_pointer, const struct device_build *build, device
 	}
 	list_append(&worker->compiles, &compile->in_worker);
 	return 0;
+}
+
+void prepare_cancel_build(void *worker_pointer, void *owner)
+{
+	struct worker *worker = worker_pointer;
+
+	list_for_each(node, &worker->compiles)
+	{
+		struct compile *compile = container_of(node, struct compile, in_worker);
+		const struct proto_compile_cancel_params params = {.request = compile->id};
+
+		if (compile->owner != owner || !compile->done)
+			continue;
+		compile->done = NULL;
+		(void)connection_request(&worker->control, new_id(worker), PROTO_COMPILE_CANCEL,
+					 &params, -1, NULL);
+		return;
+	}
 }
 
 static struct compile *find_compile(struct worker *worker, uint32_t id)
@@ -90,7 +113,8 @@ static int deliver(struct compile *compile, const struct proto_message *message,
 	code = mmap(NULL, result.size, PROT_READ, MAP_PRIVATE, fd, 0);
 	if (code == MAP_FAILED)
 		return fmha_error_set(err, FMHA_ENOMEM, "compile: no memory for the code");
-	compile->done(compile->owner, code, NULL);
+	if (compile->done)
+		compile->done(compile->owner, code, NULL);
 	munmap(code, result.size);
 	return 0;
 }
@@ -106,11 +130,10 @@ void prepare_on_answer(struct worker *worker, const struct proto_message *messag
 	list_remove(&compile->in_worker);
 	if (err.code == FMHA_OK) {
 		fd = connection_take_fd(&worker->control);
-		if (deliver(compile, message, fd, &err) < 0)
-			compile->done(compile->owner, NULL, &err);
-	} else {
-		compile->done(compile->owner, NULL, &err);
+		(void)deliver(compile, message, fd, &err);
 	}
+	if (err.code != FMHA_OK && compile->done)
+		compile->done(compile->owner, NULL, &err);
 	if (fd >= 0)
 		(void)close(fd);
 	free(compile);
@@ -175,8 +198,8 @@ int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan
 	list_init(&preparing->in_session);
 	plan_placeholder_args(&plan->plan, args);
 	for (uint32_t i = 0; i < plan->plan.n_stages && r >= 0; i++) {
-		r = device_prepare(device, &plan->plan.stages[i], &args[i], on_prepared, preparing,
-				   err);
+		r = device_prepare(device, &plan->plan.stages[i], &args[i], session->uid,
+				   on_prepared, preparing, err);
 		if (r == DEVICE_PREPARING)
 			preparing->n_left++;
 	}
@@ -197,12 +220,12 @@ int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan
 
 void prepare_forget(struct session *session)
 {
-	struct list *node;
-
-	while ((node = list_pop(&session->preparing))) {
-		struct preparing *preparing = container_of(node, struct preparing, in_session);
+	/* The last one first: the front would begin with the next when the first one is gone. */
+	while (!list_is_empty(&session->preparing)) {
+		struct preparing *preparing = container_of(session->preparing.prev,
+							   struct preparing, in_session);
 
 		device_forget(session->worker->device, preparing);
-		free(preparing);
+		preparing_free(preparing);
 	}
 }

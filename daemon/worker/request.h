@@ -58,7 +58,7 @@ struct request {
 	uint64_t bound_serial;        /* whose arguments the launch still holds; 0: nobody's */
 	void *bound_workspace;        /* that they were made for */
 
-	struct errand bind;
+	struct offload bind;
 	struct fmha_error bind_error; /* code FMHA_OK: bound */
 };
 

@@ -45,10 +45,13 @@ static bool takes_turns(const struct worker *worker)
 static void enter_device(struct worker *worker, const struct request *request)
 {
 	struct worker_page *page = worker->page;
+	const struct culprit *culprit = &request->plan->culprits[0];
 
-	if (worker->loop_serial != request->plan->serial)
-		memcpy(page->loop_kernel, request->plan->plan.stages[0].kernel,
-		       sizeof(page->loop_kernel));
+	if (worker->loop_serial != request->plan->serial) {
+		memcpy(page->loop_kernel, culprit->kernel, sizeof(page->loop_kernel));
+		page->loop_uid = culprit->uid;
+		page->loop_problem = culprit->problem;
+	}
 	worker->loop_serial = request->plan->serial;
 	atomic_store_explicit(&page->loop_busy, 1, memory_order_release);
 }
@@ -177,19 +180,19 @@ static void forget(struct request *request)
 	request_fail(request, &err);
 }
 
-static struct request *request_of_bind(struct errand *errand)
+static struct request *request_of_bind(struct offload *offload)
 {
-	return container_of(errand, struct request, bind);
+	return container_of(offload, struct request, bind);
 }
 
-static void bind_run(struct errand *errand)
+static void bind_run(struct offload *offload)
 {
-	bind_arguments(request_of_bind(errand));
+	bind_arguments(request_of_bind(offload));
 }
 
-static void bind_done(struct errand *errand)
+static void bind_done(struct offload *offload)
 {
-	struct request *request = request_of_bind(errand);
+	struct request *request = request_of_bind(offload);
 	struct session *session = request->session;
 
 	if (session->hung_up) {
@@ -198,7 +201,7 @@ static void bind_done(struct errand *errand)
 		settle(request);
 		schedule_session(session);
 	}
-	session_errand_ended(session);
+	session_offload_ended(session);
 }
 
 /* Judges many integers on another thread. It reads memory only: it cannot be late for long. */
@@ -208,12 +211,15 @@ static void bind_elsewhere(struct request *request)
 	struct fmha_error err;
 
 	request->state = REQUEST_BINDING;
-	request->bind = (struct errand){
-		.owner = session->account, .run = bind_run, .done = bind_done, .undo = bind_done};
-	if (errand_start(&session->worker->errands, &request->bind, &err) < 0)
+	request->bind = (struct offload){.owner = session,
+					 .user = session->account,
+					 .run = bind_run,
+					 .done = bind_done,
+					 .undo = bind_done};
+	if (offload_start(&session->worker->offloads, &request->bind, &err) < 0)
 		schedule_give_up(request, &err);
 	else
-		session->n_errands++;
+		session->n_offloads++;
 }
 
 static void bind_fetched(struct request *request)
@@ -241,7 +247,7 @@ static void on_fetched(struct device_launch *launch)
 		bind_fetched(request);
 		schedule_session(session);
 	}
-	session_errand_ended(session);
+	session_offload_ended(session);
 }
 
 static void fetch(struct request *request)
@@ -254,7 +260,7 @@ static void fetch(struct request *request)
 		bind_fetched(request);
 		return;
 	}
-	session->n_errands++;
+	session->n_offloads++;
 	submit(request, on_fetched);
 }
 

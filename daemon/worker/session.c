@@ -17,7 +17,7 @@
 #include <proto/problem.h>
 
 #define RELEASE_ELSEWHERE_BYTES (16u << 20) /* unmapping more takes milliseconds */
-#define RESTOCK_AFTER_MS        20
+#define REFILL_AFTER_MS         20
 #define OPEN_HANDLE_NS          (2 * NS_PER_S)
 #define DEVICE_CALL_NS          (10 * NS_PER_S)
 
@@ -28,21 +28,21 @@ static struct session *session_of(struct connection *connection)
 
 /* ---- buffers ---- */
 
-static struct buffer *buffer_of_release(struct errand *errand)
+static struct buffer *buffer_of_release(struct offload *offload)
 {
-	return container_of(errand, struct buffer, release);
+	return container_of(offload, struct buffer, release);
 }
 
-static void release_run(struct errand *errand)
+static void release_run(struct offload *offload)
 {
-	struct buffer *buffer = buffer_of_release(errand);
+	struct buffer *buffer = buffer_of_release(offload);
 
 	device_memory_free(buffer->worker->device, &buffer->memory);
 }
 
-static void release_done(struct errand *errand)
+static void release_done(struct offload *offload)
 {
-	free(buffer_of_release(errand));
+	free(buffer_of_release(offload));
 }
 
 static void release_memory(struct buffer *buffer)
@@ -52,12 +52,13 @@ static void release_memory(struct buffer *buffer)
 		    buffer->memory.bytes < RELEASE_ELSEWHERE_BYTES;
 
 	/* In its owner's order: what is created next may need the memory. */
-	buffer->release = (struct errand){.owner = buffer->owner,
-					  .timeout_ns = DEVICE_CALL_NS,
-					  .run = release_run,
-					  .done = release_done,
-					  .undo = release_done};
-	if (!here && errand_start(&worker->errands, &buffer->release, NULL) == 0)
+	buffer->release = (struct offload){.owner = buffer->owner,
+					   .user = buffer->account,
+					   .timeout_ns = DEVICE_CALL_NS,
+					   .run = release_run,
+					   .done = release_done,
+					   .undo = release_done};
+	if (!here && offload_start(&worker->offloads, &buffer->release, NULL) == 0)
 		return;
 	release_run(&buffer->release);
 	release_done(&buffer->release);
@@ -130,7 +131,7 @@ static int add_buffer(struct session *session, struct device_memory *memory, uin
 /* A buffer in the making: created here or imported. On a GPU either is a call of the driver's that
  * can take long. */
 struct making {
-	struct errand errand;
+	struct offload offload;
 	struct worker *worker;
 	struct session *session; /* not to be touched by run() and undo() */
 	uint32_t id;
@@ -143,9 +144,9 @@ struct making {
 	int result;
 };
 
-static struct making *making_of(struct errand *errand)
+static struct making *making_of(struct offload *offload)
 {
-	return container_of(errand, struct making, errand);
+	return container_of(offload, struct making, offload);
 }
 
 static struct device_memory_source source_of(const struct making *making)
@@ -169,9 +170,9 @@ static int charge_making(struct making *making, struct fmha_error *err)
 	return charge_buffer(making->session, making->charged_bytes, err);
 }
 
-static void making_run(struct errand *errand)
+static void making_run(struct offload *offload)
 {
-	struct making *making = making_of(errand);
+	struct making *making = making_of(offload);
 	const struct proto_buffer_import_params *params = &making->params;
 	struct device_memory_source source = source_of(making);
 	struct device *device = making->worker->device;
@@ -215,40 +216,40 @@ static void making_free(struct making *making)
 	free(making);
 }
 
-static void making_throw_away(struct errand *errand)
+static void making_throw_away(struct offload *offload)
 {
-	struct making *making = making_of(errand);
+	struct making *making = making_of(offload);
 
 	if (making->result == 0)
 		device_memory_free(making->worker->device, &making->memory);
 	making->result = FMHA_ECANCELED;
 }
 
-static void making_end(struct errand *errand)
+static void making_end(struct offload *offload)
 {
-	making_free(making_of(errand));
+	making_free(making_of(offload));
 }
 
-static void making_undo(struct errand *errand)
+static void making_undo(struct offload *offload)
 {
-	making_throw_away(errand);
-	making_end(errand);
+	making_throw_away(offload);
+	making_end(offload);
 }
 
 /* The client has gone meanwhile. */
 static void making_discard(struct making *making)
 {
-	making->errand = (struct errand){.timeout_ns = DEVICE_CALL_NS,
-					 .run = making_throw_away,
-					 .done = making_end,
-					 .undo = making_end};
-	if (errand_start(&making->worker->errands, &making->errand, NULL) < 0)
-		making_undo(&making->errand);
+	making->offload = (struct offload){.timeout_ns = DEVICE_CALL_NS,
+					   .run = making_throw_away,
+					   .done = making_end,
+					   .undo = making_end};
+	if (offload_start(&making->worker->offloads, &making->offload, NULL) < 0)
+		making_undo(&making->offload);
 }
 
-static void making_done(struct errand *errand)
+static void making_done(struct offload *offload)
 {
-	struct making *making = making_of(errand);
+	struct making *making = making_of(offload);
 	struct session *session = making->session;
 
 	if (session->hung_up) {
@@ -258,12 +259,12 @@ static void making_done(struct errand *errand)
 		making_finish(making);
 		making_free(making);
 	}
-	session_errand_ended(session);
+	session_offload_ended(session);
 }
 
-static void making_late(struct errand *errand)
+static void making_late(struct offload *offload)
 {
-	struct making *making = making_of(errand);
+	struct making *making = making_of(offload);
 	struct session *session = making->session;
 	struct fmha_error err;
 
@@ -271,9 +272,9 @@ static void making_late(struct errand *errand)
 			     "the driver did not %s within %llu s",
 			     making->params.handle_bytes ? "open the IPC handle"
 							 : "provide the memory",
-			     (unsigned long long)(errand->timeout_ns / NS_PER_S));
+			     (unsigned long long)(offload->timeout_ns / NS_PER_S));
 	give_back(session->account, making->charged_bytes);
-	session_errand_late(session, making->id, &err);
+	session_offload_late(session, making->id, &err);
 }
 
 /* Of what is charged. On a device that shares the host's memory these are a few quick calls: done
@@ -285,7 +286,7 @@ static int make_buffer(struct making *now, struct fmha_error *err)
 	int r;
 
 	if (device_shares_memory(session->worker->device)) {
-		making_run(&now->errand);
+		making_run(&now->offload);
 		making_finish(now);
 		return 0;
 	}
@@ -295,22 +296,23 @@ static int make_buffer(struct making *now, struct fmha_error *err)
 		return fmha_error_set(err, FMHA_ENOMEM, "buffer: out of memory");
 	}
 	*making = *now;
-	making->errand = (struct errand){.owner = session,
-					 .timeout_ns = now->params.handle_bytes ? OPEN_HANDLE_NS
-										: DEVICE_CALL_NS,
-					 .urgent = true,
-					 .run = making_run,
-					 .done = making_done,
-					 .late = making_late,
-					 .undo = making_undo};
+	making->offload = (struct offload){.owner = session,
+					   .user = session->account,
+					   .timeout_ns = now->params.handle_bytes ? OPEN_HANDLE_NS
+										  : DEVICE_CALL_NS,
+					   .urgent = true,
+					   .run = making_run,
+					   .done = making_done,
+					   .late = making_late,
+					   .undo = making_undo};
 	/* The request's own is closed when it has been dealt with. */
 	making->fd = now->fd >= 0 ? fcntl(now->fd, F_DUPFD_CLOEXEC, 3) : -1;
-	r = errand_start(&session->worker->errands, &making->errand, err);
+	r = offload_start(&session->worker->offloads, &making->offload, err);
 	if (r < 0) {
 		give_back(session->account, making->charged_bytes);
 		making_free(making);
 	} else {
-		session->n_errands++;
+		session->n_offloads++;
 	}
 	return r;
 }
@@ -328,8 +330,8 @@ static int on_buffer_create(struct session *session, uint32_t id,
 
 	if (r < 0)
 		return r;
-	/* In either case: what was in stock may have been taken while more was laid in. */
-	worker_restock(session->worker, RESTOCK_AFTER_MS);
+	/* In either case: what was spare may have been taken during a refill. */
+	worker_refill(session->worker, REFILL_AFTER_MS);
 	if (!device_memory_take(session->worker->device, params->size, &making.memory, &making.fd))
 		return make_buffer(&making, err);
 	making_finish(&making);
@@ -428,6 +430,36 @@ static void describe_plan(const struct plan *plan, struct proto_plan_result *res
 	}
 }
 
+/* FNV-1a of what the problem says, wherever its tensors lie: the same request made again. */
+static uint64_t fingerprint(const struct fmha_problem *problem)
+{
+	struct fmha_problem plain = *problem;
+	const uint8_t *bytes = (const uint8_t *)&plain;
+	uint64_t hash = 14695981039346656037ull;
+
+	for (int i = 0; i < FMHA_N_TENSORS; i++) {
+		plain.tensor[i].buffer = plain.tensor[i].buffer != 0;
+		plain.tensor[i].offset = 0;
+	}
+	for (size_t i = 0; i < sizeof(plain); i++)
+		hash = (hash ^ bytes[i]) * 1099511628211ull;
+	return hash;
+}
+
+static void name_culprits(const struct session *session, struct session_plan *plan,
+			  const struct fmha_problem *problem)
+{
+	uint64_t print = fingerprint(problem);
+
+	for (uint32_t i = 0; i < PLAN_MAX_STAGES; i++) {
+		struct culprit *culprit = &plan->culprits[i];
+
+		memcpy(culprit->kernel, plan->plan.stages[i].kernel, sizeof(culprit->kernel));
+		culprit->uid = session->uid;
+		culprit->problem = print;
+	}
+}
+
 static int on_plan(struct session *session, uint32_t id, const struct proto_plan_params *params,
 		   struct fmha_error *err)
 {
@@ -452,6 +484,7 @@ static int on_plan(struct session *session, uint32_t id, const struct proto_plan
 	}
 	plan->account = session->account;
 	plan->account->n_references++;
+	worker->acting_uid = session->uid;
 	r = plan_build(&params->problem, &worker->plan_device, &plan->plan, err);
 	if (r == 0)
 		r = check_plan_buffers(session, &plan->plan, err);
@@ -465,6 +498,7 @@ static int on_plan(struct session *session, uint32_t id, const struct proto_plan
 		return r;
 	}
 	plan->serial = ++worker->n_plans;
+	name_culprits(session, plan, &params->problem);
 	plan->fixed = staging_is_constant(worker->device, &plan->plan);
 	/* A guess for the first run; later ones know better (run.c). */
 	plan->tiny_work = plan->plan.bytes < 1 << 20 ? 2e6 : 0;
@@ -493,6 +527,7 @@ static int on_explain(struct session *session, uint32_t id, const struct proto_p
 	char *json;
 	int fd = -1, r;
 
+	session->worker->acting_uid = session->uid;
 	r = plan_explain(&params->problem, &session->worker->plan_device, &json, err);
 	if (r < 0)
 		return r;
@@ -602,7 +637,7 @@ static void on_closed(struct connection *connection)
 
 void session_release(struct session *session)
 {
-	if (!session->closed || session->n_running > 0 || session->n_errands > 0)
+	if (!session->closed || session->n_running > 0 || session->n_offloads > 0)
 		return;
 	device_stream_free(session->worker->device, session->stream);
 	fair_session_deinit(&session->turn);
@@ -614,17 +649,17 @@ void session_release(struct session *session)
 	free(session);
 }
 
-void session_errand_ended(struct session *session)
+void session_offload_ended(struct session *session)
 {
-	session->n_errands--;
+	session->n_offloads--;
 	session_release(session);
 }
 
-void session_errand_late(struct session *session, uint32_t request, const struct fmha_error *err)
+void session_offload_late(struct session *session, uint32_t request, const struct fmha_error *err)
 {
 	if (!session->hung_up)
 		connection_answer_error(&session->connection, request, err);
-	session_errand_ended(session);
+	session_offload_ended(session);
 }
 
 static const struct connection_ops session_ops = {

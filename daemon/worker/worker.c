@@ -29,13 +29,24 @@ static struct worker *worker_of(struct connection *connection)
 	return container_of(connection, struct worker, control);
 }
 
+/* @kernel: the first member of a struct culprit. Safe in a signal handler. */
+static void blame(struct worker_page *page, const char *kernel)
+{
+	const struct culprit *culprit = (const void *)kernel;
+
+	_Static_assert(offsetof(struct culprit, kernel) == 0, "its name stands for it");
+	memcpy(page->culprit, culprit->kernel, sizeof(page->culprit));
+	page->culprit_uid = culprit->uid;
+	page->culprit_problem = culprit->problem;
+}
+
 static void on_crash(int signal)
 {
 	const char *kernel = device_current_kernel();
 
 	(void)signal;
 	if (kernel && crash_page)
-		strncpy(crash_page->culprit, kernel, sizeof(crash_page->culprit) - 1);
+		blame(crash_page, kernel);
 }
 
 void worker_fail(struct worker *worker, const char *kernel, const struct fmha_error *error)
@@ -43,7 +54,8 @@ void worker_fail(struct worker *worker, const char *kernel, const struct fmha_er
 	struct fmha_error err = *error;
 
 	err.code = FMHA_EDEVICE;
-	snprintf(worker->page->culprit, sizeof(worker->page->culprit), "%s", kernel ? kernel : "");
+	if (kernel && *kernel)
+		blame(worker->page, kernel);
 	snprintf(worker->page->reason, sizeof(worker->page->reason), "%s", err.msg);
 	log_error("device %s: %s", device_get_info(worker->device)->name, err.msg);
 	run_fail_all(worker, &err);
@@ -79,30 +91,30 @@ void worker_on_trim(uv_timer_t *timer)
 	malloc_trim(0);
 }
 
-static void restock_run(struct errand *errand)
+static void refill_run(struct offload *offload)
 {
-	device_memory_restock(container_of(errand, struct worker, restock)->device);
+	device_memory_refill(container_of(offload, struct worker, refill)->device);
 }
 
-static void restock_done(struct errand *errand)
+static void refill_done(struct offload *offload)
 {
-	container_of(errand, struct worker, restock)->restocking = false;
+	container_of(offload, struct worker, refill)->refilling = false;
 }
 
-static void on_restock(uv_timer_t *timer)
+static void on_refill(uv_timer_t *timer)
 {
 	struct worker *worker = timer->data;
 
-	worker->restock = (struct errand){.run = restock_run, .done = restock_done};
-	worker->restocking = errand_start(&worker->errands, &worker->restock, NULL) == 0;
+	worker->refill = (struct offload){.run = refill_run, .done = refill_done};
+	worker->refilling = offload_start(&worker->offloads, &worker->refill, NULL) == 0;
 }
 
-void worker_restock(struct worker *worker, uint32_t after_ms)
+void worker_refill(struct worker *worker, uint32_t after_ms)
 {
-	if (worker->restocking || device_shares_memory(worker->device))
+	if (worker->refilling || device_shares_memory(worker->device))
 		return;
-	worker->restocking = true;
-	uv_timer_start(&worker->restock_timer, on_restock, after_ms, 0);
+	worker->refilling = true;
+	uv_timer_start(&worker->refill_timer, on_refill, after_ms, 0);
 }
 
 /* ---- the control connection ---- */
@@ -161,7 +173,7 @@ static int on_attach(struct worker *worker, const struct proto_message *message,
 	int r = proto_decode_params(message, &params, err);
 
 	if (r == 0 && fd < 0)
-		r = fmha_error_set(err, FMHA_EPROTO, "worker_attach without a socket");
+		r = fmha_error_set(err, FMHA_EBUSY, "no file descriptor left for a connection");
 	if (r < 0) {
 		if (fd >= 0)
 			(void)close(fd);
@@ -268,7 +280,7 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 
 	if (r < 0)
 		return r;
-	device_set_builder(worker->device, prepare_build, worker);
+	device_set_builder(worker->device, prepare_build, prepare_cancel_build, worker);
 	info = device_get_info(worker->device);
 	if (info->mps == DEVICE_MPS_ABSENT)
 		log_warning(
@@ -276,8 +288,7 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 			"take turns on the GPU, about 150 us a switch; start nvidia-cuda-mps-"
 			"control -d before both",
 			info->name, info->mps_directory);
-	for (uint32_t i = 0; i < worker->page->n_quarantined; i++)
-		device_quarantine(worker->device, worker->page->quarantined[i]);
+	device_set_quarantine(worker->device, kernels_is_quarantined, worker);
 	r = kernels_open(worker, err);
 	if (r < 0)
 		return r;
@@ -312,21 +323,24 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	uv_async_init(&worker->loop, &worker->device_async, on_device_async);
 	uv_timer_init(&worker->loop, &worker->tick);
 	uv_timer_init(&worker->loop, &worker->trim);
-	uv_timer_init(&worker->loop, &worker->restock_timer);
+	uv_timer_init(&worker->loop, &worker->refill_timer);
+	uv_timer_init(&worker->loop, &worker->quarantine_timer);
+	worker->quarantine_timer.data = worker;
 	uv_check_init(&worker->loop, &worker->drained);
 	handouts_init(&worker->handouts, &worker->loop);
 	worker->tick.data = worker->trim.data = worker->drained.data = worker;
-	worker->restock_timer.data = worker;
+	worker->refill_timer.data = worker;
 	r = connection_hub_init(&worker->hub, &worker->loop, &worker->limits, err);
+	worker->hub.n_processes = worker->page->config.n_devices + 1;
 	worker->hub.spinner.is_free = has_no_runs;
 	worker->hub.spinner.owner = worker;
 	if (r == 0)
 		r = open_device(worker, err);
 	if (r == 0) {
 		limits_resolve(&worker->limits, device_get_info(worker->device)->memory_bytes);
-		errands_open(&worker->errands, &worker->loop, worker->device,
-			     worker->limits.value[LIMIT_SPIN_US]);
-		worker_restock(worker, 0);
+		offloads_open(&worker->offloads, &worker->loop, worker->device,
+			      worker->limits.value[LIMIT_SPIN_US]);
+		worker_refill(worker, 0);
 	}
 	if (r == 0)
 		r = connection_open(&worker->control, &worker->hub, WORKER_CONTROL_FD, NULL, false,

@@ -26,7 +26,7 @@
 #include <device.h>
 #include <plan.h>
 
-#include "errand.h"
+#include "offload.h"
 #include "table.h"
 
 struct worker {
@@ -39,11 +39,13 @@ struct worker {
 	struct handouts handouts;
 	struct connection control;
 	struct device *device;
-	struct errands errands;
-	struct errand restock; /* of the device's memory in stock */
-	uv_timer_t restock_timer;
-	bool restocking;
+	struct offloads offloads;
+	struct offload refill; /* of the device's spare memory */
+	uv_timer_t refill_timer;
+	bool refilling;
 	struct plan_device plan_device;
+	uint32_t acting_uid; /* the user for whom kernels are being chosen */
+	uv_timer_t quarantine_timer;
 	struct spec_catalog *catalog;
 	struct registry *registry; /* NULL: specs/ does not know this device */
 	uv_async_t device_async;   /* the device has ended launches */
@@ -86,7 +88,7 @@ struct session {
 	uint32_t n_waiting, n_running;
 	uint32_t n_fenced; /* runs with fences on the device: with one the session holds a queue */
 	struct list preparing; /* struct preparing: plans whose kernels are being compiled */
-	uint32_t n_errands;    /* under way on other threads */
+	uint32_t n_offloads;   /* under way on other threads */
 	uint64_t n_runs;
 	bool kernels_busy;            /* a registry request is under way */
 	struct fmha_error late_error; /* of a run that was answered when it was queued; the next
@@ -101,9 +103,9 @@ struct buffer {
 	struct account *account;
 	struct device_memory memory;
 	uint64_t charged_bytes;
+	const void *owner; /* of the offload, never followed: the session may be gone */
 	bool lost;         /* the client took pages away: not used any more */
-	const void *owner; /* of the errand, never followed: the session may be gone */
-	struct errand release;
+	struct offload release;
 };
 
 /* An event of the client's; runs hold references. */
@@ -113,7 +115,7 @@ struct event {
 	struct account *account;
 	struct device_event *event;
 
-	struct errand errand; /* its import, its release */
+	struct offload offload; /* its import, its release */
 	/* While it is imported. */
 	struct session *session;
 	uint32_t request, handle_bytes;
@@ -122,12 +124,21 @@ struct event {
 	int result;
 };
 
+/* Who is to blame when a kernel ends the worker. The name comes first: launches carry a pointer to
+ * it, by which the rest is found. */
+struct culprit {
+	char kernel[PLAN_KERNEL_BYTES];
+	uint32_t uid;
+	uint64_t problem; /* a fingerprint */
+};
+
 struct session_plan {
 	uint32_t n_references;
 	struct account *account; /* NULL: nothing is charged yet */
 	struct plan plan;
 	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* NULL: not looked up yet */
 	struct registry_entry *entries[PLAN_MAX_STAGES];      /* the same */
+	struct culprit culprits[PLAN_MAX_STAGES];
 	uint64_t serial;  /* no other plan of this worker ever has the same; from 1 */
 	bool fixed;       /* its arguments follow from where its buffers lie */
 	double tiny_work; /* runs of no more work may take the loop thread while the device is idle
@@ -143,10 +154,10 @@ int session_new(struct worker *worker, int fd, const struct proto_worker_attach_
 		struct fmha_error *err);
 /* Frees the session once its connection is closed and its last run has ended. */
 void session_release(struct session *session);
-/* Something that was under way on another thread, n_errands, has been dealt with; or comes too
+/* Something that was under way on another thread, n_offloads, has been dealt with; or comes too
  * late. */
-void session_errand_ended(struct session *session);
-void session_errand_late(struct session *session, uint32_t request, const struct fmha_error *err);
+void session_offload_ended(struct session *session);
+void session_offload_late(struct session *session, uint32_t request, const struct fmha_error *err);
 
 struct buffer *buffer_unref(struct buffer *buffer);
 struct session_plan *session_plan_unref(struct session_plan *plan);
@@ -176,6 +187,8 @@ void run_on_tick(uv_timer_t *timer);
 /* A device_builder: asks the front. @worker_pointer: struct worker. */
 int prepare_build(void *worker_pointer, const struct device_build *build, device_built done,
 		  void *owner, struct fmha_error *err);
+/* A device_unbuilder: tells the front. */
+void prepare_cancel_build(void *worker_pointer, void *owner);
 /* The front's answer to prepare_build(). */
 void prepare_on_answer(struct worker *worker, const struct proto_message *message);
 /*
@@ -194,13 +207,13 @@ char *worker_status_json(struct worker *worker);
 
 /* ---- worker.c ---- */
 
-/* The device is beyond use: answers, records, exits. */
+/* The device is beyond use: answers, records, exits. @kernel: of a struct culprit, or NULL. */
 void worker_fail(struct worker *worker, const char *kernel, const struct fmha_error *error)
 	__attribute__((noreturn));
 
-/* Has the device lay in memory, unless that is under way, @after_ms from now: not while the client
- * that took it goes on to its first run, which the driver would make wait. */
-void worker_restock(struct worker *worker, uint32_t after_ms);
+/* Has the device refill its spare memory, unless that is under way, @after_ms from now: not while
+ * the client that took it goes on to its first run, which the driver would make wait. */
+void worker_refill(struct worker *worker, uint32_t after_ms);
 
 /* Gives back what only speeds up the next launch. */
 void worker_on_trim(uv_timer_t *timer);

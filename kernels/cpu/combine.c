@@ -137,12 +137,14 @@ static void combine_run(const void *args, int phase, int64_t task, int n_threads
 	(void)phase, (void)n_threads, (void)workspace;
 	if (end > n_rows(a))
 		end = n_rows(a);
-	for (int64_t i = task * ROWS_PER_TASK; i < end && cpu_goes_on(); i++) {
+	for (int64_t i = task * ROWS_PER_TASK; i < end; i++) {
 		int32_t row = (int32_t)(i % a->sequences.seqlen_q_max);
 		int64_t head = i / a->sequences.seqlen_q_max;
 		struct view_sequence v = view_sequence(&a->sequences, NULL,
 						       (int32_t)(head / a->nhead_q));
 
+		if (i % 8 == 0 && !cpu_goes_on()) /* parts may be many */
+			return;
 		if (row < v.q_len && v.q_len >= a->min_seqlen_q)
 			row_combine(a, &v, (int32_t)(head % a->nhead_q), row, scratch);
 	}

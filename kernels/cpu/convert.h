@@ -202,7 +202,8 @@ static inline __attribute__((always_inline)) vf vf_load_as(const void *p, int32_
 static inline __attribute__((always_inline)) void vf_store_as(void *p, vf x, const int32_t dtype)
 {
 	typedef uint16_t words __attribute__((vector_size(2 * LANES)));
-	vi bits = (vi)x, nan = (bits & 0x7fffffff) > 0x7f800000;
+	/* Unsigned: lanes that hold a NaN wrap in the sum below, which they do not use. */
+	vu bits = (vu)x, nan = (vu)((bits & 0x7fffffff) > 0x7f800000);
 	words rounded;
 
 	switch (dtype) {

@@ -716,7 +716,7 @@ static int64_t flash_n_tasks(const void *args, int phase, int n_threads)
 
 	(void)n_threads;
 	if (phase == 0)
-		return a->sequences.batch * a->nhead_k * pack_chunks(a);
+		return (int64_t)a->sequences.batch * a->nhead_k * pack_chunks(a);
 	return a->sequences.batch * tile_heads(a) * tiles_per_head(a) * n_splits(a);
 }
 

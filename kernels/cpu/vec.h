@@ -4,7 +4,7 @@
  * registers, and the few operations that gcc's vector extensions do not spell: the algorithms above
  * are the same text on every level.
  *
- *   vf   LANES floats     vi   LANES int32
+ *   vf   LANES floats     vi   LANES int32     vu   LANES uint32, for sums that may wrap
  *
  * + - * / work on both; with -ffp-contract=fast a * b + c is one fused multiply-add where the level
  * has it.
@@ -33,6 +33,7 @@
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 /* may_alias and element alignment: what loads and stores go through. */
 typedef float vf_memory __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t vi_memory __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -219,7 +220,7 @@ static inline vf vf_exp2(vf x)
 	p = p * f + 6.9314698e-1f;
 	p = p * f + 1.0f;
 	/* Multiplied, not added to the exponent: whatever bits a NaN has, it stays one. */
-	return p * (vf)(((vi)shifted << 23) + 0x3f800000);
+	return p * (vf)(((vu)shifted << 23) + 0x3f800000);
 #endif
 }
 

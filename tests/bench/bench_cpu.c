@@ -45,11 +45,15 @@ struct team_job {
 
 static void *team_thread(void *argument)
 {
+	static const atomic_bool stop;
+	struct cpu_progress progress = {.stop = &stop}; /* watched, as in the daemon */
 	struct team_job *j = argument;
 	double start = thread_seconds();
 
+	cpu_progress = &progress;
 	j->job(j->self, j->argument);
 	j->seconds = thread_seconds() - start;
+	cpu_progress = NULL;
 	return NULL;
 }
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Every benchmark, each printing ratios to something measured beside it in the same run.
 #
-#   tests/bench/run.sh [cpu|specs|rpc|idle|gpu ...]     default: all but gpu
+#   tests/bench/run.sh [cpu|specs|rpc|idle|fair|gpu ...]     default: all but fair and gpu
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 bin=build/release/tests/bench
@@ -52,6 +52,16 @@ bench_rpc() {
     title "Calls"
     start_daemon '[{"backend": "cpu"}]'
     "$bin/bench_rpc" "$folder/fmhad.sock"
+    stop_daemon
+}
+
+# About a minute. As root, the attackers are another user.
+bench_fair() {
+    title "A light user beside a heavy one"
+    start_daemon '[{"backend": "cpu"}]'
+    chmod 755 "$folder"
+    chmod 666 "$folder/fmhad.sock"
+    "$bin/bench_fair" "$folder/fmhad.sock"
     stop_daemon
 }
 

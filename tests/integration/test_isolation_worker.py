@@ -4,6 +4,7 @@ it makes large or writes late, runs that are longer than they look (issue: isola
 import json
 import mmap
 import os
+import subprocess
 import threading
 import time
 
@@ -358,3 +359,45 @@ def test_turns_on_a_gpu_go_by_user_and_few_launches_are_ahead(make_gpu):  # noqa
     assert times[len(times) // 2] < 0.03, times
     for device, _ in heavy:
         device.close()
+
+
+# ---- two users ----
+
+SECRET = 0x5EC2E700
+
+
+def test_nothing_of_one_user_is_seen_by_another(daemon):
+    """One user's memory is full of a pattern, in buffers, runs and what they leave behind; another one's
+    random problems of every operation come out right all the while, and its new memory is zero."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    os.chmod(daemon.socket, 0o666)
+    os.chmod(daemon.directory, 0o755)
+    verify = subprocess.Popen(
+        [fmhad.find_program("fmhactl"), "verify", "--cases", "120", "--seed", "11", "--socket",
+         daemon.socket],
+        user=65534, group=65534, extra_groups=[], cwd="/", stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    shape = (1, 256, 4, 64)
+    n = int(numpy.prod(shape))
+    with daemon.device() as device:
+        rounds = 0
+        while verify.poll() is None:
+            buffer = device.buffer_create(16 * n)
+            words = numpy.frombuffer(buffer.map, numpy.uint32)
+            assert not words.any(), "new memory is zero"
+            words[:] = SECRET + (numpy.arange(words.size, dtype=numpy.uint32) & 0xff)
+            tensors = {r: {"buffer": buffer.id, "offset": 4 * n * i, "dtype": "f32"}
+                       for i, r in enumerate("qkvo")}
+            plan = device.plan({"batch": 1, "nhead_q": 4, "nhead_k": 4, "seqlen_q": 256,
+                                "seqlen_k": 256, "hdim_q": 64, "hdim_v": 64, "n_splits": 2,
+                                "tensors": tensors})["plan"]
+            device.run(plan)
+            kept = words[: 3 * n]
+            assert ((kept & 0xffffff00) == SECRET).all(), "somebody wrote into it"
+            device.call("plan_release", {"plan": plan})
+            device.call("buffer_release", {"buffer": buffer.id})
+            rounds += 1
+    said = verify.communicate()[0]
+    assert verify.returncode == 0, said[-2000:]
+    assert rounds > 5

@@ -173,7 +173,9 @@ def test_a_kernel_that_keeps_ending_workers_is_quarantined(make_daemon):
     with daemon.client() as client, client.open_device(0) as device:
         state = status(client)["devices"][0]
         assert state["deaths"] == 3
-        (culprit,) = state["quarantined"]
+        (entry,) = state["quarantined"]
+        culprit = entry["kernel"]
+        assert "uid" not in entry and 0 < entry["remaining_s"] <= 600  # for everybody
         plan, _ = prepare(device)  # another kernel takes its place
         device.run(plan)
         problem = device.last_problem

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import socket
@@ -72,11 +73,27 @@ def finish(process, timeout=20):
     return process.returncode, out, err
 
 
-class Daemon:
-    """config: the keys of a configuration file but for the socket."""
+def become(uid, max_fds=None):
+    """What this process is from now on."""
+    if max_fds is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max_fds, max_fds))
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
 
-    def __init__(self, config=None, env=None):
+
+class Daemon:
+    """config: the keys of a configuration file but for the socket. uid: to run as. max_fds: its
+    RLIMIT_NOFILE. open_to_all: other users may connect."""
+
+    def __init__(self, config=None, env=None, uid=None, max_fds=None, open_to_all=False):
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="fmhad-test-"))
+        if uid is not None:
+            os.chown(self.directory, uid, uid)
+        if open_to_all:
+            self.directory.chmod(0o755)
+            config = {"socket_mode": "0666", **(config or {})}
         self.socket = str(self.directory / "fmhad.sock")
         self.log_path = self.directory / "log"
         self.last_log = ""
@@ -90,6 +107,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **(env or {})},
+                preexec_fn=lambda: become(uid, max_fds),
             )
         self.pid = self.process.pid
         try:

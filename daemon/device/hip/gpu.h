@@ -85,7 +85,7 @@ int gpu_memory_create(struct device *device, uint64_t size, struct device_memory
 		      int *ret_fd, struct fmha_error *err);
 bool gpu_memory_take(struct device *device, uint64_t size, struct device_memory *ret_memory,
 		     int *ret_fd);
-void gpu_memory_restock(struct device *device);
+void gpu_memory_refill(struct device *device);
 int gpu_memory_import(struct device *device, const struct device_memory_source *source,
 		      struct device_memory *ret_memory, struct fmha_error *err);
 void gpu_memory_free(struct device *device, struct device_memory *memory);

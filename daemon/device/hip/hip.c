@@ -123,7 +123,7 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.workspace_cost = gpu_workspace_cost,
 	.memory_create = gpu_memory_create,
 	.memory_take = gpu_memory_take,
-	.memory_restock = gpu_memory_restock,
+	.memory_refill = gpu_memory_refill,
 	.memory_import = gpu_memory_import,
 	.memory_free = gpu_memory_free,
 	.workspace_new = gpu_workspace_new,

@@ -9,12 +9,16 @@
 
 struct gpu_waiter {
 	struct gpu_waiter *next;
+	uint32_t uid;
 	device_prepared done;
 	void *owner;
 };
 
-/* What the request for a kernel's code carries through the front. */
+/* The request for a kernel's code, as it goes to the front. Every user who waits has one, so that
+ * the front knows for whom it is done; what one user may not have is no matter to the others. */
 struct gpu_build {
+	struct gpu_build *next;
+	uint32_t uid;
 	struct gpu_device *gpu;
 	struct device_kernel *kernel;
 };
@@ -139,31 +143,76 @@ static int load(struct device_kernel *kernel, const void *code, struct fmha_erro
 	return gpu_error(status, kernel->choice.name, err);
 }
 
+static struct gpu_build *find_build(const struct device_kernel *kernel, uint32_t uid)
+{
+	struct gpu_build *build = kernel->builds;
+
+	while (build && build->uid != uid)
+		build = build->next;
+	return build;
+}
+
+static void free_build(struct gpu_build *build)
+{
+	struct gpu_build **at = &build->kernel->builds;
+
+	while (*at != build)
+		at = &(*at)->next;
+	*at = build->next;
+	free(build);
+}
+
+/* Takes out somebody who waits on the user's behalf, on anybody's; NULL: nobody is left. */
+static struct gpu_waiter *take_waiter(struct device_kernel *kernel, const uint32_t *uid)
+{
+	struct gpu_waiter **at = &kernel->waiters, *waiter;
+
+	while (*at && uid && (*at)->uid != *uid)
+		at = &(*at)->next;
+	waiter = *at;
+	if (waiter)
+		*at = waiter->next;
+	return waiter;
+}
+
+/* One at a time: what is told may make others be forgotten. */
+static void tell(struct device_kernel *kernel, const uint32_t *uid, const struct fmha_error *error)
+{
+	struct gpu_waiter *waiter;
+
+	while ((waiter = take_waiter(kernel, uid))) {
+		waiter->done(waiter->owner, error);
+		free(waiter);
+	}
+}
+
 /* The front has answered. @code: borrowed; NULL: @error says why there is none. */
 static void on_built(void *owner, const void *code, const struct fmha_error *error)
 {
 	struct gpu_build *build = owner;
 	struct device_kernel *kernel = build->kernel;
-	struct gpu_waiter *waiter;
+	struct fmha_error err = code ? (struct fmha_error){0} : *error;
+	uint32_t uid = build->uid;
 
-	kernel->error = code ? (struct fmha_error){0} : *error;
-	if (code && load(kernel, code, &kernel->error) == 0)
+	free_build(build);
+	if (kernel->state == GPU_KERNEL_READY)
+		return; /* another user's request was answered first */
+	if (code && load(kernel, code, &err) == 0) {
 		kernel->state = GPU_KERNEL_READY;
-	else
-		kernel->state = GPU_KERNEL_BROKEN;
-	free(build);
-	while ((waiter = kernel->waiters)) {
-		kernel->waiters = waiter->next;
-		waiter->done(waiter->owner, &kernel->error);
-		free(waiter);
+		tell(kernel, NULL, &err);
+		return;
 	}
+	if (!kernel->builds)
+		kernel->state = GPU_KERNEL_BROKEN;
+	tell(kernel, &uid, &err);
 }
 
-static int request_build(struct gpu_device *gpu, struct device_kernel *kernel,
+static int request_build(struct gpu_device *gpu, struct device_kernel *kernel, uint32_t uid,
 			 struct fmha_error *err)
 {
 	struct gpu_build *build = malloc(sizeof(*build));
-	struct device_build request = {.kernel = kernel->choice.name,
+	struct device_build request = {.uid = uid,
+				       .kernel = kernel->choice.name,
 				       .arch = gpu->device.info.arch,
 				       .source = kernel->choice.source};
 	size_t used = 0;
@@ -171,7 +220,8 @@ static int request_build(struct gpu_device *gpu, struct device_kernel *kernel,
 
 	if (!build)
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
-	*build = (struct gpu_build){gpu, kernel};
+	*build = (struct gpu_build){kernel->builds, uid, gpu, kernel};
+	kernel->builds = build;
 	for (int i = 0; i < kernel->choice.n_options; i++)
 		used += (size_t)snprintf(request.options + used, sizeof(request.options) - used,
 					 "%s%s", i ? " " : "", kernel->choice.options[i]);
@@ -179,14 +229,14 @@ static int request_build(struct gpu_device *gpu, struct device_kernel *kernel,
 		       "all options fit");
 	r = device_request_build(&gpu->device, &request, on_built, build, err);
 	if (r < 0)
-		free(build);
+		free_build(build);
 	else
 		kernel->state = GPU_KERNEL_BUILDING;
 	return r;
 }
 
 int gpu_prepare(struct device *device, const struct plan_stage *stage, const union plan_args *args,
-		device_prepared done, void *owner, struct fmha_error *err)
+		uint32_t uid, device_prepared done, void *owner, struct fmha_error *err)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
 	struct device_kernel *kernel = kernel_of_stage(gpu, stage, args);
@@ -202,23 +252,44 @@ int gpu_prepare(struct device *device, const struct plan_stage *stage, const uni
 	if (!waiter)
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	/* A failed build is tried again by the next plan: the compiler may be there by then. */
-	if (kernel->state == GPU_KERNEL_BROKEN) {
-		r = request_build(gpu, kernel, err);
+	if (!find_build(kernel, uid)) {
+		r = request_build(gpu, kernel, uid, err);
 		if (r < 0) {
 			free(waiter);
 			return r;
 		}
 	}
-	*waiter = (struct gpu_waiter){.next = kernel->waiters, .done = done, .owner = owner};
+	*waiter = (struct gpu_waiter){
+		.next = kernel->waiters, .uid = uid, .done = done, .owner = owner};
 	kernel->waiters = waiter;
 	return DEVICE_PREPARING;
+}
+
+/* Takes back what was asked for on behalf of users of whom nobody waits any more. */
+static void cancel_builds(struct device_kernel *kernel)
+{
+	struct gpu_build *next;
+
+	for (struct gpu_build *build = kernel->builds; build; build = next) {
+		const struct gpu_waiter *waiter = kernel->waiters;
+
+		next = build->next;
+		while (waiter && waiter->uid != build->uid)
+			waiter = waiter->next;
+		if (waiter)
+			continue;
+		device_cancel_build(&build->gpu->device, build);
+		free_build(build);
+	}
+	if (!kernel->builds && kernel->state == GPU_KERNEL_BUILDING)
+		kernel->state = GPU_KERNEL_BROKEN;
 }
 
 void gpu_forget(struct device *device, void *owner)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
 
-	for (struct device_kernel *kernel = gpu->kernels; kernel; kernel = kernel->next)
+	for (struct device_kernel *kernel = gpu->kernels; kernel; kernel = kernel->next) {
 		for (struct gpu_waiter **at = &kernel->waiters; *at;) {
 			struct gpu_waiter *waiter = *at;
 
@@ -229,6 +300,8 @@ void gpu_forget(struct device *device, void *owner)
 			*at = waiter->next;
 			free(waiter);
 		}
+		cancel_builds(kernel);
+	}
 }
 
 void gpu_kernels_free(struct gpu_device *gpu)
@@ -243,6 +316,8 @@ void gpu_kernels_free(struct gpu_device *gpu)
 			kernel->waiters = waiter->next;
 			free(waiter);
 		}
+		while (kernel->builds)
+			free_build(kernel->builds);
 		if (kernel->module)
 			(void)hipModuleUnload(kernel->module);
 		free(kernel);

@@ -14,16 +14,16 @@
 
 enum gpu_kernel_state { GPU_KERNEL_BUILDING, GPU_KERNEL_READY, GPU_KERNEL_BROKEN };
 
-/* A plan that waits for this kernel's code. */
-struct gpu_waiter;
+struct gpu_build;  /* a request for this kernel's code, on one user's behalf */
+struct gpu_waiter; /* a plan that waits for it */
 
 struct device_kernel {
 	struct device_kernel *next;
 	struct gpu_kernel choice;
 	enum gpu_kernel_state state;
-	struct fmha_error error; /* GPU_KERNEL_BROKEN */
 	hipModule_t module;
 	hipFunction_t function;
+	struct gpu_build *builds;
 	struct gpu_waiter *waiters;
 };
 
@@ -32,7 +32,7 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 const struct device_kernel *gpu_get_kernel(struct device *device, const struct plan_stage *stage,
 					   const union plan_args *args);
 int gpu_prepare(struct device *device, const struct plan_stage *stage, const union plan_args *args,
-		device_prepared done, void *owner, struct fmha_error *err);
+		uint32_t uid, device_prepared done, void *owner, struct fmha_error *err);
 void gpu_forget(struct device *device, void *owner);
 void gpu_kernels_free(struct gpu_device *gpu);
 

@@ -164,7 +164,7 @@ bool gpu_memory_take(struct device *device, uint64_t size, struct device_memory 
 
 /* Most buffers are far smaller than what the driver hands out, and it takes half a millisecond to
  * do so. Memory that a client has had is not used again: it may still be mapped there. */
-void gpu_memory_restock(struct device *device)
+void gpu_memory_refill(struct device *device)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
 	struct gpu_memory *spare;

@@ -194,8 +194,12 @@ struct proto_worker_attach_params {
 	char client[PROTO_NAME_BYTES];
 };
 
+enum proto_urgency { PROTO_URGENT, PROTO_SOON, PROTO_BACKGROUND };
+
 /* A worker asks its front for a kernel's code. */
 struct proto_compile_params {
+	uint32_t uid;     /* on whose behalf */
+	uint32_t urgency; /* enum proto_urgency */
 	char kernel[PROTO_KERNEL_BYTES];
 	char arch[PROTO_NAME_BYTES];
 	char source[PROTO_NAME_BYTES];
@@ -205,6 +209,12 @@ struct proto_compile_params {
 struct proto_compile_result {
 	uint64_t size;
 	uint32_t registers, spills, lds_bytes, compile_ms;
+};
+
+/* Nobody waits for it any more; it is answered all the same, with FMHA_ECANCELED unless it is done.
+ */
+struct proto_compile_cancel_params {
+	uint32_t request; /* message id of the compile */
 };
 
 #endif

@@ -36,7 +36,8 @@
 	X(WORKER_ATTACH, "worker_attach", CONTROL, 1, 0, worker_attach_params, empty)              \
 	X(WORKER_STATUS, "worker_status", CONTROL, 0, 1, empty, json_result)                       \
 	X(WORKER_DRAIN, "worker_drain", CONTROL, 0, 0, empty, empty)                               \
-	X(COMPILE, "compile", CONTROL, 0, 1, compile_params, compile_result)
+	X(COMPILE, "compile", CONTROL, 0, 1, compile_params, compile_result)                       \
+	X(COMPILE_CANCEL, "compile_cancel", CONTROL, 0, 0, compile_cancel_params, empty)
 
 enum proto_server { PROTO_FRONT = 1, PROTO_WORKER = 2, PROTO_BOTH = 3, PROTO_CONTROL = 4 };
 

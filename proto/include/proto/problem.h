@@ -30,11 +30,38 @@ static inline bool fmha_tensor_present(const struct fmha_tensor *tensor)
 	return tensor->buffer != 0 || tensor->data;
 }
 
+/* How the sequences of a problem lie along an axis, which decides what finds them. */
+enum problem_storage {
+	STORED_NOT,     /* the problem has no such axis */
+	STORED_BATCHED, /* one place of the outermost dimension a sequence */
+	STORED_PACKED,  /* behind each other on one axis: seqstart_q, seqstart_k */
+	STORED_INDEXED, /* a row of a contiguous cache: cache_batch_idx */
+	STORED_TABLE,   /* pages: block_table */
+	STORED_LIST,    /* pages: kv_indptr, kv_page_indices, kv_last_page_len */
+};
+
+struct problem_axis {
+	enum problem_storage storage;
+	int64_t outer;   /* sequences, cache rows or pages; 1 when packed */
+	int64_t length;  /* rows or keys of each; packed: of all */
+	int64_t longest; /* of one sequence */
+};
+
 /*
- * Whether the keys of all sequences lie behind each other on one axis of total_k, where seqstart_k
- * finds them: group mode without pages and without cache_batch_idx.
+ * Where the sequences lie: the one place that this is derived. Extents, the tensors that a mode
+ * needs and the kernels' loop bounds all follow from it, so that they cannot differ.
  */
-bool problem_kv_is_packed(const struct fmha_problem *problem);
+struct problem_axes {
+	int64_t sequences;
+	struct problem_axis q, k;
+};
+
+void problem_axes(const struct fmha_problem *problem, struct problem_axes *ret_axes);
+
+static inline bool problem_axis_is_paged(const struct problem_axis *axis)
+{
+	return axis->storage == STORED_TABLE || axis->storage == STORED_LIST;
+}
 
 /*
  * The extents of @role in @problem, in the order of its dimensions; a broadcast axis counts with

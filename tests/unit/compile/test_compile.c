@@ -53,7 +53,8 @@ static int setup(void **state)
 		return -1;
 	(void)snprintf(f->sources, sizeof(f->sources), "%s/gpu", f->root);
 	(void)snprintf(f->cache_dir, sizeof(f->cache_dir), "%s/cache", f->root);
-	if (mkdir(f->sources, 0700) < 0 || cache_new(f->cache_dir, NULL, 0, &f->cache, NULL) != 0)
+	if (mkdir(f->sources, 0700) < 0 ||
+	    cache_new(&(struct cache_config){.writable = f->cache_dir}, &f->cache, NULL) != 0)
 		return -1;
 	f->config = (struct compile_config){.helper = COMPILE_HELPER, .source_dir = f->sources};
 	write_source(f, "good.hip", good_source);
@@ -103,6 +104,20 @@ static struct compile_request request_for(const char *compiler, const char *arch
 					.n_options = 1};
 }
 
+/* All of what the queue does in steps. */
+static int compile_cached(struct fixture *f, const struct compile_request *request,
+			  struct cache_entry **ret_entry, bool *ret_hit, struct fmha_error *err)
+{
+	struct compile_target target;
+	int r = compile_identify(&f->config, request, &target, err);
+
+	*ret_hit = r == 0 && cache_load(f->cache, &target.key, ret_entry) == 0;
+	if (r < 0 || *ret_hit)
+		return r;
+	return compile_build(&f->config, f->cache, request, &target, COMPILE_PATIENT, ret_entry,
+			     ret_hit, err);
+}
+
 static void builds_once(struct fixture *f, const char *compiler, const char *arch)
 {
 	struct compile_request request = request_for(compiler, arch, "good.hip");
@@ -111,14 +126,14 @@ static void builds_once(struct fixture *f, const char *compiler, const char *arc
 	bool hit;
 
 	need(f, compiler);
-	if (compile_cached(&f->config, f->cache, &request, &first, &hit, &err) != 0)
+	if (compile_cached(f, &request, &first, &hit, &err) != 0)
 		fail_msg("%s for %s: %s", compiler, arch, err.msg);
 	assert_memory_equal(first->code, "\177ELF", 4);
 	assert_string_equal(first->info.arch, arch);
 	assert_true(first->info.registers > 0 && first->info.registers < 64);
 	assert_int_equal(first->info.spills, 0);
 	assert_false(hit);
-	assert_int_equal(compile_cached(&f->config, f->cache, &request, &second, &hit, &err), 0);
+	assert_int_equal(compile_cached(f, &request, &second, &hit, &err), 0);
 	assert_true(hit);
 	assert_memory_equal(&first->info, &second->info, sizeof(first->info));
 	assert_int_equal(first->code_bytes, second->code_bytes);
@@ -178,10 +193,11 @@ static void survives_a_compiler_that_aborts(void **state)
 	struct compile_request request = request_for("hiprtc", "gfx9999", "good.hip");
 	struct cache_entry *entry = NULL;
 	struct fmha_error err = {0};
+	bool hit;
 	int r;
 
 	need(f, "hiprtc");
-	r = compile_cached(&f->config, f->cache, &request, &entry, NULL, &err);
+	r = compile_cached(f, &request, &entry, &hit, &err);
 	assert_true(r == FMHA_EIO || r == FMHA_EINVAL);
 	assert_non_null(strstr(err.msg, "scale_test"));
 	(void)cache_entry_free(entry); /* the log of one that refused */
@@ -208,12 +224,12 @@ static void ends_a_compiler_at_its_deadline(void **state)
 	struct compile_request request = request_for("clang", "gfx942", "good.hip");
 	struct cache_entry *entry = NULL;
 	struct fmha_error err = {0};
+	bool hit;
 	char path[128];
 
 	fake_clang(f, path, sizeof(path), "sleep 1000");
 	f->config.deadline_ms = 300;
-	assert_int_equal(compile_cached(&f->config, f->cache, &request, &entry, NULL, &err),
-			 FMHA_ETIMEDOUT);
+	assert_int_equal(compile_cached(f, &request, &entry, &hit, &err), FMHA_ETIMEDOUT);
 	assert_null(entry);
 }
 
@@ -223,15 +239,16 @@ static void refuses_a_compiler_that_leaves_nothing(void **state)
 	struct compile_request request = request_for("clang", "gfx942", "good.hip");
 	struct cache_entry *entry = NULL;
 	struct fmha_error err = {0};
+	bool hit;
 	char path[128];
 
 	fake_clang(f, path, sizeof(path), "exit 0");
-	assert_true(compile_cached(&f->config, f->cache, &request, &entry, NULL, &err) < 0);
+	assert_true(compile_cached(f, &request, &entry, &hit, &err) < 0);
 	assert_non_null(strstr(err.msg, "scale_test"));
 	entry = cache_entry_free(entry);
 	/* Nothing of it was stored. */
 	fake_clang(f, path, sizeof(path), "exit 1");
-	assert_true(compile_cached(&f->config, f->cache, &request, &entry, NULL, &err) < 0);
+	assert_true(compile_cached(f, &request, &entry, &hit, &err) < 0);
 	(void)cache_entry_free(entry);
 }
 
@@ -241,11 +258,11 @@ static void survives_a_compiler_that_floods_its_log(void **state)
 	struct compile_request request = request_for("clang", "gfx942", "good.hip");
 	struct cache_entry *entry = NULL;
 	struct fmha_error err = {0};
+	bool hit;
 	char path[128];
 
 	fake_clang(f, path, sizeof(path), "head -c 20000000 /dev/zero | tr '\\0' e >&2; exit 1");
-	assert_int_equal(compile_cached(&f->config, f->cache, &request, &entry, NULL, &err),
-			 FMHA_EINVAL);
+	assert_int_equal(compile_cached(f, &request, &entry, &hit, &err), FMHA_EINVAL);
 	assert_true(strlen(entry->log) <= 1 << 20);
 	(void)cache_entry_free(entry);
 }
@@ -281,10 +298,10 @@ static void missing_helper_is_an_error(void **state)
 	struct compile_request request = request_for("clang", "gfx942", "good.hip");
 	struct cache_entry *entry = NULL;
 	struct fmha_error err = {0};
+	bool hit;
 
 	f->config.helper = "/nonexistent/fmhad-compile";
-	assert_int_equal(compile_cached(&f->config, f->cache, &request, &entry, NULL, &err),
-			 FMHA_EIO);
+	assert_int_equal(compile_cached(f, &request, &entry, &hit, &err), FMHA_EIO);
 	assert_non_null(strstr(err.msg, "/nonexistent/fmhad-compile"));
 }
 

@@ -14,21 +14,29 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "queue.h"
 
+#define MAX_ASKED 64
+
 struct fixture {
 	char root[64], sources[96], clang[96], runs[96], asked[96];
+	struct compile_waiter waiters[MAX_ASKED];
+	int n_asked;
 	struct compile_config config;
 	struct cache *cache;
 	struct compile_queue *queue;
 	pthread_mutex_t lock;
 	char order[256]; /* first option letter of each finished request */
-	int results[64], n_results;
+	int results[MAX_ASKED], n_results;
 };
 
-/* The script: "clang --version", or writes an empty "code object" after a while. */
+/*
+ * The script: "clang --version", or what @body does with the options of the first step, which
+ * compiles; the second and the third, which assemble and link, pass a few bytes on.
+ */
 static void write_compiler(const struct fixture *f, const char *body)
 {
 	FILE *file = fopen(f->clang, "w");
@@ -37,8 +45,8 @@ static void write_compiler(const struct fixture *f, const char *body)
 	(void)fprintf(file,
 		      "#!/bin/sh\n"
 		      "[ \"$1\" = --version ] && echo >> '%s' && echo version 1 && exit 0\n"
-		      "echo run >> '%s'\n"
-		      "while [ $# -gt 0 ]; do [ \"$1\" = -o ] && out=$2; shift; done\n"
+		      "case \"$*\" in *' -S '*) ;; *) echo code; exit 0;; esac\n"
+		      "echo \"$*\" >> '%s'\n"
 		      "%s\n",
 		      f->asked, f->runs, body);
 	(void)fclose(file);
@@ -59,7 +67,8 @@ static int setup(void **state)
 	(void)snprintf(f->runs, sizeof(f->runs), "%s/runs", f->root);
 	(void)snprintf(f->asked, sizeof(f->asked), "%s/asked", f->root);
 	(void)snprintf(path, sizeof(path), "%s/cache", f->root);
-	if (mkdir(f->sources, 0700) < 0 || cache_new(path, NULL, 0, &f->cache, NULL) != 0)
+	if (mkdir(f->sources, 0700) < 0 ||
+	    cache_new(&(struct cache_config){.writable = path}, &f->cache, NULL) != 0)
 		return -1;
 	(void)snprintf(path, sizeof(path), "%s/kernel.hip", f->sources);
 	file = fopen(path, "w");
@@ -68,7 +77,7 @@ static int setup(void **state)
 	(void)pthread_mutex_init(&f->lock, NULL);
 	f->config = (struct compile_config){
 		.helper = COMPILE_HELPER, .source_dir = f->sources, .clang = f->clang};
-	write_compiler(f, "sleep 0.2; echo code > \"$out\"");
+	write_compiler(f, "sleep 0.2; echo code");
 	*state = f;
 	return 0;
 }
@@ -101,14 +110,16 @@ static void on_done(void *owner, int result, const struct cache_entry *entry,
 	(void)pthread_mutex_unlock(&f->lock);
 }
 
-static void start(struct fixture *f, int n_threads)
+static void start(struct fixture *f, int n_jobs)
 {
 	struct fmha_error err = {0};
 
-	assert_int_equal(compile_queue_new(&f->config, f->cache, n_threads, &f->queue, &err), 0);
+	assert_int_equal(compile_queue_new(&f->config, f->cache, n_jobs, true, &f->queue, &err), 0);
 }
 
-static void submit(struct fixture *f, const char *kernel, enum compile_priority priority)
+/* Kernels are told apart by their first letter. Return: its number, for forget(). */
+static int submit_for(struct fixture *f, uint32_t uid, const char *kernel,
+		      enum compile_priority priority)
 {
 	char option[64];
 	const char *options[] = {option};
@@ -116,11 +127,56 @@ static void submit(struct fixture *f, const char *kernel, enum compile_priority 
 					  .arch = "gfx942",
 					  .source = "kernel.hip",
 					  .options = options,
-					  .n_options = 1};
+					  .n_options = 1,
+					  .uid = uid};
 	struct fmha_error err = {0};
 
+	assert_true(f->n_asked < MAX_ASKED);
 	(void)snprintf(option, sizeof(option), "-DNAME=%s", kernel);
-	assert_int_equal(compile_queue_submit(f->queue, &request, priority, on_done, f, &err), 0);
+	assert_int_equal(compile_queue_submit(f->queue, &request, priority, on_done, f,
+					      &f->waiters[f->n_asked], &err),
+			 0);
+	return f->n_asked++;
+}
+
+static int submit(struct fixture *f, const char *kernel, enum compile_priority priority)
+{
+	return submit_for(f, 0, kernel, priority);
+}
+
+static int n_done(struct fixture *f)
+{
+	int n;
+
+	(void)pthread_mutex_lock(&f->lock);
+	n = f->n_results;
+	(void)pthread_mutex_unlock(&f->lock);
+	return n;
+}
+
+static int64_t milliseconds(void)
+{
+	struct timespec ts;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
+
+/* Waits until so many were answered; how long that took, in ms. */
+static int64_t wait_for(struct fixture *f, int n)
+{
+	int64_t since = milliseconds();
+
+	while (n_done(f) < n && milliseconds() - since < 10000)
+		(void)usleep(2000);
+	assert_true(n_done(f) >= n);
+	return milliseconds() - since;
+}
+
+static void finish(struct fixture *f)
+{
+	compile_queue_drain(f->queue);
+	f->queue = compile_queue_free(f->queue); /* every callback has come */
 }
 
 static int count_lines(const char *path)
@@ -216,12 +272,225 @@ static void failures_are_not_remembered(void **state)
 	start(f, 2);
 	submit(f, "a", COMPILE_URGENT);
 	compile_queue_drain(f->queue);
-	write_compiler(f, "echo code > \"$out\"");
+	write_compiler(f, "echo code");
 	submit(f, "a", COMPILE_URGENT);
 	compile_queue_drain(f->queue);
 	f->queue = compile_queue_free(f->queue);
 	assert_int_equal(f->results[0], FMHA_EINVAL);
 	assert_int_equal(f->results[1], 0);
+}
+
+/* ---- several users ---- */
+
+static void turns_go_by_user(void **state)
+{
+	struct fixture *f = *state;
+	int n;
+
+	write_compiler(f, "sleep 0.1; echo code");
+	start(f, 1);
+	for (const char *kernel = "abcdefghijkl"; *kernel; kernel++)
+		submit_for(f, 1, (char[]){*kernel, '\0'}, COMPILE_URGENT);
+	(void)wait_for(f, 1);
+	submit_for(f, 2, "x", COMPILE_URGENT);
+	submit_for(f, 3, "y", COMPILE_URGENT);
+	submit_for(f, 2, "z", COMPILE_URGENT);
+	n = n_done(f);
+	finish(f);
+	/* One of the first user's was under way, another one may have begun while the newcomers'
+	 * were looked up; then the others, and then all by turns. */
+	assert_true(strchr(f->order, 'x') - f->order <= n + 2);
+	assert_true(strchr(f->order, 'y') - f->order <= n + 3);
+	assert_true(strchr(f->order, 'z') - f->order <= n + 5);
+	assert_true(strchr(f->order, 'l') > strchr(f->order, 'z'));
+	assert_int_equal(strlen(f->order), 15);
+}
+
+/* One whose builds take long has as much time as one whose builds are quick, not as many builds. */
+static void turns_are_measured_in_time(void **state)
+{
+	struct fixture *f = *state;
+
+	write_compiler(f, "case \"$*\" in *NAME=s*) sleep 1.2;; esac; echo code");
+	start(f, 1);
+	for (int i = 0; i < 3; i++) {
+		if (i < 2)
+			submit_for(f, 1, (char[]){'s', (char)('0' + i), '\0'}, COMPILE_URGENT);
+		submit_for(f, 2, (char[]){'q', (char)('0' + i), '\0'}, COMPILE_URGENT);
+	}
+	finish(f);
+	assert_true(strcmp(f->order, "sqqqs") == 0 || strcmp(f->order, "qsqqs") == 0);
+}
+
+static void one_slot_is_left_for_others(void **state)
+{
+	struct fixture *f = *state;
+
+	write_compiler(f, "case \"$*\" in *NAME=s*) sleep 1;; esac; echo code");
+	start(f, 2);
+	submit_for(f, 1, "s1", COMPILE_URGENT);
+	submit_for(f, 1, "s2", COMPILE_URGENT);
+	submit_for(f, 1, "s3", COMPILE_URGENT);
+	(void)usleep(200000);
+	submit_for(f, 2, "q", COMPILE_URGENT);
+	assert_true(wait_for(f, 1) < 700);
+	assert_string_equal(f->order, "q");
+	finish(f);
+	assert_string_equal(f->order, "qsss");
+}
+
+static void the_cache_answers_while_compilers_are_busy(void **state)
+{
+	struct fixture *f = *state;
+
+	write_compiler(f, "case \"$*\" in *NAME=s*) sleep 1;; esac; echo code");
+	start(f, 1);
+	submit_for(f, 2, "q", COMPILE_URGENT);
+	(void)wait_for(f, 1);
+	submit_for(f, 1, "s1", COMPILE_URGENT);
+	submit_for(f, 1, "s2", COMPILE_URGENT);
+	(void)usleep(100000);
+	submit_for(f, 2, "q", COMPILE_URGENT);
+	assert_true(wait_for(f, 2) < 500);
+	finish(f);
+	assert_string_equal(f->order, "qqss");
+}
+
+/* ---- nobody waits any more ---- */
+
+static void forget(struct fixture *f, int number)
+{
+	assert_true(compile_queue_forget(f->queue, &f->waiters[number]));
+	assert_false(compile_queue_forget(f->queue, &f->waiters[number]));
+}
+
+static void what_nobody_waits_for_is_not_built(void **state)
+{
+	struct fixture *f = *state;
+	struct compile_queue_status status;
+	int numbers[20];
+
+	write_compiler(f, "sleep 0.3; echo code");
+	start(f, 1);
+	submit_for(f, 1, "a", COMPILE_URGENT);
+	while (count_lines(f->runs) == 0)
+		(void)usleep(1000);
+	for (int i = 0; i < 20; i++)
+		numbers[i] = submit_for(f, 2, (char[]){(char)('b' + i), '\0'}, COMPILE_URGENT);
+	for (int i = 0; i < 20; i++)
+		forget(f, numbers[i]);
+	compile_queue_drain(f->queue);
+	compile_queue_status(f->queue, &status);
+	assert_int_equal(status.queued, 0);
+	assert_int_equal(status.cancelled, 20);
+	finish(f);
+	assert_string_equal(f->order, "a");
+	assert_int_equal(f->n_results, 1);
+	assert_int_equal(count_lines(f->runs), 1);
+}
+
+static void a_running_build_that_nobody_waits_for_is_ended(void **state)
+{
+	struct fixture *f = *state;
+	int64_t since = milliseconds();
+	char body[200];
+	int number;
+
+	(void)snprintf(body, sizeof(body),
+		       "case \"$*\" in *NAME=s*) mkdir '%s/first' && sleep 100;; esac; echo code",
+		       f->root);
+	write_compiler(f, body);
+	start(f, 1);
+	number = submit_for(f, 1, "s", COMPILE_URGENT);
+	while (count_lines(f->runs) == 0)
+		(void)usleep(1000);
+	(void)usleep(100000);
+	submit_for(f, 2, "q", COMPILE_URGENT);
+	forget(f, number);
+	/* Asked for again at once, it is built anew: nobody joins what is being ended. */
+	submit_for(f, 1, "s", COMPILE_URGENT);
+	finish(f);
+	assert_true(milliseconds() - since < 10000);
+	assert_int_equal(f->n_results, 2);
+	assert_int_equal(f->results[0] | f->results[1], 0);
+}
+
+static void a_build_goes_on_for_those_who_stay(void **state)
+{
+	struct fixture *f = *state;
+	int first, second;
+
+	write_compiler(f, "sleep 0.3; echo code");
+	start(f, 1);
+	first = submit_for(f, 1, "a", COMPILE_URGENT);
+	second = submit_for(f, 2, "a", COMPILE_URGENT);
+	(void)usleep(100000);
+	forget(f, first);
+	submit_for(f, 3, "b", COMPILE_URGENT);
+	finish(f);
+	assert_string_equal(f->order, "ab");
+	assert_null(f->waiters[second].job);
+	assert_int_equal(count_lines(f->runs), 2);
+}
+
+/* ---- locks ---- */
+
+/* The key of the kernel called @name, as the queue finds it. */
+static struct cache_key key_of(struct fixture *f, const char *name)
+{
+	char option[64];
+	const char *options[] = {option};
+	struct compile_request request = {.kernel = name,
+					  .arch = "gfx942",
+					  .source = "kernel.hip",
+					  .options = options,
+					  .n_options = 1};
+	struct compile_target target;
+
+	(void)snprintf(option, sizeof(option), "-DNAME=%s", name);
+	assert_int_equal(compile_identify(&f->config, &request, &target, NULL), 0);
+	return target.key;
+}
+
+static void a_held_lock_stops_its_key_only(void **state)
+{
+	struct fixture *f = *state;
+	struct cache_key key = key_of(f, "s");
+	int64_t since = milliseconds();
+	int lock;
+
+	write_compiler(f, "echo code");
+	f->config.deadline_ms = 800;
+	assert_int_equal(cache_try_lock(f->cache, &key, &lock, NULL), 0);
+	start(f, 1);
+	submit(f, "s", COMPILE_URGENT);
+	submit(f, "a", COMPILE_URGENT);
+	submit(f, "b", COMPILE_URGENT);
+	assert_true(wait_for(f, 2) < 600);
+	assert_true(strchr(f->order, 's') == NULL);
+	finish(f); /* the holder never ends: built in the end all the same */
+	assert_true(milliseconds() - since >= 700 && milliseconds() - since < 5000);
+	assert_int_equal(f->results[2], 0);
+	cache_unlock(f->cache, &key, lock);
+}
+
+static void a_lock_that_is_released_is_noticed(void **state)
+{
+	struct fixture *f = *state;
+	struct cache_key key = key_of(f, "s");
+	struct cache_entry entry = {
+		.info = {.kernel = "stored"}, .log = "", .code = "code", .code_bytes = 4};
+	int lock;
+
+	assert_int_equal(cache_try_lock(f->cache, &key, &lock, NULL), 0);
+	start(f, 1);
+	submit(f, "s", COMPILE_URGENT);
+	(void)usleep(200000);
+	assert_int_equal(cache_store(f->cache, &key, &entry, NULL), 0);
+	cache_unlock(f->cache, &key, lock);
+	assert_true(wait_for(f, 1) < 1000);
+	finish(f);
+	assert_int_equal(count_lines(f->runs), 0); /* somebody else has built it */
 }
 
 int main(void)
@@ -233,6 +502,15 @@ int main(void)
 		QUEUE_TEST(urgent_requests_overtake),
 		QUEUE_TEST(closing_cancels_what_runs_and_waits),
 		QUEUE_TEST(failures_are_not_remembered),
+		QUEUE_TEST(turns_go_by_user),
+		QUEUE_TEST(turns_are_measured_in_time),
+		QUEUE_TEST(one_slot_is_left_for_others),
+		QUEUE_TEST(the_cache_answers_while_compilers_are_busy),
+		QUEUE_TEST(what_nobody_waits_for_is_not_built),
+		QUEUE_TEST(a_running_build_that_nobody_waits_for_is_ended),
+		QUEUE_TEST(a_build_goes_on_for_those_who_stay),
+		QUEUE_TEST(a_held_lock_stops_its_key_only),
+		QUEUE_TEST(a_lock_that_is_released_is_noticed),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

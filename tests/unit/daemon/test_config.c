@@ -32,7 +32,7 @@ static void defaults_are_the_documented_ones(void **state)
 	assert_int_equal(config.limits[LIMIT_FDS_PER_MESSAGE], 4);
 	assert_int_equal(config.limits[LIMIT_IN_FLIGHT_PER_UID], 256);
 	assert_int_equal(config.limits[LIMIT_OUTPUT_HARD_BYTES], 4 << 20);
-	assert_int_equal(config.socket_mode, 0660);
+	assert_int_equal(config.socket_mode, CONFIG_MODE_UNSET);
 }
 
 static void every_key_is_read(void **state)

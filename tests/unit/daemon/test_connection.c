@@ -17,7 +17,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <base/clock.h>
@@ -95,6 +97,8 @@ static void on_closed(struct connection *connection)
 static const struct connection_ops ops = {
 	.on_message = on_message, .on_closed = on_closed, .on_hangup = on_hangup};
 
+#define ALWAYS_CHARGED 2 /* the socket, and a descriptor to spare */
+
 static struct fixture *setup(enum limit limit, uint64_t value, bool before_hello)
 {
 	struct fixture *fixture = calloc(1, sizeof(*fixture));
@@ -130,12 +134,25 @@ static void turn(struct fixture *fixture)
 		uv_run(&fixture->loop, UV_RUN_NOWAIT);
 }
 
+/* Everything that is due within @ms. */
+static void turn_for(struct fixture *fixture, uint64_t ms)
+{
+	uint64_t end = clock_ns() + ms * NS_PER_MS;
+
+	while (clock_ns() < end) {
+		turn(fixture);
+		usleep(1000);
+	}
+}
+
 static void teardown(struct fixture *fixture)
 {
 	if (fixture->peer >= 0)
 		close(fixture->peer);
 	connection_close(&fixture->connection);
 	turn(fixture);
+	if (fixture->account->used[ACCOUNT_DESCRIPTORS] > 0) /* of a socket that lingers */
+		turn_for(fixture, 250);
 	assert_int_equal(fixture->n_hangups, 1);
 	assert_int_equal(fixture->n_closed, 1);
 	assert_int_equal(fixture->account->used[ACCOUNT_DESCRIPTORS], 0);
@@ -414,11 +431,12 @@ static void fds_that_come_with_half_a_frame_wait_for_the_rest(void **state)
 	request(&out, 1, PROTO_BUFFER_IMPORT);
 	assert_int_equal(send_with_fds(fixture->peer, out.data, 5, 1), 5);
 	turn(fixture);
-	assert_int_equal(fixture->account->used[ACCOUNT_DESCRIPTORS], 1);
+	assert_int_equal(fixture->connection.n_fds, 1);
+	assert_int_equal(fixture->account->used[ACCOUNT_DESCRIPTORS], ALWAYS_CHARGED);
 	assert_int_equal(send(fixture->peer, out.data + 5, out.size - 5, 0), out.size - 5);
 	turn(fixture);
 	assert_int_equal(fixture->n_fds_taken, 1);
-	assert_int_equal(fixture->account->used[ACCOUNT_DESCRIPTORS], 0);
+	assert_int_equal(fixture->connection.n_fds, 0);
 	proto_buffer_deinit(&out);
 	teardown(fixture);
 }
@@ -491,6 +509,194 @@ static void answers_carry_their_fds(void **state)
 	assert_int_equal(n_fds, 2);
 	proto_buffer_deinit(&out);
 	teardown(fixture);
+}
+
+static void request_status(struct fixture *fixture, uint32_t n)
+{
+	struct proto_buffer out = {0};
+
+	for (uint32_t id = 0; id < n; id++)
+		request(&out, id, PROTO_STATUS);
+	send_buffer(fixture, &out, 0);
+	proto_buffer_deinit(&out);
+}
+
+static void unread_fds_end_the_reading(void **state)
+{
+	struct fixture *fixture = setup(LIMIT_FDS_PER_CONNECTION, 8, false);
+	uint32_t n = 0, n_fds = 0;
+
+	(void)state;
+	request_status(fixture, 100);
+	turn(fixture);
+	assert_int_equal(fixture->connection.n_unread, 8);
+	assert_int_equal(fixture->account->used[ACCOUNT_DESCRIPTORS], 9);
+	assert_int_equal(fixture->limits.hits[LIMIT_FDS_PER_CONNECTION], 1);
+	turn_for(fixture, 20);
+	assert_int_equal(fixture->connection.n_unread, 8);
+	for (int i = 0; i < 100 && n < 100; i++) {
+		uint32_t n_more;
+
+		n += receive(fixture, &n_more);
+		n_fds += n_more;
+		turn_for(fixture, 3);
+	}
+	assert_int_equal(n, 100);
+	assert_int_equal(n_fds, 100);
+	turn_for(fixture, 150); /* also those that nothing waits for are noticed */
+	assert_int_equal(fixture->account->used[ACCOUNT_DESCRIPTORS], ALWAYS_CHARGED);
+	teardown(fixture);
+}
+
+static void a_user_without_descriptors_still_gets_one_at_a_time(void **state)
+{
+	struct fixture *fixture = setup(LIMIT_FDS_PER_UID, 100, false);
+	uint32_t n_fds;
+
+	(void)state;
+	assert_int_equal(account_charge(fixture->account, ACCOUNT_DESCRIPTORS, 98, NULL), 0);
+	request_status(fixture, 3);
+	for (int i = 0; i < 3; i++) {
+		turn_for(fixture, 5);
+		assert_int_equal(receive(fixture, &n_fds), 1);
+		assert_int_equal(n_fds, 1);
+	}
+	account_release(fixture->account, ACCOUNT_DESCRIPTORS, 98);
+	teardown(fixture);
+}
+
+static void who_never_reads_fds_is_dropped_and_pays_on(void **state)
+{
+	struct fixture *fixture = setup(LIMIT_FDS_PER_CONNECTION, 8, false);
+	uint64_t start = clock_ns();
+	uint32_t n_fds;
+
+	(void)state;
+	fixture->limits.value[LIMIT_OUTPUT_SOFT_MS] = 150;
+	request_status(fixture, 9);
+	while (!is_over(fixture) && clock_ns() - start < 5 * NS_PER_S)
+		uv_run(&fixture->loop, UV_RUN_ONCE);
+	assert_true(is_over(fixture));
+	turn_for(fixture, 250);
+	/* They lie in its socket, and the kernel counts them against us. */
+	assert_int_equal(fixture->account->used[ACCOUNT_DESCRIPTORS], 9);
+	assert_int_equal(receive(fixture, &n_fds), 8);
+	turn_for(fixture, 250);
+	assert_int_equal(fixture->account->used[ACCOUNT_DESCRIPTORS], 0);
+	teardown(fixture);
+}
+
+static void held_fds_are_charged_until_the_end(void **state)
+{
+	struct fixture *fixture = setup(LIMIT_FDS_PER_UID, 4, false);
+	struct connection *connection = &fixture->connection;
+	struct fmha_error err;
+
+	(void)state;
+	assert_int_equal(connection_hold_fds(connection, 3, &err), 0);
+	assert_int_equal(connection_hold_fds(connection, 1, &err), FMHA_EQUOTA);
+	connection_release_fds(connection, 1);
+	assert_int_equal(fixture->account->used[ACCOUNT_DESCRIPTORS], 3);
+	teardown(fixture);
+}
+
+/* Gives the connection's end of the socket to our own other process. */
+static void trust(struct fixture *fixture)
+{
+	account_release(fixture->account, ACCOUNT_DESCRIPTORS, ALWAYS_CHARGED);
+	fixture->connection.account = NULL;
+	fixture->connection.charged_fds = 0;
+}
+
+static int set_fd_limit(rlim_t n)
+{
+	struct rlimit limit;
+	int before;
+
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	before = (int)limit.rlim_cur;
+	limit.rlim_cur = n;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	return before;
+}
+
+static void a_descriptor_that_cannot_be_received_keeps_its_place(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct proto_buffer out = {0};
+	int spare, before;
+
+	(void)state;
+	trust(fixture);
+	/* Unfinished, so that nothing takes the descriptors. */
+	request(&out, 1, PROTO_BUFFER_IMPORT);
+	spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	before = set_fd_limit((rlim_t)spare);
+	assert_int_equal(send_with_fds(fixture->peer, out.data, 1, 1), 1);
+	turn(fixture);
+	(void)set_fd_limit((rlim_t)before);
+	assert_int_equal(send_with_fds(fixture->peer, out.data + 1, 1, 1), 1);
+	turn(fixture);
+	assert_false(is_over(fixture));
+	assert_int_equal(fixture->connection.n_fds, 2);
+	assert_int_equal(connection_take_fd(&fixture->connection), -1);
+	close(connection_take_fd(&fixture->connection));
+	assert_int_equal(connection_take_fd(&fixture->connection), -1);
+	close(spare);
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+/* In a process whose user may have few descriptors on their way, and has them. Return: exit
+ * status. */
+static int answer_while_the_kernel_is_full(bool trusted)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	int pair[2], n = 0;
+	uint32_t n_fds = 0, n_answers;
+
+	if (trusted)
+		trust(fixture);
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) < 0)
+		return 2;
+	(void)set_fd_limit(64);
+	while (n < 200 && send_with_fds(pair[0], (const uint8_t *)"x", 1, 1) == 1)
+		n++;
+	if (n == 200 || errno != ETOOMANYREFS)
+		return 77;
+	request_status(fixture, 1);
+	turn(fixture);
+	n_answers = receive(fixture, &n_fds);
+	/* A client gets an error, our own process its answer when there is room again. */
+	if (n_answers != (trusted ? 0 : 1) || n_fds != 0 || is_over(fixture))
+		return 3;
+	close(pair[0]);
+	close(pair[1]);
+	turn_for(fixture, 250);
+	request_status(fixture, 1);
+	turn(fixture);
+	n_answers = receive(fixture, &n_fds);
+	return n_answers == (trusted ? 2 : 1) && n_fds == n_answers && !is_over(fixture) ? 0 : 4;
+}
+
+static void an_answer_that_the_kernel_does_not_take_fails_alone(void **state)
+{
+	(void)state;
+	for (int trusted = 0; trusted < 2; trusted++) {
+		pid_t child = fork();
+		int status;
+
+		if (child == 0) {
+			/* Without privileges, and as somebody who has nothing on the way. */
+			if (geteuid() == 0 && setresuid(39871, 39871, 39871) < 0)
+				_exit(77);
+			_exit(answer_while_the_kernel_is_full(trusted));
+		}
+		assert_int_equal(waitpid(child, &status, 0), child);
+		assert_true(WIFEXITED(status));
+		if (WEXITSTATUS(status) != 77)
+			assert_int_equal(WEXITSTATUS(status), 0);
+	}
 }
 
 /* ---- backpressure ---- */
@@ -851,6 +1057,12 @@ int main(void)
 		cmocka_unit_test(a_missing_fd_ends_the_connection),
 		cmocka_unit_test(waiting_fds_are_limited),
 		cmocka_unit_test(answers_carry_their_fds),
+		cmocka_unit_test(unread_fds_end_the_reading),
+		cmocka_unit_test(a_user_without_descriptors_still_gets_one_at_a_time),
+		cmocka_unit_test(who_never_reads_fds_is_dropped_and_pays_on),
+		cmocka_unit_test(held_fds_are_charged_until_the_end),
+		cmocka_unit_test(a_descriptor_that_cannot_be_received_keeps_its_place),
+		cmocka_unit_test(an_answer_that_the_kernel_does_not_take_fails_alone),
 		cmocka_unit_test(as_many_in_flight_as_allowed_then_no_more_reading),
 		cmocka_unit_test(a_user_at_the_limit_waits_for_his_other_connections),
 		cmocka_unit_test(the_dead_are_noticed_while_not_being_read),

@@ -5,13 +5,13 @@
 
 #include "oracle.h"
 
-#include <cpu.h>
+#include "cpu_runner.h"
 
 struct runner {
 	struct fixture f;
 	unsigned first_seed, seed;
-	int n_threads;
-	enum cpu_level level;
+	bool tiny; /* sizes of a few elements: thousands of problems a second */
+	struct cpu_runner cpu;
 	uint8_t *before[FMHA_N_TENSORS]; /* the written tensors' bytes, before the run */
 };
 

@@ -94,6 +94,14 @@ static void random_sizes(struct runner *r)
 	}
 	p->seqlen_q = random_chance(r, 30) ? 1 : random_pick(r, 30);
 	p->seqlen_k = random_chance(r, 10) ? 0 : random_pick(r, 70);
+	if (!r->tiny)
+		return;
+	p->nhead_k = 1 + random_pick(r, 2);
+	p->nhead_q = p->nhead_k * (1 + random_pick(r, 2));
+	p->hdim_q = 8 * (1 + random_pick(r, 3));
+	p->hdim_v = 8 * (1 + random_pick(r, 3));
+	p->seqlen_q = random_pick(r, 6);
+	p->seqlen_k = random_pick(r, 10);
 }
 
 static void random_options(struct runner *r, uint32_t dtype)

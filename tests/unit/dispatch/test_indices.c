@@ -183,6 +183,22 @@ static void make_paged(struct fixture *f, uint32_t mode, bool sglang)
 	}
 }
 
+static void make_append(struct fixture *f, int32_t seqlen_new, uint32_t rope)
+{
+	struct fmha_problem *p = &f->problem;
+
+	p->seqlen_new = seqlen_new;
+	fixture_add(f, FMHA_T_K_NEW, FMHA_F32);
+	fixture_add(f, FMHA_T_V_NEW, FMHA_F32);
+	if (rope == FMHA_ROPE_NONE)
+		return;
+	p->rope = rope;
+	p->rotary_dim = 16;
+	p->rotary_max_pos = p->seqlen_k;
+	fixture_add(f, FMHA_T_ROTARY_COS, FMHA_F32);
+	fixture_add(f, FMHA_T_ROTARY_SIN, FMHA_F32);
+}
+
 static void block_table_entries_exist(void **state)
 {
 	struct fixture f;
@@ -211,6 +227,74 @@ static void block_table_entries_exist(void **state)
 	assert_fails(&f, fixture_bind(&f), FMHA_EINVAL, "tensor.block_table");
 	fixture_ints(&f, FMHA_T_SEQLEN_K)[1] = 8;
 	assert_fails(&f, fixture_bind(&f), FMHA_EINVAL, "tensor.seqlen_k_per_batch");
+	fixture_deinit(&f);
+}
+
+/* One row for all sequences: copied once, and judged for the longest of them. */
+static void shared_table_is_read_once(void **state)
+{
+	struct fixture f;
+	struct abi_kv_cache *cache = &f.args[0].fwd.cache;
+	uint64_t entries, bytes;
+	int32_t *table;
+
+	(void)state;
+	make_paged(&f, FMHA_BATCH, false);
+	table = fixture_ints(&f, FMHA_T_BLOCK_TABLE);
+	assert_works(&f, fixture_bind(&f));
+	entries = plan_index_entries(&f.plan);
+	bytes = plan_indices_bytes(&f.plan);
+	f.problem.block_table.stride[1] = 1;
+	assert_works(&f, fixture_bind(&f));
+	assert_int_equal(cache->block_table_stride, 0);
+	assert_int_equal(cache->max_blocks, 2);
+	assert_int_equal(cache->block_table[1], 2);
+	assert_int_equal(plan_index_entries(&f.plan), entries - 2);
+	assert_int_equal(plan_indices_bytes(&f.plan), bytes - 2 * sizeof(int32_t));
+	table[1] = 6; /* sequence 1 has one page, but sequence 0 uses this one */
+	assert_fails(&f, fixture_bind(&f), FMHA_EINVAL, "tensor.block_table");
+	fixture_ints(&f, FMHA_T_SEQLEN_K)[0] = 4;
+	assert_works(&f, fixture_bind(&f));
+	assert_int_equal(cache->block_table[1], 0);
+	/* Its size does not count: 2^20 sequences of 2^20 pages are a table of 4 MiB. */
+	f.problem.batch = f.problem.max_blocks = 1 << 20;
+	f.problem.nhead_q = f.problem.nhead_k = f.problem.seqlen_q = 1;
+	f.problem.page_size = 1;
+	f.problem.seqlen_k = 1 << 20;
+	assert_works(&f, fixture_build(&f));
+	assert_in_range(plan_index_entries(&f.plan), 1 << 20, 4 << 20);
+	fixture_deinit(&f);
+}
+
+/* Words that count several times would make work that no memory pays for. */
+static void words_do_not_count_twice(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	make_paged(&f, FMHA_BATCH, false);
+	f.problem.block_table.stride[0] = 3;
+	f.problem.block_table.stride[1] = 0;
+	assert_fails(&f, fixture_build(&f), FMHA_ENOTSUP, "tensor.block_table.stride");
+	f.problem.block_table.stride[0] = f.problem.block_table.stride[1] = 1;
+	assert_fails(&f, fixture_build(&f), FMHA_ENOTSUP, "tensor.block_table.stride");
+	f.problem.block_table.stride[0] = 1;
+	f.problem.block_table.stride[1] = 2; /* columns first */
+	assert_works(&f, fixture_build(&f));
+	fixture_deinit(&f);
+}
+
+static void append_targets_are_bounded_by_the_cache(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	make_paged(&f, FMHA_BATCH, false);
+	make_append(&f, 2, FMHA_ROPE_NONE);
+	f.problem.n_pages = 1;
+	memcpy(fixture_ints(&f, FMHA_T_BLOCK_TABLE), (int32_t[]){0, 0, 0, 0, 0, 0}, 24);
+	memcpy(fixture_ints(&f, FMHA_T_SEQLEN_K), (int32_t[]){0, 0}, 8);
+	assert_fails(&f, fixture_bind(&f), FMHA_EINVAL, "tensor.block_table");
 	fixture_deinit(&f);
 }
 
@@ -268,22 +352,6 @@ static void sglang_lists_are_judged(void **state)
 	assert_int_equal(a->sequences.seqlen_k[1], 0);
 	assert_int_equal(a->cache.kv_last_page_len[1], 4);
 	fixture_deinit(&f);
-}
-
-static void make_append(struct fixture *f, int32_t seqlen_new, uint32_t rope)
-{
-	struct fmha_problem *p = &f->problem;
-
-	p->seqlen_new = seqlen_new;
-	fixture_add(f, FMHA_T_K_NEW, FMHA_F32);
-	fixture_add(f, FMHA_T_V_NEW, FMHA_F32);
-	if (rope == FMHA_ROPE_NONE)
-		return;
-	p->rope = rope;
-	p->rotary_dim = 16;
-	p->rotary_max_pos = p->seqlen_k;
-	fixture_add(f, FMHA_T_ROTARY_COS, FMHA_F32);
-	fixture_add(f, FMHA_T_ROTARY_SIN, FMHA_F32);
 }
 
 static void append_counts_before_and_after(void **state)
@@ -411,6 +479,9 @@ int main(void)
 		cmocka_unit_test(leftpad_stays_within_keys),
 		cmocka_unit_test(cache_rows_exist),
 		cmocka_unit_test(block_table_entries_exist),
+		cmocka_unit_test(shared_table_is_read_once),
+		cmocka_unit_test(words_do_not_count_twice),
+		cmocka_unit_test(append_targets_are_bounded_by_the_cache),
 		cmocka_unit_test(sglang_lists_are_judged),
 		cmocka_unit_test(append_counts_before_and_after),
 		cmocka_unit_test(append_may_not_write_a_page_twice),

@@ -377,7 +377,9 @@ static void too_large_workspace_is_refused(void **state)
 	f.problem.hdim_q = f.problem.hdim_v = 256;
 	f.problem.n_splits = 1024;
 	/* 2^10 * 2^15 * 2^31 * 2^8 * 4 = 2^66; any layer may refuse it, none may wrap. */
-	assert_int_equal(fixture_build(&f), FMHA_EINVAL);
+	assert_fails(&f, fixture_build(&f), FMHA_ENOTSUP, "seqlen_q");
+	f.problem.seqlen_q = 1 << 30;
+	assert_fails(&f, fixture_build(&f), FMHA_ENOTSUP, "nhead_q");
 	fixture_deinit(&f);
 }
 
@@ -507,6 +509,78 @@ static void flops_are_the_worked_numbers(void **state)
 	fixture_deinit(&f);
 }
 
+/* Broadcast axes make these free of memory; padded, they would not fit a kernel's numbers. */
+static void work_is_bounded(void **state)
+{
+	struct fixture f;
+	struct fmha_problem *p = &f.problem;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	fixture_deinit(&f);
+	for (int role = FMHA_T_K; role <= FMHA_T_V; role++)
+		p->tensor[role].stride[3] = 1; /* one key, for all sequences and heads */
+	p->seqlen_k = INT32_MAX;
+	assert_fails(&f, fixture_build(&f), FMHA_ENOTSUP, "seqlen_k");
+	p->seqlen_k = 1 << 30;
+	assert_works(&f, fixture_build(&f));
+	p->batch = 1 << 20;
+	p->nhead_k = p->nhead_q = 1 << 16;
+	p->seqlen_q = 1;
+	assert_fails(&f, fixture_build(&f), FMHA_ENOTSUP, "nhead_k");
+	p->batch = 2;
+	p->nhead_k = p->nhead_q = 1;
+	p->op = FMHA_BACKWARD;
+	for (int role = FMHA_T_DO; role <= FMHA_T_DV; role++)
+		fixture_add(&f, (enum fmha_tensor_role)role, FMHA_F32);
+	fixture_add(&f, FMHA_T_LSE, FMHA_F32);
+	assert_fails(&f, fixture_build(&f), FMHA_ENOTSUP, "seqlen_k"); /* 2^31 keys in all */
+	fixture_deinit(&f);
+}
+
+/* A step that is never taken may be any number, and is one that kernels can add to. */
+static void idle_strides_are_limited(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	fixture_deinit(&f);
+	f.problem.batch = 1;
+	memcpy(f.problem.q.stride, (int64_t[]){INT64_MAX, 64, 16, 1, 0},
+	       sizeof(f.problem.q.stride));
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.problem.q.stride[0], (int64_t)1 << 40);
+	assert_int_equal(f.plan.problem.q.stride[1], 64);
+	fixture_deinit(&f);
+}
+
+/* What a kernel would reach, from its arguments alone, against what was checked. */
+static void arguments_reach_what_was_checked(void **state)
+{
+	struct fixture f;
+	union plan_args args[PLAN_MAX_STAGES];
+
+	(void)state;
+	fixture_forward(&f, FMHA_GROUP);
+	assert_works(&f, fixture_build(&f));
+	plan_placeholder_args(&f.plan, args);
+	assert_int_equal(reach_check(&f.plan, 0, args, &f.err), 0);
+	args[0].fwd.sequences.seqstart_q = NULL; /* batch 2 x 5 rows, but total_q is 8 */
+	assert_fails(&f, reach_check(&f.plan, 0, args, &f.err), FMHA_EINTERNAL,
+		     "tensor.seqstart_q");
+	plan_placeholder_args(&f.plan, args);
+	args[0].fwd.sequences.total_q++;
+	assert_fails(&f, reach_check(&f.plan, 0, args, &f.err), FMHA_EINTERNAL, "tensor.q");
+	plan_placeholder_args(&f.plan, args);
+	args[0].fwd.v.stride_seq++;
+	assert_fails(&f, reach_check(&f.plan, 0, args, &f.err), FMHA_EINTERNAL, "tensor.v");
+	plan_placeholder_args(&f.plan, args);
+	args[0].fwd.o.stride_head = INT64_MAX;
+	assert_fails(&f, reach_check(&f.plan, 0, args, &f.err), FMHA_EINTERNAL, "tensor.o");
+	fixture_deinit(&f);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -529,6 +603,9 @@ int main(void)
 		cmocka_unit_test(wild_problems_are_plans_or_errors),
 		cmocka_unit_test(visible_pairs_equal_counting),
 		cmocka_unit_test(flops_are_the_worked_numbers),
+		cmocka_unit_test(work_is_bounded),
+		cmocka_unit_test(idle_strides_are_limited),
+		cmocka_unit_test(arguments_reach_what_was_checked),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,89 +13,21 @@
 
 #define DEFAULT_CASES 150
 
-/* As daemon/device/cpu.c: a kernel of exactly the level and pipeline that dispatch has chosen. */
-static const struct cpu_kernel *kernel_of(const struct plan_stage *stage, const void *args)
+static void run_stage(struct runner *r, uint32_t i)
 {
-	enum cpu_level level;
-	size_t n;
-	const struct cpu_kernel *const *kernels;
+	size_t scratch_bytes = cpu_runner_scratch(&r->f.plan, i, &r->f.args[i]);
+	void *scratch = aligned_alloc(64, scratch_bytes ? scratch_bytes : 64);
 
-	assert_int_equal(cpu_level_from_name(stage->arch, &level), 0);
-	kernels = cpu_kernels(level, &n);
-	for (size_t i = 0; i < n; i++)
-		if (kernels[i]->family == stage->family && kernels[i]->dtype == stage->dtype &&
-		    strcmp(kernels[i]->pipeline, stage->pipeline) == 0 && kernels[i]->accepts(args))
-			return kernels[i];
-	return NULL;
-}
-
-static int find_kernel(void *owner, enum abi_family family, uint32_t dtype,
-		       const union plan_args *args, struct plan_stage *stage)
-{
-	struct runner *r = owner;
-	const struct cpu_kernel *kernel = kernel_of(stage, args);
-
-	(void)family;
-	(void)dtype;
-	if (!kernel)
-		return 1;
-	stage->workspace_bytes = kernel->workspace_bytes(args, r->n_threads);
-	return 0;
-}
-
-/* The registry of a machine whose best level is @level, made once. */
-static struct spec_catalog *catalog;
-static struct registry *registries[CPU_N_LEVELS];
-
-static struct registry *registry_of(enum cpu_level level)
-{
-	struct registry_device device = {.name = "test"};
-	struct fmha_error err;
-
-	if (registries[level])
-		return registries[level];
-	if (!catalog)
-		assert_int_equal(spec_catalog_load(NULL, &catalog, &err), 0);
-	for (int l = (int)level; l >= 0; l--)
-		device.archs[device.n_archs++] = cpu_level_name((enum cpu_level)l);
-	assert_int_equal(registry_new(catalog, &device, &registries[level], &err), 0);
-	return registries[level];
+	memset(scratch, 0xff, scratch_bytes);
+	cpu_runner_stage(&r->cpu, &r->f.plan, i, &r->f.args[i], r->f.workspace, scratch, &r->seed);
+	free(scratch);
 }
 
 static int free_registries(void **state)
 {
 	(void)state;
-	for (int l = 0; l < CPU_N_LEVELS; l++)
-		registries[l] = registry_free(registries[l]);
-	catalog = spec_catalog_free(catalog);
+	cpu_runner_free_registries();
 	return 0;
-}
-
-static void run_stage(struct runner *r, uint32_t i)
-{
-	const struct plan_stage *stage = &r->f.plan.stages[i];
-	const void *args = &r->f.args[i];
-	const struct cpu_kernel *kernel = kernel_of(stage, args);
-	size_t scratch_bytes;
-	void *scratch;
-
-	assert_non_null(kernel);
-	if (kernel->workspace_bytes(args, r->n_threads) > stage->workspace_bytes)
-		fail_msg("%s: workspace %zu, planned %llu", stage->kernel,
-			 kernel->workspace_bytes(args, r->n_threads),
-			 (unsigned long long)stage->workspace_bytes);
-	scratch_bytes = (kernel->scratch_bytes(args) + 63) / 64 * 64;
-	scratch = aligned_alloc(64, scratch_bytes ? scratch_bytes : 64);
-	memset(scratch, 0xff, scratch_bytes);
-	for (int phase = 0; phase < kernel->n_phases; phase++) {
-		int64_t n = kernel->n_tasks(args, phase, r->n_threads);
-		bool backwards = random_chance(r, 50);
-
-		for (int64_t t = 0; t < n; t++)
-			kernel->run(args, phase, backwards ? n - 1 - t : t, r->n_threads,
-				    (char *)r->f.workspace + stage->workspace_offset, scratch);
-	}
-	free(scratch);
 }
 
 static bool is_written(const struct runner *r, int role)
@@ -155,7 +87,7 @@ static const char *describe(const struct runner *r)
 		       p->hdim_v, p->mask, p->window_left, p->window_right, p->sink_tokens,
 		       p->page_size, p->kv_layout, p->seqlen_new, p->rope, (double)p->dropout_p,
 		       (double)p->logits_soft_cap, p->n_splits, p->split_size,
-		       cpu_level_name(r->level));
+		       cpu_level_name(r->cpu.level));
 	return text;
 }
 
@@ -178,14 +110,9 @@ static int run_seed(unsigned seed, uint32_t op)
 	current.first_seed = seed;
 	current.seed = seed * 2654435761U + op;
 	fixture_init(&current.f, op, FMHA_BATCH);
-	current.n_threads = 1 + random_pick(&current, 4);
-	current.level = (enum cpu_level)random_pick(&current, (int)cpu_level_detect() + 1);
-	current.f.decree.device = (struct plan_device){
-		.arch = cpu_level_name(current.level),
-		.registry = registry_of(current.level),
-		.compute_units = (uint32_t)current.n_threads * 4,
-		.find = find_kernel,
-		.owner = &current};
+	current.cpu.n_threads = 1 + random_pick(&current, 4);
+	current.cpu.level = (enum cpu_level)random_pick(&current, (int)cpu_level_detect() + 1);
+	current.f.decree.device = cpu_runner_device(&current.cpu);
 	e = run_case(&current);
 	if (getenv("FMHA_RANDOM_VERBOSE"))
 		print_message("%u: %s%s\n", seed, describe(&current), e ? ": no kernel" : "");
@@ -228,8 +155,8 @@ static void every_kernel_has_a_spec(void **state)
 				       cpu_level_name((enum cpu_level)l),
 				       plan_family_name(kernels[i]->family),
 				       types[kernels[i]->dtype], kernels[i]->pipeline);
-			if (registry_each(registry_of((enum cpu_level)l), filter, found_one, NULL,
-					  NULL) != 1)
+			if (registry_each(cpu_runner_registry((enum cpu_level)l), filter, found_one,
+					  NULL, NULL) != 1)
 				fail_msg("no spec: %s", filter);
 		}
 	}

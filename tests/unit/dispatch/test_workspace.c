@@ -21,13 +21,22 @@ static void problem_init(struct fmha_problem *p, uint32_t mode)
 	}
 }
 
+static struct plan plan_of(const struct fmha_problem *p)
+{
+	struct plan plan = {.problem = *p};
+
+	problem_axes(p, &plan.axes);
+	return plan;
+}
+
 static struct bwd_workspace size_of(const struct fmha_problem *p, enum dq_mode mode,
 				    int64_t workers)
 {
+	struct plan plan = plan_of(p);
 	struct bwd_workspace w;
 	struct fmha_error err;
 
-	assert_int_equal(bwd_workspace_size(p, mode, 128, workers, &w, &err), 0);
+	assert_int_equal(bwd_workspace_size(&plan, mode, 128, workers, &w, &err), 0);
 	return w;
 }
 
@@ -170,6 +179,7 @@ static void sizes_that_overflow_are_refused(void **state)
 	struct fmha_problem p;
 	struct bwd_workspace w;
 	struct fmha_error err = {0};
+	struct plan plan;
 
 	(void)state;
 	problem_init(&p, FMHA_GROUP);
@@ -177,7 +187,8 @@ static void sizes_that_overflow_are_refused(void **state)
 	p.nhead_q = 1 << 16;
 	p.seqlen_k = INT32_MAX;
 	p.hdim_q = 256;
-	assert_int_equal(bwd_workspace_size(&p, DQ_PER_TILE, 16, 1, &w, &err), FMHA_EINVAL);
+	plan = plan_of(&p);
+	assert_int_equal(bwd_workspace_size(&plan, DQ_PER_TILE, 16, 1, &w, &err), FMHA_EINVAL);
 	assert_string_equal(err.field, "workspace");
 }
 

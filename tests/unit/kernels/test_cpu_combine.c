@@ -287,6 +287,25 @@ static void nan_stays_in_its_row(void **state)
 	problem_free(p);
 }
 
+/* The widest NaN has no room above it: rounding to bf16 must not go through its sum. */
+static void nan_of_any_bits_stays_one(void **state)
+{
+	const uint32_t widest[2] = {0x7fffffff, 0xffffffff};
+
+	(void)state;
+	FOR_EACH_LEVEL(level)
+	{
+		struct problem *p = problem_new(ABI_F32, ABI_BF16, 1, false, 14);
+
+		for (int64_t i = 0; i < p->n_o; i++)
+			memcpy((float *)p->args.o_parts.data + i, &widest[i % 2], sizeof(float));
+		launch_family(level, ABI_FWD_SPLITKV_COMBINE, ABI_BF16, &p->args, 1);
+		for (int64_t i = 0; i < p->n_o; i++)
+			assert_true(isnan(reference_load(p->args.o.data, ABI_BF16, i)));
+		problem_free(p);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -297,6 +316,7 @@ int main(void)
 		cmocka_unit_test(short_sequences_are_skipped),
 		cmocka_unit_test(merging_is_associative),
 		cmocka_unit_test(nan_stays_in_its_row),
+		cmocka_unit_test(nan_of_any_bits_stays_one),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

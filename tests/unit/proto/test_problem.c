@@ -400,6 +400,20 @@ static void sequences(void **state)
 	(void)state;
 	REFUSES(group, "tensor.seqstart_q", "tensor.seqstart_q: group mode needs it",
 		p.seqstart_q.buffer = 0);
+	/* For every operation that has rows: without it the kernel would take batch x seqlen_q. */
+	REFUSES(merge, "tensor.seqstart_q", "tensor.seqstart_q: group mode needs it",
+		p.mode = FMHA_GROUP, p.total_q = 40);
+	REFUSES(append, "tensor.seqstart_q", "tensor.seqstart_q: group mode needs it",
+		p.mode = FMHA_GROUP, p.total_q = 40);
+	REFUSES(append, "tensor.seqstart_q", "tensor.seqstart_q: needs q", p.mode = FMHA_GROUP,
+		p.total_q = 40, p.q.buffer = 0, p.q_rotated.buffer = 0,
+		p.seqstart_q = tensor(27, FMHA_I32));
+	REFUSES(append, "tensor.seqlen_q_per_batch", "tensor.seqlen_q_per_batch: needs q",
+		p.q.buffer = 0, p.q_rotated.buffer = 0,
+		p.seqlen_q_per_batch = tensor(27, FMHA_I32));
+	ACCEPTS(merge, p.mode = FMHA_GROUP, p.total_q = 40, p.seqstart_q = tensor(27, FMHA_I32));
+	ACCEPTS(append, p.mode = FMHA_GROUP, p.total_q = 40, p.q.buffer = 0,
+		p.q_rotated.buffer = 0);
 	REFUSES(group, "tensor.seqstart_k", "tensor.seqstart_k: group mode needs it",
 		p.seqstart_k.buffer = 0);
 	REFUSES(forward, "tensor.seqstart_q", "tensor.seqstart_q: batch mode takes none",

@@ -52,6 +52,14 @@ struct account {
 	uint32_t n_references;
 	uid_t uid;
 	uint64_t used[N_ACCOUNT_RESOURCES];
+
+	/* The loop that serves this user's connections (connection.c). */
+	struct list backlog;  /* connections that wait for a turn */
+	struct list in_users; /* users with a backlog */
+	uint64_t loop_ns;     /* recent time on the loop, halved every LOOP_PERIOD */
+	uint64_t loop_period; /* as of which */
+	uint64_t iteration,
+		iteration_ns; /* the loop's last iteration with a turn, and time in it */
 };
 
 struct accounts {
@@ -81,6 +89,18 @@ void account_release(struct account *account, enum account_resource resource, ui
 
 /* Whether account_charge() would take @n now; counts no hit. */
 bool account_has_room(const struct account *account, enum account_resource resource, uint64_t n);
+
+/* Whether all users together have taken all that there is. */
+bool account_all_full(const struct accounts *accounts, enum account_resource resource);
+
+/*
+ * Time that the process's loop has spent on the user, who goes later for it while others wait.
+ * Connections add their turns; whoever works on the loop outside of one adds that.
+ */
+void account_add_loop_ns(struct account *account, uint64_t now_ns, uint64_t spent_ns);
+
+/* The same, of late: what lies back further than a few hundred ms does not count. */
+uint64_t account_loop_ns(struct account *account, uint64_t now_ns);
 
 /* "memory", "buffers", ...: for status. */
 const char *account_resource_name(enum account_resource resource);

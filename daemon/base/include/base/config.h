@@ -18,6 +18,7 @@
 #define CONFIG_PATH_BYTES     108 /* as sun_path */
 #define CONFIG_MAX_ADMINS     16
 #define CONFIG_MAX_PRIORITIES 64
+#define CONFIG_MODE_UNSET     UINT32_MAX /* until config_resolve() */
 
 struct config_device {
 	char backend[16];            /* cpu, fake, hip, cuda */
@@ -40,8 +41,9 @@ struct config_compile {
 	char helper[CONFIG_FILE_BYTES];  /* fmhad-compile */
 	char clang[CONFIG_FILE_BYTES];   /* command; default: the first found */
 	char library_path[CONFIG_FILE_BYTES]; /* LD_LIBRARY_PATH of the helper */
-	uint32_t jobs;                        /* builds at a time; 0: half of the cores */
-	uint32_t deadline_ms;                 /* of one build */
+	uint32_t jobs; /* builds at a time; from 2 on, the last one is for another user than the
+			  others; 0: half of the cores, and that one */
+	uint32_t deadline_ms; /* of one build */
 };
 
 struct config_supervision {
@@ -64,9 +66,9 @@ struct config_priority {
 struct config {
 	char socket[CONFIG_PATH_BYTES]; /* empty: $XDG_RUNTIME_DIR/fmhad.sock or
 					   /run/fmhad/fmhad.sock */
-	uint32_t socket_mode;
-	char socket_group[32]; /* empty: the process's own */
-	uint32_t log_level;    /* enum log_level */
+	uint32_t socket_mode;           /* by default 0660 with a socket_group, else 0600 */
+	char socket_group[32];          /* empty: the process's own */
+	uint32_t log_level;             /* enum log_level */
 	uint32_t n_admins;
 	uint32_t admin_uids[CONFIG_MAX_ADMINS]; /* besides root and the daemon's own uid */
 	uint32_t n_priorities;

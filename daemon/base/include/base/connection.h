@@ -15,6 +15,10 @@
  *
  * fds arrive in order and wait in a queue; a message takes as many as its params declare. fds that
  * no message has taken when the input ends with a complete frame belong to nothing: a violation.
+ *
+ * Turns go by user first: each has at most LIMIT_WAKE_US of an iteration of the loop for all of its
+ * connections, and what does not fit waits in a backlog, from which the user is served first that
+ * the loop has spent the least time on lately.
  */
 #ifndef FMHAD_BASE_CONNECTION_H
 #define FMHAD_BASE_CONNECTION_H
@@ -58,12 +62,24 @@ struct connection_hub {
 	struct connection *corked; /* whose wake-up it is */
 	uint64_t turn_ns;          /* when it began */
 	struct connection *last;   /* that had input; NULL: it is closed */
-	struct list backlog;       /* connections with frames left over from their last turn */
-	struct list stalled;       /* with as many requests in flight as they may have */
-	uv_idle_t turn;            /* runs while the backlog is not empty */
-	struct spinner spinner;    /* its is_free is for the hub's owner to set */
-	struct list watched;       /* connections with a deadline */
-	uv_timer_t timer;          /* runs while something is watched */
+	struct list users;         /* struct account: those with connections that wait for a turn */
+	struct list backlog;       /* the same of connections without an account */
+	struct list stalled;       /* with as much under way as they may have */
+	uv_idle_t turn;            /* runs while somebody waits for a turn */
+	uv_prepare_t iterate;      /* counts the loop's iterations */
+	uint64_t iteration;
+	struct spinner spinner; /* its is_free is for the hub's owner to set */
+	struct list watched;    /* connections with a deadline, or with something unread */
+	struct list lingering;  /* sockets of the dead with descriptors in them (descriptors.c) */
+	uv_timer_t timer;       /* runs while there is something to look at */
+	uint64_t ticked_ns;     /* when it did last */
+	uv_timer_t reread; /* looks sooner whether those that stopped for want of a descriptor have
+			    * read some */
+	uint32_t reread_ms;
+	/* For the hub's owner to set: descriptors that are charged for each connection as long as
+	 * it lives; processes that send descriptors as the same user. */
+	uint32_t spare_fds, n_processes;
+	uint64_t n_answer_fds; /* of all connections */
 	struct log_limit log;
 	uint64_t n_frames, n_violations;
 };
@@ -80,12 +96,23 @@ struct connection {
 	int fd;
 	int polled; /* events that @poll waits for now */
 	bool closing, broken, before_hello, stalled;
+	bool wants_fd; /* stalled, and its next request is answered with a descriptor */
+	bool deferred; /* in the backlog, and its socket has input */
+	bool fds_full; /* the kernel takes no descriptor of this process's user now */
 	uint32_t n_in_flight;
 	uint8_t *input; /* NULL, or LIMIT_FRAME_BYTES: what is left of the last read */
 	size_t input_bytes;
 	int *fds; /* NULL, or LIMIT_FDS_PER_CONNECTION: not yet taken by a message */
 	uint32_t n_fds;
-	struct list output; /* struct output_chunk: what the socket did not take yet */
+	uint32_t n_answer_fds;    /* those of answers, until they are read */
+	uint32_t n_unread;        /* of them: in the socket, unless they were read since */
+	uint32_t n_held;          /* connection_hold_fds() */
+	uint32_t *reserved;       /* NULL, or LIMIT_FDS_PER_CONNECTION: ids of requests */
+	uint32_t n_reserved;      /* that will be answered with a descriptor */
+	uint64_t charged_fds;     /* with the socket */
+	uint32_t unread_left;     /* of what was sent, when it was last looked at; */
+	uint64_t unread_since_ns; /* it has not become less since; 0: not looked at */
+	struct list output;       /* struct output_chunk: what the socket did not take yet */
 	size_t output_bytes;
 	uint64_t output_since_ns; /* when the queue last exceeded the soft limit, 0: it does not */
 	uint64_t deadline_ns;     /* hello; 0: none */
@@ -95,8 +122,10 @@ struct connection {
 };
 
 /*
- * Starts reading. @fd: taken, also on failure; a non-blocking Unix stream socket.
+ * Starts reading. @fd: taken, also on failure; a non-blocking Unix stream socket. It is charged to
+ * @account, with some descriptors to spare.
  * @before_hello: the small limits apply until connection_greeted().
+ * Return: 0, FMHA_EQUOTA, FMHA_EIO.
  */
 int connection_open(struct connection *connection, struct connection_hub *hub, int fd,
 		    struct account *account, bool before_hello, const struct connection_ops *ops,
@@ -109,8 +138,17 @@ void connection_close(struct connection *connection);
 /* The peer broke the protocol: says so in the log, and closes. */
 void connection_fail(struct connection *connection, const struct fmha_error *error);
 
-/* The oldest fd that came in, given to the caller, or -1. */
+/* The oldest fd that came in, given to the caller, or -1. On a control socket also -1 in the place
+ * of one that could not be received. */
 int connection_take_fd(struct connection *connection);
+
+/*
+ * Charges the client with @n descriptors that are open on its behalf besides those of its answers.
+ * They are given back by the second call, or all at once when the connection ends.
+ * Return: 0, FMHA_EQUOTA.
+ */
+int connection_hold_fds(struct connection *connection, uint32_t n, struct fmha_error *err);
+void connection_release_fds(struct connection *connection, uint32_t n);
 
 /*
  * One request of a client's. @fd: the one that it brought along, borrowed; -1: none.
@@ -127,7 +165,8 @@ void connection_serve(struct connection *connection, const struct proto_message 
 
 /*
  * Sends an answer, each for exactly one request. @fd: -1 or taken (also on failure).
- * connection_answer() with a result that cannot be encoded answers FMHA_EINTERNAL.
+ * connection_answer() with a result that cannot be encoded answers FMHA_EINTERNAL, with a
+ * descriptor that cannot be sent FMHA_EQUOTA or FMHA_EBUSY.
  */
 void connection_answer(struct connection *connection, uint32_t id, enum proto_method method,
 		       const void *result, int fd);

@@ -11,7 +11,7 @@
 /*
  * X(ID, key, default, least, most). A default of 0 becomes what the machine offers: memory_bytes
  * and memory_bytes_per_uid parts of the device's memory, fds what RLIMIT_NOFILE leaves beside
- * reserved_fds, buffers half of vm.max_map_count.
+ * reserved_fds, buffers half of vm.max_map_count. One user never has more than half of all fds.
  *
  * spin_us: how long a process looks for the next request before it sleeps; 0: not at all
  * (proto/spin.h). fence_ms: the longest that a run may wait for its fences. fenced_sessions: with
@@ -31,7 +31,7 @@
 	X(FDS_PER_MESSAGE, fds_per_message, 4, 1, 64)                                              \
 	X(FDS_PER_CONNECTION, fds_per_connection, 64, 1, 4096)                                     \
 	X(FDS, fds, 0, 0, 1 << 20)                                                                 \
-	X(FDS_PER_UID, fds_per_uid, 256, 1, 1 << 20)                                               \
+	X(FDS_PER_UID, fds_per_uid, 512, 1, 1 << 20)                                               \
 	X(RESERVED_FDS, reserved_fds, 64, 16, 1 << 16)                                             \
 	X(IN_FLIGHT_PER_CONNECTION, in_flight_per_connection, 64, 1, 1 << 16)                      \
 	X(IN_FLIGHT, in_flight, 65536, 1, 1 << 24)                                                 \

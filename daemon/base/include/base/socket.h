@@ -9,8 +9,14 @@
 
 /*
  * Sends without blocking. @fd: goes with the first byte, borrowed; -1: none
- * Return: bytes taken, 0 when the socket is full, -1 when the connection is over.
+ * Return: bytes taken, 0 when the socket is full, SOCKET_TOO_MANY_FDS when this process's user has
+ * as many descriptors unread in sockets as the kernel lets it, -1 when the connection is over.
  */
+#define SOCKET_TOO_MANY_FDS (-2)
+
 ssize_t socket_send(int socket, const uint8_t *data, size_t n, int fd);
+
+/* A measure of what was sent and not read yet; 0: nothing, or the peer is gone. */
+uint32_t socket_unread(int socket);
 
 #endif

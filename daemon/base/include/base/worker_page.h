@@ -2,13 +2,14 @@
 /*
  * worker_page.h: the memory that a front and one of its workers share. The front fills in the first
  * part before it starts the worker; the worker writes the second while it lives, and the front
- * reads it after the worker's death to learn which kernel was at fault. Both are the same
- * executable, so the layout agrees by itself.
+ * reads it after the worker's death to learn which kernel and whose request was at fault. Both are
+ * the same executable, so the layout agrees by itself.
  */
 #ifndef FMHAD_BASE_WORKER_PAGE_H
 #define FMHAD_BASE_WORKER_PAGE_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <base/config.h>
@@ -22,21 +23,36 @@
 #define WORKER_MAX_QUARANTINED 32
 #define WORKER_PAGE_MAGIC      0x66776f726b657231u
 
+#define WORKER_NO_USER UINT32_MAX
+
+/* A kernel that is not used until then: by nobody, or not for one user. */
+struct worker_quarantined {
+	char kernel[PROTO_KERNEL_BYTES];
+	bool everybody;
+	uint32_t uid;
+	uint64_t until_ns; /* CLOCK_MONOTONIC */
+};
+
 struct worker_page {
 	uint64_t magic, bytes;
 	uint32_t device; /* index into config.devices */
 	struct config config;
 	uint32_t n_quarantined;
-	char quarantined[WORKER_MAX_QUARANTINED][PROTO_KERNEL_BYTES];
+	struct worker_quarantined quarantined[WORKER_MAX_QUARANTINED];
 
-	/* The worker's: the kernel that it dies of, and why. */
+	/* The worker's: the kernel that it dies of, whose request that was, a fingerprint of its
+	 * problem (0: unknown), and why. */
 	char culprit[PROTO_KERNEL_BYTES];
+	uint32_t culprit_uid; /* WORKER_NO_USER: unknown; the front's to initialise */
+	uint64_t culprit_problem;
 	char reason[256];
 	atomic_uint n_sessions; /* clients attached */
 	/* The kernel that the loop thread itself is running or launching while loop_busy is set:
 	 * who is to blame when the loop does not answer any more. */
 	atomic_uint loop_busy;
 	char loop_kernel[PROTO_KERNEL_BYTES];
+	uint32_t loop_uid; /* as culprit_uid */
+	uint64_t loop_problem;
 };
 
 #endif

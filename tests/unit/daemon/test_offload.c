@@ -11,7 +11,7 @@
 #include <pthread.h>
 
 #include <base/clock.h>
-#include <errand.h>
+#include <offload.h>
 
 #include "device_impl.h"
 
@@ -21,7 +21,7 @@ struct fixture {
 	uv_loop_t loop;
 	uv_timer_t guard;
 	struct device device;
-	struct errands errands;
+	struct offloads offloads;
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	bool open; /* tasks that wait for the gate may end */
@@ -30,20 +30,20 @@ struct fixture {
 };
 
 struct task {
-	struct errand errand;
+	struct offload offload;
 	struct fixture *fixture;
 	int number;
 	bool waits; /* for the gate */
 };
 
-static struct task *task_of(struct errand *errand)
+static struct task *task_of(struct offload *offload)
 {
-	return container_of(errand, struct task, errand);
+	return container_of(offload, struct task, offload);
 }
 
-static void task_run(struct errand *errand)
+static void task_run(struct offload *offload)
 {
-	struct task *task = task_of(errand);
+	struct task *task = task_of(offload);
 	struct fixture *f = task->fixture;
 
 	pthread_mutex_lock(&f->lock);
@@ -57,22 +57,22 @@ static void task_run(struct errand *errand)
 	pthread_mutex_unlock(&f->lock);
 }
 
-static void task_done(struct errand *errand)
+static void task_done(struct offload *offload)
 {
-	task_of(errand)->fixture->n_done++;
-	free(task_of(errand));
+	task_of(offload)->fixture->n_done++;
+	free(task_of(offload));
 }
 
-static void task_late(struct errand *errand)
+static void task_late(struct offload *offload)
 {
-	task_of(errand)->fixture->n_late++;
+	task_of(offload)->fixture->n_late++;
 }
 
-static void task_undo(struct errand *errand)
+static void task_undo(struct offload *offload)
 {
-	struct fixture *f = task_of(errand)->fixture;
+	struct fixture *f = task_of(offload)->fixture;
 
-	free(task_of(errand));
+	free(task_of(offload));
 	pthread_mutex_lock(&f->lock);
 	f->n_undone++;
 	pthread_cond_broadcast(&f->changed);
@@ -88,14 +88,15 @@ static int start(struct fixture *f, int number, const void *owner, bool waits, u
 	task->fixture = f;
 	task->number = number;
 	task->waits = waits;
-	task->errand = (struct errand){.owner = owner,
-				       .timeout_ns = timeout_ms * NS_PER_MS,
-				       .urgent = number % 2 == 0,
-				       .run = task_run,
-				       .done = task_done,
-				       .late = task_late,
-				       .undo = task_undo};
-	r = errand_start(&f->errands, &task->errand, &err);
+	task->offload = (struct offload){.owner = owner,
+					 .user = owner,
+					 .timeout_ns = timeout_ms * NS_PER_MS,
+					 .urgent = number % 2 == 0,
+					 .run = task_run,
+					 .done = task_done,
+					 .late = task_late,
+					 .undo = task_undo};
+	r = offload_start(&f->offloads, &task->offload, &err);
 	if (r < 0) {
 		assert_int_equal(r, err.code);
 		free(task);
@@ -116,7 +117,7 @@ static void on_guard(uv_timer_t *timer)
 	(void)timer; /* turns the loop, so that a test that waits for nothing ends */
 }
 
-/* Turns the loop until so many errands are done and late. */
+/* Turns the loop until so many offloads are done and late. */
 static void turn_until(struct fixture *f, int n_done, int n_late)
 {
 	uint64_t deadline = clock_ns() + 10 * NS_PER_S;
@@ -157,12 +158,12 @@ static int setup(void **state)
 	uv_timer_start(&f->guard, on_guard, 20, 20);
 	pthread_mutex_init(&f->lock, NULL);
 	pthread_cond_init(&f->changed, NULL);
-	errands_open(&f->errands, &f->loop, &f->device, 50);
+	offloads_open(&f->offloads, &f->loop, &f->device, 50);
 	*state = f;
 	return 0;
 }
 
-static void one_owners_errands_run_in_order(void **state)
+static void one_owners_offloads_run_in_order(void **state)
 {
 	struct fixture *f = *state;
 	int owner = 0;
@@ -234,15 +235,37 @@ static void as_many_as_never_come_back_and_no_more(void **state)
 	turn_until(f, 1, n);
 }
 
+/* Whose calls never come back cannot use up what others have, too. */
+static void an_owner_leaves_two_behind_and_no_more(void **state)
+{
+	struct fixture *f = *state;
+	int owner = 0, other = 0;
+
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(start(f, 0, &owner, true, 20), 0);
+		turn_until(f, 0, i + 1);
+	}
+	assert_int_equal(start(f, 2, &owner, true, 20), FMHA_EBUSY);
+	assert_int_equal(start(f, 4, &other, false, 1000), 0);
+	assert_int_equal(start(f, 1, &owner, false, 1000), 0); /* a release, say */
+	turn_until(f, 2, 2);
+	open_gate(f);
+	wait_for_undone(f, 2);
+	for (int i = 0; i < 1000 && start(f, 6, &owner, false, 1000) < 0; i++)
+		uv_run(&f->loop, UV_RUN_ONCE);
+	turn_until(f, 3, 2);
+}
+
 #define TEST(name) cmocka_unit_test_setup(name, setup)
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(one_owners_errands_run_in_order),
+		TEST(one_owners_offloads_run_in_order),
 		TEST(others_do_not_wait_for_an_owner_that_blocks),
 		TEST(a_late_one_is_told_of_and_undone),
 		TEST(as_many_as_never_come_back_and_no_more),
+		TEST(an_owner_leaves_two_behind_and_no_more),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

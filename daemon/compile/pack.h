@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT */
+/* pack.h: many cache entries in one file, to ship: a sorted index, then the entries as they are. */
+#ifndef FMHAD_COMPILE_PACK_H
+#define FMHAD_COMPILE_PACK_H
+
+#include <stdio.h>
+#include <sys/types.h>
+
+#include "cache.h"
+
+struct pack {
+	const uint8_t *map; /* NULL: not open */
+	size_t bytes;
+};
+
+/* Return: 0, or FMHA_EIO: not a pack, or a damaged one. */
+int pack_open(int fd, const char *path, off_t size, struct pack *ret_pack, struct fmha_error *err);
+void pack_close(struct pack *pack);
+
+/* Return: 0 and an entry (given), or CACHE_MISS. */
+int pack_load(const struct pack *pack, const struct cache_key *key, struct cache_entry **ret_entry);
+
+/* Writes the entries of @keys, which are sorted, out of directory @dir. Return: 0 or -1. */
+int pack_write(int dir, const struct cache_key *keys, size_t n, FILE *out);
+
+#endif

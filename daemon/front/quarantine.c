@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: MIT */
+#include "quarantine.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include <base/clock.h>
+#include <base/log.h>
+
+#define LONGEST_NS (86400 * NS_PER_S)
+
+void quarantine_init(struct quarantine *quarantine, const struct config_supervision *rules)
+{
+	memset(quarantine, 0, sizeof(*quarantine));
+	quarantine->n_deaths = rules->quarantine_deaths;
+	quarantine->period_ns = rules->quarantine_s * NS_PER_S;
+}
+
+bool quarantine_is_active(const struct quarantine_entry *entry, uint64_t now)
+{
+	return entry->n_times > 0 && now < entry->what.until_ns;
+}
+
+/* FNV-1a, never 0. */
+static uint64_t fingerprint(const char *text)
+{
+	uint64_t hash = 0xcbf29ce484222325;
+
+	for (; *text; text++)
+		hash = (hash ^ (uint8_t)*text) * 0x100000001b3;
+	return hash ? hash : 1;
+}
+
+/* ---- counting ---- */
+
+struct tally {
+	uint32_t n_of_kernel, n_of_user, n_of_both;
+	bool several_users; /* had a part in the kernel's */
+};
+
+static struct tally count(const struct quarantine *quarantine, const struct quarantine_death *last)
+{
+	struct tally tally = {0};
+
+	for (uint32_t i = 0; i < QUARANTINE_DEATHS; i++) {
+		const struct quarantine_death *death = &quarantine->deaths[i];
+		bool same_kernel = death->kernel == last->kernel && death->device == last->device;
+		bool same_user = death->uid == last->uid;
+
+		if (!death->kernel || last->when_ns - death->when_ns > quarantine->period_ns)
+			continue;
+		tally.n_of_kernel += same_kernel;
+		tally.n_of_user += same_user;
+		tally.n_of_both += same_kernel && same_user;
+		tally.several_users |= same_kernel && !same_user;
+	}
+	return tally;
+}
+
+/* ---- entries ---- */
+
+static bool is_for(const struct quarantine_entry *entry, const struct worker_death *death,
+		   const char *kernel, bool everybody)
+{
+	return entry->n_times > 0 && strcmp(entry->what.kernel, kernel) == 0 &&
+	       entry->what.everybody == everybody && (everybody || entry->what.uid == death->uid) &&
+	       (!*kernel || entry->device == death->device);
+}
+
+/* How much it matters that the entry is kept. */
+static int rank(const struct quarantine_entry *entry, uint64_t now)
+{
+	if (!quarantine_is_active(entry, now))
+		return 0;
+	return entry->what.everybody ? 2 : 1;
+}
+
+/* The same as before, else the one that matters least and ends first. */
+static struct quarantine_entry *choose_entry(struct quarantine *quarantine,
+					     const struct worker_death *death, const char *kernel,
+					     bool everybody, uint64_t now)
+{
+	struct quarantine_entry *chosen = &quarantine->entries[0];
+
+	for (uint32_t i = 0; i < QUARANTINE_ENTRIES; i++) {
+		struct quarantine_entry *entry = &quarantine->entries[i];
+		int more = rank(entry, now) - rank(chosen, now);
+
+		if (is_for(entry, death, kernel, everybody))
+			return entry;
+		if (more < 0 || (more == 0 && entry->what.until_ns < chosen->what.until_ns))
+			chosen = entry;
+	}
+	*chosen = (struct quarantine_entry){.device = death->device,
+					    .what = {.everybody = everybody, .uid = death->uid}};
+	snprintf(chosen->what.kernel, sizeof(chosen->what.kernel), "%s", kernel);
+	return chosen;
+}
+
+/* Return: for how many seconds, or 0 when it is so already. */
+static uint32_t confine(struct quarantine *quarantine, const struct worker_death *death,
+			const char *kernel, bool everybody, uint64_t now)
+{
+	struct quarantine_entry *entry = choose_entry(quarantine, death, kernel, everybody, now);
+	uint64_t period = quarantine->period_ns;
+
+	entry->problem = death->problem;
+	if (quarantine_is_active(entry, now))
+		return 0;
+	for (uint32_t i = 0; i < entry->n_times && period < LONGEST_NS; i++)
+		period *= 2;
+	if (period > LONGEST_NS)
+		period = LONGEST_NS;
+	entry->n_times++;
+	entry->what.until_ns = now + period;
+	return (uint32_t)(period / NS_PER_S);
+}
+
+void quarantine_add(struct quarantine *quarantine, const struct worker_death *death, uint64_t now)
+{
+	struct quarantine_death *last = &quarantine->deaths[quarantine->next];
+	struct tally tally;
+	bool everybody;
+	uint32_t seconds;
+
+	if (!*death->kernel)
+		return;
+	quarantine->next = (quarantine->next + 1) % QUARANTINE_DEATHS;
+	*last = (struct quarantine_death){.when_ns = now,
+					  .kernel = fingerprint(death->kernel),
+					  .problem = death->problem,
+					  .device = death->device,
+					  .uid = death->uid};
+	tally = count(quarantine, last);
+	everybody = tally.several_users || death->trusted;
+	if ((everybody ? tally.n_of_kernel : tally.n_of_both) >= quarantine->n_deaths) {
+		seconds = confine(quarantine, death, death->kernel, everybody, now);
+		if (seconds > 0 && everybody)
+			log_error("device %u: kernel %s has ended %u workers and is not used for "
+				  "%u s",
+				  death->device, death->kernel, tally.n_of_kernel, seconds);
+		else if (seconds > 0)
+			log_error("device %u: kernel %s has ended %u workers for user %u (problem "
+				  "%016llx) and is not used for that user for %u s",
+				  death->device, death->kernel, tally.n_of_both, death->uid,
+				  (unsigned long long)death->problem, seconds);
+	}
+	if (death->trusted || tally.n_of_user < 2 * quarantine->n_deaths)
+		return;
+	seconds = confine(quarantine, death, "", false, now);
+	if (seconds > 0)
+		log_error("user %u has ended %u workers and may open no device for %u s",
+			  death->uid, tally.n_of_user, seconds);
+}
+
+/* ---- asking ---- */
+
+uint32_t quarantine_ban_s(const struct quarantine *quarantine, uint32_t uid, uint64_t now)
+{
+	for (uint32_t i = 0; i < QUARANTINE_ENTRIES; i++) {
+		const struct quarantine_entry *entry = &quarantine->entries[i];
+
+		if (quarantine_is_active(entry, now) && !entry->what.kernel[0] &&
+		    entry->what.uid == uid)
+			return (uint32_t)((entry->what.until_ns - now) / NS_PER_S) + 1;
+	}
+	return 0;
+}
+
+static uint32_t list_some(const struct quarantine *quarantine, uint32_t device, uint64_t now,
+			  bool everybody, struct worker_quarantined *list, uint32_t n)
+{
+	for (uint32_t i = 0; i < QUARANTINE_ENTRIES && n < WORKER_MAX_QUARANTINED; i++) {
+		const struct quarantine_entry *entry = &quarantine->entries[i];
+
+		if (quarantine_is_active(entry, now) && entry->what.kernel[0] &&
+		    entry->device == device && entry->what.everybody == everybody)
+			list[n++] = entry->what;
+	}
+	return n;
+}
+
+uint32_t quarantine_list(const struct quarantine *quarantine, uint32_t device, uint64_t now,
+			 struct worker_quarantined list[WORKER_MAX_QUARANTINED])
+{
+	/* If there are too many, those that concern everybody matter most. */
+	uint32_t n = list_some(quarantine, device, now, true, list, 0);
+
+	return list_some(quarantine, device, now, false, list, n);
+}

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: MIT */
+/* The front's side of compiling: what it takes from a worker, whom it charges, what it forgets. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "builder.h"
+
+struct fixture {
+	char root[64];
+	uv_loop_t loop;
+	struct config_compile config;
+	struct limits limits;
+	struct accounts accounts;
+	struct builder *builder;
+	uint32_t n_answers;
+	int code; /* of the last answer */
+};
+
+/* The helper: tells a version, or does what @body says with "$5", where the code goes. */
+static void write_helper(struct fixture *f, const char *body)
+{
+	FILE *file = fopen(f->config.helper, "w");
+
+	assert_non_null(file);
+	(void)fprintf(file, "#!/bin/sh\n[ \"$1\" = --version ] && echo nvrtc 0 && exit\n%s\n",
+		      body);
+	(void)fclose(file);
+	assert_int_equal(chmod(f->config.helper, 0700), 0);
+}
+
+static int setup(void **state)
+{
+	struct fixture *f = calloc(1, sizeof(*f));
+
+	strcpy(f->root, "/tmp/fmhad-builder-test-XXXXXX");
+	if (!mkdtemp(f->root))
+		return -1;
+	(void)snprintf(f->config.helper, sizeof(f->config.helper), "%s/helper", f->root);
+	(void)snprintf(f->config.cache, sizeof(f->config.cache), "%s/cache", f->root);
+	(void)snprintf(f->config.sources, sizeof(f->config.sources), "%s", f->root);
+	f->config.jobs = 1;
+	f->limits.value[LIMIT_COMPILES] = 3;
+	f->limits.value[LIMIT_COMPILES_PER_UID] = 2;
+	accounts_init(&f->accounts, &f->limits);
+	(void)uv_loop_init(&f->loop);
+	write_helper(f, "sleep 0.3; printf code >\"$5\"");
+	if (builder_new(&f->loop, &f->config, &f->accounts, &f->builder, NULL) != 0)
+		return -1;
+	*state = f;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct fixture *f = *state;
+	char command[96];
+
+	f->builder = builder_free(f->builder);
+	(void)uv_run(&f->loop, UV_RUN_DEFAULT);
+	assert_int_equal(uv_loop_close(&f->loop), 0);
+	assert_true(list_is_empty(&f->accounts.list)); /* nobody is charged for anything */
+	(void)snprintf(command, sizeof(command), "rm -rf '%s'", f->root);
+	if (system(command) != 0)
+		return -1;
+	free(f);
+	return 0;
+}
+
+static void on_done(void *owner, const struct proto_compile_result *result, int fd,
+		    const struct fmha_error *error)
+{
+	struct fixture *f = owner;
+
+	f->n_answers++;
+	f->code = error->code;
+	assert_true((fd >= 0) == (error->code == 0));
+	if (fd < 0)
+		return;
+	assert_int_equal(result->size, 4);
+	(void)close(fd);
+}
+
+static int submit(struct fixture *f, uint32_t uid, const char *options,
+		  struct builder_request **ret_request, struct fmha_error *err)
+{
+	struct proto_compile_params params = {
+		.uid = uid, .kernel = "kernel", .arch = "sm_90a", .source = "fmha.hip"};
+
+	(void)snprintf(params.options, sizeof(params.options), "%s", options);
+	return builder_submit(f->builder, &params, on_done, f, ret_request, err);
+}
+
+static void wait_for(struct fixture *f, uint32_t n)
+{
+	while (f->n_answers < n)
+		(void)uv_run(&f->loop, UV_RUN_ONCE);
+}
+
+static void every_request_is_charged_to_its_user(void **state)
+{
+	struct fixture *f = *state;
+	struct builder_request *request;
+	struct fmha_error err = {0};
+
+	assert_int_equal(submit(f, 1, "-DA=1", &request, &err), 0);
+	assert_int_equal(submit(f, 1, "-DA=2", &request, &err), 0);
+	assert_int_equal(submit(f, 1, "-DA=3", &request, &err), FMHA_EQUOTA);
+	assert_int_equal(submit(f, 2, "-DA=3", &request, &err), 0);
+	assert_int_equal(submit(f, 2, "-DA=4", &request, &err), FMHA_EQUOTA); /* of all */
+	assert_int_equal(f->limits.hits[LIMIT_COMPILES_PER_UID], 1);
+	assert_int_equal(f->limits.hits[LIMIT_COMPILES], 1);
+	wait_for(f, 3);
+	assert_int_equal(f->code, 0);
+	assert_int_equal(f->accounts.used[ACCOUNT_COMPILES], 0);
+}
+
+static void what_is_forgotten_is_not_answered_and_not_charged(void **state)
+{
+	struct fixture *f = *state;
+	struct builder_request *first, *second;
+
+	assert_int_equal(submit(f, 1, "-DA=1", &first, NULL), 0);
+	assert_int_equal(submit(f, 1, "-DA=2", &second, NULL), 0);
+	builder_forget(first);
+	assert_int_equal(f->accounts.used[ACCOUNT_COMPILES], 1);
+	wait_for(f, 1);
+	assert_int_equal(f->n_answers, 1);
+	/* One that has ended and is not delivered yet. */
+	assert_int_equal(submit(f, 1, "-DA=2", &second, NULL), 0);
+	(void)usleep(300000);
+	builder_forget(second);
+	(void)uv_run(&f->loop, UV_RUN_NOWAIT);
+	assert_int_equal(f->n_answers, 1);
+	assert_int_equal(f->accounts.used[ACCOUNT_COMPILES], 0);
+	assert_int_equal(submit(f, 1, "-DA=3", &second, NULL), 0); /* left for teardown */
+}
+
+static void nothing_but_macros_reaches_a_compiler(void **state)
+{
+	static const char *const bad[] = {"-fplugin=/tmp/x.so", "-DA=1 /etc/passwd", "@file",
+					  "-DA=1 -o /tmp/x"};
+	struct fixture *f = *state;
+	struct proto_compile_params params = {.kernel = "kernel", .arch = "sm_90a"};
+	struct builder_request *request;
+	struct fmha_error err = {0};
+	char many[400] = "";
+
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		assert_int_equal(submit(f, 1, bad[i], &request, &err), FMHA_EINVAL);
+		assert_string_equal(err.field, "options");
+	}
+	for (int i = 0; i < 65; i++)
+		(void)strcat(many, "-DA=1 ");
+	assert_int_equal(submit(f, 1, many, &request, &err), FMHA_EINVAL);
+	(void)strcpy(params.source, "../fmha.hip");
+	assert_int_equal(builder_submit(f->builder, &params, on_done, f, &request, &err),
+			 FMHA_EINVAL);
+	assert_string_equal(err.field, "source");
+	assert_int_equal(f->accounts.used[ACCOUNT_COMPILES], 0);
+}
+
+int main(void)
+{
+#define BUILDER_TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		BUILDER_TEST(every_request_is_charged_to_its_user),
+		BUILDER_TEST(what_is_forgotten_is_not_answered_and_not_charged),
+		BUILDER_TEST(nothing_but_macros_reaches_a_compiler),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
