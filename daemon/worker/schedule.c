@@ -264,8 +264,9 @@ static void fetch(struct request *request)
 	submit(request, on_fetched);
 }
 
-/* Takes the memory for the session's first request, and binds it or begins to. */
-static void prepare(struct request *request)
+/* Takes the memory for the session's first request, and binds it or begins to. @now: it is its
+ * turn, or needs none. */
+static void prepare(struct request *request, bool now)
 {
 	struct fmha_error err;
 	int r = bind_memory(request, &err);
@@ -278,8 +279,10 @@ static void prepare(struct request *request)
 		bind_elsewhere(request);
 	else if (bind_now(request, &err) < 0)
 		schedule_give_up(request, &err);
-	else
+	else if (now)
 		start_bound(request);
+	else
+		request->state = REQUEST_BOUND;
 }
 
 /* Whether start() would have something to do now but for other users' turns. */
@@ -297,12 +300,12 @@ static bool may_start(struct session *session, const struct request *request)
 	}
 }
 
-static void start(struct request *request)
+static void start(struct request *request, bool now)
 {
 	if (request->state == REQUEST_BOUND)
 		start_bound(request);
 	else
-		prepare(request);
+		prepare(request, now);
 }
 
 /* ---- turns ---- */
@@ -344,10 +347,8 @@ static bool take_fenced_place(struct request *request)
 /* Large tables, and those that lie on the device, are read before it is the run's turn. */
 static bool needs_preparing(const struct request *request)
 {
-	const struct worker *worker = request->session->worker;
-
-	return request->state == REQUEST_WAITING && !request->plan->fixed &&
-	       (bind_is_large(request) || !takes_turns(worker));
+	return request->state == REQUEST_WAITING &&
+	       (request->plan->fetches || bind_is_large(request));
 }
 
 /* Starts what needs no turn. Return: the first request that waits for one, or NULL. */
@@ -362,7 +363,7 @@ static struct request *start_without_turn(struct session *session)
 			return NULL;
 		if (!fenced && !takes_turns(session->worker) && !needs_preparing(request))
 			return request;
-		start(request);
+		start(request, fenced || takes_turns(session->worker));
 	}
 	return NULL;
 }
@@ -379,7 +380,7 @@ static void give_turns(struct worker *worker)
 
 		fair_deactivate(turn);
 		if (request)
-			start(request);
+			start(request, true);
 		if (start_without_turn(session))
 			fair_activate(turn);
 	}

@@ -518,6 +518,7 @@ static int on_plan(struct session *session, uint32_t id, const struct proto_plan
 	plan->load = load_of(&plan->plan, worker->plan_device.compute_units);
 	name_culprits(session, plan, &params->problem);
 	plan->fixed = staging_is_constant(worker->device, &plan->plan);
+	plan->fetches = staging_fetches(worker->device, &plan->plan);
 	/* A guess for the first run; later ones know better (run.c). */
 	plan->tiny_work = plan->plan.bytes < 1 << 20 ? 2e6 : 0;
 	describe_plan(&plan->plan, &result);

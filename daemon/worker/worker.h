@@ -141,6 +141,7 @@ struct session_plan {
 	struct culprit culprits[PLAN_MAX_STAGES];
 	uint64_t serial;  /* no other plan of this worker ever has the same; from 1 */
 	bool fixed;       /* its arguments follow from where its buffers lie */
+	bool fetches;     /* integer tensors lie where the host has to copy them from */
 	uint32_t load;    /* compute units that its launches can fill */
 	double tiny_work; /* runs of no more work may take the loop thread while the device is idle
 			   */
