@@ -75,7 +75,7 @@ gpu() {
     fi
     local -x FMHA_BUILD=$PWD/build/release
     python3 tests/gpu/service.py && python3 tests/gpu/h200.py --bench "" &&
-        python3 tests/gpu/fences.py && python3 tests/gpu/sanitize.py &&
+        python3 tests/gpu/fences.py && python3 tests/gpu/sanitize.py && python3 tests/gpu/guard.py &&
         python3 tests/gpu/stress.py --seconds 60
 }
 
