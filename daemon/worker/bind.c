@@ -252,6 +252,7 @@ void bind_arguments(struct request *request)
 	const struct plan *plan = &request->plan->plan;
 	void *head = request->staging.head;
 
+	request->bound_serial = 0; /* whoever's arguments there were are overwritten */
 	if (device_shares_memory(request->session->worker->device))
 		head = request->workspace.host;
 	guard_begin();
@@ -330,7 +331,6 @@ int bind_now(struct request *request, struct fmha_error *err)
 	if (request->bound_serial == request->plan->serial &&
 	    request->bound_workspace == request->workspace.device && arguments_stay(request))
 		return 0;
-	request->bound_serial = 0;
 	bind_arguments(request);
 	return bind_launch(request, err);
 }
