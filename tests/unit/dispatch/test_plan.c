@@ -2,6 +2,7 @@
 /* Which stages a problem becomes, how its workspace is laid out, what it costs. */
 #include "fixture.h"
 
+#include <time.h>
 #include <math.h>
 
 #include "internal.h"
@@ -555,6 +556,30 @@ static void idle_strides_are_limited(void **state)
 	fixture_deinit(&f);
 }
 
+/* Sixteen positions a level add up over levels: what takes too many counts as overlapping, soon. */
+static void comparing_views_is_bounded(void **state)
+{
+	struct plan_view a = {.element_bytes = 4, .n_axes = 5}, b = a;
+	struct timespec start, end;
+	const int n = 1000;
+
+	(void)state;
+	/* Unrelated strides of nearly the same length. */
+	for (int i = 0; i < 5; i++) {
+		a.axes[i] = (struct plan_axis){16, 4096 - 64 * i};
+		b.axes[i] = (struct plan_axis){16, 4080 - 64 * i};
+	}
+	a.span_bytes = b.span_bytes = UINT64_C(16) * 4096 * 5;
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	for (int i = 0; i < n; i++)
+		assert_true(views_overlap(&a, 1 << 20, &b, (1 << 20) + 2));
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	/* A microsecond or ten each; unbounded it was milliseconds. */
+	assert_true((double)(end.tv_sec - start.tv_sec) * 1e9 +
+			    (double)(end.tv_nsec - start.tv_nsec) <
+		    n * 200e3);
+}
+
 /* Each of K's and V's factors on its own may be by page. */
 static void one_descale_by_page_is_enough(void **state)
 {
@@ -634,6 +659,7 @@ int main(void)
 		cmocka_unit_test(flops_are_the_worked_numbers),
 		cmocka_unit_test(work_is_bounded),
 		cmocka_unit_test(idle_strides_are_limited),
+		cmocka_unit_test(comparing_views_is_bounded),
 		cmocka_unit_test(one_descale_by_page_is_enough),
 		cmocka_unit_test(arguments_reach_what_was_checked),
 	};
