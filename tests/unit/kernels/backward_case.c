@@ -203,7 +203,18 @@ static void forward_args(const struct backward_problem *p, struct abi_fwd_args *
 	f->dropout.randval = (struct abi_tensor){0};
 }
 
-/* O and LSE in the types that a forward kernel writes. */
+/* O and LSE of the CPU kernel. Its rounding of large logits is that of its LSE. */
+static void run_cpu_forward(struct backward_problem *p)
+{
+	struct abi_fwd_args f;
+
+	forward_args(p, &f);
+	f.o = p->args.o;
+	f.lse = p->args.lse;
+	launch_family(p->c.forward_level, ABI_FWD, p->c.dtype, &f, 1);
+}
+
+/* O and LSE of the reference, in the types that a forward kernel writes. */
 static void run_forward(struct backward_problem *p)
 {
 	struct abi_bwd_args *a = &p->args;
@@ -389,7 +400,10 @@ struct backward_problem *backward_problem_new(const struct backward_case *c, uin
 	build_workspace(p);
 	a->lse = build_rows(p);
 	a->d = build_rows(p);
-	run_forward(p);
+	if (c->forward_level)
+		run_cpu_forward(p);
+	else
+		run_forward(p);
 	if (c->randval)
 		build_randval(p);
 	run_reference(p);
