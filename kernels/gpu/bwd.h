@@ -834,7 +834,8 @@ template <class C> struct BiasPass : BackwardPass<C, C::TILE_N, C::TILE_M> {
 		const abi_sequences &s = args.sequences;
 
 		sum_head = !args.dbias.stride_head && args.nhead_q > 1;
-		sum_row = !args.dbias.stride_seq && (s.seqstart_q ? s.total_q : s.seqlen_q_max) > 1;
+		/* Of no rows, too: the sum is 0 then. */
+		sum_row = !args.dbias.stride_seq && (s.seqstart_q ? s.total_q : s.seqlen_q_max) != 1;
 		sum_batch = s.seqstart_q ? sum_row : !args.dbias.stride_batch && s.batch > 1;
 	}
 

@@ -269,6 +269,23 @@ static void packed_sequences(void **state)
 	}
 }
 
+/* A bias that all rows share has a gradient even where there are no rows: 0. */
+static void bias_of_no_rows(void **state)
+{
+	struct backward_case c = plain(ABI_F32);
+
+	(void)state;
+	c.seqlen_q = 0;
+	c.bias = c.bias_row = true;
+	check(c);
+	c.bias_batch = c.bias_head = true;
+	check(c);
+	c.group = true;
+	check(c);
+	c.bias_head = false;
+	check(c);
+}
+
 static void padded_batches(void **state)
 {
 	struct backward_case c = plain(ABI_F32);
@@ -475,6 +492,7 @@ static const struct CMUnitTest tests[] = {
 	cmocka_unit_test(dropout_regenerated_and_stored),
 	cmocka_unit_test(sinks),
 	cmocka_unit_test(packed_sequences),
+	cmocka_unit_test(bias_of_no_rows),
 	cmocka_unit_test(padded_batches),
 	cmocka_unit_test(scales),
 	cmocka_unit_test(large_logits),
