@@ -71,6 +71,12 @@ static int check_limits(const struct fmha_problem *p, struct fmha_error *err)
 	    p->alibi_slopes.stride[1] != 1)
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "tensor.alibi_slopes.stride",
 					    "tensor.alibi_slopes: its heads must be dense");
+	/* Turning what is quantized already would round it a second time, against no scale. */
+	if (p->rope != FMHA_ROPE_NONE && fmha_dtype_bytes(p->k.dtype) == 1)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "rope",
+					    "rope: turns f32, f16 and bf16, not %s: turn before "
+					    "quantizing, and append without rope",
+					    fmha_dtype_name(p->k.dtype));
 	if (plan_present(p, FMHA_T_BLOCK_TABLE) && !plan_present(p, FMHA_T_SEQLEN_K) &&
 	    (int64_t)p->max_blocks * p->page_size < p->seqlen_k)
 		return fmha_error_set_field(
