@@ -225,6 +225,19 @@ static int place_private(struct builder *b)
 	return 0;
 }
 
+/* Behind all else, since what a run needs of it may be less: see workspace.c. */
+static int place_dq_acc(struct builder *b)
+{
+	struct plan *plan = b->plan;
+
+	if (plan->dq_acc_bytes == 0)
+		return 0;
+	if (!workspace_add(&plan->workspace_bytes, PLAN_ALIGNMENT, plan->dq_acc_bytes,
+			   &plan->layout.dq_acc))
+		return too_large(b);
+	return 0;
+}
+
 /* Allocates @n factors' product of bytes in the common part. */
 static int place_common(struct builder *b, int n, const int64_t *factors, uint64_t *ret_offset)
 {
@@ -386,7 +399,6 @@ static int build_backward(struct builder *b)
 	plan->workspace_head_bytes = w.head_bytes;
 	plan->layout.nsplits = w.nsplits;
 	plan->layout.dq_acc_offsets = w.dq_acc_offsets;
-	plan->layout.dq_acc = w.dq_acc;
 	plan->layout.d = w.d;
 	plan->workspace_bytes = w.bytes;
 	return 0;
@@ -469,6 +481,8 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_de
 	if (r < 0)
 		return r;
 	r = place_private(&b);
+	if (r == 0)
+		r = place_dq_acc(&b);
 	if (r < 0)
 		return r;
 	r = check_reach(&plan, err);

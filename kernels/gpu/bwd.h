@@ -739,7 +739,7 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		RowsStay x;
 
 		if constexpr (C::ACC) {
-			i32 n_splits = a.nsplits[a.dq_acc_offsets ? batch : 0], physical;
+			i32 n_splits = splits_of(a, batch), physical;
 			abi_tensor to = {dq_acc_of(a, seq, &physical), 0, a.hdim_q, 0, 1};
 
 			NO_UNROLL

@@ -83,6 +83,7 @@ class Backward(Forward):
         self.outputs["dq_acc"] = self.dq_acc
         a.dq_acc = pointer(self.dq_acc)
         if self.group:
+            a.deterministic = 1  # a number of splits for each sequence
             offsets = aligned((len(sizes) + 1,), np.int64)
             offsets[...] = np.cumsum([0] + sizes)
             self.keep.append(offsets)
