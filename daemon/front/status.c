@@ -152,6 +152,7 @@ static char *status_text(const struct status_gathering *gathering, const struct 
 	char *text;
 
 	cJSON_AddStringToObject(root, "version", FMHA_VERSION);
+	cJSON_AddStringToObject(root, "state", front_state_name(front));
 	cJSON_AddItemToObject(root, "front", front_json(front, caller, all));
 	list = cJSON_AddArrayToObject(root, "devices");
 	for (uint32_t i = 0; i < front->n_slots; i++)

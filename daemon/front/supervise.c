@@ -78,6 +78,11 @@ uint32_t worker_slot_pid(const struct worker_slot *slot)
 	return slot->process ? (uint32_t)slot->process->process.pid : 0;
 }
 
+bool worker_slot_has_failed(const struct worker_slot *slot)
+{
+	return slot->n_failed_starts >= STARTS_UNTIL_FAILED;
+}
+
 static void set_state(struct worker_slot *slot, enum worker_state state)
 {
 	slot->state = state;
@@ -522,8 +527,7 @@ static void schedule_start(struct worker_slot *slot, bool was_ready)
 		pause *= 2;
 	if (pause > LONGEST_PAUSE_MS)
 		pause = LONGEST_PAUSE_MS;
-	set_state(slot,
-		  slot->n_failed_starts >= STARTS_UNTIL_FAILED ? WORKER_FAILED : WORKER_RESTARTING);
+	set_state(slot, worker_slot_has_failed(slot) ? WORKER_FAILED : WORKER_RESTARTING);
 	if (slot->state == WORKER_FAILED)
 		refuse_all(slot, FMHA_EDEVICE, slot->reason);
 	start_timer(slot, pause);

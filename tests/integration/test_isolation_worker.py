@@ -122,6 +122,37 @@ def test_workspaces_are_checked_as_they_are_charged(make_daemon):
         assert caught.value.name == "EQUOTA"
 
 
+def test_a_packed_backward_takes_what_its_lengths_need(make_daemon):
+    """64 rows of 4,096: the plan says the most, 1 MiB of dQ's sums and more, and the run takes little."""
+    rows, total, hdim, part = 64, 4096, 64, 4096 * 64 * 4
+    shapes = {"q": total, "o": total, "d_o": total, "dq": total, "k": rows, "v": rows, "dk": rows, "dv": rows}
+    daemon = make_daemon({"limits": {"memory_bytes_per_uid": 10 * part + (512 << 10)}})
+    rng = numpy.random.default_rng(1)
+    with daemon.device() as device:
+        buffer = device.buffer_create(10 * part)
+        at = {role: i * part for i, role in enumerate([*shapes, "lse", "seqstart_q"])}
+        views = {r: buffer.array("f32", (n, hdim), at[r])[:rows] for r, n in shapes.items()}
+        at["seqstart_k"] = at["seqstart_q"]
+        buffer.array("i32", (2,), at["seqstart_q"])[:] = 0, rows
+        for role in ("q", "k", "v", "d_o"):
+            views[role][...] = rng.standard_normal((rows, hdim))
+        q, k, v, d_o = (views[r].astype(numpy.float64) for r in ("q", "k", "v", "d_o"))
+        s = q @ k.T / 8
+        lse = numpy.log(numpy.exp(s).sum(1, keepdims=True))
+        p = numpy.exp(s - lse)
+        views["o"][...] = p @ v
+        buffer.array("f32", (total,), at["lse"])[:rows] = lse[:, 0]
+        tensors = {r: {"buffer": buffer.id, "offset": at[r], "dtype": "i32" if "seq" in r else "f32"} for r in at}
+        planned = device.plan({"op": "backward", "mode": "group", "batch": 1, "nhead_q": 1, "nhead_k": 1,
+                               "seqlen_q": rows, "seqlen_k": rows, "total_q": total, "total_k": rows,
+                               "hdim_q": hdim, "hdim_v": hdim, "tensors": tensors})
+        assert planned["workspace_bytes"] > part
+        device.run(planned["plan"])
+        dq = p * (d_o @ v.T - ((p @ v) * d_o).sum(1, keepdims=True)) @ k / 8
+        assert numpy.abs(views["dq"] - dq).max() < 1e-4
+        assert numpy.abs(views["dv"] - p.T @ d_o).max() < 1e-4
+
+
 # ---- time on the loop ----
 
 

@@ -251,6 +251,28 @@ static void make_append(struct fixture *f, uint32_t rope)
 	fixture_add(f, FMHA_T_ROTARY_SIN, FMHA_F32);
 }
 
+/* What is quantized already does not turn, and the error says that and not that a kernel lacks. */
+static void fp8_does_not_rotate(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	for (uint32_t rope = FMHA_ROPE_NONE; rope <= FMHA_ROPE_HALF_ROTATED; rope++) {
+		fixture_forward(&f, FMHA_BATCH);
+		make_append(&f, rope);
+		f.problem.q.dtype = f.problem.k.dtype = f.problem.v.dtype = FMHA_E4M3;
+		f.problem.k_new.dtype = f.problem.v_new.dtype = FMHA_E4M3;
+		f.problem.o.dtype = FMHA_BF16;
+		if (rope == FMHA_ROPE_NONE) {
+			assert_works(&f, fixture_build(&f));
+		} else {
+			assert_fails(&f, fixture_build(&f), FMHA_ENOTSUP, "rope");
+			assert_non_null(strstr(f.err.msg, "not e4m3: turn before quantizing"));
+		}
+		fixture_deinit(&f);
+	}
+}
+
 static void append_comes_first(void **state)
 {
 	struct fixture f;
@@ -648,6 +670,7 @@ int main(void)
 		cmocka_unit_test(splits_fill_a_gpu),
 		cmocka_unit_test(splits_cover_all_keys),
 		cmocka_unit_test(append_comes_first),
+		cmocka_unit_test(fp8_does_not_rotate),
 		cmocka_unit_test(backward_is_two_or_three_stages),
 		cmocka_unit_test(masked_split_plan_works),
 		cmocka_unit_test(merge_is_one_combine),

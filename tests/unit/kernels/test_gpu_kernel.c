@@ -187,6 +187,9 @@ static void a_bias_that_repeats_has_blocks_for_its_gradient(void **state)
 	a.dbias.stride_seq = 0; /* one row for all */
 	gpu_kernel_grid(&k, &a, summed);
 	assert_int_equal(summed[0] - plain[0], (500 + k.tile.tile_n - 1) / k.tile.tile_n);
+	a.sequences.seqlen_q_max = 0; /* the sum over none is 0, and somebody writes it */
+	gpu_kernel_grid(&k, &a, summed);
+	assert_int_equal(summed[0], 2 * ((500 + k.tile.tile_n - 1) / k.tile.tile_n));
 	a.dbias.stride_dim = 0; /* no bias repeats over keys */
 	assert_int_equal(gpu_kernel_choose("sm_90a", ABI_BWD_DQ_DK_DV, ABI_BF16, &a, &k), 1);
 }
