@@ -14,7 +14,7 @@
 #include "internal.h"
 
 #define MAX_POSITIONS   16
-#define MAX_COMPARISONS 128 /* of a pair in all: a run makes them on the worker's loop */
+#define MAX_COMPARISONS 512 /* of a pair in all: a run makes them on the worker's loop */
 
 /* Which roles does the plan write? K and V when keys are appended. */
 static bool role_written(const struct fmha_problem *p, int role)
