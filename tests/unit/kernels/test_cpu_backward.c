@@ -331,8 +331,8 @@ static void large_logits(void **state)
 
 /*
  * Logits of about +-80, whose rounding errors are some 1e-5: they cancel in S - LSE when backward
- * makes S as forward made it. The bound is what the formula in plain float comes to, and half of
- * what an S of its own gives.
+ * makes S as forward made it. Then the worst of all is 1.05e-5, 1.4e-5 where nothing is fused for
+ * lack of optimisation, as the formula in plain float has; with an S of its own it is 2e-5.
  */
 static void logits_of_eighty(void **state)
 {
@@ -350,7 +350,7 @@ static void logits_of_eighty(void **state)
 			p = backward_problem_new(&c, seed);
 			backward_problem_poison(p);
 			backward_problem_run(p, level, 1);
-			backward_problem_check(p, 1.2e-5);
+			backward_problem_check(p, 1.6e-5);
 			backward_problem_free(p);
 		}
 }
