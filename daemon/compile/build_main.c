@@ -13,12 +13,13 @@
 #include <unistd.h>
 
 #include <proto/error.h>
+#include <backends.h>      /* kernels/catalogue */
+#include <gpu_catalogue.h> /* kernels/gpu */
 #include <specs/filter.h>
 #include <specs/space.h>
 
 #include "paths.h"
 #include "queue.h"
-#include "spec_kernel.h"
 
 #define EXIT_FAILED 1
 #define EXIT_USAGE  2
@@ -272,7 +273,6 @@ static int walk(struct build *build, struct compile_queue *queue, struct fmha_er
 	if (build->profile && profile < 0)
 		return fmha_error_set(err, FMHA_EINVAL, "profile %s: there is none",
 				      build->profile);
-	options.rules = "gpu";
 	r = build->filter
 		    ? spec_filter_compile(build->catalog, build->filter, &filter, diagram, err)
 		    : 0;
@@ -285,7 +285,10 @@ static int walk(struct build *build, struct compile_queue *queue, struct fmha_er
 	while (r == 0 && (spec = spec_iter_next(iter))) {
 		if (profile >= 0 && !spec_profile_keeps(build->catalog, profile, spec))
 			continue;
-		if (spec_kernel(build->catalog, spec, &kernel) != 0 ||
+		if (gpu_kernel_of_spec(
+			    build->arch,
+			    spec_word(build->catalog, SPEC_FIELD_pipeline, spec->pipeline), spec,
+			    NULL, &kernel) != 0 ||
 		    !is_wanted(build, kernel.name))
 			continue;
 		switch (is_new(build, kernel.name)) {
@@ -352,7 +355,7 @@ static int run(struct build *build, struct fmha_error *err)
 	const struct cache_config config = {.writable = build->cache};
 	struct cache *cache = NULL;
 	int64_t packed;
-	int r = spec_catalog_load(NULL, &build->catalog, err);
+	int r = spec_catalog_load(NULL, fmha_backends, &build->catalog, err);
 
 	if (r == 0 && build->list)
 		r = walk(build, NULL, err);
