@@ -112,13 +112,22 @@ static int cpu_find_kernel(struct device *device, enum abi_family family, uint32
 	return 0;
 }
 
-static const struct device_kernel *
-cpu_get_kernel(struct device *device, const struct plan_stage *stage, const union plan_args *args)
+/* Built in: ready at once. */
+static int cpu_prepare(struct device *device, const struct plan_stage *stage,
+		       const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
+		       const struct device_kernel **ret_kernel, struct fmha_error *err)
 {
-	struct cpu_device *cpu = cpu_device(device);
+	const struct cpu_kernel *kernel = find_kernel(cpu_device(device), stage->family,
+						      stage->dtype, args, stage);
 
-	return (const struct device_kernel *)(const void *)find_kernel(cpu, stage->family,
-								       stage->dtype, args, stage);
+	(void)uid;
+	(void)done;
+	(void)owner;
+	if (!kernel)
+		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not on this device",
+				      stage->kernel);
+	*ret_kernel = (const struct device_kernel *)(const void *)kernel;
+	return 0;
 }
 
 /* ---- memory ---- */
@@ -507,7 +516,7 @@ const struct device_ops cpu_device_ops = {.backend = "cpu",
 					  .workspace_new = cpu_workspace_new,
 					  .workspace_free = cpu_workspace_free,
 					  .find_kernel = cpu_find_kernel,
-					  .get_kernel = cpu_get_kernel,
+					  .prepare = cpu_prepare,
 					  .stream_new = cpu_stream_new,
 					  .stream_free = cpu_stream_free,
 					  .launch_new = cpu_launch_new,

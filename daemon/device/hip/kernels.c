@@ -78,14 +78,6 @@ static struct device_kernel *kernel_of_stage(struct gpu_device *gpu, const struc
 	return kernel;
 }
 
-const struct device_kernel *gpu_get_kernel(struct device *device, const struct plan_stage *stage,
-					   const union plan_args *args)
-{
-	struct device_kernel *kernel = kernel_of_stage(gpu_device_of(device), stage, args);
-
-	return kernel && kernel->state == GPU_KERNEL_READY ? kernel : NULL;
-}
-
 static int load(struct device_kernel *kernel, const void *code, struct fmha_error *err)
 {
 	hipError_t status = hipModuleLoadData(&kernel->module, code);
@@ -199,7 +191,8 @@ static int request_build(struct gpu_device *gpu, struct device_kernel *kernel, u
 }
 
 int gpu_prepare(struct device *device, const struct plan_stage *stage, const union plan_args *args,
-		uint32_t uid, device_prepared done, void *owner, struct fmha_error *err)
+		uint32_t uid, device_prepared done, void *owner,
+		const struct device_kernel **ret_kernel, struct fmha_error *err)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
 	struct device_kernel *kernel = kernel_of_stage(gpu, stage, args);
@@ -209,6 +202,7 @@ int gpu_prepare(struct device *device, const struct plan_stage *stage, const uni
 	if (!kernel)
 		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not on this device",
 				      stage->kernel);
+	*ret_kernel = kernel;
 	if (kernel->state == GPU_KERNEL_READY)
 		return 0;
 	waiter = malloc(sizeof(*waiter));
