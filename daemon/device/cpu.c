@@ -50,17 +50,19 @@ static void kernel_name(const struct cpu_kernel *kernel, char ret_name[PLAN_KERN
 		 fmha_dtype_name(kernel->dtype), kernel->pipeline, cpu_level_name(kernel->level));
 }
 
-static bool kernel_fits(const struct cpu_kernel *kernel, enum abi_family family, uint32_t dtype,
-			const char *pipeline, const union plan_args *args)
+/* The pipeline and the rows of its tile are the spec's, where there is one. */
+static bool is_of_stage(const struct cpu_kernel *kernel, const struct plan_stage *stage)
 {
-	return kernel->family == family && kernel->dtype == dtype &&
-	       (!*pipeline || strcmp(kernel->pipeline, pipeline) == 0) && kernel->accepts(args);
+	if (*stage->pipeline && strcmp(kernel->pipeline, stage->pipeline) != 0)
+		return false;
+	return !stage->has_spec || !kernel->tile_m || kernel->tile_m == stage->spec.tile.tile_m0;
 }
 
 /* The first kernel of exactly @level. */
 static const struct cpu_kernel *find_at_level(struct cpu_device *cpu, enum cpu_level level,
 					      enum abi_family family, uint32_t dtype,
-					      const char *pipeline, const union plan_args *args)
+					      const struct plan_stage *stage,
+					      const union plan_args *args)
 {
 	size_t n;
 	const struct cpu_kernel *const *kernels = cpu_kernels(level, &n);
@@ -68,10 +70,11 @@ static const struct cpu_kernel *find_at_level(struct cpu_device *cpu, enum cpu_l
 	for (size_t i = 0; i < n; i++) {
 		char name[PLAN_KERNEL_BYTES];
 
-		if (!kernel_fits(kernels[i], family, dtype, pipeline, args))
+		if (kernels[i]->family != family || kernels[i]->dtype != dtype ||
+		    !is_of_stage(kernels[i], stage) || !kernels[i]->accepts(args))
 			continue;
 		kernel_name(kernels[i], name);
-		if (*pipeline || !device_is_quarantined(&cpu->base, name))
+		if (*stage->pipeline || !device_is_quarantined(&cpu->base, name))
 			return kernels[i];
 	}
 	return NULL;
@@ -88,10 +91,10 @@ static const struct cpu_kernel *find_kernel(struct cpu_device *cpu, enum abi_fam
 		if (cpu_level_from_name(stage->arch, &level) < 0 || level > cpu->level ||
 		    device_is_quarantined(&cpu->base, stage->kernel))
 			return NULL;
-		return find_at_level(cpu, level, family, dtype, stage->pipeline, args);
+		return find_at_level(cpu, level, family, dtype, stage, args);
 	}
 	for (int i = (int)cpu->level; i >= 0 && !kernel; i--)
-		kernel = find_at_level(cpu, (enum cpu_level)i, family, dtype, "", args);
+		kernel = find_at_level(cpu, (enum cpu_level)i, family, dtype, stage, args);
 	return kernel;
 }
 

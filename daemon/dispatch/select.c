@@ -93,6 +93,10 @@ static int sort_compare(const void *x, const void *y)
  * n0 / waves. It waits at many barriers: 5 % more unless another workgroup is there to fill in.
  * (H200, hdim 64: 32 x 128 of 4 waves, two a unit, 1.24 times as fast as 64 x 128 of 8.)
  *
+ * On a CPU others wait for the end of a task: over long rows one of many rows costs half as much
+ * again. It computes no rows that are not there, so a tile counts as those that it has, 48 at
+ * least.
+ *
  * Worked: 1 x 8 heads x 1024 x 1024, hdim 128, 104 units, k0 32 (1.25 everywhere). m0 = n0 = 128:
  * 64 blocks, 1 wave, work 2^25, reuse 64: 2^25 * 1.5. m0 64: 128 blocks, 2 waves of 2^24: 2^25 *
  * 1.75. With 16 query rows, m0 16 beats 128: the same one wave, an eighth of the work, reuse 14.2:
@@ -101,6 +105,9 @@ static int sort_compare(const void *x, const void *y)
 #define SCALAR_COST      16
 #define SPILL_COST       4
 #define MAX_ACCUMULATORS 256
+#define LONG_ROWS        4096 /* keys */
+#define FEW_ROWS         48
+#define LONG_COST        1.5
 #define WAVE             64 /* of an arch that only AMD's rules know */
 
 struct tiling {
@@ -117,6 +124,9 @@ static struct tiling tiling_of(const struct select_stage *stage, const struct ke
 			   .keys = stage->plan->n_splits ? stage->plan->split_size : p->seqlen_k,
 			   .heads = p->nhead_q};
 
+	/* A CPU does not compute rows that are not there. */
+	if (flags & SPEC_IN_MEMORY && t.m0 > FEW_ROWS && t.rows < t.m0)
+		t.m0 = t.rows > FEW_ROWS ? t.rows : FEW_ROWS;
 	if (flags & SPEC_PACKS_HEADS && p->nhead_k > 0) {
 		t.rows *= p->nhead_q / p->nhead_k;
 		t.heads = p->nhead_k;
@@ -134,6 +144,12 @@ static bool spills(const struct spec_catalog *catalog, const struct kernel_spec 
 
 	return !(flags & SPEC_IN_MEMORY) &&
 	       t->m0 * (t->n0 + spec->signature.hdim_v) > lanes * MAX_ACCUMULATORS;
+}
+
+static bool holds_others_up(const struct select_stage *stage, const struct tiling *t, int flags)
+{
+	return flags & SPEC_IN_MEMORY && t->m0 > FEW_ROWS &&
+	       stage->plan->problem.seqlen_k > LONG_ROWS;
 }
 
 /* Of a workgroup, backward: it owns n0 keys, of which each wave has its share. */
@@ -174,7 +190,7 @@ static double heuristic_cost(const struct select_stage *stage, const struct spec
 	reuse = (double)(t.m0 * t.n0) / (double)(t.m0 + t.n0);
 	return (double)ceil_div(blocks, units) * work * (1 + 32 / reuse) * (1 + 8.0 / (double)k0) *
 	       (1 + 0.02 * pads) * (flags & SPEC_NO_MATRIX ? SCALAR_COST : 1) *
-	       (too_large ? SPILL_COST : 1);
+	       (too_large ? SPILL_COST : 1) * (holds_others_up(stage, &t, flags) ? LONG_COST : 1);
 }
 
 /* ---- candidates ---- */

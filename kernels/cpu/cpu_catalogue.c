@@ -5,6 +5,8 @@
  */
 #include "cpu_catalogue.h"
 
+#include "tile.h"
+
 #define COUNT(x)   (sizeof(x) / sizeof((x)[0]))
 #define WITHOUT(f) ((uint64_t)1 << SPEC_FIELD_##f)
 #define FORWARD                                                                                    \
@@ -16,7 +18,9 @@
 	 SPEC_BIT(SPEC_BF8))
 #define MOST UINT16_MAX
 
-enum { LEVEL = 1 };
+/* What a level multiplies with; and whether all sources are compiled for it, or only those that
+ * multiply bfloat16 natively: see CMakeLists.txt. */
+enum { VECTORS = 1, TILES = 2, ANY_LEVEL = VECTORS | TILES, WHOLE = 4 };
 enum { FLASH, ROWS, TILE, DECODE, N_PIPELINES };
 
 static const struct spec_pipeline pipelines[N_PIPELINES] = {
@@ -28,37 +32,50 @@ static const struct spec_pipeline pipelines[N_PIPELINES] = {
 
 /* warp_m x warp_n x warp_k: the matrix multiply's register tile and the steps of an instruction. */
 static const struct spec_backend_arch archs[] = {
-	{"portable", "cpu", "c", LEVEL, ALL, 1, 8, 0, 6, 8, 1},
-	{"x86_64_v3", "cpu", "avx2", LEVEL, ALL, 1, 8, 0, 6, 16, 1},
-	{"x86_64_v4", "cpu", "avx512", LEVEL, ALL, 1, 8, 0, 12, 32, 1},
-	{"x86_64_v4_bf16", "cpu", "avx512_bf16", LEVEL, SPEC_BIT(SPEC_BF16), 1, 8, 0, 12, 32, 2},
-	{"x86_64_amx", "cpu", "amx", LEVEL, SPEC_BIT(SPEC_BF16), 1, 8, 0, 16, 16, 32},
+	{"portable", "cpu", "c", VECTORS | WHOLE, ALL, 1, 8, 0, 6, 8, 1},
+	{"x86_64_v3", "cpu", "avx2", VECTORS | WHOLE, ALL, 1, 8, 0, 6, 16, 1},
+	{"x86_64_v4", "cpu", "avx512", VECTORS | WHOLE, ALL, 1, 8, 0, 12, 32, 1},
+	{"x86_64_v4_bf16", "cpu", "avx512_bf16", VECTORS, SPEC_BIT(SPEC_BF16), 1, 8, 0, 12, 32, 2},
+	{"x86_64_amx", "cpu", "amx", TILES, SPEC_BIT(SPEC_BF16), 1, 8, 0, 16, 16, 32},
 };
 
 static const struct spec_row kernels[] = {
 	/* flash.c: rows by blocks of keys */
-	{FLASH, FORWARD, LEVEL, ALL, MOST, 48, 512, 1, 1, -1, 0},
-	/* decode.c: up to 16 rows of a key head at once, chunks of 512 keys, nothing packed */
-	{DECODE, FORWARD, LEVEL, ALL, MOST, 16, 512, 1, 1, -1, WITHOUT(dropout)},
-	/* bwd_tile.c: 64 rows by 256 keys, 128 of long heads; stage 2 accumulates dQ */
-	{TILE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), LEVEL, NOT_FP8, MOST, 64, 256, 1, 1, -1, 0},
+	{FLASH, FORWARD, VECTORS, ALL, MOST, CPU_FLASH_ROWS, CPU_FLASH_KEYS, 1, 1, -1, 0},
+	{FLASH, FORWARD, VECTORS, ALL, MOST, CPU_FLASH_FEW_ROWS, CPU_FLASH_KEYS, 1, 1, -1, 0},
+	{FLASH, FORWARD, TILES, ALL, MOST, CPU_FLASH_ROWS, CPU_FLASH_TILE_KEYS, 1, 1, -1, 0},
+	/* decode.c: the rows of a key head at once, chunks of keys, nothing packed */
+	{DECODE, FORWARD, ANY_LEVEL, ALL, MOST, CPU_DECODE_ROWS, CPU_DECODE_KEYS, 1, 1, -1,
+	 WITHOUT(dropout)},
+	/* bwd_tile.c: rows by keys, fewer of long heads; stage 2 accumulates dQ */
+	{TILE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), WHOLE, NOT_FP8, MOST, CPU_BACKWARD_ROWS,
+	 CPU_BACKWARD_KEYS, 1, 1, -1, 0},
 	/* row kernels: a task is some rows of one head, whole */
-	{ROWS, SPEC_BIT(SPEC_FWD_SPLITKV_COMBINE), LEVEL, NOT_FP8, MOST, 32, 0, 1, 1, -1, 0},
-	{ROWS, SPEC_BIT(SPEC_FWD_APPENDKV), LEVEL, ALL, MOST, 32, 0, 1, 1, -1, 0},
-	{ROWS, SPEC_BIT(SPEC_BWD_DOT_DO_O), LEVEL, NOT_FP8, MOST, 32, 0, 1, 1, -1, 0},
-	{ROWS, SPEC_BIT(SPEC_BWD_CONVERT_DQ), LEVEL, NOT_FP8, MOST, 32, 0, 1, 1, -1, 0},
+	{ROWS, SPEC_BIT(SPEC_FWD_SPLITKV_COMBINE), WHOLE, NOT_FP8, MOST, CPU_ROWS, 0, 1, 1, -1, 0},
+	{ROWS, SPEC_BIT(SPEC_FWD_APPENDKV), WHOLE, ALL, MOST, CPU_ROWS, 0, 1, 1, -1, 0},
+	{ROWS, SPEC_BIT(SPEC_BWD_DOT_DO_O), WHOLE, NOT_FP8, MOST, CPU_BACKWARD_TASK, 0, 1, 1, -1,
+	 0},
+	{ROWS, SPEC_BIT(SPEC_BWD_CONVERT_DQ), WHOLE, NOT_FP8, MOST, CPU_BACKWARD_TASK, 0, 1, 1, -1,
+	 0},
 };
 
-static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 96},   {128, 128},
-						  {160, 160}, {192, 128}, {192, 192}, {256, 256}};
+#define HEAD_DIMS(q, v) {q, v},
+static const struct spec_head_dims head_dims[] = {CPU_HEAD_DIMS(HEAD_DIMS)};
+
+static uint16_t keys_of(const struct spec_row *row, const struct kernel_signature *s)
+{
+	if (row->pipeline == FLASH)
+		return (uint16_t)cpu_flash_keys(s->hdim_q, s->hdim_v, row->tile_n);
+	if (row->pipeline == TILE)
+		return (uint16_t)cpu_backward_keys(s->hdim_q, s->hdim_v);
+	return row->pipeline == ROWS ? s->hdim_v : row->tile_n;
+}
 
 static void cut_backward(const struct spec_row *row, const struct spec_backend_arch *arch,
 			 struct kernel_spec *spec)
 {
 	struct kernel_tile *t = &spec->tile;
-	int is_long = spec->signature.hdim_q > 128 || spec->signature.hdim_v > 128;
 
-	t->tile_n0 = is_long ? row->tile_n / 2 : row->tile_n;
 	t->tile_k1 = row->tile_m;
 	t->tile_bwd6 = t->tile_n0;
 	t->tile_bwd7 = spec->signature.hdim_q;
@@ -76,7 +93,7 @@ static void cut(const struct spec_backend_arch *arch, const struct spec_row *row
 	struct kernel_tile *t = &spec->tile;
 
 	t->tile_m0 = row->tile_m;
-	t->tile_n0 = row->tile_n ? row->tile_n : spec->signature.hdim_v;
+	t->tile_n0 = keys_of(row, &spec->signature);
 	t->tile_k0 = t->tile_k0max = spec->signature.hdim_q;
 	t->tile_n1 = spec->signature.hdim_v;
 	t->tile_k1 = t->tile_n0;

@@ -22,7 +22,10 @@ const struct cpu_kernel *cpu_runner_kernel(const struct plan_stage *stage,
 	kernels = cpu_kernels(level, &n);
 	for (size_t i = 0; i < n; i++)
 		if (kernels[i]->family == stage->family && kernels[i]->dtype == stage->dtype &&
-		    strcmp(kernels[i]->pipeline, stage->pipeline) == 0 && kernels[i]->accepts(args))
+		    strcmp(kernels[i]->pipeline, stage->pipeline) == 0 &&
+		    (!stage->has_spec || !kernels[i]->tile_m ||
+		     kernels[i]->tile_m == stage->spec.tile.tile_m0) &&
+		    kernels[i]->accepts(args))
 			return kernels[i];
 	return NULL;
 }

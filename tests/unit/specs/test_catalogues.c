@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* The catalogues of this build: what they offer can be compiled, and what relatives share. */
+#include <cpu.h> /* kernels/cpu */
 #include <gpu_catalogue.h>
 
 #include "specs_test.h"
@@ -54,6 +55,69 @@ static void every_spec_makes_a_kernel(void **state)
 		spec_space_free(space);
 	}
 }
+
+/* ---- CPU ---- */
+
+static uint32_t abi_dtype_of(int data_type)
+{
+	static const uint8_t types[SPEC_N_DTYPES] = {
+		[SPEC_FP32] = ABI_F32,     [SPEC_FP16] = ABI_F16,     [SPEC_BF16] = ABI_BF16,
+		[SPEC_BF8] = ABI_E5M2,     [SPEC_FP8] = ABI_E4M3,     [SPEC_FP8FP16] = ABI_E4M3,
+		[SPEC_FP8BF16] = ABI_E4M3, [SPEC_FP8FP32] = ABI_E4M3,
+	};
+
+	return types[data_type];
+}
+
+static int is_of_spec(const struct cpu_kernel *kernel, const struct kernel_spec *spec)
+{
+	const char *pipeline = spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline);
+
+	return kernel->family == (enum abi_family)spec->signature.family &&
+	       kernel->dtype == abi_dtype_of(spec->signature.data_type) &&
+	       strcmp(kernel->pipeline, pipeline) == 0 &&
+	       (!kernel->tile_m || kernel->tile_m == spec->tile.tile_m0);
+}
+
+/* A level's specs are its kernels, and its kernels its specs. */
+static void check_level(enum cpu_level level)
+{
+	int arch = spec_arch_find(catalog, cpu_level_name(level));
+	struct spec_space *space = own_space(arch);
+	struct spec_iter *iter = spec_iter_new(space, NULL);
+	const struct kernel_spec *spec;
+	uint8_t has_spec[256] = {0};
+	size_t n;
+	const struct cpu_kernel *const *kernels = cpu_kernels(level, &n);
+
+	assert_true(n < sizeof(has_spec));
+	while ((spec = spec_iter_next(iter))) {
+		size_t k = 0;
+
+		while (k < n && !is_of_spec(kernels[k], spec))
+			k++;
+		if (k == n)
+			fail_msg("%s: family %d type %d tile %d: no kernel", cpu_level_name(level),
+				 spec->signature.family, spec->signature.data_type,
+				 spec->tile.tile_m0);
+		has_spec[k] = 1;
+	}
+	for (size_t k = 0; k < n; k++)
+		if (!has_spec[k])
+			fail_msg("%s: %s of family %d, %d rows: no spec", cpu_level_name(level),
+				 kernels[k]->pipeline, (int)kernels[k]->family, kernels[k]->tile_m);
+	spec_iter_free(iter);
+	spec_space_free(space);
+}
+
+static void cpu_specs_are_cpu_kernels(void **state)
+{
+	(void)state;
+	for (int level = 0; level < CPU_N_LEVELS; level++)
+		check_level((enum cpu_level)level);
+}
+
+/* ---- both ---- */
 
 static size_t count_specs(struct spec_iter *iter, const struct kernel_signature *signature)
 {
@@ -128,6 +192,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_spec_makes_a_kernel),
+		cmocka_unit_test(cpu_specs_are_cpu_kernels),
 		cmocka_unit_test(every_signature_has_a_spec),
 		cmocka_unit_test(relatives_share_their_rows),
 	};
