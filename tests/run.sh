@@ -6,10 +6,12 @@
 #   tests/run.sh            all of it
 #   tests/run.sh STEP...    only these: unit integration gpu asan fuzz, and nightly, which takes
 #                           some hours and is not in all of it
+#   tests/run.sh --only-known STEP...    runs nothing; fails when one is no step
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 python=/usr/bin/python3
 jobs=${JOBS:-$(nproc)}
+everything=(unit integration gpu asan fuzz)
 failed=()
 
 run() { # name command...
@@ -24,21 +26,29 @@ run() { # name command...
     fi
 }
 
+# ctest in one build tree; what was skipped says why.
+ctests() { # preset
+    local status=0
+    ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j "$jobs" \
+        --output-junit ctest.xml --test-output-size-passed 65536 || status=$?
+    "$python" tests/lib/skipped.py "build/$1/ctest.xml"
+    return $status
+}
+
 unit() {
-    ./dev build release &&
-        ctest --test-dir build/release --output-on-failure --no-tests=error -j "$jobs"
+    ./dev build release && ctests release
 }
 
 integration() {
-    FMHA_BUILD=$PWD/build/release "$python" -m pytest -q -p no:cacheprovider --durations=8 \
+    FMHA_BUILD=$PWD/build/release "$python" -m pytest -q -rs -p no:cacheprovider --durations=8 \
         tests/integration
 }
 
 asan() {
     ./dev build asan &&
         ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
-            ctest --test-dir build/asan --output-on-failure --no-tests=error -j "$jobs" &&
-        FMHA_BUILD=$PWD/build/asan "$python" -m pytest -q -p no:cacheprovider \
+            ctests asan &&
+        FMHA_BUILD=$PWD/build/asan "$python" -m pytest -q -rs -p no:cacheprovider \
             tests/integration/test_hostile.py
 }
 
@@ -65,7 +75,7 @@ gpu() {
     fi
     local -x FMHA_BUILD=$PWD/build/release
     python3 tests/gpu/service.py && python3 tests/gpu/h200.py --bench "" &&
-        python3 tests/gpu/fences.py && python3 tests/gpu/sanitize.py &&
+        python3 tests/gpu/fences.py && python3 tests/gpu/sanitize.py && python3 tests/gpu/guard.py &&
         python3 tests/gpu/stress.py --seconds 60
 }
 
@@ -74,10 +84,25 @@ nightly() {
         FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py --asan build/asan
 }
 
-for step in "${@:-unit integration gpu asan fuzz}"; do
-    for name in $step; do
-        run "$name" "$name"
-    done
+only_known=0
+if [ "${1:-}" = --only-known ]; then
+    only_known=1
+    shift
+fi
+[ $# -gt 0 ] || set -- "${everything[@]}"
+for name in "$@"; do
+    case " ${everything[*]} nightly " in
+    *" $name "*) ;;
+    *)
+        echo "dev test: no step '$name'; there are ${everything[*]} nightly" >&2
+        exit 2
+        ;;
+    esac
+done
+[ "$only_known" -eq 0 ] || exit 0
+
+for name in "$@"; do
+    run "$name" "$name"
 done
 
 if [ ${#failed[@]} -gt 0 ]; then

@@ -19,8 +19,7 @@ static int load(int argc, char **argv, const char *help, struct spec_catalog **r
 		return -1;
 	}
 	if (option != -1 || optind < argc)
-		return optind < argc ? ctl_usage_error("%s takes no arguments", argv[0])
-				     : CTL_USAGE;
+		return optind < argc ? ctl_usage_error("what is '%s'?", argv[optind]) : CTL_USAGE;
 	return spec_catalog_load(NULL, fmha_backends, ret_catalog, &err) < 0 ? ctl_error(&err)
 									     : CTL_OK;
 }

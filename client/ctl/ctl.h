@@ -3,9 +3,9 @@
  * ctl.h: what fmhactl's commands share.
  *
  * A command is one function in a file of its own, listed in main.c's table. It gets its own argv
- * (argv[0] is the command's name, so getopt_long() works as in main()), prints results on stdout,
+ * (argv[0] is "fmhactl <command>", so getopt_long() works as in main()), prints results on stdout,
  * everything else on stderr, and returns one of the exit codes below. `--help` prints the command's
- * usage text on stdout and returns CTL_OK.
+ * usage text on stdout and returns CTL_OK; after CTL_USAGE main() points to it.
  */
 #ifndef CTL_CTL_H
 #define CTL_CTL_H

@@ -46,7 +46,7 @@ static const char help[] =
 	"  --variant V       fwd, splitkv, pagedkv, appendkv, batch_prefill or bwd, as shipped\n"
 	"                    (default: all of them)\n"
 	"  --config SWEEP    a shipped sweep by name (receipt0_fwd, fwd_ci, ...) or a JSON file\n"
-	"  --receipt N       default 0\n"
+	"  --receipt N       one of `fmhactl profiles` (default 0)\n"
 	"  --profile P       the profile's receipt, and of that what validates and it keeps\n"
 	"  --mode MODE       rules (default) or exhaustive\n"
 	"  --hdims LIST      only these head dims, such as 64,192x128\n"
@@ -197,6 +197,23 @@ static int parse_options(int argc, char **argv, struct request *request)
 	return 0;
 }
 
+/* A receipt that no profile is named for would be enumerated as the rules' "otherwise". */
+static int check_receipt(const struct spec_catalog *catalog, int receipt)
+{
+	for (int i = 0; i < spec_profile_count(catalog); i++) {
+		if (receipt >= 0 && spec_profile_receipt(catalog, i) == receipt)
+			return 0;
+	}
+	(void)fprintf(stderr, "fmhactl: --receipt %d: there is none; there are", receipt);
+	for (int i = 0; i < spec_profile_count(catalog); i++) {
+		if (spec_profile_receipt(catalog, i) >= 0)
+			(void)fprintf(stderr, " %d (%s)", spec_profile_receipt(catalog, i),
+				      spec_profile_name(catalog, i));
+	}
+	(void)fputc('\n', stderr);
+	return CTL_USAGE;
+}
+
 static int prepare(struct request *request, struct job *job)
 {
 	char explain[SPEC_EXPLAIN_BYTES];
@@ -204,6 +221,8 @@ static int prepare(struct request *request, struct job *job)
 
 	if (spec_catalog_load(NULL, fmha_backends, &job->catalog, &err) < 0)
 		return ctl_error(&err);
+	if (request->has_receipt && check_receipt(job->catalog, request->space.receipt) != 0)
+		return CTL_USAGE;
 	job->profile = -1;
 	if (request->profile_name) {
 		job->profile = spec_profile_find(job->catalog, request->profile_name);

@@ -7,6 +7,8 @@
 
 #include <proto/problem.h>
 
+#include "shapes.h"
+
 #define OP(op) (1u << FMHA_##op)
 
 /* One option: in which operations it names a file to read, and in which one to write. */
@@ -86,26 +88,6 @@ int files_option(struct files *files, int option, const char *value)
 
 /* ---- reading ---- */
 
-static bool is_bshd(uint32_t role)
-{
-	switch (role) {
-	case FMHA_T_Q:
-	case FMHA_T_K:
-	case FMHA_T_V:
-	case FMHA_T_O:
-	case FMHA_T_DO:
-	case FMHA_T_DQ:
-	case FMHA_T_DK:
-	case FMHA_T_DV:
-	case FMHA_T_K_NEW:
-	case FMHA_T_V_NEW:
-	case FMHA_T_Q_ROTATED:
-		return true;
-	default:
-		return false;
-	}
-}
-
 static uint32_t dtype_of(const struct files *files, enum npy_type type)
 {
 	switch (type) {
@@ -139,240 +121,6 @@ static enum npy_type npy_type_of(uint32_t dtype)
 	}
 }
 
-/* What is wrong with a file's tensor, as one line. */
-static int complain(const char *path, const char *what)
-{
-	(void)fprintf(stderr, "fmhactl: %s: %s\n", path, what);
-	return CTL_IO;
-}
-
-/* Batch, sequence, heads, head dimension of a file; batch 1 for three dimensions (packed). */
-static int four_dims(const struct files *files, uint32_t role, int32_t ret[4])
-{
-	const struct npy *npy = &files->npy[role];
-	int64_t dims[4] = {1};
-	int shift = 4 - npy->n_dims;
-
-	if (npy->n_dims != 3 && npy->n_dims != 4)
-		return complain(files->in[role], "needs 4 dimensions, or 3 when packed");
-	for (int i = 0; i < npy->n_dims; i++)
-		dims[shift + i] = npy->dims[i];
-	if (files->heads_first && shift == 0) {
-		int64_t heads = dims[1];
-
-		dims[1] = dims[2];
-		dims[2] = heads;
-	}
-	for (int i = 0; i < 4; i++) {
-		if (dims[i] > INT32_MAX)
-			return complain(files->in[role], "a dimension exceeds 2^31 - 1");
-		ret[i] = (int32_t)dims[i];
-	}
-	return 0;
-}
-
-static const int32_t *indices(const struct files *files, uint32_t role, int64_t *ret_n)
-{
-	const struct npy *npy = &files->npy[role];
-
-	*ret_n = npy->n_dims == 1 ? npy->dims[0] : 0;
-	return npy->data && npy->type == NPY_I4 && npy->n_dims == 1 ? npy->data : NULL;
-}
-
-/* The longest sequence of prefix sums; 0 for what are none: the daemon says what is wrong. */
-static int32_t longest(const int32_t *starts, int64_t n)
-{
-	int32_t most = 0;
-
-	for (int64_t i = 0; i + 1 < n; i++) {
-		if (starts[i] >= 0 && starts[i + 1] > starts[i] && starts[i + 1] - starts[i] > most)
-			most = starts[i + 1] - starts[i];
-	}
-	return most;
-}
-
-static int32_t greatest(const int32_t *values, int64_t n)
-{
-	int32_t most = 0;
-
-	for (int64_t i = 0; i < n; i++)
-		most = values[i] > most ? values[i] : most;
-	return most;
-}
-
-/* Keys of the longest sequence of a paged cache. */
-static int32_t paged_keys(const struct files *files, const struct fmha_problem *p)
-{
-	int64_t n, n_last;
-	const int32_t *lengths = indices(files, FMHA_T_SEQLEN_K, &n);
-	const int32_t *starts, *last;
-	int64_t most = 0;
-
-	if (lengths)
-		return greatest(lengths, n) + p->seqlen_new;
-	if (files->in[FMHA_T_BLOCK_TABLE])
-		return p->max_blocks < INT32_MAX / 1024 ? p->max_blocks * p->page_size : INT32_MAX;
-	starts = indices(files, FMHA_T_KV_INDPTR, &n);
-	last = indices(files, FMHA_T_KV_LAST_PAGE_LEN, &n_last);
-	for (int64_t b = 0; starts && last && b + 1 < n && b < n_last; b++) {
-		int64_t keys = ((int64_t)starts[b + 1] - starts[b] - 1) * p->page_size + last[b];
-
-		most = keys > most ? keys : most;
-	}
-	return most < INT32_MAX ? (int32_t)most : INT32_MAX;
-}
-
-static int infer_vectorized(const struct files *files, struct fmha_problem *p)
-{
-	const struct npy *k = &files->npy[FMHA_T_K], *v = &files->npy[FMHA_T_V];
-
-	if (k->n_dims != 5 || v->n_dims != 5)
-		return complain(files->in[FMHA_T_K],
-				"a vectorized cache has 5 dimensions: K [pages, heads, hdim / x, "
-				"page_size, x], V [pages, heads, page_size / x, hdim, x]");
-	p->n_pages = (int32_t)k->dims[0];
-	p->nhead_k = (int32_t)k->dims[1];
-	p->hdim_q = (int32_t)(k->dims[2] * k->dims[4]);
-	p->page_size = (int32_t)k->dims[3];
-	p->hdim_v = (int32_t)v->dims[3];
-	return 0;
-}
-
-static int infer_keys(const struct files *files, struct fmha_problem *p)
-{
-	bool paged = files->in[FMHA_T_BLOCK_TABLE] || files->in[FMHA_T_KV_INDPTR];
-	int32_t k[4], v[4];
-	int r;
-
-	if (p->kv_layout == FMHA_KV_VECTORIZED) {
-		r = infer_vectorized(files, p);
-	} else {
-		r = four_dims(files, FMHA_T_K, k);
-		if (r == 0)
-			r = four_dims(files, FMHA_T_V, v);
-		if (r != 0)
-			return r;
-		p->nhead_k = k[2];
-		p->hdim_q = k[3];
-		p->hdim_v = v[3];
-		if (paged) {
-			p->n_pages = k[0];
-			p->page_size = k[1];
-		} else if (p->mode == FMHA_GROUP && !files->in[FMHA_T_CACHE_BATCH_IDX]) {
-			p->total_k = k[1];
-		} else {
-			p->seqlen_k = k[1];
-			if (files->in[FMHA_T_CACHE_BATCH_IDX])
-				p->cache_batch = k[0];
-			else
-				p->batch = k[0];
-		}
-	}
-	if (r == 0 && paged) {
-		if (files->npy[FMHA_T_BLOCK_TABLE].n_dims == 2) {
-			p->batch = (int32_t)files->npy[FMHA_T_BLOCK_TABLE].dims[0];
-			p->max_blocks = (int32_t)files->npy[FMHA_T_BLOCK_TABLE].dims[1];
-		}
-		if (files->npy[FMHA_T_KV_PAGE_INDICES].n_dims == 1)
-			p->n_page_indices = (int32_t)files->npy[FMHA_T_KV_PAGE_INDICES].dims[0];
-		p->seqlen_k = paged_keys(files, p);
-	}
-	return r;
-}
-
-/* Sizes, from the files' shapes. */
-static int infer(const struct files *files, struct fmha_problem *p)
-{
-	const int32_t *starts;
-	int32_t dims[4] = {0};
-	int64_t n;
-	int r = 0;
-
-	p->mode = files->in[FMHA_T_SEQSTART_Q] ? FMHA_GROUP : FMHA_BATCH;
-	if (files->in[FMHA_T_K_NEW]) {
-		r = four_dims(files, FMHA_T_K_NEW, dims);
-		p->seqlen_new = dims[1];
-	}
-	if (r == 0)
-		r = infer_keys(files, p);
-	if (r == 0 && files->in[FMHA_T_Q]) {
-		r = four_dims(files, FMHA_T_Q, dims);
-		p->nhead_q = dims[2];
-		p->hdim_q = dims[3];
-		if (p->mode == FMHA_GROUP) {
-			p->total_q = dims[1];
-		} else {
-			p->seqlen_q = dims[1];
-			p->batch = dims[0];
-		}
-	}
-	if (r != 0)
-		return r;
-	starts = indices(files, FMHA_T_SEQSTART_Q, &n);
-	if (starts) {
-		p->batch = n > 0 ? (int32_t)(n - 1) : 0;
-		p->seqlen_q = longest(starts, n);
-	}
-	starts = indices(files, FMHA_T_SEQSTART_K, &n);
-	if (starts)
-		p->seqlen_k = longest(starts, n);
-	if (files->npy[FMHA_T_ROTARY_COS].n_dims == 2) {
-		p->rotary_max_pos = (int32_t)files->npy[FMHA_T_ROTARY_COS].dims[0];
-		p->rotary_dim = (int32_t)(2 * files->npy[FMHA_T_ROTARY_COS].dims[1]);
-	}
-	return 0;
-}
-
-/* The role's extents as the file must have them, heads first if asked; leading 1s may be left out.
- */
-static int expected_dims(const struct files *files, const struct fmha_problem *p, uint32_t role,
-			 int64_t dims[5])
-{
-	int n = proto_roles[role].n_dims;
-
-	problem_extents(p, role, dims);
-	if (files->heads_first && is_bshd(role) && dims[0] >= 0 && p->mode == FMHA_BATCH &&
-	    !(p->page_size > 0 && (role == FMHA_T_K || role == FMHA_T_V))) {
-		int64_t seq = dims[1];
-
-		dims[1] = dims[2];
-		dims[2] = seq;
-	}
-	return n;
-}
-
-/* Strides of a packed tensor of these dims; an extent of 1 where more are expected broadcasts. */
-static int match_shape(const struct files *files, const struct fmha_problem *p, uint32_t role,
-		       int64_t stride[5])
-{
-	const struct npy *npy = &files->npy[role];
-	bool may_broadcast = role == FMHA_T_BIAS || role == FMHA_T_ALIBI_SLOPES;
-	int64_t dims[5], step = 1;
-	int n = expected_dims(files, p, role, dims), shift = n - npy->n_dims;
-	char text[160];
-	int used;
-
-	memset(stride, 0, 5 * sizeof(*stride));
-	for (int i = n - 1; shift >= 0 && i >= 0; i--) {
-		int64_t have = i < shift ? 1 : npy->dims[i - shift];
-
-		if (have != dims[i] && !(have == 1 && (may_broadcast || i < shift) &&
-					 (may_broadcast || dims[i] == 1))) {
-			shift = -1;
-			break;
-		}
-		stride[i] = have == 1 && dims[i] != 1 ? 0 : step;
-		step *= have;
-	}
-	if (shift >= 0)
-		return 0;
-	used = snprintf(text, sizeof(text), "the shape should be (");
-	for (int i = 0; i < n; i++)
-		used += snprintf(text + used, sizeof(text) - (size_t)used, "%lld%s",
-				 (long long)dims[i], i + 1 < n ? ", " : ",)");
-	return complain(files->in[role], text);
-}
-
 static void swap_heads(int64_t stride[5])
 {
 	int64_t second = stride[1];
@@ -389,12 +137,10 @@ static int set_input(const struct files *files, struct fmha_problem *p, uint32_t
 
 	tensor->data = marker;
 	tensor->dtype = dtype_of(files, files->npy[role].type);
-	if ((role == FMHA_T_K || role == FMHA_T_V) && p->kv_layout == FMHA_KV_VECTORIZED)
-		return 0; /* packed by definition */
-	r = match_shape(files, p, role, stride);
-	if (r != 0)
+	r = shapes_match(files, p, role, stride);
+	if (r != 0 || shapes_vectorized(p, role)) /* packed by definition */
 		return r;
-	if (files->heads_first && is_bshd(role) && p->mode == FMHA_BATCH)
+	if (shapes_heads_first(files, p, role))
 		swap_heads(stride);
 	memcpy(tensor->stride, stride, sizeof(stride));
 	return 0;
@@ -406,7 +152,7 @@ static void set_output(const struct files *files, struct fmha_problem *p, uint32
 {
 	struct fmha_tensor *tensor = &p->tensor[role];
 	int64_t dims[5], step = 1;
-	int n = expected_dims(files, p, role, dims);
+	int n = shapes_expected(files, p, role, dims);
 
 	tensor->data = marker;
 	tensor->dtype = dtype;
@@ -415,7 +161,7 @@ static void set_output(const struct files *files, struct fmha_problem *p, uint32
 		tensor->stride[i] = step;
 		step *= dims[i];
 	}
-	if (files->heads_first && is_bshd(role) && p->mode == FMHA_BATCH)
+	if (shapes_heads_first(files, p, role))
 		swap_heads(tensor->stride);
 }
 
@@ -488,7 +234,7 @@ int files_load(struct files *files, struct fmha_problem *problem)
 		}
 	}
 	problem->op = files->op;
-	r = infer(files, problem);
+	r = shapes_infer(files, problem);
 	if (r != 0)
 		return r;
 	/* Extents depend on which tensors there are. */
@@ -516,6 +262,23 @@ void files_fill(const struct files *files, const struct tensors *tensors)
 	}
 }
 
+void files_point(const struct files *files, struct fmha_problem *problem)
+{
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		if (files->npy[role].data)
+			problem->tensor[role].data = files->npy[role].data;
+	}
+}
+
+bool files_keep(const struct files *files)
+{
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		if (files->out[role])
+			return true;
+	}
+	return false;
+}
+
 int files_store(const struct files *files, const struct fmha_problem *problem,
 		const struct tensors *tensors)
 {
@@ -531,7 +294,7 @@ int files_store(const struct files *files, const struct fmha_problem *problem,
 		} else {
 			int64_t dims[5];
 
-			npy.n_dims = expected_dims(files, problem, role, dims);
+			npy.n_dims = shapes_expected(files, problem, role, dims);
 			npy.bytes = npy_type_bytes(npy.type);
 			for (int i = 0; i < npy.n_dims; i++) {
 				npy.dims[i] = dims[i];

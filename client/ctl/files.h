@@ -36,6 +36,12 @@ int files_load(struct files *files, struct fmha_problem *problem);
 /* Copies the inputs to where @tensors lays them. */
 void files_fill(const struct files *files, const struct tensors *tensors);
 
+/* Lets the inputs of @problem be the files' own memory, which no run has seen. */
+void files_point(const struct files *files, struct fmha_problem *problem);
+
+/* Whether any output is to be written. */
+bool files_keep(const struct files *files);
+
 /* Writes the outputs that were asked for. Return: 0 or an exit code. */
 int files_store(const struct files *files, const struct fmha_problem *problem,
 		const struct tensors *tensors);

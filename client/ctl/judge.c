@@ -237,8 +237,8 @@ static int forward_all(const struct abi_fwd_args *all, uint32_t round_dtype, dou
 	struct head_pool pool = {.n = n};
 	int64_t o_n, lse_n;
 
-	/* The dropout mask knows a head by its number in the whole. */
-	if (all->nhead_k == 1 || all->dropout.p_drop > 0)
+	/* The dropout mask knows a head by its number in the whole, a vectorized page by theirs. */
+	if (all->nhead_k == 1 || all->dropout.p_drop > 0 || all->cache.layout == ABI_KV_VECTORIZED)
 		return rounded ? reference_forward_rounded(all, round_dtype, o, lse)
 			       : reference_forward(all, o, lse, NULL);
 	pool.tasks = calloc((size_t)n, sizeof(*pool.tasks));

@@ -26,10 +26,11 @@ struct judge_verdict {
 struct judge;
 
 /*
- * Computes what the outputs of @problem must be. Call it before the run: inputs are read now, and
- * a cache that the run appends to is copied. The tensors are ordinary memory (`data`), the problem
- * has passed problem_check(); index tensors are packed. Runs on all cores.
- * Return: 0, FMHA_ENOTSUP for what the reference does not cover, FMHA_ENOMEM.
+ * Computes what the outputs of @problem must be. Inputs, also the cache that an append changes,
+ * must be as they were before the run. The tensors are ordinary memory (`data`), index tensors
+ * packed; the problem has passed problem_check(), and what integer tensors hold has been judged as
+ * well, as fmhad does before a run: nothing is checked here. Runs on all cores. Return: 0,
+ * FMHA_ENOTSUP for what the reference does not cover, FMHA_ENOMEM.
  */
 int judge_new(const struct fmha_problem *problem, struct judge **ret_judge, struct fmha_error *err);
 

@@ -36,6 +36,25 @@ static void print_help(FILE *out)
 		out);
 }
 
+static int run_command(const struct ctl_command *command, int argc, char **argv)
+{
+	char title[64];
+	int r;
+
+	/* What getopt_long() begins its complaints with. */
+	(void)snprintf(title, sizeof(title), "fmhactl %s", command->name);
+	argv[0] = title;
+	r = command->run(argc, argv);
+	if (r == CTL_USAGE)
+		(void)fprintf(stderr, "`%s --help` says more\n", title);
+	/* A full disk or a closed pipe must not look like success. */
+	if (fflush(stdout) != 0 && r == CTL_OK) {
+		(void)fputs("fmhactl: cannot write to stdout\n", stderr);
+		return CTL_IO;
+	}
+	return r;
+}
+
 int main(int argc, char **argv)
 {
 	const char *name = argc > 1 ? argv[1] : "";
@@ -49,16 +68,8 @@ int main(int argc, char **argv)
 		return CTL_OK;
 	}
 	for (size_t i = 0; i < N_COMMANDS; i++) {
-		if (!strcmp(name, commands[i].name)) {
-			int r = commands[i].run(argc - 1, argv + 1);
-
-			/* A full disk or a closed pipe must not look like success. */
-			if (fflush(stdout) != 0 && r == CTL_OK) {
-				(void)fputs("fmhactl: cannot write to stdout\n", stderr);
-				return CTL_IO;
-			}
-			return r;
-		}
+		if (!strcmp(name, commands[i].name))
+			return run_command(&commands[i], argc - 1, argv + 1);
 	}
 	if (name[0])
 		(void)ctl_usage_error("no command '%s'", name);

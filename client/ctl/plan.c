@@ -484,6 +484,7 @@ int ctl_plan(int argc, char **argv)
 		if (p->op == MANY)
 			return ctl_usage_error("plan: forward, backward, append or merge, not '%s'",
 					       argv[1]);
+		argv[1] = argv[0];
 		argc--;
 		argv++;
 	}

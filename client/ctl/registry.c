@@ -119,30 +119,59 @@ static void name_from_path(const char *path, char name[FMHA_NAME_BYTES])
 	name[n] = '\0';
 }
 
-static int do_import(struct fmha_device *device, const struct request *request, bool is_set)
+static int do_import(struct fmha_device *device, const struct request *request)
 {
 	struct fmha_error err = {0};
-	char *text = NULL, name[FMHA_NAME_BYTES];
+	char *text = NULL;
 	uint64_t n_kernels = 0;
 	size_t n = 0;
 	int r = read_file(request->operand, &text, &n);
 
 	if (r != 0)
 		return r;
-	name_from_path(request->operand, name);
-	if (is_set)
-		r = fmha_registry_load(device, request->name ? request->name : name, text, n,
-				       &n_kernels, &err);
-	else
-		r = fmha_registry_import(device, text, n, &n_kernels, &err);
+	r = fmha_registry_import(device, text, n, &n_kernels, &err);
 	free(text);
 	if (r < 0)
 		return ctl_error(&err);
-	if (is_set)
-		(void)printf("set %s: %llu kernels\n", request->name ? request->name : name,
-			     (unsigned long long)n_kernels);
-	else
-		(void)printf("%llu kernels\n", (unsigned long long)n_kernels);
+	(void)printf("%llu kernels\n", (unsigned long long)n_kernels);
+	return CTL_OK;
+}
+
+/* A set that offers nothing is a mistake in its patterns: it is not left there. */
+static int take_empty_set_back(struct fmha_device *device, const struct request *request,
+			       const char *name)
+{
+	struct fmha_error err = {0};
+
+	if (fmha_registry_unload(device, name, NULL, &err) < 0)
+		return ctl_error(&err);
+	(void)fprintf(
+		stderr,
+		"fmhactl: %s: no kernel of this device has a name that its patterns match; set "
+		"%s is not loaded (`fmhactl plan` prints such names)\n",
+		request->operand, name);
+	return CTL_FAILED;
+}
+
+static int do_load(struct fmha_device *device, const struct request *request)
+{
+	struct fmha_error err = {0};
+	char *text = NULL, from_path[FMHA_NAME_BYTES];
+	const char *name = request->name ? request->name : from_path;
+	uint64_t n_kernels = 0;
+	size_t n = 0;
+	int r = read_file(request->operand, &text, &n);
+
+	if (r != 0)
+		return r;
+	name_from_path(request->operand, from_path);
+	r = fmha_registry_load(device, name, text, n, &n_kernels, &err);
+	free(text);
+	if (r < 0)
+		return ctl_error(&err);
+	if (n_kernels == 0)
+		return take_empty_set_back(device, request, name);
+	(void)printf("set %s: %llu kernels\n", name, (unsigned long long)n_kernels);
 	return CTL_OK;
 }
 
@@ -212,6 +241,7 @@ int ctl_registry(int argc, char **argv)
 	}
 	if (!exports && !imports && !loads && !unloads)
 		return ctl_usage_error("registry: export, import, load or unload, not '%s'", verb);
+	argv[1] = argv[0]; /* getopt_long() speaks in this name */
 	r = parse(&request, argc - 1, argv + 1, &done);
 	if (r != 0 || done)
 		return r;
@@ -227,8 +257,10 @@ int ctl_registry(int argc, char **argv)
 		r = do_export(device, &request);
 	else if (unloads)
 		r = do_unload(device, &request);
+	else if (loads)
+		r = do_load(device, &request);
 	else
-		r = do_import(device, &request, loads);
+		r = do_import(device, &request);
 	device = fmha_device_free(device);
 	client = fmha_client_free(client);
 	return r;

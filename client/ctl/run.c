@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include <cjson/cJSON.h>
+#include <proto/error.h>
 #include <proto/problem.h>
 
 #include "files.h"
@@ -41,18 +42,29 @@ static const char usage[] =
 	"  --fp8 TYPE       e4m3 (default) or e5m2: what uint8 files hold\n" PROBLEM_HELP
 	"  --check          compare with the double-precision reference; exit code 1 when beyond "
 	"the bar\n"
+	"  --discard        keep no result: for timing alone\n"
 	"  --repeat N       run N times, report the fastest\n"
-	"  --json           the report as JSON\n" CTL_TARGET_HELP;
+	"  --seconds S      go on for this long, whatever N is\n"
+	"  --json           the report as JSON, with the time of each run\n" CTL_TARGET_HELP;
+
+/* One run: its end by CLOCK_MONOTONIC, by which processes can compare. */
+struct sample {
+	int64_t end_ns;
+	double kernel_ms;
+};
 
 struct run {
 	struct ctl_target target;
 	struct files files;
 	struct fmha_problem problem; /* tensors in the buffer */
 	struct tensors tensors;
-	bool check, json;
+	bool check, discard, json;
 	int64_t repeat;
+	double seconds;
 
 	struct fmha_plan_info info;
+	struct sample *samples; /* of every run */
+	size_t n_samples, capacity;
 	double kernel_ms, client_ms; /* of the fastest run */
 	int n_verdicts;              /* -1: not checked */
 	struct judge_verdict verdicts[JUDGE_MAX_OUTPUTS];
@@ -60,14 +72,18 @@ struct run {
 
 enum {
 	OPTION_CHECK = 'c',
+	OPTION_DISCARD = 'd',
 	OPTION_JSON = 'j',
 	OPTION_REPEAT = 'n',
+	OPTION_SECONDS = 's',
 	OPTION_LAYOUT = 'l',
 	OPTION_FP8 = '8'
 };
 
 static int parse_option(struct run *run, int option, const char *value)
 {
+	int r;
+
 	if (problem_is_option(option))
 		return problem_option(&run->problem, option, value);
 	if (option >= FILES_OPTION_BASE)
@@ -76,11 +92,19 @@ static int parse_option(struct run *run, int option, const char *value)
 	case OPTION_CHECK:
 		run->check = true;
 		return 0;
+	case OPTION_DISCARD:
+		run->discard = true;
+		return 0;
 	case OPTION_JSON:
 		run->json = true;
 		return 0;
 	case OPTION_REPEAT:
 		return ctl_parse_int("--repeat", value, 1, 1000000, &run->repeat);
+	case OPTION_SECONDS:
+		r = ctl_parse_double("--seconds", value, &run->seconds);
+		if (r == 0 && (run->seconds < 0 || run->seconds > 1e6))
+			return ctl_usage_error("--seconds %s: 0 to 1000000", value);
+		return r;
 	case OPTION_LAYOUT:
 		run->files.heads_first = !strcmp(value, "bhsd");
 		if (!run->files.heads_first && strcmp(value, "bshd") != 0)
@@ -100,8 +124,10 @@ static int parse_option(struct run *run, int option, const char *value)
 static int parse(struct run *run, int argc, char **argv, bool *ret_done)
 {
 	static const struct option own[] = {{"check", no_argument, NULL, OPTION_CHECK},
+					    {"discard", no_argument, NULL, OPTION_DISCARD},
 					    {"json", no_argument, NULL, OPTION_JSON},
 					    {"repeat", required_argument, NULL, OPTION_REPEAT},
+					    {"seconds", required_argument, NULL, OPTION_SECONDS},
 					    {"layout", required_argument, NULL, OPTION_LAYOUT},
 					    {"fp8", required_argument, NULL, OPTION_FP8},
 					    CTL_TARGET_OPTIONS};
@@ -126,34 +152,67 @@ static int parse(struct run *run, int argc, char **argv, bool *ret_done)
 	}
 	if (optind < argc)
 		return ctl_usage_error("run: what is '%s'?", argv[optind]);
+	if (!files_keep(&run->files) && !run->check && !run->discard)
+		return ctl_usage_error("run: no file is named for a result: %s, or --check, or "
+				       "--discard for timing alone",
+				       run->files.op == FMHA_FORWARD    ? "--out"
+				       : run->files.op == FMHA_BACKWARD ? "--dq, --dk, --dv"
+									: "--k-out, --v-out");
 	return 0;
 }
 
 /* ---- running ---- */
 
+static int add_sample(struct run *run, int64_t end_ns, double kernel_ms, struct fmha_error *err)
+{
+	if (run->n_samples == run->capacity) {
+		size_t capacity = run->capacity ? 2 * run->capacity : 64;
+		struct sample *samples = realloc(run->samples, capacity * sizeof(*samples));
+
+		if (!samples)
+			return fmha_error_set(err, FMHA_ENOMEM, "the runs' times: out of memory");
+		run->samples = samples;
+		run->capacity = capacity;
+	}
+	run->samples[run->n_samples++] = (struct sample){end_ns, kernel_ms};
+	return 0;
+}
+
+static int run_once(struct run *run, struct fmha_plan *plan, struct fmha_error *err)
+{
+	struct fmha_run_result result = {0};
+	int64_t start = ctl_now_ns(), end;
+	double client_ms, kernel_ms;
+	int r = fmha_plan_run(plan, NULL, &result, err);
+
+	if (r < 0)
+		return r;
+	end = ctl_now_ns();
+	client_ms = (double)(end - start) / 1e6;
+	kernel_ms = (double)result.kernel_ns / 1e6;
+	if (run->n_samples == 0 || kernel_ms < run->kernel_ms)
+		run->kernel_ms = kernel_ms;
+	if (run->n_samples == 0 || client_ms < run->client_ms)
+		run->client_ms = client_ms;
+	return add_sample(run, end, kernel_ms, err);
+}
+
 static int plan_and_run(struct run *run, struct fmha_device *device,
-			const struct fmha_problem *problem, int64_t repeat, struct fmha_error *err)
+			const struct fmha_problem *problem, int64_t repeat, double seconds,
+			struct fmha_error *err)
 {
 	struct ctl_progress progress = {.title = "runs"};
+	int64_t until = ctl_now_ns() + (int64_t)(seconds * 1e9);
 	struct fmha_plan *plan;
 	int r = fmha_plan_new(device, problem, &plan, err);
 
 	if (r < 0)
 		return r;
+	run->n_samples = 0;
 	r = fmha_plan_info(plan, &run->info, err);
-	for (int64_t i = 0; i < repeat && r == 0; i++) {
-		struct fmha_run_result result = {0};
-		int64_t start = ctl_now_ns();
-		double client_ms, kernel_ms;
-
-		ctl_progress(&progress, (uint64_t)i, (uint64_t)repeat);
-		r = fmha_plan_run(plan, NULL, &result, err);
-		client_ms = (double)(ctl_now_ns() - start) / 1e6;
-		kernel_ms = (double)result.kernel_ns / 1e6;
-		if (i == 0 || kernel_ms < run->kernel_ms)
-			run->kernel_ms = kernel_ms;
-		if (i == 0 || client_ms < run->client_ms)
-			run->client_ms = client_ms;
+	for (int64_t i = 0; r == 0 && (i < repeat || ctl_now_ns() < until); i++) {
+		ctl_progress(&progress, (uint64_t)i, seconds > 0 ? 0 : (uint64_t)repeat);
+		r = run_once(run, plan, err);
 	}
 	ctl_progress_end(&progress);
 	plan = fmha_plan_free(plan);
@@ -171,27 +230,42 @@ static int run_forward_first(struct run *run, struct fmha_device *device, struct
 	forward.deterministic = 0;
 	for (size_t i = 0; i < sizeof(not_forward) / sizeof(not_forward[0]); i++)
 		memset(&forward.tensor[not_forward[i]], 0, sizeof(forward.tensor[0]));
-	return plan_and_run(run, device, &forward, 1, err);
+	return plan_and_run(run, device, &forward, 1, 0, err);
 }
 
-/* A cache that is appended to must be the given one for each run: appending again is the same. */
+/*
+ * After the run: by then the daemon has judged the problem and what its integer tensors hold, which
+ * the reference believes. It reads the files' own memory, which a run cannot have written to.
+ */
+static int check(struct run *run, struct fmha_error *err)
+{
+	struct fmha_problem inputs, outputs;
+	struct judge *judge;
+	int r;
+
+	tensors_point(&run->tensors, &run->problem, &outputs);
+	inputs = outputs;
+	files_point(&run->files, &inputs);
+	r = judge_new(&inputs, &judge, err);
+	if (r < 0)
+		return r;
+	run->n_verdicts = judge_compare(judge, &outputs, run->verdicts);
+	judge = judge_free(judge);
+	return 0;
+}
+
+/* Repeating an append writes the same rows again. */
 static int execute(struct run *run, struct fmha_device *device, struct fmha_error *err)
 {
-	struct judge *judge = NULL;
-	struct fmha_problem pointed;
 	int r = 0;
 
 	if (run->problem.op == FMHA_BACKWARD &&
 	    !(run->files.in[FMHA_T_O] && run->files.in[FMHA_T_LSE]))
 		r = run_forward_first(run, device, err);
-	tensors_point(&run->tensors, &run->problem, &pointed);
-	if (r == 0 && run->check)
-		r = judge_new(&pointed, &judge, err);
 	if (r == 0)
-		r = plan_and_run(run, device, &run->problem, run->repeat, err);
-	if (r == 0 && judge)
-		run->n_verdicts = judge_compare(judge, &pointed, run->verdicts);
-	judge = judge_free(judge);
+		r = plan_and_run(run, device, &run->problem, run->repeat, run->seconds, err);
+	if (r == 0 && run->check)
+		r = check(run, err);
 	return r;
 }
 
@@ -225,6 +299,19 @@ static void print_text(const struct run *run)
 	}
 }
 
+static void add_samples(const struct run *run, cJSON *root)
+{
+	cJSON *runs = cJSON_AddArrayToObject(root, "runs");
+
+	for (size_t i = 0; i < run->n_samples; i++) {
+		cJSON *item = cJSON_CreateObject();
+
+		cJSON_AddNumberToObject(item, "end_ns", (double)run->samples[i].end_ns);
+		cJSON_AddNumberToObject(item, "kernel_ms", run->samples[i].kernel_ms);
+		cJSON_AddItemToArray(runs, item);
+	}
+}
+
 static void print_json(const struct run *run)
 {
 	cJSON *root = cJSON_CreateObject(), *kernels = cJSON_AddArrayToObject(root, "kernels");
@@ -238,6 +325,7 @@ static void print_json(const struct run *run)
 	cJSON_AddNumberToObject(root, "client_ms", run->client_ms);
 	cJSON_AddNumberToObject(root, "flops", run->info.flops);
 	cJSON_AddNumberToObject(root, "gflops", gflops(run));
+	add_samples(run, root);
 	if (run->n_verdicts >= 0) {
 		cJSON *checks = cJSON_AddArrayToObject(root, "checks");
 
@@ -321,6 +409,7 @@ int ctl_run(int argc, char **argv)
 	if (run.files.op == UINT32_MAX)
 		return ctl_usage_error("run: forward, backward or append, not '%s'", name);
 	fmha_problem_init(&run.problem);
+	argv[1] = argv[0]; /* getopt_long() speaks in this name */
 	r = parse(&run, argc - 1, argv + 1, &done);
 	if (r != 0 || done)
 		return r;
@@ -328,5 +417,6 @@ int ctl_run(int argc, char **argv)
 	if (r == 0)
 		r = run_on_device(&run);
 	files_deinit(&run.files);
+	free(run.samples);
 	return r;
 }

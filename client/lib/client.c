@@ -114,28 +114,66 @@ static int try_path(const char *path, int64_t deadline, int *ret_fd, char ret_pa
 	return r;
 }
 
-/* The documented order. A path that the caller or $FMHAD_SOCKET names is final. */
+/* @tried: which sockets, each with its reason. */
+static int not_running(struct fmha_error *err, const char *tried, const char *also)
+{
+	return fmha_error_set(err, FMHA_ECONN,
+			      "fmhad does not run (start it with `fmhad` or `systemctl start "
+			      "fmhad.socket`); tried %s%s%s",
+			      tried, also ? "; " : "", also ? also : "");
+}
+
+/* A path that the caller or $FMHAD_SOCKET names is final. */
+static int connect_fixed(const char *path, int64_t deadline, int *ret_fd,
+			 char ret_path[FMHA_PATH_BYTES], struct fmha_error *err)
+{
+	struct fmha_error why = {0};
+	int r = try_path(path, deadline, ret_fd, ret_path, &why);
+
+	if (r == FMHA_ECONN)
+		return not_running(err, why.msg, NULL);
+	if (r < 0 && err)
+		*err = why;
+	return r;
+}
+
+/* The user's own daemon, then the machine's. */
+static int connect_default(int64_t deadline, int *ret_fd, char ret_path[FMHA_PATH_BYTES],
+			   struct fmha_error *err)
+{
+	const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
+	struct fmha_error own = {0}, system = {0};
+	char path[FMHA_PATH_BYTES];
+	int r = FMHA_ECONN;
+
+	if (runtime && runtime[0] &&
+	    snprintf(path, sizeof(path), "%s/fmhad.sock", runtime) < (int)sizeof(path))
+		r = try_path(path, deadline, ret_fd, ret_path, &own);
+	if (r != FMHA_ECONN) {
+		if (r < 0 && err)
+			*err = own;
+		return r;
+	}
+	r = try_path(SYSTEM_SOCKET, deadline, ret_fd, ret_path, &system);
+	if (r == FMHA_ECONN)
+		return own.msg[0] ? not_running(err, own.msg, system.msg)
+				  : not_running(err, system.msg, NULL);
+	if (r < 0 && err)
+		*err = system;
+	return r;
+}
+
+/* The documented order. */
 static int connect_any(const struct fmha_client *client, int64_t deadline, int *ret_fd,
 		       char ret_path[FMHA_PATH_BYTES], struct fmha_error *err)
 {
-	const char *fixed = client->path, *runtime;
-	char path[FMHA_PATH_BYTES];
+	const char *fixed = client->path ? client->path : secure_getenv("FMHAD_SOCKET");
 
 	_Static_assert(sizeof(((struct sockaddr_un *)0)->sun_path) == FMHA_PATH_BYTES,
 		       "FMHA_PATH_BYTES is the kernel's limit");
-	if (!fixed)
-		fixed = secure_getenv("FMHAD_SOCKET");
 	if (fixed && fixed[0])
-		return try_path(fixed, deadline, ret_fd, ret_path, err);
-	runtime = secure_getenv("XDG_RUNTIME_DIR");
-	if (runtime && runtime[0] &&
-	    snprintf(path, sizeof(path), "%s/fmhad.sock", runtime) < (int)sizeof(path)) {
-		int r = try_path(path, deadline, ret_fd, ret_path, err);
-
-		if (r != FMHA_ECONN)
-			return r;
-	}
-	return try_path(SYSTEM_SOCKET, deadline, ret_fd, ret_path, err);
+		return connect_fixed(fixed, deadline, ret_fd, ret_path, err);
+	return connect_default(deadline, ret_fd, ret_path, err);
 }
 
 static int say_hello(struct fmha_client *client, struct connection *c, int64_t deadline,

@@ -26,6 +26,21 @@ void device_info_from(const struct proto_device *from, struct fmha_device_info *
 	memcpy(ret_info->state, from->state, sizeof(ret_info->state));
 }
 
+/* Whether the daemon calls it failed, after several starts: then there is nothing to wait for. */
+static bool has_failed(struct fmha_device *device, int64_t deadline)
+{
+	const struct proto_empty params = {0};
+	struct proto_devices_result devices;
+
+	if (client_call(device->client, PROTO_DEVICES, &params, deadline, &devices, NULL, NULL) < 0)
+		return false;
+	for (uint32_t i = 0; i < devices.n_devices; i++) {
+		if (devices.devices[i].device == device->index)
+			return strcmp(devices.devices[i].state, "failed") == 0;
+	}
+	return false;
+}
+
 /* A worker that restarts is back within a second, so ask again until the deadline. */
 static int ask_for_worker(struct fmha_device *device, int64_t deadline,
 			  struct proto_open_device_result *ret_opened, int *ret_fd,
@@ -39,7 +54,8 @@ static int ask_for_worker(struct fmha_device *device, int64_t deadline,
 		int r = client_call(device->client, PROTO_OPEN_DEVICE, &params, deadline,
 				    ret_opened, ret_fd, err);
 
-		if (r != FMHA_EBUSY && r != FMHA_EDEVICE)
+		if ((r != FMHA_EBUSY && r != FMHA_EDEVICE) ||
+		    (r == FMHA_EDEVICE && has_failed(device, deadline)))
 			return r;
 		if (deadline_left_ns(deadline) < pause_ns)
 			return r;
@@ -185,7 +201,8 @@ struct fmha_device *fmha_device_free(struct fmha_device *device)
 	return device_unref(device);
 }
 
-/* The first device that is ready, or else the first that may become so. */
+/* The first device that is ready, or else the first that may become so, or else the first: opening
+ * it tells why it failed. */
 static int choose_device(struct fmha_client *client, int64_t deadline, uint32_t *ret_index,
 			 struct fmha_error *err)
 {
@@ -196,19 +213,18 @@ static int choose_device(struct fmha_client *client, int64_t deadline, uint32_t 
 	r = client_call(client, PROTO_DEVICES, &params, deadline, &devices, NULL, err);
 	if (r < 0)
 		return r;
-	for (int pass = 0; pass < 2; pass++) {
+	for (int pass = 0; pass < 3; pass++) {
 		for (uint32_t i = 0; i < devices.n_devices; i++) {
 			const char *state = devices.devices[i].state;
 
 			if (strcmp(state, "ready") == 0 ||
-			    (pass == 1 && strcmp(state, "failed") != 0)) {
+			    (pass == 1 && strcmp(state, "failed") != 0) || pass == 2) {
 				*ret_index = devices.devices[i].device;
 				return 0;
 			}
 		}
 	}
-	return fmha_error_set_field(err, FMHA_ENOENT, "device",
-				    "none of the daemon's %u devices works", devices.n_devices);
+	return fmha_error_set_field(err, FMHA_ENOENT, "device", "the daemon has no device");
 }
 
 int fmha_device_open(struct fmha_client *client, uint32_t index, struct fmha_device **ret_device,

@@ -160,10 +160,10 @@ static int reach_keys(const struct reach *r, enum fmha_tensor_role role,
 }
 
 static int reach_descale(const struct reach *r, enum fmha_tensor_role role,
-			 const struct abi_descale *d, int64_t sequences, int64_t heads,
-			 int64_t length)
+			 const struct abi_descale *d, int64_t sequences, int64_t pages,
+			 int64_t heads, int64_t length)
 {
-	const struct step steps[] = {{sequences, d->stride_batch},
+	const struct step steps[] = {{d->per_page ? pages : sequences, d->stride_batch},
 				     {heads, d->stride_head},
 				     {d->block ? ceil_div(length, d->block) : 1, d->stride_block}};
 
@@ -238,7 +238,7 @@ static int reach_partials(const struct reach *r, const struct abi_fwd_args *a)
 static int reach_fwd(const struct reach *r, const struct abi_fwd_args *a)
 {
 	const struct abi_sequences *s = &a->sequences;
-	int64_t key_places = a->k_descale.per_page ? a->cache.n_pages : s->batch;
+	abi_i32 n_pages = a->cache.n_pages;
 
 	TRY(reach_tables(r, &a->cache));
 	TRY(reach_fwd_q(r, a));
@@ -251,11 +251,11 @@ static int reach_fwd(const struct reach *r, const struct abi_fwd_args *a)
 	TRY(reach_heads(r, FMHA_T_ALIBI_SLOPES, a->alibi_slopes, s->batch, a->alibi_stride_batch,
 			a->nhead_q));
 	TRY(reach_heads(r, FMHA_T_SINK, a->sink, 1, 0, a->nhead_q));
-	TRY(reach_descale(r, FMHA_T_Q_DESCALE, &a->q_descale, s->batch, a->nhead_q,
+	TRY(reach_descale(r, FMHA_T_Q_DESCALE, &a->q_descale, s->batch, n_pages, a->nhead_q,
 			  s->seqlen_q_max));
-	TRY(reach_descale(r, FMHA_T_K_DESCALE, &a->k_descale, key_places, a->nhead_k,
+	TRY(reach_descale(r, FMHA_T_K_DESCALE, &a->k_descale, s->batch, n_pages, a->nhead_k,
 			  s->seqlen_k_max));
-	TRY(reach_descale(r, FMHA_T_V_DESCALE, &a->v_descale, key_places, a->nhead_k,
+	TRY(reach_descale(r, FMHA_T_V_DESCALE, &a->v_descale, s->batch, n_pages, a->nhead_k,
 			  s->seqlen_k_max));
 	return a->n_splits > 0 ? reach_partials(r, a) : 0;
 }

@@ -3,9 +3,9 @@
  * schedule.c: which run is next on the device.
  *
  * A device that shares the host's memory takes turns between its streams itself (device/pool.c): it
- * gets a few runs of every session. Any other runs what it is given, so it is given little: at most
- * queue_depth launches at a time, of whichever user has had least of it (base/fair.h), so that a
- * run has at most so many launches of others before it.
+ * gets a few runs of every session. Any other runs what it is given, so it is given little: so many
+ * launches at a time as fill it queue_depth times, of whichever user has had least of it
+ * (base/fair.h), so that a run has at most so much of others' before it.
  *
  * Runs with fences are with the device while they wait, on one of its few hardware queues: those of
  * one user are limited, and further while others want the device, since what waits is started by
@@ -132,7 +132,7 @@ static void start_bound(struct request *request)
 		return;
 	}
 	if (!request_has_fences(request))
-		worker->n_on_device++;
+		worker->device_load += request->plan->load;
 	if (!takes_turns(worker))
 		charge_estimate(request);
 	submit(request, on_done);
@@ -264,8 +264,9 @@ static void fetch(struct request *request)
 	submit(request, on_fetched);
 }
 
-/* Takes the memory for the session's first request, and binds it or begins to. */
-static void prepare(struct request *request)
+/* Takes the memory for the session's first request, and binds it or begins to. @now: it is its
+ * turn, or needs none. */
+static void prepare(struct request *request, bool now)
 {
 	struct fmha_error err;
 	int r = bind_memory(request, &err);
@@ -278,8 +279,10 @@ static void prepare(struct request *request)
 		bind_elsewhere(request);
 	else if (bind_now(request, &err) < 0)
 		schedule_give_up(request, &err);
-	else
+	else if (now)
 		start_bound(request);
+	else
+		request->state = REQUEST_BOUND;
 }
 
 /* Whether start() would have something to do now but for other users' turns. */
@@ -297,12 +300,12 @@ static bool may_start(struct session *session, const struct request *request)
 	}
 }
 
-static void start(struct request *request)
+static void start(struct request *request, bool now)
 {
 	if (request->state == REQUEST_BOUND)
 		start_bound(request);
 	else
-		prepare(request);
+		prepare(request, now);
 }
 
 /* ---- turns ---- */
@@ -344,10 +347,8 @@ static bool take_fenced_place(struct request *request)
 /* Large tables, and those that lie on the device, are read before it is the run's turn. */
 static bool needs_preparing(const struct request *request)
 {
-	const struct worker *worker = request->session->worker;
-
-	return request->state == REQUEST_WAITING && !request->plan->fixed &&
-	       (bind_is_large(request) || !takes_turns(worker));
+	return request->state == REQUEST_WAITING &&
+	       (request->plan->fetches || bind_is_large(request));
 }
 
 /* Starts what needs no turn. Return: the first request that waits for one, or NULL. */
@@ -362,7 +363,7 @@ static struct request *start_without_turn(struct session *session)
 			return NULL;
 		if (!fenced && !takes_turns(session->worker) && !needs_preparing(request))
 			return request;
-		start(request);
+		start(request, fenced || takes_turns(session->worker));
 	}
 	return NULL;
 }
@@ -371,14 +372,15 @@ static void give_turns(struct worker *worker)
 {
 	struct fair_session *turn;
 
-	while (worker->n_on_device < worker->config->queue_depth &&
-	       (turn = fair_next(&worker->turns))) {
+	uint64_t most = (uint64_t)worker->config->queue_depth * worker->plan_device.compute_units;
+
+	while (worker->device_load < most && (turn = fair_next(&worker->turns))) {
 		struct session *session = container_of(turn, struct session, turn);
 		struct request *request = start_without_turn(session);
 
 		fair_deactivate(turn);
 		if (request)
-			start(request);
+			start(request, true);
 		if (start_without_turn(session))
 			fair_activate(turn);
 	}
@@ -420,7 +422,7 @@ static void on_done(struct device_launch *launch)
 	bool fenced = request->fenced;
 
 	if (!request_has_fences(request))
-		worker->n_on_device--;
+		worker->device_load -= request->plan->load;
 	if (!takes_turns(worker) && launch->error.code == FMHA_OK)
 		fair_charge(&session->turn, (int64_t)took - (int64_t)request->estimate_ns);
 	request_complete(request, clock_ns());

@@ -460,6 +460,23 @@ static void name_culprits(const struct session *session, struct session_plan *pl
 	}
 }
 
+/* The largest grid of its stages, one block a unit; all units where no grid is known. */
+static uint32_t load_of(const struct plan *plan, uint32_t compute_units)
+{
+	uint64_t most = 1;
+
+	for (uint32_t i = 0; i < plan->n_stages; i++) {
+		const uint32_t *grid = plan->stages[i].grid;
+		uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2];
+
+		if (blocks == 0 || blocks >= compute_units)
+			return compute_units;
+		if (blocks > most)
+			most = blocks;
+	}
+	return (uint32_t)most;
+}
+
 static int on_plan(struct session *session, uint32_t id, const struct proto_plan_params *params,
 		   struct fmha_error *err)
 {
@@ -498,8 +515,10 @@ static int on_plan(struct session *session, uint32_t id, const struct proto_plan
 		return r;
 	}
 	plan->serial = ++worker->n_plans;
+	plan->load = load_of(&plan->plan, worker->plan_device.compute_units);
 	name_culprits(session, plan, &params->problem);
 	plan->fixed = staging_is_constant(worker->device, &plan->plan);
+	plan->fetches = staging_fetches(worker->device, &plan->plan);
 	/* A guess for the first run; later ones know better (run.c). */
 	plan->tiny_work = plan->plan.bytes < 1 << 20 ? 2e6 : 0;
 	describe_plan(&plan->plan, &result);

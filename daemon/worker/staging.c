@@ -45,14 +45,18 @@ uint64_t staging_host_bytes(const struct device *device, const struct plan *plan
 	return plan_indices_bytes(plan) + (block ? device_staging_cost(device, block) : 0);
 }
 
-bool staging_is_constant(const struct device *device, const struct plan *plan)
+bool staging_fetches(const struct device *device, const struct plan *plan)
 {
-	if (plan_indices_bytes(plan) > 0 || plan->workspace_head_bytes > 0)
-		return false;
 	for (uint32_t i = 0; i < plan->n_views && !device_shares_memory(device); i++)
 		if (is_integer_view(plan, &plan->views[i]))
-			return false;
-	return true;
+			return true;
+	return false;
+}
+
+bool staging_is_constant(const struct device *device, const struct plan *plan)
+{
+	return plan_indices_bytes(plan) == 0 && plan->workspace_head_bytes == 0 &&
+	       !staging_fetches(device, plan);
 }
 
 int staging_init(struct device *device, const struct plan *plan,

@@ -59,7 +59,7 @@ struct worker {
 	struct list free_requests; /* kept for the next run */
 	uint32_t n_free_requests, n_pending;
 	struct fair turns;    /* of sessions, on a device that takes none itself */
-	uint32_t n_on_device; /* launches without fences */
+	uint64_t device_load; /* of launches without fences: compute units that they can fill */
 	bool giving_turns;
 	uint64_t n_plans;     /* made so far */
 	uint64_t loop_serial; /* the plan whose kernel page->loop_kernel names; 0: none */
@@ -141,6 +141,8 @@ struct session_plan {
 	struct culprit culprits[PLAN_MAX_STAGES];
 	uint64_t serial;  /* no other plan of this worker ever has the same; from 1 */
 	bool fixed;       /* its arguments follow from where its buffers lie */
+	bool fetches;     /* integer tensors lie where the host has to copy them from */
+	uint32_t load;    /* compute units that its launches can fill */
 	double tiny_work; /* runs of no more work may take the loop thread while the device is idle
 			   */
 	double ns_per_work; /* as measured; 0: not yet */

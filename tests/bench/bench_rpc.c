@@ -20,7 +20,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -37,6 +39,7 @@
 #define N_TRIPS    2000
 #define N_PIPELINE 100000
 #define IN_FLIGHT  64
+#define PATIENCE_S 10 /* with a peer that owes an answer */
 
 static void die(const char *what, const struct fmha_error *err)
 {
@@ -96,6 +99,7 @@ static struct echo echo_start(size_t request_bytes, size_t answer_bytes)
 		die("socketpair", NULL);
 	echo.pid = fork();
 	if (echo.pid == 0) {
+		(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 		(void)close(pair[0]);
 		for (;;) {
 			read_full(pair[1], buffer, request_bytes);
@@ -121,6 +125,7 @@ static struct echo epoll_echo_start(void)
 		die("socketpair", NULL);
 	echo.pid = fork();
 	if (echo.pid == 0) {
+		(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 		(void)close(pair[0]);
 		loop = epoll_create1(0);
 		(void)epoll_ctl(loop, EPOLL_CTL_ADD, pair[1], &event);
@@ -190,7 +195,8 @@ static double pipeline(int fd, const uint8_t *window, size_t request_bytes, size
 				die("send", NULL);
 			sent += n;
 		}
-		(void)epoll_wait(loop, &event, 1, -1);
+		if (epoll_wait(loop, &event, 1, PATIENCE_S * 1000) == 0)
+			die("the peer does not answer", NULL);
 		r = read(fd, buffer, sizeof(buffer));
 		if (r == 0 || (r < 0 && errno != EAGAIN))
 			die("the peer hung up", NULL);
@@ -211,11 +217,14 @@ static int raw_connect(const char *path, struct proto_buffer *ping, size_t *ret_
 	struct proto_buffer frame = {0};
 	struct proto_empty empty = {0};
 	struct fmha_error err = {0};
+	const struct timeval patience = {.tv_sec = PATIENCE_S};
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	char answer[4096];
+	ssize_t n;
 
 	(void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
-	if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
+	if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ||
+	    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)) < 0)
 		die(path, NULL);
 	if (proto_encode_request(&frame, 1, PROTO_HELLO, &hello, &err) < 0 ||
 	    proto_encode_request(ping, 7, PROTO_PING, &empty, &err) < 0)
@@ -226,7 +235,10 @@ static int raw_connect(const char *path, struct proto_buffer *ping, size_t *ret_
 	proto_buffer_deinit(&frame);
 	if (write(fd, ping->data, ping->size) != (ssize_t)ping->size)
 		die("ping", NULL);
-	*ret_answer_bytes = (size_t)read(fd, answer, sizeof(answer));
+	n = read(fd, answer, sizeof(answer));
+	if (n <= 0)
+		die("ping", NULL);
+	*ret_answer_bytes = (size_t)n;
 	return fd;
 }
 
@@ -513,6 +525,11 @@ int main(int argc, char **argv)
 	}
 	options.path = argv[argc - 1];
 	(void)signal(SIGPIPE, SIG_IGN);
+	/* First of all: a device that does not work says why, and nothing is left waiting. */
+	if (fmha_connect(&options, &client, &err) < 0 ||
+	    fmha_device_open(client, index, &device, &err) < 0 ||
+	    fmha_device_info(device, &info, &err) < 0)
+		die("connect", &err);
 	fd = raw_connect(options.path, &ping, &answer_bytes);
 	if (ping.size > 64)
 		die("a ping of more than 64 bytes", NULL);
@@ -520,10 +537,6 @@ int main(int argc, char **argv)
 		memcpy(window + i * ping.size, ping.data, ping.size);
 	bare = echo_start(ping.size, answer_bytes);
 	bare_epoll = epoll_echo_start();
-	if (fmha_connect(&options, &client, &err) < 0 ||
-	    fmha_device_open(client, index, &device, &err) < 0 ||
-	    fmha_device_info(device, &info, &err) < 0)
-		die("connect", &err);
 	own_device_open(&own, info.backend);
 	plan = tiny_plan(&own, device, &buffer);
 

@@ -3,13 +3,15 @@
  * The demo's C client: attention on three .npy files through libfmha_client, without a copy: the
  * files are read straight into memory that the worker maps.
  *
- *   fmha_demo_client Q.npy K.npy V.npy OUT.npy RUNS
+ *   fmha_demo_client Q.npy K.npy V.npy OUT.npy SECONDS
  *
- * Prints one JSON line for demo.py.
+ * Runs for so long, and prints one JSON line for demo.py, with the end and the time of each run.
  */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <fmha/fmha.h>
 
@@ -43,17 +45,28 @@ static void describe(struct fmha_problem *p, const struct npy files[3])
 	p->hdim_v = (int32_t)files[2].dims[3];
 }
 
-static void run(struct fmha_plan *plan, int runs, struct fmha_run_result *ret_best)
+static int64_t now_ns(void)
 {
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Prints the runs as JSON objects. */
+static void run(struct fmha_plan *plan, double seconds)
+{
+	int64_t until = now_ns() + (int64_t)(seconds * 1e9), end = 0;
 	struct fmha_error err = {0};
 
-	for (int i = 0; i < runs; i++) {
+	for (int i = 0; i == 0 || end < until; i++) {
 		struct fmha_run_result result;
 
 		if (fmha_plan_run(plan, NULL, &result, &err))
 			die(&err);
-		if (i == 0 || result.kernel_ns < ret_best->kernel_ns)
-			*ret_best = result;
+		end = now_ns();
+		(void)printf("%s{\"end_ns\": %" PRId64 ", \"kernel_ms\": %.6f}", i ? ", " : "", end,
+			     (double)result.kernel_ns / 1e6);
 	}
 }
 
@@ -65,7 +78,6 @@ int main(int argc, char **argv)
 	struct fmha_buffer *buffer;
 	struct fmha_plan *plan;
 	struct fmha_plan_info info;
-	struct fmha_run_result best = {0};
 	struct fmha_error err = {0};
 	struct fmha_problem p;
 	struct fmha_tensor *const tensors[] = {&p.q, &p.k, &p.v, &p.o};
@@ -98,13 +110,13 @@ int main(int argc, char **argv)
 	}
 	if (fmha_plan_new(device, &p, &plan, &err) || fmha_plan_info(plan, &info, &err))
 		die(&err);
-	run(plan, atoi(argv[5]), &best);
+	(void)printf("{\"kernel\": \"%s\", \"flops\": %.0f, \"runs\": [", info.stages[0].kernel,
+		     info.flops);
+	run(plan, strtod(argv[5], NULL));
+	(void)printf("]}\n");
 	out.data = memory + p.o.offset;
 	if (npy_write(argv[4], &out, &err))
 		die(&err);
-	(void)printf("{\"kernel\": \"%s\", \"ms\": %.6f, \"flops\": %.0f}\n", info.stages[0].kernel,
-		     (double)best.kernel_ns / 1e6, info.flops);
-
 	plan = fmha_plan_free(plan);
 	buffer = fmha_buffer_free(buffer);
 	device = fmha_device_free(device);

@@ -11,7 +11,6 @@ shared library of the checks (FMHA_CHECK_LIB, or the build directory's).
 """
 import argparse
 import concurrent.futures
-import glob
 import os
 import pickle
 import re
@@ -26,6 +25,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import abi  # noqa: E402
 import suite  # noqa: E402
 from cuda_device import compile_job  # noqa: E402
+from sanitizer import find_sanitizer  # noqa: E402
 from suite import BR, Case  # noqa: E402
 
 SECONDS = 75  # for one problem under one tool
@@ -62,13 +62,6 @@ def cases():
         yield "bwd", Case("backward", **d | dict(dtype=abi.F32), sq=40, sk=50, dq=dim, dv=dim, bias=abi.F32,
                           dbias=True, bias_broadcast=broadcast)
     yield "bwd", Case("backward", **d | dict(dtype=abi.F32), sq=40, sk=50, dq=104, dv=104, bias=abi.F32, dbias=True)
-
-
-def find_sanitizer():
-    found = shutil.which("compute-sanitizer")
-    places = glob.glob("/usr/local/cuda*/bin/compute-sanitizer") + glob.glob(
-        "/usr/local/cuda*/compute-sanitizer/compute-sanitizer")
-    return found or (sorted(places)[-1] if places else None)
 
 
 def child(number, folder):

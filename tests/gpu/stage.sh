@@ -8,9 +8,10 @@ from=${1:-build/release}
 to=build/gpu
 rm -rf $to
 mkdir -p $to/daemon/front $to/daemon/compile $to/bin $to/lib $to/python $to/tests/gpu
-cp "$from"/daemon/front/{fmhad,fmhad-cuda.so} $to/daemon/front/
+cp "$from"/daemon/front/{fmhad,fmhad-cuda.so,guard_gpu} $to/daemon/front/
 cp "$from"/daemon/compile/fmhad-compile $to/daemon/compile/
-find "$from" \( -name fmhactl -o -name bench_rpc -o -name bench_cpu -o -name "test_cpu_*" \) -type f \
+find "$from" \( -name fmhactl -o -name bench_rpc -o -name bench_cpu -o -name "test_cpu_*" \
+    -o -name "test_dispatch_*" \) -type f \
     -perm -u+x -exec cp {} $to/bin/ \;
 cp -L "$from"/client/libfmha_client.so.0 $to/lib/
 cp "$from"/tests/gpu/libfmha_gpu_check.so $to/tests/gpu/

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""What the pages show compiles, and README shows the program that the tests build."""
+"""What the pages show compiles, what they and <fmha/base.h> promise holds, and README shows the program that
+the tests build."""
 import pathlib
 import re
 import subprocess
 
+import numpy
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -53,3 +55,125 @@ def test_every_page_is_listed():
     index = (ROOT / "client/docs/README.md").read_text()
     for page in PAGES:
         assert page.stem == "README" or f"({page.name})" in index
+
+
+# ---- what base.h says of several fields together ----
+
+BATCH, ROWS, KEYS, HEADS, KV_HEADS, HDIM = 2, 8, 10, 4, 2, 16
+SHAPES = {
+    "q": (ROWS, HEADS, HDIM), "k": (KEYS, KV_HEADS, HDIM), "v": (KEYS, KV_HEADS, HDIM), "o": (ROWS, HEADS, HDIM),
+    "d_o": (ROWS, HEADS, HDIM), "dq": (ROWS, HEADS, HDIM), "dk": (KEYS, KV_HEADS, HDIM), "dv": (KEYS, KV_HEADS, HDIM),
+    "lse": (HEADS, ROWS), "bias": (HEADS, ROWS, KEYS), "dbias": (HEADS, ROWS, KEYS), "randval": (HEADS, ROWS, KEYS),
+}  # fmt: skip
+
+
+class Problem:
+    """Arrays in one buffer, and the problem's tensors that name them."""
+
+    def __init__(self, device, **fields):
+        self.device, self.buffer, self.end = device, device.buffer_create(1 << 20), 0
+        self.tensors, self.arrays = {}, {}
+        self.problem = {
+            "batch": BATCH, "nhead_q": HEADS, "nhead_k": KV_HEADS, "seqlen_q": ROWS, "seqlen_k": KEYS,
+            "hdim_q": HDIM, "hdim_v": HDIM, **fields,
+        }  # fmt: skip
+
+    def add(self, role, values=None, dtype="f32"):
+        """An array of the role's shape, or of the values given; it begins as 777."""
+        shape = (BATCH, *SHAPES[role]) if values is None else numpy.shape(values)
+        array = self.buffer.array(dtype, shape, self.end)
+        array[...] = (777 if dtype == "f32" else 77) if values is None else values
+        self.tensors[role] = {"buffer": self.buffer.id, "offset": self.end, "dtype": dtype}
+        self.end += -(-array.nbytes // 256) * 256
+        self.arrays[role] = array
+        return array
+
+    def random(self, *roles):
+        rng = numpy.random.default_rng(1)
+        for role in roles:
+            self.add(role)[...] = rng.standard_normal((BATCH, *SHAPES[role]))
+
+    def run(self, **fields):
+        plan = self.device.plan({**self.problem, **fields, "tensors": self.tensors})
+        self.device.run(plan["plan"])
+        self.device.call("plan_release", {"plan": plan["plan"]})
+
+
+@pytest.fixture(name="device")
+def fixture_device(daemon):
+    with daemon.device() as device:
+        yield device
+
+
+def test_padding_is_not_written(device):
+    p = Problem(device)
+    p.random("q", "k", "v", "bias")
+    p.add("seqlen_q_per_batch", numpy.array([5, ROWS], "int32"), "i32")
+    p.add("seqlen_k_per_batch", numpy.array([7, KEYS], "int32"), "i32")
+    for padded in ("q", "k", "v"):
+        p.arrays[padded][0, 5 if padded == "q" else 7 :] = numpy.nan
+    o, lse = p.add("o"), p.add("lse")
+    p.run()
+    p.random("d_o")
+    dq, dk, dv, dbias = p.add("dq"), p.add("dk"), p.add("dv"), p.add("dbias")
+    p.run(op="backward")
+    for padding in (o[0, 5:], lse[0, :, 5:], dq[0, 5:], dk[0, 7:], dv[0, 7:], dbias[0, :, 5:]):
+        assert (padding == 777).all()
+    for written in (o[0, :5], lse[0, :, :5], dq[0, :5], dk[0, :7], dv[0, :7], dbias[0, :, :5, :7], dq[1], dk[1]):
+        assert numpy.isfinite(written).all() and (written != 777).all()
+    assert (dbias[0, :, :5, 7:] == 0).all()
+
+
+def test_lse_counts_the_sink(device):
+    p = Problem(device, mask="top_left", window_left=-1, window_right=-1)
+    p.random("q", "k", "v")
+    p.add("seqlen_k_per_batch", numpy.array([0, KEYS], "int32"), "i32")
+    p.add("o")
+    lse = p.add("lse")
+    p.run()
+    plain = lse.copy()
+    sink = p.add("sink", numpy.array([0.5, -1, 2, 0], "float32"))
+    p.run()
+    assert (plain[0] == -numpy.inf).all() and (lse[0] == sink[:, None]).all()
+    assert numpy.allclose(lse[1], numpy.logaddexp(plain[1], sink[:, None]), atol=1e-5)
+    assert (p.arrays["o"][0] == 0).all()
+
+
+def test_dropout_has_256_steps_and_uses_32_counters_a_head(device):
+    p = Problem(device, dropout_p=0.1, dropout_seed=3)
+    p.random("q", "k")
+    p.add("v")[...] = 1
+    o, randval = p.add("o"), p.add("randval", dtype="u8")
+    p.run()
+    first, first_o = randval.copy(), o.copy()
+    kept = first <= int(255 * 0.9)
+    assert kept.mean() == pytest.approx(230 / 256, abs=0.05)
+    # With V of ones a row of which nothing is dropped sums to the scale of what is kept.
+    assert numpy.allclose(first_o.transpose(0, 2, 1, 3)[kept.all(axis=3)], 1 / 0.9, atol=1e-4)
+    # One sequence's counters further, the second has become the first; a call's further, all is new.
+    p.run(dropout_offset=32 * HEADS)
+    assert (randval[0] == first[1]).all() and (randval[1] != first[0]).any()
+    p.run(dropout_offset=32 * HEADS * BATCH)
+    assert not any((randval[a] == first[b]).all() for a in range(BATCH) for b in range(BATCH))
+
+
+def test_alibi_lies_on_the_last_column(device):
+    p = Problem(device)
+    p.add("q")[...] = 0
+    p.random("k", "v")
+    p.add("alibi_slopes", numpy.full((BATCH, HEADS), 0.25, "float32"))
+    p.add("o")
+    lse = p.add("lse")
+    p.run()
+    rows, columns = numpy.indices((ROWS, KEYS))
+    expected = numpy.log(numpy.exp(-0.25 * abs(rows + KEYS - ROWS - columns)).sum(axis=1))
+    assert numpy.allclose(lse, expected, atol=1e-5)
+
+
+def test_the_map_and_the_build_are_told():
+    index = (ROOT / "client/docs/README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    for words in ("find_package(fmha_client", "fmha::client", "ldconfig"):
+        assert words in index and words in readme
+    for path in re.findall(r"^    (?:client|worker|front|helper|) +((?:client|daemon)/\S+\.c) ", readme, re.MULTILINE):
+        assert (ROOT / path).is_file(), path

@@ -11,7 +11,6 @@ from test_supervision import prepare
 
 NOBODY = 65534
 MEDIUM = (1, 512, 2, 64)  # some milliseconds
-TINY = (1, 16, 2, 64)
 
 
 class Runner:
@@ -85,19 +84,21 @@ class HeavyUser:
         assert self.process.exitcode == 0
 
 
-def shares(daemon, heavy, seconds=2.0):
+def shares(daemon, heavy):
     """Runs that this user's one session and the heavy user's sessions get done meanwhile."""
-    runner = Runner(daemon.socket, 1)
+    runner = Runner(daemon.socket, 1, depth=24)  # has work even while this process waits its turn
     for _ in range(10):
         runner.step()
     began, before, own = time.monotonic(), heavy.count, 0
-    while time.monotonic() - began < seconds:
+    while True:
         own += runner.step()
-    return own, heavy.count - before
+        elapsed, others = time.monotonic() - began, heavy.count - before
+        if elapsed > 2 and (own + others > 100 or elapsed > 40):
+            return own, others
 
 
 def test_a_users_sessions_do_not_add_up(daemon):
-    with HeavyUser(daemon, 20) as heavy:
+    with HeavyUser(daemon, 8) as heavy:
         own, others = shares(daemon, heavy)
     assert others / 2.5 < own < others * 2.5, (own, others)
 
@@ -127,20 +128,22 @@ def test_a_light_user_does_not_wait_for_a_long_queue(daemon):
 def slow_daemon(make_daemon):
     """Code that any machine runs, a short patience, and one thread."""
     return make_daemon(
-        {"devices": [{"backend": "cpu", "threads": 1, "cpu_level": "portable", "stall_ms": 50}]}
+        {"devices": [{"backend": "cpu", "threads": 1, "cpu_level": "portable", "stall_ms": 300}]}
     )
 
 
 def long_task(device):
-    """A plan with one task that takes some tenths of a second: 48 rows, very long keys."""
-    rows, keys, hdim = 48, 3 << 16, 64
-    sizes = {"q": 4 * rows * hdim, "k": 4 * keys * hdim, "v": 4 * keys * hdim, "o": 4 * rows * hdim}
-    problem = {"batch": 1, "nhead_q": 1, "nhead_k": 1, "seqlen_q": rows, "seqlen_k": keys,
-               "hdim_q": hdim, "hdim_v": hdim, "tensors": {}}  # fmt: skip
-    for role, size in sizes.items():
-        buffer = device.buffer_create(size)
-        problem["tensors"][role] = {"buffer": buffer.id, "offset": 0, "dtype": "f32"}
-    return device.plan(problem)["plan"]
+    """A plan with one task that takes most of a second: 48 rows, very long keys, all the same."""
+    rows, keys, hdim = 48, 3 << 18, 64
+    buffer = device.buffer_create(4 * rows * hdim)
+    same = {"buffer": buffer.id, "offset": 0, "dtype": "f32"}
+    tensors = {role: dict(same) for role in ("q", "k", "v")}
+    tensors["k"]["stride"] = tensors["v"]["stride"] = [0, 0, 0, 1]
+    tensors["o"] = dict(same, buffer=device.buffer_create(4 * rows * hdim).id)
+    return device.plan(
+        {"batch": 1, "nhead_q": 1, "nhead_k": 1, "seqlen_q": rows, "seqlen_k": keys,
+         "hdim_q": hdim, "hdim_v": hdim, "tensors": tensors}
+    )["plan"]  # fmt: skip
 
 
 def timed(function):
@@ -153,7 +156,7 @@ def test_a_long_task_is_no_hang_and_can_be_cancelled(slow_daemon):
     with slow_daemon.device() as device:
         plan = long_task(device)
         whole = min(timed(lambda: device.run(plan)) for _ in range(2))
-        assert whole > 0.1, "too fast to say anything"
+        assert whole > 0.6, "too fast to say anything"
 
         def cancelled():
             number = device.submit("run", {"plan": plan})

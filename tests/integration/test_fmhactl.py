@@ -35,6 +35,8 @@ def fixture_fmhactl(daemon, tmp_path):
         assert done.returncode == expect, done.stdout + done.stderr
         if expect not in (OK, FAILED):
             assert any(word in done.stderr for word in ("fmhactl: ", "usage", "option"))
+        if expect == USAGE:
+            assert "--help` says more" in done.stderr or "usage: " in done.stderr
         return done.stdout if expect in (OK, FAILED) else done.stderr
 
     return run
@@ -111,16 +113,50 @@ def test_every_command_explains_itself(fmhactl):
         ["registry", "delete"],
         ["registry", "load"],
         ["registry", "unload"],
+        ["enumerate", "--arch", "gfx942", "--receipt", "999"],
+        ["enumerate", "--arch", "gfx942", "--receipt", "-1"],
+        ["archs", "extra"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(fmhactl, arguments):
     fmhactl(*arguments, expect=USAGE)
 
 
+@pytest.mark.parametrize(
+    "command", ["ping", "status", "devices", "run forward", "verify", "plan", "plan backward",
+                "registry load", "archs", "profiles", "enumerate", "validate"],
+)  # fmt: skip
+def test_an_unknown_option_names_program_and_help(fmhactl, command):
+    text = fmhactl(*command.split(), "--nonsense", expect=USAGE)
+    program = f"fmhactl {command.split()[0]}"
+    assert f"{program}: unrecognized option '--nonsense'" in text
+    assert f"`{program} --help` says more" in text
+
+
+def test_an_unknown_receipt_names_the_known_ones(fmhactl):
+    text = fmhactl("enumerate", "--arch", "gfx942", "--receipt", 999, expect=USAGE)
+    assert "--receipt 999: there is none" in text and "4 (pytorch)" in text and "888 (fp8_test)" in text
+    fmhactl("enumerate", "--arch", "gfx942", "--receipt", 4, "--variant", "fwd", "--count")
+
+
 @pytest.mark.parametrize("command", [["ping"], ["status"], ["devices"], ["verify"], ["plan"]])
 def test_no_daemon_is_exit_code_3(fmhactl, command):
     assert "/nonexistent" in fmhactl(*command, expect=UNREACHABLE, socket="/nonexistent/socket")
     fmhactl(*command, "--socket", "/nonexistent/other", expect=UNREACHABLE)
+
+
+def test_no_daemon_names_every_socket_and_how_to_start_one(tmp_path):
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    environment.pop("FMHAD_SOCKET", None)
+    done = subprocess.run(
+        [fmhad.find_program("fmhactl"), "ping"], env=environment, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    if done.returncode == OK:
+        pytest.skip("this machine's own fmhad runs")
+    assert done.returncode == UNREACHABLE
+    assert f"{tmp_path}/fmhad.sock: No such file or directory; /run/fmhad/fmhad.sock: " in done.stderr
+    assert "start it with `fmhad` or `systemctl start fmhad.socket`" in done.stderr
 
 
 def test_a_refusal_is_exit_code_4(fmhactl):
@@ -271,9 +307,109 @@ def test_what_does_not_fit_is_refused_by_name(fmhactl, tmp_path):
     files = save(tmp_path, q=(1, 8, 2, 15), k=(1, 8, 2, 15), v=(1, 8, 2, 16))
     assert "hdim_q" in fmhactl("run", "forward", *files, "--out", "o.npy", expect=REFUSED)
     files = save(tmp_path, q=(1, 8, 2, 16), k=(1, 9, 2, 16), v=(1, 8, 2, 16))
-    assert "shape should be (1, 9, 2, 16,)" in fmhactl(
-        "run", "forward", *files, "--out", "o.npy", expect=IO
-    )
+    text = fmhactl("run", "forward", *files, "--out", "o.npy", expect=IO)
+    assert "v.npy: the shape is (1, 8, 2, 16), it should be (1, 9, 2, 16): seqlen_k is 9 by " in text
+    assert text.rstrip().endswith("k.npy")
+
+
+@pytest.mark.parametrize("wrong, by, shapes", [
+    ("q", "batch is 3 by k", dict(q=(2, 8, 2, 16), k=(3, 9, 2, 16), v=(3, 9, 2, 16))),
+    ("k", "batch is 2 by q", dict(q=(2, 8, 2, 16), k=(3, 9, 2, 16), v=(2, 9, 2, 16))),
+    ("v", "batch is 2 by q", dict(q=(2, 8, 2, 16), k=(2, 9, 2, 16), v=(3, 9, 2, 16))),
+    ("k", "hdim_q is 16 by q", dict(q=(2, 8, 2, 16), k=(2, 9, 2, 24), v=(2, 9, 2, 16))),
+    ("v", "nhead_k is 2 by k", dict(q=(2, 8, 2, 16), k=(2, 9, 2, 16), v=(2, 9, 1, 16))),
+    ("bias", "nhead_q is 2 by q", dict(q=(2, 8, 2, 16), k=(2, 9, 2, 16), v=(2, 9, 2, 16), bias=(2, 3, 8, 9))),
+    ("sink", "nhead_q is 2 by q", dict(q=(2, 8, 2, 16), k=(2, 9, 2, 16), v=(2, 9, 2, 16), sink=(3,))),
+])
+def test_a_wrong_shape_is_blamed_on_its_file(fmhactl, tmp_path, wrong, by, shapes):
+    files = save(tmp_path, **shapes)
+    text = fmhactl("run", "forward", *files, "--out", "o.npy", expect=IO)
+    assert f"{wrong}.npy: the shape is {shapes[wrong]}, it should be (" in text
+    assert f"{by.rsplit(' ', 1)[0]} " in text and text.rstrip().endswith(f"{by[-1]}.npy")
+
+
+PACKED = dict(q=(30, 4, 32), k=(41, 2, 32), v=(41, 2, 32))
+PAGED = dict(q=(2, 1, 8, 64), k=(7, 16, 2, 64), v=(7, 16, 2, 64))
+CACHE = dict(q=(2, 3, 4, 32), k=(5, 20, 2, 32), v=(5, 20, 2, 32))
+TABLE, LENGTHS = [[6, 0, 3], [1, 5, 2]], [48, 33]
+
+
+@pytest.mark.parametrize("field, shapes, tables", [
+    ("seqstart_q", PACKED, dict(seqstart_q=[0, 31, 30], seqstart_k=[0, 40, 41])),
+    ("seqstart_q", PACKED, dict(seqstart_q=[-5, 12, 30], seqstart_k=[0, 40, 41])),
+    ("seqstart_q", PACKED, dict(seqstart_q=[0, 12, 2**30], seqstart_k=[0, 40, 41])),
+    ("seqstart_k", PACKED, dict(seqstart_q=[0, 12, 30], seqstart_k=[0, -2**31, 41])),
+    ("seqstart_k", PACKED, dict(seqstart_q=[0, 12, 30], seqstart_k=[7, 2**31 - 1, 41])),
+    ("seqstart_k", PACKED, dict(seqstart_q=[0, 12, 30])),
+    ("seqlen_k_per_batch", PACKED, dict(seqstart_q=[0, 12, 30], seqstart_k=[0, 40, 41], seqlen_k=[40, 2])),
+    ("seqlen_q_per_batch", PACKED, dict(seqstart_q=[0, 12, 30], seqstart_k=[0, 40, 41], seqlen_q=[-1, 18])),
+    ("block_table", PAGED, dict(block_table=[[6, 0, 7], [1, 5, 2]], seqlen_k=LENGTHS)),
+    ("block_table", PAGED, dict(block_table=[[6, -2**31, 3], [1, 5, 2]], seqlen_k=LENGTHS)),
+    ("max_blocks", PAGED, dict(block_table=TABLE, seqlen_k=[49, 33])),
+    ("seqlen_k", PAGED, dict(block_table=TABLE, seqlen_k=[2**31 - 1, 33])),
+    ("seqlen_k_per_batch", PAGED, dict(block_table=TABLE, seqlen_k=[48, -1])),
+    ("kv_indptr", PAGED, dict(kv_indptr=[0, 9, 6], kv_page_indices=[6, 0, 3, 1, 5, 2], kv_last_page_len=[1, 1])),
+    ("kv_page_indices", PAGED, dict(kv_indptr=[0, 3, 6], kv_page_indices=[6, 0, 99, 1, 5, 2], kv_last_page_len=[1, 1])),
+    ("kv_last_page_len", PAGED, dict(kv_indptr=[0, 3, 6], kv_page_indices=[6, 0, 3, 1, 5, 2], kv_last_page_len=[17, 1])),
+    ("kv_page_indices", PAGED, dict(kv_indptr=[0, 3, 6], kv_last_page_len=[1, 1])),
+    ("cache_batch_idx", CACHE, dict(cache_batch_idx=[0, 5], seqlen_k=[20, 20])),
+    ("cache_batch_idx", CACHE, dict(cache_batch_idx=[-1, 4], seqlen_k=[20, 20])),
+    ("leftpad_k", CACHE, dict(cache_batch_idx=[0, 4], seqlen_k=[20, 20], leftpad_k=[21, 0])),
+])
+def test_a_bad_table_is_the_daemons_error_also_with_check(fmhactl, tmp_path, field, shapes, tables):
+    files = save(tmp_path, "float32", **shapes)
+    for name, values in tables.items():
+        numpy.save(tmp_path / f"{name}.npy", numpy.array(values, numpy.int32))
+        files += ["--" + name.replace("_", "-"), f"{name}.npy"]
+    plain = fmhactl("run", "forward", *files, "--out", "o.npy", expect=REFUSED)
+    assert field in plain
+    assert fmhactl("run", "forward", *files, "--out", "o.npy", "--check", expect=REFUSED) == plain
+    assert not (tmp_path / "o.npy").exists()
+
+
+def test_a_bad_append_is_the_daemons_error_also_with_check(fmhactl, tmp_path):
+    files = save(tmp_path, k=(2, 40, 2, 32), v=(2, 40, 2, 32), k_new=(2, 3, 2, 32), v_new=(2, 3, 2, 32))
+    for bad in ([5, 38], [-1, 2], [2**31 - 1, 0]):
+        numpy.save(tmp_path / "lengths.npy", numpy.array(bad, numpy.int32))
+        text = fmhactl("run", "append", *files, "--seqlen-k", "lengths.npy", "--check", expect=REFUSED)
+        assert "seqlen_k" in text
+
+
+@pytest.mark.parametrize("wrong", ["k", "v"])
+def test_a_vectorized_cache_has_its_shape_checked(fmhactl, tmp_path, wrong):
+    shapes = dict(q=(2, 1, 8, 64), k=(7, 2, 8, 16, 8), v=(7, 2, 2, 64, 8))
+    options = ["--kv-layout", "vectorized", "--block-table", "table.npy", "--seqlen-k", "lengths.npy"]
+    numpy.save(tmp_path / "table.npy", numpy.array(TABLE, numpy.int32))
+    numpy.save(tmp_path / "lengths.npy", numpy.array(LENGTHS, numpy.int32))
+    files = save(tmp_path, "float16", **shapes)
+    assert ": ok" in fmhactl("run", "forward", *files, *options, "--check")
+    # Bytes that would not have fitted behind each other in the tensor.
+    shapes[wrong] = (7, 2, 8, 16, 80) if wrong == "k" else (700, 2, 2, 64, 8)
+    files = save(tmp_path, "float16", **shapes)
+    fmhactl("run", "forward", *files, *options, "--check", expect=IO)
+
+
+def test_page_size_must_be_that_of_the_pages(fmhactl, tmp_path):
+    files = save(tmp_path, "float16", **PAGED)
+    numpy.save(tmp_path / "table.npy", numpy.array(TABLE, numpy.int32))
+    numpy.save(tmp_path / "lengths.npy", numpy.array(LENGTHS, numpy.int32))
+    run = ["run", "forward", *files, "--seqlen-k", "lengths.npy", "--check"]
+    table = ["--block-table", "table.npy"]
+    assert "k.npy has pages of 16 keys" in fmhactl(*run, *table, "--page-size", 32, expect=USAGE)
+    assert ": ok" in fmhactl(*run, *table, "--page-size", 16)
+    assert "needs --block-table" in fmhactl(*run, "--page-size", 16, expect=USAGE)
+
+
+def test_results_are_kept_or_discarded_on_purpose(fmhactl, tmp_path):
+    files = save(tmp_path, q=(1, 8, 2, 16), k=(1, 8, 2, 16), v=(1, 8, 2, 16))
+    text = fmhactl("run", "forward", *files, expect=USAGE)
+    assert "--out" in text and "--discard" in text
+    fmhactl("run", "forward", *files, "--check")
+    report = json.loads(fmhactl("run", "forward", *files, "--discard", "--json", "--seconds", 0.2))
+    assert len(report["runs"]) > 1
+    ends = [run["end_ns"] for run in report["runs"]]
+    assert ends == sorted(ends) and 0.1e9 < ends[-1] - ends[0] < 20e9
+    assert min(run["kernel_ms"] for run in report["runs"]) == report["kernel_ms"]
 
 
 def test_a_wrong_result_is_exit_code_1(fmhactl, tmp_path):
@@ -344,6 +480,10 @@ def test_registry_sets_come_and_go(fmhactl, tmp_path):
     assert fmhactl("registry", "load", "small.json").startswith("set small: ")
     assert "set small: unloaded" in fmhactl("registry", "unload", "small")
     fmhactl("registry", "unload", "small", expect=REFUSED)
+    # Patterns that match nothing are a mistake, and nothing is left loaded.
+    (tmp_path / "typo.json").write_text('["fwd-bf61-*", "!*-h256-*"]')
+    fmhactl("registry", "load", "typo.json", expect=FAILED)
+    assert "not loaded" in fmhactl("registry", "unload", "typo", expect=REFUSED)
     (tmp_path / "bad.json").write_text("{")
     fmhactl("registry", "load", "bad.json", expect=REFUSED)
     (tmp_path / "empty.json").write_text("")

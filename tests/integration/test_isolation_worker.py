@@ -318,6 +318,13 @@ def test_a_users_waits_leave_queues_to_others(make_gpu):  # noqa: F811
         device.close()
 
 
+def large_problem(buffer):
+    """A grid that fills the stub's 132 units: 80 sequences of two heads."""
+    return {**FORWARD, "batch": 80,
+            "tensors": {role: {"buffer": buffer, "offset": 80 * i * TENSOR_BYTES, "dtype": "f32"}
+                        for i, role in enumerate("qkvo")}}
+
+
 def test_turns_on_a_gpu_go_by_user_and_few_launches_are_ahead(make_gpu):  # noqa: F811
     """Kernels of 4 ms, one after the other. Twenty sessions of root keep the queue full; a light user's run
     waits for two launches, not for forty."""
@@ -329,8 +336,8 @@ def test_turns_on_a_gpu_go_by_user_and_few_launches_are_ahead(make_gpu):  # noqa
     heavy = []
     for _ in range(20):
         device = daemon.device()
-        buffer, _ = device_buffer(device, 4 * TENSOR_BYTES)
-        heavy.append((device, device.plan(problem(buffer))["plan"]))
+        buffer, _ = device_buffer(device, 4 * 80 * TENSOR_BYTES)
+        heavy.append((device, device.plan(large_problem(buffer))["plan"]))
     ready, results = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -338,11 +345,11 @@ def test_turns_on_a_gpu_go_by_user_and_few_launches_are_ahead(make_gpu):  # noqa
             os.setgid(65534)
             os.setuid(65534)
             device = daemon.device()
-            buffer, _ = device_buffer(device, 4 * TENSOR_BYTES)
-            plan = device.plan(problem(buffer))["plan"]
+            buffer, _ = device_buffer(device, 4 * 80 * TENSOR_BYTES)
+            plan = device.plan(large_problem(buffer))["plan"]
             os.read(ready[0], 1)
             times = []
-            for _ in range(15):
+            for _ in range(9):
                 began = time.monotonic()
                 device.run(plan, timeout=20)
                 times.append(time.monotonic() - began)
@@ -355,8 +362,8 @@ def test_turns_on_a_gpu_go_by_user_and_few_launches_are_ahead(make_gpu):  # noqa
     os.write(ready[1], b"x")
     times = sorted(json.loads(os.read(results[0], 65536)))
     os.waitpid(child, 0)
-    # Two launches of 4 ms and its own, and what a busy machine adds; a queue of 40 would be 160 ms.
-    assert times[len(times) // 2] < 0.03, times
+    # Two launches of 4 ms and its own, and what a busy machine adds; behind 64 launches it took 260 ms.
+    assert times[-2] < 0.1, times
     for device, _ in heavy:
         device.close()
 

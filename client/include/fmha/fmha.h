@@ -116,7 +116,8 @@ struct fmha_device_info {
  *
  * Return: 0, or
  *   FMHA_EINVAL    a path that is too long for a socket, struct_size
- *   FMHA_ECONN     nobody listens; err names the path and the reason
+ *   FMHA_ECONN     nobody listens; err names each socket that was tried with its reason, and how
+ *                  to start fmhad
  *   FMHA_EPERM     the socket exists and this user may not use it
  *   FMHA_EVERSION  no common protocol version
  *   any call
@@ -161,7 +162,8 @@ FMHA_API int fmha_client_status(struct fmha_client *client, char **ret_json,
  *
  * A worker that is starting is waited for until the deadline.
  *
- * Return: 0, or FMHA_ENOENT for an index that no device has, or any call.
+ * Return: 0, or FMHA_ENOENT for an index that no device has, FMHA_EDEVICE with the reason for a
+ * device that failed (with FMHA_ANY_DEVICE, when all did), or any call.
  */
 FMHA_API int fmha_device_open(struct fmha_client *client, uint32_t index,
 			      struct fmha_device **ret_device, struct fmha_error *err);
@@ -456,11 +458,13 @@ FMHA_API struct fmha_request *fmha_request_free(struct fmha_request *request);
 /**
  * fmha_forward() - O = softmax(scale * Q K^T + ...) V
  * @problem:     from fmha_problem_init(); op is set by the call; borrowed. Each tensor names a
- * buffer (zero copies), or has buffer 0 and `data`: ordinary memory, which is copied through shared
- * memory. Elements between those that a strided view names are left alone. Q [batch, seqlen_q,
- * nhead_q, hdim_q], K [batch, seqlen_k, nhead_k, hdim_q], V [batch, seqlen_k, nhead_k, hdim_v], O
- * [batch, seqlen_q, nhead_q, hdim_v], all of one type; LSE float [batch, nhead_q, seqlen_q],
- * natural log, -inf for an empty row, absent: not wanted; the others: FMHA_TENSORS in <fmha/base.h>
+ * buffer (zero copies), or has buffer 0 and `data`: ordinary memory, which is copied into shared
+ * memory before the run and out of it after, at each call: 0.1 to 0.2 ms a MiB, whatever part of it
+ * the run uses, and on a GPU the kernel then reads it over the bus. Elements between those that a
+ * strided view names are left alone. Q [batch, seqlen_q, nhead_q, hdim_q], K [batch, seqlen_k,
+ * nhead_k, hdim_q], V [batch, seqlen_k, nhead_k, hdim_v], O [batch, seqlen_q, nhead_q, hdim_v], all
+ * of one type; LSE float [batch, nhead_q, seqlen_q], natural log, -inf for an empty row, absent:
+ * not wanted; the others: FMHA_TENSORS in <fmha/base.h>
  * @options:     timeout_ms and the dropout state; n_rebinds must be 0; NULL: defaults; borrowed
  * @ret_result:  may be NULL
  *
@@ -475,7 +479,7 @@ FMHA_API int fmha_forward(struct fmha_device *device, const struct fmha_problem 
 			  struct fmha_run_result *ret_result, struct fmha_error *err);
 
 /* dQ, dK, dV (dBias, dSink where present) from Q, K, V, O, LSE and dO, shaped like the tensors they
- * belong to; otherwise as fmha_forward(). */
+ * belong to; padding rows and keys keep what they held; otherwise as fmha_forward(). */
 FMHA_API int fmha_backward(struct fmha_device *device, const struct fmha_problem *problem,
 			   const struct fmha_run_options *options,
 			   struct fmha_run_result *ret_result, struct fmha_error *err);

@@ -185,6 +185,34 @@ enum fmha_tensor_role {
  *   dropout on P; O = P V.
  * Query head h reads key head h / (nhead_q / nhead_k). Set it up with fmha_problem_init(), which
  * gives every option its neutral value, then fill in what the problem needs.
+ *
+ * What several fields say together; rows i and columns j count from a sequence's own first row and
+ * first real key, lengths are its own, without padding:
+ *
+ * ALiBi adds -slope * |i + seqlen_k - seqlen_q - j|: the last row lies on the last column,
+ * whichever corner the mask is tied to.
+ *
+ * A sink is a logit of each head that enters the softmax's denominator and no output. LSE counts
+ * it: log(exp(sink) + sum exp(S)); a row that sees no key has O = 0 and LSE = sink (-inf without
+ * one). Backward takes that LSE. merge_states counts its sink once: the parts come without it.
+ *
+ * Dropout takes one byte of Philox an element, a function of (seed, offset, batch, head, row,
+ * column) alone, FlashAttention-2's for the same seed and offset. It keeps an element whose byte is
+ * at most floor(255 * (1 - dropout_p)), scaled by 1 / (1 - dropout_p): the rate has 256 steps, and
+ * (floor(255 * (1 - dropout_p)) + 1) / 256 are kept, as 0.8984 at 0.1. A call uses the counters
+ * [dropout_offset, dropout_offset + 32 * batch * nhead_q): advance the offset by that much from
+ * call to call, or elements of two calls share their bytes. Backward takes its forward's.
+ *
+ * Padding is not written: O, LSE, dQ and dBias keep what they held in rows at or above
+ * seqlen_q_per_batch, dK and dV in keys at or above seqlen_k_per_batch, all of them in rows that no
+ * sequence owns. Zero them first where somebody adds over them. What inputs hold there is not used.
+ * In rows that are computed dBias is 0 at columns without a key.
+ *
+ * With k_new, seqlen_k_per_batch holds the lengths before: row i of k_new becomes key
+ * seqlen_k_per_batch[b] + i (without them: seqlen_k - seqlen_new + i). Attention in the same call
+ * sees the new keys. RoPE rotates a row of k_new by the position that it is written to; q by the
+ * position of the first new key, plus i when there is a mask (causal, window); v_new and what the
+ * cache holds not at all.
  */
 struct fmha_problem {
 	uint32_t struct_size; /* sizeof(struct fmha_problem), set by fmha_problem_init() */
@@ -210,9 +238,9 @@ struct fmha_problem {
 
 	float scale; /* 0 is a real scale; fmha_problem_init() leaves NaN: 1/sqrt(hdim_q) */
 	float logits_soft_cap; /* 0: none */
-	float dropout_p;       /* probability of dropping, [0, 1) */
+	float dropout_p;       /* probability of dropping, [0, 1), in steps of 1/256: see above */
 	uint64_t dropout_seed;
-	uint64_t dropout_offset;
+	uint64_t dropout_offset; /* of a call's first counter: see above for the next call's */
 
 	uint32_t deterministic; /* backward: same bits on every run */
 	int32_t n_splits;       /* split-KV: 0 the planner chooses, 1 never, n exactly n */

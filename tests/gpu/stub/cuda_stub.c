@@ -5,7 +5,9 @@
  * function copies `q` to `o` of a forward problem, so that a test sees which bytes a launch read
  * and wrote. CUDA_STUB_FAIL="name" makes the call of that name fail with error 700 (illegal
  * address), as a fault in a kernel does, from its CUDA_STUB_AFTER-th use on. With
- * CUDA_STUB_KERNEL_US a kernel takes so long, one after the other on the whole device.
+ * CUDA_STUB_KERNEL_US a kernel takes so long, one after the other on the whole device. With
+ * CUDA_STUB_IDLE any code is a module, and kernels do nothing, but if that is "stray" they write
+ * the byte in front of their first tensor.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -138,8 +140,7 @@ CALL(cuMemAlloc_v2, pointer *ret, size_t bytes)
 	MAY_FAIL("cuMemAlloc");
 	if (bytes > (size_t)4 << 30)
 		return 2;
-	memory = malloc(bytes);
-	if (!memory)
+	if (posix_memalign(&memory, 256, bytes) != 0) /* as the driver's */
 		return 2;
 	memset(memory, 0xa5, bytes); /* real memory is not clear either */
 	*ret = (pointer)(uintptr_t)memory;
@@ -472,7 +473,7 @@ CALL(cuEventElapsedTime, float *ms, const struct event *a, const struct event *b
 CALL(cuModuleLoadData, void **module, const void *image)
 {
 	MAY_FAIL("cuModuleLoadData");
-	if (memcmp(image, "stub code", 9) != 0)
+	if (memcmp(image, "stub code", 9) != 0 && !getenv("CUDA_STUB_IDLE"))
 		return 200;
 	*module = malloc(1);
 	return 0;
@@ -517,6 +518,7 @@ CALL(cuLaunchKernel, void *function, unsigned grid_x, unsigned grid_y, unsigned 
      void **parameters, void **extra)
 {
 	const struct abi_fwd_args *args = parameters[0];
+	const char *idle = getenv("CUDA_STUB_IDLE");
 	const size_t rows = (size_t)args->sequences.batch * (size_t)args->sequences.seqlen_q_max;
 
 	(void)function, (void)shared, (void)extra;
@@ -525,6 +527,11 @@ CALL(cuLaunchKernel, void *function, unsigned grid_x, unsigned grid_y, unsigned 
 		return INVALID;
 	stream->stuck |= hangs();
 	take_device(stream);
+	if (idle) {
+		if (strcmp(idle, "stray") == 0 && args->q.data)
+			((char *)args->q.data)[-1] ^= 1;
+		return 0;
+	}
 	memcpy(args->o.data, args->q.data,
 	       rows * (size_t)args->nhead_q * (size_t)args->hdim_q * 4); /* packed f32 */
 	return 0;

@@ -218,13 +218,24 @@ static void bend_offset(struct runner *r)
 	r->f.problem.tensor[pick_present(r)].offset = offsets[random_pick(r, N(offsets))];
 }
 
-void bend_begin(struct runner *r, unsigned seed, enum cpu_level most)
+static void begin(struct runner *r, unsigned seed)
 {
 	memset(r, 0, sizeof(*r));
 	r->first_seed = seed;
 	r->seed = seed * 2654435761U;
 	r->tiny = rand_r(&r->seed) % 4 != 0;
 	fixture_init(&r->f, (uint32_t)random_pick(r, FMHA_MERGE_STATES + 1), FMHA_BATCH);
+}
+
+void bend_begin_on(struct runner *r, unsigned seed, const struct plan_device *device)
+{
+	begin(r, seed);
+	r->f.decree.device = *device;
+}
+
+void bend_begin(struct runner *r, unsigned seed, enum cpu_level most)
+{
+	begin(r, seed);
 	r->cpu.n_threads = 1 + random_pick(r, 4);
 	r->cpu.level = (enum cpu_level)random_pick(r, (int)most + 1);
 	r->f.decree.device = cpu_runner_device(&r->cpu);
@@ -484,8 +495,10 @@ void bend_print(const struct runner *r, FILE *file)
 {
 	struct fmha_problem p = r->f.problem;
 
-	(void)fprintf(file, "seed %u, %s, %d threads:", r->first_seed, cpu_level_name(r->cpu.level),
-		      r->cpu.n_threads);
+	(void)fprintf(file, "seed %u, %s", r->first_seed, r->f.decree.device.arch);
+	if (r->cpu.n_threads > 0)
+		(void)fprintf(file, ", %d threads", r->cpu.n_threads);
+	(void)fputc(':', file);
 	for (size_t i = 0; i < N(fields); i++)
 		if (*field_at(&p, &fields[i]) != 0)
 			(void)fprintf(file, " %s %d", fields[i].name, *field_at(&p, &fields[i]));

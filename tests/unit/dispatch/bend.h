@@ -13,6 +13,8 @@
 
 /* A case of its own seed: operation, level, threads, tiny sizes. */
 void bend_begin(struct runner *r, unsigned seed, enum cpu_level most);
+/* The same for another device than the CPU. */
+void bend_begin_on(struct runner *r, unsigned seed, const struct plan_device *device);
 
 /* A sound problem for r->f.problem.op, then up to @most_bends changes. */
 void bend_problem(struct runner *r, int most_bends);

@@ -10,7 +10,8 @@
 struct runner {
 	struct fixture f;
 	unsigned first_seed, seed;
-	bool tiny; /* sizes of a few elements: thousands of problems a second */
+	bool tiny;  /* sizes of a few elements: thousands of problems a second */
+	bool tiled; /* head dims and lengths that a GPU's matrix cores are used for */
 	struct cpu_runner cpu;
 	uint8_t *before[FMHA_N_TENSORS]; /* the written tensors' bytes, before the run */
 };

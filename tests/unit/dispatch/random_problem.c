@@ -79,6 +79,19 @@ static void random_mask(struct runner *r)
 		p->sink_tokens = random_chance(r, 30) ? random_pick(r, 5) : 0;
 }
 
+/* A few tiles of the usual head dims, so that kernels repeat. */
+static void tiled_sizes(struct runner *r)
+{
+	static const int dims[] = {32, 64, 64, 96, 128, 128, 256}, most[] = {1, 20, 80, 200};
+	struct fmha_problem *p = &r->f.problem;
+
+	p->hdim_q = p->hdim_v = dims[random_pick(r, sizeof(dims) / sizeof(dims[0]))];
+	if (random_chance(r, 10))
+		p->hdim_v = dims[random_pick(r, sizeof(dims) / sizeof(dims[0]))];
+	p->seqlen_q = 1 + random_pick(r, most[random_pick(r, 4)]);
+	p->seqlen_k = random_pick(r, 2 * most[random_pick(r, 4)]);
+}
+
 static void random_sizes(struct runner *r)
 {
 	struct fmha_problem *p = &r->f.problem;
@@ -94,6 +107,8 @@ static void random_sizes(struct runner *r)
 	}
 	p->seqlen_q = random_chance(r, 30) ? 1 : random_pick(r, 30);
 	p->seqlen_k = random_chance(r, 10) ? 0 : random_pick(r, 70);
+	if (r->tiled)
+		tiled_sizes(r);
 	if (!r->tiny)
 		return;
 	p->nhead_k = 1 + random_pick(r, 2);

@@ -555,6 +555,35 @@ static void idle_strides_are_limited(void **state)
 	fixture_deinit(&f);
 }
 
+/* Each of K's and V's factors on its own may be by page. */
+static void one_descale_by_page_is_enough(void **state)
+{
+	static const enum fmha_tensor_role roles[] = {FMHA_T_K_DESCALE, FMHA_T_V_DESCALE};
+
+	(void)state;
+	for (size_t i = 0; i < 2; i++) {
+		struct fixture f;
+		struct fmha_problem *p = &f.problem;
+
+		fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
+		p->batch = 96;
+		p->nhead_q = p->nhead_k = 1;
+		p->seqlen_q = p->seqlen_k = 4;
+		p->hdim_q = p->hdim_v = 16;
+		p->page_size = 4;
+		p->n_pages = 2;
+		p->max_blocks = 1;
+		p->descale_per_page = 1;
+		for (int role = FMHA_T_Q; role <= FMHA_T_V; role++)
+			fixture_add(&f, (enum fmha_tensor_role)role, FMHA_E4M3);
+		fixture_add(&f, FMHA_T_O, FMHA_F16);
+		fixture_add(&f, FMHA_T_BLOCK_TABLE, FMHA_I32);
+		fixture_add(&f, roles[i], FMHA_F32);
+		assert_works(&f, fixture_build(&f));
+		fixture_deinit(&f);
+	}
+}
+
 /* What a kernel would reach, from its arguments alone, against what was checked. */
 static void arguments_reach_what_was_checked(void **state)
 {
@@ -605,6 +634,7 @@ int main(void)
 		cmocka_unit_test(flops_are_the_worked_numbers),
 		cmocka_unit_test(work_is_bounded),
 		cmocka_unit_test(idle_strides_are_limited),
+		cmocka_unit_test(one_descale_by_page_is_enough),
 		cmocka_unit_test(arguments_reach_what_was_checked),
 	};
 

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""./dev, the demo and the benchmarks, as far as they can be tested without doing all of their work."""
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+import fmhad
+
+sys.path.insert(0, str(fmhad.ROOT / "tests/demo"))
+import demo  # noqa: E402
+
+
+def run(*command, **options):
+    return subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False, timeout=60, **options
+    )
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["unit", "ls"], ["--help"], ["need"], ["failed"], [""]])
+def test_only_steps_are_run(words):
+    for command in (["./dev", "test"], ["tests/run.sh"], ["tests/run.sh", "--only-known"]):
+        done = run(*command, *words, cwd=fmhad.ROOT)
+        assert done.returncode == 2, done.stderr
+        assert "there are unit integration gpu asan fuzz nightly" in done.stderr
+        assert done.stdout == "" and "==" not in done.stderr
+
+
+def test_known_steps_are_known():
+    for words in ([], ["unit"], ["gpu", "nightly"]):
+        assert run("tests/run.sh", "--only-known", *words, cwd=fmhad.ROOT).returncode == 0
+
+
+def test_what_installs_a_package_configures_again(tmp_path):
+    """A build tree that was configured before HIP's headers came has no module for it."""
+    script = (fmhad.ROOT / "dev").read_text()
+    tree, bin_ = tmp_path / "tree", tmp_path / "bin"
+    bin_.mkdir()
+    (tree / "build/release").mkdir(parents=True)
+    (tree / "build/release/build.ninja").write_text("old")
+    (tree / "dev").write_text(script.rsplit("command=${1:-help}", 1)[0] + "need one two\n")
+    installed = tmp_path / "installed"
+    for name, text in {
+        "dpkg-query": f"[ -e {installed} ] && echo install ok installed",
+        "sudo": 'exec "$@"',
+        "apt-get": f'case "$*" in *install*) touch {installed};; esac',
+    }.items():
+        (bin_ / name).write_text(f"#!/bin/sh\n{text}\n")
+        (bin_ / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}"}
+    assert run("bash", tree / "dev", env=environment).returncode == 0
+    assert installed.exists() and not (tree / "build/release/build.ninja").exists()
+    (tree / "build/release/build.ninja").write_text("new")
+    assert run("bash", tree / "dev", env=environment).returncode == 0
+    assert (tree / "build/release/build.ninja").exists()
+
+
+def test_skipped_tests_say_why(tmp_path):
+    (tmp_path / "ctest.xml").write_text(
+        """<testsuite>
+        <testcase name="a" status="run"><system-out>[  PASSED  ] 3 test(s).</system-out></testcase>
+        <testcase name="b" status="notrun"><skipped message="SKIP_RETURN_CODE=77"/>
+          <system-out>needs an AVX-512 machine</system-out></testcase>
+        <testcase name="c" status="run"><system-out>[ RUN      ] builds_with_hiprtc
+hiprtc is not installed here: skipped
+[  SKIPPED ] builds_with_hiprtc
+[ RUN      ] short_ones_are_skipped
+[       OK ] short_ones_are_skipped
+[  PASSED  ] 2 test(s).
+[  SKIPPED ] 1 test(s), listed below:
+[  SKIPPED ] builds_with_hiprtc
+ 1 SKIPPED TEST(S)</system-out></testcase>
+        </testsuite>"""
+    )
+    done = run(sys.executable, fmhad.ROOT / "tests/lib/skipped.py", tmp_path / "ctest.xml")
+    assert done.stdout.splitlines() == [
+        "skipped: b: needs an AVX-512 machine",
+        "skipped in c: hiprtc is not installed here: skipped; [  SKIPPED ] builds_with_hiprtc",
+    ]
+
+
+def report(*runs):
+    return {"runs": [{"end_ns": int(end * 1e6), "kernel_ms": ms} for end, ms in runs]}
+
+
+def test_the_demo_counts_only_what_ran_together():
+    early = report((10, 10), (20, 10), (60, 30), (90, 30))
+    late = report((40, 20), (70, 30), (100, 30), (110, 10), (120, 10))
+    assert demo.overlap([early, late]) == [[30, 30], [20, 30]]
+    # One after the other: nothing ran together, however fast each was alone.
+    assert demo.overlap([report((10, 10), (20, 10)), report((40, 10), (50, 10))]) == [[], []]
+
+
+@pytest.mark.parametrize("options", [[], ["--device", "0"]])
+def test_bench_rpc_ends_with_the_reason_of_a_failed_device(make_daemon, options):
+    daemon = make_daemon({"devices": [{"backend": "hip", "index": 63}]})
+    began = time.monotonic()
+    done = run(fmhad.find_program("bench_rpc"), *options, daemon.socket)
+    assert time.monotonic() - began < 15  # a call's deadline, which it used to wait for, is 30
+    assert done.returncode == 1 and done.stdout == ""
+    assert "bench_rpc: connect: device 0 is failed: " in done.stderr
+    with daemon.client() as client:
+        assert client.devices()[0]["state"] == "failed"
