@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu_kernel.c: options and geometry of the GPU kernels. The LDS sums repeat what the kernels add up
- * at compile time; each kernel asserts that it got enough.
+ * gpu_kernel.c: options and geometry of the GPU kernels. How much LDS one needs, lds.h says to both
+ * sides.
  */
 #include "gpu_kernel.h"
 
@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "gpu_arch.h"
+#include "lds.h"
 
 #define MAX_HDIM 256
 #define BIT(n)   (1u << (n))
@@ -70,71 +71,36 @@ static int is_forward(enum abi_family family)
 	       family == ABI_BATCH_PREFILL;
 }
 
-/* Elements that a lane holds of a 16 x 16 tile, and how many rows they belong to. */
-static void core_shape(enum gpu_core core, int wave, int32_t *ret_elements, int32_t *ret_stats)
+_Static_assert(GPU_CORE_SCALAR == FMHA_CORE_SCALAR && GPU_CORE_MMA == FMHA_CORE_MMA &&
+		       GPU_CORE_MFMA == FMHA_CORE_MFMA && GPU_CORE_WMMA11 == FMHA_CORE_WMMA11 &&
+		       GPU_CORE_WMMA12 == FMHA_CORE_WMMA12,
+	       "cores have one number");
+
+static struct lds_cut cut_of(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
-	*ret_elements = 256 / wave;
-	if (core == GPU_CORE_SCALAR)
-		*ret_stats = 16 / (wave / 8);
-	else
-		*ret_stats = core == GPU_CORE_MMA ? 2 : 1;
+	return (struct lds_cut){.core = core_of(arch, t),
+				.wave = arch->wave,
+				.tile_m = t->tile_m,
+				.tile_n = t->tile_n,
+				.hdim_q = t->hdim_q,
+				.hdim_v = t->hdim_v,
+				.waves_m = t->waves_m,
+				.waves_n = t->waves_n};
 }
 
-/* A streamed tile of rows x cols elements, readable by rows and/or by columns. */
-static int32_t tile_bytes(enum gpu_core core, int32_t rows, int32_t cols, int by_rows,
-			  int by_columns)
+static int is_lean(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
-	switch (core) {
-	case GPU_CORE_SCALAR:
-		return rows * cols * 4;
-	case GPU_CORE_MMA:
-		return rows * cols * 2;
-	default:
-		return (by_rows ? rows * (cols * 2 + 16) : 0) +
-		       (by_columns ? cols * (rows * 2 + 16) : 0);
-	}
+	return lds_is_lean(cut_of(arch, t), t->blocks_per_cu);
 }
 
-static int32_t stationary_bytes(enum gpu_core core, int32_t rows, int32_t cols)
+static int32_t forward_lds(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
-	return core == GPU_CORE_MFMA ? 0 : tile_bytes(core, rows, cols, 1, 0);
+	return lds_forward(cut_of(arch, t), is_lean(arch, t));
 }
 
-/* What describes the streamed tensors, where registers are dear. */
-static int32_t views_bytes(enum gpu_core core)
+static int32_t backward_lds(const struct gpu_arch *arch, const struct gpu_tile *t, int buffers)
 {
-	return core == GPU_CORE_MMA ? 320 : 0;
-}
-
-/* A wave's 16 rows of a result, as floats. */
-static int32_t stage_bytes(int32_t waves, int32_t hdim)
-{
-	return waves * 16 * (hdim >= 256 ? hdim : hdim + 4) * 4;
-}
-
-/* A tile whose accumulators fill the registers, asked for with one block a unit (two fit all the
- * same): what can wait does so in LDS, and nothing spills. */
-static int lean(enum gpu_core core, const struct gpu_tile *t)
-{
-	return core == GPU_CORE_MMA && t->blocks_per_cu == 1 && t->waves_n == 1 &&
-	       t->tile_m / t->waves_m > 16;
-}
-
-static int32_t forward_lds(const struct gpu_arch *arch, enum gpu_core core,
-			   const struct gpu_tile *t)
-{
-	int32_t elements, stats, tiles = t->tile_m / 16 / t->waves_m, merge, stage, kept = 0;
-
-	core_shape(core, arch->wave, &elements, &stats);
-	merge = (t->waves_n - 1) * t->waves_m * arch->wave * 4 *
-		(tiles * (t->hdim_v / 16) * elements + 2 * tiles * stats);
-	stage = stage_bytes(t->waves_m, t->hdim_v);
-	if (lean(core, t)) /* the band, maxima and sums of rows */
-		kept = 32 + 2 * tiles * stats * t->waves_m * t->waves_n * arch->wave * 4;
-	return max32(max32(merge, stage), stationary_bytes(core, t->tile_m, t->hdim_q) +
-						  tile_bytes(core, t->tile_n, t->hdim_q, 1, 0) +
-						  tile_bytes(core, t->tile_n, t->hdim_v, 0, 1) +
-						  kept);
+	return lds_backward(cut_of(arch, t), buffers, (int)arch->lds_bytes);
 }
 
 __attribute__((format(printf, 2, 3))) static void add_option(struct gpu_kernel *k,
@@ -234,7 +200,7 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_
 {
 	if (t->tile_m % (16 * t->waves_m) || t->tile_n % (16 * t->waves_n))
 		return "its waves do not divide it by 16";
-	return forward_lds(arch, core_of(arch, t), t) > (int32_t)arch->lds_bytes
+	return forward_lds(arch, t) > (int32_t)arch->lds_bytes
 		       ? "does not fit in the LDS of the arch"
 		       : NULL;
 }
@@ -245,23 +211,6 @@ static int apart(enum gpu_core core, const struct gpu_tile *t)
 	int32_t most = core == GPU_CORE_MMA ? 320 : 256;
 
 	return core != GPU_CORE_MFMA && t->hdim_q + t->hdim_v > most;
-}
-
-static int32_t backward_lds(const struct gpu_arch *arch, enum gpu_core core,
-			    const struct gpu_tile *t, int buffers)
-{
-	int32_t stay = stationary_bytes(core, t->tile_n, t->hdim_q) +
-		       stationary_bytes(core, t->tile_n, t->hdim_v);
-	int32_t walk = tile_bytes(core, t->tile_m, t->hdim_q, 1, 1) +
-		       tile_bytes(core, t->tile_m, t->hdim_v, 1, 1);
-
-	int32_t stats = max32(buffers * t->tile_m, core == GPU_CORE_MMA ? t->tile_n : 0) * 2 * 4;
-	int32_t tiles = stay + buffers * walk + views_bytes(core);
-
-	/* Row statistics may stay in memory where the scalar core's tiles take all of LDS. */
-	if (core == GPU_CORE_SCALAR && tiles + stats > (int32_t)arch->lds_bytes)
-		stats = 0;
-	return max32(tiles + stats, stage_bytes(t->waves_m, max32(t->hdim_q, t->hdim_v)));
 }
 
 /* The tile of the pass whose rows stay: its one gradient leaves registers for more rows. */
@@ -278,7 +227,7 @@ static struct gpu_tile rows_pass_tile(const struct gpu_arch *arch, enum gpu_core
 	} else if (t->hdim_q <= 64 && t->hdim_v <= 64) {
 		r.tile_m = 64;
 	}
-	return backward_lds(arch, core, &r, buffers) <= (int32_t)arch->lds_bytes ? r : *t;
+	return backward_lds(arch, &r, buffers) <= (int32_t)arch->lds_bytes ? r : *t;
 }
 
 /* Whether the rows of dBias are one. */
@@ -304,7 +253,7 @@ static const char *backward_misfit(const struct gpu_arch *arch, const struct gpu
 		return "a wave keeps 16 or 32 keys";
 	if (t->tile_m % 16 || t->waves_n != 1)
 		return "rows come in sixteens, waves side by side";
-	return backward_lds(arch, core_of(arch, t), t, 1) > (int32_t)arch->lds_bytes
+	return backward_lds(arch, t, 1) > (int32_t)arch->lds_bytes
 		       ? "does not fit in the LDS of the arch"
 		       : NULL;
 }
@@ -355,8 +304,8 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 					  .descale = traits->descale,
 					  .logits = traits->bias || traits->descale ||
 						    traits->softcap || traits->any_scale,
-					  .lean = lean(core_of(arch, t), t)});
-	return finish_kernel(arch, k, forward_lds(arch, core_of(arch, t), t));
+					  .lean = is_lean(arch, t)});
+	return finish_kernel(arch, k, forward_lds(arch, t));
 }
 
 static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *traits,
@@ -364,7 +313,7 @@ static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *t
 {
 	enum gpu_core core = core_of(arch, t);
 	int buffers = core == GPU_CORE_MMA &&
-				      backward_lds(arch, core, t, 2) <= (int32_t)arch->lds_bytes
+				      backward_lds(arch, t, 2) <= (int32_t)arch->lds_bytes
 			      ? 2
 			      : 1;
 	struct gpu_tile rows = rows_pass_tile(arch, core, t, buffers);
@@ -388,8 +337,8 @@ static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *t
 	add_option(k, "-DFMHA_ROWS_M=%d", rows.tile_m);
 	add_option(k, "-DFMHA_ROWS_N=%d", rows.tile_n);
 	return finish_kernel(arch, k,
-			     max32(backward_lds(arch, core, t, buffers),
-				   backward_lds(arch, core, &rows, buffers)));
+			     max32(backward_lds(arch, t, buffers),
+				   backward_lds(arch, &rows, buffers)));
 }
 
 /* The families that go row by row, a wave a row: no matrix core, no tile. */
