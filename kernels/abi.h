@@ -182,7 +182,8 @@ struct abi_appendkv_args {
 
 /*
  * ABI_BWD_*. The three stages share one struct and one workspace:
- *   head: nsplits int32 [batch in group mode, else 1], rounded up to 16 bytes;
+ *   head: nsplits int32 [batch where it is deterministic in group mode, else 1], rounded up to 16
+ *         bytes;
  *         group mode: dq_acc_offsets int64 [batch + 1], in elements, rounded up to 16 bytes;
  *   data: dq_acc f32, per sequence [nhead_q, nsplits_i, seqlen_q_i (physical, with padding),
  * hdim_q]. dot_do_o writes d = rowsum(dO * O), and dsink where asked; dq_dk_dv writes dK, dV, dBias
@@ -193,7 +194,7 @@ struct abi_bwd_args {
 	struct abi_tensor dq, dk, dv; /* dk, dv over nhead_k: summed over the heads of a group */
 	struct abi_tensor bias, dbias;
 	struct abi_rows lse;
-	struct abi_rows d; /* in the workspace, after dq_acc */
+	struct abi_rows d; /* in the workspace, before dq_acc */
 	const float *alibi_slopes;
 	abi_i64 alibi_stride_batch;
 	const float *sink;

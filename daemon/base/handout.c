@@ -91,6 +91,11 @@ static int reopen(int fd)
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
+int handout_again(int fd)
+{
+	return reopen(fd);
+}
+
 int handout_keep(struct handouts *handouts, struct account *account, int fd, uint64_t bytes,
 		 int *ret_fd, struct fmha_error *err)
 {

@@ -7,14 +7,15 @@
 #include <getopt.h>
 #include <limits.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <proto/error.h>
 #include <backends.h>      /* kernels/catalogue */
 #include <gpu_catalogue.h> /* kernels/gpu */
+#include <proto/error.h>
 #include <specs/filter.h>
 #include <specs/space.h>
 
@@ -24,7 +25,7 @@
 #define EXIT_FAILED 1
 #define EXIT_USAGE  2
 #define EXIT_FILES  5
-#define SLOTS       65536 /* of the table of names; a power of two */
+#define SLOTS       (1 << 18) /* of the table of names; a power of two */
 #define MAX_WANTED  256
 
 static const char help[] =
@@ -34,7 +35,9 @@ static const char help[] =
 	"  --arch ARCH       sm_80, sm_90a, gfx90a, gfx942, ...: see `fmhactl archs`\n"
 	"  --profile P       only the profile's kernels: see `fmhactl profiles`\n"
 	"  --filter EXPR     only these, such as \"hdim_q == 128 and data_type == 'bf16'\"\n"
-	"  --kernel NAME     only this kernel, as --list prints it; may be given again\n"
+	"  --kernel NAME     only this kernel, as --list or `fmhactl plan` prints it; may be "
+	"given\n"
+	"                    again\n"
 	"  --jobs N          builds at a time (default: every core)\n"
 	"  --cache DIR       default /var/cache/fmhad, or $XDG_CACHE_HOME/fmhad for a user\n"
 	"  --compiler C      nvrtc, hiprtc or clang (default: nvrtc for sm_*, clang for gfx*)\n"
@@ -47,12 +50,19 @@ static const char help[] =
 	"  --help            this text\n\n"
 	"exit codes: 0 all built, 1 some failed, 2 usage, 5 files\n";
 
+/* A kernel that was asked for by name. */
+struct wanted {
+	const char *name;
+	bool found;
+	struct gpu_kernel kernel;
+};
+
 struct build {
 	const char *arch, *profile, *filter, *cache, *compiler, *pack;
 	struct compile_config config;
 	struct compile_paths paths;
 	int jobs, list, spills_fail;
-	const char *wanted[MAX_WANTED];
+	struct wanted wanted[MAX_WANTED];
 	int n_wanted;
 	struct spec_catalog *catalog;
 	/* Names seen, open addressing: many specs share a kernel. */
@@ -128,7 +138,7 @@ static int parse(struct build *build, int argc, char **argv)
 		case KERNEL:
 			if (build->n_wanted == MAX_WANTED)
 				return usage("--kernel %s: too many of them", optarg);
-			build->wanted[build->n_wanted++] = optarg;
+			build->wanted[build->n_wanted++].name = optarg;
 			break;
 		case JOBS:
 			build->jobs = (int)strtol(optarg, &end, 10);
@@ -249,66 +259,190 @@ static int submit(struct build *build, struct compile_queue *queue, const struct
 	return r;
 }
 
-static int is_wanted(const struct build *build, const char *name)
+static int make_kernel(const struct build *build, const struct kernel_spec *spec,
+		       struct gpu_kernel *ret_kernel)
 {
-	for (int i = 0; i < build->n_wanted; i++)
-		if (strcmp(build->wanted[i], name) == 0)
-			return 1;
-	return build->n_wanted == 0;
+	return gpu_kernel_of_spec(build->arch,
+				  spec_word(build->catalog, SPEC_FIELD_pipeline, spec->pipeline),
+				  spec, NULL, ret_kernel);
 }
 
-/* Every spec that the options keep, each kernel once. @queue NULL: print the names. */
-static int walk(struct build *build, struct compile_queue *queue, struct fmha_error *err)
+/* Builds the kernel, or prints its name where there is no queue; the same one once. */
+static int add_kernel(struct build *build, struct compile_queue *queue,
+		      const struct gpu_kernel *kernel, struct fmha_error *err)
+{
+	switch (is_new(build, kernel->name)) {
+	case 1:
+		if (queue)
+			return submit(build, queue, kernel, err);
+		(void)printf("%s\n", kernel->name);
+		return 0;
+	case -1:
+		return fmha_error_set(err, FMHA_EINVAL, "more than %d kernels: use a filter",
+				      SLOTS / 2);
+	default:
+		return 0;
+	}
+}
+
+/* ---- every kernel that the options keep ---- */
+
+/* Called for each spec; 0 goes on, 1 ends the walk. */
+typedef int (*spec_visitor)(struct build *build, struct compile_queue *queue,
+			    const struct kernel_spec *spec, struct fmha_error *err);
+
+static int visit_specs(struct build *build, struct compile_queue *queue, struct spec_space *space,
+		       const struct spec_filter *filter, spec_visitor visit, struct fmha_error *err)
+{
+	int profile = build->profile ? spec_profile_find(build->catalog, build->profile) : -1;
+	struct spec_iter *iter = spec_iter_new(space, filter);
+	const struct kernel_spec *spec;
+	int r = 0;
+
+	if (!iter)
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	while (r == 0 && (spec = spec_iter_next(iter)))
+		if (profile < 0 || spec_profile_keeps(build->catalog, profile, spec))
+			r = visit(build, queue, spec, err);
+	(void)spec_iter_free(iter);
+	return r < 0 ? r : 0;
+}
+
+static int walk(struct build *build, struct compile_queue *queue, spec_visitor visit,
+		struct fmha_error *err)
 {
 	struct spec_space_options options = SPEC_SPACE_OPTIONS(build->arch);
-	int profile = build->profile ? spec_profile_find(build->catalog, build->profile) : -1;
 	struct spec_filter *filter = NULL;
 	struct spec_space *space = NULL;
-	struct spec_iter *iter = NULL;
-	const struct kernel_spec *spec;
-	struct gpu_kernel kernel;
 	char diagram[SPEC_EXPLAIN_BYTES] = "";
-	int r;
+	int r = 0;
 
-	if (build->profile && profile < 0)
+	if (build->profile && spec_profile_find(build->catalog, build->profile) < 0)
 		return fmha_error_set(err, FMHA_EINVAL, "profile %s: there is none",
 				      build->profile);
-	r = build->filter
-		    ? spec_filter_compile(build->catalog, build->filter, &filter, diagram, err)
-		    : 0;
+	if (build->filter)
+		r = spec_filter_compile(build->catalog, build->filter, &filter, diagram, err);
 	if (r < 0)
 		(void)fprintf(stderr, "%s\n", diagram);
 	if (r == 0)
 		r = spec_space_new(build->catalog, &options, &space, err);
-	if (r == 0 && !(iter = spec_iter_new(space, filter)))
-		r = fmha_error_set(err, FMHA_ENOMEM, "out of memory");
-	while (r == 0 && (spec = spec_iter_next(iter))) {
-		if (profile >= 0 && !spec_profile_keeps(build->catalog, profile, spec))
-			continue;
-		if (gpu_kernel_of_spec(
-			    build->arch,
-			    spec_word(build->catalog, SPEC_FIELD_pipeline, spec->pipeline), spec,
-			    NULL, &kernel) != 0 ||
-		    !is_wanted(build, kernel.name))
-			continue;
-		switch (is_new(build, kernel.name)) {
-		case 1:
-			if (queue)
-				r = submit(build, queue, &kernel, err);
-			else
-				(void)printf("%s\n", kernel.name);
-			break;
-		case -1:
-			r = fmha_error_set(err, FMHA_EINVAL, "more than %d kernels: use a filter",
-					   SLOTS / 2);
-			break;
-		default:
-			break;
-		}
-	}
-	(void)spec_iter_free(iter);
+	if (r == 0)
+		r = visit_specs(build, queue, space, filter, visit, err);
 	(void)spec_space_free(space);
 	(void)spec_filter_free(filter);
+	return r;
+}
+
+static int visit_all(struct build *build, struct compile_queue *queue,
+		     const struct kernel_spec *spec, struct fmha_error *err)
+{
+	struct gpu_kernel kernel;
+
+	if (make_kernel(build, spec, &kernel) != 0)
+		return 0;
+	return add_kernel(build, queue, &kernel, err);
+}
+
+/* ---- kernels by name ---- */
+
+/* What costs little to compare, of names as --list prints them; making the name of every spec would
+ * take seconds. */
+static bool may_be(const struct kernel_spec *spec, const char *name)
+{
+	const struct kernel_tile *t = &spec->tile;
+	char tile[64];
+
+	(void)snprintf(tile, sizeof(tile), "_h%ux%u_t%ux%u_", t->tile_k0max, t->tile_n1, t->tile_m0,
+		       t->tile_n0);
+	return strstr(name, tile);
+}
+
+static int visit_wanted(struct build *build, struct compile_queue *queue,
+			const struct kernel_spec *spec, struct fmha_error *err)
+{
+	int n_missing = 0;
+
+	(void)queue, (void)err;
+	for (int i = 0; i < build->n_wanted; i++) {
+		struct wanted *wanted = &build->wanted[i];
+
+		if (!wanted->found && may_be(spec, wanted->name))
+			wanted->found = make_kernel(build, spec, &wanted->kernel) == 0 &&
+					strcmp(wanted->kernel.name, wanted->name) == 0;
+		n_missing += !wanted->found;
+	}
+	return n_missing == 0;
+}
+
+/* A name of `fmhactl plan` says all by itself. */
+static void find_planned(struct build *build, struct wanted *wanted)
+{
+	struct kernel_spec spec;
+	const char *arch;
+
+	if (spec_name_parse(build->catalog, wanted->name, &spec, NULL) != 0)
+		return;
+	arch = spec_word(build->catalog, SPEC_FIELD_gfx_arch, spec.gfx_arch);
+	wanted->found = arch && strcmp(arch, build->arch) == 0 &&
+			make_kernel(build, &spec, &wanted->kernel) == 0;
+}
+
+static int find_wanted(struct build *build, struct fmha_error *err)
+{
+	int n_missing = 0, r = 0;
+
+	for (int i = 0; i < build->n_wanted; i++) {
+		find_planned(build, &build->wanted[i]);
+		n_missing += !build->wanted[i].found;
+	}
+	if (n_missing > 0)
+		r = walk(build, NULL, visit_wanted, err);
+	for (int i = 0; i < build->n_wanted && r == 0; i++)
+		if (!build->wanted[i].found)
+			r = fmha_error_set(err, FMHA_EINVAL,
+					   "--kernel %.120s: %s has no such kernel%s; --list names "
+					   "them",
+					   build->wanted[i].name, build->arch,
+					   build->filter || build->profile ? " in this selection"
+									   : "");
+	return r;
+}
+
+static int add_kernels(struct build *build, struct compile_queue *queue, struct fmha_error *err)
+{
+	int r = 0;
+
+	if (build->n_wanted == 0)
+		return walk(build, queue, visit_all, err);
+	for (int i = 0; i < build->n_wanted && r == 0; i++)
+		r = add_kernel(build, queue, &build->wanted[i].kernel, err);
+	return r;
+}
+
+/* ---- compiling ---- */
+
+/* Once, and not of every kernel, that there is no compiler. */
+static int check_compiler(const struct build *build, struct fmha_error *err)
+{
+	static const struct {
+		const char *compiler, *origin;
+	} origins[] = {
+		{"nvrtc", "libnvrtc.so.12 or .13 comes with the CUDA toolkit, or with pip's "
+			  "nvidia-cuda-nvrtc, whose folder ldconfig then has to know"},
+		{"hiprtc", "libhiprtc comes with ROCm, or with Debian's libamdhip64-5"},
+		{"clang", "Debian's clang-19 and lld-19, or ROCm's amdclang++; --clang names it"},
+	};
+	const char *compiler = build->compiler ? build->compiler : compile_default(build->arch);
+	char version[96];
+	int r;
+
+	if (!compiler)
+		return 0; /* the arch is not known, either, and that is said */
+	r = compile_version(&build->config, compiler, version, err);
+	for (size_t i = 0; r == FMHA_ENOTSUP && i < sizeof(origins) / sizeof(origins[0]); i++)
+		if (strcmp(origins[i].compiler, compiler) == 0)
+			return fmha_error_set(err, r, "%s is not installed: %s", compiler,
+					      origins[i].origin);
 	return r;
 }
 
@@ -320,7 +454,7 @@ static int compile_all(struct build *build, struct cache *cache, struct fmha_err
 
 	if (r < 0)
 		return r;
-	r = walk(build, queue, err);
+	r = add_kernels(build, queue, err);
 	if (r == 0)
 		compile_queue_drain(queue);
 	compile_queue_status(queue, &status);
@@ -357,9 +491,13 @@ static int run(struct build *build, struct fmha_error *err)
 	int64_t packed;
 	int r = spec_catalog_load(NULL, fmha_backends, &build->catalog, err);
 
+	if (r == 0 && build->n_wanted > 0)
+		r = find_wanted(build, err);
 	if (r == 0 && build->list)
-		r = walk(build, NULL, err);
+		r = add_kernels(build, NULL, err);
 	else if (r == 0)
+		r = check_compiler(build, err);
+	if (r == 0 && !build->list)
 		r = cache_new(&config, &cache, err);
 	if (r == 0 && !build->list)
 		r = cache_check(cache, err);
@@ -376,6 +514,18 @@ static int run(struct build *build, struct fmha_error *err)
 	(void)cache_free(cache);
 	build->catalog = spec_catalog_free(build->catalog);
 	return r;
+}
+
+static int exit_status(int code)
+{
+	switch (code) {
+	case FMHA_EINVAL:
+		return EXIT_USAGE;
+	case FMHA_ENOTSUP: /* no compiler */
+		return EXIT_FAILED;
+	default:
+		return EXIT_FILES;
+	}
 }
 
 int main(int argc, char **argv)
@@ -401,7 +551,7 @@ int main(int argc, char **argv)
 	free(build.names);
 	if (r < 0) {
 		(void)fprintf(stderr, "fmhactl build: %s\n", err.msg);
-		return r == FMHA_EINVAL ? EXIT_USAGE : EXIT_FILES;
+		return exit_status(r);
 	}
 	if (atomic_load(&build.n_failed) > 0)
 		return EXIT_FAILED;

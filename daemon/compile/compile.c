@@ -27,7 +27,8 @@
 #define VERSION_TRUSTED_MS   60000
 #define N_KNOWN                                                                                    \
 	(sizeof(((struct compile_versions *)0)->known) / sizeof(struct compile_known_version))
-#define N_HEADS 8 /* the helper's arguments before the options: see helper.c */
+#define MAX_STANDING 4 /* options that each build by a compiler gets: see compile_version() */
+#define N_HEADS      8 /* the helper's arguments before the options: see helper.c */
 
 const char *compile_default(const char *arch)
 {
@@ -312,25 +313,47 @@ static int judge(const struct helper_result *result, int code, struct cache_entr
 	return read_code(code, entry, err);
 }
 
-/* The helper's command line, given; NULL: out of memory. @limits: room for its argument, kept. */
+/* Cuts what follows the number in @version into words. They are part of the key, being part of it.
+ */
+static size_t standing_options(char *version, char *ret_options[MAX_STANDING])
+{
+	char *rest = version, *word;
+	size_t n = 0;
+
+	for (int place = 0; (word = strsep(&rest, " ")) && n < MAX_STANDING; place++)
+		if (place >= 2) /* after name and number */
+			ret_options[n++] = word;
+	return n;
+}
+
+/* What a build's command line needs to be kept. */
+struct helper_words {
+	char limits[64], version[96];
+};
+
+/* The helper's command line, given, in words kept by the caller; NULL: out of memory. */
 static char **helper_arguments(const struct compile_config *config,
-			       const struct compile_request *request, char limits[64])
+			       const struct compile_request *request, const char *version,
+			       struct helper_words *words)
 {
 	uint64_t memory = config->memory_bytes ? config->memory_bytes : DEFAULT_MEMORY_BYTES;
 	const char *compiler = compiler_of(request);
 	const char *const heads[N_HEADS] = {config->helper,  compiler,
 					    request->arch,   config->source_dir,
 					    request->source, HELPER_CODE_PATH,
-					    limits,          config->clang ? config->clang : ""};
-	char **argv = calloc(N_HEADS + request->n_options + 1, sizeof(*argv));
+					    words->limits,   config->clang ? config->clang : ""};
+	char **argv = calloc(N_HEADS + MAX_STANDING + request->n_options + 1, sizeof(*argv));
+	size_t n = N_HEADS;
 
 	if (!argv)
 		return NULL;
-	(void)snprintf(limits, 64, "%llu,%u", (unsigned long long)memory,
+	(void)snprintf(words->limits, sizeof(words->limits), "%llu,%u", (unsigned long long)memory,
 		       compile_deadline_ms(config) / 1000 + 1);
+	(void)snprintf(words->version, sizeof(words->version), "%s", version);
 	memcpy(argv, heads, sizeof(heads));
+	n += standing_options(words->version, argv + n);
 	for (size_t i = 0; i < request->n_options; i++)
-		argv[N_HEADS + i] = (char *)request->options[i];
+		argv[n++] = (char *)request->options[i];
 	return argv;
 }
 
@@ -360,10 +383,10 @@ int compile_run(const struct compile_config *config, const struct compile_reques
 	_cleanup_(cache_entry_freep) struct cache_entry *entry = calloc(1, sizeof(*entry));
 	_cleanup_(closep) int code = memfd_create("fmhad-code", MFD_CLOEXEC);
 	_cleanup_(freep) char **argv = NULL;
-	char limits[64];
+	struct helper_words words;
 	int r;
 
-	argv = helper_arguments(config, request, limits);
+	argv = helper_arguments(config, request, version, &words);
 	if (!entry || !argv || code < 0)
 		return fmha_error_set(err, FMHA_ENOMEM, "compile: out of memory");
 	r = helper_run(config, argv, code, &result, err);

@@ -73,7 +73,8 @@ enum compile_patience {
 const char *compile_default(const char *arch);
 
 /*
- * Name and version of a compiler, as the helper reports it: "nvrtc 13.0", "clang 19.1.7".
+ * Name and version of a compiler, as the helper reports it, with the options that every build by
+ * it gets: "nvrtc 13.0", "clang 19.1.7 -mllvm -disable-postra-machine-sink".
  * Return: 0, FMHA_ENOTSUP (not installed), FMHA_EIO, FMHA_ETIMEDOUT.
  */
 int compile_version(const struct compile_config *config, const char *compiler, char ret_version[96],

@@ -23,6 +23,7 @@
 #define WORKSPACE_LEAST   65536ull
 #define WORKSPACE_KEEP    (256ull << 20) /* bytes kept for the next launch */
 #define HERE_SCRATCH_MOST (1u << 20)
+#define HERE_TASKS_MOST   1024         /* also tasks that find nothing to do take their time */
 #define CLEAR_BYTES       (4ull << 20) /* of a workspace, a task */
 
 struct cpu_workspace {
@@ -296,7 +297,26 @@ static void clear_piece(const struct pool_step *step, uint64_t task, void *scrat
 	memset((char *)launch->zero + from, 0, left < CLEAR_BYTES ? left : CLEAR_BYTES);
 }
 
-void cpu_launch_prepare(struct cpu_launch *launch)
+static uint64_t n_tasks_of(const struct pool_job *job)
+{
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < job->n_steps; i++)
+		n += job->steps[i].n_tasks;
+	return n;
+}
+
+static bool too_many_tasks(struct cpu_launch *launch, uint64_t n_tasks)
+{
+	if (n_tasks < POOL_MOST_TASKS)
+		return false;
+	(void)fmha_error_set(&launch->base.error, FMHA_ENOTSUP,
+			     "the run has %llu tasks: at most %llu are possible",
+			     (unsigned long long)n_tasks, (unsigned long long)POOL_MOST_TASKS);
+	return true;
+}
+
+bool cpu_launch_prepare(struct cpu_launch *launch)
 {
 	struct pool_job *job = &launch->job;
 	int n_threads = (int)pool_n_threads(launch->device->pool);
@@ -321,6 +341,8 @@ void cpu_launch_prepare(struct cpu_launch *launch)
 
 			if (n_tasks == 0)
 				continue;
+			if (too_many_tasks(launch, n_tasks))
+				return false;
 			if (job->n_steps == POOL_MAX_STEPS)
 				abort(); /* a kernel with more phases than the pool was built for */
 			job->steps[job->n_steps++] = (struct pool_step){
@@ -334,6 +356,7 @@ void cpu_launch_prepare(struct cpu_launch *launch)
 				.n_threads = n_threads};
 		}
 	}
+	return true;
 }
 
 static void finish(struct cpu_launch *launch)
@@ -387,7 +410,10 @@ static void cpu_submit(struct device *device, struct device_launch *base)
 	struct cpu_device *cpu = cpu_device(device);
 	struct cpu_launch *launch = container_of(base, struct cpu_launch, base);
 
-	cpu_launch_prepare(launch);
+	if (!cpu_launch_prepare(launch)) {
+		device_launch_done(device, base);
+		return;
+	}
 	pool_submit(cpu->pool, (struct pool_queue *)(void *)base->stream, &launch->job);
 }
 
@@ -416,8 +442,8 @@ static bool cpu_run_here(struct device *device, struct device_launch *base)
 
 	if (!pool_is_idle(cpu->pool) || device_has_failed(device, NULL))
 		return false;
-	cpu_launch_prepare(launch);
-	if (launch->job.scratch_bytes > HERE_SCRATCH_MOST ||
+	if (!cpu_launch_prepare(launch) || n_tasks_of(&launch->job) > HERE_TASKS_MOST ||
+	    launch->job.scratch_bytes > HERE_SCRATCH_MOST ||
 	    !reserve_scratch(cpu, launch->job.scratch_bytes))
 		return false;
 	pool_run_here(&launch->job, cpu->scratch);

@@ -31,7 +31,8 @@ struct cpu_launch {
 int cpu_device_open(const struct config_device *config, struct device **ret_device,
 		    struct fmha_error *err);
 
-/* Turns the stages into the job's steps. */
-void cpu_launch_prepare(struct cpu_launch *launch);
+/* Turns the stages into the job's steps. Return: false: it cannot, and the launch's error says why.
+ */
+bool cpu_launch_prepare(struct cpu_launch *launch);
 
 #endif

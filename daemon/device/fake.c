@@ -85,7 +85,10 @@ static void submit_faulty(struct cpu_device *cpu, struct cpu_launch *launch, uin
 	case FAULT_BLOCK:
 		hang(NULL, 0, NULL);
 	}
-	cpu_launch_prepare(launch);
+	if (!cpu_launch_prepare(launch)) {
+		device_launch_done(&cpu->base, base);
+		return;
+	}
 	for (uint32_t i = 0; i < launch->job.n_steps; i++)
 		launch->job.steps[i].run = fault == FAULT_HANG   ? hang
 					   : fault == FAULT_SEGV ? write_null

@@ -27,14 +27,15 @@
 #include <base/list.h>
 
 /* Backward has up to 131 phases; what a job does not use of its steps is never touched. */
-#define POOL_MAX_STEPS 192
-#define POOL_TURN_NS   100000
-#define POOL_ROUND_NS  10000000 /* a queue's turn among those of its user, for each thread */
+#define POOL_MAX_STEPS  192
+#define POOL_MOST_TASKS (UINT64_C(1) << 39)
+#define POOL_TURN_NS    100000
+#define POOL_ROUND_NS   10000000 /* a queue's turn among those of its user, for each thread */
 
 struct pool;
 
 struct pool_step {
-	uint64_t n_tasks; /* below 2^40 */
+	uint64_t n_tasks; /* below POOL_MOST_TASKS */
 	/* @scratch: the thread's own, scratch_bytes of the job, 64-byte aligned */
 	void (*run)(const struct pool_step *step, uint64_t task, void *scratch);
 	const void *kernel, *args;

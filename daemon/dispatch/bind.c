@@ -2,6 +2,8 @@
 /*
  * bind.c: plan + buffers -> argument structs for one run. Everything that depends on where the
  * tensors lie is judged here, on every run, because a run may name other buffers than the plan did.
+ * Two steps: what the run's integers are, from which follows how large its workspace is; then, in
+ * that workspace, the arguments.
  */
 #include <stdio.h>
 
@@ -46,12 +48,12 @@ static int check_ranges(const struct plan *plan, const struct plan_binding *bind
 
 /* Written tensors against everything else: see plan.h. */
 static int check_aliasing(const struct plan *plan, const struct plan_binding *bindings,
-			  const void *workspace, struct fmha_error *err)
+			  const void *workspace, uint64_t workspace_bytes, struct fmha_error *err)
 {
-	struct plan_view block = {.span_bytes = plan->workspace_bytes,
+	struct plan_view block = {.span_bytes = workspace_bytes,
 				  .element_bytes = 1,
 				  .n_axes = 1,
-				  .axes = {{(int64_t)plan->workspace_bytes, 1}}};
+				  .axes = {{(int64_t)workspace_bytes, 1}}};
 
 	for (uint32_t i = 0; i < plan->n_views; i++) {
 		const struct plan_view *a = &plan->views[i];
@@ -77,26 +79,27 @@ static int check_aliasing(const struct plan *plan, const struct plan_binding *bi
 	return 0;
 }
 
-int plan_bind(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
-	      void *workspace, void *workspace_head, union plan_args args[PLAN_MAX_STAGES],
+int plan_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
 	      struct plan_indices **ret_indices, struct fmha_error *err)
 {
-	struct args_source source = {.workspace = workspace};
-	struct plan_indices *indices = NULL;
+	int r = check_ranges(plan, bindings, err);
+
+	return r < 0 ? r : indices_read(plan, bindings, ret_indices, err);
+}
+
+int plan_place(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
+	       const struct plan_indices *indices, void *workspace, void *workspace_head,
+	       union plan_args args[PLAN_MAX_STAGES], struct fmha_error *err)
+{
+	struct args_source source = {.workspace = workspace, .tables = indices_tables(indices)};
+	uint64_t bytes = plan_workspace_bytes(plan, indices);
 	int r;
 
-	if (plan->workspace_bytes > 0 && (!workspace || (uintptr_t)workspace % PLAN_ALIGNMENT != 0))
+	if (bytes > 0 && (!workspace || (uintptr_t)workspace % PLAN_ALIGNMENT != 0))
 		return fmha_error_set_field(err, FMHA_EINVAL, "tensor.workspace",
 					    "workspace: %llu bytes aligned to %d are needed",
-					    (unsigned long long)plan->workspace_bytes,
-					    PLAN_ALIGNMENT);
-	r = check_ranges(plan, bindings, err);
-	if (r < 0)
-		return r;
-	r = check_aliasing(plan, bindings, workspace, err);
-	if (r < 0)
-		return r;
-	r = indices_read(plan, bindings, &indices, &source.tables, err);
+					    (unsigned long long)bytes, PLAN_ALIGNMENT);
+	r = check_aliasing(plan, bindings, workspace, bytes, err);
 	if (r < 0)
 		return r;
 	if (plan->workspace_head_bytes > 0 && workspace_head)
@@ -105,8 +108,23 @@ int plan_bind(const struct plan *plan, const struct plan_binding bindings[FMHA_N
 		source.tensor[plan->views[i].role] = bindings[plan->views[i].role].device;
 	for (uint32_t i = 0; i < plan->n_stages; i++)
 		args_fill(plan, i, &source, &args[i]);
-	*ret_indices = indices;
 	return 0;
+}
+
+int plan_bind(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
+	      void *workspace, void *workspace_head, union plan_args args[PLAN_MAX_STAGES],
+	      struct plan_indices **ret_indices, struct fmha_error *err)
+{
+	struct plan_indices *indices = NULL;
+	int r = plan_read(plan, bindings, &indices, err);
+
+	if (r == 0)
+		r = plan_place(plan, bindings, indices, workspace, workspace_head, args, err);
+	if (r < 0)
+		indices = plan_indices_free(indices);
+	else
+		*ret_indices = indices;
+	return r;
 }
 
 void plan_placeholder_args(const struct plan *plan, union plan_args args[PLAN_MAX_STAGES])

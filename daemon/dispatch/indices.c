@@ -15,7 +15,9 @@
 #include "internal.h"
 
 struct plan_indices {
-	int32_t words[1]; /* really as many as the tables need */
+	uint64_t dq_acc_bytes;      /* where plan_workspace_varies() */
+	struct index_tables tables; /* they point into: */
+	int32_t words[];
 };
 
 struct plan_indices *plan_indices_free(struct plan_indices *indices)
@@ -437,8 +439,7 @@ static int check_append_targets(struct reader *r)
 }
 
 int indices_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
-		 struct plan_indices **ret_indices, struct index_tables *ret_tables,
-		 struct fmha_error *err)
+		 struct plan_indices **ret_indices, struct fmha_error *err)
 {
 	struct reader r = {
 		.plan = plan, .problem = &plan->problem, .bindings = bindings, .err = err};
@@ -447,10 +448,9 @@ int indices_read(const struct plan *plan, const struct plan_binding bindings[FMH
 	int e;
 
 	*ret_indices = NULL;
-	*ret_tables = (struct index_tables){0};
 	if (words > SIZE_MAX / 8)
 		return fmha_error_set(err, FMHA_ENOMEM, "integer tensors: out of memory");
-	indices = words ? malloc(words * sizeof(int32_t)) : NULL;
+	indices = words ? malloc(sizeof(*indices) + words * sizeof(int32_t)) : NULL;
 	if (words && !indices)
 		return fmha_error_set(err, FMHA_ENOMEM, "integer tensors: out of memory");
 	if (indices) {
@@ -469,7 +469,9 @@ int indices_read(const struct plan *plan, const struct plan_binding bindings[FMH
 		return e;
 	}
 	*ret_indices = indices;
-	*ret_tables = (struct index_tables){
+	if (!indices)
+		return 0;
+	indices->tables = (struct index_tables){
 		.seqstart_q = r.seqstart_q,
 		.seqstart_k = r.seqstart_k,
 		.seqlen_q = r.seqlen_q,
@@ -484,7 +486,27 @@ int indices_read(const struct plan *plan, const struct plan_binding bindings[FMH
 		.kv_last_page_len = r.kv_last_page_len,
 		.cache_batch_idx = r.cache_batch_idx,
 	};
+	indices->dq_acc_bytes = plan_workspace_varies(plan)
+					? bwd_workspace_dq_acc(plan, &indices->tables)
+					: 0;
 	return 0;
+}
+
+struct index_tables indices_tables(const struct plan_indices *indices)
+{
+	return indices ? indices->tables : (struct index_tables){0};
+}
+
+bool plan_workspace_varies(const struct plan *plan)
+{
+	return plan->dq_acc_bytes > 0 && plan_packed_q(plan);
+}
+
+uint64_t plan_workspace_bytes(const struct plan *plan, const struct plan_indices *indices)
+{
+	if (!plan_workspace_varies(plan))
+		return plan->workspace_bytes;
+	return plan->layout.dq_acc + indices->dq_acc_bytes;
 }
 
 uint64_t plan_indices_bytes(const struct plan *plan)

@@ -96,8 +96,9 @@ int64_t plan_table_columns(const struct fmha_problem *problem);
 int64_t plan_table_stride(const struct fmha_problem *problem);
 /* Copies and judges the integer tensors. *@ret_indices is NULL when there are none. */
 int indices_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
-		 struct plan_indices **ret_indices, struct index_tables *ret_tables,
-		 struct fmha_error *err);
+		 struct plan_indices **ret_indices, struct fmha_error *err);
+/* The copies by name; all NULL when there are none. */
+struct index_tables indices_tables(const struct plan_indices *indices);
 
 /*
  * split.c: how many splits and keys a split; 1 split: do not split. Pure, worked numbers there.
@@ -122,7 +123,7 @@ enum dq_mode {
 };
 
 struct bwd_workspace {
-	uint64_t nsplits, dq_acc_offsets, dq_acc, d, bytes; /* offsets; total */
+	uint64_t nsplits, dq_acc_offsets, d, bytes; /* offsets; total but for dq_acc */
 	uint64_t head_bytes, dq_acc_bytes;
 	int32_t dq_splits; /* the largest */
 	bool zero;
@@ -132,6 +133,8 @@ int32_t bwd_persistent_splits(const struct fmha_problem *problem, int64_t tile_n
 /* Sizes for a plan, before lengths are known: group mode counts every sequence as the longest. */
 int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_n0, int64_t workers,
 		       struct bwd_workspace *ret_workspace, struct fmha_error *err);
+/* Group mode: bytes of dq_acc for a run, at most the plan's. */
+uint64_t bwd_workspace_dq_acc(const struct plan *plan, const struct index_tables *tables);
 /* Writes the head for a run. */
 void bwd_workspace_head(const struct plan *plan, const struct index_tables *tables, void *head);
 

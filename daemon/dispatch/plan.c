@@ -71,6 +71,12 @@ static int check_limits(const struct fmha_problem *p, struct fmha_error *err)
 	    p->alibi_slopes.stride[1] != 1)
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "tensor.alibi_slopes.stride",
 					    "tensor.alibi_slopes: its heads must be dense");
+	/* Turning what is quantized already would round it a second time, against no scale. */
+	if (p->rope != FMHA_ROPE_NONE && fmha_dtype_bytes(p->k.dtype) == 1)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "rope",
+					    "rope: turns f32, f16 and bf16, not %s: turn before "
+					    "quantizing, and append without rope",
+					    fmha_dtype_name(p->k.dtype));
 	if (plan_present(p, FMHA_T_BLOCK_TABLE) && !plan_present(p, FMHA_T_SEQLEN_K) &&
 	    (int64_t)p->max_blocks * p->page_size < p->seqlen_k)
 		return fmha_error_set_field(
@@ -216,6 +222,19 @@ static int place_private(struct builder *b)
 		return too_large(b);
 	for (uint32_t i = 0; i < plan->n_stages; i++)
 		plan->stages[i].workspace_offset = base;
+	return 0;
+}
+
+/* Behind all else, since what a run needs of it may be less: see workspace.c. */
+static int place_dq_acc(struct builder *b)
+{
+	struct plan *plan = b->plan;
+
+	if (plan->dq_acc_bytes == 0)
+		return 0;
+	if (!workspace_add(&plan->workspace_bytes, PLAN_ALIGNMENT, plan->dq_acc_bytes,
+			   &plan->layout.dq_acc))
+		return too_large(b);
 	return 0;
 }
 
@@ -384,7 +403,6 @@ static int build_backward(struct builder *b)
 	plan->workspace_head_bytes = w.head_bytes;
 	plan->layout.nsplits = w.nsplits;
 	plan->layout.dq_acc_offsets = w.dq_acc_offsets;
-	plan->layout.dq_acc = w.dq_acc;
 	plan->layout.d = w.d;
 	plan->workspace_bytes = w.bytes;
 	return 0;
@@ -464,6 +482,8 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_de
 	if (r < 0)
 		return r;
 	r = place_private(&b);
+	if (r == 0)
+		r = place_dq_acc(&b);
 	if (r < 0)
 		return r;
 	r = check_reach(&plan, err);

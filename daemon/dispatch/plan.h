@@ -54,8 +54,8 @@ struct plan_layout {
 	uint64_t o_acc, lse_acc; /* split-KV partials, f32 */
 	uint64_t nsplits;        /* backward head: int32 [batch or 1] */
 	uint64_t dq_acc_offsets; /* backward head, group mode: int64 [batch + 1], elements */
-	uint64_t dq_acc;         /* f32, compact */
 	uint64_t d;              /* f32 [batch, nhead_q, seqlen_q] or [nhead_q, total_q] */
+	uint64_t dq_acc;         /* f32, compact; ends the workspace */
 };
 
 /* One axis of a view: how often, and how far apart in bytes. */
@@ -80,9 +80,9 @@ struct plan {
 	uint32_t n_stages;
 	struct plan_stage stages[PLAN_MAX_STAGES];
 	struct plan_layout layout;
-	uint64_t workspace_bytes;
+	uint64_t workspace_bytes;      /* of any run at most */
 	uint64_t workspace_head_bytes; /* backward: the part that the host prepares */
-	uint64_t dq_acc_bytes;         /* 0: dq_dk_dv writes dQ itself */
+	uint64_t dq_acc_bytes;         /* likewise at most; 0: dq_dk_dv writes dQ itself */
 	uint32_t workspace_zero;       /* 1: dq_acc must be zeroed before every run */
 	int32_t n_splits, split_size;  /* forward: what the planner chose; n_splits 0: not split */
 	uint32_t dq_buffered;          /* backward: dq_dk_dv sums in dq_acc, convert_dq follows */
@@ -134,21 +134,40 @@ int plan_build(const struct fmha_problem *problem, const struct plan_device *dev
 	       struct plan *ret_plan, struct fmha_error *err);
 
 /*
- * Fills one argument struct a stage. Small integer tensors (prefix sums, lengths, page tables) are
- * copied out of client memory into @ret_indices, which the caller frees after the run, and only the
- * copy is validated and used: a client that writes during a run cannot move a kernel out of bounds.
+ * Small integer tensors (prefix sums, lengths, page tables) are copied out of client memory into
+ * @ret_indices, which the caller frees after the run, and only the copy is validated and used: a
+ * client that writes during a run cannot move a kernel out of bounds.
+ *
+ * @bindings: one a role, zero where the tensor is absent
+ * @ret_indices: given; NULL when there are no such tensors
+ * Return: 0, FMHA_EINVAL naming the field, FMHA_ENOMEM.
+ */
+struct plan_indices;
+int plan_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
+	      struct plan_indices **ret_indices, struct fmha_error *err);
+
+/* Whether a run's lengths decide how large its workspace is, and how large it is. */
+bool plan_workspace_varies(const struct plan *plan);
+uint64_t plan_workspace_bytes(const struct plan *plan, const struct plan_indices *indices);
+
+/*
+ * Fills one argument struct a stage.
  *
  * A tensor that the plan writes must not share a byte with any other tensor of the problem, the
  * workspace included, nor with itself through its strides: FMHA_EINVAL names it. Interleaved views
  * (dQ, dK and dV inside one packed dQKV) are told apart exactly as long as their strides nest.
  *
- * @bindings: one a role, zero where the tensor is absent
- * @workspace: plan->workspace_bytes, device memory, aligned to PLAN_ALIGNMENT
+ * @indices: of plan_read() with the same bindings
+ * @workspace: plan_workspace_bytes() at least, device memory, aligned to PLAN_ALIGNMENT
  * @workspace_head: backward: host memory that receives the plan->workspace_head_bytes of the head
  *             (equals @workspace on the CPU); NULL when the plan has no head
- * Return: 0, FMHA_EINVAL naming the field, FMHA_ENOMEM.
+ * Return: 0, FMHA_EINVAL naming the field.
  */
-struct plan_indices;
+int plan_place(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
+	       const struct plan_indices *indices, void *workspace, void *workspace_head,
+	       union plan_args args[PLAN_MAX_STAGES], struct fmha_error *err);
+
+/* Both, in a workspace of plan->workspace_bytes. */
 int plan_bind(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
 	      void *workspace, void *workspace_head, union plan_args args[PLAN_MAX_STAGES],
 	      struct plan_indices **ret_indices, struct fmha_error *err);

@@ -77,11 +77,14 @@ static int within_view(const struct reach *r, enum fmha_tensor_role role, const 
 	return 0;
 }
 
-/* From @offset on, in what the stages hand to each other; their private shares lie behind it. */
+/* From @offset on: in what the stages hand to each other, behind which their private shares lie, or
+ * in dq_acc, which lies behind those. */
 static int within_workspace(const struct reach *r, uint64_t offset, uint64_t element_bytes,
 			    const struct step *steps, int n)
 {
-	uint64_t end = r->plan->stages[0].workspace_offset;
+	const struct plan *plan = r->plan;
+	bool last = plan->dq_acc_bytes > 0 && offset >= plan->layout.dq_acc;
+	uint64_t end = last ? plan->workspace_bytes : plan->stages[0].workspace_offset;
 	int64_t elements = elements_of(steps, n);
 
 	if (elements < 0 || offset > end || (uint64_t)elements > (end - offset) / element_bytes)

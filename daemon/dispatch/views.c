@@ -6,13 +6,15 @@
  * tensor share a range without sharing a byte. So two views are compared axis by axis, the longest
  * stride first: along it, the remainder of one view meets the remainder of the other at a few
  * relative positions only (ranges that do not meet are dropped), and each of them is compared along
- * the next axis. Views with unrelated strides would need many positions; they count as overlapping.
+ * the next axis. Views with unrelated strides would need many positions, and many levels of a few
+ * add up; they count as overlapping.
  */
 #include <stdio.h>
 
 #include "internal.h"
 
-#define MAX_POSITIONS 16
+#define MAX_POSITIONS   16
+#define MAX_COMPARISONS 512 /* of a pair in all: a run makes them on the worker's loop */
 
 /* Which roles does the plan write? K and V when keys are appended. */
 static bool role_written(const struct fmha_problem *p, int role)
@@ -168,7 +170,7 @@ static int64_t floor_div(int64_t a, int64_t b)
 
 /* @delta: bytes from a's first element to b's, of the axes from @ia and @ib on. */
 static bool axes_overlap(const struct plan_view *a, int ia, const struct plan_view *b, int ib,
-			 int64_t delta)
+			 int64_t delta, int *n_left)
 {
 	int64_t stride_a = ia < a->n_axes ? a->axes[ia].stride : 0;
 	int64_t stride_b = ib < b->n_axes ? b->axes[ib].stride : 0;
@@ -180,6 +182,8 @@ static bool axes_overlap(const struct plan_view *a, int ia, const struct plan_vi
 		return false;
 	if (stride == 0)
 		return true; /* two elements whose bytes meet */
+	if ((*n_left)-- == 0)
+		return true;
 	/* Position k shifts b by k strides against a: b's index minus a's. */
 	low = stride_a == stride ? -(a->axes[next_a++].extent - 1) : 0;
 	high = stride_b == stride ? b->axes[next_b++].extent - 1 : 0;
@@ -193,7 +197,7 @@ static bool axes_overlap(const struct plan_view *a, int ia, const struct plan_vi
 	if (high - low >= MAX_POSITIONS)
 		return true;
 	for (int64_t k = low; k <= high; k++)
-		if (axes_overlap(a, next_a, b, next_b, delta + k * stride))
+		if (axes_overlap(a, next_a, b, next_b, delta + k * stride, n_left))
 			return true;
 	return false;
 }
@@ -201,9 +205,11 @@ static bool axes_overlap(const struct plan_view *a, int ia, const struct plan_vi
 bool views_overlap(const struct plan_view *a, uintptr_t a_at, const struct plan_view *b,
 		   uintptr_t b_at)
 {
+	int n_left = MAX_COMPARISONS;
+
 	if (a->span_bytes == 0 || b->span_bytes == 0)
 		return false;
 	if (a_at + a->span_bytes <= b_at || b_at + b->span_bytes <= a_at)
 		return false;
-	return axes_overlap(a, 0, b, 0, (int64_t)(b_at - a_at));
+	return axes_overlap(a, 0, b, 0, (int64_t)(b_at - a_at), &n_left);
 }

@@ -2,13 +2,18 @@
 /*
  * workspace.c: the backward workspace, one block for all three stages.
  *
- *   head  nsplits        int32 [batch] in group mode, else [1]; rounded up to 16 bytes
+ *   head  nsplits        int32 [batch] where group mode is deterministic, else [1]; rounded up to
+ *                        16 bytes
  *         dq_acc_offsets int64 [batch + 1], group mode only, in elements; rounded up to 16 bytes
- *   data  dq_acc         f32, per sequence [nhead_q, nsplits_i, seqlen_q_i, hdim_q], compact
- *         d              f32, one a row of queries: rowsum(dO * O)
+ *   data  d              f32, one a row of queries: rowsum(dO * O)
+ *         stages' shares
+ *         dq_acc         f32, per sequence [nhead_q, nsplits_i, seqlen_q_i, hdim_q], compact
  *
  * The host writes the head, so convert_dq learns from it how many partial sums to add and where
  * they lie, and one convert_dq serves every dq_dk_dv tile. seqlen_q_i counts padding rows.
+ *
+ * dq_acc comes last, so that in group mode a run's workspace ends where its own sequences do: the
+ * plan says the most, total_q rows with the splits of the longest sequence.
  */
 #include <string.h>
 
@@ -71,7 +76,8 @@ int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_
 	bool group = plan_packed_q(plan);
 	struct bwd_workspace w = {0};
 	int64_t total_q = plan_total_q(plan);
-	uint64_t entries = group ? (uint64_t)problem->batch : 1, d_bytes = 0;
+	uint64_t batch = (uint64_t)problem->batch, d_bytes = 0;
+	uint64_t entries = group && problem->deterministic ? batch : 1;
 	int r;
 
 	switch (mode) {
@@ -105,13 +111,11 @@ int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_
 		return r;
 	if (!workspace_add(&w.bytes, 16, entries * sizeof(int32_t), &w.nsplits) ||
 	    (group &&
-	     !workspace_add(&w.bytes, 16, (entries + 1) * sizeof(int64_t), &w.dq_acc_offsets)) ||
+	     !workspace_add(&w.bytes, 16, (batch + 1) * sizeof(int64_t), &w.dq_acc_offsets)) ||
 	    !workspace_add(&w.bytes, 16, 0, &w.head_bytes) ||
-	    !workspace_add(&w.bytes, 16, w.dq_acc_bytes, &w.dq_acc) ||
 	    !workspace_add(&w.bytes, 16, d_bytes, &w.d))
 		return fmha_error_set_field(err, FMHA_EINVAL, "workspace",
 					    "workspace: its size does not fit in 62 bits");
-	w.head_bytes = w.dq_acc;
 	*ret_workspace = w;
 	return 0;
 }
@@ -126,27 +130,42 @@ static int64_t keys_of(const struct plan *plan, const struct index_tables *table
 	return plan->problem.seqlen_k;
 }
 
+static int32_t splits_of(const struct plan *plan, const struct index_tables *tables, int32_t b)
+{
+	if (!plan->dq_per_sequence)
+		return plan->dq_splits;
+	return (int32_t)ceil_div(keys_of(plan, tables, b), plan->dq_tile_n0);
+}
+
+/* Elements of sequence @b in dq_acc. */
+static int64_t dq_acc_elements(const struct plan *plan, const struct index_tables *tables,
+			       int32_t b)
+{
+	int64_t rows = tables->seqstart_q[b + 1] - tables->seqstart_q[b];
+
+	return rows * plan->problem.nhead_q * splits_of(plan, tables, b) * plan->problem.hdim_q;
+}
+
+uint64_t bwd_workspace_dq_acc(const struct plan *plan, const struct index_tables *tables)
+{
+	int64_t elements = 0;
+
+	for (int32_t b = 0; b < plan->problem.batch; b++)
+		elements += dq_acc_elements(plan, tables, b);
+	return (uint64_t)elements * sizeof(float);
+}
+
 void bwd_workspace_head(const struct plan *plan, const struct index_tables *tables, void *head)
 {
-	const struct fmha_problem *p = &plan->problem;
 	int32_t *nsplits = (int32_t *)((char *)head + plan->layout.nsplits);
 	int64_t *offsets = (int64_t *)((char *)head + plan->layout.dq_acc_offsets);
-	uint32_t tile_n0 = plan->dq_tile_n0;
-	int64_t offset = 0;
+	bool group = plan_packed_q(plan);
 
 	memset(head, 0, plan->workspace_head_bytes);
-	if (!plan_packed_q(plan)) {
-		nsplits[0] = plan->dq_splits;
-		return;
+	nsplits[0] = plan->dq_splits;
+	for (int32_t b = 0; group && b < plan->problem.batch; b++) {
+		if (plan->problem.deterministic)
+			nsplits[b] = splits_of(plan, tables, b);
+		offsets[b + 1] = offsets[b] + dq_acc_elements(plan, tables, b);
 	}
-	for (int32_t b = 0; b < p->batch; b++) {
-		int64_t rows = tables->seqstart_q[b + 1] - tables->seqstart_q[b];
-
-		nsplits[b] = plan->dq_per_sequence
-				     ? (int32_t)ceil_div(keys_of(plan, tables, b), tile_n0)
-				     : plan->dq_splits;
-		offsets[b] = offset;
-		offset += rows * p->nhead_q * nsplits[b] * p->hdim_q;
-	}
-	offsets[p->batch] = offset;
 }

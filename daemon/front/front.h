@@ -85,6 +85,7 @@ struct front {
 	bool inherited_listener; /* by socket activation: not ours to unlink */
 	bool accepting, draining;
 	bool announced; /* READY=1 was sent */
+	bool degraded;  /* and a device is out of order, as the log says */
 	bool finishing; /* the workers were told to go */
 	int exit_status;
 	uv_poll_t listener;
@@ -113,6 +114,8 @@ void front_accept_again(struct front *front);
 void front_on_drained(struct front *front);
 /* Tells the service manager what the daemon is doing, and that it is ready once it is. */
 void front_announce(struct front *front);
+/* "starting", "ready", "degraded" (a device is out of order, be it all of them) or "stopping". */
+const char *front_state_name(const struct front *front);
 
 /* ---- listen.c ---- */
 
@@ -140,6 +143,9 @@ void worker_slot_stop(struct worker_slot *slot, bool now);
 bool worker_slot_is_over(const struct worker_slot *slot);
 const char *worker_state_name(enum worker_state state);
 uint32_t worker_slot_pid(const struct worker_slot *slot);
+/* Several starts came to nothing and none has succeeded since, whether or not one is being tried.
+ */
+bool worker_slot_has_failed(const struct worker_slot *slot);
 /* Sends a request on the control socket. Return: its id, or 0 when no worker is ready. */
 uint32_t worker_slot_request(struct worker_slot *slot, enum proto_method method);
 

@@ -152,6 +152,7 @@ static char *status_text(const struct status_gathering *gathering, const struct 
 	char *text;
 
 	cJSON_AddStringToObject(root, "version", FMHA_VERSION);
+	cJSON_AddStringToObject(root, "state", front_state_name(front));
 	cJSON_AddItemToObject(root, "front", front_json(front, caller, all));
 	list = cJSON_AddArrayToObject(root, "devices");
 	for (uint32_t i = 0; i < front->n_slots; i++)
@@ -162,19 +163,36 @@ static char *status_text(const struct status_gathering *gathering, const struct 
 	return text;
 }
 
-static void answer(struct client *client, uint32_t id, const char *text)
-{
-	struct proto_json_result result = {.size = text ? strlen(text) : 0};
-	struct fmha_error err;
-	int fd, r;
+/* The text in a file, made once for all who get it. */
+struct status_file {
+	int fd; /* -1: not made */
+	uint64_t size;
+	struct fmha_error error;
+};
 
+static void make_file(struct status_gathering *gathering, struct client *client,
+		      struct status_file *file)
+{
+	char *text = status_text(gathering, client);
+
+	file->size = text ? strlen(text) : 0;
 	if (text)
-		r = handout_text(&client->front->handouts, client->account, text, result.size, &fd,
-				 &err);
+		(void)handout_text(&client->front->handouts, client->account, text, file->size,
+				   &file->fd, &file->error);
 	else
-		r = fmha_error_set(&err, FMHA_ENOMEM, "status: no memory for the answer");
-	if (r < 0)
-		connection_answer_error(&client->connection, id, &err);
+		(void)fmha_error_set(&file->error, FMHA_ENOMEM, "status: no memory for the answer");
+	cJSON_free(text);
+}
+
+static void answer(struct client *client, uint32_t id, struct status_file *file)
+{
+	struct proto_json_result result = {.size = file->size};
+	int fd = file->fd >= 0 ? handout_again(file->fd) : -1;
+
+	if (file->fd >= 0 && fd < 0)
+		(void)fmha_error_set(&file->error, FMHA_EBUSY, "status: no descriptor is left");
+	if (fd < 0)
+		connection_answer_error(&client->connection, id, &file->error);
 	else
 		connection_answer(&client->connection, id, PROTO_STATUS, &result, fd);
 }
@@ -183,8 +201,8 @@ static void answer(struct client *client, uint32_t id, const char *text)
  * time. */
 static void answer_user(struct status_gathering *gathering, struct account *account)
 {
+	struct status_file file = {.fd = -1};
 	uint64_t start_ns = clock_ns(), now;
-	char *text = NULL;
 
 	account->n_references++; /* answering may end its last connection */
 	list_for_each(node, &gathering->waiters)
@@ -193,13 +211,14 @@ static void answer_user(struct status_gathering *gathering, struct account *acco
 
 		if (waiter->client->account != account)
 			continue;
-		if (!text)
-			text = status_text(gathering, waiter->client);
+		if (file.fd < 0 && file.error.code == FMHA_OK)
+			make_file(gathering, waiter->client, &file);
 		list_remove(node);
-		answer(waiter->client, waiter->id, text);
+		answer(waiter->client, waiter->id, &file);
 		free(waiter);
 	}
-	cJSON_free(text);
+	if (file.fd >= 0)
+		(void)close(file.fd);
 	now = clock_ns();
 	account_add_loop_ns(account, now, now - start_ns);
 	(void)account_put(account);

@@ -78,6 +78,11 @@ uint32_t worker_slot_pid(const struct worker_slot *slot)
 	return slot->process ? (uint32_t)slot->process->process.pid : 0;
 }
 
+bool worker_slot_has_failed(const struct worker_slot *slot)
+{
+	return slot->n_failed_starts >= STARTS_UNTIL_FAILED;
+}
+
 static void set_state(struct worker_slot *slot, enum worker_state state)
 {
 	slot->state = state;
@@ -226,7 +231,8 @@ void worker_slot_open(struct worker_slot *slot, struct client *client, uint32_t 
 		attach(open);
 }
 
-static void finish_open(struct worker_slot *slot, const struct proto_message *message)
+/* Return: false when it is no answer to an open_device. */
+static bool finish_open(struct worker_slot *slot, const struct proto_message *message)
 {
 	list_for_each(node, &slot->opens)
 	{
@@ -248,8 +254,9 @@ static void finish_open(struct worker_slot *slot, const struct proto_message *me
 					  &result, fd);
 		}
 		open_request_free(open);
-		return;
+		return true;
 	}
+	return false;
 }
 
 /* ---- the control socket ---- */
@@ -287,6 +294,15 @@ static void on_status_answer(struct worker_slot *slot, const struct proto_messag
 	status_on_answer(slot, message->id, result.size ? fd : -1, result.size);
 	if (fd >= 0)
 		(void)close(fd);
+}
+
+/* Of an answer that nobody waits for any more: whether a descriptor comes with it. */
+static bool is_status(const struct proto_message *message)
+{
+	struct proto_json_result result;
+
+	return message->error.code == FMHA_OK &&
+	       proto_decode_result(message, PROTO_WORKER_STATUS, &result, NULL) == 0;
 }
 
 static void on_drained(struct worker_slot *slot)
@@ -413,13 +429,15 @@ static void on_control_message(struct connection *connection, struct proto_messa
 	} else if (message->type == PROTO_REQUEST && message->method == PROTO_COMPILE_CANCEL) {
 		on_compile_cancel(process, message);
 	} else if (message->type == PROTO_ANSWER) {
-		/* Ids are unique over all methods; only status comes with a descriptor. */
-		if (connection->n_fds > 0 || status_awaits(slot, message->id))
+		/* Ids are unique over all methods. What nobody asked for is a heartbeat's, or a
+		 * status that comes too late; only status comes with a descriptor, and one that is
+		 * there may belong to the next message. */
+		if (status_awaits(slot, message->id))
 			on_status_answer(slot, message);
 		else if (slot->drain_id && message->id == slot->drain_id)
 			on_drained(slot);
-		else
-			finish_open(slot, message);
+		else if (!finish_open(slot, message) && is_status(message))
+			on_status_answer(slot, message);
 	}
 }
 
@@ -509,8 +527,7 @@ static void schedule_start(struct worker_slot *slot, bool was_ready)
 		pause *= 2;
 	if (pause > LONGEST_PAUSE_MS)
 		pause = LONGEST_PAUSE_MS;
-	set_state(slot,
-		  slot->n_failed_starts >= STARTS_UNTIL_FAILED ? WORKER_FAILED : WORKER_RESTARTING);
+	set_state(slot, worker_slot_has_failed(slot) ? WORKER_FAILED : WORKER_RESTARTING);
 	if (slot->state == WORKER_FAILED)
 		refuse_all(slot, FMHA_EDEVICE, slot->reason);
 	start_timer(slot, pause);

@@ -168,27 +168,45 @@ int bind_references(struct request *request, struct fmha_error *err)
 
 /* ---- memory ---- */
 
+static int charge_memory(struct request *request, uint64_t bytes, struct fmha_error *err)
+{
+	if (account_charge(request->session->account, ACCOUNT_MEMORY, bytes, err) < 0)
+		return fmha_error_set(err, FMHA_EQUOTA,
+				      "a workspace of %llu bytes exceeds the memory quota",
+				      (unsigned long long)bytes);
+	request->charged_bytes += bytes;
+	return 0;
+}
+
+/* @bytes: of the run's workspace. What is uploaded lies behind it. */
+static int take_workspace(struct request *request, uint64_t bytes, struct fmha_error *err)
+{
+	struct device *device = request->session->worker->device;
+	int r;
+
+	bytes += staging_device_bytes(device, &request->plan->plan, bytes);
+	if (bytes == 0)
+		return 0;
+	r = charge_memory(request, device_workspace_cost(device, bytes), err);
+	return r < 0 ? r : device_workspace_new(device, bytes, &request->workspace, err);
+}
+
+/* Where judging the lengths is not the loop's work, placing the arguments by them is not, either:
+ * such a run gets what any run of the plan may need. */
+static bool is_sized_by_lengths(const struct request *request)
+{
+	return plan_workspace_varies(&request->plan->plan) && !bind_is_large(request);
+}
+
 int bind_memory(struct request *request, struct fmha_error *err)
 {
 	struct device *device = request->session->worker->device;
 	const struct plan *plan = &request->plan->plan;
-	uint64_t bytes = plan->workspace_bytes + staging_device_bytes(device, plan);
-	uint64_t cost = staging_host_bytes(device, plan);
-	int r;
+	int r = charge_memory(request, staging_host_bytes(device, plan), err);
 
-	if (bytes > 0)
-		cost += device_workspace_cost(device, bytes);
-	if (account_charge(request->session->account, ACCOUNT_MEMORY, cost, err) < 0)
-		return fmha_error_set(err, FMHA_EQUOTA,
-				      "a workspace of %llu bytes exceeds the memory quota",
-				      (unsigned long long)cost);
-	request->charged_bytes = cost;
-	if (bytes > 0) {
-		r = device_workspace_new(device, bytes, &request->workspace, err);
-		if (r < 0)
-			return r;
-	}
-	return staging_init(device, plan, request->bindings, &request->staging, err);
+	if (r == 0 && !is_sized_by_lengths(request))
+		r = take_workspace(request, plan->workspace_bytes, err);
+	return r < 0 ? r : staging_init(device, plan, request->bindings, &request->staging, err);
 }
 
 void bind_release(struct request *request)
@@ -247,22 +265,43 @@ bool bind_is_large(const struct request *request)
 	       request->session->worker->limits.value[LIMIT_LOOP_ENTRIES];
 }
 
-void bind_arguments(struct request *request)
+/* The arguments, now that the workspace is there. */
+static int place_arguments(struct request *request, struct fmha_error *err)
 {
 	const struct plan *plan = &request->plan->plan;
 	void *head = request->staging.head;
+	int r;
 
+	request->bound_serial = 0; /* whoever's arguments there were are overwritten */
 	if (device_shares_memory(request->session->worker->device))
 		head = request->workspace.host;
-	guard_begin();
-	request->bind_error.code = FMHA_OK;
-	(void)plan_bind(plan, request->bindings, request->workspace.device, head,
-			request->launch->args, &request->indices, &request->bind_error);
-	if (guard_end() != 0 && request->bind_error.code == FMHA_OK)
-		(void)fmha_error_set(&request->bind_error, FMHA_EIO,
-				     "a buffer's memory vanished while it was read");
-	if (request->bind_error.code == FMHA_OK)
+	r = plan_place(plan, request->bindings, request->indices, request->workspace.device, head,
+		       request->launch->args, err);
+	if (r == 0)
 		request->work = plan_args_work(plan, request->launch->args);
+	return r;
+}
+
+void bind_arguments(struct request *request)
+{
+	const struct plan *plan = &request->plan->plan;
+	struct fmha_error *err = &request->bind_error;
+
+	guard_begin();
+	err->code = FMHA_OK;
+	(void)plan_read(plan, request->bindings, &request->indices, err);
+	if (guard_end() != 0 && err->code == FMHA_OK)
+		(void)fmha_error_set(err, FMHA_EIO, "a buffer's memory vanished while it was read");
+	if (err->code == FMHA_OK && !is_sized_by_lengths(request))
+		(void)place_arguments(request, err);
+}
+
+static int place_in_own_workspace(struct request *request, struct fmha_error *err)
+{
+	uint64_t bytes = plan_workspace_bytes(&request->plan->plan, request->indices);
+	int r = take_workspace(request, bytes, err);
+
+	return r < 0 ? r : place_arguments(request, err);
 }
 
 static int find_kernels(struct request *request, struct fmha_error *err)
@@ -309,6 +348,11 @@ int bind_launch(struct request *request, struct fmha_error *err)
 		*err = request->bind_error;
 		return err->code;
 	}
+	if (is_sized_by_lengths(request)) {
+		r = place_in_own_workspace(request, err);
+		if (r < 0)
+			return r;
+	}
 	if (request->params.has_dropout_state)
 		plan_set_dropout(plan, launch->args, request->params.dropout_seed,
 				 request->params.dropout_offset);
@@ -327,7 +371,6 @@ int bind_now(struct request *request, struct fmha_error *err)
 	if (request->bound_serial == request->plan->serial &&
 	    request->bound_workspace == request->workspace.device && arguments_stay(request))
 		return 0;
-	request->bound_serial = 0;
 	bind_arguments(request);
 	return bind_launch(request, err);
 }

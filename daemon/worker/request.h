@@ -48,7 +48,8 @@ struct request {
 	uint32_t n_buffers, n_events;
 	struct plan_binding bindings[FMHA_N_TENSORS];
 
-	/* Memory, from the moment when it leaves WAITING. */
+	/* Memory, from the moment when it leaves WAITING; a workspace that its lengths size, once
+	 * they are judged. */
 	struct device_memory workspace;
 	struct staging staging;
 	struct plan_indices *indices;
@@ -73,7 +74,8 @@ static inline bool request_has_fences(const struct request *request)
 int bind_references(struct request *request, struct fmha_error *err);
 
 /*
- * Workspace, staging and the room for judged integers, charged to the user.
+ * Workspace, unless its size is to be seen, staging and the room for judged integers, charged to
+ * the user.
  * Return: 1: integer tensors have to be fetched first, 0: bind_now() may follow, FMHA_EQUOTA,
  * FMHA_ENOMEM.
  */
@@ -85,10 +87,12 @@ void bind_fetch(struct request *request);
 /* Whether judging the integers takes too long for the loop. */
 bool bind_is_large(const struct request *request);
 
-/* Judges the integers and fills in the arguments; touches nothing but the request. Any thread. */
+/* Judges the integers and fills in the arguments, in the workspace if it is there; touches nothing
+ * but the request. Any thread. */
 void bind_arguments(struct request *request);
 
-/* Makes the launch ready to run, after bind_arguments(). Return: 0 or why not. */
+/* Makes the launch ready to run, after bind_arguments(), with the workspace that was not taken yet.
+ * Return: 0 or why not. */
 int bind_launch(struct request *request, struct fmha_error *err);
 
 /* bind_arguments() and bind_launch(), or nothing of it when the launch still fits. */

@@ -22,9 +22,10 @@
 #include <proto/error.h>
 
 #define TICK_MS             20
-#define FIRST_GUESS_NS      100000 /* of device time, for a plan that has never run */
-#define FENCED_DEPTH        16     /* of one session */
-#define FENCED_AMONG_OTHERS 2      /* of one user, while others want the device */
+#define TINY_WORKSPACE      (1u << 20) /* bytes: touching more takes its time */
+#define FIRST_GUESS_NS      100000     /* of device time, for a plan that has never run */
+#define FENCED_DEPTH        16         /* of one session */
+#define FENCED_AMONG_OTHERS 2          /* of one user, while others want the device */
 
 static struct request *first_waiting(struct session *session)
 {
@@ -63,7 +64,8 @@ static void leave_device(struct worker *worker)
 
 static bool is_tiny(const struct request *request)
 {
-	return request->work <= request->plan->tiny_work && !request_has_fences(request);
+	return request->plan->plan.workspace_bytes <= TINY_WORKSPACE &&
+	       request->work <= request->plan->tiny_work && !request_has_fences(request);
 }
 
 static void charge_estimate(struct request *request)
@@ -413,6 +415,16 @@ static void schedule_fenced(struct session *session)
 	}
 }
 
+/* What is started because something has ended is prepared on the loop, on its user's time. */
+static void schedule_timed(struct session *session)
+{
+	uint64_t start_ns = clock_ns(), now;
+
+	schedule_session(session);
+	now = clock_ns();
+	account_add_loop_ns(session->account, now, now - start_ns);
+}
+
 static void on_done(struct device_launch *launch)
 {
 	struct request *request = launch->owner;
@@ -428,6 +440,6 @@ static void on_done(struct device_launch *launch)
 	request_complete(request, clock_ns());
 	if (fenced)
 		schedule_fenced(session);
-	schedule_session(session);
+	schedule_timed(session);
 	session_release(session);
 }

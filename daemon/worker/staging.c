@@ -20,11 +20,12 @@ static bool is_integer_view(const struct plan *plan, const struct plan_view *vie
 	return view->span_bytes > 0 && plan->problem.tensor[view->role].dtype == FMHA_I32;
 }
 
-uint64_t staging_device_bytes(const struct device *device, const struct plan *plan)
+uint64_t staging_device_bytes(const struct device *device, const struct plan *plan,
+			      uint64_t workspace_bytes)
 {
 	if (device_shares_memory(device))
 		return 0;
-	return align(plan->workspace_bytes) - plan->workspace_bytes + plan_indices_bytes(plan);
+	return align(workspace_bytes) - workspace_bytes + plan_indices_bytes(plan);
 }
 
 /* Of the block: head, judged copies, then every integer tensor as the client has it. */
@@ -87,7 +88,7 @@ int staging_init(struct device *device, const struct plan *plan,
 		const struct plan_view *view = &plan->views[i];
 		struct plan_binding *binding = &bindings[view->role];
 
-		/* What lies in the host's memory plan_bind() reads there; what does not lie in its
+		/* What lies in the host's memory plan_read() reads there; what does not lie in its
 		 * buffer it will refuse, and not read. */
 		if (!is_integer_view(plan, view) || binding->host ||
 		    view->span_bytes > binding->bytes)
@@ -159,11 +160,12 @@ void staging_upload(struct device *device, const struct plan *plan,
 		    const struct plan_indices *indices, const struct staging *staging,
 		    const struct device_memory *workspace, struct device_launch *launch)
 {
-	char *base = workspace->device, *tables = base + align(plan->workspace_bytes);
+	uint64_t bytes = plan_workspace_bytes(plan, indices);
+	char *base = workspace->device, *tables = base + align(bytes);
 
 	launch->n_uploads = launch->n_downloads = 0;
 	launch->zero = base + plan->layout.dq_acc;
-	launch->zero_bytes = plan->workspace_zero ? plan->dq_acc_bytes : 0;
+	launch->zero_bytes = plan->workspace_zero ? bytes - plan->layout.dq_acc : 0;
 	if (device_shares_memory(device))
 		return;
 	copy_host_tensors(plan, bindings, staging, launch);

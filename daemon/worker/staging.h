@@ -21,8 +21,9 @@ struct staging {
 	uint64_t fetched; /* bit role: bindings[].host lies in the block */
 };
 
-/* Bytes that uploads need behind the plan's workspace; 0 on a device that shares memory. */
-uint64_t staging_device_bytes(const struct device *device, const struct plan *plan);
+/* Bytes that uploads need behind a run's workspace; 0 on a device that shares memory. */
+uint64_t staging_device_bytes(const struct device *device, const struct plan *plan,
+			      uint64_t workspace_bytes);
 
 /* Bytes of the host's memory that a run takes: the block, and the judged copies. */
 uint64_t staging_host_bytes(const struct device *device, const struct plan *plan);
@@ -36,7 +37,7 @@ bool staging_is_constant(const struct device *device, const struct plan *plan);
 
 /*
  * Makes the block and points bindings[].host of integer tensors into it. Return: 1: staging_fetch()
- * has something to copy before plan_bind(), 0: it has not, FMHA_ENOMEM,
+ * has something to copy before plan_read(), 0: it has not, FMHA_ENOMEM,
  * FMHA_ENOTSUP.
  */
 int staging_init(struct device *device, const struct plan *plan,
@@ -48,7 +49,7 @@ void staging_deinit(struct device *device, struct staging *staging);
 void staging_fetch(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
 		   const struct staging *staging, struct device_launch *launch);
 
-/* After plan_bind(): says what to copy and clear, and moves the arguments to the copies. */
+/* After plan_place(): says what to copy and clear, and moves the arguments to the copies. */
 void staging_upload(struct device *device, const struct plan *plan,
 		    const struct plan_binding bindings[FMHA_N_TENSORS],
 		    const struct plan_indices *indices, const struct staging *staging,

@@ -11,7 +11,7 @@
 
 static inline int32_t bwd_n_splits(const struct abi_bwd_args *a, int32_t batch)
 {
-	return a->nsplits[a->sequences.seqstart_q ? batch : 0];
+	return a->nsplits[a->sequences.seqstart_q && a->deterministic ? batch : 0];
 }
 
 /* Row @row of split @split: dq_acc is [nhead_q, nsplits, q_physical, hdim_q] for each sequence. */

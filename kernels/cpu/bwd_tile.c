@@ -108,7 +108,7 @@ static void clear_keys(const struct tile *t, float *dk, float *dv, int32_t n)
 	memset(dv, 0, sizeof(float) * n * t->width_v);
 }
 
-/* Over which axes dbias is a sum: those of stride 0 and more than one element. */
+/* Over which axes dbias is a sum: those of stride 0, but for one element. Of none it is 0. */
 struct summed {
 	bool batch, head, row, column;
 };
@@ -119,8 +119,8 @@ static struct summed dbias_summed(const struct abi_bwd_args *a)
 	bool packed = s->seqstart_q;
 	struct summed axes = {
 		.head = !a->dbias.stride_head && a->nhead_q > 1,
-		.row = !a->dbias.stride_seq && (packed ? s->total_q : s->seqlen_q_max) > 1,
-		.column = !a->dbias.stride_dim && s->seqlen_k_max > 1,
+		.row = !a->dbias.stride_seq && (packed ? s->total_q : s->seqlen_q_max) != 1,
+		.column = !a->dbias.stride_dim && s->seqlen_k_max != 1,
 	};
 
 	axes.batch = packed ? axes.row : !a->dbias.stride_batch && s->batch > 1;

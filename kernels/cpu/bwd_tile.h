@@ -2,7 +2,10 @@
 /*
  * bwd_tile.h: one tile of backward: P and dS of TILE_ROWS query rows and up to TILE_COLUMNS keys.
  *
- *   S = Q K^T, dP = dO V^T;  P = exp(scale S - LSE);  dS = P (r dP - d)
+ *   S = scale Q K^T, dP = dO V^T;  P = exp(S - LSE);  dS = P (r dP - d)
+ *
+ * S is made like forward's, from a Q that was multiplied first, so that it has forward's very bits:
+ * large logits carry rounding errors that LSE carries, too, and that cancel in the difference.
  *
  * S and dP live in scratch, are turned into r P and dS in place, and then feed the three products
  * that accumulate dV, dK and dQ. Masked elements are exactly 0 in both.
@@ -56,10 +59,9 @@ struct rows {
 
 /* What a row needs to know besides its numbers. */
 struct tile_row {
-	float lse; /* times log2(e) */
-	float delta, slope;
-	int32_t diagonal;    /* column of alibi's 0 */
-	int32_t first, last; /* visible columns, sink tokens apart */
+	float lse, delta, slope; /* slope: times log2(e) */
+	int32_t diagonal;        /* column of alibi's 0 */
+	int32_t first, last;     /* visible columns, sink tokens apart */
 };
 
 /* Columns of the tile that some row of the strip may see; begin starts a panel. */
@@ -79,10 +81,12 @@ struct tile {
 	bool masked; /* some row does not see all of them */
 	enum { UNKNOWN, FINITE, NOT_FINITE } finite_k; /* K and V of the tile */
 	struct rows k, v, q, d_o;
+	struct rows logit_q; /* Q times logit_factor() */
 	/* scratch */
 	float *k_columns, *v_columns; /* panels of K^T, V^T */
 	float *k_rows, *v_rows;       /* copies of rows, row_stride() apart */
 	float *q_rows, *d_o_rows;     /* likewise */
+	float *logit_q_rows;          /* likewise */
 	float *s, *dp;                /* [TILE_ROWS, TILE_LD] */
 	float *dz;                    /* likewise, before the soft cap's derivative; for dbias */
 	float *dq;                    /* [TILE_ROWS, width_q] */
@@ -113,6 +117,7 @@ static inline size_t tile_init(struct tile *t, const struct abi_bwd_args *a, voi
 		{&t->v_rows, row_stride(a->hdim_v) * columns},
 		{&t->q_rows, row_stride(a->hdim_q) * TILE_ROWS},
 		{&t->d_o_rows, row_stride(a->hdim_v) * TILE_ROWS},
+		{&t->logit_q_rows, row_stride(a->hdim_q) * TILE_ROWS},
 		{&t->s, TILE_ROWS * TILE_LD},
 		{&t->dp, TILE_ROWS * TILE_LD},
 		{&t->dz, a->dbias.data ? TILE_ROWS * TILE_LD : 0},
@@ -305,7 +310,7 @@ static inline void tile_load_facts(struct tile *t)
 		bool empty = row_lse == -INFINITY;
 
 		t->facts[i] = (struct tile_row){
-			.lse = empty ? 0 : row_lse * LOG2_E,
+			.lse = empty ? 0 : row_lse,
 			.delta = delta[i * a->d.stride_seq],
 			.slope = slope * LOG2_E,
 			.diagonal = t->row + i + v->k_len - v->q_len,
@@ -319,6 +324,24 @@ static inline void tile_load_facts(struct tile *t)
 			   t->n_rows - i < STRIP_ROWS ? t->n_rows - i : STRIP_ROWS);
 }
 
+/* By which forward multiplies Q: see score_ops_init(). */
+static inline float logit_factor(const struct abi_bwd_args *a)
+{
+	return a->logits_soft_cap > 0 ? a->scale / a->logits_soft_cap : a->scale * LOG2_E;
+}
+
+static inline struct rows scale_rows(struct rows x, int32_t n, int32_t hdim, float factor,
+				     float *copies)
+{
+	int32_t ld = row_stride(hdim);
+
+	for (int32_t i = 0; i < n; i++)
+		for (int32_t d = 0; d < hdim; d += LANES)
+			vf_store(copies + (int64_t)i * ld + d,
+				 vf_load(x.data + i * x.ld + d) * factor);
+	return (struct rows){copies, ld};
+}
+
 static inline void tile_load_q(struct tile *t)
 {
 	const struct abi_bwd_args *a = t->args;
@@ -326,6 +349,7 @@ static inline void tile_load_q(struct tile *t)
 
 	t->q = load_rows(a, &a->q, view_q_offset(&a->q, v, t->row, t->head), t->n_rows, a->hdim_q,
 			 t->q_rows);
+	t->logit_q = scale_rows(t->q, t->n_rows, a->hdim_q, logit_factor(a), t->logit_q_rows);
 	t->d_o = load_rows(a, &a->d_o, view_q_offset(&a->d_o, v, t->row, t->head), t->n_rows,
 			   a->hdim_v, t->d_o_rows);
 	tile_load_facts(t);
@@ -413,28 +437,26 @@ static inline __attribute__((always_inline)) void group_pass(struct tile *t, int
 {
 	const struct abi_bwd_args *a = t->args;
 	const float cap = pass.extras ? a->logits_soft_cap : 0;
-	const float factor = pass.extras ? a->scale : a->scale * LOG2_E;
 	const vi iota = __builtin_convertvector(vf_iota(), vi) + (t->column + j);
 	float *s = t->s + i * TILE_LD + j, *dp = t->dp + i * TILE_LD + j;
+	const vf lse = vf_set1(row->lse);
 	vf x[4], p[4], slope_of_cap[4], r[4];
 
 #pragma GCC unroll 4
 	for (int u = 0; u < 4; u++) {
-		x[u] = vf_load(s + u * LANES) * factor;
+		x[u] = vf_load(s + u * LANES);
 		if (cap > 0) {
-			vf tanh = vf_tanh(x[u] * (1 / cap));
+			vf tanh = vf_tanh(x[u]);
 
-			x[u] = tanh * cap;
+			x[u] = tanh * (cap * LOG2_E);
 			slope_of_cap[u] = 1 - tanh * tanh;
 		}
 		if (pass.extras && bias)
-			x[u] += vf_load(bias + u * LANES);
-		if (pass.extras)
-			x[u] *= LOG2_E;
+			x[u] += vf_load(bias + u * LANES) * LOG2_E;
 		if (pass.extras && a->alibi_slopes)
 			x[u] -= row->slope * vf_abs(__builtin_convertvector(
 						     iota + (u * LANES - row->diagonal), vf));
-		p[u] = x[u] - row->lse;
+		p[u] = x[u] - lse * LOG2_E; /* rounded once, where it is a fused operation */
 	}
 	vf_exp2_some(p, 4);
 #pragma GCC unroll 4
@@ -537,8 +559,9 @@ static inline void block_scores(struct tile *t, const struct block *b, const str
 	bool masked = strip->full_begin > b->begin || strip->full_end < b->end;
 	int32_t m = b->row_end - b->row, n = b->end - b->begin;
 
-	gemm(m, n, a->hdim_q, rows_a(t->q, b->row), tile_panels(t->k_columns, b->begin, a->hdim_q),
-	     t->s + b->row * TILE_LD + b->begin, TILE_LD, false, &t->fetches);
+	gemm(m, n, a->hdim_q, rows_a(t->logit_q, b->row),
+	     tile_panels(t->k_columns, b->begin, a->hdim_q), t->s + b->row * TILE_LD + b->begin,
+	     TILE_LD, false, &t->fetches);
 	gemm(m, n, a->hdim_v, rows_a(t->d_o, b->row),
 	     tile_panels(t->v_columns, b->begin, a->hdim_v), t->dp + b->row * TILE_LD + b->begin,
 	     TILE_LD, false, &t->fetches);

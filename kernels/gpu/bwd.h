@@ -736,7 +736,7 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		RowsStay x;
 
 		if constexpr (C::ACC) {
-			i32 n_splits = a.nsplits[a.dq_acc_offsets ? batch : 0], physical;
+			i32 n_splits = splits_of(a, batch), physical;
 			abi_tensor to = {dq_acc_of(a, seq, &physical), 0, a.hdim_q, 0, 1};
 
 			NO_UNROLL
@@ -831,7 +831,8 @@ template <class C> struct BiasPass : BackwardPass<C, C::TILE_N, C::TILE_M> {
 		const abi_sequences &s = args.sequences;
 
 		sum_head = !args.dbias.stride_head && args.nhead_q > 1;
-		sum_row = !args.dbias.stride_seq && (s.seqstart_q ? s.total_q : s.seqlen_q_max) > 1;
+		/* Of no rows, too: the sum is 0 then. */
+		sum_row = !args.dbias.stride_seq && (s.seqstart_q ? s.total_q : s.seqlen_q_max) != 1;
 		sum_batch = s.seqstart_q ? sum_row : !args.dbias.stride_batch && s.batch > 1;
 	}
 

@@ -101,7 +101,7 @@ template <class C> struct BackwardRows {
 			return;
 		i32 physical;
 		const float *from = dq_acc_of(a, v, &physical);
-		i32 n_splits = a.nsplits[a.dq_acc_offsets ? v.batch : 0];
+		i32 n_splits = splits_of(a, v.batch);
 		Storage *to = (Storage *)a.dq.data + q_offset(a.dq, v, at.row, at.head);
 
 		from += ((i64)at.head * n_splits * physical + at.row) * a.hdim_q;

@@ -89,6 +89,12 @@ DEV i64 rows_offset(const abi_rows &r, const Sequence &v, i32 row, i32 head)
 	       head * r.stride_head;
 }
 
+/* How many partial sums of dQ a sequence has. */
+DEV i32 splits_of(const abi_bwd_args &a, i32 batch)
+{
+	return a.nsplits[a.sequences.seqstart_q && a.deterministic ? batch : 0];
+}
+
 /* A sequence's partial sums of dQ, and the rows that it occupies there, padding included. */
 DEV float *dq_acc_of(const abi_bwd_args &a, const Sequence &v, i32 *ret_physical)
 {

@@ -230,12 +230,12 @@ static struct gpu_tile rows_pass_tile(const struct gpu_arch *arch, enum gpu_core
 	return backward_lds(arch, &r, buffers) <= (int32_t)arch->lds_bytes ? r : *t;
 }
 
-/* Whether the rows of dBias are one. */
+/* Whether the rows of dBias are one. Where there are none to sum it is 0, and to be written. */
 static int rows_are_one(const struct abi_bwd_args *a)
 {
 	const struct abi_sequences *s = &a->sequences;
 
-	return !a->dbias.stride_seq && (s->seqstart_q ? s->total_q : s->seqlen_q_max) > 1;
+	return !a->dbias.stride_seq && (s->seqstart_q ? s->total_q : s->seqlen_q_max) != 1;
 }
 
 int gpu_sums_dbias(const struct abi_bwd_args *a)

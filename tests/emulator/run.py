@@ -36,7 +36,7 @@ def sources_digest():
 
 
 def compile_kernel(kernel, arch, folder):
-    options = abi.kernel_options(kernel)
+    options = abi.standing_options(CLANG) + abi.kernel_options(kernel)
     key = hashlib.sha256(" ".join([sources_digest(), CLANG, arch, *options]).encode()).hexdigest()[:24]
     out = os.path.join(folder, key + ".co")
     if os.path.exists(out):

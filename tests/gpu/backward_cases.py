@@ -59,7 +59,9 @@ class Backward(Forward):
         self.outputs["d"] = self.d
         self.build_dq_acc(a, h, qs)
         if self.dbias:
-            g = aligned(self.bias_shape(qb, qs), NP_STORAGE[self.bias], 0)
+            # A sum over rows is written in full, as 0 where there are none; else padding stays as it was.
+            fill = None if "r" in (self.bias_broadcast or "") else 0
+            g = aligned(self.bias_shape(qb, qs), NP_STORAGE[self.bias], fill)
             self.keep.append(g)
             self.outputs["dbias"] = g
             a.dbias = tensor(g, self.bias_strides(qb, qs))
@@ -81,6 +83,7 @@ class Backward(Forward):
         self.outputs["dq_acc"] = self.dq_acc
         a.dq_acc = pointer(self.dq_acc)
         if self.group:
+            a.deterministic = 1  # a number of splits for each sequence
             offsets = aligned((len(sizes) + 1,), np.int64)
             offsets[...] = np.cumsum([0] + sizes)
             self.keep.append(offsets)
@@ -102,7 +105,7 @@ class Backward(Forward):
             raise MemoryError
         if self.dbias:
             for axis, (n, m) in enumerate(zip(self.outputs["dbias"].shape, want["dbias"].shape)):
-                if n < m:
+                if n != m:
                     want["dbias"] = want["dbias"].sum(axis, keepdims=True)
         text = []
         for name in ("dq", "dk", "dv", "dbias", "dsink"):

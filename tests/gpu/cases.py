@@ -270,7 +270,7 @@ class Forward:
     def bias_strides(self, qb, qs):
         """(batch, seq, head, dim); 0 along an axis that the bias repeats over."""
         b, h, r, c = self.bias_shape(qb, qs)
-        return (0 if b == 1 < qb else h * r * c, 0 if r == 1 < qs else c, 0 if h == 1 < self.hq else r * c, 1)
+        return (0 if b == 1 < qb else h * r * c, 0 if r == 1 != qs else c, 0 if h == 1 < self.hq else r * c, 1)
 
     # ---- what to run ----------------------------------------------------------------------
     @property

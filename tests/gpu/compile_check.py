@@ -37,7 +37,8 @@ def with_clang(arch, kernel):
         done = subprocess.run(
             ["clang-19", "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc",
              "-std=c++17", "-O3", f"--offload-arch={arch}", "-I" + GPU, "-I" + os.path.join(abi.ROOT, "kernels"),
-             "-Rpass-analysis=kernel-resource-usage", *abi.kernel_options(kernel), "-o", out.name,
+             "-Rpass-analysis=kernel-resource-usage", *abi.standing_options("clang-19"),
+             *abi.kernel_options(kernel), "-o", out.name,
              os.path.join(GPU, kernel.source.decode())], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[:600])

@@ -6,8 +6,9 @@
 
 A round: PyTorch keeps its stream busy and writes q, the stream raises a counter (or records an
 interprocess event), fmhad runs behind it and raises (records) another, the stream waits for that and
-PyTorch copies o. All rounds are queued before anything is synchronised. Then a wait that nobody ends
-must meet its deadline and cost nobody else anything. Needs PyTorch (not with --stub), numpy and msgpack.
+PyTorch copies o. All rounds are queued before anything is synchronised. In some rounds the stream also
+writes how many keys there are, behind what fmhad waits for. Then a wait that nobody ends must meet its
+deadline and cost nobody else anything. Needs PyTorch (not with --stub), numpy and msgpack.
 """
 import argparse
 import ctypes
@@ -55,13 +56,22 @@ class TorchSide:
                                         "version": 3, "strides": None}
         return self.torch.as_tensor(Memory(), device="cuda").view(self.torch.bfloat16)
 
-    def write_q(self):
+    def put_length(self, place):
+        """Where write_q() writes how many keys count, from now on."""
+        class Memory:
+            __cuda_array_interface__ = {"shape": (1,), "typestr": "<i4", "data": (place, False),
+                                        "version": 3, "strides": None}
+        self.length = self.torch.as_tensor(Memory(), device="cuda")
+
+    def write_q(self, n_keys=None):
         """Queued: some work, then a new q. Returns what the round must give, computed on the way."""
         torch = self.torch
         with torch.cuda.stream(self.stream):
             torch.cuda._sleep(2_000_000)  # about a millisecond
             self.q.copy_(torch.randn(SHAPE, device="cuda"))
-            parts = [x.transpose(1, 2) for x in (self.q, self.k, self.v)]
+            if n_keys:
+                self.length.fill_(n_keys)
+            parts = [x.transpose(1, 2) for x in (self.q, self.k[:, :n_keys], self.v[:, :n_keys])]
             return torch.nn.functional.scaled_dot_product_attention(*parts).transpose(1, 2).clone()
 
     def read_o(self):
@@ -245,6 +255,20 @@ def rounds(side, fences, device, plan, n):
     return rows
 
 
+def table_rounds(side, fences, device, plan, n):
+    """As rounds(), with another number of keys in each, which fmhad has to read behind the fence."""
+    pairs = []
+    for i in range(n):
+        want = side.write_q(1 + 37 * i % SEQLEN)
+        fences.signal()
+        device.run(plan, **fences.params())
+        fences.wait()
+        pairs.append((side.read_o(), want))
+    side.synchronize()
+    worst = max(side.off_by(got, want) for got, want in pairs)
+    return [(f"{n} rounds with lengths right", f"worst error {worst:.2f} of what is allowed", worst <= 1)]
+
+
 def stuck(fences, device, plan, status):
     """A wait for what nobody does in time."""
     start, pid = time.monotonic(), device.worker_pid
@@ -295,7 +319,7 @@ def main():
         at = 4 * make.bytes()
         with fmha_wire.Client.connect(service.socket) as front:
             device = front.open_device(0)
-        made, (fd,) = device.call_with_fds("buffer_create", {"size": at + 64})
+        made, (fd,) = device.call_with_fds("buffer_create", {"size": at + 512})
         place = driver.map_descriptor(fd, made["allocation_bytes"])
         os.close(fd)
         side = make(driver, place)
@@ -306,9 +330,16 @@ def main():
         device.timeout = 60
         plan = device.plan({**fields, "tensors": tensors})["plan"]
         device.run(plan)
+        with_lengths = None
+        if not options.stub:
+            side.put_length(place + at + 256)
+            tensors["seqlen_k_per_batch"] = {"buffer": made["buffer"], "offset": at + 256, "dtype": "i32"}
+            with_lengths = device.plan({**fields, "tensors": tensors})["plan"]
         for kind in (Counters, Events):
             fences = kind(side, device, made["buffer"], place, at)
             got = rounds(side, fences, device, plan, options.rounds)
+            if with_lengths:
+                got += table_rounds(side, fences, device, with_lengths, 12)
             us = latency(side, fences, device, plan)
             got.append(("one round", f"{us:.0f} us, MPS {service.device_status()['worker']['mps']}", True))
             got += stuck(fences, device, plan, service.device_status)

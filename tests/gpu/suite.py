@@ -72,6 +72,8 @@ def backward_small():
     yield Case("backward", **d | dict(batch=2, hq=2, sq=50), bias=abi.F32, dbias=True, bias_broadcast="br")
     yield Case("backward", dtype=abi.F16, hq=2, hk=1, group=[(5, 30), (33, 9)], dq=32, dv=32, bias=abi.F32,
                dbias=True, bias_broadcast="h")
+    yield Case("backward", dtype=abi.BF16, hq=2, hk=1, group=[(0, 30), (0, 9)], dq=32, dv=32, bias=abi.F32,
+               dbias=True, bias_broadcast="hr")
 
 
 def append_small():
@@ -176,6 +178,9 @@ def merges():
 
 
 def forward_hdims():
+    # f32 without a bias between 33 and 64: clang 19's post-RA sinking gave dQ = 0 on gfx942.
+    for dq in (64, 40):
+        yield Case("backward", dtype=abi.F32, dq=dq, dv=dq, sq=8, sk=8, mask=BR, right=0)
     for dtype, dq, dv in ((abi.BF16, 8, 8), (abi.BF16, 40, 40), (abi.F16, 96, 96), (abi.BF16, 128, 128),
                           (abi.F16, 192, 128), (abi.BF16, 256, 256), (abi.F32, 256, 256), (abi.E4M3, 128, 128)):
         yield Case("forward", dtype=dtype, dq=dq, dv=dv, sq=37, sk=53, hq=2, hk=1, mask=BR, right=0)
@@ -204,6 +209,9 @@ def backward_features():
         yield Case("backward", **d, dropout=0.25, randval=True, hq=2, hk=1)
     yield Case("backward", dtype=abi.BF16, dq=32, dv=32, hq=2, hk=1, group=[(17, 40), (9, 33), (5, 20)],
                used_q=[11, 0, 5], lens_k=[40, 20, 0], mask=BR, right=0, acc=2)
+    # f32 without a bias between 33 and 64: clang 19's post-RA sinking gave dQ = 0 on gfx942.
+    for dq in (64, 40):
+        yield Case("backward", dtype=abi.F32, dq=dq, dv=dq, sq=8, sk=8, mask=BR, right=0)
     for dtype, dq, dv in ((abi.BF16, 8, 8), (abi.BF16, 40, 40), (abi.F16, 96, 96), (abi.BF16, 128, 128),
                           (abi.F16, 192, 128), (abi.BF16, 256, 256), (abi.F32, 128, 96),
                           (abi.F32, 256, 256)):

@@ -393,6 +393,7 @@ def build_command(tmp_path, body, names):
     clang = tmp_path / "clang"
     clang.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && echo version 1 && exit 0\n'
+        'case "$*" in *" /dev/null") exit 1;; esac\n'
         f'case "$*" in *" -S "*) ;; *) echo code; exit 0;; esac\n{body}\n'
     )
     clang.chmod(0o755)

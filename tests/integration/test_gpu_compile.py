@@ -4,6 +4,7 @@ helper process, the queue and the cache, with each compiler that this machine ha
 """
 import re
 import subprocess
+import time
 
 import fmhad
 import pytest
@@ -79,6 +80,60 @@ def test_every_family_compiles(compiler, arch, tmp_path):
     assert not re.findall(r"^spills \d+: (\S+)", built.stderr, re.M)
     again = fmhactl(*arguments)
     assert f"0 built, {len(kernels)} in the cache already" in again.stdout
+
+
+PASSES_ON = """#!/bin/sh
+[ "$1" = --version ] && echo version 1 && exit 0
+case "$*" in *' /dev/null') exit 1;; esac
+echo code
+"""
+
+
+def quick_clang(tmp_path):
+    """A clang that takes everything, and no time."""
+    clang = tmp_path / "clang"
+    clang.write_text(PASSES_ON)
+    clang.chmod(0o755)
+    return ["--clang", str(clang), "--cache", str(tmp_path / "cache")]
+
+
+def test_build_takes_kernels_by_either_name(tmp_path):
+    plan = fmhactl("plan", "forward", "--arch", "gfx942", "--rules", "gpu")
+    planned = re.search(r"^stage 1 +(\S+)$", plan.stdout, re.M).group(1)
+    arguments = ["build", "--arch", "gfx942", *quick_clang(tmp_path)]
+    built = fmhactl(*arguments, "--kernel", planned)
+    assert built.returncode == 0 and "1 kernels: 1 built" in built.stdout, built.stderr
+    listed = fmhactl("build", "--arch", "gfx942", "--list", "--kernel", planned)
+    name = listed.stdout.strip()
+    assert name.startswith("fmha_") and "\n" not in name
+    built = fmhactl(*arguments, "--kernel", name, "--kernel", planned)
+    assert built.returncode == 0 and "1 kernels: 0 built, 1 in the cache already" in built.stdout
+    for wrong in ("typo", name + "_typo", planned.replace("gfx942", "gfx90a")):
+        built = fmhactl(*arguments, "--kernel", name, "--kernel", wrong)
+        assert built.returncode == 2 and built.stdout == ""
+        assert built.stderr == f"fmhactl build: --kernel {wrong[:120]}: gfx942 has no such kernel; --list names them\n"
+
+
+def test_build_from_a_warm_cache_is_quick(tmp_path):
+    arguments = ["build", "--arch", "gfx942", "--profile", "flash_bwd", *quick_clang(tmp_path)]
+    assert fmhactl(*arguments).returncode == 0
+    began = time.monotonic()
+    again = fmhactl(*arguments)
+    took = time.monotonic() - began
+    count = int(re.search(r": (\d+) kernels: 0 built", again.stdout).group(1))
+    assert count > 200 and took < 1, took
+
+
+def test_a_missing_compiler_is_said_once_and_where_it_is(tmp_path):
+    helper = tmp_path / "helper"
+    helper.write_text("#!/bin/sh\necho 'libnvrtc.so.12: cannot open' >&2\nexit 3\n")
+    helper.chmod(0o755)
+    for arch, compiler, origin in (("sm_90a", "nvrtc", "CUDA toolkit"), ("gfx942", "clang", "clang-19")):
+        built = fmhactl("build", "--arch", arch, "--profile", "flash_bwd", "--helper", str(helper),
+                        "--cache", str(tmp_path / "cache"))
+        assert built.returncode == 1 and built.stdout == ""
+        assert built.stderr.startswith(f"fmhactl build: {compiler} is not installed: ")
+        assert origin in built.stderr and built.stderr.count("\n") == 1
 
 
 def test_an_arch_that_the_compiler_does_not_know_is_an_error(tmp_path):

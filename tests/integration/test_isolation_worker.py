@@ -122,6 +122,37 @@ def test_workspaces_are_checked_as_they_are_charged(make_daemon):
         assert caught.value.name == "EQUOTA"
 
 
+def test_a_packed_backward_takes_what_its_lengths_need(make_daemon):
+    """64 rows of 4,096: the plan says the most, 1 MiB of dQ's sums and more, and the run takes little."""
+    rows, total, hdim, part = 64, 4096, 64, 4096 * 64 * 4
+    shapes = {"q": total, "o": total, "d_o": total, "dq": total, "k": rows, "v": rows, "dk": rows, "dv": rows}
+    daemon = make_daemon({"limits": {"memory_bytes_per_uid": 10 * part + (512 << 10)}})
+    rng = numpy.random.default_rng(1)
+    with daemon.device() as device:
+        buffer = device.buffer_create(10 * part)
+        at = {role: i * part for i, role in enumerate([*shapes, "lse", "seqstart_q"])}
+        views = {r: buffer.array("f32", (n, hdim), at[r])[:rows] for r, n in shapes.items()}
+        at["seqstart_k"] = at["seqstart_q"]
+        buffer.array("i32", (2,), at["seqstart_q"])[:] = 0, rows
+        for role in ("q", "k", "v", "d_o"):
+            views[role][...] = rng.standard_normal((rows, hdim))
+        q, k, v, d_o = (views[r].astype(numpy.float64) for r in ("q", "k", "v", "d_o"))
+        s = q @ k.T / 8
+        lse = numpy.log(numpy.exp(s).sum(1, keepdims=True))
+        p = numpy.exp(s - lse)
+        views["o"][...] = p @ v
+        buffer.array("f32", (total,), at["lse"])[:rows] = lse[:, 0]
+        tensors = {r: {"buffer": buffer.id, "offset": at[r], "dtype": "i32" if "seq" in r else "f32"} for r in at}
+        planned = device.plan({"op": "backward", "mode": "group", "batch": 1, "nhead_q": 1, "nhead_k": 1,
+                               "seqlen_q": rows, "seqlen_k": rows, "total_q": total, "total_k": rows,
+                               "hdim_q": hdim, "hdim_v": hdim, "tensors": tensors})
+        assert planned["workspace_bytes"] > part
+        device.run(planned["plan"])
+        dq = p * (d_o @ v.T - ((p @ v) * d_o).sum(1, keepdims=True)) @ k / 8
+        assert numpy.abs(views["dq"] - dq).max() < 1e-4
+        assert numpy.abs(views["dv"] - p.T @ d_o).max() < 1e-4
+
+
 # ---- time on the loop ----
 
 
@@ -408,3 +439,109 @@ def test_nothing_of_one_user_is_seen_by_another(daemon):
     said = verify.communicate()[0]
     assert verify.returncode == 0, said[-2000:]
     assert rounds > 5
+
+
+# ---- one run after another ----
+
+
+def lengths_problem(device, batch):
+    """One row and key a sequence, lengths in tables: beyond loop_entries they are judged off the loop."""
+    n = batch * 8
+    data, tables = device.buffer_create(16 * n), device.buffer_create(8 * batch)
+    tables.array("i32", (2 * batch,))[...] = 1
+    values = data.array("f32", (4, n))
+    tensors = {r: {"buffer": data.id, "offset": 4 * n * i, "dtype": "f32"} for i, r in enumerate("qkvo")}
+    for i, role in enumerate(("seqlen_q_per_batch", "seqlen_k_per_batch")):
+        tensors[role] = {"buffer": tables.id, "offset": 4 * batch * i, "dtype": "i32"}
+    plan = device.plan({"batch": batch, "nhead_q": 1, "nhead_k": 1, "seqlen_q": 1, "seqlen_k": 1,
+                        "hdim_q": 8, "hdim_v": 8, "tensors": tensors})["plan"]
+    return plan, values
+
+
+def small_problem(device):
+    data = device.buffer_create(4 * 1024)
+    values = data.array("f32", (4, 256))
+    tensors = {r: {"buffer": data.id, "offset": 1024 * i, "dtype": "f32"} for i, r in enumerate("qkvo")}
+    plan = device.plan({"batch": 1, "nhead_q": 1, "nhead_k": 1, "seqlen_q": 4, "seqlen_k": 4,
+                        "hdim_q": 64, "hdim_v": 64, "tensors": tensors})["plan"]
+    return plan, values
+
+
+def test_no_run_has_anothers_arguments(daemon):
+    """What the worker keeps of a run for the next of its plan must not outlive another plan's turn, be it
+    bound on the loop or off it, refused or run."""
+    with daemon.device() as first, daemon.device() as second:
+        small, small_values = small_problem(first)
+        large, large_values = lengths_problem(second, 9000)
+        few, few_values = lengths_problem(second, 10)
+        small_values[:3], large_values[:3], few_values[:3] = 7, 5, 3
+
+        def check_small():
+            small_values[3] = 0
+            first.run(small)
+            assert (small_values[3] == 7).all(), "its own output is written"
+            assert not large_values[3].any() and not few_values[3].any(), "and nobody else's"
+
+        for plan, values, wanted in ((large, large_values, 5), (few, few_values, 3)) * 3:
+            check_small()
+            second.run(plan)
+            assert (values[3] == wanted).all() and (small_values[3] == 7).all()
+            values[3] = 0
+            check_small()
+            check_small()
+
+
+def test_an_open_is_answered_while_others_ask_for_status(daemon):
+    """Two answers of the worker's in one message, one of them with a descriptor."""
+    stop = threading.Event()
+
+    def ask():
+        with daemon.client() as client:
+            while not stop.is_set():
+                client.status()
+
+    askers = [threading.Thread(target=ask) for _ in range(2)]
+    for asker in askers:
+        asker.start()
+    try:
+        with daemon.client(timeout=3) as client:
+            until = time.monotonic() + 4
+            while time.monotonic() < until:
+                client.open_device(0).close()
+    finally:
+        stop.set()
+        for asker in askers:
+            asker.join()
+
+
+def test_tasks_without_work_take_no_loop(make_daemon):
+    """130 keys in pages of one, but splits as long as 2^31 - 1: a gigabyte of partial results."""
+    daemon = make_daemon({"supervision": {"heartbeat_ms": 100, "heartbeat_timeout_ms": 2500}})
+    with daemon.device() as device, Pinger(daemon) as pinger:
+        data, tables = device.buffer_create(1 << 16), device.buffer_create(4096)
+        words = tables.array("i32", (1024,))
+        words[:2], words[16:146], words[256] = (0, 130), range(130), 1
+
+        def tensor(buffer, dtype, offset):
+            return {"buffer": buffer.id, "offset": offset, "dtype": dtype}
+
+        asked = {
+            "batch": 1, "nhead_q": 1, "nhead_k": 1, "seqlen_q": 1, "seqlen_k": 1 << 29,
+            "hdim_q": 8, "hdim_v": 8, "page_size": 1, "n_pages": 130, "n_page_indices": 130,
+            "tensors": {
+                "q": tensor(data, "f16", 0), "k": tensor(data, "f16", 4096),
+                "v": tensor(data, "f16", 8192), "o": tensor(data, "f16", 16384),
+                "kv_indptr": tensor(tables, "i32", 0),
+                "kv_page_indices": tensor(tables, "i32", 64),
+                "kv_last_page_len": tensor(tables, "i32", 1024),
+            },
+        }
+        pid = device.worker_pid
+        try:
+            plan = device.plan(asked)["plan"]
+            for _ in range(2):
+                device.run(plan, timeout=60)
+        except fmha_wire.WireError as error:
+            assert error.name in ("EQUOTA", "ENOTSUP", "ENOMEM")
+    assert daemon.worker_pid() == pid
+    assert max(pinger.times) < 1, max(pinger.times)

@@ -199,6 +199,7 @@ def test_notifies_the_service_manager(make_daemon, tmp_path, abstract):
     daemon = make_daemon(env={"NOTIFY_SOCKET": name.replace("\0", "@"), "WATCHDOG_USEC": "100000"})
     manager.until("READY=1")
     assert any("STATUS=1 of 1 devices ready" in message for message in manager.until("STATUS=1"))
+    assert daemon.status()["state"] == "ready" and f"ready on {daemon.socket}" in daemon.log()
     manager.until("WATCHDOG=1")
     first = time.monotonic()
     for _ in range(6):
@@ -253,6 +254,7 @@ def test_broken_device_does_not_keep_the_daemon_down(make_daemon, tmp_path):
         with fmha_wire.Client.connect(config["socket"]) as client:
             states = [device["state"] for device in client.devices()]
             assert states == ["failed", "ready"]
+            assert json.loads(client.status())["state"] == "degraded"
             with pytest.raises(fmha_wire.WireError) as caught:
                 client.open_device(0)
             assert caught.value.name == "EDEVICE" and "x86_64_v9" in caught.value.message
@@ -262,6 +264,28 @@ def test_broken_device_does_not_keep_the_daemon_down(make_daemon, tmp_path):
     finally:
         process.terminate()
         assert finish(process)[0] == 0
+
+
+def test_every_device_failed_is_degraded(make_daemon, tmp_path):
+    """It serves status, and says everywhere that it is not well: manager, log, status, health check."""
+    manager = Manager(str(tmp_path / "notify"))
+    daemon = make_daemon({"devices": [{"backend": "cpu", "cpu_level": "x86_64_v9"}]},
+                         env={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+    told = manager.until("STATUS=degraded: 0 of 1 devices ready; device 0: ")
+    assert "x86_64_v9" in told[-1]
+    manager.until("READY=1")  # or the manager would end it
+    assert daemon.status()["state"] == "degraded"
+    assert f"degraded on {daemon.socket}: 0 of 1 devices ready" in daemon.log()
+    assert "ready on" not in daemon.log()
+
+    def fmhactl(*arguments):
+        return subprocess.run([fmhad.find_program("fmhactl"), *arguments, "--socket", daemon.socket],
+                              capture_output=True, text=True, check=False)
+
+    shown = fmhactl("status")
+    assert shown.returncode == 0 and "state    degraded" in shown.stdout
+    assert fmhactl("ping", "--count", "1", "--timeout", "1").returncode == 4
+    manager.socket.close()
 
 
 def test_without_write_access(tmp_path):

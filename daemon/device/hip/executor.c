@@ -20,9 +20,10 @@
 #include "kernels.h"
 #include "shared.h"
 
-#define SPIN_NS       50000 /* watch an event so long before sleeping between looks */
-#define PAUSE_NS      20000
-#define HERE_LIMIT_NS 2000000
+#define SPIN_NS          50000 /* watch an event so long before sleeping between looks */
+#define PAUSE_NS         20000
+#define HERE_LIMIT_NS    2000000
+#define HERE_BLOCKS_MOST 16384 /* also those that find nothing to do take their time */
 
 #define KEEP_STREAMS 16
 
@@ -274,6 +275,19 @@ void gpu_submit(struct device *device, struct device_launch *base)
  * ends such a worker. Kernels are let in by size alone, so what hangs here would have hung
  * anywhere.
  */
+static uint64_t blocks_of(const struct device_launch *base)
+{
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < base->n_stages; i++) {
+		uint32_t grid[3];
+
+		gpu_kernel_grid(&base->kernels[i]->choice, &base->args[i], grid);
+		n += (uint64_t)grid[0] * grid[1] * grid[2];
+	}
+	return n;
+}
+
 bool gpu_run_here(struct device *device, struct device_launch *base)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
@@ -282,7 +296,7 @@ bool gpu_run_here(struct device *device, struct device_launch *base)
 	uint64_t began = clock_ns();
 	hipError_t status;
 
-	if (atomic_load(&gpu->n_busy) > 0)
+	if (atomic_load(&gpu->n_busy) > 0 || blocks_of(base) > HERE_BLOCKS_MOST)
 		return false;
 	memset(&base->error, 0, sizeof(base->error));
 	atomic_fetch_add(&gpu->n_busy, 1);

@@ -258,7 +258,7 @@ struct fmha_problem {
 	int32_t descale_block_k;   /* keys that share a k_descale, v_descale; 0: all of them */
 	uint32_t descale_per_page; /* k_descale, v_descale are [n_pages, nhead_k] */
 
-	uint32_t rope;          /* enum fmha_rope */
+	uint32_t rope;          /* enum fmha_rope; of f32, f16 and bf16 only */
 	int32_t rotary_dim;     /* leading elements of each head that rotate, a multiple of 16 */
 	int32_t rotary_max_pos; /* rows of the cos and sin tables */
 	int32_t seqlen_new;     /* rows of k_new and v_new */

@@ -203,7 +203,8 @@ static void survives_a_compiler_that_aborts(void **state)
 	(void)cache_entry_free(entry); /* the log of one that refused */
 }
 
-/* A "compiler" that is a shell script: never ends, or allocates without end. */
+/* A "compiler" that is a shell script. @body also gets the question whether an option is known,
+ * which has /dev/null for a source. */
 static void fake_clang(struct fixture *f, char *path, size_t size, const char *body)
 {
 	FILE *file;
@@ -267,6 +268,42 @@ static void survives_a_compiler_that_floods_its_log(void **state)
 	(void)cache_entry_free(entry);
 }
 
+/* Whether the words of a build by a clang that takes them or not hold the option. */
+static bool builds_with_option(struct fixture *f, const char *answer)
+{
+	struct compile_request request = request_for("clang", "gfx942", "good.hip");
+	struct cache_entry *entry = NULL;
+	struct fmha_error err = {0};
+	char path[128], body[256];
+	bool hit, found;
+
+	(void)snprintf(body, sizeof(body),
+		       "case \"$*\" in *' /dev/null') %s;; esac\necho \"$*\" >&2; exit 1", answer);
+	fake_clang(f, path, sizeof(path), body);
+	assert_int_equal(compile_cached(f, &request, &entry, &hit, &err), FMHA_EINVAL);
+	assert_non_null(strstr(entry->log, "-DFACTOR=2.0f"));
+	found = strstr(entry->log, "-mllvm -disable-postra-machine-sink");
+	(void)cache_entry_free(entry);
+	return found;
+}
+
+/* clang 19's post-RA sinking made a wrong kernel: it is switched off wherever it can be. */
+static void switches_sinking_off_where_it_can(void **state)
+{
+	assert_true(builds_with_option(*state, "exit 0"));
+	assert_false(builds_with_option(*state, "exit 1"));
+}
+
+static void knows_what_clang_takes(void **state)
+{
+	struct fixture *f = *state;
+	char version[96];
+
+	need(f, "clang");
+	assert_int_equal(compile_version(&f->config, "clang", version, NULL), 0);
+	assert_non_null(strstr(version, " -mllvm -disable-postra-machine-sink"));
+}
+
 static void key_follows_every_input(void **state)
 {
 	struct fixture *f = *state;
@@ -318,6 +355,8 @@ int main(void)
 		COMPILE_TEST(ends_a_compiler_at_its_deadline),
 		COMPILE_TEST(refuses_a_compiler_that_leaves_nothing),
 		COMPILE_TEST(survives_a_compiler_that_floods_its_log),
+		COMPILE_TEST(switches_sinking_off_where_it_can),
+		COMPILE_TEST(knows_what_clang_takes),
 		COMPILE_TEST(key_follows_every_input),
 		COMPILE_TEST(missing_helper_is_an_error),
 	};

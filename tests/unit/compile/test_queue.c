@@ -34,8 +34,9 @@ struct fixture {
 };
 
 /*
- * The script: "clang --version", or what @body does with the options of the first step, which
- * compiles; the second and the third, which assemble and link, pass a few bytes on.
+ * The script: "clang --version"; a refusal of the options that it is asked about with no source; or
+ * what @body does with the options of the first step, which compiles; the second and the third,
+ * which assemble and link, pass a few bytes on.
  */
 static void write_compiler(const struct fixture *f, const char *body)
 {
@@ -45,6 +46,7 @@ static void write_compiler(const struct fixture *f, const char *body)
 	(void)fprintf(file,
 		      "#!/bin/sh\n"
 		      "[ \"$1\" = --version ] && echo >> '%s' && echo version 1 && exit 0\n"
+		      "case \"$*\" in *' /dev/null') exit 1;; esac\n"
 		      "case \"$*\" in *' -S '*) ;; *) echo code; exit 0;; esac\n"
 		      "echo \"$*\" >> '%s'\n"
 		      "%s\n",

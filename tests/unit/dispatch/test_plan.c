@@ -2,6 +2,7 @@
 /* Which stages a problem becomes, how its workspace is laid out, what it costs. */
 #include "fixture.h"
 
+#include <time.h>
 #include <math.h>
 
 #include "internal.h"
@@ -248,6 +249,28 @@ static void make_append(struct fixture *f, uint32_t rope)
 	p->rotary_max_pos = 32;
 	fixture_add(f, FMHA_T_ROTARY_COS, FMHA_F32);
 	fixture_add(f, FMHA_T_ROTARY_SIN, FMHA_F32);
+}
+
+/* What is quantized already does not turn, and the error says that and not that a kernel lacks. */
+static void fp8_does_not_rotate(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	for (uint32_t rope = FMHA_ROPE_NONE; rope <= FMHA_ROPE_HALF_ROTATED; rope++) {
+		fixture_forward(&f, FMHA_BATCH);
+		make_append(&f, rope);
+		f.problem.q.dtype = f.problem.k.dtype = f.problem.v.dtype = FMHA_E4M3;
+		f.problem.k_new.dtype = f.problem.v_new.dtype = FMHA_E4M3;
+		f.problem.o.dtype = FMHA_BF16;
+		if (rope == FMHA_ROPE_NONE) {
+			assert_works(&f, fixture_build(&f));
+		} else {
+			assert_fails(&f, fixture_build(&f), FMHA_ENOTSUP, "rope");
+			assert_non_null(strstr(f.err.msg, "not e4m3: turn before quantizing"));
+		}
+		fixture_deinit(&f);
+	}
 }
 
 static void append_comes_first(void **state)
@@ -555,6 +578,30 @@ static void idle_strides_are_limited(void **state)
 	fixture_deinit(&f);
 }
 
+/* Sixteen positions a level add up over levels: what takes too many counts as overlapping, soon. */
+static void comparing_views_is_bounded(void **state)
+{
+	struct plan_view a = {.element_bytes = 4, .n_axes = 5}, b = a;
+	struct timespec start, end;
+	const int n = 1000;
+
+	(void)state;
+	/* Unrelated strides of nearly the same length. */
+	for (int i = 0; i < 5; i++) {
+		a.axes[i] = (struct plan_axis){16, 4096 - 64 * i};
+		b.axes[i] = (struct plan_axis){16, 4080 - 64 * i};
+	}
+	a.span_bytes = b.span_bytes = UINT64_C(16) * 4096 * 5;
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	for (int i = 0; i < n; i++)
+		assert_true(views_overlap(&a, 1 << 20, &b, (1 << 20) + 2));
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	/* A microsecond or ten each; unbounded it was milliseconds. */
+	assert_true((double)(end.tv_sec - start.tv_sec) * 1e9 +
+			    (double)(end.tv_nsec - start.tv_nsec) <
+		    n * 200e3);
+}
+
 /* Each of K's and V's factors on its own may be by page. */
 static void one_descale_by_page_is_enough(void **state)
 {
@@ -623,6 +670,7 @@ int main(void)
 		cmocka_unit_test(splits_fill_a_gpu),
 		cmocka_unit_test(splits_cover_all_keys),
 		cmocka_unit_test(append_comes_first),
+		cmocka_unit_test(fp8_does_not_rotate),
 		cmocka_unit_test(backward_is_two_or_three_stages),
 		cmocka_unit_test(masked_split_plan_works),
 		cmocka_unit_test(merge_is_one_combine),
@@ -634,6 +682,7 @@ int main(void)
 		cmocka_unit_test(flops_are_the_worked_numbers),
 		cmocka_unit_test(work_is_bounded),
 		cmocka_unit_test(idle_strides_are_limited),
+		cmocka_unit_test(comparing_views_is_bounded),
 		cmocka_unit_test(one_descale_by_page_is_enough),
 		cmocka_unit_test(arguments_reach_what_was_checked),
 	};

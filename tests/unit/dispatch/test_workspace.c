@@ -51,22 +51,28 @@ static void heads_are_rounded_to_16_bytes(void **state)
 	w = size_of(&p, DQ_ATOMIC, 1);
 	assert_int_equal(w.nsplits, 0);
 	assert_int_equal(w.head_bytes, 16);
-	assert_int_equal(w.dq_acc, 16);
+	assert_int_equal(w.d, 16);
 	/* Group mode: 3 int32 = 12 -> 16; 4 int64 = 32; data at 48. */
 	problem_init(&p, FMHA_GROUP);
-	w = size_of(&p, DQ_ATOMIC, 1);
+	p.deterministic = 1;
+	w = size_of(&p, DQ_PER_TILE, 1);
 	assert_int_equal(w.dq_acc_offsets, 16);
 	assert_int_equal(w.head_bytes, 48);
-	assert_int_equal(w.dq_acc, 48);
+	assert_int_equal(w.d, 48);
 	/* 4 sequences: 16 -> 16; 5 int64 = 40 -> 48; data at 64. 5: 20 -> 32; 48; 80. */
 	p.batch = 4;
-	w = size_of(&p, DQ_ATOMIC, 1);
+	w = size_of(&p, DQ_PER_TILE, 1);
 	assert_int_equal(w.dq_acc_offsets, 16);
 	assert_int_equal(w.head_bytes, 64);
 	p.batch = 5;
-	w = size_of(&p, DQ_ATOMIC, 1);
+	w = size_of(&p, DQ_PER_TILE, 1);
 	assert_int_equal(w.dq_acc_offsets, 32);
 	assert_int_equal(w.head_bytes, 80);
+	/* Not deterministic: one number for all, 4 -> 16; 6 int64 = 48; 64. */
+	p.deterministic = 0;
+	w = size_of(&p, DQ_ATOMIC, 1);
+	assert_int_equal(w.dq_acc_offsets, 16);
+	assert_int_equal(w.head_bytes, 64);
 }
 
 static void writing_dq_directly_needs_no_data(void **state)
@@ -96,14 +102,13 @@ static void atomic_adds_share_one_zeroed_buffer(void **state)
 	assert_int_equal(w.dq_splits, 1);
 	/* 3 * 4 * 1 * 10 * 32 floats = 15360 bytes. */
 	assert_int_equal(w.dq_acc_bytes, 15360);
-	assert_int_equal(w.d, 16 + 15360);
-	assert_int_equal(w.bytes, 16 + 15360 + 480);
+	assert_int_equal(w.bytes, 16 + 480);
 	assert_true(w.zero);
 	problem_init(&p, FMHA_GROUP);
 	w = size_of(&p, DQ_ATOMIC, 132);
 	/* 22 rows * 4 * 32 floats = 11264 bytes; d: 22 * 4 * 4 = 352. */
 	assert_int_equal(w.dq_acc_bytes, 11264);
-	assert_int_equal(w.bytes, 48 + 11264 + 352);
+	assert_int_equal(w.bytes, 48 + 352);
 	assert_true(w.zero);
 }
 
@@ -210,7 +215,9 @@ static void head_tells_where_each_sequence_lies(void **state)
 	offsets = f.args[1].bwd.dq_acc_offsets;
 	assert_ptr_equal(nsplits, f.workspace);
 	assert_ptr_equal(offsets, (char *)f.workspace + 16);
-	assert_ptr_equal(f.args[1].bwd.dq_acc, (char *)f.workspace + 48);
+	/* d: 8 rows * 4 heads * 4 bytes; dq_acc at the next multiple of 256 */
+	assert_ptr_equal(f.args[0].bwd.d.data, (char *)f.workspace + 48);
+	assert_ptr_equal(f.args[1].bwd.dq_acc, (char *)f.workspace + 256);
 	assert_ptr_equal(f.args[2].bwd.dq_acc, f.args[1].bwd.dq_acc);
 	assert_int_equal(nsplits[0], 1); /* 7 keys in a tile of 128 */
 	assert_int_equal(offsets[0], 0);
@@ -224,9 +231,53 @@ static void head_tells_where_each_sequence_lies(void **state)
 	assert_int_equal(nsplits[1], 2);
 	assert_int_equal(offsets[1], 5 * 4 * 16 * 2);
 	assert_int_equal(offsets[2], 8 * 4 * 16 * 2);
-	/* d behind dq_acc: 8 rows * 4 heads * 16 * 4 bytes; [nhead_q, total_q]. */
-	assert_ptr_equal(f.args[0].bwd.d.data, (char *)f.workspace + 48 + 2048);
 	assert_int_equal(f.args[0].bwd.d.stride_head, 8);
+	fixture_deinit(&f);
+}
+
+/*
+ * 10, 5 and 7 rows, 300, 128 and 72 keys in tiles of 128: 3, 1 and 1 splits. 30 + 5 + 7 = 42 rows
+ * of 4 heads and 32 floats are 21,504 bytes, where a plan counts all 22 with 3: 33,792.
+ */
+static void a_run_takes_what_its_lengths_need(void **state)
+{
+	struct fixture f;
+	struct plan_indices *indices = NULL;
+	int32_t *rows, *keys;
+
+	(void)state;
+	fixture_init(&f, FMHA_BACKWARD, FMHA_GROUP);
+	problem_init(&f.problem, FMHA_GROUP);
+	f.problem.deterministic = 1;
+	for (int role = 0; role < FMHA_N_TENSORS; role++)
+		if (role <= FMHA_T_LSE || (role >= FMHA_T_DO && role <= FMHA_T_DV))
+			fixture_add(&f, (enum fmha_tensor_role)role, FMHA_F32);
+	fixture_add(&f, FMHA_T_SEQSTART_Q, FMHA_I32);
+	fixture_add(&f, FMHA_T_SEQSTART_K, FMHA_I32);
+	f.decree.needs_dq_acc = true;
+	f.decree.device.lds_bytes = 65536;
+	rows = fixture_ints(&f, FMHA_T_SEQSTART_Q);
+	keys = fixture_ints(&f, FMHA_T_SEQSTART_K);
+	memcpy(rows, (int32_t[]){0, 10, 15, 22}, 16);
+	memcpy(keys, (int32_t[]){0, 300, 428, 500}, 16);
+	assert_works(&f, fixture_build(&f));
+	assert_true(plan_workspace_varies(&f.plan));
+	assert_int_equal(f.plan.dq_acc_bytes, 33792);
+	assert_int_equal(f.plan.workspace_bytes, f.plan.layout.dq_acc + 33792);
+	assert_works(&f, plan_read(&f.plan, f.bindings, &indices, &f.err));
+	assert_int_equal(plan_workspace_bytes(&f.plan, indices), f.plan.layout.dq_acc + 21504);
+
+	f.workspace = aligned_alloc(PLAN_ALIGNMENT, f.plan.layout.dq_acc + 21504);
+	assert_works(&f, plan_place(&f.plan, f.bindings, indices, f.workspace, f.workspace, f.args,
+				    &f.err));
+	assert_int_equal(f.args[1].bwd.nsplits[0], 3);
+	assert_int_equal(f.args[1].bwd.nsplits[2], 1);
+	assert_int_equal(f.args[1].bwd.dq_acc_offsets[1], 30 * 4 * 32);
+	assert_int_equal(f.args[1].bwd.dq_acc_offsets[3] * 4, 21504);
+	/* The client's memory says something else by now: the size is that of the copy. */
+	memcpy(keys, (int32_t[]){0, 100, 200, 500}, 16);
+	assert_int_equal(plan_workspace_bytes(&f.plan, indices), f.plan.layout.dq_acc + 21504);
+	(void)plan_indices_free(indices);
 	fixture_deinit(&f);
 }
 
@@ -245,6 +296,17 @@ static void batch_head_is_one_number(void **state)
 	assert_null(f.args[1].bwd.dq_acc_offsets);
 	assert_int_equal(f.args[0].bwd.d.stride_batch, 4 * 5);
 	assert_int_equal(f.args[0].bwd.d.stride_head, 5);
+	fixture_deinit(&f);
+	/* Group mode, not deterministic: one as well, and the offsets behind it. */
+	fixture_backward(&f, FMHA_GROUP);
+	f.decree.needs_dq_acc = true;
+	f.decree.device.lds_bytes = 65536;
+	assert_works(&f, fixture_bind(&f));
+	assert_int_equal(f.plan.workspace_head_bytes, 16 + 32);
+	assert_int_equal(f.args[1].bwd.nsplits[0], 1);
+	assert_int_equal(f.args[1].bwd.nsplits[1], 0);
+	assert_int_equal(f.args[1].bwd.dq_acc_offsets[1], 5 * 4 * 16);
+	assert_int_equal(f.args[1].bwd.dq_acc_offsets[2], 8 * 4 * 16);
 	fixture_deinit(&f);
 	/* A CPU pipeline that writes dQ itself: nsplits 0, no data. */
 	fixture_backward(&f, FMHA_BATCH);
@@ -266,6 +328,7 @@ int main(void)
 		cmocka_unit_test(persistent_splits_suffice),
 		cmocka_unit_test(sizes_that_overflow_are_refused),
 		cmocka_unit_test(head_tells_where_each_sequence_lies),
+		cmocka_unit_test(a_run_takes_what_its_lengths_need),
 		cmocka_unit_test(batch_head_is_one_number),
 	};
 

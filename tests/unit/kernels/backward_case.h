@@ -27,9 +27,10 @@ struct backward_case {
 	bool bias_batch, bias_head, bias_row; /* broadcast over these axes */
 	bool bias_narrow;                     /* bias in dtype instead of f32 */
 	bool randval;                         /* bytes stored by the forward pass */
-	bool group, padded; /* padded: logical lengths shorter than physical ones */
-	bool head_major;    /* BHSD instead of BSHD */
-	float magnitude;    /* of q and k; 0: 1 */
+	bool group, padded;           /* padded: logical lengths shorter than physical ones */
+	bool head_major;              /* BHSD instead of BSHD */
+	float magnitude;              /* of q and k; 0: 1 */
+	enum cpu_level forward_level; /* whose kernel makes O and LSE; 0: the reference does */
 	int32_t lengths_q[MAX_BATCH], lengths_k[MAX_BATCH]; /* group mode: physical; 0: derived */
 };
 

@@ -269,6 +269,23 @@ static void packed_sequences(void **state)
 	}
 }
 
+/* A bias that all rows share has a gradient even where there are no rows: 0. */
+static void bias_of_no_rows(void **state)
+{
+	struct backward_case c = plain(ABI_F32);
+
+	(void)state;
+	c.seqlen_q = 0;
+	c.bias = c.bias_row = true;
+	check(c);
+	c.bias_batch = c.bias_head = true;
+	check(c);
+	c.group = true;
+	check(c);
+	c.bias_head = false;
+	check(c);
+}
+
 static void padded_batches(void **state)
 {
 	struct backward_case c = plain(ABI_F32);
@@ -310,6 +327,32 @@ static void large_logits(void **state)
 	backward_problem_run(p, cpu_level_detect(), 1);
 	backward_problem_check(p, 1e-2);
 	backward_problem_free(p);
+}
+
+/*
+ * Logits of about +-80, whose rounding errors are some 1e-5: they cancel in S - LSE when backward
+ * makes S as forward made it. The bound is what the formula in plain float comes to, and half of
+ * what an S of its own gives.
+ */
+static void logits_of_eighty(void **state)
+{
+	struct backward_case c = plain(ABI_F32);
+
+	(void)state;
+	c.seqlen_q = c.seqlen_k = 128;
+	c.hdim_q = c.hdim_v = 64;
+	c.magnitude = 8.7f;
+	for (int level = CPU_X86_64_V3; level <= CPU_X86_64_V4 && launch_has_level(level); level++)
+		for (uint64_t seed = 1; seed < 9; seed++) {
+			struct backward_problem *p;
+
+			c.forward_level = level;
+			p = backward_problem_new(&c, seed);
+			backward_problem_poison(p);
+			backward_problem_run(p, level, 1);
+			backward_problem_check(p, 1.2e-5);
+			backward_problem_free(p);
+		}
 }
 
 static void fill_nan(const struct abi_tensor *t, int64_t offset, int32_t n)
@@ -449,9 +492,11 @@ static const struct CMUnitTest tests[] = {
 	cmocka_unit_test(dropout_regenerated_and_stored),
 	cmocka_unit_test(sinks),
 	cmocka_unit_test(packed_sequences),
+	cmocka_unit_test(bias_of_no_rows),
 	cmocka_unit_test(padded_batches),
 	cmocka_unit_test(scales),
 	cmocka_unit_test(large_logits),
+	cmocka_unit_test(logits_of_eighty),
 	cmocka_unit_test(nan_stays_where_it_belongs),
 	cmocka_unit_test(nan_in_padding_is_never_read),
 	cmocka_unit_test(same_bits_every_time),

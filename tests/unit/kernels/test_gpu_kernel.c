@@ -160,6 +160,9 @@ static void a_bias_that_repeats_has_blocks_for_its_gradient(void **state)
 	a.dbias.stride_seq = 0; /* one row for all */
 	gpu_kernel_grid(&k, &a, summed);
 	assert_int_equal(summed[0] - plain[0], (500 + 127) / 128);
+	a.sequences.seqlen_q_max = 0; /* the sum over none is 0, and somebody writes it */
+	gpu_kernel_grid(&k, &a, summed);
+	assert_int_equal(summed[0], 2 * ((500 + 127) / 128));
 }
 
 static void small_families_have_kernels(void **state)

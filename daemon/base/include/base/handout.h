@@ -29,6 +29,10 @@ void handouts_deinit(struct handouts *handouts);
 int handout_text(struct handouts *handouts, struct account *account, const char *text, size_t n,
 		 int *ret_fd, struct fmha_error *err);
 
+/* Another descriptor of a file that handout_text() has given, with a position of its own; given.
+ * -1: none is left. It is not charged: it goes to the same user. */
+int handout_again(int fd);
+
 /*
  * What of @fd, a memfd that is borrowed, may go to a client: @ret_fd, given. @bytes of memory and
  * one descriptor are charged already, and given back when nobody else has it; on failure the charge

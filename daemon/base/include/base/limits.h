@@ -61,7 +61,7 @@
 	X(FENCE_MS, fence_ms, 30000, 1, 3600000)                                                   \
 	X(FENCED_SESSIONS, fenced_sessions, 24, 1, 1024)                                           \
 	X(FENCED_SESSIONS_PER_UID, fenced_sessions_per_uid, 8, 1, 1024)                            \
-	X(LOOP_ENTRIES, loop_entries, 16384, 0, 1 << 24)
+	X(LOOP_ENTRIES, loop_entries, 4096, 0, 1 << 24)
 
 enum limit {
 #define LIMIT_ENUM(ID, key, value, least, most) LIMIT_##ID,
