@@ -19,32 +19,33 @@ int spec_arch_find(const struct spec_catalog *catalog, const char *name)
 	return spec_word_find(catalog, SPEC_FIELD_gfx_arch, name);
 }
 
-static const char *arch_string(const struct spec_catalog *catalog, int arch, const char *key)
-{
-	return cJSON_GetObjectItemCaseSensitive(catalog->archs[arch].document, key)->valuestring;
-}
-
 const char *spec_arch_vendor(const struct spec_catalog *catalog, int arch)
 {
-	return arch_string(catalog, arch, "vendor");
+	const struct spec_backend_arch *model = spec_arch_model(catalog, arch);
+
+	return model ? model->vendor : "amd";
 }
 
 const char *spec_arch_family(const struct spec_catalog *catalog, int arch)
 {
-	return arch_string(catalog, arch, "family");
+	const struct spec_backend_arch *model = spec_arch_model(catalog, arch);
+
+	return model ? model->family : "";
 }
 
 const char *spec_arch_rules(const struct spec_catalog *catalog, int arch, int index)
 {
 	const struct arch *of = &catalog->archs[arch];
 
+	if (of->own.backend && index-- == 0)
+		return of->own.backend->name;
 	return index >= 0 && index < of->n_spaces ? of->spaces[index].rules->name : NULL;
 }
 
 int spec_arch_has_dtype(const struct spec_catalog *catalog, int arch, enum spec_dtype dtype)
 {
 	const struct arch *of = &catalog->archs[arch];
-	int found = 0;
+	int found = of->own.model ? of->own.model->data_types >> dtype & 1 : 0;
 
 	for (int i = 0; i < of->n_spaces; i++)
 		found |= of->spaces[i].dtypes >> dtype & 1;
@@ -54,26 +55,25 @@ int spec_arch_has_dtype(const struct spec_catalog *catalog, int arch, enum spec_
 int spec_arch_has_pipeline(const struct spec_catalog *catalog, int arch, int pipeline)
 {
 	const struct arch *of = &catalog->archs[arch];
-	int found = 0;
+	int found = of->own.pipelines >> pipeline & 1;
 
 	for (int i = 0; i < of->n_spaces; i++)
 		found |= (int)(of->spaces[i].pipelines >> pipeline & 1);
 	return found;
 }
 
-int64_t spec_arch_constant(const struct spec_catalog *catalog, int arch, const char *name,
-			   int64_t fallback)
+const struct spec_backend_arch *spec_arch_model(const struct spec_catalog *catalog, int arch)
 {
-	const struct arch *of = &catalog->archs[arch];
+	return catalog->archs[arch].own.model;
+}
 
-	for (int i = 0; i < of->n_spaces; i++) {
-		const cJSON *constant = cJSON_GetObjectItemCaseSensitive(
-			cJSON_GetObjectItemCaseSensitive(of->spaces[i].item, "constants"), name);
+int spec_pipeline_flags(const struct spec_catalog *catalog, int pipeline)
+{
+	const struct spec_pipeline *own = pipeline >= 0 && pipeline < catalog->pipelines.n
+						  ? catalog->own_pipelines[pipeline]
+						  : NULL;
 
-		if (constant)
-			return constant->valueint;
-	}
-	return fallback;
+	return own ? (int)own->flags : -1;
 }
 
 int spec_dtype_bytes(const struct spec_catalog *catalog, enum spec_dtype dtype)

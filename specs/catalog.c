@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
  * catalog.c: loading the folder. The order matters: words.json names what the other files may use,
- * rules/ says how spaces are built, arch/ picks one of the rules and gives it its tables.
+ * rules/ says how spaces are built, arch/ picks one of the rules and gives it its tables. Backends
+ * bring pipelines and archs of their own, and their rows to archs that a file describes, too.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -41,6 +42,18 @@ static int check_word(const struct at *at, const char *word, struct fmha_error *
 	return 0;
 }
 
+static int append_word(struct words *words, const char *word, struct fmha_error *err)
+{
+	if (words->n == CATALOG_MAX_WORDS)
+		return fmha_error_set(err, FMHA_EINVAL, "%s: more than %d words", word,
+				      CATALOG_MAX_WORDS);
+	words->word[words->n] = strdup(word);
+	if (!words->word[words->n])
+		return no_memory(err);
+	words->n++;
+	return 0;
+}
+
 static int add_word(const struct at *at, struct words *words, const char *word,
 		    struct fmha_error *err)
 {
@@ -51,13 +64,7 @@ static int add_word(const struct at *at, struct words *words, const char *word,
 	for (int i = 0; i < words->n; i++)
 		if (strcmp(words->word[i], word) == 0)
 			return at_error(at, err, "'%s' appears twice", word);
-	if (words->n == CATALOG_MAX_WORDS)
-		return at_error(at, err, "more than %d words", CATALOG_MAX_WORDS);
-	words->word[words->n] = strdup(word);
-	if (!words->word[words->n])
-		return no_memory(err);
-	words->n++;
-	return 0;
+	return append_word(words, word, err);
 }
 
 static int load_words(const struct at *at, struct words *words, struct fmha_error *err)
@@ -574,18 +581,12 @@ static int load_arch_space(struct spec_catalog *catalog, int arch_number, int nu
 
 static int load_arch(struct spec_catalog *catalog, int arch_number, struct fmha_error *err)
 {
-	static const char *const keys[] = {"arch", "vendor", "family", "spaces", NULL};
+	static const char *const keys[] = {"arch", "spaces", NULL};
 	struct arch *arch = &catalog->archs[arch_number];
 	struct at document = at_document(arch->document, arch->path);
-	struct at vendor = at_key(&document, "vendor"), family = at_key(&document, "family"),
-		  spaces = at_key(&document, "spaces");
-	const char *ignored;
+	struct at spaces = at_key(&document, "spaces");
 	int r = at_only_keys(&document, keys, err);
 
-	if (r == 0)
-		r = at_string(&vendor, &ignored, err);
-	if (r == 0)
-		r = at_string(&family, &ignored, err);
 	if (r == 0)
 		r = at_want_array(&spaces, err);
 	if (r < 0)
@@ -600,7 +601,70 @@ static int load_arch(struct spec_catalog *catalog, int arch_number, struct fmha_
 	return r;
 }
 
-static int load_all(struct spec_catalog *catalog, struct fmha_error *err)
+/* ---- backends ---- */
+
+static int arch_number(const struct spec_catalog *catalog, const char *name)
+{
+	int i = 0;
+
+	while (i < catalog->n_archs && strcmp(catalog->arch_names[i], name) != 0)
+		i++;
+	return i;
+}
+
+static int add_own_space(struct spec_catalog *catalog, const struct spec_backend *backend,
+			 const struct spec_backend_arch *model, int first_pipeline,
+			 struct fmha_error *err)
+{
+	int number = arch_number(catalog, model->name);
+	struct own_space *own = &catalog->archs[number].own;
+
+	if (number == CATALOG_MAX_ARCHS)
+		return fmha_error_set(err, FMHA_EINVAL, "more than %d archs", CATALOG_MAX_ARCHS);
+	if (number == catalog->n_archs)
+		catalog->arch_names[catalog->n_archs++] = model->name;
+	*own = (struct own_space){backend, model, first_pipeline, 0};
+	for (size_t i = 0; i < backend->n_rows; i++)
+		if (backend->rows[i].cores & model->cores)
+			own->pipelines |= (uint64_t)1
+					  << (first_pipeline + backend->rows[i].pipeline);
+	return 0;
+}
+
+static int add_backend(struct spec_catalog *catalog, const struct spec_backend *backend,
+		       struct fmha_error *err)
+{
+	int first = catalog->pipelines.n, r = 0;
+
+	for (size_t i = 0; i < backend->n_pipelines && r == 0; i++) {
+		r = append_word(&catalog->pipelines, backend->pipelines[i].name, err);
+		if (r == 0)
+			catalog->own_pipelines[first + (int)i] = &backend->pipelines[i];
+	}
+	for (size_t i = 0; i < backend->n_archs && r == 0; i++)
+		r = add_own_space(catalog, backend, &backend->archs[i], first, err);
+	return r;
+}
+
+/* Archs are numbered in the order of their names, whoever brought them. */
+static void sort_archs(struct spec_catalog *catalog)
+{
+	for (int i = 1; i < catalog->n_archs; i++) {
+		const char *name = catalog->arch_names[i];
+		struct arch arch = catalog->archs[i];
+		int at = i;
+
+		for (; at > 0 && strcmp(catalog->arch_names[at - 1], name) > 0; at--) {
+			catalog->arch_names[at] = catalog->arch_names[at - 1];
+			catalog->archs[at] = catalog->archs[at - 1];
+		}
+		catalog->arch_names[at] = name;
+		catalog->archs[at] = arch;
+	}
+}
+
+static int load_all(struct spec_catalog *catalog, const struct spec_backend *const *backends,
+		    struct fmha_error *err)
 {
 	int r = load_words_file(catalog, err);
 
@@ -608,10 +672,14 @@ static int load_all(struct spec_catalog *catalog, struct fmha_error *err)
 		r = each_file(catalog, "rules", load_rules, err);
 	if (r == 0)
 		r = each_file(catalog, "arch", name_arch, err);
+	for (; r == 0 && backends && *backends; backends++)
+		r = add_backend(catalog, *backends, err);
+	sort_archs(catalog);
 	if (r == 0)
 		r = load_profiles(catalog, err);
 	for (int i = 0; i < catalog->n_archs && r == 0; i++)
-		r = load_arch(catalog, i, err);
+		if (catalog->archs[i].document)
+			r = load_arch(catalog, i, err);
 	if (r == 0 && catalog->n_archs == 0)
 		r = fmha_error_set(err, FMHA_EINVAL, "%s/arch: there is no arch", catalog->dir);
 	return r;
@@ -631,7 +699,8 @@ const char *specs_find_dir(void)
 	return dirs[0];
 }
 
-int spec_catalog_load(const char *dir, struct spec_catalog **ret_catalog, struct fmha_error *err)
+int spec_catalog_load(const char *dir, const struct spec_backend *const *backends,
+		      struct spec_catalog **ret_catalog, struct fmha_error *err)
 {
 	struct spec_catalog *catalog = calloc(1, sizeof(*catalog));
 	int r;
@@ -639,7 +708,7 @@ int spec_catalog_load(const char *dir, struct spec_catalog **ret_catalog, struct
 	if (!catalog)
 		return no_memory(err);
 	catalog->dir = strdup(dir ? dir : specs_find_dir());
-	r = catalog->dir ? load_all(catalog, err) : no_memory(err);
+	r = catalog->dir ? load_all(catalog, backends, err) : no_memory(err);
 	if (r < 0) {
 		spec_catalog_free(catalog);
 		return r;

@@ -5,13 +5,14 @@
 
 #include <cjson/cJSON.h>
 
+#include <specs/backend.h>
 #include <specs/catalog.h>
 
 #include "expr.h"
 #include "json.h"
 
 #define CATALOG_MAX_WORDS      64
-#define CATALOG_MAX_ARCHS      32
+#define CATALOG_MAX_ARCHS      64
 #define CATALOG_MAX_RULES      8
 #define CATALOG_MAX_SPACES     4 /* of one arch */
 #define CATALOG_MAX_PROFILES   32
@@ -53,9 +54,18 @@ struct arch_space {
 	int n_checks;
 };
 
+/* The space that a backend of this build has for an arch. */
+struct own_space {
+	const struct spec_backend *backend; /* NULL: none */
+	const struct spec_backend_arch *model;
+	int first_pipeline;
+	uint64_t pipelines; /* bit n: word n */
+};
+
 struct arch {
-	char *path;
+	char *path; /* NULL, and no document: only a backend knows it */
 	cJSON *document;
+	struct own_space own;
 	int n_spaces;
 	struct arch_space spaces[CATALOG_MAX_SPACES];
 };
@@ -74,7 +84,8 @@ struct profile {
 
 struct spec_catalog {
 	char *dir;
-	struct words pipelines, tile_tags, properties;
+	struct words pipelines, tile_tags, properties; /* pipelines: the backends' come last */
+	const struct spec_pipeline *own_pipelines[CATALOG_MAX_WORDS]; /* by word; NULL: of rules/ */
 	int n_archs, n_rules, n_profiles;
 	const char *arch_names[CATALOG_MAX_ARCHS];
 	struct arch archs[CATALOG_MAX_ARCHS];
@@ -95,6 +106,11 @@ int spec_word_find_n(const struct spec_catalog *catalog, enum spec_field field, 
 
 void arch_place_init(struct arch_place *place, const struct spec_catalog *catalog, int arch,
 		     int space);
+
+/* backend.c: NULL, or why a backend has no such kernel: a sentence whose subject is a field, with
+ * place holders. */
+const char *backend_judge(const struct own_space *own, const struct kernel_spec *spec,
+			  enum spec_field *ret_field);
 
 /* Compiles the expression at @at, a string; complaints name the place in the document. */
 int at_expr(const struct at *at, const struct expr_scope *scope, struct expr *ret,

@@ -110,6 +110,17 @@ static inline void take_tile(struct kernel_spec *spec, const struct tile_choice 
 		spec->block_per_cu = choice->block_per_cu;
 }
 
+/* The rules about tile and traits together. */
+static inline int suits(const struct spec_space *space, const struct block *block,
+			const struct kernel_spec *spec)
+{
+	const struct template *t = block->template;
+
+	if (t->suits)
+		return t->suits(space->model, spec->pipeline - space->first_pipeline, spec);
+	return !t->n_leaf_rules || rules_hold(&t->rules, t->n_axes, spec);
+}
+
 const struct kernel_spec *spec_iter_next(struct spec_iter *it)
 {
 	while (it->of || next_block(it)) {
@@ -119,9 +130,7 @@ const struct kernel_spec *spec_iter_next(struct spec_iter *it)
 			if (block->tile)
 				take_tile(&it->spec, &block->tile[it->tile]);
 			it->tile++;
-			if (block->template->n_leaf_rules &&
-			    !rules_hold(&block->template->rules, block->template->n_axes,
-					&it->spec))
+			if (!suits(it->space, block, &it->spec))
 				continue;
 			if (!it->filter || spec_filter_match(it->filter, &it->spec))
 				return &it->spec;
@@ -258,6 +267,8 @@ void spec_signature_reduce(const struct spec_space *space, struct kernel_signatu
 		if (traits->used >> f & 1)
 			field_store(&spec_fields[f], &reduced, field_load(&spec_fields[f], &full));
 	set_apply(&traits->fixed, &reduced);
+	if (space->backend)
+		backend_reduce(&reduced);
 	*signature = reduced.signature;
 }
 
@@ -268,7 +279,7 @@ static uint64_t count_block(const struct spec_space *space, size_t index)
 	const struct block *block = &space->blocks[index];
 	uint64_t n = 0;
 
-	if (block->template->n_leaf_rules) {
+	if (block->template->n_leaf_rules || block->template->suits) {
 		while (spec_iter_next(&it))
 			n++;
 		return n;
@@ -414,6 +425,8 @@ static int fill(struct spec_space *space, const struct spec_space_options *optio
 	struct at at;
 	int r;
 
+	if (space->backend)
+		return backend_fill(space, &request, options->variant, err);
 	if (options->config)
 		return add_sweep_named(space, &request, options->config, err);
 	if (!options->config_json)
@@ -427,35 +440,72 @@ static int fill(struct spec_space *space, const struct spec_space_options *optio
 	return r;
 }
 
+/* Sweeps, receipts and exhaustive mode are AMD's and mean its space, where there is one. */
+static const char *default_rules(const struct spec_catalog *catalog, int arch,
+				 const struct spec_space_options *options)
+{
+	const char *second = spec_arch_rules(catalog, arch, 1);
+
+	if (second && catalog->archs[arch].own.backend &&
+	    (options->config || options->config_json || options->exhaustive || options->receipt))
+		return second;
+	return spec_arch_rules(catalog, arch, 0);
+}
+
+static int find_space(struct spec_space *space, const char *rules, struct fmha_error *err)
+{
+	const struct arch *arch = &space->catalog->archs[space->arch];
+
+	if (arch->own.backend && strcmp(arch->own.backend->name, rules) == 0) {
+		space->backend = arch->own.backend;
+		space->model = arch->own.model;
+		space->first_pipeline = arch->own.first_pipeline;
+		backend_describe_families(space);
+		return 0;
+	}
+	for (int i = 0; i < arch->n_spaces; i++)
+		if (strcmp(arch->spaces[i].rules->name, rules) == 0) {
+			space->arch_space = i;
+			return space_read_families(space, err);
+		}
+	return fmha_error_set_field(err, FMHA_EINVAL, "rules",
+				    "rules '%s': arch %s has none of that name", rules,
+				    spec_arch_name(space->catalog, space->arch));
+}
+
+static int check_options(const struct spec_space *space, const struct spec_space_options *options,
+			 struct fmha_error *err)
+{
+	if (!!options->variant + !!options->config + !!options->config_json > 1)
+		return fmha_error_set_field(err, FMHA_EINVAL, "variant",
+					    "variant and config exclude each other");
+	if (space->backend && (options->config || options->config_json))
+		return fmha_error_set_field(err, FMHA_EINVAL, "config",
+					    "config: sweeps are for rules 'ck', not '%s'",
+					    space->backend->name);
+	return 0;
+}
+
 int spec_space_new(const struct spec_catalog *catalog, const struct spec_space_options *options,
 		   struct spec_space **ret_space, struct fmha_error *err)
 {
 	int arch = options->arch ? spec_arch_find(catalog, options->arch) : -1;
-	int arch_space = 0;
 	struct spec_space *space;
-	const char *rules;
 	int r;
 
 	if (arch < 0)
 		return fmha_error_set_field(err, FMHA_EINVAL, "arch", "arch '%s': there is none",
 					    options->arch ? options->arch : "");
-	while ((rules = spec_arch_rules(catalog, arch, arch_space)) && options->rules &&
-	       strcmp(rules, options->rules) != 0)
-		arch_space++;
-	if (!rules)
-		return fmha_error_set_field(err, FMHA_EINVAL, "rules",
-					    "rules '%s': arch %s has none of that name",
-					    options->rules, options->arch);
-	if (!!options->variant + !!options->config + !!options->config_json > 1)
-		return fmha_error_set_field(err, FMHA_EINVAL, "variant",
-					    "variant and config exclude each other");
 	space = calloc(1, sizeof(*space));
 	if (!space)
 		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
 	space->catalog = catalog;
 	space->arch = arch;
-	space->arch_space = arch_space;
-	r = space_read_families(space, err);
+	r = find_space(space,
+		       options->rules ? options->rules : default_rules(catalog, arch, options),
+		       err);
+	if (r == 0)
+		r = check_options(space, options, err);
 	if (r == 0)
 		r = fill(space, options, err);
 	if (r < 0) {

@@ -239,12 +239,21 @@ static int has_receipt(struct builder *b, const struct at *at)
 	return found;
 }
 
+void template_note_signature(struct template *t)
+{
+	struct kernel_spec mark = {0};
+
+	for (int f = 0; f < SPEC_N_FIELDS; f++)
+		if (spec_signature_fields & ~t->axis_fields & (field_set)1 << f)
+			field_store(&spec_fields[f], &mark, 0xffff);
+	memcpy(t->fixed_signature, &mark.signature, sizeof(t->fixed_signature));
+}
+
 /* Gives each rule its level and notes what does not depend on an axis. */
 static int settle_template(struct builder *b, const struct at *at, struct draft *draft)
 {
 	struct template *t = draft->template;
 	int8_t level[SPEC_N_FIELDS];
-	struct kernel_spec mark = {0};
 
 	memset(level, -1, sizeof(level));
 	for (int i = 0; i < t->n_axes; i++) {
@@ -267,10 +276,7 @@ static int settle_template(struct builder *b, const struct at *at, struct draft 
 	rules_set_levels(&t->rules, level);
 	for (int i = 0; i < t->rules.n; i++)
 		t->n_leaf_rules += t->rules.level[i] == t->n_axes;
-	for (int f = 0; f < SPEC_N_FIELDS; f++)
-		if (spec_signature_fields & ~t->axis_fields & (field_set)1 << f)
-			field_store(&spec_fields[f], &mark, 0xffff);
-	memcpy(t->fixed_signature, &mark.signature, sizeof(t->fixed_signature));
+	template_note_signature(t);
 	return 0;
 }
 
@@ -315,12 +321,31 @@ static int read_generator_name(struct builder *b, const struct at *at, struct dr
 	return draft->generator.item ? 0 : at_error(&name, b->err, "there are no tiles '%s'", word);
 }
 
+struct tile_list *space_new_tile_list(struct spec_space *space, size_t n, struct fmha_error *err)
+{
+	/* NOLINTNEXTLINE(bugprone-sizeof-expression): a list of pointers */
+	struct tile_list **grown = realloc(space->tile_lists,
+					   (space->n_tile_lists + 1) * sizeof(*grown));
+	struct tile_list *list = grown ? calloc(1, sizeof(*list)) : NULL;
+
+	if (grown)
+		space->tile_lists = grown;
+	if (list) {
+		grown[space->n_tile_lists++] = list;
+		list->tile = n ? calloc(n, sizeof(*list->tile)) : NULL;
+	}
+	if (list && (list->tile || !n))
+		return list;
+	(void)no_memory(err);
+	return NULL;
+}
+
 /* The list of tiles for @base, made when it is the first of its kind. */
 static int find_tiles(struct builder *b, const struct at *generator, const struct kernel_spec *base,
 		      const struct tile_list **ret, struct fmha_error *err)
 {
 	struct spec_space *space = b->space;
-	struct tile_list **grown, *list;
+	struct tile_list *list;
 	int r;
 
 	for (size_t i = 0; i < space->n_tile_lists; i++) {
@@ -333,15 +358,9 @@ static int find_tiles(struct builder *b, const struct at *generator, const struc
 			return 0;
 		}
 	}
-	/* NOLINTNEXTLINE(bugprone-sizeof-expression): a list of pointers */
-	grown = realloc(space->tile_lists, (space->n_tile_lists + 1) * sizeof(*grown));
-	if (!grown)
-		return no_memory(err);
-	space->tile_lists = grown;
-	list = calloc(1, sizeof(*list));
+	list = space_new_tile_list(space, 0, err);
 	if (!list)
-		return no_memory(err);
-	grown[space->n_tile_lists++] = list;
+		return FMHA_ENOMEM;
 	list->generator = generator->item;
 	list->pipeline = base->pipeline;
 	list->data_type = base->signature.data_type;
@@ -352,12 +371,24 @@ static int find_tiles(struct builder *b, const struct at *generator, const struc
 	return r;
 }
 
+int space_add_block(struct spec_space *space, const struct block *block, struct fmha_error *err)
+{
+	if ((space->n_blocks & (space->n_blocks - 1)) == 0) {
+		size_t n = space->n_blocks ? 2 * space->n_blocks : 1;
+		struct block *grown = realloc(space->blocks, n * sizeof(*grown));
+
+		if (!grown)
+			return no_memory(err);
+		space->blocks = grown;
+	}
+	space->blocks[space->n_blocks++] = *block;
+	return 0;
+}
+
 static int add_block(struct builder *b, struct draft *draft, const struct kernel_spec *base)
 {
-	struct spec_space *space = b->space;
-	struct block block = {.template = draft->template, .base = *base};
+	struct block block = {.template = draft->template, .base = *base, .n_tiles = 1};
 	const struct tile_list *list = NULL;
-	struct block *grown;
 	int r = 0;
 
 	if (draft->generator.item) {
@@ -366,22 +397,11 @@ static int add_block(struct builder *b, struct draft *draft, const struct kernel
 			return r;
 		block.tile = list->tile;
 		block.n_tiles = list->n;
-	} else {
-		block.n_tiles = 1;
 	}
-	if ((space->n_blocks & (space->n_blocks - 1)) == 0) {
-		size_t n = space->n_blocks ? 2 * space->n_blocks : 1;
-
-		grown = realloc(space->blocks, n * sizeof(*grown));
-		if (!grown)
-			return no_memory(b->err);
-		space->blocks = grown;
-	}
-	space->blocks[space->n_blocks++] = block;
-	return 0;
+	return space_add_block(b->space, &block, b->err);
 }
 
-static int is_restricted(const struct space_request *request, int hdim_q, int hdim_v)
+int space_is_restricted(const struct space_request *request, int hdim_q, int hdim_v)
 {
 	if (!request->restrict_hdims)
 		return 0;
@@ -399,7 +419,7 @@ static int add_blocks(struct builder *b, struct draft *draft, struct kernel_spec
 	int r = 0;
 
 	if (draft->restrict_hdims &&
-	    is_restricted(b->request, spec->signature.hdim_q, spec->signature.hdim_v))
+	    space_is_restricted(b->request, spec->signature.hdim_q, spec->signature.hdim_v))
 		return 0;
 	for (int i = 0; i < draft->pipelines.n_values && r == 0; i++) {
 		struct kernel_spec base = *spec;
@@ -472,11 +492,12 @@ static int instantiate(struct builder *b, struct draft *draft)
 	return r;
 }
 
-static int keep_template(struct spec_space *space, struct template *template,
-			 struct fmha_error *err)
+int space_keep_template(struct spec_space *space, struct template *template, struct fmha_error *err)
 {
 	struct template **grown;
 
+	if (!template)
+		return no_memory(err);
 	/* NOLINTNEXTLINE(bugprone-sizeof-expression): a list of pointers */
 	grown = realloc(space->templates, (space->n_templates + 1) * sizeof(*grown));
 	if (!grown) {
@@ -526,7 +547,7 @@ static int build_block(struct builder *b, const struct at *at)
 	if (r < 0) {
 		template_free(draft.template);
 	} else {
-		r = keep_template(b->space, draft.template, b->err);
+		r = space_keep_template(b->space, draft.template, b->err);
 		if (r == 0 && !b->request->check_only)
 			r = instantiate(b, &draft);
 	}

@@ -67,6 +67,11 @@ struct template
 	struct rule_list rules;
 	/* 0xff where the signature does not depend on an axis: what blocks are compared by. */
 	uint8_t fixed_signature[sizeof(struct kernel_signature)];
+	/* Of a backend's: what it was made for, and one more rule about tile and traits. */
+	int family;
+	field_set absent;
+	int (*suits)(const struct spec_backend_arch *arch, int pipeline,
+		     const struct kernel_spec *spec);
 };
 
 struct block {
@@ -86,7 +91,11 @@ struct family_traits {
 struct spec_space {
 	const struct spec_catalog *catalog;
 	int arch;
-	int arch_space; /* which of the arch's */
+	int arch_space; /* which of the arch's in its file */
+	/* NULL: made of rules; else of a backend's rows. */
+	const struct spec_backend *backend;
+	const struct spec_backend_arch *model;
+	int first_pipeline; /* the backend's pipelines are words from here on */
 	uint64_t count;
 	size_t n_templates, n_tile_lists, n_blocks;
 	struct template **templates;
@@ -130,6 +139,21 @@ struct space_request {
 int space_add_variant(struct spec_space *space, const struct space_request *request,
 		      const struct sweep *sweep, struct fmha_error *err);
 int space_read_families(struct spec_space *space, struct fmha_error *err);
+int space_is_restricted(const struct space_request *request, int hdim_q, int hdim_v);
+/* @template: taken, NULL: out of memory. */
+int space_keep_template(struct spec_space *space, struct template *template,
+			struct fmha_error *err);
+/* An empty list with room for @n tiles; NULL: out of memory. */
+struct tile_list *space_new_tile_list(struct spec_space *space, size_t n, struct fmha_error *err);
+int space_add_block(struct spec_space *space, const struct block *block, struct fmha_error *err);
+/* Notes what of a signature does not depend on an axis. */
+void template_note_signature(struct template *template);
+
+/* backend.c: the same of a backend's rows. */
+void backend_describe_families(struct spec_space *space);
+void backend_reduce(struct kernel_spec *spec);
+int backend_fill(struct spec_space *space, const struct space_request *request, const char *variant,
+		 struct fmha_error *err);
 
 /* space_read.c: the pieces that blocks and tile generators are made of. */
 int read_axes(const struct spec_catalog *catalog, const struct at *list, const struct at *named,

@@ -72,13 +72,33 @@ static int unknown(struct spec_findings *findings, const char *field, int value)
 	return 1;
 }
 
-/* The space that a spec belongs to is told by its pipeline; by default it is the arch's first. */
-static const struct arch_space *find_space(const struct arch *arch, int pipeline)
+/* A spec of this build's own kernels; the first fault is enough. */
+static int validate_own(const struct spec_catalog *catalog, const struct own_space *own,
+			const struct kernel_spec *spec, struct spec_findings *findings)
 {
-	for (int i = 0; i < arch->n_spaces; i++)
-		if (arch->spaces[i].pipelines >> pipeline & 1)
-			return &arch->spaces[i];
-	return &arch->spaces[0];
+	enum spec_field field = SPEC_FIELD_pipeline;
+	const char *why = own->backend ? backend_judge(own, spec, &field)
+				       : "not one of arch {gfx_arch}";
+	struct spec_finding *finding;
+	char message[160];
+
+	if (!why || !findings)
+		return why != NULL;
+	report(findings, 0, spec_field_name(field), &finding);
+	if (field == SPEC_FIELD_tile_m0)
+		(void)snprintf(message, sizeof(message), "tile {tile_m0}x{tile_n0}: %s", why);
+	else
+		(void)snprintf(message, sizeof(message), "%s {%s}: %s", spec_field_name(field),
+			       spec_field_name(field), why);
+	write_message(catalog, spec, message, finding->msg, sizeof(finding->msg));
+	return 1;
+}
+
+/* A pipeline tells whose kernel a spec is; AMD's rules judge those of nobody else. */
+static int is_own(const struct spec_catalog *catalog, const struct kernel_spec *spec)
+{
+	return spec_pipeline_flags(catalog, spec->pipeline) >= 0 ||
+	       catalog->archs[spec->gfx_arch].n_spaces == 0;
 }
 
 int spec_validate(const struct spec_catalog *catalog, const struct kernel_spec *spec,
@@ -93,7 +113,10 @@ int spec_validate(const struct spec_catalog *catalog, const struct kernel_spec *
 		return unknown(ret_findings, "gfx_arch", spec->gfx_arch);
 	if (spec->signature.family >= SPEC_N_FAMILIES)
 		return unknown(ret_findings, "family", spec->signature.family);
-	space = find_space(&catalog->archs[spec->gfx_arch], spec->pipeline);
+	if (is_own(catalog, spec))
+		return validate_own(catalog, &catalog->archs[spec->gfx_arch].own, spec,
+				    ret_findings);
+	space = &catalog->archs[spec->gfx_arch].spaces[0];
 	for (int i = 0; i < space->n_checks; i++) {
 		const struct check *check = &space->checks[i];
 		struct spec_finding *finding;

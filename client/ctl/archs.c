@@ -5,6 +5,7 @@
 #include <getopt.h>
 #include <stdio.h>
 
+#include <backends.h> /* kernels/catalogue */
 #include <specs/catalog.h>
 
 static int load(int argc, char **argv, const char *help, struct spec_catalog **ret_catalog)
@@ -19,7 +20,8 @@ static int load(int argc, char **argv, const char *help, struct spec_catalog **r
 	}
 	if (option != -1 || optind < argc)
 		return optind < argc ? ctl_usage_error("what is '%s'?", argv[optind]) : CTL_USAGE;
-	return spec_catalog_load(NULL, ret_catalog, &err) < 0 ? ctl_error(&err) : CTL_OK;
+	return spec_catalog_load(NULL, fmha_backends, ret_catalog, &err) < 0 ? ctl_error(&err)
+									     : CTL_OK;
 }
 
 int ctl_archs(int argc, char **argv)

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <backends.h> /* kernels/catalogue */
 #include <specs/row.h>
 #include <specs/space.h>
 #include <specs/validate.h>
@@ -37,7 +38,11 @@ struct job {
 static const char help[] =
 	"usage: fmhactl enumerate --arch ARCH [OPTION...]\n\n"
 	"  --arch ARCH       see `fmhactl archs`\n"
-	"  --rules RULES     which of the arch's kernel spaces: ck, gpu, cpu (default: its first)\n"
+	"  --rules RULES     which of the arch's kernel spaces: gpu or cpu, what this build can "
+	"run\n"
+	"                    (default), or ck, AMD's, which --config, --receipt and --mode "
+	"exhaustive\n"
+	"                    are about\n"
 	"  --variant V       fwd, splitkv, pagedkv, appendkv, batch_prefill or bwd, as shipped\n"
 	"                    (default: all of them)\n"
 	"  --config SWEEP    a shipped sweep by name (receipt0_fwd, fwd_ci, ...) or a JSON file\n"
@@ -214,7 +219,7 @@ static int prepare(struct request *request, struct job *job)
 	char explain[SPEC_EXPLAIN_BYTES];
 	struct fmha_error err = {0};
 
-	if (spec_catalog_load(NULL, &job->catalog, &err) < 0)
+	if (spec_catalog_load(NULL, fmha_backends, &job->catalog, &err) < 0)
 		return ctl_error(&err);
 	if (request->has_receipt && check_receipt(job->catalog, request->space.receipt) != 0)
 		return CTL_USAGE;

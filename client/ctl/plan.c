@@ -34,8 +34,7 @@ static const char usage[] =
 	"  --new N          forward, append: N new keys are written to the cache first\n"
 	"  --parts N        merge: N partial results\n" PROBLEM_HELP
 	"  --arch A         explain for this arch, with no daemon (fmhactl archs lists them)\n"
-	"  --rules R        with --arch: the rules file, such as ck or gpu (default: the arch's "
-	"first)\n"
+	"  --rules R        with --arch: ck for AMD's kernels (default: those of this build)\n"
 	"  --units N        with --arch: cores, CUs or SMs (default: typical of the arch)\n"
 	"  --candidates N   list at most N candidates of each selection (default 6)\n"
 	"  --json           the explanation as JSON\n" CTL_TARGET_HELP;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <backends.h> /* kernels/catalogue */
 #include <specs/row.h>
 #include <specs/validate.h>
 
@@ -163,7 +164,7 @@ int ctl_validate(int argc, char **argv)
 	}
 	if (optind == argc)
 		return ctl_usage_error("validate: no spec is given");
-	if (spec_catalog_load(NULL, &judge.catalog, &err) < 0)
+	if (spec_catalog_load(NULL, fmha_backends, &judge.catalog, &err) < 0)
 		return ctl_error(&err);
 	for (int i = optind; i < argc && r == CTL_OK; i++)
 		r = judge_argument(&judge, argv[i]);

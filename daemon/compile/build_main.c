@@ -13,13 +13,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <backends.h>      /* kernels/catalogue */
+#include <gpu_catalogue.h> /* kernels/gpu */
 #include <proto/error.h>
 #include <specs/filter.h>
 #include <specs/space.h>
 
 #include "paths.h"
 #include "queue.h"
-#include "spec_kernel.h"
 
 #define EXIT_FAILED 1
 #define EXIT_USAGE  2
@@ -258,6 +259,14 @@ static int submit(struct build *build, struct compile_queue *queue, const struct
 	return r;
 }
 
+static int make_kernel(const struct build *build, const struct kernel_spec *spec,
+		       struct gpu_kernel *ret_kernel)
+{
+	return gpu_kernel_of_spec(build->arch,
+				  spec_word(build->catalog, SPEC_FIELD_pipeline, spec->pipeline),
+				  spec, NULL, ret_kernel);
+}
+
 /* Builds the kernel, or prints its name where there is no queue; the same one once. */
 static int add_kernel(struct build *build, struct compile_queue *queue,
 		      const struct gpu_kernel *kernel, struct fmha_error *err)
@@ -311,7 +320,6 @@ static int walk(struct build *build, struct compile_queue *queue, spec_visitor v
 	if (build->profile && spec_profile_find(build->catalog, build->profile) < 0)
 		return fmha_error_set(err, FMHA_EINVAL, "profile %s: there is none",
 				      build->profile);
-	options.rules = "gpu";
 	if (build->filter)
 		r = spec_filter_compile(build->catalog, build->filter, &filter, diagram, err);
 	if (r < 0)
@@ -330,7 +338,7 @@ static int visit_all(struct build *build, struct compile_queue *queue,
 {
 	struct gpu_kernel kernel;
 
-	if (spec_kernel(build->catalog, spec, &kernel) != 0)
+	if (make_kernel(build, spec, &kernel) != 0)
 		return 0;
 	return add_kernel(build, queue, &kernel, err);
 }
@@ -359,7 +367,7 @@ static int visit_wanted(struct build *build, struct compile_queue *queue,
 		struct wanted *wanted = &build->wanted[i];
 
 		if (!wanted->found && may_be(spec, wanted->name))
-			wanted->found = spec_kernel(build->catalog, spec, &wanted->kernel) == 0 &&
+			wanted->found = make_kernel(build, spec, &wanted->kernel) == 0 &&
 					strcmp(wanted->kernel.name, wanted->name) == 0;
 		n_missing += !wanted->found;
 	}
@@ -376,7 +384,7 @@ static void find_planned(struct build *build, struct wanted *wanted)
 		return;
 	arch = spec_word(build->catalog, SPEC_FIELD_gfx_arch, spec.gfx_arch);
 	wanted->found = arch && strcmp(arch, build->arch) == 0 &&
-			spec_kernel(build->catalog, &spec, &wanted->kernel) == 0;
+			make_kernel(build, &spec, &wanted->kernel) == 0;
 }
 
 static int find_wanted(struct build *build, struct fmha_error *err)
@@ -481,7 +489,7 @@ static int run(struct build *build, struct fmha_error *err)
 	const struct cache_config config = {.writable = build->cache};
 	struct cache *cache = NULL;
 	int64_t packed;
-	int r = spec_catalog_load(NULL, &build->catalog, err);
+	int r = spec_catalog_load(NULL, fmha_backends, &build->catalog, err);
 
 	if (r == 0 && build->n_wanted > 0)
 		r = find_wanted(build, err);

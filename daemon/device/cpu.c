@@ -51,17 +51,19 @@ static void kernel_name(const struct cpu_kernel *kernel, char ret_name[PLAN_KERN
 		 fmha_dtype_name(kernel->dtype), kernel->pipeline, cpu_level_name(kernel->level));
 }
 
-static bool kernel_fits(const struct cpu_kernel *kernel, enum abi_family family, uint32_t dtype,
-			const char *pipeline, const union plan_args *args)
+/* The pipeline and the rows of its tile are the spec's, where there is one. */
+static bool is_of_stage(const struct cpu_kernel *kernel, const struct plan_stage *stage)
 {
-	return kernel->family == family && kernel->dtype == dtype &&
-	       (!*pipeline || strcmp(kernel->pipeline, pipeline) == 0) && kernel->accepts(args);
+	if (*stage->pipeline && strcmp(kernel->pipeline, stage->pipeline) != 0)
+		return false;
+	return !stage->has_spec || !kernel->tile_m || kernel->tile_m == stage->spec.tile.tile_m0;
 }
 
 /* The first kernel of exactly @level. */
 static const struct cpu_kernel *find_at_level(struct cpu_device *cpu, enum cpu_level level,
 					      enum abi_family family, uint32_t dtype,
-					      const char *pipeline, const union plan_args *args)
+					      const struct plan_stage *stage,
+					      const union plan_args *args)
 {
 	size_t n;
 	const struct cpu_kernel *const *kernels = cpu_kernels(level, &n);
@@ -69,10 +71,11 @@ static const struct cpu_kernel *find_at_level(struct cpu_device *cpu, enum cpu_l
 	for (size_t i = 0; i < n; i++) {
 		char name[PLAN_KERNEL_BYTES];
 
-		if (!kernel_fits(kernels[i], family, dtype, pipeline, args))
+		if (kernels[i]->family != family || kernels[i]->dtype != dtype ||
+		    !is_of_stage(kernels[i], stage) || !kernels[i]->accepts(args))
 			continue;
 		kernel_name(kernels[i], name);
-		if (*pipeline || !device_is_quarantined(&cpu->base, name))
+		if (*stage->pipeline || !device_is_quarantined(&cpu->base, name))
 			return kernels[i];
 	}
 	return NULL;
@@ -89,10 +92,10 @@ static const struct cpu_kernel *find_kernel(struct cpu_device *cpu, enum abi_fam
 		if (cpu_level_from_name(stage->arch, &level) < 0 || level > cpu->level ||
 		    device_is_quarantined(&cpu->base, stage->kernel))
 			return NULL;
-		return find_at_level(cpu, level, family, dtype, stage->pipeline, args);
+		return find_at_level(cpu, level, family, dtype, stage, args);
 	}
 	for (int i = (int)cpu->level; i >= 0 && !kernel; i--)
-		kernel = find_at_level(cpu, (enum cpu_level)i, family, dtype, "", args);
+		kernel = find_at_level(cpu, (enum cpu_level)i, family, dtype, stage, args);
 	return kernel;
 }
 
@@ -113,13 +116,22 @@ static int cpu_find_kernel(struct device *device, enum abi_family family, uint32
 	return 0;
 }
 
-static const struct device_kernel *
-cpu_get_kernel(struct device *device, const struct plan_stage *stage, const union plan_args *args)
+/* Built in: ready at once. */
+static int cpu_prepare(struct device *device, const struct plan_stage *stage,
+		       const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
+		       const struct device_kernel **ret_kernel, struct fmha_error *err)
 {
-	struct cpu_device *cpu = cpu_device(device);
+	const struct cpu_kernel *kernel = find_kernel(cpu_device(device), stage->family,
+						      stage->dtype, args, stage);
 
-	return (const struct device_kernel *)(const void *)find_kernel(cpu, stage->family,
-								       stage->dtype, args, stage);
+	(void)uid;
+	(void)done;
+	(void)owner;
+	if (!kernel)
+		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not on this device",
+				      stage->kernel);
+	*ret_kernel = (const struct device_kernel *)(const void *)kernel;
+	return 0;
 }
 
 /* ---- memory ---- */
@@ -533,7 +545,7 @@ const struct device_ops cpu_device_ops = {.backend = "cpu",
 					  .workspace_new = cpu_workspace_new,
 					  .workspace_free = cpu_workspace_free,
 					  .find_kernel = cpu_find_kernel,
-					  .get_kernel = cpu_get_kernel,
+					  .prepare = cpu_prepare,
 					  .stream_new = cpu_stream_new,
 					  .stream_free = cpu_stream_free,
 					  .launch_new = cpu_launch_new,

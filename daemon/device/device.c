@@ -125,11 +125,9 @@ void device_set_builder(struct device *device, device_builder builder, device_un
 
 int device_prepare(struct device *device, const struct plan_stage *stage,
 		   const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
-		   struct fmha_error *err)
+		   const struct device_kernel **ret_kernel, struct fmha_error *err)
 {
-	if (!device->ops->prepare)
-		return 0;
-	return device->ops->prepare(device, stage, args, uid, done, owner, err);
+	return device->ops->prepare(device, stage, args, uid, done, owner, ret_kernel, err);
 }
 
 void device_forget(struct device *device, void *owner)
@@ -261,12 +259,6 @@ int device_find_kernel(void *owner, enum abi_family family, uint32_t dtype,
 	struct device *device = owner;
 
 	return device->ops->find_kernel(device, family, dtype, args, stage);
-}
-
-const struct device_kernel *device_get_kernel(struct device *device, const struct plan_stage *stage,
-					      const union plan_args *args)
-{
-	return device->ops->get_kernel(device, stage, args);
 }
 
 int device_stream_new(struct device *device, uint32_t uid, uint32_t weight,

@@ -158,11 +158,12 @@ void device_set_builder(struct device *device, device_builder builder, device_un
  * Makes the kernel of a plan's stage ready to run: compiled and loaded.
  * @args: as plan_placeholder_args() fills them
  * @uid:  who waits for it: compiling takes turns by user
+ * @ret_kernel: what launches run, once it is ready; valid as long as the device
  * Return: 0 (ready), DEVICE_PREPARING (@done comes later), or a negative FMHA_E*.
  */
 int device_prepare(struct device *device, const struct plan_stage *stage,
 		   const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
-		   struct fmha_error *err);
+		   const struct device_kernel **ret_kernel, struct fmha_error *err);
 /* No device_prepared call comes for @owner any more. */
 void device_forget(struct device *device, void *owner);
 
@@ -214,9 +215,6 @@ void device_staging_free(struct device *device, struct device_memory *memory);
 /* For struct plan_device; @owner is the device. */
 int device_find_kernel(void *owner, enum abi_family family, uint32_t dtype,
 		       const union plan_args *args, struct plan_stage *stage);
-/* The kernel of a plan's stage for real arguments, or NULL when this device has none. */
-const struct device_kernel *device_get_kernel(struct device *device, const struct plan_stage *stage,
-					      const union plan_args *args);
 /* Asked before a kernel is offered to a plan: whether it is in quarantine. */
 typedef bool (*device_quarantine)(void *worker, const char *kernel);
 void device_set_quarantine(struct device *device, device_quarantine is_quarantined, void *worker);

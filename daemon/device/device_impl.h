@@ -34,14 +34,11 @@ struct device_ops {
 	void (*workspace_free)(struct device *device, struct device_memory *memory);
 	int (*find_kernel)(struct device *device, enum abi_family family, uint32_t dtype,
 			   const union plan_args *args, struct plan_stage *stage);
-	const struct device_kernel *(*get_kernel)(struct device *device,
-						  const struct plan_stage *stage,
-						  const union plan_args *args);
-	/* The next four, and staging_cost, are NULL on devices whose kernels are built in and whose
-	 * memory is the host's. */
 	int (*prepare)(struct device *device, const struct plan_stage *stage,
 		       const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
-		       struct fmha_error *err);
+		       const struct device_kernel **ret_kernel, struct fmha_error *err);
+	/* The next three, and staging_cost, are NULL on devices whose kernels are built in and
+	 * whose memory is the host's. */
 	void (*forget)(struct device *device, void *owner);
 	int (*staging_new)(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
 			   struct fmha_error *err);

@@ -343,19 +343,23 @@ static int build_forward(struct builder *b)
 	return add_unsplit(b);
 }
 
+static bool is_on_cpu(const struct builder *b)
+{
+	return b->device->lds_bytes == 0;
+}
+
 /*
- * How the pipeline that was found splits dQ's partial sums. The kernels that ENUMERATION describes
- * ("qr") have one buffer for atomic adds, or one a tile or worker when they must be deterministic;
- * a CPU pipeline writes one buffer in full; a GPU pipeline of fmhad's own adds atomically (and
- * writes dQ directly when asked to be deterministic).
+ * How a pipeline that does not write dQ itself splits its partial sums. AMD's have one buffer for
+ * atomic adds, or one a tile or worker when they must be deterministic; a CPU's writes one buffer
+ * in full.
  */
-static enum dq_mode dq_mode_of(const struct builder *b, const struct plan_stage *stage)
+static enum dq_mode dq_mode_of(const struct builder *b)
 {
 	const struct fmha_problem *p = &b->plan->problem;
 
-	if (strncmp(stage->pipeline, "cpu_", 4) == 0)
+	if (is_on_cpu(b))
 		return DQ_SINGLE;
-	if (!p->deterministic || strncmp(stage->pipeline, "gpu_", 4) == 0)
+	if (!p->deterministic)
 		return DQ_ATOMIC;
 	return p->mode == FMHA_GROUP ? DQ_PER_TILE : DQ_PERSISTENT;
 }
@@ -382,7 +386,7 @@ static int build_backward(struct builder *b)
 		r = need_stage(b, ABI_BWD_DQ_DK_DV, p->q.dtype);
 		if (r < 0)
 			return r;
-		mode = dq_mode_of(b, &plan->stages[1]);
+		mode = dq_mode_of(b);
 		r = need_stage(b, ABI_BWD_CONVERT_DQ, p->q.dtype);
 		if (r < 0)
 			return r;
@@ -433,15 +437,12 @@ static void place_grid(struct builder *b)
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
 
-	if (b->device->find)
+	if (b->device->find || is_on_cpu(b))
 		return;
 	for (uint32_t i = 0; i < plan->n_stages; i++) {
 		struct plan_stage *stage = &plan->stages[i];
 		const struct kernel_tile *tile = &stage->spec.tile;
-		uint32_t wave = strncmp(stage->arch, "gfx9", 4) == 0 ? 64 : 32;
 
-		if (strncmp(stage->pipeline, "cpu_", 4) == 0)
-			continue;
 		stage->grid[0] = (uint32_t)ceil_div(p->seqlen_q ? p->seqlen_q : 1,
 						    tile->tile_m0 ? tile->tile_m0 : 1);
 		if (stage->family == ABI_BWD_DQ_DK_DV)
@@ -451,7 +452,7 @@ static void place_grid(struct builder *b)
 			stage->grid[0] *= (uint32_t)plan->n_splits;
 		stage->grid[1] = (uint32_t)p->nhead_q;
 		stage->grid[2] = (uint32_t)p->batch;
-		stage->block[0] = wave * tile->wave_m0 * tile->wave_n0 * tile->wave_k0;
+		stage->block[0] = b->device->wave * tile->wave_m0 * tile->wave_n0 * tile->wave_k0;
 		stage->block[1] = stage->block[2] = 1;
 	}
 }

@@ -105,6 +105,7 @@ struct plan_device {
 		*registry; /* its kernels; NULL: find() alone chooses, with an empty pipeline */
 	uint32_t compute_units; /* cores, CUs or SMs */
 	uint64_t lds_bytes;     /* per workgroup; 0 on a CPU */
+	uint32_t wave;          /* lanes of a wave; without find() only */
 	/*
 	 * The kernel for a stage. With stage->pipeline set, dispatch has chosen a spec (kernel,
 	 * arch and pipeline are its): can this device run it with @args? With an empty pipeline the

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <specs/backend.h>
+
 #define MAX_PAIRS 64
 
 /* ---- strategies ---- */
@@ -78,18 +80,22 @@ static int sort_compare(const void *x, const void *y)
 /*
  * The estimated cost of a tile shape: what all compute units spend until the last one is done.
  *
- *   rows    = seqlen_q; a _pack pipeline puts the query heads of a group side by side
+ *   rows    = seqlen_q; a pipeline that packs puts the query heads of a group side by side
  *   blocks  = ceil(rows / m0) * heads * batch             tiles of rows, one a workgroup
  *   waves   = ceil(blocks / compute_units)                the last one may be nearly empty
  *   work    = m0 * ceil(seqlen_k / n0) * n0 * (hq + hv)   of a workgroup, padding included
  *   reuse   = m0 * n0 / (m0 + n0)                         flops a loaded element is good for
- *   lanes   = 64 * waves of the tile; each holds m0 * (n0 + hv) / lanes accumulators
+ *   lanes   = a wave's * waves of the tile; each holds m0 * (n0 + hv) / lanes accumulators
  *   cost    = waves * work * (1 + 32 / reuse) * (1 + 8 / k0) * (1 + 2 % a padding flag)
  *             * 16 without matrix instructions * 4 above 256 accumulators, which would spill
  *
  * Backward, a workgroup owns n0 keys, and its waves share them: what a wave loads is good for m0 by
  * n0 / waves. It waits at many barriers: 5 % more unless another workgroup is there to fill in.
  * (H200, hdim 64: 32 x 128 of 4 waves, two a unit, 1.24 times as fast as 64 x 128 of 8.)
+ *
+ * On a CPU others wait for the end of a task: over long rows one of many rows costs half as much
+ * again. It computes no rows that are not there, so a tile counts as those that it has, 48 at
+ * least.
  *
  * Worked: 1 x 8 heads x 1024 x 1024, hdim 128, 104 units, k0 32 (1.25 everywhere). m0 = n0 = 128:
  * 64 blocks, 1 wave, work 2^25, reuse 64: 2^25 * 1.5. m0 64: 128 blocks, 2 waves of 2^24: 2^25 *
@@ -99,72 +105,92 @@ static int sort_compare(const void *x, const void *y)
 #define SCALAR_COST      16
 #define SPILL_COST       4
 #define MAX_ACCUMULATORS 256
+#define LONG_ROWS        4096 /* keys */
+#define FEW_ROWS         48
+#define LONG_COST        1.5
+#define WAVE             64 /* of an arch that only AMD's rules know */
 
 struct tiling {
 	int64_t m0, n0, rows, keys, heads;
 };
 
 static struct tiling tiling_of(const struct select_stage *stage, const struct kernel_spec *spec,
-			       const char *pipeline)
+			       int flags)
 {
 	const struct fmha_problem *p = &stage->plan->problem;
-	size_t length = strlen(pipeline);
 	struct tiling t = {.m0 = spec->tile.tile_m0 ? spec->tile.tile_m0 : 1,
 			   .n0 = spec->tile.tile_n0 ? spec->tile.tile_n0 : 1,
 			   .rows = p->seqlen_q,
 			   .keys = stage->plan->n_splits ? stage->plan->split_size : p->seqlen_k,
 			   .heads = p->nhead_q};
 
-	if (length > 5 && strcmp(pipeline + length - 5, "_pack") == 0 && p->nhead_k > 0) {
+	/* A CPU does not compute rows that are not there. */
+	if (flags & SPEC_IN_MEMORY && t.m0 > FEW_ROWS && t.rows < t.m0)
+		t.m0 = t.rows > FEW_ROWS ? t.rows : FEW_ROWS;
+	if (flags & SPEC_PACKS_HEADS && p->nhead_k > 0) {
 		t.rows *= p->nhead_q / p->nhead_k;
 		t.heads = p->nhead_k;
 	}
 	return t;
 }
 
-/* Would the accumulators of S and O not fit a lane's registers? A CPU's tile lies in memory. */
-static bool spills(const struct kernel_spec *spec, const struct tiling *t, const char *pipeline)
+/* Would the accumulators of S and O not fit a lane's registers? */
+static bool spills(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		   const struct tiling *t, int flags)
 {
-	int64_t lanes = 64LL * spec->tile.wave_m0 * spec->tile.wave_n0 * spec->tile.wave_k0;
+	const struct spec_backend_arch *model = spec_arch_model(catalog, spec->gfx_arch);
+	int64_t lanes = (model ? model->wave : WAVE) * (int64_t)spec->tile.wave_m0 *
+			spec->tile.wave_n0 * spec->tile.wave_k0;
 
-	return strncmp(pipeline, "cpu_", 4) != 0 &&
+	return !(flags & SPEC_IN_MEMORY) &&
 	       t->m0 * (t->n0 + spec->signature.hdim_v) > lanes * MAX_ACCUMULATORS;
+}
+
+static bool holds_others_up(const struct select_stage *stage, const struct tiling *t, int flags)
+{
+	return flags & SPEC_IN_MEMORY && t->m0 > FEW_ROWS &&
+	       stage->plan->problem.seqlen_k > LONG_ROWS;
+}
+
+/* Of a workgroup, backward: it owns n0 keys, of which each wave has its share. */
+static double backward_work(const struct kernel_spec *spec, struct tiling *t)
+{
+	int64_t waves = (int64_t)spec->tile.wave_m0 * spec->tile.wave_n0 * spec->tile.wave_k0;
+	double work = (double)(t->n0 * ceil_div(t->rows, t->m0) * t->m0);
+
+	t->n0 = waves > 0 && t->n0 > waves ? t->n0 / waves : 1;
+	return spec->block_per_cu > 1 ? work : work * 1.05;
 }
 
 static double heuristic_cost(const struct select_stage *stage, const struct spec_catalog *catalog,
 			     const struct kernel_spec *spec)
 {
 	const struct fmha_problem *p = &stage->plan->problem;
-	const char *word = spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline);
-	const char *pipeline = word ? word : "";
-	struct tiling t = tiling_of(stage, spec, pipeline);
+	int pipeline = spec_pipeline_flags(catalog, spec->pipeline);
+	int flags = pipeline < 0 ? 0 : pipeline; /* AMD's: matrix instructions, and no more */
+	struct tiling t = tiling_of(stage, spec, flags);
 	int64_t units = stage->device->compute_units ? stage->device->compute_units : 1;
 	int pads = (spec->pad_s != 0) + (spec->pad_sk != 0) + (spec->pad_d != 0) +
 		   (spec->pad_dv != 0);
-	bool scalar = strncmp(pipeline, "gpu_scalar", 10) == 0;
-	int64_t k0 = spec->tile.tile_k0 ? spec->tile.tile_k0 : 1, blocks;
-	int64_t waves = (int64_t)spec->tile.wave_m0 * spec->tile.wave_n0 * spec->tile.wave_k0;
+	int64_t k0 = spec->tile.tile_k0 ? spec->tile.tile_k0 : 1, blocks = t.heads * p->batch;
+	bool too_large = spills(catalog, spec, &t, flags);
 	double work, reuse;
 
-	if (stage->family == ABI_BWD_DQ_DK_DV) { /* a workgroup owns a tile of keys */
-		blocks = ceil_div(t.keys, t.n0) * t.heads * p->batch;
-		work = (double)(t.n0 * ceil_div(t.rows, t.m0) * t.m0);
+	if (stage->family == ABI_BWD_DQ_DK_DV) {
+		blocks *= ceil_div(t.keys, t.n0);
+		work = backward_work(spec, &t);
 	} else {
-		blocks = ceil_div(t.rows, t.m0) * t.heads * p->batch;
+		blocks *= ceil_div(t.rows, t.m0);
 		work = (double)(t.m0 * ceil_div(t.keys, t.n0) * t.n0);
 	}
 	if (stage->family == ABI_FWD_SPLITKV)
 		blocks *= stage->plan->n_splits;
 	/* S is made in steps of k0, the last of which may stick out of hq. */
 	work *= (double)(ceil_div(spec->signature.hdim_q, k0) * k0 + spec->signature.hdim_v);
-	if (stage->family == ABI_BWD_DQ_DK_DV) {
-		t.n0 = waves > 0 && t.n0 > waves ? t.n0 / waves : 1;
-		work *= spec->block_per_cu > 1 ? 1 : 1.05;
-	}
 	reuse = (double)(t.m0 * t.n0) / (double)(t.m0 + t.n0);
 	return (double)ceil_div(blocks, units) * work * (1 + 32 / reuse) * (1 + 8.0 / (double)k0) *
-	       (1 + 0.02 * pads) * (scalar ? SCALAR_COST : 1) *
-	       (spills(spec, &t, pipeline) ? SPILL_COST : 1);
+	       (1 + 0.02 * pads) * (flags & SPEC_NO_MATRIX ? SCALAR_COST : 1) *
+	       (too_large ? SPILL_COST : 1) * (holds_others_up(stage, &t, flags) ? LONG_COST : 1);
 }
 
 /* ---- candidates ---- */

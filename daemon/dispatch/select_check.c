@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <specs/backend.h>
 #include <specs/validate.h>
 
 #include "select.h"
@@ -22,21 +23,6 @@ __attribute__((format(printf, 2, 3))) static bool reject(struct candidate *c, co
 	(void)vsnprintf(c->reason, sizeof(c->reason), fmt, args);
 	va_end(args);
 	return false;
-}
-
-/* fmhad's own kernels are named cpu_... and gpu_...; the others are those that ENUMERATION
- * describes. */
-static bool has_prefix(const struct spec_catalog *catalog, const struct kernel_spec *spec,
-		       const char *prefix)
-{
-	const char *word = spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline);
-
-	return word && strncmp(word, prefix, 4) == 0;
-}
-
-static bool is_own(const struct spec_catalog *catalog, const struct kernel_spec *spec)
-{
-	return has_prefix(catalog, spec, "cpu_") || has_prefix(catalog, spec, "gpu_");
 }
 
 static bool check_state(struct candidate *c)
@@ -181,13 +167,15 @@ static bool check_features(const struct select_stage *stage, const struct spec_c
 	return true;
 }
 
-/* A plan is first tried without a buffer for partial sums of dQ; only GPU kernels of fmhad's own
- * write dQ directly, in a second pass over the keys. */
+/* A plan is first tried without a buffer for partial sums of dQ: some write dQ directly, in a
+ * second pass over the keys. */
 static bool check_dq(const struct select_stage *stage, const struct spec_catalog *catalog,
 		     struct candidate *c)
 {
+	int flags = spec_pipeline_flags(catalog, c->spec.pipeline);
+
 	if (stage->family == ABI_BWD_DQ_DK_DV && !stage->args->bwd.dq_acc &&
-	    !has_prefix(catalog, &c->spec, "gpu_"))
+	    (flags < 0 || !(flags & SPEC_WRITES_DQ)))
 		return reject(c, "sums dQ in the workspace");
 	return true;
 }
@@ -201,10 +189,12 @@ bool select_check(const struct select_stage *stage, const struct spec_catalog *c
 	    !check_head_dims(stage, candidate) || !check_lengths(stage, candidate) ||
 	    !check_alignment(stage, candidate))
 		return false;
-	/* Own kernels say the rest themselves, when the device is asked. */
-	if (!is_own(catalog, &candidate->spec) &&
-	    (!check_pages(stage, candidate) || !check_splits(stage, candidate) ||
-	     !check_features(stage, catalog, candidate)))
+	/* This build's own kernels are what their tables list, and say the rest themselves when the
+	 * device is asked. */
+	if (spec_pipeline_flags(catalog, candidate->spec.pipeline) >= 0)
+		return true;
+	if (!check_pages(stage, candidate) || !check_splits(stage, candidate) ||
+	    !check_features(stage, catalog, candidate))
 		return false;
 	if (spec_validate(catalog, &candidate->spec, NULL) == 0)
 		return true;

@@ -2,7 +2,7 @@
 /*
  * registry.h: the kernels of one device and what is known about each.
  *
- * Which kernels the device can have is not stored: it follows from the rules in specs/, and is
+ * Which kernels the device can have is not stored: it follows from the backends' rows, and is
  * asked of a struct spec_space for every arch that the device runs (a CPU runs its level and all
  * below). What is stored is what differs from the default: kernels that were compiled, loaded,
  * quarantined, measured, run or given a priority. So a registry over millions of specs takes the
@@ -58,8 +58,7 @@ struct registry_info {
 
 struct registry_device {
 	char name[REGISTRY_NAME_BYTES]; /* the model: exports merge between equal ones */
-	const char *
-		rules; /* NULL: each arch's first, else a file of specs/rules: "ck", "gpu", "cpu" */
+	const char *rules;              /* NULL: what this build can run; "ck": AMD's kernels */
 	const char *archs[REGISTRY_MAX_ARCHS]; /* best first; kept only while registry_new() runs */
 	size_t n_archs;
 };

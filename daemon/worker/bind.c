@@ -309,16 +309,13 @@ static int find_kernels(struct request *request, struct fmha_error *err)
 	struct session_plan *plan = request->plan;
 	struct device_launch *launch = request->launch;
 
-	request->session->worker->acting_uid = request->session->uid;
 	launch->n_stages = plan->plan.n_stages;
 	for (uint32_t i = 0; i < launch->n_stages; i++) {
 		const struct plan_stage *stage = &plan->plan.stages[i];
 
+		/* A client may name a plan whose kernels are still being built. */
 		if (!plan->kernels[i])
-			plan->kernels[i] = device_get_kernel(request->session->worker->device,
-							     stage, &launch->args[i]);
-		if (!plan->kernels[i])
-			return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not available",
+			return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not ready",
 					      stage->kernel);
 		launch->kernels[i] = plan->kernels[i];
 		launch->names[i] = plan->culprits[i].kernel;

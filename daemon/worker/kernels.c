@@ -8,6 +8,7 @@
  */
 #include "kernels.h"
 
+#include <backends.h> /* kernels/catalogue */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -75,14 +76,12 @@ int kernels_open(struct worker *worker, struct fmha_error *err)
 {
 	const struct device_info *info = device_get_info(worker->device);
 	struct registry_device device = {0};
-	int r = spec_catalog_load(NULL, &worker->catalog, err);
+	int r = spec_catalog_load(NULL, fmha_backends, &worker->catalog, err);
 
 	if (r < 0)
 		return r;
 	snprintf(device.name, sizeof(device.name), "%s", info->arch);
 	registry_device_archs(&device, info->arch);
-	if (info->lds_bytes > 0)      /* a GPU */
-		device.rules = "gpu"; /* of all that the arch could have, what is built here */
 	r = registry_new(worker->catalog, &device, &worker->registry, err);
 	if (r == FMHA_ENOENT || r == FMHA_EINVAL) {
 		log_warning("device %s: no kernel specs: %s", info->name, err->msg);

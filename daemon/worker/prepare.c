@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -30,6 +31,7 @@ struct preparing {
 	uint32_t n_left; /* stages that are not ready */
 	struct fmha_error error;
 	struct proto_plan_result result;
+	const struct device_kernel *kernels[PLAN_MAX_STAGES];
 };
 
 /* ---- asking the front ---- */
@@ -156,6 +158,17 @@ static void drop_plan(struct session *session, uint64_t id)
 	session_plan_unref(plan);
 }
 
+/* From here on the plan can run. */
+static void finish(struct preparing *preparing)
+{
+	struct session *session = preparing->session;
+	struct session_plan *plan = table_get(&session->plans, preparing->result.plan);
+
+	if (plan) /* else the client has dropped it meanwhile */
+		memcpy(plan->kernels, preparing->kernels, sizeof(plan->kernels));
+	connection_answer(&session->connection, preparing->id, PROTO_PLAN, &preparing->result, -1);
+}
+
 static void on_prepared(void *owner, const struct fmha_error *error)
 {
 	struct preparing *preparing = owner;
@@ -168,8 +181,7 @@ static void on_prepared(void *owner, const struct fmha_error *error)
 		return;
 	err = preparing->error;
 	if (err.code == FMHA_OK) {
-		connection_answer(&session->connection, preparing->id, PROTO_PLAN,
-				  &preparing->result, -1);
+		finish(preparing);
 	} else {
 		drop_plan(session, preparing->result.plan);
 		/* The client's request was sound: a build that fails is this machine's fault. */
@@ -199,7 +211,7 @@ int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan
 	plan_placeholder_args(&plan->plan, args);
 	for (uint32_t i = 0; i < plan->plan.n_stages && r >= 0; i++) {
 		r = device_prepare(device, &plan->plan.stages[i], &args[i], session->uid,
-				   on_prepared, preparing, err);
+				   on_prepared, preparing, &preparing->kernels[i], err);
 		if (r == DEVICE_PREPARING)
 			preparing->n_left++;
 	}
@@ -213,7 +225,7 @@ int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan
 		list_append(&session->preparing, &preparing->in_session);
 		return 0;
 	}
-	connection_answer(&session->connection, id, PROTO_PLAN, result, -1);
+	finish(preparing);
 	preparing_free(preparing);
 	return 0;
 }

@@ -5,11 +5,12 @@
  * rounding.
  */
 #include "level.h"
+#include "tile.h"
 
 #include "convert.h"
 #include "view.h"
 
-enum { ROWS_PER_TASK = 32 };
+enum { ROWS_PER_TASK = CPU_ROWS };
 
 /* The rows of a launch on one axis: those of K, then of V, then of Q. */
 struct row_counts {

@@ -5,13 +5,14 @@
  * row parts are added in their order, so that the result depends on nothing but the parts.
  */
 #include "level.h"
+#include "tile.h"
 
 #include <math.h>
 
 #include "convert.h"
 #include "view.h"
 
-enum { ROWS_PER_TASK = 32 };
+enum { ROWS_PER_TASK = CPU_ROWS };
 
 /* Rows of all sequences and heads on one axis: with one query row each, a task still has enough to
  * do. */

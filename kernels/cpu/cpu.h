@@ -42,6 +42,7 @@ struct cpu_kernel {
 	uint32_t dtype; /* enum abi_dtype of q, k, v */
 	enum cpu_level level;
 	const char *pipeline; /* "cpu_flash", "cpu_decode", ...: the pipeline word of the spec */
+	int32_t tile_m;       /* rows of a tile; 0: all of the pipeline's kernels have the same */
 
 	/* 1 when this kernel can run @args (dtype and family already match), else 0. */
 	int (*accepts)(const void *args);

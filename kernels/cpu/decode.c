@@ -19,14 +19,15 @@
 #define OPERAND_FLOAT
 #include "output.h"
 #include "pack.h"
+#include "tile.h"
 
-#define HEAD_ROWS  16  /* rows of one key head, at most */
-#define ROWS       64  /* rows of a task, at most */
-#define CHUNK      512 /* keys a task */
-#define STEP       16  /* keys that all heads go through before the next ones */
-#define KEYS       4   /* keys side by side in a dot product */
-#define DIMS       4   /* vectors of O held in registers */
-#define MERGE_STEP 256 /* chunks put together between two signs of life */
+#define HEAD_ROWS  CPU_DECODE_ROWS /* of one key head, at most */
+#define ROWS       64              /* rows of a task, at most */
+#define CHUNK      CPU_DECODE_KEYS /* keys a task */
+#define STEP       16              /* keys that all heads go through before the next ones */
+#define KEYS       4               /* keys side by side in a dot product */
+#define DIMS       4               /* vectors of O held in registers */
+#define MERGE_STEP 256             /* chunks put together between two signs of life */
 #define S_STRIDE   (CHUNK + 16)
 
 struct scratch {

@@ -17,11 +17,12 @@
 #include "dropout_tile.h"
 #include "output.h"
 #include "pack.h"
+#include "tile.h"
 
-#define ROWS 96
+#define ROWS CPU_FLASH_ROWS
 /* Columns a block. Tiles multiply faster than anything can be fetched from beyond the first-level
  * cache: there scores and probabilities must stay in it. */
-#define MAX_KEYS  (OPERAND_TILES ? 128 : 512)
+#define MAX_KEYS  (OPERAND_TILES ? CPU_FLASH_TILE_KEYS : CPU_FLASH_KEYS)
 #define PACK_KEYS 256 /* columns a packing task */
 /* Rows of S lie one cache line off a power of two: else all rows of a group would share one set of
  * the cache. */
@@ -88,7 +89,7 @@ struct tile {
 	const uint8_t *finite;
 	int32_t k_padded, q_padded, v_padded;
 	int32_t keys; /* columns a block */
-	int32_t n_rows;
+	int32_t n_rows, most_rows;
 	int32_t split;
 	struct score_row row[ROWS];
 	struct group group[ROW_GROUPS];
@@ -107,14 +108,6 @@ static int32_t v_padded(const struct abi_fwd_args *a)
 static int32_t q_padded(const struct abi_fwd_args *a)
 {
 	return (int32_t)round_up(a->hdim_q, K_UNIT);
-}
-
-/* Columns a block: K and V of a block fill a quarter of a 1 MiB second-level cache. */
-static int32_t block_keys(const struct abi_fwd_args *a)
-{
-	int32_t keys = 65536 / (a->hdim_q + v_padded(a)) / 128 * 128;
-
-	return keys < 128 ? 128 : keys > MAX_KEYS ? MAX_KEYS : keys;
 }
 
 static size_t align_bytes(size_t bytes)
@@ -204,31 +197,24 @@ static int32_t group_size(const struct abi_fwd_args *a)
 	return a->nhead_q / a->nhead_k;
 }
 
-/* Rows of a tile. Very long rows make fewer of them a task, so that nobody waits long for its end.
- */
-static int32_t tile_size(const struct abi_fwd_args *a)
+/* Short sequences share a tile of @most rows between the heads of a group. */
+static int shares_tiles(const struct abi_fwd_args *a, int32_t most)
 {
-	return a->sequences.seqlen_k_max > 4096 && ROWS / 2 % GROUP_ROWS == 0 ? ROWS / 2 : ROWS;
+	return a->sequences.seqlen_q_max <= most / 2;
 }
 
-/* Short sequences share a tile between the heads of a group. */
-static int shares_tiles(const struct abi_fwd_args *a)
-{
-	return a->sequences.seqlen_q_max <= tile_size(a) / 2;
-}
-
-static int64_t tiles_per_head(const struct abi_fwd_args *a)
+static int64_t tiles_per_head(const struct abi_fwd_args *a, int32_t most)
 {
 	int64_t rows = a->sequences.seqlen_q_max;
 
-	if (shares_tiles(a))
+	if (shares_tiles(a, most))
 		rows *= group_size(a);
-	return (rows + tile_size(a) - 1) / tile_size(a);
+	return (rows + most - 1) / most;
 }
 
-static int64_t tile_heads(const struct abi_fwd_args *a)
+static int64_t tile_heads(const struct abi_fwd_args *a, int32_t most)
 {
-	return shares_tiles(a) ? a->nhead_k : a->nhead_q;
+	return shares_tiles(a, most) ? a->nhead_k : a->nhead_q;
 }
 
 static int32_t n_splits(const struct abi_fwd_args *a)
@@ -240,9 +226,10 @@ static int32_t n_splits(const struct abi_fwd_args *a)
 static int32_t tile_rows(struct tile *t, int64_t task)
 {
 	const struct abi_fwd_args *a = t->a;
-	int64_t tiles = tiles_per_head(a), heads = tile_heads(a);
+	int32_t most = t->most_rows;
+	int64_t tiles = tiles_per_head(a, most), heads = tile_heads(a, most);
 	/* Later rows of a causal problem see more: they start first. */
-	int64_t first = (tiles - 1 - task % tiles) * tile_size(a);
+	int64_t first = (tiles - 1 - task % tiles) * most;
 	int32_t head = (int32_t)(task / tiles % heads), group = group_size(a);
 	int64_t rest = task / tiles / heads, begin = 0, end = INT32_MAX, rows;
 
@@ -256,14 +243,14 @@ static int32_t tile_rows(struct tile *t, int64_t task)
 	}
 	begin = begin < t->s.k_len ? begin : t->s.k_len;
 	end = end < t->s.k_len ? end : t->s.k_len;
-	rows = shares_tiles(a) ? (int64_t)t->s.q_len * group : t->s.q_len;
+	rows = shares_tiles(a, most) ? (int64_t)t->s.q_len * group : t->s.q_len;
 	if (first >= rows)
 		return -1;
-	t->n_rows = rows - first < tile_size(a) ? (int32_t)(rows - first) : tile_size(a);
+	t->n_rows = rows - first < most ? (int32_t)(rows - first) : most;
 	for (int32_t r = 0; r < t->n_rows; r++) {
 		int32_t row = (int32_t)first + r;
 
-		if (shares_tiles(a))
+		if (shares_tiles(a, most))
 			t->row[r] = score_row_at(&a->band, &t->s, head * group + row / t->s.q_len,
 						 row % t->s.q_len, (int32_t)begin, (int32_t)end);
 		else
@@ -271,7 +258,7 @@ static int32_t tile_rows(struct tile *t, int64_t task)
 						 (int32_t)end);
 		t->base[r] = -INFINITY;
 	}
-	return shares_tiles(a) ? head : head / group;
+	return shares_tiles(a, most) ? head : head / group;
 }
 
 /* Rows of group g. */
@@ -710,24 +697,24 @@ static size_t flash_scratch_bytes(const void *args)
 	return scratch_init(&s, args, NULL);
 }
 
-static int64_t flash_n_tasks(const void *args, int phase, int n_threads)
+static int64_t flash_n_tasks(const struct abi_fwd_args *a, int phase, int32_t most_rows)
 {
-	const struct abi_fwd_args *a = args;
-
-	(void)n_threads;
 	if (phase == 0)
 		return (int64_t)a->sequences.batch * a->nhead_k * pack_chunks(a);
-	return a->sequences.batch * tile_heads(a) * tiles_per_head(a) * n_splits(a);
+	return a->sequences.batch * tile_heads(a, most_rows) * tiles_per_head(a, most_rows) *
+	       n_splits(a);
 }
 
-static void tile_task(const struct abi_fwd_args *a, int64_t task, void *workspace, void *scratch)
+static void tile_task(const struct abi_fwd_args *a, int64_t task, int32_t most_rows,
+		      void *workspace, void *scratch)
 {
 	struct tile t = {
 		.a = a,
+		.most_rows = most_rows,
 		.ops = score_ops_init(a),
 		.q_padded = q_padded(a),
 		.v_padded = v_padded(a),
-		.keys = block_keys(a),
+		.keys = cpu_flash_keys(a->hdim_q, a->hdim_v, MAX_KEYS),
 	};
 	struct packed_keys keys;
 	struct workspace w;
@@ -745,31 +732,56 @@ static void tile_task(const struct abi_fwd_args *a, int64_t task, void *workspac
 	tile_run(&t);
 }
 
-static void flash_run(const void *args, int phase, int64_t task, int n_threads, void *workspace,
+static void flash_run(const void *args, int phase, int64_t task, int32_t most_rows, void *workspace,
 		      void *scratch)
 {
 	uint32_t mode = subnormals_off();
 
-	(void)n_threads;
 	operand_begin();
 	if (phase == 0)
 		pack_run(args, task, workspace, scratch);
 	else
-		tile_task(args, task, workspace, scratch);
+		tile_task(args, task, most_rows, workspace, scratch);
 	operand_end();
 	subnormals_restore(mode);
 }
 
-#define FLASH_KERNEL(family_, dtype_)                                                              \
+/* The functions of a kernel whose tiles have @rows rows. */
+#define FLASH_ROWS(rows)                                                                           \
+	_Static_assert((rows) <= ROWS && (rows) % GROUP_ROWS == 0, "whole groups");                \
+	static int64_t flash_n_tasks_##rows(const void *args, int phase, int n_threads)            \
+	{                                                                                          \
+		(void)n_threads;                                                                   \
+		return flash_n_tasks(args, phase, rows);                                           \
+	}                                                                                          \
+	static void flash_run_##rows(const void *args, int phase, int64_t task, int n_threads,     \
+				     void *workspace, void *scratch)                               \
+	{                                                                                          \
+		(void)n_threads;                                                                   \
+		flash_run(args, phase, task, rows, workspace, scratch);                            \
+	}
+FLASH_ROWS(96)
+#if !OPERAND_TILES /* 48 are not whole groups of a tile unit */
+FLASH_ROWS(48)
+#endif
+_Static_assert(CPU_FLASH_ROWS == 96 && CPU_FLASH_FEW_ROWS == 48, "the tiles of tile.h");
+
+#define FLASH_KERNEL(family_, dtype_, rows)                                                        \
 	{                                                                                          \
 		.family = family_, .dtype = dtype_, .level = CPU_LEVEL, .pipeline = "cpu_flash",   \
-		.accepts = flash_accepts, .workspace_bytes = flash_workspace_bytes,                \
-		.scratch_bytes = flash_scratch_bytes, .n_phases = 2, .n_tasks = flash_n_tasks,     \
-		.run = flash_run,                                                                  \
+		.tile_m = rows, .accepts = flash_accepts,                                          \
+		.workspace_bytes = flash_workspace_bytes, .scratch_bytes = flash_scratch_bytes,    \
+		.n_phases = 2, .n_tasks = flash_n_tasks_##rows, .run = flash_run_##rows,           \
 	}
-#define FLASH_FAMILIES(dtype)                                                                      \
-	FLASH_KERNEL(ABI_FWD, dtype), FLASH_KERNEL(ABI_FWD_SPLITKV, dtype),                        \
-		FLASH_KERNEL(ABI_FWD_PAGEDKV, dtype), FLASH_KERNEL(ABI_BATCH_PREFILL, dtype)
+#define FLASH_TILES(dtype, rows)                                                                   \
+	FLASH_KERNEL(ABI_FWD, dtype, rows), FLASH_KERNEL(ABI_FWD_SPLITKV, dtype, rows),            \
+		FLASH_KERNEL(ABI_FWD_PAGEDKV, dtype, rows),                                        \
+		FLASH_KERNEL(ABI_BATCH_PREFILL, dtype, rows)
+#if OPERAND_TILES
+#define FLASH_FAMILIES(dtype) FLASH_TILES(dtype, 96)
+#else
+#define FLASH_FAMILIES(dtype) FLASH_TILES(dtype, 96), FLASH_TILES(dtype, 48)
+#endif
 
 extern const struct cpu_kernel CPU_NAME(cpu_flash_kernels)[];
 extern const size_t CPU_NAME(cpu_flash_n_kernels);

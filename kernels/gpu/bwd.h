@@ -83,17 +83,14 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 	static const int WALK_BYTES = WalkQ::BYTES + WalkV::BYTES;
 	static const int WALK_AT = StayQ::BYTES + StayV::BYTES;
 	static const int STATS_AT = WALK_AT + BUFFERS * WALK_BYTES;
-	/* LSE and D: of the walking queries, or, where registers are dear, of the staying ones. The scalar
-	 * core's widest tiles leave no room for them. */
-	static const int STATS_WANTED =
-		static_max(BUFFERS * 2 * COLUMNS, Core::VIEWS_IN_LDS ? 2 * ROWS : 0) * 4;
-	static const bool STATS_IN_LDS = STATS_AT + STATS_WANTED <= C::LDS_BYTES;
-	static const int STATS_BYTES = STATS_IN_LDS ? STATS_WANTED : 0;
-	static const int HDIM_MAX = static_max(C::HDIM_Q, C::HDIM_V);
-	static const int STAGE_STRIDE = stage_stride(HDIM_MAX), STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
+	static const int STATS_BYTES = lds_row_statistics(C::cut(COLUMNS, ROWS), BUFFERS, C::LDS_BYTES);
+	static const bool STATS_IN_LDS = STATS_BYTES > 0;
+	static const int HDIM_MAX = lds_max(C::HDIM_Q, C::HDIM_V);
+	static const int STAGE_STRIDE = lds_stage_stride(HDIM_MAX);
 	static const int VIEWS_AT = STATS_AT + STATS_BYTES;
-	static const int VIEWS_BYTES = Core::VIEWS_IN_LDS ? 320 : 0; /* see fwd.h */
-	static const int BYTES = static_max(VIEWS_AT + VIEWS_BYTES, STAGE_BYTES);
+	static const int VIEWS_BYTES = lds_views(FMHA_CORE); /* see fwd.h */
+	static const int BYTES = lds_backward(C::cut(COLUMNS, ROWS), BUFFERS, C::LDS_BYTES);
+	static_assert(VIEWS_AT + VIEWS_BYTES <= BYTES, "what lies there has room");
 
 	typedef RegTile<Core, TM, TN> Scores;
 	typedef KeyView<Element, false> Keys;
@@ -988,8 +985,7 @@ template <class C> struct Backward {
 	/* Keys stay with tile_n of them; rows, which need fewer accumulators, may stay with more. */
 	typedef BackwardPass<C, C::TILE_N, C::TILE_M> Keys;
 	typedef BackwardPass<C, C::ROWS_N, C::ROWS_M> Rows;
-	static_assert(static_max(Keys::BYTES, Rows::BYTES) <= C::LDS_BYTES,
-		      "gpu_kernel.c computes the LDS of a kernel");
+	static_assert(lds_max(Keys::BYTES, Rows::BYTES) <= C::LDS_BYTES, "the host asks lds.h, too");
 
 	METHOD static void run(const abi_bwd_args &a, char *lds)
 	{

@@ -8,13 +8,6 @@
 
 #include "tile.h"
 
-/* enum gpu_core of gpu_kernel.h */
-#define FMHA_CORE_SCALAR 0
-#define FMHA_CORE_MMA    1
-#define FMHA_CORE_MFMA   2
-#define FMHA_CORE_WMMA11 3
-#define FMHA_CORE_WMMA12 4
-
 /* What the matrix core computes in: fp8 inputs are exact in bf16. */
 template <class E> struct ComputeType {
 	typedef BF16 Type;
@@ -56,6 +49,11 @@ struct Config {
 	static const bool ACC = FMHA_ACC;         /* dQ goes to dq_acc, split by split */
 	static const bool BIAS_SUM = FMHA_BIAS_SUM; /* dBias is a sum over broadcast axes */
 	static const int BUFFERS = FMHA_BUFFERS; /* of streamed tiles, backward */
+
+	static __device__ constexpr lds_cut cut(int m, int n)
+	{
+		return lds_cut{FMHA_CORE, FMHA_WAVE, m, n, HDIM_Q, HDIM_V, WAVES_M, WAVES_N};
+	}
 };
 
 /* The block's dynamic LDS (shared memory). */

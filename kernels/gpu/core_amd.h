@@ -234,7 +234,7 @@ template <class T> struct CoreAmd {
 	template <int ROWS, int COLS, int THREADS, bool BY_ROWS, bool BY_COLUMNS> struct Tile {
 		static const int ROW_STRIDE = COLS * 2 + 16, COLUMN_STRIDE = ROWS * 2 + 16;
 		static const int COLUMNS_AT = BY_ROWS ? ROWS * ROW_STRIDE : 0;
-		static const int BYTES = COLUMNS_AT + (BY_COLUMNS ? COLS * COLUMN_STRIDE : 0);
+		static const int BYTES = lds_tile(FMHA_CORE, ROWS, COLS, BY_ROWS, BY_COLUMNS);
 		/* A thread's unit: 4 rows of one chunk. */
 		static const int CHUNKS = COLS / 8, UNITS = ROWS / 4 * CHUNKS;
 		static const int PER_THREAD = (UNITS + THREADS - 1) / THREADS;

@@ -148,7 +148,7 @@ template <class T> struct CoreMma {
 
 	/* A tile in shared memory that any wave reads, by rows or by columns. */
 	template <int ROWS, int COLS, int THREADS, bool BY_ROWS, bool BY_COLUMNS> struct Tile {
-		static const int BYTES = ROWS * COLS * 2;
+		static const int BYTES = lds_tile(FMHA_CORE, ROWS, COLS, BY_ROWS, BY_COLUMNS);
 		typedef Swizzle<COLS> S;
 		char *lds;
 

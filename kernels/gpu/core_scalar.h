@@ -51,7 +51,7 @@ struct CoreScalar {
 	METHOD static i32 anew(i32 row) { return hidden_lane(row); }
 
 	template <int ROWS, int COLS, int THREADS, bool BY_ROWS, bool BY_COLUMNS> struct Tile {
-		static const int BYTES = ROWS * COLS * 4;
+		static const int BYTES = lds_tile(FMHA_CORE_SCALAR, ROWS, COLS, BY_ROWS, BY_COLUMNS);
 		static_assert(COLS % 32 == 0, "rows are whole spans of the permutation");
 		float *lds;
 

@@ -27,9 +27,7 @@ template <class C> struct Forward {
 	typedef typename Core::template Tile<C::TILE_N, C::HDIM_Q, C::THREADS, true, false> KTile;
 	typedef typename Core::template Tile<C::TILE_N, C::HDIM_V, C::THREADS, false, true> VTile;
 	static const int Q_AT = 0, K_AT = QTile::BYTES, V_AT = K_AT + KTile::BYTES;
-	static const int MERGE_BYTES = (C::WAVES_N - 1) * C::WAVES_M * FMHA_WAVE * 4 *
-				       (TM * TD * Core::E + 2 * TM * Core::STATS);
-	static const int STAGE_STRIDE = stage_stride(C::HDIM_V), STAGE_BYTES = C::WAVES_M * 16 * STAGE_STRIDE * 4;
+	static const int STAGE_STRIDE = lds_stage_stride(C::HDIM_V);
 	/* Whether a tile waits in registers while products run. A wide one of few lanes would fill them: it
 	 * is copied when its place is free. */
 	static const int MOST_HELD = 32;
@@ -39,12 +37,12 @@ template <class C> struct Forward {
 	static const int KEY_BYTES = (C::HDIM_Q + C::HDIM_V) * (int)sizeof(typename Element::Storage);
 	/* LEAN: the band, which few tiles need whole, and the softmax's numbers wait in LDS. */
 	static const bool BAND_KEPT = C::LEAN && C::MASK;
-	static const int BAND_AT = V_AT + VTile::BYTES, SOFTMAX_AT = BAND_AT + (C::LEAN ? 32 : 0);
-	static_assert(sizeof(Band) <= 32, "room for the band");
+	static const int BAND_AT = V_AT + VTile::BYTES, SOFTMAX_AT = BAND_AT + (C::LEAN ? LDS_BAND : 0);
+	static_assert(sizeof(Band) <= LDS_BAND, "room for the band");
 	static const int KEPT_BYTES = C::LEAN ? Softmax<C, TM>::KEPT_BYTES : 0;
-	static const int BYTES =
-		static_max(SOFTMAX_AT + KEPT_BYTES, static_max(MERGE_BYTES, STAGE_BYTES));
-	static_assert(BYTES <= C::LDS_BYTES, "gpu_kernel.c computes the LDS of a kernel");
+	static const int BYTES = lds_forward(C::cut(C::TILE_M, C::TILE_N), C::LEAN);
+	static_assert(SOFTMAX_AT + KEPT_BYTES <= BYTES, "what lies there has room");
+	static_assert(BYTES <= C::LDS_BYTES, "the host asks lds.h, too");
 
 	const abi_fwd_args &a;
 	Sequence seq;

@@ -4,9 +4,9 @@
  * allocation, no global state: daemon/device/hip, daemon/compile and the offline checks all ask
  * here, and the unit tests need no GPU.
  *
- * A kernel is one source (fmha.hip) and a list of -D options. A tile says how the work is cut; the
- * argument struct says which features are compiled in. Two problems with the same name share one
- * code object.
+ * A kernel is one source (fmha.hip) and a list of -D options. A tile says how the work is cut, the
+ * traits say which features are compiled in; both follow from a kernel spec (gpu_catalogue.h). Two
+ * specs with the same name here share one code object. Run-time arguments decide about a launch only.
  */
 #ifndef FMHA_GPU_KERNEL_H
 #define FMHA_GPU_KERNEL_H
@@ -19,31 +19,65 @@
 enum gpu_core { GPU_CORE_SCALAR, GPU_CORE_MMA, GPU_CORE_MFMA, GPU_CORE_WMMA11, GPU_CORE_WMMA12 };
 
 struct gpu_arch {
-	char name[32]; /* "sm_90a", "gfx942" */
-	int nvidia;
-	int wave;           /* lanes */
+	const char *name; /* "sm_90a", "gfx942" */
 	enum gpu_core core; /* the best one */
+	int wave;           /* lanes */
 	uint32_t lds_bytes; /* most dynamic LDS (shared memory) of a block */
 	int tight;          /* code for it needs more registers than for its successors */
 };
 
-/* Returns 0, or -1 for a name that is no GPU. */
-int gpu_arch_find(const char *name, struct gpu_arch *ret_arch);
+/* Those of gpu_arch.h, in that order. */
+extern const struct gpu_arch gpu_archs[];
+extern const size_t gpu_n_archs;
+/* NULL: none of that name. */
+const struct gpu_arch *gpu_arch_find(const char *name);
 
 /*
- * How a kernel cuts its work. Pipelines:
- *   gpu_scalar, gpu_mma, gpu_mfma, gpu_wmma   a block owns tile_m rows of one head
- *   gpu_*_pack                                the heads of a group side by side in tile_m rows,
- * waves share the keys of a tile: decode gpu_combine, gpu_append, gpu_dot, gpu_convert   the small
- * families: no tile Backward dq_dk_dv: tile_n keys (then tile_n rows) stay, tile_m rows (keys)
- * stream past.
+ * Pipelines: gpu_scalar, _mma, _mfma, _wmma: a block owns tile_m rows of one head; gpu_*_pack: the
+ * heads of a group side by side in tile_m rows, waves share the keys of a tile: decode; gpu_combine,
+ * gpu_append, gpu_dot, gpu_convert: the small families, no tile. Backward dq_dk_dv: tile_n keys
+ * (then tile_n rows) stay, tile_m rows (keys) stream past.
  */
+#define GPU_PIPELINES(X) /* X(ID, name, the cores that have it, 1: packs heads) */                \
+	X(GPU_SCALAR, gpu_scalar, GPU_ANY_CORE, 0)                                                 \
+	X(GPU_SCALAR_PACK, gpu_scalar_pack, GPU_ANY_CORE, 1)                                       \
+	X(GPU_MMA, gpu_mma, 1u << GPU_CORE_MMA, 0)                                                 \
+	X(GPU_MMA_PACK, gpu_mma_pack, 1u << GPU_CORE_MMA, 1)                                       \
+	X(GPU_MFMA, gpu_mfma, 1u << GPU_CORE_MFMA, 0)                                              \
+	X(GPU_MFMA_PACK, gpu_mfma_pack, 1u << GPU_CORE_MFMA, 1)                                    \
+	X(GPU_WMMA, gpu_wmma, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 0)                    \
+	X(GPU_WMMA_PACK, gpu_wmma_pack, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 1)          \
+	X(GPU_COMBINE, gpu_combine, GPU_ANY_CORE, 0)                                               \
+	X(GPU_APPEND, gpu_append, GPU_ANY_CORE, 0)                                                 \
+	X(GPU_DOT, gpu_dot, GPU_ANY_CORE, 0)                                                       \
+	X(GPU_CONVERT, gpu_convert, GPU_ANY_CORE, 0)
+#define GPU_ANY_CORE 0x1fu
+#define GPU_ENUM_PIPELINE(id, name, cores, pack) id,
+enum gpu_pipeline { GPU_PIPELINES(GPU_ENUM_PIPELINE) GPU_N_PIPELINES };
+struct gpu_pipeline_info {
+	const char *name;
+	uint32_t cores; /* bits of enum gpu_core: the archs that have it */
+	int pack;
+};
+extern const struct gpu_pipeline_info gpu_pipelines[GPU_N_PIPELINES];
+
 struct gpu_tile {
-	char pipeline[32];
+	int32_t pipeline; /* enum gpu_pipeline */
 	int32_t tile_m, tile_n;
 	int32_t hdim_q, hdim_v; /* padded: multiples of 32 */
 	int32_t waves_m, waves_n;
 	int32_t blocks_per_cu; /* a hint to the register allocator; NVIDIA only */
+};
+
+/* What is compiled in. */
+struct gpu_traits {
+	uint32_t dtype; /* enum abi_dtype of q, k, v; combine: of o */
+	int32_t mask;
+	int32_t bias; /* 1: a tensor, 2: ALiBi */
+	int32_t softcap, dropout, paged, descale;
+	int32_t any_scale; /* the scale may be 0 or negative: no maximum over raw products */
+	int32_t dq_acc;    /* backward: dQ goes to dq_acc, split by split */
+	int32_t dbias_sum; /* backward: dBias is a sum over broadcast axes */
 };
 
 #define GPU_KERNEL_OPTIONS 32
@@ -59,30 +93,24 @@ struct gpu_kernel {
 	uint32_t lds_bytes; /* dynamic */
 	enum abi_family family;
 	struct gpu_tile tile;
-	int pack, apart, bias_sum;
+	int apart, bias_sum;
 	int32_t rows_n; /* dq_dk_dv: rows of a block of the second pass */
 };
 
-/*
- * The tiles shipped for a problem, best first. @args: the family's struct; its pointers say only
- * which tensors are present, its lengths are maxima.
- * Return: 0, or 1 when there is no @candidate-th.
- */
-int gpu_kernel_default_tile(const char *arch, enum abi_family family, uint32_t dtype,
-			    const void *args, int candidate, struct gpu_tile *ret_tile);
+/* Return: 0, or 1 when this tile cannot run with these traits on this arch. */
+int gpu_kernel_make(const struct gpu_arch *arch, enum abi_family family,
+		    const struct gpu_traits *traits, const struct gpu_tile *tile,
+		    struct gpu_kernel *ret_kernel);
 
-/* Return: 0, or 1 when this tile cannot run these args on this arch. */
-int gpu_kernel_make(const char *arch, enum abi_family family, uint32_t dtype, const void *args,
-		    const struct gpu_tile *tile, struct gpu_kernel *ret_kernel);
+/* Return: NULL, or why not: the end of a sentence about the tile. */
+const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
+			    const struct gpu_tile *tile);
 
-/* The first default tile that runs @args. Return: 0, or 1 when nothing fits. */
-int gpu_kernel_choose(const char *arch, enum abi_family family, uint32_t dtype, const void *args,
-		      struct gpu_kernel *ret_kernel);
+/* Whether dBias is a sum of what several blocks find: args decide between two kernels here, since
+ * broadcast strides are no trait. */
+int gpu_sums_dbias(const struct abi_bwd_args *args);
 
 /* Blocks; a zero means that there is nothing to launch. */
 void gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t ret_grid[3]);
-
-/* Private workspace of a launch, on top of what abi.h says: none so far. */
-uint64_t gpu_kernel_workspace_bytes(const struct gpu_kernel *kernel, const void *args);
 
 #endif

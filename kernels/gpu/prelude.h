@@ -26,6 +26,8 @@
 #endif
 #endif
 
+#include "lds.h"
+
 #if FMHA_NVIDIA
 #define FMHA_INLINE        __forceinline__
 #define FMHA_BOUNDS(n, m) __launch_bounds__(n, m)
@@ -109,7 +111,6 @@ DEV float minus_infinity() { return bits_to_float(0xff800000u); }
 template <class T> DEV T min_of(T a, T b) { return a < b ? a : b; }
 template <class T> DEV T max_of(T a, T b) { return a > b ? a : b; }
 template <class T> DEV T clamp(T x, T low, T high) { return x < low ? low : x > high ? high : x; }
-static __device__ constexpr int static_max(int a, int b) { return a > b ? a : b; }
 static __device__ constexpr int power_of_2_from(int n)
 {
 	int p = 1;
@@ -118,8 +119,6 @@ static __device__ constexpr int power_of_2_from(int n)
 		p *= 2;
 	return p;
 }
-/* Rows of floats in LDS: padded against bank conflicts where 64 KiB allow it. */
-static __device__ constexpr int stage_stride(int n) { return n >= 256 ? n : n + 4; }
 DEV i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 
 #if FMHA_NVIDIA

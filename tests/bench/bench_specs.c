@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <registry.h>
+#include <backends.h> /* kernels/catalogue */
 #include <specs/row.h>
 #include <specs/space.h>
 #include <specs/validate.h>
@@ -136,7 +137,8 @@ static void bench_registry(const struct spec_catalog *catalog,
 			   const struct kernel_signature *signatures, uint64_t n)
 {
 	static double took[N_LOOKUPS];
-	struct registry_device device = {.name = "bench", .archs = {"gfx950"}, .n_archs = 1};
+	struct registry_device device = {
+		.name = "bench", .rules = "ck", .archs = {"gfx950"}, .n_archs = 1};
 	struct registry *registry;
 	struct registry_lookup *lookup;
 	struct registry_info info;
@@ -217,7 +219,7 @@ int main(void)
 	struct fmha_error err = {0};
 	double start = now();
 
-	if (spec_catalog_load(NULL, &catalog, &err) < 0) {
+	if (spec_catalog_load(NULL, fmha_backends, &catalog, &err) < 0) {
 		(void)fprintf(stderr, "%s\n", err.msg);
 		return 1;
 	}

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <backends.h> /* kernels/catalogue */
 #include <specs/row.h>
 #include <specs/space.h>
 #include <specs/validate.h>
@@ -20,7 +21,7 @@ static void load(void)
 {
 	struct fmha_error err = {0};
 
-	if (spec_catalog_load(NULL, &catalog, &err) == 0)
+	if (spec_catalog_load(NULL, fmha_backends, &catalog, &err) == 0)
 		return;
 	(void)fprintf(stderr, "%s\n", err.msg);
 	abort();
@@ -76,7 +77,7 @@ static void try_row(const char *text)
 static void try_sweep(const char *text, int exhaustive)
 {
 	struct spec_space_options options = {
-		.arch = "x86_64_v4_bf16", .config_json = text, .exhaustive = exhaustive};
+		.arch = "gfx90a", .config_json = text, .exhaustive = exhaustive};
 	struct fmha_error err = {0};
 	struct spec_space *space;
 

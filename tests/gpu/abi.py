@@ -74,12 +74,21 @@ MASK_NONE, MASK_TOP_LEFT, MASK_BOTTOM_RIGHT = range(3)
 ROPE_NONE, ROPE_INTERLEAVED, ROPE_HALF_ROTATED = range(3)
 
 
+PIPELINES = []  # names, in the order of enum gpu_pipeline
+
+
+def pipeline_of(kernel):
+    return PIPELINES[kernel.tile.pipeline]
+
+
 def load_library(path=None):
-    """reference.h and gpu_kernel.h, built as one shared library by the target fmha_gpu_check."""
+    """reference.h, gpu_kernel.h and check.c, built as one shared library by the target fmha_gpu_check."""
     build = os.environ.get("FMHA_BUILD", os.path.join(ROOT, "build", "release"))
     lib = ctypes.CDLL(path or os.path.join(build, "tests", "gpu", "libfmha_gpu_check.so"))
     lib.reference_load.restype = ctypes.c_double
     lib.reference_load.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int64]
+    lib.check_pipeline.restype = ctypes.c_char_p
+    PIPELINES[:] = [name.decode() for name in iter(map(lib.check_pipeline, range(64)).__next__, None)]
     return lib
 
 
@@ -88,13 +97,13 @@ def choose_kernel(lib, arch, family, dtype, args, candidate=0, pipeline=None):
     found = 0
     for n in range(64):
         tile, kernel = Tile(), Kernel()
-        if lib.gpu_kernel_default_tile(arch.encode(), family, dtype, ctypes.byref(args), n,
-                                       ctypes.byref(tile)):
+        if lib.check_tile(arch.encode(), family, dtype, ctypes.byref(args), n,
+                          ctypes.byref(tile)):
             return None
-        if pipeline and tile.pipeline.decode() != pipeline:
+        if pipeline and PIPELINES[tile.pipeline] != pipeline:
             continue
-        if lib.gpu_kernel_make(arch.encode(), family, dtype, ctypes.byref(args), ctypes.byref(tile),
-                               ctypes.byref(kernel)):
+        if lib.check_make(arch.encode(), family, dtype, ctypes.byref(args), ctypes.byref(tile),
+                          ctypes.byref(kernel)):
             continue
         if found == candidate:
             return kernel

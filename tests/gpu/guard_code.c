@@ -140,8 +140,9 @@ int guard_code_prepare(struct guard_code *code, const struct plan *plan, struct 
 
 	plan_placeholder_args(plan, args);
 	for (uint32_t i = 0; i < plan->n_stages; i++) {
+		const struct device_kernel *kernel;
 		int r = device_prepare(code->device, &plan->stages[i], &args[i], 0, on_prepared,
-				       code, err);
+				       code, &kernel, err);
 
 		if (r < 0)
 			return r;

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include <backends.h> /* kernels/catalogue */
 #include <bend.h>
 #include <device.h>
 #include <registry.h>
@@ -80,7 +81,7 @@ static void wake(void *owner)
 static int open_device(struct fmha_error *err)
 {
 	const struct config_device config = {.backend = "cuda"};
-	struct registry_device kind = {.rules = "gpu"};
+	struct registry_device kind = {0};
 	const struct device_info *info;
 	int r = device_open(&config, wake, NULL, &device, err);
 
@@ -89,7 +90,7 @@ static int open_device(struct fmha_error *err)
 	info = device_get_info(device);
 	(void)snprintf(kind.name, sizeof(kind.name), "%s", info->arch);
 	registry_device_archs(&kind, info->arch);
-	r = spec_catalog_load(NULL, &catalog, err);
+	r = spec_catalog_load(NULL, fmha_backends, &catalog, err);
 	if (r == 0)
 		r = registry_new(catalog, &kind, &registry, err);
 	plan_device = (struct plan_device){.arch = info->arch,
@@ -361,16 +362,20 @@ static void add_uploads(struct device_launch *launch)
 static void fill_launch(struct device_launch *launch)
 {
 	const struct fixture *f = &current.r.f;
+	union plan_args args[PLAN_MAX_STAGES];
+	struct fmha_error err = {0};
 
+	plan_placeholder_args(&f->plan, args);
 	memcpy(launch->args, f->args, sizeof(launch->args));
 	add_uploads(launch);
 	launch->n_stages = f->plan.n_stages;
 	for (uint32_t i = 0; i < f->plan.n_stages; i++) {
 		const struct plan_stage *stage = &f->plan.stages[i];
 
-		launch->kernels[i] = device_get_kernel(device, stage, &launch->args[i]);
-		if (!launch->kernels[i])
-			fail_msg("%s: not available", stage->kernel);
+		/* Loaded before, so ready at once. */
+		if (device_prepare(device, stage, &args[i], 0, NULL, NULL, &launch->kernels[i],
+				   &err) != 0)
+			fail_msg("%s: not ready: %s", stage->kernel, err.msg);
 		launch->names[i] = stage->kernel;
 		launch->workspaces[i] = (char *)guard_block_data(&current.workspace) +
 					stage->workspace_offset;

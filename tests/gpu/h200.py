@@ -100,8 +100,8 @@ def forward_args(torch, q, k, v, o, lse, causal):
 
 def make_kernel(lib, arch, family, args, tile):
     """tile: (pipeline, m, n, hq, hv, wm, wn, blocks)"""
-    t, kernel = abi.Tile(tile[0].encode(), *tile[1:]), abi.Kernel()
-    if lib.gpu_kernel_make(arch.encode(), family, abi.BF16, ctypes.byref(args), ctypes.byref(t), ctypes.byref(kernel)):
+    t, kernel = abi.Tile(abi.PIPELINES.index(tile[0]), *tile[1:]), abi.Kernel()
+    if lib.check_make(arch.encode(), family, abi.BF16, ctypes.byref(args), ctypes.byref(t), ctypes.byref(kernel)):
         return None
     return kernel
 
@@ -112,7 +112,7 @@ def candidates(lib, arch, family, args, extra=None):
     if extra is None:
         return [abi.choose_kernel(lib, arch, family, abi.BF16, args)]
     while (kernel := abi.choose_kernel(lib, arch, family, abi.BF16, args, candidate=n)) is not None:
-        if b"scalar" not in kernel.tile.pipeline:
+        if "scalar" not in abi.pipeline_of(kernel):
             found.append(kernel)
         n += 1
     found += [k for t in extra if (k := make_kernel(lib, arch, family, args, t)) is not None]

@@ -57,9 +57,9 @@ def kernel_of(lib, name):
             options.update(page=16, table="sglang" if family == abi.BATCH_PREFILL else "block")
         problem = Forward(**options, splits=2 if "split" in p["family"] else 0, split_size=1)
         args = problem.combine_args() if family == abi.FWD_SPLITKV_COMBINE else problem.args
-    tile = abi.Tile(p["pipeline"].encode(), *(int(p[k]) for k in ("m", "n", "hq", "hv", "wm", "wn", "blocks")))
+    tile = abi.Tile(abi.PIPELINES.index(p["pipeline"]), *(int(p[k]) for k in ("m", "n", "hq", "hv", "wm", "wn", "blocks")))
     kernel = abi.Kernel()
-    if lib.gpu_kernel_make(p["arch"].encode(), family, options["dtype"], abi.ctypes.byref(args), abi.ctypes.byref(tile),
+    if lib.check_make(p["arch"].encode(), family, options["dtype"], abi.ctypes.byref(args), abi.ctypes.byref(tile),
                            abi.ctypes.byref(kernel)) or kernel.name.decode() != name:
         return None
     return kernel

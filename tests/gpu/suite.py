@@ -250,7 +250,7 @@ def run_forward(case, lib, device, arch, pipeline):
         device.run(pick(lib, arch, abi.FWD_SPLITKV_COMBINE, problem.o_dtype, args, None), args,
                    problem)
     error, allowed, lse = problem.judge(lib)
-    return f"{kernel.tile.pipeline.decode()} O {error:.2g} of {allowed:.2g}, LSE {lse:.2g}"
+    return f"{abi.pipeline_of(kernel)} O {error:.2g} of {allowed:.2g}, LSE {lse:.2g}"
 
 
 def run_backward(case, lib, device, arch, pipeline):
@@ -264,7 +264,7 @@ def run_backward(case, lib, device, arch, pipeline):
         after = {n: x.tobytes() for n, x in problem.outputs.items()}
         assert before in (None, after), "two runs gave different bits"
         before = after
-    return f"{kernel.tile.pipeline.decode()} {problem.judge_backward()}"
+    return f"{abi.pipeline_of(kernel)} {problem.judge_backward()}"
 
 
 def run_append(case, lib, device, arch, pipeline):

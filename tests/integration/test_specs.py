@@ -67,7 +67,8 @@ def fmhactl(*args, code=0, text=None):
 
 
 def enumerate_rows(*args):
-    lines = fmhactl("enumerate", *args).splitlines()
+    """Of AMD's space."""
+    lines = fmhactl("enumerate", "--rules", "ck", *args).splitlines()
     assert lines[0] == HEADER
     return [dict(zip(HEADER.split(","), line.split(","))) for line in lines[1:]]
 
@@ -308,7 +309,7 @@ def test_exhaustive_backward_by_brute_force():
 
 
 def test_count_and_formats(tmp_path):
-    args = ("--arch", "gfx950", "--variant", "appendkv")
+    args = ("--arch", "gfx950", "--rules", "ck", "--variant", "appendkv")
     assert fmhactl("enumerate", *args, "--count") == "220\n"
     out = tmp_path / "rows.csv"
     assert fmhactl("enumerate", *args, "--out", out) == ""
@@ -326,7 +327,7 @@ def test_count_and_formats(tmp_path):
 
 def test_all_variants_together():
     for arch, total in (("gfx942", 2996082), ("gfx950", 2797794), ("gfx1100", 3199520)):
-        assert int(fmhactl("enumerate", "--arch", arch, "--count")) == total
+        assert int(fmhactl("enumerate", "--arch", arch, "--rules", "ck", "--count")) == total
 
 
 def test_filter_counts_what_python_counts():
@@ -338,7 +339,7 @@ def test_filter_counts_what_python_counts():
         for r in rows
     )
     assert 0 < expected < len(rows)
-    assert int(fmhactl("enumerate", "--arch", "gfx950", "--variant", "bwd", "--filter", text, "--count")) == expected
+    assert int(fmhactl("enumerate", "--arch", "gfx950", "--rules", "ck", "--variant", "bwd", "--filter", text, "--count")) == expected
 
 
 def test_filter_fault_has_a_caret():
@@ -351,7 +352,7 @@ def test_filter_fault_has_a_caret():
 def test_profiles():
     listed = fmhactl("profiles")
     assert "flash_fwd" in listed and "aiter_bwd_group" in listed
-    count = lambda *a: int(fmhactl("enumerate", *a, "--count"))
+    count = lambda *a: int(fmhactl("enumerate", "--rules", "ck", *a, "--count"))
     # fp32 exists only in its receipts; RDNA loses what its list of pipelines does not have.
     assert count("--arch", "gfx942", "--config", "receipt0_fwd", "--profile", "fp32_all") == 0
     assert count("--arch", "gfx1100", "--variant", "batch_prefill", "--profile", "all") == 0
@@ -362,10 +363,32 @@ def test_profiles():
 
 
 def test_archs():
-    listed = {line.split()[0] for line in fmhactl("archs").splitlines()}
-    assert listed == {p.stem for p in (SPECS / "arch").glob("*.json")}
-    assert {"gfx90a", "gfx1201", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a", "portable", "x86_64_v3",
-            "x86_64_v4", "x86_64_v4_bf16", "x86_64_amx"} <= listed
+    listed = {line.split()[0]: line.split()[1:4] for line in fmhactl("archs").splitlines()}
+    assert {arch for arch, words in listed.items() if "ck" in words[2].split(",")} == {
+        p.stem for p in (SPECS / "arch").glob("*.json")}
+    assert {"sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a", "portable", "x86_64_v3", "x86_64_v4",
+            "x86_64_v4_bf16", "x86_64_amx"} <= set(listed)
+    # Siblings of what was measured.
+    assert {"sm_86", "sm_103a", "gfx1101", "gfx1200"} <= set(listed)
+    assert listed["gfx942"] == ["amd", "cdna3", "gpu,ck"] and listed["sm_90a"] == ["nvidia", "hopper", "gpu"]
+
+
+def test_the_default_is_what_this_build_runs():
+    count = lambda *a: int(fmhactl("enumerate", *a, "--count"))
+    assert count("--arch", "gfx942") == count("--arch", "gfx942", "--rules", "gpu") == 1396358
+    assert count("--arch", "sm_86") == count("--arch", "sm_89")
+    assert count("--arch", "portable") == count("--arch", "x86_64_v4", "--rules", "cpu") > 464966
+    # Sweeps and receipts are AMD's.
+    assert count("--arch", "gfx942", "--config", "bwd") == count("--arch", "gfx942", "--rules", "ck", "--variant", "bwd")
+    assert "sweeps are for rules 'ck'" in fmhactl("enumerate", "--arch", "sm_80", "--config", "fwd", code=2)
+    names = fmhactl("enumerate", "--arch", "gfx942", "--variant", "bwd", "--format", "names", "--hdims", "64").splitlines()
+    assert all("-gpu_" in name for name in names)
+    assert fmhactl("validate", "-", text="\n".join(names)) == ""
+    # A tile that nobody has is not valid, nor is one that would spill.
+    tile = next(n for n in names if n.startswith("bwd_dq_dk_dv-bf16") and "-t32x64x" in n)
+    assert "no tile of gpu_mfma is cut like this" in fmhactl(
+        "validate", tile.replace("-t32x64x", "-t48x64x").replace("x32x64x64x64", "x48x64x64x64"), code=1)
+    assert "pad_s 0" in fmhactl("validate", tile.replace("-p1111-", "-p0111-"), code=1)
 
 
 @pytest.mark.parametrize("args,reason", [
@@ -392,13 +415,14 @@ def test_output_that_cannot_be_written():
 
 
 def test_validate(tmp_path):
-    name = fmhactl("enumerate", "--arch", "gfx942", "--variant", "bwd", "--format", "names").splitlines()[0]
+    name = fmhactl("enumerate", "--arch", "gfx942", "--rules", "ck", "--variant", "bwd", "--format",
+                   "names").splitlines()[0]
     assert fmhactl("validate", name) == ""
     assert "expected a number" in fmhactl("validate", name.replace("h32", "hx"), code=1)
     bad = name.replace("-h32-", "-h36-")
     assert "hdim_q 36: not a multiple of 8" in fmhactl("validate", bad, code=1)
     # Rows from standard input, with their header.
-    rows = fmhactl("enumerate", "--arch", "gfx942", "--variant", "bwd")
+    rows = fmhactl("enumerate", "--arch", "gfx942", "--rules", "ck", "--variant", "bwd")
     assert fmhactl("validate", "-", text=rows) == ""
     broken = rows.replace("bwd_dot_do_o,fp16,batch", "bwd_dot_do_o,fp17,batch", 1)
     assert "line 2: error: data_type 'fp17'" in fmhactl("validate", "-", text=broken, code=1)
@@ -447,7 +471,7 @@ def test_files_follow_their_schema(kind, path):
     ("words", "words", lambda d: d["data_types"]["fp16"].pop("bytes")),
     ("profiles", "profiles", lambda d: d["profiles"][0].pop("keep")),
     ("arch", "arch/gfx942", lambda d: d["spaces"][0]["head_dims"]["fp16"].append([1, 2, 3])),
-    ("arch", "arch/gfx942", lambda d: d.pop("vendor")),
+    ("arch", "arch/gfx942", lambda d: d.pop("spaces")),
     ("arch", "arch/gfx942", lambda d: d["spaces"][0].update(lds=1)),
     ("rules", "rules/ck", lambda d: d["variants"]["fwd"][0].update(familly="fwd")),
     ("rules", "rules/ck", lambda d: d["validate"][0].pop("message")),

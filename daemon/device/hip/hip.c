@@ -129,7 +129,6 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.workspace_new = gpu_workspace_new,
 	.workspace_free = gpu_workspace_free,
 	.find_kernel = gpu_find_kernel,
-	.get_kernel = gpu_get_kernel,
 	.prepare = gpu_prepare,
 	.forget = gpu_forget,
 	.staging_cost = gpu_staging_cost,

@@ -23,45 +23,13 @@ struct gpu_build {
 	struct device_kernel *kernel;
 };
 
-/* The tile of the spec that dispatch has chosen. */
-static struct gpu_tile tile_of_spec(const struct plan_stage *stage)
+/* What the stage's spec stands for; 1: nothing that this device runs. */
+static int make_kernel(struct gpu_device *gpu, const union plan_args *args,
+		       const struct plan_stage *stage, struct gpu_kernel *ret_kernel)
 {
-	const struct kernel_tile *t = &stage->spec.tile;
-	struct gpu_tile tile = {.tile_m = t->tile_m0,
-				.tile_n = t->tile_n0,
-				.hdim_q = t->tile_k0max,
-				.hdim_v = t->tile_n1,
-				.waves_m = t->wave_m0,
-				.waves_n = t->wave_n0,
-				.blocks_per_cu = stage->spec.block_per_cu};
-
-	(void)snprintf(tile.pipeline, sizeof(tile.pipeline), "%s", stage->pipeline);
-	return tile;
-}
-
-/* The tile that a spec's name stands for, or the best default one. */
-static int make_kernel(struct gpu_device *gpu, enum abi_family family, uint32_t dtype,
-		       const union plan_args *args, const struct plan_stage *stage,
-		       struct gpu_kernel *ret_kernel)
-{
-	const char *arch = gpu->device.info.arch;
-	struct gpu_tile tile;
-
-	if (stage->has_spec) {
-		tile = tile_of_spec(stage);
-		return device_is_quarantined(&gpu->device, stage->kernel) ||
-		       gpu_kernel_make(arch, family, dtype, args, &tile, ret_kernel) != 0;
-	}
-	for (int candidate = 0;; candidate++) {
-		if (gpu_kernel_default_tile(arch, family, dtype, args, candidate, &tile) != 0)
-			return 1;
-		if (*stage->pipeline && strcmp(stage->pipeline, tile.pipeline) != 0)
-			continue;
-		if (gpu_kernel_make(arch, family, dtype, args, &tile, ret_kernel) != 0)
-			continue;
-		if (!device_is_quarantined(&gpu->device, ret_kernel->name))
-			return 0;
-	}
+	return !stage->has_spec || device_is_quarantined(&gpu->device, stage->kernel) ||
+	       gpu_kernel_of_spec(gpu->device.info.arch, stage->pipeline, &stage->spec, args,
+				  ret_kernel) != 0;
 }
 
 int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
@@ -70,19 +38,14 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 	struct gpu_device *gpu = gpu_device_of(device);
 	struct gpu_kernel kernel;
 
-	if (make_kernel(gpu, family, dtype, args, stage, &kernel) != 0)
+	(void)family;
+	(void)dtype;
+	if (make_kernel(gpu, args, stage, &kernel) != 0)
 		return 1;
-	if (!*stage->pipeline) {
-		(void)snprintf(stage->kernel, sizeof(stage->kernel), "%s", kernel.name);
-		(void)snprintf(stage->pipeline, sizeof(stage->pipeline), "%s",
-			       kernel.tile.pipeline);
-		(void)snprintf(stage->arch, sizeof(stage->arch), "%.31s", device->info.arch);
-	}
 	gpu_kernel_grid(&kernel, args, stage->grid);
 	memcpy(stage->block, kernel.block, sizeof(stage->block));
 	stage->lds_bytes = kernel.lds_bytes;
 	stage->tile_n0 = (uint32_t)kernel.tile.tile_n;
-	stage->workspace_bytes = gpu_kernel_workspace_bytes(&kernel, args);
 	return 0;
 }
 
@@ -100,7 +63,7 @@ static struct device_kernel *kernel_of_stage(struct gpu_device *gpu, const struc
 	struct device_kernel *kernel;
 	struct gpu_kernel choice;
 
-	if (make_kernel(gpu, stage->family, stage->dtype, args, stage, &choice) != 0)
+	if (make_kernel(gpu, args, stage, &choice) != 0)
 		return NULL;
 	kernel = kernel_by_name(gpu, choice.name);
 	if (kernel)
@@ -113,14 +76,6 @@ static struct device_kernel *kernel_of_stage(struct gpu_device *gpu, const struc
 	kernel->next = gpu->kernels;
 	gpu->kernels = kernel;
 	return kernel;
-}
-
-const struct device_kernel *gpu_get_kernel(struct device *device, const struct plan_stage *stage,
-					   const union plan_args *args)
-{
-	struct device_kernel *kernel = kernel_of_stage(gpu_device_of(device), stage, args);
-
-	return kernel && kernel->state == GPU_KERNEL_READY ? kernel : NULL;
 }
 
 static int load(struct device_kernel *kernel, const void *code, struct fmha_error *err)
@@ -236,7 +191,8 @@ static int request_build(struct gpu_device *gpu, struct device_kernel *kernel, u
 }
 
 int gpu_prepare(struct device *device, const struct plan_stage *stage, const union plan_args *args,
-		uint32_t uid, device_prepared done, void *owner, struct fmha_error *err)
+		uint32_t uid, device_prepared done, void *owner,
+		const struct device_kernel **ret_kernel, struct fmha_error *err)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
 	struct device_kernel *kernel = kernel_of_stage(gpu, stage, args);
@@ -246,6 +202,7 @@ int gpu_prepare(struct device *device, const struct plan_stage *stage, const uni
 	if (!kernel)
 		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not on this device",
 				      stage->kernel);
+	*ret_kernel = kernel;
 	if (kernel->state == GPU_KERNEL_READY)
 		return 0;
 	waiter = malloc(sizeof(*waiter));

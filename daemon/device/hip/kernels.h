@@ -8,7 +8,7 @@
 #ifndef FMHAD_DEVICE_GPU_KERNELS_H
 #define FMHAD_DEVICE_GPU_KERNELS_H
 
-#include <gpu_kernel.h> /* kernels/gpu */
+#include <gpu_catalogue.h> /* kernels/gpu */
 
 #include "gpu.h"
 
@@ -29,10 +29,9 @@ struct device_kernel {
 
 int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
 		    const union plan_args *args, struct plan_stage *stage);
-const struct device_kernel *gpu_get_kernel(struct device *device, const struct plan_stage *stage,
-					   const union plan_args *args);
 int gpu_prepare(struct device *device, const struct plan_stage *stage, const union plan_args *args,
-		uint32_t uid, device_prepared done, void *owner, struct fmha_error *err);
+		uint32_t uid, device_prepared done, void *owner,
+		const struct device_kernel **ret_kernel, struct fmha_error *err);
 void gpu_forget(struct device *device, void *owner);
 void gpu_kernels_free(struct gpu_device *gpu);
 

@@ -10,7 +10,7 @@
 
 struct plan_offline_options {
 	const char *arch;       /* "gfx942", "sm_90a", "x86_64_v4", ... */
-	const char *rules;      /* NULL: the arch's first kernel space; else "ck", "gpu", "cpu" */
+	const char *rules;      /* NULL: what this build can run; "ck": AMD's kernels */
 	uint32_t compute_units; /* 0: of the arch's usual card, 8 for a CPU */
 };
 

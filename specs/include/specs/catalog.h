@@ -11,31 +11,38 @@
 
 struct spec_catalog;
 
+struct spec_backend;
+
 /*
- * Loads arch/, rules/ and sweeps/ below @dir.
+ * Loads arch/, rules/ and sweeps/ below @dir, and adds what this build can run.
+ * @backends: specs/backend.h, NULL at the end, kept; NULL: none
  * @dir: NULL: $FMHA_SPECS_DIR, else the installed folder, else the source tree's that this was
  * built in Return: 0; FMHA_EIO; FMHA_ENOMEM; FMHA_EINVAL when a file is broken: the message has
  * file, path in the document and reason.
  */
-int spec_catalog_load(const char *dir, struct spec_catalog **ret_catalog, struct fmha_error *err);
+int spec_catalog_load(const char *dir, const struct spec_backend *const *backends,
+		      struct spec_catalog **ret_catalog, struct fmha_error *err);
 struct spec_catalog *spec_catalog_free(struct spec_catalog *catalog);
 
 /* Archs in the order of their names; the number is the word of the field gfx_arch. */
 int spec_arch_count(const struct spec_catalog *catalog);
 const char *spec_arch_name(const struct spec_catalog *catalog, int arch);
 int spec_arch_find(const struct spec_catalog *catalog, const char *name); /* -1: none */
+/* As its backend says; an arch that only rules/ knows is AMD's, of a family "". */
 const char *spec_arch_vendor(const struct spec_catalog *catalog, int arch);
 const char *spec_arch_family(const struct spec_catalog *catalog, int arch);
 /*
- * An arch has one or more kernel spaces, each made by the rules of one file of rules/: "ck" (AMD's
- * Composable Kernel), "gpu" and "cpu" (fmhad's own kernels). The @index-th, NULL beyond the last.
+ * An arch has one or more kernel spaces. The first is what this build can run: "gpu" or "cpu", by
+ * the rows of a backend. The others are made by a file of rules/: "ck" (AMD's Composable Kernel).
+ * The @index-th, NULL beyond the last.
  */
 const char *spec_arch_rules(const struct spec_catalog *catalog, int arch, int index);
 int spec_arch_has_dtype(const struct spec_catalog *catalog, int arch, enum spec_dtype dtype);
 int spec_arch_has_pipeline(const struct spec_catalog *catalog, int arch, int pipeline);
-/* A constant of the arch's spaces, such as "lds_bytes"; @fallback when it has none of that name. */
-int64_t spec_arch_constant(const struct spec_catalog *catalog, int arch, const char *name,
-			   int64_t fallback);
+/* What its backend knows of an arch: NULL for one that this build has no kernels for. */
+const struct spec_backend_arch *spec_arch_model(const struct spec_catalog *catalog, int arch);
+/* Enum spec_pipeline_flags of one of this build's pipelines; -1: it is not one. */
+int spec_pipeline_flags(const struct spec_catalog *catalog, int pipeline);
 
 /* Bytes of one element of @dtype in memory. */
 int spec_dtype_bytes(const struct spec_catalog *catalog, enum spec_dtype dtype);

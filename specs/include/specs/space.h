@@ -24,7 +24,8 @@ struct spec_head_dims {
 
 struct spec_space_options {
 	const char *arch;  /* required */
-	const char *rules; /* NULL: the arch's first, else "ck", "gpu", "cpu" */
+	const char *rules; /* "gpu", "cpu": what this build can run; "ck": AMD's. NULL: the former,
+			    * but for sweeps, receipts and exhaustive mode, which are AMD's */
 	const char
 		*variant; /* NULL: all of the arch's (its default sweeps), else "fwd", "bwd", ... */
 	const char *config; /* NULL, or a sweep: the name of a shipped one, or a file's path; names

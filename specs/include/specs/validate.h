@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* validate.h: is this spec one that its arch can have? The rules are data, in specs/rules/. */
+/* validate.h: is this spec one that its arch can have? This build's own kernels are those of their
+ * backend's rows; for AMD's the rules are data, in specs/rules/. */
 #ifndef SPECS_VALIDATE_H
 #define SPECS_VALIDATE_H
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "cpu_runner.h"
 
+#include <backends.h> /* kernels/catalogue */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,10 @@ const struct cpu_kernel *cpu_runner_kernel(const struct plan_stage *stage,
 	kernels = cpu_kernels(level, &n);
 	for (size_t i = 0; i < n; i++)
 		if (kernels[i]->family == stage->family && kernels[i]->dtype == stage->dtype &&
-		    strcmp(kernels[i]->pipeline, stage->pipeline) == 0 && kernels[i]->accepts(args))
+		    strcmp(kernels[i]->pipeline, stage->pipeline) == 0 &&
+		    (!stage->has_spec || !kernels[i]->tile_m ||
+		     kernels[i]->tile_m == stage->spec.tile.tile_m0) &&
+		    kernels[i]->accepts(args))
 			return kernels[i];
 	return NULL;
 }
@@ -60,7 +64,7 @@ struct registry *cpu_runner_registry(enum cpu_level level)
 	if (registries[level])
 		return registries[level];
 	if (!catalog)
-		assert_int_equal(spec_catalog_load(NULL, &catalog, &err), 0);
+		assert_int_equal(spec_catalog_load(NULL, fmha_backends, &catalog, &err), 0);
 	for (int l = (int)level; l >= 0; l--)
 		device.archs[device.n_archs++] = cpu_level_name((enum cpu_level)l);
 	assert_int_equal(registry_new(catalog, &device, &registries[level], &err), 0);

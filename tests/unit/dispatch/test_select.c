@@ -3,6 +3,7 @@
  * device. */
 #include "fixture.h"
 
+#include <backends.h> /* kernels/catalogue */
 #include <stdio.h>
 
 #include <cjson/cJSON.h>
@@ -18,7 +19,7 @@ static int load_catalog(void **state)
 	struct fmha_error err;
 
 	(void)state;
-	return spec_catalog_load(NULL, &catalog, &err);
+	return spec_catalog_load(NULL, fmha_backends, &catalog, &err);
 }
 
 static int free_catalog(void **state)
@@ -39,6 +40,9 @@ static void offline_device(struct fixture *f, const char *arch, const char *rule
 	assert_works(f, registry_new(catalog, &model, &registry, &f->err));
 	f->decree.device = (struct plan_device){
 		.arch = arch, .registry = registry, .compute_units = units};
+	if (spec_arch_model(catalog, spec_arch_find(catalog, arch)))
+		f->decree.device.lds_bytes =
+			spec_arch_model(catalog, spec_arch_find(catalog, arch))->lds_bytes;
 }
 
 static void release(struct fixture *f)
@@ -139,7 +143,7 @@ static void choice_is_deterministic(void **state)
 		struct fixture f;
 
 		big_forward(&f);
-		offline_device(&f, "gfx942", NULL, 304);
+		offline_device(&f, "gfx942", "ck", 304);
 		assert_works(&f, fixture_build(&f));
 		if (i > 0)
 			assert_string_equal(first, f.plan.stages[0].kernel);
@@ -157,7 +161,7 @@ static void short_problems_get_short_tiles(void **state)
 	f.problem.mode = FMHA_BATCH;
 	f.problem.seqlen_q = 16;
 	f.problem.n_splits = 4;
-	offline_device(&f, "gfx942", NULL, 304);
+	offline_device(&f, "gfx942", "ck", 304);
 	assert_works(&f, fixture_build(&f));
 	assert_int_equal(f.plan.stages[0].spec.tile.tile_m0, 16);
 	f.problem.seqlen_q = 4096;
@@ -176,7 +180,7 @@ static void padding_flags_are_compared_with_lengths(void **state)
 	f.problem.hdim_q = f.problem.hdim_v = 256; /* qr with pads ffff, ttff, tttt */
 	f.problem.nhead_q = f.problem.nhead_k = 4;
 	f.problem.seqlen_q = f.problem.seqlen_k = 1000;
-	offline_device(&f, "gfx942", NULL, 304);
+	offline_device(&f, "gfx942", "ck", 304);
 	assert_works(&f, fixture_build(&f));
 	assert_int_equal(f.plan.stages[0].spec.pad_s, 1);
 	assert_int_equal(f.plan.stages[0].spec.pad_sk, 1);
@@ -208,7 +212,7 @@ static void smaller_heads_use_a_padded_larger_kernel(void **state)
 	big_forward(&f);
 	f.problem.hdim_q = 72;
 	f.problem.hdim_v = 72;
-	offline_device(&f, "gfx942", NULL, 304);
+	offline_device(&f, "gfx942", "ck", 304);
 	assert_works(&f, fixture_build(&f));
 	assert_int_equal(f.plan.stages[0].spec.signature.hdim_q, 80); /* 80 x 96 is the smallest */
 	assert_int_equal(f.plan.stages[0].spec.signature.hdim_v, 96);
@@ -234,7 +238,7 @@ static void misaligned_rows_need_padding_of_head_dims(void **state)
 	f.problem.k.stride[1] = 4 * 260;
 	f.problem.k.stride[2] = 260; /* 520 bytes: not a multiple of 16 */
 	f.problem.k.stride[3] = 1;
-	offline_device(&f, "gfx942", NULL, 304);
+	offline_device(&f, "gfx942", "ck", 304);
 	assert_works(&f, fixture_build(&f));
 	assert_int_equal(f.plan.stages[0].spec.pad_d, 1);
 	report_of(&f, ABI_FWD, &report);
@@ -259,7 +263,7 @@ static void pages_nest_with_tiles(void **state)
 	p->n_splits = 1;
 	fixture_add(&f, FMHA_T_BLOCK_TABLE, FMHA_I32);
 	fixture_add(&f, FMHA_T_SEQLEN_K, FMHA_I32);
-	offline_device(&f, "gfx942", NULL, 304);
+	offline_device(&f, "gfx942", "ck", 304);
 	assert_works(&f, fixture_build(&f));
 	assert_int_equal(f.plan.stages[0].family, ABI_FWD_PAGEDKV);
 	assert_int_equal(48 % f.plan.stages[0].spec.tile.tile_n0 == 0 ||
@@ -286,7 +290,7 @@ static void prefill_needs_its_page_size(void **state)
 	fixture_add(&f, FMHA_T_SEQSTART_Q, FMHA_I32);
 	fixture_add(&f, FMHA_T_BLOCK_TABLE, FMHA_I32);
 	fixture_add(&f, FMHA_T_SEQLEN_K, FMHA_I32);
-	offline_device(&f, "gfx942", NULL, 304);
+	offline_device(&f, "gfx942", "ck", 304);
 	assert_works(&f, fixture_build(&f));
 	assert_int_equal(f.plan.stages[0].family, ABI_BATCH_PREFILL);
 	assert_int_equal(f.plan.stages[0].spec.signature.page_size, 16);
@@ -304,7 +308,7 @@ static void invalid_specs_are_rejected_with_the_finding(void **state)
 
 	(void)state;
 	big_forward(&f); /* RDNA lists have qr_async kernels that RDNA does not support */
-	offline_device(&f, "gfx1100", NULL, 96);
+	offline_device(&f, "gfx1100", "ck", 96);
 	assert_works(&f, fixture_build(&f));
 	report_of(&f, ABI_FWD, &report);
 	assert_true(has_reason(&report, "invalid: pipeline"));
@@ -324,7 +328,7 @@ static void helper_stages_ignore_what_they_do_not_use(void **state)
 	f.problem.mask = FMHA_MASK_TOP_LEFT;
 	f.problem.window_right = 0;
 	fixture_add(&f, FMHA_T_ALIBI_SLOPES, FMHA_F32);
-	offline_device(&f, "gfx942", NULL, 304);
+	offline_device(&f, "gfx942", "ck", 304);
 	assert_works(&f, fixture_build(&f));
 	assert_int_equal(f.plan.n_stages, 2);
 	assert_int_equal(f.plan.stages[1].spec.signature.mask, SPEC_MASK_NO);
@@ -335,7 +339,7 @@ static void helper_stages_ignore_what_they_do_not_use(void **state)
 	fixture_add(&f, FMHA_T_BIAS, FMHA_BF16);
 	fixture_add(&f, FMHA_T_DBIAS, FMHA_BF16);
 	f.problem.deterministic = 1;
-	offline_device(&f, "gfx942", NULL, 304);
+	offline_device(&f, "gfx942", "ck", 304);
 	assert_works(&f, fixture_build(&f));
 	assert_int_equal(f.plan.n_stages, 3);
 	assert_int_equal(f.plan.stages[1].spec.signature.mask, SPEC_MASK_TOP_LEFT);
@@ -354,7 +358,7 @@ static void trload_tiles_need_the_arch(void **state)
 
 	(void)state;
 	big_backward(&f);
-	offline_device(&f, "gfx942", NULL, 304);
+	offline_device(&f, "gfx942", "ck", 304);
 	assert_works(&f, fixture_build(&f));
 	assert_int_equal(f.plan.stages[1].spec.tile.use_trload, 0);
 	release(&f);
@@ -369,7 +373,7 @@ static void quarantined_kernels_are_passed_by(void **state)
 
 	(void)state;
 	big_forward(&f);
-	offline_device(&f, "gfx942", NULL, 304);
+	offline_device(&f, "gfx942", "ck", 304);
 	registry = f.decree.device.registry;
 	assert_works(&f, fixture_build(&f));
 	strcpy(first, f.plan.stages[0].kernel);
@@ -402,7 +406,7 @@ static void strategies_are_asked_in_order(void **state)
 
 	(void)state;
 	big_forward(&f);
-	offline_device(&f, "gfx942", NULL, 304);
+	offline_device(&f, "gfx942", "ck", 304);
 	registry = f.decree.device.registry;
 	assert_works(&f, fixture_build(&f));
 	strcpy(best, f.plan.stages[0].kernel);
@@ -440,7 +444,7 @@ static void sets_limit_the_choice(void **state)
 
 	(void)state;
 	big_forward(&f);
-	offline_device(&f, "gfx942", NULL, 304);
+	offline_device(&f, "gfx942", "ck", 304);
 	assert_works(&f, registry_load_set(f.decree.device.registry, "default", none,
 					   sizeof(none) - 1, NULL, &f.err));
 	assert_fails(&f, fixture_build(&f), FMHA_ENOKERNEL, "");
@@ -548,7 +552,7 @@ static void explains_backward_and_its_workspace(void **state)
 
 	(void)state;
 	big_backward(&f);
-	root = explain("gfx942", NULL, &f.problem);
+	root = explain("gfx942", "ck", &f.problem);
 	plan = cJSON_GetObjectItem(root, "plan");
 	assert_int_equal(n_stages(root), 3);
 	/* 16 of head; dq_acc 2 * 16 * 1024 * 128 floats; d 2 * 16 * 1024 floats. */
@@ -571,7 +575,7 @@ static void explains_why_there_is_nothing(void **state)
 	big_forward(&f);
 	f.problem.logits_soft_cap = 30;
 	fixture_add(&f, FMHA_T_BIAS, FMHA_BF16); /* soft cap and bias: no kernel of ck's */
-	root = explain("gfx942", NULL, &f.problem);
+	root = explain("gfx942", "ck", &f.problem);
 	assert_true(cJSON_IsNull(cJSON_GetObjectItem(root, "plan")));
 	assert_string_equal(
 		cJSON_GetObjectItem(cJSON_GetObjectItem(root, "error"), "name")->valuestring,

@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include <backends.h> /* kernels/catalogue */
 #include <specs/space.h>
 
 /* The catalog of the source tree, loaded once a program. */
@@ -23,7 +24,7 @@ static inline int load_catalog(void **state)
 	struct fmha_error err = {0};
 
 	(void)state;
-	if (spec_catalog_load(NULL, &catalog, &err) < 0) {
+	if (spec_catalog_load(NULL, fmha_backends, &catalog, &err) < 0) {
 		print_error("%s\n", err.msg);
 		return -1;
 	}
@@ -73,10 +74,19 @@ static inline int is_walked(int arch, const char *rules)
 	return getenv("FMHA_SPECS_FULL") != NULL;
 }
 
+/* AMD's space, of an arch that has it; else what this build can run. */
+static inline struct spec_space_options amd_space(const char *arch)
+{
+	struct spec_space_options options = SPEC_SPACE_OPTIONS(arch);
+
+	options.rules = strncmp(arch, "gfx", 3) == 0 ? "ck" : NULL;
+	return options;
+}
+
 /* The first spec of an arch that a filter lets through. */
 static inline struct kernel_spec find_spec(const char *arch, const char *filter_text)
 {
-	struct spec_space_options options = SPEC_SPACE_OPTIONS(arch);
+	struct spec_space_options options = amd_space(arch);
 	struct spec_space *space = make_space(&options);
 	struct spec_filter *filter;
 	const struct kernel_spec *found;

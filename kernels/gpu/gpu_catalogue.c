@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gpu_catalogue.c: the GPU kernels as rows. A tile, its waves and how many blocks share a compute unit
+ * were measured (NOTES.md); nothing else lists them. The order within a pipeline is the order in
+ * which offline checks try them; a plan's choice is dispatch's.
+ */
+#include "gpu_catalogue.h"
+
+#include <string.h>
+
+#include "gpu_arch.h"
+
+#define COUNT(x)     (sizeof(x) / sizeof((x)[0]))
+#define CORE(core)   (1u << GPU_CORE_##core)
+#define WITHOUT(f)   ((uint64_t)1 << SPEC_FIELD_##f)
+#define FORWARD                                                                                    \
+	(SPEC_BIT(SPEC_FWD) | SPEC_BIT(SPEC_FWD_SPLITKV) | SPEC_BIT(SPEC_FWD_PAGEDKV) |            \
+	 SPEC_BIT(SPEC_BATCH_PREFILL))
+#define FP8                                                                                        \
+	(SPEC_BIT(SPEC_FP8FP16) | SPEC_BIT(SPEC_FP8BF16) | SPEC_BIT(SPEC_FP8FP32) |                \
+	 SPEC_BIT(SPEC_BF8))
+#define HALF    (SPEC_BIT(SPEC_FP16) | SPEC_BIT(SPEC_BF16))
+#define ALL     (SPEC_BIT(SPEC_FP32) | HALF | FP8)
+#define NOT_FP8 (SPEC_BIT(SPEC_FP32) | HALF)
+
+#define TILE(pipeline, cores, families, types, without, hdim, m, n, waves_m, waves_n, blocks)      \
+	{pipeline, families, cores, types, hdim, m, n, waves_m, waves_n, blocks, without}
+#define ROWS(pipeline, core, hdim, m, n, waves_m, waves_n, blocks)                                 \
+	TILE(pipeline, core, FORWARD, HALF | FP8, 0, hdim, m, n, waves_m, waves_n, blocks)
+/* Few rows: the waves of a block share the keys of a tile. A tile's rows belong to several heads,
+ * dropout's patches to one. */
+#define PACK(pipeline, core, hdim, m, n, waves_m, waves_n, blocks)                                 \
+	TILE(pipeline, core, FORWARD, HALF | FP8, WITHOUT(dropout), hdim, m, n, waves_m, waves_n,  \
+	     blocks)
+/* Backward: tile_m streams past, tile_n stays. */
+#define GRAD(pipeline, core, hdim, m, n, waves_m, waves_n, blocks)                                 \
+	TILE(pipeline, core, SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, 0, hdim, m, n, waves_m, waves_n,   \
+	     blocks)
+/* A wave a row: one kernel serves every head dim. */
+#define SMALL(pipeline, family, types)                                                             \
+	TILE(pipeline, GPU_ANY_CORE, SPEC_BIT(family), types, 0, 256, 16, 16, 4, 1, 1)
+#define WMMA_CORES (CORE(WMMA11) | CORE(WMMA12))
+
+static const struct spec_row kernels[] = {
+	ROWS(GPU_MMA, CORE(MMA), 64, 128, 128, 4, 1, 2),
+	ROWS(GPU_MMA, CORE(MMA), 64, 128, 64, 4, 1, 2),
+	ROWS(GPU_MMA, CORE(MMA), 128, 128, 64, 4, 1, 1),
+	ROWS(GPU_MMA, CORE(MMA), 128, 64, 64, 4, 1, 3),
+	ROWS(GPU_MMA, CORE(MMA), 128, 64, 64, 4, 1, 2),
+	ROWS(GPU_MMA, CORE(MMA), 256, 128, 64, 8, 1, 1),
+	ROWS(GPU_MMA, CORE(MMA), 256, 64, 32, 4, 1, 1),
+	ROWS(GPU_MMA, CORE(MMA), 128, 128, 32, 4, 1, 1), /* room for dropout's random words */
+	PACK(GPU_MMA_PACK, CORE(MMA), 128, 16, 128, 1, 4, 1),
+	PACK(GPU_MMA_PACK, CORE(MMA), 256, 16, 64, 1, 4, 1),
+	PACK(GPU_MMA_PACK, CORE(MMA), 256, 64, 64, 4, 1, 1),
+	ROWS(GPU_MFMA, CORE(MFMA), 128, 128, 64, 8, 1, 1),
+	ROWS(GPU_MFMA, CORE(MFMA), 256, 64, 32, 4, 1, 1),
+	PACK(GPU_MFMA_PACK, CORE(MFMA), 128, 16, 64, 1, 4, 1),
+	PACK(GPU_MFMA_PACK, CORE(MFMA), 256, 16, 32, 1, 2, 1),
+	ROWS(GPU_WMMA, WMMA_CORES, 128, 128, 32, 8, 1, 1),
+	ROWS(GPU_WMMA, WMMA_CORES, 256, 64, 16, 4, 1, 1),
+	PACK(GPU_WMMA_PACK, WMMA_CORES, 128, 16, 64, 1, 4, 1),
+	PACK(GPU_WMMA_PACK, WMMA_CORES, 256, 16, 32, 1, 2, 1),
+	TILE(GPU_SCALAR, GPU_ANY_CORE, FORWARD, ALL, 0, 64, 64, 32, 4, 1, 1),
+	TILE(GPU_SCALAR, GPU_ANY_CORE, FORWARD, ALL, 0, 128, 32, 32, 2, 1, 1),
+	TILE(GPU_SCALAR, GPU_ANY_CORE, FORWARD, ALL, 0, 256, 16, 16, 1, 1, 1),
+	TILE(GPU_SCALAR_PACK, GPU_ANY_CORE, FORWARD, ALL, WITHOUT(dropout), 128, 16, 32, 1, 2, 1),
+	TILE(GPU_SCALAR_PACK, GPU_ANY_CORE, FORWARD, ALL, WITHOUT(dropout), 256, 16, 16, 1, 1, 1),
+
+	GRAD(GPU_MMA, CORE(MMA), 64, 32, 128, 4, 1, 2),
+	GRAD(GPU_MMA, CORE(MMA), 64, 64, 128, 8, 1, 1),
+	GRAD(GPU_MMA, CORE(MMA), 128, 64, 64, 4, 1, 2),
+	GRAD(GPU_MMA, CORE(MMA), 128, 64, 128, 8, 1, 1),
+	GRAD(GPU_MMA, CORE(MMA), 128, 32, 64, 4, 1, 1),
+	GRAD(GPU_MMA, CORE(MMA), 256, 32, 64, 4, 1, 1),
+	GRAD(GPU_MFMA, CORE(MFMA), 128, 32, 64, 4, 1, 1),
+	GRAD(GPU_MFMA, CORE(MFMA), 256, 16, 64, 4, 1, 1),
+	GRAD(GPU_WMMA, WMMA_CORES, 64, 32, 64, 4, 1, 1),
+	GRAD(GPU_WMMA, WMMA_CORES, 128, 16, 64, 4, 1, 1),
+	GRAD(GPU_WMMA, WMMA_CORES, 256, 16, 16, 1, 1, 1),
+	TILE(GPU_SCALAR, GPU_ANY_CORE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), NOT_FP8, 0, 64, 32, 32, 2, 1, 1),
+	TILE(GPU_SCALAR, GPU_ANY_CORE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), NOT_FP8, 0, 128, 16, 32, 2, 1, 1),
+	TILE(GPU_SCALAR, GPU_ANY_CORE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), NOT_FP8, 0, 256, 16, 16, 1, 1, 1),
+
+	SMALL(GPU_COMBINE, SPEC_FWD_SPLITKV_COMBINE, NOT_FP8), /* the data type is that of O */
+	SMALL(GPU_APPEND, SPEC_FWD_APPENDKV, ALL),
+	SMALL(GPU_DOT, SPEC_BWD_DOT_DO_O, NOT_FP8),
+	SMALL(GPU_CONVERT, SPEC_BWD_CONVERT_DQ, NOT_FP8),
+};
+
+static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 96},   {128, 128},
+						  {160, 160}, {192, 128}, {192, 192}, {256, 256}};
+
+#define FLAGS(pipeline, pack)                                                                      \
+	((pack ? SPEC_PACKS_HEADS : 0) | (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |      \
+	 SPEC_WRITES_DQ)
+#define PIPELINE(id, name, cores, pack) {#name, FLAGS(id, pack)},
+static const struct spec_pipeline pipelines[] = {GPU_PIPELINES(PIPELINE)};
+
+#define ARCH(name, vendor, family, core, wave, lds, units, tight)                                  \
+	{#name, #vendor, #family, CORE(core) | CORE(SCALAR), ALL, wave, units, (lds)*1024, 16, 16, 16},
+static const struct spec_backend_arch archs[] = {GPU_ARCHS(ARCH)};
+
+static const struct gpu_arch *gpu_arch_of(const struct spec_backend_arch *arch)
+{
+	return &gpu_archs[arch - archs]; /* both are made of one list */
+}
+
+/* ---- from a spec to a kernel ---- */
+
+static int is_small(const struct kernel_spec *spec)
+{
+	return !(SPEC_BIT(spec->signature.family) & (FORWARD | SPEC_BIT(SPEC_BWD_DQ_DK_DV)));
+}
+
+static struct gpu_tile tile_of(int pipeline, const struct kernel_spec *spec)
+{
+	const struct kernel_tile *t = &spec->tile;
+
+	return (struct gpu_tile){.pipeline = pipeline,
+				 .tile_m = t->tile_m0,
+				 .tile_n = t->tile_n0,
+				 .hdim_q = t->tile_k0max,
+				 .hdim_v = t->tile_n1,
+				 .waves_m = t->wave_m0,
+				 .waves_n = t->wave_n0,
+				 .blocks_per_cu = spec->block_per_cu};
+}
+
+static uint32_t dtype_of(int data_type)
+{
+	switch (data_type) {
+	case SPEC_FP32:
+		return ABI_F32;
+	case SPEC_FP16:
+		return ABI_F16;
+	case SPEC_BF16:
+		return ABI_BF16;
+	case SPEC_BF8:
+		return ABI_E5M2;
+	default:
+		return ABI_E4M3;
+	}
+}
+
+static struct gpu_traits traits_of(const struct kernel_signature *s)
+{
+	return (struct gpu_traits){.dtype = dtype_of(s->data_type),
+				   .mask = s->mask != SPEC_MASK_NO,
+				   .bias = s->bias == SPEC_BIAS_BIAS    ? 1
+					   : s->bias == SPEC_BIAS_ALIBI ? 2
+									: 0,
+				   .softcap = s->logits,
+				   .dropout = s->dropout,
+				   .paged = s->paged_kv,
+				   .descale = s->qscale != SPEC_QSCALE_NO};
+}
+
+/* Return: 1 when no kernel takes these. */
+static int add_args(enum abi_family family, const void *args, struct gpu_traits *traits)
+{
+	const struct abi_fwd_args *fwd = args;
+	const struct abi_bwd_args *bwd = args;
+
+	if (family == ABI_BWD_DQ_DK_DV) {
+		traits->any_scale = !(bwd->scale > 0);
+		traits->dbias_sum = gpu_sums_dbias(bwd);
+		/* dQ is written in a second pass. A bias may repeat over batches, heads and rows,
+		 * never over columns. */
+		return bwd->dq_acc || (bwd->dbias.data && !bwd->dbias.stride_dim &&
+				       bwd->sequences.seqlen_k_max > 1);
+	}
+	if (SPEC_BIT(family) & FORWARD)
+		traits->any_scale = !(fwd->scale > 0);
+	return 0;
+}
+
+/* The number of a pipeline in this file; it may be another backend's, or nobody's. */
+static int own_pipeline(const char *word)
+{
+	int i = 0;
+
+	while (i < GPU_N_PIPELINES && strcmp(gpu_pipelines[i].name, word) != 0)
+		i++;
+	return i;
+}
+
+int gpu_kernel_of_spec(const char *arch_name, const char *pipeline, const struct kernel_spec *spec,
+		       const void *args, struct gpu_kernel *ret_kernel)
+{
+	const struct gpu_arch *arch = gpu_arch_find(arch_name);
+	enum abi_family family = (enum abi_family)spec->signature.family;
+	struct gpu_traits traits = traits_of(&spec->signature);
+	struct gpu_tile tile = tile_of(own_pipeline(pipeline), spec);
+
+	if (!arch || (args && add_args(family, args, &traits)))
+		return 1;
+	return gpu_kernel_make(arch, family, &traits, &tile, ret_kernel);
+}
+
+/* ---- tiles ---- */
+
+static void cut(const struct spec_backend_arch *arch, const struct spec_row *row,
+		struct kernel_spec *spec)
+{
+	int is_backward = spec->signature.family == SPEC_BWD_DQ_DK_DV, small = is_small(spec);
+	uint16_t hdim_q = small ? 32 : spec->signature.hdim_q;
+	uint16_t hdim_v = small ? 32 : spec->signature.hdim_v;
+	struct kernel_tile *t = &spec->tile;
+
+	t->tile_m0 = row->tile_m;
+	t->tile_n0 = row->tile_n;
+	t->tile_k0 = t->tile_k0max = hdim_q;
+	t->tile_n1 = hdim_v;
+	t->tile_k1 = small ? 32 : is_backward ? row->tile_m : row->tile_n;
+	t->tile_bwd6 = is_backward ? row->tile_n : 0;
+	t->tile_bwd7 = is_backward ? hdim_q : 0;
+	t->tile_bwd8 = is_backward ? hdim_v : 0;
+	t->wave_m0 = t->wave_m1 = row->waves_m;
+	t->wave_n0 = t->wave_n1 = row->waves_n;
+	t->warp_m0 = t->warp_m1 = arch->warp_m;
+	t->warp_n0 = t->warp_n1 = arch->warp_n;
+	t->warp_k0 = t->warp_k1 = arch->warp_k;
+	spec->block_per_cu = row->blocks_per_cu;
+}
+
+static const char *misfit(const struct spec_backend_arch *arch, int pipeline,
+			  const struct kernel_spec *spec, enum spec_field *ret_field)
+{
+	struct gpu_tile tile = tile_of(pipeline, spec);
+
+	*ret_field = SPEC_FIELD_hdim_q;
+	if (spec->signature.hdim_q % 32 || spec->signature.hdim_q > 256 || !spec->signature.hdim_q)
+		return "not a multiple of 32 up to 256";
+	*ret_field = SPEC_FIELD_hdim_v;
+	if (spec->signature.hdim_v % 32 || spec->signature.hdim_v > 256 || !spec->signature.hdim_v)
+		return "not a multiple of 32 up to 256";
+	*ret_field = SPEC_FIELD_tile_m0;
+	return gpu_tile_misfit(gpu_arch_of(arch), (enum abi_family)spec->signature.family, &tile);
+}
+
+/* ---- tiles that would spill: scores and accumulators leave no room for what these features need.
+ * From tests/gpu/spill_check.py. ---- */
+
+static int is_crowded(const struct gpu_arch *arch, int pipeline, const struct kernel_spec *spec)
+{
+	const struct kernel_signature *s = &spec->signature;
+	const struct kernel_tile *t = &spec->tile;
+	int bias = s->bias != SPEC_BIAS_NO, dropout = s->dropout, paged = s->paged_kv;
+	int masked = s->mask != SPEC_MASK_NO, logits = bias || s->logits;
+	int split = s->family == SPEC_FWD_SPLITKV;
+	int rows = t->tile_m0 / t->wave_m0, scores = rows * t->tile_n0, blocks = spec->block_per_cu;
+	int fp8_mask = SPEC_BIT(s->data_type) & FP8 && masked, split_mask = split && masked;
+	int wide = s->hdim_v > 96;
+
+	if (arch->tight && split_mask && paged && logits && s->hdim_v > 192 && t->wave_n0 == 1 &&
+	    scores >= 16 * 64)
+		return 1;
+	if (pipeline != GPU_MMA)
+		return 0;
+	if (arch->tight && masked && (blocks > 2 || (rows > 16 && s->hdim_v > 64)))
+		return 1;
+	if (arch->tight && !masked && scores >= 32 * 128)
+		return 1;
+	if (scores >= 32 * 128)
+		return split || paged || logits || dropout;
+	if (rows > 16 && blocks > 1)
+		return s->hdim_v > 64 || (dropout && (bias || paged));
+	if (scores >= 32 * 64 && s->hdim_v > 64)
+		return dropout || (wide && (logits || paged || fp8_mask || split_mask));
+	if (rows > 16 && wide && dropout && paged)
+		return 1;
+	if (s->hdim_v > 192 && scores >= 16 * 64 && masked && bias && dropout)
+		return 1;
+	if (blocks <= 2)
+		return 0;
+	return dropout || paged ||
+	       (wide && (fp8_mask || (s->logits && masked) || split_mask || (split && logits)));
+}
+
+static int is_crowded_backward(const struct gpu_arch *arch, int pipeline,
+			       const struct kernel_spec *spec)
+{
+	const struct kernel_signature *s = &spec->signature;
+	const struct kernel_tile *t = &spec->tile;
+	int cap = s->logits, logits = s->bias != SPEC_BIAS_NO || cap, dropout = s->dropout;
+	int rows = t->tile_n0 / t->wave_m0, wide = s->hdim_q + s->hdim_v;
+	int is_half = s->data_type != SPEC_FP32;
+
+	if (arch->core == GPU_CORE_WMMA11)
+		return is_half && wide > 192 && t->wave_m0 > 1 && s->bias == SPEC_BIAS_BIAS &&
+		       dropout && s->mask == SPEC_MASK_NO;
+	if (arch->core != GPU_CORE_MMA || !(logits || dropout))
+		return 0;
+	if (pipeline == GPU_SCALAR) /* nothing else is there for f32 */
+		return is_half && (wide > 448 || (wide > 192 && logits && dropout));
+	return logits && (rows > 16 || (rows * t->tile_m0 > 16 * 32 && wide > 192 &&
+					(dropout || cap)));
+}
+
+static int suits(const struct spec_backend_arch *arch, int pipeline, const struct kernel_spec *spec)
+{
+	if (SPEC_BIT(spec->signature.family) & FORWARD && pipeline >= GPU_MMA &&
+	    pipeline <= GPU_MMA_PACK)
+		return !is_crowded(gpu_arch_of(arch), pipeline, spec);
+	if (spec->signature.family == SPEC_BWD_DQ_DK_DV)
+		return !is_crowded_backward(gpu_arch_of(arch), pipeline, spec);
+	return 1;
+}
+
+const struct spec_backend gpu_backend = {
+	.name = "gpu",
+	.pipelines = pipelines,
+	.n_pipelines = COUNT(pipelines),
+	.archs = archs,
+	.n_archs = COUNT(archs),
+	.rows = kernels,
+	.n_rows = COUNT(kernels),
+	.head_dims = head_dims,
+	.n_head_dims = COUNT(head_dims),
+	.cut = cut,
+	.misfit = misfit,
+	.suits = suits,
+};

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lds.h: how much LDS (shared memory) a block needs, for the kernels that lay it out and for the
+ * host that asks for it. Plain integer functions that C and device C++ both read.
+ */
+#ifndef FMHA_GPU_LDS_H
+#define FMHA_GPU_LDS_H
+
+#ifdef __cplusplus
+#define LDS_FN static __device__ constexpr
+#else
+#define LDS_FN static inline
+#endif
+
+/* Matrix cores: enum gpu_core on the host. */
+#define FMHA_CORE_SCALAR 0
+#define FMHA_CORE_MMA    1
+#define FMHA_CORE_MFMA   2
+#define FMHA_CORE_WMMA11 3
+#define FMHA_CORE_WMMA12 4
+
+/* How a block's work is cut. Backward: tile_n stay, tile_m walk. */
+struct lds_cut {
+	int core, wave; /* wave: lanes */
+	int tile_m, tile_n, hdim_q, hdim_v, waves_m, waves_n;
+};
+
+LDS_FN int lds_max(int a, int b)
+{
+	return a > b ? a : b;
+}
+
+/* Of a 16 x 16 tile, the rows that a lane holds elements of. */
+LDS_FN int lds_stats(int core, int wave)
+{
+	return core == FMHA_CORE_SCALAR ? 16 / (wave / 8) : core == FMHA_CORE_MMA ? 2 : 1;
+}
+
+/* A streamed tile that is read by rows, by columns, or both. */
+LDS_FN int lds_tile(int core, int rows, int cols, int by_rows, int by_columns)
+{
+	return core == FMHA_CORE_SCALAR ? rows * cols * 4
+	       : core == FMHA_CORE_MMA	? rows * cols * 2
+					: (by_rows ? rows * (cols * 2 + 16) : 0) +
+						  (by_columns ? cols * (rows * 2 + 16) : 0);
+}
+
+/* One that stays for a whole loop. */
+LDS_FN int lds_stationary(int core, int rows, int cols)
+{
+	return core == FMHA_CORE_MFMA ? 0 : lds_tile(core, rows, cols, 1, 0);
+}
+
+/* Floats between rows of a result on its way out: padded against bank conflicts where 64 KiB allow
+ * it. */
+LDS_FN int lds_stage_stride(int hdim)
+{
+	return hdim >= 256 ? hdim : hdim + 4;
+}
+
+/* A wave's 16 rows of a result. */
+LDS_FN int lds_stage(int waves, int hdim)
+{
+	return waves * 16 * lds_stage_stride(hdim) * 4;
+}
+
+/* What waves that share the keys of a tile tell each other: accumulators, maxima, sums. */
+LDS_FN int lds_merge(struct lds_cut c)
+{
+	int tiles = c.tile_m / 16 / c.waves_m;
+
+	return (c.waves_n - 1) * c.waves_m * c.wave * 4 *
+	       (tiles * (c.hdim_v / 16) * (256 / c.wave) + 2 * tiles * lds_stats(c.core, c.wave));
+}
+
+/* Room for the band, and for the maxima and sums of rows, while the products want the registers. */
+#define LDS_BAND 32
+LDS_FN int lds_softmax(struct lds_cut c)
+{
+	return 2 * (c.tile_m / 16 / c.waves_m) * lds_stats(c.core, c.wave) * c.waves_m * c.waves_n *
+	       c.wave * 4;
+}
+
+/*
+ * A tile whose accumulators fill the registers, asked for with one block a unit (two fit all the
+ * same): what can wait does so in LDS, and nothing spills.
+ */
+LDS_FN int lds_is_lean(struct lds_cut c, int blocks_per_cu)
+{
+	return c.core == FMHA_CORE_MMA && blocks_per_cu == 1 && c.waves_n == 1 &&
+	       c.tile_m / c.waves_m > 16;
+}
+
+LDS_FN int lds_forward(struct lds_cut c, int lean)
+{
+	return lds_max(lds_max(lds_merge(c), lds_stage(c.waves_m, c.hdim_v)),
+		       lds_stationary(c.core, c.tile_m, c.hdim_q) +
+			       lds_tile(c.core, c.tile_n, c.hdim_q, 1, 0) +
+			       lds_tile(c.core, c.tile_n, c.hdim_v, 0, 1) +
+			       (lean ? LDS_BAND + lds_softmax(c) : 0));
+}
+
+/* What describes the streamed tensors, where registers are dear. */
+LDS_FN int lds_views(int core)
+{
+	return core == FMHA_CORE_MMA ? 320 : 0;
+}
+
+/* Backward: the tiles that stay, and those that walk, in one or two buffers. */
+LDS_FN int lds_staying(struct lds_cut c)
+{
+	return lds_stationary(c.core, c.tile_n, c.hdim_q) +
+	       lds_stationary(c.core, c.tile_n, c.hdim_v);
+}
+
+LDS_FN int lds_walking(struct lds_cut c)
+{
+	return lds_tile(c.core, c.tile_m, c.hdim_q, 1, 1) +
+	       lds_tile(c.core, c.tile_m, c.hdim_v, 1, 1);
+}
+
+/*
+ * LSE and D: of the walking queries, or, where registers are dear, of the staying ones. They stay in
+ * memory where the scalar core's widest tiles leave no room: @most is what there is.
+ */
+LDS_FN int lds_row_statistics(struct lds_cut c, int buffers, int most)
+{
+	int bytes = lds_max(buffers * c.tile_m, c.core == FMHA_CORE_MMA ? c.tile_n : 0) * 2 * 4;
+
+	return c.core == FMHA_CORE_SCALAR &&
+			       lds_staying(c) + buffers * lds_walking(c) + bytes > most
+		       ? 0
+		       : bytes;
+}
+
+LDS_FN int lds_backward(struct lds_cut c, int buffers, int most)
+{
+	return lds_max(lds_staying(c) + buffers * lds_walking(c) +
+			       lds_row_statistics(c, buffers, most) + lds_views(c.core),
+		       lds_stage(c.waves_m, lds_max(c.hdim_q, c.hdim_v)));
+}
+
+#endif

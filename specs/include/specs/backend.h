@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * backend.h: the kernels that a backend of this build has, as the backend itself says. A backend is
+ * a table in C beside its kernels: its archs, its pipelines (main loops) and its rows, each a tile
+ * of a pipeline with what it can take. Whoever links a backend hands it to spec_catalog_load(), and
+ * its rows become the kernel space that the archs have by default: the product of a row, the data
+ * types, the head dims and the traits of a family.
+ *
+ * This is what fmhad's own kernels are described by. The spaces of rules/ (AMD's) are data instead:
+ * see specs/README.md.
+ */
+#ifndef SPECS_BACKEND_H
+#define SPECS_BACKEND_H
+
+#include <specs/space.h>
+
+#define SPEC_BIT(value) (1u << (value))
+
+enum spec_pipeline_flags {
+	SPEC_PACKS_HEADS = 1, /* the query heads of a group lie side by side in a tile's rows */
+	SPEC_NO_MATRIX = 2,   /* without matrix instructions */
+	SPEC_IN_MEMORY = 4, /* accumulators are in memory, as on a CPU: a large tile cannot spill */
+	SPEC_WRITES_DQ = 8, /* backward needs no buffer for partial sums of dQ */
+};
+
+struct spec_pipeline {
+	const char *name;
+	uint32_t flags;
+};
+
+struct spec_backend_arch {
+	const char *name, *vendor, *family; /* "sm_90a", "nvidia", "hopper" */
+	uint32_t cores;                     /* bits, the backend's: which rows it can run */
+	uint16_t data_types;                /* bits of enum spec_dtype */
+	uint16_t wave;                      /* lanes of a wave; 1: a CPU */
+	uint16_t units;                     /* of the card that people mean by the name */
+	uint32_t lds_bytes;                 /* that a block may take; 0: a CPU */
+	uint16_t warp_m, warp_n, warp_k;    /* what one matrix instruction, or its like, makes */
+};
+
+struct spec_row {
+	uint8_t pipeline;    /* index into the backend's */
+	uint16_t families;   /* bits of enum spec_family */
+	uint32_t cores;      /* archs that have one of these run it */
+	uint16_t data_types; /* bits of enum spec_dtype */
+	uint16_t hdim_most;  /* the larger head dim is at most this */
+	uint16_t tile_m, tile_n;
+	uint8_t waves_m, waves_n;
+	int8_t blocks_per_cu; /* -1: the compiler decides */
+	uint64_t without;     /* bits of enum spec_field: traits that it has not, such as dropout */
+};
+
+struct spec_backend {
+	const char *name; /* "gpu": what option rules calls it */
+	const struct spec_pipeline *pipelines;
+	size_t n_pipelines;
+	const struct spec_backend_arch *archs;
+	size_t n_archs;
+	const struct spec_row *rows; /* those of one pipeline and family best first */
+	size_t n_rows;
+	const struct spec_head_dims *head_dims;
+	size_t n_head_dims;
+	/* Writes the tile of @row for @spec, which has all but the tile and its traits. */
+	void (*cut)(const struct spec_backend_arch *arch, const struct spec_row *row,
+		    struct kernel_spec *spec);
+	/*
+	 * Can this tile run? Judges what rows do not say: what has to be divisible, and what fits.
+	 * @pipeline: index into the backend's
+	 * Return: NULL, or why not, a sentence of which @ret_field is the subject.
+	 */
+	const char *(*misfit)(const struct spec_backend_arch *arch, int pipeline,
+			      const struct kernel_spec *spec, enum spec_field *ret_field);
+	/* NULL, or: should this tile be offered for these traits? 0: it would spill. */
+	int (*suits)(const struct spec_backend_arch *arch, int pipeline,
+		     const struct kernel_spec *spec);
+};
+
+#endif

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT
+/* The catalogues of this build: what they offer can be compiled, and what relatives share. */
+#include <cpu.h> /* kernels/cpu */
+#include <gpu_catalogue.h>
+
+#include "specs_test.h"
+
+static int is_gpu(int arch)
+{
+	return strcmp(spec_arch_rules(catalog, arch, 0), "gpu") == 0;
+}
+
+static struct spec_space *own_space(int arch)
+{
+	struct spec_space_options options = SPEC_SPACE_OPTIONS(spec_arch_name(catalog, arch));
+
+	return make_space(&options);
+}
+
+static void make_kernel(int arch, const struct kernel_spec *spec)
+{
+	const char *pipeline = spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline);
+	const struct gpu_arch *gpu = gpu_arch_find(spec_arch_name(catalog, arch));
+	struct gpu_kernel kernel;
+	char name[SPEC_NAME_BYTES];
+
+	(void)spec_name_format(catalog, spec, name);
+	if (gpu_kernel_of_spec(gpu->name, pipeline, spec, NULL, &kernel) != 0)
+		fail_msg("%s: no kernel", name);
+	if (kernel.lds_bytes > gpu->lds_bytes || kernel.block[0] % (uint32_t)gpu->wave)
+		fail_msg("%s: LDS %u, block %u", name, kernel.lds_bytes, kernel.block[0]);
+	if (!strstr(kernel.name, pipeline))
+		fail_msg("%s is %s", name, kernel.name);
+}
+
+/* What can be enumerated can be compiled. */
+static void every_spec_makes_a_kernel(void **state)
+{
+	(void)state;
+	for (int arch = 0; arch < spec_arch_count(catalog); arch++) {
+		struct spec_space *space;
+		struct spec_iter *iter;
+		const struct kernel_spec *spec;
+		uint64_t n = 0;
+
+		if (!is_gpu(arch) || !is_walked(arch, "gpu"))
+			continue;
+		space = own_space(arch);
+		iter = spec_iter_new(space, NULL);
+		while ((spec = spec_iter_next(iter)))
+			if (n++ % 97 == 0)
+				make_kernel(arch, spec);
+		assert_true(n > 1000);
+		spec_iter_free(iter);
+		spec_space_free(space);
+	}
+}
+
+/* ---- CPU ---- */
+
+static uint32_t abi_dtype_of(int data_type)
+{
+	static const uint8_t types[SPEC_N_DTYPES] = {
+		[SPEC_FP32] = ABI_F32,     [SPEC_FP16] = ABI_F16,     [SPEC_BF16] = ABI_BF16,
+		[SPEC_BF8] = ABI_E5M2,     [SPEC_FP8] = ABI_E4M3,     [SPEC_FP8FP16] = ABI_E4M3,
+		[SPEC_FP8BF16] = ABI_E4M3, [SPEC_FP8FP32] = ABI_E4M3,
+	};
+
+	return types[data_type];
+}
+
+static int is_of_spec(const struct cpu_kernel *kernel, const struct kernel_spec *spec)
+{
+	const char *pipeline = spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline);
+
+	return kernel->family == (enum abi_family)spec->signature.family &&
+	       kernel->dtype == abi_dtype_of(spec->signature.data_type) &&
+	       strcmp(kernel->pipeline, pipeline) == 0 &&
+	       (!kernel->tile_m || kernel->tile_m == spec->tile.tile_m0);
+}
+
+/* A level's specs are its kernels, and its kernels its specs. */
+static void check_level(enum cpu_level level)
+{
+	int arch = spec_arch_find(catalog, cpu_level_name(level));
+	struct spec_space *space = own_space(arch);
+	struct spec_iter *iter = spec_iter_new(space, NULL);
+	const struct kernel_spec *spec;
+	uint8_t has_spec[256] = {0};
+	size_t n;
+	const struct cpu_kernel *const *kernels = cpu_kernels(level, &n);
+
+	assert_true(n < sizeof(has_spec));
+	while ((spec = spec_iter_next(iter))) {
+		size_t k = 0;
+
+		while (k < n && !is_of_spec(kernels[k], spec))
+			k++;
+		if (k == n)
+			fail_msg("%s: family %d type %d tile %d: no kernel", cpu_level_name(level),
+				 spec->signature.family, spec->signature.data_type,
+				 spec->tile.tile_m0);
+		has_spec[k] = 1;
+	}
+	for (size_t k = 0; k < n; k++)
+		if (!has_spec[k])
+			fail_msg("%s: %s of family %d, %d rows: no spec", cpu_level_name(level),
+				 kernels[k]->pipeline, (int)kernels[k]->family, kernels[k]->tile_m);
+	spec_iter_free(iter);
+	spec_space_free(space);
+}
+
+static void cpu_specs_are_cpu_kernels(void **state)
+{
+	(void)state;
+	for (int level = 0; level < CPU_N_LEVELS; level++)
+		check_level((enum cpu_level)level);
+}
+
+/* ---- both ---- */
+
+static size_t count_specs(struct spec_iter *iter, const struct kernel_signature *signature)
+{
+	size_t n = 0;
+
+	spec_iter_restart_signature(iter, signature);
+	while (spec_iter_next(iter))
+		n++;
+	return n;
+}
+
+/* Whatever a problem asks for, no arch is without a kernel. */
+static void every_signature_has_a_spec(void **state)
+{
+	static const uint8_t types[] = {SPEC_FP32, SPEC_BF16, SPEC_FP8BF16};
+	static const uint8_t families[] = {SPEC_FWD, SPEC_FWD_SPLITKV, SPEC_BWD_DQ_DK_DV};
+
+	(void)state;
+	for (int arch = 0; arch < spec_arch_count(catalog); arch++) {
+		struct spec_space *space = is_gpu(arch) ? own_space(arch) : NULL;
+		struct kernel_signature s;
+		struct spec_iter *iter;
+
+		if (!space)
+			continue;
+		spec_signature_init(&s);
+		iter = spec_iter_new_signature(space, &s);
+		for (int i = 0; i < 3 * 3 * 5 * 16; i++) {
+			struct kernel_signature wanted = s;
+
+			wanted.family = families[i % 3];
+			wanted.data_type = types[i / 3 % 3];
+			wanted.hdim_q = wanted.hdim_v = (uint16_t)((i / 9 % 5 ? i / 9 % 5 : 3) *
+								   64);
+			wanted.mask = i / 45 & 1 ? SPEC_MASK_GENERIC : SPEC_MASK_NO;
+			wanted.bias = i / 45 & 2 ? SPEC_BIAS_BIAS : SPEC_BIAS_NO;
+			wanted.dropout = i / 45 >> 2 & 1;
+			wanted.logits = i / 45 >> 3 & 1;
+			spec_signature_reduce(space, &wanted);
+			if (wanted.family == SPEC_BWD_DQ_DK_DV && wanted.data_type == SPEC_FP8BF16)
+				continue;
+			if (count_specs(iter, &wanted) == 0)
+				fail_msg("%s: family %d type %d hdim %d traits %d",
+					 spec_arch_name(catalog, arch), wanted.family,
+					 wanted.data_type, wanted.hdim_q, i / 45);
+		}
+		spec_iter_free(iter);
+		spec_space_free(space);
+	}
+}
+
+static uint64_t count_own(const char *arch)
+{
+	struct spec_space_options options = SPEC_SPACE_OPTIONS(arch);
+
+	return count_space(&options);
+}
+
+/* Siblings differ by their LDS at most. */
+static void relatives_share_their_rows(void **state)
+{
+	static const char *const pairs[][2] = {{"sm_86", "sm_89"},     {"sm_87", "sm_80"},
+					       {"sm_103a", "sm_100a"}, {"sm_121a", "sm_120a"},
+					       {"gfx1101", "gfx1100"}, {"gfx1200", "gfx1201"}};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++)
+		assert_int_equal(count_own(pairs[i][0]), count_own(pairs[i][1]));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_spec_makes_a_kernel),
+		cmocka_unit_test(cpu_specs_are_cpu_kernels),
+		cmocka_unit_test(every_signature_has_a_spec),
+		cmocka_unit_test(relatives_share_their_rows),
+	};
+
+	return cmocka_run_group_tests(tests, load_catalog, free_catalog);
+}
