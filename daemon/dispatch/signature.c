@@ -80,7 +80,8 @@ static size_t masks(const struct fmha_problem *p, uint8_t ret_masks[2])
 		     !plan_present(p, FMHA_T_LEFTPAD_K));
 	size_t n = 0;
 
-	if (p->mask == FMHA_MASK_NONE) {
+	/* A band without edges hides nothing, whatever it is anchored to. */
+	if (p->mask == FMHA_MASK_NONE || (p->window_left < 0 && p->window_right < 0)) {
 		ret_masks[0] = SPEC_MASK_NO;
 		return 1;
 	}

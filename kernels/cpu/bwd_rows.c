@@ -11,10 +11,11 @@
 #include <math.h>
 
 #include "bwd.h"
+#include "tile.h"
 #include "convert.h"
 #include "view.h"
 
-enum { ROWS_PER_TASK = 64 };
+enum { ROWS_PER_TASK = CPU_BACKWARD_TASK };
 
 static int64_t row_tasks(const struct abi_bwd_args *a)
 {

@@ -17,11 +17,12 @@
 
 #include "bwd.h"
 #include "dropout_tile.h"
+#include "tile.h"
 
 enum {
 	/* Multiples of the micro-kernel's rows, of panels and of dropout patches. */
-	TILE_ROWS = 96,
-	TILE_COLUMNS = 192,
+	TILE_ROWS = CPU_BACKWARD_ROWS,
+	TILE_COLUMNS = CPU_BACKWARD_KEYS,
 	/* S and dP are made and passed over in blocks of this size, which stay in the first-level
 	 * cache meanwhile. Masks that hide a whole strip's columns save the work on them. */
 	STRIP_ROWS = 24,
@@ -41,7 +42,7 @@ _Static_assert(TILE_ROWS % STRIP_ROWS == 0 && STRIP_COLUMNS % PANEL == 0, "whole
 /* Keys in a tile: fewer of the long ones, so that a tile stays in the second-level cache. */
 static inline int32_t tile_columns(const struct abi_bwd_args *a)
 {
-	return a->hdim_q > 64 || a->hdim_v > 64 ? 2 * TILE_COLUMNS / 3 : TILE_COLUMNS;
+	return cpu_backward_keys(a->hdim_q, a->hdim_v);
 }
 
 /* Floats between rows of copies: an odd number of cache lines, so that a panel's width of rows

@@ -152,6 +152,27 @@ static void choice_is_deterministic(void **state)
 	}
 }
 
+static void a_band_without_edges_is_no_mask(void **state)
+{
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	f.problem.mask = FMHA_MASK_BOTTOM_RIGHT;
+	f.problem.window_left = f.problem.window_right = -1;
+	offline_device(&f, "sm_90a", NULL, 132);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].spec.signature.mask, SPEC_MASK_NO);
+	release(&f);
+	big_forward(&f);
+	f.problem.mask = FMHA_MASK_BOTTOM_RIGHT;
+	f.problem.window_right = 5;
+	offline_device(&f, "sm_90a", NULL, 132);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].spec.signature.mask, SPEC_MASK_GENERIC);
+	release(&f);
+}
+
 static void short_problems_get_short_tiles(void **state)
 {
 	struct fixture f;
@@ -605,6 +626,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(plans_carry_canonical_names),
 		cmocka_unit_test(choice_is_deterministic),
+		cmocka_unit_test(a_band_without_edges_is_no_mask),
 		cmocka_unit_test(short_problems_get_short_tiles),
 		cmocka_unit_test(padding_flags_are_compared_with_lengths),
 		cmocka_unit_test(smaller_heads_use_a_padded_larger_kernel),
