@@ -52,6 +52,22 @@ static struct abi_tensor tensor_bhrc(const struct plan *plan, const struct args_
 	return t;
 }
 
+/* Kernels take stride 0 for an axis of one element that receives a sum; an empty axis has none. */
+static struct abi_tensor tensor_dbias(const struct plan *plan, const struct args_source *source)
+{
+	struct abi_tensor t = tensor_bhrc(plan, source, FMHA_T_DBIAS);
+	int64_t extent[5];
+
+	if (!t.data)
+		return t;
+	problem_extents(&plan->problem, FMHA_T_DBIAS, extent);
+	if (extent[2] == 0)
+		t.stride_seq = 1;
+	if (extent[3] == 0)
+		t.stride_dim = 1;
+	return t;
+}
+
 /* (row, column) roles: the rotary tables. */
 static struct abi_tensor tensor_rc(const struct plan *plan, const struct args_source *source,
 				   enum fmha_tensor_role role)
@@ -374,7 +390,7 @@ static void fill_bwd(const struct plan *plan, const struct args_source *source,
 		.dk = tensor_bshd(plan, source, FMHA_T_DK),
 		.dv = tensor_bshd(plan, source, FMHA_T_DV),
 		.bias = tensor_bhrc(plan, source, FMHA_T_BIAS),
-		.dbias = tensor_bhrc(plan, source, FMHA_T_DBIAS),
+		.dbias = tensor_dbias(plan, source),
 		.lse = rows_of(plan, source, FMHA_T_LSE),
 		.d = {.data = (float *)(workspace + plan->layout.d),
 		      .stride_batch = group ? 0 : (int64_t)p->nhead_q * p->seqlen_q,

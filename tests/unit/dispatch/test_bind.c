@@ -297,6 +297,38 @@ static void packed_gradients_are_accepted(void **state)
 	free(block);
 }
 
+/* Stride 0 tells kernels of a single row that receives a sum; a gradient without rows has none. */
+static void empty_dbias_receives_no_sum(void **state)
+{
+	(void)state;
+	for (int shared = 0; shared < 2; shared++) {
+		struct fixture f;
+		int found = 0;
+
+		fixture_init(&f, FMHA_BACKWARD, FMHA_BATCH);
+		f.problem.batch = 2;
+		f.problem.nhead_q = f.problem.nhead_k = 3;
+		f.problem.seqlen_k = 5;
+		f.problem.hdim_q = f.problem.hdim_v = 8;
+		for (int role = 0; role < FMHA_N_TENSORS; role++)
+			if (role <= FMHA_T_LSE || (role >= FMHA_T_DO && role <= FMHA_T_DV))
+				fixture_add(&f, (enum fmha_tensor_role)role, FMHA_F32);
+		fixture_add(&f, FMHA_T_BIAS, FMHA_F32);
+		fixture_add(&f, FMHA_T_DBIAS, FMHA_F32);
+		memcpy(f.problem.bias.stride, (int64_t[]){15, 5, shared ? 0 : 8, 1}, 32);
+		memcpy(f.problem.dbias.stride, (int64_t[]){15, 5, 0, 1}, 32);
+		assert_works(&f, fixture_bind(&f));
+		for (uint32_t i = 0; i < f.plan.n_stages; i++) {
+			if (f.plan.stages[i].family != ABI_BWD_DQ_DK_DV)
+				continue;
+			found = 1;
+			assert_int_equal(f.args[i].bwd.dbias.stride_seq == 0, shared);
+		}
+		assert_int_equal(found, 1);
+		fixture_deinit(&f);
+	}
+}
+
 /* The strided overlap test against a map of bytes, small random views. */
 static bool overlap_by_map(const struct plan_view *a, int64_t a_at, const struct plan_view *b,
 			   int64_t b_at)
@@ -399,6 +431,7 @@ int main(void)
 		cmocka_unit_test(outputs_may_not_overlap_each_other),
 		cmocka_unit_test(workspace_may_not_overlap_a_tensor),
 		cmocka_unit_test(packed_gradients_are_accepted),
+		cmocka_unit_test(empty_dbias_receives_no_sum),
 		cmocka_unit_test(overlap_test_is_exact_on_small_views),
 		cmocka_unit_test(append_cannot_write_what_it_reads),
 	};
