@@ -578,7 +578,7 @@ static int compile_comparison(struct compiler *c, struct type *ret)
 		if (r == 0)
 			r = compile_sum(c, &left);
 	}
-	for (int i = 0; i < n_jumps; i++)
+	for (int i = 0; r == 0 && i < n_jumps; i++)
 		land(c, jumps[i]);
 	if (left.kind == TYPE_NUMBER)
 		ret->kind = TYPE_NUMBER; /* `in` has made it one */

@@ -216,6 +216,23 @@ static void limits(void **state)
 				 FMHA_EINVAL);
 		assert_non_null(strstr(err.msg, "nested too deeply"));
 	}
+	/* Wherever the code ends, also at a jump of a chain of comparisons. */
+	for (int i = 2000; i < 2060; i++) {
+		int r;
+
+		memset(text, 0, sizeof(text));
+		if (i % 2)
+			strcat(text, "- ");
+		for (int j = 0; j < i / 2; j++)
+			strcat(text, "1+");
+		strcat(text, "1 < 2 < 3");
+		r = spec_filter_compile(catalog, text, &filter, NULL, &err);
+		if (r == 0)
+			spec_filter_free(filter);
+		else
+			assert_non_null(strstr(err.msg, "too long"));
+		assert_int_equal(r, i < 2040 ? 0 : i > 2050 ? FMHA_EINVAL : r);
+	}
 	/* A long chain is not deep. */
 	memset(text, 0, sizeof(text));
 	for (int i = 0; i < 300; i++)
