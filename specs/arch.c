@@ -76,11 +76,6 @@ int spec_pipeline_flags(const struct spec_catalog *catalog, int pipeline)
 	return own ? (int)own->flags : -1;
 }
 
-int spec_dtype_bytes(const struct spec_catalog *catalog, enum spec_dtype dtype)
-{
-	return catalog->dtype_bytes[dtype];
-}
-
 int spec_profile_count(const struct spec_catalog *catalog)
 {
 	return catalog->n_profiles;

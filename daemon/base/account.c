@@ -18,11 +18,6 @@ static const struct resource {
 #undef ACCOUNT_ROW
 };
 
-const char *account_resource_name(enum account_resource resource)
-{
-	return limit_name(resources[resource].all);
-}
-
 void accounts_init(struct accounts *accounts, struct limits *limits)
 {
 	*accounts = (struct accounts){.limits = limits};

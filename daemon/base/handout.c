@@ -75,13 +75,6 @@ void handouts_init(struct handouts *handouts, uv_loop_t *loop)
 	list_init(&handouts->list);
 }
 
-void handouts_deinit(struct handouts *handouts)
-{
-	while (!list_is_empty(&handouts->list))
-		end(container_of(handouts->list.next, struct handout, in_handouts));
-	uv_close((uv_handle_t *)&handouts->timer, NULL);
-}
-
 /* A second open file description of the same file; -1: failed. */
 static int reopen(int fd)
 {
@@ -130,7 +123,7 @@ static int keep_text(struct handouts *handouts, struct account *account, const c
 	return r;
 }
 
-static int charge(struct account *account, uint64_t bytes, struct fmha_error *err)
+int handout_charge(struct account *account, uint64_t bytes, struct fmha_error *err)
 {
 	int r = account_charge(account, ACCOUNT_DESCRIPTORS, 1, err);
 
@@ -140,6 +133,12 @@ static int charge(struct account *account, uint64_t bytes, struct fmha_error *er
 	if (r < 0)
 		account_release(account, ACCOUNT_DESCRIPTORS, 1);
 	return r;
+}
+
+void handout_release(struct account *account, uint64_t bytes)
+{
+	account_release(account, ACCOUNT_MEMORY, bytes);
+	account_release(account, ACCOUNT_DESCRIPTORS, 1);
 }
 
 int handout_text(struct handouts *handouts, struct account *account, const char *text, size_t n,
@@ -152,13 +151,11 @@ int handout_text(struct handouts *handouts, struct account *account, const char 
 	if (!account_has_room(account, ACCOUNT_DESCRIPTORS, 1) ||
 	    !account_has_room(account, ACCOUNT_MEMORY, bytes))
 		look(handouts, account);
-	r = charge(account, bytes, err);
+	r = handout_charge(account, bytes, err);
 	if (r < 0)
 		return r;
 	r = keep_text(handouts, account, text, n, bytes, ret_fd, err);
-	if (r < 0) {
-		account_release(account, ACCOUNT_MEMORY, bytes);
-		account_release(account, ACCOUNT_DESCRIPTORS, 1);
-	}
+	if (r < 0)
+		handout_release(account, bytes);
 	return r;
 }

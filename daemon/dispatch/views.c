@@ -72,11 +72,6 @@ static void view_axes(const struct fmha_problem *p, enum fmha_tensor_role role,
 	sort_axes(view);
 }
 
-static bool is_index(uint32_t role)
-{
-	return role >= FMHA_T_SEQSTART_Q && role <= FMHA_T_LEFTPAD_K;
-}
-
 /*
  * Integer tensors are copied and checked word by word, so their words must be there: no words that
  * count several times, but for a list's of one word a sequence and a block_table's rows, which may
@@ -86,7 +81,7 @@ static bool index_repeats(const struct fmha_problem *p, const struct plan_view *
 {
 	const struct fmha_tensor *tensor = &p->tensor[view->role];
 
-	if (!is_index(view->role) || view->span_bytes == 0)
+	if (!fmha_role_is_index(view->role) || view->span_bytes == 0)
 		return false;
 	if (view->role == FMHA_T_BLOCK_TABLE && p->max_blocks > 1 && tensor->stride[1] == 0)
 		return true;

@@ -219,12 +219,6 @@ static void job_work(uv_work_t *work)
 		job->result = with_document(job);
 }
 
-static void release_job(struct account *account)
-{
-	account_release(account, ACCOUNT_MEMORY, DOCUMENT_BYTES);
-	account_release(account, ACCOUNT_DESCRIPTORS, 1);
-}
-
 /* Answers with the exported document, which stays charged as long as the client keeps it. */
 static void hand_out(struct kernels_job *job)
 {
@@ -236,7 +230,7 @@ static void hand_out(struct kernels_job *job)
 	job->result = handout_keep(&session->worker->handouts, account, job->fd, job->bytes, &fd,
 				   &job->error);
 	if (job->result < 0) {
-		release_job(account);
+		handout_release(account, DOCUMENT_BYTES);
 		return;
 	}
 	account_release(account, ACCOUNT_MEMORY, DOCUMENT_BYTES - job->bytes);
@@ -254,7 +248,7 @@ static void job_done(uv_work_t *work, int status)
 	if (exported && !session->hung_up)
 		hand_out(job);
 	else
-		release_job(session->account);
+		handout_release(session->account, DOCUMENT_BYTES);
 	if (!session->hung_up && job->result < 0)
 		connection_answer_error(connection, job->id, &job->error);
 	else if (!session->hung_up && !exported)
@@ -274,7 +268,6 @@ static void job_done(uv_work_t *work, int status)
 static int charge_job(struct session *session, struct fmha_error *err)
 {
 	struct account *account = session->account;
-	int r;
 
 	list_for_each(node, &session->worker->sessions)
 	{
@@ -284,13 +277,7 @@ static int charge_job(struct session *session, struct fmha_error *err)
 			return fmha_error_set(err, FMHA_EBUSY,
 					      "one registry request of a user at a time");
 	}
-	r = account_charge(account, ACCOUNT_DESCRIPTORS, 1, err);
-	if (r < 0)
-		return r;
-	r = account_charge(account, ACCOUNT_MEMORY, DOCUMENT_BYTES, err);
-	if (r < 0)
-		account_release(account, ACCOUNT_DESCRIPTORS, 1);
-	return r;
+	return handout_charge(account, DOCUMENT_BYTES, err);
 }
 
 int kernels_request(struct session *session, uint32_t id, enum proto_method method,
@@ -329,7 +316,7 @@ int kernels_request(struct session *session, uint32_t id, enum proto_method meth
 	if (uv_queue_work(&worker->loop, &job->work, job_work, job_done) < 0) {
 		if (job->fd >= 0)
 			(void)close(job->fd);
-		release_job(session->account);
+		handout_release(session->account, DOCUMENT_BYTES);
 		free(job);
 		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
 	}

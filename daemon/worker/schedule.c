@@ -182,6 +182,20 @@ static void forget(struct request *request)
 	request_fail(request, &err);
 }
 
+/* What was done elsewhere is: on with the request by @go_on. */
+static void resume(struct request *request, void (*go_on)(struct request *request))
+{
+	struct session *session = request->session;
+
+	if (session->hung_up) {
+		forget(request);
+	} else {
+		go_on(request);
+		schedule_session(session);
+	}
+	session_offload_ended(session);
+}
+
 static struct request *request_of_bind(struct offload *offload)
 {
 	return container_of(offload, struct request, bind);
@@ -194,16 +208,7 @@ static void bind_run(struct offload *offload)
 
 static void bind_done(struct offload *offload)
 {
-	struct request *request = request_of_bind(offload);
-	struct session *session = request->session;
-
-	if (session->hung_up) {
-		forget(request);
-	} else {
-		settle(request);
-		schedule_session(session);
-	}
-	session_offload_ended(session);
+	resume(request_of_bind(offload), settle);
 }
 
 /* Judges many integers on another thread. It reads memory only: it cannot be late for long. */
@@ -240,16 +245,7 @@ static void bind_fetched(struct request *request)
 
 static void on_fetched(struct device_launch *launch)
 {
-	struct request *request = launch->owner;
-	struct session *session = request->session;
-
-	if (session->hung_up) {
-		forget(request);
-	} else {
-		bind_fetched(request);
-		schedule_session(session);
-	}
-	session_offload_ended(session);
+	resume(launch->owner, bind_fetched);
 }
 
 static void fetch(struct request *request)

@@ -18,6 +18,12 @@ struct proto_role {
 
 extern const struct proto_role proto_roles[FMHA_N_TENSORS];
 
+/* Lengths, prefix sums, page tables: integers that say where other tensors are read. */
+static inline bool fmha_role_is_index(uint32_t role)
+{
+	return role >= FMHA_T_SEQSTART_Q && role <= FMHA_T_LEFTPAD_K;
+}
+
 /* Bytes of an element, 0 for a value that is no enum fmha_dtype. */
 uint32_t fmha_dtype_bytes(uint32_t dtype);
 const char *fmha_dtype_name(uint32_t dtype); /* "f32", "bf16", ...; NULL when unknown */

@@ -44,9 +44,6 @@ const struct spec_backend_arch *spec_arch_model(const struct spec_catalog *catal
 /* Enum spec_pipeline_flags of one of this build's pipelines; -1: it is not one. */
 int spec_pipeline_flags(const struct spec_catalog *catalog, int pipeline);
 
-/* Bytes of one element of @dtype in memory. */
-int spec_dtype_bytes(const struct spec_catalog *catalog, enum spec_dtype dtype);
-
 /* Profiles, each a predicate on the record with the receipt of the same name. */
 int spec_profile_count(const struct spec_catalog *catalog);
 const char *spec_profile_name(const struct spec_catalog *catalog, int profile);

@@ -104,11 +104,6 @@ static void bend_float(struct runner *r)
 
 /* ---- tensors ---- */
 
-static bool is_index(enum fmha_tensor_role role)
-{
-	return role >= FMHA_T_SEQSTART_Q && role <= FMHA_T_LEFTPAD_K;
-}
-
 static bool is_statistic(enum fmha_tensor_role role)
 {
 	switch (role) {
@@ -130,7 +125,7 @@ static uint32_t likely_dtype(const struct fmha_problem *p, enum fmha_tensor_role
 {
 	uint32_t type = p->op == FMHA_MERGE_STATES ? p->o_parts.dtype : p->k.dtype;
 
-	if (is_index(role))
+	if (fmha_role_is_index(role))
 		return FMHA_I32;
 	if (is_statistic(role))
 		return FMHA_F32;
@@ -207,7 +202,7 @@ static void bend_dtype(struct runner *r)
 		return;
 	}
 	for (int role = 0; role < FMHA_N_TENSORS; role++) /* all that share one */
-		if (!is_index(role) && !is_statistic(role) && role != FMHA_T_RANDVAL)
+		if (!fmha_role_is_index(role) && !is_statistic(role) && role != FMHA_T_RANDVAL)
 			p->tensor[role].dtype = dtype;
 }
 

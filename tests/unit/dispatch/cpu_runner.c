@@ -71,11 +71,13 @@ struct registry *cpu_runner_registry(enum cpu_level level)
 	return registries[level];
 }
 
-void cpu_runner_free_registries(void)
+int cpu_runner_free_registries(void **state)
 {
+	(void)state;
 	for (int l = 0; l < CPU_N_LEVELS; l++)
 		registries[l] = registry_free(registries[l]);
 	catalog = spec_catalog_free(catalog);
+	return 0;
 }
 
 struct plan_device cpu_runner_device(struct cpu_runner *runner)

@@ -15,7 +15,8 @@ struct cpu_runner {
 
 /* The registry of a machine whose best level is @level; made once, not from several threads. */
 struct registry *cpu_runner_registry(enum cpu_level level);
-void cpu_runner_free_registries(void);
+/* A group teardown. */
+int cpu_runner_free_registries(void **state);
 
 /* A device with that registry; @runner is kept as long as it is used. */
 struct plan_device cpu_runner_device(struct cpu_runner *runner);

@@ -334,13 +334,6 @@ static void neighbours_are_neither_seen_nor_changed(void **state)
 		      counts.bent, counts.refused, counts.unplanned, counts.unbound, counts.ran);
 }
 
-static int free_registries(void **state)
-{
-	(void)state;
-	cpu_runner_free_registries();
-	return 0;
-}
-
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -356,5 +349,5 @@ int main(int argc, char **argv)
 		first_seed = (unsigned)strtoul(argv[1], NULL, 10);
 		n_seeds = argc > 2 ? (unsigned)strtoul(argv[2], NULL, 10) : 1;
 	}
-	return cmocka_run_group_tests(tests, NULL, free_registries);
+	return cmocka_run_group_tests(tests, NULL, cpu_runner_free_registries);
 }

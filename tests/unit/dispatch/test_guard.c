@@ -218,13 +218,6 @@ static void nothing_is_touched_outside(void **state)
 	guard_deinit(&memory);
 }
 
-static int free_registries(void **state)
-{
-	(void)state;
-	cpu_runner_free_registries();
-	return 0;
-}
-
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -238,5 +231,5 @@ int main(int argc, char **argv)
 		first_seed = (unsigned)strtoul(argv[1], NULL, 10);
 		n_problems = argc > 2 ? strtoul(argv[2], NULL, 10) : 1;
 	}
-	return cmocka_run_group_tests(tests, NULL, free_registries);
+	return cmocka_run_group_tests(tests, NULL, cpu_runner_free_registries);
 }

@@ -23,13 +23,6 @@ static void run_stage(struct runner *r, uint32_t i)
 	free(scratch);
 }
 
-static int free_registries(void **state)
-{
-	(void)state;
-	cpu_runner_free_registries();
-	return 0;
-}
-
 static bool is_written(const struct runner *r, int role)
 {
 	for (uint32_t i = 0; i < r->f.plan.n_views; i++)
@@ -213,5 +206,5 @@ int main(int argc, char **argv)
 	}
 	if (argc > 2)
 		n_cases = (unsigned)strtoul(argv[2], NULL, 10);
-	return cmocka_run_group_tests(tests, NULL, free_registries);
+	return cmocka_run_group_tests(tests, NULL, cpu_runner_free_registries);
 }

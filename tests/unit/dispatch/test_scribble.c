@@ -90,17 +90,12 @@ static struct shared_case cases[N_CASES];
 static struct worker workers[MAX_THREADS];
 static atomic_bool ends;
 
-static bool is_index(uint32_t role)
-{
-	return role >= FMHA_T_SEQSTART_Q && role <= FMHA_T_LEFTPAD_K;
-}
-
 static bool serves(const struct plan *plan)
 {
 	bool any = false;
 
 	for (uint32_t i = 0; i < plan->n_views; i++) {
-		any |= is_index(plan->views[i].role) && plan->views[i].span_bytes > 0;
+		any |= fmha_role_is_index(plan->views[i].role) && plan->views[i].span_bytes > 0;
 		if (plan->views[i].span_bytes > MOST_BYTES)
 			return false;
 	}
@@ -119,7 +114,7 @@ static bool case_new(struct shared_case *c, unsigned seed)
 	for (uint32_t i = 0; i < r->f.plan.n_views; i++) {
 		const struct plan_view *view = &r->f.plan.views[i];
 
-		if (!is_index(view->role))
+		if (!fmha_role_is_index(view->role))
 			continue;
 		c->index[view->role] = exact_new(view->span_bytes, view->element_bytes);
 		memset(c->index[view->role].at, 0, view->span_bytes);
@@ -154,7 +149,7 @@ static void private_new(struct worker *w, int i)
 		const struct plan_view *view = &plan->views[k];
 		struct exact *tensor = &c->tensor[view->role];
 
-		if (is_index(view->role))
+		if (fmha_role_is_index(view->role))
 			continue;
 		*tensor = exact_new(view->span_bytes, view->element_bytes);
 		memset(tensor->at, 0x3c, view->span_bytes);
@@ -282,18 +277,11 @@ static void scribbled_indices_move_nothing_out_of_bounds(void **state)
 	assert_true(ran > 0 && refused > 0);
 }
 
-static int free_registries(void **state)
-{
-	(void)state;
-	cpu_runner_free_registries();
-	return 0;
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(scribbled_indices_move_nothing_out_of_bounds),
 	};
 
-	return cmocka_run_group_tests(tests, NULL, free_registries);
+	return cmocka_run_group_tests(tests, NULL, cpu_runner_free_registries);
 }

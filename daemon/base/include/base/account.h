@@ -102,7 +102,4 @@ void account_add_loop_ns(struct account *account, uint64_t now_ns, uint64_t spen
 /* The same, of late: what lies back further than a few hundred ms does not count. */
 uint64_t account_loop_ns(struct account *account, uint64_t now_ns);
 
-/* "memory", "buffers", ...: for status. */
-const char *account_resource_name(enum account_resource resource);
-
 #endif

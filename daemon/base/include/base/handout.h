@@ -19,8 +19,6 @@ struct handouts {
 };
 
 void handouts_init(struct handouts *handouts, uv_loop_t *loop);
-/* What clients still have is not counted any more. */
-void handouts_deinit(struct handouts *handouts);
 
 /*
  * A sealed memfd with @text, given as @ret_fd.
@@ -34,9 +32,16 @@ int handout_text(struct handouts *handouts, struct account *account, const char 
 int handout_again(int fd);
 
 /*
- * What of @fd, a memfd that is borrowed, may go to a client: @ret_fd, given. @bytes of memory and
- * one descriptor are charged already, and given back when nobody else has it; on failure the charge
- * stays the caller's.
+ * Charges what a file of @bytes costs its user, memory and a descriptor, before it is made.
+ * Return: 0; FMHA_EQUOTA: nothing is charged.
+ */
+int handout_charge(struct account *account, uint64_t bytes, struct fmha_error *err);
+void handout_release(struct account *account, uint64_t bytes);
+
+/*
+ * What of @fd, a memfd that is borrowed, may go to a client: @ret_fd, given. handout_charge() has
+ * been called for @bytes, which are given back when nobody else has it; on failure the charge stays
+ * the caller's.
  * Return: 0, FMHA_ENOMEM.
  */
 int handout_keep(struct handouts *handouts, struct account *account, int fd, uint64_t bytes,
