@@ -214,4 +214,11 @@ struct abi_bwd_args {
 	abi_i32 reserved;
 };
 
+union abi_args {
+	struct abi_fwd_args fwd;
+	struct abi_combine_args combine;
+	struct abi_appendkv_args appendkv;
+	struct abi_bwd_args bwd;
+};
+
 #endif

@@ -63,7 +63,7 @@ static bool is_of_stage(const struct cpu_kernel *kernel, const struct plan_stage
 static const struct cpu_kernel *find_at_level(struct cpu_device *cpu, enum cpu_level level,
 					      enum abi_family family, uint32_t dtype,
 					      const struct plan_stage *stage,
-					      const union plan_args *args)
+					      const union abi_args *args)
 {
 	size_t n;
 	const struct cpu_kernel *const *kernels = cpu_kernels(level, &n);
@@ -82,7 +82,7 @@ static const struct cpu_kernel *find_at_level(struct cpu_device *cpu, enum cpu_l
 }
 
 static const struct cpu_kernel *find_kernel(struct cpu_device *cpu, enum abi_family family,
-					    uint32_t dtype, const union plan_args *args,
+					    uint32_t dtype, const union abi_args *args,
 					    const struct plan_stage *stage)
 {
 	const struct cpu_kernel *kernel = NULL;
@@ -100,7 +100,7 @@ static const struct cpu_kernel *find_kernel(struct cpu_device *cpu, enum abi_fam
 }
 
 static int cpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
-			   const union plan_args *args, struct plan_stage *stage)
+			   const union abi_args *args, struct plan_stage *stage)
 {
 	struct cpu_device *cpu = cpu_device(device);
 	const struct cpu_kernel *kernel = find_kernel(cpu, family, dtype, args, stage);
@@ -118,7 +118,7 @@ static int cpu_find_kernel(struct device *device, enum abi_family family, uint32
 
 /* Built in: ready at once. */
 static int cpu_prepare(struct device *device, const struct plan_stage *stage,
-		       const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
+		       const union abi_args *args, uint32_t uid, device_prepared done, void *owner,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err)
 {
 	const struct cpu_kernel *kernel = find_kernel(cpu_device(device), stage->family,

@@ -124,7 +124,7 @@ void device_set_builder(struct device *device, device_builder builder, device_un
 }
 
 int device_prepare(struct device *device, const struct plan_stage *stage,
-		   const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
+		   const union abi_args *args, uint32_t uid, device_prepared done, void *owner,
 		   const struct device_kernel **ret_kernel, struct fmha_error *err)
 {
 	return device->ops->prepare(device, stage, args, uid, done, owner, ret_kernel, err);
@@ -254,7 +254,7 @@ void device_workspace_free(struct device *device, struct device_memory *memory)
 }
 
 int device_find_kernel(void *owner, enum abi_family family, uint32_t dtype,
-		       const union plan_args *args, struct plan_stage *stage)
+		       const union abi_args *args, struct plan_stage *stage)
 {
 	struct device *device = owner;
 

@@ -113,8 +113,9 @@ struct device_launch {
 	struct device_stream *stream;
 	uint32_t n_stages;
 	const struct device_kernel *kernels[PLAN_MAX_STAGES];
+	const struct launch_record *records[PLAN_MAX_STAGES]; /* kept until it is done */
 	const char *names[PLAN_MAX_STAGES]; /* of the kernels; kept until it is done */
-	union plan_args args[PLAN_MAX_STAGES];
+	union abi_args args[PLAN_MAX_STAGES];
 	void *workspaces[PLAN_MAX_STAGES]; /* each stage's own share */
 	void (*on_done)(struct device_launch *launch);
 	void *owner; /* for on_done */
@@ -162,7 +163,7 @@ void device_set_builder(struct device *device, device_builder builder, device_un
  * Return: 0 (ready), DEVICE_PREPARING (@done comes later), or a negative FMHA_E*.
  */
 int device_prepare(struct device *device, const struct plan_stage *stage,
-		   const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
+		   const union abi_args *args, uint32_t uid, device_prepared done, void *owner,
 		   const struct device_kernel **ret_kernel, struct fmha_error *err);
 /* No device_prepared call comes for @owner any more. */
 void device_forget(struct device *device, void *owner);
@@ -214,7 +215,7 @@ void device_staging_free(struct device *device, struct device_memory *memory);
 
 /* For struct plan_device; @owner is the device. */
 int device_find_kernel(void *owner, enum abi_family family, uint32_t dtype,
-		       const union plan_args *args, struct plan_stage *stage);
+		       const union abi_args *args, struct plan_stage *stage);
 /* Asked before a kernel is offered to a plan: whether it is in quarantine. */
 typedef bool (*device_quarantine)(void *worker, const char *kernel);
 void device_set_quarantine(struct device *device, device_quarantine is_quarantined, void *worker);

@@ -33,9 +33,9 @@ struct device_ops {
 			     struct device_memory *ret_memory, struct fmha_error *err);
 	void (*workspace_free)(struct device *device, struct device_memory *memory);
 	int (*find_kernel)(struct device *device, enum abi_family family, uint32_t dtype,
-			   const union plan_args *args, struct plan_stage *stage);
+			   const union abi_args *args, struct plan_stage *stage);
 	int (*prepare)(struct device *device, const struct plan_stage *stage,
-		       const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
+		       const union abi_args *args, uint32_t uid, device_prepared done, void *owner,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err);
 	/* The next three, and staging_cost, are NULL on devices whose kernels are built in and
 	 * whose memory is the host's. */

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * args.c: problem -> argument structs. The only place where a role's dimensions (base.h) meet the
- * named strides of abi.h. No judgement here: everything was checked by whoever filled the source.
+ * named strides of abi.h. No judgement here: everything has been checked by then.
  */
+#include <assert.h>
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "internal.h"
@@ -20,12 +22,22 @@ _Static_assert(ABI_ROPE_INTERLEAVED == (int)FMHA_ROPE_INTERLEAVED &&
 		       ABI_KV_VECTORIZED == (int)FMHA_KV_VECTORIZED,
 	       "the wire's rotary and cache words are the kernels'");
 
+static void *at(const struct launch_bases *bases, uint32_t base)
+{
+	return (void *)(uintptr_t)bases->at[base];
+}
+
+static void *workspace(const struct launch_bases *bases, uint64_t offset)
+{
+	return (void *)(uintptr_t)(bases->at[LAUNCH_WORKSPACE] + offset);
+}
+
 /* (batch, seq, head, dim) roles. */
-static struct abi_tensor tensor_bshd(const struct plan *plan, const struct args_source *source,
+static struct abi_tensor tensor_bshd(const struct plan *plan, const struct launch_bases *bases,
 				     enum fmha_tensor_role role)
 {
 	const int64_t *stride = plan->problem.tensor[role].stride;
-	struct abi_tensor t = {.data = source->tensor[role]};
+	struct abi_tensor t = {.data = at(bases, role)};
 
 	if (!t.data)
 		return t;
@@ -37,11 +49,11 @@ static struct abi_tensor tensor_bshd(const struct plan *plan, const struct args_
 }
 
 /* (batch, head, row, column) roles: bias, dbias, randval. */
-static struct abi_tensor tensor_bhrc(const struct plan *plan, const struct args_source *source,
+static struct abi_tensor tensor_bhrc(const struct plan *plan, const struct launch_bases *bases,
 				     enum fmha_tensor_role role)
 {
 	const int64_t *stride = plan->problem.tensor[role].stride;
-	struct abi_tensor t = {.data = source->tensor[role]};
+	struct abi_tensor t = {.data = at(bases, role)};
 
 	if (!t.data)
 		return t;
@@ -53,9 +65,9 @@ static struct abi_tensor tensor_bhrc(const struct plan *plan, const struct args_
 }
 
 /* Kernels take stride 0 for an axis of one element that receives a sum; an empty axis has none. */
-static struct abi_tensor tensor_dbias(const struct plan *plan, const struct args_source *source)
+static struct abi_tensor tensor_dbias(const struct plan *plan, const struct launch_bases *bases)
 {
-	struct abi_tensor t = tensor_bhrc(plan, source, FMHA_T_DBIAS);
+	struct abi_tensor t = tensor_bhrc(plan, bases, FMHA_T_DBIAS);
 	int64_t extent[5];
 
 	if (!t.data)
@@ -69,11 +81,11 @@ static struct abi_tensor tensor_dbias(const struct plan *plan, const struct args
 }
 
 /* (row, column) roles: the rotary tables. */
-static struct abi_tensor tensor_rc(const struct plan *plan, const struct args_source *source,
+static struct abi_tensor tensor_rc(const struct plan *plan, const struct launch_bases *bases,
 				   enum fmha_tensor_role role)
 {
 	const int64_t *stride = plan->problem.tensor[role].stride;
-	struct abi_tensor t = {.data = source->tensor[role]};
+	struct abi_tensor t = {.data = at(bases, role)};
 
 	if (!t.data)
 		return t;
@@ -83,11 +95,11 @@ static struct abi_tensor tensor_rc(const struct plan *plan, const struct args_so
 }
 
 /* K and V, whose first axis is the page in a linear paged cache. */
-static struct abi_tensor tensor_kv(const struct plan *plan, const struct args_source *source,
+static struct abi_tensor tensor_kv(const struct plan *plan, const struct launch_bases *bases,
 				   enum fmha_tensor_role role)
 {
 	const struct fmha_problem *p = &plan->problem;
-	struct abi_tensor t = tensor_bshd(plan, source, role);
+	struct abi_tensor t = tensor_bshd(plan, bases, role);
 
 	if (t.data && plan_paged(p) && p->kv_layout == FMHA_KV_VECTORIZED) {
 		/* Packed by definition; inside a head the order is the kernel's business. */
@@ -99,11 +111,11 @@ static struct abi_tensor tensor_kv(const struct plan *plan, const struct args_so
 }
 
 /* (batch, head, row): LSE. */
-static struct abi_rows rows_of(const struct plan *plan, const struct args_source *source,
+static struct abi_rows rows_of(const struct plan *plan, const struct launch_bases *bases,
 			       enum fmha_tensor_role role)
 {
 	const int64_t *stride = plan->problem.tensor[role].stride;
-	struct abi_rows r = {.data = source->tensor[role]};
+	struct abi_rows r = {.data = at(bases, role)};
 
 	if (!r.data)
 		return r;
@@ -113,12 +125,12 @@ static struct abi_rows rows_of(const struct plan *plan, const struct args_source
 	return r;
 }
 
-static struct abi_descale descale_of(const struct plan *plan, const struct args_source *source,
+static struct abi_descale descale_of(const struct plan *plan, const struct launch_bases *bases,
 				     enum fmha_tensor_role role)
 {
 	const struct fmha_problem *p = &plan->problem;
 	const int64_t *stride = p->tensor[role].stride;
-	struct abi_descale d = {.data = source->tensor[role]};
+	struct abi_descale d = {.data = at(bases, role)};
 
 	if (!d.data)
 		return d;
@@ -151,17 +163,23 @@ static abi_i32 total_k(const struct problem_axes *axes)
 	}
 }
 
-static struct abi_sequences sequences_of(const struct plan *plan, const struct index_tables *tables)
+static struct index_tables tables_of(const struct plan *plan, const struct launch_bases *bases)
+{
+	return indices_layout(&plan->problem, bases->at[LAUNCH_INDICES]);
+}
+
+static struct abi_sequences sequences_of(const struct plan *plan, const struct launch_bases *bases)
 {
 	const struct problem_axes *axes = &plan->axes;
+	struct index_tables tables = tables_of(plan, bases);
 
 	return (struct abi_sequences){
 		/* Their absence tells a kernel that the sequences are not packed. */
-		.seqstart_q = axes->q.storage == STORED_PACKED ? tables->seqstart_q : NULL,
-		.seqstart_k = axes->k.storage == STORED_PACKED ? tables->seqstart_k : NULL,
-		.seqlen_q = tables->seqlen_q,
-		.seqlen_k = tables->seqlen_k,
-		.leftpad_k = tables->leftpad_k,
+		.seqstart_q = axes->q.storage == STORED_PACKED ? tables.seqstart_q : NULL,
+		.seqstart_k = axes->k.storage == STORED_PACKED ? tables.seqstart_k : NULL,
+		.seqlen_q = tables.seqlen_q,
+		.seqlen_k = tables.seqlen_k,
+		.leftpad_k = tables.leftpad_k,
 		.batch = (abi_i32)axes->sequences,
 		.seqlen_q_max = (abi_i32)axes->q.longest,
 		.seqlen_k_max = (abi_i32)axes->k.longest,
@@ -171,21 +189,22 @@ static struct abi_sequences sequences_of(const struct plan *plan, const struct i
 	};
 }
 
-static struct abi_kv_cache cache_of(const struct plan *plan, const struct index_tables *tables)
+static struct abi_kv_cache cache_of(const struct plan *plan, const struct launch_bases *bases)
 {
 	const struct fmha_problem *p = &plan->problem;
+	struct index_tables tables = tables_of(plan, bases);
 
 	return (struct abi_kv_cache){
-		.block_table = tables->block_table,
-		.block_table_stride = tables->block_table_stride,
-		.kv_indptr = tables->kv_indptr,
-		.kv_page_indices = tables->kv_page_indices,
-		.kv_last_page_len = tables->kv_last_page_len,
-		.cache_batch_idx = tables->cache_batch_idx,
+		.block_table = tables.block_table,
+		.block_table_stride = tables.block_table_stride,
+		.kv_indptr = tables.kv_indptr,
+		.kv_page_indices = tables.kv_page_indices,
+		.kv_last_page_len = tables.kv_last_page_len,
+		.cache_batch_idx = tables.cache_batch_idx,
 		.page_size = p->page_size,
 		.n_pages = p->n_pages,
 		.layout = (abi_i32)p->kv_layout,
-		.max_blocks = (abi_i32)tables->table_columns,
+		.max_blocks = (abi_i32)tables.table_columns,
 		.n_page_indices = p->n_page_indices,
 		.cache_batch = plan->axes.k.storage == STORED_INDEXED ? (abi_i32)plan->axes.k.outer
 								      : p->batch,
@@ -199,7 +218,7 @@ static struct abi_band band_of(const struct fmha_problem *p)
 	return (struct abi_band){(abi_i32)p->mask, p->window_left, p->window_right, p->sink_tokens};
 }
 
-static struct abi_dropout dropout_of(const struct plan *plan, const struct args_source *source)
+static struct abi_dropout dropout_of(const struct plan *plan, const struct launch_bases *bases)
 {
 	const struct fmha_problem *p = &plan->problem;
 	/* In this order and these types, so that the threshold is FlashAttention-2's bit by bit. */
@@ -213,7 +232,7 @@ static struct abi_dropout dropout_of(const struct plan *plan, const struct args_
 		.p_drop = p->dropout_p,
 		.p_keep_inverse = 1.0F / keep,
 		.keep_at_most = (abi_i32)floor((double)keep * 255.0),
-		.randval = tensor_bhrc(plan, source, FMHA_T_RANDVAL),
+		.randval = tensor_bhrc(plan, bases, FMHA_T_RANDVAL),
 	};
 }
 
@@ -223,27 +242,27 @@ static abi_i64 alibi_stride(const struct fmha_problem *p)
 }
 
 static void fill_fwd(const struct plan *plan, enum abi_family family,
-		     const struct args_source *source, struct abi_fwd_args *a)
+		     const struct launch_bases *bases, struct abi_fwd_args *a)
 {
 	const struct fmha_problem *p = &plan->problem;
 
 	*a = (struct abi_fwd_args){
-		.q = tensor_bshd(plan, source, FMHA_T_Q),
-		.k = tensor_kv(plan, source, FMHA_T_K),
-		.v = tensor_kv(plan, source, FMHA_T_V),
-		.o = tensor_bshd(plan, source, FMHA_T_O),
-		.lse = rows_of(plan, source, FMHA_T_LSE),
-		.bias = tensor_bhrc(plan, source, FMHA_T_BIAS),
-		.alibi_slopes = source->tensor[FMHA_T_ALIBI_SLOPES],
+		.q = tensor_bshd(plan, bases, FMHA_T_Q),
+		.k = tensor_kv(plan, bases, FMHA_T_K),
+		.v = tensor_kv(plan, bases, FMHA_T_V),
+		.o = tensor_bshd(plan, bases, FMHA_T_O),
+		.lse = rows_of(plan, bases, FMHA_T_LSE),
+		.bias = tensor_bhrc(plan, bases, FMHA_T_BIAS),
+		.alibi_slopes = at(bases, FMHA_T_ALIBI_SLOPES),
 		.alibi_stride_batch = alibi_stride(p),
-		.sink = source->tensor[FMHA_T_SINK],
-		.q_descale = descale_of(plan, source, FMHA_T_Q_DESCALE),
-		.k_descale = descale_of(plan, source, FMHA_T_K_DESCALE),
-		.v_descale = descale_of(plan, source, FMHA_T_V_DESCALE),
-		.sequences = sequences_of(plan, &source->tables),
-		.cache = cache_of(plan, &source->tables),
+		.sink = at(bases, FMHA_T_SINK),
+		.q_descale = descale_of(plan, bases, FMHA_T_Q_DESCALE),
+		.k_descale = descale_of(plan, bases, FMHA_T_K_DESCALE),
+		.v_descale = descale_of(plan, bases, FMHA_T_V_DESCALE),
+		.sequences = sequences_of(plan, bases),
+		.cache = cache_of(plan, bases),
 		.band = band_of(p),
-		.dropout = dropout_of(plan, source),
+		.dropout = dropout_of(plan, bases),
 		.nhead_q = p->nhead_q,
 		.nhead_k = p->nhead_k,
 		.hdim_q = p->hdim_q,
@@ -257,22 +276,22 @@ static void fill_fwd(const struct plan *plan, enum abi_family family,
 	};
 	if (plan->append && p->rope != FMHA_ROPE_NONE)
 		a->q = (struct abi_tensor){
-			.data = source->workspace + plan->layout.q_rotated,
+			.data = workspace(bases, plan->layout.q_rotated),
 			.stride_batch = plan->axes.q.length * p->nhead_q * p->hdim_q,
 			.stride_seq = (int64_t)p->nhead_q * p->hdim_q,
 			.stride_head = p->hdim_q,
 			.stride_dim = 1,
 		};
 	if (family == ABI_FWD_SPLITKV) {
-		a->o_acc = (float *)(source->workspace + plan->layout.o_acc);
-		a->lse_acc = (float *)(source->workspace + plan->layout.lse_acc);
+		a->o_acc = workspace(bases, plan->layout.o_acc);
+		a->lse_acc = workspace(bases, plan->layout.lse_acc);
 		a->n_splits = plan->n_splits;
 		a->split_size = plan->split_size;
 	}
 }
 
 /* The second stage of split-KV: the parts are the first stage's partials. */
-static void fill_split_combine(const struct plan *plan, const struct args_source *source,
+static void fill_split_combine(const struct plan *plan, const struct launch_bases *bases,
 			       struct abi_combine_args *a)
 {
 	const struct fmha_problem *p = &plan->problem;
@@ -280,21 +299,21 @@ static void fill_split_combine(const struct plan *plan, const struct args_source
 	int64_t total_q = plan_total_q(plan);
 
 	*a = (struct abi_combine_args){
-		.o_parts = {.data = source->workspace + plan->layout.o_acc,
+		.o_parts = {.data = workspace(bases, plan->layout.o_acc),
 			    .stride_batch = group ? 0 : (int64_t)p->seqlen_q * p->hdim_v,
 			    .stride_seq = p->hdim_v,
 			    .stride_head = total_q * p->hdim_v,
 			    .stride_dim = 1},
 		.o_parts_stride_split = total_q * p->nhead_q * p->hdim_v,
-		.lse_parts = {.data = (float *)(source->workspace + plan->layout.lse_acc),
+		.lse_parts = {.data = workspace(bases, plan->layout.lse_acc),
 			      .stride_batch = group ? 0 : p->seqlen_q,
 			      .stride_head = total_q,
 			      .stride_seq = 1},
 		.lse_parts_stride_split = total_q * p->nhead_q,
-		.o = tensor_bshd(plan, source, FMHA_T_O),
-		.lse = rows_of(plan, source, FMHA_T_LSE),
-		.sink = source->tensor[FMHA_T_SINK],
-		.sequences = sequences_of(plan, &source->tables),
+		.o = tensor_bshd(plan, bases, FMHA_T_O),
+		.lse = rows_of(plan, bases, FMHA_T_LSE),
+		.sink = at(bases, FMHA_T_SINK),
+		.sequences = sequences_of(plan, bases),
 		.n_splits = plan->n_splits,
 		.nhead_q = p->nhead_q,
 		.hdim_v = p->hdim_v,
@@ -304,21 +323,21 @@ static void fill_split_combine(const struct plan *plan, const struct args_source
 	};
 }
 
-static void fill_merge(const struct plan *plan, const struct args_source *source,
+static void fill_merge(const struct plan *plan, const struct launch_bases *bases,
 		       struct abi_combine_args *a)
 {
 	const struct fmha_problem *p = &plan->problem;
 	const int64_t *o = p->o_parts.stride, *lse = p->lse_parts.stride;
 
 	*a = (struct abi_combine_args){
-		.o_parts = {source->tensor[FMHA_T_O_PARTS], o[1], o[2], o[3], o[4]},
+		.o_parts = {at(bases, FMHA_T_O_PARTS), o[1], o[2], o[3], o[4]},
 		.o_parts_stride_split = o[0],
-		.lse_parts = {source->tensor[FMHA_T_LSE_PARTS], lse[1], lse[2], lse[3]},
+		.lse_parts = {at(bases, FMHA_T_LSE_PARTS), lse[1], lse[2], lse[3]},
 		.lse_parts_stride_split = lse[0],
-		.o = tensor_bshd(plan, source, FMHA_T_O),
-		.lse = rows_of(plan, source, FMHA_T_LSE),
-		.sink = source->tensor[FMHA_T_SINK],
-		.sequences = sequences_of(plan, &source->tables),
+		.o = tensor_bshd(plan, bases, FMHA_T_O),
+		.lse = rows_of(plan, bases, FMHA_T_LSE),
+		.sink = at(bases, FMHA_T_SINK),
+		.sequences = sequences_of(plan, bases),
 		.n_splits = p->n_parts,
 		.nhead_q = p->nhead_q,
 		.hdim_v = p->hdim_v,
@@ -328,21 +347,21 @@ static void fill_merge(const struct plan *plan, const struct args_source *source
 	};
 }
 
-static void fill_appendkv(const struct plan *plan, const struct args_source *source,
+static void fill_appendkv(const struct plan *plan, const struct launch_bases *bases,
 			  struct abi_appendkv_args *a)
 {
 	const struct fmha_problem *p = &plan->problem;
 	bool rotates_q = p->rope != FMHA_ROPE_NONE;
 
 	*a = (struct abi_appendkv_args){
-		.k_new = tensor_bshd(plan, source, FMHA_T_K_NEW),
-		.v_new = tensor_bshd(plan, source, FMHA_T_V_NEW),
-		.k = tensor_kv(plan, source, FMHA_T_K),
-		.v = tensor_kv(plan, source, FMHA_T_V),
-		.rotary_cos = tensor_rc(plan, source, FMHA_T_ROTARY_COS),
-		.rotary_sin = tensor_rc(plan, source, FMHA_T_ROTARY_SIN),
-		.sequences = sequences_of(plan, &source->tables),
-		.cache = cache_of(plan, &source->tables),
+		.k_new = tensor_bshd(plan, bases, FMHA_T_K_NEW),
+		.v_new = tensor_bshd(plan, bases, FMHA_T_V_NEW),
+		.k = tensor_kv(plan, bases, FMHA_T_K),
+		.v = tensor_kv(plan, bases, FMHA_T_V),
+		.rotary_cos = tensor_rc(plan, bases, FMHA_T_ROTARY_COS),
+		.rotary_sin = tensor_rc(plan, bases, FMHA_T_ROTARY_SIN),
+		.sequences = sequences_of(plan, bases),
+		.cache = cache_of(plan, bases),
 		.seqlen_new = p->seqlen_new,
 		.rope = (abi_i32)p->rope,
 		.rotary_dim = p->rotary_dim,
@@ -355,55 +374,54 @@ static void fill_appendkv(const struct plan *plan, const struct args_source *sou
 		.dtype = (abi_i32)p->k.dtype,
 		.rotary_dtype = (abi_i32)p->rotary_cos.dtype,
 	};
-	a->sequences.seqlen_k = source->tables.seqlen_k_before;
+	a->sequences.seqlen_k = tables_of(plan, bases).seqlen_k_before;
 	if (!rotates_q)
 		return;
 	if (plan->append) {
-		a->q = tensor_bshd(plan, source, FMHA_T_Q);
+		a->q = tensor_bshd(plan, bases, FMHA_T_Q);
 		a->q_rotated = (struct abi_tensor){
-			.data = source->workspace + plan->layout.q_rotated,
+			.data = workspace(bases, plan->layout.q_rotated),
 			.stride_batch = plan->axes.q.length * p->nhead_q * p->hdim_q,
 			.stride_seq = (int64_t)p->nhead_q * p->hdim_q,
 			.stride_head = p->hdim_q,
 			.stride_dim = 1,
 		};
-	} else if (source->tensor[FMHA_T_Q_ROTATED]) {
-		a->q = tensor_bshd(plan, source, FMHA_T_Q);
-		a->q_rotated = tensor_bshd(plan, source, FMHA_T_Q_ROTATED);
+	} else if (at(bases, FMHA_T_Q_ROTATED)) {
+		a->q = tensor_bshd(plan, bases, FMHA_T_Q);
+		a->q_rotated = tensor_bshd(plan, bases, FMHA_T_Q_ROTATED);
 	}
 }
 
-static void fill_bwd(const struct plan *plan, const struct args_source *source,
+static void fill_bwd(const struct plan *plan, const struct launch_bases *bases,
 		     struct abi_bwd_args *a)
 {
 	const struct fmha_problem *p = &plan->problem;
 	bool group = plan_packed_q(plan);
-	char *workspace = source->workspace;
 
 	*a = (struct abi_bwd_args){
-		.q = tensor_bshd(plan, source, FMHA_T_Q),
-		.k = tensor_bshd(plan, source, FMHA_T_K),
-		.v = tensor_bshd(plan, source, FMHA_T_V),
-		.o = tensor_bshd(plan, source, FMHA_T_O),
-		.d_o = tensor_bshd(plan, source, FMHA_T_DO),
-		.dq = tensor_bshd(plan, source, FMHA_T_DQ),
-		.dk = tensor_bshd(plan, source, FMHA_T_DK),
-		.dv = tensor_bshd(plan, source, FMHA_T_DV),
-		.bias = tensor_bhrc(plan, source, FMHA_T_BIAS),
-		.dbias = tensor_dbias(plan, source),
-		.lse = rows_of(plan, source, FMHA_T_LSE),
-		.d = {.data = (float *)(workspace + plan->layout.d),
+		.q = tensor_bshd(plan, bases, FMHA_T_Q),
+		.k = tensor_bshd(plan, bases, FMHA_T_K),
+		.v = tensor_bshd(plan, bases, FMHA_T_V),
+		.o = tensor_bshd(plan, bases, FMHA_T_O),
+		.d_o = tensor_bshd(plan, bases, FMHA_T_DO),
+		.dq = tensor_bshd(plan, bases, FMHA_T_DQ),
+		.dk = tensor_bshd(plan, bases, FMHA_T_DK),
+		.dv = tensor_bshd(plan, bases, FMHA_T_DV),
+		.bias = tensor_bhrc(plan, bases, FMHA_T_BIAS),
+		.dbias = tensor_dbias(plan, bases),
+		.lse = rows_of(plan, bases, FMHA_T_LSE),
+		.d = {.data = workspace(bases, plan->layout.d),
 		      .stride_batch = group ? 0 : (int64_t)p->nhead_q * p->seqlen_q,
 		      .stride_head = group ? p->total_q : p->seqlen_q,
 		      .stride_seq = 1},
-		.alibi_slopes = source->tensor[FMHA_T_ALIBI_SLOPES],
+		.alibi_slopes = at(bases, FMHA_T_ALIBI_SLOPES),
 		.alibi_stride_batch = alibi_stride(p),
-		.sink = source->tensor[FMHA_T_SINK],
-		.dsink = source->tensor[FMHA_T_DSINK],
-		.sequences = sequences_of(plan, &source->tables),
+		.sink = at(bases, FMHA_T_SINK),
+		.dsink = at(bases, FMHA_T_DSINK),
+		.sequences = sequences_of(plan, bases),
 		.band = band_of(p),
-		.dropout = dropout_of(plan, source),
-		.nsplits = (const abi_i32 *)(workspace + plan->layout.nsplits),
+		.dropout = dropout_of(plan, bases),
+		.nsplits = workspace(bases, plan->layout.nsplits),
 		.nhead_q = p->nhead_q,
 		.nhead_k = p->nhead_k,
 		.hdim_q = p->hdim_q,
@@ -415,13 +433,13 @@ static void fill_bwd(const struct plan *plan, const struct args_source *source,
 		.bias_dtype = (abi_i32)p->bias.dtype,
 	};
 	if (group)
-		a->dq_acc_offsets = (const abi_i64 *)(workspace + plan->layout.dq_acc_offsets);
+		a->dq_acc_offsets = workspace(bases, plan->layout.dq_acc_offsets);
 	if (plan->dq_buffered)
-		a->dq_acc = (float *)(workspace + plan->layout.dq_acc);
+		a->dq_acc = workspace(bases, plan->layout.dq_acc);
 }
 
-void args_fill(const struct plan *plan, uint32_t stage, const struct args_source *source,
-	       union plan_args *ret_args)
+void args_fill(const struct plan *plan, uint32_t stage, const struct launch_bases *bases,
+	       union abi_args *ret_args)
 {
 	memset(ret_args, 0, sizeof(*ret_args));
 	switch (plan->stages[stage].family) {
@@ -429,78 +447,92 @@ void args_fill(const struct plan *plan, uint32_t stage, const struct args_source
 	case ABI_FWD_SPLITKV:
 	case ABI_FWD_PAGEDKV:
 	case ABI_BATCH_PREFILL:
-		fill_fwd(plan, plan->stages[stage].family, source, &ret_args->fwd);
+		fill_fwd(plan, plan->stages[stage].family, bases, &ret_args->fwd);
 		break;
 	case ABI_FWD_SPLITKV_COMBINE:
 		if (plan->problem.op == FMHA_MERGE_STATES)
-			fill_merge(plan, source, &ret_args->combine);
+			fill_merge(plan, bases, &ret_args->combine);
 		else
-			fill_split_combine(plan, source, &ret_args->combine);
+			fill_split_combine(plan, bases, &ret_args->combine);
 		break;
 	case ABI_FWD_APPENDKV:
-		fill_appendkv(plan, source, &ret_args->appendkv);
+		fill_appendkv(plan, bases, &ret_args->appendkv);
 		break;
 	case ABI_BWD_DOT_DO_O:
 	case ABI_BWD_DQ_DK_DV:
 	case ABI_BWD_CONVERT_DQ:
-		fill_bwd(plan, source, &ret_args->bwd);
+		fill_bwd(plan, bases, &ret_args->bwd);
 		break;
 	case ABI_N_FAMILIES:
 		break;
 	}
 }
 
-void plan_set_dropout(const struct plan *plan, union plan_args args[PLAN_MAX_STAGES], uint64_t seed,
-		      uint64_t offset)
+/* One page in, where nothing is ever mapped: a kernel that follows it fails at once. */
+#define NOWHERE 4096
+
+static struct launch_bases present_bases(const struct plan *plan, uint64_t first, uint64_t step)
+{
+	struct launch_bases bases;
+
+	for (uint32_t i = 0; i < LAUNCH_N_BASES; i++)
+		bases.at[i] = i >= FMHA_N_TENSORS || plan_present(&plan->problem, i)
+				      ? first + i * step
+				      : 0;
+	return bases;
+}
+
+struct launch_bases args_placeholders(const struct plan *plan)
+{
+	return present_bases(plan, NOWHERE, 0);
+}
+
+static uint32_t dropout_offset(const struct plan *plan, enum abi_family family)
 {
 	if (plan->problem.dropout_p <= 0.0F)
-		return;
-	for (uint32_t i = 0; i < plan->n_stages; i++) {
-		struct abi_dropout *dropout = NULL;
-
-		switch (plan->stages[i].family) {
-		case ABI_FWD:
-		case ABI_FWD_SPLITKV:
-		case ABI_FWD_PAGEDKV:
-		case ABI_BATCH_PREFILL:
-			dropout = &args[i].fwd.dropout;
-			break;
-		case ABI_BWD_DQ_DK_DV:
-			dropout = &args[i].bwd.dropout;
-			break;
-		default:
-			continue;
-		}
-		dropout->seed = seed;
-		dropout->offset = offset;
+		return 0;
+	switch (family) {
+	case ABI_FWD:
+	case ABI_FWD_SPLITKV:
+	case ABI_FWD_PAGEDKV:
+	case ABI_BATCH_PREFILL:
+		return offsetof(struct abi_fwd_args, dropout);
+	case ABI_BWD_DQ_DK_DV:
+		return offsetof(struct abi_bwd_args, dropout);
+	default:
+		return 0;
 	}
 }
 
-void args_source_placeholders(const struct plan *plan, struct args_source *ret_source)
+/*
+ * The arguments are filled in twice, for bases that differ by a distance of each base's own. Words
+ * that differ are pointers, and by how much tells what they point into.
+ */
+void args_record(const struct plan *plan, uint32_t stage, struct launch_record *ret_record)
 {
-	/* One page in, where nothing is ever mapped: a kernel that follows it fails at once. */
-	static const uintptr_t nowhere = 4096;
-	const struct fmha_problem *p = &plan->problem;
-	const abi_i32 *index = (const abi_i32 *)nowhere;
-	struct index_tables *t = &ret_source->tables;
+	static const uint64_t distance = 64;
+	struct launch_bases bases = args_placeholders(plan);
+	struct launch_bases moved = present_bases(plan, NOWHERE + distance, distance);
+	union abi_args args, other;
 
-	*ret_source = (struct args_source){.workspace = (char *)nowhere};
-	for (int role = 0; role < FMHA_N_TENSORS; role++)
-		if (plan_present(p, (enum fmha_tensor_role)role))
-			ret_source->tensor[role] = (void *)nowhere;
-#define PLACEHOLDER(member, ROLE) t->member = ret_source->tensor[FMHA_T_##ROLE] ? index : NULL
-	PLACEHOLDER(seqstart_q, SEQSTART_Q);
-	PLACEHOLDER(seqstart_k, SEQSTART_K);
-	PLACEHOLDER(seqlen_q, SEQLEN_Q);
-	PLACEHOLDER(leftpad_k, LEFTPAD_K);
-	PLACEHOLDER(block_table, BLOCK_TABLE);
-	PLACEHOLDER(kv_indptr, KV_INDPTR);
-	PLACEHOLDER(kv_page_indices, KV_PAGE_INDICES);
-	PLACEHOLDER(kv_last_page_len, KV_LAST_PAGE_LEN);
-	PLACEHOLDER(cache_batch_idx, CACHE_BATCH_IDX);
-#undef PLACEHOLDER
-	t->seqlen_k = plan_has_lengths_k(p) ? index : NULL;
-	t->seqlen_k_before = t->seqlen_k;
-	t->table_columns = plan_table_columns(p);
-	t->block_table_stride = t->block_table ? plan_table_stride(p) : 0;
+	args_fill(plan, stage, &bases, &args);
+	args_fill(plan, stage, &moved, &other);
+	ret_record->n_relocations = 0;
+	for (size_t offset = 0; offset < sizeof(args); offset += sizeof(uint64_t)) {
+		uint64_t here, there;
+
+		memcpy(&here, (char *)&args + offset, sizeof(here));
+		memcpy(&there, (char *)&other + offset, sizeof(there));
+		if (here == there)
+			continue;
+		assert(ret_record->n_relocations < LAUNCH_RELOCATIONS);
+		ret_record->relocations[ret_record->n_relocations++] = (struct launch_relocation){
+			.offset = (uint16_t)offset,
+			.base = (uint16_t)((there - here) / distance - 1),
+			.plus = here - NOWHERE,
+		};
+		memset((char *)&args + offset, 0, sizeof(here));
+	}
+	ret_record->args = args;
+	ret_record->dropout_offset = dropout_offset(plan, plan->stages[stage].family);
 }

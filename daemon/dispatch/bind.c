@@ -88,50 +88,38 @@ int plan_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N
 }
 
 int plan_place(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
-	       const struct plan_indices *indices, void *workspace, void *workspace_head,
-	       union plan_args args[PLAN_MAX_STAGES], struct fmha_error *err)
+	       const struct plan_indices *indices, const struct plan_memory *memory,
+	       union abi_args args[PLAN_MAX_STAGES], struct fmha_error *err)
 {
-	struct args_source source = {.workspace = workspace, .tables = indices_tables(indices)};
+	struct launch_bases bases = {.at = {[LAUNCH_WORKSPACE] = (uintptr_t)memory->workspace}};
+	struct index_tables tables = indices_tables(indices);
 	uint64_t bytes = plan_workspace_bytes(plan, indices);
 	int r;
 
-	if (bytes > 0 && (!workspace || (uintptr_t)workspace % PLAN_ALIGNMENT != 0))
+	if (bytes > 0 && (!memory->workspace || bases.at[LAUNCH_WORKSPACE] % PLAN_ALIGNMENT != 0))
 		return fmha_error_set_field(err, FMHA_EINVAL, "tensor.workspace",
 					    "workspace: %llu bytes aligned to %d are needed",
 					    (unsigned long long)bytes, PLAN_ALIGNMENT);
-	r = check_aliasing(plan, bindings, workspace, bytes, err);
+	r = check_aliasing(plan, bindings, memory->workspace, bytes, err);
 	if (r < 0)
 		return r;
-	if (plan->workspace_head_bytes > 0 && workspace_head)
-		bwd_workspace_head(plan, &source.tables, workspace_head);
+	if (plan->workspace_head_bytes > 0 && memory->head)
+		bwd_workspace_head(plan, &tables, memory->head);
 	for (uint32_t i = 0; i < plan->n_views; i++)
-		source.tensor[plan->views[i].role] = bindings[plan->views[i].role].device;
+		bases.at[plan->views[i].role] = (uintptr_t)bindings[plan->views[i].role].device;
+	if (indices)
+		bases.at[LAUNCH_INDICES] = (uintptr_t)(memory->indices
+							       ? memory->indices
+							       : plan_indices_data(indices));
 	for (uint32_t i = 0; i < plan->n_stages; i++)
-		args_fill(plan, i, &source, &args[i]);
+		launch_bind(&plan->stages[i].launch, &bases, &args[i]);
 	return 0;
 }
 
-int plan_bind(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
-	      void *workspace, void *workspace_head, union plan_args args[PLAN_MAX_STAGES],
-	      struct plan_indices **ret_indices, struct fmha_error *err)
+void plan_placeholder_args(const struct plan *plan, union abi_args args[PLAN_MAX_STAGES])
 {
-	struct plan_indices *indices = NULL;
-	int r = plan_read(plan, bindings, &indices, err);
+	struct launch_bases bases = args_placeholders(plan);
 
-	if (r == 0)
-		r = plan_place(plan, bindings, indices, workspace, workspace_head, args, err);
-	if (r < 0)
-		indices = plan_indices_free(indices);
-	else
-		*ret_indices = indices;
-	return r;
-}
-
-void plan_placeholder_args(const struct plan *plan, union plan_args args[PLAN_MAX_STAGES])
-{
-	struct args_source source;
-
-	args_source_placeholders(plan, &source);
 	for (uint32_t i = 0; i < plan->n_stages; i++)
-		args_fill(plan, i, &source, &args[i]);
+		args_fill(plan, i, &bases, &args[i]);
 }

@@ -146,9 +146,9 @@ static void add_plan(cJSON *to, const struct plan *plan)
 		cJSON_AddStringToObject(item, "kernel", stage->kernel);
 		cJSON_AddStringToObject(item, "pipeline", stage->pipeline);
 		cJSON_AddStringToObject(item, "arch", stage->arch);
-		add_dims(item, "grid", stage->grid);
-		add_dims(item, "block", stage->block);
-		cJSON_AddNumberToObject(item, "lds_bytes", stage->lds_bytes);
+		add_dims(item, "grid", stage->launch.grid);
+		add_dims(item, "block", stage->launch.block);
+		cJSON_AddNumberToObject(item, "lds_bytes", stage->launch.lds_bytes);
 		cJSON_AddNumberToObject(item, "workspace_offset", (double)stage->workspace_offset);
 		cJSON_AddNumberToObject(item, "workspace_bytes", (double)stage->workspace_bytes);
 		cJSON_AddItemToArray(stages, item);

@@ -31,61 +31,94 @@ struct reader {
 	const struct fmha_problem *problem;
 	const struct plan_binding *bindings;
 	struct fmha_error *err;
-	int32_t *next; /* free words of the block */
-	/* The copies, writable. */
-	int32_t *seqstart_q, *seqstart_k, *seqlen_q, *seqlen_k, *seqlen_k_before, *leftpad_k;
-	int32_t *block_table, *kv_indptr, *kv_page_indices, *kv_last_page_len, *cache_batch_idx;
-	int64_t table_columns, table_stride; /* of the copy of block_table */
+	struct index_tables copy;
 };
 
-int64_t plan_table_columns(const struct fmha_problem *p)
+/* What a sequence can need. */
+static int64_t table_columns(const struct fmha_problem *p)
 {
 	int64_t needed = p->page_size > 0 ? ceil_div(p->seqlen_k, p->page_size) : 0;
 
 	return needed < p->max_blocks ? needed : p->max_blocks;
 }
 
-int64_t plan_table_stride(const struct fmha_problem *p)
+/* 0 when the client's rows are one and the same. */
+static int64_t table_stride(const struct fmha_problem *p)
 {
-	return p->block_table.stride[0] == 0 ? 0 : plan_table_columns(p);
+	return p->block_table.stride[0] == 0 ? 0 : table_columns(p);
 }
 
 /* Rows of the copy. */
 static int64_t table_rows(const struct fmha_problem *p)
 {
-	return plan_table_stride(p) == 0 && p->batch > 0 ? 1 : p->batch;
+	return table_stride(p) == 0 && p->batch > 0 ? 1 : p->batch;
 }
 
-static uint64_t table_words(const struct fmha_problem *p)
+/* The next @n words of the block. */
+static abi_i32 *next_words(uint64_t block, uint64_t *words, bool present, uint64_t n)
 {
-	return (uint64_t)table_rows(p) * (uint64_t)plan_table_columns(p);
+	uint64_t first = *words;
+
+	if (!present)
+		return NULL;
+	*words += n;
+	return (abi_i32 *)(uintptr_t)(block + first * sizeof(abi_i32));
+}
+
+/* @ret_words: of the block; may be more than an address space has. */
+static struct index_tables lay_out(const struct fmha_problem *p, uint64_t block,
+				   uint64_t *ret_words)
+{
+	uint64_t batch = (uint64_t)p->batch, words = 0;
+	bool paged = plan_present(p, FMHA_T_BLOCK_TABLE), lengths = plan_has_lengths_k(p);
+	struct index_tables t = {0};
+
+#define NEXT(role, n) next_words(block, &words, plan_present(p, FMHA_T_##role), n)
+	t.seqstart_q = NEXT(SEQSTART_Q, batch + 1);
+	t.seqstart_k = NEXT(SEQSTART_K, batch + 1);
+	t.seqlen_q = NEXT(SEQLEN_Q, batch);
+	t.leftpad_k = NEXT(LEFTPAD_K, batch);
+	t.kv_indptr = NEXT(KV_INDPTR, batch + 1);
+	t.kv_page_indices = NEXT(KV_PAGE_INDICES, (uint64_t)p->n_page_indices);
+	t.kv_last_page_len = NEXT(KV_LAST_PAGE_LEN, batch);
+	t.cache_batch_idx = NEXT(CACHE_BATCH_IDX, batch);
+#undef NEXT
+	t.seqlen_k_before = next_words(block, &words, lengths, batch);
+	t.seqlen_k = next_words(block, &words, lengths, batch);
+	if (paged) {
+		t.table_columns = table_columns(p);
+		t.block_table_stride = table_stride(p);
+		t.block_table = next_words(block, &words, true,
+					   (uint64_t)table_rows(p) * (uint64_t)t.table_columns);
+	}
+	*ret_words = words;
+	return t;
+}
+
+struct index_tables indices_layout(const struct fmha_problem *p, uint64_t block)
+{
+	uint64_t words;
+
+	return block ? lay_out(p, block, &words) : (struct index_tables){0};
 }
 
 static uint64_t words_needed(const struct fmha_problem *p)
 {
-	uint64_t batch = (uint64_t)p->batch, n = 0;
+	uint64_t words;
 
-	n += plan_present(p, FMHA_T_SEQSTART_Q) ? batch + 1 : 0;
-	n += plan_present(p, FMHA_T_SEQSTART_K) ? batch + 1 : 0;
-	n += plan_present(p, FMHA_T_SEQLEN_Q) ? batch : 0;
-	n += plan_has_lengths_k(p) ? 2 * batch : 0; /* before and after an append */
-	n += plan_present(p, FMHA_T_LEFTPAD_K) ? batch : 0;
-	n += plan_present(p, FMHA_T_BLOCK_TABLE) ? table_words(p) : 0;
-	n += plan_present(p, FMHA_T_KV_INDPTR) ? batch + 1 : 0;
-	n += plan_present(p, FMHA_T_KV_PAGE_INDICES) ? (uint64_t)p->n_page_indices : 0;
-	n += plan_present(p, FMHA_T_KV_LAST_PAGE_LEN) ? batch : 0;
-	n += plan_present(p, FMHA_T_CACHE_BATCH_IDX) ? batch : 0;
-	return n;
+	(void)lay_out(p, 0, &words);
+	return words;
 }
 
 /* Copies @rows x @columns words of @role; the strides are the view's. */
-static int32_t *copy_words(struct reader *r, enum fmha_tensor_role role, int64_t rows,
-			   int64_t columns, int64_t row_stride, int64_t column_stride)
+static void copy_words(const struct reader *r, enum fmha_tensor_role role, abi_i32 *to,
+		       int64_t rows, int64_t columns)
 {
 	const volatile int32_t *from = r->bindings[role].host;
-	int32_t *to = r->next;
+	const int64_t *stride = r->problem->tensor[role].stride;
+	int64_t row_stride = rows > 1 ? stride[0] : 0;
+	int64_t column_stride = role == FMHA_T_BLOCK_TABLE ? stride[1] : stride[0];
 
-	r->next += rows * columns;
 	for (int64_t i = 0; i < rows; i++) {
 		const volatile int32_t *row = from + i * row_stride;
 
@@ -96,45 +129,33 @@ static int32_t *copy_words(struct reader *r, enum fmha_tensor_role role, int64_t
 		for (int64_t j = 0; j < columns; j++)
 			to[i * columns + j] = row[j * column_stride];
 	}
-	return to;
 }
 
-static int32_t *copy_list(struct reader *r, enum fmha_tensor_role role, int64_t n)
-{
-	if (!plan_present(r->problem, role))
-		return NULL;
-	return copy_words(r, role, 1, n, 0, r->problem->tensor[role].stride[0]);
-}
-
-static void copy_tables(struct reader *r)
+static void copy_tables(const struct reader *r)
 {
 	const struct fmha_problem *p = r->problem;
-	const int64_t *stride = p->block_table.stride;
-	int64_t batch = p->batch;
+	const struct index_tables *t = &r->copy;
+	const struct {
+		enum fmha_tensor_role role;
+		abi_i32 *to;
+		int64_t n;
+	} lists[] = {
+		{FMHA_T_SEQSTART_Q, t->seqstart_q, p->batch + 1},
+		{FMHA_T_SEQSTART_K, t->seqstart_k, p->batch + 1},
+		{FMHA_T_SEQLEN_Q, t->seqlen_q, p->batch},
+		{FMHA_T_SEQLEN_K, t->seqlen_k_before, p->batch},
+		{FMHA_T_LEFTPAD_K, t->leftpad_k, p->batch},
+		{FMHA_T_KV_INDPTR, t->kv_indptr, p->batch + 1},
+		{FMHA_T_KV_PAGE_INDICES, t->kv_page_indices, p->n_page_indices},
+		{FMHA_T_KV_LAST_PAGE_LEN, t->kv_last_page_len, p->batch},
+		{FMHA_T_CACHE_BATCH_IDX, t->cache_batch_idx, p->batch},
+	};
 
-	r->seqstart_q = copy_list(r, FMHA_T_SEQSTART_Q, batch + 1);
-	r->seqstart_k = copy_list(r, FMHA_T_SEQSTART_K, batch + 1);
-	r->seqlen_q = copy_list(r, FMHA_T_SEQLEN_Q, batch);
-	r->leftpad_k = copy_list(r, FMHA_T_LEFTPAD_K, batch);
-	r->kv_indptr = copy_list(r, FMHA_T_KV_INDPTR, batch + 1);
-	r->kv_page_indices = copy_list(r, FMHA_T_KV_PAGE_INDICES, p->n_page_indices);
-	r->kv_last_page_len = copy_list(r, FMHA_T_KV_LAST_PAGE_LEN, batch);
-	r->cache_batch_idx = copy_list(r, FMHA_T_CACHE_BATCH_IDX, batch);
-	r->seqlen_k_before = copy_list(r, FMHA_T_SEQLEN_K, batch);
-	if (plan_has_lengths_k(p)) {
-		if (!r->seqlen_k_before) {
-			r->seqlen_k_before = r->next;
-			r->next += batch;
-		}
-		r->seqlen_k = r->next;
-		r->next += batch;
-	}
-	if (plan_present(p, FMHA_T_BLOCK_TABLE)) {
-		r->table_columns = plan_table_columns(p);
-		r->table_stride = plan_table_stride(p);
-		r->block_table = copy_words(r, FMHA_T_BLOCK_TABLE, table_rows(p), r->table_columns,
-					    stride[0], stride[1]);
-	}
+	for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
+		if (plan_present(p, lists[i].role))
+			copy_words(r, lists[i].role, lists[i].to, 1, lists[i].n);
+	if (t->block_table)
+		copy_words(r, FMHA_T_BLOCK_TABLE, t->block_table, table_rows(p), t->table_columns);
 }
 
 #define BAD(r, name, ...)                                                                          \
@@ -168,17 +189,18 @@ static int check_rows(struct reader *r)
 	const struct fmha_problem *p = r->problem;
 	int e;
 
-	if (r->seqstart_q) {
-		e = check_prefix(r, r->seqstart_q, "seqstart_q", p->total_q);
+	if (r->copy.seqstart_q) {
+		e = check_prefix(r, r->copy.seqstart_q, "seqstart_q", p->total_q);
 		if (e < 0)
 			return e;
 	}
 	for (int32_t b = 0; b < p->batch; b++) {
-		int32_t physical = r->seqstart_q ? r->seqstart_q[b + 1] - r->seqstart_q[b]
-						 : p->seqlen_q;
-		int32_t length = r->seqlen_q ? r->seqlen_q[b] : physical;
+		int32_t physical = r->copy.seqstart_q
+					   ? r->copy.seqstart_q[b + 1] - r->copy.seqstart_q[b]
+					   : p->seqlen_q;
+		int32_t length = r->copy.seqlen_q ? r->copy.seqlen_q[b] : physical;
 
-		if (r->seqlen_q && (length < 0 || length > physical))
+		if (r->copy.seqlen_q && (length < 0 || length > physical))
 			return BAD(r, "seqlen_q_per_batch",
 				   "[%d] is %d: sequence %d holds 0 to %d rows", b, length, b,
 				   physical);
@@ -193,18 +215,18 @@ static int check_rows(struct reader *r)
 static int sglang_length(struct reader *r, int32_t b, int64_t *ret_length)
 {
 	const struct fmha_problem *p = r->problem;
-	int64_t pages = r->kv_indptr[b + 1] - (int64_t)r->kv_indptr[b];
+	int64_t pages = r->copy.kv_indptr[b + 1] - (int64_t)r->copy.kv_indptr[b];
 
 	if (pages == 0) {
 		/* (0 - 1) * page_size + page_size is 0 for whoever computes the length again. */
-		r->kv_last_page_len[b] = p->page_size;
+		r->copy.kv_last_page_len[b] = p->page_size;
 		*ret_length = 0;
 		return 0;
 	}
-	if (r->kv_last_page_len[b] < 1 || r->kv_last_page_len[b] > p->page_size)
+	if (r->copy.kv_last_page_len[b] < 1 || r->copy.kv_last_page_len[b] > p->page_size)
 		return BAD(r, "kv_last_page_len", "[%d] is %d: a last page holds 1 to %d keys", b,
-			   r->kv_last_page_len[b], p->page_size);
-	*ret_length = (pages - 1) * p->page_size + r->kv_last_page_len[b];
+			   r->copy.kv_last_page_len[b], p->page_size);
+	*ret_length = (pages - 1) * p->page_size + r->copy.kv_last_page_len[b];
 	return 0;
 }
 
@@ -216,11 +238,11 @@ static int check_keys_of(struct reader *r, int32_t b)
 	int64_t capacity = p->seqlen_k, before, after;
 	int e;
 
-	if (r->seqstart_k)
-		capacity = r->seqstart_k[b + 1] - r->seqstart_k[b];
-	if (r->block_table && capacity > r->table_columns * p->page_size)
-		capacity = r->table_columns * p->page_size;
-	if (r->kv_indptr) {
+	if (r->copy.seqstart_k)
+		capacity = r->copy.seqstart_k[b + 1] - r->copy.seqstart_k[b];
+	if (r->copy.block_table && capacity > r->copy.table_columns * p->page_size)
+		capacity = r->copy.table_columns * p->page_size;
+	if (r->copy.kv_indptr) {
 		e = sglang_length(r, b, &capacity);
 		if (e < 0)
 			return e;
@@ -229,9 +251,9 @@ static int check_keys_of(struct reader *r, int32_t b)
 				   b, (long long)capacity, p->seqlen_k);
 		before = capacity - appended;
 		if (plan_present(p, FMHA_T_SEQLEN_K))
-			before = r->seqlen_k_before[b];
+			before = r->copy.seqlen_k_before[b];
 	} else {
-		before = plan_present(p, FMHA_T_SEQLEN_K) ? r->seqlen_k_before[b]
+		before = plan_present(p, FMHA_T_SEQLEN_K) ? r->copy.seqlen_k_before[b]
 							  : capacity - appended;
 	}
 	after = before + appended;
@@ -242,12 +264,12 @@ static int check_keys_of(struct reader *r, int32_t b)
 	if (after > p->seqlen_k)
 		return BAD(r, "seqstart_k", ": sequence %d has %lld keys, seqlen_k says %d", b,
 			   (long long)after, p->seqlen_k);
-	if (r->leftpad_k && (r->leftpad_k[b] < 0 || r->leftpad_k[b] > after))
+	if (r->copy.leftpad_k && (r->copy.leftpad_k[b] < 0 || r->copy.leftpad_k[b] > after))
 		return BAD(r, "leftpad_k", "[%d] is %d: the sequence has %lld keys", b,
-			   r->leftpad_k[b], (long long)after);
-	if (r->seqlen_k) {
-		r->seqlen_k_before[b] = (int32_t)before;
-		r->seqlen_k[b] = (int32_t)after;
+			   r->copy.leftpad_k[b], (long long)after);
+	if (r->copy.seqlen_k) {
+		r->copy.seqlen_k_before[b] = (int32_t)before;
+		r->copy.seqlen_k[b] = (int32_t)after;
 	}
 	if (p->rope != FMHA_ROPE_NONE && appended > 0) {
 		/* Rows of q rotate by before + i under a mask, all by before without one. */
@@ -270,13 +292,13 @@ static int check_keys(struct reader *r)
 	const struct fmha_problem *p = r->problem;
 	int e;
 
-	if (r->seqstart_k) {
-		e = check_prefix(r, r->seqstart_k, "seqstart_k", p->total_k);
+	if (r->copy.seqstart_k) {
+		e = check_prefix(r, r->copy.seqstart_k, "seqstart_k", p->total_k);
 		if (e < 0)
 			return e;
 	}
-	if (r->kv_indptr) {
-		e = check_prefix(r, r->kv_indptr, "kv_indptr", p->n_page_indices);
+	if (r->copy.kv_indptr) {
+		e = check_prefix(r, r->copy.kv_indptr, "kv_indptr", p->n_page_indices);
 		if (e < 0)
 			return e;
 	}
@@ -306,25 +328,25 @@ static int check_pages(struct reader *r, int32_t *pages, int64_t n_used, int64_t
 static int64_t pages_used(const struct reader *r, int32_t first, int32_t last)
 {
 	const struct fmha_problem *p = r->problem;
-	int64_t keys = r->seqlen_k ? 0 : p->seqlen_k;
+	int64_t keys = r->copy.seqlen_k ? 0 : p->seqlen_k;
 
-	for (int32_t b = first; r->seqlen_k && b <= last; b++)
-		if (r->seqlen_k[b] > keys)
-			keys = r->seqlen_k[b];
+	for (int32_t b = first; r->copy.seqlen_k && b <= last; b++)
+		if (r->copy.seqlen_k[b] > keys)
+			keys = r->copy.seqlen_k[b];
 	return ceil_div(keys, p->page_size);
 }
 
 static int check_table(struct reader *r)
 {
 	int32_t batch = r->problem->batch;
-	bool shared = r->table_stride == 0;
+	bool shared = r->copy.block_table_stride == 0;
 	int e = 0;
 
-	if (!r->block_table || batch == 0)
+	if (!r->copy.block_table || batch == 0)
 		return 0;
 	for (int32_t b = 0; b < (shared ? 1 : batch) && e == 0; b++)
-		e = check_pages(r, r->block_table + b * r->table_stride,
-				pages_used(r, b, shared ? batch - 1 : b), r->table_columns,
+		e = check_pages(r, r->copy.block_table + b * r->copy.block_table_stride,
+				pages_used(r, b, shared ? batch - 1 : b), r->copy.table_columns,
 				"tensor.block_table");
 	return e;
 }
@@ -335,17 +357,17 @@ static int check_cache(struct reader *r)
 	int32_t rows = p->cache_batch ? p->cache_batch : p->batch;
 	int e = check_table(r);
 
-	if (e == 0 && r->kv_page_indices && p->batch > 0) {
-		int64_t first = r->kv_indptr[0], end = r->kv_indptr[p->batch];
+	if (e == 0 && r->copy.kv_page_indices && p->batch > 0) {
+		int64_t first = r->copy.kv_indptr[0], end = r->copy.kv_indptr[p->batch];
 
-		memset(r->kv_page_indices, 0, (size_t)first * sizeof(int32_t));
-		e = check_pages(r, r->kv_page_indices + first, end - first,
+		memset(r->copy.kv_page_indices, 0, (size_t)first * sizeof(int32_t));
+		e = check_pages(r, r->copy.kv_page_indices + first, end - first,
 				p->n_page_indices - first, "tensor.kv_page_indices");
 	}
-	for (int32_t b = 0; r->cache_batch_idx && b < p->batch && e == 0; b++)
-		if (r->cache_batch_idx[b] < 0 || r->cache_batch_idx[b] >= rows)
+	for (int32_t b = 0; r->copy.cache_batch_idx && b < p->batch && e == 0; b++)
+		if (r->copy.cache_batch_idx[b] < 0 || r->copy.cache_batch_idx[b] >= rows)
 			e = BAD(r, "cache_batch_idx", "[%d] is %d: the cache has %d rows", b,
-				r->cache_batch_idx[b], rows);
+				r->copy.cache_batch_idx[b], rows);
 	return e;
 }
 
@@ -358,9 +380,9 @@ static int compare_words(const void *a, const void *b)
 
 static const char *targets_field(const struct reader *r)
 {
-	if (r->cache_batch_idx)
+	if (r->copy.cache_batch_idx)
 		return "tensor.cache_batch_idx";
-	return r->kv_indptr ? "tensor.kv_page_indices" : "tensor.block_table";
+	return r->copy.kv_indptr ? "tensor.kv_page_indices" : "tensor.block_table";
 }
 
 static int shared_target(struct reader *r, int32_t word)
@@ -390,13 +412,15 @@ struct targets {
 static struct targets targets_of(const struct reader *r, int32_t b)
 {
 	const struct fmha_problem *p = r->problem;
-	int64_t before = r->seqlen_k ? r->seqlen_k_before[b] : p->seqlen_k - p->seqlen_new, first;
+	int64_t before = r->copy.seqlen_k ? r->copy.seqlen_k_before[b]
+					  : p->seqlen_k - p->seqlen_new,
+		first;
 	const int32_t *pages;
 
-	if (r->cache_batch_idx)
-		return (struct targets){r->cache_batch_idx + b, 1};
-	pages = r->kv_indptr ? r->kv_page_indices + r->kv_indptr[b]
-			     : r->block_table + b * r->table_stride;
+	if (r->copy.cache_batch_idx)
+		return (struct targets){r->copy.cache_batch_idx + b, 1};
+	pages = r->copy.kv_indptr ? r->copy.kv_page_indices + r->copy.kv_indptr[b]
+				  : r->copy.block_table + b * r->copy.block_table_stride;
 	first = before / p->page_size;
 	/* NOLINTNEXTLINE: a paged cache has one of the two */
 	return (struct targets){pages + first,
@@ -454,7 +478,7 @@ int indices_read(const struct plan *plan, const struct plan_binding bindings[FMH
 	if (words && !indices)
 		return fmha_error_set(err, FMHA_ENOMEM, "integer tensors: out of memory");
 	if (indices) {
-		r.next = indices->words;
+		r.copy = indices_layout(&plan->problem, (uintptr_t)indices->words);
 		copy_tables(&r);
 	}
 	e = check_rows(&r);
@@ -471,21 +495,7 @@ int indices_read(const struct plan *plan, const struct plan_binding bindings[FMH
 	*ret_indices = indices;
 	if (!indices)
 		return 0;
-	indices->tables = (struct index_tables){
-		.seqstart_q = r.seqstart_q,
-		.seqstart_k = r.seqstart_k,
-		.seqlen_q = r.seqlen_q,
-		.seqlen_k = r.seqlen_k,
-		.seqlen_k_before = r.seqlen_k_before,
-		.leftpad_k = r.leftpad_k,
-		.block_table = r.block_table,
-		.block_table_stride = r.table_stride,
-		.table_columns = r.table_columns,
-		.kv_indptr = r.kv_indptr,
-		.kv_page_indices = r.kv_page_indices,
-		.kv_last_page_len = r.kv_last_page_len,
-		.cache_batch_idx = r.cache_batch_idx,
-	};
+	indices->tables = r.copy;
 	indices->dq_acc_bytes = plan_workspace_varies(plan)
 					? bwd_workspace_dq_acc(plan, &indices->tables)
 					: 0;
@@ -536,63 +546,4 @@ uint64_t plan_index_entries(const struct plan *plan)
 const void *plan_indices_data(const struct plan_indices *indices)
 {
 	return indices->words;
-}
-
-/* Every field of an argument struct that may point into the copies. */
-static size_t index_fields(union plan_args *args, enum abi_family family,
-			   const abi_i32 **ret_fields[10])
-{
-	struct abi_sequences *sequences = NULL;
-	struct abi_kv_cache *cache = NULL;
-	size_t n = 0;
-
-	switch (family) {
-	case ABI_FWD_SPLITKV_COMBINE:
-		sequences = &args->combine.sequences;
-		break;
-	case ABI_FWD_APPENDKV:
-		sequences = &args->appendkv.sequences;
-		cache = &args->appendkv.cache;
-		break;
-	case ABI_BWD_DOT_DO_O:
-	case ABI_BWD_DQ_DK_DV:
-	case ABI_BWD_CONVERT_DQ:
-		sequences = &args->bwd.sequences;
-		break;
-	default:
-		sequences = &args->fwd.sequences;
-		cache = &args->fwd.cache;
-		break;
-	}
-	ret_fields[n++] = &sequences->seqstart_q;
-	ret_fields[n++] = &sequences->seqstart_k;
-	ret_fields[n++] = &sequences->seqlen_q;
-	ret_fields[n++] = &sequences->seqlen_k;
-	ret_fields[n++] = &sequences->leftpad_k;
-	if (cache) {
-		ret_fields[n++] = &cache->block_table;
-		ret_fields[n++] = &cache->kv_indptr;
-		ret_fields[n++] = &cache->kv_page_indices;
-		ret_fields[n++] = &cache->kv_last_page_len;
-		ret_fields[n++] = &cache->cache_batch_idx;
-	}
-	return n;
-}
-
-void plan_indices_move(const struct plan *plan, const struct plan_indices *indices,
-		       const void *device, union plan_args args[PLAN_MAX_STAGES])
-{
-	uintptr_t from = (uintptr_t)indices->words, bytes = plan_indices_bytes(plan);
-
-	for (uint32_t i = 0; i < plan->n_stages; i++) {
-		const abi_i32 **fields[10];
-		size_t n = index_fields(&args[i], plan->stages[i].family, fields);
-
-		for (size_t k = 0; k < n; k++) {
-			uintptr_t offset = (uintptr_t)*fields[k] - from;
-
-			if (*fields[k] && offset < bytes)
-				*fields[k] = (const abi_i32 *)((uintptr_t)device + offset);
-		}
-	}
 }

@@ -10,38 +10,33 @@
 
 /* Integer tensors as kernels get them: dense private copies, or placeholders while planning. */
 struct index_tables {
-	const abi_i32 *seqstart_q, *seqstart_k;
-	const abi_i32 *seqlen_q;
-	const abi_i32 *seqlen_k;        /* of attention: after the append */
-	const abi_i32 *seqlen_k_before; /* of the append */
-	const abi_i32 *leftpad_k;
-	const abi_i32 *block_table;
+	abi_i32 *seqstart_q, *seqstart_k;
+	abi_i32 *seqlen_q;
+	abi_i32 *seqlen_k;        /* of attention: after the append */
+	abi_i32 *seqlen_k_before; /* of the append */
+	abi_i32 *leftpad_k;
+	abi_i32 *block_table;
 	int64_t block_table_stride; /* 0: all sequences share one row */
 	int64_t table_columns;      /* of a row of block_table */
-	const abi_i32 *kv_indptr, *kv_page_indices, *kv_last_page_len;
-	const abi_i32 *cache_batch_idx;
+	abi_i32 *kv_indptr, *kv_page_indices, *kv_last_page_len;
+	abi_i32 *cache_batch_idx;
 };
 
-/* Everything args_fill() turns into pointers. */
-struct args_source {
-	void *tensor[FMHA_N_TENSORS]; /* device pointers, NULL where absent */
-	struct index_tables tables;
-	char *workspace;
-};
+/* The arguments of plan->stages[stage] in a run whose memory lies there. */
+void args_fill(const struct plan *plan, uint32_t stage, const struct launch_bases *bases,
+	       union abi_args *ret_args);
+/* The same but for addresses: args and relocations of @ret_record. */
+void args_record(const struct plan *plan, uint32_t stage, struct launch_record *ret_record);
 
-/* The arguments of plan->stages[stage]. */
-void args_fill(const struct plan *plan, uint32_t stage, const struct args_source *source,
-	       union plan_args *ret_args);
-
-/* Placeholders for every pointer that a run of @plan will have. */
-void args_source_placeholders(const struct plan *plan, struct args_source *ret_source);
+/* Bases that are not to be followed: not NULL where a run has one. */
+struct launch_bases args_placeholders(const struct plan *plan);
 
 /*
  * reach.c: the last element that each tensor of an argument struct can be asked for, from its
  * strides and the struct's own loop bounds alone, lies within the view that was checked, or within
  * the workspace. FMHA_EINTERNAL names what does not: a bug of ours.
  */
-int reach_check(const struct plan *plan, uint32_t stage, const union plan_args *args,
+int reach_check(const struct plan *plan, uint32_t stage, const union abi_args *args,
 		struct fmha_error *err);
 
 static inline bool plan_present(const struct fmha_problem *problem, enum fmha_tensor_role role)
@@ -90,10 +85,9 @@ bool views_overlap(const struct plan_view *a, uintptr_t a_at, const struct plan_
 /* Does an element of a view share a byte with another of the same view? */
 bool view_overlaps_itself(const struct plan_view *view);
 
-/* indices.c: the copy of block_table. Columns: what a sequence can need. Stride: 0 when the
- * client's rows are one and the same. */
-int64_t plan_table_columns(const struct fmha_problem *problem);
-int64_t plan_table_stride(const struct fmha_problem *problem);
+/* indices.c: the tables of a plan's runs in one block that begins at @block, an address; all NULL
+ * when it is 0. */
+struct index_tables indices_layout(const struct fmha_problem *problem, uint64_t block);
 /* Copies and judges the integer tensors. *@ret_indices is NULL when there are none. */
 int indices_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
 		 struct plan_indices **ret_indices, struct fmha_error *err);

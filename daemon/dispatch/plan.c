@@ -122,7 +122,7 @@ static int check_work(const struct plan *plan, struct fmha_error *err)
 /* From the very arguments that a run will have: what they reach is what was checked. */
 static int check_reach(const struct plan *plan, struct fmha_error *err)
 {
-	union plan_args args[PLAN_MAX_STAGES];
+	union abi_args args[PLAN_MAX_STAGES];
 	int r = 0;
 
 	plan_placeholder_args(plan, args);
@@ -136,14 +136,13 @@ static int add_stage(struct builder *b, enum abi_family family, uint32_t dtype)
 {
 	struct plan *plan = b->plan;
 	struct plan_stage *stage = &plan->stages[plan->n_stages];
+	struct launch_bases bases = args_placeholders(plan);
 	struct select_report report = {0};
-	struct args_source source;
-	union plan_args args;
+	union abi_args args;
 	int r;
 
 	*stage = (struct plan_stage){.family = family, .dtype = dtype};
-	args_source_placeholders(plan, &source);
-	args_fill(plan, plan->n_stages, &source, &args);
+	args_fill(plan, plan->n_stages, &bases, &args);
 	if (b->device->registry) {
 		struct select_stage select = {.plan = plan,
 					      .device = b->device,
@@ -443,17 +442,18 @@ static void place_grid(struct builder *b)
 		struct plan_stage *stage = &plan->stages[i];
 		const struct kernel_tile *tile = &stage->spec.tile;
 
-		stage->grid[0] = (uint32_t)ceil_div(p->seqlen_q ? p->seqlen_q : 1,
-						    tile->tile_m0 ? tile->tile_m0 : 1);
+		stage->launch.grid[0] = (uint32_t)ceil_div(p->seqlen_q ? p->seqlen_q : 1,
+							   tile->tile_m0 ? tile->tile_m0 : 1);
 		if (stage->family == ABI_BWD_DQ_DK_DV)
-			stage->grid[0] = (uint32_t)ceil_div(p->seqlen_k ? p->seqlen_k : 1,
-							    tile->tile_n0);
+			stage->launch.grid[0] = (uint32_t)ceil_div(p->seqlen_k ? p->seqlen_k : 1,
+								   tile->tile_n0);
 		if (stage->family == ABI_FWD_SPLITKV)
-			stage->grid[0] *= (uint32_t)plan->n_splits;
-		stage->grid[1] = (uint32_t)p->nhead_q;
-		stage->grid[2] = (uint32_t)p->batch;
-		stage->block[0] = b->device->wave * tile->wave_m0 * tile->wave_n0 * tile->wave_k0;
-		stage->block[1] = stage->block[2] = 1;
+			stage->launch.grid[0] *= (uint32_t)plan->n_splits;
+		stage->launch.grid[1] = (uint32_t)p->nhead_q;
+		stage->launch.grid[2] = (uint32_t)p->batch;
+		stage->launch.block[0] = b->device->wave * tile->wave_m0 * tile->wave_n0 *
+					 tile->wave_k0;
+		stage->launch.block[1] = stage->launch.block[2] = 1;
 	}
 }
 
@@ -490,6 +490,8 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_de
 	if (r < 0)
 		return r;
 	place_grid(&b);
+	for (uint32_t i = 0; i < plan.n_stages; i++)
+		args_record(&plan, i, &plan.stages[i].launch);
 	plan.flops = cost_flops(&plan.problem);
 	plan.bytes = cost_bytes(&plan.problem);
 	*ret_plan = plan;

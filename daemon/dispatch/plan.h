@@ -4,7 +4,7 @@
  *
  * A plan is plain data: the validated problem, up to four stages, each naming one kernel with its
  * share of one workspace. It holds no pointer into a device or a buffer, so it can be printed,
- * exported and compared. plan_bind() turns it into argument structs for one run.
+ * exported and compared. plan_place() turns it into argument structs for one run.
  *
  * Stages: forward 1 (fwd, fwd_pagedkv or batch_prefill), split-KV 2 (fwd_splitkv, combine), k_new
  * in front of attention one more (fwd_appendkv), backward 3 (dot_do_o, dq_dk_dv, convert_dq; 2 when
@@ -19,7 +19,7 @@
 
 #include <fmha/base.h>
 #include <proto/problem.h>
-#include <abi.h>
+#include <launch.h>
 #include <specs/spec.h>
 
 #define PLAN_MAX_STAGES   4
@@ -27,25 +27,17 @@
 #define PLAN_KERNEL_BYTES 256
 #define PLAN_ALIGNMENT    256 /* of the workspace and of every stage's share */
 
-union plan_args {
-	struct abi_fwd_args fwd;
-	struct abi_combine_args combine;
-	struct abi_appendkv_args appendkv;
-	struct abi_bwd_args bwd;
-};
-
 struct plan_stage {
 	enum abi_family family;
 	char kernel[PLAN_KERNEL_BYTES]; /* canonical name: the key in the registry and the device */
 	char pipeline[32], arch[32]; /* two words of that name; arch: of a CPU the kernel's level */
 	struct kernel_spec spec;     /* what the name stands for; has_spec 0: nothing */
 	uint32_t has_spec;
-	uint32_t dtype;             /* enum abi_dtype: of q; combine: of o */
-	uint32_t grid[3], block[3]; /* GPU launch geometry; zero on the CPU */
-	uint32_t lds_bytes;         /* dynamic LDS or shared memory */
-	uint32_t tile_n0;           /* keys a tile: sizes dq_acc; 0: not said */
-	uint64_t workspace_offset;  /* the stage's own share; stages run one after the other, */
-	uint64_t workspace_bytes;   /* so the private shares lie on top of each other */
+	uint32_t dtype; /* enum abi_dtype: of q; combine: of o */
+	struct launch_record launch;
+	uint32_t tile_n0;          /* keys a tile: sizes dq_acc; 0: not said */
+	uint64_t workspace_offset; /* the stage's own share; stages run one after the other, */
+	uint64_t workspace_bytes;  /* so the private shares lie on top of each other */
 };
 
 /* Where the stages' common data lies in the workspace, bytes; meaningful where the plan uses it. */
@@ -109,13 +101,13 @@ struct plan_device {
 	/*
 	 * The kernel for a stage. With stage->pipeline set, dispatch has chosen a spec (kernel,
 	 * arch and pipeline are its): can this device run it with @args? With an empty pipeline the
-	 * device chooses and sets the three. Either way fills workspace_bytes, grid, block,
-	 * lds_bytes, tile_n0. The pointers in @args are placeholders: not NULL where the tensor
-	 * will be there, never to be followed; lengths are the maxima. Returns 0, or 1 when it does
-	 * not fit.
+	 * device chooses and sets the three. Either way fills workspace_bytes, tile_n0 and launch's
+	 * grid, block and lds_bytes. The pointers in @args are placeholders: not NULL where the
+	 * tensor will be there, never to be followed; lengths are the maxima. Returns 0, or 1 when
+	 * it does not fit.
 	 */
-	int (*find)(void *owner, enum abi_family family, uint32_t dtype,
-		    const union plan_args *args, struct plan_stage *stage);
+	int (*find)(void *owner, enum abi_family family, uint32_t dtype, const union abi_args *args,
+		    struct plan_stage *stage);
 	void *owner;
 };
 
@@ -127,7 +119,7 @@ struct plan_binding {
 };
 
 /*
- * Builds a plan. Judges the whole problem; buffers are judged by plan_bind().
+ * Builds a plan. Judges the whole problem; buffers are judged by plan_read() and plan_place().
  * Return: 0, FMHA_EINVAL, FMHA_ENOTSUP (naming the field) or FMHA_ENOKERNEL.
  */
 int plan_build(const struct fmha_problem *problem, const struct plan_device *device,
@@ -150,6 +142,15 @@ int plan_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N
 bool plan_workspace_varies(const struct plan *plan);
 uint64_t plan_workspace_bytes(const struct plan *plan, const struct plan_indices *indices);
 
+/* The private memory of a run. */
+struct plan_memory {
+	void *workspace; /* device memory, plan_workspace_bytes(), aligned to PLAN_ALIGNMENT */
+	void *head; /* host memory that gets the plan's workspace_head_bytes of the head: equals
+		     * workspace where the two share memory; NULL: not wanted */
+	const void *indices; /* where kernels read the plan_indices_bytes() of plan_indices_data(),
+			      * which the caller copies there; NULL: where they are */
+};
+
 /*
  * Fills one argument struct a stage.
  *
@@ -158,45 +159,26 @@ uint64_t plan_workspace_bytes(const struct plan *plan, const struct plan_indices
  * (dQ, dK and dV inside one packed dQKV) are told apart exactly as long as their strides nest.
  *
  * @indices: of plan_read() with the same bindings
- * @workspace: plan_workspace_bytes() at least, device memory, aligned to PLAN_ALIGNMENT
- * @workspace_head: backward: host memory that receives the plan->workspace_head_bytes of the head
- *             (equals @workspace on the CPU); NULL when the plan has no head
  * Return: 0, FMHA_EINVAL naming the field.
  */
 int plan_place(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
-	       const struct plan_indices *indices, void *workspace, void *workspace_head,
-	       union plan_args args[PLAN_MAX_STAGES], struct fmha_error *err);
+	       const struct plan_indices *indices, const struct plan_memory *memory,
+	       union abi_args args[PLAN_MAX_STAGES], struct fmha_error *err);
 
-/* Both, in a workspace of plan->workspace_bytes. */
-int plan_bind(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
-	      void *workspace, void *workspace_head, union plan_args args[PLAN_MAX_STAGES],
-	      struct plan_indices **ret_indices, struct fmha_error *err);
-/*
- * About how many operations a run with these arguments is, whatever it hides behind a mask, from
- * the lengths that it has; as plan_bind() leaves them, before plan_indices_move().
- */
-double plan_args_work(const struct plan *plan, const union plan_args args[PLAN_MAX_STAGES]);
+/* About how many operations a run with these lengths is, whatever it hides behind a mask. */
+double plan_work(const struct plan *plan, const struct plan_indices *indices);
 /* Arguments as find() saw them: lengths are maxima, pointers say only whether a tensor is there. */
-void plan_placeholder_args(const struct plan *plan, union plan_args args[PLAN_MAX_STAGES]);
-/* The dropout state of one run, where it differs from the plan's. */
-void plan_set_dropout(const struct plan *plan, union plan_args args[PLAN_MAX_STAGES], uint64_t seed,
-		      uint64_t offset);
+void plan_placeholder_args(const struct plan *plan, union abi_args args[PLAN_MAX_STAGES]);
 struct plan_indices *plan_indices_free(struct plan_indices *indices);
-/*
- * For a device that cannot read host memory: the caller copies plan_indices_bytes() of
- * plan_indices_data() to @device and the argument structs are made to point there. plan_bind()
- * itself reads integer tensors through bindings[].host, a copy that the caller has fetched.
- */
+/* The judged copies: one block, in which every plan's tables lie at places of their own. */
+const void *plan_indices_data(const struct plan_indices *indices);
 uint64_t plan_indices_bytes(const struct plan *plan);
 /*
- * At most this many integers are copied and checked by plan_bind(), whatever they are: its cost
+ * At most this many integers are copied and checked by plan_read(), whatever they are: its cost
  * beyond some microseconds. It grows with the integer tensors' own sizes, never with their
  * broadcast extents, except for lists of one word a sequence.
  */
 uint64_t plan_index_entries(const struct plan *plan);
-const void *plan_indices_data(const struct plan_indices *indices);
-void plan_indices_move(const struct plan *plan, const struct plan_indices *indices,
-		       const void *device, union plan_args args[PLAN_MAX_STAGES]);
 
 /* "fwd", "fwd_splitkv", ...: never NULL. */
 const char *plan_family_name(enum abi_family family);

@@ -385,7 +385,7 @@ static int reach_bwd(const struct reach *r, const struct abi_bwd_args *a)
 	return reach_bwd_workspace(r, a);
 }
 
-int reach_check(const struct plan *plan, uint32_t stage, const union plan_args *args,
+int reach_check(const struct plan *plan, uint32_t stage, const union abi_args *args,
 		struct fmha_error *err)
 {
 	struct reach r = {.plan = plan, .err = err};

@@ -22,7 +22,7 @@ struct select_stage {
 	const struct plan_device *device;
 	enum abi_family family;
 	uint32_t dtype;
-	const union plan_args *args;      /* placeholders for pointers */
+	const union abi_args *args;       /* placeholders for pointers */
 	char shape[REGISTRY_SHAPE_BYTES]; /* the key of tuned results */
 };
 

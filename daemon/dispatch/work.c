@@ -51,7 +51,7 @@ static double attention(const struct abi_sequences *s, double nhead_q, double nh
 	       s->batch * nhead_q * PER_HEAD;
 }
 
-static double stage_work(enum abi_family family, const union plan_args *args)
+static double stage_work(enum abi_family family, const union abi_args *args)
 {
 	const struct abi_fwd_args *fwd = &args->fwd;
 	const struct abi_bwd_args *bwd = &args->bwd;
@@ -90,11 +90,16 @@ static double stage_work(enum abi_family family, const union plan_args *args)
 	return 0;
 }
 
-double plan_args_work(const struct plan *plan, const union plan_args args[PLAN_MAX_STAGES])
+double plan_work(const struct plan *plan, const struct plan_indices *indices)
 {
+	struct launch_bases bases = args_placeholders(plan);
+	union abi_args args;
 	double work = 0;
 
-	for (uint32_t i = 0; i < plan->n_stages; i++)
-		work += stage_work(plan->stages[i].family, &args[i]);
+	bases.at[LAUNCH_INDICES] = indices ? (uintptr_t)plan_indices_data(indices) : 0;
+	for (uint32_t i = 0; i < plan->n_stages; i++) {
+		launch_bind(&plan->stages[i].launch, &bases, &args);
+		work += stage_work(plan->stages[i].family, &args);
+	}
 	return work;
 }

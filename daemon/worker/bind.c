@@ -268,17 +268,21 @@ bool bind_is_large(const struct request *request)
 /* The arguments, now that the workspace is there. */
 static int place_arguments(struct request *request, struct fmha_error *err)
 {
+	struct device *device = request->session->worker->device;
 	const struct plan *plan = &request->plan->plan;
-	void *head = request->staging.head;
+	struct plan_memory memory = {.workspace = request->workspace.device,
+				     .head = request->staging.head};
 	int r;
 
 	request->bound_serial = 0; /* whoever's arguments there were are overwritten */
-	if (device_shares_memory(request->session->worker->device))
-		head = request->workspace.host;
-	r = plan_place(plan, request->bindings, request->indices, request->workspace.device, head,
-		       request->launch->args, err);
+	if (device_shares_memory(device))
+		memory.head = request->workspace.host;
+	else
+		memory.indices = staging_indices(plan, request->indices, &request->workspace);
+	r = plan_place(plan, request->bindings, request->indices, &memory, request->launch->args,
+		       err);
 	if (r == 0)
-		request->work = plan_args_work(plan, request->launch->args);
+		request->work = plan_work(plan, request->indices);
 	return r;
 }
 
@@ -318,6 +322,7 @@ static int find_kernels(struct request *request, struct fmha_error *err)
 			return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not ready",
 					      stage->kernel);
 		launch->kernels[i] = plan->kernels[i];
+		launch->records[i] = &stage->launch;
 		launch->names[i] = plan->culprits[i].kernel;
 		launch->workspaces[i] = request->workspace.device
 						? (char *)request->workspace.device +
@@ -353,9 +358,9 @@ int bind_launch(struct request *request, struct fmha_error *err)
 		if (r < 0)
 			return r;
 	}
-	if (request->params.has_dropout_state)
-		plan_set_dropout(plan, launch->args, request->params.dropout_seed,
-				 request->params.dropout_offset);
+	for (uint32_t i = 0; request->params.has_dropout_state && i < plan->n_stages; i++)
+		launch_set_dropout(&plan->stages[i].launch, request->params.dropout_seed,
+				   request->params.dropout_offset, &launch->args[i]);
 	staging_upload(request->session->worker->device, plan, request->bindings, request->indices,
 		       &request->staging, &request->workspace, launch);
 	r = find_kernels(request, err);

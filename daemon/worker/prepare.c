@@ -197,7 +197,7 @@ int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan
 {
 	struct preparing *preparing = calloc(1, sizeof(*preparing));
 	struct device *device = session->worker->device;
-	union plan_args args[PLAN_MAX_STAGES];
+	union abi_args args[PLAN_MAX_STAGES];
 	int r = 0;
 
 	if (!preparing) {

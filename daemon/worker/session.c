@@ -466,7 +466,7 @@ static uint32_t load_of(const struct plan *plan, uint32_t compute_units)
 	uint64_t most = 1;
 
 	for (uint32_t i = 0; i < plan->n_stages; i++) {
-		const uint32_t *grid = plan->stages[i].grid;
+		const uint32_t *grid = plan->stages[i].launch.grid;
 		uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2];
 
 		if (blocks == 0 || blocks >= compute_units)

@@ -155,13 +155,19 @@ static void copy_host_tensors(const struct plan *plan,
 	}
 }
 
+void *staging_indices(const struct plan *plan, const struct plan_indices *indices,
+		      const struct device_memory *workspace)
+{
+	return (char *)workspace->device + align(plan_workspace_bytes(plan, indices));
+}
+
 void staging_upload(struct device *device, const struct plan *plan,
 		    const struct plan_binding bindings[FMHA_N_TENSORS],
 		    const struct plan_indices *indices, const struct staging *staging,
 		    const struct device_memory *workspace, struct device_launch *launch)
 {
 	uint64_t bytes = plan_workspace_bytes(plan, indices);
-	char *base = workspace->device, *tables = base + align(bytes);
+	char *base = workspace->device;
 
 	launch->n_uploads = launch->n_downloads = 0;
 	launch->zero = base + plan->layout.dq_acc;
@@ -174,8 +180,7 @@ void staging_upload(struct device *device, const struct plan *plan,
 			 plan->workspace_head_bytes);
 	if (indices) {
 		memcpy(staging->tables, plan_indices_data(indices), plan_indices_bytes(plan));
-		add_copy(launch->uploads, &launch->n_uploads, staging->tables, tables,
-			 plan_indices_bytes(plan));
-		plan_indices_move(plan, indices, tables, launch->args);
+		add_copy(launch->uploads, &launch->n_uploads, staging->tables,
+			 staging_indices(plan, indices, workspace), plan_indices_bytes(plan));
 	}
 }

@@ -49,7 +49,11 @@ void staging_deinit(struct device *device, struct staging *staging);
 void staging_fetch(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
 		   const struct staging *staging, struct device_launch *launch);
 
-/* After plan_place(): says what to copy and clear, and moves the arguments to the copies. */
+/* Where the judged integers go on a device that does not share memory: behind the workspace. */
+void *staging_indices(const struct plan *plan, const struct plan_indices *indices,
+		      const struct device_memory *workspace);
+
+/* After plan_place(): says what to copy and clear. */
 void staging_upload(struct device *device, const struct plan *plan,
 		    const struct plan_binding bindings[FMHA_N_TENSORS],
 		    const struct plan_indices *indices, const struct staging *staging,

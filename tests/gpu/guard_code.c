@@ -136,7 +136,7 @@ static void on_prepared(void *owner, const struct fmha_error *error)
 
 int guard_code_prepare(struct guard_code *code, const struct plan *plan, struct fmha_error *err)
 {
-	union plan_args args[PLAN_MAX_STAGES];
+	union abi_args args[PLAN_MAX_STAGES];
 
 	plan_placeholder_args(plan, args);
 	for (uint32_t i = 0; i < plan->n_stages; i++) {

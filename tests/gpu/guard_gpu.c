@@ -137,7 +137,7 @@ static bool fits(const struct plan *plan)
 		bytes += plan->views[i].span_bytes;
 	}
 	for (uint32_t i = 0; i < plan->n_stages; i++) {
-		const uint32_t *grid = plan->stages[i].grid;
+		const uint32_t *grid = plan->stages[i].launch.grid;
 
 		blocks += (uint64_t)grid[0] * grid[1] * grid[2];
 	}
@@ -314,8 +314,13 @@ static int bind(void)
 
 	current.head = calloc(1, f->plan.workspace_head_bytes + 1);
 	assert_non_null(current.head);
-	e = plan_bind(&f->plan, f->bindings, workspace, current.head, f->args, &f->indices,
-		      &f->err);
+	e = plan_read(&f->plan, f->bindings, &f->indices, &f->err);
+	if (e == 0) {
+		const struct plan_memory memory = {workspace, current.head,
+						   guard_block_data(&current.tables)};
+
+		e = plan_place(&f->plan, f->bindings, f->indices, &memory, f->args, &f->err);
+	}
 	if (e < 0 && (e != FMHA_EINVAL || is_judged()))
 		fail_msg("%s: %s", f->err.field, f->err.msg);
 	return e;
@@ -349,12 +354,10 @@ static void add_uploads(struct device_launch *launch)
 	if (f->plan.workspace_head_bytes > 0)
 		launch->uploads[launch->n_uploads++] = (struct device_copy){
 			current.head, workspace, f->plan.workspace_head_bytes};
-	if (plan_indices_bytes(&f->plan) > 0) {
+	if (plan_indices_bytes(&f->plan) > 0)
 		launch->uploads[launch->n_uploads++] = (struct device_copy){
 			(void *)(uintptr_t)plan_indices_data(f->indices), tables,
 			plan_indices_bytes(&f->plan)};
-		plan_indices_move(&f->plan, f->indices, tables, launch->args);
-	}
 	launch->zero = workspace + f->plan.layout.dq_acc;
 	launch->zero_bytes = f->plan.workspace_zero ? f->plan.dq_acc_bytes : 0;
 }
@@ -362,7 +365,7 @@ static void add_uploads(struct device_launch *launch)
 static void fill_launch(struct device_launch *launch)
 {
 	const struct fixture *f = &current.r.f;
-	union plan_args args[PLAN_MAX_STAGES];
+	union abi_args args[PLAN_MAX_STAGES];
 	struct fmha_error err = {0};
 
 	plan_placeholder_args(&f->plan, args);
@@ -376,6 +379,7 @@ static void fill_launch(struct device_launch *launch)
 		if (device_prepare(device, stage, &args[i], 0, NULL, NULL, &launch->kernels[i],
 				   &err) != 0)
 			fail_msg("%s: not ready: %s", stage->kernel, err.msg);
+		launch->records[i] = &stage->launch;
 		launch->names[i] = stage->kernel;
 		launch->workspaces[i] = (char *)guard_block_data(&current.workspace) +
 					stage->workspace_offset;

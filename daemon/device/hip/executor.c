@@ -169,16 +169,14 @@ void gpu_launch_free(struct device *device, struct device_launch *launch)
 
 static hipError_t issue_stage(struct device_launch *launch, uint32_t i)
 {
-	const struct device_kernel *kernel = launch->kernels[i];
+	const struct launch_record *record = launch->records[i];
+	const uint32_t *grid = record->grid, *block = record->block;
 	void *parameters[] = {&launch->args[i]};
-	const uint32_t *block = kernel->choice.block;
-	uint32_t grid[3];
 
-	gpu_kernel_grid(&kernel->choice, &launch->args[i], grid);
 	if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0)
 		return hipSuccess; /* nothing to do */
-	return hipModuleLaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0],
-				     block[1], block[2], kernel->choice.lds_bytes,
+	return hipModuleLaunchKernel(launch->kernels[i]->function, grid[0], grid[1], grid[2],
+				     block[0], block[1], block[2], record->lds_bytes,
 				     launch->stream->stream, parameters, NULL);
 }
 
@@ -280,9 +278,8 @@ static uint64_t blocks_of(const struct device_launch *base)
 	uint64_t n = 0;
 
 	for (uint32_t i = 0; i < base->n_stages; i++) {
-		uint32_t grid[3];
+		const uint32_t *grid = base->records[i]->grid;
 
-		gpu_kernel_grid(&base->kernels[i]->choice, &base->args[i], grid);
 		n += (uint64_t)grid[0] * grid[1] * grid[2];
 	}
 	return n;

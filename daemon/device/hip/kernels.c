@@ -24,7 +24,7 @@ struct gpu_build {
 };
 
 /* What the stage's spec stands for; 1: nothing that this device runs. */
-static int make_kernel(struct gpu_device *gpu, const union plan_args *args,
+static int make_kernel(struct gpu_device *gpu, const union abi_args *args,
 		       const struct plan_stage *stage, struct gpu_kernel *ret_kernel)
 {
 	return !stage->has_spec || device_is_quarantined(&gpu->device, stage->kernel) ||
@@ -33,7 +33,7 @@ static int make_kernel(struct gpu_device *gpu, const union plan_args *args,
 }
 
 int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
-		    const union plan_args *args, struct plan_stage *stage)
+		    const union abi_args *args, struct plan_stage *stage)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
 	struct gpu_kernel kernel;
@@ -42,9 +42,9 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 	(void)dtype;
 	if (make_kernel(gpu, args, stage, &kernel) != 0)
 		return 1;
-	gpu_kernel_grid(&kernel, args, stage->grid);
-	memcpy(stage->block, kernel.block, sizeof(stage->block));
-	stage->lds_bytes = kernel.lds_bytes;
+	gpu_kernel_grid(&kernel, args, stage->launch.grid);
+	memcpy(stage->launch.block, kernel.block, sizeof(stage->launch.block));
+	stage->launch.lds_bytes = kernel.lds_bytes;
 	stage->tile_n0 = (uint32_t)kernel.tile.tile_n;
 	return 0;
 }
@@ -58,7 +58,7 @@ static struct device_kernel *kernel_by_name(struct gpu_device *gpu, const char *
 }
 
 static struct device_kernel *kernel_of_stage(struct gpu_device *gpu, const struct plan_stage *stage,
-					     const union plan_args *args)
+					     const union abi_args *args)
 {
 	struct device_kernel *kernel;
 	struct gpu_kernel choice;
@@ -190,7 +190,7 @@ static int request_build(struct gpu_device *gpu, struct device_kernel *kernel, u
 	return r;
 }
 
-int gpu_prepare(struct device *device, const struct plan_stage *stage, const union plan_args *args,
+int gpu_prepare(struct device *device, const struct plan_stage *stage, const union abi_args *args,
 		uint32_t uid, device_prepared done, void *owner,
 		const struct device_kernel **ret_kernel, struct fmha_error *err)
 {

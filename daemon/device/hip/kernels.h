@@ -28,8 +28,8 @@ struct device_kernel {
 };
 
 int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
-		    const union plan_args *args, struct plan_stage *stage);
-int gpu_prepare(struct device *device, const struct plan_stage *stage, const union plan_args *args,
+		    const union abi_args *args, struct plan_stage *stage);
+int gpu_prepare(struct device *device, const struct plan_stage *stage, const union abi_args *args,
 		uint32_t uid, device_prepared done, void *owner,
 		const struct device_kernel **ret_kernel, struct fmha_error *err);
 void gpu_forget(struct device *device, void *owner);

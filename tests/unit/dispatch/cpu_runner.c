@@ -12,7 +12,7 @@
 
 /* As daemon/device/cpu.c: a kernel of exactly the level and pipeline that dispatch has chosen. */
 const struct cpu_kernel *cpu_runner_kernel(const struct plan_stage *stage,
-					   const union plan_args *args)
+					   const union abi_args *args)
 {
 	enum cpu_level level;
 	size_t n;
@@ -31,7 +31,7 @@ const struct cpu_kernel *cpu_runner_kernel(const struct plan_stage *stage,
 }
 
 static int find_kernel(void *owner, enum abi_family family, uint32_t dtype,
-		       const union plan_args *args, struct plan_stage *stage)
+		       const union abi_args *args, struct plan_stage *stage)
 {
 	struct cpu_runner *runner = owner;
 	const struct cpu_kernel *kernel;
@@ -91,13 +91,13 @@ struct plan_device cpu_runner_device(struct cpu_runner *runner)
 	};
 }
 
-size_t cpu_runner_scratch(const struct plan *plan, uint32_t stage, const union plan_args *args)
+size_t cpu_runner_scratch(const struct plan *plan, uint32_t stage, const union abi_args *args)
 {
 	return (cpu_runner_kernel(&plan->stages[stage], args)->scratch_bytes(args) + 63) / 64 * 64;
 }
 
 int64_t cpu_runner_tasks(const struct cpu_runner *runner, const struct plan *plan, uint32_t stage,
-			 const union plan_args *args)
+			 const union abi_args *args)
 {
 	const struct cpu_kernel *kernel = cpu_runner_kernel(&plan->stages[stage], args);
 	int64_t n = 0;
@@ -108,7 +108,7 @@ int64_t cpu_runner_tasks(const struct cpu_runner *runner, const struct plan *pla
 }
 
 void cpu_runner_stage(const struct cpu_runner *runner, const struct plan *plan, uint32_t stage,
-		      const union plan_args *args, void *workspace, void *scratch, unsigned *seed)
+		      const union abi_args *args, void *workspace, void *scratch, unsigned *seed)
 {
 	const struct plan_stage *s = &plan->stages[stage];
 	const struct cpu_kernel *kernel = cpu_runner_kernel(s, args);

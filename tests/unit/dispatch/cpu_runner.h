@@ -23,16 +23,16 @@ struct plan_device cpu_runner_device(struct cpu_runner *runner);
 
 /* The kernel that dispatch has chosen for a stage, or NULL. */
 const struct cpu_kernel *cpu_runner_kernel(const struct plan_stage *stage,
-					   const union plan_args *args);
+					   const union abi_args *args);
 
 /* Bytes of scratch, a multiple of 64. */
-size_t cpu_runner_scratch(const struct plan *plan, uint32_t stage, const union plan_args *args);
+size_t cpu_runner_scratch(const struct plan *plan, uint32_t stage, const union abi_args *args);
 /* Tasks of all phases. */
 int64_t cpu_runner_tasks(const struct cpu_runner *runner, const struct plan *plan, uint32_t stage,
-			 const union plan_args *args);
+			 const union abi_args *args);
 
 /* Runs a stage, the tasks of a phase forwards or backwards as @seed decides. */
 void cpu_runner_stage(const struct cpu_runner *runner, const struct plan *plan, uint32_t stage,
-		      const union plan_args *args, void *workspace, void *scratch, unsigned *seed);
+		      const union abi_args *args, void *workspace, void *scratch, unsigned *seed);
 
 #endif

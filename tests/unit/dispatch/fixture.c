@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 static int decree_find(void *owner, enum abi_family family, uint32_t dtype,
-		       const union plan_args *args, struct plan_stage *stage)
+		       const union abi_args *args, struct plan_stage *stage)
 {
 	struct decree *decree = owner;
 
@@ -136,6 +136,23 @@ int fixture_build(struct fixture *f)
 	return plan_build(&f->problem, &f->decree.device, &f->plan, &f->err);
 }
 
+int bind_plan(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
+	      void *workspace, void *head, union abi_args args[PLAN_MAX_STAGES],
+	      struct plan_indices **ret_indices, struct fmha_error *err)
+{
+	const struct plan_memory memory = {.workspace = workspace, .head = head};
+	struct plan_indices *indices = NULL;
+	int r = plan_read(plan, bindings, &indices, err);
+
+	if (r == 0)
+		r = plan_place(plan, bindings, indices, &memory, args, err);
+	if (r < 0)
+		indices = plan_indices_free(indices);
+	else
+		*ret_indices = indices;
+	return r;
+}
+
 int fixture_bind(struct fixture *f)
 {
 	int r = fixture_build(f);
@@ -149,6 +166,6 @@ int fixture_bind(struct fixture *f)
 		f->workspace = aligned_alloc(PLAN_ALIGNMENT,
 					     (f->plan.workspace_bytes + 255) / 256 * 256);
 	f->indices = plan_indices_free(f->indices);
-	return plan_bind(&f->plan, f->bindings, f->workspace, f->workspace, f->args, &f->indices,
+	return bind_plan(&f->plan, f->bindings, f->workspace, f->workspace, f->args, &f->indices,
 			 &f->err);
 }

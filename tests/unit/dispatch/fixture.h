@@ -26,7 +26,7 @@ struct decree {
 	unsigned missing;         /* bit family: no kernel */
 	bool needs_dq_acc;        /* dq_dk_dv does not write dQ itself */
 	uint64_t workspace_bytes; /* private, of every stage */
-	union plan_args seen[ABI_N_FAMILIES];
+	union abi_args seen[ABI_N_FAMILIES];
 	uint32_t seen_dtype[ABI_N_FAMILIES];
 };
 
@@ -37,7 +37,7 @@ struct fixture {
 	struct plan plan;
 	struct fmha_error err;
 	void *workspace;
-	union plan_args args[PLAN_MAX_STAGES];
+	union abi_args args[PLAN_MAX_STAGES];
 	struct plan_indices *indices;
 };
 
@@ -54,6 +54,10 @@ void fixture_backward(struct fixture *f, uint32_t mode);
 void fixture_allocate(struct fixture *f);
 int32_t *fixture_ints(struct fixture *f, enum fmha_tensor_role role);
 int fixture_build(struct fixture *f);
+/* plan_read() and plan_place(): kernels read the judged integers where they are. */
+int bind_plan(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
+	      void *workspace, void *head, union abi_args args[PLAN_MAX_STAGES],
+	      struct plan_indices **ret_indices, struct fmha_error *err);
 /* Builds, allocates what is missing, binds. */
 int fixture_bind(struct fixture *f);
 

@@ -256,7 +256,7 @@ static bool run_among(struct runner *r, struct memory *memory, int background,
 
 	place_all(r, memory, background, like);
 	workspace = tensor_of(&memory->blocks[BLOCK_WORKSPACE]);
-	e = plan_bind(plan, r->f.bindings, workspace, workspace, r->f.args, &r->f.indices,
+	e = bind_plan(plan, r->f.bindings, workspace, workspace, r->f.args, &r->f.indices,
 		      &r->f.err);
 	if (e < 0)
 		assert_true(e != FMHA_EINTERNAL && r->f.err.field[0] && r->f.err.msg[0]);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* plan_bind(): buffers that are too small, views that overlap, and the arguments themselves. */
+/* bind_plan(): buffers that are too small, views that overlap, and the arguments themselves. */
 #include "fixture.h"
 
 #include "internal.h"
@@ -97,6 +97,38 @@ static void strided_integers_are_read_by_stride(void **state)
 	fixture_deinit(&f);
 }
 
+/* Bound elsewhere, a record's pointers move with their bases, and nothing else changes. */
+static void a_record_is_bound_by_its_bases(void **state)
+{
+	struct launch_bases bases = {{0}}, moved = {{0}};
+	const struct launch_record *record;
+	union abi_args args, other;
+	struct fixture f;
+
+	(void)state;
+	fixture_backward(&f, FMHA_GROUP);
+	f.decree.needs_dq_acc = true;
+	assert_works(&f, fixture_build(&f));
+	record = &f.plan.stages[1].launch;
+	for (uint32_t i = 0; i < LAUNCH_N_BASES; i++)
+		bases.at[i] = (uint64_t)(i + 1) << 32;
+	launch_bind(record, &bases, &args);
+	assert_int_equal((uintptr_t)args.bwd.q.data, bases.at[FMHA_T_Q]);
+	assert_int_equal((uintptr_t)args.bwd.dk.data, bases.at[FMHA_T_DK]);
+	assert_int_equal((uintptr_t)args.bwd.dq_acc,
+			 bases.at[LAUNCH_WORKSPACE] + f.plan.layout.dq_acc);
+	assert_int_equal((uintptr_t)args.bwd.sequences.seqstart_k, bases.at[LAUNCH_INDICES] + 12);
+	assert_null(args.bwd.bias.data);
+	/* An absent base has no pointers, whatever lies behind it. */
+	launch_bind(record, &moved, &other);
+	assert_null(other.bwd.dq_acc);
+	assert_null(other.bwd.sequences.seqstart_k);
+	assert_memory_equal(&other, &record->args, sizeof(other));
+	assert_int_equal(other.bwd.q.stride_seq, args.bwd.q.stride_seq);
+	assert_true(other.bwd.scale == args.bwd.scale);
+	fixture_deinit(&f);
+}
+
 static void dropout_threshold_is_fa2s(void **state)
 {
 	struct fixture f;
@@ -110,7 +142,7 @@ static void dropout_threshold_is_fa2s(void **state)
 	assert_int_equal(f.args[0].fwd.dropout.keep_at_most, 229); /* floor(255 * 0.9) */
 	assert_true(f.args[0].fwd.dropout.p_keep_inverse == 1.0F / 0.9F);
 	assert_int_equal(f.args[0].fwd.dropout.seed, 7);
-	plan_set_dropout(&f.plan, f.args, 100, 200);
+	launch_set_dropout(&f.plan.stages[0].launch, 100, 200, f.args);
 	assert_int_equal(f.args[0].fwd.dropout.seed, 100);
 	assert_int_equal(f.args[0].fwd.dropout.offset, 200);
 	f.problem.dropout_p = 0;
@@ -171,11 +203,11 @@ static void workspace_must_be_there_and_aligned(void **state)
 	f.problem.n_splits = 2;
 	assert_works(&f, fixture_bind(&f));
 	ok = f.workspace;
-	assert_fails(&f, plan_bind(&f.plan, f.bindings, NULL, NULL, f.args, &f.indices, &f.err),
+	assert_fails(&f, bind_plan(&f.plan, f.bindings, NULL, NULL, f.args, &f.indices, &f.err),
 		     FMHA_EINVAL, "tensor.workspace");
 	assert_fails(
 		&f,
-		plan_bind(&f.plan, f.bindings, (char *)ok + 64, NULL, f.args, &f.indices, &f.err),
+		bind_plan(&f.plan, f.bindings, (char *)ok + 64, NULL, f.args, &f.indices, &f.err),
 		FMHA_EINVAL, "tensor.workspace");
 	fixture_deinit(&f);
 }
@@ -243,7 +275,7 @@ static void workspace_may_not_overlap_a_tensor(void **state)
 	assert_works(&f, fixture_bind(&f));
 	free(f.bindings[FMHA_T_Q].host);
 	f.bindings[FMHA_T_Q] = (struct plan_binding){NULL, (char *)block + 512, 1 << 15};
-	assert_fails(&f, plan_bind(&f.plan, f.bindings, block, NULL, f.args, &f.indices, &f.err),
+	assert_fails(&f, bind_plan(&f.plan, f.bindings, block, NULL, f.args, &f.indices, &f.err),
 		     FMHA_EINVAL, "tensor.q");
 	fixture_deinit(&f);
 	free(block);
@@ -283,12 +315,12 @@ static void packed_gradients_are_accepted(void **state)
 	}
 	assert_works(&f, fixture_build(&f));
 	f.workspace = aligned_alloc(256, (f.plan.workspace_bytes + 255) / 256 * 256);
-	assert_works(&f, plan_bind(&f.plan, f.bindings, f.workspace, f.workspace, f.args,
+	assert_works(&f, bind_plan(&f.plan, f.bindings, f.workspace, f.workspace, f.args,
 				   &f.indices, &f.err));
 	/* One element off, and they collide. */
 	f.bindings[FMHA_T_DK].device = block + 3 * 8 - 1;
 	assert_fails(&f,
-		     plan_bind(&f.plan, f.bindings, f.workspace, f.workspace, f.args, &f.indices,
+		     bind_plan(&f.plan, f.bindings, f.workspace, f.workspace, f.args, &f.indices,
 			       &f.err),
 		     FMHA_EINVAL, "tensor.dq");
 	for (int i = 0; i < 3; i++)
@@ -422,6 +454,7 @@ int main(void)
 		cmocka_unit_test(tensors_become_named_strides),
 		cmocka_unit_test(group_mode_gets_private_copies),
 		cmocka_unit_test(strided_integers_are_read_by_stride),
+		cmocka_unit_test(a_record_is_bound_by_its_bases),
 		cmocka_unit_test(dropout_threshold_is_fa2s),
 		cmocka_unit_test(last_byte_must_lie_inside),
 		cmocka_unit_test(group_lists_need_their_last_word),

@@ -142,7 +142,7 @@ static bool run_placed(struct runner *r, bool at_end)
 	workspace = guard_place(&memory, GUARD_PRIVATE, plan->workspace_bytes, PLAN_ALIGNMENT,
 				at_end, 0xff);
 	bend_indices(r);
-	e = plan_bind(plan, r->f.bindings, workspace, workspace, r->f.args, &r->f.indices,
+	e = bind_plan(plan, r->f.bindings, workspace, workspace, r->f.args, &r->f.indices,
 		      &r->f.err);
 	if (e == 0 && is_short(r))
 		run_stages(r, workspace, at_end);

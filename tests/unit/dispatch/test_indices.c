@@ -440,6 +440,7 @@ static void rotary_positions_stay_in_the_table(void **state)
 /* A device without host memory: the copies move, and every pointer to them with them. */
 static void copies_can_be_moved_to_a_device(void **state)
 {
+	struct plan_memory memory = {0};
 	struct abi_sequences before, *after;
 	struct fixture f;
 	int32_t *moved;
@@ -457,7 +458,8 @@ static void copies_can_be_moved_to_a_device(void **state)
 	assert_true(bytes >= 8 * sizeof(int32_t));
 	moved = malloc(bytes);
 	memcpy(moved, plan_indices_data(f.indices), bytes);
-	plan_indices_move(&f.plan, f.indices, moved, f.args);
+	memory = (struct plan_memory){f.workspace, f.workspace, moved};
+	assert_works(&f, plan_place(&f.plan, f.bindings, f.indices, &memory, f.args, &f.err));
 	after = &f.args[0].fwd.sequences;
 	assert_ptr_not_equal(after->seqstart_q, before.seqstart_q);
 	assert_true(after->seqstart_q >= moved && after->seqstart_q + 3 <= moved + bytes / 4);

@@ -635,7 +635,7 @@ static void one_descale_by_page_is_enough(void **state)
 static void arguments_reach_what_was_checked(void **state)
 {
 	struct fixture f;
-	union plan_args args[PLAN_MAX_STAGES];
+	union abi_args args[PLAN_MAX_STAGES];
 
 	(void)state;
 	fixture_forward(&f, FMHA_GROUP);

@@ -163,7 +163,7 @@ static void private_new(struct worker *w, int i)
 
 /* Scratch depends on maxima, not on what the indices say: it is made once. */
 static void *scratch_of(struct private_case *c, const struct plan *plan, uint32_t stage,
-			const union plan_args *args)
+			const union abi_args *args)
 {
 	if (!c->scratch[stage].at)
 		c->scratch[stage] = exact_new(cpu_runner_scratch(plan, stage, args), 64);
@@ -174,11 +174,11 @@ static void bind_and_run(struct worker *w, int i)
 {
 	const struct plan *plan = &cases[i].r.f.plan;
 	struct private_case *c = &w->cases[i];
-	union plan_args args[PLAN_MAX_STAGES];
+	union abi_args args[PLAN_MAX_STAGES];
 	struct plan_indices *indices = NULL;
 	struct fmha_error err;
 
-	if (plan_bind(plan, c->bindings, c->workspace.at, c->workspace.at, args, &indices, &err) <
+	if (bind_plan(plan, c->bindings, c->workspace.at, c->workspace.at, args, &indices, &err) <
 	    0) {
 		w->refused++;
 		return;

@@ -85,8 +85,8 @@ static void big_backward(struct fixture *f)
 static void report_of(struct fixture *f, enum abi_family family, struct select_report *report)
 {
 	struct plan_stage chosen;
-	struct args_source source;
-	union plan_args args;
+	struct launch_bases bases;
+	union abi_args args;
 	struct select_stage stage = {.plan = &f->plan,
 				     .device = &f->decree.device,
 				     .family = family,
@@ -94,8 +94,8 @@ static void report_of(struct fixture *f, enum abi_family family, struct select_r
 				     .args = &args};
 
 	f->plan.stages[0].family = family;
-	args_source_placeholders(&f->plan, &source);
-	args_fill(&f->plan, 0, &source, &args);
+	bases = args_placeholders(&f->plan);
+	args_fill(&f->plan, 0, &bases, &args);
 	*report = (struct select_report){0};
 	assert_true(select_kernel(&stage, &chosen, report) >= 0);
 }

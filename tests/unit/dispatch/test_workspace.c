@@ -199,6 +199,7 @@ static void sizes_that_overflow_are_refused(void **state)
 
 static void head_tells_where_each_sequence_lies(void **state)
 {
+	struct index_tables tables;
 	struct fixture f;
 	const int32_t *nsplits;
 	const abi_i64 *offsets;
@@ -224,10 +225,8 @@ static void head_tells_where_each_sequence_lies(void **state)
 	assert_int_equal(offsets[1], 5 * 4 * 16);
 	assert_int_equal(offsets[2], 8 * 4 * 16);
 	f.plan.dq_tile_n0 = 4; /* ceil(7 / 4) = ceil(5 / 4) = 2 */
-	bwd_workspace_head(&f.plan,
-			   &(struct index_tables){.seqstart_q = f.args[1].bwd.sequences.seqstart_q,
-						  .seqstart_k = f.args[1].bwd.sequences.seqstart_k},
-			   f.workspace);
+	tables = indices_tables(f.indices);
+	bwd_workspace_head(&f.plan, &tables, f.workspace);
 	assert_int_equal(nsplits[1], 2);
 	assert_int_equal(offsets[1], 5 * 4 * 16 * 2);
 	assert_int_equal(offsets[2], 8 * 4 * 16 * 2);
@@ -243,6 +242,7 @@ static void a_run_takes_what_its_lengths_need(void **state)
 {
 	struct fixture f;
 	struct plan_indices *indices = NULL;
+	struct plan_memory memory = {0};
 	int32_t *rows, *keys;
 
 	(void)state;
@@ -268,8 +268,8 @@ static void a_run_takes_what_its_lengths_need(void **state)
 	assert_int_equal(plan_workspace_bytes(&f.plan, indices), f.plan.layout.dq_acc + 21504);
 
 	f.workspace = aligned_alloc(PLAN_ALIGNMENT, f.plan.layout.dq_acc + 21504);
-	assert_works(&f, plan_place(&f.plan, f.bindings, indices, f.workspace, f.workspace, f.args,
-				    &f.err));
+	memory.workspace = memory.head = f.workspace;
+	assert_works(&f, plan_place(&f.plan, f.bindings, indices, &memory, f.args, &f.err));
 	assert_int_equal(f.args[1].bwd.nsplits[0], 3);
 	assert_int_equal(f.args[1].bwd.nsplits[2], 1);
 	assert_int_equal(f.args[1].bwd.dq_acc_offsets[1], 30 * 4 * 32);

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * launch.h: the launch record: one kernel launch as plain data, without a pointer, so that it can be
+ * printed, kept and handed to another process. Dispatch makes one for each stage of a plan; whoever
+ * launches binds it to the memory of one run. Nothing here depends on a device's API.
+ *
+ * A record's arguments are complete but for addresses: each is an offset into a base, and the bases
+ * are the tensors by role, the workspace and the block of checked integers.
+ */
+#ifndef FMHA_LAUNCH_H
+#define FMHA_LAUNCH_H
+
+#include <stdint.h>
+
+#include <fmha/base.h>
+
+#include <abi.h>
+
+enum launch_base {
+	/* 0 .. FMHA_N_TENSORS - 1: element 0 of the tensor of that role */
+	LAUNCH_WORKSPACE = FMHA_N_TENSORS,
+	LAUNCH_INDICES, /* the copies of prefix sums, lengths and page tables that were checked */
+	LAUNCH_N_BASES,
+};
+
+/* Addresses where the kernel runs; 0: absent, as are then the pointers into it. */
+struct launch_bases {
+	uint64_t at[LAUNCH_N_BASES];
+};
+
+/* A pointer of an argument struct. */
+struct launch_relocation {
+	uint16_t offset; /* in the struct, bytes */
+	uint16_t base;   /* enum launch_base */
+	uint64_t plus;   /* bytes from the base */
+};
+
+#define LAUNCH_RELOCATIONS 32
+
+struct launch_record {
+	/* GPU: blocks and threads, dynamic LDS or shared memory in bytes. A grid with a 0: nothing
+	 * to launch. All zero on a CPU. */
+	uint32_t grid[3], block[3];
+	uint32_t lds_bytes;
+	uint32_t dropout_offset; /* of struct abi_dropout in the arguments; 0: there is none */
+	uint32_t n_relocations;
+	struct launch_relocation relocations[LAUNCH_RELOCATIONS];
+	union abi_args args; /* 0 where a pointer goes */
+};
+
+/* The arguments of one run. */
+void launch_bind(const struct launch_record *record, const struct launch_bases *bases,
+		 union abi_args *ret_args);
+
+/* Another dropout state than the record's, in bound arguments. */
+void launch_set_dropout(const struct launch_record *record, uint64_t seed, uint64_t offset,
+			union abi_args *args);
+
+#endif
