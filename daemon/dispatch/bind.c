@@ -39,9 +39,13 @@ static int check_ranges(const struct plan *plan, const struct plan_binding *bind
 				       (unsigned long long)b->bytes);
 			return view_error(err, view, "", why);
 		}
-		if ((uintptr_t)b->device % view->element_bytes != 0)
-			return view_error(err, view, ".offset",
-					  "not a multiple of the element size");
+		if ((uintptr_t)b->device % view->alignment != 0) {
+			char why[64];
+
+			(void)snprintf(why, sizeof(why), "not at a multiple of %u bytes",
+				       view->alignment);
+			return view_error(err, view, ".offset", why);
+		}
 	}
 	return 0;
 }

@@ -457,6 +457,20 @@ static void place_grid(struct builder *b)
 	}
 }
 
+/* Tensors that a copy engine fetches have to begin where it can. */
+static void align_views(struct plan *plan, const struct launch_record *record)
+{
+	for (uint32_t i = 0; i < record->n_maps; i++)
+		for (uint32_t k = 0; k < record->n_relocations; k++) {
+			const struct launch_relocation *r = &record->relocations[k];
+
+			for (uint32_t v = 0;
+			     r->offset == record->maps[i].offset && v < plan->n_views; v++)
+				if (plan->views[v].role == r->base)
+					plan->views[v].alignment = LAUNCH_MAP_ALIGNMENT;
+		}
+}
+
 int plan_build_reported(const struct fmha_problem *problem, const struct plan_device *device,
 			struct plan *ret_plan, struct cJSON *report, struct fmha_error *err)
 {
@@ -490,8 +504,10 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_de
 	if (r < 0)
 		return r;
 	place_grid(&b);
-	for (uint32_t i = 0; i < plan.n_stages; i++)
+	for (uint32_t i = 0; i < plan.n_stages; i++) {
 		args_record(&plan, i, &plan.stages[i].launch);
+		align_views(&plan, &plan.stages[i].launch);
+	}
 	plan.flops = cost_flops(&plan.problem);
 	plan.bytes = cost_bytes(&plan.problem);
 	*ret_plan = plan;

@@ -62,6 +62,7 @@ struct plan_view {
 	bool written;
 	uint8_t n_axes;
 	uint32_t element_bytes;
+	uint32_t alignment;  /* of the first byte's address, as the kernels take it; bytes */
 	uint64_t span_bytes; /* from the first byte to one past the last; 0: nothing there */
 	struct plan_axis axes[5];
 };

@@ -126,6 +126,7 @@ int views_build(struct plan *plan, struct fmha_error *err)
 			.role = (uint32_t)i,
 			.written = role_written(p, i),
 			.element_bytes = fmha_dtype_bytes(p->tensor[role].dtype),
+			.alignment = fmha_dtype_bytes(p->tensor[role].dtype),
 		};
 		r = problem_span_bytes(p, role, &view->span_bytes, err);
 		if (r < 0)

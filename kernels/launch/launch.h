@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * launch.h: the launch record: one kernel launch as plain data, without a pointer, so that it can be
- * printed, kept and handed to another process. Dispatch makes one for each stage of a plan; whoever
- * launches binds it to the memory of one run. Nothing here depends on a device's API.
+ * launch.h: the launch record: one kernel launch as plain data, without a pointer, so that it can
+ * be printed, kept and handed to another process. Dispatch makes one for each stage of a plan;
+ * whoever launches binds it to the memory of one run. Nothing here depends on a device's API.
  *
  * A record's arguments are complete but for addresses: each is an offset into a base, and the bases
  * are the tensors by role, the workspace and the block of checked integers.
@@ -37,6 +37,22 @@ struct launch_relocation {
 
 #define LAUNCH_RELOCATIONS 32
 
+/*
+ * A tensor as a copy engine sees it (TMA on NVIDIA's): whoever launches makes a tensor map of it
+ * and of the address, which the kernel gets as a parameter of its own behind the arguments.
+ * Dimensions are (dim, row, head, batch), the fastest first; copies fetch a box of them.
+ */
+struct launch_map {
+	uint16_t offset;     /* in the arguments: the pointer to element 0 */
+	uint16_t dtype;      /* enum abi_dtype */
+	uint32_t swizzle;    /* bytes: how wide the pattern is in which boxes are stored */
+	uint32_t box[4];     /* elements */
+	uint64_t extents[4]; /* elements */
+	uint64_t strides[3]; /* of dimensions 1 to 3, bytes; multiples of LAUNCH_MAP_ALIGNMENT */
+};
+#define LAUNCH_MAPS          4
+#define LAUNCH_MAP_ALIGNMENT 16 /* of the address, too */
+
 struct launch_record {
 	/* GPU: blocks and threads, dynamic LDS or shared memory in bytes. A grid with a 0: nothing
 	 * to launch. All zero on a CPU. */
@@ -45,6 +61,8 @@ struct launch_record {
 	uint32_t dropout_offset; /* of struct abi_dropout in the arguments; 0: there is none */
 	uint32_t n_relocations;
 	struct launch_relocation relocations[LAUNCH_RELOCATIONS];
+	uint32_t n_maps;
+	struct launch_map maps[LAUNCH_MAPS];
 	union abi_args args; /* 0 where a pointer goes */
 };
 

@@ -171,10 +171,22 @@ static hipError_t issue_stage(struct device_launch *launch, uint32_t i)
 {
 	const struct launch_record *record = launch->records[i];
 	const uint32_t *grid = record->grid, *block = record->block;
-	void *parameters[] = {&launch->args[i]};
+	struct gpu_tensor_map maps[LAUNCH_MAPS];
+	void *parameters[1 + LAUNCH_MAPS] = {&launch->args[i]};
 
 	if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0)
 		return hipSuccess; /* nothing to do */
+	for (uint32_t n = 0; n < record->n_maps; n++) {
+		const struct launch_map *map = &record->maps[n];
+		const void *address;
+		hipError_t status;
+
+		memcpy(&address, (char *)&launch->args[i] + map->offset, sizeof(address));
+		status = gpu_tensor_map_encode(map, address, &maps[n]);
+		if (status != hipSuccess)
+			return status;
+		parameters[1 + n] = &maps[n];
+	}
 	return hipModuleLaunchKernel(launch->kernels[i]->function, grid[0], grid[1], grid[2],
 				     block[0], block[1], block[2], record->lds_bytes,
 				     launch->stream->stream, parameters, NULL);

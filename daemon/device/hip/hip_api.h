@@ -13,6 +13,8 @@
 #define GPU_BACKEND "hip"
 #endif
 
+#include <launch.h>
+
 /*
  * Memory that travels as a file descriptor: a physical allocation, mapped here and wherever the
  * descriptor goes. Sizes are multiples of the granularity; 0 says that the runtime has none of
@@ -22,5 +24,13 @@ size_t gpu_vmm_granularity(int device);
 hipError_t gpu_vmm_create(size_t bytes, int device, void **ret_pointer, int *ret_fd);
 hipError_t gpu_vmm_import(int fd, size_t bytes, int device, void **ret_pointer);
 hipError_t gpu_vmm_free(void *pointer, size_t bytes);
+
+/* What a kernel takes for a struct launch_map and an address; hipErrorNotSupported: this runtime
+ * has no such thing. */
+struct gpu_tensor_map {
+	_Alignas(64) uint64_t words[16];
+};
+hipError_t gpu_tensor_map_encode(const struct launch_map *map, const void *address,
+				 struct gpu_tensor_map *ret_map);
 
 #endif

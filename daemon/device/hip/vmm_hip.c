@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * vmm_hip.c: HIP runtimes as old as Debian 12's have no memory that travels as a file descriptor,
- * so there clients share by IPC handle. The granularity of 0 says so.
+ * vmm_hip.c: what only NVIDIA's driver has. HIP runtimes as old as Debian 12's have no memory that
+ * travels as a file descriptor, so there clients share by IPC handle: the granularity of 0 says so.
+ * And AMD's cards copy without tensor maps.
  */
 #include "hip_api.h"
 
@@ -26,5 +27,12 @@ hipError_t gpu_vmm_import(int fd, size_t bytes, int device, void **ret_pointer)
 hipError_t gpu_vmm_free(void *pointer, size_t bytes)
 {
 	(void)pointer, (void)bytes;
+	return hipErrorNotSupported;
+}
+
+hipError_t gpu_tensor_map_encode(const struct launch_map *map, const void *address,
+				 struct gpu_tensor_map *ret_map)
+{
+	(void)map, (void)address, (void)ret_map;
 	return hipErrorNotSupported;
 }

@@ -537,6 +537,23 @@ CALL(cuLaunchKernel, void *function, unsigned grid_x, unsigned grid_y, unsigned 
 	return 0;
 }
 
+/* As strict as the driver about what the copy engine takes; the map is the address. */
+CALL(cuTensorMapEncodeTiled, uint64_t map[16], int type, unsigned rank, pointer address,
+     const uint64_t *extents, const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
+     int interleave, int swizzle, int promotion, int fill)
+{
+	(void)type, (void)interleave, (void)promotion, (void)fill;
+	MAY_FAIL("cuTensorMapEncodeTiled");
+	if (!address || address % 16 || (uintptr_t)map % 64 || rank < 1 || rank > 5 || swizzle > 3)
+		return INVALID;
+	for (unsigned i = 0; i < rank; i++)
+		if (!extents[i] || extents[i] > UINT64_C(1) << 32 || !box[i] || box[i] > 256 ||
+		    steps[i] != 1 || (i > 0 && (strides[i - 1] % 16 || strides[i - 1] >> 40)))
+			return INVALID;
+	map[0] = address;
+	return 0;
+}
+
 /* ---- exportable memory: the handle is the descriptor plus one ---- */
 
 CALL(cuMemGetAllocationGranularity, size_t *granularity, const void *allocation, int option)
