@@ -5,7 +5,7 @@
 #include <getopt.h>
 #include <stdio.h>
 
-#include <backends.h> /* kernels/catalogue */
+#include <kernels/backends.h>
 #include <specs/catalog.h>
 
 static int load(int argc, char **argv, const char *help, struct spec_catalog **ret_catalog)

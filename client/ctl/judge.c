@@ -7,9 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <kernels/reference.h>
 #include <proto/error.h>
 #include <proto/problem.h>
-#include <reference.h>
 
 #include "judge_args.h"
 

@@ -4,8 +4,8 @@
 #ifndef CTL_JUDGE_ARGS_H
 #define CTL_JUDGE_ARGS_H
 
-#include <abi.h>
 #include <fmha/base.h>
+#include <kernels/abi.h>
 
 void judge_fwd_args(const struct fmha_problem *problem, struct abi_fwd_args *ret);
 void judge_bwd_args(const struct fmha_problem *problem, struct abi_bwd_args *ret);

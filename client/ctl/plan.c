@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include <cjson/cJSON.h>
-#include <plan_offline.h>
+#include <dispatch/plan_offline.h>
 #include <proto/problem.h>
 
 #include "ctl.h"

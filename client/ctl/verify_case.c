@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <kernels/reference.h>
 #include <proto/problem.h>
-#include <reference.h>
 
 /* The reference computes this many multiply-adds in a few milliseconds. */
 #define MAX_WORK 3e6

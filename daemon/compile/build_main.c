@@ -13,14 +13,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <backends.h>      /* kernels/catalogue */
-#include <gpu_catalogue.h> /* kernels/gpu */
+#include <compile/paths.h>
+#include <compile/queue.h>
+#include <kernels/backends.h>
+#include <kernels/gpu_catalogue.h>
 #include <proto/error.h>
 #include <specs/filter.h>
 #include <specs/space.h>
-
-#include "paths.h"
-#include "queue.h"
 
 #define EXIT_FAILED 1
 #define EXIT_USAGE  2

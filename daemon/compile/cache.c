@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "cache.h"
+#include <compile/cache.h>
 
 #include <errno.h>
 #include <fcntl.h>

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "cache.h"
+#include <compile/cache.h>
 
 #define _cleanup_(f) __attribute__((cleanup(f)))
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "compile.h"
+#include <compile/compile.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -224,8 +224,8 @@ int compile_key(const struct compile_config *config, const struct compile_reques
 		parts[n_parts++] = (struct cache_key_part){request->options[i],
 							   strlen(request->options[i])};
 	r = add_sources(config->source_dir, parts, &n_parts, owned, &n_owned, err);
-	(void)snprintf(above, sizeof(above), "%s/..", config->source_dir);
-	if (r == 0)
+	(void)snprintf(above, sizeof(above), "%s/../include/kernels", config->source_dir);
+	if (r == 0 && access(above, F_OK) == 0)
 		r = add_sources(above, parts, &n_parts, owned, &n_owned, err); /* abi.h */
 	if (r == 0)
 		*ret_key = cache_key_of(parts, n_parts);

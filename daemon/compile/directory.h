@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "cache.h"
+#include <compile/cache.h>
 
 /* What the directory says of an entry's file. */
 struct directory_file {

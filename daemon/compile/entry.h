@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-#include "cache.h"
+#include <compile/cache.h>
 
 #define ENTRY_HEAD_BYTES 104 /* what entry_owner() looks at: all of the header */
 

@@ -293,7 +293,7 @@ static int rtc_build(const struct build *build)
 	(void)snprintf(arch, sizeof(arch), nvrtc ? "--gpu-architecture=%s" : "--offload-arch=%s",
 		       build->arch);
 	(void)snprintf(include[0], sizeof(include[0]), "-I%s", build->source_dir);
-	(void)snprintf(include[1], sizeof(include[1]), "-I%s/..", build->source_dir);
+	(void)snprintf(include[1], sizeof(include[1]), "-I%s/../include", build->source_dir);
 	options[n++] = arch;
 	options[n++] = include[0];
 	options[n++] = include[1];
@@ -428,7 +428,7 @@ static int clang_build(const struct build *build)
 	(void)snprintf(path, sizeof(path), "%s/%s", build->source_dir, build->source);
 	(void)snprintf(arch, sizeof(arch), "--offload-arch=%s", build->arch);
 	(void)snprintf(include[0], sizeof(include[0]), "-I%s", build->source_dir);
-	(void)snprintf(include[1], sizeof(include[1]), "-I%s/..", build->source_dir);
+	(void)snprintf(include[1], sizeof(include[1]), "-I%s/../include", build->source_dir);
 	char *const heads[] = {(char *)clang,
 			       "-x",
 			       "hip",

@@ -3,7 +3,7 @@
 #ifndef FMHAD_COMPILE_HELPER_RUN_H
 #define FMHAD_COMPILE_HELPER_RUN_H
 
-#include "compile.h"
+#include <compile/compile.h>
 
 /* The helper's descriptor of the file that takes the code object, and its name there. A file
  * without a name: nothing is left of it, whoever is killed. */

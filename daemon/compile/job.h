@@ -3,7 +3,8 @@
 #ifndef FMHAD_COMPILE_JOB_H
 #define FMHAD_COMPILE_JOB_H
 
-#include "queue.h"
+#include <compile/queue.h>
+
 #include "turns.h"
 
 enum job_step {

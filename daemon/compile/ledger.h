@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-#include "cache.h"
+#include <compile/cache.h>
 
 #define LEDGER_NEVER INT64_MAX /* used_s of an entry being written: it is not removed */
 

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <sys/types.h>
 
-#include "cache.h"
+#include <compile/cache.h>
 
 struct pack {
 	const uint8_t *map; /* NULL: not open */

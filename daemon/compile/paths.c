@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "paths.h"
+#include <compile/paths.h>
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "queue.h"
+#include <compile/queue.h>
 
 #include <errno.h>
 #include <pthread.h>

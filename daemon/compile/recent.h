@@ -6,7 +6,7 @@
 #ifndef FMHAD_COMPILE_RECENT_H
 #define FMHAD_COMPILE_RECENT_H
 
-#include "cache.h"
+#include <compile/cache.h>
 
 struct recent_entry;
 

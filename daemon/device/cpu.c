@@ -3,7 +3,7 @@
  * cpu.c: the CPU as a device. Kernels come from kernels/cpu at the best level of the machine (or
  * the one that the configuration names), launches become jobs of a thread pool, memory is memfds.
  */
-#include <cpu.h> /* kernels/cpu */
+#include <kernels/cpu.h>
 
 #include "cpu_device.h"
 

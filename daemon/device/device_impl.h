@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "device.h"
+#include <device/device.h>
 
 struct device_ops {
 	const char *backend;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "guard.h"
+#include <device/guard.h>
 
 #include <signal.h>
 #include <stdatomic.h>

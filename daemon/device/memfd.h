@@ -3,7 +3,7 @@
 #ifndef FMHAD_DEVICE_MEMFD_H
 #define FMHAD_DEVICE_MEMFD_H
 
-#include "device.h"
+#include <device/device.h>
 
 /* What a buffer of @size bytes at @offset of a memfd takes: whole pages. */
 uint64_t memfd_memory_cost(uint64_t offset, uint64_t size);

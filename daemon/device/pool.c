@@ -22,11 +22,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include <cpu.h> /* kernels/cpu: cpu_progress */
-
 #include <base/clock.h>
-
-#include "guard.h"
+#include <device/guard.h>
+#include <kernels/cpu.h> /* cpu_progress */
 
 #define TASK_BITS    40
 #define TASK_MASK    ((UINT64_C(1) << TASK_BITS) - 1)

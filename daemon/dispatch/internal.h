@@ -3,10 +3,9 @@
 #ifndef FMHAD_DISPATCH_INTERNAL_H
 #define FMHAD_DISPATCH_INTERNAL_H
 
+#include <dispatch/plan.h>
 #include <proto/error.h>
 #include <proto/problem.h>
-
-#include "plan.h"
 
 /* Integer tensors as kernels get them: dense private copies, or placeholders while planning. */
 struct index_tables {

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-#include "offline/plan_offline.h"
+#include <dispatch/plan_offline.h>
 
-#include <backends.h> /* kernels/catalogue */
 #include <stdio.h>
 #include <string.h>
 
-#include <registry.h>
-
-#include "plan.h"
+#include <dispatch/plan.h>
+#include <kernels/backends.h>
+#include <registry/registry.h>
 
 /* What people mean by an arch's name. */
 static void describe(const struct spec_catalog *catalog, const char *name,

@@ -10,9 +10,9 @@
 #ifndef FMHAD_DISPATCH_SELECT_H
 #define FMHAD_DISPATCH_SELECT_H
 
-#include "internal.h"
+#include <registry/registry.h>
 
-#include <registry.h>
+#include "internal.h"
 
 #define SELECT_REASON_BYTES 112
 

@@ -7,12 +7,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <compile/paths.h>
+#include <compile/queue.h>
 #include <proto/error.h>
 
 #include <base/list.h>
 #include <base/log.h>
-#include <paths.h> /* daemon/compile */
-#include <queue.h> /* daemon/compile */
 
 #define MAX_OPTIONS 64
 

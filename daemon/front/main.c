@@ -7,9 +7,9 @@
 
 #include <base/config.h>
 #include <base/log.h>
+#include <worker/main.h>
 
 #include "front.h"
-#include "worker.h"
 
 static const char usage[] =
 	"usage: fmhad [options]\n"

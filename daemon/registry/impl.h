@@ -5,7 +5,7 @@
 
 #include <pthread.h>
 
-#include "registry.h"
+#include <registry/registry.h>
 
 #define REGISTRY_SIGNATURE_BITS 8192
 

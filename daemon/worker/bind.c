@@ -5,10 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <device/guard.h>
 #include <proto/error.h>
 #include <proto/problem.h>
-
-#include "guard.h"
 
 /* ---- references ---- */
 

@@ -8,7 +8,6 @@
  */
 #include "kernels.h"
 
-#include <backends.h> /* kernels/catalogue */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -19,6 +18,7 @@
 
 #include <base/clock.h>
 #include <base/log.h>
+#include <kernels/backends.h>
 #include <proto/error.h>
 
 #define DOCUMENT_BYTES (64u << 20) /* the largest document, in and out */

@@ -3,9 +3,9 @@
 #ifndef FMHAD_WORKER_KERNELS_H
 #define FMHAD_WORKER_KERNELS_H
 
-#include "worker.h"
+#include <registry/registry.h>
 
-#include <registry.h>
+#include "worker.h"
 
 /* Loads specs/ and opens the registry. A device that specs/ does not know works without one. */
 int kernels_open(struct worker *worker, struct fmha_error *err);

@@ -24,8 +24,7 @@
 #include <uv.h>
 
 #include <base/list.h>
-
-#include <device.h>
+#include <device/device.h>
 
 /* Part of the caller's own struct. The caller fills in the first part; all of it is the offloads'
  * from offload_start() until one of done() and undo(). */

@@ -10,8 +10,8 @@
 #ifndef FMHAD_WORKER_STAGING_H
 #define FMHAD_WORKER_STAGING_H
 
-#include <device.h>
-#include <plan.h>
+#include <device/device.h>
+#include <dispatch/plan.h>
 
 /* All zero: none. */
 struct staging {

@@ -10,8 +10,7 @@
 
 #include <base/clock.h>
 #include <base/status.h>
-
-#include "guard.h"
+#include <device/guard.h>
 
 static void add_session(cJSON *list, const struct session *session)
 {

@@ -16,9 +16,10 @@
 #include <base/clock.h>
 #include <base/log.h>
 #include <base/status.h>
+#include <device/guard.h>
 #include <proto/error.h>
+#include <worker/main.h>
 
-#include "guard.h"
 #include "kernels.h"
 
 /* The crash handler has no argument to find it by. */

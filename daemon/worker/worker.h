@@ -22,9 +22,8 @@
 #include <base/handout.h>
 #include <base/histogram.h>
 #include <base/worker_page.h>
-
-#include <device.h>
-#include <plan.h>
+#include <device/device.h>
+#include <dispatch/plan.h>
 
 #include "offload.h"
 #include "table.h"
@@ -219,8 +218,5 @@ void worker_refill(struct worker *worker, uint32_t after_ms);
 
 /* Gives back what only speeds up the next launch. */
 void worker_on_trim(uv_timer_t *timer);
-
-/* The whole process: fds 3 and 4 are set up by the front. Return: exit status. */
-int worker_main(void);
 
 #endif

@@ -4,11 +4,12 @@
  * rotation of Q. Bit-equal to reference/appendkv.c, which states the formula: double, then one
  * rounding.
  */
+#include <kernels/view.h>
+
 #include "level.h"
 #include "tile.h"
 
 #include "convert.h"
-#include "view.h"
 
 enum { ROWS_PER_TASK = CPU_ROWS };
 

@@ -5,9 +5,10 @@
 
 #define MICRO_AHEAD 0
 
+#include <kernels/view.h>
+
 #include "convert.h"
 #include "gemm.h"
-#include "view.h"
 
 static inline int32_t bwd_n_splits(const struct abi_bwd_args *a, int32_t batch)
 {

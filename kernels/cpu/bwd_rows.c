@@ -10,10 +10,11 @@
 
 #include <math.h>
 
+#include <kernels/view.h>
+
 #include "bwd.h"
 #include "tile.h"
 #include "convert.h"
-#include "view.h"
 
 enum { ROWS_PER_TASK = CPU_BACKWARD_TASK };
 

@@ -4,13 +4,14 @@
  * merge_states. A row's parts are weighed by exp(LSE_s - LSE); rows are independent, and within a
  * row parts are added in their order, so that the result depends on nothing but the parts.
  */
+#include <kernels/view.h>
+
 #include "level.h"
 #include "tile.h"
 
 #include <math.h>
 
 #include "convert.h"
-#include "view.h"
 
 enum { ROWS_PER_TASK = CPU_ROWS };
 

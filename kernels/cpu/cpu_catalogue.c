@@ -3,7 +3,7 @@
  * cpu_catalogue.c: the CPU kernels as rows. They are compiled once a level and take every feature
  * at run time; smaller head dims run in the next larger pair without loss.
  */
-#include "cpu_catalogue.h"
+#include <kernels/cpu_catalogue.h>
 
 #include "tile.h"
 

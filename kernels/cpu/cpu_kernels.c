@@ -8,7 +8,7 @@
 #include <assert.h>
 #include <pthread.h>
 
-#include "cpu.h"
+#include <kernels/cpu.h>
 
 #define MAX_KERNELS 256
 

@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "cpu.h"
+#include <kernels/cpu.h>
 
 static const char *const level_names[CPU_N_LEVELS] = {
 	[CPU_PORTABLE] = "portable",     [CPU_X86_64_V3] = "x86_64_v3",

@@ -10,7 +10,7 @@
 #ifndef FMHA_CPU_LEVEL_H
 #define FMHA_CPU_LEVEL_H
 
-#include "cpu.h"
+#include <kernels/cpu.h>
 
 #define CPU_JOIN_(a, b) a##_##b
 #define CPU_JOIN(a, b)  CPU_JOIN_(a, b)

@@ -13,8 +13,9 @@
 #ifndef FMHA_CPU_PACK_H
 #define FMHA_CPU_PACK_H
 
+#include <kernels/view.h>
+
 #include "operand.h"
-#include "view.h"
 
 static inline int64_t round_up(int64_t x, int64_t unit)
 {

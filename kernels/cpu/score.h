@@ -12,8 +12,9 @@
 
 #include <math.h>
 
+#include <kernels/view.h>
+
 #include "operand.h"
-#include "view.h"
 
 #define LOG2_E 1.44269504088896340736f
 #define LN_2   0.69314718055994530942f

@@ -4,7 +4,7 @@
  * were measured (NOTES.md); nothing else lists them. The order within a pipeline is the order in
  * which offline checks try them; a plan's choice is dispatch's.
  */
-#include "gpu_catalogue.h"
+#include <kernels/gpu_catalogue.h>
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
  * gpu_kernel.c: options and geometry of the GPU kernels. How much LDS one needs, lds.h says to both
  * sides.
  */
-#include "gpu_kernel.h"
+#include <kernels/gpu_kernel.h>
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -9,7 +9,7 @@
 #ifndef FMHA_GPU_PRELUDE_H
 #define FMHA_GPU_PRELUDE_H
 
-#include "abi.h"
+#include <kernels/abi.h>
 
 #if defined(__CUDA_ARCH__) || defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define FMHA_NVIDIA 1

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "launch.h"
+#include <kernels/launch.h>
 
 #include <string.h>
 

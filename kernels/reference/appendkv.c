@@ -11,9 +11,10 @@
  */
 #include <string.h>
 
+#include <kernels/reference.h>
+#include <kernels/view.h>
+
 #include "internal.h"
-#include "reference.h"
-#include "view.h"
 
 /* Where element @dim of the row being written goes. */
 typedef int64_t (*target_offset)(const struct abi_appendkv_args *a, const struct view_sequence *v,

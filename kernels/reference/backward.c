@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "reference.h"
-#include "view.h"
+#include <kernels/reference.h>
+#include <kernels/view.h>
 
 struct column {
 	double t; /* after the soft cap */

@@ -7,8 +7,8 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "reference.h"
-#include "view.h"
+#include <kernels/reference.h>
+#include <kernels/view.h>
 
 static void row_combine(const struct abi_combine_args *a, const struct view_sequence *v,
 			int32_t head, int32_t row, double *o, double *lse)

@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "reference.h"
-#include "view.h"
+#include <kernels/reference.h>
+#include <kernels/view.h>
 
 int32_t reference_dtype_bytes(uint32_t dtype);
 

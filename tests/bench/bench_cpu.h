@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "cpu.h"
+#include <kernels/cpu.h>
 
 #define MAX_THREADS 512
 

@@ -12,8 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <registry.h>
-#include <backends.h> /* kernels/catalogue */
+#include <kernels/backends.h>
+#include <registry/registry.h>
 #include <specs/row.h>
 #include <specs/space.h>
 #include <specs/validate.h>

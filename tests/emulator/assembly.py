@@ -56,7 +56,7 @@ class Job:
 
 def assemble(arch, source, options):
     command = [CLANG, "-w", "-x", "hip", "--cuda-device-only", "-S", "-nogpulib", "-nogpuinc", "-std=c++17", "-O3",
-               f"--offload-arch={arch}", "-I" + GPU, "-I" + os.path.join(abi.ROOT, "kernels"),
+               f"--offload-arch={arch}", "-I" + GPU, "-I" + abi.INCLUDE,
                *abi.standing_options(CLANG), *options, "-o", "-", os.path.join(GPU, source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -27,7 +27,7 @@ CLANG = os.environ.get("FMHA_CLANG", "clang-19")
 def sources_digest():
     """Of everything that a kernel is made of, so that code objects outlive a run."""
     digest = hashlib.sha256()
-    for folder in (os.path.join(abi.ROOT, "kernels", "gpu"), os.path.join(abi.ROOT, "kernels")):
+    for folder in (os.path.join(abi.ROOT, "kernels", "gpu"), os.path.join(abi.INCLUDE, "kernels")):
         for name in sorted(os.listdir(folder)):
             if name.endswith((".h", ".hip")):
                 with open(os.path.join(folder, name), "rb") as f:
@@ -45,7 +45,7 @@ def compile_kernel(kernel, arch, folder):
     subprocess.run(
         [CLANG, "-w", "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc",
          "-std=c++17", "-O3", f"--offload-arch={arch}", "-I" + os.path.join(abi.ROOT, "kernels", "gpu"),
-         "-I" + os.path.join(abi.ROOT, "kernels"), *options, "-o", f"{out}.{os.getpid()}", source],
+         "-I" + abi.INCLUDE, *options, "-o", f"{out}.{os.getpid()}", source],
         check=True, stderr=subprocess.DEVNULL)
     os.rename(f"{out}.{os.getpid()}", out)
     return out

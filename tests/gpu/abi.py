@@ -7,6 +7,7 @@ import re
 import subprocess
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+INCLUDE = os.path.join(ROOT, "kernels", "include")  # device code says <kernels/abi.h>
 
 _SCALARS = {
     "abi_i32": ctypes.c_int32, "abi_u32": ctypes.c_uint32, "abi_i64": ctypes.c_int64,
@@ -57,8 +58,8 @@ def _read(*parts):
         return f.read()
 
 
-STRUCTS = parse_structs(_read("kernels", "abi.h"))
-STRUCTS = parse_structs(_read("kernels", "gpu", "gpu_kernel.h"), STRUCTS)
+STRUCTS = parse_structs(_read("kernels", "include", "kernels", "abi.h"))
+STRUCTS = parse_structs(_read("kernels", "gpu", "include", "kernels", "gpu_kernel.h"), STRUCTS)
 FwdArgs = STRUCTS["abi_fwd_args"]
 CombineArgs = STRUCTS["abi_combine_args"]
 AppendArgs = STRUCTS["abi_appendkv_args"]

@@ -6,7 +6,7 @@
  */
 #include <string.h>
 
-#include "gpu_catalogue.h"
+#include <kernels/gpu_catalogue.h>
 
 #define EXPORT __attribute__((visibility("default")))
 

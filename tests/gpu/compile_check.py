@@ -36,7 +36,7 @@ def with_clang(arch, kernel):
     with tempfile.NamedTemporaryFile(suffix=".co") as out:
         done = subprocess.run(
             ["clang-19", "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc",
-             "-std=c++17", "-O3", f"--offload-arch={arch}", "-I" + GPU, "-I" + os.path.join(abi.ROOT, "kernels"),
+             "-std=c++17", "-O3", f"--offload-arch={arch}", "-I" + GPU, "-I" + abi.INCLUDE,
              "-Rpass-analysis=kernel-resource-usage", *abi.standing_options("clang-19"),
              *abi.kernel_options(kernel), "-o", out.name,
              os.path.join(GPU, kernel.source.decode())], capture_output=True, text=True, check=False)
@@ -51,7 +51,7 @@ def hiprtc_child(arch, source, options):
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     text = open(os.path.join(GPU, source), "rb").read()
     lib.hiprtcCreateProgram(ctypes.byref(program), text, source.encode(), 0, None, None)
-    options = [f"--offload-arch={arch}", "-std=c++17", "-I" + GPU, "-I" + os.path.join(abi.ROOT, "kernels"), *options]
+    options = [f"--offload-arch={arch}", "-std=c++17", "-I" + GPU, "-I" + abi.INCLUDE, *options]
     array = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
     status = lib.hiprtcCompileProgram(program, len(options), array)
     lib.hiprtcGetProgramLogSize(program, ctypes.byref(size))

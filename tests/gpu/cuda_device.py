@@ -31,7 +31,7 @@ def compile_cubin(source, options, arch):
     folder = os.path.join(abi.ROOT, "kernels", "gpu")
     text = open(os.path.join(folder, source), "rb").read()
     options = [f"--gpu-architecture={arch}", "--std=c++17", "-I" + folder,
-               "-I" + os.path.join(abi.ROOT, "kernels"), "--ptxas-options=-v", *options]
+               "-I" + abi.INCLUDE, "--ptxas-options=-v", *options]
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     lib.nvrtcCreateProgram(ctypes.byref(program), text, source.encode(), 0, None, None)
     array = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])

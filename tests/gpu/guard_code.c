@@ -4,8 +4,9 @@
 #include <pthread.h>
 
 #include <fixture.h>
-#include <paths.h>
-#include <queue.h>
+
+#include <compile/paths.h>
+#include <compile/queue.h>
 
 #define MOST_KERNELS 4096
 

@@ -6,7 +6,7 @@
 #ifndef TESTS_GPU_GUARD_CODE_H
 #define TESTS_GPU_GUARD_CODE_H
 
-#include <device.h>
+#include <device/device.h>
 
 struct guard_code;
 

@@ -15,10 +15,11 @@
 #include <stdio.h>
 #include <time.h>
 
-#include <backends.h> /* kernels/catalogue */
 #include <bend.h>
-#include <device.h>
-#include <registry.h>
+
+#include <device/device.h>
+#include <kernels/backends.h>
+#include <registry/registry.h>
 
 #include "guard_blocks.h"
 #include "guard_code.h"

@@ -36,7 +36,7 @@ def parse_structs(text):
     return structs
 
 
-STRUCTS = parse_structs((ROOT / "kernels" / "abi.h").read_text())
+STRUCTS = parse_structs((ROOT / "kernels/include/kernels/abi.h").read_text())
 Tensor, Rows, Descale = (STRUCTS["abi_" + n] for n in ("tensor", "rows", "descale"))
 FwdArgs, BwdArgs, CombineArgs, AppendArgs = (
     STRUCTS[f"abi_{n}_args"] for n in ("fwd", "bwd", "combine", "appendkv"))

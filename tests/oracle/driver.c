@@ -5,8 +5,8 @@
  */
 #include <stdlib.h>
 
-#include "cpu.h"
-#include "reference.h"
+#include <kernels/cpu.h>
+#include <kernels/reference.h>
 
 #define EXPORT __attribute__((visibility("default")))
 

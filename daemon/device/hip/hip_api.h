@@ -13,7 +13,7 @@
 #define GPU_BACKEND "hip"
 #endif
 
-#include <launch.h>
+#include <kernels/launch.h>
 
 /*
  * Memory that travels as a file descriptor: a physical allocation, mapped here and wherever the

@@ -8,7 +8,7 @@
 #ifndef FMHAD_DEVICE_GPU_KERNELS_H
 #define FMHAD_DEVICE_GPU_KERNELS_H
 
-#include <gpu_catalogue.h> /* kernels/gpu */
+#include <kernels/gpu_catalogue.h>
 
 #include "gpu.h"
 

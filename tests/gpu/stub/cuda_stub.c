@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "abi.h"
+#include <kernels/abi.h>
 
 #define EXPORT      __attribute__((visibility("default")))
 #define GRANULARITY (2u << 20)

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <kernels/reference.h>
 #include <proto/problem.h>
-#include <reference.h>
 
 #include <judge.h>
 #include <judge_args.h>

@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cache.h"
+#include <compile/cache.h>
 
 struct fixture {
 	char root[64], dir[96], entry_path[256];

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "compile.h"
+#include <compile/compile.h>
 
 static const char good_source[] =
 	"extern \"C\" __attribute__((global)) void scale(float *x, float by)\n"

@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "queue.h"
+#include <compile/queue.h>
 
 #define MAX_ASKED 64
 

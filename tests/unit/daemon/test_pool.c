@@ -17,12 +17,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cpu.h> /* kernels/cpu: cpu_goes_on() */
-
 #include <base/clock.h>
+#include <device/guard.h>
+#include <kernels/cpu.h> /* cpu_goes_on() */
 
-#include "guard.h"
-#include "pool.h"
+#include <pool.h>
 
 #define MAX_TASKS 4096
 

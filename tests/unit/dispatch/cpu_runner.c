@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 #include "cpu_runner.h"
 
-#include <backends.h> /* kernels/catalogue */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <registry.h>
+#include <kernels/backends.h>
+#include <registry/registry.h>
 
 #include "fixture.h"
 

@@ -3,9 +3,8 @@
 #ifndef TESTS_DISPATCH_CPU_RUNNER_H
 #define TESTS_DISPATCH_CPU_RUNNER_H
 
-#include <cpu.h>
-
-#include "plan.h"
+#include <dispatch/plan.h>
+#include <kernels/cpu.h>
 
 /* What the kernels are told; all of it runs in the caller's thread. */
 struct cpu_runner {

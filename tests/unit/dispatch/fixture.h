@@ -15,10 +15,9 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include <dispatch/plan.h>
 #include <proto/error.h>
 #include <proto/problem.h>
-
-#include "plan.h"
 
 /* A device whose kernels exist by decree. */
 struct decree {

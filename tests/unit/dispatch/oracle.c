@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include <reference.h>
+#include <kernels/reference.h>
 
 static bool has(const struct oracle *o, enum fmha_tensor_role role)
 {

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include <reference.h>
+#include <kernels/reference.h>
 
 static double tolerance(const struct runner *r, enum fmha_tensor_role role)
 {

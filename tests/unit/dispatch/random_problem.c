@@ -5,7 +5,7 @@
  */
 #include "random_case.h"
 
-#include <reference.h>
+#include <kernels/reference.h>
 
 int random_pick(struct runner *r, int n)
 {

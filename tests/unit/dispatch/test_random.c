@@ -9,7 +9,7 @@
 
 #include <stdio.h>
 
-#include <registry.h>
+#include <registry/registry.h>
 
 #define DEFAULT_CASES 150
 

@@ -3,12 +3,12 @@
  * device. */
 #include "fixture.h"
 
-#include <backends.h> /* kernels/catalogue */
 #include <stdio.h>
 
 #include <cjson/cJSON.h>
 
-#include <plan_offline.h>
+#include <dispatch/plan_offline.h>
+#include <kernels/backends.h>
 
 #include "select.h"
 

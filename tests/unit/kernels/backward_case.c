@@ -11,9 +11,10 @@
 
 #include <cmocka.h>
 
+#include <kernels/reference.h>
+#include <kernels/view.h>
+
 #include "launch.h"
-#include "reference.h"
-#include "view.h"
 
 uint64_t backward_case_seed;
 

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "cpu.h"
+#include <kernels/cpu.h>
 
 #define MAX_BATCH 6
 

@@ -5,9 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <kernels/reference.h>
+#include <kernels/view.h>
+
 #include "forward_case.h"
-#include "reference.h"
-#include "view.h"
 
 uint64_t random_next(struct random *r)
 {

@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "abi.h"
-#include "cpu.h"
+#include <kernels/abi.h>
+#include <kernels/cpu.h>
 
 /* splitmix64: small, and the same everywhere. */
 struct random {

@@ -11,8 +11,9 @@
 
 #include <cmocka.h>
 
+#include <kernels/reference.h>
+
 #include "launch.h"
-#include "reference.h"
 
 enum {
 	BATCH = 3,

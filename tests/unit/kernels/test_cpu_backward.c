@@ -10,9 +10,10 @@
 
 #include <cmocka.h>
 
+#include <kernels/view.h>
+
 #include "backward_case.h"
 #include "launch.h"
-#include "view.h"
 
 /* Runs @c on every level of this machine. */
 static void check(struct backward_case c)

@@ -10,8 +10,9 @@
 
 #include <cmocka.h>
 
+#include <kernels/reference.h>
+
 #include "launch.h"
-#include "reference.h"
 
 enum { BATCH = 2, HEADS = 3, ROWS = 5, DIM = 24, PARTS = 4, GROUP_ROWS = BATCH * ROWS };
 

@@ -17,9 +17,10 @@
 
 #include <cmocka.h>
 
+#include <kernels/reference.h>
+#include <kernels/view.h>
+
 #include "forward_case.h"
-#include "reference.h"
-#include "view.h"
 
 static const uint32_t families[] = {ABI_FWD, ABI_FWD_SPLITKV, ABI_FWD_PAGEDKV, ABI_BATCH_PREFILL};
 

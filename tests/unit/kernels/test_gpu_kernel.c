@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "gpu_kernel.h"
+#include <kernels/gpu_kernel.h>
 
 static const struct gpu_tile mma_128 = {GPU_MMA, 128, 64, 128, 128, 4, 1, 1};
 static const struct gpu_tile mma_pack = {GPU_MMA_PACK, 16, 64, 128, 128, 1, 4, 1};

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "reference.h"
+#include <kernels/reference.h>
 
 static void assert_near(double got, double want)
 {

@@ -11,10 +11,9 @@
 
 #include <cjson/cJSON.h>
 
-#include <backends.h> /* kernels/catalogue */
+#include <kernels/backends.h>
+#include <registry/registry.h>
 #include <specs/catalog.h>
-
-#include "registry.h"
 
 static struct spec_catalog *catalog;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /* The catalogues of this build: what they offer can be compiled, and what relatives share. */
-#include <cpu.h> /* kernels/cpu */
-#include <gpu_catalogue.h>
-
 #include "specs_test.h"
+
+#include <kernels/cpu.h>
+#include <kernels/gpu_catalogue.h>
 
 static int is_gpu(int arch)
 {

@@ -18,8 +18,8 @@
 #include <stdint.h>
 
 #include <fmha/base.h>
+#include <kernels/launch.h>
 #include <proto/problem.h>
-#include <launch.h>
 #include <specs/spec.h>
 
 #define PLAN_MAX_STAGES   4

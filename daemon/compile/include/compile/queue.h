@@ -21,7 +21,7 @@
 #ifndef FMHAD_COMPILE_QUEUE_H
 #define FMHAD_COMPILE_QUEUE_H
 
-#include "compile.h"
+#include <compile/compile.h>
 
 enum compile_priority {
 	COMPILE_URGENT,     /* a client waits for it */

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "abi.h"
+#include <kernels/abi.h>
 
 /* One sequence of the batch. Rows and columns are counted from its own first query and first real
  * key. */

@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#include "abi.h"
+#include <kernels/abi.h>
 
 /*
  * Forward, paged or contiguous, split or not (splits are ignored: the result is the same).

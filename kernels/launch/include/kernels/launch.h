@@ -14,7 +14,7 @@
 
 #include <fmha/base.h>
 
-#include <abi.h>
+#include <kernels/abi.h>
 
 enum launch_base {
 	/* 0 .. FMHA_N_TENSORS - 1: element 0 of the tensor of that role */

@@ -17,9 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <compile/cache.h>
 #include <fmha/base.h>
-
-#include "cache.h"
 
 /*
  * Versions that helpers have reported, so that a build which the cache answers starts no process.
@@ -35,10 +34,9 @@ struct compile_versions {
 };
 
 struct compile_config {
-	const char *helper; /* path of fmhad-compile */
-	const char
-		*source_dir; /* folder of the device sources; abi.h is found beside or above it */
-	const char *clang;   /* command, NULL: the first of a list found in PATH */
+	const char *helper;       /* path of fmhad-compile */
+	const char *source_dir;   /* folder of the device sources; abi.h in ../include/kernels */
+	const char *clang;        /* command, NULL: the first of a list found in PATH */
 	const char *library_path; /* LD_LIBRARY_PATH of the helper, NULL: none */
 	uint32_t deadline_ms;     /* per build; 0: 60,000 */
 	int stop_fd;              /* readable: end the helper, FMHA_ECANCELED; <= 0: none */

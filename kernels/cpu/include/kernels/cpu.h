@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "abi.h"
+#include <kernels/abi.h>
 
 enum cpu_level {
 	CPU_PORTABLE,       /* plain C, any machine */

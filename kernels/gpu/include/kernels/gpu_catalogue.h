@@ -6,9 +6,8 @@
 #ifndef FMHA_GPU_CATALOGUE_H
 #define FMHA_GPU_CATALOGUE_H
 
+#include <kernels/gpu_kernel.h>
 #include <specs/backend.h>
-
-#include "gpu_kernel.h"
 
 extern const struct spec_backend gpu_backend;
 

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "abi.h"
+#include <kernels/abi.h>
 
 enum gpu_core { GPU_CORE_SCALAR, GPU_CORE_MMA, GPU_CORE_MFMA, GPU_CORE_WMMA11, GPU_CORE_WMMA12 };
 

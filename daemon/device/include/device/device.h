@@ -17,10 +17,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <dispatch/plan.h>
 #include <fmha/base.h>
 #include <proto/messages.h>
-
-#include <plan.h>
 
 #include <base/config.h>
 
