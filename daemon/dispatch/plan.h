@@ -43,9 +43,11 @@ struct plan_stage {
 	uint32_t dtype;             /* enum abi_dtype: of q; combine: of o */
 	uint32_t grid[3], block[3]; /* GPU launch geometry; zero on the CPU */
 	uint32_t lds_bytes;         /* dynamic LDS or shared memory */
-	uint32_t tile_n0;           /* keys a tile: sizes dq_acc; 0: not said */
-	uint64_t workspace_offset;  /* the stage's own share; stages run one after the other, */
-	uint64_t workspace_bytes;   /* so the private shares lie on top of each other */
+	uint32_t spills;  /* bytes of registers that a lane's code keeps in memory; 0: none,
+			   * or the code has not been seen yet */
+	uint32_t tile_n0; /* keys a tile: sizes dq_acc; 0: not said */
+	uint64_t workspace_offset; /* the stage's own share; stages run one after the other, */
+	uint64_t workspace_bytes;  /* so the private shares lie on top of each other */
 };
 
 /* Where the stages' common data lies in the workspace, bytes; meaningful where the plan uses it. */
@@ -110,9 +112,9 @@ struct plan_device {
 	 * The kernel for a stage. With stage->pipeline set, dispatch has chosen a spec (kernel,
 	 * arch and pipeline are its): can this device run it with @args? With an empty pipeline the
 	 * device chooses and sets the three. Either way fills workspace_bytes, grid, block,
-	 * lds_bytes, tile_n0. The pointers in @args are placeholders: not NULL where the tensor
-	 * will be there, never to be followed; lengths are the maxima. Returns 0, or 1 when it does
-	 * not fit.
+	 * lds_bytes, spills, tile_n0. The pointers in @args are placeholders: not NULL where the
+	 * tensor will be there, never to be followed; lengths are the maxima. Returns 0, or 1 when
+	 * it does not fit.
 	 */
 	int (*find)(void *owner, enum abi_family family, uint32_t dtype,
 		    const union plan_args *args, struct plan_stage *stage);

@@ -407,6 +407,101 @@ static void quarantined_kernels_are_passed_by(void **state)
 	release(&f);
 }
 
+/* A device that has seen the code of every kernel: those of a tile in the list spill. */
+struct seen {
+	const char *tiles[4];
+	int n_asked;
+};
+
+static int find_seen(void *owner, enum abi_family family, uint32_t dtype,
+		     const union plan_args *args, struct plan_stage *stage)
+{
+	struct seen *seen = owner;
+	char tile[32];
+
+	(void)family, (void)dtype, (void)args;
+	(void)snprintf(tile, sizeof(tile), "%ux%u", stage->spec.tile.tile_m0,
+		       stage->spec.tile.tile_n0);
+	for (int i = 0; i < 4 && seen->tiles[i]; i++)
+		if (strcmp(seen->tiles[i], "all") == 0 || strcmp(seen->tiles[i], tile) == 0)
+			stage->spills = 152;
+	seen->n_asked++;
+	return 0;
+}
+
+static void assert_tile(struct fixture *f, const char *pipeline, uint32_t rows, uint32_t keys)
+{
+	assert_works(f, fixture_build(f));
+	assert_string_equal(f->plan.stages[0].pipeline, pipeline);
+	assert_int_equal(f->plan.stages[0].spec.tile.tile_m0, rows);
+	assert_int_equal(f->plan.stages[0].spec.tile.tile_n0, keys);
+}
+
+static void kernels_that_spill_are_set_aside(void **state)
+{
+	char first[PLAN_KERNEL_BYTES], shape[REGISTRY_SHAPE_BYTES];
+	struct seen seen = {0};
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	offline_device(&f, "sm_90a", NULL, 132);
+	f.decree.device.find = find_seen;
+	f.decree.device.owner = &seen;
+	assert_tile(&f, "gpu_mma", 128, 64);
+	assert_int_equal(seen.n_asked, 1);
+	strcpy(first, f.plan.stages[0].kernel);
+	/* The next one, and the next. */
+	seen.tiles[0] = "128x64";
+	assert_tile(&f, "gpu_mma", 64, 64);
+	assert_int_equal(f.plan.stages[0].spills, 0);
+	seen.tiles[1] = "64x64";
+	assert_tile(&f, "gpu_mma", 128, 32);
+	/* Where all spill, the first one still costs least; one without matrix instructions, which
+	 * is sixteen times as slow, is no way out. */
+	seen.tiles[0] = "all";
+	assert_tile(&f, "gpu_mma", 128, 64);
+	assert_int_equal(f.plan.stages[0].spills, 152);
+	/* A measurement knows better. */
+	seen.tiles[0] = "128x64";
+	seen.tiles[1] = NULL;
+	signature_shape(&f.plan.problem, shape);
+	assert_works(&f, registry_set_tuned(f.decree.device.registry, first, shape, 40, &f.err));
+	assert_tile(&f, "gpu_mma", 128, 64);
+	release(&f);
+}
+
+static void explains_what_is_set_aside(void **state)
+{
+	struct seen seen = {.tiles = {"128x64"}};
+	const cJSON *selection, *candidate;
+	struct fixture f;
+	cJSON *root;
+	char *json;
+	int n = 0;
+
+	(void)state;
+	big_forward(&f);
+	offline_device(&f, "sm_90a", NULL, 132);
+	f.decree.device.find = find_seen;
+	f.decree.device.owner = &seen;
+	assert_works(&f, plan_explain(&f.problem, &f.decree.device, &json, &f.err));
+	root = cJSON_Parse(json);
+	selection = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "selections"), 0);
+	cJSON_ArrayForEach(candidate, cJSON_GetObjectItem(selection, "candidates"))
+	{
+		if (strcmp(cJSON_GetObjectItem(candidate, "verdict")->valuestring, "set aside"))
+			continue;
+		assert_string_equal(cJSON_GetObjectItem(candidate, "reason")->valuestring,
+				    "spills 152 bytes of registers");
+		n++;
+	}
+	assert_int_equal(n, 2); /* of four waves, and of eight */
+	cJSON_Delete(root);
+	free(json);
+	release(&f);
+}
+
 /* The runner-up of a selection. */
 static void second_name(struct fixture *f, char name[SPEC_NAME_BYTES])
 {
@@ -637,6 +732,8 @@ int main(void)
 		cmocka_unit_test(helper_stages_ignore_what_they_do_not_use),
 		cmocka_unit_test(trload_tiles_need_the_arch),
 		cmocka_unit_test(quarantined_kernels_are_passed_by),
+		cmocka_unit_test(kernels_that_spill_are_set_aside),
+		cmocka_unit_test(explains_what_is_set_aside),
 		cmocka_unit_test(strategies_are_asked_in_order),
 		cmocka_unit_test(sets_limit_the_choice),
 		cmocka_unit_test(explains_without_a_device),
