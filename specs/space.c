@@ -111,13 +111,8 @@ static inline void take_tile(struct kernel_spec *spec, const struct tile_choice 
 }
 
 /* The rules about tile and traits together. */
-static inline int suits(const struct spec_space *space, const struct block *block,
-			const struct kernel_spec *spec)
+static inline int suits(const struct template *t, const struct kernel_spec *spec)
 {
-	const struct template *t = block->template;
-
-	if (t->suits)
-		return t->suits(space->model, spec->pipeline - space->first_pipeline, spec);
 	return !t->n_leaf_rules || rules_hold(&t->rules, t->n_axes, spec);
 }
 
@@ -130,7 +125,7 @@ const struct kernel_spec *spec_iter_next(struct spec_iter *it)
 			if (block->tile)
 				take_tile(&it->spec, &block->tile[it->tile]);
 			it->tile++;
-			if (!suits(it->space, block, &it->spec))
+			if (!suits(block->template, &it->spec))
 				continue;
 			if (!it->filter || spec_filter_match(it->filter, &it->spec))
 				return &it->spec;
@@ -279,7 +274,7 @@ static uint64_t count_block(const struct spec_space *space, size_t index)
 	const struct block *block = &space->blocks[index];
 	uint64_t n = 0;
 
-	if (block->template->n_leaf_rules || block->template->suits) {
+	if (block->template->n_leaf_rules) {
 		while (spec_iter_next(&it))
 			n++;
 		return n;

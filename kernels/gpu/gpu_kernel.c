@@ -15,8 +15,8 @@
 #define MAX_HDIM 256
 #define BIT(n)   (1u << (n))
 
-#define ARCH(name, vendor, family, core, wave, lds, units, tight)                                  \
-	{#name, GPU_CORE_##core, wave, lds * 1024, tight},
+#define ARCH(name, vendor, family, core, wave, lds, units)                                         \
+	{#name, GPU_CORE_##core, wave, lds * 1024},
 const struct gpu_arch gpu_archs[] = {GPU_ARCHS(ARCH)};
 #undef ARCH
 const size_t gpu_n_archs = sizeof(gpu_archs) / sizeof(gpu_archs[0]);

@@ -23,7 +23,6 @@ struct gpu_arch {
 	enum gpu_core core; /* the best one */
 	int wave;           /* lanes */
 	uint32_t lds_bytes; /* most dynamic LDS (shared memory) of a block */
-	int tight;          /* code for it needs more registers than for its successors */
 };
 
 /* Those of gpu_arch.h, in that order. */
