@@ -109,7 +109,10 @@ const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
  * broadcast strides are no trait. */
 int gpu_sums_dbias(const struct abi_bwd_args *args);
 
-/* Blocks; a zero means that there is nothing to launch. */
-void gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t ret_grid[3]);
+/*
+ * Blocks; a zero means that there is nothing to launch. Return: 0, or 1 when they are more than a
+ * launch takes, or what they count more than the kernel's integers do; then @ret_grid is zero.
+ */
+int gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t ret_grid[3]);
 
 #endif

@@ -174,7 +174,8 @@ static hipError_t issue_stage(struct device_launch *launch, uint32_t i)
 	const uint32_t *block = kernel->choice.block;
 	uint32_t grid[3];
 
-	gpu_kernel_grid(&kernel->choice, &launch->args[i], grid);
+	if (gpu_kernel_grid(&kernel->choice, &launch->args[i], grid) != 0)
+		return hipErrorInvalidValue; /* a plan's lengths are maxima: this cannot be */
 	if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0)
 		return hipSuccess; /* nothing to do */
 	return hipModuleLaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0],
@@ -282,7 +283,7 @@ static uint64_t blocks_of(const struct device_launch *base)
 	for (uint32_t i = 0; i < base->n_stages; i++) {
 		uint32_t grid[3];
 
-		gpu_kernel_grid(&base->kernels[i]->choice, &base->args[i], grid);
+		(void)gpu_kernel_grid(&base->kernels[i]->choice, &base->args[i], grid);
 		n += (uint64_t)grid[0] * grid[1] * grid[2];
 	}
 	return n;

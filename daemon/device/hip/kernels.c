@@ -53,7 +53,8 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 		return 1;
 	seen = kernel_by_name(gpu, kernel.name);
 	stage->spills = seen ? seen->spills : 0;
-	gpu_kernel_grid(&kernel, args, stage->grid);
+	if (gpu_kernel_grid(&kernel, args, stage->grid) != 0)
+		return 1;
 	memcpy(stage->block, kernel.block, sizeof(stage->block));
 	stage->lds_bytes = kernel.lds_bytes;
 	stage->tile_n0 = (uint32_t)kernel.tile.tile_n;
