@@ -153,11 +153,6 @@ void backend_reduce(struct kernel_spec *spec)
 
 /* ---- the space ---- */
 
-static int no_memory(struct fmha_error *err)
-{
-	return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
-}
-
 /* Absent traits have their first value only: none. */
 static int make_axis(const struct trait_axis *from, field_set absent, struct axis *axis)
 {

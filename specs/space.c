@@ -318,7 +318,7 @@ static int add_sweep(struct spec_space *space, const struct space_request *reque
 	int r;
 
 	if (!sweep)
-		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+		return no_memory(err);
 	r = sweep_read(space->catalog, document, sweep, err);
 	if (r == 0)
 		r = space_add_variant(space, request, sweep, err);
@@ -357,7 +357,7 @@ static int add_sweep_named(struct spec_space *space, const struct space_request 
 	if (strchr(name, '/') || strchr(name, '.'))
 		return add_sweep_file(space, request, name, err);
 	if (asprintf(&path, "%s/sweeps/%s.json", space->catalog->dir, name) < 0)
-		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+		return no_memory(err);
 	if (access(path, F_OK) < 0 && access(name, F_OK) == 0)
 		r = add_sweep_file(space, request, name, err);
 	else
@@ -393,7 +393,7 @@ static int add_variants(struct spec_space *space, const struct space_request *re
 		} else if (r == 0) {
 			sweep = calloc(1, sizeof(*sweep));
 			if (!sweep)
-				return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+				return no_memory(err);
 			(void)snprintf(sweep->variant, sizeof(sweep->variant), "%s", item->string);
 			r = space_add_variant(space, request, sweep, err);
 			r = r == 1 ? at_error(&here, err, "there is no such variant") : r;
@@ -493,7 +493,7 @@ int spec_space_new(const struct spec_catalog *catalog, const struct spec_space_o
 					    options->arch ? options->arch : "");
 	space = calloc(1, sizeof(*space));
 	if (!space)
-		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+		return no_memory(err);
 	space->catalog = catalog;
 	space->arch = arch;
 	r = find_space(space,
