@@ -10,11 +10,12 @@
 #ifndef FMHA_GPU_ARCH_H
 #define FMHA_GPU_ARCH_H
 
-/* NVIDIA's LDS is a block's limit by the programming guide, 1 KiB below the SM's. */
+/* NVIDIA's LDS is a block's limit by the programming guide, 1 KiB below the SM's; RDNA's work group
+ * takes half of what two CUs share. */
 #define GPU_ARCHS(X)                                                                       \
 	X(gfx906, amd, vega, SCALAR, 64, 64, 60)                    /* MI50 */             \
 	X(gfx908, amd, cdna, SCALAR, 64, 64, 120)                   /* MI100 */            \
-	X(gfx90a, amd, cdna2, MFMA, 64, 64, 104)                    /* MI250X, one die */  \
+	X(gfx90a, amd, cdna2, MFMA, 64, 64, 110)                    /* MI250X, one die */  \
 	X(gfx942, amd, cdna3, MFMA, 64, 64, 304)                    /* MI300X */           \
 	X(gfx950, amd, cdna4, MFMA, 64, 160, 256)                   /* MI355X */           \
 	X(gfx1030, amd, rdna2, SCALAR, 32, 64, 80)                  /* RX 6900 XT */       \
@@ -33,7 +34,7 @@
 	X(sm_89, nvidia, ada, MMA, 32, 99, 142)                     /* L40S */             \
 	X(sm_90a, nvidia, hopper, MMA, 32, 227, 132)                /* H100, H200 */       \
 	X(sm_100a, nvidia, blackwell, MMA, 32, 227, 148)            /* B200 */             \
-	X(sm_103a, nvidia, blackwell, MMA, 32, 227, 160)            /* B300 */             \
+	X(sm_103a, nvidia, blackwell, MMA, 32, 227, 148)            /* B300 */             \
 	X(sm_110a, nvidia, blackwell, MMA, 32, 227, 20)             /* Thor */             \
 	X(sm_120a, nvidia, blackwell_workstation, MMA, 32, 99, 188) /* RTX PRO 6000 */     \
 	X(sm_121a, nvidia, blackwell_workstation, MMA, 32, 99, 48)  /* GB10 */
