@@ -94,7 +94,7 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 #define FLAGS(pipeline, pack)                                                                      \
 	((pack ? SPEC_PACKS_HEADS : 0) | (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |      \
 	 SPEC_WRITES_DQ)
-#define PIPELINE(id, name, cores, pack) {#name, FLAGS(id, pack)},
+#define PIPELINE(id, name, cores, pack, loop) {#name, FLAGS(id, pack)},
 static const struct spec_pipeline pipelines[] = {GPU_PIPELINES(PIPELINE)};
 
 #define ARCH(name, vendor, family, core, wave, lds, units)                                         \

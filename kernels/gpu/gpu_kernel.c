@@ -21,7 +21,7 @@ const struct gpu_arch gpu_archs[] = {GPU_ARCHS(ARCH)};
 #undef ARCH
 const size_t gpu_n_archs = sizeof(gpu_archs) / sizeof(gpu_archs[0]);
 
-#define PIPELINE(id, name, cores, pack) [id] = {#name, cores, pack},
+#define PIPELINE(id, name, cores, pack, loop) [id] = {#name, cores, pack, loop},
 const struct gpu_pipeline_info gpu_pipelines[GPU_N_PIPELINES] = {GPU_PIPELINES(PIPELINE)};
 #undef PIPELINE
 
@@ -129,6 +129,8 @@ static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uin
 		 tile->tile_m, tile->tile_n, tile->waves_m, tile->waves_n, tile->blocks_per_cu);
 	add_option(k, "-DFMHA_FAMILY=%d", family);
 	add_option(k, "-DFMHA_ENTRY=%s", k->entry);
+	add_option(k, "-DFMHA_LOOP=%s%s", family == ABI_BWD_DQ_DK_DV ? "bwd" : "fwd",
+		   gpu_pipelines[tile->pipeline].loop);
 	add_option(k, "-DFMHA_CORE=%d",
 		   is_forward(family) || family == ABI_BWD_DQ_DK_DV ? core_of(arch, tile)
 								    : GPU_CORE_SCALAR);

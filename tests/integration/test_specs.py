@@ -375,7 +375,7 @@ def test_archs():
 
 def test_the_default_is_what_this_build_runs():
     count = lambda *a: int(fmhactl("enumerate", *a, "--count"))
-    assert count("--arch", "gfx942") == count("--arch", "gfx942", "--rules", "gpu") == 1396358
+    assert count("--arch", "gfx942") == count("--arch", "gfx942", "--rules", "gpu") > 1000000
     assert count("--arch", "sm_86") == count("--arch", "sm_89")
     assert count("--arch", "portable") == count("--arch", "x86_64_v4", "--rules", "cpu") > 464966
     # Sweeps and receipts are AMD's.
