@@ -484,7 +484,7 @@ static const struct field_table TABLE(compile_params_table, "compile_params", pr
 static const struct field compile_result_fields[] = {
 	U64(size, NOTE("bytes of the code object in the memfd that comes along")),
 	U32(registers, OPTIONAL),
-	U32(spills, OPTIONAL),
+	U32(spills, OPTIONAL, NOTE("bytes of registers per lane that go to memory")),
 	U32(lds_bytes, OPTIONAL),
 	U32(compile_ms, OPTIONAL, NOTE("of the build, whenever it was")),
 };

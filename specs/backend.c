@@ -153,11 +153,6 @@ void backend_reduce(struct kernel_spec *spec)
 
 /* ---- the space ---- */
 
-static int no_memory(struct fmha_error *err)
-{
-	return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
-}
-
 /* Absent traits have their first value only: none. */
 static int make_axis(const struct trait_axis *from, field_set absent, struct axis *axis)
 {
@@ -193,7 +188,6 @@ static int make_template(struct spec_space *space, int family, field_set absent,
 	if (r < 0)
 		return no_memory(err);
 	template_note_signature(t);
-	t->suits = space->backend->suits;
 	*ret_template = t;
 	return 0;
 }
@@ -405,9 +399,7 @@ const char *backend_judge(const struct own_space *own, const struct kernel_spec 
 	if (why)
 		return why;
 	*ret_field = SPEC_FIELD_tile_m0;
-	if (!has_tile(own, pipeline, spec))
-		return "no tile of {pipeline} is cut like this for {family}";
-	if (own->backend->suits && !own->backend->suits(own->model, pipeline, spec))
-		return "with these traits it would spill";
-	return NULL;
+	return has_tile(own, pipeline, spec)
+		       ? NULL
+		       : "no tile of {pipeline} is cut like this for {family}";
 }

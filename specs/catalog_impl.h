@@ -5,6 +5,7 @@
 
 #include <cjson/cJSON.h>
 
+#include <proto/error.h>
 #include <specs/backend.h>
 #include <specs/catalog.h>
 
@@ -95,6 +96,11 @@ struct spec_catalog {
 	int dtype_bytes[SPEC_N_DTYPES];
 };
 
+static inline int no_memory(struct fmha_error *err)
+{
+	return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+}
+
 /* Where the JSON files are: $FMHA_SPECS_DIR, the installed folder, the source tree. */
 const char *specs_find_dir(void);
 
@@ -104,6 +110,9 @@ const char *const *spec_words(const struct spec_catalog *catalog, enum spec_fiel
 int spec_word_find_n(const struct spec_catalog *catalog, enum spec_field field, const char *word,
 		     size_t length);
 
+/* catalog_arch.c: an arch's document, whose file is read and whose name is known, and its spaces.
+ */
+int catalog_load_arch(struct spec_catalog *catalog, int arch_number, struct fmha_error *err);
 void arch_place_init(struct arch_place *place, const struct spec_catalog *catalog, int arch,
 		     int space);
 

@@ -111,13 +111,8 @@ static inline void take_tile(struct kernel_spec *spec, const struct tile_choice 
 }
 
 /* The rules about tile and traits together. */
-static inline int suits(const struct spec_space *space, const struct block *block,
-			const struct kernel_spec *spec)
+static inline int suits(const struct template *t, const struct kernel_spec *spec)
 {
-	const struct template *t = block->template;
-
-	if (t->suits)
-		return t->suits(space->model, spec->pipeline - space->first_pipeline, spec);
 	return !t->n_leaf_rules || rules_hold(&t->rules, t->n_axes, spec);
 }
 
@@ -130,7 +125,7 @@ const struct kernel_spec *spec_iter_next(struct spec_iter *it)
 			if (block->tile)
 				take_tile(&it->spec, &block->tile[it->tile]);
 			it->tile++;
-			if (!suits(it->space, block, &it->spec))
+			if (!suits(block->template, &it->spec))
 				continue;
 			if (!it->filter || spec_filter_match(it->filter, &it->spec))
 				return &it->spec;
@@ -279,7 +274,7 @@ static uint64_t count_block(const struct spec_space *space, size_t index)
 	const struct block *block = &space->blocks[index];
 	uint64_t n = 0;
 
-	if (block->template->n_leaf_rules || block->template->suits) {
+	if (block->template->n_leaf_rules) {
 		while (spec_iter_next(&it))
 			n++;
 		return n;
@@ -323,7 +318,7 @@ static int add_sweep(struct spec_space *space, const struct space_request *reque
 	int r;
 
 	if (!sweep)
-		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+		return no_memory(err);
 	r = sweep_read(space->catalog, document, sweep, err);
 	if (r == 0)
 		r = space_add_variant(space, request, sweep, err);
@@ -362,7 +357,7 @@ static int add_sweep_named(struct spec_space *space, const struct space_request 
 	if (strchr(name, '/') || strchr(name, '.'))
 		return add_sweep_file(space, request, name, err);
 	if (asprintf(&path, "%s/sweeps/%s.json", space->catalog->dir, name) < 0)
-		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+		return no_memory(err);
 	if (access(path, F_OK) < 0 && access(name, F_OK) == 0)
 		r = add_sweep_file(space, request, name, err);
 	else
@@ -398,7 +393,7 @@ static int add_variants(struct spec_space *space, const struct space_request *re
 		} else if (r == 0) {
 			sweep = calloc(1, sizeof(*sweep));
 			if (!sweep)
-				return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+				return no_memory(err);
 			(void)snprintf(sweep->variant, sizeof(sweep->variant), "%s", item->string);
 			r = space_add_variant(space, request, sweep, err);
 			r = r == 1 ? at_error(&here, err, "there is no such variant") : r;
@@ -498,7 +493,7 @@ int spec_space_new(const struct spec_catalog *catalog, const struct spec_space_o
 					    options->arch ? options->arch : "");
 	space = calloc(1, sizeof(*space));
 	if (!space)
-		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+		return no_memory(err);
 	space->catalog = catalog;
 	space->arch = arch;
 	r = find_space(space,

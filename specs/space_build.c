@@ -45,11 +45,6 @@ struct draft {
 	field_set allow;
 };
 
-static int no_memory(struct fmha_error *err)
-{
-	return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
-}
-
 struct expr_scope space_scope(const struct spec_catalog *catalog, int arch, int arch_space)
 {
 	const struct arch_space *of = &catalog->archs[arch].spaces[arch_space];

@@ -67,11 +67,9 @@ struct template
 	struct rule_list rules;
 	/* 0xff where the signature does not depend on an axis: what blocks are compared by. */
 	uint8_t fixed_signature[sizeof(struct kernel_signature)];
-	/* Of a backend's: what it was made for, and one more rule about tile and traits. */
+	/* Of a backend's: what it was made for. */
 	int family;
 	field_set absent;
-	int (*suits)(const struct spec_backend_arch *arch, int pipeline,
-		     const struct kernel_spec *spec);
 };
 
 struct block {

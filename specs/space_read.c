@@ -136,7 +136,7 @@ int read_axis_rows(const struct spec_catalog *catalog, const struct at *values, 
 	grown = realloc(axis->value,
 			((size_t)n * (size_t)axis->n_fields + 1) * sizeof(axis->value[0]));
 	if (!grown)
-		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+		return no_memory(err);
 	axis->value = grown;
 	for (const cJSON *item = values->item->child; item && r == 0; item = item->next) {
 		struct at here = at_item(values, item, index++);
@@ -167,7 +167,7 @@ static int read_config_axis(const struct spec_catalog *catalog, const struct at 
 		return read_axis_rows(catalog, &if_empty, axis, err);
 	axis->value = malloc(sizeof(list->value));
 	if (!axis->value)
-		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+		return no_memory(err);
 	memcpy(axis->value, list->value, sizeof(list->value));
 	axis->n_values = list->n;
 	return 0;

@@ -246,7 +246,7 @@ static int add_tile(struct generator *generator, const struct kernel_spec *spec,
 		struct tile_choice *grown = realloc(list->tile, n * sizeof(*grown));
 
 		if (!grown)
-			return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+			return no_memory(err);
 		list->tile = grown;
 		generator->n_allocated = n;
 	}
@@ -286,7 +286,7 @@ int tiles_generate(const struct expr_scope *scope, const struct at *at, const st
 	int r;
 
 	if (!generator)
-		return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
+		return no_memory(err);
 	generator->scope = scope;
 	generator->list = ret_list;
 	r = read_generator(generator, at, named_axes, base, err);

@@ -222,8 +222,9 @@ static void on_built(void *owner, int result, const struct cache_entry *entry,
 			(void)fprintf(stderr, "%.4000s\n", entry->log);
 	} else if (entry->info.spills > 0) {
 		atomic_fetch_add(&build->n_spilling, 1);
-		(void)fprintf(stderr, "%sspills %u: %s\n", build->is_terminal ? "\r\033[K" : "",
-			      entry->info.spills, ticket->name);
+		(void)fprintf(stderr, "%sspills %u bytes: %s\n",
+			      build->is_terminal ? "\r\033[K" : "", entry->info.spills,
+			      ticket->name);
 	}
 	if (build->is_terminal)
 		(void)fprintf(stderr, "\r\033[K%u built, %u failed", done,

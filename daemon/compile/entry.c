@@ -8,7 +8,7 @@
 
 #include "cleanup.h"
 
-#define ENTRY_MAGIC    "FMHACO2\n" /* an older one is a miss */
+#define ENTRY_MAGIC    "FMHACO3\n" /* an older one is a miss */
 #define MAX_INFO_BYTES 4096u
 #define MAX_LOG_BYTES  (1u << 20)
 

@@ -146,7 +146,7 @@ static bool write_file(const char *path, const void *data, size_t bytes)
  * --ptxas-options=-v is the only place where NVRTC tells. */
 static void report_nvidia(const char *log)
 {
-	unsigned registers = 0, shared = 0, stack = 0, stores = 0, loads = 0;
+	unsigned registers = 0, shared = 0, stack = 0, stores = 0;
 	const char *at;
 
 	at = strstr(log, "Used ");
@@ -162,17 +162,24 @@ static void report_nvidia(const char *log)
 	if (at) {
 		while (at > log && at[-1] >= '0' && at[-1] <= '9')
 			at--;
-		(void)sscanf(at,
-			     "%u bytes stack frame, %u bytes spill stores, %u bytes spill loads",
-			     &stack, &stores, &loads);
+		(void)sscanf(at, "%u bytes stack frame, %u bytes spill stores", &stack, &stores);
 	}
-	(void)printf("registers %u\nspills %u\nscratch_bytes %u\nlds_bytes %u\n", registers,
-		     stores + loads, stack, shared);
+	(void)printf("registers %u\nspills %u\nscratch_bytes %u\nlds_bytes %u\n", registers, stores,
+		     stack, shared);
 	if (registers)
 		(void)printf("occupancy %u\n", 65536 / (((registers + 7) & ~7u) * 32));
 }
 
-/* Scalar registers are spilled to lanes of vector registers, which costs no memory: not counted. */
+static bool is_word(const msgpack_object *key, const char *word)
+{
+	return key->type == MSGPACK_OBJECT_STR && key->via.str.size == strlen(word) &&
+	       memcmp(key->via.str.ptr, word, key->via.str.size) == 0;
+}
+
+/*
+ * Scalar registers are spilled to lanes of vector registers, and vector registers to accumulators
+ * where there are some, which costs no memory: what counts is in the private segment.
+ */
 static void report_amd_kernel(const msgpack_object_map *kernel)
 {
 	static const char *const names[][2] = {
@@ -182,24 +189,24 @@ static void report_amd_kernel(const msgpack_object_map *kernel)
 		{".group_segment_fixed_size", "lds_bytes"},
 		{".private_segment_fixed_size", "scratch_bytes"},
 	};
-	uint64_t spills = 0;
+	uint64_t spilled = 0, private_bytes = 0;
 
 	for (uint32_t i = 0; i < kernel->size; i++) {
 		const msgpack_object *key = &kernel->ptr[i].key, *value = &kernel->ptr[i].val;
 
-		if (key->type != MSGPACK_OBJECT_STR ||
-		    value->type != MSGPACK_OBJECT_POSITIVE_INTEGER)
+		if (value->type != MSGPACK_OBJECT_POSITIVE_INTEGER)
 			continue;
 		for (size_t k = 0; k < sizeof(names) / sizeof(names[0]); k++)
-			if (strlen(names[k][0]) == key->via.str.size &&
-			    memcmp(names[k][0], key->via.str.ptr, key->via.str.size) == 0)
+			if (is_word(key, names[k][0]))
 				(void)printf("%s %llu\n", names[k][1],
 					     (unsigned long long)value->via.u64);
-		if (key->via.str.size == 17 &&
-		    memcmp(key->via.str.ptr, ".vgpr_spill_count", 17) == 0)
-			spills += value->via.u64;
+		if (is_word(key, ".vgpr_spill_count"))
+			spilled = 4 * value->via.u64;
+		if (is_word(key, ".private_segment_fixed_size"))
+			private_bytes = value->via.u64;
 	}
-	(void)printf("spills %llu\n", (unsigned long long)spills);
+	(void)printf("spills %llu\n",
+		     (unsigned long long)(spilled < private_bytes ? spilled : private_bytes));
 }
 
 /* The metadata note of a code object: a msgpack map with a list "amdhsa.kernels". Our own compiler
@@ -215,8 +222,7 @@ static void report_amd_note(const char *data, size_t bytes)
 		for (uint32_t i = 0; i < unpacked.data.via.map.size; i++) {
 			const msgpack_object_kv *item = &unpacked.data.via.map.ptr[i];
 
-			if (item->key.type == MSGPACK_OBJECT_STR && item->key.via.str.size == 14 &&
-			    memcmp(item->key.via.str.ptr, "amdhsa.kernels", 14) == 0 &&
+			if (is_word(&item->key, "amdhsa.kernels") &&
 			    item->val.type == MSGPACK_OBJECT_ARRAY &&
 			    item->val.via.array.size > 0 &&
 			    item->val.via.array.ptr[0].type == MSGPACK_OBJECT_MAP)

@@ -10,8 +10,8 @@
  *    "strategies": [{"name", "about"}],
  *    "selections": [{"family", "signature": {...}, "shape", "n_candidates", "n_rejected",
  *                    "chosen": "...", "decided_by": "heuristic", "why": "...",
- *                    "candidates": [{"name", "verdict": "chosen" | "passed over" | "rejected",
- *                                    "reason", "cost", "tuned_us", "priority"}]}]}
+ *                    "candidates": [{"name", "verdict": "chosen" | "passed over" | "set aside" |
+ *                                    "rejected", "reason", "cost", "tuned_us", "priority"}]}]}
  *
  * Selections come in the order in which they were made. One without a choice was an attempt:
  * split-KV before the unsplit kernel, or a backward pipeline that writes dQ itself.
@@ -72,12 +72,13 @@ static void add_candidate(cJSON *list, const struct spec_catalog *catalog,
 	(void)spec_name_format(catalog, &c->spec, name);
 	cJSON_AddStringToObject(object, "name", name);
 	cJSON_AddStringToObject(object, "verdict",
-				chosen        ? "chosen"
-				: c->accepted ? "passed over"
-					      : "rejected");
-	if (!c->accepted)
+				chosen         ? "chosen"
+				: !c->accepted ? "rejected"
+				: c->spills    ? "set aside"
+					       : "passed over");
+	if (c->reason[0])
 		cJSON_AddStringToObject(object, "reason", c->reason);
-	else
+	if (c->accepted)
 		cJSON_AddNumberToObject(object, "cost", c->cost);
 	if (c->tuned_us > 0)
 		cJSON_AddNumberToObject(object, "tuned_us", c->tuned_us);

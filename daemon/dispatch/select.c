@@ -87,7 +87,8 @@ static int sort_compare(const void *x, const void *y)
  *   reuse   = m0 * n0 / (m0 + n0)                         flops a loaded element is good for
  *   lanes   = a wave's * waves of the tile; each holds m0 * (n0 + hv) / lanes accumulators
  *   cost    = waves * work * (1 + 32 / reuse) * (1 + 8 / k0) * (1 + 2 % a padding flag)
- *             * 16 without matrix instructions * 4 above 256 accumulators, which would spill
+ *             * 16 without matrix instructions * 4 for code that spills, as it is known to once it
+ *             is compiled, and as it would above 256 accumulators
  *
  * Backward, a workgroup owns n0 keys, and its waves share them: what a wave loads is good for m0 by
  * n0 / waves. It waits at many barriers: 5 % more unless another workgroup is there to fill in.
@@ -135,8 +136,8 @@ static struct tiling tiling_of(const struct select_stage *stage, const struct ke
 }
 
 /* Would the accumulators of S and O not fit a lane's registers? */
-static bool spills(const struct spec_catalog *catalog, const struct kernel_spec *spec,
-		   const struct tiling *t, int flags)
+static bool would_spill(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+			const struct tiling *t, int flags)
 {
 	const struct spec_backend_arch *model = spec_arch_model(catalog, spec->gfx_arch);
 	int64_t lanes = (model ? model->wave : WAVE) * (int64_t)spec->tile.wave_m0 *
@@ -163,8 +164,9 @@ static double backward_work(const struct kernel_spec *spec, struct tiling *t)
 }
 
 static double heuristic_cost(const struct select_stage *stage, const struct spec_catalog *catalog,
-			     const struct kernel_spec *spec)
+			     const struct candidate *c)
 {
+	const struct kernel_spec *spec = &c->spec;
 	const struct fmha_problem *p = &stage->plan->problem;
 	int pipeline = spec_pipeline_flags(catalog, spec->pipeline);
 	int flags = pipeline < 0 ? 0 : pipeline; /* AMD's: matrix instructions, and no more */
@@ -173,7 +175,7 @@ static double heuristic_cost(const struct select_stage *stage, const struct spec
 	int pads = (spec->pad_s != 0) + (spec->pad_sk != 0) + (spec->pad_d != 0) +
 		   (spec->pad_dv != 0);
 	int64_t k0 = spec->tile.tile_k0 ? spec->tile.tile_k0 : 1, blocks = t.heads * p->batch;
-	bool too_large = spills(catalog, spec, &t, flags);
+	bool spills = c->spills > 0 || would_spill(catalog, spec, &t, flags);
 	double work, reuse;
 
 	if (stage->family == ABI_BWD_DQ_DK_DV) {
@@ -190,7 +192,7 @@ static double heuristic_cost(const struct select_stage *stage, const struct spec
 	reuse = (double)(t.m0 * t.n0) / (double)(t.m0 + t.n0);
 	return (double)ceil_div(blocks, units) * work * (1 + 32 / reuse) * (1 + 8.0 / (double)k0) *
 	       (1 + 0.02 * pads) * (flags & SPEC_NO_MATRIX ? SCALAR_COST : 1) *
-	       (too_large ? SPILL_COST : 1) * (holds_others_up(stage, &t, flags) ? LONG_COST : 1);
+	       (spills ? SPILL_COST : 1) * (holds_others_up(stage, &t, flags) ? LONG_COST : 1);
 }
 
 /* ---- candidates ---- */
@@ -229,19 +231,20 @@ static bool add_candidates(struct select_stage *stage, struct registry_lookup *l
 		c.spec = *spec;
 		c.reason[0] = '\0';
 		c.tuned_us = 0;
+		c.spills = 0;
 		c.accepted = select_check(stage, registry_catalog(registry), &c);
 		if (c.accepted && c.info.n_tuned > 0)
 			(void)registry_get_tuned(registry, spec, stage->shape, &c.tuned_us);
-		c.cost = c.accepted ? heuristic_cost(stage, registry_catalog(registry), spec) : 0;
+		c.cost = c.accepted ? heuristic_cost(stage, registry_catalog(registry), &c) : 0;
 		if (!report_add(report, &c))
 			return false;
 	}
 	return true;
 }
 
-/* The device's word on a candidate: 0 taken. */
-static int ask_device(const struct select_stage *stage, struct candidate *c,
-		      struct plan_stage *ret_stage)
+/* The device's word on a candidate. Return: true when it changes the order of candidates. */
+static bool ask_device(const struct select_stage *stage, struct candidate *c,
+		       struct plan_stage *ret_stage)
 {
 	const struct spec_catalog *catalog = registry_catalog(stage->device->registry);
 	struct plan_stage filled = {
@@ -258,11 +261,19 @@ static int ask_device(const struct select_stage *stage, struct candidate *c,
 		c->accepted = false;
 		(void)snprintf(c->reason, sizeof(c->reason),
 			       "the device cannot run it with these tensors");
-		return 1;
+		return true;
 	}
-	if (ret_stage)
-		*ret_stage = filled;
-	return 0;
+	*ret_stage = filled;
+	if (filled.spills == c->spills)
+		return false;
+	/*
+	 * It is set aside where another serves as well; it is not rejected: the next one may have
+	 * no matrix instructions, and who measured it, or named it in a set, knows better.
+	 */
+	c->spills = filled.spills;
+	c->cost = heuristic_cost(stage, catalog, c);
+	(void)snprintf(c->reason, sizeof(c->reason), "spills %u bytes of registers", c->spills);
+	return true;
 }
 
 /* Takes the first acceptable of report->candidates[first..]; true when there is one. With
@@ -271,25 +282,23 @@ static bool choose(const struct select_stage *stage, struct select_report *repor
 		   bool ask_all, struct plan_stage *ret_stage)
 {
 	struct candidate *c = report->candidates + first;
-	size_t n = report->n - first, second;
+	size_t n = report->n - first;
 
+	report->chosen = -1;
 	if (n == 0)
 		return false;
-	qsort(c, n, sizeof(*c), sort_compare);
-	report->chosen = -1;
-	for (size_t i = 0; i < n && c[i].accepted && (ask_all || report->chosen < 0); i++)
-		if (ask_device(stage, &c[i], report->chosen < 0 ? ret_stage : NULL) == 0 &&
-		    report->chosen < 0)
-			report->chosen = (long)(first + i);
-	if (report->chosen < 0)
+	for (size_t i = 0; ask_all && i < n; i++)
+		if (c[i].accepted)
+			(void)ask_device(stage, &c[i], ret_stage);
+	do
+		qsort(c, n, sizeof(*c), sort_compare);
+	while (c[0].accepted && ask_device(stage, &c[0], ret_stage));
+	if (!c[0].accepted)
 		return false;
+	report->chosen = (long)first;
 	report->strategy = "only one";
-	for (second = (size_t)report->chosen + 1; second < report->n; second++)
-		if (report->candidates[second].accepted) {
-			(void)compare_candidates(&report->candidates[report->chosen],
-						 &report->candidates[second], &report->strategy);
-			break;
-		}
+	if (n > 1 && c[1].accepted)
+		(void)compare_candidates(&c[0], &c[1], &report->strategy);
 	return true;
 }
 

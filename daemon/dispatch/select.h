@@ -5,7 +5,8 @@
  * The stage's signature (the traits of the problem that its family uses) is looked up in the
  * registry; every spec found is a candidate. A candidate that cannot run the problem is rejected
  * with a reason. The others are put in order by strategies, each asked in turn until one can tell
- * two candidates apart; the first that the device accepts is taken.
+ * two candidates apart; the first that the device accepts is taken, unless its code is known to
+ * spill: then it costs more, and the first of the new order is.
  */
 #ifndef FMHAD_DISPATCH_SELECT_H
 #define FMHAD_DISPATCH_SELECT_H
@@ -32,7 +33,8 @@ struct candidate {
 	bool accepted;                    /* by the checks */
 	double tuned_us;                  /* 0: never measured */
 	double cost;                      /* the heuristic's, arbitrary unit, lower is better */
-	char reason[SELECT_REASON_BYTES]; /* of the rejection */
+	uint32_t spills;                  /* bytes, as its code says; 0: none, or not seen yet */
+	char reason[SELECT_REASON_BYTES]; /* of the rejection, or what speaks against it */
 };
 
 struct select_strategy {

@@ -105,19 +105,21 @@ static int deliver(struct compile *compile, const struct proto_message *message,
 		   struct fmha_error *err)
 {
 	struct proto_compile_result result;
-	void *code;
+	struct device_code code;
+	void *data;
 	int r = proto_decode_result(message, PROTO_COMPILE, &result, err);
 
 	if (r < 0)
 		return r;
 	if (fd < 0 || result.size == 0 || result.size > MAX_CODE_BYTES)
 		return fmha_error_set(err, FMHA_EINTERNAL, "compile: an answer without code");
-	code = mmap(NULL, result.size, PROT_READ, MAP_PRIVATE, fd, 0);
-	if (code == MAP_FAILED)
+	data = mmap(NULL, result.size, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (data == MAP_FAILED)
 		return fmha_error_set(err, FMHA_ENOMEM, "compile: no memory for the code");
+	code = (struct device_code){data, result.spills};
 	if (compile->done)
-		compile->done(compile->owner, code, NULL);
-	munmap(code, result.size);
+		compile->done(compile->owner, &code, NULL);
+	munmap(data, result.size);
 	return 0;
 }
 
@@ -169,18 +171,70 @@ static void finish(struct preparing *preparing)
 	connection_answer(&session->connection, preparing->id, PROTO_PLAN, &preparing->result, -1);
 }
 
+static void on_prepared(void *owner, const struct fmha_error *error);
+
+/* Return: 0 (all its kernels are ready), DEVICE_PREPARING, or FMHA_E*, and nobody waits. */
+static int prepare_stages(struct preparing *preparing, const struct plan *plan,
+			  struct fmha_error *err)
+{
+	struct session *session = preparing->session;
+	struct device *device = session->worker->device;
+	union abi_args args[PLAN_MAX_STAGES];
+	int r = 0;
+
+	plan_placeholder_args(plan, args);
+	for (uint32_t i = 0; i < plan->n_stages && r >= 0; i++) {
+		r = device_prepare(device, &plan->stages[i], &args[i], session->uid, on_prepared,
+				   preparing, &preparing->kernels[i], err);
+		preparing->n_left += r == DEVICE_PREPARING;
+	}
+	if (r < 0)
+		device_forget(device, preparing);
+	return r < 0 ? r : preparing->n_left > 0 ? DEVICE_PREPARING : 0;
+}
+
+/*
+ * The code of the chosen kernels has been seen: where it spills, dispatch may prefer others now.
+ * Each is asked for once, so this ends. Return: as prepare_stages().
+ */
+static int choose_again(struct preparing *preparing, struct fmha_error *err)
+{
+	struct session *session = preparing->session;
+	struct session_plan *plan = table_get(&session->plans, preparing->result.plan);
+	struct plan next;
+	bool same;
+
+	if (!plan) /* the client has dropped it meanwhile */
+		return 0;
+	session->worker->acting_uid = session->uid;
+	if (plan_build(&plan->plan.problem, &session->worker->plan_device, &next, err) < 0)
+		return 0; /* what is ready runs */
+	same = next.n_stages == plan->plan.n_stages;
+	for (uint32_t i = 0; same && i < next.n_stages; i++)
+		same = strcmp(next.stages[i].kernel, plan->plan.stages[i].kernel) == 0;
+	if (same)
+		return 0;
+	plan->plan = next;
+	session_settle_plan(session, plan, &preparing->result);
+	return prepare_stages(preparing, &plan->plan, err);
+}
+
 static void on_prepared(void *owner, const struct fmha_error *error)
 {
 	struct preparing *preparing = owner;
 	struct session *session = preparing->session;
 	struct fmha_error err;
+	int r;
 
 	if (error->code != FMHA_OK)
 		preparing->error = *error;
 	if (--preparing->n_left > 0)
 		return;
 	err = preparing->error;
-	if (err.code == FMHA_OK) {
+	r = err.code == FMHA_OK ? choose_again(preparing, &err) : err.code;
+	if (r == DEVICE_PREPARING)
+		return;
+	if (r >= 0) {
 		finish(preparing);
 	} else {
 		drop_plan(session, preparing->result.plan);
@@ -196,9 +250,7 @@ int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan
 		 const struct proto_plan_result *result, struct fmha_error *err)
 {
 	struct preparing *preparing = calloc(1, sizeof(*preparing));
-	struct device *device = session->worker->device;
-	union abi_args args[PLAN_MAX_STAGES];
-	int r = 0;
+	int r;
 
 	if (!preparing) {
 		drop_plan(session, result->plan);
@@ -208,20 +260,13 @@ int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan
 	preparing->id = id;
 	preparing->result = *result;
 	list_init(&preparing->in_session);
-	plan_placeholder_args(&plan->plan, args);
-	for (uint32_t i = 0; i < plan->plan.n_stages && r >= 0; i++) {
-		r = device_prepare(device, &plan->plan.stages[i], &args[i], session->uid,
-				   on_prepared, preparing, &preparing->kernels[i], err);
-		if (r == DEVICE_PREPARING)
-			preparing->n_left++;
-	}
+	r = prepare_stages(preparing, &plan->plan, err);
 	if (r < 0) {
-		device_forget(device, preparing);
 		drop_plan(session, result->plan);
 		preparing_free(preparing);
 		return r;
 	}
-	if (preparing->n_left > 0) {
+	if (r == DEVICE_PREPARING) {
 		list_append(&session->preparing, &preparing->in_session);
 		return 0;
 	}

@@ -446,10 +446,9 @@ static uint64_t fingerprint(const struct fmha_problem *problem)
 	return hash;
 }
 
-static void name_culprits(const struct session *session, struct session_plan *plan,
-			  const struct fmha_problem *problem)
+static void name_culprits(const struct session *session, struct session_plan *plan)
 {
-	uint64_t print = fingerprint(problem);
+	uint64_t print = fingerprint(&plan->plan.problem);
 
 	for (uint32_t i = 0; i < PLAN_MAX_STAGES; i++) {
 		struct culprit *culprit = &plan->culprits[i];
@@ -475,6 +474,20 @@ static uint32_t load_of(const struct plan *plan, uint32_t compute_units)
 			most = blocks;
 	}
 	return (uint32_t)most;
+}
+
+void session_settle_plan(struct session *session, struct session_plan *plan,
+			 struct proto_plan_result *result)
+{
+	struct worker *worker = session->worker;
+
+	plan->load = load_of(&plan->plan, worker->plan_device.compute_units);
+	name_culprits(session, plan);
+	plan->fixed = staging_is_constant(worker->device, &plan->plan);
+	plan->fetches = staging_fetches(worker->device, &plan->plan);
+	/* A guess for the first run; later ones know better (run.c). */
+	plan->tiny_work = plan->plan.bytes < 1 << 20 ? 2e6 : 0;
+	describe_plan(&plan->plan, result);
 }
 
 static int on_plan(struct session *session, uint32_t id, const struct proto_plan_params *params,
@@ -515,13 +528,7 @@ static int on_plan(struct session *session, uint32_t id, const struct proto_plan
 		return r;
 	}
 	plan->serial = ++worker->n_plans;
-	plan->load = load_of(&plan->plan, worker->plan_device.compute_units);
-	name_culprits(session, plan, &params->problem);
-	plan->fixed = staging_is_constant(worker->device, &plan->plan);
-	plan->fetches = staging_fetches(worker->device, &plan->plan);
-	/* A guess for the first run; later ones know better (run.c). */
-	plan->tiny_work = plan->plan.bytes < 1 << 20 ? 2e6 : 0;
-	describe_plan(&plan->plan, &result);
+	session_settle_plan(session, plan, &result);
 	return prepare_plan(session, id, plan, &result, err);
 }
 

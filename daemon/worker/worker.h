@@ -160,6 +160,10 @@ void session_release(struct session *session);
 void session_offload_ended(struct session *session);
 void session_offload_late(struct session *session, uint32_t request, const struct fmha_error *err);
 
+/* What follows from the kernels that the plan has got. */
+void session_settle_plan(struct session *session, struct session_plan *plan,
+			 struct proto_plan_result *result);
+
 struct buffer *buffer_unref(struct buffer *buffer);
 struct session_plan *session_plan_unref(struct session_plan *plan);
 

@@ -91,8 +91,8 @@ template <class C> struct Append {
 
 	METHOD void run()
 	{
-		i32 n = block_id_x() * (C::THREADS / FMHA_WAVE) + wave_id();
-		i32 n_keys = a.seqlen_new * a.nhead_k;
+		i32 n = grid_row(block_id_x(), C::THREADS / FMHA_WAVE, wave_id());
+		i32 n_keys = grid_append_keys(&a);
 
 		seq = find_sequence(a.sequences, &a.cache, block_id_z());
 		seq.n_k += seq.leftpad;

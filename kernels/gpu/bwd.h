@@ -25,7 +25,7 @@ enum { BOTH, DK_ONLY, DV_ONLY };
  * broadcast dBias. Computed anew where it is needed, since registers are dear in between. */
 template <class C> struct BackwardBlock {
 	static const int PARTS = C::APART ? 2 : 1;
-	i32 n_keys, n_key_blocks, n_row_blocks;
+	struct grid_backward grid;
 	i32 x, head, batch; /* x: of the blocks of a head */
 
 	METHOD static BackwardBlock here(const abi_bwd_args &a)
@@ -34,20 +34,17 @@ template <class C> struct BackwardBlock {
 		const int ROW_BYTES = 2 * (C::HDIM_Q + C::HDIM_V) * (int)sizeof(typename C::Element::Storage);
 		BackwardBlock b;
 
-		b.n_keys = ceil_div(a.sequences.seqlen_k_max, C::TILE_N);
-		b.n_key_blocks = PARTS * b.n_keys;
-		b.n_row_blocks = ceil_div(a.sequences.seqlen_q_max, C::ROWS_N);
+		b.grid = grid_backward_of(&a, C::TILE_M, C::TILE_N, C::ROWS_N, C::APART, C::BIAS_SUM);
 		b.x = hidden(block_id_x()), b.head = hidden(block_id_y()), b.batch = hidden(block_id_z());
 		if (C::MASK && !C::BIAS_SUM)
-			longest_first(b.n_key_blocks + b.n_row_blocks, a.nhead_q,
+			longest_first(b.grid.n_key_blocks + b.grid.n_row_blocks, a.nhead_q,
 				      heads_at_once(a.sequences.seqlen_k_max, ROW_BYTES, a.nhead_q), &b.x,
 				      &b.head);
 		return b;
 	}
 
-	/* Early keys are seen by most rows, last rows see most keys: first. */
 	METHOD i32 first_key() const { return x / PARTS * C::TILE_N; }
-	METHOD i32 first_row() const { return (n_row_blocks - 1 - (x - n_key_blocks)) * C::ROWS_N; }
+	METHOD i32 first_row() const { return grid_backward_row_tile(grid, x) * C::ROWS_N; }
 };
 
 /* Every n-th part of the tiles that a row needs, in their order. */
@@ -828,12 +825,9 @@ template <class C> struct BiasPass : BackwardPass<C, C::TILE_N, C::TILE_M> {
 	METHOD BiasPass(const abi_bwd_args &args, char *memory, i32 first_row)
 	    : Base(args, memory, first_row)
 	{
-		const abi_sequences &s = args.sequences;
-
-		sum_head = !args.dbias.stride_head && args.nhead_q > 1;
-		/* Of no rows, too: the sum is 0 then. */
-		sum_row = !args.dbias.stride_seq && (s.seqstart_q ? s.total_q : s.seqlen_q_max) != 1;
-		sum_batch = s.seqstart_q ? sum_row : !args.dbias.stride_batch && s.batch > 1;
+		sum_head = grid_sums_heads(&args);
+		sum_row = grid_sums_rows(&args);
+		sum_batch = grid_sums_batch(&args);
 	}
 
 	/* column: the first query, unless all of them are summed. */
@@ -993,15 +987,15 @@ template <class C> struct Backward {
 		i32 x = block.x, y = block.head, z = block.batch;
 
 		if constexpr (C::BIAS_SUM) {
-			i32 tile = x - block.n_key_blocks - block.n_row_blocks;
+			i32 tile = grid_backward_bias_tile(block.grid, x);
 
 			if (tile >= 0) {
-				BiasPass<C>(a, lds, tile % block.n_keys * C::TILE_N)
-					.run(tile / block.n_keys * C::TILE_M, y, z);
+				BiasPass<C>(a, lds, tile % block.grid.n_keys * C::TILE_N)
+					.run(tile / block.grid.n_keys * C::TILE_M, y, z);
 				return;
 			}
 		}
-		if (x >= block.n_key_blocks) {
+		if (x >= block.grid.n_key_blocks) {
 			Rows(a, lds, block.first_row()).rows_pass(y, z);
 			return;
 		}

@@ -31,8 +31,8 @@ template <class C> struct BackwardRows {
 	/* The same for several rows at once: 16 lanes a row, eight elements a load. */
 	METHOD void dot_rows() const
 	{
-		const i32 LANES = 16;
-		i32 index = (block_id_x() * C::THREADS + thread_id()) / LANES;
+		const i32 LANES = GRID_DOT_LANES;
+		i32 index = grid_row(block_id_x(), C::THREADS / LANES, thread_id() / LANES);
 		i32 row = index / a.nhead_q, head = index % a.nhead_q;
 		Sequence v = find_sequence(a.sequences, 0, block_id_z());
 		bool valid = row < v.n_q;

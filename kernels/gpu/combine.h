@@ -14,7 +14,7 @@ struct WaveRow {
 
 	METHOD static WaveRow make(i32 n_heads)
 	{
-		i32 index = block_id_x() * (Config::THREADS / FMHA_WAVE) + wave_id();
+		i32 index = grid_row(block_id_x(), Config::THREADS / FMHA_WAVE, wave_id());
 
 		return WaveRow{index / n_heads, index % n_heads};
 	}

@@ -5,9 +5,15 @@
  */
 #include "config.h"
 
-#if FMHA_FAMILY == 0 || FMHA_FAMILY == 1 || FMHA_FAMILY == 3 || FMHA_FAMILY == 5
-#include "fwd.h"
+/* The file of the pipeline's main loop. One whose kernel takes more than arguments brings it along,
+ * and says FMHA_OWN_ENTRY. */
+#define FMHA_TEXT(x)   #x
+#define FMHA_HEADER(x) FMHA_TEXT(x.h)
 
+#if FMHA_FAMILY == 0 || FMHA_FAMILY == 1 || FMHA_FAMILY == 3 || FMHA_FAMILY == 5
+#include FMHA_HEADER(FMHA_LOOP)
+
+#ifndef FMHA_OWN_ENTRY
 extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
 	FMHA_ENTRY(const abi_fwd_args args)
 {
@@ -16,6 +22,7 @@ extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
 
 	kernel.run(lds);
 }
+#endif
 #endif
 
 #if FMHA_FAMILY == 2
@@ -58,12 +65,14 @@ extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
 #endif
 
 #if FMHA_FAMILY == 7
-#include "bwd.h"
+#include FMHA_HEADER(FMHA_LOOP)
 
+#ifndef FMHA_OWN_ENTRY
 extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
 	FMHA_ENTRY(const abi_bwd_args args)
 {
 	FMHA_LDS;
 	Backward<Config>::run(args, lds);
 }
+#endif
 #endif

@@ -519,18 +519,17 @@ template <class C> struct Forward {
 	/* What this block and wave work on. */
 	METHOD void locate()
 	{
-		i32 n_splits = C::SPLIT ? max_of(a.n_splits, 1) : 1;
 		i32 x = hidden(block_id_x()), y = hidden(block_id_y()), wave = wave_id();
 
 		group = a.nhead_q / a.nhead_k;
-		i32 n_tiles = ceil_div(a.sequences.seqlen_q_max * (C::PACK ? group : 1), C::TILE_M);
+		const struct grid_forward grid = grid_forward_of(&a, C::PACK, C::SPLIT, C::TILE_M);
 		if (C::MASK)
-			longest_first(n_tiles * n_splits, C::PACK ? a.nhead_k : a.nhead_q,
+			longest_first(grid.n_tiles * grid.n_splits, C::PACK ? a.nhead_k : a.nhead_q,
 				      heads_at_once(a.sequences.seqlen_k_max, KEY_BYTES, a.nhead_k) *
 					      (C::PACK ? 1 : group),
 				      &x, &y);
-		split = C::SPLIT ? x % n_splits : 0;
-		tile_row = (n_tiles - 1 - x / n_splits) * C::TILE_M;
+		split = C::SPLIT ? x % grid.n_splits : 0;
+		tile_row = grid_forward_tile(grid, x) * C::TILE_M;
 		head_k = C::PACK ? y : y / group;
 		head = C::PACK ? head_k * group : y;
 		wave_m = wave % C::WAVES_M;

@@ -5,37 +5,38 @@
  * kernels. Adding one is adding a line.
  *
  * X(name, vendor, family, core, lanes of a wave, KiB of LDS that a block may take, CUs or SMs of the
- * card that people mean by it, 1: code for it needs more registers than for its successors)
+ * card that people mean by it)
  */
 #ifndef FMHA_GPU_ARCH_H
 #define FMHA_GPU_ARCH_H
 
-/* NVIDIA's LDS is a block's limit by the programming guide, 1 KiB below the SM's. */
-#define GPU_ARCHS(X)                                                                               \
-	X(gfx906, amd, vega, SCALAR, 64, 64, 60, 0)        /* MI50 */                              \
-	X(gfx908, amd, cdna, SCALAR, 64, 64, 120, 0)       /* MI100 */                             \
-	X(gfx90a, amd, cdna2, MFMA, 64, 64, 104, 0)        /* MI250X, one die */                   \
-	X(gfx942, amd, cdna3, MFMA, 64, 64, 304, 0)        /* MI300X */                            \
-	X(gfx950, amd, cdna4, MFMA, 64, 160, 256, 0)       /* MI355X */                            \
-	X(gfx1030, amd, rdna2, SCALAR, 32, 64, 80, 0)      /* RX 6900 XT */                        \
-	X(gfx1100, amd, rdna3, WMMA11, 32, 64, 96, 1)      /* RX 7900 XTX */                       \
-	X(gfx1101, amd, rdna3, WMMA11, 32, 64, 60, 1)      /* RX 7800 XT */                        \
-	X(gfx1102, amd, rdna3, WMMA11, 32, 64, 32, 1)      /* RX 7600 */                           \
-	X(gfx1103, amd, rdna3, WMMA11, 32, 64, 12, 1)      /* 780M */                              \
-	X(gfx1150, amd, rdna35, WMMA11, 32, 64, 16, 1)     /* 890M */                              \
-	X(gfx1151, amd, rdna35, WMMA11, 32, 64, 40, 1)     /* 8060S */                             \
-	X(gfx1200, amd, rdna4, WMMA12, 32, 64, 32, 0)      /* RX 9060 XT */                        \
-	X(gfx1201, amd, rdna4, WMMA12, 32, 64, 64, 0)      /* RX 9070 XT */                        \
-	X(sm_75, nvidia, turing, SCALAR, 32, 64, 40, 1)    /* T4 */                                \
-	X(sm_80, nvidia, ampere, MMA, 32, 163, 108, 1)     /* A100 */                              \
-	X(sm_86, nvidia, ampere, MMA, 32, 99, 84, 1)       /* A40 */                               \
-	X(sm_87, nvidia, ampere, MMA, 32, 163, 16, 1)      /* Orin */                              \
-	X(sm_89, nvidia, ada, MMA, 32, 99, 142, 1)         /* L40S */                              \
-	X(sm_90a, nvidia, hopper, MMA, 32, 227, 132, 0)    /* H100, H200 */                        \
-	X(sm_100a, nvidia, blackwell, MMA, 32, 227, 148, 0) /* B200 */                             \
-	X(sm_103a, nvidia, blackwell, MMA, 32, 227, 160, 0) /* B300 */                             \
-	X(sm_110a, nvidia, blackwell, MMA, 32, 227, 20, 0)  /* Thor */                             \
-	X(sm_120a, nvidia, blackwell_workstation, MMA, 32, 99, 188, 0) /* RTX PRO 6000 */          \
-	X(sm_121a, nvidia, blackwell_workstation, MMA, 32, 99, 48, 0)  /* GB10 */
+/* NVIDIA's LDS is a block's limit by the programming guide, 1 KiB below the SM's; RDNA's work group
+ * takes half of what two CUs share. */
+#define GPU_ARCHS(X)                                                                       \
+	X(gfx906, amd, vega, SCALAR, 64, 64, 60)                    /* MI50 */             \
+	X(gfx908, amd, cdna, SCALAR, 64, 64, 120)                   /* MI100 */            \
+	X(gfx90a, amd, cdna2, MFMA, 64, 64, 110)                    /* MI250X, one die */  \
+	X(gfx942, amd, cdna3, MFMA, 64, 64, 304)                    /* MI300X */           \
+	X(gfx950, amd, cdna4, MFMA, 64, 160, 256)                   /* MI355X */           \
+	X(gfx1030, amd, rdna2, SCALAR, 32, 64, 80)                  /* RX 6900 XT */       \
+	X(gfx1100, amd, rdna3, WMMA11, 32, 64, 96)                  /* RX 7900 XTX */      \
+	X(gfx1101, amd, rdna3, WMMA11, 32, 64, 60)                  /* RX 7800 XT */       \
+	X(gfx1102, amd, rdna3, WMMA11, 32, 64, 32)                  /* RX 7600 */          \
+	X(gfx1103, amd, rdna3, WMMA11, 32, 64, 12)                  /* 780M */             \
+	X(gfx1150, amd, rdna35, WMMA11, 32, 64, 16)                 /* 890M */             \
+	X(gfx1151, amd, rdna35, WMMA11, 32, 64, 40)                 /* 8060S */            \
+	X(gfx1200, amd, rdna4, WMMA12, 32, 64, 32)                  /* RX 9060 XT */       \
+	X(gfx1201, amd, rdna4, WMMA12, 32, 64, 64)                  /* RX 9070 XT */       \
+	X(sm_75, nvidia, turing, SCALAR, 32, 64, 40)                /* T4 */               \
+	X(sm_80, nvidia, ampere, MMA, 32, 163, 108)                 /* A100 */             \
+	X(sm_86, nvidia, ampere, MMA, 32, 99, 84)                   /* A40 */              \
+	X(sm_87, nvidia, ampere, MMA, 32, 163, 16)                  /* Orin */             \
+	X(sm_89, nvidia, ada, MMA, 32, 99, 142)                     /* L40S */             \
+	X(sm_90a, nvidia, hopper, MMA, 32, 227, 132)                /* H100, H200 */       \
+	X(sm_100a, nvidia, blackwell, MMA, 32, 227, 148)            /* B200 */             \
+	X(sm_103a, nvidia, blackwell, MMA, 32, 227, 148)            /* B300 */             \
+	X(sm_110a, nvidia, blackwell, MMA, 32, 227, 20)             /* Thor */             \
+	X(sm_120a, nvidia, blackwell_workstation, MMA, 32, 99, 188) /* RTX PRO 6000 */     \
+	X(sm_121a, nvidia, blackwell_workstation, MMA, 32, 99, 48)  /* GB10 */
 
 #endif

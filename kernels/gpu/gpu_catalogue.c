@@ -94,10 +94,10 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 #define FLAGS(pipeline, pack)                                                                      \
 	((pack ? SPEC_PACKS_HEADS : 0) | (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |      \
 	 SPEC_WRITES_DQ)
-#define PIPELINE(id, name, cores, pack) {#name, FLAGS(id, pack)},
+#define PIPELINE(id, name, cores, pack, loop) {#name, FLAGS(id, pack)},
 static const struct spec_pipeline pipelines[] = {GPU_PIPELINES(PIPELINE)};
 
-#define ARCH(name, vendor, family, core, wave, lds, units, tight)                                  \
+#define ARCH(name, vendor, family, core, wave, lds, units)                                         \
 	{#name, #vendor, #family, CORE(core) | CORE(SCALAR), ALL, wave, units, (lds)*1024, 16, 16, 16},
 static const struct spec_backend_arch archs[] = {GPU_ARCHS(ARCH)};
 
@@ -239,75 +239,6 @@ static const char *misfit(const struct spec_backend_arch *arch, int pipeline,
 	return gpu_tile_misfit(gpu_arch_of(arch), (enum abi_family)spec->signature.family, &tile);
 }
 
-/* ---- tiles that would spill: scores and accumulators leave no room for what these features need.
- * From tests/gpu/spill_check.py. ---- */
-
-static int is_crowded(const struct gpu_arch *arch, int pipeline, const struct kernel_spec *spec)
-{
-	const struct kernel_signature *s = &spec->signature;
-	const struct kernel_tile *t = &spec->tile;
-	int bias = s->bias != SPEC_BIAS_NO, dropout = s->dropout, paged = s->paged_kv;
-	int masked = s->mask != SPEC_MASK_NO, logits = bias || s->logits;
-	int split = s->family == SPEC_FWD_SPLITKV;
-	int rows = t->tile_m0 / t->wave_m0, scores = rows * t->tile_n0, blocks = spec->block_per_cu;
-	int fp8_mask = SPEC_BIT(s->data_type) & FP8 && masked, split_mask = split && masked;
-	int wide = s->hdim_v > 96;
-
-	if (arch->tight && split_mask && paged && logits && s->hdim_v > 192 && t->wave_n0 == 1 &&
-	    scores >= 16 * 64)
-		return 1;
-	if (pipeline != GPU_MMA)
-		return 0;
-	if (arch->tight && masked && (blocks > 2 || (rows > 16 && s->hdim_v > 64)))
-		return 1;
-	if (arch->tight && !masked && scores >= 32 * 128)
-		return 1;
-	if (scores >= 32 * 128)
-		return split || paged || logits || dropout;
-	if (rows > 16 && blocks > 1)
-		return s->hdim_v > 64 || (dropout && (bias || paged));
-	if (scores >= 32 * 64 && s->hdim_v > 64)
-		return dropout || (wide && (logits || paged || fp8_mask || split_mask));
-	if (rows > 16 && wide && dropout && paged)
-		return 1;
-	if (s->hdim_v > 192 && scores >= 16 * 64 && masked && bias && dropout)
-		return 1;
-	if (blocks <= 2)
-		return 0;
-	return dropout || paged ||
-	       (wide && (fp8_mask || (s->logits && masked) || split_mask || (split && logits)));
-}
-
-static int is_crowded_backward(const struct gpu_arch *arch, int pipeline,
-			       const struct kernel_spec *spec)
-{
-	const struct kernel_signature *s = &spec->signature;
-	const struct kernel_tile *t = &spec->tile;
-	int cap = s->logits, logits = s->bias != SPEC_BIAS_NO || cap, dropout = s->dropout;
-	int rows = t->tile_n0 / t->wave_m0, wide = s->hdim_q + s->hdim_v;
-	int is_half = s->data_type != SPEC_FP32;
-
-	if (arch->core == GPU_CORE_WMMA11)
-		return is_half && wide > 192 && t->wave_m0 > 1 && s->bias == SPEC_BIAS_BIAS &&
-		       dropout && s->mask == SPEC_MASK_NO;
-	if (arch->core != GPU_CORE_MMA || !(logits || dropout))
-		return 0;
-	if (pipeline == GPU_SCALAR) /* nothing else is there for f32 */
-		return is_half && (wide > 448 || (wide > 192 && logits && dropout));
-	return logits && (rows > 16 || (rows * t->tile_m0 > 16 * 32 && wide > 192 &&
-					(dropout || cap)));
-}
-
-static int suits(const struct spec_backend_arch *arch, int pipeline, const struct kernel_spec *spec)
-{
-	if (SPEC_BIT(spec->signature.family) & FORWARD && pipeline >= GPU_MMA &&
-	    pipeline <= GPU_MMA_PACK)
-		return !is_crowded(gpu_arch_of(arch), pipeline, spec);
-	if (spec->signature.family == SPEC_BWD_DQ_DK_DV)
-		return !is_crowded_backward(gpu_arch_of(arch), pipeline, spec);
-	return 1;
-}
-
 const struct spec_backend gpu_backend = {
 	.name = "gpu",
 	.pipelines = pipelines,
@@ -320,5 +251,4 @@ const struct spec_backend gpu_backend = {
 	.n_head_dims = COUNT(head_dims),
 	.cut = cut,
 	.misfit = misfit,
-	.suits = suits,
 };

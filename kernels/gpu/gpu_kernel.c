@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu_kernel.c: options and geometry of the GPU kernels. How much LDS one needs, lds.h says to both
+ * gpu_kernel.c: the options that a kernel is compiled with. How much LDS one needs, lds.h says to both
  * sides.
  */
 #include <kernels/gpu_kernel.h>
@@ -15,13 +15,13 @@
 #define MAX_HDIM 256
 #define BIT(n)   (1u << (n))
 
-#define ARCH(name, vendor, family, core, wave, lds, units, tight)                                  \
-	{#name, GPU_CORE_##core, wave, lds * 1024, tight},
+#define ARCH(name, vendor, family, core, wave, lds, units)                                         \
+	{#name, GPU_CORE_##core, wave, lds * 1024},
 const struct gpu_arch gpu_archs[] = {GPU_ARCHS(ARCH)};
 #undef ARCH
 const size_t gpu_n_archs = sizeof(gpu_archs) / sizeof(gpu_archs[0]);
 
-#define PIPELINE(id, name, cores, pack) [id] = {#name, cores, pack},
+#define PIPELINE(id, name, cores, pack, loop) [id] = {#name, cores, pack, loop},
 const struct gpu_pipeline_info gpu_pipelines[GPU_N_PIPELINES] = {GPU_PIPELINES(PIPELINE)};
 #undef PIPELINE
 
@@ -36,11 +36,6 @@ const struct gpu_arch *gpu_arch_find(const char *name)
 static int32_t max32(int32_t a, int32_t b)
 {
 	return a > b ? a : b;
-}
-
-static int32_t ceil_div(int32_t a, int32_t b)
-{
-	return a / b + (a % b != 0);
 }
 
 /* The core that a pipeline of tiles uses there. */
@@ -134,6 +129,8 @@ static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uin
 		 tile->tile_m, tile->tile_n, tile->waves_m, tile->waves_n, tile->blocks_per_cu);
 	add_option(k, "-DFMHA_FAMILY=%d", family);
 	add_option(k, "-DFMHA_ENTRY=%s", k->entry);
+	add_option(k, "-DFMHA_LOOP=%s%s", family == ABI_BWD_DQ_DK_DV ? "bwd" : "fwd",
+		   gpu_pipelines[tile->pipeline].loop);
 	add_option(k, "-DFMHA_CORE=%d",
 		   is_forward(family) || family == ABI_BWD_DQ_DK_DV ? core_of(arch, tile)
 								    : GPU_CORE_SCALAR);
@@ -228,23 +225,6 @@ static struct gpu_tile rows_pass_tile(const struct gpu_arch *arch, enum gpu_core
 		r.tile_m = 64;
 	}
 	return backward_lds(arch, &r, buffers) <= (int32_t)arch->lds_bytes ? r : *t;
-}
-
-/* Whether the rows of dBias are one. Where there are none to sum it is 0, and to be written. */
-static int rows_are_one(const struct abi_bwd_args *a)
-{
-	const struct abi_sequences *s = &a->sequences;
-
-	return !a->dbias.stride_seq && (s->seqstart_q ? s->total_q : s->seqlen_q_max) != 1;
-}
-
-int gpu_sums_dbias(const struct abi_bwd_args *a)
-{
-	const struct abi_tensor *t = &a->dbias;
-
-	return t->data &&
-	       ((a->nhead_q > 1 && t->stride_head == 0) || rows_are_one(a) ||
-		(!a->sequences.seqstart_q && a->sequences.batch > 1 && t->stride_batch == 0));
 }
 
 static const char *backward_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
@@ -365,87 +345,4 @@ int gpu_kernel_make(const struct gpu_arch *arch, enum abi_family family,
 	if (family == ABI_BWD_DQ_DK_DV)
 		return make_backward(arch, traits, tile, ret_kernel);
 	return make_rows(arch, family, traits, tile, ret_kernel);
-}
-
-static void forward_grid(const struct gpu_kernel *k, const struct abi_fwd_args *a, uint32_t grid[3])
-{
-	int32_t group = a->nhead_q / a->nhead_k;
-	int32_t n_splits = k->family == ABI_FWD_SPLITKV ? max32(a->n_splits, 1) : 1;
-	int pack = gpu_pipelines[k->tile.pipeline].pack;
-
-	grid[0] = (uint32_t)ceil_div(a->sequences.seqlen_q_max * (pack ? group : 1),
-				     k->tile.tile_m) *
-		  n_splits;
-	grid[1] = pack ? a->nhead_k : a->nhead_q;
-	grid[2] = a->sequences.batch;
-}
-
-static void backward_grid(const struct gpu_kernel *k, const struct abi_bwd_args *a,
-			  uint32_t grid[3])
-{
-	int32_t parts = k->apart ? 2 : 1,
-		n_keys = ceil_div(a->sequences.seqlen_k_max, k->tile.tile_n);
-
-	grid[0] = parts * n_keys + ceil_div(a->sequences.seqlen_q_max, k->rows_n);
-	if (k->bias_sum)
-		grid[0] += n_keys * (rows_are_one(a)
-					     ? 1
-					     : ceil_div(a->sequences.seqlen_q_max, k->tile.tile_m));
-	grid[1] = a->nhead_q;
-	grid[2] = a->sequences.batch;
-}
-
-/* A wave a row of every head. */
-static void rows_grid(const struct gpu_kernel *k, int64_t rows, int32_t batch, uint32_t grid[3])
-{
-	grid[0] = (uint32_t)((rows + k->tile.waves_m - 1) / k->tile.waves_m);
-	grid[1] = 1;
-	grid[2] = batch;
-}
-
-/* 16 lanes a row; a second row of blocks, one a head, sums dSink. */
-static void dot_grid(const struct gpu_kernel *k, const struct abi_bwd_args *a, uint32_t grid[3])
-{
-	int64_t rows = (int64_t)a->sequences.seqlen_q_max * a->nhead_q, block = k->block[0] / 16;
-
-	grid[0] = (uint32_t)((rows + block - 1) / block);
-	grid[1] = a->dsink ? 2 : 1;
-	grid[2] = a->sequences.batch;
-	if (a->dsink)
-		grid[0] = max32(grid[0], a->nhead_q);
-}
-
-void gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t ret_grid[3])
-{
-	const struct abi_combine_args *combine = args;
-	const struct abi_appendkv_args *append = args;
-	const struct abi_bwd_args *bwd = args;
-
-	switch (kernel->family) {
-	case ABI_FWD_SPLITKV_COMBINE:
-		rows_grid(kernel, (int64_t)combine->sequences.seqlen_q_max * combine->nhead_q,
-			  combine->sequences.batch, ret_grid);
-		break;
-	case ABI_FWD_APPENDKV:
-		rows_grid(
-			kernel,
-			2LL * append->seqlen_new * append->nhead_k +
-				(append->q_rotated.data
-					 ? (int64_t)append->sequences.seqlen_q_max * append->nhead_q
-					 : 0),
-			append->sequences.batch, ret_grid);
-		break;
-	case ABI_BWD_DQ_DK_DV:
-		backward_grid(kernel, bwd, ret_grid);
-		break;
-	case ABI_BWD_DOT_DO_O:
-		dot_grid(kernel, bwd, ret_grid);
-		break;
-	case ABI_BWD_CONVERT_DQ:
-		rows_grid(kernel, (int64_t)bwd->sequences.seqlen_q_max * bwd->nhead_q,
-			  bwd->sequences.batch, ret_grid);
-		break;
-	default:
-		forward_grid(kernel, args, ret_grid);
-	}
 }

@@ -49,6 +49,8 @@ typedef abi_u32 u32;
 typedef abi_i64 i64;
 typedef abi_u64 u64;
 
+#include "grid.h"
+
 /* 16 bytes moved at once. */
 struct alignas(16) chunk16 {
 	u32 w[4];
@@ -119,7 +121,7 @@ static __device__ constexpr int power_of_2_from(int n)
 		p *= 2;
 	return p;
 }
-DEV i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
+DEV i32 ceil_div(i32 a, i32 b) { return grid_ceil(a, b); }
 
 #if FMHA_NVIDIA
 

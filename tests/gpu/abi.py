@@ -127,5 +127,5 @@ def standing_options(clang):
 
 def kernel_grid(lib, kernel, args):
     grid = (ctypes.c_uint32 * 3)()
-    lib.gpu_kernel_grid(ctypes.byref(kernel), ctypes.byref(args), grid)
+    assert lib.gpu_kernel_grid(ctypes.byref(kernel), ctypes.byref(args), grid) == 0
     return tuple(grid)

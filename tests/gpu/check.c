@@ -175,7 +175,6 @@ EXPORT int check_tile(const char *arch_name, int family, uint32_t dtype, const v
 			gpu_backend.cut(&gpu_backend.archs[a], row, &spec);
 			if (gpu_backend.misfit(&gpu_backend.archs[a], row->pipeline, &spec,
 					       &ignored) ||
-			    !gpu_backend.suits(&gpu_backend.archs[a], row->pipeline, &spec) ||
 			    candidate--)
 				continue;
 			*ret_tile = (struct gpu_tile){row->pipeline,     spec.tile.tile_m0,

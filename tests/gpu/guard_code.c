@@ -153,8 +153,10 @@ int guard_code_prepare(struct guard_code *code, const struct plan *plan, struct 
 
 static void deliver(struct guard_code *code, struct guard_build *build)
 {
+	const struct device_code image = {.data = build->image};
+
 	code->error = (struct fmha_error){0};
-	build->done(build->owner, build->image, &build->error);
+	build->done(build->owner, build->image ? &image : NULL, &build->error);
 	if (code->error.code != FMHA_OK) {
 		print_message("kernel: %s\n", code->error.msg);
 		code->n_failed++;

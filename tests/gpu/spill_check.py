@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""No kernel of a profile may spill registers on NVIDIA GPUs; how long each compiles. No GPU needed.
+"""Every kind of problem of a profile has a tile that spills no registers on NVIDIA GPUs; how long each compiles. No
+GPU needed.
 
     tests/gpu/spill_check.py [--profile pytorch] [--arch sm_80,sm_90a] [--full] [--match REGEX]
 
-The names come from `fmhactl build --list`, so this is what the profile ships. The short version
-takes the tile that is offered first for each kind of problem that has few registers left (f16 on sm_80,
-bf16 elsewhere), and fp8 ones of another profile; --full all of them (two hours of one core), of which
-batch_prefill is fwd_pagedkv under another name. Times are CPU seconds of one compile: 2 s are wanted, not asserted.
+A daemon sets kernels aside that turn out to spill, so here a kind's tiles are compiled in the order of the table
+until one does not; how many were tried is how many compiles its first user may have to wait for. The names come from
+`fmhactl build --list`, so this is what the profile ships. The short version takes the kinds that have few registers
+left (f16 on sm_80, bf16 elsewhere), and fp8 ones of another profile; --full all of them (some hours of one core), of
+which batch_prefill is fwd_pagedkv under another name. Times are CPU seconds of one compile: 2 s are wanted, not
+asserted.
 """
 import argparse
 import collections
@@ -65,18 +68,31 @@ def kernel_of(lib, name):
     return kernel
 
 
-def compile_one(job):
-    name, source, options, arch = job
-    start = time.process_time()
-    try:
-        _, log = compile_cubin(source, options, arch)
-    except RuntimeError as error:
-        return name, None, 0, time.process_time() - start, str(error)[-300:]
-    spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", log))
-    return name, spills, int(re.search(r"Used (\d+) registers", log).group(1)), time.process_time() - start, ""
+def kind_of(name):
+    """All that the tile has no part in. A pipeline that packs heads serves other problems than one that does not."""
+    p = NAME.match(name)
+    words = [w for w in p["features"].split("_") if w not in ("buffers", "apart", "lean")]
+    return " ".join([p["arch"], p["family"], p["dtype"], p["pipeline"], f"{p['hq']}x{p['hv']}", *words])
 
 
-# Head dimensions and features of the short version.
+def compile_kind(jobs):
+    """Until one does not spill: (name, spills, registers, CPU seconds, error) of each that was compiled."""
+    tried = []
+    for name, source, options, arch in jobs:
+        start = time.process_time()
+        try:
+            _, log = compile_cubin(source, options, arch)
+        except RuntimeError as error:
+            return tried + [(name, 0, 0, time.process_time() - start, str(error)[-300:])]
+        spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", log))
+        registers = int(re.search(r"Used (\d+) registers", log).group(1))
+        tried.append((name, spills, registers, time.process_time() - start, ""))
+        if not spills:
+            break
+    return tried
+
+
+# Head dimensions and features of the short version's kinds.
 SHORT = {
     "fwd": {"64x64": ["", "mask", "mask bias", "mask drop"], "128x128": ["", "mask", "mask bias", "mask bias drop"],
             "256x256": ["mask"]},
@@ -88,27 +104,23 @@ SHORT = {
 }
 
 
-def first_tiles(names, dtype):
-    """The short version: lists are in the order of the tables, best tile first."""
-    chosen = {}
-    for name in names:
-        p = NAME.match(name)
-        words = [w for w in p["features"].split("_") if w in ("mask", "bias", "drop")]
-        if p["pipeline"] == "gpu_mma" and p["dtype"] == dtype:
-            if " ".join(words) in SHORT.get(p["family"], {}).get(f"{p['hq']}x{p['hv']}", []):
-                chosen.setdefault((p["family"], p["hq"], p["hv"], *words), name)
-        elif p["dtype"] == dtype and not p["features"].replace("_buffers", ""):  # scalar, and the small families
-            chosen.setdefault((p["family"], p["pipeline"]), name)
-    return list(chosen.values())
+def is_short(name, dtype):
+    """Of the short version: what has few registers left, one scalar kernel of a family, and the small families."""
+    p = NAME.match(name)
+    words = p["features"].split("_")
+    if p["dtype"] != dtype:
+        return False
+    if p["pipeline"] != "gpu_mma":
+        return not p["features"].replace("_buffers", "") and p["hq"] in ("32", "64") and "pack" not in p["pipeline"]
+    if {"alibi", "cap", "paged", "descale", "logits"} & set(words) - ({"logits"} if "bias" in words else set()) - (
+            {"paged"} if p["family"] == "fwd_pagedkv" else set()):
+        return False
+    return " ".join(w for w in words if w in ("mask", "bias", "drop")) in SHORT.get(p["family"], {}).get(
+        f"{p['hq']}x{p['hv']}", [])
 
 
-def first_fp8_tiles(names):
-    """That are under a mask, with factors and without."""
-    wanted = re.compile(r"fmha_fwd_e4m3_\w+_gpu_mma_h128x128_\w+_mask(_descale_logits)?(_lean)?$")
-    chosen = {}
-    for name in filter(wanted.match, names):
-        chosen.setdefault("descale" in name, name)
-    return list(chosen.values())
+# Under a mask, with factors and without.
+SHORT_FP8 = re.compile(r"fmha_fwd_e4m3_\w+_gpu_mma_h128x128_\w+_mask(_descale_logits)?(_lean)?$")
 
 
 def main():
@@ -122,7 +134,7 @@ def main():
     if not find_nvrtc():
         print("spills: skipped, no libnvrtc here")
         return 77
-    lib, jobs, unknown = abi.load_library(), [], []
+    lib, kinds, unknown = abi.load_library(), collections.defaultdict(list), []
     for arch in options.arch.split(","):
         names = [n for n in listed(arch, options.profile) if re.search(options.match, n)]
         if options.full or options.match:
@@ -130,31 +142,36 @@ def main():
             names = [n for n in names if n.replace("batch_prefill", "fwd_pagedkv") == n
                      or n.replace("batch_prefill", "fwd_pagedkv") not in shipped]
         else:
-            names = first_tiles(names, "f16" if arch == "sm_80" else "bf16")
-            names += first_fp8_tiles(listed(arch, "fp8_test"))
+            names = [n for n in names if is_short(n, "f16" if arch == "sm_80" else "bf16")]
+            names += filter(SHORT_FP8.match, listed(arch, "fp8_test"))
         for name in names:
             kernel = kernel_of(lib, name)
             if kernel is None:
                 unknown.append(name)
             else:
-                jobs.append((name, kernel.source.decode(), abi.kernel_options(kernel), arch))
-    spilled, failed, seconds = [], [], collections.defaultdict(list)
+                kinds[kind_of(name)].append((name, kernel.source.decode(), abi.kernel_options(kernel), arch))
+    n_tried, hopeless, failed, seconds = collections.Counter(), [], [], collections.defaultdict(list)
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
-        for name, spills, registers, cpu, error in pool.map(compile_one, jobs):
-            seconds[NAME.match(name)["family"]].append((cpu, name))
-            if error:
-                failed.append(f"{name}: {error}")
-            elif spills:
-                spilled.append(name)
-                print(f"spills {spills:4} bytes, {registers} registers, {cpu:.1f} s: {name}", flush=True)
+        for kind, tried in zip(kinds, pool.map(compile_kind, kinds.values())):
+            for name, spills, registers, cpu, error in tried:
+                seconds[NAME.match(name)["family"]].append((cpu, name))
+                if error:
+                    failed.append(f"{name}: {error}")
+                elif spills:
+                    print(f"spills {spills:4} bytes, {registers} registers, {cpu:.1f} s: {name}", flush=True)
+            n_tried[len(tried)] += 1
+            if all(spills for _, spills, *_ in tried):
+                hopeless.append(f"each tile spills: {kind}")
     for family, times in seconds.items():
         times.sort()
         print(f"{family:20} {len(times):5} kernels, CPU seconds: median {times[len(times) // 2][0]:.2f}, "
               f"99 % {times[(len(times) - 1) * 99 // 100][0]:.2f}, most {times[-1][0]:.2f} ({times[-1][1]})")
-    for line in failed + [f"not understood: {n}" for n in unknown]:
+    for line in hopeless + failed + [f"not understood: {n}" for n in unknown]:
         print(line)
-    print(f"spills: {len(spilled)} of {len(jobs)} kernels of profile {options.profile}, {len(failed)} failed")
-    return 1 if spilled or failed or unknown else 0
+    print(f"spills: {len(kinds)} kinds of problems of profile {options.profile}: " + ", ".join(
+        f"{n} take {tries} compile{'s' * (tries > 1)}" for tries, n in sorted(n_tried.items())))
+    print(f"spills: of {len(hopeless)} every tile spills, {len(failed)} failed")
+    return 1 if hopeless or failed or unknown else 0
 
 
 if __name__ == "__main__":

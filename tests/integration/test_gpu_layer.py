@@ -6,10 +6,13 @@ compile helper is a shell script. What is real is everything in between: the mod
 uploads, deferred plans, the front's compile queue and cache, imports, supervision.
 """
 import fcntl
+import json
 import mmap
 import os
+import re
 import socket
 import stat
+import subprocess
 import time
 
 import fmha_wire
@@ -209,6 +212,58 @@ def test_the_cache_outlives_the_daemon(make_gpu, compiler):
             assert run_once(device)
         daemon.stop()
     assert compiler.count() == 1
+
+
+FIRST, SECOND = "16x32", "16x16"  # tiles of f32, hdim 64, the cheapest first
+
+
+def tile_of(planned):
+    return re.search(r"-t(\d+x\d+)x", planned["stages"][0]["kernel"]).group(1)
+
+
+def spilling(*tiles):
+    """A compile helper's body: code for these tiles spills 152 bytes, and each compile takes a while."""
+    cases = "|".join("*'_M={} -DFMHA_TILE_N={} '*".format(*tile.split("x")) for tile in tiles)
+    code = "sleep 0.2; printf 'stub code' >\"$5\""
+    return f'case "$*" in {cases}) echo spills 152;; esac; {code}'
+
+
+def test_a_kernel_that_spills_gives_way_to_the_next(make_gpu, compiler):
+    compiler.does(spilling(FIRST))
+    daemon = make_gpu()
+    devices = [daemon.device() for _ in range(2)]
+    buffers = [host_buffer(d, 4 * TENSOR_BYTES) for d in devices]
+    numbers = [d.submit("plan", {"problem": problem(b.id)}) for d, b in zip(devices, buffers)]
+    assert [tile_of(d.wait(n)[0]) for d, n in zip(devices, numbers)] == [SECOND, SECOND]
+    assert compiler.count() == 2, "each is compiled once, for all who wait"
+    assert run_once(devices[0])
+    (selection,) = json.loads(devices[1].explain(problem(buffers[1].id)))["selections"]
+    (aside,) = [c for c in selection["candidates"] if c["verdict"] == "set aside"]
+    assert f"-t{FIRST}x" in aside["name"] and aside["reason"] == "spills 152 bytes of registers"
+    for device in devices:
+        device.close()
+    shape = "--dtype f32 --heads 2 --hdim 64 --seqlen 64"
+    shown = subprocess.run(
+        [fmhad.find_program("fmhactl"), "plan", "--socket", daemon.socket, *shape.split()],
+        capture_output=True, text=True, timeout=60,
+    )
+    assert "spills 152 bytes of registers" in shown.stdout, shown.stdout + shown.stderr
+    daemon.stop()
+    # The cache knows it, too, for another daemon.
+    with make_gpu().device() as device:
+        assert tile_of(device.plan(problem(host_buffer(device, 4 * TENSOR_BYTES).id))) == SECOND
+    assert compiler.count() == 2
+
+
+def test_where_every_kernel_spills_the_first_runs(gpu, compiler):
+    compiler.does(spilling(FIRST, SECOND, "32x32", "64x32"))
+    with gpu.device() as device:
+        planned = device.plan(problem(host_buffer(device, 4 * TENSOR_BYTES).id))
+        assert tile_of(planned) == FIRST
+        n_tried = compiler.count()
+        assert n_tried > 1
+        assert run_once(device)
+    assert compiler.count() == n_tried, "they are not tried again"
 
 
 def test_a_build_that_fails_says_why_and_can_be_repeated(gpu, compiler):

@@ -32,29 +32,33 @@ static int make_kernel(struct gpu_device *gpu, const union abi_args *args,
 				  ret_kernel) != 0;
 }
 
-int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
-		    const union abi_args *args, struct plan_stage *stage)
-{
-	struct gpu_device *gpu = gpu_device_of(device);
-	struct gpu_kernel kernel;
-
-	(void)family;
-	(void)dtype;
-	if (make_kernel(gpu, args, stage, &kernel) != 0)
-		return 1;
-	gpu_kernel_grid(&kernel, args, stage->launch.grid);
-	memcpy(stage->launch.block, kernel.block, sizeof(stage->launch.block));
-	stage->launch.lds_bytes = kernel.lds_bytes;
-	stage->tile_n0 = (uint32_t)kernel.tile.tile_n;
-	return 0;
-}
-
 static struct device_kernel *kernel_by_name(struct gpu_device *gpu, const char *name)
 {
 	for (struct device_kernel *kernel = gpu->kernels; kernel; kernel = kernel->next)
 		if (strcmp(kernel->choice.name, name) == 0)
 			return kernel;
 	return NULL;
+}
+
+int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
+		    const union abi_args *args, struct plan_stage *stage)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+	const struct device_kernel *seen;
+	struct gpu_kernel kernel;
+
+	(void)family;
+	(void)dtype;
+	if (make_kernel(gpu, args, stage, &kernel) != 0)
+		return 1;
+	seen = kernel_by_name(gpu, kernel.name);
+	stage->spills = seen ? seen->spills : 0;
+	if (gpu_kernel_grid(&kernel, args, stage->launch.grid) != 0)
+		return 1;
+	memcpy(stage->launch.block, kernel.block, sizeof(stage->launch.block));
+	stage->launch.lds_bytes = kernel.lds_bytes;
+	stage->tile_n0 = (uint32_t)kernel.tile.tile_n;
+	return 0;
 }
 
 static struct device_kernel *kernel_of_stage(struct gpu_device *gpu, const struct plan_stage *stage,
@@ -142,7 +146,7 @@ static void tell(struct device_kernel *kernel, const uint32_t *uid, const struct
 }
 
 /* The front has answered. @code: borrowed; NULL: @error says why there is none. */
-static void on_built(void *owner, const void *code, const struct fmha_error *error)
+static void on_built(void *owner, const struct device_code *code, const struct fmha_error *error)
 {
 	struct gpu_build *build = owner;
 	struct device_kernel *kernel = build->kernel;
@@ -152,7 +156,9 @@ static void on_built(void *owner, const void *code, const struct fmha_error *err
 	free_build(build);
 	if (kernel->state == GPU_KERNEL_READY)
 		return; /* another user's request was answered first */
-	if (code && load(kernel, code, &err) == 0) {
+	if (code)
+		kernel->spills = code->spills;
+	if (code && load(kernel, code->data, &err) == 0) {
 		kernel->state = GPU_KERNEL_READY;
 		tell(kernel, NULL, &err);
 		return;

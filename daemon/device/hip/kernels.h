@@ -21,6 +21,7 @@ struct device_kernel {
 	struct device_kernel *next;
 	struct gpu_kernel choice;
 	enum gpu_kernel_state state;
+	uint32_t spills; /* as its code says, once it has been seen */
 	hipModule_t module;
 	hipFunction_t function;
 	struct gpu_build *builds;

@@ -70,9 +70,6 @@ struct spec_backend {
 	 */
 	const char *(*misfit)(const struct spec_backend_arch *arch, int pipeline,
 			      const struct kernel_spec *spec, enum spec_field *ret_field);
-	/* NULL, or: should this tile be offered for these traits? 0: it would spill. */
-	int (*suits)(const struct spec_backend_arch *arch, int pipeline,
-		     const struct kernel_spec *spec);
 };
 
 #endif

@@ -407,6 +407,107 @@ static void quarantined_kernels_are_passed_by(void **state)
 	release(&f);
 }
 
+/* A device that has seen the code of every kernel: the first @n of the names spill, or all do. */
+struct seen {
+	char names[4][PLAN_KERNEL_BYTES];
+	int n, n_asked;
+	bool all;
+};
+
+static int find_seen(void *owner, enum abi_family family, uint32_t dtype,
+		     const union abi_args *args, struct plan_stage *stage)
+{
+	struct seen *seen = owner;
+	bool spills = seen->all;
+
+	(void)family, (void)dtype, (void)args;
+	for (int i = 0; i < seen->n; i++)
+		spills |= strcmp(seen->names[i], stage->kernel) == 0;
+	stage->spills = spills ? 152 : 0;
+	seen->n_asked++;
+	return 0;
+}
+
+static void seeing_device(struct fixture *f, struct seen *seen)
+{
+	big_forward(f);
+	offline_device(f, "sm_90a", NULL, 132);
+	f->decree.device.find = find_seen;
+	f->decree.device.owner = seen;
+	assert_works(f, fixture_build(f));
+	assert_int_equal(seen->n_asked, 1);
+}
+
+/* The choice is found to spill. */
+static void spill_chosen(struct fixture *f, struct seen *seen)
+{
+	strcpy(seen->names[seen->n++], f->plan.stages[0].kernel);
+	assert_works(f, fixture_build(f));
+}
+
+static void kernels_that_spill_are_set_aside(void **state)
+{
+	char shape[REGISTRY_SHAPE_BYTES];
+	struct seen seen = {0};
+	struct fixture f;
+
+	(void)state;
+	seeing_device(&f, &seen);
+	/* The next one, and the next, as long as they have matrix instructions. */
+	for (int i = 0; i < 4; i++) {
+		spill_chosen(&f, &seen);
+		for (int k = 0; k <= i; k++)
+			assert_string_not_equal(f.plan.stages[0].kernel, seen.names[k]);
+		assert_int_equal(f.plan.stages[0].spills, 0);
+		assert_null(strstr(f.plan.stages[0].pipeline, "scalar"));
+	}
+	/* Where all spill, the first one still costs least: what has no matrix instructions, and is
+	 * sixteen times as slow, is no way out. */
+	seen.all = true;
+	assert_works(&f, fixture_build(&f));
+	assert_string_equal(f.plan.stages[0].kernel, seen.names[0]);
+	assert_int_equal(f.plan.stages[0].spills, 152);
+	/* A measurement knows better. */
+	seen.all = false;
+	signature_shape(&f.plan.problem, shape);
+	assert_works(
+		&f, registry_set_tuned(f.decree.device.registry, seen.names[1], shape, 40, &f.err));
+	assert_works(&f, fixture_build(&f));
+	assert_string_equal(f.plan.stages[0].kernel, seen.names[1]);
+	release(&f);
+}
+
+static void explains_what_is_set_aside(void **state)
+{
+	const cJSON *selection, *candidate;
+	struct seen seen = {0};
+	struct fixture f;
+	cJSON *root;
+	char *json;
+	int n = 0;
+
+	(void)state;
+	seeing_device(&f, &seen);
+	spill_chosen(&f, &seen);
+	assert_works(&f, plan_explain(&f.problem, &f.decree.device, &json, &f.err));
+	root = cJSON_Parse(json);
+	selection = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "selections"), 0);
+	cJSON_ArrayForEach(candidate, cJSON_GetObjectItem(selection, "candidates"))
+	{
+		if (strcmp(cJSON_GetObjectItem(candidate, "verdict")->valuestring, "set aside"))
+			continue;
+		assert_string_equal(cJSON_GetObjectItem(candidate, "name")->valuestring,
+				    seen.names[0]);
+		assert_string_equal(cJSON_GetObjectItem(candidate, "reason")->valuestring,
+				    "spills 152 bytes of registers");
+		n++;
+	}
+	assert_int_equal(n, 1);
+	cJSON_Delete(root);
+	free(json);
+	release(&f);
+}
+
 /* The runner-up of a selection. */
 static void second_name(struct fixture *f, char name[SPEC_NAME_BYTES])
 {
@@ -637,6 +738,8 @@ int main(void)
 		cmocka_unit_test(helper_stages_ignore_what_they_do_not_use),
 		cmocka_unit_test(trload_tiles_need_the_arch),
 		cmocka_unit_test(quarantined_kernels_are_passed_by),
+		cmocka_unit_test(kernels_that_spill_are_set_aside),
+		cmocka_unit_test(explains_what_is_set_aside),
 		cmocka_unit_test(strategies_are_asked_in_order),
 		cmocka_unit_test(sets_limit_the_choice),
 		cmocka_unit_test(explains_without_a_device),

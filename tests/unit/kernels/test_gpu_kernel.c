@@ -11,6 +11,8 @@
 
 #include <kernels/gpu_kernel.h>
 
+#include "grid.h"
+
 static const struct gpu_tile mma_128 = {GPU_MMA, 128, 64, 128, 128, 4, 1, 1};
 static const struct gpu_tile mma_pack = {GPU_MMA_PACK, 16, 64, 128, 128, 1, 4, 1};
 static const struct gpu_traits bf16 = {.dtype = ABI_BF16};
@@ -58,7 +60,7 @@ static void few_rows_are_packed(void **state)
 	a.sequences.seqlen_q_max = 1;
 	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &bf16, &mma_pack, &k), 0);
 	assert_true(has_option(&k, "-DFMHA_PACK=1"));
-	gpu_kernel_grid(&k, &a, grid);
+	assert_int_equal(gpu_kernel_grid(&k, &a, grid), 0);
 	/* One tile of 4 packed rows, 5 splits; KV heads; batch. */
 	assert_int_equal(grid[0], 5);
 	assert_int_equal(grid[1], 2);
@@ -121,7 +123,7 @@ static void backward_covers_keys_and_rows(void **state)
 	a.sequences.seqlen_k_max = 500;
 	for (size_t i = 0; i < sizeof(archs) / sizeof(archs[0]); i++) {
 		assert_int_equal(make(archs[i], ABI_BWD_DQ_DK_DV, &bf16, &tiles[i], &k), 0);
-		gpu_kernel_grid(&k, &a, grid);
+		assert_int_equal(gpu_kernel_grid(&k, &a, grid), 0);
 		assert_int_equal(grid[0], (500 + k.tile.tile_n - 1) / k.tile.tile_n +
 						  (300 + k.rows_n - 1) / k.rows_n);
 		assert_int_equal(grid[1], 8);
@@ -149,19 +151,19 @@ static void a_bias_that_repeats_has_blocks_for_its_gradient(void **state)
 	a.dbias.stride_batch = 1200000;
 	assert_false(gpu_sums_dbias(&a));
 	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &traits, &tile, &k), 0);
-	gpu_kernel_grid(&k, &a, plain);
+	assert_int_equal(gpu_kernel_grid(&k, &a, plain), 0);
 	a.dbias.stride_batch = 0;
 	assert_true(gpu_sums_dbias(&a));
 	traits.dbias_sum = 1;
 	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &traits, &tile, &k), 0);
 	assert_non_null(strstr(k.name, "dbsum"));
-	gpu_kernel_grid(&k, &a, summed);
+	assert_int_equal(gpu_kernel_grid(&k, &a, summed), 0);
 	assert_int_equal(summed[0] - plain[0], (500 + 127) / 128 * ((300 + 31) / 32));
 	a.dbias.stride_seq = 0; /* one row for all */
-	gpu_kernel_grid(&k, &a, summed);
+	assert_int_equal(gpu_kernel_grid(&k, &a, summed), 0);
 	assert_int_equal(summed[0] - plain[0], (500 + 127) / 128);
 	a.sequences.seqlen_q_max = 0; /* the sum over none is 0, and somebody writes it */
-	gpu_kernel_grid(&k, &a, summed);
+	assert_int_equal(gpu_kernel_grid(&k, &a, summed), 0);
 	assert_int_equal(summed[0], 2 * ((500 + 127) / 128));
 }
 
@@ -178,16 +180,92 @@ static void small_families_have_kernels(void **state)
 	combine.sequences.batch = 2;
 	combine.sequences.seqlen_q_max = 3;
 	assert_int_equal(make("gfx942", ABI_FWD_SPLITKV_COMBINE, &bf16, &by_rows, &k), 0);
-	gpu_kernel_grid(&k, &combine, grid);
+	assert_int_equal(gpu_kernel_grid(&k, &combine, grid), 0);
 	assert_int_equal(grid[0], (3 * 6 + 3) / 4); /* a wave a row, four waves a block */
 	assert_int_equal(make("gfx942", ABI_FWD_SPLITKV_COMBINE, &bf16, &dot, &k), 1);
 	bwd.sequences.batch = 1;
 	bwd.sequences.seqlen_q_max = 1;
 	bwd.dsink = (float *)&bwd;
 	assert_int_equal(make("sm_90a", ABI_BWD_DOT_DO_O, &bf16, &dot, &k), 0);
-	gpu_kernel_grid(&k, &bwd, grid);
+	assert_int_equal(gpu_kernel_grid(&k, &bwd, grid), 0);
 	assert_int_equal(grid[0], 40); /* one block a head for dSink, more than rows need */
 	assert_int_equal(grid[1], 2);
+}
+
+/* Every tile of every split has one block. */
+static void forward_blocks_cover_the_rows(void **state)
+{
+	struct abi_fwd_args a = {.nhead_q = 12, .nhead_k = 4, .n_splits = 3};
+	uint8_t seen[16][3] = {{0}};
+	struct grid_forward g;
+
+	(void)state;
+	a.sequences.seqlen_q_max = 300;
+	g = grid_forward_of(&a, 1, 1, 64);
+	assert_int_equal(g.n_tiles, (300 * 3 + 63) / 64);
+	for (grid_int x = 0; x < g.n_tiles * g.n_splits; x++)
+		seen[grid_forward_tile(g, x)][x % g.n_splits]++;
+	for (grid_int i = 0; i < g.n_tiles * g.n_splits; i++)
+		assert_int_equal(seen[i / 3][i % 3], 1);
+	/* Not split, whatever the arguments say; not packed. */
+	g = grid_forward_of(&a, 0, 0, 64);
+	assert_int_equal(g.n_tiles * g.n_splits, (300 + 63) / 64);
+}
+
+static void backward_blocks_cover_keys_and_rows(void **state)
+{
+	struct abi_bwd_args a = {.nhead_q = 8, .nhead_k = 2};
+	uint8_t rows[16] = {0}, biases[16][16] = {{0}};
+	struct grid_backward g;
+	grid_int x;
+
+	(void)state;
+	a.sequences.seqlen_q_max = 300;
+	a.sequences.seqlen_k_max = 500;
+	a.sequences.batch = 3;
+	a.dbias.stride_seq = 1;
+	g = grid_backward_of(&a, 32, 64, 128, 1, 1);
+	assert_int_equal(g.n_key_blocks, 2 * 8);
+	for (x = g.n_key_blocks; x < g.n_key_blocks + g.n_row_blocks; x++)
+		rows[grid_backward_row_tile(g, x)]++;
+	for (grid_int i = 0; i < (300 + 127) / 128; i++)
+		assert_int_equal(rows[i], 1);
+	for (; x < g.n_key_blocks + g.n_row_blocks + g.n_bias_blocks; x++) {
+		grid_int tile = grid_backward_bias_tile(g, x);
+
+		biases[tile % g.n_keys][tile / g.n_keys]++;
+	}
+	for (grid_int i = 0; i < g.n_keys * g.n_rows; i++)
+		assert_int_equal(biases[i % g.n_keys][i / g.n_keys], 1);
+}
+
+/* What a launch does not take, or a kernel's 32 bits do not count to. */
+static void grids_beyond_reach_are_refused(void **state)
+{
+	const struct gpu_tile dot = {GPU_DOT, 16, 16, 32, 32, 4, 1, 1};
+	struct abi_fwd_args a = {.nhead_q = 64, .nhead_k = 1, .hdim_q = 128, .hdim_v = 128};
+	struct abi_bwd_args bwd = {.nhead_q = 128, .nhead_k = 128};
+	struct gpu_kernel k;
+	uint32_t grid[3] = {1, 1, 1};
+
+	(void)state;
+	a.sequences.batch = 65535;
+	a.sequences.seqlen_q_max = (1 << 25) - 1;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &mma_pack, &k), 0);
+	assert_int_equal(gpu_kernel_grid(&k, &a, grid), 0);
+	a.sequences.batch = 65536;
+	assert_int_equal(gpu_kernel_grid(&k, &a, grid), 1);
+	assert_int_equal(grid[0] | grid[1] | grid[2], 0);
+	a.sequences.batch = 1;
+	a.sequences.seqlen_q_max = 1 << 25; /* times 64 heads side by side: 2^31 rows */
+	assert_int_equal(gpu_kernel_grid(&k, &a, grid), 1);
+	assert_int_equal(make("gfx942", ABI_BWD_DOT_DO_O, &bf16, &dot, &k), 0);
+	bwd.sequences.batch = 1;
+	bwd.sequences.seqlen_q_max = (1 << 24) - 1;
+	assert_int_equal(gpu_kernel_grid(&k, &bwd, grid), 0);
+	assert_int_equal(grid[0], (((1u << 24) - 1) * 128 + 15) / 16);
+	bwd.sequences.seqlen_q_max = 1 << 24;
+	assert_int_equal(gpu_kernel_grid(&k, &bwd, grid), 1);
 }
 
 int main(void)
@@ -200,6 +278,9 @@ int main(void)
 		cmocka_unit_test(backward_covers_keys_and_rows),
 		cmocka_unit_test(a_bias_that_repeats_has_blocks_for_its_gradient),
 		cmocka_unit_test(small_families_have_kernels),
+		cmocka_unit_test(forward_blocks_cover_the_rows),
+		cmocka_unit_test(backward_blocks_cover_keys_and_rows),
+		cmocka_unit_test(grids_beyond_reach_are_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

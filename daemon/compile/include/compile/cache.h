@@ -49,7 +49,7 @@ struct compile_info {
 	uint32_t registers;        /* per thread: registers (NVIDIA), VGPRs (AMD) */
 	uint32_t scalar_registers; /* SGPRs */
 	uint32_t accumulators;     /* AGPRs */
-	uint32_t spills;           /* bytes per thread (NVIDIA), registers (AMD) */
+	uint32_t spills;           /* bytes of registers per thread that go to memory */
 	uint32_t scratch_bytes;    /* per thread: stack frame, private segment */
 	uint32_t lds_bytes;        /* static shared memory or LDS per workgroup */
 	uint32_t occupancy;        /* waves per SIMD or warps per SM by registers alone */

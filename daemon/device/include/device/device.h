@@ -68,8 +68,14 @@ struct device_build {
 	char options[2048]; /* separated by spaces */
 };
 
+struct device_code {
+	const void *data;
+	uint32_t spills; /* bytes of its registers that a lane keeps in memory */
+};
+
 /* Loop thread. @code: borrowed; NULL: @error says why there is none. */
-typedef void (*device_built)(void *owner, const void *code, const struct fmha_error *error);
+typedef void (*device_built)(void *owner, const struct device_code *code,
+			     const struct fmha_error *error);
 /* Loop thread. @error: borrowed; code FMHA_OK: ready. */
 typedef void (*device_prepared)(void *owner, const struct fmha_error *error);
 /* Who gets code for kernels: the worker, from its front. Calls @done later, never from inside.

@@ -35,7 +35,9 @@ struct plan_stage {
 	uint32_t has_spec;
 	uint32_t dtype; /* enum abi_dtype: of q; combine: of o */
 	struct launch_record launch;
-	uint32_t tile_n0;          /* keys a tile: sizes dq_acc; 0: not said */
+	uint32_t spills;  /* bytes of registers that a lane's code keeps in memory; 0: none,
+			   * or the code has not been seen yet */
+	uint32_t tile_n0; /* keys a tile: sizes dq_acc; 0: not said */
 	uint64_t workspace_offset; /* the stage's own share; stages run one after the other, */
 	uint64_t workspace_bytes;  /* so the private shares lie on top of each other */
 };
@@ -102,10 +104,10 @@ struct plan_device {
 	/*
 	 * The kernel for a stage. With stage->pipeline set, dispatch has chosen a spec (kernel,
 	 * arch and pipeline are its): can this device run it with @args? With an empty pipeline the
-	 * device chooses and sets the three. Either way fills workspace_bytes, tile_n0 and launch's
-	 * grid, block and lds_bytes. The pointers in @args are placeholders: not NULL where the
-	 * tensor will be there, never to be followed; lengths are the maxima. Returns 0, or 1 when
-	 * it does not fit.
+	 * device chooses and sets the three. Either way fills workspace_bytes, spills, tile_n0 and
+	 * launch's grid, block and lds_bytes. The pointers in @args are placeholders: not NULL
+	 * where the tensor will be there, never to be followed; lengths are the maxima. Returns 0,
+	 * or 1 when it does not fit.
 	 */
 	int (*find)(void *owner, enum abi_family family, uint32_t dtype, const union abi_args *args,
 		    struct plan_stage *stage);

@@ -23,7 +23,6 @@ struct gpu_arch {
 	enum gpu_core core; /* the best one */
 	int wave;           /* lanes */
 	uint32_t lds_bytes; /* most dynamic LDS (shared memory) of a block */
-	int tight;          /* code for it needs more registers than for its successors */
 };
 
 /* Those of gpu_arch.h, in that order. */
@@ -38,26 +37,27 @@ const struct gpu_arch *gpu_arch_find(const char *name);
  * gpu_append, gpu_dot, gpu_convert: the small families, no tile. Backward dq_dk_dv: tile_n keys
  * (then tile_n rows) stay, tile_m rows (keys) stream past.
  */
-#define GPU_PIPELINES(X) /* X(ID, name, the cores that have it, 1: packs heads) */                \
-	X(GPU_SCALAR, gpu_scalar, GPU_ANY_CORE, 0)                                                 \
-	X(GPU_SCALAR_PACK, gpu_scalar_pack, GPU_ANY_CORE, 1)                                       \
-	X(GPU_MMA, gpu_mma, 1u << GPU_CORE_MMA, 0)                                                 \
-	X(GPU_MMA_PACK, gpu_mma_pack, 1u << GPU_CORE_MMA, 1)                                       \
-	X(GPU_MFMA, gpu_mfma, 1u << GPU_CORE_MFMA, 0)                                              \
-	X(GPU_MFMA_PACK, gpu_mfma_pack, 1u << GPU_CORE_MFMA, 1)                                    \
-	X(GPU_WMMA, gpu_wmma, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 0)                    \
-	X(GPU_WMMA_PACK, gpu_wmma_pack, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 1)          \
-	X(GPU_COMBINE, gpu_combine, GPU_ANY_CORE, 0)                                               \
-	X(GPU_APPEND, gpu_append, GPU_ANY_CORE, 0)                                                 \
-	X(GPU_DOT, gpu_dot, GPU_ANY_CORE, 0)                                                       \
-	X(GPU_CONVERT, gpu_convert, GPU_ANY_CORE, 0)
+#define GPU_PIPELINES(X) /* X(ID, name, the cores that have it, 1: packs heads, its main loop) */    \
+	X(GPU_SCALAR, gpu_scalar, GPU_ANY_CORE, 0, "")                                             \
+	X(GPU_SCALAR_PACK, gpu_scalar_pack, GPU_ANY_CORE, 1, "")                                   \
+	X(GPU_MMA, gpu_mma, 1u << GPU_CORE_MMA, 0, "")                                             \
+	X(GPU_MMA_PACK, gpu_mma_pack, 1u << GPU_CORE_MMA, 1, "")                                   \
+	X(GPU_MFMA, gpu_mfma, 1u << GPU_CORE_MFMA, 0, "")                                          \
+	X(GPU_MFMA_PACK, gpu_mfma_pack, 1u << GPU_CORE_MFMA, 1, "")                                \
+	X(GPU_WMMA, gpu_wmma, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 0, "")                \
+	X(GPU_WMMA_PACK, gpu_wmma_pack, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 1, "")      \
+	X(GPU_COMBINE, gpu_combine, GPU_ANY_CORE, 0, "")                                           \
+	X(GPU_APPEND, gpu_append, GPU_ANY_CORE, 0, "")                                             \
+	X(GPU_DOT, gpu_dot, GPU_ANY_CORE, 0, "")                                                   \
+	X(GPU_CONVERT, gpu_convert, GPU_ANY_CORE, 0, "")
 #define GPU_ANY_CORE 0x1fu
-#define GPU_ENUM_PIPELINE(id, name, cores, pack) id,
+#define GPU_ENUM_PIPELINE(id, name, cores, pack, loop) id,
 enum gpu_pipeline { GPU_PIPELINES(GPU_ENUM_PIPELINE) GPU_N_PIPELINES };
 struct gpu_pipeline_info {
 	const char *name;
 	uint32_t cores; /* bits of enum gpu_core: the archs that have it */
 	int pack;
+	const char *loop; /* "_x": the forward loop is fwd_x.h, the backward one bwd_x.h */
 };
 extern const struct gpu_pipeline_info gpu_pipelines[GPU_N_PIPELINES];
 
@@ -110,7 +110,10 @@ const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
  * broadcast strides are no trait. */
 int gpu_sums_dbias(const struct abi_bwd_args *args);
 
-/* Blocks; a zero means that there is nothing to launch. */
-void gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t ret_grid[3]);
+/*
+ * Blocks; a zero means that there is nothing to launch. Return: 0, or 1 when they are more than a
+ * launch takes, or what they count more than the kernel's integers do; then @ret_grid is zero.
+ */
+int gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t ret_grid[3]);
 
 #endif

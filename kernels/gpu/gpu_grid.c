@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: MIT */
+/* gpu_grid.c: the blocks of a launch, as grid.h cuts the work. */
+#include <kernels/gpu_kernel.h>
+#include "grid.h"
+
+#define MOST_X  INT32_MAX
+#define MOST_YZ 65535
+
+int gpu_sums_dbias(const struct abi_bwd_args *a)
+{
+	return a->dbias.data && (grid_sums_heads(a) || grid_sums_rows(a) || grid_sums_batch(a));
+}
+
+/* @x: blocks of a head, @n: what they count. */
+static int set_grid(grid_int x, grid_int y, grid_int z, grid_int n, uint32_t ret_grid[3])
+{
+	ret_grid[0] = ret_grid[1] = ret_grid[2] = 0;
+	if (n > INT32_MAX || x > MOST_X || y > MOST_YZ || z > MOST_YZ)
+		return 1;
+	ret_grid[0] = (uint32_t)x;
+	ret_grid[1] = (uint32_t)y;
+	ret_grid[2] = (uint32_t)z;
+	return 0;
+}
+
+static int set_forward(const struct gpu_kernel *k, const struct abi_fwd_args *a,
+		       uint32_t ret_grid[3])
+{
+	int pack = gpu_pipelines[k->tile.pipeline].pack;
+	struct grid_forward g =
+		grid_forward_of(a, pack, k->family == ABI_FWD_SPLITKV, k->tile.tile_m);
+
+	return set_grid(g.n_tiles * g.n_splits, pack ? a->nhead_k : a->nhead_q, a->sequences.batch,
+			g.n_tiles * k->tile.tile_m, ret_grid);
+}
+
+static int set_backward(const struct gpu_kernel *k, const struct abi_bwd_args *a,
+			uint32_t ret_grid[3])
+{
+	struct grid_backward g = grid_backward_of(a, k->tile.tile_m, k->tile.tile_n, k->rows_n,
+						  k->apart, k->bias_sum);
+
+	return set_grid(g.n_key_blocks + g.n_row_blocks + g.n_bias_blocks, a->nhead_q,
+			a->sequences.batch, 0, ret_grid);
+}
+
+static int set_rows(const struct gpu_kernel *k, grid_int rows, grid_int batch, uint32_t ret_grid[3])
+{
+	grid_int blocks = grid_ceil(rows, k->tile.waves_m);
+
+	return set_grid(blocks, 1, batch, blocks * k->tile.waves_m, ret_grid);
+}
+
+/* A second row of blocks, one a head, sums dSink. */
+static int set_dot(const struct gpu_kernel *k, const struct abi_bwd_args *a, uint32_t ret_grid[3])
+{
+	grid_int of_block = k->block[0] / GRID_DOT_LANES;
+	grid_int x = grid_ceil(grid_query_rows(&a->sequences, a->nhead_q), of_block);
+
+	if (a->dsink && x < a->nhead_q)
+		x = a->nhead_q;
+	return set_grid(x, a->dsink ? 2 : 1, a->sequences.batch, x * of_block, ret_grid);
+}
+
+int gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t ret_grid[3])
+{
+	const struct abi_combine_args *combine = args;
+	const struct abi_appendkv_args *append = args;
+	const struct abi_bwd_args *bwd = args;
+
+	switch (kernel->family) {
+	case ABI_FWD_SPLITKV_COMBINE:
+		return set_rows(kernel, grid_query_rows(&combine->sequences, combine->nhead_q),
+				combine->sequences.batch, ret_grid);
+	case ABI_FWD_APPENDKV:
+		return set_rows(
+			kernel,
+			2 * grid_append_keys(append) +
+				(append->q_rotated.data
+					 ? grid_query_rows(&append->sequences, append->nhead_q)
+					 : 0),
+			append->sequences.batch, ret_grid);
+	case ABI_BWD_DQ_DK_DV:
+		return set_backward(kernel, bwd, ret_grid);
+	case ABI_BWD_DOT_DO_O:
+		return set_dot(kernel, bwd, ret_grid);
+	case ABI_BWD_CONVERT_DQ:
+		return set_rows(kernel, grid_query_rows(&bwd->sequences, bwd->nhead_q),
+				bwd->sequences.batch, ret_grid);
+	default:
+		return set_forward(kernel, args, ret_grid);
+	}
+}

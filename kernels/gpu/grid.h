@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * grid.h: which blocks a kernel is launched with, and what each of them does: for the host that
+ * launches, and for the kernels. Plain functions that C and device C++ both read.
+ *
+ * x counts what a head is cut into (without tiles: what a batch entry is), y heads, z batch entries.
+ */
+#ifndef FMHA_GPU_GRID_H
+#define FMHA_GPU_GRID_H
+
+#include <kernels/abi.h>
+
+#ifdef __cplusplus
+#define GRID_FN DEV
+typedef abi_i32 grid_int;
+#else
+#define GRID_FN static inline
+/* The host counts further than kernels do, and launches nothing whose counts are too much for them. */
+typedef abi_i64 grid_int;
+#endif
+
+GRID_FN grid_int grid_ceil(grid_int a, grid_int b)
+{
+	return (a + b - 1) / b;
+}
+
+/* ---- forward: tiles of rows of a head, or of a group's heads side by side ---- */
+
+struct grid_forward {
+	grid_int n_tiles, n_splits;
+};
+
+GRID_FN struct grid_forward grid_forward_of(const struct abi_fwd_args *a, int pack, int split,
+					    int tile_m)
+{
+	grid_int heads = pack ? a->nhead_q / a->nhead_k : 1;
+	struct grid_forward g;
+
+	g.n_tiles = grid_ceil(a->sequences.seqlen_q_max * heads, tile_m);
+	g.n_splits = split && a->n_splits > 1 ? a->n_splits : 1;
+	return g;
+}
+
+/* The last rows, which see most keys, come first. */
+GRID_FN grid_int grid_forward_tile(struct grid_forward g, grid_int x)
+{
+	return g.n_tiles - 1 - x / g.n_splits;
+}
+
+/* ---- backward: blocks that own keys, blocks that own rows, blocks that sum a dBias ---- */
+
+struct grid_backward {
+	grid_int n_keys, n_rows;                            /* tiles of the first pass */
+	grid_int n_key_blocks, n_row_blocks, n_bias_blocks; /* in this order */
+};
+
+/* dBias is a sum over the axes that it is broadcast along. Of no rows, too: the sum is 0 then. */
+GRID_FN int grid_sums_heads(const struct abi_bwd_args *a)
+{
+	return !a->dbias.stride_head && a->nhead_q > 1;
+}
+
+GRID_FN int grid_sums_rows(const struct abi_bwd_args *a)
+{
+	const struct abi_sequences *s = &a->sequences;
+
+	return !a->dbias.stride_seq && (s->seqstart_q ? s->total_q : s->seqlen_q_max) != 1;
+}
+
+/* Packed sequences are rows of one batch entry. */
+GRID_FN int grid_sums_batch(const struct abi_bwd_args *a)
+{
+	return a->sequences.seqstart_q ? grid_sums_rows(a)
+				       : !a->dbias.stride_batch && a->sequences.batch > 1;
+}
+
+/* @apart: dK and dV have blocks of their own; rows_n: rows of a block that owns rows */
+GRID_FN struct grid_backward grid_backward_of(const struct abi_bwd_args *a, int tile_m, int tile_n,
+					      int rows_n, int apart, int sums_dbias)
+{
+	struct grid_backward g;
+
+	g.n_keys = grid_ceil(a->sequences.seqlen_k_max, tile_n);
+	g.n_rows = grid_ceil(a->sequences.seqlen_q_max, tile_m);
+	g.n_key_blocks = (apart ? 2 : 1) * g.n_keys;
+	g.n_row_blocks = grid_ceil(a->sequences.seqlen_q_max, rows_n);
+	g.n_bias_blocks = !sums_dbias ? 0 : g.n_keys * (grid_sums_rows(a) ? 1 : g.n_rows);
+	return g;
+}
+
+/* Of the blocks that own rows: the last rows see most keys, as the early keys are seen by most rows. */
+GRID_FN grid_int grid_backward_row_tile(struct grid_backward g, grid_int x)
+{
+	return g.n_row_blocks - 1 - (x - g.n_key_blocks);
+}
+
+/* Of the blocks that sum a dBias: tile % n_keys is that of keys, tile / n_keys that of rows. */
+GRID_FN grid_int grid_backward_bias_tile(struct grid_backward g, grid_int x)
+{
+	return x - g.n_key_blocks - g.n_row_blocks;
+}
+
+/* ---- without tiles: lanes side by side take a row of a head, or of the cache ---- */
+
+#define GRID_DOT_LANES 16 /* that a row of dot_do_o takes; elsewhere a wave does */
+
+GRID_FN grid_int grid_row(grid_int x, int rows_of_block, int row_in_block)
+{
+	return x * rows_of_block + row_in_block;
+}
+
+GRID_FN grid_int grid_query_rows(const struct abi_sequences *s, int nhead_q)
+{
+	return (grid_int)s->seqlen_q_max * nhead_q;
+}
+
+/* New rows of K, as many of V, then rows of Q that are turned. */
+GRID_FN grid_int grid_append_keys(const struct abi_appendkv_args *a)
+{
+	return (grid_int)a->seqlen_new * a->nhead_k;
+}
+
+#endif
