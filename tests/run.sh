@@ -80,8 +80,11 @@ gpu() {
 }
 
 nightly() {
+    local spills=0
     ./dev build release && ./dev build asan &&
-        FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py --asan build/asan
+        FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py --asan build/asan || return 1
+    FMHA_BUILD=$PWD/build/release "$python" tests/gpu/spill_check.py --full || spills=$?
+    [ "$spills" -eq 0 ] || [ "$spills" -eq 77 ]
 }
 
 only_known=0

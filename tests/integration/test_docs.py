@@ -57,6 +57,15 @@ def test_every_page_is_listed():
         assert page.stem == "README" or f"({page.name})" in index
 
 
+def test_contributing_names_files_that_exist():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:\w+/)+[\w.]+)`", page)
+    assert len(named) > 20
+    missing = [name for name in named if "NAME" not in name and not (ROOT / name).exists()]
+    assert not missing
+    assert "(CONTRIBUTING.md)" in (ROOT / "README.md").read_text()
+
+
 # ---- what base.h says of several fields together ----
 
 BATCH, ROWS, KEYS, HEADS, KV_HEADS, HDIM = 2, 8, 10, 4, 2, 16
