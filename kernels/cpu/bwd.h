@@ -6,7 +6,7 @@
 #define MICRO_AHEAD 0
 
 #include "convert.h"
-#include "gemm.h"
+#include "operand.h"
 #include "view.h"
 
 static inline int32_t bwd_n_splits(const struct abi_bwd_args *a, int32_t batch)
