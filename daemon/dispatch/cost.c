@@ -177,3 +177,46 @@ uint64_t cost_bytes(const struct fmha_problem *problem)
 	}
 	return total < 0x1p63 ? (uint64_t)total : UINT64_MAX;
 }
+
+/*
+ * Forward on a CPU: rows, each over all keys of a split, that the busiest of @units threads works
+ * for. A task has up to @m0 rows, and computes no others; one of few rows takes as long as one of
+ * LEAST_ROWS. Tasks of equal length come in waves; of unequal ones a thread does its share, and
+ * the last of them ends about half a task later. Twice as many tasks are 1 % slower. Kernels that
+ * pack touch K and V once more, which takes as long as PACKING_ROWS; those that do not multiply
+ * row by row, which takes UNPACKED times as long, in tasks of few keys.
+ *
+ * Worked, two threads, 8 heads, times 1.01 and 1.02: 128 rows are 512 + 24 in tasks of 96 and 512 +
+ * 12 of 48; 64 rows are 256 and 268; 192 are 768 either way. Zen 5, float32, hdim 64, 1024 keys: 48
+ * took 0.94, 1.08 and 0.99 of the time of 96; packing 17 rows within the caches, 45 beyond; one
+ * row 11; and without packing one row 13, 16 rows (bf16, hdim 128) 46.
+ */
+#define LEAST_ROWS   12
+#define PACKING_ROWS 32
+#define UNPACKED     2
+
+double cost_cpu_rows(const struct fmha_problem *problem, int64_t m0, int64_t n_splits,
+		     int64_t units, bool packs)
+{
+	const struct fmha_problem *p = problem;
+	int64_t rows = p->seqlen_q, heads_k = (int64_t)p->batch * p->nhead_k * n_splits;
+	int64_t heads = (int64_t)p->batch * p->nhead_q * n_splits, task, tasks;
+	double share, span;
+
+	if (2 * rows <= m0 && heads_k > 0) { /* query heads share a task */
+		rows *= heads / heads_k;
+		heads = heads_k;
+	}
+	task = rows < m0 ? rows : m0;
+	task = task < LEAST_ROWS ? LEAST_ROWS : task;
+	tasks = ceil_div(rows, m0) * heads;
+	if (!packs)
+		return UNPACKED * (double)(tasks * task) / (double)units;
+	share = (double)(rows * heads) / (double)units;
+	span = share + (double)(task * (units - 1)) / (double)(2 * units);
+	if (rows <= m0 || rows % m0 == 0)
+		span = (double)(ceil_div(tasks, units) * task);
+	else if (span < (double)task)
+		span = (double)task;
+	return (span + PACKING_ROWS * (double)heads_k / (double)units) * (1 + 1 / (double)m0);
+}

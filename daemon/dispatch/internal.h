@@ -103,6 +103,8 @@ void split_choose(const struct fmha_problem *problem, uint32_t compute_units, bo
 double cost_visible_pairs(int64_t seqlen_q, int64_t seqlen_k, const struct fmha_problem *problem);
 double cost_flops(const struct fmha_problem *problem);
 uint64_t cost_bytes(const struct fmha_problem *problem);
+double cost_cpu_rows(const struct fmha_problem *problem, int64_t m0, int64_t n_splits,
+		     int64_t units, bool packs);
 
 /*
  * workspace.c: the unified backward block. How a dq_dk_dv pipeline splits dQ's partial sums.

@@ -94,9 +94,8 @@ static int sort_compare(const void *x, const void *y)
  * n0 / waves. It waits at many barriers: 5 % more unless another workgroup is there to fill in.
  * (H200, hdim 64: 32 x 128 of 4 waves, two a unit, 1.24 times as fast as 64 x 128 of 8.)
  *
- * On a CPU others wait for the end of a task: over long rows one of many rows costs half as much
- * again. It computes no rows that are not there, so a tile counts as those that it has, 48 at
- * least.
+ * A CPU's forward is cost_cpu_rows() * seqlen_k * (hq + hv). Others wait for the end of a task:
+ * over long rows one of many rows costs half as much again.
  *
  * Worked: 1 x 8 heads x 1024 x 1024, hdim 128, 104 units, k0 32 (1.25 everywhere). m0 = n0 = 128:
  * 64 blocks, 1 wave, work 2^25, reuse 64: 2^25 * 1.5. m0 64: 128 blocks, 2 waves of 2^24: 2^25 *
@@ -125,9 +124,6 @@ static struct tiling tiling_of(const struct select_stage *stage, const struct ke
 			   .keys = stage->plan->n_splits ? stage->plan->split_size : p->seqlen_k,
 			   .heads = p->nhead_q};
 
-	/* A CPU does not compute rows that are not there. */
-	if (flags & SPEC_IN_MEMORY && t.m0 > FEW_ROWS && t.rows < t.m0)
-		t.m0 = t.rows > FEW_ROWS ? t.rows : FEW_ROWS;
 	if (flags & SPEC_PACKS_HEADS && p->nhead_k > 0) {
 		t.rows *= p->nhead_q / p->nhead_k;
 		t.heads = p->nhead_k;
@@ -147,10 +143,16 @@ static bool would_spill(const struct spec_catalog *catalog, const struct kernel_
 	       t->m0 * (t->n0 + spec->signature.hdim_v) > lanes * MAX_ACCUMULATORS;
 }
 
-static bool holds_others_up(const struct select_stage *stage, const struct tiling *t, int flags)
+static double cpu_forward_cost(const struct select_stage *stage, const struct kernel_spec *spec,
+			       const struct tiling *t, int64_t units, int flags)
 {
-	return flags & SPEC_IN_MEMORY && t->m0 > FEW_ROWS &&
-	       stage->plan->problem.seqlen_k > LONG_ROWS;
+	const struct fmha_problem *p = &stage->plan->problem;
+	int64_t n_splits = stage->plan->n_splits ? stage->plan->n_splits : 1;
+	bool holds_others_up = t->m0 > FEW_ROWS && t->rows > FEW_ROWS && p->seqlen_k > LONG_ROWS;
+
+	return cost_cpu_rows(p, t->m0, n_splits, units, flags & SPEC_PACKS_KEYS) *
+	       (double)(t->keys * (spec->signature.hdim_q + spec->signature.hdim_v)) *
+	       (holds_others_up ? LONG_COST : 1);
 }
 
 /* Of a workgroup, backward: it owns n0 keys, of which each wave has its share. */
@@ -178,6 +180,8 @@ static double heuristic_cost(const struct select_stage *stage, const struct spec
 	bool spills = c->spills > 0 || would_spill(catalog, spec, &t, flags);
 	double work, reuse;
 
+	if (flags & SPEC_IN_MEMORY && stage->family != ABI_BWD_DQ_DK_DV)
+		return cpu_forward_cost(stage, spec, &t, units, flags);
 	if (stage->family == ABI_BWD_DQ_DK_DV) {
 		blocks *= ceil_div(t.keys, t.n0);
 		work = backward_work(spec, &t);
@@ -192,7 +196,7 @@ static double heuristic_cost(const struct select_stage *stage, const struct spec
 	reuse = (double)(t.m0 * t.n0) / (double)(t.m0 + t.n0);
 	return (double)ceil_div(blocks, units) * work * (1 + 32 / reuse) * (1 + 8.0 / (double)k0) *
 	       (1 + 0.02 * pads) * (flags & SPEC_NO_MATRIX ? SCALAR_COST : 1) *
-	       (spills ? SPILL_COST : 1) * (holds_others_up(stage, &t, flags) ? LONG_COST : 1);
+	       (spills ? SPILL_COST : 1);
 }
 
 /* ---- candidates ---- */
@@ -243,9 +247,10 @@ static bool add_candidates(struct select_stage *stage, struct registry_lookup *l
 }
 
 /* The device's word on a candidate. Return: true when it changes the order of candidates. */
-static bool ask_device(const struct select_stage *stage, struct candidate *c,
+static bool ask_device(struct select_stage *stage, struct candidate *c,
 		       struct plan_stage *ret_stage)
 {
+	uint64_t most = stage->device->workspace_most;
 	const struct spec_catalog *catalog = registry_catalog(stage->device->registry);
 	struct plan_stage filled = {
 		.family = stage->family, .dtype = stage->dtype, .spec = c->spec, .has_spec = 1};
@@ -263,6 +268,15 @@ static bool ask_device(const struct select_stage *stage, struct candidate *c,
 			       "the device cannot run it with these tensors");
 		return true;
 	}
+	if (most && filled.workspace_bytes > most && !stage->any_workspace) {
+		c->accepted = false;
+		stage->too_large = true;
+		(void)snprintf(c->reason, sizeof(c->reason),
+			       "a workspace of %llu bytes: the device gives %llu at most",
+			       (unsigned long long)filled.workspace_bytes,
+			       (unsigned long long)most);
+		return true;
+	}
 	*ret_stage = filled;
 	if (filled.spills == c->spills)
 		return false;
@@ -278,7 +292,7 @@ static bool ask_device(const struct select_stage *stage, struct candidate *c,
 
 /* Takes the first acceptable of report->candidates[first..]; true when there is one. With
  * @ask_all the device judges every candidate, for explanations. */
-static bool choose(const struct select_stage *stage, struct select_report *report, size_t first,
+static bool choose(struct select_stage *stage, struct select_report *report, size_t first,
 		   bool ask_all, struct plan_stage *ret_stage)
 {
 	struct candidate *c = report->candidates + first;
@@ -400,5 +414,12 @@ int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 	registry_lookup_free(lookup);
 	if (!report)
 		select_report_deinit(&own);
-	return result;
+	if (result != 1 || !stage->too_large)
+		return result;
+	/* Nothing fits: the run says so. */
+	stage->any_workspace = true;
+	stage->too_large = false;
+	if (report)
+		select_report_deinit(report);
+	return select_kernel(stage, ret_stage, report);
 }

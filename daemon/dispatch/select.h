@@ -25,6 +25,8 @@ struct select_stage {
 	uint32_t dtype;
 	const union abi_args *args;       /* placeholders for pointers */
 	char shape[REGISTRY_SHAPE_BYTES]; /* the key of tuned results */
+	bool too_large;                   /* set: a candidate was rejected for its workspace */
+	bool any_workspace;               /* none is, since then there would be no candidate */
 };
 
 struct candidate {

@@ -339,6 +339,8 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 		r = open_device(worker, err);
 	if (r == 0) {
 		limits_resolve(&worker->limits, device_get_info(worker->device)->memory_bytes);
+		worker->plan_device.workspace_most =
+			worker->limits.value[LIMIT_MEMORY_BYTES_PER_UID];
 		offloads_open(&worker->offloads, &worker->loop, worker->device,
 			      worker->limits.value[LIMIT_SPIN_US]);
 		worker_refill(worker, 0);

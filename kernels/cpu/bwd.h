@@ -8,7 +8,7 @@
 #include <kernels/view.h>
 
 #include "convert.h"
-#include "gemm.h"
+#include "operand.h"
 
 static inline int32_t bwd_n_splits(const struct abi_bwd_args *a, int32_t batch)
 {

@@ -81,24 +81,22 @@ static struct square square_of(const struct abi_bwd_args *a, int32_t q_len, int3
 	return s;
 }
 
+/* Rows of an accumulator; every head of a sequence has room for whole panels. */
 static int64_t key_rows(const struct abi_bwd_args *a)
 {
-	const struct abi_sequences *s = &a->sequences;
-
-	return s->total_k > 0 ? s->total_k : (int64_t)s->batch * s->seqlen_k_max;
+	return packed_keys_total(&a->sequences) * a->nhead_k;
 }
 
-/* Row @column of the accumulator of dK (@of_v: dV): [nhead_k, key_rows, width] each, dK's first. */
+/* Row @column of the accumulator of dK (@of_v: dV): [key_rows, width] each, dK's first. */
 static float *key_accumulator(const struct tile *t, void *workspace, const struct view_sequence *v,
 			      int32_t head_k, int32_t column, bool of_v)
 {
 	const struct abi_bwd_args *a = t->args;
-	int64_t first = v->packed_k ? v->k_start : (int64_t)v->batch * a->sequences.seqlen_k_max;
-	int64_t row = head_k * key_rows(a) + first + v->leftpad + column;
+	int64_t row = packed_keys_at(&a->sequences, v, a->nhead_k, head_k).start + column;
 	float *base = workspace;
 
 	if (of_v)
-		return base + a->nhead_k * key_rows(a) * t->width_q + row * t->width_v;
+		return base + key_rows(a) * t->width_q + row * t->width_v;
 	return base + row * t->width_q;
 }
 
@@ -182,12 +180,13 @@ static void add_dq(const struct tile *t, bool fresh)
 	}
 }
 
-/* Adds X^T Y to @to (or writes it when @fresh), X being s or dp and Y dO or Q. */
-static void accumulate_keys(struct tile *t, const float *x, struct rows y, int32_t hdim, float *to,
-			    int64_t width, bool fresh)
+/* Adds X^T Y to @to (or writes it when @fresh), X being P or dS and Y dO or Q. */
+static void accumulate_keys(struct tile *t, const operand *x, struct gemm_b y, int32_t hdim,
+			    float *to, int64_t width, bool fresh)
 {
-	/* A multiple of vectors and of the micro-kernel's rows. */
-	const int32_t unit = t->masked ? 48 : TILE_COLUMNS;
+	/* A multiple of vectors and of a product's rows. */
+	const int32_t unit = !t->masked ? TILE_COLUMNS : OPERAND_TILES ? 2 * GROUP_ROWS : 48;
+	const struct gemm_a columns = tile_by_column(t, x);
 
 	for (int32_t j = t->begin; j < t->end; j += unit) {
 		int32_t n = min_int(unit, t->end - j), row = 0, row_end = t->n_rows;
@@ -198,9 +197,11 @@ static void accumulate_keys(struct tile *t, const float *x, struct rows y, int32
 		while (row < row_end && t->strips[(row_end - 1) / STRIP_ROWS].begin >= j + n)
 			row_end = (row_end - 1) / STRIP_ROWS * STRIP_ROWS;
 		if (row < row_end)
-			gemm(n, hdim, row_end - row,
-			     (struct gemm_a){x + row * TILE_LD + j, 1, TILE_LD}, rows_b(y, row),
-			     to + j * width, width, !fresh, &t->fetches);
+			gemm(n, hdim, ROUND_UP(row_end - row, ROW_UNIT),
+			     (struct gemm_a){columns.data + j * columns.row_stride +
+						     row * columns.k_stride,
+					     columns.row_stride, columns.k_stride},
+			     rows_b(y, row), to + j * width, width, !fresh, &t->fetches);
 	}
 }
 
@@ -213,9 +214,10 @@ static void accumulate_queries(struct tile *t, float *dq, int64_t width, bool fr
 		int32_t begin = t->masked ? t->strips[row / STRIP_ROWS].begin : t->begin;
 		int32_t end = t->masked ? t->strips[row / STRIP_ROWS].end : t->end;
 
-		gemm(min_int(unit, t->n_rows - row), t->args->hdim_q, end - begin,
-		     (struct gemm_a){t->dp + row * TILE_LD + begin, TILE_LD, 1},
-		     rows_b(t->k, begin), dq + row * width, width, !fresh, &t->fetches);
+		gemm(min_int(unit, t->n_rows - row), t->args->hdim_q,
+		     ROUND_UP(end - begin, ROW_UNIT),
+		     (struct gemm_a){tile_ds(t) + row * P_LD + begin, P_LD, 1},
+		     rows_b(t->k_panels, begin), dq + row * width, width, !fresh, &t->fetches);
 	}
 }
 
@@ -224,10 +226,11 @@ static void accumulate(struct tile *t, float *dk, float *dv, bool fresh_keys, bo
 {
 	const struct abi_bwd_args *a = t->args;
 
-	accumulate_keys(t, t->s, t->d_o, a->hdim_v, dv, t->width_v, fresh_keys);
-	accumulate_keys(t, t->dp, t->q, a->hdim_q, dk, t->width_q, fresh_keys);
-	/* The product writes whole vectors, and rows of dq_acc follow each other directly. */
-	if (a->hdim_q % LANES == 0) {
+	accumulate_keys(t, tile_p(t), t->d_o_panels, a->hdim_v, dv, t->width_v, fresh_keys);
+	accumulate_keys(t, tile_ds(t), t->q_panels, a->hdim_q, dk, t->width_q, fresh_keys);
+	/* The product writes whole vectors, with a tile unit whole groups of rows, and rows of
+	 * dq_acc follow each other directly. */
+	if (a->hdim_q % COLUMN_UNIT == 0 && (!OPERAND_TILES || t->n_rows % GROUP_ROWS == 0)) {
 		accumulate_queries(t, bwd_dq_acc(a, &t->sequence, t->head, 0, t->row), a->hdim_q,
 				   fresh_queries);
 		return;
@@ -248,23 +251,24 @@ static void accumulate_visible(struct tile *t, float *dk, float *dv, bool fresh_
 	for (int32_t i = 0; i < t->n_rows; i++) {
 		int64_t lse = view_rows_offset(&a->lse, v, t->row + i, t->head);
 		float *dq = t->dq + (int64_t)i * t->width_q;
-		const float *q = rows_a(t->q, i).data;
-		const float *d_o = rows_a(t->d_o, i).data;
+		const operand *q = rows_a(t->q, i).data;
+		const operand *d_o = rows_a(t->d_o, i).data;
 
 		memset(dq, 0, sizeof(float) * t->width_q);
 		if (a->lse.data[lse] == -INFINITY)
 			continue;
 		for (int32_t j = t->begin; j < t->end; j++) {
-			float p = t->s[i * TILE_LD + j], ds = t->dp[i * TILE_LD + j];
-			const float *k = rows_a(t->k, j).data;
+			float p = operand_value(tile_p(t)[i * P_LD + j]);
+			float ds = operand_value(tile_ds(t)[i * P_LD + j]);
+			const operand *k = rows_a(t->k, j).data;
 
 			if (!view_visible(&a->band, v, t->row + i, t->column + j))
 				continue;
 			for (int32_t d = 0; d < a->hdim_v; d++)
-				dv[(int64_t)j * t->width_v + d] += p * d_o[d];
+				dv[(int64_t)j * t->width_v + d] += p * operand_value(d_o[d]);
 			for (int32_t d = 0; d < a->hdim_q; d++) {
-				dk[(int64_t)j * t->width_q + d] += ds * q[d];
-				dq[d] += ds * k[d];
+				dk[(int64_t)j * t->width_q + d] += ds * operand_value(q[d]);
+				dq[d] += ds * operand_value(k[d]);
 			}
 		}
 	}
@@ -619,7 +623,9 @@ static void dq_dk_dv_run(const void *args, int phase, int64_t task, int n_thread
 	uint32_t mode = subnormals_off();
 
 	(void)n_threads;
+	operand_begin();
 	dq_dk_dv_task(args, phase, task, workspace, scratch);
+	operand_end();
 	subnormals_restore(mode);
 }
 
@@ -637,7 +643,7 @@ static size_t dq_dk_dv_workspace(const void *args, int n_threads)
 
 	(void)n_threads;
 	(void)tile_init(&t, a, NULL);
-	return sizeof(float) * a->nhead_k * key_rows(a) * (t.width_q + t.width_v);
+	return sizeof(float) * key_rows(a) * (t.width_q + t.width_v);
 }
 
 static size_t dq_dk_dv_scratch(const void *args)
@@ -658,8 +664,11 @@ static size_t dq_dk_dv_scratch(const void *args)
 	}
 
 const struct cpu_kernel CPU_NAME(cpu_bwd_tile_kernels)[] = {
+	DQ_DK_DV(ABI_BF16),
+#if SCALES_Q
 	DQ_DK_DV(ABI_F32),
 	DQ_DK_DV(ABI_F16),
-	DQ_DK_DV(ABI_BF16),
+#endif
 };
-const size_t CPU_NAME(cpu_bwd_tile_n_kernels) = 3;
+const size_t CPU_NAME(cpu_bwd_tile_n_kernels) = sizeof(CPU_NAME(cpu_bwd_tile_kernels)) /
+						sizeof(CPU_NAME(cpu_bwd_tile_kernels)[0]);

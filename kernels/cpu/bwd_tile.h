@@ -4,11 +4,13 @@
  *
  *   S = scale Q K^T, dP = dO V^T;  P = exp(S - LSE);  dS = P (r dP - d)
  *
- * S is made like forward's, from a Q that was multiplied first, so that it has forward's very bits:
- * large logits carry rounding errors that LSE carries, too, and that cancel in the difference.
+ * S is made like forward's, out of the same operands, so that it has forward's very bits: large
+ * logits carry rounding errors that LSE carries, too, and that cancel in the difference.
  *
- * S and dP live in scratch, are turned into r P and dS in place, and then feed the three products
- * that accumulate dV, dK and dQ. Masked elements are exactly 0 in both.
+ * S and dP live in scratch, are turned into r P and dS in place, as operands, and then feed the
+ * three products that accumulate dV, dK and dQ. Masked elements are exactly 0 in both, and so are
+ * columns up to a whole COLUMN_UNIT. Operands that go in pairs lie as their products read them: K,
+ * Q and dO in panels besides their rows, P and dS once more by columns.
  */
 #ifndef FMHA_CPU_BWD_TILE_H
 #define FMHA_CPU_BWD_TILE_H
@@ -17,6 +19,8 @@
 
 #include "bwd.h"
 #include "dropout_tile.h"
+#include "pack.h"
+#include "score.h"
 #include "tile.h"
 
 enum {
@@ -25,19 +29,21 @@ enum {
 	TILE_COLUMNS = CPU_BACKWARD_KEYS,
 	/* S and dP are made and passed over in blocks of this size, which stay in the first-level
 	 * cache meanwhile. Masks that hide a whole strip's columns save the work on them. */
-	STRIP_ROWS = 24,
+	STRIP_ROWS = OPERAND_TILES ? GROUP_ROWS : 4 * GROUP_ROWS,
 	STRIP_COLUMNS = 64,
 	N_STRIPS = TILE_ROWS / STRIP_ROWS,
 	/* Row stride of S and dP: not a power of two, so that a column of them does not fall into
 	 * one set of the first-level cache. */
 	TILE_LD = TILE_COLUMNS + 16,
-	MAX_STRIDE = 256,  /* of a caller's rows that are read in place, in floats */
-	GROUP = 4 * LANES, /* columns of a row that are passed over at a time */
+	P_LD = TILE_LD * (int)(sizeof(float) / sizeof(operand)), /* P lies where S lay */
+	COLUMN_LD = 2 * PANEL, /* of P and dS by columns, where they have to lie so */
+	LINE = 64 / (int)sizeof(operand),
+	MAX_STRIDE = 16 * LINE, /* of a caller's rows that are read in place */
+	GROUP = 4 * LANES,      /* columns of a row that are passed over at a time */
 };
 
 _Static_assert(TILE_ROWS % STRIP_ROWS == 0 && STRIP_COLUMNS % PANEL == 0, "whole strips");
-
-#define LOG2_E 1.44269504088896340736f
+_Static_assert(OPERAND_PAIR == 1 || TILE_ROWS <= COLUMN_LD, "a column has room for all rows");
 
 /* Keys in a tile: fewer of the long ones, so that a tile stays in the second-level cache. */
 static inline int32_t tile_columns(const struct abi_bwd_args *a)
@@ -45,16 +51,16 @@ static inline int32_t tile_columns(const struct abi_bwd_args *a)
 	return cpu_backward_keys(a->hdim_q, a->hdim_v);
 }
 
-/* Floats between rows of copies: an odd number of cache lines, so that a panel's width of rows
- * spreads over all sets of the first-level cache. */
+/* Between rows of copies: an odd number of cache lines, so that a panel's width of rows spreads
+ * over all sets of the first-level cache. */
 static inline int32_t row_stride(int32_t hdim)
 {
-	return (ROUND_UP(hdim, 16) / 16 | 1) * 16;
+	return (ROUND_UP(hdim, LINE) / LINE | 1) * LINE;
 }
 
-/* Floats, whole vectors a row. */
+/* Whole steps of K_UNIT a row. */
 struct rows {
-	const float *data;
+	const operand *data;
 	int64_t ld;
 };
 
@@ -82,81 +88,110 @@ struct tile {
 	bool masked; /* some row does not see all of them */
 	enum { UNKNOWN, FINITE, NOT_FINITE } finite_k; /* K and V of the tile */
 	struct rows k, v, q, d_o;
-	struct rows logit_q; /* Q times logit_factor() */
+	struct rows logit_q;                          /* Q times logit_factor(), where SCALES_Q */
+	struct gemm_b k_panels, q_panels, d_o_panels; /* the same once more, as B */
 	/* scratch */
-	float *k_columns, *v_columns; /* panels of K^T, V^T */
-	float *k_rows, *v_rows;       /* copies of rows, row_stride() apart */
-	float *q_rows, *d_o_rows;     /* likewise */
-	float *logit_q_rows;          /* likewise */
-	float *s, *dp;                /* [TILE_ROWS, TILE_LD] */
-	float *dz;                    /* likewise, before the soft cap's derivative; for dbias */
-	float *dq;                    /* [TILE_ROWS, width_q] */
-	float *bias;                  /* [TILE_COLUMNS] */
-	uint8_t *bytes;               /* [TILE_ROWS, TILE_COLUMNS] dropout bytes */
-	struct fetches fetches;       /* what the next tile reads */
+	operand *k_columns, *v_columns;         /* panels of K^T, V^T */
+	operand *k_rows, *v_rows;               /* copies of rows, row_stride() apart */
+	operand *q_rows, *d_o_rows;             /* likewise */
+	operand *logit_q_rows;                  /* likewise */
+	operand *k_pairs, *q_pairs, *d_o_pairs; /* what the panels lie in */
+	operand *pairs, *by_column; /* of P or dS: [TILE_ROWS, PANEL], [columns, COLUMN_LD] */
+	float *s, *dp;              /* [TILE_ROWS, TILE_LD] */
+	float *dz;                  /* likewise, before the soft cap's derivative; for dbias */
+	float *dq;                  /* [TILE_ROWS, width_q] */
+	float *bias;                /* [TILE_LD] */
+	uint8_t *bytes;             /* [TILE_ROWS, TILE_COLUMNS] dropout bytes */
+	struct fetches fetches;     /* what the next tile reads */
 	struct strip strips[N_STRIPS];
 	struct tile_row facts[TILE_ROWS];
 };
 
+/* @n elements, or bytes, of scratch. */
+static inline void *take_bytes(uintptr_t *at, int64_t n)
+{
+	void *array = (void *)*at;
+
+	*at += ROUND_UP(n, 64);
+	return array;
+}
+
+static inline operand *take_operands(uintptr_t *at, int64_t n)
+{
+	return take_bytes(at, n * (int64_t)sizeof(operand));
+}
+
+static inline float *take_floats(uintptr_t *at, int64_t n)
+{
+	return take_bytes(at, n * (int64_t)sizeof(float));
+}
+
 /* Lays the arrays out in @scratch; returns its size. @scratch may be NULL. */
 static inline size_t tile_init(struct tile *t, const struct abi_bwd_args *a, void *scratch)
 {
-	int64_t columns = tile_columns(a), at = 0;
-	float *base = scratch;
+	/* Rows that products read or write in whole groups. */
+	const int64_t columns = ROUND_UP(tile_columns(a), GROUP_ROWS);
+	const int64_t pairs = OPERAND_PAIR > 1;
+	uintptr_t at = (uintptr_t)scratch;
 
 	t->args = a;
 	t->width_q = ROUND_UP(a->hdim_q, PANEL);
 	t->width_v = ROUND_UP(a->hdim_v, PANEL);
 	t->fetches.n = t->fetches.first = 0;
-	struct {
-		float **array;
-		int64_t floats;
-	} arrays[] = {
-		{&t->k_columns, t->width_q * columns},
-		{&t->v_columns, t->width_v * columns},
-		{&t->k_rows, row_stride(a->hdim_q) * columns},
-		{&t->v_rows, row_stride(a->hdim_v) * columns},
-		{&t->q_rows, row_stride(a->hdim_q) * TILE_ROWS},
-		{&t->d_o_rows, row_stride(a->hdim_v) * TILE_ROWS},
-		{&t->logit_q_rows, row_stride(a->hdim_q) * TILE_ROWS},
-		{&t->s, TILE_ROWS * TILE_LD},
-		{&t->dp, TILE_ROWS * TILE_LD},
-		{&t->dz, a->dbias.data ? TILE_ROWS * TILE_LD : 0},
-		{&t->dq, t->width_q * TILE_ROWS},
-		{&t->bias, TILE_LD},
-	};
-
-	for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); i++) {
-		*arrays[i].array = base && arrays[i].floats ? base + at : NULL;
-		at += ROUND_UP(arrays[i].floats, 16);
-	}
-	t->bytes = base ? (uint8_t *)(base + at) : NULL;
-	return at * sizeof(float) + (a->dropout.p_drop > 0 ? TILE_ROWS * TILE_COLUMNS + GROUP : 0);
-}
-
-/* May the tensor's own memory stand for rows of whole float vectors? */
-static inline bool is_float_rows(const struct abi_bwd_args *a, const struct abi_tensor *t,
-				 int32_t hdim)
-{
-	return a->dtype == ABI_F32 && t->stride_dim == 1 && hdim % LANES == 0;
+	t->k_columns = take_operands(&at, t->width_q * columns);
+	t->v_columns = take_operands(&at, t->width_v * columns);
+	t->k_rows = take_operands(&at, row_stride(a->hdim_q) * columns);
+	t->v_rows = take_operands(&at, row_stride(a->hdim_v) * columns);
+	t->q_rows = take_operands(&at, row_stride(a->hdim_q) * TILE_ROWS);
+	t->d_o_rows = take_operands(&at, row_stride(a->hdim_v) * TILE_ROWS);
+	t->logit_q_rows = take_operands(&at, SCALES_Q * row_stride(a->hdim_q) * TILE_ROWS);
+	t->k_pairs = take_operands(&at, pairs * t->width_q * columns);
+	t->q_pairs = take_operands(&at, pairs * t->width_q * TILE_ROWS);
+	t->d_o_pairs = take_operands(&at, pairs * t->width_v * TILE_ROWS);
+	t->pairs = take_operands(&at, pairs * TILE_ROWS * PANEL);
+	t->by_column = take_operands(&at, pairs * COLUMN_LD * columns);
+	t->s = take_floats(&at, TILE_ROWS * TILE_LD);
+	t->dp = take_floats(&at, TILE_ROWS * TILE_LD);
+	t->dz = a->dbias.data ? take_floats(&at, TILE_ROWS * TILE_LD) : NULL;
+	t->dq = take_floats(&at, t->width_q * TILE_ROWS);
+	t->bias = take_floats(&at, TILE_LD);
+	t->bytes = take_bytes(&at, a->dropout.p_drop > 0 ? TILE_ROWS * TILE_COLUMNS + GROUP : 0);
+	return at - (uintptr_t)scratch;
 }
 
 /*
- * @n rows from @offset on: the tensor's own, or floats copied to @copies. A stride of many lines
- * would leave the caches few sets, so such rows are copied, too.
+ * @n rows from @offset on: the tensor's own, or operands copied to @copies, zeros up to whole
+ * ROW_UNITs. A stride of many lines would leave the caches few sets, so such rows are copied, too.
  */
 static inline struct rows load_rows(const struct abi_bwd_args *a, const struct abi_tensor *t,
-				    int64_t offset, int32_t n, int32_t hdim, float *copies)
+				    int64_t offset, int32_t n, int32_t hdim, operand *copies)
 {
-	int32_t columns = ROUND_UP(hdim, LANES), ld = row_stride(hdim);
-	bool is_float = is_float_rows(a, t, hdim);
+	int32_t width = ROUND_UP(hdim, K_UNIT), ld = row_stride(hdim);
 
-	if (is_float && t->stride_seq >= hdim && t->stride_seq <= MAX_STRIDE)
-		return (struct rows){(const float *)t->data + offset, t->stride_seq};
-	for (int32_t i = 0; i < n; i++)
-		bwd_load_row(copies + (int64_t)i * ld, columns, t, offset + i * t->stride_seq, hdim,
-			     a->dtype);
+	if (a->dtype == OPERAND_DTYPE && t->stride_dim == 1 && hdim == width && n % ROW_UNIT == 0 &&
+	    t->stride_seq >= hdim && t->stride_seq <= MAX_STRIDE)
+		return (struct rows){(const operand *)t->data + offset, t->stride_seq};
+	for (int32_t i = 0; i < ROUND_UP(n, ROW_UNIT); i++) {
+		operand *row = copies + (int64_t)i * ld;
+		int32_t filled = i < n ? hdim : 0;
+
+		operand_load_row(row, t->data, a->dtype, offset + i * t->stride_seq, t->stride_dim,
+				 filled);
+		memset(row + filled, 0, sizeof(*row) * (width - filled));
+	}
 	return (struct rows){copies, ld};
+}
+
+/* @n rows as B, in @pairs where operands go in pairs. */
+static inline struct gemm_b rows_as_b(struct rows x, int32_t n, int32_t hdim, operand *pairs)
+{
+	int64_t padded = ROUND_UP(n, ROW_UNIT);
+	vf zeros = {0};
+
+	if (OPERAND_PAIR == 1)
+		return (struct gemm_b){x.data, PANEL, x.ld};
+	pack_rows(pairs, padded * PANEL, x.data, x.ld, padded, ROUND_UP(hdim, K_UNIT), &zeros);
+	return (struct gemm_b){pairs, padded * PANEL, PANEL};
 }
 
 /* Neither an infinity nor a NaN among them. */
@@ -166,15 +201,23 @@ static inline bool rows_are_finite(struct rows x, int32_t n, int32_t hdim)
 
 	for (int32_t i = 0; i < n; i++)
 		for (int32_t d = 0; d < hdim; d += LANES)
-			sum += vf_load(x.data + i * x.ld + d) * 0.0f;
+			sum += operand_load(x.data + i * x.ld + d) * 0.0f;
 	return vf_reduce_add(sum) == 0;
+}
+
+/* The rows' transpose as B; @next: see pack_transposed(). */
+static inline void pack_columns(operand *to, struct rows x, int32_t n, int32_t hdim,
+				const struct gemm_a *next)
+{
+	/* A pair travels as one float: nothing is computed with it. */
+	pack_transposed((float *)to, (const float *)x.data, x.ld / OPERAND_PAIR, n,
+			ROUND_UP(hdim, K_UNIT) / OPERAND_PAIR, next);
 }
 
 static inline void tile_load_kv(struct tile *t, const struct view_sequence *v, int32_t head_k,
 				int32_t column, int32_t n_columns)
 {
 	const struct abi_bwd_args *a = t->args;
-	int32_t steps_q = ROUND_UP(a->hdim_q, LANES), steps_v = ROUND_UP(a->hdim_v, LANES);
 	struct gemm_a next;
 
 	t->sequence = *v;
@@ -186,22 +229,21 @@ static inline void tile_load_kv(struct tile *t, const struct view_sequence *v, i
 			 t->v_rows);
 	/* The transposing pass jumps between rows: V is fetched while K is transposed. */
 	next = (struct gemm_a){t->v.data, t->v.ld, 1};
-	pack_transposed(t->k_columns, t->k.data, t->k.ld, n_columns, steps_q,
-			steps_q == steps_v ? &next : NULL);
-	pack_transposed(t->v_columns, t->v.data, t->v.ld, n_columns, steps_v, NULL);
+	pack_columns(t->k_columns, t->k, n_columns, a->hdim_q,
+		     a->hdim_q == a->hdim_v ? &next : NULL);
+	pack_columns(t->v_columns, t->v, n_columns, a->hdim_v, NULL);
+	t->k_panels = rows_as_b(t->k, n_columns, a->hdim_q, t->k_pairs);
 	t->finite_k = UNKNOWN;
 }
 
-/* Whether K, V, Q and dO of the tile are free of infinities and NaN. */
+/* Whether K, Q and dO of the tile, which zeros of P and dS multiply, are free of infinities and
+ * NaN. */
 static inline bool tile_is_finite(struct tile *t)
 {
 	const struct abi_bwd_args *a = t->args;
 
 	if (t->finite_k == UNKNOWN)
-		t->finite_k = rows_are_finite(t->k, t->n_columns, a->hdim_q) &&
-					      rows_are_finite(t->v, t->n_columns, a->hdim_v)
-				      ? FINITE
-				      : NOT_FINITE;
+		t->finite_k = rows_are_finite(t->k, t->n_columns, a->hdim_q) ? FINITE : NOT_FINITE;
 	return t->finite_k == FINITE && rows_are_finite(t->q, t->n_rows, a->hdim_q) &&
 	       rows_are_finite(t->d_o, t->n_rows, a->hdim_v);
 }
@@ -325,21 +367,23 @@ static inline void tile_load_facts(struct tile *t)
 			   t->n_rows - i < STRIP_ROWS ? t->n_rows - i : STRIP_ROWS);
 }
 
-/* By which forward multiplies Q: see score_ops_init(). */
+/* By which forward multiplies Q or S: see score_ops_init(). */
 static inline float logit_factor(const struct abi_bwd_args *a)
 {
 	return a->logits_soft_cap > 0 ? a->scale / a->logits_soft_cap : a->scale * LOG2_E;
 }
 
 static inline struct rows scale_rows(struct rows x, int32_t n, int32_t hdim, float factor,
-				     float *copies)
+				     operand *copies)
 {
 	int32_t ld = row_stride(hdim);
 
+	if (!SCALES_Q)
+		return x;
 	for (int32_t i = 0; i < n; i++)
 		for (int32_t d = 0; d < hdim; d += LANES)
-			vf_store(copies + (int64_t)i * ld + d,
-				 vf_load(x.data + i * x.ld + d) * factor);
+			operand_store(copies + (int64_t)i * ld + d,
+				      operand_load(x.data + i * x.ld + d) * factor);
 	return (struct rows){copies, ld};
 }
 
@@ -353,6 +397,8 @@ static inline void tile_load_q(struct tile *t)
 	t->logit_q = scale_rows(t->q, t->n_rows, a->hdim_q, logit_factor(a), t->logit_q_rows);
 	t->d_o = load_rows(a, &a->d_o, view_q_offset(&a->d_o, v, t->row, t->head), t->n_rows,
 			   a->hdim_v, t->d_o_rows);
+	t->q_panels = rows_as_b(t->q, t->n_rows, a->hdim_q, t->q_pairs);
+	t->d_o_panels = rows_as_b(t->d_o, t->n_rows, a->hdim_v, t->d_o_pairs);
 	tile_load_facts(t);
 }
 
@@ -376,22 +422,6 @@ static inline void tile_load_bytes(struct tile *t)
 		for (int32_t j = t->begin; j < t->end; j++)
 			t->bytes[i * TILE_COLUMNS + j] = from[(t->column + j) * stored->stride_dim];
 	}
-}
-
-/* tanh(x): an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel. */
-static inline vf vf_tanh(vf x)
-{
-	vf z = x * x, size = vf_abs(x);
-	vf near = z * -6.096999102e-3f + 2.099740836e-2f;
-	vf far = 1 - 2 / (vf_exp2(vf_min(size * (2 * LOG2_E), vf_set1(100))) + 1);
-	vi is_near = size < 0.625f;
-
-	near = near * z - 5.385096846e-2f;
-	near = near * z + 1.333277025e-1f;
-	near = near * z - 3.333332895e-1f;
-	near = near * z * x + x;
-	far = (vf)((vi)far | ((vi)x & INT32_MIN));
-	return (vf)((is_near & (vi)near) | (~is_near & (vi)far));
 }
 
 typedef uint8_t vb_memory __attribute__((vector_size(LANES), aligned(1), may_alias));
@@ -427,6 +457,17 @@ struct pass {
 	bool masked; /* some elements are not visible */
 };
 
+/* P and dS, [TILE_ROWS, P_LD] each. */
+static inline operand *tile_p(const struct tile *t)
+{
+	return (operand *)t->s;
+}
+
+static inline operand *tile_ds(const struct tile *t)
+{
+	return (operand *)t->dp;
+}
+
 /*
  * A group of vectors of row @i, from column @j on: S and dP become r P and dS. The vectors go side
  * by side, see vf_exp2_some().
@@ -437,15 +478,18 @@ static inline __attribute__((always_inline)) void group_pass(struct tile *t, int
 							     const struct pass pass)
 {
 	const struct abi_bwd_args *a = t->args;
-	const float cap = pass.extras ? a->logits_soft_cap : 0;
+	const float cap = pass.extras ? a->logits_soft_cap : 0, factor = logit_factor(a);
 	const vi iota = __builtin_convertvector(vf_iota(), vi) + (t->column + j);
-	float *s = t->s + i * TILE_LD + j, *dp = t->dp + i * TILE_LD + j;
+	const float *s = t->s + i * TILE_LD + j, *dp = t->dp + i * TILE_LD + j;
+	operand *to_p = tile_p(t) + i * P_LD + j, *to_ds = tile_ds(t) + i * P_LD + j;
 	const vf lse = vf_set1(row->lse);
 	vf x[4], p[4], slope_of_cap[4], r[4];
 
 #pragma GCC unroll 4
 	for (int u = 0; u < 4; u++) {
 		x[u] = vf_load(s + u * LANES);
+		if (!SCALES_Q)
+			x[u] *= factor;
 		if (cap > 0) {
 			vf tanh = vf_tanh(x[u]);
 
@@ -489,8 +533,8 @@ static inline __attribute__((always_inline)) void group_pass(struct tile *t, int
 		/* A masked element's slope may be NaN: 0 stays 0. */
 		if (cap > 0)
 			dz = vf_keep(dz != 0, dz * slope_of_cap[u]);
-		vf_store(s + u * LANES, r[u]);
-		vf_store(dp + u * LANES, dz);
+		operand_store(to_p + u * LANES, r[u]);
+		operand_store(to_ds + u * LANES, dz);
 	}
 }
 
@@ -526,30 +570,31 @@ static inline void strip_clear(struct tile *t, int32_t row, int32_t row_end, int
 {
 	for (int32_t i = row; i < row_end; i++)
 		for (int32_t j = begin; j < end; j += LANES) {
-			vf_store(t->s + i * TILE_LD + j, (vf){0});
-			vf_store(t->dp + i * TILE_LD + j, (vf){0});
+			operand_store(tile_p(t) + i * P_LD + j, (vf){0});
+			operand_store(tile_ds(t) + i * P_LD + j, (vf){0});
 			if (t->dz)
 				vf_store(t->dz + i * TILE_LD + j, (vf){0});
 		}
 }
 
 /* The panels of K^T or V^T from column @begin on. */
-static inline struct gemm_b tile_panels(const float *columns, int32_t begin, int32_t hdim)
+static inline struct gemm_b tile_panels(const operand *columns, int32_t begin, int32_t hdim)
 {
-	int64_t steps = ROUND_UP(hdim, LANES);
+	int64_t steps = ROUND_UP(hdim, K_UNIT);
 
 	return (struct gemm_b){columns + begin * steps, steps * PANEL, PANEL};
 }
 
-/* From row @row on, as the one operand or the other. */
+/* From row @row on, as the one operand or the other. @row: even as B. */
 static inline struct gemm_a rows_a(struct rows x, int32_t row)
 {
 	return (struct gemm_a){x.data + row * x.ld, x.ld, 1};
 }
 
-static inline struct gemm_b rows_b(struct rows x, int32_t row)
+static inline struct gemm_b rows_b(struct gemm_b panels, int32_t row)
 {
-	return (struct gemm_b){x.data + row * x.ld, PANEL, x.ld};
+	panels.data += row * panels.k_stride;
+	return panels;
 }
 
 static inline void block_scores(struct tile *t, const struct block *b, const struct strip *strip)
@@ -557,13 +602,14 @@ static inline void block_scores(struct tile *t, const struct block *b, const str
 	const struct abi_bwd_args *a = t->args;
 	bool extras = a->bias.data || a->alibi_slopes || a->logits_soft_cap > 0 ||
 		      a->dropout.p_drop > 0 || t->dz;
-	bool masked = strip->full_begin > b->begin || strip->full_end < b->end;
+	bool masked = strip->full_begin > b->begin ||
+		      strip->full_end < ROUND_UP(b->end, COLUMN_UNIT);
 	int32_t m = b->row_end - b->row, n = b->end - b->begin;
 
-	gemm(m, n, a->hdim_q, rows_a(t->logit_q, b->row),
+	gemm(m, n, ROUND_UP(a->hdim_q, K_UNIT), rows_a(t->logit_q, b->row),
 	     tile_panels(t->k_columns, b->begin, a->hdim_q), t->s + b->row * TILE_LD + b->begin,
 	     TILE_LD, false, &t->fetches);
-	gemm(m, n, a->hdim_v, rows_a(t->d_o, b->row),
+	gemm(m, n, ROUND_UP(a->hdim_v, K_UNIT), rows_a(t->d_o, b->row),
 	     tile_panels(t->v_columns, b->begin, a->hdim_v), t->dp + b->row * TILE_LD + b->begin,
 	     TILE_LD, false, &t->fetches);
 	if (extras)
@@ -588,8 +634,32 @@ static inline void tile_scores(struct tile *t)
 
 			block_scores(t, &b, strip);
 		}
-		strip_clear(t, row, end, ROUND_UP(strip->end, LANES), ROUND_UP(t->end, LANES));
+		strip_clear(t, row, end, ROUND_UP(strip->end, COLUMN_UNIT),
+			    ROUND_UP(t->end, COLUMN_UNIT));
 	}
+	/* The other half of the last pair. */
+	strip_clear(t, t->n_rows, ROUND_UP(t->n_rows, OPERAND_PAIR), t->begin, t->end);
+}
+
+/*
+ * The transpose of P or dS as A, from row 0 and column 0 of the tile on: floats where they are,
+ * pairs in by_column, which holds one of the two at a time.
+ */
+static inline struct gemm_a tile_by_column(struct tile *t, const operand *x)
+{
+	int32_t n_pairs = (t->n_rows + OPERAND_PAIR - 1) / OPERAND_PAIR;
+	vf zeros = {0};
+
+	if (OPERAND_PAIR == 1)
+		return (struct gemm_a){x, 1, P_LD};
+	for (int32_t j = t->begin; j < t->end; j += PANEL) {
+		int32_t n = t->end - j < PANEL ? ROUND_UP(t->end - j, COLUMN_UNIT) : PANEL;
+
+		pack_rows(t->pairs, 0, x + j, P_LD, n_pairs * OPERAND_PAIR, n, &zeros);
+		pack_transposed((float *)(t->by_column + j * COLUMN_LD), (float *)t->pairs, PANEL,
+				n_pairs, n, NULL);
+	}
+	return (struct gemm_a){t->by_column, COLUMN_LD, 1};
 }
 
 #endif

@@ -24,7 +24,7 @@ enum { VECTORS = 1, TILES = 2, ANY_LEVEL = VECTORS | TILES, WHOLE = 4 };
 enum { FLASH, ROWS, TILE, DECODE, N_PIPELINES };
 
 static const struct spec_pipeline pipelines[N_PIPELINES] = {
-	[FLASH] = {"cpu_flash", SPEC_IN_MEMORY},
+	[FLASH] = {"cpu_flash", SPEC_IN_MEMORY | SPEC_PACKS_KEYS},
 	[ROWS] = {"cpu_rows", SPEC_IN_MEMORY},
 	[TILE] = {"cpu_tile", SPEC_IN_MEMORY},
 	[DECODE] = {"cpu_decode", SPEC_IN_MEMORY},
@@ -48,7 +48,7 @@ static const struct spec_row kernels[] = {
 	{DECODE, FORWARD, ANY_LEVEL, ALL, MOST, CPU_DECODE_ROWS, CPU_DECODE_KEYS, 1, 1, -1,
 	 WITHOUT(dropout)},
 	/* bwd_tile.c: rows by keys, fewer of long heads; stage 2 accumulates dQ */
-	{TILE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), WHOLE, NOT_FP8, MOST, CPU_BACKWARD_ROWS,
+	{TILE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), ANY_LEVEL, NOT_FP8, MOST, CPU_BACKWARD_ROWS,
 	 CPU_BACKWARD_KEYS, 1, 1, -1, 0},
 	/* row kernels: a task is some rows of one head, whole */
 	{ROWS, SPEC_BIT(SPEC_FWD_SPLITKV_COMBINE), WHOLE, NOT_FP8, MOST, CPU_ROWS, 0, 1, 1, -1, 0},

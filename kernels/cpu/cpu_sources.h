@@ -22,8 +22,10 @@
 	CPU_SOURCES_EVERYWHERE(X, v4, CPU_X86_64_V4)                                               \
 	X(cpu_decode, v4_bf16, CPU_X86_64_V4_BF16)                                                 \
 	X(cpu_flash, v4_bf16, CPU_X86_64_V4_BF16)                                                  \
+	X(cpu_bwd_tile, v4_bf16, CPU_X86_64_V4_BF16)                                               \
 	X(cpu_decode, amx, CPU_X86_64_AMX)                                                         \
-	X(cpu_flash, amx, CPU_X86_64_AMX)
+	X(cpu_flash, amx, CPU_X86_64_AMX)                                                          \
+	X(cpu_bwd_tile, amx, CPU_X86_64_AMX)
 #else
 #define CPU_SOURCES(X) CPU_SOURCES_EVERYWHERE(X, portable, CPU_PORTABLE)
 #endif

@@ -64,11 +64,6 @@ static int32_t group_size(const struct abi_fwd_args *a)
 	return a->nhead_q / a->nhead_k;
 }
 
-static int64_t max_head_rows(const struct abi_fwd_args *a)
-{
-	return (int64_t)a->sequences.seqlen_q_max * group_size(a);
-}
-
 /* Key heads of a task: all that its rows allow where heads lie closer together than keys, else one.
  */
 static int32_t heads_per_task(const struct abi_fwd_args *a)
@@ -750,12 +745,7 @@ static void merge_task(const struct abi_fwd_args *a, int64_t task, void *workspa
 
 static int decode_accepts(const void *args)
 {
-	const struct abi_fwd_args *a = args;
-
-	return max_head_rows(a) <= HEAD_ROWS && a->dropout.p_drop == 0 && a->hdim_q % LANES == 0 &&
-	       a->hdim_v % LANES == 0 && a->k.stride_dim == 1 && a->v.stride_dim == 1 &&
-	       (!a->cache.page_size || a->cache.layout == ABI_KV_LINEAR) &&
-	       (a->o_dtype == ABI_F32 || a->o_dtype == ABI_F16 || a->o_dtype == ABI_BF16);
+	return decode_reads(args, LANES);
 }
 
 static size_t decode_workspace_bytes(const void *args, int n_threads)

@@ -405,9 +405,11 @@ static void group_scores(struct tile *t, int32_t g, int32_t c0, struct range ran
 
 		n = at_most(range.hi - c, PANEL - lane);
 		group_prefetch_bias(t, g, c0 + c, n);
-		operand_multiply(t->scratch.q + g * GROUP_ROWS * t->q_padded, t->q_padded,
-				 t->k + (int64_t)(c0 + c - lane) * t->q_padded +
-					 lane * OPERAND_PAIR,
+		operand_multiply((struct gemm_a){t->scratch.q + g * GROUP_ROWS * t->q_padded,
+						 t->q_padded, 1},
+				 (struct gemm_b){t->k + (int64_t)(c0 + c - lane) * t->q_padded +
+							 lane * OPERAND_PAIR,
+						 0, PANEL},
 				 group_s(t, g) + c, S_STRIDE, t->q_padded, NULL, group_rows(t, g),
 				 n, ahead_take(&t->ahead, operand_lines(t->q_padded, n)));
 	}
@@ -505,8 +507,10 @@ static void group_values(struct tile *t, int32_t g, int32_t c0, struct range ran
 	int32_t row = g * GROUP_ROWS;
 
 	for (int32_t d = 0; d < t->v_padded; d += PANEL)
-		operand_multiply((operand *)group_s(t, g) + range.lo, P_STRIDE,
-				 t->v + (int64_t)d * t->k_padded + (int64_t)(c0 + range.lo) * PANEL,
+		operand_multiply((struct gemm_a){(operand *)group_s(t, g) + range.lo, P_STRIDE, 1},
+				 (struct gemm_b){t->v + (int64_t)d * t->k_padded +
+							 (int64_t)(c0 + range.lo) * PANEL,
+						 0, PANEL},
 				 t->scratch.o + row * t->v_padded + d, t->v_padded,
 				 range.hi - range.lo, t->group[g].started ? &t->alpha[row] : NULL,
 				 group_rows(t, g), at_most(t->a->hdim_v - d, PANEL), NULL);
@@ -679,6 +683,9 @@ static int flash_accepts(const void *args)
 {
 	const struct abi_fwd_args *a = args;
 
+	/* Shorter vectors that read few rows' keys as they are beat longer ones that pack them. */
+	if (LANES == 16 && !decode_reads(a, LANES) && decode_reads(a, LANES / 2))
+		return 0;
 	return a->o_dtype == ABI_F32 || a->o_dtype == ABI_F16 || a->o_dtype == ABI_BF16;
 }
 

@@ -1,31 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gemm.h: C = A B and C += A B for blocks that fit the caches, out of micro.h's tiles.
+ * gemm.h: C = A B and C += A B for blocks that fit the caches, out of operand.h's tiles; and
+ * transposing, for whoever needs a B.
  *
- * A is read one element at a time and broadcast, so any pair of strides is as good as another and a
- * transposed A costs nothing. B is read in whole vectors: panels of it, or rows as they are.
+ * Floats of A are read one at a time and broadcast, so any pair of strides is as good as another
+ * and a transposed A costs nothing. B is read in whole vectors: panels of it, or rows of floats as
+ * they are.
  */
 #ifndef FMHA_CPU_GEMM_H
 #define FMHA_CPU_GEMM_H
 
 #include <stdbool.h>
 
-#include "micro.h"
-
-#define ROUND_UP(n, unit) (((n) + (unit)-1) / (unit) * (unit))
-
-/* Element (row, k) at data[row * row_stride + k * k_stride]. */
-struct gemm_a {
-	const float *data;
-	int64_t row_stride, k_stride;
-};
-
-/* Element (k, column) at data[column / PANEL * panel_stride + k * k_stride + column % PANEL]:
- * panels, or, with panel_stride PANEL, plain rows. */
-struct gemm_b {
-	const float *data;
-	int64_t panel_stride, k_stride;
-};
+#include "operand.h"
 
 /*
  * Rows of memory that something after this product reads. Each of its tiles asks for a few lines,
@@ -80,32 +67,27 @@ static inline void fetches_step(struct fetches *f)
 
 /*
  * C [m x n] = A [m x k] B [k x n], or C += A B when @accumulate. Whole vectors are written: rows of
- * C have room for n rounded up to LANES.
+ * C have room for n rounded up to COLUMN_UNIT; with a tile unit whole groups of rows, too.
  */
 static inline void gemm(int32_t m, int32_t n, int32_t k, struct gemm_a a, struct gemm_b b, float *c,
 			int64_t ldc, bool accumulate, struct fetches *fetches)
 {
-	static const float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+	static const float ones[GROUP_ROWS] = {[0 ... GROUP_ROWS - 1] = 1};
 
-	_Static_assert(MICRO_ROWS <= 16, "a one for each row");
-	for (int32_t column = 0; column < n; column += PANEL)
-		for (int32_t row = 0; row < m; row += MICRO_ROWS) {
-			struct micro_args args = {
-				.a = a.data + row * a.row_stride,
-				.a_row = a.row_stride,
-				.a_step = a.k_stride,
-				.b = b.data + column / PANEL * b.panel_stride,
-				.b_step = b.k_stride,
-				.c = c + row * ldc + column,
-				.c_row = ldc,
-				.k = k,
-				.first = accumulate ? ones : NULL,
-			};
+	for (int32_t column = 0; column < n; column += PANEL) {
+		struct gemm_b panel = {b.data + column / PANEL * b.panel_stride, 0, b.k_stride};
+
+		for (int32_t row = 0; row < m; row += GROUP_ROWS) {
+			struct gemm_a group = {a.data + row * a.row_stride, a.row_stride,
+					       a.k_stride};
 
 			fetches_step(fetches);
-			micro_multiply(&args, m - row < MICRO_ROWS ? m - row : MICRO_ROWS,
-				       n - column < PANEL ? n - column : PANEL);
+			operand_multiply(group, panel, c + row * ldc + column, ldc, k,
+					 accumulate ? ones : NULL,
+					 m - row < GROUP_ROWS ? m - row : GROUP_ROWS,
+					 n - column < PANEL ? n - column : PANEL, NULL);
 		}
+	}
 }
 
 /* Element i of vector j goes to element j of vector i: each of the log2(LANES) rounds interleaves
@@ -138,11 +120,11 @@ static inline __attribute__((always_inline)) void transpose(vf x[LANES])
 	}
 }
 
-/* Asks for @n rows of @columns floats, to be in the second-level cache when they are needed. */
-static inline void prefetch_rows(const float *x, int64_t ld, int32_t n, int32_t columns)
+/* Asks for @n rows of @columns, to be in the second-level cache when they are needed. */
+static inline void prefetch_rows(const operand *x, int64_t ld, int32_t n, int32_t columns)
 {
 	for (int32_t row = 0; row < n; row++)
-		for (int32_t c = 0; c < columns; c += 16)
+		for (int32_t c = 0; c < columns; c += 64 / (int)sizeof(*x))
 			__builtin_prefetch(x + row * ld + c, 0, 2);
 }
 
@@ -161,7 +143,7 @@ static inline void pack_transposed(float *to, const float *x, int64_t ld, int32_
 
 		if (next && row + LANES <= rows)
 			prefetch_rows(next->data + row * next->row_stride, next->row_stride, LANES,
-				      k);
+				      k * OPERAND_PAIR);
 		for (int32_t step = 0; step < k; step += LANES) {
 			vf block[LANES];
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * operand.h: what the forward's two matrix products multiply, and how.
+ * operand.h: what the matrix products of forward and backward multiply, and how.
  *
  * Up to x86_64_v4 operands are floats and the product is micro.h's. From x86_64_v4_bf16 on they are
  * bfloat16 as they come, and the processor multiplies pairs that are neighbours along k:
@@ -14,16 +14,39 @@
 #define FMHA_CPU_OPERAND_H
 
 #include "convert.h"
-#include "gemm.h"
+#include "micro.h"
+
+#define ROUND_UP(n, unit) (((n) + (unit)-1) / (unit) * (unit))
 
 #if !defined(__AVX512BF16__) || defined(OPERAND_FLOAT)
-
 typedef float operand;
+#define OPERAND_PAIR 1 /* neighbours along k that lie side by side in B */
+#else
+typedef uint16_t operand;
+#define OPERAND_PAIR 2
+#endif
 
+/* Element (row, k) at data[row * row_stride + k * k_stride]; k_stride 1 of bfloat16. */
+struct gemm_a {
+	const operand *data;
+	int64_t row_stride, k_stride;
+};
+
+/* Element (k, column), k even, at data[column / PANEL * panel_stride + k * k_stride + column %
+ * PANEL * OPERAND_PAIR]: panels, with k_stride PANEL; or, of floats, also plain rows, with
+ * panel_stride PANEL. */
+struct gemm_b {
+	const operand *data;
+	int64_t panel_stride, k_stride;
+};
+
+#if OPERAND_PAIR == 1
+
+#define OPERAND_DTYPE ABI_F32
 #define OPERAND_TILES 0     /* products are made by a tile unit */
-#define OPERAND_PAIR  1     /* neighbours along k that lie side by side in B */
 #define K_UNIT        LANES /* k is padded to this with zeros */
 #define COLUMN_UNIT   LANES /* columns of S come in these */
+#define ROW_UNIT      1     /* as k is where rows are summed over */
 #define GROUP_ROWS    MICRO_ROWS
 #define SCALES_Q      1 /* the scale is multiplied into Q, not into S */
 
@@ -53,7 +76,7 @@ static inline float operand_value(operand x)
 
 /* LANES elements of OPERAND_PAIR rows, @row apart, to their place in a panel of B. @zeros becomes
  * NaN when one of them is not finite. */
-static inline void operand_store_rows(operand *to, const operand *from, int32_t row, vf *zeros)
+static inline void operand_store_rows(operand *to, const operand *from, int64_t row, vf *zeros)
 {
 	vf x = vf_load(from);
 
@@ -66,15 +89,16 @@ static inline void operand_store_rows(operand *to, const operand *from, int32_t 
  * C [rows, columns] = first * C + A B, or A B when @first is NULL. @columns: of one panel. @ahead:
  * operand_lines() lines to fetch meanwhile, or NULL.
  */
-static inline void operand_multiply(const operand *a, int64_t a_row, const operand *b, float *c,
-				    int64_t c_row, int32_t k, const float *first, int32_t rows,
-				    int32_t columns, const char *ahead)
+static inline void operand_multiply(struct gemm_a a, struct gemm_b b, float *c, int64_t c_row,
+				    int32_t k, const float *first, int32_t rows, int32_t columns,
+				    const char *ahead)
 {
 	struct micro_args m = {
-		.a = a,
-		.a_row = a_row,
-		.a_step = 1,
-		.b = b,
+		.a = a.data,
+		.a_row = a.row_stride,
+		.a_step = a.k_stride,
+		.b = b.data,
+		.b_step = b.k_stride,
 		.c = c,
 		.c_row = c_row,
 		.k = k,
@@ -87,12 +111,10 @@ static inline void operand_multiply(const operand *a, int64_t a_row, const opera
 
 #else
 
-typedef uint16_t operand;
-
-#define OPERAND_PAIR 2
-#define K_UNIT       32
-#define COLUMN_UNIT  32
-#define SCALES_Q     0 /* a scaled Q would be rounded */
+#define OPERAND_DTYPE ABI_BF16
+#define K_UNIT        32
+#define COLUMN_UNIT   32
+#define SCALES_Q      0 /* a scaled Q would be rounded */
 
 static inline void operand_load_row(operand *dst, const void *data, int32_t dtype, int64_t index,
 				    int64_t stride, int32_t n)
@@ -117,7 +139,7 @@ static inline float operand_value(operand x)
 	return float_from_bf16(x);
 }
 
-static inline void operand_store_rows(operand *to, const operand *from, int32_t row, vf *zeros)
+static inline void operand_store_rows(operand *to, const operand *from, int64_t row, vf *zeros)
 {
 	__m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
 	__m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(from + row)));
@@ -139,6 +161,7 @@ static inline int32_t operand_pair(const operand *p)
 #ifndef __AMX_BF16__
 
 #define OPERAND_TILES 0
+#define ROW_UNIT      OPERAND_PAIR
 #define GROUP_ROWS    MICRO_ROWS
 
 static inline void operand_begin(void)
@@ -189,19 +212,25 @@ operand_tile(const operand *a, int64_t a_row, const operand *b, float *c, int64_
 	}
 }
 
-static inline void operand_multiply(const operand *a, int64_t a_row, const operand *b, float *c,
+static inline void operand_multiply(struct gemm_a from, struct gemm_b panel, float *c,
 				    int64_t c_row, int32_t k, const float *first, int32_t rows,
 				    int32_t columns, const char *ahead)
 {
 	int32_t vectors = (columns + LANES - 1) / LANES;
+	int64_t a_row = from.row_stride;
+	const operand *a = from.data, *b = panel.data;
 
-	/* Full tiles as one piece; what is left at the edges row by row. */
+	/* Full tiles as one piece; what is left at the edges in smaller ones. */
 	if (rows == MICRO_ROWS && vectors == 4) {
 		if (ahead)
 			operand_tile(a, a_row, b, c, c_row, k, first, MICRO_ROWS, 4, ahead);
 		else
 			operand_tile(a, a_row, b, c, c_row, k, first, MICRO_ROWS, 4, NULL);
 		return;
+	}
+	for (; rows >= 2 && vectors == 4; rows -= 2, a += 2 * a_row, c += 2 * c_row) {
+		operand_tile(a, a_row, b, c, c_row, k, first, 2, 4, NULL);
+		first = first ? first + 2 : NULL;
 	}
 	for (; rows >= 3; rows -= 3, a += 3 * a_row, c += 3 * c_row) {
 		for (int32_t v = 0; v < vectors; v++)
@@ -221,9 +250,10 @@ static inline void operand_multiply(const operand *a, int64_t a_row, const opera
 
 /* Two by two tiles of C, the most that eight tiles allow with operands loaded once. */
 #define OPERAND_TILES 1
-#define TILE_ROWS     16
-#define TILE_K        32
-#define GROUP_ROWS    (2 * TILE_ROWS)
+#define AMX_ROWS      16
+#define AMX_K         32
+#define ROW_UNIT      AMX_K
+#define GROUP_ROWS    (2 * AMX_ROWS)
 
 struct tile_configuration {
 	uint8_t palette, start_row, reserved[14];
@@ -257,21 +287,21 @@ static inline void operand_tiles(const operand *a, int64_t a_row, const operand 
 	if (adds) {
 		_tile_loadd(0, c, c_row * 4);
 		_tile_loadd(1, c + 16, c_row * 4);
-		_tile_loadd(2, c + TILE_ROWS * c_row, c_row * 4);
-		_tile_loadd(3, c + TILE_ROWS * c_row + 16, c_row * 4);
+		_tile_loadd(2, c + AMX_ROWS * c_row, c_row * 4);
+		_tile_loadd(3, c + AMX_ROWS * c_row + 16, c_row * 4);
 	} else {
 		_tile_zero(0);
 		_tile_zero(1);
 		_tile_zero(2);
 		_tile_zero(3);
 	}
-	for (int32_t i = 0; i < k; i += TILE_K) {
-		for (int32_t line = 0; ahead && line < TILE_K / 4; line++)
+	for (int32_t i = 0; i < k; i += AMX_K) {
+		for (int32_t line = 0; ahead && line < AMX_K / 4; line++)
 			__builtin_prefetch(ahead + 16 * i + 64 * line, 0, 2);
 		_tile_loadd(4, a + i, a_row * 2);
 		_tile_loadd(6, b + (int64_t)i * PANEL, PANEL * 4);
 		_tile_loadd(7, b + (int64_t)i * PANEL + 32, PANEL * 4);
-		_tile_loadd(5, a + TILE_ROWS * a_row + i, a_row * 2);
+		_tile_loadd(5, a + AMX_ROWS * a_row + i, a_row * 2);
 		_tile_dpbf16ps(0, 4, 6);
 		_tile_dpbf16ps(1, 4, 7);
 		_tile_dpbf16ps(2, 5, 6);
@@ -279,26 +309,32 @@ static inline void operand_tiles(const operand *a, int64_t a_row, const operand 
 	}
 	_tile_stored(0, c, c_row * 4);
 	_tile_stored(1, c + 16, c_row * 4);
-	_tile_stored(2, c + TILE_ROWS * c_row, c_row * 4);
-	_tile_stored(3, c + TILE_ROWS * c_row + 16, c_row * 4);
+	_tile_stored(2, c + AMX_ROWS * c_row, c_row * 4);
+	_tile_stored(3, c + AMX_ROWS * c_row + 16, c_row * 4);
 }
 
 /* All GROUP_ROWS rows are read and written, whatever @rows says: every array has room for whole
  * groups, and a row's garbage stays in the row. */
-static inline void operand_multiply(const operand *a, int64_t a_row, const operand *b, float *c,
-				    int64_t c_row, int32_t k, const float *first, int32_t rows,
-				    int32_t columns, const char *ahead)
+static inline void operand_multiply(struct gemm_a a, struct gemm_b b, float *c, int64_t c_row,
+				    int32_t k, const float *first, int32_t rows, int32_t columns,
+				    const char *ahead)
 {
 	for (int32_t r = 0; first && r < rows; r++)
 		for (int32_t j = 0; first[r] != 1 && j < columns; j += LANES)
 			vf_store(c + r * c_row + j, vf_load(c + r * c_row + j) * first[r]);
 	for (int32_t j = 0; j < columns; j += 32)
-		operand_tiles(a, a_row, b + 2 * j, c + j, c_row, k, first != NULL,
+		operand_tiles(a.data, a.row_stride, b.data + 2 * j, c + j, c_row, k, first != NULL,
 			      ahead ? ahead + 16 * k * (j / 32) : NULL);
 }
 
 #endif
 #endif
+
+/* LANES operands. */
+static inline vf operand_load(const operand *p)
+{
+	return vf_load_as(p, OPERAND_DTYPE);
+}
 
 /* Lines that operand_multiply() fetches ahead: one a step of vectors, eight a step of tiles. */
 static inline int32_t operand_lines(int32_t k, int32_t columns)

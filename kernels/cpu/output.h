@@ -4,6 +4,22 @@
 #define FMHA_CPU_OUTPUT_H
 
 #include "score.h"
+#include "tile.h"
+
+/* Query rows that share a key head. */
+static inline int64_t max_head_rows(const struct abi_fwd_args *a)
+{
+	return (int64_t)a->sequences.seqlen_q_max * (a->nhead_q / a->nhead_k);
+}
+
+/* Does decode.c run this with vectors of @lanes? Its rows are few, and read as they are. */
+static inline int decode_reads(const struct abi_fwd_args *a, int32_t lanes)
+{
+	return max_head_rows(a) <= CPU_DECODE_ROWS && a->dropout.p_drop == 0 &&
+	       a->hdim_q % lanes == 0 && a->hdim_v % lanes == 0 && a->k.stride_dim == 1 &&
+	       a->v.stride_dim == 1 && (!a->cache.page_size || a->cache.layout == ABI_KV_LINEAR) &&
+	       (a->o_dtype == ABI_F32 || a->o_dtype == ABI_F16 || a->o_dtype == ABI_BF16);
+}
 
 /* What the online softmax of one row has come to. */
 struct row_state {

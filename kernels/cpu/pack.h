@@ -15,7 +15,7 @@
 
 #include <kernels/view.h>
 
-#include "operand.h"
+#include "gemm.h"
 
 static inline int64_t round_up(int64_t x, int64_t unit)
 {
@@ -173,6 +173,22 @@ static inline void pack_k_panel(operand *panel, const struct abi_fwd_args *a,
 }
 
 /*
+ * X [n x width], row stride @ld, as panels of its columns, @stride operands apart: a B whose k
+ * counts rows. @n: a multiple of OPERAND_PAIR; @width: of LANES. @zeros becomes NaN when something
+ * is not finite.
+ */
+static inline void pack_rows(operand *to, int64_t stride, const operand *x, int64_t ld, int32_t n,
+			     int32_t width, vf *zeros)
+{
+	for (int32_t d = 0; d < width; d += LANES) {
+		operand *panel = to + d / PANEL * stride + d % PANEL * OPERAND_PAIR;
+
+		for (int32_t j = 0; j < n; j += OPERAND_PAIR)
+			operand_store_rows(panel + j * PANEL, x + j * ld + d, ld, zeros);
+	}
+}
+
+/*
  * Columns [c0, c0 + PANEL) of V. @v: the first panel of dims, at column c0; the next one is @stride
  * operands further. @temp: PANEL rows of hdim_v rounded up to PANEL. Returns 1 when all is finite.
  */
@@ -182,17 +198,12 @@ static inline uint8_t pack_v_panel(operand *v, int64_t stride, const struct abi_
 {
 	int32_t padded = (int32_t)round_up(a->hdim_v, PANEL);
 	int32_t n = s->k_len - c0 < PANEL ? s->k_len - c0 : PANEL;
-	vf zeros = {0}; /* becomes NaN when something is not finite */
+	vf zeros = {0};
 
 	if (n < PANEL || a->hdim_v < padded)
 		memset(temp, 0, PANEL * (size_t)padded * sizeof(*temp));
 	fetch_keys(temp, padded, a, s, head, c0, n, 1);
-	for (int32_t d = 0; d < padded; d += LANES) {
-		operand *to = v + d / PANEL * stride + d % PANEL * OPERAND_PAIR;
-
-		for (int32_t j = 0; j < PANEL; j += OPERAND_PAIR)
-			operand_store_rows(to + j * PANEL, temp + j * padded + d, padded, &zeros);
-	}
+	pack_rows(v, stride, temp, padded, PANEL, padded, &zeros);
 	return vf_reduce_add(zeros) == 0;
 }
 

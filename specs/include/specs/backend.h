@@ -21,6 +21,7 @@ enum spec_pipeline_flags {
 	SPEC_NO_MATRIX = 2,   /* without matrix instructions */
 	SPEC_IN_MEMORY = 4, /* accumulators are in memory, as on a CPU: a large tile cannot spill */
 	SPEC_WRITES_DQ = 8, /* backward needs no buffer for partial sums of dQ */
+	SPEC_PACKS_KEYS = 16, /* K and V are copied in another order first */
 };
 
 struct spec_pipeline {

@@ -191,6 +191,97 @@ static void short_problems_get_short_tiles(void **state)
 	release(&f);
 }
 
+/* Rows of the tile that @units threads of @arch get for bf16, hdim 128, over 1024 keys. */
+static int cpu_tile_rows(const char *arch, int heads, int rows, uint32_t units)
+{
+	struct fixture f;
+	int m0;
+
+	big_forward(&f);
+	f.problem.batch = 1;
+	f.problem.nhead_q = f.problem.nhead_k = heads;
+	f.problem.seqlen_q = rows;
+	offline_device(&f, arch, NULL, units);
+	assert_works(&f, fixture_build(&f));
+	m0 = f.plan.stages[0].spec.tile.tile_m0;
+	release(&f);
+	return m0;
+}
+
+/* As they were measured: see cost_cpu_rows(). */
+static void cpu_tiles_balance_threads(void **state)
+{
+	(void)state;
+	for (uint32_t units = 2; units <= 8; units += 6) {
+		assert_int_equal(cpu_tile_rows("x86_64_v4_bf16", 8, 64, units), 96);
+		assert_int_equal(cpu_tile_rows("x86_64_v4_bf16", 8, 96, units), 96);
+		assert_int_equal(cpu_tile_rows("x86_64_v4_bf16", 8, 192, units), 96);
+		assert_int_equal(cpu_tile_rows("x86_64_v4_bf16", 8, 128, units), 48);
+		assert_int_equal(cpu_tile_rows("x86_64_v4_bf16", 8, 144, units), 48);
+		assert_int_equal(cpu_tile_rows("x86_64_v4_bf16", 1, 96, units), 48);
+		assert_int_equal(cpu_tile_rows("x86_64_v4_bf16", 3, 96, units), 48);
+	}
+	assert_int_equal(cpu_tile_rows("x86_64_v4_bf16", 8, 1024, 2), 96);
+}
+
+/* Packing keys takes as long as some dozen rows. */
+static void few_rows_are_not_packed_for(void **state)
+{
+	static const int32_t shapes[][3] = {{32768, 1, 1}, {4, 8, 2}, {4, 16, 1}, {1, 1, 16}};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+		struct fixture f;
+
+		big_forward(&f);
+		f.problem.batch = shapes[i][0];
+		f.problem.nhead_q = shapes[i][1];
+		f.problem.nhead_k = 1;
+		f.problem.seqlen_q = shapes[i][2];
+		f.problem.n_splits = 1;
+		offline_device(&f, "x86_64_v4_bf16", NULL, 2);
+		assert_works(&f, fixture_build(&f));
+		assert_int_equal(f.plan.stages[0].spec.tile.tile_m0, 16);
+		release(&f);
+	}
+}
+
+/* Every kernel is there; tiles of fewer rows want less. */
+static int find_by_rows(void *owner, enum abi_family family, uint32_t dtype,
+			const union abi_args *args, struct plan_stage *stage)
+{
+	(void)family, (void)dtype, (void)args;
+	stage->workspace_bytes = *(const uint64_t *)owner * stage->spec.tile.tile_m0;
+	return 0;
+}
+
+static void a_workspace_beyond_the_device_is_no_choice(void **state)
+{
+	struct fixture f;
+	struct select_report report;
+	uint64_t a_row = 1;
+
+	(void)state;
+	big_forward(&f);
+	offline_device(&f, "x86_64_v4_bf16", NULL, 8);
+	f.decree.device.find = find_by_rows;
+	f.decree.device.owner = &a_row;
+	f.decree.device.workspace_most = 96;
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].spec.tile.tile_m0, 96);
+	f.decree.device.workspace_most = 95;
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].spec.tile.tile_m0, 48);
+	report_of(&f, ABI_FWD, &report);
+	assert_true(has_reason(&report, "a workspace of 96 bytes: the device gives 95 at most"));
+	select_report_deinit(&report);
+	/* Where none fits, the best is taken after all, and the run says what is missing. */
+	a_row = 100;
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.stages[0].spec.tile.tile_m0, 96);
+	release(&f);
+}
+
 static void padding_flags_are_compared_with_lengths(void **state)
 {
 	struct select_report report;
@@ -729,6 +820,9 @@ int main(void)
 		cmocka_unit_test(choice_is_deterministic),
 		cmocka_unit_test(a_band_without_edges_is_no_mask),
 		cmocka_unit_test(short_problems_get_short_tiles),
+		cmocka_unit_test(cpu_tiles_balance_threads),
+		cmocka_unit_test(few_rows_are_not_packed_for),
+		cmocka_unit_test(a_workspace_beyond_the_device_is_no_choice),
 		cmocka_unit_test(padding_flags_are_compared_with_lengths),
 		cmocka_unit_test(smaller_heads_use_a_padded_larger_kernel),
 		cmocka_unit_test(misaligned_rows_need_padding_of_head_dims),

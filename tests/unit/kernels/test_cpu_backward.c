@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include <kernels/reference.h>
 #include <kernels/view.h>
 
 #include "backward_case.h"
@@ -20,7 +21,7 @@ static void check(struct backward_case c)
 {
 	struct backward_problem *p = backward_problem_new(&c, 1);
 
-	for (int level = CPU_PORTABLE; level <= CPU_X86_64_V4 && launch_has_level(level); level++) {
+	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level); level++) {
 		backward_problem_poison(p);
 		backward_problem_run(p, level, 1 + level);
 		backward_problem_check(p, backward_tolerance(c.dtype));
@@ -102,6 +103,8 @@ static void lengths(void **state)
 		check(c);
 		c.bias = true;
 		check(c);
+		c.dtype = ABI_BF16;
+		check(c);
 	}
 }
 
@@ -156,6 +159,8 @@ static void many_chunks(void **state)
 		c.window_right = 0;
 		c.sink_tokens = 2;
 		c.window_left = i == 2 ? 300 : -1;
+		check(c);
+		c.dtype = ABI_BF16;
 		check(c);
 	}
 }
@@ -343,7 +348,7 @@ static void logits_of_eighty(void **state)
 	c.seqlen_q = c.seqlen_k = 128;
 	c.hdim_q = c.hdim_v = 64;
 	c.magnitude = 8.7f;
-	for (int level = CPU_X86_64_V3; level <= CPU_X86_64_V4 && launch_has_level(level); level++)
+	for (int level = CPU_X86_64_V3; level < CPU_N_LEVELS && launch_has_level(level); level++)
 		for (uint64_t seed = 1; seed < 9; seed++) {
 			struct backward_problem *p;
 
@@ -356,22 +361,145 @@ static void logits_of_eighty(void **state)
 		}
 }
 
-static void fill_nan(const struct abi_tensor *t, int64_t offset, int32_t n)
+/*
+ * Adds row @i of one head to gradients: the formula with P and dS in bf16 and sums in float. Rows
+ * of q, k and of d_o, v are a->hdim_q and a->hdim_v long.
+ */
+static void add_row_in_type(const struct abi_bwd_args *a, const float *q, const float *k,
+			    const float *v, const float *d_o, float lse, float delta, float *dq,
+			    float *dk, float *dv)
+{
+	for (int32_t j = 0; j < a->sequences.seqlen_k_max; j++) {
+		const float *kj = k + j * a->hdim_q, *vj = v + j * a->hdim_v;
+		float s = 0, dp = 0, p;
+		uint16_t rounded[2];
+
+		for (int32_t d = 0; d < a->hdim_q; d++)
+			s += q[d] * kj[d];
+		for (int32_t d = 0; d < a->hdim_v; d++)
+			dp += d_o[d] * vj[d];
+		p = expf(s * a->scale - lse);
+		reference_store(rounded, ABI_BF16, 0, p);
+		reference_store(rounded, ABI_BF16, 1, p * (dp - delta));
+		for (int32_t d = 0; d < a->hdim_v; d++)
+			dv[j * a->hdim_v + d] += (float)reference_load(rounded, ABI_BF16, 0) *
+						 d_o[d];
+		for (int32_t d = 0; d < a->hdim_q; d++) {
+			dk[j * a->hdim_q + d] += (float)reference_load(rounded, ABI_BF16, 1) * q[d];
+			dq[d] += (float)reference_load(rounded, ABI_BF16, 1) * kj[d];
+		}
+	}
+}
+
+static float *floats_of(const struct abi_tensor *t, int64_t n)
+{
+	float *x = calloc((size_t)n, sizeof(*x));
+
+	assert_non_null(x);
+	for (int64_t i = 0; t && i < n; i++)
+		x[i] = (float)reference_load(t->data, ABI_BF16, i);
+	return x;
+}
+
+/* The largest error of @n bf16 elements at @data, or of @x * @factor rounded where there is an @x.
+ */
+static double worst_error(const double *expected, const void *data, const float *x, float factor,
+			  int64_t n)
+{
+	double worst = 0;
+	uint16_t one;
+
+	for (int64_t i = 0; i < n; i++) {
+		if (x)
+			reference_store(&one, ABI_BF16, 0, x[i] * factor);
+		worst = fmax(worst, fabs(expected[i] - (x ? reference_load(&one, ABI_BF16, 0)
+							  : reference_load(data, ABI_BF16, i))));
+	}
+	return worst;
+}
+
+/* DESIGN section 7: at most twice the error of the formula in the type, of every gradient. */
+static void check_bar(struct backward_problem *p, float *const in_type[3])
+{
+	const struct abi_bwd_args *a = &p->args;
+	const double *expected[3] = {p->dq, p->dk, p->dv};
+	const void *got[3] = {a->dq.data, a->dk.data, a->dv.data};
+	const int64_t n[3] = {p->n_q, p->n_k, p->n_v};
+
+	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level); level++) {
+		backward_problem_poison(p);
+		backward_problem_run(p, level, 1);
+		for (int i = 0; i < 3; i++) {
+			double bar = worst_error(expected[i], NULL, in_type[i],
+						 i == 2 ? 1 : a->scale, n[i]);
+			double error = worst_error(expected[i], got[i], NULL, 1, n[i]);
+
+			if (!(error <= 2 * bar))
+				fail_msg("%s: d%c differs by %g, the formula in bf16 by %g",
+					 cpu_level_name(level), "qkv"[i], error, bar);
+		}
+	}
+}
+
+static void bf16_keeps_the_bar(void **state)
+{
+	struct backward_case c = plain(ABI_BF16);
+
+	(void)state;
+	c.batch = c.nhead_q = c.nhead_k = 1;
+	c.seqlen_q = 200;
+	c.seqlen_k = 270;
+	for (uint64_t seed = 1; seed < 9; seed++) {
+		struct backward_problem *p;
+		float *q, *k, *v, *d_o, *o, *in_type[3];
+
+		c.hdim_q = c.hdim_v = seed & 1 ? 64 : 128;
+		c.magnitude = seed & 2 ? 1 : 3;
+		p = backward_problem_new(&c, seed);
+		q = floats_of(&p->args.q, p->n_q);
+		k = floats_of(&p->args.k, p->n_k);
+		v = floats_of(&p->args.v, p->n_v);
+		o = floats_of(&p->args.o, p->n_o);
+		d_o = floats_of(&p->args.d_o, p->n_o);
+		in_type[0] = floats_of(NULL, p->n_q);
+		in_type[1] = floats_of(NULL, p->n_k);
+		in_type[2] = floats_of(NULL, p->n_v);
+		for (int32_t i = 0; i < c.seqlen_q; i++) {
+			float delta = 0;
+
+			for (int32_t d = i * c.hdim_v; d < (i + 1) * c.hdim_v; d++)
+				delta += d_o[d] * o[d];
+			add_row_in_type(&p->args, q + i * c.hdim_q, k, v, d_o + i * c.hdim_v,
+					p->args.lse.data[i], delta, in_type[0] + i * c.hdim_q,
+					in_type[1], in_type[2]);
+		}
+		check_bar(p, in_type);
+		free(q), free(k), free(v), free(o), free(d_o);
+		free(in_type[0]), free(in_type[1]), free(in_type[2]);
+		backward_problem_free(p);
+	}
+}
+
+static void fill_nan(const struct abi_tensor *t, uint32_t dtype, int64_t offset, int32_t n)
 {
 	for (int32_t d = 0; d < n; d++)
-		((float *)t->data)[offset + d] = NAN;
+		reference_store(t->data, dtype, offset + d, NAN);
+}
+
+static bool is_nan(const struct abi_tensor *t, uint32_t dtype, int64_t offset)
+{
+	return isnan(reference_load(t->data, dtype, offset));
 }
 
 /* NaN in a key that a causal mask hides from most rows, and in the query that sees the most:
  * gradients are NaN where the formula says so, and nowhere else. */
-static void nan_stays_where_it_belongs(void **state)
+static void check_nan_stays(uint32_t dtype)
 {
-	struct backward_case c = plain(ABI_F32);
+	struct backward_case c = plain(dtype);
 	struct backward_problem *p;
 	const struct abi_bwd_args *a;
 	struct view_sequence v;
 
-	(void)state;
 	c.batch = 1;
 	c.seqlen_q = c.seqlen_k = 90;
 	c.mask = ABI_MASK_BOTTOM_RIGHT;
@@ -379,31 +507,35 @@ static void nan_stays_where_it_belongs(void **state)
 	p = backward_problem_new(&c, 4);
 	a = &p->args;
 	v = view_sequence(&a->sequences, NULL, 0);
-	for (int level = CPU_PORTABLE; level <= CPU_X86_64_V4 && launch_has_level(level); level++) {
-		fill_nan(&a->k, view_k_offset(&a->k, &v, 80, 0), c.hdim_q);
+	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level); level++) {
+		fill_nan(&a->k, dtype, view_k_offset(&a->k, &v, 80, 0), c.hdim_q);
 		backward_problem_poison(p);
 		backward_problem_run(p, level, 1);
 		for (int32_t i = 0; i < 90; i++) {
-			assert_int_equal(
-				isnan(((float *)a->dq.data)[view_q_offset(&a->dq, &v, i, 0)]),
-				i >= 80);
-			assert_false(isnan(((float *)a->dq.data)[view_q_offset(&a->dq, &v, i, 1)]));
+			assert_int_equal(is_nan(&a->dq, dtype, view_q_offset(&a->dq, &v, i, 0)),
+					 i >= 80);
+			assert_false(is_nan(&a->dq, dtype, view_q_offset(&a->dq, &v, i, 1)));
 			/* Only key 80 has P = NaN: LSE is the finite one of the forward pass. */
-			assert_int_equal(
-				isnan(((float *)a->dk.data)[view_k_offset(&a->dk, &v, i, 0)]),
-				i == 80);
+			assert_int_equal(is_nan(&a->dk, dtype, view_k_offset(&a->dk, &v, i, 0)),
+					 i == 80);
 		}
 	}
 	backward_problem_free(p);
 }
 
-static void nan_in_padding_is_never_read(void **state)
+static void nan_stays_where_it_belongs(void **state)
 {
-	struct backward_case c = plain(ABI_F32);
+	(void)state;
+	check_nan_stays(ABI_F32);
+	check_nan_stays(ABI_BF16);
+}
+
+static void check_padding_unread(uint32_t dtype)
+{
+	struct backward_case c = plain(dtype);
 	struct backward_problem *p;
 	const struct abi_bwd_args *a;
 
-	(void)state;
 	c.group = c.padded = true;
 	p = backward_problem_new(&c, 5);
 	a = &p->args;
@@ -412,23 +544,31 @@ static void nan_in_padding_is_never_read(void **state)
 
 		for (int32_t h = 0; h < 2; h++) {
 			for (int32_t i = v.q_len; i < v.q_physical; i++) {
-				fill_nan(&a->q, view_q_offset(&a->q, &v, i, h), c.hdim_q);
-				fill_nan(&a->o, view_q_offset(&a->o, &v, i, h), c.hdim_v);
-				fill_nan(&a->d_o, view_q_offset(&a->d_o, &v, i, h), c.hdim_v);
+				fill_nan(&a->q, dtype, view_q_offset(&a->q, &v, i, h), c.hdim_q);
+				fill_nan(&a->o, dtype, view_q_offset(&a->o, &v, i, h), c.hdim_v);
+				fill_nan(&a->d_o, dtype, view_q_offset(&a->d_o, &v, i, h),
+					 c.hdim_v);
 			}
 			for (int32_t j = v.k_len; j < p->seqstart_k[b + 1] - p->seqstart_k[b];
 			     j++) {
-				fill_nan(&a->k, view_k_offset(&a->k, &v, j, h), c.hdim_q);
-				fill_nan(&a->v, view_k_offset(&a->v, &v, j, h), c.hdim_v);
+				fill_nan(&a->k, dtype, view_k_offset(&a->k, &v, j, h), c.hdim_q);
+				fill_nan(&a->v, dtype, view_k_offset(&a->v, &v, j, h), c.hdim_v);
 			}
 		}
 	}
-	for (int level = CPU_PORTABLE; level <= CPU_X86_64_V4 && launch_has_level(level); level++) {
+	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level); level++) {
 		backward_problem_poison(p);
 		backward_problem_run(p, level, 1);
 		backward_problem_check(p, backward_tolerance(c.dtype));
 	}
 	backward_problem_free(p);
+}
+
+static void nan_in_padding_is_never_read(void **state)
+{
+	(void)state;
+	check_padding_unread(ABI_F32);
+	check_padding_unread(ABI_BF16);
 }
 
 static void same_bits_every_time(void **state)
@@ -498,6 +638,7 @@ static const struct CMUnitTest tests[] = {
 	cmocka_unit_test(scales),
 	cmocka_unit_test(large_logits),
 	cmocka_unit_test(logits_of_eighty),
+	cmocka_unit_test(bf16_keeps_the_bar),
 	cmocka_unit_test(nan_stays_where_it_belongs),
 	cmocka_unit_test(nan_in_padding_is_never_read),
 	cmocka_unit_test(same_bits_every_time),

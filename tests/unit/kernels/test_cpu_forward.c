@@ -318,6 +318,36 @@ static void sizes_need_no_data(void **state)
 	forward_case_deinit(&c);
 }
 
+/* Rows of eight elements are no whole vectors of AVX-512: AVX2 reads them rather than packing all
+ * keys for a single row. */
+static void few_rows_read_keys_as_they_are(void **state)
+{
+	(void)state;
+	for (int hdim = 8; hdim <= 16; hdim += 8)
+		for (int level = CPU_X86_64_V3; level < CPU_N_LEVELS; level++) {
+			struct abi_fwd_args a = {
+				.k = {.stride_dim = 1},
+				.v = {.stride_dim = 1},
+				.sequences = {.batch = 9, .seqlen_q_max = 1, .seqlen_k_max = 4096},
+				.nhead_q = 1,
+				.nhead_k = 1,
+				.hdim_q = hdim,
+				.hdim_v = hdim,
+				.dtype = ABI_BF16,
+				.o_dtype = ABI_BF16,
+			};
+			const struct cpu_kernel *kernel = cpu_kernel_find(level, ABI_FWD, ABI_BF16,
+									  &a);
+
+			assert_string_equal(kernel->pipeline, "cpu_decode");
+			assert_int_equal(kernel->level, hdim == 8 ? CPU_X86_64_V3 : level);
+			a.sequences.seqlen_q_max = 17;
+			kernel = cpu_kernel_find(level, ABI_FWD, ABI_BF16, &a);
+			assert_string_equal(kernel->pipeline, "cpu_flash");
+			assert_int_equal(kernel->level, level);
+		}
+}
+
 static void levels_have_names(void **state)
 {
 	enum cpu_level level;
@@ -336,6 +366,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(levels_have_names),
 		cmocka_unit_test(sizes_need_no_data),
+		cmocka_unit_test(few_rows_read_keys_as_they_are),
 		cmocka_unit_test(causal_rows_before_the_first_key),
 		cmocka_unit_test(thousands_of_keys),
 		cmocka_unit_test(no_keys_at_all),

@@ -98,9 +98,10 @@ struct plan_device {
 	const char *arch;
 	struct registry
 		*registry; /* its kernels; NULL: find() alone chooses, with an empty pipeline */
-	uint32_t compute_units; /* cores, CUs or SMs */
-	uint64_t lds_bytes;     /* per workgroup; 0 on a CPU */
-	uint32_t wave;          /* lanes of a wave; without find() only */
+	uint32_t compute_units;  /* cores, CUs or SMs */
+	uint64_t lds_bytes;      /* per workgroup; 0 on a CPU */
+	uint32_t wave;           /* lanes of a wave; without find() only */
+	uint64_t workspace_most; /* bytes of a stage's private workspace; 0: any */
 	/*
 	 * The kernel for a stage. With stage->pipeline set, dispatch has chosen a spec (kernel,
 	 * arch and pipeline are its): can this device run it with @args? With an empty pipeline the
