@@ -390,6 +390,22 @@ int fmha_client_ping(struct fmha_client *client, struct fmha_error *err)
 	return client_call(client, PROTO_PING, &params, client_deadline(client), NULL, NULL, err);
 }
 
+void device_info_from(const struct proto_device *from, struct fmha_device_info *ret_info)
+{
+	_Static_assert(sizeof(ret_info->name) == sizeof(from->name), "names have one length");
+
+	memset(ret_info, 0, sizeof(*ret_info));
+	ret_info->device = from->device;
+	ret_info->compute_units = from->compute_units;
+	ret_info->memory_bytes = from->memory_bytes;
+	ret_info->fences = from->fences;
+	ret_info->events = from->events;
+	memcpy(ret_info->name, from->name, sizeof(ret_info->name));
+	memcpy(ret_info->arch, from->arch, sizeof(ret_info->arch));
+	memcpy(ret_info->backend, from->backend, sizeof(ret_info->backend));
+	memcpy(ret_info->state, from->state, sizeof(ret_info->state));
+}
+
 int fmha_client_devices(struct fmha_client *client, struct fmha_device_info *ret_devices,
 			size_t capacity, size_t *ret_n, struct fmha_error *err)
 {

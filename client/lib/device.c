@@ -10,22 +10,6 @@
 
 static const char worker_name[] = "the device's worker";
 
-void device_info_from(const struct proto_device *from, struct fmha_device_info *ret_info)
-{
-	_Static_assert(sizeof(ret_info->name) == sizeof(from->name), "names have one length");
-
-	memset(ret_info, 0, sizeof(*ret_info));
-	ret_info->device = from->device;
-	ret_info->compute_units = from->compute_units;
-	ret_info->memory_bytes = from->memory_bytes;
-	ret_info->fences = from->fences;
-	ret_info->events = from->events;
-	memcpy(ret_info->name, from->name, sizeof(ret_info->name));
-	memcpy(ret_info->arch, from->arch, sizeof(ret_info->arch));
-	memcpy(ret_info->backend, from->backend, sizeof(ret_info->backend));
-	memcpy(ret_info->state, from->state, sizeof(ret_info->state));
-}
-
 /* Whether the daemon calls it failed, after several starts: then there is nothing to wait for. */
 static bool has_failed(struct fmha_device *device, int64_t deadline)
 {
@@ -174,104 +158,12 @@ struct fmha_device *device_unref(struct fmha_device *device)
 		return NULL;
 	/* First the connection: runs that nobody waits for let go of their arenas. */
 	device->worker = connection_unref(device->worker);
-	cache_clear(device);
-	for (uint32_t i = 0; i < ARENA_MAX; i++) {
-		if (device->arenas[i].buffer)
-			buffer_release(device->arenas[i].buffer);
-	}
-	free(device->cache);
+	device->hooks->on_last(device);
 	(void)pthread_mutex_destroy(&device->lock);
 	gate_deinit(&device->gate);
 	(void)client_unref(device->client);
 	free(device);
 	return NULL;
-}
-
-struct fmha_device *fmha_device_free(struct fmha_device *device)
-{
-	if (!device)
-		return NULL;
-	if (client_in_child(device->client)) {
-		if (device->worker)
-			connection_drop_in_child(device->worker);
-	} else {
-		cache_clear(device);
-		arena_trim(device, true);
-	}
-	return device_unref(device);
-}
-
-/* The first device that is ready, or else the first that may become so, or else the first: opening
- * it tells why it failed. */
-static int choose_device(struct fmha_client *client, int64_t deadline, uint32_t *ret_index,
-			 struct fmha_error *err)
-{
-	const struct proto_empty params = {0};
-	struct proto_devices_result devices;
-	int r;
-
-	r = client_call(client, PROTO_DEVICES, &params, deadline, &devices, NULL, err);
-	if (r < 0)
-		return r;
-	for (int pass = 0; pass < 3; pass++) {
-		for (uint32_t i = 0; i < devices.n_devices; i++) {
-			const char *state = devices.devices[i].state;
-
-			if (strcmp(state, "ready") == 0 ||
-			    (pass == 1 && strcmp(state, "failed") != 0) || pass == 2) {
-				*ret_index = devices.devices[i].device;
-				return 0;
-			}
-		}
-	}
-	return fmha_error_set_field(err, FMHA_ENOENT, "device", "the daemon has no device");
-}
-
-int fmha_device_open(struct fmha_client *client, uint32_t index, struct fmha_device **ret_device,
-		     struct fmha_error *err)
-{
-	struct fmha_device *device;
-	struct connection *c;
-	uint64_t generation;
-	int64_t deadline;
-	int r;
-
-	if (!client || !ret_device)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_device_open: an argument is NULL");
-	r = client_check_process(client, err);
-	if (r < 0)
-		return r;
-	deadline = client_deadline(client);
-	if (index == FMHA_ANY_DEVICE) {
-		r = choose_device(client, deadline, &index, err);
-		if (r < 0)
-			return r;
-	}
-	device = calloc(1, sizeof(*device));
-	if (!device)
-		return fmha_error_set(err, FMHA_ENOMEM, "device: out of memory");
-	r = gate_init(&device->gate, err);
-	if (r < 0) {
-		free(device);
-		return r;
-	}
-	if (pthread_mutex_init(&device->lock, NULL) != 0) {
-		gate_deinit(&device->gate);
-		free(device);
-		return fmha_error_set(err, FMHA_ENOMEM, "device: out of memory");
-	}
-	device->refs = 1;
-	device->index = index;
-	device->next_buffer_id = 1;
-	device->client = client_ref(client);
-	r = device_worker(device, deadline, &c, &generation, err);
-	if (r < 0) {
-		device = device_unref(device);
-		return r;
-	}
-	c = connection_unref(c);
-	*ret_device = device;
-	return 0;
 }
 
 int fmha_device_info(struct fmha_device *device, struct fmha_device_info *ret_info,
