@@ -28,7 +28,7 @@ static void hub_turn(uv_idle_t *handle);
 static void hub_on_iteration(uv_prepare_t *handle);
 static void hub_on_timer(uv_timer_t *timer);
 static void hub_on_reread(uv_timer_t *timer);
-static bool hub_look(struct spinner *spinner);
+static bool hub_look(struct spin *spin);
 
 int connection_hub_init(struct connection_hub *hub, uv_loop_t *loop, struct limits *limits,
 			struct fmha_error *err)
@@ -489,9 +489,9 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 	end_turn(connection);
 }
 
-static bool hub_look(struct spinner *spinner)
+static bool hub_look(struct spin *spin)
 {
-	struct connection_hub *hub = container_of(spinner, struct connection_hub, spinner);
+	struct connection_hub *hub = container_of(spin, struct connection_hub, spinner.spin);
 	struct connection *last = hub->last;
 	bool found;
 

@@ -888,7 +888,7 @@ static void ping_often(struct fixture *fixture, int n)
 
 static bool spins(const struct fixture *fixture)
 {
-	return uv_is_active((const uv_handle_t *)&fixture->hub.spinner.turn);
+	return uv_is_active((const uv_handle_t *)&fixture->hub.spinner.spin.turn);
 }
 
 /* On a busy machine some pings are answered too late to count. */
