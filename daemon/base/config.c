@@ -501,3 +501,13 @@ uint32_t config_weight(const struct config *config, uint32_t uid)
 			return config->priorities[i].weight;
 	return 1;
 }
+
+bool config_is_privileged(const struct config *config, uint32_t uid)
+{
+	if (uid == 0 || uid == geteuid())
+		return true;
+	for (uint32_t i = 0; i < config->n_admins; i++)
+		if (config->admin_uids[i] == uid)
+			return true;
+	return false;
+}

@@ -217,38 +217,36 @@ static int take_request_fd(struct connection *connection, const struct proto_mes
 	if (message->method >= 0 && proto_methods[method].fds_in > 0)
 		n_fds = params ? proto_request_fds(method, params) : proto_methods[method].fds_in;
 	*ret_fd = n_fds > 0 ? connection_take_fd(connection) : -1;
-	if (n_fds > 0 && *ret_fd < 0 && params)
+	if (n_fds > 0 && *ret_fd < 0 && params && connection->account)
 		return fmha_error_set(err, FMHA_EPROTO, "%s: its file descriptor is missing",
 				      proto_methods[method].name);
 	return 0;
 }
 
-void connection_serve(struct connection *connection, const struct proto_message *message,
-		      connection_handler handle)
+/* Takes the request apart, has the owner deal with it, and answers with its error. Return: 0 or
+ * FMHA_EPROTO. */
+static int serve(struct connection *connection, const struct proto_message *message,
+		 struct fmha_error *err)
 {
+	enum proto_method method = (enum proto_method)message->method;
 	union proto_any_params params;
-	struct fmha_error err, violation;
-	int fd, r;
+	struct fmha_error refusal;
+	int fd, r = proto_decode_params(message, &params, &refusal);
 
-	if (message->type == PROTO_NOTIFICATION)
-		return; /* version 1 has none that means anything */
-	if (message->type != PROTO_REQUEST) {
-		fmha_error_set(&err, FMHA_EPROTO, "a client sends requests only");
-		connection_fail(connection, &err);
-		return;
-	}
-	r = proto_decode_params(message, &params, &err);
-	if (take_request_fd(connection, message, r == 0 ? &params : NULL, &fd, &violation) < 0) {
-		connection_fail(connection, &violation);
-		return;
-	}
+	if (take_request_fd(connection, message, r == 0 ? &params : NULL, &fd, err) < 0)
+		return FMHA_EPROTO;
+	if (r == 0 && connection->account && proto_methods[method].server == PROTO_CONTROL)
+		r = fmha_error_set_field(&refusal, FMHA_EPERM, "method",
+					 "%s is for fmhad's own processes",
+					 proto_methods[method].name);
 	if (r == 0)
-		r = handle(connection, message->id, (enum proto_method)message->method, &params, fd,
-			   &err);
+		r = connection->ops->handle(connection, message->id, method, &params, &fd,
+					    &refusal);
 	if (r < 0)
-		connection_answer_error(connection, message->id, &err);
+		connection_answer_error(connection, message->id, &refusal);
 	if (fd >= 0)
 		(void)close(fd);
+	return 0;
 }
 
 static void count_request(struct connection *connection, const struct proto_message *message)
@@ -278,8 +276,11 @@ static int handle_frame(struct connection *connection, const uint8_t *payload, s
 	}
 	hub->n_frames++;
 	connection->n_frames++;
-	connection->ops->on_message(connection, message);
-	return 0;
+	if (message->type == PROTO_REQUEST)
+		return serve(connection, message, err);
+	if (message->type == PROTO_ANSWER)
+		return request_answered(connection, message, err);
+	return 0; /* version 1 has no notification that means anything */
 }
 
 /* Reading the clock costs 27 ns, a small frame several hundred, explaining a plan many thousand. */
@@ -406,6 +407,7 @@ static bool read_input(struct connection *connection)
 	connection->bytes_in += (uint64_t)n;
 	spinner_arrival(&hub->spinner, hub->turn_ns);
 	hub->last = connection;
+	connection->heard_ns = hub->turn_ns;
 	if (descriptors_collect(connection, &message, &err) < 0)
 		connection_fail(connection, &err);
 	else
@@ -679,6 +681,7 @@ int connection_open(struct connection *connection, struct connection_hub *hub, i
 		.hub = hub, .ops = ops, .account = account, .fd = fd, .before_hello = before_hello};
 	list_init(&connection->in_backlog);
 	list_init(&connection->in_watched);
+	list_init(&connection->awaited);
 	output_init(connection);
 	r = descriptors_init(connection, err);
 	if (r < 0) {
@@ -737,6 +740,7 @@ void connection_close(struct connection *connection)
 	connection->n_in_flight = 0;
 	uv_close((uv_handle_t *)&connection->poll, on_poll_closed);
 	connection->ops->on_hangup(connection);
+	request_end_all(connection);
 }
 
 void connection_fail(struct connection *connection, const struct fmha_error *error)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * connection_impl.h: what the three files of a connection tell each other: connection.c (input,
- * turns, life), output.c (answers and their queue), descriptors.c (who holds how many).
+ * connection_impl.h: what the files of a connection tell each other: connection.c (input, turns,
+ * life), output.c (answers and their queue), request.c (requests of our own, until they are
+ * answered), descriptors.c (who holds how many).
  */
 #ifndef FMHAD_BASE_CONNECTION_IMPL_H
 #define FMHAD_BASE_CONNECTION_IMPL_H
@@ -35,6 +36,18 @@ void output_deinit(struct connection *connection);
 void output_flush(struct connection *connection);
 /* Sends what was encoded for the hub's corked connection. */
 void output_uncork(struct connection_hub *hub);
+/* Where to encode the next message, and sending it from there. @start: where it begins; @fd: -1 or
+ * taken; @id: of the answer that carries it. */
+struct proto_buffer *output_begin(struct connection *connection);
+void output_end(struct connection *connection, size_t start, int fd, uint32_t id);
+
+/* ---- request.c ---- */
+
+/* An answer has come. Return: 0, or FMHA_EPROTO: nobody has asked. */
+int request_answered(struct connection *connection, const struct proto_message *message,
+		     struct fmha_error *err);
+/* The connection is over, and so are all that are open. */
+void request_end_all(struct connection *connection);
 
 /* ---- descriptors.c ---- */
 

@@ -118,15 +118,13 @@ static int cpu_find_kernel(struct device *device, enum abi_family family, uint32
 
 /* Built in: ready at once. */
 static int cpu_prepare(struct device *device, const struct plan_stage *stage,
-		       const union plan_args *args, uint32_t uid, device_prepared done, void *owner,
+		       const union plan_args *args, struct device_waiter *waiter,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err)
 {
 	const struct cpu_kernel *kernel = find_kernel(cpu_device(device), stage->family,
 						      stage->dtype, args, stage);
 
-	(void)uid;
-	(void)done;
-	(void)owner;
+	(void)waiter;
 	if (!kernel)
 		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not on this device",
 				      stage->kernel);

@@ -17,16 +17,6 @@ static struct client *client_of(struct connection *connection)
 	return container_of(connection, struct client, connection);
 }
 
-bool client_is_privileged(const struct front *front, uint32_t uid)
-{
-	if (uid == 0 || uid == geteuid())
-		return true;
-	for (uint32_t i = 0; i < front->config.n_admins; i++)
-		if (front->config.admin_uids[i] == uid)
-			return true;
-	return false;
-}
-
 static int on_hello(struct client *client, uint32_t id, const struct proto_hello_params *params,
 		    struct fmha_error *err)
 {
@@ -82,7 +72,7 @@ static int on_open_device(struct client *client, uint32_t id,
 }
 
 static int handle(struct connection *connection, uint32_t id, enum proto_method method,
-		  const union proto_any_params *params, int fd, struct fmha_error *err)
+		  const union proto_any_params *params, int *fd, struct fmha_error *err)
 {
 	struct client *client = client_of(connection);
 
@@ -105,19 +95,10 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 	case PROTO_OPEN_DEVICE:
 		return on_open_device(client, id, &params->OPEN_DEVICE, err);
 	default:
-		if (proto_methods[method].server == PROTO_CONTROL)
-			return fmha_error_set_field(err, FMHA_EPERM, "method",
-						    "%s is for fmhad's own processes",
-						    proto_methods[method].name);
 		return fmha_error_set_field(err, FMHA_EINVAL, "method",
 					    "%s is answered by workers: open a device",
 					    proto_methods[method].name);
 	}
-}
-
-static void on_message(struct connection *connection, struct proto_message *message)
-{
-	connection_serve(connection, message, handle);
 }
 
 static void on_hangup(struct connection *connection)
@@ -143,7 +124,7 @@ static void on_closed(struct connection *connection)
 }
 
 static const struct connection_ops client_ops = {
-	.on_message = on_message, .on_closed = on_closed, .on_hangup = on_hangup};
+	.handle = handle, .on_closed = on_closed, .on_hangup = on_hangup};
 
 void client_new(struct front *front, int fd)
 {

@@ -28,13 +28,18 @@ struct status_waiter {
 	uint32_t id;
 };
 
+struct status_part {
+	struct status_gathering *gathering;
+	bool asked;    /* the worker has not answered yet */
+	cJSON *answer; /* NULL: none came */
+};
+
 struct status_gathering {
 	struct front *front;
 	uv_timer_t timer;
 	bool asking; /* the workers were asked */
 	struct list waiters;
-	uint32_t asked[PROTO_MAX_DEVICES]; /* id of our question; 0: none is open */
-	cJSON *answers[PROTO_MAX_DEVICES]; /* NULL: none came */
+	struct status_part parts[PROTO_MAX_DEVICES];
 };
 
 static void add_client(cJSON *list, const struct client *client)
@@ -147,7 +152,7 @@ static cJSON *device_json(const struct worker_slot *slot, const cJSON *answer, u
 static char *status_text(const struct status_gathering *gathering, const struct client *caller)
 {
 	struct front *front = gathering->front;
-	bool all = client_is_privileged(front, caller->uid);
+	bool all = config_is_privileged(&front->config, caller->uid);
 	cJSON *root = cJSON_CreateObject(), *list;
 	char *text;
 
@@ -156,7 +161,7 @@ static char *status_text(const struct status_gathering *gathering, const struct 
 	cJSON_AddItemToObject(root, "front", front_json(front, caller, all));
 	list = cJSON_AddArrayToObject(root, "devices");
 	for (uint32_t i = 0; i < front->n_slots; i++)
-		cJSON_AddItemToArray(list, device_json(&front->slots[i], gathering->answers[i],
+		cJSON_AddItemToArray(list, device_json(&front->slots[i], gathering->parts[i].answer,
 						       caller->uid, all));
 	text = cJSON_PrintUnformatted(root);
 	cJSON_Delete(root);
@@ -230,14 +235,19 @@ static void on_timer_closed(uv_handle_t *handle)
 							  struct status_gathering, timer);
 
 	for (int i = 0; i < PROTO_MAX_DEVICES; i++)
-		cJSON_Delete(gathering->answers[i]);
+		cJSON_Delete(gathering->parts[i].answer);
 	free(gathering);
 }
 
 static void finish(struct status_gathering *gathering)
 {
-	gathering->front->status = NULL;
-	gathering->front->status_ended_ns = clock_ns();
+	struct front *front = gathering->front;
+
+	front->status = NULL;
+	front->status_ended_ns = clock_ns();
+	for (uint32_t i = 0; i < front->n_slots; i++)
+		if (gathering->parts[i].asked)
+			worker_slot_forget(&front->slots[i], &gathering->parts[i]);
 	while (!list_is_empty(&gathering->waiters))
 		answer_user(gathering,
 			    container_of(gathering->waiters.next, struct status_waiter, in_waiters)
@@ -250,7 +260,7 @@ static void finish_if_complete(struct status_gathering *gathering)
 	if (!gathering->asking)
 		return;
 	for (uint32_t i = 0; i < gathering->front->n_slots; i++)
-		if (gathering->asked[i])
+		if (gathering->parts[i].asked)
 			return;
 	finish(gathering);
 }
@@ -260,14 +270,45 @@ static void on_timer(uv_timer_t *timer)
 	finish(container_of(timer, struct status_gathering, timer));
 }
 
+static cJSON *read_json(int fd, uint64_t size)
+{
+	char *text;
+	cJSON *json = NULL;
+
+	if (size == 0 || size > MAX_JSON_BYTES)
+		return NULL;
+	text = malloc(size);
+	if (text && pread(fd, text, size, 0) == (ssize_t)size)
+		json = cJSON_ParseWithLength(text, size);
+	free(text);
+	return json;
+}
+
+static void on_answer(void *owner, const union proto_any_result *result, int fd,
+		      const struct fmha_error *error)
+{
+	struct status_part *part = owner;
+
+	(void)error; /* nothing is shown in its place */
+	part->asked = false;
+	if (result && fd >= 0)
+		part->answer = read_json(fd, result->WORKER_STATUS.size);
+	finish_if_complete(part->gathering);
+}
+
 static void ask(uv_timer_t *timer)
 {
 	struct status_gathering *gathering = container_of(timer, struct status_gathering, timer);
 	struct front *front = gathering->front;
 
 	uv_timer_start(timer, on_timer, front->config.supervision.status_ms, 0);
-	for (uint32_t i = 0; i < front->n_slots; i++)
-		gathering->asked[i] = worker_slot_request(&front->slots[i], PROTO_WORKER_STATUS);
+	for (uint32_t i = 0; i < front->n_slots; i++) {
+		struct status_part *part = &gathering->parts[i];
+
+		part->gathering = gathering;
+		part->asked = worker_slot_request(&front->slots[i], PROTO_WORKER_STATUS, on_answer,
+						  part);
+	}
 	gathering->asking = true;
 	finish_if_complete(gathering);
 }
@@ -318,47 +359,4 @@ void status_forget(struct client *client)
 		list_remove(node);
 		free(waiter);
 	}
-}
-
-static cJSON *read_json(int fd, uint64_t size)
-{
-	char *text;
-	cJSON *json = NULL;
-
-	if (size == 0 || size > MAX_JSON_BYTES)
-		return NULL;
-	text = malloc(size);
-	if (text && pread(fd, text, size, 0) == (ssize_t)size)
-		json = cJSON_ParseWithLength(text, size);
-	free(text);
-	return json;
-}
-
-void status_on_answer(struct worker_slot *slot, uint32_t control_id, int fd, uint64_t size)
-{
-	struct status_gathering *gathering = slot->front->status;
-
-	if (!gathering || gathering->asked[slot->index] != control_id)
-		return; /* too late */
-	gathering->asked[slot->index] = 0;
-	if (fd >= 0)
-		gathering->answers[slot->index] = read_json(fd, size);
-	finish_if_complete(gathering);
-}
-
-bool status_awaits(const struct worker_slot *slot, uint32_t control_id)
-{
-	const struct status_gathering *gathering = slot->front->status;
-
-	return gathering && control_id && gathering->asked[slot->index] == control_id;
-}
-
-void status_on_worker_gone(struct worker_slot *slot)
-{
-	struct status_gathering *gathering = slot->front->status;
-
-	if (!gathering || !gathering->asked[slot->index])
-		return;
-	gathering->asked[slot->index] = 0;
-	finish_if_complete(gathering);
 }

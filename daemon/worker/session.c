@@ -569,7 +569,7 @@ static int answer_empty(struct session *session, uint32_t id, enum proto_method 
 }
 
 static int handle(struct connection *connection, uint32_t id, enum proto_method method,
-		  const union proto_any_params *params, int fd, struct fmha_error *err)
+		  const union proto_any_params *params, int *fd, struct fmha_error *err)
 {
 	struct session *session = session_of(connection);
 
@@ -582,7 +582,7 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 	case PROTO_BUFFER_CREATE:
 		return on_buffer_create(session, id, &params->BUFFER_CREATE, err);
 	case PROTO_BUFFER_IMPORT:
-		return on_buffer_import(session, id, &params->BUFFER_IMPORT, fd, err);
+		return on_buffer_import(session, id, &params->BUFFER_IMPORT, *fd, err);
 	case PROTO_BUFFER_RELEASE:
 		return on_buffer_release(session, id, &params->BUFFER_RELEASE, err);
 	case PROTO_EVENT_IMPORT:
@@ -607,21 +607,12 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 	case PROTO_REGISTRY_IMPORT:
 	case PROTO_REGISTRY_LOAD:
 	case PROTO_REGISTRY_UNLOAD:
-		return kernels_request(session, id, method, params, fd, err);
+		return kernels_request(session, id, method, params, *fd, err);
 	default:
-		if (proto_methods[method].server == PROTO_CONTROL)
-			return fmha_error_set_field(err, FMHA_EPERM, "method",
-						    "%s is for fmhad's own processes",
-						    proto_methods[method].name);
 		return fmha_error_set_field(err, FMHA_EINVAL, "method",
 					    "%s is not answered on this socket",
 					    proto_methods[method].name);
 	}
-}
-
-static void on_message(struct connection *connection, struct proto_message *message)
-{
-	connection_serve(connection, message, handle);
 }
 
 /* ---- life ---- */
@@ -682,7 +673,7 @@ void session_offload_late(struct session *session, uint32_t request, const struc
 }
 
 static const struct connection_ops session_ops = {
-	.on_message = on_message, .on_closed = on_closed, .on_hangup = on_hangup};
+	.handle = handle, .on_closed = on_closed, .on_hangup = on_hangup};
 
 int session_new(struct worker *worker, int fd, const struct proto_worker_attach_params *params,
 		struct fmha_error *err)

@@ -51,9 +51,7 @@ struct worker {
 	uv_async_t device_async;   /* the device has ended launches */
 	uv_timer_t tick;           /* deadlines; runs while requests are pending */
 	uint64_t last_tick_ns;
-	uv_timer_t trim;      /* once, some seconds after the last launch */
-	struct list compiles; /* struct compile: what the front is asked for */
-	uint32_t next_compile;
+	uv_timer_t trim; /* once, some seconds after the last launch */
 	struct list sessions;
 	struct list requests;      /* every request that waits or runs */
 	struct list free_requests; /* kept for the next run */
@@ -187,12 +185,9 @@ void run_on_tick(uv_timer_t *timer);
 /* ---- prepare.c: plans that wait for their kernels ---- */
 
 /* A device_builder: asks the front. @worker_pointer: struct worker. */
-int prepare_build(void *worker_pointer, const struct device_build *build, device_built done,
-		  void *owner, struct fmha_error *err);
+int prepare_build(void *worker_pointer, struct device_build *build, struct fmha_error *err);
 /* A device_unbuilder: tells the front. */
-void prepare_cancel_build(void *worker_pointer, void *owner);
-/* The front's answer to prepare_build(). */
-void prepare_on_answer(struct worker *worker, const struct proto_message *message);
+void prepare_cancel_build(void *worker_pointer, struct device_build *build);
 /*
  * Makes the plan's kernels ready, then answers request @id with @result. On failure the plan leaves
  * the session's table and the answer is the error. Return: 0 (answered, now or later), FMHA_E*.

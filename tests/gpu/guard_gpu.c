@@ -363,6 +363,7 @@ static void fill_launch(struct device_launch *launch)
 {
 	const struct fixture *f = &current.r.f;
 	union plan_args args[PLAN_MAX_STAGES];
+	struct device_waiter nobody = {0};
 	struct fmha_error err = {0};
 
 	plan_placeholder_args(&f->plan, args);
@@ -373,8 +374,8 @@ static void fill_launch(struct device_launch *launch)
 		const struct plan_stage *stage = &f->plan.stages[i];
 
 		/* Loaded before, so ready at once. */
-		if (device_prepare(device, stage, &args[i], 0, NULL, NULL, &launch->kernels[i],
-				   &err) != 0)
+		if (device_prepare(device, stage, &args[i], &nobody, &launch->kernels[i], &err) !=
+		    0)
 			fail_msg("%s: not ready: %s", stage->kernel, err.msg);
 		launch->names[i] = stage->kernel;
 		launch->workspaces[i] = (char *)guard_block_data(&current.workspace) +
