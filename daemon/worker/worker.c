@@ -13,7 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <base/cleanup.h>
 #include <base/clock.h>
 #include <base/log.h>
 #include <base/status.h>
@@ -177,7 +176,7 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 		if (*fd < 0)
 			return fmha_error_set(err, FMHA_EBUSY,
 					      "no file descriptor left for a connection");
-		r = session_new(worker, take_fd(fd), &params->WORKER_ATTACH, err);
+		r = session_new(worker, fd, &params->WORKER_ATTACH, err);
 		break;
 	case PROTO_PING:
 		break;
@@ -303,8 +302,6 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	uv_timer_init(&worker->loop, &worker->tick);
 	uv_timer_init(&worker->loop, &worker->trim);
 	uv_timer_init(&worker->loop, &worker->refill_timer);
-	uv_timer_init(&worker->loop, &worker->quarantine_timer);
-	worker->quarantine_timer.data = worker;
 	uv_check_init(&worker->loop, &worker->drained);
 	handouts_init(&worker->handouts, &worker->loop);
 	worker->tick.data = worker->trim.data = worker->drained.data = worker;

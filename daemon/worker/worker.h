@@ -44,8 +44,8 @@ struct worker {
 	uv_timer_t refill_timer;
 	bool refilling;
 	struct plan_device plan_device;
-	uint32_t acting_uid; /* the user for whom kernels are being chosen */
-	uv_timer_t quarantine_timer;
+	uint32_t acting_uid;      /* the user for whom kernels are being chosen */
+	uint64_t marked_until_ns; /* as quarantined in the registry */
 	struct spec_catalog *catalog;
 	struct registry *registry; /* NULL: specs/ does not know this device */
 	uv_async_t device_async;   /* the device has ended launches */
@@ -147,11 +147,16 @@ struct session_plan {
 	uint32_t n_slow;    /* runs in a row that took longer than a tiny one may */
 };
 
-/* ---- session.c: a client's connection ---- */
+/* ---- serve.c: a client's connection ---- */
 
-/* @fd: taken. */
-int session_new(struct worker *worker, int fd, const struct proto_worker_attach_params *params,
+/* @fd: taken, unless it fails before it needs it. */
+int session_new(struct worker *worker, int *fd, const struct proto_worker_attach_params *params,
 		struct fmha_error *err);
+
+/* ---- session.c: how long a session lives ---- */
+
+/* Also of one that is half made, or NULL. */
+void session_freep(struct session **session);
 /* Frees the session once its connection is closed and its last run has ended. */
 void session_release(struct session *session);
 /* Something that was under way on another thread, n_offloads, has been dealt with; or comes too
@@ -159,7 +164,27 @@ void session_release(struct session *session);
 void session_offload_ended(struct session *session);
 void session_offload_late(struct session *session, uint32_t request, const struct fmha_error *err);
 
+/* ---- buffer.c ---- */
+
+/* These answer request @id, now or later. Return: 0, or a negative FMHA_E* and no answer. */
+int buffer_create(struct session *session, uint32_t id,
+		  const struct proto_buffer_create_params *params, struct fmha_error *err);
+/* @fd: taken. */
+int buffer_import(struct session *session, uint32_t id,
+		  const struct proto_buffer_import_params *params, int *fd, struct fmha_error *err);
+/* Return: 0 or FMHA_ENOENT. */
+int buffer_release(struct session *session, uint64_t id, struct fmha_error *err);
 struct buffer *buffer_unref(struct buffer *buffer);
+
+/* ---- plans.c ---- */
+
+/* These answer request @id, now or later. Return: 0, or a negative FMHA_E* and no answer. */
+int session_plan_new(struct session *session, uint32_t id, const struct fmha_problem *problem,
+		     struct fmha_error *err);
+int session_explain(struct session *session, uint32_t id, const struct fmha_problem *problem,
+		    struct fmha_error *err);
+/* Return: 0 or FMHA_ENOENT. */
+int session_plan_release(struct session *session, uint64_t id, struct fmha_error *err);
 struct session_plan *session_plan_unref(struct session_plan *plan);
 
 /* ---- event.c ---- */
