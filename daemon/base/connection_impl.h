@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * connection_impl.h: what the files of a connection tell each other: connection.c (input, turns,
- * life), output.c (answers and their queue), request.c (requests of our own, until they are
- * answered), descriptors.c (who holds how many).
+ * connection_impl.h: what the files of a connection tell each other: connection.c (turns, life),
+ * input.c (frames and requests), output.c (answers and their queue), request.c (requests of our
+ * own, until they are answered), descriptors.c (who holds how many).
  */
 #ifndef FMHAD_BASE_CONNECTION_IMPL_H
 #define FMHAD_BASE_CONNECTION_IMPL_H
@@ -28,6 +28,19 @@ void connection_release(struct connection_hub *hub, struct account *account,
 			enum account_resource resource, uint64_t n);
 /* A request has its answer. */
 void connection_answered(struct connection *connection);
+
+/* In flight as many requests as allowed: the next frame waits where it is. */
+bool connection_is_stalled(const struct connection *connection);
+/* Reads no more until that has changed. @wants_fd: there is no room for the descriptor of the next
+ * request's answer. */
+void connection_stall(struct connection *connection, bool wants_fd);
+
+/* ---- input.c ---- */
+
+/* In a turn of the connection's. Return: whether there was any, be it the end. */
+bool input_read(struct connection *connection);
+/* With what was left of the last turn. */
+void input_go_on(struct connection *connection);
 
 /* ---- output.c ---- */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * request.c: what this process has asked its peer and waits for. What an answer brings along follows
- * from the request that it answers, so that it stays in the table when its owner has gone: otherwise
- * nobody could tell whether a descriptor belongs to this answer or to the next message.
+ * request.c: what this process has asked its peer and waits for. What an answer brings along
+ * follows from the request that it answers, so that it stays in the table when its owner has gone:
+ * otherwise nobody could tell whether a descriptor belongs to this answer or to the next message.
  */
 #include "connection_impl.h"
 
@@ -82,7 +82,8 @@ int connection_request(struct connection *connection, enum proto_method method, 
 	int r;
 
 	if (!awaited)
-		r = fmha_error_set(err, FMHA_ENOMEM, "%s: out of memory", proto_methods[method].name);
+		r = fmha_error_set(err, FMHA_ENOMEM, "%s: out of memory",
+				   proto_methods[method].name);
 	else if (connection->closing)
 		r = fmha_error_set(err, FMHA_ECONN, "connection is closed");
 	else

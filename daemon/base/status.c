@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <proto/cleanup.h>
+
 uint64_t status_resident_bytes(void)
 {
 	unsigned long long size, resident, shared;
@@ -44,7 +46,7 @@ cJSON *status_limits(const struct limits *limits)
 
 int status_text_fd(const char *text, size_t n)
 {
-	int fd = memfd_create("fmhad text", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	_cleanup_(closep) int fd = memfd_create("fmhad text", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
 	if (fd < 0)
 		return -1;
@@ -52,13 +54,10 @@ int status_text_fd(const char *text, size_t n)
 		ssize_t written = write(fd, text + done, n - done);
 
 		if (written <= 0)
-			goto fail;
+			return -1;
 		done += (size_t)written;
 	}
 	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
-		goto fail;
-	return fd;
-fail:
-	(void)close(fd);
-	return -1;
+		return -1;
+	return take_fd(&fd);
 }

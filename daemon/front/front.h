@@ -86,6 +86,7 @@ struct front {
 	bool degraded;  /* and a device is out of order, as the log says */
 	bool finishing; /* the workers were told to go */
 	int exit_status;
+	void (*on_drained)(struct front *front); /* a worker has nothing to do any more */
 	uv_poll_t listener;
 	uv_timer_t accept_again, watchdog, drain;
 	uv_signal_t on_term, on_int;
@@ -107,8 +108,14 @@ struct front {
 int front_run(const struct config *config);
 /* A connection is gone: there may be room for another one. */
 void front_accept_again(struct front *front);
-/* A worker has nothing to do any more. */
-void front_on_drained(struct front *front);
+
+/* ---- health.c ---- */
+
+const char *worker_state_name(enum worker_state state);
+uint32_t worker_slot_pid(const struct worker_slot *slot);
+/* Several starts came to nothing and none has succeeded since, whether or not one is being tried.
+ */
+bool worker_slot_has_failed(const struct worker_slot *slot);
 /* Tells the service manager what the daemon is doing, and that it is ready once it is. */
 void front_announce(struct front *front);
 /* "starting", "ready", "degraded" (a device is out of order, be it all of them) or "stopping". */
@@ -127,29 +134,26 @@ void client_new(struct front *front, int fd);
 
 /* ---- open.c: clients that wait for a device ---- */
 
-/* Takes over the request: answers now or when the worker has. */
-void worker_slot_open(struct worker_slot *slot, struct client *client, uint32_t id);
+/* A client asks: it waits until the worker has answered. Return: 0, FMHA_ENOMEM. */
+int open_request_new(struct worker_slot *slot, struct client *client, uint32_t id,
+		     struct fmha_error *err);
 /* The client is gone. */
 void open_request_forget(struct open_request *open);
-/* The worker is ready: asks it for all. */
-void open_request_attach_all(struct worker_slot *slot);
+/* The worker is ready: asks it for those that it was not asked for. Return: whether any was. */
+bool open_request_attach_all(struct worker_slot *slot);
 void open_request_refuse_all(struct worker_slot *slot, int code, const char *reason);
 
 /* ---- supervise.c ---- */
 
 void worker_slot_init(struct front *front, uint32_t index);
 void worker_slot_start(struct worker_slot *slot);
-/* A client is about to be attached to its worker. */
-void worker_slot_start_heartbeats(struct worker_slot *slot);
+/* Return: 0: answered when the worker has; FMHA_EDEVICE, FMHA_EBUSY, FMHA_ENOMEM. */
+int worker_slot_open(struct worker_slot *slot, struct client *client, uint32_t id,
+		     struct fmha_error *err);
 void worker_slot_drain(struct worker_slot *slot);
 /* Ends the process, for good. */
 void worker_slot_stop(struct worker_slot *slot, bool now);
 bool worker_slot_is_over(const struct worker_slot *slot);
-const char *worker_state_name(enum worker_state state);
-uint32_t worker_slot_pid(const struct worker_slot *slot);
-/* Several starts came to nothing and none has succeeded since, whether or not one is being tried.
- */
-bool worker_slot_has_failed(const struct worker_slot *slot);
 /* Asks the worker as connection_request() does. Return: false: none is ready. */
 bool worker_slot_request(struct worker_slot *slot, enum proto_method method, connection_reply reply,
 			 void *owner);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * open.c: clients that wait for a device. Each gets one end of a new socket pair once the worker has
- * taken the other.
+ * open.c: clients that wait for a device. Each gets one end of a new socket pair once the worker
+ * has taken the other.
  */
 #include "front.h"
 
@@ -92,8 +92,8 @@ static void on_attached(void *owner, const union proto_any_result *result, int f
 	open_request_free(open);
 }
 
-/* Makes the pair of sockets and sends the worker its end. */
-static void attach(struct open_request *open)
+/* Makes the pair of sockets and sends the worker its end. Return: whether it was. */
+static bool attach(struct open_request *open)
 {
 	struct worker_slot *slot = open->slot;
 	const struct client *client = open->client;
@@ -106,53 +106,50 @@ static void attach(struct open_request *open)
 
 	if (connection_hold_fds(&open->client->connection, 1, &err) < 0) {
 		refuse_open(open, err.code, err.msg);
-		return;
+		return false;
 	}
 	open->sent = true; /* or held, which is given back alike */
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0) {
 		refuse_open(open, FMHA_EBUSY, "no file descriptors left");
-		return;
+		return false;
 	}
 	/* The client gets an ordinary blocking socket. */
 	(void)fcntl(pair[0], F_SETFL, O_RDWR);
 	memcpy(params.client, client->name, sizeof(params.client));
 	open->fd = pair[0];
 	if (connection_request(&slot->process->control, PROTO_WORKER_ATTACH, &params, pair[1],
-			       on_attached, open, &err) < 0)
-		refuse_open(open, FMHA_EDEVICE, err.msg);
-	else
-		worker_slot_start_heartbeats(slot);
+			       on_attached, open, &err) == 0)
+		return true;
+	refuse_open(open, FMHA_EDEVICE, err.msg);
+	return false;
 }
 
-void open_request_attach_all(struct worker_slot *slot)
+bool open_request_attach_all(struct worker_slot *slot)
 {
-	list_for_each(node, &slot->opens) attach(container_of(node, struct open_request, in_slot));
+	bool any = false;
+
+	list_for_each(node, &slot->opens)
+	{
+		struct open_request *open = container_of(node, struct open_request, in_slot);
+
+		if (!open->sent)
+			any |= attach(open);
+	}
+	return any;
 }
 
-void worker_slot_open(struct worker_slot *slot, struct client *client, uint32_t id)
+int open_request_new(struct worker_slot *slot, struct client *client, uint32_t id,
+		     struct fmha_error *err)
 {
-	struct open_request *open;
-	struct fmha_error err;
+	struct open_request *open = calloc(1, sizeof(*open));
 
-	if (slot->state == WORKER_FAILED || slot->state == WORKER_STOPPED) {
-		fmha_error_set_field(&err, slot->state == WORKER_FAILED ? FMHA_EDEVICE : FMHA_EBUSY,
-				     "device", "device %u is %s: %.180s", slot->index,
-				     worker_state_name(slot->state), slot->reason);
-		connection_answer_error(&client->connection, id, &err);
-		return;
-	}
-	open = calloc(1, sizeof(*open));
-	if (!open) {
-		fmha_error_set(&err, FMHA_ENOMEM, "open_device: out of memory");
-		connection_answer_error(&client->connection, id, &err);
-		return;
-	}
+	if (!open)
+		return fmha_error_set(err, FMHA_ENOMEM, "open_device: out of memory");
 	open->slot = slot;
 	open->client = client;
 	open->id = id;
 	open->fd = -1;
 	list_append(&slot->opens, &open->in_slot);
 	list_append(&client->opens, &open->in_client);
-	if (slot->state == WORKER_READY)
-		attach(open);
+	return 0;
 }

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include <base/clock.h>
-#include <base/cleanup.h>
+#include <proto/cleanup.h>
 #include <proto/error.h>
 
 /* ---- the end ---- */
@@ -95,7 +95,8 @@ struct worker_death worker_process_culprit(struct worker_process *process)
 		death.uid = page->loop_uid;
 		death.problem = page->loop_problem;
 	}
-	death.trusted = death.uid == WORKER_NO_USER || config_is_privileged(&process->front->config, death.uid);
+	death.trusted = death.uid == WORKER_NO_USER ||
+			config_is_privileged(&process->front->config, death.uid);
 	return death;
 }
 

@@ -17,32 +17,10 @@
 #include <base/clock.h>
 #include <proto/error.h>
 
-#define LONGEST_PAUSE_MS    10000
-#define STARTS_UNTIL_FAILED 3
-#define EXIT_GRACE_MS       200 /* from a worker's closing its socket to its end */
+#define LONGEST_PAUSE_MS 10000
+#define EXIT_GRACE_MS    200 /* from a worker's closing its socket to its end */
 
 static void on_timer(uv_timer_t *timer);
-
-const char *worker_state_name(enum worker_state state)
-{
-	static const char *const names[] = {[WORKER_STARTING] = "starting",
-					    [WORKER_READY] = "ready",
-					    [WORKER_RESTARTING] = "restarting",
-					    [WORKER_FAILED] = "failed",
-					    [WORKER_STOPPED] = "stopped"};
-
-	return names[state];
-}
-
-uint32_t worker_slot_pid(const struct worker_slot *slot)
-{
-	return slot->process ? (uint32_t)slot->process->process.pid : 0;
-}
-
-bool worker_slot_has_failed(const struct worker_slot *slot)
-{
-	return slot->n_failed_starts >= STARTS_UNTIL_FAILED;
-}
 
 static void set_state(struct worker_slot *slot, enum worker_state state)
 {
@@ -57,7 +35,7 @@ static void start_timer(struct worker_slot *slot, uint64_t after_ms)
 	uv_timer_start(&slot->timer, on_timer, after_ms, 0);
 }
 
-void worker_slot_start_heartbeats(struct worker_slot *slot)
+static void start_heartbeats(struct worker_slot *slot)
 {
 	uint32_t interval = slot->front->config.supervision.heartbeat_ms;
 
@@ -66,6 +44,29 @@ void worker_slot_start_heartbeats(struct worker_slot *slot)
 	slot->beating = true;
 	slot->process->control.heard_ns = clock_ns();
 	start_timer(slot, interval);
+}
+
+/* A client is about to be attached to its worker, or none. */
+static void attach_all(struct worker_slot *slot)
+{
+	if (open_request_attach_all(slot))
+		start_heartbeats(slot);
+}
+
+int worker_slot_open(struct worker_slot *slot, struct client *client, uint32_t id,
+		     struct fmha_error *err)
+{
+	int r;
+
+	if (slot->state == WORKER_FAILED || slot->state == WORKER_STOPPED)
+		return fmha_error_set_field(
+			err, slot->state == WORKER_FAILED ? FMHA_EDEVICE : FMHA_EBUSY, "device",
+			"device %u is %s: %.180s", slot->index, worker_state_name(slot->state),
+			slot->reason);
+	r = open_request_new(slot, client, id, err);
+	if (r == 0 && slot->state == WORKER_READY)
+		attach_all(slot);
+	return r;
 }
 
 /* ---- the control socket ---- */
@@ -106,6 +107,8 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 		on_compile_cancel(process, params->COMPILE_CANCEL.request);
 		break;
 	case PROTO_WORKER_READY:
+		if (slot->state != WORKER_STARTING)
+			return fmha_error_set(err, FMHA_EINVAL, "it was ready already");
 		on_ready(slot, &params->WORKER_READY);
 		break;
 	default:
@@ -114,7 +117,7 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 	connection_answer(control, id, method, &(struct proto_empty){0}, -1);
 	if (method == PROTO_WORKER_READY) {
 		set_state(slot, WORKER_READY);
-		open_request_attach_all(slot);
+		attach_all(slot);
 	}
 	return 0;
 }
@@ -175,7 +178,7 @@ static void schedule_start(struct worker_slot *slot, bool was_ready)
 static void set_drained(struct worker_slot *slot)
 {
 	slot->drained = true;
-	front_on_drained(slot->front);
+	slot->front->on_drained(slot->front);
 }
 
 static void on_process_exit(uv_process_t *handle, int64_t status, int signal)

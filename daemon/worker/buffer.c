@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-#include <base/cleanup.h>
+#include <proto/cleanup.h>
 #include <base/clock.h>
 #include <proto/error.h>
 

@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <base/cleanup.h>
+#include <proto/cleanup.h>
 #include <base/clock.h>
 #include <base/log.h>
 #include <proto/error.h>

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <base/cleanup.h>
+#include <proto/cleanup.h>
 #include <proto/error.h>
 #include <proto/problem.h>
 

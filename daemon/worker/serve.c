@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include <base/cleanup.h>
+#include <proto/cleanup.h>
 #include <proto/error.h>
 
 static struct session *session_of(struct connection *connection)

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <proto/cleanup.h>
 #include <base/clock.h>
 #include <base/log.h>
 #include <base/status.h>
@@ -236,18 +237,14 @@ static int announce(struct worker *worker, struct fmha_error *err)
 
 static struct worker_page *map_page(struct fmha_error *err)
 {
+	_cleanup_(closep) int fd = WORKER_PAGE_FD;
 	struct stat st;
-	struct worker_page *page;
+	struct worker_page *page = MAP_FAILED;
 
-	if (fstat(WORKER_PAGE_FD, &st) < 0 || st.st_size != sizeof(*page))
-		goto fail;
-	page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, WORKER_PAGE_FD, 0);
-	if (page == MAP_FAILED)
-		goto fail;
-	(void)close(WORKER_PAGE_FD);
-	if (page->magic == WORKER_PAGE_MAGIC && page->bytes == sizeof(*page))
+	if (fstat(fd, &st) == 0 && st.st_size == sizeof(*page))
+		page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (page != MAP_FAILED && page->magic == WORKER_PAGE_MAGIC && page->bytes == sizeof(*page))
 		return page;
-fail:
 	fmha_error_set(err, FMHA_EINVAL, "--worker is for fmhad's own use");
 	return NULL;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* cleanup.h: release at the end of a scope. Every resource declares its own; what
  * the one line that commits hands on leaves its variable, and every earlier return releases. */
-#ifndef FMHAD_BASE_CLEANUP_H
-#define FMHAD_BASE_CLEANUP_H
+#ifndef PROTO_CLEANUP_H
+#define PROTO_CLEANUP_H
 
 #include <stdlib.h>
 #include <unistd.h>
