@@ -176,16 +176,15 @@ int buffer_new(struct fmha_device *device, uint64_t size, bool internal, int64_t
 	buffer = buffer_alloc(device, size, internal, err);
 	if (!buffer)
 		return FMHA_ENOMEM;
-	/* Not device_call(): the generation that made the buffer must be known. */
+	/* Not link_call(): the generation that made the buffer must be known. */
 	for (int attempt = 0; attempt < 2 && r == FMHA_EDEVICE; attempt++) {
 		struct connection *c;
-		bool unsent;
 
-		r = device_worker(device, deadline, &c, &buffer->at_worker.generation, err);
+		r = link_get(&device->worker, deadline, &c, &buffer->at_worker.generation, err);
 		if (r < 0)
 			break;
 		r = connection_call(c, PROTO_BUFFER_CREATE, &params, -1, deadline, &result,
-				    &buffer->fd, &unsent, err);
+				    &buffer->fd, err);
 		c = connection_unref(c);
 	}
 	if (r == 0) {
@@ -242,7 +241,6 @@ static int import_at_worker(void *object, struct connection *c, uint64_t generat
 		.handle_bytes = buffer->handle_bytes,
 	};
 	struct proto_buffer_result result;
-	bool unsent;
 	int r;
 
 	(void)generation;
@@ -254,7 +252,7 @@ static int import_at_worker(void *object, struct connection *c, uint64_t generat
 	params.kind = buffer->kind;
 	memcpy(params.handle, buffer->handle, sizeof(params.handle));
 	r = connection_call(c, PROTO_BUFFER_IMPORT, &params, buffer->fd, deadline, &result, NULL,
-			    &unsent, err);
+			    err);
 	if (r == 0)
 		*ret_worker_id = result.buffer;
 	return r;
@@ -338,9 +336,7 @@ int fmha_buffer_import(struct fmha_device *device, const struct fmha_memory *mem
 {
 	int r;
 
-	if (!device || !memory || !ret_buffer)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_buffer_import: an argument is NULL");
-	r = client_check_process(device->client, err);
+	r = client_check(device && memory && ret_buffer ? device->client : NULL, __func__, err);
 	if (r == 0)
 		r = check_memory(memory, err);
 	if (r < 0)

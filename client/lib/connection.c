@@ -631,7 +631,8 @@ int connection_submit(struct connection *c, enum proto_method method, const void
 	bool sent = false, encoded;
 	int r;
 
-	*ret_unsent = true;
+	if (ret_unsent)
+		*ret_unsent = true;
 	if (!pending)
 		return fmha_error_set(err, FMHA_ENOMEM, "%s: out of memory",
 				      proto_methods[method].name);
@@ -668,7 +669,8 @@ int connection_submit(struct connection *c, enum proto_method method, const void
 	}
 	(void)pthread_mutex_unlock(&c->lock);
 	if (r < 0) {
-		*ret_unsent = !sent;
+		if (ret_unsent)
+			*ret_unsent = !sent;
 		if (err)
 			*err = error;
 		return r;
@@ -678,16 +680,14 @@ int connection_submit(struct connection *c, enum proto_method method, const void
 }
 
 int connection_call(struct connection *c, enum proto_method method, const void *params, int fd,
-		    int64_t deadline, void *ret_result, int *ret_fd, bool *ret_unsent,
-		    struct fmha_error *err)
+		    int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err)
 {
 	struct pending *pending = NULL;
 	int r;
 
-	r = connection_submit(c, method, params, fd, deadline, &pending, ret_unsent, err);
+	r = connection_submit(c, method, params, fd, deadline, &pending, NULL, err);
 	if (r < 0)
 		return r;
-	*ret_unsent = false;
 	r = connection_wait(c, pending, deadline, err);
 	if (r == 0 && pending->error.code != FMHA_OK) {
 		r = pending->error.code;

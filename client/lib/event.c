@@ -96,14 +96,12 @@ static int import_at_worker(void *object, struct connection *c, uint64_t generat
 	const struct fmha_event *event = object;
 	struct proto_event_import_params params = {.handle_bytes = sizeof(event->handle)};
 	struct proto_event_result result;
-	bool unsent;
 	int r;
 
 	(void)generation;
 	_Static_assert(sizeof(params.handle) == FMHA_HANDLE_BYTES, "handles have one length");
 	memcpy(params.handle, event->handle, sizeof(params.handle));
-	r = connection_call(c, PROTO_EVENT_IMPORT, &params, -1, deadline, &result, NULL, &unsent,
-			    err);
+	r = connection_call(c, PROTO_EVENT_IMPORT, &params, -1, deadline, &result, NULL, err);
 	if (r == 0)
 		*ret_worker_id = result.event;
 	return r;

@@ -224,9 +224,7 @@ int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
 	struct proto_json_result result;
 	int r, fd;
 
-	if (!device || !problem || !ret_json)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_explain: an argument is NULL");
-	r = client_check_process(device->client, err);
+	r = client_check(device && problem && ret_json ? device->client : NULL, __func__, err);
 	if (r == 0)
 		r = check_struct_size(problem->struct_size, sizeof(*problem), "fmha_problem", err);
 	if (r == 0)
@@ -245,8 +243,8 @@ int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
 			tensor->buffer = ARENA_ID - role;
 		tensor->data = NULL;
 	}
-	r = device_call(device, PROTO_EXPLAIN, params, -1, client_deadline(device->client), &result,
-			&fd, err);
+	r = link_call(&device->worker, PROTO_EXPLAIN, params, -1, client_deadline(device->client),
+		      &result, &fd, err);
 	free(params);
 	if (r < 0)
 		return r;

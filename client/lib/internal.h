@@ -50,6 +50,38 @@ void gate_unlock(struct gate *gate);
 void gate_enter(struct gate *gate);
 void gate_leave(struct gate *gate);
 
+/* ---- link.c ---- */
+
+/* Opens a connection. @ret_connection: given. */
+typedef int (*link_open)(void *owner, int64_t deadline, struct connection **ret_connection,
+			 struct fmha_error *err);
+
+/* A connection that is opened again when it was lost. */
+struct link {
+	struct gate gate; /* of the rest; who opens may write what the peer says of itself */
+	struct connection *connection; /* NULL: none */
+	uint64_t generation;           /* of the connection; counts up from 1 */
+	link_open open;
+	void *owner;
+	int lost_code; /* what says that the peer went away */
+};
+
+int link_init(struct link *link, link_open open, void *owner, int lost_code,
+	      struct fmha_error *err);
+void link_deinit(struct link *link);
+
+/* A live connection, opened when needed. @ret_connection: given. */
+int link_get(struct link *link, int64_t deadline, struct connection **ret_connection,
+	     uint64_t *ret_generation, struct fmha_error *err);
+
+/* The connection if there is a live one of @generation, without opening anything; NULL otherwise.
+ */
+struct connection *link_get_if(struct link *link, uint64_t generation);
+
+/* One request that may safely be repeated, and is once when the peer went away. */
+int link_call(struct link *link, enum proto_method method, const void *params, int fd,
+	      int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err);
+
 /* ---- registration.c ---- */
 
 /* What a worker calls an object of ours. */
@@ -84,9 +116,8 @@ struct fmha_client {
 	char *path; /* given by the caller, or NULL */
 	char name[FMHA_NAME_BYTES];
 
-	struct gate gate; /* of the rest */
-	struct connection *front;
-	struct fmha_client_info info;
+	struct link front;
+	struct fmha_client_info info; /* under its gate */
 };
 
 struct arena {
@@ -106,10 +137,8 @@ struct fmha_device {
 	struct fmha_client *client;
 	uint32_t index;
 
-	struct gate gate; /* of the next three */
-	struct connection *worker;
-	uint64_t generation; /* of worker; counts up from 1 */
-	struct fmha_device_info info;
+	struct link worker;
+	struct fmha_device_info info; /* under its gate */
 
 	pthread_mutex_t lock; /* of the rest */
 	uint64_t next_buffer_id;
@@ -166,11 +195,9 @@ struct fmha_client *client_unref(struct fmha_client *client);
 
 /* Return: 0, or FMHA_ECONN in a process that the client does not belong to. */
 int client_check_process(const struct fmha_client *client, struct fmha_error *err);
+/* The same of a public function; @client: NULL: one of its arguments is. */
+int client_check(const struct fmha_client *client, const char *function, struct fmha_error *err);
 bool client_in_child(const struct fmha_client *client);
-
-/* One request to the front, connecting when needed, repeated once when the front went away. */
-int client_call(struct fmha_client *client, enum proto_method method, const void *params,
-		int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err);
 
 int64_t client_deadline(const struct fmha_client *client);
 
@@ -187,17 +214,9 @@ void device_info_from(const struct proto_device *from, struct fmha_device_info *
 struct fmha_device *device_ref(struct fmha_device *device);
 struct fmha_device *device_unref(struct fmha_device *device);
 
-/* A live connection to the worker, opened again when needed. @ret_connection: given. */
-int device_worker(struct fmha_device *device, int64_t deadline, struct connection **ret_connection,
-		  uint64_t *ret_generation, struct fmha_error *err);
-
-/* The connection if there is a live one of @generation, without opening anything; NULL otherwise.
- */
-struct connection *device_worker_if(struct fmha_device *device, uint64_t generation);
-
-/* One request to the worker that may safely be repeated, and is once when the worker went away. */
-int device_call(struct fmha_device *device, enum proto_method method, const void *params, int fd,
-		int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err);
+/* The worker's link's. */
+int device_open_worker(void *device, int64_t deadline, struct connection **ret_connection,
+		       struct fmha_error *err);
 
 /* ---- buffer.c ---- */
 

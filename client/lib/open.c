@@ -22,8 +22,8 @@ struct fmha_device *fmha_device_free(struct fmha_device *device)
 	if (!device)
 		return NULL;
 	if (client_in_child(device->client)) {
-		if (device->worker)
-			connection_drop_in_child(device->worker);
+		if (device->worker.connection)
+			connection_drop_in_child(device->worker.connection);
 	} else {
 		cache_drop(device, 0);
 		arena_trim(device, true);
@@ -40,7 +40,7 @@ static int choose_device(struct fmha_client *client, int64_t deadline, uint32_t 
 	struct proto_devices_result devices;
 	int r;
 
-	r = client_call(client, PROTO_DEVICES, &params, deadline, &devices, NULL, err);
+	r = link_call(&client->front, PROTO_DEVICES, &params, -1, deadline, &devices, NULL, err);
 	if (r < 0)
 		return r;
 	for (int pass = 0; pass < 3; pass++) {
@@ -66,9 +66,7 @@ int fmha_device_open(struct fmha_client *client, uint32_t index, struct fmha_dev
 	int64_t deadline;
 	int r;
 
-	if (!client || !ret_device)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_device_open: an argument is NULL");
-	r = client_check_process(client, err);
+	r = client_check(client && ret_device ? client : NULL, __func__, err);
 	if (r < 0)
 		return r;
 	deadline = client_deadline(client);
@@ -80,13 +78,13 @@ int fmha_device_open(struct fmha_client *client, uint32_t index, struct fmha_dev
 	device = calloc(1, sizeof(*device));
 	if (!device)
 		return fmha_error_set(err, FMHA_ENOMEM, "device: out of memory");
-	r = gate_init(&device->gate, err);
+	r = link_init(&device->worker, device_open_worker, device, FMHA_EDEVICE, err);
 	if (r < 0) {
 		free(device);
 		return r;
 	}
 	if (pthread_mutex_init(&device->lock, NULL) != 0) {
-		gate_deinit(&device->gate);
+		link_deinit(&device->worker);
 		free(device);
 		return fmha_error_set(err, FMHA_ENOMEM, "device: out of memory");
 	}
@@ -95,7 +93,7 @@ int fmha_device_open(struct fmha_client *client, uint32_t index, struct fmha_dev
 	device->index = index;
 	device->next_buffer_id = 1;
 	device->client = client_ref(client);
-	r = device_worker(device, deadline, &c, &generation, err);
+	r = link_get(&device->worker, deadline, &c, &generation, err);
 	if (r < 0) {
 		device = device_unref(device);
 		return r;

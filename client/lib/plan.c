@@ -58,7 +58,6 @@ static int register_plan(void *object, struct connection *c, uint64_t generation
 	struct fmha_plan *plan = object;
 	struct proto_plan_params *params = malloc(sizeof(*params));
 	struct proto_plan_result result;
-	bool unsent;
 	int r;
 
 	if (!params)
@@ -66,8 +65,7 @@ static int register_plan(void *object, struct connection *c, uint64_t generation
 	params->problem = plan->problem;
 	r = translate(plan->device, &params->problem, c, generation, deadline, err);
 	if (r == 0)
-		r = connection_call(c, PROTO_PLAN, params, -1, deadline, &result, NULL, &unsent,
-				    err);
+		r = connection_call(c, PROTO_PLAN, params, -1, deadline, &result, NULL, err);
 	free(params);
 	if (r < 0)
 		return r;
@@ -131,9 +129,7 @@ int fmha_plan_new(struct fmha_device *device, const struct fmha_problem *problem
 {
 	int r;
 
-	if (!device || !problem || !ret_plan)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_plan_new: an argument is NULL");
-	r = client_check_process(device->client, err);
+	r = client_check(device && problem && ret_plan ? device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
 	r = check_struct_size(problem->struct_size, sizeof(*problem), "fmha_problem", err);
@@ -164,9 +160,7 @@ int fmha_plan_info(struct fmha_plan *plan, struct fmha_plan_info *ret_info, stru
 {
 	int r;
 
-	if (!plan || !ret_info)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_plan_info: an argument is NULL");
-	r = client_check_process(plan->device->client, err);
+	r = client_check(plan && ret_info ? plan->device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
 	r = gate_lock(&plan->at_worker.gate, client_deadline(plan->device->client), err);
@@ -305,7 +299,7 @@ int plan_start(struct fmha_plan *plan, const struct fmha_run_options *options, i
 		struct connection *c;
 		uint64_t generation;
 
-		r = device_worker(plan->device, deadline, &c, &generation, err);
+		r = link_get(&plan->device->worker, deadline, &c, &generation, err);
 		if (r < 0)
 			return r;
 		r = fill_run(plan, options, c, generation, deadline, &params, err);
@@ -343,9 +337,8 @@ void plan_cancel(struct connection *connection, uint32_t request, int64_t deadli
 {
 	const struct proto_cancel_params params = {.request = request};
 	struct pending *pending;
-	bool unsent;
 
-	if (connection_submit(connection, PROTO_CANCEL, &params, -1, deadline, &pending, &unsent,
+	if (connection_submit(connection, PROTO_CANCEL, &params, -1, deadline, &pending, NULL,
 			      NULL) == 0)
 		connection_forget(connection, pending, NULL, NULL);
 }
@@ -358,9 +351,7 @@ int fmha_plan_run(struct fmha_plan *plan, const struct fmha_run_options *options
 	int64_t deadline;
 	int r;
 
-	if (!plan)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_plan_run: plan is NULL");
-	r = client_check_process(plan->device->client, err);
+	r = client_check(plan ? plan->device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
 	r = check_run_options(options, err);

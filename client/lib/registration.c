@@ -37,7 +37,7 @@ int registration_begin(struct registration *registration, registration_tell tell
 		uint64_t generation, worker_id;
 		struct connection *c;
 
-		r = device_worker(device, deadline, &c, &generation, err);
+		r = link_get(&device->worker, deadline, &c, &generation, err);
 		if (r < 0)
 			break;
 		r = registration_bind(registration, tell, object, c, generation, deadline,
@@ -51,14 +51,13 @@ void registration_end(const struct registration *registration, struct fmha_devic
 		      enum proto_method method, const void *params)
 {
 	struct connection *c = NULL;
-	bool unsent;
 
 	if (registration->generation != 0 && !client_in_child(device->client))
-		c = device_worker_if(device, registration->generation);
+		c = link_get_if(&device->worker, registration->generation);
 	if (!c)
 		return;
 	/* A failure is the end of the connection, which releases everything. */
 	(void)connection_call(c, method, params, -1, deadline_after_ms(RELEASE_TIMEOUT_MS), NULL,
-			      NULL, &unsent, NULL);
+			      NULL, NULL);
 	c = connection_unref(c);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * input.c: what comes in. One recvmsg a wake-up, then as many frames as the turn allows; what is left
- * waits in the connection's own buffer, and the connection in its user's backlog.
+ * input.c: what comes in. One recvmsg a wake-up, then as many frames as the turn allows; what is
+ * left waits in the connection's own buffer, and the connection in its user's backlog.
  */
 #include "connection_impl.h"
 

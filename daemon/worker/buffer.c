@@ -316,11 +316,11 @@ int buffer_create(struct session *session, uint32_t id,
 		  const struct proto_buffer_create_params *params, struct fmha_error *err)
 {
 	_cleanup_(making_deinit) struct making making = {.worker = session->worker,
-				.session = session,
-				.id = id,
-				.method = PROTO_BUFFER_CREATE,
-				.params = {.size = params->size},
-				.fd = -1};
+							 .session = session,
+							 .id = id,
+							 .method = PROTO_BUFFER_CREATE,
+							 .params = {.size = params->size},
+							 .fd = -1};
 	int r = charge_making(&making, err);
 
 	if (r < 0)
@@ -337,11 +337,11 @@ int buffer_import(struct session *session, uint32_t id,
 		  const struct proto_buffer_import_params *params, int *fd, struct fmha_error *err)
 {
 	_cleanup_(making_deinit) struct making making = {.worker = session->worker,
-				.session = session,
-				.id = id,
-				.method = PROTO_BUFFER_IMPORT,
-				.params = *params,
-				.fd = take_fd(fd)};
+							 .session = session,
+							 .id = id,
+							 .method = PROTO_BUFFER_IMPORT,
+							 .params = *params,
+							 .fd = take_fd(fd)};
 	int r = charge_making(&making, err);
 
 	return r < 0 ? r : make_buffer(&making, err);
