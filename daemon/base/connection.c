@@ -119,10 +119,7 @@ bool connection_is_stalled(const struct connection *connection)
  * whose; NULL: anybody's */
 static void wake_stalled(struct connection_hub *hub, const struct account *account)
 {
-	list_for_each(node, &hub->stalled)
-	{
-		struct connection *connection = container_of(node, struct connection, in_backlog);
-
+	list_for_each_entry(struct connection, connection, &hub->stalled, in_backlog) {
 		if ((account && connection->account != account) ||
 		    connection_is_stalled(connection) ||
 		    (connection->wants_fd && !descriptors_fit(connection)))
@@ -291,13 +288,11 @@ static struct account *next_user(struct connection_hub *hub)
 	struct account *next = NULL;
 	uint64_t now = clock_ns(), least = 0;
 
-	list_for_each(node, &hub->users)
-	{
-		struct account *account = container_of(node, struct account, in_users);
+	list_for_each_entry(struct account, account, &hub->users, in_users) {
 		uint64_t loop_ns = account_loop_ns(account, now);
 
 		if (list_is_empty(&account->backlog)) {
-			list_remove(node);
+			list_remove(&account->in_users);
 		} else if (!next || loop_ns < least) {
 			next = account;
 			least = loop_ns;
@@ -433,14 +428,11 @@ static void hub_on_timer(uv_timer_t *timer)
 	uint64_t pause_ns = since_ns > PAUSE_MS * NS_PER_MS ? since_ns : 0;
 
 	hub->ticked_ns = now;
-	list_for_each(node, &hub->watched)
-	{
-		struct connection *connection = container_of(node, struct connection, in_watched);
-
+	list_for_each_entry(struct connection, connection, &hub->watched, in_watched) {
 		if (pause_ns > 0)
 			forgive(connection, pause_ns);
 		if (!check_deadlines(connection, now))
-			list_remove(node);
+			list_remove(&connection->in_watched);
 	}
 	descriptors_end_lingering(hub, false);
 	if (list_is_empty(&hub->watched) && list_is_empty(&hub->lingering))

@@ -33,10 +33,7 @@ static void finish(struct awaited *awaited, const union proto_any_result *result
 
 static struct awaited *find(struct connection *connection, uint32_t id)
 {
-	list_for_each(node, &connection->awaited)
-	{
-		struct awaited *awaited = container_of(node, struct awaited, in_awaited);
-
+	list_for_each_entry(struct awaited, awaited, &connection->awaited, in_awaited) {
 		if (awaited->id == id)
 			return awaited;
 	}
@@ -103,10 +100,7 @@ int connection_request(struct connection *connection, enum proto_method method, 
 
 uint32_t connection_forget(struct connection *connection, const void *owner)
 {
-	list_for_each(node, &connection->awaited)
-	{
-		struct awaited *awaited = container_of(node, struct awaited, in_awaited);
-
+	list_for_each_entry(struct awaited, awaited, &connection->awaited, in_awaited) {
 		if (!awaited->reply || awaited->owner != owner)
 			continue;
 		awaited->reply = NULL;

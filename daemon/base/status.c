@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include <base/status.h>
 
-#include <fcntl.h>
 #include <stdio.h>
-#include <sys/mman.h>
 #include <unistd.h>
-
-#include <proto/cleanup.h>
 
 uint64_t status_resident_bytes(void)
 {
@@ -42,22 +38,4 @@ cJSON *status_limits(const struct limits *limits)
 		cJSON_AddNumberToObject(item, "hits", (double)limits->hits[i]);
 	}
 	return object;
-}
-
-int status_text_fd(const char *text, size_t n)
-{
-	_cleanup_(closep) int fd = memfd_create("fmhad text", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-	if (fd < 0)
-		return -1;
-	for (size_t done = 0; done < n;) {
-		ssize_t written = write(fd, text + done, n - done);
-
-		if (written <= 0)
-			return -1;
-		done += (size_t)written;
-	}
-	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
-		return -1;
-	return take_fd(&fd);
 }

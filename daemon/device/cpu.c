@@ -191,8 +191,7 @@ static int cpu_workspace_new(struct device *device, uint64_t bytes,
 		return fmha_error_set(err, FMHA_ENOMEM, "a workspace of %llu bytes",
 				      (unsigned long long)bytes);
 	size = workspace_size(bytes);
-	list_for_each(node, &cpu->free_workspaces)
-	{
+	list_for_each(node, &cpu->free_workspaces) {
 		workspace = container_of(node, struct cpu_workspace, in_free);
 		if (workspace->bytes == size) {
 			list_remove(node);

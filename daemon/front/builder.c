@@ -4,11 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <proto/error.h>
 
+#include <base/handout.h>
 #include <base/list.h>
 #include <base/log.h>
 #include <paths.h> /* daemon/compile */
@@ -101,29 +101,16 @@ static void on_async(uv_async_t *async)
 	/* Apart first: an answer that finds its worker gone has others forgotten. */
 	list_init(&ended);
 	uv_mutex_lock(&builder->lock);
-	list_for_each(item, &builder->requests)
-	{
-		if (container_of(item, struct builder_request, in_builder)->ended) {
-			list_remove(item);
-			list_append(&ended, item);
+	list_for_each_entry(struct builder_request, request, &builder->requests, in_builder) {
+		if (request->ended) {
+			list_remove(&request->in_builder);
+			list_append(&ended, &request->in_builder);
 		}
 	}
 	uv_mutex_unlock(&builder->lock);
 	while ((node = list_pop(&ended)))
 		finish(container_of(node, struct builder_request, in_builder));
 	watch_cache(builder);
-}
-
-/* The code in a memfd that the worker can map; -1: no memory. */
-static int share_code(const struct cache_entry *entry)
-{
-	int fd = memfd_create("fmhad-code", MFD_CLOEXEC);
-
-	if (fd >= 0 && write(fd, entry->code, entry->code_bytes) != (ssize_t)entry->code_bytes) {
-		(void)close(fd);
-		return -1;
-	}
-	return fd;
 }
 
 /* On a thread of the queue. */
@@ -136,7 +123,7 @@ static void on_built(void *owner, int result, const struct cache_entry *entry,
 	int fd = -1;
 
 	if (result == 0) {
-		fd = share_code(entry);
+		fd = handout_file(entry->code, entry->code_bytes);
 		if (fd < 0)
 			(void)fmha_error_set(&error, FMHA_ENOMEM, "%.150s: no memory for the code",
 					     entry->info.kernel);
@@ -287,11 +274,7 @@ static void forget(struct builder_request *request)
 
 bool builder_forget(struct builder_asker *asker, uint32_t id)
 {
-	list_for_each(node, &asker->requests)
-	{
-		struct builder_request *request = container_of(node, struct builder_request,
-							       in_asker);
-
+	list_for_each_entry(struct builder_request, request, &asker->requests, in_asker) {
 		if (request->id != id)
 			continue;
 		forget(request);
@@ -344,12 +327,8 @@ struct builder *builder_free(struct builder *builder)
 		return NULL;
 	builder->queue = compile_queue_free(builder->queue);
 	builder->cache = cache_free(builder->cache);
-	while (!list_is_empty(&builder->requests)) {
-		struct builder_request *request = container_of(builder->requests.next,
-							       struct builder_request, in_builder);
-
+	list_for_each_entry(struct builder_request, request, &builder->requests, in_builder)
 		request_free(request);
-	}
 	uv_close((uv_handle_t *)&builder->async, on_closed);
 	return NULL;
 }

@@ -128,10 +128,7 @@ bool open_request_attach_all(struct worker_slot *slot)
 {
 	bool any = false;
 
-	list_for_each(node, &slot->opens)
-	{
-		struct open_request *open = container_of(node, struct open_request, in_slot);
-
+	list_for_each_entry(struct open_request, open, &slot->opens, in_slot) {
 		if (!open->sent)
 			any |= attach(open);
 	}

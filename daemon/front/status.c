@@ -69,10 +69,7 @@ static cJSON *front_json(const struct front *front, const struct client *caller,
 	cJSON_AddNumberToObject(item, "frames", (double)front->hub.n_frames);
 	cJSON_AddNumberToObject(item, "violations", (double)front->hub.n_violations);
 	list = cJSON_AddArrayToObject(item, "clients");
-	list_for_each(node, &front->clients)
-	{
-		const struct client *client = container_of(node, struct client, in_clients);
-
+	list_for_each_entry(struct client, client, &front->clients, in_clients) {
 		if (all || client->uid == caller->uid)
 			add_client(list, client);
 	}
@@ -210,15 +207,12 @@ static void answer_user(struct status_gathering *gathering, struct account *acco
 	uint64_t start_ns = clock_ns(), now;
 
 	account->n_references++; /* answering may end its last connection */
-	list_for_each(node, &gathering->waiters)
-	{
-		struct status_waiter *waiter = container_of(node, struct status_waiter, in_waiters);
-
+	list_for_each_entry(struct status_waiter, waiter, &gathering->waiters, in_waiters) {
 		if (waiter->client->account != account)
 			continue;
 		if (file.fd < 0 && file.error.code == FMHA_OK)
 			make_file(gathering, waiter->client, &file);
-		list_remove(node);
+		list_remove(&waiter->in_waiters);
 		answer(waiter->client, waiter->id, &file);
 		free(waiter);
 	}
@@ -350,13 +344,11 @@ void status_forget(struct client *client)
 {
 	if (!client->front->status)
 		return;
-	list_for_each(node, &client->front->status->waiters)
-	{
-		struct status_waiter *waiter = container_of(node, struct status_waiter, in_waiters);
-
+	list_for_each_entry(struct status_waiter, waiter, &client->front->status->waiters,
+			    in_waiters) {
 		if (waiter->client != client)
 			continue;
-		list_remove(node);
+		list_remove(&waiter->in_waiters);
 		free(waiter);
 	}
 }

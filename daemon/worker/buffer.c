@@ -73,16 +73,12 @@ struct buffer *buffer_unref(struct buffer *buffer)
 /* A new buffer of @bytes, charged before it is made; give_back() ends it. */
 static int charge_buffer(struct session *session, uint64_t bytes, struct fmha_error *err)
 {
-	struct limits *limits = &session->worker->limits;
 	struct account *account = session->account;
-	int r;
+	int r = session_has_room(session, LIMIT_BUFFERS_PER_CONNECTION, &session->buffers,
+				 "buffers", err);
 
-	if (limit_exceeded(limits, LIMIT_BUFFERS_PER_CONNECTION,
-			   (uint64_t)session->buffers.n_used + 1))
-		return fmha_error_set(
-			err, FMHA_EQUOTA, "more than %llu buffers on one connection",
-			(unsigned long long)limits->value[LIMIT_BUFFERS_PER_CONNECTION]);
-	r = account_charge(account, ACCOUNT_BUFFERS, 1, err);
+	if (r == 0)
+		r = account_charge(account, ACCOUNT_BUFFERS, 1, err);
 	if (r < 0)
 		return r;
 	r = account_charge(account, ACCOUNT_MEMORY, bytes, err);

@@ -272,10 +272,7 @@ static int charge_job(struct session *session, struct fmha_error *err)
 {
 	struct account *account = session->account;
 
-	list_for_each(node, &session->worker->sessions)
-	{
-		const struct session *other = container_of(node, struct session, in_sessions);
-
+	list_for_each_entry(struct session, other, &session->worker->sessions, in_sessions) {
 		if (other->account == account && other->kernels_busy)
 			return fmha_error_set(err, FMHA_EBUSY,
 					      "one registry request of a user at a time");

@@ -27,14 +27,9 @@ struct offload_thread {
 
 static bool owner_is_busy(struct offloads *offloads, const void *owner)
 {
-	list_for_each(node, &offloads->threads)
-	{
-		const struct offload_thread *thread = container_of(node, struct offload_thread,
-								   in_threads);
-
+	list_for_each_entry(struct offload_thread, thread, &offloads->threads, in_threads)
 		if (owner && thread->offload && thread->offload->owner == owner)
 			return true;
-	}
 	return false;
 }
 
@@ -42,13 +37,8 @@ static bool must_wait(struct offloads *offloads, const struct offload *offload)
 {
 	uint32_t n = 0;
 
-	list_for_each(node, &offloads->threads)
-	{
-		const struct offload_thread *thread = container_of(node, struct offload_thread,
-								   in_threads);
-
+	list_for_each_entry(struct offload_thread, thread, &offloads->threads, in_threads)
 		n += offload->user && thread->offload && thread->offload->user == offload->user;
-	}
 	return n >= MOST_OF_ONE || owner_is_busy(offloads, offload->owner);
 }
 
@@ -57,13 +47,10 @@ static struct offload *take(struct offload_thread *thread)
 {
 	struct offloads *offloads = thread->offloads;
 
-	list_for_each(node, &offloads->queued)
-	{
-		struct offload *offload = container_of(node, struct offload, in_offloads);
-
+	list_for_each_entry(struct offload, offload, &offloads->queued, in_offloads) {
 		if (must_wait(offloads, offload))
 			continue;
-		list_remove(node);
+		list_remove(&offload->in_offloads);
 		atomic_fetch_sub(&offloads->n_queued, 1);
 		offload->started_ns = clock_ns();
 		thread->offload = offload;
@@ -222,10 +209,7 @@ static void on_spin_end(struct spin *spin)
 /* With the lock held: the first thread whose time is over, given up; NULL: none. */
 static struct offload_thread *give_up_one(struct offloads *offloads, uint64_t now)
 {
-	list_for_each(node, &offloads->threads)
-	{
-		struct offload_thread *thread = container_of(node, struct offload_thread,
-							     in_threads);
+	list_for_each_entry(struct offload_thread, thread, &offloads->threads, in_threads) {
 		const struct offload *offload = thread->offload;
 
 		if (!offload || !offload->timeout_ns ||
@@ -266,11 +250,9 @@ static void on_timer(uv_timer_t *timer)
 /* With the lock held: whether it is the turn of another offload of @owner's first. */
 static bool has_to_queue(struct offloads *offloads, const void *owner)
 {
-	list_for_each(node, &offloads->queued)
-	{
-		if (owner && container_of(node, struct offload, in_offloads)->owner == owner)
+	list_for_each_entry(struct offload, offload, &offloads->queued, in_offloads)
+		if (owner && offload->owner == owner)
 			return true;
-	}
 	return owner_is_busy(offloads, owner);
 }
 
@@ -279,10 +261,8 @@ static uint32_t left_of(const struct offloads *offloads, const void *user)
 {
 	uint32_t n = 0;
 
-	list_for_each(node, &offloads->left)
-	{
-		n += user && container_of(node, struct offload_thread, in_threads)->user == user;
-	}
+	list_for_each_entry(struct offload_thread, thread, &offloads->left, in_threads)
+		n += user && thread->user == user;
 	return n;
 }
 

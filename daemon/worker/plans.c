@@ -158,14 +158,12 @@ int session_plan_new(struct session *session, uint32_t id, const struct fmha_pro
 		     struct fmha_error *err)
 {
 	struct worker *worker = session->worker;
-	struct limits *limits = &worker->limits;
 	struct proto_plan_result result = {0};
 	struct session_plan *plan;
 
-	if (limit_exceeded(limits, LIMIT_PLANS_PER_CONNECTION, (uint64_t)session->plans.n_used + 1))
-		return fmha_error_set(
-			err, FMHA_EQUOTA, "more than %llu plans on one connection",
-			(unsigned long long)limits->value[LIMIT_PLANS_PER_CONNECTION]);
+	if (session_has_room(session, LIMIT_PLANS_PER_CONNECTION, &session->plans, "plans", err) <
+	    0)
+		return FMHA_EQUOTA;
 	plan = make_plan(session, problem, err);
 	if (!plan)
 		return err->code;

@@ -5,6 +5,8 @@
 
 #include <stdlib.h>
 
+#include <proto/error.h>
+
 void session_freep(struct session **at)
 {
 	struct session *session = *at;
@@ -40,4 +42,15 @@ void session_offload_late(struct session *session, uint32_t request, const struc
 	if (!session->hung_up)
 		connection_answer_error(&session->connection, request, err);
 	session_offload_ended(session);
+}
+
+int session_has_room(struct session *session, enum limit limit, const struct table *table,
+		     const char *what, struct fmha_error *err)
+{
+	struct limits *limits = &session->worker->limits;
+
+	if (!limit_exceeded(limits, limit, (uint64_t)table->n_used + 1))
+		return 0;
+	return fmha_error_set(err, FMHA_EQUOTA, "more than %llu %s on one connection",
+			      (unsigned long long)limits->value[limit], what);
 }

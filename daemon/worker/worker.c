@@ -16,7 +16,6 @@
 #include <proto/cleanup.h>
 #include <base/clock.h>
 #include <base/log.h>
-#include <base/status.h>
 #include <proto/error.h>
 
 #include "guard.h"
@@ -155,7 +154,7 @@ static void on_status(struct worker *worker, uint32_t id)
 
 	if (text) {
 		result.size = strlen(text);
-		fd = status_text_fd(text, result.size);
+		fd = handout_file(text, result.size);
 		free(text);
 	}
 	if (fd >= 0) {

@@ -164,6 +164,10 @@ void session_release(struct session *session);
 void session_offload_ended(struct session *session);
 void session_offload_late(struct session *session, uint32_t request, const struct fmha_error *err);
 
+/* Whether the connection may own one more. Return: 0 or FMHA_EQUOTA. */
+int session_has_room(struct session *session, enum limit limit, const struct table *table,
+		     const char *what, struct fmha_error *err);
+
 /* ---- buffer.c ---- */
 
 /* These answer request @id, now or later. Return: 0, or a negative FMHA_E* and no answer. */
