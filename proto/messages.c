@@ -467,6 +467,14 @@ static const struct field_table TABLE(worker_attach_params_table, "worker_attach
 
 static const struct field_names urgency_names = NAMES("urgent", "soon", "background");
 
+#define STRUCT proto_compile_option
+static const struct field compile_option_fields[] = {
+	STRING(text, NOTE("a macro, -DNAME=VALUE")),
+};
+#undef STRUCT
+static const struct field_table TABLE(compile_option_table, "compile_option", proto_compile_option,
+				      compile_option_fields);
+
 #define STRUCT proto_compile_params
 static const struct field compile_params_fields[] = {
 	U32(uid, NOTE("on whose behalf")),
@@ -474,7 +482,7 @@ static const struct field compile_params_fields[] = {
 	STRING(kernel, NOTE("canonical name")),
 	STRING(arch),
 	STRING(source, NOTE("file name in the folder of kernel sources")),
-	STRING(options, NOTE("the compiler's, separated by spaces")),
+	ARRAY(options, n_options, compile_option_table, PROTO_MAX_OPTIONS),
 };
 #undef STRUCT
 static const struct field_table TABLE(compile_params_table, "compile_params", proto_compile_params,
@@ -555,6 +563,7 @@ const struct field_table *const proto_tables[] = {
 	&inject_params_table,
 	&worker_ready_params_table,
 	&worker_attach_params_table,
+	&compile_option_table,
 	&compile_params_table,
 	&compile_result_table,
 	&compile_cancel_params_table,

@@ -45,7 +45,7 @@ void arena_trim(struct fmha_device *device, bool all)
 	}
 	(void)pthread_mutex_unlock(&device->lock);
 	for (uint32_t i = 0; i < n; i++) {
-		cache_drop_buffer(device, victims[i]->id);
+		cache_drop(device, victims[i]->id);
 		buffer_release(victims[i]);
 	}
 }

@@ -105,7 +105,7 @@ static struct fmha_buffer *buffer_alloc(struct fmha_device *device, uint64_t siz
 		(void)fmha_error_set(err, FMHA_ENOMEM, "buffer: out of memory");
 		return NULL;
 	}
-	if (gate_init(&buffer->gate, err) < 0) {
+	if (gate_init(&buffer->at_worker.gate, err) < 0) {
 		free(buffer);
 		return NULL;
 	}
@@ -126,7 +126,7 @@ struct fmha_buffer *buffer_unref(struct fmha_buffer *buffer)
 		(void)munmap(buffer->data, buffer->size);
 	if (buffer->fd >= 0)
 		(void)close(buffer->fd);
-	gate_deinit(&buffer->gate);
+	gate_deinit(&buffer->at_worker.gate);
 	if (!buffer->internal)
 		(void)device_unref(buffer->device);
 	free(buffer);
@@ -176,20 +176,19 @@ int buffer_new(struct fmha_device *device, uint64_t size, bool internal, int64_t
 	buffer = buffer_alloc(device, size, internal, err);
 	if (!buffer)
 		return FMHA_ENOMEM;
-	/* Not device_call(): the generation that made the buffer must be known. */
+	/* Not link_call(): the generation that made the buffer must be known. */
 	for (int attempt = 0; attempt < 2 && r == FMHA_EDEVICE; attempt++) {
 		struct connection *c;
-		bool unsent;
 
-		r = device_worker(device, deadline, &c, &buffer->generation, err);
+		r = link_get(&device->worker, deadline, &c, &buffer->at_worker.generation, err);
 		if (r < 0)
 			break;
 		r = connection_call(c, PROTO_BUFFER_CREATE, &params, -1, deadline, &result,
-				    &buffer->fd, &unsent, err);
+				    &buffer->fd, err);
 		c = connection_unref(c);
 	}
 	if (r == 0) {
-		buffer->worker_id = result.buffer;
+		buffer->at_worker.worker_id = result.buffer;
 		buffer->kind = result.kind;
 		buffer->allocation_bytes = result.allocation_bytes;
 		/* The CPU does not see a GPU's memory. */
@@ -207,23 +206,10 @@ int buffer_new(struct fmha_device *device, uint64_t size, bool internal, int64_t
 
 void buffer_release(struct fmha_buffer *buffer)
 {
-	struct fmha_device *device = buffer->device;
+	const struct proto_buffer_release_params params = {buffer->at_worker.worker_id};
 
 	table_remove(buffer);
-	if (!client_in_child(device->client)) {
-		struct connection *c = device_worker_if(device, buffer->generation);
-
-		if (c) {
-			const struct proto_buffer_release_params params = {buffer->worker_id};
-			bool unsent;
-
-			/* A failure is the end of the connection, which releases everything. */
-			(void)connection_call(c, PROTO_BUFFER_RELEASE, &params, -1,
-					      deadline_after_ms(RELEASE_TIMEOUT_MS), NULL, NULL,
-					      &unsent, NULL);
-			c = connection_unref(c);
-		}
-	}
+	registration_end(&buffer->at_worker, buffer->device, PROTO_BUFFER_RELEASE, &params);
 	(void)buffer_unref(buffer);
 }
 
@@ -245,18 +231,19 @@ int fmha_buffer_new(struct fmha_device *device, uint64_t size, struct fmha_buffe
 
 /* ---- import ---- */
 
-static int import_at_worker(struct fmha_buffer *buffer, struct connection *c, int64_t deadline,
-			    uint64_t *ret_worker_id, struct fmha_error *err)
+static int import_at_worker(void *object, struct connection *c, uint64_t generation,
+			    int64_t deadline, uint64_t *ret_worker_id, struct fmha_error *err)
 {
+	const struct fmha_buffer *buffer = object;
 	struct proto_buffer_import_params params = {
 		.size = buffer->size,
 		.base_offset = buffer->base_offset,
 		.handle_bytes = buffer->handle_bytes,
 	};
 	struct proto_buffer_result result;
-	bool unsent;
 	int r;
 
+	(void)generation;
 	_Static_assert((int)FMHA_MEMORY_FD == (int)PROTO_MEMFD &&
 			       (int)FMHA_MEMORY_IPC_HANDLE == (int)PROTO_IPC_HANDLE &&
 			       (int)FMHA_MEMORY_VMM_FD == (int)PROTO_VMM_FD,
@@ -265,7 +252,7 @@ static int import_at_worker(struct fmha_buffer *buffer, struct connection *c, in
 	params.kind = buffer->kind;
 	memcpy(params.handle, buffer->handle, sizeof(params.handle));
 	r = connection_call(c, PROTO_BUFFER_IMPORT, &params, buffer->fd, deadline, &result, NULL,
-			    &unsent, err);
+			    err);
 	if (r == 0)
 		*ret_worker_id = result.buffer;
 	return r;
@@ -324,7 +311,6 @@ int buffer_import(struct fmha_device *device, const struct fmha_memory *memory, 
 		  int64_t deadline, struct fmha_buffer **ret_buffer, struct fmha_error *err)
 {
 	struct fmha_buffer *buffer = buffer_alloc(device, memory->size, internal, err);
-	uint64_t worker_id;
 	int r;
 
 	if (!buffer)
@@ -335,17 +321,7 @@ int buffer_import(struct fmha_device *device, const struct fmha_memory *memory, 
 		return r;
 	}
 	table_add(buffer);
-	r = FMHA_EDEVICE;
-	for (int attempt = 0; attempt < 2 && r == FMHA_EDEVICE; attempt++) {
-		struct connection *c;
-		uint64_t generation;
-
-		r = device_worker(device, deadline, &c, &generation, err);
-		if (r < 0)
-			break;
-		r = buffer_bind(device, buffer->id, c, generation, deadline, &worker_id, err);
-		c = connection_unref(c);
-	}
+	r = registration_begin(&buffer->at_worker, import_at_worker, buffer, device, deadline, err);
 	if (r < 0) {
 		table_remove(buffer);
 		buffer = buffer_unref(buffer);
@@ -360,9 +336,7 @@ int fmha_buffer_import(struct fmha_device *device, const struct fmha_memory *mem
 {
 	int r;
 
-	if (!device || !memory || !ret_buffer)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_buffer_import: an argument is NULL");
-	r = client_check_process(device->client, err);
+	r = client_check(device && memory && ret_buffer ? device->client : NULL, __func__, err);
 	if (r == 0)
 		r = check_memory(memory, err);
 	if (r < 0)
@@ -376,28 +350,14 @@ int buffer_bind(struct fmha_device *device, uint64_t id, struct connection *conn
 		struct fmha_error *err)
 {
 	struct fmha_buffer *buffer = buffer_find(device, id);
-	uint64_t worker_id = 0;
 	int r;
 
 	if (!buffer)
 		return fmha_error_set(err, FMHA_ENOENT,
 				      "buffer %llu: no such buffer of this device",
 				      (unsigned long long)id);
-	r = gate_lock(&buffer->gate, deadline, err);
-	if (r == 0) {
-		if (buffer->generation != generation) {
-			gate_enter(&buffer->gate);
-			r = import_at_worker(buffer, connection, deadline, &worker_id, err);
-			gate_leave(&buffer->gate);
-			if (r == 0) {
-				buffer->worker_id = worker_id;
-				buffer->generation = generation;
-			}
-		}
-		if (r == 0)
-			*ret_worker_id = buffer->worker_id;
-		gate_unlock(&buffer->gate);
-	}
+	r = registration_bind(&buffer->at_worker, import_at_worker, buffer, connection, generation,
+			      deadline, ret_worker_id, err);
 	buffer = buffer_unref(buffer);
 	return r;
 }
@@ -429,7 +389,7 @@ struct fmha_buffer *fmha_buffer_free(struct fmha_buffer *buffer)
 	if (!buffer)
 		return NULL;
 	if (!client_in_child(buffer->device->client))
-		cache_drop_buffer(buffer->device, buffer->id);
+		buffer->device->hooks->on_buffer_free(buffer->device, buffer->id);
 	buffer_release(buffer);
 	return NULL;
 }

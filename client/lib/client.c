@@ -46,6 +46,13 @@ int client_check_process(const struct fmha_client *client, struct fmha_error *er
 			      (int)client->pid);
 }
 
+int client_check(const struct fmha_client *client, const char *function, struct fmha_error *err)
+{
+	if (!client)
+		return fmha_error_set(err, FMHA_EINVAL, "%s: an argument is NULL", function);
+	return client_check_process(client, err);
+}
+
 int64_t client_deadline(const struct fmha_client *client)
 {
 	return deadline_after_ms(client->timeout_ms);
@@ -181,11 +188,10 @@ static int say_hello(struct fmha_client *client, struct connection *c, int64_t d
 {
 	struct proto_hello_params params = {.version = PROTO_VERSION};
 	struct proto_hello_result hello;
-	bool unsent;
 	int r;
 
 	(void)snprintf(params.client, sizeof(params.client), "%s", client->name);
-	r = connection_call(c, PROTO_HELLO, &params, -1, deadline, &hello, NULL, &unsent, err);
+	r = connection_call(c, PROTO_HELLO, &params, -1, deadline, &hello, NULL, err);
 	if (r < 0)
 		return r;
 	if (hello.version != PROTO_VERSION)
@@ -203,74 +209,28 @@ static int say_hello(struct fmha_client *client, struct connection *c, int64_t d
 	return 0;
 }
 
-/* Without the gate's lock: a new front connection. */
-static int open_front(struct fmha_client *client, int64_t deadline,
-		      struct connection **ret_connection, struct fmha_client_info *ret_info,
+static int open_front(void *owner, int64_t deadline, struct connection **ret_connection,
 		      struct fmha_error *err)
 {
+	struct fmha_client *client = owner;
+	struct fmha_client_info info = {0};
 	struct connection *c;
 	int fd, r;
 
-	memset(ret_info, 0, sizeof(*ret_info));
-	r = connect_any(client, deadline, &fd, ret_info->path, err);
+	r = connect_any(client, deadline, &fd, info.path, err);
 	if (r < 0)
 		return r;
 	r = connection_new(fd, FMHA_ECONN, front_name, client->spin_us, &c, err);
 	if (r < 0)
 		return r;
-	r = say_hello(client, c, deadline, ret_info, err);
+	r = say_hello(client, c, deadline, &info, err);
 	if (r < 0) {
 		c = connection_unref(c);
 		return r;
 	}
+	client->info = info;
 	*ret_connection = c;
 	return 0;
-}
-
-/* A live connection to the front. @ret_connection: given. */
-static int client_front(struct fmha_client *client, int64_t deadline,
-			struct connection **ret_connection, struct fmha_error *err)
-{
-	struct connection *fresh = NULL;
-	struct fmha_client_info info;
-	int r;
-
-	r = gate_lock(&client->gate, deadline, err);
-	if (r < 0)
-		return r;
-	if (!client->front || connection_is_dead(client->front)) {
-		client->front = connection_unref(client->front);
-		gate_enter(&client->gate);
-		r = open_front(client, deadline, &fresh, &info, err);
-		gate_leave(&client->gate);
-		if (r == 0) {
-			client->front = fresh;
-			client->info = info;
-		}
-	}
-	if (r >= 0)
-		*ret_connection = connection_ref(client->front);
-	gate_unlock(&client->gate);
-	return r;
-}
-
-int client_call(struct fmha_client *client, enum proto_method method, const void *params,
-		int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err)
-{
-	int r = FMHA_ECONN;
-
-	for (int attempt = 0; attempt < 2 && r == FMHA_ECONN; attempt++) {
-		struct connection *c;
-		bool unsent;
-
-		r = client_front(client, deadline, &c, err);
-		if (r < 0)
-			return r;
-		r = connection_call(c, method, params, -1, deadline, ret_result, ret_fd, &unsent,
-				    err);
-		c = connection_unref(c);
-	}
-	return r;
 }
 
 /* ---- life ---- */
@@ -285,8 +245,7 @@ struct fmha_client *client_unref(struct fmha_client *client)
 {
 	if (!client || __atomic_sub_fetch(&client->refs, 1, __ATOMIC_ACQ_REL) != 0)
 		return NULL;
-	client->front = connection_unref(client->front);
-	gate_deinit(&client->gate);
+	link_deinit(&client->front);
 	free(client->path);
 	free(client);
 	return NULL;
@@ -307,6 +266,7 @@ int fmha_connect(const struct fmha_client_options *options, struct fmha_client *
 {
 	struct fmha_client *client;
 	struct connection *c;
+	uint64_t generation;
 	int r;
 
 	if (!ret_client)
@@ -320,7 +280,7 @@ int fmha_connect(const struct fmha_client_options *options, struct fmha_client *
 	client = calloc(1, sizeof(*client));
 	if (!client)
 		return fmha_error_set(err, FMHA_ENOMEM, "client: out of memory");
-	r = gate_init(&client->gate, err);
+	r = link_init(&client->front, open_front, client, FMHA_ECONN, err);
 	if (r < 0) {
 		free(client);
 		return r;
@@ -340,7 +300,7 @@ int fmha_connect(const struct fmha_client_options *options, struct fmha_client *
 			return fmha_error_set(err, FMHA_ENOMEM, "client: out of memory");
 		}
 	}
-	r = client_front(client, client_deadline(client), &c, err);
+	r = link_get(&client->front, client_deadline(client), &c, &generation, err);
 	if (r < 0) {
 		client = client_unref(client);
 		return r;
@@ -352,8 +312,8 @@ int fmha_connect(const struct fmha_client_options *options, struct fmha_client *
 
 struct fmha_client *fmha_client_free(struct fmha_client *client)
 {
-	if (client && client_in_child(client) && client->front)
-		connection_drop_in_child(client->front);
+	if (client && client_in_child(client) && client->front.connection)
+		connection_drop_in_child(client->front.connection);
 	return client_unref(client);
 }
 
@@ -364,16 +324,14 @@ int fmha_client_info(struct fmha_client *client, struct fmha_client_info *ret_in
 {
 	int r;
 
-	if (!client || !ret_info)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_client_info: an argument is NULL");
-	r = client_check_process(client, err);
+	r = client_check(client && ret_info ? client : NULL, __func__, err);
 	if (r < 0)
 		return r;
-	r = gate_lock(&client->gate, client_deadline(client), err);
+	r = gate_lock(&client->front.gate, client_deadline(client), err);
 	if (r < 0)
 		return r;
 	*ret_info = client->info;
-	gate_unlock(&client->gate);
+	gate_unlock(&client->front.gate);
 	return 0;
 }
 
@@ -382,12 +340,27 @@ int fmha_client_ping(struct fmha_client *client, struct fmha_error *err)
 	const struct proto_empty params = {0};
 	int r;
 
-	if (!client)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_client_ping: client is NULL");
-	r = client_check_process(client, err);
+	r = client_check(client, __func__, err);
 	if (r < 0)
 		return r;
-	return client_call(client, PROTO_PING, &params, client_deadline(client), NULL, NULL, err);
+	return link_call(&client->front, PROTO_PING, &params, -1, client_deadline(client), NULL,
+			 NULL, err);
+}
+
+void device_info_from(const struct proto_device *from, struct fmha_device_info *ret_info)
+{
+	_Static_assert(sizeof(ret_info->name) == sizeof(from->name), "names have one length");
+
+	memset(ret_info, 0, sizeof(*ret_info));
+	ret_info->device = from->device;
+	ret_info->compute_units = from->compute_units;
+	ret_info->memory_bytes = from->memory_bytes;
+	ret_info->fences = from->fences;
+	ret_info->events = from->events;
+	memcpy(ret_info->name, from->name, sizeof(ret_info->name));
+	memcpy(ret_info->arch, from->arch, sizeof(ret_info->arch));
+	memcpy(ret_info->backend, from->backend, sizeof(ret_info->backend));
+	memcpy(ret_info->state, from->state, sizeof(ret_info->state));
 }
 
 int fmha_client_devices(struct fmha_client *client, struct fmha_device_info *ret_devices,
@@ -402,8 +375,8 @@ int fmha_client_devices(struct fmha_client *client, struct fmha_device_info *ret
 	r = client_check_process(client, err);
 	if (r < 0)
 		return r;
-	r = client_call(client, PROTO_DEVICES, &params, client_deadline(client), &devices, NULL,
-			err);
+	r = link_call(&client->front, PROTO_DEVICES, &params, -1, client_deadline(client), &devices,
+		      NULL, err);
 	if (r < 0)
 		return r;
 	for (uint32_t i = 0; i < devices.n_devices && i < capacity; i++)
@@ -458,12 +431,11 @@ int fmha_client_status(struct fmha_client *client, char **ret_json, struct fmha_
 	struct proto_json_result result;
 	int r, fd;
 
-	if (!client || !ret_json)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_client_status: an argument is NULL");
-	r = client_check_process(client, err);
+	r = client_check(client && ret_json ? client : NULL, __func__, err);
 	if (r < 0)
 		return r;
-	r = client_call(client, PROTO_STATUS, &params, client_deadline(client), &result, &fd, err);
+	r = link_call(&client->front, PROTO_STATUS, &params, -1, client_deadline(client), &result,
+		      &fd, err);
 	if (r < 0)
 		return r;
 	return client_read_json(fd, result.size, ret_json, err);

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <proto/cleanup.h>
 #include <proto/frame.h>
 #include <proto/limits.h>
 
@@ -50,42 +51,32 @@ static bool is_unix_stream(int fd)
 int connection_new(int fd, int lost_code, const char *peer, uint32_t spin_us,
 		   struct connection **ret_connection, struct fmha_error *err)
 {
-	struct connection *c;
+	_cleanup_(closep) int socket = fd;
+	_cleanup_(freep) uint8_t *in = malloc(PROTO_MAX_FRAME);
+	_cleanup_(freep) struct connection *c = calloc(1, sizeof(*c));
 
-	if (!is_unix_stream(fd)) {
-		(void)close(fd);
+	if (!is_unix_stream(fd))
 		return fmha_error_set(err, FMHA_EPROTO,
 				      "%s handed out a file descriptor that is no socket", peer);
-	}
-	c = calloc(1, sizeof(*c));
-	if (!c) {
-		(void)close(fd);
+	if (!in || !c || pthread_mutex_init(&c->lock, NULL) != 0)
 		return fmha_error_set(err, FMHA_ENOMEM, "connection: out of memory");
-	}
-	c->in_capacity = PROTO_MAX_FRAME;
-	c->in = malloc(c->in_capacity);
-	if (!c->in || pthread_mutex_init(&c->lock, NULL) != 0) {
-		free(c->in);
-		free(c);
-		(void)close(fd);
-		return fmha_error_set(err, FMHA_ENOMEM, "connection: out of memory");
-	}
 	if (cond_init(&c->changed) < 0) {
 		(void)pthread_mutex_destroy(&c->lock);
-		free(c->in);
-		free(c);
-		(void)close(fd);
 		return fmha_error_set(err, FMHA_ENOMEM, "connection: out of memory");
 	}
 	c->refs = 1;
-	c->fd = fd;
+	c->fd = take_fd(&socket);
+	c->in = in;
+	c->in_capacity = PROTO_MAX_FRAME;
 	proto_spin_init(&c->spin, spin_us, sysconf(_SC_NPROCESSORS_ONLN));
 	c->lost_code = lost_code;
 	c->peer = peer;
 	c->frame_limit = PROTO_MAX_FRAME;
 	c->max_in_flight = 1; /* until hello says more */
 	c->next_id = 1;
-	*ret_connection = c;
+	*ret_connection = c; /* now the caller's */
+	in = NULL;
+	c = NULL;
 	return 0;
 }
 
@@ -213,7 +204,7 @@ void connection_kill(struct connection *c, const struct fmha_error *reason)
 }
 
 /* The first fd of the queue: they arrive in the order of the answers that carry them. */
-static int take_fd(struct connection *c)
+static int next_fd(struct connection *c)
 {
 	int fd = c->fds[0];
 
@@ -254,7 +245,7 @@ static int handle_payload(struct connection *c, const uint8_t *payload, size_t n
 				return fmha_error_set(err, FMHA_EPROTO,
 						      "%s answered %s without its file descriptor",
 						      c->peer, proto_methods[pending->method].name);
-			pending->fd = take_fd(c);
+			pending->fd = next_fd(c);
 		}
 	}
 	*place = pending->next;
@@ -640,7 +631,8 @@ int connection_submit(struct connection *c, enum proto_method method, const void
 	bool sent = false, encoded;
 	int r;
 
-	*ret_unsent = true;
+	if (ret_unsent)
+		*ret_unsent = true;
 	if (!pending)
 		return fmha_error_set(err, FMHA_ENOMEM, "%s: out of memory",
 				      proto_methods[method].name);
@@ -677,7 +669,8 @@ int connection_submit(struct connection *c, enum proto_method method, const void
 	}
 	(void)pthread_mutex_unlock(&c->lock);
 	if (r < 0) {
-		*ret_unsent = !sent;
+		if (ret_unsent)
+			*ret_unsent = !sent;
 		if (err)
 			*err = error;
 		return r;
@@ -687,16 +680,14 @@ int connection_submit(struct connection *c, enum proto_method method, const void
 }
 
 int connection_call(struct connection *c, enum proto_method method, const void *params, int fd,
-		    int64_t deadline, void *ret_result, int *ret_fd, bool *ret_unsent,
-		    struct fmha_error *err)
+		    int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err)
 {
 	struct pending *pending = NULL;
 	int r;
 
-	r = connection_submit(c, method, params, fd, deadline, &pending, ret_unsent, err);
+	r = connection_submit(c, method, params, fd, deadline, &pending, NULL, err);
 	if (r < 0)
 		return r;
-	*ret_unsent = false;
 	r = connection_wait(c, pending, deadline, err);
 	if (r == 0 && pending->error.code != FMHA_OK) {
 		r = pending->error.code;

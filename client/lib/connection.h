@@ -98,7 +98,7 @@ void connection_kill(struct connection *connection, const struct fmha_error *rea
  * @fd:          sent along, borrowed; -1: none
  * @ret_pending: given: connection_forget()
  * @ret_unsent:  set on failure: true when not one byte of the request left, so that it may be sent
- *               again whatever it does
+ *               again whatever it does; NULL: not wanted
  */
 int connection_submit(struct connection *connection, enum proto_method method, const void *params,
 		      int fd, int64_t deadline, struct pending **ret_pending, bool *ret_unsent,
@@ -126,7 +126,7 @@ void connection_forget(struct connection *connection, struct pending *pending,
  * @ret_fd:     given; NULL for methods whose answer carries none
  */
 int connection_call(struct connection *connection, enum proto_method method, const void *params,
-		    int fd, int64_t deadline, void *ret_result, int *ret_fd, bool *ret_unsent,
+		    int fd, int64_t deadline, void *ret_result, int *ret_fd,
 		    struct fmha_error *err);
 
 #endif

@@ -10,29 +10,14 @@
 
 static const char worker_name[] = "the device's worker";
 
-void device_info_from(const struct proto_device *from, struct fmha_device_info *ret_info)
-{
-	_Static_assert(sizeof(ret_info->name) == sizeof(from->name), "names have one length");
-
-	memset(ret_info, 0, sizeof(*ret_info));
-	ret_info->device = from->device;
-	ret_info->compute_units = from->compute_units;
-	ret_info->memory_bytes = from->memory_bytes;
-	ret_info->fences = from->fences;
-	ret_info->events = from->events;
-	memcpy(ret_info->name, from->name, sizeof(ret_info->name));
-	memcpy(ret_info->arch, from->arch, sizeof(ret_info->arch));
-	memcpy(ret_info->backend, from->backend, sizeof(ret_info->backend));
-	memcpy(ret_info->state, from->state, sizeof(ret_info->state));
-}
-
 /* Whether the daemon calls it failed, after several starts: then there is nothing to wait for. */
 static bool has_failed(struct fmha_device *device, int64_t deadline)
 {
 	const struct proto_empty params = {0};
 	struct proto_devices_result devices;
 
-	if (client_call(device->client, PROTO_DEVICES, &params, deadline, &devices, NULL, NULL) < 0)
+	if (link_call(&device->client->front, PROTO_DEVICES, &params, -1, deadline, &devices, NULL,
+		      NULL) < 0)
 		return false;
 	for (uint32_t i = 0; i < devices.n_devices; i++) {
 		if (devices.devices[i].device == device->index)
@@ -51,8 +36,8 @@ static int ask_for_worker(struct fmha_device *device, int64_t deadline,
 
 	for (;;) {
 		struct timespec pause;
-		int r = client_call(device->client, PROTO_OPEN_DEVICE, &params, deadline,
-				    ret_opened, ret_fd, err);
+		int r = link_call(&device->client->front, PROTO_OPEN_DEVICE, &params, -1, deadline,
+				  ret_opened, ret_fd, err);
 
 		if ((r != FMHA_EBUSY && r != FMHA_EDEVICE) ||
 		    (r == FMHA_EDEVICE && has_failed(device, deadline)))
@@ -66,11 +51,10 @@ static int ask_for_worker(struct fmha_device *device, int64_t deadline,
 	}
 }
 
-/* Without the gate's lock. */
-static int open_worker(struct fmha_device *device, int64_t deadline,
-		       struct connection **ret_connection, struct fmha_device_info *ret_info,
+int device_open_worker(void *owner, int64_t deadline, struct connection **ret_connection,
 		       struct fmha_error *err)
 {
+	struct fmha_device *device = owner;
 	struct proto_open_device_result opened;
 	struct fmha_client_info client_info;
 	struct connection *c;
@@ -93,71 +77,9 @@ static int open_worker(struct fmha_device *device, int64_t deadline,
 		return r;
 	}
 	c->max_in_flight = client_info.max_in_flight;
-	device_info_from(&opened.device, ret_info);
+	device_info_from(&opened.device, &device->info);
 	*ret_connection = c;
 	return 0;
-}
-
-int device_worker(struct fmha_device *device, int64_t deadline, struct connection **ret_connection,
-		  uint64_t *ret_generation, struct fmha_error *err)
-{
-	struct connection *fresh = NULL;
-	struct fmha_device_info info;
-	int r;
-
-	r = gate_lock(&device->gate, deadline, err);
-	if (r < 0)
-		return r;
-	if (!device->worker || connection_is_dead(device->worker)) {
-		device->worker = connection_unref(device->worker);
-		gate_enter(&device->gate);
-		r = open_worker(device, deadline, &fresh, &info, err);
-		gate_leave(&device->gate);
-		if (r == 0) {
-			device->worker = fresh;
-			device->generation++;
-			device->info = info;
-		}
-	}
-	if (r >= 0) {
-		*ret_connection = connection_ref(device->worker);
-		*ret_generation = device->generation;
-	}
-	gate_unlock(&device->gate);
-	return r;
-}
-
-struct connection *device_worker_if(struct fmha_device *device, uint64_t generation)
-{
-	struct connection *c = NULL;
-
-	if (gate_lock(&device->gate, deadline_after_ms(RELEASE_TIMEOUT_MS), NULL) < 0)
-		return NULL;
-	if (device->worker && device->generation == generation &&
-	    !connection_is_dead(device->worker))
-		c = connection_ref(device->worker);
-	gate_unlock(&device->gate);
-	return c;
-}
-
-int device_call(struct fmha_device *device, enum proto_method method, const void *params, int fd,
-		int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err)
-{
-	int r = FMHA_EDEVICE;
-
-	for (int attempt = 0; attempt < 2 && r == FMHA_EDEVICE; attempt++) {
-		struct connection *c;
-		uint64_t generation;
-		bool unsent;
-
-		r = device_worker(device, deadline, &c, &generation, err);
-		if (r < 0)
-			return r;
-		r = connection_call(c, method, params, fd, deadline, ret_result, ret_fd, &unsent,
-				    err);
-		c = connection_unref(c);
-	}
-	return r;
 }
 
 /* ---- life ---- */
@@ -173,105 +95,13 @@ struct fmha_device *device_unref(struct fmha_device *device)
 	if (!device || __atomic_sub_fetch(&device->refs, 1, __ATOMIC_ACQ_REL) != 0)
 		return NULL;
 	/* First the connection: runs that nobody waits for let go of their arenas. */
-	device->worker = connection_unref(device->worker);
-	cache_clear(device);
-	for (uint32_t i = 0; i < ARENA_MAX; i++) {
-		if (device->arenas[i].buffer)
-			buffer_release(device->arenas[i].buffer);
-	}
-	free(device->cache);
+	device->worker.connection = connection_unref(device->worker.connection);
+	device->hooks->on_last(device);
 	(void)pthread_mutex_destroy(&device->lock);
-	gate_deinit(&device->gate);
+	link_deinit(&device->worker);
 	(void)client_unref(device->client);
 	free(device);
 	return NULL;
-}
-
-struct fmha_device *fmha_device_free(struct fmha_device *device)
-{
-	if (!device)
-		return NULL;
-	if (client_in_child(device->client)) {
-		if (device->worker)
-			connection_drop_in_child(device->worker);
-	} else {
-		cache_clear(device);
-		arena_trim(device, true);
-	}
-	return device_unref(device);
-}
-
-/* The first device that is ready, or else the first that may become so, or else the first: opening
- * it tells why it failed. */
-static int choose_device(struct fmha_client *client, int64_t deadline, uint32_t *ret_index,
-			 struct fmha_error *err)
-{
-	const struct proto_empty params = {0};
-	struct proto_devices_result devices;
-	int r;
-
-	r = client_call(client, PROTO_DEVICES, &params, deadline, &devices, NULL, err);
-	if (r < 0)
-		return r;
-	for (int pass = 0; pass < 3; pass++) {
-		for (uint32_t i = 0; i < devices.n_devices; i++) {
-			const char *state = devices.devices[i].state;
-
-			if (strcmp(state, "ready") == 0 ||
-			    (pass == 1 && strcmp(state, "failed") != 0) || pass == 2) {
-				*ret_index = devices.devices[i].device;
-				return 0;
-			}
-		}
-	}
-	return fmha_error_set_field(err, FMHA_ENOENT, "device", "the daemon has no device");
-}
-
-int fmha_device_open(struct fmha_client *client, uint32_t index, struct fmha_device **ret_device,
-		     struct fmha_error *err)
-{
-	struct fmha_device *device;
-	struct connection *c;
-	uint64_t generation;
-	int64_t deadline;
-	int r;
-
-	if (!client || !ret_device)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_device_open: an argument is NULL");
-	r = client_check_process(client, err);
-	if (r < 0)
-		return r;
-	deadline = client_deadline(client);
-	if (index == FMHA_ANY_DEVICE) {
-		r = choose_device(client, deadline, &index, err);
-		if (r < 0)
-			return r;
-	}
-	device = calloc(1, sizeof(*device));
-	if (!device)
-		return fmha_error_set(err, FMHA_ENOMEM, "device: out of memory");
-	r = gate_init(&device->gate, err);
-	if (r < 0) {
-		free(device);
-		return r;
-	}
-	if (pthread_mutex_init(&device->lock, NULL) != 0) {
-		gate_deinit(&device->gate);
-		free(device);
-		return fmha_error_set(err, FMHA_ENOMEM, "device: out of memory");
-	}
-	device->refs = 1;
-	device->index = index;
-	device->next_buffer_id = 1;
-	device->client = client_ref(client);
-	r = device_worker(device, deadline, &c, &generation, err);
-	if (r < 0) {
-		device = device_unref(device);
-		return r;
-	}
-	c = connection_unref(c);
-	*ret_device = device;
-	return 0;
 }
 
 int fmha_device_info(struct fmha_device *device, struct fmha_device_info *ret_info,
@@ -279,16 +109,14 @@ int fmha_device_info(struct fmha_device *device, struct fmha_device_info *ret_in
 {
 	int r;
 
-	if (!device || !ret_info)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_device_info: an argument is NULL");
-	r = client_check_process(device->client, err);
+	r = client_check(device && ret_info ? device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
-	r = gate_lock(&device->gate, client_deadline(device->client), err);
+	r = gate_lock(&device->worker.gate, client_deadline(device->client), err);
 	if (r < 0)
 		return r;
 	*ret_info = device->info;
-	gate_unlock(&device->gate);
+	gate_unlock(&device->worker.gate);
 	return 0;
 }
 
@@ -297,13 +125,11 @@ int fmha_device_ping(struct fmha_device *device, struct fmha_error *err)
 	const struct proto_empty params = {0};
 	int r;
 
-	if (!device)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_device_ping: device is NULL");
-	r = client_check_process(device->client, err);
+	r = client_check(device ? device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
-	return device_call(device, PROTO_PING, &params, -1, client_deadline(device->client), NULL,
-			   NULL, err);
+	return link_call(&device->worker, PROTO_PING, &params, -1, client_deadline(device->client),
+			 NULL, NULL, err);
 }
 
 int fmha_device_inject(struct fmha_device *device, const char *fault, uint32_t after,
@@ -313,7 +139,6 @@ int fmha_device_inject(struct fmha_device *device, const char *fault, uint32_t a
 	struct connection *c;
 	uint64_t generation;
 	int64_t deadline;
-	bool unsent;
 	int r;
 
 	if (!device || !fault || strlen(fault) >= sizeof(params.fault))
@@ -323,11 +148,11 @@ int fmha_device_inject(struct fmha_device *device, const char *fault, uint32_t a
 		return r;
 	(void)snprintf(params.fault, sizeof(params.fault), "%s", fault);
 	deadline = client_deadline(device->client);
-	r = device_worker(device, deadline, &c, &generation, err);
+	r = link_get(&device->worker, deadline, &c, &generation, err);
 	if (r < 0)
 		return r;
 	/* Never repeated: a worker that died of it must not die again. */
-	r = connection_call(c, PROTO_INJECT, &params, -1, deadline, NULL, NULL, &unsent, err);
+	r = connection_call(c, PROTO_INJECT, &params, -1, deadline, NULL, NULL, err);
 	c = connection_unref(c);
 	return r;
 }

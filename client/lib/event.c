@@ -12,8 +12,7 @@ struct fmha_event {
 	uint64_t id;
 	uint8_t handle[FMHA_HANDLE_BYTES];
 
-	struct gate gate; /* of the rest */
-	uint64_t worker_id, generation;
+	struct registration at_worker;
 };
 
 /* ---- the list ---- */
@@ -66,7 +65,7 @@ static struct fmha_event *event_unref(struct fmha_event *event)
 {
 	if (__atomic_sub_fetch(&event->refs, 1, __ATOMIC_ACQ_REL) != 0)
 		return NULL;
-	gate_deinit(&event->gate);
+	gate_deinit(&event->at_worker.gate);
 	(void)device_unref(event->device);
 	free(event);
 	return NULL;
@@ -81,7 +80,7 @@ static struct fmha_event *event_alloc(struct fmha_device *device, const void *ha
 		(void)fmha_error_set(err, FMHA_ENOMEM, "event: out of memory");
 		return NULL;
 	}
-	if (gate_init(&event->gate, err) < 0) {
+	if (gate_init(&event->at_worker.gate, err) < 0) {
 		free(event);
 		return NULL;
 	}
@@ -91,18 +90,18 @@ static struct fmha_event *event_alloc(struct fmha_device *device, const void *ha
 	return event;
 }
 
-static int import_at_worker(const struct fmha_event *event, struct connection *c, int64_t deadline,
-			    uint64_t *ret_worker_id, struct fmha_error *err)
+static int import_at_worker(void *object, struct connection *c, uint64_t generation,
+			    int64_t deadline, uint64_t *ret_worker_id, struct fmha_error *err)
 {
+	const struct fmha_event *event = object;
 	struct proto_event_import_params params = {.handle_bytes = sizeof(event->handle)};
 	struct proto_event_result result;
-	bool unsent;
 	int r;
 
+	(void)generation;
 	_Static_assert(sizeof(params.handle) == FMHA_HANDLE_BYTES, "handles have one length");
 	memcpy(params.handle, event->handle, sizeof(params.handle));
-	r = connection_call(c, PROTO_EVENT_IMPORT, &params, -1, deadline, &result, NULL, &unsent,
-			    err);
+	r = connection_call(c, PROTO_EVENT_IMPORT, &params, -1, deadline, &result, NULL, err);
 	if (r == 0)
 		*ret_worker_id = result.event;
 	return r;
@@ -113,27 +112,13 @@ int event_bind(struct fmha_device *device, uint64_t id, struct connection *conne
 	       struct fmha_error *err)
 {
 	struct fmha_event *event = find(device, id);
-	uint64_t worker_id = 0;
 	int r;
 
 	if (!event)
 		return fmha_error_set(err, FMHA_ENOENT, "event %llu: no such event of this device",
 				      (unsigned long long)id);
-	r = gate_lock(&event->gate, deadline, err);
-	if (r == 0) {
-		if (event->generation != generation) {
-			gate_enter(&event->gate);
-			r = import_at_worker(event, connection, deadline, &worker_id, err);
-			gate_leave(&event->gate);
-			if (r == 0) {
-				event->worker_id = worker_id;
-				event->generation = generation;
-			}
-		}
-		if (r == 0)
-			*ret_worker_id = event->worker_id;
-		gate_unlock(&event->gate);
-	}
+	r = registration_bind(&event->at_worker, import_at_worker, event, connection, generation,
+			      deadline, ret_worker_id, err);
 	event = event_unref(event);
 	return r;
 }
@@ -144,7 +129,6 @@ int fmha_event_import(struct fmha_device *device, const void *handle, size_t han
 		      struct fmha_event **ret_event, struct fmha_error *err)
 {
 	struct fmha_event *event;
-	int64_t deadline;
 	int r;
 
 	if (!device || !handle || !ret_event)
@@ -160,18 +144,8 @@ int fmha_event_import(struct fmha_device *device, const void *handle, size_t han
 	if (!event)
 		return FMHA_ENOMEM;
 	list_add(event);
-	deadline = client_deadline(device->client);
-	r = FMHA_EDEVICE;
-	for (int attempt = 0; attempt < 2 && r == FMHA_EDEVICE; attempt++) {
-		uint64_t generation, worker_id;
-		struct connection *c;
-
-		r = device_worker(device, deadline, &c, &generation, err);
-		if (r < 0)
-			break;
-		r = event_bind(device, event->id, c, generation, deadline, &worker_id, err);
-		c = connection_unref(c);
-	}
+	r = registration_begin(&event->at_worker, import_at_worker, event, device,
+			       client_deadline(device->client), err);
 	if (r < 0) {
 		list_remove(event);
 		event = event_unref(event);
@@ -188,22 +162,12 @@ uint64_t fmha_event_id(const struct fmha_event *event)
 
 struct fmha_event *fmha_event_free(struct fmha_event *event)
 {
-	struct connection *c = NULL;
+	struct proto_event_release_params params;
 
 	if (!event)
 		return NULL;
+	params.event = event->at_worker.worker_id;
 	list_remove(event);
-	if (!client_in_child(event->device->client))
-		c = device_worker_if(event->device, event->generation);
-	if (c) {
-		const struct proto_event_release_params params = {event->worker_id};
-		bool unsent;
-
-		/* A failure is the end of the connection, which releases everything. */
-		(void)connection_call(c, PROTO_EVENT_RELEASE, &params, -1,
-				      deadline_after_ms(RELEASE_TIMEOUT_MS), NULL, NULL, &unsent,
-				      NULL);
-		c = connection_unref(c);
-	}
+	registration_end(&event->at_worker, event->device, PROTO_EVENT_RELEASE, &params);
 	return event_unref(event);
 }

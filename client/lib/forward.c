@@ -1,11 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * forward.c: one call from problem to result.
- *
- * Plans are kept by shape: the key leaves out where the tensors lie and the dropout state, which go
- * along with each run. So a loop over layers or a cache that moves through one pool of memory needs
- * one plan.
- */
+/* forward.c: one call from problem to result. */
 #include "internal.h"
 
 #include <stdlib.h>
@@ -13,140 +7,8 @@
 
 #include <proto/problem.h>
 
-/* Kernels may depend on how a tensor is aligned, up to this many bytes. */
-#define KEY_ALIGNMENT 16
-
 /* Stands for the arena in a staged problem until one is chosen; no buffer has this id. */
 #define ARENA_ID UINT64_MAX
-
-/* ---- the plan cache ---- */
-
-static void make_key(const struct fmha_problem *problem, struct fmha_problem *ret_key)
-{
-	*ret_key = *problem;
-	ret_key->dropout_seed = ret_key->dropout_offset = 0;
-	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
-		struct fmha_tensor *tensor = &ret_key->tensor[role];
-
-		tensor->buffer = tensor->buffer != 0;
-		tensor->offset %= KEY_ALIGNMENT;
-		tensor->data = NULL;
-	}
-}
-
-/* FNV-1a over 8-byte words: keys differ in few places, speed matters more than spread. */
-static uint64_t hash_key(const struct fmha_problem *key)
-{
-	const uint8_t *bytes = (const uint8_t *)key;
-	uint64_t hash = UINT64_C(0xcbf29ce484222325);
-
-	for (size_t i = 0; i + 8 <= sizeof(*key); i += 8) {
-		uint64_t word;
-
-		memcpy(&word, bytes + i, 8);
-		hash = (hash ^ word) * UINT64_C(0x100000001b3);
-		hash ^= hash >> 29;
-	}
-	return hash;
-}
-
-/* Bytes that differ without a meaning (padding, NaN) cost a second plan and nothing else. */
-static bool same_key(const struct fmha_problem *a, const struct fmha_problem *b)
-{
-	// NOLINTNEXTLINE(bugprone-suspicious-memory-comparison)
-	return memcmp(a, b, sizeof(*a)) == 0;
-}
-
-static struct fmha_plan *cache_find(struct fmha_device *device, const struct fmha_problem *key,
-				    uint64_t hash)
-{
-	struct fmha_plan *plan = NULL;
-
-	(void)pthread_mutex_lock(&device->lock);
-	for (uint32_t i = 0; device->cache && i < PLAN_CACHE_SIZE; i++) {
-		struct cached_plan *entry = &device->cache[i];
-
-		if (entry->plan && entry->hash == hash && same_key(&entry->key, key)) {
-			entry->last_use = ++device->cache_clock;
-			plan = plan_ref(entry->plan);
-			break;
-		}
-	}
-	(void)pthread_mutex_unlock(&device->lock);
-	return plan;
-}
-
-/*
- * Keeps a reference of its own, in the place of the least recently used. Another thread may have
- * made the same plan meanwhile: the first one stays, except with @replace. A cache that cannot be
- * allocated keeps nothing.
- */
-static void cache_put(struct fmha_device *device, const struct fmha_problem *key, uint64_t hash,
-		      struct fmha_plan *plan, bool replace)
-{
-	struct cached_plan *place = NULL;
-	struct fmha_plan *old = NULL;
-
-	(void)pthread_mutex_lock(&device->lock);
-	if (!device->cache)
-		device->cache = calloc(PLAN_CACHE_SIZE, sizeof(*device->cache));
-	for (uint32_t i = 0; device->cache && i < PLAN_CACHE_SIZE; i++) {
-		struct cached_plan *entry = &device->cache[i];
-
-		if (entry->plan && entry->hash == hash && same_key(&entry->key, key)) {
-			place = replace ? entry : NULL;
-			break;
-		}
-		if (!place || (place->plan && (!entry->plan || entry->last_use < place->last_use)))
-			place = entry;
-	}
-	if (place) {
-		old = place->plan;
-		place->plan = plan_ref(plan);
-		place->hash = hash;
-		place->key = *key;
-		place->last_use = ++device->cache_clock;
-	}
-	(void)pthread_mutex_unlock(&device->lock);
-	(void)plan_unref(old);
-}
-
-/* Takes out the plans for which @id is named, or all with @id 0, and releases them. */
-static void cache_drop(struct fmha_device *device, uint64_t id)
-{
-	struct fmha_plan *dropped[PLAN_CACHE_SIZE];
-	uint32_t n = 0;
-
-	(void)pthread_mutex_lock(&device->lock);
-	for (uint32_t i = 0; device->cache && i < PLAN_CACHE_SIZE; i++) {
-		struct cached_plan *entry = &device->cache[i];
-		bool named = id == 0;
-
-		if (!entry->plan)
-			continue;
-		for (uint32_t role = 0; role < FMHA_N_TENSORS && !named; role++)
-			named = entry->plan->problem.tensor[role].buffer == id;
-		if (named) {
-			dropped[n++] = entry->plan;
-			entry->plan = NULL;
-		}
-	}
-	(void)pthread_mutex_unlock(&device->lock);
-	for (uint32_t i = 0; i < n; i++)
-		(void)plan_unref(dropped[i]);
-}
-
-void cache_drop_buffer(struct fmha_device *device, uint64_t id)
-{
-	cache_drop(device, id);
-}
-
-void cache_clear(struct fmha_device *device)
-{
-	cache_drop(device, 0);
-}
-
-/* ---- one call ---- */
 
 /* Where @problem's tensors differ from the plan's. Return: how many, or -1 for too many. */
 static int make_rebinds(const struct fmha_problem *problem, const struct fmha_plan *plan,
@@ -174,15 +36,13 @@ static int plan_for(struct fmha_device *device, const struct fmha_problem *probl
 		    struct fmha_rebind rebinds[FMHA_MAX_REBINDS], uint32_t *ret_n_rebinds,
 		    struct fmha_error *err)
 {
-	struct fmha_problem key;
+	struct cache_key key;
 	struct fmha_plan *plan;
 	bool too_many = false;
-	uint64_t hash;
 	int r;
 
-	make_key(problem, &key);
-	hash = hash_key(&key);
-	plan = cache_find(device, &key, hash);
+	cache_key_of(problem, &key);
+	plan = cache_find(device, &key);
 	if (plan) {
 		r = make_rebinds(problem, plan, rebinds);
 		if (r >= 0) {
@@ -201,7 +61,7 @@ static int plan_for(struct fmha_device *device, const struct fmha_problem *probl
 	r = plan_new(device, problem, true, deadline, &plan, err);
 	if (r < 0)
 		return r;
-	cache_put(device, &key, hash, plan, too_many);
+	cache_put(device, &key, plan, too_many);
 	*ret_n_rebinds = 0;
 	*ret_plan = plan;
 	return 0;
@@ -364,9 +224,7 @@ int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
 	struct proto_json_result result;
 	int r, fd;
 
-	if (!device || !problem || !ret_json)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_explain: an argument is NULL");
-	r = client_check_process(device->client, err);
+	r = client_check(device && problem && ret_json ? device->client : NULL, __func__, err);
 	if (r == 0)
 		r = check_struct_size(problem->struct_size, sizeof(*problem), "fmha_problem", err);
 	if (r == 0)
@@ -385,8 +243,8 @@ int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
 			tensor->buffer = ARENA_ID - role;
 		tensor->data = NULL;
 	}
-	r = device_call(device, PROTO_EXPLAIN, params, -1, client_deadline(device->client), &result,
-			&fd, err);
+	r = link_call(&device->worker, PROTO_EXPLAIN, params, -1, client_deadline(device->client),
+		      &result, &fd, err);
 	free(params);
 	if (r < 0)
 		return r;

@@ -25,7 +25,6 @@
 #include "stage.h"
 
 #define BUFFER_BUCKETS       64
-#define PLAN_CACHE_SIZE      64
 #define ARENA_MAX            64
 #define ARENA_MIN_BYTES      (UINT64_C(1) << 20)
 #define ARENA_MAX_IDLE_BYTES (UINT64_C(512) << 20)
@@ -51,6 +50,64 @@ void gate_unlock(struct gate *gate);
 void gate_enter(struct gate *gate);
 void gate_leave(struct gate *gate);
 
+/* ---- link.c ---- */
+
+/* Opens a connection. @ret_connection: given. */
+typedef int (*link_open)(void *owner, int64_t deadline, struct connection **ret_connection,
+			 struct fmha_error *err);
+
+/* A connection that is opened again when it was lost. */
+struct link {
+	struct gate gate; /* of the rest; who opens may write what the peer says of itself */
+	struct connection *connection; /* NULL: none */
+	uint64_t generation;           /* of the connection; counts up from 1 */
+	link_open open;
+	void *owner;
+	int lost_code; /* what says that the peer went away */
+};
+
+int link_init(struct link *link, link_open open, void *owner, int lost_code,
+	      struct fmha_error *err);
+void link_deinit(struct link *link);
+
+/* A live connection, opened when needed. @ret_connection: given. */
+int link_get(struct link *link, int64_t deadline, struct connection **ret_connection,
+	     uint64_t *ret_generation, struct fmha_error *err);
+
+/* The connection if there is a live one of @generation, without opening anything; NULL otherwise.
+ */
+struct connection *link_get_if(struct link *link, uint64_t generation);
+
+/* One request that may safely be repeated, and is once when the peer went away. */
+int link_call(struct link *link, enum proto_method method, const void *params, int fd,
+	      int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err);
+
+/* ---- registration.c ---- */
+
+/* What a worker calls an object of ours. */
+struct registration {
+	struct gate gate;    /* of the rest; who is inside may write what the worker says of it */
+	uint64_t generation; /* of the connection that it is known on; 0: of none */
+	uint64_t worker_id;
+};
+
+struct fmha_device;
+
+/* Tells the worker behind @connection of @object. */
+typedef int (*registration_tell)(void *object, struct connection *connection, uint64_t generation,
+				 int64_t deadline, uint64_t *ret_worker_id, struct fmha_error *err);
+
+/* What the worker behind @connection calls the object; tells it when needed. */
+int registration_bind(struct registration *registration, registration_tell tell, void *object,
+		      struct connection *connection, uint64_t generation, int64_t deadline,
+		      uint64_t *ret_worker_id, struct fmha_error *err);
+/* Tells the device's worker now, and once more when that one went away. */
+int registration_begin(struct registration *registration, registration_tell tell, void *object,
+		       struct fmha_device *device, int64_t deadline, struct fmha_error *err);
+/* The end of the object: the worker forgets it, unless it has already. @params: of @method. */
+void registration_end(const struct registration *registration, struct fmha_device *device,
+		      enum proto_method method, const void *params);
+
 struct fmha_client {
 	unsigned int refs; /* atomic: the handle, and each device */
 	pid_t pid;         /* of the process that connected, for people */
@@ -59,9 +116,8 @@ struct fmha_client {
 	char *path; /* given by the caller, or NULL */
 	char name[FMHA_NAME_BYTES];
 
-	struct gate gate; /* of the rest */
-	struct connection *front;
-	struct fmha_client_info info;
+	struct link front;
+	struct fmha_client_info info; /* under its gate */
 };
 
 struct arena {
@@ -69,22 +125,20 @@ struct arena {
 	int busy;                   /* atomic: 1 from arena_take() until its run has ended */
 };
 
-struct cached_plan {
-	struct fmha_plan *plan; /* one reference; NULL: free slot */
-	uint64_t hash;
-	uint64_t last_use;
-	struct fmha_problem key; /* buffers and offsets blanked */
+/* What lives on a device and names its buffers and plans, from above (open.c). */
+struct device_hooks {
+	void (*on_buffer_free)(struct fmha_device *device, uint64_t id); /* by the program */
+	void (*on_last)(struct fmha_device *device); /* nobody else names the device any more */
 };
 
 struct fmha_device {
+	const struct device_hooks *hooks;
 	unsigned int refs; /* atomic: the handle, and each buffer, plan, request of the program's */
 	struct fmha_client *client;
 	uint32_t index;
 
-	struct gate gate; /* of the next three */
-	struct connection *worker;
-	uint64_t generation; /* of worker; counts up from 1 */
-	struct fmha_device_info info;
+	struct link worker;
+	struct fmha_device_info info; /* under its gate */
 
 	pthread_mutex_t lock; /* of the rest */
 	uint64_t next_buffer_id;
@@ -92,7 +146,7 @@ struct fmha_device {
 	uint64_t last_event_id;
 	struct fmha_event *events;
 	uint64_t cache_clock;
-	struct cached_plan *cache; /* PLAN_CACHE_SIZE of them, allocated at the first use */
+	struct cached_plan *cache; /* cache.c; NULL until the first use */
 	struct arena arenas[ARENA_MAX];
 };
 
@@ -110,9 +164,8 @@ struct fmha_buffer {
 	uint32_t handle_bytes;
 	uint64_t allocation_bytes; /* FMHA_MEMORY_VMM_FD that a worker made: bytes behind fd */
 
-	struct gate gate; /* of the rest */
-	uint64_t worker_id, generation;
-	uintptr_t gpu_pointer; /* where fmha_buffer_map_gpu() mapped it, or 0 */
+	struct registration at_worker;
+	uintptr_t gpu_pointer; /* where fmha_buffer_map_gpu() mapped it, or 0; under the gate */
 };
 
 /* gpu.c: undoes fmha_buffer_map_gpu(), if that was ever called. */
@@ -124,9 +177,8 @@ struct fmha_plan {
 	bool internal;
 	struct fmha_problem problem; /* our buffer ids */
 
-	struct gate gate; /* of the rest */
-	uint64_t worker_id, generation;
-	struct fmha_plan_info info;
+	struct registration at_worker;
+	struct fmha_plan_info info; /* under the gate */
 };
 
 struct fmha_request {
@@ -143,11 +195,9 @@ struct fmha_client *client_unref(struct fmha_client *client);
 
 /* Return: 0, or FMHA_ECONN in a process that the client does not belong to. */
 int client_check_process(const struct fmha_client *client, struct fmha_error *err);
+/* The same of a public function; @client: NULL: one of its arguments is. */
+int client_check(const struct fmha_client *client, const char *function, struct fmha_error *err);
 bool client_in_child(const struct fmha_client *client);
-
-/* One request to the front, connecting when needed, repeated once when the front went away. */
-int client_call(struct fmha_client *client, enum proto_method method, const void *params,
-		int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err);
 
 int64_t client_deadline(const struct fmha_client *client);
 
@@ -157,24 +207,16 @@ int client_read_json(int fd, uint64_t size, char **ret_json, struct fmha_error *
 /* Refuses a struct of a newer header. */
 int check_struct_size(uint32_t size, size_t known, const char *name, struct fmha_error *err);
 
-/* ---- device.c ---- */
-
 void device_info_from(const struct proto_device *from, struct fmha_device_info *ret_info);
+
+/* ---- device.c ---- */
 
 struct fmha_device *device_ref(struct fmha_device *device);
 struct fmha_device *device_unref(struct fmha_device *device);
 
-/* A live connection to the worker, opened again when needed. @ret_connection: given. */
-int device_worker(struct fmha_device *device, int64_t deadline, struct connection **ret_connection,
-		  uint64_t *ret_generation, struct fmha_error *err);
-
-/* The connection if there is a live one of @generation, without opening anything; NULL otherwise.
- */
-struct connection *device_worker_if(struct fmha_device *device, uint64_t generation);
-
-/* One request to the worker that may safely be repeated, and is once when the worker went away. */
-int device_call(struct fmha_device *device, enum proto_method method, const void *params, int fd,
-		int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err);
+/* The worker's link's. */
+int device_open_worker(void *device, int64_t deadline, struct connection **ret_connection,
+		       struct fmha_error *err);
 
 /* ---- buffer.c ---- */
 
@@ -226,12 +268,25 @@ void plan_cancel(struct connection *connection, uint32_t request, int64_t deadli
 int check_run_options(const struct fmha_run_options *options, struct fmha_error *err);
 int64_t run_deadline(const struct fmha_device *device, const struct fmha_run_options *options);
 
-/* ---- forward.c, arena.c ---- */
+/* ---- cache.c: plans by shape ---- */
 
-void cache_clear(struct fmha_device *device);
+/* Without where its tensors lie, and the dropout state. */
+struct cache_key {
+	struct fmha_problem problem;
+	uint64_t hash;
+};
 
-/* Drops the cached plans that may hold buffer @id. */
-void cache_drop_buffer(struct fmha_device *device, uint64_t id);
+void cache_key_of(const struct fmha_problem *problem, struct cache_key *ret_key);
+/* @return: with a reference; NULL: there is none. */
+struct fmha_plan *cache_find(struct fmha_device *device, const struct cache_key *key);
+/* Keeps a reference of its own. Another thread may have made the same plan meanwhile: the first one
+ * stays, except with @replace. */
+void cache_put(struct fmha_device *device, const struct cache_key *key, struct fmha_plan *plan,
+	       bool replace);
+/* Drops the cached plans that may hold buffer @id; all with 0. */
+void cache_drop(struct fmha_device *device, uint64_t id);
+
+/* ---- arena.c ---- */
 
 int arena_take(struct fmha_device *device, uint64_t bytes, int64_t deadline,
 	       struct arena **ret_arena, struct fmha_error *err);

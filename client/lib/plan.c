@@ -52,12 +52,12 @@ static void info_from(const struct proto_plan_result *from, struct fmha_plan_inf
 }
 
 /* Inside the plan's gate. */
-static int register_plan(struct fmha_plan *plan, struct connection *c, uint64_t generation,
-			 int64_t deadline, struct proto_plan_result *ret_result,
-			 struct fmha_error *err)
+static int register_plan(void *object, struct connection *c, uint64_t generation, int64_t deadline,
+			 uint64_t *ret_worker_id, struct fmha_error *err)
 {
+	struct fmha_plan *plan = object;
 	struct proto_plan_params *params = malloc(sizeof(*params));
-	bool unsent;
+	struct proto_plan_result result;
 	int r;
 
 	if (!params)
@@ -65,36 +65,13 @@ static int register_plan(struct fmha_plan *plan, struct connection *c, uint64_t 
 	params->problem = plan->problem;
 	r = translate(plan->device, &params->problem, c, generation, deadline, err);
 	if (r == 0)
-		r = connection_call(c, PROTO_PLAN, params, -1, deadline, ret_result, NULL, &unsent,
-				    err);
+		r = connection_call(c, PROTO_PLAN, params, -1, deadline, &result, NULL, err);
 	free(params);
-	return r;
-}
-
-/* What the worker behind @c calls the plan. */
-static int plan_bind(struct fmha_plan *plan, struct connection *c, uint64_t generation,
-		     int64_t deadline, uint64_t *ret_worker_id, struct fmha_error *err)
-{
-	int r = gate_lock(&plan->gate, deadline, err);
-
 	if (r < 0)
 		return r;
-	if (plan->generation != generation) {
-		struct proto_plan_result result;
-
-		gate_enter(&plan->gate);
-		r = register_plan(plan, c, generation, deadline, &result, err);
-		gate_leave(&plan->gate);
-		if (r == 0) {
-			plan->worker_id = result.plan;
-			plan->generation = generation;
-			info_from(&result, &plan->info);
-		}
-	}
-	if (r == 0)
-		*ret_worker_id = plan->worker_id;
-	gate_unlock(&plan->gate);
-	return r;
+	info_from(&result, &plan->info);
+	*ret_worker_id = result.plan;
+	return 0;
 }
 
 /* ---- life ---- */
@@ -107,7 +84,7 @@ int plan_new(struct fmha_device *device, const struct fmha_problem *problem, boo
 
 	if (!plan)
 		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
-	r = gate_init(&plan->gate, err);
+	r = gate_init(&plan->at_worker.gate, err);
 	if (r < 0) {
 		free(plan);
 		return r;
@@ -116,17 +93,7 @@ int plan_new(struct fmha_device *device, const struct fmha_problem *problem, boo
 	plan->device = internal ? device : device_ref(device);
 	plan->internal = internal;
 	plan->problem = *problem;
-	r = FMHA_EDEVICE;
-	for (int attempt = 0; attempt < 2 && r == FMHA_EDEVICE; attempt++) {
-		struct connection *c;
-		uint64_t generation, worker_id;
-
-		r = device_worker(device, deadline, &c, &generation, err);
-		if (r < 0)
-			break;
-		r = plan_bind(plan, c, generation, deadline, &worker_id, err);
-		c = connection_unref(c);
-	}
+	r = registration_begin(&plan->at_worker, register_plan, plan, device, deadline, err);
 	if (r < 0) {
 		plan = plan_unref(plan);
 		return r;
@@ -141,29 +108,16 @@ struct fmha_plan *plan_ref(struct fmha_plan *plan)
 	return plan;
 }
 
-/* At the worker, unless it has forgotten the plan already. A run that is in flight ends first. */
-static void release_at_worker(struct fmha_plan *plan)
-{
-	const struct proto_plan_release_params params = {plan->worker_id};
-	struct connection *c = NULL;
-	bool unsent;
-
-	if (plan->generation != 0 && !client_in_child(plan->device->client))
-		c = device_worker_if(plan->device, plan->generation);
-	if (!c)
-		return;
-	/* A failure is the end of the connection, which releases everything. */
-	(void)connection_call(c, PROTO_PLAN_RELEASE, &params, -1,
-			      deadline_after_ms(RELEASE_TIMEOUT_MS), NULL, NULL, &unsent, NULL);
-	c = connection_unref(c);
-}
-
 struct fmha_plan *plan_unref(struct fmha_plan *plan)
 {
+	struct proto_plan_release_params params;
+
 	if (!plan || __atomic_sub_fetch(&plan->refs, 1, __ATOMIC_ACQ_REL) != 0)
 		return NULL;
-	release_at_worker(plan);
-	gate_deinit(&plan->gate);
+	/* A run that is in flight ends first. */
+	params.plan = plan->at_worker.worker_id;
+	registration_end(&plan->at_worker, plan->device, PROTO_PLAN_RELEASE, &params);
+	gate_deinit(&plan->at_worker.gate);
 	if (!plan->internal)
 		(void)device_unref(plan->device);
 	free(plan);
@@ -175,9 +129,7 @@ int fmha_plan_new(struct fmha_device *device, const struct fmha_problem *problem
 {
 	int r;
 
-	if (!device || !problem || !ret_plan)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_plan_new: an argument is NULL");
-	r = client_check_process(device->client, err);
+	r = client_check(device && problem && ret_plan ? device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
 	r = check_struct_size(problem->struct_size, sizeof(*problem), "fmha_problem", err);
@@ -208,16 +160,14 @@ int fmha_plan_info(struct fmha_plan *plan, struct fmha_plan_info *ret_info, stru
 {
 	int r;
 
-	if (!plan || !ret_info)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_plan_info: an argument is NULL");
-	r = client_check_process(plan->device->client, err);
+	r = client_check(plan && ret_info ? plan->device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
-	r = gate_lock(&plan->gate, client_deadline(plan->device->client), err);
+	r = gate_lock(&plan->at_worker.gate, client_deadline(plan->device->client), err);
 	if (r < 0)
 		return r;
 	*ret_info = plan->info;
-	gate_unlock(&plan->gate);
+	gate_unlock(&plan->at_worker.gate);
 	return 0;
 }
 
@@ -304,7 +254,8 @@ static int fill_run(struct fmha_plan *plan, const struct fmha_run_options *optio
 	int r;
 
 	memset(params, 0, offsetof(struct proto_run_params, rebinds));
-	r = plan_bind(plan, c, generation, deadline, &params->plan, err);
+	r = registration_bind(&plan->at_worker, register_plan, plan, c, generation, deadline,
+			      &params->plan, err);
 	if (r < 0)
 		return r;
 	params->timeout_ms = deadline_left_ms(deadline);
@@ -348,7 +299,7 @@ int plan_start(struct fmha_plan *plan, const struct fmha_run_options *options, i
 		struct connection *c;
 		uint64_t generation;
 
-		r = device_worker(plan->device, deadline, &c, &generation, err);
+		r = link_get(&plan->device->worker, deadline, &c, &generation, err);
 		if (r < 0)
 			return r;
 		r = fill_run(plan, options, c, generation, deadline, &params, err);
@@ -386,9 +337,8 @@ void plan_cancel(struct connection *connection, uint32_t request, int64_t deadli
 {
 	const struct proto_cancel_params params = {.request = request};
 	struct pending *pending;
-	bool unsent;
 
-	if (connection_submit(connection, PROTO_CANCEL, &params, -1, deadline, &pending, &unsent,
+	if (connection_submit(connection, PROTO_CANCEL, &params, -1, deadline, &pending, NULL,
 			      NULL) == 0)
 		connection_forget(connection, pending, NULL, NULL);
 }
@@ -401,9 +351,7 @@ int fmha_plan_run(struct fmha_plan *plan, const struct fmha_run_options *options
 	int64_t deadline;
 	int r;
 
-	if (!plan)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_plan_run: plan is NULL");
-	r = client_check_process(plan->device->client, err);
+	r = client_check(plan ? plan->device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
 	r = check_run_options(options, err);

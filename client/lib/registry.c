@@ -49,8 +49,8 @@ static int send_document(struct fmha_device *device, enum proto_method method, c
 	r = json_to_memfd(json, size, &fd, err);
 	if (r < 0)
 		return r;
-	r = device_call(device, method, params, fd, client_deadline(device->client), &result, NULL,
-			err);
+	r = link_call(&device->worker, method, params, fd, client_deadline(device->client), &result,
+		      NULL, err);
 	(void)close(fd);
 	if (r == 0 && ret_n_kernels)
 		*ret_n_kernels = result.n_kernels;
@@ -74,17 +74,14 @@ int fmha_registry_export(struct fmha_device *device, const char *filter, char **
 	struct proto_json_result result;
 	int r, fd;
 
-	if (!device || !ret_json)
-		return fmha_error_set(err, FMHA_EINVAL,
-				      "fmha_registry_export: an argument is NULL");
-	r = client_check_process(device->client, err);
+	r = client_check(device && ret_json ? device->client : NULL, __func__, err);
 	if (r == 0)
 		r = copy_name(params.filter, sizeof(params.filter), filter ? filter : "", "filter",
 			      err);
 	if (r < 0)
 		return r;
-	r = device_call(device, PROTO_REGISTRY_EXPORT, &params, -1, client_deadline(device->client),
-			&result, &fd, err);
+	r = link_call(&device->worker, PROTO_REGISTRY_EXPORT, &params, -1,
+		      client_deadline(device->client), &result, &fd, err);
 	if (r < 0)
 		return r;
 	return client_read_json(fd, result.size, ret_json, err);
@@ -123,16 +120,13 @@ int fmha_registry_unload(struct fmha_device *device, const char *set, uint64_t *
 	struct proto_registry_result result;
 	int r;
 
-	if (!device || !set)
-		return fmha_error_set(err, FMHA_EINVAL,
-				      "fmha_registry_unload: an argument is NULL");
-	r = client_check_process(device->client, err);
+	r = client_check(device && set ? device->client : NULL, __func__, err);
 	if (r == 0)
 		r = copy_name(params.set, sizeof(params.set), set, "set", err);
 	if (r < 0)
 		return r;
-	r = device_call(device, PROTO_REGISTRY_UNLOAD, &params, -1, client_deadline(device->client),
-			&result, NULL, err);
+	r = link_call(&device->worker, PROTO_REGISTRY_UNLOAD, &params, -1,
+		      client_deadline(device->client), &result, NULL, err);
 	if (r == 0 && ret_n_kernels)
 		*ret_n_kernels = result.n_kernels;
 	return r;

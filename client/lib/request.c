@@ -15,9 +15,7 @@ int fmha_plan_submit(struct fmha_plan *plan, const struct fmha_run_options *opti
 	struct fmha_request *request;
 	int r;
 
-	if (!plan || !ret_request)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_plan_submit: an argument is NULL");
-	r = client_check_process(plan->device->client, err);
+	r = client_check(plan && ret_request ? plan->device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
 	r = check_run_options(options, err);
@@ -53,9 +51,7 @@ int fmha_request_fd(struct fmha_request *request, int *ret_fd, struct fmha_error
 {
 	int r;
 
-	if (!request || !ret_fd)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_request_fd: an argument is NULL");
-	r = client_check_process(request->device->client, err);
+	r = client_check(request && ret_fd ? request->device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
 	if (request->poll_fd < 0) {
@@ -84,9 +80,7 @@ int fmha_request_wait(struct fmha_request *request, uint32_t timeout_ms,
 {
 	int r;
 
-	if (!request)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_request_wait: request is NULL");
-	r = client_check_process(request->device->client, err);
+	r = client_check(request ? request->device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
 	r = connection_wait(request->connection, request->pending, deadline_after_ms(timeout_ms),
@@ -100,12 +94,9 @@ int fmha_request_cancel(struct fmha_request *request, struct fmha_error *err)
 {
 	struct proto_cancel_params params;
 	int64_t deadline;
-	bool unsent;
 	int r;
 
-	if (!request)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_request_cancel: request is NULL");
-	r = client_check_process(request->device->client, err);
+	r = client_check(request ? request->device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
 	/* What has ended needs no cancelling, nor a live connection. */
@@ -114,7 +105,7 @@ int fmha_request_cancel(struct fmha_request *request, struct fmha_error *err)
 	params.request = request->pending->id;
 	deadline = client_deadline(request->device->client);
 	r = connection_call(request->connection, PROTO_CANCEL, &params, -1, deadline, NULL, NULL,
-			    &unsent, err);
+			    err);
 	/* The run may have ended while the cancel was under way. */
 	return r == FMHA_ENOENT ? 0 : r;
 }

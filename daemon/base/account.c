@@ -28,8 +28,7 @@ struct account *account_get(struct accounts *accounts, uid_t uid)
 {
 	struct account *account;
 
-	list_for_each(node, &accounts->list)
-	{
+	list_for_each(node, &accounts->list) {
 		account = container_of(node, struct account, in_accounts);
 		if (account->uid == uid) {
 			account->n_references++;

@@ -19,6 +19,7 @@
 
 #include <proto/error.h>
 
+#include <proto/cleanup.h>
 #include <base/discover.h>
 #include <base/log.h>
 
@@ -420,42 +421,29 @@ int config_parse(const char *name, const char *text, size_t n, struct config *co
 
 int config_load(const char *path, bool optional, struct config *config, struct fmha_error *err)
 {
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	_cleanup_(closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 	struct stat st;
-	char *text = NULL;
+	_cleanup_(freep) char *text = NULL;
 	ssize_t n = 0;
 	size_t size = 0;
-	int r;
 
 	if (fd < 0 && errno == ENOENT && optional)
 		return 0;
-	if (fd < 0 || fstat(fd, &st) < 0) {
-		r = fmha_error_set(err, FMHA_EIO, "%s: %s", path, strerror(errno));
-		goto done;
-	}
-	if (!S_ISREG(st.st_mode)) {
-		r = fmha_error_set(err, FMHA_EINVAL, "%s: not a regular file", path);
-		goto done;
-	}
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return fmha_error_set(err, FMHA_EIO, "%s: %s", path, strerror(errno));
+	if (!S_ISREG(st.st_mode))
+		return fmha_error_set(err, FMHA_EINVAL, "%s: not a regular file", path);
 	text = malloc(CONFIG_MAX_BYTES + 1);
-	if (!text) {
-		r = fmha_error_set(err, FMHA_ENOMEM, "%s: out of memory", path);
-		goto done;
-	}
+	if (!text)
+		return fmha_error_set(err, FMHA_ENOMEM, "%s: out of memory", path);
 	while (size <= CONFIG_MAX_BYTES &&
 	       (n = read(fd, text + size, CONFIG_MAX_BYTES + 1 - size)) > 0)
 		size += (size_t)n;
 	if (n < 0)
-		r = fmha_error_set(err, FMHA_EIO, "%s: %s", path, strerror(errno));
-	else if (size > CONFIG_MAX_BYTES)
-		r = fmha_error_set(err, FMHA_EINVAL, "%s: more than 1 MiB", path);
-	else
-		r = config_parse(path, text, size, config, err);
-done:
-	free(text);
-	if (fd >= 0)
-		(void)close(fd);
-	return r;
+		return fmha_error_set(err, FMHA_EIO, "%s: %s", path, strerror(errno));
+	if (size > CONFIG_MAX_BYTES)
+		return fmha_error_set(err, FMHA_EINVAL, "%s: more than 1 MiB", path);
+	return config_parse(path, text, size, config, err);
 }
 
 int config_resolve(struct config *config, struct fmha_error *err)
@@ -500,4 +488,14 @@ uint32_t config_weight(const struct config *config, uint32_t uid)
 		if (config->priorities[i].uid == uid)
 			return config->priorities[i].weight;
 	return 1;
+}
+
+bool config_is_privileged(const struct config *config, uint32_t uid)
+{
+	if (uid == 0 || uid == geteuid())
+		return true;
+	for (uint32_t i = 0; i < config->n_admins; i++)
+		if (config->admin_uids[i] == uid)
+			return true;
+	return false;
 }

@@ -1,34 +1,27 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * connection.c: see connection.h. Reading is one recvmsg a wake-up, then as many frames as the turn
- * allows; what is left waits in the connection's own buffer, and the connection in its user's
- * backlog.
+ * connection.c: see connection.h. Turns, deadlines, and how long a connection lives.
  *
  * Nothing here closes a connection while its owner may be in the middle of using it, except when
  * the owner asks: a failed send only marks the connection broken and queues it for the next turn.
  */
 #include "connection_impl.h"
 
-#include <errno.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <proto/error.h>
-#include <proto/frame.h>
 
 #include <base/clock.h>
 
-#define WATCH_MS          100
-#define PAUSE_MS          500 /* a timer that comes so late says that the process stood still */
-#define MAX_FDS_A_MESSAGE 64  /* the most that LIMIT_FDS_PER_MESSAGE can be */
+#define WATCH_MS 100
+#define PAUSE_MS 500 /* a timer that comes so late says that the process stood still */
 
 static void hub_turn(uv_idle_t *handle);
 static void hub_on_iteration(uv_prepare_t *handle);
 static void hub_on_timer(uv_timer_t *timer);
 static void hub_on_reread(uv_timer_t *timer);
-static bool hub_look(struct spinner *spinner);
+static bool hub_look(struct spin *spin);
 
 int connection_hub_init(struct connection_hub *hub, uv_loop_t *loop, struct limits *limits,
 			struct fmha_error *err)
@@ -117,8 +110,7 @@ static bool is_at_limit(const struct connection *connection)
 	       !account_has_room(connection->account, ACCOUNT_IN_FLIGHT, 1);
 }
 
-/* In flight as many requests as allowed: the next frame waits where it is. */
-static bool is_stalled(const struct connection *connection)
+bool connection_is_stalled(const struct connection *connection)
 {
 	return connection->account && is_at_limit(connection);
 }
@@ -127,11 +119,9 @@ static bool is_stalled(const struct connection *connection)
  * whose; NULL: anybody's */
 static void wake_stalled(struct connection_hub *hub, const struct account *account)
 {
-	list_for_each(node, &hub->stalled)
-	{
-		struct connection *connection = container_of(node, struct connection, in_backlog);
-
-		if ((account && connection->account != account) || is_stalled(connection) ||
+	list_for_each_entry(struct connection, connection, &hub->stalled, in_backlog) {
+		if ((account && connection->account != account) ||
+		    connection_is_stalled(connection) ||
 		    (connection->wants_fd && !descriptors_fit(connection)))
 			continue;
 		connection->stalled = connection->wants_fd = false;
@@ -176,8 +166,7 @@ void connection_update_poll(struct connection *connection)
 	uv_poll_start(&connection->poll, wanted, on_poll);
 }
 
-/* @wants_fd: there is no room for the descriptor of the next request's answer. */
-static void stall(struct connection *connection, bool wants_fd)
+void connection_stall(struct connection *connection, bool wants_fd)
 {
 	struct connection_hub *hub = connection->hub;
 	struct limits *limits = hub->limits;
@@ -199,218 +188,6 @@ static void stall(struct connection *connection, bool wants_fd)
 		hub->reread_ms = 1;
 		uv_timer_start(&hub->reread, hub_on_reread, hub->reread_ms, 0);
 	}
-}
-
-/* ---- input ---- */
-
-/*
- * The request's fd, as far as it declares one. @params: NULL when they could not be decoded; then
- * an fd is taken out of the way if there is one. Return: 0 with the fd (given) or -1; FMHA_EPROTO:
- * it is missing.
- */
-static int take_request_fd(struct connection *connection, const struct proto_message *message,
-			   const void *params, int *ret_fd, struct fmha_error *err)
-{
-	enum proto_method method = (enum proto_method)message->method;
-	int n_fds = 0;
-
-	if (message->method >= 0 && proto_methods[method].fds_in > 0)
-		n_fds = params ? proto_request_fds(method, params) : proto_methods[method].fds_in;
-	*ret_fd = n_fds > 0 ? connection_take_fd(connection) : -1;
-	if (n_fds > 0 && *ret_fd < 0 && params)
-		return fmha_error_set(err, FMHA_EPROTO, "%s: its file descriptor is missing",
-				      proto_methods[method].name);
-	return 0;
-}
-
-void connection_serve(struct connection *connection, const struct proto_message *message,
-		      connection_handler handle)
-{
-	union proto_any_params params;
-	struct fmha_error err, violation;
-	int fd, r;
-
-	if (message->type == PROTO_NOTIFICATION)
-		return; /* version 1 has none that means anything */
-	if (message->type != PROTO_REQUEST) {
-		fmha_error_set(&err, FMHA_EPROTO, "a client sends requests only");
-		connection_fail(connection, &err);
-		return;
-	}
-	r = proto_decode_params(message, &params, &err);
-	if (take_request_fd(connection, message, r == 0 ? &params : NULL, &fd, &violation) < 0) {
-		connection_fail(connection, &violation);
-		return;
-	}
-	if (r == 0)
-		r = handle(connection, message->id, (enum proto_method)message->method, &params, fd,
-			   &err);
-	if (r < 0)
-		connection_answer_error(connection, message->id, &err);
-	if (fd >= 0)
-		(void)close(fd);
-}
-
-static void count_request(struct connection *connection, const struct proto_message *message)
-{
-	/* is_stalled() has seen that there is room. */
-	if (connection->account)
-		(void)account_charge(connection->account, ACCOUNT_IN_FLIGHT, 1, NULL);
-	connection->n_in_flight++;
-	descriptors_reserve(connection, message->id, message->method);
-}
-
-/* Return: 0, FRAME_WAITS: for a descriptor, or a negative FMHA_E*: a violation. */
-#define FRAME_WAITS 1
-static int handle_frame(struct connection *connection, const uint8_t *payload, size_t n,
-			struct fmha_error *err)
-{
-	struct connection_hub *hub = connection->hub;
-	struct proto_message *message = &hub->message;
-	int r = proto_message_decode(message, payload, n, err);
-
-	if (r < 0)
-		return r;
-	if (message->type == PROTO_REQUEST) {
-		if (!descriptors_have_room(connection, message->method))
-			return FRAME_WAITS;
-		count_request(connection, message);
-	}
-	hub->n_frames++;
-	connection->n_frames++;
-	connection->ops->on_message(connection, message);
-	return 0;
-}
-
-/* Reading the clock costs 27 ns, a small frame several hundred, explaining a plan many thousand. */
-static bool turn_is_over(struct connection *connection, uint32_t n_frames)
-{
-	const struct connection_hub *hub = connection->hub;
-	const uint64_t *limit = hub->limits->value;
-
-	return n_frames >= limit[LIMIT_FRAMES_PER_WAKE] ||
-	       (n_frames > 0 && clock_ns() - hub->turn_ns > limit[LIMIT_WAKE_US] * 1000);
-}
-
-/* The frame at @data if it is complete. Return: as proto_frame_parse(). */
-static int next_frame(const struct connection *connection, const uint8_t *data, size_t n,
-		      struct proto_frame *frame, struct fmha_error *err)
-{
-	const uint64_t *limit = connection->hub->limits->value;
-	int r = proto_frame_parse(data, n,
-				  limit[connection->before_hello ? LIMIT_FRAME_BYTES_BEFORE_HELLO
-								 : LIMIT_FRAME_BYTES],
-				  frame, err);
-
-	if (r == 0 && n < frame->header_bytes + frame->payload_bytes)
-		return PROTO_FRAME_MORE;
-	return r;
-}
-
-/* Hands out the frames in @data. Return: bytes used up. */
-static size_t handle_frames(struct connection *connection, const uint8_t *data, size_t n)
-{
-	uint32_t n_frames = 0;
-	size_t used = 0;
-
-	while (used < n && !connection->closing && !connection->broken) {
-		struct proto_frame frame;
-		struct fmha_error err;
-		int r = next_frame(connection, data + used, n - used, &frame, &err);
-
-		if (r == PROTO_FRAME_MORE)
-			break;
-		if (r == 0 && is_stalled(connection)) {
-			stall(connection, false);
-			break;
-		}
-		if (r == 0 && turn_is_over(connection, n_frames)) {
-			connection_enter_backlog(connection);
-			break;
-		}
-		if (r == 0)
-			r = handle_frame(connection, data + used + frame.header_bytes,
-					 frame.payload_bytes, &err);
-		if (r == FRAME_WAITS) {
-			stall(connection, true);
-			break;
-		}
-		if (r < 0) {
-			connection_fail(connection, &err);
-			break;
-		}
-		used += frame.header_bytes + frame.payload_bytes;
-		n_frames++;
-	}
-	return used;
-}
-
-/* Parses @n bytes at @data, which is the connection's own buffer or the hub's, and keeps the rest.
- */
-static void process_input(struct connection *connection, uint8_t *data, size_t n)
-{
-	size_t used = handle_frames(connection, data, n), left = n - used;
-
-	if (connection->closing)
-		return;
-	if (left == 0) {
-		free(connection->input);
-		connection->input = NULL;
-		connection->input_bytes = 0;
-		if (connection->n_fds > 0) {
-			struct fmha_error err;
-
-			fmha_error_set(&err, FMHA_EPROTO,
-				       "file descriptors that no message has declared");
-			connection_fail(connection, &err);
-		}
-		return;
-	}
-	if (!connection->input)
-		connection->input = malloc(connection->hub->receive_bytes);
-	if (!connection->input) {
-		connection_mark_broken(connection);
-		return;
-	}
-	memmove(connection->input, data + used, left);
-	connection->input_bytes = left;
-}
-
-/* After begin_turn(). Return: whether there was any, be it the end. */
-static bool read_input(struct connection *connection)
-{
-	struct connection_hub *hub = connection->hub;
-	uint8_t *data = connection->input ? connection->input : hub->receive;
-	struct iovec vec = {.iov_base = data + connection->input_bytes,
-			    .iov_len = hub->receive_bytes - connection->input_bytes};
-	union {
-		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int) * MAX_FDS_A_MESSAGE)];
-	} control;
-	struct msghdr message = {.msg_iov = &vec, .msg_iovlen = 1};
-	struct fmha_error err;
-	ssize_t n;
-
-	message.msg_control = &control;
-	message.msg_controllen = CMSG_SPACE(sizeof(int) *
-					    hub->limits->value[LIMIT_FDS_PER_MESSAGE]);
-	do
-		n = recvmsg(connection->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	while (n < 0 && errno == EINTR);
-	if (n < 0 && errno == EAGAIN)
-		return false; /* libuv may report readiness once too often */
-	if (n <= 0) {
-		connection_close(connection);
-		return true;
-	}
-	connection->bytes_in += (uint64_t)n;
-	spinner_arrival(&hub->spinner, hub->turn_ns);
-	hub->last = connection;
-	if (descriptors_collect(connection, &message, &err) < 0)
-		connection_fail(connection, &err);
-	else
-		process_input(connection, data, connection->input_bytes + (size_t)n);
-	return true;
 }
 
 static bool may_read(const struct connection *connection)
@@ -485,20 +262,20 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 	if (events & UV_WRITABLE)
 		output_flush(connection);
 	if (readable && !connection->broken)
-		(void)read_input(connection);
+		(void)input_read(connection);
 	end_turn(connection);
 }
 
-static bool hub_look(struct spinner *spinner)
+static bool hub_look(struct spin *spin)
 {
-	struct connection_hub *hub = container_of(spinner, struct connection_hub, spinner);
+	struct connection_hub *hub = container_of(spin, struct connection_hub, spinner.spin);
 	struct connection *last = hub->last;
 	bool found;
 
 	if (!last || !may_read(last) || has_had_its_share(last))
 		return false;
 	begin_turn(last);
-	found = read_input(last);
+	found = input_read(last);
 	if (found)
 		end_turn(last);
 	hub->corked = NULL;
@@ -511,13 +288,11 @@ static struct account *next_user(struct connection_hub *hub)
 	struct account *next = NULL;
 	uint64_t now = clock_ns(), least = 0;
 
-	list_for_each(node, &hub->users)
-	{
-		struct account *account = container_of(node, struct account, in_users);
+	list_for_each_entry(struct account, account, &hub->users, in_users) {
 		uint64_t loop_ns = account_loop_ns(account, now);
 
 		if (list_is_empty(&account->backlog)) {
-			list_remove(node);
+			list_remove(&account->in_users);
 		} else if (!next || loop_ns < least) {
 			next = account;
 			least = loop_ns;
@@ -549,9 +324,9 @@ static void take_turn(struct connection *connection)
 	}
 	begin_turn(connection);
 	if (deferred)
-		(void)read_input(connection);
-	else if (connection->input && connection->input_bytes > 0)
-		process_input(connection, connection->input, connection->input_bytes);
+		(void)input_read(connection);
+	else
+		input_go_on(connection);
 	end_turn(connection);
 	connection_update_poll(connection);
 }
@@ -653,14 +428,11 @@ static void hub_on_timer(uv_timer_t *timer)
 	uint64_t pause_ns = since_ns > PAUSE_MS * NS_PER_MS ? since_ns : 0;
 
 	hub->ticked_ns = now;
-	list_for_each(node, &hub->watched)
-	{
-		struct connection *connection = container_of(node, struct connection, in_watched);
-
+	list_for_each_entry(struct connection, connection, &hub->watched, in_watched) {
 		if (pause_ns > 0)
 			forgive(connection, pause_ns);
 		if (!check_deadlines(connection, now))
-			list_remove(node);
+			list_remove(&connection->in_watched);
 	}
 	descriptors_end_lingering(hub, false);
 	if (list_is_empty(&hub->watched) && list_is_empty(&hub->lingering))
@@ -679,6 +451,7 @@ int connection_open(struct connection *connection, struct connection_hub *hub, i
 		.hub = hub, .ops = ops, .account = account, .fd = fd, .before_hello = before_hello};
 	list_init(&connection->in_backlog);
 	list_init(&connection->in_watched);
+	list_init(&connection->awaited);
 	output_init(connection);
 	r = descriptors_init(connection, err);
 	if (r < 0) {
@@ -737,6 +510,7 @@ void connection_close(struct connection *connection)
 	connection->n_in_flight = 0;
 	uv_close((uv_handle_t *)&connection->poll, on_poll_closed);
 	connection->ops->on_hangup(connection);
+	request_end_all(connection);
 }
 
 void connection_fail(struct connection *connection, const struct fmha_error *error)

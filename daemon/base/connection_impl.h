@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * connection_impl.h: what the three files of a connection tell each other: connection.c (input,
- * turns, life), output.c (answers and their queue), descriptors.c (who holds how many).
+ * connection_impl.h: what the files of a connection tell each other: connection.c (turns, life),
+ * input.c (frames and requests), output.c (answers and their queue), request.c (requests of our
+ * own, until they are answered), descriptors.c (who holds how many).
  */
 #ifndef FMHAD_BASE_CONNECTION_IMPL_H
 #define FMHAD_BASE_CONNECTION_IMPL_H
@@ -28,6 +29,19 @@ void connection_release(struct connection_hub *hub, struct account *account,
 /* A request has its answer. */
 void connection_answered(struct connection *connection);
 
+/* In flight as many requests as allowed: the next frame waits where it is. */
+bool connection_is_stalled(const struct connection *connection);
+/* Reads no more until that has changed. @wants_fd: there is no room for the descriptor of the next
+ * request's answer. */
+void connection_stall(struct connection *connection, bool wants_fd);
+
+/* ---- input.c ---- */
+
+/* In a turn of the connection's. Return: whether there was any, be it the end. */
+bool input_read(struct connection *connection);
+/* With what was left of the last turn. */
+void input_go_on(struct connection *connection);
+
 /* ---- output.c ---- */
 
 void output_init(struct connection *connection);
@@ -35,6 +49,18 @@ void output_deinit(struct connection *connection);
 void output_flush(struct connection *connection);
 /* Sends what was encoded for the hub's corked connection. */
 void output_uncork(struct connection_hub *hub);
+/* Where to encode the next message, and sending it from there. @start: where it begins; @fd: -1 or
+ * taken; @id: of the answer that carries it. */
+struct proto_buffer *output_begin(struct connection *connection);
+void output_end(struct connection *connection, size_t start, int fd, uint32_t id);
+
+/* ---- request.c ---- */
+
+/* An answer has come. Return: 0, or FMHA_EPROTO: nobody has asked. */
+int request_answered(struct connection *connection, const struct proto_message *message,
+		     struct fmha_error *err);
+/* The connection is over, and so are all that are open. */
+void request_end_all(struct connection *connection);
 
 /* ---- descriptors.c ---- */
 

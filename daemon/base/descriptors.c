@@ -93,10 +93,7 @@ static void add_answer_fds(struct connection *connection, int32_t n)
 /* What the user's other connections have read meanwhile makes room, too. */
 static void look_at_user(struct connection_hub *hub, const struct account *account)
 {
-	list_for_each(node, &hub->watched)
-	{
-		struct connection *connection = container_of(node, struct connection, in_watched);
-
+	list_for_each_entry(struct connection, connection, &hub->watched, in_watched) {
 		if (connection->account == account)
 			(void)descriptors_look(connection);
 	}
@@ -352,13 +349,10 @@ void descriptors_deinit(struct connection *connection)
 
 void descriptors_end_lingering(struct connection_hub *hub, bool now)
 {
-	list_for_each(node, &hub->lingering)
-	{
-		struct lingering *lingering = container_of(node, struct lingering, in_hub);
-
+	list_for_each_entry(struct lingering, lingering, &hub->lingering, in_hub) {
 		if (!now && socket_unread(lingering->fd) > 0)
 			continue;
-		list_remove(node);
+		list_remove(&lingering->in_hub);
 		(void)close(lingering->fd);
 		hub->n_answer_fds -= lingering->n;
 		connection_release(hub, lingering->account, ACCOUNT_DESCRIPTORS, lingering->n + 1);

@@ -55,10 +55,7 @@ static struct fair_entry *level_next(struct fair_level *level, uint64_t round_ns
 {
 	struct fair_entry *next = NULL;
 
-	list_for_each(node, &level->active)
-	{
-		struct fair_entry *entry = container_of(node, struct fair_entry, in_active);
-
+	list_for_each_entry(struct fair_entry, entry, &level->active, in_active) {
 		if (!next || entry->virtual_ns / round_ns < next->virtual_ns / round_ns)
 			next = entry;
 		if (next->virtual_ns / round_ns <= level->clock_ns / round_ns)
@@ -97,13 +94,10 @@ void fair_init(struct fair *fair, uint64_t user_round_ns, uint64_t session_round
  */
 static void forget_users(struct fair *fair, uint64_t until_ns)
 {
-	list_for_each(node, &fair->users)
-	{
-		struct fair_user *user = container_of(node, struct fair_user, in_fair);
-
+	list_for_each_entry(struct fair_user, user, &fair->users, in_fair) {
 		if (user->n_sessions > 0 || user->entry.virtual_ns > until_ns)
 			continue;
-		list_remove(node);
+		list_remove(&user->in_fair);
 		free(user);
 	}
 }
@@ -115,10 +109,7 @@ void fair_deinit(struct fair *fair)
 
 static struct fair_user *find_user(struct fair *fair, uint32_t uid)
 {
-	list_for_each(node, &fair->users)
-	{
-		struct fair_user *user = container_of(node, struct fair_user, in_fair);
-
+	list_for_each_entry(struct fair_user, user, &fair->users, in_fair) {
 		if (user->uid == uid)
 			return user;
 	}

@@ -5,11 +5,11 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <proto/cleanup.h>
 #include <proto/error.h>
-
-#include <base/status.h>
 
 #define LOOK_MS      200
 #define LOOKS_A_TICK 1024
@@ -25,8 +25,7 @@ struct handout {
 static void end(struct handout *handout)
 {
 	list_remove(&handout->in_handouts);
-	account_release(handout->account, ACCOUNT_MEMORY, handout->bytes);
-	account_release(handout->account, ACCOUNT_DESCRIPTORS, 1);
+	handout_release(handout->account, handout->bytes);
 	(void)account_put(handout->account);
 	(void)close(handout->fd);
 	free(handout);
@@ -111,16 +110,32 @@ int handout_keep(struct handouts *handouts, struct account *account, int fd, uin
 	return 0;
 }
 
+int handout_file(const void *data, size_t n)
+{
+	_cleanup_(closep) int fd = memfd_create("fmhad", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	if (fd < 0)
+		return -1;
+	for (size_t done = 0; done < n;) {
+		ssize_t written = write(fd, (const char *)data + done, n - done);
+
+		if (written <= 0)
+			return -1;
+		done += (size_t)written;
+	}
+	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+		return -1;
+	return take_fd(&fd);
+}
+
 static int keep_text(struct handouts *handouts, struct account *account, const char *text, size_t n,
 		     uint64_t bytes, int *ret_fd, struct fmha_error *err)
 {
-	int fd = status_text_fd(text, n), r;
+	_cleanup_(closep) int fd = handout_file(text, n);
 
 	if (fd < 0)
 		return fmha_error_set(err, FMHA_ENOMEM, "no memory for the answer");
-	r = handout_keep(handouts, account, fd, bytes, ret_fd, err);
-	(void)close(fd);
-	return r;
+	return handout_keep(handouts, account, fd, bytes, ret_fd, err);
 }
 
 int handout_charge(struct account *account, uint64_t bytes, struct fmha_error *err)

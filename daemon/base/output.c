@@ -236,15 +236,14 @@ void output_uncork(struct connection_hub *hub)
 	hub->send.size = 0;
 }
 
-/* Where to encode the next message, and sending it from there. */
-static struct proto_buffer *begin_send(struct connection *connection)
+struct proto_buffer *output_begin(struct connection *connection)
 {
 	struct connection_hub *hub = connection->hub;
 
 	return hub->corked == connection ? &hub->send : &hub->direct;
 }
 
-static void end_send(struct connection *connection, size_t start, int fd, uint32_t id)
+void output_end(struct connection *connection, size_t start, int fd, uint32_t id)
 {
 	struct connection_hub *hub = connection->hub;
 
@@ -264,7 +263,7 @@ static void end_send(struct connection *connection, size_t start, int fd, uint32
 void connection_answer_error(struct connection *connection, uint32_t id,
 			     const struct fmha_error *error)
 {
-	struct proto_buffer *buffer = begin_send(connection);
+	struct proto_buffer *buffer = output_begin(connection);
 	struct fmha_error err;
 	size_t start = buffer->size;
 
@@ -274,7 +273,7 @@ void connection_answer_error(struct connection *connection, uint32_t id,
 	if (proto_encode_error(buffer, id, error, &err) < 0)
 		connection_mark_broken(connection);
 	else
-		end_send(connection, start, -1, 0);
+		output_end(connection, start, -1, 0);
 	connection_answered(connection);
 }
 
@@ -290,7 +289,7 @@ static void answer_failed(struct connection *connection, uint32_t id, int fd,
 void connection_answer(struct connection *connection, uint32_t id, enum proto_method method,
 		       const void *result, int fd)
 {
-	struct proto_buffer *buffer = begin_send(connection);
+	struct proto_buffer *buffer = output_begin(connection);
 	struct fmha_error err;
 	size_t start = buffer->size;
 
@@ -312,24 +311,6 @@ void connection_answer(struct connection *connection, uint32_t id, enum proto_me
 		answer_failed(connection, id, fd, &err);
 		return;
 	}
-	end_send(connection, start, fd, id);
+	output_end(connection, start, fd, id);
 	connection_answered(connection);
-}
-
-int connection_request(struct connection *connection, uint32_t id, enum proto_method method,
-		       const void *params, int fd, struct fmha_error *err)
-{
-	struct proto_buffer *buffer = begin_send(connection);
-	size_t start = buffer->size;
-	int r = connection->closing ? fmha_error_set(err, FMHA_ECONN, "connection is closed") : 0;
-
-	if (r == 0)
-		r = proto_encode_request(buffer, id, method, params, err);
-	if (r < 0) {
-		if (fd >= 0)
-			(void)close(fd);
-		return r;
-	}
-	end_send(connection, start, fd, id);
-	return 0;
 }

@@ -16,23 +16,31 @@
 /* Reading the load takes 2 us: this often that is nothing. */
 #define LOAD_READ_NS (10 * NS_PER_MS)
 
-void spinner_init(struct spinner *spinner, uv_loop_t *loop, uint64_t window_us,
-		  bool (*look)(struct spinner *spinner))
+/* Once a turn, before the loop looks at its sockets. */
+static void on_turn(uv_idle_t *turn)
 {
-	*spinner = (struct spinner){.look = look, .load_fd = -1};
-	spinner->n_cores = sysconf(_SC_NPROCESSORS_ONLN);
-	proto_spin_init(&spinner->rules, window_us, spinner->n_cores);
-	if (spinner->rules.window_ns > 0)
-		spinner->load_fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
-	uv_idle_init(loop, &spinner->turn);
+	struct spin *spin = container_of(turn, struct spin, turn);
+
+	for (int i = 0; i < LOOKS_A_TURN; i++) {
+		/* First of all: the peer may be waiting for this core. */
+		(void)sched_yield();
+		if (spin->look(spin))
+			return;
+		if (spin->goes_on(spin, clock_ns()))
+			continue;
+		uv_idle_stop(turn);
+		if (spin->on_end)
+			spin->on_end(spin);
+		return;
+	}
 }
 
-void spinner_deinit(struct spinner *spinner)
+void spin_start(struct spin *spin)
 {
-	uv_close((uv_handle_t *)&spinner->turn, NULL);
-	if (spinner->load_fd >= 0)
-		(void)close(spinner->load_fd);
+	uv_idle_start(&spin->turn, on_turn);
 }
+
+/* ---- for requests ---- */
 
 /* Whether more threads want to run now than there are cores, us and the peer included. */
 static bool is_crowded(struct spinner *spinner, uint64_t now)
@@ -60,22 +68,29 @@ static bool is_free(const struct spinner *spinner)
 	return !spinner->is_free || spinner->is_free(spinner->owner);
 }
 
-/* Once a turn, before the loop looks at its sockets; while it is active the loop does not block. */
-static void on_turn(uv_idle_t *turn)
+static bool goes_on(struct spin *spin, uint64_t now)
 {
-	struct spinner *spinner = container_of(turn, struct spinner, turn);
+	struct spinner *spinner = container_of(spin, struct spinner, spin);
 
-	for (int i = 0; i < LOOKS_A_TURN; i++) {
-		/* First of all: the peer may be waiting for this core. */
-		(void)sched_yield();
-		if (spinner->look(spinner))
-			return;
-		if (!is_free(spinner) ||
-		    !proto_spin_go_on(&spinner->rules, spinner->quiet_since_ns, clock_ns())) {
-			uv_idle_stop(turn);
-			return;
-		}
-	}
+	return is_free(spinner) && proto_spin_go_on(&spinner->rules, spinner->quiet_since_ns, now);
+}
+
+void spinner_init(struct spinner *spinner, uv_loop_t *loop, uint64_t window_us,
+		  bool (*look)(struct spin *spin))
+{
+	*spinner = (struct spinner){.spin = {.look = look, .goes_on = goes_on}, .load_fd = -1};
+	spinner->n_cores = sysconf(_SC_NPROCESSORS_ONLN);
+	proto_spin_init(&spinner->rules, window_us, spinner->n_cores);
+	if (spinner->rules.window_ns > 0)
+		spinner->load_fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+	uv_idle_init(loop, &spinner->spin.turn);
+}
+
+void spinner_deinit(struct spinner *spinner)
+{
+	uv_close((uv_handle_t *)&spinner->spin.turn, NULL);
+	if (spinner->load_fd >= 0)
+		(void)close(spinner->load_fd);
 }
 
 void spinner_arrival(struct spinner *spinner, uint64_t now)
@@ -89,7 +104,7 @@ void spinner_rest(struct spinner *spinner)
 	spinner->quiet_since_ns = clock_ns();
 	if (proto_spin_begin(&spinner->rules, spinner->quiet_since_ns) && is_free(spinner) &&
 	    !is_crowded(spinner, spinner->quiet_since_ns))
-		uv_idle_start(&spinner->turn, on_turn);
+		spin_start(&spinner->spin);
 	else
-		uv_idle_stop(&spinner->turn);
+		uv_idle_stop(&spinner->spin.turn);
 }

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include <base/status.h>
 
-#include <fcntl.h>
 #include <stdio.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 uint64_t status_resident_bytes(void)
@@ -40,25 +38,4 @@ cJSON *status_limits(const struct limits *limits)
 		cJSON_AddNumberToObject(item, "hits", (double)limits->hits[i]);
 	}
 	return object;
-}
-
-int status_text_fd(const char *text, size_t n)
-{
-	int fd = memfd_create("fmhad text", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-	if (fd < 0)
-		return -1;
-	for (size_t done = 0; done < n;) {
-		ssize_t written = write(fd, text + done, n - done);
-
-		if (written <= 0)
-			goto fail;
-		done += (size_t)written;
-	}
-	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
-		goto fail;
-	return fd;
-fail:
-	(void)close(fd);
-	return -1;
 }

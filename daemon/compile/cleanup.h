@@ -4,23 +4,10 @@
 #define FMHAD_COMPILE_CLEANUP_H
 
 #include <dirent.h>
-#include <stdlib.h>
-#include <unistd.h>
+
+#include <proto/cleanup.h>
 
 #include <compile/cache.h>
-
-#define _cleanup_(f) __attribute__((cleanup(f)))
-
-static inline void freep(void *p)
-{
-	free(*(void **)p);
-}
-
-static inline void closep(int *fd)
-{
-	if (*fd >= 0)
-		(void)close(*fd);
-}
 
 static inline void closedirp(DIR **dir)
 {

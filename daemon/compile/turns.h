@@ -5,6 +5,10 @@
  * A user who comes back is put level with the others at most: having asked for nothing is no
  * credit. What was spent stays a debt while anybody else is there, so that leaving and coming back
  * does not help.
+ *
+ * Not base/fair.h, which hands out one turn after the other and is told afterwards what each took:
+ * a compile takes seconds, and costs its user while it runs, as others are chosen meanwhile; and
+ * the choice is among what may run now, by class first, for any of those who wait for it.
  */
 #ifndef FMHAD_COMPILE_TURNS_H
 #define FMHAD_COMPILE_TURNS_H

@@ -39,17 +39,16 @@ bool device_is_quarantined(const struct device *device, const char *name)
 	return device->is_quarantined && device->is_quarantined(device->quarantine_worker, name);
 }
 
-int device_request_build(struct device *device, const struct device_build *build, device_built done,
-			 void *owner, struct fmha_error *err)
+int device_request_build(struct device *device, struct device_build *build, struct fmha_error *err)
 {
 	if (!device->builder)
 		return fmha_error_set(err, FMHA_ENOTSUP, "%s: there is no compiler here",
 				      build->kernel);
-	return device->builder(device->builder_worker, build, done, owner, err);
+	return device->builder(device->builder_worker, build, err);
 }
 
-void device_cancel_build(struct device *device, void *owner)
+void device_cancel_build(struct device *device, struct device_build *build)
 {
 	if (device->unbuilder)
-		device->unbuilder(device->builder_worker, owner);
+		device->unbuilder(device->builder_worker, build);
 }

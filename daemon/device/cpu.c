@@ -118,15 +118,13 @@ static int cpu_find_kernel(struct device *device, enum abi_family family, uint32
 
 /* Built in: ready at once. */
 static int cpu_prepare(struct device *device, const struct plan_stage *stage,
-		       const union abi_args *args, uint32_t uid, device_prepared done, void *owner,
+		       const union abi_args *args, struct device_waiter *waiter,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err)
 {
 	const struct cpu_kernel *kernel = find_kernel(cpu_device(device), stage->family,
 						      stage->dtype, args, stage);
 
-	(void)uid;
-	(void)done;
-	(void)owner;
+	(void)waiter;
 	if (!kernel)
 		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not on this device",
 				      stage->kernel);
@@ -193,8 +191,7 @@ static int cpu_workspace_new(struct device *device, uint64_t bytes,
 		return fmha_error_set(err, FMHA_ENOMEM, "a workspace of %llu bytes",
 				      (unsigned long long)bytes);
 	size = workspace_size(bytes);
-	list_for_each(node, &cpu->free_workspaces)
-	{
+	list_for_each(node, &cpu->free_workspaces) {
 		workspace = container_of(node, struct cpu_workspace, in_free);
 		if (workspace->bytes == size) {
 			list_remove(node);

@@ -124,16 +124,16 @@ void device_set_builder(struct device *device, device_builder builder, device_un
 }
 
 int device_prepare(struct device *device, const struct plan_stage *stage,
-		   const union abi_args *args, uint32_t uid, device_prepared done, void *owner,
+		   const union abi_args *args, struct device_waiter *waiter,
 		   const struct device_kernel **ret_kernel, struct fmha_error *err)
 {
-	return device->ops->prepare(device, stage, args, uid, done, owner, ret_kernel, err);
+	return device->ops->prepare(device, stage, args, waiter, ret_kernel, err);
 }
 
-void device_forget(struct device *device, void *owner)
+void device_forget(struct device *device, struct device_waiter *waiter)
 {
-	if (device->ops->forget)
-		device->ops->forget(device, owner);
+	if (waiter->kernel)
+		device->ops->forget(device, waiter);
 }
 
 bool device_has_fences(const struct device *device)

@@ -35,11 +35,11 @@ struct device_ops {
 	int (*find_kernel)(struct device *device, enum abi_family family, uint32_t dtype,
 			   const union abi_args *args, struct plan_stage *stage);
 	int (*prepare)(struct device *device, const struct plan_stage *stage,
-		       const union abi_args *args, uint32_t uid, device_prepared done, void *owner,
+		       const union abi_args *args, struct device_waiter *waiter,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err);
 	/* The next three, and staging_cost, are NULL on devices whose kernels are built in and
 	 * whose memory is the host's. */
-	void (*forget)(struct device *device, void *owner);
+	void (*forget)(struct device *device, struct device_waiter *waiter);
 	int (*staging_new)(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
 			   struct fmha_error *err);
 	void (*staging_free)(struct device *device, struct device_memory *memory);
@@ -90,10 +90,9 @@ void device_fail(struct device *device, const struct fmha_error *error);
 bool device_is_quarantined(const struct device *device, const char *name);
 
 /* Asks the worker's front for code; see device_builder. */
-int device_request_build(struct device *device, const struct device_build *build, device_built done,
-			 void *owner, struct fmha_error *err);
+int device_request_build(struct device *device, struct device_build *build, struct fmha_error *err);
 /* Takes the request back; see device_unbuilder. */
-void device_cancel_build(struct device *device, void *owner);
+void device_cancel_build(struct device *device, struct device_build *build);
 
 /* The name under which a module offers its struct device_ops. */
 #define DEVICE_MODULE_SYMBOL "fmhad_device_ops"

@@ -4,17 +4,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <compile/paths.h>
 #include <compile/queue.h>
 #include <proto/error.h>
 
+#include <base/handout.h>
 #include <base/list.h>
 #include <base/log.h>
-
-#define MAX_OPTIONS 64
 
 static const enum compile_priority priorities[] = {
 	[PROTO_URGENT] = COMPILE_URGENT,
@@ -22,14 +20,15 @@ static const enum compile_priority priorities[] = {
 	[PROTO_BACKGROUND] = COMPILE_BACKGROUND,
 };
 
+/* One kernel for one asker, from the message to the answer. */
 struct builder_request {
-	struct list in_builder;
+	struct list in_builder, in_asker;
 	struct builder *builder;
 	struct account *account;
-	struct compile_waiter waiter;
-	builder_done done;
-	void *owner; /* NULL: forgotten */
-	bool ended;  /* the rest is filled in */
+	struct builder_asker *asker; /* NULL: forgotten */
+	uint32_t id;
+	struct compile_waiter waiter; /* its place in the queue */
+	bool ended;                   /* the rest is filled in */
 	struct proto_compile_result result;
 	struct fmha_error error;
 	int fd;
@@ -55,6 +54,7 @@ static void request_free(struct builder_request *request)
 	account_release(request->account, ACCOUNT_COMPILES, 1);
 	(void)account_put(request->account);
 	list_remove(&request->in_builder);
+	list_remove(&request->in_asker);
 	if (request->fd >= 0)
 		(void)close(request->fd);
 	free(request);
@@ -62,11 +62,13 @@ static void request_free(struct builder_request *request)
 
 static void finish(struct builder_request *request)
 {
+	struct builder_asker *asker = request->asker;
 	int fd = request->fd;
 
-	if (request->owner) {
+	list_remove(&request->in_asker); /* a hangup while answering forgets those that are left */
+	if (asker) {
 		request->fd = -1; /* taken */
-		request->done(request->owner, &request->result, fd, &request->error);
+		asker->done(asker->owner, request->id, &request->result, fd, &request->error);
 	}
 	request_free(request);
 }
@@ -99,29 +101,16 @@ static void on_async(uv_async_t *async)
 	/* Apart first: an answer that finds its worker gone has others forgotten. */
 	list_init(&ended);
 	uv_mutex_lock(&builder->lock);
-	list_for_each(item, &builder->requests)
-	{
-		if (container_of(item, struct builder_request, in_builder)->ended) {
-			list_remove(item);
-			list_append(&ended, item);
+	list_for_each_entry(struct builder_request, request, &builder->requests, in_builder) {
+		if (request->ended) {
+			list_remove(&request->in_builder);
+			list_append(&ended, &request->in_builder);
 		}
 	}
 	uv_mutex_unlock(&builder->lock);
 	while ((node = list_pop(&ended)))
 		finish(container_of(node, struct builder_request, in_builder));
 	watch_cache(builder);
-}
-
-/* The code in a memfd that the worker can map; -1: no memory. */
-static int share_code(const struct cache_entry *entry)
-{
-	int fd = memfd_create("fmhad-code", MFD_CLOEXEC);
-
-	if (fd >= 0 && write(fd, entry->code, entry->code_bytes) != (ssize_t)entry->code_bytes) {
-		(void)close(fd);
-		return -1;
-	}
-	return fd;
 }
 
 /* On a thread of the queue. */
@@ -134,7 +123,7 @@ static void on_built(void *owner, int result, const struct cache_entry *entry,
 	int fd = -1;
 
 	if (result == 0) {
-		fd = share_code(entry);
+		fd = handout_file(entry->code, entry->code_bytes);
 		if (fd < 0)
 			(void)fmha_error_set(&error, FMHA_ENOMEM, "%.150s: no memory for the code",
 					     entry->info.kernel);
@@ -205,30 +194,25 @@ static int open_queue(struct builder *builder, struct fmha_error *err)
 	return r;
 }
 
-/* Splits @text, which it changes. A worker talks to drivers and clients: it names a source and
- * sets macros, nothing else reaches a compiler. */
-static int read_options(char *text, struct compile_request *request, const char **options,
-			struct fmha_error *err)
+/* A worker talks to drivers and clients: it names a source and sets macros, nothing else reaches a
+ * compiler. */
+static int check_params(const struct proto_compile_params *params, struct fmha_error *err)
 {
-	char *save = NULL;
-
-	for (char *word = strtok_r(text, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
-		if (request->n_options == MAX_OPTIONS)
+	if (strchr(params->source, '/'))
+		return fmha_error_set_field(err, FMHA_EINVAL, "source",
+					    "source %s: a file name, not a path", params->source);
+	for (uint32_t i = 0; i < params->n_options; i++)
+		if (strncmp(params->options[i].text, "-D", 2) != 0 ||
+		    strchr(params->options[i].text, ' '))
 			return fmha_error_set_field(err, FMHA_EINVAL, "options",
-						    "options: more than %d", MAX_OPTIONS);
-		if (strncmp(word, "-D", 2) != 0)
-			return fmha_error_set_field(err, FMHA_EINVAL, "options",
-						    "option %.100s: not a macro, -DNAME=VALUE",
-						    word);
-		options[request->n_options++] = word;
-	}
-	request->options = options;
+						    "option %s: not a macro, -DNAME=VALUE",
+						    params->options[i].text);
 	return 0;
 }
 
 /* A request that is charged; NULL: @err says why not. */
-static struct builder_request *request_new(struct builder *builder, uint32_t uid,
-					   struct fmha_error *err)
+static struct builder_request *request_new(struct builder *builder, struct builder_asker *asker,
+					   uint32_t id, uint32_t uid, struct fmha_error *err)
 {
 	struct builder_request *request = calloc(1, sizeof(*request));
 	struct account *account = account_get(builder->accounts, uid);
@@ -238,8 +222,11 @@ static struct builder_request *request_new(struct builder *builder, uint32_t uid
 	else if (account_charge(account, ACCOUNT_COMPILES, 1, err) == 0) {
 		request->builder = builder;
 		request->account = account;
+		request->asker = asker;
+		request->id = id;
 		request->fd = -1;
 		list_append(&builder->requests, &request->in_builder);
+		list_append(&asker->requests, &request->in_asker);
 		return request;
 	}
 	(void)account_put(account);
@@ -247,48 +234,60 @@ static struct builder_request *request_new(struct builder *builder, uint32_t uid
 	return NULL;
 }
 
-int builder_submit(struct builder *builder, const struct proto_compile_params *params,
-		   builder_done done, void *owner, struct builder_request **ret_request,
-		   struct fmha_error *err)
+int builder_submit(struct builder *builder, struct builder_asker *asker, uint32_t id,
+		   const struct proto_compile_params *params, struct fmha_error *err)
 {
-	char text[sizeof(params->options)];
-	const char *options[MAX_OPTIONS];
+	const char *options[PROTO_MAX_OPTIONS];
 	struct compile_request compile = {.kernel = params->kernel,
 					  .arch = params->arch,
 					  .source = params->source,
+					  .options = options,
+					  .n_options = params->n_options,
 					  .uid = params->uid};
 	struct builder_request *request;
-	int r;
+	int r = check_params(params, err);
 
-	if (strchr(params->source, '/'))
-		return fmha_error_set_field(err, FMHA_EINVAL, "source",
-					    "source %s: a file name, not a path", params->source);
-	(void)strcpy(text, params->options);
-	r = read_options(text, &compile, options, err);
+	for (uint32_t i = 0; i < params->n_options; i++)
+		options[i] = params->options[i].text;
 	if (r == 0)
 		r = open_queue(builder, err);
 	if (r < 0)
 		return r;
-	request = request_new(builder, params->uid, err);
+	request = request_new(builder, asker, id, params->uid, err);
 	if (!request)
 		return err->code;
-	request->done = done;
-	request->owner = owner;
 	r = compile_queue_submit(builder->queue, &compile, priorities[params->urgency], on_built,
 				 request, &request->waiter, err);
 	if (r < 0)
 		request_free(request);
-	else
-		*ret_request = request;
 	return r;
 }
 
-void builder_forget(struct builder_request *request)
+static void forget(struct builder_request *request)
 {
+	list_remove(&request->in_asker);
+	request->asker = NULL;
+	/* Else on_built() is under way, or finish() is next. */
 	if (compile_queue_forget(request->builder->queue, &request->waiter))
 		request_free(request);
-	else
-		request->owner = NULL; /* on_built() is under way, or finish() is next */
+}
+
+bool builder_forget(struct builder_asker *asker, uint32_t id)
+{
+	list_for_each_entry(struct builder_request, request, &asker->requests, in_asker) {
+		if (request->id != id)
+			continue;
+		forget(request);
+		return true;
+	}
+	return false;
+}
+
+void builder_forget_all(struct builder_asker *asker)
+{
+	/* The last one first: the queue would begin with the next when the first one is gone. */
+	while (!list_is_empty(&asker->requests))
+		forget(container_of(asker->requests.prev, struct builder_request, in_asker));
 }
 
 int builder_new(uv_loop_t *loop, const struct config_compile *config, struct accounts *accounts,
@@ -328,12 +327,8 @@ struct builder *builder_free(struct builder *builder)
 		return NULL;
 	builder->queue = compile_queue_free(builder->queue);
 	builder->cache = cache_free(builder->cache);
-	while (!list_is_empty(&builder->requests)) {
-		struct builder_request *request = container_of(builder->requests.next,
-							       struct builder_request, in_builder);
-
+	list_for_each_entry(struct builder_request, request, &builder->requests, in_builder)
 		request_free(request);
-	}
 	uv_close((uv_handle_t *)&builder->async, on_closed);
 	return NULL;
 }

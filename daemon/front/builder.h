@@ -13,18 +13,26 @@
 
 #include <base/account.h>
 #include <base/config.h>
+#include <base/list.h>
 #include <proto/messages.h>
 
 struct builder;
 struct builder_request;
 
 /*
- * On the loop.
+ * On the loop, for the owner of request @id.
  * @fd:     memfd with the code object, taken; -1 on failure
  * @error:  borrowed; code FMHA_OK when there is a result
  */
-typedef void (*builder_done)(void *owner, const struct proto_compile_result *result, int fd,
-			     const struct fmha_error *error);
+typedef void (*builder_done)(void *owner, uint32_t id, const struct proto_compile_result *result,
+			     int fd, const struct fmha_error *error);
+
+/* Who asks, and what for. */
+struct builder_asker {
+	builder_done done;
+	void *owner;
+	struct list requests; /* struct builder_request, in the order of asking */
+};
 
 /* @config and @accounts are kept. Return: 0, FMHA_ENOMEM. */
 int builder_new(uv_loop_t *loop, const struct config_compile *config, struct accounts *accounts,
@@ -35,16 +43,18 @@ int builder_new(uv_loop_t *loop, const struct config_compile *config, struct acc
 struct builder *builder_free(struct builder *builder);
 
 /*
- * @ret_request: to be forgotten by, until the callback has come
+ * Asks for a kernel. @id: the asker's, to tell its requests apart
  * Return: 0 (the callback will come), FMHA_EQUOTA (the user has asked for enough), FMHA_EINVAL,
  * FMHA_ENOMEM, FMHA_EIO, and no callback.
  */
-int builder_submit(struct builder *builder, const struct proto_compile_params *params,
-		   builder_done done, void *owner, struct builder_request **ret_request,
-		   struct fmha_error *err);
+int builder_submit(struct builder *builder, struct builder_asker *asker, uint32_t id,
+		   const struct proto_compile_params *params, struct fmha_error *err);
 
-/* Nobody waits for it: no callback comes, and what nobody else has asked for is not built. */
-void builder_forget(struct builder_request *request);
+/* Nobody waits for it: no callback comes, and what nobody else has asked for is not built. Return:
+ * whether anybody did. */
+bool builder_forget(struct builder_asker *asker, uint32_t id);
+/* The asker is gone. */
+void builder_forget_all(struct builder_asker *asker);
 
 /* What is queued, running, built, and how the cache stands: one object, given. */
 cJSON *builder_status_json(struct builder *builder);

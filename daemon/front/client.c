@@ -9,22 +9,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <proto/cleanup.h>
 #include <base/clock.h>
 #include <proto/error.h>
 
 static struct client *client_of(struct connection *connection)
 {
 	return container_of(connection, struct client, connection);
-}
-
-bool client_is_privileged(const struct front *front, uint32_t uid)
-{
-	if (uid == 0 || uid == geteuid())
-		return true;
-	for (uint32_t i = 0; i < front->config.n_admins; i++)
-		if (front->config.admin_uids[i] == uid)
-			return true;
-	return false;
 }
 
 static int on_hello(struct client *client, uint32_t id, const struct proto_hello_params *params,
@@ -77,12 +68,11 @@ static int on_open_device(struct client *client, uint32_t id,
 					    "requests of user %u have ended too many workers: no "
 					    "device can be opened for %u s",
 					    client->uid, banned_s);
-	worker_slot_open(&front->slots[params->device], client, id);
-	return 0;
+	return worker_slot_open(&front->slots[params->device], client, id, err);
 }
 
 static int handle(struct connection *connection, uint32_t id, enum proto_method method,
-		  const union proto_any_params *params, int fd, struct fmha_error *err)
+		  const union proto_any_params *params, int *fd, struct fmha_error *err)
 {
 	struct client *client = client_of(connection);
 
@@ -105,19 +95,10 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 	case PROTO_OPEN_DEVICE:
 		return on_open_device(client, id, &params->OPEN_DEVICE, err);
 	default:
-		if (proto_methods[method].server == PROTO_CONTROL)
-			return fmha_error_set_field(err, FMHA_EPERM, "method",
-						    "%s is for fmhad's own processes",
-						    proto_methods[method].name);
 		return fmha_error_set_field(err, FMHA_EINVAL, "method",
 					    "%s is answered by workers: open a device",
 					    proto_methods[method].name);
 	}
-}
-
-static void on_message(struct connection *connection, struct proto_message *message)
-{
-	connection_serve(connection, message, handle);
 }
 
 static void on_hangup(struct connection *connection)
@@ -143,50 +124,64 @@ static void on_closed(struct connection *connection)
 }
 
 static const struct connection_ops client_ops = {
-	.on_message = on_message, .on_closed = on_closed, .on_hangup = on_hangup};
+	.handle = handle, .on_closed = on_closed, .on_hangup = on_hangup};
+
+/* Of one that never had a connection. */
+static void client_freep(struct client **client)
+{
+	if (*client && (*client)->account) {
+		account_release((*client)->account, ACCOUNT_CONNECTIONS, 1);
+		account_put((*client)->account);
+	}
+	free(*client);
+}
+
+static bool charge(struct client *client)
+{
+	struct account *account = account_get(&client->front->accounts, client->uid);
+
+	if (!account)
+		return false;
+	if (account_charge(account, ACCOUNT_CONNECTIONS, 1, NULL) == 0)
+		client->account = account;
+	else
+		account_put(account);
+	return client->account;
+}
+
+/* Return: false: there is no room for it. */
+static bool admit(struct front *front, int *fd, const struct ucred *peer)
+{
+	_cleanup_(client_freep) struct client *client = calloc(1, sizeof(*client));
+
+	if (!client)
+		return false;
+	client->front = front;
+	client->uid = peer->uid;
+	client->gid = peer->gid;
+	client->pid = (uint32_t)peer->pid;
+	list_init(&client->opens);
+	if (!charge(client) || connection_open(&client->connection, &front->hub, take_fd(fd),
+					       client->account, true, &client_ops, NULL) < 0)
+		return false;
+	list_append(&front->clients, &client->in_clients);
+	client = NULL; /* its connection's from now on */
+	return true;
+}
 
 void client_new(struct front *front, int fd)
 {
+	_cleanup_(closep) int socket = fd;
 	struct ucred peer;
 	socklen_t size = sizeof(peer);
-	struct client *client = NULL;
-	struct account *account = NULL;
-	struct fmha_error err;
-	bool charged = false;
 
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
-		goto refuse;
-	account = account_get(&front->accounts, peer.uid);
-	if (!account || account_charge(account, ACCOUNT_CONNECTIONS, 1, NULL) < 0)
-		goto refuse;
-	charged = true;
-	client = calloc(1, sizeof(*client));
-	if (!client)
-		goto refuse;
-	client->front = front;
-	client->account = account;
-	client->uid = peer.uid;
-	client->gid = peer.gid;
-	client->pid = (uint32_t)peer.pid;
-	list_init(&client->opens);
-	list_init(&client->in_clients);
-	if (connection_open(&client->connection, &front->hub, fd, account, true, &client_ops,
-			    &err) < 0) {
-		fd = -1;
-		goto refuse;
+		peer.uid = (uid_t)-1;
+	else if (admit(front, &socket, &peer)) {
+		front->n_clients++;
+		front->n_accepted++;
+		return;
 	}
-	list_append(&front->clients, &client->in_clients);
-	front->n_clients++;
-	front->n_accepted++;
-	return;
-refuse:
 	front->n_refused++;
-	log_limited(&front->log, LOG_LEVEL_NOTICE, "refusing a connection of user %u",
-		    account ? peer.uid : (uid_t)-1);
-	if (fd >= 0)
-		(void)close(fd);
-	free(client);
-	if (charged)
-		account_release(account, ACCOUNT_CONNECTIONS, 1);
-	account_put(account);
+	log_limited(&front->log, LOG_LEVEL_NOTICE, "refusing a connection of user %u", peer.uid);
 }

@@ -91,78 +91,6 @@ static void on_connect(uv_poll_t *poll, int status, int events)
 
 /* ---- the service manager ---- */
 
-/* The first device that is out of order, or NULL. */
-static const struct worker_slot *failed_slot(const struct front *front)
-{
-	for (uint32_t i = 0; i < front->n_slots; i++)
-		if (worker_slot_has_failed(&front->slots[i]))
-			return &front->slots[i];
-	return NULL;
-}
-
-static uint32_t count_ready(const struct front *front)
-{
-	uint32_t n = 0;
-
-	for (uint32_t i = 0; i < front->n_slots; i++)
-		n += front->slots[i].state == WORKER_READY;
-	return n;
-}
-
-/* Every device is known, be it as broken: a machine with a bad driver gets a daemon that says so.
- */
-static bool is_settled(const struct front *front)
-{
-	for (uint32_t i = 0; i < front->n_slots; i++)
-		if (front->slots[i].state != WORKER_READY &&
-		    !worker_slot_has_failed(&front->slots[i]))
-			return false;
-	return true;
-}
-
-const char *front_state_name(const struct front *front)
-{
-	if (front->draining)
-		return "stopping";
-	if (!front->announced)
-		return "starting";
-	return failed_slot(front) ? "degraded" : "ready";
-}
-
-/* @first: the daemon has just come up. */
-static void log_health(struct front *front, bool first)
-{
-	bool degraded = failed_slot(front) != NULL;
-
-	if (degraded && (first || !front->degraded))
-		log_warning("degraded on %s: %u of %u devices ready", front->config.socket,
-			    count_ready(front), front->n_slots);
-	else if (!degraded && (first || front->degraded))
-		log_info("ready on %s", front->config.socket);
-	front->degraded = degraded;
-}
-
-void front_announce(struct front *front)
-{
-	const struct worker_slot *failed = failed_slot(front);
-	bool first = !front->announced && is_settled(front);
-	uint32_t n_ready = count_ready(front);
-
-	if (front->draining)
-		return;
-	if (first) {
-		front->announced = true;
-		notify_send("READY=1");
-	}
-	if (front->announced)
-		log_health(front, first);
-	if (failed)
-		notify_send("STATUS=degraded: %u of %u devices ready; device %u: %s", n_ready,
-			    front->n_slots, failed->index, failed->reason);
-	else
-		notify_send("STATUS=%u of %u devices ready", n_ready, front->n_slots);
-}
-
 static void on_watchdog(uv_timer_t *timer)
 {
 	(void)timer;
@@ -200,7 +128,7 @@ static void on_drain_timer(uv_timer_t *timer)
 	finish(front);
 }
 
-void front_on_drained(struct front *front)
+static void on_drained(struct front *front)
 {
 	bool all = true;
 
@@ -233,7 +161,7 @@ static void on_stop_signal(uv_signal_t *handle, int number)
 	uv_timer_start(&front->drain, on_drain_timer, front->config.supervision.drain_ms, 0);
 	for (uint32_t i = 0; i < front->n_slots; i++)
 		worker_slot_drain(&front->slots[i]);
-	front_on_drained(front);
+	on_drained(front);
 }
 
 /* ---- start ---- */
@@ -267,6 +195,7 @@ static int front_init(struct front *front, const struct config *config, struct f
 	int r;
 
 	front->config = *config;
+	front->on_drained = on_drained;
 	front->started_ns = clock_ns();
 	front->listen_fd = -1;
 	front->n_slots = config->n_devices;

@@ -37,9 +37,7 @@ struct worker_slot {
 	uv_timer_t timer;               /* start timeout, heartbeat, pause */
 	uint64_t timer_due_ns;          /* when it should fire */
 	struct list opens;              /* struct open_request: clients that wait for the device */
-	uint64_t heard_ns;              /* last message of the worker */
 	bool beating;                   /* heartbeats go on: clients are attached */
-	uint32_t drain_id;              /* of our worker_drain; 0: not sent */
 	bool drained;
 	uint32_t n_failed_starts, n_starts, n_deaths;
 	char reason[256]; /* of the last death */
@@ -55,7 +53,7 @@ struct open_request {
 	struct client *client;   /* NULL: gone */
 	struct account *account; /* NULL: the client's connection holds the worker's end */
 	uint32_t id;             /* of the client's request */
-	uint32_t control_id;     /* of ours to the worker; 0: not sent yet */
+	bool sent;               /* to the worker, which has not answered yet */
 	int fd;                  /* the client's end; -1: not made yet */
 };
 
@@ -88,6 +86,7 @@ struct front {
 	bool degraded;  /* and a device is out of order, as the log says */
 	bool finishing; /* the workers were told to go */
 	int exit_status;
+	void (*on_drained)(struct front *front); /* a worker has nothing to do any more */
 	uv_poll_t listener;
 	uv_timer_t accept_again, watchdog, drain;
 	uv_signal_t on_term, on_int;
@@ -95,7 +94,6 @@ struct front {
 	uint32_t n_clients;
 	struct worker_slot slots[PROTO_MAX_DEVICES];
 	uint32_t n_slots;
-	uint32_t next_control_id;
 	uint64_t next_session;
 	struct status_gathering *status; /* NULL: nobody asks */
 	uint64_t status_ended_ns;        /* when the last one was answered */
@@ -110,8 +108,14 @@ struct front {
 int front_run(const struct config *config);
 /* A connection is gone: there may be room for another one. */
 void front_accept_again(struct front *front);
-/* A worker has nothing to do any more. */
-void front_on_drained(struct front *front);
+
+/* ---- health.c ---- */
+
+const char *worker_state_name(enum worker_state state);
+uint32_t worker_slot_pid(const struct worker_slot *slot);
+/* Several starts came to nothing and none has succeeded since, whether or not one is being tried.
+ */
+bool worker_slot_has_failed(const struct worker_slot *slot);
 /* Tells the service manager what the daemon is doing, and that it is ready once it is. */
 void front_announce(struct front *front);
 /* "starting", "ready", "degraded" (a device is out of order, be it all of them) or "stopping". */
@@ -127,37 +131,39 @@ void listen_close(struct front *front);
 
 /* @fd: taken. */
 void client_new(struct front *front, int fd);
-bool client_is_privileged(const struct front *front, uint32_t uid);
+
+/* ---- open.c: clients that wait for a device ---- */
+
+/* A client asks: it waits until the worker has answered. Return: 0, FMHA_ENOMEM. */
+int open_request_new(struct worker_slot *slot, struct client *client, uint32_t id,
+		     struct fmha_error *err);
+/* The client is gone. */
+void open_request_forget(struct open_request *open);
+/* The worker is ready: asks it for those that it was not asked for. Return: whether any was. */
+bool open_request_attach_all(struct worker_slot *slot);
+void open_request_refuse_all(struct worker_slot *slot, int code, const char *reason);
 
 /* ---- supervise.c ---- */
 
 void worker_slot_init(struct front *front, uint32_t index);
 void worker_slot_start(struct worker_slot *slot);
-/* Takes over the request: answers now or when the worker has. */
-void worker_slot_open(struct worker_slot *slot, struct client *client, uint32_t id);
-/* The client is gone. */
-void open_request_forget(struct open_request *open);
+/* Return: 0: answered when the worker has; FMHA_EDEVICE, FMHA_EBUSY, FMHA_ENOMEM. */
+int worker_slot_open(struct worker_slot *slot, struct client *client, uint32_t id,
+		     struct fmha_error *err);
 void worker_slot_drain(struct worker_slot *slot);
 /* Ends the process, for good. */
 void worker_slot_stop(struct worker_slot *slot, bool now);
 bool worker_slot_is_over(const struct worker_slot *slot);
-const char *worker_state_name(enum worker_state state);
-uint32_t worker_slot_pid(const struct worker_slot *slot);
-/* Several starts came to nothing and none has succeeded since, whether or not one is being tried.
- */
-bool worker_slot_has_failed(const struct worker_slot *slot);
-/* Sends a request on the control socket. Return: its id, or 0 when no worker is ready. */
-uint32_t worker_slot_request(struct worker_slot *slot, enum proto_method method);
+/* Asks the worker as connection_request() does. Return: false: none is ready. */
+bool worker_slot_request(struct worker_slot *slot, enum proto_method method, connection_reply reply,
+			 void *owner);
+/* @owner does not wait for it any more. */
+void worker_slot_forget(struct worker_slot *slot, const void *owner);
 
 /* ---- status.c ---- */
 
 void status_request(struct client *client, uint32_t id);
 /* The client is gone. */
 void status_forget(struct client *client);
-/* A worker's answer: @fd borrowed, -1: it failed. */
-void status_on_answer(struct worker_slot *slot, uint32_t control_id, int fd, uint64_t size);
-/* Whether the id is that of a question to the worker that is open. */
-bool status_awaits(const struct worker_slot *slot, uint32_t control_id);
-void status_on_worker_gone(struct worker_slot *slot);
 
 #endif

@@ -28,13 +28,18 @@ struct status_waiter {
 	uint32_t id;
 };
 
+struct status_part {
+	struct status_gathering *gathering;
+	bool asked;    /* the worker has not answered yet */
+	cJSON *answer; /* NULL: none came */
+};
+
 struct status_gathering {
 	struct front *front;
 	uv_timer_t timer;
 	bool asking; /* the workers were asked */
 	struct list waiters;
-	uint32_t asked[PROTO_MAX_DEVICES]; /* id of our question; 0: none is open */
-	cJSON *answers[PROTO_MAX_DEVICES]; /* NULL: none came */
+	struct status_part parts[PROTO_MAX_DEVICES];
 };
 
 static void add_client(cJSON *list, const struct client *client)
@@ -64,10 +69,7 @@ static cJSON *front_json(const struct front *front, const struct client *caller,
 	cJSON_AddNumberToObject(item, "frames", (double)front->hub.n_frames);
 	cJSON_AddNumberToObject(item, "violations", (double)front->hub.n_violations);
 	list = cJSON_AddArrayToObject(item, "clients");
-	list_for_each(node, &front->clients)
-	{
-		const struct client *client = container_of(node, struct client, in_clients);
-
+	list_for_each_entry(struct client, client, &front->clients, in_clients) {
 		if (all || client->uid == caller->uid)
 			add_client(list, client);
 	}
@@ -147,7 +149,7 @@ static cJSON *device_json(const struct worker_slot *slot, const cJSON *answer, u
 static char *status_text(const struct status_gathering *gathering, const struct client *caller)
 {
 	struct front *front = gathering->front;
-	bool all = client_is_privileged(front, caller->uid);
+	bool all = config_is_privileged(&front->config, caller->uid);
 	cJSON *root = cJSON_CreateObject(), *list;
 	char *text;
 
@@ -156,7 +158,7 @@ static char *status_text(const struct status_gathering *gathering, const struct 
 	cJSON_AddItemToObject(root, "front", front_json(front, caller, all));
 	list = cJSON_AddArrayToObject(root, "devices");
 	for (uint32_t i = 0; i < front->n_slots; i++)
-		cJSON_AddItemToArray(list, device_json(&front->slots[i], gathering->answers[i],
+		cJSON_AddItemToArray(list, device_json(&front->slots[i], gathering->parts[i].answer,
 						       caller->uid, all));
 	text = cJSON_PrintUnformatted(root);
 	cJSON_Delete(root);
@@ -205,15 +207,12 @@ static void answer_user(struct status_gathering *gathering, struct account *acco
 	uint64_t start_ns = clock_ns(), now;
 
 	account->n_references++; /* answering may end its last connection */
-	list_for_each(node, &gathering->waiters)
-	{
-		struct status_waiter *waiter = container_of(node, struct status_waiter, in_waiters);
-
+	list_for_each_entry(struct status_waiter, waiter, &gathering->waiters, in_waiters) {
 		if (waiter->client->account != account)
 			continue;
 		if (file.fd < 0 && file.error.code == FMHA_OK)
 			make_file(gathering, waiter->client, &file);
-		list_remove(node);
+		list_remove(&waiter->in_waiters);
 		answer(waiter->client, waiter->id, &file);
 		free(waiter);
 	}
@@ -230,14 +229,19 @@ static void on_timer_closed(uv_handle_t *handle)
 							  struct status_gathering, timer);
 
 	for (int i = 0; i < PROTO_MAX_DEVICES; i++)
-		cJSON_Delete(gathering->answers[i]);
+		cJSON_Delete(gathering->parts[i].answer);
 	free(gathering);
 }
 
 static void finish(struct status_gathering *gathering)
 {
-	gathering->front->status = NULL;
-	gathering->front->status_ended_ns = clock_ns();
+	struct front *front = gathering->front;
+
+	front->status = NULL;
+	front->status_ended_ns = clock_ns();
+	for (uint32_t i = 0; i < front->n_slots; i++)
+		if (gathering->parts[i].asked)
+			worker_slot_forget(&front->slots[i], &gathering->parts[i]);
 	while (!list_is_empty(&gathering->waiters))
 		answer_user(gathering,
 			    container_of(gathering->waiters.next, struct status_waiter, in_waiters)
@@ -250,7 +254,7 @@ static void finish_if_complete(struct status_gathering *gathering)
 	if (!gathering->asking)
 		return;
 	for (uint32_t i = 0; i < gathering->front->n_slots; i++)
-		if (gathering->asked[i])
+		if (gathering->parts[i].asked)
 			return;
 	finish(gathering);
 }
@@ -260,14 +264,45 @@ static void on_timer(uv_timer_t *timer)
 	finish(container_of(timer, struct status_gathering, timer));
 }
 
+static cJSON *read_json(int fd, uint64_t size)
+{
+	char *text;
+	cJSON *json = NULL;
+
+	if (size == 0 || size > MAX_JSON_BYTES)
+		return NULL;
+	text = malloc(size);
+	if (text && pread(fd, text, size, 0) == (ssize_t)size)
+		json = cJSON_ParseWithLength(text, size);
+	free(text);
+	return json;
+}
+
+static void on_answer(void *owner, const union proto_any_result *result, int fd,
+		      const struct fmha_error *error)
+{
+	struct status_part *part = owner;
+
+	(void)error; /* nothing is shown in its place */
+	part->asked = false;
+	if (result && fd >= 0)
+		part->answer = read_json(fd, result->WORKER_STATUS.size);
+	finish_if_complete(part->gathering);
+}
+
 static void ask(uv_timer_t *timer)
 {
 	struct status_gathering *gathering = container_of(timer, struct status_gathering, timer);
 	struct front *front = gathering->front;
 
 	uv_timer_start(timer, on_timer, front->config.supervision.status_ms, 0);
-	for (uint32_t i = 0; i < front->n_slots; i++)
-		gathering->asked[i] = worker_slot_request(&front->slots[i], PROTO_WORKER_STATUS);
+	for (uint32_t i = 0; i < front->n_slots; i++) {
+		struct status_part *part = &gathering->parts[i];
+
+		part->gathering = gathering;
+		part->asked = worker_slot_request(&front->slots[i], PROTO_WORKER_STATUS, on_answer,
+						  part);
+	}
 	gathering->asking = true;
 	finish_if_complete(gathering);
 }
@@ -309,56 +344,11 @@ void status_forget(struct client *client)
 {
 	if (!client->front->status)
 		return;
-	list_for_each(node, &client->front->status->waiters)
-	{
-		struct status_waiter *waiter = container_of(node, struct status_waiter, in_waiters);
-
+	list_for_each_entry(struct status_waiter, waiter, &client->front->status->waiters,
+			    in_waiters) {
 		if (waiter->client != client)
 			continue;
-		list_remove(node);
+		list_remove(&waiter->in_waiters);
 		free(waiter);
 	}
-}
-
-static cJSON *read_json(int fd, uint64_t size)
-{
-	char *text;
-	cJSON *json = NULL;
-
-	if (size == 0 || size > MAX_JSON_BYTES)
-		return NULL;
-	text = malloc(size);
-	if (text && pread(fd, text, size, 0) == (ssize_t)size)
-		json = cJSON_ParseWithLength(text, size);
-	free(text);
-	return json;
-}
-
-void status_on_answer(struct worker_slot *slot, uint32_t control_id, int fd, uint64_t size)
-{
-	struct status_gathering *gathering = slot->front->status;
-
-	if (!gathering || gathering->asked[slot->index] != control_id)
-		return; /* too late */
-	gathering->asked[slot->index] = 0;
-	if (fd >= 0)
-		gathering->answers[slot->index] = read_json(fd, size);
-	finish_if_complete(gathering);
-}
-
-bool status_awaits(const struct worker_slot *slot, uint32_t control_id)
-{
-	const struct status_gathering *gathering = slot->front->status;
-
-	return gathering && control_id && gathering->asked[slot->index] == control_id;
-}
-
-void status_on_worker_gone(struct worker_slot *slot)
-{
-	struct status_gathering *gathering = slot->front->status;
-
-	if (!gathering || !gathering->asked[slot->index])
-		return;
-	gathering->asked[slot->index] = 0;
-	finish_if_complete(gathering);
 }

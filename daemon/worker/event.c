@@ -71,14 +71,10 @@ struct event *event_unref(struct event *event)
 /* Events that are being imported count, too. */
 static int charge(struct session *session, struct fmha_error *err)
 {
-	struct limits *limits = &session->worker->limits;
+	int r = session_has_room(session, LIMIT_EVENTS_PER_CONNECTION, &session->events, "events",
+				 err);
 
-	if (limit_exceeded(limits, LIMIT_EVENTS_PER_CONNECTION,
-			   (uint64_t)session->events.n_used + 1))
-		return fmha_error_set(
-			err, FMHA_EQUOTA, "more than %llu events on one connection",
-			(unsigned long long)limits->value[LIMIT_EVENTS_PER_CONNECTION]);
-	return account_charge(session->account, ACCOUNT_EVENTS, 1, err);
+	return r < 0 ? r : account_charge(session->account, ACCOUNT_EVENTS, 1, err);
 }
 
 static void import_run(struct offload *offload)

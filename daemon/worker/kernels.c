@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <proto/cleanup.h>
 #include <base/clock.h>
 #include <base/log.h>
 #include <kernels/backends.h>
@@ -24,6 +25,34 @@
 #define DOCUMENT_BYTES (64u << 20) /* the largest document, in and out */
 
 /* ---- quarantine ---- */
+
+/* Marks in the registry what nobody gets, until the next of them is over. */
+static void mark_quarantined(struct worker *worker)
+{
+	uint64_t now = clock_ns(), next = UINT64_MAX;
+
+	for (uint32_t i = 0; i < worker->page->n_quarantined; i++) {
+		const struct worker_quarantined *entry = &worker->page->quarantined[i];
+		bool lasts = now < entry->until_ns;
+
+		if (!entry->everybody || !worker->registry)
+			continue;
+		if (registry_set_flags(worker->registry, entry->kernel,
+				       lasts ? REGISTRY_QUARANTINED : 0,
+				       lasts ? 0 : REGISTRY_QUARANTINED, NULL) < 0)
+			log_warning("quarantined kernel %s is not in the registry", entry->kernel);
+		if (lasts && entry->until_ns < next)
+			next = entry->until_ns;
+	}
+	worker->marked_until_ns = next;
+}
+
+void kernels_act_for(struct worker *worker, uint32_t uid)
+{
+	worker->acting_uid = uid;
+	if (clock_ns() >= worker->marked_until_ns)
+		mark_quarantined(worker);
+}
 
 bool kernels_is_quarantined(void *worker_pointer, const char *kernel)
 {
@@ -38,36 +67,6 @@ bool kernels_is_quarantined(void *worker_pointer, const char *kernel)
 			return true;
 	}
 	return false;
-}
-
-static void on_quarantine_timer(uv_timer_t *timer);
-
-/* Marks in the registry what nobody gets, and looks again when the next of them is over. */
-static void apply_quarantine(struct worker *worker)
-{
-	uint64_t now = clock_ns(), next = 0;
-
-	for (uint32_t i = 0; i < worker->page->n_quarantined; i++) {
-		const struct worker_quarantined *entry = &worker->page->quarantined[i];
-		bool lasts = now < entry->until_ns;
-
-		if (!entry->everybody)
-			continue;
-		if (registry_set_flags(worker->registry, entry->kernel,
-				       lasts ? REGISTRY_QUARANTINED : 0,
-				       lasts ? 0 : REGISTRY_QUARANTINED, NULL) < 0)
-			log_warning("quarantined kernel %s is not in the registry", entry->kernel);
-		if (lasts && (!next || entry->until_ns < next))
-			next = entry->until_ns;
-	}
-	if (next)
-		uv_timer_start(&worker->quarantine_timer, on_quarantine_timer,
-			       (next - now) / NS_PER_MS + 1, 0);
-}
-
-static void on_quarantine_timer(uv_timer_t *timer)
-{
-	apply_quarantine(timer->data);
 }
 
 /* ---- the registry ---- */
@@ -89,7 +88,7 @@ int kernels_open(struct worker *worker, struct fmha_error *err)
 	}
 	if (r < 0)
 		return r;
-	apply_quarantine(worker);
+	mark_quarantined(worker);
 	log_info("device %s: %llu kernels for %s", info->name,
 		 (unsigned long long)registry_count(worker->registry), info->arch);
 	return 0;
@@ -108,7 +107,7 @@ void kernels_count_run(struct worker *worker, struct session_plan *session_plan,
 /* ---- methods ---- */
 
 struct kernels_job {
-	uv_work_t work;
+	struct offload offload;
 	struct session *session;
 	uint32_t id;
 	enum proto_method method;
@@ -206,9 +205,9 @@ static int with_document(struct kernels_job *job)
 	return r;
 }
 
-static void job_work(uv_work_t *work)
+static void job_run(struct offload *offload)
 {
-	struct kernels_job *job = container_of(work, struct kernels_job, work);
+	struct kernels_job *job = container_of(offload, struct kernels_job, offload);
 
 	if (job->method == PROTO_REGISTRY_EXPORT)
 		job->result = export(job);
@@ -237,14 +236,21 @@ static void hand_out(struct kernels_job *job)
 	connection_answer(&session->connection, job->id, job->method, &result, fd);
 }
 
-static void job_done(uv_work_t *work, int status)
+static void job_freep(struct kernels_job **job)
 {
-	struct kernels_job *job = container_of(work, struct kernels_job, work);
+	if (*job)
+		closep(&(*job)->fd);
+	free(*job);
+}
+
+static void job_done(struct offload *offload)
+{
+	_cleanup_(job_freep) struct kernels_job *job = container_of(offload, struct kernels_job,
+								    offload);
 	struct session *session = job->session;
 	struct connection *connection = &session->connection;
 	bool exported = job->method == PROTO_REGISTRY_EXPORT && job->result == 0;
 
-	(void)status;
 	if (exported && !session->hung_up)
 		hand_out(job);
 	else
@@ -254,9 +260,6 @@ static void job_done(uv_work_t *work, int status)
 	else if (!session->hung_up && !exported)
 		connection_answer(connection, job->id, job->method,
 				  &(struct proto_registry_result){.n_kernels = job->n_kernels}, -1);
-	if (job->fd >= 0)
-		(void)close(job->fd);
-	free(job);
 	session->kernels_busy = false;
 	session_offload_ended(session);
 }
@@ -269,10 +272,7 @@ static int charge_job(struct session *session, struct fmha_error *err)
 {
 	struct account *account = session->account;
 
-	list_for_each(node, &session->worker->sessions)
-	{
-		const struct session *other = container_of(node, struct session, in_sessions);
-
+	list_for_each_entry(struct session, other, &session->worker->sessions, in_sessions) {
 		if (other->account == account && other->kernels_busy)
 			return fmha_error_set(err, FMHA_EBUSY,
 					      "one registry request of a user at a time");
@@ -281,10 +281,10 @@ static int charge_job(struct session *session, struct fmha_error *err)
 }
 
 int kernels_request(struct session *session, uint32_t id, enum proto_method method,
-		    const union proto_any_params *params, int fd, struct fmha_error *err)
+		    const union proto_any_params *params, int *fd, struct fmha_error *err)
 {
 	struct worker *worker = session->worker;
-	struct kernels_job *job;
+	_cleanup_(job_freep) struct kernels_job *job = NULL;
 	int r;
 
 	if (!worker->registry)
@@ -298,29 +298,30 @@ int kernels_request(struct session *session, uint32_t id, enum proto_method meth
 	job = calloc(1, sizeof(*job));
 	if (!job)
 		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
-	r = charge_job(session, err);
-	if (r < 0) {
-		free(job);
-		return r;
-	}
+	kernels_act_for(worker, session->uid);
 	job->session = session;
 	job->id = id;
 	job->method = method;
+	job->fd = take_fd(fd);
 	if (method == PROTO_REGISTRY_EXPORT)
 		memcpy(job->filter, params->REGISTRY_EXPORT.filter, sizeof(job->filter));
 	else if (method == PROTO_REGISTRY_LOAD)
 		memcpy(job->set, params->REGISTRY_LOAD.set, sizeof(job->set));
 	else if (method == PROTO_REGISTRY_UNLOAD)
 		memcpy(job->set, params->REGISTRY_UNLOAD.set, sizeof(job->set));
-	job->fd = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 3) : -1;
-	if (uv_queue_work(&worker->loop, &job->work, job_work, job_done) < 0) {
-		if (job->fd >= 0)
-			(void)close(job->fd);
+	/* One of all users' at a time, so that threads are left for calls of the driver. */
+	job->offload = (struct offload){
+		.owner = worker->registry, .run = job_run, .done = job_done, .undo = job_done};
+	r = charge_job(session, err);
+	if (r < 0)
+		return r;
+	r = offload_start(&worker->offloads, &job->offload, err);
+	if (r < 0) {
 		handout_release(session->account, DOCUMENT_BYTES);
-		free(job);
-		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
+		return r;
 	}
 	session->kernels_busy = true;
 	session->n_offloads++;
+	job = NULL; /* the offload's from now on */
 	return 0;
 }

@@ -9,12 +9,14 @@
 
 /* Loads specs/ and opens the registry. A device that specs/ does not know works without one. */
 int kernels_open(struct worker *worker, struct fmha_error *err);
-/* A device_quarantine: for the worker's acting_uid. @worker_pointer: struct worker. */
+/* From now on kernels are chosen for this user, by what is in quarantine now. */
+void kernels_act_for(struct worker *worker, uint32_t uid);
+/* A device_quarantine: for the user acted for. @worker_pointer: struct worker. */
 bool kernels_is_quarantined(void *worker_pointer, const char *kernel);
 /* Statistics of the plan's kernels: a run of @ns in all. */
 void kernels_count_run(struct worker *worker, struct session_plan *plan, uint64_t ns);
-/* REGISTRY_*: answered later. @fd: borrowed. Return: 0, or an error to answer. */
+/* REGISTRY_*: answered later. @fd: taken. Return: 0, or an error to answer. */
 int kernels_request(struct session *session, uint32_t id, enum proto_method method,
-		    const union proto_any_params *params, int fd, struct fmha_error *err);
+		    const union proto_any_params *params, int *fd, struct fmha_error *err);
 
 #endif

@@ -13,7 +13,6 @@
 #define MOST_LEFT        16 /* threads that the driver has not given back */
 #define MOST_LEFT_OF_ONE 2u /* the same of one user, who may not ask for more until then */
 #define LOOK_MS          50 /* how late a deadline is noticed at most */
-#define LOOKS_A_TURN     8
 
 struct offload_thread {
 	struct list in_threads;
@@ -28,14 +27,9 @@ struct offload_thread {
 
 static bool owner_is_busy(struct offloads *offloads, const void *owner)
 {
-	list_for_each(node, &offloads->threads)
-	{
-		const struct offload_thread *thread = container_of(node, struct offload_thread,
-								   in_threads);
-
+	list_for_each_entry(struct offload_thread, thread, &offloads->threads, in_threads)
 		if (owner && thread->offload && thread->offload->owner == owner)
 			return true;
-	}
 	return false;
 }
 
@@ -43,13 +37,8 @@ static bool must_wait(struct offloads *offloads, const struct offload *offload)
 {
 	uint32_t n = 0;
 
-	list_for_each(node, &offloads->threads)
-	{
-		const struct offload_thread *thread = container_of(node, struct offload_thread,
-								   in_threads);
-
+	list_for_each_entry(struct offload_thread, thread, &offloads->threads, in_threads)
 		n += offload->user && thread->offload && thread->offload->user == offload->user;
-	}
 	return n >= MOST_OF_ONE || owner_is_busy(offloads, offload->owner);
 }
 
@@ -58,13 +47,10 @@ static struct offload *take(struct offload_thread *thread)
 {
 	struct offloads *offloads = thread->offloads;
 
-	list_for_each(node, &offloads->queued)
-	{
-		struct offload *offload = container_of(node, struct offload, in_offloads);
-
+	list_for_each_entry(struct offload, offload, &offloads->queued, in_offloads) {
 		if (must_wait(offloads, offload))
 			continue;
-		list_remove(node);
+		list_remove(&offload->in_offloads);
 		atomic_fetch_sub(&offloads->n_queued, 1);
 		offload->started_ns = clock_ns();
 		thread->offload = offload;
@@ -193,39 +179,37 @@ static void on_ended(uv_async_t *async)
 	collect(container_of(async, struct offloads, ended_async));
 }
 
-static void look(struct offloads *offloads, bool begin)
+static bool look(struct spin *spin)
 {
-	(void)pthread_mutex_lock(&offloads->lock);
-	offloads->looking = begin;
-	(void)pthread_mutex_unlock(&offloads->lock);
+	struct offloads *offloads = container_of(spin, struct offloads, spin);
+	bool found = atomic_load_explicit(&offloads->n_ended, memory_order_relaxed) > 0;
+
+	if (found)
+		collect(offloads);
+	return found;
 }
 
-/* Once a turn; while it is active the loop does not block. */
-static void on_turn(uv_idle_t *turn)
+static bool goes_on(struct spin *spin, uint64_t now)
 {
-	struct offloads *offloads = container_of(turn, struct offloads, turn);
+	const struct offloads *offloads = container_of(spin, struct offloads, spin);
 
-	for (int i = 0; i < LOOKS_A_TURN; i++) {
-		if (atomic_load_explicit(&offloads->n_ended, memory_order_relaxed) > 0) {
-			collect(offloads);
-			break;
-		}
-		(void)sched_yield();
-	}
-	if (offloads->n_pending > 0 && clock_ns() < offloads->look_until_ns)
-		return;
-	uv_idle_stop(turn);
-	look(offloads, false);
+	return offloads->n_pending > 0 && now < offloads->look_until_ns;
+}
+
+static void on_spin_end(struct spin *spin)
+{
+	struct offloads *offloads = container_of(spin, struct offloads, spin);
+
+	(void)pthread_mutex_lock(&offloads->lock);
+	offloads->looking = false;
+	(void)pthread_mutex_unlock(&offloads->lock);
 	collect(offloads); /* what ended before that was known */
 }
 
 /* With the lock held: the first thread whose time is over, given up; NULL: none. */
 static struct offload_thread *give_up_one(struct offloads *offloads, uint64_t now)
 {
-	list_for_each(node, &offloads->threads)
-	{
-		struct offload_thread *thread = container_of(node, struct offload_thread,
-							     in_threads);
+	list_for_each_entry(struct offload_thread, thread, &offloads->threads, in_threads) {
 		const struct offload *offload = thread->offload;
 
 		if (!offload || !offload->timeout_ns ||
@@ -266,11 +250,9 @@ static void on_timer(uv_timer_t *timer)
 /* With the lock held: whether it is the turn of another offload of @owner's first. */
 static bool has_to_queue(struct offloads *offloads, const void *owner)
 {
-	list_for_each(node, &offloads->queued)
-	{
-		if (owner && container_of(node, struct offload, in_offloads)->owner == owner)
+	list_for_each_entry(struct offload, offload, &offloads->queued, in_offloads)
+		if (owner && offload->owner == owner)
 			return true;
-	}
 	return owner_is_busy(offloads, owner);
 }
 
@@ -279,10 +261,8 @@ static uint32_t left_of(const struct offloads *offloads, const void *user)
 {
 	uint32_t n = 0;
 
-	list_for_each(node, &offloads->left)
-	{
-		n += user && container_of(node, struct offload_thread, in_threads)->user == user;
-	}
+	list_for_each_entry(struct offload_thread, thread, &offloads->left, in_threads)
+		n += user && thread->user == user;
 	return n;
 }
 
@@ -318,7 +298,7 @@ int offload_start(struct offloads *offloads, struct offload *offload, struct fmh
 		uv_timer_start(&offloads->timer, on_timer, LOOK_MS, LOOK_MS);
 	if (look_for_it) {
 		offloads->look_until_ns = clock_ns() + offloads->spin_ns;
-		uv_idle_start(&offloads->turn, on_turn);
+		spin_start(&offloads->spin);
 	}
 	return 0;
 }
@@ -326,7 +306,9 @@ int offload_start(struct offloads *offloads, struct offload *offload, struct fmh
 void offloads_open(struct offloads *offloads, uv_loop_t *loop, struct device *device,
 		   uint64_t spin_us)
 {
-	*offloads = (struct offloads){.device = device};
+	*offloads = (struct offloads){
+		.device = device,
+		.spin = {.look = look, .goes_on = goes_on, .on_end = on_spin_end}};
 	if (sysconf(_SC_NPROCESSORS_ONLN) > 1)
 		offloads->spin_ns = spin_us * 1000;
 	list_init(&offloads->queued);
@@ -337,7 +319,7 @@ void offloads_open(struct offloads *offloads, uv_loop_t *loop, struct device *de
 	(void)pthread_cond_init(&offloads->work, NULL);
 	uv_async_init(loop, &offloads->ended_async, on_ended);
 	uv_timer_init(loop, &offloads->timer);
-	uv_idle_init(loop, &offloads->turn);
+	uv_idle_init(loop, &offloads->spin.turn);
 	if (device_shares_memory(device))
 		return; /* it has no slow calls worth a thread that waits for them */
 	(void)pthread_mutex_lock(&offloads->lock);

@@ -24,6 +24,7 @@
 #include <uv.h>
 
 #include <base/list.h>
+#include <base/spinner.h>
 #include <device/device.h>
 
 /* Part of the caller's own struct. The caller fills in the first part; all of it is the offloads'
@@ -48,7 +49,7 @@ struct offload {
 struct offloads {
 	struct device *device;
 	uv_async_t ended_async;
-	uv_idle_t turn; /* runs while the loop looks */
+	struct spin spin; /* of the loop, for their ends */
 	uint64_t look_until_ns;
 	uv_timer_t timer; /* runs while offloads do */
 	uint64_t spin_ns;

@@ -4,7 +4,7 @@
  * plan that needs one has to wait for the front's compiler; its answer comes when the code is
  * loaded, and nobody else's request waits with it.
  */
-#include "worker.h"
+#include "kernels.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,14 +16,7 @@
 
 #define MAX_CODE_BYTES (64u << 20)
 
-/* A kernel that the front was asked for. */
-struct compile {
-	struct list in_worker;
-	uint32_t id;
-	device_built done; /* NULL: cancelled; its answer comes all the same, maybe with code */
-	void *owner;
-};
-
+/* A plan that waits for its kernels. */
 struct preparing {
 	struct list in_session;
 	struct session *session;
@@ -31,122 +24,79 @@ struct preparing {
 	uint32_t n_left; /* stages that are not ready */
 	struct fmha_error error;
 	struct proto_plan_result result;
+	struct device_waiter waiters[PLAN_MAX_STAGES];
 	const struct device_kernel *kernels[PLAN_MAX_STAGES];
 };
 
 /* ---- asking the front ---- */
 
-/* Id 0 is worker_ready's. */
-static uint32_t new_id(struct worker *worker)
+/* The code object, to be unmapped; NULL: @err says why there is none. */
+static void *map_code(const struct proto_compile_result *result, int fd, struct fmha_error *err)
 {
-	if (++worker->next_compile == 0)
-		worker->next_compile = 1;
-	return worker->next_compile;
-}
+	void *code;
 
-int prepare_build(void *worker_pointer, const struct device_build *build, device_built done,
-		  void *owner, struct fmha_error *err)
-{
-	struct worker *worker = worker_pointer;
-	struct compile *compile = malloc(sizeof(*compile));
-	struct proto_compile_params params = {.uid = build->uid, .urgency = PROTO_URGENT};
-	int r;
-
-	if (!compile)
-		return fmha_error_set(err, FMHA_ENOMEM, "compile: out of memory");
-	snprintf(params.kernel, sizeof(params.kernel), "%s", build->kernel);
-	snprintf(params.arch, sizeof(params.arch), "%s", build->arch);
-	snprintf(params.source, sizeof(params.source), "%s", build->source);
-	snprintf(params.options, sizeof(params.options), "%s", build->options);
-	compile->id = new_id(worker);
-	compile->done = done;
-	compile->owner = owner;
-	r = connection_request(&worker->control, compile->id, PROTO_COMPILE, &params, -1, err);
-	if (r < 0) {
-		free(compile);
-		return r;
+	if (fd < 0 || result->size == 0 || result->size > MAX_CODE_BYTES) {
+		(void)fmha_error_set(err, FMHA_EINTERNAL, "compile: an answer without code");
+		return NULL;
 	}
-	list_append(&worker->compiles, &compile->in_worker);
-	return 0;
-}
-
-void prepare_cancel_build(void *worker_pointer, void *owner)
-{
-	struct worker *worker = worker_pointer;
-
-	list_for_each(node, &worker->compiles)
-	{
-		struct compile *compile = container_of(node, struct compile, in_worker);
-		const struct proto_compile_cancel_params params = {.request = compile->id};
-
-		if (compile->owner != owner || !compile->done)
-			continue;
-		compile->done = NULL;
-		(void)connection_request(&worker->control, new_id(worker), PROTO_COMPILE_CANCEL,
-					 &params, -1, NULL);
-		return;
-	}
-}
-
-static struct compile *find_compile(struct worker *worker, uint32_t id)
-{
-	list_for_each(node, &worker->compiles)
-	{
-		struct compile *compile = container_of(node, struct compile, in_worker);
-
-		if (compile->id == id)
-			return compile;
-	}
+	code = mmap(NULL, result->size, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (code != MAP_FAILED)
+		return code;
+	(void)fmha_error_set(err, FMHA_ENOMEM, "compile: no memory for the code");
 	return NULL;
 }
 
-/* Maps the code object for as long as @done takes. */
-static int deliver(struct compile *compile, const struct proto_message *message, int fd,
-		   struct fmha_error *err)
+static void on_compiled(void *owner, const union proto_any_result *result, int fd,
+			const struct fmha_error *error)
 {
-	struct proto_compile_result result;
-	struct device_code code;
-	void *data;
-	int r = proto_decode_result(message, PROTO_COMPILE, &result, err);
+	struct device_build *build = owner;
+	struct fmha_error err = *error;
+	void *data = result ? map_code(&result->COMPILE, fd, &err) : NULL;
+	struct device_code code = {.data = data};
 
-	if (r < 0)
-		return r;
-	if (fd < 0 || result.size == 0 || result.size > MAX_CODE_BYTES)
-		return fmha_error_set(err, FMHA_EINTERNAL, "compile: an answer without code");
-	data = mmap(NULL, result.size, PROT_READ, MAP_PRIVATE, fd, 0);
-	if (data == MAP_FAILED)
-		return fmha_error_set(err, FMHA_ENOMEM, "compile: no memory for the code");
-	code = (struct device_code){data, result.spills};
-	if (compile->done)
-		compile->done(compile->owner, &code, NULL);
-	munmap(data, result.size);
-	return 0;
+	if (data)
+		code.spills = result->COMPILE.spills;
+	build->done(build, data ? &code : NULL, &err);
+	if (data)
+		munmap(data, result->COMPILE.size);
 }
 
-void prepare_on_answer(struct worker *worker, const struct proto_message *message)
+int prepare_build(void *worker_pointer, struct device_build *build, struct fmha_error *err)
 {
-	struct compile *compile = find_compile(worker, message->id);
-	struct fmha_error err = message->error;
-	int fd = -1;
+	struct worker *worker = worker_pointer;
+	struct proto_compile_params params = {
+		.uid = build->uid, .urgency = PROTO_URGENT, .n_options = build->n_options};
 
-	if (!compile)
-		return;
-	list_remove(&compile->in_worker);
-	if (err.code == FMHA_OK) {
-		fd = connection_take_fd(&worker->control);
-		(void)deliver(compile, message, fd, &err);
-	}
-	if (err.code != FMHA_OK && compile->done)
-		compile->done(compile->owner, NULL, &err);
-	if (fd >= 0)
-		(void)close(fd);
-	free(compile);
+	if (build->n_options > PROTO_MAX_OPTIONS)
+		return fmha_error_set(err, FMHA_EINTERNAL, "compile: %u options", build->n_options);
+	snprintf(params.kernel, sizeof(params.kernel), "%s", build->kernel);
+	snprintf(params.arch, sizeof(params.arch), "%s", build->arch);
+	snprintf(params.source, sizeof(params.source), "%s", build->source);
+	for (uint32_t i = 0; i < build->n_options; i++)
+		snprintf(params.options[i].text, sizeof(params.options[i].text), "%s",
+			 build->options[i]);
+	return connection_request(&worker->control, PROTO_COMPILE, &params, -1, on_compiled, build,
+				  err);
+}
+
+void prepare_cancel_build(void *worker_pointer, struct device_build *build)
+{
+	struct connection *control = &((struct worker *)worker_pointer)->control;
+	const struct proto_compile_cancel_params params = {
+		.request = connection_forget(control, build)};
+
+	if (params.request)
+		(void)connection_request(control, PROTO_COMPILE_CANCEL, &params, -1, NULL, NULL,
+					 NULL);
 }
 
 /* ---- plans ---- */
 
+/* Nobody waits for the plan any more. */
 static void preparing_free(struct preparing *preparing)
 {
+	for (uint32_t i = PLAN_MAX_STAGES; i-- > 0;)
+		device_forget(preparing->session->worker->device, &preparing->waiters[i]);
 	list_remove(&preparing->in_session);
 	free(preparing);
 }
@@ -173,23 +123,23 @@ static void finish(struct preparing *preparing)
 
 static void on_prepared(void *owner, const struct fmha_error *error);
 
-/* Return: 0 (all its kernels are ready), DEVICE_PREPARING, or FMHA_E*, and nobody waits. */
+/* Return: 0 (all its kernels are ready), DEVICE_PREPARING, or FMHA_E*; then some may be waited for.
+ */
 static int prepare_stages(struct preparing *preparing, const struct plan *plan,
 			  struct fmha_error *err)
 {
 	struct session *session = preparing->session;
-	struct device *device = session->worker->device;
 	union abi_args args[PLAN_MAX_STAGES];
 	int r = 0;
 
 	plan_placeholder_args(plan, args);
 	for (uint32_t i = 0; i < plan->n_stages && r >= 0; i++) {
-		r = device_prepare(device, &plan->stages[i], &args[i], session->uid, on_prepared,
-				   preparing, &preparing->kernels[i], err);
+		preparing->waiters[i] = (struct device_waiter){
+			.uid = session->uid, .done = on_prepared, .owner = preparing};
+		r = device_prepare(session->worker->device, &plan->stages[i], &args[i],
+				   &preparing->waiters[i], &preparing->kernels[i], err);
 		preparing->n_left += r == DEVICE_PREPARING;
 	}
-	if (r < 0)
-		device_forget(device, preparing);
 	return r < 0 ? r : preparing->n_left > 0 ? DEVICE_PREPARING : 0;
 }
 
@@ -206,7 +156,7 @@ static int choose_again(struct preparing *preparing, struct fmha_error *err)
 
 	if (!plan) /* the client has dropped it meanwhile */
 		return 0;
-	session->worker->acting_uid = session->uid;
+	kernels_act_for(session->worker, session->uid);
 	if (plan_build(&plan->plan.problem, &session->worker->plan_device, &next, err) < 0)
 		return 0; /* what is ready runs */
 	same = next.n_stages == plan->plan.n_stages;
@@ -215,7 +165,7 @@ static int choose_again(struct preparing *preparing, struct fmha_error *err)
 	if (same)
 		return 0;
 	plan->plan = next;
-	session_settle_plan(session, plan, &preparing->result);
+	session_plan_settle(session, plan, &preparing->result);
 	return prepare_stages(preparing, &plan->plan, err);
 }
 
@@ -278,11 +228,6 @@ int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan
 void prepare_forget(struct session *session)
 {
 	/* The last one first: the front would begin with the next when the first one is gone. */
-	while (!list_is_empty(&session->preparing)) {
-		struct preparing *preparing = container_of(session->preparing.prev,
-							   struct preparing, in_session);
-
-		device_forget(session->worker->device, preparing);
-		preparing_free(preparing);
-	}
+	while (!list_is_empty(&session->preparing))
+		preparing_free(container_of(session->preparing.prev, struct preparing, in_session));
 }

@@ -313,10 +313,7 @@ static void cancel_waiting(struct request *request, int code, const char *reason
 
 static struct request *find_request(struct list *list, uint32_t id)
 {
-	list_for_each(node, list)
-	{
-		struct request *request = container_of(node, struct request, in_session);
-
+	list_for_each_entry(struct request, request, list, in_session) {
 		if (request->id == id)
 			return request;
 	}
@@ -350,19 +347,13 @@ static void hasten(struct request *request)
 
 void run_cancel_all(struct session *session)
 {
-	list_for_each(waiting, &session->waiting)
-	{
-		struct request *request = container_of(waiting, struct request, in_session);
-
+	list_for_each_entry(struct request, request, &session->waiting, in_session) {
 		request->cancelled = true;
 		hasten(request);
 		if (request->state == REQUEST_WAITING || request->state == REQUEST_BOUND)
 			retire(request);
 	}
-	list_for_each(running, &session->running)
-	{
-		struct request *request = container_of(running, struct request, in_session);
-
+	list_for_each_entry(struct request, request, &session->running, in_session) {
 		device_cancel(session->worker->device, request->launch);
 		hasten(request);
 	}
@@ -371,10 +362,7 @@ void run_cancel_all(struct session *session)
 
 void run_fail_all(struct worker *worker, const struct fmha_error *error)
 {
-	list_for_each(node, &worker->requests)
-	{
-		struct request *request = container_of(node, struct request, in_worker);
-
+	list_for_each_entry(struct request, request, &worker->requests, in_worker) {
 		connection_answer_error(&request->session->connection, request->id, error);
 	}
 }
@@ -394,9 +382,7 @@ static void check_stall(struct worker *worker)
 	uint64_t worst = 0;
 	struct fmha_error err;
 
-	list_for_each(node, &worker->requests)
-	{
-		struct request *request = container_of(node, struct request, in_worker);
+	list_for_each_entry(struct request, request, &worker->requests, in_worker) {
 		uint64_t stalled;
 
 		if (!is_with_device(request))

@@ -314,10 +314,7 @@ static bool crowds_out_others(const struct session *session)
 	bool others = false;
 	uint32_t n_fenced = 0;
 
-	list_for_each(node, &session->worker->sessions)
-	{
-		const struct session *other = container_of(node, struct session, in_sessions);
-
+	list_for_each_entry(struct session, other, &session->worker->sessions, in_sessions) {
 		if (other->account == session->account)
 			n_fenced += other->n_fenced;
 		else
@@ -402,10 +399,7 @@ void schedule_session(struct session *session)
 /* One of the user's runs with fences is through: others may have waited for its place. */
 static void schedule_fenced(struct session *session)
 {
-	list_for_each(node, &session->worker->sessions)
-	{
-		struct session *other = container_of(node, struct session, in_sessions);
-
+	list_for_each_entry(struct session, other, &session->worker->sessions, in_sessions) {
 		if (other->account == session->account && other != session)
 			schedule_session(other);
 	}

@@ -13,9 +13,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <proto/cleanup.h>
 #include <base/clock.h>
 #include <base/log.h>
-#include <base/status.h>
 #include <device/guard.h>
 #include <proto/error.h>
 #include <worker/main.h>
@@ -155,7 +155,7 @@ static void on_status(struct worker *worker, uint32_t id)
 
 	if (text) {
 		result.size = strlen(text);
-		fd = status_text_fd(text, result.size);
+		fd = handout_file(text, result.size);
 		free(text);
 	}
 	if (fd >= 0) {
@@ -166,55 +166,34 @@ static void on_status(struct worker *worker, uint32_t id)
 	connection_answer_error(&worker->control, id, &err);
 }
 
-static int on_attach(struct worker *worker, const struct proto_message *message,
-		     struct fmha_error *err)
+static int handle(struct connection *control, uint32_t id, enum proto_method method,
+		  const union proto_any_params *params, int *fd, struct fmha_error *err)
 {
-	struct proto_worker_attach_params params;
-	int fd = connection_take_fd(&worker->control);
-	int r = proto_decode_params(message, &params, err);
-
-	if (r == 0 && fd < 0)
-		r = fmha_error_set(err, FMHA_EBUSY, "no file descriptor left for a connection");
-	if (r < 0) {
-		if (fd >= 0)
-			(void)close(fd);
-		return r;
-	}
-	return session_new(worker, fd, &params, err);
-}
-
-static void on_control_message(struct connection *connection, struct proto_message *message)
-{
-	struct worker *worker = worker_of(connection);
-	struct fmha_error err;
+	struct worker *worker = worker_of(control);
 	int r = 0;
 
-	if (message->type != PROTO_REQUEST) {
-		prepare_on_answer(worker, message); /* or the answer to worker_ready: nobody's */
-		return;
-	}
-	switch (message->method) {
+	switch (method) {
 	case PROTO_WORKER_ATTACH:
-		r = on_attach(worker, message, &err);
-		/* fallthrough */
+		if (*fd < 0)
+			return fmha_error_set(err, FMHA_EBUSY,
+					      "no file descriptor left for a connection");
+		r = session_new(worker, fd, &params->WORKER_ATTACH, err);
+		break;
 	case PROTO_PING:
-		if (r < 0)
-			connection_answer_error(connection, message->id, &err);
-		else
-			connection_answer(connection, message->id,
-					  (enum proto_method)message->method,
-					  &(struct proto_empty){0}, -1);
 		break;
 	case PROTO_WORKER_STATUS:
-		on_status(worker, message->id);
-		break;
+		on_status(worker, id);
+		return 0;
 	case PROTO_WORKER_DRAIN:
-		on_drain(worker, message->id);
-		break;
+		on_drain(worker, id);
+		return 0;
 	default:
-		fmha_error_set(&err, FMHA_EINVAL, "not a method of a worker's control socket");
-		connection_answer_error(connection, message->id, &err);
+		return fmha_error_set(err, FMHA_EINVAL,
+				      "not a method of a worker's control socket");
 	}
+	if (r == 0)
+		connection_answer(control, id, method, &(struct proto_empty){0}, -1);
+	return r;
 }
 
 /* Without a front nobody would ever end this process. */
@@ -233,9 +212,8 @@ static void on_control_closed(struct connection *connection)
 	(void)connection;
 }
 
-static const struct connection_ops control_ops = {.on_message = on_control_message,
-						  .on_closed = on_control_closed,
-						  .on_hangup = on_control_hangup};
+static const struct connection_ops control_ops = {
+	.handle = handle, .on_closed = on_control_closed, .on_hangup = on_control_hangup};
 
 static int announce(struct worker *worker, struct fmha_error *err)
 {
@@ -251,25 +229,22 @@ static int announce(struct worker *worker, struct fmha_error *err)
 	memcpy(params.device.arch, info->arch, sizeof(info->arch));
 	memcpy(params.device.backend, info->backend, sizeof(info->backend));
 	snprintf(params.device.state, sizeof(params.device.state), "ready");
-	return connection_request(&worker->control, 0, PROTO_WORKER_READY, &params, -1, err);
+	return connection_request(&worker->control, PROTO_WORKER_READY, &params, -1, NULL, NULL,
+				  err);
 }
 
 /* ---- start ---- */
 
 static struct worker_page *map_page(struct fmha_error *err)
 {
+	_cleanup_(closep) int fd = WORKER_PAGE_FD;
 	struct stat st;
-	struct worker_page *page;
+	struct worker_page *page = MAP_FAILED;
 
-	if (fstat(WORKER_PAGE_FD, &st) < 0 || st.st_size != sizeof(*page))
-		goto fail;
-	page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, WORKER_PAGE_FD, 0);
-	if (page == MAP_FAILED)
-		goto fail;
-	(void)close(WORKER_PAGE_FD);
-	if (page->magic == WORKER_PAGE_MAGIC && page->bytes == sizeof(*page))
+	if (fstat(fd, &st) == 0 && st.st_size == sizeof(*page))
+		page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (page != MAP_FAILED && page->magic == WORKER_PAGE_MAGIC && page->bytes == sizeof(*page))
 		return page;
-fail:
 	fmha_error_set(err, FMHA_EINVAL, "--worker is for fmhad's own use");
 	return NULL;
 }
@@ -316,7 +291,6 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	memcpy(worker->limits.value, worker->page->config.limits, sizeof(worker->limits.value));
 	accounts_init(&worker->accounts, &worker->limits);
 	list_init(&worker->sessions);
-	list_init(&worker->compiles);
 	list_init(&worker->requests);
 	list_init(&worker->free_requests);
 	fair_init(&worker->turns, 1, 1);
@@ -325,8 +299,6 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	uv_timer_init(&worker->loop, &worker->tick);
 	uv_timer_init(&worker->loop, &worker->trim);
 	uv_timer_init(&worker->loop, &worker->refill_timer);
-	uv_timer_init(&worker->loop, &worker->quarantine_timer);
-	worker->quarantine_timer.data = worker;
 	uv_check_init(&worker->loop, &worker->drained);
 	handouts_init(&worker->handouts, &worker->loop);
 	worker->tick.data = worker->trim.data = worker->drained.data = worker;

@@ -43,16 +43,14 @@ struct worker {
 	uv_timer_t refill_timer;
 	bool refilling;
 	struct plan_device plan_device;
-	uint32_t acting_uid; /* the user for whom kernels are being chosen */
-	uv_timer_t quarantine_timer;
+	uint32_t acting_uid;      /* the user for whom kernels are being chosen */
+	uint64_t marked_until_ns; /* as quarantined in the registry */
 	struct spec_catalog *catalog;
 	struct registry *registry; /* NULL: specs/ does not know this device */
 	uv_async_t device_async;   /* the device has ended launches */
 	uv_timer_t tick;           /* deadlines; runs while requests are pending */
 	uint64_t last_tick_ns;
-	uv_timer_t trim;      /* once, some seconds after the last launch */
-	struct list compiles; /* struct compile: what the front is asked for */
-	uint32_t next_compile;
+	uv_timer_t trim; /* once, some seconds after the last launch */
 	struct list sessions;
 	struct list requests;      /* every request that waits or runs */
 	struct list free_requests; /* kept for the next run */
@@ -148,11 +146,16 @@ struct session_plan {
 	uint32_t n_slow;    /* runs in a row that took longer than a tiny one may */
 };
 
-/* ---- session.c: a client's connection ---- */
+/* ---- serve.c: a client's connection ---- */
 
-/* @fd: taken. */
-int session_new(struct worker *worker, int fd, const struct proto_worker_attach_params *params,
+/* @fd: taken, unless it fails before it needs it. */
+int session_new(struct worker *worker, int *fd, const struct proto_worker_attach_params *params,
 		struct fmha_error *err);
+
+/* ---- session.c: how long a session lives ---- */
+
+/* Also of one that is half made, or NULL. */
+void session_freep(struct session **session);
 /* Frees the session once its connection is closed and its last run has ended. */
 void session_release(struct session *session);
 /* Something that was under way on another thread, n_offloads, has been dealt with; or comes too
@@ -160,11 +163,34 @@ void session_release(struct session *session);
 void session_offload_ended(struct session *session);
 void session_offload_late(struct session *session, uint32_t request, const struct fmha_error *err);
 
-/* What follows from the kernels that the plan has got. */
-void session_settle_plan(struct session *session, struct session_plan *plan,
-			 struct proto_plan_result *result);
+/* Whether the connection may own one more. Return: 0 or FMHA_EQUOTA. */
+int session_has_room(struct session *session, enum limit limit, const struct table *table,
+		     const char *what, struct fmha_error *err);
 
+/* ---- buffer.c ---- */
+
+/* These answer request @id, now or later. Return: 0, or a negative FMHA_E* and no answer. */
+int buffer_create(struct session *session, uint32_t id,
+		  const struct proto_buffer_create_params *params, struct fmha_error *err);
+/* @fd: taken. */
+int buffer_import(struct session *session, uint32_t id,
+		  const struct proto_buffer_import_params *params, int *fd, struct fmha_error *err);
+/* Return: 0 or FMHA_ENOENT. */
+int buffer_release(struct session *session, uint64_t id, struct fmha_error *err);
 struct buffer *buffer_unref(struct buffer *buffer);
+
+/* ---- plans.c ---- */
+
+/* These answer request @id, now or later. Return: 0, or a negative FMHA_E* and no answer. */
+int session_plan_new(struct session *session, uint32_t id, const struct fmha_problem *problem,
+		     struct fmha_error *err);
+/* What follows from the kernels that the plan has got. */
+void session_plan_settle(struct session *session, struct session_plan *plan,
+			 struct proto_plan_result *result);
+int session_explain(struct session *session, uint32_t id, const struct fmha_problem *problem,
+		    struct fmha_error *err);
+/* Return: 0 or FMHA_ENOENT. */
+int session_plan_release(struct session *session, uint64_t id, struct fmha_error *err);
 struct session_plan *session_plan_unref(struct session_plan *plan);
 
 /* ---- event.c ---- */
@@ -190,12 +216,9 @@ void run_on_tick(uv_timer_t *timer);
 /* ---- prepare.c: plans that wait for their kernels ---- */
 
 /* A device_builder: asks the front. @worker_pointer: struct worker. */
-int prepare_build(void *worker_pointer, const struct device_build *build, device_built done,
-		  void *owner, struct fmha_error *err);
+int prepare_build(void *worker_pointer, struct device_build *build, struct fmha_error *err);
 /* A device_unbuilder: tells the front. */
-void prepare_cancel_build(void *worker_pointer, void *owner);
-/* The front's answer to prepare_build(). */
-void prepare_on_answer(struct worker *worker, const struct proto_message *message);
+void prepare_cancel_build(void *worker_pointer, struct device_build *build);
 /*
  * Makes the plan's kernels ready, then answers request @id with @result. On failure the plan leaves
  * the session's table and the answer is the error. Return: 0 (answered, now or later), FMHA_E*.

@@ -13,8 +13,7 @@
 struct guard_build {
 	struct guard_code *code;
 	struct compile_waiter waiter;
-	device_built done;
-	void *owner;
+	struct device_build *wanted;
 	struct fmha_error error;
 	void *image; /* NULL: the error says why */
 };
@@ -54,25 +53,20 @@ static void on_built(void *owner, int result, const struct cache_entry *entry,
 }
 
 /* The device's builder. */
-static int request(void *owner, const struct device_build *wanted, device_built done,
-		   void *done_owner, struct fmha_error *err)
+static int request(void *owner, struct device_build *wanted, struct fmha_error *err)
 {
 	struct guard_code *code = owner;
 	struct guard_build *build = &code->builds[code->n_asked];
-	const char *options[sizeof(wanted->options) / 2];
 	struct compile_request request = {.kernel = wanted->kernel,
 					  .arch = wanted->arch,
 					  .source = wanted->source,
-					  .options = options};
-	char text[sizeof(wanted->options)], *save = NULL;
+					  .options = wanted->options,
+					  .n_options = wanted->n_options};
 	int r;
 
 	if (code->n_asked == code->most)
 		return fmha_error_set(err, FMHA_EQUOTA, "more than %u kernels", code->most);
-	memcpy(text, wanted->options, sizeof(text));
-	for (char *word = strtok_r(text, " ", &save); word; word = strtok_r(NULL, " ", &save))
-		options[request.n_options++] = word;
-	*build = (struct guard_build){.code = code, .done = done, .owner = done_owner};
+	*build = (struct guard_build){.code = code, .wanted = wanted};
 	r = compile_queue_submit(code->queue, &request, COMPILE_URGENT, on_built, build,
 				 &build->waiter, err);
 	code->n_asked += r == 0;
@@ -129,10 +123,18 @@ struct guard_code *guard_code_free(struct guard_code *code)
 	return NULL;
 }
 
+struct guard_wait {
+	struct guard_code *code;
+	struct device_waiter waiter;
+};
+
 /* A kernel is loaded, or could not be. */
 static void on_prepared(void *owner, const struct fmha_error *error)
 {
-	((struct guard_code *)owner)->error = *error;
+	struct guard_wait *wait = owner;
+
+	wait->code->error = *error;
+	free(wait);
 }
 
 int guard_code_prepare(struct guard_code *code, const struct plan *plan, struct fmha_error *err)
@@ -142,9 +144,15 @@ int guard_code_prepare(struct guard_code *code, const struct plan *plan, struct 
 	plan_placeholder_args(plan, args);
 	for (uint32_t i = 0; i < plan->n_stages; i++) {
 		const struct device_kernel *kernel;
-		int r = device_prepare(code->device, &plan->stages[i], &args[i], 0, on_prepared,
-				       code, &kernel, err);
+		struct guard_wait *wait = malloc(sizeof(*wait));
+		int r;
 
+		assert_non_null(wait);
+		*wait = (struct guard_wait){code, {.done = on_prepared, .owner = wait}};
+		r = device_prepare(code->device, &plan->stages[i], &args[i], &wait->waiter, &kernel,
+				   err);
+		if (r != DEVICE_PREPARING)
+			free(wait);
 		if (r < 0)
 			return r;
 	}
@@ -156,7 +164,7 @@ static void deliver(struct guard_code *code, struct guard_build *build)
 	const struct device_code image = {.data = build->image};
 
 	code->error = (struct fmha_error){0};
-	build->done(build->owner, build->image ? &image : NULL, &build->error);
+	build->wanted->done(build->wanted, build->image ? &image : NULL, &build->error);
 	if (code->error.code != FMHA_OK) {
 		print_message("kernel: %s\n", code->error.msg);
 		code->n_failed++;

@@ -367,6 +367,7 @@ static void fill_launch(struct device_launch *launch)
 {
 	const struct fixture *f = &current.r.f;
 	union abi_args args[PLAN_MAX_STAGES];
+	struct device_waiter nobody = {0};
 	struct fmha_error err = {0};
 
 	plan_placeholder_args(&f->plan, args);
@@ -377,8 +378,8 @@ static void fill_launch(struct device_launch *launch)
 		const struct plan_stage *stage = &f->plan.stages[i];
 
 		/* Loaded before, so ready at once. */
-		if (device_prepare(device, stage, &args[i], 0, NULL, NULL, &launch->kernels[i],
-				   &err) != 0)
+		if (device_prepare(device, stage, &args[i], &nobody, &launch->kernels[i], &err) !=
+		    0)
 			fail_msg("%s: not ready: %s", stage->kernel, err.msg);
 		launch->records[i] = &stage->launch;
 		launch->names[i] = stage->kernel;

@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <base/list.h>
 #include <device_impl.h>
 
 #include "hip_api.h"

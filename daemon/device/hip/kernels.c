@@ -7,20 +7,14 @@
 
 #include <proto/error.h>
 
-struct gpu_waiter {
-	struct gpu_waiter *next;
-	uint32_t uid;
-	device_prepared done;
-	void *owner;
-};
-
 /* The request for a kernel's code, as it goes to the front. Every user who waits has one, so that
  * the front knows for whom it is done; what one user may not have is no matter to the others. */
 struct gpu_build {
 	struct gpu_build *next;
-	uint32_t uid;
 	struct gpu_device *gpu;
 	struct device_kernel *kernel;
+	struct device_build request;
+	const char *options[GPU_KERNEL_OPTIONS];
 };
 
 /* What the stage's spec stands for; 1: nothing that this device runs. */
@@ -106,7 +100,7 @@ static struct gpu_build *find_build(const struct device_kernel *kernel, uint32_t
 {
 	struct gpu_build *build = kernel->builds;
 
-	while (build && build->uid != uid)
+	while (build && build->request.uid != uid)
 		build = build->next;
 	return build;
 }
@@ -121,37 +115,45 @@ static void free_build(struct gpu_build *build)
 	free(build);
 }
 
-/* Takes out somebody who waits on the user's behalf, on anybody's; NULL: nobody is left. */
-static struct gpu_waiter *take_waiter(struct device_kernel *kernel, const uint32_t *uid)
+/* Somebody who waits on the user's behalf, on anybody's; NULL: nobody does. */
+static struct device_waiter *find_waiter(const struct device_kernel *kernel, const uint32_t *uid)
 {
-	struct gpu_waiter **at = &kernel->waiters, *waiter;
+	struct device_waiter *waiter = kernel->waiters;
 
-	while (*at && uid && (*at)->uid != *uid)
-		at = &(*at)->next;
-	waiter = *at;
-	if (waiter)
-		*at = waiter->next;
+	while (waiter && uid && waiter->uid != *uid)
+		waiter = waiter->next;
 	return waiter;
+}
+
+static void take_out(struct device_waiter *waiter)
+{
+	struct device_waiter **at = &waiter->kernel->waiters;
+
+	while (*at != waiter)
+		at = &(*at)->next;
+	*at = waiter->next;
+	waiter->kernel = NULL;
 }
 
 /* One at a time: what is told may make others be forgotten. */
 static void tell(struct device_kernel *kernel, const uint32_t *uid, const struct fmha_error *error)
 {
-	struct gpu_waiter *waiter;
+	struct device_waiter *waiter;
 
-	while ((waiter = take_waiter(kernel, uid))) {
+	while ((waiter = find_waiter(kernel, uid))) {
+		take_out(waiter);
 		waiter->done(waiter->owner, error);
-		free(waiter);
 	}
 }
 
 /* The front has answered. @code: borrowed; NULL: @error says why there is none. */
-static void on_built(void *owner, const struct device_code *code, const struct fmha_error *error)
+static void on_built(struct device_build *request, const struct device_code *code,
+		     const struct fmha_error *error)
 {
-	struct gpu_build *build = owner;
+	struct gpu_build *build = container_of(request, struct gpu_build, request);
 	struct device_kernel *kernel = build->kernel;
 	struct fmha_error err = code ? (struct fmha_error){0} : *error;
-	uint32_t uid = build->uid;
+	uint32_t uid = request->uid;
 
 	free_build(build);
 	if (kernel->state == GPU_KERNEL_READY)
@@ -171,24 +173,26 @@ static void on_built(void *owner, const struct device_code *code, const struct f
 static int request_build(struct gpu_device *gpu, struct device_kernel *kernel, uint32_t uid,
 			 struct fmha_error *err)
 {
+	const struct gpu_kernel *choice = &kernel->choice;
 	struct gpu_build *build = malloc(sizeof(*build));
-	struct device_build request = {.uid = uid,
-				       .kernel = kernel->choice.name,
-				       .arch = gpu->device.info.arch,
-				       .source = kernel->choice.source};
-	size_t used = 0;
 	int r;
 
 	if (!build)
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
-	*build = (struct gpu_build){kernel->builds, uid, gpu, kernel};
+	*build = (struct gpu_build){.next = kernel->builds,
+				    .gpu = gpu,
+				    .kernel = kernel,
+				    .request = {.uid = uid,
+						.kernel = choice->name,
+						.arch = gpu->device.info.arch,
+						.source = choice->source,
+						.options = build->options,
+						.n_options = (uint32_t)choice->n_options,
+						.done = on_built}};
+	for (int i = 0; i < choice->n_options; i++)
+		build->options[i] = choice->options[i];
 	kernel->builds = build;
-	for (int i = 0; i < kernel->choice.n_options; i++)
-		used += (size_t)snprintf(request.options + used, sizeof(request.options) - used,
-					 "%s%s", i ? " " : "", kernel->choice.options[i]);
-	_Static_assert(sizeof(request.options) > GPU_KERNEL_OPTIONS * (GPU_KERNEL_OPTION + 1),
-		       "all options fit");
-	r = device_request_build(&gpu->device, &request, on_built, build, err);
+	r = device_request_build(&gpu->device, &build->request, err);
 	if (r < 0)
 		free_build(build);
 	else
@@ -197,13 +201,12 @@ static int request_build(struct gpu_device *gpu, struct device_kernel *kernel, u
 }
 
 int gpu_prepare(struct device *device, const struct plan_stage *stage, const union abi_args *args,
-		uint32_t uid, device_prepared done, void *owner,
-		const struct device_kernel **ret_kernel, struct fmha_error *err)
+		struct device_waiter *waiter, const struct device_kernel **ret_kernel,
+		struct fmha_error *err)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
 	struct device_kernel *kernel = kernel_of_stage(gpu, stage, args);
-	struct gpu_waiter *waiter;
-	int r;
+	int r = 0;
 
 	if (!kernel)
 		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not on this device",
@@ -211,60 +214,30 @@ int gpu_prepare(struct device *device, const struct plan_stage *stage, const uni
 	*ret_kernel = kernel;
 	if (kernel->state == GPU_KERNEL_READY)
 		return 0;
-	waiter = malloc(sizeof(*waiter));
-	if (!waiter)
-		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	/* A failed build is tried again by the next plan: the compiler may be there by then. */
-	if (!find_build(kernel, uid)) {
-		r = request_build(gpu, kernel, uid, err);
-		if (r < 0) {
-			free(waiter);
-			return r;
-		}
-	}
-	*waiter = (struct gpu_waiter){
-		.next = kernel->waiters, .uid = uid, .done = done, .owner = owner};
+	if (!find_build(kernel, waiter->uid))
+		r = request_build(gpu, kernel, waiter->uid, err);
+	if (r < 0)
+		return r;
+	waiter->kernel = kernel;
+	waiter->next = kernel->waiters;
 	kernel->waiters = waiter;
 	return DEVICE_PREPARING;
 }
 
-/* Takes back what was asked for on behalf of users of whom nobody waits any more. */
-static void cancel_builds(struct device_kernel *kernel)
+/* The last one of the user takes back what was asked for on the user's behalf. */
+void gpu_forget(struct device *device, struct device_waiter *waiter)
 {
-	struct gpu_build *next;
+	struct device_kernel *kernel = waiter->kernel;
+	struct gpu_build *build = find_build(kernel, waiter->uid);
 
-	for (struct gpu_build *build = kernel->builds; build; build = next) {
-		const struct gpu_waiter *waiter = kernel->waiters;
-
-		next = build->next;
-		while (waiter && waiter->uid != build->uid)
-			waiter = waiter->next;
-		if (waiter)
-			continue;
-		device_cancel_build(&build->gpu->device, build);
+	take_out(waiter);
+	if (build && !find_waiter(kernel, &waiter->uid)) {
+		device_cancel_build(device, &build->request);
 		free_build(build);
 	}
 	if (!kernel->builds && kernel->state == GPU_KERNEL_BUILDING)
 		kernel->state = GPU_KERNEL_BROKEN;
-}
-
-void gpu_forget(struct device *device, void *owner)
-{
-	struct gpu_device *gpu = gpu_device_of(device);
-
-	for (struct device_kernel *kernel = gpu->kernels; kernel; kernel = kernel->next) {
-		for (struct gpu_waiter **at = &kernel->waiters; *at;) {
-			struct gpu_waiter *waiter = *at;
-
-			if (waiter->owner != owner) {
-				at = &waiter->next;
-				continue;
-			}
-			*at = waiter->next;
-			free(waiter);
-		}
-		cancel_builds(kernel);
-	}
 }
 
 void gpu_kernels_free(struct gpu_device *gpu)
@@ -273,12 +246,8 @@ void gpu_kernels_free(struct gpu_device *gpu)
 		struct device_kernel *kernel = gpu->kernels;
 
 		gpu->kernels = kernel->next;
-		while (kernel->waiters) {
-			struct gpu_waiter *waiter = kernel->waiters;
-
-			kernel->waiters = waiter->next;
-			free(waiter);
-		}
+		while (kernel->waiters)
+			take_out(kernel->waiters);
 		while (kernel->builds)
 			free_build(kernel->builds);
 		if (kernel->module)

@@ -14,8 +14,7 @@
 
 enum gpu_kernel_state { GPU_KERNEL_BUILDING, GPU_KERNEL_READY, GPU_KERNEL_BROKEN };
 
-struct gpu_build;  /* a request for this kernel's code, on one user's behalf */
-struct gpu_waiter; /* a plan that waits for it */
+struct gpu_build; /* a request for this kernel's code, on one user's behalf */
 
 struct device_kernel {
 	struct device_kernel *next;
@@ -25,15 +24,15 @@ struct device_kernel {
 	hipModule_t module;
 	hipFunction_t function;
 	struct gpu_build *builds;
-	struct gpu_waiter *waiters;
+	struct device_waiter *waiters;
 };
 
 int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
 		    const union abi_args *args, struct plan_stage *stage);
 int gpu_prepare(struct device *device, const struct plan_stage *stage, const union abi_args *args,
-		uint32_t uid, device_prepared done, void *owner,
-		const struct device_kernel **ret_kernel, struct fmha_error *err);
-void gpu_forget(struct device *device, void *owner);
+		struct device_waiter *waiter, const struct device_kernel **ret_kernel,
+		struct fmha_error *err);
+void gpu_forget(struct device *device, struct device_waiter *waiter);
 void gpu_kernels_free(struct gpu_device *gpu);
 
 #endif

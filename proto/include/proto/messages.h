@@ -196,6 +196,12 @@ struct proto_worker_attach_params {
 
 enum proto_urgency { PROTO_URGENT, PROTO_SOON, PROTO_BACKGROUND };
 
+#define PROTO_MAX_OPTIONS 32
+
+struct proto_compile_option {
+	char text[64]; /* -DNAME=VALUE */
+};
+
 /* A worker asks its front for a kernel's code. */
 struct proto_compile_params {
 	uint32_t uid;     /* on whose behalf */
@@ -203,7 +209,8 @@ struct proto_compile_params {
 	char kernel[PROTO_KERNEL_BYTES];
 	char arch[PROTO_NAME_BYTES];
 	char source[PROTO_NAME_BYTES];
-	char options[2048]; /* separated by spaces */
+	uint32_t n_options;
+	struct proto_compile_option options[PROTO_MAX_OPTIONS];
 };
 
 struct proto_compile_result {

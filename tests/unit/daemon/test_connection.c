@@ -56,13 +56,13 @@ static int count_fds(void)
 }
 
 static int handle(struct connection *connection, uint32_t id, enum proto_method method,
-		  const union proto_any_params *params, int fd, struct fmha_error *err)
+		  const union proto_any_params *params, int *fd, struct fmha_error *err)
 {
 	struct fixture *fixture = container_of(connection, struct fixture, connection);
 	struct proto_json_result result = {.size = id};
 
 	(void)params, (void)err;
-	if (fd >= 0)
+	if (*fd >= 0)
 		fixture->n_fds_taken++;
 	switch (method) {
 	case PROTO_RUN:
@@ -79,11 +79,6 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 	}
 }
 
-static void on_message(struct connection *connection, struct proto_message *message)
-{
-	connection_serve(connection, message, handle);
-}
-
 static void on_hangup(struct connection *connection)
 {
 	container_of(connection, struct fixture, connection)->n_hangups++;
@@ -95,7 +90,7 @@ static void on_closed(struct connection *connection)
 }
 
 static const struct connection_ops ops = {
-	.on_message = on_message, .on_closed = on_closed, .on_hangup = on_hangup};
+	.handle = handle, .on_closed = on_closed, .on_hangup = on_hangup};
 
 #define ALWAYS_CHARGED 2 /* the socket, and a descriptor to spare */
 
@@ -261,6 +256,129 @@ static uint32_t answers(struct fixture *fixture)
 static bool is_over(struct fixture *fixture)
 {
 	return fixture->n_hangups > 0;
+}
+
+/* ---- requests of our own ---- */
+
+struct reply {
+	uint32_t n, size, n_fds;
+	int code;
+};
+
+static void on_reply(void *owner, const union proto_any_result *result, int fd,
+		     const struct fmha_error *error)
+{
+	struct reply *reply = owner;
+
+	assert_true((result == NULL) == (error->code != FMHA_OK));
+	reply->n++;
+	reply->n_fds += fd >= 0;
+	reply->code = error->code;
+	reply->size = result ? (uint32_t)result->WORKER_STATUS.size : 0;
+}
+
+static void ask(struct fixture *fixture, struct reply *reply)
+{
+	struct fmha_error err;
+
+	assert_int_equal(connection_request(&fixture->connection, PROTO_WORKER_STATUS,
+					    &(struct proto_empty){0}, -1, on_reply, reply, &err),
+			 0);
+}
+
+/* The peer's answer to request @id, with one descriptor. */
+static void answer_status(struct fixture *fixture, uint32_t id, uint64_t size)
+{
+	struct proto_json_result result = {.size = size};
+	struct proto_buffer out = {0};
+	struct fmha_error err;
+
+	assert_int_equal(proto_encode_result(&out, id, PROTO_WORKER_STATUS, &result, &err), 0);
+	send_buffer(fixture, &out, 1);
+	proto_buffer_deinit(&out);
+	turn(fixture);
+}
+
+static void answers_find_who_has_asked(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct reply first = {0}, second = {0}, third = {0};
+	struct proto_buffer out = {0};
+	struct fmha_error error, err;
+
+	(void)state;
+	ask(fixture, &first);
+	ask(fixture, &second);
+	ask(fixture, &third);
+	assert_int_equal(answers(fixture), 3); /* requests, in fact */
+	answer_status(fixture, 2, 22);
+	answer_status(fixture, 1, 11);
+	assert_int_equal(first.size, 11);
+	assert_int_equal(second.size, 22);
+	assert_int_equal(first.n_fds + second.n_fds, 2);
+	(void)fmha_error_set(&error, FMHA_EQUOTA, "no");
+	assert_int_equal(proto_encode_error(&out, 3, &error, &err), 0);
+	send_buffer(fixture, &out, 0); /* an error brings none */
+	turn(fixture);
+	assert_int_equal(third.code, FMHA_EQUOTA);
+	assert_int_equal(first.n + second.n + third.n, 3);
+	assert_false(is_over(fixture));
+	proto_buffer_deinit(&out);
+	teardown(fixture);
+}
+
+static void the_descriptor_of_a_forgotten_answer_is_taken(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct reply gone = {0}, waits = {0};
+
+	(void)state;
+	ask(fixture, &gone);
+	ask(fixture, &waits);
+	assert_int_equal(connection_forget(&fixture->connection, &gone), 1);
+	assert_int_equal(connection_forget(&fixture->connection, &gone), 0);
+	answer_status(fixture, 1, 11);
+	assert_int_equal(fixture->connection.n_fds, 0);
+	answer_status(fixture, 2, 22);
+	assert_int_equal(gone.n, 0);
+	assert_int_equal(waits.size, 22);
+	assert_false(is_over(fixture));
+	teardown(fixture);
+}
+
+static void the_end_answers_what_is_open(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct reply forgotten = {0}, open = {0};
+	struct fmha_error err;
+
+	(void)state;
+	ask(fixture, &forgotten);
+	ask(fixture, &open);
+	(void)connection_forget(&fixture->connection, &forgotten);
+	connection_close(&fixture->connection);
+	assert_int_equal(open.code, FMHA_ECONN);
+	assert_int_equal(open.n, 1);
+	assert_int_equal(forgotten.n, 0);
+	assert_int_equal(connection_request(&fixture->connection, PROTO_PING,
+					    &(struct proto_empty){0}, -1, on_reply, &open, &err),
+			 FMHA_ECONN);
+	assert_int_equal(open.n, 1);
+	teardown(fixture);
+}
+
+static void an_answer_that_nobody_asked_for_ends_the_connection(void **state)
+{
+	struct fixture *fixture = setup(N_LIMITS, 0, false);
+	struct reply reply = {0};
+
+	(void)state;
+	ask(fixture, &reply);
+	answer_status(fixture, 7, 1);
+	assert_true(is_over(fixture));
+	assert_int_equal(reply.code, FMHA_ECONN);
+	assert_int_equal(fixture->hub.n_violations, 1);
+	teardown(fixture);
 }
 
 /* ---- frames ---- */
@@ -888,7 +1006,7 @@ static void ping_often(struct fixture *fixture, int n)
 
 static bool spins(const struct fixture *fixture)
 {
-	return uv_is_active((const uv_handle_t *)&fixture->hub.spinner.turn);
+	return uv_is_active((const uv_handle_t *)&fixture->hub.spinner.spin.turn);
 }
 
 /* On a busy machine some pings are answered too late to count. */
@@ -1044,6 +1162,10 @@ static void random_streams_leave_nothing_behind(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(answers_find_who_has_asked),
+		cmocka_unit_test(the_descriptor_of_a_forgotten_answer_is_taken),
+		cmocka_unit_test(the_end_answers_what_is_open),
+		cmocka_unit_test(an_answer_that_nobody_asked_for_ends_the_connection),
 		cmocka_unit_test(pipelined_requests_are_all_answered),
 		cmocka_unit_test(frames_may_come_byte_by_byte),
 		cmocka_unit_test(one_turn_handles_a_bounded_number_of_frames),

@@ -127,7 +127,8 @@ static void fill_params(union proto_any_params *p, enum proto_method method)
 							   .kernel = "fwd_bf16_batch_128x128",
 							   .arch = "sm_90a",
 							   .source = "fmha.hip",
-							   .options = "-DA=1 -DB=2"};
+							   .n_options = 2,
+							   .options = {{"-DA=1"}, {"-DB=2"}}};
 		break;
 	case PROTO_COMPILE_CANCEL:
 		p->COMPILE_CANCEL.request = 7;

@@ -99,4 +99,7 @@ int config_resolve(struct config *config, struct fmha_error *err);
 /* The weight of user @uid: see struct config_priority. */
 uint32_t config_weight(const struct config *config, uint32_t uid);
 
+/* Whether the user is root, the daemon's own or an administrator. */
+bool config_is_privileged(const struct config *config, uint32_t uid);
+
 #endif

@@ -40,10 +40,13 @@ struct connection;
 
 struct connection_ops {
 	/*
-	 * One message. The owner answers now or later, or calls connection_fail(). Requests count
-	 * as in flight until their answer is sent.
+	 * One request. @fd: the descriptor that it brought along, borrowed unless it is taken and
+	 * left -1; -1: none, which without an account may also mean that it could not be received.
+	 * Return: 0: it is answered, now or later, and in flight until then; a negative FMHA_E*:
+	 * that is the answer.
 	 */
-	void (*on_message)(struct connection *connection, struct proto_message *message);
+	int (*handle)(struct connection *connection, uint32_t id, enum proto_method method,
+		      const union proto_any_params *params, int *fd, struct fmha_error *err);
 	/* The socket is closed; frees the struct that holds the connection. Called from the loop,
 	 * never from inside another call. */
 	void (*on_closed)(struct connection *connection);
@@ -116,6 +119,9 @@ struct connection {
 	size_t output_bytes;
 	uint64_t output_since_ns; /* when the queue last exceeded the soft limit, 0: it does not */
 	uint64_t deadline_ns;     /* hello; 0: none */
+	uint64_t heard_ns;        /* when the peer last sent anything; the owner's to move on */
+	struct list awaited;      /* struct awaited (request.c): requests of our own, in order */
+	uint32_t last_request;    /* the id of the last one */
 	struct list in_backlog, in_watched;
 	struct log_limit log;
 	uint64_t n_frames, bytes_in, bytes_out;
@@ -151,19 +157,6 @@ int connection_hold_fds(struct connection *connection, uint32_t n, struct fmha_e
 void connection_release_fds(struct connection *connection, uint32_t n);
 
 /*
- * One request of a client's. @fd: the one that it brought along, borrowed; -1: none.
- * Return: 0: it is answered, now or later; a negative FMHA_E*: it is not.
- */
-typedef int (*connection_handler)(struct connection *connection, uint32_t id,
-				  enum proto_method method, const union proto_any_params *params,
-				  int fd, struct fmha_error *err);
-
-/* What a server does with a client's message: takes it apart, has @handle deal with a request, and
- * answers with its error. A client that does not keep to the protocol is disconnected. */
-void connection_serve(struct connection *connection, const struct proto_message *message,
-		      connection_handler handle);
-
-/*
  * Sends an answer, each for exactly one request. @fd: -1 or taken (also on failure).
  * connection_answer() with a result that cannot be encoded answers FMHA_EINTERNAL, with a
  * descriptor that cannot be sent FMHA_EQUOTA or FMHA_EBUSY.
@@ -173,8 +166,23 @@ void connection_answer(struct connection *connection, uint32_t id, enum proto_me
 void connection_answer_error(struct connection *connection, uint32_t id,
 			     const struct fmha_error *error);
 
-/* Sends a request of our own (control sockets). @fd: -1 or taken. */
-int connection_request(struct connection *connection, uint32_t id, enum proto_method method,
-		       const void *params, int fd, struct fmha_error *err);
+/*
+ * What came of a request of our own: @result, or NULL and @error. @fd: borrowed; -1: none came, or
+ * it could not be received.
+ */
+typedef void (*connection_reply)(void *owner, const union proto_any_result *result, int fd,
+				 const struct fmha_error *error);
+
+/*
+ * Sends a request of our own (control sockets). @fd: -1 or taken.
+ * @reply: called once for @owner, with FMHA_ECONN when the connection ends first; NULL: nobody
+ * waits Return: 0, or a negative FMHA_E* and no call.
+ */
+int connection_request(struct connection *connection, enum proto_method method, const void *params,
+		       int fd, connection_reply reply, void *owner, struct fmha_error *err);
+
+/* @owner does not wait any more for what it has asked for: no call. Return: the request's id, 0: it
+ * waits for none. */
+uint32_t connection_forget(struct connection *connection, const void *owner);
 
 #endif

@@ -20,6 +20,9 @@ struct handouts {
 
 void handouts_init(struct handouts *handouts, uv_loop_t *loop);
 
+/* A sealed memfd with @data, given; -1: failed. It is charged to nobody. */
+int handout_file(const void *data, size_t n);
+
 /*
  * A sealed memfd with @text, given as @ret_fd.
  * Return: 0, FMHA_EQUOTA, FMHA_ENOMEM.

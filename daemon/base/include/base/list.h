@@ -20,6 +20,13 @@ struct list {
 	for (struct list *node = (head)->next, *node##_next = node->next; node != (head);          \
 	     node = node##_next, node##_next = node->next)
 
+/* The same over the structs of @type that are linked by their @member. */
+#define list_for_each_entry(type, item, head, member)                                              \
+	for (type *item = container_of((head)->next, type, member),                                \
+		  *item##_next = container_of(item->member.next, type, member);                    \
+	     &item->member != (head);                                                              \
+	     item = item##_next, item##_next = container_of(item->member.next, type, member))
+
 static inline void list_init(struct list *node)
 {
 	node->next = node->prev = node;

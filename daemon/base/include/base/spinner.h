@@ -20,9 +20,23 @@
 
 #include <proto/spin.h>
 
+/* What a loop looks for, again and again, a few times a turn. */
+struct spin {
+	uv_idle_t turn; /* the owner's to init and stop; while it runs the loop does not block */
+	/* Return: whether there was something. */
+	bool (*look)(struct spin *spin);
+	/* After a look in vain: whether to look again. */
+	bool (*goes_on)(struct spin *spin, uint64_t now);
+	/* It has not gone on; may be NULL. */
+	void (*on_end)(struct spin *spin);
+};
+
+void spin_start(struct spin *spin);
+
+/* The spin for requests; it looks at the connection that was served last. */
 struct spinner {
+	struct spin spin;
 	struct proto_spin rules;
-	uv_idle_t turn;
 	int load_fd; /* /proc/loadavg, or -1 */
 	long n_cores;
 	bool crowded; /* when it was last looked at: more threads want a core than there are */
@@ -33,12 +47,10 @@ struct spinner {
 	 * NULL: it never has. */
 	bool (*is_free)(void *owner);
 	void *owner;
-	/* Serves the connection that was served last, if there is input. Return: whether it was. */
-	bool (*look)(struct spinner *spinner);
 };
 
 void spinner_init(struct spinner *spinner, uv_loop_t *loop, uint64_t window_us,
-		  bool (*look)(struct spinner *spinner));
+		  bool (*look)(struct spin *spin));
 void spinner_deinit(struct spinner *spinner);
 
 /* Input has arrived, at @now. */

@@ -20,7 +20,4 @@ void status_add_histogram(cJSON *object, const char *name, const struct histogra
 /* {"<limit>": {"value", "hits"}, ...}; given. */
 cJSON *status_limits(const struct limits *limits);
 
-/* A sealed memfd with @text, given; -1: failed. */
-int status_text_fd(const char *text, size_t n);
-
 #endif

@@ -59,31 +59,43 @@ struct device_memory {
 	uint64_t allocation_bytes; /* PROTO_VMM_FD: behind the descriptor */
 };
 
-/* A kernel whose code has to be compiled. */
-struct device_build {
-	uint32_t uid;       /* on whose behalf */
-	const char *kernel; /* canonical name, for messages */
-	const char *arch;
-	const char *source; /* file name in the folder of kernel sources */
-	char options[2048]; /* separated by spaces */
-};
-
 struct device_code {
 	const void *data;
 	uint32_t spills; /* bytes of its registers that a lane keeps in memory */
 };
 
-/* Loop thread. @code: borrowed; NULL: @error says why there is none. */
-typedef void (*device_built)(void *owner, const struct device_code *code,
-			     const struct fmha_error *error);
-/* Loop thread. @error: borrowed; code FMHA_OK: ready. */
-typedef void (*device_prepared)(void *owner, const struct fmha_error *error);
-/* Who gets code for kernels: the worker, from its front. Calls @done later, never from inside.
+/*
+ * A kernel's code that is asked for on a user's behalf. The memory is the backend's, which keeps it
+ * until done() or the request is taken back.
+ */
+struct device_build {
+	uint32_t uid;
+	const char *kernel; /* canonical name, for messages */
+	const char *arch;
+	const char *source; /* file name in the folder of kernel sources */
+	const char *const *options;
+	uint32_t n_options;
+	/* Loop thread. @code: borrowed; NULL: @error says why there is none. */
+	void (*done)(struct device_build *build, const struct device_code *code,
+		     const struct fmha_error *error);
+};
+
+/* Who gets code for kernels: the worker, from its front. done() is called later, never from inside.
  * Return: 0, or a negative FMHA_E* and no call. */
-typedef int (*device_builder)(void *worker, const struct device_build *build, device_built done,
-			      void *owner, struct fmha_error *err);
-/* Nobody waits for what @owner has asked for: its call does not come any more. */
-typedef void (*device_unbuilder)(void *worker, void *owner);
+typedef int (*device_builder)(void *worker, struct device_build *build, struct fmha_error *err);
+/* Nobody waits for it any more: its call does not come. */
+typedef void (*device_unbuilder)(void *worker, struct device_build *build);
+
+/* Somebody who waits for a kernel. The memory is the asker's. */
+struct device_waiter {
+	uint32_t uid; /* on whose behalf: compiling takes turns by user */
+	/* Loop thread. @error: borrowed; code FMHA_OK: ready. */
+	void (*done)(void *owner, const struct fmha_error *error);
+	void *owner;
+	/* The device's. */
+	struct device_waiter *next;
+	struct device_kernel *kernel; /* NULL: it does not wait */
+};
 
 /* A copy between the host and a device that cannot read its memory. */
 struct device_copy {
@@ -162,16 +174,16 @@ void device_set_builder(struct device *device, device_builder builder, device_un
 
 /*
  * Makes the kernel of a plan's stage ready to run: compiled and loaded.
- * @args: as plan_placeholder_args() fills them
- * @uid:  who waits for it: compiling takes turns by user
+ * @args:   as plan_placeholder_args() fills them
+ * @waiter: kept until its done(), or device_forget(), if it has to wait
  * @ret_kernel: what launches run, once it is ready; valid as long as the device
- * Return: 0 (ready), DEVICE_PREPARING (@done comes later), or a negative FMHA_E*.
+ * Return: 0 (ready), DEVICE_PREPARING (done() comes later), or a negative FMHA_E*.
  */
 int device_prepare(struct device *device, const struct plan_stage *stage,
-		   const union abi_args *args, uint32_t uid, device_prepared done, void *owner,
+		   const union abi_args *args, struct device_waiter *waiter,
 		   const struct device_kernel **ret_kernel, struct fmha_error *err);
-/* No device_prepared call comes for @owner any more. */
-void device_forget(struct device *device, void *owner);
+/* Nobody waits any more, if anybody did: no call comes. */
+void device_forget(struct device *device, struct device_waiter *waiter);
 
 /* Whether kernels and the host read the same memory: nothing has to be fetched or uploaded. Such a
  * device also shares itself among its streams' users; any other runs what it gets. */

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT */
+/* process.h: one process that serves a device: its start, its control socket, its death. */
+#ifndef FMHAD_FRONT_PROCESS_H
+#define FMHAD_FRONT_PROCESS_H
+
+#include "builder.h"
+#include "front.h"
+
+/* Why we have killed a worker. */
+enum kill_reason {
+	KILL_NOT, /* we have not */
+	KILL_SILENT,
+	KILL_NOT_READY,
+	KILL_SOCKET_CLOSED,
+	KILL_STOPPING,
+};
+
+/* A process and its control socket; a slot's next process may start before these are all closed. */
+struct worker_process {
+	struct worker_slot *slot; /* NULL: replaced */
+	struct front *front;
+	uv_process_t process;
+	struct connection control;
+	struct worker_page *page;
+	struct builder_asker compiles; /* what it waits for */
+	uint32_t n_open;               /* handles that hold this struct: process, control */
+	bool process_alive;
+	enum kill_reason killed;
+	bool leaving; /* told to go: it exits by itself */
+	bool hung_up; /* its control socket is closed */
+};
+
+/*
+ * Starts a process for the slot, which holds it from then on, also when only its control socket
+ * failed: then it is killed and @on_exit comes.
+ * @on_exit: the process has ended; @ops: of its control socket, but for on_closed
+ * Return: 0 or a negative FMHA_E* code.
+ */
+int worker_process_start(struct worker_slot *slot, const struct connection_ops *ops,
+			 uv_exit_cb on_exit, struct fmha_error *err);
+/* Takes NULL, and one that is dead. */
+void worker_process_kill(struct worker_process *process, enum kill_reason reason);
+/* It has ended: lets go of what is left of it. */
+void worker_process_close(struct worker_process *process);
+void worker_process_on_control_closed(struct connection *control);
+
+/* After its end: which kernel, if any, ended it, and whose request that was; and in words. */
+struct worker_death worker_process_culprit(struct worker_process *process);
+void worker_process_describe_death(const struct worker_process *process, int64_t status, int signal,
+				   char *reason, size_t n);
+
+#endif

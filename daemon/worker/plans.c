@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: MIT */
+/* plans.c: the plans of a session: made, charged, explained, released. */
+#include "kernels.h"
+#include "staging.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <proto/cleanup.h>
+#include <proto/error.h>
+#include <proto/problem.h>
+
+struct session_plan *session_plan_unref(struct session_plan *plan)
+{
+	if (!plan || --plan->n_references > 0)
+		return NULL;
+	if (plan->account) {
+		account_release(plan->account, ACCOUNT_PLANS, 1);
+		(void)account_put(plan->account);
+	}
+	free(plan);
+	return NULL;
+}
+
+/* Every tensor's last byte must lie in its buffer, so that a plan that is accepted can run. */
+static int check_plan_buffers(struct session *session, const struct plan *plan,
+			      struct fmha_error *err)
+{
+	for (uint32_t i = 0; i < plan->n_views; i++) {
+		const struct plan_view *view = &plan->views[i];
+		const struct fmha_tensor *tensor = &plan->problem.tensor[view->role];
+		struct buffer *buffer = table_get(&session->buffers, tensor->buffer);
+		const char *name = proto_roles[view->role].name;
+		char field[48];
+
+		if (!buffer) {
+			snprintf(field, sizeof(field), "tensor.%s.buffer", name);
+			return fmha_error_set_field(err, FMHA_ENOENT, field,
+						    "tensor %s: buffer %llu: no such", name,
+						    (unsigned long long)tensor->buffer);
+		}
+		if (tensor->offset > buffer->memory.bytes ||
+		    view->span_bytes > buffer->memory.bytes - tensor->offset) {
+			snprintf(field, sizeof(field), "tensor.%s.offset", name);
+			return fmha_error_set_field(
+				err, FMHA_EINVAL, field,
+				"tensor %s: %llu bytes at %llu do not lie in a buffer of %llu",
+				name, (unsigned long long)view->span_bytes,
+				(unsigned long long)tensor->offset,
+				(unsigned long long)buffer->memory.bytes);
+		}
+	}
+	return 0;
+}
+
+static void describe_plan(const struct plan *plan, struct proto_plan_result *result)
+{
+	result->workspace_bytes = plan->workspace_bytes;
+	result->flops = plan->flops;
+	result->n_stages = plan->n_stages;
+	for (uint32_t i = 0; i < plan->n_stages; i++) {
+		const struct plan_stage *stage = &plan->stages[i];
+		struct proto_stage *out = &result->stages[i];
+
+		snprintf(out->family, sizeof(out->family), "%s", plan_family_name(stage->family));
+		snprintf(out->kernel, sizeof(out->kernel), "%s", stage->kernel);
+		out->workspace_offset = stage->workspace_offset;
+		out->workspace_bytes = stage->workspace_bytes;
+	}
+}
+
+/* FNV-1a of what the problem says, wherever its tensors lie: the same request made again. */
+static uint64_t fingerprint(const struct fmha_problem *problem)
+{
+	struct fmha_problem plain = *problem;
+	const uint8_t *bytes = (const uint8_t *)&plain;
+	uint64_t hash = 14695981039346656037ull;
+
+	for (int i = 0; i < FMHA_N_TENSORS; i++) {
+		plain.tensor[i].buffer = plain.tensor[i].buffer != 0;
+		plain.tensor[i].offset = 0;
+	}
+	for (size_t i = 0; i < sizeof(plain); i++)
+		hash = (hash ^ bytes[i]) * 1099511628211ull;
+	return hash;
+}
+
+static void name_culprits(const struct session *session, struct session_plan *plan)
+{
+	uint64_t print = fingerprint(&plan->plan.problem);
+
+	for (uint32_t i = 0; i < PLAN_MAX_STAGES; i++) {
+		struct culprit *culprit = &plan->culprits[i];
+
+		memcpy(culprit->kernel, plan->plan.stages[i].kernel, sizeof(culprit->kernel));
+		culprit->uid = session->uid;
+		culprit->problem = print;
+	}
+}
+
+/* The largest grid of its stages, one block a unit; all units where no grid is known. */
+static uint32_t load_of(const struct plan *plan, uint32_t compute_units)
+{
+	uint64_t most = 1;
+
+	for (uint32_t i = 0; i < plan->n_stages; i++) {
+		const uint32_t *grid = plan->stages[i].launch.grid;
+		uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2];
+
+		if (blocks == 0 || blocks >= compute_units)
+			return compute_units;
+		if (blocks > most)
+			most = blocks;
+	}
+	return (uint32_t)most;
+}
+
+void session_plan_settle(struct session *session, struct session_plan *plan,
+			 struct proto_plan_result *result)
+{
+	struct worker *worker = session->worker;
+
+	plan->load = load_of(&plan->plan, worker->plan_device.compute_units);
+	name_culprits(session, plan);
+	plan->fixed = staging_is_constant(worker->device, &plan->plan);
+	plan->fetches = staging_fetches(worker->device, &plan->plan);
+	/* A guess for the first run; later ones know better (run.c). */
+	plan->tiny_work = plan->plan.bytes < 1 << 20 ? 2e6 : 0;
+	describe_plan(&plan->plan, result);
+}
+
+static void session_plan_unrefp(struct session_plan **plan)
+{
+	(void)session_plan_unref(*plan);
+}
+
+/* A charged plan without an id. On failure NULL: @err says why. */
+static struct session_plan *make_plan(struct session *session, const struct fmha_problem *problem,
+				      struct fmha_error *err)
+{
+	_cleanup_(session_plan_unrefp) struct session_plan *plan = calloc(1, sizeof(*plan));
+	struct worker *worker = session->worker;
+	struct session_plan *made;
+
+	if (!plan) {
+		(void)fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+		return NULL;
+	}
+	plan->n_references = 1;
+	if (account_charge(session->account, ACCOUNT_PLANS, 1, err) < 0)
+		return NULL;
+	plan->account = session->account;
+	plan->account->n_references++;
+	kernels_act_for(worker, session->uid);
+	if (plan_build(problem, &worker->plan_device, &plan->plan, err) < 0 ||
+	    check_plan_buffers(session, &plan->plan, err) < 0)
+		return NULL;
+	made = plan;
+	plan = NULL;
+	return made;
+}
+
+int session_plan_new(struct session *session, uint32_t id, const struct fmha_problem *problem,
+		     struct fmha_error *err)
+{
+	struct worker *worker = session->worker;
+	struct proto_plan_result result = {0};
+	struct session_plan *plan;
+
+	if (session_has_room(session, LIMIT_PLANS_PER_CONNECTION, &session->plans, "plans", err) <
+	    0)
+		return FMHA_EQUOTA;
+	plan = make_plan(session, problem, err);
+	if (!plan)
+		return err->code;
+	result.plan = table_add(&session->plans, plan);
+	if (!result.plan) {
+		session_plan_unref(plan);
+		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	}
+	plan->serial = ++worker->n_plans;
+	session_plan_settle(session, plan, &result);
+	return prepare_plan(session, id, plan, &result, err);
+}
+
+int session_plan_release(struct session *session, uint64_t id, struct fmha_error *err)
+{
+	struct session_plan *plan = table_remove(&session->plans, id);
+
+	if (!plan)
+		return fmha_error_set_field(err, FMHA_ENOENT, "plan", "plan %llu: no such",
+					    (unsigned long long)id);
+	session_plan_unref(plan);
+	return 0;
+}
+
+int session_explain(struct session *session, uint32_t id, const struct fmha_problem *problem,
+		    struct fmha_error *err)
+{
+	struct proto_json_result result;
+	char *json;
+	int fd = -1, r;
+
+	kernels_act_for(session->worker, session->uid);
+	r = plan_explain(problem, &session->worker->plan_device, &json, err);
+	if (r < 0)
+		return r;
+	result.size = strlen(json);
+	r = handout_text(&session->worker->handouts, session->account, json, result.size, &fd, err);
+	free(json);
+	if (r < 0)
+		return r;
+	connection_answer(&session->connection, id, PROTO_EXPLAIN, &result, fd);
+	return 0;
+}

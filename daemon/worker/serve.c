@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: MIT */
+/* serve.c: a client's direct connection: its beginning, its requests, its end. */
+#include "kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <proto/cleanup.h>
+#include <proto/error.h>
+
+static struct session *session_of(struct connection *connection)
+{
+	return container_of(connection, struct session, connection);
+}
+
+/* ---- requests ---- */
+
+static int handle(struct connection *connection, uint32_t id, enum proto_method method,
+		  const union proto_any_params *params, int *fd, struct fmha_error *err)
+{
+	struct session *session = session_of(connection);
+	int r = 0;
+
+	switch (method) {
+	case PROTO_RUN:
+		run_request(session, id, &params->RUN);
+		return 0;
+	case PROTO_BUFFER_CREATE:
+		return buffer_create(session, id, &params->BUFFER_CREATE, err);
+	case PROTO_BUFFER_IMPORT:
+		return buffer_import(session, id, &params->BUFFER_IMPORT, fd, err);
+	case PROTO_EVENT_IMPORT:
+		return event_import(session, id, &params->EVENT_IMPORT, err);
+	case PROTO_PLAN:
+		return session_plan_new(session, id, &params->PLAN.problem, err);
+	case PROTO_EXPLAIN:
+		return session_explain(session, id, &params->EXPLAIN.problem, err);
+	case PROTO_REGISTRY_EXPORT:
+	case PROTO_REGISTRY_IMPORT:
+	case PROTO_REGISTRY_LOAD:
+	case PROTO_REGISTRY_UNLOAD:
+		return kernels_request(session, id, method, params, fd, err);
+	case PROTO_PING:
+		break;
+	case PROTO_BUFFER_RELEASE:
+		r = buffer_release(session, params->BUFFER_RELEASE.buffer, err);
+		break;
+	case PROTO_EVENT_RELEASE:
+		r = event_release(session, params->EVENT_RELEASE.event, err);
+		break;
+	case PROTO_PLAN_RELEASE:
+		r = session_plan_release(session, params->PLAN_RELEASE.plan, err);
+		break;
+	case PROTO_CANCEL:
+		r = run_cancel(session, params->CANCEL.request, err);
+		break;
+	case PROTO_INJECT:
+		r = device_inject(session->worker->device, params->INJECT.fault,
+				  params->INJECT.after, err);
+		break;
+	default:
+		return fmha_error_set_field(err, FMHA_EINVAL, "method",
+					    "%s is not answered on this socket",
+					    proto_methods[method].name);
+	}
+	if (r == 0)
+		connection_answer(connection, id, method, &(struct proto_empty){0}, -1);
+	return r;
+}
+
+/* ---- life ---- */
+
+static void on_hangup(struct connection *connection)
+{
+	struct session *session = session_of(connection);
+	struct buffer *buffer;
+	struct event *event;
+	struct session_plan *plan;
+
+	session->hung_up = true;
+	prepare_forget(session);
+	run_cancel_all(session);
+	while ((buffer = table_pop(&session->buffers)))
+		buffer_unref(buffer);
+	while ((event = table_pop(&session->events)))
+		event_unref(event);
+	while ((plan = table_pop(&session->plans)))
+		session_plan_unref(plan);
+	list_remove(&session->in_sessions);
+	atomic_fetch_sub(&session->worker->page->n_sessions, 1);
+}
+
+static void on_closed(struct connection *connection)
+{
+	struct session *session = session_of(connection);
+
+	session->closed = true;
+	session_release(session);
+}
+
+static const struct connection_ops session_ops = {
+	.handle = handle, .on_closed = on_closed, .on_hangup = on_hangup};
+
+static struct session *make_session(struct worker *worker,
+				    const struct proto_worker_attach_params *params)
+{
+	struct session *session = calloc(1, sizeof(*session));
+
+	if (!session)
+		return NULL;
+	session->worker = worker;
+	session->id = params->session;
+	session->uid = params->uid;
+	session->gid = params->gid;
+	session->pid = params->pid;
+	snprintf(session->client, sizeof(session->client), "%s", params->client);
+	list_init(&session->waiting);
+	list_init(&session->running);
+	list_init(&session->in_sessions);
+	list_init(&session->preparing);
+	return session;
+}
+
+static int charge_session(struct session *session, struct fmha_error *err)
+{
+	struct account *account = account_get(&session->worker->accounts, session->uid);
+	int r;
+
+	if (!account)
+		return fmha_error_set(err, FMHA_ENOMEM, "session: out of memory");
+	r = account_charge(account, ACCOUNT_SESSIONS, 1, err);
+	if (r < 0)
+		account_put(account);
+	else
+		session->account = account;
+	return r;
+}
+
+int session_new(struct worker *worker, int *fd, const struct proto_worker_attach_params *params,
+		struct fmha_error *err)
+{
+	_cleanup_(session_freep) struct session *session = make_session(worker, params);
+	uint32_t weight = config_weight(&worker->page->config, params->uid);
+	int r;
+
+	if (!session)
+		return fmha_error_set(err, FMHA_ENOMEM, "session: out of memory");
+	r = charge_session(session, err);
+	if (r < 0)
+		return r;
+	if (fair_session_init(&worker->turns, session->uid, weight, &session->turn) < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "session: out of memory");
+	r = device_stream_new(worker->device, params->uid, weight, &session->stream, err);
+	if (r < 0)
+		return r;
+	r = connection_open(&session->connection, &worker->hub, take_fd(fd), session->account,
+			    false, &session_ops, err);
+	if (r < 0)
+		return r;
+	list_append(&worker->sessions, &session->in_sessions);
+	atomic_fetch_add(&worker->page->n_sessions, 1);
+	session = NULL; /* its connection's from now on */
+	return 0;
+}
