@@ -26,6 +26,32 @@ static const char good_source[] =
 static const char bad_source[] =
 	"extern \"C\" __attribute__((global)) void scale(float *x) { x[0] = undeclared_name; }\n";
 
+/* More values than registers. */
+static const char spilling_source[] =
+	"#ifdef __CUDACC_RTC__\n"
+	"#define FEW __launch_bounds__(1024, 2)\n"
+	"#define LANE threadIdx.x\n"
+	"#else\n"
+	"#define FEW __attribute__((amdgpu_num_vgpr(32)))\n"
+	"#define LANE __builtin_amdgcn_workitem_id_x()\n"
+	"#endif\n"
+	"extern \"C\" __attribute__((global)) void FEW mix(float *x)\n"
+	"{\n"
+	"	float v[80];\n"
+	"	x += 80 * LANE;\n"
+	"#pragma unroll\n"
+	"	for (int i = 0; i < 80; i++)\n"
+	"		v[i] = x[i];\n"
+	"#pragma unroll 1\n"
+	"	for (int n = 0; n < 99; n++)\n"
+	"#pragma unroll\n"
+	"		for (int i = 0; i < 80; i++)\n"
+	"			v[i] = v[i] * v[(i + 7) % 80] + x[n];\n"
+	"#pragma unroll\n"
+	"	for (int i = 0; i < 80; i++)\n"
+	"		x[i] = v[i];\n"
+	"}\n";
+
 struct fixture {
 	char root[64], sources[96], cache_dir[96];
 	struct compile_config config;
@@ -59,6 +85,7 @@ static int setup(void **state)
 	f->config = (struct compile_config){.helper = COMPILE_HELPER, .source_dir = f->sources};
 	write_source(f, "good.hip", good_source);
 	write_source(f, "bad.hip", bad_source);
+	write_source(f, "spilling.hip", spilling_source);
 	*state = f;
 	return 0;
 }
@@ -141,6 +168,27 @@ static void builds_once(struct fixture *f, const char *compiler, const char *arc
 	(void)cache_entry_free(second);
 }
 
+/* Bytes of registers, whatever the compiler counts, and the cache has them. */
+static void says_what_spills(struct fixture *f, const char *compiler, const char *arch)
+{
+	struct compile_request request = request_for(compiler, arch, "spilling.hip");
+	struct cache_entry *first = NULL, *second = NULL;
+	struct fmha_error err = {0};
+	bool hit;
+
+	need(f, compiler);
+	if (compile_cached(f, &request, &first, &hit, &err) != 0)
+		fail_msg("%s for %s: %s", compiler, arch, err.msg);
+	assert_true(first->info.spills >= 4 * 40 && first->info.spills % 4 == 0);
+	assert_true(first->info.spills < 4096);
+	assert_true(first->info.scratch_bytes > 0);
+	assert_int_equal(compile_cached(f, &request, &second, &hit, &err), 0);
+	assert_true(hit);
+	assert_int_equal(second->info.spills, first->info.spills);
+	(void)cache_entry_free(first);
+	(void)cache_entry_free(second);
+}
+
 static void names_the_kernel_and_the_error(struct fixture *f, const char *compiler,
 					   const char *arch)
 {
@@ -162,6 +210,16 @@ static void nvrtc_builds(void **state)
 {
 	builds_once(*state, "nvrtc", "sm_80");
 	builds_once(*state, "nvrtc", "sm_90a");
+}
+
+static void nvrtc_says_what_spills(void **state)
+{
+	says_what_spills(*state, "nvrtc", "sm_90a");
+}
+
+static void clang_says_what_spills(void **state)
+{
+	says_what_spills(*state, "clang", "gfx1100");
 }
 
 static void nvrtc_reports_errors(void **state)
@@ -347,8 +405,10 @@ int main(void)
 #define COMPILE_TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
 		COMPILE_TEST(nvrtc_builds),
+		COMPILE_TEST(nvrtc_says_what_spills),
 		COMPILE_TEST(nvrtc_reports_errors),
 		COMPILE_TEST(clang_builds),
+		COMPILE_TEST(clang_says_what_spills),
 		COMPILE_TEST(clang_reports_errors),
 		COMPILE_TEST(hiprtc_builds),
 		COMPILE_TEST(survives_a_compiler_that_aborts),
