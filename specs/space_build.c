@@ -6,8 +6,8 @@
  *    "when": "arch.trload", "for": [axes], "set": {...}, "rules": [...], "tiles": "forward",
  *    "allow": ["mask"], "receipt": "forward", "only_receipts": [1], "restrict_hdims": false}
  *
- *   pipeline         a word, or a list, or {"config": true, "else": [...]}: the sweep's list as it
- * is data_types       a list, or "arch" for all of the arch's; the sweep's list thins out either
+ *   pipeline         a word, or a list, or {"config": true, "else": [...]}: the sweep's list as is
+ *   data_types       a list, or "arch" for all of the arch's; the sweep's list thins out either
  *   head_dims        a list of pairs or numbers, or "arch": the arch's table of the data type
  *   when             judged before the axes
  *   allow            the lists of the sweep that are honoured, by field
