@@ -8,8 +8,7 @@
  *                "limits": {"work": 2000000000}}]}
  *
  * A group's shapes are the product of its axes over what "set" fixes. Limits drop shapes that would
- * take too long: "work" is the number of multiply-adds of Q K^T, "bytes" the elements of Q, K, V,
- * O.
+ * take too long: "work" is the number of multiply-adds of Q K^T, "elements" those of Q, K, V, O.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,8 +6,8 @@
  *    "when": "arch.trload", "for": [axes], "set": {...}, "rules": [...], "tiles": "forward",
  *    "allow": ["mask"], "receipt": "forward", "only_receipts": [1], "restrict_hdims": false}
  *
- *   pipeline         a word, or a list, or {"config": true, "else": [...]}: the sweep's list as it
- * is data_types       a list, or "arch" for all of the arch's; the sweep's list thins out either
+ *   pipeline         a word, or a list, or {"config": true, "else": [...]}: the sweep's list as is
+ *   data_types       a list, or "arch" for all of the arch's; the sweep's list thins out either
  *   head_dims        a list of pairs or numbers, or "arch": the arch's table of the data type
  *   when             judged before the axes
  *   allow            the lists of the sweep that are honoured, by field
@@ -318,9 +318,9 @@ static int read_generator_name(struct builder *b, const struct at *at, struct dr
 
 struct tile_list *space_new_tile_list(struct spec_space *space, size_t n, struct fmha_error *err)
 {
+	size_t n_lists = space->n_tile_lists + 1;
 	/* NOLINTNEXTLINE(bugprone-sizeof-expression): a list of pointers */
-	struct tile_list **grown = realloc(space->tile_lists,
-					   (space->n_tile_lists + 1) * sizeof(*grown));
+	struct tile_list **grown = realloc(space->tile_lists, n_lists * sizeof(*grown));
 	struct tile_list *list = grown ? calloc(1, sizeof(*list)) : NULL;
 
 	if (grown)

@@ -3,8 +3,9 @@
  * space_impl.h: a space as it is stored. Two levels:
  *
  *   template  one block of a rules file, compiled for the arch: its axes, and its rules sorted by
- * the axis after which all they read is known block     a template with family, data type, head
- * dims and pipeline fixed, and a list of tiles that it shares with all blocks of the same kind
+ *             the axis after which all they read is known
+ *   block     a template with family, data type, head dims and pipeline fixed, and a list of tiles
+ *             that it shares with all blocks of the same kind
  *
  * A spec is a block, one value of each axis, and a tile. The specs are walked in that order, so
  * that the innermost step copies one struct kernel_tile and most rules never run there.

@@ -3,9 +3,10 @@
  * space_read.c: axes, rules and assignments, from JSON. Blocks and tile generators are both made of
  * these three:
  *
- *   "for":   [{"mode": ["batch", "group"], "tile_m0,tile_n0": [[128, 64], [64, 128]]}, "name of a
- * set"] "rules": ["mode != 'group' or pad_s and pad_sk", "name_of_a_definition"] "set": {"tile_n1":
- * "hdim_v", "pipeline": "qr", "lse": 1}
+ *   "for":   [{"mode": ["batch", "group"], "tile_m0,tile_n0": [[128, 64], [64, 128]]},
+ *             "name of a set"]
+ *   "rules": ["mode != 'group' or pad_s and pad_sk", "name_of_a_definition"]
+ *   "set":   {"tile_n1": "hdim_v", "pipeline": "qr", "lse": 1}
  */
 #include <stdlib.h>
 

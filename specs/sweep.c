@@ -2,8 +2,8 @@
 /*
  * sweep.c: sweep configurations, which ask for one variant of an arch's space and thin it out:
  *
- *   {"variant": "fwd", "trait_config": {"data_type": {"values": ["fp16"]}, "lse": {"values":
- * [false]}}}
+ *   {"variant": "fwd", "trait_config": {"data_type": {"values": ["fp16"]},
+ *                                       "lse": {"values": [false]}}}
  */
 #include <stdlib.h>
 #include <stdio.h>

@@ -4,11 +4,13 @@
  * rules, completed by its assignments.
  *
  *   "for"     axes. A field that is already fixed (the block's data type, head dims and pipeline,
- * or one that an earlier axis has set) selects the rows that agree with it instead of being set: so
- * a table of tiles by head dim is an axis over both. "rules"   each judged as soon as all that it
- * reads is known "set"     assignments to the tiles that are left "lookup"  a table of section
- * "lookups": more fields from its first row that agrees in the fields of "match"; when none does,
- * in those of "or_match"; when none does, from the assignments of "else"; and always those of "set"
+ *             or one that an earlier axis has set) selects the rows that agree with it instead of
+ *             being set: so a table of tiles by head dim is an axis over both.
+ *   "rules"   each judged as soon as all that it reads is known
+ *   "set"     assignments to the tiles that are left
+ *   "lookup"  a table of section "lookups": more fields from its first row that agrees in the
+ *             fields of "match"; when none does, in those of "or_match"; when none does, from the
+ *             assignments of "else"; and always those of "set"
  *
  * Equal tiles are kept once: a lookup may overwrite what told two of them apart.
  */

@@ -94,7 +94,7 @@ static int within_workspace(const struct reach *r, uint64_t offset, uint64_t ele
 
 /* ---- the loops of kernels ---- */
 
-/* Rows of queries: view_q_offset() and view_rows_offset() of kernels/view.h. */
+/* Rows of queries: view_q_offset() and view_rows_offset() of <kernels/view.h>. */
 static struct step sequence_step(const struct abi_sequences *s, int64_t stride)
 {
 	return (struct step){s->seqstart_q ? 1 : s->batch, stride};

@@ -10,9 +10,10 @@
  *
  * Worked, 132 compute units, 1 query row:
  *   batch 1, 8 key heads, 8,192 keys: 8 items, at most 8192 / 256 = 32 splits. 16 splits of 512
- * keys give 128 items in one wave of 132: 97 % busy, the best; 15 of 576 give 120: 91 %; 13 of 640
- * give 104: 79 %. 85 % of 97 % is 82 %, so 15 splits. batch 64: 512 items, more than 0.8 * 132: no
- * split. 400 keys: never, a split would be too short.
+ *     keys give 128 items in one wave of 132: 97 % busy, the best; 15 of 576 give 120: 91 %; 13 of
+ *     640 give 104: 79 %. 85 % of 97 % is 82 %, so 15 splits.
+ *   batch 64: 512 items, more than 0.8 * 132: no split.
+ *   400 keys: never, a split would be too short.
  *
  * A GPU's compute unit holds several workgroups of a decode tile at once, and memory is busier with
  * all of them there: what fills the units once, but not those places, is split to fill them. batch

@@ -52,8 +52,7 @@ int workspace_product(uint64_t *ret_bytes, struct fmha_error *err, int n, const 
  * Worked: seqlen_k 1024, tile_n0 128: 8 tiles a head; batch 2, 4 heads: 64 tiles.
  *   16 workers: 4 tiles a run, 8 % 4 == 0: runs start on head borders: 8 / 4 = 2.
  *    8 workers: 8 tiles a run: one head a run: 1. 4 workers: 16 a run, two heads a run: 1.
- *   22 workers: 3 tiles a run: a head's 8 tiles start anywhere in a run: at most 1 + ceil(7 / 3)
- * = 4.
+ *   22 workers: 3 tiles a run: a head's 8 tiles start anywhere in one: at most 1 + ceil(7 / 3) = 4.
  */
 int32_t bwd_persistent_splits(const struct fmha_problem *problem, int64_t tile_n0, int64_t workers)
 {

@@ -3,8 +3,8 @@
  * bwd_rows.c: the first and the last stage of backward, both bound by memory.
  *
  * dot_do_o: d = rowsum(dO * O), which is sum_j P_j dP_j of the row, dropout and sink included,
- * since O = sum_j r_j P_j V_j. Then dsink = -sum over rows of exp(sink - LSE) d. convert_dq: dQ =
- * scale * (sum of the splits, in order), rounded once.
+ * since O = sum_j r_j P_j V_j. Then dsink = -sum over rows of exp(sink - LSE) d.
+ * convert_dq: dQ = scale * (sum of the splits, in order), rounded once.
  */
 #include "level.h"
 

@@ -7,8 +7,9 @@
  * query heads that share it, and converted in registers:
  *
  *   phase 0, a task a chunk of keys:    S = Q K^T by dot products along the head, four keys at a
- * time; P, its sum, and O = P V; partial results to the workspace phase 1, a task a group of heads:
- * the chunks are put together
+ *                                       time; P, its sum, and O = P V; partial results to the
+ *                                       workspace
+ *   phase 1, a task a group of heads:   the chunks are put together
  *
  * Memory is fast only when it is read in order. Where the heads of one key lie side by side, a task
  * takes all of them, a few keys at a time, and asks for the next keys in the order in which they

@@ -7,8 +7,7 @@
  *
  * q_padded is hdim_q in multiples of K_UNIT. Keys beyond the sequence's end are zeros. fp8 factors
  * are applied here. A flag a panel of keys says whether V has a value that is not finite there:
- * then 0
- * * V is not 0, and P V must skip what a mask hides.
+ * then 0 * V is not 0, and P V must skip what a mask hides.
  */
 #ifndef FMHA_CPU_PACK_H
 #define FMHA_CPU_PACK_H

@@ -2,12 +2,14 @@
 /*
  * appendkv.c: new keys and values into the cache, with rotary position embedding.
  *
- * The exact formula, which every kernel reproduces bit by bit: with p the position and i <
- * rotary_dim / 2, c = cos[p][i], s = sin[p][i] and the pair (x, y) at dims (2i, 2i + 1) or (i, i +
- * rotary_dim / 2), x' = round(x * c - y * s),  y' = round(x * s + y * c) evaluated in double, where
- * both products are exact, so that neither fused multiply-add nor the order of operands changes a
- * bit; then one rounding, to nearest even, from double to the tensor's type. Positions past the
- * tables' end use their last row. Everything that does not rotate is copied, bits untouched.
+ * The exact formula, which every kernel reproduces bit by bit: with p the position,
+ * i < rotary_dim / 2, c = cos[p][i], s = sin[p][i] and the pair (x, y) at dims (2i, 2i + 1) or
+ * (i, i + rotary_dim / 2),
+ *   x' = round(x * c - y * s),  y' = round(x * s + y * c)
+ * evaluated in double, where both products are exact, so that neither fused multiply-add nor the
+ * order of operands changes a bit; then one rounding, to nearest even, from double to the tensor's
+ * type. Positions past the tables' end use their last row. Everything that does not rotate is
+ * copied, bits untouched.
  */
 #include <string.h>
 

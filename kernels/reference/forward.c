@@ -2,8 +2,8 @@
 /*
  * forward.c: attention forward, one row of S at a time.
  *
- *   s_j = scale * q . k_j;  soft cap;  + bias;  + ALiBi;  columns that the row does not see are
- * left out l = sum_j exp(s_j - m);  o = sum_j dropout(exp(s_j - m) / l) v_j;  LSE = m + ln(l)
+ *   s_j = scale * q . k_j;  soft cap;  + bias;  + ALiBi;  columns that the row does not see are out
+ *   l = sum_j exp(s_j - m);  o = sum_j dropout(exp(s_j - m) / l) v_j;  LSE = m + ln(l)
  *
  * One text serves both the double-precision judge and the rounded yardstick: held() is applied
  * wherever a value would be held in the narrow type, and it changes nothing for the judge.

@@ -38,23 +38,23 @@ enum abi_family {
 	ABI_N_FAMILIES
 };
 
-/* data == 0: absent. A matrix over (row, column) uses stride_seq for rows, stride_dim for columns.
- */
+/* data == 0: absent. Over (row, column): stride_seq is for rows, stride_dim for columns. */
 struct abi_tensor {
 	void *data;
 	abi_i64 stride_batch, stride_seq, stride_head, stride_dim; /* elements */
 };
 
-/* Row statistics, f32: element (b, h, i) at data[b * stride_batch + h * stride_head + i *
- * stride_seq]; group mode: i counts along the packed axis. */
+/* Row statistics, f32: element (b, h, i) at
+ * data[b * stride_batch + h * stride_head + i * stride_seq];
+ * group mode: i counts along the packed axis. */
 struct abi_rows {
 	float *data;
 	abi_i64 stride_batch, stride_head, stride_seq;
 };
 
-/* fp8 scale factors: data[b * stride_batch + h * stride_head + (i / block) * stride_block]; block
- * 0: one factor for all i. Per page (k, v only): the page number takes the place of b, block is 0.
- */
+/* fp8 scale factors: data[b * stride_batch + h * stride_head + (i / block) * stride_block];
+ * block 0: one factor for all i. Per page (k, v only): the page number takes the place of b, block
+ * is 0. */
 struct abi_descale {
 	const float *data; /* 0: factor 1 */
 	abi_i64 stride_batch, stride_head, stride_block;
@@ -74,15 +74,12 @@ struct abi_sequences {
 	abi_i32 batch;
 	abi_i32 seqlen_q_max; /* batch mode: the physical length */
 	abi_i32 seqlen_k_max; /* batch mode: the physical length or the cache's capacity */
-	abi_i32 total_q;      /* group mode: length of the packed q axis; batch mode: batch *
-				 seqlen_q_max */
-	abi_i32 total_k;      /* group mode: length of the packed k axis; batch mode: batch *
-				 seqlen_k_max */
+	abi_i32 total_q;      /* length of the packed q axis; batch mode: batch * seqlen_q_max */
+	abi_i32 total_k;      /* length of the packed k axis; batch mode: batch * seqlen_k_max */
 	abi_i32 reserved;
 };
 
-/* The cache of keys and values. Exactly one of: contiguous (page_size 0), block_table, kv_indptr.
- */
+/* The cache of keys and values. One of: contiguous (page_size 0), block_table, kv_indptr. */
 struct abi_kv_cache {
 	const abi_i32 *block_table; /* [batch, >= ceil(seqlen_k / page_size)] */
 	abi_i64 block_table_stride;
@@ -167,10 +164,10 @@ struct abi_appendkv_args {
 	struct abi_tensor q, q_rotated; /* absent: q is not rotated */
 	struct abi_tensor k_new, v_new;
 	struct abi_tensor k, v; /* the cache, written */
-	struct abi_tensor rotary_cos,
-		rotary_sin;             /* stride_seq, stride_dim: [max_pos, rotary_dim / 2] */
-	struct abi_sequences sequences; /* seqlen_k: lengths BEFORE the append; 0: all seqlen_k_max
-					 * minus seqlen_new */
+	/* stride_seq, stride_dim: [max_pos, rotary_dim / 2] */
+	struct abi_tensor rotary_cos, rotary_sin;
+	/* seqlen_k: lengths BEFORE the append; 0: all seqlen_k_max - seqlen_new */
+	struct abi_sequences sequences;
 	struct abi_kv_cache cache;
 	abi_i32 seqlen_new;
 	abi_i32 rope, rotary_dim, rotary_max_pos;
@@ -182,12 +179,12 @@ struct abi_appendkv_args {
 
 /*
  * ABI_BWD_*. The three stages share one struct and one workspace:
- *   head: nsplits int32 [batch where it is deterministic in group mode, else 1], rounded up to 16
- *         bytes;
+ *   head: nsplits int32 [batch where it is deterministic in group mode, else 1], rounded up to
+ *         16 bytes;
  *         group mode: dq_acc_offsets int64 [batch + 1], in elements, rounded up to 16 bytes;
- *   data: dq_acc f32, per sequence [nhead_q, nsplits_i, seqlen_q_i (physical, with padding),
- * hdim_q]. dot_do_o writes d = rowsum(dO * O), and dsink where asked; dq_dk_dv writes dK, dV, dBias
- * and either dQ or partial sums in dq_acc; convert_dq sums the splits, in order, scales and rounds.
+ *   data: dq_acc f32, a sequence [nhead_q, nsplits_i, seqlen_q_i (physical, with padding), hdim_q].
+ * dot_do_o writes d = rowsum(dO * O), and dsink where asked; dq_dk_dv writes dK, dV, dBias and
+ * either dQ or partial sums in dq_acc; convert_dq sums the splits, in order, scales and rounds.
  */
 struct abi_bwd_args {
 	struct abi_tensor q, k, v, o, d_o;

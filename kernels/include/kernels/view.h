@@ -12,8 +12,7 @@
 
 #include <kernels/abi.h>
 
-/* One sequence of the batch. Rows and columns are counted from its own first query and first real
- * key. */
+/* One sequence of the batch. Rows and columns count from its own first query and first real key. */
 struct view_sequence {
 	int32_t batch; /* its number */
 	bool packed_q; /* group mode: q_start counts along the packed axis */
@@ -56,8 +55,7 @@ static inline struct view_sequence view_sequence(const struct abi_sequences *s,
 	return v;
 }
 
-/* Element 0 of row @row of head @head, of a tensor along the query axis: q, o, d_o, bias, randval.
- */
+/* Element 0 of a row and head, of a tensor along the query axis: q, o, d_o, bias, randval. */
 static inline int64_t view_q_offset(const struct abi_tensor *t, const struct view_sequence *v,
 				    int32_t row, int32_t head)
 {

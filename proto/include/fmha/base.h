@@ -80,8 +80,7 @@ enum fmha_op {
 
 enum fmha_mode {
 	FMHA_BATCH = 0, /* equal physical lengths: a batch dimension */
-	FMHA_GROUP =
-		1, /* varlen: sequences packed on one axis, found by seqstart_q and seqstart_k */
+	FMHA_GROUP = 1, /* varlen: sequences packed on one axis, see seqstart_q and seqstart_k */
 };
 
 /*
@@ -138,8 +137,7 @@ struct fmha_tensor {
 	X(V, v, 4, "batch, seqlen_k, nhead_k, hdim_v; paged: see fmha_kv_layout", IN)              \
 	X(O, o, 4, "batch, seqlen_q, nhead_q, hdim_v; an input of backward", OUT)                  \
 	X(LSE, lse, 3, "batch, nhead_q, seqlen_q; f32, natural log; an input of backward", OUT)    \
-	X(BIAS, bias, 4, "batch, nhead_q, seqlen_q, max seqlen_k; any of the first 3 may be 1",    \
-	  IN)                                                                                      \
+	X(BIAS, bias, 4, "batch, nhead_q, seqlen_q, max seqlen_k; the first 3 may each be 1", IN)  \
 	X(ALIBI_SLOPES, alibi_slopes, 2, "batch, nhead_q; f32; stride[0] 0: [nhead_q]", IN)        \
 	X(SINK, sink, 1, "nhead_q; f32 logit added to the softmax denominator", IN)                \
 	X(RANDVAL, randval, 4, "batch, nhead_q, seqlen_q, max seqlen_k; u8 dropout bytes", OUT)    \
@@ -186,33 +184,43 @@ enum fmha_tensor_role {
  * Query head h reads key head h / (nhead_q / nhead_k). Set it up with fmha_problem_init(), which
  * gives every option its neutral value, then fill in what the problem needs.
  *
- * What several fields say together; rows i and columns j count from a sequence's own first row and
- * first real key, lengths are its own, without padding:
+ * What several fields say together; rows i and columns j, of bias and randval too, count from a
+ * sequence's own first row and first real key, lengths are its own, without padding:
  *
  * ALiBi adds -slope * |i + seqlen_k - seqlen_q - j|: the last row lies on the last column,
  * whichever corner the mask is tied to.
  *
  * A sink is a logit of each head that enters the softmax's denominator and no output. LSE counts
  * it: log(exp(sink) + sum exp(S)); a row that sees no key has O = 0 and LSE = sink (-inf without
- * one). Backward takes that LSE. merge_states counts its sink once: the parts come without it.
+ * one). Backward takes that LSE; dsink is -sum over rows of exp(sink - LSE) * rowsum(dO * O).
+ * merge_states counts its sink once: the parts come without it.
  *
  * Dropout takes one byte of Philox an element, a function of (seed, offset, batch, head, row,
- * column) alone, FlashAttention-2's for the same seed and offset. It keeps an element whose byte is
- * at most floor(255 * (1 - dropout_p)), scaled by 1 / (1 - dropout_p): the rate has 256 steps, and
- * (floor(255 * (1 - dropout_p)) + 1) / 256 are kept, as 0.8984 at 0.1. A call uses the counters
- * [dropout_offset, dropout_offset + 32 * batch * nhead_q): advance the offset by that much from
- * call to call, or elements of two calls share their bytes. Backward takes its forward's.
+ * column) alone, FlashAttention-2's for the same seed and offset. It keeps an element whose byte
+ * is at most floor(255 * (1 - dropout_p)), scaled by 1 / (1 - dropout_p), with 1 - dropout_p in
+ * float and the product in double: the rate has 256 steps, and the share
+ *   (floor(255 * (1 - dropout_p)) + 1) / 256
+ * is kept, as 0.8984 at 0.1. A call uses the counters from dropout_offset on, 32 * batch * nhead_q
+ * of them: advance the offset by that much from call to call, or elements of two calls share their
+ * bytes. Backward takes its forward's seed and offset, or the bytes themselves as randval, which
+ * forward writes at hidden columns too.
  *
  * Padding is not written: O, LSE, dQ and dBias keep what they held in rows at or above
  * seqlen_q_per_batch, dK and dV in keys at or above seqlen_k_per_batch, all of them in rows that no
  * sequence owns. Zero them first where somebody adds over them. What inputs hold there is not used.
  * In rows that are computed dBias is 0 at columns without a key.
  *
- * With k_new, seqlen_k_per_batch holds the lengths before: row i of k_new becomes key
- * seqlen_k_per_batch[b] + i (without them: seqlen_k - seqlen_new + i). Attention in the same call
- * sees the new keys. RoPE rotates a row of k_new by the position that it is written to; q by the
- * position of the first new key, plus i when there is a mask (causal, window); v_new and what the
- * cache holds not at all.
+ * With leftpad_k, a sequence's keys begin leftpad_k positions into its storage; seqlen_k_per_batch
+ * counts those as well. Blocks of k_descale and v_descale count positions, so padding too.
+ *
+ * With k_new, seqlen_k_per_batch holds the lengths before: row i of k_new is written to position
+ * seqlen_k_per_batch[b] + i (without them: the sequence's length - seqlen_new + i). Attention in
+ * the same call sees the new keys. RoPE rotates a row of k_new by the position that it is written
+ * to; q by the position of the first new key, plus i when there is a mask (causal, window); v_new
+ * and what the cache holds not at all. At position p the pair (x, y) number n of enum fmha_rope
+ * becomes (x * c - y * s, x * s + y * c), c = rotary_cos[p][n] and s = rotary_sin[p][n], in double,
+ * rounded once; a position past the tables takes their last row. Elements from rotary_dim on are
+ * copied.
  */
 struct fmha_problem {
 	uint32_t struct_size; /* sizeof(struct fmha_problem), set by fmha_problem_init() */
@@ -234,7 +242,7 @@ struct fmha_problem {
 	int32_t window_left;  /* -1: unlimited */
 	int32_t window_right; /* -1: unlimited; 0: causal */
 	int32_t sink_tokens;  /* leading keys visible under any window */
-	int32_t min_seqlen_q; /* group mode: sequences with fewer rows are skipped, O untouched */
+	int32_t min_seqlen_q; /* group mode: sequences with fewer rows are skipped, O and LSE kept */
 
 	float scale; /* 0 is a real scale; fmha_problem_init() leaves NaN: 1/sqrt(hdim_q) */
 	float logits_soft_cap; /* 0: none */

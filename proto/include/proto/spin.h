@@ -11,11 +11,11 @@
  *  - Only after PROTO_SPIN_STREAK waits in a row that ended within the window. A client that calls
  *    once a millisecond never makes anybody spin, and silence after a burst costs one window.
  *  - The window is of the order of what sleeping costs: waiting longer than that could at best
- * halve the latency, while the core is lost to everybody else.
+ *    halve the latency, while the core is lost to everybody else.
  *  - A look that comes late means that somebody else had work for this core. Then sleeping is
- * right: the kernel wakes a sleeper before it resumes a busy thread, but makes one that yields
- * wait. Spinning pauses, twice as long each time that this happens again, so that on a busy machine
- *    it costs below a percent.
+ *    right: the kernel wakes a sleeper before it resumes a busy thread, but makes one that yields
+ *    wait. Spinning pauses, twice as long each time that this happens again, so that on a busy
+ *    machine it costs below a percent.
  *  - Never on one core, where the other side cannot run meanwhile.
  *
  * Pure bookkeeping: the caller brings the time (ns, monotonic), looks and yields.

@@ -16,9 +16,10 @@ struct spec_backend;
 /*
  * Loads arch/, rules/ and sweeps/ below @dir, and adds what this build can run.
  * @backends: specs/backend.h, NULL at the end, kept; NULL: none
- * @dir: NULL: $FMHA_SPECS_DIR, else the installed folder, else the source tree's that this was
- * built in Return: 0; FMHA_EIO; FMHA_ENOMEM; FMHA_EINVAL when a file is broken: the message has
- * file, path in the document and reason.
+ * @dir:      NULL: $FMHA_SPECS_DIR, else the installed folder, else the source tree's that this
+ *            was built in
+ * Return: 0; FMHA_EIO; FMHA_ENOMEM; FMHA_EINVAL when a file is broken: the message has file, path
+ * in the document and reason.
  */
 int spec_catalog_load(const char *dir, const struct spec_backend *const *backends,
 		      struct spec_catalog **ret_catalog, struct fmha_error *err);

@@ -22,8 +22,8 @@ struct spec_filter;
 
 /*
  * @explain: NULL, or filled on failure with three lines for people: the message, the text around
- * the fault, and a caret under it. @err has the message and the column. Return: 0, FMHA_EINVAL,
- * FMHA_ENOMEM
+ *           the fault, and a caret under it. @err has the message and the column.
+ * Return: 0, FMHA_EINVAL, FMHA_ENOMEM
  */
 #define SPEC_EXPLAIN_BYTES 512
 int spec_filter_compile(const struct spec_catalog *catalog, const char *text,

@@ -253,9 +253,10 @@ int spec_word_find(const struct spec_catalog *catalog, enum spec_field field, co
  *     (stage 2 is left out when it is 1x1x1 or 16x16x16, stage 1 too when it then equals stage 0),
  *   p<pad_s><pad_sk><pad_d><pad_dv>, mask, bias,
  *   then in this order, each only when it is not the default: lse, drop, cap, sink, skip,
- * qs.<qscale>, paged, rope.<rope>, ps<page_size>, kvl.<layout>, kvt.<lookup>, det, dbias,
- * drv.<variant>, trload, bpc<n>, nwg<n>, v.<vlayout>; last the arch. Returns the length; 0 when it
- * would not fit, which validation reports as an error.
+ *     qs.<qscale>, paged, rope.<rope>, ps<page_size>, kvl.<layout>, kvt.<lookup>, det, dbias,
+ *     drv.<variant>, trload, bpc<n>, nwg<n>, v.<vlayout>,
+ *   last the arch.
+ * Returns the length; 0 when it would not fit, which validation reports as an error.
  */
 size_t spec_name_format(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 			char name[SPEC_NAME_BYTES]);

@@ -15,10 +15,11 @@
 /*
  * Forward, paged or contiguous, split or not (splits are ignored: the result is the same).
  * @o:       [batch, seqlen_q_max, nhead_q, hdim_v], or [total_q, nhead_q, hdim_v] in group mode;
- * rows that belong to no sequence are left as they are
+ *           rows that belong to no sequence are left as they are
  * @lse:     [batch, nhead_q, seqlen_q_max] or [nhead_q, total_q]; NULL: not wanted
- * @randval: dropout bytes [batch, nhead_q, seqlen_q_max, seqlen_k_max] or [nhead_q, total_q,
- * seqlen_k_max]; NULL: not wanted Return: 0, or -1 when out of memory.
+ * @randval: dropout bytes [batch, nhead_q, seqlen_q_max, seqlen_k_max] or
+ *           [nhead_q, total_q, seqlen_k_max]; NULL: not wanted
+ * Return: 0, or -1 when out of memory.
  */
 int reference_forward(const struct abi_fwd_args *args, double *o, double *lse, uint8_t *randval);
 
@@ -38,8 +39,8 @@ int reference_forward_rounded(const struct abi_fwd_args *args, uint32_t round_dt
 int reference_backward(const struct abi_bwd_args *args, double *dq, double *dk, double *dv,
 		       double *dbias, double *dsink);
 
-/* Merge of partial results: o [batch, seqlen_q_max, nhead_q, hdim_v], lse [batch, nhead_q,
- * seqlen_q_max]. */
+/* Merge of partial results: o [batch, seqlen_q_max, nhead_q, hdim_v],
+ * lse [batch, nhead_q, seqlen_q_max]. */
 int reference_combine(const struct abi_combine_args *args, double *o, double *lse);
 
 /*
