@@ -24,7 +24,7 @@ enum { BOTH, DK_ONLY, DV_ONLY };
 /* What this block is for. Blocks of a head: those that own keys, those that own rows, those that sum a
  * broadcast dBias. Computed anew where it is needed, since registers are dear in between. */
 template <class C> struct BackwardBlock {
-	static const int PARTS = C::APART ? 2 : 1;
+	static const int PARTS = C::SPLIT_DKDV ? 2 : 1;
 	i32 n_keys, n_key_blocks, n_row_blocks;
 	i32 x, head, batch; /* x: of the blocks of a head */
 
@@ -36,9 +36,9 @@ template <class C> struct BackwardBlock {
 
 		b.n_keys = ceil_div(a.sequences.seqlen_k_max, C::TILE_N);
 		b.n_key_blocks = PARTS * b.n_keys;
-		b.n_row_blocks = ceil_div(a.sequences.seqlen_q_max, C::ROWS_N);
+		b.n_row_blocks = ceil_div(a.sequences.seqlen_q_max, C::DQ_TILE_N);
 		b.x = hidden(block_id_x()), b.head = hidden(block_id_y()), b.batch = hidden(block_id_z());
-		if (C::MASK && !C::BIAS_SUM)
+		if (C::MASK && !C::DBIAS_SUM)
 			longest_first(b.n_key_blocks + b.n_row_blocks, a.nhead_q,
 				      heads_at_once(a.sequences.seqlen_k_max, ROW_BYTES, a.nhead_q), &b.x,
 				      &b.head);
@@ -47,7 +47,7 @@ template <class C> struct BackwardBlock {
 
 	/* Early keys are seen by most rows, last rows see most keys: first. */
 	METHOD i32 first_key() const { return x / PARTS * C::TILE_N; }
-	METHOD i32 first_row() const { return (n_row_blocks - 1 - (x - n_key_blocks)) * C::ROWS_N; }
+	METHOD i32 first_row() const { return (n_row_blocks - 1 - (x - n_key_blocks)) * C::DQ_TILE_N; }
 };
 
 /* Every n-th part of the tiles that a row needs, in their order. */
@@ -696,7 +696,7 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		x.v.arrive();
 		x.dk.zero();
 		x.dv.zero();
-		bool dbias = C::BIAS == BIAS_MATRIX && !C::BIAS_SUM && a.dbias.data && PART != DV_ONLY;
+		bool dbias = C::BIAS == BIAS_MATRIX && !C::DBIAS_SUM && a.dbias.data && PART != DV_ONLY;
 
 		/* Where it is in the problem is not kept while it walks. */
 		NO_UNROLL
@@ -735,7 +735,7 @@ template <class C, int ROWS, int COLUMNS> struct BackwardPass {
 		ColumnTiles tiles = ColumnTiles::make<C::MASK>(band, first, last, COLUMNS);
 		RowsStay x;
 
-		if constexpr (C::ACC) {
+		if constexpr (C::SPLIT) {
 			i32 n_splits = splits_of(a, batch), physical;
 			abi_tensor to = {dq_acc_of(a, seq, &physical), 0, a.hdim_q, 0, 1};
 
@@ -984,7 +984,7 @@ template <class C> struct BiasPass : BackwardPass<C, C::TILE_N, C::TILE_M> {
 template <class C> struct Backward {
 	/* Keys stay with tile_n of them; rows, which need fewer accumulators, may stay with more. */
 	typedef BackwardPass<C, C::TILE_N, C::TILE_M> Keys;
-	typedef BackwardPass<C, C::ROWS_N, C::ROWS_M> Rows;
+	typedef BackwardPass<C, C::DQ_TILE_N, C::DQ_TILE_M> Rows;
 	static_assert(lds_max(Keys::BYTES, Rows::BYTES) <= C::LDS_BYTES, "the host asks lds.h, too");
 
 	METHOD static void run(const abi_bwd_args &a, char *lds)
@@ -992,7 +992,7 @@ template <class C> struct Backward {
 		const BackwardBlock<C> block = BackwardBlock<C>::here(a);
 		i32 x = block.x, y = block.head, z = block.batch;
 
-		if constexpr (C::BIAS_SUM) {
+		if constexpr (C::DBIAS_SUM) {
 			i32 tile = x - block.n_key_blocks - block.n_row_blocks;
 
 			if (tile >= 0) {
@@ -1009,7 +1009,7 @@ template <class C> struct Backward {
 			return;
 		Keys keys(a, lds, block.first_key());
 
-		if (!C::APART)
+		if (!C::SPLIT_DKDV)
 			keys.template keys_pass<BOTH>(y, z);
 		else if (x % 2)
 			keys.template keys_pass<DV_ONLY>(y, z);

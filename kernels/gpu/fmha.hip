@@ -5,65 +5,36 @@
  */
 #include "config.h"
 
-#if FMHA_FAMILY == 0 || FMHA_FAMILY == 1 || FMHA_FAMILY == 3 || FMHA_FAMILY == 5
-#include "fwd.h"
-
-extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
-	FMHA_ENTRY(const abi_fwd_args args)
-{
-	FMHA_LDS;
-	Forward<Config> kernel(args);
-
-	kernel.run(lds);
-}
-#endif
-
 #if FMHA_FAMILY == 2
 #include "combine.h"
-
-extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
-	FMHA_ENTRY(const abi_combine_args args)
-{
-	combine(args);
-}
-#endif
-
-#if FMHA_FAMILY == 4
+typedef abi_combine_args Args;
+DEV void run(const Args &args, char *) { combine(args); }
+#elif FMHA_FAMILY == 4
 #include "append.h"
-
-extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
-	FMHA_ENTRY(const abi_appendkv_args args)
-{
-	Append<Config> kernel(args);
-
-	kernel.run();
-}
-#endif
-
-#if FMHA_FAMILY == 6 || FMHA_FAMILY == 8
+typedef abi_appendkv_args Args;
+DEV void run(const Args &args, char *) { Append<Config>(args).run(); }
+#elif FMHA_FAMILY == 6
 #include "bwd_rows.h"
-
-extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
-	FMHA_ENTRY(const abi_bwd_args args)
-{
-	BackwardRows<Config> kernel(args);
-
-	if (FMHA_FAMILY == ABI_BWD_DOT_DO_O) {
-		FMHA_LDS;
-		kernel.dot(lds);
-	} else {
-		kernel.convert();
-	}
-}
+typedef abi_bwd_args Args;
+DEV void run(const Args &args, char *lds) { BackwardRows<Config>(args).dot(lds); }
+#elif FMHA_FAMILY == 7
+#include "bwd.h"
+typedef abi_bwd_args Args;
+DEV void run(const Args &args, char *lds) { Backward<Config>::run(args, lds); }
+#elif FMHA_FAMILY == 8
+#include "bwd_rows.h"
+typedef abi_bwd_args Args;
+DEV void run(const Args &args, char *) { BackwardRows<Config>(args).convert(); }
+#else /* fwd, fwd_splitkv, fwd_pagedkv, batch_prefill */
+#include "fwd.h"
+typedef abi_fwd_args Args;
+DEV void run(const Args &args, char *lds) { Forward<Config>(args).run(lds); }
 #endif
 
-#if FMHA_FAMILY == 7
-#include "bwd.h"
-
 extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
-	FMHA_ENTRY(const abi_bwd_args args)
+	FMHA_ENTRY(const Args args)
 {
 	FMHA_LDS;
-	Backward<Config>::run(args, lds);
+
+	run(args, lds);
 }
-#endif

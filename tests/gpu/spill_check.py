@@ -104,7 +104,7 @@ def first_tiles(names, dtype):
 
 def first_fp8_tiles(names):
     """That are under a mask, with factors and without."""
-    wanted = re.compile(r"fmha_fwd_e4m3_\w+_gpu_mma_h128x128_\w+_mask(_descale_logits)?(_lean)?$")
+    wanted = re.compile(r"fmha_fwd_e4m3_\w+_gpu_mma_h128x128_\w+_mask(_descale_logits)?(_parked)?$")
     chosen = {}
     for name in filter(wanted.match, names):
         chosen.setdefault("descale" in name, name)
