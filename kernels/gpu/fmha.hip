@@ -20,7 +20,7 @@ DEV void run(const Args &args, char *lds) { BackwardRows<Config>(args).dot(lds);
 #elif FMHA_FAMILY == 7
 #include "bwd.h"
 typedef abi_bwd_args Args;
-DEV void run(const Args &args, char *lds) { Backward<Config>::run(args, lds); }
+DEV void run(const Args &args, char *lds) { backward<Config>(args, lds); }
 #elif FMHA_FAMILY == 8
 #include "bwd_rows.h"
 typedef abi_bwd_args Args;
