@@ -28,7 +28,6 @@ template <class C, int WHAT> struct DkDvPass {
 	typedef typename Loop::Steps Steps;
 	static const int ROWS = Loop::ROWS, COLUMNS = Loop::COLUMNS;
 
-	/* Apart from what is no array, which then becomes registers before loops are unrolled. */
 	struct Tiles {
 		typename Loop::Stationary kv;
 		RegTile<Core, Loop::TM, Loop::TD> dk;
@@ -38,12 +37,13 @@ template <class C, int WHAT> struct DkDvPass {
 	Tiles &x;
 	bool dbias; /* is written here */
 
-	METHOD void run(i32 head_k, i32 batch)
+	METHOD void run(BackwardBlock<C> block)
 	{
 		BackwardPlace<C> &at = loop.at;
 		const abi_bwd_args &a = at.a;
+		i32 head_k = block.head;
 
-		at.enter_sequence(batch);
+		at.enter_sequence(block.batch);
 		if (loop.first >= at.seq.n_k)
 			return;
 		x.kv.fetch(loop, at.keys(a.k, head_k, a.hdim_q, false), at.keys(a.v, head_k, a.hdim_v, true),
@@ -55,16 +55,14 @@ template <class C, int WHAT> struct DkDvPass {
 		/* Where it is in the problem is not kept while it streams. */
 		NO_UNROLL
 		for (i32 i = 0; i < at.q_per_k(); i++) {
-			BackwardBlock<C> block = BackwardBlock<C>::here(a);
-
+			block = BackwardBlock<C>::here(a);
 			at.enter_sequence(block.batch);
 			at.head = block.head * at.q_per_k() + i;
 			block_sync(); /* the last head's tiles are done with */
 			loop.stream(query_tiles(), at.queries(a.q, a.hdim_q), at.queries(a.d_o, a.hdim_v),
 				    at.seq.n_q, *this);
 		}
-		BackwardBlock<C> block = BackwardBlock<C>::here(a);
-
+		block = BackwardBlock<C>::here(a);
 		at.enter_sequence(block.batch);
 		loop.first = block.first_key();
 		head_k = block.head;
@@ -163,7 +161,7 @@ template <class C> struct DqPass {
 	typedef BackwardLoop<C, false> Loop;
 	static const int ROWS = Loop::ROWS, COLUMNS = Loop::COLUMNS;
 
-	struct Tiles { /* see DkDvPass */
+	struct Tiles {
 		typename Loop::Stationary q_do;
 		RegTile<Core, Loop::TM, Loop::TD> dq;
 		typename Loop::StationaryStats stats;
@@ -171,33 +169,32 @@ template <class C> struct DqPass {
 	Loop &loop;
 	Tiles &x;
 
-	METHOD void run(i32 head, i32 batch)
+	METHOD void run(BackwardBlock<C> block)
 	{
 		BackwardPlace<C> &at = loop.at;
 		const abi_bwd_args &a = at.a;
 
-		at.head = head;
-		at.enter_sequence(batch);
+		at.head = block.head;
+		at.enter_sequence(block.batch);
 		if (loop.first >= at.seq.n_q)
 			return;
 		i32 last = min_of(loop.first + ROWS, at.seq.n_q) - 1;
 		ColumnTiles tiles = ColumnTiles::make<C::MASK>(at.band, loop.first, last, COLUMNS);
 
 		if constexpr (C::SPLIT) {
-			i32 n_splits = splits_of(a, batch), physical;
+			i32 n_splits = splits_of(a, block.batch), physical;
 			abi_tensor to = {dq_acc_of(a, at.seq, &physical), 0, a.hdim_q, 0, 1};
 
 			NO_UNROLL
 			for (i32 split = 0; split < n_splits; split++) {
 				block_sync(); /* the last split's results have left LDS */
 				sum_tiles(SplitOfTiles::make(tiles, split, n_splits));
-				store(to, ABI_F32, ((i64)head * n_splits + split) * physical * a.hdim_q, 1.0f);
+				store(to, ABI_F32, ((i64)at.head * n_splits + split) * physical * a.hdim_q, 1.0f);
 			}
 		} else {
 			sum_tiles(tiles);
 			/* Not kept during the loop, where registers are dear. */
-			BackwardBlock<C> block = BackwardBlock<C>::here(a);
-
+			block = BackwardBlock<C>::here(a);
 			at.head = block.head;
 			at.enter_sequence(block.batch);
 			loop.first = block.first_row();
@@ -250,49 +247,32 @@ template <class C> struct DqPass {
 	}
 };
 
-template <class C, int WHAT> DEV void find_dkdv(const abi_bwd_args &a, char *lds, const BackwardBlock<C> &block)
+/* What a pass knows, and the arrays that are to become registers, are apart. */
+template <class Pass, class Block> DEV void run_pass(const abi_bwd_args &a, char *lds, i32 first, const Block &block)
 {
-	typedef DkDvPass<C, WHAT> Pass;
-	typename Pass::Loop loop(a, lds, block.first_key());
+	typename Pass::Loop loop(a, lds, first);
 	typename Pass::Tiles tiles;
 
-	Pass{loop, tiles, false}.run(block.head, block.batch);
-}
-
-template <class C> DEV void find_dq(const abi_bwd_args &a, char *lds, const BackwardBlock<C> &block)
-{
-	typename DqPass<C>::Loop loop(a, lds, block.first_row());
-	typename DqPass<C>::Tiles tiles;
-
-	DqPass<C>{loop, tiles}.run(block.head, block.batch);
-}
-
-template <class C> DEV void find_dbias(const abi_bwd_args &a, char *lds, const BackwardBlock<C> &block, i32 tile)
-{
-	typename DbiasPass<C>::Loop loop(a, lds, tile % block.n_keys * C::TILE_N);
-	typename DbiasPass<C>::Scores sum;
-
-	DbiasPass<C>(loop, sum).run(tile / block.n_keys * C::TILE_M, block.head, block.batch);
+	Pass{loop, tiles}.run(block);
 }
 
 template <class C> DEV void backward(const abi_bwd_args &a, char *lds)
 {
 	const BackwardBlock<C> block = BackwardBlock<C>::here(a);
-	i32 tile = block.x - block.n_key_blocks - block.n_row_blocks;
 
 	if constexpr (C::DBIAS_SUM)
-		if (tile >= 0)
-			return find_dbias<C>(a, lds, block, tile);
+		if (block.dbias_tile() >= 0)
+			return run_pass<DbiasPass<C>>(a, lds, block.dbias_tile() % block.n_keys * C::TILE_N, block);
 	if (block.x >= block.n_key_blocks)
-		find_dq<C>(a, lds, block);
+		run_pass<DqPass<C>>(a, lds, block.first_row(), block);
 	else if (block.head >= a.nhead_k)
 		return;
 	else if constexpr (!C::SPLIT_DKDV)
-		find_dkdv<C, DK_AND_DV>(a, lds, block);
+		run_pass<DkDvPass<C, DK_AND_DV>>(a, lds, block.first_key(), block);
 	else if (block.x % 2)
-		find_dkdv<C, DV_ONLY>(a, lds, block);
+		run_pass<DkDvPass<C, DV_ONLY>>(a, lds, block.first_key(), block);
 	else
-		find_dkdv<C, DK_ONLY>(a, lds, block);
+		run_pass<DkDvPass<C, DK_ONLY>>(a, lds, block.first_key(), block);
 }
 
 #endif

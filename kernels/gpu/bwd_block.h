@@ -35,6 +35,7 @@ template <class C> struct BackwardBlock {
 	/* Early keys are seen by most rows, last rows see most keys: first. */
 	METHOD i32 first_key() const { return x / PER_TILE * C::TILE_N; }
 	METHOD i32 first_row() const { return (n_row_blocks - 1 - (x - n_key_blocks)) * C::DQ_TILE_N; }
+	METHOD i32 dbias_tile() const { return x - n_key_blocks - n_row_blocks; }
 };
 
 /* The sequence and head that a pass is at. */

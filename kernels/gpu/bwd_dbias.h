@@ -12,11 +12,11 @@
 template <class C> struct DbiasPass {
 	typedef typename C::Core Core;
 	typedef BackwardLoop<C, true> Loop;
-	typedef typename Loop::Scores Scores;
+	typedef typename Loop::Scores Scores, Tiles;
 	static const int COLUMNS = Loop::COLUMNS;
 
 	Loop &loop;
-	Scores &sum; /* see DkDvPass */
+	Scores &sum;
 	bool sum_batch, sum_head, sum_row;
 
 	METHOD DbiasPass(Loop &l, Scores &to) : loop(l), sum(to)
@@ -30,10 +30,11 @@ template <class C> struct DbiasPass {
 		sum_batch = s.seqstart_q ? sum_row : !a.dbias.stride_batch && s.batch > 1;
 	}
 
-	/* column: the first query, unless all of them are summed. */
-	METHOD void run(i32 column, i32 h, i32 b)
+	METHOD void run(const BackwardBlock<C> &block)
 	{
 		const abi_bwd_args &a = loop.at.a;
+		i32 column = block.dbias_tile() / block.n_keys * COLUMNS; /* first query, unless all are summed */
+		i32 h = block.head, b = block.batch;
 		i32 last_b = sum_batch ? a.sequences.batch : b + 1;
 		i32 last_h = sum_head ? a.nhead_q : h + 1;
 

@@ -47,7 +47,7 @@ template <class C> struct Forward {
 	static_assert(BYTES <= C::LDS_BYTES, "the host asks lds.h, too");
 
 	ForwardBlock<C> block;
-	Keys keys;
+	Keys keys; /* here: as a local of sum_tiles() it costs d64 a spill */
 	Band band;
 	Modifiers<C> modifiers;
 	i32 wave_m, wave_n;
@@ -98,18 +98,14 @@ template <class C> struct Forward {
 	{
 		const Reach<C> reach = Reach<C>::make(block, band);
 		const ColumnTiles tiles = reach.tiles(band);
-		typename ForwardBlock<C>::Queries queries;
-		Keys values;
-
-		queries = block.queries();
-		keys = block.keys();
-		values = block.values();
+		const Keys values = block.values();
 		const Steps steps = {block, keys, modifiers};
 		Parked parked = {lds + ROWS_AT};
 		QTile q;
 		KTile k;
 		VTile v;
 
+		keys = block.keys();
 		q.place(lds + Q_AT, wave_m);
 		k.place(lds + K_AT);
 		v.place(lds + V_AT);
@@ -117,7 +113,7 @@ template <class C> struct Forward {
 			*(Band *)(lds + BAND_AT) = band;
 		if (C::PARKED)
 			parked.park(rows);
-		q.template fetch<Element>(queries, block.tile_row, block.n_rows);
+		q.template fetch<Element>(block.queries(), block.tile_row, block.n_rows);
 		if (tiles.count > 0)
 			start_keys(k, keys, tiles.column(0));
 		q.arrive();

@@ -6,7 +6,7 @@
 #ifndef FMHA_GPU_FWD_BLOCK_H
 #define FMHA_GPU_FWD_BLOCK_H
 
-#include "config.h"
+#include "scores.h"
 
 template <class C> struct ForwardBlock {
 	typedef typename C::Element Element;
@@ -64,6 +64,7 @@ template <class C> struct ForwardBlock {
 	METHOD Queries queries() const { return Queries::make(a.q, seq, head, q_per_k, a.hdim_q); }
 	METHOD Keys keys() const { return Keys::make(a.k, seq, a.cache, head_k, a.nhead_k, a.hdim_q, false); }
 	METHOD Keys values() const { return Keys::make(a.v, seq, a.cache, head_k, a.nhead_k, a.hdim_v, true); }
+	METHOD BiasView bias() const { return BiasView::make<Element>(a.bias, a.bias_dtype, seq, head); }
 };
 
 /* The sequence's rows that are in the block, and the columns that all of them see. */

@@ -7,7 +7,6 @@
 #define FMHA_GPU_FWD_OUTPUT_H
 
 #include "fwd_block.h"
-#include "scores.h"
 
 /* A wave's share of the result: rows wave * 16 TM .. of the block. */
 template <class C, int TM> struct ForwardOutput {

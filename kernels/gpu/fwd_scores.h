@@ -7,7 +7,6 @@
 #define FMHA_GPU_FWD_SCORES_H
 
 #include "fwd_block.h"
-#include "scores.h"
 
 template <class C, int TM, int TN> struct ForwardScores {
 	typedef typename C::Core Core;
@@ -41,18 +40,10 @@ template <class C, int TM, int TN> struct ForwardScores {
 						x = modifiers.logit(x, p.head, p.row, j, &slope);
 					}
 				if (C::BIAS == BIAS_MATRIX)
-					add_bias(s.t[m], r, p, column);
+					BiasRow<C>::template make<false>(block.bias(), block.seq,
+									 RowPlace{p.row, p.head - block.head}, column)
+						.add(s.t[m], r);
 			}
-	}
-
-	METHOD void add_bias(typename Core::Acc (&t)[TN], int r, RowPlace p, i32 column) const
-	{
-		const abi_fwd_args &a = block.a;
-
-		BiasRow<C>::template make<false>(
-			BiasView::make<typename C::Element>(a.bias, a.bias_dtype, block.seq, block.head),
-			block.seq, RowPlace{p.row, p.head - block.head}, column)
-			.add(t, r);
 	}
 
 	/* Scores that must not count become -inf. */
