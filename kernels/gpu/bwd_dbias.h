@@ -93,7 +93,8 @@ template <class C> struct DbiasPass {
 
 		pair.place(loop.lds, 0);
 		block_sync();
-		loop.fetch_stats(0, column);
+		if (Loop::STATS_IN_LDS)
+			loop.template fetch_stats<COLUMNS>(loop.stats_of(0), column);
 		pair.fetch_in_turn(at.queries(at.a.q, at.a.hdim_q), at.queries(at.a.d_o, at.a.hdim_v), column,
 				   at.seq.n_q);
 		block_sync();
@@ -102,7 +103,7 @@ template <class C> struct DbiasPass {
 		steps.prepare(s, column, true);
 		dp.zero();
 		multiply_abt<C::HDIM_V>(dp, kv.v, pair.v, 0, Core());
-		steps.gradients(s, dp, column, true, stats, Add{sum});
+		steps.template gradients<false>(s, dp, column, true, stats, Add{sum});
 	}
 
 	METHOD void put(i32 i, i32 j, i32 h, float x) const

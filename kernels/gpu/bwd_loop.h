@@ -127,17 +127,14 @@ template <class C, bool KEYS_STATIONARY> struct BackwardLoop {
 			return STATS_IN_LDS ? from[COLUMNS + index(n, e)] : loop.at.d_of(column + index(n, e));
 		}
 	};
-	METHOD void fetch_stats(int buffer, i32 column)
+	/* Of N queries from `query` on. */
+	template <int N> METHOD void fetch_stats(float *to, i32 query) const
 	{
-		float *to = stats_of(buffer);
-
-		if (!STATS_IN_LDS)
-			return;
 		NO_UNROLL
-		for (i32 n = thread_id(); n < COLUMNS; n += C::THREADS) {
-			to[n] = at.lse_of(column + n);
-			to[COLUMNS + n] = at.d_of(column + n);
-			if (COLUMNS <= C::THREADS)
+		for (i32 n = thread_id(); n < N; n += C::THREADS) {
+			to[n] = at.lse_of(query + n);
+			to[N + n] = at.d_of(query + n);
+			if (N <= C::THREADS)
 				break;
 		}
 	}
@@ -174,18 +171,8 @@ template <class C, bool KEYS_STATIONARY> struct BackwardLoop {
 
 		METHOD void fetch(const BackwardLoop &loop)
 		{
-			if (Core::VIEWS_IN_LDS) {
-				float *to = loop.stats_of(0);
-
-				NO_UNROLL
-				for (i32 n = thread_id(); n < ROWS; n += C::THREADS) {
-					to[n] = loop.at.lse_of(loop.first + n);
-					to[ROWS + n] = loop.at.d_of(loop.first + n);
-					if (ROWS <= C::THREADS)
-						break;
-				}
-				return;
-			}
+			if (Core::VIEWS_IN_LDS)
+				return loop.template fetch_stats<ROWS>(loop.stats_of(0), loop.first);
 			UNROLL
 			for (int m = 0; m < TM; m++)
 				UNROLL
@@ -204,7 +191,8 @@ template <class C, bool KEYS_STATIONARY> struct BackwardLoop {
 		METHOD float number(int which, int m, int r) const
 		{
 			if (Core::VIEWS_IN_LDS)
-				return loop.stats_of(0)[which * ROWS + loop.wave_row(m) - loop.first + Core::stat_row(r)];
+				return loop.stats_of(0)[which * ROWS + loop.wave_row(m) - loop.first +
+							Core::stat_row(r)];
 			return stats.held[which].v[m][r];
 		}
 		METHOD float lse(int m, int, int e) const { return number(0, m, Core::stat(e)); }
@@ -296,8 +284,8 @@ template <class C, bool KEYS_STATIONARY> struct BackwardLoop {
 				pair.fetch_in_turn(view_q, view_v, column, end);
 			if constexpr (KEYS_STATIONARY && BUFFERS == 2)
 				finish_stats(buffer, column);
-			else if (KEYS_STATIONARY)
-				fetch_stats(0, column);
+			else if (KEYS_STATIONARY && STATS_IN_LDS)
+				fetch_stats<COLUMNS>(stats_of(0), column);
 			block_sync();
 			if (AHEAD && n + 1 < tiles.count) {
 				if constexpr (BUFFERS == 2) {

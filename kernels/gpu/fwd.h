@@ -56,11 +56,12 @@ template <class C> struct Forward {
 
 	METHOD Forward(const abi_fwd_args &args) : block(args) {}
 
+	/* Hidden, so that nothing that follows is kept: it is found anew when the loop is over. */
 	METHOD void locate()
 	{
 		i32 x = hidden(block_id_x()), y = hidden(block_id_y()), wave = wave_id();
 
-		block.locate(x, y, block_id_z());
+		block.locate(x, y, hidden(block_id_z()));
 		wave_m = wave % C::WAVES_M;
 		wave_n = wave / C::WAVES_M;
 	}
@@ -83,7 +84,7 @@ template <class C> struct Forward {
 			if (wave_n > 0)
 				return;
 		}
-		locate(); /* not kept during the loop, where registers are dear */
+		locate();
 		output().store((float *)lds);
 		if (C::DROPOUT && block.a.dropout.randval.data && block.split == 0)
 			store_randval(block);

@@ -22,8 +22,6 @@ template <class C> struct ForwardBlock {
 
 	METHOD ForwardBlock(const abi_fwd_args &args) : a(args) {}
 
-	/* Of a block's numbers, hidden so that nothing that follows from them is kept: a main loop, where
-	 * registers are dear, asks again when it is over. */
 	METHOD void locate(i32 x, i32 y, i32 z)
 	{
 		i32 n_splits = C::SPLIT ? max_of(a.n_splits, 1) : 1;
@@ -39,7 +37,7 @@ template <class C> struct ForwardBlock {
 		tile_row = (n_tiles - 1 - x / n_splits) * C::TILE_M;
 		head_k = C::PACK ? y : y / q_per_k;
 		head = C::PACK ? head_k * q_per_k : y;
-		seq = find_sequence(a.sequences, &a.cache, hidden(z));
+		seq = find_sequence(a.sequences, &a.cache, z);
 		n_rows = C::PACK ? seq.n_q * q_per_k : seq.n_q;
 	}
 
