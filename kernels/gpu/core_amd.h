@@ -228,6 +228,13 @@ template <class T> struct CoreAmd {
 			}
 		}
 
+		/* fetch() leaves nothing to do late, see core_mma.h. */
+		template <class From, class View> METHOD void fetch_ahead(const View &view, i32 first, i32 end)
+		{
+			fetch<From>(view, first, end);
+		}
+		template <class From, class View> METHOD void fetch_late(const View &, i32, i32) {}
+
 		/* fetch() and arrive() in one, a unit at a time: few registers, and a wait for each. */
 		template <class From, class View>
 		METHOD void copy(const View &view, i32 first, i32 end, i32 begin = FROM_THE_FIRST)

@@ -311,16 +311,4 @@ template <class T> struct CoreMma {
 	};
 };
 
-/* See fetch_ahead() in tile.h. */
-template <class From, class T, class Tile, class View>
-DEV void fetch_ahead(CoreMma<T>, Tile &tile, const View &view, i32 first, i32 end)
-{
-	tile.template fetch_ahead<From>(view, first, end);
-}
-template <class From, class T, class Tile, class View>
-DEV void fetch_late(CoreMma<T>, Tile &tile, const View &view, i32 first, i32 end)
-{
-	tile.template fetch_late<From>(view, first, end);
-}
-
 #endif

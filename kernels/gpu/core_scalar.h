@@ -74,6 +74,13 @@ struct CoreScalar {
 			}
 		}
 
+		/* fetch() leaves nothing to do late, see core_mma.h. */
+		template <class From, class View> METHOD void fetch_ahead(const View &view, i32 first, i32 end)
+		{
+			fetch<From>(view, first, end);
+		}
+		template <class From, class View> METHOD void fetch_late(const View &, i32, i32) {}
+
 		METHOD void arrive() {}
 		METHOD const Four &four(i32 row, i32 col) const
 		{

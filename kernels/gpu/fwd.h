@@ -113,7 +113,7 @@ template <class C> struct Forward {
 		if (BAND_PARKED && thread_id() == 0)
 			*(Band *)(lds + BAND_AT) = band;
 		if (C::PARKED)
-			parked.park(rows);
+			Parked::copy(parked, rows);
 		q.template fetch<Element>(block.queries(), block.tile_row, block.n_rows);
 		if (tiles.count > 0)
 			start_keys(k, keys, tiles.column(0));
@@ -153,7 +153,7 @@ template <class C> struct Forward {
 			multiply_ab(o, round_to_operand(s), v, wave_column, Core());
 		}
 		if (C::PARKED)
-			parked.fetch(rows);
+			Parked::copy(rows, parked);
 	}
 
 	/* S becomes P, in units of the highest score so far, and so does O. */
@@ -168,13 +168,13 @@ template <class C> struct Forward {
 	METHOD void start_keys(KTile &k, const Keys &keys, i32 column) const
 	{
 		if constexpr (K_TRAVELS)
-			fetch_ahead<Element>(Core(), k, keys, column, band.end);
+			k.template fetch_ahead<Element>(keys, column, band.end);
 	}
 
 	METHOD void finish_keys(KTile &k, const Keys &keys, i32 column) const
 	{
 		if constexpr (K_TRAVELS) {
-			fetch_late<Element>(Core(), k, keys, column, band.end);
+			k.template fetch_late<Element>(keys, column, band.end);
 			k.arrive();
 		} else {
 			k.template copy<Element>(keys, column, band.end);

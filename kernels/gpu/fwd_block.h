@@ -94,14 +94,9 @@ template <class C> struct Reach {
 	 * are not read. (In a tile that begins with sink tokens, those left of the window are.) */
 	METHOD i32 first_value(const Band &band, i32 column) const
 	{
-		if (!C::MASK)
-			return FROM_THE_FIRST;
-		return column < band.sinks ? column : band.first(first_row);
+		return !C::MASK ? FROM_THE_FIRST : column < band.sinks ? column : band.first(first_row);
 	}
-	METHOD i32 end_of_values(const Band &band) const
-	{
-		return C::MASK ? band.last(last_row) + 1 : band.end;
-	}
+	METHOD i32 end_of_values(const Band &band) const { return C::MASK ? band.last(last_row) + 1 : band.end; }
 };
 
 #endif

@@ -262,8 +262,7 @@ template <class C> struct BiasRow {
 	}
 };
 
-/* C++ has no way to pick a field by a runtime TRANSPOSED flag: (row, column) of a tile element is
- * (query, key) here, the other way round in the key-stationary backward pass. */
+/* What makes a raw product the logit of query i and key j. */
 template <class C> struct Modifiers {
 	typedef typename C::Core Core;
 
@@ -336,8 +335,6 @@ template <class Core, int TM, int THREADS> struct ParkedRows {
 	METHOD float begin_sum(int, int) { return 0.0f; }
 	METHOD void end_sum(int i, int r, float total) { l(i, r) += total; }
 
-	METHOD void park(SoftmaxRows<Core, TM> &rows) { copy(*this, rows); }
-	METHOD void fetch(SoftmaxRows<Core, TM> &rows) { copy(rows, *this); }
 	template <class To, class From> METHOD static void copy(To &to, From &from)
 	{
 		UNROLL
