@@ -33,21 +33,20 @@ struct Config {
 	typedef SelectedCore Core;
 	static const int HDIM_Q = FMHA_HDIM_Q, HDIM_V = FMHA_HDIM_V; /* padded */
 	static const int TILE_M = FMHA_TILE_M, TILE_N = FMHA_TILE_N;
-	static const int ROWS_M = FMHA_ROWS_M, ROWS_N = FMHA_ROWS_N; /* backward, second pass */
+	static const int DQ_TILE_M = FMHA_DQ_TILE_M, DQ_TILE_N = FMHA_DQ_TILE_N; /* bwd_dq.h */
 	static const int WAVES_M = FMHA_WAVES_M, WAVES_N = FMHA_WAVES_N;
 	static const int THREADS = WAVES_M * WAVES_N * FMHA_WAVE;
 	static const int BLOCKS_PER_CU = FMHA_BLOCKS_PER_CU;
 	static const int LDS_BYTES = FMHA_LDS_BYTES; /* what the host will give */
 	static const bool MASK = FMHA_MASK, SOFTCAP = FMHA_SOFTCAP, DROPOUT = FMHA_DROPOUT;
-	static const bool PAGED = FMHA_PAGED, PACK = FMHA_PACK, SPLIT = FMHA_SPLIT;
-	static const bool DESCALE = FMHA_DESCALE;
+	static const bool PAGED = FMHA_PAGED, PACK = FMHA_PACK, DESCALE = FMHA_DESCALE;
+	static const bool SPLIT = FMHA_SPLIT; /* O, LSE or dQ is that of each split of the keys */
 	/* Scores must be real logits before the softmax; otherwise raw products will do. */
 	static const bool LOGITS = FMHA_LOGITS;
-	static const bool LEAN = FMHA_LEAN;      /* forward: see fwd.h */
-	static const bool APART = FMHA_APART;    /* dK and dV in blocks of their own */
+	static const bool PARKED = FMHA_PARKED;         /* forward: see fwd.h */
+	static const bool SPLIT_DKDV = FMHA_SPLIT_DKDV; /* dK and dV in blocks of their own */
 	static const int BIAS = FMHA_BIAS;
-	static const bool ACC = FMHA_ACC;         /* dQ goes to dq_acc, split by split */
-	static const bool BIAS_SUM = FMHA_BIAS_SUM; /* dBias is a sum over broadcast axes */
+	static const bool DBIAS_SUM = FMHA_DBIAS_SUM; /* dBias is a sum over broadcast axes */
 	static const int BUFFERS = FMHA_BUFFERS; /* of streamed tiles, backward */
 
 	static __device__ constexpr lds_cut cut(int m, int n)

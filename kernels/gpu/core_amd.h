@@ -19,15 +19,6 @@
 
 #include "load.h"
 
-typedef float VectorFloat4 __attribute__((ext_vector_type(4)));
-typedef float VectorFloat8 __attribute__((ext_vector_type(8)));
-typedef short VectorShort4 __attribute__((ext_vector_type(4)));
-typedef short VectorShort8 __attribute__((ext_vector_type(8)));
-typedef short VectorShort16 __attribute__((ext_vector_type(16)));
-typedef _Float16 VectorHalf4 __attribute__((ext_vector_type(4)));
-typedef _Float16 VectorHalf8 __attribute__((ext_vector_type(8)));
-typedef _Float16 VectorHalf16 __attribute__((ext_vector_type(16)));
-
 #if FMHA_CORE == FMHA_CORE_MFMA
 #define FMHA_AMD_OPERAND_WORDS 2
 #define FMHA_AMD_ELEMENTS      4
@@ -42,62 +33,35 @@ typedef _Float16 VectorHalf16 __attribute__((ext_vector_type(16)));
 struct AmdOperand {
 	u32 r[FMHA_AMD_OPERAND_WORDS];
 };
-
 struct AmdAcc {
 	float x[FMHA_AMD_ELEMENTS];
 };
+typedef short AmdShorts __attribute__((ext_vector_type(2 * FMHA_AMD_OPERAND_WORDS)));
+typedef _Float16 AmdHalfs __attribute__((ext_vector_type(2 * FMHA_AMD_OPERAND_WORDS)));
+typedef float AmdFloats __attribute__((ext_vector_type(FMHA_AMD_ELEMENTS)));
 
-template <class T> struct AmdMultiply;
-
+DEV AmdFloats amd_multiply(F16, AmdOperand x, AmdOperand y, AmdFloats c)
+{
+	AmdHalfs a = __builtin_bit_cast(AmdHalfs, x), b = __builtin_bit_cast(AmdHalfs, y);
 #if FMHA_CORE == FMHA_CORE_MFMA
-template <> struct AmdMultiply<F16> {
-	METHOD static VectorFloat4 run(AmdOperand a, AmdOperand b, VectorFloat4 c)
-	{
-		return __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(VectorHalf4, a),
-							     __builtin_bit_cast(VectorHalf4, b), c, 0, 0, 0);
-	}
-};
-template <> struct AmdMultiply<BF16> {
-	METHOD static VectorFloat4 run(AmdOperand a, AmdOperand b, VectorFloat4 c)
-	{
-		return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(VectorShort4, a),
-								 __builtin_bit_cast(VectorShort4, b), c, 0, 0, 0);
-	}
-};
-typedef VectorFloat4 AmdAccVector;
+	return __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, c, 0, 0, 0);
 #elif FMHA_CORE == FMHA_CORE_WMMA11
-template <> struct AmdMultiply<F16> {
-	METHOD static VectorFloat8 run(AmdOperand a, AmdOperand b, VectorFloat8 c)
-	{
-		return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(__builtin_bit_cast(VectorHalf16, a),
-								  __builtin_bit_cast(VectorHalf16, b), c);
-	}
-};
-template <> struct AmdMultiply<BF16> {
-	METHOD static VectorFloat8 run(AmdOperand a, AmdOperand b, VectorFloat8 c)
-	{
-		return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(__builtin_bit_cast(VectorShort16, a),
-								   __builtin_bit_cast(VectorShort16, b), c);
-	}
-};
-typedef VectorFloat8 AmdAccVector;
+	return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, b, c);
 #else
-template <> struct AmdMultiply<F16> {
-	METHOD static VectorFloat8 run(AmdOperand a, AmdOperand b, VectorFloat8 c)
-	{
-		return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(
-			__builtin_bit_cast(VectorHalf8, a), __builtin_bit_cast(VectorHalf8, b), c);
-	}
-};
-template <> struct AmdMultiply<BF16> {
-	METHOD static VectorFloat8 run(AmdOperand a, AmdOperand b, VectorFloat8 c)
-	{
-		return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(
-			__builtin_bit_cast(VectorShort8, a), __builtin_bit_cast(VectorShort8, b), c);
-	}
-};
-typedef VectorFloat8 AmdAccVector;
+	return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(a, b, c);
 #endif
+}
+DEV AmdFloats amd_multiply(BF16, AmdOperand x, AmdOperand y, AmdFloats c)
+{
+	AmdShorts a = __builtin_bit_cast(AmdShorts, x), b = __builtin_bit_cast(AmdShorts, y);
+#if FMHA_CORE == FMHA_CORE_MFMA
+	return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, c, 0, 0, 0);
+#elif FMHA_CORE == FMHA_CORE_WMMA11
+	return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(a, b, c);
+#else
+	return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(a, b, c);
+#endif
+}
 
 /*
  * 16 bytes of a row, zero before row `begin` and from row `end` or dimension hdim on. What does not
@@ -121,7 +85,7 @@ template <class T> struct CoreAmd {
 	typedef AmdAcc Acc;
 	typedef AmdOperand Operand;
 	static const int E = FMHA_AMD_ELEMENTS, STATS = 1;
-	static const bool OWNS_PATCH = false, SHARES_PATCH = true; /* see dropout_bytes() */
+	static const bool OWNS_PATCH = false, SHARES_PATCH = true; /* see DropoutTile */
 	static const bool VIEWS_IN_LDS = false;
 	static const bool FETCH_NEEDS_LDS = false;
 	static const int WORDS = FMHA_AMD_OPERAND_WORDS;
@@ -182,9 +146,7 @@ template <class T> struct CoreAmd {
 	/* C[16 x 16] += A[16 x 16 of k] B[16 x 16 of k]^T */
 	METHOD static void multiply(Acc &c, const Operand &a, const Operand &b)
 	{
-		AmdAccVector v = __builtin_bit_cast(AmdAccVector, c);
-
-		c = __builtin_bit_cast(Acc, AmdMultiply<T>::run(b, a, v));
+		c = __builtin_bit_cast(Acc, amd_multiply(T(), b, a, __builtin_bit_cast(AmdFloats, c)));
 	}
 
 	/* Between steps of a product: keeps the scheduler from loading every operand first, which
@@ -203,7 +165,7 @@ template <class T> struct CoreAmd {
 	METHOD static void settle(Acc &c)
 	{
 #if FMHA_CORE != FMHA_CORE_MFMA
-		AmdAccVector v = __builtin_bit_cast(AmdAccVector, c);
+		AmdFloats v = __builtin_bit_cast(AmdFloats, c);
 
 		asm volatile("" : "+v"(v));
 		c = __builtin_bit_cast(Acc, v);
@@ -265,6 +227,13 @@ template <class T> struct CoreAmd {
 					held[n * 4 + i] = load_or_zero(view, r + i, dim, end, begin);
 			}
 		}
+
+		/* fetch() leaves nothing to do late, see core_mma.h. */
+		template <class From, class View> METHOD void fetch_ahead(const View &view, i32 first, i32 end)
+		{
+			fetch<From>(view, first, end);
+		}
+		template <class From, class View> METHOD void fetch_late(const View &, i32, i32) {}
 
 		/* fetch() and arrive() in one, a unit at a time: few registers, and a wait for each. */
 		template <class From, class View>
@@ -386,7 +355,7 @@ template <class T> struct CoreAmd {
 	};
 
 #if FMHA_CORE == FMHA_CORE_MFMA
-	/* The operand that stays for a whole loop: in registers, straight from memory. */
+	/* The stationary operand: in registers, straight from memory. */
 	template <int TILES, int WAVE_ROWS, int COLS, int THREADS> struct Stationary {
 		static const int BYTES = 0, STEPS = COLS / 16;
 		Operand held[TILES][STEPS];
@@ -444,17 +413,14 @@ template <class T> struct CoreAmd {
 	};
 #else
 	/* In LDS: with one register file for everything, operands of 32 lanes would take too much. */
-	template <int TILES, int WAVE_ROWS, int COLS, int THREADS> struct Stationary {
+	template <int TILES, int WAVE_ROWS, int COLS, int THREADS>
+	struct Stationary : StationaryInLds<Tile<WAVE_ROWS * TILES * 16, COLS, THREADS, true, false>, TILES> {
 		typedef Tile<WAVE_ROWS * TILES * 16, COLS, THREADS, true, false> Store;
-		static const int BYTES = Store::BYTES;
-		Store tile;
-		i32 wave_row;
 
-		METHOD void place(char *at, i32 wave) { tile.place(at), wave_row = wave * TILES * 16; }
 		template <class From, class View>
 		METHOD void fetch(const View &view, i32 first, i32 end)
 		{
-			tile.template copy<From>(view, first, end);
+			this->tile.template copy<From>(view, first, end);
 		}
 		METHOD void arrive() {}
 

@@ -92,8 +92,8 @@ template <> struct MmaType<BF16> {
 
 template <class T> struct CoreMma {
 	typedef T Type;
-	static const int E = 8, STATS = 2, RUN = 2;
-	static const bool OWNS_PATCH = true, SHARES_PATCH = false; /* see dropout_bytes() */
+	static const int E = 8, STATS = 2;
+	static const bool OWNS_PATCH = true, SHARES_PATCH = false; /* see DropoutTile */
 	static const bool VIEWS_IN_LDS = true;
 	static const bool FETCH_NEEDS_LDS = true; /* fetch() writes LDS itself */
 	template <class Tile> METHOD static constexpr int held_registers() { return 0; }
@@ -300,37 +300,15 @@ template <class T> struct CoreMma {
 		};
 	};
 
-	/* The operand that stays for a whole loop: in shared memory, to spare registers. */
-	template <int TILES, int WAVE_ROWS, int COLS, int THREADS> struct Stationary {
-		static const int ROWS = WAVE_ROWS * TILES * 16;
-		typedef Tile<ROWS, COLS, THREADS, true, false> Store;
-		static const int BYTES = Store::BYTES;
-		Store tile;
-		i32 wave_row; /* this wave's first row in the tile */
+	/* In shared memory, to spare registers. */
+	template <int TILES, int WAVE_ROWS, int COLS, int THREADS>
+	struct Stationary : StationaryInLds<Tile<WAVE_ROWS * TILES * 16, COLS, THREADS, true, false>, TILES> {
+		typedef Tile<WAVE_ROWS * TILES * 16, COLS, THREADS, true, false> Store;
 
-		METHOD void place(char *at, i32 wave) { tile.place(at), wave_row = wave * TILES * 16; }
-		template <class From, class View>
-		METHOD void fetch(const View &view, i32 first, i32 end)
-		{
-			tile.template fetch<From>(view, first, end);
-		}
-		METHOD void arrive() { tile.arrive(); }
 		struct Reader : Store::StationaryReader {
 			METHOD Reader(const Stationary &s) : Store::StationaryReader(s.tile, s.wave_row) {}
 		};
 	};
 };
-
-/* See fetch_ahead() in tile.h. */
-template <class From, class T, class Tile, class View>
-DEV void fetch_ahead(CoreMma<T>, Tile &tile, const View &view, i32 first, i32 end)
-{
-	tile.template fetch_ahead<From>(view, first, end);
-}
-template <class From, class T, class Tile, class View>
-DEV void fetch_late(CoreMma<T>, Tile &tile, const View &view, i32 first, i32 end)
-{
-	tile.template fetch_late<From>(view, first, end);
-}
 
 #endif

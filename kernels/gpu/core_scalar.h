@@ -17,8 +17,8 @@ struct alignas(16) Four {
 };
 
 struct CoreScalar {
-	static const int STATS = 16 / (FMHA_WAVE / 8), E = STATS * 2, RUN = 1;
-	static const bool OWNS_PATCH = false, SHARES_PATCH = false; /* see dropout_bytes() */
+	static const int STATS = 16 / (FMHA_WAVE / 8), E = STATS * 2;
+	static const bool OWNS_PATCH = false, SHARES_PATCH = false; /* see DropoutTile */
 	static const bool VIEWS_IN_LDS = false;
 	static const bool FETCH_NEEDS_LDS = true; /* fetch() writes LDS itself */
 	template <class Tile> METHOD static constexpr int held_registers() { return 0; }
@@ -74,6 +74,13 @@ struct CoreScalar {
 			}
 		}
 
+		/* fetch() leaves nothing to do late, see core_mma.h. */
+		template <class From, class View> METHOD void fetch_ahead(const View &view, i32 first, i32 end)
+		{
+			fetch<From>(view, first, end);
+		}
+		template <class From, class View> METHOD void fetch_late(const View &, i32, i32) {}
+
 		METHOD void arrive() {}
 		METHOD const Four &four(i32 row, i32 col) const
 		{
@@ -87,21 +94,8 @@ struct CoreScalar {
 		}
 	};
 
-	template <int TILES, int WAVE_ROWS, int COLS, int THREADS> struct Stationary {
-		static const int ROWS = WAVE_ROWS * TILES * 16;
-		typedef Tile<ROWS, COLS, THREADS, true, false> Store;
-		static const int BYTES = Store::BYTES;
-		Store tile;
-		i32 wave_row;
-
-		METHOD void place(char *at, i32 wave) { tile.place(at), wave_row = wave * TILES * 16; }
-		template <class From, class View>
-		METHOD void fetch(const View &view, i32 first, i32 end)
-		{
-			tile.template fetch<From>(view, first, end);
-		}
-		METHOD void arrive() {}
-	};
+	template <int TILES, int WAVE_ROWS, int COLS, int THREADS>
+	using Stationary = StationaryInLds<Tile<WAVE_ROWS * TILES * 16, COLS, THREADS, true, false>, TILES>;
 };
 
 #endif

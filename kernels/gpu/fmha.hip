@@ -5,74 +5,43 @@
  */
 #include "config.h"
 
-/* The file of the pipeline's main loop. One whose kernel takes more than arguments brings it along,
- * and says FMHA_OWN_ENTRY. */
+/* The file of the pipeline's main loop. One whose kernel takes more than arguments brings its own
+ * entry, and says FMHA_OWN_ENTRY. */
 #define FMHA_TEXT(x)   #x
 #define FMHA_HEADER(x) FMHA_TEXT(x.h)
 
-#if FMHA_FAMILY == 0 || FMHA_FAMILY == 1 || FMHA_FAMILY == 3 || FMHA_FAMILY == 5
-#include FMHA_HEADER(FMHA_LOOP)
-
-#ifndef FMHA_OWN_ENTRY
-extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
-	FMHA_ENTRY(const abi_fwd_args args)
-{
-	FMHA_LDS;
-	Forward<Config> kernel(args);
-
-	kernel.run(lds);
-}
-#endif
-#endif
-
 #if FMHA_FAMILY == 2
 #include "combine.h"
-
-extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
-	FMHA_ENTRY(const abi_combine_args args)
-{
-	combine(args);
-}
-#endif
-
-#if FMHA_FAMILY == 4
+typedef abi_combine_args Args;
+DEV void run(const Args &args, char *) { combine(args); }
+#elif FMHA_FAMILY == 4
 #include "append.h"
-
-extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
-	FMHA_ENTRY(const abi_appendkv_args args)
-{
-	Append<Config> kernel(args);
-
-	kernel.run();
-}
-#endif
-
-#if FMHA_FAMILY == 6 || FMHA_FAMILY == 8
+typedef abi_appendkv_args Args;
+DEV void run(const Args &args, char *) { Append<Config>(args).run(); }
+#elif FMHA_FAMILY == 6
 #include "bwd_rows.h"
-
-extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
-	FMHA_ENTRY(const abi_bwd_args args)
-{
-	BackwardRows<Config> kernel(args);
-
-	if (FMHA_FAMILY == ABI_BWD_DOT_DO_O) {
-		FMHA_LDS;
-		kernel.dot(lds);
-	} else {
-		kernel.convert();
-	}
-}
-#endif
-
-#if FMHA_FAMILY == 7
+typedef abi_bwd_args Args;
+DEV void run(const Args &args, char *lds) { BackwardRows<Config>(args).dot(lds); }
+#elif FMHA_FAMILY == 7
 #include FMHA_HEADER(FMHA_LOOP)
+typedef abi_bwd_args Args;
+DEV void run(const Args &args, char *lds) { backward<Config>(args, lds); }
+#elif FMHA_FAMILY == 8
+#include "bwd_rows.h"
+typedef abi_bwd_args Args;
+DEV void run(const Args &args, char *) { BackwardRows<Config>(args).convert(); }
+#else /* fwd, fwd_splitkv, fwd_pagedkv, batch_prefill */
+#include FMHA_HEADER(FMHA_LOOP)
+typedef abi_fwd_args Args;
+DEV void run(const Args &args, char *lds) { Forward<Config>(args).run(lds); }
+#endif
 
 #ifndef FMHA_OWN_ENTRY
 extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
-	FMHA_ENTRY(const abi_bwd_args args)
+	FMHA_ENTRY(const Args args)
 {
 	FMHA_LDS;
-	Backward<Config>::run(args, lds);
+
+	run(args, lds);
 }
-#endif
 #endif

@@ -18,6 +18,11 @@ struct Sequence {
 	bool packed_q, packed_k;
 };
 
+/* A row of queries. */
+struct RowPlace {
+	i32 row, head; /* of the sequence; of the problem */
+};
+
 DEV i32 pages_of(const abi_kv_cache &c, i32 b, i32 *ret_first)
 {
 	i32 first = c.kv_indptr[b], last = c.kv_indptr[b + 1];
@@ -153,12 +158,6 @@ struct Band {
 	METHOD bool sees_all(i32 first_row, i32 last_row, i32 column, i32 n) const
 	{
 		return column + n - 1 <= last(first_row) && column >= first(last_row);
-	}
-	/* Whether any of the rows may see any of the columns. */
-	METHOD bool sees_any(i32 first_row, i32 last_row, i32 column, i32 n) const
-	{
-		return column <= last(last_row) && column + n > begin &&
-		       (column + n > first(first_row) || column < sinks);
 	}
 };
 
@@ -299,17 +298,17 @@ template <class E, bool PAGED> struct KeyView {
 	}
 };
 
-/* Rows of queries: contiguous, or with the heads of a group side by side (PACKED): row r of the pack
- * is row r / group of head head0 + r % group. */
+/* Rows of queries: contiguous, or with the heads that share keys side by side (PACKED): row r of the
+ * pack is row r / q_per_k of head head0 + r % q_per_k. */
 template <class E, bool PACKED> struct QueryView {
 	typedef typename E::Storage Storage;
 	static const bool CONTIGUOUS = !PACKED;
 	const Storage *base;
 	i64 stride_seq, stride_head, stride_dim;
-	i32 hdim, group;
+	i32 hdim, q_per_k;
 	bool vector;
 
-	METHOD static QueryView make(const abi_tensor &t, const Sequence &v, i32 head, i32 group,
+	METHOD static QueryView make(const abi_tensor &t, const Sequence &v, i32 head, i32 q_per_k,
 				     i32 hdim)
 	{
 		const u64 mask = (sizeof(Storage) == 1 ? 8 : 16) - 1;
@@ -320,7 +319,7 @@ template <class E, bool PACKED> struct QueryView {
 		q.stride_head = t.stride_head;
 		q.stride_dim = t.stride_dim;
 		q.hdim = hdim;
-		q.group = group;
+		q.q_per_k = q_per_k;
 		q.vector = t.stride_dim == 1 && ((u64)(t.stride_seq * sizeof(Storage)) & mask) == 0 &&
 			   (!PACKED || ((u64)(t.stride_head * sizeof(Storage)) & mask) == 0) &&
 			   ((u64)q.base & mask) == 0;
@@ -330,7 +329,7 @@ template <class E, bool PACKED> struct QueryView {
 	METHOD const Storage *at(i32 row, i32 dim) const
 	{
 		if (PACKED)
-			return base + row / group * stride_seq + row % group * stride_head +
+			return base + row / q_per_k * stride_seq + row % q_per_k * stride_head +
 			       dim * stride_dim;
 		return base + row * stride_seq + dim * stride_dim;
 	}

@@ -32,7 +32,7 @@
 #define PACK(pipeline, core, hdim, m, n, waves_m, waves_n, blocks)                                 \
 	TILE(pipeline, core, FORWARD, HALF | FP8, WITHOUT(dropout), hdim, m, n, waves_m, waves_n,  \
 	     blocks)
-/* Backward: tile_m streams past, tile_n stays. */
+/* Backward: tile_m is streamed, tile_n stationary. */
 #define GRAD(pipeline, core, hdim, m, n, waves_m, waves_n, blocks)                                 \
 	TILE(pipeline, core, SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, 0, hdim, m, n, waves_m, waves_n,   \
 	     blocks)

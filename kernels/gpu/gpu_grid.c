@@ -37,8 +37,8 @@ static int set_forward(const struct gpu_kernel *k, const struct abi_fwd_args *a,
 static int set_backward(const struct gpu_kernel *k, const struct abi_bwd_args *a,
 			uint32_t ret_grid[3])
 {
-	struct grid_backward g = grid_backward_of(a, k->tile.tile_m, k->tile.tile_n, k->rows_n,
-						  k->apart, k->bias_sum);
+	struct grid_backward g = grid_backward_of(a, k->tile.tile_m, k->tile.tile_n, k->dq_tile_n,
+						  k->split_dkdv, k->dbias_sum);
 
 	return set_grid(g.n_key_blocks + g.n_row_blocks + g.n_bias_blocks, a->nhead_q,
 			a->sequences.batch, 0, ret_grid);

@@ -83,14 +83,14 @@ static struct lds_cut cut_of(const struct gpu_arch *arch, const struct gpu_tile 
 				.waves_n = t->waves_n};
 }
 
-static int is_lean(const struct gpu_arch *arch, const struct gpu_tile *t)
+static int is_parked(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
-	return lds_is_lean(cut_of(arch, t), t->blocks_per_cu);
+	return lds_is_parked(cut_of(arch, t), t->blocks_per_cu);
 }
 
 static int32_t forward_lds(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
-	return lds_forward(cut_of(arch, t), is_lean(arch, t));
+	return lds_forward(cut_of(arch, t), is_parked(arch, t));
 }
 
 static int32_t backward_lds(const struct gpu_arch *arch, const struct gpu_tile *t, int buffers)
@@ -157,13 +157,13 @@ static void add_feature(struct gpu_kernel *k, const char *option, const char *wo
 }
 
 struct features {
-	int pack, split, mask, bias, softcap, dropout, paged, descale, logits, buffers, apart, lean;
-	int acc, bias_sum;
+	int pack, split, mask, bias, softcap, dropout, paged, descale, logits, buffers, split_dkdv;
+	int parked, dbias_sum;
 };
 
 static void add_features(struct gpu_kernel *k, struct features f)
 {
-	k->apart = f.apart;
+	k->split_dkdv = f.split_dkdv;
 	add_feature(k, "PACK", "pack", f.pack);
 	add_feature(k, "SPLIT", "split", f.split);
 	add_feature(k, "MASK", "mask", f.mask);
@@ -174,17 +174,16 @@ static void add_features(struct gpu_kernel *k, struct features f)
 	add_feature(k, "DESCALE", "descale", f.descale);
 	add_feature(k, "LOGITS", "logits", f.logits);
 	add_feature(k, "BUFFERS", "buffers", f.buffers);
-	add_feature(k, "APART", "apart", f.apart);
-	add_feature(k, "LEAN", "lean", f.lean);
-	add_feature(k, "ACC", "acc", f.acc);
-	add_feature(k, "BIAS_SUM", "dbsum", f.bias_sum);
+	add_feature(k, "SPLIT_DKDV", "dkdv", f.split_dkdv);
+	add_feature(k, "PARKED", "parked", f.parked);
+	add_feature(k, "DBIAS_SUM", "dbsum", f.dbias_sum);
 }
 
 static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int32_t lds_bytes)
 {
-	if (!k->rows_n) {
-		add_option(k, "-DFMHA_ROWS_M=16");
-		add_option(k, "-DFMHA_ROWS_N=16");
+	if (!k->dq_tile_n) {
+		add_option(k, "-DFMHA_DQ_TILE_M=16");
+		add_option(k, "-DFMHA_DQ_TILE_N=16");
 	}
 	if (lds_bytes < 0 || (uint32_t)lds_bytes > arch->lds_bytes)
 		return 1;
@@ -203,15 +202,15 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_
 }
 
 /* dK and dV of 16 rows, in 32-lane waves, must leave registers for the scores. */
-static int apart(enum gpu_core core, const struct gpu_tile *t)
+static int splits_dkdv(enum gpu_core core, const struct gpu_tile *t)
 {
 	int32_t most = core == GPU_CORE_MMA ? 320 : 256;
 
 	return core != GPU_CORE_MFMA && t->hdim_q + t->hdim_v > most;
 }
 
-/* The tile of the pass whose rows stay: its one gradient leaves registers for more rows. */
-static struct gpu_tile rows_pass_tile(const struct gpu_arch *arch, enum gpu_core core,
+/* The tile of the pass that finds dQ: its one gradient leaves registers for more rows. */
+static struct gpu_tile dq_tile(const struct gpu_arch *arch, enum gpu_core core,
 				      const struct gpu_tile *t, int buffers)
 {
 	struct gpu_tile r = *t;
@@ -284,7 +283,7 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 					  .descale = traits->descale,
 					  .logits = traits->bias || traits->descale ||
 						    traits->softcap || traits->any_scale,
-					  .lean = is_lean(arch, t)});
+					  .parked = is_parked(arch, t)});
 	return finish_kernel(arch, k, forward_lds(arch, t));
 }
 
@@ -296,26 +295,26 @@ static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *t
 				      backward_lds(arch, t, 2) <= (int32_t)arch->lds_bytes
 			      ? 2
 			      : 1;
-	struct gpu_tile rows = rows_pass_tile(arch, core, t, buffers);
+	struct gpu_tile rows = dq_tile(arch, core, t, buffers);
 
 	if (t->pipeline >= GPU_COMBINE || gpu_pipelines[t->pipeline].pack || traits->dtype > ABI_BF16)
 		return 1;
 	if (begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k))
 		return 1;
-	k->bias_sum = traits->dbias_sum;
-	add_features(k, (struct features){.mask = traits->mask,
+	k->dbias_sum = traits->dbias_sum;
+	add_features(k, (struct features){.split = traits->dq_acc,
+					  .mask = traits->mask,
 					  .bias = traits->bias,
 					  .softcap = traits->softcap,
 					  .dropout = traits->dropout,
 					  .logits = traits->bias || traits->softcap ||
 						    traits->any_scale,
 					  .buffers = buffers,
-					  .apart = apart(core, t),
-					  .acc = traits->dq_acc,
-					  .bias_sum = traits->dbias_sum});
-	k->rows_n = rows.tile_n;
-	add_option(k, "-DFMHA_ROWS_M=%d", rows.tile_m);
-	add_option(k, "-DFMHA_ROWS_N=%d", rows.tile_n);
+					  .split_dkdv = splits_dkdv(core, t),
+					  .dbias_sum = traits->dbias_sum});
+	k->dq_tile_n = rows.tile_n;
+	add_option(k, "-DFMHA_DQ_TILE_M=%d", rows.tile_m);
+	add_option(k, "-DFMHA_DQ_TILE_N=%d", rows.tile_n);
 	return finish_kernel(arch, k,
 			     max32(backward_lds(arch, t, buffers),
 				   backward_lds(arch, &rows, buffers)));

@@ -74,16 +74,16 @@ GRID_FN int grid_sums_batch(const struct abi_bwd_args *a)
 				       : !a->dbias.stride_batch && a->sequences.batch > 1;
 }
 
-/* @apart: dK and dV have blocks of their own; rows_n: rows of a block that owns rows */
+/* @split_dkdv: dK and dV have blocks of their own; dq_tile_n: rows of a block that owns rows */
 GRID_FN struct grid_backward grid_backward_of(const struct abi_bwd_args *a, int tile_m, int tile_n,
-					      int rows_n, int apart, int sums_dbias)
+					      int dq_tile_n, int split_dkdv, int sums_dbias)
 {
 	struct grid_backward g;
 
 	g.n_keys = grid_ceil(a->sequences.seqlen_k_max, tile_n);
 	g.n_rows = grid_ceil(a->sequences.seqlen_q_max, tile_m);
-	g.n_key_blocks = (apart ? 2 : 1) * g.n_keys;
-	g.n_row_blocks = grid_ceil(a->sequences.seqlen_q_max, rows_n);
+	g.n_key_blocks = (split_dkdv ? 2 : 1) * g.n_keys;
+	g.n_row_blocks = grid_ceil(a->sequences.seqlen_q_max, dq_tile_n);
 	g.n_bias_blocks = !sums_dbias ? 0 : g.n_keys * (grid_sums_rows(a) ? 1 : g.n_rows);
 	return g;
 }

@@ -19,7 +19,7 @@
 #define FMHA_CORE_WMMA11 3
 #define FMHA_CORE_WMMA12 4
 
-/* How a block's work is cut. Backward: tile_n stay, tile_m walk. */
+/* How a block's work is cut. Backward: tile_n stationary, tile_m streamed. */
 struct lds_cut {
 	int core, wave; /* wave: lanes */
 	int tile_m, tile_n, hdim_q, hdim_v, waves_m, waves_n;
@@ -45,7 +45,7 @@ LDS_FN int lds_tile(int core, int rows, int cols, int by_rows, int by_columns)
 						  (by_columns ? cols * (rows * 2 + 16) : 0);
 }
 
-/* One that stays for a whole loop. */
+/* One that is stationary for a whole loop. */
 LDS_FN int lds_stationary(int core, int rows, int cols)
 {
 	return core == FMHA_CORE_MFMA ? 0 : lds_tile(core, rows, cols, 1, 0);
@@ -85,19 +85,19 @@ LDS_FN int lds_softmax(struct lds_cut c)
  * A tile whose accumulators fill the registers, asked for with one block a unit (two fit all the
  * same): what can wait does so in LDS, and nothing spills.
  */
-LDS_FN int lds_is_lean(struct lds_cut c, int blocks_per_cu)
+LDS_FN int lds_is_parked(struct lds_cut c, int blocks_per_cu)
 {
 	return c.core == FMHA_CORE_MMA && blocks_per_cu == 1 && c.waves_n == 1 &&
 	       c.tile_m / c.waves_m > 16;
 }
 
-LDS_FN int lds_forward(struct lds_cut c, int lean)
+LDS_FN int lds_forward(struct lds_cut c, int parked)
 {
 	return lds_max(lds_max(lds_merge(c), lds_stage(c.waves_m, c.hdim_v)),
 		       lds_stationary(c.core, c.tile_m, c.hdim_q) +
 			       lds_tile(c.core, c.tile_n, c.hdim_q, 1, 0) +
 			       lds_tile(c.core, c.tile_n, c.hdim_v, 0, 1) +
-			       (lean ? LDS_BAND + lds_softmax(c) : 0));
+			       (parked ? LDS_BAND + lds_softmax(c) : 0));
 }
 
 /* What describes the streamed tensors, where registers are dear. */
@@ -106,36 +106,36 @@ LDS_FN int lds_views(int core)
 	return core == FMHA_CORE_MMA ? 320 : 0;
 }
 
-/* Backward: the tiles that stay, and those that walk, in one or two buffers. */
-LDS_FN int lds_staying(struct lds_cut c)
+/* Backward: the stationary pair, and a streamed one. */
+LDS_FN int lds_stationary_pair(struct lds_cut c)
 {
 	return lds_stationary(c.core, c.tile_n, c.hdim_q) +
 	       lds_stationary(c.core, c.tile_n, c.hdim_v);
 }
 
-LDS_FN int lds_walking(struct lds_cut c)
+LDS_FN int lds_streamed_pair(struct lds_cut c)
 {
 	return lds_tile(c.core, c.tile_m, c.hdim_q, 1, 1) +
 	       lds_tile(c.core, c.tile_m, c.hdim_v, 1, 1);
 }
 
 /*
- * LSE and D: of the walking queries, or, where registers are dear, of the staying ones. They stay in
- * memory where the scalar core's widest tiles leave no room: @most is what there is.
+ * LSE and D: of the streamed queries, or, where registers are dear, of the stationary ones. They are left
+ * in memory where the scalar core's widest tiles leave no room: @most is what there is.
  */
 LDS_FN int lds_row_statistics(struct lds_cut c, int buffers, int most)
 {
 	int bytes = lds_max(buffers * c.tile_m, c.core == FMHA_CORE_MMA ? c.tile_n : 0) * 2 * 4;
 
 	return c.core == FMHA_CORE_SCALAR &&
-			       lds_staying(c) + buffers * lds_walking(c) + bytes > most
+			       lds_stationary_pair(c) + buffers * lds_streamed_pair(c) + bytes > most
 		       ? 0
 		       : bytes;
 }
 
 LDS_FN int lds_backward(struct lds_cut c, int buffers, int most)
 {
-	return lds_max(lds_staying(c) + buffers * lds_walking(c) +
+	return lds_max(lds_stationary_pair(c) + buffers * lds_streamed_pair(c) +
 			       lds_row_statistics(c, buffers, most) + lds_views(c.core),
 		       lds_stage(c.waves_m, lds_max(c.hdim_q, c.hdim_v)));
 }

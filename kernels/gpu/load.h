@@ -139,4 +139,19 @@ DEV void store_chunk(void *data, i32 dtype, i64 offset, i64 stride, const float 
 		store_from_float(data, dtype, offset + i * stride, from[i]);
 }
 
+/* The operand that is stationary for a whole loop: a tile in LDS, of which each wave has its rows. */
+template <class Store, int TILES> struct StationaryInLds {
+	static const int BYTES = Store::BYTES;
+	Store tile;
+	i32 wave_row; /* this wave's first row in the tile */
+
+	METHOD void place(char *at, i32 wave) { tile.place(at), wave_row = wave * TILES * 16; }
+	template <class From, class View>
+	METHOD void fetch(const View &view, i32 first, i32 end)
+	{
+		tile.template fetch<From>(view, first, end);
+	}
+	METHOD void arrive() { tile.arrive(); }
+};
+
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * scores.h: everything that happens to a tile of scores between the two products: soft cap, bias,
- * ALiBi, mask, online softmax, dropout. Rows and columns are logical, so that every layer of matrix
- * core, tile size and split gives the same result.
+ * ALiBi, mask, online softmax, dropout. Rows and columns are logical, and a tile is what a lane holds of
+ * it (tile.h), wherever its operands came from: every core, tile size, split and main loop gives the same
+ * result.
  *
  * Scores are kept in units of `unit`: exp(score) = exp2(score * unit). A plain problem leaves the
  * raw products alone and folds the scale into unit (one multiply-add an element); anything that
@@ -155,11 +156,6 @@ template <class Core, bool TRANSPOSED> struct DropoutTile {
 	}
 };
 
-/* What a lane knows of the row that one of its statistics belongs to. */
-struct RowPlace {
-	i32 row, head; /* of the sequence; of the problem */
-};
-
 /* A bias, or its gradient, of one sequence from head `head` on: strides in bytes. */
 struct BiasView {
 	char *base;
@@ -266,8 +262,7 @@ template <class C> struct BiasRow {
 	}
 };
 
-/* C++ has no way to pick a field by a runtime TRANSPOSED flag: (row, column) of a tile element is
- * (query, key) here, the other way round in the key-stationary backward pass. */
+/* What makes a raw product the logit of query i and key j. */
 template <class C> struct Modifiers {
 	typedef typename C::Core Core;
 
@@ -307,58 +302,64 @@ template <class C> struct Modifiers {
 	}
 };
 
-/* The running softmax of a wave's rows: m the maximum, l this lane's share of the sum. */
-template <class C, int TM> struct Softmax {
-	typedef typename C::Core Core;
-	RowVector<Core, TM> m, l;
+/*
+ * The running softmax of a wave's rows: of each m, the maximum, and l, this lane's share of the sum, which
+ * lie where the main loop wants them.
+ */
+template <class Core, int TM> struct SoftmaxRows {
+	RowVector<Core, TM> maximum, sum;
 
 	METHOD void init()
 	{
-		m.fill(minus_infinity());
-		l.fill(0.0f);
+		maximum.fill(minus_infinity());
+		sum.fill(0.0f);
 	}
+	METHOD float &m(int i, int r) { return maximum.v[i][r]; }
+	METHOD float &l(int i, int r) { return sum.v[i][r]; }
+	/* A tile's part of l is added up from here on, and ends there. */
+	METHOD float begin_sum(int i, int r) { return l(i, r); }
+	METHOD void end_sum(int i, int r, float total) { l(i, r) = total; }
+};
 
-	/* LEAN: both wait in LDS while the products want the registers. */
-	static const int KEPT_BYTES = 2 * TM * Core::STATS * C::THREADS * 4;
+/* The same in LDS, while the products want the registers. */
+template <class Core, int TM, int THREADS> struct ParkedRows {
+	static const int BYTES = 2 * TM * Core::STATS * THREADS * 4;
+	char *lds;
 
-	METHOD void keep(char *lds) const
+	METHOD float &number(int which, int i, int r)
+	{
+		return ((float *)lds)[((which * TM + i) * Core::STATS + r) * THREADS + thread_id()];
+	}
+	METHOD float &m(int i, int r) { return number(0, i, r); }
+	METHOD float &l(int i, int r) { return number(1, i, r); }
+	METHOD float begin_sum(int, int) { return 0.0f; }
+	METHOD void end_sum(int i, int r, float total) { l(i, r) += total; }
+
+	template <class To, class From> METHOD static void copy(To &to, From &from)
 	{
 		UNROLL
 		for (int i = 0; i < TM; i++)
 			UNROLL
 			for (int r = 0; r < Core::STATS; r++) {
-				kept(lds, 0, i, r) = m.v[i][r];
-				kept(lds, 1, i, r) = l.v[i][r];
+				to.m(i, r) = from.m(i, r);
+				to.l(i, r) = from.l(i, r);
 			}
 	}
-	METHOD void fetch(char *lds)
-	{
-		UNROLL
-		for (int i = 0; i < TM; i++)
-			UNROLL
-			for (int r = 0; r < Core::STATS; r++) {
-				m.v[i][r] = kept(lds, 0, i, r);
-				l.v[i][r] = kept(lds, 1, i, r);
-			}
-	}
-	METHOD static float &kept(char *lds, int which, int i, int r)
-	{
-		return ((float *)lds)[((which * TM + i) * Core::STATS + r) * C::THREADS + thread_id()];
-	}
-	METHOD float &maximum(char *lds, int i, int r) { return C::LEAN ? kept(lds, 0, i, r) : m.v[i][r]; }
-	METHOD float &sum(char *lds, int i, int r) { return C::LEAN ? kept(lds, 1, i, r) : l.v[i][r]; }
+};
 
-	/*
-	 * m may lag behind the maximum by LAG (in powers of two): P is then at most 2^LAG, which every
-	 * operand type holds as precisely as 1, and after the first tiles hardly a wave still pays for
-	 * rescaling its accumulators. Where they are few, asking costs more than it saves.
-	 */
-	static constexpr float LAG = TM > 1 && C::HDIM_V > 64 ? 8.0f : 0.0f;
+/*
+ * LAGS: m may lag behind the maximum by LAG (in powers of two): P is then at most 2^LAG, which every
+ * operand type holds as precisely as 1, and after the first tiles hardly a wave still pays for
+ * rescaling its accumulators. Where they are few, asking costs more than it saves.
+ */
+template <class Core, int TM, bool LAGS> struct Softmax {
+	static constexpr float LAG = 8.0f;
 
 	/* S becomes P; returns whether *ret_factor must multiply what was summed so far, the same for
-	 * all lanes. lds: LEAN only. */
-	template <int TN>
-	METHOD bool update(RegTile<Core, TM, TN> &s, float unit, RowVector<Core, TM> *ret_factor, char *lds)
+	 * all lanes. */
+	template <class Rows, int TN>
+	METHOD static bool update(Rows &rows, RegTile<Core, TM, TN> &s, float unit,
+				  RowVector<Core, TM> *ret_factor)
 	{
 		RowVector<Core, TM> high;
 		bool lags = false;
@@ -367,29 +368,29 @@ template <class C, int TM> struct Softmax {
 		for (int i = 0; i < TM; i++)
 			UNROLL
 			for (int r = 0; r < Core::STATS; r++) {
-				float before = maximum(lds, i, r);
+				float before = rows.m(i, r);
 
 				high.v[i][r] = highest(s, i, r, before);
-				if (LAG > 0) {
+				if (LAGS) {
 					lags = lags || high.v[i][r] * unit > before * unit + LAG;
 					continue;
 				}
-				ret_factor->v[i][r] = raise(i, r, high.v[i][r], unit, lds);
-				exponentiate(s, i, r, unit, lds);
+				ret_factor->v[i][r] = raise(rows, i, r, high.v[i][r], unit);
+				exponentiate(rows, s, i, r, unit);
 			}
-		if (LAG == 0)
+		if (!LAGS)
 			return true;
 		lags = any_of_wave(lags);
 		UNROLL
 		for (int i = 0; i < TM && lags; i++)
 			UNROLL
 			for (int r = 0; r < Core::STATS; r++)
-				ret_factor->v[i][r] = raise(i, r, high.v[i][r], unit, lds);
+				ret_factor->v[i][r] = raise(rows, i, r, high.v[i][r], unit);
 		UNROLL
 		for (int i = 0; i < TM; i++)
 			UNROLL
 			for (int r = 0; r < Core::STATS; r++)
-				exponentiate(s, i, r, unit, lds);
+				exponentiate(rows, s, i, r, unit);
 		return lags;
 	}
 
@@ -412,19 +413,20 @@ template <class C, int TM> struct Softmax {
 		return high == minus_infinity() ? 0.0f : high * unit;
 	}
 
-	METHOD float raise(int i, int r, float high, float unit, char *lds)
+	/* The maximum is `high` from now on; returns the factor of what was summed before. */
+	template <class Rows> METHOD static float raise(Rows &rows, int i, int r, float high, float unit)
 	{
-		float factor = exp2_fast(maximum(lds, i, r) * unit - origin(high, unit));
+		float factor = exp2_fast(rows.m(i, r) * unit - origin(high, unit));
 
-		maximum(lds, i, r) = high;
-		sum(lds, i, r) *= factor;
+		rows.m(i, r) = high;
+		rows.l(i, r) *= factor;
 		return factor;
 	}
 
-	template <int TN>
-	METHOD void exponentiate(RegTile<Core, TM, TN> &s, int i, int r, float unit, char *lds)
+	template <class Rows, int TN>
+	METHOD static void exponentiate(Rows &rows, RegTile<Core, TM, TN> &s, int i, int r, float unit)
 	{
-		float zero = origin(maximum(lds, i, r), unit), total = C::LEAN ? 0.0f : l.v[i][r];
+		float zero = origin(rows.m(i, r), unit), total = rows.begin_sum(i, r);
 
 		UNROLL
 		for (int n = 0; n < TN; n++)
@@ -436,10 +438,7 @@ template <class C, int TM> struct Softmax {
 					s.t[i][n].x[e] = p;
 					total += p;
 				}
-		if (C::LEAN)
-			sum(lds, i, r) += total;
-		else
-			l.v[i][r] = total;
+		rows.end_sum(i, r, total);
 	}
 };
 

@@ -179,18 +179,6 @@ DEV void multiply_ab(RegTile<CoreScalar, TM, TD> &o, const OperandTile<CoreScala
 		}
 }
 
-/* Rows of a view on their way into a tile, while registers are scarce; then, when they are not, what
- * could not travel by itself. Cores for which the two are one do it ahead. */
-template <class From, class Core, class Tile, class View>
-DEV void fetch_ahead(Core, Tile &tile, const View &view, i32 first, i32 end)
-{
-	tile.template fetch<From>(view, first, end);
-}
-template <class From, class Core, class Tile, class View>
-DEV void fetch_late(Core, Tile &, const View &, i32, i32)
-{
-}
-
 /* O = O * r, row by row. */
 template <class Core, int TM, int TD>
 DEV void scale_rows(RegTile<Core, TM, TD> &o, const RowVector<Core, TM> &r)

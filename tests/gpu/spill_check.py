@@ -71,7 +71,7 @@ def kernel_of(lib, name):
 def kind_of(name):
     """All that the tile has no part in. A pipeline that packs heads serves other problems than one that does not."""
     p = NAME.match(name)
-    words = [w for w in p["features"].split("_") if w not in ("buffers", "apart", "lean")]
+    words = [w for w in p["features"].split("_") if w not in ("buffers", "dkdv", "parked")]
     return " ".join([p["arch"], p["family"], p["dtype"], p["pipeline"], f"{p['hq']}x{p['hv']}", *words])
 
 
@@ -120,7 +120,7 @@ def is_short(name, dtype):
 
 
 # Under a mask, with factors and without.
-SHORT_FP8 = re.compile(r"fmha_fwd_e4m3_\w+_gpu_mma_h128x128_\w+_mask(_descale_logits)?(_lean)?$")
+SHORT_FP8 = re.compile(r"fmha_fwd_e4m3_\w+_gpu_mma_h128x128_\w+_mask(_descale_logits)?(_parked)?$")
 
 
 def main():

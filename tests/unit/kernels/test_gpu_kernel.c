@@ -125,13 +125,13 @@ static void backward_covers_keys_and_rows(void **state)
 		assert_int_equal(make(archs[i], ABI_BWD_DQ_DK_DV, &bf16, &tiles[i], &k), 0);
 		assert_int_equal(gpu_kernel_grid(&k, &a, grid), 0);
 		assert_int_equal(grid[0], (500 + k.tile.tile_n - 1) / k.tile.tile_n +
-						  (300 + k.rows_n - 1) / k.rows_n);
+						  (300 + k.dq_tile_n - 1) / k.dq_tile_n);
 		assert_int_equal(grid[1], 8);
 		assert_int_equal(grid[2], 3);
 	}
 	/* Another kernel, the same blocks. */
 	assert_int_equal(make("gfx942", ABI_BWD_DQ_DK_DV, &acc, &tiles[1], &k), 0);
-	assert_non_null(strstr(k.name, "_acc"));
+	assert_non_null(strstr(k.name, "_split"));
 }
 
 static void a_bias_that_repeats_has_blocks_for_its_gradient(void **state)

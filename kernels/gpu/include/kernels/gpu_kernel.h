@@ -35,7 +35,7 @@ const struct gpu_arch *gpu_arch_find(const char *name);
  * Pipelines: gpu_scalar, _mma, _mfma, _wmma: a block owns tile_m rows of one head; gpu_*_pack: the
  * heads of a group side by side in tile_m rows, waves share the keys of a tile: decode; gpu_combine,
  * gpu_append, gpu_dot, gpu_convert: the small families, no tile. Backward dq_dk_dv: tile_n keys
- * (then tile_n rows) stay, tile_m rows (keys) stream past.
+ * (then dq_tile_n queries) are stationary, tile_m queries (keys) streamed.
  */
 #define GPU_PIPELINES(X) /* X(ID, name, the cores that have it, 1: packs heads, its main loop) */    \
 	X(GPU_SCALAR, gpu_scalar, GPU_ANY_CORE, 0, "")                                             \
@@ -93,8 +93,8 @@ struct gpu_kernel {
 	uint32_t lds_bytes; /* dynamic */
 	enum abi_family family;
 	struct gpu_tile tile;
-	int apart, bias_sum;
-	int32_t rows_n; /* dq_dk_dv: rows of a block of the second pass */
+	int split_dkdv, dbias_sum;
+	int32_t dq_tile_n; /* dq_dk_dv: queries of a block of the second pass */
 };
 
 /* Return: 0, or 1 when this tile cannot run with these traits on this arch. */
