@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* bwd.h: what the stages of backward share: the layout of dq_acc, rows as floats. */
+/* bwd.h: what the stages of backward share: the layout of dq_acc. */
 #ifndef FMHA_CPU_BWD_H
 #define FMHA_CPU_BWD_H
 
@@ -25,15 +25,6 @@ static inline float *bwd_dq_acc(const struct abi_bwd_args *a, const struct view_
 			       : v->batch * a->nhead_q * n_splits * v->q_physical * a->hdim_q;
 
 	return a->dq_acc + base + ((head * n_splits + split) * v->q_physical + row) * a->hdim_q;
-}
-
-/* One row of @t as @width floats, zeros after the @n that exist. */
-static inline void bwd_load_row(float *to, int32_t width, const struct abi_tensor *t,
-				int64_t offset, int32_t n, uint32_t dtype)
-{
-	load_row(to, t->data, dtype, offset, t->stride_dim, n);
-	for (int32_t i = n; i < width; i++)
-		to[i] = 0;
 }
 
 #endif

@@ -46,6 +46,15 @@ static struct row_block row_block(const struct abi_bwd_args *a, int64_t task)
 	return r;
 }
 
+/* One row of @t as @width floats, zeros after the @n that exist. */
+static void load_floats(float *to, int32_t width, const struct abi_tensor *t, int64_t offset,
+			int32_t n, uint32_t dtype)
+{
+	load_row(to, t->data, dtype, offset, t->stride_dim, n);
+	for (int32_t i = n; i < width; i++)
+		to[i] = 0;
+}
+
 /* @scratch: two rows of hdim_v rounded up to vectors. */
 static float row_dot(const struct abi_bwd_args *a, int64_t d_o_offset, int64_t o_offset,
 		     float *scratch)
@@ -57,8 +66,8 @@ static float row_dot(const struct abi_bwd_args *a, int64_t d_o_offset, int64_t o
 
 	if (a->dtype != ABI_F32 || a->d_o.stride_dim != 1 || a->o.stride_dim != 1 ||
 	    width != a->hdim_v) {
-		bwd_load_row(scratch, width, &a->d_o, d_o_offset, a->hdim_v, a->dtype);
-		bwd_load_row(scratch + width, width, &a->o, o_offset, a->hdim_v, a->dtype);
+		load_floats(scratch, width, &a->d_o, d_o_offset, a->hdim_v, a->dtype);
+		load_floats(scratch + width, width, &a->o, o_offset, a->hdim_v, a->dtype);
 		d_o = scratch;
 		o = scratch + width;
 	}

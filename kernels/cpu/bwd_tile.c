@@ -302,7 +302,7 @@ static void fetch_queries(struct tile *t, const struct abi_tensor *x, int32_t hd
 /* Register tiles of the five products together, if nothing is masked. */
 static int32_t tile_steps(const struct tile *t)
 {
-	int32_t rows = t->n_rows / MICRO_ROWS, keys = (t->end - t->begin) / MICRO_ROWS;
+	int32_t rows = t->n_rows / GROUP_ROWS, keys = (t->end - t->begin) / GROUP_ROWS;
 	int32_t columns = (t->end - t->begin + PANEL - 1) / PANEL;
 	int32_t panels_q = t->width_q / PANEL, panels_v = t->width_v / PANEL;
 

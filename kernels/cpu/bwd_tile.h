@@ -86,7 +86,7 @@ struct tile {
 	int32_t begin,
 		end; /* the columns of the tile that some row may see; begin starts a panel */
 	bool masked; /* some row does not see all of them */
-	enum { UNKNOWN, FINITE, NOT_FINITE } finite_k; /* K and V of the tile */
+	enum { UNKNOWN, FINITE, NOT_FINITE } finite_k; /* K of the tile */
 	struct rows k, v, q, d_o;
 	struct rows logit_q;                          /* Q times logit_factor(), where SCALES_Q */
 	struct gemm_b k_panels, q_panels, d_o_panels; /* the same once more, as B */
@@ -107,23 +107,12 @@ struct tile {
 	struct tile_row facts[TILE_ROWS];
 };
 
-/* @n elements, or bytes, of scratch. */
-static inline void *take_bytes(uintptr_t *at, int64_t n)
+static inline void *take(uintptr_t *at, int64_t bytes)
 {
 	void *array = (void *)*at;
 
-	*at += ROUND_UP(n, 64);
+	*at += ROUND_UP(bytes, 64);
 	return array;
-}
-
-static inline operand *take_operands(uintptr_t *at, int64_t n)
-{
-	return take_bytes(at, n * (int64_t)sizeof(operand));
-}
-
-static inline float *take_floats(uintptr_t *at, int64_t n)
-{
-	return take_bytes(at, n * (int64_t)sizeof(float));
 }
 
 /* Lays the arrays out in @scratch; returns its size. @scratch may be NULL. */
@@ -131,31 +120,32 @@ static inline size_t tile_init(struct tile *t, const struct abi_bwd_args *a, voi
 {
 	/* Rows that products read or write in whole groups. */
 	const int64_t columns = ROUND_UP(tile_columns(a), GROUP_ROWS);
-	const int64_t pairs = OPERAND_PAIR > 1;
+	const int64_t whole = sizeof(operand), single = sizeof(float);
+	const int64_t pair = OPERAND_PAIR > 1 ? whole : 0; /* of what only pairs need */
 	uintptr_t at = (uintptr_t)scratch;
 
 	t->args = a;
 	t->width_q = ROUND_UP(a->hdim_q, PANEL);
 	t->width_v = ROUND_UP(a->hdim_v, PANEL);
 	t->fetches.n = t->fetches.first = 0;
-	t->k_columns = take_operands(&at, t->width_q * columns);
-	t->v_columns = take_operands(&at, t->width_v * columns);
-	t->k_rows = take_operands(&at, row_stride(a->hdim_q) * columns);
-	t->v_rows = take_operands(&at, row_stride(a->hdim_v) * columns);
-	t->q_rows = take_operands(&at, row_stride(a->hdim_q) * TILE_ROWS);
-	t->d_o_rows = take_operands(&at, row_stride(a->hdim_v) * TILE_ROWS);
-	t->logit_q_rows = take_operands(&at, SCALES_Q * row_stride(a->hdim_q) * TILE_ROWS);
-	t->k_pairs = take_operands(&at, pairs * t->width_q * columns);
-	t->q_pairs = take_operands(&at, pairs * t->width_q * TILE_ROWS);
-	t->d_o_pairs = take_operands(&at, pairs * t->width_v * TILE_ROWS);
-	t->pairs = take_operands(&at, pairs * TILE_ROWS * PANEL);
-	t->by_column = take_operands(&at, pairs * COLUMN_LD * columns);
-	t->s = take_floats(&at, TILE_ROWS * TILE_LD);
-	t->dp = take_floats(&at, TILE_ROWS * TILE_LD);
-	t->dz = a->dbias.data ? take_floats(&at, TILE_ROWS * TILE_LD) : NULL;
-	t->dq = take_floats(&at, t->width_q * TILE_ROWS);
-	t->bias = take_floats(&at, TILE_LD);
-	t->bytes = take_bytes(&at, a->dropout.p_drop > 0 ? TILE_ROWS * TILE_COLUMNS + GROUP : 0);
+	t->k_columns = take(&at, whole * t->width_q * columns);
+	t->v_columns = take(&at, whole * t->width_v * columns);
+	t->k_rows = take(&at, whole * row_stride(a->hdim_q) * columns);
+	t->v_rows = take(&at, whole * row_stride(a->hdim_v) * columns);
+	t->q_rows = take(&at, whole * row_stride(a->hdim_q) * TILE_ROWS);
+	t->d_o_rows = take(&at, whole * row_stride(a->hdim_v) * TILE_ROWS);
+	t->logit_q_rows = take(&at, whole * SCALES_Q * row_stride(a->hdim_q) * TILE_ROWS);
+	t->k_pairs = take(&at, pair * t->width_q * columns);
+	t->q_pairs = take(&at, pair * t->width_q * TILE_ROWS);
+	t->d_o_pairs = take(&at, pair * t->width_v * TILE_ROWS);
+	t->pairs = take(&at, pair * TILE_ROWS * PANEL);
+	t->by_column = take(&at, pair * COLUMN_LD * columns);
+	t->s = take(&at, single * TILE_ROWS * TILE_LD);
+	t->dp = take(&at, single * TILE_ROWS * TILE_LD);
+	t->dz = a->dbias.data ? take(&at, single * TILE_ROWS * TILE_LD) : NULL;
+	t->dq = take(&at, single * t->width_q * TILE_ROWS);
+	t->bias = take(&at, single * TILE_LD);
+	t->bytes = take(&at, a->dropout.p_drop > 0 ? TILE_ROWS * TILE_COLUMNS + GROUP : 0);
 	return at - (uintptr_t)scratch;
 }
 
@@ -169,7 +159,8 @@ static inline struct rows load_rows(const struct abi_bwd_args *a, const struct a
 	int32_t width = ROUND_UP(hdim, K_UNIT), ld = row_stride(hdim);
 
 	if (a->dtype == OPERAND_DTYPE && t->stride_dim == 1 && hdim == width && n % ROW_UNIT == 0 &&
-	    t->stride_seq >= hdim && t->stride_seq <= MAX_STRIDE)
+	    t->stride_seq >= hdim && t->stride_seq <= MAX_STRIDE &&
+	    t->stride_seq % OPERAND_PAIR == 0)
 		return (struct rows){(const operand *)t->data + offset, t->stride_seq};
 	for (int32_t i = 0; i < ROUND_UP(n, ROW_UNIT); i++) {
 		operand *row = copies + (int64_t)i * ld;
@@ -205,15 +196,6 @@ static inline bool rows_are_finite(struct rows x, int32_t n, int32_t hdim)
 	return vf_reduce_add(sum) == 0;
 }
 
-/* The rows' transpose as B; @next: see pack_transposed(). */
-static inline void pack_columns(operand *to, struct rows x, int32_t n, int32_t hdim,
-				const struct gemm_a *next)
-{
-	/* A pair travels as one float: nothing is computed with it. */
-	pack_transposed((float *)to, (const float *)x.data, x.ld / OPERAND_PAIR, n,
-			ROUND_UP(hdim, K_UNIT) / OPERAND_PAIR, next);
-}
-
 static inline void tile_load_kv(struct tile *t, const struct view_sequence *v, int32_t head_k,
 				int32_t column, int32_t n_columns)
 {
@@ -229,9 +211,9 @@ static inline void tile_load_kv(struct tile *t, const struct view_sequence *v, i
 			 t->v_rows);
 	/* The transposing pass jumps between rows: V is fetched while K is transposed. */
 	next = (struct gemm_a){t->v.data, t->v.ld, 1};
-	pack_columns(t->k_columns, t->k, n_columns, a->hdim_q,
+	pack_columns(t->k_columns, t->k.data, t->k.ld, n_columns, a->hdim_q,
 		     a->hdim_q == a->hdim_v ? &next : NULL);
-	pack_columns(t->v_columns, t->v, n_columns, a->hdim_v, NULL);
+	pack_columns(t->v_columns, t->v.data, t->v.ld, n_columns, a->hdim_v, NULL);
 	t->k_panels = rows_as_b(t->k, n_columns, a->hdim_q, t->k_pairs);
 	t->finite_k = UNKNOWN;
 }

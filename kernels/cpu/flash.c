@@ -110,11 +110,6 @@ static int32_t q_padded(const struct abi_fwd_args *a)
 	return (int32_t)round_up(a->hdim_q, K_UNIT);
 }
 
-static size_t align_bytes(size_t bytes)
-{
-	return (bytes + 63) / 64 * 64;
-}
-
 static size_t temp_floats(const struct abi_fwd_args *a)
 {
 	size_t row = (size_t)(q_padded(a) > v_padded(a) ? q_padded(a) : v_padded(a));
@@ -137,7 +132,7 @@ static size_t scratch_init(struct scratch *s, const struct abi_fwd_args *a, void
 
 	for (int i = 0; i < 5; i++) {
 		*arrays[i] = (float *)at;
-		at += align_bytes(floats[i] * sizeof(float));
+		at += ROUND_UP(floats[i] * sizeof(float), 64);
 	}
 	s->q = (operand *)q;
 	s->bytes = (uint8_t *)at;
@@ -150,11 +145,11 @@ static size_t workspace_init(struct workspace *w, const struct abi_fwd_args *a, 
 	uintptr_t at = (uintptr_t)base;
 
 	w->k = (operand *)at;
-	at += align_bytes(keys * (size_t)q_padded(a) * sizeof(operand));
+	at += ROUND_UP(keys * (size_t)q_padded(a) * sizeof(operand), 64);
 	w->v = (operand *)at;
-	at += align_bytes(keys * (size_t)v_padded(a) * sizeof(operand));
+	at += ROUND_UP(keys * (size_t)v_padded(a) * sizeof(operand), 64);
 	w->finite = (uint8_t *)at;
-	return at + align_bytes(keys / PANEL) - (uintptr_t)base;
+	return at + ROUND_UP(keys / PANEL, 64) - (uintptr_t)base;
 }
 
 /* Phase 0. */

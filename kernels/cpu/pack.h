@@ -155,20 +155,29 @@ static inline void fetch_query(operand *dst, const struct abi_fwd_args *a,
 #endif
 }
 
+/* X [n x k], row stride @ld, as panels of its rows: a B whose k counts columns, up to a whole
+ * K_UNIT. @next: see pack_transposed(). */
+static inline void pack_columns(operand *to, const operand *x, int64_t ld, int32_t n, int32_t k,
+				const struct gemm_a *next)
+{
+	/* A pair of bf16 travels as one float: nothing is computed with it. */
+	pack_transposed((float *)to, (const float *)x, ld / OPERAND_PAIR, n,
+			ROUND_UP(k, K_UNIT) / OPERAND_PAIR, next);
+}
+
 /* Columns [c0, c0 + PANEL) of K into one panel. @temp: PANEL * padded operands. */
 static inline void pack_k_panel(operand *panel, const struct abi_fwd_args *a,
 				const struct view_sequence *s, int32_t head, int32_t c0,
 				operand *temp)
 {
-	int32_t padded = (int32_t)round_up(a->hdim_q, K_UNIT), pairs = padded / OPERAND_PAIR;
+	int32_t padded = (int32_t)round_up(a->hdim_q, K_UNIT);
 	int32_t n = s->k_len - c0 < PANEL ? s->k_len - c0 : PANEL;
 
 	fetch_keys(temp, padded, a, s, head, c0, n, 0);
 	for (int32_t j = 0; padded > a->hdim_q && j < n; j++)
 		memset(temp + j * padded + a->hdim_q, 0,
 		       (size_t)(padded - a->hdim_q) * sizeof(*temp));
-	/* A pair of bf16 travels as one float: nothing is computed with it. */
-	pack_transposed((float *)panel, (const float *)temp, pairs, n, pairs, NULL);
+	pack_columns(panel, temp, padded, n, padded, NULL);
 }
 
 /*

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -480,6 +481,43 @@ static void bf16_keeps_the_bar(void **state)
 	}
 }
 
+/* Rows an odd number of elements apart, where pairs of them are no pairs of the tensor's. */
+static void rows_lie_anywhere(void **state)
+{
+	struct backward_case c = plain(ABI_BF16);
+	struct backward_problem *p;
+	struct abi_tensor *moved[3], dense;
+
+	(void)state;
+	c.batch = c.nhead_q = c.nhead_k = 1;
+	c.seqlen_q = c.seqlen_k = 128;
+	c.hdim_q = c.hdim_v = 64;
+	p = backward_problem_new(&c, 9);
+	moved[0] = &p->args.q, moved[1] = &p->args.k, moved[2] = &p->args.d_o;
+	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level); level++) {
+		uint64_t hash;
+
+		backward_problem_poison(p);
+		backward_problem_run(p, level, 1);
+		hash = backward_problem_hash(p);
+		for (int i = 0; i < 3; i++) {
+			dense = *moved[i];
+			moved[i]->data = malloc(sizeof(uint16_t) * 128 * 65);
+			moved[i]->stride_seq = 65;
+			assert_non_null(moved[i]->data);
+			for (int row = 0; row < 128; row++)
+				memcpy((uint16_t *)moved[i]->data + row * 65,
+				       (uint16_t *)dense.data + row * 64, sizeof(uint16_t) * 64);
+			backward_problem_poison(p);
+			backward_problem_run(p, level, 1);
+			assert_true(hash == backward_problem_hash(p));
+			free(moved[i]->data);
+			*moved[i] = dense;
+		}
+	}
+	backward_problem_free(p);
+}
+
 static void fill_nan(const struct abi_tensor *t, uint32_t dtype, int64_t offset, int32_t n)
 {
 	for (int32_t d = 0; d < n; d++)
@@ -639,6 +677,7 @@ static const struct CMUnitTest tests[] = {
 	cmocka_unit_test(large_logits),
 	cmocka_unit_test(logits_of_eighty),
 	cmocka_unit_test(bf16_keeps_the_bar),
+	cmocka_unit_test(rows_lie_anywhere),
 	cmocka_unit_test(nan_stays_where_it_belongs),
 	cmocka_unit_test(nan_in_padding_is_never_read),
 	cmocka_unit_test(same_bits_every_time),
