@@ -134,7 +134,7 @@ template <class C, int WHAT> struct DkDvPass {
 		dp.zero();
 		if (WHAT != DV_ONLY)
 			multiply_abt<C::HDIM_V>(dp, x.kv.v, d_o, 0, Core());
-		steps.template gradients<true>(s, dp, column, masked, stats, StoreDbias{steps, column, dbias});
+		steps.gradients(s, dp, column, masked, stats, StoreDbias{steps, column, dbias});
 		if (WHAT != DK_ONLY)
 			multiply_ab(x.dv, round_to_operand(s), d_o, 0, Core());
 		if (WHAT != DV_ONLY)
@@ -241,8 +241,8 @@ template <class C> struct DqPass {
 		steps.prepare(s, column, masked);
 		dp.zero();
 		multiply_abt<C::HDIM_V>(dp, x.q_do.v, v, 0, Core());
-		steps.template gradients<true>(s, dp, column, masked,
-					       typename Loop::StationaryReader{loop, x.stats}, Nothing());
+		steps.gradients(s, dp, column, masked, typename Loop::StationaryReader{loop, x.stats},
+				Nothing());
 		multiply_ab(x.dq, round_to_operand(dp), k, 0, Core());
 	}
 };

@@ -101,7 +101,7 @@ template <class C> struct DbiasPass {
 		steps.prepare(s, column, true);
 		dp.zero();
 		multiply_abt<C::HDIM_V>(dp, kv.v, pair.v, 0, Core());
-		steps.template gradients<false>(s, dp, column, true, stats, Add{sum});
+		steps.gradients(s, dp, column, true, stats, Add{sum});
 	}
 
 	METHOD void put(i32 i, i32 j, i32 h, float x) const

@@ -104,10 +104,9 @@ template <class C, bool KEYS_STATIONARY, int TM, int TN, class Facts> struct Bac
 
 	/*
 	 * S becomes P, dropped, for dV; dP becomes dS but for the scale. Stats: lse(m, n, e) and d(m, n, e) of
-	 * an element's query; take(m, n, row, dZ) gets what is the gradient of the logits, for dBias. ANEW: what
-	 * follows from a row is found anew in every tile.
+	 * an element's query; take(m, n, row, dZ) gets what is the gradient of the logits, for dBias.
 	 */
-	template <bool ANEW, class Stats, class Take>
+	template <class Stats, class Take>
 	METHOD void gradients(Scores &s, Scores &dp, i32 column, bool masked, const Stats &stats,
 			      const Take &take) const
 	{
@@ -119,7 +118,7 @@ template <class C, bool KEYS_STATIONARY, int TM, int TN, class Facts> struct Bac
 		UNROLL
 		for (int t = 0; t < TM * TN; t++) {
 			const int m = DOWN ? t % TM : t / TN, n = DOWN ? t / TM : t % TN;
-			i32 row = ANEW ? Core::anew(facts.row_of(m)) : facts.row_of(m);
+			i32 row = Core::anew(facts.row_of(m));
 			Acc bias[1] = {}, dz;
 
 			if (C::DROPOUT && PATCHES && (KEYS_STATIONARY ? m : n) % 2)
