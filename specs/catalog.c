@@ -617,12 +617,13 @@ static int add_own_space(struct spec_catalog *catalog, const struct spec_backend
 			 struct fmha_error *err)
 {
 	int number = arch_number(catalog, model->name);
-	struct own_space *own = &catalog->archs[number].own;
+	struct own_space *own;
 
 	if (number == CATALOG_MAX_ARCHS)
 		return fmha_error_set(err, FMHA_EINVAL, "more than %d archs", CATALOG_MAX_ARCHS);
 	if (number == catalog->n_archs)
 		catalog->arch_names[catalog->n_archs++] = model->name;
+	own = &catalog->archs[number].own;
 	*own = (struct own_space){backend, model, first_pipeline, 0};
 	for (size_t i = 0; i < backend->n_rows; i++)
 		if (backend->rows[i].cores & model->cores)

@@ -323,9 +323,9 @@ static int read_generator_name(struct builder *b, const struct at *at, struct dr
 
 struct tile_list *space_new_tile_list(struct spec_space *space, size_t n, struct fmha_error *err)
 {
+	size_t n_lists = space->n_tile_lists + 1;
 	/* NOLINTNEXTLINE(bugprone-sizeof-expression): a list of pointers */
-	struct tile_list **grown = realloc(space->tile_lists,
-					   (space->n_tile_lists + 1) * sizeof(*grown));
+	struct tile_list **grown = realloc(space->tile_lists, n_lists * sizeof(*grown));
 	struct tile_list *list = grown ? calloc(1, sizeof(*list)) : NULL;
 
 	if (grown)

@@ -421,6 +421,7 @@ static int check_append_targets(struct reader *r)
 	for (int32_t b = 0; b < p->batch; b++) {
 		n += targets_of(r, b).n;
 		if (n > k->outer)
+			/* NOLINTNEXTLINE: as in targets_of() */
 			return shared_target(r, targets_of(r, b).words[0]);
 	}
 	words = malloc((size_t)n * sizeof(*words) + 1);
@@ -430,6 +431,7 @@ static int check_append_targets(struct reader *r)
 	for (int32_t b = 0; b < p->batch; b++) {
 		struct targets targets = targets_of(r, b);
 
+		/* NOLINTNEXTLINE: as in targets_of() */
 		memcpy(words + n, targets.words, (size_t)targets.n * sizeof(*words));
 		n += targets.n;
 	}
