@@ -233,13 +233,20 @@ static void the_version_is_asked_for_once(void **state)
 	assert_int_equal(count_lines(f->asked), 1);
 }
 
+/* Until a compiler runs: what is submitted next finds it busy. */
+static void wait_for_compiler(const struct fixture *f)
+{
+	while (count_lines(f->runs) == 0)
+		(void)usleep(1000);
+}
+
 static void urgent_requests_overtake(void **state)
 {
 	struct fixture *f = *state;
 
 	start(f, 1);
-	submit(f, "a", COMPILE_BACKGROUND); /* taken at once */
-	(void)usleep(100000);
+	submit(f, "a", COMPILE_BACKGROUND);
+	wait_for_compiler(f);
 	submit(f, "b", COMPILE_BACKGROUND);
 	submit(f, "c", COMPILE_SOON);
 	submit(f, "d", COMPILE_URGENT);
@@ -404,8 +411,7 @@ static void a_running_build_that_nobody_waits_for_is_ended(void **state)
 	write_compiler(f, body);
 	start(f, 1);
 	number = submit_for(f, 1, "s", COMPILE_URGENT);
-	while (count_lines(f->runs) == 0)
-		(void)usleep(1000);
+	wait_for_compiler(f);
 	(void)usleep(100000);
 	submit_for(f, 2, "q", COMPILE_URGENT);
 	forget(f, number);
