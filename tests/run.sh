@@ -4,14 +4,14 @@
 # packages. One failed step fails the run, but the later ones still run and report.
 #
 #   tests/run.sh            all of it
-#   tests/run.sh STEP...    only these: unit integration gpu asan fuzz, and nightly, which takes
-#                           some hours and is not in all of it
+#   tests/run.sh STEP...    only these: lint unit integration gpu tsan asan fuzz, and nightly, which
+#                           takes some hours and is not in all of it
 #   tests/run.sh --only-known STEP...    runs nothing; fails when one is no step
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 python=/usr/bin/python3
 jobs=${JOBS:-$(nproc)}
-everything=(unit integration gpu asan fuzz)
+everything=(lint unit integration gpu tsan asan fuzz)
 failed=()
 
 run() { # name command...
@@ -27,12 +27,18 @@ run() { # name command...
 }
 
 # ctest in one build tree; what was skipped says why.
-ctests() { # preset
-    local status=0
-    ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j "$jobs" \
-        --output-junit ctest.xml --test-output-size-passed 65536 || status=$?
-    "$python" tests/lib/skipped.py "build/$1/ctest.xml"
+ctests() { # preset [option of ctest...]
+    local preset=$1 status=0
+    shift
+    ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -j "$jobs" \
+        --output-junit ctest.xml --test-output-size-passed 65536 "$@" || status=$?
+    "$python" tests/lib/skipped.py "build/$preset/ctest.xml"
     return $status
+}
+
+# What changed lately, and a share of the rest; nightly looks at everything.
+lint() {
+    ./dev lint --changed
 }
 
 unit() {
@@ -42,6 +48,12 @@ unit() {
 integration() {
     FMHA_BUILD=$PWD/build/release "$python" -m pytest -q -rs -p no:cacheprovider --durations=8 \
         tests/integration
+}
+
+# The tree is clang's: that everything builds without a warning there is the other half of this step.
+# Only tests that start threads run: the others have nothing to race with, and take minutes.
+tsan() {
+    ./dev build tsan && ctests tsan -L threads
 }
 
 asan() {
@@ -80,8 +92,11 @@ gpu() {
 }
 
 nightly() {
+    local status=0
+    ./dev lint || status=1
     ./dev build release && ./dev build asan &&
-        FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py --asan build/asan
+        FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py --asan build/asan || status=1
+    return $status
 }
 
 only_known=0

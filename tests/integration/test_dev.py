@@ -24,7 +24,7 @@ def test_only_steps_are_run(words):
     for command in (["./dev", "test"], ["tests/run.sh"], ["tests/run.sh", "--only-known"]):
         done = run(*command, *words, cwd=fmhad.ROOT)
         assert done.returncode == 2, done.stderr
-        assert "there are unit integration gpu asan fuzz nightly" in done.stderr
+        assert "there are lint unit integration gpu tsan asan fuzz nightly" in done.stderr
         assert done.stdout == "" and "==" not in done.stderr
 
 
