@@ -5,7 +5,19 @@
  */
 #include "config.h"
 
-#if FMHA_FAMILY == 0 || FMHA_FAMILY == 1 || FMHA_FAMILY == 3 || FMHA_FAMILY == 5
+#if FMHA_WGMMA
+#include "fwd_wgmma.h"
+
+extern "C" __global__ void FMHA_BOUNDS(ForwardWgmma<Config>::THREADS, 1)
+	FMHA_ENTRY(const abi_fwd_args args, const __grid_constant__ TensorMap q,
+		   const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v)
+{
+	FMHA_LDS;
+	ForwardWgmma<Config> kernel(args);
+
+	kernel.run(lds, q, k, v);
+}
+#elif FMHA_FAMILY == 0 || FMHA_FAMILY == 1 || FMHA_FAMILY == 3 || FMHA_FAMILY == 5
 #include "fwd.h"
 
 extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
