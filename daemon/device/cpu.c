@@ -100,11 +100,13 @@ static const struct cpu_kernel *find_kernel(struct cpu_device *cpu, enum abi_fam
 }
 
 static int cpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
-			   const union abi_args *args, struct plan_stage *stage)
+			   const union abi_args *args, struct plan_stage *stage,
+			   const char **ret_why)
 {
 	struct cpu_device *cpu = cpu_device(device);
 	const struct cpu_kernel *kernel = find_kernel(cpu, family, dtype, args, stage);
 
+	(void)ret_why;
 	if (!kernel)
 		return 1;
 	if (!*stage->pipeline) {

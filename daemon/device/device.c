@@ -254,11 +254,11 @@ void device_workspace_free(struct device *device, struct device_memory *memory)
 }
 
 int device_find_kernel(void *owner, enum abi_family family, uint32_t dtype,
-		       const union abi_args *args, struct plan_stage *stage)
+		       const union abi_args *args, struct plan_stage *stage, const char **ret_why)
 {
 	struct device *device = owner;
 
-	return device->ops->find_kernel(device, family, dtype, args, stage);
+	return device->ops->find_kernel(device, family, dtype, args, stage, ret_why);
 }
 
 int device_stream_new(struct device *device, uint32_t uid, uint32_t weight,

@@ -33,7 +33,8 @@ struct device_ops {
 			     struct device_memory *ret_memory, struct fmha_error *err);
 	void (*workspace_free)(struct device *device, struct device_memory *memory);
 	int (*find_kernel)(struct device *device, enum abi_family family, uint32_t dtype,
-			   const union abi_args *args, struct plan_stage *stage);
+			   const union abi_args *args, struct plan_stage *stage,
+			   const char **ret_why);
 	int (*prepare)(struct device *device, const struct plan_stage *stage,
 		       const union abi_args *args, struct device_waiter *waiter,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err);

@@ -475,10 +475,12 @@ static struct launch_bases present_bases(const struct plan *plan, uint64_t first
 {
 	struct launch_bases bases;
 
-	for (uint32_t i = 0; i < LAUNCH_N_BASES; i++)
-		bases.at[i] = i >= FMHA_N_TENSORS || plan_present(&plan->problem, i)
-				      ? first + i * step
+	for (uint32_t i = 0; i < FMHA_N_TENSORS; i++)
+		bases.at[i] = plan_present(&plan->problem, i)
+				      ? first + i * step + plan->misaligned[i]
 				      : 0;
+	for (uint32_t i = FMHA_N_TENSORS; i < LAUNCH_N_BASES; i++)
+		bases.at[i] = first + i * step;
 	return bases;
 }
 
@@ -520,17 +522,16 @@ void args_record(const struct plan *plan, uint32_t stage, struct launch_record *
 	ret_record->n_relocations = 0;
 	for (size_t offset = 0; offset < sizeof(args); offset += sizeof(uint64_t)) {
 		uint64_t here, there;
+		uint16_t base;
 
 		memcpy(&here, (char *)&args + offset, sizeof(here));
 		memcpy(&there, (char *)&other + offset, sizeof(there));
 		if (here == there)
 			continue;
+		base = (uint16_t)((there - here) / distance - 1);
 		assert(ret_record->n_relocations < LAUNCH_RELOCATIONS);
 		ret_record->relocations[ret_record->n_relocations++] = (struct launch_relocation){
-			.offset = (uint16_t)offset,
-			.base = (uint16_t)((there - here) / distance - 1),
-			.plus = here - NOWHERE,
-		};
+			.offset = (uint16_t)offset, .base = base, .plus = here - bases.at[base]};
 		memset((char *)&args + offset, 0, sizeof(here));
 	}
 	ret_record->args = args;

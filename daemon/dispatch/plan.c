@@ -139,6 +139,7 @@ static int add_stage(struct builder *b, enum abi_family family, uint32_t dtype)
 	struct launch_bases bases = args_placeholders(plan);
 	struct select_report report = {0};
 	union abi_args args;
+	const char *why;
 	int r;
 
 	*stage = (struct plan_stage){.family = family, .dtype = dtype};
@@ -160,7 +161,7 @@ static int add_stage(struct builder *b, enum abi_family family, uint32_t dtype)
 	/* What specs/ does not describe yet, the device may still have. */
 	if (r == SELECT_NO_SPEC)
 		r = !b->device->find ||
-		    b->device->find(b->device->owner, family, dtype, &args, stage) != 0;
+		    b->device->find(b->device->owner, family, dtype, &args, stage, &why) != 0;
 	if (r < 0)
 		return fmha_error_set(b->err, r, "plan: out of memory");
 	plan->n_stages += r == 0;
@@ -457,17 +458,29 @@ static void place_grid(struct builder *b)
 	}
 }
 
-/* Tensors that a copy engine fetches have to begin where it can. */
+static void note_alignment(struct plan *plan, const struct plan_device *device)
+{
+	for (uint32_t i = 0; i < plan->n_views; i++) {
+		uint32_t role = plan->views[i].role;
+		const struct fmha_tensor *tensor = &plan->problem.tensor[role];
+		uint64_t at = device->locate ? device->locate(device->tensors, tensor)
+					     : tensor->offset;
+
+		plan->misaligned[role] = (uint8_t)(at % LAUNCH_ALIGNMENT);
+	}
+}
+
+/* What the record promises about pointers, their tensors have to keep. */
 static void align_views(struct plan *plan, const struct launch_record *record)
 {
-	for (uint32_t i = 0; i < record->n_maps; i++)
+	for (uint32_t i = 0; i < record->n_aligned; i++)
 		for (uint32_t k = 0; k < record->n_relocations; k++) {
 			const struct launch_relocation *r = &record->relocations[k];
 
-			for (uint32_t v = 0;
-			     r->offset == record->maps[i].offset && v < plan->n_views; v++)
+			for (uint32_t v = 0; r->offset == record->aligned[i] && v < plan->n_views;
+			     v++)
 				if (plan->views[v].role == r->base)
-					plan->views[v].alignment = LAUNCH_MAP_ALIGNMENT;
+					plan->views[v].alignment = LAUNCH_ALIGNMENT;
 		}
 }
 
@@ -492,6 +505,7 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_de
 	r = views_build(&plan, err);
 	if (r < 0)
 		return r;
+	note_alignment(&plan, device);
 	r = build_stages(&b);
 	if (r < 0)
 		return r;

@@ -87,7 +87,7 @@ static int sort_compare(const void *x, const void *y)
  *   reuse   = m0 * n0 / (m0 + n0)                         flops a loaded element is good for
  *   lanes   = a wave's * waves of the tile; each holds m0 * (n0 + hv) / lanes accumulators
  *   cost    = waves * work * (1 + 32 / reuse) * (1 + 8 / k0) * (1 + 2 % a padding flag)
- *             * 16 without matrix instructions * 4 for code that spills, as it is known to once it
+ *             * 16 without matrix instructions * 0.55 with those of warpgroups * 4 for code that spills, as it is known to once it
  *             is compiled, and as it would above 256 accumulators
  *
  * Backward, a workgroup owns n0 keys, and its waves share them: what a wave loads is good for m0 by
@@ -103,6 +103,7 @@ static int sort_compare(const void *x, const void *y)
  * 3.25 / 8.
  */
 #define SCALAR_COST      16
+#define WARPGROUP_COST   0.55 /* H200: kernels of mma.sync reach 0.49 to 0.64 of what these do */
 #define SPILL_COST       4
 #define MAX_ACCUMULATORS 256
 #define LONG_ROWS        4096 /* keys */
@@ -195,7 +196,10 @@ static double heuristic_cost(const struct select_stage *stage, const struct spec
 	work *= (double)(ceil_div(spec->signature.hdim_q, k0) * k0 + spec->signature.hdim_v);
 	reuse = (double)(t.m0 * t.n0) / (double)(t.m0 + t.n0);
 	return (double)ceil_div(blocks, units) * work * (1 + 32 / reuse) * (1 + 8.0 / (double)k0) *
-	       (1 + 0.02 * pads) * (flags & SPEC_NO_MATRIX ? SCALAR_COST : 1) *
+	       (1 + 0.02 * pads) *
+	       (flags & SPEC_NO_MATRIX    ? SCALAR_COST
+		: flags & SPEC_WARPGROUPS ? WARPGROUP_COST
+					  : 1) *
 	       (spills ? SPILL_COST : 1);
 }
 
@@ -255,17 +259,18 @@ static bool ask_device(struct select_stage *stage, struct candidate *c,
 	struct plan_stage filled = {
 		.family = stage->family, .dtype = stage->dtype, .spec = c->spec, .has_spec = 1};
 	const char *pipeline = spec_word(catalog, SPEC_FIELD_pipeline, c->spec.pipeline);
+	const char *why = "the device cannot run it with these tensors";
 
 	(void)spec_name_format(catalog, &c->spec, filled.kernel);
 	(void)snprintf(filled.pipeline, sizeof(filled.pipeline), "%s", pipeline ? pipeline : "");
 	(void)snprintf(filled.arch, sizeof(filled.arch), "%s",
 		       spec_arch_name(catalog, c->spec.gfx_arch));
 	filled.tile_n0 = c->spec.tile.tile_n0;
-	if (stage->device->find && stage->device->find(stage->device->owner, stage->family,
-						       stage->dtype, stage->args, &filled) != 0) {
+	if (stage->device->find &&
+	    stage->device->find(stage->device->owner, stage->family, stage->dtype, stage->args,
+				&filled, &why) != 0) {
 		c->accepted = false;
-		(void)snprintf(c->reason, sizeof(c->reason),
-			       "the device cannot run it with these tensors");
+		(void)snprintf(c->reason, sizeof(c->reason), "%s", why);
 		return true;
 	}
 	if (most && filled.workspace_bytes > most && !stage->any_workspace) {

@@ -47,9 +47,21 @@ static void mark_quarantined(struct worker *worker)
 	worker->marked_until_ns = next;
 }
 
-void kernels_act_for(struct worker *worker, uint32_t uid)
+static uint64_t locate_tensor(void *tensors, const struct fmha_tensor *tensor)
 {
-	worker->acting_uid = uid;
+	const struct session *session = tensors;
+	const struct buffer *buffer = table_get(&session->buffers, tensor->buffer);
+
+	return (buffer ? (uintptr_t)buffer->memory.device : 0) + tensor->offset;
+}
+
+void kernels_act_for(struct session *session)
+{
+	struct worker *worker = session->worker;
+
+	worker->acting_uid = session->uid;
+	worker->plan_device.tensors = session;
+	worker->plan_device.locate = locate_tensor;
 	if (clock_ns() >= worker->marked_until_ns)
 		mark_quarantined(worker);
 }
@@ -298,7 +310,7 @@ int kernels_request(struct session *session, uint32_t id, enum proto_method meth
 	job = calloc(1, sizeof(*job));
 	if (!job)
 		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
-	kernels_act_for(worker, session->uid);
+	kernels_act_for(session);
 	job->session = session;
 	job->id = id;
 	job->method = method;

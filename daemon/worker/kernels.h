@@ -9,8 +9,9 @@
 
 /* Loads specs/ and opens the registry. A device that specs/ does not know works without one. */
 int kernels_open(struct worker *worker, struct fmha_error *err);
-/* From now on kernels are chosen for this user, by what is in quarantine now. */
-void kernels_act_for(struct worker *worker, uint32_t uid);
+/* From now on kernels are chosen for this session: for its buffers, and by what is in quarantine for its
+ * user now. */
+void kernels_act_for(struct session *session);
 /* A device_quarantine: for the user acted for. @worker_pointer: struct worker. */
 bool kernels_is_quarantined(void *worker_pointer, const char *kernel);
 /* Statistics of the plan's kernels: a run of @ns in all. */

@@ -152,7 +152,7 @@ static struct session_plan *make_plan(struct session *session, const struct fmha
 		return NULL;
 	plan->account = session->account;
 	plan->account->n_references++;
-	kernels_act_for(worker, session->uid);
+	kernels_act_for(session);
 	if (plan_build(problem, &worker->plan_device, &plan->plan, err) < 0 ||
 	    check_plan_buffers(session, &plan->plan, err) < 0)
 		return NULL;
@@ -202,7 +202,7 @@ int session_explain(struct session *session, uint32_t id, const struct fmha_prob
 	char *json;
 	int fd = -1, r;
 
-	kernels_act_for(session->worker, session->uid);
+	kernels_act_for(session);
 	r = plan_explain(problem, &session->worker->plan_device, &json, err);
 	if (r < 0)
 		return r;

@@ -156,7 +156,7 @@ static int choose_again(struct preparing *preparing, struct fmha_error *err)
 
 	if (!plan) /* the client has dropped it meanwhile */
 		return 0;
-	kernels_act_for(session->worker, session->uid);
+	kernels_act_for(session);
 	if (plan_build(&plan->plan.problem, &session->worker->plan_device, &next, err) < 0)
 		return 0; /* what is ready runs */
 	same = next.n_stages == plan->plan.n_stages;

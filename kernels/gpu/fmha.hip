@@ -32,8 +32,10 @@ typedef abi_bwd_args Args;
 DEV void run(const Args &args, char *) { BackwardRows<Config>(args).convert(); }
 #else /* fwd, fwd_splitkv, fwd_pagedkv, batch_prefill */
 #include FMHA_HEADER(FMHA_LOOP)
+#ifndef FMHA_OWN_ENTRY
 typedef abi_fwd_args Args;
 DEV void run(const Args &args, char *lds) { Forward<Config>(args).run(lds); }
+#endif
 #endif
 
 #ifndef FMHA_OWN_ENTRY

@@ -32,7 +32,7 @@
 	X(sm_86, nvidia, ampere, MMA, 32, 99, 84)                   /* A40 */              \
 	X(sm_87, nvidia, ampere, MMA, 32, 163, 16)                  /* Orin */             \
 	X(sm_89, nvidia, ada, MMA, 32, 99, 142)                     /* L40S */             \
-	X(sm_90a, nvidia, hopper, MMA, 32, 227, 132)                /* H100, H200 */       \
+	X(sm_90a, nvidia, hopper, WGMMA, 32, 227, 132)              /* H100, H200 */       \
 	X(sm_100a, nvidia, blackwell, MMA, 32, 227, 148)            /* B200 */             \
 	X(sm_103a, nvidia, blackwell, MMA, 32, 227, 148)            /* B300 */             \
 	X(sm_110a, nvidia, blackwell, MMA, 32, 227, 20)             /* Thor */             \

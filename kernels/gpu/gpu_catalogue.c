@@ -40,19 +40,28 @@
 #define SMALL(pipeline, family, types)                                                             \
 	TILE(pipeline, GPU_ANY_CORE, SPEC_BIT(family), types, 0, 256, 16, 16, 4, 1, 1)
 #define WMMA_CORES (CORE(WMMA11) | CORE(WMMA12))
+/* Rows by the copy engine. What the widest tiles have no registers for is left out. */
+#define WARPGROUPS(hdim, m, n, without)                                                            \
+	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_FWD), HALF, WITHOUT(dropout) | (without), hdim, \
+	     m, n, (m) / 16, 1, 1)
+#define PLAIN (WITHOUT(mask) | WITHOUT(bias) | WITHOUT(logits))
 
 static const struct spec_row kernels[] = {
-	ROWS(GPU_MMA, CORE(MMA), 64, 128, 128, 4, 1, 2),
-	ROWS(GPU_MMA, CORE(MMA), 64, 128, 64, 4, 1, 2),
-	ROWS(GPU_MMA, CORE(MMA), 128, 128, 64, 4, 1, 1),
-	ROWS(GPU_MMA, CORE(MMA), 128, 64, 64, 4, 1, 3),
-	ROWS(GPU_MMA, CORE(MMA), 128, 64, 64, 4, 1, 2),
-	ROWS(GPU_MMA, CORE(MMA), 256, 128, 64, 8, 1, 1),
-	ROWS(GPU_MMA, CORE(MMA), 256, 64, 32, 4, 1, 1),
-	ROWS(GPU_MMA, CORE(MMA), 128, 128, 32, 4, 1, 1), /* room for dropout's random words */
-	PACK(GPU_MMA_PACK, CORE(MMA), 128, 16, 128, 1, 4, 1),
-	PACK(GPU_MMA_PACK, CORE(MMA), 256, 16, 64, 1, 4, 1),
-	PACK(GPU_MMA_PACK, CORE(MMA), 256, 64, 64, 4, 1, 1),
+	ROWS(GPU_MMA, GPU_MMA_CORES, 64, 128, 128, 4, 1, 2),
+	ROWS(GPU_MMA, GPU_MMA_CORES, 64, 128, 64, 4, 1, 2),
+	ROWS(GPU_MMA, GPU_MMA_CORES, 128, 128, 64, 4, 1, 1),
+	ROWS(GPU_MMA, GPU_MMA_CORES, 128, 64, 64, 4, 1, 3),
+	ROWS(GPU_MMA, GPU_MMA_CORES, 128, 64, 64, 4, 1, 2),
+	ROWS(GPU_MMA, GPU_MMA_CORES, 256, 128, 64, 8, 1, 1),
+	ROWS(GPU_MMA, GPU_MMA_CORES, 256, 64, 32, 4, 1, 1),
+	ROWS(GPU_MMA, GPU_MMA_CORES, 128, 128, 32, 4, 1, 1), /* room for dropout's random words */
+	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 128, 16, 128, 1, 4, 1),
+	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 256, 16, 64, 1, 4, 1),
+	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 256, 64, 64, 4, 1, 1),
+	WARPGROUPS(64, 192, 128, WITHOUT(bias)),
+	WARPGROUPS(128, 128, 192, PLAIN),
+	WARPGROUPS(192, 128, 128, 0), /* with 128 columns of V */
+	WARPGROUPS(256, 128, 80, WITHOUT(bias)),
 	ROWS(GPU_MFMA, CORE(MFMA), 128, 128, 64, 8, 1, 1),
 	ROWS(GPU_MFMA, CORE(MFMA), 256, 64, 32, 4, 1, 1),
 	PACK(GPU_MFMA_PACK, CORE(MFMA), 128, 16, 64, 1, 4, 1),
@@ -67,12 +76,12 @@ static const struct spec_row kernels[] = {
 	TILE(GPU_SCALAR_PACK, GPU_ANY_CORE, FORWARD, ALL, WITHOUT(dropout), 128, 16, 32, 1, 2, 1),
 	TILE(GPU_SCALAR_PACK, GPU_ANY_CORE, FORWARD, ALL, WITHOUT(dropout), 256, 16, 16, 1, 1, 1),
 
-	GRAD(GPU_MMA, CORE(MMA), 64, 32, 128, 4, 1, 2),
-	GRAD(GPU_MMA, CORE(MMA), 64, 64, 128, 8, 1, 1),
-	GRAD(GPU_MMA, CORE(MMA), 128, 64, 64, 4, 1, 2),
-	GRAD(GPU_MMA, CORE(MMA), 128, 64, 128, 8, 1, 1),
-	GRAD(GPU_MMA, CORE(MMA), 128, 32, 64, 4, 1, 1),
-	GRAD(GPU_MMA, CORE(MMA), 256, 32, 64, 4, 1, 1),
+	GRAD(GPU_MMA, GPU_MMA_CORES, 64, 32, 128, 4, 1, 2),
+	GRAD(GPU_MMA, GPU_MMA_CORES, 64, 64, 128, 8, 1, 1),
+	GRAD(GPU_MMA, GPU_MMA_CORES, 128, 64, 64, 4, 1, 2),
+	GRAD(GPU_MMA, GPU_MMA_CORES, 128, 64, 128, 8, 1, 1),
+	GRAD(GPU_MMA, GPU_MMA_CORES, 128, 32, 64, 4, 1, 1),
+	GRAD(GPU_MMA, GPU_MMA_CORES, 256, 32, 64, 4, 1, 1),
 	GRAD(GPU_MFMA, CORE(MFMA), 128, 32, 64, 4, 1, 1),
 	GRAD(GPU_MFMA, CORE(MFMA), 256, 16, 64, 4, 1, 1),
 	GRAD(GPU_WMMA, WMMA_CORES, 64, 32, 64, 4, 1, 1),
@@ -93,7 +102,7 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 
 #define FLAGS(pipeline, pack)                                                                      \
 	((pack ? SPEC_PACKS_HEADS : 0) | (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |      \
-	 SPEC_WRITES_DQ)
+	 (pipeline == GPU_WGMMA ? SPEC_WARPGROUPS : 0) | SPEC_WRITES_DQ)
 #define PIPELINE(id, name, cores, pack, loop) {#name, FLAGS(id, pack)},
 static const struct spec_pipeline pipelines[] = {GPU_PIPELINES(PIPELINE)};
 

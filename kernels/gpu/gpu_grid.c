@@ -34,6 +34,21 @@ static int set_forward(const struct gpu_kernel *k, const struct abi_fwd_args *a,
 			g.n_tiles * k->tile.tile_m, ret_grid);
 }
 
+/*
+ * Blocks that stay and take piece after piece. With sequences of their own lengths, nobody knows whose
+ * pieces are long: there a block each leaves the order to the hardware.
+ */
+static int set_pieces(const struct gpu_kernel *k, uint32_t units, const struct abi_fwd_args *a,
+		      uint32_t ret_grid[3])
+{
+	struct grid_forward g = grid_forward_of(a, 0, 0, k->tile.tile_m);
+	grid_int pieces = g.n_tiles * a->nhead_q * a->sequences.batch, blocks = pieces;
+
+	if (!a->sequences.seqstart_q && blocks > units)
+		blocks = units;
+	return set_grid(blocks, 1, 1, pieces, ret_grid);
+}
+
 static int set_backward(const struct gpu_kernel *k, const struct abi_bwd_args *a,
 			uint32_t ret_grid[3])
 {
@@ -62,7 +77,8 @@ static int set_dot(const struct gpu_kernel *k, const struct abi_bwd_args *a, uin
 	return set_grid(x, a->dsink ? 2 : 1, a->sequences.batch, x * of_block, ret_grid);
 }
 
-int gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t ret_grid[3])
+int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void *args,
+		    uint32_t ret_grid[3])
 {
 	const struct abi_combine_args *combine = args;
 	const struct abi_appendkv_args *append = args;
@@ -88,6 +104,8 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t 
 		return set_rows(kernel, grid_query_rows(&bwd->sequences, bwd->nhead_q),
 				bwd->sequences.batch, ret_grid);
 	default:
-		return set_forward(kernel, args, ret_grid);
+		return kernel->tile.pipeline == GPU_WGMMA
+			       ? set_pieces(kernel, units, args, ret_grid)
+			       : set_forward(kernel, args, ret_grid);
 	}
 }

@@ -41,8 +41,9 @@ static int32_t max32(int32_t a, int32_t b)
 /* The core that a pipeline of tiles uses there. */
 static enum gpu_core core_of(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
-	return t->pipeline == GPU_SCALAR || t->pipeline == GPU_SCALAR_PACK ? GPU_CORE_SCALAR
-									   : arch->core;
+	if (t->pipeline == GPU_SCALAR || t->pipeline == GPU_SCALAR_PACK)
+		return GPU_CORE_SCALAR;
+	return arch->core == GPU_CORE_WGMMA ? GPU_CORE_MMA : arch->core;
 }
 
 /* The pipeline of a family that goes row by row. */
@@ -90,6 +91,8 @@ static int is_parked(const struct gpu_arch *arch, const struct gpu_tile *t)
 
 static int32_t forward_lds(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
+	if (t->pipeline == GPU_WGMMA)
+		return lds_wgmma(cut_of(arch, t), (int)arch->lds_bytes);
 	return lds_forward(cut_of(arch, t), is_parked(arch, t));
 }
 
@@ -119,6 +122,8 @@ static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uin
 	static const char *const dtypes[] = {"f32", "f16", "bf16", "e4m3", "e5m2"};
 	int32_t threads = tile->waves_m * tile->waves_n * arch->wave;
 
+	if (tile->pipeline == GPU_WGMMA)
+		threads += 128; /* the warpgroup that loads */
 	if (dtype > ABI_E5M2 || threads <= 0 || threads > 1024)
 		return 1;
 	*k = (struct gpu_kernel){.family = family, .tile = *tile, .block = {threads, 1, 1}};
@@ -194,6 +199,12 @@ static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int3
 
 static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
+	/* Two or three warpgroups, whose registers are known, and one that loads. */
+	if (t->pipeline == GPU_WGMMA &&
+	    (t->waves_n != 1 || t->tile_m != 16 * t->waves_m || (t->waves_m != 8 && t->waves_m != 12)))
+		return "a warpgroup owns 64 rows, and there are two or three";
+	if (t->pipeline == GPU_WGMMA && (t->waves_m == 12) != (t->hdim_v <= 64))
+		return "heads up to 64, and no others, leave registers for three warpgroups";
 	if (t->tile_m % (16 * t->waves_m) || t->tile_n % (16 * t->waves_n))
 		return "its waves do not divide it by 16";
 	return forward_lds(arch, t) > (int32_t)arch->lds_bytes
@@ -271,6 +282,9 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 
 	if (t->pipeline >= GPU_COMBINE || (pack && traits->dropout))
 		return 1;
+	if (t->pipeline == GPU_WGMMA &&
+	    (family != ABI_FWD || traits->paged || traits->descale || traits->dtype > ABI_BF16))
+		return 1;
 	if (begin_kernel(arch, family, traits->dtype, t, k))
 		return 1;
 	add_features(k, (struct features){.pack = pack,
@@ -297,7 +311,7 @@ static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *t
 			      : 1;
 	struct gpu_tile rows = dq_tile(arch, core, t, buffers);
 
-	if (t->pipeline >= GPU_COMBINE || gpu_pipelines[t->pipeline].pack || traits->dtype > ABI_BF16)
+	if (t->pipeline >= GPU_WGMMA || gpu_pipelines[t->pipeline].pack || traits->dtype > ABI_BF16)
 		return 1;
 	if (begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k))
 		return 1;

@@ -100,6 +100,33 @@ LDS_FN int lds_forward(struct lds_cut c, int parked)
 			       (parked ? LDS_BAND + lds_softmax(c) : 0));
 }
 
+/*
+ * Hopper's forward loop, fwd_wgmma.h: tiles are slabs of 64 16-bit columns; those of K and V in stages, Q's twice
+ * where there is room.
+ */
+#define LDS_WGMMA_STAGES   2
+#define LDS_WGMMA_BARRIERS 128
+LDS_FN int lds_slabs(int rows, int columns)
+{
+	return rows * 128 * ((columns + 63) / 64);
+}
+
+LDS_FN int lds_wgmma_keys(struct lds_cut c)
+{
+	return LDS_WGMMA_STAGES * (lds_slabs(c.tile_n, c.hdim_q) + lds_slabs(c.tile_n, c.hdim_v)) +
+	       LDS_WGMMA_BARRIERS;
+}
+
+LDS_FN int lds_wgmma_queries(struct lds_cut c, int most)
+{
+	return lds_wgmma_keys(c) + 2 * lds_slabs(c.tile_m, c.hdim_q) <= most ? 2 : 1;
+}
+
+LDS_FN int lds_wgmma(struct lds_cut c, int most)
+{
+	return lds_wgmma_keys(c) + lds_wgmma_queries(c, most) * lds_slabs(c.tile_m, c.hdim_q);
+}
+
 /* What describes the streamed tensors, where registers are dear. */
 LDS_FN int lds_views(int core)
 {

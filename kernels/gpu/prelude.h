@@ -151,7 +151,13 @@ DEV float log2_fast(float x)
 	return y;
 }
 
-DEV float reciprocal(float x) { return __frcp_rn(x); }
+/* To the last bit or so, without the long way round that rounding takes. */
+DEV float reciprocal(float x)
+{
+	float y;
+	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+}
 DEV u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }
 DEV float larger(float a, float b) { return fmaxf(a, b); } /* drops a NaN */
 DEV float magnitude_of(float x) { return fabsf(x); }

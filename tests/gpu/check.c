@@ -141,6 +141,9 @@ static int rank(const struct spec_row *row, int64_t n_rows)
 {
 	int scalar = row->pipeline <= GPU_SCALAR_PACK, pack = gpu_pipelines[row->pipeline].pack;
 
+	if (row->pipeline ==
+	    GPU_WGMMA) /* takes more than arguments: hopper.py, and through fmhad */
+		return -1;
 	if (pack && (n_rows > 64 || (n_rows <= 16 && row->tile_m > 16)))
 		return -1;
 	return 4 * scalar + (pack ? n_rows > 16 && row->tile_m <= 16 : 2);

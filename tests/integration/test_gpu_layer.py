@@ -158,6 +158,36 @@ def test_a_plan_that_is_run_again_sees_what_has_changed(gpu):
             o[...], view[3] = 0, 0
 
 
+def test_a_copy_engine_takes_what_is_aligned(gpu):
+    """Tensor maps need 16 bytes: a plan's tensors that are not get another kernel, a rebind that is not is
+    refused."""
+    n = 1 << 20
+    shape = {"batch": 1, "nhead_q": 2, "nhead_k": 2, "seqlen_q": 512, "seqlen_k": 512, "hdim_q": 128, "hdim_v": 128,
+             "n_splits": 1}
+    with gpu.device() as device:
+        own, _ = device_buffer(device, 8 * n)
+
+        def plan(offset, **stride):
+            tensors = {r: {"buffer": own, "offset": i * n + offset, "dtype": "bf16", **stride} for i, r in enumerate("qkvo")}
+            made = device.plan({**shape, "tensors": tensors})
+            return made["plan"], made["stages"][0]["kernel"]
+
+        fast, kernel = plan(0)
+        assert "gpu_wgmma" in kernel
+        for _ in range(2):
+            device.run(fast)
+        device.run(fast, rebinds=[{"role": "k", "buffer": own, "offset": 5 * n + 16}])
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.run(fast, rebinds=[{"role": "k", "buffer": own, "offset": 5 * n + 8}])
+        assert (caught.value.name, caught.value.field) == ("EINVAL", "tensor.k.offset")
+        assert "16 bytes" in str(caught.value)
+        slow, kernel = plan(8)
+        assert "gpu_mma" in kernel
+        device.run(slow, rebinds=[{"role": "k", "buffer": own, "offset": 5 * n + 2}])
+        odd = [2 * 512 * 130, 2 * 130, 130, 1]  # bytes of rows that are no multiple of 16
+        assert "gpu_mma" in plan(0, stride=odd)[1]
+
+
 def test_device_memory_goes_out_as_a_descriptor(gpu):
     with gpu.device() as device:
         result, (fd,) = device.call_with_fds("buffer_create", {"size": 4 * TENSOR_BYTES})

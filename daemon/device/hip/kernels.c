@@ -35,11 +35,12 @@ static struct device_kernel *kernel_by_name(struct gpu_device *gpu, const char *
 }
 
 int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
-		    const union abi_args *args, struct plan_stage *stage)
+		    const union abi_args *args, struct plan_stage *stage, const char **ret_why)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
 	const struct device_kernel *seen;
 	struct gpu_kernel kernel;
+	const char *why;
 
 	(void)family;
 	(void)dtype;
@@ -47,8 +48,14 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 		return 1;
 	seen = kernel_by_name(gpu, kernel.name);
 	stage->spills = seen ? seen->spills : 0;
-	if (gpu_kernel_grid(&kernel, args, stage->launch.grid) != 0)
+	why = gpu_kernel_maps(&kernel, args, &stage->launch);
+	if (!why &&
+	    gpu_kernel_grid(&kernel, gpu->device.info.compute_units, args, stage->launch.grid) != 0)
+		why = "its blocks are more than a launch takes";
+	if (why) {
+		*ret_why = why;
 		return 1;
+	}
 	memcpy(stage->launch.block, kernel.block, sizeof(stage->launch.block));
 	stage->launch.lds_bytes = kernel.lds_bytes;
 	stage->tile_n0 = (uint32_t)kernel.tile.tile_n;

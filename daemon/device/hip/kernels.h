@@ -28,7 +28,7 @@ struct device_kernel {
 };
 
 int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
-		    const union abi_args *args, struct plan_stage *stage);
+		    const union abi_args *args, struct plan_stage *stage, const char **ret_why);
 int gpu_prepare(struct device *device, const struct plan_stage *stage, const union abi_args *args,
 		struct device_waiter *waiter, const struct device_kernel **ret_kernel,
 		struct fmha_error *err);

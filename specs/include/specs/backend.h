@@ -22,6 +22,8 @@ enum spec_pipeline_flags {
 	SPEC_IN_MEMORY = 4, /* accumulators are in memory, as on a CPU: a large tile cannot spill */
 	SPEC_WRITES_DQ = 8, /* backward needs no buffer for partial sums of dQ */
 	SPEC_PACKS_KEYS = 16, /* K and V are copied in another order first */
+	SPEC_WARPGROUPS =
+		32, /* products of four waves at once, from LDS that a copy engine fills */
 };
 
 struct spec_pipeline {

@@ -31,11 +31,12 @@ const struct cpu_kernel *cpu_runner_kernel(const struct plan_stage *stage,
 }
 
 static int find_kernel(void *owner, enum abi_family family, uint32_t dtype,
-		       const union abi_args *args, struct plan_stage *stage)
+		       const union abi_args *args, struct plan_stage *stage, const char **ret_why)
 {
 	struct cpu_runner *runner = owner;
 	const struct cpu_kernel *kernel;
 
+	(void)ret_why;
 	if (*stage->pipeline) {
 		kernel = cpu_runner_kernel(stage, args);
 	} else { /* what no spec describes */

@@ -4,10 +4,11 @@
 #include <stdio.h>
 
 static int decree_find(void *owner, enum abi_family family, uint32_t dtype,
-		       const union abi_args *args, struct plan_stage *stage)
+		       const union abi_args *args, struct plan_stage *stage, const char **ret_why)
 {
 	struct decree *decree = owner;
 
+	(void)ret_why;
 	decree->seen[family] = *args;
 	decree->seen_dtype[family] = dtype;
 	if (decree->missing & (1U << family))

@@ -248,9 +248,9 @@ static void few_rows_are_not_packed_for(void **state)
 
 /* Every kernel is there; tiles of fewer rows want less. */
 static int find_by_rows(void *owner, enum abi_family family, uint32_t dtype,
-			const union abi_args *args, struct plan_stage *stage)
+			const union abi_args *args, struct plan_stage *stage, const char **ret_why)
 {
-	(void)family, (void)dtype, (void)args;
+	(void)family, (void)dtype, (void)args, (void)ret_why;
 	stage->workspace_bytes = *(const uint64_t *)owner * stage->spec.tile.tile_m0;
 	return 0;
 }
@@ -506,12 +506,12 @@ struct seen {
 };
 
 static int find_seen(void *owner, enum abi_family family, uint32_t dtype,
-		     const union abi_args *args, struct plan_stage *stage)
+		     const union abi_args *args, struct plan_stage *stage, const char **ret_why)
 {
 	struct seen *seen = owner;
 	bool spills = seen->all;
 
-	(void)family, (void)dtype, (void)args;
+	(void)family, (void)dtype, (void)args, (void)ret_why;
 	for (int i = 0; i < seen->n; i++)
 		spills |= strcmp(seen->names[i], stage->kernel) == 0;
 	stage->spills = spills ? 152 : 0;

@@ -34,7 +34,8 @@ static bool has_option(const struct gpu_kernel *k, const char *option)
 static void archs_have_cores(void **state)
 {
 	(void)state;
-	assert_int_equal(gpu_arch_find("sm_90a")->core, GPU_CORE_MMA);
+	assert_int_equal(gpu_arch_find("sm_90a")->core, GPU_CORE_WGMMA);
+	assert_int_equal(gpu_arch_find("sm_80")->core, GPU_CORE_MMA);
 	assert_int_equal(gpu_arch_find("sm_90a")->lds_bytes, 227 * 1024);
 	assert_int_equal(gpu_arch_find("gfx942")->core, GPU_CORE_MFMA);
 	assert_int_equal(gpu_arch_find("gfx942")->wave, 64);
@@ -60,7 +61,7 @@ static void few_rows_are_packed(void **state)
 	a.sequences.seqlen_q_max = 1;
 	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &bf16, &mma_pack, &k), 0);
 	assert_true(has_option(&k, "-DFMHA_PACK=1"));
-	assert_int_equal(gpu_kernel_grid(&k, &a, grid), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
 	/* One tile of 4 packed rows, 5 splits; KV heads; batch. */
 	assert_int_equal(grid[0], 5);
 	assert_int_equal(grid[1], 2);
@@ -123,7 +124,7 @@ static void backward_covers_keys_and_rows(void **state)
 	a.sequences.seqlen_k_max = 500;
 	for (size_t i = 0; i < sizeof(archs) / sizeof(archs[0]); i++) {
 		assert_int_equal(make(archs[i], ABI_BWD_DQ_DK_DV, &bf16, &tiles[i], &k), 0);
-		assert_int_equal(gpu_kernel_grid(&k, &a, grid), 0);
+		assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
 		assert_int_equal(grid[0], (500 + k.tile.tile_n - 1) / k.tile.tile_n +
 						  (300 + k.dq_tile_n - 1) / k.dq_tile_n);
 		assert_int_equal(grid[1], 8);
@@ -151,19 +152,19 @@ static void a_bias_that_repeats_has_blocks_for_its_gradient(void **state)
 	a.dbias.stride_batch = 1200000;
 	assert_false(gpu_sums_dbias(&a));
 	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &traits, &tile, &k), 0);
-	assert_int_equal(gpu_kernel_grid(&k, &a, plain), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, plain), 0);
 	a.dbias.stride_batch = 0;
 	assert_true(gpu_sums_dbias(&a));
 	traits.dbias_sum = 1;
 	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &traits, &tile, &k), 0);
 	assert_non_null(strstr(k.name, "dbsum"));
-	assert_int_equal(gpu_kernel_grid(&k, &a, summed), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, summed), 0);
 	assert_int_equal(summed[0] - plain[0], (500 + 127) / 128 * ((300 + 31) / 32));
 	a.dbias.stride_seq = 0; /* one row for all */
-	assert_int_equal(gpu_kernel_grid(&k, &a, summed), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, summed), 0);
 	assert_int_equal(summed[0] - plain[0], (500 + 127) / 128);
 	a.sequences.seqlen_q_max = 0; /* the sum over none is 0, and somebody writes it */
-	assert_int_equal(gpu_kernel_grid(&k, &a, summed), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, summed), 0);
 	assert_int_equal(summed[0], 2 * ((500 + 127) / 128));
 }
 
@@ -180,14 +181,14 @@ static void small_families_have_kernels(void **state)
 	combine.sequences.batch = 2;
 	combine.sequences.seqlen_q_max = 3;
 	assert_int_equal(make("gfx942", ABI_FWD_SPLITKV_COMBINE, &bf16, &by_rows, &k), 0);
-	assert_int_equal(gpu_kernel_grid(&k, &combine, grid), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &combine, grid), 0);
 	assert_int_equal(grid[0], (3 * 6 + 3) / 4); /* a wave a row, four waves a block */
 	assert_int_equal(make("gfx942", ABI_FWD_SPLITKV_COMBINE, &bf16, &dot, &k), 1);
 	bwd.sequences.batch = 1;
 	bwd.sequences.seqlen_q_max = 1;
 	bwd.dsink = (float *)&bwd;
 	assert_int_equal(make("sm_90a", ABI_BWD_DOT_DO_O, &bf16, &dot, &k), 0);
-	assert_int_equal(gpu_kernel_grid(&k, &bwd, grid), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &bwd, grid), 0);
 	assert_int_equal(grid[0], 40); /* one block a head for dSink, more than rows need */
 	assert_int_equal(grid[1], 2);
 }
@@ -252,20 +253,20 @@ static void grids_beyond_reach_are_refused(void **state)
 	a.sequences.batch = 65535;
 	a.sequences.seqlen_q_max = (1 << 25) - 1;
 	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &mma_pack, &k), 0);
-	assert_int_equal(gpu_kernel_grid(&k, &a, grid), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
 	a.sequences.batch = 65536;
-	assert_int_equal(gpu_kernel_grid(&k, &a, grid), 1);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 1);
 	assert_int_equal(grid[0] | grid[1] | grid[2], 0);
 	a.sequences.batch = 1;
 	a.sequences.seqlen_q_max = 1 << 25; /* times 64 heads side by side: 2^31 rows */
-	assert_int_equal(gpu_kernel_grid(&k, &a, grid), 1);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 1);
 	assert_int_equal(make("gfx942", ABI_BWD_DOT_DO_O, &bf16, &dot, &k), 0);
 	bwd.sequences.batch = 1;
 	bwd.sequences.seqlen_q_max = (1 << 24) - 1;
-	assert_int_equal(gpu_kernel_grid(&k, &bwd, grid), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &bwd, grid), 0);
 	assert_int_equal(grid[0], (((1u << 24) - 1) * 128 + 15) / 16);
 	bwd.sequences.seqlen_q_max = 1 << 24;
-	assert_int_equal(gpu_kernel_grid(&k, &bwd, grid), 1);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &bwd, grid), 1);
 }
 
 int main(void)

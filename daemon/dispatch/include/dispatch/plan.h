@@ -84,7 +84,8 @@ struct plan {
 	int32_t dq_splits;             /* the largest nsplits_i */
 	uint32_t dq_per_sequence;      /* 1: nsplits_i = ceil(seqlen_k_i / dq_tile_n0) */
 	uint32_t dq_tile_n0;
-	uint32_t append; /* stage 0 writes k_new, v_new into the cache */
+	uint32_t append;                    /* stage 0 writes k_new, v_new into the cache */
+	uint8_t misaligned[FMHA_N_TENSORS]; /* bytes past a multiple of LAUNCH_ALIGNMENT */
 	uint32_t n_views;
 	struct plan_view views[FMHA_N_TENSORS];
 	double flops;
@@ -106,13 +107,15 @@ struct plan_device {
 	 * The kernel for a stage. With stage->pipeline set, dispatch has chosen a spec (kernel,
 	 * arch and pipeline are its): can this device run it with @args? With an empty pipeline the
 	 * device chooses and sets the three. Either way fills workspace_bytes, spills, tile_n0 and
-	 * launch's grid, block and lds_bytes. The pointers in @args are placeholders: not NULL
-	 * where the tensor will be there, never to be followed; lengths are the maxima. Returns 0,
-	 * or 1 when it does not fit.
+	 * launch but for its args and relocations. The pointers in @args are placeholders: not NULL
+	 * where the tensor will be there, aligned as it will be, never to be followed; lengths are
+	 * the maxima. Returns 0, or 1 when it does not fit; then *@ret_why is a reason, or as it was.
 	 */
 	int (*find)(void *owner, enum abi_family family, uint32_t dtype, const union abi_args *args,
-		    struct plan_stage *stage);
-	void *owner;
+		    struct plan_stage *stage, const char **ret_why);
+	/* Where a tensor of the problem lies, as far as its alignment goes; NULL: buffers are aligned. */
+	uint64_t (*locate)(void *tensors, const struct fmha_tensor *tensor);
+	void *owner, *tensors;
 };
 
 /* One bound tensor: where the first byte of the view lies and how much of the buffer follows. */

@@ -14,9 +14,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <kernels/abi.h>
+#include <kernels/launch.h>
 
-enum gpu_core { GPU_CORE_SCALAR, GPU_CORE_MMA, GPU_CORE_MFMA, GPU_CORE_WMMA11, GPU_CORE_WMMA12 };
+/* WGMMA: Hopper's, which has MMA as well; its loops hold scores as MMA's do. */
+enum gpu_core {
+	GPU_CORE_SCALAR,
+	GPU_CORE_MMA,
+	GPU_CORE_MFMA,
+	GPU_CORE_WMMA11,
+	GPU_CORE_WMMA12,
+	GPU_CORE_WGMMA,
+};
 
 struct gpu_arch {
 	const char *name; /* "sm_90a", "gfx942" */
@@ -33,24 +41,27 @@ const struct gpu_arch *gpu_arch_find(const char *name);
 
 /*
  * Pipelines: gpu_scalar, _mma, _mfma, _wmma: a block owns tile_m rows of one head; gpu_*_pack: the
- * heads of a group side by side in tile_m rows, waves share the keys of a tile: decode; gpu_combine,
+ * heads of a group side by side in tile_m rows, waves share the keys of a tile: decode; gpu_wgmma: tiles
+ * fetched by the copy engine, so that its kernels take tensor maps (gpu_kernel_maps()); gpu_combine,
  * gpu_append, gpu_dot, gpu_convert: the small families, no tile. Backward dq_dk_dv: tile_n keys
  * (then dq_tile_n queries) are stationary, tile_m queries (keys) streamed.
  */
 #define GPU_PIPELINES(X) /* X(ID, name, the cores that have it, 1: packs heads, its main loop) */    \
 	X(GPU_SCALAR, gpu_scalar, GPU_ANY_CORE, 0, "")                                             \
 	X(GPU_SCALAR_PACK, gpu_scalar_pack, GPU_ANY_CORE, 1, "")                                   \
-	X(GPU_MMA, gpu_mma, 1u << GPU_CORE_MMA, 0, "")                                             \
-	X(GPU_MMA_PACK, gpu_mma_pack, 1u << GPU_CORE_MMA, 1, "")                                   \
+	X(GPU_MMA, gpu_mma, GPU_MMA_CORES, 0, "")                                                  \
+	X(GPU_MMA_PACK, gpu_mma_pack, GPU_MMA_CORES, 1, "")                                        \
 	X(GPU_MFMA, gpu_mfma, 1u << GPU_CORE_MFMA, 0, "")                                          \
 	X(GPU_MFMA_PACK, gpu_mfma_pack, 1u << GPU_CORE_MFMA, 1, "")                                \
 	X(GPU_WMMA, gpu_wmma, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 0, "")                \
 	X(GPU_WMMA_PACK, gpu_wmma_pack, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 1, "")      \
+	X(GPU_WGMMA, gpu_wgmma, 1u << GPU_CORE_WGMMA, 0, "_wgmma")                                 \
 	X(GPU_COMBINE, gpu_combine, GPU_ANY_CORE, 0, "")                                           \
 	X(GPU_APPEND, gpu_append, GPU_ANY_CORE, 0, "")                                             \
 	X(GPU_DOT, gpu_dot, GPU_ANY_CORE, 0, "")                                                   \
 	X(GPU_CONVERT, gpu_convert, GPU_ANY_CORE, 0, "")
-#define GPU_ANY_CORE 0x1fu
+#define GPU_ANY_CORE  0x3fu
+#define GPU_MMA_CORES (1u << GPU_CORE_MMA | 1u << GPU_CORE_WGMMA)
 #define GPU_ENUM_PIPELINE(id, name, cores, pack, loop) id,
 enum gpu_pipeline { GPU_PIPELINES(GPU_ENUM_PIPELINE) GPU_N_PIPELINES };
 struct gpu_pipeline_info {
@@ -111,9 +122,19 @@ const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
 int gpu_sums_dbias(const struct abi_bwd_args *args);
 
 /*
- * Blocks; a zero means that there is nothing to launch. Return: 0, or 1 when they are more than a
- * launch takes, or what they count more than the kernel's integers do; then @ret_grid is zero.
+ * Blocks; a zero means that there is nothing to launch. @units: compute units of the device. Return: 0,
+ * or 1 when they are more than a launch takes, or what they count more than the kernel's integers do;
+ * then @ret_grid is zero.
  */
-int gpu_kernel_grid(const struct gpu_kernel *kernel, const void *args, uint32_t ret_grid[3]);
+int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void *args,
+		    uint32_t ret_grid[3]);
+
+/*
+ * What the kernel takes besides @args, and where its pointers must be aligned: n_maps, maps, n_aligned
+ * and aligned of @ret_record. Only the alignment of pointers in @args is looked at.
+ * Return: NULL, or why the kernel cannot take these tensors: a sentence.
+ */
+const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
+			    struct launch_record *ret_record);
 
 #endif

@@ -48,10 +48,10 @@ struct launch_map {
 	uint32_t swizzle;    /* bytes: how wide the pattern is in which boxes are stored */
 	uint32_t box[4];     /* elements */
 	uint64_t extents[4]; /* elements */
-	uint64_t strides[3]; /* of dimensions 1 to 3, bytes; multiples of LAUNCH_MAP_ALIGNMENT */
+	uint64_t strides[3]; /* of dimensions 1 to 3, bytes; multiples of LAUNCH_ALIGNMENT */
 };
-#define LAUNCH_MAPS          4
-#define LAUNCH_MAP_ALIGNMENT 16 /* of the address, too */
+#define LAUNCH_MAPS      4
+#define LAUNCH_ALIGNMENT 16 /* of what a copy engine, or a wide store, is to reach */
 
 struct launch_record {
 	/* GPU: blocks and threads, dynamic LDS or shared memory in bytes. A grid with a 0: nothing
@@ -63,6 +63,9 @@ struct launch_record {
 	struct launch_relocation relocations[LAUNCH_RELOCATIONS];
 	uint32_t n_maps;
 	struct launch_map maps[LAUNCH_MAPS];
+	/* Pointers in the arguments that are promised to be multiples of LAUNCH_ALIGNMENT. */
+	uint32_t n_aligned;
+	uint16_t aligned[LAUNCH_MAPS];
 	union abi_args args; /* 0 where a pointer goes */
 };
 

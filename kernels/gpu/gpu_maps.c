@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gpu_maps.c: the tensor maps of Hopper's loop, fwd_wgmma.h, which takes those of Q, K and V, and stores
+ * O by whole chunks. In group mode the packed axis is the sequence axis, and kernels add where a sequence
+ * starts; rows of its neighbours that a box brings along are masked.
+ */
+#include <kernels/gpu_kernel.h>
+
+#include <stddef.h>
+
+#define ELEMENT_BYTES 2
+#define SWIZZLE       128 /* bytes: also the width of a box */
+#define MOST_STRIDE   ((int64_t)1 << 40)
+
+/* A tensor of 16-bit elements, dense along the head dimension. */
+struct operand {
+	const struct abi_tensor *tensor;
+	int64_t hdim, rows, heads, batch;
+};
+
+/* Bytes between neighbours of dimensions 1 to 3; NULL, or why the engine cannot follow. */
+static const char *find_strides(const struct operand *o, uint64_t ret_strides[3])
+{
+	const struct abi_tensor *t = o->tensor;
+	const int64_t strides[] = {t->stride_seq, t->stride_head, t->stride_batch};
+	const int64_t extents[] = {o->rows, o->heads, o->batch};
+
+	if (t->stride_dim != 1)
+		return "the elements of a head have gaps between them";
+	if ((uintptr_t)t->data % LAUNCH_ALIGNMENT)
+		return "a tensor does not begin at a multiple of 16 bytes";
+	for (int i = 0; i < 3; i++) {
+		/* The stride of an axis of one element may be anything, but not for the engine. */
+		int64_t stride = extents[i] == 1 ? LAUNCH_ALIGNMENT : strides[i] * ELEMENT_BYTES;
+
+		if (stride <= 0 || stride % LAUNCH_ALIGNMENT || stride >= MOST_STRIDE)
+			return "a stride is no multiple of 16 bytes";
+		ret_strides[i] = (uint64_t)stride;
+	}
+	return NULL;
+}
+
+static const char *add_map(const struct operand *o, const struct abi_fwd_args *a, int box_rows,
+			   struct launch_record *record)
+{
+	struct launch_map *map = &record->maps[record->n_maps++];
+
+	if (o->hdim <= 0 || o->rows <= 0 || o->heads <= 0 || o->batch <= 0)
+		return "a tensor is empty";
+	*map = (struct launch_map){
+		.offset = (uint16_t)((const char *)&o->tensor->data - (const char *)a),
+		.dtype = (uint16_t)a->dtype,
+		.swizzle = SWIZZLE,
+		.box = {SWIZZLE / ELEMENT_BYTES, (uint32_t)box_rows, 1, 1},
+		.extents = {(uint64_t)o->hdim, (uint64_t)o->rows, (uint64_t)o->heads,
+			    (uint64_t)o->batch}};
+	record->aligned[record->n_aligned++] = map->offset;
+	return find_strides(o, map->strides);
+}
+
+/* Chunks of 16 bytes go out from the registers. */
+static const char *check_output(const struct abi_fwd_args *a, const struct operand *o,
+				struct launch_record *record)
+{
+	uint64_t ignored[3];
+
+	if (a->o_dtype != a->dtype)
+		return "O has not the type of Q";
+	if (a->hdim_v % (LAUNCH_ALIGNMENT / ELEMENT_BYTES))
+		return "the head dimension of V is no multiple of 8";
+	record->aligned[record->n_aligned++] = offsetof(struct abi_fwd_args, o.data);
+	return find_strides(o, ignored);
+}
+
+const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
+			    struct launch_record *ret_record)
+{
+	const struct abi_fwd_args *a = args;
+	const struct abi_sequences *s = &a->sequences;
+	int64_t batch_k = a->cache.cache_batch_idx ? a->cache.cache_batch : s->batch;
+	const struct gpu_tile *tile = &kernel->tile;
+	const char *why;
+
+	ret_record->n_maps = ret_record->n_aligned = 0;
+	if (tile->pipeline != GPU_WGMMA)
+		return NULL;
+	struct operand q = {&a->q, a->hdim_q, s->seqlen_q_max, a->nhead_q, s->batch};
+	struct operand k = {&a->k, a->hdim_q, s->seqlen_k_max, a->nhead_k, batch_k}, v, o;
+
+	if (s->seqstart_q)
+		q.rows = s->total_q, q.batch = 1;
+	if (s->seqstart_k)
+		k.rows = s->total_k, k.batch = 1;
+	v = k, v.tensor = &a->v, v.hdim = a->hdim_v;
+	o = q, o.tensor = &a->o;
+	if (a->cache.page_size)
+		return "the cache lies in pages";
+	why = add_map(&q, a, tile->tile_m, ret_record);
+	if (!why)
+		why = add_map(&k, a, tile->tile_n, ret_record);
+	if (!why)
+		why = add_map(&v, a, tile->tile_n, ret_record);
+	return why ? why : check_output(a, &o, ret_record);
+}

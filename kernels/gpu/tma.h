@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * tma.h: Hopper's copy engine and the barriers in shared memory that it reports to. A tile in shared
+ * memory is slabs of 64 16-bit columns, each rows x 128 bytes with the 128-byte swizzle: what a box of a
+ * tensor map (tensor_map.h) brings and what WGMMA's descriptors (wgmma.h) name.
+ */
+#ifndef FMHA_GPU_TMA_H
+#define FMHA_GPU_TMA_H
+
+#include "core_mma.h"
+
+/* CUtensorMap: made by the driver, read by the copy engine. */
+struct alignas(64) TensorMap {
+	u64 w[16];
+};
+
+static const int SLAB_COLUMNS = 64;
+
+/* Columns beyond the tensor's come as zeros. */
+static __device__ constexpr int slabs_of(int columns)
+{
+	return (columns + SLAB_COLUMNS - 1) / SLAB_COLUMNS;
+}
+static __device__ constexpr int slab_bytes(int rows) { return rows * SLAB_COLUMNS * 2; }
+
+DEV void barrier_init(u32 at, i32 arrivals)
+{
+	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+/* The copy engine sees the barriers that this thread made. */
+DEV void barrier_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+DEV void barrier_arrive(u32 at)
+{
+	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+DEV void barrier_expect(u32 at, i32 bytes)
+{
+	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
+		     : "memory");
+}
+/* Until the phase of this parity is over. */
+DEV void barrier_wait(u32 at, u32 parity)
+{
+	asm volatile("{\n\t"
+		     ".reg .pred over;\n\t"
+		     "again:\n\t"
+		     "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n\t"
+		     "@!over bra again;\n\t"
+		     "}" ::"r"(at),
+		     "r"(parity)
+		     : "memory");
+}
+
+/* One box of columns column .., rows row ..; what lies outside of the tensor becomes zero. */
+DEV void load_box(u32 to, const TensorMap &map, u32 barrier, i32 column, i32 row, i32 head, i32 batch)
+{
+	asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+		     "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+		     "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+		     : "memory");
+}
+/* What this thread wrote to shared memory is seen by copies and matrix products that follow a barrier. */
+DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* Barriers of the hardware, by number; 0 is block_sync()'s. */
+DEV void named_sync(i32 id, i32 threads)
+{
+	asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+DEV void named_arrive(i32 id, i32 threads)
+{
+	asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Registers of a thread, for whole warpgroups. */
+template <int N> DEV void take_registers()
+{
+	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> DEV void give_registers()
+{
+	asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+#endif

@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: MIT
+"""Hopper's forward loop (fwd_wgmma.h), by itself: checked against float64, timed against cuDNN.
+
+    python3 tests/gpu/hopper.py build DIR [--match TEXT]       # needs NVRTC, no GPU
+    python3 tests/gpu/hopper.py run DIR [--no-check] [--no-bench] [--match TEXT]
+
+`run` needs a Hopper GPU and PyTorch. Both sides run in one process in turn, on normally distributed inputs, three
+sets of them rotated; a time is the median of 20, each of several launches in a row between two events. The table
+comes last.
+"""
+import argparse
+import ctypes
+import dataclasses
+import json
+import math
+import os
+import re
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import abi  # noqa: E402
+
+LDS_BYTES = 227 * 1024
+SMS = 132
+
+
+def variant(dq, dv, m, n, dtype="bf16", **features):
+    """The options of one kernel, by name."""
+    words = [f"{k.lower()}{v}" for k, v in features.items()]
+    return "_".join([dtype, f"{dq}x{dv}", f"t{m}x{n}", *words]), dict(dq=dq, dv=dv, m=m, n=n, dtype=dtype, features=features)
+
+
+VARIANTS = dict([
+    variant(64, 64, 192, 128), variant(64, 64, 192, 128, MASK=1),
+    variant(96, 96, 128, 192), variant(96, 96, 128, 128, MASK=1),
+    variant(128, 128, 128, 192), variant(128, 128, 128, 128), variant(128, 128, 128, 128, MASK=1),
+    variant(192, 128, 128, 128), variant(192, 128, 128, 128, MASK=1),
+    variant(256, 256, 128, 80), variant(256, 256, 128, 80, MASK=1),
+    variant(128, 128, 128, 192, "f16"), variant(128, 128, 128, 128, "f16", MASK=1),
+    variant(128, 128, 128, 128, LOGITS=1, SOFTCAP=1, MASK=1), variant(128, 128, 128, 128, LOGITS=1, BIAS=2, MASK=1),
+    variant(128, 128, 128, 128, LOGITS=1, BIAS=1),
+])
+
+
+def options(v):
+    o = dict(FAMILY=0, ENTRY="fmha_fwd", CORE=1, LOOP="fwd_wgmma", DTYPE=abi.DTYPE_NAMES.index(v["dtype"]), HDIM_Q=v["dq"], HDIM_V=v["dv"],
+             TILE_M=v["m"], TILE_N=v["n"], WAVES_M=v["m"] // 16, WAVES_N=1, BLOCKS_PER_CU=1, DQ_TILE_M=16, DQ_TILE_N=16, BUFFERS=1,
+             LDS_BYTES=LDS_BYTES)
+    o |= dict.fromkeys(("PACK", "SPLIT", "MASK", "BIAS", "SOFTCAP", "DROPOUT", "PAGED", "DESCALE", "LOGITS",
+                        "SPLIT_DKDV", "PARKED", "DBIAS_SUM"), 0)
+    return [f"-DFMHA_{k}={x}" for k, x in (o | v["features"]).items()]
+
+
+def build(folder, match):
+    import cuda_device
+    os.makedirs(folder, exist_ok=True)
+    bad = 0
+    for name, v in VARIANTS.items():
+        if match not in name:
+            continue
+        start = time.time()
+        code, log = cuda_device.compile_cubin("fmha.hip", options(v), "sm_90a")
+        spills = sum(int(x) for x in re.findall(r"(\d+) bytes spill stores", log))
+        warnings = sorted(set(re.findall(r"C75\d\d", log)))
+        bad += bool(spills or warnings)
+        print(f"{name}: {time.time() - start:.1f} s, {len(code)} bytes, {spills} bytes of spills {' '.join(warnings)}", flush=True)
+        with open(os.path.join(folder, name + ".cubin"), "wb") as f:
+            f.write(code)
+    with open(os.path.join(folder, "variants.json"), "w", encoding="ascii") as f:
+        json.dump(VARIANTS, f)
+    return bad
+
+
+# ---- launching ------------------------------------------------------------------------------
+
+
+class Device:
+    def __init__(self, folder):
+        import torch
+        self.torch, self.folder = torch, folder
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        torch.zeros(1, device="cuda")
+        with open(os.path.join(folder, "variants.json"), encoding="ascii") as f:
+            self.variants = json.load(f)
+        self.functions = {}
+
+    def check(self, status, what):
+        if status:
+            text = ctypes.c_char_p()
+            self.cuda.cuGetErrorString(status, ctypes.byref(text))
+            raise RuntimeError(f"{what}: {text.value.decode() if text.value else status}")
+
+    def function(self, name):
+        if name not in self.functions:
+            with open(os.path.join(self.folder, name + ".cubin"), "rb") as f:
+                code = f.read()
+            module, function = ctypes.c_void_p(), ctypes.c_void_p()
+            self.check(self.cuda.cuModuleLoadData(ctypes.byref(module), code), "load " + name)
+            self.check(self.cuda.cuModuleGetFunction(ctypes.byref(function), module, b"fmha_fwd"), "entry")
+            self.check(self.cuda.cuFuncSetAttribute(function, 8, LDS_BYTES), "shared memory")
+            self.functions[name] = function
+        return self.functions[name]
+
+    def tensor_map(self, t, rows, dtype):
+        """t: (batch, seq, head, dim); a box of 64 columns and so many rows."""
+        raw = ctypes.create_string_buffer(192)
+        place = ctypes.addressof(raw) + -ctypes.addressof(raw) % 64
+        dims = (t.shape[3], t.shape[1], t.shape[2], t.shape[0])
+        strides = (t.stride(1), t.stride(2), t.stride(0))
+        self.check(self.cuda.cuTensorMapEncodeTiled(
+            ctypes.c_void_p(place), {"f16": 6, "bf16": 9}[dtype], 4, ctypes.c_void_p(t.data_ptr()),
+            (ctypes.c_uint64 * 4)(*dims), (ctypes.c_uint64 * 3)(*(x * 2 for x in strides)), (ctypes.c_uint32 * 4)(64, rows, 1, 1),
+            (ctypes.c_uint32 * 4)(1, 1, 1, 1), 0, 3, 3, 0), "tensor map")
+        return raw, place
+
+    def launcher(self, name, p, persistent):
+        """A function that launches, and its pieces of work."""
+        v, torch = self.variants[name], self.torch
+        maps = [self.tensor_map(t, n, v["dtype"]) for t, n in ((p.q, v["m"]), (p.k, v["n"]), (p.v, v["n"]))]
+        args = p.args()
+        pieces = -(-args.sequences.seqlen_q_max // v["m"]) * args.nhead_q * args.sequences.batch
+        parameters = (ctypes.c_void_p * 4)(ctypes.addressof(args), *(place for _, place in maps))
+        function, threads = self.function(name), v["m"] * 2 + 128
+        grid, keep = min(pieces, SMS) if persistent else pieces, (args, maps, p)
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+        def launch(keep=keep):
+            self.check(self.cuda.cuLaunchKernel(function, grid, 1, 1, threads, 1, 1, LDS_BYTES, stream, parameters, None), "launch")
+        return launch
+
+
+@dataclasses.dataclass
+class Problem:
+    q: object
+    k: object
+    v: object
+    o: object
+    lse: object
+    group: object = None  # lengths (q, k) of sequences on the packed axes
+    lens_k: object = None  # lengths in batch mode
+    mask: int = abi.MASK_NONE
+    left: int = -1
+    right: int = -1
+    sinks: int = 0
+    cap: float = 0
+    slopes: object = None
+    bias: object = None
+    sink: object = None
+    keep: tuple = ()
+
+    def args(self):
+        import torch
+        a, s = abi.FwdArgs(), None
+        for name in "qkvo":
+            t = getattr(self, name)
+            setattr(a, name, abi.STRUCTS["abi_tensor"](t.data_ptr(), *t.stride()))
+        b, sq, hq, d = self.q.shape
+        a.lse = abi.STRUCTS["abi_rows"](self.lse.data_ptr(), self.lse.stride(0), self.lse.stride(1), 1)
+        s = a.sequences
+        s.batch, s.seqlen_q_max, s.seqlen_k_max, s.total_q, s.total_k = b, sq, self.k.shape[1], b * sq, b * self.k.shape[1]
+        if self.group:
+            starts = [[0], [0]]
+            for lengths in self.group:
+                for x, n in zip(starts, lengths):
+                    x.append(x[-1] + n)
+            q, k = (torch.tensor(x, dtype=torch.int32, device="cuda") for x in starts)
+            self.keep += (q, k)
+            s.seqstart_q, s.seqstart_k, s.batch = q.data_ptr(), k.data_ptr(), len(self.group)
+            s.seqlen_q_max, s.seqlen_k_max = (max(x) for x in zip(*self.group))
+            s.total_q, s.total_k = sq, self.k.shape[1]
+        if self.lens_k:
+            n = torch.tensor(self.lens_k, dtype=torch.int32, device="cuda")
+            self.keep += (n,)
+            s.seqlen_k = n.data_ptr()
+        a.nhead_q, a.nhead_k, a.hdim_q, a.hdim_v = hq, self.k.shape[2], d, self.v.shape[3]
+        a.scale, a.dtype = d ** -0.5, {torch.bfloat16: abi.BF16, torch.float16: abi.F16}[self.q.dtype]
+        a.o_dtype, a.band.mask = a.dtype, self.mask
+        a.band.window_left, a.band.window_right, a.band.sink_tokens = self.left, self.right, self.sinks
+        a.logits_soft_cap = self.cap
+        if self.slopes is not None:
+            a.alibi_slopes = self.slopes.data_ptr()
+        if self.sink is not None:
+            a.sink = self.sink.data_ptr()
+        if self.bias is not None:  # (batch, head, row, column)
+            b, h, i, j = self.bias.stride()
+            a.bias, a.bias_dtype = abi.STRUCTS["abi_tensor"](self.bias.data_ptr(), b, i, h, j), a.dtype
+        return a
+
+    def sequences(self):
+        """(q, k, v, o, lse) of each sequence: (seq, head, dim), lse (head, seq)."""
+        if not self.group:
+            for b in range(self.q.shape[0]):
+                n = self.lens_k[b] if self.lens_k else self.k.shape[1]
+                yield self.q[b], self.k[b, :n], self.v[b, :n], self.o[b], self.lse[b]
+            return
+        i = j = 0
+        for n_q, n_k in self.group:
+            yield self.q[0, i:i + n_q], self.k[0, j:j + n_k], self.v[0, j:j + n_k], self.o[0, i:i + n_q], self.lse[0, :, i:i + n_q]
+            i, j = i + n_q, j + n_k
+
+    def wrong(self):
+        """The relative error of O and the largest of LSE, against float64."""
+        import torch
+        above = below = 0.0
+        worst = 0.0
+        for b, (q, k, v, o, lse) in enumerate(self.sequences()):
+            n_q, n_k = q.shape[0], k.shape[0]
+            k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+            s = torch.einsum("ihd,jhd->hij", q.double(), k) * q.shape[2] ** -0.5
+            i, j = torch.arange(n_q, device="cuda")[:, None], torch.arange(n_k, device="cuda")[None]
+            if self.cap:
+                s = self.cap * torch.tanh(s / self.cap)
+            if self.slopes is not None:
+                s -= self.slopes.double()[:, None, None] * (i + n_k - n_q - j).abs()
+            if self.bias is not None:
+                s += self.bias[b].double()
+            seen = torch.ones(n_q, n_k, dtype=torch.bool, device="cuda")
+            if self.mask != abi.MASK_NONE:
+                at = i + (n_k - n_q if self.mask == abi.MASK_BOTTOM_RIGHT else 0)
+                if self.right >= 0:
+                    seen &= j <= at + self.right
+                if self.left >= 0:
+                    seen &= (j >= at - self.left) | (j < self.sinks)
+            s.masked_fill_(~seen, -math.inf)
+            want_lse = torch.logsumexp(s, -1)
+            if self.sink is not None:
+                want_lse = torch.logaddexp(want_lse, self.sink.double()[:, None].expand_as(want_lse))
+            p = torch.exp(s - want_lse[..., None].nan_to_num(neginf=0)).masked_fill(~seen, 0)
+            used = seen.any(0)
+            want = torch.einsum("hij,jhd->ihd", p, v.masked_fill(~used[:, None, None], 0))
+            above += (o.double() - want).square().sum().item()
+            below += want.square().sum().item()
+            same = (lse == want_lse) | ((lse - want_lse).abs() < 1e30)
+            worst = max(worst, (lse.double() - want_lse).nan_to_num(nan=0.0).abs().max().item() if lse.numel() else 0)
+            if not same.all():
+                worst = math.inf
+        return math.sqrt(above / below) if below else math.sqrt(above), worst
+
+
+def make(torch, b, hq, hk, sq, sk, d, dv, dtype="bf16", group=None, tail=0, **more):
+    """tail: rows of NaN behind each tensor's last, in the packed case."""
+    kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+    if group:
+        b, sq, sk = 1, sum(x for x, _ in group), sum(x for _, x in group)
+    q, k, v = (torch.randn(b, n, h, w, device="cuda", dtype=kind) for n, h, w in ((sq, hq, d), (sk, hk, d), (sk, hk, dv)))
+    o = torch.full((b, sq, hq, dv), math.nan, device="cuda", dtype=kind)
+    lse = torch.full((b, hq, sq), math.nan, device="cuda", dtype=torch.float32)
+    return Problem(q, k, v, o, lse, group=group, **more)
+
+
+# ---- correctness ----------------------------------------------------------------------------
+
+CAUSAL = dict(mask=abi.MASK_BOTTOM_RIGHT, right=0)
+
+
+def checks(torch, v):
+    """Problems for a variant."""
+    d, dv, dtype = v["dq"], v["dv"], v["dtype"]
+
+    def at(b, hq, hk, sq, sk, **more):
+        return make(torch, b, hq, hk, sq, sk, d, dv, dtype, **more)
+    f = v["features"]
+    masked = f.get("MASK")
+    if f.get("LOGITS"):
+        more = CAUSAL if masked else {}
+        if f.get("BIAS") == 2:
+            more = more | dict(slopes=torch.rand(4, device="cuda"))
+        if f.get("BIAS") == 1:
+            more = more | dict(bias=torch.randn(2, 4, 333, 777, device="cuda", dtype={"bf16": torch.bfloat16, "f16": torch.float16}[dtype]))
+        if f.get("SOFTCAP"):
+            more = more | dict(cap=3.0)
+        yield "modified", at(2, 4, 2, 333, 777, **more)
+        return
+    yield "sink", at(2, 4, 2, 300, 200, sink=torch.randn(4, device="cuda"), **(CAUSAL if masked else {}))
+    yield "small", at(1, 1, 1, 64, 128, **(CAUSAL if masked else {}))
+    yield "odd", at(2, 2, 1, 301, 517, **(CAUSAL if masked else {}))
+    yield "long", at(2, 4, 2, 1000, 2333, **(CAUSAL if masked else {}))
+    yield "many", at(4, 24, 8, 700, 700, **(CAUSAL if masked else {}))
+    short = at(2, 2, 2, 130, 900, lens_k=[333, 0], **(CAUSAL if masked else {}))
+    short.k[0, 333:], short.v[0, 333:], short.k[1], short.v[1] = (math.nan,) * 4
+    yield "padded with NaN", short
+    group = [(5, 300), (0, 8), (333, 90), (400, 400), (4, 0), (129, 257), (1, 1000)]
+    yield "group", at(1, 6, 2, 0, 0, group=group, **(CAUSAL if masked else {}))
+    poisoned = at(1, 4, 4, 0, 0, group=group, **(CAUSAL if masked else {}))
+    poisoned.v[0, 300:308] = math.nan
+    poisoned.k[0, 300:308] = math.nan
+    yield "NaN between sequences", poisoned
+    if masked:
+        yield "more rows than keys", at(1, 2, 2, 700, 300, **CAUSAL)
+        yield "top left", at(1, 2, 2, 500, 300, mask=abi.MASK_TOP_LEFT, right=0)
+        unseen = at(1, 2, 2, 300, 900, mask=abi.MASK_TOP_LEFT, right=0)
+        unseen.v[0, 300:] = math.nan
+        yield "NaN that nobody sees", unseen
+        yield "window", at(2, 4, 2, 1500, 1500, mask=abi.MASK_BOTTOM_RIGHT, left=200, right=0)
+        yield "window both ways", at(1, 4, 2, 900, 1500, mask=abi.MASK_TOP_LEFT, left=100, right=333)
+        yield "sinks", at(1, 4, 2, 1500, 1500, mask=abi.MASK_BOTTOM_RIGHT, left=200, right=0, sinks=5)
+
+
+def check(device, match):
+    torch, failed, done = device.torch, 0, 0
+    for name, v in device.variants.items():
+        if match not in name:
+            continue
+        print("checking", name, file=sys.stderr, flush=True)
+        for what, p in checks(torch, v):
+            for persistent in (False, True):
+                p.o.fill_(math.nan)
+                p.lse.fill_(math.nan)
+                launch = device.launcher(name, p, persistent)
+                launch()
+                torch.cuda.synchronize()
+                error, lse_error = p.wrong()
+                first = p.o.clone()
+                for _ in range(100 if what in ("long", "group") else 5):
+                    launch()
+                torch.cuda.synchronize()
+                same = torch.equal(first.view(torch.int16), p.o.view(torch.int16))
+                done += 1
+                if not (error < (6e-3 if v["dtype"] == "bf16" else 1e-3) and lse_error < 1e-3 and same):
+                    failed += 1
+                    print(f"FAIL {name} {what} persistent={int(persistent)}: O {error:.3g}, LSE {lse_error:.3g}, "
+                          f"{'same' if same else 'other'} bits again", flush=True)
+    print(f"checks: {done - failed} of {done} passed", flush=True)
+    return failed
+
+
+# ---- speed ----------------------------------------------------------------------------------
+
+SHAPES = [  # batch, heads, heads of keys, length, head dims
+    (4, 16, 16, 2048, 128, 128), (2, 16, 16, 8192, 128, 128), (1, 16, 16, 16384, 128, 128), (1, 32, 8, 8192, 128, 128),
+    (4, 32, 32, 4096, 64, 64), (2, 8, 8, 4096, 256, 256), (16, 16, 16, 512, 128, 128),
+    (4, 16, 16, 4096, 96, 96), (2, 16, 16, 4096, 192, 128),
+]
+
+
+def once(torch, launches, at_once):
+    """Milliseconds of one launch, among several in a row, each on its own inputs."""
+    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    launches[-1]()
+    a.record()
+    for n in range(at_once):
+        launches[n % len(launches)]()
+    b.record()
+    b.synchronize()
+    return a.elapsed_time(b) / at_once
+
+
+def compare(torch, sides, reps=20):
+    """{name: launches} -> {name: median milliseconds}, all in turn."""
+    times, at_once = {name: [] for name in sides}, {}
+    for name, launches in sides.items():
+        for f in launches:
+            f()
+        at_once[name] = max(3, min(12, int(3 / max(once(torch, launches, 3), 1e-3)) // 3 * 3))
+    for _ in range(reps):
+        for name, launches in sides.items():
+            times[name].append(once(torch, launches, at_once[name]))
+    return {name: sorted(x)[len(x) // 2] for name, x in times.items()}
+
+
+def bench(device, match, rows):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    torch, lines = device.torch, []
+    for shape in SHAPES:
+        b, hq, hk, s, d, dv = shape
+        for causal in (False, True):
+            names = [n for n, v in device.variants.items() if (v["dq"], v["dv"]) == (d, dv) and v["dtype"] == "bf16" and
+                     v["features"].get("MASK", 0) == causal and "logits" not in n and match in n]
+            if not names:
+                continue
+            sets = [make(torch, b, hq, hk, s, s, d, dv, **(CAUSAL if causal else {})) for _ in range(3)]
+
+            def library(p):
+                q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
+
+                def launch():
+                    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=hq != hk)
+                return launch
+            sides = {"cuDNN": [library(p) for p in sets]}
+            try:
+                sides["cuDNN"][0]()
+            except RuntimeError as error:
+                print("no cuDNN:", shape, str(error)[:100])
+                del sides["cuDNN"]
+            for name in names:
+                for persistent in (True,) if s > 512 else (False, True):
+                    sides[name + (" persistent" if persistent else "")] = [device.launcher(name, p, persistent) for p in sets]
+            flops = 2 * b * hq * s * s * (d + dv) * (0.5 if causal else 1)
+            found = {n: flops / ms / 1e9 for n, ms in compare(torch, sides).items()}
+            base = found.pop("cuDNN", math.nan)
+            row = f"{b} {hq}/{hk} {s} {d}/{dv} {'causal' if causal else 'full'}"
+            for n, rate in found.items():
+                rows.append(dict(shape=row, kernel=n, tflops=rate, cudnn=base))
+            best = sorted(found.items(), key=lambda x: -x[1])
+            lines.append(f"{row}: cuDNN {base:.0f}; " + "; ".join(
+                f"{r:.0f} ({r / base:.2f}) {n.removeprefix('bf16_').removeprefix(f'{d}x{dv}_').replace('persistent', 'P')}" for n, r in best))
+            print(lines[-1], flush=True)
+            del sets, sides
+            time.sleep(0.5)
+    return lines
+
+
+def features(device):
+    """Rates of what is more than a plain mask, beside the plain one at as many operations."""
+    torch, b, h, n, d = device.torch, 2, 16, 4096, 128
+    plain, masked = "bf16_128x128_t128x192", "bf16_128x128_t128x128_mask1"
+    full, half = 4 * b * h * n * n * d, 2 * b * h * n * n * d
+    group = [(n, n)] * b
+    mixed = [(4096, 4096), (1024, 1024), (2048, 2048), (512, 512), (256, 256), (256, 256)]
+    window = dict(mask=abi.MASK_BOTTOM_RIGHT, left=1023, right=0)
+    cases = {
+        "full": (plain, full, h, {}), "causal": (masked, half, h, CAUSAL), "GQA 16/2 causal": (masked, half, 2, CAUSAL),
+        "window 1024": (masked, 4 * b * h * d * (n * 1024 - 1024 * 1023 // 2), h, window),
+        "sink, causal": (masked, half, h, CAUSAL | dict(sink=torch.randn(h, device="cuda"))),
+        "packed, causal": (masked, half, h, CAUSAL | dict(group=group)),
+        "packed, mixed, causal": (masked, sum(2 * h * x * x * d for x, _ in mixed), h, CAUSAL | dict(group=mixed)),
+        "ALiBi, causal": (masked.replace("mask1", "logits1_bias2_mask1"), half, h, CAUSAL | dict(slopes=torch.rand(h, device="cuda"))),
+        "bias": (masked.replace("mask1", "logits1_bias1"), full, h, dict(bias=torch.randn(b, h, n, n, device="cuda", dtype=torch.bfloat16))),
+        "soft cap, causal": (masked.replace("mask1", "logits1_softcap1_mask1"), half, h, CAUSAL | dict(cap=20.0)),
+    }
+    sides = {what: [device.launcher(name, make(torch, b, h, hk, n, n, d, d, **more), what[0:6] != "packed") for _ in range(2)]
+             for what, (name, _, hk, more) in cases.items()}
+    return [f"{what}: {cases[what][1] / ms / 1e9:.0f}" for what, ms in compare(torch, sides).items()]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("build", "run"))
+    parser.add_argument("folder")
+    parser.add_argument("--match", default="")
+    parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--no-bench", action="store_true")
+    parser.add_argument("--json")
+    a = parser.parse_args()
+    if a.what == "build":
+        sys.exit(build(a.folder, a.match) != 0)
+    device, failed, lines, rows = Device(a.folder), 0, [], []
+    if not a.no_check:
+        failed = check(device, a.match)
+    if failed:
+        sys.exit(1)
+    if not a.no_bench:
+        lines = bench(device, a.match, rows)
+        if not a.match:
+            lines += features(device)
+    if a.json:
+        with open(a.json, "w", encoding="ascii") as f:
+            json.dump(rows, f, indent=1)
+    print("\n".join(lines))
+    print(f"{failed} checks failed")
+    sys.exit(failed != 0)
+
+
+if __name__ == "__main__":
+    main()

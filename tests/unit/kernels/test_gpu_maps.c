@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: MIT */
+/* Tensor maps: what the copy engine is told, and what it cannot follow. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <kernels/gpu_kernel.h>
+
+enum { BATCH = 2, ROWS_Q = 70, ROWS_K = 300, HEADS_Q = 6, HEADS_K = 3, HDIM_Q = 192, HDIM_V = 128 };
+enum { Q, K, V };
+
+static const struct gpu_kernel kernel = {.tile = {.pipeline = GPU_WGMMA,
+						  .tile_m = 128,
+						  .tile_n = 112,
+						  .hdim_q = HDIM_Q,
+						  .hdim_v = HDIM_V,
+						  .waves_m = 8,
+						  .waves_n = 1}};
+static _Alignas(16) uint16_t memory[64];
+
+/* (batch, seq, head, dim) without gaps. */
+static struct abi_tensor tensor(int64_t rows, int64_t heads, int64_t hdim)
+{
+	return (struct abi_tensor){memory, rows * heads * hdim, heads * hdim, hdim, 1};
+}
+
+static struct abi_fwd_args problem(void)
+{
+	return (struct abi_fwd_args){
+		.q = tensor(ROWS_Q, HEADS_Q, HDIM_Q),
+		.k = tensor(ROWS_K, HEADS_K, HDIM_Q),
+		.v = tensor(ROWS_K, HEADS_K, HDIM_V),
+		.o = tensor(ROWS_Q, HEADS_Q, HDIM_V),
+		.sequences = {.batch = BATCH, .seqlen_q_max = ROWS_Q, .seqlen_k_max = ROWS_K},
+		.nhead_q = HEADS_Q,
+		.nhead_k = HEADS_K,
+		.hdim_q = HDIM_Q,
+		.hdim_v = HDIM_V,
+		.dtype = ABI_BF16,
+		.o_dtype = ABI_BF16};
+}
+
+static void axes_are_dim_sequence_head_batch(void **state)
+{
+	const uint64_t extents[] = {HDIM_V, ROWS_K, HEADS_K, BATCH};
+	const uint64_t strides[] = {2 * HEADS_K * HDIM_V, 2 * HDIM_V,
+				    2 * ROWS_K * HEADS_K * HDIM_V};
+	const uint32_t box[] = {64, 112, 1, 1};
+	struct abi_fwd_args a = problem();
+	struct launch_record record;
+
+	(void)state;
+	assert_null(gpu_kernel_maps(&kernel, &a, &record));
+	assert_int_equal(record.n_maps, 3);
+	assert_int_equal(record.maps[V].offset, offsetof(struct abi_fwd_args, v.data));
+	assert_memory_equal(record.maps[V].extents, extents, sizeof(extents));
+	assert_memory_equal(record.maps[V].strides, strides, sizeof(strides));
+	assert_memory_equal(record.maps[V].box, box, sizeof(box));
+	assert_int_equal(record.maps[V].swizzle, 128);
+	assert_int_equal(record.maps[Q].extents[1], ROWS_Q);
+	assert_int_equal(record.maps[Q].extents[2], HEADS_Q);
+	assert_int_equal(record.maps[Q].box[1], 128);
+	assert_int_equal(record.n_aligned, 4);
+	assert_int_equal(record.aligned[3], offsetof(struct abi_fwd_args, o.data));
+}
+
+static void other_loops_take_no_maps(void **state)
+{
+	const struct gpu_kernel other = {.tile = {.pipeline = GPU_MMA}};
+	struct abi_fwd_args a = problem();
+	struct launch_record record;
+
+	(void)state;
+	a.k.data = memory + 1;
+	assert_null(gpu_kernel_maps(&other, &a, &record));
+	assert_int_equal(record.n_maps, 0);
+	assert_int_equal(record.n_aligned, 0);
+}
+
+static void packed_sequences_are_one_axis(void **state)
+{
+	static const abi_i32 starts[] = {0, 30, ROWS_K};
+	struct abi_fwd_args a = problem();
+	struct launch_record record;
+
+	(void)state;
+	a.sequences.seqstart_k = starts;
+	assert_non_null(gpu_kernel_maps(&kernel, &a, &record)); /* how long is it? */
+	a.sequences.total_k = ROWS_K;
+	a.k.stride_batch = 1; /* means nothing */
+	assert_null(gpu_kernel_maps(&kernel, &a, &record));
+	assert_int_equal(record.maps[K].extents[1], ROWS_K);
+	assert_int_equal(record.maps[K].extents[3], 1);
+	assert_int_equal(record.maps[K].strides[2] % 16, 0);
+}
+
+static void an_indexed_cache_has_its_own_rows(void **state)
+{
+	static const abi_i32 rows[] = {4, 0};
+	struct abi_fwd_args a = problem();
+	struct launch_record record;
+
+	(void)state;
+	a.cache.cache_batch_idx = rows;
+	a.cache.cache_batch = 5;
+	assert_null(gpu_kernel_maps(&kernel, &a, &record));
+	assert_int_equal(record.maps[K].extents[3], 5);
+	assert_int_equal(record.maps[Q].extents[3], BATCH);
+}
+
+static void what_the_engine_cannot_follow_is_refused(void **state)
+{
+	struct launch_record record;
+
+	(void)state;
+	for (int fault = 0; fault < 10; fault++) {
+		struct abi_fwd_args a = problem();
+
+		switch (fault) {
+		case 0:
+			a.k.data = memory + 1;
+			break;
+		case 1:
+			a.k.stride_seq += 4;
+			break;
+		case 2:
+			a.k.stride_head = 0;
+			break;
+		case 3:
+			a.v.stride_dim = 2;
+			break;
+		case 4:
+			a.sequences.seqlen_k_max = 0;
+			break;
+		case 5:
+			a.cache.page_size = 16;
+			break;
+		case 6:
+			a.o_dtype = ABI_F32;
+			break;
+		case 7:
+			a.o.data = memory + 4;
+			break;
+		case 8:
+			a.o.stride_seq += 4;
+			break;
+		default:
+			a.hdim_v = 100;
+		}
+		assert_non_null(gpu_kernel_maps(&kernel, &a, &record));
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(axes_are_dim_sequence_head_batch),
+		cmocka_unit_test(other_loops_take_no_maps),
+		cmocka_unit_test(packed_sequences_are_one_axis),
+		cmocka_unit_test(an_indexed_cache_has_its_own_rows),
+		cmocka_unit_test(what_the_engine_cannot_follow_is_refused),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
