@@ -46,13 +46,6 @@ int client_check_process(const struct fmha_client *client, struct fmha_error *er
 			      (int)client->pid);
 }
 
-int client_check(const struct fmha_client *client, const char *function, struct fmha_error *err)
-{
-	if (!client)
-		return fmha_error_set(err, FMHA_EINVAL, "%s: an argument is NULL", function);
-	return client_check_process(client, err);
-}
-
 int64_t client_deadline(const struct fmha_client *client)
 {
 	return deadline_after_ms(client->timeout_ms);

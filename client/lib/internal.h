@@ -196,7 +196,14 @@ struct fmha_client *client_unref(struct fmha_client *client);
 /* Return: 0, or FMHA_ECONN in a process that the client does not belong to. */
 int client_check_process(const struct fmha_client *client, struct fmha_error *err);
 /* The same of a public function; @client: NULL: one of its arguments is. */
-int client_check(const struct fmha_client *client, const char *function, struct fmha_error *err);
+static inline int client_check(const struct fmha_client *client, const char *function,
+			       struct fmha_error *err)
+{
+	if (client)
+		return client_check_process(client, err);
+	(void)fmha_error_set(err, FMHA_EINVAL, "%s: an argument is NULL", function);
+	return FMHA_EINVAL; /* here, where analyzers see that it is negative */
+}
 bool client_in_child(const struct fmha_client *client);
 
 int64_t client_deadline(const struct fmha_client *client);

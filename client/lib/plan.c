@@ -57,7 +57,7 @@ static int register_plan(void *object, struct connection *c, uint64_t generation
 {
 	struct fmha_plan *plan = object;
 	struct proto_plan_params *params = malloc(sizeof(*params));
-	struct proto_plan_result result;
+	struct proto_plan_result result = {0};
 	int r;
 
 	if (!params)

@@ -241,17 +241,18 @@ static void beat(struct worker_slot *slot)
 {
 	uint32_t interval = slot->front->config.supervision.heartbeat_ms;
 	uint64_t timeout = slot->front->config.supervision.heartbeat_timeout_ms * NS_PER_MS;
-	struct connection *control = &slot->process->control;
+	struct worker_process *process = slot->process;
 
+	if (!process)
+		return;
 	if (has_stood_still(slot))
-		control->heard_ns = clock_ns();
+		process->control.heard_ns = clock_ns();
 	start_timer(slot, interval);
-	if (clock_ns() - control->heard_ns > timeout) {
+	if (clock_ns() - process->control.heard_ns > timeout) {
 		log_error("device %u: worker %u does not answer", slot->index,
 			  worker_slot_pid(slot));
-		worker_process_kill(slot->process, KILL_SILENT);
-	} else if (atomic_load(&slot->process->page->n_sessions) == 0 &&
-		   list_is_empty(&slot->opens)) {
+		worker_process_kill(process, KILL_SILENT);
+	} else if (atomic_load(&process->page->n_sessions) == 0 && list_is_empty(&slot->opens)) {
 		slot->beating = false;
 		uv_timer_stop(&slot->timer);
 	} else {

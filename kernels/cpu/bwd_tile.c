@@ -434,6 +434,7 @@ static void square_task(struct tile *t, const struct view_sequence *v, int32_t h
 			struct square square, int32_t turn, int32_t chunk_k, void *workspace)
 {
 	const struct abi_bwd_args *a = t->args;
+	/* NOLINTNEXTLINE: a key chunk is one of square.n at most */
 	int32_t chunk_q = (chunk_k + turn) % square.n, group = a->nhead_q / a->nhead_k;
 	int32_t key = chunk_k * square.chunk_k, key_end = min_int(key + square.chunk_k, v->k_len);
 	int32_t row = chunk_q * square.chunk_q, row_end = min_int(row + square.chunk_q, v->q_len);

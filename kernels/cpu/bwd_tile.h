@@ -35,6 +35,7 @@ enum {
 	/* Row stride of S and dP: not a power of two, so that a column of them does not fall into
 	 * one set of the first-level cache. */
 	TILE_LD = TILE_COLUMNS + 16,
+	/* NOLINTNEXTLINE: an operand may be a float */
 	P_LD = TILE_LD * (int)(sizeof(float) / sizeof(operand)), /* P lies where S lay */
 	COLUMN_LD = 2 * PANEL, /* of P and dS by columns, where they have to lie so */
 	LINE = 64 / (int)sizeof(operand),

@@ -120,8 +120,9 @@ def test_a_light_user_does_not_wait_for_a_long_queue(daemon):
                 device.run(plan)
             during = heavy.count - before
     # A large one is 16 of these, so that half of the device does 3 of them meanwhile; the rest is
-    # for turns and for a busy machine. By session it would be more than a hundred.
-    assert during < 25, during
+    # for turns, for a busy machine, and for one that computes so fast that messages count. By session it
+    # would be more than a hundred.
+    assert during < 60, during
 
 
 @pytest.fixture
@@ -133,8 +134,8 @@ def slow_daemon(make_daemon):
 
 
 def long_task(device):
-    """A plan with one task that takes most of a second: 48 rows, very long keys, all the same."""
-    rows, keys, hdim = 48, 3 << 18, 64
+    """A plan with one task that takes a second or so: 48 rows, very long keys, all the same."""
+    rows, keys, hdim = 48, 3 << 19, 64
     buffer = device.buffer_create(4 * rows * hdim)
     same = {"buffer": buffer.id, "offset": 0, "dtype": "f32"}
     tensors = {role: dict(same) for role in ("q", "k", "v")}

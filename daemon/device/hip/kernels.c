@@ -136,9 +136,10 @@ static void take_out(struct device_waiter *waiter)
 {
 	struct device_waiter **at = &waiter->kernel->waiters;
 
-	while (*at != waiter)
+	while (*at && *at != waiter)
 		at = &(*at)->next;
-	*at = waiter->next;
+	if (*at)
+		*at = waiter->next;
 	waiter->kernel = NULL;
 }
 
