@@ -161,8 +161,8 @@ def test_a_plan_that_is_run_again_sees_what_has_changed(gpu):
 def test_a_copy_engine_takes_what_is_aligned(gpu):
     """Tensor maps need 16 bytes: a plan's tensors that are not get another kernel, a rebind that is not is
     refused."""
-    n = 1 << 20
-    shape = {"batch": 1, "nhead_q": 2, "nhead_k": 2, "seqlen_q": 512, "seqlen_k": 512, "hdim_q": 128, "hdim_v": 128,
+    n = 1 << 25
+    shape = {"batch": 32, "nhead_q": 2, "nhead_k": 2, "seqlen_q": 512, "seqlen_k": 512, "hdim_q": 128, "hdim_v": 128,
              "n_splits": 1}
     with gpu.device() as device:
         own, _ = device_buffer(device, 8 * n)
