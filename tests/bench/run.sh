@@ -97,6 +97,9 @@ bench_gpu() {
     stop_daemon
     title "GPU kernels against PyTorch"
     FMHA_BUILD=$PWD/build/release python3 tests/gpu/h200.py --no-conformance
+    title "Hopper's forward kernels against cuDNN"
+    python3 tests/gpu/hopper.py build "$folder/hopper" >/dev/null &&
+        python3 tests/gpu/hopper.py run "$folder/hopper" --no-check
 }
 
 for part in "${@:-cpu specs rpc idle}"; do

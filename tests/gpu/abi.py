@@ -125,7 +125,7 @@ def standing_options(clang):
     return version.stdout.split()[2:]
 
 
-def kernel_grid(lib, kernel, args):
+def kernel_grid(lib, kernel, args, units=132):
     grid = (ctypes.c_uint32 * 3)()
-    assert lib.gpu_kernel_grid(ctypes.byref(kernel), ctypes.byref(args), grid) == 0
+    assert lib.gpu_kernel_grid(ctypes.byref(kernel), ctypes.c_uint32(units), ctypes.byref(args), grid) == 0
     return tuple(grid)

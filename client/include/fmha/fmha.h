@@ -352,7 +352,8 @@ FMHA_API int fmha_plan_info(struct fmha_plan *plan, struct fmha_plan_info *ret_i
 /* A plan that is in flight ends first. Return: NULL. */
 FMHA_API struct fmha_plan *fmha_plan_free(struct fmha_plan *plan);
 
-/* For this run only, the view of @role starts at @offset of @buffer. */
+/* For this run only, the view of @role starts at @offset of @buffer. A GPU's kernels may have been
+ * chosen for tensors that begin at multiples of 16 bytes: then FMHA_EINVAL for one that does not. */
 struct fmha_rebind {
 	uint32_t role;     /* enum fmha_tensor_role, one that the plan's problem has */
 	uint32_t reserved; /* 0 */
