@@ -30,19 +30,20 @@ static int make_rebinds(const struct fmha_problem *problem, const struct fmha_pl
 	return n;
 }
 
-/* The plan for @problem, whose tensors all lie in buffers, and the rebinds that make it fit. */
+/* The plan for @problem, whose tensors all lie in buffers, and the rebinds that make it fit. @fresh:
+ * not the one that is kept, which then is this one. */
 static int plan_for(struct fmha_device *device, const struct fmha_problem *problem, bool checked,
-		    int64_t deadline, struct fmha_plan **ret_plan,
+		    bool fresh, int64_t deadline, struct fmha_plan **ret_plan,
 		    struct fmha_rebind rebinds[FMHA_MAX_REBINDS], uint32_t *ret_n_rebinds,
 		    struct fmha_error *err)
 {
 	struct cache_key key;
 	struct fmha_plan *plan;
-	bool too_many = false;
+	bool replace = fresh;
 	int r;
 
 	cache_key_of(problem, &key);
-	plan = cache_find(device, &key);
+	plan = fresh ? NULL : cache_find(device, &key);
 	if (plan) {
 		r = make_rebinds(problem, plan, rebinds);
 		if (r >= 0) {
@@ -51,7 +52,7 @@ static int plan_for(struct fmha_device *device, const struct fmha_problem *probl
 			return 0;
 		}
 		plan = plan_unref(plan);
-		too_many = true;
+		replace = true; /* too many rebinds */
 	}
 	if (!checked) {
 		r = problem_check(problem, err);
@@ -61,17 +62,16 @@ static int plan_for(struct fmha_device *device, const struct fmha_problem *probl
 	r = plan_new(device, problem, true, deadline, &plan, err);
 	if (r < 0)
 		return r;
-	cache_put(device, &key, plan, too_many);
+	cache_put(device, &key, plan, replace);
 	*ret_n_rebinds = 0;
 	*ret_plan = plan;
 	return 0;
 }
 
-/* One attempt. @arena: NULL when nothing is staged; *@ret_arena_held is set when the run keeps it.
- */
+/* One attempt. @arena: NULL when nothing is staged; *@ret_arena_held is set when the run keeps it. */
 static int run_once(struct fmha_device *device, const struct fmha_problem *problem, bool checked,
-		    const struct fmha_run_options *options, int64_t deadline, struct arena *arena,
-		    bool *ret_arena_held, struct fmha_run_result *ret_result,
+		    bool fresh, const struct fmha_run_options *options, int64_t deadline,
+		    struct arena *arena, bool *ret_arena_held, struct fmha_run_result *ret_result,
 		    struct fmha_error *err)
 {
 	struct fmha_rebind rebinds[FMHA_MAX_REBINDS];
@@ -82,7 +82,8 @@ static int run_once(struct fmha_device *device, const struct fmha_problem *probl
 	int r;
 
 	*ret_arena_held = false;
-	r = plan_for(device, problem, checked, deadline, &plan, rebinds, &run.n_rebinds, err);
+	r = plan_for(device, problem, checked, fresh, deadline, &plan, rebinds, &run.n_rebinds,
+		     err);
 	if (r < 0)
 		return r;
 	if (options && options->has_dropout_state) {
@@ -108,6 +109,11 @@ static int run_once(struct fmha_device *device, const struct fmha_problem *probl
 		connection_forget(c, pending, arena ? arena_on_answer : NULL, arena);
 	}
 	c = connection_unref(c);
+	/* The kernels of a plan that was kept may want more of where tensors begin than these keep, which
+	 * memory that was imported at an odd offset does not tell here. */
+	if (r == FMHA_EINVAL && run.n_rebinds > 0)
+		return run_once(device, problem, true, true, options, deadline, arena,
+				ret_arena_held, ret_result, err);
 	return r;
 }
 
@@ -121,8 +127,8 @@ static int attempt(struct fmha_device *device, struct fmha_problem *problem,
 	int r;
 
 	if (stage->n_tensors == 0)
-		return run_once(device, problem, false, options, deadline, NULL, &held, ret_result,
-				err);
+		return run_once(device, problem, false, false, options, deadline, NULL, &held,
+				ret_result, err);
 
 	r = arena_take(device, stage->bytes, deadline, &arena, err);
 	if (r < 0)
@@ -130,7 +136,8 @@ static int attempt(struct fmha_device *device, struct fmha_problem *problem,
 	for (uint32_t i = 0; i < stage->n_tensors; i++)
 		problem->tensor[stage->tensors[i].role].buffer = arena->buffer->id;
 	stage_in(stage, arena->buffer->data);
-	r = run_once(device, problem, true, options, deadline, arena, &held, ret_result, err);
+	r = run_once(device, problem, true, false, options, deadline, arena, &held, ret_result,
+		     err);
 	if (r == 0)
 		stage_out(stage, arena->buffer->data);
 	if (!held)

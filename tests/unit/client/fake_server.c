@@ -542,6 +542,8 @@ static bool handle_worker(struct peer *peer, const struct proto_message *message
 			close(fd);
 		return answer_error(peer, message->id, method, FMHA_EBUSY, "");
 	}
+	if (method == PROTO_RUN && fault_of(peer->server, method) == FAKE_REFUSE)
+		return answer_error(peer, message->id, method, FMHA_EINVAL, "tensor.k.offset");
 	switch (method) {
 	case PROTO_BUFFER_CREATE: {
 		uint64_t size = ((const struct proto_buffer_create_params *)params)->size;

@@ -29,6 +29,7 @@ enum fake_fault {
 	FAKE_SHORT,    /* hand out a memfd that is too small */
 	FAKE_PIPE,     /* hand out a pipe instead of a memfd or socket */
 	FAKE_BUSY,     /* answer FMHA_EBUSY */
+	FAKE_REFUSE,   /* a run: answer FMHA_EINVAL */
 	FAKE_BYTEWISE, /* send the answer byte by byte */
 };
 

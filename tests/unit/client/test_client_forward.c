@@ -91,6 +91,31 @@ static void moving_tensors_need_one_plan(void **state)
 	assert_int_equal(fake_counters(f->server).buffers, 0);
 }
 
+/* The kept plan's kernels may ask more of where tensors begin than these do: a new one is made, once. */
+static void a_rebind_that_is_refused_gets_a_plan_of_its_own(void **state)
+{
+	struct fixture *f = *state;
+	struct fmha_problem problem;
+	struct fmha_buffer *buffers[2];
+
+	make_problem(&problem, 16, 2, 8);
+	buffers[0] = make_tensors(f->device, &problem, 1);
+	assert_ok(fmha_forward(f->device, &problem, NULL, NULL, &err));
+	make_problem(&problem, 16, 2, 8);
+	buffers[1] = make_tensors(f->device, &problem, 2);
+	fake_misbehave(f->server, PROTO_RUN, FAKE_REFUSE, 0, 1);
+	assert_ok(fmha_forward(f->device, &problem, NULL, NULL, &err));
+	check_tensors(buffers[1], &problem);
+	assert_int_equal(fake_counters(f->server).plans, 1);
+	/* A plan of its own that is refused is refused. */
+	fake_misbehave(f->server, PROTO_RUN, FAKE_REFUSE, 0, 1);
+	assert_error(fmha_forward(f->device, &problem, NULL, NULL, &err), FMHA_EINVAL);
+	assert_ok(fmha_forward(f->device, &problem, NULL, NULL, &err));
+	for (int i = 0; i < 2; i++)
+		buffers[i] = fmha_buffer_free(buffers[i]);
+	assert_int_equal(fake_counters(f->server).plans, 0);
+}
+
 static void the_plan_cache_has_a_limit(void **state)
 {
 	struct fixture *f = *state;
@@ -216,6 +241,7 @@ int main(void)
 		TEST(ordinary_memory_is_staged),
 		TEST(only_named_elements_are_written),
 		TEST(moving_tensors_need_one_plan),
+		TEST(a_rebind_that_is_refused_gets_a_plan_of_its_own),
 		TEST(the_plan_cache_has_a_limit),
 		TEST(a_lost_worker_is_replaced_once),
 		TEST(staging_memory_of_a_late_run_is_not_reused),
