@@ -4,6 +4,7 @@ helper process, the queue and the cache, with each compiler that this machine ha
 """
 import re
 import subprocess
+import sys
 import time
 
 import fmhad
@@ -156,3 +157,16 @@ def test_an_arch_that_the_compiler_does_not_know_is_an_error(tmp_path):
         assert f"failed: {name}: " in result.stderr
     name, result = build("gfx90a", "gpu_mfma")
     assert "1 built, 0 in the cache already, 0 failed" in result.stdout, result.stderr
+
+
+def test_hoppers_loop_neither_spills_nor_serialises(tmp_path):
+    """ptxas says C7510 to C7515 where it makes one matrix product wait for another."""
+    if not has_compiler("nvrtc"):
+        pytest.skip("nvrtc is not installed here")
+    program = fmhad.ROOT / "tests" / "gpu" / "hopper.py"
+    built = subprocess.run(
+        [sys.executable, program, "build", tmp_path, "--match", "128x128_t128x128"],
+        text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert built.stdout.count(" 0 bytes of spills") >= 5
