@@ -22,7 +22,7 @@
 
 #include "space_impl.h"
 
-struct builder {
+struct space_builder {
 	struct spec_space *space;
 	const struct space_request *request;
 	const struct sweep *sweep;
@@ -88,7 +88,7 @@ static int is_allowed(const struct sweep *sweep, int field, int32_t value)
 	return !list->present;
 }
 
-static int read_family(struct builder *b, const struct at *at, struct draft *draft)
+static int read_family(struct space_builder *b, const struct at *at, struct draft *draft)
 {
 	struct at family = at_key(at, "family");
 	const char *word;
@@ -100,7 +100,7 @@ static int read_family(struct builder *b, const struct at *at, struct draft *dra
 	return draft->family < 0 ? at_error(&family, b->err, "'%s' is not a family", word) : 0;
 }
 
-static int read_data_types(struct builder *b, const struct at *at, struct draft *draft)
+static int read_data_types(struct space_builder *b, const struct at *at, struct draft *draft)
 {
 	const struct spec_catalog *catalog = b->space->catalog;
 	const struct allow_list *list = &b->sweep->allow[SPEC_FIELD_data_type];
@@ -125,7 +125,7 @@ static int read_data_types(struct builder *b, const struct at *at, struct draft 
 	return r;
 }
 
-static int read_pipelines(struct builder *b, const struct at *at, struct draft *draft)
+static int read_pipelines(struct space_builder *b, const struct at *at, struct draft *draft)
 {
 	const struct spec_catalog *catalog = b->space->catalog;
 	struct at pipeline = at_key(at, "pipeline");
@@ -151,7 +151,7 @@ static int read_pipelines(struct builder *b, const struct at *at, struct draft *
 }
 
 /* A list of field names; a missing one is empty. */
-static int read_fields(struct builder *b, const struct at *list, field_set *ret)
+static int read_fields(struct space_builder *b, const struct at *list, field_set *ret)
 {
 	int index = 0;
 	int r = list->item ? at_want_array(list, b->err) : 0;
@@ -193,7 +193,7 @@ static void thin_out(const struct sweep *sweep, field_set allow, struct axis *ax
 }
 
 /* The receipt's predicate becomes one more rule. */
-static int read_receipt(struct builder *b, const struct at *at, struct rule_list *rules)
+static int read_receipt(struct space_builder *b, const struct at *at, struct rule_list *rules)
 {
 	struct at name = at_key(at, "receipt");
 	struct at tables = at_key(&b->document, "receipts");
@@ -222,7 +222,7 @@ static int read_receipt(struct builder *b, const struct at *at, struct rule_list
 }
 
 /* Returns 1 when the receipt has this block, 0 when not. */
-static int has_receipt(struct builder *b, const struct at *at)
+static int has_receipt(struct space_builder *b, const struct at *at)
 {
 	struct at list = at_key(at, "only_receipts");
 	int found = 0;
@@ -245,7 +245,7 @@ void template_note_signature(struct template *t)
 }
 
 /* Gives each rule its level and notes what does not depend on an axis. */
-static int settle_template(struct builder *b, const struct at *at, struct draft *draft)
+static int settle_template(struct space_builder *b, const struct at *at, struct draft *draft)
 {
 	struct template *t = draft->template;
 	int8_t level[SPEC_N_FIELDS];
@@ -275,7 +275,7 @@ static int settle_template(struct builder *b, const struct at *at, struct draft 
 	return 0;
 }
 
-static int read_template(struct builder *b, const struct at *at, struct draft *draft)
+static int read_template(struct space_builder *b, const struct at *at, struct draft *draft)
 {
 	const struct spec_catalog *catalog = b->space->catalog;
 	struct template *t = draft->template;
@@ -301,7 +301,7 @@ static int read_template(struct builder *b, const struct at *at, struct draft *d
 	return r < 0 ? r : settle_template(b, at, draft);
 }
 
-static int read_generator_name(struct builder *b, const struct at *at, struct draft *draft)
+static int read_generator_name(struct space_builder *b, const struct at *at, struct draft *draft)
 {
 	struct at name = at_key(at, "tiles");
 	const char *word;
@@ -336,8 +336,9 @@ struct tile_list *space_new_tile_list(struct spec_space *space, size_t n, struct
 }
 
 /* The list of tiles for @base, made when it is the first of its kind. */
-static int find_tiles(struct builder *b, const struct at *generator, const struct kernel_spec *base,
-		      const struct tile_list **ret, struct fmha_error *err)
+static int find_tiles(struct space_builder *b, const struct at *generator,
+		      const struct kernel_spec *base, const struct tile_list **ret,
+		      struct fmha_error *err)
 {
 	struct spec_space *space = b->space;
 	struct tile_list *list;
@@ -380,7 +381,7 @@ int space_add_block(struct spec_space *space, const struct block *block, struct 
 	return 0;
 }
 
-static int add_block(struct builder *b, struct draft *draft, const struct kernel_spec *base)
+static int add_block(struct space_builder *b, struct draft *draft, const struct kernel_spec *base)
 {
 	struct block block = {.template = draft->template, .base = *base, .n_tiles = 1};
 	const struct tile_list *list = NULL;
@@ -408,7 +409,7 @@ int space_is_restricted(const struct space_request *request, int hdim_q, int hdi
 }
 
 /* One data type and head-dim pair: a block for each pipeline. */
-static int add_blocks(struct builder *b, struct draft *draft, struct kernel_spec *spec)
+static int add_blocks(struct space_builder *b, struct draft *draft, struct kernel_spec *spec)
 {
 	const struct template *t = draft->template;
 	int r = 0;
@@ -432,7 +433,7 @@ static int add_blocks(struct builder *b, struct draft *draft, struct kernel_spec
 }
 
 /* Calls add_blocks() for each pair of @pairs: [q, v], or a number that stands for both. */
-static int each_pair(struct builder *b, struct draft *draft, const struct at *pairs,
+static int each_pair(struct space_builder *b, struct draft *draft, const struct at *pairs,
 		     struct kernel_spec *spec)
 {
 	int index = 0;
@@ -458,7 +459,7 @@ static int each_pair(struct builder *b, struct draft *draft, const struct at *pa
 	return r;
 }
 
-static int instantiate(struct builder *b, struct draft *draft)
+static int instantiate(struct space_builder *b, struct draft *draft)
 {
 	const struct spec_catalog *catalog = b->space->catalog;
 	struct arch_place place;
@@ -504,7 +505,7 @@ int space_keep_template(struct spec_space *space, struct template *template, str
 	return 0;
 }
 
-static int build_block(struct builder *b, const struct at *at)
+static int build_block(struct space_builder *b, const struct at *at)
 {
 	static const char *const keys[] = {
 		"family",  "pipeline",      "data_types",     "head_dims", "when",
@@ -550,7 +551,7 @@ static int build_block(struct builder *b, const struct at *at)
 	return r;
 }
 
-static int build_variant(struct builder *b, const struct at *blocks)
+static int build_variant(struct space_builder *b, const struct at *blocks)
 {
 	int index = 0;
 	int r = at_want_array(blocks, b->err);
@@ -564,12 +565,13 @@ static int build_variant(struct builder *b, const struct at *blocks)
 	return r;
 }
 
-static struct builder builder_make(struct spec_space *space, const struct space_request *request,
-				   const struct sweep *sweep, struct fmha_error *err)
+static struct space_builder builder_make(struct spec_space *space,
+					 const struct space_request *request,
+					 const struct sweep *sweep, struct fmha_error *err)
 {
 	const struct rules *rules = space_tables(space)->rules;
 
-	return (struct builder){
+	return (struct space_builder){
 		.space = space,
 		.request = request,
 		.sweep = sweep,
@@ -582,7 +584,7 @@ static struct builder builder_make(struct spec_space *space, const struct space_
 int space_add_variant(struct spec_space *space, const struct space_request *request,
 		      const struct sweep *sweep, struct fmha_error *err)
 {
-	struct builder b = builder_make(space, request, sweep, err);
+	struct space_builder b = builder_make(space, request, sweep, err);
 	struct at variants = at_key(&b.document, "variants");
 	struct at exhaustive = at_key(&b.document, "exhaustive");
 	struct at blocks = at_key(&variants, sweep->variant);
@@ -601,7 +603,7 @@ int space_add_variant(struct spec_space *space, const struct space_request *requ
 
 int space_read_families(struct spec_space *space, struct fmha_error *err)
 {
-	struct builder b = builder_make(space, NULL, NULL, err);
+	struct space_builder b = builder_make(space, NULL, NULL, err);
 	struct at families = at_key(&b.document, "families");
 	int r = at_want_object(&families, err);
 
@@ -648,7 +650,7 @@ int space_check(const struct spec_catalog *catalog, int arch, int arch_space,
 	r = space_read_families(space, err);
 	for (int i = 0; i < 2 && r == 0; i++) {
 		struct at section = at_key(&document, i ? "exhaustive" : "variants");
-		struct builder b = builder_make(space, &request, sweep, err);
+		struct space_builder b = builder_make(space, &request, sweep, err);
 
 		b.named_axes = at_key(&b.document, "axes");
 		b.tiles = at_key(&b.document, "tiles");

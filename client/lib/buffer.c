@@ -105,7 +105,7 @@ static struct fmha_buffer *buffer_alloc(struct fmha_device *device, uint64_t siz
 		(void)fmha_error_set(err, FMHA_ENOMEM, "buffer: out of memory");
 		return NULL;
 	}
-	if (gate_init(&buffer->at_worker.gate, err) < 0) {
+	if (turnstile_init(&buffer->at_worker.turnstile, err) < 0) {
 		free(buffer);
 		return NULL;
 	}
@@ -126,7 +126,7 @@ struct fmha_buffer *buffer_unref(struct fmha_buffer *buffer)
 		(void)munmap(buffer->data, buffer->size);
 	if (buffer->fd >= 0)
 		(void)close(buffer->fd);
-	gate_deinit(&buffer->at_worker.gate);
+	turnstile_deinit(&buffer->at_worker.turnstile);
 	if (!buffer->internal)
 		(void)device_unref(buffer->device);
 	free(buffer);

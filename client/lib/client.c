@@ -320,11 +320,11 @@ int fmha_client_info(struct fmha_client *client, struct fmha_client_info *ret_in
 	r = client_check(client && ret_info ? client : NULL, __func__, err);
 	if (r < 0)
 		return r;
-	r = gate_lock(&client->front.gate, client_deadline(client), err);
+	r = turnstile_lock(&client->front.turnstile, client_deadline(client), err);
 	if (r < 0)
 		return r;
 	*ret_info = client->info;
-	gate_unlock(&client->front.gate);
+	turnstile_unlock(&client->front.turnstile);
 	return 0;
 }
 

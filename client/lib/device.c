@@ -112,11 +112,11 @@ int fmha_device_info(struct fmha_device *device, struct fmha_device_info *ret_in
 	r = client_check(device && ret_info ? device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
-	r = gate_lock(&device->worker.gate, client_deadline(device->client), err);
+	r = turnstile_lock(&device->worker.turnstile, client_deadline(device->client), err);
 	if (r < 0)
 		return r;
 	*ret_info = device->info;
-	gate_unlock(&device->worker.gate);
+	turnstile_unlock(&device->worker.turnstile);
 	return 0;
 }
 

@@ -65,7 +65,7 @@ static struct fmha_event *event_unref(struct fmha_event *event)
 {
 	if (__atomic_sub_fetch(&event->refs, 1, __ATOMIC_ACQ_REL) != 0)
 		return NULL;
-	gate_deinit(&event->at_worker.gate);
+	turnstile_deinit(&event->at_worker.turnstile);
 	(void)device_unref(event->device);
 	free(event);
 	return NULL;
@@ -80,7 +80,7 @@ static struct fmha_event *event_alloc(struct fmha_device *device, const void *ha
 		(void)fmha_error_set(err, FMHA_ENOMEM, "event: out of memory");
 		return NULL;
 	}
-	if (gate_init(&event->at_worker.gate, err) < 0) {
+	if (turnstile_init(&event->at_worker.turnstile, err) < 0) {
 		free(event);
 		return NULL;
 	}

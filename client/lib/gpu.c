@@ -206,7 +206,8 @@ int fmha_buffer_map_gpu(struct fmha_buffer *buffer, void **ret_pointer, struct f
 		return fmha_error_set(err, FMHA_ENOTSUP,
 				      "the %s runtime of this process cannot map shared memory",
 				      runtime.name);
-	r = gate_lock(&buffer->at_worker.gate, client_deadline(buffer->device->client), err);
+	r = turnstile_lock(&buffer->at_worker.turnstile, client_deadline(buffer->device->client),
+			   err);
 	if (r < 0)
 		return r;
 	status = 0;
@@ -215,7 +216,7 @@ int fmha_buffer_map_gpu(struct fmha_buffer *buffer, void **ret_pointer, struct f
 	if (status == 0 && !buffer->gpu_pointer)
 		buffer->gpu_pointer = pointer;
 	*ret_pointer = (void *)buffer->gpu_pointer; // NOLINT(performance-no-int-to-ptr)
-	gate_unlock(&buffer->at_worker.gate);
+	turnstile_unlock(&buffer->at_worker.turnstile);
 	if (status != 0)
 		return fmha_error_set(err, FMHA_EIO, "%s cannot map the buffer: error %d",
 				      runtime.name, status);

@@ -32,23 +32,23 @@
 #define RELEASE_TIMEOUT_MS   2000 /* ends of life do not wait longer for a stuck peer */
 
 /* Lets one thread do something slow while the others wait for it, each with its own deadline. */
-struct gate {
+struct turnstile {
 	pthread_mutex_t lock; /* also of what the slow thing makes */
 	pthread_cond_t left;
 	bool busy;
 };
 
-int gate_init(struct gate *gate, struct fmha_error *err);
-void gate_deinit(struct gate *gate);
+int turnstile_init(struct turnstile *turnstile, struct fmha_error *err);
+void turnstile_deinit(struct turnstile *turnstile);
 
 /* Takes the lock, waiting while another thread is inside. Return: 0 with the lock held, or
  * FMHA_ETIMEDOUT without. */
-int gate_lock(struct gate *gate, int64_t deadline, struct fmha_error *err);
-void gate_unlock(struct gate *gate);
+int turnstile_lock(struct turnstile *turnstile, int64_t deadline, struct fmha_error *err);
+void turnstile_unlock(struct turnstile *turnstile);
 
 /* With the lock held: go inside, giving up the lock; come back, taking it again. */
-void gate_enter(struct gate *gate);
-void gate_leave(struct gate *gate);
+void turnstile_enter(struct turnstile *turnstile);
+void turnstile_leave(struct turnstile *turnstile);
 
 /* ---- link.c ---- */
 
@@ -58,7 +58,8 @@ typedef int (*link_open)(void *owner, int64_t deadline, struct connection **ret_
 
 /* A connection that is opened again when it was lost. */
 struct link {
-	struct gate gate; /* of the rest; who opens may write what the peer says of itself */
+	/* Of the rest; who opens may write what the peer says of itself. */
+	struct turnstile turnstile;
 	struct connection *connection; /* NULL: none */
 	uint64_t generation;           /* of the connection; counts up from 1 */
 	link_open open;
@@ -86,7 +87,8 @@ int link_call(struct link *link, enum proto_method method, const void *params, i
 
 /* What a worker calls an object of ours. */
 struct registration {
-	struct gate gate;    /* of the rest; who is inside may write what the worker says of it */
+	/* Of the rest; who is inside may write what the worker says of it. */
+	struct turnstile turnstile;
 	uint64_t generation; /* of the connection that it is known on; 0: of none */
 	uint64_t worker_id;
 };
@@ -117,7 +119,7 @@ struct fmha_client {
 	char name[FMHA_NAME_BYTES];
 
 	struct link front;
-	struct fmha_client_info info; /* under its gate */
+	struct fmha_client_info info; /* under its turnstile */
 };
 
 struct arena {
@@ -138,7 +140,7 @@ struct fmha_device {
 	uint32_t index;
 
 	struct link worker;
-	struct fmha_device_info info; /* under its gate */
+	struct fmha_device_info info; /* under its turnstile */
 
 	pthread_mutex_t lock; /* of the rest */
 	uint64_t next_buffer_id;
@@ -165,7 +167,7 @@ struct fmha_buffer {
 	uint64_t allocation_bytes; /* FMHA_MEMORY_VMM_FD that a worker made: bytes behind fd */
 
 	struct registration at_worker;
-	uintptr_t gpu_pointer; /* where fmha_buffer_map_gpu() mapped it, or 0; under the gate */
+	uintptr_t gpu_pointer; /* fmha_buffer_map_gpu()'s, or 0; under the turnstile */
 };
 
 /* gpu.c: undoes fmha_buffer_map_gpu(), if that was ever called. */
@@ -178,7 +180,7 @@ struct fmha_plan {
 	struct fmha_problem problem; /* our buffer ids */
 
 	struct registration at_worker;
-	struct fmha_plan_info info; /* under the gate */
+	struct fmha_plan_info info; /* under the turnstile */
 };
 
 struct fmha_request {

@@ -5,19 +5,19 @@
 int link_init(struct link *link, link_open open, void *owner, int lost_code, struct fmha_error *err)
 {
 	*link = (struct link){.open = open, .owner = owner, .lost_code = lost_code};
-	return gate_init(&link->gate, err);
+	return turnstile_init(&link->turnstile, err);
 }
 
 void link_deinit(struct link *link)
 {
 	link->connection = connection_unref(link->connection);
-	gate_deinit(&link->gate);
+	turnstile_deinit(&link->turnstile);
 }
 
 int link_get(struct link *link, int64_t deadline, struct connection **ret_connection,
 	     uint64_t *ret_generation, struct fmha_error *err)
 {
-	int r = gate_lock(&link->gate, deadline, err);
+	int r = turnstile_lock(&link->turnstile, deadline, err);
 
 	if (r < 0)
 		return r;
@@ -25,9 +25,9 @@ int link_get(struct link *link, int64_t deadline, struct connection **ret_connec
 		struct connection *fresh;
 
 		link->connection = connection_unref(link->connection);
-		gate_enter(&link->gate);
+		turnstile_enter(&link->turnstile);
 		r = link->open(link->owner, deadline, &fresh, err);
-		gate_leave(&link->gate);
+		turnstile_leave(&link->turnstile);
 		if (r == 0) {
 			link->connection = fresh;
 			link->generation++;
@@ -37,7 +37,7 @@ int link_get(struct link *link, int64_t deadline, struct connection **ret_connec
 		*ret_connection = connection_ref(link->connection);
 		*ret_generation = link->generation;
 	}
-	gate_unlock(&link->gate);
+	turnstile_unlock(&link->turnstile);
 	return r;
 }
 
@@ -45,12 +45,12 @@ struct connection *link_get_if(struct link *link, uint64_t generation)
 {
 	struct connection *c = NULL;
 
-	if (gate_lock(&link->gate, deadline_after_ms(RELEASE_TIMEOUT_MS), NULL) < 0)
+	if (turnstile_lock(&link->turnstile, deadline_after_ms(RELEASE_TIMEOUT_MS), NULL) < 0)
 		return NULL;
 	if (link->connection && link->generation == generation &&
 	    !connection_is_dead(link->connection))
 		c = connection_ref(link->connection);
-	gate_unlock(&link->gate);
+	turnstile_unlock(&link->turnstile);
 	return c;
 }
 

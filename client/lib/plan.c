@@ -51,7 +51,7 @@ static void info_from(const struct proto_plan_result *from, struct fmha_plan_inf
 	}
 }
 
-/* Inside the plan's gate. */
+/* Inside the plan's turnstile. */
 static int register_plan(void *object, struct connection *c, uint64_t generation, int64_t deadline,
 			 uint64_t *ret_worker_id, struct fmha_error *err)
 {
@@ -84,7 +84,7 @@ int plan_new(struct fmha_device *device, const struct fmha_problem *problem, boo
 
 	if (!plan)
 		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
-	r = gate_init(&plan->at_worker.gate, err);
+	r = turnstile_init(&plan->at_worker.turnstile, err);
 	if (r < 0) {
 		free(plan);
 		return r;
@@ -117,7 +117,7 @@ struct fmha_plan *plan_unref(struct fmha_plan *plan)
 	/* A run that is in flight ends first. */
 	params.plan = plan->at_worker.worker_id;
 	registration_end(&plan->at_worker, plan->device, PROTO_PLAN_RELEASE, &params);
-	gate_deinit(&plan->at_worker.gate);
+	turnstile_deinit(&plan->at_worker.turnstile);
 	if (!plan->internal)
 		(void)device_unref(plan->device);
 	free(plan);
@@ -163,11 +163,11 @@ int fmha_plan_info(struct fmha_plan *plan, struct fmha_plan_info *ret_info, stru
 	r = client_check(plan && ret_info ? plan->device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
-	r = gate_lock(&plan->at_worker.gate, client_deadline(plan->device->client), err);
+	r = turnstile_lock(&plan->at_worker.turnstile, client_deadline(plan->device->client), err);
 	if (r < 0)
 		return r;
 	*ret_info = plan->info;
-	gate_unlock(&plan->at_worker.gate);
+	turnstile_unlock(&plan->at_worker.turnstile);
 	return 0;
 }
 

@@ -7,16 +7,16 @@ int registration_bind(struct registration *registration, registration_tell tell,
 		      struct connection *connection, uint64_t generation, int64_t deadline,
 		      uint64_t *ret_worker_id, struct fmha_error *err)
 {
-	int r = gate_lock(&registration->gate, deadline, err);
+	int r = turnstile_lock(&registration->turnstile, deadline, err);
 
 	if (r < 0)
 		return r;
 	if (registration->generation != generation) {
 		uint64_t worker_id = 0;
 
-		gate_enter(&registration->gate);
+		turnstile_enter(&registration->turnstile);
 		r = tell(object, connection, generation, deadline, &worker_id, err);
-		gate_leave(&registration->gate);
+		turnstile_leave(&registration->turnstile);
 		if (r == 0) {
 			registration->worker_id = worker_id;
 			registration->generation = generation;
@@ -24,7 +24,7 @@ int registration_bind(struct registration *registration, registration_tell tell,
 	}
 	if (r == 0)
 		*ret_worker_id = registration->worker_id;
-	gate_unlock(&registration->gate);
+	turnstile_unlock(&registration->turnstile);
 	return r;
 }
 

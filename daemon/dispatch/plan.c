@@ -11,7 +11,7 @@
 
 #include "select.h"
 
-struct builder {
+struct planner {
 	struct plan *plan;
 	const struct plan_device *device;
 	struct cJSON *report; /* NULL: nobody wants to know */
@@ -132,7 +132,7 @@ static int check_reach(const struct plan *plan, struct fmha_error *err)
 }
 
 /* Adds a stage and looks for its kernel. 0, or 1 when nothing fits; then no stage was added. */
-static int add_stage(struct builder *b, enum abi_family family, uint32_t dtype)
+static int add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 {
 	struct plan *plan = b->plan;
 	struct plan_stage *stage = &plan->stages[plan->n_stages];
@@ -185,7 +185,7 @@ const char *plan_family_name(enum abi_family family)
 	return family < ABI_N_FAMILIES ? family_names[family] : "unknown";
 }
 
-static int no_kernel(struct builder *b, enum abi_family family, uint32_t dtype)
+static int no_kernel(struct planner *b, enum abi_family family, uint32_t dtype)
 {
 	const struct fmha_problem *p = &b->plan->problem;
 	const char *type = fmha_dtype_name(dtype);
@@ -195,21 +195,21 @@ static int no_kernel(struct builder *b, enum abi_family family, uint32_t dtype)
 			      p->hdim_q, p->hdim_v);
 }
 
-static int need_stage(struct builder *b, enum abi_family family, uint32_t dtype)
+static int need_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 {
 	int r = add_stage(b, family, dtype);
 
 	return r == 1 ? no_kernel(b, family, dtype) : r;
 }
 
-static int too_large(struct builder *b)
+static int too_large(struct planner *b)
 {
 	return fmha_error_set_field(b->err, FMHA_EINVAL, "workspace",
 				    "workspace: its size does not fit in 62 bits");
 }
 
 /* Private shares come last and lie on top of each other: stages run one after the other. */
-static int place_private(struct builder *b)
+static int place_private(struct planner *b)
 {
 	struct plan *plan = b->plan;
 	uint64_t base = 0, most = 0, offset;
@@ -226,7 +226,7 @@ static int place_private(struct builder *b)
 }
 
 /* Behind all else, since what a run needs of it may be less: see workspace.c. */
-static int place_dq_acc(struct builder *b)
+static int place_dq_acc(struct planner *b)
 {
 	struct plan *plan = b->plan;
 
@@ -239,7 +239,7 @@ static int place_dq_acc(struct builder *b)
 }
 
 /* Allocates @n factors' product of bytes in the common part. */
-static int place_common(struct builder *b, int n, const int64_t *factors, uint64_t *ret_offset)
+static int place_common(struct planner *b, int n, const int64_t *factors, uint64_t *ret_offset)
 {
 	uint64_t bytes;
 	int r = workspace_product(&bytes, b->err, n, factors);
@@ -251,7 +251,7 @@ static int place_common(struct builder *b, int n, const int64_t *factors, uint64
 	return 0;
 }
 
-static int add_append(struct builder *b)
+static int add_append(struct planner *b)
 {
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
@@ -271,7 +271,7 @@ static int add_append(struct builder *b)
 }
 
 /* Split-KV: 0 when both kernels exist and the partials are placed; 1 when a kernel is missing. */
-static int add_split(struct builder *b)
+static int add_split(struct planner *b)
 {
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
@@ -296,7 +296,7 @@ static int add_split(struct builder *b)
 			    &plan->layout.lse_acc);
 }
 
-static int add_unsplit(struct builder *b)
+static int add_unsplit(struct planner *b)
 {
 	const struct fmha_problem *p = &b->plan->problem;
 
@@ -312,7 +312,7 @@ static int add_unsplit(struct builder *b)
 	return need_stage(b, ABI_FWD_PAGEDKV, p->q.dtype);
 }
 
-static int build_forward(struct builder *b)
+static int build_forward(struct planner *b)
 {
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
@@ -343,7 +343,7 @@ static int build_forward(struct builder *b)
 	return add_unsplit(b);
 }
 
-static bool is_on_cpu(const struct builder *b)
+static bool is_on_cpu(const struct planner *b)
 {
 	return b->device->lds_bytes == 0;
 }
@@ -353,7 +353,7 @@ static bool is_on_cpu(const struct builder *b)
  * atomic adds, or one a tile or worker when they must be deterministic; a CPU's writes one buffer
  * in full.
  */
-static enum dq_mode dq_mode_of(const struct builder *b)
+static enum dq_mode dq_mode_of(const struct planner *b)
 {
 	const struct fmha_problem *p = &b->plan->problem;
 
@@ -364,7 +364,7 @@ static enum dq_mode dq_mode_of(const struct builder *b)
 	return p->mode == FMHA_GROUP ? DQ_PER_TILE : DQ_PERSISTENT;
 }
 
-static int build_backward(struct builder *b)
+static int build_backward(struct planner *b)
 {
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
@@ -408,7 +408,7 @@ static int build_backward(struct builder *b)
 	return 0;
 }
 
-static int build_stages(struct builder *b)
+static int build_stages(struct planner *b)
 {
 	const struct fmha_problem *p = &b->plan->problem;
 
@@ -432,7 +432,7 @@ static int build_stages(struct builder *b)
 
 /* Where no device has said how it launches: one workgroup a tile of rows and head, as the spec has
  * it. A CPU has no grid. */
-static void place_grid(struct builder *b)
+static void place_grid(struct planner *b)
 {
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
@@ -488,7 +488,7 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_de
 			struct plan *ret_plan, struct cJSON *report, struct fmha_error *err)
 {
 	struct plan plan = {.problem = *problem};
-	struct builder b = {.plan = &plan, .device = device, .report = report, .err = err};
+	struct planner b = {.plan = &plan, .device = device, .report = report, .err = err};
 	int r;
 
 	r = problem_check(problem, err);
