@@ -87,8 +87,9 @@ static int sort_compare(const void *x, const void *y)
  *   reuse   = m0 * n0 / (m0 + n0)                         flops a loaded element is good for
  *   lanes   = a wave's * waves of the tile; each holds m0 * (n0 + hv) / lanes accumulators
  *   cost    = waves * work * (1 + 32 / reuse) * (1 + 8 / k0) * (1 + 2 % a padding flag)
- *             * 16 without matrix instructions * 0.55 with those of warpgroups * 4 for code that spills, as it is known to once it
- *             is compiled, and as it would above 256 accumulators
+ *             * 16 without matrix instructions * 0.55 with those of warpgroups
+ *             * 4 for code that spills, as it is known to once it is compiled, and as it would above
+ *             256 accumulators
  *
  * Backward, a workgroup owns n0 keys, and its waves share them: what a wave loads is good for m0 by
  * n0 / waves. It waits at many barriers: 5 % more unless another workgroup is there to fill in.

@@ -450,8 +450,10 @@ def test_plan_explains_without_a_daemon(fmhactl):
 
 @pytest.mark.parametrize("op, shape, kernel", [
     # Measured to be the fastest of the tiles that do not spill: kernels/gpu/NOTES.md.
-    ("forward", "4 16 16 4096 4096 64", "t128x128"),
-    ("forward", "4 16 16 4096 4096 128", "t128x64"),
+    ("forward", "4 16 16 4096 4096 64", "t192x128"),
+    ("forward", "4 16 16 4096 4096 128", "t128x192"),
+    ("forward", "16 16 16 512 512 128", "t128x128"),
+    ("forward", "2 8 8 4096 4096 256", "t128x80"),
     ("backward", "4 16 16 4096 4096 64", "t32x128"),
     ("backward", "4 16 16 4096 4096 128", "t64x64"),
     # 128 blocks, three of which share an SM: three splits.
@@ -463,7 +465,7 @@ def test_plan_takes_the_tile_that_is_fastest(fmhactl, op, shape, kernel):
     plan = json.loads(fmhactl("plan", op, "--arch", "sm_90a", *options, "--json"))["plan"]
     stage = next(s for s in plan["stages"] if s["family"] in ("fwd", "fwd_splitkv", "bwd_dq_dk_dv"))
     assert f"-{kernel}x" in stage["kernel"]
-    assert plan["n_splits"] == (3 if shape.startswith("16 ") else 0)
+    assert plan["n_splits"] == (3 if " 1 8192 " in shape else 0)
 
 
 def test_plan_asks_the_daemon(fmhactl):
