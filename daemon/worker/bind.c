@@ -307,7 +307,7 @@ static int place_in_own_workspace(struct request *request, struct fmha_error *er
 	return r < 0 ? r : place_arguments(request, err);
 }
 
-static int find_kernels(struct request *request, struct fmha_error *err)
+static void place_kernels(struct request *request)
 {
 	struct session_plan *plan = request->plan;
 	struct device_launch *launch = request->launch;
@@ -316,10 +316,6 @@ static int find_kernels(struct request *request, struct fmha_error *err)
 	for (uint32_t i = 0; i < launch->n_stages; i++) {
 		const struct plan_stage *stage = &plan->plan.stages[i];
 
-		/* A client may name a plan whose kernels are still being built. */
-		if (!plan->kernels[i])
-			return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not ready",
-					      stage->kernel);
 		launch->kernels[i] = plan->kernels[i];
 		launch->records[i] = &stage->launch;
 		launch->names[i] = plan->culprits[i].kernel;
@@ -328,7 +324,6 @@ static int find_kernels(struct request *request, struct fmha_error *err)
 							  stage->workspace_offset
 						: NULL;
 	}
-	return 0;
 }
 
 /* A buffer's id is never given out again, so a plan that names no other buffers, and reads none of
@@ -362,12 +357,12 @@ int bind_launch(struct request *request, struct fmha_error *err)
 				   request->params.dropout_offset, &launch->args[i]);
 	staging_upload(request->session->worker->device, plan, request->bindings, request->indices,
 		       &request->staging, &request->workspace, launch);
-	r = find_kernels(request, err);
-	if (r == 0 && arguments_stay(request)) {
+	place_kernels(request);
+	if (arguments_stay(request)) {
 		request->bound_serial = request->plan->serial;
 		request->bound_workspace = request->workspace.device;
 	}
-	return r;
+	return 0;
 }
 
 int bind_now(struct request *request, struct fmha_error *err)

@@ -25,7 +25,12 @@ struct preparing {
 	struct fmha_error error;
 	struct proto_plan_result result;
 	struct device_waiter waiters[PLAN_MAX_STAGES];
-	const struct device_kernel *kernels[PLAN_MAX_STAGES];
+	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* that are waited for */
+	const struct device_kernel
+		*ready[PLAN_MAX_STAGES]; /* of the session's plan, if has_ready */
+	bool has_ready;
+	bool next_is_awaited; /* the session's plan has what it needs, next would be better */
+	struct plan next;
 };
 
 /* ---- asking the front ---- */
@@ -116,8 +121,10 @@ static void finish(struct preparing *preparing)
 	struct session *session = preparing->session;
 	struct session_plan *plan = table_get(&session->plans, preparing->result.plan);
 
-	if (plan) /* else the client has dropped it meanwhile */
-		memcpy(plan->kernels, preparing->kernels, sizeof(plan->kernels));
+	if (plan) { /* else the client has dropped it meanwhile */
+		memcpy(plan->kernels, preparing->ready, sizeof(plan->kernels));
+		plan->ready = true;
+	}
 	connection_answer(&session->connection, preparing->id, PROTO_PLAN, &preparing->result, -1);
 }
 
@@ -143,55 +150,72 @@ static int prepare_stages(struct preparing *preparing, const struct plan *plan,
 	return r < 0 ? r : preparing->n_left > 0 ? DEVICE_PREPARING : 0;
 }
 
+/* The kernels that were waited for are there: they serve, whatever comes of better ones. */
+static void take_ready(struct preparing *preparing, struct session_plan *plan)
+{
+	memcpy(preparing->ready, preparing->kernels, sizeof(preparing->ready));
+	preparing->has_ready = true;
+	if (!preparing->next_is_awaited || !plan)
+		return;
+	plan->plan = preparing->next;
+	session_plan_settle(preparing->session, plan, &preparing->result);
+}
+
+static bool has_same_kernels(const struct plan *a, const struct plan *b)
+{
+	bool same = a->n_stages == b->n_stages;
+
+	for (uint32_t i = 0; same && i < a->n_stages; i++)
+		same = strcmp(a->stages[i].kernel, b->stages[i].kernel) == 0;
+	return same;
+}
+
 /*
  * The code of the chosen kernels has been seen: where it spills, dispatch may prefer others now.
- * Each is asked for once, so this ends. Return: as prepare_stages().
+ * Each is asked for once, so this ends. Return: true: others are waited for.
  */
-static int choose_again(struct preparing *preparing, struct fmha_error *err)
+static bool choose_again(struct preparing *preparing)
 {
 	struct session *session = preparing->session;
 	struct session_plan *plan = table_get(&session->plans, preparing->result.plan);
-	struct plan next;
-	bool same;
+	struct fmha_error ignored;
+	int r;
 
+	take_ready(preparing, plan);
 	if (!plan) /* the client has dropped it meanwhile */
-		return 0;
+		return false;
 	kernels_act_for(session);
-	if (plan_build(&plan->plan.problem, &session->worker->plan_device, &next, err) < 0)
-		return 0; /* what is ready runs */
-	same = next.n_stages == plan->plan.n_stages;
-	for (uint32_t i = 0; same && i < next.n_stages; i++)
-		same = strcmp(next.stages[i].kernel, plan->plan.stages[i].kernel) == 0;
-	if (same)
-		return 0;
-	plan->plan = next;
-	session_plan_settle(session, plan, &preparing->result);
-	return prepare_stages(preparing, &plan->plan, err);
+	if (plan_build(&plan->plan.problem, &session->worker->plan_device, &preparing->next,
+		       &ignored) < 0 ||
+	    has_same_kernels(&preparing->next, &plan->plan))
+		return false;
+	preparing->next_is_awaited = true;
+	r = prepare_stages(preparing, &preparing->next, &ignored);
+	if (r == 0)
+		take_ready(preparing, plan);
+	return r == DEVICE_PREPARING;
 }
 
 static void on_prepared(void *owner, const struct fmha_error *error)
 {
 	struct preparing *preparing = owner;
 	struct session *session = preparing->session;
-	struct fmha_error err;
-	int r;
+	struct fmha_error *err = &preparing->error;
 
 	if (error->code != FMHA_OK)
-		preparing->error = *error;
+		*err = *error;
 	if (--preparing->n_left > 0)
 		return;
-	err = preparing->error;
-	r = err.code == FMHA_OK ? choose_again(preparing, &err) : err.code;
-	if (r == DEVICE_PREPARING)
+	if (err->code == FMHA_OK && choose_again(preparing))
 		return;
-	if (r >= 0) {
+	if (preparing->has_ready) {
 		finish(preparing);
 	} else {
 		drop_plan(session, preparing->result.plan);
 		/* The client's request was sound: a build that fails is this machine's fault. */
-		if (err.code == FMHA_EINVAL)
-			err.code = FMHA_ENOKERNEL;
-		connection_answer_error(&session->connection, preparing->id, &err);
+		if (err->code == FMHA_EINVAL)
+			err->code = FMHA_ENOKERNEL;
+		connection_answer_error(&session->connection, preparing->id, err);
 	}
 	preparing_free(preparing);
 }
@@ -220,6 +244,7 @@ int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan
 		list_append(&session->preparing, &preparing->in_session);
 		return 0;
 	}
+	take_ready(preparing, plan);
 	finish(preparing);
 	preparing_free(preparing);
 	return 0;

@@ -255,6 +255,10 @@ static int check_run(struct session *session, const struct session_plan *plan,
 	if (!plan)
 		return fmha_error_set_field(err, FMHA_ENOENT, "plan", "plan %llu: no such",
 					    (unsigned long long)params->plan);
+	if (!plan->ready)
+		return fmha_error_set_field(err, FMHA_ENOKERNEL, "plan",
+					    "plan %llu: its kernels are still being built",
+					    (unsigned long long)params->plan);
 	if (session->worker->draining)
 		return fmha_error_set(err, FMHA_EBUSY, "the daemon is stopping");
 	if (session->late_error.code == FMHA_OK)

@@ -133,8 +133,9 @@ struct session_plan {
 	uint32_t n_references;
 	struct account *account; /* NULL: nothing is charged yet */
 	struct plan plan;
-	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* NULL: not ready yet */
-	struct registry_entry *entries[PLAN_MAX_STAGES];      /* NULL: not looked up yet */
+	bool ready; /* from here on nothing of plan and kernels changes */
+	const struct device_kernel *kernels[PLAN_MAX_STAGES];
+	struct registry_entry *entries[PLAN_MAX_STAGES]; /* NULL: not looked up yet */
 	struct culprit culprits[PLAN_MAX_STAGES];
 	uint64_t serial;  /* no other plan of this worker ever has the same; from 1 */
 	bool fixed;       /* its arguments follow from where its buffers lie */

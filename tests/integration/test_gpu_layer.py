@@ -296,6 +296,32 @@ def test_where_every_kernel_spills_the_first_runs(gpu, compiler):
     assert compiler.count() == n_tried, "they are not tried again"
 
 
+def test_what_spills_runs_where_the_better_one_cannot_be_built(gpu, compiler):
+    body = spilling(FIRST)
+    second = "*'_M={} -DFMHA_TILE_N={} '*".format(*SECOND.split("x"))
+    compiler.does(f'case "$*" in {second}) echo "error: no" >&2; exit 1;; esac; {body}')
+    with gpu.device() as device:
+        buffer = host_buffer(device, 4 * TENSOR_BYTES)
+        planned = device.plan(problem(buffer.id))
+        assert tile_of(planned) == FIRST
+        device.run(planned["plan"])
+    assert compiler.count() == 2
+
+
+def test_a_plan_that_is_being_built_cannot_run(gpu, compiler):
+    """Its number can be guessed; what it will be is not settled before its answer."""
+    with gpu.device() as device:
+        buffer = host_buffer(device, 4 * TENSOR_BYTES)
+        other = device.plan(problem(buffer.id))["plan"]
+        compiler.does(spilling(FIRST, SECOND))
+        number = device.submit("plan", {"problem": problem(buffer.id, hdim_q=32, hdim_v=32)})
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.run(other + 1)
+        assert (caught.value.name, caught.value.field) == ("ENOKERNEL", "plan")
+        assert device.wait(number)[0]["plan"] == other + 1
+        device.run(other + 1)
+
+
 def test_a_build_that_fails_says_why_and_can_be_repeated(gpu, compiler):
     compiler.does("echo 'fmha.hip(3): error: no such tile' >&2; exit 1")
     with gpu.device() as device:
