@@ -36,6 +36,8 @@ void open_request_forget(struct open_request *open)
 
 	/* There is room: the connection has just given back as much. */
 	if (!open->sent || account_charge(account, ACCOUNT_DESCRIPTORS, 1, NULL) < 0) {
+		if (open->sent)
+			worker_slot_forget(open->slot, open);
 		open_request_free(open);
 		return;
 	}

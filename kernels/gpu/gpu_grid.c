@@ -46,7 +46,7 @@ static int set_pieces(const struct gpu_kernel *k, uint32_t units, const struct a
 
 	if (!a->sequences.seqstart_q && blocks > units)
 		blocks = units;
-	return set_grid(blocks, 1, 1, pieces, ret_grid);
+	return set_grid(blocks, 1, 1, pieces + blocks, ret_grid); /* a round further is looked at */
 }
 
 static int set_backward(const struct gpu_kernel *k, const struct abi_bwd_args *a,

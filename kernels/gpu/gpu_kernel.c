@@ -203,6 +203,8 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_
 	if (t->pipeline == GPU_WGMMA &&
 	    (t->waves_n != 1 || t->tile_m != 16 * t->waves_m || (t->waves_m != 8 && t->waves_m != 12)))
 		return "a warpgroup owns 64 rows, and there are two or three";
+	if (t->pipeline == GPU_WGMMA && t->tile_n > 256)
+		return "a product has at most 256 columns";
 	if (t->pipeline == GPU_WGMMA && (t->waves_m == 12) != (t->hdim_v <= 64))
 		return "heads up to 64, and no others, leave registers for three warpgroups";
 	if (t->tile_m % (16 * t->waves_m) || t->tile_n % (16 * t->waves_n))

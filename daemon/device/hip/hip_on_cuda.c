@@ -96,9 +96,6 @@ struct cu_access {
 	X(launch, "cuLaunchKernel",                                                                \
 	  (hipFunction_t, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,    \
 	   hipStream_t, void **, void **))                                                         \
-	X(map_encode, "cuTensorMapEncodeTiled",                                                    \
-	  (struct gpu_tensor_map *, int, unsigned, cu_pointer, const uint64_t *, const uint64_t *, \
-	   const uint32_t *, const uint32_t *, int, int, int, int))                                \
 	X(vmm_granularity, "cuMemGetAllocationGranularity",                                        \
 	  (size_t *, const struct cu_allocation *, int))                                           \
 	X(vmm_create, "cuMemCreate",                                                               \
@@ -117,6 +114,9 @@ struct cu_access {
 
 static struct {
 	void *library;
+	/* NULL: a driver that is older than the cards that need it. */
+	int (*map_encode)(struct gpu_tensor_map *, int, unsigned, cu_pointer, const uint64_t *,
+			  const uint64_t *, const uint32_t *, const uint32_t *, int, int, int, int);
 #define CUDA_MEMBER(name, symbol, parameters) int(*name) parameters;
 	CUDA_CALLS(CUDA_MEMBER)
 #undef CUDA_MEMBER
@@ -154,6 +154,7 @@ hipError_t hipInit(unsigned flags)
 				return hipErrorNotSupported; /* a driver too old */
 			}
 		}
+		*(void **)&cuda.map_encode = dlsym(library, "cuTensorMapEncodeTiled");
 		cuda.library = library;
 	}
 	return (hipError_t)cuda.init(flags);
@@ -514,6 +515,8 @@ hipError_t gpu_tensor_map_encode(const struct launch_map *map, const void *addre
 	static const uint32_t steps[4] = {1, 1, 1, 1};
 	int swizzle = 0; /* 0, 1, 2, 3: none, 32, 64, 128 bytes */
 
+	if (!cuda.map_encode)
+		return hipErrorNotSupported;
 	for (uint32_t bytes = map->swizzle; bytes > 16; bytes /= 2)
 		swizzle++;
 	return (hipError_t)cuda.map_encode(ret_map, map_type(map->dtype), 4, to_cu(address),

@@ -175,6 +175,7 @@ struct abi_appendkv_args {
 	abi_i32 nhead_q, nhead_k, hdim_q, hdim_v;
 	abi_i32 dtype;        /* of every tensor but the rotary tables */
 	abi_i32 rotary_dtype; /* ABI_F32 or dtype */
+	abi_i32 reserved;
 };
 
 /*
