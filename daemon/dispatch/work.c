@@ -17,7 +17,8 @@ static double difference(const abi_i32 *prefix, abi_i32 b)
 	return (double)prefix[b + 1] - prefix[b];
 }
 
-static struct lengths lengths_of(const struct abi_sequences *s)
+/* What the lengths of sequences that have some are read from: @t, on this host. */
+static struct lengths lengths_of(const struct abi_sequences *s, const struct index_tables *t)
 {
 	bool differ = s->seqlen_q || s->seqstart_q || s->seqlen_k || s->seqstart_k;
 	struct lengths sum = {.rows = (double)s->batch * s->seqlen_q_max,
@@ -27,11 +28,11 @@ static struct lengths lengths_of(const struct abi_sequences *s)
 	if (differ)
 		sum = (struct lengths){0};
 	for (abi_i32 b = 0; differ && b < s->batch; b++) {
-		double rows = s->seqlen_q     ? s->seqlen_q[b]
-			      : s->seqstart_q ? difference(s->seqstart_q, b)
+		double rows = s->seqlen_q     ? t->seqlen_q[b]
+			      : s->seqstart_q ? difference(t->seqstart_q, b)
 					      : s->seqlen_q_max;
-		double keys = s->seqlen_k     ? s->seqlen_k[b]
-			      : s->seqstart_k ? difference(s->seqstart_k, b)
+		double keys = s->seqlen_k     ? t->seqlen_k[b]
+			      : s->seqstart_k ? difference(t->seqstart_k, b)
 					      : s->seqlen_k_max;
 
 		sum.rows += rows;
@@ -42,16 +43,17 @@ static struct lengths lengths_of(const struct abi_sequences *s)
 }
 
 /* @per_pair: multiplications and additions of one query head */
-static double attention(const struct abi_sequences *s, double nhead_q, double nhead_k, double hdims,
-			double per_pair)
+static double attention(const struct abi_sequences *s, const struct index_tables *t, double nhead_q,
+			double nhead_k, double hdims, double per_pair)
 {
-	struct lengths n = lengths_of(s);
+	struct lengths n = lengths_of(s, t);
 
 	return n.pairs * nhead_q * per_pair + n.rows * nhead_q * hdims + n.keys * nhead_k * hdims +
 	       s->batch * nhead_q * PER_HEAD;
 }
 
-static double stage_work(enum abi_family family, const union abi_args *args)
+static double stage_work(enum abi_family family, const union abi_args *args,
+			 const struct index_tables *tables)
 {
 	const struct abi_fwd_args *fwd = &args->fwd;
 	const struct abi_bwd_args *bwd = &args->bwd;
@@ -64,10 +66,10 @@ static double stage_work(enum abi_family family, const union abi_args *args)
 	case ABI_FWD_SPLITKV:
 	case ABI_FWD_PAGEDKV:
 	case ABI_BATCH_PREFILL:
-		return attention(&fwd->sequences, fwd->nhead_q, fwd->nhead_k,
+		return attention(&fwd->sequences, tables, fwd->nhead_q, fwd->nhead_k,
 				 fwd->hdim_q + fwd->hdim_v, 2.0 * (fwd->hdim_q + fwd->hdim_v));
 	case ABI_BWD_DQ_DK_DV:
-		return attention(&bwd->sequences, bwd->nhead_q, bwd->nhead_k,
+		return attention(&bwd->sequences, tables, bwd->nhead_q, bwd->nhead_k,
 				 bwd->hdim_q + bwd->hdim_v,
 				 2.0 * (3.0 * bwd->hdim_q + 2.0 * bwd->hdim_v));
 	case ABI_BWD_DOT_DO_O:
@@ -90,16 +92,13 @@ static double stage_work(enum abi_family family, const union abi_args *args)
 	return 0;
 }
 
-double plan_work(const struct plan *plan, const struct plan_indices *indices)
+double plan_work(const struct plan *plan, const union abi_args args[PLAN_MAX_STAGES],
+		 const struct plan_indices *indices)
 {
-	struct launch_bases bases = args_placeholders(plan);
-	union abi_args args;
+	struct index_tables tables = indices_tables(indices);
 	double work = 0;
 
-	bases.at[LAUNCH_INDICES] = indices ? (uintptr_t)plan_indices_data(indices) : 0;
-	for (uint32_t i = 0; i < plan->n_stages; i++) {
-		launch_bind(&plan->stages[i].launch, &bases, &args);
-		work += stage_work(plan->stages[i].family, &args);
-	}
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		work += stage_work(plan->stages[i].family, &args[i], &tables);
 	return work;
 }

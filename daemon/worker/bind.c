@@ -281,7 +281,7 @@ static int place_arguments(struct request *request, struct fmha_error *err)
 	r = plan_place(plan, request->bindings, request->indices, &memory, request->launch->args,
 		       err);
 	if (r == 0)
-		request->work = plan_work(plan, request->indices);
+		request->work = plan_work(plan, request->launch->args, request->indices);
 	return r;
 }
 

@@ -47,7 +47,7 @@ static void mark_quarantined(struct worker *worker)
 	worker->marked_until_ns = next;
 }
 
-static uint64_t locate_tensor(void *tensors, const struct fmha_tensor *tensor)
+uint64_t kernels_locate(void *tensors, const struct fmha_tensor *tensor)
 {
 	const struct session *session = tensors;
 	const struct buffer *buffer = table_get(&session->buffers, tensor->buffer);
@@ -61,7 +61,6 @@ void kernels_act_for(struct session *session)
 
 	worker->acting_uid = session->uid;
 	worker->plan_device.tensors = session;
-	worker->plan_device.locate = locate_tensor;
 	if (clock_ns() >= worker->marked_until_ns)
 		mark_quarantined(worker);
 }

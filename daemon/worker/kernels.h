@@ -12,6 +12,8 @@ int kernels_open(struct worker *worker, struct fmha_error *err);
 /* From now on kernels are chosen for this session: for its buffers, and by what is in quarantine for its
  * user now. */
 void kernels_act_for(struct session *session);
+/* For struct plan_device; @tensors: the session acted for. */
+uint64_t kernels_locate(void *tensors, const struct fmha_tensor *tensor);
 /* A device_quarantine: for the user acted for. @worker_pointer: struct worker. */
 bool kernels_is_quarantined(void *worker_pointer, const char *kernel);
 /* Statistics of the plan's kernels: a run of @ns in all. */

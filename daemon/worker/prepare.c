@@ -26,9 +26,8 @@ struct preparing {
 	struct proto_plan_result result;
 	struct device_waiter waiters[PLAN_MAX_STAGES];
 	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* that are waited for */
-	const struct device_kernel
-		*ready[PLAN_MAX_STAGES]; /* of the session's plan, if has_ready */
-	bool has_ready;
+	const struct device_kernel *ready[PLAN_MAX_STAGES];
+	bool has_ready;       /* those that the session's plan needs */
 	bool next_is_awaited; /* the session's plan has what it needs, next would be better */
 	struct plan next;
 };

@@ -273,6 +273,7 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 						   .compute_units = info->compute_units,
 						   .lds_bytes = info->lds_bytes,
 						   .find = device_find_kernel,
+						   .locate = kernels_locate,
 						   .owner = worker->device};
 	return 0;
 }

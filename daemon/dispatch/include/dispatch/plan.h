@@ -172,8 +172,9 @@ int plan_place(const struct plan *plan, const struct plan_binding bindings[FMHA_
 	       const struct plan_indices *indices, const struct plan_memory *memory,
 	       union abi_args args[PLAN_MAX_STAGES], struct fmha_error *err);
 
-/* About how many operations a run with these lengths is, whatever it hides behind a mask. */
-double plan_work(const struct plan *plan, const struct plan_indices *indices);
+/* About how many operations a run is, whatever it hides behind a mask. @args, @indices: of plan_place() */
+double plan_work(const struct plan *plan, const union abi_args args[PLAN_MAX_STAGES],
+		 const struct plan_indices *indices);
 /* Arguments as find() saw them: lengths are maxima, pointers say only whether a tensor is there. */
 void plan_placeholder_args(const struct plan *plan, union abi_args args[PLAN_MAX_STAGES]);
 struct plan_indices *plan_indices_free(struct plan_indices *indices);
