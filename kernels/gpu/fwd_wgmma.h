@@ -95,10 +95,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	typedef Ring<STAGES> KeyRing;
 	typedef Ring<Q_STAGES> QueryRing;
 
-	METHOD i32 pieces() const
-	{
-		return ceil_div(a.sequences.seqlen_q_max, C::TILE_M) * a.nhead_q * a.sequences.batch;
-	}
+	METHOD i32 pieces() const { return grid_pieces(&a, C::TILE_M); }
 
 	/*
 	 * The piece of work of this number; false: there are no such rows. Under a mask all long ones come first,

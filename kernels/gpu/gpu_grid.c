@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* gpu_grid.c: the blocks of a launch, as grid.h cuts the work. */
 #include <kernels/gpu_kernel.h>
+
 #include "grid.h"
 
 #define MOST_X  INT32_MAX
@@ -41,8 +42,7 @@ static int set_forward(const struct gpu_kernel *k, const struct abi_fwd_args *a,
 static int set_pieces(const struct gpu_kernel *k, uint32_t units, const struct abi_fwd_args *a,
 		      uint32_t ret_grid[3])
 {
-	struct grid_forward g = grid_forward_of(a, 0, 0, k->tile.tile_m);
-	grid_int pieces = g.n_tiles * a->nhead_q * a->sequences.batch, blocks = pieces;
+	grid_int pieces = grid_pieces(a, k->tile.tile_m), blocks = pieces;
 
 	if (!a->sequences.seqstart_q && blocks > units)
 		blocks = units;

@@ -197,16 +197,24 @@ static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int3
 	return k->n_options >= GPU_KERNEL_OPTIONS;
 }
 
+/* Two or three warpgroups, whose registers are known, and one that loads. */
+static const char *warpgroups_misfit(const struct gpu_tile *t)
+{
+	if (t->waves_n != 1 || t->tile_m != 16 * t->waves_m || (t->waves_m != 8 && t->waves_m != 12))
+		return "a warpgroup owns 64 rows, and there are two or three";
+	if (t->tile_n > 256)
+		return "a product has at most 256 columns";
+	if ((t->waves_m == 12) != (t->hdim_v <= 64))
+		return "heads up to 64, and no others, leave registers for three warpgroups";
+	return NULL;
+}
+
 static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
-	/* Two or three warpgroups, whose registers are known, and one that loads. */
-	if (t->pipeline == GPU_WGMMA &&
-	    (t->waves_n != 1 || t->tile_m != 16 * t->waves_m || (t->waves_m != 8 && t->waves_m != 12)))
-		return "a warpgroup owns 64 rows, and there are two or three";
-	if (t->pipeline == GPU_WGMMA && t->tile_n > 256)
-		return "a product has at most 256 columns";
-	if (t->pipeline == GPU_WGMMA && (t->waves_m == 12) != (t->hdim_v <= 64))
-		return "heads up to 64, and no others, leave registers for three warpgroups";
+	const char *why = t->pipeline == GPU_WGMMA ? warpgroups_misfit(t) : NULL;
+
+	if (why)
+		return why;
 	if (t->tile_m % (16 * t->waves_m) || t->tile_n % (16 * t->waves_n))
 		return "its waves do not divide it by 16";
 	return forward_lds(arch, t) > (int32_t)arch->lds_bytes
@@ -224,7 +232,7 @@ static int splits_dkdv(enum gpu_core core, const struct gpu_tile *t)
 
 /* The tile of the pass that finds dQ: its one gradient leaves registers for more rows. */
 static struct gpu_tile dq_tile(const struct gpu_arch *arch, enum gpu_core core,
-				      const struct gpu_tile *t, int buffers)
+			       const struct gpu_tile *t, int buffers)
 {
 	struct gpu_tile r = *t;
 

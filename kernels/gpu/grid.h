@@ -47,6 +47,12 @@ GRID_FN grid_int grid_forward_tile(struct grid_forward g, grid_int x)
 	return g.n_tiles - 1 - x / g.n_splits;
 }
 
+/* For blocks that stay: the tiles of all heads and batch entries, taken one after the other. */
+GRID_FN grid_int grid_pieces(const struct abi_fwd_args *a, int tile_m)
+{
+	return grid_forward_of(a, 0, 0, tile_m).n_tiles * a->nhead_q * a->sequences.batch;
+}
+
 /* ---- backward: blocks that own keys, blocks that own rows, blocks that sum a dBias ---- */
 
 struct grid_backward {
