@@ -77,7 +77,7 @@ static int decode_unsigned(const msgpack_object *value, const struct field *fiel
 		return field_error(err, FMHA_EINVAL, path, "%llu is above %llu",
 				   (unsigned long long)value->via.u64,
 				   (unsigned long long)field->max);
-	if (field->type == FIELD_U64) {
+	if (field->type != FIELD_U32) {
 		memcpy(at, &value->via.u64, sizeof(uint64_t));
 	} else {
 		uint32_t number = (uint32_t)value->via.u64;
@@ -223,6 +223,25 @@ static int decode_array(const msgpack_object *value, const struct field *field, 
 	return 0;
 }
 
+static int decode_numbers(const msgpack_object *value, const struct field *field, char *at,
+			  const struct field_path *path, struct fmha_error *err)
+{
+	int r = 0;
+
+	if (value->type != MSGPACK_OBJECT_ARRAY)
+		return wrong_type(value, "must be an array", path, err);
+	if (value->via.array.size != field->capacity)
+		return field_error(err, FMHA_EINVAL, path, "%u elements, not %u",
+				   value->via.array.size, field->capacity);
+	for (uint32_t i = 0; i < field->capacity && r == 0; i++) {
+		struct field_path element = {.parent = path, .index = i};
+
+		r = decode_unsigned(&value->via.array.ptr[i], field, at + i * sizeof(uint64_t),
+				    &element, err);
+	}
+	return r;
+}
+
 static int decode_stride(const msgpack_object *value, char *at, uint32_t role,
 			 const struct field_path *path, struct fmha_error *err)
 {
@@ -324,6 +343,8 @@ static int decode_value(const msgpack_object *value, const struct field *field, 
 		return decode_tensors(value, field, at, path, err);
 	case FIELD_STRIDE:
 		return decode_stride(value, at, role, path, err);
+	case FIELD_NUMBERS:
+		return decode_numbers(value, field, at, path, err);
 	}
 	return 0;
 }

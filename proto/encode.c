@@ -84,6 +84,7 @@ static bool field_is_fallback(const struct field *field, const char *object, con
 				return false;
 		return true;
 	case FIELD_STRUCT:
+	case FIELD_NUMBERS:
 		return false;
 	}
 	return false;
@@ -93,7 +94,8 @@ static int encode_number(struct writer *writer, const struct field *field, const
 			 const struct field_path *path, struct fmha_error *err)
 {
 	bool is_signed = field->type == FIELD_I32;
-	uint64_t value = field->type == FIELD_U64 ? load_u64(at) : load_u32(at);
+	bool is_wide = field->type == FIELD_U64 || field->type == FIELD_NUMBERS;
+	uint64_t value = is_wide ? load_u64(at) : load_u32(at);
 
 	if (is_signed) {
 		int32_t number = (int32_t)value;
@@ -156,6 +158,20 @@ static int encode_array(struct writer *writer, const struct field *field, const 
 			return r;
 	}
 	return 0;
+}
+
+static int encode_numbers(struct writer *writer, const struct field *field, const char *at,
+			  const struct field_path *path, struct fmha_error *err)
+{
+	int r = 0;
+
+	write_array(writer, field->capacity);
+	for (uint32_t i = 0; i < field->capacity && r == 0; i++) {
+		struct field_path element = {.parent = path, .index = i};
+
+		r = encode_number(writer, field, at + i * sizeof(uint64_t), &element, err);
+	}
+	return r;
 }
 
 static int encode_stride(struct writer *writer, const int64_t *stride, uint32_t role,
@@ -248,6 +264,8 @@ static int encode_value(struct writer *writer, const struct field *field, const 
 		return encode_tensors(writer, field, at, err);
 	case FIELD_STRIDE:
 		return encode_stride(writer, (const int64_t *)at, role, path, err);
+	case FIELD_NUMBERS:
+		return encode_numbers(writer, field, at, path, err);
 	}
 	return 0;
 }

@@ -37,6 +37,7 @@ enum field_type {
 	FIELD_ARRAY,   /* structs of `table` and a uint32_t count */
 	FIELD_TENSORS, /* a struct fmha_tensor[FMHA_N_TENSORS]: a map from role to `table` */
 	FIELD_STRIDE,  /* an int64_t[5], on the wire as many as the role has dimensions */
+	FIELD_NUMBERS, /* a uint64_t[capacity], on the wire all of them */
 };
 
 struct field {
@@ -47,8 +48,8 @@ struct field {
 	size_t offset;
 	size_t size;         /* STRING, BYTES: of the array */
 	size_t count_offset; /* BYTES, ARRAY */
-	uint32_t capacity;   /* ARRAY */
-	int64_t min;         /* U32, U64, I32 */
+	uint32_t capacity;   /* ARRAY, NUMBERS */
+	int64_t min;         /* U32, U64, I32, each of NUMBERS */
 	uint64_t max;        /* I32: an int64_t in disguise */
 	int64_t fallback;    /* optional numbers; FIELD_F32: 0, or NaN when not 0 */
 	const struct field_names *names;

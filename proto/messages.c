@@ -61,6 +61,19 @@
 			       .count_offset = offsetof(struct STRUCT, n_member), .capacity = (n), \
 			       __VA_ARGS__                                                         \
 	}
+#define NUMBERS(member, ...)                                                                       \
+	{                                                                                          \
+		FIELD(member),                                                                     \
+			.type = FIELD_NUMBERS, .max = UINT64_MAX,                                  \
+			.capacity = sizeof(((struct STRUCT *)0)->member) / sizeof(uint64_t),       \
+			__VA_ARGS__                                                                \
+	}
+#define BYTES(member, n_member, ...)                                                               \
+	{                                                                                          \
+		FIELD(member), SIZE_OF(member), .type = FIELD_BYTES,                               \
+						.count_offset = offsetof(struct STRUCT, n_member), \
+						__VA_ARGS__                                        \
+	}
 #define OPTIONAL       .optional = true
 #define DEFAULT(value) .optional = true, .fallback = (value)
 #define NOTE(text)     .note = (text)
@@ -336,6 +349,100 @@ static const struct field plan_result_fields[] = {
 static const struct field_table TABLE(plan_result_table, "plan_result", proto_plan_result,
 				      plan_result_fields);
 
+/* ---- plans that clients launch ---- */
+
+#define STRUCT proto_relocation
+static const struct field relocation_fields[] = {
+	U32(offset, NOTE("of a pointer in the arguments")),
+	ENUM(base, role_names, NOTE("what it points into: a tensor, or the run's workspace")),
+	U64(plus, OPTIONAL, NOTE("bytes from there")),
+};
+#undef STRUCT
+static const struct field_table TABLE(relocation_table, "relocation", proto_relocation,
+				      relocation_fields);
+
+#define STRUCT proto_tensor_map
+static const struct field tensor_map_fields[] = {
+	U32(offset, NOTE("of the pointer in the arguments to what it maps")),
+	ENUM(dtype, dtype_names),
+	U32(swizzle, NOTE("bytes")),
+	NUMBERS(box, NOTE("elements, as (dim, row, head, batch)")),
+	NUMBERS(extents, NOTE("elements, in that order")),
+	NUMBERS(strides, NOTE("bytes, of the last three")),
+};
+#undef STRUCT
+static const struct field_table TABLE(tensor_map_table, "tensor_map", proto_tensor_map,
+				      tensor_map_fields);
+
+#define STRUCT proto_range
+static const struct field range_fields[] = {
+	U64(offset, OPTIONAL, NOTE("bytes, in the workspace")),
+	U64(bytes),
+};
+#undef STRUCT
+static const struct field_table TABLE(range_table, "range", proto_range, range_fields);
+
+#define STRUCT proto_launch
+static const struct field launch_fields[] = {
+	STRING(family, NOTE("as in stage, or prepare")),
+	STRING(kernel, NOTE("canonical name")),
+	STRING(entry, NOTE("the function in the code object")),
+	BYTES(code, code_bytes, NOTE("SHA-256 of the code object, for `code`")),
+	NUMBERS(grid, NOTE("blocks; one that is 0: nothing to launch")),
+	NUMBERS(block, NOTE("threads")),
+	U32(lds_bytes, OPTIONAL, NOTE("dynamic LDS or shared memory")),
+	BYTES(arguments, argument_bytes, NOTE("the first parameter, complete but for addresses")),
+	U32(dropout_offset, OPTIONAL,
+	    NOTE("in the arguments, of seed, offset and two addresses of what is added to them; "
+		 "0: none")),
+	ARRAY(relocations, n_relocations, relocation_table, PROTO_MAX_RELOCATIONS, OPTIONAL),
+	ARRAY(maps, n_maps, tensor_map_table, PROTO_MAX_MAPS, OPTIONAL,
+	      NOTE("one a further parameter")),
+	ARRAY(zeroes, n_zeroes, range_table, PROTO_MAX_RANGES, OPTIONAL,
+	      NOTE("what must be zero before it")),
+};
+#undef STRUCT
+static const struct field_table TABLE(launch_table, "launch", proto_launch, launch_fields);
+
+#define STRUCT proto_local_tensor
+static const struct field local_tensor_fields[] = {
+	ENUM(role, role_names),
+	U64(bytes, NOTE("from its first byte to one past the last")),
+	U32(alignment, NOTE("what its address is a multiple of")),
+};
+#undef STRUCT
+static const struct field_table TABLE(local_tensor_table, "local_tensor", proto_local_tensor,
+				      local_tensor_fields);
+
+#define STRUCT proto_local_plan_result
+static const struct field local_plan_result_fields[] = {
+	U64(workspace_bytes, OPTIONAL),
+	U64(workspace_alignment, NOTE("of its address")),
+	F64(flops, NOTE("of one run, multiply and add counted apart")),
+	ARRAY(tensors, n_tensors, local_tensor_table, FMHA_N_TENSORS, OPTIONAL),
+	ARRAY(launches, n_launches, launch_table, PROTO_MAX_LAUNCHES, OPTIONAL,
+	      NOTE("in their order on a stream")),
+};
+#undef STRUCT
+static const struct field_table TABLE(local_plan_result_table, "local_plan_result",
+				      proto_local_plan_result, local_plan_result_fields);
+
+#define STRUCT proto_code_params
+static const struct field code_params_fields[] = {
+	BYTES(hash, hash_bytes, NOTE("as a launch names its code")),
+};
+#undef STRUCT
+static const struct field_table TABLE(code_params_table, "code_params", proto_code_params,
+				      code_params_fields);
+
+#define STRUCT proto_code_result
+static const struct field code_result_fields[] = {
+	U64(size, NOTE("bytes of the code object in the memfd that comes along")),
+};
+#undef STRUCT
+static const struct field_table TABLE(code_result_table, "code_result", proto_code_result,
+				      code_result_fields);
+
 #define STRUCT proto_plan_release_params
 static const struct field plan_release_params_fields[] = {
 	U64(plan),
@@ -551,6 +658,14 @@ const struct field_table *const proto_tables[] = {
 	&plan_result_table,
 	&stage_table,
 	&plan_release_params_table,
+	&local_plan_result_table,
+	&local_tensor_table,
+	&launch_table,
+	&relocation_table,
+	&tensor_map_table,
+	&range_table,
+	&code_params_table,
+	&code_result_table,
 	&run_params_table,
 	&rebind_table,
 	&fence_table,

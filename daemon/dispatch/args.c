@@ -506,6 +506,22 @@ static uint32_t dropout_offset(const struct plan *plan, enum abi_family family)
 	}
 }
 
+static uint32_t args_bytes(enum abi_family family)
+{
+	switch (family) {
+	case ABI_FWD_SPLITKV_COMBINE:
+		return sizeof(struct abi_combine_args);
+	case ABI_FWD_APPENDKV:
+		return sizeof(struct abi_appendkv_args);
+	case ABI_BWD_DOT_DO_O:
+	case ABI_BWD_DQ_DK_DV:
+	case ABI_BWD_CONVERT_DQ:
+		return sizeof(struct abi_bwd_args);
+	default:
+		return sizeof(struct abi_fwd_args);
+	}
+}
+
 /*
  * The arguments are filled in twice, for bases that differ by a distance of each base's own. Words
  * that differ are pointers, and by how much tells what they point into.
@@ -535,5 +551,6 @@ void args_record(const struct plan *plan, uint32_t stage, struct launch_record *
 		memset((char *)&args + offset, 0, sizeof(here));
 	}
 	ret_record->args = args;
+	ret_record->args_bytes = args_bytes(plan->stages[stage].family);
 	ret_record->dropout_offset = dropout_offset(plan, plan->stages[stage].family);
 }

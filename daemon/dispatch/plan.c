@@ -470,6 +470,16 @@ static void note_alignment(struct plan *plan, const struct plan_device *device)
 	}
 }
 
+/* dq_acc is the second stage's. */
+static void place_zeroes(struct plan *plan)
+{
+	if (!plan->workspace_zero || plan->dq_acc_bytes == 0)
+		return;
+	plan->stages[1].launch.n_zeroes = 1;
+	plan->stages[1].launch.zeroes[0] = (struct launch_range){plan->layout.dq_acc,
+								 plan->dq_acc_bytes};
+}
+
 /* What the record promises about pointers, their tensors have to keep. */
 static void align_views(struct plan *plan, const struct launch_record *record)
 {
@@ -522,6 +532,7 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_de
 		args_record(&plan, i, &plan.stages[i].launch);
 		align_views(&plan, &plan.stages[i].launch);
 	}
+	place_zeroes(&plan);
 	plan.flops = cost_flops(&plan.problem);
 	plan.bytes = cost_bytes(&plan.problem);
 	*ret_plan = plan;

@@ -339,6 +339,8 @@ int bind_launch(struct request *request, struct fmha_error *err)
 {
 	const struct plan *plan = &request->plan->plan;
 	struct device_launch *launch = request->launch;
+	const struct launch_dropout dropout = {.seed = request->params.dropout_seed,
+					       .offset = request->params.dropout_offset};
 	int r;
 
 	if (request->state != REQUEST_WAITING) /* the fetch has waited */
@@ -353,8 +355,7 @@ int bind_launch(struct request *request, struct fmha_error *err)
 			return r;
 	}
 	for (uint32_t i = 0; request->params.has_dropout_state && i < plan->n_stages; i++)
-		launch_set_dropout(&plan->stages[i].launch, request->params.dropout_seed,
-				   request->params.dropout_offset, &launch->args[i]);
+		launch_set_dropout(&plan->stages[i].launch, &dropout, &launch->args[i]);
 	staging_upload(request->session->worker->device, plan, request->bindings, request->indices,
 		       &request->staging, &request->workspace, launch);
 	place_kernels(request);

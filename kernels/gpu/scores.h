@@ -44,13 +44,24 @@ struct Philox {
 	}
 };
 
+/* The state that a call counts from. */
+DEV u64 dropout_seed(const abi_dropout &d)
+{
+	return d.seed_at ? d.seed + *d.seed_at : d.seed;
+}
+
+DEV u64 dropout_offset(const abi_dropout &d)
+{
+	return d.offset_at ? d.offset + *d.offset_at : d.offset;
+}
+
 DEV u32 dropout_byte(const abi_dropout &d, i32 batch_head, i32 row, i32 column)
 {
 	i32 lane = row % 8 * 4 + column % 8 / 2;
 	i32 n = column % 32 / 16 * 8 + column / 8 % 2 * 4 + (column & 1) + row / 8 % 2 * 2;
 
-	return Philox::make(d.seed, d.offset + (u64)batch_head * 32 + (u64)lane, (u32)row / 16,
-			    (u32)column / 32)
+	return Philox::make(dropout_seed(d), dropout_offset(d) + (u64)batch_head * 32 + (u64)lane,
+			    (u32)row / 16, (u32)column / 32)
 		.byte(n);
 }
 
@@ -116,7 +127,8 @@ template <class Core, bool TRANSPOSED> struct DropoutTile {
 
 	METHOD static Philox make_patch(const abi_dropout &d, i32 batch_head, i32 query, i32 key)
 	{
-		return Philox::make(d.seed, d.offset + (u64)batch_head * 32 + (u64)(lane_id() % 32),
+		return Philox::make(dropout_seed(d),
+				    dropout_offset(d) + (u64)batch_head * 32 + (u64)(lane_id() % 32),
 				    (u32)query / 16, (u32)key / 32);
 	}
 

@@ -58,6 +58,9 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 	}
 	memcpy(stage->launch.block, kernel.block, sizeof(stage->launch.block));
 	stage->launch.lds_bytes = kernel.lds_bytes;
+	_Static_assert(sizeof(kernel.entry) == sizeof(stage->launch.entry),
+		       "one name of a function");
+	memcpy(stage->launch.entry, kernel.entry, sizeof(kernel.entry));
 	stage->tile_n0 = (uint32_t)kernel.tile.tile_n;
 	return 0;
 }

@@ -105,6 +105,8 @@ struct abi_band {
 
 struct abi_dropout {
 	abi_u64 seed, offset;
+	/* GPU: words that are added to the two; 0: nothing to add. */
+	const abi_u64 *seed_at, *offset_at;
 	float p_drop;         /* 0: no dropout */
 	float p_keep_inverse; /* 1 / (1 - p_drop) */
 	abi_i32 keep_at_most; /* keep a byte <= floor(255 * (1 - p_drop)) */

@@ -125,6 +125,72 @@ struct proto_plan_result {
 	struct proto_stage stages[PROTO_MAX_STAGES];
 };
 
+/* One kernel launch: struct launch_record of <kernels/launch.h>, which says what the numbers mean. */
+#define PROTO_MAX_LAUNCHES    6
+#define PROTO_MAX_RELOCATIONS 32
+#define PROTO_MAX_MAPS        4
+#define PROTO_MAX_RANGES      2
+#define PROTO_ARGUMENT_BYTES  1024
+#define PROTO_HASH_BYTES      32
+
+struct proto_relocation {
+	uint32_t offset; /* of the pointer in the arguments */
+	uint32_t base;   /* enum fmha_tensor_role; FMHA_T_WORKSPACE: the run's */
+	uint64_t plus;   /* bytes */
+};
+
+struct proto_tensor_map {
+	uint32_t offset; /* of the pointer in the arguments */
+	uint32_t dtype;  /* enum fmha_dtype */
+	uint32_t swizzle;
+	uint64_t box[4], extents[4], strides[3];
+};
+
+struct proto_range {
+	uint64_t offset, bytes; /* of the workspace */
+};
+
+struct proto_launch {
+	char family[PROTO_NAME_BYTES];   /* "prepare": what makes tables of lengths and pages */
+	char kernel[PROTO_KERNEL_BYTES]; /* canonical name */
+	char entry[PROTO_NAME_BYTES];    /* the function in the code object */
+	uint8_t code[PROTO_HASH_BYTES];
+	uint32_t code_bytes; /* of the hash: all of it */
+	uint64_t grid[3], block[3];
+	uint32_t lds_bytes;
+	uint32_t dropout_offset;
+	uint8_t arguments[PROTO_ARGUMENT_BYTES];
+	uint32_t argument_bytes;
+	uint32_t n_relocations, n_maps, n_zeroes;
+	struct proto_relocation relocations[PROTO_MAX_RELOCATIONS];
+	struct proto_tensor_map maps[PROTO_MAX_MAPS];
+	struct proto_range zeroes[PROTO_MAX_RANGES];
+};
+
+/* What the launches take a tensor to be. */
+struct proto_local_tensor {
+	uint32_t role; /* enum fmha_tensor_role */
+	uint64_t bytes;
+	uint32_t alignment; /* of the first byte's address */
+};
+
+struct proto_local_plan_result {
+	uint64_t workspace_bytes, workspace_alignment;
+	double flops;
+	uint32_t n_tensors, n_launches;
+	struct proto_local_tensor tensors[FMHA_N_TENSORS];
+	struct proto_launch launches[PROTO_MAX_LAUNCHES]; /* in the order of one stream */
+};
+
+struct proto_code_params {
+	uint8_t hash[PROTO_HASH_BYTES];
+	uint32_t hash_bytes; /* all of it */
+};
+
+struct proto_code_result {
+	uint64_t size; /* bytes of the code object in the memfd that comes along */
+};
+
 struct proto_plan_release_params {
 	uint64_t plan;
 };

@@ -37,7 +37,9 @@
 	X(WORKER_STATUS, "worker_status", CONTROL, 0, 1, empty, json_result)                       \
 	X(WORKER_DRAIN, "worker_drain", CONTROL, 0, 0, empty, empty)                               \
 	X(COMPILE, "compile", CONTROL, 0, 1, compile_params, compile_result)                       \
-	X(COMPILE_CANCEL, "compile_cancel", CONTROL, 0, 0, compile_cancel_params, empty)
+	X(COMPILE_CANCEL, "compile_cancel", CONTROL, 0, 0, compile_cancel_params, empty)           \
+	X(LOCAL_PLAN, "local_plan", WORKER, 0, 0, plan_params, local_plan_result)                  \
+	X(CODE, "code", WORKER, 0, 1, code_params, code_result)
 
 enum proto_server { PROTO_FRONT = 1, PROTO_WORKER = 2, PROTO_BOTH = 3, PROTO_CONTROL = 4 };
 

@@ -142,7 +142,8 @@ static void dropout_threshold_is_fa2s(void **state)
 	assert_int_equal(f.args[0].fwd.dropout.keep_at_most, 229); /* floor(255 * 0.9) */
 	assert_true(f.args[0].fwd.dropout.p_keep_inverse == 1.0F / 0.9F);
 	assert_int_equal(f.args[0].fwd.dropout.seed, 7);
-	launch_set_dropout(&f.plan.stages[0].launch, 100, 200, f.args);
+	launch_set_dropout(&f.plan.stages[0].launch,
+			   &(struct launch_dropout){.seed = 100, .offset = 200}, f.args);
 	assert_int_equal(f.args[0].fwd.dropout.seed, 100);
 	assert_int_equal(f.args[0].fwd.dropout.offset, 200);
 	f.problem.dropout_p = 0;

@@ -46,6 +46,41 @@ static struct fmha_problem some_problem(void)
 	return p;
 }
 
+/* One stage: two pointers, one of them into the workspace, and a tensor map. */
+static void some_local_plan(struct proto_local_plan_result *r)
+{
+	*r = (struct proto_local_plan_result){
+		.workspace_bytes = 4096,
+		.workspace_alignment = 256,
+		.flops = 8589934592.0,
+		.n_tensors = 2,
+		.tensors = {{.role = FMHA_T_Q, .bytes = 8388608, .alignment = 16},
+			    {.role = FMHA_T_O, .bytes = 8388608, .alignment = 2}},
+		.n_launches = 1,
+		.launches = {{.family = "fwd",
+			      .kernel = "fwd_bf16_batch_128x128",
+			      .entry = "fmha_fwd",
+			      .code = {0xc0, 0xde},
+			      .code_bytes = PROTO_HASH_BYTES,
+			      .grid = {8, 16, 2},
+			      .block = {384, 1, 1},
+			      .lds_bytes = 200000,
+			      .dropout_offset = 16,
+			      .argument_bytes = 24,
+			      .n_relocations = 2,
+			      .relocations = {{.offset = 0, .base = FMHA_T_Q},
+					      {.offset = 8, .base = FMHA_T_WORKSPACE, .plus = 512}},
+			      .n_maps = 1,
+			      .maps = {{.dtype = FMHA_BF16,
+					.swizzle = 128,
+					.box = {64, 128, 1, 1},
+					.extents = {128, 1024, 16, 2},
+					.strides = {4096, 256, 4194304}}},
+			      .n_zeroes = 1,
+			      .zeroes = {{.offset = 512, .bytes = 3584}}}},
+	};
+}
+
 static void fill_params(union proto_any_params *p, enum proto_method method)
 {
 	memset(p, 0, sizeof(*p));
@@ -77,7 +112,12 @@ static void fill_params(union proto_any_params *p, enum proto_method method)
 		break;
 	case PROTO_PLAN:
 	case PROTO_EXPLAIN:
+	case PROTO_LOCAL_PLAN:
 		p->PLAN.problem = some_problem();
+		break;
+	case PROTO_CODE:
+		p->CODE = (struct proto_code_params){.hash = {0xc0, 0xde},
+						     .hash_bytes = PROTO_HASH_BYTES};
 		break;
 	case PROTO_PLAN_RELEASE:
 		p->PLAN_RELEASE.plan = 1;
@@ -180,6 +220,12 @@ static void fill_result(union proto_any_result *r, enum proto_method method)
 				    .workspace_bytes = 4096}},
 		};
 		break;
+	case PROTO_LOCAL_PLAN:
+		some_local_plan(&r->LOCAL_PLAN);
+		break;
+	case PROTO_CODE:
+		r->CODE.size = 40000;
+		break;
 	case PROTO_RUN:
 		r->RUN = (struct proto_run_result){.queued_ns = 12000, .kernel_ns = 25000000};
 		break;
@@ -206,7 +252,8 @@ static void fill_result(union proto_any_result *r, enum proto_method method)
 static bool is_on_page(enum proto_method method)
 {
 	return method == PROTO_HELLO || method == PROTO_OPEN_DEVICE ||
-	       method == PROTO_BUFFER_CREATE || method == PROTO_PLAN || method == PROTO_RUN;
+	       method == PROTO_BUFFER_CREATE || method == PROTO_PLAN || method == PROTO_RUN ||
+	       method == PROTO_LOCAL_PLAN;
 }
 
 static struct golden *golden_add(struct golden *goldens, size_t *n, const char *kind, int method,

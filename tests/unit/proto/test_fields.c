@@ -18,6 +18,8 @@
 #include <proto/limits.h>
 #include <proto/problem.h>
 
+#include <proto/messages.h>
+
 #include "field.h"
 #include "writer.h"
 
@@ -115,6 +117,12 @@ static void fill_field(const struct field *field, char *object, enum filling fil
 		fill_tensors(field, at, filling);
 		break;
 	case FIELD_STRIDE: /* fill_tensors() knows the role */
+		break;
+	case FIELD_NUMBERS:
+		for (uint32_t i = 0; i < field->capacity; i++) {
+			value = pick(filling, (uint64_t)field->min, field->max);
+			memcpy(at + i * sizeof(value), &value, sizeof(value));
+		}
 		break;
 	}
 }
@@ -314,7 +322,7 @@ static void pack_bytes(msgpack_packer *packer)
 
 static void pack_long_bytes(msgpack_packer *packer)
 {
-	char bytes[65] = {0};
+	char bytes[PROTO_ARGUMENT_BYTES + 1] = {0};
 
 	msgpack_pack_bin(packer, sizeof(bytes));
 	msgpack_pack_bin_body(packer, bytes, sizeof(bytes));
@@ -372,6 +380,7 @@ static const pack_value *const wrong_values[] = {
 	[FIELD_ARRAY] = WRONG(pack_int, pack_text, pack_array, pack_long_array, pack_map),
 	[FIELD_TENSORS] = WRONG(pack_int, pack_text, pack_array, pack_map, pack_map_of_ints),
 	[FIELD_STRIDE] = WRONG(pack_int, pack_text, pack_array, pack_long_array, pack_map),
+	[FIELD_NUMBERS] = WRONG(pack_int, pack_text, pack_array, pack_long_array, pack_map),
 };
 
 /* A map with one entry; then what field_decode() says. */

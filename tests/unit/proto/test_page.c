@@ -126,6 +126,9 @@ static void print_type(FILE *out, const struct field *field)
 	case FIELD_ARRAY:
 		fprintf(out, "array of %s, at most %u", field->table->name, field->capacity);
 		break;
+	case FIELD_NUMBERS:
+		fprintf(out, "array of %u uint64", field->capacity);
+		break;
 	case FIELD_TENSORS:
 		fprintf(out, "map: role to %s", field->table->name);
 		break;

@@ -78,7 +78,8 @@ struct plan {
 	uint64_t workspace_bytes;      /* of any run at most */
 	uint64_t workspace_head_bytes; /* backward: the part that the host prepares */
 	uint64_t dq_acc_bytes;         /* likewise at most; 0: dq_dk_dv writes dQ itself */
-	uint32_t workspace_zero;       /* 1: dq_acc must be zeroed before every run */
+	uint32_t workspace_zero;       /* 1: dq_acc must be zeroed before every run, as far as the
+					* run needs it; the stage's record says the most */
 	int32_t n_splits, split_size;  /* forward: what the planner chose; n_splits 0: not split */
 	uint32_t dq_buffered;          /* backward: dq_dk_dv sums in dq_acc, convert_dq follows */
 	int32_t dq_splits;             /* the largest nsplits_i */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * launch.h: the launch record: one kernel launch as plain data, without a pointer, so that it can
- * be printed, kept and handed to another process. Dispatch makes one for each stage of a plan;
- * whoever launches binds it to the memory of one run. Nothing here depends on a device's API.
+ * be printed, kept and handed to another process (wire.h). Dispatch makes one for each stage of a
+ * plan; whoever launches binds it to the memory of one run. Nothing here depends on a device's API.
  *
  * A record's arguments are complete but for addresses: each is an offset into a base, and the bases
  * are the tensors by role, the workspace and the block of checked integers.
@@ -53,7 +53,28 @@ struct launch_map {
 #define LAUNCH_MAPS      4
 #define LAUNCH_ALIGNMENT 16 /* of what a copy engine, or a wide store, is to reach */
 
+/* Of the workspace, bytes. */
+struct launch_range {
+	uint64_t offset, bytes;
+};
+#define LAUNCH_RANGES 2
+
+#define LAUNCH_HASH_BYTES  32 /* SHA-256 */
+#define LAUNCH_ENTRY_BYTES 64
+
+/* What stands in for the dropout state of a plan's problem. */
+struct launch_dropout {
+	uint64_t seed, offset;
+	/* Addresses where the kernel runs of words that it adds to the two, as it finds them when it
+	 * runs; 0: nothing to add. */
+	uint64_t seed_at, offset_at;
+};
+
 struct launch_record {
+	/* GPU: the hash of the code object's bytes, zero until they have been seen, and the function
+	 * in it; empty on a CPU. */
+	uint8_t code[LAUNCH_HASH_BYTES];
+	char entry[LAUNCH_ENTRY_BYTES];
 	/* GPU: blocks and threads, dynamic LDS or shared memory in bytes. A grid with a 0: nothing
 	 * to launch. All zero on a CPU. */
 	uint32_t grid[3], block[3];
@@ -66,6 +87,10 @@ struct launch_record {
 	/* Pointers in the arguments that are promised to be multiples of LAUNCH_ALIGNMENT. */
 	uint32_t n_aligned;
 	uint16_t aligned[LAUNCH_MAPS];
+	/* What has to be zero before the launch, and the launches before it leave alone. */
+	uint32_t n_zeroes;
+	struct launch_range zeroes[LAUNCH_RANGES];
+	uint32_t args_bytes; /* of args, those of the kernel's own struct */
 	union abi_args args; /* 0 where a pointer goes */
 };
 
@@ -73,8 +98,12 @@ struct launch_record {
 void launch_bind(const struct launch_record *record, const struct launch_bases *bases,
 		 union abi_args *ret_args);
 
+/* What @record points to from base @from lies @plus bytes into base @to instead. */
+void launch_rebase(struct launch_record *record, enum launch_base from, enum launch_base to,
+		   uint64_t plus);
+
 /* Another dropout state than the record's, in bound arguments. */
-void launch_set_dropout(const struct launch_record *record, uint64_t seed, uint64_t offset,
+void launch_set_dropout(const struct launch_record *record, const struct launch_dropout *state,
 			union abi_args *args);
 
 #endif
