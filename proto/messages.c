@@ -320,9 +320,20 @@ static const struct field problem_fields[] = {
 static const struct field_table TABLE(problem_table, "problem", fmha_problem, problem_fields,
 				      .init = problem_init_object);
 
+#define STRUCT proto_kernel
+static const struct field kernel_fields[] = {
+	STRING(kernel, NOTE("canonical name")),
+};
+#undef STRUCT
+static const struct field_table TABLE(kernel_table, "kernel", proto_kernel, kernel_fields);
+
 #define STRUCT proto_plan_params
 static const struct field plan_params_fields[] = {
 	SUB(problem, problem_table, .anonymous = true),
+	{FIELD(kernels), .type = FIELD_ARRAY, OPTIONAL, .table = &kernel_table,
+	 .count_offset = offsetof(struct proto_plan_params, n_kernels),
+	 .capacity = PROTO_MAX_STAGES,
+	 NOTE("what the stage of that family is to run; the planner chooses the others")},
 };
 #undef STRUCT
 static const struct field_table TABLE(plan_params_table, "plan_params", proto_plan_params,
@@ -652,6 +663,7 @@ const struct field_table *const proto_tables[] = {
 	&event_import_params_table,
 	&event_result_table,
 	&event_release_params_table,
+	&kernel_table,
 	&plan_params_table,
 	&problem_table,
 	&tensor_table,

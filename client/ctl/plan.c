@@ -32,7 +32,7 @@ static const char usage[] =
 	"  --group          packed sequences of these lengths (varlen)\n"
 	"  --lse --bias --alibi --sink --dbias --dsink       there is such a tensor\n"
 	"  --new N          forward, append: N new keys are written to the cache first\n"
-	"  --parts N        merge: N partial results\n" PROBLEM_HELP
+	"  --parts N        merge: N partial results\n" PROBLEM_HELP PROBLEM_KERNEL_HELP
 	"  --arch A         explain for this arch, with no daemon (fmhactl archs lists them)\n"
 	"  --rules R        with --arch: ck for AMD's kernels (default: those of this build)\n"
 	"  --units N        with --arch: cores, CUs or SMs (default: typical of the arch)\n"
@@ -63,6 +63,7 @@ enum {
 	OPTION_RULES,
 	OPTION_UNITS,
 	OPTION_CANDIDATES,
+	OPTION_KERNEL,
 	OPTION_JSON,
 };
 
@@ -90,6 +91,7 @@ static const struct option own_options[] = {
 	{"rules", required_argument, NULL, OPTION_RULES},
 	{"units", required_argument, NULL, OPTION_UNITS},
 	{"candidates", required_argument, NULL, OPTION_CANDIDATES},
+	{"kernel", required_argument, NULL, OPTION_KERNEL},
 	{"json", no_argument, NULL, OPTION_JSON},
 	CTL_TARGET_OPTIONS,
 };
@@ -99,6 +101,7 @@ struct request {
 	struct fmha_problem problem;
 	uint32_t dtype;
 	bool present[FMHA_N_TENSORS]; /* what the options name */
+	struct problem_kernels kernels;
 	const char *arch, *rules;
 	uint32_t units;
 	int64_t n_candidates;
@@ -189,6 +192,8 @@ static int parse_option(struct request *request, int option, const char *value)
 		return r;
 	case OPTION_CANDIDATES:
 		return ctl_parse_int("--candidates", value, 0, 1000000, &request->n_candidates);
+	case OPTION_KERNEL:
+		return problem_add_kernel(&request->kernels, value);
 	case OPTION_JSON:
 		request->json = true;
 		return 0;
@@ -411,12 +416,13 @@ static int explain_by_daemon(const struct request *request, char **ret_json)
 {
 	struct fmha_client *client;
 	struct fmha_device *device;
+	const struct fmha_plan_options options = problem_plan_options(&request->kernels);
 	struct fmha_error err = {0};
 	int r = ctl_open(&request->target, &client, &device);
 
 	if (r != 0)
 		return r;
-	if (fmha_explain(device, &request->problem, ret_json, &err) < 0)
+	if (fmha_explain(device, &request->problem, &options, ret_json, &err) < 0)
 		r = ctl_error(&err);
 	device = fmha_device_free(device);
 	client = fmha_client_free(client);
@@ -425,8 +431,11 @@ static int explain_by_daemon(const struct request *request, char **ret_json)
 
 static int explain(const struct request *request, char **ret_json)
 {
-	const struct plan_offline_options device = {
-		.arch = request->arch, .rules = request->rules, .compute_units = request->units};
+	const struct plan_offline_options device = {.arch = request->arch,
+						    .rules = request->rules,
+						    .compute_units = request->units,
+						    .kernels = request->kernels.names,
+						    .n_kernels = request->kernels.n};
 	struct fmha_error err = {0};
 
 	if (!request->arch)

@@ -164,6 +164,21 @@ int problem_option(struct fmha_problem *p, int option, const char *value)
 	return CTL_USAGE;
 }
 
+int problem_add_kernel(struct problem_kernels *kernels, const char *name)
+{
+	if (kernels->n == FMHA_MAX_STAGES)
+		return ctl_usage_error("--kernel: a plan has at most %d stages", FMHA_MAX_STAGES);
+	kernels->names[kernels->n++] = name;
+	return 0;
+}
+
+struct fmha_plan_options problem_plan_options(const struct problem_kernels *kernels)
+{
+	return (struct fmha_plan_options){.struct_size = sizeof(struct fmha_plan_options),
+					  .n_kernels = kernels->n,
+					  .kernels = kernels->names};
+}
+
 void problem_describe(const struct fmha_problem *p, char *text, size_t n)
 {
 	static const char *const masks[] = {"", ", top_left", ", bottom_right"};

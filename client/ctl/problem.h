@@ -27,6 +27,12 @@ enum problem_option {
 	PROBLEM_LAST
 };
 
+/* Kernels that options name, for fmha_plan_options. */
+struct problem_kernels {
+	uint32_t n;
+	const char *names[FMHA_MAX_STAGES]; /* borrowed */
+};
+
 extern const struct option problem_long_options[];
 extern const size_t n_problem_long_options;
 
@@ -42,11 +48,17 @@ extern const size_t n_problem_long_options;
 	"  --splits N       split-KV into exactly N parts (1: never); --split-size KEYS\n"         \
 	"  --page-size N    the cache is paged; --kv-layout linear|vectorized\n"                   \
 	"  --rope R         interleaved or half: rotary embedding of what is appended\n"
+#define PROBLEM_KERNEL_HELP                                                                        \
+	"  --kernel NAME    the kernel of this name and no other; once for each stage\n"
 
 /* Whether @option is one of these; then it is applied to @problem. Return: 0, or CTL_USAGE (a line
  * is printed). */
 bool problem_is_option(int option);
 int problem_option(struct fmha_problem *problem, int option, const char *value);
+
+/* --kernel NAME. Return: 0 or CTL_USAGE. */
+int problem_add_kernel(struct problem_kernels *kernels, const char *name);
+struct fmha_plan_options problem_plan_options(const struct problem_kernels *kernels);
 
 /* "f32", "bf16", ... Return: 0 or CTL_USAGE. */
 int problem_parse_dtype(const char *option, const char *text, uint32_t *ret_dtype);

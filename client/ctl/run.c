@@ -40,6 +40,7 @@ static const char usage[] =
 	"  --cos FILE --sin FILE --q FILE --q-rotated FILE   append: rotary embedding\n"
 	"  --layout L       bshd (default) or bhsd: the order of dimensions in all files\n"
 	"  --fp8 TYPE       e4m3 (default) or e5m2: what uint8 files hold\n" PROBLEM_HELP
+		PROBLEM_KERNEL_HELP
 	"  --check          compare with the double-precision reference; exit code 1 when beyond "
 	"the bar\n"
 	"  --discard        keep no result: for timing alone\n"
@@ -58,6 +59,7 @@ struct run {
 	struct files files;
 	struct fmha_problem problem; /* tensors in the buffer */
 	struct tensors tensors;
+	struct problem_kernels kernels;
 	bool check, discard, json;
 	int64_t repeat;
 	double seconds;
@@ -77,7 +79,8 @@ enum {
 	OPTION_REPEAT = 'n',
 	OPTION_SECONDS = 's',
 	OPTION_LAYOUT = 'l',
-	OPTION_FP8 = '8'
+	OPTION_FP8 = '8',
+	OPTION_KERNEL = 'k'
 };
 
 static int parse_option(struct run *run, int option, const char *value)
@@ -115,6 +118,8 @@ static int parse_option(struct run *run, int option, const char *value)
 		if (!run->files.fp8_is_e5m2 && strcmp(value, "e4m3") != 0)
 			return ctl_usage_error("--fp8 '%s': e4m3 or e5m2", value);
 		return 0;
+	case OPTION_KERNEL:
+		return problem_add_kernel(&run->kernels, value);
 	default:
 		return ctl_target_option(&run->target, option, value);
 	}
@@ -130,6 +135,7 @@ static int parse(struct run *run, int argc, char **argv, bool *ret_done)
 					    {"seconds", required_argument, NULL, OPTION_SECONDS},
 					    {"layout", required_argument, NULL, OPTION_LAYOUT},
 					    {"fp8", required_argument, NULL, OPTION_FP8},
+					    {"kernel", required_argument, NULL, OPTION_KERNEL},
 					    CTL_TARGET_OPTIONS};
 	struct option options[MAX_OPTIONS], named[MAX_OPTIONS];
 	size_t n = files_options(run->files.op, named, MAX_OPTIONS);
@@ -198,13 +204,13 @@ static int run_once(struct run *run, struct fmha_plan *plan, struct fmha_error *
 }
 
 static int plan_and_run(struct run *run, struct fmha_device *device,
-			const struct fmha_problem *problem, int64_t repeat, double seconds,
-			struct fmha_error *err)
+			const struct fmha_problem *problem, const struct fmha_plan_options *options,
+			int64_t repeat, double seconds, struct fmha_error *err)
 {
 	struct ctl_progress progress = {.title = "runs"};
 	int64_t until = ctl_now_ns() + (int64_t)(seconds * 1e9);
 	struct fmha_plan *plan;
-	int r = fmha_plan_new(device, problem, &plan, err);
+	int r = fmha_plan_new(device, problem, options, &plan, err);
 
 	if (r < 0)
 		return r;
@@ -230,7 +236,7 @@ static int run_forward_first(struct run *run, struct fmha_device *device, struct
 	forward.deterministic = 0;
 	for (size_t i = 0; i < sizeof(not_forward) / sizeof(not_forward[0]); i++)
 		memset(&forward.tensor[not_forward[i]], 0, sizeof(forward.tensor[0]));
-	return plan_and_run(run, device, &forward, 1, 0, err);
+	return plan_and_run(run, device, &forward, NULL, 1, 0, err);
 }
 
 /*
@@ -257,13 +263,15 @@ static int check(struct run *run, struct fmha_error *err)
 /* Repeating an append writes the same rows again. */
 static int execute(struct run *run, struct fmha_device *device, struct fmha_error *err)
 {
+	const struct fmha_plan_options options = problem_plan_options(&run->kernels);
 	int r = 0;
 
 	if (run->problem.op == FMHA_BACKWARD &&
 	    !(run->files.in[FMHA_T_O] && run->files.in[FMHA_T_LSE]))
 		r = run_forward_first(run, device, err);
 	if (r == 0)
-		r = plan_and_run(run, device, &run->problem, run->repeat, run->seconds, err);
+		r = plan_and_run(run, device, &run->problem, &options, run->repeat, run->seconds,
+				 err);
 	if (r == 0 && run->check)
 		r = check(run, err);
 	return r;

@@ -135,7 +135,7 @@ static int run_problem(struct verify *v, struct fmha_device *device,
 {
 	struct fmha_plan_info info;
 	struct fmha_plan *plan;
-	int r = fmha_plan_new(device, problem, &plan, err);
+	int r = fmha_plan_new(device, problem, NULL, &plan, err);
 
 	if (r < 0)
 		return r;

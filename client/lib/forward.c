@@ -59,7 +59,7 @@ static int plan_for(struct fmha_device *device, const struct fmha_problem *probl
 		if (r < 0)
 			return r;
 	}
-	r = plan_new(device, problem, true, deadline, &plan, err);
+	r = plan_new(device, problem, NULL, true, deadline, &plan, err);
 	if (r < 0)
 		return r;
 	cache_put(device, &key, plan, replace);
@@ -224,8 +224,8 @@ int fmha_merge_states(struct fmha_device *device, const struct fmha_problem *pro
 	return call(device, FMHA_MERGE_STATES, problem, options, ret_result, err);
 }
 
-int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem, char **ret_json,
-		 struct fmha_error *err)
+int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
+		 const struct fmha_plan_options *options, char **ret_json, struct fmha_error *err)
 {
 	struct proto_plan_params *params;
 	struct proto_json_result result;
@@ -241,6 +241,11 @@ int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
 	params = malloc(sizeof(*params));
 	if (!params)
 		return fmha_error_set(err, FMHA_ENOMEM, "explain: out of memory");
+	r = plan_names(options, params->kernels, &params->n_kernels, err);
+	if (r < 0) {
+		free(params);
+		return r;
+	}
 	params->problem = *problem;
 	/* Nothing is read, so that any id will do, if every tensor has its own. */
 	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {

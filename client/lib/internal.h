@@ -178,6 +178,8 @@ struct fmha_plan {
 	struct fmha_device *device;
 	bool internal;
 	struct fmha_problem problem; /* our buffer ids */
+	uint32_t n_kernels;          /* that the caller named */
+	struct proto_kernel kernels[PROTO_MAX_STAGES];
 
 	struct registration at_worker;
 	struct fmha_plan_info info; /* under the turnstile */
@@ -255,8 +257,14 @@ int event_bind(struct fmha_device *device, uint64_t id, struct connection *conne
 
 /* ---- plan.c ---- */
 
-int plan_new(struct fmha_device *device, const struct fmha_problem *problem, bool internal,
-	     int64_t deadline, struct fmha_plan **ret_plan, struct fmha_error *err);
+/* Checks @options (may be NULL) and copies the names. */
+int plan_names(const struct fmha_plan_options *options,
+	       struct proto_kernel ret_kernels[PROTO_MAX_STAGES], uint32_t *ret_n,
+	       struct fmha_error *err);
+
+int plan_new(struct fmha_device *device, const struct fmha_problem *problem,
+	     const struct fmha_plan_options *options, bool internal, int64_t deadline,
+	     struct fmha_plan **ret_plan, struct fmha_error *err);
 struct fmha_plan *plan_ref(struct fmha_plan *plan);
 
 /* The last reference releases the plan at the worker; never with a lock held. */

@@ -63,6 +63,8 @@ static int register_plan(void *object, struct connection *c, uint64_t generation
 	if (!params)
 		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
 	params->problem = plan->problem;
+	params->n_kernels = plan->n_kernels;
+	memcpy(params->kernels, plan->kernels, sizeof(params->kernels));
 	r = translate(plan->device, &params->problem, c, generation, deadline, err);
 	if (r == 0)
 		r = connection_call(c, PROTO_PLAN, params, -1, deadline, &result, NULL, err);
@@ -76,14 +78,44 @@ static int register_plan(void *object, struct connection *c, uint64_t generation
 
 /* ---- life ---- */
 
-int plan_new(struct fmha_device *device, const struct fmha_problem *problem, bool internal,
-	     int64_t deadline, struct fmha_plan **ret_plan, struct fmha_error *err)
+int plan_names(const struct fmha_plan_options *options,
+	       struct proto_kernel ret_kernels[PROTO_MAX_STAGES], uint32_t *ret_n,
+	       struct fmha_error *err)
+{
+	int r = options ? check_struct_size(options->struct_size, sizeof(*options),
+					    "fmha_plan_options", err)
+			: 0;
+
+	*ret_n = options && r == 0 ? options->n_kernels : 0;
+	if (*ret_n > PROTO_MAX_STAGES)
+		return fmha_error_set_field(err, FMHA_EINVAL, "kernels", "%u kernels: at most %d",
+					    *ret_n, PROTO_MAX_STAGES);
+	for (uint32_t i = 0; i < *ret_n; i++) {
+		const char *name = options->kernels ? options->kernels[i] : NULL;
+
+		if (!name || strlen(name) >= sizeof(ret_kernels[i].kernel))
+			return fmha_error_set_field(err, FMHA_EINVAL, "kernels",
+						    "kernels[%u]: no name, or longer than %zu", i,
+						    sizeof(ret_kernels[i].kernel) - 1);
+		(void)snprintf(ret_kernels[i].kernel, sizeof(ret_kernels[i].kernel), "%s", name);
+	}
+	return r;
+}
+
+int plan_new(struct fmha_device *device, const struct fmha_problem *problem,
+	     const struct fmha_plan_options *options, bool internal, int64_t deadline,
+	     struct fmha_plan **ret_plan, struct fmha_error *err)
 {
 	struct fmha_plan *plan = calloc(1, sizeof(*plan));
 	int r;
 
 	if (!plan)
 		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	r = plan_names(options, plan->kernels, &plan->n_kernels, err);
+	if (r < 0) {
+		free(plan);
+		return r;
+	}
 	r = turnstile_init(&plan->at_worker.turnstile, err);
 	if (r < 0) {
 		free(plan);
@@ -125,7 +157,8 @@ struct fmha_plan *plan_unref(struct fmha_plan *plan)
 }
 
 int fmha_plan_new(struct fmha_device *device, const struct fmha_problem *problem,
-		  struct fmha_plan **ret_plan, struct fmha_error *err)
+		  const struct fmha_plan_options *options, struct fmha_plan **ret_plan,
+		  struct fmha_error *err)
 {
 	int r;
 
@@ -148,7 +181,8 @@ int fmha_plan_new(struct fmha_device *device, const struct fmha_problem *problem
 	r = problem_check(problem, err);
 	if (r < 0)
 		return r;
-	return plan_new(device, problem, false, client_deadline(device->client), ret_plan, err);
+	return plan_new(device, problem, options, false, client_deadline(device->client), ret_plan,
+			err);
 }
 
 struct fmha_plan *fmha_plan_free(struct fmha_plan *plan)

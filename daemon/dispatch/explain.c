@@ -17,6 +17,7 @@
  * split-KV before the unsplit kernel, or a backward pipeline that writes dQ itself.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include <cjson/cJSON.h>
 
@@ -25,41 +26,20 @@
 static void add_signature(cJSON *to, const struct spec_catalog *catalog,
 			  const struct kernel_signature *signature)
 {
-	static const enum spec_field fields[] = {
-		SPEC_FIELD_data_type,
-		SPEC_FIELD_mode,
-		SPEC_FIELD_hdim_q,
-		SPEC_FIELD_hdim_v,
-		SPEC_FIELD_mask,
-		SPEC_FIELD_bias,
-		SPEC_FIELD_lse,
-		SPEC_FIELD_dropout,
-		SPEC_FIELD_qscale,
-		SPEC_FIELD_rope,
-		SPEC_FIELD_logits,
-		SPEC_FIELD_paged_kv,
-		SPEC_FIELD_sink,
-		SPEC_FIELD_skip_min_seqlen_q,
-		SPEC_FIELD_page_size,
-		SPEC_FIELD_kv_memory_layout,
-		SPEC_FIELD_kv_lookup_table,
-		SPEC_FIELD_deterministic,
-		SPEC_FIELD_dbias,
-		SPEC_FIELD_dropout_variant,
-	};
 	cJSON *object = cJSON_AddObjectToObject(to, "signature");
 	struct kernel_spec spec;
 
 	spec_init(&spec);
 	spec.signature = *signature;
-	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
-		int64_t value = spec_get(&spec, fields[i]);
-		const char *word = spec_word(catalog, fields[i], value);
+	for (size_t i = 0; i < signature_n_fields; i++) {
+		int64_t value = spec_get(&spec, signature_fields[i]);
+		const char *word = spec_word(catalog, signature_fields[i], value);
 
 		if (word)
-			cJSON_AddStringToObject(object, spec_field_name(fields[i]), word);
+			cJSON_AddStringToObject(object, spec_field_name(signature_fields[i]), word);
 		else
-			cJSON_AddNumberToObject(object, spec_field_name(fields[i]), (double)value);
+			cJSON_AddNumberToObject(object, spec_field_name(signature_fields[i]),
+						(double)value);
 	}
 }
 
@@ -98,7 +78,8 @@ static const char *why_of(const struct select_report *selection)
 	for (size_t i = 0; i < select_n_strategies; i++)
 		if (select_strategies[i].name == selection->strategy)
 			return select_strategies[i].about;
-	return "the only candidate that fits";
+	return strcmp(selection->strategy, SELECT_BY_NAME) == 0 ? "the caller named it"
+								: "the only candidate that fits";
 }
 
 void explain_selection(struct cJSON *report, const struct select_stage *stage,
@@ -183,14 +164,14 @@ static const char *op_word(uint32_t op)
 	return op < sizeof(words) / sizeof(words[0]) ? words[op] : "unknown";
 }
 
-int plan_explain(const struct fmha_problem *problem, const struct plan_device *device,
-		 char **ret_json, struct fmha_error *err)
+int plan_explain(const struct fmha_problem *problem, const struct plan_choice *choice,
+		 const struct plan_device *device, char **ret_json, struct fmha_error *err)
 {
 	cJSON *root = cJSON_CreateObject(), *strategies, *selections = cJSON_CreateArray();
 	struct fmha_error why = {0};
 	struct plan plan;
 	char *text = NULL;
-	int r = plan_build_reported(problem, device, &plan, selections, &why);
+	int r = plan_build_reported(problem, choice, device, &plan, selections, &why);
 
 	if (r < 0 && r != FMHA_ENOKERNEL) {
 		if (err)

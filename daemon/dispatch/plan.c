@@ -15,6 +15,7 @@ struct planner {
 	struct plan *plan;
 	const struct plan_device *device;
 	struct cJSON *report; /* NULL: nobody wants to know */
+	struct naming naming;
 	struct fmha_error *err;
 };
 
@@ -138,6 +139,7 @@ static int add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 	struct plan_stage *stage = &plan->stages[plan->n_stages];
 	struct launch_bases bases = args_placeholders(plan);
 	struct select_report report = {0};
+	struct select_named *named = naming_of(&b->naming, family);
 	union abi_args args;
 	const char *why;
 	int r;
@@ -149,7 +151,8 @@ static int add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 					      .device = b->device,
 					      .family = family,
 					      .dtype = dtype,
-					      .args = &args};
+					      .args = &args,
+					      .named = named};
 
 		r = select_kernel(&select, stage, b->report ? &report : NULL);
 		if (b->report)
@@ -160,7 +163,7 @@ static int add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 	}
 	/* What specs/ does not describe yet, the device may still have. */
 	if (r == SELECT_NO_SPEC)
-		r = !b->device->find ||
+		r = named || !b->device->find ||
 		    b->device->find(b->device->owner, family, dtype, &args, stage, &why) != 0;
 	if (r < 0)
 		return fmha_error_set(b->err, r, "plan: out of memory");
@@ -303,13 +306,20 @@ static int add_unsplit(struct planner *b)
 	if (!plan_paged(p))
 		return need_stage(b, ABI_FWD, p->q.dtype);
 	/* A device without batch_prefill may have the same thing as fwd_pagedkv in group mode. */
-	if (p->mode == FMHA_GROUP) {
+	if (p->mode == FMHA_GROUP && !naming_of(&b->naming, ABI_FWD_PAGEDKV)) {
 		int r = add_stage(b, ABI_BATCH_PREFILL, p->q.dtype);
 
 		if (r <= 0)
 			return r;
 	}
 	return need_stage(b, ABI_FWD_PAGEDKV, p->q.dtype);
+}
+
+/* Is a kernel named that takes all keys at once? */
+static bool names_unsplit(struct planner *b)
+{
+	return naming_of(&b->naming, ABI_FWD) || naming_of(&b->naming, ABI_FWD_PAGEDKV) ||
+	       naming_of(&b->naming, ABI_BATCH_PREFILL);
 }
 
 static int build_forward(struct planner *b)
@@ -330,7 +340,7 @@ static int build_forward(struct planner *b)
 					    p->split_size > 0 ? "split_size" : "n_splits",
 					    "%d splits: at most %d", n_splits, PLAN_MAX_SPLITS);
 	/* A plan of one fixed-size split still goes through the combine: same rounding for all. */
-	if (n_splits > 1 || (fixed && n_splits > 0)) {
+	if ((n_splits > 1 && (fixed || !names_unsplit(b))) || (fixed && n_splits > 0)) {
 		plan->n_splits = n_splits;
 		plan->split_size = split_size;
 		r = add_split(b);
@@ -494,8 +504,9 @@ static void align_views(struct plan *plan, const struct launch_record *record)
 		}
 }
 
-int plan_build_reported(const struct fmha_problem *problem, const struct plan_device *device,
-			struct plan *ret_plan, struct cJSON *report, struct fmha_error *err)
+int plan_build_reported(const struct fmha_problem *problem, const struct plan_choice *choice,
+			const struct plan_device *device, struct plan *ret_plan,
+			struct cJSON *report, struct fmha_error *err)
 {
 	struct plan plan = {.problem = *problem};
 	struct planner b = {.plan = &plan, .device = device, .report = report, .err = err};
@@ -516,7 +527,12 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_de
 	if (r < 0)
 		return r;
 	note_alignment(&plan, device);
+	r = naming_init(&b.naming, choice, device, err);
+	if (r < 0)
+		return r;
 	r = build_stages(&b);
+	if (r == 0 || r == FMHA_ENOKERNEL)
+		r = naming_settle(&b.naming, &plan, r, err);
 	if (r < 0)
 		return r;
 	r = place_private(&b);
@@ -539,8 +555,8 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_de
 	return 0;
 }
 
-int plan_build(const struct fmha_problem *problem, const struct plan_device *device,
-	       struct plan *ret_plan, struct fmha_error *err)
+int plan_build(const struct fmha_problem *problem, const struct plan_choice *choice,
+	       const struct plan_device *device, struct plan *ret_plan, struct fmha_error *err)
 {
-	return plan_build_reported(problem, device, ret_plan, NULL, err);
+	return plan_build_reported(problem, choice, device, ret_plan, NULL, err);
 }

@@ -33,6 +33,7 @@ int plan_explain_offline(const struct plan_offline_options *options,
 		.arch = options->arch,
 		.compute_units = options->compute_units,
 	};
+	struct plan_choice choice = {0};
 	int r = spec_catalog_load(NULL, fmha_backends, &catalog, err);
 
 	(void)snprintf(model.name, sizeof(model.name), "%s", options->arch);
@@ -40,10 +41,13 @@ int plan_explain_offline(const struct plan_offline_options *options,
 	if (r == 0)
 		r = registry_new(catalog, &model, &registry, err);
 	device.registry = registry;
+	for (uint32_t i = 0; i < options->n_kernels && i < PLAN_MAX_STAGES; i++)
+		(void)snprintf(choice.kernel[choice.n++], PLAN_KERNEL_BYTES, "%s",
+			       options->kernels[i]);
 	if (r == 0)
 		describe(catalog, options->arch, &device);
 	if (r == 0)
-		r = plan_explain(problem, &device, ret_json, err);
+		r = plan_explain(problem, &choice, &device, ret_json, err);
 	registry_free(registry);
 	spec_catalog_free(catalog);
 	return r;

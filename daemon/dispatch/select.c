@@ -228,6 +228,14 @@ static bool report_add(struct select_report *report, const struct candidate *can
 	return true;
 }
 
+static bool is_allowed(const struct select_stage *stage, struct candidate *c)
+{
+	if (!stage->named || spec_compare(&c->spec, &stage->named->spec) == 0)
+		return true;
+	(void)snprintf(c->reason, sizeof(c->reason), "another kernel is named");
+	return false;
+}
+
 static bool add_candidates(struct select_stage *stage, struct registry_lookup *lookup, size_t arch,
 			   const struct kernel_signature *signature, struct select_report *report)
 {
@@ -241,7 +249,8 @@ static bool add_candidates(struct select_stage *stage, struct registry_lookup *l
 		c.reason[0] = '\0';
 		c.tuned_us = 0;
 		c.spills = 0;
-		c.accepted = select_check(stage, registry_catalog(registry), &c);
+		c.accepted = is_allowed(stage, &c) &&
+			     select_check(stage, registry_catalog(registry), &c);
 		if (c.accepted && c.info.n_tuned > 0)
 			(void)registry_get_tuned(registry, spec, stage->shape, &c.tuned_us);
 		c.cost = c.accepted ? heuristic_cost(stage, registry_catalog(registry), &c) : 0;
@@ -316,7 +325,7 @@ static bool choose(struct select_stage *stage, struct select_report *report, siz
 	if (!c[0].accepted)
 		return false;
 	report->chosen = (long)first;
-	report->strategy = "only one";
+	report->strategy = stage->named ? SELECT_BY_NAME : "only one";
 	if (n > 1 && c[1].accepted)
 		(void)compare_candidates(&c[0], &c[1], &report->strategy);
 	return true;
@@ -418,6 +427,8 @@ int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 	for (size_t i = 0; i < r->n; i++)
 		r->n_rejected += !r->candidates[i].accepted;
 	registry_lookup_free(lookup);
+	if (stage->named && result > 0)
+		naming_refuse(stage, r);
 	if (!report)
 		select_report_deinit(&own);
 	if (result != 1 || !stage->too_large)

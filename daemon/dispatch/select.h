@@ -16,6 +16,13 @@
 #include "internal.h"
 
 #define SELECT_REASON_BYTES 112
+#define SELECT_BY_NAME      "named" /* instead of a strategy */
+
+/* A kernel that the caller named, and what became of it. */
+struct select_named {
+	struct kernel_spec spec;
+	char reason[SELECT_REASON_BYTES]; /* of its last rejection; empty: no stage has seen it */
+};
 
 /* One stage to find a kernel for. */
 struct select_stage {
@@ -24,6 +31,7 @@ struct select_stage {
 	enum abi_family family;
 	uint32_t dtype;
 	const union abi_args *args;       /* placeholders for pointers */
+	struct select_named *named;       /* the only one that may be chosen; NULL: any may */
 	char shape[REGISTRY_SHAPE_BYTES]; /* the key of tuned results */
 	bool too_large;                   /* set: a candidate was rejected for its workspace */
 	bool any_workspace;               /* none is, since then there would be no candidate */
@@ -54,7 +62,7 @@ struct select_report {
 	size_t n, capacity;
 	size_t n_rejected;
 	long chosen;          /* index, -1: none */
-	const char *strategy; /* what put the choice before the runner-up; "only one" */
+	const char *strategy; /* what put the choice before the runner-up; "only one", "named" */
 	struct kernel_signature signature;
 	bool found_none; /* no spec has this signature */
 };
@@ -81,6 +89,9 @@ bool select_check(const struct select_stage *stage, const struct spec_catalog *c
 #define SELECT_MAX_SIGNATURES 8
 size_t signature_list(const struct select_stage *stage,
 		      struct kernel_signature ret_signatures[SELECT_MAX_SIGNATURES]);
+/* The fields of a spec that a signature is made of, but for its family. */
+extern const enum spec_field signature_fields[];
+extern const size_t signature_n_fields;
 /* Does @family read that head dim? */
 bool signature_uses_hdim_q(enum abi_family family);
 bool signature_uses_hdim_v(enum abi_family family);
@@ -89,8 +100,28 @@ void signature_shape(const struct fmha_problem *problem, char shape[REGISTRY_SHA
 
 /* plan.c; @report: NULL, or a cJSON array that gets one object for every selection. */
 struct cJSON;
-int plan_build_reported(const struct fmha_problem *problem, const struct plan_device *device,
-			struct plan *ret_plan, struct cJSON *report, struct fmha_error *err);
+int plan_build_reported(const struct fmha_problem *problem, const struct plan_choice *choice,
+			const struct plan_device *device, struct plan *ret_plan,
+			struct cJSON *report, struct fmha_error *err);
+
+/* naming.c: the caller's kernels while a plan is built. */
+struct naming {
+	uint32_t n;
+	struct select_named named[PLAN_MAX_STAGES];
+};
+
+/* @choice: NULL: none. Return: 0, FMHA_EINVAL naming "kernels". */
+int naming_init(struct naming *naming, const struct plan_choice *choice,
+		const struct plan_device *device, struct fmha_error *err);
+/* The one for @family, NULL when there is none. */
+struct select_named *naming_of(struct naming *naming, enum abi_family family);
+/* Why @stage->named was not chosen, after a selection that found nothing. */
+void naming_refuse(const struct select_stage *stage, const struct select_report *report);
+/*
+ * Once the stages are there, or (@r: FMHA_ENOKERNEL) cannot be: marks those whose kernel was named.
+ * Return: @r, or the reason why a named kernel runs no stage: FMHA_ENOKERNEL, FMHA_EINVAL.
+ */
+int naming_settle(const struct naming *naming, struct plan *plan, int r, struct fmha_error *err);
 /* explain.c */
 void explain_selection(struct cJSON *report, const struct select_stage *stage,
 		       const struct plan_stage *chosen, const struct select_report *selection);

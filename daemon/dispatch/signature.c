@@ -12,6 +12,30 @@ _Static_assert(SPEC_FWD == (int)ABI_FWD && SPEC_BWD_CONVERT_DQ == (int)ABI_BWD_C
 		       SPEC_N_FAMILIES == (int)ABI_N_FAMILIES,
 	       "the families of specs are those of kernels");
 
+const enum spec_field signature_fields[] = {
+	SPEC_FIELD_data_type,
+	SPEC_FIELD_mode,
+	SPEC_FIELD_hdim_q,
+	SPEC_FIELD_hdim_v,
+	SPEC_FIELD_mask,
+	SPEC_FIELD_bias,
+	SPEC_FIELD_lse,
+	SPEC_FIELD_dropout,
+	SPEC_FIELD_qscale,
+	SPEC_FIELD_rope,
+	SPEC_FIELD_logits,
+	SPEC_FIELD_paged_kv,
+	SPEC_FIELD_sink,
+	SPEC_FIELD_skip_min_seqlen_q,
+	SPEC_FIELD_page_size,
+	SPEC_FIELD_kv_memory_layout,
+	SPEC_FIELD_kv_lookup_table,
+	SPEC_FIELD_deterministic,
+	SPEC_FIELD_dbias,
+	SPEC_FIELD_dropout_variant,
+};
+const size_t signature_n_fields = sizeof(signature_fields) / sizeof(signature_fields[0]);
+
 bool signature_uses_hdim_q(enum abi_family family)
 {
 	return family != ABI_FWD_SPLITKV_COMBINE && family != ABI_BWD_DOT_DO_O;

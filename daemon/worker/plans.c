@@ -135,13 +135,25 @@ static void session_plan_unrefp(struct session_plan **plan)
 	(void)session_plan_unref(*plan);
 }
 
+static void read_choice(const struct proto_plan_params *params, struct plan_choice *ret_choice)
+{
+	_Static_assert(PROTO_MAX_STAGES == PLAN_MAX_STAGES &&
+			       PROTO_KERNEL_BYTES == PLAN_KERNEL_BYTES,
+		       "names are copied as they are");
+
+	ret_choice->n = params->n_kernels;
+	for (uint32_t i = 0; i < params->n_kernels; i++)
+		memcpy(ret_choice->kernel[i], params->kernels[i].kernel, PLAN_KERNEL_BYTES);
+}
+
 /* A charged plan without an id. On failure NULL: @err says why. */
-static struct session_plan *make_plan(struct session *session, const struct fmha_problem *problem,
-				      struct fmha_error *err)
+static struct session_plan *
+make_plan(struct session *session, const struct proto_plan_params *params, struct fmha_error *err)
 {
 	_cleanup_(session_plan_unrefp) struct session_plan *plan = calloc(1, sizeof(*plan));
 	struct worker *worker = session->worker;
 	struct session_plan *made;
+	struct plan_choice choice;
 
 	if (!plan) {
 		(void)fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
@@ -153,7 +165,8 @@ static struct session_plan *make_plan(struct session *session, const struct fmha
 	plan->account = session->account;
 	plan->account->n_references++;
 	kernels_act_for(session);
-	if (plan_build(problem, &worker->plan_device, &plan->plan, err) < 0 ||
+	read_choice(params, &choice);
+	if (plan_build(&params->problem, &choice, &worker->plan_device, &plan->plan, err) < 0 ||
 	    check_plan_buffers(session, &plan->plan, err) < 0)
 		return NULL;
 	made = plan;
@@ -161,7 +174,7 @@ static struct session_plan *make_plan(struct session *session, const struct fmha
 	return made;
 }
 
-int session_plan_new(struct session *session, uint32_t id, const struct fmha_problem *problem,
+int session_plan_new(struct session *session, uint32_t id, const struct proto_plan_params *params,
 		     struct fmha_error *err)
 {
 	struct worker *worker = session->worker;
@@ -171,7 +184,7 @@ int session_plan_new(struct session *session, uint32_t id, const struct fmha_pro
 	if (session_has_room(session, LIMIT_PLANS_PER_CONNECTION, &session->plans, "plans", err) <
 	    0)
 		return FMHA_EQUOTA;
-	plan = make_plan(session, problem, err);
+	plan = make_plan(session, params, err);
 	if (!plan)
 		return err->code;
 	result.plan = table_add(&session->plans, plan);
@@ -195,15 +208,17 @@ int session_plan_release(struct session *session, uint64_t id, struct fmha_error
 	return 0;
 }
 
-int session_explain(struct session *session, uint32_t id, const struct fmha_problem *problem,
+int session_explain(struct session *session, uint32_t id, const struct proto_plan_params *params,
 		    struct fmha_error *err)
 {
 	struct proto_json_result result;
+	struct plan_choice choice;
 	char *json;
 	int fd = -1, r;
 
 	kernels_act_for(session);
-	r = plan_explain(problem, &session->worker->plan_device, &json, err);
+	read_choice(params, &choice);
+	r = plan_explain(&params->problem, &choice, &session->worker->plan_device, &json, err);
 	if (r < 0)
 		return r;
 	result.size = strlen(json);

@@ -177,6 +177,7 @@ static bool choose_again(struct preparing *preparing)
 {
 	struct session *session = preparing->session;
 	struct session_plan *plan = table_get(&session->plans, preparing->result.plan);
+	struct plan_choice choice;
 	struct fmha_error ignored;
 	int r;
 
@@ -184,8 +185,9 @@ static bool choose_again(struct preparing *preparing)
 	if (!plan) /* the client has dropped it meanwhile */
 		return false;
 	kernels_act_for(session);
-	if (plan_build(&plan->plan.problem, &session->worker->plan_device, &preparing->next,
-		       &ignored) < 0 ||
+	plan_chosen(&plan->plan, &choice);
+	if (plan_build(&plan->plan.problem, &choice, &session->worker->plan_device,
+		       &preparing->next, &ignored) < 0 ||
 	    has_same_kernels(&preparing->next, &plan->plan))
 		return false;
 	preparing->next_is_awaited = true;

@@ -33,9 +33,9 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 	case PROTO_EVENT_IMPORT:
 		return event_import(session, id, &params->EVENT_IMPORT, err);
 	case PROTO_PLAN:
-		return session_plan_new(session, id, &params->PLAN.problem, err);
+		return session_plan_new(session, id, &params->PLAN, err);
 	case PROTO_EXPLAIN:
-		return session_explain(session, id, &params->EXPLAIN.problem, err);
+		return session_explain(session, id, &params->EXPLAIN, err);
 	case PROTO_REGISTRY_EXPORT:
 	case PROTO_REGISTRY_IMPORT:
 	case PROTO_REGISTRY_LOAD:

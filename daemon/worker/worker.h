@@ -183,12 +183,12 @@ struct buffer *buffer_unref(struct buffer *buffer);
 /* ---- plans.c ---- */
 
 /* These answer request @id, now or later. Return: 0, or a negative FMHA_E* and no answer. */
-int session_plan_new(struct session *session, uint32_t id, const struct fmha_problem *problem,
+int session_plan_new(struct session *session, uint32_t id, const struct proto_plan_params *params,
 		     struct fmha_error *err);
 /* What follows from the kernels that the plan has got. */
 void session_plan_settle(struct session *session, struct session_plan *plan,
 			 struct proto_plan_result *result);
-int session_explain(struct session *session, uint32_t id, const struct fmha_problem *problem,
+int session_explain(struct session *session, uint32_t id, const struct proto_plan_params *params,
 		    struct fmha_error *err);
 /* Return: 0 or FMHA_ENOENT. */
 int session_plan_release(struct session *session, uint64_t id, struct fmha_error *err);

@@ -113,7 +113,7 @@ static void open_session(struct fmha_client *client, const struct size *size,
 		tensors[i]->buffer = fmha_buffer_id(session->buffer);
 		tensors[i]->offset = i * n * sizeof(float);
 	}
-	if (fmha_plan_new(session->device, problem, &session->plan, &err) < 0)
+	if (fmha_plan_new(session->device, problem, NULL, &session->plan, &err) < 0)
 		die("plan", &err);
 }
 
@@ -210,7 +210,7 @@ static void attack_with_plans(const struct attack *attack, int ready)
 
 	open_session(client, attack->size, &session);
 	say_ready(ready);
-	while (fmha_plan_new(session.device, &session.problem, &plan, &err) == 0) {
+	while (fmha_plan_new(session.device, &session.problem, NULL, &plan, &err) == 0) {
 		(void)fmha_plan_free(plan);
 		atomic_fetch_add(n_attacks, 1);
 	}
@@ -226,7 +226,7 @@ static void attack_with_explains(const struct attack *attack, int ready)
 
 	open_session(client, attack->size, &session);
 	say_ready(ready);
-	while (fmha_explain(session.device, &session.problem, &json, &err) == 0) {
+	while (fmha_explain(session.device, &session.problem, NULL, &json, &err) == 0) {
 		free(json);
 		atomic_fetch_add(n_attacks, 1);
 	}

@@ -295,7 +295,7 @@ static struct fmha_plan *tiny_plan(const struct own_device *own, struct fmha_dev
 	float *data = fmha_buffer_data(*ret_buffer);
 	for (uint64_t i = 0; data && i < 3 * bytes / sizeof(float); i++)
 		data[i] = (float)(i % 17) / 17 - 0.5f;
-	if (fmha_plan_new(device, &problem, &plan, &err) < 0)
+	if (fmha_plan_new(device, &problem, NULL, &plan, &err) < 0)
 		die("plan", &err);
 	return plan;
 }
@@ -410,7 +410,7 @@ static int first_call(const char *path, uint32_t index, const char *backend)
 	problem.k.buffer = fmha_buffer_id(buffers[1]);
 	problem.v.buffer = fmha_buffer_id(buffers[2]);
 	problem.o.buffer = fmha_buffer_id(buffers[3]);
-	if (fmha_plan_new(device, &problem, &plan, &err) < 0)
+	if (fmha_plan_new(device, &problem, NULL, &plan, &err) < 0)
 		die("plan", &err);
 	end_step(steps, PLAN, &at);
 	if (fmha_plan_run(plan, NULL, NULL, &err) < 0)

@@ -108,7 +108,7 @@ int main(int argc, char **argv)
 		if (i < 3)
 			memcpy(memory + tensors[i]->offset, files[i].data, files[i].bytes);
 	}
-	if (fmha_plan_new(device, &p, &plan, &err) || fmha_plan_info(plan, &info, &err))
+	if (fmha_plan_new(device, &p, NULL, &plan, &err) || fmha_plan_info(plan, &info, &err))
 		die(&err);
 	(void)printf("{\"kernel\": \"%s\", \"flops\": %.0f, \"runs\": [", info.stages[0].kernel,
 		     info.flops);

@@ -211,7 +211,7 @@ static int threads(int n_threads, int n_calls)
 		die("buffer", &err);
 	describe(&p);
 	use_buffer(&p, buffer);
-	if (fmha_plan_new(device, &p, &plan, &err) || fmha_plan_run(plan, NULL, NULL, &err))
+	if (fmha_plan_new(device, &p, NULL, &plan, &err) || fmha_plan_run(plan, NULL, NULL, &err))
 		die("plan", &err);
 	memcpy(expected, ((struct tensors *)fmha_buffer_data(buffer))->o, sizeof(expected));
 	for (int i = 0; i < n_threads; i++) {
@@ -255,7 +255,7 @@ static int restart(int n)
 	memory = fmha_buffer_data(buffer);
 	describe(&p);
 	use_buffer(&p, buffer);
-	if (fmha_plan_new(device, &p, &plan, &err))
+	if (fmha_plan_new(device, &p, NULL, &plan, &err))
 		die("plan", &err);
 	for (int i = 0; i <= n; i++) {
 		memset(memory->o, 0, sizeof(memory->o));
@@ -302,7 +302,7 @@ static int flight(void)
 	p.k.offset = bytes;
 	p.v.offset = 2 * bytes;
 	p.o.offset = 3 * bytes;
-	if (fmha_plan_new(device, &p, &plan, &err))
+	if (fmha_plan_new(device, &p, NULL, &plan, &err))
 		die("plan", &err);
 	for (int i = 0; i < RUNS; i++) {
 		if (fmha_plan_submit(plan, NULL, &requests[i], &err))

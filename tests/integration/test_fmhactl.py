@@ -474,6 +474,25 @@ def test_plan_asks_the_daemon(fmhactl):
     assert "chosen by" in fmhactl("plan", "backward", "--dtype", "f32", "--deterministic")
 
 
+def test_a_named_kernel_is_planned_and_run(fmhactl, tmp_path):
+    shape = ["--batch", 2, "--heads", 4, "--seqlen", 300, "--hdim", 64, "--dtype", "f32"]
+    fwd = json.loads(fmhactl("plan", *shape, "--json"))["selections"][0]
+    other = [c["name"] for c in fwd["candidates"] if c["verdict"] == "passed over"][-1]
+    named = json.loads(fmhactl("plan", *shape, "--kernel", other, "--json"))
+    assert named["plan"]["stages"][0]["kernel"] == other != fwd["chosen"]
+    assert named["selections"][0]["decided_by"] == "named"
+    options = save(tmp_path, q=(2, 300, 4, 64), k=(2, 300, 4, 64), v=(2, 300, 4, 64))
+    ran = json.loads(fmhactl("run", "forward", *options, "--check", "--kernel", other, "--json"))
+    assert ran["kernels"] == [other]
+    # What does not fit says why; what is no kernel, too.
+    assert "data_type fp32: the problem's is bf16" in fmhactl(
+        "plan", *shape[:-1], "bf16", "--kernel", other, expect=FAILED
+    )
+    assert "no such gfx_arch" in fmhactl(
+        "run", "forward", *options, "--discard", "--kernel", other + "x", expect=REFUSED
+    )
+
+
 def test_registry_sets_come_and_go(fmhactl, tmp_path):
     fmhactl("registry", "export", "--filter", "hdim_q == 128", "--out", "all.json")
     assert json.loads((tmp_path / "all.json").read_text())

@@ -329,21 +329,33 @@ struct fmha_plan_info {
 	struct fmha_stage_info stages[FMHA_MAX_STAGES];
 };
 
+/* For who measures or reports kernels. Split count and size are the problem's own. */
+struct fmha_plan_options {
+	uint32_t struct_size; /* sizeof(struct fmha_plan_options) */
+	uint32_t n_kernels;   /* at most FMHA_MAX_STAGES */
+	/* Canonical names, each of another family, whose stage is to run it; borrowed. The planner
+	 * chooses the kernels of the other stages. */
+	const char *const *kernels;
+};
+
 /**
  * fmha_plan_new() - validate a problem once, to run it often
  * @problem:   from fmha_problem_init(); every tensor names a buffer of @device (fmha_buffer_id());
  *             shapes and roles: FMHA_TENSORS in <fmha/base.h>; borrowed
+ * @options:   NULL: the planner chooses all kernels; borrowed
  * @ret_plan:  given
  *
  * Return: 0, or
  *   FMHA_EINVAL     a documented rule is broken; err->field names the field
  *   FMHA_ENOTSUP    sound, and this device or build does not do it; err->field names the field
- *   FMHA_ENOKERNEL  no kernel of this device fits
+ *   FMHA_ENOKERNEL  no kernel of this device fits; err->field "kernels": one that was named does
+ *                   not, err->msg says why
  *   FMHA_ENOENT     a buffer that was freed or is of another device
  *   any call
  */
 FMHA_API int fmha_plan_new(struct fmha_device *device, const struct fmha_problem *problem,
-			   struct fmha_plan **ret_plan, struct fmha_error *err);
+			   const struct fmha_plan_options *options, struct fmha_plan **ret_plan,
+			   struct fmha_error *err);
 
 /* Copies the plan's stages to @ret_info; no round trip. Return: 0, or FMHA_ECONN. */
 FMHA_API int fmha_plan_info(struct fmha_plan *plan, struct fmha_plan_info *ret_info,
@@ -501,12 +513,14 @@ FMHA_API int fmha_merge_states(struct fmha_device *device, const struct fmha_pro
  * fmha_explain() - which kernels fit a problem, why others do not, what is chosen and why
  * @problem:   as for fmha_plan_new(); tensors only have to be present (buffer or data not zero),
  *             nothing is read; borrowed
+ * @options:   as for fmha_plan_new(); borrowed
  * @ret_json:  NUL-terminated UTF-8; given: free()
  *
  * Return: 0, FMHA_EINVAL or FMHA_ENOTSUP naming the field, or any call.
  */
 FMHA_API int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
-			  char **ret_json, struct fmha_error *err);
+			  const struct fmha_plan_options *options, char **ret_json,
+			  struct fmha_error *err);
 
 /* ---- the device's kernel registry ---- */
 

@@ -105,8 +105,14 @@ struct proto_event_release_params {
 	uint64_t event;
 };
 
+struct proto_kernel {
+	char kernel[PROTO_KERNEL_BYTES];
+};
+
 struct proto_plan_params {
 	struct fmha_problem problem;
+	uint32_t n_kernels; /* that the caller names, at most one a stage */
+	struct proto_kernel kernels[PROTO_MAX_STAGES];
 };
 
 struct proto_stage {

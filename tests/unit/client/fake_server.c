@@ -524,7 +524,9 @@ static bool handle_plan(struct peer *peer, uint32_t id, const struct proto_plan_
 	result->flops = 42;
 	result->n_stages = 1;
 	(void)snprintf(result->stages[0].family, sizeof(result->stages[0].family), "fwd");
-	(void)snprintf(result->stages[0].kernel, sizeof(result->stages[0].kernel), "fwd_fake_copy");
+	(void)snprintf(result->stages[0].kernel, sizeof(result->stages[0].kernel), "%s",
+		       params->n_kernels ? params->kernels[params->n_kernels - 1].kernel
+					 : "fwd_fake_copy");
 	more = answer(peer, id, PROTO_PLAN, result, -1);
 	free(result);
 	return more;

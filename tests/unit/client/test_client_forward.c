@@ -224,11 +224,11 @@ static void explain_needs_no_buffers(void **state)
 	make_problem(&problem, 4, 1, 8);
 	problem.q.data = problem.k.data = problem.v.data = data;
 	problem.o.data = o;
-	assert_ok(fmha_explain(f->device, &problem, &json, &err));
+	assert_ok(fmha_explain(f->device, &problem, NULL, &json, &err));
 	assert_non_null(strstr(json, "fake"));
 	free(json);
 	problem.hdim_q = 7;
-	assert_error(fmha_explain(f->device, &problem, &json, &err), FMHA_EINVAL);
+	assert_error(fmha_explain(f->device, &problem, NULL, &json, &err), FMHA_EINVAL);
 	assert_ok(fmha_registry_export(f->device, NULL, &json, &err));
 	free(json);
 }

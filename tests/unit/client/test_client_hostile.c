@@ -89,7 +89,7 @@ static int call_explain(struct fixture *f, struct fmha_error *err)
 	make_problem(&problem, 1, 1, 8);
 	problem.q.data = problem.k.data = problem.v.data = q;
 	problem.o.data = o;
-	r = fmha_explain(f->device, &problem, &json, err);
+	r = fmha_explain(f->device, &problem, NULL, &json, err);
 	if (r == 0)
 		free(json);
 	return r;

@@ -17,7 +17,7 @@ static void prepare(struct fixture *f, struct prepared *p)
 {
 	make_problem(&p->problem, 16, 2, 8);
 	p->buffer = make_tensors(f->device, &p->problem, 1);
-	assert_ok(fmha_plan_new(f->device, &p->problem, &p->plan, &err));
+	assert_ok(fmha_plan_new(f->device, &p->problem, NULL, &p->plan, &err));
 }
 
 static void dispose(struct prepared *p)
@@ -57,6 +57,34 @@ static void plan_runs_and_says_what_it_is(void **state)
 	assert_int_equal(fake_counters(f->server).buffers, 0);
 }
 
+static void named_kernels_are_asked_for_again_after_a_restart(void **state)
+{
+	struct fixture *f = *state;
+	char names[2][32] = {"fwd_one", "fwd_two"};
+	const char *const kernels[] = {names[0], names[1], NULL, "", ""};
+	struct fmha_plan_options options = {
+		.struct_size = sizeof(options), .n_kernels = 2, .kernels = kernels};
+	struct fmha_plan_info info;
+	struct prepared p;
+
+	make_problem(&p.problem, 16, 2, 8);
+	p.buffer = make_tensors(f->device, &p.problem, 1);
+	options.n_kernels = 3;
+	assert_error(fmha_plan_new(f->device, &p.problem, &options, &p.plan, &err), FMHA_EINVAL);
+	options.n_kernels = 5;
+	assert_error(fmha_plan_new(f->device, &p.problem, &options, &p.plan, &err), FMHA_EINVAL);
+	options.n_kernels = 2;
+	assert_ok(fmha_plan_new(f->device, &p.problem, &options, &p.plan, &err));
+	memset(names, 'x', sizeof(names)); /* only borrowed */
+	assert_ok(fmha_plan_info(p.plan, &info, &err));
+	assert_string_equal(info.stages[0].kernel, "fwd_two");
+	fake_kill_workers(f->server);
+	assert_ok(fmha_plan_run(p.plan, NULL, NULL, &err));
+	assert_ok(fmha_plan_info(p.plan, &info, &err));
+	assert_string_equal(info.stages[0].kernel, "fwd_two");
+	dispose(&p);
+}
+
 static void bad_problems_are_named_before_anything_is_sent(void **state)
 {
 	struct fixture *f = *state;
@@ -69,16 +97,16 @@ static void bad_problems_are_named_before_anything_is_sent(void **state)
 	make_problem(&problem, 16, 2, 8);
 	buffer = make_tensors(f->device, &problem, 1);
 	problem.hdim_q = 63;
-	assert_int_equal(fmha_plan_new(f->device, &problem, &plan, &error), FMHA_EINVAL);
+	assert_int_equal(fmha_plan_new(f->device, &problem, NULL, &plan, &error), FMHA_EINVAL);
 	assert_string_equal(error.field, "hdim_q");
 	problem.hdim_q = 8;
 	problem.q.buffer = 0;
 	problem.q.data = data;
-	assert_int_equal(fmha_plan_new(f->device, &problem, &plan, &error), FMHA_EINVAL);
+	assert_int_equal(fmha_plan_new(f->device, &problem, NULL, &plan, &error), FMHA_EINVAL);
 	assert_string_equal(error.field, "tensor.q.data");
 	problem.q.data = NULL;
 	problem.q.buffer = 999;
-	assert_int_equal(fmha_plan_new(f->device, &problem, &plan, &error), FMHA_ENOENT);
+	assert_int_equal(fmha_plan_new(f->device, &problem, NULL, &plan, &error), FMHA_ENOENT);
 	assert_string_equal(error.field, "tensor.q.buffer");
 	assert_int_equal(fake_counters(f->server).plans, 0);
 	buffer = fmha_buffer_free(buffer);
@@ -351,6 +379,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(plan_runs_and_says_what_it_is),
+		TEST(named_kernels_are_asked_for_again_after_a_restart),
 		TEST(bad_problems_are_named_before_anything_is_sent),
 		TEST(rebinds_move_a_run_to_other_memory),
 		TEST(idle_workers_death_is_nobodys_failure),

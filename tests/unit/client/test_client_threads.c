@@ -100,7 +100,7 @@ static int run_threads(struct fixture *f, int tolerate, int kills)
 
 	make_problem(&problem, 4, 1, 8);
 	buffer = make_tensors(f->device, &problem, 1);
-	assert_ok(fmha_plan_new(f->device, &problem, &plan, &err));
+	assert_ok(fmha_plan_new(f->device, &problem, NULL, &plan, &err));
 	for (int i = 0; i < N_THREADS; i++) {
 		workers[i] = (struct worker){f, plan, i, &failures, tolerate};
 		assert_int_equal(pthread_create(&threads[i], NULL, work, &workers[i]), 0);

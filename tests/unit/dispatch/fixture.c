@@ -134,7 +134,7 @@ int32_t *fixture_ints(struct fixture *f, enum fmha_tensor_role role)
 int fixture_build(struct fixture *f)
 {
 	f->err = (struct fmha_error){0};
-	return plan_build(&f->problem, &f->decree.device, &f->plan, &f->err);
+	return plan_build(&f->problem, &f->choice, &f->decree.device, &f->plan, &f->err);
 }
 
 int bind_plan(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],

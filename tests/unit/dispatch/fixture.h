@@ -32,6 +32,7 @@ struct decree {
 struct fixture {
 	struct fmha_problem problem;
 	struct plan_binding bindings[FMHA_N_TENSORS];
+	struct plan_choice choice;
 	struct decree decree;
 	struct plan plan;
 	struct fmha_error err;

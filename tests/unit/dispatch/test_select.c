@@ -580,7 +580,7 @@ static void explains_what_is_set_aside(void **state)
 	(void)state;
 	seeing_device(&f, &seen);
 	spill_chosen(&f, &seen);
-	assert_works(&f, plan_explain(&f.problem, &f.decree.device, &json, &f.err));
+	assert_works(&f, plan_explain(&f.problem, &f.choice, &f.decree.device, &json, &f.err));
 	root = cJSON_Parse(json);
 	selection = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "selections"), 0);
 	cJSON_ArrayForEach(candidate, cJSON_GetObjectItem(selection, "candidates"))
@@ -647,6 +647,140 @@ static void strategies_are_asked_in_order(void **state)
 	assert_works(&f, registry_unload_set(registry, "mine", NULL, &f.err));
 	assert_works(&f, fixture_build(&f));
 	assert_string_equal(f.plan.stages[0].kernel, second);
+	release(&f);
+}
+
+/* ---- kernels that the caller names ---- */
+
+static void name(struct fixture *f, const char *kernel)
+{
+	(void)snprintf(f->choice.kernel[f->choice.n++], PLAN_KERNEL_BYTES, "%s", kernel);
+}
+
+static void named_kernels_are_taken(void **state)
+{
+	char best[PLAN_KERNEL_BYTES], second[SPEC_NAME_BYTES];
+	struct plan_choice chosen;
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	offline_device(&f, "sm_90a", NULL, 132);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.named, 0);
+	strcpy(best, f.plan.stages[0].kernel);
+	second_name(&f, second);
+	assert_string_not_equal(best, second);
+	name(&f, second);
+	assert_works(&f, fixture_build(&f));
+	assert_string_equal(f.plan.stages[0].kernel, second);
+	assert_int_equal(f.plan.named, 1);
+	/* Whoever plans it again names the same. */
+	plan_chosen(&f.plan, &chosen);
+	assert_int_equal(chosen.n, 1);
+	assert_string_equal(chosen.kernel[0], second);
+	/* Nothing that dispatch goes by outweighs a name. */
+	assert_works(&f, registry_set_priority(f.decree.device.registry, best, 9, &f.err));
+	assert_works(&f, fixture_build(&f));
+	assert_string_equal(f.plan.stages[0].kernel, second);
+	release(&f);
+}
+
+static void names_say_whether_keys_are_split(void **state)
+{
+	char split[PLAN_KERNEL_BYTES], unsplit[PLAN_KERNEL_BYTES];
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	offline_device(&f, "sm_90a", NULL, 132);
+	f.problem.batch = 1;
+	f.problem.seqlen_q = 1;
+	f.problem.seqlen_k = 8192;
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.n_stages, 2);
+	strcpy(split, f.plan.stages[0].kernel);
+	f.problem.n_splits = 1;
+	assert_works(&f, fixture_build(&f));
+	strcpy(unsplit, f.plan.stages[0].kernel);
+	f.problem.n_splits = 0;
+	name(&f, unsplit);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.n_stages, 1);
+	assert_int_equal(f.plan.n_splits, 0);
+	assert_string_equal(f.plan.stages[0].kernel, unsplit);
+	f.problem.n_splits = 4;
+	assert_fails(&f, fixture_build(&f), FMHA_EINVAL, "kernels");
+	assert_string_equal(f.err.msg, "kernels: this plan has no fwd");
+	f.choice.n = 0;
+	name(&f, split);
+	assert_works(&f, fixture_build(&f));
+	assert_string_equal(f.plan.stages[0].kernel, split);
+	assert_int_equal(f.plan.named, 1);
+	assert_int_equal(f.plan.n_splits, 4);
+	release(&f);
+}
+
+static void names_that_do_not_fit_say_why(void **state)
+{
+	char kernel[PLAN_KERNEL_BYTES], second[SPEC_NAME_BYTES];
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	offline_device(&f, "gfx942", "ck", 304);
+	assert_works(&f, fixture_build(&f));
+	strcpy(kernel, f.plan.stages[0].kernel);
+	second_name(&f, second);
+	/* Not a name; not of this device; twice the same family; no such stage. */
+	name(&f, "fwd-bf17");
+	assert_fails(&f, fixture_build(&f), FMHA_EINVAL, "kernels");
+	assert_non_null(strstr(f.err.msg, "bf17"));
+	f.choice.n = 0;
+	name(&f, kernel);
+	name(&f, second);
+	assert_fails(&f, fixture_build(&f), FMHA_EINVAL, "kernels");
+	assert_string_equal(f.err.msg, "kernels: two are of fwd");
+	f.choice.n = 1;
+	f.problem.split_size = 256;
+	assert_fails(&f, fixture_build(&f), FMHA_EINVAL, "kernels");
+	f.problem.split_size = 0;
+	/* Another signature, a check that fails, a state of the registry. */
+	f.problem.logits_soft_cap = 2;
+	assert_fails(&f, fixture_build(&f), FMHA_ENOKERNEL, "kernels");
+	assert_string_equal(f.err.msg,
+			    "kernels: the fwd that is named: logits 0: the problem's is 1");
+	f.problem.logits_soft_cap = 0;
+	f.problem.seqlen_q = 1000;
+	f.problem.seqlen_k = 1001;
+	assert_fails(&f, fixture_build(&f), FMHA_ENOKERNEL, "kernels");
+	assert_non_null(strstr(f.err.msg, "is no multiple of tile"));
+	f.problem.seqlen_q = f.problem.seqlen_k = 1024;
+	assert_works(&f, registry_set_flags(f.decree.device.registry, kernel, REGISTRY_QUARANTINED,
+					    0, &f.err));
+	assert_fails(&f, fixture_build(&f), FMHA_ENOKERNEL, "kernels");
+	assert_string_equal(f.err.msg, "kernels: the fwd that is named: quarantined");
+	release(&f);
+}
+
+/* The stage is tried twice, with and without a buffer for partial sums. */
+static void backward_stages_are_named_apart(void **state)
+{
+	char main[PLAN_KERNEL_BYTES], last[PLAN_KERNEL_BYTES];
+	struct fixture f;
+
+	(void)state;
+	big_backward(&f);
+	offline_device(&f, "gfx942", "ck", 304);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.n_stages, 3);
+	strcpy(main, f.plan.stages[1].kernel);
+	strcpy(last, f.plan.stages[2].kernel);
+	name(&f, last);
+	name(&f, main);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.named, 6);
+	assert_string_equal(f.plan.stages[1].kernel, main);
 	release(&f);
 }
 
@@ -835,6 +969,10 @@ int main(void)
 		cmocka_unit_test(kernels_that_spill_are_set_aside),
 		cmocka_unit_test(explains_what_is_set_aside),
 		cmocka_unit_test(strategies_are_asked_in_order),
+		cmocka_unit_test(named_kernels_are_taken),
+		cmocka_unit_test(names_say_whether_keys_are_split),
+		cmocka_unit_test(names_that_do_not_fit_say_why),
+		cmocka_unit_test(backward_stages_are_named_apart),
 		cmocka_unit_test(sets_limit_the_choice),
 		cmocka_unit_test(explains_without_a_device),
 		cmocka_unit_test(explains_backward_and_its_workspace),

@@ -114,6 +114,11 @@ static void fill_params(union proto_any_params *p, enum proto_method method)
 	case PROTO_EXPLAIN:
 	case PROTO_LOCAL_PLAN:
 		p->PLAN.problem = some_problem();
+		if (method == PROTO_EXPLAIN) {
+			p->PLAN.n_kernels = 2;
+			(void)strcpy(p->PLAN.kernels[0].kernel, "fwd_splitkv-bf16");
+			(void)strcpy(p->PLAN.kernels[1].kernel, "fwd_splitkv_combine-bf16");
+		}
 		break;
 	case PROTO_CODE:
 		p->CODE = (struct proto_code_params){.hash = {0xc0, 0xde},

@@ -73,6 +73,7 @@ struct plan {
 	struct fmha_problem problem; /* strides and scale filled in */
 	struct problem_axes axes;    /* of that problem: what extents and loop bounds follow from */
 	uint32_t n_stages;
+	uint32_t named; /* bit i: the caller named the kernel of stage i */
 	struct plan_stage stages[PLAN_MAX_STAGES];
 	struct plan_layout layout;
 	uint64_t workspace_bytes;      /* of any run at most */
@@ -127,11 +128,27 @@ struct plan_binding {
 };
 
 /*
- * Builds a plan. Judges the whole problem; buffers are judged by plan_read() and plan_place().
- * Return: 0, FMHA_EINVAL, FMHA_ENOTSUP (naming the field) or FMHA_ENOKERNEL.
+ * Kernels that the caller names: each is what the stage of its family runs, if it can; dispatch
+ * chooses those of the others. Where the problem leaves it open, naming an unsplit forward kernel
+ * means that keys are not split.
  */
-int plan_build(const struct fmha_problem *problem, const struct plan_device *device,
-	       struct plan *ret_plan, struct fmha_error *err);
+struct plan_choice {
+	uint32_t n;
+	char kernel[PLAN_MAX_STAGES][PLAN_KERNEL_BYTES];
+};
+
+/*
+ * Builds a plan. Judges the whole problem; buffers are judged by plan_read() and plan_place().
+ * @choice: NULL: none
+ * Return: 0, FMHA_EINVAL, FMHA_ENOTSUP (naming the field) or FMHA_ENOKERNEL. With the field
+ * "kernels": FMHA_EINVAL, a name is no kernel of the device or has no stage in this plan;
+ * FMHA_ENOKERNEL, it does not fit, and why.
+ */
+int plan_build(const struct fmha_problem *problem, const struct plan_choice *choice,
+	       const struct plan_device *device, struct plan *ret_plan, struct fmha_error *err);
+
+/* The kernels that were named when @plan was built. */
+void plan_chosen(const struct plan *plan, struct plan_choice *ret_choice);
 
 /*
  * Small integer tensors (prefix sums, lengths, page tables) are copied out of client memory into
@@ -198,7 +215,7 @@ const char *plan_family_name(enum abi_family family);
  * problem without a kernel is explained too: then "plan" is null and "error" says so. Given to the
  * caller, who frees it with free(). Return: as plan_build(), but 0 for FMHA_ENOKERNEL.
  */
-int plan_explain(const struct fmha_problem *problem, const struct plan_device *device,
-		 char **ret_json, struct fmha_error *err);
+int plan_explain(const struct fmha_problem *problem, const struct plan_choice *choice,
+		 const struct plan_device *device, char **ret_json, struct fmha_error *err);
 
 #endif

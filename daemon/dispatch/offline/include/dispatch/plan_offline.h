@@ -9,9 +9,11 @@
 #include <fmha/base.h>
 
 struct plan_offline_options {
-	const char *arch;       /* "gfx942", "sm_90a", "x86_64_v4", ... */
-	const char *rules;      /* NULL: what this build can run; "ck": AMD's kernels */
-	uint32_t compute_units; /* 0: of the arch's usual card, 8 for a CPU */
+	const char *arch;           /* "gfx942", "sm_90a", "x86_64_v4", ... */
+	const char *rules;          /* NULL: what this build can run; "ck": AMD's kernels */
+	uint32_t compute_units;     /* 0: of the arch's usual card, 8 for a CPU */
+	const char *const *kernels; /* that are asked for by name, as fmha_plan_options has it */
+	uint32_t n_kernels;
 };
 
 /*
