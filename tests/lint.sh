@@ -16,7 +16,7 @@ failed=0
 step() { printf '\033[1m== %s\033[0m\n' "$*" >&2; }
 
 # By find, since a source tree need not be a clone.
-mapfile -t sources < <(find proto specs kernels daemon client tests -name '*.[ch]' | grep -v '^kernels/gpu/' | sort)
+mapfile -t sources < <(find cli proto specs kernels daemon client tests -name '*.[ch]' | grep -v '^kernels/gpu/' | sort)
 mapfile -t units < <(printf '%s\n' "${sources[@]}" | grep '\.c$' | grep -v '^tests/')
 
 tidied=("${units[@]}")
@@ -40,7 +40,7 @@ printf '%s\n' "${tidied[@]}" |
     xargs -P "$jobs" -n 4 clang-tidy -p $build --quiet 2>/dev/null || failed=1
 
 step "cppcheck"
-mapfile -t includes < <(find proto specs kernels daemon client -type d -name include -printf '-I%p\n')
+mapfile -t includes < <(find cli proto specs kernels daemon client -type d -name include -printf '-I%p\n')
 cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 -j "$jobs" \
     --enable=warning,performance,portability \
     --suppressions-list=tests/cppcheck.suppressions \

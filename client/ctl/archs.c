@@ -2,38 +2,29 @@
 /* fmhactl archs, fmhactl profiles: what the JSON folder knows. */
 #include "ctl.h"
 
-#include <getopt.h>
 #include <stdio.h>
 
 #include <kernels/backends.h>
 #include <specs/catalog.h>
 
-static int load(int argc, char **argv, const char *help, struct spec_catalog **ret_catalog)
+static int load(const struct ctl_command *command, int argc, char **argv,
+		struct spec_catalog **ret_catalog)
 {
-	static const struct option options[] = {{"help", no_argument, NULL, CTL_OPT_HELP}, {0}};
 	struct fmha_error err = {0};
-	int option = getopt_long(argc, argv, "", options, NULL);
 
-	if (option == CTL_OPT_HELP) {
-		(void)fputs(help, stdout);
-		return -1;
-	}
-	if (option != -1 || optind < argc)
+	if (cli_next(&command->usage, argc, argv) != -1 || optind < argc)
 		return optind < argc ? ctl_usage_error("what is '%s'?", argv[optind]) : CTL_USAGE;
 	return spec_catalog_load(NULL, fmha_backends, ret_catalog, &err) < 0 ? ctl_error(&err)
 									     : CTL_OK;
 }
 
-int ctl_archs(int argc, char **argv)
+static int archs(int argc, char **argv)
 {
-	static const char help[] =
-		"usage: fmhactl archs\n\n"
-		"Prints each arch with its vendor, family, kernel spaces (rules) and data types.\n";
 	struct spec_catalog *catalog = NULL;
-	int r = load(argc, argv, help, &catalog);
+	int r = load(&ctl_archs, argc, argv, &catalog);
 
 	if (r != CTL_OK)
-		return r < 0 ? CTL_OK : r;
+		return r;
 	for (int arch = 0; arch < spec_arch_count(catalog); arch++) {
 		const char *rules;
 
@@ -52,16 +43,13 @@ int ctl_archs(int argc, char **argv)
 	return CTL_OK;
 }
 
-int ctl_profiles(int argc, char **argv)
+static int profiles(int argc, char **argv)
 {
-	static const char help[] =
-		"usage: fmhactl profiles\n\n"
-		"Prints each profile with its receipt and the filter that it keeps kernels by.\n";
 	struct spec_catalog *catalog = NULL;
-	int r = load(argc, argv, help, &catalog);
+	int r = load(&ctl_profiles, argc, argv, &catalog);
 
 	if (r != CTL_OK)
-		return r < 0 ? CTL_OK : r;
+		return r;
 	for (int i = 0; i < spec_profile_count(catalog); i++) {
 		int receipt = spec_profile_receipt(catalog, i);
 
@@ -75,3 +63,22 @@ int ctl_profiles(int argc, char **argv)
 	spec_catalog_free(catalog);
 	return CTL_OK;
 }
+
+const struct ctl_command ctl_archs = {
+	.usage =
+		{.name = "fmhactl archs",
+		 .brief = "the archs that kernels are known for (no daemon)",
+		 .synopsis = "",
+		 .text = "Prints each arch with its vendor, family, kernel spaces (rules) and data "
+			 "types."},
+	.run = archs,
+};
+
+const struct ctl_command ctl_profiles = {
+	.usage = {.name = "fmhactl profiles",
+		  .brief = "named subsets of kernels (no daemon)",
+		  .synopsis = "",
+		  .text = "Prints each profile with its receipt and the filter that it keeps "
+			  "kernels by."},
+	.run = profiles,
+};

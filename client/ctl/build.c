@@ -5,13 +5,15 @@
  */
 #include "ctl.h"
 
+#include <compile/build_usage.h>
+
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-int ctl_build(int argc, char **argv)
+static int build(int argc, char **argv)
 {
 	char self[PATH_MAX], path[PATH_MAX + 64];
 	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
@@ -28,3 +30,5 @@ int ctl_build(int argc, char **argv)
 	(void)fprintf(stderr, "fmhactl: %s/fmhad-build: %s\n", FMHAD_LIBEXEC_DIR, strerror(errno));
 	return CTL_IO;
 }
+
+const struct ctl_command ctl_build = {.usage = BUILD_USAGE, .run = build};

@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <cjson/cJSON.h>
+
 int ctl_usage_error(const char *fmt, ...)
 {
 	va_list args;
@@ -73,6 +75,28 @@ int ctl_parse_double(const char *option, const char *text, double *ret_value)
 	return 0;
 }
 
+const struct cli_option ctl_target_options[] = {
+	{"socket", CTL_OPT_SOCKET, "PATH", "the daemon's socket (default: see `fmhactl help`)"},
+	{"device", CTL_OPT_DEVICE, "N", "index of the device (default: the first that is ready)"},
+	{"timeout", CTL_OPT_TIMEOUT, "SECS", "give up after this long (default 30)"},
+	CLI_END};
+
+const struct cli_option ctl_json_option[] = {{"json", CTL_OPT_JSON, NULL, "the answer as JSON"},
+					     CLI_END};
+
+const char *ctl_take_verb(int *argc, char ***argv)
+{
+	const char *verb;
+
+	if (*argc < 2 || (*argv)[1][0] == '-')
+		return "";
+	verb = (*argv)[1];
+	(*argv)[1] = (*argv)[0]; /* cli_next() speaks in this name */
+	(*argc)--;
+	(*argv)++;
+	return verb;
+}
+
 int ctl_target_option(struct ctl_target *target, int option, const char *value)
 {
 	int64_t number = 0;
@@ -95,7 +119,7 @@ int ctl_target_option(struct ctl_target *target, int option, const char *value)
 		if (r == 0)
 			target->device = (uint32_t)number;
 		return r;
-	default: /* getopt_long() has said what is wrong */
+	default: /* cli_next() has said what is wrong */
 		return CTL_USAGE;
 	}
 }
@@ -126,6 +150,16 @@ int ctl_open(const struct ctl_target *target, struct fmha_client **ret_client,
 		return ctl_error(&err);
 	}
 	return 0;
+}
+
+int ctl_print_json(cJSON *json)
+{
+	char *text = cJSON_PrintUnformatted(json);
+	int r = text && puts(text) >= 0 ? CTL_OK : CTL_IO;
+
+	cJSON_free(text);
+	cJSON_Delete(json);
+	return r;
 }
 
 int64_t ctl_now_ns(void)

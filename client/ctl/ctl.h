@@ -2,10 +2,10 @@
 /*
  * ctl.h: what fmhactl's commands share.
  *
- * A command is one function in a file of its own, listed in main.c's table. It gets its own argv
- * (argv[0] is "fmhactl <command>", so getopt_long() works as in main()), prints results on stdout,
- * everything else on stderr, and returns one of the exit codes below. `--help` prints the command's
- * usage text on stdout and returns CTL_OK; after CTL_USAGE main() points to it.
+ * A command is a usage with its table of options and one function, in a file of its own, listed in
+ * main.c's table. The function gets its own argv (argv[0] is "fmhactl <command>"), reads its options
+ * with cli_next(), prints results on stdout, everything else on stderr, and returns one of the exit
+ * codes below; after CTL_USAGE main() points to `--help`.
  */
 #ifndef CTL_CTL_H
 #define CTL_CTL_H
@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <cli/options.h>
 #include <fmha/fmha.h>
 
 enum ctl_exit {
@@ -26,23 +27,28 @@ enum ctl_exit {
 };
 
 struct ctl_command {
-	const char *name;
-	const char *help; /* one line for `fmhactl help` */
+	struct cli_usage usage; /* its name is "fmhactl <command>" */
 	int (*run)(int argc, char **argv);
 };
 
-int ctl_archs(int argc, char **argv); /* enumerate.c and its neighbours: libfmha_specs */
-int ctl_build(int argc, char **argv); /* build.c */
-int ctl_enumerate(int argc, char **argv);
-int ctl_profiles(int argc, char **argv);
-int ctl_validate(int argc, char **argv);
-int ctl_devices(int argc, char **argv); /* ping.c, status.c */
-int ctl_ping(int argc, char **argv);
-int ctl_status(int argc, char **argv);
-int ctl_plan(int argc, char **argv);     /* plan.c */
-int ctl_registry(int argc, char **argv); /* registry.c */
-int ctl_run(int argc, char **argv);      /* run.c */
-int ctl_verify(int argc, char **argv);   /* verify.c */
+extern const struct ctl_command ctl_archs; /* enumerate.c and its neighbours: libfmha_specs */
+extern const struct ctl_command ctl_build;
+extern const struct ctl_command ctl_enumerate;
+extern const struct ctl_command ctl_profiles;
+extern const struct ctl_command ctl_validate;
+extern const struct ctl_command ctl_devices; /* ping.c, status.c: the daemon's */
+extern const struct ctl_command ctl_ping;
+extern const struct ctl_command ctl_status;
+extern const struct ctl_command ctl_plan;
+extern const struct ctl_command ctl_registry;
+extern const struct ctl_command ctl_run;
+extern const struct ctl_command ctl_verify;
+
+/*
+ * Takes a leading operand, such as run's "forward", out of what cli_next() is going to see; "" when
+ * there is none.
+ */
+const char *ctl_take_verb(int *argc, char ***argv);
 
 /* "fmhactl: <message>" on stderr. Return: CTL_USAGE, so that a bad option is one line. */
 int ctl_usage_error(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -62,28 +68,23 @@ struct ctl_target {
 	uint32_t device;
 };
 
-/* For getopt_long(): the long options, and what their values do to a target. */
-enum ctl_target_option { CTL_OPT_SOCKET = 1000, CTL_OPT_TIMEOUT, CTL_OPT_DEVICE, CTL_OPT_HELP };
-#define CTL_TARGET_OPTIONS                                                                         \
-	{"socket", required_argument, NULL, CTL_OPT_SOCKET},                                       \
-		{"timeout", required_argument, NULL, CTL_OPT_TIMEOUT},                             \
-		{"device", required_argument, NULL, CTL_OPT_DEVICE},                               \
-	{                                                                                          \
-		"help", no_argument, NULL, CTL_OPT_HELP                                            \
-	}
-#define CTL_TARGET_HELP                                                                            \
-	"  --socket PATH    the daemon's socket (default: see `fmhactl help`)\n"                   \
-	"  --device N       index of the device (default: the first that is ready)\n"              \
-	"  --timeout SECS   give up after this long (default 30)\n"                                \
-	"  --help           this text\n"
+/* The options of every command that talks to a daemon, and what cli_next() returns for them. */
+enum ctl_target_option { CTL_OPT_SOCKET = 1000, CTL_OPT_TIMEOUT, CTL_OPT_DEVICE, CTL_OPT_JSON };
+extern const struct cli_option ctl_target_options[];
+/* {--json}: for commands whose answer can be JSON; so that it is called the same everywhere. */
+extern const struct cli_option ctl_json_option[];
 
 #define CTL_TARGET_INIT                                                                            \
 	{                                                                                          \
 		.device = FMHA_ANY_DEVICE                                                          \
 	}
 
-/* @option: what getopt_long() returned. Return: 0, or CTL_USAGE (a line is printed). */
+/* @option: what cli_next() returned. Return: 0, or CTL_USAGE (a line is printed). */
 int ctl_target_option(struct ctl_target *target, int option, const char *value);
+
+/* Prints @json (taken) as one line. Return: CTL_OK or CTL_IO. */
+struct cJSON;
+int ctl_print_json(struct cJSON *json);
 
 /* Connect, and open the device; errors are printed. Return: 0 or an exit code. */
 int ctl_connect(const struct ctl_target *target, struct fmha_client **ret_client);

@@ -3,7 +3,6 @@
 #include "ctl.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,27 +34,6 @@ struct job {
 	int profile; /* -1: none */
 };
 
-static const char help[] =
-	"usage: fmhactl enumerate --arch ARCH [OPTION...]\n\n"
-	"  --arch ARCH       see `fmhactl archs`\n"
-	"  --rules RULES     which of the arch's kernel spaces: gpu or cpu, what this build can "
-	"run\n"
-	"                    (default), or ck, AMD's, which --config, --receipt and --mode "
-	"exhaustive\n"
-	"                    are about\n"
-	"  --variant V       fwd, splitkv, pagedkv, appendkv, batch_prefill or bwd, as shipped\n"
-	"                    (default: all of them)\n"
-	"  --config SWEEP    a shipped sweep by name (receipt0_fwd, fwd_ci, ...) or a JSON file\n"
-	"  --receipt N       one of `fmhactl profiles` (default 0)\n"
-	"  --profile P       the profile's receipt, and of that what validates and it keeps\n"
-	"  --mode MODE       rules (default) or exhaustive\n"
-	"  --hdims LIST      only these head dims, such as 64,192x128\n"
-	"  --filter EXPR     such as \"hdim_q == 128 and pipeline == 'qr_async' and not lse\"\n"
-	"  --count           print the number of kernels and nothing else\n"
-	"  --format FORMAT   csv (default: 59 columns with a header), json or names\n"
-	"  --out FILE        write there instead of to standard output\n"
-	"  --help            this text\n";
-
 enum option_id {
 	OPT_ARCH = 1,
 	OPT_RULES,
@@ -70,6 +48,27 @@ enum option_id {
 	OPT_FORMAT,
 	OPT_OUT,
 };
+
+static const struct cli_option own_options[] = {
+	{"arch", OPT_ARCH, "ARCH", "see `fmhactl archs`"},
+	{"rules", OPT_RULES, "gpu|cpu|ck",
+	 "which of the arch's kernel spaces: gpu or cpu, what this build can run (default), or ck, "
+	 "AMD's, which --config, --receipt and --mode exhaustive are about"},
+	{"variant", OPT_VARIANT, "fwd|splitkv|pagedkv|appendkv|batch_prefill|bwd",
+	 "only these, as shipped (default: all of them)"},
+	{"config", OPT_CONFIG, "SWEEP",
+	 "a shipped sweep by name (receipt0_fwd, fwd_ci, ...) or a JSON file"},
+	{"receipt", OPT_RECEIPT, "N", "one of `fmhactl profiles` (default 0)"},
+	{"profile", OPT_PROFILE, "P",
+	 "the profile's receipt, and of that what validates and it keeps"},
+	{"mode", OPT_MODE, "rules|exhaustive", "default: rules"},
+	{"hdims", OPT_HDIMS, "LIST", "only these head dims, such as 64,192x128"},
+	{"filter", OPT_FILTER, "EXPR",
+	 "such as \"hdim_q == 128 and pipeline == 'qr_async' and not lse\""},
+	{"count", OPT_COUNT, NULL, "print the number of kernels and nothing else"},
+	{"format", OPT_FORMAT, "csv|json|names", "default: csv, 59 columns with a header"},
+	{"out", OPT_OUT, "FILE", "write there instead of to standard output"},
+	CLI_END};
 
 /* "64,192x128" */
 static int parse_head_dims(struct request *request, const char *text)
@@ -155,7 +154,7 @@ static int take_option(struct request *request, int id, const char *value)
 	case OPT_OUT:
 		request->out_path = value;
 		break;
-	default: /* getopt_long() has said what is wrong */
+	default: /* cli_next() has said what is wrong */
 		r = CTL_USAGE;
 	}
 	return r;
@@ -163,27 +162,9 @@ static int take_option(struct request *request, int id, const char *value)
 
 static int parse_options(int argc, char **argv, struct request *request)
 {
-	static const struct option options[] = {{"arch", required_argument, NULL, OPT_ARCH},
-						{"rules", required_argument, NULL, OPT_RULES},
-						{"variant", required_argument, NULL, OPT_VARIANT},
-						{"config", required_argument, NULL, OPT_CONFIG},
-						{"receipt", required_argument, NULL, OPT_RECEIPT},
-						{"profile", required_argument, NULL, OPT_PROFILE},
-						{"mode", required_argument, NULL, OPT_MODE},
-						{"hdims", required_argument, NULL, OPT_HDIMS},
-						{"filter", required_argument, NULL, OPT_FILTER},
-						{"count", no_argument, NULL, OPT_COUNT},
-						{"format", required_argument, NULL, OPT_FORMAT},
-						{"out", required_argument, NULL, OPT_OUT},
-						{"help", no_argument, NULL, CTL_OPT_HELP},
-						{0}};
 	int id, r;
 
-	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		if (id == CTL_OPT_HELP) {
-			(void)fputs(help, stdout);
-			return -1;
-		}
+	while ((id = cli_next(&ctl_enumerate.usage, argc, argv)) != -1) {
 		r = take_option(request, id, optarg);
 		if (r != 0)
 			return r;
@@ -349,14 +330,14 @@ static int count(const struct job *job)
 	return r;
 }
 
-int ctl_enumerate(int argc, char **argv)
+static int enumerate(int argc, char **argv)
 {
 	struct request request = {0};
 	struct job job = {0};
 	int r = parse_options(argc, argv, &request);
 
 	if (r != 0)
-		return r < 0 ? CTL_OK : r;
+		return r;
 	r = prepare(&request, &job);
 	if (r == 0)
 		r = request.count_only ? count(&job) : write_out(&job, &request);
@@ -365,3 +346,12 @@ int ctl_enumerate(int argc, char **argv)
 	spec_catalog_free(job.catalog);
 	return r;
 }
+
+const struct ctl_command ctl_enumerate = {
+	.usage = {.name = "fmhactl enumerate",
+		  .brief = "the kernels that an arch can have (no daemon)",
+		  .synopsis = "--arch ARCH [OPTION...]",
+		  .text = "Counts or writes out the kernels that an arch can have.",
+		  .tables = {own_options}},
+	.run = enumerate,
+};

@@ -11,67 +11,85 @@
 
 #define OP(op) (1u << FMHA_##op)
 
-/* One option: in which operations it names a file to read, and in which one to write. */
+/* X(ID, option, role, the operations in which it names a file to read, and to write, help) */
+#define FILES(X)                                                                                   \
+	X(Q, "q", FMHA_T_Q, OP(FORWARD) | OP(BACKWARD) | OP(APPEND_KV), 0, "Q")                    \
+	X(K, "k", FMHA_T_K, OP(FORWARD) | OP(BACKWARD) | OP(APPEND_KV), 0, "K, or its cache")      \
+	X(V, "v", FMHA_T_V, OP(FORWARD) | OP(BACKWARD) | OP(APPEND_KV), 0, "V, or its cache")      \
+	X(O, "o", FMHA_T_O, OP(BACKWARD), 0, "backward: the forward pass's result")                \
+	X(DO, "do", FMHA_T_DO, OP(BACKWARD), 0, "backward: O's gradient")                          \
+	X(LSE, "lse", FMHA_T_LSE, OP(BACKWARD), OP(FORWARD),                                       \
+	  "forward: write the log of the sum of exponentials; backward: read it")                  \
+	X(BIAS, "bias", FMHA_T_BIAS, OP(FORWARD) | OP(BACKWARD), 0, "added to the scores")         \
+	X(ALIBI, "alibi", FMHA_T_ALIBI_SLOPES, OP(FORWARD) | OP(BACKWARD), 0,                      \
+	  "slopes of a bias that grows with the distance")                                         \
+	X(SINK, "sink", FMHA_T_SINK, OP(FORWARD) | OP(BACKWARD), 0,                                \
+	  "a logit a head that takes a share of each row")                                         \
+	X(SEQSTART_Q, "seqstart-q", FMHA_T_SEQSTART_Q, OP(FORWARD) | OP(BACKWARD), 0,              \
+	  "prefix sums of packed sequences, rows of Q")                                            \
+	X(SEQSTART_K, "seqstart-k", FMHA_T_SEQSTART_K, OP(FORWARD) | OP(BACKWARD), 0,              \
+	  "prefix sums of packed sequences, keys")                                                 \
+	X(SEQLEN_Q, "seqlen-q", FMHA_T_SEQLEN_Q, OP(FORWARD) | OP(BACKWARD), 0,                    \
+	  "rows of Q of each sequence")                                                            \
+	X(SEQLEN_K, "seqlen-k", FMHA_T_SEQLEN_K, OP(FORWARD) | OP(BACKWARD) | OP(APPEND_KV), 0,    \
+	  "keys of each sequence")                                                                 \
+	X(BLOCK_TABLE, "block-table", FMHA_T_BLOCK_TABLE, OP(FORWARD) | OP(APPEND_KV), 0,          \
+	  "a paged cache: pages of each sequence")                                                 \
+	X(KV_INDPTR, "kv-indptr", FMHA_T_KV_INDPTR, OP(FORWARD) | OP(APPEND_KV), 0,                \
+	  "a paged cache: where the next one's pages of each sequence begin")                      \
+	X(KV_PAGE_INDICES, "kv-page-indices", FMHA_T_KV_PAGE_INDICES, OP(FORWARD) | OP(APPEND_KV), \
+	  0, "a paged cache: pages")                                                               \
+	X(KV_LAST_PAGE_LEN, "kv-last-page-len", FMHA_T_KV_LAST_PAGE_LEN,                           \
+	  OP(FORWARD) | OP(APPEND_KV), 0, "a paged cache: keys in the last page of each sequence") \
+	X(CACHE_BATCH_IDX, "cache-batch-idx", FMHA_T_CACHE_BATCH_IDX, OP(FORWARD) | OP(APPEND_KV), \
+	  0, "which sequence of the cache each one is")                                            \
+	X(LEFTPAD_K, "leftpad-k", FMHA_T_LEFTPAD_K, OP(FORWARD), 0,                                \
+	  "keys of each sequence that are padding")                                                \
+	X(Q_DESCALE, "q-descale", FMHA_T_Q_DESCALE, OP(FORWARD), 0, "fp8: factor of Q")            \
+	X(K_DESCALE, "k-descale", FMHA_T_K_DESCALE, OP(FORWARD), 0, "fp8: factor of K")            \
+	X(V_DESCALE, "v-descale", FMHA_T_V_DESCALE, OP(FORWARD), 0, "fp8: factor of V")            \
+	X(K_NEW, "k-new", FMHA_T_K_NEW, OP(APPEND_KV), 0, "keys to append")                        \
+	X(V_NEW, "v-new", FMHA_T_V_NEW, OP(APPEND_KV), 0, "values to append")                      \
+	X(COS, "cos", FMHA_T_ROTARY_COS, OP(APPEND_KV), 0, "rotary embedding: cosines")            \
+	X(SIN, "sin", FMHA_T_ROTARY_SIN, OP(APPEND_KV), 0, "rotary embedding: sines")              \
+	X(OUT, "out", FMHA_T_O, 0, OP(FORWARD), "write O")                                         \
+	X(RANDVAL, "randval", FMHA_T_RANDVAL, 0, OP(FORWARD), "write the dropout's random bytes")  \
+	X(DQ, "dq", FMHA_T_DQ, 0, OP(BACKWARD), "write Q's gradient")                              \
+	X(DK, "dk", FMHA_T_DK, 0, OP(BACKWARD), "write K's gradient")                              \
+	X(DV, "dv", FMHA_T_DV, 0, OP(BACKWARD), "write V's gradient")                              \
+	X(DBIAS, "dbias", FMHA_T_DBIAS, 0, OP(BACKWARD), "write the bias's gradient")              \
+	X(DSINK, "dsink", FMHA_T_DSINK, 0, OP(BACKWARD), "write the sinks' gradient")              \
+	X(K_OUT, "k-out", FMHA_T_K, 0, OP(APPEND_KV), "write the cache of K")                      \
+	X(V_OUT, "v-out", FMHA_T_V, 0, OP(APPEND_KV), "write the cache of V")                      \
+	X(Q_ROTATED, "q-rotated", FMHA_T_Q_ROTATED, 0, OP(APPEND_KV),                              \
+	  "write Q with its rotary embedding")
+
 static const struct {
 	const char *name;
 	uint32_t role, reads, writes;
 } table[] = {
-	{"q", FMHA_T_Q, OP(FORWARD) | OP(BACKWARD) | OP(APPEND_KV), 0},
-	{"k", FMHA_T_K, OP(FORWARD) | OP(BACKWARD) | OP(APPEND_KV), 0},
-	{"v", FMHA_T_V, OP(FORWARD) | OP(BACKWARD) | OP(APPEND_KV), 0},
-	{"o", FMHA_T_O, OP(BACKWARD), 0},
-	{"do", FMHA_T_DO, OP(BACKWARD), 0},
-	{"lse", FMHA_T_LSE, OP(BACKWARD), OP(FORWARD)},
-	{"bias", FMHA_T_BIAS, OP(FORWARD) | OP(BACKWARD), 0},
-	{"alibi", FMHA_T_ALIBI_SLOPES, OP(FORWARD) | OP(BACKWARD), 0},
-	{"sink", FMHA_T_SINK, OP(FORWARD) | OP(BACKWARD), 0},
-	{"seqstart-q", FMHA_T_SEQSTART_Q, OP(FORWARD) | OP(BACKWARD), 0},
-	{"seqstart-k", FMHA_T_SEQSTART_K, OP(FORWARD) | OP(BACKWARD), 0},
-	{"seqlen-q", FMHA_T_SEQLEN_Q, OP(FORWARD) | OP(BACKWARD), 0},
-	{"seqlen-k", FMHA_T_SEQLEN_K, OP(FORWARD) | OP(BACKWARD) | OP(APPEND_KV), 0},
-	{"block-table", FMHA_T_BLOCK_TABLE, OP(FORWARD) | OP(APPEND_KV), 0},
-	{"kv-indptr", FMHA_T_KV_INDPTR, OP(FORWARD) | OP(APPEND_KV), 0},
-	{"kv-page-indices", FMHA_T_KV_PAGE_INDICES, OP(FORWARD) | OP(APPEND_KV), 0},
-	{"kv-last-page-len", FMHA_T_KV_LAST_PAGE_LEN, OP(FORWARD) | OP(APPEND_KV), 0},
-	{"cache-batch-idx", FMHA_T_CACHE_BATCH_IDX, OP(FORWARD) | OP(APPEND_KV), 0},
-	{"leftpad-k", FMHA_T_LEFTPAD_K, OP(FORWARD), 0},
-	{"q-descale", FMHA_T_Q_DESCALE, OP(FORWARD), 0},
-	{"k-descale", FMHA_T_K_DESCALE, OP(FORWARD), 0},
-	{"v-descale", FMHA_T_V_DESCALE, OP(FORWARD), 0},
-	{"k-new", FMHA_T_K_NEW, OP(APPEND_KV), 0},
-	{"v-new", FMHA_T_V_NEW, OP(APPEND_KV), 0},
-	{"cos", FMHA_T_ROTARY_COS, OP(APPEND_KV), 0},
-	{"sin", FMHA_T_ROTARY_SIN, OP(APPEND_KV), 0},
-	{"out", FMHA_T_O, 0, OP(FORWARD)},
-	{"randval", FMHA_T_RANDVAL, 0, OP(FORWARD)},
-	{"dq", FMHA_T_DQ, 0, OP(BACKWARD)},
-	{"dk", FMHA_T_DK, 0, OP(BACKWARD)},
-	{"dv", FMHA_T_DV, 0, OP(BACKWARD)},
-	{"dbias", FMHA_T_DBIAS, 0, OP(BACKWARD)},
-	{"dsink", FMHA_T_DSINK, 0, OP(BACKWARD)},
-	{"k-out", FMHA_T_K, 0, OP(APPEND_KV)},
-	{"v-out", FMHA_T_V, 0, OP(APPEND_KV)},
-	{"q-rotated", FMHA_T_Q_ROTATED, 0, OP(APPEND_KV)},
+#define FILE_ROLE(ID, name, role, reads, writes, help) {name, role, reads, writes},
+	FILES(FILE_ROLE)
+#undef FILE_ROLE
 };
 
 #define N_TABLE (sizeof(table) / sizeof(table[0]))
 
+enum {
+	FILE_BEFORE = FILES_OPTION_BASE - 1,
+#define FILE_ID(ID, name, role, reads, writes, help) FILE_##ID,
+	FILES(FILE_ID)
+#undef FILE_ID
+};
+
+const struct cli_option files_options[] = {
+#define FILE_OPTION(ID, name, role, reads, writes, help) {name, FILE_##ID, "FILE", help},
+	FILES(FILE_OPTION)
+#undef FILE_OPTION
+		CLI_END};
+
 /* A pointer that says "there is one" before the buffer exists. */
 static uint8_t marker[1];
-
-size_t files_options(uint32_t op, struct option *options, size_t capacity)
-{
-	size_t n = 0;
-
-	for (size_t i = 0; i < N_TABLE && n + 1 < capacity; i++) {
-		if (((table[i].reads | table[i].writes) & (1u << op)) == 0)
-			continue;
-		options[n++] = (struct option){table[i].name, required_argument, NULL,
-					       FILES_OPTION_BASE + (int)i};
-	}
-	memset(&options[n], 0, sizeof(options[n]));
-	return n;
-}
 
 int files_option(struct files *files, int option, const char *value)
 {
@@ -81,8 +99,10 @@ int files_option(struct files *files, int option, const char *value)
 		return CTL_USAGE;
 	if (table[i].reads & (1u << files->op))
 		files->in[table[i].role] = value;
-	else
+	else if (table[i].writes & (1u << files->op))
 		files->out[table[i].role] = value;
+	else
+		return ctl_usage_error("--%s: not for this operation", table[i].name);
 	return 0;
 }
 

@@ -4,8 +4,6 @@
 #ifndef CTL_FILES_H
 #define CTL_FILES_H
 
-#include <getopt.h>
-
 #include "ctl.h"
 #include "npy.h"
 #include "tensors.h"
@@ -20,8 +18,7 @@ struct files {
 	struct npy npy[FMHA_N_TENSORS];                       /* of inputs */
 };
 
-/* The options of @op for getopt_long(), zero-terminated; at most @capacity entries. */
-size_t files_options(uint32_t op, struct option *options, size_t capacity);
+extern const struct cli_option files_options[];
 
 /* Applies one of them. Return: 0 or CTL_USAGE. */
 int files_option(struct files *files, int option, const char *value);

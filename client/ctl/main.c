@@ -1,39 +1,60 @@
 /* SPDX-License-Identifier: MIT */
-/* fmhactl: fmhad's command line. One table of commands; each is a file of its own. */
+/*
+ * fmhactl: fmhad's command line. One table of commands; each is a file of its own. `--document
+ * FORMAT` writes what completion and manual pages are made of when fmhad is built.
+ */
 #include "ctl.h"
 
 #include <stdio.h>
 #include <string.h>
 
-static const struct ctl_command commands[] = {
-	{"ping", "round trip to the daemon and to each device's worker", ctl_ping},
-	{"status", "processes, devices, sessions, buffers, queues, latencies", ctl_status},
-	{"devices", "the daemon's devices", ctl_devices},
-	{"run", "attention on .npy files: forward, backward, append", ctl_run},
-	{"verify", "random problems against the double-precision reference", ctl_verify},
-	{"plan", "which kernels a problem gets, and why", ctl_plan},
-	{"registry", "a device's kernels: export, import, load, unload", ctl_registry},
-	{"archs", "the archs that kernels are known for (no daemon)", ctl_archs},
-	{"profiles", "named subsets of kernels (no daemon)", ctl_profiles},
-	{"enumerate", "the kernels that an arch can have (no daemon)", ctl_enumerate},
-	{"build", "compile an arch's kernels into a cache (no daemon, no GPU)", ctl_build},
-	{"validate", "is this kernel spec one that can exist? (no daemon)", ctl_validate},
+static const struct ctl_command *const commands[] = {
+	&ctl_ping,     &ctl_status, &ctl_devices,  &ctl_run,       &ctl_verify, &ctl_plan,
+	&ctl_registry, &ctl_archs,  &ctl_profiles, &ctl_enumerate, &ctl_build,  &ctl_validate,
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
+static const struct cli_usage usage = {
+	.name = "fmhactl",
+	.brief = "talks to fmhad, the fused multi-head attention service",
+	.synopsis = "COMMAND [OPTION...]",
+	.text = "Options may stand before or after the command. The daemon is looked for at "
+		"--socket "
+		"PATH, $FMHAD_SOCKET, $XDG_RUNTIME_DIR/fmhad.sock, /run/fmhad/fmhad.sock.\n"
+		"\n"
+		"exit codes: 0 success, 1 a check failed, 2 usage, 3 daemon unreachable, 4 the "
+		"daemon "
+		"refused, 5 a file cannot be read, written or understood",
+	.tables = {ctl_json_option, ctl_target_options},
+	.in_order = true,
+};
+
+/* "ping" of "fmhactl ping". */
+static const char *command_name(const struct ctl_command *command)
+{
+	return strrchr(command->usage.name, ' ') + 1;
+}
+
 static void print_help(FILE *out)
 {
-	(void)fputs("usage: fmhactl COMMAND [OPTION...]\n\n", out);
+	cli_print_help(&usage, out);
+	(void)fputs("\ncommands; `fmhactl COMMAND --help` says more:\n\n", out);
 	for (size_t i = 0; i < N_COMMANDS; i++)
-		(void)fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
-	(void)fputs(
-		"\n`fmhactl COMMAND --help` says more. The daemon is looked for at --socket PATH,\n"
-		"$FMHAD_SOCKET, $XDG_RUNTIME_DIR/fmhad.sock, /run/fmhad/fmhad.sock.\n\n"
-		"exit codes: 0 success, 1 a check failed, 2 usage, 3 daemon unreachable,\n"
-		"            4 the daemon refused, 5 a file cannot be read, written or "
-		"understood\n",
-		out);
+		(void)fprintf(out, "  %-10s %s\n", command_name(commands[i]),
+			      commands[i]->usage.brief);
+}
+
+static int document(const char *format)
+{
+	const struct cli_usage *usages[N_COMMANDS + 1] = {NULL};
+	const struct cli_program program = {.usage = &usage, .commands = usages};
+
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		usages[i] = &commands[i]->usage;
+	if (!cli_document(&program, format, stdout))
+		return ctl_usage_error("--document %s: man, bash, zsh or fish", format);
+	return fflush(stdout) == 0 ? CTL_OK : CTL_IO;
 }
 
 static int run_command(const struct ctl_command *command, int argc, char **argv)
@@ -41,9 +62,10 @@ static int run_command(const struct ctl_command *command, int argc, char **argv)
 	char title[64];
 	int r;
 
-	/* What getopt_long() begins its complaints with. */
-	(void)snprintf(title, sizeof(title), "fmhactl %s", command->name);
+	/* What cli_next() begins its complaints with. */
+	(void)snprintf(title, sizeof(title), "%s", command->usage.name);
 	argv[0] = title;
+	optind = 0; /* begin anew */
 	r = command->run(argc, argv);
 	if (r == CTL_USAGE)
 		(void)fprintf(stderr, "`%s --help` says more\n", title);
@@ -55,21 +77,48 @@ static int run_command(const struct ctl_command *command, int argc, char **argv)
 	return r;
 }
 
+/*
+ * From "--json status --limits" to "status --json --limits": a command sees options that came before
+ * its name behind its first operand, which may be a verb. @n: how many words came before.
+ */
+static void move_options(char **argv, int argc, int n)
+{
+	bool has_verb = n + 1 < argc && argv[n + 1][0] != '-';
+
+	for (int i = 0; i <= has_verb; i++) {
+		char *word = argv[n + i];
+
+		memmove(argv + i + 1, argv + i, (size_t)n * sizeof(*argv));
+		argv[i] = word;
+	}
+}
+
 int main(int argc, char **argv)
 {
-	const char *name = argc > 1 ? argv[1] : "";
+	static char program[] = "fmhactl";
+	const char *name;
+	int option;
 
-	if (!strcmp(name, "--version")) {
-		(void)printf("fmhactl %s\n", fmha_version());
-		return CTL_OK;
-	}
-	if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h")) {
+	if (argc == 3 && !strcmp(argv[1], "--document"))
+		return document(argv[2]);
+	if (argc == 2 &&
+	    (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
 		print_help(stdout);
-		return CTL_OK;
+		return fflush(stdout) == 0 ? CTL_OK : CTL_IO;
 	}
+	argv[0] = program; /* what complaints begin with */
+	while ((option = cli_next(&usage, argc, argv)) != -1) {
+		if (option == '?') {
+			(void)fputs("`fmhactl --help` says more\n", stderr);
+			return CTL_USAGE;
+		}
+	}
+	name = optind < argc ? argv[optind] : "";
 	for (size_t i = 0; i < N_COMMANDS; i++) {
-		if (!strcmp(name, commands[i].name))
-			return run_command(&commands[i], argc - 1, argv + 1);
+		if (strcmp(name, command_name(commands[i])) != 0)
+			continue;
+		move_options(argv + 1, argc - 1, optind - 1);
+		return run_command(commands[i], argc - 1, argv + 1);
 	}
 	if (name[0])
 		(void)ctl_usage_error("no command '%s'", name);

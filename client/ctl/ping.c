@@ -2,17 +2,13 @@
 /* ping.c: is everybody there, and how far away. */
 #include "ctl.h"
 
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char usage[] =
-	"usage: fmhactl ping [--count N] [OPTION...]\n"
-	"\n"
-	"Asks the daemon's front, and the worker of one device or of all, for a sign of life and\n"
-	"prints the round trip times.\n"
-	"\n"
-	"  --count N        round trips to each (default 10)\n" CTL_TARGET_HELP;
+#include <cjson/cJSON.h>
+
+static const struct cli_option own_options[] = {
+	{"count", 'n', "N", "round trips to each (default 10)"}, CLI_END};
 
 static int compare_times(const void *a, const void *b)
 {
@@ -21,9 +17,9 @@ static int compare_times(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Pings one peer: the front when @device is NULL. */
+/* Pings one peer: the front when @device is NULL. @list: NULL: for people */
 static int ping_peer(struct fmha_client *client, struct fmha_device *device, const char *name,
-		     int64_t count)
+		     int64_t count, cJSON *list)
 {
 	int64_t *times = calloc((size_t)count, sizeof(*times));
 	struct fmha_error err = {0};
@@ -42,14 +38,23 @@ static int ping_peer(struct fmha_client *client, struct fmha_device *device, con
 		return ctl_error(&err);
 	}
 	qsort(times, (size_t)count, sizeof(*times), compare_times);
-	(void)printf("%-40s  %8.1f us min  %8.1f us median  %8.1f us max\n", name,
-		     (double)times[0] / 1e3, (double)times[count / 2] / 1e3,
-		     (double)times[count - 1] / 1e3);
+	if (list) {
+		cJSON *item = cJSON_CreateObject();
+
+		cJSON_AddStringToObject(item, "peer", name);
+		cJSON_AddNumberToObject(item, "min_ns", (double)times[0]);
+		cJSON_AddNumberToObject(item, "median_ns", (double)times[count / 2]);
+		cJSON_AddNumberToObject(item, "max_ns", (double)times[count - 1]);
+		cJSON_AddItemToArray(list, item);
+	} else
+		(void)printf("%-40s  %8.1f us min  %8.1f us median  %8.1f us max\n", name,
+			     (double)times[0] / 1e3, (double)times[count / 2] / 1e3,
+			     (double)times[count - 1] / 1e3);
 	free(times);
 	return CTL_OK;
 }
 
-static int ping_device(struct fmha_client *client, uint32_t index, int64_t count)
+static int ping_device(struct fmha_client *client, uint32_t index, int64_t count, cJSON *list)
 {
 	struct fmha_error err = {0};
 	struct fmha_device *device;
@@ -62,12 +67,13 @@ static int ping_device(struct fmha_client *client, uint32_t index, int64_t count
 		return ctl_error(&err);
 	(void)snprintf(name, sizeof(name), "device %u (%s, %s)", info.device, info.backend,
 		       info.arch);
-	r = ping_peer(client, device, name, count);
+	r = ping_peer(client, device, name, count, list);
 	device = fmha_device_free(device);
 	return r;
 }
 
-static int ping_all(struct fmha_client *client, const struct ctl_target *target, int64_t count)
+static int ping_all(struct fmha_client *client, const struct ctl_target *target, int64_t count,
+		    cJSON *list)
 {
 	struct fmha_device_info devices[64];
 	struct fmha_client_info info;
@@ -79,38 +85,36 @@ static int ping_all(struct fmha_client *client, const struct ctl_target *target,
 	if (fmha_client_info(client, &info, &err) < 0)
 		return ctl_error(&err);
 	(void)snprintf(name, sizeof(name), "front %s (pid %u)", info.server, info.daemon_pid);
-	worst = ping_peer(client, NULL, name, count);
+	worst = ping_peer(client, NULL, name, count, list);
 	if (worst != CTL_OK)
 		return worst;
 	if (target->device != FMHA_ANY_DEVICE)
-		return ping_device(client, target->device, count);
+		return ping_device(client, target->device, count, list);
 	if (fmha_client_devices(client, devices, sizeof(devices) / sizeof(devices[0]), &n, &err) <
 	    0)
 		return ctl_error(&err);
 	for (size_t i = 0; i < n && i < sizeof(devices) / sizeof(devices[0]); i++) {
-		r = ping_device(client, devices[i].device, count);
+		r = ping_device(client, devices[i].device, count, list);
 		if (r != CTL_OK)
 			worst = r;
 	}
 	return worst;
 }
 
-int ctl_ping(int argc, char **argv)
+static int ping(int argc, char **argv)
 {
-	static const struct option options[] = {
-		{"count", required_argument, NULL, 'n'}, CTL_TARGET_OPTIONS, {0}};
 	struct ctl_target target = CTL_TARGET_INIT;
 	struct fmha_client *client;
+	cJSON *list = NULL;
 	int64_t count = 10;
+	bool as_json = false;
 	int option, r;
 
-	while ((option = getopt_long(argc, argv, "n:", options, NULL)) != -1) {
-		if (option == CTL_OPT_HELP) {
-			(void)fputs(usage, stdout);
-			return CTL_OK;
-		}
+	while ((option = cli_next(&ctl_ping.usage, argc, argv)) != -1) {
 		if (option == 'n')
 			r = ctl_parse_int("--count", optarg, 1, 1000000, &count);
+		else if (option == CTL_OPT_JSON)
+			r = !(as_json = true);
 		else
 			r = ctl_target_option(&target, option, optarg);
 		if (r != 0)
@@ -121,7 +125,23 @@ int ctl_ping(int argc, char **argv)
 	r = ctl_connect(&target, &client);
 	if (r != 0)
 		return r;
-	r = ping_all(client, &target, count);
+	if (as_json)
+		list = cJSON_CreateArray();
+	r = ping_all(client, &target, count, list);
+	if (r == CTL_OK && list)
+		r = ctl_print_json(list);
+	else
+		cJSON_Delete(list);
 	client = fmha_client_free(client);
 	return r;
 }
+
+const struct ctl_command ctl_ping = {
+	.usage = {.name = "fmhactl ping",
+		  .brief = "round trip to the daemon and to each device's worker",
+		  .synopsis = "[--count N] [OPTION...]",
+		  .text = "Asks the daemon's front, and the worker of one device or of all, for a "
+			  "sign of life and prints the round trip times.",
+		  .tables = {own_options, ctl_json_option, ctl_target_options}},
+	.run = ping,
+};

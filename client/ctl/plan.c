@@ -15,29 +15,7 @@
 #include "ctl.h"
 #include "problem.h"
 
-#define MAX_OPTIONS 64
-#define MANY        UINT32_MAX
-
-static const char usage[] =
-	"usage: fmhactl plan [forward|backward|append|merge] SHAPE [OPTION...]\n"
-	"\n"
-	"Explains a problem: the kernels that could serve it, why others cannot, the choice, the "
-	"workspace.\n"
-	"\n"
-	"  --batch N --heads-q N --heads-k N --seqlen-q N --seqlen-k N --hdim N\n"
-	"                   the shape (defaults: 1 8 8 1024 1024 128); --heads N, --seqlen N set "
-	"both,\n"
-	"                   --hdim-v N another one for V; --dtype f32|f16|bf16|e4m3|e5m2 (default "
-	"bf16)\n"
-	"  --group          packed sequences of these lengths (varlen)\n"
-	"  --lse --bias --alibi --sink --dbias --dsink       there is such a tensor\n"
-	"  --new N          forward, append: N new keys are written to the cache first\n"
-	"  --parts N        merge: N partial results\n" PROBLEM_HELP PROBLEM_KERNEL_HELP
-	"  --arch A         explain for this arch, with no daemon (fmhactl archs lists them)\n"
-	"  --rules R        with --arch: ck for AMD's kernels (default: those of this build)\n"
-	"  --units N        with --arch: cores, CUs or SMs (default: typical of the arch)\n"
-	"  --candidates N   list at most N candidates of each selection (default 6)\n"
-	"  --json           the explanation as JSON\n" CTL_TARGET_HELP;
+#define MANY UINT32_MAX
 
 enum {
 	OPTION_BATCH = 4000,
@@ -64,37 +42,38 @@ enum {
 	OPTION_UNITS,
 	OPTION_CANDIDATES,
 	OPTION_KERNEL,
-	OPTION_JSON,
 };
 
-static const struct option own_options[] = {
-	{"batch", required_argument, NULL, OPTION_BATCH},
-	{"heads", required_argument, NULL, OPTION_HEADS},
-	{"heads-q", required_argument, NULL, OPTION_HEADS_Q},
-	{"heads-k", required_argument, NULL, OPTION_HEADS_K},
-	{"seqlen", required_argument, NULL, OPTION_SEQLEN},
-	{"seqlen-q", required_argument, NULL, OPTION_SEQLEN_Q},
-	{"seqlen-k", required_argument, NULL, OPTION_SEQLEN_K},
-	{"hdim", required_argument, NULL, OPTION_HDIM},
-	{"hdim-v", required_argument, NULL, OPTION_HDIM_V},
-	{"dtype", required_argument, NULL, OPTION_DTYPE},
-	{"group", no_argument, NULL, OPTION_GROUP},
-	{"lse", no_argument, NULL, OPTION_LSE},
-	{"bias", no_argument, NULL, OPTION_BIAS},
-	{"alibi", no_argument, NULL, OPTION_ALIBI},
-	{"sink", no_argument, NULL, OPTION_SINK},
-	{"dbias", no_argument, NULL, OPTION_DBIAS},
-	{"dsink", no_argument, NULL, OPTION_DSINK},
-	{"new", required_argument, NULL, OPTION_NEW},
-	{"parts", required_argument, NULL, OPTION_PARTS},
-	{"arch", required_argument, NULL, OPTION_ARCH},
-	{"rules", required_argument, NULL, OPTION_RULES},
-	{"units", required_argument, NULL, OPTION_UNITS},
-	{"candidates", required_argument, NULL, OPTION_CANDIDATES},
-	{"kernel", required_argument, NULL, OPTION_KERNEL},
-	{"json", no_argument, NULL, OPTION_JSON},
-	CTL_TARGET_OPTIONS,
-};
+static const struct cli_option own_options[] = {
+	{"batch", OPTION_BATCH, "N", "sequences (default 1)"},
+	{"heads", OPTION_HEADS, "N", "both of the next two"},
+	{"heads-q", OPTION_HEADS_Q, "N", "query heads (default 8)"},
+	{"heads-k", OPTION_HEADS_K, "N", "KV heads (default 8)"},
+	{"seqlen", OPTION_SEQLEN, "N", "both of the next two"},
+	{"seqlen-q", OPTION_SEQLEN_Q, "N", "rows of Q a sequence (default 1024)"},
+	{"seqlen-k", OPTION_SEQLEN_K, "N", "keys a sequence (default 1024)"},
+	{"hdim", OPTION_HDIM, "N", "head dim of Q, K and V (default 128)"},
+	{"hdim-v", OPTION_HDIM_V, "N", "another one for V"},
+	{"dtype", OPTION_DTYPE, "f32|f16|bf16|e4m3|e5m2", "default: bf16"},
+	{"group", OPTION_GROUP, NULL, "packed sequences of these lengths (varlen)"},
+	{"lse", OPTION_LSE, NULL, "there is such a tensor; the same for the next five"},
+	{"bias", OPTION_BIAS, NULL, "a bias on the scores"},
+	{"alibi", OPTION_ALIBI, NULL, "ALiBi's slopes"},
+	{"sink", OPTION_SINK, NULL, "a sink logit a head"},
+	{"dbias", OPTION_DBIAS, NULL, "backward: the bias's gradient"},
+	{"dsink", OPTION_DSINK, NULL, "backward: the sinks' gradient"},
+	{"new", OPTION_NEW, "N", "forward, append: N new keys are written to the cache first"},
+	{"parts", OPTION_PARTS, "N", "merge: N partial results"},
+	{"arch", OPTION_ARCH, "ARCH",
+	 "explain for this arch, with no daemon (see `fmhactl archs`)"},
+	{"rules", OPTION_RULES, "gpu|cpu|ck",
+	 "with --arch: ck for AMD's kernels (default: those of this build)"},
+	{"units", OPTION_UNITS, "N",
+	 "with --arch: cores, CUs or SMs (default: typical of the arch)"},
+	{"candidates", OPTION_CANDIDATES, "N",
+	 "list at most N candidates of each selection (default 6)"},
+	{"kernel", OPTION_KERNEL, "NAME", problem_kernel_help},
+	CLI_END};
 
 struct request {
 	struct ctl_target target;
@@ -194,11 +173,11 @@ static int parse_option(struct request *request, int option, const char *value)
 		return ctl_parse_int("--candidates", value, 0, 1000000, &request->n_candidates);
 	case OPTION_KERNEL:
 		return problem_add_kernel(&request->kernels, value);
-	case OPTION_JSON:
+	case CTL_OPT_JSON:
 		request->json = true;
 		return 0;
 	default:
-		if (option >= OPTION_BATCH && option < OPTION_JSON)
+		if (option >= OPTION_BATCH && option <= OPTION_CANDIDATES)
 			return parse_sizes(&request->problem, option, value);
 		return ctl_target_option(&request->target, option, value);
 	}
@@ -446,19 +425,11 @@ static int explain(const struct request *request, char **ret_json)
 	return 0;
 }
 
-static int parse(struct request *request, int argc, char **argv, bool *ret_done)
+static int parse(struct request *request, int argc, char **argv)
 {
-	struct option options[MAX_OPTIONS];
 	int option, r;
 
-	options_concat(options, MAX_OPTIONS, problem_long_options, n_problem_long_options,
-		       own_options, sizeof(own_options) / sizeof(own_options[0]));
-	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		if (option == CTL_OPT_HELP) {
-			(void)fputs(usage, stdout);
-			*ret_done = true;
-			return CTL_OK;
-		}
+	while ((option = cli_next(&ctl_plan.usage, argc, argv)) != -1) {
 		r = parse_option(request, option, optarg);
 		if (r != 0)
 			return r;
@@ -470,13 +441,13 @@ static int parse(struct request *request, int argc, char **argv, bool *ret_done)
 	return 0;
 }
 
-int ctl_plan(int argc, char **argv)
+static int plan(int argc, char **argv)
 {
 	static const char *const operations[] = {"forward", "backward", "append", "merge"};
 	struct request request = {.target = CTL_TARGET_INIT, .dtype = FMHA_BF16, .n_candidates = 6};
 	struct fmha_problem *p = &request.problem;
+	const char *verb = ctl_take_verb(&argc, &argv);
 	char *json = NULL;
-	bool done = false;
 	int r;
 
 	fmha_problem_init(p);
@@ -484,21 +455,18 @@ int ctl_plan(int argc, char **argv)
 	p->nhead_q = p->nhead_k = 8;
 	p->seqlen_q = p->seqlen_k = 1024;
 	p->hdim_q = p->hdim_v = 128;
-	if (argc > 1 && argv[1][0] != '-') {
+	if (verb[0]) {
 		p->op = MANY;
 		for (uint32_t i = 0; i < 4; i++) {
-			if (!strcmp(argv[1], operations[i]))
+			if (!strcmp(verb, operations[i]))
 				p->op = i;
 		}
 		if (p->op == MANY)
 			return ctl_usage_error("plan: forward, backward, append or merge, not '%s'",
-					       argv[1]);
-		argv[1] = argv[0];
-		argc--;
-		argv++;
+					       verb);
 	}
-	r = parse(&request, argc, argv, &done);
-	if (r != 0 || done)
+	r = parse(&request, argc, argv);
+	if (r != 0)
 		return r;
 	fill_problem(&request);
 	r = explain(&request, &json);
@@ -511,3 +479,15 @@ int ctl_plan(int argc, char **argv)
 	free(json);
 	return r;
 }
+
+const struct ctl_command ctl_plan = {
+	.usage = {.name = "fmhactl plan",
+		  .brief = "which kernels a problem gets, and why",
+		  .synopsis = "[forward|backward|append|merge] SHAPE [OPTION...]",
+		  .text = "Explains a problem: the kernels that could serve it, why others cannot, "
+			  "the "
+			  "choice, the workspace. With --arch no daemon is asked.",
+		  .operands = "forward|backward|append|merge",
+		  .tables = {own_options, problem_options, ctl_json_option, ctl_target_options}},
+	.run = plan,
+};

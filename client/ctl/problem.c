@@ -6,25 +6,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-const struct option problem_long_options[] = {
-	{"causal", no_argument, NULL, PROBLEM_CAUSAL},
-	{"mask", required_argument, NULL, PROBLEM_MASK},
-	{"window", required_argument, NULL, PROBLEM_WINDOW},
-	{"sink-tokens", required_argument, NULL, PROBLEM_SINK_TOKENS},
-	{"scale", required_argument, NULL, PROBLEM_SCALE},
-	{"softcap", required_argument, NULL, PROBLEM_SOFTCAP},
-	{"dropout", required_argument, NULL, PROBLEM_DROPOUT},
-	{"seed", required_argument, NULL, PROBLEM_SEED},
-	{"offset", required_argument, NULL, PROBLEM_OFFSET},
-	{"deterministic", no_argument, NULL, PROBLEM_DETERMINISTIC},
-	{"splits", required_argument, NULL, PROBLEM_SPLITS},
-	{"split-size", required_argument, NULL, PROBLEM_SPLIT_SIZE},
-	{"page-size", required_argument, NULL, PROBLEM_PAGE_SIZE},
-	{"kv-layout", required_argument, NULL, PROBLEM_KV_LAYOUT},
-	{"rope", required_argument, NULL, PROBLEM_ROPE},
-};
-const size_t n_problem_long_options = sizeof(problem_long_options) /
-				      sizeof(problem_long_options[0]);
+const struct cli_option problem_options[] = {
+	{"causal", PROBLEM_CAUSAL, NULL, "the same as --mask bottom_right --window -1,0"},
+	{"mask", PROBLEM_MASK, "none|top_left|bottom_right", "the corner that the band is tied to"},
+	{"window", PROBLEM_WINDOW, "L,R",
+	 "columns visible left and right of the diagonal, -1: all"},
+	{"sink-tokens", PROBLEM_SINK_TOKENS, "N", "leading keys visible left of any window"},
+	{"scale", PROBLEM_SCALE, "S", "factor on Q K^T (default 1/sqrt(hdim_q))"},
+	{"softcap", PROBLEM_SOFTCAP, "C", "C * tanh(S / C)"},
+	{"dropout", PROBLEM_DROPOUT, "P", "probability of dropping"},
+	{"seed", PROBLEM_SEED, "N", "of the dropout"},
+	{"offset", PROBLEM_OFFSET, "N", "of the dropout: where its random numbers begin"},
+	{"deterministic", PROBLEM_DETERMINISTIC, NULL, "backward: the same bits on every run"},
+	{"splits", PROBLEM_SPLITS, "N", "split-KV into exactly N parts (1: never)"},
+	{"split-size", PROBLEM_SPLIT_SIZE, "KEYS", "split-KV into parts of so many keys"},
+	{"page-size", PROBLEM_PAGE_SIZE, "N", "the cache is paged"},
+	{"kv-layout", PROBLEM_KV_LAYOUT, "linear|vectorized", "of a page (default: linear)"},
+	{"rope", PROBLEM_ROPE, "none|interleaved|half", "rotary embedding of what is appended"},
+	CLI_END};
 
 struct word {
 	const char *text;
@@ -164,6 +163,8 @@ int problem_option(struct fmha_problem *p, int option, const char *value)
 	return CTL_USAGE;
 }
 
+const char problem_kernel_help[] = "the kernel of this name and no other; once for each stage";
+
 int problem_add_kernel(struct problem_kernels *kernels, const char *name)
 {
 	if (kernels->n == FMHA_MAX_STAGES)
@@ -199,16 +200,4 @@ void problem_describe(const struct fmha_problem *p, char *text, size_t n)
 	(void)snprintf(text, n, "batch %d%s, heads %d/%d, seqlen %d/%d, hdim %s, %s%s", p->batch,
 		       p->mode == FMHA_GROUP ? " (packed)" : "", p->nhead_q, p->nhead_k,
 		       p->seqlen_q, p->seqlen_k, hdim, dtype ? dtype : "?", mask);
-}
-
-void options_concat(struct option *out, size_t capacity, const struct option *a, size_t n_a,
-		    const struct option *b, size_t n_b)
-{
-	size_t n = 0;
-
-	for (size_t i = 0; i < n_a && n + 1 < capacity; i++)
-		out[n++] = a[i];
-	for (size_t i = 0; i < n_b && n + 1 < capacity; i++)
-		out[n++] = b[i];
-	memset(&out[n], 0, sizeof(out[n]));
 }

@@ -3,11 +3,9 @@
 #ifndef CTL_PROBLEM_H
 #define CTL_PROBLEM_H
 
-#include <getopt.h>
-
 #include "ctl.h"
 
-/* What getopt_long() returns for the options below. */
+/* What cli_next() returns for the options below. */
 enum problem_option {
 	PROBLEM_CAUSAL = 2000,
 	PROBLEM_MASK,
@@ -33,23 +31,10 @@ struct problem_kernels {
 	const char *names[FMHA_MAX_STAGES]; /* borrowed */
 };
 
-extern const struct option problem_long_options[];
-extern const size_t n_problem_long_options;
+/* What --kernel NAME says of itself, in every command that has it. */
+extern const char problem_kernel_help[];
 
-#define PROBLEM_HELP                                                                               \
-	"  --causal         the same as --mask bottom_right --window -1,0\n"                       \
-	"  --mask M         none, top_left or bottom_right: the corner that the band is tied to\n" \
-	"  --window L,R     columns visible left and right of the diagonal, -1: all\n"             \
-	"  --sink-tokens N  leading keys visible left of any window\n"                             \
-	"  --scale S        factor on Q K^T (default 1/sqrt(hdim_q))\n"                            \
-	"  --softcap C      C * tanh(S / C)\n"                                                     \
-	"  --dropout P      probability of dropping; --seed N, --offset N: its state\n"            \
-	"  --deterministic  backward: the same bits on every run\n"                                \
-	"  --splits N       split-KV into exactly N parts (1: never); --split-size KEYS\n"         \
-	"  --page-size N    the cache is paged; --kv-layout linear|vectorized\n"                   \
-	"  --rope R         interleaved or half: rotary embedding of what is appended\n"
-#define PROBLEM_KERNEL_HELP                                                                        \
-	"  --kernel NAME    the kernel of this name and no other; once for each stage\n"
+extern const struct cli_option problem_options[];
 
 /* Whether @option is one of these; then it is applied to @problem. Return: 0, or CTL_USAGE (a line
  * is printed). */
@@ -65,9 +50,5 @@ int problem_parse_dtype(const char *option, const char *text, uint32_t *ret_dtyp
 
 /* "batch 2, heads 16/4, seqlen 1024/1024, hdim 128, bf16, causal" */
 void problem_describe(const struct fmha_problem *problem, char *text, size_t n);
-
-/* A getopt_long() array made of several; the caller's storage has room for @capacity. */
-void options_concat(struct option *out, size_t capacity, const struct option *a, size_t n_a,
-		    const struct option *b, size_t n_b);
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* registry.c: the kernels of one device: seen as JSON, merged, and chosen in sets. */
 #include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,24 +10,12 @@
 
 #define MAX_DOCUMENT (64 << 20) /* what the daemon takes */
 
-static const char usage[] =
-	"usage: fmhactl registry export [--filter EXPR] [--out FILE] [OPTION...]\n"
-	"       fmhactl registry import FILE [OPTION...]\n"
-	"       fmhactl registry load SET.json [--name NAME] [OPTION...]\n"
-	"       fmhactl registry unload NAME [OPTION...]\n"
-	"\n"
-	"export  prints a device's kernels with their state, statistics and tuned results as "
-	"JSON;\n"
-	"        without --filter those that something is known about\n"
-	"import  merges an export of another machine that has the same device\n"
-	"load    offers the kernels of a set: a JSON list of patterns over kernel names, as in\n"
-	"        [\"fwd-bf16-*\", \"!*-h256-*\"]; the set is called like the file unless --name "
-	"says else\n"
-	"unload  takes a set back\n"
-	"\n"
-	"  --filter EXPR    only kernels for which this holds, as in \"hdim_q == 128 and pipeline "
-	"== 'qr'\"\n"
-	"  --out FILE       write there instead of to stdout\n" CTL_TARGET_HELP;
+static const struct cli_option own_options[] = {
+	{"filter", 'f', "EXPR",
+	 "export: only kernels for which this holds, as in \"hdim_q == 128 and pipeline == 'qr'\""},
+	{"out", 'o', "FILE", "export: write there instead of to stdout"},
+	{"name", 'n', "NAME", "load: what the set is called (default: as the file)"},
+	CLI_END};
 
 struct request {
 	struct ctl_target target;
@@ -187,21 +174,12 @@ static int do_unload(struct fmha_device *device, const struct request *request)
 	return CTL_OK;
 }
 
-static int parse(struct request *request, int argc, char **argv, bool *ret_done)
+static int parse(struct request *request, int argc, char **argv)
 {
-	static const struct option options[] = {{"filter", required_argument, NULL, 'f'},
-						{"out", required_argument, NULL, 'o'},
-						{"name", required_argument, NULL, 'n'},
-						CTL_TARGET_OPTIONS,
-						{0}};
 	int option, r;
 
-	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+	while ((option = cli_next(&ctl_registry.usage, argc, argv)) != -1) {
 		switch (option) {
-		case CTL_OPT_HELP:
-			(void)fputs(usage, stdout);
-			*ret_done = true;
-			return CTL_OK;
 		case 'f':
 			request->filter = optarg;
 			break;
@@ -224,27 +202,20 @@ static int parse(struct request *request, int argc, char **argv, bool *ret_done)
 	return 0;
 }
 
-int ctl_registry(int argc, char **argv)
+static int run_registry(int argc, char **argv)
 {
-	const char *verb = argc > 1 ? argv[1] : "";
+	const char *verb = ctl_take_verb(&argc, &argv);
 	bool exports = !strcmp(verb, "export"), imports = !strcmp(verb, "import");
 	bool loads = !strcmp(verb, "load"), unloads = !strcmp(verb, "unload");
 	struct request request = {.target = CTL_TARGET_INIT};
 	struct fmha_client *client;
 	struct fmha_device *device;
-	bool done = false;
-	int r;
+	int r = parse(&request, argc, argv);
 
-	if (!strcmp(verb, "--help")) {
-		(void)fputs(usage, stdout);
-		return CTL_OK;
-	}
+	if (r != 0)
+		return r;
 	if (!exports && !imports && !loads && !unloads)
 		return ctl_usage_error("registry: export, import, load or unload, not '%s'", verb);
-	argv[1] = argv[0]; /* getopt_long() speaks in this name */
-	r = parse(&request, argc - 1, argv + 1, &done);
-	if (r != 0 || done)
-		return r;
 	if (!exports && !request.operand)
 		return ctl_usage_error("registry %s: %s is missing", verb,
 				       unloads ? "NAME" : "FILE");
@@ -265,3 +236,24 @@ int ctl_registry(int argc, char **argv)
 	client = fmha_client_free(client);
 	return r;
 }
+
+const struct ctl_command ctl_registry = {
+	.usage = {.name = "fmhactl registry",
+		  .brief = "a device's kernels: export, import, load, unload",
+		  .synopsis = "export [--filter EXPR] [--out FILE] [OPTION...]\n"
+			      "import FILE [OPTION...]\n"
+			      "load SET.json [--name NAME] [OPTION...]\n"
+			      "unload NAME [OPTION...]",
+		  .text = "`export` prints a device's kernels with their state, statistics and "
+			  "tuned "
+			  "results as JSON; without --filter those that something is known "
+			  "about.\n\n"
+			  "`import` merges an export of another machine that has the same "
+			  "device.\n\n"
+			  "`load` offers the kernels of a set: a JSON list of patterns over kernel "
+			  "names, as in [\"fwd-bf16-*\", \"!*-h256-*\"].\n\n"
+			  "`unload` takes a set back.",
+		  .operands = "export|import|load|unload",
+		  .tables = {own_options, ctl_target_options}},
+	.run = run_registry,
+};

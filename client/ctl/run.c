@@ -14,40 +14,6 @@
 #include "problem.h"
 #include "tensors.h"
 
-#define MAX_OPTIONS 96
-
-static const char usage[] =
-	"usage: fmhactl run forward  --q FILE --k FILE --v FILE --out FILE [--lse FILE] "
-	"[OPTION...]\n"
-	"       fmhactl run backward --q FILE --k FILE --v FILE --do FILE --dq FILE --dk FILE --dv "
-	"FILE\n"
-	"                            [--o FILE --lse FILE] [OPTION...]\n"
-	"       fmhactl run append   --k FILE --v FILE --k-new FILE --v-new FILE --seqlen-k FILE\n"
-	"                            --k-out FILE --v-out FILE [OPTION...]\n"
-	"\n"
-	"Files are .npy in C order: float32, float16, uint16 (bfloat16), uint8 (fp8), int32 "
-	"(indices).\n"
-	"Q, K, V and the like are [batch, seqlen, heads, hdim]; packed sequences are [rows, heads, "
-	"hdim]\n"
-	"with --seqstart-q and --seqstart-k; a paged cache is [pages, page_size, heads, hdim] "
-	"with\n"
-	"--block-table, or --kv-indptr, --kv-page-indices and --kv-last-page-len.\n"
-	"\n"
-	"  --bias FILE --alibi FILE --sink FILE --randval FILE --seqlen-q FILE --seqlen-k FILE\n"
-	"  --leftpad-k FILE --cache-batch-idx FILE --q-descale FILE --k-descale FILE --v-descale "
-	"FILE\n"
-	"  --dbias FILE --dsink FILE         backward: further gradients\n"
-	"  --cos FILE --sin FILE --q FILE --q-rotated FILE   append: rotary embedding\n"
-	"  --layout L       bshd (default) or bhsd: the order of dimensions in all files\n"
-	"  --fp8 TYPE       e4m3 (default) or e5m2: what uint8 files hold\n" PROBLEM_HELP
-		PROBLEM_KERNEL_HELP
-	"  --check          compare with the double-precision reference; exit code 1 when beyond "
-	"the bar\n"
-	"  --discard        keep no result: for timing alone\n"
-	"  --repeat N       run N times, report the fastest\n"
-	"  --seconds S      go on for this long, whatever N is\n"
-	"  --json           the report as JSON, with the time of each run\n" CTL_TARGET_HELP;
-
 /* One run: its end by CLOCK_MONOTONIC, by which processes can compare. */
 struct sample {
 	int64_t end_ns;
@@ -75,7 +41,6 @@ struct run {
 enum {
 	OPTION_CHECK = 'c',
 	OPTION_DISCARD = 'd',
-	OPTION_JSON = 'j',
 	OPTION_REPEAT = 'n',
 	OPTION_SECONDS = 's',
 	OPTION_LAYOUT = 'l',
@@ -98,7 +63,7 @@ static int parse_option(struct run *run, int option, const char *value)
 	case OPTION_DISCARD:
 		run->discard = true;
 		return 0;
-	case OPTION_JSON:
+	case CTL_OPT_JSON:
 		run->json = true;
 		return 0;
 	case OPTION_REPEAT:
@@ -125,33 +90,24 @@ static int parse_option(struct run *run, int option, const char *value)
 	}
 }
 
-/* Return: 0, or an exit code; *ret_done when there is nothing left to do. */
-static int parse(struct run *run, int argc, char **argv, bool *ret_done)
+static const struct cli_option own_options[] = {
+	{"layout", OPTION_LAYOUT, "bshd|bhsd",
+	 "the order of dimensions in all files (default bshd)"},
+	{"fp8", OPTION_FP8, "e4m3|e5m2", "what uint8 files hold (default e4m3)"},
+	{"check", OPTION_CHECK, NULL,
+	 "compare with the double-precision reference; exit code 1 when beyond the bar"},
+	{"discard", OPTION_DISCARD, NULL, "keep no result: for timing alone"},
+	{"repeat", OPTION_REPEAT, "N", "run N times, report the fastest"},
+	{"seconds", OPTION_SECONDS, "S", "go on for this long, whatever N is"},
+	{"kernel", OPTION_KERNEL, "NAME", problem_kernel_help},
+	CLI_END};
+
+/* Return: 0, or an exit code. */
+static int parse(struct run *run, int argc, char **argv)
 {
-	static const struct option own[] = {{"check", no_argument, NULL, OPTION_CHECK},
-					    {"discard", no_argument, NULL, OPTION_DISCARD},
-					    {"json", no_argument, NULL, OPTION_JSON},
-					    {"repeat", required_argument, NULL, OPTION_REPEAT},
-					    {"seconds", required_argument, NULL, OPTION_SECONDS},
-					    {"layout", required_argument, NULL, OPTION_LAYOUT},
-					    {"fp8", required_argument, NULL, OPTION_FP8},
-					    {"kernel", required_argument, NULL, OPTION_KERNEL},
-					    CTL_TARGET_OPTIONS};
-	struct option options[MAX_OPTIONS], named[MAX_OPTIONS];
-	size_t n = files_options(run->files.op, named, MAX_OPTIONS);
 	int option, r;
 
-	options_concat(options, MAX_OPTIONS, named, n, problem_long_options,
-		       n_problem_long_options);
-	options_concat(options + n + n_problem_long_options,
-		       MAX_OPTIONS - n - n_problem_long_options, own, sizeof(own) / sizeof(own[0]),
-		       NULL, 0);
-	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		if (option == CTL_OPT_HELP) {
-			(void)fputs(usage, stdout);
-			*ret_done = true;
-			return CTL_OK;
-		}
+	while ((option = cli_next(&ctl_run.usage, argc, argv)) != -1) {
 		r = parse_option(run, option, optarg);
 		if (r != 0)
 			return r;
@@ -393,7 +349,7 @@ static int run_on_device(struct run *run)
 	return r;
 }
 
-int ctl_run(int argc, char **argv)
+static int run_files(int argc, char **argv)
 {
 	static const struct {
 		const char *name;
@@ -401,25 +357,21 @@ int ctl_run(int argc, char **argv)
 	} operations[] = {
 		{"forward", FMHA_FORWARD}, {"backward", FMHA_BACKWARD}, {"append", FMHA_APPEND_KV}};
 	struct run run = {.target = CTL_TARGET_INIT, .repeat = 1, .n_verdicts = -1};
-	const char *name = argc > 1 ? argv[1] : "";
-	bool done = false;
-	int r = CTL_USAGE;
+	const char *name = ctl_take_verb(&argc, &argv);
+	int r;
 
-	if (!strcmp(name, "--help")) {
-		(void)fputs(usage, stdout);
-		return CTL_OK;
-	}
 	run.files.op = UINT32_MAX;
 	for (size_t i = 0; i < sizeof(operations) / sizeof(operations[0]); i++) {
 		if (!strcmp(name, operations[i].name))
 			run.files.op = operations[i].op;
 	}
+	while (!name[0] && cli_next(&ctl_run.usage, argc, argv) > 0)
+		; /* run --help */
 	if (run.files.op == UINT32_MAX)
 		return ctl_usage_error("run: forward, backward or append, not '%s'", name);
 	fmha_problem_init(&run.problem);
-	argv[1] = argv[0]; /* getopt_long() speaks in this name */
-	r = parse(&run, argc - 1, argv + 1, &done);
-	if (r != 0 || done)
+	r = parse(&run, argc, argv);
+	if (r != 0)
 		return r;
 	r = files_load(&run.files, &run.problem);
 	if (r == 0)
@@ -428,3 +380,28 @@ int ctl_run(int argc, char **argv)
 	free(run.samples);
 	return r;
 }
+
+const struct ctl_command ctl_run = {
+	.usage =
+		{.name = "fmhactl run",
+		 .brief = "attention on .npy files: forward, backward, append",
+		 .synopsis =
+			 "forward  --q FILE --k FILE --v FILE --out FILE [--lse FILE] [OPTION...]\n"
+			 "backward --q FILE --k FILE --v FILE --do FILE --dq FILE --dk FILE --dv "
+			 "FILE "
+			 "[--o FILE --lse FILE] [OPTION...]\n"
+			 "append   --k FILE --v FILE --k-new FILE --v-new FILE --seqlen-k FILE "
+			 "--k-out "
+			 "FILE --v-out FILE [OPTION...]",
+		 .text = "Files are .npy in C order: float32, float16, uint16 (bfloat16), uint8 "
+			 "(fp8), int32 (indices). Q, K, V and the like are [batch, seqlen, heads, "
+			 "hdim]; packed sequences are [rows, heads, hdim] with --seqstart-q and "
+			 "--seqstart-k; a paged cache is [pages, page_size, heads, hdim] with "
+			 "--block-table, or --kv-indptr, --kv-page-indices and "
+			 "--kv-last-page-len.\n\n"
+			 "The report's JSON has the time of each run.",
+		 .operands = "forward|backward|append",
+		 .tables = {own_options, files_options, problem_options, ctl_json_option,
+			    ctl_target_options}},
+	.run = run_files,
+};

@@ -3,7 +3,6 @@
  * key that the daemon gains shows up here without a change. */
 #include "ctl.h"
 
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,18 +12,8 @@
 
 #define MAX_COLUMNS 24
 
-static const char status_usage[] =
-	"usage: fmhactl status [--json] [OPTION...]\n"
-	"\n"
-	"Prints processes, devices, sessions, buffers, queues and latencies.\n"
-	"\n"
-	"  --limits         all limits; without it only those that somebody ran into\n"
-	"  --json           the daemon's JSON as it is\n" CTL_TARGET_HELP;
-
-static const char devices_usage[] = "usage: fmhactl devices [OPTION...]\n"
-				    "\n"
-				    "Lists the daemon's devices.\n"
-				    "\n" CTL_TARGET_HELP;
+static const struct cli_option status_options[] = {
+	{"limits", 'l', NULL, "all limits; without it only those that somebody ran into"}, CLI_END};
 
 /* A scalar as text; "" for what is no scalar. */
 static void scalar_text(const cJSON *item, char *text, size_t n)
@@ -177,12 +166,8 @@ static int print_status(const char *json, bool all_limits)
 	return CTL_OK;
 }
 
-int ctl_status(int argc, char **argv)
+static int status(int argc, char **argv)
 {
-	static const struct option options[] = {{"json", no_argument, NULL, 'j'},
-						{"limits", no_argument, NULL, 'l'},
-						CTL_TARGET_OPTIONS,
-						{0}};
 	struct ctl_target target = CTL_TARGET_INIT;
 	struct fmha_error err = {0};
 	struct fmha_client *client;
@@ -190,12 +175,8 @@ int ctl_status(int argc, char **argv)
 	char *json;
 	int option, r;
 
-	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		if (option == CTL_OPT_HELP) {
-			(void)fputs(status_usage, stdout);
-			return CTL_OK;
-		}
-		if (option == 'j') {
+	while ((option = cli_next(&ctl_status.usage, argc, argv)) != -1) {
+		if (option == CTL_OPT_JSON) {
 			as_json = true;
 			continue;
 		}
@@ -225,7 +206,26 @@ int ctl_status(int argc, char **argv)
 	return r;
 }
 
-static int list_devices(struct fmha_client *client)
+static int print_devices_json(const struct fmha_device_info *devices, size_t n)
+{
+	cJSON *list = cJSON_CreateArray();
+
+	for (size_t i = 0; i < n; i++) {
+		cJSON *item = cJSON_CreateObject();
+
+		cJSON_AddNumberToObject(item, "device", devices[i].device);
+		cJSON_AddStringToObject(item, "backend", devices[i].backend);
+		cJSON_AddStringToObject(item, "arch", devices[i].arch);
+		cJSON_AddStringToObject(item, "state", devices[i].state);
+		cJSON_AddNumberToObject(item, "compute_units", devices[i].compute_units);
+		cJSON_AddNumberToObject(item, "memory_bytes", (double)devices[i].memory_bytes);
+		cJSON_AddStringToObject(item, "name", devices[i].name);
+		cJSON_AddItemToArray(list, item);
+	}
+	return ctl_print_json(list);
+}
+
+static int list_devices(struct fmha_client *client, bool as_json)
 {
 	struct fmha_device_info devices[64];
 	struct fmha_error err = {0};
@@ -234,9 +234,13 @@ static int list_devices(struct fmha_client *client)
 	if (fmha_client_devices(client, devices, sizeof(devices) / sizeof(devices[0]), &n, &err) <
 	    0)
 		return ctl_error(&err);
+	if (n > sizeof(devices) / sizeof(devices[0]))
+		n = sizeof(devices) / sizeof(devices[0]);
+	if (as_json)
+		return print_devices_json(devices, n);
 	(void)printf("%-6s  %-8s  %-16s  %-10s  %5s  %12s  %s\n", "device", "backend", "arch",
 		     "state", "units", "memory MiB", "name");
-	for (size_t i = 0; i < n && i < sizeof(devices) / sizeof(devices[0]); i++)
+	for (size_t i = 0; i < n; i++)
 		(void)printf("%-6u  %-8s  %-16s  %-10s  %5u  %12llu  %s\n", devices[i].device,
 			     devices[i].backend, devices[i].arch, devices[i].state,
 			     devices[i].compute_units,
@@ -244,17 +248,17 @@ static int list_devices(struct fmha_client *client)
 	return CTL_OK;
 }
 
-int ctl_devices(int argc, char **argv)
+static int devices(int argc, char **argv)
 {
-	static const struct option options[] = {CTL_TARGET_OPTIONS, {0}};
 	struct ctl_target target = CTL_TARGET_INIT;
 	struct fmha_client *client;
+	bool as_json = false;
 	int option, r;
 
-	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		if (option == CTL_OPT_HELP) {
-			(void)fputs(devices_usage, stdout);
-			return CTL_OK;
+	while ((option = cli_next(&ctl_devices.usage, argc, argv)) != -1) {
+		if (option == CTL_OPT_JSON) {
+			as_json = true;
+			continue;
 		}
 		r = ctl_target_option(&target, option, optarg);
 		if (r != 0)
@@ -265,7 +269,26 @@ int ctl_devices(int argc, char **argv)
 	r = ctl_connect(&target, &client);
 	if (r != 0)
 		return r;
-	r = list_devices(client);
+	r = list_devices(client, as_json);
 	client = fmha_client_free(client);
 	return r;
 }
+
+const struct ctl_command ctl_status = {
+	.usage = {.name = "fmhactl status",
+		  .brief = "processes, devices, sessions, buffers, queues, latencies",
+		  .synopsis = "[--json] [OPTION...]",
+		  .text = "Prints processes, devices, sessions, buffers, queues and latencies. Of "
+			  "sessions a user sees the own ones, an administrator all.",
+		  .tables = {status_options, ctl_json_option, ctl_target_options}},
+	.run = status,
+};
+
+const struct ctl_command ctl_devices = {
+	.usage = {.name = "fmhactl devices",
+		  .brief = "the daemon's devices",
+		  .synopsis = "[OPTION...]",
+		  .text = "Lists the daemon's devices.",
+		  .tables = {ctl_json_option, ctl_target_options}},
+	.run = devices,
+};

@@ -3,7 +3,6 @@
 #include "ctl.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,15 +18,8 @@ struct judge {
 	struct ctl_progress progress;
 };
 
-static const char help[] =
-	"usage: fmhactl validate [--quiet] SPEC...\n\n"
-	"Each SPEC is a kernel's canonical name, a .json file with one spec or a list of them, or\n"
-	"another file (- is standard input) with a name or a CSV row a line, as written by\n"
-	"`fmhactl enumerate`. A spec in JSON is an object of the record's fields; family and\n"
-	"gfx_arch are required, and tile, wave, warp and pads may be lists.\n\n"
-	"  --quiet           print only the summary\n"
-	"  --help            this text\n\n"
-	"Exit code 0 when every spec is valid, 1 when one is not, 5 when a file cannot be read.\n";
+static const struct cli_option own_options[] = {{"quiet", 'q', NULL, "print only the summary"},
+						CLI_END};
 
 /* @label: where the spec comes from, for specs that have no name yet. */
 static void report_broken(struct judge *judge, const char *label, const char *msg)
@@ -145,19 +137,13 @@ static int judge_argument(struct judge *judge, const char *argument)
 	return judge_lines(judge, argument);
 }
 
-int ctl_validate(int argc, char **argv)
+static int validate(int argc, char **argv)
 {
-	static const struct option options[] = {
-		{"quiet", no_argument, NULL, 'q'}, {"help", no_argument, NULL, CTL_OPT_HELP}, {0}};
 	struct judge judge = {.progress = {.title = "validating"}};
 	struct fmha_error err = {0};
 	int id, r = CTL_OK;
 
-	while ((id = getopt_long(argc, argv, "q", options, NULL)) != -1) {
-		if (id == CTL_OPT_HELP) {
-			(void)fputs(help, stdout);
-			return CTL_OK;
-		}
+	while ((id = cli_next(&ctl_validate.usage, argc, argv)) != -1) {
 		if (id != 'q')
 			return CTL_USAGE;
 		judge.quiet = true;
@@ -175,3 +161,22 @@ int ctl_validate(int argc, char **argv)
 	spec_catalog_free(judge.catalog);
 	return r != CTL_OK ? r : judge.n_invalid ? CTL_FAILED : CTL_OK;
 }
+
+const struct ctl_command ctl_validate = {
+	.usage =
+		{.name = "fmhactl validate",
+		 .brief = "is this kernel spec one that can exist? (no daemon)",
+		 .synopsis = "[--quiet] SPEC...",
+		 .text = "Each SPEC is a kernel's canonical name, a .json file with one spec or a "
+			 "list of them, or another file (- is standard input) with a name or a CSV "
+			 "row a line, as written by `fmhactl enumerate`. A spec in JSON is an "
+			 "object "
+			 "of the record's fields; family and gfx_arch are required, and tile, "
+			 "wave, "
+			 "warp and pads may be lists.\n\n"
+			 "Exit code 0 when every spec is valid, 1 when one is not, 5 when a file "
+			 "cannot be read.",
+		 .operands = "FILE",
+		 .tables = {own_options}},
+	.run = validate,
+};

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* verify.c: random problems through the daemon, judged by the double-precision reference. */
 #include <inttypes.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,25 +11,17 @@
 #include "problem.h"
 #include "verify_case.h"
 
-static const char usage[] =
-	"usage: fmhactl verify [--cases N] [--seed S] [--features LIST] [OPTION...]\n"
-	"\n"
-	"Makes random attention problems, computes them on a device and compares every element "
-	"with a\n"
-	"reference in double precision. A case depends on the seed, its number and the features "
-	"alone,\n"
-	"so a failed one is repeated with --only.\n"
-	"\n"
-	"  --cases N        how many (default 200)\n"
-	"  --seed S         which ones (default 1)\n"
-	"  --only N         case N alone, with all details\n"
-	"  --features LIST  what cases may have, separated by commas; a leading ! takes away from "
-	"all:\n"
-	"                   backward append merge mask window lse bias alibi sink softcap dropout "
-	"scale\n"
-	"                   group lengths paged split strides rope f32 f16 bf16 fp8\n"
-	"  --verbose        a line for each case\n" CTL_TARGET_HELP "\n"
-	"What the device does not support is counted, and is no failure.\n";
+static const struct cli_option own_options[] = {
+	{"cases", 'n', "N", "how many (default 200)"},
+	{"seed", 's', "S", "which ones (default 1)"},
+	{"only", 'o', "N", "case N alone, with all details"},
+	{"features", 'f', "LIST",
+	 "what cases may have, separated by commas; a leading ! takes away from all: backward "
+	 "append "
+	 "merge mask window lse bias alibi sink softcap dropout scale group lengths paged split "
+	 "strides rope f32 f16 bf16 fp8"},
+	{"verbose", 'v', NULL, "a line for each case"},
+	CLI_END};
 
 struct totals {
 	uint64_t ok, unsupported, failed;
@@ -85,24 +76,13 @@ static int parse_features(const char *text, uint32_t *ret_features)
 	return 0;
 }
 
-static int parse(struct verify *v, int argc, char **argv, bool *ret_done)
+static int parse(struct verify *v, int argc, char **argv)
 {
-	static const struct option options[] = {{"cases", required_argument, NULL, 'n'},
-						{"seed", required_argument, NULL, 's'},
-						{"only", required_argument, NULL, 'o'},
-						{"features", required_argument, NULL, 'f'},
-						{"verbose", no_argument, NULL, 'v'},
-						CTL_TARGET_OPTIONS,
-						{0}};
 	int64_t seed = 1;
 	int option, r = 0;
 
-	while ((option = getopt_long(argc, argv, "n:v", options, NULL)) != -1 && r == 0) {
+	while ((option = cli_next(&ctl_verify.usage, argc, argv)) != -1 && r == 0) {
 		switch (option) {
-		case CTL_OPT_HELP:
-			(void)fputs(usage, stdout);
-			*ret_done = true;
-			return CTL_OK;
 		case 'n':
 			r = ctl_parse_int("--cases", optarg, 1, INT64_MAX, &v->cases);
 			break;
@@ -277,16 +257,15 @@ static int verify_all(struct verify *v, struct fmha_device *device)
 	return v->totals.failed > 0 ? CTL_FAILED : CTL_OK;
 }
 
-int ctl_verify(int argc, char **argv)
+static int verify(int argc, char **argv)
 {
 	struct verify v = {
 		.target = CTL_TARGET_INIT, .cases = 200, .only = -1, .features = VERIFY_ALL};
 	struct fmha_client *client;
 	struct fmha_device *device;
-	bool done = false;
-	int r = parse(&v, argc, argv, &done);
+	int r = parse(&v, argc, argv);
 
-	if (r != 0 || done)
+	if (r != 0)
 		return r;
 	r = ctl_open(&v.target, &client, &device);
 	if (r != 0)
@@ -296,3 +275,17 @@ int ctl_verify(int argc, char **argv)
 	client = fmha_client_free(client);
 	return r;
 }
+
+const struct ctl_command ctl_verify = {
+	.usage = {.name = "fmhactl verify",
+		  .brief = "random problems against the double-precision reference",
+		  .synopsis = "[--cases N] [--seed S] [--features LIST] [OPTION...]",
+		  .text = "Makes random attention problems, computes them on a device and compares "
+			  "every element with a reference in double precision. A case depends on "
+			  "the "
+			  "seed, its number and the features alone, so a failed one is repeated "
+			  "with "
+			  "--only. What the device does not support is counted, and is no failure.",
+		  .tables = {own_options, ctl_target_options}},
+	.run = verify,
+};

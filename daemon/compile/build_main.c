@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * fmhad-build: fills a cache of compiled kernels ahead of time, on a machine that needs no GPU. Run
- * by `fmhactl build`, whose help this program prints.
+ * by `fmhactl build`.
  */
 #include <errno.h>
-#include <getopt.h>
 #include <limits.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -13,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <compile/build_usage.h>
 #include <compile/paths.h>
 #include <compile/queue.h>
 #include <kernels/backends.h>
@@ -27,27 +27,7 @@
 #define SLOTS       (1 << 18) /* of the table of names; a power of two */
 #define MAX_WANTED  256
 
-static const char help[] =
-	"usage: fmhactl build --arch ARCH [OPTION...]\n\n"
-	"Compiles the kernels of an arch into a cache. Needs the arch's compiler, no GPU and no\n"
-	"daemon; what is in the cache already is not built again.\n\n"
-	"  --arch ARCH       sm_80, sm_90a, gfx90a, gfx942, ...: see `fmhactl archs`\n"
-	"  --profile P       only the profile's kernels: see `fmhactl profiles`\n"
-	"  --filter EXPR     only these, such as \"hdim_q == 128 and data_type == 'bf16'\"\n"
-	"  --kernel NAME     only this kernel, as --list or `fmhactl plan` prints it; may be "
-	"given\n"
-	"                    again\n"
-	"  --jobs N          builds at a time (default: every core)\n"
-	"  --cache DIR       default /var/cache/fmhad, or $XDG_CACHE_HOME/fmhad for a user\n"
-	"  --compiler C      nvrtc, hiprtc or clang (default: nvrtc for sm_*, clang for gfx*)\n"
-	"  --clang COMMAND   the clang to run (default: the first found)\n"
-	"  --sources DIR     folder of the kernel sources (default: where they are installed)\n"
-	"  --helper FILE     fmhad-compile (default: where it is installed)\n"
-	"  --pack FILE       afterwards, pack the whole cache into one file to ship\n"
-	"  --list            print the kernels' names, compile nothing\n"
-	"  --spills-fail     a kernel that spills registers counts as failed\n"
-	"  --help            this text\n\n"
-	"exit codes: 0 all built, 1 some failed, 2 usage, 5 files\n";
+static const struct cli_usage build_usage = BUILD_USAGE;
 
 /* A kernel that was asked for by name. */
 struct wanted {
@@ -89,90 +69,56 @@ static int usage(const char *fmt, const char *value)
 
 static int parse(struct build *build, int argc, char **argv)
 {
-	enum {
-		ARCH = 1,
-		PROFILE,
-		FILTER,
-		KERNEL,
-		JOBS,
-		CACHE,
-		COMPILER,
-		CLANG,
-		SOURCES,
-		HELPER,
-		PACK,
-		LIST,
-		SPILLS,
-		HELP
-	};
-	static const struct option options[] = {{"arch", 1, NULL, ARCH},
-						{"profile", 1, NULL, PROFILE},
-						{"filter", 1, NULL, FILTER},
-						{"kernel", 1, NULL, KERNEL},
-						{"jobs", 1, NULL, JOBS},
-						{"cache", 1, NULL, CACHE},
-						{"compiler", 1, NULL, COMPILER},
-						{"clang", 1, NULL, CLANG},
-						{"sources", 1, NULL, SOURCES},
-						{"helper", 1, NULL, HELPER},
-						{"pack", 1, NULL, PACK},
-						{"list", 0, NULL, LIST},
-						{"spills-fail", 0, NULL, SPILLS},
-						{"help", 0, NULL, HELP},
-						{NULL, 0, NULL, 0}};
 	char *end;
 	int id;
 
-	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
+	while ((id = cli_next(&build_usage, argc, argv)) != -1) {
 		switch (id) {
-		case ARCH:
+		case BUILD_ARCH:
 			build->arch = optarg;
 			break;
-		case PROFILE:
+		case BUILD_PROFILE:
 			build->profile = optarg;
 			break;
-		case FILTER:
+		case BUILD_FILTER:
 			build->filter = optarg;
 			break;
-		case KERNEL:
+		case BUILD_KERNEL:
 			if (build->n_wanted == MAX_WANTED)
 				return usage("--kernel %s: too many of them", optarg);
 			build->wanted[build->n_wanted++].name = optarg;
 			break;
-		case JOBS:
+		case BUILD_JOBS:
 			build->jobs = (int)strtol(optarg, &end, 10);
 			if (*end || build->jobs < 1 || build->jobs > 256)
 				return usage("--jobs %s: a number from 1 to 256", optarg);
 			break;
-		case CACHE:
+		case BUILD_CACHE:
 			build->cache = optarg;
 			break;
-		case COMPILER:
+		case BUILD_COMPILER:
 			build->compiler = optarg;
 			break;
-		case CLANG:
+		case BUILD_CLANG:
 			build->config.clang = optarg;
 			break;
-		case SOURCES:
+		case BUILD_SOURCES:
 			build->config.source_dir = optarg;
 			break;
-		case HELPER:
+		case BUILD_HELPER:
 			build->config.helper = optarg;
 			break;
-		case PACK:
+		case BUILD_PACK:
 			build->pack = optarg;
 			break;
-		case LIST:
+		case BUILD_LIST:
 			build->list = 1;
 			break;
-		case SPILLS:
+		case BUILD_SPILLS:
 			build->spills_fail = 1;
 			break;
-		case HELP:
-			(void)fputs(help, stdout);
-			exit(0);
 		default:
-			return EXIT_USAGE; /* getopt has said why */
+			return EXIT_USAGE; /* cli_next() has said why */
 		}
 	}
 	if (optind < argc)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* main.c: the command line of fmhad. */
-#include <getopt.h>
 #include <stdio.h>
 #include <string.h>
 #include <sysexits.h>
+
+#include <cli/options.h>
 
 #include <base/config.h>
 #include <base/log.h>
@@ -11,20 +12,28 @@
 
 #include "front.h"
 
-static const char usage[] =
-	"usage: fmhad [options]\n"
-	"Serves fused multi-head attention on this machine's devices over a Unix socket.\n"
-	"\n"
-	"  -c, --config FILE    configuration (default: " CONFIG_DEFAULT_PATH
-	", which may be absent)\n"
-	"  -s, --socket PATH    socket to listen on, instead of the configuration's\n"
-	"  -f, --foreground     stay in the foreground and log to stderr (it always does)\n"
-	"      --check          read the configuration, say what is wrong with it, and exit\n"
-	"  -h, --help           this text\n"
-	"  -V, --version        the version\n"
-	"\n"
-	"SIGTERM and SIGINT end it after what is in flight, a second one ends it at once.\n"
-	"Exit status: 0 stopped, 1 failed to start, 64 wrong usage, 78 wrong configuration.\n";
+enum { OPTION_CHECK = 1 };
+
+static const struct cli_option option_table[] = {
+	{"config", 'c', "FILE",
+	 "configuration (default: " CONFIG_DEFAULT_PATH ", which may be absent)"},
+	{"socket", 's', "PATH", "socket to listen on, instead of the configuration's"},
+	{"foreground", 'f', NULL, "stay in the foreground and log to stderr (it always does)"},
+	{"check", OPTION_CHECK, NULL,
+	 "read the configuration, say what is wrong with it, and exit"},
+	CLI_END};
+
+static const struct cli_usage usage = {
+	.name = "fmhad",
+	.brief = "the fused multi-head attention service",
+	.synopsis = "[OPTION...]",
+	.text = "Serves fused multi-head attention on this machine's devices over a Unix "
+		"socket.\n\n"
+		"SIGTERM and SIGINT end it after what is in flight, a second one ends it at once. "
+		"Exit status: 0 stopped, 1 failed to start, 64 wrong usage, 78 wrong "
+		"configuration.",
+	.tables = {option_table},
+};
 
 struct options {
 	const char *config, *socket;
@@ -34,18 +43,9 @@ struct options {
 /* Return: -1 to go on, else the exit status. */
 static int parse_options(int argc, char **argv, struct options *options)
 {
-	static const struct option long_options[] = {
-		{"config", required_argument, NULL, 'c'},
-		{"socket", required_argument, NULL, 's'},
-		{"foreground", no_argument, NULL, 'f'},
-		{"check", no_argument, NULL, 'C'},
-		{"help", no_argument, NULL, 'h'},
-		{"version", no_argument, NULL, 'V'},
-		{NULL, 0, NULL, 0},
-	};
 	int option;
 
-	while ((option = getopt_long(argc, argv, "c:s:fhV", long_options, NULL)) != -1) {
+	while ((option = cli_next(&usage, argc, argv)) != -1) {
 		switch (option) {
 		case 'c':
 			options->config = optarg;
@@ -55,15 +55,9 @@ static int parse_options(int argc, char **argv, struct options *options)
 			break;
 		case 'f':
 			break;
-		case 'C':
+		case OPTION_CHECK:
 			options->check = true;
 			break;
-		case 'h':
-			fputs(usage, stdout);
-			return 0;
-		case 'V':
-			puts("fmhad " FMHA_VERSION);
-			return 0;
 		default:
 			fputs("Try: fmhad --help\n", stderr);
 			return EX_USAGE;

@@ -2,6 +2,7 @@
 """fmhactl as people use it: options, exit codes, files, and what it prints."""
 import json
 import os
+import re
 import subprocess
 
 import numpy
@@ -131,6 +132,34 @@ def test_an_unknown_option_names_program_and_help(fmhactl, command):
     program = f"fmhactl {command.split()[0]}"
     assert f"{program}: unrecognized option '--nonsense'" in text
     assert f"`{program} --help` says more" in text
+
+
+def test_options_stand_before_or_after_the_command(fmhactl, daemon):
+    for words in (["ping", "--json", "--count", "2"], ["--json", "ping", "--count", "2"]):
+        peers = json.loads(fmhactl(*words))
+        assert peers[0]["peer"].startswith("front fmhad/") and peers[0]["median_ns"] > 0
+    for words in (["--socket", daemon.socket, "devices", "--json"], ["devices", "--json", "--socket", daemon.socket]):
+        assert json.loads(fmhactl(*words, socket="/nonexistent"))[0]["state"] == "ready"
+    # A command that begins with a word keeps it first.
+    exported = fmhactl("--socket", daemon.socket, "registry", "export", "--filter", "hdim_q == 1", socket="/nonexistent")
+    assert "kernels" in json.loads(exported)
+
+
+@pytest.mark.parametrize("words", [["--nonsense"], ["--nonsense", "ping"]])
+def test_an_unknown_option_before_the_command(fmhactl, words):
+    text = fmhactl(*words, expect=USAGE)
+    assert "fmhactl: unrecognized option '--nonsense'" in text and "`fmhactl --help` says more" in text
+
+
+def test_version_and_help_are_everywhere(fmhactl):
+    for command in COMMANDS:
+        for option in ("--version", "-V"):
+            assert re.fullmatch(r"fmhactl \d+\.\d+\.\d+\n", fmhactl(command, option))
+        assert fmhactl(command, "-h") == fmhactl(command, "--help") == fmhactl("--timeout", 3, command, "--help")
+
+
+def test_a_file_of_another_operation_is_refused(fmhactl):
+    assert "--dq: not for this operation" in fmhactl("run", "forward", "--dq", "x.npy", expect=USAGE)
 
 
 def test_an_unknown_receipt_names_the_known_ones(fmhactl):

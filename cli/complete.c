@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: MIT */
+/* complete.c: a program's options and commands as completion for shells. */
+#include "tables.h"
+
+#include <string.h>
+
+enum value_kind { VALUE_NONE, VALUE_WORDS, VALUE_FILE, VALUE_OTHER };
+
+static enum value_kind kind_of(const char *argument)
+{
+	if (!argument)
+		return VALUE_NONE;
+	if (strchr(argument, '|'))
+		return VALUE_WORDS;
+	return strstr(argument, "FILE") || strstr(argument, "PATH") || strstr(argument, "DIR")
+		       ? VALUE_FILE
+		       : VALUE_OTHER;
+}
+
+/* a|b|c as "a b c". */
+static void print_words(const char *words, FILE *out)
+{
+	for (; *words; words++)
+		(void)fputc(*words == '|' ? ' ' : *words, out);
+}
+
+static const char *command_word(const struct cli_usage *usage)
+{
+	const char *space = strrchr(usage->name, ' ');
+
+	return space ? space + 1 : usage->name;
+}
+
+/* ---- bash ---- */
+
+static void bash_words(const struct cli_usage *usage, FILE *out)
+{
+	const struct cli_option *option;
+	struct cli_cursor cursor = {0};
+
+	(void)fputs("words='", out);
+	while ((option = cli_each_option(usage, &cursor)))
+		(void)fprintf(out, "--%s ", option->name);
+	if (kind_of(usage->operands) == VALUE_WORDS)
+		print_words(usage->operands, out);
+	(void)fputs("'\n", out);
+	if (kind_of(usage->operands) == VALUE_FILE)
+		(void)fputs("        files=1\n", out);
+	cursor = (struct cli_cursor){0};
+	(void)fputs("        case $prev in\n", out);
+	while ((option = cli_each_option(usage, &cursor))) {
+		enum value_kind kind = kind_of(option->argument);
+
+		if (kind == VALUE_NONE)
+			continue;
+		(void)fprintf(out, "        --%s", option->name);
+		if (cli_has_short(option))
+			(void)fprintf(out, " | -%c", option->id);
+		(void)fputs(") words='", out);
+		if (kind == VALUE_WORDS)
+			print_words(option->argument, out);
+		(void)fprintf(out, "' files=%s ;;\n", kind == VALUE_FILE ? "1" : "");
+	}
+	(void)fputs("        esac\n", out);
+}
+
+void cli_complete_bash(const struct cli_program *program, FILE *out)
+{
+	const char *name = program->usage->name;
+
+	(void)fprintf(out,
+		      "# Completion of %s for bash.\n"
+		      "_%s() {\n"
+		      "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}\n"
+		      "    local command= words= files= i\n",
+		      name, name);
+	if (program->commands) {
+		(void)fputs("    for ((i = 1; i < COMP_CWORD; i++)); do\n"
+			    "        case ${COMP_WORDS[i]} in\n",
+			    out);
+		for (size_t i = 0; program->commands[i]; i++)
+			(void)fprintf(out, "        %s%s", i ? "| " : "",
+				      command_word(program->commands[i]));
+		(void)fputs(") command=${COMP_WORDS[i]}; break ;;\n"
+			    "        esac\n"
+			    "    done\n",
+			    out);
+	}
+	(void)fputs("    case $command in\n", out);
+	for (size_t i = 0; program->commands && program->commands[i]; i++) {
+		(void)fprintf(out, "    %s)\n        ", command_word(program->commands[i]));
+		bash_words(program->commands[i], out);
+		(void)fputs("        ;;\n", out);
+	}
+	(void)fputs("    *)\n        ", out);
+	bash_words(program->usage, out);
+	if (program->commands) {
+		(void)fputs("        [[ $prev == -* ]] || words+=' ", out);
+		for (size_t i = 0; program->commands[i]; i++)
+			(void)fprintf(out, "%s%s", i ? " " : "",
+				      command_word(program->commands[i]));
+		(void)fputs("'\n", out);
+	}
+	(void)fprintf(
+		out,
+		"        ;;\n"
+		"    esac\n"
+		"    mapfile -t COMPREPLY < <(compgen -W \"$words\" ${files:+-f} -- \"$cur\")\n"
+		"}\n"
+		"complete -F _%s %s\n",
+		name, name);
+}
+
+/* ---- zsh ---- */
+
+/* Inside '...' of an _arguments specification. */
+static void zsh_escaped(const char *text, FILE *out)
+{
+	for (; *text; text++) {
+		if (*text == '\'')
+			(void)fputs("'\\''", out);
+		else if (strchr("[]:\\", *text))
+			(void)fprintf(out, "\\%c", *text);
+		else
+			(void)fputc(*text, out);
+	}
+}
+
+static void zsh_value(const char *argument, FILE *out)
+{
+	switch (kind_of(argument)) {
+	case VALUE_NONE:
+		break;
+	case VALUE_WORDS:
+		(void)fputs(":word:(", out);
+		print_words(argument, out);
+		(void)fputc(')', out);
+		break;
+	case VALUE_FILE:
+		(void)fputs(":file:_files", out);
+		break;
+	case VALUE_OTHER:
+		(void)fputs(":value: ", out);
+		break;
+	}
+}
+
+static void zsh_arguments(const struct cli_usage *usage, FILE *out)
+{
+	const struct cli_option *option;
+	struct cli_cursor cursor = {0};
+
+	(void)fputs("_arguments", out);
+	while ((option = cli_each_option(usage, &cursor))) {
+		(void)fprintf(out, " \\\n            '--%s[", option->name);
+		zsh_escaped(option->help, out);
+		(void)fputc(']', out);
+		zsh_value(option->argument, out);
+		(void)fputc('\'', out);
+	}
+	if (usage->operands) {
+		(void)fputs(" \\\n            '1", out);
+		zsh_value(usage->operands, out);
+		(void)fputc('\'', out);
+	}
+	(void)fputc('\n', out);
+}
+
+void cli_complete_zsh(const struct cli_program *program, FILE *out)
+{
+	const char *name = program->usage->name;
+
+	(void)fprintf(out, "#compdef %s\n# Completion of %s for zsh.\n_%s() {\n", name, name, name);
+	if (!program->commands) {
+		(void)fputs("        ", out);
+		zsh_arguments(program->usage, out);
+		(void)fprintf(out, "}\n_%s \"$@\"\n", name);
+		return;
+	}
+	(void)fputs("    local i command=\n"
+		    "    local -a commands=(\n",
+		    out);
+	for (size_t i = 0; program->commands[i]; i++) {
+		(void)fprintf(out, "        '%s:", command_word(program->commands[i]));
+		zsh_escaped(program->commands[i]->brief, out);
+		(void)fputs("'\n", out);
+	}
+	(void)fputs("    )\n"
+		    "    for ((i = 2; i < CURRENT; i++)); do\n"
+		    "        if (( ${commands[(I)${words[i]}:*]} )); then\n"
+		    "            command=${words[i]}\n"
+		    "            shift $((i - 1)) words\n"
+		    "            ((CURRENT -= i - 1))\n"
+		    "            break\n"
+		    "        fi\n"
+		    "    done\n"
+		    "    case $command in\n",
+		    out);
+	for (size_t i = 0; program->commands[i]; i++) {
+		(void)fprintf(out, "    %s)\n        ", command_word(program->commands[i]));
+		zsh_arguments(program->commands[i], out);
+		(void)fputs("        ;;\n", out);
+	}
+	(void)fprintf(out,
+		      "    *)\n"
+		      "        _describe command commands\n"
+		      "        ;;\n"
+		      "    esac\n"
+		      "}\n"
+		      "_%s \"$@\"\n",
+		      name);
+}
+
+/* ---- fish ---- */
+
+static void fish_quoted(const char *text, FILE *out)
+{
+	(void)fputc('\'', out);
+	for (; *text; text++) {
+		if (*text == '\'' || *text == '\\')
+			(void)fputc('\\', out);
+		(void)fputc(*text, out);
+	}
+	(void)fputc('\'', out);
+}
+
+static void fish_value(const char *argument, FILE *out)
+{
+	switch (kind_of(argument)) {
+	case VALUE_NONE:
+		break;
+	case VALUE_WORDS:
+		(void)fputs(" -x -a '", out);
+		print_words(argument, out);
+		(void)fputc('\'', out);
+		break;
+	case VALUE_FILE:
+		(void)fputs(" -r -F", out);
+		break;
+	case VALUE_OTHER:
+		(void)fputs(" -x", out);
+		break;
+	}
+}
+
+/* @condition: when these are offered; NULL: always. */
+static void fish_options(const char *program, const struct cli_usage *usage, const char *condition,
+			 FILE *out)
+{
+	const struct cli_option *option;
+	struct cli_cursor cursor = {0};
+
+	while ((option = cli_each_option(usage, &cursor))) {
+		(void)fprintf(out, "complete -c %s", program);
+		if (condition)
+			(void)fprintf(out, " -n '%s %s'", condition, command_word(usage));
+		if (cli_has_short(option))
+			(void)fprintf(out, " -s %c", option->id);
+		(void)fprintf(out, " -l %s", option->name);
+		fish_value(option->argument, out);
+		(void)fputs(" -d ", out);
+		fish_quoted(option->help, out);
+		(void)fputc('\n', out);
+	}
+	if (!usage->operands)
+		return;
+	(void)fprintf(out, "complete -c %s -n '%s %s'", program, condition ? condition : "true",
+		      command_word(usage));
+	fish_value(usage->operands, out);
+	(void)fputc('\n', out);
+}
+
+void cli_complete_fish(const struct cli_program *program, FILE *out)
+{
+	const char *name = program->usage->name;
+
+	(void)fprintf(out, "# Completion of %s for fish.\n", name);
+	if (!program->commands) {
+		fish_options(name, program->usage, NULL, out);
+		return;
+	}
+	(void)fprintf(out, "complete -c %s -f\n", name);
+	for (size_t i = 0; program->commands[i]; i++) {
+		(void)fprintf(out, "complete -c %s -n __fish_use_subcommand -a %s -d ", name,
+			      command_word(program->commands[i]));
+		fish_quoted(program->commands[i]->brief, out);
+		(void)fputc('\n', out);
+		fish_options(name, program->commands[i], "__fish_seen_subcommand_from", out);
+	}
+}

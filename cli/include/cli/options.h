@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * options.h: command lines as data. One table of options parses them, prints --help, completes them
+ * in shells and makes their part of a manual page, so that none of these can lack one.
+ */
+#ifndef CLI_OPTIONS_H
+#define CLI_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <unistd.h> /* optarg, optind */
+
+#define CLI_TABLES  5
+#define CLI_EXIT_IO 5 /* of --help and --version when stdout cannot be written */
+
+struct cli_option {
+	const char *name; /* without dashes */
+	int id;           /* what cli_next() returns; a letter or digit is the short form, too */
+	const char
+		*argument; /* what its value is called: FILE and PATH are completed as such, a|b|c
+				 as these words; NULL: it takes none */
+	const char *help;  /* no newline */
+};
+#define CLI_END                                                                                    \
+	{                                                                                          \
+		NULL, 0, NULL, NULL                                                                \
+	}
+
+/* One command, or a program that has none. --help (-h) and --version (-V) are always there. */
+struct cli_usage {
+	const char *name;     /* "fmhactl ping" */
+	const char *brief;    /* one line */
+	const char *synopsis; /* what follows the name; one form a line */
+	const char *text;     /* paragraphs; lines that begin with a space stay as they are */
+	const char *operands; /* as cli_option.argument, for completion; NULL: none */
+	const struct cli_option *tables[CLI_TABLES]; /* each up to CLI_END; NULL after the last */
+	bool in_order; /* what follows the first operand is somebody else's */
+};
+
+/* A program with commands; those come after its own options. */
+struct cli_program {
+	const struct cli_usage *usage;
+	const struct cli_usage *const *commands; /* NULL after the last; NULL: it has none */
+};
+
+/*
+ * As getopt_long(), whose optarg and optind it sets; '?' after a complaint on stderr. Never returns
+ * from --help and --version, which end the process.
+ */
+int cli_next(const struct cli_usage *usage, int argc, char **argv);
+
+void cli_print_help(const struct cli_usage *usage, FILE *out);
+/* Breaks lines at 90 columns, the first of them being at @column already. */
+void cli_print_wrapped(const char *text, int column, int indent, FILE *out);
+
+/*
+ * Writes the program's options and commands as @format: man (roff: sections and paragraphs, for a
+ * page's template), bash, zsh or fish. Return: false: there is no such format.
+ */
+bool cli_document(const struct cli_program *program, const char *format, FILE *out);
+/* @text as roff of a manual page: paragraphs, escapes. */
+void cli_print_roff(const char *text, FILE *out);
+
+#endif

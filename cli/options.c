@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: MIT */
+#include "tables.h"
+
+#include <assert.h>
+#include <ctype.h>
+#include <getopt.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_OPTIONS 128
+#define WIDTH       90
+#define HELP_COLUMN 26
+
+const struct cli_option cli_standard[] = {
+	{"help", 'h', NULL, "this text"}, {"version", 'V', NULL, "the version"}, CLI_END};
+
+const struct cli_option *cli_each_option(const struct cli_usage *usage, struct cli_cursor *cursor)
+{
+	const struct cli_option *option;
+
+	while (cursor->table < CLI_TABLES && usage->tables[cursor->table]) {
+		option = &usage->tables[cursor->table][cursor->index++];
+		if (option->name)
+			return option;
+		cursor->table++;
+		cursor->index = 0;
+	}
+	option = &cli_standard[cursor->standard];
+	if (!option->name)
+		return NULL;
+	cursor->standard++;
+	return option;
+}
+
+bool cli_has_short(const struct cli_option *option)
+{
+	return option->id > 0 && option->id < 128 && isalnum(option->id);
+}
+
+static _Noreturn void end(int status)
+{
+	if (fflush(stdout) == 0)
+		exit(status);
+	(void)fputs("cannot write to stdout\n", stderr);
+	exit(CLI_EXIT_IO);
+}
+
+int cli_next(const struct cli_usage *usage, int argc, char **argv)
+{
+	struct option options[MAX_OPTIONS];
+	char shorts[2 * MAX_OPTIONS + 2];
+	const struct cli_option *option;
+	struct cli_cursor cursor = {0};
+	size_t n = 0, n_shorts = 0;
+	int id;
+
+	if (usage->in_order)
+		shorts[n_shorts++] = '+';
+	while ((option = cli_each_option(usage, &cursor))) {
+		assert(n + 1 < MAX_OPTIONS);
+		options[n++] = (struct option){option->name,
+					       option->argument ? required_argument : no_argument,
+					       NULL, option->id};
+		if (!cli_has_short(option))
+			continue;
+		shorts[n_shorts++] = (char)option->id;
+		if (option->argument)
+			shorts[n_shorts++] = ':';
+	}
+	shorts[n_shorts] = '\0';
+	memset(&options[n], 0, sizeof(options[n]));
+	id = getopt_long(argc, argv, shorts, options, NULL);
+	if (id == 'h') {
+		cli_print_help(usage, stdout);
+		end(0);
+	}
+	if (id == 'V') {
+		(void)printf("%.*s %s\n", (int)strcspn(usage->name, " "), usage->name,
+			     FMHA_VERSION);
+		end(0);
+	}
+	return id;
+}
+
+void cli_print_wrapped(const char *text, int column, int indent, FILE *out)
+{
+	bool begins = true;
+
+	while (*text) {
+		size_t n = strcspn(text, " \n");
+
+		if (!begins && column + 1 + (int)n > WIDTH) {
+			(void)fprintf(out, "\n%*s", indent, "");
+			column = indent;
+			begins = true;
+		}
+		column += fprintf(out, "%s%.*s", begins ? "" : " ", (int)n, text);
+		begins = false;
+		text += n;
+		if (*text == '\n') {
+			(void)fprintf(out, "\n%*s", text[1] ? indent : 0, "");
+			column = indent;
+			begins = true;
+		}
+		text += *text != '\0';
+	}
+	(void)fputc('\n', out);
+}
+
+static void print_option(const struct cli_option *option, FILE *out)
+{
+	int column = 2;
+
+	(void)fputs("  ", out);
+	if (cli_has_short(option))
+		column += fprintf(out, "-%c, ", option->id);
+	else
+		column += fprintf(out, "    ");
+	column += fprintf(out, "--%s%s%s", option->name, option->argument ? " " : "",
+			  option->argument ? option->argument : "");
+	if (column + 2 > HELP_COLUMN)
+		(void)fprintf(out, "\n%*s", HELP_COLUMN, "");
+	else
+		(void)fprintf(out, "%*s", HELP_COLUMN - column, "");
+	cli_print_wrapped(option->help, HELP_COLUMN, HELP_COLUMN, out);
+}
+
+/* Paragraphs; lines that begin with a space are what they are. */
+static void print_text(const char *text, FILE *out)
+{
+	while (*text) {
+		size_t n = strcspn(text, "\n");
+		char *line = strndup(text, n);
+
+		if (line && *line == ' ')
+			(void)fprintf(out, "%s\n", line);
+		else if (line)
+			cli_print_wrapped(line, 0, 0, out);
+		free(line);
+		text += n + (text[n] == '\n');
+	}
+}
+
+void cli_print_help(const struct cli_usage *usage, FILE *out)
+{
+	const char *form = usage->synopsis;
+	const struct cli_option *option;
+	struct cli_cursor cursor = {0};
+	const char *label = "usage:";
+
+	for (; form; form = strchr(form, '\n'), form += form != NULL, label = "      ") {
+		char *line = strndup(form, strcspn(form, "\n"));
+		int column = fprintf(out, "%s %s ", label, usage->name);
+
+		cli_print_wrapped(line ? line : "", column, column, out);
+		free(line);
+	}
+	(void)fputc('\n', out);
+	print_text(usage->text, out);
+	(void)fputc('\n', out);
+	while ((option = cli_each_option(usage, &cursor)))
+		print_option(option, out);
+}

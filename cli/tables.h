@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/* tables.h: walking a usage's tables. */
+#ifndef CLI_TABLES_H
+#define CLI_TABLES_H
+
+#include <stddef.h>
+
+#include <cli/options.h>
+
+extern const struct cli_option cli_standard[];
+
+/* All zero: the beginning. */
+struct cli_cursor {
+	size_t table, index, standard;
+};
+
+/* The next option, cli_standard's last; NULL after all. */
+const struct cli_option *cli_each_option(const struct cli_usage *usage, struct cli_cursor *cursor);
+
+bool cli_has_short(const struct cli_option *option);
+
+/* complete.c */
+void cli_complete_bash(const struct cli_program *program, FILE *out);
+void cli_complete_zsh(const struct cli_program *program, FILE *out);
+void cli_complete_fish(const struct cli_program *program, FILE *out);
+
+#endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT */
+#include <compile/build_usage.h>
+
+const struct cli_option build_options[] = {
+	{"arch", BUILD_ARCH, "ARCH", "sm_80, sm_90a, gfx90a, gfx942, ...: see `fmhactl archs`"},
+	{"profile", BUILD_PROFILE, "P", "only the profile's kernels: see `fmhactl profiles`"},
+	{"filter", BUILD_FILTER, "EXPR",
+	 "only these, such as \"hdim_q == 128 and data_type == 'bf16'\""},
+	{"kernel", BUILD_KERNEL, "NAME",
+	 "only this kernel, as --list or `fmhactl plan` prints it; may be given again"},
+	{"jobs", BUILD_JOBS, "N", "builds at a time (default: every core)"},
+	{"cache", BUILD_CACHE, "DIR",
+	 "default /var/cache/fmhad, or $XDG_CACHE_HOME/fmhad for a user"},
+	{"compiler", BUILD_COMPILER, "nvrtc|hiprtc|clang",
+	 "default: nvrtc for sm_*, clang for gfx*"},
+	{"clang", BUILD_CLANG, "COMMAND", "the clang to run (default: the first found)"},
+	{"sources", BUILD_SOURCES, "DIR",
+	 "folder of the kernel sources (default: where they are installed)"},
+	{"helper", BUILD_HELPER, "FILE", "fmhad-compile (default: where it is installed)"},
+	{"pack", BUILD_PACK, "FILE", "afterwards, pack the whole cache into one file to ship"},
+	{"list", BUILD_LIST, NULL, "print the kernels' names, compile nothing"},
+	{"spills-fail", BUILD_SPILLS, NULL, "a kernel that spills registers counts as failed"},
+	CLI_END};
