@@ -25,6 +25,7 @@ static const struct cli_option own_options[] = {
 
 struct totals {
 	uint64_t ok, unsupported, failed;
+	struct fmha_error refusal; /* the first of those not supported */
 };
 
 struct verify {
@@ -214,7 +215,8 @@ static int verify_one(struct verify *v, struct fmha_device *device, int64_t numb
 	if (v->verbose || details || !ok || r < 0)
 		ctl_progress_end(progress);
 	if (r == FMHA_ENOTSUP || r == FMHA_ENOKERNEL) {
-		v->totals.unsupported++;
+		if (v->totals.unsupported++ == 0)
+			v->totals.refusal = err;
 		if (v->verbose || details) {
 			print_case(&c, number, "not supported");
 			(void)printf("  %s\n", err.msg);
@@ -254,6 +256,11 @@ static int verify_all(struct verify *v, struct fmha_device *device)
 		     v->seed, v->totals.ok, v->totals.unsupported, v->totals.failed);
 	if (r != 0)
 		return r;
+	if (v->totals.ok + v->totals.failed == 0 && v->totals.unsupported > 0) {
+		(void)fprintf(stderr, "fmhactl: nothing was verified; the first answer: %s\n",
+			      v->totals.refusal.msg);
+		return CTL_FAILED;
+	}
 	return v->totals.failed > 0 ? CTL_FAILED : CTL_OK;
 }
 
@@ -285,7 +292,8 @@ const struct ctl_command ctl_verify = {
 			  "the "
 			  "seed, its number and the features alone, so a failed one is repeated "
 			  "with "
-			  "--only. What the device does not support is counted, and is no failure.",
+			  "--only. What the device does not support is counted, and is no failure "
+			  "unless nothing else was left.",
 		  .tables = {own_options, ctl_target_options}},
 	.run = verify,
 };

@@ -885,3 +885,17 @@ def test_nothing_is_left_of_a_client(gpu):
         os.close(device.call_with_fds("buffer_create", {"size": 64})[1][0])
         device.close()
     assert fmhad.until(lambda: gpu.fd_counts() == before), (before, gpu.fd_counts())
+
+
+def test_verify_fails_where_nothing_could_run(make_gpu, compiler):
+    """No compiler, every problem refused: that is not a success, and the reason is told."""
+    compiler.path.write_text("#!/bin/sh\necho 'NVRTC is not installed' >&2\nexit 1\n")
+    daemon = make_gpu()
+    done = subprocess.run(
+        [fmhad.find_program("fmhactl"), "verify", "--socket", daemon.socket, "--cases", "3"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert ": 0 ok, 3 not supported, 0 failed" in done.stdout
+    assert "nothing was verified" in done.stderr and "NVRTC is not installed" in done.stderr
