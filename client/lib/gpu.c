@@ -48,15 +48,27 @@ static void *loaded_library(const char *const *names, size_t n)
 	return NULL;
 }
 
+void *gpu_loaded_cuda(void)
+{
+	static const char *const names[] = {"libcuda.so.1", "libcuda.so"};
+
+	return loaded_library(names, sizeof(names) / sizeof(names[0]));
+}
+
+void *gpu_loaded_hip(void)
+{
+	static const char *const names[] = {"libamdhip64.so.7", "libamdhip64.so.6",
+					    "libamdhip64.so.5", "libamdhip64.so"};
+
+	return loaded_library(names, sizeof(names) / sizeof(names[0]));
+}
+
 /* The runtime that this process has loaded. The two it needs always are there; the rest may be NULL
  * in an old runtime. Libraries are never unloaded again, so pointers stay good. */
 static int runtime_find(struct runtime *ret_runtime, struct fmha_error *err)
 {
-	static const char *const cuda_names[] = {"libcuda.so.1", "libcuda.so"};
-	static const char *const hip_names[] = {"libamdhip64.so.7", "libamdhip64.so.6",
-						"libamdhip64.so.5", "libamdhip64.so"};
-	void *cuda = loaded_library(cuda_names, 2);
-	void *library = cuda ? cuda : loaded_library(hip_names, 4);
+	void *cuda = gpu_loaded_cuda();
+	void *library = cuda ? cuda : gpu_loaded_hip();
 	struct runtime r = {.name = cuda ? "CUDA" : "HIP"};
 	const struct {
 		void **function;

@@ -170,6 +170,10 @@ struct fmha_buffer {
 	uintptr_t gpu_pointer; /* fmha_buffer_map_gpu()'s, or 0; under the turnstile */
 };
 
+/* gpu.c: the runtime's library, if this process has loaded it: a handle for dlsym(). */
+void *gpu_loaded_cuda(void);
+void *gpu_loaded_hip(void);
+
 /* gpu.c: undoes fmha_buffer_map_gpu(), if that was ever called. */
 void buffer_unmap_gpu(struct fmha_buffer *buffer);
 

@@ -123,6 +123,28 @@ void device_set_builder(struct device *device, device_builder builder, device_un
 	device->builder_worker = worker;
 }
 
+int device_prepare_tables(struct device *device, struct device_waiter *waiter,
+			  const struct device_kernel **ret_kernel, struct fmha_error *err)
+{
+	if (!device->ops->prepare_tables)
+		return fmha_error_set(
+			err, FMHA_ENOTSUP,
+			"a %s device has no code that clients launch: share memory and "
+			"let its worker run",
+			device->info.backend);
+	return device->ops->prepare_tables(device, waiter, ret_kernel, err);
+}
+
+void device_place_tables(const struct device *device, struct launch_record *record)
+{
+	device->ops->place_tables(device, record);
+}
+
+const char *device_kernel_name(const struct device *device, const struct device_kernel *kernel)
+{
+	return device->ops->kernel_name(kernel);
+}
+
 int device_prepare(struct device *device, const struct plan_stage *stage,
 		   const union abi_args *args, struct device_waiter *waiter,
 		   const struct device_kernel **ret_kernel, struct fmha_error *err)

@@ -38,8 +38,12 @@ struct device_ops {
 	int (*prepare)(struct device *device, const struct plan_stage *stage,
 		       const union abi_args *args, struct device_waiter *waiter,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err);
-	/* The next three, and staging_cost, are NULL on devices whose kernels are built in and
+	/* The next six, and staging_cost, are NULL on devices whose kernels are built in and
 	 * whose memory is the host's. */
+	int (*prepare_tables)(struct device *device, struct device_waiter *waiter,
+			      const struct device_kernel **ret_kernel, struct fmha_error *err);
+	void (*place_tables)(const struct device *device, struct launch_record *record);
+	const char *(*kernel_name)(const struct device_kernel *kernel);
 	void (*forget)(struct device *device, struct device_waiter *waiter);
 	int (*staging_new)(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
 			   struct fmha_error *err);

@@ -522,19 +522,72 @@ static uint32_t args_bytes(enum abi_family family)
 	}
 }
 
+static struct abi_words words_of(const struct plan *plan, const struct launch_bases *bases,
+				 enum fmha_tensor_role role)
+{
+	int64_t stride = plan->problem.tensor[role].stride[role == FMHA_T_BLOCK_TABLE];
+	struct abi_words w = {.data = at(bases, role)};
+
+	w.stride = w.data ? stride : 0;
+	return w;
+}
+
+static void fill_prepare(const struct plan *plan, uint32_t stage, const struct launch_bases *bases,
+			 union abi_args *ret_args)
+{
+	const struct fmha_problem *p = &plan->problem;
+	struct index_tables tables = tables_of(plan, bases);
+	bool head = plan->workspace_head_bytes > 0, packed = plan_packed_q(plan);
+
+	(void)stage;
+	memset(ret_args, 0, sizeof(*ret_args));
+	ret_args->prepare = (struct abi_prepare_args){
+		.seqstart_q = words_of(plan, bases, FMHA_T_SEQSTART_Q),
+		.seqstart_k = words_of(plan, bases, FMHA_T_SEQSTART_K),
+		.seqlen_q = words_of(plan, bases, FMHA_T_SEQLEN_Q),
+		.seqlen_k = words_of(plan, bases, FMHA_T_SEQLEN_K),
+		.leftpad_k = words_of(plan, bases, FMHA_T_LEFTPAD_K),
+		.kv_indptr = words_of(plan, bases, FMHA_T_KV_INDPTR),
+		.kv_page_indices = words_of(plan, bases, FMHA_T_KV_PAGE_INDICES),
+		.kv_last_page_len = words_of(plan, bases, FMHA_T_KV_LAST_PAGE_LEN),
+		.cache_batch_idx = words_of(plan, bases, FMHA_T_CACHE_BATCH_IDX),
+		.block_table = words_of(plan, bases, FMHA_T_BLOCK_TABLE),
+		.block_table_stride_row = plan_present(p, FMHA_T_BLOCK_TABLE)
+						  ? p->block_table.stride[0]
+						  : 0,
+		.sequences = sequences_of(plan, bases),
+		.cache = cache_of(plan, bases),
+		.seqlen_k_before = tables.seqlen_k_before,
+		.nsplits = head ? workspace(bases, plan->layout.nsplits) : NULL,
+		.dq_acc_offsets = head && packed ? workspace(bases, plan->layout.dq_acc_offsets)
+						 : NULL,
+		.table_rows = tables.block_table_stride ? p->batch : 1,
+		.seqlen_new = plan->append || p->op == FMHA_APPEND_KV ? p->seqlen_new : 0,
+		.dq_splits = plan->dq_splits,
+		.dq_tile_n0 = plan->dq_per_sequence ? (abi_i32)plan->dq_tile_n0 : 0,
+		.nsplits_entries = packed && p->deterministic ? p->batch : 1,
+		.nhead_q = p->nhead_q,
+		.hdim_q = p->hdim_q,
+	};
+}
+
+typedef void (*args_filler)(const struct plan *plan, uint32_t stage,
+			    const struct launch_bases *bases, union abi_args *ret_args);
+
 /*
  * The arguments are filled in twice, for bases that differ by a distance of each base's own. Words
  * that differ are pointers, and by how much tells what they point into.
  */
-void args_record(const struct plan *plan, uint32_t stage, struct launch_record *ret_record)
+static void record(const struct plan *plan, args_filler fill, uint32_t stage,
+		   struct launch_record *ret_record)
 {
 	static const uint64_t distance = 64;
 	struct launch_bases bases = args_placeholders(plan);
 	struct launch_bases moved = present_bases(plan, NOWHERE + distance, distance);
 	union abi_args args, other;
 
-	args_fill(plan, stage, &bases, &args);
-	args_fill(plan, stage, &moved, &other);
+	fill(plan, stage, &bases, &args);
+	fill(plan, stage, &moved, &other);
 	ret_record->n_relocations = 0;
 	for (size_t offset = 0; offset < sizeof(args); offset += sizeof(uint64_t)) {
 		uint64_t here, there;
@@ -551,6 +604,17 @@ void args_record(const struct plan *plan, uint32_t stage, struct launch_record *
 		memset((char *)&args + offset, 0, sizeof(here));
 	}
 	ret_record->args = args;
+}
+
+void args_record(const struct plan *plan, uint32_t stage, struct launch_record *ret_record)
+{
+	record(plan, args_fill, stage, ret_record);
 	ret_record->args_bytes = args_bytes(plan->stages[stage].family);
 	ret_record->dropout_offset = dropout_offset(plan, plan->stages[stage].family);
+}
+
+void args_record_prepare(const struct plan *plan, struct launch_record *ret_record)
+{
+	*ret_record = (struct launch_record){.args_bytes = sizeof(struct abi_prepare_args)};
+	record(plan, fill_prepare, 0, ret_record);
 }

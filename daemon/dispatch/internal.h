@@ -26,6 +26,8 @@ void args_fill(const struct plan *plan, uint32_t stage, const struct launch_base
 	       union abi_args *ret_args);
 /* The same but for addresses: args and relocations of @ret_record. */
 void args_record(const struct plan *plan, uint32_t stage, struct launch_record *ret_record);
+/* The launch that makes the indices, and the head, of a run whose integers no host has seen. */
+void args_record_prepare(const struct plan *plan, struct launch_record *ret_record);
 
 /* Bases that are not to be followed: not NULL where a run has one. */
 struct launch_bases args_placeholders(const struct plan *plan);

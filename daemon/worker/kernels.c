@@ -50,17 +50,17 @@ static void mark_quarantined(struct worker *worker)
 uint64_t kernels_locate(void *tensors, const struct fmha_tensor *tensor)
 {
 	const struct session *session = tensors;
-	const struct buffer *buffer = table_get(&session->buffers, tensor->buffer);
+	const struct buffer *buffer = session ? table_get(&session->buffers, tensor->buffer) : NULL;
 
 	return (buffer ? (uintptr_t)buffer->memory.device : 0) + tensor->offset;
 }
 
-void kernels_act_for(struct session *session)
+void kernels_act_for(struct session *session, bool local)
 {
 	struct worker *worker = session->worker;
 
 	worker->acting_uid = session->uid;
-	worker->plan_device.tensors = session;
+	worker->plan_device.tensors = local ? NULL : session;
 	if (clock_ns() >= worker->marked_until_ns)
 		mark_quarantined(worker);
 }
@@ -309,7 +309,7 @@ int kernels_request(struct session *session, uint32_t id, enum proto_method meth
 	job = calloc(1, sizeof(*job));
 	if (!job)
 		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
-	kernels_act_for(session);
+	kernels_act_for(session, false);
 	job->session = session;
 	job->id = id;
 	job->method = method;

@@ -9,10 +9,10 @@
 
 /* Loads specs/ and opens the registry. A device that specs/ does not know works without one. */
 int kernels_open(struct worker *worker, struct fmha_error *err);
-/* From now on kernels are chosen for this session: for its buffers, and by what is in quarantine for its
- * user now. */
-void kernels_act_for(struct session *session);
-/* For struct plan_device; @tensors: the session acted for. */
+/* From now on kernels are chosen for this session: for its buffers (@local: for addresses that a problem's
+ * offsets tell), and by what is in quarantine for its user now. */
+void kernels_act_for(struct session *session, bool local);
+/* For struct plan_device; @tensors: the session acted for; NULL: offsets are all there is. */
 uint64_t kernels_locate(void *tensors, const struct fmha_tensor *tensor);
 /* A device_quarantine: for the user acted for. @worker_pointer: struct worker. */
 bool kernels_is_quarantined(void *worker_pointer, const char *kernel);

@@ -147,8 +147,9 @@ static void read_choice(const struct proto_plan_params *params, struct plan_choi
 }
 
 /* A charged plan without an id. On failure NULL: @err says why. */
-static struct session_plan *
-make_plan(struct session *session, const struct proto_plan_params *params, struct fmha_error *err)
+static struct session_plan *make_plan(struct session *session,
+				      const struct proto_plan_params *params, bool local,
+				      struct fmha_error *err)
 {
 	_cleanup_(session_plan_unrefp) struct session_plan *plan = calloc(1, sizeof(*plan));
 	struct worker *worker = session->worker;
@@ -160,14 +161,15 @@ make_plan(struct session *session, const struct proto_plan_params *params, struc
 		return NULL;
 	}
 	plan->n_references = 1;
+	plan->local = local;
 	if (account_charge(session->account, ACCOUNT_PLANS, 1, err) < 0)
 		return NULL;
 	plan->account = session->account;
 	plan->account->n_references++;
-	kernels_act_for(session);
+	kernels_act_for(session, local);
 	read_choice(params, &choice);
 	if (plan_build(&params->problem, &choice, &worker->plan_device, &plan->plan, err) < 0 ||
-	    check_plan_buffers(session, &plan->plan, err) < 0)
+	    (!local && check_plan_buffers(session, &plan->plan, err) < 0))
 		return NULL;
 	made = plan;
 	plan = NULL;
@@ -184,7 +186,7 @@ int session_plan_new(struct session *session, uint32_t id, const struct proto_pl
 	if (session_has_room(session, LIMIT_PLANS_PER_CONNECTION, &session->plans, "plans", err) <
 	    0)
 		return FMHA_EQUOTA;
-	plan = make_plan(session, params, err);
+	plan = make_plan(session, params, false, err);
 	if (!plan)
 		return err->code;
 	result.plan = table_add(&session->plans, plan);
@@ -195,6 +197,15 @@ int session_plan_new(struct session *session, uint32_t id, const struct proto_pl
 	plan->serial = ++worker->n_plans;
 	session_plan_settle(session, plan, &result);
 	return prepare_plan(session, id, plan, &result, err);
+}
+
+int session_plan_local(struct session *session, uint32_t id, const struct proto_plan_params *params,
+		       struct fmha_error *err)
+{
+	struct proto_plan_result unused = {0};
+	struct session_plan *plan = make_plan(session, params, true, err);
+
+	return plan ? prepare_plan(session, id, plan, &unused, err) : err->code;
 }
 
 int session_plan_release(struct session *session, uint64_t id, struct fmha_error *err)
@@ -216,7 +227,7 @@ int session_explain(struct session *session, uint32_t id, const struct proto_pla
 	char *json;
 	int fd = -1, r;
 
-	kernels_act_for(session);
+	kernels_act_for(session, false);
 	read_choice(params, &choice);
 	r = plan_explain(&params->problem, &choice, &session->worker->plan_device, &json, err);
 	if (r < 0)

@@ -24,7 +24,9 @@ struct preparing {
 	uint32_t n_left; /* stages that are not ready */
 	struct fmha_error error;
 	struct proto_plan_result result;
-	struct device_waiter waiters[PLAN_MAX_STAGES];
+	struct session_plan *local; /* NULL: the plan is in the session's table */
+	const struct device_kernel *tables;
+	struct device_waiter waiters[PLAN_MAX_STAGES + 1];    /* the last one's: of tables */
 	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* that are waited for */
 	const struct device_kernel *ready[PLAN_MAX_STAGES];
 	bool has_ready;       /* those that the session's plan needs */
@@ -58,8 +60,10 @@ static void on_compiled(void *owner, const union proto_any_result *result, int f
 	void *data = result ? map_code(&result->COMPILE, fd, &err) : NULL;
 	struct device_code code = {.data = data};
 
-	if (data)
+	if (data) {
 		code.spills = result->COMPILE.spills;
+		local_keep_code(build->worker, build->kernel, fd, result->COMPILE.size);
+	}
 	build->done(build, data ? &code : NULL, &err);
 	if (data)
 		munmap(data, result->COMPILE.size);
@@ -71,6 +75,7 @@ int prepare_build(void *worker_pointer, struct device_build *build, struct fmha_
 	struct proto_compile_params params = {
 		.uid = build->uid, .urgency = PROTO_URGENT, .n_options = build->n_options};
 
+	build->worker = worker;
 	if (build->n_options > PROTO_MAX_OPTIONS)
 		return fmha_error_set(err, FMHA_EINTERNAL, "compile: %u options", build->n_options);
 	snprintf(params.kernel, sizeof(params.kernel), "%s", build->kernel);
@@ -99,9 +104,10 @@ void prepare_cancel_build(void *worker_pointer, struct device_build *build)
 /* Nobody waits for the plan any more. */
 static void preparing_free(struct preparing *preparing)
 {
-	for (uint32_t i = PLAN_MAX_STAGES; i-- > 0;)
+	for (uint32_t i = PLAN_MAX_STAGES + 1; i-- > 0;)
 		device_forget(preparing->session->worker->device, &preparing->waiters[i]);
 	list_remove(&preparing->in_session);
+	session_plan_unref(preparing->local);
 	free(preparing);
 }
 
@@ -114,12 +120,25 @@ static void drop_plan(struct session *session, uint64_t id)
 	session_plan_unref(plan);
 }
 
+/* NULL: the client has dropped it meanwhile. */
+static struct session_plan *plan_of(struct preparing *preparing)
+{
+	if (preparing->local)
+		return preparing->local;
+	return table_get(&preparing->session->plans, preparing->result.plan);
+}
+
 /* From here on the plan can run. */
 static void finish(struct preparing *preparing)
 {
 	struct session *session = preparing->session;
-	struct session_plan *plan = table_get(&session->plans, preparing->result.plan);
+	struct session_plan *plan = plan_of(preparing);
 
+	if (preparing->local) {
+		local_answer(session, preparing->id, &plan->plan, preparing->ready,
+			     preparing->tables);
+		return;
+	}
 	if (plan) { /* else the client has dropped it meanwhile */
 		memcpy(plan->kernels, preparing->ready, sizeof(plan->kernels));
 		plan->ready = true;
@@ -128,6 +147,12 @@ static void finish(struct preparing *preparing)
 }
 
 static void on_prepared(void *owner, const struct fmha_error *error);
+
+static void wait_for(struct preparing *preparing, uint32_t i)
+{
+	preparing->waiters[i] = (struct device_waiter){
+		.uid = preparing->session->uid, .done = on_prepared, .owner = preparing};
+}
 
 /* Return: 0 (all its kernels are ready), DEVICE_PREPARING, or FMHA_E*; then some may be waited for.
  */
@@ -140,8 +165,7 @@ static int prepare_stages(struct preparing *preparing, const struct plan *plan,
 
 	plan_placeholder_args(plan, args);
 	for (uint32_t i = 0; i < plan->n_stages && r >= 0; i++) {
-		preparing->waiters[i] = (struct device_waiter){
-			.uid = session->uid, .done = on_prepared, .owner = preparing};
+		wait_for(preparing, i);
 		r = device_prepare(session->worker->device, &plan->stages[i], &args[i],
 				   &preparing->waiters[i], &preparing->kernels[i], err);
 		preparing->n_left += r == DEVICE_PREPARING;
@@ -157,7 +181,8 @@ static void take_ready(struct preparing *preparing, struct session_plan *plan)
 	if (!preparing->next_is_awaited || !plan)
 		return;
 	plan->plan = preparing->next;
-	session_plan_settle(preparing->session, plan, &preparing->result);
+	if (!plan->local)
+		session_plan_settle(preparing->session, plan, &preparing->result);
 }
 
 static bool has_same_kernels(const struct plan *a, const struct plan *b)
@@ -176,7 +201,7 @@ static bool has_same_kernels(const struct plan *a, const struct plan *b)
 static bool choose_again(struct preparing *preparing)
 {
 	struct session *session = preparing->session;
-	struct session_plan *plan = table_get(&session->plans, preparing->result.plan);
+	struct session_plan *plan = plan_of(preparing);
 	struct plan_choice choice;
 	struct fmha_error ignored;
 	int r;
@@ -184,7 +209,7 @@ static bool choose_again(struct preparing *preparing)
 	take_ready(preparing, plan);
 	if (!plan) /* the client has dropped it meanwhile */
 		return false;
-	kernels_act_for(session);
+	kernels_act_for(session, plan->local);
 	plan_chosen(&plan->plan, &choice);
 	if (plan_build(&plan->plan.problem, &choice, &session->worker->plan_device,
 		       &preparing->next, &ignored) < 0 ||
@@ -221,21 +246,39 @@ static void on_prepared(void *owner, const struct fmha_error *error)
 	preparing_free(preparing);
 }
 
+/* What a local plan needs besides its stages. Return: as prepare_stages(). */
+static int prepare_tables(struct preparing *preparing, struct fmha_error *err)
+{
+	int r;
+
+	wait_for(preparing, PLAN_MAX_STAGES);
+	r = device_prepare_tables(preparing->session->worker->device,
+				  &preparing->waiters[PLAN_MAX_STAGES], &preparing->tables, err);
+	preparing->n_left += r == DEVICE_PREPARING;
+	return r;
+}
+
 int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan,
 		 const struct proto_plan_result *result, struct fmha_error *err)
 {
 	struct preparing *preparing = calloc(1, sizeof(*preparing));
-	int r;
+	int r = 0;
 
 	if (!preparing) {
+		if (plan->local)
+			session_plan_unref(plan);
 		drop_plan(session, result->plan);
 		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
 	}
 	preparing->session = session;
 	preparing->id = id;
 	preparing->result = *result;
+	preparing->local = plan->local ? plan : NULL;
 	list_init(&preparing->in_session);
-	r = prepare_stages(preparing, &plan->plan, err);
+	if (plan->local)
+		r = prepare_tables(preparing, err);
+	if (r >= 0)
+		r = prepare_stages(preparing, &plan->plan, err);
 	if (r < 0) {
 		drop_plan(session, result->plan);
 		preparing_free(preparing);

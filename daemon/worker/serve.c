@@ -36,6 +36,10 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 		return session_plan_new(session, id, &params->PLAN, err);
 	case PROTO_EXPLAIN:
 		return session_explain(session, id, &params->EXPLAIN, err);
+	case PROTO_LOCAL_PLAN:
+		return session_plan_local(session, id, &params->LOCAL_PLAN, err);
+	case PROTO_CODE:
+		return local_code(session, id, &params->CODE, err);
 	case PROTO_REGISTRY_EXPORT:
 	case PROTO_REGISTRY_IMPORT:
 	case PROTO_REGISTRY_LOAD:

@@ -28,6 +28,8 @@
 #include "offload.h"
 #include "table.h"
 
+struct worker_code; /* local.c */
+
 struct worker {
 	uv_loop_t loop;
 	struct worker_page *page;
@@ -53,6 +55,7 @@ struct worker {
 	uv_timer_t trim; /* once, some seconds after the last launch */
 	struct list sessions;
 	struct list requests;      /* every request that waits or runs */
+	struct worker_code *codes; /* local.c: of every kernel that was built */
 	struct list free_requests; /* kept for the next run */
 	uint32_t n_free_requests, n_pending;
 	struct fair turns;    /* of sessions, on a device that takes none itself */
@@ -133,6 +136,7 @@ struct session_plan {
 	uint32_t n_references;
 	struct account *account; /* NULL: nothing is charged yet */
 	struct plan plan;
+	bool local; /* its client launches it: in no table, gone once it was answered */
 	bool ready; /* from here on nothing of plan and kernels changes */
 	const struct device_kernel *kernels[PLAN_MAX_STAGES];
 	struct registry_entry *entries[PLAN_MAX_STAGES]; /* NULL: not looked up yet */
@@ -185,6 +189,9 @@ struct buffer *buffer_unref(struct buffer *buffer);
 /* These answer request @id, now or later. Return: 0, or a negative FMHA_E* and no answer. */
 int session_plan_new(struct session *session, uint32_t id, const struct proto_plan_params *params,
 		     struct fmha_error *err);
+/* A plan that the client launches itself; the worker keeps nothing of it. */
+int session_plan_local(struct session *session, uint32_t id, const struct proto_plan_params *params,
+		       struct fmha_error *err);
 /* What follows from the kernels that the plan has got. */
 void session_plan_settle(struct session *session, struct session_plan *plan,
 			 struct proto_plan_result *result);
@@ -193,6 +200,18 @@ int session_explain(struct session *session, uint32_t id, const struct proto_pla
 /* Return: 0 or FMHA_ENOENT. */
 int session_plan_release(struct session *session, uint64_t id, struct fmha_error *err);
 struct session_plan *session_plan_unref(struct session_plan *plan);
+
+/* ---- local.c: what clients need to launch in contexts of their own ---- */
+
+/* A kernel's code object, as the front gave it: @fd is borrowed. */
+void local_keep_code(struct worker *worker, const char *kernel, int fd, uint64_t bytes);
+/* Answers request @id with the plan, all kernels of which are ready. @tables: NULL: it has none. */
+void local_answer(struct session *session, uint32_t id, const struct plan *plan,
+		  const struct device_kernel *const kernels[PLAN_MAX_STAGES],
+		  const struct device_kernel *tables);
+/* Answers request @id. Return: 0, or FMHA_E* and no answer. */
+int local_code(struct session *session, uint32_t id, const struct proto_code_params *params,
+	       struct fmha_error *err);
 
 /* ---- event.c ---- */
 
@@ -221,8 +240,9 @@ int prepare_build(void *worker_pointer, struct device_build *build, struct fmha_
 /* A device_unbuilder: tells the front. */
 void prepare_cancel_build(void *worker_pointer, struct device_build *build);
 /*
- * Makes the plan's kernels ready, then answers request @id with @result. On failure the plan leaves
- * the session's table and the answer is the error. Return: 0 (answered, now or later), FMHA_E*.
+ * Makes the plan's kernels ready, then answers request @id with @result, or a local one's with its
+ * launches. On failure the plan leaves the session's table and the answer is the error. Of a local
+ * plan the reference is taken. Return: 0 (answered, now or later), FMHA_E*.
  */
 int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan,
 		 const struct proto_plan_result *result, struct fmha_error *err);

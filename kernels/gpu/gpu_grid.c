@@ -3,6 +3,7 @@
 #include <kernels/gpu_kernel.h>
 
 #include "grid.h"
+#include "prepare.h"
 
 #define MOST_X  INT32_MAX
 #define MOST_YZ 65535
@@ -108,4 +109,15 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 			       ? set_pieces(kernel, units, args, ret_grid)
 			       : set_forward(kernel, args, ret_grid);
 	}
+}
+
+/* One block for the sequences, and as many as find work among the page numbers. */
+void gpu_kernel_grid_prepare(uint32_t units, struct abi_prepare_args *a, uint32_t ret_grid[3])
+{
+	abi_i64 words = a->cache.n_page_indices + (abi_i64)a->table_rows * a->cache.max_blocks;
+	abi_i64 blocks = 1 + words / (4 * PREPARE_THREADS);
+
+	a->grid = (abi_i32)(blocks < units ? blocks : units);
+	ret_grid[0] = (uint32_t)a->grid;
+	ret_grid[1] = ret_grid[2] = 1;
 }

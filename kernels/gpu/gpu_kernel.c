@@ -11,6 +11,7 @@
 
 #include "gpu_arch.h"
 #include "lds.h"
+#include "prepare.h"
 
 #define MAX_HDIM 256
 #define BIT(n)   (1u << (n))
@@ -355,6 +356,14 @@ static int make_rows(const struct gpu_arch *arch, enum abi_family family,
 		return 1;
 	add_features(k, (struct features){.paged = family == ABI_FWD_APPENDKV && traits->paged});
 	return finish_kernel(arch, k, family == ABI_BWD_DOT_DO_O ? t->waves_m * 4 : 0);
+}
+
+void gpu_kernel_make_prepare(const char *arch, struct gpu_kernel *ret_kernel)
+{
+	*ret_kernel = (struct gpu_kernel){.block = {PREPARE_THREADS, 1, 1}};
+	snprintf(ret_kernel->source, sizeof(ret_kernel->source), "prepare.hip");
+	snprintf(ret_kernel->entry, sizeof(ret_kernel->entry), "fmha_prepare");
+	snprintf(ret_kernel->name, sizeof(ret_kernel->name), "fmha_prepare_%s", arch);
 }
 
 int gpu_kernel_make(const struct gpu_arch *arch, enum abi_family family,

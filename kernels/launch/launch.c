@@ -15,6 +15,40 @@ void launch_bind(const struct launch_record *record, const struct launch_bases *
 	}
 }
 
+#define MAP_UINT8       0
+#define MAP_FLOAT16     6
+#define MAP_FLOAT32     7
+#define MAP_BFLOAT16    9
+#define MAP_PROMOTE_256 3 /* bytes that the L2 cache fetches */
+
+static int map_type(uint32_t dtype)
+{
+	switch (dtype) {
+	case ABI_F32:
+		return MAP_FLOAT32;
+	case ABI_F16:
+		return MAP_FLOAT16;
+	case ABI_BF16:
+		return MAP_BFLOAT16;
+	default:
+		return MAP_UINT8;
+	}
+}
+
+int launch_encode_map(launch_encoder encode, const struct launch_map *map,
+		      const union abi_args *args, struct launch_tensor_map *ret_map)
+{
+	static const uint32_t steps[4] = {1, 1, 1, 1};
+	int swizzle = 0; /* 0, 1, 2, 3: none, 32, 64, 128 bytes */
+	uint64_t address;
+
+	memcpy(&address, (const char *)args + map->offset, sizeof(address));
+	for (uint32_t bytes = map->swizzle; bytes > 16; bytes /= 2)
+		swizzle++;
+	return encode(ret_map, map_type(map->dtype), 4, address, map->extents, map->strides,
+		      map->box, steps, 0, swizzle, MAP_PROMOTE_256, 0);
+}
+
 void launch_rebase(struct launch_record *record, enum launch_base from, enum launch_base to,
 		   uint64_t plus)
 {

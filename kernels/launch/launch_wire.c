@@ -169,10 +169,11 @@ int launch_from_wire(const struct proto_launch *launch, uint64_t workspace_bytes
 	int r;
 
 	if (launch->argument_bytes > sizeof(record.args))
-		return fmha_error_set(err, FMHA_ENOTSUP,
-				      "a launch with %u bytes of arguments, at most %zu: the daemon "
-				      "is newer than this library",
-				      launch->argument_bytes, sizeof(record.args));
+		return fmha_error_set(
+			err, FMHA_ENOTSUP,
+			"a launch with %u bytes of arguments, at most %zu: the daemon "
+			"is newer than this library",
+			launch->argument_bytes, sizeof(record.args));
 	if (launch->code_bytes != sizeof(record.code) || launch->entry[0] == '\0')
 		return malformed(err, "no code");
 	if (record.dropout_offset &&

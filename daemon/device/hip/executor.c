@@ -171,18 +171,15 @@ static hipError_t issue_stage(struct device_launch *launch, uint32_t i)
 {
 	const struct launch_record *record = launch->records[i];
 	const uint32_t *grid = record->grid, *block = record->block;
-	struct gpu_tensor_map maps[LAUNCH_MAPS];
+	struct launch_tensor_map maps[LAUNCH_MAPS];
 	void *parameters[1 + LAUNCH_MAPS] = {&launch->args[i]};
 
 	if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0)
 		return hipSuccess; /* nothing to do */
 	for (uint32_t n = 0; n < record->n_maps; n++) {
-		const struct launch_map *map = &record->maps[n];
-		const void *address;
-		hipError_t status;
+		hipError_t status = gpu_tensor_map_encode(&record->maps[n], &launch->args[i],
+							  &maps[n]);
 
-		memcpy(&address, (char *)&launch->args[i] + map->offset, sizeof(address));
-		status = gpu_tensor_map_encode(map, address, &maps[n]);
 		if (status != hipSuccess)
 			return status;
 		parameters[1 + n] = &maps[n];

@@ -25,12 +25,8 @@ hipError_t gpu_vmm_create(size_t bytes, int device, void **ret_pointer, int *ret
 hipError_t gpu_vmm_import(int fd, size_t bytes, int device, void **ret_pointer);
 hipError_t gpu_vmm_free(void *pointer, size_t bytes);
 
-/* What a kernel takes for a struct launch_map and an address; hipErrorNotSupported: this runtime
- * has no such thing. */
-struct gpu_tensor_map {
-	_Alignas(64) uint64_t words[16];
-};
-hipError_t gpu_tensor_map_encode(const struct launch_map *map, const void *address,
-				 struct gpu_tensor_map *ret_map);
+/* launch_encode_map(); hipErrorNotSupported: this runtime has no such thing. */
+hipError_t gpu_tensor_map_encode(const struct launch_map *map, const union abi_args *args,
+				 struct launch_tensor_map *ret_map);
 
 #endif

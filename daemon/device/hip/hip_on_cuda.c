@@ -24,11 +24,6 @@ typedef unsigned long long cu_pointer;
 #define CU_ALLOCATION_PINNED                1
 #define CU_HANDLE_POSIX_FD                  1
 #define CU_ACCESS_READ_WRITE                3
-#define CU_MAP_UINT8                        0
-#define CU_MAP_FLOAT32                      7
-#define CU_MAP_FLOAT16                      6
-#define CU_MAP_BFLOAT16                     9
-#define CU_MAP_PROMOTE_256                  3
 
 struct cu_location {
 	int type, id;
@@ -115,8 +110,7 @@ struct cu_access {
 static struct {
 	void *library;
 	/* NULL: a driver that is older than the cards that need it. */
-	int (*map_encode)(struct gpu_tensor_map *, int, unsigned, cu_pointer, const uint64_t *,
-			  const uint64_t *, const uint32_t *, const uint32_t *, int, int, int, int);
+	launch_encoder map_encode;
 #define CUDA_MEMBER(name, symbol, parameters) int(*name) parameters;
 	CUDA_CALLS(CUDA_MEMBER)
 #undef CUDA_MEMBER
@@ -495,31 +489,10 @@ hipError_t gpu_vmm_free(void *pointer, size_t bytes)
 	return (hipError_t)r;
 }
 
-static int map_type(uint32_t dtype)
+hipError_t gpu_tensor_map_encode(const struct launch_map *map, const union abi_args *args,
+				 struct launch_tensor_map *ret_map)
 {
-	switch (dtype) {
-	case ABI_F32:
-		return CU_MAP_FLOAT32;
-	case ABI_F16:
-		return CU_MAP_FLOAT16;
-	case ABI_BF16:
-		return CU_MAP_BFLOAT16;
-	default:
-		return CU_MAP_UINT8;
-	}
-}
-
-hipError_t gpu_tensor_map_encode(const struct launch_map *map, const void *address,
-				 struct gpu_tensor_map *ret_map)
-{
-	static const uint32_t steps[4] = {1, 1, 1, 1};
-	int swizzle = 0; /* 0, 1, 2, 3: none, 32, 64, 128 bytes */
-
 	if (!cuda.map_encode)
 		return hipErrorNotSupported;
-	for (uint32_t bytes = map->swizzle; bytes > 16; bytes /= 2)
-		swizzle++;
-	return (hipError_t)cuda.map_encode(ret_map, map_type(map->dtype), 4, to_cu(address),
-					   map->extents, map->strides, map->box, steps, 0, swizzle,
-					   CU_MAP_PROMOTE_256, 0);
+	return (hipError_t)launch_encode_map(cuda.map_encode, map, args, ret_map);
 }

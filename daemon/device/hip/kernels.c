@@ -65,21 +65,18 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 	return 0;
 }
 
-static struct device_kernel *kernel_of_stage(struct gpu_device *gpu, const struct plan_stage *stage,
-					     const union abi_args *args)
+/* NULL: out of memory. */
+static struct device_kernel *kernel_of_choice(struct gpu_device *gpu,
+					      const struct gpu_kernel *choice)
 {
-	struct device_kernel *kernel;
-	struct gpu_kernel choice;
+	struct device_kernel *kernel = kernel_by_name(gpu, choice->name);
 
-	if (make_kernel(gpu, args, stage, &choice) != 0)
-		return NULL;
-	kernel = kernel_by_name(gpu, choice.name);
 	if (kernel)
 		return kernel;
 	kernel = calloc(1, sizeof(*kernel));
 	if (!kernel)
 		return NULL;
-	kernel->choice = choice;
+	kernel->choice = *choice;
 	kernel->state = GPU_KERNEL_BROKEN; /* until somebody asks for its code */
 	kernel->next = gpu->kernels;
 	gpu->kernels = kernel;
@@ -211,17 +208,16 @@ static int request_build(struct gpu_device *gpu, struct device_kernel *kernel, u
 	return r;
 }
 
-int gpu_prepare(struct device *device, const struct plan_stage *stage, const union abi_args *args,
-		struct device_waiter *waiter, const struct device_kernel **ret_kernel,
-		struct fmha_error *err)
+static int make_ready(struct gpu_device *gpu, const struct gpu_kernel *choice,
+		      struct device_waiter *waiter, const struct device_kernel **ret_kernel,
+		      struct fmha_error *err)
 {
-	struct gpu_device *gpu = gpu_device_of(device);
-	struct device_kernel *kernel = kernel_of_stage(gpu, stage, args);
+	struct device_kernel *kernel = kernel_of_choice(gpu, choice);
 	int r = 0;
 
 	if (!kernel)
-		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not on this device",
-				      stage->kernel);
+		return fmha_error_set(err, FMHA_ENOMEM, "kernel %.200s: out of memory",
+				      choice->name);
 	*ret_kernel = kernel;
 	if (kernel->state == GPU_KERNEL_READY)
 		return 0;
@@ -234,6 +230,43 @@ int gpu_prepare(struct device *device, const struct plan_stage *stage, const uni
 	waiter->next = kernel->waiters;
 	kernel->waiters = waiter;
 	return DEVICE_PREPARING;
+}
+
+int gpu_prepare(struct device *device, const struct plan_stage *stage, const union abi_args *args,
+		struct device_waiter *waiter, const struct device_kernel **ret_kernel,
+		struct fmha_error *err)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+	struct gpu_kernel choice;
+
+	if (make_kernel(gpu, args, stage, &choice) != 0)
+		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not on this device",
+				      stage->kernel);
+	return make_ready(gpu, &choice, waiter, ret_kernel, err);
+}
+
+int gpu_prepare_tables(struct device *device, struct device_waiter *waiter,
+		       const struct device_kernel **ret_kernel, struct fmha_error *err)
+{
+	struct gpu_kernel choice;
+
+	gpu_kernel_make_prepare(device->info.arch, &choice);
+	return make_ready(gpu_device_of(device), &choice, waiter, ret_kernel, err);
+}
+
+void gpu_place_tables(const struct device *device, struct launch_record *record)
+{
+	struct gpu_kernel kernel;
+
+	gpu_kernel_make_prepare(device->info.arch, &kernel);
+	gpu_kernel_grid_prepare(device->info.compute_units, &record->args.prepare, record->grid);
+	memcpy(record->block, kernel.block, sizeof(record->block));
+	memcpy(record->entry, kernel.entry, sizeof(record->entry));
+}
+
+const char *gpu_kernel_name(const struct device_kernel *kernel)
+{
+	return kernel->choice.name;
 }
 
 /* The last one of the user takes back what was asked for on the user's behalf. */

@@ -32,6 +32,10 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 int gpu_prepare(struct device *device, const struct plan_stage *stage, const union abi_args *args,
 		struct device_waiter *waiter, const struct device_kernel **ret_kernel,
 		struct fmha_error *err);
+int gpu_prepare_tables(struct device *device, struct device_waiter *waiter,
+		       const struct device_kernel **ret_kernel, struct fmha_error *err);
+void gpu_place_tables(const struct device *device, struct launch_record *record);
+const char *gpu_kernel_name(const struct device_kernel *kernel);
 void gpu_forget(struct device *device, struct device_waiter *waiter);
 void gpu_kernels_free(struct gpu_device *gpu);
 

@@ -30,9 +30,9 @@ hipError_t gpu_vmm_free(void *pointer, size_t bytes)
 	return hipErrorNotSupported;
 }
 
-hipError_t gpu_tensor_map_encode(const struct launch_map *map, const void *address,
-				 struct gpu_tensor_map *ret_map)
+hipError_t gpu_tensor_map_encode(const struct launch_map *map, const union abi_args *args,
+				 struct launch_tensor_map *ret_map)
 {
-	(void)map, (void)address, (void)ret_map;
+	(void)map, (void)args, (void)ret_map;
 	return hipErrorNotSupported;
 }

@@ -214,7 +214,38 @@ struct abi_bwd_args {
 	abi_i32 reserved;
 };
 
+/* A list of integers as its owner has it: element i at data[i * stride]; 0: absent. */
+struct abi_words {
+	const abi_i32 *data;
+	abi_i64 stride;
+};
+
+/*
+ * Tables of a problem, made on the GPU out of integer tensors that nobody has judged (prepare.h):
+ * what sequences and cache point to is written, cut so that no content leads outside of the
+ * problem's tensors; so is the head of a backward workspace.
+ */
+struct abi_prepare_args {
+	struct abi_words seqstart_q, seqstart_k, seqlen_q, seqlen_k, leftpad_k;
+	struct abi_words kv_indptr, kv_page_indices, kv_last_page_len, cache_batch_idx;
+	struct abi_words block_table; /* stride: of its columns */
+	abi_i64 block_table_stride_row;
+	struct abi_sequences sequences; /* seqlen_k: after the append */
+	struct abi_kv_cache cache;
+	abi_i32 *seqlen_k_before; /* of the append; 0 where sequences.seqlen_k is */
+	abi_i32 *nsplits;         /* 0: no backward head */
+	abi_i64 *dq_acc_offsets;
+	abi_i32 table_rows;      /* of the block table: 1 when all sequences share one */
+	abi_i32 seqlen_new;      /* keys that an append adds; 0: none */
+	abi_i32 dq_splits;       /* the most of a sequence */
+	abi_i32 dq_tile_n0;      /* keys a split; 0: every sequence has dq_splits */
+	abi_i32 nsplits_entries; /* batch, or 1: one for all */
+	abi_i32 nhead_q, hdim_q;
+	abi_i32 grid; /* blocks */
+};
+
 union abi_args {
+	struct abi_prepare_args prepare;
 	struct abi_fwd_args fwd;
 	struct abi_combine_args combine;
 	struct abi_appendkv_args appendkv;

@@ -7,7 +7,12 @@
  * address), as a fault in a kernel does, from its CUDA_STUB_AFTER-th use on. With
  * CUDA_STUB_KERNEL_US a kernel takes so long, one after the other on the whole device. With
  * CUDA_STUB_IDLE any code is a module, and kernels do nothing, but if that is "stray" they write
- * the byte in front of their first tensor.
+ * the byte in front of their first tensor. fmha_prepare does what it does on a GPU.
+ *
+ * A process that has loaded it may ask what it has seen: cuda_stub_modules() are loaded,
+ * cuda_stub_arguments() were those of the last launch. Between cuStreamBeginCapture() and
+ * cuStreamEndCapture() launches and clears are kept for cuGraphLaunch(), and what a capture forbids
+ * fails.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -21,12 +26,14 @@
 #include <unistd.h>
 
 #include <kernels/abi.h>
+#include <prepare.h>
 
 #define EXPORT      __attribute__((visibility("default")))
 #define GRANULARITY (2u << 20)
 #define INVALID     1
 #define NOT_FOUND   500
 #define ILLEGAL     700
+#define CAPTURING   900 /* CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED */
 
 typedef unsigned long long pointer;
 
@@ -108,6 +115,27 @@ CALL(cuCtxSetCurrent, void *context)
 	return 0;
 }
 
+static __thread void *current_context;
+
+CALL(cuCtxGetCurrent, void **context)
+{
+	*context = current_context ? current_context : (void *)(uintptr_t)1;
+	return 0;
+}
+
+CALL(cuCtxPushCurrent_v2, void *context)
+{
+	current_context = context;
+	return 0;
+}
+
+CALL(cuCtxPopCurrent_v2, void **context)
+{
+	*context = current_context;
+	current_context = NULL;
+	return 0;
+}
+
 CALL(cuDriverGetVersion, int *version)
 {
 	*version = 13000;
@@ -133,11 +161,16 @@ CALL(cuGetErrorString, int error, const char **text)
 	return 0;
 }
 
+struct graph;
+static struct graph *capturing; /* one at a time, of any stream */
+
 CALL(cuMemAlloc_v2, pointer *ret, size_t bytes)
 {
 	void *memory;
 
 	MAY_FAIL("cuMemAlloc");
+	if (capturing)
+		return CAPTURING;
 	if (bytes > (size_t)4 << 30)
 		return 2;
 	if (posix_memalign(&memory, 256, bytes) != 0) /* as the driver's */
@@ -180,9 +213,69 @@ CALL(cuMemcpyHtoDAsync_v2, pointer to, const void *from, size_t bytes, void *str
 	return 0;
 }
 
+/* ---- graphs: what was put on a stream between two calls ---- */
+
+struct node {
+	struct node *next;
+	const char *function; /* NULL: a clear */
+	union abi_args args;
+	pointer to;
+	size_t bytes;
+	unsigned char value;
+};
+
+struct graph {
+	struct node *first, **last;
+};
+
+static int keep_node(const struct node *node)
+{
+	struct node *copy = malloc(sizeof(*copy));
+
+	if (!copy)
+		return 2;
+	*copy = *node;
+	copy->next = NULL;
+	*capturing->last = copy;
+	capturing->last = &copy->next;
+	return 0;
+}
+
+CALL(cuStreamBeginCapture_v2, void *stream, int mode)
+{
+	(void)stream, (void)mode;
+	capturing = calloc(1, sizeof(*capturing));
+	if (!capturing)
+		return 2;
+	capturing->last = &capturing->first;
+	return 0;
+}
+
+CALL(cuStreamEndCapture, void *stream, struct graph **graph)
+{
+	(void)stream;
+	*graph = capturing;
+	capturing = NULL;
+	return 0;
+}
+
+CALL(cuGraphDestroy, struct graph *graph)
+{
+	while (graph->first) {
+		struct node *node = graph->first;
+
+		graph->first = node->next;
+		free(node);
+	}
+	free(graph);
+	return 0;
+}
+
 CALL(cuMemsetD8Async, pointer to, unsigned char value, size_t bytes, void *stream)
 {
 	(void)stream;
+	if (capturing)
+		return keep_node(&(struct node){.to = to, .value = value, .bytes = bytes});
 	memset((void *)(uintptr_t)to, value, bytes);
 	return 0;
 }
@@ -354,6 +447,8 @@ CALL(cuStreamDestroy_v2, void *stream)
 CALL(cuStreamQuery, const struct stream *stream)
 {
 	MAY_FAIL("cuStreamQuery");
+	if (capturing)
+		return CAPTURING;
 	settle();
 	return stream && is_blocked(stream) ? 600 : 0;
 }
@@ -470,27 +565,52 @@ CALL(cuEventElapsedTime, float *ms, const struct event *a, const struct event *b
 	return 0;
 }
 
+static int n_modules;
+
 CALL(cuModuleLoadData, void **module, const void *image)
 {
 	MAY_FAIL("cuModuleLoadData");
+	if (capturing)
+		return CAPTURING;
 	if (memcmp(image, "stub code", 9) != 0 && !getenv("CUDA_STUB_IDLE"))
 		return 200;
 	*module = malloc(1);
+	n_modules++;
 	return 0;
 }
 
 CALL(cuModuleUnload, void *module)
 {
+	n_modules--;
 	free(module);
 	return 0;
 }
 
-CALL(cuModuleGetFunction, void **function, void *module, const char *name)
+CALL(cuda_stub_modules, void)
 {
+	return n_modules;
+}
+
+/* A function is its name: "stub code" has them all. */
+CALL(cuModuleGetFunction, const char **function, void *module, const char *name)
+{
+	static char names[16][64];
+	int i = 0;
+
 	(void)module;
 	if (strncmp(name, "fmha_", 5) != 0)
 		return NOT_FOUND;
-	*function = (void *)(uintptr_t)1;
+	while (i < 15 && names[i][0] && strcmp(names[i], name) != 0)
+		i++;
+	(void)snprintf(names[i], sizeof(names[i]), "%s", name);
+	*function = names[i];
+	return 0;
+}
+
+CALL(cuFuncLoad, void *function)
+{
+	(void)function;
+	MAY_FAIL("cuFuncLoad");
 	return 0;
 }
 
@@ -513,27 +633,74 @@ static void take_device(struct stream *stream)
 	(void)pthread_mutex_unlock(&lock);
 }
 
-CALL(cuLaunchKernel, void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+static void prepare(const struct abi_prepare_args *args)
+{
+	struct prepare_shared shared;
+
+	for (abi_i64 i = 0; i < (abi_i64)args->grid * PREPARE_THREADS; i++)
+		prepare_pages(args, i, (abi_i64)args->grid * PREPARE_THREADS);
+	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
+		prepare_first_step(args, i, &shared);
+	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
+		prepare_second_step(args, i, &shared);
+	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
+		prepare_third_step(args, i, &shared);
+}
+
+static union abi_args last_args;
+
+EXPORT const void *cuda_stub_arguments(void);
+EXPORT const void *cuda_stub_arguments(void)
+{
+	return &last_args;
+}
+
+static void run_kernel(const char *function, const union abi_args *args)
+{
+	const struct abi_fwd_args *fwd = &args->fwd;
+	const size_t rows = (size_t)fwd->sequences.batch * (size_t)fwd->sequences.seqlen_q_max;
+
+	if (strcmp(function, "fmha_prepare") == 0)
+		prepare(&args->prepare);
+	else
+		last_args = *args;
+	if (strcmp(function, "fmha_fwd") == 0 && !fwd->sequences.seqstart_q)
+		memcpy(fwd->o.data, fwd->q.data,
+		       rows * (size_t)fwd->nhead_q * (size_t)fwd->hdim_q * 4); /* packed f32 */
+}
+
+CALL(cuGraphLaunch, const struct graph *graph, void *stream)
+{
+	for (const struct node *node = graph->first; node; node = node->next) {
+		if (node->function)
+			run_kernel(node->function, &node->args);
+		else
+			(void)cuMemsetD8Async(node->to, node->value, node->bytes, stream);
+	}
+	return 0;
+}
+
+CALL(cuLaunchKernel, const char *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
      unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, struct stream *stream,
      void **parameters, void **extra)
 {
-	const struct abi_fwd_args *args = parameters[0];
+	const union abi_args *args = parameters[0];
 	const char *idle = getenv("CUDA_STUB_IDLE");
-	const size_t rows = (size_t)args->sequences.batch * (size_t)args->sequences.seqlen_q_max;
 
-	(void)function, (void)shared, (void)extra;
+	(void)shared, (void)extra;
 	MAY_FAIL("cuLaunchKernel");
 	if (!grid_x || !grid_y || !grid_z || !block_x || !block_y || !block_z)
 		return INVALID;
-	stream->stuck |= hangs();
-	take_device(stream);
-	if (idle) {
-		if (strcmp(idle, "stray") == 0 && args->q.data)
-			((char *)args->q.data)[-1] ^= 1;
-		return 0;
+	if (capturing)
+		return keep_node(&(struct node){.function = function, .args = *args});
+	if (stream) {
+		stream->stuck |= hangs();
+		take_device(stream);
 	}
-	memcpy(args->o.data, args->q.data,
-	       rows * (size_t)args->nhead_q * (size_t)args->hdim_q * 4); /* packed f32 */
+	if (!idle)
+		run_kernel(function, args);
+	else if (strcmp(idle, "stray") == 0 && args->fwd.q.data)
+		((char *)args->fwd.q.data)[-1] ^= 1;
 	return 0;
 }
 

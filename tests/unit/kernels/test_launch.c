@@ -30,10 +30,10 @@ static struct launch_record some_record(void)
 	record.args.fwd.q.stride_seq = 1 << 20;
 	record.relocations[0] = (struct launch_relocation){
 		.offset = offsetof(struct abi_fwd_args, q.data), .base = FMHA_T_Q};
-	record.relocations[1] =
-		(struct launch_relocation){.offset = offsetof(struct abi_fwd_args, o_acc),
-					   .base = LAUNCH_WORKSPACE,
-					   .plus = 512};
+	record.relocations[1] = (struct launch_relocation){
+		.offset = offsetof(struct abi_fwd_args, o_acc),
+		.base = LAUNCH_WORKSPACE,
+		.plus = 512};
 	record.maps[0] = (struct launch_map){.dtype = ABI_BF16,
 					     .swizzle = 128,
 					     .box = {64, 128, 1, 1},

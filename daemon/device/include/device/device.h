@@ -75,6 +75,7 @@ struct device_build {
 	const char *source; /* file name in the folder of kernel sources */
 	const char *const *options;
 	uint32_t n_options;
+	void *worker; /* the builder's */
 	/* Loop thread. @code: borrowed; NULL: @error says why there is none. */
 	void (*done)(struct device_build *build, const struct device_code *code,
 		     const struct fmha_error *error);
@@ -182,6 +183,16 @@ void device_set_builder(struct device *device, device_builder builder, device_un
 int device_prepare(struct device *device, const struct plan_stage *stage,
 		   const union abi_args *args, struct device_waiter *waiter,
 		   const struct device_kernel **ret_kernel, struct fmha_error *err);
+/*
+ * The same for the kernel that makes a run's tables on the device (plan_local()), where there is one.
+ * Return: as device_prepare(), or FMHA_ENOTSUP: clients cannot launch on this device.
+ */
+int device_prepare_tables(struct device *device, struct device_waiter *waiter,
+			  const struct device_kernel **ret_kernel, struct fmha_error *err);
+/* Its grid, block and entry. */
+void device_place_tables(const struct device *device, struct launch_record *record);
+/* The name under which its code was built; where device_prepare_tables() works. */
+const char *device_kernel_name(const struct device *device, const struct device_kernel *kernel);
 /* Nobody waits any more, if anybody did: no call comes. */
 void device_forget(struct device *device, struct device_waiter *waiter);
 

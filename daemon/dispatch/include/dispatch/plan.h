@@ -206,6 +206,18 @@ uint64_t plan_indices_bytes(const struct plan *plan);
  */
 uint64_t plan_index_entries(const struct plan *plan);
 
+/* A plan as its launches, for a client that has its own context on the device. */
+struct plan_local {
+	uint64_t workspace_bytes; /* more than the plan's: the indices are made there */
+	bool prepares; /* launches[0] makes what the others take from lengths and tables; the others
+			* are the stages */
+	uint32_t n_launches;
+	struct launch_record launches[1 + PLAN_MAX_STAGES]; /* grid, block, entry of the first, and
+							     * all hashes, are the device's to say */
+};
+/* Return: 0, or FMHA_EINVAL naming the field of a problem that no run could satisfy. */
+int plan_local(const struct plan *plan, struct plan_local *ret_local, struct fmha_error *err);
+
 /* "fwd", "fwd_splitkv", ...: never NULL. */
 const char *plan_family_name(enum abi_family family);
 

@@ -113,6 +113,11 @@ int gpu_kernel_make(const struct gpu_arch *arch, enum abi_family family,
 		    const struct gpu_traits *traits, const struct gpu_tile *tile,
 		    struct gpu_kernel *ret_kernel);
 
+/* The kernel that makes tables of lengths and pages (abi_prepare_args), for any problem. */
+void gpu_kernel_make_prepare(const char *arch, struct gpu_kernel *ret_kernel);
+/* Its blocks, of a device with so many compute units; @args: also told. */
+void gpu_kernel_grid_prepare(uint32_t units, struct abi_prepare_args *args, uint32_t ret_grid[3]);
+
 /* Return: NULL, or why not: the end of a sentence about the tile. */
 const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
 			    const struct gpu_tile *tile);

@@ -98,6 +98,19 @@ struct launch_record {
 void launch_bind(const struct launch_record *record, const struct launch_bases *bases,
 		 union abi_args *ret_args);
 
+/* What a kernel gets for a struct launch_map and an address: CUtensorMap. */
+struct launch_tensor_map {
+	_Alignas(64) uint64_t words[16];
+};
+/* cuTensorMapEncodeTiled(), wherever its user has it from. */
+typedef int (*launch_encoder)(struct launch_tensor_map *ret_map, int type, unsigned rank,
+			      unsigned long long address, const uint64_t *extents,
+			      const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
+			      int interleave, int swizzle, int promotion, int fill);
+/* The map of what @args point to. Return: the encoder's. */
+int launch_encode_map(launch_encoder encode, const struct launch_map *map,
+		      const union abi_args *args, struct launch_tensor_map *ret_map);
+
 /* What @record points to from base @from lies @plus bytes into base @to instead. */
 void launch_rebase(struct launch_record *record, enum launch_base from, enum launch_base to,
 		   uint64_t plus);

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * fmha_local.h: attention that this process launches itself, on its own stream, in its own GPU context.
+ *
+ * The daemon chooses, tunes and compiles kernels, once for everybody; a plan comes over as plain data, with
+ * its code. From then on a run is what any library's launch is: no message, no lock, no allocation, no
+ * waiting, safe to capture in a CUDA or HIP graph. What fmha.h runs in the daemon's worker, this runs here:
+ * for processes that have a context of their own. Which to use when: client/docs/streams.md.
+ *
+ * fmha.h's rules hold, and besides:
+ * - The library links no GPU runtime. It uses the CUDA driver or the HIP runtime that the process has loaded
+ *   already; plans are made and freed with the GPU that the device stands for current, outside of captures.
+ * - A plan belongs to the context that was current when it was made, and runs there. It must exist until its last
+ *   run is done, and until graphs that captured one are destroyed.
+ * - Runs read and write memory of this process, which nobody else checks: tensors must be as large as
+ *   fmha_local_plan_tensor() says, and what is written must overlap nothing else. Contents are safe: lengths, prefix
+ *   sums and page tables are read on the device at each run (also by each replay of a graph), and wrong ones make wrong
+ *   results, never a fault.
+ * - A plan goes on running when the daemon is away.
+ * - This process executes code that the daemon gave it, as it does of any shared library.
+ */
+#ifndef FMHA_FMHA_LOCAL_H
+#define FMHA_FMHA_LOCAL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <fmha/fmha.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FMHA_MAX_LAUNCHES 6
+
+struct fmha_local_plan; /* a problem's kernels, loaded into one context of this process */
+
+struct fmha_local_options {
+	uint32_t struct_size;
+	uint32_t timeout_ms; /* of the call, compiling included; 0: the client's */
+};
+
+/**
+ * fmha_local_plan_new() - a problem's kernels, to be launched by this process
+ * @device:    a GPU, which is the current one of this process's runtime
+ * @problem:   from fmha_problem_init(); each tensor that there will be has buffer 0 and as `data` its device address,
+ *             or, where that is not known yet, any address but NULL that is as well aligned: only its last four bits
+ *             count, which choose kernels (multiples of 16 bytes are best) and are then promised for every run;
+ *             shapes, strides and roles: FMHA_TENSORS in <fmha/base.h>; borrowed
+ * @options:   NULL: defaults; borrowed
+ * @ret_plan:  given: fmha_local_plan_free()
+ *
+ * The first plan that needs a kernel waits for its compiler, for seconds; code is loaded once a process and context,
+ * whatever plans share it.
+ *
+ * Return: 0, or
+ *   FMHA_EINVAL     a documented rule is broken; err->field names the field
+ *   FMHA_ENOTSUP    a device that is no GPU; no runtime, or an old one, in this process; a problem that the device does
+ *                   not do; a daemon that is newer than this library
+ *   FMHA_ENOKERNEL  no kernel of this device fits, or its build failed
+ *   FMHA_EIO        the runtime refused the code (is another GPU current?); the sentence has its reason
+ *   any call of fmha.h
+ */
+FMHA_API int fmha_local_plan_new(struct fmha_device *device, const struct fmha_problem *problem,
+				 const struct fmha_local_options *options,
+				 struct fmha_local_plan **ret_plan, struct fmha_error *err);
+
+/* Unloads code that no other plan has. In a forked child it only frees memory. Return: NULL. */
+FMHA_API struct fmha_local_plan *fmha_local_plan_free(struct fmha_local_plan *plan);
+
+struct fmha_local_launch_info {
+	char family[FMHA_NAME_BYTES];   /* fwd, bwd_dq_dk_dv, ...; prepare: makes tables of lengths and pages */
+	char kernel[FMHA_KERNEL_BYTES]; /* canonical name */
+	uint8_t code[32];               /* SHA-256 of the code object */
+	uint32_t grid[3], block[3];     /* blocks, threads; a grid with a 0 is not launched */
+	uint32_t lds_bytes;             /* dynamic LDS or shared memory */
+	uint32_t reserved;
+};
+
+struct fmha_local_plan_info {
+	uint64_t workspace_bytes;     /* device memory that each run needs to itself; 0: none */
+	uint32_t workspace_alignment; /* of its address, bytes */
+	uint32_t n_launches;
+	double flops;      /* of one run: multiply and add counted apart, masked blocks left out */
+	uint64_t n_runs;   /* so far, captured ones once */
+	struct fmha_local_launch_info launches[FMHA_MAX_LAUNCHES]; /* in their order on the stream */
+};
+
+/* Copies what the plan is to @ret_info. Return: 0 or FMHA_EINVAL (NULL). */
+FMHA_API int fmha_local_plan_info(const struct fmha_local_plan *plan,
+				  struct fmha_local_plan_info *ret_info, struct fmha_error *err);
+
+struct fmha_local_tensor {
+	uint64_t bytes;     /* from element 0 to one past the last one reached */
+	uint32_t alignment; /* what its address has to be a multiple of */
+	uint32_t reserved;
+};
+
+/* What the plan takes the tensor of @role (enum fmha_tensor_role) to be. Return: 0, FMHA_ENOENT (the problem has none),
+ * FMHA_EINVAL. */
+FMHA_API int fmha_local_plan_tensor(const struct fmha_local_plan *plan, uint32_t role,
+				    struct fmha_local_tensor *ret_tensor, struct fmha_error *err);
+
+/* One run. All of it is borrowed until fmha_local_plan_run() returns; what lies behind device addresses, until the stream
+ * has got past the run (and a graph's every replay). */
+struct fmha_local_run {
+	uint32_t struct_size;
+	uint32_t n_tensors;         /* entries of @tensors: FMHA_N_TENSORS */
+	const void *const *tensors; /* [enum fmha_tensor_role]: device address of element 0; NULL where the problem has no
+				     * such tensor */
+	void *workspace;            /* device address, workspace_bytes at workspace_alignment; NULL where 0. Its content
+				     * does not matter and is lost */
+	void *stream;               /* CUstream or hipStream_t; NULL: the default stream */
+	/* 1: dropout counts from dropout_seed and dropout_offset instead of the problem's seed and offset, plus, where they are
+	 * not NULL, the words at dropout_seed_at and dropout_offset_at in device memory, as the run (or a replay)
+	 * finds them when it gets there. For PyTorch: philox_args' two pointers, and the offset within the graph as
+	 * dropout_offset. */
+	uint32_t has_dropout_state;
+	uint32_t reserved; /* 0 */
+	uint64_t dropout_seed, dropout_offset;
+	const uint64_t *dropout_seed_at, *dropout_offset_at; /* 8-byte aligned */
+};
+
+/**
+ * fmha_local_plan_run() - put a plan's launches on a stream
+ * @plan:  of this process; the context that it was made in is current
+ * @run:   borrowed
+ *
+ * Returns when everything is queued. Any number of threads may run one plan at the same time, each with a workspace of its
+ * own. Errors of the kernels themselves show at the caller's next synchronisation, as with any launch.
+ *
+ * Return: 0, or
+ *   FMHA_EINVAL  a tensor or the workspace is missing or not aligned (err->field names it); struct_size, n_tensors
+ *   FMHA_ECONN   a plan that a parent process made: make one here
+ *   FMHA_EIO     the runtime refused a launch; the sentence has its reason. Launches before it are queued
+ */
+FMHA_API int fmha_local_plan_run(struct fmha_local_plan *plan, const struct fmha_local_run *run,
+				 struct fmha_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

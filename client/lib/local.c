@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * local.c: plans that this process launches. A plan is launch records and functions; a run copies each
+ * record's arguments, fills in addresses and calls the runtime. Nothing of a plan changes after it was
+ * made but the count of its runs, so that any number of threads may run it.
+ */
+#include "local.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <kernels/launch_wire.h>
+#include <proto/error.h>
+#include <proto/problem.h>
+
+#include "internal.h"
+#include "process.h"
+
+struct fmha_local_plan {
+	uint64_t process; /* process_token() when it was made */
+	const struct local_runtime *runtime;
+	uint64_t workspace_bytes, workspace_alignment;
+	double flops;
+	uint64_t n_runs; /* atomic */
+	uint32_t n_tensors, n_launches;
+	struct proto_local_tensor tensors[FMHA_N_TENSORS];
+	struct {
+		struct launch_record record;
+		void *function;
+		struct local_code *code;
+		char family[FMHA_NAME_BYTES], kernel[FMHA_KERNEL_BYTES];
+	} launches[PROTO_MAX_LAUNCHES];
+};
+
+_Static_assert(FMHA_MAX_LAUNCHES == PROTO_MAX_LAUNCHES, "a plan's launches are all shown");
+
+/* ---- making ---- */
+
+static int check_result(const struct proto_local_plan_result *result, struct fmha_error *err)
+{
+	uint64_t alignment = result->workspace_alignment;
+
+	if (alignment == 0 || alignment > 4096 || (alignment & (alignment - 1)) != 0)
+		return fmha_error_set(err, FMHA_EPROTO, "a plan whose workspace has no alignment");
+	for (uint32_t i = 0; i < result->n_tensors; i++) {
+		alignment = result->tensors[i].alignment;
+		if (alignment == 0 || alignment > 4096 || (alignment & (alignment - 1)) != 0)
+			return fmha_error_set(err, FMHA_EPROTO, "a tensor without an alignment");
+	}
+	return 0;
+}
+
+static int make_launch(struct fmha_local_plan *plan, const struct proto_launch *from,
+		       local_fetch fetch, void *owner, struct fmha_error *err)
+{
+	uint32_t i = plan->n_launches;
+	struct launch_record *record = &plan->launches[i].record;
+	int r = launch_from_wire(from, plan->workspace_bytes, record, err);
+
+	if (r < 0)
+		return r;
+	memcpy(plan->launches[i].family, from->family, sizeof(from->family));
+	memcpy(plan->launches[i].kernel, from->kernel, sizeof(from->kernel));
+	r = local_code_get(plan->runtime, record->code, fetch, owner, &plan->launches[i].code, err);
+	if (r < 0)
+		return r;
+	plan->n_launches++;
+	return local_code_function(plan->launches[i].code, record, &plan->launches[i].function,
+				   err);
+}
+
+int local_plan_make(const char *backend, const struct proto_local_plan_result *result,
+		    local_fetch fetch, void *owner, struct fmha_local_plan **ret_plan,
+		    struct fmha_error *err)
+{
+	struct fmha_local_plan *plan = calloc(1, sizeof(*plan));
+	int r;
+
+	if (!plan)
+		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	plan->process = process_token();
+	plan->workspace_bytes = result->workspace_bytes;
+	plan->workspace_alignment = result->workspace_alignment;
+	plan->flops = result->flops;
+	plan->n_tensors = result->n_tensors;
+	memcpy(plan->tensors, result->tensors, sizeof(plan->tensors));
+	r = check_result(result, err);
+	if (r == 0)
+		r = local_runtime_find(backend, &plan->runtime, err);
+	for (uint32_t i = 0; i < result->n_launches && r == 0; i++)
+		r = make_launch(plan, &result->launches[i], fetch, owner, err);
+	if (r < 0)
+		plan = fmha_local_plan_free(plan);
+	else
+		*ret_plan = plan;
+	return r;
+}
+
+struct fmha_local_plan *fmha_local_plan_free(struct fmha_local_plan *plan)
+{
+	if (!plan)
+		return NULL;
+	/* A child has no context, and perhaps the lock of a thread that it has not. */
+	if (plan->process == process_token())
+		for (uint32_t i = plan->n_launches; i-- > 0;)
+			local_code_put(plan->launches[i].code);
+	free(plan);
+	return NULL;
+}
+
+/* ---- out of a daemon ---- */
+
+int local_problem(const struct fmha_problem *problem, struct proto_plan_params *ret_params,
+		  struct fmha_error *err)
+{
+	int r = check_struct_size(problem->struct_size, sizeof(*problem), "fmha_problem", err);
+
+	if (r < 0)
+		return r;
+	ret_params->problem = *problem;
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		struct fmha_tensor *tensor = &ret_params->problem.tensor[role];
+		char field[48];
+
+		if (tensor->buffer != 0 || tensor->offset != 0) {
+			(void)snprintf(field, sizeof(field), "tensor.%s.buffer",
+				       proto_roles[role].name);
+			return fmha_error_set_field(err, FMHA_EINVAL, field,
+						    "%s: a local plan's tensors lie in no buffer",
+						    field);
+		}
+		if (!tensor->data)
+			continue;
+		tensor->buffer = role + 1; /* no two in one buffer: they overlap nowhere */
+		tensor->offset = (uintptr_t)tensor->data % LAUNCH_ALIGNMENT;
+		tensor->data = NULL;
+	}
+	return problem_check(&ret_params->problem, err);
+}
+
+struct daemon_code {
+	struct fmha_device *device;
+	int64_t deadline;
+};
+
+/* A file of the daemon's, which it cannot change any more. */
+static int map_code(int fd, uint64_t size, void **ret_data, struct fmha_error *err)
+{
+	struct stat st;
+
+	*ret_data = MAP_FAILED;
+	if (size > 0 && fstat(fd, &st) == 0 && st.st_size >= 0 && (uint64_t)st.st_size >= size)
+		*ret_data = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+	(void)close(fd);
+	if (*ret_data != MAP_FAILED)
+		return 0;
+	return fmha_error_set(err, FMHA_EIO, "the daemon's code of %llu bytes cannot be mapped",
+			      (unsigned long long)size);
+}
+
+static int fetch_from_daemon(void *owner, const uint8_t hash[LAUNCH_HASH_BYTES], void **ret_data,
+			     size_t *ret_bytes, struct fmha_error *err)
+{
+	const struct daemon_code *from = owner;
+	struct proto_code_params params = {.hash_bytes = LAUNCH_HASH_BYTES};
+	struct proto_code_result result;
+	int fd = -1, r;
+
+	memcpy(params.hash, hash, sizeof(params.hash));
+	r = link_call(&from->device->worker, PROTO_CODE, &params, -1, from->deadline, &result, &fd,
+		      err);
+	if (r < 0)
+		return r;
+	*ret_bytes = result.size;
+	return map_code(fd, result.size, ret_data, err);
+}
+
+static int ask_daemon(struct daemon_code *from, const struct proto_plan_params *params,
+		      struct fmha_local_plan **ret_plan, struct fmha_error *err)
+{
+	struct proto_local_plan_result *result = malloc(sizeof(*result));
+	struct fmha_device_info info;
+	int r;
+
+	if (!result)
+		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	r = link_call(&from->device->worker, PROTO_LOCAL_PLAN, params, -1, from->deadline, result,
+		      NULL, err);
+	if (r == 0)
+		r = fmha_device_info(from->device, &info, err);
+	if (r == 0)
+		r = local_plan_make(info.backend, result, fetch_from_daemon, from, ret_plan, err);
+	free(result);
+	return r;
+}
+
+static int check_options(const struct fmha_local_options *options, struct fmha_error *err)
+{
+	return options ? check_struct_size(options->struct_size, sizeof(*options),
+					   "fmha_local_options", err)
+		       : 0;
+}
+
+int fmha_local_plan_new(struct fmha_device *device, const struct fmha_problem *problem,
+			const struct fmha_local_options *options, struct fmha_local_plan **ret_plan,
+			struct fmha_error *err)
+{
+	struct proto_plan_params *params;
+	struct daemon_code from = {.device = device};
+	int r;
+
+	r = client_check(device && problem && ret_plan ? device->client : NULL, __func__, err);
+	if (r == 0)
+		r = check_options(options, err);
+	if (r < 0)
+		return r;
+	from.deadline = options && options->timeout_ms ? deadline_after_ms(options->timeout_ms)
+						       : client_deadline(device->client);
+	params = calloc(1, sizeof(*params));
+	if (!params)
+		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	r = local_problem(problem, params, err);
+	if (r == 0)
+		r = ask_daemon(&from, params, ret_plan, err);
+	/* A worker that died between the plan and its code has a successor that has planned nothing. */
+	if (r == FMHA_ENOENT)
+		r = ask_daemon(&from, params, ret_plan, err);
+	free(params);
+	return r;
+}
+
+/* ---- what it is ---- */
+
+int fmha_local_plan_info(const struct fmha_local_plan *plan, struct fmha_local_plan_info *ret_info,
+			 struct fmha_error *err)
+{
+	if (!plan || !ret_info)
+		return fmha_error_set(err, FMHA_EINVAL, "%s: an argument is NULL", __func__);
+	memset(ret_info, 0, sizeof(*ret_info));
+	ret_info->workspace_bytes = plan->workspace_bytes;
+	ret_info->workspace_alignment = (uint32_t)plan->workspace_alignment;
+	ret_info->flops = plan->flops;
+	ret_info->n_runs = __atomic_load_n(&plan->n_runs, __ATOMIC_RELAXED);
+	ret_info->n_launches = plan->n_launches;
+	for (uint32_t i = 0; i < plan->n_launches; i++) {
+		const struct launch_record *record = &plan->launches[i].record;
+		struct fmha_local_launch_info *launch = &ret_info->launches[i];
+
+		memcpy(launch->family, plan->launches[i].family, sizeof(launch->family));
+		memcpy(launch->kernel, plan->launches[i].kernel, sizeof(launch->kernel));
+		memcpy(launch->code, record->code, sizeof(launch->code));
+		memcpy(launch->grid, record->grid, sizeof(launch->grid));
+		memcpy(launch->block, record->block, sizeof(launch->block));
+		launch->lds_bytes = record->lds_bytes;
+	}
+	return 0;
+}
+
+int fmha_local_plan_tensor(const struct fmha_local_plan *plan, uint32_t role,
+			   struct fmha_local_tensor *ret_tensor, struct fmha_error *err)
+{
+	if (!plan || !ret_tensor || role >= FMHA_N_TENSORS)
+		return fmha_error_set(err, FMHA_EINVAL, "%s: an argument is NULL, or no role",
+				      __func__);
+	for (uint32_t i = 0; i < plan->n_tensors; i++) {
+		if (plan->tensors[i].role != role)
+			continue;
+		*ret_tensor = (struct fmha_local_tensor){.bytes = plan->tensors[i].bytes,
+							 .alignment = plan->tensors[i].alignment};
+		return 0;
+	}
+	return fmha_error_set(err, FMHA_ENOENT, "the plan has no tensor.%s",
+			      proto_roles[role].name);
+}
+
+/* ---- runs ---- */
+
+static int refuse_tensor(struct fmha_error *err, uint32_t role, const char *why, uint32_t alignment)
+{
+	char field[48];
+
+	(void)snprintf(field, sizeof(field), "tensor.%s", proto_roles[role].name);
+	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: %s%.0u", field, why, alignment);
+}
+
+static int bind_tensors(const struct fmha_local_plan *plan, const struct fmha_local_run *run,
+			struct launch_bases *bases, struct fmha_error *err)
+{
+	for (uint32_t i = 0; i < plan->n_tensors; i++) {
+		const struct proto_local_tensor *tensor = &plan->tensors[i];
+		uint64_t at = tensor->role < run->n_tensors ? (uintptr_t)run->tensors[tensor->role]
+							    : 0;
+
+		if (at == 0 && tensor->bytes > 0)
+			return refuse_tensor(err, tensor->role, "no address", 0);
+		if (at & (tensor->alignment - 1))
+			return refuse_tensor(err, tensor->role, "its address is no multiple of ",
+					     tensor->alignment);
+		/* An empty tensor is there all the same, for kernels that ask. */
+		bases->at[tensor->role] = at ? at : plan->workspace_alignment;
+	}
+	bases->at[LAUNCH_WORKSPACE] = (uintptr_t)run->workspace;
+	if (plan->workspace_bytes > 0 &&
+	    (!run->workspace || bases->at[LAUNCH_WORKSPACE] & (plan->workspace_alignment - 1)))
+		return fmha_error_set_field(err, FMHA_EINVAL, "workspace",
+					    "workspace: %llu bytes at a multiple of %llu are needed",
+					    (unsigned long long)plan->workspace_bytes,
+					    (unsigned long long)plan->workspace_alignment);
+	return 0;
+}
+
+static int check_run(const struct fmha_local_plan *plan, const struct fmha_local_run *run,
+		     struct fmha_error *err)
+{
+	int r;
+
+	if (!plan || !run || !run->tensors)
+		return fmha_error_set(err, FMHA_EINVAL,
+				      "fmha_local_plan_run: an argument is NULL");
+	r = check_struct_size(run->struct_size, sizeof(*run), "fmha_local_run", err);
+	if (r < 0)
+		return r;
+	if (plan->process != process_token())
+		return fmha_error_set(err, FMHA_ECONN,
+				      "this plan belongs to the parent process, whose GPU context a "
+				      "forked child does not have: connect and plan anew");
+	if (run->reserved)
+		return fmha_error_set_field(err, FMHA_EINVAL, "reserved", "reserved: not 0");
+	if (((uintptr_t)run->dropout_seed_at | (uintptr_t)run->dropout_offset_at) %
+	    sizeof(uint64_t))
+		return fmha_error_set_field(err, FMHA_EINVAL, "dropout_seed_at",
+					    "dropout_seed_at, dropout_offset_at: not multiples of 8");
+	return 0;
+}
+
+static int launch(const struct fmha_local_plan *plan, uint32_t i,
+		  const struct fmha_local_run *run, const struct launch_bases *bases,
+		  struct fmha_error *err)
+{
+	const struct launch_record *record = &plan->launches[i].record;
+	union abi_args args;
+
+	for (uint32_t k = 0; k < record->n_zeroes; k++) {
+		const struct launch_range *range = &record->zeroes[k];
+		int status = range->bytes == 0
+				     ? 0
+				     : plan->runtime->clear(bases->at[LAUNCH_WORKSPACE] +
+								    range->offset,
+							    0, range->bytes, run->stream);
+
+		if (status != 0)
+			return local_runtime_error(plan->runtime, status, "clearing workspace",
+						   err);
+	}
+	if (record->grid[0] == 0 || record->grid[1] == 0 || record->grid[2] == 0)
+		return 0;
+	launch_bind(record, bases, &args);
+	if (run->has_dropout_state) {
+		const struct launch_dropout state = {
+			.seed = run->dropout_seed,
+			.offset = run->dropout_offset,
+			.seed_at = (uintptr_t)run->dropout_seed_at,
+			.offset_at = (uintptr_t)run->dropout_offset_at};
+
+		launch_set_dropout(record, &state, &args);
+	}
+	return local_launch(plan->runtime, record, plan->launches[i].function, &args, run->stream,
+			    err);
+}
+
+int fmha_local_plan_run(struct fmha_local_plan *plan, const struct fmha_local_run *run,
+			struct fmha_error *err)
+{
+	struct launch_bases bases = {{0}};
+	int r = check_run(plan, run, err);
+
+	if (r == 0)
+		r = bind_tensors(plan, run, &bases, err);
+	for (uint32_t i = 0; r == 0 && i < plan->n_launches; i++)
+		r = launch(plan, i, run, &bases, err);
+	if (r == 0)
+		(void)__atomic_add_fetch(&plan->n_runs, 1, __ATOMIC_RELAXED);
+	return r;
+}

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * local.c: what clients need to launch in contexts of their own: plans as data, and code by its hash.
+ *
+ * Code objects stay in the files that the front has made, sealed; each client gets a descriptor of
+ * the same one. Nobody is charged for what all share.
+ */
+#include "kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <nettle/sha2.h>
+
+#include <kernels/launch_wire.h>
+#include <proto/error.h>
+
+struct worker_code {
+	struct worker_code *next;
+	char kernel[PLAN_KERNEL_BYTES];
+	int fd;
+	uint64_t bytes;
+	bool hashed; /* on the first request: most kernels are never handed out */
+	uint8_t hash[LAUNCH_HASH_BYTES];
+};
+
+static struct worker_code *find_by_name(struct worker *worker, const char *kernel)
+{
+	struct worker_code *code = worker->codes;
+
+	while (code && strcmp(code->kernel, kernel) != 0)
+		code = code->next;
+	return code;
+}
+
+/* Without it the kernel runs here all the same: who wants the code is told so. */
+void local_keep_code(struct worker *worker, const char *kernel, int fd, uint64_t bytes)
+{
+	struct worker_code *code = find_by_name(worker, kernel);
+	int own = handout_again(fd);
+
+	if (own < 0)
+		return;
+	if (!code) {
+		code = calloc(1, sizeof(*code));
+		if (!code) {
+			(void)close(own);
+			return;
+		}
+		(void)snprintf(code->kernel, sizeof(code->kernel), "%s", kernel);
+		code->next = worker->codes;
+		worker->codes = code;
+	} else {
+		(void)close(code->fd);
+	}
+	code->fd = own;
+	code->bytes = bytes;
+	code->hashed = false;
+}
+
+static int hash_code(struct worker_code *code, struct fmha_error *err)
+{
+	struct sha256_ctx sha;
+	void *data;
+
+	if (code->hashed)
+		return 0;
+	data = mmap(NULL, code->bytes, PROT_READ, MAP_PRIVATE, code->fd, 0);
+	if (data == MAP_FAILED)
+		return fmha_error_set(err, FMHA_ENOMEM, "no memory for the code of %.150s",
+				      code->kernel);
+	sha256_init(&sha);
+	sha256_update(&sha, code->bytes, data);
+	sha256_digest(&sha, sizeof(code->hash), code->hash);
+	(void)munmap(data, code->bytes);
+	code->hashed = true;
+	return 0;
+}
+
+/* ---- plans ---- */
+
+static int describe_launch(struct session *session, const struct launch_record *record,
+			   const char *family, const struct device_kernel *kernel,
+			   struct proto_launch *ret_launch, struct fmha_error *err)
+{
+	struct worker *worker = session->worker;
+	const char *name = device_kernel_name(worker->device, kernel);
+	struct worker_code *code = find_by_name(worker, name);
+	struct launch_record with_code = *record;
+	int r;
+
+	if (!code)
+		return fmha_error_set(err, FMHA_ENOMEM, "the code of %.150s could not be kept",
+				      name);
+	r = hash_code(code, err);
+	if (r < 0)
+		return r;
+	memcpy(with_code.code, code->hash, sizeof(code->hash));
+	snprintf(ret_launch->family, sizeof(ret_launch->family), "%s", family);
+	snprintf(ret_launch->kernel, sizeof(ret_launch->kernel), "%s", name);
+	return launch_to_wire(&with_code, ret_launch, err);
+}
+
+static void describe_tensors(const struct plan *plan, struct proto_local_plan_result *result)
+{
+	for (uint32_t i = 0; i < plan->n_views; i++) {
+		const struct plan_view *view = &plan->views[i];
+
+		if (view->role == FMHA_T_WORKSPACE)
+			continue;
+		result->tensors[result->n_tensors++] =
+			(struct proto_local_tensor){.role = view->role,
+						    .bytes = view->span_bytes,
+						    .alignment = view->alignment};
+	}
+}
+
+static int describe(struct session *session, const struct plan *plan,
+		    const struct device_kernel *const kernels[PLAN_MAX_STAGES],
+		    const struct device_kernel *tables, struct proto_local_plan_result *result,
+		    struct fmha_error *err)
+{
+	struct plan_local local;
+	uint32_t first;
+	int r = plan_local(plan, &local, err);
+
+	if (r < 0)
+		return r;
+	first = local.prepares ? 1 : 0;
+	*result = (struct proto_local_plan_result){.workspace_bytes = local.workspace_bytes,
+						   .workspace_alignment = PLAN_ALIGNMENT,
+						   .flops = plan->flops,
+						   .n_launches = local.n_launches};
+	describe_tensors(plan, result);
+	if (local.prepares) {
+		device_place_tables(session->worker->device, &local.launches[0]);
+		r = describe_launch(session, &local.launches[0], "prepare", tables,
+				    &result->launches[0], err);
+	}
+	for (uint32_t i = 0; i < plan->n_stages && r == 0; i++) {
+		const struct plan_stage *stage = &plan->stages[i];
+		struct proto_launch *launch = &result->launches[first + i];
+
+		r = describe_launch(session, &local.launches[first + i],
+				    plan_family_name(stage->family), kernels[i], launch, err);
+		snprintf(launch->kernel, sizeof(launch->kernel), "%s", stage->kernel);
+	}
+	return r;
+}
+
+void local_answer(struct session *session, uint32_t id, const struct plan *plan,
+		  const struct device_kernel *const kernels[PLAN_MAX_STAGES],
+		  const struct device_kernel *tables)
+{
+	struct proto_local_plan_result result;
+	struct fmha_error err;
+
+	_Static_assert(1 + PLAN_MAX_STAGES <= PROTO_MAX_LAUNCHES, "every plan fits");
+	if (describe(session, plan, kernels, tables, &result, &err) < 0)
+		connection_answer_error(&session->connection, id, &err);
+	else
+		connection_answer(&session->connection, id, PROTO_LOCAL_PLAN, &result, -1);
+}
+
+/* ---- code ---- */
+
+int local_code(struct session *session, uint32_t id, const struct proto_code_params *params,
+	       struct fmha_error *err)
+{
+	struct worker_code *code = session->worker->codes;
+	struct proto_code_result result;
+	int fd;
+
+	if (params->hash_bytes != LAUNCH_HASH_BYTES)
+		return fmha_error_set_field(err, FMHA_EINVAL, "hash", "hash: %u bytes, not %d",
+					    params->hash_bytes, LAUNCH_HASH_BYTES);
+	while (code && (!code->hashed ||
+			memcmp(code->hash, params->hash, sizeof(code->hash)) != 0))
+		code = code->next;
+	if (!code)
+		return fmha_error_set_field(err, FMHA_ENOENT, "hash",
+					    "hash: no such code; the worker may be a new one, which "
+					    "has what it has planned with");
+	fd = handout_again(code->fd);
+	if (fd < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "no descriptor for the code of %.150s",
+				      code->kernel);
+	result.size = code->bytes;
+	connection_answer(&session->connection, id, PROTO_CODE, &result, fd);
+	return 0;
+}

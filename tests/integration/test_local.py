@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: MIT
+"""Local launch without a GPU: this process has loaded the stub driver, and launches what the daemon planned.
+
+Device memory is numpy's. The stub (tests/gpu/stub/cuda_stub.c) makes tables as a GPU would, out of the
+kernel's own text, and tells what a launch got.
+"""
+import ctypes
+import os
+import re
+import signal
+import sys
+import time
+
+import fmha_local
+import fmha_wire
+import fmhad
+import numpy
+import pytest
+from test_gpu_layer import FORWARD, SHAPE, compiler, make_gpu, stub_folder  # noqa: F401
+
+sys.path.insert(0, str(fmhad.ROOT / "tests/gpu"))
+import abi  # noqa: E402
+
+POINTERS = ctypes.c_void_p
+
+
+@pytest.fixture(scope="module")
+def cuda():
+    stub = ctypes.CDLL(str(stub_folder() / "libcuda.so.1"))
+    stub.cuda_stub_arguments.restype = POINTERS
+    return stub
+
+
+@pytest.fixture(scope="module")
+def library(cuda):
+    return fmha_local.Library(fmhad.build_dir() / "client/libfmha_client.so.0")
+
+
+@pytest.fixture
+def gpu(make_gpu):  # noqa: F811
+    return make_gpu()
+
+
+@pytest.fixture
+def device(library, gpu):
+    device = library.open(gpu.socket, 0)
+    yield device
+    if device.device:
+        device.close()
+
+
+def aligned(shape, dtype=numpy.float32, at=256):
+    n = int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize
+    raw = numpy.zeros(n + at, numpy.uint8)
+    start = -raw.ctypes.data % at
+    return raw[start : start + n].view(dtype).reshape(shape)
+
+
+def problem(roles="qkvo", **options):
+    return {**FORWARD, **options, "tensors": {role: {"dtype": "f32"} for role in roles}}
+
+
+def forward_tensors():
+    tensors = {role: aligned(SHAPE) for role in "qkvo"}
+    tensors["q"][...] = numpy.random.default_rng(1).standard_normal(SHAPE)
+    return tensors
+
+
+def addresses(tensors):
+    return {role: tensor.ctypes.data for role, tensor in tensors.items()}
+
+
+def arguments(cuda, kind):
+    return abi.STRUCTS[kind].from_address(cuda.cuda_stub_arguments())
+
+
+def test_a_plan_runs_here(device, cuda, gpu):
+    tensors = forward_tensors()
+    plan = device.plan(problem(), addresses(tensors))
+    (launch,) = plan.launches()
+    assert launch.family == b"fwd" and b"gpu_" in launch.kernel and any(launch.code)
+    assert plan.tensor("q").bytes == tensors["q"].nbytes
+    with pytest.raises(fmha_local.Failure) as caught:
+        plan.tensor("lse")
+    assert caught.value.name == "ENOENT"
+    plan.run(addresses(tensors))
+    assert numpy.array_equal(tensors["o"], tensors["q"])
+    args = arguments(cuda, "abi_fwd_args")
+    assert (args.q.data, args.k.data, args.o.data) == tuple(tensors[r].ctypes.data for r in "qko")
+    assert args.scale == numpy.float32(64**-0.5)
+    other = forward_tensors()
+    plan.run(addresses(other))
+    assert numpy.array_equal(other["o"], other["q"])
+    assert plan.read_info().n_runs == 2
+    assert gpu.status()["devices"][0]["worker"]["runs"]["done"] == 0, "the worker has run nothing"
+    plan.free()
+
+
+def test_code_is_loaded_once_and_unloaded_with_the_last_plan(device, cuda, compiler):  # noqa: F811
+    before = cuda.cuda_stub_modules()
+    tensors = forward_tensors()
+    plans = [device.plan(problem(), addresses(tensors)) for _ in range(3)]
+    assert cuda.cuda_stub_modules() == before + 1
+    assert compiler.count() == 2, "the kernel, and the one that makes tables"
+    for plan in plans:
+        assert bytes(plan.launches()[0].code) == bytes(plans[0].launches()[0].code)
+        plan.free()
+    assert cuda.cuda_stub_modules() == before
+
+
+def test_what_a_run_lacks_is_named(device):
+    tensors = forward_tensors()
+    plan = device.plan(problem(), addresses(tensors))
+
+    def refused(at, field):
+        with pytest.raises(fmha_local.Failure) as caught:
+            plan.run(at)
+        assert (caught.value.name, caught.value.field) == ("EINVAL", field)
+
+    refused(addresses(tensors) | {"k": None}, "tensor.k")
+    refused(addresses(tensors) | {"v": tensors["v"].ctypes.data + 2}, "tensor.v")
+    plan.free()
+
+
+def test_bad_problems_are_refused(device):
+    tensors = addresses(forward_tensors())
+    for change, name, field in (({"hdim_q": 63}, "EINVAL", "hdim_q"), ({"batch": -1}, "EINVAL", "batch")):
+        with pytest.raises(fmha_local.Failure) as caught:
+            device.plan(problem(**change), tensors)
+        assert (caught.value.name, caught.value.field) == (name, field)
+    device.plan(problem(), tensors).free()
+
+
+def test_a_cpu_has_no_code_to_launch(library, daemon):
+    device = library.open(daemon.socket, 0)
+    with pytest.raises(fmha_local.Failure) as caught:
+        device.plan(problem(), addresses(forward_tensors()))
+    assert caught.value.name == "ENOTSUP"
+    device.close()
+
+
+def words(values):
+    array = aligned(len(values), numpy.int32)
+    array[...] = values
+    return array
+
+
+def read_words(address, n, dtype=ctypes.c_int32):
+    return list((dtype * n).from_address(address)) if address else None
+
+
+class Tables:
+    """A problem with integer tensors, and what the kernel got of them."""
+
+    def __init__(self, device, cuda, options, integers, kind="abi_fwd_args"):
+        self.cuda, self.kind = cuda, kind
+        roles = {"q": "f32", "k": "f32", "v": "f32", "o": "f32"} if kind == "abi_fwd_args" else {
+            r: "f32" for r in ("q", "k", "v", "o", "lse", "d_o", "dq", "dk", "dv")}
+        self.tensors = {role: aligned(1 << 16) for role in roles}
+        self.tensors |= {role: words(values) for role, values in integers.items()}
+        tensors = {r: {"dtype": t} for r, t in roles.items()} | {r: {"dtype": "i32"} for r in integers}
+        self.plan = device.plan({**FORWARD, **options, "tensors": tensors}, addresses(self.tensors))
+        self.workspace = aligned(self.plan.info.workspace_bytes, numpy.uint8)
+
+    def run(self):
+        self.workspace[...] = 0xA5
+        self.plan.run(addresses(self.tensors), self.workspace.ctypes.data)
+        return arguments(self.cuda, self.kind)
+
+
+GROUP = {"mode": "group", "batch": 3, "seqlen_q": 20, "seqlen_k": 30, "total_q": 40, "total_k": 60}
+
+
+def test_packed_sequences_are_what_was_said(device, cuda):
+    t = Tables(device, cuda, GROUP, {"seqstart_q": [0, 5, 25, 40], "seqstart_k": [0, 30, 31, 60],
+                                     "seqlen_k_per_batch": [29, 0, 29]})
+    assert [launch.family for launch in t.plan.launches()] == [b"prepare", b"fwd"]
+    args = t.run()
+    assert read_words(args.sequences.seqstart_q, 4) == [0, 5, 25, 40]
+    assert read_words(args.sequences.seqstart_k, 4) == [0, 30, 31, 60]
+    assert read_words(args.sequences.seqlen_k, 3) == [29, 0, 29]
+    t.tensors["seqstart_q"][...] = [0, 0, 0, 7]  # another run's lengths
+    assert read_words(t.run().sequences.seqstart_q, 4) == [0, 0, 0, 7]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_content_leads_outside(device, cuda, seed):
+    rng = numpy.random.default_rng(seed)
+    anything = lambda n: rng.choice([-(2**31), -1, 0, 1, 3, 17, 39, 41, 59, 61, 2**31 - 1], n)  # noqa: E731
+    t = Tables(device, cuda, GROUP, {"seqstart_q": anything(4), "seqstart_k": anything(4),
+                                     "seqlen_q_per_batch": anything(3), "seqlen_k_per_batch": anything(3)})
+    s = t.run().sequences
+    for starts, total, most, lengths in ((s.seqstart_q, 40, 40, s.seqlen_q), (s.seqstart_k, 60, 30, s.seqlen_k)):
+        starts, lengths = read_words(starts, 4), read_words(lengths, 3)
+        assert 0 <= starts[0] and starts == sorted(starts) and starts[3] <= total
+        for i in range(3):
+            assert 0 <= lengths[i] <= min(starts[i + 1] - starts[i], most)
+
+
+PAGED = {"batch": 2, "seqlen_q": 1, "seqlen_k": 40, "page_size": 16, "n_pages": 5}
+
+
+def test_pages_stay_inside_the_cache(device, cuda):
+    t = Tables(device, cuda, PAGED | {"max_blocks": 3, "n_splits": 1},
+               {"block_table": [0, 4, 9, -1, 2, 2**31 - 1], "seqlen_k_per_batch": [40, -5]})
+    args = t.run()
+    assert read_words(args.cache.block_table, 6) == [0, 4, 4, 0, 2, 4]
+    assert read_words(args.sequences.seqlen_k, 2) == [40, 0]
+    t = Tables(device, cuda, PAGED | {"mode": "group", "total_q": 2, "n_page_indices": 4, "n_splits": 1},
+               {"seqstart_q": [0, 1, 2], "kv_indptr": [0, 3, 99], "kv_page_indices": [0, -1, 7, 3],
+                "kv_last_page_len": [8, 17]})
+    args = t.run()
+    assert read_words(args.cache.kv_indptr, 3) == [0, 3, 4]
+    assert read_words(args.cache.kv_page_indices, 4) == [0, 0, 4, 3]
+    assert read_words(args.cache.kv_last_page_len, 2) == [8, 16]
+    assert read_words(args.sequences.seqlen_k, 2) == [40, 16]
+
+
+def test_a_backward_workspace_has_its_head(device, cuda):
+    options = GROUP | {"op": "backward", "deterministic": True}
+    t = Tables(device, cuda, options, {"seqstart_q": [0, 5, 25, 40], "seqstart_k": [0, 30, 31, 60]}, "abi_bwd_args")
+    assert t.plan.launches()[0].family == b"prepare"
+    args = t.run()
+    splits = read_words(args.nsplits, 3)
+    offsets = read_words(args.dq_acc_offsets, 4, ctypes.c_int64)
+    rows = [5, 20, 15]
+    assert offsets[0] == 0
+    for i in range(3):
+        assert offsets[i + 1] - offsets[i] == rows[i] * 2 * splits[i] * 64
+
+
+def test_dropout_counts_from_memory(device, cuda):
+    tensors = forward_tensors()
+    plan = device.plan(problem(dropout_p=0.25, dropout_seed=7, dropout_offset=9), addresses(tensors))
+    plan.run(addresses(tensors))
+    d = arguments(cuda, "abi_fwd_args").dropout
+    assert (d.seed, d.offset, d.seed_at, d.offset_at) == (7, 9, None, None)
+    state = aligned(2, numpy.uint64)
+    plan.run(addresses(tensors), dropout_seed=1, dropout_offset=2, dropout_seed_at=state.ctypes.data,
+             dropout_offset_at=state.ctypes.data + 8)
+    d = arguments(cuda, "abi_fwd_args").dropout
+    assert (d.seed, d.offset, d.seed_at, d.offset_at) == (1, 2, state.ctypes.data, state.ctypes.data + 8)
+    with pytest.raises(fmha_local.Failure):
+        plan.run(addresses(tensors), dropout_seed_at=state.ctypes.data + 4)
+    plan.free()
+
+
+def test_a_capture_replays_with_new_contents(device, cuda):
+    """What a capture forbids fails in the stub: a run allocates, loads and waits for nothing."""
+    t = Tables(device, cuda, GROUP, {"seqstart_q": [0, 5, 25, 40], "seqstart_k": [0, 30, 31, 60]})
+    graph = ctypes.c_void_p()
+    assert cuda.cuStreamBeginCapture_v2(None, 0) == 0
+    try:
+        for _ in range(50):
+            t.plan.run(addresses(t.tensors), t.workspace.ctypes.data)
+    finally:
+        cuda.cuStreamEndCapture(None, ctypes.byref(graph))
+    for starts in ([0, 5, 25, 40], [0, 20, 20, 33]):
+        t.tensors["seqstart_q"][...] = starts
+        t.workspace[...] = 0xA5
+        assert cuda.cuGraphLaunch(graph, None) == 0
+        assert read_words(arguments(cuda, "abi_fwd_args").sequences.seqstart_q, 4) == starts
+    cuda.cuGraphDestroy(graph)
+
+
+def test_a_child_refuses(device):
+    tensors = forward_tensors()
+    plan = device.plan(problem(), addresses(tensors))
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            plan.run(addresses(tensors))
+        except fmha_local.Failure as failure:
+            status = 0 if failure.name == "ECONN" and "forked" in str(failure) else 2
+        plan.free()
+        os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    plan.run(addresses(tensors))
+    plan.free()
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_plans_outlive_the_daemon(make_gpu, library, cuda):  # noqa: F811
+    daemon, tensors = make_gpu(), forward_tensors()
+    device = library.open(daemon.socket, 0, timeout_ms=3000)
+    plan = device.plan(problem(), addresses(tensors))
+    kill(daemon.worker_pid())
+    plan.run(addresses(tensors))
+    another = device.plan(problem(), addresses(tensors))  # of the next worker
+    daemon.stop()
+    for p in (plan, another):
+        tensors["o"][...] = 0
+        p.run(addresses(tensors))
+        assert numpy.array_equal(tensors["o"], tensors["q"])
+    with pytest.raises(fmha_local.Failure) as caught:
+        device.plan(problem(), addresses(tensors))
+    assert caught.value.name in ("ECONN", "EDEVICE", "ETIMEDOUT")
+    plan.free()
+    another.free()
+    device.close()
+
+
+def open_files(pid):
+    """What its descriptors are, without the numbers of sockets."""
+    found = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found.append(re.sub(r"\d+", "", os.readlink(f"/proc/{pid}/fd/{number}")))
+        except FileNotFoundError:  # the listing's own
+            pass
+    return sorted(found)
+
+
+@pytest.mark.parametrize("victim", ["worker", "front"])
+def test_a_death_during_a_build_is_told(make_gpu, library, compiler, victim):  # noqa: F811
+    compiler.does("sleep 2; printf 'stub code' >\"$5\"")
+    daemon = make_gpu()
+    device = library.open(daemon.socket, 0, timeout_ms=1500)
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(0.5)
+        kill(daemon.worker_pid() if victim == "worker" else daemon.pid)
+        os._exit(0)
+    start = time.monotonic()
+    with pytest.raises(fmha_local.Failure) as caught:
+        device.plan(problem(), addresses(forward_tensors()))
+    os.waitpid(pid, 0)
+    assert caught.value.name in ("EDEVICE", "ECONN", "ETIMEDOUT", "EBUSY")
+    assert time.monotonic() - start < 4
+    device.close()
+
+
+def test_nothing_is_left_of_a_client(gpu, library, cuda):
+    """Descriptors of the worker, descriptors and modules here: plans that were freed, a client that was killed."""
+    tensors = forward_tensors()
+    first = library.open(gpu.socket, 0)
+    first.plan(problem(), addresses(tensors)).free()
+    worker, mine, modules = open_files(gpu.worker_pid()), open_files("self"), cuda.cuda_stub_modules()
+    for _ in range(5):
+        first.plan(problem(), addresses(tensors)).free()
+    assert open_files("self") == mine and cuda.cuda_stub_modules() == modules
+    pid = os.fork()
+    if pid == 0:
+        other = library.open(gpu.socket, 0)
+        other.plan(problem(), addresses(tensors))
+        kill(os.getpid())
+    os.waitpid(pid, 0)
+    assert fmhad.until(lambda: open_files(gpu.worker_pid()) == worker)
+    first.close()
+
+
+def test_code_is_sealed_and_shared(gpu, library):
+    tensors = forward_tensors()
+    device = library.open(gpu.socket, 0)
+    code = bytes(device.plan(problem(), addresses(tensors)).launches()[0].code)
+    device.close()
+    files = []
+    for _ in range(2):
+        with gpu.device() as raw:
+            result, (fd,) = raw.call_with_fds("code", {"hash": code})
+            assert os.pread(fd, result["size"], 0) == b"stub code"
+            with pytest.raises(OSError):
+                os.pwrite(fd, b"x", 0)
+            with pytest.raises(OSError):  # nor by another way
+                os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_TRUNC))
+            files.append(os.fstat(fd).st_ino)
+            os.close(fd)
+            for bad, field in ((b"", "hash"), (code[:-1] + b"\0", "hash"), (bytes(31), "hash")):
+                with pytest.raises(fmha_wire.WireError) as caught:
+                    raw.call("code", {"hash": bad})
+                assert caught.value.field == field
+    assert files[0] == files[1], "one file for all"
