@@ -17,6 +17,14 @@
 
 /* How long a wait must have been to conclude anything from a frame that made no progress in it. */
 #define STALLED_FRAME_NS 50000000
+#define TIMER_SLACK_NS   50000 /* what the kernel lets a sleep be late by */
+#define DUE_EARLY_NS     15000 /* what waking up takes */
+#define DUE_PART         64    /* of the time that an answer should take: how it varies */
+
+struct expected {
+	int64_t due, lasts_ns; /* lasts_ns 0: nobody knows */
+};
+static const struct expected nothing_expected;
 
 /* ---- birth and death ---- */
 
@@ -350,12 +358,29 @@ static void sleep_readable(struct connection *c, int64_t left_ns)
 	(void)ppoll(&poll_fd, 1, &timeout, NULL);
 }
 
+/*
+ * The answer is expected at @due, known within a part of @lasts: sleeps until shortly before. Return: when to
+ * go to sleep again; 0: it is no use to look for it.
+ */
+static int64_t sleep_towards(struct connection *c, const struct expected *expected)
+{
+	int64_t early = DUE_EARLY_NS + expected->lasts_ns / DUE_PART, now = deadline_now();
+
+	if (!expected->lasts_ns || c->spin.window_ns == 0 ||
+	    (uint64_t)now < c->spin.paused_until_ns || now > expected->due)
+		return 0;
+	if (expected->due - early - TIMER_SLACK_NS > now)
+		sleep_readable(c, expected->due - early - TIMER_SLACK_NS - now);
+	return expected->due + early;
+}
+
 /* The reader's: waits for input until @deadline, then reads once. Return: bytes read into the
  * input, 0 when there was nothing, or why the connection must die. */
-static ssize_t read_some(struct connection *c, int64_t deadline, struct fmha_error *err)
+static ssize_t read_some(struct connection *c, int64_t deadline, const struct expected *expected,
+			 struct fmha_error *err)
 {
-	int64_t began = deadline_now(), now = began;
-	bool spinning = proto_spin_begin(&c->spin, (uint64_t)began);
+	int64_t looks_until = sleep_towards(c, expected), began = deadline_now(), now = began;
+	bool spinning = proto_spin_begin(&c->spin, (uint64_t)began) || looks_until > 0;
 
 	for (;;) {
 		ssize_t n;
@@ -368,7 +393,9 @@ static ssize_t read_some(struct connection *c, int64_t deadline, struct fmha_err
 			proto_spin_waited(&c->spin, (uint64_t)(now - began));
 		if (n != 0 || now >= deadline)
 			return n;
-		spinning = spinning && proto_spin_go_on(&c->spin, (uint64_t)began, (uint64_t)now);
+		spinning = spinning &&
+			   (proto_spin_go_on(&c->spin, (uint64_t)began, (uint64_t)now) ||
+			    (now < looks_until && (uint64_t)now >= c->spin.paused_until_ns));
 		if (spinning)
 			(void)sched_yield();
 	}
@@ -390,7 +417,7 @@ static void pass_reading_on(struct connection *c)
 }
 
 /* Under the lock, which it gives up while reading. The role must be free. */
-static void read_and_handle(struct connection *c, int64_t deadline)
+static void read_and_handle(struct connection *c, int64_t deadline, const struct expected *expected)
 {
 	struct fmha_error error = {0};
 	ssize_t n;
@@ -398,7 +425,7 @@ static void read_and_handle(struct connection *c, int64_t deadline)
 
 	c->reading = true;
 	(void)pthread_mutex_unlock(&c->lock);
-	n = read_some(c, deadline, &error);
+	n = read_some(c, deadline, expected, &error);
 	(void)pthread_mutex_lock(&c->lock);
 	c->reading = false;
 	if (n > 0 && !c->dead)
@@ -433,6 +460,13 @@ static void check_progress(struct connection *c, int64_t wait_began)
 int connection_wait(struct connection *c, struct pending *pending, int64_t deadline,
 		    struct fmha_error *err)
 {
+	return connection_wait_expecting(c, pending, 0, deadline, err);
+}
+
+int connection_wait_expecting(struct connection *c, struct pending *pending, int64_t lasts_ns,
+			      int64_t deadline, struct fmha_error *err)
+{
+	const struct expected expected = {.due = deadline_now() + lasts_ns, .lasts_ns = lasts_ns};
 	int64_t began = deadline_now();
 	bool looked = false;
 	bool answered;
@@ -446,7 +480,7 @@ int connection_wait(struct connection *c, struct pending *pending, int64_t deadl
 			break;
 		looked = late;
 		if (!c->reading) {
-			read_and_handle(c, deadline);
+			read_and_handle(c, deadline, &expected);
 		} else {
 			pending->waiting = true;
 			sleep_until(c, &pending->cond, deadline);
@@ -528,7 +562,7 @@ static void wait_writable(struct connection *c, int64_t deadline)
 		return;
 	(void)pthread_mutex_lock(&c->lock);
 	if (!c->reading && !c->dead) {
-		read_and_handle(c, 0);
+		read_and_handle(c, 0, &nothing_expected);
 		pass_reading_on(c);
 	}
 	(void)pthread_mutex_unlock(&c->lock);
@@ -576,7 +610,7 @@ static int begin_sending(struct connection *c, int64_t deadline, struct fmha_err
 				"%u requests to %s are unanswered, as many as it takes",
 				c->n_in_flight, c->peer);
 		if (!c->sending && !c->reading) {
-			read_and_handle(c, deadline);
+			read_and_handle(c, deadline, &nothing_expected);
 			pass_reading_on(c);
 		} else {
 			c->n_sleepers++;

@@ -96,10 +96,12 @@ static int run_once(struct fmha_device *device, const struct fmha_problem *probl
 		run.dropout_offset = problem->dropout_offset;
 	}
 	r = plan_start(plan, &run, deadline, &c, &pending, err);
-	plan = plan_unref(plan);
-	if (r < 0)
+	if (r < 0) {
+		plan = plan_unref(plan);
 		return r;
-	r = connection_wait(c, pending, deadline, err);
+	}
+	r = plan_wait(plan, &run, c, pending, deadline, err);
+	plan = plan_unref(plan);
 	if (r == 0) {
 		r = plan_outcome(pending, ret_result, err);
 		connection_forget(c, pending, NULL, NULL);

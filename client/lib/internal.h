@@ -187,6 +187,7 @@ struct fmha_plan {
 
 	struct registration at_worker;
 	struct fmha_plan_info info; /* under the turnstile */
+	int64_t lasts_ns; /* atomic: how long the wait for a run takes; 0: not known, or no time */
 };
 
 struct fmha_request {
@@ -278,6 +279,10 @@ struct fmha_plan *plan_unref(struct fmha_plan *plan);
 int plan_start(struct fmha_plan *plan, const struct fmha_run_options *options, int64_t deadline,
 	       struct connection **ret_connection, struct pending **ret_pending,
 	       struct fmha_error *err);
+
+/* Waits for a run's answer, as long as earlier runs of the plan took. */
+int plan_wait(struct fmha_plan *plan, const struct fmha_run_options *options, struct connection *c,
+	      struct pending *pending, int64_t deadline, struct fmha_error *err);
 
 /* The outcome of an answered run. */
 int plan_outcome(const struct pending *pending, struct fmha_run_result *ret_result,

@@ -8,6 +8,8 @@
 
 #include <proto/problem.h>
 
+#define WAIT_WORTH_SLEEPING_NS 100000
+
 /* ---- registration ---- */
 
 /* Our buffer ids become the worker's. */
@@ -349,6 +351,25 @@ int plan_start(struct fmha_plan *plan, const struct fmha_run_options *options, i
 	return r;
 }
 
+int plan_wait(struct fmha_plan *plan, const struct fmha_run_options *options, struct connection *c,
+	      struct pending *pending, int64_t deadline, struct fmha_error *err)
+{
+	bool fenced = options && options->n_waits + options->n_signals > 0;
+	int64_t lasts = fenced ? 0 : __atomic_load_n(&plan->lasts_ns, __ATOMIC_RELAXED);
+	int64_t began = deadline_now(), took;
+	int r = connection_wait_expecting(c, pending, lasts, deadline, err);
+
+	took = deadline_now() - began;
+	if (r < 0 || fenced)
+		return r;
+	/* Shorter waits spin by a rule of their own: proto/spin.h. */
+	if (took < WAIT_WORTH_SLEEPING_NS)
+		took = 0;
+	__atomic_store_n(&plan->lasts_ns, lasts > 0 && took > 0 ? (3 * lasts + took) / 4 : took,
+			 __ATOMIC_RELAXED);
+	return r;
+}
+
 int plan_outcome(const struct pending *pending, struct fmha_run_result *ret_result,
 		 struct fmha_error *err)
 {
@@ -395,7 +416,7 @@ int fmha_plan_run(struct fmha_plan *plan, const struct fmha_run_options *options
 	r = plan_start(plan, options, deadline, &c, &pending, err);
 	if (r < 0)
 		return r;
-	r = connection_wait(c, pending, deadline, err);
+	r = plan_wait(plan, options, c, pending, deadline, err);
 	if (r == 0)
 		r = plan_outcome(pending, ret_result, err);
 	else

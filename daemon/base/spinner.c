@@ -63,6 +63,11 @@ static bool is_crowded(struct spinner *spinner, uint64_t now)
 	return spinner->crowded;
 }
 
+bool spinner_is_crowded(struct spinner *spinner)
+{
+	return spinner->rules.window_ns == 0 || is_crowded(spinner, clock_ns());
+}
+
 static bool is_free(const struct spinner *spinner)
 {
 	return !spinner->is_free || spinner->is_free(spinner->owner);

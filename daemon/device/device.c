@@ -91,6 +91,21 @@ const struct device_info *device_get_info(const struct device *device)
 	return &device->info;
 }
 
+bool device_has_ended(struct device *device)
+{
+	bool any;
+
+	pthread_mutex_lock(&device->mutex);
+	any = device->done != NULL;
+	pthread_mutex_unlock(&device->mutex);
+	return any;
+}
+
+void device_set_soon(struct device *device, void (*soon)(void *owner))
+{
+	device->soon = soon;
+}
+
 void device_collect(struct device *device)
 {
 	struct device_launch *launch, *next;

@@ -33,8 +33,7 @@ int naming_init(struct naming *naming, const struct plan_choice *choice,
 		if (naming_of(naming, (enum abi_family)named->spec.signature.family))
 			return fmha_error_set_field(
 				err, FMHA_EINVAL, field, "kernels: two are of %s",
-				plan_family_name(
-					(enum abi_family)named->spec.signature.family));
+				plan_family_name((enum abi_family)named->spec.signature.family));
 		naming->n++;
 	}
 	return 0;
@@ -71,8 +70,9 @@ static void say_difference(const struct spec_catalog *catalog, const struct kern
 			(void)snprintf(reason, SELECT_REASON_BYTES, "%s %s: the problem's is %s",
 				       spec_field_name(at), has_word, wants_word);
 		else
-			(void)snprintf(reason, SELECT_REASON_BYTES, "%s %lld: the problem's is %lld",
-				       spec_field_name(at), (long long)has, (long long)wants);
+			(void)snprintf(reason, SELECT_REASON_BYTES,
+				       "%s %lld: the problem's is %lld", spec_field_name(at),
+				       (long long)has, (long long)wants);
 		return;
 	}
 }
@@ -106,7 +106,8 @@ int naming_settle(const struct naming *naming, struct plan *plan, int r, struct 
 	/* A problem that writes nothing has no use for any kernel. */
 	for (uint32_t i = 0; i < naming->n && (r < 0 || plan->n_stages > 0); i++) {
 		const struct select_named *named = &naming->named[i];
-		const char *family = plan_family_name((enum abi_family)named->spec.signature.family);
+		const char *family = plan_family_name(
+			(enum abi_family)named->spec.signature.family);
 
 		if (runs_a_stage(named, plan))
 			continue;

@@ -111,10 +111,10 @@ static void describe_tensors(const struct plan *plan, struct proto_local_plan_re
 
 		if (view->role == FMHA_T_WORKSPACE)
 			continue;
-		result->tensors[result->n_tensors++] =
-			(struct proto_local_tensor){.role = view->role,
-						    .bytes = view->span_bytes,
-						    .alignment = view->alignment};
+		result->tensors[result->n_tensors++] = (struct proto_local_tensor){
+			.role = view->role,
+			.bytes = view->span_bytes,
+			.alignment = view->alignment};
 	}
 }
 
@@ -177,13 +177,13 @@ int local_code(struct session *session, uint32_t id, const struct proto_code_par
 	if (params->hash_bytes != LAUNCH_HASH_BYTES)
 		return fmha_error_set_field(err, FMHA_EINVAL, "hash", "hash: %u bytes, not %d",
 					    params->hash_bytes, LAUNCH_HASH_BYTES);
-	while (code && (!code->hashed ||
-			memcmp(code->hash, params->hash, sizeof(code->hash)) != 0))
+	while (code && (!code->hashed || memcmp(code->hash, params->hash, sizeof(code->hash)) != 0))
 		code = code->next;
 	if (!code)
-		return fmha_error_set_field(err, FMHA_ENOENT, "hash",
-					    "hash: no such code; the worker may be a new one, which "
-					    "has what it has planned with");
+		return fmha_error_set_field(
+			err, FMHA_ENOENT, "hash",
+			"hash: no such code; the worker may be a new one, which "
+			"has what it has planned with");
 	fd = handout_again(code->fd);
 	if (fd < 0)
 		return fmha_error_set(err, FMHA_ENOMEM, "no descriptor for the code of %.150s",

@@ -91,6 +91,7 @@ static void submit(struct request *request, void (*on_done)(struct device_launch
 
 	launch->stream = request->session->stream;
 	launch->on_done = on_done;
+	launch->expected_ns = (uint64_t)(request->plan->ns_per_work * (request->work + 1));
 	launch->bus_address = 0;
 	launch->error.code = FMHA_OK;
 	worker->untrimmed = true;

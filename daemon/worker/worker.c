@@ -81,6 +81,38 @@ static void on_device_async(uv_async_t *async)
 	device_collect(worker->device);
 }
 
+/* ---- a launch that is about to end ---- */
+
+static void soon(void *owner)
+{
+	uv_async_send(&((struct worker *)owner)->soon_async);
+}
+
+static bool look_for_end(struct spin *spin)
+{
+	struct worker *worker = container_of(spin, struct worker, soon);
+
+	if (!device_has_ended(worker->device))
+		return false;
+	uv_idle_stop(&spin->turn);
+	on_device_async(&worker->device_async);
+	return true;
+}
+
+static bool end_may_come(struct spin *spin, uint64_t now)
+{
+	return now < container_of(spin, struct worker, soon)->soon_until_ns;
+}
+
+static void on_soon(uv_async_t *async)
+{
+	struct worker *worker = container_of(async, struct worker, soon_async);
+
+	worker->soon_until_ns = clock_ns() + worker->limits.value[LIMIT_SPIN_US] * 1000;
+	if (worker->n_pending > 0 && !spinner_is_crowded(&worker->hub.spinner))
+		spin_start(&worker->soon);
+}
+
 void worker_on_trim(uv_timer_t *timer)
 {
 	struct worker *worker = timer->data;
@@ -256,6 +288,7 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 
 	if (r < 0)
 		return r;
+	device_set_soon(worker->device, soon);
 	device_set_builder(worker->device, prepare_build, prepare_cancel_build, worker);
 	info = device_get_info(worker->device);
 	if (info->mps == DEVICE_MPS_ABSENT)
@@ -297,6 +330,9 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	fair_init(&worker->turns, 1, 1);
 	uv_loop_init(&worker->loop);
 	uv_async_init(&worker->loop, &worker->device_async, on_device_async);
+	uv_async_init(&worker->loop, &worker->soon_async, on_soon);
+	worker->soon = (struct spin){.look = look_for_end, .goes_on = end_may_come};
+	uv_idle_init(&worker->loop, &worker->soon.turn);
 	uv_timer_init(&worker->loop, &worker->tick);
 	uv_timer_init(&worker->loop, &worker->trim);
 	uv_timer_init(&worker->loop, &worker->refill_timer);

@@ -4,12 +4,16 @@
  * stages, an event. Everything is put on the connection's own stream at once, by whoever submits
  * it; the executor thread only watches events, so that a launch costs one wake-up, not two.
  *
+ * How long a launch will run is known once its plan has run: until shortly before its end the executor
+ * sleeps, then it looks without pause, and has the loop look, too.
+ *
  * Tiny launches on an idle device are watched by the submitting thread itself (gpu_run_here).
  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #include <base/clock.h>
@@ -22,6 +26,10 @@
 
 #define SPIN_NS          50000 /* watch an event so long before sleeping between looks */
 #define PAUSE_NS         20000
+#define EARLY_NS         30000 /* what a sleep may last longer than it should */
+#define EARLY_PART       64    /* of the time that a launch should take: how it varies */
+#define LOOK_AHEAD       16    /* launches whose end is reckoned with */
+#define TIMER_SLACK_NS   1000
 #define HERE_LIMIT_NS    2000000
 #define HERE_BLOCKS_MOST 16384 /* also those that find nothing to do take their time */
 
@@ -391,32 +399,94 @@ static void append(struct gpu_launch **list, struct gpu_launch *more)
 	*list = more;
 }
 
+/* Whether another launch of the stream is in front of it. */
+static bool is_behind(const struct gpu_launch *in_flight, const struct gpu_launch *launch)
+{
+	while (in_flight != launch && in_flight->base.stream != launch->base.stream)
+		in_flight = in_flight->next;
+	return in_flight != launch;
+}
+
+/* When looking becomes worth it: shortly before the first end to come. 0: at once. */
+static uint64_t next_look(const struct gpu_launch *in_flight, uint64_t last_end)
+{
+	uint64_t first = UINT64_MAX;
+	int n = 0;
+
+	for (const struct gpu_launch *l = in_flight; l; l = l->next) {
+		uint64_t expected = l->base.expected_ns, issued = atomic_load(&l->issued_ns), due;
+
+		if (!expected || l->base.n_waits + l->base.n_event_waits > 0 || n++ == LOOK_AHEAD)
+			return 0;
+		if (is_behind(in_flight, l))
+			continue;
+		due = (issued > last_end ? issued : last_end) + expected - expected / EARLY_PART;
+		first = due < first ? due : first;
+	}
+	return first > EARLY_NS ? first - EARLY_NS : 0;
+}
+
+/* Sleeps until then, or until there is more to do. With the lock held. */
+static void sleep_until(struct gpu_device *gpu, uint64_t ns)
+{
+	struct timespec until = {.tv_sec = (time_t)(ns / NS_PER_S),
+				 .tv_nsec = (long)(ns % NS_PER_S)};
+
+	(void)pthread_cond_timedwait(&gpu->work, &gpu->lock, &until);
+}
+
+struct watch {
+	struct gpu_launch *in_flight;
+	uint64_t last_end; /* or when more came */
+	uint64_t began;    /* looking without pause; 0: not yet */
+};
+
+/* Between two looks: goes on at once, or after a sleep. With the lock held. */
+static void pause_between(struct gpu_device *gpu, struct watch *watch)
+{
+	uint64_t now = clock_ns(), look = next_look(watch->in_flight, watch->last_end);
+
+	if (look > now) {
+		sleep_until(gpu, look);
+		return;
+	}
+	if (!watch->began) {
+		watch->began = now;
+		if (look && gpu->device.soon)
+			gpu->device.soon(gpu->device.owner);
+	}
+	/* It takes longer than it should: the longer, the less a moment matters. */
+	if (now - watch->began > SPIN_NS)
+		sleep_until(gpu, now + PAUSE_NS + (now - watch->last_end) / EARLY_PART);
+}
+
 static void *executor(void *argument)
 {
-	const struct timespec pause = {.tv_nsec = PAUSE_NS};
 	struct gpu_device *gpu = argument;
-	struct gpu_launch *in_flight = NULL;
-	uint64_t last_end = clock_ns();
+	struct watch watch = {.last_end = clock_ns()};
 
 	(void)hipSetDevice(gpu->index);
+	(void)prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
 	(void)pthread_mutex_lock(&gpu->lock);
 	for (;;) {
-		while (!gpu->submitted && !in_flight && !gpu->stopping)
+		while (!gpu->submitted && !watch.in_flight && !gpu->stopping)
 			(void)pthread_cond_wait(&gpu->work, &gpu->lock);
 		if (gpu->submitted) {
-			append(&in_flight, gpu->submitted);
+			append(&watch.in_flight, gpu->submitted);
 			gpu->submitted = NULL;
 			gpu->submitted_tail = &gpu->submitted;
-			last_end = clock_ns();
+			watch.began = 0;
 		}
-		if (gpu->stopping && !in_flight)
+		if (gpu->stopping && !watch.in_flight)
 			break;
 		(void)pthread_mutex_unlock(&gpu->lock);
-		if (reap(gpu, &in_flight))
-			last_end = clock_ns();
-		else if (clock_ns() - last_end > SPIN_NS)
-			(void)nanosleep(&pause, NULL);
+		if (reap(gpu, &watch.in_flight)) {
+			watch.last_end = clock_ns();
+			watch.began = 0;
+		}
 		(void)pthread_mutex_lock(&gpu->lock);
+		if (watch.in_flight && !gpu->submitted)
+			pause_between(gpu, &watch);
 	}
 	(void)pthread_mutex_unlock(&gpu->lock);
 	return NULL;
@@ -424,10 +494,14 @@ static void *executor(void *argument)
 
 int gpu_executor_start(struct gpu_device *gpu, struct fmha_error *err)
 {
+	pthread_condattr_t clock;
 	hipError_t status;
 
 	(void)pthread_mutex_init(&gpu->lock, NULL);
-	(void)pthread_cond_init(&gpu->work, NULL);
+	(void)pthread_condattr_init(&clock);
+	(void)pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+	(void)pthread_cond_init(&gpu->work, &clock);
+	(void)pthread_condattr_destroy(&clock);
 	gpu->submitted_tail = &gpu->submitted;
 	status = hipStreamCreateWithFlags(&gpu->rescue, hipStreamNonBlocking);
 	if (status == hipSuccess)

@@ -53,6 +53,9 @@ void spinner_init(struct spinner *spinner, uv_loop_t *loop, uint64_t window_us,
 		  bool (*look)(struct spin *spin));
 void spinner_deinit(struct spinner *spinner);
 
+/* Whether nobody should look for anything without sleeping now. */
+bool spinner_is_crowded(struct spinner *spinner);
+
 /* Input has arrived, at @now. */
 void spinner_arrival(struct spinner *spinner, uint64_t now);
 
