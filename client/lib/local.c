@@ -20,22 +20,6 @@
 #include "internal.h"
 #include "process.h"
 
-struct fmha_local_plan {
-	uint64_t process; /* process_token() when it was made */
-	const struct local_runtime *runtime;
-	uint64_t workspace_bytes, workspace_alignment;
-	double flops;
-	uint64_t n_runs; /* atomic */
-	uint32_t n_tensors, n_launches;
-	struct proto_local_tensor tensors[FMHA_N_TENSORS];
-	struct {
-		struct launch_record record;
-		void *function;
-		struct local_code *code;
-		char family[FMHA_NAME_BYTES], kernel[FMHA_KERNEL_BYTES];
-	} launches[PROTO_MAX_LAUNCHES];
-};
-
 _Static_assert(FMHA_MAX_LAUNCHES == PROTO_MAX_LAUNCHES, "a plan's launches are all shown");
 
 /* ---- making ---- */
@@ -306,10 +290,11 @@ static int bind_tensors(const struct fmha_local_plan *plan, const struct fmha_lo
 	bases->at[LAUNCH_WORKSPACE] = (uintptr_t)run->workspace;
 	if (plan->workspace_bytes > 0 &&
 	    (!run->workspace || bases->at[LAUNCH_WORKSPACE] & (plan->workspace_alignment - 1)))
-		return fmha_error_set_field(err, FMHA_EINVAL, "workspace",
-					    "workspace: %llu bytes at a multiple of %llu are needed",
-					    (unsigned long long)plan->workspace_bytes,
-					    (unsigned long long)plan->workspace_alignment);
+		return fmha_error_set_field(
+			err, FMHA_EINVAL, "workspace",
+			"workspace: %llu bytes at a multiple of %llu are needed",
+			(unsigned long long)plan->workspace_bytes,
+			(unsigned long long)plan->workspace_alignment);
 	return 0;
 }
 
@@ -319,38 +304,37 @@ static int check_run(const struct fmha_local_plan *plan, const struct fmha_local
 	int r;
 
 	if (!plan || !run || !run->tensors)
-		return fmha_error_set(err, FMHA_EINVAL,
-				      "fmha_local_plan_run: an argument is NULL");
+		return fmha_error_set(err, FMHA_EINVAL, "fmha_local_plan_run: an argument is NULL");
 	r = check_struct_size(run->struct_size, sizeof(*run), "fmha_local_run", err);
 	if (r < 0)
 		return r;
 	if (plan->process != process_token())
-		return fmha_error_set(err, FMHA_ECONN,
-				      "this plan belongs to the parent process, whose GPU context a "
-				      "forked child does not have: connect and plan anew");
+		return fmha_error_set(
+			err, FMHA_ECONN,
+			"this plan belongs to the parent process, whose GPU context a "
+			"forked child does not have: connect and plan anew");
 	if (run->reserved)
 		return fmha_error_set_field(err, FMHA_EINVAL, "reserved", "reserved: not 0");
 	if (((uintptr_t)run->dropout_seed_at | (uintptr_t)run->dropout_offset_at) %
 	    sizeof(uint64_t))
-		return fmha_error_set_field(err, FMHA_EINVAL, "dropout_seed_at",
-					    "dropout_seed_at, dropout_offset_at: not multiples of 8");
+		return fmha_error_set_field(
+			err, FMHA_EINVAL, "dropout_seed_at",
+			"dropout_seed_at, dropout_offset_at: not multiples of 8");
 	return 0;
 }
 
-static int launch(const struct fmha_local_plan *plan, uint32_t i,
-		  const struct fmha_local_run *run, const struct launch_bases *bases,
-		  struct fmha_error *err)
+static int launch(const struct fmha_local_plan *plan, uint32_t i, const struct fmha_local_run *run,
+		  const struct launch_bases *bases, struct fmha_error *err)
 {
 	const struct launch_record *record = &plan->launches[i].record;
 	union abi_args args;
 
 	for (uint32_t k = 0; k < record->n_zeroes; k++) {
 		const struct launch_range *range = &record->zeroes[k];
-		int status = range->bytes == 0
-				     ? 0
-				     : plan->runtime->clear(bases->at[LAUNCH_WORKSPACE] +
-								    range->offset,
-							    0, range->bytes, run->stream);
+		int status = range->bytes == 0 ? 0
+					       : plan->runtime->clear(bases->at[LAUNCH_WORKSPACE] +
+									      range->offset,
+								      0, range->bytes, run->stream);
 
 		if (status != 0)
 			return local_runtime_error(plan->runtime, status, "clearing workspace",

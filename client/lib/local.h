@@ -62,6 +62,22 @@ int local_launch(const struct local_runtime *runtime, const struct launch_record
 
 /* ---- local.c ---- */
 
+struct fmha_local_plan {
+	uint64_t process; /* process_token() when it was made */
+	const struct local_runtime *runtime;
+	uint64_t workspace_bytes, workspace_alignment;
+	double flops;
+	uint64_t n_runs; /* atomic */
+	uint32_t n_tensors, n_launches;
+	struct proto_local_tensor tensors[FMHA_N_TENSORS];
+	struct {
+		struct launch_record record;
+		void *function;
+		struct local_code *code;
+		char family[FMHA_NAME_BYTES], kernel[FMHA_KERNEL_BYTES];
+	} launches[PROTO_MAX_LAUNCHES];
+};
+
 /* @result: borrowed. @fetch: for the code that it names. */
 int local_plan_make(const char *backend, const struct proto_local_plan_result *result,
 		    local_fetch fetch, void *owner, struct fmha_local_plan **ret_plan,

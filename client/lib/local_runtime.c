@@ -20,8 +20,8 @@
 
 #include "internal.h"
 
-#define MOST_STATIC_LDS     (48 * 1024) /* above, CUDA wants to be asked */
-#define MAX_DYNAMIC_LDS     8           /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+#define MOST_STATIC_LDS (48 * 1024) /* above, CUDA wants to be asked */
+#define MAX_DYNAMIC_LDS 8           /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 
 struct local_code {
 	struct local_code *next;
@@ -72,9 +72,10 @@ static int find_symbols(void *library, const struct symbol *symbols, size_t n, c
 	for (size_t i = 0; i < n; i++) {
 		*symbols[i].at = dlsym(library, symbols[i].name);
 		if (!*symbols[i].at && !symbols[i].optional)
-			return fmha_error_set(err, FMHA_ENOTSUP,
-					      "the %s runtime of this process is too old: it has no %s",
-					      name, symbols[i].name);
+			return fmha_error_set(
+				err, FMHA_ENOTSUP,
+				"the %s runtime of this process is too old: it has no %s", name,
+				symbols[i].name);
 	}
 	return 0;
 }

@@ -69,7 +69,8 @@ FMHA_API int fmha_local_plan_new(struct fmha_device *device, const struct fmha_p
 FMHA_API struct fmha_local_plan *fmha_local_plan_free(struct fmha_local_plan *plan);
 
 struct fmha_local_launch_info {
-	char family[FMHA_NAME_BYTES];   /* fwd, bwd_dq_dk_dv, ...; prepare: makes tables of lengths and pages */
+	char family
+		[FMHA_NAME_BYTES]; /* fwd, bwd_dq_dk_dv, ...; prepare: makes tables of lengths and pages */
 	char kernel[FMHA_KERNEL_BYTES]; /* canonical name */
 	uint8_t code[32];               /* SHA-256 of the code object */
 	uint32_t grid[3], block[3];     /* blocks, threads; a grid with a 0 is not launched */
@@ -81,9 +82,10 @@ struct fmha_local_plan_info {
 	uint64_t workspace_bytes;     /* device memory that each run needs to itself; 0: none */
 	uint32_t workspace_alignment; /* of its address, bytes */
 	uint32_t n_launches;
-	double flops;      /* of one run: multiply and add counted apart, masked blocks left out */
-	uint64_t n_runs;   /* so far, captured ones once */
-	struct fmha_local_launch_info launches[FMHA_MAX_LAUNCHES]; /* in their order on the stream */
+	double flops;    /* of one run: multiply and add counted apart, masked blocks left out */
+	uint64_t n_runs; /* so far, captured ones once */
+	struct fmha_local_launch_info
+		launches[FMHA_MAX_LAUNCHES]; /* in their order on the stream */
 };
 
 /* Copies what the plan is to @ret_info. Return: 0 or FMHA_EINVAL (NULL). */
@@ -105,12 +107,13 @@ FMHA_API int fmha_local_plan_tensor(const struct fmha_local_plan *plan, uint32_t
  * has got past the run (and a graph's every replay). */
 struct fmha_local_run {
 	uint32_t struct_size;
-	uint32_t n_tensors;         /* entries of @tensors: FMHA_N_TENSORS */
-	const void *const *tensors; /* [enum fmha_tensor_role]: device address of element 0; NULL where the problem has no
+	uint32_t n_tensors; /* entries of @tensors: FMHA_N_TENSORS */
+	const void *const *
+		tensors; /* [enum fmha_tensor_role]: device address of element 0; NULL where the problem has no
 				     * such tensor */
-	void *workspace;            /* device address, workspace_bytes at workspace_alignment; NULL where 0. Its content
+	void *workspace; /* device address, workspace_bytes at workspace_alignment; NULL where 0. Its content
 				     * does not matter and is lost */
-	void *stream;               /* CUstream or hipStream_t; NULL: the default stream */
+	void *stream; /* CUstream or hipStream_t; NULL: the default stream */
 	/* 1: dropout counts from dropout_seed and dropout_offset instead of the problem's seed and offset, plus, where they are
 	 * not NULL, the words at dropout_seed_at and dropout_offset_at in device memory, as the run (or a replay)
 	 * finds them when it gets there. For PyTorch: philox_args' two pointers, and the offset within the graph as

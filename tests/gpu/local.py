@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Local launch on a GPU: the same bits as through the service, in graphs, and what it costs.
+
+    tests/gpu/local.py SOCKET DEVICE [--plan-only] [--no-times]
+
+A daemon listens on SOCKET; FMHA_BUILD names the build folder. Needs PyTorch, but with --plan-only, which makes every
+plan that the rest needs (and so fills the daemon's cache) in a process that has loaded any libcuda.so.1.
+"""
+import argparse
+import ctypes
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "lib"), str(HERE)]
+import fmha_local  # noqa: E402
+import fmha_wire  # noqa: E402
+from service import HostDevice  # noqa: E402
+
+BUILD = pathlib.Path(os.environ.get("FMHA_BUILD", ROOT / "build" / "release"))
+SIZES = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4, "u8": 1}
+NUMPY = {"f32": np.float32, "f16": np.uint16, "bf16": np.uint16, "i32": np.int32, "u8": np.uint8}
+CAUSAL = {"mask": "bottom_right", "window_right": 0}
+
+
+class Case:
+    """A problem, the shapes of its tensors, and what the integer ones hold."""
+
+    def __init__(self, name, options, tensors, outputs, integers=None):
+        self.name, self.options, self.tensors, self.outputs = name, options, tensors, outputs
+        self.integers = {role: np.array(values, np.int32) for role, values in (integers or {}).items()}
+        self.tensors |= {role: ("i32", values.shape) for role, values in self.integers.items()}
+
+    def problem(self):
+        return {**self.options, "tensors": {role: {"dtype": dtype} for role, (dtype, _) in self.tensors.items()}}
+
+    def contents(self, seed=1):
+        rng, found = np.random.default_rng(seed), {}
+        for role, (dtype, shape) in self.tensors.items():
+            x = rng.standard_normal(shape).astype(np.float32)
+            if role in self.integers:
+                x = self.integers[role]
+            elif role in self.outputs:
+                x = np.zeros(shape, NUMPY[dtype])
+            elif role == "lse":
+                x = np.abs(x) + 5
+            if x.dtype == np.float32 and dtype == "f16":
+                x = x.astype(np.float16).view(np.uint16)
+            elif x.dtype == np.float32 and dtype == "bf16":
+                x = (x.view(np.uint32) >> 16).astype(np.uint16)
+            found[role] = np.ascontiguousarray(x)
+        return found
+
+
+def attention(name, dtype, b, sq, sk, hq, hk, d, lse=True, integers=None, kv=None, rows=None, extra=None, **options):
+    q = (b, sq, hq, d) if rows is None else (1, rows, hq, d)
+    k = kv or (b, sk, hk, d)
+    tensors = {"q": (dtype, q), "k": (dtype, k), "v": (dtype, k), "o": (dtype, q), **(extra or {})}
+    if lse:
+        tensors["lse"] = ("f32", (q[0], hq, q[1]))
+    options = {"batch": b, "nhead_q": hq, "nhead_k": hk, "seqlen_q": sq, "seqlen_k": sk, "hdim_q": d, "hdim_v": d, **options}
+    return Case(name, options, tensors, {"o", "lse", "randval"} | set(options.pop("inout", ())), integers)
+
+
+def backward(name, dtype, b, sq, sk, hq, hk, d, integers=None, packed=None, extra=None, **options):
+    q, k = ((b, sq, hq, d), (b, sk, hk, d)) if packed is None else ((1, packed[0], hq, d), (1, packed[1], hk, d))
+    tensors = {role: (dtype, q) for role in ("q", "o", "d_o", "dq")} | {r: (dtype, k) for r in ("k", "v", "dk", "dv")}
+    tensors |= {"lse": ("f32", (q[0], hq, q[1])), **(extra or {})}
+    options = {"op": "backward", "batch": b, "nhead_q": hq, "nhead_k": hk, "seqlen_q": sq, "seqlen_k": sk, "hdim_q": d,
+               "hdim_v": d, "deterministic": True, **options}
+    return Case(name, options, tensors, {"dq", "dk", "dv", "dbias"}, integers)
+
+
+GROUP = {"mode": "group", "total_q": 300, "total_k": 500}
+STARTS = {"seqstart_q": [0, 130, 131, 300], "seqstart_k": [0, 200, 333, 500]}
+PAGES = np.random.default_rng(7).permutation(64).reshape(2, 32)
+
+
+def cases():
+    yield attention("plain", "f16", 2, 128, 128, 4, 2, 64)
+    yield attention("wide, causal", "bf16", 2, 300, 333, 8, 2, 128, **CAUSAL)
+    yield attention("hopper", "bf16", 2, 1024, 1024, 16, 16, 128, **CAUSAL)
+    yield attention("f32, window", "f32", 1, 70, 90, 2, 1, 40, mask="top_left", window_left=9, window_right=4, sink_tokens=3)
+    yield attention("split", "bf16", 1, 1, 1000, 8, 2, 128, lse=False, n_splits=4)
+    yield attention("lengths", "bf16", 2, 20, 400, 8, 2, 128, integers={"seqlen_k_per_batch": [400, 33]}, **CAUSAL)
+    yield attention("packed", "bf16", 3, 170, 200, 4, 2, 128, rows=300, kv=(1, 500, 2, 128), integers=STARTS, **GROUP, **CAUSAL)
+    yield attention("paged", "f16", 2, 1, 500, 8, 2, 128, lse=False, kv=(64, 16, 2, 128), page_size=16, n_pages=64,
+                    max_blocks=32, integers={"block_table": PAGES, "seqlen_k_per_batch": [500, 77]})
+    yield attention("page lists", "f16", 2, 9, 200, 8, 2, 128, rows=18, kv=(64, 16, 2, 128), mode="group", total_q=18,
+                    page_size=16, n_pages=64, n_page_indices=20,
+                    integers={"seqstart_q": [0, 9, 18], "kv_indptr": [0, 12, 20], "kv_page_indices": PAGES.ravel()[:20],
+                              "kv_last_page_len": [8, 16]}, **CAUSAL)
+    yield attention("append", "bf16", 2, 1, 256, 8, 2, 128, lse=False, seqlen_new=1, inout=("k", "v"),
+                    extra={"k_new": ("bf16", (2, 1, 2, 128)), "v_new": ("bf16", (2, 1, 2, 128))},
+                    integers={"seqlen_k_per_batch": [100, 255]}, **CAUSAL)
+    yield attention("dropout", "bf16", 2, 100, 100, 4, 4, 64, dropout_p=0.2, dropout_seed=3, dropout_offset=5)
+    yield attention("cap and bias", "f16", 1, 80, 80, 2, 2, 64, logits_soft_cap=20.0, extra={"bias": ("f16", (1, 2, 80, 80))})
+    yield backward("backward", "bf16", 2, 150, 170, 4, 2, 128, **CAUSAL)
+    yield backward("backward, hopper", "bf16", 1, 1024, 1024, 8, 8, 64)
+    yield backward("backward, packed", "f16", 3, 170, 200, 4, 1, 64, integers=STARTS, packed=(300, 500), **GROUP, **CAUSAL)
+    yield backward("backward, dropout", "f16", 1, 70, 90, 2, 2, 64, dropout_p=0.2, dropout_seed=3)
+
+
+def by_service(device, case, contents):
+    """What the outputs hold after a run of the worker's, on memory of the host's."""
+    at, total = {}, 0
+    for role, x in contents.items():
+        at[role], total = total, total + -(-x.nbytes // 256) * 256
+    buffer = device.buffer_create(total)
+    memory = np.frombuffer(buffer.map, np.uint8) if hasattr(buffer, "map") else None
+    views = {role: buffer.array(case.tensors[role][0], x.shape, at[role]) for role, x in contents.items()}
+    for role, x in contents.items():
+        views[role].view(x.dtype)[...] = x
+    problem = case.problem()
+    for role, tensor in problem["tensors"].items():
+        tensor |= {"buffer": buffer.id, "offset": at[role]}
+    plan = device.plan(problem)["plan"]
+    device.run(plan)
+    found = {role: np.array(views[role]) for role in contents}
+    device.call("plan_release", {"plan": plan})
+    del views, memory
+    buffer.release()
+    return found
+
+
+class Memory:
+    """Device memory of this process, through PyTorch."""
+
+    def __init__(self, contents):
+        import torch
+        self.tensors = {r: torch.from_numpy(x.view(np.uint8).reshape(-1).copy()).cuda() for r, x in contents.items()}
+        self.at = {r: t.data_ptr() for r, t in self.tensors.items()}
+
+    def bytes_of(self, role):
+        return self.tensors[role].cpu().numpy().tobytes()
+
+    def put(self, role, x):
+        import torch
+        self.tensors[role].copy_(torch.from_numpy(x.view(np.uint8).reshape(-1).copy()))
+
+
+def conformance(library, socket, number):
+    import torch
+    wire = fmha_wire.Client.connect(socket).open_device(number)
+    HostDevice(wire)
+    device, bad = library.open(socket, number, 60000), 0
+    for case in cases():
+        contents = case.contents()
+        want = by_service(wire, case, contents)
+        memory = Memory(contents)
+        plan = device.plan(case.problem(), memory.at)
+        workspace = torch.full((max(plan.info.workspace_bytes, 1),), 0xA5, dtype=torch.uint8, device="cuda")
+        plan.run(memory.at, workspace.data_ptr(), torch.cuda.current_stream().cuda_stream)
+        torch.cuda.synchronize()
+        wrong = [r for r in contents if memory.bytes_of(r) != want[r].tobytes()]
+        changed = [r for r in case.outputs if r in contents and want[r].tobytes() != contents[r].tobytes()]
+        bad += bool(wrong) or not changed
+        print(f"{'FAIL' if wrong or not changed else 'ok  '} {case.name:20} {'differ: ' + ' '.join(wrong) if wrong else ''}"
+              f" {' + '.join(launch.family.decode() for launch in plan.launches())}", flush=True)
+    device.close()
+    return bad
+
+
+def graphs(library, socket, number):
+    """50 layers in a graph: the same bits as without, also with new lengths, and no slower than its kernels."""
+    import torch
+    device, bad = library.open(socket, number, 60000), 0
+    for case in [c for c in cases() if c.name in ("packed", "dropout", "backward, packed")] + [
+            attention("large", "bf16", 4, 2048, 2048, 16, 16, 128, **CAUSAL)]:
+        layers = [Memory(case.contents(seed)) for seed in range(50)] if case.name != "large" else [Memory(case.contents())] * 50
+        plan = device.plan(case.problem(), layers[0].at)
+        workspace = torch.zeros(max(plan.info.workspace_bytes, 1), dtype=torch.uint8, device="cuda")
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        state = torch.tensor([11, 12], dtype=torch.int64, device="cuda")
+        dropout = {} if case.name != "dropout" else {
+            "dropout_seed": 0, "dropout_offset": 0, "dropout_seed_at": state.data_ptr(), "dropout_offset_at": state.data_ptr() + 8}
+
+        def run_all():
+            for memory in layers:
+                plan.run(memory.at, workspace.data_ptr(), torch.cuda.current_stream().cuda_stream, **dropout)
+
+        def outputs():
+            torch.cuda.synchronize()
+            return [memory.bytes_of(r) for memory in layers[:3] + layers[-1:] for r in sorted(case.outputs & set(memory.at))]
+
+        def clear():  # rows that no sequence owns are not written
+            for memory in layers:
+                for r in case.outputs & set(memory.at):
+                    memory.tensors[r].zero_()
+
+        with torch.cuda.stream(stream):
+            run_all()
+            stream.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                run_all()
+        same, before = [], None
+        for turn in range(2):
+            if turn and "seqstart_q" in case.integers:
+                for memory in layers:
+                    memory.put("seqstart_q", np.array([0, 10, 150, 290], np.int32))
+            if turn:
+                state += 100
+            clear()
+            run_all()
+            want = outputs()
+            clear()
+            graph.replay()
+            same.append(outputs() == want)
+            if before is not None and (dropout or case.integers):
+                same.append(want != before)
+            before = want
+        a, b, c = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        graph.replay()
+        a.record()
+        for _ in range(3):
+            graph.replay()
+        b.record()
+        for _ in range(3):
+            run_all()
+        c.record()
+        torch.cuda.synchronize()
+        bad += not all(same)
+        print(f"{'ok  ' if all(same) else 'FAIL'} graph of 50, {case.name:18} replay {a.elapsed_time(b) / 150 * 1e3:.1f} us a layer, "
+              f"without {b.elapsed_time(c) / 150 * 1e3:.1f} us", flush=True)
+    device.close()
+    return bad
+
+
+def plan_only(library, socket, number):
+    """Every plan, of the service's and of ours: addresses that are aligned are all it takes."""
+    wire = fmha_wire.Client.connect(socket).open_device(number)
+    HostDevice(wire)
+    device = library.open(socket, number, 600000)
+    extra = [attention(f"served {s}", "bf16", 1, s, s, 16, 16, 128, lse=False) for s in (512, 1024, 2048, 4096, 8192, 16384)]
+    extra += [attention("large", "bf16", 4, 2048, 2048, 16, 16, 128, **CAUSAL), attention("bench", "f16", 1, 64, 64, 2, 2, 64, lse=False)]
+    for case in [*cases(), *extra]:
+        start = time.time()
+        plan = device.plan(case.problem(), {role: 4096 for role in case.tensors})
+        print(f"{case.name:20} {time.time() - start:5.1f} s {' + '.join(launch.kernel.decode() for launch in plan.launches())}", flush=True)
+    return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("socket")
+    parser.add_argument("device", type=int)
+    parser.add_argument("--plan-only", action="store_true")
+    parser.add_argument("--no-times", action="store_true")
+    options = parser.parse_args()
+    if options.plan_only:
+        ctypes.CDLL("libcuda.so.1")
+    library = fmha_local.Library(next(BUILD.rglob("libfmha_client.so.0")))
+    if options.plan_only:
+        return plan_only(library, options.socket, options.device)
+    import torch
+    torch.zeros(1, device="cuda")
+    bad = conformance(library, options.socket, options.device) + graphs(library, options.socket, options.device)
+    if not options.no_times:
+        bench = next(p for p in BUILD.rglob("bench_local") if p.is_file())
+        for served in ([], [], ["served"]):  # a process each
+            bad += subprocess.run([bench, options.socket, str(options.device), *served], check=False).returncode != 0
+    print("failed:", bad)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
