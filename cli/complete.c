@@ -54,7 +54,7 @@ static void bash_words(const struct cli_usage *usage, FILE *out)
 		if (kind == VALUE_NONE)
 			continue;
 		(void)fprintf(out, "        --%s", option->name);
-		if (cli_has_short(option))
+		if (cli_has_short(usage, option))
 			(void)fprintf(out, " | -%c", option->id);
 		(void)fputs(") words='", out);
 		if (kind == VALUE_WORDS)
@@ -254,7 +254,7 @@ static void fish_options(const char *program, const struct cli_usage *usage, con
 		(void)fprintf(out, "complete -c %s", program);
 		if (condition)
 			(void)fprintf(out, " -n '%s %s'", condition, command_word(usage));
-		if (cli_has_short(option))
+		if (cli_has_short(usage, option))
 			(void)fprintf(out, " -s %c", option->id);
 		(void)fprintf(out, " -l %s", option->name);
 		fish_value(option->argument, out);

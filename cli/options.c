@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_OPTIONS 128
+#define MAX_OPTIONS 192
 #define WIDTH       90
 #define HELP_COLUMN 26
 
@@ -32,9 +32,18 @@ const struct cli_option *cli_each_option(const struct cli_usage *usage, struct c
 	return option;
 }
 
-bool cli_has_short(const struct cli_option *option)
+/* A name of one letter takes it from the short forms. */
+bool cli_has_short(const struct cli_usage *usage, const struct cli_option *option)
 {
-	return option->id > 0 && option->id < 128 && isalnum(option->id);
+	const struct cli_option *other;
+	struct cli_cursor cursor = {0};
+
+	if (option->id <= 0 || option->id >= 128 || !isalnum(option->id))
+		return false;
+	while ((other = cli_each_option(usage, &cursor)))
+		if (other->name[0] == option->id && !other->name[1])
+			return false;
+	return true;
 }
 
 static _Noreturn void end(int status)
@@ -59,9 +68,11 @@ int cli_next(const struct cli_usage *usage, int argc, char **argv)
 	while ((option = cli_each_option(usage, &cursor))) {
 		assert(n + 1 < MAX_OPTIONS);
 		options[n++] = (struct option){option->name,
-					       option->argument ? required_argument : no_argument,
+					       !option->argument            ? no_argument
+					       : option->argument[0] == '[' ? optional_argument
+									    : required_argument,
 					       NULL, option->id};
-		if (!cli_has_short(option))
+		if (!cli_has_short(usage, option))
 			continue;
 		shorts[n_shorts++] = (char)option->id;
 		if (option->argument)
@@ -69,7 +80,8 @@ int cli_next(const struct cli_usage *usage, int argc, char **argv)
 	}
 	shorts[n_shorts] = '\0';
 	memset(&options[n], 0, sizeof(options[n]));
-	id = getopt_long(argc, argv, shorts, options, NULL);
+	id = usage->long_only ? getopt_long_only(argc, argv, shorts, options, NULL)
+			      : getopt_long(argc, argv, shorts, options, NULL);
 	if (id == 'h') {
 		cli_print_help(usage, stdout);
 		end(0);
@@ -107,17 +119,18 @@ void cli_print_wrapped(const char *text, int column, int indent, FILE *out)
 	(void)fputc('\n', out);
 }
 
-static void print_option(const struct cli_option *option, FILE *out)
+static void print_option(const struct cli_usage *usage, const struct cli_option *option, FILE *out)
 {
+	bool one_dash = usage->long_only && strlen(option->name) < 4;
 	int column = 2;
 
 	(void)fputs("  ", out);
-	if (cli_has_short(option))
+	if (cli_has_short(usage, option))
 		column += fprintf(out, "-%c, ", option->id);
 	else
 		column += fprintf(out, "    ");
-	column += fprintf(out, "--%s%s%s", option->name, option->argument ? " " : "",
-			  option->argument ? option->argument : "");
+	column += fprintf(out, "%s%s%s%s", one_dash ? "-" : "--", option->name,
+			  option->argument ? " " : "", option->argument ? option->argument : "");
 	if (column + 2 > HELP_COLUMN)
 		(void)fprintf(out, "\n%*s", HELP_COLUMN, "");
 	else
@@ -159,5 +172,5 @@ void cli_print_help(const struct cli_usage *usage, FILE *out)
 	print_text(usage->text, out);
 	(void)fputc('\n', out);
 	while ((option = cli_each_option(usage, &cursor)))
-		print_option(option, out);
+		print_option(usage, option, out);
 }

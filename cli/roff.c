@@ -41,10 +41,10 @@ void cli_print_roff(const char *text, FILE *out)
 		(void)fputs(".fi\n", out);
 }
 
-static void print_option(const struct cli_option *option, FILE *out)
+static void print_option(const struct cli_usage *usage, const struct cli_option *option, FILE *out)
 {
 	(void)fputs(".TP\n", out);
-	if (cli_has_short(option))
+	if (cli_has_short(usage, option))
 		(void)fprintf(out, "\\fB\\-%c\\fR, ", option->id);
 	(void)fputs("\\fB\\-\\-", out);
 	print_escaped(option->name, strlen(option->name), out);
@@ -65,7 +65,7 @@ static void print_options(const struct cli_usage *usage, bool standard, FILE *ou
 
 	while ((option = cli_each_option(usage, &cursor)))
 		if (standard || cursor.standard == 0)
-			print_option(option, out);
+			print_option(usage, option, out);
 }
 
 static void print_synopsis(const struct cli_usage *usage, FILE *out)

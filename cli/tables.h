@@ -17,7 +17,7 @@ struct cli_cursor {
 /* The next option, cli_standard's last; NULL after all. */
 const struct cli_option *cli_each_option(const struct cli_usage *usage, struct cli_cursor *cursor);
 
-bool cli_has_short(const struct cli_option *option);
+bool cli_has_short(const struct cli_usage *usage, const struct cli_option *option);
 
 /* complete.c */
 void cli_complete_bash(const struct cli_program *program, FILE *out);

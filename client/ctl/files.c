@@ -91,6 +91,13 @@ const struct cli_option files_options[] = {
 /* A pointer that says "there is one" before the buffer exists. */
 static uint8_t marker[1];
 
+const char *files_option_name(int option)
+{
+	size_t i = (size_t)(option - FILES_OPTION_BASE);
+
+	return option >= FILES_OPTION_BASE && i < N_TABLE ? table[i].name : NULL;
+}
+
 int files_option(struct files *files, int option, const char *value)
 {
 	size_t i = (size_t)(option - FILES_OPTION_BASE);
@@ -288,6 +295,15 @@ void files_point(const struct files *files, struct fmha_problem *problem)
 		if (files->npy[role].data)
 			problem->tensor[role].data = files->npy[role].data;
 	}
+}
+
+bool files_given(const struct files *files)
+{
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		if (files->in[role])
+			return true;
+	}
+	return false;
 }
 
 bool files_keep(const struct files *files)

@@ -21,6 +21,8 @@ struct files {
 extern const struct cli_option files_options[];
 
 /* Applies one of them. Return: 0 or CTL_USAGE. */
+/* NULL: it is none of them. */
+const char *files_option_name(int option);
 int files_option(struct files *files, int option, const char *value);
 
 /*
@@ -35,6 +37,9 @@ void files_fill(const struct files *files, const struct tensors *tensors);
 
 /* Lets the inputs of @problem be the files' own memory, which no run has seen. */
 void files_point(const struct files *files, struct fmha_problem *problem);
+
+/* Whether any input is read from a file. */
+bool files_given(const struct files *files);
 
 /* Whether any output is to be written. */
 bool files_keep(const struct files *files);

@@ -596,6 +596,56 @@ static int judge_merge(struct judge *judge, const struct fmha_problem *p, struct
 	return 0;
 }
 
+static int32_t *lengths_after(const struct fmha_problem *p)
+{
+	const int32_t *before = p->seqlen_k_per_batch.data;
+	int32_t *after = malloc((size_t)(p->batch > 0 ? p->batch : 1) * sizeof(*after));
+
+	for (int32_t b = 0; after && b < p->batch; b++)
+		after[b] = before[b] + p->seqlen_new;
+	return after;
+}
+
+/* On copies: what is appended to the cache, and q as it turns, are attention's inputs. */
+static int judge_append_attention(struct judge *judge, const struct fmha_problem *p,
+				  struct fmha_error *err)
+{
+	static const uint32_t gone[] = {FMHA_T_K_NEW, FMHA_T_V_NEW, FMHA_T_ROTARY_COS,
+					FMHA_T_ROTARY_SIN, FMHA_T_Q_ROTATED};
+	struct fmha_problem copied = *p;
+	struct abi_appendkv_args args;
+	void *rotated;
+	int r;
+
+	copied.k.data = copy_span(p, FMHA_T_K);
+	copied.v.data = copy_span(p, FMHA_T_V);
+	copied.q_rotated = copied.q;
+	copied.q_rotated.data = copy_span(p, FMHA_T_Q);
+	judge_append_args(&copied, &args);
+	r = copied.k.data && copied.v.data && copied.q_rotated.data ? reference_appendkv(&args)
+								    : -1;
+	if (p->rope != FMHA_ROPE_NONE)
+		copied.q.data = copied.q_rotated.data;
+	if (p->seqlen_k_per_batch.data)
+		copied.seqlen_k_per_batch.data = lengths_after(p);
+	if (p->seqlen_k_per_batch.data && !copied.seqlen_k_per_batch.data)
+		r = -1;
+	r = r == 0 ? 0 : out_of_memory(err);
+	rotated = copied.q_rotated.data;
+	for (size_t i = 0; i < sizeof(gone) / sizeof(gone[0]); i++)
+		copied.tensor[gone[i]] = (struct fmha_tensor){0};
+	copied.seqlen_new = 0;
+	copied.rope = FMHA_ROPE_NONE;
+	if (r == 0)
+		r = judge_forward(judge, &copied, err);
+	free(rotated);
+	free(copied.k.data);
+	free(copied.v.data);
+	if (p->seqlen_k_per_batch.data)
+		free(copied.seqlen_k_per_batch.data);
+	return r;
+}
+
 int judge_new(const struct fmha_problem *problem, struct judge **ret_judge, struct fmha_error *err)
 {
 	struct judge *judge = calloc(1, sizeof(*judge));
@@ -604,8 +654,7 @@ int judge_new(const struct fmha_problem *problem, struct judge **ret_judge, stru
 	if (!judge)
 		return out_of_memory(err);
 	if (problem->op == FMHA_FORWARD && problem->seqlen_new > 0)
-		r = fmha_error_set_field(err, FMHA_ENOTSUP, "seqlen_new",
-					 "only append_kv itself is checked, not with attention");
+		r = judge_append_attention(judge, problem, err);
 	else if (problem->op == FMHA_FORWARD)
 		r = judge_forward(judge, problem, err);
 	else if (problem->op == FMHA_BACKWARD)
@@ -642,6 +691,8 @@ int judge_compare(const struct judge *judge, const struct fmha_problem *problem,
 		const void *data = problem->tensor[output->role].data;
 		struct judge_verdict *verdict = &verdicts[i];
 
+		double squares = 0, expected_squares = 0, error_squares = 0;
+
 		*verdict = (struct judge_verdict){.role = output->role, .bar = output->bar};
 		for (int64_t e = 0; e < output->n; e++) {
 			double got, error;
@@ -650,6 +701,11 @@ int judge_compare(const struct judge *judge, const struct fmha_problem *problem,
 				continue;
 			got = load(problem, output->role, data, e);
 			error = element_error(output->values[e], got);
+			if (isfinite(got) && isfinite(output->values[e])) {
+				squares += got * got;
+				expected_squares += output->values[e] * output->values[e];
+				error_squares += error * error;
+			}
 			if (error > verdict->max_error) {
 				verdict->max_error = error;
 				verdict->at = e;
@@ -657,6 +713,9 @@ int judge_compare(const struct judge *judge, const struct fmha_problem *problem,
 				verdict->got = got;
 			}
 		}
+		verdict->norm = sqrt(squares);
+		verdict->expected_norm = sqrt(expected_squares);
+		verdict->distance = error_squares > 0 ? sqrt(error_squares / expected_squares) : 0;
 		verdict->ok = verdict->max_error <= verdict->bar;
 	}
 	return judge->n;

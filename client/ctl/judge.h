@@ -21,6 +21,9 @@ struct judge_verdict {
 	double bar;
 	int64_t at; /* index of the worst element in the packed tensor */
 	double expected, got;
+	double norm, expected_norm; /* of all elements that were compared: square root of the sum
+				     * of squares */
+	double distance;            /* of the two, relative to expected_norm */
 };
 
 struct judge;

@@ -13,31 +13,10 @@
 #include <proto/problem.h>
 
 #include "ctl.h"
-#include "problem.h"
-
-#define MANY UINT32_MAX
+#include "recipe.h"
 
 enum {
-	OPTION_BATCH = 4000,
-	OPTION_HEADS,
-	OPTION_HEADS_Q,
-	OPTION_HEADS_K,
-	OPTION_SEQLEN,
-	OPTION_SEQLEN_Q,
-	OPTION_SEQLEN_K,
-	OPTION_HDIM,
-	OPTION_HDIM_V,
-	OPTION_DTYPE,
-	OPTION_GROUP,
-	OPTION_LSE,
-	OPTION_BIAS,
-	OPTION_ALIBI,
-	OPTION_SINK,
-	OPTION_DBIAS,
-	OPTION_DSINK,
-	OPTION_NEW,
-	OPTION_PARTS,
-	OPTION_ARCH,
+	OPTION_ARCH = 4000,
 	OPTION_RULES,
 	OPTION_UNITS,
 	OPTION_CANDIDATES,
@@ -45,25 +24,6 @@ enum {
 };
 
 static const struct cli_option own_options[] = {
-	{"batch", OPTION_BATCH, "N", "sequences (default 1)"},
-	{"heads", OPTION_HEADS, "N", "both of the next two"},
-	{"heads-q", OPTION_HEADS_Q, "N", "query heads (default 8)"},
-	{"heads-k", OPTION_HEADS_K, "N", "KV heads (default 8)"},
-	{"seqlen", OPTION_SEQLEN, "N", "both of the next two"},
-	{"seqlen-q", OPTION_SEQLEN_Q, "N", "rows of Q a sequence (default 1024)"},
-	{"seqlen-k", OPTION_SEQLEN_K, "N", "keys a sequence (default 1024)"},
-	{"hdim", OPTION_HDIM, "N", "head dim of Q, K and V (default 128)"},
-	{"hdim-v", OPTION_HDIM_V, "N", "another one for V"},
-	{"dtype", OPTION_DTYPE, "f32|f16|bf16|e4m3|e5m2", "default: bf16"},
-	{"group", OPTION_GROUP, NULL, "packed sequences of these lengths (varlen)"},
-	{"lse", OPTION_LSE, NULL, "there is such a tensor; the same for the next five"},
-	{"bias", OPTION_BIAS, NULL, "a bias on the scores"},
-	{"alibi", OPTION_ALIBI, NULL, "ALiBi's slopes"},
-	{"sink", OPTION_SINK, NULL, "a sink logit a head"},
-	{"dbias", OPTION_DBIAS, NULL, "backward: the bias's gradient"},
-	{"dsink", OPTION_DSINK, NULL, "backward: the sinks' gradient"},
-	{"new", OPTION_NEW, "N", "forward, append: N new keys are written to the cache first"},
-	{"parts", OPTION_PARTS, "N", "merge: N partial results"},
 	{"arch", OPTION_ARCH, "ARCH",
 	 "explain for this arch, with no daemon (see `fmhactl archs`)"},
 	{"rules", OPTION_RULES, "gpu|cpu|ck",
@@ -77,9 +37,7 @@ static const struct cli_option own_options[] = {
 
 struct request {
 	struct ctl_target target;
-	struct fmha_problem problem;
-	uint32_t dtype;
-	bool present[FMHA_N_TENSORS]; /* what the options name */
+	struct recipe recipe;
 	struct problem_kernels kernels;
 	const char *arch, *rules;
 	uint32_t units;
@@ -87,78 +45,16 @@ struct request {
 	bool json;
 };
 
-static int set_size(const char *name, const char *text, int32_t *a, int32_t *b)
-{
-	int64_t value = 0;
-	int r = ctl_parse_int(name, text, 0, INT32_MAX, &value);
-
-	if (r == 0) {
-		*a = (int32_t)value;
-		if (b)
-			*b = (int32_t)value;
-	}
-	return r;
-}
-
-static int parse_sizes(struct fmha_problem *p, int option, const char *value)
-{
-	switch (option) {
-	case OPTION_BATCH:
-		return set_size("--batch", value, &p->batch, NULL);
-	case OPTION_HEADS:
-		return set_size("--heads", value, &p->nhead_q, &p->nhead_k);
-	case OPTION_HEADS_Q:
-		return set_size("--heads-q", value, &p->nhead_q, NULL);
-	case OPTION_HEADS_K:
-		return set_size("--heads-k", value, &p->nhead_k, NULL);
-	case OPTION_SEQLEN:
-		return set_size("--seqlen", value, &p->seqlen_q, &p->seqlen_k);
-	case OPTION_SEQLEN_Q:
-		return set_size("--seqlen-q", value, &p->seqlen_q, NULL);
-	case OPTION_SEQLEN_K:
-		return set_size("--seqlen-k", value, &p->seqlen_k, NULL);
-	case OPTION_HDIM:
-		return set_size("--hdim", value, &p->hdim_q, &p->hdim_v);
-	case OPTION_HDIM_V:
-		return set_size("--hdim-v", value, &p->hdim_v, NULL);
-	case OPTION_NEW:
-		return set_size("--new", value, &p->seqlen_new, NULL);
-	default:
-		return set_size("--parts", value, &p->n_parts, NULL);
-	}
-}
-
 static int parse_option(struct request *request, int option, const char *value)
 {
 	int64_t number = 0;
 	int r;
 
 	if (problem_is_option(option))
-		return problem_option(&request->problem, option, value);
+		return problem_option(&request->recipe.problem, option, value);
+	if (recipe_is_option(option))
+		return recipe_option(&request->recipe, option, value);
 	switch (option) {
-	case OPTION_DTYPE:
-		return problem_parse_dtype("--dtype", value, &request->dtype);
-	case OPTION_GROUP:
-		request->problem.mode = FMHA_GROUP;
-		return 0;
-	case OPTION_LSE:
-		request->present[FMHA_T_LSE] = true;
-		return 0;
-	case OPTION_BIAS:
-		request->present[FMHA_T_BIAS] = true;
-		return 0;
-	case OPTION_ALIBI:
-		request->present[FMHA_T_ALIBI_SLOPES] = true;
-		return 0;
-	case OPTION_SINK:
-		request->present[FMHA_T_SINK] = true;
-		return 0;
-	case OPTION_DBIAS:
-		request->present[FMHA_T_BIAS] = request->present[FMHA_T_DBIAS] = true;
-		return 0;
-	case OPTION_DSINK:
-		request->present[FMHA_T_SINK] = request->present[FMHA_T_DSINK] = true;
-		return 0;
 	case OPTION_ARCH:
 		request->arch = value;
 		return 0;
@@ -177,120 +73,26 @@ static int parse_option(struct request *request, int option, const char *value)
 		request->json = true;
 		return 0;
 	default:
-		if (option >= OPTION_BATCH && option <= OPTION_CANDIDATES)
-			return parse_sizes(&request->problem, option, value);
 		return ctl_target_option(&request->target, option, value);
 	}
 }
 
-/* ---- the problem's tensors: only their presence, types and packed strides matter ---- */
-
-static void want(struct request *request, uint32_t role)
+/* The problem's tensors: only their presence, types and strides matter. */
+static int make_problem(struct request *request)
 {
-	request->present[role] = true;
-}
+	struct fmha_error err = {0};
 
-/* Sizes are judged later, by problem_check(): here they only must not overflow. */
-static int32_t product(int32_t a, int32_t b)
-{
-	int64_t value = (int64_t)a * b;
-
-	return value < INT32_MAX ? (int32_t)value : INT32_MAX;
-}
-
-static void choose_tensors(struct request *request)
-{
-	static const uint32_t attention[] = {FMHA_T_Q, FMHA_T_K, FMHA_T_V, FMHA_T_O};
-	static const uint32_t gradients[] = {FMHA_T_LSE, FMHA_T_DO, FMHA_T_DQ, FMHA_T_DK,
-					     FMHA_T_DV};
-	struct fmha_problem *p = &request->problem;
-
-	if (p->op == FMHA_MERGE_STATES) {
-		want(request, FMHA_T_O_PARTS);
-		want(request, FMHA_T_LSE_PARTS);
-		want(request, FMHA_T_O);
-		return;
-	}
-	for (int i = 0; i < 4; i++) {
-		if (p->op != FMHA_APPEND_KV || i == 1 || i == 2)
-			want(request, attention[i]);
-	}
-	for (int i = 0; i < 5 && p->op == FMHA_BACKWARD; i++)
-		want(request, gradients[i]);
-	if (p->seqlen_new > 0) {
-		want(request, FMHA_T_K_NEW);
-		want(request, FMHA_T_V_NEW);
-		want(request, FMHA_T_SEQLEN_K);
-	}
-	if (p->rope != FMHA_ROPE_NONE) {
-		want(request, FMHA_T_ROTARY_COS);
-		want(request, FMHA_T_ROTARY_SIN);
-		if (p->rotary_dim == 0)
-			p->rotary_dim = p->hdim_q / 16 * 16;
-		if (p->rotary_max_pos == 0)
-			p->rotary_max_pos = p->seqlen_k;
-	}
-	if (p->page_size > 0) {
-		want(request, FMHA_T_BLOCK_TABLE);
-		want(request, FMHA_T_SEQLEN_K);
-		p->max_blocks = p->seqlen_k / p->page_size + (p->seqlen_k % p->page_size != 0);
-		p->n_pages = product(p->max_blocks, p->batch > 0 ? p->batch : 1);
-	}
-}
-
-static void choose_groups(struct request *request)
-{
-	struct fmha_problem *p = &request->problem;
-
-	if (p->mode != FMHA_GROUP)
-		return;
-	want(request, FMHA_T_SEQSTART_Q);
-	p->total_q = product(p->batch, p->seqlen_q);
-	if (p->page_size == 0) {
-		want(request, FMHA_T_SEQSTART_K);
-		p->total_k = product(p->batch, p->seqlen_k);
-	}
-}
-
-static uint32_t type_of_role(const struct request *request, uint32_t role)
-{
-	bool fp8 = request->dtype == FMHA_E4M3 || request->dtype == FMHA_E5M2;
-
-	switch (role) {
-	case FMHA_T_LSE:
-	case FMHA_T_ALIBI_SLOPES:
-	case FMHA_T_SINK:
-	case FMHA_T_DSINK:
-	case FMHA_T_LSE_PARTS:
-	case FMHA_T_ROTARY_COS:
-	case FMHA_T_ROTARY_SIN:
-		return FMHA_F32;
-	case FMHA_T_SEQSTART_Q:
-	case FMHA_T_SEQSTART_K:
-	case FMHA_T_SEQLEN_K:
-	case FMHA_T_BLOCK_TABLE:
-		return FMHA_I32;
-	case FMHA_T_O:
-	case FMHA_T_BIAS:
-	case FMHA_T_DBIAS:
-		return fp8 ? FMHA_BF16 : request->dtype;
-	default:
-		return request->dtype;
-	}
-}
-
-static void fill_problem(struct request *request)
-{
-	choose_tensors(request);
-	choose_groups(request);
+	if (recipe_make(&request->recipe, &err) < 0)
+		return ctl_error(&err);
 	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
-		struct fmha_tensor *tensor = &request->problem.tensor[role];
+		struct fmha_tensor *tensor = &request->recipe.problem.tensor[role];
 
-		if (!request->present[role])
+		if (!tensor->data)
 			continue;
+		tensor->data = NULL;
 		tensor->buffer = role + 1; /* each its own, so that none overlaps another */
-		tensor->dtype = type_of_role(request, role);
 	}
+	return 0;
 }
 
 /* ---- printing ---- */
@@ -370,7 +172,7 @@ static int print_plan(const struct request *request, const char *json)
 		return CTL_REFUSED;
 	}
 	plan = cJSON_GetObjectItemCaseSensitive(root, "plan");
-	problem_describe(&request->problem, text, sizeof(text));
+	problem_describe(&request->recipe.problem, text, sizeof(text));
 	(void)printf("problem    %s: %s\n", text_of(root, "op"), text);
 	(void)printf("device     %s, %.0f units\n", text_of(root, "arch"),
 		     number_of(root, "compute_units"));
@@ -401,7 +203,7 @@ static int explain_by_daemon(const struct request *request, char **ret_json)
 
 	if (r != 0)
 		return r;
-	if (fmha_explain(device, &request->problem, &options, ret_json, &err) < 0)
+	if (fmha_explain(device, &request->recipe.problem, &options, ret_json, &err) < 0)
 		r = ctl_error(&err);
 	device = fmha_device_free(device);
 	client = fmha_client_free(client);
@@ -419,8 +221,8 @@ static int explain(const struct request *request, char **ret_json)
 
 	if (!request->arch)
 		return explain_by_daemon(request, ret_json);
-	if (problem_check(&request->problem, &err) < 0 ||
-	    plan_explain_offline(&device, &request->problem, ret_json, &err) < 0)
+	if (problem_check(&request->recipe.problem, &err) < 0 ||
+	    plan_explain_offline(&device, &request->recipe.problem, ret_json, &err) < 0)
 		return ctl_error(&err);
 	return 0;
 }
@@ -441,42 +243,37 @@ static int parse(struct request *request, int argc, char **argv)
 	return 0;
 }
 
-static int plan(int argc, char **argv)
+static int answer(struct request *request)
 {
-	static const char *const operations[] = {"forward", "backward", "append", "merge"};
-	struct request request = {.target = CTL_TARGET_INIT, .dtype = FMHA_BF16, .n_candidates = 6};
-	struct fmha_problem *p = &request.problem;
-	const char *verb = ctl_take_verb(&argc, &argv);
 	char *json = NULL;
-	int r;
+	int r = make_problem(request);
 
-	fmha_problem_init(p);
-	p->batch = 1;
-	p->nhead_q = p->nhead_k = 8;
-	p->seqlen_q = p->seqlen_k = 1024;
-	p->hdim_q = p->hdim_v = 128;
-	if (verb[0]) {
-		p->op = MANY;
-		for (uint32_t i = 0; i < 4; i++) {
-			if (!strcmp(verb, operations[i]))
-				p->op = i;
-		}
-		if (p->op == MANY)
-			return ctl_usage_error("plan: forward, backward, append or merge, not '%s'",
-					       verb);
-	}
-	r = parse(&request, argc, argv);
+	if (r == 0)
+		r = explain(request, &json);
 	if (r != 0)
 		return r;
-	fill_problem(&request);
-	r = explain(&request, &json);
-	if (r != 0)
-		return r;
-	if (request.json)
+	if (request->json)
 		r = puts(json) < 0 ? CTL_IO : CTL_OK;
 	else
-		r = print_plan(&request, json);
+		r = print_plan(request, json);
 	free(json);
+	return r;
+}
+
+static int plan(int argc, char **argv)
+{
+	struct request request = {.target = CTL_TARGET_INIT, .n_candidates = 6};
+	const char *verb = ctl_take_verb(&argc, &argv);
+	uint32_t op = FMHA_FORWARD;
+	int r;
+
+	if (verb[0] && problem_parse_op(verb, &op) < 0)
+		return ctl_usage_error("plan: forward, backward, append or merge, not '%s'", verb);
+	recipe_init(&request.recipe, op);
+	r = parse(&request, argc, argv);
+	if (r == 0)
+		r = answer(&request);
+	recipe_deinit(&request.recipe);
 	return r;
 }
 
@@ -488,6 +285,8 @@ const struct ctl_command ctl_plan = {
 			  "the "
 			  "choice, the workspace. With --arch no daemon is asked.",
 		  .operands = "forward|backward|append|merge",
-		  .tables = {own_options, problem_options, ctl_json_option, ctl_target_options}},
+		  .tables = {own_options, recipe_options, problem_options, ctl_json_option,
+			     ctl_target_options},
+		  .long_only = true},
 	.run = plan,
 };

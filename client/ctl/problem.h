@@ -12,6 +12,7 @@ enum problem_option {
 	PROBLEM_WINDOW,
 	PROBLEM_SINK_TOKENS,
 	PROBLEM_SCALE,
+	PROBLEM_SCALE_S,
 	PROBLEM_SOFTCAP,
 	PROBLEM_DROPOUT,
 	PROBLEM_SEED,
@@ -41,12 +42,20 @@ extern const struct cli_option problem_options[];
 bool problem_is_option(int option);
 int problem_option(struct fmha_problem *problem, int option, const char *value);
 
+/* "forward", "backward", "append", "merge". Return: 0, or -1. */
+int problem_parse_op(const char *word, uint32_t *ret_op);
+extern const char *const problem_op_words[4]; /* by enum fmha_op */
+
+/*
+ * O and LSE of a backward problem whose tensors lie in buffers (and its stored dropout bytes, when
+ * there are any): one run forward. Return: 0 or a negative FMHA_E* code.
+ */
+int problem_run_forward(struct fmha_device *device, const struct fmha_problem *backward,
+			struct fmha_error *err);
+
 /* --kernel NAME. Return: 0 or CTL_USAGE. */
 int problem_add_kernel(struct problem_kernels *kernels, const char *name);
 struct fmha_plan_options problem_plan_options(const struct problem_kernels *kernels);
-
-/* "f32", "bf16", ... Return: 0 or CTL_USAGE. */
-int problem_parse_dtype(const char *option, const char *text, uint32_t *ret_dtype);
 
 /* "batch 2, heads 16/4, seqlen 1024/1024, hdim 128, bf16, causal" */
 void problem_describe(const struct fmha_problem *problem, char *text, size_t n);

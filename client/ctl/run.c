@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* run.c: attention on .npy files. */
+/* run.c: attention on .npy files, or on generated tensors of any shape. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,30 +11,34 @@
 
 #include "files.h"
 #include "judge.h"
-#include "problem.h"
+#include "recipe.h"
+#include "stats.h"
 #include "tensors.h"
 
 /* One run: its end by CLOCK_MONOTONIC, by which processes can compare. */
 struct sample {
 	int64_t end_ns;
-	double kernel_ms;
+	double kernel_ms, client_ms;
 };
 
 struct run {
 	struct ctl_target target;
 	struct files files;
+	struct recipe recipe;
+	bool from_files, shaped;     /* from files; by options of a recipe */
 	struct fmha_problem problem; /* tensors in the buffer */
 	struct tensors tensors;
+	uint8_t *before; /* of a recipe that is checked: the buffer as it was before the run */
 	struct problem_kernels kernels;
 	bool check, discard, json;
-	int64_t repeat;
+	int64_t repeat, warmup;
 	double seconds;
 
 	struct fmha_plan_info info;
 	struct sample *samples; /* of every run */
 	size_t n_samples, capacity;
-	double kernel_ms, client_ms; /* of the fastest run */
-	int n_verdicts;              /* -1: not checked */
+	struct stats kernel_ms, client_ms;
+	int n_verdicts; /* -1: not checked */
 	struct judge_verdict verdicts[JUDGE_MAX_OUTPUTS];
 };
 
@@ -45,27 +49,51 @@ enum {
 	OPTION_SECONDS = 's',
 	OPTION_LAYOUT = 'l',
 	OPTION_FP8 = '8',
-	OPTION_KERNEL = 'k'
+	OPTION_KERNEL = 'k',
+	OPTION_WARMUP = 'w'
 };
+
+/* Some options take a file, or what a recipe's option of that name takes: numbers with commas, or a
+ * kind of bias. A file that is called so is written with its folder. */
+static bool means_recipe(const char *name, const char *value)
+{
+	if (recipe_option_named(name) < 0)
+		return false;
+	if (!strcmp(name, "bias") && strchr("nea", value[0]) && (!value[1] || value[1] == ':'))
+		return true;
+	return value[strspn(value, "0123456789,-")] == '\0';
+}
 
 static int parse_option(struct run *run, int option, const char *value)
 {
+	const char *name = files_option_name(option);
+	int64_t on = 1;
 	int r;
 
 	if (problem_is_option(option))
-		return problem_option(&run->problem, option, value);
-	if (option >= FILES_OPTION_BASE)
+		return problem_option(&run->recipe.problem, option, value);
+	if (name && means_recipe(name, value))
+		option = recipe_option_named(name);
+	run->shaped |= recipe_is_option(option);
+	if (recipe_is_option(option))
+		return recipe_option(&run->recipe, option, value);
+	if (name && !strcmp(name, "v") && (!strcmp(value, "0") || !strcmp(value, "1")))
+		option = OPTION_CHECK; /* CK's -v=1 */
+	if (name && option != OPTION_CHECK)
 		return files_option(&run->files, option, value);
 	switch (option) {
 	case OPTION_CHECK:
-		run->check = true;
-		return 0;
+		r = value ? ctl_parse_int("--check", value, 0, 1, &on) : 0;
+		run->check = on;
+		return r;
 	case OPTION_DISCARD:
 		run->discard = true;
 		return 0;
 	case CTL_OPT_JSON:
 		run->json = true;
 		return 0;
+	case OPTION_WARMUP:
+		return ctl_parse_int("--warmup", value, 0, 1000000, &run->warmup);
 	case OPTION_REPEAT:
 		return ctl_parse_int("--repeat", value, 1, 1000000, &run->repeat);
 	case OPTION_SECONDS:
@@ -90,14 +118,32 @@ static int parse_option(struct run *run, int option, const char *value)
 	}
 }
 
+/* A file for a result, or another reason to run. */
+static int check_purpose(const struct run *run)
+{
+	static const char *const outputs[] = {"--out", "--dq, --dk, --dv", "--k-out, --v-out",
+					      "--check"};
+
+	if (!run->from_files && !run->shaped)
+		return ctl_usage_error(
+			"run: no shape, as in -b 2 -h 16 -s 1024 -d 128, and no file");
+	if (!run->from_files || files_keep(&run->files) || run->check || run->discard)
+		return 0;
+	return ctl_usage_error("run: no file is named for a result: %s, or --check, or "
+			       "--discard for timing alone",
+			       outputs[run->files.op]);
+}
+
 static const struct cli_option own_options[] = {
 	{"layout", OPTION_LAYOUT, "bshd|bhsd",
 	 "the order of dimensions in all files (default bshd)"},
 	{"fp8", OPTION_FP8, "e4m3|e5m2", "what uint8 files hold (default e4m3)"},
 	{"check", OPTION_CHECK, NULL,
-	 "compare with the double-precision reference; exit code 1 when beyond the bar"},
-	{"discard", OPTION_DISCARD, NULL, "keep no result: for timing alone"},
-	{"repeat", OPTION_REPEAT, "N", "run N times, report the fastest"},
+	 "compare with the double-precision reference (-v=1); exit code 1 when beyond the bar"},
+	{"discard", OPTION_DISCARD, NULL,
+	 "keep no result: for timing alone (a shape without files implies it)"},
+	{"warmup", OPTION_WARMUP, "N", "runs before those that are timed (default 0)"},
+	{"repeat", OPTION_REPEAT, "N", "run N times, report the fastest and the median"},
 	{"seconds", OPTION_SECONDS, "S", "go on for this long, whatever N is"},
 	{"kernel", OPTION_KERNEL, "NAME", problem_kernel_help},
 	CLI_END};
@@ -114,18 +160,13 @@ static int parse(struct run *run, int argc, char **argv)
 	}
 	if (optind < argc)
 		return ctl_usage_error("run: what is '%s'?", argv[optind]);
-	if (!files_keep(&run->files) && !run->check && !run->discard)
-		return ctl_usage_error("run: no file is named for a result: %s, or --check, or "
-				       "--discard for timing alone",
-				       run->files.op == FMHA_FORWARD    ? "--out"
-				       : run->files.op == FMHA_BACKWARD ? "--dq, --dk, --dv"
-									: "--k-out, --v-out");
-	return 0;
+	run->from_files = files_given(&run->files);
+	return check_purpose(run);
 }
 
 /* ---- running ---- */
 
-static int add_sample(struct run *run, int64_t end_ns, double kernel_ms, struct fmha_error *err)
+static int add_sample(struct run *run, const struct sample *sample, struct fmha_error *err)
 {
 	if (run->n_samples == run->capacity) {
 		size_t capacity = run->capacity ? 2 * run->capacity : 64;
@@ -136,68 +177,76 @@ static int add_sample(struct run *run, int64_t end_ns, double kernel_ms, struct 
 		run->samples = samples;
 		run->capacity = capacity;
 	}
-	run->samples[run->n_samples++] = (struct sample){end_ns, kernel_ms};
+	run->samples[run->n_samples++] = *sample;
 	return 0;
 }
 
 static int run_once(struct run *run, struct fmha_plan *plan, struct fmha_error *err)
 {
 	struct fmha_run_result result = {0};
-	int64_t start = ctl_now_ns(), end;
-	double client_ms, kernel_ms;
+	int64_t start = ctl_now_ns();
+	struct sample sample;
 	int r = fmha_plan_run(plan, NULL, &result, err);
 
 	if (r < 0)
 		return r;
-	end = ctl_now_ns();
-	client_ms = (double)(end - start) / 1e6;
-	kernel_ms = (double)result.kernel_ns / 1e6;
-	if (run->n_samples == 0 || kernel_ms < run->kernel_ms)
-		run->kernel_ms = kernel_ms;
-	if (run->n_samples == 0 || client_ms < run->client_ms)
-		run->client_ms = client_ms;
-	return add_sample(run, end, kernel_ms, err);
+	sample.end_ns = ctl_now_ns();
+	sample.client_ms = (double)(sample.end_ns - start) / 1e6;
+	sample.kernel_ms = (double)result.kernel_ns / 1e6;
+	return add_sample(run, &sample, err);
 }
 
-static int plan_and_run(struct run *run, struct fmha_device *device,
-			const struct fmha_problem *problem, const struct fmha_plan_options *options,
-			int64_t repeat, double seconds, struct fmha_error *err)
+/* Of all runs, by what each says of a sample. */
+static struct stats stats_over(const struct run *run, size_t offset)
+{
+	double *values = malloc((run->n_samples + 1) * sizeof(*values));
+	struct stats stats = {0};
+
+	for (size_t i = 0; values && i < run->n_samples; i++)
+		memcpy(&values[i], (const char *)&run->samples[i] + offset, sizeof(*values));
+	if (values)
+		stats = stats_of(values, run->n_samples);
+	free(values);
+	return stats;
+}
+
+static int run_plan(struct run *run, struct fmha_plan *plan, struct fmha_error *err)
 {
 	struct ctl_progress progress = {.title = "runs"};
-	int64_t until = ctl_now_ns() + (int64_t)(seconds * 1e9);
-	struct fmha_plan *plan;
-	int r = fmha_plan_new(device, problem, options, &plan, err);
+	int64_t until;
+	int r = 0;
 
-	if (r < 0)
-		return r;
-	run->n_samples = 0;
-	r = fmha_plan_info(plan, &run->info, err);
-	for (int64_t i = 0; r == 0 && (i < repeat || ctl_now_ns() < until); i++) {
-		ctl_progress(&progress, (uint64_t)i, seconds > 0 ? 0 : (uint64_t)repeat);
+	for (int64_t i = 0; r == 0 && i < run->warmup; i++)
+		r = fmha_plan_run(plan, NULL, NULL, err);
+	until = ctl_now_ns() + (int64_t)(run->seconds * 1e9);
+	for (int64_t i = 0; r == 0 && (i < run->repeat || ctl_now_ns() < until); i++) {
+		ctl_progress(&progress, (uint64_t)i, run->seconds > 0 ? 0 : (uint64_t)run->repeat);
 		r = run_once(run, plan, err);
 	}
 	ctl_progress_end(&progress);
+	run->kernel_ms = stats_over(run, offsetof(struct sample, kernel_ms));
+	run->client_ms = stats_over(run, offsetof(struct sample, client_ms));
+	return r;
+}
+
+static int plan_and_run(struct run *run, struct fmha_device *device, struct fmha_error *err)
+{
+	const struct fmha_plan_options options = problem_plan_options(&run->kernels);
+	struct fmha_plan *plan;
+	int r = fmha_plan_new(device, &run->problem, &options, &plan, err);
+
+	if (r < 0)
+		return r;
+	r = fmha_plan_info(plan, &run->info, err);
+	if (r == 0)
+		r = run_plan(run, plan, err);
 	plan = fmha_plan_free(plan);
 	return r;
 }
 
-/* O and LSE for a backward pass that were not given. */
-static int run_forward_first(struct run *run, struct fmha_device *device, struct fmha_error *err)
-{
-	static const uint32_t not_forward[] = {FMHA_T_DO, FMHA_T_DQ,    FMHA_T_DK,
-					       FMHA_T_DV, FMHA_T_DBIAS, FMHA_T_DSINK};
-	struct fmha_problem forward = run->problem;
-
-	forward.op = FMHA_FORWARD;
-	forward.deterministic = 0;
-	for (size_t i = 0; i < sizeof(not_forward) / sizeof(not_forward[0]); i++)
-		memset(&forward.tensor[not_forward[i]], 0, sizeof(forward.tensor[0]));
-	return plan_and_run(run, device, &forward, NULL, 1, 0, err);
-}
-
 /*
  * After the run: by then the daemon has judged the problem and what its integer tensors hold, which
- * the reference believes. It reads the files' own memory, which a run cannot have written to.
+ * the reference believes. It reads the files' own memory, or a copy from before the run.
  */
 static int check(struct run *run, struct fmha_error *err)
 {
@@ -207,7 +256,11 @@ static int check(struct run *run, struct fmha_error *err)
 
 	tensors_point(&run->tensors, &run->problem, &outputs);
 	inputs = outputs;
-	files_point(&run->files, &inputs);
+	if (run->from_files)
+		files_point(&run->files, &inputs);
+	for (uint32_t role = 0; run->before && role < FMHA_N_TENSORS; role++)
+		if (run->tensors.present[role] && !recipe_is_result(&run->problem, role))
+			inputs.tensor[role].data = run->before + run->tensors.offset[role];
 	r = judge_new(&inputs, &judge, err);
 	if (r < 0)
 		return r;
@@ -219,15 +272,14 @@ static int check(struct run *run, struct fmha_error *err)
 /* Repeating an append writes the same rows again. */
 static int execute(struct run *run, struct fmha_device *device, struct fmha_error *err)
 {
-	const struct fmha_plan_options options = problem_plan_options(&run->kernels);
 	int r = 0;
 
+	/* O and LSE that were not given. */
 	if (run->problem.op == FMHA_BACKWARD &&
 	    !(run->files.in[FMHA_T_O] && run->files.in[FMHA_T_LSE]))
-		r = run_forward_first(run, device, err);
+		r = problem_run_forward(device, &run->problem, err);
 	if (r == 0)
-		r = plan_and_run(run, device, &run->problem, &options, run->repeat, run->seconds,
-				 err);
+		r = plan_and_run(run, device, err);
 	if (r == 0 && run->check)
 		r = check(run, err);
 	return r;
@@ -237,19 +289,30 @@ static int execute(struct run *run, struct fmha_device *device, struct fmha_erro
 
 static double gflops(const struct run *run)
 {
-	return run->kernel_ms > 0 ? run->info.flops / (run->kernel_ms * 1e6) : 0;
+	return run->kernel_ms.min > 0 ? run->info.flops / (run->kernel_ms.min * 1e6) : 0;
+}
+
+static void describe(const struct run *run, char *text, size_t n)
+{
+	if (run->from_files)
+		problem_describe(&run->problem, text, n);
+	else
+		recipe_text(&run->recipe, text, n);
 }
 
 static void print_text(const struct run *run)
 {
-	char text[256];
+	char text[RECIPE_TEXT_BYTES];
 
-	problem_describe(&run->problem, text, sizeof(text));
+	describe(run, text, sizeof(text));
 	(void)printf("%s\n", text);
 	for (uint32_t i = 0; i < run->info.n_stages; i++)
 		(void)printf("kernel     %s\n", run->info.stages[i].kernel);
-	(void)printf("time       %.3f ms in the kernel, %.3f ms for the client\n", run->kernel_ms,
-		     run->client_ms);
+	(void)printf("time       %.3f ms in the kernel, %.3f ms for the client\n",
+		     run->kernel_ms.min, run->client_ms.min);
+	if (run->n_samples > 1)
+		(void)printf("median     %.3f ms of %zu runs, the middle half within %.1f %%\n",
+			     run->kernel_ms.median, run->n_samples, 100 * run->kernel_ms.spread);
 	if (run->info.flops > 0)
 		(void)printf("rate       %.1f GFLOP/s\n", gflops(run));
 	for (int i = 0; i < run->n_verdicts; i++) {
@@ -257,6 +320,8 @@ static void print_text(const struct run *run)
 
 		(void)printf("%-10s max error %.3g, allowed %.3g: %s\n", proto_roles[v->role].name,
 			     v->max_error, v->bar, v->ok ? "ok" : "WRONG");
+		(void)printf("           norm %.6g, expected %.6g; distance %.3g of it\n", v->norm,
+			     v->expected_norm, v->distance);
 		if (!v->ok)
 			(void)printf("           element %" PRId64 " is %g, expected %g\n", v->at,
 				     v->got, v->expected);
@@ -279,14 +344,16 @@ static void add_samples(const struct run *run, cJSON *root)
 static void print_json(const struct run *run)
 {
 	cJSON *root = cJSON_CreateObject(), *kernels = cJSON_AddArrayToObject(root, "kernels");
-	char text[256], *printed;
+	char text[RECIPE_TEXT_BYTES], *printed;
 
-	problem_describe(&run->problem, text, sizeof(text));
+	describe(run, text, sizeof(text));
 	cJSON_AddStringToObject(root, "problem", text);
 	for (uint32_t i = 0; i < run->info.n_stages; i++)
 		cJSON_AddItemToArray(kernels, cJSON_CreateString(run->info.stages[i].kernel));
-	cJSON_AddNumberToObject(root, "kernel_ms", run->kernel_ms);
-	cJSON_AddNumberToObject(root, "client_ms", run->client_ms);
+	cJSON_AddNumberToObject(root, "kernel_ms", run->kernel_ms.min);
+	cJSON_AddNumberToObject(root, "median_ms", run->kernel_ms.median);
+	cJSON_AddNumberToObject(root, "spread", run->kernel_ms.spread);
+	cJSON_AddNumberToObject(root, "client_ms", run->client_ms.min);
 	cJSON_AddNumberToObject(root, "flops", run->info.flops);
 	cJSON_AddNumberToObject(root, "gflops", gflops(run));
 	add_samples(run, root);
@@ -300,6 +367,9 @@ static void print_json(const struct run *run)
 			cJSON_AddStringToObject(check, "tensor", proto_roles[v->role].name);
 			cJSON_AddNumberToObject(check, "max_error", v->max_error);
 			cJSON_AddNumberToObject(check, "allowed", v->bar);
+			cJSON_AddNumberToObject(check, "norm", v->norm);
+			cJSON_AddNumberToObject(check, "expected_norm", v->expected_norm);
+			cJSON_AddNumberToObject(check, "distance", v->distance);
 			cJSON_AddBoolToObject(check, "ok", v->ok);
 			cJSON_AddItemToArray(checks, check);
 		}
@@ -323,6 +393,22 @@ static int report(const struct run *run)
 	return CTL_OK;
 }
 
+/* Return: 0, or -1 when out of memory. */
+static int fill(struct run *run)
+{
+	if (run->from_files) {
+		files_fill(&run->files, &run->tensors);
+		return 0;
+	}
+	recipe_fill(&run->recipe, &run->tensors);
+	if (!run->check)
+		return 0;
+	run->before = malloc(run->tensors.bytes);
+	if (run->before)
+		memcpy(run->before, fmha_buffer_data(run->tensors.buffer), run->tensors.bytes);
+	return run->before ? 0 : -1;
+}
+
 static int run_on_device(struct run *run)
 {
 	struct fmha_client *client;
@@ -335,8 +421,9 @@ static int run_on_device(struct run *run)
 	if (tensors_new(device, &run->problem, &run->tensors, &err) < 0) {
 		r = ctl_error(&err);
 	} else {
-		files_fill(&run->files, &run->tensors);
-		if (execute(run, device, &err) < 0)
+		if (fill(run) < 0)
+			r = ctl_usage_error("out of memory");
+		else if (execute(run, device, &err) < 0)
 			r = ctl_error(&err);
 		if (r == 0)
 			r = files_store(&run->files, &run->problem, &run->tensors);
@@ -349,34 +436,40 @@ static int run_on_device(struct run *run)
 	return r;
 }
 
-static int run_files(int argc, char **argv)
+/* Sizes, types and tensors, from files or from options alone. */
+static int make_problem(struct run *run)
 {
-	static const struct {
-		const char *name;
-		uint32_t op;
-	} operations[] = {
-		{"forward", FMHA_FORWARD}, {"backward", FMHA_BACKWARD}, {"append", FMHA_APPEND_KV}};
+	struct fmha_error err = {0};
+
+	if (run->from_files) {
+		run->problem = run->recipe.problem;
+		return files_load(&run->files, &run->problem);
+	}
+	if (recipe_make(&run->recipe, &err) < 0)
+		return ctl_error(&err);
+	run->problem = run->recipe.problem;
+	return 0;
+}
+
+static int run_command(int argc, char **argv)
+{
 	struct run run = {.target = CTL_TARGET_INIT, .repeat = 1, .n_verdicts = -1};
 	const char *name = ctl_take_verb(&argc, &argv);
 	int r;
 
-	run.files.op = UINT32_MAX;
-	for (size_t i = 0; i < sizeof(operations) / sizeof(operations[0]); i++) {
-		if (!strcmp(name, operations[i].name))
-			run.files.op = operations[i].op;
-	}
 	while (!name[0] && cli_next(&ctl_run.usage, argc, argv) > 0)
 		; /* run --help */
-	if (run.files.op == UINT32_MAX)
-		return ctl_usage_error("run: forward, backward or append, not '%s'", name);
-	fmha_problem_init(&run.problem);
+	if (problem_parse_op(name, &run.files.op) < 0)
+		return ctl_usage_error("run: forward, backward, append or merge, not '%s'", name);
+	recipe_init(&run.recipe, run.files.op);
 	r = parse(&run, argc, argv);
-	if (r != 0)
-		return r;
-	r = files_load(&run.files, &run.problem);
+	if (r == 0)
+		r = make_problem(&run);
 	if (r == 0)
 		r = run_on_device(&run);
 	files_deinit(&run.files);
+	recipe_deinit(&run.recipe);
+	free(run.before);
 	free(run.samples);
 	return r;
 }
@@ -384,8 +477,9 @@ static int run_files(int argc, char **argv)
 const struct ctl_command ctl_run = {
 	.usage =
 		{.name = "fmhactl run",
-		 .brief = "attention on .npy files: forward, backward, append",
+		 .brief = "attention on .npy files or on made tensors of any shape",
 		 .synopsis =
+			 "forward|backward|append|merge SHAPE [OPTION...]\n"
 			 "forward  --q FILE --k FILE --v FILE --out FILE [--lse FILE] [OPTION...]\n"
 			 "backward --q FILE --k FILE --v FILE --do FILE --dq FILE --dk FILE --dv "
 			 "FILE "
@@ -393,15 +487,21 @@ const struct ctl_command ctl_run = {
 			 "append   --k FILE --v FILE --k-new FILE --v-new FILE --seqlen-k FILE "
 			 "--k-out "
 			 "FILE --v-out FILE [OPTION...]",
-		 .text = "Files are .npy in C order: float32, float16, uint16 (bfloat16), uint8 "
+		 .text = "Without files the tensors are made from a SHAPE, whose options are named "
+			 "as in CK's examples: -b 2 -h 16 -h_k 4 -s 1024 -d 128 -prec bf16 -mask "
+			 "b. "
+			 "An option that may name a file takes a number, or a kind of bias, "
+			 "too.\n\n"
+			 "Files are .npy in C order: float32, float16, uint16 (bfloat16), uint8 "
 			 "(fp8), int32 (indices). Q, K, V and the like are [batch, seqlen, heads, "
 			 "hdim]; packed sequences are [rows, heads, hdim] with --seqstart-q and "
 			 "--seqstart-k; a paged cache is [pages, page_size, heads, hdim] with "
 			 "--block-table, or --kv-indptr, --kv-page-indices and "
 			 "--kv-last-page-len.\n\n"
 			 "The report's JSON has the time of each run.",
-		 .operands = "forward|backward|append",
-		 .tables = {own_options, files_options, problem_options, ctl_json_option,
-			    ctl_target_options}},
-	.run = run_files,
+		 .operands = "forward|backward|append|merge",
+		 .tables = {own_options, files_options, recipe_options, problem_options,
+			    ctl_json_option, ctl_target_options},
+		 .long_only = true},
+	.run = run_command,
 };

@@ -131,21 +131,6 @@ static int run_problem(struct verify *v, struct fmha_device *device,
 	return r;
 }
 
-/* O and LSE of a backward case. */
-static int run_forward_first(struct verify *v, struct fmha_device *device,
-			     const struct fmha_problem *problem, struct fmha_error *err)
-{
-	static const uint32_t not_forward[] = {FMHA_T_DO, FMHA_T_DQ,    FMHA_T_DK,
-					       FMHA_T_DV, FMHA_T_DBIAS, FMHA_T_DSINK};
-	struct fmha_problem forward = *problem;
-
-	forward.op = FMHA_FORWARD;
-	forward.deterministic = 0;
-	for (size_t i = 0; i < sizeof(not_forward) / sizeof(not_forward[0]); i++)
-		memset(&forward.tensor[not_forward[i]], 0, sizeof(forward.tensor[0]));
-	return run_problem(v, device, &forward, err);
-}
-
 static int execute(struct verify *v, struct fmha_device *device, struct verify_case *c,
 		   struct judge_verdict verdicts[JUDGE_MAX_OUTPUTS], int *ret_n,
 		   struct fmha_error *err)
@@ -160,7 +145,7 @@ static int execute(struct verify *v, struct fmha_device *device, struct verify_c
 	verify_case_fill(c, &tensors);
 	tensors_point(&tensors, &placed, &pointed);
 	if (placed.op == FMHA_BACKWARD)
-		r = run_forward_first(v, device, &placed, err);
+		r = problem_run_forward(device, &placed, err);
 	if (r == 0)
 		r = judge_new(&pointed, &judge, err);
 	if (r == 0)

@@ -9,6 +9,8 @@
 #include <kernels/reference.h>
 #include <proto/problem.h>
 
+#include "random.h"
+
 /* The reference computes this many multiply-adds in a few milliseconds. */
 #define MAX_WORK 3e6
 
@@ -20,14 +22,9 @@ const char *const verify_feature_names[VERIFY_N_FEATURES] = {
 
 static uint8_t marker[1];
 
-/* splitmix64: any two states that differ give unrelated numbers. */
 static uint64_t next_random(struct verify_case *c)
 {
-	uint64_t z = c->random += UINT64_C(0x9e3779b97f4a7c15);
-
-	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-	return z ^ (z >> 31);
+	return random_next(&c->random);
 }
 
 /* [least, most] */
@@ -41,17 +38,14 @@ static bool chance(struct verify_case *c, int percent)
 	return between(c, 1, 100) <= percent;
 }
 
-/* [0, 1) */
 static double uniform(struct verify_case *c)
 {
-	return (double)(next_random(c) >> 11) * 0x1p-53;
+	return random_uniform(&c->random);
 }
 
 static double normal(struct verify_case *c)
 {
-	double u = 1 - uniform(c), v = uniform(c);
-
-	return sqrt(-2 * log(u)) * cos(2 * M_PI * v);
+	return random_normal(&c->random);
 }
 
 /* Short lengths as often as long ones: their logarithm is uniform. */

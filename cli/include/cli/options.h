@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <unistd.h> /* optarg, optind */
 
-#define CLI_TABLES  5
+#define CLI_TABLES  8
 #define CLI_EXIT_IO 5 /* of --help and --version when stdout cannot be written */
 
 struct cli_option {
@@ -18,7 +18,7 @@ struct cli_option {
 	int id;           /* what cli_next() returns; a letter or digit is the short form, too */
 	const char
 		*argument; /* what its value is called: FILE and PATH are completed as such, a|b|c
-				 as these words; NULL: it takes none */
+				 as these words; in [ ]: it may be left out; NULL: it takes none */
 	const char *help;  /* no newline */
 };
 #define CLI_END                                                                                    \
@@ -34,7 +34,8 @@ struct cli_usage {
 	const char *text;     /* paragraphs; lines that begin with a space stay as they are */
 	const char *operands; /* as cli_option.argument, for completion; NULL: none */
 	const struct cli_option *tables[CLI_TABLES]; /* each up to CLI_END; NULL after the last */
-	bool in_order; /* what follows the first operand is somebody else's */
+	bool in_order;  /* what follows the first operand is somebody else's */
+	bool long_only; /* one dash begins a name, too, as in -b=2 */
 };
 
 /* A program with commands; those come after its own options. */

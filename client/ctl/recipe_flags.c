@@ -1,0 +1,573 @@
+/* SPDX-License-Identifier: MIT */
+/* recipe_flags.c: a recipe's options, by CK's names and by plain ones, and back to text. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "recipe.h"
+
+enum {
+	OPTION_BATCH = RECIPE_OPTION_BASE,
+	OPTION_HEADS_Q,
+	OPTION_HEADS_K,
+	OPTION_SEQLEN_Q,
+	OPTION_SEQLEN_K,
+	OPTION_Q_ROOM,
+	OPTION_K_ROOM,
+	OPTION_Q_REAL,
+	OPTION_K_REAL,
+	OPTION_LENGTHS,
+	OPTION_HDIM_Q,
+	OPTION_HDIM_V,
+	OPTION_DTYPE,
+	OPTION_DTYPE_O,
+	OPTION_MODE,
+	OPTION_GROUP,
+	OPTION_LSE,
+	OPTION_BIAS,
+	OPTION_ALIBI,
+	OPTION_SINK,
+	OPTION_DBIAS,
+	OPTION_DSINK,
+	OPTION_RANDVAL,
+	OPTION_NEW,
+	OPTION_PARTS,
+	OPTION_IPERM,
+	OPTION_OPERM,
+	OPTION_VLAYOUT,
+	OPTION_LOOKUP,
+	OPTION_CACHE_ROWS,
+	OPTION_LEFTPAD,
+	OPTION_DESCALE,
+	OPTION_DESCALE_Q,
+	OPTION_DESCALE_K,
+	OPTION_MIN_SEQLEN_Q,
+	OPTION_ROTARY_DIM,
+	OPTION_ROTARY_INTERLEAVED,
+	OPTION_CONTENTS,
+	OPTION_DATA_SEED,
+	OPTION_LAST
+};
+
+const struct cli_option recipe_options[] = {
+	{"b", OPTION_BATCH, "N", "sequences (default 1)"},
+	{"batch", OPTION_BATCH, "N", "the same"},
+	{"h", OPTION_HEADS_Q, "N", "heads of Q, and of K and V unless -h_k says else (default 8)"},
+	{"heads", OPTION_HEADS_Q, "N", "the same"},
+	{"heads-q", OPTION_HEADS_Q, "N", "the same"},
+	{"h_k", OPTION_HEADS_K, "N", "heads of K and V"},
+	{"heads-k", OPTION_HEADS_K, "N", "the same"},
+	{"s", OPTION_SEQLEN_Q, "N,...",
+	 "rows a sequence (default 1024); a number a sequence: packed (varlen)"},
+	{"seqlen", OPTION_SEQLEN_Q, "N,...", "the same"},
+	{"seqlen-q", OPTION_SEQLEN_Q, "N,...", "the same"},
+	{"s_k", OPTION_SEQLEN_K, "N,...", "keys a sequence (default: as rows)"},
+	{"seqlen-k", OPTION_SEQLEN_K, "N,...", "the same"},
+	{"s_qpad", OPTION_Q_ROOM, "N,...", "rows that sequences take in memory"},
+	{"s_kpad", OPTION_K_ROOM, "N,...", "keys that sequences take in memory"},
+	{"q_eff_lens", OPTION_Q_REAL, "N,...", "rows in use of -s"},
+	{"kv_eff_lens", OPTION_K_REAL, "N,...", "keys in use of -s_k"},
+	{"lengths", OPTION_LENGTHS, "equal|mixed|ramp|one_long|with_empty|padded",
+	 "how long the sequences are, -s being the longest"},
+	{"d", OPTION_HDIM_Q, "N",
+	 "head dim of Q and K, and of V unless -d_v says else (default 128)"},
+	{"hdim", OPTION_HDIM_Q, "N", "the same"},
+	{"d_v", OPTION_HDIM_V, "N", "head dim of V"},
+	{"hdim-v", OPTION_HDIM_V, "N", "the same"},
+	{"prec", OPTION_DTYPE, "T",
+	 "fp32, fp16, bf16 (default), fp8, bf8; fp8fp16, fp8fp32: and the output's type"},
+	{"dtype", OPTION_DTYPE, "T", "the same"},
+	{"out-type", OPTION_DTYPE_O, "fp32|fp16|bf16", "what fp8 gives (default bf16)"},
+	{"mode", OPTION_MODE, "0|1", "1: packed sequences (varlen)"},
+	{"group", OPTION_GROUP, NULL, "the same as -mode 1"},
+	{"lse", OPTION_LSE, "[0|1]", "there is an LSE"},
+	{"bias", OPTION_BIAS, "[K]",
+	 "n, e[:0|1|2] (elements: one plane, one a head, one a sequence and head), a[:1] (ALiBi)"},
+	{"alibi", OPTION_ALIBI, "[0|1]", "ALiBi's slopes"},
+	{"sink", OPTION_SINK, "[0|1]", "a sink logit a head"},
+	{"init_sink", OPTION_SINK, "[0|1]", "the same"},
+	{"dbias", OPTION_DBIAS, "[0|1]", "backward: the bias's gradient"},
+	{"dsink", OPTION_DSINK, "[0|1]", "backward: the sinks' gradient"},
+	{"sink_grad", OPTION_DSINK, "[0|1]", "the same"},
+	{"s_randval", OPTION_RANDVAL, "[0|1]",
+	 "the bytes of dropout are stored, and backward reads them"},
+	{"new", OPTION_NEW, "N", "forward, append: N new keys are written to the cache first"},
+	{"s_knew", OPTION_NEW, "N", "the same"},
+	{"parts", OPTION_PARTS, "N", "merge: N partial results (default 4)"},
+	{"iperm", OPTION_IPERM, "0|1", "1: heads before rows in Q, K, V and their gradients"},
+	{"operm", OPTION_OPERM, "0|1", "1: heads before rows in O"},
+	{"vlayout", OPTION_VLAYOUT, "r|c", "c: the keys of V lie next to each other"},
+	{"kv-lookup", OPTION_LOOKUP, "block_table|indptr", "how pages are found"},
+	{"cache_batch_idx", OPTION_CACHE_ROWS, "[0|1]",
+	 "sequences lie in the cache in another order"},
+	{"leftpad", OPTION_LEFTPAD, "N", "up to N keys are skipped at the left"},
+	{"descale", OPTION_DESCALE, "n|pt|bs|page", "fp8: scale factors a tensor, a block, a page"},
+	{"qscale", OPTION_DESCALE, "n|pt|bs|page", "the same"},
+	{"descale-block-q", OPTION_DESCALE_Q, "N", "rows that share a factor (default 128)"},
+	{"descale-block-k", OPTION_DESCALE_K, "N", "keys that share a factor (default 128)"},
+	{"min-seqlen-q", OPTION_MIN_SEQLEN_Q, "N", "packed: sequences with fewer rows are skipped"},
+	{"min_seqlen_q", OPTION_MIN_SEQLEN_Q, "N", "the same"},
+	{"rotary_dim", OPTION_ROTARY_DIM, "N", "leading elements that --rope turns (default: all)"},
+	{"rotary_interleaved", OPTION_ROTARY_INTERLEAVED, "0|1", "--rope interleaved, or half"},
+	{"init", OPTION_CONTENTS, "nf|uf|ri|tf",
+	 "contents: normal (default), uniform, small integers, waves"},
+	{"data-seed", OPTION_DATA_SEED, "N", "of the contents (default 1)"},
+	CLI_END};
+
+bool recipe_is_option(int option)
+{
+	return option >= RECIPE_OPTION_BASE && option < OPTION_LAST;
+}
+
+int recipe_option_named(const char *name)
+{
+	for (const struct cli_option *option = recipe_options; option->name; option++)
+		if (!strcmp(option->name, name))
+			return option->id;
+	return -1;
+}
+
+/* ---- values ---- */
+
+static int parse_size(const char *name, const char *text, int32_t *ret)
+{
+	int64_t value = 0;
+	int r = ctl_parse_int(name, text, -1, INT32_MAX, &value);
+
+	if (r == 0)
+		*ret = value < 0 ? 0 : (int32_t)value; /* -1 is CK's "the same as the query's" */
+	return r;
+}
+
+/* "1024" or "1024,77,512". */
+static int parse_list(const char *name, const char *text, struct recipe_list *ret)
+{
+	ret->n = 0;
+	for (const char *at = text;; at++) {
+		char *end;
+		long value;
+
+		errno = 0;
+		value = strtol(at, &end, 10);
+		if (end == at || errno || value < -1 || value > INT32_MAX || (*end && *end != ','))
+			return ctl_usage_error("%s '%s': a number, or several with commas", name,
+					       text);
+		if (ret->n == RECIPE_MAX_LIST)
+			return ctl_usage_error("%s: at most %d numbers", name, RECIPE_MAX_LIST);
+		ret->values[ret->n++] = value < 0 ? 0 : (int32_t)value;
+		if (!*end)
+			return 0;
+		at = end;
+	}
+}
+
+/* One number is the length of all, by whatever pattern. */
+static int parse_lengths(const char *name, const char *text, struct recipe_list *list,
+			 int32_t *longest)
+{
+	int r = parse_list(name, text, list);
+
+	if (r != 0)
+		return r;
+	*longest = 0;
+	for (int32_t i = 0; i < list->n; i++)
+		*longest = list->values[i] > *longest ? list->values[i] : *longest;
+	if (list->n == 1)
+		list->n = 0;
+	return 0;
+}
+
+/* Effective lengths: what was a length is the room. */
+static int parse_real(const char *name, const char *text, struct recipe_list *list,
+		      struct recipe_list *room, int32_t longest)
+{
+	if (list->n > 0) {
+		*room = *list;
+	} else {
+		room->n = 1;
+		room->values[0] = longest;
+	}
+	return parse_list(name, text, list);
+}
+
+static int parse_switch(const char *name, const char *text, bool *ret)
+{
+	int64_t value = 1;
+	int r = text ? ctl_parse_int(name, text, 0, 1, &value) : 0;
+
+	if (r == 0)
+		*ret = value != 0;
+	return r;
+}
+
+struct word {
+	const char *text;
+	uint32_t value;
+};
+
+static int parse_word(const char *name, const char *text, const struct word *words,
+		      uint32_t *ret_value)
+{
+	for (const struct word *w = words; w->text; w++) {
+		if (!strcmp(text, w->text)) {
+			*ret_value = w->value;
+			return 0;
+		}
+	}
+	(void)fprintf(stderr, "fmhactl: %s '%s': not one of", name, text);
+	for (const struct word *w = words; w->text; w++)
+		(void)fprintf(stderr, " %s", w->text);
+	(void)fputc('\n', stderr);
+	return CTL_USAGE;
+}
+
+static const struct word dtype_words[] = {
+	{"fp32", FMHA_F32},  {"fp16", FMHA_F16}, {"bf16", FMHA_BF16}, {"fp8", FMHA_E4M3},
+	{"bf8", FMHA_E5M2},  {"f32", FMHA_F32},  {"f16", FMHA_F16},   {"e4m3", FMHA_E4M3},
+	{"e5m2", FMHA_E5M2}, {NULL, 0}};
+static const struct word length_words[] = {{"equal", RECIPE_EQUAL},
+					   {"mixed", RECIPE_MIXED},
+					   {"ramp", RECIPE_RAMP},
+					   {"one_long", RECIPE_ONE_LONG},
+					   {"with_empty", RECIPE_WITH_EMPTY},
+					   {"padded", RECIPE_PADDED},
+					   {NULL, 0}};
+static const struct word descale_words[] = {{"n", RECIPE_NO_DESCALE},
+					    {"pt", RECIPE_PER_TENSOR},
+					    {"bs", RECIPE_PER_BLOCK},
+					    {"page", RECIPE_PER_PAGE},
+					    {"0", RECIPE_NO_DESCALE},
+					    {"1", RECIPE_PER_TENSOR},
+					    {"2", RECIPE_PER_BLOCK},
+					    {"no", RECIPE_NO_DESCALE},
+					    {"pertensor", RECIPE_PER_TENSOR},
+					    {"blockscale", RECIPE_PER_BLOCK},
+					    {NULL, 0}};
+static const struct word content_words[] = {{"nf", RECIPE_NORMAL},   {"uf", RECIPE_UNIFORM},
+					    {"ri", RECIPE_INTEGERS}, {"ui", RECIPE_INTEGERS},
+					    {"tf", RECIPE_WAVES},    {NULL, 0}};
+static const struct word lookup_words[] = {
+	{"block_table", 0}, {"vllm", 0}, {"indptr", 1}, {"sglang", 1}, {NULL, 0}};
+static const struct word layout_words[] = {{"r", 0}, {"c", 1}, {NULL, 0}};
+
+/* "bf16", or "fp8fp32": what goes in and what comes out. */
+static int parse_types(const char *text, struct recipe *recipe)
+{
+	size_t n = strlen(text);
+
+	for (size_t inner = 3; n > 4 && inner < n; inner += 1) {
+		uint32_t in = 0, out = 0;
+		bool has_in = false, has_out = false;
+
+		for (const struct word *w = dtype_words; w->text; w++) {
+			if (strlen(w->text) == inner && !memcmp(w->text, text, inner))
+				has_in = true, in = w->value;
+			if (!strcmp(w->text, text + inner))
+				has_out = true, out = w->value;
+		}
+		if (has_in && has_out) {
+			recipe->dtype = in;
+			recipe->dtype_o = out;
+			return 0;
+		}
+	}
+	return parse_word("-prec", text, dtype_words, &recipe->dtype);
+}
+
+static int parse_bias(const char *text, struct recipe *recipe)
+{
+	const char *rank = text ? strchr(text, ':') : NULL;
+	int64_t number = text ? 0 : 2;
+	int r = rank ? ctl_parse_int("-bias", rank + 1, 0, 2, &number) : 0;
+
+	if (r != 0)
+		return r;
+	recipe->want[FMHA_T_BIAS] = !text || text[0] == 'e';
+	recipe->want[FMHA_T_ALIBI_SLOPES] = text && text[0] == 'a';
+	recipe->bias_rank = (int32_t)number;
+	recipe->alibi_per_batch = number > 0;
+	if (text && !strchr("nea", text[0]))
+		return ctl_usage_error("-bias '%s': n, e[:0|1|2] or a[:1]", text);
+	return 0;
+}
+
+/* ---- options ---- */
+
+static int parse_length_option(struct recipe *recipe, int option, const char *value)
+{
+	struct fmha_problem *p = &recipe->problem;
+
+	switch (option) {
+	case OPTION_SEQLEN_Q:
+		return parse_lengths("-s", value, &recipe->q, &p->seqlen_q);
+	case OPTION_SEQLEN_K:
+		return parse_lengths("-s_k", value, &recipe->k, &p->seqlen_k);
+	case OPTION_Q_ROOM:
+		return parse_list("-s_qpad", value, &recipe->q_room);
+	case OPTION_K_ROOM:
+		return parse_list("-s_kpad", value, &recipe->k_room);
+	case OPTION_Q_REAL:
+		return parse_real("-q_eff_lens", value, &recipe->q, &recipe->q_room, p->seqlen_q);
+	case OPTION_K_REAL:
+		return parse_real("-kv_eff_lens", value, &recipe->k, &recipe->k_room,
+				  p->seqlen_k ? p->seqlen_k : p->seqlen_q);
+	default:
+		return parse_word("--lengths", value, length_words, &recipe->lengths);
+	}
+}
+
+static int parse_size_option(struct recipe *recipe, int option, const char *value)
+{
+	struct fmha_problem *p = &recipe->problem;
+	const struct {
+		int option;
+		const char *name;
+		int32_t *field;
+	} sizes[] = {{OPTION_BATCH, "-b", &p->batch},
+		     {OPTION_HEADS_Q, "-h", &p->nhead_q},
+		     {OPTION_HEADS_K, "-h_k", &p->nhead_k},
+		     {OPTION_HDIM_Q, "-d", &p->hdim_q},
+		     {OPTION_HDIM_V, "-d_v", &p->hdim_v},
+		     {OPTION_NEW, "-s_knew", &p->seqlen_new},
+		     {OPTION_PARTS, "--parts", &p->n_parts},
+		     {OPTION_LEFTPAD, "--leftpad", &recipe->leftpad},
+		     {OPTION_DESCALE_Q, "--descale-block-q", &p->descale_block_q},
+		     {OPTION_DESCALE_K, "--descale-block-k", &p->descale_block_k},
+		     {OPTION_MIN_SEQLEN_Q, "--min-seqlen-q", &p->min_seqlen_q},
+		     {OPTION_ROTARY_DIM, "-rotary_dim", &p->rotary_dim}};
+
+	recipe->batch_given |= option == OPTION_BATCH;
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+		if (sizes[i].option == option)
+			return parse_size(sizes[i].name, value, sizes[i].field);
+	return CTL_USAGE;
+}
+
+static int parse_tensor_option(struct recipe *recipe, int option, const char *value)
+{
+	static const struct {
+		int option;
+		const char *name;
+		uint32_t role;
+	} switches[] = {{OPTION_LSE, "-lse", FMHA_T_LSE},
+			{OPTION_SINK, "-sink", FMHA_T_SINK},
+			{OPTION_DBIAS, "-dbias", FMHA_T_DBIAS},
+			{OPTION_DSINK, "-dsink", FMHA_T_DSINK},
+			{OPTION_ALIBI, "--alibi", FMHA_T_ALIBI_SLOPES},
+			{OPTION_RANDVAL, "-s_randval", FMHA_T_RANDVAL}};
+
+	if (option == OPTION_BIAS)
+		return parse_bias(value, recipe);
+	for (size_t i = 0; i < sizeof(switches) / sizeof(switches[0]); i++)
+		if (switches[i].option == option)
+			return parse_switch(switches[i].name, value,
+					    &recipe->want[switches[i].role]);
+	return parse_size_option(recipe, option, value);
+}
+
+static int parse_layout_option(struct recipe *recipe, int option, const char *value)
+{
+	uint32_t word = 0;
+	int r;
+
+	switch (option) {
+	case OPTION_IPERM:
+		return parse_switch("-iperm", value, &recipe->heads_first_in);
+	case OPTION_OPERM:
+		return parse_switch("-operm", value, &recipe->heads_first_out);
+	case OPTION_CACHE_ROWS:
+		return parse_switch("-cache_batch_idx", value, &recipe->cache_rows);
+	case OPTION_VLAYOUT:
+		r = parse_word("-vlayout", value, layout_words, &word);
+		recipe->v_column_major = word != 0;
+		return r;
+	case OPTION_LOOKUP:
+		r = parse_word("--kv-lookup", value, lookup_words, &word);
+		recipe->indptr = word != 0;
+		return r;
+	default:
+		return parse_tensor_option(recipe, option, value);
+	}
+}
+
+int recipe_option(struct recipe *recipe, int option, const char *value)
+{
+	struct fmha_problem *p = &recipe->problem;
+	bool on = false;
+	int64_t number = 0;
+	int r;
+
+	if (option >= OPTION_SEQLEN_Q && option <= OPTION_LENGTHS)
+		return parse_length_option(recipe, option, value);
+	switch (option) {
+	case OPTION_DTYPE:
+		return parse_types(value, recipe);
+	case OPTION_DTYPE_O:
+		return parse_word("--out-type", value, dtype_words, &recipe->dtype_o);
+	case OPTION_MODE:
+		r = parse_switch("-mode", value, &on);
+		p->mode = on ? FMHA_GROUP : FMHA_BATCH;
+		recipe->mode_given = true;
+		return r;
+	case OPTION_GROUP:
+		p->mode = FMHA_GROUP;
+		recipe->mode_given = true;
+		return 0;
+	case OPTION_DESCALE:
+		return parse_word("-qscale", value, descale_words, &recipe->descale);
+	case OPTION_ROTARY_INTERLEAVED:
+		r = parse_switch("-rotary_interleaved", value, &on);
+		p->rope = on ? FMHA_ROPE_INTERLEAVED : FMHA_ROPE_HALF_ROTATED;
+		return r;
+	case OPTION_CONTENTS:
+		return parse_word("-init", value, content_words, &recipe->contents);
+	case OPTION_DATA_SEED:
+		r = ctl_parse_int("--data-seed", value, 0, INT64_MAX, &number);
+		recipe->seed = (uint64_t)number;
+		return r;
+	default:
+		return parse_layout_option(recipe, option, value);
+	}
+}
+
+/* ---- back to text ---- */
+
+struct writer {
+	char *text;
+	size_t n, used;
+};
+
+__attribute__((format(printf, 2, 3))) static void put(struct writer *w, const char *format, ...)
+{
+	va_list args;
+	int n;
+
+	va_start(args, format);
+	n = vsnprintf(w->text + w->used, w->n - w->used, format, args);
+	va_end(args);
+	w->used += n > 0 ? (size_t)n : 0;
+	if (w->used >= w->n)
+		w->used = w->n - 1;
+}
+
+static const char *word_of(const struct word *words, uint32_t value)
+{
+	while (words->text && words->value != value)
+		words++;
+	return words->text ? words->text : "?";
+}
+
+static void put_list(struct writer *w, const char *name, const struct recipe_list *list,
+		     int32_t otherwise)
+{
+	if (list->n == 0) {
+		if (otherwise > 0)
+			put(w, " %s=%d", name, otherwise);
+		return;
+	}
+	put(w, " %s=", name);
+	for (int32_t i = 0; i < list->n; i++)
+		put(w, "%s%d", i ? "," : "", list->values[i]);
+}
+
+static void put_mask(struct writer *w, const struct fmha_problem *p)
+{
+	if (p->mask == FMHA_MASK_NONE)
+		return;
+	put(w, " -mask=%c:%d,%d", p->mask == FMHA_MASK_TOP_LEFT ? 't' : 'b', p->window_left,
+	    p->window_right);
+	if (p->sink_tokens > 0)
+		put(w, ",%d", p->sink_tokens);
+}
+
+static void put_cache(struct writer *w, const struct recipe *recipe)
+{
+	static const char *const ropes[] = {"none", "interleaved", "half"};
+	const struct fmha_problem *p = &recipe->problem;
+
+	if (p->page_size > 0)
+		put(w, " --page-size=%d%s%s", p->page_size,
+		    p->kv_layout == FMHA_KV_VECTORIZED ? " --kv-layout=vectorized" : "",
+		    recipe->indptr ? " --kv-lookup=indptr" : "");
+	if (p->seqlen_new > 0)
+		put(w, " -s_knew=%d", p->seqlen_new);
+	if (p->rope != FMHA_ROPE_NONE)
+		put(w, " --rope=%s -rotary_dim=%d", ropes[p->rope], p->rotary_dim);
+	if (recipe->cache_rows)
+		put(w, " -cache_batch_idx=1");
+	if (recipe->leftpad > 0)
+		put(w, " --leftpad=%d", recipe->leftpad);
+	if (p->n_splits > 0)
+		put(w, " --splits=%d", p->n_splits);
+	if (p->split_size > 0)
+		put(w, " --split-size=%d", p->split_size);
+}
+
+static void put_tensors(struct writer *w, const struct recipe *recipe)
+{
+	const bool *want = recipe->want;
+
+	if (want[FMHA_T_BIAS])
+		put(w, " -bias=e:%d", recipe->bias_rank);
+	if (want[FMHA_T_ALIBI_SLOPES])
+		put(w, " -bias=a%s", recipe->alibi_per_batch ? ":1" : "");
+	if (want[FMHA_T_LSE] && recipe->problem.op != FMHA_BACKWARD)
+		put(w, " -lse=1");
+	if (want[FMHA_T_SINK])
+		put(w, " -sink=1");
+	if (want[FMHA_T_DBIAS])
+		put(w, " -dbias=1");
+	if (want[FMHA_T_DSINK])
+		put(w, " -dsink=1");
+	if (want[FMHA_T_RANDVAL])
+		put(w, " -s_randval=1");
+	if (recipe->descale != RECIPE_NO_DESCALE)
+		put(w, " -qscale=%s", word_of(descale_words, recipe->descale));
+	if (recipe->heads_first_in)
+		put(w, " -iperm=1");
+	if (recipe->heads_first_out)
+		put(w, " -operm=1");
+	if (recipe->v_column_major)
+		put(w, " -vlayout=c");
+}
+
+void recipe_text(const struct recipe *recipe, char *text, size_t n)
+{
+	const struct fmha_problem *p = &recipe->problem;
+	struct writer w = {.text = text, .n = n};
+
+	put(&w, "%s -prec=%s", problem_op_words[p->op], word_of(dtype_words, recipe->dtype));
+	if (recipe->dtype_o < FMHA_N_DTYPES)
+		put(&w, " --out-type=%s", word_of(dtype_words, recipe->dtype_o));
+	if (p->mode == FMHA_GROUP)
+		put(&w, " -mode=1");
+	if (recipe->lengths != RECIPE_EQUAL)
+		put(&w, " --lengths=%s", word_of(length_words, recipe->lengths));
+	put(&w, " -b=%d -h=%d", p->batch, p->nhead_q);
+	if (p->nhead_k > 0 && p->nhead_k != p->nhead_q)
+		put(&w, " -h_k=%d", p->nhead_k);
+	put_list(&w, "-s", &recipe->q, recipe->longest_q);
+	if (p->op != FMHA_MERGE_STATES)
+		put_list(&w, "-s_k", &recipe->k, recipe->longest_k);
+	put_list(&w, "-s_qpad", &recipe->q_room, 0);
+	put_list(&w, "-s_kpad", &recipe->k_room, 0);
+	if (p->hdim_q > 0)
+		put(&w, " -d=%d", p->hdim_q);
+	if (p->hdim_v > 0 && p->hdim_v != p->hdim_q)
+		put(&w, " -d_v=%d", p->hdim_v);
+	put_mask(&w, p);
+	put_tensors(&w, recipe);
+	put_cache(&w, recipe);
+	if (p->logits_soft_cap > 0)
+		put(&w, " --softcap=%g", (double)p->logits_soft_cap);
+	if (p->dropout_p > 0)
+		put(&w, " --dropout=%g", (double)p->dropout_p);
+	if (p->min_seqlen_q > 0)
+		put(&w, " --min-seqlen-q=%d", p->min_seqlen_q);
+	if (p->deterministic)
+		put(&w, " --deterministic");
+	if (p->n_parts > 0)
+		put(&w, " --parts=%d", p->n_parts);
+}

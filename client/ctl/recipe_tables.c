@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: MIT */
+/* recipe_tables.c: how long a recipe's sequences are and where their keys lie. */
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <proto/error.h>
+
+#include "random.h"
+#include "recipe.h"
+
+/* Of one axis, a number a sequence. */
+struct extents {
+	int32_t *length, *room; /* room at least the length */
+	int32_t most_length, most_room;
+	int64_t total;
+};
+
+static int32_t *new_indices(struct recipe *recipe, uint32_t role, int64_t n)
+{
+	recipe_mark(recipe, role, FMHA_I32);
+	recipe->indices[role] = calloc((size_t)(n > 0 ? n : 1), sizeof(int32_t));
+	recipe->n_indices[role] = n;
+	return recipe->indices[role];
+}
+
+static int32_t of_list(const struct recipe_list *list, int32_t i)
+{
+	return list->values[i < list->n ? i : list->n - 1];
+}
+
+static int32_t by_pattern(const struct recipe *recipe, uint64_t *state, int32_t i, int32_t longest)
+{
+	int32_t batch = recipe->problem.batch, any = longest;
+
+	if (longest > 0)
+		any = 1 + (int32_t)(random_next(state) % (uint64_t)longest);
+	switch ((enum recipe_lengths)recipe->lengths) {
+	case RECIPE_MIXED:
+		return i == 0 ? longest : any;
+	case RECIPE_RAMP:
+		return (int32_t)((int64_t)longest * (i + 1) / batch);
+	case RECIPE_ONE_LONG:
+		return i == 0 || longest < 16 ? longest : longest / 16;
+	case RECIPE_WITH_EMPTY:
+		return i == 0 ? longest : i % 2 ? 0 : any;
+	case RECIPE_PADDED:
+		return i == 0 ? longest : longest - any / 2;
+	case RECIPE_EQUAL:
+		break;
+	}
+	return longest;
+}
+
+static void extents_deinit(struct extents *e)
+{
+	free(e->length);
+	free(e->room);
+}
+
+static int extents_init(struct extents *e, const struct recipe *recipe,
+			const struct recipe_list *lengths, const struct recipe_list *rooms,
+			int32_t longest, struct fmha_error *err)
+{
+	int32_t n = recipe->problem.batch;
+	uint64_t state = recipe->seed * 977 + 13;
+
+	*e = (struct extents){.length = calloc((size_t)(n > 0 ? n : 1), sizeof(int32_t)),
+			      .room = calloc((size_t)(n > 0 ? n : 1), sizeof(int32_t))};
+	if (!e->length || !e->room)
+		return fmha_error_set(err, FMHA_ENOMEM, "lengths: out of memory");
+	for (int32_t i = 0; i < n; i++) {
+		e->length[i] = lengths->n > 0 ? of_list(lengths, i)
+					      : by_pattern(recipe, &state, i, longest);
+		e->room[i] = rooms->n > 0                       ? of_list(rooms, i)
+			     : recipe->lengths == RECIPE_PADDED ? longest
+								: e->length[i];
+		if (e->room[i] < e->length[i])
+			return fmha_error_set(err, FMHA_EINVAL,
+					      "sequence %d has %d elements, but room for %d", i,
+					      e->length[i], e->room[i]);
+		e->most_length = e->length[i] > e->most_length ? e->length[i] : e->most_length;
+		e->most_room = e->room[i] > e->most_room ? e->room[i] : e->most_room;
+		e->total += e->room[i];
+	}
+	if (e->total > INT32_MAX)
+		return fmha_error_set(err, FMHA_EINVAL, "the sequences have 2^31 rows and more");
+	return 0;
+}
+
+static bool differ(const struct extents *e, int32_t n)
+{
+	for (int32_t i = 0; i < n; i++)
+		if (e->length[i] != e->room[i] || e->length[i] != e->length[0])
+			return true;
+	return false;
+}
+
+static int out_of_memory(struct fmha_error *err)
+{
+	return fmha_error_set(err, FMHA_ENOMEM, "lengths: out of memory");
+}
+
+/* ---- pages ---- */
+
+static int32_t pages_of(const struct fmha_problem *p, int32_t keys)
+{
+	return keys / p->page_size + (keys % p->page_size != 0);
+}
+
+/* All pages of the cache in an order that no sequence follows. */
+static int32_t *shuffled_pages(const struct recipe *recipe, int64_t n)
+{
+	int32_t *pages = malloc((size_t)(n > 0 ? n : 1) * sizeof(*pages));
+	uint64_t state = recipe->seed + 7;
+
+	for (int64_t i = 0; pages && i < n; i++)
+		pages[i] = (int32_t)i;
+	for (int64_t i = n - 1; pages && i > 0; i--) {
+		int64_t j = (int64_t)(random_next(&state) % (uint64_t)(i + 1));
+		int32_t page = pages[i];
+
+		pages[i] = pages[j];
+		pages[j] = page;
+	}
+	return pages;
+}
+
+static int make_block_table(struct recipe *recipe, const struct extents *k, const int32_t *pages)
+{
+	struct fmha_problem *p = &recipe->problem;
+	int32_t *table, *next;
+
+	p->max_blocks = pages_of(p, k->most_room);
+	table = new_indices(recipe, FMHA_T_BLOCK_TABLE, (int64_t)p->batch * p->max_blocks);
+	if (!table)
+		return -1;
+	for (int32_t b = 0, at = 0; b < p->batch; b++)
+		for (int32_t i = 0; i < pages_of(p, k->room[b]); i++)
+			table[(int64_t)b * p->max_blocks + i] = pages[at++];
+	next = new_indices(recipe, FMHA_T_SEQLEN_K, p->batch);
+	for (int32_t b = 0; next && b < p->batch; b++)
+		next[b] = k->length[b] - p->seqlen_new;
+	return next ? 0 : -1;
+}
+
+static int make_page_lists(struct recipe *recipe, const struct extents *k, const int32_t *pages)
+{
+	struct fmha_problem *p = &recipe->problem;
+	int32_t *starts = new_indices(recipe, FMHA_T_KV_INDPTR, (int64_t)p->batch + 1);
+	int32_t *last = new_indices(recipe, FMHA_T_KV_LAST_PAGE_LEN, p->batch), *list;
+
+	if (!starts || !last)
+		return -1;
+	for (int32_t b = 0; b < p->batch; b++) {
+		starts[b + 1] = starts[b] + pages_of(p, k->length[b]);
+		last[b] = k->length[b] > 0 ? (k->length[b] - 1) % p->page_size + 1 : 1;
+	}
+	p->n_page_indices = starts[p->batch];
+	list = new_indices(recipe, FMHA_T_KV_PAGE_INDICES, p->n_page_indices);
+	if (!list)
+		return -1;
+	memcpy(list, pages, (size_t)p->n_page_indices * sizeof(*list));
+	return 0;
+}
+
+static int make_pages(struct recipe *recipe, const struct extents *k, struct fmha_error *err)
+{
+	struct fmha_problem *p = &recipe->problem;
+	int64_t n = 0;
+	int32_t *pages;
+	int r;
+
+	for (int32_t b = 0; b < p->batch; b++)
+		n += pages_of(p, k->room[b]);
+	if (n > INT32_MAX)
+		return fmha_error_set(err, FMHA_EINVAL, "the cache has 2^31 pages and more");
+	p->n_pages = n > 0 ? (int32_t)n : 1;
+	pages = shuffled_pages(recipe, n);
+	r = !pages           ? -1
+	    : recipe->indptr ? make_page_lists(recipe, k, pages)
+			     : make_block_table(recipe, k, pages);
+	free(pages);
+	return r == 0 ? 0 : out_of_memory(err);
+}
+
+/* ---- lengths ---- */
+
+static int make_list(struct recipe *recipe, uint32_t role, const int32_t *values, int32_t minus)
+{
+	int32_t *list = new_indices(recipe, role, recipe->problem.batch);
+
+	for (int32_t b = 0; list && b < recipe->problem.batch; b++)
+		list[b] = values[b] - minus;
+	return list ? 0 : -1;
+}
+
+static int make_starts(struct recipe *recipe, uint32_t role, const struct extents *e)
+{
+	int32_t *starts = new_indices(recipe, role, (int64_t)recipe->problem.batch + 1);
+
+	for (int32_t b = 0; starts && b < recipe->problem.batch; b++)
+		starts[b + 1] = starts[b] + e->room[b];
+	return starts ? 0 : -1;
+}
+
+static bool is_padded(const struct extents *e, int32_t n)
+{
+	for (int32_t i = 0; i < n; i++)
+		if (e->length[i] != e->room[i])
+			return true;
+	return false;
+}
+
+static int make_group(struct recipe *recipe, const struct extents *q, const struct extents *k)
+{
+	struct fmha_problem *p = &recipe->problem;
+	int r = make_starts(recipe, FMHA_T_SEQSTART_Q, q);
+
+	p->total_q = (int32_t)q->total;
+	if (r == 0 && is_padded(q, p->batch))
+		r = make_list(recipe, FMHA_T_SEQLEN_Q, q->length, 0);
+	if (r != 0 || p->page_size > 0)
+		return r;
+	p->total_k = (int32_t)k->total;
+	r = make_starts(recipe, FMHA_T_SEQSTART_K, k);
+	if (r == 0 && (is_padded(k, p->batch) || p->seqlen_new > 0))
+		r = make_list(recipe, FMHA_T_SEQLEN_K, k->length, p->seqlen_new);
+	return r;
+}
+
+static int make_batch(struct recipe *recipe, const struct extents *q, const struct extents *k)
+{
+	struct fmha_problem *p = &recipe->problem;
+	int r = 0;
+
+	if (p->op != FMHA_APPEND_KV && differ(q, p->batch))
+		r = make_list(recipe, FMHA_T_SEQLEN_Q, q->length, 0);
+	if (r == 0 && p->page_size == 0 && (differ(k, p->batch) || p->seqlen_new > 0))
+		r = make_list(recipe, FMHA_T_SEQLEN_K, k->length, p->seqlen_new);
+	return r;
+}
+
+static int make_cache_rows(struct recipe *recipe)
+{
+	struct fmha_problem *p = &recipe->problem;
+	int32_t *rows;
+
+	if (recipe->leftpad > 0) {
+		int32_t *pads = new_indices(recipe, FMHA_T_LEFTPAD_K, p->batch);
+
+		for (int32_t b = 0; pads && b < p->batch; b++)
+			pads[b] = b % (recipe->leftpad + 1);
+		if (!pads)
+			return -1;
+	}
+	if (!recipe->cache_rows)
+		return 0;
+	p->cache_batch = p->batch;
+	rows = new_indices(recipe, FMHA_T_CACHE_BATCH_IDX, p->batch);
+	for (int32_t b = 0; rows && b < p->batch; b++)
+		rows[b] = p->batch - 1 - b;
+	return rows ? 0 : -1;
+}
+
+/* Lists of lengths mean packed sequences, unless the caller says batch mode; keys alone may differ
+ * in that, too: then they are what a cache holds. */
+static void settle_mode(struct recipe *recipe)
+{
+	struct fmha_problem *p = &recipe->problem;
+	int32_t n = recipe->q.n > recipe->k.n ? recipe->q.n : recipe->k.n;
+
+	if (!recipe->mode_given && recipe->q.n > 1)
+		p->mode = FMHA_GROUP;
+	if (!recipe->batch_given && n > p->batch)
+		p->batch = n;
+}
+
+static int check_appended(const struct recipe *recipe, const struct extents *k,
+			  struct fmha_error *err)
+{
+	const struct fmha_problem *p = &recipe->problem;
+
+	for (int32_t b = 0; b < p->batch; b++)
+		if (k->length[b] < p->seqlen_new)
+			return fmha_error_set(err, FMHA_EINVAL,
+					      "sequence %d has %d keys, of which %d cannot be new",
+					      b, k->length[b], p->seqlen_new);
+	return 0;
+}
+
+int recipe_make_tables(struct recipe *recipe, struct fmha_error *err)
+{
+	struct fmha_problem *p = &recipe->problem;
+	struct extents q = {0}, k = {0};
+	int r;
+
+	settle_mode(recipe);
+	r = extents_init(&q, recipe, &recipe->q, &recipe->q_room, p->seqlen_q, err);
+	if (r == 0)
+		r = extents_init(&k, recipe, &recipe->k, &recipe->k_room, p->seqlen_k, err);
+	if (r == 0)
+		r = check_appended(recipe, &k, err);
+	if (r == 0) {
+		bool group = p->mode == FMHA_GROUP;
+
+		p->seqlen_q = q.most_room;
+		if (p->op != FMHA_MERGE_STATES)
+			p->seqlen_k = k.most_room;
+		if (p->page_size > 0)
+			r = make_pages(recipe, &k, err);
+		if (r == 0 && p->op != FMHA_MERGE_STATES &&
+		    ((group ? make_group(recipe, &q, &k) : make_batch(recipe, &q, &k)) != 0 ||
+		     make_cache_rows(recipe) != 0))
+			r = out_of_memory(err);
+	}
+	extents_deinit(&q);
+	extents_deinit(&k);
+	return r;
+}
