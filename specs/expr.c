@@ -91,7 +91,7 @@ static int emit_comparison(struct compiler *c, enum op op)
 	struct expr_instruction *load = c->n_code >= 2 ? &c->code[c->n_code - 2] : NULL;
 
 	if (!load || c->n_code - 2 < c->target || load[1].op != OP_PUSH || load->op < OP_LOAD_U8 ||
-	    load->op > OP_LOAD_I16)
+	    load->op > OP_LOAD_I32)
 		return emit(c, op, -1, 0);
 	load->count = (uint8_t)(load->op - OP_LOAD_U8);
 	load->op = (uint8_t)(op - OP_EQ + OP_FIELD_EQ);
@@ -103,11 +103,35 @@ static int emit_comparison(struct compiler *c, enum op op)
 
 static int compile_ternary(struct compiler *c, struct type *ret);
 
+static const struct field *field_at(const struct compiler *c, int field)
+{
+	return c->scope->subject ? &c->scope->subject->fields[field] : &spec_fields[field];
+}
+
+static int find_field(const struct compiler *c, const char *name, size_t length)
+{
+	const struct expr_subject *subject = c->scope->subject;
+
+	if (!subject)
+		return field_find(name, length);
+	for (int i = 0; i < subject->n_fields; i++)
+		if (strlen(subject->fields[i].name) == length &&
+		    memcmp(subject->fields[i].name, name, length) == 0)
+			return i;
+	return -1;
+}
+
+static const char *const *words_of(const struct compiler *c, int field, int *ret_n)
+{
+	return c->scope->subject ? c->scope->subject->words(field, ret_n)
+				 : spec_words(c->scope->catalog, field, ret_n);
+}
+
 static int want_number(struct compiler *c, const struct type *type)
 {
 	if (type->kind == TYPE_WORD)
 		return fail_at(c, type->column, "%s is a word: compare it, as in %s == '...'",
-			       spec_fields[type->field].name, spec_fields[type->field].name);
+			       field_at(c, type->field)->name, field_at(c, type->field)->name);
 	if (type->kind == TYPE_TEXT)
 		return fail_at(c, type->column, "a word stands only beside ==, != and in");
 	return 0;
@@ -116,15 +140,16 @@ static int want_number(struct compiler *c, const struct type *type)
 /* Turns the text of @type into the number that it has as a word of @field. */
 static int resolve_text(struct compiler *c, const struct type *type, int field, int32_t *ret)
 {
-	int value = spec_word_find_n(c->scope->catalog, field, type->text, type->length);
 	char known[120] = "";
 	int n;
-	const char *const *words = spec_words(c->scope->catalog, field, &n);
+	const char *const *words = words_of(c, field, &n);
 
-	if (value >= 0) {
-		*ret = value;
-		return 0;
-	}
+	for (int i = 0; i < n; i++)
+		if (strlen(words[i]) == type->length &&
+		    memcmp(words[i], type->text, type->length) == 0) {
+			*ret = i;
+			return 0;
+		}
 	for (int i = 0; i < n; i++) {
 		size_t used = strlen(known);
 
@@ -135,21 +160,23 @@ static int resolve_text(struct compiler *c, const struct type *type, int field, 
 		(void)snprintf(known + used, sizeof(known) - used, "%s'%s'", i ? ", " : "",
 			       words[i]);
 	}
-	return fail_at(c, type->column, "%s is never '%.*s': %s", spec_fields[field].name,
+	return fail_at(c, type->column, "%s is never '%.*s': %s", field_at(c, field)->name,
 		       (int)(type->length > 40 ? 40 : type->length), type->text, known);
 }
 
 static int compile_field(struct compiler *c, int field, struct type *ret)
 {
-	static const enum op loads[] = {
-		[FIELD_U8] = OP_LOAD_U8, [FIELD_U16] = OP_LOAD_U16, [FIELD_I16] = OP_LOAD_I16};
-	int r = emit(c, loads[spec_fields[field].type], 1, 0);
+	static const enum op loads[] = {[FIELD_U8] = OP_LOAD_U8,
+					[FIELD_U16] = OP_LOAD_U16,
+					[FIELD_I16] = OP_LOAD_I16,
+					[FIELD_I32] = OP_LOAD_I32};
+	int r = emit(c, loads[field_at(c, field)->type], 1, 0);
 
 	if (r < 0)
 		return r;
-	c->code[c->n_code - 1].offset = spec_fields[field].offset;
+	c->code[c->n_code - 1].offset = field_at(c, field)->offset;
 	c->reads |= (field_set)1 << field;
-	if (spec_fields[field].kind == FIELD_WORD) {
+	if (field_at(c, field)->kind == FIELD_WORD) {
 		ret->kind = TYPE_WORD;
 		ret->field = field;
 	}
@@ -244,7 +271,7 @@ static int compile_name(struct compiler *c, struct type *ret)
 		name += 2;
 		length -= 2;
 	}
-	field = field_find(name, length);
+	field = find_field(c, name, length);
 	if (definition && cJSON_IsString(definition))
 		r = compile_definition(c, definition, ret);
 	else if (field >= 0)
@@ -406,9 +433,9 @@ static int match_types(struct compiler *c, const struct type *left, enum op op,
 		return fail_at(c, text->column, "a word is compared with a field that has words");
 	if (left->kind == right->kind)
 		return fail_at(c, right->column, "%s and %s have different words",
-			       spec_fields[left->field].name, spec_fields[right->field].name);
+			       field_at(c, left->field)->name, field_at(c, right->field)->name);
 	return fail_at(c, right->column, "%s is a word: compare it with one, as in '...'",
-		       spec_fields[left->kind == TYPE_WORD ? left->field : right->field].name);
+		       field_at(c, left->kind == TYPE_WORD ? left->field : right->field)->name);
 }
 
 static int list_add(struct compiler *c, int64_t value)
@@ -444,7 +471,7 @@ static int compile_element(struct compiler *c, const struct type *left)
 			return fail_at(c, lex->at, "expected a number or a 'word'");
 		if (left->kind == TYPE_WORD)
 			return fail_at(c, lex->at, "%s is a word: compare it with one, as in '...'",
-				       spec_fields[left->field].name);
+				       field_at(c, left->field)->name);
 		value = (int32_t)(negative ? -lex->number : lex->number);
 	}
 	lex_next(lex);

@@ -19,8 +19,17 @@
 
 struct spec_catalog;
 
+/* What an expression is about, when that is no kernel spec. */
+struct expr_subject {
+	const struct field *fields;
+	int n_fields;
+	/* Of a field of words: in the order of their numbers. */
+	const char *const *(*words)(int field, int *ret_n);
+};
+
 struct expr_scope {
 	const struct spec_catalog *catalog;
+	const struct expr_subject *subject; /* NULL: kernel specs */
 	int arch;  /* -1: the names of rules do not exist: this is a filter */
 	int space; /* which of the arch's */
 	/* Definitions, name -> expression text, the first that has a name wins; NULL: none. */
@@ -47,11 +56,12 @@ int expr_compile(const struct expr_scope *scope, const char *text, struct expr *
 		 size_t *ret_column, struct fmha_error *err);
 void expr_deinit(struct expr *expr);
 
-int64_t expr_eval(const struct expr *expr, const struct kernel_spec *spec);
+/* @subject: a struct kernel_spec, or what the scope's subject describes. */
+int64_t expr_eval(const struct expr *expr, const void *subject);
 
-static inline int expr_holds(const struct expr *expr, const struct kernel_spec *spec)
+static inline int expr_holds(const struct expr *expr, const void *subject)
 {
-	return !expr->code || expr_eval(expr, spec) != 0;
+	return !expr->code || expr_eval(expr, subject) != 0;
 }
 
 #endif

@@ -12,6 +12,7 @@ enum op {
 	OP_LOAD_U8, /* in the order of enum field_type */
 	OP_LOAD_U16,
 	OP_LOAD_I16,
+	OP_LOAD_I32,
 	OP_DTYPE, /* property `value` of the spec's data type */
 	OP_NOT,
 	OP_NEGATE,

@@ -47,16 +47,21 @@ static int64_t wrap_multiply(int64_t a, int64_t b)
 static inline int32_t load_field(const uint8_t *at, int type)
 {
 	uint16_t wide;
+	int32_t word;
 
 	if (type == FIELD_U8)
 		return *at;
+	if (type == FIELD_I32) {
+		memcpy(&word, at, sizeof(word));
+		return word;
+	}
 	memcpy(&wide, at, sizeof(wide));
 	return type == FIELD_U16 ? (int32_t)wide : (int16_t)wide;
 }
 
 /* The compiler counts the values on the stack, so code never takes one that is not there; the
  * analyzer cannot know that. NOLINTBEGIN(clang-analyzer-core.*) */
-int64_t expr_eval(const struct expr *expr, const struct kernel_spec *spec)
+int64_t expr_eval(const struct expr *expr, const void *subject)
 {
 	int64_t stack[EXPR_MAX_STACK + 1];
 	int64_t *top = stack;
@@ -64,7 +69,7 @@ int64_t expr_eval(const struct expr *expr, const struct kernel_spec *spec)
 
 	for (int i = 0; i < expr->n_code; i++) {
 		const struct expr_instruction *in = &expr->code[i];
-		const uint8_t *at = (const uint8_t *)spec + in->offset;
+		const uint8_t *at = (const uint8_t *)subject + in->offset;
 
 		switch ((enum op)in->op) {
 		case OP_PUSH:
@@ -81,8 +86,12 @@ int64_t expr_eval(const struct expr *expr, const struct kernel_spec *spec)
 			memcpy(&wide, at, sizeof(wide));
 			*++top = (int16_t)wide;
 			break;
-		case OP_DTYPE:
-			*++top = expr->dtype_properties[spec->signature.data_type][in->value];
+		case OP_LOAD_I32:
+			*++top = load_field(at, FIELD_I32);
+			break;
+		case OP_DTYPE: /* in rules, which are about kernel specs */
+			*++top = expr->dtype_properties[((const struct kernel_spec *)subject)
+								->signature.data_type][in->value];
 			break;
 		case OP_NOT:
 			*top = !*top;

@@ -8,7 +8,7 @@
 #include <specs/spec.h>
 
 enum field_kind { FIELD_WORD, FIELD_FLAG, FIELD_PAD, FIELD_INT };
-enum field_type { FIELD_U8, FIELD_U16, FIELD_I16 };
+enum field_type { FIELD_U8, FIELD_U16, FIELD_I16, FIELD_I32 }; /* the last: of shapes only */
 
 struct field {
 	const char *name;

@@ -7,6 +7,7 @@
 #include <specs/filter.h>
 
 #include "expr.h"
+#include "filter_impl.h"
 
 struct spec_filter {
 	struct expr expr;
@@ -33,27 +34,36 @@ static void explain_fault(const char *text, size_t column, const char *message,
 		       (int)(column - first), "");
 }
 
+int filter_compile(const struct expr_scope *scope, const char *text, struct expr *ret_expr,
+		   char *explain, struct fmha_error *err)
+{
+	struct fmha_error inner;
+	size_t column = 0;
+	int r = expr_compile(scope, text, ret_expr, &column, &inner);
+
+	if (r == 0)
+		return 0;
+	if (explain)
+		explain_fault(text, column, inner.msg, explain);
+	return fmha_error_set_field(err, r, "filter", "filter: %s", inner.msg);
+}
+
 int spec_filter_compile(const struct spec_catalog *catalog, const char *text,
 			struct spec_filter **ret_filter, char explain[SPEC_EXPLAIN_BYTES],
 			struct fmha_error *err)
 {
 	const struct expr_scope scope = {.catalog = catalog, .arch = -1};
 	struct spec_filter *filter = calloc(1, sizeof(*filter));
-	struct fmha_error inner;
-	size_t column = 0;
 	int r;
 
 	if (!filter)
 		return fmha_error_set(err, FMHA_ENOMEM, "filter: out of memory");
-	r = expr_compile(&scope, text, &filter->expr, &column, &inner);
-	if (r < 0) {
+	r = filter_compile(&scope, text, &filter->expr, explain, err);
+	if (r < 0)
 		free(filter);
-		if (explain)
-			explain_fault(text, column, inner.msg, explain);
-		return fmha_error_set_field(err, r, "filter", "filter: %s", inner.msg);
-	}
-	*ret_filter = filter;
-	return 0;
+	else
+		*ret_filter = filter;
+	return r;
 }
 
 struct spec_filter *spec_filter_free(struct spec_filter *filter)

@@ -170,9 +170,25 @@ int64_t ctl_now_ns(void)
 	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/* ", 3 min 20 s left": as the part that is done went. */
+static const char *time_left(const struct ctl_progress *progress, int64_t now, uint64_t done,
+			     uint64_t total, char text[48])
+{
+	double seconds = (double)(now - progress->started_ns) / 1e9;
+
+	text[0] = '\0';
+	if (progress->shows_time_left && done > 0) {
+		seconds *= (double)(total - done) / (double)done;
+		(void)snprintf(text, 48, ", %.0f min %02.0f s left", floor(seconds / 60),
+			       fmod(seconds, 60));
+	}
+	return text;
+}
+
 void ctl_progress(struct ctl_progress *progress, uint64_t done, uint64_t total)
 {
 	int64_t now = ctl_now_ns();
+	char left[48];
 
 	if (progress->started_ns == 0)
 		progress->started_ns = now;
@@ -182,9 +198,10 @@ void ctl_progress(struct ctl_progress *progress, uint64_t done, uint64_t total)
 	progress->drawn_ns = now;
 	progress->visible = true;
 	if (total > 0)
-		(void)fprintf(stderr, "\r\033[K%s: %llu of %llu (%.0f %%)", progress->title,
+		(void)fprintf(stderr, "\r\033[K%s: %llu of %llu (%.0f %%)%s", progress->title,
 			      (unsigned long long)done, (unsigned long long)total,
-			      100.0 * (double)done / (double)total);
+			      100.0 * (double)done / (double)total,
+			      time_left(progress, now, done, total, left));
 	else
 		(void)fprintf(stderr, "\r\033[K%s: %llu", progress->title,
 			      (unsigned long long)done);

@@ -39,6 +39,7 @@ extern const struct ctl_command ctl_validate;
 extern const struct ctl_command ctl_devices; /* ping.c, status.c: the daemon's */
 extern const struct ctl_command ctl_ping;
 extern const struct ctl_command ctl_status;
+extern const struct ctl_command ctl_bench;
 extern const struct ctl_command ctl_plan;
 extern const struct ctl_command ctl_registry;
 extern const struct ctl_command ctl_run;
@@ -98,7 +99,7 @@ int ctl_open(const struct ctl_target *target, struct fmha_client **ret_client,
 struct ctl_progress {
 	const char *title;
 	int64_t started_ns, drawn_ns;
-	bool visible;
+	bool visible, shows_time_left;
 };
 void ctl_progress(struct ctl_progress *progress, uint64_t done, uint64_t total);
 void ctl_progress_end(struct ctl_progress *progress);

@@ -84,14 +84,7 @@ static int make_problem(struct request *request)
 
 	if (recipe_make(&request->recipe, &err) < 0)
 		return ctl_error(&err);
-	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
-		struct fmha_tensor *tensor = &request->recipe.problem.tensor[role];
-
-		if (!tensor->data)
-			continue;
-		tensor->data = NULL;
-		tensor->buffer = role + 1; /* each its own, so that none overlaps another */
-	}
+	recipe_pretend_buffers(&request->recipe.problem);
 	return 0;
 }
 

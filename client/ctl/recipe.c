@@ -311,3 +311,80 @@ int recipe_make(struct recipe *recipe, struct fmha_error *err)
 	set_layouts(recipe);
 	return 0;
 }
+
+void recipe_pretend_buffers(struct fmha_problem *problem)
+{
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		struct fmha_tensor *tensor = &problem->tensor[role];
+
+		if (!tensor->data)
+			continue;
+		tensor->data = NULL;
+		tensor->buffer = role + 1;
+	}
+}
+
+/* ---- cost ---- */
+
+double recipe_flops(const struct recipe *recipe)
+{
+	const struct fmha_problem *p = &recipe->problem;
+	double pairs = recipe->pairs * p->nhead_q, turned = 0;
+
+	if (p->rope != FMHA_ROPE_NONE)
+		turned = 3.0 * p->rotary_dim *
+			 ((double)p->batch * p->seqlen_new * p->nhead_k +
+			  recipe->rows * p->nhead_q);
+	switch (p->op) {
+	case FMHA_FORWARD:
+		return pairs * 2 * (p->hdim_q + p->hdim_v) + turned;
+	case FMHA_BACKWARD: /* S, dP, dV, dQ, dK */
+		return pairs * 2 * (3.0 * p->hdim_q + 2.0 * p->hdim_v);
+	case FMHA_APPEND_KV:
+		return turned;
+	default:
+		return 3.0 * p->n_parts * recipe->rows * p->nhead_q * p->hdim_v;
+	}
+}
+
+/* Elements of a role that somebody touches. */
+static double touched(const struct recipe *recipe, uint32_t role)
+{
+	const struct fmha_problem *p = &recipe->problem;
+	double keys = p->op == FMHA_APPEND_KV ? (double)p->batch * p->seqlen_new : recipe->keys;
+	uint64_t bytes = 0;
+
+	switch (role) {
+	case FMHA_T_Q:
+	case FMHA_T_DQ:
+	case FMHA_T_Q_ROTATED:
+		return recipe->rows * p->nhead_q * p->hdim_q;
+	case FMHA_T_O:
+	case FMHA_T_DO:
+		return recipe->rows * p->nhead_q * p->hdim_v;
+	case FMHA_T_O_PARTS:
+		return recipe->rows * p->nhead_q * p->hdim_v * p->n_parts;
+	case FMHA_T_K:
+	case FMHA_T_DK:
+		return keys * p->nhead_k * p->hdim_q;
+	case FMHA_T_V:
+	case FMHA_T_DV:
+		return keys * p->nhead_k * p->hdim_v;
+	case FMHA_T_LSE:
+		return recipe->rows * p->nhead_q;
+	default:
+		(void)problem_span_bytes(p, role, &bytes, NULL);
+		return (double)bytes / fmha_dtype_bytes(p->tensor[role].dtype);
+	}
+}
+
+double recipe_bytes(const struct recipe *recipe)
+{
+	double bytes = 0;
+
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++)
+		if (fmha_tensor_present(&recipe->problem.tensor[role]))
+			bytes += touched(recipe, role) *
+				 fmha_dtype_bytes(recipe->problem.tensor[role].dtype);
+	return bytes;
+}

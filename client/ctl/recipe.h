@@ -60,7 +60,9 @@ struct recipe {
 	uint32_t contents; /* enum recipe_contents */
 	uint64_t seed;
 
-	/* What recipe_make() adds: a role's integers are indices[role][0 .. n_indices[role] - 1]. */
+	/* What recipe_make() adds: what its sequences have together, */
+	double rows, keys, pairs; /* pairs of a row and a key that it sees */
+	/* and tables: a role's integers are indices[role][0 .. n_indices[role] - 1]. */
 	int32_t *indices[FMHA_N_TENSORS];
 	int64_t n_indices[FMHA_N_TENSORS];
 };
@@ -78,6 +80,13 @@ void recipe_deinit(struct recipe *recipe);
  * FMHA_ENOMEM.
  */
 int recipe_make(struct recipe *recipe, struct fmha_error *err);
+
+/*
+ * Once made: multiplies and adds that the problem cannot do without, counted apart, and the least
+ * traffic: every input read once, every output written once. By the sequences' own lengths.
+ */
+double recipe_flops(const struct recipe *recipe);
+double recipe_bytes(const struct recipe *recipe);
 
 /* Contents for every input. */
 void recipe_fill(const struct recipe *recipe, const struct tensors *tensors);
@@ -99,6 +108,9 @@ bool recipe_is_option(int option);
 int recipe_option(struct recipe *recipe, int option, const char *value);
 /* The number of the option called @name, or -1. */
 int recipe_option_named(const char *name);
+
+/* For explanations, which read nothing: each tensor gets a buffer of its own. */
+void recipe_pretend_buffers(struct fmha_problem *problem);
 
 /* Once made: the options that give this recipe, its operation first: "forward -prec=bf16 -b=2 -h=16 ...".
  * Bytes beyond @n are cut off. */

@@ -289,6 +289,38 @@ static int check_appended(const struct recipe *recipe, const struct extents *k,
 	return 0;
 }
 
+/* Columns that rows see, sequence by sequence; every row is visited, so no formula can be wrong. */
+static double visible_pairs(const struct fmha_problem *p, int64_t rows, int64_t keys)
+{
+	int64_t anchor = p->mask == FMHA_MASK_BOTTOM_RIGHT ? keys - rows : 0;
+	double pairs = 0;
+
+	if (p->mask == FMHA_MASK_NONE)
+		return (double)rows * (double)keys;
+	for (int64_t i = 0; i < rows; i++) {
+		int64_t low = p->window_left < 0 ? 0 : anchor + i - p->window_left;
+		int64_t high = p->window_right < 0 ? keys - 1 : anchor + i + p->window_right;
+		int64_t sinks = p->sink_tokens;
+
+		low = low < 0 ? 0 : low;
+		high = high > keys - 1 ? keys - 1 : high;
+		sinks = sinks < low ? sinks : low;
+		sinks = sinks < high + 1 ? sinks : high + 1;
+		pairs += (double)(high >= low ? high - low + 1 : 0) +
+			 (double)(sinks > 0 ? sinks : 0);
+	}
+	return pairs;
+}
+
+static void count(struct recipe *recipe, const struct extents *q, const struct extents *k)
+{
+	for (int32_t b = 0; b < recipe->problem.batch; b++) {
+		recipe->rows += q->length[b];
+		recipe->keys += k->length[b];
+		recipe->pairs += visible_pairs(&recipe->problem, q->length[b], k->length[b]);
+	}
+}
+
 int recipe_make_tables(struct recipe *recipe, struct fmha_error *err)
 {
 	struct fmha_problem *p = &recipe->problem;
@@ -304,6 +336,7 @@ int recipe_make_tables(struct recipe *recipe, struct fmha_error *err)
 	if (r == 0) {
 		bool group = p->mode == FMHA_GROUP;
 
+		count(recipe, &q, &k);
 		p->seqlen_q = q.most_room;
 		if (p->op != FMHA_MERGE_STATES)
 			p->seqlen_k = k.most_room;

@@ -89,6 +89,56 @@ static void the_callback_can_stop(void **state)
 	assert_int_equal(n, 3);
 }
 
+struct counted {
+	const struct spec_shape_filter *filter;
+	int n, n_matched;
+};
+
+static int count_matches(void *owner, const struct spec_shape *shape)
+{
+	struct counted *c = owner;
+	int wanted = shape->op == 0 && shape->data_type == FMHA_BF16 &&
+		      shape->seqlen_k >= 4 * shape->seqlen_q &&
+		      (shape->window_left == -1 || shape->hdim_q / 2 == 32);
+
+	c->n++;
+	c->n_matched += wanted;
+	assert_int_equal(spec_shape_filter_match(c->filter, shape) != 0, wanted);
+	return 0;
+}
+
+static void filters_know_the_fields_of_shapes(void **state)
+{
+	static const struct {
+		const char *text, *fault;
+	} wrong[] = {{"tile_m0 == 1", "there is no field 'tile_m0'"},
+		     {"op == 'sideways'", "op is never 'sideways': 'forward', 'backward', "},
+		     {"op > 1", "op is a word"},
+		     {"batch == 'two'", "a word is compared with a field that has words"}};
+	struct spec_shape_filter *filter = NULL;
+	char explain[SPEC_EXPLAIN_BYTES];
+	struct fmha_error err = {0};
+	struct counted c = {0};
+
+	(void)state;
+	assert_int_equal(spec_shape_filter_compile(
+				 "op == 'forward' and data_type in ('bf16',) and seqlen_k "
+				 ">= 4 * seqlen_q and (window_left == -1 or hdim_q // 2 == 32)",
+				 &filter, explain, &err),
+			 0);
+	c.filter = filter;
+	assert_int_equal(spec_shapes_read(NULL, "smoke", count_matches, &c, &err), 0);
+	assert_in_range(c.n_matched, 10, c.n - 100);
+	filter = spec_shape_filter_free(filter);
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		assert_int_equal(spec_shape_filter_compile(wrong[i].text, &filter, explain, &err),
+				 FMHA_EINVAL);
+		if (!strstr(err.msg, wrong[i].fault))
+			fail_msg("%s", err.msg);
+		assert_non_null(strchr(explain, '^'));
+	}
+}
+
 static void words_have_names(void **state)
 {
 	(void)state;
@@ -148,6 +198,7 @@ int main(void)
 		cmocka_unit_test(tiers_have_their_sizes),
 		cmocka_unit_test(smoke_touches_everything),
 		cmocka_unit_test(the_callback_can_stop),
+		cmocka_unit_test(filters_know_the_fields_of_shapes),
 		cmocka_unit_test(words_have_names),
 		cmocka_unit_test(broken_files_are_explained),
 	};

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * bench_html.c: a report as one HTML file that needs no other: figures first, then three drawings
+ * (speed over length, the roofline, how close the planner's choice comes), then every shape. It
+ * follows the reader's light or dark theme.
+ */
+#include "bench_svg.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char style[] =
+	":root{--bg:#fff;--fg:#1c2330;--dim:#667085;--line:#e4e7ec;--card:#f8f9fb;--good:#178a50;"
+	"--bad:#c0362c;--c0:#2f6fde;--c1:#e0762f;--c2:#2a9d74;--c3:#b4459e;--c4:#8a6d1f;"
+	"--c5:#5b54c7;--c6:#0f8fa8;--c7:#c23b58}"
+	"@media(prefers-color-scheme:dark){:root{--bg:#12151c;--fg:#e6e9ef;--dim:#98a2b3;"
+	"--line:#2a303c;--card:#1a1f29;--good:#4cc38a;--bad:#ef7266;--c0:#6ea0ff;--c1:#ff9f5f;"
+	"--c2:#5fd0a5;--c3:#e38ad0;--c4:#d3b45a;--c5:#a09bff;--c6:#54c7dd;--c7:#ff8098}}"
+	"*{box-sizing:border-box}body{margin:0 auto;max-width:1120px;padding:32px 24px 64px;"
+	"background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif}"
+	"h1{font-size:26px;margin:0 0 4px}h2{font-size:18px;margin:40px 0 8px}"
+	"p{color:var(--dim);margin:4px 0;max-width:75ch}"
+	".cards{display:flex;flex-wrap:wrap;gap:12px;margin:20px 0}"
+	".card{background:var(--card);border:1px solid var(--line);border-radius:10px;"
+	"padding:12px 16px;min-width:150px}.card b{display:block;font-size:22px;"
+	"font-variant-numeric:tabular-nums}.card span{color:var(--dim);font-size:13px}"
+	"svg{width:100%;height:auto;display:block;margin:8px 0}"
+	"svg text{fill:var(--dim);font:12px system-ui,sans-serif}"
+	".grid{stroke:var(--line)}.axis{stroke:var(--dim)}"
+	"table{border-collapse:collapse;width:100%;font-size:13px;"
+	"font-variant-numeric:tabular-nums}"
+	"th,td{text-align:right;padding:5px 8px;border-bottom:1px solid var(--line);"
+	"vertical-align:top}th:first-child,td:first-child{text-align:left}"
+	"th{position:sticky;top:0;background:var(--bg);cursor:pointer}"
+	"td small{display:block;color:var(--dim);font-family:ui-monospace,monospace;"
+	"word-break:break-all;font-size:11px}.bad{color:var(--bad)}.good{color:var(--good)}";
+
+/* Rows are sorted by the column that is clicked, by its numbers where there are some. */
+static const char script[] =
+	"document.querySelectorAll('th').forEach(h=>h.onclick=()=>{const t=h.closest('table'),"
+	"i=[...h.parentNode.children].indexOf(h),d=h.dataset.d=h.dataset.d=='1'?'-1':'1',"
+	"v=r=>{const c=r.children[i];return c.dataset.v?+c.dataset.v:c.textContent};"
+	"[...t.tBodies[0].rows].sort((a,b)=>{const x=v(a),y=v(b);return (x>y?1:x<y?-1:0)*d})"
+	".forEach(r=>t.tBodies[0].append(r))})";
+
+void html_text(FILE *out, const char *text)
+{
+	for (; text && *text; text++) {
+		switch (*text) {
+		case '<':
+			(void)fputs("&lt;", out);
+			break;
+		case '>':
+			(void)fputs("&gt;", out);
+			break;
+		case '&':
+			(void)fputs("&amp;", out);
+			break;
+		case '"':
+			(void)fputs("&quot;", out);
+			break;
+		default:
+			(void)fputc(*text, out);
+		}
+	}
+}
+
+static void card(FILE *out, const char *label, const char *format, double value)
+{
+	(void)fputs("<div class=card><b>", out);
+	(void)fprintf(out, format, value);
+	(void)fprintf(out, "</b><span>%s</span></div>\n", label);
+}
+
+static void print_cards(FILE *out, const struct bench_device *device)
+{
+	size_t n, n_shapes, failed = 0, wrong = 0;
+	double *values = bench_efficiencies(device, &n), sum = 0, fastest = 0;
+	struct bench_best *best = bench_best_of(device, &n_shapes);
+
+	for (size_t i = 0; i < n; i++)
+		sum += values[i];
+	for (size_t i = 0; i < device->n_rows; i++) {
+		const struct bench_row *row = &device->rows[i];
+
+		failed += row->failure != NULL;
+		wrong += row->allowed > 0 && row->error > row->allowed;
+		fastest = row->tflops > fastest ? row->tflops : fastest;
+	}
+	(void)fputs("<div class=cards>\n", out);
+	card(out, "shapes", "%.0f", (double)n_shapes);
+	card(out, "kernels measured", "%.0f", (double)(device->n_rows - failed));
+	card(out, "highest TFLOP/s", "%.4g", fastest);
+	if (device->gbs > 0)
+		card(out, "GB/s of a copy", "%.4g", device->gbs);
+	if (n > 0) {
+		card(out, "of the best kernel's speed, on average", "%.1f %%",
+		     100 * sum / (double)n);
+		card(out, "at the tenth percentile", "%.1f %%",
+		     100 * stats_quantile(values, n, 0.1));
+	}
+	if (failed > 0)
+		card(out, "not measured", "%.0f", (double)failed);
+	if (wrong > 0)
+		card(out, "wrong results", "%.0f", (double)wrong);
+	(void)fputs("</div>\n", out);
+	free(values);
+	free(best);
+}
+
+static void print_number(FILE *out, const char *format, double value, bool there)
+{
+	if (!there) {
+		(void)fputs("<td>", out);
+		return;
+	}
+	(void)fprintf(out, "<td data-v=%.9g>", value);
+	(void)fprintf(out, format, value);
+}
+
+static void print_shape(FILE *out, const struct bench_best *b)
+{
+	const struct bench_row *row = b->chosen ? b->chosen : b->best;
+	double share = b->chosen && b->best ? b->best->median_us / b->chosen->median_us : 0;
+	bool wrong = row && row->allowed > 0 && row->error > row->allowed;
+
+	if (!row)
+		return;
+	(void)fputs("<tr><td>", out);
+	html_text(out, row->shape);
+	(void)fputs("<small>", out);
+	html_text(out, row->kernel);
+	if (b->best && b->best != row) {
+		(void)fputs("<br>best: ", out);
+		html_text(out, b->best->kernel);
+	}
+	(void)fputs("</small>", out);
+	print_number(out, "%.2f", row->median_us, true);
+	print_number(out, "%.3g", row->tflops, row->tflops > 0);
+	print_number(out, "%.4g", row->gbs, true);
+	print_number(out, "%.0f %%", 100 * row->roof, row->roof > 0);
+	print_number(out, share < 0.95 ? "<span class=bad>%.0f %%</span>" : "%.0f %%", 100 * share,
+		     b->n_measured > 1 && b->chosen);
+	(void)fprintf(out, "<td data-v=%zu>%zu", b->n_measured, b->n_measured);
+	(void)fputs(row->allowed <= 0 ? "<td>"
+		    : wrong           ? "<td class=bad>wrong"
+				      : "<td class=good>ok",
+		    out);
+	(void)fputc('\n', out);
+}
+
+static void print_table(FILE *out, const struct bench_device *device)
+{
+	size_t n;
+	struct bench_best *best = bench_best_of(device, &n);
+
+	(void)fputs("<h2>Every shape</h2><p>The kernel that the planner takes, and the best one "
+		    "where that is another. Click a column to sort.</p><table><thead><tr><th>shape"
+		    "<th>us<th>TFLOP/s<th>GB/s<th>of roof<th>of best<th>kernels<th>result"
+		    "</thead><tbody>\n",
+		    out);
+	for (size_t i = 0; best && i < n; i++)
+		print_shape(out, &best[i]);
+	(void)fputs("</tbody></table>\n", out);
+	free(best);
+}
+
+static void print_failures(FILE *out, const struct bench_device *device)
+{
+	bool any = false;
+
+	for (size_t i = 0; i < device->n_rows; i++) {
+		const struct bench_row *row = &device->rows[i];
+
+		if (!row->failure)
+			continue;
+		if (!any)
+			(void)fputs("<h2>Not measured</h2><table><thead><tr><th>shape<th>reason"
+				    "</thead><tbody>\n",
+				    out);
+		any = true;
+		(void)fputs("<tr><td>", out);
+		html_text(out, row->shape);
+		(void)fputs("<td>", out);
+		html_text(out, row->failure);
+	}
+	if (any)
+		(void)fputs("</tbody></table>\n", out);
+}
+
+static void print_device(FILE *out, const struct bench_report *report,
+			 const struct bench_device *device)
+{
+	(void)fputs("<h1>", out);
+	html_text(out, device->info.name);
+	(void)fputs("</h1><p>", out);
+	html_text(out, device->info.arch);
+	(void)fprintf(out, ", %u units; ", device->info.compute_units);
+	html_text(out, device->driver);
+	(void)fputs("; ", out);
+	html_text(out, device->compiler);
+	(void)fputs("</p><p>", out);
+	html_text(out, report->server);
+	(void)fputs(", ", out);
+	html_text(out, report->created);
+	(void)fputs(": <code>", out);
+	html_text(out, report->command);
+	(void)fputs("</code></p>\n", out);
+	print_cards(out, device);
+	svg_speed(out, device);
+	svg_roofline(out, device);
+	svg_selection(out, device);
+	print_failures(out, device);
+	print_table(out, device);
+}
+
+static void print_html(FILE *out, const void *what)
+{
+	const struct bench_report *report = what;
+
+	(void)fprintf(out,
+		      "<!DOCTYPE html><html lang=en><meta charset=utf-8>"
+		      "<meta name=viewport content=\"width=device-width\"><title>fmhactl bench"
+		      "</title><style>%s</style><body>\n",
+		      style);
+	for (size_t i = 0; i < report->n_devices; i++)
+		print_device(out, report, &report->devices[i]);
+	(void)fprintf(out, "<script>%s</script></body></html>\n", script);
+}
+
+int bench_write_html(const struct bench_report *report, const char *path)
+{
+	return bench_write_file(path, print_html, report);
+}

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""fmhactl bench: rows, documents, filters, resuming, the gate, the page; registries offline."""
+import csv
+import html.parser
+import json
+import os
+import re
+import subprocess
+
+import pytest
+
+import fmhad
+
+OK, FAILED, USAGE, _, _, IO = range(6)
+SWEEP = {
+    "shapes": "own",
+    "groups": [
+        {
+            "name": "lengths",
+            "set": {"nhead_q": 4, "nhead_k": 2, "hdim_q": 64, "data_type": "bf16"},
+            "for": [{"seqlen_q": [32, 100, 256], "mask,window_right": [["no", -1], ["bottom_right", 0]]}],
+        },
+        {"name": "packed", "set": {"mode": "group", "batch": 3, "seqlen_q": 90, "lengths": "mixed", "data_type": "fp16"}},
+        {"name": "back", "set": {"op": "backward", "seqlen_q": 64, "nhead_q": 2, "hdim_q": 32}},
+    ],
+}
+QUICK = ["--warmup", 1, "--repeat", 3, "--no-roofs"]
+
+
+@pytest.fixture(scope="module", name="daemon")
+def fixture_daemon():
+    with fmhad.Daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture(name="bench")
+def fixture_bench(daemon, tmp_path):
+    def run(*arguments, expect=OK):
+        done = subprocess.run(
+            [fmhad.find_program("fmhactl"), "bench", *map(str, arguments)],
+            capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path,
+            env={**os.environ, "FMHAD_SOCKET": daemon.socket},
+        )
+        assert done.returncode == expect, done.stdout + done.stderr
+        return done.stdout if expect in (OK, FAILED) else done.stderr
+
+    (tmp_path / "own.json").write_text(json.dumps(SWEEP))
+    return run
+
+
+def rows_of(path):
+    return json.loads(path.read_text())["devices"][0]["rows"]
+
+
+def visible_pairs(rows, keys, causal):
+    return sum(min(keys, keys - rows + i + 1) if causal else keys for i in range(rows))
+
+
+def test_a_sweep_of_all_kernels_is_measured_and_checked(bench, tmp_path):
+    text = bench("--tier", "./own.json", "--kernels", "all", "--check", *QUICK, "--out", "o.json", "--csv", "o.csv")
+    document = json.loads((tmp_path / "o.json").read_text())
+    device = document["devices"][0]
+    assert document["format"] == "fmhad-bench" and document["version"] == 1
+    assert device["backend"] == "cpu" and device["compiler"] and device["driver"] and document["server"]
+    rows = device["rows"]
+    by_shape = {}
+    for row in rows:
+        assert "failure" not in row and 0 <= row["error"] <= row["allowed"]
+        assert 0 < row["min_us"] <= row["median_us"] and row["runs"] == 3
+        by_shape.setdefault(row["shape"], []).append(row)
+    assert len(by_shape) == 8 and "8 shapes" in text and "0 wrong" in text
+    assert all(sum(row["chosen"] for row in shape) == 1 for shape in by_shape.values())
+    assert any(len(shape) > 1 for shape in by_shape.values())
+    assert all(len({row["kernel"] for row in shape}) == len(shape) for shape in by_shape.values())
+    # The rates follow from the time and the problem.
+    for row in rows:
+        size = row["sizes"]
+        if size["op"] != "forward" or size["mode"] != "batch":
+            continue
+        n, heads, d = size["seqlen_q"], size["nhead_q"], size["hdim_q"]
+        flops = 4 * visible_pairs(n, n, size["mask"] != "no") * heads * d
+        traffic = 2 * n * d * (2 * heads + 2 * size["nhead_k"])
+        assert row["tflops"] == pytest.approx(flops / row["median_us"] / 1e6)
+        assert row["gbs"] == pytest.approx(traffic / row["median_us"] / 1e3)
+        assert row["intensity"] == pytest.approx(flops / traffic)
+    lines = list(csv.DictReader((tmp_path / "o.csv").open()))
+    assert [(line["shape"], line["kernel"]) for line in lines] == [(row["shape"], row["kernel"]) for row in rows]
+    assert float(lines[0]["median_us"]) == pytest.approx(rows[0]["median_us"])
+
+
+def test_filters_and_limits_choose_shapes_and_kernels(bench, tmp_path):
+    bench("--tier", "./own.json", *QUICK, "--out", "a.json", "--shapes", "op == 'forward' and seqlen_k >= 100 and mask != 'no'")
+    assert [row["sizes"]["seqlen_q"] for row in rows_of(tmp_path / "a.json")] == [100, 256]
+    bench("--tier", "./own.json", *QUICK, "--out", "b.json", "--filter", "tile_m0 == 48", "--max-shapes", 2)
+    assert all("-t48x" in row["kernel"] for row in rows_of(tmp_path / "b.json"))
+    bench("-s", 64, *QUICK, "--kernels", "all", "--max-kernels", 1, "--out", "c.json")
+    assert len(rows_of(tmp_path / "c.json")) == 1
+    assert "^" in bench("--tier", "./own.json", "--shapes", "op == 'sideways'", expect=USAGE)
+    assert "there is no field 'tile_q'" in bench("-s", 64, "--filter", "tile_q > 1", expect=USAGE)
+    assert "no such" in bench("--kernels", "most", expect=USAGE)
+
+
+def test_a_shape_that_nothing_runs_is_a_row_with_the_reason(bench, tmp_path):
+    bench("-s", 64, "-prec", "bf16", "-d", 60, *QUICK, "--out", "o.json")
+    (row,) = rows_of(tmp_path / "o.json")
+    assert "hdim_q 60" in row["failure"] and row["kernel"] == ""
+
+
+@pytest.mark.parametrize("cache", ["rotate", "flush"])
+def test_caches_can_be_cold(bench, tmp_path, cache):
+    bench("-s", 200, "-h", 2, *QUICK, "--cache", cache, "--cache-mib", 8, "--check", "--out", "o.json")
+    (row,) = rows_of(tmp_path / "o.json")
+    assert row["error"] <= row["allowed"] and row["median_us"] > 0
+
+
+def test_roofs_bound_what_is_measured(bench, tmp_path):
+    bench("-s", 512, "-d", 64, "--warmup", 1, "--repeat", 3, "--roof-tflops", 100, "--roof-gbs", 1000, "--out", "o.json")
+    (row,) = rows_of(tmp_path / "o.json")
+    assert row["roof"] == pytest.approx(row["tflops"] / min(100, row["intensity"]))
+    bench("-s", 64, "-h", 1, "--warmup", 1, "--repeat", 3, "--out", "o.json")
+    roofs = json.loads((tmp_path / "o.json").read_text())["devices"][0]["roofs"]
+    assert roofs["gbs"] > 0 and roofs["tflops"]["bf16"] > 0
+    assert 0 < rows_of(tmp_path / "o.json")[0]["roof"] <= 1
+
+
+def test_an_interrupted_run_goes_on(bench, tmp_path):
+    bench("--tier", "./own.json", *QUICK, "--out", "o.json", "--max-shapes", 3)
+    first = rows_of(tmp_path / "o.json")
+    bench("--tier", "./own.json", *QUICK, "--out", "o.json", "--resume")
+    rows = rows_of(tmp_path / "o.json")
+    assert rows[:3] == first and len(rows) == 8
+
+
+def test_compare_is_a_gate(bench, tmp_path):
+    bench("--tier", "./own.json", *QUICK, "--check", "--out", "a.json")
+    document = json.loads((tmp_path / "a.json").read_text())
+
+    def changed(change):
+        copy = json.loads(json.dumps(document))
+        change(copy["devices"][0]["rows"])
+        (tmp_path / "b.json").write_text(json.dumps(copy))
+        return ["--compare", "a.json", "b.json"]
+
+    def scale(row, factor):
+        row.update(median_us=row["median_us"] * factor, min_us=row["min_us"] * factor)
+
+    for row in document["devices"][0]["rows"]:
+        row.update(spread=0.02, min_us=0.99 * row["median_us"])
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    assert "8 rows compared: 0 slower, 0 faster" in bench(*changed(lambda rows: None))
+    text = bench(*changed(lambda rows: scale(rows[1], 1.2)), expect=FAILED)
+    assert "1 slower" in text and "+20.0 %" in text
+    assert "1 slower" in bench(*changed(lambda rows: scale(rows[1], 1.07)), expect=FAILED)
+    assert "0 slower" in bench(*changed(lambda rows: scale(rows[1], 1.07)), "--tolerance", 10)
+    assert "1 faster" in bench(*changed(lambda rows: scale(rows[1], 0.5)))
+    # Noise is no regression, a missing, a failing and a wrong row are.
+    assert "0 slower" in bench(*changed(lambda rows: rows[1].update(median_us=rows[1]["median_us"] * 1.2, spread=0.5)))
+    assert "1 missing" in bench(*changed(lambda rows: rows.pop()), expect=FAILED)
+    assert "1 failed or wrong" in bench(*changed(lambda rows: rows[0].update(failure="no")), expect=FAILED)
+    assert "1 failed or wrong" in bench(*changed(lambda rows: rows[0].update(error=9.0)), expect=FAILED)
+    # The planner may choose another kernel: then it is its choices that are compared.
+    assert "0 missing" in bench(*changed(lambda rows: rows[0].update(kernel="fwd-another")))
+    (tmp_path / "b.json").write_text("{}")
+    assert "no fmhad-bench document" in bench("--compare", "a.json", "b.json", expect=IO)
+
+
+class Page(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.outside = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.outside += [v for k, v in attrs if k in ("src", "href")]
+
+
+def test_the_page_stands_alone_and_draws_what_was_measured(bench, tmp_path):
+    bench("--tier", "./own.json", "--kernels", "all", "--warmup", 1, "--repeat", 3, "--out", "o.json",
+          "--roof-tflops", 10, "--roof-gbs", 100)
+    bench("--from", "o.json", "--html", "o.html")
+    text = (tmp_path / "o.html").read_text()
+    page = Page()
+    page.feed(text)
+    assert page.tags.count("svg") == 3 and not page.outside and "http" not in text
+    rows = rows_of(tmp_path / "o.json")
+    assert text.count("<tr><td>") == len({row["shape"] for row in rows})
+    chosen = [row for row in rows if row["chosen"]]
+    assert text.count("<title>forward") + text.count("<title>backward") == 2 * len(chosen)
+    # Everything is drawn inside the axes.
+    assert all(0 <= float(x) <= 1060 and 0 <= float(y) <= 420 for x, y in re.findall(r"cx=([\d.-]+) cy=([\d.-]+)", text))
