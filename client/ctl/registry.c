@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "registry_files.h"
 #include "ctl.h"
 
 #define MAX_DOCUMENT (64 << 20) /* what the daemon takes */
@@ -21,6 +22,7 @@ struct request {
 	struct ctl_target target;
 	const char *filter, *out, *name;
 	const char *operand; /* FILE or NAME */
+	const char *second;  /* FILE of merge and compare */
 };
 
 static int file_error(const char *path)
@@ -198,8 +200,19 @@ static int parse(struct request *request, int argc, char **argv)
 	if (optind < argc)
 		request->operand = argv[optind++];
 	if (optind < argc)
+		request->second = argv[optind++];
+	if (optind < argc)
 		return ctl_usage_error("registry: what is '%s'?", argv[optind]);
 	return 0;
+}
+
+static int with_files(const char *verb, bool merges, const struct request *request)
+{
+	if (!request->second)
+		return ctl_usage_error("registry %s: two exports", verb);
+	if (merges)
+		return registry_merge_files(request->operand, request->second, request->out);
+	return registry_compare_files(request->operand, request->second);
 }
 
 static int run_registry(int argc, char **argv)
@@ -207,6 +220,7 @@ static int run_registry(int argc, char **argv)
 	const char *verb = ctl_take_verb(&argc, &argv);
 	bool exports = !strcmp(verb, "export"), imports = !strcmp(verb, "import");
 	bool loads = !strcmp(verb, "load"), unloads = !strcmp(verb, "unload");
+	bool merges = !strcmp(verb, "merge");
 	struct request request = {.target = CTL_TARGET_INIT};
 	struct fmha_client *client;
 	struct fmha_device *device;
@@ -214,13 +228,17 @@ static int run_registry(int argc, char **argv)
 
 	if (r != 0)
 		return r;
+	if (merges || !strcmp(verb, "compare"))
+		return with_files(verb, merges, &request);
 	if (!exports && !imports && !loads && !unloads)
-		return ctl_usage_error("registry: export, import, load or unload, not '%s'", verb);
+		return ctl_usage_error(
+			"registry: export, import, load, unload, merge or compare, not '%s'", verb);
 	if (!exports && !request.operand)
 		return ctl_usage_error("registry %s: %s is missing", verb,
 				       unloads ? "NAME" : "FILE");
-	if (exports && request.operand)
-		return ctl_usage_error("registry export: what is '%s'?", request.operand);
+	if ((exports && request.operand) || request.second)
+		return ctl_usage_error("registry %s: what is '%s'?", verb,
+				       request.second ? request.second : request.operand);
 	r = ctl_open(&request.target, &client, &device);
 	if (r != 0)
 		return r;
@@ -243,7 +261,9 @@ const struct ctl_command ctl_registry = {
 		  .synopsis = "export [--filter EXPR] [--out FILE] [OPTION...]\n"
 			      "import FILE [OPTION...]\n"
 			      "load SET.json [--name NAME] [OPTION...]\n"
-			      "unload NAME [OPTION...]",
+			      "unload NAME [OPTION...]\n"
+			      "merge FIRST SECOND [--out FILE]\n"
+			      "compare FIRST SECOND",
 		  .text = "`export` prints a device's kernels with their state, statistics and "
 			  "tuned "
 			  "results as JSON; without --filter those that something is known "
@@ -252,8 +272,11 @@ const struct ctl_command ctl_registry = {
 			  "device.\n\n"
 			  "`load` offers the kernels of a set: a JSON list of patterns over kernel "
 			  "names, as in [\"fwd-bf16-*\", \"!*-h256-*\"].\n\n"
-			  "`unload` takes a set back.",
-		  .operands = "export|import|load|unload",
+			  "`unload` takes a set back.\n\n"
+			  "`merge` puts two exports of one device model together, and `compare` "
+			  "says what they remember differently (exit code 1); neither needs a "
+			  "daemon.",
+		  .operands = "export|import|load|unload|merge|compare",
 		  .tables = {own_options, ctl_target_options}},
 	.run = run_registry,
 };

@@ -188,3 +188,73 @@ def test_the_page_stands_alone_and_draws_what_was_measured(bench, tmp_path):
     assert text.count("<title>forward") + text.count("<title>backward") == 2 * len(chosen)
     # Everything is drawn inside the axes.
     assert all(0 <= float(x) <= 1060 and 0 <= float(y) <= 420 for x, y in re.findall(r"cx=([\d.-]+) cy=([\d.-]+)", text))
+
+
+def export(path, kernels, device="cpu", environment="one", sets=None):
+    path.write_text(json.dumps({
+        "format": "fmhad-registry", "version": 1, "device": device, "environment": environment, "archs": ["x86_64_v3"],
+        "sets": sets or {"default": ["*"]}, "kernels": kernels, "statistics": {"kernels": len(kernels)},
+    }))
+
+
+def test_registries_merge_and_compare_without_a_daemon(tmp_path):
+    def registry(*arguments, expect=OK):
+        done = subprocess.run(
+            [fmhad.find_program("fmhactl"), "registry", *map(str, arguments)],
+            capture_output=True, text=True, check=False, timeout=20, cwd=tmp_path,
+            env={**os.environ, "FMHAD_SOCKET": "/nowhere"},
+        )
+        assert done.returncode == expect, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def tuned(shape, us, when, splits=0):
+        return {"shape": shape, "us": us, "when": when, "splits": splits}
+
+    export(tmp_path / "a.json", [
+        {"name": "fwd-a", "runs": 3, "priority": 2, "tuned": [tuned("s", 10, 100), tuned("t", 20, 100)]},
+        {"name": "fwd-b", "flags": ["loaded"]},
+    ], sets={"default": ["*"], "mine": ["fwd-*"]})
+    export(tmp_path / "b.json", [
+        {"name": "fwd-a", "runs": 9, "priority": 5, "tuned": [tuned("s", 9, 99), tuned("t", 21, 101), tuned("s", 8, 1, 4)]},
+        {"name": "fwd-c", "priority": 1, "tuned": [tuned("s", 30, 5)]},
+        {"name": "fwd-d", "flags": ["compiled"], "runs": 4},
+    ], sets={"default": ["*"], "mine": ["bwd-*"], "theirs": ["*-h64-*"]})
+    said = registry("merge", "a.json", "b.json", "--out", "m.json")
+    assert "3 results of the second file taken" in said and "set 'mine' differs" in said
+    merged = json.loads((tmp_path / "m.json").read_text())
+    kernels = {kernel["name"]: kernel for kernel in merged["kernels"]}
+    # The newer time, the first file's priority and set, nothing that only the other machine knows.
+    assert sorted(kernels) == ["fwd-a", "fwd-b", "fwd-c"] and kernels["fwd-a"]["priority"] == 2
+    assert {(t["shape"], t["splits"]): t["us"] for t in kernels["fwd-a"]["tuned"]} == {
+        ("s", 0): 10, ("t", 0): 21, ("s", 4): 8}
+    assert kernels["fwd-a"]["runs"] == 3 and "runs" not in kernels["fwd-c"] and kernels["fwd-c"]["priority"] == 1
+    assert merged["sets"] == {"default": ["*"], "mine": ["fwd-*"], "theirs": ["*-h64-*"]}
+    assert "statistics" not in merged
+    text = registry("compare", "a.json", "b.json", expect=FAILED)
+    for line in ("priority: 2 -> 5", "s: 10 -> 9", "s: - -> 8", "set mine differs", "set theirs"):
+        assert line in text
+    assert "both remember the same" in registry("compare", "m.json", "m.json")
+    # Another model or environment is refused, and so is what is no export.
+    export(tmp_path / "c.json", [], environment="two")
+    assert "another environment: 'two', not 'one'" in registry("merge", "a.json", "c.json", expect=FAILED)
+    export(tmp_path / "c.json", [], device="gpu")
+    assert "another device: 'gpu', not 'cpu'" in registry("merge", "a.json", "c.json", expect=FAILED)
+    (tmp_path / "c.json").write_text("[]")
+    assert "not a registry's export" in registry("merge", "a.json", "c.json", expect=IO)
+    assert "two exports" in registry("merge", "a.json", expect=USAGE)
+
+
+def test_a_merged_registry_can_be_imported(daemon, tmp_path):
+    environment = {**os.environ, "FMHAD_SOCKET": daemon.socket}
+
+    def fmhactl(*arguments):
+        return subprocess.run([fmhad.find_program("fmhactl"), *arguments], capture_output=True, text=True, check=True,
+                              timeout=60, cwd=tmp_path, env=environment).stdout
+
+    fmhactl("run", "forward", "-s", "32", "-d", "64")
+    fmhactl("registry", "export", "--out", "a.json")
+    document = json.loads((tmp_path / "a.json").read_text())
+    document["kernels"][0]["priority"] = 4
+    (tmp_path / "b.json").write_text(json.dumps(document))
+    fmhactl("registry", "merge", "a.json", "b.json", "--out", "m.json")
+    assert fmhactl("registry", "import", "m.json") == "1 kernels\n"

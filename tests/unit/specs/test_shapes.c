@@ -98,8 +98,8 @@ static int count_matches(void *owner, const struct spec_shape *shape)
 {
 	struct counted *c = owner;
 	int wanted = shape->op == 0 && shape->data_type == FMHA_BF16 &&
-		      shape->seqlen_k >= 4 * shape->seqlen_q &&
-		      (shape->window_left == -1 || shape->hdim_q / 2 == 32);
+		     shape->seqlen_k >= 4 * shape->seqlen_q &&
+		     (shape->window_left == -1 || shape->hdim_q / 2 == 32);
 
 	c->n++;
 	c->n_matched += wanted;
@@ -113,7 +113,8 @@ static void filters_know_the_fields_of_shapes(void **state)
 		const char *text, *fault;
 	} wrong[] = {{"tile_m0 == 1", "there is no field 'tile_m0'"},
 		     {"op == 'sideways'", "op is never 'sideways': 'forward', 'backward', "},
-		     {"op > 1", "op is a word"},
+		     {"op > 1", "words have no order"},
+		     {"op == 1", "op is a word"},
 		     {"batch == 'two'", "a word is compared with a field that has words"}};
 	struct spec_shape_filter *filter = NULL;
 	char explain[SPEC_EXPLAIN_BYTES];

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: MIT */
+#include "registry_files.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "ctl.h"
+
+static const char *text_of(const cJSON *object, const char *key)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+
+	return cJSON_IsString(item) ? item->valuestring : "";
+}
+
+static double number_of(const cJSON *object, const char *key)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+
+	return cJSON_IsNumber(item) ? item->valuedouble : 0;
+}
+
+static cJSON *member(const cJSON *object, const char *key)
+{
+	return cJSON_GetObjectItemCaseSensitive(object, key);
+}
+
+static bool is_export(const cJSON *root)
+{
+	return !strcmp(text_of(root, "format"), "fmhad-registry") &&
+	       cJSON_IsArray(member(root, "kernels"));
+}
+
+/* An export, or NULL: a line says why. */
+static cJSON *read_export(const char *path)
+{
+	FILE *file = fopen(path, "re");
+	size_t capacity = 0;
+	char *text = NULL;
+	ssize_t n = file ? getdelim(&text, &capacity, '\0', file) : -1;
+	cJSON *root = n > 0 ? cJSON_ParseWithLength(text, (size_t)n) : NULL;
+
+	if (!root || !is_export(root)) {
+		(void)fprintf(stderr, "fmhactl: %s: %s\n", path,
+			      file ? "not a registry's export" : strerror(errno));
+		cJSON_Delete(root);
+		root = NULL;
+	}
+	if (file)
+		(void)fclose(file);
+	free(text);
+	return root;
+}
+
+/* What both have to share. */
+static bool fits(const cJSON *a, const cJSON *b)
+{
+	static const char *const keys[] = {"device", "environment"};
+
+	for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+		if (!strcmp(text_of(a, keys[i]), text_of(b, keys[i])))
+			continue;
+		(void)fprintf(stderr,
+			      "fmhactl: the second file is of another %s: '%s', not '%s'\n", keys[i],
+			      text_of(b, keys[i]), text_of(a, keys[i]));
+		return false;
+	}
+	return true;
+}
+
+/* ---- kernels and their results, by name ---- */
+
+struct kernels {
+	cJSON **list; /* sorted by name; items of the document */
+	size_t n;
+};
+
+static int compare_names(const void *a, const void *b)
+{
+	return strcmp(text_of(*(cJSON *const *)a, "name"), text_of(*(cJSON *const *)b, "name"));
+}
+
+static bool kernels_init(struct kernels *kernels, const cJSON *root)
+{
+	cJSON *list = member(root, "kernels"), *item;
+
+	*kernels = (struct kernels){.list = calloc((size_t)cJSON_GetArraySize(list) + 1,
+						   sizeof(cJSON *))};
+	if (!kernels->list)
+		return false;
+	cJSON_ArrayForEach(item, list) kernels->list[kernels->n++] = item;
+	qsort(kernels->list, kernels->n, sizeof(cJSON *), compare_names);
+	return true;
+}
+
+static cJSON *find_kernel(const struct kernels *kernels, cJSON *like)
+{
+	cJSON **found = bsearch(&like, kernels->list, kernels->n, sizeof(cJSON *), compare_names);
+
+	return found ? *found : NULL;
+}
+
+static cJSON *find_result(const cJSON *kernel, const cJSON *like)
+{
+	cJSON *result;
+
+	cJSON_ArrayForEach(result, member(kernel, "tuned"))
+	{
+		if (!strcmp(text_of(result, "shape"), text_of(like, "shape")) &&
+		    number_of(result, "splits") == number_of(like, "splits"))
+			return result;
+	}
+	return NULL;
+}
+
+/* ---- merging ---- */
+
+static void merge_results(cJSON *into, const cJSON *from, size_t *n_taken)
+{
+	cJSON *tuned = member(into, "tuned");
+	const cJSON *result;
+
+	if (!tuned && cJSON_GetArraySize(member(from, "tuned")) > 0)
+		tuned = cJSON_AddArrayToObject(into, "tuned");
+	cJSON_ArrayForEach(result, member(from, "tuned"))
+	{
+		cJSON *own = find_result(into, result);
+
+		if (own && number_of(result, "when") <= number_of(own, "when"))
+			continue;
+		if (own)
+			cJSON_Delete(cJSON_DetachItemViaPointer(tuned, own));
+		cJSON_AddItemToArray(tuned, cJSON_Duplicate(result, true));
+		++*n_taken;
+	}
+}
+
+/* @into: NULL: the first document does not have the kernel. */
+static void merge_kernel(cJSON *list, cJSON *into, const cJSON *from, size_t *n_taken)
+{
+	const cJSON *priority = member(from, "priority");
+
+	if (!priority && cJSON_GetArraySize(member(from, "tuned")) == 0)
+		return;
+	if (!into) {
+		into = cJSON_CreateObject();
+		cJSON_AddStringToObject(into, "name", text_of(from, "name"));
+		cJSON_AddItemToArray(list, into);
+	}
+	if (priority && !member(into, "priority"))
+		cJSON_AddItemToObject(into, "priority", cJSON_Duplicate(priority, true));
+	merge_results(into, from, n_taken);
+}
+
+static void merge_sets(cJSON *into, const cJSON *from)
+{
+	const cJSON *set;
+
+	cJSON_ArrayForEach(set, from)
+	{
+		const cJSON *own = member(into, set->string);
+
+		if (!own)
+			cJSON_AddItemToObject(into, set->string, cJSON_Duplicate(set, true));
+		else if (!cJSON_Compare(own, set, true))
+			(void)fprintf(stderr,
+				      "fmhactl: set '%s' differs: the first file's stays\n",
+				      set->string);
+	}
+}
+
+static int write_merged(cJSON *root, const char *out)
+{
+	char *text = cJSON_Print(root);
+	FILE *file = out ? fopen(out, "we") : stdout;
+	bool written = text && file && fputs(text, file) >= 0 && fputc('\n', file) != EOF;
+
+	if (out && file && fclose(file) != 0)
+		written = false;
+	cJSON_free(text);
+	if (written)
+		return CTL_OK;
+	(void)fprintf(stderr, "fmhactl: %s: %s\n", out ? out : "stdout", strerror(errno));
+	return CTL_IO;
+}
+
+static int merge(cJSON *a, const cJSON *b, const char *out)
+{
+	struct kernels own = {0};
+	cJSON *list = member(a, "kernels"), *kernel;
+	size_t n_taken = 0;
+	int r;
+
+	if (!fits(a, b))
+		return CTL_FAILED;
+	if (!kernels_init(&own, a))
+		return ctl_usage_error("out of memory");
+	cJSON_ArrayForEach(kernel, member(b, "kernels"))
+		merge_kernel(list, find_kernel(&own, kernel), kernel, &n_taken);
+	free(own.list);
+	merge_sets(member(a, "sets"), member(b, "sets"));
+	cJSON_DeleteItemFromObjectCaseSensitive(a, "statistics"); /* of the first file alone */
+	r = write_merged(a, out);
+	if (r == 0)
+		(void)fprintf(stderr, "%zu results of the second file taken\n", n_taken);
+	return r;
+}
+
+/* ---- comparing ---- */
+
+/* 0: there is none. */
+static void say(size_t *n, const char *kernel, const char *what, double a, double b)
+{
+	if (++*n == 1)
+		(void)puts("the first file's -> the second file's; -: it has none");
+	(void)printf("%s\n  %s: ", kernel, what);
+	if (a == 0)
+		(void)printf("- -> %.6g\n", b);
+	else if (b == 0)
+		(void)printf("%.6g -> -\n", a);
+	else
+		(void)printf("%.6g -> %.6g\n", a, b);
+}
+
+static void compare_kernel(const cJSON *a, const cJSON *b, size_t *n)
+{
+	const char *name = text_of(a ? a : b, "name");
+	const cJSON *result;
+
+	if (number_of(a, "priority") != number_of(b, "priority"))
+		say(n, name, "priority", number_of(a, "priority"), number_of(b, "priority"));
+	cJSON_ArrayForEach(result, member(a, "tuned"))
+	{
+		const cJSON *other = find_result(b, result);
+
+		if (number_of(other, "us") != number_of(result, "us"))
+			say(n, name, text_of(result, "shape"), number_of(result, "us"),
+			    number_of(other, "us"));
+	}
+	cJSON_ArrayForEach(result, member(b, "tuned"))
+	{
+		if (!find_result(a, result))
+			say(n, name, text_of(result, "shape"), 0, number_of(result, "us"));
+	}
+}
+
+static void compare_sets(const cJSON *a, const cJSON *b, size_t *n)
+{
+	const cJSON *set;
+
+	cJSON_ArrayForEach(set, a)
+	{
+		if (!cJSON_Compare(set, member(b, set->string), true)) {
+			(void)printf("set %s differs\n", set->string);
+			++*n;
+		}
+	}
+	cJSON_ArrayForEach(set, b)
+	{
+		if (!member(a, set->string)) {
+			(void)printf("set %s: only the second has it\n", set->string);
+			++*n;
+		}
+	}
+}
+
+static int compare(const cJSON *a, const cJSON *b)
+{
+	struct kernels first, second;
+	size_t n = !fits(a, b);
+	bool ready = kernels_init(&first, a);
+
+	ready = kernels_init(&second, b) && ready;
+	for (size_t i = 0; ready && i < first.n; i++)
+		compare_kernel(first.list[i], find_kernel(&second, first.list[i]), &n);
+	for (size_t i = 0; ready && i < second.n; i++)
+		if (!find_kernel(&first, second.list[i]))
+			compare_kernel(NULL, second.list[i], &n);
+	free(first.list);
+	free(second.list);
+	if (!ready)
+		return ctl_usage_error("out of memory");
+	compare_sets(member(a, "sets"), member(b, "sets"), &n);
+	if (n == 0)
+		(void)puts("both remember the same");
+	return n == 0 ? CTL_OK : CTL_FAILED;
+}
+
+static int with_both(const char *first, const char *second, const char *out, bool merges)
+{
+	cJSON *a = read_export(first), *b = a ? read_export(second) : NULL;
+	int r = CTL_IO;
+
+	if (a && b)
+		r = merges ? merge(a, b, out) : compare(a, b);
+	cJSON_Delete(a);
+	cJSON_Delete(b);
+	return r;
+}
+
+int registry_merge_files(const char *first, const char *second, const char *out)
+{
+	return with_both(first, second, out, true);
+}
+
+int registry_compare_files(const char *first, const char *second)
+{
+	return with_both(first, second, NULL, false);
+}
