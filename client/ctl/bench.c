@@ -115,22 +115,11 @@ static int parse_count(struct bench_options *o, int option, const char *value)
 	return ctl_target_option(&o->target, option, value);
 }
 
-static int parse_word(const char *option, const char *value, const char *const *words,
-		      uint32_t *ret)
-{
-	for (uint32_t i = 0; words[i]; i++) {
-		if (!strcmp(words[i], value)) {
-			*ret = i;
-			return 0;
-		}
-	}
-	return ctl_usage_error("%s '%s': no such word", option, value);
-}
-
 static int parse_measuring(struct request *request, int option, const char *value)
 {
-	static const char *const kernels[] = {"chosen", "all", NULL};
-	static const char *const caches[] = {"warm", "rotate", "flush", NULL};
+	static const struct ctl_word kernels[] = {{"chosen", 0}, {"all", 1}, {NULL, 0}};
+	static const struct ctl_word caches[] = {
+		{"warm", BENCH_WARM}, {"rotate", BENCH_ROTATE}, {"flush", BENCH_FLUSH}, {NULL, 0}};
 	struct bench_options *o = &request->options;
 	uint32_t word = 0;
 	int r;
@@ -140,7 +129,7 @@ static int parse_measuring(struct request *request, int option, const char *valu
 		o->tier = value;
 		return 0;
 	case OPTION_KERNELS:
-		r = parse_word("--kernels", value, kernels, &word);
+		r = ctl_parse_word("--kernels", value, kernels, &word);
 		o->all_kernels |= word == 1;
 		return r;
 	case OPTION_FILTER:
@@ -151,7 +140,7 @@ static int parse_measuring(struct request *request, int option, const char *valu
 		o->shape_filter = value;
 		return 0;
 	case OPTION_CACHE:
-		return parse_word("--cache", value, caches, &o->cache);
+		return ctl_parse_word("--cache", value, caches, &o->cache);
 	case OPTION_CHECK:
 		o->check = true;
 		return 0;

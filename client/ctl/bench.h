@@ -85,9 +85,14 @@ struct bench_best {
 
 /* One a shape, in their order. @ret_n: how many. Given; NULL when there are none. */
 struct bench_best *bench_best_of(const struct bench_device *device, size_t *ret_n);
-/* The best's time by the chosen one's, of shapes with at least two kernels measured; sorted,
- * given. */
-double *bench_efficiencies(const struct bench_device *device, size_t *ret_n);
+/* What a device's rows say together; shares are the best's time by the chosen one's. */
+struct bench_verdict {
+	size_t n_shapes, n_failed, n_wrong; /* the last two: rows */
+	double *shares;                     /* of shapes with at least two kernels; sorted, given */
+	size_t n_shares;
+	double mean, tenth, worst; /* of the shares: their average, tenth percentile, least */
+};
+void bench_judge(const struct bench_device *device, struct bench_verdict *ret_verdict);
 void bench_print_summary(const struct bench_report *report, bool every_row);
 
 /* ---- comparing: bench_compare.c. Return: CTL_OK, CTL_FAILED (the second one is worse). ---- */

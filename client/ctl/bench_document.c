@@ -8,14 +8,14 @@
 
 #include "bench.h"
 
-#define MAX_DOCUMENT (512 << 20)
-
 /* The numbers of a shape that rows carry, in the order of columns. */
 #define SIZES(X)                                                                                   \
 	X(op)                                                                                      \
 	X(data_type)                                                                               \
-	X(mode) X(batch) X(nhead_q) X(nhead_k) X(seqlen_q) X(seqlen_k) X(hdim_q) X(hdim_v)         \
-		X(lengths) X(mask) X(page_size) X(n_splits)
+	X(mode)                                                                                    \
+	X(batch)                                                                                   \
+	X(nhead_q) X(nhead_k) X(seqlen_q) X(seqlen_k) X(hdim_q) X(hdim_v) X(lengths) X(mask)       \
+		X(page_size) X(n_splits)
 
 const char *bench_dtype_word(int32_t data_type)
 {
@@ -120,6 +120,24 @@ static cJSON *row_to_json(const struct bench_row *row)
 	return object;
 }
 
+static void add_summary(cJSON *to, const struct bench_device *device)
+{
+	cJSON *object = cJSON_AddObjectToObject(to, "summary"), *choice;
+	struct bench_verdict v;
+
+	bench_judge(device, &v);
+	cJSON_AddNumberToObject(object, "shapes", (double)v.n_shapes);
+	cJSON_AddNumberToObject(object, "rows", (double)device->n_rows);
+	cJSON_AddNumberToObject(object, "failed", (double)v.n_failed);
+	cJSON_AddNumberToObject(object, "wrong", (double)v.n_wrong);
+	choice = cJSON_AddObjectToObject(object, "choice");
+	cJSON_AddNumberToObject(choice, "shapes", (double)v.n_shares);
+	cJSON_AddNumberToObject(choice, "mean", v.mean);
+	cJSON_AddNumberToObject(choice, "tenth_percentile", v.tenth);
+	cJSON_AddNumberToObject(choice, "worst", v.worst);
+	free(v.shares);
+}
+
 static cJSON *device_to_json(const struct bench_device *device)
 {
 	const struct fmha_device_info *info = &device->info;
@@ -139,6 +157,7 @@ static cJSON *device_to_json(const struct bench_device *device)
 	for (size_t i = 0; i < device->n_roofs; i++)
 		cJSON_AddNumberToObject(list, bench_dtype_word((int32_t)device->roofs[i].dtype),
 					device->roofs[i].tflops);
+	add_summary(object, device);
 	list = cJSON_AddArrayToObject(object, "rows");
 	for (size_t i = 0; i < device->n_rows; i++)
 		cJSON_AddItemToArray(list, row_to_json(&device->rows[i]));
@@ -374,22 +393,12 @@ static int read_report(const cJSON *root, const char *path, struct bench_report 
 
 int bench_read(const char *path, struct bench_report *ret_report)
 {
-	FILE *file = fopen(path, "re");
-	char *text = NULL;
-	size_t capacity = 0;
-	ssize_t n = file ? getdelim(&text, &capacity, '\0', file) : -1;
-	cJSON *root = n > 0 && n < MAX_DOCUMENT ? cJSON_ParseWithLength(text, (size_t)n) : NULL;
-	int r = CTL_IO;
+	cJSON *root = ctl_read_json(path);
+	int r = root ? 0 : CTL_IO;
 
 	*ret_report = (struct bench_report){0};
-	if (root)
+	if (r == 0)
 		r = read_report(root, path, ret_report);
-	else
-		(void)fprintf(stderr, "fmhactl: %s: %s\n", path,
-			      file ? "no JSON" : strerror(errno));
-	if (file)
-		(void)fclose(file);
-	free(text);
 	cJSON_Delete(root);
 	return r;
 }

@@ -74,38 +74,29 @@ static void card(FILE *out, const char *label, const char *format, double value)
 
 static void print_cards(FILE *out, const struct bench_device *device)
 {
-	size_t n, n_shapes, failed = 0, wrong = 0;
-	double *values = bench_efficiencies(device, &n), sum = 0, fastest = 0;
-	struct bench_best *best = bench_best_of(device, &n_shapes);
+	struct bench_verdict v;
+	double fastest = 0;
 
-	for (size_t i = 0; i < n; i++)
-		sum += values[i];
-	for (size_t i = 0; i < device->n_rows; i++) {
-		const struct bench_row *row = &device->rows[i];
-
-		failed += row->failure != NULL;
-		wrong += row->allowed > 0 && row->error > row->allowed;
-		fastest = row->tflops > fastest ? row->tflops : fastest;
-	}
+	bench_judge(device, &v);
+	for (size_t i = 0; i < device->n_rows; i++)
+		if (device->rows[i].tflops > fastest)
+			fastest = device->rows[i].tflops;
 	(void)fputs("<div class=cards>\n", out);
-	card(out, "shapes", "%.0f", (double)n_shapes);
-	card(out, "kernels measured", "%.0f", (double)(device->n_rows - failed));
+	card(out, "shapes", "%.0f", (double)v.n_shapes);
+	card(out, "kernels measured", "%.0f", (double)(device->n_rows - v.n_failed));
 	card(out, "highest TFLOP/s", "%.4g", fastest);
 	if (device->gbs > 0)
 		card(out, "GB/s of a copy", "%.4g", device->gbs);
-	if (n > 0) {
-		card(out, "of the best kernel's speed, on average", "%.1f %%",
-		     100 * sum / (double)n);
-		card(out, "at the tenth percentile", "%.1f %%",
-		     100 * stats_quantile(values, n, 0.1));
+	if (v.n_shares > 0) {
+		card(out, "of the best kernel's speed, on average", "%.1f %%", 100 * v.mean);
+		card(out, "at the tenth percentile", "%.1f %%", 100 * v.tenth);
 	}
-	if (failed > 0)
-		card(out, "not measured", "%.0f", (double)failed);
-	if (wrong > 0)
-		card(out, "wrong results", "%.0f", (double)wrong);
+	if (v.n_failed > 0)
+		card(out, "not measured", "%.0f", (double)v.n_failed);
+	if (v.n_wrong > 0)
+		card(out, "wrong results", "%.0f", (double)v.n_wrong);
 	(void)fputs("</div>\n", out);
-	free(values);
-	free(best);
+	free(v.shares);
 }
 
 static void print_number(FILE *out, const char *format, double value, bool there)

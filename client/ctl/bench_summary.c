@@ -53,20 +53,31 @@ static int compare(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-double *bench_efficiencies(const struct bench_device *device, size_t *ret_n)
+void bench_judge(const struct bench_device *device, struct bench_verdict *ret_verdict)
 {
-	size_t n = 0, n_shapes;
-	struct bench_best *best = bench_best_of(device, &n_shapes);
-	double *values = calloc(n_shapes + 1, sizeof(*values));
+	struct bench_verdict v = {0};
+	struct bench_best *best = bench_best_of(device, &v.n_shapes);
 
-	for (size_t i = 0; best && values && i < n_shapes; i++)
+	v.shares = calloc(v.n_shapes + 1, sizeof(*v.shares));
+	for (size_t i = 0; best && v.shares && i < v.n_shapes; i++)
 		if (best[i].chosen && best[i].n_measured > 1)
-			values[n++] = best[i].best->median_us / best[i].chosen->median_us;
-	if (values)
-		qsort(values, n, sizeof(*values), compare);
+			v.shares[v.n_shares++] = best[i].best->median_us /
+						 best[i].chosen->median_us;
+	for (size_t i = 0; i < device->n_rows; i++) {
+		const struct bench_row *row = &device->rows[i];
+
+		v.n_failed += row->failure != NULL;
+		v.n_wrong += row->allowed > 0 && row->error > row->allowed;
+	}
+	if (v.n_shares > 0) {
+		qsort(v.shares, v.n_shares, sizeof(*v.shares), compare);
+		for (size_t i = 0; i < v.n_shares; i++)
+			v.mean += v.shares[i] / (double)v.n_shares;
+		v.tenth = stats_quantile(v.shares, v.n_shares, 0.1);
+		v.worst = v.shares[0];
+	}
 	free(best);
-	*ret_n = n;
-	return values;
+	*ret_verdict = v;
 }
 
 static void print_row(const struct bench_row *row)
@@ -92,21 +103,15 @@ static int compare_gap(const void *a, const void *b)
 	return (gap_y > gap_x) - (gap_y < gap_x);
 }
 
-static void print_selection(const struct bench_device *device, struct bench_best *best,
-			    size_t n_shapes)
+static void print_selection(const struct bench_verdict *v, struct bench_best *best)
 {
-	size_t n;
-	double *values = bench_efficiencies(device, &n), sum = 0;
-
-	for (size_t i = 0; i < n; i++)
-		sum += values[i];
-	if (n > 0)
-		(void)printf("choice: %.1f %% of the best kernel's speed on average, %.1f %% at "
-			     "the tenth percentile, %.1f %% at worst, over %zu shapes\n",
-			     100 * sum / (double)n, 100 * stats_quantile(values, n, 0.1),
-			     100 * values[0], n);
-	qsort(best, n_shapes, sizeof(*best), compare_gap);
-	for (size_t i = 0; i < n_shapes && i < WORST && n > 0; i++) {
+	if (v->n_shares == 0)
+		return;
+	(void)printf("choice: %.1f %% of the best kernel's speed on average, %.1f %% at the tenth "
+		     "percentile, %.1f %% at worst, over %zu shapes\n",
+		     100 * v->mean, 100 * v->tenth, 100 * v->worst, v->n_shares);
+	qsort(best, v->n_shapes, sizeof(*best), compare_gap);
+	for (size_t i = 0; i < v->n_shapes && i < WORST; i++) {
 		const struct bench_best *b = &best[i];
 
 		if (!b->chosen || b->best == b->chosen)
@@ -115,36 +120,34 @@ static void print_selection(const struct bench_device *device, struct bench_best
 			     b->best->median_us / b->chosen->median_us, b->chosen->shape,
 			     b->chosen->kernel, b->best->kernel);
 	}
-	free(values);
 }
 
 static void print_device(const struct bench_device *device, bool every_row)
 {
-	size_t n_shapes, failed = 0, wrong = 0;
+	size_t n_shapes;
 	struct bench_best *best = bench_best_of(device, &n_shapes);
+	struct bench_verdict v;
 	const char *shape = "";
 
-	for (size_t i = 0; i < device->n_rows; i++) {
+	for (size_t i = 0; every_row && i < device->n_rows; i++) {
 		const struct bench_row *row = &device->rows[i];
 
-		failed += row->failure != NULL;
-		wrong += row->allowed > 0 && row->error > row->allowed;
-		if (!every_row)
-			continue;
 		if (strcmp(shape, row->shape) != 0)
 			(void)printf("%s\n", row->shape);
 		shape = row->shape;
 		print_row(row);
 	}
+	bench_judge(device, &v);
 	(void)printf("device %u: %s (%s), %zu shapes, %zu rows, %zu failed, %zu wrong\n",
-		     device->info.device, device->info.name, device->info.arch, n_shapes,
-		     device->n_rows, failed, wrong);
+		     device->info.device, device->info.name, device->info.arch, v.n_shapes,
+		     device->n_rows, v.n_failed, v.n_wrong);
 	for (size_t i = 0; i < device->n_roofs; i++)
 		(void)printf("roof: %s %.3f TFLOP/s, %.1f GB/s\n",
 			     bench_dtype_word((int32_t)device->roofs[i].dtype),
 			     device->roofs[i].tflops, device->gbs);
 	if (best)
-		print_selection(device, best, n_shapes);
+		print_selection(&v, best);
+	free(v.shares);
 	free(best);
 }
 

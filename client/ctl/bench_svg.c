@@ -342,11 +342,11 @@ void svg_selection(FILE *out, const struct bench_device *device)
 	struct plot plot = {.out = out,
 			    .x = {.title = "chosen kernel's speed, % of the best one's"},
 			    .y = {.low = 0, .high = 100, .title = "% of shapes"}};
-	size_t n;
-	double *values = bench_efficiencies(device, &n);
+	struct bench_verdict v;
 
-	if (n > 1) {
-		double least = floor(10 * values[0]) * 10;
+	bench_judge(device, &v);
+	if (v.n_shares > 1) {
+		double least = floor(10 * v.worst) * 10;
 
 		plot.x.low = least < 90 ? least : 90;
 		plot.x.high = 100;
@@ -358,11 +358,11 @@ void svg_selection(FILE *out, const struct bench_device *device)
 		(void)fprintf(out,
 			      "<path fill=none stroke-width=2.5 stroke='var(--c0)' d='M%.1f %.1f",
 			      at_x(&plot, plot.x.low), at_y(&plot, 0));
-		for (size_t i = 0; i < n; i++)
-			(void)fprintf(out, "H%.1fV%.1f", at_x(&plot, 100 * values[i]),
-				      at_y(&plot, 100 * (double)(i + 1) / (double)n));
+		for (size_t i = 0; i < v.n_shares; i++)
+			(void)fprintf(out, "H%.1fV%.1f", at_x(&plot, 100 * v.shares[i]),
+				      at_y(&plot, 100 * (double)(i + 1) / (double)v.n_shares));
 		(void)fputs("'/>\n", out);
 		end(&plot);
 	}
-	free(values);
+	free(v.shares);
 }

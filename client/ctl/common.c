@@ -97,6 +97,22 @@ const char *ctl_take_verb(int *argc, char ***argv)
 	return verb;
 }
 
+int ctl_parse_word(const char *option, const char *text, const struct ctl_word *words,
+		   uint32_t *ret_value)
+{
+	for (const struct ctl_word *w = words; w->text; w++) {
+		if (!strcmp(text, w->text)) {
+			*ret_value = w->value;
+			return 0;
+		}
+	}
+	(void)fprintf(stderr, "fmhactl: %s '%s': not one of", option, text);
+	for (const struct ctl_word *w = words; w->text; w++)
+		(void)fprintf(stderr, " %s", w->text);
+	(void)fputc('\n', stderr);
+	return CTL_USAGE;
+}
+
 int ctl_target_option(struct ctl_target *target, int option, const char *value)
 {
 	int64_t number = 0;
@@ -160,6 +176,23 @@ int ctl_print_json(cJSON *json)
 	cJSON_free(text);
 	cJSON_Delete(json);
 	return r;
+}
+
+cJSON *ctl_read_json(const char *path)
+{
+	FILE *file = fopen(path, "re");
+	size_t capacity = 0;
+	char *text = NULL;
+	ssize_t n = file ? getdelim(&text, &capacity, '\0', file) : -1;
+	cJSON *root = n > 0 ? cJSON_ParseWithLength(text, (size_t)n) : NULL;
+
+	if (!root)
+		(void)fprintf(stderr, "fmhactl: %s: %s\n", path,
+			      file ? "no JSON" : strerror(errno));
+	if (file)
+		(void)fclose(file);
+	free(text);
+	return root;
 }
 
 int64_t ctl_now_ns(void)

@@ -62,6 +62,15 @@ int ctl_parse_int(const char *option, const char *text, int64_t min, int64_t max
 		  int64_t *ret_value);
 int ctl_parse_double(const char *option, const char *text, double *ret_value);
 
+/* One of @words, which a word without text ends. Return: 0, or CTL_USAGE with a line that lists
+ * them. */
+struct ctl_word {
+	const char *text;
+	uint32_t value;
+};
+int ctl_parse_word(const char *option, const char *text, const struct ctl_word *words,
+		   uint32_t *ret_value);
+
 /* Where a command's daemon and device are: the options that every such command takes. */
 struct ctl_target {
 	const char *socket;
@@ -86,6 +95,8 @@ int ctl_target_option(struct ctl_target *target, int option, const char *value);
 /* Prints @json (taken) as one line. Return: CTL_OK or CTL_IO. */
 struct cJSON;
 int ctl_print_json(struct cJSON *json);
+/* The document in @path, given; NULL: a line on stderr says why. */
+struct cJSON *ctl_read_json(const char *path);
 
 /* Connect, and open the device; errors are printed. Return: 0 or an exit code. */
 int ctl_connect(const struct ctl_target *target, struct fmha_client **ret_client);

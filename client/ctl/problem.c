@@ -34,30 +34,6 @@ const struct cli_option problem_options[] = {
 	{"rope", PROBLEM_ROPE, "none|interleaved|half", "rotary embedding of what is appended"},
 	CLI_END};
 
-struct word {
-	const char *text;
-	uint32_t value;
-};
-
-static int parse_word(const char *option, const char *text, const struct word *words, size_t n,
-		      uint32_t *ret_value)
-{
-	for (size_t i = 0; i < n; i++) {
-		if (!strcmp(text, words[i].text)) {
-			*ret_value = words[i].value;
-			return 0;
-		}
-	}
-	(void)fprintf(stderr, "fmhactl: %s '%s': not one of", option, text);
-	for (size_t i = 0; i < n; i++)
-		(void)fprintf(stderr, " %s", words[i].text);
-	(void)fputc('\n', stderr);
-	return CTL_USAGE;
-}
-
-#define PARSE_WORD(option, text, words, ret)                                                       \
-	parse_word(option, text, words, sizeof(words) / sizeof((words)[0]), ret)
-
 static int parse_int32(const char *option, const char *text, int32_t min, int32_t *ret)
 {
 	int64_t value = 0;
@@ -152,14 +128,16 @@ bool problem_is_option(int option)
 
 int problem_option(struct fmha_problem *p, int option, const char *value)
 {
-	static const struct word masks[] = {{"none", FMHA_MASK_NONE},
-					    {"top_left", FMHA_MASK_TOP_LEFT},
-					    {"bottom_right", FMHA_MASK_BOTTOM_RIGHT}};
-	static const struct word layouts[] = {{"linear", FMHA_KV_LINEAR},
-					      {"vectorized", FMHA_KV_VECTORIZED}};
-	static const struct word ropes[] = {{"none", FMHA_ROPE_NONE},
-					    {"interleaved", FMHA_ROPE_INTERLEAVED},
-					    {"half", FMHA_ROPE_HALF_ROTATED}};
+	static const struct ctl_word masks[] = {{"none", FMHA_MASK_NONE},
+						{"top_left", FMHA_MASK_TOP_LEFT},
+						{"bottom_right", FMHA_MASK_BOTTOM_RIGHT},
+						{NULL, 0}};
+	static const struct ctl_word layouts[] = {
+		{"linear", FMHA_KV_LINEAR}, {"vectorized", FMHA_KV_VECTORIZED}, {NULL, 0}};
+	static const struct ctl_word ropes[] = {{"none", FMHA_ROPE_NONE},
+						{"interleaved", FMHA_ROPE_INTERLEAVED},
+						{"half", FMHA_ROPE_HALF_ROTATED},
+						{NULL, 0}};
 	int r;
 
 	switch ((enum problem_option)option) {
@@ -170,7 +148,7 @@ int problem_option(struct fmha_problem *p, int option, const char *value)
 		return 0;
 	case PROBLEM_MASK:
 		r = parse_ck_mask(value, p);
-		return r == 1 ? PARSE_WORD("--mask", value, masks, &p->mask) : r;
+		return r == 1 ? ctl_parse_word("--mask", value, masks, &p->mask) : r;
 	case PROBLEM_WINDOW:
 		return parse_window(value, p);
 	case PROBLEM_SINK_TOKENS:
@@ -200,9 +178,9 @@ int problem_option(struct fmha_problem *p, int option, const char *value)
 	case PROBLEM_PAGE_SIZE:
 		return parse_int32("--page-size", value, 1, &p->page_size);
 	case PROBLEM_KV_LAYOUT:
-		return PARSE_WORD("--kv-layout", value, layouts, &p->kv_layout);
+		return ctl_parse_word("--kv-layout", value, layouts, &p->kv_layout);
 	case PROBLEM_ROPE:
-		return PARSE_WORD("--rope", value, ropes, &p->rope);
+		return ctl_parse_word("--rope", value, ropes, &p->rope);
 	case PROBLEM_LAST:
 		break;
 	}

@@ -202,55 +202,34 @@ static int parse_switch(const char *name, const char *text, bool *ret)
 	return r;
 }
 
-struct word {
-	const char *text;
-	uint32_t value;
-};
-
-static int parse_word(const char *name, const char *text, const struct word *words,
-		      uint32_t *ret_value)
-{
-	for (const struct word *w = words; w->text; w++) {
-		if (!strcmp(text, w->text)) {
-			*ret_value = w->value;
-			return 0;
-		}
-	}
-	(void)fprintf(stderr, "fmhactl: %s '%s': not one of", name, text);
-	for (const struct word *w = words; w->text; w++)
-		(void)fprintf(stderr, " %s", w->text);
-	(void)fputc('\n', stderr);
-	return CTL_USAGE;
-}
-
-static const struct word dtype_words[] = {
+static const struct ctl_word dtype_words[] = {
 	{"fp32", FMHA_F32},  {"fp16", FMHA_F16}, {"bf16", FMHA_BF16}, {"fp8", FMHA_E4M3},
 	{"bf8", FMHA_E5M2},  {"f32", FMHA_F32},  {"f16", FMHA_F16},   {"e4m3", FMHA_E4M3},
 	{"e5m2", FMHA_E5M2}, {NULL, 0}};
-static const struct word length_words[] = {{"equal", RECIPE_EQUAL},
-					   {"mixed", RECIPE_MIXED},
-					   {"ramp", RECIPE_RAMP},
-					   {"one_long", RECIPE_ONE_LONG},
-					   {"with_empty", RECIPE_WITH_EMPTY},
-					   {"padded", RECIPE_PADDED},
-					   {NULL, 0}};
-static const struct word descale_words[] = {{"n", RECIPE_NO_DESCALE},
-					    {"pt", RECIPE_PER_TENSOR},
-					    {"bs", RECIPE_PER_BLOCK},
-					    {"page", RECIPE_PER_PAGE},
-					    {"0", RECIPE_NO_DESCALE},
-					    {"1", RECIPE_PER_TENSOR},
-					    {"2", RECIPE_PER_BLOCK},
-					    {"no", RECIPE_NO_DESCALE},
-					    {"pertensor", RECIPE_PER_TENSOR},
-					    {"blockscale", RECIPE_PER_BLOCK},
-					    {NULL, 0}};
-static const struct word content_words[] = {{"nf", RECIPE_NORMAL},   {"uf", RECIPE_UNIFORM},
-					    {"ri", RECIPE_INTEGERS}, {"ui", RECIPE_INTEGERS},
-					    {"tf", RECIPE_WAVES},    {NULL, 0}};
-static const struct word lookup_words[] = {
+static const struct ctl_word length_words[] = {{"equal", RECIPE_EQUAL},
+					       {"mixed", RECIPE_MIXED},
+					       {"ramp", RECIPE_RAMP},
+					       {"one_long", RECIPE_ONE_LONG},
+					       {"with_empty", RECIPE_WITH_EMPTY},
+					       {"padded", RECIPE_PADDED},
+					       {NULL, 0}};
+static const struct ctl_word descale_words[] = {{"n", RECIPE_NO_DESCALE},
+						{"pt", RECIPE_PER_TENSOR},
+						{"bs", RECIPE_PER_BLOCK},
+						{"page", RECIPE_PER_PAGE},
+						{"0", RECIPE_NO_DESCALE},
+						{"1", RECIPE_PER_TENSOR},
+						{"2", RECIPE_PER_BLOCK},
+						{"no", RECIPE_NO_DESCALE},
+						{"pertensor", RECIPE_PER_TENSOR},
+						{"blockscale", RECIPE_PER_BLOCK},
+						{NULL, 0}};
+static const struct ctl_word content_words[] = {{"nf", RECIPE_NORMAL},   {"uf", RECIPE_UNIFORM},
+						{"ri", RECIPE_INTEGERS}, {"ui", RECIPE_INTEGERS},
+						{"tf", RECIPE_WAVES},    {NULL, 0}};
+static const struct ctl_word lookup_words[] = {
 	{"block_table", 0}, {"vllm", 0}, {"indptr", 1}, {"sglang", 1}, {NULL, 0}};
-static const struct word layout_words[] = {{"r", 0}, {"c", 1}, {NULL, 0}};
+static const struct ctl_word layout_words[] = {{"r", 0}, {"c", 1}, {NULL, 0}};
 
 /* "bf16", or "fp8fp32": what goes in and what comes out. */
 static int parse_types(const char *text, struct recipe *recipe)
@@ -261,7 +240,7 @@ static int parse_types(const char *text, struct recipe *recipe)
 		uint32_t in = 0, out = 0;
 		bool has_in = false, has_out = false;
 
-		for (const struct word *w = dtype_words; w->text; w++) {
+		for (const struct ctl_word *w = dtype_words; w->text; w++) {
 			if (strlen(w->text) == inner && !memcmp(w->text, text, inner))
 				has_in = true, in = w->value;
 			if (!strcmp(w->text, text + inner))
@@ -273,7 +252,7 @@ static int parse_types(const char *text, struct recipe *recipe)
 			return 0;
 		}
 	}
-	return parse_word("-prec", text, dtype_words, &recipe->dtype);
+	return ctl_parse_word("-prec", text, dtype_words, &recipe->dtype);
 }
 
 static int parse_bias(const char *text, struct recipe *recipe)
@@ -314,7 +293,7 @@ static int parse_length_option(struct recipe *recipe, int option, const char *va
 		return parse_real("-kv_eff_lens", value, &recipe->k, &recipe->k_room,
 				  p->seqlen_k ? p->seqlen_k : p->seqlen_q);
 	default:
-		return parse_word("--lengths", value, length_words, &recipe->lengths);
+		return ctl_parse_word("--lengths", value, length_words, &recipe->lengths);
 	}
 }
 
@@ -380,11 +359,11 @@ static int parse_layout_option(struct recipe *recipe, int option, const char *va
 	case OPTION_CACHE_ROWS:
 		return parse_switch("-cache_batch_idx", value, &recipe->cache_rows);
 	case OPTION_VLAYOUT:
-		r = parse_word("-vlayout", value, layout_words, &word);
+		r = ctl_parse_word("-vlayout", value, layout_words, &word);
 		recipe->v_column_major = word != 0;
 		return r;
 	case OPTION_LOOKUP:
-		r = parse_word("--kv-lookup", value, lookup_words, &word);
+		r = ctl_parse_word("--kv-lookup", value, lookup_words, &word);
 		recipe->indptr = word != 0;
 		return r;
 	default:
@@ -405,7 +384,7 @@ int recipe_option(struct recipe *recipe, int option, const char *value)
 	case OPTION_DTYPE:
 		return parse_types(value, recipe);
 	case OPTION_DTYPE_O:
-		return parse_word("--out-type", value, dtype_words, &recipe->dtype_o);
+		return ctl_parse_word("--out-type", value, dtype_words, &recipe->dtype_o);
 	case OPTION_MODE:
 		r = parse_switch("-mode", value, &on);
 		p->mode = on ? FMHA_GROUP : FMHA_BATCH;
@@ -416,13 +395,13 @@ int recipe_option(struct recipe *recipe, int option, const char *value)
 		recipe->mode_given = true;
 		return 0;
 	case OPTION_DESCALE:
-		return parse_word("-qscale", value, descale_words, &recipe->descale);
+		return ctl_parse_word("-qscale", value, descale_words, &recipe->descale);
 	case OPTION_ROTARY_INTERLEAVED:
 		r = parse_switch("-rotary_interleaved", value, &on);
 		p->rope = on ? FMHA_ROPE_INTERLEAVED : FMHA_ROPE_HALF_ROTATED;
 		return r;
 	case OPTION_CONTENTS:
-		return parse_word("-init", value, content_words, &recipe->contents);
+		return ctl_parse_word("-init", value, content_words, &recipe->contents);
 	case OPTION_DATA_SEED:
 		r = ctl_parse_int("--data-seed", value, 0, INT64_MAX, &number);
 		recipe->seed = (uint64_t)number;
@@ -452,7 +431,7 @@ __attribute__((format(printf, 2, 3))) static void put(struct writer *w, const ch
 		w->used = w->n - 1;
 }
 
-static const char *word_of(const struct word *words, uint32_t value)
+static const char *word_of(const struct ctl_word *words, uint32_t value)
 {
 	while (words->text && words->value != value)
 		words++;

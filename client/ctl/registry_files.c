@@ -29,31 +29,17 @@ static cJSON *member(const cJSON *object, const char *key)
 	return cJSON_GetObjectItemCaseSensitive(object, key);
 }
 
-static bool is_export(const cJSON *root)
-{
-	return !strcmp(text_of(root, "format"), "fmhad-registry") &&
-	       cJSON_IsArray(member(root, "kernels"));
-}
-
 /* An export, or NULL: a line says why. */
 static cJSON *read_export(const char *path)
 {
-	FILE *file = fopen(path, "re");
-	size_t capacity = 0;
-	char *text = NULL;
-	ssize_t n = file ? getdelim(&text, &capacity, '\0', file) : -1;
-	cJSON *root = n > 0 ? cJSON_ParseWithLength(text, (size_t)n) : NULL;
+	cJSON *root = ctl_read_json(path);
 
-	if (!root || !is_export(root)) {
-		(void)fprintf(stderr, "fmhactl: %s: %s\n", path,
-			      file ? "not a registry's export" : strerror(errno));
-		cJSON_Delete(root);
-		root = NULL;
-	}
-	if (file)
-		(void)fclose(file);
-	free(text);
-	return root;
+	if (!root || (!strcmp(text_of(root, "format"), "fmhad-registry") &&
+		      cJSON_IsArray(member(root, "kernels"))))
+		return root;
+	(void)fprintf(stderr, "fmhactl: %s: not a registry's export\n", path);
+	cJSON_Delete(root);
+	return NULL;
 }
 
 /* What both have to share. */
@@ -64,9 +50,8 @@ static bool fits(const cJSON *a, const cJSON *b)
 	for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
 		if (!strcmp(text_of(a, keys[i]), text_of(b, keys[i])))
 			continue;
-		(void)fprintf(stderr,
-			      "fmhactl: the second file is of another %s: '%s', not '%s'\n", keys[i],
-			      text_of(b, keys[i]), text_of(a, keys[i]));
+		(void)fprintf(stderr, "fmhactl: the second file is of another %s: '%s', not '%s'\n",
+			      keys[i], text_of(b, keys[i]), text_of(a, keys[i]));
 		return false;
 	}
 	return true;
@@ -88,8 +73,8 @@ static bool kernels_init(struct kernels *kernels, const cJSON *root)
 {
 	cJSON *list = member(root, "kernels"), *item;
 
-	*kernels = (struct kernels){.list = calloc((size_t)cJSON_GetArraySize(list) + 1,
-						   sizeof(cJSON *))};
+	*kernels = (struct kernels){
+		.list = calloc((size_t)cJSON_GetArraySize(list) + 1, sizeof(cJSON *))};
 	if (!kernels->list)
 		return false;
 	cJSON_ArrayForEach(item, list) kernels->list[kernels->n++] = item;
@@ -167,8 +152,7 @@ static void merge_sets(cJSON *into, const cJSON *from)
 		if (!own)
 			cJSON_AddItemToObject(into, set->string, cJSON_Duplicate(set, true));
 		else if (!cJSON_Compare(own, set, true))
-			(void)fprintf(stderr,
-				      "fmhactl: set '%s' differs: the first file's stays\n",
+			(void)fprintf(stderr, "fmhactl: set '%s' differs: the first file's stays\n",
 				      set->string);
 	}
 }

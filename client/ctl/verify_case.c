@@ -10,6 +10,7 @@
 #include <proto/problem.h>
 
 #include "random.h"
+#include "recipe.h"
 
 /* The reference computes this many multiply-adds in a few milliseconds. */
 #define MAX_WORK 3e6
@@ -502,12 +503,6 @@ static double value_of(struct verify_case *c, uint32_t role, double spread)
 	}
 }
 
-/* An output: it keeps the buffer's zeros, so that what is not written shows. */
-static bool is_result(const struct fmha_problem *p, uint32_t role)
-{
-	return proto_roles[role].output || (role == FMHA_T_LSE && p->op == FMHA_BACKWARD);
-}
-
 void verify_case_fill(struct verify_case *c, const struct tensors *tensors)
 {
 	const struct fmha_problem *p = &c->problem;
@@ -517,7 +512,8 @@ void verify_case_fill(struct verify_case *c, const struct tensors *tensors)
 		void *data = tensors_data(tensors, role);
 		uint64_t bytes = 0;
 
-		if (!data || is_result(p, role))
+		/* An output keeps the buffer's zeros, so that what is not written shows. */
+		if (!data || recipe_is_result(p, role))
 			continue;
 		if (c->indices[role]) {
 			memcpy(data, c->indices[role],

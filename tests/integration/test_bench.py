@@ -72,6 +72,11 @@ def test_a_sweep_of_all_kernels_is_measured_and_checked(bench, tmp_path):
     assert all(sum(row["chosen"] for row in shape) == 1 for shape in by_shape.values())
     assert any(len(shape) > 1 for shape in by_shape.values())
     assert all(len({row["kernel"] for row in shape}) == len(shape) for shape in by_shape.values())
+    times = [(min(r["median_us"] for r in s) / next(r["median_us"] for r in s if r["chosen"]))
+             for s in by_shape.values() if len(s) > 1]
+    choice = device["summary"]["choice"]
+    assert choice["shapes"] == len(times) and choice["worst"] == pytest.approx(min(times))
+    assert choice["mean"] == pytest.approx(sum(times) / len(times))
     # The rates follow from the time and the problem.
     for row in rows:
         size = row["sizes"]
@@ -97,7 +102,7 @@ def test_filters_and_limits_choose_shapes_and_kernels(bench, tmp_path):
     assert len(rows_of(tmp_path / "c.json")) == 1
     assert "^" in bench("--tier", "./own.json", "--shapes", "op == 'sideways'", expect=USAGE)
     assert "there is no field 'tile_q'" in bench("-s", 64, "--filter", "tile_q > 1", expect=USAGE)
-    assert "no such" in bench("--kernels", "most", expect=USAGE)
+    assert "not one of chosen all" in bench("--kernels", "most", expect=USAGE)
 
 
 def test_a_shape_that_nothing_runs_is_a_row_with_the_reason(bench, tmp_path):
