@@ -43,31 +43,28 @@ static double at_y(const struct plot *plot, double value)
 	return HEIGHT - BOTTOM - share_of(&plot->y, value) * (HEIGHT - TOP - BOTTOM);
 }
 
-/* The next mark after @value: decades and halves of them, powers of two, or a fifth. */
-static double next_tick(const struct axis *axis, double value, double factor)
+/* Marks lie @step apart, or a factor of @step on a logarithmic scale. Return: mark @i, or a negative
+ * number behind the last one. */
+static double tick(const struct axis *axis, double step, int i)
 {
-	return axis->log ? value * factor : value + factor;
-}
+	double first = ceil((axis->log ? log(axis->low) / log(step) : axis->low / step) - 1e-9);
+	double value = axis->log ? pow(step, first + i) : (first + i) * step;
 
-static double first_tick(const struct axis *axis, double factor)
-{
-	if (axis->log)
-		return pow(factor, ceil(log(axis->low) / log(factor) - 1e-9));
-	return ceil(axis->low / factor - 1e-9) * factor;
+	return value <= axis->high * 1.0001 ? value : -1;
 }
 
 static void draw_ticks(const struct plot *plot, double step_x, double step_y)
 {
-	for (double v = first_tick(&plot->x, step_x); v <= plot->x.high * 1.0001;
-	     v = next_tick(&plot->x, v, step_x)) {
+	double v;
+
+	for (int i = 0; (v = tick(&plot->x, step_x, i)) >= 0; i++) {
 		(void)fprintf(plot->out,
 			      "<path class=grid d='M%.1f %.1fV%.1f'/><text x=%.1f y=%.1f "
 			      "text-anchor=middle>%.6g</text>\n",
 			      at_x(plot, v), TOP, HEIGHT - BOTTOM, at_x(plot, v),
 			      HEIGHT - BOTTOM + 18, v);
 	}
-	for (double v = first_tick(&plot->y, step_y); v <= plot->y.high * 1.0001;
-	     v = next_tick(&plot->y, v, step_y)) {
+	for (int i = 0; (v = tick(&plot->y, step_y, i)) >= 0; i++) {
 		(void)fprintf(plot->out,
 			      "<path class=grid d='M%.1f %.1fH%.1f'/><text x=%.1f y=%.1f "
 			      "text-anchor=end>%.4g</text>\n",
