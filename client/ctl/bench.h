@@ -202,9 +202,8 @@ void bench_compile(const struct bench_options *options, const struct bench_shape
 		   const struct bench_items *items);
 
 /* bench_roof.c: the device's roofs for the data types of @shapes, before its rows are measured. */
-int bench_measure_roofs(struct bench_device *report, struct fmha_device *device,
-			const struct bench_options *options, const struct bench_shapes *shapes,
-			struct fmha_error *err);
+void bench_measure_roofs(struct bench_device *report, struct fmha_device *device,
+			 const struct bench_options *options, const struct bench_shapes *shapes);
 /* Shares of the roofs, for all rows; a row that is above a roof is the roof from then on. */
 void bench_apply_roofs(struct bench_device *report);
 

@@ -15,8 +15,8 @@
 	X(mode)                                                                                    \
 	X(batch)                                                                                   \
 	X(nhead_q)                                                                                 \
-	X(nhead_k) X(seqlen_q) X(seqlen_k) X(hdim_q) X(hdim_v) X(lengths) X(mask) X(page_size)     \
-		X(n_splits)
+	X(nhead_k)                                                                                 \
+	X(seqlen_q) X(seqlen_k) X(hdim_q) X(hdim_v) X(lengths) X(mask) X(page_size) X(n_splits)
 
 const char *bench_dtype_word(int32_t data_type)
 {

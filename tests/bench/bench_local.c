@@ -269,7 +269,8 @@ static void time_served(struct fmha_device *device, int32_t seqlen)
 		on_top[i] = took - kernel[i];
 	}
 	most = median(on_top, SERVED_RUNS);
-	printf("served, %5d keys: kernel %8.1f us, on top %6.1f us (9 of 10 below %6.1f), busy %5.1f us\n",
+	printf("served, %5d keys: kernel %8.1f us, on top %6.1f us (9 of 10 below %6.1f), busy "
+	       "%5.1f us\n",
 	       seqlen, median(kernel, SERVED_RUNS), most, on_top[SERVED_RUNS * 9 / 10],
 	       busy / SERVED_RUNS);
 }
