@@ -21,7 +21,8 @@ static enum value_kind kind_of(const char *argument)
 static void print_words(const char *words, FILE *out)
 {
 	for (; *words; words++)
-		(void)fputc(*words == '|' ? ' ' : *words, out);
+		if (*words != '[' && *words != ']')
+			(void)fputc(*words == '|' ? ' ' : *words, out);
 }
 
 static const char *command_word(const struct cli_usage *usage)
