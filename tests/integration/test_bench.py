@@ -93,6 +93,22 @@ def test_a_sweep_of_all_kernels_is_measured_and_checked(bench, tmp_path):
     assert float(lines[0]["median_us"]) == pytest.approx(rows[0]["median_us"])
 
 
+@pytest.mark.parametrize("shape", [
+    "forward -b=2 -h=4 -h_k=2 -s=70 -s_k=90 -d=64 -lse=1 -mask=b:20,3,2",
+    "backward -b=1 -h=2 -s=65 -s_k=33 -d=32 -d_v=64 -mask=t:-1,0",
+    "merge -b=2 -h=3 -s=20 -d=64 --parts=3",
+])
+def test_work_is_counted_as_the_planner_counts_it(bench, daemon, tmp_path, shape):
+    """Two derivations: the planner's closed formula, and every row of every sequence."""
+    bench(*shape.split(), *QUICK, "--out", "o.json")
+    (row,) = rows_of(tmp_path / "o.json")
+    plan = json.loads(subprocess.run(
+        [fmhad.find_program("fmhactl"), "plan", *shape.split(), "--json"], capture_output=True, text=True, check=True,
+        timeout=20, env={**os.environ, "FMHAD_SOCKET": daemon.socket}).stdout)["plan"]
+    assert row["tflops"] * row["median_us"] * 1e6 == pytest.approx(plan["flops"])
+    assert row["gbs"] * row["median_us"] * 1e3 == pytest.approx(plan["bytes"])
+
+
 def test_filters_and_limits_choose_shapes_and_kernels(bench, tmp_path):
     bench("--tier", "./own.json", *QUICK, "--out", "a.json", "--shapes", "op == 'forward' and seqlen_k >= 100 and mask != 'no'")
     assert [row["sizes"]["seqlen_q"] for row in rows_of(tmp_path / "a.json")] == [100, 256]
