@@ -88,6 +88,7 @@ static int sort_compare(const void *x, const void *y)
  *   lanes   = a wave's * waves of the tile; each holds m0 * (n0 + hv) / lanes accumulators
  *   cost    = waves * work * (1 + 32 / reuse) * (1 + 8 / k0) * (1 + 2 % a padding flag)
  *             * 16 without matrix instructions * 0.55 with those of warpgroups
+ *             * 0.65 where one tile has all rows and its keys stream
  *             * 4 for code that spills, as it is known to once it is compiled, and as it would above
  *             256 accumulators
  *
@@ -105,6 +106,7 @@ static int sort_compare(const void *x, const void *y)
  */
 #define SCALAR_COST      16
 #define WARPGROUP_COST   0.55 /* H200: kernels of mma.sync reach 0.49 to 0.64 of what these do */
+#define STREAMS_COST     0.65
 #define SPILL_COST       4
 #define MAX_ACCUMULATORS 256
 #define LONG_ROWS        4096 /* keys */
@@ -198,9 +200,10 @@ static double heuristic_cost(const struct select_stage *stage, const struct spec
 	reuse = (double)(t.m0 * t.n0) / (double)(t.m0 + t.n0);
 	return (double)ceil_div(blocks, units) * work * (1 + 32 / reuse) * (1 + 8.0 / (double)k0) *
 	       (1 + 0.02 * pads) *
-	       (flags & SPEC_NO_MATRIX    ? SCALAR_COST
-		: flags & SPEC_WARPGROUPS ? WARPGROUP_COST
-					  : 1) *
+	       (flags & SPEC_NO_MATRIX                   ? SCALAR_COST
+		: flags & SPEC_WARPGROUPS                ? WARPGROUP_COST
+		: flags & SPEC_STREAMS && t.rows <= t.m0 ? STREAMS_COST
+							 : 1) *
 	       (spills ? SPILL_COST : 1);
 }
 

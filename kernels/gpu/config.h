@@ -47,7 +47,7 @@ struct Config {
 	static const bool SPLIT_DKDV = FMHA_SPLIT_DKDV; /* dK and dV in blocks of their own */
 	static const int BIAS = FMHA_BIAS;
 	static const bool DBIAS_SUM = FMHA_DBIAS_SUM; /* dBias is a sum over broadcast axes */
-	static const int BUFFERS = FMHA_BUFFERS; /* of streamed tiles, backward */
+	static const int BUFFERS = FMHA_BUFFERS; /* of streamed tiles, backward and decode */
 
 	static __device__ constexpr lds_cut cut(int m, int n)
 	{

@@ -13,7 +13,7 @@
 #if FMHA_FAMILY == 2
 #include "combine.h"
 typedef abi_combine_args Args;
-DEV void run(const Args &args, char *) { combine(args); }
+DEV void run(const Args &args, char *lds) { Combine(args).run(lds); }
 #elif FMHA_FAMILY == 4
 #include "append.h"
 typedef abi_appendkv_args Args;

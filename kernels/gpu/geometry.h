@@ -267,12 +267,14 @@ template <class E, bool PAGED> struct KeyView {
 			(!k.page_size || ((u64)(stride_page * sizeof(Storage)) & mask) == 0));
 	}
 
-	METHOD i32 page_of(i32 position) const
-	{
-		i32 entry = min_of(position / page_size, n_table - 1);
+	METHOD i32 page_of(i32 position) const { return page_at(entry_of(position)); }
 
-		return clamp(load_memory(table + entry), 0, n_pages - 1);
+	/* Its two halves: a load, and what uses it. */
+	METHOD i32 entry_of(i32 position) const
+	{
+		return load_memory(table + min_of(position / page_size, n_table - 1));
 	}
+	METHOD i32 page_at(i32 entry) const { return clamp(entry, 0, n_pages - 1); }
 
 	/* Positions that the page table has room for. */
 	METHOD i32 capacity() const

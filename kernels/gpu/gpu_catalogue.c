@@ -37,13 +37,17 @@
 	TILE(pipeline, core, SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, 0, hdim, m, n, waves_m, waves_n,   \
 	     blocks)
 /* A wave a row: one kernel serves every head dim. */
-#define SMALL(pipeline, family, types)                                                             \
-	TILE(pipeline, GPU_ANY_CORE, SPEC_BIT(family), types, 0, 256, 16, 16, 4, 1, 1)
+#define SMALL(pipeline, family, types, waves)                                                      \
+	TILE(pipeline, GPU_ANY_CORE, SPEC_BIT(family), types, 0, 256, 16, 16, waves, 1, 1)
 #define WMMA_CORES (CORE(WMMA11) | CORE(WMMA12))
 /* Rows by the copy engine. What the widest tiles have no registers for is left out. */
 #define WARPGROUPS(hdim, m, n, without)                                                            \
 	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_FWD), HALF, WITHOUT(dropout) | (without), hdim, \
 	     m, n, (m) / 16, 1, 1)
+/* Few rows, as fast as memory: two blocks a unit. 16-bit types: what is narrower does not come by copies. */
+#define DECODE(hdim, m, n, waves_m, waves_n)                                                       \
+	TILE(GPU_DECODE, GPU_MMA_CORES, FORWARD, HALF, WITHOUT(dropout), hdim, m, n, waves_m,      \
+	     waves_n, 2)
 #define PLAIN (WITHOUT(mask) | WITHOUT(bias) | WITHOUT(logits))
 
 static const struct spec_row kernels[] = {
@@ -55,6 +59,12 @@ static const struct spec_row kernels[] = {
 	ROWS(GPU_MMA, GPU_MMA_CORES, 256, 128, 64, 8, 1, 1),
 	ROWS(GPU_MMA, GPU_MMA_CORES, 256, 64, 32, 4, 1, 1),
 	ROWS(GPU_MMA, GPU_MMA_CORES, 128, 128, 32, 4, 1, 1), /* room for dropout's random words */
+	DECODE(128, 16, 64, 1, 4),
+	DECODE(128, 32, 64, 1, 4),
+	DECODE(128, 64, 32, 4, 1),
+	DECODE(256, 16, 32, 1, 2),
+	DECODE(256, 32, 32, 2, 2),
+	DECODE(256, 64, 16, 4, 1),
 	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 128, 16, 128, 1, 4, 1),
 	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 256, 16, 64, 1, 4, 1),
 	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 256, 64, 64, 4, 1, 1),
@@ -91,10 +101,10 @@ static const struct spec_row kernels[] = {
 	TILE(GPU_SCALAR, GPU_ANY_CORE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), NOT_FP8, 0, 128, 16, 32, 2, 1, 1),
 	TILE(GPU_SCALAR, GPU_ANY_CORE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), NOT_FP8, 0, 256, 16, 16, 1, 1, 1),
 
-	SMALL(GPU_COMBINE, SPEC_FWD_SPLITKV_COMBINE, NOT_FP8), /* the data type is that of O */
-	SMALL(GPU_APPEND, SPEC_FWD_APPENDKV, ALL),
-	SMALL(GPU_DOT, SPEC_BWD_DOT_DO_O, NOT_FP8),
-	SMALL(GPU_CONVERT, SPEC_BWD_CONVERT_DQ, NOT_FP8),
+	SMALL(GPU_COMBINE, SPEC_FWD_SPLITKV_COMBINE, NOT_FP8, 16), /* the data type is that of O */
+	SMALL(GPU_APPEND, SPEC_FWD_APPENDKV, ALL, 4),
+	SMALL(GPU_DOT, SPEC_BWD_DOT_DO_O, NOT_FP8, 4),
+	SMALL(GPU_CONVERT, SPEC_BWD_CONVERT_DQ, NOT_FP8, 4),
 };
 
 static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 96},   {128, 128},
@@ -102,7 +112,8 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 
 #define FLAGS(pipeline, pack)                                                                      \
 	((pack ? SPEC_PACKS_HEADS : 0) | (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |      \
-	 (pipeline == GPU_WGMMA ? SPEC_WARPGROUPS : 0) | SPEC_WRITES_DQ)
+	 (pipeline == GPU_WGMMA ? SPEC_WARPGROUPS : 0) |                                           \
+	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) | SPEC_WRITES_DQ)
 #define PIPELINE(id, name, cores, pack, loop) {#name, FLAGS(id, pack)},
 static const struct spec_pipeline pipelines[] = {GPU_PIPELINES(PIPELINE)};
 

@@ -60,11 +60,11 @@ static int set_backward(const struct gpu_kernel *k, const struct abi_bwd_args *a
 			a->sequences.batch, 0, ret_grid);
 }
 
-static int set_rows(const struct gpu_kernel *k, grid_int rows, grid_int batch, uint32_t ret_grid[3])
+static int set_rows(int rows_of_block, grid_int rows, grid_int batch, uint32_t ret_grid[3])
 {
-	grid_int blocks = grid_ceil(rows, k->tile.waves_m);
+	grid_int blocks = grid_ceil(rows, rows_of_block);
 
-	return set_grid(blocks, 1, batch, blocks * k->tile.waves_m, ret_grid);
+	return set_grid(blocks, 1, batch, blocks * rows_of_block, ret_grid);
 }
 
 /* A second row of blocks, one a head, sums dSink. */
@@ -84,14 +84,16 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 	const struct abi_combine_args *combine = args;
 	const struct abi_appendkv_args *append = args;
 	const struct abi_bwd_args *bwd = args;
+	int waves = kernel->tile.waves_m;
 
 	switch (kernel->family) {
 	case ABI_FWD_SPLITKV_COMBINE:
-		return set_rows(kernel, grid_query_rows(&combine->sequences, combine->nhead_q),
+		return set_rows(waves / grid_combine_waves(combine->n_splits, waves),
+				grid_query_rows(&combine->sequences, combine->nhead_q),
 				combine->sequences.batch, ret_grid);
 	case ABI_FWD_APPENDKV:
 		return set_rows(
-			kernel,
+			waves,
 			2 * grid_append_keys(append) +
 				(append->q_rotated.data
 					 ? grid_query_rows(&append->sequences, append->nhead_q)
@@ -102,7 +104,7 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 	case ABI_BWD_DOT_DO_O:
 		return set_dot(kernel, bwd, ret_grid);
 	case ABI_BWD_CONVERT_DQ:
-		return set_rows(kernel, grid_query_rows(&bwd->sequences, bwd->nhead_q),
+		return set_rows(waves, grid_query_rows(&bwd->sequences, bwd->nhead_q),
 				bwd->sequences.batch, ret_grid);
 	default:
 		return kernel->tile.pipeline == GPU_WGMMA

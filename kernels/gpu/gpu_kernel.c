@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "gpu_arch.h"
+#include "grid.h"
 #include "lds.h"
 #include "prepare.h"
 
@@ -90,8 +91,19 @@ static int is_parked(const struct gpu_arch *arch, const struct gpu_tile *t)
 	return lds_is_parked(cut_of(arch, t), t->blocks_per_cu);
 }
 
+/* Of decode's ring; 0: there is no room. A unit's LDS is shared by its blocks, each of which costs
+ * some more. */
+static int decode_stages(const struct gpu_arch *arch, const struct gpu_tile *t)
+{
+	int blocks = max32(t->blocks_per_cu, 1);
+
+	return lds_decode_stages(cut_of(arch, t), (int)arch->lds_bytes / blocks - (blocks - 1) * 1024);
+}
+
 static int32_t forward_lds(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
+	if (t->pipeline == GPU_DECODE)
+		return lds_decode(cut_of(arch, t), decode_stages(arch, t));
 	if (t->pipeline == GPU_WGMMA)
 		return lds_wgmma(cut_of(arch, t), (int)arch->lds_bytes);
 	return lds_forward(cut_of(arch, t), is_parked(arch, t));
@@ -113,6 +125,14 @@ __attribute__((format(printf, 2, 3))) static void add_option(struct gpu_kernel *
 	va_end(list);
 }
 
+/* prelude.h: wait_for_stage_before(). */
+static int can_wait(const struct gpu_arch *arch)
+{
+	int number;
+
+	return sscanf(arch->name, "sm_%d", &number) == 1 && number >= 90;
+}
+
 /* What all kernels with tiles share. */
 static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uint32_t dtype,
 			const struct gpu_tile *tile, struct gpu_kernel *k)
@@ -128,6 +148,7 @@ static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uin
 	if (dtype > ABI_E5M2 || threads <= 0 || threads > 1024)
 		return 1;
 	*k = (struct gpu_kernel){.family = family, .tile = *tile, .block = {threads, 1, 1}};
+	k->overlaps = can_wait(arch) && family == ABI_FWD_SPLITKV_COMBINE;
 	snprintf(k->source, sizeof(k->source), "fmha.hip");
 	snprintf(k->entry, sizeof(k->entry), "fmha_%s", entries[family]);
 	snprintf(k->name, sizeof(k->name), "%s_%s_%s_%s_h%dx%d_t%dx%d_w%dx%d_b%d", k->entry,
@@ -216,6 +237,10 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_
 
 	if (why)
 		return why;
+	if (t->pipeline == GPU_DECODE && !decode_stages(arch, t))
+		return "leaves no room for two stages of keys";
+	if (t->pipeline == GPU_DECODE && t->tile_n > 32 * t->waves_n)
+		return "a team's share has at most 32 keys";
 	if (t->tile_m % (16 * t->waves_m) || t->tile_n % (16 * t->waves_n))
 		return "its waves do not divide it by 16";
 	return forward_lds(arch, t) > (int32_t)arch->lds_bytes
@@ -308,7 +333,8 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 					  .descale = traits->descale,
 					  .logits = traits->bias || traits->descale ||
 						    traits->softcap || traits->any_scale,
-					  .parked = is_parked(arch, t)});
+					  .buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, t) : 0,
+					  .parked = t->pipeline != GPU_DECODE && is_parked(arch, t)});
 	return finish_kernel(arch, k, forward_lds(arch, t));
 }
 
@@ -355,7 +381,10 @@ static int make_rows(const struct gpu_arch *arch, enum abi_family family,
 	if (begin_kernel(arch, family, traits->dtype, t, k))
 		return 1;
 	add_features(k, (struct features){.paged = family == ABI_FWD_APPENDKV && traits->paged});
-	return finish_kernel(arch, k, family == ABI_BWD_DOT_DO_O ? t->waves_m * 4 : 0);
+	return finish_kernel(arch, k,
+			     family == ABI_BWD_DOT_DO_O          ? t->waves_m * 4
+			     : family == ABI_FWD_SPLITKV_COMBINE ? t->waves_m * arch->wave * GRID_COMBINE_BYTES
+								 : 0);
 }
 
 void gpu_kernel_make_prepare(const char *arch, struct gpu_kernel *ret_kernel)

@@ -115,6 +115,18 @@ GRID_FN grid_int grid_row(grid_int x, int rows_of_block, int row_in_block)
 	return x * rows_of_block + row_in_block;
 }
 
+/* Of a block's waves, how many share a row of a merge: as many as find something to read at once. */
+#define GRID_PARTS_AT_ONCE 8
+#define GRID_COMBINE_BYTES 32 /* of LDS a lane */
+GRID_FN int grid_combine_waves(int n_parts, int waves)
+{
+	int n = 1;
+
+	while (n < waves && n * GRID_PARTS_AT_ONCE < n_parts)
+		n *= 2;
+	return n;
+}
+
 GRID_FN grid_int grid_query_rows(const struct abi_sequences *s, int nhead_q)
 {
 	return (grid_int)s->seqlen_q_max * nhead_q;

@@ -127,6 +127,35 @@ LDS_FN int lds_wgmma(struct lds_cut c, int most)
 	return lds_wgmma_keys(c) + lds_wgmma_queries(c, most) * lds_slabs(c.tile_m, c.hdim_q);
 }
 
+/*
+ * Decode's forward loop, fwd_decode.h: Q, and tiles of K and V in a ring of stages. @most: what a block may take;
+ * fewer than two stages are none.
+ */
+#define LDS_DECODE_STAGES 8 /* more bytes than memory needs under way */
+LDS_FN int lds_decode_stage(struct lds_cut c)
+{
+	return lds_tile(c.core, c.tile_n, c.hdim_q, 1, 0) + lds_tile(c.core, c.tile_n, c.hdim_v, 0, 1);
+}
+
+LDS_FN int lds_decode_stages(struct lds_cut c, int most)
+{
+	int n = (most - lds_stationary(c.core, c.tile_m, c.hdim_q)) / lds_decode_stage(c);
+
+	return n < 2 ? 0 : n < LDS_DECODE_STAGES ? n : LDS_DECODE_STAGES;
+}
+
+/* O of a tile's rows with their maxima and sums, while teams merge. */
+LDS_FN int lds_decode_partial(struct lds_cut c)
+{
+	return c.tile_m * (lds_stage_stride(c.hdim_v) + 2) * 4;
+}
+
+LDS_FN int lds_decode(struct lds_cut c, int stages)
+{
+	return lds_max(c.waves_n * lds_decode_partial(c),
+		       lds_stationary(c.core, c.tile_m, c.hdim_q) + stages * lds_decode_stage(c));
+}
+
 /* What describes the streamed tensors, where registers are dear. */
 LDS_FN int lds_views(int core)
 {

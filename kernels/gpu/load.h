@@ -139,6 +139,29 @@ DEV void store_chunk(void *data, i32 dtype, i64 offset, i64 stride, const float 
 		store_from_float(data, dtype, offset + i * stride, from[i]);
 }
 
+/* The same with four. */
+DEV void store_four(void *data, i32 dtype, i64 offset, i64 stride, const float *from)
+{
+	if (stride == 1 && dtype == ABI_F32 && ((u64)((float *)data + offset) & 15) == 0) {
+		*(chunk16 *)((float *)data + offset) = *(const chunk16 *)from;
+		return;
+	}
+	if (stride == 1 && (dtype == ABI_BF16 || dtype == ABI_F16) &&
+	    ((u64)((u16 *)data + offset) & 7) == 0) {
+		chunk8 c;
+
+		UNROLL
+		for (int i = 0; i < 2; i++)
+			c.w[i] = dtype == ABI_BF16 ? BF16::pack2(from[2 * i], from[2 * i + 1])
+						   : F16::pack2(from[2 * i], from[2 * i + 1]);
+		*(chunk8 *)((u16 *)data + offset) = c;
+		return;
+	}
+	UNROLL
+	for (int i = 0; i < 4; i++)
+		store_from_float(data, dtype, offset + i * stride, from[i]);
+}
+
 /* The operand that is stationary for a whole loop: a tile in LDS, of which each wave has its rows. */
 template <class Store, int TILES> struct StationaryInLds {
 	static const int BYTES = Store::BYTES;

@@ -158,6 +158,16 @@ DEV float reciprocal(float x)
 	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
 	return y;
 }
+
+/* Where a launch says so (launch.h: overlaps), a stage's blocks may begin while the stage before it, which let them, still
+ * runs; what that writes is there after the wait. */
+#if __CUDA_ARCH__ >= 900
+DEV void let_next_stage_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
+DEV void wait_for_stage_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+DEV void let_next_stage_begin() {}
+DEV void wait_for_stage_before() {}
+#endif
 DEV u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }
 DEV float larger(float a, float b) { return fmaxf(a, b); } /* drops a NaN */
 DEV float magnitude_of(float x) { return fabsf(x); }
@@ -235,6 +245,8 @@ DEV float reciprocal(float x)
 	return z == z ? z : y; /* 0 and infinity have no Newton step */
 }
 
+DEV void let_next_stage_begin() {}
+DEV void wait_for_stage_before() {}
 DEV u32 multiply_high(u32 a, u32 b) { return (u32)(((u64)a * b) >> 32); }
 DEV float larger(float a, float b) { return __builtin_fmaxf(a, b); }
 DEV float magnitude_of(float x) { return __builtin_fabsf(x); }

@@ -144,9 +144,9 @@ static int rank(const struct spec_row *row, int64_t n_rows)
 	if (row->pipeline ==
 	    GPU_WGMMA) /* takes more than arguments: hopper.py, and through fmhad */
 		return -1;
-	if (pack && (n_rows > 64 || (n_rows <= 16 && row->tile_m > 16)))
+	if (pack && (n_rows > 64 || (row->tile_m > 16 && row->tile_m >= 2 * n_rows)))
 		return -1;
-	return 4 * scalar + (pack ? n_rows > 16 && row->tile_m <= 16 : 2);
+	return 4 * scalar + (pack ? n_rows > row->tile_m : 2);
 }
 
 EXPORT int check_tile(const char *arch_name, int family, uint32_t dtype, const void *args,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """GPU kernels on a real NVIDIA GPU: conformance against the reference, speed against PyTorch.
 
-    python3 tests/gpu/h200.py [--arch sm_90a] [--no-conformance] [--bench forward,backward,decode] [--trials] [--match TEXT]
+    python3 tests/gpu/h200.py [--arch sm_90a] [--no-conformance] [--bench forward,backward] [--trials] [--match TEXT]
 
 Needs PyTorch, NVRTC and the shared library (FMHA_CHECK_LIB, or the build directory's). The table comes last. It is
-about the kernels and splits that a plan takes; --trials prints others beside them. Times are of several launches in
+about the kernels that a plan takes; --trials prints others beside them. Times are of several launches in
 a row, so that neither side's cost of launching counts.
 """
 import argparse
@@ -232,73 +232,13 @@ def bench_backward(lib, device, arch, workers, trials):
     return lines
 
 
-def bench_decode(lib, device, arch, workers, trials):
-    import torch
-    lines = []
-    x = torch.empty(2 << 30, device="cuda", dtype=torch.uint8)
-    y = torch.empty_like(x)
-    copy = 2 * x.numel() / time_ms(torch, lambda: y.copy_(x), 10) / 1e6
-    del x, y
-    lines.append(f"copy {copy:.0f} GB/s")
-    hq, hk, d = 32, 8, 128
-    extra = [("gpu_mma_pack", 16, 64, 128, 128, 1, 4, 3), ("gpu_mma_pack", 16, 128, 128, 128, 1, 4, 1),
-             ("gpu_mma_pack", 16, 128, 128, 128, 1, 8, 1), ("gpu_mma_pack", 16, 32, 128, 128, 1, 2, 1)]
-    for b, s in ((16, 8192), (64, 4096), (1, 8192)):
-        q = torch.randn(b, 1, hq, d, device="cuda", dtype=torch.bfloat16)
-        sets = [tuple(torch.randn(b, s, hk, d, device="cuda", dtype=torch.bfloat16) for _ in range(2)) for _ in range(3)]
-        o = torch.empty_like(q)
-        best = None
-        # What split_choose() of daemon/dispatch makes of 132 SMs, then others.
-        for splits in {16: (3, 1, 4, 6), 64: (1, 2, 3), 1: (15, 32, 43, 48)}[b][:None if trials else 1]:
-            args = [forward_args(torch, q, k, v, o, None, False) for k, v in sets]
-            acc = torch.empty(splits, hq, b, d, device="cuda", dtype=torch.float32)
-            lse = torch.empty(splits, hq, b, device="cuda", dtype=torch.float32)
-            c = abi.CombineArgs()
-            size = -(-s // splits // 64) * 64
-            for a in args:
-                a.o_acc, a.lse_acc, a.n_splits, a.split_size = acc.data_ptr(), lse.data_ptr(), splits, size
-            c.o_parts = abi.STRUCTS["abi_tensor"](acc.data_ptr(), d, d, b * d, 1)
-            c.o_parts_stride_split = hq * b * d
-            c.lse_parts = abi.STRUCTS["abi_rows"](lse.data_ptr(), 1, b, 1)
-            c.lse_parts_stride_split = hq * b
-            c.o, c.sequences, c.n_splits, c.nhead_q, c.hdim_v = args[0].o, args[0].sequences, splits, hq, d
-            c.o_parts_dtype, c.o_dtype = abi.F32, abi.BF16
-            family = abi.FWD_SPLITKV if splits > 1 else abi.FWD
-            combine = abi.choose_kernel(lib, arch, abi.FWD_SPLITKV_COMBINE, abi.BF16, c)
-            kernels = [k for k in candidates(lib, arch, family, args[0], extra if trials else None) if k.pack]
-            device.build([combine, *kernels], workers)
-            for kernel in kernels:
-                graph = torch.cuda.CUDAGraph()
-                device.launch(kernel, args[0])
-                device.launch(combine, c)
-                torch.cuda.synchronize()
-                with torch.cuda.graph(graph):
-                    for n in range(12):
-                        device.launch(kernel, args[n % 3])
-                        if splits > 1:
-                            device.launch(combine, c)
-                ms = time_ms(torch, graph.replay, 5) / 12
-                rate = 2 * b * s * hk * d * 2 / ms / 1e6
-                t = kernel.tile
-                print(f"  decode b{b} s{s} splits {splits} {t.tile_m}x{t.tile_n} wn{t.waves_n} b{t.blocks_per_cu}: {ms * 1e3:.1f} us {rate:.0f} GB/s", flush=True)
-                if best is None:  # the one that a plan takes
-                    best = (ms, rate, splits, kernel)
-        k, v = (x.transpose(1, 2) for x in sets[2])  # of the last launch
-        want = torch.nn.functional.scaled_dot_product_attention(q.transpose(1, 2), k, v, enable_gqa=True)
-        error = (o.float() - want.transpose(1, 2).float()).abs().max().item()
-        ms, rate, splits, kernel = best
-        lines.append(f"decode b{b} s{s} h{hq}/{hk} d{d}: {ms * 1e3:.1f} us {rate:.0f} GB/s, {rate / copy:.2f} of copy, "
-                     f"splits {splits} {kernel.tile.tile_m}x{kernel.tile.tile_n} wn{kernel.tile.waves_n} b{kernel.tile.blocks_per_cu} diff {error:.2g}")
-    return lines
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--match", default="")
     parser.add_argument("--no-conformance", action="store_true")
-    parser.add_argument("--bench", default="forward,backward,decode")
-    parser.add_argument("--trials", action="store_true", help="time other tiles and splits, too")
+    parser.add_argument("--bench", default="forward,backward")
+    parser.add_argument("--trials", action="store_true", help="time other tiles, too")
     parser.add_argument("--list", action="store_true", help="compile what the suite needs, run nothing")
     options = parser.parse_args()
     workers = min(14, os.cpu_count() or 1)

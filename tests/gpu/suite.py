@@ -108,6 +108,17 @@ def wide():
     yield Case("forward", **d, sq=9, sk=700, page=64, lens_k=[650, 1])
     yield Case("forward", **d, sq=300, sk=700, page=16, table="sglang", mask=BR, right=0)
     yield Case("forward", **d, sq=1, sk=700, page=1, lens_k=[650, 333], splits=3, split_size=256)
+    # Few rows, tile by tile of 16, 32 and 64 of them, and as many parts as waves share a row of the merge for.
+    for dq in (64, 96, 128, 256):
+        few = d | dict(dq=dq, dv=dq, hq=8)
+        for sq in (1, 7, 16):
+            yield Case("forward", **few, sq=sq, sk=1500, mask=BR, right=0)
+            yield Case("forward", **few, sq=sq, sk=1500, splits=20, split_size=80, sink=True)
+            yield Case("forward", **few, sq=sq, sk=1500, page=16, lens_k=[1403, 77], mask=BR, left=700, right=0, sinks=5)
+            yield Case("forward", **few, sq=sq, sk=1500, page=3, lens_k=[1403, 77])
+    yield Case("forward", **d, sq=1, sk=4700, splits=147, split_size=32)
+    for pad in (5, 32):
+        yield Case("forward", **d, sq=2, sk=700, page=32, leftpad=[pad, 0], lens_k=[650, 333])
     yield Case("forward", **d, sq=1, sk=700, page=32, layout=1, lens_k=[650, 333], splits=3, split_size=256)
     yield Case("forward", **d, sq=200, sk=190, strided=True, bias=abi.BF16, bias_broadcast=True)
     yield Case("backward", **d, sq=150, sk=170, bias=abi.F32, dbias=True, dropout=0.2)
@@ -173,6 +184,9 @@ def forward_rest():
 
 
 def merges():
+    # More parts than one wave takes: the waves of a block share a row.
+    for dv in (32, 64):
+        yield Case("forward", dtype=abi.BF16, dq=32, dv=dv, sq=3, sk=150, hq=4, hk=2, splits=19, split_size=8)
     for dtype, o_dtype in ((abi.F32, abi.F32), (abi.F32, abi.BF16), (abi.F16, abi.F16), (abi.BF16, abi.BF16)):
         yield Case("merge", dtype=dtype, o_dtype=o_dtype, sink=dtype == abi.F16)
 

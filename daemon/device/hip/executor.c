@@ -178,7 +178,7 @@ void gpu_launch_free(struct device *device, struct device_launch *launch)
 static hipError_t issue_stage(struct device_launch *launch, uint32_t i)
 {
 	const struct launch_record *record = launch->records[i];
-	const uint32_t *grid = record->grid, *block = record->block;
+	const uint32_t *grid = record->grid;
 	struct launch_tensor_map maps[LAUNCH_MAPS];
 	void *parameters[1 + LAUNCH_MAPS] = {&launch->args[i]};
 
@@ -192,9 +192,8 @@ static hipError_t issue_stage(struct device_launch *launch, uint32_t i)
 			return status;
 		parameters[1 + n] = &maps[n];
 	}
-	return hipModuleLaunchKernel(launch->kernels[i]->function, grid[0], grid[1], grid[2],
-				     block[0], block[1], block[2], record->lds_bytes,
-				     launch->stream->stream, parameters, NULL);
+	return gpu_launch_kernel(launch->kernels[i]->function, record, launch->stream->stream,
+				 parameters);
 }
 
 /* Puts everything on the stream. @timed: between the launch's two events. */

@@ -29,4 +29,8 @@ hipError_t gpu_vmm_free(void *pointer, size_t bytes);
 hipError_t gpu_tensor_map_encode(const struct launch_map *map, const union abi_args *args,
 				 struct launch_tensor_map *ret_map);
 
+/* Launches as the record says; it overlaps where the runtime can. */
+hipError_t gpu_launch_kernel(hipFunction_t function, const struct launch_record *record,
+			     hipStream_t stream, void **parameters);
+
 #endif

@@ -24,6 +24,7 @@ typedef unsigned long long cu_pointer;
 #define CU_ALLOCATION_PINNED                1
 #define CU_HANDLE_POSIX_FD                  1
 #define CU_ACCESS_READ_WRITE                3
+#define CU_LAUNCH_OVERLAPS                  6
 
 struct cu_location {
 	int type, id;
@@ -43,6 +44,19 @@ struct cu_allocation {
 struct cu_access {
 	struct cu_location location;
 	int flags;
+};
+
+/* CUlaunchAttribute and CUlaunchConfig. */
+struct cu_launch_attribute {
+	int id, padding;
+	int value[16];
+};
+
+struct cu_launch_config {
+	unsigned grid[3], block[3], shared_bytes;
+	hipStream_t stream;
+	struct cu_launch_attribute *attributes;
+	unsigned n_attributes;
 };
 
 /* X(return type, name, symbol in libcuda, parameters) */
@@ -109,8 +123,9 @@ struct cu_access {
 
 static struct {
 	void *library;
-	/* NULL: a driver that is older than the cards that need it. */
+	/* NULL: a driver that is older than the cards that need them. */
 	launch_encoder map_encode;
+	int (*launch_with)(const struct cu_launch_config *, hipFunction_t, void **, void **);
 #define CUDA_MEMBER(name, symbol, parameters) int(*name) parameters;
 	CUDA_CALLS(CUDA_MEMBER)
 #undef CUDA_MEMBER
@@ -148,6 +163,7 @@ hipError_t hipInit(unsigned flags)
 				return hipErrorNotSupported; /* a driver too old */
 			}
 		}
+		*(void **)&cuda.launch_with = dlsym(library, "cuLaunchKernelEx");
 		*(void **)&cuda.map_encode = dlsym(library, "cuTensorMapEncodeTiled");
 		cuda.library = library;
 	}
@@ -392,13 +408,22 @@ hipError_t hipFuncSetAttribute(const void *function, int attribute, int value)
 	return (hipError_t)cuda.function_set((hipFunction_t)(uintptr_t)function, attribute, value);
 }
 
-hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned grid_x, unsigned grid_y,
-				 unsigned grid_z, unsigned block_x, unsigned block_y,
-				 unsigned block_z, unsigned shared_bytes, hipStream_t stream,
-				 void **parameters, void **extra)
+hipError_t gpu_launch_kernel(hipFunction_t function, const struct launch_record *record,
+			     hipStream_t stream, void **parameters)
 {
-	return (hipError_t)cuda.launch(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
-				       shared_bytes, stream, parameters, extra);
+	const uint32_t *grid = record->grid, *block = record->block;
+	struct cu_launch_attribute overlaps = {.id = CU_LAUNCH_OVERLAPS, .value = {1}};
+	struct cu_launch_config config = {.grid = {grid[0], grid[1], grid[2]},
+					  .block = {block[0], block[1], block[2]},
+					  .shared_bytes = record->lds_bytes,
+					  .stream = stream,
+					  .attributes = &overlaps,
+					  .n_attributes = 1};
+
+	if (record->overlaps && cuda.launch_with)
+		return (hipError_t)cuda.launch_with(&config, function, parameters, NULL);
+	return (hipError_t)cuda.launch(function, grid[0], grid[1], grid[2], block[0], block[1],
+				       block[2], record->lds_bytes, stream, parameters, NULL);
 }
 
 static struct cu_allocation allocation_on(int device)

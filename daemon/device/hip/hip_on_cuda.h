@@ -112,9 +112,5 @@ hipError_t hipModuleLoadData(hipModule_t *module, const void *image);
 hipError_t hipModuleUnload(hipModule_t module);
 hipError_t hipModuleGetFunction(hipFunction_t *function, hipModule_t module, const char *name);
 hipError_t hipFuncSetAttribute(const void *function, int attribute, int value);
-hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned grid_x, unsigned grid_y,
-				 unsigned grid_z, unsigned block_x, unsigned block_y,
-				 unsigned block_z, unsigned shared_bytes, hipStream_t stream,
-				 void **parameters, void **extra);
 
 #endif

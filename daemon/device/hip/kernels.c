@@ -61,6 +61,7 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 	_Static_assert(sizeof(kernel.entry) == sizeof(stage->launch.entry),
 		       "one name of a function");
 	memcpy(stage->launch.entry, kernel.entry, sizeof(kernel.entry));
+	stage->launch.overlaps = (uint32_t)kernel.overlaps;
 	stage->tile_n0 = (uint32_t)kernel.tile.tile_n;
 	return 0;
 }

@@ -36,3 +36,12 @@ hipError_t gpu_tensor_map_encode(const struct launch_map *map, const union abi_a
 	(void)map, (void)args, (void)ret_map;
 	return hipErrorNotSupported;
 }
+
+hipError_t gpu_launch_kernel(hipFunction_t function, const struct launch_record *record,
+			     hipStream_t stream, void **parameters)
+{
+	const uint32_t *grid = record->grid, *block = record->block;
+
+	return hipModuleLaunchKernel(function, grid[0], grid[1], grid[2], block[0], block[1],
+				     block[2], record->lds_bytes, stream, parameters, NULL);
+}

@@ -23,7 +23,8 @@ enum spec_pipeline_flags {
 	SPEC_WRITES_DQ = 8, /* backward needs no buffer for partial sums of dQ */
 	SPEC_PACKS_KEYS = 16, /* K and V are copied in another order first */
 	SPEC_WARPGROUPS =
-		32, /* products of four waves at once, from LDS that a copy engine fills */
+		32,        /* products of four waves at once, from LDS that a copy engine fills */
+	SPEC_STREAMS = 64, /* few rows at the speed of memory: several tiles of keys under way */
 };
 
 struct spec_pipeline {

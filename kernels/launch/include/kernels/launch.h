@@ -84,6 +84,9 @@ struct launch_record {
 	struct launch_relocation relocations[LAUNCH_RELOCATIONS];
 	uint32_t n_maps;
 	struct launch_map maps[LAUNCH_MAPS];
+	/* 1: its blocks may begin while the stage before still runs: the kernel waits for that itself.
+	 * Whoever launches may leave that out. */
+	uint32_t overlaps;
 	/* Pointers in the arguments that are promised to be multiples of LAUNCH_ALIGNMENT. */
 	uint32_t n_aligned;
 	uint16_t aligned[LAUNCH_MAPS];

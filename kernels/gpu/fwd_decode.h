@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * fwd_decode.h: forward attention of few rows, which is as fast as memory brings keys and values. All that counts
+ * is how many bytes are under way, from the first instruction to the last.
+ *
+ * The waves of a block come in teams. A team has a share of every tile of keys to itself: it fetches those, into
+ * a ring of stages of its own, and has a softmax of its own; teams meet at the beginning, for Q, and at the end,
+ * to merge. Between these no barrier is wider than a team, and one wave is a team where a wave holds all
+ * rows. A stage is filled again as soon as it was read, so that all others are always under way.
+ *
+ * Where rows lie in pages each lane looks a key's page up a tile ahead.
+ */
+#ifndef FMHA_GPU_FWD_DECODE_H
+#define FMHA_GPU_FWD_DECODE_H
+
+#include "fwd_output.h"
+#include "fwd_scores.h"
+#include "tma.h"
+
+template <int N> DEV void copy_async_wait_but() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+template <class C> struct Forward {
+	typedef typename C::Core Core;
+	typedef typename Core::Type Type; /* of the products */
+	typedef typename C::Element Element;
+	typedef typename ForwardBlock<C>::Keys Keys;
+	static const int TM = C::TILE_M / 16 / C::WAVES_M, TN = C::TILE_N / 16 / C::WAVES_N;
+	static const int TD = C::HDIM_V / 16, TK = C::HDIM_Q / 16;
+	static_assert(TM * 16 * C::WAVES_M == C::TILE_M, "a team's waves share whole 16-row tiles");
+	static_assert(TN * 16 * C::WAVES_N == C::TILE_N, "teams share whole 16-column tiles");
+	static_assert(!C::DROPOUT, "rows belong to several heads");
+
+	static const int TEAM = C::WAVES_M * FMHA_WAVE; /* threads */
+	static const int SHARE = TN * 16;               /* keys of a tile that a team has */
+	static_assert(SHARE <= FMHA_WAVE, "a lane knows the page of a key");
+	typedef typename Core::template Stationary<TM, C::WAVES_M, C::HDIM_Q, C::THREADS> QTile;
+	typedef typename Core::template Tile<SHARE, C::HDIM_Q, TEAM, true, false> KTile;
+	typedef typename Core::template Tile<SHARE, C::HDIM_V, TEAM, false, true> VTile;
+	typedef RegTile<Core, TM, TN> Scores;
+	typedef ForwardScores<C, TM, TN> Steps;
+	typedef Softmax<Core, TM, (TM > 1 && C::HDIM_V > 64)> Rule;
+	static const int STAGES = C::BUFFERS, STAGE = KTile::BYTES + VTile::BYTES;
+	static_assert(C::WAVES_N * STAGE == lds_decode_stage(C::cut(C::TILE_M, C::TILE_N)), "as lds.h says");
+	static_assert(lds_decode(C::cut(C::TILE_M, C::TILE_N), STAGES) <= C::LDS_BYTES, "the host asks lds.h, too");
+
+	/* Q in registers, where they allow it. */
+	struct HeldQueries {
+		typename Core::Operand t[TM][TK];
+
+		struct Reader {
+			const HeldQueries &q;
+			METHOD Reader(const HeldQueries &held) : q(held) {}
+			METHOD typename Core::Operand operator()(int m, int k) const { return q.t[m][k]; }
+		};
+	};
+	static const bool HOLDS_QUERIES = TM == 1 && C::HDIM_Q <= 128;
+
+	/* A lane's key of a share: where in the cache it is, and the page table's word for it, at which nobody looks
+	 * before it is needed: it is still on its way. */
+	struct PagePlace {
+		i32 entry, slot;
+	};
+
+	ForwardBlock<C> block;
+	Keys keys, values;
+	Band band;
+	Modifiers<C> modifiers;
+	i32 wave_m, wave_n;
+	RegTile<Core, TM, TD> o;
+	SoftmaxRows<Core, TM> rows;
+
+	METHOD Forward(const abi_fwd_args &args) : block(args) {}
+
+	METHOD i32 wave_row() const { return block.tile_row + wave_m * TM * 16; }
+	METHOD i32 thread_of_team() const { return thread_id() % TEAM; }
+
+	METHOD void team_sync() const
+	{
+		if (TEAM == FMHA_WAVE)
+			wave_sync();
+		else
+			named_sync(1 + wave_n, TEAM);
+	}
+
+	METHOD void run(char *lds)
+	{
+		i32 wave = wave_id();
+
+		wave_m = wave % C::WAVES_M;
+		wave_n = wave / C::WAVES_M;
+		block.locate(block_id_x(), block_id_y(), block_id_z());
+		if (block.is_idle())
+			return;
+		if (C::SPLIT)
+			let_next_stage_begin();
+		band = block.band();
+		modifiers = Modifiers<C>::make(block.a, block.seq);
+		keys = block.keys();
+		values = block.values();
+		o.zero();
+		rows.init();
+		sum_tiles(lds);
+		block_sync(); /* nobody reads Q and keys any more */
+		finish((float *)lds);
+	}
+
+	METHOD void sum_tiles(char *lds)
+	{
+		const Reach<C> reach = Reach<C>::make(block, band);
+		const ColumnTiles tiles = reach.tiles(band);
+		char *ring = lds + QTile::BYTES + wave_n * (STAGES * STAGE);
+		PagePlace place;
+		QTile q;
+
+		q.place(lds, wave_m);
+		NO_UNROLL
+		for (i32 n = 0; n < STAGES; n++) {
+			if (n < tiles.count)
+				fetch(ring + n * STAGE, tiles, reach, n, find(tiles, n));
+			if (n == 0)
+				q.template fetch<Element>(block.queries(), block.tile_row, block.n_rows);
+			copy_async_commit();
+		}
+		place = find(tiles, STAGES);
+		copy_async_wait_but<STAGES - 1>();
+		block_sync(); /* Q is there */
+		if constexpr (HOLDS_QUERIES) {
+			typename QTile::Reader read(q);
+			HeldQueries held;
+
+			UNROLL
+			for (int k = 0; k < TK; k++)
+				held.t[0][k] = read(0, k);
+			walk(ring, tiles, reach, place, held);
+		} else {
+			walk(ring, tiles, reach, place, q);
+		}
+	}
+
+	template <class Queries>
+	METHOD void walk(char *ring, const ColumnTiles &tiles, const Reach<C> &reach, PagePlace place, const Queries &q)
+	{
+		i32 stage = 0;
+
+		NO_UNROLL
+		for (i32 n = 0; n < tiles.count; n++) {
+			char *at = ring + stage * STAGE;
+
+			copy_async_wait_but<STAGES - 1>();
+			team_sync(); /* what the team's other threads copied is there, too */
+			add_tile(at, share_of(tiles, n), reach.is_masked(band, tiles.column(n)), q);
+			team_sync(); /* nobody reads it any more */
+			if (n + STAGES < tiles.count)
+				fetch(at, tiles, reach, n + STAGES, place);
+			copy_async_commit();
+			place = find(tiles, n + STAGES + 1);
+			stage = stage + 1 == STAGES ? 0 : stage + 1;
+		}
+	}
+
+	/* First column of the team's share of a tile. */
+	METHOD i32 share_of(const ColumnTiles &tiles, i32 n) const { return tiles.column(n) + wave_n * SHARE; }
+
+	template <class Queries>
+	METHOD void add_tile(char *at, i32 column, bool masked, const Queries &q)
+	{
+		const Steps steps = {block, keys, modifiers};
+		RowVector<Core, TM> factor;
+		KTile k;
+		VTile v;
+		Scores s;
+
+		k.place(at);
+		v.place(at + KTile::BYTES);
+		s.zero();
+		multiply_abt<C::HDIM_Q>(s, q, k, 0, Core());
+		if (C::LOGITS)
+			steps.make_logits(s, wave_row(), column);
+		if (masked)
+			steps.mask(s, band, wave_row(), column);
+		if (Rule::update(rows, s, modifiers.unit, &factor))
+			scale_rows(o, factor);
+		if (C::DESCALE)
+			steps.drop(s, wave_row(), column);
+		multiply_ab(o, round_to_operand(s), v, 0, Core());
+	}
+
+	/* ---- tiles on their way ---- */
+
+	METHOD PagePlace find(const ColumnTiles &tiles, i32 n) const
+	{
+		if (!C::PAGED || !keys.page_size || n >= tiles.count)
+			return PagePlace{0, 0};
+		i32 column = share_of(tiles, n) + lane_id() % SHARE;
+		i32 position = min_of(column, block.seq.n_k - 1) + block.seq.leftpad;
+
+		return PagePlace{keys.entry_of(position), position % keys.page_size};
+	}
+
+	METHOD void fetch(char *at, const ColumnTiles &tiles, const Reach<C> &reach, i32 n, PagePlace place) const
+	{
+		i32 tile = tiles.column(n), column = share_of(tiles, n);
+
+		fetch_rows<KTile, C::HDIM_Q>(at, keys, column, FROM_THE_FIRST, band.end, place);
+		fetch_rows<VTile, C::HDIM_V>(at + KTile::BYTES, values, column, reach.first_value(band, tile),
+					     reach.end_of_values(band), place);
+	}
+
+	/* Rows column .. of the view, zero before `begin` and from `end` on. */
+	template <class Tile, int HDIM>
+	METHOD void fetch_rows(char *to, const Keys &view, i32 column, i32 begin, i32 end, PagePlace place) const
+	{
+		if constexpr (SameType<Type, Element>::value)
+			if (view.vector && (!C::PAGED || can_count(view)))
+				return copy_rows<Tile, HDIM>(shared_address(to), view, column, begin, end, place);
+		const int CHUNKS = HDIM / 8;
+
+		NO_UNROLL
+		for (i32 index = thread_of_team(); index < SHARE * CHUNKS; index += TEAM) {
+			i32 r = index / CHUNKS, c = index % CHUNKS;
+
+			*(chunk16 *)(to + Tile::S::offset(r, c)) = load_chunk<Type, Element>(
+				view, column + r, c * 8, column + r < end && column + r >= begin);
+		}
+	}
+
+	/* The same by copies that go on alone. A thread keeps its column of 16 bytes. */
+	template <class Tile, int HDIM> struct Copier {
+		static const int CHUNKS = HDIM / 8, WIDTH = power_of_2_from(CHUNKS), STEP = TEAM / WIDTH; /* rows a pass */
+		u32 to;
+		i32 chunk, first; /* of the thread: its column, its first row */
+		i32 column, begin, end;
+		bool exists;
+
+		/* address(n, r): of row r, which is the thread's n-th. */
+		template <class Address> METHOD void copy(const Address &address) const
+		{
+			UNROLL
+			for (int n = 0; n < (SHARE + STEP - 1) / STEP; n++) {
+				i32 r = first + n * STEP, j = column + r;
+				const typename Element::Storage *from = address(n * STEP, r);
+
+				if ((WIDTH != CHUNKS && chunk >= CHUNKS) || (SHARE % STEP != 0 && r >= SHARE))
+					continue; /* lanes beyond a row's chunks, and rows beyond the share */
+				/* Where nothing is copied the address does not matter. */
+				copy_async_16(to + Tile::S::offset(r, chunk), from,
+					      exists && j < end && (begin == FROM_THE_FIRST || j >= begin));
+			}
+		}
+	};
+
+	template <class Tile, int HDIM>
+	METHOD void copy_rows(u32 to, const Keys &view, i32 column, i32 begin, i32 end, PagePlace place) const
+	{
+		typedef Copier<Tile, HDIM> Copies;
+		i32 thread = hidden_lane(thread_of_team()), chunk = thread % Copies::WIDTH, first = thread / Copies::WIDTH;
+		const Copies copies = {to, chunk, first, column, begin, end, chunk * 8 < view.hdim};
+
+		if constexpr (!C::PAGED) {
+			const typename Element::Storage *from = view.at(column + first, chunk * 8);
+
+			copies.copy([&](int n, i32) { return from + n * view.stride_seq; });
+		} else {
+			i64 stride = row_stride(view);
+			i32 unit = (i32)((view.page_at(place.entry) * view.stride_page + place.slot * stride) / UNIT);
+			const typename Element::Storage *from =
+				view.base + (view.packed_layout ? (i64)chunk * view.page_size * UNIT : chunk * UNIT);
+
+			if ((view.page_size | view.leftpad) % RUN == 0) { /* rows side by side lie in one page */
+				copies.copy([&](int, i32 r) {
+					return from + (i64)(i32)shuffle_word(unit, r / RUN * RUN) * UNIT + r % RUN * stride;
+				});
+			} else {
+				copies.copy([&](int, i32 r) { return from + (i64)(i32)shuffle_word(unit, r) * UNIT; });
+			}
+		}
+	}
+
+	/* In pages places are counted in chunks of 16 bytes: 32 bits are enough for most caches. */
+	static const int UNIT = 8, RUN = 16;
+	METHOD static i64 row_stride(const Keys &view) { return view.packed_layout ? UNIT : view.stride_seq; }
+	METHOD static bool can_count(const Keys &view)
+	{
+		const i64 most = (i64)1 << 34;
+		i64 pages = view.n_pages * view.stride_page, rows = view.page_size * row_stride(view);
+
+		return view.page_size && pages >= 0 && rows >= 0 && pages + rows < most;
+	}
+	/* ---- from sums to results ---- */
+
+	/* A partial result of the block's rows in LDS: O in units of each row's maximum, then maxima and sums. */
+	static const int STRIDE = lds_stage_stride(C::HDIM_V), STATS_AT = C::TILE_M * STRIDE;
+	static const int PARTIAL = STATS_AT + 2 * C::TILE_M; /* floats */
+	static_assert(PARTIAL * 4 == lds_decode_partial(C::cut(C::TILE_M, C::TILE_N)), "as lds.h says");
+
+	struct Slot {
+		i32 row, dim; /* of the block; four elements from there on */
+		float m, l;
+		Four sum;
+	};
+
+	/* Teams merge, always in the same order. */
+	METHOD void finish(float *lds)
+	{
+		i32 n_rows = min_of(C::TILE_M, block.n_rows - block.tile_row);
+
+		put_rows(lds + wave_n * PARTIAL);
+		block_sync();
+		for (i32 i = thread_id(); i < n_rows * (C::HDIM_V / 4); i += C::THREADS)
+			store(merge(lds, i));
+	}
+
+	METHOD void put_rows(float *to)
+	{
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				i32 row = (wave_m * TM + m) * 16 + Core::stat_row(r);
+				float sum = Core::row_sum(rows.l(m, r));
+
+				if (lane_id() % 4 == 0) {
+					to[STATS_AT + 2 * row] = rows.m(m, r);
+					to[STATS_AT + 2 * row + 1] = sum;
+				}
+				UNROLL
+				for (int d = 0; d < TD; d++)
+					UNROLL
+					for (int e = 0; e < Core::E; e++)
+						if (Core::stat(e) == r)
+							to[row * STRIDE + d * 16 + Core::column(e)] =
+								o.t[m][d].x[e];
+			}
+	}
+
+	METHOD Slot merge(const float *lds, i32 i) const
+	{
+		Slot x = {i / (C::HDIM_V / 4), i % (C::HDIM_V / 4) * 4, minus_infinity(), 0, {}};
+		float m[C::WAVES_N];
+
+		UNROLL
+		for (int n = 0; n < C::WAVES_N; n++) {
+			m[n] = lds[n * PARTIAL + STATS_AT + 2 * x.row];
+			x.m = larger(x.m, m[n]);
+		}
+		UNROLL
+		for (int n = 0; n < C::WAVES_N; n++) {
+			float w = exp2_fast(m[n] * modifiers.unit - Rule::origin(x.m, modifiers.unit));
+			Four y = *(const Four *)(lds + n * PARTIAL + x.row * STRIDE + x.dim);
+
+			x.l += w * lds[n * PARTIAL + STATS_AT + 2 * x.row + 1];
+			UNROLL
+			for (int d = 0; d < 4; d++)
+				x.sum.f[d] += w * y.f[d];
+		}
+		return x;
+	}
+
+	METHOD void store(const Slot &x)
+	{
+		const ForwardOutput<C, TM> output = {block, o, rows, modifiers.unit, wave_m};
+		const abi_fwd_args &a = block.a;
+		RowPlace p = block.place_of(block.tile_row + x.row);
+		float lse, factor = output.finish_row(x.m, x.l, p.head, &lse);
+		Four y;
+
+		if (x.dim == 0)
+			output.store_lse(p, lse);
+		if (x.dim >= a.hdim_v)
+			return;
+		UNROLL
+		for (int d = 0; d < 4; d++)
+			y.f[d] = factor == 0.0f ? 0.0f : x.sum.f[d] * factor;
+		if (C::SPLIT)
+			store_four(a.o_acc, ABI_F32, output.split_row(p) * a.hdim_v + x.dim, 1, y.f);
+		else
+			store_four(a.o.data, a.o_dtype,
+				   q_offset(a.o, block.seq, p.row, p.head) + x.dim * a.o.stride_dim, a.o.stride_dim, y.f);
+	}
+};
+
+#endif
