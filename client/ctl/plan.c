@@ -124,8 +124,10 @@ static void print_stages(const cJSON *plan)
 	(void)printf("\nwork       %.6g GFLOP, at least %.6g MB of traffic\n",
 		     number_of(plan, "flops") / 1e9, number_of(plan, "bytes") / 1e6);
 	if (number_of(plan, "n_splits") > 0)
-		(void)printf("splits     %.0f of %.0f keys\n", number_of(plan, "n_splits"),
-			     number_of(plan, "split_size"));
+		(void)printf("splits     %.0f of %.0f keys: %s\n", number_of(plan, "n_splits"),
+			     number_of(plan, "split_size"), text_of(plan, "split_why"));
+	else if (text_of(plan, "split_why")[0])
+		(void)printf("splits     none: %s\n", text_of(plan, "split_why"));
 }
 
 static void print_selection(const cJSON *selection, int64_t n_candidates)

@@ -6,7 +6,7 @@
  *    "plan": {"stages": [{"family", "kernel", "pipeline", "arch", "grid", "block", "lds_bytes",
  *                         "workspace_offset", "workspace_bytes"}],
  *             "workspace_bytes", "workspace_head_bytes", "dq_acc_bytes", "workspace_zero",
- *             "n_splits", "split_size", "dq_splits", "flops", "bytes"},
+ *             "n_splits", "split_size", "split_why", "dq_splits", "flops", "bytes"},
  *    "strategies": [{"name", "about"}],
  *    "selections": [{"family", "signature": {...}, "shape", "n_candidates", "n_rejected",
  *                    "chosen": "...", "decided_by": "heuristic", "why": "...",
@@ -115,7 +115,18 @@ static void add_dims(cJSON *to, const char *name, const uint32_t dims[3])
 		cJSON_AddItemToArray(list, cJSON_CreateNumber(dims[i]));
 }
 
-static void add_plan(cJSON *to, const struct plan *plan)
+static void add_split(cJSON *object, const struct plan *plan, const struct plan_device *device)
+{
+	struct split_choice split = {0};
+
+	if (plan->problem.op == FMHA_FORWARD && plan->n_stages > 0)
+		split_choose(&plan->problem, device->compute_units, device->lds_bytes > 0, &split);
+	cJSON_AddNumberToObject(object, "n_splits", plan->n_splits);
+	cJSON_AddNumberToObject(object, "split_size", plan->split_size);
+	cJSON_AddStringToObject(object, "split_why", split.why);
+}
+
+static void add_plan(cJSON *to, const struct plan *plan, const struct plan_device *device)
 {
 	cJSON *object = cJSON_AddObjectToObject(to, "plan");
 	cJSON *stages = cJSON_AddArrayToObject(object, "stages");
@@ -139,8 +150,7 @@ static void add_plan(cJSON *to, const struct plan *plan)
 	cJSON_AddNumberToObject(object, "workspace_head_bytes", (double)plan->workspace_head_bytes);
 	cJSON_AddNumberToObject(object, "dq_acc_bytes", (double)plan->dq_acc_bytes);
 	cJSON_AddBoolToObject(object, "workspace_zero", plan->workspace_zero != 0);
-	cJSON_AddNumberToObject(object, "n_splits", plan->n_splits);
-	cJSON_AddNumberToObject(object, "split_size", plan->split_size);
+	add_split(object, plan, device);
 	cJSON_AddNumberToObject(object, "dq_splits", plan->dq_splits);
 	cJSON_AddNumberToObject(object, "flops", plan->flops);
 	cJSON_AddNumberToObject(object, "bytes", (double)plan->bytes);
@@ -182,7 +192,7 @@ int plan_explain(const struct fmha_problem *problem, const struct plan_choice *c
 	cJSON_AddNumberToObject(root, "compute_units", device->compute_units);
 	cJSON_AddStringToObject(root, "op", op_word(problem->op));
 	if (r == 0)
-		add_plan(root, &plan);
+		add_plan(root, &plan, device);
 	else
 		add_error(root, &why);
 	strategies = cJSON_AddArrayToObject(root, "strategies");

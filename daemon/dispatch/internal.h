@@ -96,10 +96,15 @@ int indices_read(const struct plan *plan, const struct plan_binding bindings[FMH
 struct index_tables indices_tables(const struct plan_indices *indices);
 
 /*
- * split.c: how many splits and keys a split; 1 split: do not split. Pure, worked numbers there.
+ * split.c: how many splits, keys a split, and why; 1 split: do not split. Pure, worked numbers
+ * there.
  */
+struct split_choice {
+	int32_t n, size;
+	char why[120];
+};
 void split_choose(const struct fmha_problem *problem, uint32_t compute_units, bool gpu,
-		  int32_t *ret_n_splits, int32_t *ret_split_size);
+		  struct split_choice *ret_choice);
 
 /* cost.c */
 double cost_visible_pairs(int64_t seqlen_q, int64_t seqlen_k, const struct fmha_problem *problem);

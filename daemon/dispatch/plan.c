@@ -322,27 +322,32 @@ static bool names_unsplit(struct planner *b)
 	       naming_of(&b->naming, ABI_BATCH_PREFILL);
 }
 
+static bool is_on_cpu(const struct planner *b)
+{
+	return b->device->lds_bytes == 0;
+}
+
 static int build_forward(struct planner *b)
 {
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
 	bool fixed = p->n_splits > 1 || p->split_size > 0;
-	int32_t n_splits, split_size;
+	struct split_choice split;
 	int r = add_append(b);
 
 	if (r < 0)
 		return r;
 	if (plan_total_q(plan) == 0)
 		return 0;
-	split_choose(p, b->device->compute_units, b->device->lds_bytes > 0, &n_splits, &split_size);
-	if (n_splits > PLAN_MAX_SPLITS)
+	split_choose(p, b->device->compute_units, !is_on_cpu(b), &split);
+	if (split.n > PLAN_MAX_SPLITS)
 		return fmha_error_set_field(b->err, FMHA_EINVAL,
 					    p->split_size > 0 ? "split_size" : "n_splits",
-					    "%d splits: at most %d", n_splits, PLAN_MAX_SPLITS);
+					    "%d splits: at most %d", split.n, PLAN_MAX_SPLITS);
 	/* A plan of one fixed-size split still goes through the combine: same rounding for all. */
-	if ((n_splits > 1 && (fixed || !names_unsplit(b))) || (fixed && n_splits > 0)) {
-		plan->n_splits = n_splits;
-		plan->split_size = split_size;
+	if ((split.n > 1 && (fixed || !names_unsplit(b))) || (fixed && split.n > 0)) {
+		plan->n_splits = split.n;
+		plan->split_size = split.size;
 		r = add_split(b);
 		if (r <= 0)
 			return r;
@@ -351,11 +356,6 @@ static int build_forward(struct planner *b)
 			return no_kernel(b, ABI_FWD_SPLITKV, p->q.dtype);
 	}
 	return add_unsplit(b);
-}
-
-static bool is_on_cpu(const struct planner *b)
-{
-	return b->device->lds_bytes == 0;
 }
 
 /*

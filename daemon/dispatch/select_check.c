@@ -134,15 +134,17 @@ static bool check_pages(const struct select_stage *stage, struct candidate *c)
 	return true;
 }
 
-static bool check_splits(const struct select_stage *stage, struct candidate *c)
+static bool check_splits(const struct select_stage *stage, const struct spec_catalog *catalog,
+			 struct candidate *c)
 {
 	const struct fmha_problem *p = &stage->plan->problem;
-	int32_t most = 128; /* what the combine's table of LSEs in LDS holds */
+	bool is_ours = spec_pipeline_flags(catalog, c->spec.pipeline) >= 0;
+	int32_t most = 128; /* what the table of LSEs in LDS of AMD's combine holds */
 
 	if (stage->family == ABI_FWD_SPLITKV_COMBINE && p->op == FMHA_MERGE_STATES &&
 	    p->o_parts.dtype != FMHA_F32)
 		return reject(c, "merges partial results in f32 only");
-	if (stage->family == ABI_FWD_SPLITKV_COMBINE &&
+	if (stage->family == ABI_FWD_SPLITKV_COMBINE && !is_ours &&
 	    (p->op == FMHA_MERGE_STATES ? p->n_parts : stage->plan->n_splits) > most)
 		return reject(c, "combines at most %d splits", most);
 	if (stage->family == ABI_FWD_SPLITKV &&
@@ -193,7 +195,7 @@ bool select_check(const struct select_stage *stage, const struct spec_catalog *c
 	 * device is asked. */
 	if (spec_pipeline_flags(catalog, candidate->spec.pipeline) >= 0)
 		return true;
-	if (!check_pages(stage, candidate) || !check_splits(stage, candidate) ||
+	if (!check_pages(stage, candidate) || !check_splits(stage, catalog, candidate) ||
 	    !check_features(stage, catalog, candidate))
 		return false;
 	if (spec_validate(catalog, &candidate->spec, NULL) == 0)

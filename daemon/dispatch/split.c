@@ -4,29 +4,45 @@
  * and the number of compute units.
  *
  * Without a split the work comes in batch * nhead_k * tiles items, where a tile is TILE_ROWS query
- * rows of all heads that share a key head. A split pays when these are too few to keep the compute
- * units busy while the keys are many; each split costs a pass over its partial result, so the
- * fewest splits that come within 85 % of the best balance are taken.
+ * rows of all heads that share a key head.
  *
- * Worked, 132 compute units, 1 query row:
- *   batch 1, 8 key heads, 8,192 keys: 8 items, at most 8192 / 256 = 32 splits. 16 splits of 512
- *     keys give 128 items in one wave of 132: 97 % busy, the best; 15 of 576 give 120: 91 %; 13 of
- *     640 give 104: 79 %. 85 % of 97 % is 82 %, so 15 splits.
- *   batch 64: 512 items, more than 0.8 * 132: no split.
- *   400 keys: never, a split would be too short.
+ * On a GPU few rows (one tile) take as long as memory takes to bring the keys, whoever asks for
+ * them, if enough is under way: the time is estimated of every number of splits, and the fewest
+ * splits that come within 2 % of the least are taken.
  *
- * A GPU's compute unit holds several workgroups of a decode tile at once, and memory is busier with
- * all of them there: what fills the units once, but not those places, is split to fill them. batch
- * 16: 128 items, 3 * 132 places, so 3 splits (on an H200 0.94 of the copy bandwidth, unsplit 0.89).
+ *   time    = size * bytes_of_key * blocks / rate   of blocks that run at once; two fit a unit
+ *   rate    = UNIT_RATE * units; a block alone in a unit brings 1.3 times a unit's share, with more
+ *             products or addresses to make (rows, wide heads, pages) 0.7 to 0.95
+ *   + 2.5 us for the second kernel, 4 ns a part, and what writing and reading the parts takes
+ *
+ * Worked, 132 units, hdim 128 in 16 bits, one row, measured on an H200 in brackets:
+ *   batch 1, 1 key head, 131,072 keys: 1 block would take 1,220 us. 101 splits are 101 blocks,
+ *     101 * 1.3 fill the rate: 15.7 + 2.5 + 0.4 us (+ 3 to start; 64 splits 25, 128 splits 22).
+ *   batch 64, 8 key heads, 4,096 keys: 512 blocks, 264 and 248 at once: 250 us unsplit (246).
+ *   batch 1, 8 key heads, 300 keys: 5 us by 8 blocks, 2.5 and more by others: unsplit.
+ *
+ * Elsewhere products take the time: a split pays when items are too few to keep the units busy
+ * while the keys are many; each costs a pass over its partial result, so the fewest splits that
+ * come within 85 % of the best balance are taken. 132 units, batch 1, 8 key heads, 8,192 keys: 8
+ * items, at most 8192 / 256 = 32 splits. 16 splits of 512 keys give 128 items in one wave of 132:
+ * 97 % busy, the best; 15 of 576 give 120: 91 %; 13 of 640 give 104: 79 %. 85 % of 97 % is 82 %, so
+ * 15 splits. Batch 64: 512 items, more than 0.8 * 132: no split.
  */
+#include <stdio.h>
+
 #include "internal.h"
 
 #define TILE_ROWS       64  /* query rows times heads of a group that one kernel tile packs */
 #define MIN_SPLIT_KEYS  256 /* below, the combine costs more than the split saves */
 #define SPLIT_STEP      64  /* a split's keys are a multiple: whole key tiles */
 #define MAX_AUTO_SPLITS 128
-#define DECODE_ROWS     16 /* of the tile that GPUs use for few rows */
-#define DECODE_PLACES   3  /* of such tiles in a compute unit */
+
+#define STREAM_KEYS   128     /* at least, of a split that streams */
+#define STREAM_SPLITS 512     /* at most */
+#define UNIT_RATE     32500.0 /* bytes a microsecond: 4.3 TB/s by 132 */
+#define UNIT_BLOCKS   2
+#define COMBINE_US    2.5
+#define PART_US       0.004
 
 /* Query rows that share a key head, of one sequence. */
 static int64_t packed_rows(const struct fmha_problem *p)
@@ -56,51 +72,106 @@ static double split_balance(const struct fmha_problem *p, int64_t n, int64_t ite
 	return (double)n_items / (double)(ceil_div(n_items, units) * units);
 }
 
-static void set_splits(const struct fmha_problem *p, int64_t n, int32_t *ret_n_splits,
-		       int32_t *ret_split_size)
+static void set_splits(const struct fmha_problem *p, int64_t n, struct split_choice *ret_choice)
 {
 	int64_t size = n > 1 ? split_keys(p, n) : p->seqlen_k;
 
-	*ret_split_size = (int32_t)size;
-	*ret_n_splits = (int32_t)ceil_div(p->seqlen_k, size);
+	ret_choice->size = (int32_t)size;
+	ret_choice->n = (int32_t)ceil_div(p->seqlen_k, size);
+}
+
+/* What one block alone in a unit brings, in shares of a unit. */
+static double lone_rate(const struct fmha_problem *p)
+{
+	int64_t rows = packed_rows(p);
+
+	return rows > 32                                         ? 0.7
+	       : plan_paged(p)                                   ? 0.8
+	       : rows > 16 || p->hdim_q > 128 || p->hdim_v > 128 ? 0.95
+								 : 1.3;
+}
+
+/* Microseconds of about @n splits. */
+static double stream_us(const struct fmha_problem *p, int64_t n, int64_t items, int64_t units)
+{
+	double bytes = (double)((p->hdim_q + p->hdim_v) * fmha_dtype_bytes(p->k.dtype));
+	double rate = UNIT_RATE * (double)units, least = (double)units / lone_rate(p), us;
+	int64_t size = n > 1 ? split_keys(p, n) : p->seqlen_k, places = UNIT_BLOCKS * units;
+	int64_t parts = ceil_div(p->seqlen_k, size), blocks = items * parts;
+	int64_t rest = blocks % places;
+	double at_once = (double)(blocks - rest);
+
+	if (rest > 0)
+		at_once += (double)rest > least ? (double)rest : least;
+	us = (double)size * bytes * at_once / rate;
+	if (parts > 1)
+		us += COMBINE_US + PART_US * (double)parts +
+		      (double)(items * packed_rows(p) * parts) * 2 * sizeof(float) * p->hdim_v /
+			      rate;
+	return us;
+}
+
+static void choose_streaming(const struct fmha_problem *p, int64_t items, int64_t units,
+			     struct split_choice *ret_choice)
+{
+	int64_t most = p->seqlen_k / STREAM_KEYS, n = 1;
+	double unsplit = stream_us(p, 1, items, units), best = unsplit, us = unsplit;
+
+	if (most > STREAM_SPLITS)
+		most = STREAM_SPLITS;
+	for (int64_t i = 2; i <= most; i++)
+		if (stream_us(p, i, items, units) < best)
+			best = stream_us(p, i, items, units);
+	while (us > 1.02 * best)
+		us = stream_us(p, ++n, items, units);
+	set_splits(p, n, ret_choice);
+	(void)snprintf(ret_choice->why, sizeof(ret_choice->why),
+		       "memory takes %.1f us with %lld blocks of %d keys on %lld units, %.1f us "
+		       "unsplit",
+		       us, (long long)(items * ret_choice->n), ret_choice->size, (long long)units,
+		       unsplit);
+}
+
+static void choose_balance(const struct fmha_problem *p, int64_t items, int64_t units,
+			   struct split_choice *ret_choice)
+{
+	int64_t most = p->seqlen_k / MIN_SPLIT_KEYS, n = 1;
+	double best = 0;
+
+	if (most > MAX_AUTO_SPLITS)
+		most = MAX_AUTO_SPLITS;
+	if (items > 0 && most >= 2 && (double)items < 0.8 * (double)units) {
+		for (int64_t i = 1; i <= most; i++)
+			if (split_balance(p, i, items, units) > best)
+				best = split_balance(p, i, items, units);
+		while (split_balance(p, n, items, units) < 0.85 * best)
+			n++;
+	}
+	set_splits(p, n, ret_choice);
+	(void)snprintf(ret_choice->why, sizeof(ret_choice->why),
+		       "%lld tiles of rows for %lld units, %d keys", (long long)items,
+		       (long long)units, p->seqlen_k);
 }
 
 void split_choose(const struct fmha_problem *problem, uint32_t compute_units, bool gpu,
-		  int32_t *ret_n_splits, int32_t *ret_split_size)
+		  struct split_choice *ret_choice)
 {
 	int64_t items = work_items(problem), units = compute_units ? compute_units : 1;
-	int64_t most = problem->seqlen_k / MIN_SPLIT_KEYS;
-	double best = 0;
 
-	*ret_n_splits = 1;
-	*ret_split_size = problem->seqlen_k;
+	*ret_choice = (struct split_choice){.n = 1, .size = problem->seqlen_k};
 	if (problem->split_size > 0) {
-		*ret_split_size = problem->split_size;
-		*ret_n_splits = (int32_t)ceil_div(problem->seqlen_k, problem->split_size);
-		return;
+		ret_choice->size = problem->split_size;
+		ret_choice->n = (int32_t)ceil_div(problem->seqlen_k, problem->split_size);
+		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "as asked: split_size");
+	} else if (problem->n_splits != 0) {
+		ret_choice->n = problem->n_splits;
+		ret_choice->size = (int32_t)split_keys(problem, problem->n_splits);
+		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "as asked: n_splits");
+	} else if (problem->seqlen_k == 0) {
+		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "no keys");
+	} else if (gpu && items > 0 && packed_rows(problem) <= TILE_ROWS) {
+		choose_streaming(problem, items, units, ret_choice);
+	} else {
+		choose_balance(problem, items, units, ret_choice);
 	}
-	if (problem->n_splits != 0) {
-		*ret_n_splits = problem->n_splits;
-		*ret_split_size = (int32_t)split_keys(problem, problem->n_splits);
-		return;
-	}
-	if (most > MAX_AUTO_SPLITS)
-		most = MAX_AUTO_SPLITS;
-	if (items == 0 || most < 2)
-		return;
-	if ((double)items >= 0.8 * (double)units) {
-		int64_t n = DECODE_PLACES * units / items;
-
-		if (gpu && packed_rows(problem) <= DECODE_ROWS && n > 1)
-			set_splits(problem, n < most ? n : most, ret_n_splits, ret_split_size);
-		return;
-	}
-	for (int64_t n = 1; n <= most; n++)
-		if (split_balance(problem, n, items, units) > best)
-			best = split_balance(problem, n, items, units);
-	for (int64_t n = 1; n <= most; n++)
-		if (split_balance(problem, n, items, units) >= 0.85 * best) {
-			set_splits(problem, n, ret_n_splits, ret_split_size);
-			return;
-		}
 }

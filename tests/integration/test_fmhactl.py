@@ -487,8 +487,9 @@ def test_plan_explains_without_a_daemon(fmhactl):
     ("forward", "2 8 8 4096 4096 256", "t128x80"),
     ("backward", "4 16 16 4096 4096 64", "t32x128"),
     ("backward", "4 16 16 4096 4096 128", "t64x64"),
-    # 128 blocks, three of which share an SM: three splits.
-    ("forward", "16 32 8 1 8192 128", "t16x128"),
+    ("forward", "16 32 8 1 8192 128", "t16x64"),
+    ("forward", "1 1 1 1 131072 128", "t16x64"),
+    ("forward", "8 32 8 16 16384 128", "t64x32"),
 ])
 def test_plan_takes_the_tile_that_is_fastest(fmhactl, op, shape, kernel):
     names = ["--batch", "--heads-q", "--heads-k", "--seqlen-q", "--seqlen-k", "--hdim"]
@@ -496,7 +497,8 @@ def test_plan_takes_the_tile_that_is_fastest(fmhactl, op, shape, kernel):
     plan = json.loads(fmhactl("plan", op, "--arch", "sm_90a", *options, "--json"))["plan"]
     stage = next(s for s in plan["stages"] if s["family"] in ("fwd", "fwd_splitkv", "bwd_dq_dk_dv"))
     assert f"-{kernel}x" in stage["kernel"]
-    assert plan["n_splits"] == (3 if " 1 8192 " in shape else 0)
+    assert (plan["n_splits"] > 0) == ("131072" in shape or "16384" in shape)
+    assert ("us unsplit" in plan["split_why"]) == ("t16x64" in kernel or "t64x32" in kernel)
 
 
 def test_plan_asks_the_daemon(fmhactl):

@@ -186,33 +186,41 @@ static void many_rows_are_not_split(void **state)
 	fixture_deinit(&f);
 }
 
-/* 3 decode tiles fit a compute unit of a GPU: fewer items than that are split to fill it. */
-static void splits_fill_a_gpu(void **state)
+/* The examples of split.c, and what else decides: memory has to be busy, a second kernel costs. */
+static void splits_keep_memory_busy(void **state)
 {
 	static const struct {
-		int batch, seqlen_q;
+		int batch, nhead_k, seqlen_q, seqlen_k;
 		bool gpu;
-		int n_splits;
+		int n_least, n_most;
 	} cases[] = {
-		{16, 1, true, 3},  /* 128 items, 396 places */
-		{16, 1, false, 1}, /* a thread is one place */
-		{20, 1, true, 2},  /* 160 items */
-		{32, 1, true, 1},  /* 256 items: two splits would be more than fit */
-		{16, 5, true, 1},  /* 20 packed rows: no decode tile */
-		{1, 1, true, 15},  /* as without the places */
+		{1, 1, 1, 131072, true, 98, 128},
+		{1, 8, 1, 8192, true, 10, 16},
+		{8, 8, 1, 16384, true, 2, 2},
+		{64, 8, 1, 4096, true, 1, 1},
+		{1, 8, 1, 300, true, 1, 1},
+		{1, 8, 8, 8192, true, 16, 33},  /* 32 packed rows want two blocks in a unit */
+		{1, 8, 64, 8192, true, 2, 9},   /* 256: products take the time */
+		{16, 8, 1, 8192, false, 1, 1},  /* a thread is one place */
+		{1, 8, 1, 8192, false, 15, 15}, /* as balance has it */
 	};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct fixture f;
-		int32_t n, size;
+		struct split_choice split;
 
 		fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
 		make_decode(&f);
 		f.problem.batch = cases[i].batch;
+		f.problem.nhead_k = cases[i].nhead_k;
+		f.problem.nhead_q = 4 * cases[i].nhead_k;
 		f.problem.seqlen_q = cases[i].seqlen_q;
-		split_choose(&f.problem, 132, cases[i].gpu, &n, &size);
-		assert_int_equal(n, cases[i].n_splits);
+		f.problem.seqlen_k = cases[i].seqlen_k;
+		split_choose(&f.problem, 132, cases[i].gpu, &split);
+		if (split.n < cases[i].n_least || split.n > cases[i].n_most)
+			fail_msg("case %zu: %d splits, %s", i, split.n, split.why);
+		assert_int_not_equal(split.why[0], 0);
 	}
 }
 
@@ -222,15 +230,15 @@ static void splits_cover_all_keys(void **state)
 	for (int keys = 0; keys < 40000; keys += 177)
 		for (uint32_t units = 1; units < 400; units += 57) {
 			struct fixture f;
-			int32_t n, size;
+			struct split_choice split;
 
 			fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
 			make_decode(&f);
 			f.problem.seqlen_k = keys;
-			split_choose(&f.problem, units, keys % 2, &n, &size);
-			assert_true((int64_t)n * size >= keys);
-			assert_true(n == 1 || (int64_t)(n - 1) * size < keys);
-			assert_true(n <= 128);
+			split_choose(&f.problem, units, keys % 2, &split);
+			assert_true((int64_t)split.n * split.size >= keys);
+			assert_true(split.n == 1 || (int64_t)(split.n - 1) * split.size < keys);
+			assert_true(split.n <= 512);
 		}
 }
 
@@ -667,7 +675,7 @@ int main(void)
 		cmocka_unit_test(decode_is_split_and_combined),
 		cmocka_unit_test(split_falls_back_or_is_refused),
 		cmocka_unit_test(many_rows_are_not_split),
-		cmocka_unit_test(splits_fill_a_gpu),
+		cmocka_unit_test(splits_keep_memory_busy),
 		cmocka_unit_test(splits_cover_all_keys),
 		cmocka_unit_test(append_comes_first),
 		cmocka_unit_test(fp8_does_not_rotate),
