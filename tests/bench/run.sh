@@ -95,11 +95,8 @@ bench_gpu() {
     start_daemon '[{"backend": "cuda"}]'
     "$bin/bench_rpc" --device 0 "$folder/fmhad.sock"
     stop_daemon
-    title "GPU kernels against PyTorch"
-    FMHA_BUILD=$PWD/build/release python3 tests/gpu/h200.py --no-conformance
-    title "Hopper's forward kernels against cuDNN"
-    python3 tests/gpu/hopper.py build "$folder/hopper" >/dev/null &&
-        python3 tests/gpu/hopper.py run "$folder/hopper" --no-check
+    title "GPU kernels beside cuDNN and FlashAttention-2: build/bench/gpu.{json,csv,svg}"
+    FMHA_BUILD=$PWD/build/release python3 tests/bench/bench_gpu.py --out build/bench
 }
 
 for part in "${@:-cpu specs rpc idle}"; do

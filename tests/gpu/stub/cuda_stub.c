@@ -704,6 +704,28 @@ CALL(cuLaunchKernel, const char *function, unsigned grid_x, unsigned grid_y, uns
 	return 0;
 }
 
+/* With one attribute: it may begin before the kernel in front of it is done. */
+struct launch_config {
+	unsigned grid[3], block[3], shared;
+	struct stream *stream;
+	const struct {
+		int id, padding, value[16];
+	} * attributes;
+	unsigned n_attributes;
+};
+
+CALL(cuLaunchKernelEx, const struct launch_config *config, void *function, void **parameters,
+     void **extra)
+{
+	const unsigned *grid = config->grid, *block = config->block;
+
+	if (config->n_attributes != 1 || config->attributes->id != 6 ||
+	    config->attributes->value[0] != 1)
+		return INVALID;
+	return cuLaunchKernel(function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
+			      config->shared, config->stream, parameters, extra);
+}
+
 /* As strict as the driver about what the copy engine takes; the map is the address. */
 CALL(cuTensorMapEncodeTiled, uint64_t map[16], int type, unsigned rank, pointer address,
      const uint64_t *extents, const uint64_t *strides, const uint32_t *box, const uint32_t *steps,

@@ -193,6 +193,51 @@ static void small_families_have_kernels(void **state)
 	assert_int_equal(grid[1], 2);
 }
 
+/* Two blocks of decode's ring share a unit's LDS; where two stages do not fit there is no such tile. */
+static void decode_fills_the_lds(void **state)
+{
+	const struct gpu_tile tile = {GPU_DECODE, 16, 64, 128, 128, 1, 4, 2};
+	struct gpu_tile wide = tile;
+	struct gpu_kernel k;
+
+	(void)state;
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &bf16, &tile, &k), 0);
+	assert_int_equal(k.lds_bytes, 16 * 256 + 3 * 64 * 512);
+	assert_true(2 * (k.lds_bytes + 1024) <= 228 * 1024);
+	assert_int_equal(make("sm_80", ABI_FWD, &bf16, &tile, &k), 0);
+	assert_int_equal(k.lds_bytes, 16 * 256 + 2 * 64 * 512);
+	assert_int_equal(make("sm_86", ABI_FWD, &bf16, &tile, &k), 1);
+	wide.tile_n = 256; /* 64 keys a wave */
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &wide, &k), 1);
+}
+
+/* As many waves share a row as find parts to read; the rows that are left share the block. */
+static void merges_of_many_parts_share_a_row(void **state)
+{
+	const struct gpu_tile tile = {GPU_COMBINE, 16, 16, 32, 32, 16, 1, 1};
+	static const struct {
+		int n_parts, waves;
+	} cases[] = {{1, 1}, {8, 1}, {9, 2}, {33, 8}, {128, 16}, {1024, 16}};
+	struct abi_combine_args combine = {.nhead_q = 40, .hdim_v = 64};
+	struct gpu_kernel k;
+	uint32_t grid[3];
+
+	(void)state;
+	combine.sequences.batch = combine.sequences.seqlen_q_max = 1;
+	assert_int_equal(make("sm_80", ABI_FWD_SPLITKV_COMBINE, &bf16, &tile, &k), 0);
+	assert_int_equal(k.overlaps, 0);
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV_COMBINE, &bf16, &tile, &k), 0);
+	assert_int_equal(k.overlaps, 1);
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		int rows = 16 / cases[i].waves;
+
+		assert_int_equal(grid_combine_waves(cases[i].n_parts, 16), cases[i].waves);
+		combine.n_splits = cases[i].n_parts;
+		assert_int_equal(gpu_kernel_grid(&k, 132, &combine, grid), 0);
+		assert_int_equal(grid[0], (40 + rows - 1) / rows);
+	}
+}
+
 /* Every tile of every split has one block. */
 static void forward_blocks_cover_the_rows(void **state)
 {
@@ -279,6 +324,8 @@ int main(void)
 		cmocka_unit_test(backward_covers_keys_and_rows),
 		cmocka_unit_test(a_bias_that_repeats_has_blocks_for_its_gradient),
 		cmocka_unit_test(small_families_have_kernels),
+		cmocka_unit_test(decode_fills_the_lds),
+		cmocka_unit_test(merges_of_many_parts_share_a_row),
 		cmocka_unit_test(forward_blocks_cover_the_rows),
 		cmocka_unit_test(backward_blocks_cover_keys_and_rows),
 		cmocka_unit_test(grids_beyond_reach_are_refused),
