@@ -10,16 +10,20 @@
  * them, if enough is under way: the time is estimated of every number of splits, and the fewest
  * splits that come within 2 % of the least are taken.
  *
- *   time    = size * bytes_of_key * blocks / rate   of blocks that run at once; two fit a unit
- *   rate    = UNIT_RATE * units; a block alone in a unit brings 1.3 times a unit's share, with more
- *             products or addresses to make (rows, wide heads, pages) 0.7 to 0.95
+ *   time    = size * bytes_of_key / UNIT_RATE, of each round of blocks:
+ *             blocks / units     memory's, when all units together want more than it gives
+ *             1 / lone           a unit's, with one block, 2 / pair with two: what they bring in
+ *                                shares of a unit; more products (rows, wide heads) and addresses
+ *                                (pages) to make bring less
  *   + 2.5 us for the second kernel, 4 ns a part, and what writing and reading the parts takes
  *
  * Worked, 132 units, hdim 128 in 16 bits, one row, measured on an H200 in brackets:
- *   batch 1, 1 key head, 131,072 keys: 1 block would take 1,220 us. 101 splits are 101 blocks,
- *     101 * 1.3 fill the rate: 15.7 + 2.5 + 0.4 us (+ 3 to start; 64 splits 25, 128 splits 22).
+ *   batch 1, 1 key head, 131,072 keys: 1 block would take 1,966 us. 121 splits are 121 blocks of 1,088
+ *     keys, 1088 / 1.05 about as long as 131072 / 132: 16.3 + 2.5 + 0.5 us (+ 3 to start; 64 splits 25,
+ *     128 splits 22.)
  *   batch 64, 8 key heads, 4,096 keys: 512 blocks, 264 and 248 at once: 250 us unsplit (246).
- *   batch 1, 8 key heads, 300 keys: 5 us by 8 blocks, 2.5 and more by others: unsplit.
+ *   batch 8, 8 key heads, 16,384 keys in pages: 3 splits are 192 blocks, two of them in some units,
+ *     2 * 5461 / 1.15 = 9,500 keys' time: 150 us (155); 4 are 256: 125 us (130).
  *
  * Elsewhere products take the time: a split pays when items are too few to keep the units busy
  * while the keys are many; each costs a pass over its partial result, so the fewest splits that
@@ -80,34 +84,48 @@ static void set_splits(const struct fmha_problem *p, int64_t n, struct split_cho
 	ret_choice->n = (int32_t)ceil_div(p->seqlen_k, size);
 }
 
-/* What one block alone in a unit brings, in shares of a unit. */
-static double lone_rate(const struct fmha_problem *p)
+/* What one block in a unit brings, and two do together, in shares of a unit. Measured. */
+struct pace {
+	double lone, pair;
+};
+
+static struct pace pace_of(const struct fmha_problem *p)
 {
 	int64_t rows = packed_rows(p);
 
-	return rows > 32                                         ? 0.7
-	       : plan_paged(p)                                   ? 0.8
-	       : rows > 16 || p->hdim_q > 128 || p->hdim_v > 128 ? 0.95
-								 : 1.3;
+	if (rows > 32)
+		return (struct pace){0.7, 0.92};
+	if (plan_paged(p))
+		return (struct pace){0.75, 1.15};
+	if (rows > 16 || p->hdim_q > 128 || p->hdim_v > 128)
+		return (struct pace){0.9, 1.15};
+	return (struct pace){1.05, 1.8};
+}
+
+/* Of @blocks that run at once, in the time in which a unit's share of memory brings one of them. */
+static double round_time(struct pace pace, int64_t blocks, int64_t units)
+{
+	double memory = (double)blocks / (double)units;
+	double unit = blocks == 0 ? 0 : blocks <= units ? 1 / pace.lone : 2 / pace.pair;
+
+	return memory > unit ? memory : unit;
 }
 
 /* Microseconds of about @n splits. */
 static double stream_us(const struct fmha_problem *p, int64_t n, int64_t items, int64_t units)
 {
-	double bytes = (double)((p->hdim_q + p->hdim_v) * fmha_dtype_bytes(p->k.dtype));
-	double rate = UNIT_RATE * (double)units, least = (double)units / lone_rate(p), us;
+	double bytes = (double)((p->hdim_q + p->hdim_v) * fmha_dtype_bytes(p->k.dtype)), us;
 	int64_t size = n > 1 ? split_keys(p, n) : p->seqlen_k, places = UNIT_BLOCKS * units;
 	int64_t parts = ceil_div(p->seqlen_k, size), blocks = items * parts;
-	int64_t rest = blocks % places;
-	double at_once = (double)(blocks - rest);
+	struct pace pace = pace_of(p);
 
-	if (rest > 0)
-		at_once += (double)rest > least ? (double)rest : least;
-	us = (double)size * bytes * at_once / rate;
+	us = (double)size * bytes / UNIT_RATE *
+	     ((double)(blocks / places) * round_time(pace, places, units) +
+	      round_time(pace, blocks % places, units));
 	if (parts > 1)
 		us += COMBINE_US + PART_US * (double)parts +
 		      (double)(items * packed_rows(p) * parts) * 2 * sizeof(float) * p->hdim_v /
-			      rate;
+			      (UNIT_RATE * (double)units);
 	return us;
 }
 

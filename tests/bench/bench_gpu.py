@@ -34,7 +34,8 @@ from driver_device import Driver  # noqa: E402
 CACHE_BYTES = 160 << 20  # inputs of all sets together are more than any cache
 BACKENDS = {"cuDNN": "CUDNN_ATTENTION", "FlashAttention-2": "FLASH_ATTENTION"}
 ALIGNMENT = 1024
-AHEAD = 16  # runs that the device is given at a time: it never waits for the host
+AHEAD = 16  # runs that the device is given at a time
+QUEUE_S = 0.004  # until it has them all
 
 
 class Daemon:
@@ -73,14 +74,16 @@ class Sets:
         for role, (dtype, shape) in self.roles().items():
             self.layout[role] = (size, dtype, shape)
             size += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-        self.bytes, self.count = size, max(3, min(8, -(-CACHE_BYTES // size)))
-        made, (fd,) = device.call_with_fds("buffer_create", {"size": size * self.count})
+        self.bytes, self.count, self.value = size, max(3, min(8, -(-CACHE_BYTES // size))), 0
+        made, (fd,) = device.call_with_fds("buffer_create", {"size": size * self.count + ALIGNMENT})
         self.buffer, self.mapped = made["buffer"], made["allocation_bytes"]
         self.place = driver.map_descriptor(fd, self.mapped)
         os.close(fd)
         self.tensors = [{role: self.tensor(role, i) for role in self.layout} for i in range(self.count)]
         for tensors in self.tensors:
             self.fill(tensors)
+        self.counter = self.view(size * self.count, torch.int32, (1,))
+        self.counter.zero_()
         self.plans = []
 
     def roles(self):
@@ -94,11 +97,12 @@ class Sets:
 
     def tensor(self, role, i):
         at, dtype, shape = self.layout[role]
-        n = math.prod(shape) * dtype.itemsize
+        return self.view(i * self.bytes + at, dtype, shape)
 
+    def view(self, at, dtype, shape):
         class Memory:
-            __cuda_array_interface__ = {"shape": (n,), "typestr": "|u1", "data": (self.place + i * self.bytes + at, False),
-                                        "version": 3, "strides": None}
+            __cuda_array_interface__ = {"shape": (math.prod(shape) * dtype.itemsize,), "typestr": "|u1",
+                                        "data": (self.place + at, False), "version": 3, "strides": None}
         return self.torch.as_tensor(Memory(), device="cuda").view(dtype).view(shape)
 
     def fill(self, tensors):
@@ -129,8 +133,16 @@ class Sets:
             self.device.call("plan_release", {"plan": plan})
 
     def run(self, n):
-        """Microseconds of n runs that are queued together; the first, which may wait for the card, does not count."""
-        numbers = [self.device.submit("run", {"plan": self.plans[i % self.count]["plan"]}) for i in range(n + 1)]
+        """
+        Microseconds of n runs, all queued behind one that waits for a counter, so that none of them waits for the host;
+        that one does not count.
+        """
+        self.value += 1
+        fence = {"buffer": self.buffer, "offset": self.bytes * self.count, "value": self.value}
+        numbers = [self.device.submit("run", {"plan": self.plans[i % self.count]["plan"], **({} if i else {"waits": [fence]})})
+                   for i in range(n + 1)]
+        time.sleep(QUEUE_S)
+        self.counter.fill_(self.value)
         times = [self.device.wait(number)[0]["kernel_ns"] / 1e3 for number in numbers]
         return times[1:]
 
@@ -138,7 +150,7 @@ class Sets:
         for plan in self.plans:
             self.device.call("plan_release", {"plan": plan["plan"]})
         self.torch.cuda.synchronize()
-        self.tensors = None
+        self.tensors = self.counter = None
         self.device.call("buffer_release", {"buffer": self.buffer})
         self.driver.unmap(self.place, self.mapped)
 

@@ -190,19 +190,21 @@ static void many_rows_are_not_split(void **state)
 static void splits_keep_memory_busy(void **state)
 {
 	static const struct {
-		int batch, nhead_k, seqlen_q, seqlen_k;
+		int batch, nhead_k, seqlen_q, seqlen_k, page_size;
 		bool gpu;
 		int n_least, n_most;
 	} cases[] = {
-		{1, 1, 1, 131072, true, 98, 128},
-		{1, 8, 1, 8192, true, 10, 16},
-		{8, 8, 1, 16384, true, 2, 2},
-		{64, 8, 1, 4096, true, 1, 1},
-		{1, 8, 1, 300, true, 1, 1},
-		{1, 8, 8, 8192, true, 16, 33},  /* 32 packed rows want two blocks in a unit */
-		{1, 8, 64, 8192, true, 2, 9},   /* 256: products take the time */
-		{16, 8, 1, 8192, false, 1, 1},  /* a thread is one place */
-		{1, 8, 1, 8192, false, 15, 15}, /* as balance has it */
+		{1, 1, 1, 131072, 0, true, 112, 128},
+		{1, 8, 1, 8192, 0, true, 14, 16},
+		{8, 8, 1, 16384, 0, true, 2, 2},
+		{64, 8, 1, 4096, 0, true, 1, 1},
+		{1, 8, 1, 200, 0, true, 1, 1},
+		{1, 8, 8, 8192, 0, true, 16, 33},  /* 32 packed rows want two blocks in a unit */
+		{1, 8, 64, 8192, 0, true, 2, 9},   /* 256: products take the time */
+		{16, 8, 1, 8192, 0, false, 1, 1},  /* a thread is one place */
+		{1, 8, 1, 8192, 0, false, 15, 15}, /* as balance has it */
+		{8, 8, 1, 16384, 16, true, 4,
+		 4}, /* not 3: two blocks in some units, one in others */
 	};
 
 	(void)state;
@@ -217,6 +219,8 @@ static void splits_keep_memory_busy(void **state)
 		f.problem.nhead_q = 4 * cases[i].nhead_k;
 		f.problem.seqlen_q = cases[i].seqlen_q;
 		f.problem.seqlen_k = cases[i].seqlen_k;
+		f.problem.page_size = cases[i].page_size;
+		f.problem.q.dtype = f.problem.k.dtype = f.problem.v.dtype = FMHA_BF16;
 		split_choose(&f.problem, 132, cases[i].gpu, &split);
 		if (split.n < cases[i].n_least || split.n > cases[i].n_most)
 			fail_msg("case %zu: %d splits, %s", i, split.n, split.why);
