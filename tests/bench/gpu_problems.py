@@ -116,10 +116,19 @@ def features():
     yield row("soft cap, causal", half, "causal", logits_soft_cap=20.0, **CAUSAL)
 
 
-def decoded(batch, heads_k, keys, group, hdim=128, rows=1, page=0, new=0):
+def ones(batch, heads):
+    return lambda torch: torch.ones(batch, heads, 1, device="cuda")
+
+
+def decoded(batch, heads_k, keys, group, hdim=128, rows=1, page=0, new=0, dtype="bf16"):
     f = problem(batch, heads_k * group, heads_k, rows, keys, hdim)
     name = f"{batch} x {heads_k} x {keys}, {hdim}, group {group}"
     row = Row("decode", name, f, 2 * 2 * batch * heads_k * keys * hdim)
+    if dtype == "e4m3":
+        row.dtype, row.work, row.libraries = dtype, row.work / 2, ()
+        row.name += ", e4m3"
+        row.extra.update(q_descale=ones(batch, heads_k * group), k_descale=ones(batch, heads_k),
+                         v_descale=ones(batch, heads_k))
     if rows > 1:
         f.update(CAUSAL)
         row.name += f", {rows} rows"
@@ -148,6 +157,7 @@ def decode():
     for hdim in (64, 256):
         yield decoded(8, 8, 16384, 4, hdim)
     for shape in (shapes[1], *shapes[3:]):
+        yield decoded(*shape, 4, dtype="e4m3")
         yield decoded(*shape, 4, page=16)
         yield decoded(*shape, 4, page=1)
         yield decoded(*shape, 4, new=1)
@@ -160,8 +170,7 @@ def fp8():
         for causal in (False, True):
             f = problem(b, h, h, n, n, 128, **(CAUSAL if causal else {}))
             yield Row("fp8", f"{b}, {h}/{h}, {n}, 128 {'causal' if causal else 'full'}", f, flops(f, causal), dtype="e4m3",
-                      libraries=(), extra={r: lambda torch, b=b, h=h: torch.ones(b, h, 1, device="cuda")
-                                           for r in ("q_descale", "k_descale", "v_descale")})
+                      libraries=(), extra={r: ones(b, h) for r in ("q_descale", "k_descale", "v_descale")})
 
 
 def rows(tables, match):

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""What ./dev bench gpu writes, from numbers that nobody measured; its problems are ones that plans are made for."""
+import csv
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+
+import fmhad
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
+import gpu_problems  # noqa: E402
+import gpu_report  # noqa: E402
+
+
+def line(table, name, work, us, **more):
+    return dict(table=table, name=name, work=work, us=us, plain="", plot="", keys=1024) | more
+
+
+@pytest.fixture
+def result():
+    return dict(card="Card", driver="1.2", torch="3", date="2026-01-02", copy=4e12, lines=[
+        line("forward", "a", 1e12, {"fmhad": 2000, "cuDNN": 4000, "FlashAttention-2": 5000}, plot="full"),
+        line("forward", "b", 2e12, {"fmhad": 4000, "cuDNN": 2500}, plot="full", keys=2048),
+        line("features", "full", 1e12, {"fmhad": 2000}),
+        line("features", "bias", 1e12, {"fmhad": 8000}, plain="full"),
+        line("decode", "c", 38e6, {"fmhad": 28.0}),
+        dict(table="fp8", name="d", error="no kernel")])
+
+
+def test_shares_are_of_what_the_table_says(result):
+    shares = [gpu_report.share(x, result) for x in result["lines"]]
+    assert shares[0] == pytest.approx(2)      # of the better library
+    assert shares[1] == pytest.approx(0.625)
+    assert shares[2] is None
+    assert shares[3] == pytest.approx(0.25)   # of the plain row
+    assert shares[4] == pytest.approx(2)      # 38 MB at 3.8 TB/s are 10 us, and 4
+    text = gpu_report.tables(result)
+    assert "| a | 500 | 250 | 200 | 2.00 |" in text and "| d | no kernel |" in text and "2026-01-02" in text
+
+
+def test_files_hold_every_line(result, tmp_path):
+    gpu_report.write(result, tmp_path)
+    assert json.loads((tmp_path / "gpu.json").read_text()) == result
+    rows = list(csv.reader((tmp_path / "gpu.csv").open()))
+    assert [r[1] for r in rows[1:]] == ["a", "b", "full", "bias", "c", "d"] and {len(r) for r in rows} == {8}
+    picture = xml.parse(tmp_path / "gpu.svg").getroot()
+    lines = [x for x in picture.iter() if x.tag.endswith("polyline")]
+    assert [len(x.get("points").split()) for x in lines] == [2, 2, 1]
+
+
+def test_later_results_replace_earlier_ones(result):
+    again = dict(result, lines=[line("decode", "c", 38e6, {"fmhad": 14.0})])
+    merged = gpu_report.merge([result, again])
+    assert len(merged["lines"]) == 6
+    assert next(x for x in merged["lines"] if x["name"] == "c")["us"] == {"fmhad": 14.0}
+
+
+def test_readme_has_a_place_for_it():
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+        text = file.read()
+    assert text.count(gpu_report.BEGIN) == text.count(gpu_report.END) == 1
+    assert text.index(gpu_report.BEGIN) < text.index(gpu_report.END)
+
+
+def test_problems_get_kernels_with_matrix_instructions():
+    names = {"batch": "--batch", "nhead_q": "--heads-q", "nhead_k": "--heads-k", "seqlen_q": "--seqlen-q",
+             "seqlen_k": "--seqlen-k", "hdim_q": "--hdim", "page_size": "--page-size"}
+    rows = gpu_problems.rows(("forward", "decode"), "")
+    assert len(rows) > 40 and len({(r.table, r.name) for r in rows}) == len(rows)
+    for row in rows[::7]:
+        f = row.fields
+        if f["hdim_q"] != f["hdim_v"] or row.dtype == "e4m3":
+            continue
+        options = [str(x) for key, word in names.items() if key in f for x in (word, f[key])]
+        text = subprocess.run([fmhad.find_program("fmhactl"), "plan", "--arch", "sm_90a", "--dtype", "bf16",
+                               *options, "--json"], capture_output=True, text=True, check=True).stdout
+        kernel = json.loads(text)["plan"]["stages"][0]["kernel"]
+        assert ("gpu_decode" if row.table == "decode" else "gpu_wgmma") in kernel, row.name
