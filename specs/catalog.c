@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <proto/error.h>
+#include <tree/tree.h>
 
 #include "catalog_impl.h"
 #include "space_impl.h"
@@ -429,29 +430,23 @@ static int load_all(struct spec_catalog *catalog, const struct spec_backend *con
 	return r;
 }
 
-/* $FMHA_SPECS_DIR, the installed folder, the source tree. */
-const char *specs_find_dir(void)
+const char *specs_find_dir(char path[PATH_MAX])
 {
-	static const char *const dirs[] = {FMHA_SPECS_INSTALLED_DIR, FMHA_SPECS_SOURCE_DIR};
 	const char *dir = getenv("FMHA_SPECS_DIR");
 
-	if (dir && *dir)
-		return dir;
-	for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++)
-		if (access(dirs[i], R_OK | X_OK) == 0)
-			return dirs[i];
-	return dirs[0];
+	return dir && *dir ? dir : tree_path(TREE_DATA, "specs", path, PATH_MAX);
 }
 
 int spec_catalog_load(const char *dir, const struct spec_backend *const *backends,
 		      struct spec_catalog **ret_catalog, struct fmha_error *err)
 {
 	struct spec_catalog *catalog = calloc(1, sizeof(*catalog));
+	char found[PATH_MAX];
 	int r;
 
 	if (!catalog)
 		return no_memory(err);
-	catalog->dir = strdup(dir ? dir : specs_find_dir());
+	catalog->dir = strdup(dir ? dir : specs_find_dir(found));
 	r = catalog->dir ? load_all(catalog, backends, err) : no_memory(err);
 	if (r < 0) {
 		spec_catalog_free(catalog);

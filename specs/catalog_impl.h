@@ -3,6 +3,7 @@
 #ifndef SPECS_CATALOG_IMPL_H
 #define SPECS_CATALOG_IMPL_H
 
+#include <limits.h>
 #include <cjson/cJSON.h>
 
 #include <proto/error.h>
@@ -102,7 +103,7 @@ static inline int no_memory(struct fmha_error *err)
 }
 
 /* Where the JSON files are: $FMHA_SPECS_DIR, the installed folder, the source tree. */
-const char *specs_find_dir(void);
+const char *specs_find_dir(char path[PATH_MAX]);
 
 /* The vocabulary of a field: NULL and 0 when it has none. */
 const char *const *spec_words(const struct spec_catalog *catalog, enum spec_field field,

@@ -382,8 +382,9 @@ static int read_tier(struct reader *reader, const char *tier, int depth)
 int spec_shapes_read(const char *dir, const char *tier, spec_shape_each each, void *owner,
 		     struct fmha_error *err)
 {
+	char found[PATH_MAX];
 	struct reader reader = {
-		.dir = dir ? dir : specs_find_dir(), .each = each, .owner = owner, .err = err};
+		.dir = dir ? dir : specs_find_dir(found), .each = each, .owner = owner, .err = err};
 
 	return read_tier(&reader, tier, 0);
 }

@@ -5,29 +5,22 @@
  */
 #include "ctl.h"
 
-#include <compile/build_usage.h>
-
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include <compile/build_usage.h>
+#include <tree/tree.h>
+
 static int build(int argc, char **argv)
 {
-	char self[PATH_MAX], path[PATH_MAX + 64];
-	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+	char path[PATH_MAX];
 
 	(void)argc;
-	self[n > 0 ? n : 0] = '\0';
-	if (strrchr(self, '/'))
-		*strrchr(self, '/') = '\0';
-	/* A build tree's, or the installed one. */
-	(void)snprintf(path, sizeof(path), "%s/../../daemon/compile/fmhad-build", self);
-	if (access(path, X_OK) == 0)
-		(void)execv(path, argv);
-	(void)execv(FMHAD_LIBEXEC_DIR "/fmhad-build", argv);
-	(void)fprintf(stderr, "fmhactl: %s/fmhad-build: %s\n", FMHAD_LIBEXEC_DIR, strerror(errno));
+	(void)execv(tree_path(TREE_HELPERS, "fmhad-build", path, sizeof(path)), argv);
+	(void)fprintf(stderr, "fmhactl: %s: %s\n", path, strerror(errno));
 	return CTL_IO;
 }
 

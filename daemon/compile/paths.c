@@ -3,25 +3,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-static void find_helper(char *path, size_t size)
-{
-	static const char *const beside[] = {"", "../compile/"};
-	char self[PATH_MAX];
-	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-
-	self[n > 0 ? n : 0] = '\0';
-	if (strrchr(self, '/'))
-		strrchr(self, '/')[1] = '\0';
-	for (size_t i = 0; i < sizeof(beside) / sizeof(beside[0]); i++) {
-		(void)snprintf(path, size, "%.4000s%sfmhad-compile", self, beside[i]);
-		if (access(path, X_OK) == 0)
-			return;
-	}
-	(void)snprintf(path, size, "%s", FMHAD_LIBEXEC_DIR "/fmhad-compile");
-}
+#include <tree/tree.h>
 
 static void find_cache(char *path, size_t size)
 {
@@ -40,11 +24,7 @@ static void find_cache(char *path, size_t size)
 
 void compile_paths_default(struct compile_paths *paths)
 {
-	const char *sources = FMHAD_KERNEL_DIR;
-
-	if (access(FMHAD_KERNEL_DIR "/fmha.hip", R_OK) != 0)
-		sources = FMHAD_KERNEL_SOURCE_DIR;
-	(void)snprintf(paths->sources, sizeof(paths->sources), "%s", sources);
-	find_helper(paths->helper, sizeof(paths->helper));
+	(void)tree_path(TREE_DATA, "kernels/gpu", paths->sources, sizeof(paths->sources));
+	(void)tree_path(TREE_HELPERS, "fmhad-compile", paths->helper, sizeof(paths->helper));
 	find_cache(paths->cache, sizeof(paths->cache));
 }

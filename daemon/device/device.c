@@ -9,31 +9,26 @@
 #include <unistd.h>
 
 #include <proto/error.h>
+#include <tree/tree.h>
 
 #define MOST_BYTES (UINT64_C(1) << 60) /* more than any limit allows */
 
 static const struct device_ops *const backends[] = {&cpu_device_ops, &fake_device_ops};
 static const char *const modules[] = {"hip", "cuda"}; /* fmhad-<name>.so */
 
-/* A module lies beside the program (build tree) or where it is installed. Never unloaded. */
+/* Never unloaded. */
 static int open_module(const char *backend, const struct device_ops **ret_ops,
 		       struct fmha_error *err)
 {
-	char self[PATH_MAX], path[PATH_MAX + 64];
-	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-	void *module = NULL;
+	char name[64], path[PATH_MAX];
+	void *module;
 
-	if (n > 0) {
-		self[n] = '\0';
-		*strrchr(self, '/') = '\0';
-		(void)snprintf(path, sizeof(path), "%s/fmhad-%s.so", self, backend);
-		if (access(path, R_OK) == 0)
-			module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	}
-	if (!module) {
-		(void)snprintf(path, sizeof(path), "%s/fmhad-%s.so", FMHAD_MODULE_DIR, backend);
-		module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	}
+	(void)snprintf(name, sizeof(name), "fmhad-%s.so", backend);
+	if (access(tree_path(TREE_MODULES, name, path, sizeof(path)), F_OK) != 0)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "backend",
+					    "backend %s is not installed: there is no %.160s",
+					    backend, path);
+	module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!module)
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "backend", "backend %s: %.200s",
 					    backend, dlerror());

@@ -7,9 +7,11 @@ cd "$(dirname "$(readlink -f "$0")")/../.."
 from=${1:-build/release}
 to=build/gpu
 rm -rf $to
-mkdir -p $to/daemon/front $to/daemon/compile $to/bin $to/lib $to/python $to/tests/gpu
-cp "$from"/daemon/front/{fmhad,fmhad-cuda.so,guard_gpu} $to/daemon/front/
-cp "$from"/daemon/compile/fmhad-compile $to/daemon/compile/
+mkdir -p $to/daemon/front $to/libexec/fmhad $to/share/fmhad $to/bin $to/lib/fmhad $to/python $to/tests/gpu
+cp "$from"/daemon/front/{fmhad,guard_gpu} $to/daemon/front/
+cp "$from"/daemon/front/fmhad-cuda.so $to/lib/fmhad/
+cp "$from"/daemon/compile/fmhad-compile $to/libexec/fmhad/
+ln -s ../../../../specs ../../../../kernels $to/share/fmhad/
 find "$from" \( -name fmhactl -o -name bench_rpc -o -name bench_cpu -o -name "test_cpu_*" \
     -o -name "test_dispatch_*" \) -type f \
     -perm -u+x -exec cp {} $to/bin/ \;
@@ -19,5 +21,5 @@ for library in libuv.so.1 libmsgpackc.so.2 libcjson.so.1 libnettle.so.8 libcmock
     cp -L "/usr/lib/x86_64-linux-gnu/$library" $to/lib/
 done
 cp -r /usr/lib/python3/dist-packages/msgpack $to/python/
-strip $to/bin/* $to/daemon/front/* $to/daemon/compile/* $to/lib/* 2>/dev/null || true
+strip $to/bin/* $to/daemon/front/* $to/libexec/fmhad/* $to/lib/*.so* $to/lib/fmhad/* 2>/dev/null || true
 du -sh $to

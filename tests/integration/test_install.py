@@ -154,6 +154,42 @@ def test_the_installed_programs_run_from_their_prefix(prefix, daemon):
     assert "usage: fmhad" in run(prefix / "bin/fmhad", "--help")
 
 
+def test_a_moved_tree_finds_its_own_files(prefix, tmp_path):
+    """No path of the build, the sources or the first prefix is in what is installed."""
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(prefix, moved, symlinks=True)
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("FMHA")}
+    listed = run(moved / "bin/fmhactl", "build", "--arch", "sm_80", "--list", "--filter", "hdim_q == 64", env=variables)
+    assert "sm_80" in listed and "gfx942" in run(moved / "bin/fmhactl", "archs", env=variables)
+    (moved / "share/fmhad/specs/words.json").unlink()
+    done = subprocess.run([moved / "bin/fmhactl", "archs"], capture_output=True, text=True, check=False, env=variables)
+    assert done.returncode != 0 and str(moved / "share/fmhad/specs") in done.stderr
+    for path in (*moved.glob("bin/*"), *moved.glob("libexec/fmhad/*"), *moved.glob("lib/**/*.so*")):
+        text = path.read_bytes()
+        for foreign in (str(ROOT), str(prefix)):
+            assert foreign.encode() not in text, (path, foreign)
+
+
+def test_the_unit_is_written_for_its_prefix(tmp_path):
+    for prefix in ("/opt/fmhad", "/usr"):
+        stage = tmp_path / prefix.strip("/").replace("/", "-")
+        run("cmake", "--install", build_dir(), "--prefix", prefix, env={**os.environ, "DESTDIR": str(stage)})
+        unit = (stage / prefix.strip("/") / "lib/systemd/system/fmhad.service").read_text()
+        assert f"ExecStart={prefix}/bin/fmhad\n" in unit
+
+
+def test_uninstall_leaves_nothing(tmp_path):
+    prefix = tmp_path / "prefix"
+    other = prefix / "bin/other"
+    other.parent.mkdir(parents=True)
+    other.write_text("not ours")
+    run("cmake", "--install", build_dir(), "--prefix", prefix)
+    assert (prefix / "share/fmhad/specs").is_dir()
+    run("cmake", "--build", build_dir(), "--target", "uninstall")
+    assert [path for path in prefix.rglob("*") if not path.is_dir()] == [other]
+    assert not [path for path in prefix.rglob("*") if path.name.startswith("fmha")]
+
+
 def test_the_readme_shows_the_consumer():
     blocks = re.findall(r"```c\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     if not blocks:

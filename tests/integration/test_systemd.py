@@ -20,7 +20,7 @@ needs_analyze = pytest.mark.skipif(
 def units(tmp_path):
     """The units as installed, but starting the program of the build tree."""
     shutil.copy(UNITS / "fmhad.socket", tmp_path)
-    text = (fmhad.build_dir() / "systemd" / "fmhad.service").read_text()
+    text = (UNITS / "fmhad.service.in").read_text()
     program = fmhad.find_program("fmhad").resolve()
     text, n = re.subn(r"^ExecStart=.*$", f"ExecStart={program}", text, flags=re.M)
     assert n == 1
