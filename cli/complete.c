@@ -34,7 +34,9 @@ static const char *command_word(const struct cli_usage *usage)
 
 /* ---- bash ---- */
 
-static void bash_words(const struct cli_usage *usage, FILE *out)
+/* @commands: offered besides; NULL: none */
+static void bash_words(const struct cli_usage *usage, const struct cli_usage *const *commands,
+		       FILE *out)
 {
 	const struct cli_option *option;
 	struct cli_cursor cursor = {0};
@@ -44,6 +46,8 @@ static void bash_words(const struct cli_usage *usage, FILE *out)
 		(void)fprintf(out, "--%s ", option->name);
 	if (kind_of(usage->operands) == VALUE_WORDS)
 		print_words(usage->operands, out);
+	for (; commands && *commands; commands++)
+		(void)fprintf(out, "%s ", command_word(*commands));
 	(void)fputs("'\n", out);
 	if (kind_of(usage->operands) == VALUE_FILE)
 		(void)fputs("        files=1\n", out);
@@ -90,18 +94,11 @@ void cli_complete_bash(const struct cli_program *program, FILE *out)
 	(void)fputs("    case $command in\n", out);
 	for (size_t i = 0; program->commands && program->commands[i]; i++) {
 		(void)fprintf(out, "    %s)\n        ", command_word(program->commands[i]));
-		bash_words(program->commands[i], out);
+		bash_words(program->commands[i], NULL, out);
 		(void)fputs("        ;;\n", out);
 	}
 	(void)fputs("    *)\n        ", out);
-	bash_words(program->usage, out);
-	if (program->commands) {
-		(void)fputs("        [[ $prev == -* ]] || words+=' ", out);
-		for (size_t i = 0; program->commands[i]; i++)
-			(void)fprintf(out, "%s%s", i ? " " : "",
-				      command_word(program->commands[i]));
-		(void)fputs("'\n", out);
-	}
+	bash_words(program->usage, program->commands, out);
 	(void)fprintf(
 		out,
 		"        ;;\n"

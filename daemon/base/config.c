@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * config.c: one table of keys an object. Reading is strict, because a misspelt limit that is
- * silently ignored is worse than a daemon that says why it does not start.
+ * config.c: reading is strict, because a misspelt limit that is silently ignored is worse than a
+ * daemon that says why it does not start.
  */
 #include <base/config.h>
 
@@ -17,34 +17,13 @@
 
 #include <cjson/cJSON.h>
 
+#include <proto/cleanup.h>
 #include <proto/error.h>
 
-#include <proto/cleanup.h>
 #include <base/discover.h>
 #include <base/log.h>
 
-#define NO_UID ((int64_t)UINT32_MAX) /* (uid_t)-1 */
-
-enum key_kind {
-	KEY_U32,
-	KEY_U64,
-	KEY_BOOL,   /* uint32_t */
-	KEY_STRING, /* char[], most = its size with the NUL */
-	KEY_MODE,   /* uint32_t, written as an octal string */
-	KEY_LEVEL,  /* uint32_t, the name of a log level */
-	KEY_UIDS,   /* config.admin_uids */
-	KEY_PRIORITIES,
-	KEY_OBJECT,
-	KEY_DEVICES,
-};
-
-struct key {
-	const char *name;
-	enum key_kind kind;
-	size_t offset;
-	int64_t least, most;
-	const struct key *keys; /* KEY_OBJECT */
-};
+#include "config_keys.h"
 
 struct reader {
 	const char *name;
@@ -52,88 +31,13 @@ struct reader {
 	struct fmha_error *err;
 };
 
-#define DEVICE(member) offsetof(struct config_device, member)
-static const struct key device_keys[] = {
-	{"backend", KEY_STRING, DEVICE(backend), 1, sizeof(((struct config_device *)0)->backend),
-	 NULL},
-	{"name", KEY_STRING, DEVICE(name), 1, PROTO_NAME_BYTES, NULL},
-	{"cpu_level", KEY_STRING, DEVICE(cpu_level), 1, 32, NULL},
-	{"index", KEY_U32, DEVICE(index), 0, 255, NULL},
-	{"threads", KEY_U32, DEVICE(threads), 0, 4096, NULL},
-	{"allow_faults", KEY_BOOL, DEVICE(allow_faults), 0, 1, NULL},
-	{"stall_ms", KEY_U32, DEVICE(stall_ms), 50, 3600000, NULL},
-	{"queue_depth", KEY_U32, DEVICE(queue_depth), 1, 64, NULL},
-	{NULL, 0, 0, 0, 0, NULL},
-};
-
-#define PRIORITY(member) offsetof(struct config_priority, member)
-static const struct key priority_keys[] = {
-	{"uid", KEY_U32, PRIORITY(uid), 0, NO_UID - 1, NULL},
-	{"weight", KEY_U32, PRIORITY(weight), 1, 100, NULL},
-	{NULL, 0, 0, 0, 0, NULL},
-};
-
-#define SUPERVISION(member) offsetof(struct config_supervision, member)
-static const struct key supervision_keys[] = {
-	{"heartbeat_ms", KEY_U32, SUPERVISION(heartbeat_ms), 10, 3600000, NULL},
-	{"heartbeat_timeout_ms", KEY_U32, SUPERVISION(heartbeat_timeout_ms), 50, 3600000, NULL},
-	{"start_timeout_ms", KEY_U32, SUPERVISION(start_timeout_ms), 100, 3600000, NULL},
-	{"restart_ms", KEY_U32, SUPERVISION(restart_ms), 1, 60000, NULL},
-	{"quarantine_deaths", KEY_U32, SUPERVISION(quarantine_deaths), 1, 1000, NULL},
-	{"quarantine_s", KEY_U32, SUPERVISION(quarantine_s), 1, 86400, NULL},
-	{"drain_ms", KEY_U32, SUPERVISION(drain_ms), 0, 600000, NULL},
-	{"status_ms", KEY_U32, SUPERVISION(status_ms), 10, 60000, NULL},
-	{NULL, 0, 0, 0, 0, NULL},
-};
-
-#define COMPILE(member) offsetof(struct config_compile, member)
-static const struct key compile_keys[] = {
-	{"cache", KEY_STRING, COMPILE(cache), 1, CONFIG_FILE_BYTES, NULL},
-	{"layer", KEY_STRING, COMPILE(layer), 1, CONFIG_FILE_BYTES, NULL},
-	{"sources", KEY_STRING, COMPILE(sources), 1, CONFIG_FILE_BYTES, NULL},
-	{"helper", KEY_STRING, COMPILE(helper), 1, CONFIG_FILE_BYTES, NULL},
-	{"clang", KEY_STRING, COMPILE(clang), 1, CONFIG_FILE_BYTES, NULL},
-	{"library_path", KEY_STRING, COMPILE(library_path), 1, CONFIG_FILE_BYTES, NULL},
-	{"jobs", KEY_U32, COMPILE(jobs), 0, 256, NULL},
-	{"deadline_ms", KEY_U32, COMPILE(deadline_ms), 100, 3600000, NULL},
-	{NULL, 0, 0, 0, 0, NULL},
-};
-
-static const struct key limit_keys[] = {
-#define LIMIT_KEY(ID, key, value, least, most)                                                     \
-	{#key, KEY_U64, sizeof(uint64_t) * LIMIT_##ID, least, most, NULL},
-	LIMITS(LIMIT_KEY)
-#undef LIMIT_KEY
-		{NULL, 0, 0, 0, 0, NULL},
-};
-
-#define CONFIG(member) offsetof(struct config, member)
-static const struct key config_keys[] = {
-	{"socket", KEY_STRING, CONFIG(socket), 1, CONFIG_PATH_BYTES, NULL},
-	{"socket_mode", KEY_MODE, CONFIG(socket_mode), 0, 0777, NULL},
-	{"socket_group", KEY_STRING, CONFIG(socket_group), 1, 32, NULL},
-	{"log_level", KEY_LEVEL, CONFIG(log_level), 0, 0, NULL},
-	{"admin_uids", KEY_UIDS, 0, 0, NO_UID - 1, NULL},
-	{"priorities", KEY_PRIORITIES, 0, 0, 0, NULL},
-	{"supervision", KEY_OBJECT, CONFIG(supervision), 0, 0, supervision_keys},
-	{"compile", KEY_OBJECT, CONFIG(compile), 0, 0, compile_keys},
-	{"limits", KEY_OBJECT, CONFIG(limits), 0, 0, limit_keys},
-	{"devices", KEY_DEVICES, 0, 0, 0, NULL},
-	{NULL, 0, 0, 0, 0, NULL},
-};
-
-static const char *const level_names[] = {[LOG_LEVEL_ERROR] = "error",
+const char *const config_level_names[] = {[LOG_LEVEL_ERROR] = "error",
 					  [LOG_LEVEL_WARNING] = "warning",
 					  [LOG_LEVEL_NOTICE] = "notice",
 					  [LOG_LEVEL_INFO] = "info",
 					  [LOG_LEVEL_DEBUG] = "debug"};
 
-const char *limit_name(enum limit limit)
-{
-	return limit_keys[limit].name;
-}
-
-static const struct config_device default_device = {
+const struct config_device config_default_device = {
 	.backend = "cpu", .stall_ms = 5000, .queue_depth = 2};
 
 void config_init(struct config *config)
@@ -150,7 +54,7 @@ void config_init(struct config *config)
 						  .status_ms = 500},
 				  .compile = {.deadline_ms = 60000},
 				  .limits = {
-#define LIMIT_DEFAULT(ID, key, value, least, most) [LIMIT_##ID] = (value),
+#define LIMIT_DEFAULT(ID, key, when, value, least, most, help) [LIMIT_##ID] = (value),
 					  LIMITS(LIMIT_DEFAULT)
 #undef LIMIT_DEFAULT
 				  }};
@@ -210,7 +114,7 @@ static int read_level(const struct reader *reader, const char *path, const cJSON
 		      uint32_t *target)
 {
 	for (uint32_t i = LOG_LEVEL_ERROR; i <= LOG_LEVEL_DEBUG; i++) {
-		if (cJSON_IsString(item) && strcmp(item->valuestring, level_names[i]) == 0) {
+		if (cJSON_IsString(item) && strcmp(item->valuestring, config_level_names[i]) == 0) {
 			*target = i;
 			return 0;
 		}
@@ -243,7 +147,8 @@ static int read_object(const struct reader *reader, const char *path, const cJSO
 		       const struct key *keys, void *target);
 
 /* [{"uid": 1000, "weight": 4}, ...]: each user once, with both. */
-static int read_priorities(const struct reader *reader, const char *path, const cJSON *item)
+static int read_priorities(const struct reader *reader, const char *path, const cJSON *item,
+			   const struct key *key)
 {
 	struct config *config = reader->config;
 	const cJSON *priority;
@@ -258,7 +163,7 @@ static int read_priorities(const struct reader *reader, const char *path, const 
 		int r;
 
 		snprintf(element, sizeof(element), "%.32s[%u]", path, config->n_priorities);
-		r = read_object(reader, element, priority, priority_keys, &read);
+		r = read_object(reader, element, priority, key->keys, &read);
 		if (r < 0)
 			return r;
 		if (read.uid == NO_UID || read.weight == 0)
@@ -281,7 +186,8 @@ static bool is_backend(const char *name)
 	return false;
 }
 
-static int read_devices(const struct reader *reader, const char *path, const cJSON *item)
+static int read_devices(const struct reader *reader, const char *path, const cJSON *item,
+			const struct key *key)
 {
 	struct config *config = reader->config;
 	int n = cJSON_GetArraySize(item);
@@ -297,8 +203,8 @@ static int read_devices(const struct reader *reader, const char *path, const cJS
 		int r;
 
 		snprintf(element, sizeof(element), "%.32s[%u]", path, config->n_devices++);
-		*target = default_device;
-		r = read_object(reader, element, device, device_keys, target);
+		*target = config_default_device;
+		r = read_object(reader, element, device, key->keys, target);
 		if (r < 0)
 			return r;
 		if (!is_backend(target->backend)) {
@@ -345,11 +251,11 @@ static int read_key(const struct reader *reader, const char *path, const cJSON *
 	case KEY_UIDS:
 		return read_uids(reader, path, item, key);
 	case KEY_PRIORITIES:
-		return read_priorities(reader, path, item);
+		return read_priorities(reader, path, item, key);
 	case KEY_OBJECT:
 		return read_object(reader, path, item, key->keys, field);
 	case KEY_DEVICES:
-		return read_devices(reader, path, item);
+		return read_devices(reader, path, item, key);
 	}
 	return 0;
 }
@@ -467,9 +373,9 @@ int config_resolve(struct config *config, struct fmha_error *err)
 	if (config->socket_mode == CONFIG_MODE_UNSET)
 		config->socket_mode = config->socket_group[0] ? 0660 : 0600;
 	if (config->n_devices == 0) {
-		config->devices[0] = default_device;
-		config->n_devices = discover_gpus("/dev", "/sys", &default_device, config->devices,
-						  1, PROTO_MAX_DEVICES);
+		config->devices[0] = config_default_device;
+		config->n_devices = discover_gpus("/dev", "/sys", &config_default_device,
+						  config->devices, 1, PROTO_MAX_DEVICES);
 	}
 	if (limits[LIMIT_OUTPUT_SOFT_BYTES] > limits[LIMIT_OUTPUT_HARD_BYTES])
 		return fmha_error_set_field(

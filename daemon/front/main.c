@@ -70,6 +70,18 @@ static int parse_options(int argc, char **argv, struct options *options)
 	return -1;
 }
 
+/* What completion and manual pages are made of when fmhad is built. */
+static int document(const char *format)
+{
+	const struct cli_program program = {.usage = &usage};
+
+	if (strcmp(format, "keys") == 0)
+		config_document(stdout);
+	else if (!cli_document(&program, format, stdout))
+		return EX_USAGE;
+	return fflush(stdout) == 0 ? 0 : 1;
+}
+
 int main(int argc, char **argv)
 {
 	struct options options = {0};
@@ -79,6 +91,8 @@ int main(int argc, char **argv)
 
 	if (argc == 2 && strcmp(argv[1], "--worker") == 0)
 		return worker_main();
+	if (argc == 3 && strcmp(argv[1], "--document") == 0)
+		return document(argv[2]);
 	log_init("fmhad", LOG_LEVEL_INFO);
 	status = parse_options(argc, argv, &options);
 	if (status >= 0)

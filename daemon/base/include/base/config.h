@@ -7,7 +7,9 @@
 #define FMHAD_BASE_CONFIG_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <proto/messages.h>
 
@@ -95,6 +97,16 @@ int config_parse(const char *name, const char *text, size_t n, struct config *co
 /* Replaces the defaults that depend on the machine and the environment. Return: 0 or FMHA_EINVAL.
  */
 int config_resolve(struct config *config, struct fmha_error *err);
+
+/*
+ * Takes over into @running what of @next, both resolved, a running daemon can take over.
+ * @restart: gets the names of other keys that differ, cut off at @n bytes; "" when there is none
+ * Return: how many keys were taken over
+ */
+uint32_t config_reload(struct config *running, const struct config *next, char *restart, size_t n);
+
+/* Writes every key with its meaning, unit, range and default as a part of fmhad.json(5). */
+void config_document(FILE *out);
 
 /* The weight of user @uid: see struct config_priority. */
 uint32_t config_weight(const struct config *config, uint32_t uid);

@@ -9,62 +9,91 @@
 #include <stdint.h>
 
 /*
- * X(ID, key, default, least, most). A default of 0 becomes what the machine offers: memory_bytes
- * and memory_bytes_per_uid parts of the device's memory, fds what RLIMIT_NOFILE leaves beside
- * reserved_fds, buffers half of vm.max_map_count. One user never has more than half of all fds.
- *
- * spin_us: how long a process looks for the next request before it sleeps; 0: not at all
- * (proto/spin.h). fence_ms: the longest that a run may wait for its fences. fenced_sessions: with
- * runs on the device that wait for fences, each on one of its few hardware queues (32 on NVIDIA).
- * loop_entries: elements of index tensors that are judged on the loop itself; a run with more is
- * judged on another thread. cache_bytes: of compiled code on disk; what was not used for longest
- * goes first.
+ * X(ID, key, when, default, least, most, help). when: a change is taken over when the configuration is
+ * read again, or when the daemon starts. A default of 0 becomes what the machine offers. What each
+ * means is its help, which fmhad.json(5) is made of.
  */
 #define LIMITS(X)                                                                                  \
-	X(CONNECTIONS, connections, 1024, 1, 1 << 20)                                              \
-	X(CONNECTIONS_PER_UID, connections_per_uid, 64, 1, 1 << 20)                                \
-	X(SESSIONS, sessions, 4096, 1, 1 << 20)                                                    \
-	X(SESSIONS_PER_UID, sessions_per_uid, 128, 1, 1 << 20)                                     \
-	X(HELLO_MS, hello_ms, 5000, 10, 3600000)                                                   \
-	X(FRAME_BYTES, frame_bytes, 65536, 4096, 65536)                                            \
-	X(FRAME_BYTES_BEFORE_HELLO, frame_bytes_before_hello, 4096, 64, 65536)                     \
-	X(FDS_PER_MESSAGE, fds_per_message, 4, 1, 64)                                              \
-	X(FDS_PER_CONNECTION, fds_per_connection, 64, 1, 4096)                                     \
-	X(FDS, fds, 0, 0, 1 << 20)                                                                 \
-	X(FDS_PER_UID, fds_per_uid, 512, 1, 1 << 20)                                               \
-	X(RESERVED_FDS, reserved_fds, 64, 16, 1 << 16)                                             \
-	X(IN_FLIGHT_PER_CONNECTION, in_flight_per_connection, 64, 1, 1 << 16)                      \
-	X(IN_FLIGHT, in_flight, 65536, 1, 1 << 24)                                                 \
-	X(IN_FLIGHT_PER_UID, in_flight_per_uid, 256, 1, 1 << 20)                                   \
-	X(FRAMES_PER_WAKE, frames_per_wake, 64, 1, 65536)                                          \
-	X(WAKE_US, wake_us, 1000, 10, 1000000)                                                     \
-	X(SPIN_US, spin_us, 50, 0, 1000)                                                           \
-	X(OUTPUT_HARD_BYTES, output_hard_bytes, 4 << 20, 65536, 1 << 30)                           \
-	X(OUTPUT_SOFT_BYTES, output_soft_bytes, 1 << 20, 4096, 1 << 30)                            \
-	X(OUTPUT_SOFT_MS, output_soft_ms, 10000, 10, 3600000)                                      \
-	X(OUTPUT_BYTES_BEFORE_HELLO, output_bytes_before_hello, 16384, 1024, 1 << 20)              \
-	X(BUFFERS_PER_CONNECTION, buffers_per_connection, 4096, 1, 1 << 20)                        \
-	X(BUFFERS, buffers, 0, 0, 1 << 22)                                                         \
-	X(BUFFERS_PER_UID, buffers_per_uid, 8192, 1, 1 << 22)                                      \
-	X(EVENTS_PER_CONNECTION, events_per_connection, 256, 1, 1 << 20)                           \
-	X(EVENTS, events, 4096, 1, 1 << 22)                                                        \
-	X(EVENTS_PER_UID, events_per_uid, 1024, 1, 1 << 22)                                        \
-	X(PLANS_PER_CONNECTION, plans_per_connection, 4096, 1, 1 << 20)                            \
-	X(PLANS, plans, 65536, 1, 1 << 24)                                                         \
-	X(PLANS_PER_UID, plans_per_uid, 16384, 1, 1 << 22)                                         \
-	X(MEMORY_BYTES, memory_bytes, 0, 0, 1ll << 50)                                             \
-	X(MEMORY_BYTES_PER_UID, memory_bytes_per_uid, 0, 0, 1ll << 50)                             \
-	X(COMPILES, compiles, 4096, 1, 1 << 20)                                                    \
-	X(COMPILES_PER_UID, compiles_per_uid, 1024, 1, 1 << 20)                                    \
-	X(CACHE_BYTES, cache_bytes, 4ll << 30, 0, 1ll << 50)                                       \
-	X(CACHE_BYTES_PER_UID, cache_bytes_per_uid, 1ll << 30, 0, 1ll << 50)                       \
-	X(FENCE_MS, fence_ms, 30000, 1, 3600000)                                                   \
-	X(FENCED_SESSIONS, fenced_sessions, 24, 1, 1024)                                           \
-	X(FENCED_SESSIONS_PER_UID, fenced_sessions_per_uid, 8, 1, 1024)                            \
-	X(LOOP_ENTRIES, loop_entries, 4096, 0, 1 << 24)
+	X(CONNECTIONS, connections, RELOAD, 1024, 1, 1 << 20, "connections to the front")          \
+	X(CONNECTIONS_PER_UID, connections_per_uid, RELOAD, 64, 1, 1 << 20,                        \
+	  "one user's connections to the front")                                                   \
+	X(SESSIONS, sessions, RELOAD, 4096, 1, 1 << 20, "open devices: connections to one worker") \
+	X(SESSIONS_PER_UID, sessions_per_uid, RELOAD, 128, 1, 1 << 20,                             \
+	  "one user's connections to one worker")                                                  \
+	X(HELLO_MS, hello_ms, RELOAD, 5000, 10, 3600000,                                           \
+	  "ms from connecting to hello, then the connection is closed")                            \
+	X(FRAME_BYTES, frame_bytes, RESTART, 65536, 4096, 65536, "bytes of a frame")               \
+	X(FRAME_BYTES_BEFORE_HELLO, frame_bytes_before_hello, RESTART, 4096, 64, 65536,            \
+	  "bytes of a frame of a connection that has not said hello")                              \
+	X(FDS_PER_MESSAGE, fds_per_message, RESTART, 4, 1, 64,                                     \
+	  "descriptors that one message may bring")                                                \
+	X(FDS_PER_CONNECTION, fds_per_connection, RESTART, 64, 1, 4096,                            \
+	  "descriptors of one connection")                                                         \
+	X(FDS, fds, RESTART, 0, 0, 1 << 20,                                                        \
+	  "descriptors of a process; 0: what RLIMIT_NOFILE leaves beside reserved_fds")            \
+	X(FDS_PER_UID, fds_per_uid, RESTART, 512, 1, 1 << 20,                                      \
+	  "one user's descriptors; never more than half of all")                                   \
+	X(RESERVED_FDS, reserved_fds, RESTART, 64, 16, 1 << 16,                                    \
+	  "descriptors kept for workers, their control sockets and the listener")                  \
+	X(IN_FLIGHT_PER_CONNECTION, in_flight_per_connection, RESTART, 64, 1, 1 << 16,             \
+	  "unanswered requests of one connection")                                                 \
+	X(IN_FLIGHT, in_flight, RELOAD, 65536, 1, 1 << 24, "unanswered requests of a process")     \
+	X(IN_FLIGHT_PER_UID, in_flight_per_uid, RELOAD, 256, 1, 1 << 20,                           \
+	  "one user's unanswered requests")                                                        \
+	X(FRAMES_PER_WAKE, frames_per_wake, RELOAD, 64, 1, 65536,                                  \
+	  "frames that one connection gets answered before the others have a turn")                \
+	X(WAKE_US, wake_us, RELOAD, 1000, 10, 1000000,                                             \
+	  "us that one connection gets before the others have a turn")                             \
+	X(SPIN_US, spin_us, RESTART, 50, 0, 1000,                                                  \
+	  "us for which a process looks for the next request before it sleeps; 0: not at all")     \
+	X(OUTPUT_HARD_BYTES, output_hard_bytes, RELOAD, 4 << 20, 65536, 1 << 30,                   \
+	  "bytes of answers that a connection has not read; above it the connection is closed")    \
+	X(OUTPUT_SOFT_BYTES, output_soft_bytes, RELOAD, 1 << 20, 4096, 1 << 30,                    \
+	  "the same, for output_soft_ms at most")                                                  \
+	X(OUTPUT_SOFT_MS, output_soft_ms, RELOAD, 10000, 10, 3600000,                              \
+	  "ms for which a connection may stay above output_soft_bytes")                            \
+	X(OUTPUT_BYTES_BEFORE_HELLO, output_bytes_before_hello, RELOAD, 16384, 1024, 1 << 20,      \
+	  "bytes of answers not read, of a connection that has not said hello")                    \
+	X(BUFFERS_PER_CONNECTION, buffers_per_connection, RELOAD, 4096, 1, 1 << 20,                \
+	  "buffers of one connection")                                                             \
+	X(BUFFERS, buffers, RELOAD, 0, 0, 1 << 22,                                                 \
+	  "buffers of one worker; 0: half of vm.max_map_count")                                    \
+	X(BUFFERS_PER_UID, buffers_per_uid, RELOAD, 8192, 1, 1 << 22, "one user's buffers")        \
+	X(EVENTS_PER_CONNECTION, events_per_connection, RELOAD, 256, 1, 1 << 20,                   \
+	  "imported events of one connection")                                                     \
+	X(EVENTS, events, RELOAD, 4096, 1, 1 << 22, "imported events of one worker")               \
+	X(EVENTS_PER_UID, events_per_uid, RELOAD, 1024, 1, 1 << 22, "one user's imported events")  \
+	X(PLANS_PER_CONNECTION, plans_per_connection, RELOAD, 4096, 1, 1 << 20,                    \
+	  "plans of one connection")                                                               \
+	X(PLANS, plans, RELOAD, 65536, 1, 1 << 24, "plans of one worker")                          \
+	X(PLANS_PER_UID, plans_per_uid, RELOAD, 16384, 1, 1 << 22, "one user's plans")             \
+	X(MEMORY_BYTES, memory_bytes, RELOAD, 0, 0, 1ll << 50,                                     \
+	  "bytes of buffers and workspaces on one device; 0: three quarters of the device's "      \
+	  "memory")                                                                                \
+	X(MEMORY_BYTES_PER_UID, memory_bytes_per_uid, RELOAD, 0, 0, 1ll << 50,                     \
+	  "one user's share of that; 0: half of the device's memory")                              \
+	X(COMPILES, compiles, RELOAD, 4096, 1, 1 << 20, "queued builds of kernels")                \
+	X(COMPILES_PER_UID, compiles_per_uid, RELOAD, 1024, 1, 1 << 20,                            \
+	  "one user's queued builds")                                                              \
+	X(CACHE_BYTES, cache_bytes, RESTART, 4ll << 30, 0, 1ll << 50,                              \
+	  "bytes of compiled code on disk; what was not used for longest goes first")              \
+	X(CACHE_BYTES_PER_UID, cache_bytes_per_uid, RESTART, 1ll << 30, 0, 1ll << 50,              \
+	  "bytes of compiled code that one user was the first to ask for")                         \
+	X(FENCE_MS, fence_ms, RELOAD, 30000, 1, 3600000,                                           \
+	  "ms, the longest that a run may wait for its fences")                                    \
+	X(FENCED_SESSIONS, fenced_sessions, RELOAD, 24, 1, 1024,                                   \
+	  "sessions with runs that wait for fences on the device, each on one of its few "         \
+	  "hardware queues (32 on NVIDIA)")                                                        \
+	X(FENCED_SESSIONS_PER_UID, fenced_sessions_per_uid, RELOAD, 8, 1, 1024,                    \
+	  "one user's such sessions")                                                              \
+	X(LOOP_ENTRIES, loop_entries, RELOAD, 4096, 0, 1 << 24,                                    \
+	  "elements of index tensors that are judged on the loop itself; a run with more is "      \
+	  "judged on another thread")
+
+enum limit_when { RELOAD, RESTART };
 
 enum limit {
-#define LIMIT_ENUM(ID, key, value, least, most) LIMIT_##ID,
+#define LIMIT_ENUM(ID, key, when, value, least, most, help) LIMIT_##ID,
 	LIMITS(LIMIT_ENUM)
 #undef LIMIT_ENUM
 		N_LIMITS
