@@ -31,12 +31,6 @@ struct reader {
 	struct fmha_error *err;
 };
 
-const char *const config_level_names[] = {[LOG_LEVEL_ERROR] = "error",
-					  [LOG_LEVEL_WARNING] = "warning",
-					  [LOG_LEVEL_NOTICE] = "notice",
-					  [LOG_LEVEL_INFO] = "info",
-					  [LOG_LEVEL_DEBUG] = "debug"};
-
 const struct config_device config_default_device = {
 	.backend = "cpu", .stall_ms = 5000, .queue_depth = 2};
 
@@ -114,7 +108,7 @@ static int read_level(const struct reader *reader, const char *path, const cJSON
 		      uint32_t *target)
 {
 	for (uint32_t i = LOG_LEVEL_ERROR; i <= LOG_LEVEL_DEBUG; i++) {
-		if (cJSON_IsString(item) && strcmp(item->valuestring, config_level_names[i]) == 0) {
+		if (cJSON_IsString(item) && strcmp(item->valuestring, log_level_names[i]) == 0) {
 			*target = i;
 			return 0;
 		}
@@ -386,6 +380,22 @@ int config_resolve(struct config *config, struct fmha_error *err)
 			err, FMHA_EINVAL, "supervision.heartbeat_timeout_ms",
 			"supervision.heartbeat_timeout_ms: less than heartbeat_ms");
 	return 0;
+}
+
+int config_read(const struct config_source *source, struct config *config, struct fmha_error *err)
+{
+	int r;
+
+	config_init(config);
+	r = config_load(source->path ? source->path : CONFIG_DEFAULT_PATH, !source->path, config,
+			err);
+	if (r < 0)
+		return r;
+	if (source->socket)
+		(void)snprintf(config->socket, sizeof(config->socket), "%s", source->socket);
+	if (source->verbose)
+		config->log_level = LOG_LEVEL_DEBUG;
+	return config_resolve(config, err);
 }
 
 uint32_t config_weight(const struct config *config, uint32_t uid)

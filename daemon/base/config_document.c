@@ -2,6 +2,8 @@
 /* config_document.c: the keys as the list in fmhad.json(5). Defaults are what config_init() sets. */
 #include <inttypes.h>
 
+#include <base/log.h>
+
 #include "config_keys.h"
 
 /* "-" as roff's minus. */
@@ -52,7 +54,7 @@ static void print_kind(FILE *out, const struct key *key, const void *defaults)
 		break;
 	case KEY_LEVEL:
 		(void)fputs("error, warning, notice, info or debug; default ", out);
-		(void)fputs(config_level_names[*(const uint32_t *)field], out);
+		(void)fputs(log_level_names[*(const uint32_t *)field], out);
 		break;
 	case KEY_UIDS:
 		(void)fprintf(out, "array of at most %d user numbers; default []",

@@ -33,7 +33,9 @@ static const struct key device_keys[] = {
 static const struct key priority_keys[] = {
 	{"uid", KEY_U32, RELOAD, PRIORITY(uid), 0, NO_UID - 1, NULL, "the user's number"},
 	{"weight", KEY_U32, RELOAD, PRIORITY(weight), 1, 100, NULL,
-	 "the user's share of a busy device in proportion to the others'; who is not named has 1"},
+	 "the user's share of a busy device in proportion to the others'; who is not named has 1; "
+	 "a "
+	 "reload counts from the next device that the user opens"},
 	END,
 };
 

@@ -33,7 +33,6 @@ struct key {
 };
 
 extern const struct key config_keys[]; /* up to one without a name */
-extern const char *const config_level_names[];
 extern const struct config_device config_default_device;
 
 #endif

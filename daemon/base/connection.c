@@ -372,11 +372,21 @@ static void hub_on_reread(uv_timer_t *timer)
 	uv_timer_start(timer, hub_on_reread, hub->reread_ms, 0);
 }
 
+struct log_about connection_about(const struct connection *connection)
+{
+	const struct account *account = connection->account;
+
+	return (struct log_about){.fields = account ? LOG_UID : 0,
+				  .uid = account ? account->uid : 0};
+}
+
 static void drop(struct connection *connection, enum limit limit, enum log_level level,
 		 const char *reason)
 {
+	const struct log_about about = connection_about(connection);
+
 	connection->hub->limits->hits[limit]++;
-	log_limited(&connection->hub->log, level, "%s", reason);
+	log_limited_about(&connection->hub->log, &about, level, "%s", reason);
 	connection_close(connection);
 }
 
@@ -515,8 +525,10 @@ void connection_close(struct connection *connection)
 
 void connection_fail(struct connection *connection, const struct fmha_error *error)
 {
+	const struct log_about about = connection_about(connection);
+
 	connection->hub->n_violations++;
-	log_limited(&connection->hub->log, LOG_LEVEL_NOTICE, "closing a connection: %s",
-		    error->msg);
+	log_limited_about(&connection->hub->log, &about, LOG_LEVEL_NOTICE,
+			  "closing a connection: %s", error->msg);
 	connection_close(connection);
 }

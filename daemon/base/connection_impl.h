@@ -91,4 +91,7 @@ void descriptors_deinit(struct connection *connection);
 /* Closes the sockets of the dead whose peers are done with them; all of them if @now. */
 void descriptors_end_lingering(struct connection_hub *hub, bool now);
 
+/* Whose connection it is, for the log. */
+struct log_about connection_about(const struct connection *connection);
+
 #endif

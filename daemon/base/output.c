@@ -71,9 +71,11 @@ static void check_limits(struct connection *connection)
 		connection_mark_broken(connection);
 	} else if (connection->output_bytes > hard) {
 		limits->hits[LIMIT_OUTPUT_HARD_BYTES]++;
-		log_limited(&connection->log, LOG_LEVEL_WARNING,
-			    "dropping a client that does not read: %zu bytes of answers wait",
-			    connection->output_bytes);
+		const struct log_about about = connection_about(connection);
+
+		log_limited_about(&connection->log, &about, LOG_LEVEL_WARNING,
+				  "dropping a client that does not read: %zu bytes of answers wait",
+				  connection->output_bytes);
 		connection_mark_broken(connection);
 	} else if (connection->output_bytes > limits->value[LIMIT_OUTPUT_SOFT_BYTES]) {
 		if (!connection->output_since_ns) {

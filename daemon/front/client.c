@@ -176,12 +176,16 @@ void client_new(struct front *front, int fd)
 	socklen_t size = sizeof(peer);
 
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
-		peer.uid = (uid_t)-1;
+		peer = (struct ucred){.uid = (uid_t)-1};
 	else if (admit(front, &socket, &peer)) {
 		front->n_clients++;
 		front->n_accepted++;
 		return;
 	}
 	front->n_refused++;
-	log_limited(&front->log, LOG_LEVEL_NOTICE, "refusing a connection of user %u", peer.uid);
+	log_limited_about(&front->log,
+			  &(struct log_about){.fields = LOG_UID | LOG_PID,
+					      .uid = peer.uid,
+					      .pid = (uint32_t)peer.pid},
+			  LOG_LEVEL_NOTICE, "refusing a connection of user %u", peer.uid);
 }

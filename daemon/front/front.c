@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -164,6 +165,17 @@ static void on_stop_signal(uv_signal_t *handle, int number)
 	on_drained(front);
 }
 
+/* The hangup of a terminal means that it is gone; without one, that there is something to read. */
+static void on_hangup_signal(uv_signal_t *handle, int number)
+{
+	struct front *front = handle->data;
+
+	if (front->on_terminal && !isatty(STDERR_FILENO))
+		on_stop_signal(&front->on_term, number);
+	else if (!front->draining)
+		front_reload(front);
+}
+
 /* ---- start ---- */
 
 static void raise_fd_limit(void)
@@ -184,17 +196,22 @@ static void init_handles(struct front *front)
 	handouts_init(&front->handouts, &front->loop);
 	uv_signal_init(&front->loop, &front->on_term);
 	uv_signal_init(&front->loop, &front->on_int);
+	uv_signal_init(&front->loop, &front->on_hangup);
 	front->accept_again.data = front->watchdog.data = front->drain.data = front;
-	front->on_term.data = front->on_int.data = front;
+	front->on_term.data = front->on_int.data = front->on_hangup.data = front;
 	uv_signal_start(&front->on_term, on_stop_signal, SIGTERM);
 	uv_signal_start(&front->on_int, on_stop_signal, SIGINT);
+	uv_signal_start(&front->on_hangup, on_hangup_signal, SIGHUP);
 }
 
-static int front_init(struct front *front, const struct config *config, struct fmha_error *err)
+static int front_init(struct front *front, const struct config *config,
+		      const struct config_source *source, struct fmha_error *err)
 {
 	int r;
 
 	front->config = *config;
+	front->source = source;
+	front->on_terminal = isatty(STDERR_FILENO);
 	front->on_drained = on_drained;
 	front->started_ns = clock_ns();
 	front->listen_fd = -1;
@@ -221,7 +238,7 @@ static int front_init(struct front *front, const struct config *config, struct f
 	return r < 0 ? fmha_error_set(err, FMHA_EIO, "listener: %s", uv_strerror(r)) : 0;
 }
 
-int front_run(const struct config *config)
+int front_run(const struct config *config, const struct config_source *source)
 {
 	struct front *front = calloc(1, sizeof(*front));
 	uint64_t watchdog_us = notify_watchdog_us();
@@ -229,10 +246,11 @@ int front_run(const struct config *config)
 
 	if (!front)
 		return 1;
+	prctl(PR_SET_NAME, "fmhad-front");
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGIO, SIG_IGN); /* somebody wants a file that handout.c has a lease on */
 	mallopt(M_ARENA_MAX, 2);
-	if (front_init(front, config, &err) < 0) {
+	if (front_init(front, config, source, &err) < 0) {
 		log_error("%s", err.msg);
 		listen_close(front);
 		free(front);

@@ -74,6 +74,7 @@ struct builder;
 struct front {
 	uv_loop_t loop;
 	struct config config;
+	const struct config_source *source;
 	struct limits limits;
 	struct accounts accounts;
 	struct quarantine quarantine;
@@ -89,7 +90,8 @@ struct front {
 	void (*on_drained)(struct front *front); /* a worker has nothing to do any more */
 	uv_poll_t listener;
 	uv_timer_t accept_again, watchdog, drain;
-	uv_signal_t on_term, on_int;
+	uv_signal_t on_term, on_int, on_hangup;
+	bool on_terminal; /* stderr was one when the daemon started */
 	struct list clients;
 	uint32_t n_clients;
 	struct worker_slot slots[PROTO_MAX_DEVICES];
@@ -105,9 +107,15 @@ struct front {
 /* ---- front.c ---- */
 
 /* Runs the daemon until it is told to stop. Return: exit status. */
-int front_run(const struct config *config);
+/* @source: where @config was read from, to be read again on SIGHUP; kept */
+int front_run(const struct config *config, const struct config_source *source);
 /* A connection is gone: there may be room for another one. */
 void front_accept_again(struct front *front);
+
+/* ---- reload.c ---- */
+
+/* Takes over what can be taken over of the configuration, which is read again. */
+void front_reload(struct front *front);
 
 /* ---- health.c ---- */
 

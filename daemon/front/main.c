@@ -19,6 +19,7 @@ static const struct cli_option option_table[] = {
 	 "configuration (default: " CONFIG_DEFAULT_PATH ", which may be absent)"},
 	{"socket", 's', "PATH", "socket to listen on, instead of the configuration's"},
 	{"foreground", 'f', NULL, "stay in the foreground and log to stderr (it always does)"},
+	{"verbose", 'v', NULL, "log everything: level debug, whatever the configuration says"},
 	{"check", OPTION_CHECK, NULL,
 	 "read the configuration, say what is wrong with it, and exit"},
 	CLI_END};
@@ -29,29 +30,34 @@ static const struct cli_usage usage = {
 	.synopsis = "[OPTION...]",
 	.text = "Serves fused multi-head attention on this machine's devices over a Unix "
 		"socket.\n\n"
-		"SIGTERM and SIGINT end it after what is in flight, a second one ends it at once. "
+		"SIGTERM and SIGINT end it after what is in flight, a second one ends it at once; "
+		"SIGHUP has it read its configuration again. "
 		"Exit status: 0 stopped, 1 failed to start, 64 wrong usage, 78 wrong "
 		"configuration.",
 	.tables = {option_table},
 };
 
 struct options {
-	const char *config, *socket;
+	struct config_source source;
 	bool check;
 };
 
 /* Return: -1 to go on, else the exit status. */
 static int parse_options(int argc, char **argv, struct options *options)
 {
+	struct config_source *source = &options->source;
 	int option;
 
 	while ((option = cli_next(&usage, argc, argv)) != -1) {
 		switch (option) {
 		case 'c':
-			options->config = optarg;
+			source->path = optarg;
 			break;
 		case 's':
-			options->socket = optarg;
+			source->socket = optarg;
+			break;
+		case 'v':
+			source->verbose = true;
 			break;
 		case 'f':
 			break;
@@ -65,6 +71,11 @@ static int parse_options(int argc, char **argv, struct options *options)
 	}
 	if (optind < argc) {
 		fprintf(stderr, "fmhad: unexpected argument: %s\n", argv[optind]);
+		return EX_USAGE;
+	}
+	if (source->socket && (!*source->socket || strlen(source->socket) >= CONFIG_PATH_BYTES)) {
+		fprintf(stderr, "fmhad: --socket %s: must have 1 to %d bytes\n", source->socket,
+			CONFIG_PATH_BYTES - 1);
 		return EX_USAGE;
 	}
 	return -1;
@@ -97,25 +108,12 @@ int main(int argc, char **argv)
 	status = parse_options(argc, argv, &options);
 	if (status >= 0)
 		return status;
-	config_init(&config);
-	if (config_load(options.config ? options.config : CONFIG_DEFAULT_PATH, !options.config,
-			&config, &err) < 0) {
-		log_error("%s", err.msg);
-		return EX_CONFIG;
-	}
-	if (options.socket) {
-		if (strlen(options.socket) >= sizeof(config.socket) || !*options.socket) {
-			log_error("--socket %s: must have 1 to 107 bytes", options.socket);
-			return EX_USAGE;
-		}
-		strcpy(config.socket, options.socket);
-	}
-	if (config_resolve(&config, &err) < 0) {
+	if (config_read(&options.source, &config, &err) < 0) {
 		log_error("%s", err.msg);
 		return EX_CONFIG;
 	}
 	if (options.check)
 		return 0;
-	log_init("fmhad", (enum log_level)config.log_level);
-	return front_run(&config);
+	log_set_level((enum log_level)config.log_level);
+	return front_run(&config, &options.source);
 }

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <base/cgroup.h>
 #include <base/clock.h>
 #include <proto/cleanup.h>
 #include <proto/error.h>
@@ -69,6 +70,11 @@ void worker_process_describe_death(const struct worker_process *process, int64_t
 		snprintf(reason, n, "%.200s", page->reason);
 	else if (process->killed != KILL_NOT)
 		snprintf(reason, n, "%s", killed[process->killed]);
+	else if (signal == SIGKILL && cgroup_oom_kills("/proc", "/sys") > process->oom_kills)
+		snprintf(
+			reason, n,
+			"the worker was killed by the kernel: out of memory (see MemoryMax= of the "
+			"unit, or the machine's memory)");
 	else if (signal)
 		snprintf(reason, n, "the worker was ended by signal %d (%s)", signal,
 			 strsignal(signal));
@@ -100,6 +106,16 @@ struct worker_death worker_process_culprit(struct worker_process *process)
 	return death;
 }
 
+void worker_process_configure(struct worker_process *process)
+{
+	if (!process)
+		return;
+	worker_page_set_config(process->page, &process->front->config);
+	/* One that is starting may not know the signal yet; it is told when it is ready. */
+	if (process->slot && process->slot->state == WORKER_READY)
+		uv_process_kill(&process->process, SIGHUP);
+}
+
 /* ---- the beginning ---- */
 
 static struct worker_page *make_page(const struct worker_slot *slot, int *ret_fd)
@@ -115,7 +131,7 @@ static struct worker_page *make_page(const struct worker_slot *slot, int *ret_fd
 	page->magic = WORKER_PAGE_MAGIC;
 	page->bytes = sizeof(*page);
 	page->device = slot->index;
-	page->config = slot->front->config;
+	worker_page_set_config(page, &slot->front->config);
 	page->culprit_uid = page->loop_uid = WORKER_NO_USER;
 	page->n_quarantined = quarantine_list(&slot->front->quarantine, slot->index, clock_ns(),
 					      page->quarantined);
@@ -169,7 +185,7 @@ static int spawn(struct worker_process *process, uv_exit_cb on_exit, char **envi
 					.stdio = stdio,
 					.env = environment};
 
-	snprintf(title, sizeof(title), "fmhad-worker-%u", process->slot->index);
+	snprintf(title, sizeof(title), "fmhad-worker/%u", process->slot->index);
 	return uv_spawn(&process->front->loop, &process->process, &options);
 }
 
@@ -192,6 +208,7 @@ static struct worker_process *process_new(struct worker_slot *slot, int *ret_pag
 		return NULL;
 	process->slot = slot;
 	process->front = slot->front;
+	process->oom_kills = cgroup_oom_kills("/proc", "/sys");
 	process->compiles = (struct builder_asker){.done = on_compiled, .owner = process};
 	list_init(&process->compiles.requests);
 	process->page = make_page(slot, ret_page_fd);

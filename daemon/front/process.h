@@ -26,8 +26,9 @@ struct worker_process {
 	uint32_t n_open;               /* handles that hold this struct: process, control */
 	bool process_alive;
 	enum kill_reason killed;
-	bool leaving; /* told to go: it exits by itself */
-	bool hung_up; /* its control socket is closed */
+	bool leaving;       /* told to go: it exits by itself */
+	bool hung_up;       /* its control socket is closed */
+	uint64_t oom_kills; /* in our control group, when it was started */
 };
 
 /*
@@ -40,6 +41,8 @@ int worker_process_start(struct worker_slot *slot, const struct connection_ops *
 			 uv_exit_cb on_exit, struct fmha_error *err);
 /* Takes NULL, and one that is dead. */
 void worker_process_kill(struct worker_process *process, enum kill_reason reason);
+/* Hands the front's configuration on; takes NULL, and one that is starting. */
+void worker_process_configure(struct worker_process *process);
 /* It has ended: lets go of what is left of it. */
 void worker_process_close(struct worker_process *process);
 void worker_process_on_control_closed(struct connection *control);

@@ -119,6 +119,7 @@ static uint32_t confine(struct quarantine *quarantine, const struct worker_death
 void quarantine_add(struct quarantine *quarantine, const struct worker_death *death, uint64_t now)
 {
 	struct quarantine_death *last = &quarantine->deaths[quarantine->next];
+	struct log_about about;
 	struct tally tally;
 	bool everybody;
 	uint32_t seconds;
@@ -133,24 +134,32 @@ void quarantine_add(struct quarantine *quarantine, const struct worker_death *de
 					  .uid = death->uid};
 	tally = count(quarantine, last);
 	everybody = tally.several_users || death->trusted;
+	about = (struct log_about){.fields = LOG_DEVICE | (everybody ? 0 : LOG_UID),
+				   .device = death->device,
+				   .uid = death->uid,
+				   .kernel = death->kernel};
 	if ((everybody ? tally.n_of_kernel : tally.n_of_both) >= quarantine->n_deaths) {
 		seconds = confine(quarantine, death, death->kernel, everybody, now);
 		if (seconds > 0 && everybody)
-			log_error("device %u: kernel %s has ended %u workers and is not used for "
-				  "%u s",
-				  death->device, death->kernel, tally.n_of_kernel, seconds);
+			log_write_about(&about, LOG_LEVEL_ERROR,
+					"device %u: kernel %s has ended %u workers and is not used "
+					"for %u s",
+					death->device, death->kernel, tally.n_of_kernel, seconds);
 		else if (seconds > 0)
-			log_error("device %u: kernel %s has ended %u workers for user %u (problem "
-				  "%016llx) and is not used for that user for %u s",
-				  death->device, death->kernel, tally.n_of_both, death->uid,
-				  (unsigned long long)death->problem, seconds);
+			log_write_about(&about, LOG_LEVEL_ERROR,
+					"device %u: kernel %s has ended %u workers for user %u "
+					"(problem %016llx) and is not used for that user for %u s",
+					death->device, death->kernel, tally.n_of_both, death->uid,
+					(unsigned long long)death->problem, seconds);
 	}
 	if (death->trusted || tally.n_of_user < 2 * quarantine->n_deaths)
 		return;
 	seconds = confine(quarantine, death, "", false, now);
 	if (seconds > 0)
-		log_error("user %u has ended %u workers and may open no device for %u s",
-			  death->uid, tally.n_of_user, seconds);
+		log_write_about(&(struct log_about){.fields = LOG_UID, .uid = death->uid},
+				LOG_LEVEL_ERROR,
+				"user %u has ended %u workers and may open no device for %u s",
+				death->uid, tally.n_of_user, seconds);
 }
 
 /* ---- asking ---- */

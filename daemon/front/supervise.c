@@ -20,6 +20,10 @@
 #define LONGEST_PAUSE_MS 10000
 #define EXIT_GRACE_MS    200 /* from a worker's closing its socket to its end */
 
+#define log_slot(slot, level, ...)                                                                 \
+	log_write_about(&(struct log_about){.fields = LOG_DEVICE, .device = (slot)->index}, level, \
+			__VA_ARGS__)
+
 static void on_timer(uv_timer_t *timer);
 
 static void set_state(struct worker_slot *slot, enum worker_state state)
@@ -78,8 +82,8 @@ static void on_ready(struct worker_slot *slot, const struct proto_worker_ready_p
 	slot->n_failed_starts = 0;
 	uv_timer_stop(&slot->timer);
 	slot->beating = false;
-	log_info("device %u: %s (%s, %s) is ready, worker %u", slot->index, slot->device.name,
-		 slot->device.backend, slot->device.arch, worker_slot_pid(slot));
+	log_slot(slot, LOG_LEVEL_INFO, "device %u: %s (%s, %s) is ready, worker %u", slot->index,
+		 slot->device.name, slot->device.backend, slot->device.arch, worker_slot_pid(slot));
 }
 
 static void on_compile_cancel(struct worker_process *process, uint32_t request)
@@ -117,6 +121,7 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 	connection_answer(control, id, method, &(struct proto_empty){0}, -1);
 	if (method == PROTO_WORKER_READY) {
 		set_state(slot, WORKER_READY);
+		worker_process_configure(process);
 		attach_all(slot);
 	}
 	return 0;
@@ -206,7 +211,7 @@ static void on_process_exit(uv_process_t *handle, int64_t status, int signal)
 	slot->n_deaths++;
 	quarantine_add(&slot->front->quarantine, &death, clock_ns());
 	worker_process_describe_death(process, status, signal, slot->reason, sizeof(slot->reason));
-	log_warning("device %u: %s", slot->index, slot->reason);
+	log_slot(slot, LOG_LEVEL_WARNING, "device %u: %s", slot->index, slot->reason);
 	schedule_start(slot, was_ready);
 }
 
@@ -219,7 +224,7 @@ void worker_slot_start(struct worker_slot *slot)
 	slot->n_starts++;
 	if (worker_process_start(slot, &control_ops, on_process_exit, &err) < 0) {
 		snprintf(slot->reason, sizeof(slot->reason), "%s", err.msg);
-		log_error("device %u: %s", slot->index, err.msg);
+		log_slot(slot, LOG_LEVEL_ERROR, "device %u: %s", slot->index, err.msg);
 		if (!slot->process)
 			schedule_start(slot, false);
 		return;
@@ -249,8 +254,8 @@ static void beat(struct worker_slot *slot)
 		process->control.heard_ns = clock_ns();
 	start_timer(slot, interval);
 	if (clock_ns() - process->control.heard_ns > timeout) {
-		log_error("device %u: worker %u does not answer", slot->index,
-			  worker_slot_pid(slot));
+		log_slot(slot, LOG_LEVEL_ERROR, "device %u: worker %u does not answer", slot->index,
+			 worker_slot_pid(slot));
 		worker_process_kill(process, KILL_SILENT);
 	} else if (atomic_load(&process->page->n_sessions) == 0 && list_is_empty(&slot->opens)) {
 		slot->beating = false;
@@ -274,8 +279,8 @@ static void on_timer(uv_timer_t *timer)
 			start_timer(slot, slot->front->config.supervision.start_timeout_ms);
 			break;
 		}
-		log_error("device %u: worker %u is not ready in time", slot->index,
-			  worker_slot_pid(slot));
+		log_slot(slot, LOG_LEVEL_ERROR, "device %u: worker %u is not ready in time",
+			 slot->index, worker_slot_pid(slot));
 		worker_process_kill(slot->process, KILL_NOT_READY);
 		break;
 	case WORKER_READY:

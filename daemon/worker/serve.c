@@ -145,7 +145,7 @@ int session_new(struct worker *worker, int *fd, const struct proto_worker_attach
 		struct fmha_error *err)
 {
 	_cleanup_(session_freep) struct session *session = make_session(worker, params);
-	uint32_t weight = config_weight(&worker->page->config, params->uid);
+	uint32_t weight = config_weight(&worker->settings, params->uid);
 	int r;
 
 	if (!session)

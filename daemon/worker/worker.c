@@ -58,7 +58,9 @@ void worker_fail(struct worker *worker, const char *kernel, const struct fmha_er
 	if (kernel && *kernel)
 		blame(worker->page, kernel);
 	snprintf(worker->page->reason, sizeof(worker->page->reason), "%s", err.msg);
-	log_error("device %s: %s", device_get_info(worker->device)->name, err.msg);
+	log_write_about(&(struct log_about){.kernel = kernel && *kernel ? kernel : NULL},
+			LOG_LEVEL_ERROR, "device %s: %s", device_get_info(worker->device)->name,
+			err.msg);
 	run_fail_all(worker, &err);
 	/* Threads may hang inside the device: nothing is joined or freed. */
 	_exit(WORKER_EXIT_DEVICE);
@@ -316,13 +318,39 @@ static bool has_no_runs(void *owner)
 	return ((const struct worker *)owner)->n_pending == 0;
 }
 
+static void apply_limits(struct worker *worker)
+{
+	memcpy(worker->limits.value, worker->settings.limits, sizeof(worker->limits.value));
+	limits_resolve(&worker->limits, device_get_info(worker->device)->memory_bytes);
+	worker->plan_device.workspace_most = worker->limits.value[LIMIT_MEMORY_BYTES_PER_UID];
+}
+
+/* The front has read the configuration again. What needs a restart has not changed. */
+static void on_hangup_signal(uv_signal_t *handle, int number)
+{
+	struct worker *worker = handle->data;
+
+	(void)number;
+	worker_page_get_config(worker->page, &worker->settings);
+	log_set_level((enum log_level)worker->settings.log_level);
+	apply_limits(worker);
+}
+
+static void name_process(uint32_t device)
+{
+	char name[16]; /* the kernel's limit */
+
+	(void)snprintf(name, sizeof(name), "fmhad-worker/%u", device % 100);
+	prctl(PR_SET_NAME, name);
+}
+
 static int worker_init(struct worker *worker, struct fmha_error *err)
 {
 	int r;
 
 	worker->started_ns = clock_ns();
-	worker->config = &worker->page->config.devices[worker->page->device];
-	memcpy(worker->limits.value, worker->page->config.limits, sizeof(worker->limits.value));
+	worker->config = &worker->settings.devices[worker->page->device];
+	memcpy(worker->limits.value, worker->settings.limits, sizeof(worker->limits.value));
 	accounts_init(&worker->accounts, &worker->limits);
 	list_init(&worker->sessions);
 	list_init(&worker->requests);
@@ -337,19 +365,19 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	uv_timer_init(&worker->loop, &worker->trim);
 	uv_timer_init(&worker->loop, &worker->refill_timer);
 	uv_check_init(&worker->loop, &worker->drained);
+	uv_signal_init(&worker->loop, &worker->on_hangup);
+	worker->on_hangup.data = worker;
 	handouts_init(&worker->handouts, &worker->loop);
 	worker->tick.data = worker->trim.data = worker->drained.data = worker;
 	worker->refill_timer.data = worker;
 	r = connection_hub_init(&worker->hub, &worker->loop, &worker->limits, err);
-	worker->hub.n_processes = worker->page->config.n_devices + 1;
+	worker->hub.n_processes = worker->settings.n_devices + 1;
 	worker->hub.spinner.is_free = has_no_runs;
 	worker->hub.spinner.owner = worker;
 	if (r == 0)
 		r = open_device(worker, err);
 	if (r == 0) {
-		limits_resolve(&worker->limits, device_get_info(worker->device)->memory_bytes);
-		worker->plan_device.workspace_most =
-			worker->limits.value[LIMIT_MEMORY_BYTES_PER_UID];
+		apply_limits(worker);
 		offloads_open(&worker->offloads, &worker->loop, worker->device,
 			      worker->limits.value[LIMIT_SPIN_US]);
 		worker_refill(worker, 0);
@@ -357,6 +385,8 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	if (r == 0)
 		r = connection_open(&worker->control, &worker->hub, WORKER_CONTROL_FD, NULL, false,
 				    &control_ops, err);
+	if (r == 0)
+		uv_signal_start(&worker->on_hangup, on_hangup_signal, SIGHUP);
 	return r == 0 ? announce(worker, err) : r;
 }
 
@@ -371,6 +401,7 @@ int worker_main(void)
 	signal(SIGIO, SIG_IGN);  /* somebody wants a file that handout.c has a lease on */
 	signal(SIGINT, SIG_IGN); /* ^C goes to the whole group; the front drains us */
 	signal(SIGTERM, SIG_IGN);
+	signal(SIGHUP, SIG_IGN); /* until there is something to read again */
 	mallopt(M_ARENA_MAX, 2);
 	if (!worker)
 		return 1;
@@ -381,7 +412,10 @@ int worker_main(void)
 	}
 	crash_page = worker->page;
 	guard_install(on_crash);
-	log_init("fmhad-worker", (enum log_level)worker->page->config.log_level);
+	worker_page_get_config(worker->page, &worker->settings);
+	log_init("fmhad-worker", (enum log_level)worker->settings.log_level);
+	name_process(worker->page->device);
+	log_set_process(&(struct log_about){.fields = LOG_DEVICE, .device = worker->page->device});
 	if (worker_init(worker, &err) < 0) {
 		log_error("device %u: %s", worker->page->device, err.msg);
 		snprintf(worker->page->reason, sizeof(worker->page->reason), "%s", err.msg);

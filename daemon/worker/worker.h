@@ -73,6 +73,8 @@ struct worker {
 	uint64_t n_runs, n_failed, n_cancelled;
 	struct histogram queued, kernel, total; /* ns */
 	uint64_t started_ns;
+	struct config settings; /* the page's, as read last */
+	uv_signal_t on_hangup;
 };
 
 struct session {

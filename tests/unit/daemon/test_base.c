@@ -4,15 +4,54 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include <base/account.h>
+#include <base/cgroup.h>
 #include <base/histogram.h>
 #include <base/limits.h>
 
 #include "table.h"
+
+/* ---- cgroup ---- */
+
+static void write_text(const char *path, const char *text)
+{
+	FILE *file = fopen(path, "we");
+
+	assert_non_null(file);
+	assert_true(fputs(text, file) >= 0);
+	assert_int_equal(fclose(file), 0);
+}
+
+static void oom_kills_are_read_where_the_kernel_counts_them(void **state)
+{
+	char root[] = "/tmp/fmhad-cgroup-XXXXXX", command[64];
+
+	(void)state;
+	assert_non_null(mkdtemp(root));
+	assert_int_equal(chdir(root), 0);
+	assert_int_equal(cgroup_oom_kills("proc", "sys"), 0);
+	assert_int_equal(mkdir("proc", 0700), 0);
+	assert_int_equal(mkdir("proc/self", 0700), 0);
+	write_text("proc/self/cgroup", "1:name=systemd:/old\n0::/system.slice\n");
+	assert_int_equal(cgroup_oom_kills("proc", "sys"), 0);
+	assert_int_equal(mkdir("sys", 0700), 0);
+	assert_int_equal(mkdir("sys/fs", 0700), 0);
+	assert_int_equal(mkdir("sys/fs/cgroup", 0700), 0);
+	assert_int_equal(mkdir("sys/fs/cgroup/system.slice", 0700), 0);
+	write_text("sys/fs/cgroup/system.slice/memory.events",
+		   "low 1\nhigh 2\nmax 3\noom 5\noom_kill 4\noom_group_kill 9\n");
+	assert_int_equal(cgroup_oom_kills("proc", "sys"), 4);
+	assert_int_equal(chdir("/"), 0);
+	(void)snprintf(command, sizeof(command), "rm -r %s", root);
+	assert_int_equal(system(command), 0);
+}
 
 /* ---- histogram ---- */
 
@@ -206,6 +245,7 @@ static void tables_grow_and_empty(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(oom_kills_are_read_where_the_kernel_counts_them),
 		cmocka_unit_test(empty_histogram_says_zero),
 		cmocka_unit_test(quantiles_are_at_most_an_eighth_too_high),
 		cmocka_unit_test(quantiles_of_a_ramp),

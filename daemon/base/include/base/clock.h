@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <time.h>
 
+#define NS_PER_US 1000ull
 #define NS_PER_MS 1000000ull
 #define NS_PER_S  1000000000ull
 

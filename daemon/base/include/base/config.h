@@ -82,6 +82,18 @@ struct config {
 	uint64_t limits[N_LIMITS];
 };
 
+/* Where a configuration is read from. */
+struct config_source {
+	const char *path; /* NULL: the default one, which may be absent */
+	const char *
+		socket; /* instead of the file's; shorter than CONFIG_PATH_BYTES; NULL: the file's */
+	bool verbose;   /* log_level is debug, whatever the file says */
+};
+
+/* All of it: defaults, file, what the source says itself, the machine. Return: 0, FMHA_EIO or
+ * FMHA_EINVAL. */
+int config_read(const struct config_source *source, struct config *config, struct fmha_error *err);
+
 void config_init(struct config *config);
 
 /*

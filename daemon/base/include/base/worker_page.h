@@ -36,6 +36,8 @@ struct worker_quarantined {
 struct worker_page {
 	uint64_t magic, bytes;
 	uint32_t device; /* index into config.devices */
+	/* Odd while the front is writing it, greater afterwards. */
+	atomic_uint config_version;
 	struct config config;
 	uint32_t n_quarantined;
 	struct worker_quarantined quarantined[WORKER_MAX_QUARANTINED];
@@ -54,5 +56,9 @@ struct worker_page {
 	uint32_t loop_uid; /* as culprit_uid */
 	uint64_t loop_problem;
 };
+
+/* The front's side and the worker's, which may happen at the same time. */
+void worker_page_set_config(struct worker_page *page, const struct config *config);
+void worker_page_get_config(struct worker_page *page, struct config *ret_config);
 
 #endif
