@@ -8,7 +8,8 @@
 
 #define MOST_LEVELS 5 /* build/PRESET/tests/unit/LAYER/PROGRAM */
 
-static const char *const folders[] = {[TREE_DATA] = TREE_DATA_DIR,
+static const char *const folders[] = {[TREE_PROGRAMS] = TREE_BIN_DIR,
+				      [TREE_DATA] = TREE_DATA_DIR,
 				      [TREE_HELPERS] = TREE_LIBEXEC_DIR,
 				      [TREE_MODULES] = TREE_LIB_DIR};
 

@@ -36,6 +36,9 @@ extern const struct ctl_command ctl_build;
 extern const struct ctl_command ctl_enumerate;
 extern const struct ctl_command ctl_profiles;
 extern const struct ctl_command ctl_validate;
+extern const struct ctl_command ctl_doctor;  /* doctor.c */
+extern const struct ctl_command ctl_metrics; /* metrics.c, top.c */
+extern const struct ctl_command ctl_top;
 extern const struct ctl_command ctl_devices; /* ping.c, status.c: the daemon's */
 extern const struct ctl_command ctl_ping;
 extern const struct ctl_command ctl_status;

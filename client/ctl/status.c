@@ -139,6 +139,8 @@ static void print_value(const cJSON *value, int indent, bool all_limits)
 			(void)printf("%*s%-*s  %s\n", indent, "", (int)width, name, text);
 			continue;
 		}
+		if (cJSON_IsNumber(item->child) && cJSON_IsArray(item))
+			continue; /* a histogram: for programs */
 		if (!item->child) {
 			(void)printf("%*s%s: none\n", indent, "", name);
 			continue;

@@ -33,9 +33,20 @@ static uint64_t bucket_end(size_t bucket)
 void histogram_add(struct histogram *histogram, uint64_t value)
 {
 	histogram->n++;
+	histogram->sum += value;
 	if (value > histogram->max)
 		histogram->max = value;
 	histogram->buckets[bucket_of(value)]++;
+}
+
+uint64_t histogram_count_below(const struct histogram *histogram, unsigned int power)
+{
+	size_t end = bucket_of(UINT64_C(1) << power);
+	uint64_t n = 0;
+
+	for (size_t i = 0; i < end; i++)
+		n += histogram->buckets[i];
+	return n;
 }
 
 uint64_t histogram_quantile(const struct histogram *histogram, uint32_t permille)

@@ -271,6 +271,8 @@ void connection_answer_error(struct connection *connection, uint32_t id,
 
 	if (connection->closing)
 		return;
+	if (error->code < 0 && error->code > -CONNECTION_ERRORS)
+		connection->hub->n_errors[-error->code]++;
 	(void)descriptors_unreserve(connection, id);
 	if (proto_encode_error(buffer, id, error, &err) < 0)
 		connection_mark_broken(connection);

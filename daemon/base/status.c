@@ -19,12 +19,27 @@ uint64_t status_resident_bytes(void)
 
 void status_add_histogram(cJSON *object, const char *name, const struct histogram *histogram)
 {
-	cJSON *item = cJSON_AddObjectToObject(object, name);
+	cJSON *item = cJSON_AddObjectToObject(object, name), *buckets;
 
 	cJSON_AddNumberToObject(item, "n", (double)histogram->n);
 	cJSON_AddNumberToObject(item, "p50", (double)histogram_quantile(histogram, 500));
 	cJSON_AddNumberToObject(item, "p99", (double)histogram_quantile(histogram, 990));
 	cJSON_AddNumberToObject(item, "max", (double)histogram->max);
+	cJSON_AddNumberToObject(item, "sum", (double)histogram->sum);
+	buckets = cJSON_AddArrayToObject(item, "buckets");
+	for (unsigned int power = 10; power <= 36; power += 2)
+		cJSON_AddItemToArray(buckets, cJSON_CreateNumber((double)histogram_count_below(
+						      histogram, power)));
+}
+
+cJSON *status_errors(const uint64_t n_errors[CONNECTION_ERRORS])
+{
+	cJSON *object = cJSON_CreateObject();
+
+	for (int i = 0; i < CONNECTION_ERRORS; i++)
+		if (n_errors[i] > 0)
+			cJSON_AddNumberToObject(object, fmha_error_name(-i), (double)n_errors[i]);
+	return object;
 }
 
 cJSON *status_limits(const struct limits *limits)

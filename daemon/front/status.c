@@ -68,6 +68,7 @@ static cJSON *front_json(const struct front *front, const struct client *caller,
 	cJSON_AddNumberToObject(item, "refused", (double)front->n_refused);
 	cJSON_AddNumberToObject(item, "frames", (double)front->hub.n_frames);
 	cJSON_AddNumberToObject(item, "violations", (double)front->hub.n_violations);
+	cJSON_AddItemToObject(item, "errors", status_errors(front->hub.n_errors));
 	list = cJSON_AddArrayToObject(item, "clients");
 	list_for_each_entry(struct client, client, &front->clients, in_clients) {
 		if (all || client->uid == caller->uid)

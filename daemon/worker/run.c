@@ -137,6 +137,38 @@ static void answer_error(struct request *request, const struct fmha_error *error
 		connection_answer_error(&session->connection, request->id, error);
 }
 
+/* The family of a plan's main stage: "fwd" of "fwd-bf16-...". NULL: there is no room for another. */
+static struct family_work *find_family(struct worker *worker, const struct plan *plan)
+{
+	bool backward = plan->problem.op == FMHA_BACKWARD && plan->n_stages > 1;
+	const char *name = plan->stages[backward].kernel;
+	size_t n = strcspn(name, "-");
+
+	for (int i = 0; i < WORKER_FAMILIES; i++) {
+		struct family_work *family = &worker->families[i];
+
+		if (!family->name[0] && n < sizeof(family->name))
+			memcpy(family->name, name, n);
+		if (strncmp(family->name, name, n) == 0 && !family->name[n])
+			return family;
+	}
+	return NULL;
+}
+
+static void count_work(struct request *request, uint64_t kernel_ns)
+{
+	struct session_plan *plan = request->plan;
+
+	if (!plan->family)
+		plan->family = find_family(request->session->worker, &plan->plan);
+	if (!plan->family)
+		return;
+	plan->family->n_runs++;
+	plan->family->flops += plan->plan.flops;
+	plan->family->bytes += plan->plan.bytes;
+	plan->family->kernel_ns += kernel_ns;
+}
+
 static void answer_success(struct request *request, uint64_t now)
 {
 	struct session *session = request->session;
@@ -150,6 +182,7 @@ static void answer_success(struct request *request, uint64_t now)
 	histogram_add(&worker->queued, result.queued_ns);
 	histogram_add(&worker->kernel, result.kernel_ns);
 	histogram_add(&worker->total, now - request->arrived_ns);
+	count_work(request, result.kernel_ns);
 	judge_size(request, result.kernel_ns);
 	kernels_count_run(worker, request->plan, result.kernel_ns);
 	if (!request->answered)

@@ -32,6 +32,23 @@ static void add_session(cJSON *list, const struct session *session)
 	cJSON_AddItemToArray(list, item);
 }
 
+static void add_families(cJSON *root, const struct worker *worker)
+{
+	cJSON *list = cJSON_AddArrayToObject(root, "families");
+
+	for (int i = 0; i < WORKER_FAMILIES && worker->families[i].name[0]; i++) {
+		const struct family_work *family = &worker->families[i];
+		cJSON *item = cJSON_CreateObject();
+
+		cJSON_AddStringToObject(item, "family", family->name);
+		cJSON_AddNumberToObject(item, "runs", (double)family->n_runs);
+		cJSON_AddNumberToObject(item, "flops", family->flops);
+		cJSON_AddNumberToObject(item, "bytes", (double)family->bytes);
+		cJSON_AddNumberToObject(item, "kernel_ns", (double)family->kernel_ns);
+		cJSON_AddItemToArray(list, item);
+	}
+}
+
 char *worker_status_json(struct worker *worker)
 {
 	cJSON *root = cJSON_CreateObject();
@@ -61,6 +78,8 @@ char *worker_status_json(struct worker *worker)
 	cJSON_AddNumberToObject(item, "done", (double)worker->n_runs);
 	cJSON_AddNumberToObject(item, "failed", (double)worker->n_failed);
 	cJSON_AddNumberToObject(item, "cancelled", (double)worker->n_cancelled);
+	add_families(root, worker);
+	cJSON_AddItemToObject(root, "errors", status_errors(worker->hub.n_errors));
 	item = cJSON_AddObjectToObject(root, "latency_ns");
 	status_add_histogram(item, "queued", &worker->queued);
 	status_add_histogram(item, "kernel", &worker->kernel);

@@ -30,6 +30,15 @@
 
 struct worker_code; /* local.c */
 
+#define WORKER_FAMILIES 12 /* more than there are */
+
+/* What was computed by a family of kernels: of a plan's main stage. */
+struct family_work {
+	char name[24]; /* empty: not used yet */
+	uint64_t n_runs, bytes, kernel_ns;
+	double flops;
+};
+
 struct worker {
 	uv_loop_t loop;
 	struct worker_page *page;
@@ -72,6 +81,7 @@ struct worker {
 	uv_check_t drained;
 	uint64_t n_runs, n_failed, n_cancelled;
 	struct histogram queued, kernel, total; /* ns */
+	struct family_work families[WORKER_FAMILIES];
 	uint64_t started_ns;
 	struct config settings; /* the page's, as read last */
 	uv_signal_t on_hangup;
@@ -146,10 +156,11 @@ struct session_plan {
 	const struct device_kernel *kernels[PLAN_MAX_STAGES];
 	struct registry_entry *entries[PLAN_MAX_STAGES]; /* NULL: not looked up yet */
 	struct culprit culprits[PLAN_MAX_STAGES];
-	uint64_t serial;  /* no other plan of this worker ever has the same; from 1 */
-	bool fixed;       /* its arguments follow from where its buffers lie */
-	bool fetches;     /* integer tensors lie where the host has to copy them from */
-	uint32_t load;    /* compute units that its launches can fill */
+	uint64_t serial;            /* no other plan of this worker ever has the same; from 1 */
+	bool fixed;                 /* its arguments follow from where its buffers lie */
+	bool fetches;               /* integer tensors lie where the host has to copy them from */
+	struct family_work *family; /* of the worker; NULL: not settled yet */
+	uint32_t load;              /* compute units that its launches can fill */
 	double tiny_work; /* runs of no more work may take the loop thread while the device is idle
 			   */
 	double ns_per_work; /* as measured; 0: not yet */

@@ -10,9 +10,10 @@
 #include <stddef.h>
 
 enum tree_folder {
-	TREE_DATA,    /* share/fmhad: specs, kernel sources */
-	TREE_HELPERS, /* libexec/fmhad: programs that people do not start */
-	TREE_MODULES, /* lib/fmhad: devices' backends */
+	TREE_PROGRAMS, /* bin */
+	TREE_DATA,     /* share/fmhad: specs, kernel sources */
+	TREE_HELPERS,  /* libexec/fmhad: programs that people do not start */
+	TREE_MODULES,  /* lib/fmhad: devices' backends */
 };
 
 /* The path of @name in @folder, whether or not it exists. Return: @path. */

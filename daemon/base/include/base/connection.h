@@ -54,6 +54,8 @@ struct connection_ops {
 	void (*on_hangup)(struct connection *connection);
 };
 
+#define CONNECTION_ERRORS 32 /* more than there are codes */
+
 struct connection_hub {
 	uv_loop_t *loop;
 	struct limits *limits;
@@ -85,6 +87,7 @@ struct connection_hub {
 	uint64_t n_answer_fds; /* of all connections */
 	struct log_limit log;
 	uint64_t n_frames, n_violations;
+	uint64_t n_errors[CONNECTION_ERRORS]; /* answers, by minus the code */
 };
 
 int connection_hub_init(struct connection_hub *hub, uv_loop_t *loop, struct limits *limits,

@@ -14,10 +14,14 @@
 struct histogram {
 	uint64_t n;
 	uint64_t max;
+	uint64_t sum;
 	uint32_t buckets[HISTOGRAM_BUCKETS];
 };
 
 void histogram_add(struct histogram *histogram, uint64_t value);
+
+/* How many values are below 2^@power, which is at least HISTOGRAM_SUB_BITS. */
+uint64_t histogram_count_below(const struct histogram *histogram, unsigned int power);
 
 /* The smallest bucket end that at least @permille of the values do not exceed; 0 when empty. */
 uint64_t histogram_quantile(const struct histogram *histogram, uint32_t permille);

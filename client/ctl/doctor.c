@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: MIT */
+/* doctor.c: is everything there that a working fmhad needs; and for what is not, what to do. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <grp.h>
+#include <limits.h>
+#include <pwd.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cjson/cJSON.h>
+#include <kernels/backends.h>
+#include <specs/catalog.h>
+#include <tree/tree.h>
+
+#include "ctl.h"
+
+enum verdict { GOOD, NOTE, WRONG };
+
+struct doctor {
+	struct ctl_target target;
+	cJSON *findings; /* NULL: for people, at once */
+	int n_wrong;
+};
+
+extern char **environ;
+
+/* @advice: what to do; NULL when all is well */
+static void report(struct doctor *doctor, enum verdict verdict, const char *what,
+		   const char *advice, const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+
+static void report(struct doctor *doctor, enum verdict verdict, const char *what,
+		   const char *advice, const char *fmt, ...)
+{
+	static const char *const words[] = {"ok", "note", "WRONG"};
+	char text[512];
+	va_list args;
+
+	va_start(args, fmt);
+	(void)vsnprintf(text, sizeof(text), fmt, args);
+	va_end(args);
+	doctor->n_wrong += verdict == WRONG;
+	if (doctor->findings) {
+		cJSON *item = cJSON_CreateObject();
+
+		cJSON_AddStringToObject(item, "check", what);
+		cJSON_AddStringToObject(item, "verdict", words[verdict]);
+		cJSON_AddStringToObject(item, "found", text);
+		if (advice)
+			cJSON_AddStringToObject(item, "advice", advice);
+		cJSON_AddItemToArray(doctor->findings, item);
+		return;
+	}
+	(void)printf("%-5s  %-14s %s\n", words[verdict], what, text);
+	if (advice)
+		(void)printf("%23s-> %s\n", "", advice);
+}
+
+/* The first line that a program prints; its exit status, or -1 when it cannot be run. */
+static int ask(char *const argv[], char *line, size_t n)
+{
+	posix_spawn_file_actions_t actions;
+	int ends[2], status = -1;
+	FILE *out;
+	pid_t pid;
+
+	line[0] = '\0';
+	if (pipe(ends) < 0)
+		return -1;
+	(void)posix_spawn_file_actions_init(&actions);
+	(void)posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+	(void)posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
+	(void)posix_spawn_file_actions_addclose(&actions, ends[0]);
+	if (posix_spawn(&pid, argv[0], &actions, NULL, argv, environ) != 0)
+		pid = -1;
+	(void)posix_spawn_file_actions_destroy(&actions);
+	(void)close(ends[1]);
+	out = fdopen(ends[0], "re");
+	if (out && pid > 0 && fgets(line, (int)n, out))
+		line[strcspn(line, "\n")] = '\0';
+	if (out)
+		(void)fclose(out);
+	if (pid > 0 && waitpid(pid, &status, 0) == pid)
+		return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+	return -1;
+}
+
+/* ---- what is installed ---- */
+
+static void check_files(struct doctor *doctor)
+{
+	struct spec_catalog *catalog = NULL;
+	struct fmha_error err = {0};
+	char path[PATH_MAX];
+
+	if (spec_catalog_load(NULL, fmha_backends, &catalog, &err) < 0)
+		report(doctor, WRONG, "specs",
+		       "install the package fmhad again, or set FMHA_SPECS_DIR", "%s", err.msg);
+	else
+		report(doctor, GOOD, "specs", NULL, "%s",
+		       tree_path(TREE_DATA, "specs", path, sizeof(path)));
+	(void)spec_catalog_free(catalog);
+	(void)tree_path(TREE_DATA, "kernels/gpu/fmha.hip", path, sizeof(path));
+	if (access(path, R_OK) != 0)
+		report(doctor, WRONG, "kernel sources", "install the package fmhad again", "%s: %s",
+		       path, strerror(errno));
+	(void)tree_path(TREE_HELPERS, "fmhad-compile", path, sizeof(path));
+	if (access(path, X_OK) != 0)
+		report(doctor, WRONG, "helper", "install the package fmhad again", "%s: %s", path,
+		       strerror(errno));
+}
+
+static void check_configuration(struct doctor *doctor)
+{
+	char path[PATH_MAX], line[512];
+	char check[] = "--check", *argv[] = {path, check, NULL};
+	int status;
+
+	(void)tree_path(TREE_PROGRAMS, "fmhad", path, sizeof(path));
+	status = ask(argv, line, sizeof(line));
+	if (status == 0)
+		report(doctor, GOOD, "configuration", NULL, "/etc/fmhad/fmhad.json, or none");
+	else if (status == -1)
+		report(doctor, WRONG, "fmhad", "install the package fmhad", "%s cannot be run",
+		       path);
+	else
+		report(doctor, WRONG, "configuration", "correct it: `man fmhad.json` has every key",
+		       "%s", line);
+}
+
+/* ---- GPUs ---- */
+
+struct gpu_kind {
+	const char *what, *node, *module, *driver, *no_driver;
+	const char *compilers[3]; /* any of them */
+	const char *no_compiler;
+};
+
+static const struct gpu_kind gpu_kinds[] = {
+	{"NVIDIA GPU",
+	 "/dev/nvidia0",
+	 "fmhad-cuda.so",
+	 "libcuda.so.1",
+	 "install NVIDIA's driver (Debian: libcuda1)",
+	 {"nvrtc", NULL},
+	 "install the CUDA toolkit's libnvrtc.so.12 or .13, or pip's nvidia-cuda-nvrtc, and tell "
+	 "ldconfig its folder"},
+	{"AMD GPU",
+	 "/dev/kfd",
+	 "fmhad-hip.so",
+	 "libamdhip64.so.5",
+	 "install ROCm's or Debian's libamdhip64-5",
+	 {"clang", "hiprtc", NULL},
+	 "install clang-19 and lld-19, or ROCm's hipRTC"},
+};
+
+static void check_compiler(struct doctor *doctor, const struct gpu_kind *kind)
+{
+	char helper[PATH_MAX], line[256], version[] = "--version", none[] = "";
+
+	(void)tree_path(TREE_HELPERS, "fmhad-compile", helper, sizeof(helper));
+	for (int i = 0; kind->compilers[i]; i++) {
+		char *argv[] = {helper, version, (char *)kind->compilers[i], none, NULL};
+
+		if (ask(argv, line, sizeof(line)) == 0) {
+			report(doctor, GOOD, kind->compilers[i], NULL, "%s", line);
+			return;
+		}
+	}
+	report(doctor, WRONG, kind->compilers[0], kind->no_compiler, "%s",
+	       line[0] ? line : "it cannot be found");
+}
+
+static void check_gpus(struct doctor *doctor)
+{
+	for (size_t i = 0; i < sizeof(gpu_kinds) / sizeof(gpu_kinds[0]); i++) {
+		const struct gpu_kind *kind = &gpu_kinds[i];
+		char module[PATH_MAX];
+		void *driver;
+
+		if (access(kind->node, F_OK) != 0) {
+			report(doctor, GOOD, kind->what, NULL, "none (%s)", kind->node);
+			continue;
+		}
+		if (access(kind->node, R_OK | W_OK) != 0)
+			report(doctor, NOTE, kind->what,
+			       "only fmhad's user needs to: its unit has groups render and video",
+			       "%s: this user may not open it", kind->node);
+		if (access(tree_path(TREE_MODULES, kind->module, module, sizeof(module)), R_OK) !=
+		    0)
+			report(doctor, WRONG, kind->what, "install the package of this module",
+			       "%s: %s", module, strerror(errno));
+		driver = dlopen(kind->driver, RTLD_LAZY | RTLD_LOCAL);
+		if (driver)
+			report(doctor, GOOD, kind->what, NULL, "%s, %s", kind->node, kind->driver);
+		else
+			report(doctor, WRONG, kind->what, kind->no_driver, "%s", dlerror());
+		check_compiler(doctor, kind);
+	}
+}
+
+/* ---- the machine ---- */
+
+static bool read_word(const char *path, char *word, size_t n)
+{
+	FILE *file = fopen(path, "re");
+	bool found = file && fgets(word, (int)n, file);
+
+	if (file)
+		(void)fclose(file);
+	if (found)
+		word[strcspn(word, "\n")] = '\0';
+	return found;
+}
+
+static void check_clocks(struct doctor *doctor)
+{
+	char word[64];
+
+	if (read_word("/sys/devices/system/clocksource/clocksource0/current_clocksource", word,
+		      sizeof(word))) {
+		bool fast = !strcmp(word, "tsc") || strstr(word, "kvm-clock") ||
+			    strstr(word, "arch_sys_counter");
+
+		report(doctor, fast ? GOOD : NOTE, "clock",
+		       fast ? NULL
+			    : "each look at the clock is a system call, which requests pay for; "
+			      "boot "
+			      "with clocksource=tsc if the machine has a stable one",
+		       "%s", word);
+	}
+	if (read_word("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", word,
+		      sizeof(word))) {
+		bool slow = !strcmp(word, "powersave") || !strcmp(word, "conservative");
+
+		report(doctor, slow ? NOTE : GOOD, "CPU clock",
+		       slow ? "for steady latencies: cpupower frequency-set -g performance" : NULL,
+		       "governor %s", word);
+	}
+}
+
+/* ---- the daemon ---- */
+
+/* In the group's list, whether or not this login knows it already. */
+static bool is_listed(const struct group *group)
+{
+	const struct passwd *self = getpwuid(getuid());
+
+	for (char **member = group->gr_mem; self && *member; member++)
+		if (!strcmp(*member, self->pw_name))
+			return true;
+	return false;
+}
+
+static void check_group(struct doctor *doctor)
+{
+	const struct group *group = getgrnam("fmha");
+	gid_t groups[256];
+	int n = getgroups(256, groups);
+
+	if (!group || geteuid() == 0)
+		return; /* no installed service, or nobody who needs a group */
+	for (int i = 0; i < n; i++)
+		if (groups[i] == group->gr_gid) {
+			report(doctor, GOOD, "group", NULL, "this user is in group fmha");
+			return;
+		}
+	if (is_listed(group))
+		report(doctor, WRONG, "group", "log in again, or `newgrp fmha`",
+		       "this login is older than the user's membership of group fmha");
+	else
+		report(doctor, NOTE, "group",
+		       "for the machine's fmhad: sudo usermod -aG fmha $USER, and log in again",
+		       "this user is not in group fmha");
+}
+
+static void check_version(struct doctor *doctor, const char *version)
+{
+	if (!strcmp(version, fmha_version()))
+		report(doctor, GOOD, "versions", NULL, "%s everywhere", version);
+	else
+		report(doctor, NOTE, "versions", "systemctl restart fmhad, if it was upgraded",
+		       "the daemon is %s, this library %s", version, fmha_version());
+}
+
+static const char *text_of(const cJSON *object, const char *key)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+
+	return cJSON_IsString(item) ? item->valuestring : "";
+}
+
+static void check_device(struct doctor *doctor, const cJSON *device)
+{
+	const cJSON *worker = cJSON_GetObjectItemCaseSensitive(device, "worker");
+	const cJSON *index = cJSON_GetObjectItemCaseSensitive(device, "device");
+	char what[32];
+
+	(void)snprintf(what, sizeof(what), "device %d",
+		       cJSON_IsNumber(index) ? index->valueint : -1);
+	if (strcmp(text_of(device, "state"), "ready") == 0)
+		report(doctor, GOOD, what, NULL, "%s (%s)", text_of(device, "name"),
+		       text_of(device, "arch"));
+	else
+		report(doctor, WRONG, what, "the log has more: journalctl -u fmhad", "%s: %s",
+		       text_of(device, "state"), text_of(device, "last_death"));
+	if (strcmp(text_of(worker, "mps"), "absent") == 0)
+		report(doctor, NOTE, "MPS",
+		       "start nvidia-cuda-mps-control -d before fmhad and its clients, else they "
+		       "take "
+		       "turns on the GPU, about 150 us a switch",
+		       "no control daemon answers at %s", text_of(worker, "mps_directory"));
+	if (cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(device, "quarantined")) > 0)
+		report(doctor, NOTE, "quarantine",
+		       "`fmhactl status` names them, with the time left",
+		       "%s has kernels that have ended workers and are not used", what);
+}
+
+static void check_cache(struct doctor *doctor, const cJSON *front)
+{
+	const cJSON *compile = cJSON_GetObjectItemCaseSensitive(front, "compile");
+	const cJSON *cache = cJSON_GetObjectItemCaseSensitive(compile, "cache");
+	const char *state = text_of(cache, "state");
+
+	if (!strcmp(state, "unusable"))
+		report(doctor, WRONG, "cache",
+		       "every kernel is compiled anew after a restart: give fmhad's user a folder "
+		       "that it may write, or compile.cache another one",
+		       "%s", text_of(cache, "reason"));
+	else
+		report(doctor, GOOD, "cache", NULL, "%s",
+		       !strcmp(state, "ok") ? "in use" : "not used yet");
+}
+
+static void check_status(struct doctor *doctor, const char *json)
+{
+	cJSON *status = cJSON_Parse(json);
+	const cJSON *device;
+
+	check_version(doctor, text_of(status, "version"));
+	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
+		check_device(doctor, device);
+	check_cache(doctor, cJSON_GetObjectItemCaseSensitive(status, "front"));
+	cJSON_Delete(status);
+}
+
+static void check_daemon(struct doctor *doctor)
+{
+	const struct fmha_client_options options = {.struct_size = sizeof(options),
+						    .timeout_ms = doctor->target.timeout_ms,
+						    .path = doctor->target.socket,
+						    .name = "fmhactl doctor"};
+	struct fmha_client_info info;
+	struct fmha_client *client;
+	struct fmha_error err = {0};
+	char *json;
+
+	if (fmha_connect(&options, &client, &err) < 0) {
+		report(doctor, WRONG, "daemon",
+		       err.code == FMHA_EPERM
+			       ? "sudo usermod -aG fmha $USER, and log in again"
+			       : "sudo systemctl start fmhad.socket, or run fmhad by hand",
+		       "%s", err.msg);
+		return;
+	}
+	if (fmha_client_info(client, &info, &err) == 0)
+		report(doctor, GOOD, "daemon", NULL, "%s at %s", info.server, info.path);
+	if (fmha_client_status(client, &json, &err) == 0) {
+		check_status(doctor, json);
+		free(json);
+	} else {
+		report(doctor, WRONG, "daemon", "the log has more: journalctl -u fmhad", "%s",
+		       err.msg);
+	}
+	client = fmha_client_free(client);
+}
+
+static int run_doctor(int argc, char **argv)
+{
+	struct doctor doctor = {.target = CTL_TARGET_INIT};
+	bool as_json = false;
+	int option, r;
+
+	while ((option = cli_next(&ctl_doctor.usage, argc, argv)) != -1) {
+		r = 0;
+		if (option == CTL_OPT_JSON)
+			as_json = true;
+		else
+			r = ctl_target_option(&doctor.target, option, optarg);
+		if (r != 0)
+			return r;
+	}
+	if (optind < argc)
+		return ctl_usage_error("doctor: what is '%s'?", argv[optind]);
+	if (as_json)
+		doctor.findings = cJSON_CreateArray();
+	check_files(&doctor);
+	check_configuration(&doctor);
+	check_gpus(&doctor);
+	check_clocks(&doctor);
+	check_group(&doctor);
+	check_daemon(&doctor);
+	if (as_json && (r = ctl_print_json(doctor.findings)) != CTL_OK)
+		return r;
+	return doctor.n_wrong > 0 ? CTL_FAILED : CTL_OK;
+}
+
+const struct ctl_command ctl_doctor = {
+	.usage = {.name = "fmhactl doctor",
+		  .brief = "is all there that fmhad needs, and what to do if not",
+		  .synopsis = "[--json] [OPTION...]",
+		  .text = "Looks at the installed files, the configuration, GPUs with their "
+			  "drivers and "
+			  "compilers, clocks, group membership, the daemon, its devices, MPS and "
+			  "its "
+			  "cache, and says for each thing that is wrong what to do. Exit code 1 "
+			  "when "
+			  "something is.",
+		  .tables = {ctl_json_option, ctl_target_options}},
+	.run = run_doctor,
+};

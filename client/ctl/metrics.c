@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: MIT */
+/* metrics.c: the daemon's counters for a monitoring system. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+#include <metrics/metrics.h>
+
+#include "ctl.h"
+
+static const struct cli_option own_options[] = {
+	{"out", 'o', "FILE", "write there, all at once, instead of to stdout"}, CLI_END};
+
+/* A reader sees the whole old file or the whole new one. */
+static int replace_file(const char *path, const char *text)
+{
+	char temporary[4096];
+	FILE *file;
+	bool written;
+
+	if (snprintf(temporary, sizeof(temporary), "%s.new", path) >= (int)sizeof(temporary))
+		return ctl_usage_error("--out: the path is too long");
+	file = fopen(temporary, "we");
+	written = file && fputs(text, file) >= 0;
+	written = file && fclose(file) == 0 && written;
+	if (written && rename(temporary, path) == 0)
+		return CTL_OK;
+	perror(temporary);
+	(void)remove(temporary);
+	return CTL_IO;
+}
+
+static int print_metrics(const char *json, const char *out)
+{
+	cJSON *status = cJSON_Parse(json);
+	char *text = status ? metrics_text(status) : NULL;
+	int r = CTL_REFUSED;
+
+	cJSON_Delete(status);
+	if (!text)
+		(void)fputs("fmhactl: the daemon's status is no JSON\n", stderr);
+	else if (out)
+		r = replace_file(out, text);
+	else
+		r = fputs(text, stdout) >= 0 ? CTL_OK : CTL_IO;
+	free(text);
+	return r;
+}
+
+static int metrics(int argc, char **argv)
+{
+	struct ctl_target target = CTL_TARGET_INIT;
+	struct fmha_error err = {0};
+	struct fmha_client *client;
+	const char *out = NULL;
+	char *json;
+	int option, r;
+
+	while ((option = cli_next(&ctl_metrics.usage, argc, argv)) != -1) {
+		r = 0;
+		if (option == 'o')
+			out = optarg;
+		else
+			r = ctl_target_option(&target, option, optarg);
+		if (r != 0)
+			return r;
+	}
+	if (optind < argc)
+		return ctl_usage_error("metrics: what is '%s'?", argv[optind]);
+	r = ctl_connect(&target, &client);
+	if (r != 0)
+		return r;
+	if (fmha_client_status(client, &json, &err) < 0) {
+		r = ctl_error(&err);
+	} else {
+		r = print_metrics(json, out);
+		free(json);
+	}
+	client = fmha_client_free(client);
+	return r;
+}
+
+const struct ctl_command ctl_metrics = {
+	.usage = {.name = "fmhactl metrics",
+		  .brief = "counters and latencies as OpenMetrics text",
+		  .synopsis = "[--out FILE] [OPTION...]",
+		  .text = "Prints what the daemon has counted as OpenMetrics text, for a collector of "
+			  "text files such as node_exporter's. It has sums only: no user, process or "
+			  "shape is named. With metrics_socket in fmhad.json(5) the daemon answers "
+			  "the same over HTTP.",
+		  .tables = {own_options, ctl_target_options}},
+	.run = metrics,
+};

@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: MIT */
+/* top.c: who keeps the devices busy: two answers to status, and what has happened between them. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cjson/cJSON.h>
+
+#include "ctl.h"
+
+static const struct cli_option own_options[] = {
+	{"interval", 'i', "SECS", "between two screens (default 1)"},
+	{"count", 'n', "N", "screens (default: endless on a terminal, else 1)"},
+	CLI_END};
+
+struct top {
+	struct ctl_target target;
+	double interval_s;
+	int64_t count; /* 0: endless */
+	bool as_json;
+};
+
+/* The status at one moment. */
+struct sample {
+	cJSON *status;
+	int64_t taken_ns;
+};
+
+static double number_of(const cJSON *object, const char *key)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+
+	return cJSON_IsNumber(item) ? item->valuedouble : 0;
+}
+
+static const char *text_of(const cJSON *object, const char *key)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+
+	return cJSON_IsString(item) ? item->valuestring : "";
+}
+
+/* The element of @array whose @key is @value; NULL: there is none. */
+static const cJSON *element(const cJSON *array, const char *key, double value)
+{
+	const cJSON *item;
+
+	cJSON_ArrayForEach(item, array)
+	{
+		if (number_of(item, key) == value)
+			return item;
+	}
+	return NULL;
+}
+
+/* What a counter has grown by; one that began anew counts from 0. */
+static double growth(const cJSON *now, const cJSON *before, const char *key)
+{
+	double value = number_of(now, key), last = number_of(before, key);
+
+	return value >= last ? value - last : value;
+}
+
+struct rates {
+	double runs, flops, bytes, busy_ns;
+};
+
+static struct rates device_rates(const cJSON *now, const cJSON *before)
+{
+	const cJSON *families = cJSON_GetObjectItemCaseSensitive(now, "families"), *family;
+	const cJSON *old = cJSON_GetObjectItemCaseSensitive(before, "families");
+	struct rates rates = {0};
+	int i = 0;
+
+	cJSON_ArrayForEach(family, families)
+	{
+		/* Families are only added, at the end. */
+		const cJSON *same = cJSON_GetArrayItem(old, i++);
+
+		rates.runs += growth(family, same, "runs");
+		rates.flops += growth(family, same, "flops");
+		rates.bytes += growth(family, same, "bytes");
+		rates.busy_ns += growth(family, same, "kernel_ns");
+	}
+	return rates;
+}
+
+/* ---- one screen ---- */
+
+static cJSON *add_device(cJSON *list, const cJSON *device, const cJSON *before, double seconds)
+{
+	const cJSON *worker = cJSON_GetObjectItemCaseSensitive(device, "worker");
+	const cJSON *old = cJSON_GetObjectItemCaseSensitive(before, "worker");
+	struct rates rates = device_rates(worker, old);
+	cJSON *item = cJSON_CreateObject();
+
+	cJSON_AddNumberToObject(item, "device", number_of(device, "device"));
+	cJSON_AddStringToObject(item, "name", text_of(device, "name"));
+	cJSON_AddStringToObject(item, "state", text_of(device, "state"));
+	cJSON_AddNumberToObject(item, "runs_per_s", rates.runs / seconds);
+	cJSON_AddNumberToObject(item, "tflops_per_s", rates.flops / seconds / 1e12);
+	cJSON_AddNumberToObject(item, "gb_per_s", rates.bytes / seconds / 1e9);
+	cJSON_AddNumberToObject(item, "device_time", rates.busy_ns / seconds / 1e9);
+	cJSON_AddNumberToObject(
+		item, "queue",
+		number_of(cJSON_GetObjectItemCaseSensitive(worker, "runs"), "pending"));
+	cJSON_AddItemToArray(list, item);
+	return item;
+}
+
+static void add_sessions(cJSON *list, const cJSON *device, const cJSON *before, double seconds)
+{
+	const cJSON *worker = cJSON_GetObjectItemCaseSensitive(device, "worker"), *session;
+	const cJSON *old = cJSON_GetObjectItemCaseSensitive(
+		cJSON_GetObjectItemCaseSensitive(before, "worker"), "sessions");
+
+	cJSON_ArrayForEach(session, cJSON_GetObjectItemCaseSensitive(worker, "sessions"))
+	{
+		const cJSON *same = element(old, "session", number_of(session, "session"));
+		cJSON *item = cJSON_CreateObject();
+
+		cJSON_AddNumberToObject(item, "pid", number_of(session, "pid"));
+		cJSON_AddNumberToObject(item, "uid", number_of(session, "uid"));
+		cJSON_AddNumberToObject(item, "device", number_of(device, "device"));
+		cJSON_AddStringToObject(item, "client", text_of(session, "client"));
+		cJSON_AddNumberToObject(item, "runs_per_s",
+					growth(session, same, "runs") / seconds);
+		cJSON_AddNumberToObject(item, "waiting", number_of(session, "waiting"));
+		cJSON_AddNumberToObject(item, "running", number_of(session, "running"));
+		cJSON_AddNumberToObject(item, "plans", number_of(session, "plans"));
+		cJSON_AddNumberToObject(item, "memory_bytes", number_of(session, "memory_bytes"));
+		cJSON_AddItemToArray(list, item);
+	}
+}
+
+/* {"devices": [...], "sessions": [...]}; given. */
+static cJSON *difference(const struct sample *now, const struct sample *before)
+{
+	double seconds = (double)(now->taken_ns - before->taken_ns) * 1e-9;
+	const cJSON *devices = cJSON_GetObjectItemCaseSensitive(now->status, "devices"), *device;
+	const cJSON *old = cJSON_GetObjectItemCaseSensitive(before->status, "devices");
+	cJSON *screen = cJSON_CreateObject();
+	cJSON *device_list = cJSON_AddArrayToObject(screen, "devices");
+	cJSON *session_list = cJSON_AddArrayToObject(screen, "sessions");
+
+	cJSON_AddStringToObject(screen, "state", text_of(now->status, "state"));
+	cJSON_ArrayForEach(device, devices)
+	{
+		const cJSON *same = element(old, "device", number_of(device, "device"));
+
+		(void)add_device(device_list, device, same, seconds);
+		add_sessions(session_list, device, same, seconds);
+	}
+	return screen;
+}
+
+static int compare_sessions(const void *a, const void *b)
+{
+	const cJSON *x = *(const cJSON *const *)a, *y = *(const cJSON *const *)b;
+	double left = number_of(x, "runs_per_s"), right = number_of(y, "runs_per_s");
+
+	return (left < right) - (left > right);
+}
+
+/* The busiest first. */
+static void print_sessions(const cJSON *list)
+{
+	size_t n = (size_t)cJSON_GetArraySize(list), i = 0;
+	const cJSON **sorted = calloc(n + 1, sizeof(const cJSON *)), *item;
+
+	if (!sorted)
+		return;
+	cJSON_ArrayForEach(item, list)
+		sorted[i++] = item;
+	qsort(sorted, n, sizeof(const cJSON *), compare_sessions);
+	(void)printf("\n%8s %8s %6s %10s %5s %5s %6s %10s  %s\n", "pid", "uid", "device", "runs/s",
+		     "wait", "run", "plans", "MiB", "client");
+	for (i = 0; i < n; i++)
+		(void)printf("%8.0f %8.0f %6.0f %10.1f %5.0f %5.0f %6.0f %10.1f  %s\n",
+			     number_of(sorted[i], "pid"), number_of(sorted[i], "uid"),
+			     number_of(sorted[i], "device"), number_of(sorted[i], "runs_per_s"),
+			     number_of(sorted[i], "waiting"), number_of(sorted[i], "running"),
+			     number_of(sorted[i], "plans"),
+			     number_of(sorted[i], "memory_bytes") / 1048576,
+			     text_of(sorted[i], "client"));
+	free(sorted);
+}
+
+static void print_screen(const cJSON *screen, bool redraw)
+{
+	const cJSON *device;
+	char now[32];
+	struct tm local;
+	time_t clock = time(NULL);
+
+	(void)strftime(now, sizeof(now), "%H:%M:%S", localtime_r(&clock, &local));
+	(void)printf("%sfmhad %s, %s\n\n", redraw ? "\033[H\033[J" : "", text_of(screen, "state"),
+		     now);
+	(void)printf("%6s %-10s %10s %9s %9s %7s %6s  %s\n", "device", "state", "runs/s", "TFLOP/s",
+		     "GB/s", "busy", "queue", "name");
+	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(screen, "devices"))
+		(void)printf("%6.0f %-10s %10.1f %9.3f %9.2f %6.0f%% %6.0f  %s\n",
+			     number_of(device, "device"), text_of(device, "state"),
+			     number_of(device, "runs_per_s"), number_of(device, "tflops_per_s"),
+			     number_of(device, "gb_per_s"), 100 * number_of(device, "device_time"),
+			     number_of(device, "queue"), text_of(device, "name"));
+	print_sessions(cJSON_GetObjectItemCaseSensitive(screen, "sessions"));
+	(void)fflush(stdout);
+}
+
+/* ---- the command ---- */
+
+static int take_sample(struct fmha_client *client, struct sample *sample)
+{
+	struct fmha_error err = {0};
+	char *json;
+
+	if (fmha_client_status(client, &json, &err) < 0)
+		return ctl_error(&err);
+	sample->taken_ns = ctl_now_ns();
+	sample->status = cJSON_Parse(json);
+	free(json);
+	if (sample->status)
+		return CTL_OK;
+	(void)fputs("fmhactl: the daemon's status is no JSON\n", stderr);
+	return CTL_REFUSED;
+}
+
+static int show(const struct top *top, const struct sample *now, const struct sample *before)
+{
+	cJSON *screen = difference(now, before);
+
+	if (top->as_json)
+		return ctl_print_json(screen);
+	print_screen(screen, isatty(STDOUT_FILENO));
+	cJSON_Delete(screen);
+	return CTL_OK;
+}
+
+static int watch(const struct top *top, struct fmha_client *client)
+{
+	struct timespec pause = {.tv_sec = (time_t)top->interval_s};
+	struct sample before = {0}, now = {0};
+	int r = take_sample(client, &before);
+
+	pause.tv_nsec = (long)((top->interval_s - (double)pause.tv_sec) * 1e9);
+	for (int64_t i = 0; r == CTL_OK && (top->count == 0 || i < top->count); i++) {
+		(void)nanosleep(&pause, NULL);
+		r = take_sample(client, &now);
+		if (r != CTL_OK)
+			break;
+		r = show(top, &now, &before);
+		cJSON_Delete(before.status);
+		before = now;
+	}
+	cJSON_Delete(before.status);
+	return r;
+}
+
+static int parse(struct top *top, int argc, char **argv)
+{
+	int option, r = 0;
+
+	while (r == 0 && (option = cli_next(&ctl_top.usage, argc, argv)) != -1) {
+		switch (option) {
+		case 'i':
+			r = ctl_parse_double("--interval", optarg, &top->interval_s);
+			if (r == 0 && (top->interval_s < 0.05 || top->interval_s > 3600))
+				return ctl_usage_error("--interval %s: 0.05 to 3600 seconds",
+						       optarg);
+			break;
+		case 'n':
+			r = ctl_parse_int("--count", optarg, 1, 1000000000, &top->count);
+			break;
+		case CTL_OPT_JSON:
+			top->as_json = true;
+			break;
+		default:
+			r = ctl_target_option(&top->target, option, optarg);
+		}
+	}
+	if (r == 0 && optind < argc)
+		return ctl_usage_error("top: what is '%s'?", argv[optind]);
+	return r;
+}
+
+static int run_top(int argc, char **argv)
+{
+	struct top top = {.target = CTL_TARGET_INIT, .interval_s = 1};
+	struct fmha_client *client;
+	int r = parse(&top, argc, argv);
+
+	if (r != 0)
+		return r;
+	if (top.count == 0 && (top.as_json || !isatty(STDOUT_FILENO)))
+		top.count = 1;
+	r = ctl_connect(&top.target, &client);
+	if (r != 0)
+		return r;
+	r = watch(&top, client);
+	client = fmha_client_free(client);
+	return r;
+}
+
+const struct ctl_command ctl_top = {
+	.usage = {.name = "fmhactl top",
+		  .brief = "who keeps the devices busy, live",
+		  .synopsis = "[--interval SECS] [--count N] [--json] [OPTION...]",
+		  .text = "Shows what happened on each device since the last screen: runs, floating point "
+			  "operations and least memory traffic a second, the share of time that "
+			  "runs had the device (of several at a time each counts), runs that wait "
+			  "or are computed; and the sessions, the busiest first. Of sessions a user "
+			  "sees the own ones, an administrator all. Nothing is redrawn unless stdout "
+			  "is a terminal.",
+		  .tables = {own_options, ctl_json_option, ctl_target_options}},
+	.run = run_top,
+};

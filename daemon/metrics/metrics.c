@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: MIT */
+#include <metrics/metrics.h>
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const cJSON *find(const cJSON *object, const char *key)
+{
+	return cJSON_GetObjectItemCaseSensitive(object, key);
+}
+
+/* @path: "runs.done". Return: 0 where there is no such number. */
+static double number(const cJSON *object, const char *path)
+{
+	char key[64];
+
+	while (object && *path) {
+		size_t n = strcspn(path, ".");
+
+		(void)snprintf(key, sizeof(key), "%.*s", (int)n, path);
+		object = find(object, key);
+		path += n + (path[n] == '.');
+	}
+	return cJSON_IsNumber(object) ? object->valuedouble : 0;
+}
+
+static const char *text_of(const cJSON *object, const char *key)
+{
+	const cJSON *item = find(object, key);
+
+	return cJSON_IsString(item) ? item->valuestring : "";
+}
+
+/* A label's value; names of devices come from configurations and drivers. */
+static void print_label(FILE *out, const char *value)
+{
+	for (; *value; value++) {
+		if (*value == '"' || *value == '\\')
+			(void)fputc('\\', out);
+		(void)fputc((unsigned char)*value < ' ' ? '?' : *value, out);
+	}
+}
+
+static void head(FILE *out, const char *name, const char *type, const char *help)
+{
+	(void)fprintf(out, "# HELP fmhad_%s %s\n# TYPE fmhad_%s %s\n", name, help, name, type);
+}
+
+/* ---- one number a device ---- */
+
+enum part { PART_SLOT, PART_WORKER };
+
+static const struct {
+	const char *name, *type, *help;
+	enum part part;
+	const char *path;
+	double scale;
+} of_devices[] = {
+	{"worker_starts", "counter", "Worker processes started", PART_SLOT, "starts", 1},
+	{"worker_deaths", "counter", "Worker processes that ended unasked", PART_SLOT, "deaths", 1},
+	{"runs", "counter", "Runs that were computed", PART_WORKER, "runs.done", 1},
+	{"runs_failed", "counter", "Runs that failed", PART_WORKER, "runs.failed", 1},
+	{"runs_cancelled", "counter", "Runs that were cancelled", PART_WORKER, "runs.cancelled", 1},
+	{"runs_pending", "gauge", "Runs that wait or are computed", PART_WORKER, "runs.pending", 1},
+	{"buffers", "gauge", "Buffers of all sessions", PART_WORKER, "memory.buffers", 1},
+	{"buffer_bytes", "gauge", "Memory charged to sessions", PART_WORKER, "memory.bytes", 1},
+	{"worker_resident_bytes", "gauge", "Private memory of the worker", PART_WORKER,
+	 "resident_bytes", 1},
+};
+
+static void print_of_devices(FILE *out, const cJSON *devices)
+{
+	for (size_t i = 0; i < sizeof(of_devices) / sizeof(of_devices[0]); i++) {
+		bool counts = strcmp(of_devices[i].type, "counter") == 0;
+		const cJSON *device;
+
+		head(out, of_devices[i].name, of_devices[i].type, of_devices[i].help);
+		cJSON_ArrayForEach(device, devices)
+		{
+			const cJSON *part = of_devices[i].part == PART_SLOT
+						    ? device
+						    : find(device, "worker");
+
+			if (!cJSON_IsObject(part))
+				continue; /* it did not answer: no number is not zero */
+			(void)fprintf(out, "fmhad_%s%s{device=\"%.0f\"} %.17g\n",
+				      of_devices[i].name, counts ? "_total" : "",
+				      number(device, "device"),
+				      number(part, of_devices[i].path) * of_devices[i].scale);
+		}
+	}
+}
+
+/* ---- several numbers a device ---- */
+
+static void print_info(FILE *out, const cJSON *devices)
+{
+	const cJSON *device;
+
+	head(out, "device_up", "gauge", "1 when the device serves");
+	cJSON_ArrayForEach(device, devices)
+	{
+		(void)fprintf(out, "fmhad_device_up{device=\"%.0f\",backend=\"",
+			      number(device, "device"));
+		print_label(out, text_of(device, "backend"));
+		(void)fputs("\",arch=\"", out);
+		print_label(out, text_of(device, "arch"));
+		(void)fputs("\",name=\"", out);
+		print_label(out, text_of(device, "name"));
+		(void)fprintf(out, "\"} %d\n", strcmp(text_of(device, "state"), "ready") == 0);
+	}
+}
+
+static void print_quarantine(FILE *out, const cJSON *devices)
+{
+	const cJSON *device;
+
+	head(out, "quarantined_kernels", "gauge", "Kernels that nobody is given at the moment");
+	cJSON_ArrayForEach(device, devices)
+		(void)fprintf(out, "fmhad_quarantined_kernels{device=\"%.0f\"} %d\n",
+			      number(device, "device"),
+			      cJSON_GetArraySize(find(device, "quarantined")));
+}
+
+static void print_families(FILE *out, const cJSON *devices)
+{
+	static const struct {
+		const char *name, *help, *path;
+		double scale;
+	} columns[] = {
+		{"family_runs", "Runs by family of kernels", "runs", 1},
+		{"flops", "Floating point operations of runs that were computed", "flops", 1},
+		{"bytes", "Least memory traffic of runs that were computed", "bytes", 1},
+		{"kernel_seconds", "Time that runs had a device", "kernel_ns", 1e-9},
+	};
+
+	for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]); i++) {
+		const cJSON *device, *family;
+
+		head(out, columns[i].name, "counter", columns[i].help);
+		cJSON_ArrayForEach(device, devices)
+		{
+			cJSON_ArrayForEach(family, find(find(device, "worker"), "families"))
+				(void)fprintf(
+					out,
+					"fmhad_%s_total{device=\"%.0f\",family=\"%s\"} %.17g\n",
+					columns[i].name, number(device, "device"),
+					text_of(family, "family"),
+					number(family, columns[i].path) * columns[i].scale);
+		}
+	}
+}
+
+/* The counts are of values below 2^(10 + 2 i) ns, as base/histogram.h cuts them. */
+static void print_histogram(FILE *out, const char *name, double device, const cJSON *histogram)
+{
+	const cJSON *bucket;
+	int power = 10;
+
+	cJSON_ArrayForEach(bucket, find(histogram, "buckets"))
+	{
+		(void)fprintf(out, "fmhad_%s_seconds_bucket{device=\"%.0f\",le=\"%.9g\"} %.0f\n",
+			      name, device, (double)(1ull << power) * 1e-9, bucket->valuedouble);
+		power += 2;
+	}
+	(void)fprintf(out, "fmhad_%s_seconds_bucket{device=\"%.0f\",le=\"+Inf\"} %.0f\n", name,
+		      device, number(histogram, "n"));
+	(void)fprintf(out, "fmhad_%s_seconds_sum{device=\"%.0f\"} %.17g\n", name, device,
+		      number(histogram, "sum") * 1e-9);
+	(void)fprintf(out, "fmhad_%s_seconds_count{device=\"%.0f\"} %.0f\n", name, device,
+		      number(histogram, "n"));
+}
+
+static void print_latencies(FILE *out, const cJSON *devices)
+{
+	static const struct {
+		const char *name, *key, *help;
+	} latencies[] = {
+		{"run_queue", "queued", "From a run's arrival to its start on the device"},
+		{"run_kernel", "kernel", "Time of a run on the device"},
+		{"run", "total", "From a run's arrival to its answer"},
+	};
+
+	for (size_t i = 0; i < sizeof(latencies) / sizeof(latencies[0]); i++) {
+		const cJSON *device;
+		char name[32];
+
+		(void)snprintf(name, sizeof(name), "%s_seconds", latencies[i].name);
+		head(out, name, "histogram", latencies[i].help);
+		cJSON_ArrayForEach(device, devices)
+		{
+			const cJSON *histogram = find(find(find(device, "worker"), "latency_ns"),
+						      latencies[i].key);
+
+			if (histogram)
+				print_histogram(out, latencies[i].name, number(device, "device"),
+						histogram);
+		}
+	}
+}
+
+/* ---- front and workers alike ---- */
+
+/* @process: "front" or "0", "1", ... of a device's worker */
+static void print_errors_of(FILE *out, const char *process, const cJSON *part)
+{
+	const cJSON *error;
+
+	cJSON_ArrayForEach(error, find(part, "errors"))
+		(void)fprintf(out, "fmhad_errors_total{process=\"%s\",code=\"%s\"} %.0f\n", process,
+			      error->string, error->valuedouble);
+}
+
+static void print_limits_of(FILE *out, const char *process, const cJSON *part)
+{
+	const cJSON *limit;
+
+	cJSON_ArrayForEach(limit, find(part, "limits"))
+		(void)fprintf(out, "fmhad_limit_hits_total{process=\"%s\",limit=\"%s\"} %.0f\n",
+			      process, limit->string, number(limit, "hits"));
+}
+
+static void print_of_processes(FILE *out, const cJSON *status, const char *name, const char *help,
+			       void (*print)(FILE *out, const char *process, const cJSON *part))
+{
+	const cJSON *device;
+
+	head(out, name, "counter", help);
+	print(out, "front", find(status, "front"));
+	cJSON_ArrayForEach(device, find(status, "devices"))
+	{
+		char process[16];
+
+		(void)snprintf(process, sizeof(process), "%.0f", number(device, "device"));
+		print(out, process, find(device, "worker"));
+	}
+}
+
+/* ---- the front ---- */
+
+static void print_front(FILE *out, const cJSON *front)
+{
+	static const struct {
+		const char *name, *type, *help, *path;
+	} values[] = {
+		{"uptime_seconds", "gauge", "Since the daemon was started", "uptime_s"},
+		{"connections", "gauge", "Connections to the front", "connections"},
+		{"connections_accepted", "counter", "Connections accepted", "accepted"},
+		{"connections_refused", "counter", "Connections refused", "refused"},
+		{"requests", "counter", "Requests to the front", "frames"},
+		{"protocol_violations", "counter", "Connections closed for what they sent",
+		 "violations"},
+		{"resident_bytes", "gauge", "Private memory of the front", "resident_bytes"},
+		{"compiles", "counter", "Kernels that were compiled", "compile.built"},
+		{"compiles_failed", "counter", "Builds that failed", "compile.failed"},
+		{"compiles_queued", "gauge", "Builds that wait", "compile.queued"},
+		{"cache_hits", "counter", "Kernels that were in the cache", "compile.hits"},
+	};
+
+	for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+		bool counts = strcmp(values[i].type, "counter") == 0;
+
+		head(out, values[i].name, values[i].type, values[i].help);
+		(void)fprintf(out, "fmhad_%s%s %.17g\n", values[i].name, counts ? "_total" : "",
+			      number(front, values[i].path));
+	}
+}
+
+char *metrics_text(const cJSON *status)
+{
+	const cJSON *devices = find(status, "devices");
+	char *text = NULL;
+	size_t n;
+	FILE *out = open_memstream(&text, &n);
+
+	if (!out)
+		return NULL;
+	head(out, "build", "info", "The daemon's version");
+	(void)fputs("fmhad_build_info{version=\"", out);
+	print_label(out, text_of(status, "version"));
+	(void)fputs("\"} 1\n", out);
+	head(out, "degraded", "gauge", "1 when a device is out of order");
+	(void)fprintf(out, "fmhad_degraded %d\n", strcmp(text_of(status, "state"), "degraded") == 0);
+	print_front(out, find(status, "front"));
+	print_info(out, devices);
+	print_of_devices(out, devices);
+	print_quarantine(out, devices);
+	print_families(out, devices);
+	print_latencies(out, devices);
+	print_of_processes(out, status, "errors", "Requests answered with an error, by its code",
+			   print_errors_of);
+	print_of_processes(out, status, "limit_hits", "Times that a limit of the configuration was hit",
+			   print_limits_of);
+	(void)fputs("# EOF\n", out);
+	if (fclose(out) != 0) {
+		free(text);
+		return NULL;
+	}
+	return text;
+}

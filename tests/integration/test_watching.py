@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+"""Metrics, top and doctor: what is counted, who sees what, and that wrong things are named with a cure."""
+import json
+import os
+import re
+import subprocess
+
+import fmhad
+import numpy
+import pytest
+
+LINE = re.compile(r'^(fmhad_[a-z_]+)(?:\{([^}]*)\})? (\S+)$')
+
+
+def fmhactl(*arguments, daemon=None, expect=0, **options):
+    environment = {**os.environ, **({"FMHAD_SOCKET": daemon.socket} if daemon else {})}
+    done = subprocess.run([fmhad.find_program("fmhactl"), *map(str, arguments)], capture_output=True, text=True,
+                          check=False, timeout=60, env=environment, **options)  # fmt: skip
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout
+
+
+def parse(text):
+    """OpenMetrics as its specification reads it, as far as we write it: {(name, labels): value}."""
+    values, families, family = {}, {}, None
+    lines = text.splitlines()
+    assert lines[-1] == "# EOF" and text.endswith("\n")
+    for line in lines[:-1]:
+        if line.startswith("# HELP "):
+            family = line.split()[2]
+            assert family not in families, f"{family} is interrupted"
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            assert name == family
+            families[name] = kind
+        else:
+            name, labels, value = LINE.match(line).groups()
+            suffixes = {"counter": ["_total"], "info": ["_info"], "gauge": [""],
+                        "histogram": ["_bucket", "_sum", "_count"]}[families[family]]
+            assert name in [family + suffix for suffix in suffixes], line
+            assert (name, labels) not in values, line
+            values[name, labels] = float(value)
+    return values
+
+
+def run_forward(device, n=3):
+    buffer = device.buffer_create(1 << 20)
+    shape = (1, 16, 2, 16)
+    tensors = {}
+    for i, role in enumerate(("q", "k", "v", "o")):
+        buffer.array("f32", shape, i * 4096)[...] = numpy.ones(shape)
+        tensors[role] = {"buffer": buffer.id, "offset": i * 4096, "dtype": "f32"}
+    plan = device.plan({"batch": 1, "nhead_q": 2, "nhead_k": 2, "seqlen_q": 16, "seqlen_k": 16, "hdim_q": 16,
+                        "hdim_v": 16, "tensors": tensors})  # fmt: skip
+    for _ in range(n):
+        device.run(plan["plan"])
+
+
+def test_metrics_count_what_was_done(make_daemon):
+    daemon = make_daemon()
+    before = parse(fmhactl("metrics", daemon=daemon))
+    assert before["fmhad_runs_total", 'device="0"'] == 0
+    with daemon.device() as device:
+        run_forward(device, 5)
+        with pytest.raises(Exception):
+            device.run(12345)
+        after = parse(fmhactl("metrics", daemon=daemon))
+    assert after["fmhad_runs_total", 'device="0"'] == 5
+    family = 'device="0",family="fwd"'
+    assert after["fmhad_family_runs_total", family] == 5
+    # 2 products of 16 x 16 scores with 16 columns, 2 heads, 2 operations each
+    assert after["fmhad_flops_total", family] == 5 * 2 * 16 * 16 * 2 * (16 + 16)
+    assert after["fmhad_bytes_total", family] >= 5 * 4 * 2 * 16 * 16 * 4
+    assert after["fmhad_errors_total", 'process="0",code="ENOENT"'] == 1
+    assert after["fmhad_run_seconds_count", 'device="0"'] == 5
+    assert 0 < after["fmhad_run_kernel_seconds_sum", 'device="0"'] <= after["fmhad_run_seconds_sum", 'device="0"']
+    buckets = [value for (name, labels), value in after.items() if name == "fmhad_run_seconds_bucket"]
+    assert len(buckets) == 15 and buckets == sorted(buckets) and buckets[-1] == 5
+    assert after["fmhad_requests_total", None] > before["fmhad_requests_total", None]
+
+
+def test_labels_are_bounded(make_daemon):
+    """Nothing of users, processes or shapes is in them, however many there are."""
+    daemon = make_daemon()
+    names = set(parse(fmhactl("metrics", daemon=daemon)))
+    devices = [daemon.device() for _ in range(5)]
+    for device in devices:
+        run_forward(device, 1)
+    more = set(parse(fmhactl("metrics", daemon=daemon)))
+    assert {labels for name, labels in more - names} == {'device="0",family="fwd"'}
+    for device in devices:
+        device.close()
+
+
+def test_metrics_replace_their_file(make_daemon, tmp_path):
+    daemon = make_daemon()
+    out = tmp_path / "fmhad.prom"
+    out.write_text("old")
+    assert fmhactl("metrics", "--out", out, daemon=daemon) == ""
+    parse(out.read_text())
+    assert os.listdir(tmp_path) == ["fmhad.prom"]
+    fmhactl("metrics", "--out", tmp_path / "missing/fmhad.prom", daemon=daemon, expect=5)
+
+
+def test_top_shows_rates_and_sessions(make_daemon):
+    daemon = make_daemon()
+    with daemon.device() as device:
+        run_forward(device, 1)
+        top = subprocess.Popen([fmhad.find_program("fmhactl"), "top", "--json", "--interval", "1"],
+                               stdout=subprocess.PIPE, text=True, env={**os.environ, "FMHAD_SOCKET": daemon.socket})  # fmt: skip
+        while top.poll() is None:
+            run_forward(device, 1)
+        screen = json.loads(top.communicate(timeout=30)[0])
+        plain = fmhactl("top", "--interval", "0.1", "--count", "2", daemon=daemon)
+    assert screen["devices"][0]["runs_per_s"] > 0 and screen["devices"][0]["tflops_per_s"] > 0
+    assert [session["pid"] for session in screen["sessions"]] == [os.getpid()]
+    assert screen["sessions"][0]["runs_per_s"] > 0
+    assert "\033" not in plain and plain.count("TFLOP/s") == 2 and str(os.getpid()) in plain
+
+
+def test_doctor_names_what_is_wrong_and_the_cure(make_daemon, tmp_path):
+    daemon = make_daemon()
+    findings = {item["check"]: item for item in json.loads(fmhactl("doctor", "--json", daemon=daemon))}
+    assert findings["daemon"]["verdict"] == findings["device 0"]["verdict"] == findings["specs"]["verdict"] == "ok"
+    assert all("advice" in item for item in findings.values() if item["verdict"] == "WRONG")
+    text = fmhactl("doctor", "--socket", tmp_path / "nothing", expect=1)
+    assert re.search(r"^WRONG +daemon .*nothing.*\n +-> .*systemctl start", text, re.MULTILINE)
+    broken = make_daemon({"devices": [{"backend": "cpu", "cpu_level": "x86_64_v9"}, {"backend": "cpu", "threads": 1}]})
+    text = fmhactl("doctor", daemon=broken, expect=1)
+    assert re.search(r"^WRONG +device 0 +failed: .*x86_64_v9.*\n +-> ", text, re.MULTILINE)
+    assert re.search(r"^ok +device 1 ", text, re.MULTILINE)
