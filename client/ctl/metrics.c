@@ -85,8 +85,10 @@ const struct ctl_command ctl_metrics = {
 	.usage = {.name = "fmhactl metrics",
 		  .brief = "counters and latencies as OpenMetrics text",
 		  .synopsis = "[--out FILE] [OPTION...]",
-		  .text = "Prints what the daemon has counted as OpenMetrics text, for a collector of "
-			  "text files such as node_exporter's. It has sums only: no user, process or "
+		  .text = "Prints what the daemon has counted as OpenMetrics text, for a collector "
+			  "of "
+			  "text files such as node_exporter's. It has sums only: no user, process "
+			  "or "
 			  "shape is named. With metrics_socket in fmhad.json(5) the daemon answers "
 			  "the same over HTTP.",
 		  .tables = {own_options, ctl_target_options}},

@@ -172,8 +172,7 @@ static void print_sessions(const cJSON *list)
 
 	if (!sorted)
 		return;
-	cJSON_ArrayForEach(item, list)
-		sorted[i++] = item;
+	cJSON_ArrayForEach(item, list) sorted[i++] = item;
 	qsort(sorted, n, sizeof(const cJSON *), compare_sessions);
 	(void)printf("\n%8s %8s %6s %10s %5s %5s %6s %10s  %s\n", "pid", "uid", "device", "runs/s",
 		     "wait", "run", "plans", "MiB", "client");
@@ -200,12 +199,12 @@ static void print_screen(const cJSON *screen, bool redraw)
 		     now);
 	(void)printf("%6s %-10s %10s %9s %9s %7s %6s  %s\n", "device", "state", "runs/s", "TFLOP/s",
 		     "GB/s", "busy", "queue", "name");
-	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(screen, "devices"))
-		(void)printf("%6.0f %-10s %10.1f %9.3f %9.2f %6.0f%% %6.0f  %s\n",
-			     number_of(device, "device"), text_of(device, "state"),
-			     number_of(device, "runs_per_s"), number_of(device, "tflops_per_s"),
-			     number_of(device, "gb_per_s"), 100 * number_of(device, "device_time"),
-			     number_of(device, "queue"), text_of(device, "name"));
+	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(screen, "devices"))(void)
+		printf("%6.0f %-10s %10.1f %9.3f %9.2f %6.0f%% %6.0f  %s\n",
+		       number_of(device, "device"), text_of(device, "state"),
+		       number_of(device, "runs_per_s"), number_of(device, "tflops_per_s"),
+		       number_of(device, "gb_per_s"), 100 * number_of(device, "device_time"),
+		       number_of(device, "queue"), text_of(device, "name"));
 	print_sessions(cJSON_GetObjectItemCaseSensitive(screen, "sessions"));
 	(void)fflush(stdout);
 }
@@ -305,15 +304,18 @@ static int run_top(int argc, char **argv)
 }
 
 const struct ctl_command ctl_top = {
-	.usage = {.name = "fmhactl top",
-		  .brief = "who keeps the devices busy, live",
-		  .synopsis = "[--interval SECS] [--count N] [--json] [OPTION...]",
-		  .text = "Shows what happened on each device since the last screen: runs, floating point "
-			  "operations and least memory traffic a second, the share of time that "
-			  "runs had the device (of several at a time each counts), runs that wait "
-			  "or are computed; and the sessions, the busiest first. Of sessions a user "
-			  "sees the own ones, an administrator all. Nothing is redrawn unless stdout "
-			  "is a terminal.",
-		  .tables = {own_options, ctl_json_option, ctl_target_options}},
+	.usage =
+		{.name = "fmhactl top",
+		 .brief = "who keeps the devices busy, live",
+		 .synopsis = "[--interval SECS] [--count N] [--json] [OPTION...]",
+		 .text = "Shows what happened on each device since the last screen: runs, floating "
+			 "point "
+			 "operations and least memory traffic a second, the share of time that "
+			 "runs had the device (of several at a time each counts), runs that wait "
+			 "or are computed; and the sessions, the busiest first. Of sessions a user "
+			 "sees the own ones, an administrator all. Nothing is redrawn unless "
+			 "stdout "
+			 "is a terminal.",
+		 .tables = {own_options, ctl_json_option, ctl_target_options}},
 	.run = run_top,
 };

@@ -101,6 +101,9 @@ const struct key config_keys[] = {
 	 "its mode, octal; without it 0660 with a socket_group, else 0600"},
 	{"socket_group", KEY_STRING, RESTART, CONFIG(socket_group), 1, 32, NULL,
 	 "its group; without it the process's own"},
+	{"metrics_socket", KEY_STRING, RESTART, CONFIG(metrics_socket), 1, CONFIG_PATH_BYTES, NULL,
+	 "path of a Unix socket at which GET /metrics is answered over HTTP, with socket_mode and "
+	 "socket_group; without it there is none"},
 	{"log_level", KEY_LEVEL, RELOAD, CONFIG(log_level), 0, 0, NULL, "what is logged"},
 	{"admin_uids", KEY_UIDS, RELOAD, 0, 0, NO_UID - 1, NULL,
 	 "users who see everybody's sessions and may change kernels, besides root and the daemon's "

@@ -159,6 +159,7 @@ static void on_stop_signal(uv_signal_t *handle, int number)
 	uv_timer_stop(&front->accept_again);
 	uv_close((uv_handle_t *)&front->listener, NULL);
 	listen_close(front);
+	http_close(front);
 	uv_timer_start(&front->drain, on_drain_timer, front->config.supervision.drain_ms, 0);
 	for (uint32_t i = 0; i < front->n_slots; i++)
 		worker_slot_drain(&front->slots[i]);
@@ -235,7 +236,9 @@ static int front_init(struct front *front, const struct config *config,
 	if (r < 0)
 		return r;
 	r = uv_poll_init(&front->loop, &front->listener, front->listen_fd);
-	return r < 0 ? fmha_error_set(err, FMHA_EIO, "listener: %s", uv_strerror(r)) : 0;
+	if (r < 0)
+		return fmha_error_set(err, FMHA_EIO, "listener: %s", uv_strerror(r));
+	return http_open(front, err);
 }
 
 int front_run(const struct config *config, const struct config_source *source)
@@ -252,6 +255,7 @@ int front_run(const struct config *config, const struct config_source *source)
 	mallopt(M_ARENA_MAX, 2);
 	if (front_init(front, config, source, &err) < 0) {
 		log_error("%s", err.msg);
+		http_close(front);
 		listen_close(front);
 		free(front);
 		return 1;

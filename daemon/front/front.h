@@ -7,6 +7,7 @@
 #ifndef FMHAD_FRONT_H
 #define FMHAD_FRONT_H
 
+#include <cjson/cJSON.h>
 #include <uv.h>
 
 #include <base/account.h>
@@ -100,6 +101,7 @@ struct front {
 	struct status_gathering *status; /* NULL: nobody asks */
 	uint64_t status_ended_ns;        /* when the last one was answered */
 	struct builder *builder;
+	struct http *http; /* NULL: none */
 	struct log_limit log;
 	uint64_t n_accepted, n_refused, started_ns;
 };
@@ -134,6 +136,9 @@ const char *front_state_name(const struct front *front);
 /* The socket at config.socket, or the inherited one. Return: 0, FMHA_EINVAL, FMHA_EIO. */
 int listen_open(struct front *front, struct fmha_error *err);
 void listen_close(struct front *front);
+/* A socket at @path that nobody else listens at, with the configuration's group and mode. Return: 0
+ * with the fd (given), FMHA_EINVAL, FMHA_EIO. */
+int listen_at(const struct config *config, const char *path, int *ret_fd, struct fmha_error *err);
 
 /* ---- client.c ---- */
 
@@ -168,7 +173,21 @@ bool worker_slot_request(struct worker_slot *slot, enum proto_method method, con
 /* @owner does not wait for it any more. */
 void worker_slot_forget(struct worker_slot *slot, const void *owner);
 
+/* ---- http.c ---- */
+
+struct http;
+/* Serves metrics at config.metrics_socket, if there is one. Return: 0, or FMHA_EIO, FMHA_EINVAL. */
+int http_open(struct front *front, struct fmha_error *err);
+void http_close(struct front *front);
+
 /* ---- status.c ---- */
+
+/* @status: without other users' sessions, borrowed */
+typedef void (*status_reader)(void *owner, const cJSON *status);
+/* For the daemon itself. Return: 0 or FMHA_ENOMEM. */
+int status_read(struct front *front, status_reader reader, void *owner);
+/* @owner does not wait for it any more. */
+void status_unread(struct front *front, const void *owner);
 
 void status_request(struct client *client, uint32_t id);
 /* The client is gone. */

@@ -93,40 +93,50 @@ static int set_owner(const struct config *config, const char *path, struct fmha_
 }
 
 /* Nobody can connect before listen(), so the file's owner and mode are right from the start. */
-static int make_socket(struct front *front, struct fmha_error *err)
+static int make_socket(const struct config *config, const char *path, int *ret_fd,
+		       struct fmha_error *err)
 {
-	const struct config *config = &front->config;
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int fd, r;
 
-	memcpy(address.sun_path, config->socket, sizeof(address.sun_path));
-	address.sun_path[sizeof(address.sun_path) - 1] = '\0';
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
 	r = remove_stale(&address, err);
 	if (r < 0)
 		return r;
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
-		return system_error(err, config->socket, "socket");
+		return system_error(err, path, "socket");
 	if (bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
-		r = system_error(err, config->socket, "bind");
+		r = system_error(err, path, "bind");
 		(void)close(fd);
 		return r;
 	}
-	r = set_owner(config, config->socket, err);
+	r = set_owner(config, path, err);
 	if (r == 0 && listen(fd, BACKLOG) < 0)
-		r = system_error(err, config->socket, "listen");
+		r = system_error(err, path, "listen");
 	if (r < 0) {
-		(void)unlink(config->socket);
+		(void)unlink(path);
 		(void)close(fd);
 		return r;
 	}
-	front->listen_fd = fd;
+	*ret_fd = fd;
 	return 0;
+}
+
+int listen_at(const struct config *config, const char *path, int *ret_fd, struct fmha_error *err)
+{
+	int lock = lock_directory(path, err), r;
+
+	if (lock < 0)
+		return FMHA_EIO;
+	r = make_socket(config, path, ret_fd, err);
+	(void)close(lock);
+	return r;
 }
 
 int listen_open(struct front *front, struct fmha_error *err)
 {
-	int lock, r;
+	int r;
 
 	front->listen_fd = -1;
 	r = notify_listen_fd(&front->listen_fd, err);
@@ -136,12 +146,7 @@ int listen_open(struct front *front, struct fmha_error *err)
 		front->inherited_listener = true;
 		return 0;
 	}
-	lock = lock_directory(front->config.socket, err);
-	if (lock < 0)
-		return FMHA_EIO;
-	r = make_socket(front, err);
-	(void)close(lock);
-	return r;
+	return listen_at(&front->config, front->config.socket, &front->listen_fd, err);
 }
 
 void listen_close(struct front *front)

@@ -22,10 +22,14 @@
  * on everybody's time. */
 #define PAUSE_MS 10
 
+#define NO_USER UINT32_MAX
+
 struct status_waiter {
 	struct list in_waiters;
-	struct client *client;
+	struct client *client; /* NULL: the daemon itself, which has @reader */
 	uint32_t id;
+	status_reader reader;
+	void *owner;
 };
 
 struct status_part {
@@ -55,7 +59,7 @@ static void add_client(cJSON *list, const struct client *client)
 	cJSON_AddItemToArray(list, item);
 }
 
-static cJSON *front_json(const struct front *front, const struct client *caller, bool all)
+static cJSON *front_json(const struct front *front, uint32_t uid, bool all)
 {
 	cJSON *item = cJSON_CreateObject(), *list;
 
@@ -71,7 +75,7 @@ static cJSON *front_json(const struct front *front, const struct client *caller,
 	cJSON_AddItemToObject(item, "errors", status_errors(front->hub.n_errors));
 	list = cJSON_AddArrayToObject(item, "clients");
 	list_for_each_entry(struct client, client, &front->clients, in_clients) {
-		if (all || client->uid == caller->uid)
+		if (all || client->uid == uid)
 			add_client(list, client);
 	}
 	cJSON_AddItemToObject(item, "limits", status_limits(&front->limits));
@@ -146,22 +150,29 @@ static cJSON *device_json(const struct worker_slot *slot, const cJSON *answer, u
 	return item;
 }
 
-/* What @caller may see; given, freed with cJSON_free(). NULL: out of memory. */
-static char *status_text(const struct status_gathering *gathering, const struct client *caller)
+/* What user @uid may see; given. */
+static cJSON *status_json(const struct status_gathering *gathering, uint32_t uid, bool all)
 {
 	struct front *front = gathering->front;
-	bool all = config_is_privileged(&front->config, caller->uid);
 	cJSON *root = cJSON_CreateObject(), *list;
-	char *text;
 
 	cJSON_AddStringToObject(root, "version", FMHA_VERSION);
 	cJSON_AddStringToObject(root, "state", front_state_name(front));
-	cJSON_AddItemToObject(root, "front", front_json(front, caller, all));
+	cJSON_AddItemToObject(root, "front", front_json(front, uid, all));
 	list = cJSON_AddArrayToObject(root, "devices");
 	for (uint32_t i = 0; i < front->n_slots; i++)
-		cJSON_AddItemToArray(list, device_json(&front->slots[i], gathering->parts[i].answer,
-						       caller->uid, all));
-	text = cJSON_PrintUnformatted(root);
+		cJSON_AddItemToArray(
+			list, device_json(&front->slots[i], gathering->parts[i].answer, uid, all));
+	return root;
+}
+
+/* The same as text; given, freed with cJSON_free(). NULL: out of memory. */
+static char *status_text(const struct status_gathering *gathering, const struct client *caller)
+{
+	bool all = config_is_privileged(&gathering->front->config, caller->uid);
+	cJSON *root = status_json(gathering, caller->uid, all);
+	char *text = cJSON_PrintUnformatted(root);
+
 	cJSON_Delete(root);
 	return text;
 }
@@ -209,7 +220,7 @@ static void answer_user(struct status_gathering *gathering, struct account *acco
 
 	account->n_references++; /* answering may end its last connection */
 	list_for_each_entry(struct status_waiter, waiter, &gathering->waiters, in_waiters) {
-		if (waiter->client->account != account)
+		if (!waiter->client || waiter->client->account != account)
 			continue;
 		if (file.fd < 0 && file.error.code == FMHA_OK)
 			make_file(gathering, waiter->client, &file);
@@ -222,6 +233,23 @@ static void answer_user(struct status_gathering *gathering, struct account *acco
 	now = clock_ns();
 	account_add_loop_ns(account, now, now - start_ns);
 	(void)account_put(account);
+}
+
+/* The daemon itself asks for sums: it sees no user's. */
+static void answer_readers(struct status_gathering *gathering)
+{
+	cJSON *status = NULL;
+
+	list_for_each_entry(struct status_waiter, waiter, &gathering->waiters, in_waiters) {
+		if (waiter->client)
+			continue;
+		if (!status)
+			status = status_json(gathering, NO_USER, false);
+		list_remove(&waiter->in_waiters);
+		waiter->reader(waiter->owner, status);
+		free(waiter);
+	}
+	cJSON_Delete(status);
 }
 
 static void on_timer_closed(uv_handle_t *handle)
@@ -243,6 +271,7 @@ static void finish(struct status_gathering *gathering)
 	for (uint32_t i = 0; i < front->n_slots; i++)
 		if (gathering->parts[i].asked)
 			worker_slot_forget(&front->slots[i], &gathering->parts[i]);
+	answer_readers(gathering);
 	while (!list_is_empty(&gathering->waiters))
 		answer_user(gathering,
 			    container_of(gathering->waiters.next, struct status_waiter, in_waiters)
@@ -325,7 +354,7 @@ static struct status_gathering *start(struct front *front)
 void status_request(struct client *client, uint32_t id)
 {
 	struct front *front = client->front;
-	struct status_waiter *waiter = malloc(sizeof(*waiter));
+	struct status_waiter *waiter = calloc(1, sizeof(*waiter));
 	struct fmha_error err;
 
 	if (waiter && !front->status)
@@ -339,6 +368,34 @@ void status_request(struct client *client, uint32_t id)
 	waiter->client = client;
 	waiter->id = id;
 	list_append(&front->status->waiters, &waiter->in_waiters);
+}
+
+int status_read(struct front *front, status_reader reader, void *owner)
+{
+	struct status_waiter *waiter = calloc(1, sizeof(*waiter));
+
+	if (waiter && !front->status)
+		front->status = start(front);
+	if (!waiter || !front->status) {
+		free(waiter);
+		return FMHA_ENOMEM;
+	}
+	waiter->reader = reader;
+	waiter->owner = owner;
+	list_append(&front->status->waiters, &waiter->in_waiters);
+	return 0;
+}
+
+void status_unread(struct front *front, const void *owner)
+{
+	if (!front->status)
+		return;
+	list_for_each_entry(struct status_waiter, waiter, &front->status->waiters, in_waiters) {
+		if (waiter->client || waiter->owner != owner)
+			continue;
+		list_remove(&waiter->in_waiters);
+		free(waiter);
+	}
 }
 
 void status_forget(struct client *client)

@@ -118,10 +118,9 @@ static void print_quarantine(FILE *out, const cJSON *devices)
 	const cJSON *device;
 
 	head(out, "quarantined_kernels", "gauge", "Kernels that nobody is given at the moment");
-	cJSON_ArrayForEach(device, devices)
-		(void)fprintf(out, "fmhad_quarantined_kernels{device=\"%.0f\"} %d\n",
-			      number(device, "device"),
-			      cJSON_GetArraySize(find(device, "quarantined")));
+	cJSON_ArrayForEach(device, devices)(void)
+		fprintf(out, "fmhad_quarantined_kernels{device=\"%.0f\"} %d\n",
+			number(device, "device"), cJSON_GetArraySize(find(device, "quarantined")));
 }
 
 static void print_families(FILE *out, const cJSON *devices)
@@ -142,9 +141,8 @@ static void print_families(FILE *out, const cJSON *devices)
 		head(out, columns[i].name, "counter", columns[i].help);
 		cJSON_ArrayForEach(device, devices)
 		{
-			cJSON_ArrayForEach(family, find(find(device, "worker"), "families"))
-				(void)fprintf(
-					out,
+			cJSON_ArrayForEach(family, find(find(device, "worker"), "families"))(void)
+				fprintf(out,
 					"fmhad_%s_total{device=\"%.0f\",family=\"%s\"} %.17g\n",
 					columns[i].name, number(device, "device"),
 					text_of(family, "family"),
@@ -208,18 +206,18 @@ static void print_errors_of(FILE *out, const char *process, const cJSON *part)
 {
 	const cJSON *error;
 
-	cJSON_ArrayForEach(error, find(part, "errors"))
-		(void)fprintf(out, "fmhad_errors_total{process=\"%s\",code=\"%s\"} %.0f\n", process,
-			      error->string, error->valuedouble);
+	cJSON_ArrayForEach(error, find(part, "errors"))(void)
+		fprintf(out, "fmhad_errors_total{process=\"%s\",code=\"%s\"} %.0f\n", process,
+			error->string, error->valuedouble);
 }
 
 static void print_limits_of(FILE *out, const char *process, const cJSON *part)
 {
 	const cJSON *limit;
 
-	cJSON_ArrayForEach(limit, find(part, "limits"))
-		(void)fprintf(out, "fmhad_limit_hits_total{process=\"%s\",limit=\"%s\"} %.0f\n",
-			      process, limit->string, number(limit, "hits"));
+	cJSON_ArrayForEach(limit, find(part, "limits"))(void)
+		fprintf(out, "fmhad_limit_hits_total{process=\"%s\",limit=\"%s\"} %.0f\n", process,
+			limit->string, number(limit, "hits"));
 }
 
 static void print_of_processes(FILE *out, const cJSON *status, const char *name, const char *help,
@@ -282,7 +280,8 @@ char *metrics_text(const cJSON *status)
 	print_label(out, text_of(status, "version"));
 	(void)fputs("\"} 1\n", out);
 	head(out, "degraded", "gauge", "1 when a device is out of order");
-	(void)fprintf(out, "fmhad_degraded %d\n", strcmp(text_of(status, "state"), "degraded") == 0);
+	(void)fprintf(out, "fmhad_degraded %d\n",
+		      strcmp(text_of(status, "state"), "degraded") == 0);
 	print_front(out, find(status, "front"));
 	print_info(out, devices);
 	print_of_devices(out, devices);
@@ -291,8 +290,8 @@ char *metrics_text(const cJSON *status)
 	print_latencies(out, devices);
 	print_of_processes(out, status, "errors", "Requests answered with an error, by its code",
 			   print_errors_of);
-	print_of_processes(out, status, "limit_hits", "Times that a limit of the configuration was hit",
-			   print_limits_of);
+	print_of_processes(out, status, "limit_hits",
+			   "Times that a limit of the configuration was hit", print_limits_of);
 	(void)fputs("# EOF\n", out);
 	if (fclose(out) != 0) {
 		free(text);

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import socket
 import subprocess
+import time
 
 import fmhad
 import numpy
@@ -102,6 +104,53 @@ def test_metrics_replace_their_file(make_daemon, tmp_path):
     fmhactl("metrics", "--out", tmp_path / "missing/fmhad.prom", daemon=daemon, expect=5)
 
 
+def get(path, request=b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(20)
+        sock.connect(path)
+        answer = b""
+        try:
+            sock.sendall(request)
+            while part := sock.recv(65536):
+                answer += part
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # it was hung up on before all of the request was read
+    return answer.decode()
+
+
+def test_metrics_over_http(make_daemon, tmp_path):
+    path = str(tmp_path / "metrics")
+    daemon = make_daemon({"metrics_socket": path})
+    with daemon.device() as device:
+        run_forward(device, 2)
+        head, body = get(path).split("\r\n\r\n", 1)
+        assert head.startswith("HTTP/1.0 200 OK\r\n") and f"Content-Length: {len(body)}" in head
+        assert "application/openmetrics-text; version=1.0.0" in head
+        values = parse(body)
+        assert values["fmhad_runs_total", 'device="0"'] == 2
+        assert values.keys() == parse(fmhactl("metrics", daemon=daemon)).keys()
+    assert get(path, b"GET / HTTP/1.1\r\n\r\n").startswith("HTTP/1.0 404")
+    assert get(path, b"GET /metricsx HTTP/1.1\r\n\r\n").startswith("HTTP/1.0 404")
+    assert get(path, b"POST /metrics HTTP/1.1\r\n\r\n").startswith("HTTP/1.0 405")
+    assert get(path, b"x" * 5000) == ""
+    assert oct(os.stat(path).st_mode)[-3:] == "600"
+    # Callers that say nothing keep the others out for their deadline at most, and cost the daemon nothing else.
+    silent = []
+    for _ in range(20):
+        silent.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        silent[-1].connect(path)
+    with daemon.client() as client:
+        client.ping()
+    assert fmhad.until(lambda: "200 OK" in get(path), 15)
+    for sock in silent:
+        sock.close()
+    fds = daemon.fd_counts()[0]
+    for _ in range(50):
+        get(path)
+    assert fmhad.until(lambda: daemon.fd_counts()[0] <= fds)
+    assert daemon.stop() == 0 and not os.path.exists(path)
+
+
 def test_top_shows_rates_and_sessions(make_daemon):
     daemon = make_daemon()
     with daemon.device() as device:
@@ -109,7 +158,8 @@ def test_top_shows_rates_and_sessions(make_daemon):
         top = subprocess.Popen([fmhad.find_program("fmhactl"), "top", "--json", "--interval", "1"],
                                stdout=subprocess.PIPE, text=True, env={**os.environ, "FMHAD_SOCKET": daemon.socket})  # fmt: skip
         while top.poll() is None:
-            run_forward(device, 1)
+            run_forward(device, 20)
+            time.sleep(0.05)
         screen = json.loads(top.communicate(timeout=30)[0])
         plain = fmhactl("top", "--interval", "0.1", "--count", "2", daemon=daemon)
     assert screen["devices"][0]["runs_per_s"] > 0 and screen["devices"][0]["tflops_per_s"] > 0

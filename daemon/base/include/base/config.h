@@ -66,11 +66,12 @@ struct config_priority {
 };
 
 struct config {
-	char socket[CONFIG_PATH_BYTES]; /* empty: $XDG_RUNTIME_DIR/fmhad.sock or
+	char socket[CONFIG_PATH_BYTES];         /* empty: $XDG_RUNTIME_DIR/fmhad.sock or
 					   /run/fmhad/fmhad.sock */
-	uint32_t socket_mode;           /* by default 0660 with a socket_group, else 0600 */
-	char socket_group[32];          /* empty: the process's own */
-	uint32_t log_level;             /* enum log_level */
+	uint32_t socket_mode;                   /* by default 0660 with a socket_group, else 0600 */
+	char socket_group[32];                  /* empty: the process's own */
+	char metrics_socket[CONFIG_PATH_BYTES]; /* empty: metrics are not served */
+	uint32_t log_level;                     /* enum log_level */
 	uint32_t n_admins;
 	uint32_t admin_uids[CONFIG_MAX_ADMINS]; /* besides root and the daemon's own uid */
 	uint32_t n_priorities;

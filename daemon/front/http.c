@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * http.c: as much of HTTP as a collector of metrics speaks: GET /metrics, one request a connection,
+ * few connections at a time, each with a deadline. Who may open the socket gets sums of all users and
+ * nothing of any.
+ */
+#include "front.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <metrics/metrics.h>
+#include <proto/error.h>
+
+#define MOST_CALLERS  8
+#define REQUEST_BYTES 4096
+#define DEADLINE_MS   5000
+
+struct http {
+	uv_pipe_t listener;
+	struct front *front;
+	uint32_t n_callers;
+};
+
+struct caller {
+	struct http *http;
+	uv_pipe_t pipe;
+	uv_timer_t timer;
+	uv_write_t write;
+	int n_open; /* handles: pipe, timer */
+	bool asked, closing;
+	size_t n;
+	char request[REQUEST_BYTES + 1];
+	char *answer;
+};
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+	struct caller *caller = handle->data;
+
+	if (--caller->n_open > 0)
+		return;
+	caller->http->n_callers--;
+	free(caller->answer);
+	free(caller);
+}
+
+static void caller_close(struct caller *caller)
+{
+	if (caller->closing)
+		return;
+	caller->closing = true;
+	status_unread(caller->http->front, caller);
+	uv_close((uv_handle_t *)&caller->pipe, on_handle_closed);
+	uv_close((uv_handle_t *)&caller->timer, on_handle_closed);
+}
+
+static void on_deadline(uv_timer_t *timer)
+{
+	caller_close(timer->data);
+}
+
+static void on_written(uv_write_t *write, int status)
+{
+	(void)status;
+	caller_close(write->handle->data);
+}
+
+static void respond(struct caller *caller, const char *status, const char *type, const char *body)
+{
+	uv_buf_t buffer;
+	int n = asprintf(&caller->answer,
+			 "HTTP/1.0 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n"
+			 "Connection: close\r\n\r\n%s",
+			 status, type, strlen(body), body);
+
+	if (n < 0) {
+		caller->answer = NULL;
+		caller_close(caller);
+		return;
+	}
+	buffer = uv_buf_init(caller->answer, (unsigned int)n);
+	if (uv_write(&caller->write, (uv_stream_t *)&caller->pipe, &buffer, 1, on_written) < 0)
+		caller_close(caller);
+}
+
+static void on_status(void *owner, const cJSON *status)
+{
+	struct caller *caller = owner;
+	char *text = metrics_text(status);
+
+	if (text)
+		respond(caller, "200 OK",
+			"application/openmetrics-text; version=1.0.0; charset=utf-8", text);
+	else
+		caller_close(caller);
+	free(text);
+}
+
+/* The request's head is complete. */
+static void answer(struct caller *caller)
+{
+	static const char get[] = "GET /metrics";
+	const char *request = caller->request;
+
+	caller->asked = true;
+	(void)uv_read_stop((uv_stream_t *)&caller->pipe);
+	if (strncmp(request, "GET ", 4) != 0)
+		respond(caller, "405 Method Not Allowed", "text/plain", "GET /metrics is all there is\n");
+	else if (strncmp(request, get, sizeof(get) - 1) != 0 ||
+		 !strchr(" ?\r\n", request[sizeof(get) - 1]))
+		respond(caller, "404 Not Found", "text/plain", "GET /metrics is all there is\n");
+	else if (status_read(caller->http->front, on_status, caller) < 0)
+		caller_close(caller);
+}
+
+static void on_allocate(uv_handle_t *handle, size_t wanted, uv_buf_t *buffer)
+{
+	struct caller *caller = handle->data;
+
+	(void)wanted;
+	*buffer = uv_buf_init(caller->request + caller->n,
+			      (unsigned int)(REQUEST_BYTES - caller->n));
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer)
+{
+	struct caller *caller = stream->data;
+
+	(void)buffer;
+	if (n < 0) { /* also UV_ENOBUFS: the head is too long */
+		caller_close(caller);
+		return;
+	}
+	caller->n += (size_t)n;
+	caller->request[caller->n] = '\0';
+	if (!caller->asked &&
+	    (strstr(caller->request, "\r\n\r\n") || strstr(caller->request, "\n\n")))
+		answer(caller);
+}
+
+static void on_connect(uv_stream_t *listener, int status)
+{
+	struct http *http = listener->data;
+	struct caller *caller = status < 0 ? NULL : calloc(1, sizeof(*caller));
+
+	if (!caller)
+		return;
+	caller->http = http;
+	caller->n_open = 2;
+	http->n_callers++;
+	uv_pipe_init(&http->front->loop, &caller->pipe, 0);
+	uv_timer_init(&http->front->loop, &caller->timer);
+	caller->pipe.data = caller->timer.data = caller;
+	if (uv_accept(listener, (uv_stream_t *)&caller->pipe) < 0 ||
+	    http->n_callers > MOST_CALLERS ||
+	    uv_read_start((uv_stream_t *)&caller->pipe, on_allocate, on_read) < 0) {
+		caller_close(caller);
+		return;
+	}
+	uv_timer_start(&caller->timer, on_deadline, DEADLINE_MS, 0);
+}
+
+int http_open(struct front *front, struct fmha_error *err)
+{
+	const char *path = front->config.metrics_socket;
+	struct http *http;
+	int fd, r;
+
+	if (!path[0])
+		return 0;
+	r = listen_at(&front->config, path, &fd, err);
+	if (r < 0)
+		return r;
+	http = calloc(1, sizeof(*http));
+	if (!http) {
+		(void)close(fd);
+		(void)unlink(path);
+		return fmha_error_set(err, FMHA_ENOMEM, "metrics_socket: out of memory");
+	}
+	http->front = front;
+	front->http = http;
+	uv_pipe_init(&front->loop, &http->listener, 0);
+	http->listener.data = http;
+	r = uv_pipe_open(&http->listener, fd);
+	if (r == 0)
+		r = uv_listen((uv_stream_t *)&http->listener, MOST_CALLERS, on_connect);
+	return r < 0 ? fmha_error_set_field(err, FMHA_EIO, "metrics_socket", "%s: %s", path,
+					    uv_strerror(r))
+		     : 0;
+}
+
+void http_close(struct front *front)
+{
+	if (!front->http)
+		return;
+	(void)unlink(front->config.metrics_socket);
+	uv_close((uv_handle_t *)&front->http->listener, NULL);
+	/* What callers still point to lives as long as the process, which is about to end. */
+	front->http = NULL;
+}
