@@ -13,7 +13,7 @@ build=build/clang
 jobs=${JOBS:-$(nproc)}
 failed=0
 
-step() { printf '\033[1m== %s\033[0m\n' "$*" >&2; }
+. tests/lib/say.sh
 
 # By find, since a source tree need not be a clone.
 mapfile -t sources < <(find cli proto specs kernels daemon client tests -name '*.[ch]' | grep -v '^kernels/gpu/' | sort)
@@ -31,15 +31,15 @@ if [ "${1:-}" = --changed ]; then
     done
 fi
 
-step "clang-format"
+say "clang-format"
 clang-format --dry-run -Werror "${sources[@]}" || failed=1
 
-step "clang-tidy, ${#tidied[@]} of ${#units[@]} sources"
+say "clang-tidy, ${#tidied[@]} of ${#units[@]} sources"
 [ -f $build/build.ninja ] || cmake --preset clang >/dev/null || exit 1
 printf '%s\n' "${tidied[@]}" |
     xargs -P "$jobs" -n 4 clang-tidy -p $build --quiet 2>/dev/null || failed=1
 
-step "cppcheck"
+say "cppcheck"
 mapfile -t includes < <(find cli proto specs kernels daemon client -type d -name include -printf '-I%p\n')
 cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 -j "$jobs" \
     --enable=warning,performance,portability \

@@ -9,6 +9,7 @@
 #   tests/run.sh --only-known STEP...    runs nothing; fails when one is no step
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
+. tests/lib/say.sh
 python=/usr/bin/python3
 jobs=${JOBS:-$(nproc)}
 everything=(lint unit integration gpu tsan asan fuzz)
@@ -17,11 +18,11 @@ failed=()
 run() { # name command...
     local name=$1 start=$SECONDS
     shift
-    printf '\033[1m== %s\033[0m\n' "$name" >&2
+    say "$name"
     if "$@"; then
-        printf '\033[1m== %s: passed in %d s\033[0m\n' "$name" $((SECONDS - start)) >&2
+        say "$name: passed in $((SECONDS - start)) s"
     else
-        printf '\033[1m== %s: FAILED\033[0m\n' "$name" >&2
+        say "$name: FAILED"
         failed+=("$name")
     fi
 }
@@ -98,6 +99,11 @@ nightly() {
     ./dev lint || status=1
     ./dev build release && ./dev build asan &&
         FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py --asan build/asan || status=1
+    if [ "$(id -u)" -eq 0 ] && command -v debootstrap >/dev/null; then
+        ./dev package && tests/packages.sh || status=1
+    else
+        echo "packages: needs root and debootstrap: skipped" >&2
+    fi
     FMHA_BUILD=$PWD/build/release "$python" tests/gpu/spill_check.py --full || spills=$?
     [ "$spills" -eq 0 ] || [ "$spills" -eq 77 ] || status=1
     return $status

@@ -5,6 +5,7 @@
 #   tests/bench/run.sh [cpu|specs|rpc|idle|fair|gpu ...]     default: all but fair and gpu
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
+. tests/lib/say.sh
 bin=build/release/tests/bench
 fmhad=$(find build/release/daemon -name fmhad -type f -perm -u+x | head -1)
 folder=
@@ -36,7 +37,10 @@ start_daemon() { # devices JSON
     return 1
 }
 
-title() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+title() {
+    echo
+    bold 1 "$*"
+}
 
 bench_cpu() {
     title "CPU kernels, $(sed -n 's/^model name\s*: //p' /proc/cpuinfo | head -1), $(nproc) cores"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """./dev, the demo and the benchmarks, as far as they can be tested without doing all of their work."""
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ def run(*command, **options):
     )
 
 
-@pytest.mark.parametrize("words", [["nonsense"], ["unit", "ls"], ["--help"], ["need"], ["failed"], [""]])
+@pytest.mark.parametrize("words", [["nonsense"], ["unit", "ls"], ["--halp"], ["need"], ["failed"], [""]])
 def test_only_steps_are_run(words):
     for command in (["./dev", "test"], ["tests/run.sh"], ["tests/run.sh", "--only-known"]):
         done = run(*command, *words, cwd=fmhad.ROOT)
@@ -33,12 +34,35 @@ def test_known_steps_are_known():
         assert run("tests/run.sh", "--only-known", *words, cwd=fmhad.ROOT).returncode == 0
 
 
+COMMANDS = ["build", "package", "demo", "test", "bench", "lint", "format", "help"]
+
+
+def test_every_command_explains_itself():
+    everything = run("./dev", "help", cwd=fmhad.ROOT)
+    assert everything.returncode == 0 and run("./dev", "--help", cwd=fmhad.ROOT).stdout == everything.stdout
+    for command in COMMANDS:
+        assert f"  {command} " in everything.stdout
+        done = run("./dev", command, "--help", cwd=fmhad.ROOT)
+        assert done.returncode == 0 and done.stderr == ""
+        assert done.stdout.startswith(f"usage: ./dev {command}\n  {command} ")
+        assert "\033" not in done.stdout
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["build", "relase"], ["demo", "x"], ["format", "-i"], ["bench", "gpuu"],
+                                   ["lint", "--all"], ["package", "deb"]])  # fmt: skip
+def test_unknown_words_are_refused(words):
+    done = run("./dev", *words, cwd=fmhad.ROOT)
+    assert done.returncode == 2 and words[-1] in done.stderr and done.stdout == "" and "\033" not in done.stderr
+
+
 def test_what_installs_a_package_configures_again(tmp_path):
     """A build tree that was configured before HIP's headers came has no module for it."""
     script = (fmhad.ROOT / "dev").read_text()
     tree, bin_ = tmp_path / "tree", tmp_path / "bin"
     bin_.mkdir()
     (tree / "build/release").mkdir(parents=True)
+    (tree / "tests/lib").mkdir(parents=True)
+    shutil.copy(fmhad.ROOT / "tests/lib/say.sh", tree / "tests/lib")
     (tree / "build/release/build.ninja").write_text("old")
     (tree / "dev").write_text(script.rsplit("command=${1:-help}", 1)[0] + "need one two\n")
     installed = tmp_path / "installed"

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# The Debian packages in a fresh system: installs them into a new root, runs the daemon there by hand and a
+# client as another user, upgrades, removes, purges, and looks for what is left. Needs root, debootstrap and
+# a Debian mirror; part of nightly.
+#
+#   tests/packages.sh [FOLDER]     of .deb files; default build/package, which `./dev package` fills
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+packages=${1:-build/package}
+root=$(mktemp -d /tmp/fmhad-packages-XXXXXX)
+chmod 755 "$root"
+daemon=
+
+say() { echo "packages: $*" >&2; }
+fail() { say "$*"; exit 1; }
+
+clean() {
+    if [ -n "$daemon" ]; then
+        kill "$daemon" || true
+        wait "$daemon" || true
+    fi
+    # Not before nothing is mounted there.
+    if mountpoint -q "$root/proc"; then umount -R "$root/proc"; fi
+    rm -rf --one-file-system "$root"
+}
+trap clean EXIT
+
+in_root() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive HOME=/root "$@"; }
+install_packages() { in_root sh -c 'apt-get install -y -qq --no-install-recommends --reinstall /packages/*.deb' >"$root/log" 2>&1 || { cat "$root/log" >&2; fail "apt-get install failed"; }; }
+# Every file of the system but what its own tools keep changing.
+listing() { in_root find / -xdev \( -path /proc -o -path /packages -o -path /var/cache/apt -o -path /var/lib/apt \
+    -o -path /var/lib/dpkg -o -path /var/log -o -path /var/cache/ldconfig -o -path /tmp -o -path /log \
+    -o -path /var/cache/debconf -o -path /var/lib/systemd -o -path /root \) -prune -o -print | sort; }
+
+start_daemon() {
+    in_root sh -c 'printf "{\"socket_group\": \"fmha\", \"devices\": [{\"backend\": \"cpu\", \"threads\": 2}]}" >/tmp/by-hand.json'
+    # Not by in_root, whose process would be a shell that waits for the daemon.
+    chroot "$root" /usr/bin/fmhad --config /tmp/by-hand.json 2>"$root/tmp/daemon.log" &
+    daemon=$!
+    for _ in $(seq 100); do
+        [ ! -S "$root/run/fmhad/fmhad.sock" ] || return 0
+        sleep 0.1
+    done
+    cat "$root/tmp/daemon.log" >&2
+    fail "the daemon made no socket"
+}
+
+stop_daemon() {
+    kill "$daemon"
+    wait "$daemon" || fail "the daemon ended with $?"
+    daemon=
+}
+
+say "a fresh system in $root"
+suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
+debootstrap --variant=minbase "$suite" "$root" >"$root.log" 2>&1 || { tail -5 "$root.log" >&2; fail "debootstrap failed"; }
+rm -f "$root.log"
+rm -f "$root/etc/apt/sources.list" # this system's say the same
+cp /etc/apt/sources.list "$root/etc/apt/" 2>/dev/null || true
+cp /etc/apt/sources.list.d/* "$root/etc/apt/sources.list.d/" 2>/dev/null || true
+cp /etc/apt/apt.conf.d/* "$root/etc/apt/apt.conf.d/" 2>/dev/null || true
+mount -t proc proc "$root/proc"
+mkdir "$root/packages"
+cp "$packages"/*.deb "$root/packages/"
+in_root apt-get update -qq
+# What the packages need from Debian stays; only ours are looked at.
+in_root sh -c '
+    needs=$(for file in /packages/*.deb; do dpkg-deb -f "$file" Depends; echo; done |
+        tr , "\n" | sed "s/^ *//; s/[ (|].*//" | grep -v -e "^\(lib\)\?fmha" -e "^systemd\$" | sort -u)
+    apt-get install -y -qq --no-install-recommends systemd-standalone-sysusers systemd-standalone-tmpfiles $needs' \
+    >"$root/tmp/log" 2>&1 || { tail -5 "$root/tmp/log" >&2; fail "what the packages need cannot be installed"; }
+listing >"$root/tmp/before"
+
+say "install"
+install_packages
+in_root getent passwd fmhad >/dev/null || fail "there is no user fmhad"
+in_root getent group fmha >/dev/null || fail "there is no group fmha"
+in_root dpkg-query -W -f='${Conffiles}\n' fmhad | grep -q /etc/fmhad/fmhad.json || fail "fmhad.json is no conffile"
+in_root fmhad --check || fail "the shipped configuration is wrong"
+in_root useradd --create-home --groups fmha alice
+in_root useradd --create-home mallory
+start_daemon
+in_root runuser -u alice -- fmhactl ping >/dev/null || fail "alice gets no answer"
+in_root runuser -u alice -- fmhactl verify --cases 20 >"$root/tmp/verified" || fail "results are wrong: $(cat "$root/tmp/verified")"
+! in_root runuser -u mallory -- fmhactl ping 2>"$root/tmp/refused" || fail "mallory is let in"
+grep -q "EPERM" "$root/tmp/refused" || fail "mallory is not told why: $(cat "$root/tmp/refused")"
+in_root fmhactl build --arch sm_80 --list --filter "hdim_q == 64" >"$root/tmp/list"
+[ -s "$root/tmp/list" ] || fail "no kernel sources"
+stop_daemon
+
+say "upgrade"
+in_root sh -c 'echo "{\"log_level\": \"notice\"}" >/etc/fmhad/fmhad.json; mkdir -p /var/cache/fmhad; echo kept >/var/cache/fmhad/kept; mkdir -p /var/lib/fmhad/tuned; echo kept >/var/lib/fmhad/tuned/kept'
+install_packages
+in_root grep -q notice /etc/fmhad/fmhad.json || fail "the upgrade took the administrator's configuration"
+in_root test -e /var/cache/fmhad/kept -a -e /var/lib/fmhad/tuned/kept || fail "the upgrade took the state"
+start_daemon
+in_root runuser -u alice -- fmhactl ping >/dev/null || fail "no answer after the upgrade"
+stop_daemon
+
+say "remove"
+ours=$(cd "$packages" && for file in *.deb; do dpkg-deb -f "$file" Package; done)
+in_root apt-get remove -y -qq $ours >/dev/null
+in_root test -e /etc/fmhad/fmhad.json -a -e /var/cache/fmhad/kept || fail "remove took what only purge takes"
+! in_root test -e /usr/bin/fmhad || fail "remove left the program"
+
+say "purge"
+in_root apt-get purge -y -qq fmhad >/dev/null
+in_root dpkg-query -W -f='${Package} ${Status}\n' | grep -E "^(lib)?fmha" | grep -v "not-installed" && fail "packages are left"
+in_root userdel --remove alice 2>/dev/null
+in_root userdel --remove mallory 2>/dev/null
+listing >"$root/tmp/after"
+# useradd leaves its backups, and the system user stays: its number may own files elsewhere.
+left=$(comm -13 "$root/tmp/before" "$root/tmp/after" | grep -v '^/etc/\(passwd\|group\|shadow\|gshadow\|subuid\|subgid\)-$' || true)
+[ -z "$left" ] || fail "left behind:
+$left"
+in_root getent passwd fmhad >/dev/null || fail "the system user is gone"
+say "all well: nothing left but the system user"
