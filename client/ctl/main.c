@@ -122,7 +122,8 @@ int main(int argc, char **argv)
 		return run_command(commands[i], argc - 1, argv + 1);
 	}
 	if (name[0])
-		(void)ctl_usage_error("no command '%s'", name);
+		return ctl_usage_error("no command '%s'\n`fmhactl --help` says more",
+				       name);
 	print_help(stderr);
 	return CTL_USAGE;
 }

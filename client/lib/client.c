@@ -87,7 +87,10 @@ static int connect_path(const char *path, int64_t deadline, int *ret_fd, struct 
 
 		(void)close(fd);
 		if (e == EACCES || e == EPERM)
-			return fmha_error_set(err, FMHA_EPERM, "%s: %s", path, strerror(e));
+			return fmha_error_set(err, FMHA_EPERM,
+					      "%.108s: %s: it is for members of its group (sudo "
+					      "usermod -aG fmha $USER, and log in again)",
+					      path, strerror(e));
 		if (e == EAGAIN)
 			return fmha_error_set(err, FMHA_ETIMEDOUT, "%s: nobody accepts", path);
 		return fmha_error_set(err, FMHA_ECONN, "%s: %s", path, strerror(e));

@@ -54,10 +54,16 @@ void config_init(struct config *config)
 				  }};
 }
 
-static int complain(const struct reader *reader, const char *path, const char *rule)
+/* @item: what was found there; NULL: that is no help. */
+static int complain(const struct reader *reader, const char *path, const cJSON *item,
+		    const char *rule)
 {
-	fmha_error_set_field(reader->err, FMHA_EINVAL, path, "%s: %s: %s", reader->name, path,
-			     rule);
+	_cleanup_(freep) char *found = cJSON_IsObject(item) || cJSON_IsArray(item)
+					       ? NULL
+					       : cJSON_PrintUnformatted(item);
+
+	fmha_error_set_field(reader->err, FMHA_EINVAL, path, "%s: %s: %s%s%.40s", reader->name,
+			     path, rule, found ? ", not " : "", found ? found : "");
 	return FMHA_EINVAL;
 }
 
@@ -74,7 +80,7 @@ static int read_number(const struct reader *reader, const char *path, const cJSO
 	}
 	snprintf(rule, sizeof(rule), "must be an integer from %lld to %lld", (long long)least,
 		 (long long)most);
-	return complain(reader, path, rule);
+	return complain(reader, path, item, rule);
 }
 
 static int read_string(const struct reader *reader, const char *path, const cJSON *item,
@@ -86,7 +92,7 @@ static int read_string(const struct reader *reader, const char *path, const cJSO
 	    strlen(item->valuestring) >= (size_t)key->most) {
 		snprintf(rule, sizeof(rule), "must be a string of %lld to %lld bytes",
 			 (long long)key->least, (long long)key->most - 1);
-		return complain(reader, path, rule);
+		return complain(reader, path, item, rule);
 	}
 	strcpy(target, item->valuestring);
 	return 0;
@@ -99,7 +105,7 @@ static int read_mode(const struct reader *reader, const char *path, const cJSON 
 	size_t n = strlen(text);
 
 	if (n < 3 || n > 4 || strspn(text, "01234567") != n || (n == 4 && text[0] != '0'))
-		return complain(reader, path, "must be an octal string such as \"0660\"");
+		return complain(reader, path, item, "must be an octal string such as \"0660\"");
 	*target = (uint32_t)strtoul(text, NULL, 8);
 	return 0;
 }
@@ -113,7 +119,7 @@ static int read_level(const struct reader *reader, const char *path, const cJSON
 			return 0;
 		}
 	}
-	return complain(reader, path, "must be error, warning, notice, info or debug");
+	return complain(reader, path, item, "must be error, warning, notice, info or debug");
 }
 
 static int read_uids(const struct reader *reader, const char *path, const cJSON *item,
@@ -123,7 +129,7 @@ static int read_uids(const struct reader *reader, const char *path, const cJSON 
 	const cJSON *uid;
 
 	if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) > CONFIG_MAX_ADMINS)
-		return complain(reader, path, "must be an array of at most 16 user ids");
+		return complain(reader, path, item, "must be an array of at most 16 user ids");
 	config->n_admins = 0;
 	cJSON_ArrayForEach(uid, item)
 	{
@@ -148,7 +154,7 @@ static int read_priorities(const struct reader *reader, const char *path, const 
 	const cJSON *priority;
 
 	if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) > CONFIG_MAX_PRIORITIES)
-		return complain(reader, path, "must be an array of at most 64 objects");
+		return complain(reader, path, item, "must be an array of at most 64 objects");
 	config->n_priorities = 0;
 	cJSON_ArrayForEach(priority, item)
 	{
@@ -161,10 +167,11 @@ static int read_priorities(const struct reader *reader, const char *path, const 
 		if (r < 0)
 			return r;
 		if (read.uid == NO_UID || read.weight == 0)
-			return complain(reader, element, "must have a uid and a weight");
+			return complain(reader, element, NULL, "must have a uid and a weight");
 		for (uint32_t i = 0; i < config->n_priorities; i++)
 			if (config->priorities[i].uid == read.uid)
-				return complain(reader, element, "this user was given before");
+				return complain(reader, element, NULL,
+						"this user was given before");
 		config->priorities[config->n_priorities++] = read;
 	}
 	return 0;
@@ -188,7 +195,7 @@ static int read_devices(const struct reader *reader, const char *path, const cJS
 	const cJSON *device;
 
 	if (!cJSON_IsArray(item) || n < 1 || n > PROTO_MAX_DEVICES)
-		return complain(reader, path, "must be an array of 1 to 16 devices");
+		return complain(reader, path, item, "must be an array of 1 to 16 devices");
 	config->n_devices = 0;
 	cJSON_ArrayForEach(device, item)
 	{
@@ -203,11 +210,13 @@ static int read_devices(const struct reader *reader, const char *path, const cJS
 			return r;
 		if (!is_backend(target->backend)) {
 			strncat(element, ".backend", sizeof(element) - strlen(element) - 1);
-			return complain(reader, element, "must be cpu, fake, hip or cuda");
+			return complain(reader, element,
+					cJSON_GetObjectItemCaseSensitive(device, "backend"),
+					"must be cpu, fake, hip or cuda");
 		}
 		if (target->allow_faults && strcmp(target->backend, "fake") != 0) {
 			strncat(element, ".allow_faults", sizeof(element) - strlen(element) - 1);
-			return complain(reader, element, "only the fake backend has faults");
+			return complain(reader, element, NULL, "only the fake backend has faults");
 		}
 	}
 	return 0;
@@ -233,7 +242,7 @@ static int read_key(const struct reader *reader, const char *path, const cJSON *
 		return 0;
 	case KEY_BOOL:
 		if (!cJSON_IsBool(item))
-			return complain(reader, path, "must be true or false");
+			return complain(reader, path, item, "must be true or false");
 		*(uint32_t *)field = cJSON_IsTrue(item);
 		return 0;
 	case KEY_STRING:
@@ -260,7 +269,7 @@ static int read_object(const struct reader *reader, const char *path, const cJSO
 	const cJSON *item;
 
 	if (!cJSON_IsObject(object))
-		return complain(reader, *path ? path : "the document", "must be an object");
+		return complain(reader, *path ? path : "the document", object, "must be an object");
 	cJSON_ArrayForEach(item, object)
 	{
 		const struct key *key = keys;
@@ -272,11 +281,12 @@ static int read_object(const struct reader *reader, const char *path, const cJSO
 		while (key->name && strcmp(key->name, item->string) != 0)
 			key++;
 		if (!key->name)
-			return complain(reader, item_path, "unknown key");
+			return complain(reader, item_path, NULL,
+					"unknown key; `man fmhad.json` has them all");
 		/* cJSON keeps both of two equal keys; people mean one of them. */
 		for (const cJSON *other = item->next; other; other = other->next)
 			if (strcmp(other->string, item->string) == 0)
-				return complain(reader, item_path, "given twice");
+				return complain(reader, item_path, NULL, "given twice");
 		r = read_key(reader, item_path, item, key, target);
 		if (r < 0)
 			return r;

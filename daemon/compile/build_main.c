@@ -264,7 +264,8 @@ static int walk(struct build *build, struct compile_queue *queue, spec_visitor v
 	int r = 0;
 
 	if (build->profile && spec_profile_find(build->catalog, build->profile) < 0)
-		return fmha_error_set(err, FMHA_EINVAL, "profile %s: there is none",
+		return fmha_error_set(err, FMHA_EINVAL,
+				      "profile %s: there is none; `fmhactl profiles` lists them",
 				      build->profile);
 	if (build->filter)
 		r = spec_filter_compile(build->catalog, build->filter, &filter, diagram, err);

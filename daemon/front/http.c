@@ -108,7 +108,8 @@ static void answer(struct caller *caller)
 	caller->asked = true;
 	(void)uv_read_stop((uv_stream_t *)&caller->pipe);
 	if (strncmp(request, "GET ", 4) != 0)
-		respond(caller, "405 Method Not Allowed", "text/plain", "GET /metrics is all there is\n");
+		respond(caller, "405 Method Not Allowed", "text/plain",
+			"GET /metrics is all there is\n");
 	else if (strncmp(request, get, sizeof(get) - 1) != 0 ||
 		 !strchr(" ?\r\n", request[sizeof(get) - 1]))
 		respond(caller, "404 Not Found", "text/plain", "GET /metrics is all there is\n");

@@ -71,8 +71,11 @@ static int remove_stale(const struct sockaddr_un *address, struct fmha_error *er
 	r = connect(fd, (const struct sockaddr *)address, sizeof(*address));
 	(void)close(fd);
 	if (r == 0 || errno != ECONNREFUSED)
-		return fmha_error_set_field(err, FMHA_EINVAL, "socket",
-					    "%s: another daemon listens on it", path);
+		return fmha_error_set_field(
+			err, FMHA_EINVAL, "socket",
+			"%s: another daemon listens on it; end that one, or choose "
+			"another path with --socket",
+			path);
 	return unlink(path) < 0 ? system_error(err, path, "cannot be removed") : 0;
 }
 
@@ -83,9 +86,11 @@ static int set_owner(const struct config *config, const char *path, struct fmha_
 	if (config->socket_group[0]) {
 		group = getgrnam(config->socket_group);
 		if (!group)
-			return fmha_error_set_field(err, FMHA_EINVAL, "socket_group",
-						    "socket_group %s: no such group",
-						    config->socket_group);
+			return fmha_error_set_field(
+				err, FMHA_EINVAL, "socket_group",
+				"socket_group %s: no such group; make it with groupadd, "
+				"or name another",
+				config->socket_group);
 		if (chown(path, (uid_t)-1, group->gr_gid) < 0)
 			return system_error(err, path, "chown");
 	}

@@ -70,7 +70,8 @@ static int parse_options(int argc, char **argv, struct options *options)
 		}
 	}
 	if (optind < argc) {
-		fprintf(stderr, "fmhad: unexpected argument: %s\n", argv[optind]);
+		fprintf(stderr, "fmhad: unexpected argument: %s\nTry: fmhad --help\n",
+			argv[optind]);
 		return EX_USAGE;
 	}
 	if (source->socket && (!*source->socket || strlen(source->socket) >= CONFIG_PATH_BYTES)) {

@@ -51,7 +51,8 @@ int registry_new(const struct spec_catalog *catalog, const struct registry_devic
 		registry->n_archs += r == 0;
 	}
 	if (r == 0 && registry->n_archs == 0)
-		r = fmha_error_set_field(err, FMHA_ENOENT, "arch", "arch %s: not in specs/arch",
+		r = fmha_error_set_field(err, FMHA_ENOENT, "arch",
+					 "arch %s: there is none; `fmhactl archs` lists them",
 					 device->n_archs ? device->archs[0] : "(none)");
 	if (r == 0)
 		r = registry_load_set(registry, "default", "[\"*\"]", 5, NULL, err);
