@@ -39,6 +39,7 @@ extern const struct ctl_command ctl_validate;
 extern const struct ctl_command ctl_doctor;  /* doctor.c */
 extern const struct ctl_command ctl_metrics; /* metrics.c, top.c */
 extern const struct ctl_command ctl_top;
+extern const struct ctl_command ctl_trace;   /* trace.c */
 extern const struct ctl_command ctl_devices; /* ping.c, status.c: the daemon's */
 extern const struct ctl_command ctl_ping;
 extern const struct ctl_command ctl_status;

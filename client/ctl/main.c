@@ -9,9 +9,9 @@
 #include <string.h>
 
 static const struct ctl_command *const commands[] = {
-	&ctl_ping,     &ctl_status,    &ctl_top,   &ctl_metrics,  &ctl_doctor,   &ctl_devices,
-	&ctl_run,      &ctl_verify,    &ctl_plan,  &ctl_bench,    &ctl_registry, &ctl_archs,
-	&ctl_profiles, &ctl_enumerate, &ctl_build, &ctl_validate,
+	&ctl_ping,    &ctl_status,   &ctl_top,       &ctl_metrics, &ctl_trace,    &ctl_doctor,
+	&ctl_devices, &ctl_run,      &ctl_verify,    &ctl_plan,    &ctl_bench,    &ctl_registry,
+	&ctl_archs,   &ctl_profiles, &ctl_enumerate, &ctl_build,   &ctl_validate,
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
@@ -122,8 +122,7 @@ int main(int argc, char **argv)
 		return run_command(commands[i], argc - 1, argv + 1);
 	}
 	if (name[0])
-		return ctl_usage_error("no command '%s'\n`fmhactl --help` says more",
-				       name);
+		return ctl_usage_error("no command '%s'\n`fmhactl --help` says more", name);
 	print_help(stderr);
 	return CTL_USAGE;
 }

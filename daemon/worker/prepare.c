@@ -5,6 +5,7 @@
  * loaded, and nobody else's request waits with it.
  */
 #include "kernels.h"
+#include "trace.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <base/clock.h>
 #include <proto/error.h>
 
 #define MAX_CODE_BYTES (64u << 20)
@@ -64,6 +66,7 @@ static void on_compiled(void *owner, const union proto_any_result *result, int f
 		code.spills = result->COMPILE.spills;
 		local_keep_code(build->worker, build->kernel, fd, result->COMPILE.size);
 	}
+	trace_build(build->worker, build, data != NULL);
 	build->done(build, data ? &code : NULL, &err);
 	if (data)
 		munmap(data, result->COMPILE.size);
@@ -76,6 +79,7 @@ int prepare_build(void *worker_pointer, struct device_build *build, struct fmha_
 		.uid = build->uid, .urgency = PROTO_URGENT, .n_options = build->n_options};
 
 	build->worker = worker;
+	build->asked_ns = clock_ns();
 	if (build->n_options > PROTO_MAX_OPTIONS)
 		return fmha_error_set(err, FMHA_EINTERNAL, "compile: %u options", build->n_options);
 	snprintf(params.kernel, sizeof(params.kernel), "%s", build->kernel);

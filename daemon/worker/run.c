@@ -5,6 +5,7 @@
  */
 #include "kernels.h"
 #include "request.h"
+#include "trace.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -183,6 +184,7 @@ static void answer_success(struct request *request, uint64_t now)
 	histogram_add(&worker->kernel, result.kernel_ns);
 	histogram_add(&worker->total, now - request->arrived_ns);
 	count_work(request, result.kernel_ns);
+	trace_run(request, now);
 	judge_size(request, result.kernel_ns);
 	kernels_count_run(worker, request->plan, result.kernel_ns);
 	if (!request->answered)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* serve.c: a client's direct connection: its beginning, its requests, its end. */
 #include "kernels.h"
+#include "trace.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,6 +46,8 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 	case PROTO_REGISTRY_LOAD:
 	case PROTO_REGISTRY_UNLOAD:
 		return kernels_request(session, id, method, params, fd, err);
+	case PROTO_TRACE:
+		return trace_request(session, id, err);
 	case PROTO_PING:
 		break;
 	case PROTO_BUFFER_RELEASE:
@@ -83,6 +86,7 @@ static void on_hangup(struct connection *connection)
 	struct session_plan *plan;
 
 	session->hung_up = true;
+	trace_forget(session);
 	prepare_forget(session);
 	run_cancel_all(session);
 	while ((buffer = table_pop(&session->buffers)))

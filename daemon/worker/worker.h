@@ -29,6 +29,7 @@
 #include "table.h"
 
 struct worker_code; /* local.c */
+struct trace;
 
 #define WORKER_FAMILIES 12 /* more than there are */
 
@@ -82,6 +83,7 @@ struct worker {
 	uint64_t n_runs, n_failed, n_cancelled;
 	struct histogram queued, kernel, total; /* ns */
 	struct family_work families[WORKER_FAMILIES];
+	struct trace *trace; /* NULL: nobody reads one */
 	uint64_t started_ns;
 	struct config settings; /* the page's, as read last */
 	uv_signal_t on_hangup;
@@ -105,6 +107,8 @@ struct session {
 	struct list preparing; /* struct preparing: plans whose kernels are being compiled */
 	uint32_t n_offloads;   /* under way on other threads */
 	uint64_t n_runs;
+	bool traces;                  /* it reads the trace, ... */
+	uint64_t trace_read;          /* ... up to this event */
 	bool kernels_busy;            /* a registry request is under way */
 	struct fmha_error late_error; /* of a run that was answered when it was queued; the next
 				       * run tells it */

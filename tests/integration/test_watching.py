@@ -168,6 +168,59 @@ def test_top_shows_rates_and_sessions(make_daemon):
     assert "\033" not in plain and plain.count("TFLOP/s") == 2 and str(os.getpid()) in plain
 
 
+def test_a_trace_shows_each_run(make_daemon, tmp_path):
+    daemon = make_daemon()
+    with daemon.device() as device:
+        assert json.loads(device.call_json("trace"))["events"] == []
+        before = time.monotonic_ns()
+        run_forward(device, 4)
+        answer = json.loads(device.call_json("trace"))
+        assert answer["lost"] == 0 and len(answer["events"]) == 4
+        for event in answer["events"]:
+            assert event["kind"] == "run" and event["pid"] == os.getpid() and event["kernel"].startswith("fwd-")
+            assert before <= event["arrived_ns"] <= event["started_ns"] <= event["ended_ns"] <= event["answered_ns"]
+            before = event["arrived_ns"]
+        assert json.loads(device.call_json("trace"))["events"] == []
+        # Nobody records for one who has gone, and who comes later begins with nothing.
+        run_forward(device, 1)
+        with daemon.device() as other:
+            assert json.loads(other.call_json("trace"))["events"] == []
+        out = tmp_path / "T.json"
+        watcher = subprocess.Popen([fmhad.find_program("fmhactl"), "trace", "--seconds", "1", "--out", out],
+                                   stdout=subprocess.PIPE, text=True, env={**os.environ, "FMHAD_SOCKET": daemon.socket})  # fmt: skip
+        while watcher.poll() is None:
+            run_forward(device, 3)
+            time.sleep(0.1)
+        assert "0 events were lost" in watcher.communicate()[0]
+    spans = json.loads(out.read_text())["traceEvents"]
+    assert len(spans) >= 3 and len(spans) % 3 == 0
+    assert {span["name"] for span in spans} == {"queue", "kernel", "answer"}
+    assert {span["args"]["client_pid"] for span in spans} == {os.getpid()}
+    assert all(span["ph"] == "X" and span["dur"] >= 0 for span in spans)
+
+
+def test_others_runs_are_for_administrators(make_daemon):
+    if os.geteuid() != 0:
+        pytest.skip("needs other users")
+    daemon = make_daemon(open_to_all=True)
+    script = (
+        "import json, os, sys; os.setuid(int(sys.argv[3])); sys.path[:0] = sys.argv[1:2]; import fmha_wire\n"
+        "with fmha_wire.Client.connect(sys.argv[2]) as client, client.open_device(0) as device:\n"
+        "    device.call_json('trace'); print('ready', flush=True); input()\n"
+        "    print(len(json.loads(device.call_json('trace'))['events']))"
+    )
+
+    def seen(uid):
+        watcher = subprocess.Popen(["/usr/bin/python3", "-c", script, str(fmhad.ROOT / "tests/lib"), daemon.socket, str(uid)],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+        assert watcher.stdout.readline() == "ready\n"
+        with daemon.device() as device:
+            run_forward(device, 2)
+        return int(watcher.communicate("\n", timeout=20)[0])
+
+    assert seen(0) == 2 and seen(12345) == 0
+
+
 def test_doctor_names_what_is_wrong_and_the_cure(make_daemon, tmp_path):
     daemon = make_daemon()
     findings = {item["check"]: item for item in json.loads(fmhactl("doctor", "--json", daemon=daemon))}

@@ -28,6 +28,7 @@ FDS_OUT = {
     "explain": 1,
     "registry_export": 1,
     "code": 1,
+    "trace": 1,
 }
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "i32": 4, "u8": 1}
 NUMPY_TYPES = {

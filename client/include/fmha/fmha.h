@@ -556,6 +556,21 @@ FMHA_API int fmha_registry_load(struct fmha_device *device, const char *set, con
 FMHA_API int fmha_registry_unload(struct fmha_device *device, const char *set,
 				  uint64_t *ret_n_kernels, struct fmha_error *err);
 
+/* ---- watching ---- */
+
+/**
+ * fmha_device_trace() - what the device's worker has done since the last call
+ * @ret_json:  {"lost": events that were overwritten unread, "events": [{"kind": "run" or "build",
+ *             "kernel", "uid", "pid", "session", and times by CLOCK_MONOTONIC: "arrived_ns",
+ *             "started_ns", "ended_ns", "answered_ns"}, ...]}; of other users for administrators
+ *             only; given: free()
+ *
+ * The first call starts the recording and has no events; it ends with the device's connection.
+ *
+ * Return: 0, FMHA_ENOMEM, FMHA_EQUOTA, or any call.
+ */
+FMHA_API int fmha_device_trace(struct fmha_device *device, char **ret_json, struct fmha_error *err);
+
 /* ---- for tests ---- */
 
 /* Makes a `fake` device fail (@fault: hang, abort, oom, sticky) after @after more launches. Return:

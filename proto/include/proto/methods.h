@@ -39,7 +39,8 @@
 	X(COMPILE, "compile", CONTROL, 0, 1, compile_params, compile_result)                       \
 	X(COMPILE_CANCEL, "compile_cancel", CONTROL, 0, 0, compile_cancel_params, empty)           \
 	X(LOCAL_PLAN, "local_plan", WORKER, 0, 0, plan_params, local_plan_result)                  \
-	X(CODE, "code", WORKER, 0, 1, code_params, code_result)
+	X(CODE, "code", WORKER, 0, 1, code_params, code_result)                                    \
+	X(TRACE, "trace", WORKER, 0, 1, empty, json_result)
 
 enum proto_server { PROTO_FRONT = 1, PROTO_WORKER = 2, PROTO_BOTH = 3, PROTO_CONTROL = 4 };
 

@@ -75,7 +75,8 @@ struct device_build {
 	const char *source; /* file name in the folder of kernel sources */
 	const char *const *options;
 	uint32_t n_options;
-	void *worker; /* the builder's */
+	void *worker;      /* the builder's */
+	uint64_t asked_ns; /* likewise */
 	/* Loop thread. @code: borrowed; NULL: @error says why there is none. */
 	void (*done)(struct device_build *build, const struct device_code *code,
 		     const struct fmha_error *error);

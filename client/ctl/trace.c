@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT */
+/* trace.c: what workers do, as a trace that Chrome's about:tracing and Perfetto read. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cjson/cJSON.h>
+
+#include "ctl.h"
+
+#define PAUSE_MS    200 /* between two looks: a worker keeps some thousands of runs */
+#define MAX_DEVICES 64
+
+static const struct cli_option own_options[] = {
+	{"seconds", 's', "N", "how long to watch (default 5)"},
+	{"out", 'o', "FILE", "where the trace goes (default trace.json)"},
+	CLI_END};
+
+struct tracer {
+	struct ctl_target target;
+	double seconds;
+	const char *path;
+	FILE *out;
+	uint64_t n_events, n_lost;
+	struct fmha_device *devices[MAX_DEVICES];
+	uint32_t indices[MAX_DEVICES];
+	size_t n_devices;
+};
+
+static double number_of(const cJSON *object, const char *key)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+
+	return cJSON_IsNumber(item) ? item->valuedouble : 0;
+}
+
+static const char *text_of(const cJSON *object, const char *key)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+
+	return cJSON_IsString(item) ? item->valuestring : "";
+}
+
+/* One span; the format counts in us. A device is a process, a session one of its threads. */
+static void write_span(struct tracer *tracer, uint32_t device, const cJSON *event, const char *name,
+		       const char *from, const char *to)
+{
+	double start = number_of(event, from), end = number_of(event, to);
+
+	(void)fprintf(tracer->out,
+		      "%s\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%u,\"tid\":%.0f,\"ts\":%.3f,"
+		      "\"dur\":%.3f,\"args\":{\"kernel\":\"%s\",\"client_pid\":%.0f,\"uid\":%.0f}}",
+		      tracer->n_events++ ? "," : "", name, device, number_of(event, "session"),
+		      start / 1e3, (end > start ? end - start : 0) / 1e3, text_of(event, "kernel"),
+		      number_of(event, "pid"), number_of(event, "uid"));
+}
+
+static void write_event(struct tracer *tracer, uint32_t device, const cJSON *event)
+{
+	if (!strcmp(text_of(event, "kind"), "build")) {
+		write_span(tracer, device, event, "compile", "arrived_ns", "answered_ns");
+		return;
+	}
+	write_span(tracer, device, event, "queue", "arrived_ns", "started_ns");
+	write_span(tracer, device, event, "kernel", "started_ns", "ended_ns");
+	write_span(tracer, device, event, "answer", "ended_ns", "answered_ns");
+}
+
+/* @keep: false: only so that the worker begins to record */
+static int look(struct tracer *tracer, bool keep)
+{
+	for (size_t i = 0; i < tracer->n_devices; i++) {
+		struct fmha_error err = {0};
+		const cJSON *event;
+		cJSON *root;
+		char *json;
+
+		if (fmha_device_trace(tracer->devices[i], &json, &err) < 0)
+			return ctl_error(&err);
+		root = cJSON_Parse(json);
+		free(json);
+		tracer->n_lost += (uint64_t)number_of(root, "lost");
+		cJSON_ArrayForEach(event, cJSON_GetObjectItemCaseSensitive(root, "events"))
+		{
+			if (keep)
+				write_event(tracer, tracer->indices[i], event);
+		}
+		cJSON_Delete(root);
+	}
+	return CTL_OK;
+}
+
+static int open_devices(struct tracer *tracer, struct fmha_client *client)
+{
+	struct fmha_device_info devices[MAX_DEVICES];
+	struct fmha_error err = {0};
+	size_t n;
+
+	if (fmha_client_devices(client, devices, MAX_DEVICES, &n, &err) < 0)
+		return ctl_error(&err);
+	for (size_t i = 0; i < n && i < MAX_DEVICES; i++) {
+		if ((tracer->target.device != FMHA_ANY_DEVICE &&
+		     tracer->target.device != devices[i].device) ||
+		    strcmp(devices[i].state, "ready") != 0)
+			continue;
+		tracer->indices[tracer->n_devices] = devices[i].device;
+		if (fmha_device_open(client, devices[i].device, &tracer->devices[tracer->n_devices],
+				     &err) < 0)
+			return ctl_error(&err);
+		tracer->n_devices++;
+	}
+	return tracer->n_devices > 0 ? CTL_OK : ctl_usage_error("trace: no device is ready");
+}
+
+static int watch(struct tracer *tracer)
+{
+	const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
+	int64_t end_ns = ctl_now_ns() + (int64_t)(tracer->seconds * 1e9);
+	int r = look(tracer, false);
+
+	tracer->out = r == CTL_OK ? fopen(tracer->path, "we") : NULL;
+	if (r == CTL_OK && !tracer->out) {
+		(void)fprintf(stderr, "fmhactl: %s: %s\n", tracer->path, strerror(errno));
+		return CTL_IO;
+	}
+	if (r != CTL_OK)
+		return r;
+	(void)fputs("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[", tracer->out);
+	while (r == CTL_OK && ctl_now_ns() < end_ns) {
+		(void)nanosleep(&pause, NULL);
+		r = look(tracer, true);
+	}
+	(void)fputs("\n]}\n", tracer->out);
+	if (fclose(tracer->out) != 0 && r == CTL_OK) {
+		(void)fprintf(stderr, "fmhactl: %s: cannot be written\n", tracer->path);
+		return CTL_IO;
+	}
+	if (r == CTL_OK)
+		(void)printf("%s: %llu spans, %llu events were lost\n", tracer->path,
+			     (unsigned long long)tracer->n_events,
+			     (unsigned long long)tracer->n_lost);
+	return r;
+}
+
+static int parse(struct tracer *tracer, int argc, char **argv)
+{
+	int option, r = 0;
+
+	while (r == 0 && (option = cli_next(&ctl_trace.usage, argc, argv)) != -1) {
+		if (option == 's') {
+			r = ctl_parse_double("--seconds", optarg, &tracer->seconds);
+			if (r == 0 && (tracer->seconds < 0.1 || tracer->seconds > 3600))
+				return ctl_usage_error("--seconds %s: 0.1 to 3600", optarg);
+		} else if (option == 'o') {
+			tracer->path = optarg;
+		} else {
+			r = ctl_target_option(&tracer->target, option, optarg);
+		}
+	}
+	if (r == 0 && optind < argc)
+		return ctl_usage_error("trace: what is '%s'?", argv[optind]);
+	return r;
+}
+
+static int run_trace(int argc, char **argv)
+{
+	struct tracer tracer = {.target = CTL_TARGET_INIT, .seconds = 5, .path = "trace.json"};
+	struct fmha_client *client;
+	int r = parse(&tracer, argc, argv);
+
+	if (r == 0)
+		r = ctl_connect(&tracer.target, &client);
+	if (r != 0)
+		return r;
+	r = open_devices(&tracer, client);
+	if (r == CTL_OK)
+		r = watch(&tracer);
+	for (size_t i = 0; i < tracer.n_devices; i++)
+		tracer.devices[i] = fmha_device_free(tracer.devices[i]);
+	client = fmha_client_free(client);
+	return r;
+}
+
+const struct ctl_command ctl_trace = {
+	.usage =
+		{.name = "fmhactl trace",
+		 .brief = "requests through queue, device and compiler, as a trace file",
+		 .synopsis = "[--seconds N] [--out FILE] [OPTION...]",
+		 .text = "Watches the devices and writes what they did as a trace that Chrome's "
+			 "about:tracing and Perfetto read: of each run the spans queue, kernel and "
+			 "answer, of each build compile, with kernel, user and the client's "
+			 "process. "
+			 "Workers record only while somebody watches. A user sees the own work, an "
+			 "administrator all.",
+		 .tables = {own_options, ctl_target_options}},
+	.run = run_trace,
+};
