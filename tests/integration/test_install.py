@@ -58,7 +58,7 @@ def public_functions():
     """Every function that the public headers declare."""
     text = "".join(
         path.read_text()
-        for path in (ROOT / "client/include/fmha/fmha.h", ROOT / "proto/include/fmha/base.h")
+        for path in (*sorted((ROOT / "client/include/fmha").glob("*.h")), ROOT / "proto/include/fmha/base.h")
     )
     names = re.findall(r"^FMHA_API [^;]*?\b(fmha_\w+)\(", text, re.MULTILINE)
     assert len(names) > 30 and len(names) == len(set(names))
@@ -100,7 +100,7 @@ def test_every_exported_function_links(prefix, library, tmp_path):
     source = tmp_path / "all.c"
     table = "\n".join(f"\t(void (*)(void)){name}," for name in public_functions())
     source.write_text(
-        "#include <fmha/fmha.h>\n"
+        "#include <fmha/fmha.h>\n#include <fmha/fmha_local.h>\n"
         f"static void (*const volatile table[])(void) = {{\n{table}\n}};\n"
         "int main(void)\n{\n"
         "\tfor (unsigned i = 0; i < sizeof(table) / sizeof(*table); i++)\n"

@@ -75,8 +75,10 @@ def test_keys_that_are_read_are_documented(tmp_path):
 
 def test_every_function_is_on_the_librarys_page():
     text = page("libfmha_client.3")
-    for header in ("client/include/fmha/fmha.h", "proto/include/fmha/base.h"):
-        names = re.findall(r"^FMHA_API [^;]*?\b(fmha_\w+)\(", (fmhad.ROOT / header).read_text(), re.MULTILINE)
+    headers = [*(fmhad.ROOT / "client/include/fmha").glob("*.h"), fmhad.ROOT / "proto/include/fmha/base.h"]
+    assert len(headers) >= 3
+    for header in headers:
+        names = re.findall(r"^FMHA_API [^;]*?\b(fmha_\w+)\(", header.read_text(), re.MULTILINE)
         assert names
         for name in names:
             assert f".SS {name}()\n" in text
