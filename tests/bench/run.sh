@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Every benchmark, each printing ratios to something measured beside it in the same run.
 #
-#   tests/bench/run.sh [cpu|specs|rpc|idle|fair|gpu ...]     default: all but fair and gpu
+#   tests/bench/run.sh [cpu|specs|rpc|idle|watch|fair|gpu ...]     default: all but watch, fair and gpu
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 . tests/lib/say.sh
@@ -56,6 +56,14 @@ bench_rpc() {
     title "Calls"
     start_daemon '[{"backend": "cpu"}]'
     "$bin/bench_rpc" "$folder/fmhad.sock"
+    stop_daemon
+}
+
+# What being watched costs a tiny request.
+bench_watch() {
+    title "Watching"
+    start_daemon '[{"backend": "cpu"}]'
+    "$bin/bench_watch" "$folder/fmhad.sock"
     stop_daemon
 }
 
