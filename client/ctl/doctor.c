@@ -161,7 +161,7 @@ static const struct gpu_kind gpu_kinds[] = {
 
 static void check_compiler(struct doctor *doctor, const struct gpu_kind *kind)
 {
-	char helper[PATH_MAX], line[256], version[] = "--version", none[] = "";
+	char helper[PATH_MAX], line[256] = "", version[] = "--version", none[] = "";
 
 	(void)tree_path(TREE_HELPERS, "fmhad-compile", helper, sizeof(helper));
 	for (int i = 0; kind->compilers[i]; i++) {

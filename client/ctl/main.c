@@ -84,9 +84,9 @@ static int run_command(const struct ctl_command *command, int argc, char **argv)
  */
 static void move_options(char **argv, int argc, int n)
 {
-	bool has_verb = n + 1 < argc && argv[n + 1][0] != '-';
+	int n_words = n + 1 < argc && argv[n + 1][0] != '-' ? 2 : 1;
 
-	for (int i = 0; i <= has_verb; i++) {
+	for (int i = 0; i < n_words; i++) {
 		char *word = argv[n + i];
 
 		memmove(argv + i + 1, argv + i, (size_t)n * sizeof(*argv));

@@ -23,7 +23,7 @@ static double number(const cJSON *object, const char *path)
 		object = find(object, key);
 		path += n + (path[n] == '.');
 	}
-	return cJSON_IsNumber(object) ? object->valuedouble : 0;
+	return object && cJSON_IsNumber(object) ? object->valuedouble : 0;
 }
 
 static const char *text_of(const cJSON *object, const char *key)
