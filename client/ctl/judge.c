@@ -114,11 +114,16 @@ static double unit_roundoff(uint32_t dtype)
 
 /* ---- forward, on all cores ---- */
 
+/* What a kernel may hold in a narrow type. */
+struct rounding {
+	uint32_t scores, weights; /* S and O; P */
+};
+
 /* One group of heads that share K and V. Its results are packed for those heads alone. */
 struct head_task {
 	struct abi_fwd_args args;
 	bool rounded;
-	uint32_t round_dtype;
+	struct rounding to;
 	double *o, *lse;
 	int status;
 };
@@ -143,8 +148,8 @@ static void *head_worker(void *arg)
 		if (!task)
 			return NULL;
 		if (task->rounded)
-			task->status = reference_forward_rounded(&task->args, task->round_dtype,
-								 task->o, task->lse);
+			task->status = reference_forward_rounded(
+				&task->args, task->to.scores, task->to.weights, task->o, task->lse);
 		else
 			task->status = reference_forward(&task->args, task->o, task->lse, NULL);
 	}
@@ -227,19 +232,19 @@ static int heads_to_round(const struct abi_fwd_args *all)
 }
 
 /*
- * reference_forward(), or its rounded form with @round_dtype != FMHA_N_DTYPES; what that leaves out
- * stays untouched.
+ * reference_forward(), or, @to != NULL, its rounded form; what that leaves out stays untouched.
  */
-static int forward_all(const struct abi_fwd_args *all, uint32_t round_dtype, double *o, double *lse)
+static int forward_all(const struct abi_fwd_args *all, const struct rounding *to, double *o,
+		       double *lse)
 {
-	bool rounded = round_dtype != FMHA_N_DTYPES;
+	bool rounded = to != NULL;
 	int n = rounded ? heads_to_round(all) : all->nhead_k, r = 0;
 	struct head_pool pool = {.n = n};
 	int64_t o_n, lse_n;
 
 	/* The dropout mask knows a head by its number in the whole, a vectorized page by theirs. */
 	if (all->nhead_k == 1 || all->dropout.p_drop > 0 || all->cache.layout == ABI_KV_VECTORIZED)
-		return rounded ? reference_forward_rounded(all, round_dtype, o, lse)
+		return rounded ? reference_forward_rounded(all, to->scores, to->weights, o, lse)
 			       : reference_forward(all, o, lse, NULL);
 	pool.tasks = calloc((size_t)n, sizeof(*pool.tasks));
 	if (!pool.tasks)
@@ -251,7 +256,8 @@ static int forward_all(const struct abi_fwd_args *all, uint32_t round_dtype, dou
 
 		head_args(all, g, &task->args);
 		task->rounded = rounded;
-		task->round_dtype = round_dtype;
+		if (to)
+			task->to = *to;
 		task->o = new_values(o_n);
 		task->lse = new_values(lse_n);
 		if (!task->o || !task->lse)
@@ -336,8 +342,10 @@ static int judge_forward(struct judge *judge, const struct fmha_problem *p, stru
 {
 	struct output *o = add_output(judge, p, FMHA_T_O);
 	struct output *lse = add_output(judge, p, FMHA_T_LSE);
-	uint32_t round_dtype = p->q.dtype == FMHA_E4M3 || p->q.dtype == FMHA_E5M2 ? FMHA_BF16
-										  : p->q.dtype;
+	bool fp8 = p->q.dtype == FMHA_E4M3 || p->q.dtype == FMHA_E5M2;
+	/* Products of e4m3 take P in that type, too. */
+	struct rounding to = {fp8 ? FMHA_BF16 : p->q.dtype,
+			      p->v.dtype == FMHA_E5M2 ? FMHA_BF16 : p->v.dtype};
 	double *rounded_o = NULL, *rounded_lse = NULL;
 	struct fmha_problem wide;
 	struct abi_fwd_args args;
@@ -350,16 +358,14 @@ static int judge_forward(struct judge *judge, const struct fmha_problem *p, stru
 		return out_of_memory(err);
 	}
 	judge_fwd_args(&wide, &args);
-	r = forward_all(&args, FMHA_N_DTYPES, o->values, lse->values);
+	r = forward_all(&args, NULL, o->values, lse->values);
 	o->bar = (1e-5 + exponent_error(p, largest(lse->values, lse->n))) *
 		 fmax(largest(o->values, o->n), 0.1);
 	lse->bar = 1e-5 * fmax(largest(lse->values, lse->n), 1);
-	if (r == 0 && round_dtype != FMHA_F32) {
+	if (r == 0 && to.scores != FMHA_F32) {
 		rounded_o = new_values(o->n);
 		rounded_lse = new_values(lse->n);
-		r = rounded_o && rounded_lse
-			    ? forward_all(&args, round_dtype, rounded_o, rounded_lse)
-			    : -1;
+		r = rounded_o && rounded_lse ? forward_all(&args, &to, rounded_o, rounded_lse) : -1;
 		if (r == 0) {
 			o->bar = 2 * largest_difference(o->values, rounded_o, o->n) +
 				 unit_roundoff(p->o.dtype) * largest(o->values, o->n);

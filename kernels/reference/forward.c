@@ -22,7 +22,7 @@
 
 struct head {
 	const struct abi_fwd_args *args;
-	uint32_t round_dtype;
+	uint32_t round_dtype, weight_dtype; /* of S and O, of P */
 	struct view_sequence s;
 	int32_t h, h_k;
 	double *k;  /* [hdim_q, k_len] */
@@ -31,9 +31,14 @@ struct head {
 	bool *seen; /* [k_len] */
 };
 
+static double rounded(uint32_t dtype, double value)
+{
+	return dtype == EXACT ? value : reference_round(dtype, value);
+}
+
 static double held(const struct head *head, double value)
 {
-	return head->round_dtype == EXACT ? value : reference_round(head->round_dtype, value);
+	return rounded(head->round_dtype, value);
 }
 
 /* sum += factor * x, elementwise; the yardstick keeps its sums in float. */
@@ -173,7 +178,7 @@ static double forward_row(struct head *head, int32_t i, double *o, uint8_t *rand
 				randval[j] = byte;
 		}
 		if (head->seen[j])
-			add_scaled(head, o, held(head, head->p[j]) * keep,
+			add_scaled(head, o, rounded(head->weight_dtype, head->p[j]) * keep,
 				   head->v + (int64_t)j * a->hdim_v, a->hdim_v);
 	}
 	for (int32_t d = 0; d < a->hdim_v; d++)
@@ -211,11 +216,13 @@ static void head_deinit(struct head *head)
 	free(head->seen);
 }
 
-static int head_init(struct head *head, const struct abi_fwd_args *args, uint32_t round_dtype)
+static int head_init(struct head *head, const struct abi_fwd_args *args, uint32_t round_dtype,
+		     uint32_t weight_dtype)
 {
 	size_t longest = 1;
 
-	*head = (struct head){.args = args, .round_dtype = round_dtype};
+	*head = (struct head){
+		.args = args, .round_dtype = round_dtype, .weight_dtype = weight_dtype};
 	for (int32_t b = 0; b < args->sequences.batch; b++) {
 		head->s = view_sequence(&args->sequences, &args->cache, b);
 		if ((size_t)head->s.k_len > longest)
@@ -231,13 +238,13 @@ static int head_init(struct head *head, const struct abi_fwd_args *args, uint32_
 	return -1;
 }
 
-static int forward(const struct abi_fwd_args *args, uint32_t round_dtype, double *o, double *lse,
-		   uint8_t *randval)
+static int forward(const struct abi_fwd_args *args, uint32_t round_dtype, uint32_t weight_dtype,
+		   double *o, double *lse, uint8_t *randval)
 {
 	struct head head;
 	int32_t group = args->nhead_q / args->nhead_k;
 
-	if (head_init(&head, args, round_dtype) < 0)
+	if (head_init(&head, args, round_dtype, weight_dtype) < 0)
 		return -1;
 	for (int32_t b = 0; b < args->sequences.batch; b++) {
 		head.s = view_sequence(&args->sequences, &args->cache, b);
@@ -256,11 +263,11 @@ static int forward(const struct abi_fwd_args *args, uint32_t round_dtype, double
 
 int reference_forward(const struct abi_fwd_args *args, double *o, double *lse, uint8_t *randval)
 {
-	return forward(args, EXACT, o, lse, randval);
+	return forward(args, EXACT, EXACT, o, lse, randval);
 }
 
-int reference_forward_rounded(const struct abi_fwd_args *args, uint32_t round_dtype, double *o,
-			      double *lse)
+int reference_forward_rounded(const struct abi_fwd_args *args, uint32_t round_dtype,
+			      uint32_t weight_dtype, double *o, double *lse)
 {
-	return forward(args, round_dtype, o, lse, NULL);
+	return forward(args, round_dtype, weight_dtype, o, lse, NULL);
 }

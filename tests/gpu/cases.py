@@ -311,8 +311,8 @@ class Forward:
         if lib.reference_forward(ctypes.byref(self.args), p(want), p(want_lse), p(randval)):
             raise MemoryError
         yardstick = self.dtype if self.dtype <= abi.BF16 else abi.BF16
-        lib.reference_forward_rounded(ctypes.byref(self.args), ctypes.c_uint32(yardstick), p(plain),
-                                      p(plain_lse))
+        lib.reference_forward_rounded(ctypes.byref(self.args), ctypes.c_uint32(yardstick), ctypes.c_uint32(yardstick),
+                                      p(plain), p(plain_lse))
         got = decode(self.o[..., :d], self.o_dtype)
         touched = np.zeros((qb, qs), bool)
         at = 0

@@ -549,7 +549,8 @@ static struct judgement *judgement_new(const struct abi_fwd_args *a)
 	j->bytes = calloc(rows, (size_t)a->sequences.seqlen_k_max + 1);
 	if (!j->o || !j->lse || !j->rounded_o || !j->rounded_lse || !j->bytes ||
 	    reference_forward(a, j->o, j->lse, j->bytes) < 0 ||
-	    reference_forward_rounded(a, (uint32_t)a->o_dtype, j->rounded_o, j->rounded_lse) < 0)
+	    reference_forward_rounded(a, (uint32_t)a->o_dtype, (uint32_t)a->o_dtype, j->rounded_o,
+				      j->rounded_lse) < 0)
 		abort();
 	return j;
 }

@@ -238,18 +238,25 @@ static void yardstick_rounds(void **state)
 {
 	float q[4] = {0.3f, -0.7f, 0.9f, 0.2f}, k[12], v[12];
 	struct abi_fwd_args a = problem(q, k, v, 1, 3, 4);
-	double o[4], exact[4], lse, worst = 0;
+	double o[4], exact[4], lse, exact_lse, worst = 0;
 
 	(void)state;
 	for (int i = 0; i < 12; i++) {
 		k[i] = (float)(i % 5) * 0.31f - 0.5f;
 		v[i] = (float)(i % 7) * 0.17f + 0.1f;
 	}
-	assert_int_equal(reference_forward(&a, exact, &lse, NULL), 0);
-	assert_int_equal(reference_forward_rounded(&a, ABI_BF16, o, &lse), 0);
+	assert_int_equal(reference_forward(&a, exact, &exact_lse, NULL), 0);
+	assert_int_equal(reference_forward_rounded(&a, ABI_BF16, ABI_BF16, o, &lse), 0);
 	for (int d = 0; d < 4; d++)
 		worst = fmax(worst, fabs(o[d] - exact[d]));
 	assert_true(worst > 1e-5 && worst < 2e-2);
+	/* Weights alone: no sum and no score changes. */
+	assert_int_equal(reference_forward_rounded(&a, ABI_F32, ABI_E4M3, o, &lse), 0);
+	assert_true(fabs(lse - exact_lse) < 1e-6);
+	worst = 0;
+	for (int d = 0; d < 4; d++)
+		worst = fmax(worst, fabs(o[d] - exact[d]));
+	assert_true(worst > 1e-3 && worst < 6e-2);
 }
 
 int main(void)

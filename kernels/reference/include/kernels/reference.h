@@ -24,11 +24,11 @@
 int reference_forward(const struct abi_fwd_args *args, double *o, double *lse, uint8_t *randval);
 
 /*
- * The same formula evaluated with each step rounded to @round_dtype (enum abi_dtype: S, P and O
- * held in that type, sums in float), the yardstick of the accuracy bar.
+ * The same formula evaluated with each step rounded to @round_dtype (enum abi_dtype: S and O held in
+ * that type, sums in float) and P, whose largest is 1, to @weight_dtype: the yardstick of the accuracy bar.
  */
-int reference_forward_rounded(const struct abi_fwd_args *args, uint32_t round_dtype, double *o,
-			      double *lse);
+int reference_forward_rounded(const struct abi_fwd_args *args, uint32_t round_dtype,
+			      uint32_t weight_dtype, double *o, double *lse);
 
 /*
  * Gradients, packed double, in the layouts of the tensors they belong to (group mode: packed axes);
