@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * fwd_wgmma.h: forward attention on Hopper. What a tile of scores means is in fwd_scores.h
- * and scores.h; here is how the products are fed. A block's last warpgroup loads: one thread asks the copy engine for tiles of Q, K and V. The others
- * own 64 rows each. The scores of the next tile of keys and O += P V of this one run one behind the other while
+ * and scores.h; here is how the products are fed. A block's last warpgroup loads: one warp asks the copy engine for
+ * tiles of Q, K, V and a bias, and three warps turn 8-bit values (wgmma_values.h). The others own 64 rows each. The scores of the next tile of keys and O += P V of this one run one behind the other while
  * the softmax of those scores is computed, so that the tensor cores seldom wait.
  *
  * Tiles of keys are walked from the last to the first: those that a causal mask cuts come first. Blocks take
@@ -14,7 +14,8 @@
 
 #include "fwd_output.h"
 #include "fwd_scores.h"
-#include "wgmma.h"
+#include "packed_pieces.h"
+#include "wgmma_values.h"
 
 template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	typedef ForwardBlock<C> Block;
@@ -28,30 +29,45 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	using Block::tile_row;
 	static const int TN = C::TILE_N / 16, TD = C::HDIM_V / 16;
 	static_assert(C::TILE_M == 16 * C::WAVES_M && C::WAVES_N == 1, "a wave has 16 rows of its warpgroup's 64");
-	static_assert(!C::PACK && !C::SPLIT && !C::PAGED && !C::DESCALE, "the copy engine brings rows of one head");
+	static_assert(!C::PACK && !C::SPLIT && !C::PAGED, "the copy engine brings rows of one head");
 	typedef RegTile<Core, 1, TN> Scores;
-	typedef OperandTile<Core, 1, TN> Weights;
+	typedef WgmmaValues<Core, Element, TN, TD> Values;
+	typedef typename Values::Weights Weights;
 	typedef ForwardScores<C, 1, TN> Steps;
-	typedef Softmax<Core, 1, false> Rule;
+	typedef Softmax<Core, 1, true, Values::SHIFT> Rule;
+	static const int ELEMENT = sizeof(typename Element::Storage), BOX = SLAB_WIDTH / ELEMENT;
+	static const bool HAS_BIAS = C::BIAS == BIAS_MATRIX;
 	static const int GROUP_THREADS = 128, GROUPS = C::WAVES_M / 4, STAGES = LDS_WGMMA_STAGES;
 	static const int THREADS = C::THREADS + GROUP_THREADS;
 
 	static const int Q_SLAB = slab_bytes(C::TILE_M), K_SLAB = slab_bytes(C::TILE_N);
-	static const int Q_SLABS = slabs_of(C::HDIM_Q), V_SLABS = slabs_of(C::HDIM_V);
+	static const int Q_SLABS = slabs_of(C::HDIM_Q, ELEMENT), V_SLABS = slabs_of(C::HDIM_V, ELEMENT);
 	static const int Q_BYTES = Q_SLABS * Q_SLAB, K_BYTES = Q_SLABS * K_SLAB, V_BYTES = V_SLABS * K_SLAB;
-	static const int Q_STAGES = lds_wgmma_queries(C::cut(C::TILE_M, C::TILE_N), C::LDS_BYTES);
+	static const int TURNED_BYTES = Values::TURNED ? Values::BYTES : 0;
+	static const int BIAS_SLABS = slabs_of(C::TILE_N), BIAS_BYTES = HAS_BIAS ? BIAS_SLABS * Q_SLAB : 0;
+
+	static __device__ constexpr lds_wgmma_cut wgmma_cut()
+	{
+		return lds_wgmma_cut{C::cut(C::TILE_M, C::TILE_N), ELEMENT, HAS_BIAS};
+	}
+	static const int Q_STAGES = lds_wgmma_queries(wgmma_cut(), C::LDS_BYTES);
 	static const int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
-	static const int BARRIERS_AT = V_AT + STAGES * V_BYTES, LDS = BARRIERS_AT + LDS_WGMMA_BARRIERS;
-	static_assert(LDS == lds_wgmma(C::cut(C::TILE_M, C::TILE_N), C::LDS_BYTES), "the host asks lds.h, too");
-	static_assert((4 * STAGES + 2 * Q_STAGES) * 8 <= LDS_WGMMA_BARRIERS, "room for them");
+	static const int TURNED_AT = V_AT + STAGES * V_BYTES, BIAS_AT = TURNED_AT + STAGES * TURNED_BYTES;
+	static const int BARRIERS_AT = BIAS_AT + STAGES * BIAS_BYTES, LDS = BARRIERS_AT + LDS_WGMMA_BARRIERS;
+	static_assert(LDS == lds_wgmma(wgmma_cut(), C::LDS_BYTES), "the host asks lds.h, too");
+	static const int N_BARRIERS = 4 * STAGES + 2 * Q_STAGES + (Values::TURNED || HAS_BIAS ? 2 * STAGES : 0);
+	static_assert(N_BARRIERS * 8 <= LDS_WGMMA_BARRIERS, "room for them");
+	static_assert(!Values::TURNED || !HAS_BIAS, "one of the two has barriers");
 
 	/* Registers of a thread: 64 Ki in all. */
-	static const int LOADER_REGISTERS = GROUPS == 2 ? 24 : 32, PRODUCT_REGISTERS = GROUPS == 2 ? 240 : 160;
+	static const int LOADER_REGISTERS = Values::TURNED ? 56 : GROUPS == 3 ? 32 : 24;
+	static const int PRODUCT_REGISTERS = (65536 / 128 - LOADER_REGISTERS) / GROUPS / 8 * 8;
 	static_assert(GROUPS == 2 || GROUPS == 3, "their registers are known");
+	static const int TURNING_WARPS = 3; /* all that do not ask the copy engine */
 
-	/* Warpgroups start products in turn, so that one's softmax runs beside another's products. Products of large
-	 * tiles are long enough without. */
-	static const bool TURNS = C::TILE_N < 192;
+	/* Warpgroups start products in turn, so that one's softmax runs beside another's products. Those of 8 bits are
+	 * too short to wait for. */
+	static const bool TURNS = !Values::TURNED;
 
 	/* Named barriers: a warpgroup's own, and its turn at the tensor cores. */
 	static const int OWN_BARRIER = 1, TURN_BARRIER = OWN_BARRIER + GROUPS;
@@ -60,6 +76,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	i32 wave_m;
 	Band band;
 	Modifiers<C> modifiers;
+	float logit;   /* one, as a score: a score is a raw product where the exponent may take the scale */
+	float slope;   /* ALiBi's, as a score */
+	float o_scale; /* of the values, and of the weights' unit */
 	RegTile<Core, 1, TD> o;
 	SoftmaxRows<Core, 1> rows;
 	typename Block::Keys keys; /* for Steps, which asks it for pages and nothing else */
@@ -76,8 +95,16 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD u32 v_empty(i32 stage) const { return barrier(3 * STAGES + stage); }
 	METHOD u32 q_full(i32 stage) const { return barrier(4 * STAGES + stage); }
 	METHOD u32 q_empty(i32 stage) const { return barrier(4 * STAGES + Q_STAGES + stage); }
+	/* Of tiles of values that are still to be turned, or of a bias. */
+	METHOD u32 more_full(i32 stage) const { return barrier(4 * STAGES + 2 * Q_STAGES + stage); }
+	METHOD u32 more_empty(i32 stage) const { return barrier(5 * STAGES + 2 * Q_STAGES + stage); }
 	METHOD u32 k_tile(i32 stage) const { return lds + K_AT + stage * K_BYTES; }
-	METHOD u32 v_tile(i32 stage) const { return lds + V_AT + stage * V_BYTES; }
+	METHOD u32 v_copy(i32 stage) const { return lds + V_AT + stage * V_BYTES; }
+	METHOD u32 v_tile(i32 stage) const
+	{
+		return Values::TURNED ? lds + TURNED_AT + stage * TURNED_BYTES : v_copy(stage);
+	}
+	METHOD u32 bias_tile(i32 stage) const { return lds + BIAS_AT + stage * BIAS_BYTES; }
 	METHOD u32 q_tile(i32 stage) const { return lds + stage * Q_BYTES; }
 
 	/* Where a walk over tiles of keys is in the ring of stages. */
@@ -104,6 +131,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	 */
 	METHOD bool locate(i32 number, ColumnTiles *ret_tiles)
 	{
+		if (a.sequences.seqstart_q)
+			return locate_packed(number) && find_tiles(ret_tiles);
 		i32 n_x = ceil_div(a.sequences.seqlen_q_max, C::TILE_M), n_y = a.nhead_q * a.sequences.batch;
 		i32 n_blocks = (i32)gridDim.x;
 		bool by_length = C::MASK && (n_blocks >= pieces() || n_blocks % n_x != 0);
@@ -113,6 +142,23 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		tile_row = (n_x - 1 - (by_length ? quotient : remainder)) * C::TILE_M;
 		head = y - batch * a.nhead_q;
 		seq = find_sequence(a.sequences, &a.cache, batch);
+		return find_tiles(ret_tiles);
+	}
+
+	METHOD bool locate_packed(i32 number)
+	{
+		const PackedPieces<C::MASK, C::TILE_M, C::TILE_N> all = {a};
+		i32 sequence, tile;
+
+		if (!all.find(number, &sequence, &tile, &head))
+			return false;
+		tile_row = tile * C::TILE_M;
+		seq = find_sequence(a.sequences, &a.cache, sequence);
+		return true;
+	}
+
+	METHOD bool find_tiles(ColumnTiles *ret_tiles)
+	{
 		n_rows = seq.n_q;
 		if (tile_row >= n_rows || seq.n_q < a.min_seqlen_q)
 			return false;
@@ -142,17 +188,37 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	/* ---- the loading warpgroup ---- */
 
+	/* row_bytes: what comes of a slab, where that is not all of it. */
 	template <int SLABS>
-	METHOD void load_tile(u32 to, i32 slab, const TensorMap &map, u32 barrier, i32 row, i32 of_head,
-			      i32 batch) const
+	METHOD static void load_tile(u32 to, i32 slab, const TensorMap &map, u32 barrier, i32 column, i32 row,
+				     i32 of_head, i32 batch, i32 slab_width, i32 bytes)
 	{
-		barrier_expect(barrier, SLABS * slab);
+		if (lane_id() != 0)
+			return;
+		barrier_expect(barrier, SLABS * bytes);
 		UNROLL
 		for (int n = 0; n < SLABS; n++)
-			load_box(to + n * slab, map, barrier, n * SLAB_COLUMNS, row, of_head, batch);
+			load_box(to + n * slab, map, barrier, column + n * slab_width, row, of_head, batch);
+	}
+	template <int SLABS>
+	METHOD static void load_rows(u32 to, i32 slab, const TensorMap &map, u32 barrier, i32 row, i32 of_head,
+				     i32 batch)
+	{
+		load_tile<SLABS>(to, slab, map, barrier, 0, row, of_head, batch, BOX, slab);
 	}
 
-	METHOD void load(const TensorMap &q, const TensorMap &k, const TensorMap &v)
+	/* Along axes that a bias repeats over it has one element: for rows see bias_row(). */
+	METHOD void load_bias(const TensorMap &map, i32 stage, i32 column) const
+	{
+		const abi_tensor &t = a.bias;
+
+		load_tile<BIAS_SLABS>(bias_tile(stage), Q_SLAB, map, more_full(stage), column,
+				      t.stride_seq ? seq.q_start + tile_row : 0, t.stride_head ? head : 0,
+				      t.stride_batch && !seq.packed_q ? seq.batch : 0, SLAB_COLUMNS,
+				      t.stride_seq ? Q_SLAB : SLAB_WIDTH);
+	}
+
+	METHOD void load(const TensorMap &q, const TensorMap &k, const TensorMap &v, const TensorMap &bias)
 	{
 		KeyRing keys = {0, 1}, values = {0, 1};
 		QueryRing queries = {0, 1};
@@ -169,22 +235,58 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			for (i32 n = tiles.count; n >= 0; n--) {
 				if (n > 0) {
 					barrier_wait(k_empty(keys.stage), keys.parity);
-					load_tile<Q_SLABS>(k_tile(keys.stage), K_SLAB, k, k_full(keys.stage),
+					load_rows<Q_SLABS>(k_tile(keys.stage), K_SLAB, k, k_full(keys.stage),
 							   row + tiles.column(n - 1), head_k, batch);
+					if (HAS_BIAS) {
+						barrier_wait(more_empty(keys.stage), keys.parity);
+						load_bias(bias, keys.stage, tiles.column(n - 1));
+					}
 					keys.next();
 				}
 				if (n == tiles.count) {
 					barrier_wait(q_empty(queries.stage), queries.parity);
-					load_tile<Q_SLABS>(q_tile(queries.stage), Q_SLAB, q, q_full(queries.stage),
+					load_rows<Q_SLABS>(q_tile(queries.stage), Q_SLAB, q, q_full(queries.stage),
 							   seq.q_start + tile_row, head,
 							   seq.packed_q ? 0 : seq.batch);
 					queries.next();
 				} else {
-					barrier_wait(v_empty(values.stage), values.parity);
-					load_tile<V_SLABS>(v_tile(values.stage), K_SLAB, v, v_full(values.stage),
+					i32 stage = values.stage;
+
+					barrier_wait(Values::TURNED ? more_empty(stage) : v_empty(stage),
+						     values.parity);
+					load_rows<V_SLABS>(v_copy(stage), K_SLAB, v,
+							   Values::TURNED ? more_full(stage) : v_full(stage),
 							   row + tiles.column(n), head_k, batch);
 					values.next();
 				}
+			}
+		}
+	}
+
+	/* Values that no row of the block sees, see fwd_block.h, become zeros here. */
+	METHOD void turn_values()
+	{
+		KeyRing values = {0, 1};
+		i32 round = 0;
+		ColumnTiles tiles;
+
+		while (next_piece(&round, &tiles)) {
+			const Reach<C> block = reach_of(tile_row, last_row());
+
+			NO_UNROLL
+			for (i32 n = tiles.count - 1; n >= 0; n--) {
+				i32 stage = values.stage, column = tiles.column(n);
+
+				barrier_wait(more_full(stage), values.parity ^ 1);
+				barrier_wait(v_empty(stage), values.parity);
+				Values::turn(v_tile(stage), v_copy(stage), block.first_value(band, column) - column,
+					     block.end_of_values(band) - column, wave_id() - C::WAVES_M - 1,
+					     TURNING_WARPS);
+				fence_async();
+				wave_sync();
+				release(more_empty(stage));
+				release(v_full(stage));
+				values.next();
 			}
 		}
 	}
@@ -203,12 +305,12 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	{
 		u64 q = wgmma_descriptor(q_tile(q_stage) + warpgroup() * slab_bytes(64), 0);
 		u64 k = wgmma_descriptor(k_tile(k_stage), 0);
-		const int STEPS = SLAB_COLUMNS / 16;
+		const int STEP = 32 / ELEMENT, STEPS = SLAB_WIDTH / 32; /* dimensions; of a slab */
 
 		settle(s.t[0]);
 		wgmma_begin();
 		UNROLL
-		for (int i = 0; i < C::HDIM_Q / 16; i++)
+		for (int i = 0; i < C::HDIM_Q / STEP; i++)
 			Wgmma<Element, TN>::along(s.t[0],
 						  q + i / STEPS * (Q_SLAB >> 4) + i % STEPS * STEP_ALONG,
 						  k + i / STEPS * (K_SLAB >> 4) + i % STEPS * STEP_ALONG, i > 0);
@@ -217,13 +319,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	METHOD void start_output(const Weights &p, i32 stage)
 	{
-		u64 v = wgmma_descriptor(v_tile(stage), K_SLAB);
-
 		settle(o.t[0]);
 		wgmma_begin();
-		UNROLL
-		for (int i = 0; i < TN; i++)
-			Wgmma<Element, TD>::across(o.t[0], p.t[0][i].r, v + i * STEP_ACROSS);
+		Values::multiply(o, p, v_tile(stage));
 		wgmma_commit();
 	}
 
@@ -233,7 +331,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	{
 		i32 begin = reach.first_value(band, column) - column, end = reach.end_of_values(band) - column;
 
-		if (begin <= 0 && end >= C::TILE_N)
+		if (Values::TURNED || (begin <= 0 && end >= C::TILE_N))
 			return;
 		i32 thread = thread_id() % GROUP_THREADS;
 		const int CHUNKS = V_SLABS * 8; /* a thread keeps to one chunk of 16 bytes */
@@ -250,74 +348,186 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
 	}
 
-	/* As fwd_scores.h's, of a block that sees the sequence from its first column on; constants are compared with what
-	 * the lane's place leaves of the band's edges. */
-	METHOD void mask(Scores &s, i32 column) const
+	/* Scores that must not count become -inf. Columns, as constants, are compared with what the lane's place leaves
+	 * of an edge. */
+	METHOD void mask_end(Scores &s, i32 column) const
 	{
-		i32 from = column + Core::column(0);
-
 		UNROLL
 		for (int r = 0; r < Core::STATS; r++) {
-			i32 row = wave_row() + Core::stat_row(r);
-			i32 first = band.first(row) - from, last = band.last(row) - from, sinks = band.sinks - from;
+			i32 last = band.last(wave_row() + Core::stat_row(r)) - column - Core::column(0);
 
 			UNROLL
 			for (int n = 0; n < TN; n++)
 				UNROLL
-				for (int e = 0; e < Core::E; e++) {
-					const int j = n * 16 + e % 2 + e / 4 * 8;
-
-					if (Core::stat(e) == r &&
-					    (j > last || (C::MASK && j < first && j >= sinks)))
+				for (int e = 0; e < Core::E; e++)
+					if (Core::stat(e) == r && place(n, e) > last)
 						s.t[0][n].x[e] = minus_infinity();
-				}
+		}
+	}
+	METHOD void mask_begin(Scores &s, i32 column) const
+	{
+		i32 from = column + Core::column(0), sinks = band.sinks - from;
+
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++) {
+			i32 first = band.first(wave_row() + Core::stat_row(r)) - from;
+
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					if (Core::stat(e) == r && place(n, e) < first && place(n, e) >= sinks)
+						s.t[0][n].x[e] = minus_infinity();
+		}
+	}
+	/* Of an element, from the lane's first column on. */
+	METHOD static constexpr int place(int n, int e) { return n * 16 + e % 2 + e / 4 * 8; }
+
+	/* What every row of the piece needs. */
+	METHOD void make_modifiers()
+	{
+		modifiers = Modifiers<C>::make(a, seq);
+		o_scale = 1.0f / (1 << Values::SHIFT);
+		if (C::DESCALE) {
+			head_k = head / (a.nhead_q / a.nhead_k);
+			modifiers.scale *= descale(a.q_descale, head) * descale(a.k_descale, head_k);
+			o_scale *= descale(a.v_descale, head_k);
+		}
+		bool folds = !C::SOFTCAP && modifiers.scale > 0;
+
+		modifiers.unit = folds ? modifiers.scale * FMHA_LOG2_E : FMHA_LOG2_E;
+		logit = folds ? 1.0f / modifiers.scale : 1.0f;
+		if (C::BIAS == BIAS_ALIBI)
+			slope = load_memory(modifiers.slopes + head) * logit;
+	}
+	METHOD float descale(const abi_descale &d, i32 of_head) const
+	{
+		return d.data ? d.data[seq.batch * d.stride_batch + of_head * d.stride_head] : 1.0f;
+	}
+
+	/* Raw products become scores, but for what all of a row have in common, see left_out(). */
+	METHOD void modify(Scores &s, i32 column, i32 bias_stage) const
+	{
+		if (C::SOFTCAP)
+			cap(s);
+		else if (!(modifiers.scale > 0))
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					s.t[0][n].x[e] *= modifiers.scale;
+		if (C::BIAS == BIAS_ALIBI)
+			add_distances(s, column);
+		if (HAS_BIAS)
+			add_bias(s, bias_stage);
+	}
+
+	/* cap * tanh(x / cap) = cap - 2 cap / (1 + exp(2 x / cap)), of which the first cap is left out. Four share a
+	 * reciprocal: special functions are what there is least of. A NaN is kept out of the other three. */
+	METHOD void cap(Scores &s) const
+	{
+		const float x_scale = 2 * FMHA_LOG2_E * modifiers.scale * reciprocal(modifiers.soft_cap);
+		const float MOST = 24; /* beyond tanh is 1 in float32, and a product of four still finite */
+
+		UNROLL
+		for (int n = 0; n < TN; n++)
+			UNROLL
+			for (int e = 0; e < Core::E; e += 4) {
+				float *x = s.t[0][n].x + e, y[4];
+
+				UNROLL
+				for (int i = 0; i < 4; i++)
+					y[i] = 1.0f + exp2_fast(fminf(x[i] * x_scale, MOST));
+				float low = y[0] * y[1], high = y[2] * y[3];
+				float all = reciprocal(low * high) * (-2 * modifiers.soft_cap);
+
+				high *= all; /* now for the low ones, and the other way round */
+				low *= all;
+				x[0] = x[0] * 0.0f + y[1] * high;
+				x[1] = x[1] * 0.0f + y[0] * high;
+				x[2] = x[2] * 0.0f + y[3] * low;
+				x[3] = x[3] * 0.0f + y[2] * low;
+			}
+	}
+
+	/* ALiBi. The part that grows with the row's number in the warpgroup is left out: left of the diagonal, or
+	 * where a mask hides what is right of it, the rest is one number a column. */
+	METHOD i32 first_row() const { return tile_row + warpgroup() * 64; }
+	METHOD void add_distances(Scores &s, i32 column) const
+	{
+		i32 from = column + Core::column(0) - modifiers.diagonal;
+		/* Out of ptxas' sight: it would keep the slope times each place in registers. */
+		float slope = shuffle_from(this->slope, 0);
+
+		if (band.anchor_right <= modifiers.diagonal ||
+		    column + C::TILE_N - 1 <= first_row() + modifiers.diagonal) {
+			float at = slope * (float)(from - first_row());
+
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					s.t[0][n].x[e] += slope * place(n, e) + at;
+			return;
+		}
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++) {
+			i32 row = wave_row() + Core::stat_row(r);
+			float distance = (float)(row - from), more = slope * (float)(row - first_row());
+
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					if (Core::stat(e) == r)
+						s.t[0][n].x[e] +=
+							more - slope * magnitude_of(distance - place(n, e));
 		}
 	}
 
-	/* As fwd_scores.h's. There every element finds its distance from the diagonal as an integer and divides by the cap;
-	 * here that costs more than the products. */
-	METHOD void make_logits(Scores &s, i32 column) const
+	/* What modify() has left out of a row's scores. */
+	METHOD float left_out(i32 row) const
 	{
-		float slope = C::BIAS == BIAS_ALIBI ? load_memory(modifiers.slopes + head) : 0.0f;
-		float cap_inverse = C::SOFTCAP ? reciprocal(modifiers.soft_cap) : 0.0f;
+		return (C::SOFTCAP ? modifiers.soft_cap : 0.0f) -
+		       (C::BIAS == BIAS_ALIBI ? slope * (float)(row - first_row()) : 0.0f);
+	}
 
-		if (C::BIAS == BIAS_MATRIX)
-			return steps().make_logits(s, wave_row(), column);
+	METHOD void add_bias(Scores &s, i32 stage) const
+	{
+		i32 lane = lane_id(), row = a.bias.stride_seq ? wave_m * 16 + lane % 16 : 0;
+		u32 at = bias_tile(stage) + row * SLAB_WIDTH;
+
 		UNROLL
-		for (int r = 0; r < Core::STATS; r++) {
-			i32 row = wave_row() + Core::stat_row(r);
-			float distance = (float)(row + modifiers.diagonal - column - Core::column(0));
+		for (int n = 0; n < TN; n++) {
+			i32 chunk = n % 4 * 2 + lane / 16;
+			MmaOperand x = load_matrix(at + n / 4 * Q_SLAB + ((chunk ^ row % 8) * 16));
 
 			UNROLL
-			for (int n = 0; n < TN; n++)
-				UNROLL
-				for (int e = 0; e < Core::E; e++) {
-					const float j = n * 16 + e % 2 + e / 4 * 8;
-					float &x = s.t[0][n].x[e];
-
-					if (Core::stat(e) != r)
-						continue;
-					x *= modifiers.scale;
-					if (C::SOFTCAP)
-						x = modifiers.soft_cap * tanh_of(x * cap_inverse);
-					if (C::BIAS == BIAS_ALIBI)
-						x -= slope * magnitude_of(distance - j);
-				}
+			for (int i = 0; i < 4; i++) {
+				s.t[0][n].x[2 * i] += Element::to_float((u16)x.r[i]) * logit;
+				s.t[0][n].x[2 * i + 1] += Element::to_float((u16)(x.r[i] >> 16)) * logit;
+			}
 		}
 	}
 
 	METHOD Steps steps() const { return Steps{*this, keys, modifiers}; }
 
 	/* Scores become weights, but for their rounding. */
-	METHOD void weigh(Scores &s, i32 column, const Reach<C> &mine, RowVector<Core, 1> *factor)
+	METHOD bool weigh(Scores &s, i32 column, const Reach<C> &mine, const KeyRing &bias, RowVector<Core, 1> *factor)
 	{
-		if (C::LOGITS)
-			make_logits(s, column);
-		if (column < mine.begin || column + C::TILE_N > mine.end)
-			mask(s, column);
-		Rule::update(rows, s, modifiers.unit, factor);
+		if (HAS_BIAS)
+			barrier_wait(more_full(bias.stage), bias.parity);
+		modify(s, column, bias.stage);
+		if (HAS_BIAS)
+			release(more_empty(bias.stage));
+		if (column + C::TILE_N > mine.end)
+			mask_end(s, column);
+		if (C::MASK && column < mine.begin)
+			mask_begin(s, column);
+		bool moved = Rule::update(rows, s, modifiers.unit, factor);
 		if (C::DROPOUT)
 			steps().drop(s, wave_row(), column);
+		return moved;
 	}
 
 	/* The columns that all of the rows first .. last see. */
@@ -340,8 +550,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD void walk(const ColumnTiles &tiles, KeyRing &keys, KeyRing &values, QueryRing &queries)
 	{
 		const Reach<C> block = reach_of(tile_row, last_row());
-		i32 first = tile_row + warpgroup() * 64;
-		const Reach<C> mine = reach_of(first, min_of(first + 63, last_row()));
+		const Reach<C> mine = reach_of(first_row(), min_of(first_row() + 63, last_row()));
 		i32 n = tiles.count - 1, column = tiles.column(n);
 		RowVector<Core, 1> factor;
 		Scores s;
@@ -353,9 +562,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		wgmma_wait<0>();
 		settle(s.t[0]);
 		release(k_empty(keys.stage));
+		weigh(s, column, mine, keys, &factor);
 		keys.next();
-		weigh(s, column, mine, &factor);
-		p = round_to_operand(s);
+		p = Values::round(s);
 		if (n > 0)
 			barrier_wait(k_full(keys.stage), keys.parity);
 		NO_UNROLL
@@ -372,8 +581,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			wgmma_wait<1>();
 			settle(s.t[0]);
 			release(k_empty(keys.stage));
+			bool moved = weigh(s, column, mine, keys, &factor);
 			keys.next();
-			weigh(s, column, mine, &factor);
 			settle(s.t[0]);
 			/* Here, not before the product: without a branch the assembler moves the softmax behind
 			 * the wait for O, and nothing overlaps. */
@@ -383,8 +592,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			settle(o.t[0]);
 			release(v_empty(values.stage));
 			values.next();
-			scale_rows(o, factor);
-			p = round_to_operand(s);
+			if (moved)
+				scale_rows(o, factor);
+			p = Values::round(s);
 		}
 		release(q_empty(queries.stage));
 		queries.next();
@@ -393,76 +603,27 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		start_output(p, values.stage); /* under way when this returns */
 	}
 
-	/* Four words of four neighbouring lanes, turned: lane c has what word c of each was. */
-	METHOD static void turn(u32 (&x)[4])
-	{
-		i32 lane = lane_id();
-
-		UNROLL
-		for (int step = 1; step <= 2; step *= 2)
-			UNROLL
-			for (int i = 0; i < 2; i++) {
-				u32 &low = x[step == 1 ? 2 * i : i], &high = x[step == 1 ? 2 * i + 1 : i + 2];
-				u32 sent = shuffle_word(lane & step ? low : high, lane ^ step);
-
-				if (lane & step)
-					low = sent;
-				else
-					high = sent;
-			}
-	}
-
-	/* Where a lane's rows of O go, 0: nowhere, and what they are multiplied by. */
-	struct Results {
-		u16 *to[2];
-		float factor[2];
-	};
-
 	/* LSE is stored at once. */
-	METHOD Results finish_rows()
+	METHOD WgmmaRows finish_rows()
 	{
 		ForwardOutput<C, 1> output = {*this, o, rows, modifiers.unit, wave_m};
-		Results results;
+		i32 bytes = ELEMENT == 2 || a.o_dtype != ABI_F32 ? 2 : 4;
+		WgmmaRows results;
 
 		UNROLL
 		for (int r = 0; r < Core::STATS; r++) {
 			i32 row = wave_row() + Core::stat_row(r);
-			float sum = Core::row_sum(rows.l(0, r)), lse;
+			float sum = Core::row_sum(rows.l(0, r)) * (1.0f / (1 << Values::SHIFT)), lse;
 
-			results.factor[r] = output.finish_row(rows.m(0, r), sum, head, &lse);
+			results.factor[r] = output.finish_row(rows.m(0, r) + left_out(row), sum, head, &lse) * o_scale;
 			results.to[r] = 0;
 			if (row < n_rows) {
-				results.to[r] = (u16 *)a.o.data + q_offset(a.o, seq, row, head);
+				results.to[r] = (char *)a.o.data + q_offset(a.o, seq, row, head) * bytes;
 				if (lane_id() % 4 == 0)
 					output.store_lse(RowPlace{row, head}, lse);
 			}
 		}
 		return results;
-	}
-
-	METHOD void store_output(const Results &results) const
-	{
-		UNROLL
-		for (int r = 0; r < Core::STATS; r++) {
-			float factor = results.factor[r];
-
-			UNROLL
-			for (int d = 0; d < TD; d += 2) {
-				u32 x[4];
-				i32 dim = d * 16 + lane_id() % 4 * 8;
-
-				UNROLL
-				for (int i = 0; i < 4; i++) {
-					const float *pair = o.t[0][d + i / 2].x + i % 2 * 4 + 2 * r;
-
-					x[i] = factor == 0.0f ? 0
-							      : Element::pack2(pair[0] * factor, pair[1] * factor);
-				}
-				turn(x);
-				if (results.to[r] && dim < a.hdim_v)
-					*(chunk16 *)(results.to[r] + dim) = chunk16{{x[0], x[1], x[2], x[3]}};
-			}
-		}
 	}
 
 	METHOD void multiply()
@@ -476,19 +637,19 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		if (TURNS && warpgroup() == GROUPS - 1)
 			give_turn();
 		for (bool more = next_piece(&round, &tiles); more;) {
-			modifiers = Modifiers<C>::make(a, seq);
+			make_modifiers();
 			o.zero();
 			rows.init();
 			if (C::DROPOUT && a.dropout.randval.data)
 				store_randval<C>(*this);
 			walk(tiles, keys, values, queries);
-			Results results = finish_rows();
+			WgmmaRows results = finish_rows();
 			more = next_piece(&round, &tiles);
 			wgmma_wait<0>();
 			settle(o.t[0]);
 			release(v_empty(values.stage));
 			values.next();
-			store_output(results);
+			Values::store(o, results, a.hdim_v, a.o_dtype);
 		}
 	}
 
@@ -503,23 +664,31 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			UNROLL
 			for (int i = 0; i < STAGES; i++) {
 				barrier_init(k_full(i), 1);
-				barrier_init(v_full(i), 1);
+				barrier_init(v_full(i), Values::TURNED ? TURNING_WARPS : 1);
 				barrier_init(k_empty(i), C::WAVES_M);
 				barrier_init(v_empty(i), C::WAVES_M);
+				if (Values::TURNED || HAS_BIAS) {
+					barrier_init(more_full(i), 1);
+					barrier_init(more_empty(i), Values::TURNED ? TURNING_WARPS : C::WAVES_M);
+				}
 			}
 			barrier_publish();
 		}
 		block_sync();
 	}
 
-	METHOD void run(char *memory, const TensorMap &q, const TensorMap &k, const TensorMap &v)
+	/* bias: without one, any. */
+	METHOD void run(char *memory, const TensorMap &q, const TensorMap &k, const TensorMap &v, const TensorMap &bias)
 	{
 		lds = shared_address(memory);
 		make_barriers();
 		if (wave_id() >= C::WAVES_M) {
 			give_registers<LOADER_REGISTERS>();
-			if (thread_id() == C::THREADS)
-				load(q, k, v);
+			if (wave_id() == C::WAVES_M)
+				load(q, k, v, bias);
+			if constexpr (Values::TURNED)
+				if (wave_id() > C::WAVES_M)
+					turn_values();
 		} else {
 			take_registers<PRODUCT_REGISTERS>();
 			multiply();
@@ -531,12 +700,21 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 #define FMHA_OWN_ENTRY
 extern "C" __global__ void FMHA_BOUNDS(ForwardWgmma<Config>::THREADS, 1)
 	FMHA_ENTRY(const abi_fwd_args args, const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
-		   const __grid_constant__ TensorMap v)
+		   const __grid_constant__ TensorMap v
+#if FMHA_BIAS == 1
+		   ,
+		   const __grid_constant__ TensorMap bias
+#endif
+	)
 {
 	FMHA_LDS;
 	ForwardWgmma<Config> kernel(args);
 
-	kernel.run(lds, q, k, v);
+#if FMHA_BIAS == 1
+	kernel.run(lds, q, k, v, bias);
+#else
+	kernel.run(lds, q, k, v, v);
+#endif
 }
 
 #endif

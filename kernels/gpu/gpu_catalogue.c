@@ -41,14 +41,15 @@
 	TILE(pipeline, GPU_ANY_CORE, SPEC_BIT(family), types, 0, 256, 16, 16, waves, 1, 1)
 #define WMMA_CORES (CORE(WMMA11) | CORE(WMMA12))
 /* Rows by the copy engine. What the widest tiles have no registers for is left out. */
-#define WARPGROUPS(hdim, m, n, without)                                                            \
-	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_FWD), HALF, WITHOUT(dropout) | (without), hdim, \
-	     m, n, (m) / 16, 1, 1)
+#define WARPGROUPS(types, hdim, m, n, without)                                                     \
+	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_FWD), types, without, hdim, m, n, (m) / 16, 1, 1)
 /* Few rows, as fast as memory: two blocks a unit. 16-bit types: what is narrower does not come by copies. */
 #define DECODE(hdim, m, n, waves_m, waves_n)                                                       \
 	TILE(GPU_DECODE, GPU_MMA_CORES, FORWARD, HALF, WITHOUT(dropout), hdim, m, n, waves_m,      \
 	     waves_n, 2)
-#define PLAIN (WITHOUT(mask) | WITHOUT(bias) | WITHOUT(logits))
+#define E4M3  (SPEC_BIT(SPEC_FP8FP16) | SPEC_BIT(SPEC_FP8BF16) | SPEC_BIT(SPEC_FP8FP32))
+#define RAW   (WITHOUT(bias) | WITHOUT(logits) | WITHOUT(dropout))
+#define PLAIN (WITHOUT(mask) | RAW)
 
 static const struct spec_row kernels[] = {
 	ROWS(GPU_MMA, GPU_MMA_CORES, 64, 128, 128, 4, 1, 2),
@@ -68,10 +69,16 @@ static const struct spec_row kernels[] = {
 	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 128, 16, 128, 1, 4, 1),
 	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 256, 16, 64, 1, 4, 1),
 	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 256, 64, 64, 4, 1, 1),
-	WARPGROUPS(64, 192, 128, WITHOUT(bias)),
-	WARPGROUPS(128, 128, 192, PLAIN),
-	WARPGROUPS(192, 128, 128, 0), /* with 128 columns of V */
-	WARPGROUPS(256, 128, 80, WITHOUT(bias)),
+	WARPGROUPS(HALF, 64, 192, 128, WITHOUT(bias) | WITHOUT(dropout)),
+	WARPGROUPS(HALF, 64, 192, 64, 0),
+	WARPGROUPS(HALF, 192, 128, 128, WITHOUT(dropout)), /* with 128 columns of V */
+	WARPGROUPS(HALF, 160, 128, 96, 0),
+	WARPGROUPS(HALF, 192, 128, 64, WITHOUT(dropout)),
+	WARPGROUPS(HALF, 256, 128, 80, WITHOUT(bias) | WITHOUT(dropout)),
+	WARPGROUPS(E4M3, 64, 192, 128, RAW),
+	WARPGROUPS(E4M3, 128, 128, 192, PLAIN),
+	WARPGROUPS(E4M3, 128, 128, 128, RAW),
+	WARPGROUPS(E4M3, 256, 128, 96, RAW),
 	ROWS(GPU_MFMA, CORE(MFMA), 128, 128, 64, 8, 1, 1),
 	ROWS(GPU_MFMA, CORE(MFMA), 256, 64, 32, 4, 1, 1),
 	PACK(GPU_MFMA_PACK, CORE(MFMA), 128, 16, 64, 1, 4, 1),
@@ -247,6 +254,7 @@ static void cut(const struct spec_backend_arch *arch, const struct spec_row *row
 static const char *misfit(const struct spec_backend_arch *arch, int pipeline,
 			  const struct kernel_spec *spec, enum spec_field *ret_field)
 {
+	struct gpu_traits traits = traits_of(&spec->signature);
 	struct gpu_tile tile = tile_of(pipeline, spec);
 
 	*ret_field = SPEC_FIELD_hdim_q;
@@ -256,7 +264,8 @@ static const char *misfit(const struct spec_backend_arch *arch, int pipeline,
 	if (spec->signature.hdim_v % 32 || spec->signature.hdim_v > 256 || !spec->signature.hdim_v)
 		return "not a multiple of 32 up to 256";
 	*ret_field = SPEC_FIELD_tile_m0;
-	return gpu_tile_misfit(gpu_arch_of(arch), (enum abi_family)spec->signature.family, &tile);
+	return gpu_tile_misfit(gpu_arch_of(arch), (enum abi_family)spec->signature.family, &traits,
+			       &tile);
 }
 
 const struct spec_backend gpu_backend = {

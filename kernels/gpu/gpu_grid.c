@@ -36,16 +36,13 @@ static int set_forward(const struct gpu_kernel *k, const struct abi_fwd_args *a,
 			g.n_tiles * k->tile.tile_m, ret_grid);
 }
 
-/*
- * Blocks that stay and take piece after piece. With sequences of their own lengths, nobody knows whose
- * pieces are long: there a block each leaves the order to the hardware.
- */
+/* Blocks that stay and take piece after piece. */
 static int set_pieces(const struct gpu_kernel *k, uint32_t units, const struct abi_fwd_args *a,
 		      uint32_t ret_grid[3])
 {
 	grid_int pieces = grid_pieces(a, k->tile.tile_m), blocks = pieces;
 
-	if (!a->sequences.seqstart_q && blocks > units)
+	if (blocks > units)
 		blocks = units;
 	return set_grid(blocks, 1, 1, pieces + blocks, ret_grid); /* a round further is looked at */
 }

@@ -100,12 +100,16 @@ static int decode_stages(const struct gpu_arch *arch, const struct gpu_tile *t)
 	return lds_decode_stages(cut_of(arch, t), (int)arch->lds_bytes / blocks - (blocks - 1) * 1024);
 }
 
-static int32_t forward_lds(const struct gpu_arch *arch, const struct gpu_tile *t)
+static int32_t forward_lds(const struct gpu_arch *arch, const struct gpu_traits *traits,
+			   const struct gpu_tile *t)
 {
+	const struct lds_wgmma_cut cut = {cut_of(arch, t), traits->dtype == ABI_E4M3 ? 1 : 2,
+					  traits->bias == 1};
+
 	if (t->pipeline == GPU_DECODE)
 		return lds_decode(cut_of(arch, t), decode_stages(arch, t));
 	if (t->pipeline == GPU_WGMMA)
-		return lds_wgmma(cut_of(arch, t), (int)arch->lds_bytes);
+		return lds_wgmma(cut, (int)arch->lds_bytes);
 	return lds_forward(cut_of(arch, t), is_parked(arch, t));
 }
 
@@ -231,7 +235,8 @@ static const char *warpgroups_misfit(const struct gpu_tile *t)
 	return NULL;
 }
 
-static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
+static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_traits *traits,
+				  const struct gpu_tile *t)
 {
 	const char *why = t->pipeline == GPU_WGMMA ? warpgroups_misfit(t) : NULL;
 
@@ -243,7 +248,7 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_
 		return "a team's share has at most 32 keys";
 	if (t->tile_m % (16 * t->waves_m) || t->tile_n % (16 * t->waves_n))
 		return "its waves do not divide it by 16";
-	return forward_lds(arch, t) > (int32_t)arch->lds_bytes
+	return forward_lds(arch, traits, t) > (int32_t)arch->lds_bytes
 		       ? "does not fit in the LDS of the arch"
 		       : NULL;
 }
@@ -285,7 +290,7 @@ static const char *backward_misfit(const struct gpu_arch *arch, const struct gpu
 }
 
 const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
-			    const struct gpu_tile *t)
+			    const struct gpu_traits *traits, const struct gpu_tile *t)
 {
 	if (t->hdim_q % 32 || t->hdim_v % 32 || t->hdim_q <= 0 || t->hdim_v <= 0 ||
 	    t->hdim_q > MAX_HDIM || t->hdim_v > MAX_HDIM)
@@ -296,7 +301,7 @@ const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
 	if (t->tile_m <= 0 || t->tile_n <= 0 || t->tile_m > 512 || t->tile_n > 512)
 		return "at most 512 rows and keys, and at least one";
 	if (is_forward(family))
-		return forward_misfit(arch, t);
+		return forward_misfit(arch, traits, t);
 	return family == ABI_BWD_DQ_DK_DV ? backward_misfit(arch, t) : NULL;
 }
 
@@ -319,7 +324,7 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 	if (t->pipeline >= GPU_COMBINE || (pack && traits->dropout))
 		return 1;
 	if (t->pipeline == GPU_WGMMA &&
-	    (family != ABI_FWD || traits->paged || traits->descale || traits->dtype > ABI_BF16))
+	    (family != ABI_FWD || traits->paged || traits->dtype > ABI_E4M3))
 		return 1;
 	if (begin_kernel(arch, family, traits->dtype, t, k))
 		return 1;
@@ -335,7 +340,7 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 						    traits->softcap || traits->any_scale,
 					  .buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, t) : 0,
 					  .parked = t->pipeline != GPU_DECODE && is_parked(arch, t)});
-	return finish_kernel(arch, k, forward_lds(arch, t));
+	return finish_kernel(arch, k, forward_lds(arch, traits, t));
 }
 
 static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *traits,
@@ -399,7 +404,7 @@ int gpu_kernel_make(const struct gpu_arch *arch, enum abi_family family,
 		    const struct gpu_traits *traits, const struct gpu_tile *tile,
 		    struct gpu_kernel *ret_kernel)
 {
-	if (!knows(arch, traits, tile) || gpu_tile_misfit(arch, family, tile))
+	if (!knows(arch, traits, tile) || gpu_tile_misfit(arch, family, traits, tile))
 		return 1;
 	if (is_forward(family))
 		return make_forward(arch, family, traits, tile, ret_kernel);

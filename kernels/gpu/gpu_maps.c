@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu_maps.c: the tensor maps of Hopper's loop, fwd_wgmma.h, which takes those of Q, K and V, and stores
+ * gpu_maps.c: the tensor maps of Hopper's loop, fwd_wgmma.h, which takes those of Q, K, V and a bias, and stores
  * O by whole chunks. In group mode the packed axis is the sequence axis, and kernels add where a sequence
  * starts; rows of its neighbours that a box brings along are masked.
  */
@@ -8,15 +8,21 @@
 
 #include <stddef.h>
 
-#define ELEMENT_BYTES 2
 #define SWIZZLE       128 /* bytes: also the width of a box */
 #define MOST_STRIDE   ((int64_t)1 << 40)
+#define MOST_SOFT_CAP 1024 /* scores are taken from it in float32 */
 
-/* A tensor of 16-bit elements, dense along the head dimension. */
+/* A tensor, dense along the head dimension (a bias: along the keys). */
 struct operand {
 	const struct abi_tensor *tensor;
 	int64_t hdim, rows, heads, batch;
+	int32_t dtype;
 };
+
+static int64_t element_bytes(int32_t dtype)
+{
+	return dtype == ABI_F32 ? 4 : dtype == ABI_E4M3 ? 1 : 2;
+}
 
 /* Bytes between neighbours of dimensions 1 to 3; NULL, or why the engine cannot follow. */
 static const char *find_strides(const struct operand *o, uint64_t ret_strides[3])
@@ -26,12 +32,12 @@ static const char *find_strides(const struct operand *o, uint64_t ret_strides[3]
 	const int64_t extents[] = {o->rows, o->heads, o->batch};
 
 	if (t->stride_dim != 1)
-		return "the elements of a head have gaps between them";
+		return "the elements of a row have gaps between them";
 	if ((uintptr_t)t->data % LAUNCH_ALIGNMENT)
 		return "a tensor does not begin at a multiple of 16 bytes";
 	for (int i = 0; i < 3; i++) {
 		/* The stride of an axis of one element may be anything, but not for the engine. */
-		int64_t stride = extents[i] == 1 ? LAUNCH_ALIGNMENT : strides[i] * ELEMENT_BYTES;
+		int64_t stride = extents[i] == 1 ? LAUNCH_ALIGNMENT : strides[i] * element_bytes(o->dtype);
 
 		if (stride <= 0 || stride % LAUNCH_ALIGNMENT || stride >= MOST_STRIDE)
 			return "a stride is no multiple of 16 bytes";
@@ -49,27 +55,60 @@ static const char *add_map(const struct operand *o, const struct abi_fwd_args *a
 		return "a tensor is empty";
 	*map = (struct launch_map){
 		.offset = (uint16_t)((const char *)&o->tensor->data - (const char *)a),
-		.dtype = (uint16_t)a->dtype,
+		.dtype = (uint16_t)o->dtype,
 		.swizzle = SWIZZLE,
-		.box = {SWIZZLE / ELEMENT_BYTES, (uint32_t)box_rows, 1, 1},
+		.box = {(uint32_t)(SWIZZLE / element_bytes(o->dtype)), (uint32_t)box_rows, 1, 1},
 		.extents = {(uint64_t)o->hdim, (uint64_t)o->rows, (uint64_t)o->heads,
 			    (uint64_t)o->batch}};
 	record->aligned[record->n_aligned++] = map->offset;
 	return find_strides(o, map->strides);
 }
 
-/* Chunks of 16 bytes go out from the registers. */
+/* Along the axes that it repeats over a bias has one element. */
+static const char *add_bias(const struct operand *q, const struct abi_fwd_args *a, int tile_m,
+			    struct launch_record *record)
+{
+	const struct abi_tensor *t = &a->bias;
+	struct operand bias = *q;
+
+	if (a->bias_dtype != a->dtype)
+		return "the bias has not the type of Q";
+	bias.tensor = t;
+	bias.hdim = a->sequences.seqlen_k_max;
+	if (!t->stride_seq)
+		bias.rows = 1;
+	if (!t->stride_head)
+		bias.heads = 1;
+	if (!t->stride_batch)
+		bias.batch = 1;
+	return add_map(&bias, a, t->stride_seq ? tile_m : 1, record);
+}
+
+/* Eight neighbours go out from the registers at once. */
 static const char *check_output(const struct abi_fwd_args *a, const struct operand *o,
 				struct launch_record *record)
 {
 	uint64_t ignored[3];
 
-	if (a->o_dtype != a->dtype)
+	if (a->dtype != ABI_E4M3 && a->o_dtype != a->dtype)
 		return "O has not the type of Q";
-	if (a->hdim_v % (LAUNCH_ALIGNMENT / ELEMENT_BYTES))
+	if (a->hdim_v % 8)
 		return "the head dimension of V is no multiple of 8";
 	record->aligned[record->n_aligned++] = offsetof(struct abi_fwd_args, o.data);
 	return find_strides(o, ignored);
+}
+
+/* What scores are made of, once a head. */
+static const char *check_scores(const struct abi_fwd_args *a)
+{
+	const struct abi_descale *factors[] = {&a->q_descale, &a->k_descale, &a->v_descale};
+
+	for (int i = 0; i < 3; i++)
+		if (factors[i]->data && (factors[i]->block || factors[i]->per_page))
+			return "a head has more than one descale";
+	if (a->logits_soft_cap > MOST_SOFT_CAP)
+		return "a soft cap above 1024";
+	return a->cache.page_size ? "the cache lies in pages" : NULL;
 }
 
 const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
@@ -84,21 +123,23 @@ const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
 	ret_record->n_maps = ret_record->n_aligned = 0;
 	if (tile->pipeline != GPU_WGMMA)
 		return NULL;
-	struct operand q = {&a->q, a->hdim_q, s->seqlen_q_max, a->nhead_q, s->batch};
-	struct operand k = {&a->k, a->hdim_q, s->seqlen_k_max, a->nhead_k, batch_k}, v, o;
+	struct operand q = {&a->q, a->hdim_q, s->seqlen_q_max, a->nhead_q, s->batch, a->dtype};
+	struct operand k = {&a->k, a->hdim_q, s->seqlen_k_max, a->nhead_k, batch_k, a->dtype}, v, o;
 
 	if (s->seqstart_q)
 		q.rows = s->total_q, q.batch = 1;
 	if (s->seqstart_k)
 		k.rows = s->total_k, k.batch = 1;
 	v = k, v.tensor = &a->v, v.hdim = a->hdim_v;
-	o = q, o.tensor = &a->o;
-	if (a->cache.page_size)
-		return "the cache lies in pages";
-	why = add_map(&q, a, tile->tile_m, ret_record);
+	o = q, o.tensor = &a->o, o.dtype = a->o_dtype;
+	why = check_scores(a);
+	if (!why)
+		why = add_map(&q, a, tile->tile_m, ret_record);
 	if (!why)
 		why = add_map(&k, a, tile->tile_n, ret_record);
 	if (!why)
 		why = add_map(&v, a, tile->tile_n, ret_record);
+	if (!why && a->bias.data)
+		why = add_bias(&q, a, tile->tile_m, ret_record);
 	return why ? why : check_output(a, &o, ret_record);
 }

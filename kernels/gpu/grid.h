@@ -47,10 +47,17 @@ GRID_FN grid_int grid_forward_tile(struct grid_forward g, grid_int x)
 	return g.n_tiles - 1 - x / g.n_splits;
 }
 
-/* For blocks that stay: the tiles of all heads and batch entries, taken one after the other. */
+/*
+ * For blocks that stay: the tiles of all heads and batch entries, taken one after the other. Of packed
+ * sequences, whose lengths are not known here, at least as many as there are.
+ */
 GRID_FN grid_int grid_pieces(const struct abi_fwd_args *a, int tile_m)
 {
-	return grid_forward_of(a, 0, 0, tile_m).n_tiles * a->nhead_q * a->sequences.batch;
+	const struct abi_sequences *s = &a->sequences;
+	grid_int n = grid_forward_of(a, 0, 0, tile_m).n_tiles * s->batch;
+	grid_int packed = s->total_q / tile_m + s->batch;
+
+	return (s->seqstart_q && packed < n ? packed : n) * a->nhead_q;
 }
 
 /* ---- backward: blocks that own keys, blocks that own rows, blocks that sum a dBias ---- */

@@ -101,30 +101,44 @@ LDS_FN int lds_forward(struct lds_cut c, int parked)
 }
 
 /*
- * Hopper's forward loop, fwd_wgmma.h: tiles are slabs of 64 16-bit columns; those of K and V in stages, Q's twice
- * where there is room.
+ * Hopper's forward loop, fwd_wgmma.h: tiles are slabs of 128 bytes' columns; those of K, V and a bias in stages, Q's
+ * twice where there is room. 8-bit values lie along the keys a second time.
  */
 #define LDS_WGMMA_STAGES   2
 #define LDS_WGMMA_BARRIERS 128
-LDS_FN int lds_slabs(int rows, int columns)
+struct lds_wgmma_cut {
+	struct lds_cut tile;
+	int element, bias; /* bytes; 1: a tensor of 16-bit elements */
+};
+
+LDS_FN int lds_slabs(int rows, int row_bytes)
 {
-	return rows * 128 * ((columns + 63) / 64);
+	return rows * 128 * ((row_bytes + 127) / 128);
 }
 
-LDS_FN int lds_wgmma_keys(struct lds_cut c)
+LDS_FN int lds_wgmma_keys(struct lds_wgmma_cut c)
 {
-	return LDS_WGMMA_STAGES * (lds_slabs(c.tile_n, c.hdim_q) + lds_slabs(c.tile_n, c.hdim_v)) +
+	return LDS_WGMMA_STAGES *
+		       (lds_slabs(c.tile.tile_n, c.tile.hdim_q * c.element) +
+			lds_slabs(c.tile.tile_n, c.tile.hdim_v * c.element) +
+			(c.element == 1 ? lds_slabs(c.tile.hdim_v, c.tile.tile_n) : 0) +
+			(c.bias ? lds_slabs(c.tile.tile_m, c.tile.tile_n * 2) : 0)) +
 	       LDS_WGMMA_BARRIERS;
 }
 
-LDS_FN int lds_wgmma_queries(struct lds_cut c, int most)
+LDS_FN int lds_wgmma_query(struct lds_wgmma_cut c)
 {
-	return lds_wgmma_keys(c) + 2 * lds_slabs(c.tile_m, c.hdim_q) <= most ? 2 : 1;
+	return lds_slabs(c.tile.tile_m, c.tile.hdim_q * c.element);
 }
 
-LDS_FN int lds_wgmma(struct lds_cut c, int most)
+LDS_FN int lds_wgmma_queries(struct lds_wgmma_cut c, int most)
 {
-	return lds_wgmma_keys(c) + lds_wgmma_queries(c, most) * lds_slabs(c.tile_m, c.hdim_q);
+	return lds_wgmma_keys(c) + 2 * lds_wgmma_query(c) <= most ? 2 : 1;
+}
+
+LDS_FN int lds_wgmma(struct lds_wgmma_cut c, int most)
+{
+	return lds_wgmma_keys(c) + lds_wgmma_queries(c, most) * lds_wgmma_query(c);
 }
 
 /*

@@ -136,6 +136,7 @@ DEV float shuffle_xor(float x, i32 mask) { return __shfl_xor_sync(0xffffffffu, x
 DEV float shuffle_from(float x, i32 lane) { return __shfl_sync(0xffffffffu, x, lane); }
 DEV u32 shuffle_word(u32 x, i32 lane) { return __shfl_sync(0xffffffffu, x, lane); }
 DEV bool any_of_wave(bool x) { return __any_sync(0xffffffffu, x); }
+DEV i32 sum_of_wave(i32 x) { return __reduce_add_sync(0xffffffffu, x); }
 
 DEV float exp2_fast(float x)
 {

@@ -360,12 +360,12 @@ template <class Core, int TM, int THREADS> struct ParkedRows {
 };
 
 /*
- * LAGS: m may lag behind the maximum by LAG (in powers of two): P is then at most 2^LAG, which every
+ * LAGS: m may lag behind the maximum by LAG (in powers of two): P is then at most 2^8, which every
  * operand type holds as precisely as 1, and after the first tiles hardly a wave still pays for
- * rescaling its accumulators. Where they are few, asking costs more than it saves.
+ * rescaling its accumulators. Where they are few, asking costs more than it saves. P is in units of 2^-SHIFT.
  */
-template <class Core, int TM, bool LAGS> struct Softmax {
-	static constexpr float LAG = 8.0f;
+template <class Core, int TM, bool LAGS, int SHIFT = 0> struct Softmax {
+	static constexpr float LAG = 8.0f - SHIFT;
 
 	/* S becomes P; returns whether *ret_factor must multiply what was summed so far, the same for
 	 * all lanes. */
@@ -438,7 +438,7 @@ template <class Core, int TM, bool LAGS> struct Softmax {
 	template <class Rows, int TN>
 	METHOD static void exponentiate(Rows &rows, RegTile<Core, TM, TN> &s, int i, int r, float unit)
 	{
-		float zero = origin(rows.m(i, r), unit), total = rows.begin_sum(i, r);
+		float zero = origin(rows.m(i, r), unit) - SHIFT, total = rows.begin_sum(i, r);
 
 		UNROLL
 		for (int n = 0; n < TN; n++)

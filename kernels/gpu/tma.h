@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * tma.h: Hopper's copy engine and the barriers in shared memory that it reports to. A tile in shared
- * memory is slabs of 64 16-bit columns, each rows x 128 bytes with the 128-byte swizzle: what a box of a
- * tensor map (tensor_map.h) brings and what WGMMA's descriptors (wgmma.h) name.
+ * memory is slabs of 128 bytes' columns, each rows x 128 bytes with the 128-byte swizzle: what a box of a
+ * tensor map brings and what WGMMA's descriptors (wgmma.h) name.
  */
 #ifndef FMHA_GPU_TMA_H
 #define FMHA_GPU_TMA_H
@@ -14,14 +14,14 @@ struct alignas(64) TensorMap {
 	u64 w[16];
 };
 
-static const int SLAB_COLUMNS = 64;
+static const int SLAB_WIDTH = 128, SLAB_COLUMNS = SLAB_WIDTH / 2; /* in bytes; in 16-bit elements */
 
 /* Columns beyond the tensor's come as zeros. */
-static __device__ constexpr int slabs_of(int columns)
+static __device__ constexpr int slabs_of(int columns, int element_bytes = 2)
 {
-	return (columns + SLAB_COLUMNS - 1) / SLAB_COLUMNS;
+	return (columns * element_bytes + SLAB_WIDTH - 1) / SLAB_WIDTH;
 }
-static __device__ constexpr int slab_bytes(int rows) { return rows * SLAB_COLUMNS * 2; }
+static __device__ constexpr int slab_bytes(int rows) { return rows * SLAB_WIDTH; }
 
 DEV void barrier_init(u32 at, i32 arrivals)
 {

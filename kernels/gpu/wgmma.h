@@ -2,7 +2,7 @@
 /*
  * wgmma.h: Hopper's matrix products of a warpgroup. The accumulators of 64 rows x 16 TILES columns are,
  * warp by warp, the row of 16 x 16 tiles that core_mma.h describes, so that everything about scores works on
- * them; P in 16 bits is an A operand likewise.
+ * them; P is an A operand likewise: in 16 bits as it is, in 8 bits with its columns permuted (wgmma_values.h).
  *
  * Products run on their own: from begin() to wait<N>(), which leaves the last N batches under way, neither
  * accumulators nor operands may be touched. settle() tells the compiler that they changed.
@@ -30,7 +30,7 @@ template <class Acc, int N> DEV void settle(Acc (&x)[N])
 
 /*
  * Descriptors of operands in shared memory: address, distances and swizzle. Read along the rows (Q, K) the
- * 8-row groups lie 1024 bytes apart and a step of 16 elements is 32 bytes; read across them (V) slabs lie
+ * 8-row groups lie 1024 bytes apart and a step along them is 32 bytes; read across them (V) slabs lie
  * `slab` bytes apart and a step of 16 rows is 2048.
  */
 DEV u64 wgmma_descriptor(u32 address, i32 slab)
@@ -40,6 +40,14 @@ DEV u64 wgmma_descriptor(u32 address, i32 slab)
 	return (u64)(SWIZZLE_128 | GROUP) << 32 | (u32)(slab >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 static const int STEP_ALONG = 32 >> 4, STEP_ACROSS = 2048 >> 4; /* in units of a descriptor's address */
+
+/* Four 8 x 8 matrices of 16-bit elements, spread as load_matrix() does; each lane says where a row goes. */
+DEV void store_matrix(u32 address, const MmaOperand &x)
+{
+	asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.r[0]),
+		     "r"(x.r[1]), "r"(x.r[2]), "r"(x.r[3])
+		     : "memory");
+}
 
 template <class T, int TILES> struct Wgmma;
 
@@ -79,40 +87,46 @@ template <class T, int TILES> struct Wgmma;
 #define WGMMA_X15 WGMMA_X14, WGMMA_TILE(d[14])
 #define WGMMA_X16 WGMMA_X15, WGMMA_TILE(d[15])
 
-/* along(): D = A B^T or, with add, D += A B^T, B read along its rows; across(): D += A B, A in registers. */
-#define WGMMA(T, NAME, TILES, N, P0, P1, P2, P3, P4)                                                 \
+/*
+ * along(): D = A B^T or, with add, D += A B^T, B read along its rows; across(): D += A B, A in registers. Of 8-bit
+ * types B is always read along its rows: across() wants it transposed (wgmma_values.h).
+ */
+#define WGMMA(T, NAME, K, ALONG, ACROSS, TILES, N, P0, P1, P2, P3, P4)                               \
 	template <> struct Wgmma<T, TILES> {                                                            \
 		template <class Acc> METHOD static void along(Acc (&d)[TILES], u64 a, u64 b, i32 add)       \
 		{                                                                                           \
 			asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.s32 add, " P2 ", 0;\n\t"                   \
-				     "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." NAME "." NAME                   \
-				     " {" WGMMA_D##TILES "}, " P0 ", " P1 ", add, 1, 1, 0, 0;\n\t}"                 \
+				     "wgmma.mma_async.sync.aligned.m64n" N "k" K ".f32." NAME "." NAME                \
+				     " {" WGMMA_D##TILES "}, " P0 ", " P1 ", add, 1, 1" ALONG ";\n\t}"             \
 				     : WGMMA_X##TILES                                                                \
 				     : "l"(a), "l"(b), "r"(add));                                                    \
 		}                                                                                           \
 		template <class Acc> METHOD static void across(Acc (&d)[TILES], const u32 (&a)[4], u64 b)   \
 		{                                                                                           \
 			asm volatile("{\n\t.reg .pred add;\n\tsetp.eq.s32 add, 0, 0;\n\t"                        \
-				     "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." NAME "." NAME                   \
+				     "wgmma.mma_async.sync.aligned.m64n" N "k" K ".f32." NAME "." NAME                \
 				     " {" WGMMA_D##TILES "}, {" P0 ", " P1 ", " P2 ", " P3 "}, " P4                    \
-				     ", add, 1, 1, 1;\n\t}"                                                         \
+				     ", add, 1, 1" ACROSS ";\n\t}"                                                 \
 				     : WGMMA_X##TILES                                                                \
 				     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                           \
 		}                                                                                           \
 	};
-#define WGMMA_BOTH(...) WGMMA(BF16, "bf16", __VA_ARGS__) WGMMA(F16, "f16", __VA_ARGS__)
-WGMMA_BOTH(2, "32", "%16", "%17", "%18", "%19", "%20")
-WGMMA_BOTH(4, "64", "%32", "%33", "%34", "%35", "%36")
-WGMMA_BOTH(5, "80", "%40", "%41", "%42", "%43", "%44")
-WGMMA_BOTH(6, "96", "%48", "%49", "%50", "%51", "%52")
-WGMMA_BOTH(7, "112", "%56", "%57", "%58", "%59", "%60")
-WGMMA_BOTH(8, "128", "%64", "%65", "%66", "%67", "%68")
-WGMMA_BOTH(9, "144", "%72", "%73", "%74", "%75", "%76")
-WGMMA_BOTH(10, "160", "%80", "%81", "%82", "%83", "%84")
-WGMMA_BOTH(11, "176", "%88", "%89", "%90", "%91", "%92")
-WGMMA_BOTH(12, "192", "%96", "%97", "%98", "%99", "%100")
-WGMMA_BOTH(16, "256", "%128", "%129", "%130", "%131", "%132")
-#undef WGMMA_BOTH
+#define WGMMA_ALL(...)                                                                               \
+	WGMMA(BF16, "bf16", "16", ", 0, 0", ", 1", __VA_ARGS__)                                         \
+	WGMMA(F16, "f16", "16", ", 0, 0", ", 1", __VA_ARGS__)                                           \
+	WGMMA(E4M3, "e4m3", "32", "", "", __VA_ARGS__)
+WGMMA_ALL(2, "32", "%16", "%17", "%18", "%19", "%20")
+WGMMA_ALL(4, "64", "%32", "%33", "%34", "%35", "%36")
+WGMMA_ALL(5, "80", "%40", "%41", "%42", "%43", "%44")
+WGMMA_ALL(6, "96", "%48", "%49", "%50", "%51", "%52")
+WGMMA_ALL(7, "112", "%56", "%57", "%58", "%59", "%60")
+WGMMA_ALL(8, "128", "%64", "%65", "%66", "%67", "%68")
+WGMMA_ALL(9, "144", "%72", "%73", "%74", "%75", "%76")
+WGMMA_ALL(10, "160", "%80", "%81", "%82", "%83", "%84")
+WGMMA_ALL(11, "176", "%88", "%89", "%90", "%91", "%92")
+WGMMA_ALL(12, "192", "%96", "%97", "%98", "%99", "%100")
+WGMMA_ALL(16, "256", "%128", "%129", "%130", "%131", "%132")
+#undef WGMMA_ALL
 #undef WGMMA
 
 #endif

@@ -482,7 +482,7 @@ def test_plan_explains_without_a_daemon(fmhactl):
 @pytest.mark.parametrize("op, shape, kernel", [
     # Measured to be the fastest of the tiles that do not spill: kernels/gpu/NOTES.md.
     ("forward", "4 16 16 4096 4096 64", "t192x128"),
-    ("forward", "4 16 16 4096 4096 128", "t128x192"),
+    ("forward", "4 16 16 4096 4096 128", "t128x128"),
     ("forward", "16 16 16 512 512 128", "t128x128"),
     ("forward", "2 8 8 4096 4096 256", "t128x80"),
     ("backward", "4 16 16 4096 4096 64", "t32x128"),
@@ -499,6 +499,20 @@ def test_plan_takes_the_tile_that_is_fastest(fmhactl, op, shape, kernel):
     assert f"-{kernel}x" in stage["kernel"]
     assert (plan["n_splits"] > 0) == ("131072" in shape or "16384" in shape)
     assert ("us unsplit" in plan["split_why"]) == ("t16x64" in kernel or "t64x32" in kernel)
+
+
+@pytest.mark.parametrize("options, kernel", [
+    ("--dtype e4m3", "t128x192"),
+    ("--dtype e4m3 --causal", "t128x128"),
+    ("--dtype e4m3 --hdim 256", "t128x96"),
+    ("--bias", "t128x128"),
+    ("--alibi --causal", "t128x128"),
+    ("--softcap 20", "t128x128"),
+    ("--dropout 0.1", "t128x96"),
+])
+def test_plan_has_warpgroups_for_features(fmhactl, options, kernel):
+    plan = json.loads(fmhactl("plan", "--arch", "sm_90a", "--seqlen", 4096, *options.split(), "--json"))["plan"]
+    assert f"-gpu_wgmma-{kernel}x" in plan["stages"][0]["kernel"]
 
 
 def test_plan_asks_the_daemon(fmhactl):

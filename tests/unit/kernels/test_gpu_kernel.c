@@ -98,7 +98,8 @@ static void tiles_that_do_not_fit_are_refused(void **state)
 	assert_int_equal(make("sm_86", ABI_FWD, &bf16, &tile, &k), 0);
 	tile.tile_n = 256; /* 160 KiB of K and V */
 	assert_int_equal(make("sm_86", ABI_FWD, &bf16, &tile, &k), 1);
-	assert_non_null(strstr(gpu_tile_misfit(gpu_arch_find("sm_86"), ABI_FWD, &tile), "LDS"));
+	assert_non_null(
+		strstr(gpu_tile_misfit(gpu_arch_find("sm_86"), ABI_FWD, &bf16, &tile), "LDS"));
 	tile.tile_n = 40; /* not whole 16-column tiles */
 	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
 	tile.tile_n = 64;
@@ -238,6 +239,52 @@ static void merges_of_many_parts_share_a_row(void **state)
 	}
 }
 
+/* 8-bit values lie in LDS twice, a bias beside the keys. */
+static void warpgroups_fit_or_are_refused(void **state)
+{
+	const struct gpu_tile wide = {GPU_WGMMA, 128, 192, 128, 128, 8, 1, 1};
+	const struct gpu_tile narrow = {GPU_WGMMA, 128, 128, 128, 128, 8, 1, 1};
+	const struct gpu_traits bias = {.dtype = ABI_BF16, .bias = 1};
+	const struct gpu_traits fp8 = {.dtype = ABI_E4M3, .descale = 1};
+	const struct gpu_traits other_fp8 = {.dtype = ABI_E5M2};
+	struct gpu_kernel k;
+
+	(void)state;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &wide, &k), 0);
+	assert_int_equal(k.lds_bytes, (128 + 4 * 192) * 256 + 128);
+	assert_int_equal(make("sm_90a", ABI_FWD, &bias, &wide, &k), 1);
+	assert_int_equal(make("sm_90a", ABI_FWD, &bias, &narrow, &k), 0);
+	assert_int_equal(k.lds_bytes, (128 + 4 * 128) * 256 + 2 * 128 * 256 + 128);
+	assert_int_equal(make("sm_90a", ABI_FWD, &fp8, &wide, &k), 0);
+	assert_int_equal(k.lds_bytes, (2 * 128 + 4 * 192 + 2 * 256) * 128 + 128);
+	assert_int_equal(make("sm_90a", ABI_FWD, &other_fp8, &wide, &k), 1);
+}
+
+/* Of the blocks that a device has room for, or one a piece where those are fewer. */
+static void pieces_of_packed_sequences_are_bounded(void **state)
+{
+	const struct gpu_tile tile = {GPU_WGMMA, 128, 128, 128, 128, 8, 1, 1};
+	struct abi_fwd_args a = {.nhead_q = 3, .nhead_k = 3, .hdim_q = 128, .hdim_v = 128};
+	struct gpu_kernel k;
+	uint32_t grid[3];
+
+	(void)state;
+	a.sequences.batch = 4;
+	a.sequences.seqlen_q_max = 1000;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 1000, &a, grid), 0);
+	assert_int_equal(grid[0], 8 * 4 * 3);
+	assert_int_equal(gpu_kernel_grid(&k, 80, &a, grid), 0);
+	assert_int_equal(grid[0], 80);
+	/* Lengths 1000, 1, 1, 128 have 8 + 1 + 1 + 1 tiles of rows; any have at most 8 + 4. */
+	a.sequences.seqstart_q = (const int32_t *)64;
+	a.sequences.total_q = 1130;
+	assert_int_equal(gpu_kernel_grid(&k, 1000, &a, grid), 0);
+	assert_int_equal(grid[0], (8 + 4) * 3);
+	assert_int_equal(gpu_kernel_grid(&k, 20, &a, grid), 0);
+	assert_int_equal(grid[0], 20);
+}
+
 /* Every tile of every split has one block. */
 static void forward_blocks_cover_the_rows(void **state)
 {
@@ -326,6 +373,8 @@ int main(void)
 		cmocka_unit_test(small_families_have_kernels),
 		cmocka_unit_test(decode_fills_the_lds),
 		cmocka_unit_test(merges_of_many_parts_share_a_row),
+		cmocka_unit_test(warpgroups_fit_or_are_refused),
+		cmocka_unit_test(pieces_of_packed_sequences_are_bounded),
 		cmocka_unit_test(forward_blocks_cover_the_rows),
 		cmocka_unit_test(backward_blocks_cover_keys_and_rows),
 		cmocka_unit_test(grids_beyond_reach_are_refused),

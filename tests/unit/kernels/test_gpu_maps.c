@@ -10,7 +10,7 @@
 #include <kernels/gpu_kernel.h>
 
 enum { BATCH = 2, ROWS_Q = 70, ROWS_K = 300, HEADS_Q = 6, HEADS_K = 3, HDIM_Q = 192, HDIM_V = 128 };
-enum { Q, K, V };
+enum { Q, K, V, BIAS };
 
 static const struct gpu_kernel kernel = {.tile = {.pipeline = GPU_WGMMA,
 						  .tile_m = 128,
@@ -111,14 +111,76 @@ static void an_indexed_cache_has_its_own_rows(void **state)
 	assert_int_equal(record.maps[Q].extents[3], BATCH);
 }
 
-static void what_the_engine_cannot_follow_is_refused(void **state)
+/* (batch, head, row, column), rows of more elements than there are columns. */
+static void add_bias(struct abi_fwd_args *a)
 {
+	const int64_t row = 304;
+
+	a->bias = (struct abi_tensor){memory, HEADS_Q * ROWS_Q * row, row, ROWS_Q * row, 1};
+	a->bias_dtype = ABI_BF16;
+}
+
+static void a_bias_is_a_map_by_rows_and_keys(void **state)
+{
+	const uint64_t extents[] = {ROWS_K, ROWS_Q, HEADS_Q, BATCH};
+	struct abi_fwd_args a = problem();
 	struct launch_record record;
 
 	(void)state;
-	for (int fault = 0; fault < 10; fault++) {
+	add_bias(&a);
+	assert_null(gpu_kernel_maps(&kernel, &a, &record));
+	assert_int_equal(record.n_maps, 4);
+	assert_int_equal(record.n_aligned, 5);
+	assert_int_equal(record.maps[BIAS].offset, offsetof(struct abi_fwd_args, bias.data));
+	assert_memory_equal(record.maps[BIAS].extents, extents, sizeof(extents));
+	assert_int_equal(record.maps[BIAS].strides[0], 2 * 304);
+	assert_int_equal(record.maps[BIAS].box[0], 64);
+	assert_int_equal(record.maps[BIAS].box[1], 128);
+}
+
+/* What repeats is one element of the axis, and a row is brought once. */
+static void a_bias_may_repeat(void **state)
+{
+	const uint64_t extents[] = {ROWS_K, 1, 1, 1};
+	struct abi_fwd_args a = problem();
+	struct launch_record record;
+
+	(void)state;
+	add_bias(&a);
+	a.bias.stride_batch = a.bias.stride_head = a.bias.stride_seq = 0;
+	assert_null(gpu_kernel_maps(&kernel, &a, &record));
+	assert_memory_equal(record.maps[BIAS].extents, extents, sizeof(extents));
+	assert_int_equal(record.maps[BIAS].box[1], 1);
+}
+
+static void eight_bits_fill_boxes_of_128_columns(void **state)
+{
+	static const float factor = 1;
+	struct abi_fwd_args a = problem();
+	struct launch_record record;
+
+	(void)state;
+	a.dtype = ABI_E4M3;
+	a.q_descale = a.k_descale = a.v_descale = (struct abi_descale){.data = &factor};
+	for (int o = ABI_F32; o <= ABI_BF16; o++) {
+		a.o_dtype = o;
+		assert_null(gpu_kernel_maps(&kernel, &a, &record));
+	}
+	assert_int_equal(record.maps[K].dtype, ABI_E4M3);
+	assert_int_equal(record.maps[K].box[0], 128);
+	assert_int_equal(record.maps[K].strides[0], HEADS_K * HDIM_Q);
+}
+
+static void what_the_engine_cannot_follow_is_refused(void **state)
+{
+	static const float factor = 1;
+	struct launch_record record;
+
+	(void)state;
+	for (int fault = 0; fault < 15; fault++) {
 		struct abi_fwd_args a = problem();
 
+		add_bias(&a);
 		switch (fault) {
 		case 0:
 			a.k.data = memory + 1;
@@ -147,8 +209,23 @@ static void what_the_engine_cannot_follow_is_refused(void **state)
 		case 8:
 			a.o.stride_seq += 4;
 			break;
-		default:
+		case 9:
 			a.hdim_v = 100;
+			break;
+		case 10:
+			a.bias_dtype = ABI_F32;
+			break;
+		case 11:
+			a.bias.stride_seq = ROWS_K;
+			break;
+		case 12:
+			a.logits_soft_cap = 1025;
+			break;
+		case 13:
+			a.k_descale = (struct abi_descale){.data = &factor, .block = 64};
+			break;
+		default:
+			a.v_descale = (struct abi_descale){.data = &factor, .per_page = 1};
 		}
 		assert_non_null(gpu_kernel_maps(&kernel, &a, &record));
 	}
@@ -161,6 +238,9 @@ int main(void)
 		cmocka_unit_test(other_loops_take_no_maps),
 		cmocka_unit_test(packed_sequences_are_one_axis),
 		cmocka_unit_test(an_indexed_cache_has_its_own_rows),
+		cmocka_unit_test(a_bias_is_a_map_by_rows_and_keys),
+		cmocka_unit_test(a_bias_may_repeat),
+		cmocka_unit_test(eight_bits_fill_boxes_of_128_columns),
 		cmocka_unit_test(what_the_engine_cannot_follow_is_refused),
 	};
 

@@ -123,7 +123,7 @@ void gpu_kernel_grid_prepare(uint32_t units, struct abi_prepare_args *args, uint
 
 /* Return: NULL, or why not: the end of a sentence about the tile. */
 const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
-			    const struct gpu_tile *tile);
+			    const struct gpu_traits *traits, const struct gpu_tile *tile);
 
 /* Whether dBias is a sum of what several blocks find: args decide between two kernels here, since
  * broadcast strides are no trait. */

@@ -89,7 +89,7 @@ struct launch_record {
 	uint32_t overlaps;
 	/* Pointers in the arguments that are promised to be multiples of LAUNCH_ALIGNMENT. */
 	uint32_t n_aligned;
-	uint16_t aligned[LAUNCH_MAPS];
+	uint16_t aligned[LAUNCH_MAPS + 1]; /* what maps are of, and an output */
 	/* What has to be zero before the launch, and the launches before it leave alone. */
 	uint32_t n_zeroes;
 	struct launch_range zeroes[LAUNCH_RANGES];
