@@ -90,6 +90,7 @@ gpu() {
     python3 tests/gpu/service.py && python3 tests/gpu/h200.py --bench "" &&
         python3 tests/gpu/hopper.py build build/hopper >/dev/null &&
         python3 tests/gpu/hopper.py run build/hopper --no-bench &&
+        python3 tests/gpu/hopper.py sanitize build/hopper --match 128x128 &&
         python3 tests/gpu/fences.py && python3 tests/gpu/sanitize.py && python3 tests/gpu/guard.py &&
         python3 tests/gpu/stress.py --seconds 60
 }

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Every kind of problem of a profile has a tile that spills no registers on NVIDIA GPUs; how long each compiles. No
-GPU needed.
+"""Every kind of problem of a profile has a tile that spills no registers on NVIDIA GPUs, and no kernel of Hopper's
+loops spills, has its products serialised (C7510 to C7515) or is above 150 KB; how long each compiles. No GPU needed.
 
     tests/gpu/spill_check.py [--profile pytorch] [--arch sm_80,sm_90a] [--full] [--match REGEX]
 
 A daemon sets kernels aside that turn out to spill, so here a kind's tiles are compiled in the order of the table
-until one does not; how many were tried is how many compiles its first user may have to wait for. The names come from
+until one does not; how many were tried is how many compiles its first user may have to wait for. Hopper's loops have
+their rows to be fast, so all of those are compiled. The names come from
 `fmhactl build --list`, so this is what the profile ships. The short version takes the kinds that have few registers
 left (f16 on sm_80, bf16 elsewhere), and fp8 ones of another profile; --full all of them (some hours of one core), of
 which batch_prefill is fwd_pagedkv under another name. Times are CPU seconds of one compile: 2 s are wanted, not
@@ -68,9 +69,15 @@ def kernel_of(lib, name):
     return kernel
 
 
+def is_strict(name):
+    return "wgmma" in NAME.match(name)["pipeline"]
+
+
 def kind_of(name):
     """All that the tile has no part in. A pipeline that packs heads serves other problems than one that does not."""
     p = NAME.match(name)
+    if is_strict(name):
+        return name
     words = [w for w in p["features"].split("_") if w not in ("buffers", "dkdv", "parked")]
     return " ".join([p["arch"], p["family"], p["dtype"], p["pipeline"], f"{p['hq']}x{p['hv']}", *words])
 
@@ -81,16 +88,19 @@ def compile_kind(jobs):
     for name, source, options, arch in jobs:
         start = time.process_time()
         try:
-            _, log = compile_cubin(source, options, arch)
+            code, log = compile_cubin(source, options, arch)
         except RuntimeError as error:
             return tried + [(name, 0, 0, time.process_time() - start, str(error)[-300:])]
         spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", log))
         registers = int(re.search(r"Used (\d+) registers", log).group(1))
-        tried.append((name, spills, registers, time.process_time() - start, ""))
+        faults = sorted(set(re.findall(r"C751[0-5]", log))) + [f"{len(code)} bytes"] * (len(code) > MOST_BYTES)
+        tried.append((name, spills, registers, time.process_time() - start, ", ".join(faults) if is_strict(name) else ""))
         if not spills:
             break
     return tried
 
+
+MOST_BYTES = 150 * 1024
 
 # Head dimensions and features of the short version's kinds.
 SHORT = {
@@ -119,6 +129,10 @@ def is_short(name, dtype):
         f"{p['hq']}x{p['hv']}", [])
 
 
+# Hopper's loops: bf16 or e4m3, whatever is nearest to having no registers left.
+SHORT_STRICT = re.compile(r"fmha_fwd_(bf16|e4m3)_\w+_gpu_wgmma_h(64x64|128x128|192x128|256x256)_\w+?_b1"
+                          r"_mask(_bias_logits|_bias_drop_logits|_descale_logits)?$")
+
 # Under a mask, with factors and without.
 SHORT_FP8 = re.compile(r"fmha_fwd_e4m3_\w+_gpu_mma_h128x128_\w+_mask(_descale_logits)?(_parked)?$")
 
@@ -141,9 +155,11 @@ def main():
             shipped = set(names)
             names = [n for n in names if n.replace("batch_prefill", "fwd_pagedkv") == n
                      or n.replace("batch_prefill", "fwd_pagedkv") not in shipped]
+            if options.full:  # of e4m3, too
+                names += [n for n in listed(arch, "fp8_test") if is_strict(n) and n not in shipped]
         else:
-            names = [n for n in names if is_short(n, "f16" if arch == "sm_80" else "bf16")]
-            names += filter(SHORT_FP8.match, listed(arch, "fp8_test"))
+            names = [n for n in names if is_short(n, "f16" if arch == "sm_80" else "bf16") or SHORT_STRICT.match(n)]
+            names += [n for n in listed(arch, "fp8_test") if SHORT_FP8.match(n) or SHORT_STRICT.match(n)]
         for name in names:
             kernel = kernel_of(lib, name)
             if kernel is None:
@@ -157,7 +173,7 @@ def main():
                 seconds[NAME.match(name)["family"]].append((cpu, name))
                 if error:
                     failed.append(f"{name}: {error}")
-                elif spills:
+                if spills:
                     print(f"spills {spills:4} bytes, {registers} registers, {cpu:.1f} s: {name}", flush=True)
             n_tried[len(tried)] += 1
             if all(spills for _, spills, *_ in tried):
