@@ -67,13 +67,27 @@ const struct spec_backend_arch *spec_arch_model(const struct spec_catalog *catal
 	return catalog->archs[arch].own.model;
 }
 
+static const struct spec_pipeline *own_pipeline(const struct spec_catalog *catalog, int pipeline)
+{
+	return pipeline >= 0 && pipeline < catalog->pipelines.n ? catalog->own_pipelines[pipeline]
+								: NULL;
+}
+
 int spec_pipeline_flags(const struct spec_catalog *catalog, int pipeline)
 {
-	const struct spec_pipeline *own = pipeline >= 0 && pipeline < catalog->pipelines.n
-						  ? catalog->own_pipelines[pipeline]
-						  : NULL;
+	const struct spec_pipeline *own = own_pipeline(catalog, pipeline);
 
 	return own ? (int)own->flags : -1;
+}
+
+void spec_dq_tile(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		  int32_t *ret_rows, int32_t *ret_floats)
+{
+	const struct spec_pipeline *own = own_pipeline(catalog, spec->pipeline);
+
+	*ret_rows = *ret_floats = 0;
+	if (own && own->dq_tile)
+		own->dq_tile(spec, ret_rows, ret_floats);
 }
 
 int spec_profile_count(const struct spec_catalog *catalog)

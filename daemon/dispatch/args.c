@@ -434,8 +434,11 @@ static void fill_bwd(const struct plan *plan, const struct launch_bases *bases,
 	};
 	if (group)
 		a->dq_acc_offsets = workspace(bases, plan->layout.dq_acc_offsets);
-	if (plan->dq_buffered)
-		a->dq_acc = workspace(bases, plan->layout.dq_acc);
+	if (!plan->dq_buffered)
+		return;
+	a->dq_acc = workspace(bases, plan->layout.dq_acc);
+	a->dq_tile_rows = plan->dq_tile_rows;
+	a->dq_tile_floats = plan->dq_tile_floats;
 }
 
 void args_fill(const struct plan *plan, uint32_t stage, const struct launch_bases *bases,

@@ -122,6 +122,7 @@ enum dq_mode {
 	DQ_PER_TILE,   /* deterministic, group mode: ceil(seqlen_k_i / tile_n0) a sequence */
 	DQ_PERSISTENT, /* deterministic, batch mode: as many as workers share one head */
 	DQ_SINGLE,     /* deterministic by construction with one buffer that is fully written */
+	DQ_TILES,      /* adds into one buffer of the pipeline's own tiles, in order where asked */
 };
 
 struct bwd_workspace {
@@ -131,6 +132,8 @@ struct bwd_workspace {
 	bool zero;
 };
 
+/* DQ_TILES: those of all heads and sequences, at most. */
+int64_t bwd_workspace_tiles(const struct plan *plan);
 int32_t bwd_persistent_splits(const struct fmha_problem *problem, int64_t tile_n0, int64_t workers);
 /* Sizes for a plan, before lengths are known: group mode counts every sequence as the longest. */
 int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_n0, int64_t workers,

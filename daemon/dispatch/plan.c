@@ -374,6 +374,17 @@ static enum dq_mode dq_mode_of(const struct planner *b)
 	return p->mode == FMHA_GROUP ? DQ_PER_TILE : DQ_PERSISTENT;
 }
 
+/* Has the kernel that was found tiles of dQ of its own? */
+static bool sums_in_tiles(const struct planner *b)
+{
+	const struct plan_stage *stage = &b->plan->stages[b->plan->n_stages - 1];
+
+	if (stage->has_spec)
+		spec_dq_tile(registry_catalog(b->device->registry), &stage->spec,
+			     &b->plan->dq_tile_rows, &b->plan->dq_tile_floats);
+	return b->plan->dq_tile_rows > 0;
+}
+
 static int build_backward(struct planner *b)
 {
 	struct plan *plan = b->plan;
@@ -397,6 +408,11 @@ static int build_backward(struct planner *b)
 		if (r < 0)
 			return r;
 		mode = dq_mode_of(b);
+	} else if (sums_in_tiles(b)) {
+		plan->dq_buffered = 1;
+		mode = DQ_TILES;
+	}
+	if (plan->dq_buffered) {
 		r = need_stage(b, ABI_BWD_CONVERT_DQ, p->q.dtype);
 		if (r < 0)
 			return r;

@@ -350,6 +350,12 @@ static int reach_bwd_workspace(const struct reach *r, const struct abi_bwd_args 
 		{(int64_t)a->nhead_q * r->plan->dq_splits * a->hdim_q, 1}};
 
 	TRY(within_workspace(r, r->plan->layout.d, sizeof(float), d, 3));
+	if (a->dq_tile_rows)
+		return within_workspace(
+			r, r->plan->layout.dq_acc, sizeof(float),
+			(const struct step[]){{bwd_workspace_tiles(r->plan), a->dq_tile_floats},
+					      {a->dq_tile_floats, 1}},
+			2);
 	return a->dq_acc ? within_workspace(r, r->plan->layout.dq_acc, sizeof(float), dq, 2) : 0;
 }
 

@@ -7,7 +7,8 @@
  *         dq_acc_offsets int64 [batch + 1], group mode only, in elements; rounded up to 16 bytes
  *   data  d              f32, one a row of queries: rowsum(dO * O)
  *         stages' shares
- *         dq_acc         f32, per sequence [nhead_q, nsplits_i, seqlen_q_i, hdim_q], compact
+ *         dq_acc         f32, per sequence [nhead_q, nsplits_i, seqlen_q_i, hdim_q], compact; or
+ *                        [nhead_q, tiles_i], tiles of dq_tile_rows rows as a pipeline lays them out
  *
  * The host writes the head, so convert_dq learns from it how many partial sums to add and where
  * they lie, and one convert_dq serves every dq_dk_dv tile. seqlen_q_i counts padding rows.
@@ -68,6 +69,20 @@ int32_t bwd_persistent_splits(const struct fmha_problem *problem, int64_t tile_n
 	return (int32_t)(1 + ceil_div(tiles - 1, run));
 }
 
+static int64_t tiles_of(const struct plan *plan, int64_t rows)
+{
+	return ceil_div(rows, plan->dq_tile_rows) * plan->problem.nhead_q;
+}
+
+int64_t bwd_workspace_tiles(const struct plan *plan)
+{
+	int64_t batch = plan->problem.batch, rows = plan->problem.seqlen_q;
+
+	if (plan_packed_q(plan)) /* each sequence has a last tile */
+		return tiles_of(plan, plan_total_q(plan)) + batch * plan->problem.nhead_q;
+	return batch * tiles_of(plan, rows);
+}
+
 int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_n0, int64_t workers,
 		       struct bwd_workspace *ret_workspace, struct fmha_error *err)
 {
@@ -98,10 +113,20 @@ int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_
 	case DQ_SINGLE:
 		w.dq_splits = 1;
 		break;
+	case DQ_TILES:
+		w.dq_splits = 1;
+		w.zero = true;
+		break;
 	}
-	r = workspace_product(&w.dq_acc_bytes, err, 5,
-			      (const int64_t[]){total_q, problem->nhead_q, w.dq_splits,
-						problem->hdim_q, (int64_t)sizeof(float)});
+	if (mode == DQ_TILES)
+		r = workspace_product(&w.dq_acc_bytes, err, 3,
+				      (const int64_t[]){bwd_workspace_tiles(plan),
+							plan->dq_tile_floats,
+							(int64_t)sizeof(float)});
+	else
+		r = workspace_product(&w.dq_acc_bytes, err, 5,
+				      (const int64_t[]){total_q, problem->nhead_q, w.dq_splits,
+							problem->hdim_q, (int64_t)sizeof(float)});
 	if (r < 0)
 		return r;
 	r = workspace_product(&d_bytes, err, 3,
@@ -142,6 +167,8 @@ static int64_t dq_acc_elements(const struct plan *plan, const struct index_table
 {
 	int64_t rows = tables->seqstart_q[b + 1] - tables->seqstart_q[b];
 
+	if (plan->dq_tile_rows)
+		return tiles_of(plan, rows) * plan->dq_tile_floats;
 	return rows * plan->problem.nhead_q * splits_of(plan, tables, b) * plan->problem.hdim_q;
 }
 

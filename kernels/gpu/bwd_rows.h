@@ -7,6 +7,7 @@
 #ifndef FMHA_GPU_BWD_ROWS_H
 #define FMHA_GPU_BWD_ROWS_H
 
+#include "bwd_tiles.h"
 #include "combine.h"
 
 template <class C> struct BackwardRows {
@@ -28,32 +29,88 @@ template <class C> struct BackwardRows {
 		return wave_sum(sum);
 	}
 
-	/* The same for several rows at once: 16 lanes a row, eight elements a load. */
+	/* The same for several rows at once: 16 lanes a row, eight elements a load, loads of all rows before the first sum. */
 	METHOD void dot_rows() const
 	{
-		const i32 LANES = GRID_DOT_LANES;
-		i32 index = grid_row(block_id_x(), C::THREADS / LANES, thread_id() / LANES);
-		i32 row = index / a.nhead_q, head = index % a.nhead_q;
+		const i32 LANES = GRID_DOT_LANES, ROWS = GRID_DOT_ROWS;
+		i32 first = grid_row(block_id_x(), C::THREADS / LANES * ROWS, thread_id() / LANES);
 		Sequence v = find_sequence(a.sequences, 0, block_id_z());
-		bool valid = row < v.n_q;
-		QueryView<Element, false> o = QueryView<Element, false>::make(a.o, v, head, 1, a.hdim_v);
-		QueryView<Element, false> d_o =
-			QueryView<Element, false>::make(a.d_o, v, head, 1, a.hdim_v);
-		float sum = 0;
+		i32 row[ROWS], head[ROWS];
+		float sum[ROWS];
 
-		for (i32 dim = thread_id() % LANES * 8; dim < a.hdim_v; dim += LANES * 8) {
-			chunk32 x = load_floats<Element>(o, row, dim, valid);
-			chunk32 y = load_floats<Element>(d_o, row, dim, valid);
+		UNROLL
+		for (int n = 0; n < ROWS; n++) {
+			i32 index = first + n * (C::THREADS / LANES);
+
+			row[n] = index / a.nhead_q;
+			head[n] = index - row[n] * a.nhead_q;
+			sum[n] = 0;
+		}
+		if (v.n_q == 0)
+			return;
+		if (dense(a.o) && dense(a.d_o))
+			for (i32 dim = thread_id() % LANES * 8; dim < a.hdim_v; dim += LANES * 8)
+				add_chunks(v, row, head, dim, sum);
+		else
+			UNROLL
+			for (int n = 0; n < ROWS; n++)
+				for (i32 dim = thread_id() % LANES; dim < a.hdim_v && row[n] < v.n_q; dim += LANES)
+					sum[n] += element(a.o, v, row[n], head[n], dim) * element(a.d_o, v, row[n], head[n], dim);
+		UNROLL
+		for (int n = 0; n < ROWS; n++) {
+			UNROLL
+			for (int i = 1; i < LANES; i *= 2)
+				sum[n] += shuffle_xor(sum[n], i);
+			if (row[n] < v.n_q && thread_id() % LANES == 0)
+				a.d.data[rows_offset(a.d, v, row[n], head[n])] = sum[n];
+		}
+	}
+
+	METHOD float element(const abi_tensor &t, const Sequence &v, i32 row, i32 head, i32 dim) const
+	{
+		return Element::to_float(((const Storage *)t.data)[q_offset(t, v, row, head) + dim * t.stride_dim]);
+	}
+
+	/* Every row is whole chunks of eight, 16 bytes or a multiple apart. */
+	METHOD bool dense(const abi_tensor &t) const
+	{
+		const i64 CHUNK = 16 / sizeof(Storage);
+
+		return t.stride_dim == 1 && a.hdim_v % 8 == 0 && (u64)t.data % 16 == 0 && t.stride_seq % CHUNK == 0 &&
+		       t.stride_head % CHUNK == 0 && t.stride_batch % CHUNK == 0;
+	}
+
+	template <int ROWS>
+	METHOD void add_chunks(const Sequence &v, const i32 (&row)[ROWS], const i32 (&head)[ROWS], i32 dim,
+			       float (&sum)[ROWS]) const
+	{
+		const int CHUNKS = 8 * sizeof(Storage) / 16;
+		chunk16 x[ROWS][CHUNKS], y[ROWS][CHUNKS];
+
+		UNROLL
+		for (int n = 0; n < ROWS; n++) {
+			const Storage *o = (const Storage *)a.o.data + q_offset(a.o, v, min_of(row[n], v.n_q - 1), head[n]) + dim;
+			const Storage *d_o =
+				(const Storage *)a.d_o.data + q_offset(a.d_o, v, min_of(row[n], v.n_q - 1), head[n]) + dim;
 
 			UNROLL
-			for (int i = 0; i < 8; i++)
-				sum += x.f[i] * y.f[i];
+			for (int c = 0; c < CHUNKS; c++) {
+				x[n][c] = load16((const chunk16 *)o + c);
+				y[n][c] = load16((const chunk16 *)d_o + c);
+			}
 		}
 		UNROLL
-		for (int i = 1; i < LANES; i *= 2)
-			sum += shuffle_xor(sum, i);
-		if (valid && thread_id() % LANES == 0)
-			a.d.data[rows_offset(a.d, v, row, head)] = sum;
+		for (int n = 0; n < ROWS; n++)
+			UNROLL
+			for (int i = 0; i < 8; i++)
+				sum[n] += of_chunks(x[n], i) * of_chunks(y[n], i);
+	}
+	template <int CHUNKS> METHOD static float of_chunks(const chunk16 (&x)[CHUNKS], int i)
+	{
+		if constexpr (CHUNKS == 2)
+			return bits_to_float(x[i / 4].w[i % 4]);
+		else
+			return Element::to_float((Storage)(x[0].w[i / 2] >> i % 2 * 16));
 	}
 
 	/* One block a head, all rows in the same order every time: no atomics. */
@@ -92,8 +149,49 @@ template <class C> struct BackwardRows {
 		dot_rows();
 	}
 
-	METHOD void convert() const
+	/* A block a chunk of a tile. */
+	METHOD void convert_tile(float *stage) const
 	{
+		const int QUERIES = LDS_CONVERT_QUERIES, STRIDE = LDS_CONVERT_STRIDE;
+		DqCut cut = DqCut::make(a);
+		i32 n_chunks = grid_dq_chunks(&a), index = block_id_x() / n_chunks;
+		i32 chunk = block_id_x() - index * n_chunks, head = index % a.nhead_q, number = index / a.nhead_q;
+		i32 part = chunk >= cut.blocks(0), block = chunk - part * cut.blocks(0), dim = cut.slab(part, block) * 64;
+		i32 row = number * cut.rows + cut.first_query(part), thread = thread_id();
+		Sequence v = find_sequence(a.sequences, 0, block_id_z());
+
+		if (row >= v.n_q)
+			return;
+		const float *from = dq_head_of(a, v, head, dq_tiles_of(a, v)) + (i64)number * a.dq_tile_floats +
+				    cut.part_at(part) + block * cut.chunk_floats() + thread * 4;
+		float *to = stage + thread % 4 * 2 * STRIDE + thread / 32 * 16 + thread / 4 % 8;
+		Storage *rows = (Storage *)a.dq.data + q_offset(a.dq, v, row, head);
+
+		NO_UNROLL
+		for (i32 q = 0; q < cut.queries(); q += QUERIES) {
+			UNROLL
+			for (int j = 0; j < QUERIES; j += 8) {
+				if (q + j >= cut.queries())
+					break;
+				chunk16 x = load16(from + (q + j) / 8 * 512);
+
+				UNROLL
+				for (int e = 0; e < 4; e++)
+					to[(j + e % 2) * STRIDE + e / 2 * 8] = bits_to_float(x.w[e]) * a.scale;
+			}
+			block_sync();
+			for (i32 i = thread; i < min_of(QUERIES, min_of(cut.queries(), v.n_q - row) - q) * 8; i += 128)
+				if (dim + i % 8 * 8 < a.hdim_q)
+					store_chunk(rows, a.dtype, (i64)(q + i / 8) * a.dq.stride_seq + (dim + i % 8 * 8) * a.dq.stride_dim,
+						    a.dq.stride_dim, stage + i / 8 * STRIDE + i % 8 * 8);
+			block_sync();
+		}
+	}
+
+	METHOD void convert(float *lds) const
+	{
+		if (a.dq_tile_rows)
+			return convert_tile(lds);
 		WaveRow at = WaveRow::make(a.nhead_q);
 		Sequence v = find_sequence(a.sequences, 0, block_id_z());
 

@@ -24,12 +24,14 @@ typedef abi_bwd_args Args;
 DEV void run(const Args &args, char *lds) { BackwardRows<Config>(args).dot(lds); }
 #elif FMHA_FAMILY == 7
 #include FMHA_HEADER(FMHA_LOOP)
+#ifndef FMHA_OWN_ENTRY
 typedef abi_bwd_args Args;
 DEV void run(const Args &args, char *lds) { backward<Config>(args, lds); }
+#endif
 #elif FMHA_FAMILY == 8
 #include "bwd_rows.h"
 typedef abi_bwd_args Args;
-DEV void run(const Args &args, char *) { BackwardRows<Config>(args).convert(); }
+DEV void run(const Args &args, char *lds) { BackwardRows<Config>(args).convert((float *)lds); }
 #else /* fwd, fwd_splitkv, fwd_pagedkv, batch_prefill */
 #include FMHA_HEADER(FMHA_LOOP)
 #ifndef FMHA_OWN_ENTRY

@@ -50,6 +50,12 @@ static int set_pieces(const struct gpu_kernel *k, uint32_t units, const struct a
 static int set_backward(const struct gpu_kernel *k, const struct abi_bwd_args *a,
 			uint32_t ret_grid[3])
 {
+	if (k->tile.pipeline == GPU_WGMMA) { /* heads are summed in a block */
+		grid_int tiles = grid_ceil(a->sequences.seqlen_k_max, k->tile.tile_n);
+
+		return set_grid(tiles * a->nhead_k * a->sequences.batch, 1, 1, tiles * k->tile.tile_n,
+				ret_grid);
+	}
 	struct grid_backward g = grid_backward_of(a, k->tile.tile_m, k->tile.tile_n, k->dq_tile_n,
 						  k->split_dkdv, k->dbias_sum);
 
@@ -67,7 +73,7 @@ static int set_rows(int rows_of_block, grid_int rows, grid_int batch, uint32_t r
 /* A second row of blocks, one a head, sums dSink. */
 static int set_dot(const struct gpu_kernel *k, const struct abi_bwd_args *a, uint32_t ret_grid[3])
 {
-	grid_int of_block = k->block[0] / GRID_DOT_LANES;
+	grid_int of_block = k->block[0] / GRID_DOT_LANES * GRID_DOT_ROWS;
 	grid_int x = grid_ceil(grid_query_rows(&a->sequences, a->nhead_q), of_block);
 
 	if (a->dsink && x < a->nhead_q)
@@ -101,6 +107,10 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 	case ABI_BWD_DOT_DO_O:
 		return set_dot(kernel, bwd, ret_grid);
 	case ABI_BWD_CONVERT_DQ:
+		if (bwd->dq_tile_rows)
+			return set_grid(grid_ceil(bwd->sequences.seqlen_q_max, bwd->dq_tile_rows) *
+						grid_dq_chunks(bwd) * bwd->nhead_q,
+					1, bwd->sequences.batch, 0, ret_grid);
 		return set_rows(waves, grid_query_rows(&bwd->sequences, bwd->nhead_q),
 				bwd->sequences.batch, ret_grid);
 	default:

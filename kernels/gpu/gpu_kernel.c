@@ -278,8 +278,26 @@ static struct gpu_tile dq_tile(const struct gpu_arch *arch, enum gpu_core core,
 	return backward_lds(arch, &r, buffers) <= (int32_t)arch->lds_bytes ? r : *t;
 }
 
+/* Two warpgroups of 64 keys, whose registers are known. */
+static const char *backward_warpgroups_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
+{
+	int wide = t->hdim_q > 128 || t->hdim_v > 128;
+
+	if (t->waves_m != 8 || t->waves_n != 1)
+		return "two warpgroups own keys";
+	if (t->tile_n != (wide ? 64 : 128))
+		return "heads up to 128, and no others, leave registers for 64 keys a warpgroup";
+	if (t->tile_m % 32 || t->tile_m > 256)
+		return "a warpgroup may have half of the rows, in sixteens";
+	return lds_bwd_wgmma(cut_of(arch, t)) > (int32_t)arch->lds_bytes
+		       ? "does not fit in the LDS of the arch"
+		       : NULL;
+}
+
 static const char *backward_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
+	if (t->pipeline == GPU_WGMMA)
+		return backward_warpgroups_misfit(arch, t);
 	if (t->tile_n != 16 * t->waves_m && t->tile_n != 32 * t->waves_m)
 		return "a wave keeps 16 or 32 keys";
 	if (t->tile_m % 16 || t->waves_n != 1)
@@ -343,6 +361,23 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));
 }
 
+/* One pass; dQ in tiles. */
+static int make_backward_wgmma(const struct gpu_arch *arch, const struct gpu_traits *traits,
+			       const struct gpu_tile *t, struct gpu_kernel *k)
+{
+	if (traits->dtype == ABI_F32 || traits->dtype > ABI_BF16)
+		return 1;
+	if (begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k))
+		return 1;
+	add_features(k, (struct features){.mask = traits->mask,
+					  .bias = traits->bias,
+					  .softcap = traits->softcap,
+					  .dropout = traits->dropout,
+					  .logits = traits->bias || traits->softcap ||
+						    traits->any_scale});
+	return finish_kernel(arch, k, lds_bwd_wgmma(cut_of(arch, t)));
+}
+
 static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *traits,
 			 const struct gpu_tile *t, struct gpu_kernel *k)
 {
@@ -388,6 +423,7 @@ static int make_rows(const struct gpu_arch *arch, enum abi_family family,
 	add_features(k, (struct features){.paged = family == ABI_FWD_APPENDKV && traits->paged});
 	return finish_kernel(arch, k,
 			     family == ABI_BWD_DOT_DO_O          ? t->waves_m * 4
+			     : family == ABI_BWD_CONVERT_DQ      ? lds_convert()
 			     : family == ABI_FWD_SPLITKV_COMBINE ? t->waves_m * arch->wave * GRID_COMBINE_BYTES
 								 : 0);
 }
@@ -408,6 +444,8 @@ int gpu_kernel_make(const struct gpu_arch *arch, enum abi_family family,
 		return 1;
 	if (is_forward(family))
 		return make_forward(arch, family, traits, tile, ret_kernel);
+	if (family == ABI_BWD_DQ_DK_DV && tile->pipeline == GPU_WGMMA)
+		return make_backward_wgmma(arch, traits, tile, ret_kernel);
 	if (family == ABI_BWD_DQ_DK_DV)
 		return make_backward(arch, traits, tile, ret_kernel);
 	return make_rows(arch, family, traits, tile, ret_kernel);

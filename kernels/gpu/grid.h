@@ -116,6 +116,7 @@ GRID_FN grid_int grid_backward_bias_tile(struct grid_backward g, grid_int x)
 /* ---- without tiles: lanes side by side take a row of a head, or of the cache ---- */
 
 #define GRID_DOT_LANES 16 /* that a row of dot_do_o takes; elsewhere a wave does */
+#define GRID_DOT_ROWS  4  /* one after the other, which they take */
 
 GRID_FN grid_int grid_row(grid_int x, int rows_of_block, int row_in_block)
 {
@@ -137,6 +138,19 @@ GRID_FN int grid_combine_waves(int n_parts, int waves)
 GRID_FN grid_int grid_query_rows(const struct abi_sequences *s, int nhead_q)
 {
 	return (grid_int)s->seqlen_q_max * nhead_q;
+}
+
+/* How bwd_tiles.h cuts a tile of dq_acc: 64 of the head dimension by all queries, or half of them. */
+GRID_FN grid_int grid_dq_slabs(const struct abi_bwd_args *a)
+{
+	return a->dq_tile_floats / (64 * a->dq_tile_rows); /* what is left are the counters */
+}
+
+GRID_FN grid_int grid_dq_chunks(const struct abi_bwd_args *a)
+{
+	grid_int slabs = grid_dq_slabs(a);
+
+	return slabs == 1 ? 2 : slabs;
 }
 
 /* New rows of K, as many of V, then rows of Q that are turned. */

@@ -170,6 +170,48 @@ LDS_FN int lds_decode(struct lds_cut c, int stages)
 		       lds_stationary(c.core, c.tile_m, c.hdim_q) + stages * lds_decode_stage(c));
 }
 
+/*
+ * Hopper's backward loops, bwd_wgmma.h: tiles of K and V, of Q in stages, of dO in stages where there is room, two
+ * numbers a row in stages, two tiles of keys x queries, and chunks of dQ on their way out. Wide heads: the two
+ * warpgroups share their keys.
+ */
+#define LDS_BWD_WGMMA_STAGES 2
+LDS_FN int lds_bwd_is_shared(int tile_n)
+{
+	return tile_n == 64;
+}
+
+LDS_FN int lds_bwd_do_stages(int tile_n)
+{
+	return lds_bwd_is_shared(tile_n) ? 1 : 2;
+}
+
+LDS_FN int lds_bwd_wgmma(struct lds_cut c)
+{
+	int slabs = (c.hdim_q + 63) / 64;
+	int dq = 2 * 64 * (slabs == 1 ? c.tile_m / 2 : c.tile_m) * 4;
+
+	return lds_slabs(c.tile_n, c.hdim_q) + lds_slabs(c.tile_n, c.hdim_v) +
+	       LDS_BWD_WGMMA_STAGES * (lds_slabs(c.tile_m, c.hdim_q) + c.tile_m * 8) +
+	       lds_bwd_do_stages(c.tile_n) * lds_slabs(c.tile_m, c.hdim_v) +
+	       2 * lds_slabs(c.tile_m, c.tile_n) + dq + LDS_WGMMA_BARRIERS;
+}
+
+/* Floats of its tile of dq_acc; each warpgroup's part has a counter that keeps blocks in order. */
+#define LDS_DQ_COUNTER 32
+LDS_FN int lds_dq_tile(int tile_m, int hdim_q)
+{
+	return tile_m * ((hdim_q + 63) / 64 * 64) + 2 * LDS_DQ_COUNTER;
+}
+
+/* convert_dq turns its chunks of 64 columns, so many queries at a time. */
+#define LDS_CONVERT_QUERIES 32
+#define LDS_CONVERT_STRIDE  68
+LDS_FN int lds_convert(void)
+{
+	return LDS_CONVERT_QUERIES * LDS_CONVERT_STRIDE * 4;
+}
+
 /* What describes the streamed tensors, where registers are dear. */
 LDS_FN int lds_views(int core)
 {

@@ -211,6 +211,8 @@ struct abi_bwd_args {
 	float logits_soft_cap;
 	abi_i32 dtype;
 	abi_i32 bias_dtype;
+	/* dq_acc in tiles of so many rows, of so many elements each; 0: row by row */
+	abi_i32 dq_tile_rows, dq_tile_floats;
 	abi_i32 reserved;
 };
 

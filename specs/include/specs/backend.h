@@ -20,16 +20,20 @@ enum spec_pipeline_flags {
 	SPEC_PACKS_HEADS = 1, /* the query heads of a group lie side by side in a tile's rows */
 	SPEC_NO_MATRIX = 2,   /* without matrix instructions */
 	SPEC_IN_MEMORY = 4, /* accumulators are in memory, as on a CPU: a large tile cannot spill */
-	SPEC_WRITES_DQ = 8, /* backward needs no buffer for partial sums of dQ */
+	SPEC_WRITES_DQ = 8, /* backward needs no buffer for partial sums of dQ, or says which */
 	SPEC_PACKS_KEYS = 16, /* K and V are copied in another order first */
 	SPEC_WARPGROUPS =
 		32,        /* products of four waves at once, from LDS that a copy engine fills */
 	SPEC_STREAMS = 64, /* few rows at the speed of memory: several tiles of keys under way */
 };
 
+struct kernel_spec;
+
 struct spec_pipeline {
 	const char *name;
 	uint32_t flags;
+	/* Of a dq_dk_dv kernel that sums dQ in tiles of its own: their rows and floats. NULL: none does. */
+	void (*dq_tile)(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *ret_floats);
 };
 
 struct spec_backend_arch {

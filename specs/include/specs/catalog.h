@@ -44,6 +44,9 @@ int spec_arch_has_pipeline(const struct spec_catalog *catalog, int arch, int pip
 const struct spec_backend_arch *spec_arch_model(const struct spec_catalog *catalog, int arch);
 /* Enum spec_pipeline_flags of one of this build's pipelines; -1: it is not one. */
 int spec_pipeline_flags(const struct spec_catalog *catalog, int pipeline);
+/* The tiles that a dq_dk_dv kernel sums dQ in: see struct abi_bwd_args; 0: it does not. */
+void spec_dq_tile(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		  int32_t *ret_rows, int32_t *ret_floats);
 
 /* Profiles, each a predicate on the record with the receipt of the same name. */
 int spec_profile_count(const struct spec_catalog *catalog);

@@ -112,6 +112,27 @@ static void atomic_adds_share_one_zeroed_buffer(void **state)
 	assert_true(w.zero);
 }
 
+static void tiles_hold_whole_rows_of_tiles(void **state)
+{
+	struct fmha_problem p;
+	struct bwd_workspace w;
+	struct fmha_error err;
+
+	(void)state;
+	for (int group = 0; group < 2; group++) {
+		problem_init(&p, group ? FMHA_GROUP : FMHA_BATCH);
+		struct plan plan = plan_of(&p);
+
+		plan.dq_tile_rows = 8;
+		plan.dq_tile_floats = 600;
+		assert_int_equal(bwd_workspace_size(&plan, DQ_TILES, 128, 132, &w, &err), 0);
+		/* 3 sequences of 10 rows: two tiles each. 22 packed rows: three, and a last one each. */
+		assert_int_equal(w.dq_acc_bytes, (group ? 3 + 3 : 3 * 2) * 4 * 600 * 4);
+		assert_int_equal(w.dq_splits, 1);
+		assert_true(w.zero);
+	}
+}
+
 static void deterministic_group_mode_splits_by_tile(void **state)
 {
 	struct fmha_problem p;
@@ -323,6 +344,7 @@ int main(void)
 		cmocka_unit_test(heads_are_rounded_to_16_bytes),
 		cmocka_unit_test(writing_dq_directly_needs_no_data),
 		cmocka_unit_test(atomic_adds_share_one_zeroed_buffer),
+		cmocka_unit_test(tiles_hold_whole_rows_of_tiles),
 		cmocka_unit_test(deterministic_group_mode_splits_by_tile),
 		cmocka_unit_test(deterministic_batch_mode_follows_the_workers),
 		cmocka_unit_test(persistent_splits_suffice),

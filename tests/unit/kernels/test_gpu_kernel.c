@@ -169,6 +169,37 @@ static void a_bias_that_repeats_has_blocks_for_its_gradient(void **state)
 	assert_int_equal(summed[0], 2 * ((500 + 127) / 128));
 }
 
+/* A block a KV head and 128 keys; then one a chunk of 64 of a tile's head dimension. */
+static void warpgroups_sum_heads_in_a_block(void **state)
+{
+	const struct gpu_tile tile = {GPU_WGMMA, 64, 128, 128, 128, 8, 1, 1};
+	const struct gpu_tile wide = {GPU_WGMMA, 64, 128, 256, 256, 8, 1, 1};
+	const struct gpu_tile convert = {GPU_CONVERT, 16, 16, 32, 32, 4, 1, 1};
+	struct abi_bwd_args a = {.nhead_q = 8, .nhead_k = 2, .hdim_q = 128, .hdim_v = 128};
+	struct gpu_kernel k;
+	uint32_t grid[3];
+
+	(void)state;
+	a.sequences.batch = 3;
+	a.sequences.seqlen_q_max = 300;
+	a.sequences.seqlen_k_max = 500;
+	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &bf16, &tile, &k), 0);
+	assert_int_equal(k.block[0], 384);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 3 * 2 * 4);
+	assert_int_equal(grid[1] * grid[2], 1);
+	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &bf16, &wide, &k), 1);
+	assert_int_equal(make("sm_80", ABI_BWD_DQ_DK_DV, &bf16, &tile, &k), 1);
+	a.dq_tile_rows = 64;
+	a.dq_tile_floats = 64 * 128 + 64;
+	assert_int_equal(make("sm_90a", ABI_BWD_CONVERT_DQ, &bf16, &convert, &k), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 5 * 8 * 2);
+	a.dq_tile_floats = 64 * 64 + 64; /* one slab: the warpgroups share the queries */
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 5 * 8 * 2);
+}
+
 static void small_families_have_kernels(void **state)
 {
 	const struct gpu_tile by_rows = {GPU_COMBINE, 16, 16, 32, 32, 4, 1, 1};
@@ -356,7 +387,7 @@ static void grids_beyond_reach_are_refused(void **state)
 	bwd.sequences.batch = 1;
 	bwd.sequences.seqlen_q_max = (1 << 24) - 1;
 	assert_int_equal(gpu_kernel_grid(&k, 132, &bwd, grid), 0);
-	assert_int_equal(grid[0], (((1u << 24) - 1) * 128 + 15) / 16);
+	assert_int_equal(grid[0], (((1u << 24) - 1) * 128 + 63) / 64);
 	bwd.sequences.seqlen_q_max = 1 << 24;
 	assert_int_equal(gpu_kernel_grid(&k, 132, &bwd, grid), 1);
 }
@@ -370,6 +401,7 @@ int main(void)
 		cmocka_unit_test(tiles_that_do_not_fit_are_refused),
 		cmocka_unit_test(backward_covers_keys_and_rows),
 		cmocka_unit_test(a_bias_that_repeats_has_blocks_for_its_gradient),
+		cmocka_unit_test(warpgroups_sum_heads_in_a_block),
 		cmocka_unit_test(small_families_have_kernels),
 		cmocka_unit_test(decode_fills_the_lds),
 		cmocka_unit_test(merges_of_many_parts_share_a_row),

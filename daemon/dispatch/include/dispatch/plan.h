@@ -86,8 +86,9 @@ struct plan {
 	int32_t dq_splits;             /* the largest nsplits_i */
 	uint32_t dq_per_sequence;      /* 1: nsplits_i = ceil(seqlen_k_i / dq_tile_n0) */
 	uint32_t dq_tile_n0;
-	uint32_t append;                    /* stage 0 writes k_new, v_new into the cache */
-	uint8_t misaligned[FMHA_N_TENSORS]; /* bytes past a multiple of LAUNCH_ALIGNMENT */
+	int32_t dq_tile_rows, dq_tile_floats; /* dq_acc in tiles, as the stage has it; 0: by rows */
+	uint32_t append;                      /* stage 0 writes k_new, v_new into the cache */
+	uint8_t misaligned[FMHA_N_TENSORS];   /* bytes past a multiple of LAUNCH_ALIGNMENT */
 	uint32_t n_views;
 	struct plan_view views[FMHA_N_TENSORS];
 	double flops;
