@@ -343,10 +343,6 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		fence_async();
 		named_sync(OWN_BARRIER + warpgroup(), GROUP_THREADS);
 	}
-	METHOD static void store_zeros(u32 at)
-	{
-		asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
-	}
 
 	/* Scores that must not count become -inf. Columns, as constants, are compared with what the lane's place leaves
 	 * of an edge. */

@@ -9,10 +9,11 @@
 #include <string.h>
 
 #include "gpu_arch.h"
+#include "lds.h"
 
-#define COUNT(x)     (sizeof(x) / sizeof((x)[0]))
-#define CORE(core)   (1u << GPU_CORE_##core)
-#define WITHOUT(f)   ((uint64_t)1 << SPEC_FIELD_##f)
+#define COUNT(x)   (sizeof(x) / sizeof((x)[0]))
+#define CORE(core) (1u << GPU_CORE_##core)
+#define WITHOUT(f) ((uint64_t)1 << SPEC_FIELD_##f)
 #define FORWARD                                                                                    \
 	(SPEC_BIT(SPEC_FWD) | SPEC_BIT(SPEC_FWD_SPLITKV) | SPEC_BIT(SPEC_FWD_PAGEDKV) |            \
 	 SPEC_BIT(SPEC_BATCH_PREFILL))
@@ -24,7 +25,9 @@
 #define NOT_FP8 (SPEC_BIT(SPEC_FP32) | HALF)
 
 #define TILE(pipeline, cores, families, types, without, hdim, m, n, waves_m, waves_n, blocks)      \
-	{pipeline, families, cores, types, hdim, m, n, waves_m, waves_n, blocks, without}
+	{                                                                                          \
+		pipeline, families, cores, types, hdim, m, n, waves_m, waves_n, blocks, without    \
+	}
 #define ROWS(pipeline, core, hdim, m, n, waves_m, waves_n, blocks)                                 \
 	TILE(pipeline, core, FORWARD, HALF | FP8, 0, hdim, m, n, waves_m, waves_n, blocks)
 /* Few rows: the waves of a block share the keys of a tile. A tile's rows belong to several heads,
@@ -43,6 +46,10 @@
 /* Rows by the copy engine. What the widest tiles have no registers for is left out. */
 #define WARPGROUPS(types, hdim, m, n, without)                                                     \
 	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_FWD), types, without, hdim, m, n, (m) / 16, 1, 1)
+/* Backward: as GRAD, two warpgroups. */
+#define GRAD_WARPGROUPS(hdim, m, n, without)                                                       \
+	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, without, hdim, m, n, 8, 1, \
+	     1)
 /* Few rows, as fast as memory: two blocks a unit. 16-bit types: what is narrower does not come by copies. */
 #define DECODE(hdim, m, n, waves_m, waves_n)                                                       \
 	TILE(GPU_DECODE, GPU_MMA_CORES, FORWARD, HALF, WITHOUT(dropout), hdim, m, n, waves_m,      \
@@ -99,14 +106,19 @@ static const struct spec_row kernels[] = {
 	GRAD(GPU_MMA, GPU_MMA_CORES, 128, 64, 128, 8, 1, 1),
 	GRAD(GPU_MMA, GPU_MMA_CORES, 128, 32, 64, 4, 1, 1),
 	GRAD(GPU_MMA, GPU_MMA_CORES, 256, 32, 64, 4, 1, 1),
+	GRAD_WARPGROUPS(128, 64, 128, 0),
+	GRAD_WARPGROUPS(256, 64, 64, WITHOUT(dropout) | WITHOUT(logits)),
 	GRAD(GPU_MFMA, CORE(MFMA), 128, 32, 64, 4, 1, 1),
 	GRAD(GPU_MFMA, CORE(MFMA), 256, 16, 64, 4, 1, 1),
 	GRAD(GPU_WMMA, WMMA_CORES, 64, 32, 64, 4, 1, 1),
 	GRAD(GPU_WMMA, WMMA_CORES, 128, 16, 64, 4, 1, 1),
 	GRAD(GPU_WMMA, WMMA_CORES, 256, 16, 16, 1, 1, 1),
-	TILE(GPU_SCALAR, GPU_ANY_CORE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), NOT_FP8, 0, 64, 32, 32, 2, 1, 1),
-	TILE(GPU_SCALAR, GPU_ANY_CORE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), NOT_FP8, 0, 128, 16, 32, 2, 1, 1),
-	TILE(GPU_SCALAR, GPU_ANY_CORE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), NOT_FP8, 0, 256, 16, 16, 1, 1, 1),
+	TILE(GPU_SCALAR, GPU_ANY_CORE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), NOT_FP8, 0, 64, 32, 32, 2, 1,
+	     1),
+	TILE(GPU_SCALAR, GPU_ANY_CORE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), NOT_FP8, 0, 128, 16, 32, 2, 1,
+	     1),
+	TILE(GPU_SCALAR, GPU_ANY_CORE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), NOT_FP8, 0, 256, 16, 16, 1, 1,
+	     1),
 
 	SMALL(GPU_COMBINE, SPEC_FWD_SPLITKV_COMBINE, NOT_FP8, 16), /* the data type is that of O */
 	SMALL(GPU_APPEND, SPEC_FWD_APPENDKV, ALL, 4),
@@ -121,11 +133,22 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 	((pack ? SPEC_PACKS_HEADS : 0) | (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |      \
 	 (pipeline == GPU_WGMMA ? SPEC_WARPGROUPS : 0) |                                           \
 	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) | SPEC_WRITES_DQ)
-#define PIPELINE(id, name, cores, pack, loop) {#name, FLAGS(id, pack)},
+/* bwd_wgmma.h's */
+static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *ret_floats)
+{
+	if (spec->signature.family != SPEC_BWD_DQ_DK_DV)
+		return;
+	*ret_rows = spec->tile.tile_m0;
+	*ret_floats = lds_dq_tile(spec->tile.tile_m0, spec->tile.tile_k0max);
+}
+
+#define PIPELINE(id, name, cores, pack, loop)                                                      \
+	{#name, FLAGS(id, pack), (id) == GPU_WGMMA ? dq_tile : NULL},
 static const struct spec_pipeline pipelines[] = {GPU_PIPELINES(PIPELINE)};
 
 #define ARCH(name, vendor, family, core, wave, lds, units)                                         \
-	{#name, #vendor, #family, CORE(core) | CORE(SCALAR), ALL, wave, units, (lds)*1024, 16, 16, 16},
+	{#name, #vendor, #family, CORE(core) | CORE(SCALAR), ALL, wave, units, (lds)*1024,         \
+	 16,    16,      16},
 static const struct spec_backend_arch archs[] = {GPU_ARCHS(ARCH)};
 
 static const struct gpu_arch *gpu_arch_of(const struct spec_backend_arch *arch)
@@ -184,18 +207,21 @@ static struct gpu_traits traits_of(const struct kernel_signature *s)
 }
 
 /* Return: 1 when no kernel takes these. */
-static int add_args(enum abi_family family, const void *args, struct gpu_traits *traits)
+static int add_args(enum abi_family family, const struct gpu_tile *tile, const void *args,
+		    struct gpu_traits *traits)
 {
 	const struct abi_fwd_args *fwd = args;
 	const struct abi_bwd_args *bwd = args;
+	int in_tiles = tile->pipeline == GPU_WGMMA;
 
 	if (family == ABI_BWD_DQ_DK_DV) {
 		traits->any_scale = !(bwd->scale > 0);
 		traits->dbias_sum = gpu_sums_dbias(bwd);
-		/* dQ is written in a second pass. A bias may repeat over batches, heads and rows,
-		 * never over columns. */
-		return bwd->dq_acc || (bwd->dbias.data && !bwd->dbias.stride_dim &&
-				       bwd->sequences.seqlen_k_max > 1);
+		/* dQ is written in a second pass, or summed in tiles that are made for it. A bias may
+		 * repeat over batches, heads and rows, never over columns. */
+		return (bwd->dq_acc && !(in_tiles && bwd->dq_tile_rows == tile->tile_m)) ||
+		       (bwd->dbias.data && !bwd->dbias.stride_dim &&
+			bwd->sequences.seqlen_k_max > 1);
 	}
 	if (SPEC_BIT(family) & FORWARD)
 		traits->any_scale = !(fwd->scale > 0);
@@ -220,7 +246,7 @@ int gpu_kernel_of_spec(const char *arch_name, const char *pipeline, const struct
 	struct gpu_traits traits = traits_of(&spec->signature);
 	struct gpu_tile tile = tile_of(own_pipeline(pipeline), spec);
 
-	if (!arch || (args && add_args(family, args, &traits)))
+	if (!arch || (args && add_args(family, &tile, args, &traits)))
 		return 1;
 	return gpu_kernel_make(arch, family, &traits, &tile, ret_kernel);
 }

@@ -29,8 +29,8 @@ static int set_forward(const struct gpu_kernel *k, const struct abi_fwd_args *a,
 		       uint32_t ret_grid[3])
 {
 	int pack = gpu_pipelines[k->tile.pipeline].pack;
-	struct grid_forward g =
-		grid_forward_of(a, pack, k->family == ABI_FWD_SPLITKV, k->tile.tile_m);
+	struct grid_forward g = grid_forward_of(a, pack, k->family == ABI_FWD_SPLITKV,
+						k->tile.tile_m);
 
 	return set_grid(g.n_tiles * g.n_splits, pack ? a->nhead_k : a->nhead_q, a->sequences.batch,
 			g.n_tiles * k->tile.tile_m, ret_grid);
@@ -53,8 +53,8 @@ static int set_backward(const struct gpu_kernel *k, const struct abi_bwd_args *a
 	if (k->tile.pipeline == GPU_WGMMA) { /* heads are summed in a block */
 		grid_int tiles = grid_ceil(a->sequences.seqlen_k_max, k->tile.tile_n);
 
-		return set_grid(tiles * a->nhead_k * a->sequences.batch, 1, 1, tiles * k->tile.tile_n,
-				ret_grid);
+		return set_grid(tiles * a->nhead_k * a->sequences.batch, 1, 1,
+				tiles * k->tile.tile_n, ret_grid);
 	}
 	struct grid_backward g = grid_backward_of(a, k->tile.tile_m, k->tile.tile_n, k->dq_tile_n,
 						  k->split_dkdv, k->dbias_sum);

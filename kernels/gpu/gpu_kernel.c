@@ -97,7 +97,8 @@ static int decode_stages(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
 	int blocks = max32(t->blocks_per_cu, 1);
 
-	return lds_decode_stages(cut_of(arch, t), (int)arch->lds_bytes / blocks - (blocks - 1) * 1024);
+	return lds_decode_stages(cut_of(arch, t),
+				 (int)arch->lds_bytes / blocks - (blocks - 1) * 1024);
 }
 
 static int32_t forward_lds(const struct gpu_arch *arch, const struct gpu_traits *traits,
@@ -156,8 +157,9 @@ static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uin
 	snprintf(k->source, sizeof(k->source), "fmha.hip");
 	snprintf(k->entry, sizeof(k->entry), "fmha_%s", entries[family]);
 	snprintf(k->name, sizeof(k->name), "%s_%s_%s_%s_h%dx%d_t%dx%d_w%dx%d_b%d", k->entry,
-		 dtypes[dtype], arch->name, gpu_pipelines[tile->pipeline].name, tile->hdim_q, tile->hdim_v,
-		 tile->tile_m, tile->tile_n, tile->waves_m, tile->waves_n, tile->blocks_per_cu);
+		 dtypes[dtype], arch->name, gpu_pipelines[tile->pipeline].name, tile->hdim_q,
+		 tile->hdim_v, tile->tile_m, tile->tile_n, tile->waves_m, tile->waves_n,
+		 tile->blocks_per_cu);
 	add_option(k, "-DFMHA_FAMILY=%d", family);
 	add_option(k, "-DFMHA_ENTRY=%s", k->entry);
 	add_option(k, "-DFMHA_LOOP=%s%s", family == ABI_BWD_DQ_DK_DV ? "bwd" : "fwd",
@@ -226,7 +228,8 @@ static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int3
 /* Two or three warpgroups, whose registers are known, and one that loads. */
 static const char *warpgroups_misfit(const struct gpu_tile *t)
 {
-	if (t->waves_n != 1 || t->tile_m != 16 * t->waves_m || (t->waves_m != 8 && t->waves_m != 12))
+	if (t->waves_n != 1 || t->tile_m != 16 * t->waves_m ||
+	    (t->waves_m != 8 && t->waves_m != 12))
 		return "a warpgroup owns 64 rows, and there are two or three";
 	if (t->tile_n > 256)
 		return "a product has at most 256 columns";
@@ -346,18 +349,19 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 		return 1;
 	if (begin_kernel(arch, family, traits->dtype, t, k))
 		return 1;
-	add_features(k, (struct features){.pack = pack,
-					  .split = family == ABI_FWD_SPLITKV,
-					  .mask = traits->mask,
-					  .bias = traits->bias,
-					  .softcap = traits->softcap,
-					  .dropout = traits->dropout,
-					  .paged = traits->paged,
-					  .descale = traits->descale,
-					  .logits = traits->bias || traits->descale ||
-						    traits->softcap || traits->any_scale,
-					  .buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, t) : 0,
-					  .parked = t->pipeline != GPU_DECODE && is_parked(arch, t)});
+	add_features(k, (struct features){
+				.pack = pack,
+				.split = family == ABI_FWD_SPLITKV,
+				.mask = traits->mask,
+				.bias = traits->bias,
+				.softcap = traits->softcap,
+				.dropout = traits->dropout,
+				.paged = traits->paged,
+				.descale = traits->descale,
+				.logits = traits->bias || traits->descale || traits->softcap ||
+					  traits->any_scale,
+				.buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, t) : 0,
+				.parked = t->pipeline != GPU_DECODE && is_parked(arch, t)});
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));
 }
 
@@ -382,8 +386,7 @@ static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *t
 			 const struct gpu_tile *t, struct gpu_kernel *k)
 {
 	enum gpu_core core = core_of(arch, t);
-	int buffers = core == GPU_CORE_MMA &&
-				      backward_lds(arch, t, 2) <= (int32_t)arch->lds_bytes
+	int buffers = core == GPU_CORE_MMA && backward_lds(arch, t, 2) <= (int32_t)arch->lds_bytes
 			      ? 2
 			      : 1;
 	struct gpu_tile rows = dq_tile(arch, core, t, buffers);
@@ -393,22 +396,21 @@ static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *t
 	if (begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k))
 		return 1;
 	k->dbias_sum = traits->dbias_sum;
-	add_features(k, (struct features){.split = traits->dq_acc,
-					  .mask = traits->mask,
-					  .bias = traits->bias,
-					  .softcap = traits->softcap,
-					  .dropout = traits->dropout,
-					  .logits = traits->bias || traits->softcap ||
-						    traits->any_scale,
-					  .buffers = buffers,
-					  .split_dkdv = splits_dkdv(core, t),
-					  .dbias_sum = traits->dbias_sum});
+	add_features(
+		k, (struct features){.split = traits->dq_acc,
+				     .mask = traits->mask,
+				     .bias = traits->bias,
+				     .softcap = traits->softcap,
+				     .dropout = traits->dropout,
+				     .logits = traits->bias || traits->softcap || traits->any_scale,
+				     .buffers = buffers,
+				     .split_dkdv = splits_dkdv(core, t),
+				     .dbias_sum = traits->dbias_sum});
 	k->dq_tile_n = rows.tile_n;
 	add_option(k, "-DFMHA_DQ_TILE_M=%d", rows.tile_m);
 	add_option(k, "-DFMHA_DQ_TILE_N=%d", rows.tile_n);
-	return finish_kernel(arch, k,
-			     max32(backward_lds(arch, t, buffers),
-				   backward_lds(arch, &rows, buffers)));
+	return finish_kernel(
+		arch, k, max32(backward_lds(arch, t, buffers), backward_lds(arch, &rows, buffers)));
 }
 
 /* The families that go row by row, a wave a row: no matrix core, no tile. */
@@ -422,10 +424,11 @@ static int make_rows(const struct gpu_arch *arch, enum abi_family family,
 		return 1;
 	add_features(k, (struct features){.paged = family == ABI_FWD_APPENDKV && traits->paged});
 	return finish_kernel(arch, k,
-			     family == ABI_BWD_DOT_DO_O          ? t->waves_m * 4
-			     : family == ABI_BWD_CONVERT_DQ      ? lds_convert()
-			     : family == ABI_FWD_SPLITKV_COMBINE ? t->waves_m * arch->wave * GRID_COMBINE_BYTES
-								 : 0);
+			     family == ABI_BWD_DOT_DO_O     ? t->waves_m * 4
+			     : family == ABI_BWD_CONVERT_DQ ? lds_convert()
+			     : family == ABI_FWD_SPLITKV_COMBINE
+				     ? t->waves_m * arch->wave * GRID_COMBINE_BYTES
+				     : 0);
 }
 
 void gpu_kernel_make_prepare(const char *arch, struct gpu_kernel *ret_kernel)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu_maps.c: the tensor maps of Hopper's loop, fwd_wgmma.h, which takes those of Q, K, V and a bias, and stores
- * O by whole chunks. In group mode the packed axis is the sequence axis, and kernels add where a sequence
- * starts; rows of its neighbours that a box brings along are masked.
+ * gpu_maps.c: the tensor maps of Hopper's loops: fwd_wgmma.h takes those of Q, K, V and a bias, and stores O by
+ * whole chunks; bwd_wgmma.h takes those of Q, K, V and dO, and stores dK and dV so. In group mode the packed axis
+ * is the sequence axis, and kernels add where a sequence starts; rows of its neighbours that a box brings along
+ * are masked.
  */
 #include <kernels/gpu_kernel.h>
 
@@ -37,7 +38,8 @@ static const char *find_strides(const struct operand *o, uint64_t ret_strides[3]
 		return "a tensor does not begin at a multiple of 16 bytes";
 	for (int i = 0; i < 3; i++) {
 		/* The stride of an axis of one element may be anything, but not for the engine. */
-		int64_t stride = extents[i] == 1 ? LAUNCH_ALIGNMENT : strides[i] * element_bytes(o->dtype);
+		int64_t stride = extents[i] == 1 ? LAUNCH_ALIGNMENT
+						 : strides[i] * element_bytes(o->dtype);
 
 		if (stride <= 0 || stride % LAUNCH_ALIGNMENT || stride >= MOST_STRIDE)
 			return "a stride is no multiple of 16 bytes";
@@ -46,7 +48,7 @@ static const char *find_strides(const struct operand *o, uint64_t ret_strides[3]
 	return NULL;
 }
 
-static const char *add_map(const struct operand *o, const struct abi_fwd_args *a, int box_rows,
+static const char *add_map(const struct operand *o, const void *args, int box_rows,
 			   struct launch_record *record)
 {
 	struct launch_map *map = &record->maps[record->n_maps++];
@@ -54,7 +56,7 @@ static const char *add_map(const struct operand *o, const struct abi_fwd_args *a
 	if (o->hdim <= 0 || o->rows <= 0 || o->heads <= 0 || o->batch <= 0)
 		return "a tensor is empty";
 	*map = (struct launch_map){
-		.offset = (uint16_t)((const char *)&o->tensor->data - (const char *)a),
+		.offset = (uint16_t)((const char *)&o->tensor->data - (const char *)args),
 		.dtype = (uint16_t)o->dtype,
 		.swizzle = SWIZZLE,
 		.box = {(uint32_t)(SWIZZLE / element_bytes(o->dtype)), (uint32_t)box_rows, 1, 1},
@@ -85,16 +87,15 @@ static const char *add_bias(const struct operand *q, const struct abi_fwd_args *
 }
 
 /* Eight neighbours go out from the registers at once. */
-static const char *check_output(const struct abi_fwd_args *a, const struct operand *o,
+static const char *check_output(const struct operand *o, const void *args,
 				struct launch_record *record)
 {
 	uint64_t ignored[3];
 
-	if (a->dtype != ABI_E4M3 && a->o_dtype != a->dtype)
-		return "O has not the type of Q";
-	if (a->hdim_v % 8)
-		return "the head dimension of V is no multiple of 8";
-	record->aligned[record->n_aligned++] = offsetof(struct abi_fwd_args, o.data);
+	if (o->hdim % 8)
+		return "a head dimension is no multiple of 8";
+	record->aligned[record->n_aligned++] = (uint16_t)((const char *)&o->tensor->data -
+							  (const char *)args);
 	return find_strides(o, ignored);
 }
 
@@ -111,35 +112,73 @@ static const char *check_scores(const struct abi_fwd_args *a)
 	return a->cache.page_size ? "the cache lies in pages" : NULL;
 }
 
-const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
-			    struct launch_record *ret_record)
+static const char *forward_maps(const struct gpu_tile *tile, const struct abi_fwd_args *a,
+				struct launch_record *record)
 {
-	const struct abi_fwd_args *a = args;
 	const struct abi_sequences *s = &a->sequences;
 	int64_t batch_k = a->cache.cache_batch_idx ? a->cache.cache_batch : s->batch;
-	const struct gpu_tile *tile = &kernel->tile;
-	const char *why;
-
-	ret_record->n_maps = ret_record->n_aligned = 0;
-	if (tile->pipeline != GPU_WGMMA)
-		return NULL;
 	struct operand q = {&a->q, a->hdim_q, s->seqlen_q_max, a->nhead_q, s->batch, a->dtype};
 	struct operand k = {&a->k, a->hdim_q, s->seqlen_k_max, a->nhead_k, batch_k, a->dtype}, v, o;
+	const char *why = check_scores(a);
 
 	if (s->seqstart_q)
 		q.rows = s->total_q, q.batch = 1;
 	if (s->seqstart_k)
 		k.rows = s->total_k, k.batch = 1;
 	v = k, v.tensor = &a->v, v.hdim = a->hdim_v;
-	o = q, o.tensor = &a->o, o.dtype = a->o_dtype;
-	why = check_scores(a);
+	o = q, o.tensor = &a->o, o.hdim = a->hdim_v, o.dtype = a->o_dtype;
+	if (!why && a->dtype != ABI_E4M3 && a->o_dtype != a->dtype)
+		why = "O has not the type of Q";
 	if (!why)
-		why = add_map(&q, a, tile->tile_m, ret_record);
+		why = add_map(&q, a, tile->tile_m, record);
 	if (!why)
-		why = add_map(&k, a, tile->tile_n, ret_record);
+		why = add_map(&k, a, tile->tile_n, record);
 	if (!why)
-		why = add_map(&v, a, tile->tile_n, ret_record);
+		why = add_map(&v, a, tile->tile_n, record);
 	if (!why && a->bias.data)
-		why = add_bias(&q, a, tile->tile_m, ret_record);
-	return why ? why : check_output(a, &o, ret_record);
+		why = add_bias(&q, a, tile->tile_m, record);
+	return why ? why : check_output(&o, a, record);
+}
+
+static const char *backward_maps(const struct gpu_tile *tile, const struct abi_bwd_args *a,
+				 struct launch_record *record)
+{
+	const struct abi_sequences *s = &a->sequences;
+	struct operand q = {&a->q, a->hdim_q, s->seqlen_q_max, a->nhead_q, s->batch, a->dtype};
+	struct operand k = {&a->k, a->hdim_q, s->seqlen_k_max, a->nhead_k, s->batch, a->dtype};
+	struct operand d_o, v, dk, dv;
+	const char *why;
+
+	if (s->seqstart_q)
+		q.rows = s->total_q, q.batch = 1;
+	if (s->seqstart_k)
+		k.rows = s->total_k, k.batch = 1;
+	d_o = q, d_o.tensor = &a->d_o, d_o.hdim = a->hdim_v;
+	v = k, v.tensor = &a->v, v.hdim = a->hdim_v;
+	dk = k, dk.tensor = &a->dk;
+	dv = v, dv.tensor = &a->dv;
+	if (a->dbias.data)
+		return "dBias is not found here";
+	why = add_map(&q, a, tile->tile_m, record);
+	if (!why)
+		why = add_map(&k, a, tile->tile_n, record);
+	if (!why)
+		why = add_map(&v, a, tile->tile_n, record);
+	if (!why)
+		why = add_map(&d_o, a, tile->tile_m, record);
+	if (!why)
+		why = check_output(&dk, a, record);
+	return why ? why : check_output(&dv, a, record);
+}
+
+const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
+			    struct launch_record *ret_record)
+{
+	const struct gpu_tile *tile = &kernel->tile;
+
+	ret_record->n_maps = ret_record->n_aligned = 0;
+	if (tile->pipeline != GPU_WGMMA)
+		return NULL;
+	return kernel->family == ABI_BWD_DQ_DK_DV ? backward_maps(tile, args, ret_record)
+						  : forward_maps(tile, args, ret_record);
 }

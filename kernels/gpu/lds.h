@@ -191,10 +191,10 @@ LDS_FN int lds_bwd_wgmma(struct lds_cut c)
 	int slabs = (c.hdim_q + 63) / 64;
 	int dq = 2 * 64 * (slabs == 1 ? c.tile_m / 2 : c.tile_m) * 4;
 
-	return lds_slabs(c.tile_n, c.hdim_q) + lds_slabs(c.tile_n, c.hdim_v) +
-	       LDS_BWD_WGMMA_STAGES * (lds_slabs(c.tile_m, c.hdim_q) + c.tile_m * 8) +
-	       lds_bwd_do_stages(c.tile_n) * lds_slabs(c.tile_m, c.hdim_v) +
-	       2 * lds_slabs(c.tile_m, c.tile_n) + dq + LDS_WGMMA_BARRIERS;
+	return lds_slabs(c.tile_n, 2 * c.hdim_q) + lds_slabs(c.tile_n, 2 * c.hdim_v) +
+	       LDS_BWD_WGMMA_STAGES * (lds_slabs(c.tile_m, 2 * c.hdim_q) + c.tile_m * 8) +
+	       lds_bwd_do_stages(c.tile_n) * lds_slabs(c.tile_m, 2 * c.hdim_v) +
+	       2 * lds_slabs(c.tile_m, 2 * c.tile_n) + dq + LDS_WGMMA_BARRIERS;
 }
 
 /* Floats of its tile of dq_acc; each warpgroup's part has a counter that keeps blocks in order. */

@@ -63,6 +63,84 @@ DEV void load_box(u32 to, const TensorMap &map, u32 barrier, i32 column, i32 row
 /* What this thread wrote to shared memory is seen by copies and matrix products that follow a barrier. */
 DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+
+/* Floats in shared memory are added to memory, 16 bytes or a multiple; *_wait: until those of this thread have
+ * been read, or are done. */
+DEV void add_bulk(float *to, u32 from, i32 bytes)
+{
+	asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n\t"
+		     "cp.async.bulk.commit_group;" ::"l"(to),
+		     "r"(from), "r"(bytes)
+		     : "memory");
+}
+DEV void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+DEV void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+/* Turns of blocks at what they add to: by a counter in memory. */
+DEV void wait_for_turn(const u32 *counter, i32 turn)
+{
+	u32 done;
+
+	do
+		asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(done) : "l"(counter) : "memory");
+	while ((i32)done != turn);
+	asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+DEV void end_turn(u32 *counter)
+{
+	bulk_wait();
+	asm volatile("fence.proxy.async.global;\n\t"
+		     "red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter)
+		     : "memory");
+}
+
+/* ---- shared memory by address ---- */
+
+DEV void store_zeros(u32 at)
+{
+	asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+}
+DEV void store_shared(u32 at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
+DEV void store_shared_16(u32 at, const float *x)
+{
+	asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+		     : "memory");
+}
+DEV void store_shared_16(u32 at, const u32 (&x)[4])
+{
+	asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+		     : "memory");
+}
+DEV void load_shared_16(u32 at, u32 (&x)[4])
+{
+	asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+		     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+		     : "r"(at)
+		     : "memory");
+}
+DEV float load_shared(u32 at)
+{
+	float x;
+
+	asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+	return x;
+}
+DEV chunk8 load_shared_8(u32 at)
+{
+	chunk8 x;
+
+	asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.w[0]), "=r"(x.w[1]) : "r"(at) : "memory");
+	return x;
+}
+/* Four 8 x 8 matrices of 16-bit elements, held as products hold them; lane l of matrix l / 8 says where
+ * column l % 8 goes. */
+DEV void store_matrix_transposed(u32 at, const u32 (&x)[4])
+{
+	asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x[0]),
+		     "r"(x[1]), "r"(x[2]), "r"(x[3])
+		     : "memory");
+}
+
 /* Barriers of the hardware, by number; 0 is block_sync()'s. */
 DEV void named_sync(i32 id, i32 threads)
 {

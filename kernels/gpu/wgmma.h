@@ -88,8 +88,9 @@ template <class T, int TILES> struct Wgmma;
 #define WGMMA_X16 WGMMA_X15, WGMMA_TILE(d[15])
 
 /*
- * along(): D = A B^T or, with add, D += A B^T, B read along its rows; across(): D += A B, A in registers. Of 8-bit
- * types B is always read along its rows: across() wants it transposed (wgmma_values.h).
+ * along(): D = A B^T or, with add, D += A B^T, B read along its rows; turned(): the same of A^T, A read across its rows, of
+ * 16-bit types; across(): D += A B, A in registers. Of 8-bit types B is always read along its rows: across() wants it
+ * transposed (wgmma_values.h).
  */
 #define WGMMA(T, NAME, K, ALONG, ACROSS, TILES, N, P0, P1, P2, P3, P4)                               \
 	template <> struct Wgmma<T, TILES> {                                                            \
@@ -98,6 +99,14 @@ template <class T, int TILES> struct Wgmma;
 			asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.s32 add, " P2 ", 0;\n\t"                   \
 				     "wgmma.mma_async.sync.aligned.m64n" N "k" K ".f32." NAME "." NAME                \
 				     " {" WGMMA_D##TILES "}, " P0 ", " P1 ", add, 1, 1" ALONG ";\n\t}"             \
+				     : WGMMA_X##TILES                                                                \
+				     : "l"(a), "l"(b), "r"(add));                                                    \
+		}                                                                                           \
+		template <class Acc> METHOD static void turned(Acc (&d)[TILES], u64 a, u64 b, i32 add)      \
+		{                                                                                           \
+			asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.s32 add, " P2 ", 0;\n\t"                   \
+				     "wgmma.mma_async.sync.aligned.m64n" N "k" K ".f32." NAME "." NAME                \
+				     " {" WGMMA_D##TILES "}, " P0 ", " P1 ", add, 1, 1, 1, 0;\n\t}"                 \
 				     : WGMMA_X##TILES                                                                \
 				     : "l"(a), "l"(b), "r"(add));                                                    \
 		}                                                                                           \
@@ -128,5 +137,24 @@ WGMMA_ALL(12, "192", "%96", "%97", "%98", "%99", "%100")
 WGMMA_ALL(16, "256", "%128", "%129", "%130", "%131", "%132")
 #undef WGMMA_ALL
 #undef WGMMA
+
+/* Four words of four neighbouring lanes, turned: lane c has what word c of each was. */
+DEV void turn_words(u32 (&x)[4])
+{
+	i32 lane = lane_id();
+
+	UNROLL
+	for (int step = 1; step <= 2; step *= 2)
+		UNROLL
+		for (int i = 0; i < 2; i++) {
+			u32 &low = x[step == 1 ? 2 * i : i], &high = x[step == 1 ? 2 * i + 1 : i + 2];
+			u32 sent = shuffle_word(lane & step ? low : high, lane ^ step);
+
+			if (lane & step)
+				low = sent;
+			else
+				high = sent;
+		}
+}
 
 #endif

@@ -59,30 +59,11 @@ template <class Core, class Element, int TN, int TD> struct WgmmaValues {
 					x[i] = factor == 0.0f ? 0
 							      : Element::pack2(pair[0] * factor, pair[1] * factor);
 				}
-				exchange(x);
+				turn_words(x);
 				if (rows.to[r] && dim < hdim)
 					*(chunk16 *)(rows.to[r] + dim * 2) = chunk16{{x[0], x[1], x[2], x[3]}};
 			}
 		}
-	}
-
-	/* Four words of four neighbouring lanes, turned: lane c has what word c of each was. */
-	METHOD static void exchange(u32 (&x)[4])
-	{
-		i32 lane = lane_id();
-
-		UNROLL
-		for (int step = 1; step <= 2; step *= 2)
-			UNROLL
-			for (int i = 0; i < 2; i++) {
-				u32 &low = x[step == 1 ? 2 * i : i], &high = x[step == 1 ? 2 * i + 1 : i + 2];
-				u32 sent = shuffle_word(lane & step ? low : high, lane ^ step);
-
-				if (lane & step)
-					low = sent;
-				else
-					high = sent;
-			}
 	}
 };
 

@@ -173,6 +173,47 @@ static void a_band_without_edges_is_no_mask(void **state)
 	release(&f);
 }
 
+/* Hopper's backward sums dQ in tiles of its own: a buffer, zeros, a third stage. */
+static void hopper_sums_dq_in_tiles(void **state)
+{
+	const struct fmha_problem *p;
+	union abi_args args[PLAN_MAX_STAGES];
+	struct fixture f;
+
+	(void)state;
+	for (int deterministic = 0; deterministic < 2; deterministic++) {
+		big_backward(&f);
+		f.problem.deterministic = (uint32_t)deterministic;
+		offline_device(&f, "sm_90a", NULL, 132);
+		assert_works(&f, fixture_build(&f));
+		p = &f.plan.problem;
+		assert_int_equal(f.plan.n_stages, 3);
+		assert_string_equal(f.plan.stages[1].pipeline, "gpu_wgmma");
+		assert_int_equal(f.plan.stages[2].family, ABI_BWD_CONVERT_DQ);
+		assert_int_equal(f.plan.workspace_zero, 1);
+		assert_true(f.plan.dq_tile_rows >= 32);
+		assert_true(f.plan.dq_tile_floats >= f.plan.dq_tile_rows * p->hdim_q);
+		assert_int_equal(f.plan.dq_acc_bytes,
+				 (uint64_t)p->batch * (uint64_t)p->nhead_q *
+					 (uint64_t)((p->seqlen_q + f.plan.dq_tile_rows - 1) /
+						    f.plan.dq_tile_rows) *
+					 (uint64_t)f.plan.dq_tile_floats * 4);
+		plan_placeholder_args(&f.plan, args);
+		for (int i = 1; i < 3; i++) {
+			assert_non_null(args[i].bwd.dq_acc);
+			assert_int_equal(args[i].bwd.dq_tile_rows, f.plan.dq_tile_rows);
+			assert_int_equal(args[i].bwd.dq_tile_floats, f.plan.dq_tile_floats);
+		}
+		release(&f);
+	}
+	big_backward(&f);
+	offline_device(&f, "sm_80", NULL, 108);
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.n_stages, 2);
+	assert_int_equal(f.plan.dq_tile_rows, 0);
+	release(&f);
+}
+
 static void short_problems_get_short_tiles(void **state)
 {
 	struct fixture f;
@@ -953,6 +994,7 @@ int main(void)
 		cmocka_unit_test(plans_carry_canonical_names),
 		cmocka_unit_test(choice_is_deterministic),
 		cmocka_unit_test(a_band_without_edges_is_no_mask),
+		cmocka_unit_test(hopper_sums_dq_in_tiles),
 		cmocka_unit_test(short_problems_get_short_tiles),
 		cmocka_unit_test(cpu_tiles_balance_threads),
 		cmocka_unit_test(few_rows_are_not_packed_for),

@@ -231,6 +231,51 @@ static void what_the_engine_cannot_follow_is_refused(void **state)
 	}
 }
 
+static struct abi_bwd_args gradients(void)
+{
+	return (struct abi_bwd_args){
+		.q = tensor(ROWS_Q, HEADS_Q, HDIM_Q),
+		.k = tensor(ROWS_K, HEADS_K, HDIM_Q),
+		.v = tensor(ROWS_K, HEADS_K, HDIM_V),
+		.d_o = tensor(ROWS_Q, HEADS_Q, HDIM_V),
+		.dk = tensor(ROWS_K, HEADS_K, HDIM_Q),
+		.dv = tensor(ROWS_K, HEADS_K, HDIM_V),
+		.sequences = {.batch = BATCH, .seqlen_q_max = ROWS_Q, .seqlen_k_max = ROWS_K},
+		.nhead_q = HEADS_Q,
+		.nhead_k = HEADS_K,
+		.hdim_q = HDIM_Q,
+		.hdim_v = HDIM_V,
+		.dtype = ABI_BF16};
+}
+
+static void backward_streams_queries(void **state)
+{
+	struct gpu_kernel backward = kernel;
+	struct abi_bwd_args a = gradients();
+	struct launch_record record;
+
+	(void)state;
+	backward.family = ABI_BWD_DQ_DK_DV;
+	backward.tile.tile_m = backward.tile.tile_n = 64;
+	assert_null(gpu_kernel_maps(&backward, &a, &record));
+	assert_int_equal(record.n_maps, 4);
+	assert_int_equal(record.maps[3].offset, offsetof(struct abi_bwd_args, d_o.data));
+	assert_int_equal(record.maps[3].extents[0], HDIM_V);
+	assert_int_equal(record.maps[3].extents[1], ROWS_Q);
+	assert_int_equal(record.maps[3].box[1], 64);
+	assert_int_equal(record.maps[K].extents[2], HEADS_K);
+	assert_int_equal(record.n_aligned, 6);
+	assert_int_equal(record.aligned[5], offsetof(struct abi_bwd_args, dv.data));
+	a.dv.data = memory + 4;
+	assert_non_null(gpu_kernel_maps(&backward, &a, &record));
+	a = gradients();
+	a.dk.stride_seq += 4;
+	assert_non_null(gpu_kernel_maps(&backward, &a, &record));
+	a = gradients();
+	a.dbias.data = memory;
+	assert_non_null(gpu_kernel_maps(&backward, &a, &record));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -242,6 +287,7 @@ int main(void)
 		cmocka_unit_test(a_bias_may_repeat),
 		cmocka_unit_test(eight_bits_fill_boxes_of_128_columns),
 		cmocka_unit_test(what_the_engine_cannot_follow_is_refused),
+		cmocka_unit_test(backward_streams_queries),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

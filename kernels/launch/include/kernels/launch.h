@@ -51,6 +51,7 @@ struct launch_map {
 	uint64_t strides[3]; /* of dimensions 1 to 3, bytes; multiples of LAUNCH_ALIGNMENT */
 };
 #define LAUNCH_MAPS      4
+#define LAUNCH_ALIGNED   8
 #define LAUNCH_ALIGNMENT 16 /* of what a copy engine, or a wide store, is to reach */
 
 /* Of the workspace, bytes. */
@@ -89,7 +90,7 @@ struct launch_record {
 	uint32_t overlaps;
 	/* Pointers in the arguments that are promised to be multiples of LAUNCH_ALIGNMENT. */
 	uint32_t n_aligned;
-	uint16_t aligned[LAUNCH_MAPS + 1]; /* what maps are of, and an output */
+	uint16_t aligned[LAUNCH_ALIGNED];
 	/* What has to be zero before the launch, and the launches before it leave alone. */
 	uint32_t n_zeroes;
 	struct launch_range zeroes[LAUNCH_RANGES];

@@ -1,0 +1,444 @@
+# SPDX-License-Identifier: MIT
+"""Hopper's backward loop (bwd_wgmma.h) with its two small stages, by itself: checked against float64, timed against cuDNN.
+
+    python3 tests/gpu/hopper_bwd.py build DIR [--match TEXT]       # needs NVRTC, no GPU
+    python3 tests/gpu/hopper_bwd.py run DIR [--no-check] [--no-bench] [--match TEXT] [--shapes N,N,..]
+
+As hopper.py, whose problems, timing and options these are. A time is of all three stages, and of the zeros that dq_acc
+starts from.
+"""
+import argparse
+import ctypes
+import dataclasses
+import json
+import math
+import os
+import re
+import sys
+import time
+
+import abi
+import hopper
+from hopper import CAUSAL, LDS_BYTES
+
+COUNTERS = 64  # 2 LDS_DQ_COUNTER
+WAVES = 8  # of products
+KEEP = 0.8  # dropout
+
+
+def variant(dq, dv, m, n, dtype="bf16", **features):
+    words = [f"{k.lower()}{v}" for k, v in features.items()]
+    return "_".join([dtype, f"{dq}x{dv}", f"t{m}x{n}", *words]), dict(dq=dq, dv=dv, m=m, n=n, dtype=dtype, features=features)
+
+
+VARIANTS = dict([
+    variant(d, dv, m, n, dtype, **mask)
+    for d, dv, m, n in ((64, 64, 64, 128), (96, 96, 64, 128), (128, 128, 64, 128), (192, 128, 64, 64), (256, 256, 64, 64))
+    for dtype, mask in (("bf16", {}), ("bf16", dict(MASK=1)), ("f16", dict(MASK=1)))
+] + [
+    variant(32, 32, 64, 128, MASK=1), variant(160, 160, 64, 64, MASK=1), variant(192, 192, 64, 64, MASK=1),
+    variant(128, 128, 64, 128, MASK=1, LOGITS=1, BIAS=1), variant(256, 256, 64, 64, MASK=1, LOGITS=1, BIAS=1),
+    variant(128, 128, 64, 128, MASK=1, LOGITS=1, BIAS=2), variant(256, 256, 64, 64, MASK=1, LOGITS=1, BIAS=2),
+    variant(128, 128, 64, 128, MASK=1, LOGITS=1, SOFTCAP=1), variant(128, 128, 64, 128, MASK=1, DROPOUT=1),
+    variant(64, 64, 64, 128, MASK=1, LOGITS=1, SOFTCAP=1, DROPOUT=1, BIAS=1),
+])
+SMALL = {"dot": ("fmha_bwd_dot_do_o", 6), "convert": ("fmha_bwd_convert_dq", 8)}
+
+
+def options(v):
+    return hopper.options(dict(v, m=16 * WAVES)) + [
+        f"-DFMHA_{k}={x}" for k, x in dict(FAMILY=7, ENTRY="fmha_bwd_dq_dk_dv", LOOP="bwd_wgmma", TILE_M=v["m"]).items()]
+
+
+def compile_all(match):
+    """(name, options) of everything that `run` loads."""
+    for name, v in VARIANTS.items():
+        if match in name:
+            yield name, options(v)
+    for dtype in ("bf16", "f16"):
+        for name, (entry, family) in SMALL.items():
+            plain = hopper.options(dict(dq=256, dv=256, m=64, n=16, dtype=dtype, features={}))
+            yield f"{dtype}_{name}", plain + [f"-DFMHA_FAMILY={family}", f"-DFMHA_ENTRY={entry}", "-DFMHA_CORE=0"]
+
+
+def build(folder, match):
+    import cuda_device
+    os.makedirs(folder, exist_ok=True)
+    bad = 0
+    for name, words in compile_all(match):
+        start = time.time()
+        unique = list({w.split("=")[0]: w for w in words}.values())  # the last one of each counts
+        code, log = cuda_device.compile_cubin("fmha.hip", unique, "sm_90a")
+        spills = sum(int(x) for x in re.findall(r"(\d+) bytes spill stores", log))
+        warnings = sorted(set(re.findall(r"C75\d\d", log)))
+        bad += bool(spills or warnings)
+        print(f"{name}: {time.time() - start:.1f} s, {len(code)} bytes, {spills} bytes of spills {' '.join(warnings)}", flush=True)
+        with open(os.path.join(folder, name + ".cubin"), "wb") as f:
+            f.write(code)
+    with open(os.path.join(folder, "variants.json"), "w", encoding="ascii") as f:
+        json.dump({n: v for n, v in VARIANTS.items() if match in n}, f)
+    return bad
+
+
+# ---- launching ------------------------------------------------------------------------------
+
+
+class Device(hopper.Device):
+    def function(self, name, entry, lds):
+        if name not in self.functions:
+            with open(os.path.join(self.folder, name + ".cubin"), "rb") as f:
+                code = f.read()
+            module, function = ctypes.c_void_p(), ctypes.c_void_p()
+            self.check(self.cuda.cuModuleLoadData(ctypes.byref(module), code), "load " + name)
+            self.check(self.cuda.cuModuleGetFunction(ctypes.byref(function), module, entry.encode()), "entry")
+            self.check(self.cuda.cuFuncSetAttribute(function, 8, lds), "shared memory")
+            self.functions[name] = function
+        return self.functions[name]
+
+    def launcher(self, name, p):
+        """A function that launches the three stages."""
+        v, torch = self.variants[name], self.torch
+        args, s = p.args(v["m"], -(-v["dq"] // 64) * 64), None
+        s = args.sequences
+        maps = [self.tensor_map(t, n, v["dtype"]) for t, n in ((p.q, v["m"]), (p.k, v["n"]), (p.v, v["n"]), (p.d_o, v["m"]))]
+        tiles = -(-s.seqlen_q_max // v["m"])
+        chunks = max(2, -(-v["dq"] // 64))
+        dot = self.function(v["dtype"] + "_dot", "fmha_bwd_dot_do_o", 64)
+        main = self.function(name, "fmha_bwd_dq_dk_dv", LDS_BYTES)
+        convert = self.function(v["dtype"] + "_convert", "fmha_bwd_convert_dq", 16384)
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        plain = (ctypes.c_void_p * 1)(ctypes.addressof(args))
+        mapped = (ctypes.c_void_p * 5)(ctypes.addressof(args), *(place for _, place in maps))
+        stages = [
+            (dot, (-(-s.seqlen_q_max * args.nhead_q // 32), 1, s.batch), 128, 64, plain),
+            (main, (-(-s.seqlen_k_max // v["n"]) * args.nhead_k * s.batch, 1, 1), WAVES * 32 + 128, LDS_BYTES, mapped),
+            (convert, (tiles * args.nhead_q * chunks, 1, s.batch), 128, 16384, plain),
+        ]
+
+        def launch(keep=(args, maps, p), only=None):
+            p.acc.zero_()
+            for i, (function, grid, threads, lds, parameters) in enumerate(stages):
+                if (only is None or only == i) and 0 not in grid:
+                    self.check(self.cuda.cuLaunchKernel(function, *grid, threads, 1, 1, lds, stream, parameters, None), "launch")
+        return launch
+
+
+@dataclasses.dataclass
+class Problem(hopper.Problem):
+    d_o: object = None
+    deterministic: bool = False
+    random: object = None  # dropout's bytes: (batch, head, row, column)
+
+    def outputs(self):
+        import torch
+        self.dq, self.dk, self.dv = (torch.full_like(x, math.nan) for x in (self.q, self.k, self.v))
+
+    def args(self, rows, width):
+        """Of tiles of dq_acc of so many rows and columns."""
+        import torch
+        f, a = super().args(), abi.BwdArgs()
+        for name in ("q", "k", "v", "o", "lse", "bias", "alibi_slopes", "alibi_stride_batch", "sink", "sequences", "band", "dropout",
+                     "nhead_q", "nhead_k", "hdim_q", "hdim_v", "scale", "logits_soft_cap", "dtype", "bias_dtype"):
+            setattr(a, name, getattr(f, name))
+        for name in ("d_o", "dq", "dk", "dv"):
+            t = getattr(self, name)
+            setattr(a, name, abi.STRUCTS["abi_tensor"](t.data_ptr(), *t.stride()))
+        b, sq, hq, _ = self.q.shape
+        tile = rows * width + COUNTERS
+        lengths = [x for x, _ in self.group] if self.group else [sq] * b
+        offsets = [0]
+        for n in lengths:
+            offsets.append(offsets[-1] + -(-n // rows) * hq * tile)
+        offsets_t = torch.tensor(offsets, dtype=torch.int64, device="cuda")
+        nsplits = torch.ones(max(len(lengths), 1), dtype=torch.int32, device="cuda")
+        d = torch.full((b, hq, sq), math.nan, device="cuda")
+        self.acc = torch.zeros(max(offsets[-1], 1), device="cuda")
+        self.keep += (offsets_t, nsplits, d)
+        a.d = abi.STRUCTS["abi_rows"](d.data_ptr(), d.stride(0), d.stride(1), 1)
+        a.nsplits, a.dq_acc = nsplits.data_ptr(), self.acc.data_ptr()
+        if self.group:
+            a.dq_acc_offsets = offsets_t.data_ptr()
+        if self.random is not None:
+            b, h, i, j = self.random.stride()
+            a.dropout.randval = abi.STRUCTS["abi_tensor"](self.random.data_ptr(), b, i, h, j)
+            a.dropout.p_drop, a.dropout.p_keep_inverse, a.dropout.keep_at_most = 1 - KEEP, 1 / KEEP, int(255 * KEEP)
+        a.dq_tile_rows, a.dq_tile_floats, a.deterministic = rows, tile, int(self.deterministic)
+        return a
+
+    def gradients(self):
+        """(q, k, v, dO, what was found: dq, dk, dv) of each sequence."""
+        grads = (self.q, self.k, self.v, self.d_o, self.dq, self.dk, self.dv, self.o)
+        of_k = (False, True, True, False, False, True, True, False)
+        if not self.group:
+            for b in range(self.q.shape[0]):
+                n = self.lens_k[b] if self.lens_k else self.k.shape[1]
+                yield [x[b, :n] if k else x[b] for x, k in zip(grads, of_k)] + [self.lse[b]]
+            return
+        i = j = 0
+        for n_q, n_k in self.group:
+            yield [x[0, j:j + n_k] if k else x[0, i:i + n_q] for x, k in zip(grads, of_k)] + [self.lse[0, :, i:i + n_q]]
+            i, j = i + n_q, j + n_k
+
+    def solve(self, fill):
+        """In float64: fills O and LSE, or returns the largest relative errors of dq, dk, dv of a sequence."""
+        import torch
+        worst = [0.0, 0.0, 0.0]
+        for b, (q, k, v, d_o, *found, o, lse) in enumerate(self.gradients()):
+            n_q, n_k, group = q.shape[0], k.shape[0], self.q.shape[2] // self.k.shape[2]
+            seen = self.seen(torch, n_q, n_k)
+            used = seen.any(0)[:, None, None]
+            k, v = (x.double().masked_fill(~used, 0).repeat_interleave(group, 1) for x in (k, v))
+            q, d_o = q.double(), d_o.double()
+            s = torch.einsum("ihd,jhd->hij", q, k) * q.shape[2] ** -0.5
+            slope = 1.0
+            if self.cap:
+                t = torch.tanh(s / self.cap)
+                s, slope = self.cap * t, 1 - t * t
+            i, j = torch.arange(n_q, device="cuda")[:, None], torch.arange(n_k, device="cuda")[None]
+            if self.slopes is not None:
+                s = s - self.slopes.double()[:, None, None] * (i + n_k - n_q - j).abs()
+            if self.bias is not None:
+                s = s + self.bias[b].double()
+            s = s.masked_fill(~seen, -math.inf)
+            total = torch.logsumexp(s, -1)
+            if self.sink is not None:
+                total = torch.logaddexp(total, self.sink.double()[:, None].expand_as(total))
+            p = torch.exp(s - total[..., None].nan_to_num(neginf=0)).masked_fill(~seen, 0)
+            kept = 1.0 if self.random is None else (self.random[b] <= int(255 * KEEP)) / KEEP
+            out = torch.einsum("hij,jhd->ihd", p * kept, v)
+            if fill:
+                o.copy_(out)
+                lse.copy_(total)
+                continue
+            dp = torch.einsum("ihd,jhd->hij", d_o, v) * kept
+            ds = (p * (dp - (d_o * out).sum(-1).transpose(0, 1)[..., None])).masked_fill(~seen, 0) * slope * q.shape[2] ** -0.5
+            want = [torch.einsum("hij,jhd->ihd", ds, k), torch.einsum("hij,ihd->jhd", ds, q), torch.einsum("hij,ihd->jhd", p * kept, d_o)]
+            for n, (w, f) in enumerate(zip(want, found)):
+                if n:
+                    w = w.unflatten(1, (-1, group)).sum(2)
+                size = max(w.square().sum().item(), 1e-30 * w.numel())
+                error = math.sqrt((f.double() - w).square().sum().item() / size) if w.numel() else 0.0
+                worst[n] = max(worst[n], error) if error == error else math.inf
+        return worst
+
+    def seen(self, torch, n_q, n_k):
+        i, j = torch.arange(n_q, device="cuda")[:, None], torch.arange(n_k, device="cuda")[None]
+        seen = torch.ones(n_q, n_k, dtype=torch.bool, device="cuda")
+        if self.mask != abi.MASK_NONE:
+            at = i + (n_k - n_q if self.mask == abi.MASK_BOTTOM_RIGHT else 0)
+            if self.right >= 0:
+                seen &= j <= at + self.right
+            if self.left >= 0:
+                seen &= (j >= at - self.left) | (j < self.sinks)
+        return seen
+
+
+def make(torch, *shape, solved=True, **more):
+    deterministic, random = more.pop("deterministic", False), more.pop("random", None)
+    p = hopper.make(torch, *shape, **more)
+    fields = {f.name: getattr(p, f.name) for f in dataclasses.fields(hopper.Problem)}
+    p = Problem(**fields, d_o=torch.randn_like(p.o), deterministic=deterministic, random=random)
+    p.outputs()
+    if solved:
+        p.solve(True)
+    return p
+
+
+# ---- correctness ----------------------------------------------------------------------------
+
+
+def checks(torch, v):
+    """Problems for a variant: (name, problem)."""
+    d, dv, dtype = v["dq"], v["dv"], v["dtype"]
+    f = v["features"]
+    masked, kind = f.get("MASK"), {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+    more = CAUSAL if masked else {}
+
+    def at(b, hq, hk, sq, sk, solved=True, **other):
+        return make(torch, b, hq, hk, sq, sk, d, dv, dtype, solved=solved, **(more | other))
+    if f.get("LOGITS") or f.get("DROPOUT"):
+        if f.get("BIAS") == 2:
+            more = more | dict(slopes=torch.rand(4, device="cuda"))
+        if f.get("BIAS") == 1:
+            more = more | dict(bias=torch.randn(2, 4, 333, 777, device="cuda", dtype=kind))
+        if f.get("SOFTCAP"):
+            more = more | dict(cap=3.0)
+        if f.get("DROPOUT"):
+            more = more | dict(random=torch.randint(0, 256, (2, 4, 333, 777), device="cuda", dtype=torch.uint8))
+        yield "modified", at(2, 4, 2, 333, 777)
+        return
+    yield "small", at(1, 1, 1, 64, 128)
+    yield "one", at(1, 2, 1, 1, 130)
+    yield "odd", at(2, 2, 1, 301, 517)
+    yield "long", at(2, 4, 2, 1000, 2333)
+    yield "many", at(4, 24, 8, 700, 700)
+    yield "rows", at(1, 2, 2, 2333, 200)
+    yield "deterministic", at(2, 4, 2, 1000, 2333, deterministic=True)
+    yield "sink", at(2, 4, 2, 300, 200, sink=torch.randn(4, device="cuda"))
+    short = at(2, 2, 2, 130, 900, lens_k=[333, 0])
+    short.k[0, 333:], short.v[0, 333:], short.k[1], short.v[1] = (math.nan,) * 4
+    yield "padded with NaN", short
+    group = [(5, 300), (0, 8), (333, 90), (400, 400), (4, 0), (129, 257), (1, 1000)]
+    yield "group", at(1, 6, 2, 0, 0, group=group)
+    poisoned = at(1, 4, 4, 0, 0, group=[(5, 300), (77, 8), (333, 90), (400, 400), (4, 40), (1, 1000)])
+    for x in (poisoned.v, poisoned.k):
+        x[0, 300:308] = math.nan
+    for x in (poisoned.q, poisoned.d_o):
+        x[0, 5:82] = math.nan
+    poisoned.ignored = 1
+    yield "NaN between sequences", poisoned
+    if not masked:
+        return
+    more = {}
+    yield "more rows than keys", at(1, 2, 2, 700, 300, **CAUSAL)
+    yield "top left", at(1, 2, 2, 500, 300, mask=abi.MASK_TOP_LEFT, right=0)
+    unseen = at(1, 2, 2, 300, 900, mask=abi.MASK_TOP_LEFT, right=0)
+    unseen.v[0, 300:] = unseen.k[0, 300:] = math.nan
+    yield "NaN that nobody sees", unseen
+    for deterministic in (False, True):
+        yield "window", at(2, 4, 2, 1500, 1500, mask=abi.MASK_BOTTOM_RIGHT, left=200, right=0, deterministic=deterministic)
+        yield "window both ways", at(1, 4, 2, 900, 1500, mask=abi.MASK_TOP_LEFT, left=100, right=333, deterministic=deterministic)
+        yield "sinks", at(1, 4, 2, 1500, 1500, mask=abi.MASK_BOTTOM_RIGHT, left=200, right=0, sinks=5, deterministic=deterministic)
+        yield "group", at(1, 6, 2, 0, 0, group=group, deterministic=deterministic, **CAUSAL)
+
+
+def check(device, match):
+    torch, failed, done = device.torch, 0, 0
+    for name, v in device.variants.items():
+        if match not in name:
+            continue
+        print("checking", name, file=sys.stderr, flush=True)
+        bound = 8e-3 if v["dtype"] == "bf16" else 1.5e-3
+        for what, p in checks(torch, v):
+            launch = device.launcher(name, p)
+            launch()
+            torch.cuda.synchronize()
+            if hasattr(p, "ignored"):  # a sequence of NaN: its own gradients are
+                errors = poisoned_errors(p)
+            else:
+                errors = p.solve(False)
+            first = [x.clone() for x in (p.dq, p.dk, p.dv)]
+            for _ in range(50 if what in ("long", "group", "deterministic") else 3):
+                launch()
+            torch.cuda.synchronize()
+            same = [torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(first, (p.dq, p.dk, p.dv))]
+            done += 1
+            if not (max(errors) < bound and all(same[0 if p.deterministic else 1:])):
+                failed += 1
+                print(f"FAIL {name} {what} det={int(p.deterministic)}: dq, dk, dv {' '.join(f'{e:.3g}' for e in errors)}, same bits {same}", flush=True)
+    print(f"checks: {done - failed} of {done} passed", flush=True)
+    return failed
+
+
+def poisoned_errors(p):
+    """Errors with the ignored sequence's inputs and outputs cleaned."""
+    import torch
+    i = sum(x for x, _ in p.group[:p.ignored])
+    j = sum(x for _, x in p.group[:p.ignored])
+    n_q, n_k = p.group[p.ignored]
+    saved = [x.clone() for x in (p.q, p.d_o, p.k, p.v, p.dq, p.dk, p.dv)]
+    for x in (p.q, p.d_o, p.dq):
+        x[0, i:i + n_q] = 0
+    for x in (p.k, p.v, p.dk, p.dv):
+        x[0, j:j + n_k] = 0
+    errors = p.solve(False)
+    for x, y in zip((p.q, p.d_o, p.k, p.v, p.dq, p.dk, p.dv), saved):
+        x.copy_(y)
+    del torch
+    return errors
+
+
+# ---- speed ----------------------------------------------------------------------------------
+
+
+def ready(torch, p, causal):
+    """O and LSE of a problem that is too large for float64, by PyTorch's own kernels."""
+    q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    if v.shape[3] != q.shape[3]:
+        v = torch.nn.functional.pad(v, (0, q.shape[3] - v.shape[3]))
+    out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=p.q.shape[3] ** -0.5)
+    p.o.copy_(out[0].transpose(1, 2)[..., :p.o.shape[3]])
+    p.lse.copy_(out[1])
+
+
+def library(torch, p, causal):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    q, k, v = (x.transpose(1, 2).detach().requires_grad_() for x in (p.q, p.k, p.v))
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    d_o = p.d_o.transpose(1, 2)
+    return lambda: torch.autograd.grad(out, (q, k, v), d_o, retain_graph=True)
+
+
+def bench(device, match, shapes, rows, reps):
+    torch, lines = device.torch, []
+    for shape in shapes:
+        b, hq, hk, s, d, dv = shape
+        for causal in (False, True):
+            names = [n for n, v in device.variants.items() if (v["dq"], v["dv"]) == (d, dv) and v["dtype"] == "bf16" and
+                     v["features"].get("MASK", 0) == causal and "logits" not in n and "dropout" not in n and match in n]
+            if not names:
+                continue
+            sets = [make(torch, b, hq, hk, s, s, d, dv, solved=False, **(CAUSAL if causal else {})) for _ in range(3)]
+            for p in sets:
+                ready(torch, p, causal)
+            sides = {}
+            try:
+                sides["cuDNN"] = [library(torch, p, causal) for p in sets]
+                sides["cuDNN"][0]()
+            except RuntimeError as error:
+                print("no cuDNN:", shape, str(error)[:100])
+                sides = {}
+            for name in names:
+                sides[name] = [device.launcher(name, p) for p in sets]
+                for p in sets:
+                    p.deterministic = True
+                sides[name + " det"] = [device.launcher(name, p) for p in sets]
+                for p in sets:
+                    p.deterministic = False
+            flops = 2.5 * 2 * b * hq * s * s * (d + dv) * (0.5 if causal else 1)
+            found = {n: flops / ms / 1e9 for n, ms in hopper.compare(torch, sides, reps).items()}
+            base = found.pop("cuDNN", math.nan)
+            row = f"{b} {hq}/{hk} {s} {d}/{dv} {'causal' if causal else 'full'}"
+            rows += [dict(shape=row, kernel=n, tflops=rate, cudnn=base) for n, rate in found.items()]
+            lines.append(f"{row}: cuDNN {base:.0f}; " + "; ".join(
+                f"{r:.0f} ({r / base:.2f}) {n.removeprefix(f'bf16_{d}x{dv}_')}" for n, r in sorted(found.items(), key=lambda x: -x[1])))
+            print(lines[-1], flush=True)
+            parts = device.launcher(names[0], sets[0])
+            times = hopper.compare(torch, {i: [lambda i=i: parts(only=i)] for i in (-1, 0, 1, 2)}, 5)
+            print("   ms: zero %.3f" % times[-1], "dot, main, convert", *("%.3f" % (times[i] - times[-1]) for i in (0, 1, 2)), flush=True)
+            del sets, sides, parts
+    return lines
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("build", "run"))
+    parser.add_argument("folder")
+    parser.add_argument("--match", default="")
+    parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--no-bench", action="store_true")
+    parser.add_argument("--shapes", help="numbers of hopper.py's shapes, with commas between")
+    parser.add_argument("--reps", type=int, default=20)
+    parser.add_argument("--json")
+    a = parser.parse_args()
+    if a.what == "build":
+        sys.exit(build(a.folder, a.match) != 0)
+    device, failed, lines, rows = Device(a.folder), 0, [], []
+    if not a.no_check:
+        failed = check(device, a.match)
+    if not a.no_bench:
+        shapes = [hopper.SHAPES[int(i)] for i in a.shapes.split(",")] if a.shapes else hopper.SHAPES
+        lines = bench(device, a.match, shapes, rows, a.reps)
+    if a.json:
+        with open(a.json, "w", encoding="ascii") as f:
+            json.dump(rows, f, indent=1)
+    print("\n".join(lines))
+    print(f"{failed} checks failed")
+    sys.exit(failed != 0)
+
+
+if __name__ == "__main__":
+    main()
