@@ -7,10 +7,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cjson/cJSON.h>
+
+#define MAX_DOCUMENT (64 << 20) /* what the daemon takes */
 
 int ctl_usage_error(const char *fmt, ...)
 {
@@ -246,4 +249,41 @@ void ctl_progress_end(struct ctl_progress *progress)
 	if (progress->visible)
 		(void)fputs("\r\033[K", stderr);
 	progress->visible = false;
+}
+
+int ctl_file_error(const char *path)
+{
+	(void)fprintf(stderr, "fmhactl: %s: %s\n", path, strerror(errno));
+	return CTL_IO;
+}
+
+int ctl_read_file(const char *path, char **ret_text, size_t *ret_n)
+{
+	FILE *file = fopen(path, "re");
+	struct stat st;
+	char *text;
+	size_t n;
+
+	if (!file || fstat(fileno(file), &st) < 0) {
+		if (file)
+			(void)fclose(file);
+		return ctl_file_error(path);
+	}
+	if (!S_ISREG(st.st_mode) || st.st_size == 0 || st.st_size > MAX_DOCUMENT) {
+		(void)fclose(file);
+		(void)fprintf(stderr, "fmhactl: %s: not a file of 1 byte to %d MiB\n", path,
+			      MAX_DOCUMENT >> 20);
+		return CTL_IO;
+	}
+	n = (size_t)st.st_size;
+	text = malloc(n);
+	if (!text || fread(text, 1, n, file) != n) {
+		free(text);
+		(void)fclose(file);
+		return ctl_file_error(path);
+	}
+	(void)fclose(file);
+	*ret_text = text;
+	*ret_n = n;
+	return 0;
 }

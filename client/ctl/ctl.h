@@ -48,6 +48,7 @@ extern const struct ctl_command ctl_plan;
 extern const struct ctl_command ctl_registry;
 extern const struct ctl_command ctl_run;
 extern const struct ctl_command ctl_verify;
+extern const struct ctl_command ctl_warm;
 
 /*
  * Takes a leading operand, such as run's "forward", out of what cli_next() is going to see; "" when
@@ -95,6 +96,11 @@ extern const struct cli_option ctl_json_option[];
 
 /* @option: what cli_next() returned. Return: 0, or CTL_USAGE (a line is printed). */
 int ctl_target_option(struct ctl_target *target, int option, const char *value);
+
+/* "fmhactl: PATH: why", of errno. Return: CTL_IO. */
+int ctl_file_error(const char *path);
+/* A whole document. @ret_text: given, without a NUL. Return: 0 or an exit code. */
+int ctl_read_file(const char *path, char **ret_text, size_t *ret_n);
 
 /* Prints @json (taken) as one line. Return: CTL_OK or CTL_IO. */
 struct cJSON;

@@ -255,21 +255,42 @@ static int answer(struct request *request)
 	return r;
 }
 
-static int plan(int argc, char **argv)
+/* @then: with the request, when its words are right. */
+static int with_request(int argc, char **argv, struct request *request,
+			int (*then)(struct request *request))
 {
-	struct request request = {.target = CTL_TARGET_INIT, .n_candidates = 6};
 	const char *verb = ctl_take_verb(&argc, &argv);
 	uint32_t op = FMHA_FORWARD;
 	int r;
 
+	*request = (struct request){.target = CTL_TARGET_INIT, .n_candidates = 6};
 	if (verb[0] && problem_parse_op(verb, &op) < 0)
 		return ctl_usage_error("plan: forward, backward, append or merge, not '%s'", verb);
-	recipe_init(&request.recipe, op);
-	r = parse(&request, argc, argv);
+	recipe_init(&request->recipe, op);
+	r = parse(request, argc, argv);
 	if (r == 0)
-		r = answer(&request);
-	recipe_deinit(&request.recipe);
+		r = then(request);
+	recipe_deinit(&request->recipe);
 	return r;
+}
+
+int plan_read_problem(int argc, char **argv, struct fmha_problem *ret_problem)
+{
+	struct request request;
+	int r;
+
+	optind = 0; /* begin anew */
+	r = with_request(argc, argv, &request, make_problem);
+	if (r == 0)
+		*ret_problem = request.recipe.problem;
+	return r;
+}
+
+static int plan(int argc, char **argv)
+{
+	struct request request;
+
+	return with_request(argc, argv, &request, answer);
 }
 
 const struct ctl_command ctl_plan = {

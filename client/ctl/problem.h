@@ -53,6 +53,10 @@ extern const char *const problem_op_words[4]; /* by enum fmha_op */
 int problem_run_forward(struct fmha_device *device, const struct fmha_problem *backward,
 			struct fmha_error *err);
 
+/* plan.c: what a command line of `fmhactl plan` describes; each tensor that is there has a buffer id of its own. argv[0]: for
+ * complaints. Return: 0 or CTL_USAGE. */
+int plan_read_problem(int argc, char **argv, struct fmha_problem *ret_problem);
+
 /* --kernel NAME. Return: 0 or CTL_USAGE. */
 int problem_add_kernel(struct problem_kernels *kernels, const char *name);
 struct fmha_plan_options problem_plan_options(const struct problem_kernels *kernels);

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* registry.c: the kernels of one device: seen as JSON, merged, and chosen in sets. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "registry_files.h"
 #include "ctl.h"
-
-#define MAX_DOCUMENT (64 << 20) /* what the daemon takes */
 
 static const struct cli_option own_options[] = {
 	{"filter", 'f', "EXPR",
@@ -25,54 +21,16 @@ struct request {
 	const char *second;  /* FILE of merge and compare */
 };
 
-static int file_error(const char *path)
-{
-	(void)fprintf(stderr, "fmhactl: %s: %s\n", path, strerror(errno));
-	return CTL_IO;
-}
-
-/* A whole document. @ret_text: given. Return: 0 or an exit code. */
-static int read_file(const char *path, char **ret_text, size_t *ret_n)
-{
-	FILE *file = fopen(path, "re");
-	struct stat st;
-	char *text;
-	size_t n;
-
-	if (!file || fstat(fileno(file), &st) < 0) {
-		if (file)
-			(void)fclose(file);
-		return file_error(path);
-	}
-	if (!S_ISREG(st.st_mode) || st.st_size == 0 || st.st_size > MAX_DOCUMENT) {
-		(void)fclose(file);
-		(void)fprintf(stderr, "fmhactl: %s: not a file of 1 byte to %d MiB\n", path,
-			      MAX_DOCUMENT >> 20);
-		return CTL_IO;
-	}
-	n = (size_t)st.st_size;
-	text = malloc(n);
-	if (!text || fread(text, 1, n, file) != n) {
-		free(text);
-		(void)fclose(file);
-		return file_error(path);
-	}
-	(void)fclose(file);
-	*ret_text = text;
-	*ret_n = n;
-	return 0;
-}
-
 static int write_file(const char *path, const char *text)
 {
 	FILE *file = fopen(path, "we");
 	bool written;
 
 	if (!file)
-		return file_error(path);
+		return ctl_file_error(path);
 	written = fputs(text, file) >= 0 && fputc('\n', file) != EOF;
 	if (fclose(file) != 0 || !written)
-		return file_error(path);
+		return ctl_file_error(path);
 	return CTL_OK;
 }
 
@@ -114,7 +72,7 @@ static int do_import(struct fmha_device *device, const struct request *request)
 	char *text = NULL;
 	uint64_t n_kernels = 0;
 	size_t n = 0;
-	int r = read_file(request->operand, &text, &n);
+	int r = ctl_read_file(request->operand, &text, &n);
 
 	if (r != 0)
 		return r;
@@ -149,7 +107,7 @@ static int do_load(struct fmha_device *device, const struct request *request)
 	const char *name = request->name ? request->name : from_path;
 	uint64_t n_kernels = 0;
 	size_t n = 0;
-	int r = read_file(request->operand, &text, &n);
+	int r = ctl_read_file(request->operand, &text, &n);
 
 	if (r != 0)
 		return r;

@@ -189,31 +189,74 @@ static int check_options(const struct fmha_local_options *options, struct fmha_e
 		       : 0;
 }
 
+/* What both need before they ask. @ret_params: given: free(). */
+static int begin(struct fmha_device *device, const struct fmha_problem *problem,
+		 const struct fmha_local_options *options, struct daemon_code *ret_from,
+		 struct proto_plan_params **ret_params, struct fmha_error *err)
+{
+	struct proto_plan_params *params;
+	int r = check_options(options, err);
+
+	if (r < 0)
+		return r;
+	ret_from->device = device;
+	ret_from->deadline = options && options->timeout_ms ? deadline_after_ms(options->timeout_ms)
+							    : client_deadline(device->client);
+	params = calloc(1, sizeof(*params));
+	if (!params)
+		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	r = local_problem(problem, params, err);
+	if (r < 0)
+		free(params);
+	else
+		*ret_params = params;
+	return r;
+}
+
 int fmha_local_plan_new(struct fmha_device *device, const struct fmha_problem *problem,
 			const struct fmha_local_options *options, struct fmha_local_plan **ret_plan,
 			struct fmha_error *err)
 {
 	struct proto_plan_params *params;
-	struct daemon_code from = {.device = device};
+	struct daemon_code from;
 	int r;
 
 	r = client_check(device && problem && ret_plan ? device->client : NULL, __func__, err);
 	if (r == 0)
-		r = check_options(options, err);
+		r = begin(device, problem, options, &from, &params, err);
 	if (r < 0)
 		return r;
-	from.deadline = options && options->timeout_ms ? deadline_after_ms(options->timeout_ms)
-						       : client_deadline(device->client);
-	params = calloc(1, sizeof(*params));
-	if (!params)
-		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
-	r = local_problem(problem, params, err);
-	if (r == 0)
-		r = ask_daemon(&from, params, ret_plan, err);
+	r = ask_daemon(&from, params, ret_plan, err);
 	/* A worker that died between the plan and its code has a successor that has planned nothing. */
 	if (r == FMHA_ENOENT)
 		r = ask_daemon(&from, params, ret_plan, err);
 	free(params);
+	return r;
+}
+
+int fmha_local_warm(struct fmha_device *device, const struct fmha_problem *problem,
+		    const struct fmha_local_options *options, uint64_t *ret_compiled_ms,
+		    struct fmha_error *err)
+{
+	struct proto_local_plan_result *result;
+	struct proto_plan_params *params;
+	int64_t start = deadline_now();
+	struct daemon_code from;
+	int r;
+
+	r = client_check(device && problem ? device->client : NULL, __func__, err);
+	if (r == 0)
+		r = begin(device, problem, options, &from, &params, err);
+	if (r < 0)
+		return r;
+	result = malloc(sizeof(*result));
+	r = result ? link_call(&device->worker, PROTO_LOCAL_PLAN, params, -1, from.deadline, result,
+			       NULL, err)
+		   : fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	free(result);
+	free(params);
+	if (r == 0 && ret_compiled_ms)
+		*ret_compiled_ms = (uint64_t)(deadline_now() - start) / 1000000;
 	return r;
 }
 

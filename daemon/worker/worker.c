@@ -85,9 +85,12 @@ static void on_device_async(uv_async_t *async)
 
 /* ---- a launch that is about to end ---- */
 
-static void soon(void *owner)
+static void soon(void *owner, uint64_t until_ns)
 {
-	uv_async_send(&((struct worker *)owner)->soon_async);
+	struct worker *worker = owner;
+
+	atomic_store(&worker->soon_until_ns, until_ns);
+	uv_async_send(&worker->soon_async);
 }
 
 static bool look_for_end(struct spin *spin)
@@ -103,14 +106,13 @@ static bool look_for_end(struct spin *spin)
 
 static bool end_may_come(struct spin *spin, uint64_t now)
 {
-	return now < container_of(spin, struct worker, soon)->soon_until_ns;
+	return now < atomic_load(&container_of(spin, struct worker, soon)->soon_until_ns);
 }
 
 static void on_soon(uv_async_t *async)
 {
 	struct worker *worker = container_of(async, struct worker, soon_async);
 
-	worker->soon_until_ns = clock_ns() + worker->limits.value[LIMIT_SPIN_US] * 1000;
 	if (worker->n_pending > 0 && !spinner_is_crowded(&worker->hub.spinner))
 		spin_start(&worker->soon);
 }

@@ -62,7 +62,7 @@ struct worker {
 	uv_async_t device_async;   /* the device has ended launches */
 	uv_async_t soon_async;     /* it is about to */
 	struct spin soon;          /* looks for that */
-	uint64_t soon_until_ns;
+	_Atomic uint64_t soon_until_ns;
 	uv_timer_t tick; /* deadlines; runs while requests are pending */
 	uint64_t last_tick_ns;
 	uv_timer_t trim; /* once, some seconds after the last launch */

@@ -65,6 +65,17 @@ FMHA_API int fmha_local_plan_new(struct fmha_device *device, const struct fmha_p
 				 const struct fmha_local_options *options,
 				 struct fmha_local_plan **ret_plan, struct fmha_error *err);
 
+/**
+ * fmha_local_warm() - has a problem's kernels compiled, for whoever plans it next, and loads nothing
+ *
+ * As fmha_local_plan_new(), but that this process needs neither a runtime nor a context, and may be
+ * called from many threads to keep as many compilers busy.
+ * @ret_compiled_ms: how long the answer took; may be NULL
+ */
+FMHA_API int fmha_local_warm(struct fmha_device *device, const struct fmha_problem *problem,
+			     const struct fmha_local_options *options, uint64_t *ret_compiled_ms,
+			     struct fmha_error *err);
+
 /* Unloads code that no other plan has. In a forked child it only frees memory. Return: NULL. */
 FMHA_API struct fmha_local_plan *fmha_local_plan_free(struct fmha_local_plan *plan);
 

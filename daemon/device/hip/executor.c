@@ -26,8 +26,9 @@
 
 #define SPIN_NS          50000 /* watch an event so long before sleeping between looks */
 #define PAUSE_NS         20000
-#define EARLY_NS         30000 /* what a sleep may last longer than it should */
-#define EARLY_PART       64    /* of the time that a launch should take: how it varies */
+#define BEGIN_NS         8000  /* from the driver's call to the first kernel */
+#define EARLY_NS         20000 /* what a sleep may last longer than it should */
+#define EARLY_PART       100   /* of the time that a launch should take: how it varies */
 #define LOOK_AHEAD       16    /* launches whose end is reckoned with */
 #define TIMER_SLACK_NS   1000
 #define HERE_LIMIT_NS    2000000
@@ -406,23 +407,29 @@ static bool is_behind(const struct gpu_launch *in_flight, const struct gpu_launc
 	return in_flight != launch;
 }
 
-/* When looking becomes worth it: shortly before the first end to come. 0: at once. */
-static uint64_t next_look(const struct gpu_launch *in_flight, uint64_t last_end)
+/* When looking is worth it: from shortly before the first end to come to shortly after. */
+struct window {
+	uint64_t from, until; /* 0: nobody knows */
+};
+
+static struct window next_look(const struct gpu_launch *in_flight, uint64_t last_end)
 {
-	uint64_t first = UINT64_MAX;
+	struct window first = {.from = UINT64_MAX};
 	int n = 0;
 
 	for (const struct gpu_launch *l = in_flight; l; l = l->next) {
-		uint64_t expected = l->base.expected_ns, issued = atomic_load(&l->issued_ns), due;
+		uint64_t expected = l->base.expected_ns, issued = atomic_load(&l->issued_ns);
+		uint64_t due, early = EARLY_NS + expected / EARLY_PART;
 
 		if (!expected || l->base.n_waits + l->base.n_event_waits > 0 || n++ == LOOK_AHEAD)
-			return 0;
+			return (struct window){0};
 		if (is_behind(in_flight, l))
 			continue;
-		due = (issued > last_end ? issued : last_end) + expected - expected / EARLY_PART;
-		first = due < first ? due : first;
+		due = (issued > last_end ? issued : last_end) + BEGIN_NS + expected;
+		if (due - early < first.from)
+			first = (struct window){due - early, due + early};
 	}
-	return first > EARLY_NS ? first - EARLY_NS : 0;
+	return first;
 }
 
 /* Sleeps until then, or until there is more to do. With the lock held. */
@@ -443,19 +450,20 @@ struct watch {
 /* Between two looks: goes on at once, or after a sleep. With the lock held. */
 static void pause_between(struct gpu_device *gpu, struct watch *watch)
 {
-	uint64_t now = clock_ns(), look = next_look(watch->in_flight, watch->last_end);
+	struct window look = next_look(watch->in_flight, watch->last_end);
+	uint64_t now = clock_ns();
 
-	if (look > now) {
-		sleep_until(gpu, look);
+	if (look.from > now) {
+		sleep_until(gpu, look.from);
 		return;
 	}
 	if (!watch->began) {
 		watch->began = now;
-		if (look && gpu->device.soon)
-			gpu->device.soon(gpu->device.owner);
+		if (now < look.until && gpu->device.soon)
+			gpu->device.soon(gpu->device.owner, look.until);
 	}
 	/* It takes longer than it should: the longer, the less a moment matters. */
-	if (now - watch->began > SPIN_NS)
+	if (now >= look.until && now - watch->began > SPIN_NS)
 		sleep_until(gpu, now + PAUSE_NS + (now - watch->last_end) / EARLY_PART);
 }
 

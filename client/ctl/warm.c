@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * warm.c: kernels compiled before anybody waits for them, through the daemon and into its cache, from a
+ * list of problems or a model's config.json. With --arch, for machines that are elsewhere, fmhad-build
+ * compiles the kernels that dispatch would choose there.
+ */
+#include "warm.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cjson/cJSON.h>
+#include <dispatch/plan_offline.h>
+#include <fmha/fmha_local.h>
+#include <proto/problem.h>
+
+#include "ctl.h"
+#include "problem.h"
+
+#define MOST_WORDS   64
+#define MOST_THREADS 32
+#define TIMEOUT_MS   600000
+
+enum { OPTION_LIST = 5000, OPTION_MODEL, OPTION_PRINT, OPTION_ARCH };
+
+static const struct cli_option own_options[] = {
+	{"list", OPTION_LIST, "FILE",
+	 "problems, a line each: the words of `fmhactl plan`; # begins a comment; - is stdin"},
+	{"model", OPTION_MODEL, "FILE", "a model's Hugging Face config.json"},
+	{"print", OPTION_PRINT, NULL, "print the problems as such a list, compile nothing"},
+	{"arch", OPTION_ARCH, "ARCH",
+	 "print which kernels `fmhactl build --arch ARCH --kernel ...` is to compile, no daemon"},
+	CLI_END};
+
+int warm_add(struct warm_list *list, const char *format, ...)
+{
+	va_list arguments;
+	int n;
+
+	if (list->n == WARM_MOST)
+		return ctl_usage_error("warm: more than %d problems", WARM_MOST);
+	if (list->n == list->capacity) {
+		size_t capacity = list->capacity ? 2 * list->capacity : 64;
+		void *lines = realloc(list->lines, capacity * WARM_LINE);
+
+		if (!lines)
+			return ctl_usage_error("warm: out of memory");
+		list->lines = lines;
+		list->capacity = capacity;
+	}
+	va_start(arguments, format);
+	n = vsnprintf(list->lines[list->n], WARM_LINE, format, arguments);
+	va_end(arguments);
+	if (n >= WARM_LINE)
+		return ctl_usage_error("warm: a line of more than %d characters", WARM_LINE - 1);
+	list->n++;
+	return 0;
+}
+
+static int add_file(struct warm_list *list, const char *path)
+{
+	bool is_stdin = strcmp(path, "-") == 0;
+	FILE *file = is_stdin ? stdin : fopen(path, "r");
+	char line[4096];
+	int r = 0;
+
+	if (!file) {
+		perror(path);
+		return CTL_IO;
+	}
+	while (r == 0 && fgets(line, sizeof(line), file)) {
+		line[strcspn(line, "#\r\n")] = '\0';
+		if (line[strspn(line, " \t")])
+			r = warm_add(list, "%s", line);
+	}
+	if (!is_stdin)
+		(void)fclose(file);
+	return r;
+}
+
+/* Return: 0 or CTL_USAGE. */
+static int read_line(const char *line, struct fmha_problem *ret_problem)
+{
+	char copy[WARM_LINE], title[] = "fmhactl warm", *words[MOST_WORDS + 1] = {title}, *rest = copy;
+	int n = 1, r;
+
+	(void)snprintf(copy, sizeof(copy), "%s", line);
+	for (char *word; n < MOST_WORDS && (word = strtok_r(rest, " \t", &rest));)
+		words[n++] = word;
+	r = plan_read_problem(n, words, ret_problem);
+	if (r != 0)
+		(void)fprintf(stderr, "fmhactl: in the line '%s'\n", line);
+	return r;
+}
+
+/* ---- through the daemon ---- */
+
+struct work {
+	const struct warm_list *list;
+	struct fmha_problem *problems;
+	struct fmha_device *device;
+	struct fmha_local_options options;
+	atomic_size_t next, n_done;
+	atomic_int n_failed;
+	pthread_mutex_t lock; /* of progress and stderr */
+	struct ctl_progress progress;
+};
+
+static void *warm_some(void *argument)
+{
+	struct work *work = argument;
+	size_t i;
+
+	while ((i = atomic_fetch_add(&work->next, 1)) < work->list->n) {
+		struct fmha_error err = {0};
+		int r = fmha_local_warm(work->device, &work->problems[i], &work->options, NULL,
+					&err);
+
+		(void)pthread_mutex_lock(&work->lock);
+		if (r < 0) {
+			ctl_progress_end(&work->progress);
+			(void)fprintf(stderr, "fmhactl: %s: %s\n", work->list->lines[i], err.msg);
+			atomic_fetch_add(&work->n_failed, 1);
+		}
+		ctl_progress(&work->progress, atomic_fetch_add(&work->n_done, 1) + 1,
+			     work->list->n);
+		(void)pthread_mutex_unlock(&work->lock);
+	}
+	return NULL;
+}
+
+/* Buffers that `plan` invents become addresses, which is what local plans take. */
+static void place(struct fmha_problem *problem)
+{
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		struct fmha_tensor *tensor = &problem->tensor[role];
+
+		if (tensor->buffer)
+			tensor->data = (void *)(uintptr_t)4096; // NOLINT: aligned, and never followed
+		tensor->buffer = 0;
+	}
+}
+
+static int warm_all(struct work *work)
+{
+	pthread_t threads[MOST_THREADS];
+	int n = 0, n_threads = work->list->n < MOST_THREADS ? (int)work->list->n : MOST_THREADS;
+	int64_t start = ctl_now_ns();
+
+	for (size_t i = 0; i < work->list->n; i++)
+		place(&work->problems[i]);
+	(void)pthread_mutex_init(&work->lock, NULL);
+	while (n < n_threads && pthread_create(&threads[n], NULL, warm_some, work) == 0)
+		n++;
+	if (n == 0)
+		(void)warm_some(work);
+	while (n > 0)
+		(void)pthread_join(threads[--n], NULL);
+	ctl_progress_end(&work->progress);
+	(void)pthread_mutex_destroy(&work->lock);
+	(void)printf("%zu problems, %d failed, %.1f s\n", work->list->n,
+		     atomic_load(&work->n_failed), (double)(ctl_now_ns() - start) * 1e-9);
+	return atomic_load(&work->n_failed) ? CTL_FAILED : CTL_OK;
+}
+
+static int by_daemon(const struct ctl_target *target, const struct warm_list *list,
+		     struct fmha_problem *problems)
+{
+	struct work work = {.list = list, .problems = problems, .progress = {.title = "warm"}};
+	struct fmha_client *client;
+	int r = ctl_open(target, &client, &work.device);
+
+	if (r != 0)
+		return r;
+	work.options = (struct fmha_local_options){
+		.struct_size = sizeof(work.options),
+		.timeout_ms = target->timeout_ms ? target->timeout_ms : TIMEOUT_MS};
+	r = warm_all(&work);
+	work.device = fmha_device_free(work.device);
+	client = fmha_client_free(client);
+	return r;
+}
+
+/* ---- for an arch that is elsewhere ---- */
+
+static int print_kernels(const char *json, cJSON *seen)
+{
+	cJSON *root = cJSON_Parse(json);
+	const cJSON *plan = cJSON_GetObjectItemCaseSensitive(root, "plan"), *stage;
+
+	cJSON_ArrayForEach(stage, cJSON_GetObjectItemCaseSensitive(plan, "stages"))
+	{
+		const cJSON *name = cJSON_GetObjectItemCaseSensitive(stage, "kernel");
+
+		if (!cJSON_IsString(name) ||
+		    cJSON_GetObjectItemCaseSensitive(seen, name->valuestring))
+			continue;
+		(void)cJSON_AddTrueToObject(seen, name->valuestring);
+		(void)puts(name->valuestring);
+	}
+	cJSON_Delete(root);
+	return 0;
+}
+
+static int by_arch(const char *arch, const struct warm_list *list, struct fmha_problem *problems)
+{
+	const struct plan_offline_options device = {.arch = arch};
+	cJSON *seen = cJSON_CreateObject();
+	int r = CTL_OK;
+
+	for (size_t i = 0; i < list->n; i++) {
+		struct fmha_error err = {0};
+		char *json = NULL;
+
+		if (problem_check(&problems[i], &err) < 0 ||
+		    plan_explain_offline(&device, &problems[i], &json, &err) < 0) {
+			(void)fprintf(stderr, "fmhactl: %s: %s\n", list->lines[i], err.msg);
+			r = CTL_FAILED;
+			continue;
+		}
+		(void)print_kernels(json, seen);
+		free(json);
+	}
+	cJSON_Delete(seen);
+	return r;
+}
+
+/* ---- the command ---- */
+
+struct request {
+	struct ctl_target target;
+	struct warm_list list;
+	const char *arch;
+	bool print;
+};
+
+static int parse(struct request *request, int argc, char **argv)
+{
+	int option, r = 0;
+
+	while (r == 0 && (option = cli_next(&ctl_warm.usage, argc, argv)) != -1) {
+		switch (option) {
+		case OPTION_LIST:
+			r = add_file(&request->list, optarg);
+			break;
+		case OPTION_MODEL:
+			r = warm_add_model(&request->list, optarg);
+			break;
+		case OPTION_PRINT:
+			request->print = true;
+			break;
+		case OPTION_ARCH:
+			request->arch = optarg;
+			break;
+		default:
+			r = ctl_target_option(&request->target, option, optarg);
+		}
+	}
+	if (r == 0 && optind < argc)
+		return ctl_usage_error("warm: what is '%s'?", argv[optind]);
+	if (r == 0 && request->list.n == 0)
+		return ctl_usage_error("warm: --list or --model says what");
+	return r;
+}
+
+static int run_request(const struct request *request)
+{
+	const struct warm_list *list = &request->list;
+	struct fmha_problem *problems = calloc(list->n, sizeof(*problems));
+	int r = problems ? 0 : ctl_usage_error("warm: out of memory");
+
+	for (size_t i = 0; i < list->n && r == 0; i++)
+		r = read_line(list->lines[i], &problems[i]);
+	for (size_t i = 0; i < list->n && r == 0 && request->print; i++)
+		(void)puts(list->lines[i]);
+	if (r == 0 && !request->print)
+		r = request->arch ? by_arch(request->arch, list, problems)
+				  : by_daemon(&request->target, list, problems);
+	free(problems);
+	return r;
+}
+
+static int warm(int argc, char **argv)
+{
+	struct request request = {.target = CTL_TARGET_INIT};
+	int r = parse(&request, argc, argv);
+
+	if (r == 0)
+		r = run_request(&request);
+	free(request.list.lines);
+	return r;
+}
+
+const struct ctl_command ctl_warm = {
+	.usage = {.name = "fmhactl warm",
+		  .brief = "compiles kernels before anybody waits for them",
+		  .synopsis = "--model FILE | --list FILE [OPTION...]",
+		  .text = "Has the daemon compile what problems, or a model's serving, will ask for, "
+			  "all cores at once: its cache has them from then on, for every process of "
+			  "the machine. May be run again at any time; what is there is not compiled "
+			  "anew.",
+		  .tables = {own_options, ctl_target_options}},
+	.run = warm,
+};
