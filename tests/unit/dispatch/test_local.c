@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Tables that the device makes against those that the host makes: sound problems get the same ones, and
+ * whatever lies in the integer tensors, nothing leads outside of the others. The text of the GPU's kernel
+ * runs here thread by thread.
+ */
+#include <stdio.h>
+
+#include <prepare.h>
+
+#include "bend.h"
+
+#define CASES 400
+
+struct prepared {
+	struct plan_local local;
+	void *workspace;
+	struct abi_prepare_args args;
+};
+
+static void run_kernel(const struct abi_prepare_args *args)
+{
+	static struct prepare_shared shared;
+
+	for (abi_i64 i = 0; i < (abi_i64)args->grid * PREPARE_THREADS; i++)
+		prepare_pages(args, i, (abi_i64)args->grid * PREPARE_THREADS);
+	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
+		prepare_first_step(args, i, &shared);
+	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
+		prepare_second_step(args, i, &shared);
+	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
+		prepare_third_step(args, i, &shared);
+}
+
+/* False: the plan needs no tables. */
+static bool prepare(struct runner *r, struct prepared *p)
+{
+	struct launch_bases bases = {{0}};
+	union abi_args args;
+
+	assert_works(&r->f, plan_local(&r->f.plan, &p->local, &r->f.err));
+	if (!p->local.prepares)
+		return false;
+	p->workspace = aligned_alloc(PLAN_ALIGNMENT, p->local.workspace_bytes / PLAN_ALIGNMENT *
+							      PLAN_ALIGNMENT +
+							      PLAN_ALIGNMENT);
+	memset(p->workspace, 0xa5, p->local.workspace_bytes);
+	for (uint32_t i = 0; i < r->f.plan.n_views; i++) {
+		uint32_t role = r->f.plan.views[i].role;
+
+		bases.at[role] = (uintptr_t)r->f.bindings[role].host;
+	}
+	bases.at[LAUNCH_WORKSPACE] = (uintptr_t)p->workspace;
+	launch_bind(&p->local.launches[0], &bases, &args);
+	p->args = args.prepare;
+	p->args.grid = 1 + random_pick(r, 3); /* as a device would say */
+	run_kernel(&p->args);
+	return true;
+}
+
+static bool lies_in(const abi_i32 *word, const abi_i32 *list, int64_t n)
+{
+	return list && word >= list && word < list + n;
+}
+
+/* Pages that no sequence uses the host clears, and the device only cuts. */
+static void expect_same_tables(struct runner *r, const struct prepared *p)
+{
+	const struct plan *plan = &r->f.plan;
+	uint64_t n = plan_indices_bytes(plan) / sizeof(abi_i32);
+	const abi_i32 *want = n ? plan_indices_data(r->f.indices) : NULL;
+	const abi_i32 *got = (const abi_i32 *)((const char *)p->workspace +
+					       p->local.workspace_bytes) -
+			     n;
+	const struct abi_kv_cache *cache = &p->args.cache;
+
+	for (uint64_t i = 0; i < n; i++) {
+		bool is_page = lies_in(got + i, cache->kv_page_indices, cache->n_page_indices) ||
+			       lies_in(got + i, cache->block_table,
+				       (int64_t)p->args.table_rows * cache->max_blocks);
+
+		if (is_page && want[i] == 0)
+			assert_true(got[i] >= 0 && got[i] < plan->problem.n_pages);
+		else if (got[i] != want[i])
+			fail_msg("word %llu is %d, the host's %d", (unsigned long long)i, got[i],
+				 want[i]);
+	}
+}
+
+static void expect_same_head(struct runner *r, const struct prepared *p)
+{
+	const struct plan *plan = &r->f.plan;
+	const struct plan_memory memory = {.workspace = p->workspace,
+					   .head = calloc(1, plan->workspace_head_bytes + 1)};
+	const char *want = memory.head, *got = p->workspace;
+
+	assert_works(&r->f, plan_place(plan, r->f.bindings, r->f.indices, &memory, r->f.args,
+				       &r->f.err));
+	if (p->args.nsplits)
+		assert_memory_equal(got + plan->layout.nsplits, want + plan->layout.nsplits,
+				    (size_t)p->args.nsplits_entries * sizeof(abi_i32));
+	if (p->args.dq_acc_offsets)
+		assert_memory_equal(got + plan->layout.dq_acc_offsets,
+				    want + plan->layout.dq_acc_offsets,
+				    ((size_t)plan->problem.batch + 1) * sizeof(abi_i64));
+	free(memory.head);
+}
+
+/* Starts in order on their axis, each sequence's length within it. */
+static void expect_within(const abi_i32 *starts, const abi_i32 *lengths, int64_t batch,
+			  int64_t total, int64_t most)
+{
+	for (int64_t b = 0; b < batch; b++) {
+		int64_t room = starts ? starts[b + 1] - starts[b] : most;
+
+		if (starts)
+			assert_true(starts[b] >= 0 && room >= 0 && starts[b + 1] <= total);
+		if (lengths)
+			assert_true(lengths[b] >= 0 && lengths[b] <= room && lengths[b] <= most);
+	}
+}
+
+static void expect_inside(struct runner *r, const struct prepared *p)
+{
+	const struct fmha_problem *problem = &r->f.plan.problem;
+	const struct abi_sequences *s = &p->args.sequences;
+	const struct abi_kv_cache *c = &p->args.cache;
+
+	expect_within(s->seqstart_q, s->seqlen_q, s->batch, s->total_q,
+		      s->seqstart_q ? s->total_q : s->seqlen_q_max);
+	expect_within(s->seqstart_k, p->args.seqlen_new ? NULL : s->seqlen_k, s->batch, s->total_k,
+		      s->seqlen_k_max);
+	expect_within(c->kv_indptr, NULL, s->batch, c->n_page_indices, 0);
+	for (int64_t b = 0; b < s->batch; b++) {
+		if (s->leftpad_k)
+			assert_true(s->leftpad_k[b] >= 0);
+		if (s->leftpad_k && s->seqlen_k)
+			assert_true(s->leftpad_k[b] <= s->seqlen_k[b]);
+		if (c->kv_last_page_len)
+			assert_true(c->kv_last_page_len[b] >= 1 &&
+				    c->kv_last_page_len[b] <= c->page_size);
+		if (c->cache_batch_idx)
+			assert_true(c->cache_batch_idx[b] >= 0 &&
+				    c->cache_batch_idx[b] < c->cache_batch);
+		if (s->seqlen_k)
+			assert_true(p->args.seqlen_k_before[b] >= 0 &&
+				    p->args.seqlen_k_before[b] <= s->seqlen_k[b] &&
+				    s->seqlen_k[b] <= s->seqlen_k_max);
+	}
+	for (int64_t i = 0; c->block_table && i < (int64_t)p->args.table_rows * c->max_blocks; i++)
+		assert_true(c->block_table[i] >= 0 &&
+			    (c->block_table[i] < problem->n_pages || problem->n_pages == 0));
+	for (int64_t i = 0; c->kv_page_indices && i < c->n_page_indices; i++)
+		assert_true(c->kv_page_indices[i] >= 0 &&
+			    (c->kv_page_indices[i] < problem->n_pages || problem->n_pages == 0));
+	if (p->args.dq_acc_offsets && r->f.plan.dq_acc_bytes > 0)
+		assert_true((uint64_t)p->args.dq_acc_offsets[s->batch] * sizeof(float) <=
+			    r->f.plan.dq_acc_bytes);
+}
+
+static unsigned n_prepared, n_hostile;
+
+static void run_case(struct runner *r)
+{
+	struct prepared p = {0};
+
+	random_problem(r);
+	if (fixture_build(&r->f) < 0)
+		return;
+	fixture_allocate(&r->f);
+	random_data(r);
+	assert_works(&r->f, plan_read(&r->f.plan, r->f.bindings, &r->f.indices, &r->f.err));
+	if (!prepare(r, &p))
+		return;
+	n_prepared++;
+	expect_same_tables(r, &p);
+	expect_same_head(r, &p);
+	expect_inside(r, &p);
+	free(p.workspace);
+	for (int i = 0; i < 5; i++) {
+		bend_scribble(r);
+		(void)prepare(r, &p);
+		expect_inside(r, &p);
+		free(p.workspace);
+		n_hostile++;
+	}
+}
+
+static struct runner current;
+
+static int name_the_case(void **state)
+{
+	(void)state;
+	if (current.first_seed) {
+		print_message("failed: seed %u\n", current.first_seed);
+		bend_print(&current, stdout);
+	}
+	return 0;
+}
+
+static void tables_are_the_hosts(void **state)
+{
+	(void)state;
+	for (unsigned seed = 1; seed <= CASES; seed++) {
+		memset(&current, 0, sizeof(current));
+		bend_begin(&current, seed, CPU_PORTABLE);
+		run_case(&current);
+		fixture_deinit(&current.f);
+		current.first_seed = 0;
+	}
+	print_message("%u with tables, %u times damaged\n", n_prepared, n_hostile);
+	assert_true(n_prepared > CASES / 4);
+}
+
+/* No table helps an append that nothing has room for: told when it is planned. */
+static void an_append_without_room_is_refused(void **state)
+{
+	struct plan_local local;
+	struct fixture f;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	assert_works(&f, fixture_build(&f));
+	f.plan.problem.seqlen_new = 3;
+	f.plan.problem.page_size = 16;
+	f.plan.problem.n_pages = 0;
+	assert_fails(&f, plan_local(&f.plan, &local, &f.err), FMHA_EINVAL, "n_pages");
+	fixture_deinit(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(tables_are_the_hosts, name_the_case),
+		cmocka_unit_test(an_append_without_room_is_refused),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, cpu_runner_free_registries);
+}
