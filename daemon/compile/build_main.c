@@ -327,6 +327,10 @@ static void find_planned(struct build *build, struct wanted *wanted)
 	struct kernel_spec spec;
 	const char *arch;
 
+	gpu_kernel_make_prepare(build->arch, &wanted->kernel);
+	wanted->found = strcmp(wanted->name, wanted->kernel.name) == 0;
+	if (wanted->found)
+		return;
 	if (spec_name_parse(build->catalog, wanted->name, &spec, NULL) != 0)
 		return;
 	arch = spec_word(build->catalog, SPEC_FIELD_gfx_arch, spec.gfx_arch);
@@ -357,9 +361,14 @@ static int find_wanted(struct build *build, struct fmha_error *err)
 
 static int add_kernels(struct build *build, struct compile_queue *queue, struct fmha_error *err)
 {
+	struct gpu_kernel tables;
 	int r = 0;
 
+	/* No spec has it, and any plan that a client launches itself may need it. */
+	gpu_kernel_make_prepare(build->arch, &tables);
 	if (build->n_wanted == 0)
+		r = add_kernel(build, queue, &tables, err);
+	if (build->n_wanted == 0 && r == 0)
 		return walk(build, queue, visit_all, err);
 	for (int i = 0; i < build->n_wanted && r == 0; i++)
 		r = add_kernel(build, queue, &build->wanted[i].kernel, err);

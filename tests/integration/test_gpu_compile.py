@@ -58,10 +58,13 @@ def kernels_of(arch, core):
     assert listed.returncode == 0, listed.stderr
     chosen = {}
     for name in listed.stdout.splitlines():
+        if name == f"fmha_prepare_{arch}":  # has no type
+            chosen["prepare"] = name
+            continue
         family = re.match(r"fmha_(.*?)_bf16_", name).group(1)
         if f"_{core}_h" in name or family not in chosen:
             chosen.setdefault(family + ("" if f"_{core}_h" in name else "?"), name)
-    return {f: chosen.get(f) or chosen.get(f + "?") for f in FAMILIES}
+    return {f: chosen.get(f) or chosen.get(f + "?") for f in [*FAMILIES, "prepare"]}
 
 
 @pytest.mark.parametrize("compiler, arch", TARGETS, ids=lambda word: word)
