@@ -86,7 +86,8 @@ static int add_file(struct warm_list *list, const char *path)
 /* Return: 0 or CTL_USAGE. */
 static int read_line(const char *line, struct fmha_problem *ret_problem)
 {
-	char copy[WARM_LINE], title[] = "fmhactl warm", *words[MOST_WORDS + 1] = {title}, *rest = copy;
+	char copy[WARM_LINE], title[] = "fmhactl warm", *words[MOST_WORDS + 1] = {title},
+			      *rest = copy;
 	int n = 1, r;
 
 	(void)snprintf(copy, sizeof(copy), "%s", line);
@@ -141,7 +142,8 @@ static void place(struct fmha_problem *problem)
 		struct fmha_tensor *tensor = &problem->tensor[role];
 
 		if (tensor->buffer)
-			tensor->data = (void *)(uintptr_t)4096; // NOLINT: aligned, and never followed
+			tensor->data =
+				(void *)(uintptr_t)4096; // NOLINT: aligned, and never followed
 		tensor->buffer = 0;
 	}
 }
@@ -297,13 +299,15 @@ static int warm(int argc, char **argv)
 }
 
 const struct ctl_command ctl_warm = {
-	.usage = {.name = "fmhactl warm",
-		  .brief = "compiles kernels before anybody waits for them",
-		  .synopsis = "--model FILE | --list FILE [OPTION...]",
-		  .text = "Has the daemon compile what problems, or a model's serving, will ask for, "
-			  "all cores at once: its cache has them from then on, for every process of "
-			  "the machine. May be run again at any time; what is there is not compiled "
-			  "anew.",
-		  .tables = {own_options, ctl_target_options}},
+	.usage =
+		{.name = "fmhactl warm",
+		 .brief = "compiles kernels before anybody waits for them",
+		 .synopsis = "--model FILE | --list FILE [OPTION...]",
+		 .text = "Has the daemon compile what problems, or a model's serving, will ask "
+			 "for, "
+			 "all cores at once: its cache has them from then on, for every process of "
+			 "the machine. May be run again at any time; what is there is not compiled "
+			 "anew.",
+		 .tables = {own_options, ctl_target_options}},
 	.run = warm,
 };

@@ -60,9 +60,10 @@ static int read_model(const cJSON *root, const char *path, struct model *ret_mod
 	if (cJSON_IsNumber(cap))
 		m.softcap = cap->valuedouble;
 	if (m.heads_q <= 0 || m.heads_k <= 0 || m.hdim <= 0 || m.heads_q % m.heads_k) {
-		(void)fprintf(stderr,
-			      "fmhactl: %s: no num_attention_heads, or no head_dim or hidden_size\n",
-			      path);
+		(void)fprintf(
+			stderr,
+			"fmhactl: %s: no num_attention_heads, or no head_dim or hidden_size\n",
+			path);
 		return CTL_IO;
 	}
 	*ret_model = m;

@@ -13,7 +13,8 @@ PAGES = sorted((ROOT / "client" / "docs").glob("*.md"))
 BLOCK = re.compile(r"```c\n(.*?)```", re.S)
 
 PRELUDE = """
-#include <fmha/fmha.h>
+#include <fmha/fmha_local.h>
+extern void *workspace, *stream;
 extern struct fmha_device *device;
 extern struct fmha_buffer *buffer;
 extern void *q, *k, *v, *o, *lse, *d_o, *dq, *dk, *dv, *starts, *table, *lengths, *indptr, *pages,
