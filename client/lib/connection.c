@@ -17,9 +17,10 @@
 
 /* How long a wait must have been to conclude anything from a frame that made no progress in it. */
 #define STALLED_FRAME_NS 50000000
-#define TIMER_SLACK_NS   50000 /* what the kernel lets a sleep be late by */
-#define DUE_EARLY_NS     15000 /* what waking up takes */
-#define DUE_PART         64    /* of the time that an answer should take: how it varies */
+#define LATE_NS          50000  /* by how much a sleep lasts longer than it should, to begin with */
+#define LATE_MOST_NS     300000 /* later than that was something else */
+#define DUE_EARLY_NS     15000  /* how that varies */
+#define DUE_PART         100    /* of the time that an answer should take: how it varies */
 
 struct expected {
 	int64_t due, lasts_ns; /* lasts_ns 0: nobody knows */
@@ -76,6 +77,7 @@ int connection_new(int fd, int lost_code, const char *peer, uint32_t spin_us,
 	c->fd = take_fd(&socket);
 	c->in = in;
 	c->in_capacity = PROTO_MAX_FRAME;
+	c->late_ns = LATE_NS;
 	proto_spin_init(&c->spin, spin_us, sysconf(_SC_NPROCESSORS_ONLN));
 	c->lost_code = lost_code;
 	c->peer = peer;
@@ -346,16 +348,16 @@ static ssize_t receive(struct connection *c, struct fmha_error *err)
 }
 
 /*
- * Sleeps until there is something to read. Never in a blocking recvmsg(): the kernel wakes that one
+ * Sleeps until there is something to read, and says whether there is. Never in a blocking recvmsg(): the kernel wakes that one
  * also when the peer has taken our request out of its socket, which costs two switches for nothing
  * just when the peer begins its work.
  */
-static void sleep_readable(struct connection *c, int64_t left_ns)
+static bool sleep_readable(struct connection *c, int64_t left_ns)
 {
 	struct pollfd poll_fd = {.fd = c->fd, .events = POLLIN};
 	struct timespec timeout = deadline_timespec(left_ns);
 
-	(void)ppoll(&poll_fd, 1, &timeout, NULL);
+	return ppoll(&poll_fd, 1, &timeout, NULL) != 0;
 }
 
 /*
@@ -364,13 +366,18 @@ static void sleep_readable(struct connection *c, int64_t left_ns)
  */
 static int64_t sleep_towards(struct connection *c, const struct expected *expected)
 {
-	int64_t early = DUE_EARLY_NS + expected->lasts_ns / DUE_PART, now = deadline_now();
+	int64_t early = DUE_EARLY_NS + expected->lasts_ns / DUE_PART, now = deadline_now(), until;
 
 	if (!expected->lasts_ns || c->spin.window_ns == 0 ||
 	    (uint64_t)now < c->spin.paused_until_ns || now > expected->due)
 		return 0;
-	if (expected->due - early - TIMER_SLACK_NS > now)
-		sleep_readable(c, expected->due - early - TIMER_SLACK_NS - now);
+	until = expected->due - early - c->late_ns;
+	if (until > now && !sleep_readable(c, until - now)) {
+		int64_t late = deadline_now() - until;
+
+		if (late < LATE_MOST_NS)
+			c->late_ns = (3 * c->late_ns + late) / 4;
+	}
 	return expected->due + early;
 }
 
@@ -386,7 +393,7 @@ static ssize_t read_some(struct connection *c, int64_t deadline, const struct ex
 		ssize_t n;
 
 		if (!spinning)
-			sleep_readable(c, deadline > now ? deadline - now : 0);
+			(void)sleep_readable(c, deadline > now ? deadline - now : 0);
 		n = receive(c, err);
 		now = deadline_now();
 		if (n > 0)

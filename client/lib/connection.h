@@ -71,6 +71,7 @@ struct connection {
 	uint32_t n_fds;
 	struct proto_message message;
 	struct proto_spin spin;
+	int64_t late_ns; /* by how much sleeps towards an answer last longer than they should, about */
 };
 
 /*

@@ -96,7 +96,8 @@ bool device_has_ended(struct device *device)
 	return any;
 }
 
-void device_set_soon(struct device *device, void (*soon)(void *owner, uint64_t until_ns))
+void device_set_soon(struct device *device,
+		     void (*soon)(void *owner, uint64_t from_ns, uint64_t until_ns))
 {
 	device->soon = soon;
 }

@@ -74,7 +74,8 @@ struct device {
 	const struct device_ops *ops;
 	struct device_info info;
 	void (*wake)(void *owner);
-	void (*soon)(void *owner, uint64_t until_ns); /* NULL: nobody wants to know */
+	void (*soon)(void *owner, uint64_t from_ns,
+		     uint64_t until_ns); /* NULL: nobody wants to know */
 	void *owner;
 	device_builder builder;
 	device_unbuilder unbuilder;

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <proto/cleanup.h>
@@ -85,12 +86,25 @@ static void on_device_async(uv_async_t *async)
 
 /* ---- a launch that is about to end ---- */
 
-static void soon(void *owner, uint64_t until_ns)
+#define LATE_MOST_NS 300000 /* later than that was something else */
+
+static void set_alarm(const struct worker *worker, uint64_t ns)
+{
+	const struct itimerspec at = {
+		.it_value = {.tv_sec = (time_t)(ns / NS_PER_S), .tv_nsec = (long)(ns % NS_PER_S)}};
+
+	(void)timerfd_settime(worker->alarm_fd, TFD_TIMER_ABSTIME, &at, NULL);
+}
+
+/* On the device's thread: the loop, which sleeps, is woken by the kernel, not by us. */
+static void soon(void *owner, uint64_t from_ns, uint64_t until_ns)
 {
 	struct worker *worker = owner;
+	uint64_t alarm_ns = from_ns - atomic_load(&worker->alarm_late_ns);
 
 	atomic_store(&worker->soon_until_ns, until_ns);
-	uv_async_send(&worker->soon_async);
+	atomic_store(&worker->alarm_ns, alarm_ns);
+	set_alarm(worker, alarm_ns);
 }
 
 static bool look_for_end(struct spin *spin)
@@ -109,12 +123,32 @@ static bool end_may_come(struct spin *spin, uint64_t now)
 	return now < atomic_load(&container_of(spin, struct worker, soon)->soon_until_ns);
 }
 
-static void on_soon(uv_async_t *async)
+static void on_alarm(uv_poll_t *poll, int status, int events)
 {
-	struct worker *worker = container_of(async, struct worker, soon_async);
+	struct worker *worker = container_of(poll, struct worker, alarm_poll);
+	uint64_t n, late = clock_ns() - atomic_load(&worker->alarm_ns);
 
+	(void)status, (void)events;
+	if (read(worker->alarm_fd, &n, sizeof(n)) != sizeof(n))
+		return;
+	if (late < LATE_MOST_NS)
+		atomic_store(&worker->alarm_late_ns,
+			     (3 * atomic_load(&worker->alarm_late_ns) + late) / 4);
 	if (worker->n_pending > 0 && !spinner_is_crowded(&worker->hub.spinner))
 		spin_start(&worker->soon);
+}
+
+/* Without it runs end as well, only later. */
+static void open_alarm(struct worker *worker)
+{
+	worker->soon = (struct spin){.look = look_for_end, .goes_on = end_may_come};
+	uv_idle_init(&worker->loop, &worker->soon.turn);
+	worker->alarm_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	if (worker->alarm_fd < 0 ||
+	    uv_poll_init(&worker->loop, &worker->alarm_poll, worker->alarm_fd) < 0)
+		return;
+	uv_poll_start(&worker->alarm_poll, UV_READABLE, on_alarm);
+	device_set_soon(worker->device, soon);
 }
 
 void worker_on_trim(uv_timer_t *timer)
@@ -292,14 +326,15 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 
 	if (r < 0)
 		return r;
-	device_set_soon(worker->device, soon);
+	open_alarm(worker);
 	device_set_builder(worker->device, prepare_build, prepare_cancel_build, worker);
 	info = device_get_info(worker->device);
 	if (info->mps == DEVICE_MPS_ABSENT)
 		log_warning(
 			"device %s: no CUDA MPS control daemon answers at %s: clients and fmhad "
 			"take turns on the GPU, about 150 us a switch; start nvidia-cuda-mps-"
-			"control -d before both",
+			"control -d before both, or let clients launch themselves "
+			"(fmha_local.h)",
 			info->name, info->mps_directory);
 	device_set_quarantine(worker->device, kernels_is_quarantined, worker);
 	r = kernels_open(worker, err);
@@ -360,9 +395,6 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	fair_init(&worker->turns, 1, 1);
 	uv_loop_init(&worker->loop);
 	uv_async_init(&worker->loop, &worker->device_async, on_device_async);
-	uv_async_init(&worker->loop, &worker->soon_async, on_soon);
-	worker->soon = (struct spin){.look = look_for_end, .goes_on = end_may_come};
-	uv_idle_init(&worker->loop, &worker->soon.turn);
 	uv_timer_init(&worker->loop, &worker->tick);
 	uv_timer_init(&worker->loop, &worker->trim);
 	uv_timer_init(&worker->loop, &worker->refill_timer);

@@ -60,8 +60,11 @@ struct worker {
 	struct spec_catalog *catalog;
 	struct registry *registry; /* NULL: specs/ does not know this device */
 	uv_async_t device_async;   /* the device has ended launches */
-	uv_async_t soon_async;     /* it is about to */
-	struct spin soon;          /* looks for that */
+	struct spin soon;          /* looks for the next end, between alarm and soon_until_ns */
+	uv_poll_t alarm_poll;
+	int alarm_fd;                   /* a timerfd */
+	_Atomic uint64_t alarm_ns;      /* when it was to go off */
+	_Atomic uint64_t alarm_late_ns; /* by how much the loop comes later, about */
 	_Atomic uint64_t soon_until_ns;
 	uv_timer_t tick; /* deadlines; runs while requests are pending */
 	uint64_t last_tick_ns;

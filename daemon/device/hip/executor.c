@@ -26,10 +26,11 @@
 
 #define SPIN_NS          50000 /* watch an event so long before sleeping between looks */
 #define PAUSE_NS         20000
-#define BEGIN_NS         8000  /* from the driver's call to the first kernel */
-#define EARLY_NS         20000 /* what a sleep may last longer than it should */
-#define EARLY_PART       100   /* of the time that a launch should take: how it varies */
-#define LOOK_AHEAD       16    /* launches whose end is reckoned with */
+#define BEGIN_NS         8000   /* from the driver's call to the first kernel */
+#define EARLY_NS         15000  /* how that and sleeps vary */
+#define EARLY_PART       100    /* of the time that a launch should take: how it varies */
+#define LATE_MOST_NS     300000 /* later than that was something else */
+#define LOOK_AHEAD       16     /* launches whose end is reckoned with */
 #define TIMER_SLACK_NS   1000
 #define HERE_LIMIT_NS    2000000
 #define HERE_BLOCKS_MOST 16384 /* also those that find nothing to do take their time */
@@ -432,20 +433,35 @@ static struct window next_look(const struct gpu_launch *in_flight, uint64_t last
 	return first;
 }
 
-/* Sleeps until then, or until there is more to do. With the lock held. */
-static void sleep_until(struct gpu_device *gpu, uint64_t ns)
+/* Sleeps until then, or until there is more to do. With the lock held. Return: false: there is. */
+static bool sleep_until(struct gpu_device *gpu, uint64_t ns)
 {
 	struct timespec until = {.tv_sec = (time_t)(ns / NS_PER_S),
 				 .tv_nsec = (long)(ns % NS_PER_S)};
 
-	(void)pthread_cond_timedwait(&gpu->work, &gpu->lock, &until);
+	return pthread_cond_timedwait(&gpu->work, &gpu->lock, &until) == ETIMEDOUT;
 }
 
 struct watch {
 	struct gpu_launch *in_flight;
 	uint64_t last_end; /* or when more came */
 	uint64_t began;    /* looking without pause; 0: not yet */
+	uint64_t late_ns;  /* by how much sleeps last longer than they should, about */
 };
+
+/* Until the window, for which the loop prepares as well. */
+static void sleep_towards(struct gpu_device *gpu, struct watch *watch, const struct window *look)
+{
+	uint64_t until = look->from - watch->late_ns, now;
+
+	if (gpu->device.soon)
+		gpu->device.soon(gpu->device.owner, look->from, look->until);
+	if (!sleep_until(gpu, until))
+		return;
+	now = clock_ns();
+	if (now - until < LATE_MOST_NS)
+		watch->late_ns = (3 * watch->late_ns + (now - until)) / 4;
+}
 
 /* Between two looks: goes on at once, or after a sleep. With the lock held. */
 static void pause_between(struct gpu_device *gpu, struct watch *watch)
@@ -453,18 +469,15 @@ static void pause_between(struct gpu_device *gpu, struct watch *watch)
 	struct window look = next_look(watch->in_flight, watch->last_end);
 	uint64_t now = clock_ns();
 
-	if (look.from > now) {
-		sleep_until(gpu, look.from);
+	if (look.from > now + watch->late_ns) {
+		sleep_towards(gpu, watch, &look);
 		return;
 	}
-	if (!watch->began) {
+	if (!watch->began)
 		watch->began = now;
-		if (now < look.until && gpu->device.soon)
-			gpu->device.soon(gpu->device.owner, look.until);
-	}
 	/* It takes longer than it should: the longer, the less a moment matters. */
 	if (now >= look.until && now - watch->began > SPIN_NS)
-		sleep_until(gpu, now + PAUSE_NS + (now - watch->last_end) / EARLY_PART);
+		(void)sleep_until(gpu, now + PAUSE_NS + (now - watch->last_end) / EARLY_PART);
 }
 
 static void *executor(void *argument)

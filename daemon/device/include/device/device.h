@@ -206,9 +206,10 @@ bool device_shares_memory(const struct device *device);
 void device_collect(struct device *device);
 /* Whether there is any. */
 bool device_has_ended(struct device *device);
-/* @soon is called from any thread when a launch is about to end: to look for it until then is faster
- * than to be woken. Before the first launch. */
-void device_set_soon(struct device *device, void (*soon)(void *owner, uint64_t until_ns));
+/* @soon is called from any thread when it is known between which times the next launch will end: to look
+ * for it then is faster than to be woken. Before the first launch. */
+void device_set_soon(struct device *device,
+		     void (*soon)(void *owner, uint64_t from_ns, uint64_t until_ns));
 
 /* Once on each thread but the loop's, before any other call: binds it to the device. */
 void device_enter_thread(struct device *device);
