@@ -26,13 +26,15 @@
 #define MOST_THREADS 32
 #define TIMEOUT_MS   600000
 
-enum { OPTION_LIST = 5000, OPTION_MODEL, OPTION_PRINT, OPTION_ARCH };
+enum { OPTION_LIST = 5000, OPTION_MODEL, OPTION_PRINT, OPTION_PACK, OPTION_ARCH };
 
 static const struct cli_option own_options[] = {
 	{"list", OPTION_LIST, "FILE",
 	 "problems, a line each: the words of `fmhactl plan`; # begins a comment; - is stdin"},
 	{"model", OPTION_MODEL, "FILE", "a model's Hugging Face config.json"},
 	{"print", OPTION_PRINT, NULL, "print the problems as such a list, compile nothing"},
+	{"pack", OPTION_PACK, "FILE",
+	 "write the plans and their code to a file, for processes without a daemon"},
 	{"arch", OPTION_ARCH, "ARCH",
 	 "print which kernels `fmhactl build --arch ARCH --kernel ...` is to compile, no daemon"},
 	CLI_END};
@@ -119,8 +121,7 @@ static void *warm_some(void *argument)
 
 	while ((i = atomic_fetch_add(&work->next, 1)) < work->list->n) {
 		struct fmha_error err = {0};
-		int r = fmha_local_warm(work->device, &work->problems[i], &work->options, NULL,
-					&err);
+		int r = fmha_local_warm(work->device, &work->problems[i], &work->options, &err);
 
 		(void)pthread_mutex_lock(&work->lock);
 		if (r < 0) {
@@ -170,9 +171,11 @@ static int warm_all(struct work *work)
 	return atomic_load(&work->n_failed) ? CTL_FAILED : CTL_OK;
 }
 
+/* @pack: NULL: only warm. */
 static int by_daemon(const struct ctl_target *target, const struct warm_list *list,
-		     struct fmha_problem *problems)
+		     struct fmha_problem *problems, const char *pack)
 {
+	struct fmha_error err = {0};
 	struct work work = {.list = list, .problems = problems, .progress = {.title = "warm"}};
 	struct fmha_client *client;
 	int r = ctl_open(target, &client, &work.device);
@@ -183,6 +186,9 @@ static int by_daemon(const struct ctl_target *target, const struct warm_list *li
 		.struct_size = sizeof(work.options),
 		.timeout_ms = target->timeout_ms ? target->timeout_ms : TIMEOUT_MS};
 	r = warm_all(&work);
+	if (r == CTL_OK && pack &&
+	    fmha_local_pack_write(work.device, problems, list->n, &work.options, pack, &err) < 0)
+		r = ctl_error(&err);
 	work.device = fmha_device_free(work.device);
 	client = fmha_client_free(client);
 	return r;
@@ -237,7 +243,7 @@ static int by_arch(const char *arch, const struct warm_list *list, struct fmha_p
 struct request {
 	struct ctl_target target;
 	struct warm_list list;
-	const char *arch;
+	const char *arch, *pack;
 	bool print;
 };
 
@@ -256,6 +262,9 @@ static int parse(struct request *request, int argc, char **argv)
 		case OPTION_PRINT:
 			request->print = true;
 			break;
+		case OPTION_PACK:
+			request->pack = optarg;
+			break;
 		case OPTION_ARCH:
 			request->arch = optarg;
 			break;
@@ -265,6 +274,8 @@ static int parse(struct request *request, int argc, char **argv)
 	}
 	if (r == 0 && optind < argc)
 		return ctl_usage_error("warm: what is '%s'?", argv[optind]);
+	if (r == 0 && request->pack && (request->arch || request->print))
+		return ctl_usage_error("warm: --pack is the daemon's, without --arch and --print");
 	if (r == 0 && request->list.n == 0)
 		return ctl_usage_error("warm: --list or --model says what");
 	return r;
@@ -282,7 +293,7 @@ static int run_request(const struct request *request)
 		(void)puts(list->lines[i]);
 	if (r == 0 && !request->print)
 		r = request->arch ? by_arch(request->arch, list, problems)
-				  : by_daemon(&request->target, list, problems);
+				  : by_daemon(&request->target, list, problems, request->pack);
 	free(problems);
 	return r;
 }

@@ -126,11 +126,6 @@ int local_problem(const struct fmha_problem *problem, struct proto_plan_params *
 	return problem_check(&ret_params->problem, err);
 }
 
-struct daemon_code {
-	struct fmha_device *device;
-	int64_t deadline;
-};
-
 /* A file of the daemon's, which it cannot change any more. */
 static int map_code(int fd, uint64_t size, void **ret_data, struct fmha_error *err)
 {
@@ -146,10 +141,10 @@ static int map_code(int fd, uint64_t size, void **ret_data, struct fmha_error *e
 			      (unsigned long long)size);
 }
 
-static int fetch_from_daemon(void *owner, const uint8_t hash[LAUNCH_HASH_BYTES], void **ret_data,
-			     size_t *ret_bytes, struct fmha_error *err)
+int local_fetch_from_daemon(void *owner, const uint8_t hash[LAUNCH_HASH_BYTES], void **ret_data,
+			    size_t *ret_bytes, struct fmha_error *err)
 {
-	const struct daemon_code *from = owner;
+	const struct local_asking *from = owner;
 	struct proto_code_params params = {.hash_bytes = LAUNCH_HASH_BYTES};
 	struct proto_code_result result;
 	int fd = -1, r;
@@ -163,53 +158,53 @@ static int fetch_from_daemon(void *owner, const uint8_t hash[LAUNCH_HASH_BYTES],
 	return map_code(fd, result.size, ret_data, err);
 }
 
-static int ask_daemon(struct daemon_code *from, const struct proto_plan_params *params,
-		      struct fmha_local_plan **ret_plan, struct fmha_error *err)
+int local_asking_begin(struct fmha_device *device, const struct fmha_local_options *options,
+		       struct local_asking *ret_asking, struct fmha_error *err)
 {
-	struct proto_local_plan_result *result = malloc(sizeof(*result));
-	struct fmha_device_info info;
-	int r;
+	int r = options ? check_struct_size(options->struct_size, sizeof(*options),
+					    "fmha_local_options", err)
+			: 0;
 
-	if (!result)
-		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
-	r = link_call(&from->device->worker, PROTO_LOCAL_PLAN, params, -1, from->deadline, result,
-		      NULL, err);
-	if (r == 0)
-		r = fmha_device_info(from->device, &info, err);
-	if (r == 0)
-		r = local_plan_make(info.backend, result, fetch_from_daemon, from, ret_plan, err);
-	free(result);
+	ret_asking->device = device;
+	ret_asking->deadline = r == 0 && options && options->timeout_ms
+				       ? deadline_after_ms(options->timeout_ms)
+				       : client_deadline(device->client);
 	return r;
 }
 
-static int check_options(const struct fmha_local_options *options, struct fmha_error *err)
+int local_ask_daemon(const struct local_asking *asking, const struct fmha_problem *problem,
+		     struct proto_local_plan_result *ret_result, struct fmha_error *err)
 {
-	return options ? check_struct_size(options->struct_size, sizeof(*options),
-					   "fmha_local_options", err)
-		       : 0;
-}
+	struct proto_plan_params *params = calloc(1, sizeof(*params));
+	int r;
 
-/* What both need before they ask. @ret_params: given: free(). */
-static int begin(struct fmha_device *device, const struct fmha_problem *problem,
-		 const struct fmha_local_options *options, struct daemon_code *ret_from,
-		 struct proto_plan_params **ret_params, struct fmha_error *err)
-{
-	struct proto_plan_params *params;
-	int r = check_options(options, err);
-
-	if (r < 0)
-		return r;
-	ret_from->device = device;
-	ret_from->deadline = options && options->timeout_ms ? deadline_after_ms(options->timeout_ms)
-							    : client_deadline(device->client);
-	params = calloc(1, sizeof(*params));
 	if (!params)
 		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
 	r = local_problem(problem, params, err);
-	if (r < 0)
-		free(params);
-	else
-		*ret_params = params;
+	if (r == 0)
+		r = link_call(&asking->device->worker, PROTO_LOCAL_PLAN, params, -1,
+			      asking->deadline, ret_result, NULL, err);
+	free(params);
+	return r;
+}
+
+/* @result: room for the answer. */
+static int make_plan(struct local_asking *asking, const struct fmha_problem *problem,
+		     struct proto_local_plan_result *result, struct fmha_local_plan **ret_plan,
+		     struct fmha_error *err)
+{
+	struct fmha_device_info info;
+	int r = FMHA_ENOENT;
+
+	/* A worker that died between the plan and its code has a successor that has planned nothing. */
+	for (int i = 0; i < 2 && r == FMHA_ENOENT; i++) {
+		r = local_ask_daemon(asking, problem, result, err);
+		if (r == 0)
+			r = fmha_device_info(asking->device, &info, err);
+		if (r == 0)
+			r = local_plan_make(info.backend, result, local_fetch_from_daemon, asking,
+					    ret_plan, err);
+	}
 	return r;
 }
 
@@ -217,46 +212,38 @@ int fmha_local_plan_new(struct fmha_device *device, const struct fmha_problem *p
 			const struct fmha_local_options *options, struct fmha_local_plan **ret_plan,
 			struct fmha_error *err)
 {
-	struct proto_plan_params *params;
-	struct daemon_code from;
+	struct proto_local_plan_result *result;
+	struct local_asking asking = {0};
 	int r;
 
 	r = client_check(device && problem && ret_plan ? device->client : NULL, __func__, err);
 	if (r == 0)
-		r = begin(device, problem, options, &from, &params, err);
+		r = local_asking_begin(device, options, &asking, err);
 	if (r < 0)
 		return r;
-	r = ask_daemon(&from, params, ret_plan, err);
-	/* A worker that died between the plan and its code has a successor that has planned nothing. */
-	if (r == FMHA_ENOENT)
-		r = ask_daemon(&from, params, ret_plan, err);
-	free(params);
+	result = malloc(sizeof(*result));
+	r = result ? make_plan(&asking, problem, result, ret_plan, err)
+		   : fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	free(result);
 	return r;
 }
 
 int fmha_local_warm(struct fmha_device *device, const struct fmha_problem *problem,
-		    const struct fmha_local_options *options, uint64_t *ret_compiled_ms,
-		    struct fmha_error *err)
+		    const struct fmha_local_options *options, struct fmha_error *err)
 {
 	struct proto_local_plan_result *result;
-	struct proto_plan_params *params;
-	int64_t start = deadline_now();
-	struct daemon_code from;
+	struct local_asking asking = {0};
 	int r;
 
 	r = client_check(device && problem ? device->client : NULL, __func__, err);
 	if (r == 0)
-		r = begin(device, problem, options, &from, &params, err);
+		r = local_asking_begin(device, options, &asking, err);
 	if (r < 0)
 		return r;
 	result = malloc(sizeof(*result));
-	r = result ? link_call(&device->worker, PROTO_LOCAL_PLAN, params, -1, from.deadline, result,
-			       NULL, err)
+	r = result ? local_ask_daemon(&asking, problem, result, err)
 		   : fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
 	free(result);
-	free(params);
-	if (r == 0 && ret_compiled_ms)
-		*ret_compiled_ms = (uint64_t)(deadline_now() - start) / 1000000;
 	return r;
 }
 

@@ -82,6 +82,19 @@ struct fmha_local_plan {
 int local_plan_make(const char *backend, const struct proto_local_plan_result *result,
 		    local_fetch fetch, void *owner, struct fmha_local_plan **ret_plan,
 		    struct fmha_error *err);
+/* What asks a daemon, and until when. */
+struct local_asking {
+	struct fmha_device *device;
+	int64_t deadline;
+};
+int local_asking_begin(struct fmha_device *device, const struct fmha_local_options *options,
+		       struct local_asking *ret_asking, struct fmha_error *err);
+int local_ask_daemon(const struct local_asking *asking, const struct fmha_problem *problem,
+		     struct proto_local_plan_result *ret_result, struct fmha_error *err);
+/* A local_fetch; @owner: struct local_asking. */
+int local_fetch_from_daemon(void *owner, const uint8_t hash[LAUNCH_HASH_BYTES], void **ret_data,
+			    size_t *ret_bytes, struct fmha_error *err);
+
 /* The problem as it is sent: addresses become what is left of them modulo 16. */
 int local_problem(const struct fmha_problem *problem, struct proto_plan_params *ret_params,
 		  struct fmha_error *err);

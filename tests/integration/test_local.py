@@ -374,3 +374,52 @@ def test_code_is_sealed_and_shared(gpu, library):
                     raw.call("code", {"hash": bad})
                 assert caught.value.field == field
     assert files[0] == files[1], "one file for all"
+
+
+def test_a_pack_needs_no_daemon(make_gpu, library, cuda, tmp_path):  # noqa: F811
+    daemon, tensors, path = make_gpu(), forward_tensors(), tmp_path / "pack"
+    device = library.open(daemon.socket, 0)
+    made = [library.problem(problem(**o), addresses(tensors)) for o in ({}, {"mask": "top_left", "window_right": 0})]
+    device.write_pack(made, path)
+    device.write_pack(made, path)  # over an old one
+    device.close()
+    daemon.stop()
+    assert [p.name for p in tmp_path.glob("pack*")] == ["pack"]
+    before, pack = cuda.cuda_stub_modules(), fmha_local.Pack(library, path)
+    plan = pack.plan(problem(), addresses(tensors))
+    masked = pack.plan(problem(mask="top_left", window_right=0), addresses(tensors))
+    for absent in ({"mask": "bottom_right", "window_right": 0}, {"batch": 2}):
+        with pytest.raises(fmha_local.Failure) as caught:
+            pack.plan(problem(**absent), addresses(tensors))
+        assert caught.value.name == "ENOENT" and "warm --pack" in str(caught.value)
+    pack.free()
+    plan.run(addresses(tensors))
+    assert numpy.array_equal(tensors["o"], tensors["q"])
+    plan.free()
+    masked.free()
+    assert cuda.cuda_stub_modules() == before
+
+
+def test_a_damaged_pack_is_refused(device, library, tmp_path):
+    path = tmp_path / "pack"
+    device.write_pack([library.problem(problem(), addresses(forward_tensors()))], path)
+    good = path.read_bytes()
+    rng = numpy.random.default_rng(1)
+    for i in range(60):
+        bad = bytearray(good)
+        if i % 3 == 0:
+            bad = bad[: rng.integers(len(good))]
+        elif i % 3 == 1:
+            bad[rng.integers(16)] ^= 1 << rng.integers(8)  # magic and length
+        else:
+            bad[rng.integers(88, len(good))] ^= 1 << rng.integers(8)
+        path.write_bytes(bad)
+        with pytest.raises(fmha_local.Failure) as caught:
+            fmha_local.Pack(library, path)
+        assert caught.value.name == "EINVAL"
+    with pytest.raises(fmha_local.Failure) as caught:
+        fmha_local.Pack(library, tmp_path / "absent")
+    assert caught.value.name == "EIO"
+    with pytest.raises(fmha_local.Failure) as caught:
+        device.write_pack([library.problem(problem(), addresses(forward_tensors()))], tmp_path / "no" / "folder")
+    assert caught.value.name == "EIO"

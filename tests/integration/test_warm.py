@@ -74,6 +74,15 @@ def test_what_was_warmed_is_there(make_gpu, compiler, tmp_path):  # noqa: F811
     assert again.returncode == 0 and compiler.count() == n
 
 
+def test_a_pack_is_written(make_gpu, tmp_path):  # noqa: F811
+    daemon = make_gpu()
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    pack = tmp_path / "plans"
+    done = fmhactl("warm", "--socket", daemon.socket, "--model", tmp_path / "config.json", "--pack", pack)
+    assert done.returncode == 0 and pack.read_bytes().startswith(b"FMHAPLN1"), done.stderr
+    assert fmhactl("warm", "--model", tmp_path / "config.json", "--pack", pack, "--print").returncode == 2
+
+
 def test_what_cannot_be_compiled_is_told(make_gpu, compiler, tmp_path):  # noqa: F811
     compiler.does("case \"$*\" in *FMHA_DTYPE=1*) echo 'error: no' >&2; exit 1;; esac; printf 'stub code' >\"$5\"")
     daemon = make_gpu()

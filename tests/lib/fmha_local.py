@@ -86,7 +86,7 @@ class Failure(Exception):
 class Library:
     def __init__(self, path):
         self.lib = ctypes.CDLL(str(path))
-        for name in ("fmha_local_plan_free", "fmha_device_free", "fmha_client_free"):
+        for name in ("fmha_local_plan_free", "fmha_local_pack_free", "fmha_device_free", "fmha_client_free"):
             function = getattr(self.lib, name)
             function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_void_p
         self.lib.fmha_error_name.restype = ctypes.c_char_p
@@ -126,18 +126,40 @@ class Device:
     def plan(self, problem, addresses, timeout_ms=0):
         return Plan(self.library, self, self.library.problem(problem, addresses), timeout_ms)
 
+    def write_pack(self, problems, path):
+        """@problems: of Library.problem()."""
+        array = (Problem * len(problems))(*problems)
+        self.library.call("fmha_local_pack_write", self.device, array, ctypes.c_size_t(len(problems)), None, str(path).encode())
+
     def close(self):
         self.library.lib.fmha_device_free(self.device)
         self.library.lib.fmha_client_free(self.client)
         self.device = self.client = None
 
 
+class Pack:
+    """A file that Device.write_pack(), or fmhactl warm --pack, has written."""
+
+    def __init__(self, library, path):
+        self.library, self.pack = library, ctypes.c_void_p()
+        library.call("fmha_local_open_pack", str(path).encode(), ctypes.byref(self.pack))
+
+    def plan(self, problem, addresses):
+        return Plan(self.library, self, self.library.problem(problem, addresses))
+
+    def free(self):
+        self.pack = self.library.lib.fmha_local_pack_free(self.pack)
+
+
 class Plan:
-    def __init__(self, library, device, problem, timeout_ms=0):
+    def __init__(self, library, origin, problem, timeout_ms=0):
         self.library, self.plan = library, ctypes.c_void_p()
         options = Options(ctypes.sizeof(Options), timeout_ms)
-        library.call("fmha_local_plan_new", device.device, ctypes.byref(problem), ctypes.byref(options),
-                     ctypes.byref(self.plan))
+        if isinstance(origin, Pack):
+            library.call("fmha_local_pack_plan", origin.pack, ctypes.byref(problem), ctypes.byref(self.plan))
+        else:
+            library.call("fmha_local_plan_new", origin.device, ctypes.byref(problem), ctypes.byref(options),
+                         ctypes.byref(self.plan))
         self.info = self.read_info()
 
     def read_info(self):

@@ -33,6 +33,7 @@ extern "C" {
 
 #define FMHA_MAX_LAUNCHES 6
 
+struct fmha_local_pack;
 struct fmha_local_plan; /* a problem's kernels, loaded into one context of this process */
 
 struct fmha_local_options {
@@ -68,13 +69,11 @@ FMHA_API int fmha_local_plan_new(struct fmha_device *device, const struct fmha_p
 /**
  * fmha_local_warm() - has a problem's kernels compiled, for whoever plans it next, and loads nothing
  *
- * As fmha_local_plan_new(), but that this process needs neither a runtime nor a context, and may be
- * called from many threads to keep as many compilers busy.
- * @ret_compiled_ms: how long the answer took; may be NULL
+ * As fmha_local_plan_new(), but that this process needs neither a runtime nor a context, and may call
+ * it from many threads to keep as many compilers busy.
  */
 FMHA_API int fmha_local_warm(struct fmha_device *device, const struct fmha_problem *problem,
-			     const struct fmha_local_options *options, uint64_t *ret_compiled_ms,
-			     struct fmha_error *err);
+			     const struct fmha_local_options *options, struct fmha_error *err);
 
 /* Unloads code that no other plan has. In a forked child it only frees memory. Return: NULL. */
 FMHA_API struct fmha_local_plan *fmha_local_plan_free(struct fmha_local_plan *plan);
@@ -150,6 +149,42 @@ struct fmha_local_run {
  */
 FMHA_API int fmha_local_plan_run(struct fmha_local_plan *plan, const struct fmha_local_run *run,
 				 struct fmha_error *err);
+
+/* ---- without a daemon ---- */
+
+/**
+ * fmha_local_pack_write() - plans and their code in a file, for processes that have no daemon
+ * @problems:  [n_problems], as for fmha_local_plan_new(); borrowed
+ * @options:   of the whole call; NULL: defaults; borrowed
+ * @path:      replaced at once when everything is there; borrowed
+ *
+ * Needs no runtime in this process. A pack is for the device model that the daemon has.
+ *
+ * Return: 0, FMHA_EIO (the file), or as fmha_local_plan_new() for the first problem that fails.
+ */
+FMHA_API int fmha_local_pack_write(struct fmha_device *device, const struct fmha_problem *problems,
+				   size_t n_problems, const struct fmha_local_options *options,
+				   const char *path, struct fmha_error *err);
+
+/**
+ * fmha_local_open_pack() - the plans of such a file
+ * @path:      borrowed
+ * @ret_pack:  given: fmha_local_pack_free()
+ *
+ * A process that opens a pack executes its code: who may write the file decides what runs.
+ *
+ * Return: 0, FMHA_EIO (the file cannot be read), FMHA_EINVAL (it is no pack, or damaged), FMHA_ENOMEM.
+ */
+FMHA_API int fmha_local_open_pack(const char *path, struct fmha_local_pack **ret_pack,
+				  struct fmha_error *err);
+
+/* Plans made from it stay good. Return: NULL. */
+FMHA_API struct fmha_local_pack *fmha_local_pack_free(struct fmha_local_pack *pack);
+
+/* As fmha_local_plan_new(), of the problems that the pack was written for: FMHA_ENOENT for any other, also for
+ * one whose tensors are aligned otherwise. From any thread. */
+FMHA_API int fmha_local_pack_plan(struct fmha_local_pack *pack, const struct fmha_problem *problem,
+				  struct fmha_local_plan **ret_plan, struct fmha_error *err);
 
 #ifdef __cplusplus
 }
