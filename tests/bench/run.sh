@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Every benchmark, each printing ratios to something measured beside it in the same run.
 #
-#   tests/bench/run.sh [cpu|specs|rpc|idle|watch|fair|gpu ...]     default: all but watch, fair and gpu
+#   tests/bench/run.sh [cpu|specs|rpc|idle|watch|fair|gpu|coldstart ...]     default: all but the last four
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 . tests/lib/say.sh
@@ -101,11 +101,21 @@ bench_idle() {
     stop_daemon
 }
 
+# Minutes of compiling; needs NVRTC, no GPU.
+bench_coldstart() {
+    title "A cold machine"
+    /usr/bin/python3 tests/bench/coldstart.py
+}
+
 # Needs an NVIDIA GPU and PyTorch.
 bench_gpu() {
     title "Calls, on a GPU"
     start_daemon '[{"backend": "cuda"}]'
     "$bin/bench_rpc" --device 0 "$folder/fmhad.sock"
+    title "Launched by the client, and in the worker"
+    "$bin/bench_local" "$folder/fmhad.sock" 0
+    "$bin/bench_local" "$folder/fmhad.sock" 0 served
+    python3 tests/gpu/local.py "$folder/fmhad.sock" 0 --no-times
     stop_daemon
     title "GPU kernels beside cuDNN and FlashAttention-2: build/bench/gpu.{json,csv,svg}"
     FMHA_BUILD=$PWD/build/release python3 tests/bench/bench_gpu.py --out build/bench

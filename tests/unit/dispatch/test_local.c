@@ -41,9 +41,9 @@ static bool prepare(struct runner *r, struct prepared *p)
 	assert_works(&r->f, plan_local(&r->f.plan, &p->local, &r->f.err));
 	if (!p->local.prepares)
 		return false;
-	p->workspace = aligned_alloc(PLAN_ALIGNMENT, p->local.workspace_bytes / PLAN_ALIGNMENT *
-							      PLAN_ALIGNMENT +
-							      PLAN_ALIGNMENT);
+	p->workspace = aligned_alloc(PLAN_ALIGNMENT,
+				     p->local.workspace_bytes / PLAN_ALIGNMENT * PLAN_ALIGNMENT +
+					     PLAN_ALIGNMENT);
 	memset(p->workspace, 0xa5, p->local.workspace_bytes);
 	for (uint32_t i = 0; i < r->f.plan.n_views; i++) {
 		uint32_t role = r->f.plan.views[i].role;
@@ -94,8 +94,8 @@ static void expect_same_head(struct runner *r, const struct prepared *p)
 					   .head = calloc(1, plan->workspace_head_bytes + 1)};
 	const char *want = memory.head, *got = p->workspace;
 
-	assert_works(&r->f, plan_place(plan, r->f.bindings, r->f.indices, &memory, r->f.args,
-				       &r->f.err));
+	assert_works(&r->f,
+		     plan_place(plan, r->f.bindings, r->f.indices, &memory, r->f.args, &r->f.err));
 	if (p->args.nsplits)
 		assert_memory_equal(got + plan->layout.nsplits, want + plan->layout.nsplits,
 				    (size_t)p->args.nsplits_entries * sizeof(abi_i32));
