@@ -284,7 +284,7 @@ static int parse(struct request *request, int argc, char **argv)
 static int run_request(const struct request *request)
 {
 	const struct warm_list *list = &request->list;
-	struct fmha_problem *problems = calloc(list->n, sizeof(*problems));
+	struct fmha_problem *problems = calloc(list->n + 1, sizeof(*problems));
 	int r = problems ? 0 : ctl_usage_error("warm: out of memory");
 
 	for (size_t i = 0; i < list->n && r == 0; i++)

@@ -209,9 +209,10 @@ static int plan_from(struct fmha_local_pack *pack, const struct proto_buffer *re
 	int r;
 
 	if (!find_answer(pack, request, &answer))
-		return fmha_error_set(err, FMHA_ENOENT,
-				      "the pack has no plan for this problem: `fmhactl warm --pack` "
-				      "writes them where there is a daemon");
+		return fmha_error_set(
+			err, FMHA_ENOENT,
+			"the pack has no plan for this problem: `fmhactl warm --pack` "
+			"writes them where there is a daemon");
 	result = malloc(sizeof(*result));
 	if (!result)
 		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
@@ -291,8 +292,7 @@ static bool has_code(const struct writing *w, const uint8_t hash[LAUNCH_HASH_BYT
 	size_t at = 0;
 
 	while (next_record(&pack, &at, &record))
-		if (record.kind == RECORD_CODE &&
-		    memcmp(record.data, hash, LAUNCH_HASH_BYTES) == 0)
+		if (record.kind == RECORD_CODE && memcmp(record.data, hash, LAUNCH_HASH_BYTES) == 0)
 			return true;
 	return false;
 }
