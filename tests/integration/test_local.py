@@ -423,3 +423,35 @@ def test_a_damaged_pack_is_refused(device, library, tmp_path):
     with pytest.raises(fmha_local.Failure) as caught:
         device.write_pack([library.problem(problem(), addresses(forward_tensors()))], tmp_path / "no" / "folder")
     assert caught.value.name == "EIO"
+
+
+def test_hip_launches_the_same_way(device, library, cuda, tmp_path):
+    """A pack whose plans were made for a HIP device, as far as this library can tell."""
+    options = GROUP | {"deterministic": True, "op": "backward"}
+    roles = {r: {"dtype": "f32"} for r in ("q", "k", "v", "o", "lse", "d_o", "dq", "dk", "dv")}
+    integers = {"seqstart_q": words([0, 5, 25, 40]), "seqstart_k": words([0, 30, 31, 60])}
+    wire = {**FORWARD, **options, "tensors": roles | {r: {"dtype": "i32"} for r in integers}}
+    tensors = {role: aligned(1 << 16) for role in roles} | integers
+    path = tmp_path / "pack"
+    device.write_pack([library.problem(wire, addresses(tensors))], path)
+    content = path.read_bytes()
+    assert content[24:29] == b"cuda\0"
+    path.write_bytes(content[:24] + b"hip\0\0" + content[29:])
+    pack = fmha_local.Pack(library, path)
+    hip_library = next(fmhad.build_dir().rglob("libamdhip64.so.6"))
+    with pytest.raises(fmha_local.Failure) as caught:
+        pack.plan(wire, addresses(tensors))
+    assert caught.value.name == "ENOTSUP" and "has not loaded HIP" in str(caught.value)
+    hip = ctypes.CDLL(str(hip_library))
+    hip.cuda_stub_arguments.restype = POINTERS
+    modules, cuda_modules = hip.cuda_stub_modules(), cuda.cuda_stub_modules()
+    plan = pack.plan(wire, addresses(tensors))
+    assert hip.cuda_stub_modules() == modules + 1 and cuda.cuda_stub_modules() == cuda_modules
+    workspace = aligned(plan.info.workspace_bytes, numpy.uint8)
+    plan.run(addresses(tensors), workspace.ctypes.data)
+    args = abi.STRUCTS["abi_bwd_args"].from_address(hip.cuda_stub_arguments())
+    assert args.q.data == tensors["q"].ctypes.data
+    assert read_words(args.sequences.seqstart_q, 4) == [0, 5, 25, 40]
+    plan.free()
+    pack.free()
+    assert hip.cuda_stub_modules() == modules

@@ -9,6 +9,8 @@
  * CUDA_STUB_IDLE any code is a module, and kernels do nothing, but if that is "stray" they write
  * the byte in front of their first tensor. fmha_prepare does what it does on a GPU.
  *
+ * With HIP_STUB it is a libamdhip64 instead, as far as clients that launch themselves need one.
+ *
  * A process that has loaded it may ask what it has seen: cuda_stub_modules() are loaded,
  * cuda_stub_arguments() were those of the last launch. Between cuStreamBeginCapture() and
  * cuStreamEndCapture() launches and clears are kept for cuGraphLaunch(), and what a capture forbids
@@ -742,6 +744,21 @@ CALL(cuTensorMapEncodeTiled, uint64_t map[16], int type, unsigned rank, pointer 
 	map[0] = address;
 	return 0;
 }
+
+#ifdef HIP_STUB
+/* What a client launches with has CUDA's signatures, but for these. */
+CALL(hipGetDevice, int *device)
+{
+	*device = 0;
+	return 0;
+}
+
+EXPORT const char *hipGetErrorName(int error);
+EXPORT const char *hipGetErrorName(int error)
+{
+	return error == INVALID ? "hipErrorInvalidValue" : "hipErrorStub";
+}
+#endif
 
 /* ---- exportable memory: the handle is the descriptor plus one ---- */
 
