@@ -233,6 +233,40 @@ def graphs(library, socket, number):
     return bad
 
 
+def loop(library, socket, number, seconds):
+    """Runs one case again and again: prints runs a second, and whether each gave the same bits."""
+    import torch
+    case = next(c for c in cases() if c.name == "hopper")
+    device, memory = library.open(socket, number, 60000), Memory(case.contents())
+    plan, stream = device.plan(case.problem(), memory.at), torch.cuda.current_stream().cuda_stream
+    plan.run(memory.at, None, stream)
+    torch.cuda.synchronize()
+    want, same, n, start = memory.bytes_of("o"), True, 0, time.monotonic()
+    while time.monotonic() - start < seconds:
+        for _ in range(50):
+            plan.run(memory.at, None, stream)
+        torch.cuda.synchronize()
+        n += 50
+    rate = n / (time.monotonic() - start)
+    same = memory.bytes_of("o") == want
+    print(f"{rate:.0f} {same}", flush=True)
+    return 0 if same else 1
+
+
+def shared(options):
+    """Two processes at once, each in a context of its own, and one alone."""
+    def run(n):
+        command = [sys.executable, __file__, options.socket, str(options.device), "--loop", "3"]
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(n)]
+        return [process.communicate()[0].split() for process in processes]
+
+    (alone,), both = run(1), run(2)
+    good = all(answer[1:] == ["True"] for answer in [alone, *both])
+    print(f"{'ok  ' if good else 'FAIL'} alone {alone[0]} runs a second, two processes at once "
+          f"{' and '.join(answer[0] for answer in both)}", flush=True)
+    return not good
+
+
 def plan_only(library, socket, number):
     """Every plan, of the service's and of ours: addresses that are aligned are all it takes."""
     wire = fmha_wire.Client.connect(socket).open_device(number)
@@ -253,6 +287,7 @@ def main():
     parser.add_argument("device", type=int)
     parser.add_argument("--plan-only", action="store_true")
     parser.add_argument("--no-times", action="store_true")
+    parser.add_argument("--loop", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plan_only:
         ctypes.CDLL("libcuda.so.1")
@@ -261,7 +296,10 @@ def main():
         return plan_only(library, options.socket, options.device)
     import torch
     torch.zeros(1, device="cuda")
+    if options.loop:
+        return loop(library, options.socket, options.device, options.loop)
     bad = conformance(library, options.socket, options.device) + graphs(library, options.socket, options.device)
+    bad += shared(options)
     if not options.no_times:
         bench = next(p for p in BUILD.rglob("bench_local") if p.is_file())
         for served in ([], [], ["served"]):  # a process each

@@ -657,6 +657,17 @@ EXPORT const void *cuda_stub_arguments(void)
 	return &last_args;
 }
 
+static int takes_q(const char *function)
+{
+	static const char *const names[] = {"fmha_fwd", "fmha_fwd_splitkv", "fmha_fwd_pagedkv",
+					    "fmha_batch_prefill"};
+	int found = 0;
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		found |= strcmp(function, names[i]) == 0;
+	return found;
+}
+
 static void run_kernel(const char *function, const union abi_args *args)
 {
 	const struct abi_fwd_args *fwd = &args->fwd;
@@ -666,7 +677,7 @@ static void run_kernel(const char *function, const union abi_args *args)
 		prepare(&args->prepare);
 	else
 		last_args = *args;
-	if (strcmp(function, "fmha_fwd") == 0 && !fwd->sequences.seqstart_q)
+	if (takes_q(function))
 		memcpy(fwd->o.data, fwd->q.data,
 		       rows * (size_t)fwd->nhead_q * (size_t)fwd->hdim_q * 4); /* packed f32 */
 }
