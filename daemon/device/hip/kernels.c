@@ -291,8 +291,8 @@ void gpu_kernels_free(struct gpu_device *gpu)
 		struct device_kernel *kernel = gpu->kernels;
 
 		gpu->kernels = kernel->next;
-		while (kernel->waiters)
-			take_out(kernel->waiters);
+		for (struct device_waiter *w = kernel->waiters; w; w = w->next)
+			w->kernel = NULL;
 		while (kernel->builds)
 			free_build(kernel->builds);
 		if (kernel->module)
