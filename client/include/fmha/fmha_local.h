@@ -79,8 +79,7 @@ FMHA_API int fmha_local_warm(struct fmha_device *device, const struct fmha_probl
 FMHA_API struct fmha_local_plan *fmha_local_plan_free(struct fmha_local_plan *plan);
 
 struct fmha_local_launch_info {
-	char family
-		[FMHA_NAME_BYTES]; /* fwd, bwd_dq_dk_dv, ...; prepare: makes tables of lengths and pages */
+	char family[FMHA_NAME_BYTES];   /* fwd, ...; prepare: of lengths and pages */
 	char kernel[FMHA_KERNEL_BYTES]; /* canonical name */
 	uint8_t code[32];               /* SHA-256 of the code object */
 	uint32_t grid[3], block[3];     /* blocks, threads; a grid with a 0 is not launched */
@@ -94,8 +93,8 @@ struct fmha_local_plan_info {
 	uint32_t n_launches;
 	double flops;    /* of one run: multiply and add counted apart, masked blocks left out */
 	uint64_t n_runs; /* so far, captured ones once */
-	struct fmha_local_launch_info
-		launches[FMHA_MAX_LAUNCHES]; /* in their order on the stream */
+	/* In their order on the stream. */
+	struct fmha_local_launch_info launches[FMHA_MAX_LAUNCHES];
 };
 
 /* Copies what the plan is to @ret_info. Return: 0 or FMHA_EINVAL (NULL). */
