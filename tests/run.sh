@@ -69,13 +69,15 @@ fuzz() {
     tests/fuzz/run.sh
 }
 
-# Kernels for GPUs: the assembly of the AMD ones, on an emulator when TINYGRAD is set, on the card when
+# Kernels for GPUs: the assembly of the AMD ones, its main loops counted, on an emulator when TINYGRAD is set, on the card when
 # there is one (that needs PyTorch, for comparison). That they compile is tested with the rest, in
 # integration.
 gpu() {
-    local emulator=0 assembly=0
+    local emulator=0 assembly=0 density=0
     FMHA_BUILD=$PWD/build/release "$python" tests/emulator/assembly.py --quick || assembly=$?
     [ "$assembly" -eq 0 ] || [ "$assembly" -eq 77 ] || return 1
+    FMHA_BUILD=$PWD/build/release "$python" tests/emulator/density.py || density=$?
+    [ "$density" -eq 0 ] || [ "$density" -eq 77 ] || return 1
     FMHA_BUILD=$PWD/build/release "$python" tests/emulator/instructions.py &&
         FMHA_BUILD=$PWD/build/release "$python" tests/emulator/run.py --quick || emulator=$?
     [ "$emulator" -eq 0 ] || [ "$emulator" -eq 77 ] || return 1
