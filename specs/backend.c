@@ -334,9 +334,16 @@ static const struct spec_row *find_row(const struct own_space *own, int pipeline
 	return NULL;
 }
 
-/* The rows' own tiles are all that there is: nothing is built for others. */
-static int has_tile(const struct own_space *own, int pipeline, const struct kernel_spec *spec)
+/*
+ * The rows' own tiles are all that there is: nothing is built for others. *ret_absent, when one is: the traits
+ * that no row with this tile has.
+ */
+static int has_tile(const struct own_space *own, int pipeline, const struct kernel_spec *spec,
+		    field_set *ret_absent)
 {
+	field_set absent = ~(field_set)0;
+	int found = 0;
+
 	for (size_t i = 0; i < own->backend->n_rows; i++) {
 		const struct spec_row *row = &own->backend->rows[i];
 		struct kernel_spec cut = *spec;
@@ -347,17 +354,19 @@ static int has_tile(const struct own_space *own, int pipeline, const struct kern
 		    row->hdim_most < spec->signature.hdim_v)
 			continue;
 		own->backend->cut(own->model, row, &cut);
-		if (memcmp(&cut, spec, sizeof(cut)) == 0)
-			return 1;
+		if (memcmp(&cut, spec, sizeof(cut)) == 0) {
+			absent &= absent_traits(row, spec->signature.data_type);
+			found = 1;
+		}
 	}
-	return 0;
+	if (found)
+		*ret_absent = absent;
+	return found;
 }
 
-static const char *judge_traits(const struct spec_row *row, const struct kernel_spec *spec,
+static const char *judge_traits(field_set absent, const struct kernel_spec *spec,
 				enum spec_field *ret_field)
 {
-	field_set absent = absent_traits(row, spec->signature.data_type);
-
 	for (int f = 0; f < SPEC_N_FIELDS; f++)
 		if (absent >> f & 1 && field_load(&spec_fields[f], spec)) {
 			*ret_field = f;
@@ -380,7 +389,9 @@ const char *backend_judge(const struct own_space *own, const struct kernel_spec 
 	int pipeline = spec->pipeline - own->first_pipeline;
 	int family = spec->signature.family, data_type = spec->signature.data_type;
 	const struct spec_row *row = find_row(own, pipeline, family, data_type);
+	field_set absent;
 	const char *why;
+	int has;
 
 	*ret_field = SPEC_FIELD_data_type;
 	if (!(own->model->data_types >> data_type & 1))
@@ -393,13 +404,13 @@ const char *backend_judge(const struct own_space *own, const struct kernel_spec 
 	*ret_field = SPEC_FIELD_data_type;
 	if (!row)
 		return "pipeline {pipeline} has no such type";
+	absent = absent_traits(row, data_type);
+	has = has_tile(own, pipeline, spec, &absent);
 	why = own->backend->misfit(own->model, pipeline, spec, ret_field);
 	if (!why)
-		why = judge_traits(row, spec, ret_field);
+		why = judge_traits(absent, spec, ret_field);
 	if (why)
 		return why;
 	*ret_field = SPEC_FIELD_tile_m0;
-	return has_tile(own, pipeline, spec)
-		       ? NULL
-		       : "no tile of {pipeline} is cut like this for {family}";
+	return has ? NULL : "no tile of {pipeline} is cut like this for {family}";
 }

@@ -87,7 +87,7 @@ static int sort_compare(const void *x, const void *y)
  *   reuse   = m0 * n0 / (m0 + n0)                         flops a loaded element is good for
  *   lanes   = a wave's * waves of the tile; each holds m0 * (n0 + hv) / lanes accumulators
  *   cost    = waves * work * (1 + 32 / reuse) * (1 + 8 / k0) * (1 + 2 % a padding flag)
- *             * 16 without matrix instructions * 0.55 with those of warpgroups
+ *             * 16 without matrix instructions * 0.55 with those of warpgroups * 0.6 when staged
  *             * 0.65 where one tile has all rows and its keys stream
  *             * 4 for code that spills, as it is known to once it is compiled, and as it would above
  *             256 accumulators
@@ -107,6 +107,7 @@ static int sort_compare(const void *x, const void *y)
 #define SCALAR_COST      16
 #define WARPGROUP_COST   0.55 /* H200: kernels of mma.sync reach 0.49 to 0.64 of what these do */
 #define STREAMS_COST     0.65
+#define STAGED_COST      0.6 /* not measured: 0.27 to 0.66 of the issue cycles (NOTES.md) */
 #define SPILL_COST       4
 #define MAX_ACCUMULATORS 256
 #define LONG_ROWS        4096 /* keys */
@@ -202,6 +203,7 @@ static double heuristic_cost(const struct select_stage *stage, const struct spec
 	       (1 + 0.02 * pads) *
 	       (flags & SPEC_NO_MATRIX                   ? SCALAR_COST
 		: flags & SPEC_WARPGROUPS                ? WARPGROUP_COST
+		: flags & SPEC_STAGED                    ? STAGED_COST
 		: flags & SPEC_STREAMS && t.rows <= t.m0 ? STREAMS_COST
 							 : 1) *
 	       (spills ? SPILL_COST : 1);

@@ -149,6 +149,8 @@ template <class T> struct CoreAmd {
 		c = __builtin_bit_cast(Acc, amd_multiply(T(), b, a, __builtin_bit_cast(AmdFloats, c)));
 	}
 
+	METHOD static i32 patch_row() { return 0; }
+
 	/* Between steps of a product: keeps the scheduler from loading every operand first, which
 	 * RDNA has no registers for. */
 	METHOD static void step()

@@ -54,6 +54,12 @@
 #define DECODE(hdim, m, n, waves_m, waves_n)                                                       \
 	TILE(GPU_DECODE, GPU_MMA_CORES, FORWARD, HALF, WITHOUT(dropout), hdim, m, n, waves_m,      \
 	     waves_n, 2)
+/* Rows by buffer descriptors. The tallest tiles are for what leaves registers. */
+#define STAGED(cores, hdim, m, n, waves, blocks, without)                                          \
+	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD), HALF, without, hdim, m, n, waves, 1, blocks)
+#define STAGED_GRAD(cores, hdim, m, n, waves, blocks, without)                                     \
+	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, WITHOUT(dropout) | (without),      \
+	     hdim, m, n, waves, 1, blocks)
 #define E4M3  (SPEC_BIT(SPEC_FP8FP16) | SPEC_BIT(SPEC_FP8BF16) | SPEC_BIT(SPEC_FP8FP32))
 #define RAW   (WITHOUT(bias) | WITHOUT(logits) | WITHOUT(dropout))
 #define PLAIN (WITHOUT(mask) | RAW)
@@ -86,6 +92,16 @@ static const struct spec_row kernels[] = {
 	WARPGROUPS(E4M3, 128, 128, 192, PLAIN),
 	WARPGROUPS(E4M3, 128, 128, 128, RAW),
 	WARPGROUPS(E4M3, 256, 128, 96, RAW),
+	STAGED(CORE(MFMA), 64, 256, 128, 8, 1, WITHOUT(dropout) | WITHOUT(bias) | WITHOUT(logits)),
+	STAGED(CORE(MFMA), 64, 128, 64, 4, 2, 0),
+	STAGED(CORE(MFMA), 128, 256, 64, 8, 1, WITHOUT(dropout)),
+	STAGED(CORE(MFMA), 128, 128, 32, 4, 2, 0),
+	STAGED(CORE(MFMA), 256, 128, 32, 4, 1, 0),
+	STAGED(CORE(WMMA12), 64, 256, 128, 16, 1, WITHOUT(mask) | WITHOUT(bias) | WITHOUT(logits)),
+	STAGED(WMMA_CORES, 64, 128, 64, 8, 1, 0),
+	STAGED(CORE(WMMA12), 128, 256, 64, 16, 1, WITHOUT(mask) | WITHOUT(bias) | WITHOUT(logits)),
+	STAGED(WMMA_CORES, 128, 128, 32, 8, 1, 0),
+	STAGED(CORE(WMMA11), 128, 128, 16, 8, 1, 0), /* room for what features take */
 	ROWS(GPU_MFMA, CORE(MFMA), 128, 128, 64, 8, 1, 1),
 	ROWS(GPU_MFMA, CORE(MFMA), 256, 64, 32, 4, 1, 1),
 	PACK(GPU_MFMA_PACK, CORE(MFMA), 128, 16, 64, 1, 4, 1),
@@ -108,6 +124,10 @@ static const struct spec_row kernels[] = {
 	GRAD(GPU_MMA, GPU_MMA_CORES, 256, 32, 64, 4, 1, 1),
 	GRAD_WARPGROUPS(128, 64, 128, 0),
 	GRAD_WARPGROUPS(256, 64, 64, WITHOUT(dropout) | WITHOUT(logits)),
+	STAGED_GRAD(CORE(MFMA), 64, 32, 128, 4, 2, 0),
+	STAGED_GRAD(CORE(MFMA), 128, 32, 128, 4, 1, 0),
+	STAGED_GRAD(CORE(WMMA11), 64, 32, 128, 8, 1, WITHOUT(bias)),
+	STAGED_GRAD(CORE(WMMA12), 64, 32, 128, 8, 1, 0),
 	GRAD(GPU_MFMA, CORE(MFMA), 128, 32, 64, 4, 1, 1),
 	GRAD(GPU_MFMA, CORE(MFMA), 256, 16, 64, 4, 1, 1),
 	GRAD(GPU_WMMA, WMMA_CORES, 64, 32, 64, 4, 1, 1),
@@ -132,7 +152,8 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 #define FLAGS(pipeline, pack)                                                                      \
 	((pack ? SPEC_PACKS_HEADS : 0) | (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |      \
 	 (pipeline == GPU_WGMMA ? SPEC_WARPGROUPS : 0) |                                           \
-	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) | SPEC_WRITES_DQ)
+	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) | (pipeline == GPU_AMD ? SPEC_STAGED : 0) |   \
+	 SPEC_WRITES_DQ)
 /* bwd_wgmma.h's */
 static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *ret_floats)
 {

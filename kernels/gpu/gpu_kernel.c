@@ -111,11 +111,15 @@ static int32_t forward_lds(const struct gpu_arch *arch, const struct gpu_traits 
 		return lds_decode(cut_of(arch, t), decode_stages(arch, t));
 	if (t->pipeline == GPU_WGMMA)
 		return lds_wgmma(cut, (int)arch->lds_bytes);
+	if (t->pipeline == GPU_AMD)
+		return lds_amd(cut_of(arch, t));
 	return lds_forward(cut_of(arch, t), is_parked(arch, t));
 }
 
 static int32_t backward_lds(const struct gpu_arch *arch, const struct gpu_tile *t, int buffers)
 {
+	if (t->pipeline == GPU_AMD)
+		return lds_amd_backward(cut_of(arch, t));
 	return lds_backward(cut_of(arch, t), buffers, (int)arch->lds_bytes);
 }
 
@@ -238,10 +242,23 @@ static const char *warpgroups_misfit(const struct gpu_tile *t)
 	return NULL;
 }
 
+/* A wave owns as many rows as an accumulator has columns, and operands come by whole accumulators. */
+static const char *amd_misfit(const struct gpu_arch *arch, const struct gpu_tile *t, int32_t owned,
+			      int32_t streamed)
+{
+	int32_t side = arch->core == GPU_CORE_MFMA ? 32 : 16;
+
+	if (t->waves_n != 1 || owned != side * t->waves_m)
+		return "a wave owns 32 rows on CDNA, 16 on RDNA";
+	return streamed % side ? "what is streamed comes in accumulators" : NULL;
+}
+
 static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_traits *traits,
 				  const struct gpu_tile *t)
 {
-	const char *why = t->pipeline == GPU_WGMMA ? warpgroups_misfit(t) : NULL;
+	const char *why = t->pipeline == GPU_WGMMA ? warpgroups_misfit(t)
+			  : t->pipeline == GPU_AMD ? amd_misfit(arch, t, t->tile_m, t->tile_n)
+						   : NULL;
 
 	if (why)
 		return why;
@@ -299,6 +316,10 @@ static const char *backward_warpgroups_misfit(const struct gpu_arch *arch, const
 
 static const char *backward_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
+	const char *why = t->pipeline == GPU_AMD ? amd_misfit(arch, t, t->tile_n, t->tile_m) : NULL;
+
+	if (why)
+		return why;
 	if (t->pipeline == GPU_WGMMA)
 		return backward_warpgroups_misfit(arch, t);
 	if (t->tile_n != 16 * t->waves_m && t->tile_n != 32 * t->waves_m)
@@ -344,8 +365,11 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 
 	if (t->pipeline >= GPU_COMBINE || (pack && traits->dropout))
 		return 1;
-	if (t->pipeline == GPU_WGMMA &&
-	    (family != ABI_FWD || traits->paged || traits->dtype > ABI_E4M3))
+	if ((t->pipeline == GPU_WGMMA || t->pipeline == GPU_AMD) &&
+	    (family != ABI_FWD || traits->paged))
+		return 1;
+	if ((t->pipeline == GPU_WGMMA && traits->dtype > ABI_E4M3) ||
+	    (t->pipeline == GPU_AMD && (traits->descale || traits->dtype > ABI_BF16)))
 		return 1;
 	if (begin_kernel(arch, family, traits->dtype, t, k))
 		return 1;
@@ -391,7 +415,11 @@ static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *t
 			      : 1;
 	struct gpu_tile rows = dq_tile(arch, core, t, buffers);
 
-	if (t->pipeline >= GPU_WGMMA || gpu_pipelines[t->pipeline].pack || traits->dtype > ABI_BF16)
+	if (t->pipeline == GPU_WGMMA || t->pipeline >= GPU_COMBINE)
+		return 1;
+	if (t->pipeline == GPU_AMD && (traits->dropout || traits->dbias_sum || traits->dq_acc))
+		return 1;
+	if (gpu_pipelines[t->pipeline].pack || traits->dtype > ABI_BF16)
 		return 1;
 	if (begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k))
 		return 1;

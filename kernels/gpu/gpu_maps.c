@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu_maps.c: the tensor maps of Hopper's loops: fwd_wgmma.h takes those of Q, K, V and a bias, and stores O by
- * whole chunks; bwd_wgmma.h takes those of Q, K, V and dO, and stores dK and dV so. In group mode the packed axis
- * is the sequence axis, and kernels add where a sequence starts; rows of its neighbours that a box brings along
- * are masked.
+ * gpu_maps.c: what main loops ask of tensors. Hopper's take tensor maps, fwd_wgmma.h of Q, K, V and a bias,
+ * bwd_wgmma.h of Q, K, V and dO, and store results by whole chunks; AMD's, fwd_amd.h and bwd_amd.h, fetch whole
+ * chunks through descriptors of a tile's rows. In group mode the packed axis is the sequence axis, and kernels add
+ * where a sequence starts; rows of its neighbours that a box brings along are masked.
  */
 #include <kernels/gpu_kernel.h>
 
@@ -109,7 +109,23 @@ static const char *check_scores(const struct abi_fwd_args *a)
 			return "a head has more than one descale";
 	if (a->logits_soft_cap > MOST_SOFT_CAP)
 		return "a soft cap above 1024";
-	return a->cache.page_size ? "the cache lies in pages" : NULL;
+	return NULL;
+}
+
+/* A descriptor's offsets are 32 bits, of which one says that a row is not there. */
+static const char *check_rows(const struct operand *o, const void *args, int tile_rows,
+			      struct launch_record *record)
+{
+	uint64_t strides[3];
+	const char *why = find_strides(o, strides);
+
+	record->aligned[record->n_aligned++] = (uint16_t)((const char *)&o->tensor->data -
+							  (const char *)args);
+	if (!why && o->rows > 1 && strides[0] < (uint64_t)(o->hdim * element_bytes(o->dtype)))
+		return "rows overlap";
+	if (!why && strides[0] * (uint64_t)tile_rows > INT32_MAX)
+		return "the rows of a tile lie further apart than 2 GiB";
+	return why;
 }
 
 static const char *forward_maps(const struct gpu_tile *tile, const struct abi_fwd_args *a,
@@ -119,7 +135,7 @@ static const char *forward_maps(const struct gpu_tile *tile, const struct abi_fw
 	int64_t batch_k = a->cache.cache_batch_idx ? a->cache.cache_batch : s->batch;
 	struct operand q = {&a->q, a->hdim_q, s->seqlen_q_max, a->nhead_q, s->batch, a->dtype};
 	struct operand k = {&a->k, a->hdim_q, s->seqlen_k_max, a->nhead_k, batch_k, a->dtype}, v, o;
-	const char *why = check_scores(a);
+	const char *why;
 
 	if (s->seqstart_q)
 		q.rows = s->total_q, q.batch = 1;
@@ -127,6 +143,15 @@ static const char *forward_maps(const struct gpu_tile *tile, const struct abi_fw
 		k.rows = s->total_k, k.batch = 1;
 	v = k, v.tensor = &a->v, v.hdim = a->hdim_v;
 	o = q, o.tensor = &a->o, o.hdim = a->hdim_v, o.dtype = a->o_dtype;
+	if (a->cache.page_size)
+		return "the cache lies in pages";
+	if (tile->pipeline == GPU_AMD) {
+		why = check_rows(&q, a, tile->tile_m, record);
+		if (!why)
+			why = check_rows(&k, a, tile->tile_n, record);
+		return why ? why : check_rows(&v, a, tile->tile_n, record);
+	}
+	why = check_scores(a);
 	if (!why && a->dtype != ABI_E4M3 && a->o_dtype != a->dtype)
 		why = "O has not the type of Q";
 	if (!why)
@@ -138,6 +163,17 @@ static const char *forward_maps(const struct gpu_tile *tile, const struct abi_fw
 	if (!why && a->bias.data)
 		why = add_bias(&q, a, tile->tile_m, record);
 	return why ? why : check_output(&o, a, record);
+}
+
+/* AMD's: each of them is streamed in one pass, and owned in the other. */
+static const char *backward_rows(const struct operand *operands[4], const void *args, int tile_rows,
+				 struct launch_record *record)
+{
+	const char *why = NULL;
+
+	for (int i = 0; i < 4 && !why; i++)
+		why = check_rows(operands[i], args, tile_rows, record);
+	return why;
 }
 
 static const char *backward_maps(const struct gpu_tile *tile, const struct abi_bwd_args *a,
@@ -155,6 +191,9 @@ static const char *backward_maps(const struct gpu_tile *tile, const struct abi_b
 		k.rows = s->total_k, k.batch = 1;
 	d_o = q, d_o.tensor = &a->d_o, d_o.hdim = a->hdim_v;
 	v = k, v.tensor = &a->v, v.hdim = a->hdim_v;
+	if (tile->pipeline == GPU_AMD)
+		return backward_rows((const struct operand *[]){&q, &d_o, &k, &v}, a, tile->tile_n,
+				     record);
 	dk = k, dk.tensor = &a->dk;
 	dv = v, dv.tensor = &a->dv;
 	if (a->dbias.data)
@@ -177,7 +216,7 @@ const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
 	const struct gpu_tile *tile = &kernel->tile;
 
 	ret_record->n_maps = ret_record->n_aligned = 0;
-	if (tile->pipeline != GPU_WGMMA)
+	if (tile->pipeline != GPU_WGMMA && tile->pipeline != GPU_AMD)
 		return NULL;
 	return kernel->family == ABI_BWD_DQ_DK_DV ? backward_maps(tile, args, ret_record)
 						  : forward_maps(tile, args, ret_record);

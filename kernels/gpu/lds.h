@@ -212,6 +212,22 @@ LDS_FN int lds_convert(void)
 	return LDS_CONVERT_QUERIES * LDS_CONVERT_STRIDE * 4;
 }
 
+/*
+ * AMD's forward loop, fwd_amd.h: K and V in two stages; then results on their way out, so many dimensions at a time.
+ */
+#define LDS_AMD_OUT 32
+LDS_FN int lds_amd(struct lds_cut c)
+{
+	return lds_max(2 * c.tile_n * (c.hdim_q + c.hdim_v) * 2, c.tile_m * (LDS_AMD_OUT + 4) * 4);
+}
+
+/* Its backward loop: a streamed pair by rows and transposed, LSE and D of its queries. */
+LDS_FN int lds_amd_backward(struct lds_cut c)
+{
+	return lds_max(2 * c.tile_m * (c.hdim_q + c.hdim_v) * 2 + c.tile_m * 8,
+		       c.tile_n * (LDS_AMD_OUT + 4) * 4);
+}
+
 /* What describes the streamed tensors, where registers are dear. */
 LDS_FN int lds_views(int core)
 {

@@ -70,7 +70,7 @@ DEV u32 dropout_byte(const abi_dropout &d, i32 batch_head, i32 row, i32 column)
  * are keys and columns queries. On NVIDIA a lane's elements are one lane's bytes of a patch, or, transposed,
  * those of two lanes: one Philox a patch, of which the two tiles beside each other along the keys take
  * their halves. AMD's matrix cores spread a tile otherwise: one Philox a tile, and bytes from the lanes
- * that have them.
+ * that have them; of a tile of 32 rows, lanes from 32 on have those of the patch below.
  */
 template <class Core, bool TRANSPOSED> struct DropoutTile {
 	static const int IN_WORD = Core::OWNS_PATCH ? 4 : 1;
@@ -90,7 +90,7 @@ template <class Core, bool TRANSPOSED> struct DropoutTile {
 				patch = make_patch(d, batch_head, query, key);
 			take_half(SAME_PATCH || (key & 16));
 		} else if constexpr (Core::SHARES_PATCH) {
-			spread(make_patch(d, batch_head, query, key), key & 16);
+			spread(make_patch(d, batch_head, query + Core::patch_row(), key), key & 16);
 		} else {
 			UNROLL
 			for (int e = 0; e < Core::E; e++) {
@@ -160,7 +160,8 @@ template <class Core, bool TRANSPOSED> struct DropoutTile {
 		UNROLL
 		for (int e = 0; e < Core::E; e++) {
 			i32 i = TRANSPOSED ? Core::column(e) : Core::row(e);
-			i32 j = TRANSPOSED ? Core::row(e) : Core::column(e), from = i % 8 * 4 + j % 8 / 2;
+			i32 j = TRANSPOSED ? Core::row(e) : Core::column(e);
+			i32 from = i / 16 * 32 + i % 8 * 4 + j % 8 / 2;
 			u32 first = shuffle_word(low, from), other = shuffle_word(high, from);
 
 			w[e] = (j & 8 ? other : first) >> (8 * ((j & 1) + (i & 8) / 4)) & 255;

@@ -6,8 +6,10 @@ with a kernel of a few instructions. Nothing here changes what is right already:
 learns one of these itself, the correction does no harm and can go.
 """
 import hashlib
+import inspect
 import os
 import pickle
+import textwrap
 import types
 
 
@@ -17,11 +19,15 @@ def correct_context(emu):
     no_scalar_base = (emu.irc.FLAT,)
     upper_half = (emu.irc.VOP1, emu.irc.VOP2, emu.irc.VOPC)
 
+    def is_halved_sum(reg):
+        return reg.op is add and where in (reg.src[0].op, reg.src[1].op)
+
     def unhalved(reg):
         """The operand that `high.where(operand - 128, operand)` was made from, and `high`."""
-        if reg.op is add and reg.src[0].op is where:
-            operand, high = unhalved(reg.src[0])
-            return operand + reg.src[1], high
+        if is_halved_sum(reg):  # comparisons add the other way round
+            halved, other = reg.src if reg.src[0].op is where else reg.src[::-1]
+            operand, high = unhalved(halved)
+            return operand + other, high
         high, less, other = reg.src
         return (other if less.src[0] is other else less.src[0] - emu._c(256)), high
 
@@ -32,7 +38,7 @@ def correct_context(emu):
             # Instructions across lanes (v_permlanex16, v_writelane, ...) read literals as zero.
             if literal is None and hasattr(type(self.inst), "literal"):
                 literal = self.inst_field(type(self.inst).literal)
-            if isinstance(self.inst, upper_half) and off.op is add and off.src[0].op is where:
+            if isinstance(self.inst, upper_half) and is_halved_sum(off):
                 operand, high = unhalved(off)
                 value = super().rsrc_dyn(operand, lane, bits, literal, *rest, **named)
                 return high.where(value << emu._c(16), value)
@@ -89,8 +95,8 @@ def correct_context(emu):
     emu._INST_HANDLERS = {kind: knowing(handler) for kind, handler in emu._INST_HANDLERS.items()}
 
 
-# gfx90a's number of v_mfma_f32_16x16x16_bf16_1k, which the emulator knows by gfx942's.
-RENUMBERED = {0xd3e7: 0xd3e1}
+# gfx90a's numbers of v_mfma_f32_16x16x16_bf16_1k and 32x32x8, which the emulator knows by gfx942's.
+RENUMBERED = {0xd3e7: 0xd3e1, 0xd3e6: 0xd3e0}
 
 
 def correct_decoder(emu):
@@ -101,6 +107,55 @@ def correct_decoder(emu):
         return decode(data[:2] + new.to_bytes(2, "little") + data[4:] if new else data, arch)
 
     emu.decode_inst = decode_renumbered
+
+
+def correct_mfma(emu):
+    """Of 32 x 32 results, register r of a lane is row r / 4 * 8 + lane / 32 * 4 + r % 4; the emulator has lane / 32 * 16
+    + r, which is what the instruction's wider sisters with blocks of 16 rows would give."""
+    source = textwrap.dedent(inspect.getsource(emu._compile_mfma))
+    wrong = "c_grp * UOp.const(16, dtypes.int) + UOp.const((out_reg // 4) * 4 + out_reg % 4, dtypes.int)"
+    right = "c_grp * UOp.const(4, dtypes.int) + UOp.const((out_reg // 4) * 8 + out_reg % 4, dtypes.int)"
+    exec(source.replace(wrong, right), vars(emu))  # its caller finds it by name
+
+
+def correct_buffers(emu):
+    """Buffer loads of RDNA, which the emulator leaves out: untyped, bounds by the byte."""
+    def load(inst, ctx):
+        c, kind = emu._c, type(inst)
+        name = emu._op_name(inst)
+        words = {"B32": 1, "B64": 2, "B96": 3, "B128": 4}[name.rsplit("_", 1)[1]]
+        if "LOAD" not in name or int(inst.idxen) or not int(inst.offen):
+            raise RuntimeError(f"{name}: only loads by offset")
+        newer = hasattr(kind, "rsrc")
+        first = ctx.inst_field(kind.rsrc if newer else kind.srsrc) * c(1 if newer else 4)
+        base = emu._u64(ctx.rsgpr_dyn(first), ctx.rsgpr_dyn(first + c(1))) & emu.UOp.const((1 << 48) - 1, emu.dtypes.uint64)
+        lane, mask = ctx.range(), ctx.rexec()
+        at = ctx.rvgpr_dyn(ctx.inst_field(kind.vaddr), lane) + ctx.inst_field(kind.ioffset if newer else kind.offset)
+        there = emu._lane_active(mask, lane) & at.__lt__(ctx.rsgpr_dyn(first + c(2)))
+        address = there.where(base + at.cast(emu.dtypes.uint64), emu.UOp.const(0, emu.dtypes.uint64))
+        stores = []
+        for i in range(words):
+            word = (address + emu.UOp.const(4 * i, emu.dtypes.uint64)) >> emu.UOp.const(2, emu.dtypes.uint64)
+            value = there.where(ctx.vmem.index(word.cast(emu.dtypes.int64).valid(there)).load(), c(0))
+            stores.append(ctx.wvgpr_dyn(ctx.inst_field(kind.vdata) + c(i), lane, value, mask))
+        return emu.UOp.sink(emu.UOp.group(*stores).end(lane), *ctx.inc_pc())
+
+    from tinygrad.renderer import amd
+    formats, kinds = amd._load_formats(), {"rdna3": emu.ir3.MUBUF, "rdna4": emu.ir4.VBUFFER}
+    for arch, kind in kinds.items():
+        if kind not in formats[arch]:
+            formats[arch].insert(0, kind)
+        emu._INST_HANDLERS.setdefault(kind, load)
+
+
+def correct_hints(emu):
+    """RDNA3's s_setprio cannot be made into a program; it has no result."""
+    others = emu._INST_HANDLERS[emu.ir3.SOPP]
+
+    def handle(inst, ctx):
+        return emu.UOp.sink(*ctx.inc_pc()) if emu._op_name(inst) == "S_SETPRIO" else others(inst, ctx)
+
+    emu._INST_HANDLERS[emu.ir3.SOPP] = handle
 
 
 class ProgramCache:
@@ -140,6 +195,9 @@ def subprocess_output(command):
 
 def apply(emu, cache_folder=None):
     """Once per process."""
+    correct_mfma(emu)
+    correct_buffers(emu)
+    correct_hints(emu)
     correct_context(emu)
     correct_decoder(emu)
     if cache_folder:

@@ -44,16 +44,23 @@ PIPES = ("matrix", "vector", "scalar", "lds", "memory")
 COLUMNS = ("kernel", "loop", *PIPES, "density", "mca", "registers", "waves", "spills", "fetched")
 INNER = 16  # how often a loop inside the main loop is taken to run
 
-# What the short table holds, but for the arch and the pipeline's name: (family, head dims, tile, waves, features).
-SHORT = {
-    "mfma": ("fwd {}_h64x64_t128x64_w8x1_b1", "fwd {}_h64x64_t128x64_w8x1_b1_mask",
-             "fwd {}_h128x128_t64x32_w4x1_b1", "fwd {}_h128x128_t64x32_w4x1_b1_mask",
+# What the short table holds: family, pipeline (of tiles: the arch's), head dims, tile, waves, features.
+STAGED = {
+    "gfx9": ("fwd h64x64_t256x128_w8x1_b1", "fwd h64x64_t128x64_w4x1_b2_mask", "fwd h128x128_t256x64_w8x1_b1",
+             "fwd h128x128_t256x64_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w4x1_b2_mask_buffers",
+             "bwd_dq_dk_dv h128x128_t32x128_w4x1_b1_buffers", "bwd_dq_dk_dv h128x128_t32x128_w4x1_b1_mask_buffers"),
+    "gfx11": ("fwd h64x64_t128x64_w8x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask", "fwd h128x128_t128x32_w8x1_b1",
+              "fwd h128x128_t128x32_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers"),
+    "gfx12": ("fwd h64x64_t256x128_w16x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask", "fwd h128x128_t256x64_w16x1_b1",
+              "fwd h128x128_t128x32_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers"),
+}
+TILES = {
+    "mfma": ("fwd_pagedkv {}_h128x128_t64x32_w4x1_b1_mask_paged",
              "fwd_splitkv {}_pack_h128x128_t16x64_w1x4_b1_pack_split_paged",
-             "bwd_dq_dk_dv {}_h64x64_t32x64_w4x1_b1_buffers", "bwd_dq_dk_dv {}_h128x128_t16x64_w4x1_b1_mask_buffers"),
-    "wmma": ("fwd {}_h64x64_t128x32_w8x1_b1", "fwd {}_h64x64_t128x32_w8x1_b1_mask",
-             "fwd {}_h128x128_t64x16_w4x1_b1", "fwd {}_h128x128_t64x16_w4x1_b1_mask",
+             "bwd_dq_dk_dv {}_h128x128_t16x64_w4x1_b1_drop_buffers"),
+    "wmma": ("fwd_pagedkv {}_h128x128_t64x16_w4x1_b1_mask_paged",
              "fwd_splitkv {}_pack_h128x128_t16x32_w1x2_b1_pack_split_paged",
-             "bwd_dq_dk_dv {}_h64x64_t32x64_w4x1_b1_buffers", "bwd_dq_dk_dv {}_h128x128_t16x64_w4x1_b1_mask_buffers"),
+             "bwd_dq_dk_dv {}_h128x128_t16x64_w4x1_b1_mask_buffers"),
 }
 
 MATRIX = re.compile(r"v_(?:mfma|wmma)_f32_(\d+)x(\d+)x(\d+)_?(\w*)")
@@ -135,7 +142,8 @@ def blocks_of(arch, text):
         name, target = block.code[-1] if block.code else ("", "")
         if BRANCH.match(name) and name != "s_cbranch_execz":
             block.next.append(at[target])
-        if name not in ("s_branch", "s_endpgm", "s_cbranch_execnz") and i + 1 < len(blocks):
+        leaves = name in ("s_branch", "s_endpgm") or (name == "s_cbranch_execnz" and at[target] > i)
+        if not leaves and i + 1 < len(blocks):
             block.next.append(i + 1)
     return blocks
 
@@ -274,8 +282,10 @@ def rows_of(job, text):
 
 def short_names(arch):
     core = "mfma" if is_cdna(arch) else "wmma"
-    for line in SHORT[core]:
-        family, rest = line.split()
+    for prefix, tiles in STAGED.items():
+        if arch.startswith(prefix):
+            yield from (f"fmha_{family}_bf16_{arch}_gpu_amd_{tile}" for family, tile in map(str.split, tiles))
+    for family, rest in map(str.split, TILES[core]):
         yield f"fmha_{family}_bf16_{arch}_" + rest.format("gpu_" + core)
 
 

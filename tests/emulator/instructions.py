@@ -25,6 +25,7 @@ PRELUDE = """
 #define KERNEL extern "C" __attribute__((global, amdgpu_flat_work_group_size(%(wave)d, %(wave)d)))
 typedef unsigned u32;
 typedef float float4v __attribute__((ext_vector_type(4)));
+typedef float float16v __attribute__((ext_vector_type(16)));
 typedef float float8v __attribute__((ext_vector_type(8)));
 typedef short short4v __attribute__((ext_vector_type(4)));
 typedef short short8v __attribute__((ext_vector_type(8)));
@@ -63,9 +64,9 @@ def half(words):
     return words.view(np.float16).astype(np.float32)
 
 
-def product(words, decode):
+def product(words, decode, rows=16):
     """C[m][n] = sum over k of A[m][k] B[n][k], matrices row by row in the input."""
-    a, b = (decode(words[n:n + 128]).reshape(16, 16) for n in (0, 128))
+    a, b = (decode(words[n:n + 128]).reshape(rows, -1) for n in (0, 128))
     return (a @ b.T).astype(np.float32).reshape(-1).view(np.uint32)
 
 
@@ -112,6 +113,63 @@ def mfma_bf16(words):
 @test(GFX9, mfma("bf16", 'asm volatile("" : "+a"(a), "+a"(b));'))
 def mfma_operands_in_accumulation_registers(words):
     return product(words, bf16)
+
+
+@test(GFX9, """
+	int l = __builtin_amdgcn_workitem_id_x();
+	/* Operands in v200, and in v72, whose upper half it was taken for. */
+	register u32 low __asm__("v72") = args.in[l] | 0xffff0000u, high __asm__("v200") = args.in[l] & 0xffff;
+	u32 other = args.in[64 + l] & 0xffff;
+	unsigned long long smaller;
+
+	__asm__ volatile("v_cmp_lt_u16_e32 vcc, %%1, %%2\\n\\ts_nop 1\\n\\ts_mov_b64 %%0, vcc"
+			 : "=s"(smaller) : "v"(other), "v"(high), "v"(low) : "vcc");
+	args.out[l] = smaller >> l & 1;
+""")
+def comparison_of_16_bits_from_register_128_on(words):
+    return ((words[64:128] & 0xffff) < (words[:64] & 0xffff)).astype(np.uint32)
+
+
+MFMA32 = """
+	int l = __builtin_amdgcn_workitem_id_x();
+	%(type)s a, b;
+	float16v c = {};
+	for (int i = 0; i < 4; i++) {
+		a[i] = ((%(element)s *)args.in)[l %% 32 * 8 + l / 32 * 4 + i];
+		b[i] = ((%(element)s *)args.in)[256 + l %% 32 * 8 + l / 32 * 4 + i];
+	}
+	c = %(builtin)s(a, b, c, 0, 0, 0);
+	for (int i = 0; i < 16; i++)
+		((float *)args.out)[(i / 4 * 8 + l / 32 * 4 + i %% 4) * 32 + l %% 32] = c[i];
+"""
+
+
+@test(GFX9, MFMA32 % dict(type="half4v", element="_Float16", builtin="__builtin_amdgcn_mfma_f32_32x32x8f16"))
+def mfma_32_rows_f16(words):
+    return product(words, half, 32)
+
+
+@test(GFX9, MFMA32 % dict(type="short4v", element="short", builtin="__builtin_amdgcn_mfma_f32_32x32x8bf16_1k"))
+def mfma_32_rows_bf16(words):
+    return product(words, bf16, 32)
+
+
+@test(ALL, """
+	int l = __builtin_amdgcn_workitem_id_x();
+	__amdgpu_buffer_rsrc_t b = __builtin_amdgcn_make_buffer_rsrc(args.in, 0, 100 * 4,
+								     %(wave)d == 64 ? 0x27000 : 0x31004000);
+	/* Lanes from 24 on read behind the end, lane 3 before the beginning, and so do the last ones below. */
+	((word4v *)args.out)[l] = __builtin_amdgcn_raw_buffer_load_b128(b, l == 3 ? -16 : 16 + l * 16, 0, 0);
+	((word2v *)args.out)[128 + l] = __builtin_amdgcn_raw_buffer_load_b64(b, 392 - 16 * l, 0, 0);
+""")
+def buffer_loads_within_bounds(words, wave):
+    out, inside = np.zeros(2 * (128 + wave), np.uint32), words[:100]
+    for l in range(wave):
+        if l != 3 and 4 + 4 * l < 100:
+            out[4 * l:4 * l + 4] = inside[4 + 4 * l:8 + 4 * l]
+        if 98 - 4 * l >= 0:
+            out[256 + 2 * l:258 + 2 * l] = inside[98 - 4 * l:100 - 4 * l]
+    return out
 
 
 WMMA11 = """
@@ -330,7 +388,8 @@ def main():
         return 77
     if options.plain:
         import corrections
-        corrections.correct_context = corrections.correct_decoder = lambda emu: None
+        for name in ("context", "decoder", "mfma", "buffers", "hints"):
+            setattr(corrections, "correct_" + name, lambda emu: None)
     failed = done = 0
     with tempfile.TemporaryDirectory() as folder:
         for arch in options.arch or ALL:

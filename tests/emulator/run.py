@@ -89,7 +89,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--arch", action="append")
     parser.add_argument("--match", default="", help="only cases whose line holds this")
-    parser.add_argument("--quick", action="store_true", help="every seventh case")
+    parser.add_argument("--quick", action="store_true", help="every twelfth case")
     parser.add_argument("--pipeline", help="the tile that is forced: gpu_scalar, ...")
     parser.add_argument("--timeout", type=int, default=600, help="seconds a case may take")
     options = parser.parse_args()

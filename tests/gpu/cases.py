@@ -14,6 +14,11 @@ NP_STORAGE = {abi.F32: np.float32, abi.F16: np.uint16, abi.BF16: np.uint16, abi.
               abi.E5M2: np.uint8}
 
 
+def unwritten(storage):
+    """What no result can be: a NaN, or in float32, where it has to be found again, less than any."""
+    return {np.float32: np.float32(-3e38), np.uint16: np.uint16(0xffff), np.uint8: np.uint8(0xff)}[storage]
+
+
 def aligned(shape, dtype, fill=None):
     """An array at a multiple of 256 bytes: what allocators give, and vector loads hope for."""
     n = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -147,7 +152,7 @@ class Forward:
         q, st = self.bshd(qb, qs, self.hq, self.dq, self.dtype)
         a.q = tensor(q, st)
         self.build_keys(a)
-        o, st = self.bshd(qb, qs, self.hq, self.dv, self.o_dtype, 0x7f)
+        o, st = self.bshd(qb, qs, self.hq, self.dv, self.o_dtype, unwritten(NP_STORAGE[self.o_dtype]))
         a.o = tensor(o, st)
         self.o, self.o_shape = o, (qb, qs, self.hq, self.dv)
         self.outputs["o"] = o
@@ -325,8 +330,7 @@ class Forward:
                     touched[b, :n] = True
             at += physical
         untouched = self.o[~touched].reshape(-1)
-        fill = np.array(0x7f).astype(NP_STORAGE[self.o_dtype])
-        assert (untouched == fill).all() if not self.strided else True, "rows of no sequence were written"
+        assert (untouched == unwritten(NP_STORAGE[self.o_dtype])).all() if not self.strided else True, "rows of no sequence were written"
         got, want, plain = got[touched], want[touched], plain[touched]
         assert np.isfinite(got).all(), "O is not finite"
         error, bar = np.abs(got - want).max(initial=0), np.abs(plain - want).max(initial=0)
@@ -365,7 +369,8 @@ class Merge:
         for i in range(n):
             lse[i][empty == i] = -np.inf
             parts[i][(empty == i).transpose(0, 2, 1)] = np.array(-1).astype(parts.dtype)  # NaN, or nearly
-        self.o, self.lse = aligned((b, s, h, d), NP_STORAGE[self.o_dtype], 0x7f), aligned((b, h, s), np.float32, 7.0)
+        storage = NP_STORAGE[self.o_dtype]
+        self.o, self.lse = aligned((b, s, h, d), storage, unwritten(storage)), aligned((b, h, s), np.float32, 7.0)
         sink = aligned((h,), np.float32)
         sink[...] = rng.standard_normal(h)
         self.keep, self.outputs = [parts, lse, sink, self.o, self.lse], {"o": self.o, "lse": self.lse}

@@ -92,8 +92,10 @@ EXPORT int check_make(const char *arch, int family, uint32_t dtype, const void *
 {
 	const struct gpu_traits traits = traits_of(family, dtype, args);
 	const struct gpu_arch *found = gpu_arch_find(arch);
+	struct launch_record ignored;
 
-	return !found || gpu_kernel_make(found, family, &traits, tile, ret_kernel);
+	return !found || gpu_kernel_make(found, family, &traits, tile, ret_kernel) ||
+	       (tile->pipeline == GPU_AMD && gpu_kernel_maps(ret_kernel, args, &ignored));
 }
 
 /* ---- the tiles for a problem ---- */

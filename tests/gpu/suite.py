@@ -203,6 +203,7 @@ def forward_hdims():
     yield Case("forward", **d, left=30, poison=(0, 115))
     yield Case("forward", **d | dict(sq=2, page=16), lens_k=[150], splits=2, split_size=80)
     yield Case("forward", **d | dict(dtype=abi.F16, dq=128, dv=128), strided=True)
+    yield Case("forward", dtype=abi.E4M3, dq=96, dv=96, sq=100, sk=150, hq=2, hk=1, mask=BR, right=0, descale=True)
     for dtype, pipeline in ((abi.F16, "gpu_scalar"), (abi.BF16, "gpu_scalar_pack"), (abi.E5M2, "gpu_scalar")):
         yield Case("forward", dtype=dtype, dq=40, dv=64, sq=19, sk=37, hq=2, hk=1, mask=BR, right=0, pipeline=pipeline)
     yield Case("forward", dtype=abi.BF16, dq=32, dv=32, sq=19, sk=37, dropout=0.3, pipeline="gpu_scalar")
@@ -242,10 +243,32 @@ def append_features():
     yield Case("append", dtype=abi.E5M2, page=16, layout=1)
 
 
+def staged():
+    """AMD's own loops, which other cases leave to the tiles that pack heads: several tiles and blocks, tails, every
+    feature, both types; NaN in what nobody sees, and behind the keys of a shorter sequence."""
+    for dtype, d in ((abi.BF16, 128), (abi.F16, 64)):
+        b = dict(dtype=dtype, dq=d, dv=d, hq=2, hk=1, pipeline="gpu_amd")
+        yield Case("forward", **b, sq=300, sk=257, sink=True)
+        yield Case("forward", **b, sq=130, sk=333, mask=BR, right=0)
+        yield Case("forward", **b, sq=70, sk=150, mask=BR, left=40, right=3, poison=(0, 40))
+        yield Case("forward", **b, sq=40, sk=190, mask=TL, left=3, right=2, sinks=9, lens_k=[150])
+        yield Case("forward", **b, sq=40, sk=170, alibi=True, cap=20.0)
+        yield Case("forward", **b, sq=40, sk=70, bias=abi.F32, dropout=0.2, randval=True)
+    d = dict(dtype=abi.BF16, hq=2, hk=1, pipeline="gpu_amd")
+    yield Case("forward", **d, group=[(130, 40), (1, 33), (0, 9), (37, 5)], dq=96, dv=64, mask=BR, right=0)
+    yield Case("forward", **d, sq=20, sk=70, dq=40, dv=72, scale=-0.2, batch=2, lens_k=[33, 70])
+    yield Case("forward", **d, sq=1, sk=1, dq=64, dv=32)
+    for options in (dict(mask=BR, right=0), dict(sq=70, mask=TL, left=9, right=4, sinks=3), dict(alibi=True, cap=4.0),
+                    dict(bias=abi.BF16, dbias=True, dq=32, dv=32)):
+        yield Case("backward", **d | dict(sq=129, sk=150, dq=64, dv=64) | options)
+    yield Case("backward", **d | dict(dtype=abi.F16, hq=4), group=[(30, 130), (1, 40), (0, 5), (77, 0)], dq=64, dv=40,
+               mask=BR, right=0)
+
+
 def emulated(quick):
     """For an emulator: a second or two each."""
-    cases = [case for part in (forward_small, forward_features, forward_rest, forward_hdims, merges, backward_small,
-                               backward_features, append_small, append_features) for case in part()]
+    cases = [case for part in (forward_small, staged, forward_features, forward_rest, forward_hdims, merges,
+                               backward_small, backward_features, append_small, append_features) for case in part()]
     return cases[::12] if quick else cases
 
 

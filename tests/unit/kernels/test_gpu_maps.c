@@ -276,6 +276,83 @@ static void backward_streams_queries(void **state)
 	assert_non_null(gpu_kernel_maps(&backward, &a, &record));
 }
 
+static void descriptors_want_dense_aligned_rows(void **state)
+{
+	struct gpu_kernel amd = kernel;
+	struct launch_record record;
+
+	(void)state;
+	amd.tile.pipeline = GPU_AMD;
+	for (int fault = 0; fault < 8; fault++) {
+		struct abi_fwd_args a = problem();
+
+		a.o_dtype = ABI_F32; /* any O will do */
+		a.o.data = memory + 1;
+		assert_null(gpu_kernel_maps(&amd, &a, &record));
+		assert_int_equal(record.n_maps, 0);
+		assert_int_equal(record.n_aligned, 3);
+		assert_int_equal(record.aligned[1], offsetof(struct abi_fwd_args, k.data));
+		switch (fault) {
+		case 0:
+			a.q.data = memory + 1;
+			break;
+		case 1:
+			a.k.stride_seq += 4;
+			break;
+		case 2:
+			a.k.stride_seq = HDIM_Q - 8;
+			break;
+		case 3:
+			a.v.stride_dim = 2;
+			break;
+		case 4:
+			a.v.stride_head = 0;
+			break;
+		case 5:
+			a.cache.page_size = 16;
+			break;
+		case 6:
+			a.q.stride_batch += 1;
+			break;
+		default:
+			a.k.stride_seq = INT32_MAX / 112 / 16 * 8 + 8;
+		}
+		assert_non_null(gpu_kernel_maps(&amd, &a, &record));
+	}
+}
+
+static void backward_asks_the_same_of_all_four(void **state)
+{
+	const struct gpu_kernel amd = {.family = ABI_BWD_DQ_DK_DV,
+				       .tile = {.pipeline = GPU_AMD, .tile_m = 32, .tile_n = 128}};
+	const struct abi_fwd_args f = problem();
+	struct launch_record record;
+
+	(void)state;
+	for (int fault = -1; fault < 4; fault++) {
+		struct abi_bwd_args a = {.q = f.q,
+					 .k = f.k,
+					 .v = f.v,
+					 .d_o = f.o,
+					 .sequences = f.sequences,
+					 .nhead_q = HEADS_Q,
+					 .nhead_k = HEADS_K,
+					 .hdim_q = HDIM_Q,
+					 .hdim_v = HDIM_V,
+					 .dtype = ABI_BF16};
+		struct abi_tensor *const tensors[] = {&a.q, &a.d_o, &a.k, &a.v};
+
+		if (fault >= 0)
+			tensors[fault]->stride_seq -= 4;
+		assert_int_equal(gpu_kernel_maps(&amd, &a, &record) == NULL, fault < 0);
+		if (fault >= 0)
+			continue;
+		assert_int_equal(record.n_aligned, 4);
+		assert_int_equal(record.aligned[1], offsetof(struct abi_bwd_args, d_o.data));
+		assert_int_equal(record.aligned[3], offsetof(struct abi_bwd_args, v.data));
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -288,6 +365,8 @@ int main(void)
 		cmocka_unit_test(eight_bits_fill_boxes_of_128_columns),
 		cmocka_unit_test(what_the_engine_cannot_follow_is_refused),
 		cmocka_unit_test(backward_streams_queries),
+		cmocka_unit_test(descriptors_want_dense_aligned_rows),
+		cmocka_unit_test(backward_asks_the_same_of_all_four),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

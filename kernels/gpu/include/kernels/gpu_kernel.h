@@ -43,7 +43,8 @@ const struct gpu_arch *gpu_arch_find(const char *name);
  * Pipelines: gpu_scalar, _mma, _mfma, _wmma: a block owns tile_m rows of one head; gpu_*_pack: the
  * heads of a group side by side in tile_m rows, waves share the keys of a tile: decode; gpu_wgmma: tiles
  * fetched by the copy engine, so that its kernels take tensor maps (gpu_kernel_maps()); gpu_decode: as
- * gpu_*_pack, each wave with many bytes of its own keys under way; gpu_combine,
+ * gpu_*_pack, each wave with many bytes of its own keys under way; gpu_amd: by buffer descriptors, for dense
+ * aligned rows; gpu_combine,
  * gpu_append, gpu_dot, gpu_convert: the small families, no tile. Backward dq_dk_dv: tile_n keys
  * (then dq_tile_n queries) are stationary, tile_m queries (keys) streamed.
  */
@@ -58,11 +59,13 @@ const struct gpu_arch *gpu_arch_find(const char *name);
 	X(GPU_WMMA_PACK, gpu_wmma_pack, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 1, "")      \
 	X(GPU_WGMMA, gpu_wgmma, 1u << GPU_CORE_WGMMA, 0, "_wgmma")                                 \
 	X(GPU_DECODE, gpu_decode, GPU_MMA_CORES, 1, "_decode")                                     \
+	X(GPU_AMD, gpu_amd, GPU_AMD_CORES, 0, "_amd")                                              \
 	X(GPU_COMBINE, gpu_combine, GPU_ANY_CORE, 0, "")                                           \
 	X(GPU_APPEND, gpu_append, GPU_ANY_CORE, 0, "")                                             \
 	X(GPU_DOT, gpu_dot, GPU_ANY_CORE, 0, "")                                                   \
 	X(GPU_CONVERT, gpu_convert, GPU_ANY_CORE, 0, "")
 #define GPU_ANY_CORE  0x3fu
+#define GPU_AMD_CORES (1u << GPU_CORE_MFMA | 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12)
 #define GPU_MMA_CORES (1u << GPU_CORE_MMA | 1u << GPU_CORE_WGMMA)
 #define GPU_ENUM_PIPELINE(id, name, cores, pack, loop) id,
 enum gpu_pipeline { GPU_PIPELINES(GPU_ENUM_PIPELINE) GPU_N_PIPELINES };

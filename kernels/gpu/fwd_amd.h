@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * fwd_amd.h: forward attention on AMD's matrix cores: contiguous f16 and bf16 keys whose rows are dense and begin
+ * at multiples of 16 bytes. What is computed is in fwd_scores.h, scores.h and fwd_output.h; here is how a tile gets to
+ * the matrix units with little else to do for the vector units.
+ *
+ * A wave owns SIDE rows, 32 on CDNA and 16 on RDNA, and keeps them as operands. Products are transposed, S^T = K Q^T
+ * and O^T = V^T P^T: a lane holds scores of one row, and P is the operand of the second product where it stands (RDNA3
+ * exchanges half waves). Operands come in slabs of 16 along what is summed: 16 bytes a lane, for as many instructions
+ * as it takes. Which of the 16 are which is up to us, as long as both sides agree: where a lane's scores of 16 keys
+ * are not neighbours, V lies in LDS in their order.
+ *
+ * K lies in LDS by rows, V transposed, both in units of 16 bytes that are permuted within a row (slab.h). There are two stages: tile n is multiplied, n + 1 is written, n + 2 is
+ * on its way from memory, and one barrier a tile is enough. A tile is fetched through a descriptor of its own, which
+ * ends where the keys do: what lies behind reads as zero, and a lane's offset is the same in every tile.
+ */
+#ifndef FMHA_GPU_FWD_AMD_H
+#define FMHA_GPU_FWD_AMD_H
+
+#include "fwd_output.h"
+#include "fwd_scores.h"
+#include "stage.h"
+
+template <class Base> struct Forward {
+	typedef AmdConfig<Base> C;
+	typedef typename C::Core Core;
+	typedef typename Core::Wide Wide;
+	typedef typename C::Element Element;
+	static_assert(SameType<Element, typename Core::Type>::value, "16-bit types");
+	static const int SIDE = Core::SIDE, TN = C::TILE_N / 16, STEPS = C::HDIM_Q / 16;
+	static_assert(SIDE * C::WAVES_M == C::TILE_M && C::WAVES_N == 1, "a wave owns SIDE rows");
+	static const int DT = C::HDIM_V / SIDE;
+
+	typedef RowStage<C::TILE_N, C::HDIM_Q, C::THREADS> KeyTile;
+	typedef ColumnStage<C::TILE_N, C::HDIM_V, C::THREADS, false> ValueTile;
+	typedef ForwardScores<C, 1, TN> Steps;
+	typedef RegTile<Core, 1, TN> Scores;
+	typedef Softmax<Core, 1, true> Rule;
+	static const int V_AT = KeyTile::BYTES, STAGE_BYTES = V_AT + ValueTile::BYTES;
+	static_assert(lds_amd(C::cut(C::TILE_M, C::TILE_N)) <= C::LDS_BYTES, "the host asks lds.h, too");
+	static_assert(2 * STAGE_BYTES <= C::LDS_BYTES, "two stages");
+
+	ForwardBlock<C> block;
+	Band band;
+	Modifiers<C> modifiers;
+	i32 wave;
+	Slab q[STEPS];
+	Wide o[DT];
+	SoftmaxRows<Core, 1> rows;
+
+	METHOD Forward(const abi_fwd_args &args) : block(args) {}
+
+	METHOD i32 wave_row() const { return block.tile_row + wave * SIDE; }
+
+	METHOD void run(char *lds)
+	{
+		block.locate(block_id_x(), block_id_y(), block_id_z());
+		if (block.is_idle())
+			return;
+		wave = wave_id();
+		band = block.band();
+		modifiers = Modifiers<C>::make(block.a, block.seq);
+		UNROLL
+		for (int d = 0; d < DT; d++)
+			o[d] = Wide(0.0f);
+		rows.init();
+		fetch_operand(q, block.queries(), wave_row(), block.n_rows);
+		sum_tiles(lds);
+		store((float *)lds);
+		if (C::DROPOUT && block.a.dropout.randval.data)
+			store_randval(block);
+	}
+
+	/* The keys and values of a tile, on their way. */
+	struct Stream {
+		const Reach<C> &reach;
+		const Band &band;
+		typename ForwardBlock<C>::Keys keys, values;
+		KeyTile k;
+		ValueTile v;
+
+		METHOD void begin()
+		{
+			k.begin((u32)keys.stride_seq * 2, keys.hdim);
+			v.begin((u32)values.stride_seq * 2, values.hdim);
+		}
+		METHOD void fetch(i32 column)
+		{
+			i32 first = max_of(reach.first_value(band, column), column);
+			i32 n_values = min_of(reach.end_of_values(band) - first, C::TILE_N - (first - column));
+			u32 k_bytes = (u32)keys.stride_seq * 2, v_bytes = (u32)values.stride_seq * 2;
+
+			k.fetch(Buffer::rows(keys.base + column * keys.stride_seq, band.end - column, C::TILE_N,
+					     k_bytes, keys.hdim * 2));
+			v.fetch(Buffer::rows(values.base + first * values.stride_seq, n_values, C::TILE_N, v_bytes,
+					     values.hdim * 2),
+				C::MASK ? (u32)min_of(first - column, C::TILE_N) * v_bytes : 0);
+		}
+		METHOD void arrive(char *stage) const
+		{
+			k.arrive(stage);
+			v.arrive(stage + V_AT);
+		}
+	};
+
+	METHOD void sum_tiles(char *lds)
+	{
+		const Reach<C> reach = Reach<C>::make(block, band);
+		const ColumnTiles tiles = reach.tiles(band);
+		const Steps steps = {block, block.keys(), modifiers};
+		Stream stream = {reach, band, block.keys(), block.values(), {}, {}};
+
+		if (tiles.count <= 0)
+			return;
+		stream.begin();
+		stream.fetch(tiles.column(0));
+		stream.arrive(lds);
+		stream.fetch(tiles.column(1));
+		block_sync();
+		NO_UNROLL
+		for (i32 n = 0; n < tiles.count; n++) {
+			char *stage = lds + (n & 1) * STAGE_BYTES;
+			i32 column = tiles.column(n);
+			Scores s;
+
+			multiply_rows<typename KeyTile::Store>(s, stage, q);
+			stream.arrive(lds + (~n & 1) * STAGE_BYTES);
+			stream.fetch(tiles.column(n + 2));
+			if (C::LOGITS)
+				steps.make_logits(s, wave_row(), column);
+			if (reach.is_masked(band, column))
+				steps.mask(s, band, wave_row(), column);
+			weigh(s);
+			if (C::DROPOUT)
+				steps.drop(s, wave_row(), column);
+			multiply_columns<typename ValueTile::Columns>(o, stage + V_AT, s);
+			block_sync(); /* the next tile is there; nobody reads this one any more */
+		}
+	}
+
+	/* S becomes P, in units of the highest score so far, and so does O. */
+	METHOD void weigh(Scores &s)
+	{
+		RowVector<Core, 1> factor;
+
+		if (Rule::update(rows, s, modifiers.unit, &factor)) {
+			UNROLL
+			for (int d = 0; d < DT; d++)
+				o[d] *= factor.v[0][0];
+		}
+	}
+
+	/* Into memory, by way of LDS. Only here does a result have the shape that fwd_output.h knows. */
+	METHOD void store(float *lds)
+	{
+		float sum = Core::row_sum(rows.l(0, 0)), lse = 0, factor = 0;
+		RegTile<Core, 1, C::HDIM_V / 16> result;
+		ForwardOutput<C, 1> output = {block, result, rows, modifiers.unit, wave};
+
+		split_wide(result, o);
+		if (wave_row() + Core::line() < block.n_rows) {
+			RowPlace p = block.place_of(wave_row() + Core::line());
+
+			factor = output.finish_row(rows.m(0, 0), sum, p.head, &lse);
+			if (Core::column(0) == 0)
+				output.store_lse(p, lse);
+		}
+		rows_out(result, factor, lds, wave, [&](i32 r, i32 dim, const float *from) {
+			const abi_fwd_args &a = block.a;
+
+			if (wave_row() + r >= block.n_rows || dim >= a.hdim_v)
+				return;
+			RowPlace p = block.place_of(wave_row() + r);
+
+			store_chunk(a.o.data, a.o_dtype, q_offset(a.o, block.seq, p.row, p.head) + dim * a.o.stride_dim,
+				    a.o.stride_dim, from);
+		});
+	}
+};
+
+FMHA_STAGED_ENTRY(abi_fwd_args, Forward<Config>(args).run(lds))
+
+#endif

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * slab.h: AMD's matrix instructions for loops that feed them from swizzled LDS: operands in slabs of 16 along what is
+ * summed, accumulators of SIDE x SIDE. Lane l holds column l % SIDE of a transposed product, the row of its scores.
+ */
+#ifndef FMHA_GPU_SLAB_H
+#define FMHA_GPU_SLAB_H
+
+#include "config.h"
+
+#if FMHA_CORE == FMHA_CORE_WMMA11
+#define SLAB_WORDS 8 /* both half waves hold all 16 */
+#else
+#define SLAB_WORDS 4 /* each of them 8 */
+#endif
+
+struct Slab {
+	u32 w[SLAB_WORDS];
+};
+struct SlabAcc {
+	float x[8];
+};
+typedef float SlabFloats8 __attribute__((ext_vector_type(8)));
+typedef float SlabFloats16 __attribute__((ext_vector_type(16)));
+
+/* Of the 16 keys of a slab of V, the i-th of the quad-th four in LDS: a lane's scores are of these. */
+DEV i32 slab_key(i32 quad, i32 i)
+{
+#if FMHA_CORE == FMHA_CORE_MFMA
+	return (quad & 1) * 8 + (quad & 2) * 2 + i;
+#elif FMHA_CORE == FMHA_CORE_WMMA11
+	return (quad & 1) * 8 + (quad >> 1) + 2 * i;
+#else
+	return quad * 4 + i;
+#endif
+}
+
+/* A lane's place in a wave's operands and results. */
+struct SlabPlace {
+	static const int SIDE = FMHA_CORE == FMHA_CORE_MFMA ? 32 : 16;
+
+	METHOD static i32 line() { return lane_id() % SIDE; }
+	METHOD static i32 half() { return lane_id() / SIDE; }
+	/* First of the 16-byte units of a slab that a lane holds. */
+	METHOD static i32 unit() { return SLAB_WORDS == 8 ? 0 : half(); }
+};
+
+/* What `Core` is to tile.h, for accumulators of SIDE rows and 16 columns. */
+template <class T> struct SlabCore : SlabPlace {
+	typedef T Type;
+	typedef SlabAcc Acc;
+	static const int E = 8, STATS = 1;
+	static const bool OWNS_PATCH = false, SHARES_PATCH = true; /* see DropoutTile */
+#if FMHA_CORE == FMHA_CORE_MFMA
+	typedef SlabFloats16 Wide;
+#else
+	typedef SlabFloats8 Wide;
+#endif
+
+	METHOD static constexpr int stat(int) { return 0; }
+	METHOD static i32 stat_row(int) { return line(); }
+	METHOD static i32 row(int) { return line(); }
+	METHOD static i32 column(int e)
+	{
+		return FMHA_CORE == FMHA_CORE_MFMA     ? e / 4 * 8 + half() * 4 + e % 4
+		       : FMHA_CORE == FMHA_CORE_WMMA11 ? 2 * e + half()
+						       : half() * 8 + e;
+	}
+	METHOD static i32 patch_row() { return lane_id() / 32 * 16; }
+
+	METHOD static float row_max(float x) { return larger(x, shuffle_xor(x, SIDE)); }
+	METHOD static float row_sum(float x) { return x + shuffle_xor(x, SIDE); }
+	METHOD static i32 anew(i32 row) { return row; }
+	/* Between steps of a product: keeps the scheduler from loading every operand first, which RDNA has no
+	 * registers for. */
+	METHOD static void step()
+	{
+		if (FMHA_CORE != FMHA_CORE_MFMA)
+			scheduling_barrier();
+	}
+
+	/* Ties go away from zero, which costs less than to even. */
+	METHOD static u32 pack(BF16, float low, float high)
+	{
+#if defined(__gfx950__)
+		typedef float Two __attribute__((ext_vector_type(2)));
+		typedef __bf16 Halves __attribute__((ext_vector_type(2)));
+
+		return __builtin_bit_cast(u32, __builtin_convertvector(Two{low, high}, Halves));
+#else
+		return __builtin_amdgcn_perm(float_to_bits(high) + 0x8000, float_to_bits(low) + 0x8000, 0x07060302);
+#endif
+	}
+	METHOD static u32 pack(F16, float low, float high) { return F16::pack2(low, high); }
+
+	METHOD static Slab to_slab(const Acc &c)
+	{
+		Slab p;
+
+		UNROLL
+		for (int i = 0; i < 4; i++) {
+			u32 own = pack(T(), c.x[2 * i], c.x[2 * i + 1]);
+
+#if FMHA_CORE == FMHA_CORE_WMMA11
+			/* Even columns are in the lower half wave, odd ones in the upper. */
+			u32 other = (u32)__builtin_amdgcn_permlanex16((i32)own, (i32)own, 0x76543210, (i32)0xfedcba98,
+								     true, false);
+
+			p.w[i] = half() ? other : own;
+			p.w[4 + i] = half() ? own : other;
+#else
+			p.w[i] = own;
+#endif
+		}
+		return p;
+	}
+
+	METHOD static void multiply(Wide &c, const Slab &a, const Slab &b) { multiply_as(T(), c, a, b); }
+
+	METHOD static void multiply_as(F16, Wide &c, const Slab &a, const Slab &b)
+	{
+		typedef _Float16 Halves __attribute__((ext_vector_type(SLAB_WORDS * 2)));
+		Halves x = __builtin_bit_cast(Halves, a), y = __builtin_bit_cast(Halves, b);
+#if FMHA_CORE == FMHA_CORE_WMMA11
+		c = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(x, y, c);
+#elif FMHA_CORE == FMHA_CORE_WMMA12
+		c = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(x, y, c);
+#elif defined(__gfx950__)
+		c = __builtin_amdgcn_mfma_f32_32x32x16_f16(x, y, c, 0, 0, 0);
+#else
+		c = __builtin_amdgcn_mfma_f32_32x32x8f16(x.lo, y.lo, c, 0, 0, 0);
+		c = __builtin_amdgcn_mfma_f32_32x32x8f16(x.hi, y.hi, c, 0, 0, 0);
+#endif
+	}
+	METHOD static void multiply_as(BF16, Wide &c, const Slab &a, const Slab &b)
+	{
+#if defined(__gfx950__)
+		typedef __bf16 Words __attribute__((ext_vector_type(SLAB_WORDS * 2)));
+#else
+		typedef short Words __attribute__((ext_vector_type(SLAB_WORDS * 2)));
+#endif
+		Words x = __builtin_bit_cast(Words, a), y = __builtin_bit_cast(Words, b);
+#if FMHA_CORE == FMHA_CORE_WMMA11
+		c = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(x, y, c);
+#elif FMHA_CORE == FMHA_CORE_WMMA12
+		c = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(x, y, c);
+#elif defined(__gfx950__)
+		c = __builtin_amdgcn_mfma_f32_32x32x16_bf16(x, y, c, 0, 0, 0);
+#else
+		c = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(x.lo, y.lo, c, 0, 0, 0);
+		c = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(x.hi, y.hi, c, 0, 0, 0);
+#endif
+	}
+};
+
+/*
+ * A tile in LDS, read by slabs along its rows: units of 16 bytes, permuted within a row. Eight rows side by side have
+ * one unit in eight different groups of four banks, so that readers do not meet; those who write every fourth row, as a
+ * transposed tile is, meet in twos where a row has eight units, in fours where it has four.
+ */
+template <int ROWS, int COLS> struct SlabStore {
+	static const int STRIDE = COLS * 2, BYTES = ROWS * STRIDE, UNITS = COLS / 8;
+	/* Units that change places among each other, and rows that lie in the same ones. */
+	static const int SPAN = UNITS % 8 == 0 ? 8 : UNITS % 4 == 0 ? 4 : 2, PERIOD = 8 / SPAN;
+	static_assert(UNITS % 2 == 0, "whole slabs");
+
+	METHOD static constexpr i32 turn(i32 row) { return (row / PERIOD ^ row / 8) & (SPAN - 1); }
+	METHOD static i32 at(i32 row, i32 unit) { return row * STRIDE + (unit ^ turn(row)) * 16; }
+
+	/* Row tiles are SIDE rows; what their number adds to turn() it adds by bits of its own. */
+	struct Reader {
+		static const int SIDE = SlabPlace::SIDE;
+		const char *place[SPAN];
+
+		METHOD Reader(const char *lds)
+		{
+			i32 line = SlabPlace::line(), unit = SlabPlace::unit();
+
+			UNROLL
+			for (int i = 0; i < SPAN; i++)
+				place[i] = lds + line * STRIDE + (i ^ unit ^ turn(line)) * 16;
+		}
+		METHOD Slab operator()(int tile, int slab) const
+		{
+			Slab x;
+
+			UNROLL
+			for (int i = 0; i < SLAB_WORDS / 4; i++) {
+				int unit = slab * 2 + i, low = unit % SPAN ^ turn(tile * SIDE);
+				chunk16 c = load16(place[low] + tile * SIDE * STRIDE + unit / SPAN * SPAN * 16);
+
+				UNROLL
+				for (int w = 0; w < 4; w++)
+					x.w[i * 4 + w] = c.w[w];
+			}
+			return x;
+		}
+	};
+};
+
+#endif

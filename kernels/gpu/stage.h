@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * stage.h: what AMD's own loops, fwd_amd.h and bwd_amd.h, are made of: how a tile gets from memory by way of registers
+ * into LDS, by rows, transposed, or both; products of such tiles with operands that a wave keeps; the way out.
+ */
+#ifndef FMHA_GPU_STAGE_H
+#define FMHA_GPU_STAGE_H
+
+#include "buffer.h"
+#include "slab.h"
+
+template <class C> struct AmdConfig : C {
+	typedef SlabCore<typename C::Core::Type> Core;
+};
+
+/* With two waves a SIMD or more matrix instructions take the plain registers, and nothing has to be moved. */
+#define FMHA_OWN_ENTRY
+#define FMHA_STAGED_ENTRY(Arguments, call)                                                                   \
+	extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(Config::THREADS, Config::THREADS), \
+					     amdgpu_waves_per_eu(Config::BLOCKS_PER_CU *Config::WAVES_M / 4))) void \
+	FMHA_ENTRY(const Arguments args)                                                                     \
+	{                                                                                                    \
+		FMHA_LDS;                                                                                    \
+		call;                                                                                        \
+	}
+
+/* By rows: chunks of 16 bytes. */
+template <int ROWS, int COLS, int THREADS> struct RowStage {
+	typedef SlabStore<ROWS, COLS> Store;
+	static const int BYTES = Store::BYTES;
+	static const int CHUNKS = COLS / 8, COUNT = (ROWS * CHUNKS + THREADS - 1) / THREADS;
+	u32 from[COUNT], to[COUNT];
+	chunk16 held[COUNT];
+
+	METHOD static bool is_there(int n) { return ROWS * CHUNKS % THREADS == 0 || index(n) < ROWS * CHUNKS; }
+	METHOD static i32 index(int n) { return thread_id() + n * THREADS; }
+
+	METHOD void begin(u32 row_bytes, i32 hdim)
+	{
+		UNROLL
+		for (int n = 0; n < COUNT; n++) {
+			i32 row = index(n) / CHUNKS, chunk = index(n) % CHUNKS;
+
+			from[n] = is_there(n) && chunk * 8 < hdim ? row * row_bytes + chunk * 16 : BUFFER_NOWHERE;
+			to[n] = Store::at(row, chunk);
+		}
+	}
+
+	METHOD void fetch(Buffer b)
+	{
+		UNROLL
+		for (int n = 0; n < COUNT; n++)
+			held[n] = b.load16(from[n]);
+	}
+
+	METHOD void arrive(char *lds) const
+	{
+		UNROLL
+		for (int n = 0; n < COUNT; n++)
+			if (is_there(n))
+				*(chunk16 *)(lds + to[n]) = held[n];
+	}
+};
+
+/* Transposed, and BY_ROWS behind that: four rows of four columns a thread and turn. */
+template <int ROWS, int COLS, int THREADS, bool BY_ROWS> struct ColumnStage {
+	typedef SlabStore<COLS, ROWS> Columns;
+	typedef SlabStore<ROWS, COLS> Rows;
+	static const int ROWS_AT = Columns::BYTES, BYTES = Columns::BYTES + (BY_ROWS ? Rows::BYTES : 0);
+	static const int GROUPS = COLS / 4, UNITS = ROWS / 4 * GROUPS, COUNT = (UNITS + THREADS - 1) / THREADS;
+	u32 from[COUNT][4], to[COUNT][4], to_rows[COUNT][4];
+	chunk8 held[COUNT][4];
+
+	METHOD static i32 index(int n) { return thread_id() + n * THREADS; }
+	METHOD static bool is_there(int n) { return UNITS % THREADS == 0 || index(n) < UNITS; }
+
+	METHOD void begin(u32 row_bytes, i32 hdim)
+	{
+		UNROLL
+		for (int n = 0; n < COUNT; n++) {
+			i32 dim = index(n) % GROUPS * 4, quad = index(n) / GROUPS;
+
+			UNROLL
+			for (int i = 0; i < 4; i++) {
+				i32 row = quad / 4 * 16 + slab_key(quad % 4, i);
+
+				from[n][i] = is_there(n) && dim < hdim ? row * row_bytes + dim * 2 : BUFFER_NOWHERE;
+				to[n][i] = Columns::at(dim + i, quad / 2) + quad % 2 * 8;
+				if (BY_ROWS)
+					to_rows[n][i] = ROWS_AT + Rows::at(row, dim / 8) + dim % 8 * 2;
+			}
+		}
+	}
+
+	/* @skip: bytes that the buffer begins later than the tile: what lies before it is not there, either. */
+	METHOD void fetch(Buffer b, u32 skip = 0)
+	{
+		UNROLL
+		for (int n = 0; n < COUNT; n++)
+			UNROLL
+			for (int i = 0; i < 4; i++)
+				held[n][i] = b.load8(from[n][i] - skip);
+	}
+
+	METHOD void arrive(char *lds) const
+	{
+		UNROLL
+		for (int n = 0; n < COUNT; n++)
+			UNROLL
+			for (int i = 0; i < 4; i++) {
+				if (!is_there(n))
+					continue;
+				*(chunk8 *)(lds + to[n][i]) = chunk8{{column(n, 0, i), column(n, 2, i)}};
+				if (BY_ROWS)
+					*(chunk8 *)(lds + to_rows[n][i]) = held[n][i];
+			}
+	}
+
+	/* Of two rows from `row` on, column i. */
+	METHOD u32 column(int n, int row, int i) const
+	{
+		const u32 LOW = 0x05040100, HIGH = 0x07060302;
+
+		return __builtin_amdgcn_perm(held[n][row + 1].w[i / 2], held[n][row].w[i / 2], i % 2 ? HIGH : LOW);
+	}
+};
+
+/* SIDE rows from `row` on as the operand that a wave keeps; zero from `end` on. */
+template <int STEPS, class View> DEV void fetch_operand(Slab (&to)[STEPS], const View &view, i32 row, i32 end)
+{
+	typedef SlabPlace Place;
+	u32 row_bytes = (u32)view.stride_seq * 2;
+	Buffer b = Buffer::rows(view.base + row * view.stride_seq, end - row, Place::SIDE, row_bytes, view.hdim * 2);
+
+	UNROLL
+	for (int s = 0; s < STEPS; s++)
+		UNROLL
+		for (int i = 0; i < SLAB_WORDS / 4; i++) {
+			i32 dim = s * 16 + (Place::unit() + i) * 8;
+			chunk16 c = b.load16(dim < view.hdim ? Place::line() * row_bytes + dim * 2 : BUFFER_NOWHERE);
+
+			UNROLL
+			for (int w = 0; w < 4; w++)
+				to[s].w[i * 4 + w] = c.w[w];
+		}
+}
+
+/* Accumulators of SIDE columns, 16 by 16. */
+template <class Core, int N, int M>
+DEV void split_wide(RegTile<Core, 1, N> &to, const typename Core::Wide (&from)[M])
+{
+	UNROLL
+	for (int n = 0; n < N; n++)
+		UNROLL
+		for (int e = 0; e < Core::E; e++)
+			to.t[0][n].x[e] = from[n * 16 / Core::SIDE][n * 16 % Core::SIDE / 2 + e];
+}
+
+/* S = B A^T: the scores of the wave's rows, kept as slabs, and the rows of a tile. Waves that multiply go first; others
+ * of the SIMD do the rest meanwhile. */
+template <class Store, class Core, int TN, int STEPS>
+DEV void multiply_rows(RegTile<Core, 1, TN> &s, const char *tile, const Slab (&rows)[STEPS])
+{
+	const int WIDE = TN * 16 / Core::SIDE;
+	const typename Store::Reader read(tile);
+	typename Core::Wide t[WIDE];
+
+	UNROLL
+	for (int i = 0; i < WIDE; i++)
+		t[i] = typename Core::Wide(0.0f);
+	__builtin_amdgcn_s_setprio(1);
+	UNROLL
+	for (int d = 0; d < STEPS; d++) {
+		UNROLL
+		for (int i = 0; i < WIDE; i++)
+			Core::multiply(t[i], read(i, d), rows[d]);
+		Core::step();
+	}
+	__builtin_amdgcn_s_setprio(0);
+	split_wide(s, t);
+}
+
+/* O += P V: P, scores of the wave's rows, is rounded here; the tile of V lies transposed. */
+template <class Store, class Core, int TN, int DT>
+DEV void multiply_columns(typename Core::Wide (&o)[DT], const char *tile, const RegTile<Core, 1, TN> &p)
+{
+	const typename Store::Reader read(tile);
+
+	__builtin_amdgcn_s_setprio(1);
+	UNROLL
+	for (int n = 0; n < TN; n++) {
+		const Slab x = Core::to_slab(p.t[0][n]);
+
+		UNROLL
+		for (int d = 0; d < DT; d++) {
+			Core::multiply(o[d], read(d, n), x);
+			if (d % 2 == 1)
+				Core::step();
+		}
+	}
+	__builtin_amdgcn_s_setprio(0);
+}
+
+/* The wave's rows times `factor` (0 for zeros, whatever there is), eight dimensions at a time: put(row, dim, floats). */
+template <class Core, int N, class Put>
+DEV void rows_out(const RegTile<Core, 1, N> &x, float factor, float *lds, i32 wave, const Put &put)
+{
+	const int STRIDE = LDS_AMD_OUT + 4, CHUNKS = LDS_AMD_OUT / 8;
+	float *stage = lds + wave * Core::SIDE * STRIDE;
+
+	UNROLL
+	for (int first = 0; first < N * 16; first += LDS_AMD_OUT) {
+		wave_sync();
+		UNROLL
+		for (int d = 0; d < LDS_AMD_OUT / 16; d++)
+			UNROLL
+			for (int e = 0; e < Core::E; e++)
+				stage[Core::line() * STRIDE + d * 16 + Core::column(e)] =
+					factor == 0.0f ? 0.0f : x.t[0][first / 16 + d].x[e] * factor;
+		wave_sync();
+		UNROLL
+		for (int n = 0; n < Core::SIDE * CHUNKS / FMHA_WAVE; n++) {
+			i32 index = lane_id() + n * FMHA_WAVE, r = index / CHUNKS, dim = index % CHUNKS * 8;
+
+			put(r, first + dim, stage + r * STRIDE + dim);
+		}
+	}
+}
+
+#endif
