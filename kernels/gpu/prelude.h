@@ -325,6 +325,18 @@ DEV i32 wave_id()
 #endif
 }
 
+/* A word that is the same in every lane, in a scalar register where there are such. NVIDIA's compiler keeps it as it likes. */
+DEV u64 uniform(u64 word)
+{
+#if FMHA_NVIDIA
+	return word;
+#else
+	u32 low = __builtin_amdgcn_readfirstlane((u32)word);
+
+	return (u64)(u32)__builtin_amdgcn_readfirstlane((u32)(word >> 32)) << 32 | low;
+#endif
+}
+
 /* tanh from exp2: absolute error below 2e-7; a polynomial where that would be a large relative one. */
 DEV float tanh_of(float x)
 {

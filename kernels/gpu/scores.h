@@ -44,16 +44,14 @@ struct Philox {
 	}
 };
 
-/* The state that a call counts from. */
-DEV u64 dropout_seed(const abi_dropout &d)
+/* The state that a call counts from: the same in all lanes, which compilers cannot see of words in memory. */
+DEV u64 dropout_word(u64 word, const u64 *more)
 {
-	return d.seed_at ? d.seed + *d.seed_at : d.seed;
+	return more ? word + uniform(*more) : word;
 }
 
-DEV u64 dropout_offset(const abi_dropout &d)
-{
-	return d.offset_at ? d.offset + *d.offset_at : d.offset;
-}
+DEV u64 dropout_seed(const abi_dropout &d) { return dropout_word(d.seed, d.seed_at); }
+DEV u64 dropout_offset(const abi_dropout &d) { return dropout_word(d.offset, d.offset_at); }
 
 DEV u32 dropout_byte(const abi_dropout &d, i32 batch_head, i32 row, i32 column)
 {

@@ -38,7 +38,8 @@ FAMILIES = ["fwd", "fwd_splitkv", "fwd_splitkv_combine", "fwd_pagedkv", "fwd_app
 
 def listed(arch, profile):
     command = [os.path.join(BUILD, "client", "ctl", "fmhactl"), "build", "--arch", arch, "--profile", profile, "--list"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return [n for n in names if NAME.match(n)]  # all but those without a tile: prepare
 
 
 def kernel_of(lib, name):
@@ -74,12 +75,14 @@ def is_strict(name):
 
 
 def kind_of(name):
-    """All that the tile has no part in. A pipeline that packs heads serves other problems than one that does not."""
+    """All that the tile has no part in. The scalar pipeline serves what the general ones on matrix units do; one that packs
+    heads serves other problems than one that does not."""
     p = NAME.match(name)
     if is_strict(name):
         return name
     words = [w for w in p["features"].split("_") if w not in ("buffers", "dkdv", "parked")]
-    return " ".join([p["arch"], p["family"], p["dtype"], p["pipeline"], f"{p['hq']}x{p['hv']}", *words])
+    pipeline = re.sub("^gpu_(scalar|mma|mfma|wmma)", "general", p["pipeline"])
+    return " ".join([p["arch"], p["family"], p["dtype"], pipeline, f"{p['hq']}x{p['hv']}", *words])
 
 
 def compile_kind(jobs):
