@@ -49,7 +49,9 @@ template <class C> struct BackwardWgmmaBlock {
 		      "the host asks lds.h, too");
 	static_assert((1 + 2 * Q_STAGES + 2 * DO_STAGES + 2 * GROUPS) * 8 <= LDS_WGMMA_BARRIERS, "room for them");
 
-	/* Named barriers: a warpgroup's own; dS is there; P is there, for the other warpgroup. */
+	/* Named barriers: a warpgroup's own; dS is there; P is there, for the other warpgroup. All that wait for a
+	 * round of one must do so in the same instruction (bar.sync is an aligned one): where the warpgroups run
+	 * different code one of them arrives and the other waits. */
 	static const int OWN_BARRIER = 1, DS_BARRIER = OWN_BARRIER + GROUPS, P_BARRIER = DS_BARRIER + 1;
 
 	BackwardPlace<C> at;
@@ -152,6 +154,14 @@ template <class C> struct BackwardWgmmaBlock {
 		return t;
 	}
 
+	/* A warp's arrival. Its first lane's alone would order nothing that the others have read or written. */
+	METHOD void release(u32 barrier) const
+	{
+		wave_sync();
+		if (lane_id() == 0)
+			barrier_arrive(barrier);
+	}
+
 	/* ---- the loading warpgroup ---- */
 
 	template <int SLABS>
@@ -228,9 +238,7 @@ template <class C> struct BackwardWgmmaBlock {
 					store_shared(to + 8, found[i][1]);
 				}
 			}
-			wave_sync();
-			if (lane_id() == 0)
-				barrier_arrive(q_full(step.q_stage()));
+			release(q_full(step.q_stage()));
 		}
 	}
 
@@ -286,12 +294,7 @@ template <class C> struct BackwardWgmmaBlock {
 	/* ---- the warpgroups of products ---- */
 
 	METHOD i32 group() const { return wave / 4; }
-
-	METHOD void release(u32 barrier) const
-	{
-		if (lane_id() == 0)
-			barrier_arrive(barrier);
-	}
+	METHOD void sync_group() const { named_sync(OWN_BARRIER + group(), GROUP_THREADS); }
 
 	/* Rows from .. to - 1 of a tile become zero, as every warpgroup sees to for itself. */
 	METHOD static void clear_rows(u32 tile, int slabs, i32 slab, i32 from, i32 to)
@@ -305,7 +308,7 @@ template <class C> struct BackwardWgmmaBlock {
 	METHOD void cleared() const
 	{
 		fence_async();
-		named_sync(OWN_BARRIER + group(), GROUP_THREADS);
+		sync_group();
 	}
 
 	/* Keys that no query sees: whatever is in memory there must not reach dQ. */
@@ -496,7 +499,6 @@ template <class C> struct BackwardWgmmaBlock {
 		for (int j = 0; j < DQ_QUERIES / 8; j++)
 			store_shared_16(to + j * (GROUP_THREADS * 16), dq.t[j / 2].x + j % 2 * 4);
 		fence_async();
-		wave_sync();
 		release(dq_full(group()));
 	}
 

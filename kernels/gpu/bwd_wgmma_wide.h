@@ -113,7 +113,8 @@ template <class C> struct BackwardWgmmaWide : BackwardWgmmaBlock<C> {
 			this->differentiate(s, dp, step);
 			ds = round_to_operand(dp);
 			this->store_ds(ds, 0);
-			named_sync(Block::DS_BARRIER, BOTH);
+			named_arrive(Block::DS_BARRIER, BOTH);
+			this->sync_group();
 			this->start_dq(dq, 0, 0);
 			this->start_sum(dk, ds, this->q_tile(step.q_stage()));
 			wgmma_wait<1>();
