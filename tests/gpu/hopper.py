@@ -544,7 +544,7 @@ def features(device):
     return [f"{what}: {cases[what][1] / ms / 1e9:.0f}" for what, ms in compare(torch, sides).items()]
 
 
-def sanitize(folder, match):
+def sanitize(script, folder, match):
     """All tools at once, each on a process of its own; of its kernels only these are looked at."""
     sanitizer, failed, running = find_sanitizer(), 0, {}
     if not sanitizer:
@@ -552,7 +552,7 @@ def sanitize(folder, match):
     for tool in ("memcheck", "racecheck", "synccheck"):
         running[tool] = subprocess.Popen(
             [sanitizer, "--tool", tool, "--kernel-name", "kernel_substring=fmha", "--print-limit", "3", sys.executable,
-             os.path.abspath(__file__), "run", folder, "--no-bench", "--few", "--match", match],
+             os.path.abspath(script), "run", folder, "--no-bench", "--few", "--match", match],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     for tool, process in running.items():
         lines = process.communicate()[0].splitlines()
@@ -578,7 +578,7 @@ def main():
     if a.what == "build":
         sys.exit(build(a.folder, a.match) != 0)
     if a.what == "sanitize":
-        sys.exit(sanitize(a.folder, a.match) != 0)
+        sys.exit(sanitize(__file__, a.folder, a.match) != 0)
     device, failed, lines, rows = Device(a.folder), 0, [], []
     if not a.no_check:
         failed = check(device, a.match, a.few)

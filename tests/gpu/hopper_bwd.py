@@ -2,7 +2,8 @@
 """Hopper's backward loop (bwd_wgmma.h) with its two small stages, by itself: checked against float64, timed against cuDNN.
 
     python3 tests/gpu/hopper_bwd.py build DIR [--match TEXT]       # needs NVRTC, no GPU
-    python3 tests/gpu/hopper_bwd.py run DIR [--no-check] [--no-bench] [--match TEXT] [--shapes N,N,..]
+    python3 tests/gpu/hopper_bwd.py run DIR [--no-check] [--no-bench] [--few] [--match TEXT] [--shapes N,N,..]
+    python3 tests/gpu/hopper_bwd.py sanitize DIR [--match TEXT]    # compute-sanitizer, a few problems a kernel
 
 As hopper.py, whose problems, timing and options these are. A time is of all three stages, and of the zeros that dq_acc
 starts from.
@@ -24,6 +25,7 @@ from hopper import CAUSAL, LDS_BYTES
 COUNTERS = 64  # 2 LDS_DQ_COUNTER
 WAVES = 8  # of products
 KEEP = 0.8  # dropout
+FEW = ("odd", "group", "modified")
 
 
 def variant(dq, dv, m, n, dtype="bf16", **features):
@@ -302,7 +304,7 @@ def checks(torch, v):
         yield "group", at(1, 6, 2, 0, 0, group=group, deterministic=deterministic, **CAUSAL)
 
 
-def check(device, match):
+def check(device, match, few=False):
     torch, failed, done = device.torch, 0, 0
     for name, v in device.variants.items():
         if match not in name:
@@ -310,6 +312,8 @@ def check(device, match):
         print("checking", name, file=sys.stderr, flush=True)
         bound = 8e-3 if v["dtype"] == "bf16" else 1.5e-3
         for what, p in checks(torch, v):
+            if few and what not in FEW:
+                continue
             launch = device.launcher(name, p)
             launch()
             torch.cuda.synchronize()
@@ -318,7 +322,7 @@ def check(device, match):
             else:
                 errors = p.solve(False)
             first = [x.clone() for x in (p.dq, p.dk, p.dv)]
-            for _ in range(50 if what in ("long", "group", "deterministic") else 3):
+            for _ in range(1 if few else 50 if what in ("long", "group", "deterministic") else 3):
                 launch()
             torch.cuda.synchronize()
             same = [torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(first, (p.dq, p.dk, p.dv))]
@@ -415,10 +419,11 @@ def bench(device, match, shapes, rows, reps):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("build", "run"))
+    parser.add_argument("what", choices=("build", "run", "sanitize"))
     parser.add_argument("folder")
     parser.add_argument("--match", default="")
     parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--few", action="store_true", help="only some problems, each launched twice")
     parser.add_argument("--no-bench", action="store_true")
     parser.add_argument("--shapes", help="numbers of hopper.py's shapes, with commas between")
     parser.add_argument("--reps", type=int, default=20)
@@ -426,9 +431,11 @@ def main():
     a = parser.parse_args()
     if a.what == "build":
         sys.exit(build(a.folder, a.match) != 0)
+    if a.what == "sanitize":
+        sys.exit(hopper.sanitize(__file__, a.folder, a.match) != 0)
     device, failed, lines, rows = Device(a.folder), 0, [], []
     if not a.no_check:
-        failed = check(device, a.match)
+        failed = check(device, a.match, a.few)
     if not a.no_bench:
         shapes = [hopper.SHAPES[int(i)] for i in a.shapes.split(",")] if a.shapes else hopper.SHAPES
         lines = bench(device, a.match, shapes, rows, a.reps)
