@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: MIT
+"""What attention is computed on, whoever made it: numpy arrays, torch tensors, anything that speaks DLPack.
+
+A View names memory without owning it; the array that it came from has to live as long.
+"""
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._lib import invalid, lib
+
+F32, F16, BF16, E4M3, E5M2, I32, U8 = (
+    lib.FMHA_F32, lib.FMHA_F16, lib.FMHA_BF16, lib.FMHA_E4M3, lib.FMHA_E5M2, lib.FMHA_I32, lib.FMHA_U8,
+)
+ELEMENT_BYTES = {F32: 4, F16: 2, BF16: 2, E4M3: 1, E5M2: 1, I32: 4, U8: 1}
+FLOATS = (F32, F16, BF16, E4M3, E5M2)
+NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16", E4M3: "float8_e4m3fn", E5M2: "float8_e5m2",
+         I32: "int32", U8: "uint8"}
+CODES = {name: code for code, name in NAMES.items()}
+
+
+class View(NamedTuple):
+    """One array: address, extents, strides in elements, type (FMHA_*), and where it lies."""
+
+    pointer: int
+    shape: tuple
+    strides: tuple
+    dtype: int
+    place: Any  # None: memory that the CPU sees; else ("cuda" or "hip", index)
+
+
+_numpy_codes: dict = {}
+_torch_codes: dict = {}
+
+
+def _unknown(dtype, name):
+    return invalid(f"{name} has elements of type {dtype}; attention knows {', '.join(CODES)}", f"tensor.{name}")
+
+
+def _numpy_view(array, name):
+    code = _numpy_codes.get(array.dtype)
+    if code is None:
+        code = CODES.get(array.dtype.name)
+        if code is None or not array.dtype.isnative:
+            raise _unknown(array.dtype, name)
+        _numpy_codes[array.dtype] = code
+    size = array.itemsize
+    if any(s % size for s in array.strides):
+        raise invalid(f"{name}'s strides {array.strides} are no multiples of its element's {size} bytes", f"tensor.{name}")
+    strides = tuple(s // size for s in array.strides)
+    return View(array.__array_interface__["data"][0], array.shape, strides, code, None)
+
+
+def _torch_view(tensor, name):
+    code = _torch_codes.get(tensor.dtype)
+    if code is None:
+        code = CODES.get(str(tensor.dtype).removeprefix("torch."))
+        if code is None:
+            raise _unknown(tensor.dtype, name)
+        _torch_codes[tensor.dtype] = code
+    if tensor.is_cuda:
+        place = (_torch_runtime(), tensor.get_device())
+    elif tensor.device.type == "cpu":
+        place = None
+    else:
+        raise invalid(f"{name} is a tensor on {tensor.device}: the CPU, CUDA and HIP are known", f"tensor.{name}")
+    return View(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), code, place)
+
+
+def _torch_runtime():
+    return "hip" if sys.modules["torch"].version.hip else "cuda"
+
+
+def _interface_view(array, name):
+    """__cuda_array_interface__: CuPy, Numba, RAPIDS."""
+    said = array.__cuda_array_interface__
+    dtype = np.dtype(said["typestr"])
+    code = CODES.get(dtype.name)
+    if code is None:
+        raise _unknown(dtype, name)
+    shape, strides = tuple(said["shape"]), said.get("strides")
+    if strides is None:
+        strides = _packed(shape)
+    else:
+        strides = tuple(s // dtype.itemsize for s in strides)
+    pointer = said["data"][0]
+    return View(pointer, shape, strides, code, ("cuda", _device_of(array, pointer)))
+
+
+def _device_of(array, pointer):
+    device = getattr(array, "device", None)
+    number = getattr(device, "id", 0) if device is not None else 0
+    return number if isinstance(number, int) else 0
+
+
+def _packed(shape):
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def is_torch(array) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def adopt(array, name: str):
+    """@array itself where a View can be taken of it, else an array that shares its memory (DLPack) or has its
+    values (lists)."""
+    if isinstance(array, np.ndarray) or is_torch(array) or hasattr(array, "__cuda_array_interface__"):
+        return array
+    if hasattr(array, "__dlpack__"):
+        if array.__dlpack_device__()[0] in (1, 3):
+            return np.from_dlpack(array)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            return torch.from_dlpack(array)
+        raise invalid(f"{name} is on a GPU: its library speaks neither __cuda_array_interface__ nor torch", f"tensor.{name}")
+    raise invalid(f"{name} is a {type(array).__name__}, not an array", f"tensor.{name}")
+
+
+def check_writable(array, name: str) -> None:
+    """Refuses an output that nobody may write to."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise invalid(f"{name} is read-only", f"tensor.{name}")
+
+
+def view(array, name: str) -> View:
+    if isinstance(array, np.ndarray):
+        return _numpy_view(array, name)
+    if is_torch(array):
+        return _torch_view(array, name)
+    return _interface_view(array, name)
+
+
+def int32(array, name: str):
+    """Lengths, prefix sums, tables: as they are when int32, converted where that needs no GPU."""
+    if isinstance(array, np.ndarray) or isinstance(array, (list, tuple)):
+        found = np.asarray(array)
+        if found.dtype == np.int32:
+            return found
+        if not np.issubdtype(found.dtype, np.integer):
+            raise invalid(f"{name} holds {found.dtype}, not integers", f"tensor.{name}")
+        if found.size and (found.max() > 2**31 - 1 or found.min() < -(2**31)):
+            raise invalid(f"{name} holds numbers beyond 32 bits", f"tensor.{name}")
+        return found.astype(np.int32)
+    array = adopt(array, name)
+    code = view(array, name).dtype if not is_torch(array) else _torch_codes.get(array.dtype, None)
+    if is_torch(array) and str(array.dtype) != "torch.int32":
+        return array.to(sys.modules["torch"].int32)
+    if code not in (None, I32):
+        raise invalid(f"{name} holds {NAMES[code]}, not int32", f"tensor.{name}")
+    return array
+
+
+def empty_like(array, shape, dtype: int, name: str):
+    """A new array of the kind that @array is, on the device that it is on."""
+    if isinstance(array, np.ndarray):
+        return np.empty(shape, numpy_dtype(dtype))
+    if is_torch(array):
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, NAMES[dtype]), device=array.device)
+    raise invalid(f"give {name}: arrays like {type(array).__name__} cannot be made here", f"tensor.{name}")
+
+
+def numpy_dtype(dtype: int) -> np.dtype:
+    name = NAMES[dtype]
+    if dtype in (BF16, E4M3, E5M2):
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise invalid(f"numpy has no {name} of its own: pip install ml_dtypes") from None
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name)
+
+
+def dtype_code(dtype) -> int:
+    """FMHA_* of "bfloat16", numpy.float16, torch.float8_e4m3fn, ..."""
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
+    code = CODES.get(name)
+    if code is None:
+        try:
+            code = CODES.get(np.dtype(dtype).name)
+        except TypeError:
+            pass
+    if code is None:
+        raise invalid(f"{dtype} is no type that attention knows: {', '.join(CODES)}")
+    return code

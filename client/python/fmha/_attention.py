@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: MIT
+"""attention() and its siblings, on arrays of any kind."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import _arrays, _problem, _run
+from ._lib import invalid, lib
+from ._service import Device
+
+_ROPE = {"interleaved": lib.FMHA_ROPE_INTERLEAVED, "half": lib.FMHA_ROPE_HALF_ROTATED}
+
+
+def _lengths(cu, name):
+    """The longest of packed sequences: read where the CPU sees the prefix sums."""
+    if isinstance(cu, np.ndarray) or (_arrays.is_torch(cu) and not cu.is_cuda):
+        steps = np.diff(np.asarray(cu))
+        return int(steps.max(initial=0))
+    raise invalid(f"give max_{name}: the prefix sums lie on a GPU, and reading them would wait for it", name)
+
+
+def _integers(arrays):
+    return {n: _arrays.int32(a, n) for n, a in arrays.items() if a is not None}
+
+
+def _options(op, layout, causal, window, align, **others):
+    mask, band = _problem.masking(causal, window, align)
+    return _problem.Options(op=op, layout=layout, mask=mask, window=band, **others)
+
+
+def attention(
+    q: Any, k: Any, v: Any, *,
+    causal: bool = False, window: tuple = (-1, -1), align: str = "bottom_right", sink_tokens: int = 0,
+    scale: float | None = None, softcap: float = 0.0, bias: Any = None, alibi_slopes: Any = None, sink: Any = None,
+    dropout_p: float = 0.0, seed: int | None = None, offset: int = 0,
+    cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+    seqlens_q: Any = None, seqlens_k: Any = None, leftpad_k: Any = None, cache_batch_idx: Any = None,
+    block_table: Any = None, kv_indptr: Any = None, kv_page_indices: Any = None, kv_last_page_len: Any = None,
+    q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
+    n_splits: int = 0, split_size: int = 0, layout: str = "bshd", out: Any = None, return_lse: bool = False,
+    return_randval: bool = False, device: Device | None = None,
+) -> Any:
+    """O = softmax(scale * Q K^T, soft cap, + bias or ALiBi, mask) V.
+
+    Args:
+        q, k, v: [batch, seqlen, heads, hdim] (layout "bshd"), [batch, heads, seqlen, hdim] ("bhsd") or [seqlen, batch,
+            heads, hdim] ("sbhd"); with cu_seqlens_q packed, [total rows, heads, hdim]; with block_table or kv_indptr k and
+            v are pages, [pages, page size, heads, hdim]. k and v may have fewer heads than q (GQA). Any strides. float32,
+            float16, bfloat16, float8_e4m3fn, float8_e5m2; all of one type.
+        causal: row i sees no column right of its own. window: (left, right) columns that stay visible, -1: all.
+        align: the corner that the band is tied to when lengths differ: "bottom_right" (flash-attn) or "top_left" (torch).
+        sink_tokens: leading keys visible left of any window.
+        scale: None: 1 / sqrt(hdim).
+        softcap: c of c * tanh(S / c), 0: none.
+        bias: added to S; broadcasts to [batch, heads, rows, keys] as numpy does, but for the keys.
+        alibi_slopes: float32 [heads] or [batch, heads]: -slope * |i + seqlen_k - seqlen_q - j| is added.
+        sink: float32 [heads], a logit in the softmax's denominator only.
+        dropout_p, seed, offset: dropout on P, FlashAttention-2's bits for the same seed and offset; no seed: a fresh one.
+            The next call's offset is this one's + 32 * batch * heads.
+        cu_seqlens_q, cu_seqlens_k: int32 [sequences + 1], prefix sums of packed lengths; max_seqlen_*: the longest (found by
+            itself where the CPU sees the sums).
+        seqlens_q, seqlens_k: int32 [batch], how much of each sequence's storage is in use.
+        block_table: int32 [batch, columns] (vLLM), or kv_indptr, kv_page_indices, kv_last_page_len (SGLang); max_seqlen_k: the
+            longest cache, default: what the table can hold.
+        q_descale, k_descale, v_descale: float32, fp8's scales: one number, [batch, heads] or [batch, heads, blocks].
+        n_splits, split_size: of the keys, 0: the planner's choice.
+        out: where O goes, [.., hdim of v], of q's type; None: a new array of q's kind.
+        return_lse: also the natural log of the denominators, float32 [batch, heads, rows], packed [heads, total rows].
+        return_randval: also dropout's bytes, uint8 [batch, heads, rows, keys].
+        device: of the service; None: arrays on a GPU are computed there on their library's current stream (nothing is copied,
+            nothing waits), others by the daemon's CPU device. numpy arrays are copied into shared memory and back, 0.1 to
+            0.2 ms a MiB, unless they come from fmha.empty().
+
+    Returns:
+        O, or a tuple of O and what else was asked for. A row that sees no key has O = 0 and LSE = -inf.
+
+    Raises:
+        InvalidError: shapes, types or options that do not fit; `field` names what.
+        NotSupportedError, UnreachableError, ...: see FmhaError.
+    """
+    integers = _integers(dict(
+        seqstart_q=cu_seqlens_q, seqstart_k=cu_seqlens_k, seqlen_q=seqlens_q, seqlen_k=seqlens_k, leftpad_k=leftpad_k,
+        cache_batch_idx=cache_batch_idx, block_table=block_table, kv_indptr=kv_indptr, kv_page_indices=kv_page_indices,
+        kv_last_page_len=kv_last_page_len))
+    kept, views = _run.viewed(dict(
+        q=q, k=k, v=v, bias=bias, alibi_slopes=alibi_slopes, sink=sink, q_descale=q_descale, k_descale=k_descale,
+        v_descale=v_descale, o=out, **integers), ("o",))
+    longest_q, longest_k = max_seqlen_q, max_seqlen_k
+    if cu_seqlens_q is not None and longest_q is None:
+        longest_q = _lengths(kept["seqstart_q"], "seqlen_q")
+    if cu_seqlens_k is not None and longest_k is None:
+        longest_k = _lengths(kept["seqstart_k"], "seqlen_k")
+    if longest_k is None and block_table is not None:
+        longest_k = views["block_table"].shape[1] * views["k"].shape[1]
+    if longest_k is None and kv_indptr is not None:
+        raise invalid("give max_seqlen_k: the longest cache", "seqlen_k")
+    options = _options("forward", layout, causal, window, align, sink_tokens=sink_tokens, scale=scale, softcap=float(softcap),
+                       dropout_p=float(dropout_p), n_splits=n_splits, split_size=split_size, max_seqlen_q=longest_q or 0,
+                       max_seqlen_k=longest_k or 0)
+    shape = _problem.shape_of(views, options)
+    out, lse, randval = _outputs(kept, views, shape, layout, return_lse, return_randval)
+    dropout = (_run.seed_of(seed), offset) if dropout_p > 0 else None
+    _run.execute(views, shape, options, dropout=dropout, device=device)
+    extra = tuple(x for x in (lse, randval) if x is not None)
+    return (out, *extra) if extra else out
+
+
+def _outputs(kept, views, shape, layout, with_lse, with_randval):
+    """O, LSE and dropout's bytes; their views join @views."""
+    like = kept["q"]
+
+    def make(name, extents, dtype):
+        kept[name] = _arrays.empty_like(like, extents, dtype, name)
+        views[name] = _arrays.view(kept[name], name)
+
+    if "o" not in views:
+        make("o", (*views["q"].shape[:-1], shape.hdim_v), views["q"].dtype)
+    rows = (shape.nhead_q, shape.rows_q) if shape.group else (shape.batch, shape.nhead_q, shape.rows_q)
+    if with_lse:
+        make("lse", rows, _arrays.F32)
+    if with_randval:
+        if shape.group:
+            raise invalid("return_randval takes sequences of one length", "tensor.randval")
+        make("randval", (*rows, shape.rows_k), _arrays.U8)
+    return kept["o"], kept.get("lse"), kept.get("randval")
+
+
+def attention_backward(
+    grad: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *,
+    causal: bool = False, window: tuple = (-1, -1), align: str = "bottom_right", sink_tokens: int = 0,
+    scale: float | None = None, softcap: float = 0.0, bias: Any = None, alibi_slopes: Any = None, sink: Any = None,
+    dropout_p: float = 0.0, seed: int | None = None, offset: int = 0, randval: Any = None,
+    cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+    seqlens_q: Any = None, seqlens_k: Any = None, deterministic: bool = False, want_dbias: bool = False,
+    layout: str = "bshd", dq: Any = None, dk: Any = None, dv: Any = None, device: Device | None = None,
+) -> tuple:
+    """Gradients of attention().
+
+    Args:
+        grad: of O, shaped like it. o, lse: what attention(..., return_lse=True) gave.
+        deterministic: the same bits on every run.
+        want_dbias: the bias's gradient too, summed over the axes that it broadcasts.
+        dq, dk, dv: where they go; None: new arrays.
+        The others: what attention() was given, seed and offset too (or the bytes, as randval).
+
+    Returns:
+        (dQ, dK, dV), then dBias when asked for, then dSink where there is a sink (float32 [heads]).
+    """
+    if dropout_p > 0 and seed is None and randval is None:
+        raise invalid("dropout's gradient needs its forward's seed and offset, or randval", "dropout_seed")
+    integers = _integers(dict(seqstart_q=cu_seqlens_q, seqstart_k=cu_seqlens_k, seqlen_q=seqlens_q, seqlen_k=seqlens_k))
+    kept, views = _run.viewed(dict(q=q, k=k, v=v, o=o, lse=lse, bias=bias, alibi_slopes=alibi_slopes, sink=sink,
+                                   randval=randval, do=grad, dq=dq, dk=dk, dv=dv, **integers),
+                              ("dq", "dk", "dv"))
+    longest_q, longest_k = max_seqlen_q, max_seqlen_k
+    if cu_seqlens_q is not None and longest_q is None:
+        longest_q = _lengths(kept["seqstart_q"], "seqlen_q")
+    if cu_seqlens_k is not None and longest_k is None:
+        longest_k = _lengths(kept["seqstart_k"], "seqlen_k")
+    options = _options("backward", layout, causal, window, align, sink_tokens=sink_tokens, scale=scale,
+                       softcap=float(softcap), dropout_p=float(dropout_p), deterministic=deterministic,
+                       max_seqlen_q=longest_q or 0, max_seqlen_k=longest_k or 0)
+    shape = _problem.shape_of(views, options)
+    made = {"dq": ("q", None), "dk": ("k", None), "dv": ("v", None)}
+    if want_dbias:
+        if bias is None:
+            raise invalid("want_dbias without a bias", "tensor.dbias")
+        made["dbias"] = ("bias", None)
+    if sink is not None:
+        made["dsink"] = ("sink", _arrays.F32)
+    for name, (like, dtype) in made.items():
+        if name not in views:
+            kept[name] = _arrays.empty_like(kept[like], views[like].shape, dtype or views[like].dtype, name)
+            views[name] = _arrays.view(kept[name], name)
+    dropout = (_run.seed_of(seed), offset) if dropout_p > 0 and randval is None else None
+    _run.execute(views, shape, options, dropout=dropout, device=device)
+    return tuple(kept[name] for name in made)
+
+
+def append_kv(
+    k: Any, v: Any, k_new: Any, v_new: Any, *, seqlens_k: Any, q: Any = None, rotary_cos: Any = None, rotary_sin: Any = None,
+    rotary: str = "half", causal: bool = False, block_table: Any = None, cache_batch_idx: Any = None, layout: str = "bshd",
+    device: Device | None = None,
+) -> Any:
+    """Writes k_new and v_new, [batch, new rows, heads, hdim], into the cache k, v behind seqlens_k rows, in place.
+
+    Args:
+        rotary_cos, rotary_sin: [positions, rotary_dim / 2]: k_new is rotated by its position on the way; rotary: "half"
+            (GPT-NeoX, Llama) or "interleaved" (GPT-J).
+        q: rotated too, into a new array, which is returned.
+    """
+    if rotary not in _ROPE:
+        raise invalid(f"rotary is {rotary!r}: half or interleaved", "rope")
+    integers = _integers(dict(seqlen_k=seqlens_k, block_table=block_table, cache_batch_idx=cache_batch_idx))
+    kept, views = _run.viewed(dict(q=q, k=k, v=v, k_new=k_new, v_new=v_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+                                   **integers), ("k", "v"))
+    turning = rotary_cos is not None
+    mask, band = _problem.masking(causal, (-1, -1), "bottom_right")
+    paged = views["k"].shape[1] * views["block_table"].shape[1] if block_table is not None else 0
+    options = _problem.Options(op="append", layout=layout, mask=mask, window=band, rope=_ROPE[rotary] if turning else 0,
+                               rotary_dim=2 * views["rotary_cos"].shape[1] if turning else 0, max_seqlen_k=paged)
+    shape = _append_shape(views, options, paged)
+    if q is not None:
+        kept["q_rotated"] = _arrays.empty_like(kept["q"], views["q"].shape, views["q"].dtype, "q_rotated")
+        views["q_rotated"] = _arrays.view(kept["q_rotated"], "q_rotated")
+    _run.execute(views, shape, options, device=device)
+    return kept.get("q_rotated")
+
+
+def _append_shape(views, options, paged):
+    (batch, _, heads_k, hdim), _ = _problem.dense(views["k_new"], options.layout, False, "k_new")
+    hdim_v = _problem.dense(views["v_new"], options.layout, False, "v_new")[0][3]
+    rows_k = paged or _problem.dense(views["k"], options.layout, False, "k")[0][1]
+    rows_q, heads_q = (_problem.dense(views["q"], options.layout, False, "q")[0][1:3] if "q" in views else (1, heads_k))
+    return _problem.Shape(batch, rows_q, rows_k, heads_q, heads_k, hdim, hdim_v, False)
+
+
+_LOG2_E = 1.4426950408889634
+
+
+def merge_states(o_parts: Any, lse_parts: Any, *, sink: Any = None, lse_base: float | str = "e", layout: str = "bshd",
+                 device: Device | None = None) -> tuple:
+    """(O, LSE) of all keys from the pairs of disjoint key ranges.
+
+    Args:
+        o_parts: [parts, ...], each part in @layout.
+        lse_parts: float32 [parts, batch, heads, rows].
+        sink: float32 [heads]; the parts came without it.
+        lse_base: "e", or 2 for FlashInfer's LSE, which are logarithms of base 2; the LSE returned has the same base.
+    """
+    if lse_base not in ("e", 2):
+        raise invalid(f"lse_base is {lse_base!r}: 'e' or 2", "lse_base")
+    if lse_base == 2:
+        lse_parts = lse_parts / _LOG2_E
+    kept, views = _run.viewed(dict(o_parts=o_parts, lse_parts=lse_parts, sink=sink))
+    parts = views["o_parts"]
+    if len(parts.shape) != 5 or layout not in _problem.LAYOUTS:
+        raise invalid(f"o_parts is {parts.shape}: [parts, then {layout}]", "tensor.o_parts")
+    one = parts._replace(shape=parts.shape[1:], strides=parts.strides[1:])
+    (batch, rows, heads, hdim), _ = _problem.dense(one, layout, False, "o_parts")
+    kept["o"] = _arrays.empty_like(kept["o_parts"], one.shape, one.dtype, "o")
+    kept["lse"] = _arrays.empty_like(kept["o_parts"], (batch, heads, rows), _arrays.F32, "lse")
+    views |= {n: _arrays.view(kept[n], n) for n in ("o", "lse")}
+    shape = _problem.Shape(batch, rows, 1, heads, heads, hdim, hdim, False)
+    options = _problem.Options(op="merge", layout=layout, n_parts=parts.shape[0])
+    _run.execute(views, shape, options, device=device)
+    lse = kept["lse"]
+    return kept["o"], lse * _LOG2_E if lse_base == 2 else lse

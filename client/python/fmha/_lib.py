@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""libfmha_client through cffi, and its errors as exceptions."""
+from __future__ import annotations
+
+import os
+import pathlib
+
+from ._abi import ffi
+
+PACKAGE = pathlib.Path(__file__).absolute().parent  # not resolved: a build tree links the sources
+SONAME = "libfmha_client.so.0"
+
+
+class FmhaError(Exception):
+    """What fmhad or libfmha_client answered.
+
+    Attributes:
+        code: "EINVAL", "ENOKERNEL", ...: the names of <fmha/base.h>.
+        field: the problem's field that is at fault ("tensor.k.stride"), or "".
+    """
+
+    def __init__(self, code: str, message: str, field: str = ""):
+        super().__init__(message)
+        self.code = code
+        self.field = field
+
+
+class InvalidError(FmhaError, ValueError):
+    """EINVAL: an argument breaks a documented rule."""
+
+
+class NotSupportedError(FmhaError, NotImplementedError):
+    """ENOTSUP, ENOKERNEL: a sound request that this device or build does not do."""
+
+
+class OutOfMemoryError(FmhaError, MemoryError):
+    """ENOMEM, EQUOTA: memory is exhausted, or a limit of this user is reached."""
+
+
+class UnreachableError(FmhaError, ConnectionError):
+    """ECONN, EDEVICE: the daemon or the device's worker cannot be reached, or went away."""
+
+
+class DeadlineError(FmhaError, TimeoutError):
+    """ETIMEDOUT: no answer before the deadline."""
+
+
+class NotAllowedError(FmhaError, PermissionError):
+    """EPERM: this user may not do that."""
+
+
+_CLASSES = {
+    "EINVAL": InvalidError, "ENOTSUP": NotSupportedError, "ENOKERNEL": NotSupportedError,
+    "ENOMEM": OutOfMemoryError, "EQUOTA": OutOfMemoryError, "ECONN": UnreachableError,
+    "EDEVICE": UnreachableError, "ETIMEDOUT": DeadlineError, "EPERM": NotAllowedError,
+}
+
+
+def invalid(message: str, field: str = "") -> InvalidError:
+    return InvalidError("EINVAL", message, field)
+
+
+def not_supported(message: str, field: str = "") -> NotSupportedError:
+    return NotSupportedError("ENOTSUP", message, field)
+
+
+def native(*parts: str) -> pathlib.Path | None:
+    """A file that the wheel carries, or None."""
+    path = PACKAGE.joinpath("_native", *parts)
+    return path if path.exists() else None
+
+
+def _load():
+    chosen = os.environ.get("FMHA_CLIENT_LIBRARY")
+    carried = native("lib", SONAME)
+    path = chosen or (str(carried) if carried else SONAME)
+    try:
+        return ffi.dlopen(path)
+    except OSError as error:
+        raise ImportError(
+            f"libfmha_client cannot be loaded ({error}): install it, or name it in FMHA_CLIENT_LIBRARY"
+        ) from None
+
+
+lib = _load()
+
+
+def text(chars) -> str:
+    return ffi.string(chars).decode("utf-8", "replace")
+
+
+def check(code: int, error) -> None:
+    """Raises what @error says when @code is a failure."""
+    if code < 0:
+        name = text(lib.fmha_error_name(code))
+        message = text(error.msg) or text(lib.fmha_error_sentence(code))
+        raise _CLASSES.get(name, FmhaError)(name, message, text(error.field))
+
+
+def new_error():
+    return ffi.new("struct fmha_error *")
+
+
+def version() -> str:
+    return text(lib.fmha_version())

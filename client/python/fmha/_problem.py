@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: MIT
+"""struct fmha_problem from arrays: who is batch, who is heads, in which order strides go."""
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from . import _arrays
+from ._lib import ffi, invalid, lib
+
+# Where batch, row, head and element of a dense tensor lie in each layout.
+LAYOUTS = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}
+ROLES = {
+    name: getattr(lib, "FMHA_T_" + name.upper())
+    for name in (
+        "q k v o lse bias alibi_slopes sink randval seqstart_q seqstart_k seqlen_q seqlen_k block_table kv_indptr "
+        "kv_page_indices kv_last_page_len cache_batch_idx leftpad_k q_descale k_descale v_descale k_new v_new rotary_cos "
+        "rotary_sin q_rotated do dq dk dv dbias dsink o_parts lse_parts"
+    ).split()
+}
+N_TENSORS = lib.FMHA_N_TENSORS
+OPS = {"forward": lib.FMHA_FORWARD, "backward": lib.FMHA_BACKWARD, "append": lib.FMHA_APPEND_KV,
+       "merge": lib.FMHA_MERGE_STATES}
+
+
+class Options(NamedTuple):
+    """What a problem says besides its tensors; hashable, so that it keys caches."""
+
+    op: str = "forward"
+    layout: str = "bshd"
+    mask: int = 0  # FMHA_MASK_*
+    window: tuple = (-1, -1)
+    sink_tokens: int = 0
+    scale: float | None = None
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+    deterministic: bool = False
+    n_splits: int = 0
+    split_size: int = 0
+    max_seqlen_q: int = 0  # packed sequences
+    max_seqlen_k: int = 0  # packed sequences and paged caches
+    rope: int = 0  # FMHA_ROPE_*
+    rotary_dim: int = 0
+    n_parts: int = 0  # merge
+
+
+class Shape(NamedTuple):
+    """The sizes that outputs are made of; group: packed sequences, whose total is in rows_q, rows_k."""
+
+    batch: int
+    rows_q: int
+    rows_k: int
+    nhead_q: int
+    nhead_k: int
+    hdim_q: int
+    hdim_v: int
+    group: bool
+
+
+def masking(causal: bool, window: tuple, align: str) -> tuple:
+    """(FMHA_MASK_*, (left, right)) of flash-attn's words."""
+    if align not in ("bottom_right", "top_left"):
+        raise invalid(f"align is {align!r}: bottom_right or top_left", "mask")
+    left, right = (-1 if w is None else int(w) for w in window)
+    if causal:
+        right = 0 if right < 0 else min(right, 0)
+    if left < 0 and right < 0:
+        return lib.FMHA_MASK_NONE, (-1, -1)
+    kind = lib.FMHA_MASK_BOTTOM_RIGHT if align == "bottom_right" else lib.FMHA_MASK_TOP_LEFT
+    return kind, (max(left, -1), max(right, -1))
+
+
+def dense(view, layout: str, group: bool, name: str):
+    """(extents, strides) of [batch, rows, heads, hdim], whatever the layout; packed tensors are [rows, heads, hdim]."""
+    if group:
+        if len(view.shape) != 3:
+            raise invalid(f"{name} has {len(view.shape)} dimensions: packed sequences are [total rows, heads, hdim]",
+                          f"tensor.{name}")
+        return (1, *view.shape), (0, *view.strides)
+    if len(view.shape) != 4:
+        raise invalid(f"{name} has {len(view.shape)} dimensions: {layout} needs 4", f"tensor.{name}")
+    order = LAYOUTS[layout]
+    return tuple(view.shape[i] for i in order), tuple(view.strides[i] for i in order)
+
+
+def shape_of(views: dict, options: Options) -> Shape:
+    if options.layout not in LAYOUTS:
+        raise invalid(f"layout is {options.layout!r}: one of {', '.join(LAYOUTS)}", "layout")
+    group = "seqstart_q" in views
+    paged = "block_table" in views or "kv_indptr" in views
+    (_, rows_q, heads_q, hdim_q), _ = dense(views["q"], options.layout, group, "q")
+    batch = views["seqstart_q"].shape[0] - 1 if group else dense(views["q"], options.layout, group, "q")[0][0]
+    if paged:
+        pages, page, heads_k, _ = _paged(views["k"], "k")
+        hdim_v, rows_k = _paged(views["v"], "v")[3], options.max_seqlen_k
+        del pages, page
+    else:
+        (_, rows_k, heads_k, hdim_k), _ = dense(views["k"], options.layout, group, "k")
+        hdim_v = dense(views["v"], options.layout, group, "v")[0][3]
+        if hdim_k != hdim_q:
+            raise invalid(f"k's heads have {hdim_k} elements and q's {hdim_q}", "tensor.k")
+        if dense(views["v"], options.layout, group, "v")[0][:3] != dense(views["k"], options.layout, group, "k")[0][:3]:
+            raise invalid(f"v is {tuple(views['v'].shape)} and k {tuple(views['k'].shape)}", "tensor.v")
+    if not heads_k or heads_q % heads_k:
+        raise invalid(f"{heads_q} query heads are no multiple of {heads_k} key heads", "nhead_k")
+    return Shape(batch, rows_q, rows_k, heads_q, heads_k, hdim_q, hdim_v, group)
+
+
+def _paged(view, name):
+    if len(view.shape) != 4:
+        raise invalid(f"{name} has {len(view.shape)} dimensions: a paged cache is [pages, page size, heads, hdim]",
+                      f"tensor.{name}")
+    return view.shape
+
+
+def fill(p, views: dict, shape: Shape, options: Options) -> None:
+    """All of the problem but the tensors' addresses. @p: struct fmha_problem *."""
+    lib.fmha_problem_init(p)
+    p.op, p.mode = OPS[options.op], lib.FMHA_GROUP if shape.group else lib.FMHA_BATCH
+    p.batch, p.nhead_q, p.nhead_k = shape.batch, shape.nhead_q, shape.nhead_k
+    p.hdim_q, p.hdim_v = shape.hdim_q, shape.hdim_v
+    if shape.group:
+        p.total_q, p.seqlen_q = shape.rows_q, options.max_seqlen_q
+        p.seqlen_k = options.max_seqlen_k
+        if "kv_indptr" not in views and "block_table" not in views:
+            p.total_k = shape.rows_k
+    else:
+        p.seqlen_q, p.seqlen_k = shape.rows_q, shape.rows_k
+    p.mask, (p.window_left, p.window_right) = options.mask, options.window
+    p.sink_tokens = options.sink_tokens
+    p.scale = math.nan if options.scale is None else options.scale
+    p.logits_soft_cap, p.dropout_p = options.softcap, options.dropout_p
+    p.deterministic, p.n_splits, p.split_size = options.deterministic, options.n_splits, options.split_size
+    p.rope, p.rotary_dim, p.n_parts = options.rope, options.rotary_dim, options.n_parts
+    _fill_cache(p, views, shape, options)
+    for name, view in views.items():
+        _fill_tensor(p, name, view, views, shape, options)
+
+
+def _fill_cache(p, views, shape, options):
+    if "block_table" in views or "kv_indptr" in views:
+        p.n_pages, p.page_size = views["k"].shape[:2]
+        if "block_table" in views:
+            p.max_blocks = views["block_table"].shape[1]
+        else:
+            p.n_page_indices = views["kv_page_indices"].shape[0]
+    elif "cache_batch_idx" in views:
+        p.cache_batch = dense(views["k"], options.layout, shape.group, "k")[0][0]
+    if "k_new" in views:
+        p.seqlen_new = dense(views["k_new"], options.layout, shape.group, "k_new")[0][1]
+    if "rotary_cos" in views:
+        p.rotary_max_pos = views["rotary_cos"].shape[0]
+
+
+# Rows of other shapes: (how many dimensions, what is put in front of a shorter one).
+_DENSE = frozenset(("q", "k", "v", "o", "k_new", "v_new", "q_rotated", "do", "dq", "dk", "dv"))
+_CACHE = frozenset(("k", "v"))
+
+
+def _fill_tensor(p, name, view, views, shape, options):
+    tensor = p.tensor[ROLES[name]]
+    tensor.dtype = view.dtype
+    paged = name in _CACHE and ("block_table" in views or "kv_indptr" in views)
+    if name in _DENSE and not paged:
+        extents, strides = dense(view, options.layout, shape.group and name not in ("k_new", "v_new"), name)
+        strides = _broadcast(extents, strides)
+    elif name == "o_parts":
+        order = LAYOUTS[options.layout]
+        strides = (view.strides[0], *(view.strides[1 + i] for i in order))
+    elif name in ("bias", "dbias", "randval"):
+        strides = _aligned(view, 4, name)
+    elif name == "lse":
+        strides = (0, *view.strides) if shape.group else view.strides
+    elif name == "alibi_slopes":
+        strides = (0, view.strides[0]) if len(view.shape) == 1 else view.strides
+    elif name.endswith("_descale"):
+        strides = _descale(view, name)
+    else:
+        strides = view.strides
+    for i, stride in enumerate(strides):
+        tensor.stride[i] = stride
+
+
+def _broadcast(extents, strides):
+    """Packed views say nothing: a stride of an axis of extent 1 may be anything."""
+    return strides if any(strides) or not all(extents) else (0,) * len(strides)
+
+
+def _aligned(view, n_dims, name):
+    """Strides as numpy broadcasts: missing leading axes and axes of extent 1 have stride 0."""
+    if len(view.shape) > n_dims:
+        raise invalid(f"{name} has {len(view.shape)} dimensions, more than {n_dims}", f"tensor.{name}")
+    missing = n_dims - len(view.shape)
+    return (0,) * missing + tuple(0 if e == 1 else s for e, s in zip(view.shape, view.strides))
+
+
+def _descale(view, name):
+    """One number, [batch, heads] or [batch, heads, blocks]."""
+    if len(view.shape) == 0 or (len(view.shape) == 1 and view.shape[0] == 1):
+        return (0, 0, 1)  # not all 0, which would mean packed
+    if len(view.shape) == 2:
+        return (*_aligned(view, 2, name), 1)
+    if len(view.shape) == 3:
+        return _aligned(view, 3, name)
+    raise invalid(f"{name} is {view.shape}: one number, [batch, heads] or [batch, heads, blocks]", f"tensor.{name}")
+
+
+def extent_bytes(view) -> int:
+    """Bytes from element 0 to one past the last one."""
+    if not all(view.shape):
+        return 0
+    return (1 + sum((e - 1) * s for e, s in zip(view.shape, view.strides))) * _arrays.ELEMENT_BYTES[view.dtype]
+
+
+def place_of(views: dict) -> Any:
+    """The one place that all arrays lie in."""
+    places = {name: view.place for name, view in views.items()}
+    found = set(places.values())
+    if len(found) > 1:
+        told = ", ".join(f"{n} on {'the CPU' if p is None else f'{p[0]}:{p[1]}'}" for n, p in places.items())
+        raise invalid(f"arrays lie in different places: {told}")
+    return found.pop()
+
+
+def new_problem():
+    return ffi.new("struct fmha_problem *")
+
+

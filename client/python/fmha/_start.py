@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""A daemon of this process tree, for programs on machines where nobody runs one."""
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+
+from ._lib import UnreachableError, native
+from ._service import Client, forget_default
+
+# The daemon lives as long as somebody holds the write end of the shell's standard input: this process and the children that
+# it forks, however they end. The shell then ends the daemon and removes its folder.
+_KEEPER = 'fmhad=$1; folder=$2; "$fmhad" --config "$folder/fmhad.json" </dev/null & read -r _; kill $!; wait $!; rm -rf "$folder"'
+
+_running: dict = {}
+
+
+def program(name: str) -> str | None:
+    """fmhad or fmhactl: the wheel's own, $FMHA_BIN's, PATH's."""
+    chosen = os.environ.get("FMHA_BIN")
+    if chosen:
+        return shutil.which(name, path=chosen)
+    carried = native("sbin", name) or native("bin", name)
+    if carried:
+        return str(carried)
+    return shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/sbin")
+
+
+def start(*, config: dict | None = None, timeout: float = 20) -> str:
+    """Starts a private daemon for this process and its children, unless one was started already.
+
+    It ends when all of them have ended, however they do. FMHAD_SOCKET names it from now on, so that children use it too.
+
+    Args:
+        config: keys of fmhad.json(5) besides the socket.
+        timeout: seconds to wait for it.
+
+    Returns:
+        Its socket's path.
+
+    Raises:
+        UnreachableError: there is no fmhad, or it ended; the sentence has the end of its log.
+    """
+    if _running.get("pid") == os.getpid():
+        return _running["socket"]
+    fmhad = program("fmhad")
+    if fmhad is None:
+        raise UnreachableError("ECONN", "no fmhad is installed: not in the package, FMHA_BIN, PATH, or /usr/sbin")
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="fmha-"))
+    socket, log = str(folder / "fmhad.sock"), folder / "log"
+    (folder / "fmhad.json").write_text(json.dumps({**(config or {}), "socket": socket}))
+    with open(log, "wb") as file:
+        keeper = subprocess.Popen(["/bin/sh", "-c", _KEEPER, "fmha-keeper", fmhad, str(folder)], stdin=subprocess.PIPE,
+                                  stdout=file, stderr=file, start_new_session=True)
+    _wait(keeper, socket, log, timeout)
+    _running.update(pid=os.getpid(), socket=socket, keeper=keeper)
+    os.environ["FMHAD_SOCKET"] = socket
+    forget_default()
+    return socket
+
+
+def _wait(keeper, socket, log, timeout):
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            Client(socket, timeout=max(0.1, until - time.monotonic())).close()
+            return
+        except UnreachableError:
+            ended = "fmhad[" not in log.read_text(errors="replace") and keeper.poll() is not None
+            if ended or time.monotonic() > until:
+                keeper.stdin.close()
+                told = log.read_text(errors="replace").strip().splitlines()[-3:]
+                raise UnreachableError("ECONN", "fmhad did not start: " + "; ".join(told)) from None
+        time.sleep(0.02)
+
+
+def stop() -> None:
+    """Ends the daemon that start() made, if any; at exit this happens by itself."""
+    if _running.get("pid") != os.getpid():
+        return
+    keeper = _running["keeper"]
+    _running.clear()
+    os.environ.pop("FMHAD_SOCKET", None)
+    forget_default()
+    keeper.stdin.close()
+    keeper.wait()
+
+
+atexit.register(stop)
+
+
+def connect() -> Client:
+    """The default client: of the daemon that is there, or of one started for it where FMHA_AUTOSTART says so."""
+    if os.environ.get("FMHA_AUTOSTART", "") not in ("", "0"):
+        try:
+            return Client()
+        except UnreachableError:
+            return Client(start())
+    try:
+        return Client()
+    except UnreachableError as error:
+        message = f"{error} (or, for this program alone: fmha.start(), or FMHA_AUTOSTART=1)"
+        raise UnreachableError(error.code, message, error.field) from None
