@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._lib import invalid, lib
+from ._lib import invalid, lib, not_supported
 
 F32, F16, BF16, E4M3, E5M2, I32, U8 = (
     lib.FMHA_F32, lib.FMHA_F16, lib.FMHA_BF16, lib.FMHA_E4M3, lib.FMHA_E5M2, lib.FMHA_I32, lib.FMHA_U8,
@@ -74,54 +74,25 @@ def _torch_runtime():
     return "hip" if sys.modules["torch"].version.hip else "cuda"
 
 
-def _interface_view(array, name):
-    """__cuda_array_interface__: CuPy, Numba, RAPIDS."""
-    said = array.__cuda_array_interface__
-    dtype = np.dtype(said["typestr"])
-    code = CODES.get(dtype.name)
-    if code is None:
-        raise _unknown(dtype, name)
-    shape, strides = tuple(said["shape"]), said.get("strides")
-    if strides is None:
-        strides = _packed(shape)
-    else:
-        strides = tuple(s // dtype.itemsize for s in strides)
-    pointer = said["data"][0]
-    return View(pointer, shape, strides, code, ("cuda", _device_of(array, pointer)))
-
-
-def _device_of(array, pointer):
-    device = getattr(array, "device", None)
-    number = getattr(device, "id", 0) if device is not None else 0
-    return number if isinstance(number, int) else 0
-
-
-def _packed(shape):
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
-
-
 def is_torch(array) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
 
 def adopt(array, name: str):
-    """@array itself where a View can be taken of it, else an array that shares its memory (DLPack) or has its
-    values (lists)."""
-    if isinstance(array, np.ndarray) or is_torch(array) or hasattr(array, "__cuda_array_interface__"):
+    """@array itself when it is numpy's or torch's, else one of those that shares its memory, by DLPack."""
+    if isinstance(array, np.ndarray) or is_torch(array):
         return array
-    if hasattr(array, "__dlpack__"):
-        if array.__dlpack_device__()[0] in (1, 3):
-            return np.from_dlpack(array)
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            return torch.from_dlpack(array)
-        raise invalid(f"{name} is on a GPU: its library speaks neither __cuda_array_interface__ nor torch", f"tensor.{name}")
-    raise invalid(f"{name} is a {type(array).__name__}, not an array", f"tensor.{name}")
+    if not hasattr(array, "__dlpack__"):
+        raise invalid(f"{name} is a {type(array).__name__}, not an array", f"tensor.{name}")
+    if array.__dlpack_device__()[0] == 1:
+        return np.from_dlpack(array)
+    try:
+        import torch
+    except ImportError:
+        raise not_supported(f"{name} lies on a GPU: launching there needs torch's streams, and torch is not installed",
+                            f"tensor.{name}") from None
+    return torch.from_dlpack(array)
 
 
 def check_writable(array, name: str) -> None:
@@ -131,11 +102,7 @@ def check_writable(array, name: str) -> None:
 
 
 def view(array, name: str) -> View:
-    if isinstance(array, np.ndarray):
-        return _numpy_view(array, name)
-    if is_torch(array):
-        return _torch_view(array, name)
-    return _interface_view(array, name)
+    return _numpy_view(array, name) if isinstance(array, np.ndarray) else _torch_view(array, name)
 
 
 def int32(array, name: str):
@@ -150,22 +117,27 @@ def int32(array, name: str):
             raise invalid(f"{name} holds numbers beyond 32 bits", f"tensor.{name}")
         return found.astype(np.int32)
     array = adopt(array, name)
-    code = view(array, name).dtype if not is_torch(array) else _torch_codes.get(array.dtype, None)
-    if is_torch(array) and str(array.dtype) != "torch.int32":
-        return array.to(sys.modules["torch"].int32)
-    if code not in (None, I32):
-        raise invalid(f"{name} holds {NAMES[code]}, not int32", f"tensor.{name}")
-    return array
+    if isinstance(array, np.ndarray):
+        return int32(array, name)
+    torch = sys.modules["torch"]
+    if array.dtype == torch.int32:
+        return array
+    if array.dtype != torch.int64:
+        raise invalid(f"{name} holds {array.dtype}, not integers", f"tensor.{name}")
+    return array.to(torch.int32)
 
 
-def empty_like(array, shape, dtype: int, name: str):
+def dtype_of(array, name: str) -> int:
+    """FMHA_* of the array's elements."""
+    return view(array, name).dtype
+
+
+def empty_like(array, shape, dtype: int):
     """A new array of the kind that @array is, on the device that it is on."""
     if isinstance(array, np.ndarray):
         return np.empty(shape, numpy_dtype(dtype))
-    if is_torch(array):
-        torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, NAMES[dtype]), device=array.device)
-    raise invalid(f"give {name}: arrays like {type(array).__name__} cannot be made here", f"tensor.{name}")
+    torch = sys.modules["torch"]
+    return torch.empty(shape, dtype=getattr(torch, NAMES[dtype]), device=array.device)
 
 
 def numpy_dtype(dtype: int) -> np.dtype:

@@ -84,7 +84,7 @@ def attention(
         seqstart_q=cu_seqlens_q, seqstart_k=cu_seqlens_k, seqlen_q=seqlens_q, seqlen_k=seqlens_k, leftpad_k=leftpad_k,
         cache_batch_idx=cache_batch_idx, block_table=block_table, kv_indptr=kv_indptr, kv_page_indices=kv_page_indices,
         kv_last_page_len=kv_last_page_len))
-    kept, views = _run.viewed(dict(
+    kept = _run.adopted(dict(
         q=q, k=k, v=v, bias=bias, alibi_slopes=alibi_slopes, sink=sink, q_descale=q_descale, k_descale=k_descale,
         v_descale=v_descale, o=out, **integers), ("o",))
     longest_q, longest_k = max_seqlen_q, max_seqlen_k
@@ -93,38 +93,31 @@ def attention(
     if cu_seqlens_k is not None and longest_k is None:
         longest_k = _lengths(kept["seqstart_k"], "seqlen_k")
     if longest_k is None and block_table is not None:
-        longest_k = views["block_table"].shape[1] * views["k"].shape[1]
+        longest_k = kept["block_table"].shape[1] * kept["k"].shape[1]
     if longest_k is None and kv_indptr is not None:
         raise invalid("give max_seqlen_k: the longest cache", "seqlen_k")
     options = _options("forward", layout, causal, window, align, sink_tokens=sink_tokens, scale=scale, softcap=float(softcap),
                        dropout_p=float(dropout_p), n_splits=n_splits, split_size=split_size, max_seqlen_q=longest_q or 0,
                        max_seqlen_k=longest_k or 0)
-    shape = _problem.shape_of(views, options)
-    out, lse, randval = _outputs(kept, views, shape, layout, return_lse, return_randval)
+    _outputs(kept, layout, return_lse, return_randval)
     dropout = (_run.seed_of(seed), offset) if dropout_p > 0 else None
-    _run.execute(views, shape, options, dropout=dropout, device=device)
-    extra = tuple(x for x in (lse, randval) if x is not None)
-    return (out, *extra) if extra else out
+    _run.execute(kept, options, dropout, device=device)
+    extra = tuple(kept[n] for n in ("lse", "randval") if n in kept)
+    return (kept["o"], *extra) if extra else kept["o"]
 
 
-def _outputs(kept, views, shape, layout, with_lse, with_randval):
-    """O, LSE and dropout's bytes; their views join @views."""
-    like = kept["q"]
-
-    def make(name, extents, dtype):
-        kept[name] = _arrays.empty_like(like, extents, dtype, name)
-        views[name] = _arrays.view(kept[name], name)
-
-    if "o" not in views:
-        make("o", (*views["q"].shape[:-1], shape.hdim_v), views["q"].dtype)
-    rows = (shape.nhead_q, shape.rows_q) if shape.group else (shape.batch, shape.nhead_q, shape.rows_q)
+def _outputs(kept, layout, with_lse, with_randval):
+    """O, LSE and dropout's bytes join @kept."""
+    q, packed = kept["q"], "seqstart_q" in kept
+    rows = _problem.row_extents(q.shape, layout, packed)
+    if "o" not in kept:
+        kept["o"] = _arrays.empty_like(q, (*q.shape[:-1], kept["v"].shape[-1]), _arrays.dtype_of(q, "q"))
     if with_lse:
-        make("lse", rows, _arrays.F32)
+        kept["lse"] = _arrays.empty_like(q, rows, _arrays.F32)
     if with_randval:
-        if shape.group:
+        if packed:
             raise invalid("return_randval takes sequences of one length", "tensor.randval")
-        make("randval", (*rows, shape.rows_k), _arrays.U8)
-    return kept["o"], kept.get("lse"), kept.get("randval")
+        kept["randval"] = _arrays.empty_like(q, (*rows, kept["k"].shape[_problem.LAYOUTS[layout][1]]), _arrays.U8)
 
 
 def attention_backward(
@@ -151,7 +144,7 @@ def attention_backward(
     if dropout_p > 0 and seed is None and randval is None:
         raise invalid("dropout's gradient needs its forward's seed and offset, or randval", "dropout_seed")
     integers = _integers(dict(seqstart_q=cu_seqlens_q, seqstart_k=cu_seqlens_k, seqlen_q=seqlens_q, seqlen_k=seqlens_k))
-    kept, views = _run.viewed(dict(q=q, k=k, v=v, o=o, lse=lse, bias=bias, alibi_slopes=alibi_slopes, sink=sink,
+    kept = _run.adopted(dict(q=q, k=k, v=v, o=o, lse=lse, bias=bias, alibi_slopes=alibi_slopes, sink=sink,
                                    randval=randval, do=grad, dq=dq, dk=dk, dv=dv, **integers),
                               ("dq", "dk", "dv"))
     longest_q, longest_k = max_seqlen_q, max_seqlen_k
@@ -162,20 +155,18 @@ def attention_backward(
     options = _options("backward", layout, causal, window, align, sink_tokens=sink_tokens, scale=scale,
                        softcap=float(softcap), dropout_p=float(dropout_p), deterministic=deterministic,
                        max_seqlen_q=longest_q or 0, max_seqlen_k=longest_k or 0)
-    shape = _problem.shape_of(views, options)
-    made = {"dq": ("q", None), "dk": ("k", None), "dv": ("v", None)}
+    made = {"dq": "q", "dk": "k", "dv": "v"}
     if want_dbias:
         if bias is None:
             raise invalid("want_dbias without a bias", "tensor.dbias")
-        made["dbias"] = ("bias", None)
+        made["dbias"] = "bias"
     if sink is not None:
-        made["dsink"] = ("sink", _arrays.F32)
-    for name, (like, dtype) in made.items():
-        if name not in views:
-            kept[name] = _arrays.empty_like(kept[like], views[like].shape, dtype or views[like].dtype, name)
-            views[name] = _arrays.view(kept[name], name)
+        made["dsink"] = "sink"
+    for name, like in made.items():
+        if name not in kept:
+            kept[name] = _arrays.empty_like(kept[like], kept[like].shape, _arrays.dtype_of(kept[like], like))
     dropout = (_run.seed_of(seed), offset) if dropout_p > 0 and randval is None else None
-    _run.execute(views, shape, options, dropout=dropout, device=device)
+    _run.execute(kept, options, dropout, device=device)
     return tuple(kept[name] for name in made)
 
 
@@ -194,27 +185,17 @@ def append_kv(
     if rotary not in _ROPE:
         raise invalid(f"rotary is {rotary!r}: half or interleaved", "rope")
     integers = _integers(dict(seqlen_k=seqlens_k, block_table=block_table, cache_batch_idx=cache_batch_idx))
-    kept, views = _run.viewed(dict(q=q, k=k, v=v, k_new=k_new, v_new=v_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+    kept = _run.adopted(dict(q=q, k=k, v=v, k_new=k_new, v_new=v_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
                                    **integers), ("k", "v"))
     turning = rotary_cos is not None
     mask, band = _problem.masking(causal, (-1, -1), "bottom_right")
-    paged = views["k"].shape[1] * views["block_table"].shape[1] if block_table is not None else 0
+    paged = kept["k"].shape[1] * kept["block_table"].shape[1] if block_table is not None else 0
     options = _problem.Options(op="append", layout=layout, mask=mask, window=band, rope=_ROPE[rotary] if turning else 0,
-                               rotary_dim=2 * views["rotary_cos"].shape[1] if turning else 0, max_seqlen_k=paged)
-    shape = _append_shape(views, options, paged)
+                               rotary_dim=2 * kept["rotary_cos"].shape[1] if turning else 0, max_seqlen_k=paged)
     if q is not None:
-        kept["q_rotated"] = _arrays.empty_like(kept["q"], views["q"].shape, views["q"].dtype, "q_rotated")
-        views["q_rotated"] = _arrays.view(kept["q_rotated"], "q_rotated")
-    _run.execute(views, shape, options, device=device)
+        kept["q_rotated"] = _arrays.empty_like(kept["q"], kept["q"].shape, _arrays.dtype_of(kept["q"], "q"))
+    _run.execute(kept, options, device=device)
     return kept.get("q_rotated")
-
-
-def _append_shape(views, options, paged):
-    (batch, _, heads_k, hdim), _ = _problem.dense(views["k_new"], options.layout, False, "k_new")
-    hdim_v = _problem.dense(views["v_new"], options.layout, False, "v_new")[0][3]
-    rows_k = paged or _problem.dense(views["k"], options.layout, False, "k")[0][1]
-    rows_q, heads_q = (_problem.dense(views["q"], options.layout, False, "q")[0][1:3] if "q" in views else (1, heads_k))
-    return _problem.Shape(batch, rows_q, rows_k, heads_q, heads_k, hdim, hdim_v, False)
 
 
 _LOG2_E = 1.4426950408889634
@@ -234,17 +215,13 @@ def merge_states(o_parts: Any, lse_parts: Any, *, sink: Any = None, lse_base: fl
         raise invalid(f"lse_base is {lse_base!r}: 'e' or 2", "lse_base")
     if lse_base == 2:
         lse_parts = lse_parts / _LOG2_E
-    kept, views = _run.viewed(dict(o_parts=o_parts, lse_parts=lse_parts, sink=sink))
-    parts = views["o_parts"]
-    if len(parts.shape) != 5 or layout not in _problem.LAYOUTS:
-        raise invalid(f"o_parts is {parts.shape}: [parts, then {layout}]", "tensor.o_parts")
-    one = parts._replace(shape=parts.shape[1:], strides=parts.strides[1:])
-    (batch, rows, heads, hdim), _ = _problem.dense(one, layout, False, "o_parts")
-    kept["o"] = _arrays.empty_like(kept["o_parts"], one.shape, one.dtype, "o")
-    kept["lse"] = _arrays.empty_like(kept["o_parts"], (batch, heads, rows), _arrays.F32, "lse")
-    views |= {n: _arrays.view(kept[n], n) for n in ("o", "lse")}
-    shape = _problem.Shape(batch, rows, 1, heads, heads, hdim, hdim, False)
-    options = _problem.Options(op="merge", layout=layout, n_parts=parts.shape[0])
-    _run.execute(views, shape, options, device=device)
+    kept = _run.adopted(dict(o_parts=o_parts, lse_parts=lse_parts, sink=sink))
+    parts = kept["o_parts"]
+    if len(parts.shape) != 5:
+        raise invalid(f"o_parts is {tuple(parts.shape)}: [parts, then {layout}]", "tensor.o_parts")
+    rows = _problem.row_extents(parts.shape[1:], layout, False)
+    kept["o"] = _arrays.empty_like(parts, parts.shape[1:], _arrays.dtype_of(parts, "o_parts"))
+    kept["lse"] = _arrays.empty_like(parts, rows, _arrays.F32)
+    _run.execute(kept, _problem.Options(op="merge", layout=layout, n_parts=parts.shape[0]), device=device)
     lse = kept["lse"]
     return kept["o"], lse * _LOG2_E if lse_base == 2 else lse

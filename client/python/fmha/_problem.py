@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from . import _arrays
+from ._arrays import View
 from ._lib import ffi, invalid, lib
 
 # Where batch, row, head and element of a dense tensor lie in each layout.
@@ -19,6 +20,7 @@ ROLES = {
     ).split()
 }
 N_TENSORS = lib.FMHA_N_TENSORS
+MASK_NONE, MASK_TOP_LEFT, MASK_BOTTOM_RIGHT = lib.FMHA_MASK_NONE, lib.FMHA_MASK_TOP_LEFT, lib.FMHA_MASK_BOTTOM_RIGHT
 OPS = {"forward": lib.FMHA_FORWARD, "backward": lib.FMHA_BACKWARD, "append": lib.FMHA_APPEND_KV,
        "merge": lib.FMHA_MERGE_STATES}
 
@@ -65,8 +67,8 @@ def masking(causal: bool, window: tuple, align: str) -> tuple:
     if causal:
         right = 0 if right < 0 else min(right, 0)
     if left < 0 and right < 0:
-        return lib.FMHA_MASK_NONE, (-1, -1)
-    kind = lib.FMHA_MASK_BOTTOM_RIGHT if align == "bottom_right" else lib.FMHA_MASK_TOP_LEFT
+        return MASK_NONE, (-1, -1)
+    kind = MASK_BOTTOM_RIGHT if align == "bottom_right" else MASK_TOP_LEFT
     return kind, (max(left, -1), max(right, -1))
 
 
@@ -83,7 +85,24 @@ def dense(view, layout: str, group: bool, name: str):
     return tuple(view.shape[i] for i in order), tuple(view.strides[i] for i in order)
 
 
+def row_extents(q, layout: str, packed: bool) -> tuple:
+    """LSE's extents: [batch, heads, rows], or packed [heads, total rows]. @q: q's shape."""
+    if len(q) != (3 if packed else 4):
+        dense(View(0, tuple(q), tuple(q), 0, None), layout, packed, "q")
+    if packed:
+        return q[1], q[0]
+    if layout not in LAYOUTS:
+        raise invalid(f"layout is {layout!r}: one of {', '.join(LAYOUTS)}", "layout")
+    order = LAYOUTS[layout]
+    return q[order[0]], q[order[2]], q[order[1]]
+
+
 def shape_of(views: dict, options: Options) -> Shape:
+    """The problem's sizes; what does not fit together is refused here, where arrays have names."""
+    if options.op == "append":
+        return _append_shape(views, options)
+    if options.op == "merge":
+        return _merge_shape(views, options)
     if options.layout not in LAYOUTS:
         raise invalid(f"layout is {options.layout!r}: one of {', '.join(LAYOUTS)}", "layout")
     group = "seqstart_q" in views
@@ -104,6 +123,19 @@ def shape_of(views: dict, options: Options) -> Shape:
     if not heads_k or heads_q % heads_k:
         raise invalid(f"{heads_q} query heads are no multiple of {heads_k} key heads", "nhead_k")
     return Shape(batch, rows_q, rows_k, heads_q, heads_k, hdim_q, hdim_v, group)
+
+
+def _append_shape(views, options):
+    (batch, _, heads_k, hdim), _ = dense(views["k_new"], options.layout, False, "k_new")
+    hdim_v = dense(views["v_new"], options.layout, False, "v_new")[0][3]
+    rows_k = options.max_seqlen_k or dense(views["k"], options.layout, False, "k")[0][1]
+    rows_q, heads_q = dense(views["q"], options.layout, False, "q")[0][1:3] if "q" in views else (1, heads_k)
+    return Shape(batch, rows_q, rows_k, heads_q, heads_k, hdim, hdim_v, False)
+
+
+def _merge_shape(views, options):
+    (batch, rows, heads, hdim), _ = dense(views["o"], options.layout, False, "o")
+    return Shape(batch, rows, 1, heads, heads, hdim, hdim, False)
 
 
 def _paged(view, name):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The package as the build tree has it, on a daemon that it starts itself."""
+"""The package as the build tree has it, on a daemon that it starts itself, or on that of FMHA_TEST_SOCKET."""
 import os
 import pathlib
 import sys
@@ -19,5 +19,9 @@ import fmha  # noqa: E402
 
 @pytest.fixture(scope="session", autouse=True)
 def daemon():
+    if "FMHA_TEST_SOCKET" in os.environ:
+        os.environ["FMHAD_SOCKET"] = os.environ["FMHA_TEST_SOCKET"]
+        yield os.environ["FMHAD_SOCKET"]
+        return
     yield fmha.start(config={"devices": [{"backend": "cpu", "threads": 2}]})
     fmha.stop()

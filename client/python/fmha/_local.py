@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""Attention on a GPU, launched by this process on torch's current stream: fmha_local.h.
+
+Nothing is copied, nothing waits, and a call may be captured in a CUDA graph. Plans are kept by everything that chooses
+kernels: options, extents, strides, types and the last four bits of addresses.
+"""
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from . import _problem
+from ._lib import check, ffi, lib, new_error, not_supported, text
+from ._service import default_client
+
+KEPT = 4096  # plans; at more than that the oldest half goes
+
+_RUN_BYTES = ffi.sizeof("struct fmha_local_run")
+_plans: dict = {}
+_lock = threading.Lock()
+_current_device = torch.cuda.current_device
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # not in builds for the CPU
+
+
+class Plan:
+    """A problem's kernels in this process. Any number of threads may run it."""
+
+    __slots__ = ("handle", "workspace_bytes", "kernels", "captured", "index")
+
+    def __init__(self, views, shape, options, place):
+        problem = _problem.new_problem()
+        _problem.fill(problem, views, shape, options)
+        for name, view in views.items():
+            problem.tensor[_problem.ROLES[name]].data = ffi.cast("void *", view.pointer or 16)
+        found, error = ffi.new("struct fmha_local_plan **"), new_error()
+        with torch.cuda.device(place[1]):
+            torch.cuda.current_stream().query()  # the context exists
+            check(lib.fmha_local_plan_new(_device(place).handle, problem, ffi.NULL, found, error), error)
+        self.handle = ffi.gc(found[0], lib.fmha_local_plan_free)
+        info = ffi.new("struct fmha_local_plan_info *")
+        check(lib.fmha_local_plan_info(self.handle, info, error), error)
+        self.workspace_bytes = info.workspace_bytes
+        self.kernels = [text(info.launches[i].kernel) for i in range(info.n_launches)]
+        self.captured = False
+        self.index = place[1]
+
+
+class Run:
+    """What one thread fills in to run one plan."""
+
+    __slots__ = ("plan", "c", "tensors", "roles", "error")
+
+    def __init__(self, key, views, shape, options, place):
+        self.plan = _plan(key, views, shape, options, place)
+        self.tensors = ffi.new("uintptr_t[]", _problem.N_TENSORS)
+        self.c = ffi.new("struct fmha_local_run *", {"struct_size": _RUN_BYTES, "n_tensors": _problem.N_TENSORS})
+        self.c.tensors = ffi.cast("const void *const *", self.tensors)
+        self.roles = [_problem.ROLES[n] for n in views]
+        self.error = new_error()
+
+    def execute(self, pointers, dropout, dropout_at):
+        plan, c, tensors = self.plan, self.c, self.tensors
+        if _current_device() != plan.index:
+            with torch.cuda.device(plan.index):
+                return self.execute(pointers, dropout, dropout_at)
+        for role, pointer in zip(self.roles, pointers):
+            tensors[role] = pointer
+        if plan.workspace_bytes:
+            # Freed at once: the allocator gives it to nobody before the stream has got past this run.
+            workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=plan.index)
+            c.workspace = ffi.cast("void *", workspace.data_ptr())
+        c.stream = ffi.cast("void *", _raw_stream(plan.index))
+        if dropout is not None:
+            c.has_dropout_state = 1
+            c.dropout_seed, c.dropout_offset = dropout
+            seed_at, offset_at = dropout_at or (0, 0)
+            c.dropout_seed_at, c.dropout_offset_at = ffi.cast("uint64_t *", seed_at), ffi.cast("uint64_t *", offset_at)
+        if not plan.captured and torch.cuda.is_current_stream_capturing():
+            plan.captured = True
+        code = lib.fmha_local_plan_run(plan.handle, c, self.error)
+        if code:
+            check(code, self.error)
+
+
+def _device(place):
+    """The daemon's device for this GPU. Kernels are chosen by model, so any one of the same name serves."""
+    client = default_client()
+    infos = [d for d in client.devices() if d.backend == place[0]]
+    if not infos:
+        raise not_supported(f"the daemon at {client.path} serves no {place[0]} device: `fmhactl devices` lists what it has")
+    name = torch.cuda.get_device_name(place[1])
+    same = [d for d in infos if d.name == name]
+    return client.device((same or infos)[0].index)
+
+
+def _plan(key, views, shape, options, place) -> Plan:
+    plan = _plans.get(key)
+    if plan is None:
+        with _lock:
+            plan = _plans.get(key)
+            if plan is None:
+                _shrink()
+                plan = _plans[key] = Plan(views, shape, options, place)
+    return plan
+
+
+def _shrink():
+    """Frees the oldest plans that no graph has; their work has to be over first."""
+    if len(_plans) < KEPT or torch.cuda.is_current_stream_capturing():
+        return
+    for index in {p.index for p in _plans.values()}:
+        torch.cuda.synchronize(index)
+    for key in [k for k, p in list(_plans.items())[: KEPT // 2] if not p.captured]:
+        del _plans[key]

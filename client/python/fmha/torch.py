@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: MIT
+"""torch: scaled_dot_product_attention with autograd and torch.compile, in place of torch's own or beside it.
+
+    import fmha.torch
+
+    o = fmha.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
+    with fmha.torch.replace_sdpa():                 # every torch.nn.functional.scaled_dot_product_attention inside
+        loss = model(x).sum()
+    fmha.torch.enable_transformers()                # from_pretrained(..., attn_implementation="fmhad")
+
+Tensors on a GPU are computed by a local launch on torch's current stream: no copy, no waiting, capturable by
+torch.cuda.graph. Tensors on the CPU go to the daemon's CPU device through shared memory.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import _problem, _run
+from ._lib import invalid, not_supported
+
+__all__ = ["attention", "scaled_dot_product_attention", "replace_sdpa", "enable_transformers"]
+
+MAX_HDIM = 256
+
+
+class Call(NamedTuple):
+    """What one attention says besides its tensors. Hashable."""
+
+    layout: str = "bhsd"
+    mask: int = 0
+    left: int = -1
+    right: int = -1
+    scale: float | None = None
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+    max_seqlen_q: int = 0
+    max_seqlen_k: int = 0
+    deterministic: bool = False
+
+
+@functools.lru_cache(maxsize=4096)
+def _options(op: str, call: Call) -> _problem.Options:
+    return _problem.Options(
+        op=op, layout=call.layout, mask=call.mask, window=(call.left, call.right), scale=call.scale, softcap=call.softcap,
+        dropout_p=call.dropout_p, deterministic=call.deterministic and op == "backward", max_seqlen_q=call.max_seqlen_q,
+        max_seqlen_k=call.max_seqlen_k)
+
+
+def _execute(tensors: dict, options, state: Tensor | None) -> None:
+    if state is None:
+        return _run.execute(tensors, options)
+    if state.is_cuda:
+        at = state.data_ptr()
+        return _run.execute(tensors, options, (0, 0), (at, at + 8))
+    return _run.execute(tensors, options, tuple(state.tolist()))
+
+
+_NAMES = ("bias", "alibi_slopes", "sink", "seqstart_q", "seqstart_k")
+
+
+def _inputs(q, k, v, extras):
+    return {"q": q, "k": k, "v": v} | {n: x for n, x in zip(_NAMES, extras) if x is not None}
+
+
+def _forward(q, k, v, extras, call: Call, state, with_lse=True, with_randval=False):
+    """(O, LSE, dropout's bytes), the last two None when not wanted."""
+    tensors = _inputs(q, k, v, extras)
+    same = v.shape[-1] == q.shape[-1] and q.is_contiguous()
+    tensors["o"] = torch.empty_like(q) if same else q.new_empty((*q.shape[:-1], v.shape[-1]))
+    rows = _problem.row_extents(q.shape, call.layout, "seqstart_q" in tensors)
+    if with_lse:
+        tensors["lse"] = torch.empty(rows, dtype=torch.float32, device=q.device)
+    if with_randval:
+        keys = k.shape[_problem.LAYOUTS[call.layout][1]]
+        tensors["randval"] = torch.empty((*rows, keys), dtype=torch.uint8, device=q.device)
+    _execute(tensors, _options("forward", call), state)
+    return tensors["o"], tensors.get("lse"), tensors.get("randval")
+
+
+def _backward(grad, q, k, v, o, lse, extras, call: Call, state, want_dbias):
+    """(dQ, dK, dV, dBias or None, dSink or None)"""
+    tensors = _inputs(q, k, v, extras)
+    tensors |= {"o": o, "lse": lse, "do": grad if grad.stride(-1) == 1 else grad.contiguous()}
+    tensors |= {"dq": torch.empty_like(q), "dk": torch.empty_like(k), "dv": torch.empty_like(v)}
+    if want_dbias:
+        # Contiguous: an expanded bias's own strides would make its elements overlap.
+        tensors["dbias"] = torch.empty(tensors["bias"].shape, dtype=tensors["bias"].dtype, device=q.device)
+    if "sink" in tensors:
+        tensors["dsink"] = torch.empty_like(tensors["sink"])
+    _execute(tensors, _options("backward", call), state)
+    return tuple(tensors.get(n) for n in ("dq", "dk", "dv", "dbias", "dsink"))
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, call, state, q, k, v, *extras):
+        o, lse, _ = _forward(q, k, v, extras, call, state)
+        ctx.save_for_backward(q, k, v, o, lse, state, *extras)
+        ctx.call = call
+        ctx.mark_non_differentiable(lse)
+        return o, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad, _):
+        q, k, v, o, lse, state, *extras = ctx.saved_tensors
+        want_dbias = ctx.needs_input_grad[5]
+        dq, dk, dv, dbias, dsink = _backward(grad, q, k, v, o, lse, extras, ctx.call, state, want_dbias)
+        return None, None, dq, dk, dv, dbias, None, dsink if ctx.needs_input_grad[7] else None, None, None
+
+
+# ---- torch.compile: the same as operators that a graph can hold ----
+
+
+@torch.library.custom_op("fmha::attention", mutates_args=())
+def _op(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sink: Tensor | None,
+        seqstart_q: Tensor | None, seqstart_k: Tensor | None, state: Tensor | None, layout: str, mask: int, left: int, right: int,
+        scale: float | None, softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
+        deterministic: bool) -> tuple[Tensor, Tensor]:
+    call = Call(layout, mask, left, right, scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic)
+    return _forward(q, k, v, (bias, alibi_slopes, sink, seqstart_q, seqstart_k), call, state)[:2]
+
+
+@_op.register_fake
+def _(q, k, v, bias, alibi_slopes, sink, seqstart_q, seqstart_k, state, layout, *_):
+    o = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    return o, q.new_empty(_problem.row_extents(q.shape, layout, seqstart_q is not None), dtype=torch.float32)
+
+
+@torch.library.custom_op("fmha::attention_backward", mutates_args=())
+def _op_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bias: Tensor | None,
+                 alibi_slopes: Tensor | None, sink: Tensor | None, seqstart_q: Tensor | None, seqstart_k: Tensor | None,
+                 state: Tensor | None, want_dbias: bool, layout: str, mask: int, left: int, right: int, scale: float | None,
+                 softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
+                 deterministic: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    call = Call(layout, mask, left, right, scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic)
+    found = _backward(grad, q, k, v, o, lse, (bias, alibi_slopes, sink, seqstart_q, seqstart_k), call, state, want_dbias)
+    return tuple(x if x is not None else q.new_empty(0) for x in found)
+
+
+@_op_backward.register_fake
+def _(grad, q, k, v, o, lse, bias, alibi_slopes, sink, seqstart_q, seqstart_k, state, want_dbias, *_):
+    dbias = torch.empty(bias.shape, dtype=bias.dtype, device=q.device) if want_dbias else q.new_empty(0)
+    dsink = torch.empty_like(sink) if sink is not None else q.new_empty(0)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dbias, dsink
+
+
+def _setup(ctx, inputs, output):
+    q, k, v, bias, alibi_slopes, sink, seqstart_q, seqstart_k, state, *ctx.call = inputs
+    o, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(q, k, v, o, lse, bias, alibi_slopes, sink, seqstart_q, seqstart_k, state)
+
+
+def _gradient(ctx, grad, _):
+    want_dbias = ctx.needs_input_grad[3]
+    dq, dk, dv, dbias, dsink = _op_backward(grad, *ctx.saved_tensors, want_dbias, *ctx.call)
+    others = (None,) * (1 + 2 + len(ctx.call))
+    return dq, dk, dv, dbias if want_dbias else None, None, dsink if ctx.needs_input_grad[5] else None, *others
+
+
+_op.register_autograd(_gradient, setup_context=_setup)
+
+
+# ---- what people call ----
+
+
+def _autocast(*tensors):
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
+
+
+def _state(q: Tensor) -> Tensor:
+    """Dropout's seed and offset, drawn where @q is from torch's generator: graphs replay with new ones."""
+    return torch.randint(0, 2**62, (2,), dtype=torch.int64, device=q.device)
+
+
+def _apply(q, k, v, extras, call: Call, want_lse=False) -> tuple[Tensor, Tensor | None]:
+    state = None
+    if call.dropout_p > 0:
+        state = _state(q)
+    if torch.compiler.is_compiling():
+        return torch.ops.fmha.attention(q, k, v, *extras, state, *call)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, *extras)):
+        return _Attention.apply(call, state, q, k, v, *extras)
+    return _forward(q, k, v, extras, call, state, want_lse)[:2]
+
+
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def _refuse_transforms(q):
+    if not torch.compiler.is_compiling() and _is_wrapped(q):
+        raise not_supported("attention cannot be transformed by vmap or other functorch transforms: give it a batch dimension")
+
+
+def _additive(mask: Tensor, q: Tensor) -> Tensor:
+    """A torch mask as a bias of [.., rows, keys] that broadcasts to [batch, heads, rows, keys]."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros((), dtype=q.dtype, device=q.device).masked_fill(~mask, float("-inf"))
+    elif mask.dtype != q.dtype:
+        mask = mask.to(q.dtype)
+    return mask if mask.stride(-1) == 1 or mask.shape[-1] == 1 else mask.contiguous()
+
+
+def _padded(tensor: Tensor, to: int) -> Tensor:
+    return tensor if tensor.shape[-1] == to else torch.nn.functional.pad(tensor, (0, to - tensor.shape[-1]))
+
+
+def _with_hdim(q, k, v, extras, call, want_lse=False):
+    """_apply() for any head dim: kernels take multiples of 8, zeros beyond change nothing."""
+    hdim_q, hdim_v = q.shape[-1], v.shape[-1]
+    if hdim_q % 8 == 0 and hdim_v % 8 == 0:
+        return _apply(q, k, v, extras, call, want_lse)
+    if call.scale is None:
+        call = call._replace(scale=hdim_q**-0.5)
+    wide = -(-hdim_q // 8) * 8
+    o, lse = _apply(_padded(q, wide), _padded(k, wide), _padded(v, -(-hdim_v // 8) * 8), extras, call,
+                    want_lse)
+    return o[..., :hdim_v], lse
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple = (-1, -1), align: str = "bottom_right",
+              scale: float | None = None, softcap: float = 0.0, bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
+              sink: Tensor | None = None, dropout_p: float = 0.0, cu_seqlens_q: Tensor | None = None,
+              cu_seqlens_k: Tensor | None = None, max_seqlen_q: int = 0, max_seqlen_k: int = 0, layout: str = "bshd",
+              deterministic: bool | None = None, return_lse: bool = False):
+    """fmha.attention() with gradients: for q, k, v, bias and sink.
+
+    Args are fmha.attention()'s; deterministic: None: what torch.use_deterministic_algorithms() says. Dropout takes its seed
+    from torch's generator of the device. LSE has no gradient.
+    """
+    _refuse_transforms(q)
+    q, k, v, bias = _autocast(q, k, v, bias)
+    mask, (left, right) = _problem.masking(causal, window, align)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    call = Call(layout, mask, left, right, scale, float(softcap), float(dropout_p), max_seqlen_q, max_seqlen_k, deterministic)
+    o, lse = _with_hdim(q, k, v, (bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k), call, return_lse)
+    return (o, lse) if return_lse else o
+
+
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+                                 dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+                                 enable_gqa: bool = False) -> Tensor:
+    """torch.nn.functional.scaled_dot_product_attention, with its semantics.
+
+    Args:
+        query: [..., heads, rows, hdim]; key, value: [..., kv heads, keys, hdim]; kv heads may be fewer with enable_gqa.
+        attn_mask: True: visible; floats are added; broadcasts to [..., heads, rows, keys]. It may need a gradient.
+        is_causal: the band starts at the top left; not together with attn_mask.
+
+    A row that sees no key is 0 (torch's math backend: NaN). Double backward is not supported.
+    """
+    _refuse_transforms(query)
+    if is_causal and attn_mask is not None:
+        raise invalid("is_causal and attn_mask exclude each other", "attn_mask")
+    if query.dim() < 2:
+        raise invalid(f"query has {query.dim()} dimensions: at least 2", "tensor.q")
+    query, key, value = _autocast(query, key, value)
+    if not enable_gqa and query.dim() >= 3 and query.shape[-3] != key.shape[-3]:
+        raise invalid(f"{query.shape[-3]} query heads and {key.shape[-3]} key heads: say enable_gqa=True", "nhead_k")
+    lead = query.shape[:-3]
+    if query.dim() == 4:
+        q, k, v = query, key, value
+    else:
+        q, k, v = (t.reshape(-1, *((1,) * (3 - t.dim())), *t.shape[-3:]) for t in (query, key, value))
+    bias = None
+    if attn_mask is not None:
+        bias = _additive(attn_mask, q)
+        if bias.dim() > 4:
+            bias = bias.expand(*lead, *bias.shape[-3:]).reshape(-1, *bias.shape[-3:])
+    mask, (left, right) = _problem.masking(is_causal, (-1, -1), "top_left")
+    call = Call("bhsd", mask, left, right, scale, 0.0, float(dropout_p), 0, 0, torch.are_deterministic_algorithms_enabled())
+    o = _with_hdim(q, k, v, (bias, None, None, None, None), call)[0]
+    return o if query.dim() == 4 else o.reshape(*query.shape[:-1], o.shape[-1])
+
+
+_own_sdpa = torch.nn.functional.scaled_dot_product_attention
+_replaced = 0
+_replace_lock = threading.Lock()
+
+
+def _takes(query, key, value, attn_mask) -> bool:
+    kinds = (torch.float32, torch.float16, torch.bfloat16)
+    return (type(query) in (Tensor, torch.nn.Parameter) and query.layout == torch.strided and query.dtype in kinds
+            and query.device.type in ("cpu", "cuda") and query.shape[-1] <= MAX_HDIM and value.shape[-1] <= MAX_HDIM
+            and query.numel() > 0 and key.numel() > 0 and not _is_wrapped(query))
+
+
+def _or_torch(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    if not _takes(query, key, value, attn_mask):
+        return _own_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+@contextlib.contextmanager
+def replace_sdpa():
+    """torch.nn.functional.scaled_dot_product_attention is fmhad's inside, in all threads, wherever it takes the problem; what it
+    does not (float64, nested and batched tensors, head dims beyond 256) stays torch's own."""
+    global _replaced
+    with _replace_lock:
+        _replaced += 1
+        torch.nn.functional.scaled_dot_product_attention = _or_torch
+    try:
+        yield
+    finally:
+        with _replace_lock:
+            _replaced -= 1
+            if _replaced == 0:
+                torch.nn.functional.scaled_dot_product_attention = _own_sdpa
+
+
+def enable_transformers(name: str = "fmhad") -> None:
+    """Registers with transformers, so that attn_implementation=@name takes fmhad: causal and sliding windows, soft caps, sinks,
+    padded and packed batches, static and dynamic caches."""
+    from . import _transformers
+
+    _transformers.register(name)

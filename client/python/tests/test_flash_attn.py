@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: MIT
+"""fmha.flash_attn against formulas in float64, on the CPU or, with FMHA_TEST_DEVICE=cuda, on a GPU."""
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+import fmha  # noqa: E402
+import fmha.flash_attn as fa  # noqa: E402
+from test_torch import BARS, DEVICE, normal  # noqa: E402
+
+F16 = torch.float16
+
+
+def distance(rows, keys):
+    return torch.arange(rows, device=DEVICE)[:, None] + keys - rows - torch.arange(keys, device=DEVICE)[None]
+
+
+def formula(q, k, v, left=-1, right=-1, softcap=0.0, slopes=None, scale=None):
+    """(O, LSE, P) of [batch, rows, heads, hdim] in float64."""
+    q, k, v = (t.double() for t in (q, k, v))
+    group = q.shape[2] // k.shape[2]
+    k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
+    s = torch.einsum("bihd,bjhd->bhij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        s = softcap * torch.tanh(s / softcap)
+    away = distance(q.shape[1], k.shape[1])
+    if slopes is not None:
+        s = s - slopes.double().view(-1, q.shape[2], 1, 1) * away.abs()
+    if left >= 0:
+        s = s.masked_fill(away > left, float("-inf"))
+    if right >= 0:
+        s = s.masked_fill(-away > right, float("-inf"))
+    p = torch.softmax(s, -1)
+    return torch.einsum("bhij,bjhd->bihd", p, v), torch.logsumexp(s, -1), p
+
+
+def close(mine, want, dtype, times=1):
+    torch.testing.assert_close(mine.double(), want, atol=times * BARS[dtype], rtol=times * BARS[dtype])
+
+
+def qkv(dtype, rows=40, keys=56, heads=4, kv_heads=2, hdim=64):
+    return (normal(2, rows, heads, hdim, dtype=dtype), normal(2, keys, kv_heads, hdim, dtype=dtype, seed=1),
+            normal(2, keys, kv_heads, hdim, dtype=dtype, seed=2))
+
+
+@pytest.mark.parametrize("mine, words", [
+    ({}, {}), ({"causal": True}, {"right": 0}), ({"window_size": (9, 3)}, {"left": 9, "right": 3}),
+    ({"softcap": 4.0}, {"softcap": 4.0}), ({"softmax_scale": 0.2, "deterministic": True}, {"scale": 0.2}),
+])
+def test_flash_attn_func(mine, words):
+    for dtype in (F16, torch.bfloat16):
+        inputs = qkv(dtype)
+        copies = [t.detach().double().requires_grad_() for t in inputs]
+        o, lse, dmask = fa.flash_attn_func(*inputs, **mine, return_attn_probs=True)
+        want, want_lse, _ = formula(*copies, **words)
+        close(o, want, dtype)
+        close(lse, want_lse, dtype)
+        assert dmask is None and torch.equal(o, fa.flash_attn_func(*inputs, **mine))
+        grad = normal(*o.shape, dtype=dtype, seed=5, grad=False)
+        for m, w in zip(torch.autograd.grad(o, inputs, grad), torch.autograd.grad(want, copies, grad.double())):
+            close(m, w, dtype, 6)
+
+
+def test_alibi_of_both_shapes():
+    for slopes in (normal(4, grad=False).abs(), normal(2, 4, grad=False).abs()):
+        q, k, v = qkv(F16)
+        close(fa.flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes), formula(q, k, v, right=0, slopes=slopes)[0], F16)
+
+
+def test_packed_forms_agree_with_the_plain_one():
+    qkv3 = normal(2, 24, 3, 4, 64, dtype=F16)
+    plain = fa.flash_attn_func(*qkv3.unbind(2), causal=True)
+    assert torch.equal(fa.flash_attn_qkvpacked_func(qkv3, causal=True), plain)
+    assert torch.equal(fa.flash_attn_kvpacked_func(qkv3[:, :, 0], qkv3[:, :, 1:], causal=True), plain)
+    (packed,) = torch.autograd.grad(fa.flash_attn_qkvpacked_func(qkv3, causal=True).float().sum(), qkv3)
+    (unpacked,) = torch.autograd.grad(plain.float().sum(), qkv3)
+    close(packed, unpacked.double(), F16)
+    cu = torch.tensor([0, 24, 48], dtype=torch.int32, device=DEVICE)
+    flat = qkv3.flatten(0, 1)
+    close(fa.flash_attn_varlen_qkvpacked_func(flat, cu, 24, causal=True), plain.flatten(0, 1).double(), F16)
+    close(fa.flash_attn_varlen_kvpacked_func(flat[:, 0], flat[:, 1:], cu, cu, 24, 24, causal=True), plain.flatten(0, 1).double(), F16)
+
+
+def test_varlen_by_pages():
+    lengths, page = [50, 7], 16
+    cu_q = torch.tensor([0, 5, 7], dtype=torch.int32, device=DEVICE)
+    cu_k = torch.tensor([0, 50, 57], dtype=torch.int32, device=DEVICE)
+    table = torch.tensor([[3, 1, 4, 0], [2, 0, 0, 0]], dtype=torch.int32, device=DEVICE)
+    q = normal(7, 4, 64, dtype=F16, grad=False)
+    k, v = normal(6, page, 2, 64, dtype=F16, grad=False), normal(6, page, 2, 64, dtype=F16, seed=1, grad=False)
+    o = fa.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 64, causal=True, block_table=table)
+    for n in range(2):
+        flat = [x[table[n].long()].flatten(0, 1)[: lengths[n]][None] for x in (k, v)]
+        rows = slice(cu_q[n], cu_q[n + 1])
+        close(o[rows], formula(q[rows][None], *flat, right=0)[0][0], F16)
+
+
+def test_dropout_and_its_mask():
+    q, k, v = qkv(F16)
+    torch.manual_seed(5)
+    o, lse, dmask = fa.flash_attn_func(q, k, v, dropout_p=0.25, causal=True, return_attn_probs=True)
+    torch.manual_seed(5)
+    assert torch.equal(o, fa.flash_attn_func(q, k, v, dropout_p=0.25, causal=True))
+    p = formula(q, k, v, right=0)[2]
+    close(dmask.abs(), p, F16)
+    dropped = torch.signbit(dmask)[p > 0].double().mean().item()
+    assert dropped == pytest.approx(64 / 256, abs=0.02)
+    kept = torch.where(torch.signbit(dmask), 0, p) / 0.75
+    close(o, torch.einsum("bhij,bjhd->bihd", kept, v.double().repeat_interleave(2, 2)), F16)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_cache_that_grows(paged, interleaved):
+    before, new, page = torch.tensor([20, 33], dtype=torch.int32, device=DEVICE), 3, 16
+    q, k, v = (normal(2, new, h, 64, dtype=F16, seed=n, grad=False) for n, h in enumerate((4, 2, 2)))
+    angles = torch.arange(64, device=DEVICE)[:, None] / 100 ** (torch.arange(16, device=DEVICE)[None] / 16)
+    cos, sin = angles.cos().to(F16), angles.sin().to(F16)
+    if paged:
+        table = torch.tensor([[5, 2, 7, 0], [1, 6, 3, 4]], dtype=torch.int32, device=DEVICE)
+        k_cache, v_cache = (normal(8, page, 2, 64, dtype=F16, seed=n, grad=False) for n in (7, 8))
+        rows = [table.long()[b] for b in range(2)]
+        whole = lambda x, b: x[rows[b]].flatten(0, 1)  # noqa: E731
+        options = {"block_table": table}
+    else:
+        index = torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)
+        k_cache, v_cache = (normal(3, 48, 2, 64, dtype=F16, seed=n, grad=False) for n in (7, 8))
+        whole = lambda x, b: x[index[b]]  # noqa: E731
+        options = {"cache_batch_idx": index}
+
+    def turned(x, at):
+        x, c, s = x.double(), cos[at].double()[:, None], sin[at].double()[:, None]
+        a, b = (x[..., 0:32:2], x[..., 1:32:2]) if interleaved else (x[..., :16], x[..., 16:32])
+        y = torch.stack([a * c - b * s, a * s + b * c], -1)
+        y = y.flatten(-2) if interleaved else torch.cat(y.unbind(-1), -1)
+        return torch.cat([y, x[..., 32:]], -1)
+
+    want_k = [torch.cat([whole(k_cache, b)[: before[b]].double(), turned(k[b], before[b] + torch.arange(new, device=DEVICE))]) for b in range(2)]
+    want_v = [torch.cat([whole(v_cache, b)[: before[b]], v[b]]) for b in range(2)]
+    o, lse = fa.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cos, sin, before, causal=True, rotary_interleaved=interleaved,
+                                        return_softmax_lse=True, **options)
+    for b in range(2):
+        close(whole(k_cache, b)[: before[b] + new], want_k[b], F16)
+        assert torch.equal(whole(v_cache, b)[: before[b] + new], want_v[b])
+        at = before[b] + torch.arange(new, device=DEVICE)
+        want, want_lse, _ = formula(turned(q[b], at).to(F16)[None], want_k[b].to(F16)[None], want_v[b][None], right=0)
+        close(o[b], want[0], F16)
+        close(lse[b], want_lse[0], F16)
+
+
+def test_a_cache_that_is_only_read():
+    q = normal(2, 1, 4, 64, dtype=F16, grad=False)
+    k_cache, v_cache = (normal(2, 48, 2, 64, dtype=F16, seed=n, grad=False) for n in (1, 2))
+    leftpad = torch.tensor([3, 0], dtype=torch.int32, device=DEVICE)
+    for splits in (0, 1, 3):
+        o = fa.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=30, cache_leftpad=leftpad, num_splits=splits)
+        for b in range(2):
+            keys = slice(int(leftpad[b]), 30)
+            close(o[b], formula(q[b : b + 1], k_cache[b : b + 1, keys], v_cache[b : b + 1, keys])[0][0], F16)
+    with pytest.raises(fmha.NotSupportedError, match="gradient"):
+        fa.flash_attn_with_kvcache(q.requires_grad_(), k_cache, v_cache, cache_seqlens=30)
+    with pytest.raises(ValueError, match="come together"):
+        fa.flash_attn_with_kvcache(q.detach(), k_cache, v_cache, k_cache[:, :1], v_cache[:, :1])
+
+
+def test_padding_helpers():
+    x = normal(3, 6, 2, 8)
+    mask = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1]], device=DEVICE)
+    packed, indices, cu, longest, used = fa.unpad_input(x, mask)
+    assert cu.tolist() == [0, 2, 8, 10] and longest == 6 and used.tolist() == [2, 6, 2] and cu.dtype == torch.int32
+    assert torch.equal(packed, x[mask.bool()]) and torch.equal(fa.index_first_axis(x.flatten(0, 1), indices), packed)
+    assert torch.equal(fa.pad_input(packed, indices, 3, 6), x * mask[..., None, None])
+    _, _, cu, longest, used = fa.unpad_input(x, mask, 1 - mask)
+    assert cu.tolist() == [0, 6, 12, 18] and longest == 6 and used.tolist() == [2, 6, 2]
