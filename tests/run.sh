@@ -48,7 +48,7 @@ unit() {
 
 integration() {
     FMHA_BUILD=$PWD/build/release "$python" -m pytest -q -rs -p no:cacheprovider --durations=8 \
-        tests/integration
+        tests/integration client/python/tests
 }
 
 # The tree is clang's: that everything builds without a warning there is the other half of this step.

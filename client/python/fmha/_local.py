@@ -32,7 +32,7 @@ class Plan:
         problem = _problem.new_problem()
         _problem.fill(problem, views, shape, options)
         for name, view in views.items():
-            problem.tensor[_problem.ROLES[name]].data = ffi.cast("void *", view.pointer or 16)
+            problem.tensor[_problem.ROLES[name]].data = ffi.cast("void *", view.pointer or 64)
         found, error = ffi.new("struct fmha_local_plan **"), new_error()
         with torch.cuda.device(place[1]):
             torch.cuda.current_stream().query()  # the context exists

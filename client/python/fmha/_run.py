@@ -49,7 +49,7 @@ class _Served:
             where = device.locate(pointer, size)
             if where is None:
                 tensor.buffer = tensor.offset = 0
-                tensor.data = ffi.cast("void *", pointer or 1)
+                tensor.data = ffi.cast("void *", pointer or 64)
             else:
                 tensor.data = ffi.NULL
                 tensor.buffer, tensor.offset = where

@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -26,10 +27,19 @@ def program(name: str) -> str | None:
     chosen = os.environ.get("FMHA_BIN")
     if chosen:
         return shutil.which(name, path=chosen)
-    carried = native("sbin", name) or native("bin", name)
+    carried = native("bin", name)
     if carried:
         return str(carried)
     return shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/sbin")
+
+
+def _with_nvrtc(config: dict) -> dict:
+    """@config, told where pip put NVRTC (the extra `fmha[cuda]`) unless it says something itself."""
+    folders = [str(p.parent) for root in sys.path for p in pathlib.Path(root or ".").glob("nvidia/*/lib/libnvrtc.so.*")]
+    compile_keys = config.get("compile", {})
+    if not folders or "library_path" in compile_keys:
+        return config
+    return {**config, "compile": {**compile_keys, "library_path": ":".join(dict.fromkeys(folders))}}
 
 
 def start(*, config: dict | None = None, timeout: float = 20) -> str:
@@ -54,7 +64,7 @@ def start(*, config: dict | None = None, timeout: float = 20) -> str:
         raise UnreachableError("ECONN", "no fmhad is installed: not in the package, FMHA_BIN, PATH, or /usr/sbin")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="fmha-"))
     socket, log = str(folder / "fmhad.sock"), folder / "log"
-    (folder / "fmhad.json").write_text(json.dumps({**(config or {}), "socket": socket}))
+    (folder / "fmhad.json").write_text(json.dumps({**_with_nvrtc(config or {}), "socket": socket}))
     with open(log, "wb") as file:
         keeper = subprocess.Popen(["/bin/sh", "-c", _KEEPER, "fmha-keeper", fmhad, str(folder)], stdin=subprocess.PIPE,
                                   stdout=file, stderr=file, start_new_session=True)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""The wheel: the package, cffi's tables of the headers, and, built from the tree, the library, the daemon, its modules and kernel
+sources with the shared libraries that they need.
+
+FMHA_WHEEL=bindings leaves the native part out: for use with an installed libfmha_client and a daemon that runs.
+"""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+from setuptools.dist import Distribution
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+NEEDED = ("bin", "lib", "libexec", "share/fmhad")  # of an installed tree
+BUNDLED = re.compile(r"lib(uv|msgpackc|msgpack-c|cjson|nettle)\.so")
+LEFT_OUT = shutil.ignore_patterns("cmake", "pkgconfig", "systemd", "*.d")
+RPATH = "$ORIGIN/../lib:$ORIGIN/../../lib:$ORIGIN:$ORIGIN/.."
+
+
+class Build(build_py):
+    def run(self):
+        super().run()
+        package = pathlib.Path(self.build_lib) / "fmha"
+        include = [ROOT / "client/include", ROOT / "proto/include"]
+        options = [word for folder in include for word in ("--include", str(folder))]
+        subprocess.run([sys.executable, str(HERE / "tools/make_abi.py"), *options, "--out", str(package / "_abi.py")], check=True)
+        if os.environ.get("FMHA_WHEEL") != "bindings":
+            self.native(package / "_native")
+
+    def native(self, to):
+        work = pathlib.Path(self.get_finalized_command("build").build_temp).absolute() / "native"
+        installed = work / "installed"
+        configure = ["cmake", "-S", str(ROOT), "-B", str(work), "-DCMAKE_BUILD_TYPE=Release", "-DFMHA_TESTS=OFF",
+                     f"-DCMAKE_INSTALL_RPATH={RPATH.replace(':', ';')}", "-DCMAKE_INSTALL_LIBDIR=lib"]
+        if shutil.which("ninja"):
+            configure += ["-G", "Ninja"]
+        subprocess.run(configure, check=True)
+        subprocess.run(["cmake", "--build", str(work), "--parallel", str(os.cpu_count() or 1)], check=True)
+        subprocess.run(["cmake", "--install", str(work), "--prefix", str(installed), "--strip"], check=True)
+        shutil.rmtree(to, ignore_errors=True)
+        for part in NEEDED:
+            shutil.copytree(installed / part, to / part, ignore=LEFT_OUT, symlinks=True)
+        os.rename((to / "lib/libfmha_client.so.0").resolve(), to / "lib/libfmha_client.so.0")  # zip files hold no links
+        (to / "lib/libfmha_client.so").unlink()
+        bundle(to)
+
+
+def bundle(to):
+    """Copies the libraries that everything here is linked with beside libfmha_client; a HIP runtime is the machine's."""
+    objects = [p for p in to.rglob("*") if p.is_file() and p.read_bytes()[:4] == b"\x7fELF"]
+    for path in objects:
+        for name, found in re.findall(r"(\S+) => (/\S+)", subprocess.run(["ldd", str(path)], capture_output=True, text=True).stdout):
+            if BUNDLED.match(name) and not (to / "lib" / name).exists():
+                shutil.copy(os.path.realpath(found), to / "lib" / name)
+
+
+class Native(Distribution):
+    """Wheels of one platform."""
+
+    def has_ext_modules(self):
+        return os.environ.get("FMHA_WHEEL") != "bindings"
+
+
+setup(cmdclass={"build_py": Build}, distclass=Native)
