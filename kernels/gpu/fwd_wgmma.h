@@ -514,8 +514,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		if (HAS_BIAS)
 			barrier_wait(more_full(bias.stage), bias.parity);
 		modify(s, column, bias.stage);
-		if (HAS_BIAS)
+		if (HAS_BIAS) {
+			wave_sync(); /* lanes have read it, each for itself; the ends of products are the warpgroup's */
 			release(more_empty(bias.stage));
+		}
 		if (column + C::TILE_N > mine.end)
 			mask_end(s, column);
 		if (C::MASK && column < mine.begin)
