@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -159,6 +160,9 @@ static int helper_talk(const struct compile_config *config, char *const argv[], 
 	(void)close(errors[1]);
 	if (r < 0)
 		return r;
+	if (config->nice > 0)
+		(void)setpriority(PRIO_PGRP, (id_t)pid,
+				  getpriority(PRIO_PROCESS, 0) + config->nice);
 	r = helper_collect(out[0], errors[0], config->stop_fd, start + compile_deadline_ms(config),
 			   result);
 	result->status = helper_reap(pid, r == 0);

@@ -25,6 +25,7 @@ struct compile_job {
 
 	/* While it runs. */
 	bool running;
+	bool background;         /* of a shared queue: for nobody who waits */
 	bool cancelled;          /* nobody waits any more: nobody may join either */
 	int stop_fd;             /* an eventfd that ends it */
 	struct turns_user *user; /* whom it runs for: one more reference */

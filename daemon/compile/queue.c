@@ -15,8 +15,9 @@
 #include "helper_run.h"
 #include "job.h"
 
-#define LOCK_AGAIN_MS 20
-#define LOCK_WAIT_MS  10000
+#define LOCK_AGAIN_MS   20
+#define LOCK_WAIT_MS    10000
+#define BACKGROUND_NICE 10
 
 struct slot {
 	struct compile_queue *queue;
@@ -27,13 +28,13 @@ struct slot {
 struct compile_queue {
 	struct compile_versions versions;
 	struct cache *cache;
-	int n_jobs;
+	int n_jobs, n_background_jobs;
 	bool shared;
 	pthread_mutex_t lock; /* of all below */
 	pthread_cond_t work, idle;
 	struct compile_job *jobs; /* waiting and running */
 	struct turns turns;
-	int n_building;
+	int n_building, n_building_background;
 	uint64_t n_asked;
 	bool stopping;
 	struct compile_queue_status status;
@@ -120,13 +121,16 @@ int compile_queue_submit(struct compile_queue *queue, const struct compile_reque
 
 /* Whether the job may run for this user now. */
 static bool can_run(const struct compile_queue *queue, const struct compile_job *job,
-		    const struct turns_user *user, int64_t now)
+		    const struct compile_waiter *waiter, int64_t now)
 {
 	int n_jobs = queue->n_jobs;
 
 	if (job->step == JOB_LOOKUP)
 		return true;
-	if (queue->shared && n_jobs > 1 && user->n_running > 0)
+	if (waiter->priority == COMPILE_BACKGROUND &&
+	    queue->n_building_background >= queue->n_background_jobs)
+		return false;
+	if (queue->shared && n_jobs > 1 && waiter->user->n_running > 0)
 		n_jobs--; /* the last one is for somebody else */
 	return queue->n_building < n_jobs && now >= job->not_before_ms;
 }
@@ -150,7 +154,7 @@ static bool choose(const struct compile_queue *queue, int64_t now, struct choice
 		     w = w->next) {
 			struct choice choice = {job, w, turns_spent(w->user, now)};
 
-			if (can_run(queue, job, w->user, now) &&
+			if (can_run(queue, job, w, now) &&
 			    (!best.job || goes_first(&choice, &best)))
 				best = choice;
 		}
@@ -207,7 +211,10 @@ static void begin_job(struct compile_queue *queue, struct slot *slot, const stru
 	job->stop_fd = slot->config.stop_fd;
 	job->request.uid = choice->waiter->user->uid;
 	charge_to(queue, job, choice->waiter->user, now);
+	job->background = queue->shared && choice->waiter->priority == COMPILE_BACKGROUND;
+	slot->config.nice = job->background ? BACKGROUND_NICE : 0;
 	queue->n_building += job->step == JOB_BUILD;
+	queue->n_building_background += job->step == JOB_BUILD && job->background;
 	queue->status.queued--;
 	queue->status.running++;
 }
@@ -216,6 +223,7 @@ static void end_job(struct compile_queue *queue, struct compile_job *job)
 {
 	job->running = false;
 	queue->n_building -= job->step == JOB_BUILD;
+	queue->n_building_background -= job->step == JOB_BUILD && job->background;
 	queue->status.running--;
 	charge_to(queue, job, NULL, now_ms());
 	(void)pthread_cond_broadcast(&queue->work); /* a slot is free */
@@ -426,6 +434,14 @@ static int start_slot(struct compile_queue *queue, const struct compile_config *
 	return 0;
 }
 
+/* Half of the cores. */
+static int background_jobs(void)
+{
+	long cores = sysconf(_SC_NPROCESSORS_ONLN);
+
+	return cores > 3 ? (int)(cores / 2) : 1;
+}
+
 int compile_queue_new(const struct compile_config *config, struct cache *cache, int n_jobs,
 		      bool shared, struct compile_queue **ret_queue, struct fmha_error *err)
 {
@@ -441,6 +457,7 @@ int compile_queue_new(const struct compile_config *config, struct cache *cache, 
 	queue->cache = cache;
 	queue->n_jobs = n_jobs;
 	queue->shared = shared;
+	queue->n_background_jobs = shared ? background_jobs() : n_jobs;
 	init_locks(queue);
 	for (int i = 0; i <= n_jobs; i++) {
 		int r = start_slot(queue, config, err);

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -256,6 +257,53 @@ static void urgent_requests_overtake(void **state)
 	f->queue = compile_queue_free(f->queue);
 	assert_string_equal(f->order, "adebbc");
 	assert_int_equal(count_lines(f->runs), 5);
+}
+
+/* How many builds of the log, which has a + for a beginning and a - for an end, were under way at a
+ * time. */
+static int most_at_once(const char *log)
+{
+	FILE *file = fopen(log, "r");
+	int n = 0, most = 0, c;
+
+	assert_non_null(file);
+	while ((c = fgetc(file)) != EOF) {
+		n += c == '+' ? 1 : c == '-' ? -1 : 0;
+		most = n > most ? n : most;
+	}
+	(void)fclose(file);
+	return most;
+}
+
+static void the_background_takes_half_of_the_cores_and_is_nice(void **state)
+{
+	struct fixture *f = *state;
+	long cores = sysconf(_SC_NPROCESSORS_ONLN), half = cores > 3 ? cores / 2 : 1;
+	int n = (int)(half < 14 ? half + 2 : 16), own = getpriority(PRIO_PROCESS, 0);
+	char body[400], log[80], nice[80], text[8] = "";
+	FILE *file;
+
+	(void)snprintf(log, sizeof(log), "%s/log", f->root);
+	(void)snprintf(nice, sizeof(nice), "%s/nice", f->root);
+	(void)snprintf(body, sizeof(body),
+		       "case \"$*\" in *NAME=u*) ;; *) printf + >> '%s'; sleep 0.2; nice > '%s'; "
+		       "printf %%s - >> '%s';; esac; echo code",
+		       log, nice, log);
+	write_compiler(f, body);
+	start(f, n + 1);
+	for (int i = 0; i < n; i++)
+		submit(f, (char[]){(char)('a' + i), '\0'}, COMPILE_BACKGROUND);
+	wait_for_compiler(f);
+	submit(f, "u", COMPILE_URGENT); /* finds a slot, however many wait */
+	finish(f);
+	assert_true(strchr(f->order, 'u') - f->order <= half);
+	assert_int_equal(strlen(f->order), n + 1);
+	assert_int_equal(most_at_once(log), half < n ? half : n);
+	file = fopen(nice, "r");
+	assert_non_null(file);
+	assert_non_null(fgets(text, sizeof(text), file));
+	(void)fclose(file);
+	assert_int_equal(strtol(text, NULL, 10), own < 9 ? own + 10 : 19);
 }
 
 static void closing_cancels_what_runs_and_waits(void **state)
@@ -508,6 +556,7 @@ int main(void)
 		QUEUE_TEST(equal_requests_are_built_once),
 		QUEUE_TEST(the_version_is_asked_for_once),
 		QUEUE_TEST(urgent_requests_overtake),
+		QUEUE_TEST(the_background_takes_half_of_the_cores_and_is_nice),
 		QUEUE_TEST(closing_cancels_what_runs_and_waits),
 		QUEUE_TEST(failures_are_not_remembered),
 		QUEUE_TEST(turns_go_by_user),

@@ -40,6 +40,7 @@ struct compile_config {
 	const char *library_path; /* LD_LIBRARY_PATH of the helper, NULL: none */
 	uint32_t deadline_ms;     /* per build; 0: 60,000 */
 	int stop_fd;              /* readable: end the helper, FMHA_ECANCELED; <= 0: none */
+	int nice;                 /* of the helper, above the caller's */
 	uint64_t memory_bytes;    /* address space of the helper; 0: 8 GiB */
 	struct compile_versions *versions; /* NULL: a helper is asked every time */
 };

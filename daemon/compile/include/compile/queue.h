@@ -11,6 +11,9 @@
  * running, so that nobody waits for as long as somebody else's compiler likes. Looking something up
  * takes no slot: what is in the cache is delivered while every compiler is busy.
  *
+ * Of a shared queue builds of COMPILE_BACKGROUND take at most half of the cores, at a lower priority than
+ * the system's other processes; who asks for the same while it is under way gets it at that pace.
+ *
  * What nobody waits for any more is not done: a queued job leaves the queue, a running one is
  * ended, unless its compiler has just finished; then the result is kept for the next who asks. The
  * time that it took stays charged to whoever it ran for.
