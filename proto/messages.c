@@ -550,11 +550,67 @@ static const struct field_table TABLE(registry_set_params_table, "registry_set_p
 
 #define STRUCT proto_registry_result
 static const struct field registry_result_fields[] = {
-	U64(n_kernels),
+	U64(n_kernels, NOTE("registry_forget: results")),
+	BOOL(stored, OPTIONAL, NOTE("true: a restart keeps what was changed")),
 };
 #undef STRUCT
 static const struct field_table TABLE(registry_result_table, "registry_result",
 				      proto_registry_result, registry_result_fields);
+
+#define STRUCT proto_registry_kernel_params
+static const struct field registry_kernel_params_fields[] = {
+	STRING(kernel, NOTE("canonical name")),
+};
+#undef STRUCT
+static const struct field_table TABLE(registry_kernel_params_table, "registry_kernel_params",
+				      proto_registry_kernel_params, registry_kernel_params_fields);
+
+#define STRUCT proto_registry_priority_params
+static const struct field registry_priority_params_fields[] = {
+	STRING(kernel, NOTE("canonical name")),
+	I32(priority, NOTE("the higher the sooner; 0: none, as at first")),
+};
+#undef STRUCT
+static const struct field_table TABLE(registry_priority_params_table, "registry_priority_params",
+				      proto_registry_priority_params,
+				      registry_priority_params_fields);
+
+#define STRUCT proto_registry_forget_params
+static const struct field registry_forget_params_fields[] = {
+	STRING(kernel, OPTIONAL, NOTE("pattern with * and ? over canonical names; empty: all")),
+	STRING(shape, OPTIONAL, NOTE("of the results, as registry_get has it; empty: all")),
+};
+#undef STRUCT
+static const struct field_table TABLE(registry_forget_params_table, "registry_forget_params",
+				      proto_registry_forget_params, registry_forget_params_fields);
+
+/* ---- tuning ---- */
+
+#define STRUCT proto_tune_params
+static const struct field tune_params_fields[] = {
+	SUB(problem, problem_table, NOTE("of its tensors, types and strides; buffers are any")),
+	STRING(shape, OPTIONAL, NOTE("of the census, in place of the problem")),
+	U32(budget_ms, OPTIONAL, NOTE("of device time; 0: until all candidates are measured")),
+	BOOL(again, OPTIONAL, NOTE("also what was measured before")),
+	BOOL(thorough, OPTIONAL, NOTE("also what is estimated to be far too slow")),
+};
+#undef STRUCT
+static const struct field_table TABLE(tune_params_table, "tune_params", proto_tune_params,
+				      tune_params_fields);
+
+#define STRUCT proto_tune_result
+static const struct field tune_result_fields[] = {
+	STRING(shape, NOTE("the word under which its times are kept")),
+	STRING(kernel, OPTIONAL, NOTE("the fastest; empty: nothing was measured")),
+	I32(n_splits, OPTIONAL),
+	F64(us, OPTIONAL, NOTE("of its whole plan")),
+	U32(n_candidates, NOTE("kernels and splits that can run it")),
+	U32(n_measured, NOTE("now")),
+	U32(n_failed, OPTIONAL, NOTE("that could not be built or run")),
+};
+#undef STRUCT
+static const struct field_table TABLE(tune_result_table, "tune_result", proto_tune_result,
+				      tune_result_fields);
 
 /* ---- tests, and between a front and its worker ---- */
 
@@ -570,10 +626,37 @@ static const struct field_table TABLE(inject_params_table, "inject_params", prot
 #define STRUCT proto_worker_ready_params
 static const struct field worker_ready_params_fields[] = {
 	SUB(device, device_table),
+	STRING(model, OPTIONAL, NOTE("what measured times hold for")),
+	STRING(driver, OPTIONAL),
+	STRING(compiler, OPTIONAL, NOTE("of built-in kernels; empty: the front's")),
+	STRING(sources, OPTIONAL, NOTE("likewise: a digest")),
 };
 #undef STRUCT
 static const struct field_table TABLE(worker_ready_params_table, "worker_ready_params",
 				      proto_worker_ready_params, worker_ready_params_fields);
+
+#define STRUCT proto_tuned_result_params
+static const struct field tuned_result_params_fields[] = {
+	STRING(kernel), STRING(shape), I32(n_splits), F64(us), U64(when_s),
+};
+#undef STRUCT
+static const struct field_table TABLE(tuned_result_params_table, "tuned_result_params",
+				      proto_tuned_result_params, tuned_result_params_fields);
+
+static const struct field_names change_names = NAMES("priority", "lift", "forget", "load", "unload",
+						     "merge");
+
+#define STRUCT proto_registry_change_params
+static const struct field registry_change_params_fields[] = {
+	ENUM(change, change_names, NOTE("load and merge come with a document")),
+	U32(uid, NOTE("whose wish it is")),
+	STRING(name, OPTIONAL, NOTE("kernel, pattern or set")),
+	STRING(shape, OPTIONAL),
+	I32(priority, OPTIONAL),
+};
+#undef STRUCT
+static const struct field_table TABLE(registry_change_params_table, "registry_change_params",
+				      proto_registry_change_params, registry_change_params_fields);
 
 #define STRUCT proto_worker_attach_params
 static const struct field worker_attach_params_fields[] = {
@@ -687,6 +770,11 @@ const struct field_table *const proto_tables[] = {
 	&registry_export_params_table,
 	&registry_set_params_table,
 	&registry_result_table,
+	&registry_kernel_params_table,
+	&registry_priority_params_table,
+	&registry_forget_params_table,
+	&tune_params_table,
+	&tune_result_table,
 	&inject_params_table,
 	&worker_ready_params_table,
 	&worker_attach_params_table,
@@ -694,6 +782,8 @@ const struct field_table *const proto_tables[] = {
 	&compile_params_table,
 	&compile_result_table,
 	&compile_cancel_params_table,
+	&tuned_result_params_table,
+	&registry_change_params_table,
 	&proto_error_table,
 	NULL,
 };
@@ -701,8 +791,12 @@ const struct field_table *const proto_tables[] = {
 int proto_request_fds(enum proto_method method, const void *params)
 {
 	const struct proto_buffer_import_params *import = params;
+	const struct proto_registry_change_params *change = params;
 
 	if (method == PROTO_BUFFER_IMPORT && import->kind == PROTO_IPC_HANDLE)
+		return 0;
+	if (method == PROTO_REGISTRY_CHANGE && change->change != PROTO_CHANGE_LOAD &&
+	    change->change != PROTO_CHANGE_MERGE)
 		return 0;
 	return proto_methods[method].fds_in;
 }

@@ -47,6 +47,11 @@ void config_init(struct config *config)
 						  .drain_ms = 5000,
 						  .status_ms = 500},
 				  .compile = {.deadline_ms = 60000},
+				  .tuning = {.automatic = 1,
+					     .idle_s = 30,
+					     .share = 25,
+					     .launch_ms = 50,
+					     .memory_bytes = UINT64_C(1) << 30},
 				  .limits = {
 #define LIMIT_DEFAULT(ID, key, when, value, least, most, help) [LIMIT_##ID] = (value),
 					  LIMITS(LIMIT_DEFAULT)

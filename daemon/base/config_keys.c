@@ -84,6 +84,26 @@ static const struct key compile_keys[] = {
 	END,
 };
 
+#define TUNING(member) offsetof(struct config_tuning, member)
+static const struct key tuning_keys[] = {
+	{"state", KEY_STRING, RESTART, TUNING(state), 1, CONFIG_FILE_BYTES, NULL,
+	 "folder of measured times and what administrators changed; without it systemd's "
+	 "StateDirectory, /var/lib/fmhad, or a user's $XDG_STATE_HOME/fmhad, and tuned in it"},
+	{"system", KEY_STRING, RESTART, TUNING(system), 1, CONFIG_FILE_BYTES, NULL,
+	 "a second such folder below it that is only read; without it the installed one"},
+	{"automatic", KEY_BOOL, RESTART, TUNING(automatic), 0, 1, NULL,
+	 "measure what clients use, while a device is idle"},
+	{"idle_s", KEY_U32, RESTART, TUNING(idle_s), 0, 86400, NULL,
+	 "seconds for which a device is idle before that begins"},
+	{"share", KEY_U32, RESTART, TUNING(share), 1, 100, NULL,
+	 "percent of the time that is spent on it then, at most"},
+	{"launch_ms", KEY_U32, RESTART, TUNING(launch_ms), 1, 10000, NULL,
+	 "ms; what is estimated or seen to take longer is not measured by itself"},
+	{"memory_bytes", KEY_U64, RESTART, TUNING(memory_bytes), 1 << 20, (int64_t)1 << 40, NULL,
+	 "bytes of the device, for a problem that is measured, at most"},
+	END,
+};
+
 static const struct key limit_keys[] = {
 #define LIMIT_KEY(ID, key, when, value, least, most, help)                                         \
 	{#key, KEY_U64, when, sizeof(uint64_t) * LIMIT_##ID, least, most, NULL, help},
@@ -114,6 +134,8 @@ const struct key config_keys[] = {
 	 "how workers are watched"},
 	{"compile", KEY_OBJECT, RESTART, CONFIG(compile), 0, 0, compile_keys,
 	 "how kernels for GPUs are compiled"},
+	{"tuning", KEY_OBJECT, RESTART, CONFIG(tuning), 0, 0, tuning_keys,
+	 "how kernels are measured, and where that is remembered"},
 	{"limits", KEY_OBJECT, RELOAD, CONFIG(limits), 0, 0, limit_keys,
 	 "what one connection, one user and all of them together may take; fmhactl status --limits "
 	 "shows the times that each was hit"},

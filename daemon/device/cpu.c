@@ -491,6 +491,28 @@ static int choose_level(const struct config_device *config, enum cpu_level *ret_
 	return 0;
 }
 
+/* The processor as the kernel calls it, with what is used of it. */
+static void describe_model(struct device_info *info)
+{
+	FILE *file = fopen("/proc/cpuinfo", "re");
+	char line[256], name[40] = "CPU";
+
+	while (file && fgets(line, sizeof(line), file)) {
+		const char *colon = strchr(line, ':');
+
+		if (strncmp(line, "model name", 10) != 0 || !colon)
+			continue;
+		(void)snprintf(name, sizeof(name), "%.*s", (int)strcspn(colon + 2, "\n"),
+			       colon + 2);
+		break;
+	}
+	if (file)
+		(void)fclose(file);
+	(void)snprintf(info->model, sizeof(info->model), "%s %u", name, info->compute_units);
+	(void)snprintf(info->compiler, sizeof(info->compiler), "%s", cpu_build_compiler());
+	(void)snprintf(info->sources, sizeof(info->sources), "%s", cpu_build_sources());
+}
+
 int cpu_device_open(const struct config_device *config, struct device **ret_device,
 		    struct fmha_error *err)
 {
@@ -518,6 +540,7 @@ int cpu_device_open(const struct config_device *config, struct device **ret_devi
 	snprintf(info->backend, sizeof(info->backend), "%s", config->backend);
 	snprintf(info->arch, sizeof(info->arch), "%s", cpu_level_name(cpu->level));
 	info->compute_units = pool_n_threads(cpu->pool);
+	describe_model(info);
 	info->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 	*ret_device = &cpu->base;
 	return 0;

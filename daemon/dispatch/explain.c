@@ -11,7 +11,12 @@
  *    "selections": [{"family", "signature": {...}, "shape", "n_candidates", "n_rejected",
  *                    "chosen": "...", "decided_by": "heuristic", "why": "...",
  *                    "candidates": [{"name", "verdict": "chosen" | "passed over" | "set aside" |
- *                                    "rejected", "reason", "cost", "tuned_us", "priority"}]}]}
+ *                                    "rejected", "reason", "cost", "tuned_us", "nearby_us",
+ *                                    "predicted_us", "time", "time_from", "priority"}]}]}
+ *
+ * Times are microseconds: measured at this shape, at the nearest one that was, predicted by the model.
+ * "time" is what counts, "time_from" where it comes from (estimate.c); from the formula alone it is a
+ * cost without a unit.
  *
  * Selections come in the order in which they were made. One without a choice was an attempt:
  * split-KV before the unsplit kernel, or a backward pipeline that writes dQ itself.
@@ -21,6 +26,7 @@
 
 #include <cjson/cJSON.h>
 
+#include "predict.h"
 #include "select.h"
 
 static void add_signature(cJSON *to, const struct spec_catalog *catalog,
@@ -43,8 +49,8 @@ static void add_signature(cJSON *to, const struct spec_catalog *catalog,
 	}
 }
 
-static void add_candidate(cJSON *list, const struct spec_catalog *catalog,
-			  const struct candidate *c, bool chosen)
+static cJSON *add_candidate(cJSON *list, const struct spec_catalog *catalog,
+			    const struct candidate *c, bool chosen)
 {
 	cJSON *object = cJSON_CreateObject();
 	char name[SPEC_NAME_BYTES];
@@ -62,11 +68,38 @@ static void add_candidate(cJSON *list, const struct spec_catalog *catalog,
 		cJSON_AddNumberToObject(object, "cost", c->cost);
 	if (c->tuned_us > 0)
 		cJSON_AddNumberToObject(object, "tuned_us", c->tuned_us);
+	if (c->nearby_us > 0)
+		cJSON_AddNumberToObject(object, "nearby_us", c->nearby_us);
+	if (c->predicted_us > 0)
+		cJSON_AddNumberToObject(object, "predicted_us", c->predicted_us);
+	if (c->accepted) {
+		cJSON_AddNumberToObject(object, "time", c->time);
+		cJSON_AddStringToObject(object, "time_from", estimate_source(c));
+	}
 	if (c->info.priority)
 		cJSON_AddNumberToObject(object, "priority", c->info.priority);
 	if (c->info.preferred)
 		cJSON_AddTrueToObject(object, "preferred");
 	cJSON_AddItemToArray(list, object);
+	return object;
+}
+
+static void add_feature_names(cJSON *to)
+{
+	cJSON *list = cJSON_AddArrayToObject(to, "features");
+
+	for (int i = 0; i < PREDICT_FEATURES; i++)
+		cJSON_AddItemToArray(list, cJSON_CreateString(predict_feature_name(i)));
+}
+
+static void add_features(cJSON *to, const struct select_stage *stage, const struct candidate *c)
+{
+	double features[PREDICT_FEATURES];
+	cJSON *list = cJSON_AddArrayToObject(to, "features");
+
+	predict_features(stage, registry_catalog(stage->device->registry), c, features);
+	for (int i = 0; i < PREDICT_FEATURES; i++)
+		cJSON_AddItemToArray(list, cJSON_CreateNumber(features[i]));
 }
 
 static const char *why_of(const struct select_report *selection)
@@ -101,9 +134,16 @@ void explain_selection(struct cJSON *report, const struct select_stage *stage,
 	}
 	cJSON_AddStringToObject(object, "why", why_of(selection));
 	list = cJSON_AddArrayToObject(object, "candidates");
-	for (size_t i = 0; i < selection->n; i++)
-		add_candidate(list, catalog, &selection->candidates[i],
-			      chosen && (long)i == selection->chosen);
+	if (stage->device->explain_features)
+		add_feature_names(object);
+	for (size_t i = 0; i < selection->n; i++) {
+		const struct candidate *c = &selection->candidates[i];
+		cJSON *item = add_candidate(list, catalog, c,
+					    chosen && (long)i == selection->chosen);
+
+		if (stage->device->explain_features && c->accepted)
+			add_features(item, stage, c);
+	}
 	cJSON_AddItemToArray(report, object);
 }
 
@@ -115,18 +155,7 @@ static void add_dims(cJSON *to, const char *name, const uint32_t dims[3])
 		cJSON_AddItemToArray(list, cJSON_CreateNumber(dims[i]));
 }
 
-static void add_split(cJSON *object, const struct plan *plan, const struct plan_device *device)
-{
-	struct split_choice split = {0};
-
-	if (plan->problem.op == FMHA_FORWARD && plan->n_stages > 0)
-		split_choose(&plan->problem, device->compute_units, device->lds_bytes > 0, &split);
-	cJSON_AddNumberToObject(object, "n_splits", plan->n_splits);
-	cJSON_AddNumberToObject(object, "split_size", plan->split_size);
-	cJSON_AddStringToObject(object, "split_why", split.why);
-}
-
-static void add_plan(cJSON *to, const struct plan *plan, const struct plan_device *device)
+static void add_plan(cJSON *to, const struct plan *plan, const char *split_why)
 {
 	cJSON *object = cJSON_AddObjectToObject(to, "plan");
 	cJSON *stages = cJSON_AddArrayToObject(object, "stages");
@@ -150,7 +179,9 @@ static void add_plan(cJSON *to, const struct plan *plan, const struct plan_devic
 	cJSON_AddNumberToObject(object, "workspace_head_bytes", (double)plan->workspace_head_bytes);
 	cJSON_AddNumberToObject(object, "dq_acc_bytes", (double)plan->dq_acc_bytes);
 	cJSON_AddBoolToObject(object, "workspace_zero", plan->workspace_zero != 0);
-	add_split(object, plan, device);
+	cJSON_AddNumberToObject(object, "n_splits", plan->n_splits);
+	cJSON_AddNumberToObject(object, "split_size", plan->split_size);
+	cJSON_AddStringToObject(object, "split_why", split_why);
 	cJSON_AddNumberToObject(object, "dq_splits", plan->dq_splits);
 	cJSON_AddNumberToObject(object, "flops", plan->flops);
 	cJSON_AddNumberToObject(object, "bytes", (double)plan->bytes);
@@ -177,11 +208,12 @@ static const char *op_word(uint32_t op)
 int plan_explain(const struct fmha_problem *problem, const struct plan_choice *choice,
 		 const struct plan_device *device, char **ret_json, struct fmha_error *err)
 {
-	cJSON *root = cJSON_CreateObject(), *strategies, *selections = cJSON_CreateArray();
+	cJSON *root = cJSON_CreateObject(), *strategies;
+	struct plan_report report = {.selections = cJSON_CreateArray()};
 	struct fmha_error why = {0};
 	struct plan plan;
 	char *text = NULL;
-	int r = plan_build_reported(problem, choice, device, &plan, selections, &why);
+	int r = plan_build_reported(problem, choice, device, &plan, &report, &why);
 
 	if (r < 0 && r != FMHA_ENOKERNEL) {
 		if (err)
@@ -192,7 +224,7 @@ int plan_explain(const struct fmha_problem *problem, const struct plan_choice *c
 	cJSON_AddNumberToObject(root, "compute_units", device->compute_units);
 	cJSON_AddStringToObject(root, "op", op_word(problem->op));
 	if (r == 0)
-		add_plan(root, &plan, device);
+		add_plan(root, &plan, report.split_why);
 	else
 		add_error(root, &why);
 	strategies = cJSON_AddArrayToObject(root, "strategies");
@@ -203,8 +235,8 @@ int plan_explain(const struct fmha_problem *problem, const struct plan_choice *c
 		cJSON_AddStringToObject(item, "about", select_strategies[i].about);
 		cJSON_AddItemToArray(strategies, item);
 	}
-	cJSON_AddItemToObject(root, "selections", selections);
-	selections = NULL;
+	cJSON_AddItemToObject(root, "selections", report.selections);
+	report.selections = NULL;
 	r = 0;
 	text = cJSON_Print(root);
 	if (text)
@@ -212,7 +244,7 @@ int plan_explain(const struct fmha_problem *problem, const struct plan_choice *c
 	else
 		r = fmha_error_set(err, FMHA_ENOMEM, "explain: out of memory");
 end:
-	cJSON_Delete(selections);
+	cJSON_Delete(report.selections);
 	cJSON_Delete(root);
 	return r;
 }

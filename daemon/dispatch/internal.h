@@ -99,9 +99,10 @@ struct index_tables indices_tables(const struct plan_indices *indices);
  * split.c: how many splits, keys a split, and why; 1 split: do not split. Pure, worked numbers
  * there.
  */
+#define SPLIT_WHY_BYTES 120
 struct split_choice {
 	int32_t n, size;
-	char why[120];
+	char why[SPLIT_WHY_BYTES];
 };
 void split_choose(const struct fmha_problem *problem, uint32_t compute_units, bool gpu,
 		  struct split_choice *ret_choice);

@@ -9,15 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "select.h"
-
-struct planner {
-	struct plan *plan;
-	const struct plan_device *device;
-	struct cJSON *report; /* NULL: nobody wants to know */
-	struct naming naming;
-	struct fmha_error *err;
-};
+#include "planner.h"
 
 /*
  * A step that is never taken may be any number, but kernels look ahead by one: the limit keeps
@@ -132,6 +124,29 @@ static int check_reach(const struct plan *plan, struct fmha_error *err)
 	return r;
 }
 
+int planner_peek(struct planner *b, enum abi_family family, uint32_t dtype, bool ask_all,
+		 struct select_report *ret_report, double *ret_scale)
+{
+	struct launch_bases bases = args_placeholders(b->plan);
+	struct plan_stage *stage = &b->plan->stages[b->plan->n_stages];
+	union abi_args args;
+	struct select_stage select = {.plan = b->plan,
+				      .device = b->device,
+				      .family = family,
+				      .dtype = dtype,
+				      .args = &args,
+				      .ask_all = ask_all,
+				      .named = naming_of(&b->naming, family)};
+	int r;
+
+	*stage = (struct plan_stage){.family = family, .dtype = dtype};
+	args_fill(b->plan, b->plan->n_stages, &bases, &args);
+	r = select_kernel(&select, stage, ret_report);
+	*ret_scale = select.scale;
+	*stage = (struct plan_stage){0};
+	return r;
+}
+
 /* Adds a stage and looks for its kernel. 0, or 1 when nothing fits; then no stage was added. */
 static int add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 {
@@ -152,11 +167,13 @@ static int add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 					      .family = family,
 					      .dtype = dtype,
 					      .args = &args,
+					      .ask_all = b->report,
 					      .named = named};
 
 		r = select_kernel(&select, stage, b->report ? &report : NULL);
 		if (b->report)
-			explain_selection(b->report, &select, r == 0 ? stage : NULL, &report);
+			explain_selection(b->report->selections, &select, r == 0 ? stage : NULL,
+					  &report);
 		select_report_deinit(&report);
 	} else {
 		r = SELECT_NO_SPEC;
@@ -254,7 +271,7 @@ static int place_common(struct planner *b, int n, const int64_t *factors, uint64
 	return 0;
 }
 
-static int add_append(struct planner *b)
+int planner_append(struct planner *b)
 {
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
@@ -299,20 +316,33 @@ static int add_split(struct planner *b)
 			    &plan->layout.lse_acc);
 }
 
+bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_family)
+{
+	const struct fmha_problem *p = &b->plan->problem;
+	/* A device without batch_prefill may have the same thing as fwd_pagedkv in group mode. */
+	bool prefills = plan_paged(p) && p->mode == FMHA_GROUP &&
+			!naming_of(&b->naming, ABI_FWD_PAGEDKV);
+
+	if (i > prefills)
+		return false;
+	*ret_family = prefills && i == 0 ? ABI_BATCH_PREFILL
+		      : plan_paged(p)    ? ABI_FWD_PAGEDKV
+					 : ABI_FWD;
+	return true;
+}
+
 static int add_unsplit(struct planner *b)
 {
 	const struct fmha_problem *p = &b->plan->problem;
+	enum abi_family family = ABI_FWD;
 
-	if (!plan_paged(p))
-		return need_stage(b, ABI_FWD, p->q.dtype);
-	/* A device without batch_prefill may have the same thing as fwd_pagedkv in group mode. */
-	if (p->mode == FMHA_GROUP && !naming_of(&b->naming, ABI_FWD_PAGEDKV)) {
-		int r = add_stage(b, ABI_BATCH_PREFILL, p->q.dtype);
+	for (int i = 0; planner_unsplit_family(b, i, &family); i++) {
+		int r = add_stage(b, family, p->q.dtype);
 
 		if (r <= 0)
 			return r;
 	}
-	return need_stage(b, ABI_FWD_PAGEDKV, p->q.dtype);
+	return no_kernel(b, family, p->q.dtype);
 }
 
 /* Is a kernel named that takes all keys at once? */
@@ -333,13 +363,15 @@ static int build_forward(struct planner *b)
 	const struct fmha_problem *p = &plan->problem;
 	bool fixed = p->n_splits > 1 || p->split_size > 0;
 	struct split_choice split;
-	int r = add_append(b);
+	int r = planner_append(b);
 
 	if (r < 0)
 		return r;
 	if (plan_total_q(plan) == 0)
 		return 0;
-	split_choose(p, b->device->compute_units, !is_on_cpu(b), &split);
+	options_choose_splits(b, &split);
+	if (b->report)
+		memcpy(b->report->split_why, split.why, sizeof(split.why));
 	if (split.n > PLAN_MAX_SPLITS)
 		return fmha_error_set_field(b->err, FMHA_EINVAL,
 					    p->split_size > 0 ? "split_size" : "n_splits",
@@ -385,6 +417,24 @@ static bool sums_in_tiles(const struct planner *b)
 	return b->plan->dq_tile_rows > 0;
 }
 
+/* Without a buffer for sums of dQ, else with one; the other way round where that was measured as the
+ * faster. What writes dQ itself is no candidate with a buffer. */
+static int add_main_backward(struct planner *b)
+{
+	struct plan *plan = b->plan;
+	bool buffered = options_prefer_buffered_dq(b);
+
+	for (int i = 0; i < 2; i++, buffered = !buffered) {
+		int r;
+
+		plan->dq_buffered = buffered;
+		r = add_stage(b, ABI_BWD_DQ_DK_DV, plan->problem.q.dtype);
+		if (r <= 0)
+			return r;
+	}
+	return no_kernel(b, ABI_BWD_DQ_DK_DV, plan->problem.q.dtype);
+}
+
 static int build_backward(struct planner *b)
 {
 	struct plan *plan = b->plan;
@@ -399,14 +449,10 @@ static int build_backward(struct planner *b)
 	r = need_stage(b, ABI_BWD_DOT_DO_O, p->q.dtype);
 	if (r < 0)
 		return r;
-	r = add_stage(b, ABI_BWD_DQ_DK_DV, p->q.dtype);
+	r = add_main_backward(b);
 	if (r < 0)
 		return r;
-	if (r == 1) {
-		plan->dq_buffered = 1;
-		r = need_stage(b, ABI_BWD_DQ_DK_DV, p->q.dtype);
-		if (r < 0)
-			return r;
+	if (plan->dq_buffered) {
 		mode = dq_mode_of(b);
 	} else if (sums_in_tiles(b)) {
 		plan->dq_buffered = 1;
@@ -520,30 +566,38 @@ static void align_views(struct plan *plan, const struct launch_record *record)
 		}
 }
 
+int planner_start(struct planner *b, const struct fmha_problem *problem,
+		  const struct plan_choice *choice)
+{
+	struct plan *plan = b->plan;
+	int r = problem_check(problem, b->err);
+
+	if (r < 0)
+		return r;
+	plan->problem = *problem;
+	normalise(&plan->problem);
+	problem_axes(&plan->problem, &plan->axes);
+	r = check_limits(&plan->problem, b->err);
+	if (r == 0)
+		r = check_work(plan, b->err);
+	if (r == 0)
+		r = views_build(plan, b->err);
+	if (r < 0)
+		return r;
+	note_alignment(plan, b->device);
+	plan->flops = cost_flops(&plan->problem);
+	plan->bytes = cost_bytes(&plan->problem);
+	return naming_init(&b->naming, choice, b->device, b->err);
+}
+
 int plan_build_reported(const struct fmha_problem *problem, const struct plan_choice *choice,
 			const struct plan_device *device, struct plan *ret_plan,
-			struct cJSON *report, struct fmha_error *err)
+			struct plan_report *report, struct fmha_error *err)
 {
-	struct plan plan = {.problem = *problem};
+	struct plan plan = {0};
 	struct planner b = {.plan = &plan, .device = device, .report = report, .err = err};
-	int r;
+	int r = planner_start(&b, problem, choice);
 
-	r = problem_check(problem, err);
-	if (r < 0)
-		return r;
-	normalise(&plan.problem);
-	problem_axes(&plan.problem, &plan.axes);
-	r = check_limits(&plan.problem, err);
-	if (r < 0)
-		return r;
-	r = check_work(&plan, err);
-	if (r < 0)
-		return r;
-	r = views_build(&plan, err);
-	if (r < 0)
-		return r;
-	note_alignment(&plan, device);
-	r = naming_init(&b.naming, choice, device, err);
 	if (r < 0)
 		return r;
 	r = build_stages(&b);
@@ -565,8 +619,6 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_ch
 		align_views(&plan, &plan.stages[i].launch);
 	}
 	place_zeroes(&plan);
-	plan.flops = cost_flops(&plan.problem);
-	plan.bytes = cost_bytes(&plan.problem);
 	*ret_plan = plan;
 	return 0;
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <dispatch/model.h>
 #include <dispatch/plan.h>
 #include <kernels/backends.h>
 #include <registry/registry.h>
@@ -29,9 +30,11 @@ int plan_explain_offline(const struct plan_offline_options *options,
 	struct registry_device model = {.rules = options->rules};
 	struct spec_catalog *catalog = NULL;
 	struct registry *registry = NULL;
+	struct predict_model *model_of_times = NULL;
 	struct plan_device device = {
 		.arch = options->arch,
 		.compute_units = options->compute_units,
+		.explain_features = options->features,
 	};
 	struct plan_choice choice = {0};
 	int r = spec_catalog_load(NULL, fmha_backends, &catalog, err);
@@ -41,6 +44,9 @@ int plan_explain_offline(const struct plan_offline_options *options,
 	if (r == 0)
 		r = registry_new(catalog, &model, &registry, err);
 	device.registry = registry;
+	if (r == 0 && !options->rules)
+		(void)predict_model_load(options->arch, &model_of_times, NULL);
+	device.model = model_of_times;
 	for (uint32_t i = 0; i < options->n_kernels && i < PLAN_MAX_STAGES; i++)
 		(void)snprintf(choice.kernel[choice.n++], PLAN_KERNEL_BYTES, "%s",
 			       options->kernels[i]);
@@ -48,6 +54,7 @@ int plan_explain_offline(const struct plan_offline_options *options,
 		describe(catalog, options->arch, &device);
 	if (r == 0)
 		r = plan_explain(problem, &choice, &device, ret_json, err);
+	predict_model_free(model_of_times);
 	registry_free(registry);
 	spec_catalog_free(catalog);
 	return r;

@@ -33,16 +33,21 @@ struct select_stage {
 	const union abi_args *args;       /* placeholders for pointers */
 	struct select_named *named;       /* the only one that may be chosen; NULL: any may */
 	char shape[REGISTRY_SHAPE_BYTES]; /* the key of tuned results */
-	bool too_large;                   /* set: a candidate was rejected for its workspace */
-	bool any_workspace;               /* none is, since then there would be no candidate */
+	bool ask_all;       /* the device judges every candidate, not the first only */
+	bool too_large;     /* set: a candidate was rejected for its workspace */
+	bool any_workspace; /* none is, since then there would be no candidate */
+	double scale; /* microseconds for an estimate of 1, from what was measured; 0: nothing was */
 };
 
 struct candidate {
 	struct kernel_spec spec;
 	struct registry_info info;
 	bool accepted;                    /* by the checks */
-	double tuned_us;                  /* 0: never measured */
+	double tuned_us;                  /* measured at this shape; 0: never */
+	double nearby_us;                 /* measured at the nearest shape that was; 0: never */
+	double predicted_us;              /* by the model of this device; 0: there is none */
 	double cost;                      /* the heuristic's, arbitrary unit, lower is better */
+	double time;                      /* what counts: see estimate.c */
 	uint32_t spills;                  /* bytes, as its code says; 0: none, or not seen yet */
 	char reason[SELECT_REASON_BYTES]; /* of the rejection, or what speaks against it */
 };
@@ -62,6 +67,8 @@ struct select_report {
 	size_t n, capacity;
 	size_t n_rejected;
 	long chosen;          /* index, -1: none */
+	double time;          /* of the chosen one */
+	size_t first;         /* the first of those that it was chosen among */
 	const char *strategy; /* what put the choice before the runner-up; "only one", "named" */
 	struct kernel_signature signature;
 	bool found_none; /* no spec has this signature */
@@ -77,6 +84,26 @@ void select_report_deinit(struct select_report *report);
 #define SELECT_NO_SPEC 2
 int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 		  struct select_report *report);
+
+/*
+ * estimate.c. Fills measured and estimated times of the accepted candidates, which are all that compete,
+ * and @stage->scale. The second: of one whose code has turned out to spill.
+ */
+void estimate_times(struct select_stage *stage, struct candidate *candidates, size_t n);
+void estimate_again(const struct select_stage *stage, struct candidate *candidate);
+/* Where @candidate->time comes from: "measured", "nearby", "model" or "formula". */
+const char *estimate_source(const struct candidate *candidate);
+/* Is the kernel of @family that by which the plan's times are kept? */
+bool estimate_is_main(const struct plan *plan, enum abi_family family);
+
+/*
+ * shape.c: the word under which a problem's times are kept. Two problems share one when the answer to
+ * "which kernel is fastest" is the same for both as far as anybody can tell: everything that decides
+ * it is in there, lengths in steps of a quarter of a power of two.
+ */
+void shape_of(const struct fmha_problem *problem, char shape[REGISTRY_SHAPE_BYTES]);
+/* The words one step away in one length, the nearest first. Return: false: there is no number @i. */
+bool shape_neighbour(const struct fmha_problem *problem, int i, char shape[REGISTRY_SHAPE_BYTES]);
 
 /* select_check.c: can this spec run the stage? The reason is written on false. */
 bool select_check(const struct select_stage *stage, const struct spec_catalog *catalog,
@@ -95,14 +122,16 @@ extern const size_t signature_n_fields;
 /* Does @family read that head dim? */
 bool signature_uses_hdim_q(enum abi_family family);
 bool signature_uses_hdim_v(enum abi_family family);
-/* "b2h16x4q1024k1024": lengths rounded up to powers of two. */
-void signature_shape(const struct fmha_problem *problem, char shape[REGISTRY_SHAPE_BYTES]);
 
-/* plan.c; @report: NULL, or a cJSON array that gets one object for every selection. */
+/* plan.c; @report: NULL: nobody wants to know. */
 struct cJSON;
+struct plan_report {
+	struct cJSON *selections; /* an array, which gets one object for every selection */
+	char split_why[SPLIT_WHY_BYTES];
+};
 int plan_build_reported(const struct fmha_problem *problem, const struct plan_choice *choice,
 			const struct plan_device *device, struct plan *ret_plan,
-			struct cJSON *report, struct fmha_error *err);
+			struct plan_report *report, struct fmha_error *err);
 
 /* naming.c: the caller's kernels while a plan is built. */
 struct naming {

@@ -175,11 +175,11 @@ static bool check_dq(const struct select_stage *stage, const struct spec_catalog
 		     struct candidate *c)
 {
 	int flags = spec_pipeline_flags(catalog, c->spec.pipeline);
+	bool writes = flags >= 0 && flags & SPEC_WRITES_DQ;
 
-	if (stage->family == ABI_BWD_DQ_DK_DV && !stage->args->bwd.dq_acc &&
-	    (flags < 0 || !(flags & SPEC_WRITES_DQ)))
-		return reject(c, "sums dQ in the workspace");
-	return true;
+	if (stage->family != ABI_BWD_DQ_DK_DV || writes == !stage->args->bwd.dq_acc)
+		return true;
+	return reject(c, writes ? "writes dQ itself" : "sums dQ in the workspace");
 }
 
 bool select_check(const struct select_stage *stage, const struct spec_catalog *catalog,

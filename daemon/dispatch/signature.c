@@ -173,19 +173,3 @@ size_t signature_list(const struct select_stage *stage,
 		}
 	return n;
 }
-
-static long power_of_two(int32_t n)
-{
-	long power = 1;
-
-	while (power < n)
-		power *= 2;
-	return n > 0 ? power : 0;
-}
-
-void signature_shape(const struct fmha_problem *p, char shape[REGISTRY_SHAPE_BYTES])
-{
-	(void)snprintf(shape, REGISTRY_SHAPE_BYTES, "b%ldh%dx%dq%ldk%ld", power_of_two(p->batch),
-		       p->nhead_q, p->nhead_k, power_of_two(p->seqlen_q),
-		       power_of_two(p->seqlen_k));
-}

@@ -194,6 +194,28 @@ static int open_queue(struct builder *builder, struct fmha_error *err)
 	return r;
 }
 
+void builder_open(struct builder *builder)
+{
+	struct fmha_error err;
+
+	if (open_queue(builder, &err) < 0)
+		log_warning("no compiler: %s", err.msg);
+}
+
+void builder_describe(const struct builder *builder, const char *arch, char *compiler,
+		      size_t n_compiler, char *sources, size_t n_sources)
+{
+	struct compile_request request = {.kernel = "all", .arch = arch, .source = "fmha.hip"};
+	char hex[CACHE_HEX_BYTES] = "";
+	struct compile_target target = {0};
+
+	if (builder->compile.helper &&
+	    compile_identify(&builder->compile, &request, &target, NULL) == 0)
+		cache_key_hex(&target.key, hex);
+	(void)snprintf(compiler, n_compiler, "%s", *hex ? target.version : "");
+	(void)snprintf(sources, n_sources, "%s", hex);
+}
+
 /* A worker talks to drivers and clients: it names a source and sets macros, nothing else reaches a
  * compiler. */
 static int check_params(const struct proto_compile_params *params, struct fmha_error *err)

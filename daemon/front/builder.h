@@ -56,6 +56,13 @@ bool builder_forget(struct builder_asker *asker, uint32_t id);
 /* The asker is gone. */
 void builder_forget_all(struct builder_asker *asker);
 
+/* Makes builder_describe() possible. */
+void builder_open(struct builder *builder);
+/* Which compiler, and which sources, code for @arch comes from; empty where there is no compiler. Runs
+ * a helper: not on the loop. */
+void builder_describe(const struct builder *builder, const char *arch, char *compiler,
+		      size_t n_compiler, char *sources, size_t n_sources);
+
 /* What is queued, running, built, and how the cache stands: one object, given. */
 cJSON *builder_status_json(struct builder *builder);
 

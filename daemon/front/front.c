@@ -2,6 +2,7 @@
 /* front.c: start, accepting clients, and the end. */
 #include "builder.h"
 #include "front.h"
+#include "tuned.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -231,6 +232,9 @@ static int front_init(struct front *front, const struct config *config,
 	if (r == 0)
 		r = builder_new(&front->loop, &front->config.compile, &front->accounts,
 				&front->builder, err);
+	front->tuned = tuned_new(front);
+	if (r == 0 && !front->tuned)
+		r = fmha_error_set(err, FMHA_ENOMEM, "tuned database: out of memory");
 	if (r == 0)
 		r = listen_open(front, err);
 	if (r < 0)
@@ -251,7 +255,8 @@ int front_run(const struct config *config, const struct config_source *source)
 		return 1;
 	prctl(PR_SET_NAME, "fmhad-front");
 	signal(SIGPIPE, SIG_IGN);
-	signal(SIGIO, SIG_IGN); /* somebody wants a file that handout.c has a lease on */
+	signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a full disk */
+	signal(SIGIO, SIG_IGN);   /* somebody wants a file that handout.c has a lease on */
 	mallopt(M_ARENA_MAX, 2);
 	if (front_init(front, config, source, &err) < 0) {
 		log_error("%s", err.msg);
@@ -270,6 +275,7 @@ int front_run(const struct config *config, const struct config_source *source)
 		uv_timer_start(&front->watchdog, on_watchdog, 0, watchdog_us / 2000 + 1);
 	uv_run(&front->loop, UV_RUN_DEFAULT);
 	listen_close(front);
+	front->tuned = tuned_free(front->tuned);
 	front->builder = builder_free(front->builder); /* compilers end with us */
 	log_info("stopped");
 	/* The process ends: the kernel closes every socket and frees everything at once. */

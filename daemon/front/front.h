@@ -19,6 +19,7 @@
 
 struct front;
 struct worker_process;
+struct model;
 
 enum worker_state {
 	WORKER_STARTING, /* the process runs and has not said that it is ready */
@@ -41,7 +42,8 @@ struct worker_slot {
 	bool beating;                   /* heartbeats go on: clients are attached */
 	bool drained;
 	uint32_t n_failed_starts, n_starts, n_deaths;
-	char reason[256]; /* of the last death */
+	char reason[256];    /* of the last death */
+	struct model *tuned; /* tuned.c: of its worker's model; NULL: none is ready */
 };
 
 /*
@@ -71,6 +73,7 @@ struct client {
 
 struct status_gathering;
 struct builder;
+struct tuned;
 
 struct front {
 	uv_loop_t loop;
@@ -102,6 +105,7 @@ struct front {
 	uint64_t status_ended_ns;        /* when the last one was answered */
 	struct builder *builder;
 	struct http *http; /* NULL: none */
+	struct tuned *tuned;
 	struct log_limit log;
 	uint64_t n_accepted, n_refused, started_ns;
 };
@@ -163,6 +167,8 @@ void worker_slot_start(struct worker_slot *slot);
 /* Return: 0: answered when the worker has; FMHA_EDEVICE, FMHA_EBUSY, FMHA_ENOMEM. */
 int worker_slot_open(struct worker_slot *slot, struct client *client, uint32_t id,
 		     struct fmha_error *err);
+/* What is remembered for its worker has been read. @fd: that, taken; -1: it cannot be told */
+void worker_slot_restored(struct worker_slot *slot, uint32_t id, int fd);
 void worker_slot_drain(struct worker_slot *slot);
 /* Ends the process, for good. */
 void worker_slot_stop(struct worker_slot *slot, bool now);

@@ -116,16 +116,16 @@ static uint32_t confine(struct quarantine *quarantine, const struct worker_death
 	return (uint32_t)(period / NS_PER_S);
 }
 
-void quarantine_add(struct quarantine *quarantine, const struct worker_death *death, uint64_t now)
+bool quarantine_add(struct quarantine *quarantine, const struct worker_death *death, uint64_t now)
 {
 	struct quarantine_death *last = &quarantine->deaths[quarantine->next];
 	struct log_about about;
 	struct tally tally;
-	bool everybody;
+	bool everybody, changed = false;
 	uint32_t seconds;
 
 	if (!*death->kernel)
-		return;
+		return false;
 	quarantine->next = (quarantine->next + 1) % QUARANTINE_DEATHS;
 	*last = (struct quarantine_death){.when_ns = now,
 					  .kernel = fingerprint(death->kernel),
@@ -140,6 +140,7 @@ void quarantine_add(struct quarantine *quarantine, const struct worker_death *de
 				   .kernel = death->kernel};
 	if ((everybody ? tally.n_of_kernel : tally.n_of_both) >= quarantine->n_deaths) {
 		seconds = confine(quarantine, death, death->kernel, everybody, now);
+		changed |= seconds > 0;
 		if (seconds > 0 && everybody)
 			log_write_about(&about, LOG_LEVEL_ERROR,
 					"device %u: kernel %s has ended %u workers and is not used "
@@ -153,13 +154,47 @@ void quarantine_add(struct quarantine *quarantine, const struct worker_death *de
 					(unsigned long long)death->problem, seconds);
 	}
 	if (death->trusted || tally.n_of_user < 2 * quarantine->n_deaths)
-		return;
+		return changed;
 	seconds = confine(quarantine, death, "", false, now);
 	if (seconds > 0)
 		log_write_about(&(struct log_about){.fields = LOG_UID, .uid = death->uid},
 				LOG_LEVEL_ERROR,
 				"user %u has ended %u workers and may open no device for %u s",
 				death->uid, tally.n_of_user, seconds);
+	return changed || seconds > 0;
+}
+
+void quarantine_restore(struct quarantine *quarantine, uint32_t device,
+			const struct worker_quarantined *what, uint64_t now)
+{
+	struct worker_death death = {.device = device, .kernel = what->kernel, .uid = what->uid};
+	struct quarantine_entry *entry = choose_entry(quarantine, &death, what->kernel,
+						      what->everybody, now);
+
+	if (quarantine_is_active(entry, now))
+		return;
+	entry->what.until_ns = what->until_ns;
+	entry->n_times++;
+}
+
+uint32_t quarantine_lift(struct quarantine *quarantine, uint32_t device, const char *kernel)
+{
+	uint64_t print = fingerprint(kernel);
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < QUARANTINE_ENTRIES; i++) {
+		struct quarantine_entry *entry = &quarantine->entries[i];
+
+		if (entry->n_times == 0 || entry->device != device || !*entry->what.kernel ||
+		    strcmp(entry->what.kernel, kernel) != 0)
+			continue;
+		entry->n_times = 0;
+		n++;
+	}
+	for (uint32_t i = 0; n > 0 && i < QUARANTINE_DEATHS; i++)
+		if (quarantine->deaths[i].kernel == print && quarantine->deaths[i].device == device)
+			quarantine->deaths[i].kernel = 0;
+	return n;
 }
 
 /* ---- asking ---- */

@@ -52,8 +52,15 @@ struct quarantine {
 
 void quarantine_init(struct quarantine *quarantine, const struct config_supervision *rules);
 
-/* A worker has died at @now; what follows from it is logged. */
-void quarantine_add(struct quarantine *quarantine, const struct worker_death *death, uint64_t now);
+/* A worker has died at @now; what follows from it is logged. Return: whether anything does. */
+bool quarantine_add(struct quarantine *quarantine, const struct worker_death *death, uint64_t now);
+
+/* An entry that was in force when the daemon ended. */
+void quarantine_restore(struct quarantine *quarantine, uint32_t device,
+			const struct worker_quarantined *what, uint64_t now);
+/* Ends those of @kernel on @device, whomever they are for; what was counted against it is forgotten.
+ * Return: how many. */
+uint32_t quarantine_lift(struct quarantine *quarantine, uint32_t device, const char *kernel);
 
 /* Seconds for which the user may still open no device; 0: it may. */
 uint32_t quarantine_ban_s(const struct quarantine *quarantine, uint32_t uid, uint64_t now);

@@ -7,6 +7,7 @@
  */
 #include "builder.h"
 #include "front.h"
+#include "tuned.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -145,6 +146,7 @@ static cJSON *device_json(const struct worker_slot *slot, const cJSON *answer, u
 	cJSON_AddNumberToObject(item, "deaths", slot->n_deaths);
 	cJSON_AddStringToObject(item, "last_death", slot->reason);
 	cJSON_AddItemToObject(item, "quarantined", quarantine_json(slot, uid, all));
+	cJSON_AddItemToObject(item, "tuned", tuned_status_json(slot));
 	cJSON_AddItemToObject(item, "worker",
 			      answer ? worker_json(answer, uid, all) : cJSON_CreateNull());
 	return item;

@@ -10,9 +10,11 @@
  * asked for it (quarantine.h).
  */
 #include "process.h"
+#include "tuned.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <base/clock.h>
 #include <proto/error.h>
@@ -80,8 +82,6 @@ static void on_ready(struct worker_slot *slot, const struct proto_worker_ready_p
 	slot->device = params->device;
 	slot->device.device = slot->index;
 	slot->n_failed_starts = 0;
-	uv_timer_stop(&slot->timer);
-	slot->beating = false;
 	log_slot(slot, LOG_LEVEL_INFO, "device %u: %s (%s, %s) is ready, worker %u", slot->index,
 		 slot->device.name, slot->device.backend, slot->device.arch, worker_slot_pid(slot));
 }
@@ -102,7 +102,6 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 	struct worker_process *process = container_of(control, struct worker_process, control);
 	struct worker_slot *slot = process->slot;
 
-	(void)fd; /* a worker sends none */
 	switch (method) {
 	case PROTO_COMPILE:
 		return builder_submit(process->front->builder, &process->compiles, id,
@@ -114,17 +113,33 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 		if (slot->state != WORKER_STARTING)
 			return fmha_error_set(err, FMHA_EINVAL, "it was ready already");
 		on_ready(slot, &params->WORKER_READY);
+		return tuned_attach(slot, id, &params->WORKER_READY, err);
+	case PROTO_TUNED_RESULT:
+		if (tuned_add(slot, &params->TUNED_RESULT, err) < 0)
+			return err->code;
 		break;
+	case PROTO_REGISTRY_CHANGE:
+		return tuned_change(slot, id, &params->REGISTRY_CHANGE, *fd, err);
 	default:
 		return fmha_error_set(err, FMHA_EINVAL, "not a method of a front's control socket");
 	}
 	connection_answer(control, id, method, &(struct proto_empty){0}, -1);
-	if (method == PROTO_WORKER_READY) {
-		set_state(slot, WORKER_READY);
-		worker_process_configure(process);
-		attach_all(slot);
-	}
 	return 0;
+}
+
+void worker_slot_restored(struct worker_slot *slot, uint32_t id, int fd)
+{
+	struct proto_json_result result = {0};
+	struct stat st;
+
+	if (fd >= 0 && fstat(fd, &st) == 0)
+		result.size = (uint64_t)st.st_size;
+	uv_timer_stop(&slot->timer);
+	slot->beating = false;
+	connection_answer(&slot->process->control, id, PROTO_WORKER_READY, &result, fd);
+	set_state(slot, WORKER_READY);
+	worker_process_configure(slot->process);
+	attach_all(slot);
 }
 
 static void on_hangup(struct connection *control)
@@ -203,13 +218,16 @@ static void on_process_exit(uv_process_t *handle, int64_t status, int signal)
 	uv_timer_stop(&slot->timer);
 	was_ready = slot->state == WORKER_READY;
 	if (slot->front->draining || slot->state == WORKER_STOPPED) {
+		tuned_detach(slot);
 		set_state(slot, WORKER_STOPPED);
 		open_request_refuse_all(slot, FMHA_EBUSY, "the daemon is stopping");
 		set_drained(slot);
 		return;
 	}
 	slot->n_deaths++;
-	quarantine_add(&slot->front->quarantine, &death, clock_ns());
+	if (quarantine_add(&slot->front->quarantine, &death, clock_ns()))
+		tuned_keep_quarantine(slot);
+	tuned_detach(slot);
 	worker_process_describe_death(process, status, signal, slot->reason, sizeof(slot->reason));
 	log_slot(slot, LOG_LEVEL_WARNING, "device %u: %s", slot->index, slot->reason);
 	schedule_start(slot, was_ready);

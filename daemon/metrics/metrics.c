@@ -66,6 +66,12 @@ static const struct {
 	{"runs_pending", "gauge", "Runs that wait or are computed", PART_WORKER, "runs.pending", 1},
 	{"buffers", "gauge", "Buffers of all sessions", PART_WORKER, "memory.buffers", 1},
 	{"buffer_bytes", "gauge", "Memory charged to sessions", PART_WORKER, "memory.bytes", 1},
+	{"tuned_problems", "counter", "Problems whose kernels were measured", PART_WORKER,
+	 "tuning.problems", 1},
+	{"tuned_times", "counter", "Times of kernels that were measured", PART_WORKER,
+	 "tuning.measured", 1},
+	{"tuning_seconds", "counter", "Device time that measuring kernels took", PART_WORKER,
+	 "tuning.device_ns", 1e-9},
 	{"worker_resident_bytes", "gauge", "Private memory of the worker", PART_WORKER,
 	 "resident_bytes", 1},
 };

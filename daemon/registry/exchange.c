@@ -2,10 +2,12 @@
 /*
  * exchange.c: a registry as JSON; import.c reads it.
  *
- *   {"format": "fmhad-registry", "version": 1, "device": "...", "archs": [...],
+ *   {"format": "fmhad-registry", "version": 1, "device": "...",
+ *    "environment": "...", "archs": [...],
  *    "sets": {"default": ["*"]}, "filter": "...",
  *    "kernels": [{"name": "...", "flags": ["loaded"], "priority": 1, "offered": true, "runs": 7,
- *                 "run_ns": 8, "tuned": [{"shape": "...", "us": 9.5}]}, ...],
+ *                 "run_ns": 8, "tuned": [{"shape": "...", "splits": 0, "us": 9.5,
+ *                                              "when": 1700000000}]}, ...],
  *    "statistics": {"kernels": 1, "families": {"fwd": 1}, "data_types": {...}, "pipelines": {...},
  *                   "states": {"compiled": 0, ...}}}
  *
@@ -87,6 +89,8 @@ static void put_head(struct exporter *e, const char *filter)
 
 	put(e, "{\"format\": \"fmhad-registry\", \"version\": 1, \"device\": ");
 	put_string(e, registry->device);
+	put(e, ", \"environment\": ");
+	put_string(e, registry->environment);
 	put(e, ", \"archs\": [");
 	for (size_t i = 0; i < registry->n_archs; i++)
 		put(e, "%s\"%s\"", i ? ", " : "", registry_arch_name(registry, i));
@@ -135,23 +139,23 @@ static void put_tuned(struct exporter *e, const struct kernel_spec *spec)
 	if (entry && entry->n_tuned > 0) {
 		put(e, ", \"tuned\": [");
 		for (uint32_t i = 0; i < entry->n_tuned; i++) {
+			const struct registry_tuned *tuned = &entry->tuned[i];
+
 			put(e, "%s{\"shape\": ", i ? ", " : "");
-			put_string(e, entry->tuned[i].shape);
-			put(e, ", \"us\": %.6g}", entry->tuned[i].us);
+			put_string(e, tuned->shape->key);
+			put(e, ", \"splits\": %d, \"us\": %.6g, \"when\": %lld}", tuned->n_splits,
+			    tuned->us, (long long)tuned->when_s);
 		}
 		put(e, "]");
 	}
 	pthread_mutex_unlock(&e->registry->mutex);
 }
 
-static int export_visit(void *owner, const struct kernel_spec *spec, const char *name,
-			const struct registry_info *info)
+/* But for the closing brace. */
+static void put_kernel(struct exporter *e, const struct kernel_spec *spec, const char *name,
+		       const struct registry_info *info)
 {
-	struct exporter *e = owner;
-
-	if (e->known_only && !info->flags && !info->priority && !info->n_runs && !info->n_tuned)
-		return 0;
-	put(e, "%s\n{\"name\": \"%s\"", e->n_kernels ? "," : "", name);
+	put(e, "{\"name\": \"%s\"", name);
 	put_flags(e, info->flags);
 	if (info->priority)
 		put(e, ", \"priority\": %d", info->priority);
@@ -162,6 +166,17 @@ static int export_visit(void *owner, const struct kernel_spec *spec, const char 
 		    (unsigned long long)info->run_ns);
 	if (info->n_tuned)
 		put_tuned(e, spec);
+}
+
+static int export_visit(void *owner, const struct kernel_spec *spec, const char *name,
+			const struct registry_info *info)
+{
+	struct exporter *e = owner;
+
+	if (e->known_only && !info->flags && !info->priority && !info->n_runs && !info->n_tuned)
+		return 0;
+	put(e, "%s\n", e->n_kernels ? "," : "");
+	put_kernel(e, spec, name, info);
 	put(e, "}");
 	e->n_kernels++;
 	e->families[spec->signature.family]++;
@@ -221,7 +236,8 @@ int registry_export(struct registry *registry, const char *filter, registry_writ
 	e->owner = owner;
 	e->known_only = !filter || !*filter;
 	put_head(e, filter);
-	r = registry_each(registry, filter, export_visit, e, err);
+	r = e->known_only ? registry_each_known(registry, export_visit, e, err)
+			  : registry_each(registry, filter, export_visit, e, err);
 	if (r == 0) {
 		put_statistics(e);
 		flush(e);
@@ -271,4 +287,110 @@ int registry_export_text(struct registry *registry, const char *filter, char **r
 	*ret_text = text.data;
 	*ret_size = text.size - 1;
 	return 0;
+}
+
+static void put_sets_of(struct exporter *e, const char *name)
+{
+	const char *comma = "";
+
+	put(e, ", \"sets\": [");
+	pthread_mutex_lock(&e->registry->mutex);
+	for (size_t i = 0; i < e->registry->n_sets; i++) {
+		if (!registry_set_names(&e->registry->sets[i], name))
+			continue;
+		put(e, "%s", comma);
+		put_string(e, e->registry->sets[i].name);
+		comma = ", ";
+	}
+	pthread_mutex_unlock(&e->registry->mutex);
+	put(e, "]}\n");
+}
+
+static int finish_text(struct exporter *e, struct text *text, char **ret_text, size_t *ret_size,
+		       struct fmha_error *err)
+{
+	flush(e);
+	if (e->failed == 0)
+		e->failed = text_write(text, "", 1);
+	free(e->piece);
+	if (e->failed < 0) {
+		free(text->data);
+		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
+	}
+	*ret_text = text->data;
+	*ret_size = text->size - 1;
+	return 0;
+}
+
+static bool begin_text(struct exporter *e, struct registry *registry, struct text *text)
+{
+	*e = (struct exporter){.registry = registry,
+			       .write = text_write,
+			       .owner = text,
+			       .piece = malloc(PIECE_BYTES)};
+	return e->piece;
+}
+
+int registry_kernel_text(struct registry *registry, const char *name, char **ret_text,
+			 size_t *ret_size, struct fmha_error *err)
+{
+	struct registry_info info;
+	struct kernel_spec spec;
+	struct text text = {0};
+	struct exporter e;
+	int r = registry_find(registry, name, &spec, &info, err);
+
+	if (r < 0)
+		return r;
+	if (!begin_text(&e, registry, &text))
+		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
+	put_kernel(&e, &spec, name, &info);
+	put_sets_of(&e, name);
+	return finish_text(&e, &text, ret_text, ret_size, err);
+}
+
+static int put_result(void *owner, const char *name, const struct registry_result *result)
+{
+	struct exporter *e = owner;
+
+	put(e, "%s\n{\"kernel\": \"%s\", \"shape\": ", e->n_kernels++ ? "," : "", name);
+	put_string(e, result->shape);
+	put(e, ", \"splits\": %d, \"us\": %.6g, \"when\": %lld}", result->n_splits, result->us,
+	    (long long)result->when_s);
+	return e->failed;
+}
+
+static void put_priorities(struct exporter *e)
+{
+	struct registry *registry = e->registry;
+	const char *comma = "";
+
+	pthread_mutex_lock(&registry->mutex);
+	for (size_t i = 0; i < registry->table_size; i++) {
+		const struct registry_entry *entry = registry->table[i];
+		char name[SPEC_NAME_BYTES];
+
+		if (!entry || !entry->priority)
+			continue;
+		(void)spec_name_format(registry->catalog, &entry->spec, name);
+		put(e, "%s\"%s\": %d", comma, name, entry->priority);
+		comma = ", ";
+	}
+	pthread_mutex_unlock(&registry->mutex);
+}
+
+int registry_state_text(struct registry *registry, char **ret_text, size_t *ret_size,
+			struct fmha_error *err)
+{
+	struct text text = {0};
+	struct exporter e;
+
+	if (!begin_text(&e, registry, &text))
+		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
+	put(&e, "{\"priorities\": {");
+	put_priorities(&e);
+	put(&e, "}, \"results\": [");
+	(void)registry_each_result(registry, put_result, &e);
+	put(&e, "]}\n");
+	return finish_text(&e, &text, ret_text, ret_size, err);
 }

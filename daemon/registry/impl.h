@@ -9,9 +9,21 @@
 
 #define REGISTRY_SIGNATURE_BITS 8192
 
+/* A shape that some kernel was measured at. */
+struct registry_shape {
+	char key[REGISTRY_SHAPE_BYTES];
+	struct registry_entry **entries; /* that have results there, each once */
+	uint32_t n_entries;
+	struct registry_shape *next; /* of the same slot */
+};
+
+#define REGISTRY_SHAPE_SLOTS 1024
+
 struct registry_tuned {
-	char shape[REGISTRY_SHAPE_BYTES];
+	struct registry_shape *shape;
+	int32_t n_splits;
 	double us;
+	int64_t when_s;
 };
 
 /* A kernel with a state of its own. */
@@ -35,6 +47,7 @@ struct registry_set {
 struct registry {
 	const struct spec_catalog *catalog;
 	char device[REGISTRY_NAME_BYTES];
+	char environment[REGISTRY_ENVIRONMENT_BYTES];
 	size_t n_archs;
 	struct spec_space *spaces[REGISTRY_MAX_ARCHS];
 
@@ -46,15 +59,21 @@ struct registry {
 	uint64_t signatures[REGISTRY_SIGNATURE_BITS / 64];
 	struct registry_set sets[REGISTRY_MAX_SETS];
 	size_t n_sets;
+	struct registry_shape *shapes[REGISTRY_SHAPE_SLOTS];
+	uint32_t n_results;
+	uint64_t generation;
 };
 
 /* The caller holds the mutex. NULL: no state, or out of memory when @create. */
 struct registry_entry *registry_entry_find(struct registry *registry,
 					   const struct kernel_spec *spec, bool create);
-const struct registry_tuned *registry_entry_tuned(const struct registry_entry *entry,
-						  const char *shape);
-int registry_entry_set_tuned(struct registry_entry *entry, const char *shape, double us,
-			     struct fmha_error *err);
+/* tuned.c; the caller holds the mutex. */
+int registry_entry_set_tuned(struct registry *registry, struct registry_entry *entry,
+			     const struct registry_result *result, struct fmha_error *err);
+void registry_clear_results(struct registry *registry);
+/* An entry with the mutex held, on success; made if there is none. */
+int registry_entry_lock(struct registry *registry, const char *name,
+			struct registry_entry **ret_entry, struct fmha_error *err);
 /* The caller holds the mutex. @name: NULL to have it formatted when a set needs it. */
 void registry_fill_info(struct registry *registry, const struct kernel_spec *spec, const char *name,
 			struct registry_info *ret_info);

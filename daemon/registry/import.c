@@ -105,14 +105,15 @@ static cJSON *parse(const struct slice *slice)
 }
 
 struct document {
-	struct slice format, version, device, archs, kernels;
+	struct slice format, version, device, environment, archs, kernels;
 };
 
 static struct slice *member_of(struct document *d, const struct slice *key)
 {
-	static const char *const names[] = {"\"format\"", "\"version\"", "\"device\"", "\"archs\"",
-					    "\"kernels\""};
-	struct slice *members[] = {&d->format, &d->version, &d->device, &d->archs, &d->kernels};
+	static const char *const names[] = {"\"format\"",      "\"version\"", "\"device\"",
+					    "\"environment\"", "\"archs\"",   "\"kernels\""};
+	struct slice *members[] = {&d->format,      &d->version, &d->device,
+				   &d->environment, &d->archs,   &d->kernels};
 	size_t n = (size_t)(key->end - key->at);
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
@@ -149,13 +150,14 @@ static bool cut(const char *p, const char *end, struct document *d)
 }
 
 /* Does @slice hold exactly the string @want? *@ret_has: for the message. */
-static bool is_string(const struct slice *slice, const char *want, char ret_has[64])
+static bool is_string(const struct slice *slice, const char *want,
+		      char ret_has[REGISTRY_ENVIRONMENT_BYTES])
 {
 	cJSON *item = slice->at ? parse(slice) : NULL;
 	const char *has = item && cJSON_IsString(item) ? item->valuestring : "";
 	bool same = strcmp(has, want) == 0;
 
-	(void)snprintf(ret_has, 64, "%s", has);
+	(void)snprintf(ret_has, REGISTRY_ENVIRONMENT_BYTES, "%s", has);
 	cJSON_Delete(item);
 	return same;
 }
@@ -166,7 +168,7 @@ static int check_head(const struct registry *registry, const struct document *d,
 	const char *arch = registry_arch_name(registry, 0), *p = d->archs.at;
 	struct slice first = {0};
 	cJSON *version;
-	char has[64];
+	char has[REGISTRY_ENVIRONMENT_BYTES];
 	bool sound;
 
 	if (!is_string(&d->format, "fmhad-registry", has))
@@ -187,26 +189,59 @@ static int check_head(const struct registry *registry, const struct document *d,
 	return 0;
 }
 
-static int check_kernel(const cJSON *item, struct fmha_error *err)
+/* Return: 0 and the result of a kernel's list, or FMHA_EINVAL naming the field. */
+static int read_result(const cJSON *item, struct registry_result *ret_result,
+		       struct fmha_error *err)
 {
-	const cJSON *tuned = cJSON_GetObjectItemCaseSensitive(item, "tuned"), *result;
+	const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape");
+	const cJSON *us = cJSON_GetObjectItemCaseSensitive(item, "us");
+	const cJSON *splits = cJSON_GetObjectItemCaseSensitive(item, "splits");
+	const cJSON *when = cJSON_GetObjectItemCaseSensitive(item, "when");
+
+	if (!cJSON_IsString(shape) || strlen(shape->valuestring) >= REGISTRY_SHAPE_BYTES)
+		return refuse(err, "shape", "missing or too long");
+	if (!cJSON_IsNumber(us) || !(us->valuedouble > 0) || !(us->valuedouble < REGISTRY_MAX_US))
+		return refuse(err, "us", "not a duration");
+	if (splits && (!cJSON_IsNumber(splits) || splits->valueint < 0))
+		return refuse(err, "splits", "not a number of splits");
+	*ret_result = (struct registry_result){
+		.n_splits = splits ? splits->valueint : 0,
+		.us = us->valuedouble,
+		.when_s = cJSON_IsNumber(when) ? (int64_t)when->valuedouble : 0};
+	(void)snprintf(ret_result->shape, sizeof(ret_result->shape), "%s", shape->valuestring);
+	return 0;
+}
+
+/* @foreign: of another environment, or of an unknown one. */
+static int check_kernel(const cJSON *item, bool foreign, struct fmha_error *err)
+{
+	const cJSON *tuned = cJSON_GetObjectItemCaseSensitive(item, "tuned"), *element;
+	struct registry_result result;
+	int r = 0;
 
 	if (!cJSON_IsString(cJSON_GetObjectItemCaseSensitive(item, "name")))
 		return refuse(err, "kernels", "one has no name");
 	if (tuned && !cJSON_IsArray(tuned))
 		return refuse(err, "tuned", "not a list");
-	cJSON_ArrayForEach(result, tuned)
+	if (foreign && cJSON_GetArraySize(tuned) > 0)
+		return refuse(err, "environment",
+			      "measured with another driver, compiler or other kernel sources");
+	cJSON_ArrayForEach(element, tuned)
 	{
-		const cJSON *shape = cJSON_GetObjectItemCaseSensitive(result, "shape");
-		const cJSON *us = cJSON_GetObjectItemCaseSensitive(result, "us");
-
-		if (!cJSON_IsString(shape) || strlen(shape->valuestring) >= REGISTRY_SHAPE_BYTES)
-			return refuse(err, "shape", "missing or too long");
-		if (!cJSON_IsNumber(us) || !(us->valuedouble > 0) ||
-		    !(us->valuedouble < REGISTRY_MAX_US))
-			return refuse(err, "us", "not a duration");
+		r = r < 0 ? r : read_result(element, &result, err);
 	}
-	return 0;
+	return r;
+}
+
+/* The same, or a newer one. */
+static bool is_known(const struct registry_entry *entry, const struct registry_result *result)
+{
+	for (uint32_t i = 0; i < entry->n_tuned; i++)
+		if (entry->tuned[i].n_splits == result->n_splits &&
+		    entry->tuned[i].when_s >= result->when_s &&
+		    strcmp(entry->tuned[i].shape->key, result->shape) == 0)
+			return true;
+	return false;
 }
 
 /* Takes over what @item knows more than this registry; 1 when that was something. */
@@ -214,7 +249,8 @@ static int merge_kernel(struct registry *registry, const cJSON *item, struct fmh
 {
 	const cJSON *name = cJSON_GetObjectItemCaseSensitive(item, "name");
 	const cJSON *priority = cJSON_GetObjectItemCaseSensitive(item, "priority");
-	const cJSON *tuned = cJSON_GetObjectItemCaseSensitive(item, "tuned"), *result;
+	const cJSON *tuned = cJSON_GetObjectItemCaseSensitive(item, "tuned"), *element;
+	struct registry_result result;
 	struct registry_entry *entry;
 	struct kernel_spec spec;
 	int gained = 0;
@@ -231,16 +267,13 @@ static int merge_kernel(struct registry *registry, const cJSON *item, struct fmh
 	}
 	if (cJSON_IsNumber(priority) && entry->priority == 0 && priority->valueint != 0) {
 		entry->priority = priority->valueint;
+		registry->generation++;
 		gained = 1;
 	}
-	cJSON_ArrayForEach(result, tuned)
+	cJSON_ArrayForEach(element, tuned)
 	{
-		const cJSON *shape = cJSON_GetObjectItemCaseSensitive(result, "shape");
-		const cJSON *us = cJSON_GetObjectItemCaseSensitive(result, "us");
-
-		/* A kernel that holds its full number of results keeps its own. */
-		if (!registry_entry_tuned(entry, shape->valuestring) &&
-		    registry_entry_set_tuned(entry, shape->valuestring, us->valuedouble, NULL) == 0)
+		if (read_result(element, &result, NULL) == 0 && !is_known(entry, &result) &&
+		    registry_entry_set_tuned(registry, entry, &result, NULL) == 0)
 			gained = 1;
 	}
 	pthread_mutex_unlock(&registry->mutex);
@@ -248,8 +281,8 @@ static int merge_kernel(struct registry *registry, const cJSON *item, struct fmh
 }
 
 /* Goes through the list, judging (@registry NULL) or merging. */
-static int walk(struct registry *registry, const struct slice *kernels, uint64_t *n_merged,
-		struct fmha_error *err)
+static int walk(struct registry *registry, const struct slice *kernels, bool foreign,
+		uint64_t *n_merged, struct fmha_error *err)
 {
 	const char *p = kernels->at;
 	struct slice element;
@@ -261,7 +294,8 @@ static int walk(struct registry *registry, const struct slice *kernels, uint64_t
 		if (!cJSON_IsObject(item))
 			r = refuse(err, "kernels", "one is not an object");
 		else
-			r = registry ? merge_kernel(registry, item, err) : check_kernel(item, err);
+			r = registry ? merge_kernel(registry, item, err)
+				     : check_kernel(item, foreign, err);
 		cJSON_Delete(item);
 		if (r < 0)
 			return r;
@@ -273,8 +307,10 @@ static int walk(struct registry *registry, const struct slice *kernels, uint64_t
 int registry_import(struct registry *registry, const char *json, size_t size,
 		    uint64_t *ret_n_merged, struct fmha_error *err)
 {
+	char has[REGISTRY_ENVIRONMENT_BYTES];
 	struct document d = {0};
 	uint64_t n_merged = 0;
+	bool foreign;
 	int r;
 
 	if (size > REGISTRY_MAX_JSON)
@@ -284,10 +320,11 @@ int registry_import(struct registry *registry, const char *json, size_t size,
 	r = check_head(registry, &d, err);
 	if (r == 0 && !d.kernels.at)
 		r = refuse(err, "kernels", "not a list");
+	foreign = !*registry->environment || !is_string(&d.environment, registry->environment, has);
 	if (r == 0)
-		r = walk(NULL, &d.kernels, &n_merged, err);
+		r = walk(NULL, &d.kernels, foreign, &n_merged, err);
 	if (r == 0)
-		r = walk(registry, &d.kernels, &n_merged, err);
+		r = walk(registry, &d.kernels, foreign, &n_merged, err);
 	if (r < 0)
 		return r;
 	if (ret_n_merged)

@@ -40,6 +40,8 @@ int registry_new(const struct spec_catalog *catalog, const struct registry_devic
 	registry->catalog = catalog;
 	pthread_mutex_init(&registry->mutex, NULL);
 	(void)snprintf(registry->device, sizeof(registry->device), "%s", device->name);
+	(void)snprintf(registry->environment, sizeof(registry->environment), "%s",
+		       device->environment);
 	for (size_t i = 0; r == 0 && i < device->n_archs; i++) {
 		struct spec_space_options options = SPEC_SPACE_OPTIONS(device->archs[i]);
 
@@ -68,11 +70,9 @@ struct registry *registry_free(struct registry *registry)
 {
 	if (!registry)
 		return NULL;
-	for (size_t i = 0; i < registry->table_size; i++) {
-		if (registry->table[i])
-			free(registry->table[i]->tuned);
+	registry_clear_results(registry);
+	for (size_t i = 0; i < registry->table_size; i++)
 		free(registry->table[i]);
-	}
 	free(registry->table);
 	for (size_t i = 0; i < registry->n_sets; i++)
 		registry_set_deinit(&registry->sets[i]);
@@ -218,9 +218,8 @@ int registry_find(struct registry *registry, const char *name, struct kernel_spe
 	return 0;
 }
 
-/* The entry of @name, with the mutex held on success. */
-static int entry_lock(struct registry *registry, const char *name,
-		      struct registry_entry **ret_entry, struct fmha_error *err)
+int registry_entry_lock(struct registry *registry, const char *name,
+			struct registry_entry **ret_entry, struct fmha_error *err)
 {
 	struct kernel_spec spec;
 	int r = registry_find(registry, name, &spec, NULL, err);
@@ -239,11 +238,12 @@ int registry_set_flags(struct registry *registry, const char *name, uint32_t set
 		       struct fmha_error *err)
 {
 	struct registry_entry *entry;
-	int r = entry_lock(registry, name, &entry, err);
+	int r = registry_entry_lock(registry, name, &entry, err);
 
 	if (r < 0)
 		return r;
 	entry->flags = (entry->flags | set) & ~clear;
+	registry->generation += ((set | clear) & REGISTRY_QUARANTINED) != 0;
 	pthread_mutex_unlock(&registry->mutex);
 	return 0;
 }
@@ -252,11 +252,12 @@ int registry_set_priority(struct registry *registry, const char *name, int32_t p
 			  struct fmha_error *err)
 {
 	struct registry_entry *entry;
-	int r = entry_lock(registry, name, &entry, err);
+	int r = registry_entry_lock(registry, name, &entry, err);
 
 	if (r < 0)
 		return r;
 	entry->priority = priority;
+	registry->generation++;
 	pthread_mutex_unlock(&registry->mutex);
 	return 0;
 }
@@ -276,69 +277,6 @@ void registry_add_run(struct registry *registry, const struct kernel_spec *spec,
 		(*entry)->run_ns += ns;
 	}
 	pthread_mutex_unlock(&registry->mutex);
-}
-
-const struct registry_tuned *registry_entry_tuned(const struct registry_entry *entry,
-						  const char *shape)
-{
-	for (uint32_t i = 0; i < entry->n_tuned; i++)
-		if (strcmp(entry->tuned[i].shape, shape) == 0)
-			return &entry->tuned[i];
-	return NULL;
-}
-
-int registry_entry_set_tuned(struct registry_entry *entry, const char *shape, double us,
-			     struct fmha_error *err)
-{
-	struct registry_tuned *tuned = (struct registry_tuned *)registry_entry_tuned(entry, shape);
-
-	if (strlen(shape) >= REGISTRY_SHAPE_BYTES)
-		return fmha_error_set_field(err, FMHA_EINVAL, "shape", "shape: longer than %d",
-					    REGISTRY_SHAPE_BYTES - 1);
-	if (!(us > 0 && us < REGISTRY_MAX_US))
-		return fmha_error_set_field(err, FMHA_EINVAL, "us", "us %g: not a duration", us);
-	if (!tuned) {
-		if (entry->n_tuned >= REGISTRY_MAX_TUNED)
-			return fmha_error_set(err, FMHA_EQUOTA, "a kernel keeps %d tuned results",
-					      REGISTRY_MAX_TUNED);
-		tuned = realloc(entry->tuned, (entry->n_tuned + 1) * sizeof(*tuned));
-		if (!tuned)
-			return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
-		entry->tuned = tuned;
-		tuned += entry->n_tuned++;
-		(void)snprintf(tuned->shape, sizeof(tuned->shape), "%s", shape);
-	}
-	tuned->us = us;
-	return 0;
-}
-
-int registry_set_tuned(struct registry *registry, const char *name, const char *shape, double us,
-		       struct fmha_error *err)
-{
-	struct registry_entry *entry;
-	int r = entry_lock(registry, name, &entry, err);
-
-	if (r < 0)
-		return r;
-	r = registry_entry_set_tuned(entry, shape, us, err);
-	pthread_mutex_unlock(&registry->mutex);
-	return r;
-}
-
-bool registry_get_tuned(struct registry *registry, const struct kernel_spec *spec,
-			const char *shape, double *ret_us)
-{
-	const struct registry_entry *entry;
-	const struct registry_tuned *tuned = NULL;
-
-	pthread_mutex_lock(&registry->mutex);
-	entry = registry_entry_find(registry, spec, false);
-	if (entry)
-		tuned = registry_entry_tuned(entry, shape);
-	if (tuned)
-		*ret_us = tuned->us;
-	pthread_mutex_unlock(&registry->mutex);
-	return tuned != NULL;
 }
 
 /* ---- lookups ---- */
@@ -417,6 +355,46 @@ const struct kernel_spec *registry_lookup_next(struct registry_lookup *lookup,
 	return spec;
 }
 
+static int compare_specs(const void *x, const void *y)
+{
+	return spec_compare(x, y);
+}
+
+static int visit_one(struct registry *registry, const struct kernel_spec *spec,
+		     registry_visit visit, void *owner)
+{
+	char name[SPEC_NAME_BYTES];
+	struct registry_info info;
+
+	(void)spec_name_format(registry->catalog, spec, name);
+	pthread_mutex_lock(&registry->mutex);
+	registry_fill_info(registry, spec, name, &info);
+	pthread_mutex_unlock(&registry->mutex);
+	return visit(owner, spec, name, &info);
+}
+
+int registry_each_known(struct registry *registry, registry_visit visit, void *owner,
+			struct fmha_error *err)
+{
+	struct kernel_spec *specs;
+	size_t n = 0;
+	int r = 0;
+
+	pthread_mutex_lock(&registry->mutex);
+	specs = calloc(registry->n_entries + 1, sizeof(*specs));
+	for (size_t i = 0; specs && i < registry->table_size; i++)
+		if (registry->table[i])
+			specs[n++] = registry->table[i]->spec;
+	pthread_mutex_unlock(&registry->mutex);
+	if (!specs)
+		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
+	qsort(specs, n, sizeof(*specs), compare_specs);
+	for (size_t i = 0; i < n && r == 0; i++)
+		r = visit_one(registry, &specs[i], visit, owner);
+	free(specs);
+	return r;
+}
+
 int registry_each(struct registry *registry, const char *filter_text, registry_visit visit,
 		  void *owner, struct fmha_error *err)
 {
@@ -433,16 +411,8 @@ int registry_each(struct registry *registry, const char *filter_text, registry_v
 			r = fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
 			break;
 		}
-		while (r == 0 && (spec = spec_iter_next(iter))) {
-			char name[SPEC_NAME_BYTES];
-			struct registry_info info;
-
-			(void)spec_name_format(registry->catalog, spec, name);
-			pthread_mutex_lock(&registry->mutex);
-			registry_fill_info(registry, spec, name, &info);
-			pthread_mutex_unlock(&registry->mutex);
-			r = visit(owner, spec, name, &info);
-		}
+		while (r == 0 && (spec = spec_iter_next(iter)))
+			r = visit_one(registry, spec, visit, owner);
 		spec_iter_free(iter);
 	}
 	spec_filter_free(filter);

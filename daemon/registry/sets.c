@@ -153,6 +153,7 @@ static int put_set(struct registry *registry, struct registry_set *set, struct f
 	registry_set_deinit(&registry->sets[i]);
 	registry->n_sets += i == registry->n_sets;
 	registry->sets[i] = *set;
+	registry->generation++;
 	return 0;
 }
 
@@ -198,6 +199,7 @@ static bool take_set(struct registry *registry, const char *name, struct registr
 		*ret_set = registry->sets[i];
 		registry->sets[i] = registry->sets[--registry->n_sets];
 		registry->sets[registry->n_sets] = (struct registry_set){0};
+		registry->generation++;
 		found = true;
 	}
 	pthread_mutex_unlock(&registry->mutex);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * kernels.c: the worker's registry and the four methods that clients have on it. They walk every
- * kernel that the device can have, so they run on a work thread; the session stays until they end.
+ * kernels.c: the worker's registry and the methods that clients have on it. Those that walk every
+ * kernel that the device can have run on a work thread; the session stays until they end.
  *
- * Anybody may export. What changes the choice of kernels for everybody (import, load, unload) is
- * for root and the daemon's own user.
+ * Anybody may export and get. What changes the choice of kernels for everybody is for administrators,
+ * and goes through the front (changes.c).
  */
+#include "changes.h"
 #include "kernels.h"
 
 #include <errno.h>
@@ -19,6 +20,8 @@
 #include <proto/cleanup.h>
 #include <base/clock.h>
 #include <base/log.h>
+#include <cjson/cJSON.h>
+#include <dispatch/model.h>
 #include <kernels/backends.h>
 #include <proto/error.h>
 
@@ -26,13 +29,20 @@
 
 /* ---- quarantine ---- */
 
+static void unmark_quarantined(struct worker *worker)
+{
+	for (uint32_t i = 0; i < worker->n_quarantined && worker->registry; i++)
+		(void)registry_set_flags(worker->registry, worker->quarantined[i].kernel, 0,
+					 REGISTRY_QUARANTINED, NULL);
+}
+
 /* Marks in the registry what nobody gets, until the next of them is over. */
 static void mark_quarantined(struct worker *worker)
 {
 	uint64_t now = clock_ns(), next = UINT64_MAX;
 
-	for (uint32_t i = 0; i < worker->page->n_quarantined; i++) {
-		const struct worker_quarantined *entry = &worker->page->quarantined[i];
+	for (uint32_t i = 0; i < worker->n_quarantined; i++) {
+		const struct worker_quarantined *entry = &worker->quarantined[i];
 		bool lasts = now < entry->until_ns;
 
 		if (!entry->everybody || !worker->registry)
@@ -45,6 +55,15 @@ static void mark_quarantined(struct worker *worker)
 			next = entry->until_ns;
 	}
 	worker->marked_until_ns = next;
+}
+
+void kernels_set_quarantine(struct worker *worker, const struct worker_quarantined *list,
+			    uint32_t n)
+{
+	unmark_quarantined(worker);
+	memcpy(worker->quarantined, list, n * sizeof(*list));
+	worker->n_quarantined = n;
+	mark_quarantined(worker);
 }
 
 uint64_t kernels_locate(void *tensors, const struct fmha_tensor *tensor)
@@ -70,8 +89,8 @@ bool kernels_is_quarantined(void *worker_pointer, const char *kernel)
 	const struct worker *worker = worker_pointer;
 	uint64_t now = clock_ns();
 
-	for (uint32_t i = 0; i < worker->page->n_quarantined; i++) {
-		const struct worker_quarantined *entry = &worker->page->quarantined[i];
+	for (uint32_t i = 0; i < worker->n_quarantined; i++) {
+		const struct worker_quarantined *entry = &worker->quarantined[i];
 
 		if ((entry->everybody || entry->uid == worker->acting_uid) &&
 		    now < entry->until_ns && strcmp(entry->kernel, kernel) == 0)
@@ -82,6 +101,16 @@ bool kernels_is_quarantined(void *worker_pointer, const char *kernel)
 
 /* ---- the registry ---- */
 
+/* Without one the cost formula alone decides. */
+static void open_model(struct worker *worker)
+{
+	const char *arch = device_get_info(worker->device)->arch;
+	struct fmha_error err;
+
+	if (predict_model_load(arch, &worker->model, &err) < 0)
+		log_warning("no model of %s: %s", arch, err.msg);
+}
+
 int kernels_open(struct worker *worker, struct fmha_error *err)
 {
 	const struct device_info *info = device_get_info(worker->device);
@@ -90,7 +119,7 @@ int kernels_open(struct worker *worker, struct fmha_error *err)
 
 	if (r < 0)
 		return r;
-	snprintf(device.name, sizeof(device.name), "%s", info->arch);
+	memcpy(device.name, info->model, sizeof(device.name));
 	registry_device_archs(&device, info->arch);
 	r = registry_new(worker->catalog, &device, &worker->registry, err);
 	if (r == FMHA_ENOENT || r == FMHA_EINVAL) {
@@ -99,7 +128,10 @@ int kernels_open(struct worker *worker, struct fmha_error *err)
 	}
 	if (r < 0)
 		return r;
+	memcpy(worker->quarantined, worker->page->quarantined, sizeof(worker->quarantined));
+	worker->n_quarantined = worker->page->n_quarantined;
 	mark_quarantined(worker);
+	open_model(worker);
 	log_info("device %s: %llu kernels for %s", info->name,
 		 (unsigned long long)registry_count(worker->registry), info->arch);
 	return 0;
@@ -124,7 +156,7 @@ struct kernels_job {
 	enum proto_method method;
 	char filter[sizeof(((struct proto_registry_export_params *)0)->filter)];
 	char set[PROTO_NAME_BYTES];
-	int fd; /* in: the document; out of an export: the result */
+	int fd; /* in: the document; out of an export: the result; of a change: what the front keeps */
 	uint64_t bytes, n_kernels;
 	int result;
 	struct fmha_error error;
@@ -208,10 +240,22 @@ static int with_document(struct kernels_job *job)
 
 	if (r < 0)
 		return r;
-	if (job->method == PROTO_REGISTRY_IMPORT)
+	closep(&job->fd); /* its client can still change it */
+	job->fd = -1;
+	if (job->method == PROTO_REGISTRY_IMPORT) {
 		r = registry_import(registry, text, size, &job->n_kernels, &job->error);
-	else
+		free(text);
+		if (r == 0)
+			r = registry_state_text(registry, &text, &size, &job->error);
+		if (r < 0)
+			return r;
+	} else {
 		r = registry_load_set(registry, job->set, text, size, &job->n_kernels, &job->error);
+	}
+	if (r == 0)
+		job->fd = handout_file(text, size);
+	if (r == 0 && job->fd < 0)
+		r = fmha_error_set(&job->error, FMHA_ENOMEM, "document: no memory file");
 	free(text);
 	return r;
 }
@@ -247,6 +291,20 @@ static void hand_out(struct kernels_job *job)
 	connection_answer(&session->connection, job->id, job->method, &result, fd);
 }
 
+/* The front keeps what was changed here, tells the other workers, and answers. */
+static void pass_on(struct kernels_job *job)
+{
+	struct proto_registry_change_params params = {
+		.change = job->method == PROTO_REGISTRY_IMPORT ? PROTO_CHANGE_MERGE
+			  : job->method == PROTO_REGISTRY_LOAD ? PROTO_CHANGE_LOAD
+							       : PROTO_CHANGE_UNLOAD,
+		.uid = job->session->uid};
+
+	memcpy(params.name, job->set, sizeof(job->set));
+	changes_send(job->session, job->id, job->method, &params, take_fd(&job->fd),
+		     job->n_kernels);
+}
+
 static void job_freep(struct kernels_job **job)
 {
 	if (*job)
@@ -268,9 +326,8 @@ static void job_done(struct offload *offload)
 		handout_release(session->account, DOCUMENT_BYTES);
 	if (!session->hung_up && job->result < 0)
 		connection_answer_error(connection, job->id, &job->error);
-	else if (!session->hung_up && !exported)
-		connection_answer(connection, job->id, job->method,
-				  &(struct proto_registry_result){.n_kernels = job->n_kernels}, -1);
+	else if (!exported && job->result == 0)
+		pass_on(job);
 	session->kernels_busy = false;
 	session_offload_ended(session);
 }
@@ -291,6 +348,26 @@ static int charge_job(struct session *session, struct fmha_error *err)
 	return handout_charge(account, DOCUMENT_BYTES, err);
 }
 
+static int get_kernel(struct session *session, uint32_t id, const char *kernel,
+		      struct fmha_error *err)
+{
+	struct proto_json_result result;
+	char *text;
+	size_t size;
+	int fd = -1, r;
+
+	kernels_act_for(session, false);
+	r = registry_kernel_text(session->worker->registry, kernel, &text, &size, err);
+	if (r < 0)
+		return r;
+	result.size = size;
+	r = handout_text(&session->worker->handouts, session->account, text, size, &fd, err);
+	free(text);
+	if (r == 0)
+		connection_answer(&session->connection, id, PROTO_REGISTRY_GET, &result, fd);
+	return r;
+}
+
 int kernels_request(struct session *session, uint32_t id, enum proto_method method,
 		    const union proto_any_params *params, int *fd, struct fmha_error *err)
 {
@@ -302,10 +379,15 @@ int kernels_request(struct session *session, uint32_t id, enum proto_method meth
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "method",
 					    "%s: this device has no kernel specs",
 					    proto_methods[method].name);
-	if (method != PROTO_REGISTRY_EXPORT && session->uid != 0 && session->uid != geteuid())
-		return fmha_error_set_field(err, FMHA_EPERM, "method",
-					    "%s is for root and the daemon's user",
+	if (method == PROTO_REGISTRY_GET)
+		return get_kernel(session, id, params->REGISTRY_GET.kernel, err);
+	if (method != PROTO_REGISTRY_EXPORT &&
+	    !config_is_privileged(&worker->page->config, session->uid))
+		return fmha_error_set_field(err, FMHA_EPERM, "method", "%s is for administrators",
 					    proto_methods[method].name);
+	if (method == PROTO_REGISTRY_SET_PRIORITY || method == PROTO_REGISTRY_LIFT ||
+	    method == PROTO_REGISTRY_FORGET)
+		return changes_request(session, id, method, params, err);
 	job = calloc(1, sizeof(*job));
 	if (!job)
 		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");

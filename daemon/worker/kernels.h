@@ -9,6 +9,9 @@
 
 /* Loads specs/ and opens the registry. A device that specs/ does not know works without one. */
 int kernels_open(struct worker *worker, struct fmha_error *err);
+/* What is in quarantine from now on. */
+void kernels_set_quarantine(struct worker *worker, const struct worker_quarantined *list,
+			    uint32_t n);
 /* From now on kernels are chosen for this session: for its buffers (@local: for addresses that a problem's
  * offsets tell), and by what is in quarantine for its user now. */
 void kernels_act_for(struct session *session, bool local);
@@ -18,8 +21,16 @@ uint64_t kernels_locate(void *tensors, const struct fmha_tensor *tensor);
 bool kernels_is_quarantined(void *worker_pointer, const char *kernel);
 /* Statistics of the plan's kernels: a run of @ns in all. */
 void kernels_count_run(struct worker *worker, struct session_plan *plan, uint64_t ns);
+/* The document of worker_ready or worker_restore: sets, priorities, quarantine, measured times.
+ * @fd: borrowed. */
+void kernels_restore(struct worker *worker, int fd);
+/* Another worker of the model has measured. */
+void kernels_add_result(struct worker *worker, const struct proto_tuned_result_params *params);
 /* REGISTRY_*: answered later. @fd: taken. Return: 0, or an error to answer. */
 int kernels_request(struct session *session, uint32_t id, enum proto_method method,
 		    const union proto_any_params *params, int *fd, struct fmha_error *err);
+
+/* Answers request @id. Return: 0, or an error to answer. */
+int kernels_census(struct session *session, uint32_t id, struct fmha_error *err);
 
 #endif

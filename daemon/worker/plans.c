@@ -116,6 +116,17 @@ static uint32_t load_of(const struct plan *plan, uint32_t compute_units)
 	return (uint32_t)most;
 }
 
+/* What its client may count on from now on. */
+static void tell(struct session_plan *plan)
+{
+	plan->told_bytes = plan->plan.workspace_bytes;
+	for (uint32_t i = 0; i < plan->plan.n_views; i++) {
+		const struct plan_view *view = &plan->plan.views[i];
+
+		plan->told_alignment[view->role] = (uint8_t)__builtin_ctz(view->alignment);
+	}
+}
+
 void session_plan_settle(struct session *session, struct session_plan *plan,
 			 struct proto_plan_result *result)
 {
@@ -127,6 +138,7 @@ void session_plan_settle(struct session *session, struct session_plan *plan,
 	plan->fetches = staging_fetches(worker->device, &plan->plan);
 	/* A guess for the first run; later ones know better (run.c). */
 	plan->tiny_work = plan->plan.bytes < 1 << 20 ? 2e6 : 0;
+	tell(plan);
 	describe_plan(&plan->plan, result);
 }
 
@@ -162,6 +174,8 @@ static struct session_plan *make_plan(struct session *session,
 	}
 	plan->n_references = 1;
 	plan->local = local;
+	plan->uid = session->uid;
+	plan->generation = worker->registry ? registry_generation(worker->registry) : 0;
 	if (account_charge(session->account, ACCOUNT_PLANS, 1, err) < 0)
 		return NULL;
 	plan->account = session->account;
@@ -206,6 +220,94 @@ int session_plan_local(struct session *session, uint32_t id, const struct proto_
 	struct session_plan *plan = make_plan(session, params, true, err);
 
 	return plan ? prepare_plan(session, id, plan, &unused, err) : err->code;
+}
+
+/* ---- another version ---- */
+
+/* Captures are of plans that were handed out; what is left are results that must stay the same. */
+static bool may_change(const struct session_plan *plan)
+{
+	const struct fmha_problem *p = &plan->plan.problem;
+
+	return plan->ready && !plan->renewing && !plan->plan.named && !p->deterministic &&
+	       p->split_size == 0 && p->n_splits == 0 && plan->plan.n_stages > 0;
+}
+
+static bool fits_what_was_told(const struct session_plan *plan, const struct plan *next)
+{
+	if (next->workspace_bytes > plan->told_bytes)
+		return false;
+	for (uint32_t i = 0; i < next->n_views; i++)
+		if (next->views[i].alignment >> plan->told_alignment[next->views[i].role] > 1)
+			return false;
+	return true;
+}
+
+/* Has something else been measured as the fastest for it? */
+static bool is_outdone(const struct session *session, const struct session_plan *plan)
+{
+	const struct plan_stage *stage = plan_main_stage(&plan->plan);
+	struct registry_measured best;
+	char shape[PLAN_SHAPE_BYTES];
+
+	if (!stage || !stage->has_spec)
+		return false;
+	plan_shape(&plan->plan.problem, shape);
+	return registry_measured_at(session->worker->registry, shape, &best, 1) > 0 &&
+	       (best.n_splits != plan->plan.n_splits ||
+		spec_compare(&best.spec, &stage->spec) != 0);
+}
+
+void session_plan_refresh(struct session *session, uint64_t id, struct session_plan *plan)
+{
+	struct worker *worker = session->worker;
+	uint64_t generation = worker->registry ? registry_generation(worker->registry) : 0;
+	struct plan *next;
+
+	if (plan->generation == generation || !may_change(plan))
+		return;
+	plan->generation = generation;
+	if (!is_outdone(session, plan))
+		return;
+	next = malloc(sizeof(*next));
+	if (!next)
+		return;
+	kernels_act_for(session, false);
+	if (plan_build(&plan->plan.problem, NULL, &worker->plan_device, next, NULL) == 0 &&
+	    !plan_has_same_kernels(next, &plan->plan) && fits_what_was_told(plan, next)) {
+		plan->renewing = true;
+		prepare_renewal(session, id, next);
+	}
+	free(next);
+}
+
+void session_plan_replace(struct session *session, uint64_t id, const struct plan *next,
+			  const struct device_kernel *const kernels[PLAN_MAX_STAGES])
+{
+	struct session_plan *old = table_get(&session->plans, id), *plan;
+	struct proto_plan_result ignored = {0};
+	uint64_t told_bytes;
+	uint8_t told_alignment[FMHA_N_TENSORS];
+
+	plan = old ? calloc(1, sizeof(*plan)) : NULL;
+	if (!plan)
+		return;
+	told_bytes = old->told_bytes;
+	memcpy(told_alignment, old->told_alignment, sizeof(told_alignment));
+	plan->n_references = 1;
+	plan->uid = old->uid;
+	plan->account = old->account; /* the place that is charged goes on */
+	old->account = NULL;
+	plan->plan = *next;
+	plan->serial = ++session->worker->n_plans;
+	plan->generation = old->generation;
+	session_plan_settle(session, plan, &ignored);
+	plan->told_bytes = told_bytes;
+	memcpy(plan->told_alignment, told_alignment, sizeof(told_alignment));
+	memcpy(plan->kernels, kernels, sizeof(plan->kernels));
+	plan->ready = true;
+	(void)table_replace(&session->plans, id, plan);
+	(void)session_plan_unref(old); /* runs that have it keep it */
 }
 
 int session_plan_release(struct session *session, uint64_t id, struct fmha_error *err)

@@ -23,6 +23,7 @@ struct preparing {
 	struct list in_session;
 	struct session *session;
 	uint32_t id;     /* of the plan request */
+	bool renews;     /* next takes the place of result.plan; nobody waits for an answer */
 	uint32_t n_left; /* stages that are not ready */
 	struct fmha_error error;
 	struct proto_plan_result result;
@@ -75,8 +76,10 @@ static void on_compiled(void *owner, const union proto_any_result *result, int f
 int prepare_build(void *worker_pointer, struct device_build *build, struct fmha_error *err)
 {
 	struct worker *worker = worker_pointer;
-	struct proto_compile_params params = {
-		.uid = build->uid, .urgency = PROTO_URGENT, .n_options = build->n_options};
+	struct proto_compile_params params = {.uid = build->uid,
+					      .urgency = build->background ? PROTO_BACKGROUND
+									   : PROTO_URGENT,
+					      .n_options = build->n_options};
 
 	build->worker = worker;
 	build->asked_ns = clock_ns();
@@ -154,8 +157,10 @@ static void on_prepared(void *owner, const struct fmha_error *error);
 
 static void wait_for(struct preparing *preparing, uint32_t i)
 {
-	preparing->waiters[i] = (struct device_waiter){
-		.uid = preparing->session->uid, .done = on_prepared, .owner = preparing};
+	preparing->waiters[i] = (struct device_waiter){.uid = preparing->session->uid,
+						       .background = preparing->renews,
+						       .done = on_prepared,
+						       .owner = preparing};
 }
 
 /* Return: 0 (all its kernels are ready), DEVICE_PREPARING, or FMHA_E*; then some may be waited for.
@@ -189,15 +194,6 @@ static void take_ready(struct preparing *preparing, struct session_plan *plan)
 		session_plan_settle(preparing->session, plan, &preparing->result);
 }
 
-static bool has_same_kernels(const struct plan *a, const struct plan *b)
-{
-	bool same = a->n_stages == b->n_stages;
-
-	for (uint32_t i = 0; same && i < a->n_stages; i++)
-		same = strcmp(a->stages[i].kernel, b->stages[i].kernel) == 0;
-	return same;
-}
-
 /*
  * The code of the chosen kernels has been seen: where it spills, dispatch may prefer others now.
  * Each is asked for once, so this ends. Return: true: others are waited for.
@@ -217,13 +213,45 @@ static bool choose_again(struct preparing *preparing)
 	plan_chosen(&plan->plan, &choice);
 	if (plan_build(&plan->plan.problem, &choice, &session->worker->plan_device,
 		       &preparing->next, &ignored) < 0 ||
-	    has_same_kernels(&preparing->next, &plan->plan))
+	    plan_has_same_kernels(&preparing->next, &plan->plan))
 		return false;
 	preparing->next_is_awaited = true;
 	r = prepare_stages(preparing, &preparing->next, &ignored);
 	if (r == 0)
 		take_ready(preparing, plan);
 	return r == DEVICE_PREPARING;
+}
+
+static void end_renewal(struct preparing *preparing, bool succeeded)
+{
+	struct session *session = preparing->session;
+	struct session_plan *plan = table_get(&session->plans, preparing->result.plan);
+
+	if (plan)
+		plan->renewing = false;
+	if (plan && succeeded)
+		session_plan_replace(session, preparing->result.plan, &preparing->next,
+				     preparing->kernels);
+	preparing_free(preparing);
+}
+
+void prepare_renewal(struct session *session, uint64_t id, const struct plan *next)
+{
+	struct preparing *preparing = calloc(1, sizeof(*preparing));
+	struct fmha_error ignored;
+	int r;
+
+	if (!preparing)
+		return;
+	preparing->session = session;
+	preparing->renews = true;
+	preparing->result.plan = id;
+	preparing->next = *next;
+	list_init(&preparing->in_session);
+	list_append(&session->preparing, &preparing->in_session);
+	r = prepare_stages(preparing, &preparing->next, &ignored);
+	if (r != DEVICE_PREPARING)
+		end_renewal(preparing, r == 0);
 }
 
 static void on_prepared(void *owner, const struct fmha_error *error)
@@ -236,6 +264,10 @@ static void on_prepared(void *owner, const struct fmha_error *error)
 		*err = *error;
 	if (--preparing->n_left > 0)
 		return;
+	if (preparing->renews) {
+		end_renewal(preparing, err->code == FMHA_OK);
+		return;
+	}
 	if (err->code == FMHA_OK && choose_again(preparing))
 		return;
 	if (preparing->has_ready) {

@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "request.h"
 #include "trace.h"
+#include "tuner.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +78,7 @@ static void retire(struct request *request)
 		uv_timer_stop(&worker->tick);
 		if (worker->untrimmed)
 			uv_timer_start(&worker->trim, worker_on_trim, TRIM_AFTER_MS, 0);
+		tuner_resume(worker->tuner);
 	}
 }
 
@@ -187,6 +189,8 @@ static void answer_success(struct request *request, uint64_t now)
 	trace_run(request, now);
 	judge_size(request, result.kernel_ns);
 	kernels_count_run(worker, request->plan, result.kernel_ns);
+	census_count(&worker->census, request->plan->uid, &request->plan->plan.problem,
+		     result.kernel_ns, &request->plan->census);
 	if (!request->answered)
 		connection_answer(&session->connection, request->id, PROTO_RUN, &result, -1);
 }
@@ -280,7 +284,8 @@ static struct request *accept_run(struct session *session, struct session_plan *
 	list_append(&worker->requests, &request->in_worker);
 	list_append(&session->waiting, &request->in_session);
 	session->n_waiting++;
-	worker->n_pending++;
+	if (worker->n_pending++ == 0)
+		tuner_yield(worker->tuner);
 	return request;
 }
 
@@ -319,6 +324,8 @@ void run_request(struct session *session, uint32_t id, const struct proto_run_pa
 				  &(struct proto_run_result){0}, -1);
 		return;
 	}
+	session_plan_refresh(session, params->plan, plan);
+	plan = table_get(&session->plans, params->plan);
 	request = accept_run(session, plan, id, params);
 	if (!request) {
 		(void)fmha_error_set(&err, FMHA_ENOMEM, "run: out of memory");

@@ -2,6 +2,7 @@
 /* serve.c: a client's direct connection: its beginning, its requests, its end. */
 #include "kernels.h"
 #include "trace.h"
+#include "tuner.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,9 +46,17 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 	case PROTO_REGISTRY_IMPORT:
 	case PROTO_REGISTRY_LOAD:
 	case PROTO_REGISTRY_UNLOAD:
+	case PROTO_REGISTRY_GET:
+	case PROTO_REGISTRY_SET_PRIORITY:
+	case PROTO_REGISTRY_LIFT:
+	case PROTO_REGISTRY_FORGET:
 		return kernels_request(session, id, method, params, fd, err);
 	case PROTO_TRACE:
 		return trace_request(session, id, err);
+	case PROTO_TUNE:
+		return tuner_request(session, id, &params->TUNE, err);
+	case PROTO_CENSUS:
+		return kernels_census(session, id, err);
 	case PROTO_PING:
 		break;
 	case PROTO_BUFFER_RELEASE:
@@ -88,6 +97,7 @@ static void on_hangup(struct connection *connection)
 	session->hung_up = true;
 	trace_forget(session);
 	prepare_forget(session);
+	tuner_forget(session);
 	run_cancel_all(session);
 	while ((buffer = table_pop(&session->buffers)))
 		buffer_unref(buffer);

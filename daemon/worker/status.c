@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* status.c: what a worker tells about itself. The front adds it to its own answer. */
+#include "tuner.h"
 #include "worker.h"
 
 #include <stdlib.h>
@@ -84,6 +85,7 @@ char *worker_status_json(struct worker *worker)
 	status_add_histogram(item, "queued", &worker->queued);
 	status_add_histogram(item, "kernel", &worker->kernel);
 	status_add_histogram(item, "total", &worker->total);
+	cJSON_AddItemToObject(root, "tuning", tuner_status_json(worker->tuner));
 	cJSON_AddItemToObject(root, "limits", status_limits(&worker->limits));
 	text = cJSON_PrintUnformatted(root);
 	cJSON_Delete(root);

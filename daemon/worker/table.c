@@ -54,6 +54,15 @@ void *table_get(const struct table *table, uint64_t id)
 	return slot ? slot->object : NULL;
 }
 
+void *table_replace(struct table *table, uint64_t id, void *object)
+{
+	struct table_slot *slot = find(table, id);
+	void *old = slot->object;
+
+	slot->object = object;
+	return old;
+}
+
 static void *remove_slot(struct table *table, struct table_slot *slot)
 {
 	void *object = slot->object;

@@ -24,6 +24,8 @@ struct table {
 /* Return: the id, or 0 when out of memory. */
 uint64_t table_add(struct table *table, void *object);
 void *table_get(const struct table *table, uint64_t id);
+/* Another object in the place of one that is there. Return: the one that was there. */
+void *table_replace(struct table *table, uint64_t id, void *object);
 /* Return: the object, or NULL when there is none of that id. */
 void *table_remove(struct table *table, uint64_t id);
 /* Removes any one object; NULL: the table is empty. */

@@ -22,6 +22,7 @@
 #include <worker/main.h>
 
 #include "kernels.h"
+#include "tuner.h"
 
 /* The crash handler has no argument to find it by. */
 static struct worker_page *crash_page;
@@ -257,6 +258,12 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 	case PROTO_WORKER_DRAIN:
 		on_drain(worker, id);
 		return 0;
+	case PROTO_WORKER_RESTORE:
+		kernels_restore(worker, *fd);
+		break;
+	case PROTO_TUNED_RESULT:
+		kernels_add_result(worker, &params->TUNED_RESULT);
+		break;
 	default:
 		return fmha_error_set(err, FMHA_EINVAL,
 				      "not a method of a worker's control socket");
@@ -285,6 +292,16 @@ static void on_control_closed(struct connection *connection)
 static const struct connection_ops control_ops = {
 	.handle = handle, .on_closed = on_control_closed, .on_hangup = on_control_hangup};
 
+/* What is remembered of this model. No client is attached before. */
+static void on_restored(void *owner, const union proto_any_result *result, int fd,
+			const struct fmha_error *error)
+{
+	if (result)
+		kernels_restore(owner, fd);
+	else if (error->code != FMHA_ECONN)
+		log_warning("nothing is remembered: %s", error->msg);
+}
+
 static int announce(struct worker *worker, struct fmha_error *err)
 {
 	const struct device_info *info = device_get_info(worker->device);
@@ -298,9 +315,13 @@ static int announce(struct worker *worker, struct fmha_error *err)
 	memcpy(params.device.name, info->name, sizeof(info->name));
 	memcpy(params.device.arch, info->arch, sizeof(info->arch));
 	memcpy(params.device.backend, info->backend, sizeof(info->backend));
+	memcpy(params.model, info->model, sizeof(info->model));
+	memcpy(params.driver, info->driver, sizeof(info->driver));
+	memcpy(params.compiler, info->compiler, sizeof(info->compiler));
+	memcpy(params.sources, info->sources, sizeof(info->sources));
 	snprintf(params.device.state, sizeof(params.device.state), "ready");
-	return connection_request(&worker->control, PROTO_WORKER_READY, &params, -1, NULL, NULL,
-				  err);
+	return connection_request(&worker->control, PROTO_WORKER_READY, &params, -1, on_restored,
+				  worker, err);
 }
 
 /* ---- start ---- */
@@ -346,7 +367,8 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 						   .lds_bytes = info->lds_bytes,
 						   .find = device_find_kernel,
 						   .locate = kernels_locate,
-						   .owner = worker->device};
+						   .owner = worker->device,
+						   .model = worker->model};
 	return 0;
 }
 
@@ -415,6 +437,7 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 		offloads_open(&worker->offloads, &worker->loop, worker->device,
 			      worker->limits.value[LIMIT_SPIN_US]);
 		worker_refill(worker, 0);
+		r = tuner_new(worker, &worker->tuner, err);
 	}
 	if (r == 0)
 		r = connection_open(&worker->control, &worker->hub, WORKER_CONTROL_FD, NULL, false,

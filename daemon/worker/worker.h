@@ -25,11 +25,13 @@
 #include <device/device.h>
 #include <dispatch/plan.h>
 
+#include "census.h"
 #include "offload.h"
 #include "table.h"
 
 struct worker_code; /* local.c */
 struct trace;
+struct tuner;
 
 #define WORKER_FAMILIES 12 /* more than there are */
 
@@ -59,8 +61,13 @@ struct worker {
 	uint64_t marked_until_ns; /* as quarantined in the registry */
 	struct spec_catalog *catalog;
 	struct registry *registry; /* NULL: specs/ does not know this device */
-	uv_async_t device_async;   /* the device has ended launches */
-	struct spin soon;          /* looks for the next end, between alarm and soon_until_ns */
+	struct predict_model *model;
+	uint32_t n_quarantined; /* as the front has it */
+	struct worker_quarantined quarantined[WORKER_MAX_QUARANTINED];
+	struct census census;
+	struct tuner *tuner;
+	uv_async_t device_async; /* the device has ended launches */
+	struct spin soon;        /* looks for the next end, between alarm and soon_until_ns */
 	uv_poll_t alarm_poll;
 	int alarm_fd;                   /* a timerfd */
 	_Atomic uint64_t alarm_ns;      /* when it was to go off */
@@ -158,8 +165,14 @@ struct session_plan {
 	uint32_t n_references;
 	struct account *account; /* NULL: nothing is charged yet */
 	struct plan plan;
-	bool local; /* its client launches it: in no table, gone once it was answered */
-	bool ready; /* from here on nothing of plan and kernels changes */
+	bool local;   /* its client launches it: in no table, gone once it was answered */
+	bool ready;   /* from here on nothing of plan and kernels changes */
+	uint32_t uid; /* whose it is */
+	struct census_handle census;
+	uint64_t generation; /* of the registry, when it was last looked at for a better one */
+	uint64_t told_bytes; /* the workspace that its client was told of */
+	uint8_t told_alignment[FMHA_N_TENSORS]; /* log2: what its client was told to keep */
+	bool renewing;                          /* another one is being made in its place */
 	const struct device_kernel *kernels[PLAN_MAX_STAGES];
 	struct registry_entry *entries[PLAN_MAX_STAGES]; /* NULL: not looked up yet */
 	struct culprit culprits[PLAN_MAX_STAGES];
@@ -218,6 +231,15 @@ int session_plan_local(struct session *session, uint32_t id, const struct proto_
 /* What follows from the kernels that the plan has got. */
 void session_plan_settle(struct session *session, struct session_plan *plan,
 			 struct proto_plan_result *result);
+/*
+ * Before a run: has something faster become known? Then another version of the plan is made in the
+ * background, which takes its place when it fits what the client was told. Plans whose results must
+ * not change, or whose kernels were named, stay as they are.
+ */
+void session_plan_refresh(struct session *session, uint64_t id, struct session_plan *plan);
+/* Puts a new version in the place of plan @id. */
+void session_plan_replace(struct session *session, uint64_t id, const struct plan *next,
+			  const struct device_kernel *const kernels[PLAN_MAX_STAGES]);
 int session_explain(struct session *session, uint32_t id, const struct proto_plan_params *params,
 		    struct fmha_error *err);
 /* Return: 0 or FMHA_ENOENT. */
@@ -269,6 +291,8 @@ void prepare_cancel_build(void *worker_pointer, struct device_build *build);
  */
 int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan,
 		 const struct proto_plan_result *result, struct fmha_error *err);
+/* Makes @next ready in the background; then it takes the place of plan @id, if that is still there. */
+void prepare_renewal(struct session *session, uint64_t id, const struct plan *next);
 /* The client is gone. */
 void prepare_forget(struct session *session);
 

@@ -102,3 +102,13 @@ enum cpu_level cpu_level_detect(void)
 	return CPU_PORTABLE;
 }
 #endif
+
+const char *cpu_build_compiler(void)
+{
+	return __VERSION__;
+}
+
+const char *cpu_build_sources(void)
+{
+	return CPU_SOURCES_DIGEST;
+}

@@ -139,7 +139,7 @@ def test_an_import_merges_tuned_results(daemon):
         again = export(device, "family == 'fwd' and hdim_q == 64 and " + DTYPES)
         kernel = next(k for k in again["kernels"] if k["name"] == name)
         assert kernel["priority"] == 3
-        assert kernel["tuned"] == [{"shape": "b1h4x2q8k8", "us": 12.5}]
+        assert kernel["tuned"] == [{"shape": "b1h4x2q8k8", "splits": 0, "us": 12.5, "when": 0}]
         assert again["statistics"]["states"]["tuned"] == 1
         document["device"] = "another"
         with pytest.raises(fmha_wire.WireError) as caught:

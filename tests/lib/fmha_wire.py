@@ -22,6 +22,8 @@ PROTOCOL_VERSION = 1
 
 # Section 5: descriptors that come with a result.
 FDS_OUT = {
+    "registry_get": 1,
+    "census": 1,
     "status": 1,
     "open_device": 1,
     "buffer_create": 1,

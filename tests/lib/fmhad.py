@@ -98,6 +98,8 @@ class Daemon:
         self.log_path = self.directory / "log"
         self.last_log = ""
         config = {"devices": [{"backend": "cpu", "threads": 2}], **(config or {})}
+        # What root's daemon remembers is not to outlive its test.
+        config["tuning"] = {"state": str(self.directory / "state"), **config.get("tuning", {})}
         self.config = {"socket": self.socket, **config}
         (self.directory / "fmhad.json").write_text(json.dumps(self.config))
         with open(self.log_path, "wb") as log:

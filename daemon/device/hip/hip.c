@@ -17,6 +17,26 @@
 
 extern const struct device_ops fmhad_device_ops;
 
+/* The kernel's module, where the machine says which one it is, and what the library speaks. */
+static void describe_driver(struct device_info *info)
+{
+	static const char *const modules[] = {"/sys/module/nvidia/version",
+					      "/sys/module/amdgpu/version"};
+	char module[32] = "";
+	int version = 0;
+
+	for (size_t i = 0; i < sizeof(modules) / sizeof(modules[0]) && !*module; i++) {
+		FILE *file = fopen(modules[i], "re");
+
+		if (file && fgets(module, sizeof(module), file))
+			module[strcspn(module, "\n")] = '\0';
+		if (file)
+			(void)fclose(file);
+	}
+	(void)hipDriverGetVersion(&version);
+	(void)snprintf(info->driver, sizeof(info->driver), "%s %d", module, version);
+}
+
 static int gpu_describe(struct gpu_device *gpu, struct fmha_error *err)
 {
 	struct device_info *info = &gpu->device.info;
@@ -31,6 +51,9 @@ static int gpu_describe(struct gpu_device *gpu, struct fmha_error *err)
 		       (int)strcspn(properties.gcnArchName, ":"), properties.gcnArchName);
 	(void)snprintf(info->backend, sizeof(info->backend), "%s", GPU_BACKEND);
 	info->compute_units = (uint32_t)properties.multiProcessorCount;
+	(void)snprintf(info->model, sizeof(info->model), "%.48s %u", properties.name,
+		       info->compute_units);
+	describe_driver(info);
 	info->memory_bytes = properties.totalGlobalMem;
 	info->lds_bytes = properties.sharedMemPerBlock;
 	return 0;

@@ -179,8 +179,8 @@ static void on_built(struct device_build *request, const struct device_code *cod
 	tell(kernel, &uid, &err);
 }
 
-static int request_build(struct gpu_device *gpu, struct device_kernel *kernel, uint32_t uid,
-			 struct fmha_error *err)
+static int request_build(struct gpu_device *gpu, struct device_kernel *kernel,
+			 const struct device_waiter *waiter, struct fmha_error *err)
 {
 	const struct gpu_kernel *choice = &kernel->choice;
 	struct gpu_build *build = malloc(sizeof(*build));
@@ -191,7 +191,8 @@ static int request_build(struct gpu_device *gpu, struct device_kernel *kernel, u
 	*build = (struct gpu_build){.next = kernel->builds,
 				    .gpu = gpu,
 				    .kernel = kernel,
-				    .request = {.uid = uid,
+				    .request = {.uid = waiter->uid,
+						.background = waiter->background,
 						.kernel = choice->name,
 						.arch = gpu->device.info.arch,
 						.source = choice->source,
@@ -224,7 +225,7 @@ static int make_ready(struct gpu_device *gpu, const struct gpu_kernel *choice,
 		return 0;
 	/* A failed build is tried again by the next plan: the compiler may be there by then. */
 	if (!find_build(kernel, waiter->uid))
-		r = request_build(gpu, kernel, waiter->uid, err);
+		r = request_build(gpu, kernel, waiter, err);
 	if (r < 0)
 		return r;
 	waiter->kernel = kernel;

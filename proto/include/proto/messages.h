@@ -20,6 +20,7 @@
 #define PROTO_MAX_FENCES   4
 #define PROTO_NAME_BYTES   64  /* device, client and set names, NUL included */
 #define PROTO_KERNEL_BYTES 256 /* canonical kernel names, NUL included */
+#define PROTO_SHAPE_BYTES  160 /* the words under which times are kept, NUL included */
 
 /* A method without params or results: an empty map on the wire. */
 struct proto_empty {
@@ -248,7 +249,39 @@ struct proto_registry_set_params {
 };
 
 struct proto_registry_result {
-	uint64_t n_kernels;
+	uint64_t n_kernels; /* forget: results */
+	uint32_t stored;    /* 1: a restart keeps what was changed */
+};
+
+struct proto_registry_kernel_params {
+	char kernel[PROTO_KERNEL_BYTES];
+};
+
+struct proto_registry_priority_params {
+	char kernel[PROTO_KERNEL_BYTES];
+	int32_t priority; /* 0: none, as at first */
+};
+
+struct proto_registry_forget_params {
+	char kernel[PROTO_KERNEL_BYTES]; /* pattern with * and ?; empty: all */
+	char shape[PROTO_SHAPE_BYTES];   /* empty: all */
+};
+
+struct proto_tune_params {
+	struct fmha_problem problem; /* of its tensors only dtypes and strides count */
+	char shape
+		[PROTO_SHAPE_BYTES]; /* of the census, in place of the problem; empty: the problem */
+	uint32_t budget_ms;          /* of device time; 0: until all candidates are measured */
+	uint32_t again;              /* 1: also what was measured before */
+	uint32_t thorough;           /* 1: also what is estimated to be far too slow */
+};
+
+struct proto_tune_result {
+	char shape[PROTO_SHAPE_BYTES];
+	char kernel[PROTO_KERNEL_BYTES]; /* the fastest; empty: nothing was measured */
+	int32_t n_splits;
+	double us; /* of its whole plan */
+	uint32_t n_candidates, n_measured, n_failed;
 };
 
 struct proto_inject_params {
@@ -258,6 +291,36 @@ struct proto_inject_params {
 
 struct proto_worker_ready_params {
 	struct proto_device device;
+	/* What measured times hold for; empty compiler and sources: those of the front's compiler. */
+	char model[PROTO_NAME_BYTES], driver[PROTO_NAME_BYTES];
+	char compiler[96], sources[80];
+};
+
+/* A measured time: from the worker that has measured it, then to the others of its model. */
+struct proto_tuned_result_params {
+	char kernel[PROTO_KERNEL_BYTES];
+	char shape[PROTO_SHAPE_BYTES];
+	int32_t n_splits;
+	double us;
+	uint64_t when_s;
+};
+
+enum proto_change {
+	PROTO_CHANGE_PRIORITY,
+	PROTO_CHANGE_LIFT,
+	PROTO_CHANGE_FORGET,
+	PROTO_CHANGE_LOAD, /* with a set's document */
+	PROTO_CHANGE_UNLOAD,
+	PROTO_CHANGE_MERGE, /* with results and priorities */
+};
+
+/* What an administrator has asked a worker for, judged there, to be kept and passed on. */
+struct proto_registry_change_params {
+	uint32_t change; /* enum proto_change */
+	uint32_t uid;
+	char name[PROTO_KERNEL_BYTES]; /* kernel, pattern or set */
+	char shape[PROTO_SHAPE_BYTES];
+	int32_t priority;
 };
 
 struct proto_worker_attach_params {

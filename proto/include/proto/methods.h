@@ -32,7 +32,15 @@
 	X(REGISTRY_LOAD, "registry_load", WORKER, 1, 0, registry_set_params, registry_result)      \
 	X(REGISTRY_UNLOAD, "registry_unload", WORKER, 0, 0, registry_set_params, registry_result)  \
 	X(INJECT, "inject", WORKER, 0, 0, inject_params, empty)                                    \
-	X(WORKER_READY, "worker_ready", CONTROL, 0, 0, worker_ready_params, empty)                 \
+	X(REGISTRY_GET, "registry_get", WORKER, 0, 1, registry_kernel_params, json_result)         \
+	X(REGISTRY_SET_PRIORITY, "registry_set_priority", WORKER, 0, 0, registry_priority_params,  \
+	  registry_result)                                                                         \
+	X(REGISTRY_LIFT, "registry_lift", WORKER, 0, 0, registry_kernel_params, registry_result)   \
+	X(REGISTRY_FORGET, "registry_forget", WORKER, 0, 0, registry_forget_params,                \
+	  registry_result)                                                                         \
+	X(TUNE, "tune", WORKER, 0, 0, tune_params, tune_result)                                    \
+	X(CENSUS, "census", WORKER, 0, 1, empty, json_result)                                      \
+	X(WORKER_READY, "worker_ready", CONTROL, 0, 1, worker_ready_params, json_result)           \
 	X(WORKER_ATTACH, "worker_attach", CONTROL, 1, 0, worker_attach_params, empty)              \
 	X(WORKER_STATUS, "worker_status", CONTROL, 0, 1, empty, json_result)                       \
 	X(WORKER_DRAIN, "worker_drain", CONTROL, 0, 0, empty, empty)                               \
@@ -40,7 +48,11 @@
 	X(COMPILE_CANCEL, "compile_cancel", CONTROL, 0, 0, compile_cancel_params, empty)           \
 	X(LOCAL_PLAN, "local_plan", WORKER, 0, 0, plan_params, local_plan_result)                  \
 	X(CODE, "code", WORKER, 0, 1, code_params, code_result)                                    \
-	X(TRACE, "trace", WORKER, 0, 1, empty, json_result)
+	X(TRACE, "trace", WORKER, 0, 1, empty, json_result)                                        \
+	X(TUNED_RESULT, "tuned_result", CONTROL, 0, 0, tuned_result_params, empty)                 \
+	X(REGISTRY_CHANGE, "registry_change", CONTROL, 1, 0, registry_change_params,               \
+	  registry_result)                                                                         \
+	X(WORKER_RESTORE, "worker_restore", CONTROL, 1, 0, empty, empty)
 
 enum proto_server { PROTO_FRONT = 1, PROTO_WORKER = 2, PROTO_BOTH = 3, PROTO_CONTROL = 4 };
 

@@ -577,9 +577,17 @@ static void spill_chosen(struct fixture *f, struct seen *seen)
 	assert_works(f, fixture_build(f));
 }
 
+/* The kernel has taken so long at the problem's shape. */
+static void measure(struct fixture *f, const char *name, double us)
+{
+	struct registry_result result = {.us = us, .when_s = 1};
+
+	shape_of(&f->problem, result.shape);
+	assert_works(f, registry_set_tuned(f->decree.device.registry, name, &result, &f->err));
+}
+
 static void kernels_that_spill_are_set_aside(void **state)
 {
-	char shape[REGISTRY_SHAPE_BYTES];
 	struct seen seen = {0};
 	struct fixture f;
 
@@ -601,9 +609,7 @@ static void kernels_that_spill_are_set_aside(void **state)
 	assert_int_equal(f.plan.stages[0].spills, 152);
 	/* A measurement knows better. */
 	seen.all = false;
-	signature_shape(&f.plan.problem, shape);
-	assert_works(
-		&f, registry_set_tuned(f.decree.device.registry, seen.names[1], shape, 40, &f.err));
+	measure(&f, seen.names[1], 40);
 	assert_works(&f, fixture_build(&f));
 	assert_string_equal(f.plan.stages[0].kernel, seen.names[1]);
 	release(&f);
@@ -653,8 +659,7 @@ static void second_name(struct fixture *f, char name[SPEC_NAME_BYTES])
 
 static void strategies_are_asked_in_order(void **state)
 {
-	char best[PLAN_KERNEL_BYTES], second[SPEC_NAME_BYTES], shape[REGISTRY_SHAPE_BYTES];
-	char set[SPEC_NAME_BYTES + 8];
+	char best[PLAN_KERNEL_BYTES], second[SPEC_NAME_BYTES], set[SPEC_NAME_BYTES + 8];
 	struct registry *registry;
 	struct fixture f;
 
@@ -665,29 +670,100 @@ static void strategies_are_asked_in_order(void **state)
 	assert_works(&f, fixture_build(&f));
 	strcpy(best, f.plan.stages[0].kernel);
 	second_name(&f, second);
-	/* Priority goes before the heuristic, */
-	assert_works(&f, registry_set_priority(registry, second, 5, &f.err));
+	/* Measured times go before estimates, */
+	measure(&f, best, 40);
+	measure(&f, second, 39);
 	assert_works(&f, fixture_build(&f));
 	assert_string_equal(f.plan.stages[0].kernel, second);
-	/* a kernel set before priority, */
-	(void)snprintf(set, sizeof(set), "[\"%s\"]", best);
+	/* what the administrator prefers before both: a priority, */
+	assert_works(&f, registry_set_priority(registry, best, 5, &f.err));
+	assert_works(&f, fixture_build(&f));
+	assert_string_equal(f.plan.stages[0].kernel, best);
+	/* and a kernel set before that. */
+	(void)snprintf(set, sizeof(set), "[\"%s\"]", second);
 	assert_works(&f, registry_load_set(registry, "mine", set, strlen(set), NULL, &f.err));
 	assert_works(&f, fixture_build(&f));
-	assert_string_equal(f.plan.stages[0].kernel, best);
-	/* and a measurement at this shape before all. */
-	signature_shape(&f.problem, shape);
-	assert_string_equal(shape, "b2h16x4q1024k1024");
-	assert_works(&f, registry_set_tuned(registry, second, shape, 40, &f.err));
-	assert_works(&f, fixture_build(&f));
 	assert_string_equal(f.plan.stages[0].kernel, second);
-	assert_works(&f, registry_set_tuned(registry, best, shape, 39, &f.err));
+	release(&f);
+}
+
+/* One slow candidate that happens to have been measured says what the others will take. */
+static void a_slow_measurement_does_not_win(void **state)
+{
+	char best[PLAN_KERNEL_BYTES], last[SPEC_NAME_BYTES];
+	struct select_report report;
+	struct fixture f;
+	double ratio;
+
+	(void)state;
+	big_forward(&f);
+	offline_device(&f, "gfx942", "ck", 304);
+	assert_works(&f, fixture_build(&f));
+	strcpy(best, f.plan.stages[0].kernel);
+	report_of(&f, ABI_FWD, &report);
+	for (size_t i = 0; i < report.n && report.candidates[i].accepted; i++) {
+		(void)spec_name_format(catalog, &report.candidates[i].spec, last);
+		ratio = report.candidates[i].cost / report.candidates[0].cost;
+	}
+	select_report_deinit(&report);
+	assert_true(ratio > 1.2);
+	measure(&f, last, 1000);
 	assert_works(&f, fixture_build(&f));
 	assert_string_equal(f.plan.stages[0].kernel, best);
-	/* Another shape: nobody was measured. */
-	f.problem.seqlen_k = 4096;
-	assert_works(&f, registry_unload_set(registry, "mine", NULL, &f.err));
+	/* Far faster than it was thought to be, it does. */
+	measure(&f, best, 3000);
 	assert_works(&f, fixture_build(&f));
-	assert_string_equal(f.plan.stages[0].kernel, second);
+	assert_string_not_equal(f.plan.stages[0].kernel, best);
+	release(&f);
+}
+
+static void shape_is(const struct fmha_problem *problem, const char *want)
+{
+	char shape[REGISTRY_SHAPE_BYTES];
+
+	shape_of(problem, shape);
+	assert_string_equal(shape, want);
+}
+
+/* Whatever changes which kernel is fastest is in the word; what does not, is not. */
+static void words_of_shapes_hold_what_matters(void **state)
+{
+	char word[REGISTRY_SHAPE_BYTES], other[REGISTRY_SHAPE_BYTES];
+	struct fmha_problem p;
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	p = f.problem;
+	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q1024ak1024a.no");
+	p.mask = FMHA_MASK_BOTTOM_RIGHT;
+	p.window_right = 0;
+	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q1024ak1024a.br-x,0");
+	p.window_left = 16;
+	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q1024ak1024a.br-16,0");
+	p.mask = FMHA_MASK_TOP_LEFT;
+	p.sink_tokens = 4;
+	p.n_splits = 3;
+	p.logits_soft_cap = 30;
+	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q1024ak1024a.tl-16,0,4+n3+cap1");
+	/* Lengths go in steps of a quarter, and keep whether tiles come out even. */
+	p = f.problem;
+	p.seqlen_k = 1100;
+	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q1024ak1280o.no");
+	p.seqlen_k = 1152;
+	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q1024ak1280a.no");
+	p.seqlen_q = 5;
+	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q5ok1280a.no");
+	p.page_size = 16;
+	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q5ok1280a.no+p16");
+	/* Neighbours differ in a length, and are neighbours of each other. */
+	p = f.problem;
+	assert_true(shape_neighbour(&p, 0, word));
+	assert_string_equal(word, "f.b.bf16.h128x128.b2h16x4.q1024ak1280a.no");
+	p.seqlen_k = 1280;
+	assert_true(shape_neighbour(&p, 1, word));
+	shape_of(&f.problem, other);
+	assert_string_equal(word, other);
 	release(&f);
 }
 
@@ -1011,6 +1087,8 @@ int main(void)
 		cmocka_unit_test(kernels_that_spill_are_set_aside),
 		cmocka_unit_test(explains_what_is_set_aside),
 		cmocka_unit_test(strategies_are_asked_in_order),
+		cmocka_unit_test(a_slow_measurement_does_not_win),
+		cmocka_unit_test(words_of_shapes_hold_what_matters),
 		cmocka_unit_test(named_kernels_are_taken),
 		cmocka_unit_test(names_say_whether_keys_are_split),
 		cmocka_unit_test(names_that_do_not_fit_say_why),

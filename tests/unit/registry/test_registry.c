@@ -34,7 +34,7 @@ static int free_catalog(void **state)
 
 static struct registry *registry_for(const char *arch)
 {
-	struct registry_device device = {.name = "a card"};
+	struct registry_device device = {.name = "a card", .environment = "a driver"};
 	struct registry *registry;
 	struct fmha_error err;
 
@@ -194,6 +194,16 @@ static void bad_filters_say_where(void **state)
 	registry_free(registry);
 }
 
+/* A result; valid until the next one. */
+static const struct registry_result *measured(const char *shape, double us, int64_t when_s)
+{
+	static struct registry_result result;
+
+	result = (struct registry_result){.us = us, .when_s = when_s};
+	(void)snprintf(result.shape, sizeof(result.shape), "%s", shape);
+	return &result;
+}
+
 static void states_are_kept_for_the_few(void **state)
 {
 	struct registry *registry = registry_for("gfx942");
@@ -216,13 +226,13 @@ static void states_are_kept_for_the_few(void **state)
 	registry_add_run(registry, &spec, 25, &entry);
 	assert_non_null(entry);
 	registry_add_run(registry, &spec, 25, &entry);
-	assert_false(registry_get_tuned(registry, &spec, "b1", &us));
-	assert_int_equal(registry_set_tuned(registry, name, "b1", 7.5, &err), 0);
-	assert_int_equal(registry_set_tuned(registry, name, "b1", 6.5, &err),
+	assert_false(registry_get_tuned(registry, &spec, "b1", 0, &us));
+	assert_int_equal(registry_set_tuned(registry, name, measured("b1", 7.5, 1), &err), 0);
+	assert_int_equal(registry_set_tuned(registry, name, measured("b1", 6.5, 1), &err),
 			 0); /* the last counts */
-	assert_true(registry_get_tuned(registry, &spec, "b1", &us));
+	assert_true(registry_get_tuned(registry, &spec, "b1", 0, &us));
 	assert_true(us == 6.5);
-	assert_false(registry_get_tuned(registry, &spec, "b2", &us));
+	assert_false(registry_get_tuned(registry, &spec, "b2", 0, &us));
 	registry_get_info(registry, &spec, &info);
 	assert_int_equal(info.flags, REGISTRY_COMPILED);
 	assert_int_equal(info.priority, -3);
@@ -234,8 +244,10 @@ static void states_are_kept_for_the_few(void **state)
 	registry_get_info(registry, &spec, &info);
 	assert_int_equal(info.flags, 0);
 	assert_int_equal(registry_set_flags(registry, "nobody", 1, 0, &err), FMHA_ENOENT);
-	assert_int_equal(registry_set_tuned(registry, name, "b1", -1, &err), FMHA_EINVAL);
-	assert_int_equal(registry_set_tuned(registry, name, "b1", 0.0 / 0.0, &err), FMHA_EINVAL);
+	assert_int_equal(registry_set_tuned(registry, name, measured("b1", -1, 1), &err),
+			 FMHA_EINVAL);
+	assert_int_equal(registry_set_tuned(registry, name, measured("b1", 0.0 / 0.0, 1), &err),
+			 FMHA_EINVAL);
 	registry_free(registry);
 }
 
@@ -468,15 +480,15 @@ static void imports_merge(void **state)
 	(void)state;
 	first_name(there, "family == 'fwd' and hdim_q == 32", name);
 	first_name(there, "family == 'fwd_appendkv'", mine);
-	assert_int_equal(registry_set_tuned(there, name, "s1", 10, &err), 0);
-	assert_int_equal(registry_set_tuned(there, name, "s2", 20, &err), 0);
+	assert_int_equal(registry_set_tuned(there, name, measured("s1", 10, 1), &err), 0);
+	assert_int_equal(registry_set_tuned(there, name, measured("s2", 20, 1), &err), 0);
 	assert_int_equal(registry_set_priority(there, name, 4, &err), 0);
 	assert_int_equal(
 		registry_set_flags(there, name, REGISTRY_LOADED | REGISTRY_QUARANTINED, 0, &err),
 		0);
 	assert_int_equal(registry_set_priority(there, mine, 4, &err), 0);
 	assert_int_equal(registry_set_priority(here, mine, 9, &err), 0);
-	assert_int_equal(registry_set_tuned(here, name, "s1", 11, &err), 0);
+	assert_int_equal(registry_set_tuned(here, name, measured("s1", 11, 2), &err), 0);
 	assert_int_equal(registry_export_text(there,
 					      "family in ('fwd', 'fwd_appendkv') and "
 					      "hdim_q in (32, 64)",
@@ -488,9 +500,9 @@ static void imports_merge(void **state)
 	assert_int_equal(info.priority, 4);
 	assert_int_equal(info.n_tuned, 2);
 	assert_int_equal(info.flags, 0); /* of the other machine's files and processes */
-	assert_true(registry_get_tuned(here, &spec, "s1", &us));
-	assert_true(us == 11); /* its own result wins */
-	assert_true(registry_get_tuned(here, &spec, "s2", &us));
+	assert_true(registry_get_tuned(here, &spec, "s1", 0, &us));
+	assert_true(us == 11); /* the newer result wins */
+	assert_true(registry_get_tuned(here, &spec, "s2", 0, &us));
 	assert_true(us == 20);
 	assert_int_equal(registry_find(here, mine, NULL, &info, &err), 0);
 	assert_int_equal(info.priority, 9);
@@ -504,7 +516,7 @@ static void imports_merge(void **state)
 
 #define HEAD(device, arch)                                                                         \
 	"{\"format\":\"fmhad-registry\",\"version\":1,\"device\":\"" device                        \
-	"\",\"archs\":[\"" arch "\"],\"kernels\":"
+	"\",\"environment\":\"a driver\",\"archs\":[\"" arch "\"],\"kernels\":"
 
 /* The cutting of the document, which knows strings and brackets only. */
 static void imports_read_any_layout(void **state)
@@ -548,6 +560,10 @@ static void foreign_imports_are_refused(void **state)
 		{HEAD("a card", "portable") "{}}", "kernels"},
 		{HEAD("a card", "portable") "[{}]}", "kernels"},
 		{HEAD("a card", "portable") "[{\"name\":\"x\",\"tuned\":7}]}", "tuned"},
+		{"{\"format\":\"fmhad-registry\",\"version\":1,\"device\":\"a card\",\"archs\":"
+		 "[\"portable\"],\"environment\":\"another driver\",\"kernels\":[{\"name\":\"x\","
+		 "\"tuned\":[{\"shape\":\"s\",\"us\":1}]}]}",
+		 "environment"},
 		{HEAD("a card", "portable") "[{\"name\":\"x\",\"tuned\":[{}]}]}", "shape"},
 		{HEAD("a card", "portable") "[{\"name\":\"x\",\"tuned\":[{\"shape\":\"s\"}]}]}",
 		 "us"},

@@ -48,6 +48,17 @@ struct config_compile {
 	uint32_t deadline_ms; /* of one build */
 };
 
+/* Measuring kernels, and what is remembered of it. */
+struct config_tuning {
+	char state[CONFIG_FILE_BYTES];  /* directory; default: see tune_store_init() */
+	char system[CONFIG_FILE_BYTES]; /* read-only database below it; default: the installed */
+	uint32_t automatic;             /* measures what clients use, while a device is idle */
+	uint32_t idle_s;                /* for so long, before it begins */
+	uint32_t share;                 /* percent of the time that is measured then, at most */
+	uint32_t launch_ms;             /* what takes longer is not measured by itself */
+	uint64_t memory_bytes;          /* of the device, for a problem that is measured */
+};
+
 struct config_supervision {
 	uint32_t heartbeat_ms;         /* between two questions to a worker that has clients */
 	uint32_t heartbeat_timeout_ms; /* a worker that does not answer for so long is killed */
@@ -78,6 +89,7 @@ struct config {
 	struct config_priority priorities[CONFIG_MAX_PRIORITIES];
 	struct config_supervision supervision;
 	struct config_compile compile;
+	struct config_tuning tuning;
 	uint32_t n_devices; /* 0: the CPU and every GPU that the drivers show */
 	struct config_device devices[PROTO_MAX_DEVICES];
 	uint64_t limits[N_LIMITS];

@@ -40,6 +40,10 @@ struct device_info {
 	char name[PROTO_NAME_BYTES];
 	char arch[PROTO_NAME_BYTES];
 	char backend[PROTO_NAME_BYTES];
+	/* What measured times hold for: the model with its compute units, its driver, and of built-in
+	 * kernels the compiler and a digest of their sources. */
+	char model[PROTO_NAME_BYTES], driver[PROTO_NAME_BYTES];
+	char compiler[96], sources[80];
 	uint32_t compute_units;
 	uint64_t memory_bytes;
 	uint64_t lds_bytes; /* per workgroup; 0 on a CPU */
@@ -70,6 +74,7 @@ struct device_code {
  */
 struct device_build {
 	uint32_t uid;
+	bool background;    /* nobody waits for it who could wait elsewhere */
 	const char *kernel; /* canonical name, for messages */
 	const char *arch;
 	const char *source; /* file name in the folder of kernel sources */
@@ -91,6 +96,7 @@ typedef void (*device_unbuilder)(void *worker, struct device_build *build);
 /* Somebody who waits for a kernel. The memory is the asker's. */
 struct device_waiter {
 	uint32_t uid; /* on whose behalf: compiling takes turns by user */
+	bool background;
 	/* Loop thread. @error: borrowed; code FMHA_OK: ready. */
 	void (*done)(void *owner, const struct fmha_error *error);
 	void *owner;

@@ -96,6 +96,7 @@ struct plan {
 };
 
 struct registry;
+struct predict_model;
 
 /* What dispatch may ask of a device, without knowing which one it is. */
 struct plan_device {
@@ -119,6 +120,9 @@ struct plan_device {
 	/* Where a tensor of the problem lies, as far as its alignment goes; NULL: buffers are aligned. */
 	uint64_t (*locate)(void *tensors, const struct fmha_tensor *tensor);
 	void *owner, *tensors;
+	/* Of times that nobody measured; NULL: the cost formula alone. */
+	const struct predict_model *model;
+	bool explain_features; /* explanations show what the model sees */
 };
 
 /* One bound tensor: where the first byte of the view lies and how much of the buffer follows. */
@@ -147,6 +151,33 @@ struct plan_choice {
  */
 int plan_build(const struct fmha_problem *problem, const struct plan_choice *choice,
 	       const struct plan_device *device, struct plan *ret_plan, struct fmha_error *err);
+
+/* The word under which the times of a problem's plans are kept, at most PLAN_SHAPE_BYTES. The problem
+ * is one that plan_build() has taken: struct plan has it in one form. */
+#define PLAN_SHAPE_BYTES 160
+void plan_shape(const struct fmha_problem *problem, char shape[PLAN_SHAPE_BYTES]);
+
+/*
+ * What may run a problem: each main kernel (whose stage takes the time) with each number of splits
+ * that is worth a try, the one that is expected to be fastest first. What was named or fixed by the
+ * problem stays.
+ */
+struct plan_option {
+	char kernel[PLAN_KERNEL_BYTES];
+	int32_t n_splits; /* 0: the plan does not split */
+	double time;      /* expected; comparable within one list only */
+};
+#define PLAN_MAX_OPTIONS 512
+/* @options: room for PLAN_MAX_OPTIONS. Return: how many, or as plan_build(). */
+int plan_options(const struct fmha_problem *problem, const struct plan_device *device,
+		 struct plan_option *options, struct fmha_error *err);
+/* The plan of one of them, and what is kept of it: the kernel and splits by which it is known. */
+int plan_build_option(const struct fmha_problem *problem, const struct plan_option *option,
+		      const struct plan_device *device, struct plan *ret_plan,
+		      struct fmha_error *err);
+bool plan_has_same_kernels(const struct plan *a, const struct plan *b);
+/* The stage whose kernel a plan is known by. */
+const struct plan_stage *plan_main_stage(const struct plan *plan);
 
 /* The kernels that were named when @plan was built. */
 void plan_chosen(const struct plan *plan, struct plan_choice *ret_choice);

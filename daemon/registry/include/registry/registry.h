@@ -27,16 +27,17 @@
 #include <fmha/base.h>
 #include <specs/space.h>
 
-#define REGISTRY_MAX_ARCHS    8
-#define REGISTRY_MAX_SETS     16
-#define REGISTRY_MAX_PATTERNS 1024      /* of a set */
-#define REGISTRY_MAX_KERNELS  (1 << 20) /* with a state of their own */
-#define REGISTRY_MAX_TUNED    256       /* results of a kernel */
-#define REGISTRY_MAX_US       1e12
-#define REGISTRY_SHAPE_BYTES  96           /* NUL included */
-#define REGISTRY_NAME_BYTES   64           /* of devices and sets, NUL included */
-#define REGISTRY_MAX_SET      (1u << 20)   /* bytes of a set's JSON */
-#define REGISTRY_MAX_JSON     (512u << 20) /* bytes of an export that is imported */
+#define REGISTRY_MAX_ARCHS         8
+#define REGISTRY_MAX_SETS          16
+#define REGISTRY_MAX_PATTERNS      1024      /* of a set */
+#define REGISTRY_MAX_KERNELS       (1 << 20) /* with a state of their own */
+#define REGISTRY_MAX_RESULTS       16384     /* measured times, of all kernels */
+#define REGISTRY_MAX_US            1e12
+#define REGISTRY_SHAPE_BYTES       160 /* NUL included */
+#define REGISTRY_ENVIRONMENT_BYTES 160
+#define REGISTRY_NAME_BYTES        64           /* of devices and sets, NUL included */
+#define REGISTRY_MAX_SET           (1u << 20)   /* bytes of a set's JSON */
+#define REGISTRY_MAX_JSON          (512u << 20) /* bytes of an export that is imported */
 
 struct registry;
 
@@ -56,9 +57,23 @@ struct registry_info {
 	uint8_t preferred;       /* and not only the default set */
 };
 
+/*
+ * A measured time of a whole plan: with this main kernel (not the combine or conversion that goes
+ * with it) and so many splits of the keys, at a shape, which is a word of dispatch's.
+ */
+struct registry_result {
+	char shape[REGISTRY_SHAPE_BYTES];
+	int32_t n_splits; /* 0: the plan does not split */
+	double us;
+	int64_t when_s; /* CLOCK_REALTIME; 0: not known */
+};
+
 struct registry_device {
 	char name[REGISTRY_NAME_BYTES]; /* the model: exports merge between equal ones */
-	const char *rules;              /* NULL: what this build can run; "ck": AMD's kernels */
+	/* What decides besides the model how fast a kernel is: driver, compiler and sources in one
+	 * word. Empty: not known; then no results are merged. */
+	char environment[REGISTRY_ENVIRONMENT_BYTES];
+	const char *rules; /* NULL: what this build can run; "ck": AMD's kernels */
 	const char *archs[REGISTRY_MAX_ARCHS]; /* best first; kept only while registry_new() runs */
 	size_t n_archs;
 };
@@ -112,6 +127,11 @@ typedef int (*registry_visit)(void *owner, const struct kernel_spec *spec, const
 int registry_each(struct registry *registry, const char *filter, registry_visit visit, void *owner,
 		  struct fmha_error *err);
 
+/* The same over the kernels that have a state of their own, in the order of specs: however many the
+ * device can have. */
+int registry_each_known(struct registry *registry, registry_visit visit, void *owner,
+			struct fmha_error *err);
+
 /* State. A name that is no kernel of this device: FMHA_ENOENT. */
 int registry_set_flags(struct registry *registry, const char *name, uint32_t set, uint32_t clear,
 		       struct fmha_error *err);
@@ -125,13 +145,39 @@ int registry_set_priority(struct registry *registry, const char *name, int32_t p
 struct registry_entry;
 void registry_add_run(struct registry *registry, const struct kernel_spec *spec, uint64_t ns,
 		      struct registry_entry **entry);
-/* The time of one launch at @shape, a word of the caller's (see dispatch's shape keys); the last
- * one counts. */
-int registry_set_tuned(struct registry *registry, const char *name, const char *shape, double us,
-		       struct fmha_error *err);
+/*
+ * Results. One of the same kernel, shape and splits is replaced, unless it is newer. Of too many the
+ * oldest is dropped.
+ * Return: 0, 1: what is known is newer; FMHA_EINVAL, FMHA_ENOENT, FMHA_ENOMEM.
+ */
+int registry_set_tuned(struct registry *registry, const char *name,
+		       const struct registry_result *result, struct fmha_error *err);
 /* Return: true and the time, or false. */
 bool registry_get_tuned(struct registry *registry, const struct kernel_spec *spec,
-			const char *shape, double *ret_us);
+			const char *shape, int32_t n_splits, double *ret_us);
+/* A kernel that was measured at a shape. */
+struct registry_measured {
+	struct kernel_spec spec;
+	int32_t n_splits;
+	double us;
+};
+/* What was measured at @shape, the fastest first. Return: how many, at most @most. */
+size_t registry_measured_at(struct registry *registry, const char *shape,
+			    struct registry_measured *ret_measured, size_t most);
+/* Grows with every change of results, sets, priorities or quarantine. */
+uint64_t registry_generation(struct registry *registry);
+/* The kernels whose names match @pattern (fnmatch) forget their results, at @shape or (empty) everywhere.
+ * Return: how many results. */
+uint64_t registry_forget(struct registry *registry, const char *pattern, const char *shape);
+/* Every result. @visit: with the registry locked; returns non-zero to end. */
+typedef int (*registry_visit_result)(void *owner, const char *name,
+				     const struct registry_result *result);
+int registry_each_result(struct registry *registry, registry_visit_result visit, void *owner);
+
+/* As a document that the front keeps says: replaces sets, priorities and results by its own; kernels
+ * that this build does not know are skipped. See daemon/tune/include/tune/database.h. */
+int registry_restore(struct registry *registry, const char *json, size_t size,
+		     struct fmha_error *err);
 
 /*
  * Kernel sets. Loading replaces a set of the same name.
@@ -160,13 +206,22 @@ int registry_export(struct registry *registry, const char *filter, registry_writ
 int registry_export_text(struct registry *registry, const char *filter, char **ret_text,
 			 size_t *ret_size, struct fmha_error *err);
 
+/* One kernel: {"name", "flags", "priority", "offered", "runs", "run_ns", "tuned", "sets": [...]}, where
+ * sets are those that name it. Given. Return: 0, FMHA_ENOENT, FMHA_ENOMEM. */
+int registry_kernel_text(struct registry *registry, const char *name, char **ret_text,
+			 size_t *ret_size, struct fmha_error *err);
+/* {"priorities", "results"}: what registry_restore() takes. Given. Return: 0, FMHA_ENOMEM. */
+int registry_state_text(struct registry *registry, char **ret_text, size_t *ret_size,
+			struct fmha_error *err);
+
 /*
- * Merges an export of another machine with the same device: tuned results and priorities that this
- * registry does not have. Its own results win; what only the other machine's files and processes
- * know (compiled, loaded, quarantined, run) is left out. Kernels that this build does not know are
- * skipped.
+ * Merges an export of another machine with the same device and environment: tuned results that this
+ * registry does not have or has older ones of, and priorities that it does not have. What only the
+ * other machine's files and processes know (compiled, loaded, quarantined, run) is left out. Kernels
+ * that this build does not know are skipped.
  * @ret_n_merged: kernels that gained something
- * Return: 0; FMHA_EINVAL naming the field: not an export, or of another device; FMHA_ENOMEM.
+ * Return: 0; FMHA_EINVAL naming the field: not an export, of another device, or with
+ * results of another environment; FMHA_ENOMEM.
  */
 int registry_import(struct registry *registry, const char *json, size_t size,
 		    uint64_t *ret_n_merged, struct fmha_error *err);

@@ -94,4 +94,8 @@ const struct cpu_kernel *const *cpu_kernels(enum cpu_level level, size_t *ret_n)
 const struct cpu_kernel *cpu_kernel_find(enum cpu_level level, enum abi_family family,
 					 uint32_t dtype, const void *args);
 
+/* What built these kernels: the compiler, and a digest of their sources. Static strings. */
+const char *cpu_build_compiler(void);
+const char *cpu_build_sources(void);
+
 #endif

@@ -4,6 +4,7 @@
 #ifndef FMHAD_PLAN_OFFLINE_H
 #define FMHAD_PLAN_OFFLINE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <fmha/base.h>
@@ -11,6 +12,7 @@
 struct plan_offline_options {
 	const char *arch;           /* "gfx942", "sm_90a", "x86_64_v4", ... */
 	const char *rules;          /* NULL: what this build can run; "ck": AMD's kernels */
+	bool features;              /* show what the model of times sees */
 	uint32_t compute_units;     /* 0: of the arch's usual card, 8 for a CPU */
 	const char *const *kernels; /* that are asked for by name, as fmha_plan_options has it */
 	uint32_t n_kernels;

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * predict.h: a model of a device's times, fitted to measured ones by tests/bench/fit_model.py and read
+ * from a JSON file: gradient-boosted regression trees on the logarithm of time over the cost formula,
+ * so that it only has to know where the formula is wrong.
+ */
+#ifndef FMHAD_DISPATCH_PREDICT_H
+#define FMHAD_DISPATCH_PREDICT_H
+
+#include "select.h"
+
+/* The names are the model file's; the order is that of struct predict_model's splits. */
+#define PREDICT_FEATURE_LIST(X)                                                                    \
+	X(flops) /* log2: of the problem, visible pairs only */                                    \
+	X(bytes) /* log2: least traffic */                                                         \
+	X(cost)  /* log2: of the formula */                                                        \
+	X(rows)  /* log2: of a tile's axis: with the heads of a group, where they are packed */    \
+	X(keys)  /* log2: of a split */                                                            \
+	X(heads) /* log2: batch times heads, or heads of K where they are packed */                \
+	X(group) /* query heads a key head */                                                      \
+	X(hdim)  /* both together */                                                               \
+	X(m0)                                                                                      \
+	X(n0)                                                                                      \
+	X(k0)                                                                                      \
+	X(waves)      /* of a block */                                                             \
+	X(per_unit)   /* blocks that share a compute unit */                                       \
+	X(pipeline)   /* flags of the backend's catalogue */                                       \
+	X(splits)     /* log2; 0: one or none */                                                   \
+	X(rounds)     /* log2: blocks over compute units */                                        \
+	X(last_round) /* what of the last round is empty */                                        \
+	X(visible)    /* share of the pairs */                                                     \
+	X(page)       /* log2: keys a page; -1: contiguous */                                      \
+	X(mode)       /* group: 1 */                                                               \
+	X(family)                                                                                  \
+	X(element)   /* bytes */                                                                   \
+	X(pads)      /* padding flags */                                                           \
+	X(row_waste) /* padded over real */                                                        \
+	X(key_waste)                                                                               \
+	X(spills) /* 0, 1 */
+
+enum predict_feature {
+#define PREDICT_ENUM(name) PREDICT_##name,
+	PREDICT_FEATURE_LIST(PREDICT_ENUM)
+#undef PREDICT_ENUM
+		PREDICT_FEATURES
+};
+
+const char *predict_feature_name(int feature);
+
+void predict_features(const struct select_stage *stage, const struct spec_catalog *catalog,
+		      const struct candidate *candidate, double ret_features[PREDICT_FEATURES]);
+
+/* Microseconds of the plan whose main kernel the candidate is. */
+double predict_us(const struct predict_model *model, const double features[PREDICT_FEATURES],
+		  double cost);
+
+#endif

@@ -1,0 +1,716 @@
+/* SPDX-License-Identifier: MIT */
+#include "tuned.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <base/clock.h>
+#include <base/handout.h>
+#include <base/log.h>
+#include <proto/cleanup.h>
+#include <proto/error.h>
+#include <tune/store.h>
+
+#include "builder.h"
+#include "process.h"
+
+#define PATIENCE_MS   2000  /* that a worker waits for the disk */
+#define SETTLE_MS     200   /* results that come meanwhile are written together */
+#define AGAIN_MS      30000 /* after a write has failed */
+#define LEAVE_MS      2000
+#define MOST_DOCUMENT (16u << 20)
+
+/* An answer that a worker waits for: to worker_ready, or to registry_change. */
+struct waiter {
+	struct list in_model;
+	struct worker_slot *slot;
+	uint32_t id;
+	bool ready; /* of worker_ready */
+	struct proto_registry_result result;
+};
+
+enum work { WORK_NONE, WORK_LOADING, WORK_WRITING };
+
+/* A device model and what is known of it. */
+struct model {
+	struct list in_tuned;
+	struct tuned *tuned;
+	struct proto_worker_ready_params key; /* as its workers describe it */
+	struct tune_database *database;       /* the work's while it is loading */
+	bool loaded;
+	bool results_dirty, settings_dirty;
+	bool results_kept, settings_kept; /* their files may be written over */
+	uv_timer_t timer;                 /* to write; while loading: patience */
+	uv_work_t work;
+	enum work working;
+	struct list waiters; /* struct waiter: for what is being loaded, or is to be written */
+	struct list written; /* the same, for what is being written */
+	/* The work's. */
+	struct tune_store_report report;
+	char *results_text, *settings_text;
+	struct fmha_error error;
+	atomic_bool work_ended;
+	char fault[256]; /* why nothing is written; "": it is */
+};
+
+struct tuned {
+	struct front *front;
+	struct tune_store store; /* one thread at a time */
+	bool storing;            /* a work uses it */
+	struct list models;
+};
+
+/* ---- workers of a model ---- */
+
+static bool is_of(const struct worker_slot *slot, const struct model *model)
+{
+	return slot->tuned == model;
+}
+
+static bool is_ready(const struct worker_slot *slot, const struct model *model)
+{
+	return is_of(slot, model) && slot->state == WORKER_READY && slot->process;
+}
+
+/* What a worker of @slot restores, as a file; -1: none. */
+static int worker_file(const struct model *model, const struct worker_slot *slot)
+{
+	struct worker_quarantined list[WORKER_MAX_QUARANTINED];
+	uint64_t now = clock_ns();
+	uint32_t n = quarantine_list(&slot->front->quarantine, slot->index, now, list);
+	char *text = tune_database_worker_text(model->database);
+	cJSON *root = text ? cJSON_Parse(text) : NULL, *array;
+	int fd = -1;
+
+	free(text);
+	array = cJSON_AddArrayToObject(root, "quarantine");
+	for (uint32_t i = 0; i < n; i++) {
+		cJSON *item = cJSON_CreateObject();
+
+		cJSON_AddStringToObject(item, "kernel", list[i].kernel);
+		if (!list[i].everybody)
+			cJSON_AddNumberToObject(item, "uid", list[i].uid);
+		cJSON_AddNumberToObject(item, "remaining_ms",
+					(double)((list[i].until_ns - now) / NS_PER_MS));
+		cJSON_AddItemToArray(array, item);
+	}
+	text = cJSON_PrintUnformatted(root);
+	cJSON_Delete(root);
+	if (text)
+		fd = handout_file(text, strlen(text));
+	free(text);
+	return fd;
+}
+
+static void restore_all(struct model *model)
+{
+	struct front *front = model->tuned->front;
+
+	for (uint32_t i = 0; i < front->n_slots; i++) {
+		struct worker_slot *slot = &front->slots[i];
+		int fd = is_ready(slot, model) ? worker_file(model, slot) : -1;
+
+		if (fd >= 0)
+			(void)connection_request(&slot->process->control, PROTO_WORKER_RESTORE,
+						 &(struct proto_empty){0}, fd, NULL, NULL, NULL);
+	}
+}
+
+/* ---- waiters ---- */
+
+static void waiter_free(struct waiter *waiter)
+{
+	list_remove(&waiter->in_model);
+	free(waiter);
+}
+
+static void answer(struct waiter *waiter, bool stored)
+{
+	struct worker_slot *slot = waiter->slot;
+	struct model *model = slot->tuned;
+
+	if (waiter->ready) {
+		worker_slot_restored(slot, waiter->id,
+				     model->loaded ? worker_file(model, slot)
+						   : handout_file("{}", 2));
+	} else {
+		waiter->result.stored = stored;
+		connection_answer(&slot->process->control, waiter->id, PROTO_REGISTRY_CHANGE,
+				  &waiter->result, -1);
+	}
+	waiter_free(waiter);
+}
+
+static void answer_all(struct list *waiters, bool stored)
+{
+	struct list *node;
+
+	while ((node = list_pop(waiters)))
+		answer(container_of(node, struct waiter, in_model), stored);
+}
+
+static int add_waiter(struct model *model, struct worker_slot *slot, uint32_t id, bool ready,
+		      uint64_t n_kernels, struct fmha_error *err)
+{
+	struct waiter *waiter = calloc(1, sizeof(*waiter));
+
+	if (!waiter)
+		return fmha_error_set(err, FMHA_ENOMEM, "tuned database: out of memory");
+	waiter->slot = slot;
+	waiter->id = id;
+	waiter->ready = ready;
+	waiter->result.n_kernels = n_kernels;
+	list_append(&model->waiters, &waiter->in_model);
+	return 0;
+}
+
+/* ---- writing ---- */
+
+static void go_on(struct tuned *tuned);
+
+static void write_files(struct model *model)
+{
+	const struct tune_identity *identity = tune_database_identity(model->database);
+	struct tune_store *store = &model->tuned->store;
+	char name[TUNE_NAME_BYTES];
+	int r = 0;
+
+	model->error.code = FMHA_OK;
+	if (model->settings_text) {
+		tune_settings_file(identity, name);
+		r = tune_store_write(store, name, model->settings_text, &model->error);
+	}
+	if (r == 0 && model->results_text) {
+		tune_results_file(identity, name);
+		(void)tune_store_write(store, name, model->results_text, &model->error);
+	}
+}
+
+static void do_write(uv_work_t *work)
+{
+	struct model *model = container_of(work, struct model, work);
+
+	write_files(model);
+	atomic_store(&model->work_ended, true);
+}
+
+static void on_timer(uv_timer_t *timer);
+
+/* Says once that nothing is kept, and once that it is again. */
+static void judge_write(struct model *model)
+{
+	const struct fmha_error *error = &model->error;
+
+	if (error->code == FMHA_OK && *model->fault)
+		log_notice("the tuned database is written again");
+	else if (error->code != FMHA_OK && strcmp(model->fault, error->msg) != 0)
+		log_warning("the tuned database is not written, going on from memory: %s",
+			    error->msg);
+	(void)snprintf(model->fault, sizeof(model->fault), "%s",
+		       error->code == FMHA_OK ? "" : error->msg);
+}
+
+static void on_written(uv_work_t *work, int status)
+{
+	struct model *model = container_of(work, struct model, work);
+	struct tuned *tuned = model->tuned;
+	bool failed;
+
+	(void)status;
+	model->working = WORK_NONE;
+	tuned->storing = false;
+	judge_write(model);
+	failed = model->error.code != FMHA_OK;
+	model->results_dirty |= failed && model->results_text;
+	model->settings_dirty |= failed && model->settings_text;
+	free(model->results_text);
+	free(model->settings_text);
+	model->results_text = model->settings_text = NULL;
+	answer_all(&model->written, !failed);
+	if (failed)
+		uv_timer_start(&model->timer, on_timer, AGAIN_MS, 0);
+	go_on(tuned);
+}
+
+/* Makes the texts of what is to be written. */
+static void take_dirty(struct model *model)
+{
+	if (model->results_dirty && model->results_kept)
+		model->results_text = tune_database_results_text(model->database);
+	if (model->settings_dirty && model->settings_kept)
+		model->settings_text = tune_database_settings_text(model->database);
+	model->results_dirty = model->settings_dirty = false;
+}
+
+static void start_writing(struct model *model)
+{
+	struct list *node;
+
+	take_dirty(model);
+	while ((node = list_pop(&model->waiters)))
+		list_append(&model->written, node);
+	if (!model->results_text && !model->settings_text) {
+		answer_all(&model->written, false); /* their file is not to be written over */
+		return;
+	}
+	model->working = WORK_WRITING;
+	model->tuned->storing = true;
+	atomic_store(&model->work_ended, false);
+	if (uv_queue_work(&model->tuned->front->loop, &model->work, do_write, on_written) < 0) {
+		(void)fmha_error_set(&model->error, FMHA_ENOMEM, "no thread to write with");
+		on_written(&model->work, 0);
+	}
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+	struct model *model = timer->data;
+
+	if (model->working == WORK_LOADING) {
+		log_warning("the tuned database is slow: a worker starts without it");
+		answer_all(&model->waiters, false);
+		return;
+	}
+	go_on(model->tuned);
+}
+
+static void write_soon(struct model *model, bool now)
+{
+	uint64_t after_ms = SETTLE_MS + tune_database_n_results(model->database) / 8;
+
+	if (now)
+		uv_timer_start(&model->timer, on_timer, 0, 0);
+	else if (!uv_is_active((uv_handle_t *)&model->timer))
+		uv_timer_start(&model->timer, on_timer, after_ms, 0);
+}
+
+/* ---- loading ---- */
+
+static void complete_identity(struct model *model, struct tune_identity *identity)
+{
+	const struct proto_worker_ready_params *key = &model->key;
+
+	*identity = (struct tune_identity){0};
+	memcpy(identity->model, key->model, sizeof(identity->model));
+	memcpy(identity->arch, key->device.arch, sizeof(identity->arch));
+	memcpy(identity->driver, key->driver, sizeof(identity->driver));
+	memcpy(identity->compiler, key->compiler, sizeof(identity->compiler));
+	memcpy(identity->sources, key->sources, sizeof(identity->sources));
+	if (!*identity->sources)
+		builder_describe(model->tuned->front->builder, identity->arch, identity->compiler,
+				 sizeof(identity->compiler), identity->sources,
+				 sizeof(identity->sources));
+}
+
+static void do_load(uv_work_t *work)
+{
+	struct model *model = container_of(work, struct model, work);
+	struct tune_identity identity;
+
+	complete_identity(model, &identity);
+	model->database = tune_database_new(&identity);
+	if (model->database)
+		tune_store_load(&model->tuned->store, model->database, &model->report);
+	atomic_store(&model->work_ended, true);
+}
+
+static void tell(const struct model *model)
+{
+	const struct tune_store_report *report = &model->report;
+
+	if (*report->system)
+		log_warning("the system's tuned database is left out: %s", report->system);
+	if (*report->results)
+		log_warning("the tuned database is left as it is and not used: %s",
+			    report->results);
+	if (*report->settings)
+		log_warning("the kernel settings are left as they are and not used: %s",
+			    report->settings);
+	log_info("%s: %zu measured times, %zu files of other environments", model->key.model,
+		 tune_database_n_results(model->database), report->n_stale);
+}
+
+/* Of the slot's device, from what was kept. */
+static void restore_quarantine(struct model *model, struct worker_slot *slot)
+{
+	const struct tune_quarantined *list;
+	size_t n = tune_database_quarantine(model->database, &list);
+	int64_t now_s = (int64_t)time(NULL);
+
+	for (size_t i = 0; i < n; i++) {
+		struct worker_quarantined what = {.everybody = list[i].everybody,
+						  .uid = list[i].uid};
+
+		if (list[i].until_s <= now_s)
+			continue;
+		memcpy(what.kernel, list[i].kernel, sizeof(what.kernel));
+		what.until_ns = clock_ns() + (uint64_t)(list[i].until_s - now_s) * NS_PER_S;
+		quarantine_restore(&slot->front->quarantine, slot->index, &what, clock_ns());
+	}
+}
+
+static void on_loaded(uv_work_t *work, int status)
+{
+	struct model *model = container_of(work, struct model, work);
+	struct tuned *tuned = model->tuned;
+	struct front *front = tuned->front;
+
+	(void)status;
+	model->working = WORK_NONE;
+	tuned->storing = false;
+	uv_timer_stop(&model->timer);
+	model->loaded = model->database;
+	model->results_kept = model->report.results_readable;
+	model->settings_kept = model->report.settings_readable;
+	if (model->loaded) {
+		tell(model);
+		for (uint32_t i = 0; i < front->n_slots; i++)
+			if (is_of(&front->slots[i], model))
+				restore_quarantine(model, &front->slots[i]);
+		restore_all(model); /* those that did not wait */
+	}
+	answer_all(&model->waiters, false);
+	go_on(tuned);
+}
+
+static void start_loading(struct model *model)
+{
+	model->working = WORK_LOADING;
+	model->tuned->storing = true;
+	atomic_store(&model->work_ended, false);
+	if (uv_queue_work(&model->tuned->front->loop, &model->work, do_load, on_loaded) < 0)
+		on_loaded(&model->work, 0);
+}
+
+/* One work at a time: what is due next. */
+static void go_on(struct tuned *tuned)
+{
+	list_for_each_entry(struct model, model, &tuned->models, in_tuned) {
+		if (tuned->storing)
+			return;
+		if (!model->loaded && !list_is_empty(&model->waiters))
+			start_loading(model);
+		else if (model->loaded && (model->results_dirty || model->settings_dirty ||
+					   !list_is_empty(&model->waiters)))
+			if (!uv_is_active((uv_handle_t *)&model->timer))
+				start_writing(model);
+	}
+}
+
+/* ---- what workers ask ---- */
+
+static bool same_key(const struct proto_worker_ready_params *a,
+		     const struct proto_worker_ready_params *b)
+{
+	return strcmp(a->model, b->model) == 0 && strcmp(a->device.arch, b->device.arch) == 0 &&
+	       strcmp(a->driver, b->driver) == 0 && strcmp(a->compiler, b->compiler) == 0 &&
+	       strcmp(a->sources, b->sources) == 0;
+}
+
+static struct model *get_model(struct tuned *tuned, const struct proto_worker_ready_params *params)
+{
+	struct model *model;
+
+	list_for_each_entry(struct model, known, &tuned->models, in_tuned) {
+		if (same_key(&known->key, params))
+			return known;
+	}
+	model = calloc(1, sizeof(*model));
+	if (!model)
+		return NULL;
+	model->tuned = tuned;
+	model->key = *params;
+	list_init(&model->waiters);
+	list_init(&model->written);
+	uv_timer_init(&tuned->front->loop, &model->timer);
+	model->timer.data = model;
+	list_append(&tuned->models, &model->in_tuned);
+	return model;
+}
+
+int tuned_attach(struct worker_slot *slot, uint32_t id,
+		 const struct proto_worker_ready_params *params, struct fmha_error *err)
+{
+	struct tuned *tuned = slot->front->tuned;
+	struct model *model = get_model(tuned, params);
+	int r;
+
+	if (!model)
+		return fmha_error_set(err, FMHA_ENOMEM, "tuned database: out of memory");
+	slot->tuned = model;
+	r = add_waiter(model, slot, id, true, 0, err);
+	if (r < 0)
+		return r;
+	if (model->loaded) {
+		answer(container_of(model->waiters.prev, struct waiter, in_model), false);
+		return 0;
+	}
+	uv_timer_start(&model->timer, on_timer, PATIENCE_MS, 0);
+	if (!*params->sources)
+		builder_open(tuned->front->builder);
+	go_on(tuned);
+	return 0;
+}
+
+static void forget_waiters(struct list *waiters, const struct worker_slot *slot)
+{
+	list_for_each_entry(struct waiter, waiter, waiters, in_model) {
+		if (waiter->slot == slot)
+			waiter_free(waiter);
+	}
+}
+
+void tuned_detach(struct worker_slot *slot)
+{
+	struct model *model = slot->tuned;
+
+	if (!model)
+		return;
+	forget_waiters(&model->waiters, slot);
+	forget_waiters(&model->written, slot);
+	slot->tuned = NULL;
+}
+
+static void pass_on(const struct model *model, const struct worker_slot *from,
+		    const struct proto_tuned_result_params *params)
+{
+	struct front *front = model->tuned->front;
+
+	for (uint32_t i = 0; i < front->n_slots; i++) {
+		struct worker_slot *slot = &front->slots[i];
+
+		if (slot != from && is_ready(slot, model))
+			(void)connection_request(&slot->process->control, PROTO_TUNED_RESULT,
+						 params, -1, NULL, NULL, NULL);
+	}
+}
+
+int tuned_add(struct worker_slot *slot, const struct proto_tuned_result_params *params,
+	      struct fmha_error *err)
+{
+	struct model *model = slot->tuned;
+	struct tune_result result = {
+		.n_splits = params->n_splits, .us = params->us, .when_s = (int64_t)params->when_s};
+	int r;
+
+	if (!model || !model->loaded)
+		return fmha_error_set(err, FMHA_EBUSY, "the tuned database is being read");
+	memcpy(result.kernel, params->kernel, sizeof(result.kernel));
+	memcpy(result.shape, params->shape, sizeof(result.shape));
+	r = tune_database_add(model->database, &result, true, err);
+	if (r < 0)
+		return r;
+	model->results_dirty = true;
+	pass_on(model, slot, params);
+	write_soon(model, false);
+	return 0;
+}
+
+/* The worker's document, given. */
+static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_error *err)
+{
+	struct stat st;
+	char *text;
+
+	if (fd < 0 || fstat(fd, &st) < 0 || st.st_size <= 0 || st.st_size > (off_t)MOST_DOCUMENT)
+		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: not a document");
+	text = malloc((size_t)st.st_size);
+	if (!text || pread(fd, text, (size_t)st.st_size, 0) != (ssize_t)st.st_size) {
+		free(text);
+		return fmha_error_set(err, FMHA_EIO, "reading a change's document");
+	}
+	*ret_text = text;
+	*ret_size = (size_t)st.st_size;
+	return 0;
+}
+
+static int lift(struct model *model, struct worker_slot *slot, const char *kernel, uint64_t *ret_n,
+		struct fmha_error *err)
+{
+	struct front *front = slot->front;
+
+	for (uint32_t i = 0; i < front->n_slots; i++)
+		if (is_of(&front->slots[i], model)) {
+			*ret_n += quarantine_lift(&front->quarantine, i, kernel);
+			tuned_keep_quarantine(&front->slots[i]);
+		}
+	if (*ret_n > 0)
+		return 0;
+	return fmha_error_set_field(err, FMHA_ENOENT, "kernel", "%.180s: is not in quarantine",
+				    kernel);
+}
+
+static int apply(struct model *model, struct worker_slot *slot,
+		 const struct proto_registry_change_params *params, const char *text, size_t size,
+		 uint64_t *ret_n, struct fmha_error *err)
+{
+	struct tune_database *database = model->database;
+
+	switch (params->change) {
+	case PROTO_CHANGE_PRIORITY:
+		return tune_database_set_priority(database, params->name, params->priority, err);
+	case PROTO_CHANGE_LIFT:
+		return lift(model, slot, params->name, ret_n, err);
+	case PROTO_CHANGE_FORGET:
+		*ret_n = tune_database_forget(database, params->name, params->shape);
+		return 0;
+	case PROTO_CHANGE_LOAD:
+		return tune_database_load_set(database, params->name, text, size, err);
+	case PROTO_CHANGE_UNLOAD:
+		return tune_database_unload_set(database, params->name, err);
+	case PROTO_CHANGE_MERGE:
+		return tune_database_merge(database, text, size, ret_n, err);
+	default:
+		return fmha_error_set_field(err, FMHA_EINVAL, "change", "change: unknown");
+	}
+}
+
+static void log_change(const struct model *model, const struct proto_registry_change_params *params,
+		       uint64_t n)
+{
+	static const char *const words[] = {"priority of", "lift",       "forget",
+					    "load set",    "unload set", "merge"};
+
+	log_notice("user %u, %s: %s %.200s%s%.160s (%d, %llu)", params->uid, model->key.model,
+		   words[params->change], params->name, *params->shape ? " at " : "", params->shape,
+		   params->priority, (unsigned long long)n);
+}
+
+int tuned_change(struct worker_slot *slot, uint32_t id,
+		 const struct proto_registry_change_params *params, int fd, struct fmha_error *err)
+{
+	bool has_document = params->change == PROTO_CHANGE_LOAD ||
+			    params->change == PROTO_CHANGE_MERGE;
+	struct model *model = slot->tuned;
+	char *text = NULL;
+	size_t size = 0;
+	uint64_t n = 0;
+	int r = 0;
+
+	if (!model || !model->loaded)
+		return fmha_error_set(err, FMHA_EBUSY, "the tuned database is being read");
+	if (has_document)
+		r = read_document(fd, &text, &size, err);
+	if (r == 0)
+		r = apply(model, slot, params, text, size, &n, err);
+	free(text);
+	if (r < 0)
+		return r;
+	log_change(model, params, n);
+	model->results_dirty |= params->change == PROTO_CHANGE_FORGET ||
+				params->change == PROTO_CHANGE_MERGE;
+	model->settings_dirty |= params->change != PROTO_CHANGE_FORGET;
+	r = add_waiter(model, slot, id, false, n, err);
+	restore_all(model);
+	write_soon(model, true);
+	return r;
+}
+
+static size_t add_quarantined(const struct worker_slot *slot, struct tune_quarantined *list,
+			      size_t n)
+{
+	const struct quarantine *quarantine = &slot->front->quarantine;
+	uint64_t now = clock_ns();
+
+	for (uint32_t i = 0; i < QUARANTINE_ENTRIES && n < QUARANTINE_ENTRIES; i++) {
+		const struct quarantine_entry *entry = &quarantine->entries[i];
+
+		if (!quarantine_is_active(entry, now) || !entry->what.kernel[0] ||
+		    entry->device != slot->index)
+			continue;
+		list[n] = (struct tune_quarantined){
+			.everybody = entry->what.everybody,
+			.uid = entry->what.uid,
+			.until_s = (int64_t)time(NULL) +
+				   (int64_t)((entry->what.until_ns - now) / NS_PER_S)};
+		memcpy(list[n].kernel, entry->what.kernel, sizeof(list[n].kernel));
+		n++;
+	}
+	return n;
+}
+
+void tuned_keep_quarantine(struct worker_slot *slot)
+{
+	struct tune_quarantined list[QUARANTINE_ENTRIES];
+	struct model *model = slot->tuned;
+	struct front *front = slot->front;
+	size_t n = 0;
+
+	if (!model || !model->loaded)
+		return;
+	for (uint32_t i = 0; i < front->n_slots; i++)
+		if (is_of(&front->slots[i], model))
+			n = add_quarantined(&front->slots[i], list, n);
+	(void)tune_database_set_quarantine(model->database, list, n, NULL);
+	model->settings_dirty = true;
+	write_soon(model, true);
+}
+
+cJSON *tuned_status_json(const struct worker_slot *slot)
+{
+	const struct model *model = slot->tuned;
+	cJSON *json = cJSON_CreateObject();
+
+	if (!model || !model->loaded) {
+		cJSON_AddStringToObject(json, "state", model ? "reading" : "none");
+		return json;
+	}
+	cJSON_AddStringToObject(json, "state",
+				*model->fault                                   ? "unwritable"
+				: !model->results_kept || !model->settings_kept ? "unreadable"
+										: "ok");
+	cJSON_AddStringToObject(json, "reason",
+				*model->fault            ? model->fault
+				: *model->report.results ? model->report.results
+							 : model->report.settings);
+	cJSON_AddStringToObject(json, "directory", model->tuned->store.directory);
+	cJSON_AddStringToObject(json, "model", model->key.model);
+	cJSON_AddNumberToObject(json, "results", (double)tune_database_n_results(model->database));
+	cJSON_AddNumberToObject(json, "stale_files", (double)model->report.n_stale);
+	return json;
+}
+
+/* ---- life ---- */
+
+struct tuned *tuned_new(struct front *front)
+{
+	struct tuned *tuned = calloc(1, sizeof(*tuned));
+
+	if (!tuned)
+		return NULL;
+	tuned->front = front;
+	list_init(&tuned->models);
+	tune_store_init(&tuned->store, front->config.tuning.state, front->config.tuning.system);
+	return tuned;
+}
+
+static bool is_still_working(const struct tuned *tuned)
+{
+	list_for_each_entry(struct model, model, &tuned->models, in_tuned) {
+		if (model->working != WORK_NONE && !atomic_load(&model->work_ended))
+			return true;
+	}
+	return false;
+}
+
+struct tuned *tuned_free(struct tuned *tuned)
+{
+	if (!tuned)
+		return NULL;
+	for (int i = 0; i < LEAVE_MS && is_still_working(tuned); i++)
+		(void)usleep(1000);
+	if (is_still_working(tuned))
+		return NULL; /* the process ends: its thread keeps what it uses */
+	list_for_each_entry(struct model, model, &tuned->models, in_tuned) {
+		if (!model->loaded || model->working != WORK_NONE)
+			continue;
+		take_dirty(model);
+		write_files(model);
+	}
+	return NULL;
+}

@@ -1,0 +1,680 @@
+/* SPDX-License-Identifier: MIT */
+#include <tune/database.h>
+
+#include <ctype.h>
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include <proto/error.h>
+
+#define MOST_US 1e12
+
+struct record {
+	char *kernel, *shape;
+	int32_t n_splits;
+	bool own;
+	double us;
+	int64_t when_s;
+};
+
+struct tune_database {
+	struct tune_identity identity;
+	struct record *records;
+	uint64_t *hashes; /* of kernel, shape and splits, beside the records: what a search reads */
+	size_t n_records, capacity;
+	cJSON *sets, *priorities; /* objects by name */
+	struct tune_quarantined *quarantine;
+	size_t n_quarantined;
+};
+
+/* ---- identity ---- */
+
+/* FNV-1a; one text after the other. */
+static uint64_t hash_text(uint64_t hash, const char *text)
+{
+	for (; *text; text++)
+		hash = (hash ^ (uint8_t)*text) * 0x100000001b3;
+	return (hash ^ 0xff) * 0x100000001b3;
+}
+
+static const uint64_t hash_start = 0xcbf29ce484222325;
+
+void tune_environment(const struct tune_identity *identity, char *text, size_t n)
+{
+	(void)snprintf(text, n, "%s; %s; %.24s", identity->driver, identity->compiler,
+		       identity->sources);
+}
+
+/* Lower case, digits, and a dash for everything between. */
+static void slug_of(const char *model, char slug[64])
+{
+	size_t n = 0;
+
+	for (; *model && n + 1 < 64; model++) {
+		unsigned char c = (unsigned char)*model;
+
+		if (isalnum(c))
+			slug[n++] = (char)tolower(c);
+		else if (n > 0 && slug[n - 1] != '-')
+			slug[n++] = '-';
+	}
+	while (n > 0 && slug[n - 1] == '-')
+		n--;
+	slug[n] = '\0';
+}
+
+void tune_settings_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES])
+{
+	char slug[64];
+
+	slug_of(identity->model, slug);
+	(void)snprintf(name, TUNE_NAME_BYTES, "%s.settings.json", slug);
+}
+
+void tune_results_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES])
+{
+	uint64_t hash = hash_text(hash_start, identity->model);
+	char slug[64];
+
+	hash = hash_text(hash, identity->arch);
+	hash = hash_text(hash, identity->driver);
+	hash = hash_text(hash, identity->compiler);
+	hash = hash_text(hash, identity->sources);
+	slug_of(identity->model, slug);
+	(void)snprintf(name, TUNE_NAME_BYTES, "%s-%016llx.json", slug, (unsigned long long)hash);
+}
+
+/* ---- life ---- */
+
+static cJSON *default_sets(void)
+{
+	cJSON *sets = cJSON_CreateObject();
+
+	cJSON_AddItemToArray(cJSON_AddArrayToObject(sets, "default"), cJSON_CreateString("*"));
+	return sets;
+}
+
+struct tune_database *tune_database_new(const struct tune_identity *identity)
+{
+	struct tune_database *database = calloc(1, sizeof(*database));
+
+	if (!database)
+		return NULL;
+	database->identity = *identity;
+	database->sets = default_sets();
+	database->priorities = cJSON_CreateObject();
+	return database;
+}
+
+static void record_deinit(struct record *record)
+{
+	free(record->kernel);
+	free(record->shape);
+}
+
+struct tune_database *tune_database_free(struct tune_database *database)
+{
+	if (!database)
+		return NULL;
+	for (size_t i = 0; i < database->n_records; i++)
+		record_deinit(&database->records[i]);
+	free(database->records);
+	free(database->hashes);
+	cJSON_Delete(database->sets);
+	cJSON_Delete(database->priorities);
+	free(database->quarantine);
+	free(database);
+	return NULL;
+}
+
+const struct tune_identity *tune_database_identity(const struct tune_database *database)
+{
+	return &database->identity;
+}
+
+/* ---- results ---- */
+
+size_t tune_database_n_results(const struct tune_database *database)
+{
+	return database->n_records;
+}
+
+static uint64_t hash_of(const char *kernel, const char *shape, int32_t n_splits)
+{
+	return hash_text(hash_text(hash_start + (uint32_t)n_splits, kernel), shape);
+}
+
+static struct record *find(struct tune_database *database, const struct tune_result *result,
+			   uint64_t hash)
+{
+	for (size_t i = 0; i < database->n_records; i++) {
+		struct record *record = &database->records[i];
+
+		if (database->hashes[i] == hash && record->n_splits == result->n_splits &&
+		    strcmp(record->kernel, result->kernel) == 0 &&
+		    strcmp(record->shape, result->shape) == 0)
+			return record;
+	}
+	return NULL;
+}
+
+static void drop(struct tune_database *database, size_t i)
+{
+	size_t last = --database->n_records;
+
+	record_deinit(&database->records[i]);
+	database->records[i] = database->records[last];
+	database->hashes[i] = database->hashes[last];
+}
+
+static void drop_oldest(struct tune_database *database)
+{
+	size_t oldest = 0;
+
+	for (size_t i = 1; i < database->n_records; i++)
+		if (database->records[i].when_s < database->records[oldest].when_s)
+			oldest = i;
+	drop(database, oldest);
+}
+
+static bool reserve(struct tune_database *database)
+{
+	size_t capacity = database->capacity ? database->capacity * 2 : 64;
+	struct record *records;
+	uint64_t *hashes;
+
+	if (database->n_records < database->capacity)
+		return true;
+	records = realloc(database->records, capacity * sizeof(*records));
+	if (!records)
+		return false;
+	database->records = records;
+	hashes = realloc(database->hashes, capacity * sizeof(*hashes));
+	if (!hashes)
+		return false;
+	database->hashes = hashes;
+	database->capacity = capacity;
+	return true;
+}
+
+static int check_result(const struct tune_result *result, struct fmha_error *err)
+{
+	if (!*result->kernel)
+		return fmha_error_set_field(err, FMHA_EINVAL, "kernel", "kernel: is empty");
+	if (!*result->shape)
+		return fmha_error_set_field(err, FMHA_EINVAL, "shape", "shape: is empty");
+	if (result->n_splits < 0)
+		return fmha_error_set_field(err, FMHA_EINVAL, "splits", "splits: %d",
+					    result->n_splits);
+	if (!(result->us > 0 && result->us < MOST_US))
+		return fmha_error_set_field(err, FMHA_EINVAL, "us", "us: %g is no duration",
+					    result->us);
+	return 0;
+}
+
+int tune_database_add(struct tune_database *database, const struct tune_result *result, bool own,
+		      struct fmha_error *err)
+{
+	uint64_t hash = hash_of(result->kernel, result->shape, result->n_splits);
+	struct record *record = find(database, result, hash);
+	int r = check_result(result, err);
+
+	if (r < 0)
+		return r;
+	if (record) {
+		if ((record->own && !own) ||
+		    (record->own == own && record->when_s > result->when_s) ||
+		    (record->own != own && record->when_s >= result->when_s))
+			return 1;
+		record->own = own;
+		record->us = result->us;
+		record->when_s = result->when_s;
+		return 0;
+	}
+	if (database->n_records >= TUNE_MAX_RESULTS)
+		drop_oldest(database);
+	if (!reserve(database))
+		return fmha_error_set(err, FMHA_ENOMEM, "tuned database: out of memory");
+	record = &database->records[database->n_records];
+	*record = (struct record){.kernel = strdup(result->kernel),
+				  .shape = strdup(result->shape),
+				  .n_splits = result->n_splits,
+				  .own = own,
+				  .us = result->us,
+				  .when_s = result->when_s};
+	if (!record->kernel || !record->shape) {
+		record_deinit(record);
+		return fmha_error_set(err, FMHA_ENOMEM, "tuned database: out of memory");
+	}
+	database->hashes[database->n_records++] = hash;
+	return 0;
+}
+
+uint64_t tune_database_forget(struct tune_database *database, const char *pattern,
+			      const char *shape)
+{
+	uint64_t n = 0;
+
+	for (size_t i = database->n_records; i-- > 0;) {
+		const struct record *record = &database->records[i];
+
+		if ((*shape && strcmp(record->shape, shape) != 0) ||
+		    fnmatch(pattern, record->kernel, FNM_NOESCAPE) != 0)
+			continue;
+		drop(database, i);
+		n++;
+	}
+	return n;
+}
+
+/* ---- settings ---- */
+
+int tune_database_set_priority(struct tune_database *database, const char *kernel, int32_t priority,
+			       struct fmha_error *err)
+{
+	cJSON_DeleteItemFromObjectCaseSensitive(database->priorities, kernel);
+	if (priority == 0)
+		return 0;
+	if (cJSON_GetArraySize(database->priorities) >= TUNE_MAX_PRIORITIES)
+		return fmha_error_set(err, FMHA_EQUOTA, "%d kernels have a priority already",
+				      TUNE_MAX_PRIORITIES);
+	if (!cJSON_AddNumberToObject(database->priorities, kernel, priority))
+		return fmha_error_set(err, FMHA_ENOMEM, "priority: out of memory");
+	return 0;
+}
+
+static bool is_list_of_strings(const cJSON *list)
+{
+	const cJSON *item;
+
+	if (!cJSON_IsArray(list))
+		return false;
+	cJSON_ArrayForEach(item, list)
+	{
+		if (!cJSON_IsString(item))
+			return false;
+	}
+	return true;
+}
+
+int tune_database_load_set(struct tune_database *database, const char *name, const char *json,
+			   size_t size, struct fmha_error *err)
+{
+	cJSON *list = cJSON_ParseWithLength(json, size);
+
+	if (!is_list_of_strings(list)) {
+		cJSON_Delete(list);
+		return fmha_error_set_field(err, FMHA_EINVAL, "set",
+					    "set %.63s: not a JSON list of patterns", name);
+	}
+	cJSON_DeleteItemFromObjectCaseSensitive(database->sets, name);
+	if (cJSON_GetArraySize(database->sets) >= TUNE_MAX_SETS) {
+		cJSON_Delete(list);
+		return fmha_error_set_field(err, FMHA_EQUOTA, "set", "%d sets are loaded already",
+					    TUNE_MAX_SETS);
+	}
+	cJSON_AddItemToObject(database->sets, name, list);
+	return 0;
+}
+
+int tune_database_unload_set(struct tune_database *database, const char *name,
+			     struct fmha_error *err)
+{
+	if (!cJSON_GetObjectItemCaseSensitive(database->sets, name))
+		return fmha_error_set_field(err, FMHA_ENOENT, "set", "set %.63s: not loaded", name);
+	cJSON_DeleteItemFromObjectCaseSensitive(database->sets, name);
+	return 0;
+}
+
+int tune_database_set_quarantine(struct tune_database *database,
+				 const struct tune_quarantined *list, size_t n,
+				 struct fmha_error *err)
+{
+	struct tune_quarantined *copy = calloc(n + 1, sizeof(*copy));
+
+	if (!copy)
+		return fmha_error_set(err, FMHA_ENOMEM, "quarantine: out of memory");
+	if (n > 0)
+		memcpy(copy, list, n * sizeof(*copy));
+	free(database->quarantine);
+	database->quarantine = copy;
+	database->n_quarantined = n;
+	return 0;
+}
+
+size_t tune_database_quarantine(const struct tune_database *database,
+				const struct tune_quarantined **ret_list)
+{
+	*ret_list = database->quarantine;
+	return database->n_quarantined;
+}
+
+/* ---- writing ---- */
+
+static void add_results(cJSON *root, const struct tune_database *database, bool own_only)
+{
+	cJSON *list = cJSON_AddArrayToObject(root, "results");
+
+	for (size_t i = 0; i < database->n_records; i++) {
+		const struct record *record = &database->records[i];
+		cJSON *item;
+
+		if (own_only && !record->own)
+			continue;
+		item = cJSON_CreateObject();
+		cJSON_AddStringToObject(item, "kernel", record->kernel);
+		cJSON_AddStringToObject(item, "shape", record->shape);
+		cJSON_AddNumberToObject(item, "splits", record->n_splits);
+		cJSON_AddNumberToObject(item, "us", record->us);
+		cJSON_AddNumberToObject(item, "when", (double)record->when_s);
+		cJSON_AddItemToArray(list, item);
+	}
+}
+
+static cJSON *begin(const char *format, const struct tune_database *database)
+{
+	cJSON *root = cJSON_CreateObject();
+
+	cJSON_AddStringToObject(root, "format", format);
+	cJSON_AddNumberToObject(root, "version", 1);
+	cJSON_AddStringToObject(root, "model", database->identity.model);
+	return root;
+}
+
+static char *end(cJSON *root)
+{
+	char *text = cJSON_PrintUnformatted(root);
+
+	cJSON_Delete(root);
+	return text;
+}
+
+char *tune_database_results_text(const struct tune_database *database)
+{
+	cJSON *root = begin("fmhad-tuned", database);
+
+	cJSON_AddStringToObject(root, "arch", database->identity.arch);
+	cJSON_AddStringToObject(root, "driver", database->identity.driver);
+	cJSON_AddStringToObject(root, "compiler", database->identity.compiler);
+	cJSON_AddStringToObject(root, "sources", database->identity.sources);
+	add_results(root, database, true);
+	return end(root);
+}
+
+static void add_settings(cJSON *root, const struct tune_database *database)
+{
+	cJSON_AddItemToObject(root, "sets", cJSON_Duplicate(database->sets, 1));
+	cJSON_AddItemToObject(root, "priorities", cJSON_Duplicate(database->priorities, 1));
+}
+
+char *tune_database_settings_text(const struct tune_database *database)
+{
+	cJSON *root = begin("fmhad-settings", database), *list;
+
+	add_settings(root, database);
+	list = cJSON_AddArrayToObject(root, "quarantine");
+	for (size_t i = 0; i < database->n_quarantined; i++) {
+		const struct tune_quarantined *entry = &database->quarantine[i];
+		cJSON *item = cJSON_CreateObject();
+
+		cJSON_AddStringToObject(item, "kernel", entry->kernel);
+		if (!entry->everybody)
+			cJSON_AddNumberToObject(item, "uid", entry->uid);
+		cJSON_AddNumberToObject(item, "until", (double)entry->until_s);
+		cJSON_AddItemToArray(list, item);
+	}
+	return end(root);
+}
+
+char *tune_database_worker_text(const struct tune_database *database)
+{
+	char environment[256];
+	cJSON *root = cJSON_CreateObject();
+
+	tune_environment(&database->identity, environment, sizeof(environment));
+	cJSON_AddStringToObject(root, "environment", environment);
+	add_settings(root, database);
+	add_results(root, database, false);
+	return end(root);
+}
+
+/* ---- reading ---- */
+
+static int refuse(struct fmha_error *err, const char *field, const char *why)
+{
+	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: %s", field, why);
+}
+
+static int check_word(const cJSON *root, const char *field, const char *want,
+		      struct fmha_error *err)
+{
+	const char *has = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(root, field));
+
+	if (has && strcmp(has, want) == 0)
+		return 0;
+	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: '%.60s', here it is '%.60s'",
+				    field, has ? has : "", want);
+}
+
+/* The document, given, or NULL. */
+static cJSON *parse(const struct tune_database *database, const char *text, size_t size,
+		    const char *format, struct fmha_error *err)
+{
+	const char *rest = NULL;
+	cJSON *root = size <= TUNE_MAX_BYTES ? cJSON_ParseWithLengthOpts(text, size, &rest, 0)
+					     : NULL;
+	const cJSON *version;
+	int r = 0;
+
+	for (; root && rest < text + size && r == 0; rest++)
+		if (!isspace((unsigned char)*rest))
+			r = refuse(err, "format", "something follows the document");
+	if (r == 0 && !cJSON_IsObject(root))
+		r = refuse(err, "format", "not a JSON object");
+	if (r == 0)
+		r = check_word(root, "format", format, err);
+	version = cJSON_GetObjectItemCaseSensitive(root, "version");
+	if (r == 0 && (!cJSON_IsNumber(version) || version->valuedouble != 1))
+		r = refuse(err, "version", "not 1: of another fmhad");
+	if (r == 0)
+		r = check_word(root, "model", database->identity.model, err);
+	if (r == 0)
+		return root;
+	cJSON_Delete(root);
+	return NULL;
+}
+
+static int copy_string(const cJSON *item, const char *field, char *to, size_t n,
+		       struct fmha_error *err)
+{
+	const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, field));
+
+	if (!text || strlen(text) >= n)
+		return refuse(err, field, "missing or too long");
+	(void)snprintf(to, n, "%s", text);
+	return 0;
+}
+
+static int read_number(const cJSON *item, const char *field, double *ret_value,
+		       struct fmha_error *err)
+{
+	const cJSON *number = cJSON_GetObjectItemCaseSensitive(item, field);
+
+	if (!cJSON_IsNumber(number) || !(number->valuedouble >= 0 && number->valuedouble < 1e15))
+		return refuse(err, field, "not a number");
+	*ret_value = number->valuedouble;
+	return 0;
+}
+
+static int read_result(const cJSON *item, struct tune_result *ret_result, struct fmha_error *err)
+{
+	double splits = 0, when = 0;
+	int r = copy_string(item, "kernel", ret_result->kernel, sizeof(ret_result->kernel), err);
+
+	if (r == 0)
+		r = copy_string(item, "shape", ret_result->shape, sizeof(ret_result->shape), err);
+	if (r == 0)
+		r = read_number(item, "us", &ret_result->us, err);
+	if (r == 0)
+		r = read_number(item, "splits", &splits, err);
+	if (r == 0)
+		r = read_number(item, "when", &when, err);
+	if (r < 0)
+		return r;
+	ret_result->n_splits = splits < 1e9 ? (int32_t)splits : -1;
+	ret_result->when_s = (int64_t)when;
+	return check_result(ret_result, err);
+}
+
+/* All are judged before one is taken. */
+static int read_list(struct tune_database *database, const cJSON *list, bool own, uint64_t *n,
+		     struct fmha_error *err)
+{
+	struct tune_result result;
+	const cJSON *item;
+
+	if (!cJSON_IsArray(list))
+		return refuse(err, "results", "not a list");
+	cJSON_ArrayForEach(item, list)
+	{
+		int r = read_result(item, &result, err);
+
+		if (r < 0)
+			return r;
+	}
+	cJSON_ArrayForEach(item, list)
+	{
+		int r = read_result(item, &result, err);
+
+		if (r == 0)
+			r = tune_database_add(database, &result, own, err);
+		if (r < 0)
+			return r;
+		*n += r == 0;
+	}
+	return 0;
+}
+
+int tune_database_read_results(struct tune_database *database, const char *text, size_t size,
+			       bool own, struct fmha_error *err)
+{
+	const struct tune_identity *identity = &database->identity;
+	cJSON *root = parse(database, text, size, "fmhad-tuned", err);
+	uint64_t n = 0;
+	int r;
+
+	if (!root)
+		return FMHA_EINVAL;
+	r = check_word(root, "arch", identity->arch, err);
+	if (r == 0)
+		r = check_word(root, "driver", identity->driver, err);
+	if (r == 0)
+		r = check_word(root, "compiler", identity->compiler, err);
+	if (r == 0)
+		r = check_word(root, "sources", identity->sources, err);
+	if (r == 0)
+		r = read_list(database, cJSON_GetObjectItemCaseSensitive(root, "results"), own, &n,
+			      err);
+	cJSON_Delete(root);
+	return r;
+}
+
+int tune_database_merge(struct tune_database *database, const char *text, size_t size,
+			uint64_t *ret_n, struct fmha_error *err)
+{
+	cJSON *root = cJSON_ParseWithLength(text, size);
+	uint64_t n = 0;
+	int r = read_list(database, cJSON_GetObjectItemCaseSensitive(root, "results"), true, &n,
+			  err);
+	const cJSON *priorities = cJSON_GetObjectItemCaseSensitive(root, "priorities"), *item;
+
+	cJSON_ArrayForEach(item, priorities)
+	{
+		if (r == 0)
+			r = tune_database_set_priority(database, item->string, item->valueint, err);
+	}
+	cJSON_Delete(root);
+	if (r == 0)
+		*ret_n = n;
+	return r;
+}
+
+static int check_settings(const cJSON *root, struct fmha_error *err)
+{
+	const cJSON *sets = cJSON_GetObjectItemCaseSensitive(root, "sets"), *item;
+	const cJSON *priorities = cJSON_GetObjectItemCaseSensitive(root, "priorities");
+
+	if (!cJSON_IsObject(sets) || cJSON_GetArraySize(sets) > TUNE_MAX_SETS)
+		return refuse(err, "sets", "not an object of at most 16");
+	cJSON_ArrayForEach(item, sets)
+	{
+		if (!is_list_of_strings(item))
+			return refuse(err, "sets", "one is not a list of patterns");
+	}
+	if (!cJSON_IsObject(priorities) || cJSON_GetArraySize(priorities) > TUNE_MAX_PRIORITIES)
+		return refuse(err, "priorities", "not an object of at most 4096");
+	cJSON_ArrayForEach(item, priorities)
+	{
+		if (!cJSON_IsNumber(item))
+			return refuse(err, "priorities", "one is not a number");
+	}
+	return 0;
+}
+
+static int read_quarantine(struct tune_database *database, const cJSON *list,
+			   struct fmha_error *err)
+{
+	size_t n = (size_t)cJSON_GetArraySize(list), i = 0;
+	struct tune_quarantined *entries = calloc(n + 1, sizeof(*entries));
+	const cJSON *item;
+	int r = entries ? 0 : fmha_error_set(err, FMHA_ENOMEM, "quarantine: out of memory");
+
+	if (r == 0 && !cJSON_IsArray(list))
+		r = refuse(err, "quarantine", "not a list");
+	cJSON_ArrayForEach(item, list)
+	{
+		const cJSON *uid = cJSON_GetObjectItemCaseSensitive(item, "uid");
+		double until = 0;
+
+		if (r == 0)
+			r = copy_string(item, "kernel", entries[i].kernel,
+					sizeof(entries[i].kernel), err);
+		if (r == 0)
+			r = read_number(item, "until", &until, err);
+		if (r < 0)
+			break;
+		entries[i].everybody = !cJSON_IsNumber(uid);
+		entries[i].uid = cJSON_IsNumber(uid) ? (uint32_t)uid->valuedouble : 0;
+		entries[i++].until_s = (int64_t)until;
+	}
+	if (r == 0)
+		r = tune_database_set_quarantine(database, entries, n, err);
+	free(entries);
+	return r;
+}
+
+int tune_database_read_settings(struct tune_database *database, const char *text, size_t size,
+				struct fmha_error *err)
+{
+	cJSON *root = parse(database, text, size, "fmhad-settings", err);
+	int r;
+
+	if (!root)
+		return FMHA_EINVAL;
+	r = check_settings(root, err);
+	if (r == 0)
+		r = read_quarantine(database, cJSON_GetObjectItemCaseSensitive(root, "quarantine"),
+				    err);
+	if (r == 0) {
+		cJSON_Delete(database->sets);
+		cJSON_Delete(database->priorities);
+		database->sets = cJSON_DetachItemFromObjectCaseSensitive(root, "sets");
+		database->priorities = cJSON_DetachItemFromObjectCaseSensitive(root, "priorities");
+	}
+	cJSON_Delete(root);
+	return r;
+}

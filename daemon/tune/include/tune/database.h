@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * database.h: what is remembered of one device model beyond the life of a process: measured times,
+ * kernel sets, priorities, quarantine. The front keeps one for each model that its workers serve;
+ * store.h puts it on disk.
+ *
+ * Measured times hold in the environment in which they were measured: driver, compiler and kernel
+ * sources. They have a file for each environment, so that what became stale stays and counts again
+ * when that environment comes back. Settings are the administrator's and hold in all of them.
+ *
+ * One thread at a time.
+ */
+#ifndef FMHAD_TUNE_DATABASE_H
+#define FMHAD_TUNE_DATABASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <fmha/base.h>
+
+#define TUNE_MAX_RESULTS    16384 /* the oldest is dropped for another one */
+#define TUNE_MAX_PRIORITIES 4096
+#define TUNE_MAX_SETS       16
+#define TUNE_MAX_BYTES      (8u << 20) /* of a file */
+#define TUNE_SHAPE_BYTES    160
+#define TUNE_KERNEL_BYTES   256
+#define TUNE_NAME_BYTES     128
+
+struct tune_identity {
+	char model[64]; /* of the device, with its compute units */
+	char arch[64];
+	/* The environment. */
+	char driver[64], compiler[96], sources[80];
+};
+
+struct tune_result {
+	char kernel[TUNE_KERNEL_BYTES]; /* canonical name of the plan's main kernel */
+	char shape[TUNE_SHAPE_BYTES];
+	int32_t n_splits;
+	double us;
+	int64_t when_s; /* CLOCK_REALTIME */
+};
+
+/* A kernel that is not used, by nobody or for one user, until then. */
+struct tune_quarantined {
+	char kernel[TUNE_KERNEL_BYTES];
+	bool everybody;
+	uint32_t uid;
+	int64_t until_s; /* CLOCK_REALTIME */
+};
+
+struct tune_database;
+
+struct tune_database *tune_database_new(const struct tune_identity *identity);
+struct tune_database *tune_database_free(struct tune_database *database);
+const struct tune_identity *tune_database_identity(const struct tune_database *database);
+/* Driver, compiler and sources in one word. */
+void tune_environment(const struct tune_identity *identity, char *text, size_t n);
+
+/* File names: "nvidia-h200-132-1f2e3d4c.json" and "nvidia-h200-132.settings.json". */
+void tune_results_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES]);
+void tune_settings_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES]);
+
+/*
+ * @own: measured on this machine, or imported; else of the system's database below, which is never
+ * written again.
+ * Return: 0; 1: what is known is newer, or this machine's own; FMHA_EINVAL naming the field;
+ * FMHA_ENOMEM.
+ */
+int tune_database_add(struct tune_database *database, const struct tune_result *result, bool own,
+		      struct fmha_error *err);
+/* Of kernels that match @pattern (fnmatch), at @shape or (empty) everywhere. Return: how many. */
+uint64_t tune_database_forget(struct tune_database *database, const char *pattern,
+			      const char *shape);
+size_t tune_database_n_results(const struct tune_database *database);
+
+/* 0 takes a priority back. Return: 0, FMHA_EQUOTA, FMHA_ENOMEM. */
+int tune_database_set_priority(struct tune_database *database, const char *kernel, int32_t priority,
+			       struct fmha_error *err);
+/* @json: the set's list of patterns, as the registry takes it. Return: 0, FMHA_EINVAL, FMHA_EQUOTA,
+ * FMHA_ENOMEM. */
+int tune_database_load_set(struct tune_database *database, const char *name, const char *json,
+			   size_t size, struct fmha_error *err);
+/* Return: 0, FMHA_ENOENT. */
+int tune_database_unload_set(struct tune_database *database, const char *name,
+			     struct fmha_error *err);
+/* Replaces the list, which is copied. */
+int tune_database_set_quarantine(struct tune_database *database,
+				 const struct tune_quarantined *list, size_t n,
+				 struct fmha_error *err);
+size_t tune_database_quarantine(const struct tune_database *database,
+				const struct tune_quarantined **ret_list);
+
+/*
+ * Documents; texts are given and freed with free(), NULL when out of memory. Reading is all or
+ * nothing: a file that is cut off, or of another format or version, changes nothing and is
+ * FMHA_EINVAL, with the reason.
+ *
+ *   {"format": "fmhad-tuned", "version": 1, "model": "...", "arch": "...", "driver": "...",
+ *    "compiler": "...", "sources": "...", "results": [{"kernel": "...", "shape": "...",
+ *    "splits": 0, "us": 1.5, "when": 1700000000}, ...]}
+ *   {"format": "fmhad-settings", "version": 1, "model": "...", "sets": {"default": ["*"]},
+ *    "priorities": {"fwd-...": 3}, "quarantine": [{"kernel": "...", "uid": 1000, "until": 1}]}
+ */
+char *tune_database_results_text(const struct tune_database *database);
+char *tune_database_settings_text(const struct tune_database *database);
+int tune_database_read_results(struct tune_database *database, const char *text, size_t size,
+			       bool own, struct fmha_error *err);
+int tune_database_read_settings(struct tune_database *database, const char *text, size_t size,
+				struct fmha_error *err);
+/* Adds "results" of @text, this machine's own from now on. @ret_n: how many were news */
+int tune_database_merge(struct tune_database *database, const char *text, size_t size,
+			uint64_t *ret_n, struct fmha_error *err);
+/* What a worker restores (registry_restore()): both together, without quarantine. */
+char *tune_database_worker_text(const struct tune_database *database);
+
+#endif

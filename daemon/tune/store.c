@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: MIT */
+#include <tune/store.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <proto/cleanup.h>
+#include <proto/error.h>
+
+#define MAX_STALE 16 /* files of other environments that are kept of a model */
+#define MISSING   1
+
+static void choose_directory(char path[PATH_MAX], const char *state)
+{
+	const char *systemd = getenv("STATE_DIRECTORY"), *xdg = getenv("XDG_STATE_HOME");
+	const char *home = getenv("HOME");
+	int n;
+
+	if (state && *state)
+		n = snprintf(path, PATH_MAX, "%s", state);
+	else if (systemd && systemd[0] == '/') /* several are parted by colons; ours is the first */
+		n = snprintf(path, PATH_MAX, "%.*s/tuned", (int)strcspn(systemd, ":"), systemd);
+	else if (geteuid() == 0)
+		n = snprintf(path, PATH_MAX, "/var/lib/fmhad/tuned");
+	else if (xdg && xdg[0] == '/')
+		n = snprintf(path, PATH_MAX, "%s/fmhad/tuned", xdg);
+	else if (home && home[0] == '/')
+		n = snprintf(path, PATH_MAX, "%s/.local/state/fmhad/tuned", home);
+	else
+		n = 0;
+	if (n <= 0 || n >= PATH_MAX)
+		path[0] = '\0';
+}
+
+void tune_store_init(struct tune_store *store, const char *state, const char *system)
+{
+	*store = (struct tune_store){.fd = -1};
+	choose_directory(store->directory, state);
+	(void)snprintf(store->system, sizeof(store->system), "%s",
+		       system && *system ? system : FMHAD_TUNED_DIR);
+}
+
+void tune_store_deinit(struct tune_store *store)
+{
+	if (store->fd >= 0)
+		(void)close(store->fd);
+	store->fd = -1;
+}
+
+/* With the folders above it, as far as we may make them. */
+static void make_directory(const char *path)
+{
+	char part[PATH_MAX];
+
+	(void)snprintf(part, sizeof(part), "%s", path);
+	for (char *slash = strchr(part + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+		*slash = '\0';
+		(void)mkdir(part, 0700);
+		*slash = '/';
+	}
+	(void)mkdir(part, 0700);
+}
+
+/* Ours, and nobody else's to write to: what lies there decides which kernels run. */
+static int open_directory(const char *path, bool own, struct fmha_error *err)
+{
+	_cleanup_(closep) int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK);
+	struct stat st;
+	int given;
+
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return fmha_error_set(err, FMHA_EIO, "%.150s: %s", path, strerror(errno));
+	if ((st.st_uid != geteuid() && (own || st.st_uid != 0)) || (st.st_mode & 022))
+		return fmha_error_set(err, FMHA_EPERM,
+				      "%.150s: owner %u, mode %04o: others could write there", path,
+				      (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777));
+	given = fd;
+	fd = -1;
+	return given;
+}
+
+/* Return: 0 and a text (given), MISSING, or FMHA_E*. */
+static int read_file(int dir, const char *name, char **ret_text, size_t *ret_size,
+		     struct fmha_error *err)
+{
+	_cleanup_(closep) int fd = openat(dir, name,
+					  O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+	_cleanup_(freep) char *text = NULL;
+	struct stat st;
+	size_t done = 0;
+
+	if (fd < 0 && errno == ENOENT)
+		return MISSING;
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return fmha_error_set(err, FMHA_EIO, "%s", strerror(errno));
+	if (!S_ISREG(st.st_mode) || st.st_size > (off_t)TUNE_MAX_BYTES || (st.st_mode & 022))
+		return fmha_error_set(err, FMHA_EINVAL,
+				      "not a file of at most 8 MiB that only its owner writes");
+	text = malloc((size_t)st.st_size + 1);
+	if (!text)
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	while (done < (size_t)st.st_size) {
+		ssize_t n = read(fd, text + done, (size_t)st.st_size - done);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return fmha_error_set(err, FMHA_EIO, "%s", strerror(errno));
+		if (n == 0)
+			break;
+		done += (size_t)n;
+	}
+	*ret_size = done;
+	*ret_text = text;
+	text = NULL;
+	return 0;
+}
+
+/* Return: whether it may be written over. @reason: why not, or "". */
+static bool load(int dir, const char *path, const char *name, bool settings, bool own,
+		 struct tune_database *database, char reason[256])
+{
+	_cleanup_(freep) char *text = NULL;
+	struct fmha_error err;
+	size_t size = 0;
+	int r = read_file(dir, name, &text, &size, &err);
+
+	if (r == MISSING)
+		return true;
+	if (r == 0)
+		r = settings ? tune_database_read_settings(database, text, size, &err)
+			     : tune_database_read_results(database, text, size, own, &err);
+	if (r < 0)
+		(void)snprintf(reason, 256, "%.100s/%.60s: %.80s", path, name, err.msg);
+	return r == 0;
+}
+
+/* Results of other environments stay; of too many the one that changed longest ago goes. */
+static size_t count_stale(int dir, const struct tune_identity *identity)
+{
+	char current[TUNE_NAME_BYTES], oldest[TUNE_NAME_BYTES] = "";
+	size_t prefix, n = 0;
+	time_t oldest_s = 0;
+	const struct dirent *entry;
+	int copy = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *list = copy >= 0 ? fdopendir(copy) : NULL;
+
+	if (!list) {
+		if (copy >= 0)
+			(void)close(copy);
+		return 0;
+	}
+	tune_results_file(identity, current);
+	prefix = strlen(current) - strlen("0123456789abcdef.json");
+	while ((entry = readdir(list))) {
+		struct stat st;
+
+		if (strlen(entry->d_name) != strlen(current) ||
+		    strncmp(entry->d_name, current, prefix) != 0 ||
+		    strspn(entry->d_name + prefix, "0123456789abcdef") != 16 ||
+		    strcmp(entry->d_name, current) == 0 ||
+		    fstatat(dir, entry->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+			continue;
+		n++;
+		if (!*oldest || st.st_mtime < oldest_s) {
+			(void)snprintf(oldest, sizeof(oldest), "%s", entry->d_name);
+			oldest_s = st.st_mtime;
+		}
+	}
+	(void)closedir(list);
+	if (n > MAX_STALE)
+		(void)unlinkat(dir, oldest, 0);
+	return n;
+}
+
+void tune_store_load(struct tune_store *store, struct tune_database *database,
+		     struct tune_store_report *ret_report)
+{
+	struct tune_store_report *report = ret_report;
+	const struct tune_identity *identity = tune_database_identity(database);
+	char results[TUNE_NAME_BYTES], settings[TUNE_NAME_BYTES];
+	struct fmha_error err;
+	int dir;
+
+	*report = (struct tune_store_report){.results_readable = true, .settings_readable = true};
+	tune_results_file(identity, results);
+	tune_settings_file(identity, settings);
+	if (*store->system && access(store->system, F_OK) == 0) {
+		dir = open_directory(store->system, false, &err);
+		if (dir < 0) {
+			(void)snprintf(report->system, sizeof(report->system), "%.250s", err.msg);
+		} else {
+			(void)load(dir, store->system, results, false, false, database,
+				   report->system);
+			(void)close(dir);
+		}
+	}
+	if (!*store->directory || access(store->directory, F_OK) != 0)
+		return;
+	dir = open_directory(store->directory, true, &err);
+	if (dir < 0) {
+		report->results_readable = report->settings_readable = false;
+		(void)snprintf(report->results, sizeof(report->results), "%.250s", err.msg);
+		return;
+	}
+	report->results_readable = load(dir, store->directory, results, false, true, database,
+					report->results);
+	report->settings_readable = load(dir, store->directory, settings, true, true, database,
+					 report->settings);
+	report->n_stale = count_stale(dir, identity);
+	(void)close(dir);
+}
+
+/* One daemon writes to a directory: two would take turns undoing each other's results. */
+static int lock_directory(struct tune_store *store, struct fmha_error *err)
+{
+	_cleanup_(closep) int fd = -1;
+
+	if (store->fd >= 0)
+		return 0;
+	if (!*store->directory)
+		return fmha_error_set(err, FMHA_EIO, "there is no state directory");
+	make_directory(store->directory);
+	fd = open_directory(store->directory, true, err);
+	if (fd < 0)
+		return fd;
+	if (flock(fd, LOCK_EX | LOCK_NB) < 0)
+		return fmha_error_set(err, FMHA_EBUSY, "%.150s: another fmhad writes there",
+				      store->directory);
+	store->fd = fd;
+	fd = -1;
+	return 0;
+}
+
+static int write_all(int fd, const char *text, size_t n)
+{
+	while (n > 0) {
+		ssize_t written = write(fd, text, n);
+
+		if (written < 0 && errno == EINTR)
+			continue;
+		if (written <= 0)
+			return -1;
+		text += written;
+		n -= (size_t)written;
+	}
+	return 0;
+}
+
+int tune_store_write(struct tune_store *store, const char *name, const char *text,
+		     struct fmha_error *err)
+{
+	char temporary[TUNE_NAME_BYTES + 8];
+	int r = lock_directory(store, err), fd, saved;
+
+	if (r < 0)
+		return r;
+	/* The lock is ours: whoever left one of this name has crashed. */
+	(void)snprintf(temporary, sizeof(temporary), ".%s.new", name);
+	(void)unlinkat(store->fd, temporary, 0);
+	fd = openat(store->fd, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
+		    0600);
+	if (fd < 0)
+		return fmha_error_set(err, FMHA_EIO, "%.120s/%.80s: %s", store->directory, name,
+				      strerror(errno));
+	if (write_all(fd, text, strlen(text)) == 0 && fsync(fd) == 0 &&
+	    renameat(store->fd, temporary, store->fd, name) == 0 && fsync(store->fd) == 0) {
+		(void)close(fd);
+		return 0;
+	}
+	saved = errno;
+	(void)close(fd);
+	(void)unlinkat(store->fd, temporary, 0);
+	return fmha_error_set(err, FMHA_EIO, "%.120s/%.80s: %s", store->directory, name,
+			      strerror(saved));
+}

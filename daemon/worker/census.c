@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: MIT */
+#include "census.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+#include <proto/problem.h>
+
+static bool is_used(const struct census_entry *entry)
+{
+	return entry && entry->n_runs > 0;
+}
+
+struct census_entry *census_find(struct census *census, uint32_t uid, const char *shape)
+{
+	for (uint32_t i = 0; i < CENSUS_SHAPES; i++) {
+		struct census_entry *entry = census->entries[i];
+
+		if (is_used(entry) && entry->uid == uid && strcmp(entry->shape, shape) == 0)
+			return entry;
+	}
+	return NULL;
+}
+
+struct census_entry *census_any(struct census *census, const char *shape)
+{
+	for (uint32_t i = 0; i < CENSUS_SHAPES; i++)
+		if (is_used(census->entries[i]) && strcmp(census->entries[i]->shape, shape) == 0)
+			return census->entries[i];
+	return NULL;
+}
+
+static uint32_t count_of(const struct census *census, uint32_t uid)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < CENSUS_SHAPES; i++)
+		n += is_used(census->entries[i]) && census->entries[i]->uid == uid;
+	return n;
+}
+
+static uint32_t largest_user(const struct census *census)
+{
+	uint32_t uid = 0, most = 0;
+
+	for (uint32_t i = 0; i < CENSUS_SHAPES; i++) {
+		uint32_t n;
+
+		if (!is_used(census->entries[i]) || (most > 0 && census->entries[i]->uid == uid))
+			continue;
+		n = count_of(census, census->entries[i]->uid);
+		if (n > most) {
+			most = n;
+			uid = census->entries[i]->uid;
+		}
+	}
+	return uid;
+}
+
+/* The place of the user's shape that took least time. */
+static uint32_t least_of(const struct census *census, uint32_t uid)
+{
+	uint32_t least = CENSUS_SHAPES;
+
+	for (uint32_t i = 0; i < CENSUS_SHAPES; i++)
+		if (is_used(census->entries[i]) && census->entries[i]->uid == uid &&
+		    (least == CENSUS_SHAPES || census->entries[i]->ns < census->entries[least]->ns))
+			least = i;
+	return least;
+}
+
+static void evict(struct census *census, uint32_t place)
+{
+	census->entries[place]->n_runs = 0;
+	census->n_used--;
+	census->n_evicted++;
+}
+
+/* A free place with its memory; CENSUS_SHAPES: out of memory. */
+static uint32_t take_place(struct census *census, uint32_t uid)
+{
+	uint32_t i = 0;
+
+	if (count_of(census, uid) >= CENSUS_PER_USER)
+		evict(census, least_of(census, uid));
+	else if (census->n_used == CENSUS_SHAPES)
+		evict(census, least_of(census, largest_user(census)));
+	while (is_used(census->entries[i]))
+		i++;
+	if (!census->entries[i])
+		census->entries[i] = calloc(1, sizeof(*census->entries[i]));
+	return census->entries[i] ? i : CENSUS_SHAPES;
+}
+
+void census_forget_places(struct fmha_problem *problem)
+{
+	for (unsigned int i = 0; i < FMHA_N_TENSORS; i++) {
+		problem->tensor[i].buffer = fmha_tensor_present(&problem->tensor[i]) ? i + 1 : 0;
+		problem->tensor[i].data = NULL;
+		problem->tensor[i].offset = 0;
+	}
+}
+
+static struct census_entry *look_up(struct census *census, uint32_t uid,
+				    const struct fmha_problem *problem,
+				    struct census_handle *handle)
+{
+	struct census_entry *entry;
+	char shape[PLAN_SHAPE_BYTES];
+	uint32_t place = 0;
+
+	plan_shape(problem, shape);
+	entry = census_find(census, uid, shape);
+	if (entry) {
+		while (census->entries[place] != entry)
+			place++;
+	} else {
+		place = take_place(census, uid);
+		if (place == CENSUS_SHAPES)
+			return NULL;
+		entry = census->entries[place];
+		entry->generation++;
+		entry->uid = uid;
+		memcpy(entry->shape, shape, sizeof(shape));
+		entry->problem = *problem;
+		census_forget_places(&entry->problem);
+		entry->n_runs = entry->ns = 0;
+		entry->settled = false;
+		census->n_used++;
+	}
+	*handle = (struct census_handle){.place = place, .generation = entry->generation};
+	return entry;
+}
+
+void census_count(struct census *census, uint32_t uid, const struct fmha_problem *problem,
+		  uint64_t ns, struct census_handle *handle)
+{
+	struct census_entry *entry = census->entries[handle->place];
+
+	if (!is_used(entry) || handle->generation == 0 || entry->generation != handle->generation)
+		entry = look_up(census, uid, problem, handle);
+	if (!entry)
+		return; /* out of memory: a count is lost */
+	entry->n_runs++;
+	entry->ns += ns;
+}
+
+void census_unsettle(struct census *census)
+{
+	for (uint32_t i = 0; i < CENSUS_SHAPES; i++)
+		if (census->entries[i])
+			census->entries[i]->settled = false;
+}
+
+struct census_entry *census_next(struct census *census, uint32_t *uid)
+{
+	uint32_t after = *uid;
+	bool found = false;
+	struct census_entry *next = NULL;
+
+	/* The next user in the order of numbers, round and round. */
+	for (uint32_t i = 0; i < CENSUS_SHAPES; i++) {
+		const struct census_entry *entry = census->entries[i];
+
+		if (!is_used(entry) || entry->settled)
+			continue;
+		if (!found || entry->uid - after - 1 < *uid - after - 1)
+			*uid = entry->uid;
+		found = true;
+	}
+	for (uint32_t i = 0; found && i < CENSUS_SHAPES; i++) {
+		struct census_entry *entry = census->entries[i];
+
+		if (is_used(entry) && !entry->settled && entry->uid == *uid &&
+		    (!next || entry->ns > next->ns))
+			next = entry;
+	}
+	return next;
+}
+
+static int compare_entries(const void *x, const void *y)
+{
+	const struct census_entry *const *a = x, *const *b = y;
+
+	return ((*a)->ns < (*b)->ns) - ((*a)->ns > (*b)->ns);
+}
+
+char *census_json(const struct census *census, uint32_t uid, bool all)
+{
+	const struct census_entry **list = calloc(CENSUS_SHAPES, sizeof(*list));
+	cJSON *root = cJSON_CreateObject(), *shapes = cJSON_AddArrayToObject(root, "shapes");
+	size_t n = 0;
+	char *text;
+
+	for (uint32_t i = 0; list && i < CENSUS_SHAPES; i++)
+		if (is_used(census->entries[i]) && (all || census->entries[i]->uid == uid))
+			list[n++] = census->entries[i];
+	if (n > 0)
+		qsort(list, n, sizeof(*list), compare_entries);
+	for (size_t i = 0; i < n; i++) {
+		cJSON *item = cJSON_CreateObject();
+
+		cJSON_AddNumberToObject(item, "uid", list[i]->uid);
+		cJSON_AddStringToObject(item, "shape", list[i]->shape);
+		cJSON_AddNumberToObject(item, "runs", (double)list[i]->n_runs);
+		cJSON_AddNumberToObject(item, "device_ns", (double)list[i]->ns);
+		cJSON_AddBoolToObject(item, "settled", list[i]->settled);
+		cJSON_AddItemToArray(shapes, item);
+	}
+	if (all)
+		cJSON_AddNumberToObject(root, "evicted", (double)census->n_evicted);
+	text = list ? cJSON_PrintUnformatted(root) : NULL;
+	cJSON_Delete(root);
+	free(list);
+	return text;
+}
+
+void census_deinit(struct census *census)
+{
+	for (uint32_t i = 0; i < CENSUS_SHAPES; i++)
+		free(census->entries[i]);
+}

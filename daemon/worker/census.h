@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * census.h: which shapes this worker serves: how often, for how long, for whom. The one record that
+ * tuning, metrics and warming use.
+ *
+ * Bounded: a user has CENSUS_PER_USER shapes, all together CENSUS_SHAPES; the one that took least
+ * time goes, of the user who has most. So nobody's flood of shapes drives out another user's.
+ */
+#ifndef FMHAD_WORKER_CENSUS_H
+#define FMHAD_WORKER_CENSUS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <dispatch/plan.h>
+
+#define CENSUS_SHAPES   1024
+#define CENSUS_PER_USER 64
+
+struct census_entry {
+	uint32_t uid;
+	uint32_t generation; /* of the place: whoever keeps a handle sees that it is another's */
+	char shape[PLAN_SHAPE_BYTES];
+	struct fmha_problem problem; /* the first of that shape, wherever it lay */
+	uint64_t n_runs, ns;         /* of the device */
+	bool settled;                /* nothing is left to be measured by itself */
+};
+
+/* All zero is an empty one. */
+struct census {
+	struct census_entry
+		*entries[CENSUS_SHAPES]; /* made when first used; NULL, or n_runs 0: free */
+	uint32_t n_used;
+	uint64_t n_evicted;
+};
+
+/* Where a plan's runs are counted. All zero: not looked up yet. */
+struct census_handle {
+	uint32_t place, generation;
+};
+
+/* Where a problem's tensors lie is nobody's business: each gets a buffer of its own number. */
+void census_forget_places(struct fmha_problem *problem);
+/* A run of @ns. */
+void census_count(struct census *census, uint32_t uid, const struct fmha_problem *problem,
+		  uint64_t ns, struct census_handle *handle);
+/* NULL: it has been dropped, or never was. */
+struct census_entry *census_find(struct census *census, uint32_t uid, const char *shape);
+/* Of whomever. */
+struct census_entry *census_any(struct census *census, const char *shape);
+/* All entries are to be measured again: kernels have come or gone. */
+void census_unsettle(struct census *census);
+/* What is to be measured next: of the users whose shapes are not settled the one after @*uid, and of
+ * that user's the one that took most time. NULL: nothing. */
+struct census_entry *census_next(struct census *census, uint32_t *uid);
+/*
+ * {"shapes": [{"uid", "shape", "runs", "device_ns", "settled"}], "evicted"}, what took most time first;
+ * of @uid, or (@all) of everybody. Given, free(); NULL: out of memory.
+ */
+char *census_json(const struct census *census, uint32_t uid, bool all);
+void census_deinit(struct census *census);
+
+#endif

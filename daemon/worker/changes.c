@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: MIT */
+#include "changes.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cjson/cJSON.h>
+
+#include <base/clock.h>
+#include <base/log.h>
+#include <proto/cleanup.h>
+#include <proto/error.h>
+
+#include "kernels.h"
+
+#define MAX_DOCUMENT (32 << 20)
+
+/* ---- to the front ---- */
+
+struct change {
+	struct session *session;
+	uint32_t id;
+	enum proto_method method;
+	uint64_t n_kernels;
+};
+
+static void on_changed(void *owner, const union proto_any_result *result, int fd,
+		       const struct fmha_error *error)
+{
+	struct change *change = owner;
+	struct session *session = change->session;
+	struct connection *connection = &session->connection;
+	struct proto_registry_result answer = {.n_kernels = change->n_kernels};
+
+	(void)fd;
+	if (result) {
+		answer.stored = result->REGISTRY_CHANGE.stored;
+		if (change->method == PROTO_REGISTRY_FORGET)
+			answer.n_kernels = result->REGISTRY_CHANGE.n_kernels;
+	}
+	if (!session->hung_up && result)
+		connection_answer(connection, change->id, change->method, &answer, -1);
+	else if (!session->hung_up)
+		connection_answer_error(connection, change->id, error);
+	free(change);
+	session_offload_ended(session);
+}
+
+void changes_send(struct session *session, uint32_t id, enum proto_method method,
+		  const struct proto_registry_change_params *params, int fd, uint64_t n_kernels)
+{
+	struct change *change = malloc(sizeof(*change));
+	struct fmha_error err;
+	int r;
+
+	if (!change) {
+		if (fd >= 0)
+			(void)close(fd);
+		(void)fmha_error_set(&err, FMHA_ENOMEM, "registry: out of memory");
+		connection_answer_error(&session->connection, id, &err);
+		return;
+	}
+	*change = (struct change){
+		.session = session, .id = id, .method = method, .n_kernels = n_kernels};
+	r = connection_request(&session->worker->control, PROTO_REGISTRY_CHANGE, params, fd,
+			       on_changed, change, &err);
+	if (r < 0) {
+		free(change);
+		connection_answer_error(&session->connection, id, &err);
+	} else {
+		session->n_offloads++;
+	}
+}
+
+int changes_request(struct session *session, uint32_t id, enum proto_method method,
+		    const union proto_any_params *params, struct fmha_error *err)
+{
+	struct registry *registry = session->worker->registry;
+	struct proto_registry_change_params change = {.uid = session->uid};
+	int r = 0;
+
+	switch (method) {
+	case PROTO_REGISTRY_SET_PRIORITY:
+		change.change = PROTO_CHANGE_PRIORITY;
+		memcpy(change.name, params->REGISTRY_SET_PRIORITY.kernel, sizeof(change.name));
+		change.priority = params->REGISTRY_SET_PRIORITY.priority;
+		r = registry_find(registry, change.name, NULL, NULL, err);
+		break;
+	case PROTO_REGISTRY_LIFT:
+		change.change = PROTO_CHANGE_LIFT;
+		memcpy(change.name, params->REGISTRY_LIFT.kernel, sizeof(change.name));
+		break;
+	default:
+		change.change = PROTO_CHANGE_FORGET;
+		memcpy(change.name, params->REGISTRY_FORGET.kernel, sizeof(change.name));
+		memcpy(change.shape, params->REGISTRY_FORGET.shape, sizeof(change.shape));
+		if (!*change.name)
+			change.name[0] = '*';
+	}
+	if (r == 0)
+		changes_send(session, id, method, &change, -1, 1);
+	return r;
+}
+
+/* ---- from the front ---- */
+
+/* Given; NULL: there is none, or it cannot be read. */
+static char *read_document(int fd, size_t *ret_size)
+{
+	struct stat st;
+	char *text;
+
+	if (fd < 0 || fstat(fd, &st) < 0 || st.st_size <= 0 || st.st_size > MAX_DOCUMENT)
+		return NULL;
+	text = malloc((size_t)st.st_size + 1);
+	if (text && pread(fd, text, (size_t)st.st_size, 0) != (ssize_t)st.st_size) {
+		free(text);
+		return NULL;
+	}
+	if (text)
+		text[st.st_size] = '\0';
+	*ret_size = (size_t)st.st_size;
+	return text;
+}
+
+static void restore_quarantine(struct worker *worker, const char *text)
+{
+	struct worker_quarantined list[WORKER_MAX_QUARANTINED];
+	cJSON *root = cJSON_Parse(text);
+	const cJSON *item;
+	uint32_t n = 0;
+
+	cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "quarantine"))
+	{
+		const char *kernel = cJSON_GetStringValue(
+			cJSON_GetObjectItemCaseSensitive(item, "kernel"));
+		const cJSON *uid = cJSON_GetObjectItemCaseSensitive(item, "uid");
+		const cJSON *left = cJSON_GetObjectItemCaseSensitive(item, "remaining_ms");
+
+		if (!kernel || !left || n == WORKER_MAX_QUARANTINED)
+			continue;
+		list[n] = (struct worker_quarantined){
+			.everybody = !uid,
+			.uid = uid ? (uint32_t)uid->valuedouble : 0,
+			.until_ns = clock_ns() + (uint64_t)left->valuedouble * NS_PER_MS};
+		(void)snprintf(list[n].kernel, sizeof(list[n].kernel), "%s", kernel);
+		n++;
+	}
+	cJSON_Delete(root);
+	kernels_set_quarantine(worker, list, n);
+}
+
+void kernels_restore(struct worker *worker, int fd)
+{
+	_cleanup_(freep) char *text = NULL;
+	struct fmha_error err;
+	size_t size = 0;
+
+	text = worker->registry ? read_document(fd, &size) : NULL;
+	if (!text)
+		return;
+	if (registry_restore(worker->registry, text, size, &err) < 0) {
+		log_warning("nothing is remembered: %s", err.msg);
+		return;
+	}
+	restore_quarantine(worker, text);
+	census_unsettle(&worker->census);
+}
+
+void kernels_add_result(struct worker *worker, const struct proto_tuned_result_params *params)
+{
+	struct registry_result result = {
+		.n_splits = params->n_splits, .us = params->us, .when_s = (int64_t)params->when_s};
+
+	if (!worker->registry)
+		return;
+	memcpy(result.shape, params->shape, sizeof(result.shape));
+	(void)registry_set_tuned(worker->registry, params->kernel, &result, NULL);
+}
+
+/* ---- what is used ---- */
+
+int kernels_census(struct session *session, uint32_t id, struct fmha_error *err)
+{
+	struct worker *worker = session->worker;
+	bool all = config_is_privileged(&worker->page->config, session->uid);
+	char *text = census_json(&worker->census, session->uid, all);
+	struct proto_json_result result;
+	int fd = -1, r;
+
+	if (!text)
+		return fmha_error_set(err, FMHA_ENOMEM, "census: out of memory");
+	result.size = strlen(text);
+	r = handout_text(&worker->handouts, session->account, text, result.size, &fd, err);
+	free(text);
+	if (r == 0)
+		connection_answer(&session->connection, id, PROTO_CENSUS, &result, fd);
+	return r;
+}

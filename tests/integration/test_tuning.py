@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: MIT
+"""Measuring kernels, and what is remembered of it: over deaths of the worker and of the daemon, among
+workers of one model, on a disk that is damaged, full or not ours."""
+import json
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+
+import fmha_wire
+import fmhad
+
+DECODE = {"batch": 1, "nhead_q": 4, "nhead_k": 2, "seqlen_q": 1, "seqlen_k": 1024, "hdim_q": 64,
+          "hdim_v": 64}
+SMALL = {"batch": 1, "nhead_q": 2, "nhead_k": 2, "seqlen_q": 64, "seqlen_k": 64, "hdim_q": 64,
+         "hdim_v": 64}
+
+
+def problem(sizes=None, **options):
+    tensors = {role: {"buffer": i + 1, "dtype": "f32"} for i, role in enumerate("qkvo")}
+    return {**(sizes or SMALL), **options, "tensors": tensors}
+
+
+def tune(device, sizes=None, **options):
+    return device.call("tune", {"problem": problem(sizes), **options}, timeout=60)
+
+
+def results(device):
+    """(kernel, shape, splits) -> microseconds"""
+    document = json.loads(device.call_json("registry_export", {}))
+    return {(kernel["name"], r["shape"], r["splits"]): r["us"]
+            for kernel in document["kernels"] for r in kernel.get("tuned", [])}
+
+
+def plan(device, sizes=None):
+    sizes = sizes or SMALL
+    buffer = device.buffer_create(1 << 22)
+    tensors = {role: {"buffer": buffer.id, "offset": i << 20, "dtype": "f32"}
+               for i, role in enumerate("qkvo")}
+    return device.plan({**sizes, "tensors": tensors})
+
+
+def chosen(planned):
+    """The main kernel, and into how many stages the plan is cut."""
+    return planned["stages"][0]["kernel"], len(planned["stages"])
+
+
+def send(device, method, text, **params):
+    fd = os.memfd_create("document")
+    os.write(fd, text.encode())
+    try:
+        return device.call(method, params, [fd])
+    finally:
+        os.close(fd)
+
+
+def claim(device, kernel, shape, us, splits=0):
+    """Has the daemon believe that somebody measured it, now."""
+    document = json.loads(device.call_json("registry_export", {"filter": "hdim_q == 32"}))
+    document["kernels"] = [{"name": kernel, "tuned": [
+        {"shape": shape, "splits": splits, "us": us, "when": int(time.time()) + 10}]}]
+    return send(device, "registry_import", json.dumps(document))
+
+
+def slowest(device, sizes=None):
+    """The kernel of the plan's first stage that was measured as the slowest, and the word."""
+    shape = tune(device, sizes)["shape"]
+    of_shape = {key: us for key, us in results(device).items() if key[1] == shape}
+    kernel, _, splits = max(of_shape, key=of_shape.get)
+    return kernel, shape, splits
+
+
+def as_user(uid, function):
+    """What the function returns in a process of that user."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            fmhad.become(uid)
+            os.write(theirs, json.dumps(function()).encode())
+        except BaseException as error:  # pylint: disable=broad-except
+            os.write(theirs, json.dumps(repr(error)).encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as pipe:
+        answer = json.loads(pipe.read())
+    os.waitpid(child, 0)
+    return answer
+
+
+@pytest.fixture
+def state(tmp_path):
+    return tmp_path / "state"
+
+
+def daemon_of(state, **config):
+    return fmhad.Daemon({"tuning": {"state": str(state), **config.pop("tuning", {})}, **config})
+
+
+def files(state):
+    return {path.name: path.read_text() for path in state.iterdir() if path.is_file()}
+
+
+def ready_again(daemon):
+    device = daemon.status()["devices"][0]
+    return device["deaths"] > 0 and device["state"] == "ready"
+
+
+def until_written(state, what):
+    assert fmhad.until(lambda: state.exists() and any(what in text for text in
+                                                      files(state).values()))
+
+
+def test_what_was_measured_is_used_and_survives(state):
+    """A favourite that only a measurement explains: by another client, after the worker's death, after
+    the daemon's."""
+    with daemon_of(state) as daemon:
+        with daemon.device() as device:
+            first = tune(device)
+            assert first["n_measured"] == first["n_candidates"] > 1
+            assert tune(device)["n_measured"] == 0
+            assert tune(device, again=True)["n_measured"] == first["n_measured"]
+            kernel, shape, splits = slowest(device)
+            assert claim(device, kernel, shape, 0.5, splits)["stored"]
+        with daemon.device() as device:
+            assert chosen(plan(device))[0] == kernel
+        os.kill(daemon.worker_pid(), signal.SIGKILL)
+        assert fmhad.until(lambda: ready_again(daemon))
+        with daemon.device() as device:
+            assert chosen(plan(device))[0] == kernel
+        until_written(state, shape)
+        os.kill(daemon.pid, signal.SIGKILL)
+        daemon.process.wait()
+    with daemon_of(state) as daemon, daemon.device() as device:
+        assert chosen(plan(device))[0] == kernel
+        assert results(device)[kernel, shape, splits] == 0.5
+
+
+def test_splits_are_chosen_by_what_was_measured(daemon):
+    with daemon.device() as device:
+        tuned = tune(device, DECODE)
+        unsplit = next(k for k in results(device) if k[1] == tuned["shape"] and k[2] == 0)
+        split = next(k for k in results(device) if k[1] == tuned["shape"] and k[2] > 1)
+        claim(device, split[0], split[1], 0.25, split[2])
+        assert chosen(plan(device, DECODE)) == (split[0], 2)
+        claim(device, unsplit[0], unsplit[1], 0.125)
+        assert chosen(plan(device, DECODE)) == (unsplit[0], 1)
+        # Another window is another question.
+        document = json.loads(device.explain(problem(DECODE, mask="bottom_right", window_left=16,
+                                                     window_right=0)))
+        assert all("tuned_us" not in c and "nearby_us" not in c
+                   for s in document["selections"] for c in s["candidates"])
+
+
+def test_two_workers_of_a_model_share(state):
+    devices = [{"backend": "cpu", "threads": 1}, {"backend": "cpu", "threads": 1}]
+    with daemon_of(state, devices=devices) as daemon:
+        with daemon.device(0) as one, daemon.device(1) as two:
+            kernel, shape, splits = slowest(one)
+            assert fmhad.until(lambda: results(one) == results(two))
+            two.call("registry_set_priority", {"kernel": kernel, "priority": 4})
+            got = json.loads(one.call_json("registry_get", {"kernel": kernel}))
+            assert got["priority"] == 4 and got["sets"] == ["default"]
+            assert chosen(plan(one))[0] == kernel
+            forgotten = one.call("registry_forget", {"shape": shape})
+            assert forgotten["n_kernels"] > 0 and forgotten["stored"]
+            assert results(one) == results(two) == {}
+            del splits
+
+
+def test_settings_survive(state):
+    with daemon_of(state) as daemon, daemon.device() as device:
+        kernel = chosen(plan(device))[0]
+        assert device.call("registry_set_priority", {"kernel": kernel, "priority": 7})["stored"]
+        assert send(device, "registry_load", '["fwd-fp32-*"]', set="mine")["stored"]
+        assert device.call("registry_unload", {"set": "default"})["stored"]
+    with daemon_of(state) as daemon, daemon.device() as device:
+        document = json.loads(device.call_json("registry_export", {}))
+        assert document["sets"] == {"mine": ["fwd-fp32-*"]}
+        assert json.loads(device.call_json("registry_get", {"kernel": kernel}))["priority"] == 7
+
+
+def test_quarantine_survives_until_it_is_lifted(state):
+    config = {**fmhad.FAKE, "supervision": {**fmhad.FAKE["supervision"], "quarantine_deaths": 2}}
+    with daemon_of(state, **config) as daemon:
+        for _ in range(2):
+            with daemon.device() as device:
+                planned = plan(device)
+                device.call("inject", {"fault": "abort"})
+                with pytest.raises((fmha_wire.Disconnected, fmha_wire.WireError, OSError)):
+                    device.call("run", {"plan": planned["plan"]})
+            fmhad.until(lambda: ready_again(daemon))
+        kernel = chosen(planned)[0]
+        assert kernel in json.dumps(daemon.status()["devices"][0]["quarantined"])
+        until_written(state, kernel)
+    with daemon_of(state, **config) as daemon, daemon.device() as device:
+        assert kernel in json.dumps(daemon.status()["devices"][0]["quarantined"])
+        assert chosen(plan(device))[0] != kernel
+        assert device.call("registry_lift", {"kernel": kernel})["stored"]
+        assert chosen(plan(device))[0] == kernel
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.call("registry_lift", {"kernel": kernel})
+        assert caught.value.name == "ENOENT"
+
+
+def damage_cut(path):
+    path.write_text(path.read_text()[:-20])
+
+
+def damage_bytes(path):
+    path.write_bytes(b"\x00\xff{" + path.read_bytes()[3:])
+
+
+def damage_version(path):
+    path.write_text(path.read_text().replace('"version":1', '"version":2'))
+
+
+def damage_result(path):
+    path.write_text(path.read_text().replace('"us":', '"us":-'))
+
+
+def damage_empty(path):
+    path.write_text("")
+
+
+def damage_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("damage", [damage_cut, damage_bytes, damage_version, damage_result,
+                                    damage_empty, damage_pipe])
+def test_a_damaged_file_is_left_alone(state, damage):
+    with daemon_of(state) as daemon, daemon.device() as device:
+        shape = tune(device)["shape"]
+        until_written(state, shape)
+    path = next(p for p in state.iterdir() if not p.name.endswith("settings.json"))
+    damage(path)
+    before = path.read_bytes() if path.is_file() else None
+    with daemon_of(state) as daemon:
+        with daemon.device() as device:
+            assert results(device) == {}
+            assert tune(device)["n_measured"] > 0
+            assert chosen(plan(device))[0]
+            status = daemon.status()["devices"][0]["tuned"]
+            assert status["state"] == "unreadable" and path.name in status["reason"]
+        log = daemon.log()
+        assert "left as it is" in log and path.name in log
+    assert before is None or path.read_bytes() == before
+    assert path.is_file() == (before is not None)
+
+
+def test_other_environments_are_kept_and_not_used(state):
+    with daemon_of(state) as daemon, daemon.device() as device:
+        shape = tune(device)["shape"]
+        until_written(state, shape)
+    path = next(p for p in state.iterdir() if not p.name.endswith("settings.json"))
+    stale = path.with_name(path.name[:-21] + "0123456789abcdef.json")
+    document = json.loads(path.read_text())
+    stale.write_text(json.dumps({**document, "sources": "others"}))
+    # The same under the current name: somebody has copied it there.
+    path.write_text(json.dumps({**document, "sources": "others"}))
+    with daemon_of(state) as daemon, daemon.device() as device:
+        assert results(device) == {}
+        assert "sources: 'others'" in daemon.log()
+        assert daemon.status()["devices"][0]["tuned"]["stale_files"] == 1
+    assert stale.exists()
+
+
+def test_the_systems_database_lies_below(state, tmp_path):
+    with daemon_of(state) as daemon, daemon.device() as device:
+        kernel, shape, splits = slowest(device)
+        claim(device, kernel, shape, 0.5, splits)
+        until_written(state, '"us":0.5')
+    system = tmp_path / "system"
+    state.rename(system)
+    for path in system.glob("*settings.json"):
+        path.unlink()
+    before = files(system)
+    with daemon_of(state, tuning={"system": str(system)}) as daemon, daemon.device() as device:
+        assert chosen(plan(device))[0] == kernel
+        other = next(k for k in results(device) if k[1] == shape and k[0] != kernel)
+        claim(device, other[0], shape, 0.25, other[2])
+        assert chosen(plan(device))[0] == other[0]
+        until_written(state, '"us":0.25')
+        assert '"us":0.5' not in "".join(files(state).values())
+    assert files(system) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be somebody else")
+def test_a_directory_that_cannot_be_written(tmp_path):
+    state = tmp_path / "state"
+    state.mkdir(mode=0o500)
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents:
+        if folder != pathlib.Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    os.chown(state, 65534, 65534)
+    config = {"tuning": {"state": str(state)}}
+    with fmhad.Daemon(config, uid=65534) as daemon:
+        with daemon.device() as device:
+            kernel = chosen(plan(device))[0]
+            assert tune(device)["n_measured"] > 0
+            answer = device.call("registry_set_priority", {"kernel": kernel, "priority": 2})
+            assert not answer.get("stored")
+            assert json.loads(device.call_json("registry_get",
+                                               {"kernel": kernel}))["priority"] == 2
+        assert daemon.log().count("not written, going on from memory") == 1
+    assert list(state.iterdir()) == []
+
+
+def test_a_full_disk(state):
+    """As /dev/full has it: the daemon's files may not grow."""
+    state.mkdir()
+    with daemon_of(state) as daemon, daemon.device() as device:
+        kernel = chosen(plan(device))[0]
+        assert device.call("registry_set_priority", {"kernel": kernel, "priority": 2})["stored"]
+        before = files(state)
+        fmhad.resource.prlimit(daemon.pid, fmhad.resource.RLIMIT_FSIZE, (64, -1))
+        answer = device.call("registry_set_priority", {"kernel": kernel, "priority": 3})
+        assert not answer.get("stored")
+        assert files(state) == before
+        # Its answers and its log are files, too.
+        fmhad.resource.prlimit(daemon.pid, fmhad.resource.RLIMIT_FSIZE, (-1, -1))
+        status = daemon.status()["devices"][0]["tuned"]
+        assert status["state"] == "unwritable" and "settings.json" in status["reason"]
+
+
+def test_one_daemon_writes_to_a_directory(state):
+    with daemon_of(state) as first, daemon_of(state) as second:
+        with first.device() as one, second.device() as two:
+            kernel = chosen(plan(one))[0]
+            set_to = lambda device, n: device.call("registry_set_priority",
+                                                   {"kernel": kernel, "priority": n}).get("stored")
+            assert set_to(one, 1) and not set_to(two, 2) and set_to(one, 3)
+        assert "another fmhad writes there" in second.log()
+
+
+def test_kill_while_writing(state):
+    """Whatever is on disk can be read."""
+    for _ in range(6):
+        with daemon_of(state) as daemon, daemon.device() as device:
+            kernel = chosen(plan(device))[0]
+            for i in range(20):
+                device.submit("registry_set_priority", {"kernel": kernel, "priority": i + 1})
+            time.sleep(0.01)
+            os.kill(daemon.pid, signal.SIGKILL)
+            daemon.process.wait()
+        for name, text in files(state).items():
+            if not name.startswith("."):
+                json.loads(text)
+    with daemon_of(state) as daemon, daemon.device() as device:
+        assert json.loads(device.call_json("registry_get", {"kernel": kernel}))["priority"] > 0
+        assert "left as" not in daemon.log()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be somebody else")
+def test_only_administrators_change_and_measure():
+    with fmhad.Daemon({"admin_uids": [1001]}, open_to_all=True) as daemon:
+        with daemon.device() as device:
+            kernel = chosen(plan(device))[0]
+
+        def ask(method, params, fds=()):
+            with daemon.device() as device:
+                try:
+                    device.call(method, params, fds, timeout=60)
+                    return "OK"
+                except fmha_wire.WireError as error:
+                    return error.name
+
+        asked = [("registry_set_priority", {"kernel": kernel, "priority": 1}),
+                 ("registry_lift", {"kernel": kernel}),
+                 ("registry_forget", {}),
+                 ("tune", {"problem": problem()}),
+                 ("registry_unload", {"set": "default"})]
+        assert as_user(1002, lambda: [ask(*a) for a in asked]) == ["EPERM"] * len(asked)
+        assert as_user(1002, lambda: ask("registry_get", {"kernel": kernel})) == "OK"
+        assert as_user(1001, lambda: [ask(*a) for a in asked]) == ["OK", "ENOENT", "OK", "OK", "OK"]
+
+
+def run_shapes(device, lengths):
+    for n in lengths:
+        planned = plan(device, {**SMALL, "seqlen_q": n, "seqlen_k": n})
+        device.call("run", {"plan": planned["plan"]})
+        device.call("plan_release", {"plan": planned["plan"]})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be somebody else")
+def test_a_flood_of_shapes_drives_nobody_out():
+    with fmhad.Daemon(open_to_all=True) as daemon:
+        def flood():
+            with daemon.device() as device:
+                run_shapes(device, range(1, 17))
+                for heads in range(1, 9):
+                    for n in range(1, 17):
+                        planned = plan(device, {**SMALL, "nhead_q": heads, "nhead_k": heads,
+                                                "seqlen_q": n, "seqlen_k": 17 - n})
+                        device.call("run", {"plan": planned["plan"]})
+                        device.call("plan_release", {"plan": planned["plan"]})
+                return json.loads(device.call_json("census", {}))
+
+        with daemon.device() as device:
+            run_shapes(device, [64, 64])
+        theirs = as_user(1001, flood)
+        assert len(theirs["shapes"]) == 64 and all(s["uid"] == 1001 for s in theirs["shapes"])
+        assert "evicted" not in theirs
+        with daemon.device() as device:
+            seen = json.loads(device.call_json("census", {}))
+        mine = [s for s in seen["shapes"] if s["uid"] == 0]
+        assert [s["runs"] for s in mine] == [2] and len(seen["shapes"]) == 65
+        assert seen["evicted"] > 0
+
+
+def test_an_idle_device_measures_what_was_used(state):
+    with daemon_of(state, tuning={"idle_s": 0, "share": 100}) as daemon:
+        with daemon.device() as device:
+            run_shapes(device, [64])
+            assert fmhad.until(lambda: results(device))
+            assert fmhad.until(lambda: json.loads(device.call_json("census", {}))["shapes"][0]
+                               ["settled"])
+            assert not daemon.status()["devices"][0]["worker"]["tuning"]["busy"]
+
+
+def test_automatic_tuning_is_off_with_one_key(state):
+    with daemon_of(state, tuning={"idle_s": 0, "automatic": False}) as daemon:
+        with daemon.device() as device:
+            run_shapes(device, [64])
+            time.sleep(0.3)
+            assert results(device) == {}
+
+
+def test_a_plan_takes_what_became_known(daemon):
+    """At its next run, under the same number, if it fits; never where results must stay the same."""
+    with daemon.device() as device:
+        kernel, shape, splits = slowest(device)
+        planned = plan(device)
+        assert chosen(planned)[0] != kernel
+        fixed = device.plan({**SMALL, "n_splits": 1, "tensors": {
+            role: {"buffer": device.buffer_create(1 << 18).id, "dtype": "f32"} for role in "qkvo"}})
+
+        def runs_of(name):
+            return json.loads(device.call_json("registry_get", {"kernel": name})).get("runs", 0)
+
+        device.call("run", {"plan": planned["plan"]})
+        claim(device, kernel, shape, 0.5, splits)
+        before = runs_of(kernel)
+        assert fmhad.until(lambda: device.call("run", {"plan": planned["plan"]}) and
+                           runs_of(kernel) > before)
+        # Its word is another one; so much is known there, too.
+        other = next(k[0] for k in results(device) if k[1] == shape and k[0] != chosen(fixed)[0])
+        claim(device, other, shape + "+n1", 0.5)
+        before = runs_of(other)
+        for _ in range(3):
+            device.call("run", {"plan": fixed["plan"]})
+        assert runs_of(other) == before
+
+
+def test_an_import_of_another_environment_is_refused(daemon):
+    with daemon.device() as device:
+        kernel, shape, splits = slowest(device)
+        document = json.loads(device.call_json("registry_export", {"filter": "hdim_q == 32"}))
+        document["environment"] = "another driver"
+        document["kernels"] = [{"name": kernel, "tuned": [
+            {"shape": shape, "splits": splits, "us": 0.1, "when": int(time.time()) + 10}]}]
+        with pytest.raises(fmha_wire.WireError) as caught:
+            send(device, "registry_import", json.dumps(document))
+        assert caught.value.field == "environment"
+        # An older measurement of this one does not win.
+        document = json.loads(device.call_json("registry_export", {"filter": "hdim_q == 32"}))
+        document["kernels"] = [{"name": kernel, "tuned": [
+            {"shape": shape, "splits": splits, "us": 0.1, "when": 1}]}]
+        assert send(device, "registry_import", json.dumps(document))["n_kernels"] == 0
+        assert results(device)[kernel, shape, splits] > 0.1
+
+
+def test_problems_that_cannot_be_measured_say_why(daemon):
+    with daemon.device() as device:
+        for sizes, name in [({**SMALL, "hdim_q": 63}, "EINVAL"),
+                            ({**SMALL, "seqlen_q": 1 << 20, "nhead_q": 64, "nhead_k": 64}, "EQUOTA")]:
+            with pytest.raises(fmha_wire.WireError) as caught:
+                tune(device, sizes)
+            assert caught.value.name == name
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.call("tune", {"problem": {}, "shape": "nobody.used.it"})
+        assert caught.value.name == "ENOENT"
+        device.ping()

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: MIT */
+/* Models of times: which files are read, what they predict, and what that changes. */
+#include "fixture.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <dispatch/model.h>
+#include <kernels/backends.h>
+
+#include "predict.h"
+
+#define TEXT_BYTES 4096
+
+/* A model of @trees for @arch, with the features of this build but for the first, which is @first. */
+static char *model_text(char text[TEXT_BYTES], const char *arch, const char *first,
+			const char *trees)
+{
+	int n = snprintf(text, TEXT_BYTES,
+			 "{\"format\": \"fmhad-model\", \"version\": 1, \"arch\": \"%s\", "
+			 "\"base\": 1, \"trees\": %s, \"features\": [\"%s\"",
+			 arch, trees, first);
+
+	for (int i = 1; i < PREDICT_FEATURES; i++)
+		n += snprintf(text + n, TEXT_BYTES - (size_t)n, ", \"%s\"",
+			      predict_feature_name(i));
+	(void)snprintf(text + n, TEXT_BYTES - (size_t)n, "]}");
+	return text;
+}
+
+static int parse(const char *text, struct predict_model **ret_model, struct fmha_error *err)
+{
+	*ret_model = NULL;
+	return predict_model_parse(text, strlen(text), "sm_90a", ret_model, err);
+}
+
+static void trees_are_summed(void **state)
+{
+	double features[PREDICT_FEATURES] = {0};
+	struct predict_model *model;
+	struct fmha_error err = {0};
+	char text[TEXT_BYTES], trees[256];
+
+	(void)state;
+	(void)snprintf(trees, sizeof(trees),
+		       "[[[%d, 64, 1, 2, 0], [-1, 0, 0, 0, 2], [-1, 0, 0, 0, 3]], [[-1, 0, 0, 0, 1]]]",
+		       PREDICT_m0);
+	assert_int_equal(parse(model_text(text, "sm_90a", "flops", trees), &model, &err), 0);
+	features[PREDICT_m0] = 64; /* at most the threshold: left */
+	assert_true(fabs(predict_us(model, features, 5) - 5 * 16) < 1e-9);
+	features[PREDICT_m0] = 65;
+	assert_true(fabs(predict_us(model, features, 5) - 5 * 32) < 1e-9);
+	predict_model_free(model);
+}
+
+/* Whatever a file says, reading it ends, and so does every walk through its trees. */
+static void what_is_no_model_is_refused(void **state)
+{
+	static const struct {
+		const char *arch, *first, *trees, *field;
+	} wrong[] = {
+		{"sm_80", "flops", "[]", "arch"},
+		{"sm_90a", "flips", "[]", "features"},
+		{"sm_90a", "flops", "[[]]", "trees"},
+		{"sm_90a", "flops", "[[[0, 1, 0, 1, 0], [-1, 0, 0, 0, 1]]]", "trees"},
+		{"sm_90a", "flops", "[[[0, 1, 1, 2, 0], [-1, 0, 0, 0, 1]]]", "trees"},
+		{"sm_90a", "flops", "[[[99, 1, 1, 2, 0], [-1, 0, 0, 0, 1], [-1, 0, 0, 0, 1]]]",
+		 "trees"},
+		{"sm_90a", "flops", "[[[-2, 0, 0, 0, 1]]]", "trees"},
+		{"sm_90a", "flops", "[[[-1, 0, 0, 0, 1e99]]]", "trees"},
+		{"sm_90a", "flops", "[[[-1, 0, 0, 0]]]", "trees"},
+		{"sm_90a", "flops", "[[7]]", "trees"},
+	};
+	struct predict_model *model;
+	char text[TEXT_BYTES];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		struct fmha_error err = {0};
+
+		model_text(text, wrong[i].arch, wrong[i].first, wrong[i].trees);
+		assert_int_equal(parse(text, &model, &err), FMHA_EINVAL);
+		assert_string_equal(err.field, wrong[i].field);
+		assert_null(model);
+	}
+	model_text(text, "sm_90a", "flops", "[]");
+	for (size_t n = 0; n < strlen(text); n++)
+		assert_int_equal(predict_model_parse(text, n, "sm_90a", &model, NULL), FMHA_EINVAL);
+}
+
+/* bf16, 2 x 16 heads, 4096 x 4096, hdim 128, on an sm_90a of 132 units. */
+static void plan_with(struct fixture *f, struct registry *registry,
+		      const struct predict_model *model)
+{
+	struct fmha_problem *p = &f->problem;
+
+	fixture_init(f, FMHA_FORWARD, FMHA_BATCH);
+	p->batch = 2;
+	p->nhead_q = p->nhead_k = 16;
+	p->seqlen_q = p->seqlen_k = 4096;
+	p->hdim_q = p->hdim_v = 128;
+	for (uint32_t role = FMHA_T_Q; role <= FMHA_T_V; role++)
+		fixture_add(f, role, FMHA_BF16);
+	fixture_add(f, FMHA_T_O, FMHA_BF16);
+	f->decree.device = (struct plan_device){.arch = "sm_90a",
+						.registry = registry,
+						.compute_units = 132,
+						.lds_bytes = 232448,
+						.model = model};
+	assert_works(f, fixture_build(f));
+}
+
+static void a_model_goes_before_the_formula(void **state)
+{
+	struct registry_device device = {.name = "sm_90a"};
+	struct predict_model *model;
+	struct spec_catalog *catalog;
+	struct registry *registry;
+	struct fmha_error err = {0};
+	struct fixture f;
+	char text[TEXT_BYTES], trees[256];
+
+	(void)state;
+	assert_int_equal(spec_catalog_load(NULL, fmha_backends, &catalog, &err), 0);
+	registry_device_archs(&device, "sm_90a");
+	assert_int_equal(registry_new(catalog, &device, &registry, &err), 0);
+	plan_with(&f, registry, NULL);
+	assert_int_equal(f.plan.stages[0].spec.tile.tile_m0, 128);
+	fixture_deinit(&f);
+	(void)snprintf(trees, sizeof(trees),
+		       "[[[%d, 64, 1, 2, 0], [-1, 0, 0, 0, -9], [-1, 0, 0, 0, 9]]]", PREDICT_m0);
+	assert_int_equal(parse(model_text(text, "sm_90a", "flops", trees), &model, &err), 0);
+	plan_with(&f, registry, model);
+	assert_true(f.plan.stages[0].spec.tile.tile_m0 <= 64);
+	fixture_deinit(&f);
+	predict_model_free(model);
+	registry_free(registry);
+	spec_catalog_free(catalog);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(trees_are_summed),
+		cmocka_unit_test(what_is_no_model_is_refused),
+		cmocka_unit_test(a_model_goes_before_the_formula),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: MIT */
+/* The tuned database: what wins, what is dropped, what is refused, and its files. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include <proto/error.h>
+#include <tune/store.h>
+
+static const struct tune_identity identity = {
+	.model = "A Card, 8 GB", .arch = "x", .driver = "1", .compiler = "cc 1", .sources = "abc"};
+
+static struct tune_result result(const char *kernel, const char *shape, double us, int64_t when_s)
+{
+	struct tune_result r = {.us = us, .when_s = when_s};
+
+	(void)snprintf(r.kernel, sizeof(r.kernel), "%s", kernel);
+	(void)snprintf(r.shape, sizeof(r.shape), "%s", shape);
+	return r;
+}
+
+static int add(struct tune_database *database, const char *kernel, const char *shape, double us,
+	       int64_t when_s, bool own)
+{
+	struct tune_result r = result(kernel, shape, us, when_s);
+	struct fmha_error err;
+
+	return tune_database_add(database, &r, own, &err);
+}
+
+static bool says(const struct tune_database *database, const char *part)
+{
+	char *text = tune_database_worker_text(database);
+	bool found = strstr(text, part) != NULL;
+
+	free(text);
+	return found;
+}
+
+static void the_newer_wins_and_the_machines_own(void **state)
+{
+	struct tune_database *database = tune_database_new(&identity);
+
+	(void)state;
+	assert_int_equal(add(database, "k", "s", 5, 10, true), 0);
+	assert_int_equal(add(database, "k", "s", 4, 9, true), 1);
+	assert_true(says(database, "\"us\":5"));
+	assert_int_equal(add(database, "k", "s", 3, 11, true), 0);
+	assert_true(says(database, "\"us\":3"));
+	/* The system's never goes before one of this machine's, and is replaced by it. */
+	assert_int_equal(add(database, "k", "s", 2, 99, false), 1);
+	assert_int_equal(add(database, "k", "t", 7, 5, false), 0);
+	assert_int_equal(add(database, "k", "t", 7, 5, true), 1); /* the same, come back */
+	assert_int_equal(add(database, "k", "t", 6, 6, true), 0);
+	assert_int_equal(tune_database_n_results(database), 2);
+	assert_int_equal(tune_database_forget(database, "k*", "t"), 1);
+	assert_int_equal(tune_database_forget(database, "nobody", ""), 0);
+	assert_int_equal(tune_database_forget(database, "*", ""), 1);
+	tune_database_free(database);
+}
+
+static void of_too_many_the_oldest_goes(void **state)
+{
+	struct tune_database *database = tune_database_new(&identity);
+	char shape[32];
+
+	(void)state;
+	for (int i = 0; i < TUNE_MAX_RESULTS + 3; i++) {
+		(void)snprintf(shape, sizeof(shape), "s%d", i);
+		assert_int_equal(add(database, "k", shape, 1, 100 + i, true), 0);
+	}
+	assert_int_equal(tune_database_n_results(database), TUNE_MAX_RESULTS);
+	assert_false(says(database, "\"s0\"") || says(database, "\"s2\""));
+	assert_true(says(database, "\"s3\""));
+	tune_database_free(database);
+}
+
+static void nonsense_is_refused(void **state)
+{
+	struct tune_database *database = tune_database_new(&identity);
+
+	(void)state;
+	assert_int_equal(add(database, "", "s", 1, 1, true), FMHA_EINVAL);
+	assert_int_equal(add(database, "k", "", 1, 1, true), FMHA_EINVAL);
+	assert_int_equal(add(database, "k", "s", 0, 1, true), FMHA_EINVAL);
+	assert_int_equal(add(database, "k", "s", -1, 1, true), FMHA_EINVAL);
+	assert_int_equal(add(database, "k", "s", 0.0 / 0.0, 1, true), FMHA_EINVAL);
+	assert_int_equal(tune_database_n_results(database), 0);
+	tune_database_free(database);
+}
+
+/* A document is taken whole or not at all, whatever is cut off or changed. */
+static void reading_is_all_or_nothing(void **state)
+{
+	struct tune_database *from = tune_database_new(&identity), *to;
+	struct fmha_error err;
+	char *text, *damaged;
+	size_t n;
+
+	(void)state;
+	add(from, "k", "s", 5, 10, true);
+	add(from, "k", "t", 5, 10, true);
+	text = tune_database_results_text(from);
+	n = strlen(text);
+	damaged = malloc(n + 1);
+	for (size_t i = 0; i < n; i++) {
+		to = tune_database_new(&identity);
+		assert_int_equal(tune_database_read_results(to, text, i, true, &err), FMHA_EINVAL);
+		assert_int_equal(tune_database_n_results(to), 0);
+		/* A byte that is no JSON anywhere outside a string; inside, it is another string. */
+		memcpy(damaged, text, n + 1);
+		damaged[i] = '\x01';
+		if (tune_database_read_results(to, damaged, n, true, &err) < 0)
+			assert_int_equal(tune_database_n_results(to), 0);
+		else
+			assert_int_equal(tune_database_n_results(to), 2);
+		tune_database_free(to);
+	}
+	to = tune_database_new(&identity);
+	assert_int_equal(tune_database_read_results(to, text, n, true, &err), 0);
+	assert_int_equal(tune_database_n_results(to), 2);
+	tune_database_free(to);
+	free(damaged);
+	free(text);
+	tune_database_free(from);
+}
+
+static void another_environment_is_refused(void **state)
+{
+	struct tune_database *from = tune_database_new(&identity);
+	struct tune_identity others[5] = {identity, identity, identity, identity, identity};
+	static const char *const fields[] = {"model", "arch", "driver", "compiler", "sources"};
+	char *text = tune_database_results_text(from), name[TUNE_NAME_BYTES],
+	     other[TUNE_NAME_BYTES];
+
+	(void)state;
+	strcpy(others[0].model, "another");
+	strcpy(others[1].arch, "another");
+	strcpy(others[2].driver, "another");
+	strcpy(others[3].compiler, "another");
+	strcpy(others[4].sources, "another");
+	tune_results_file(&identity, name);
+	assert_int_equal(strncmp(name, "a-card-8-gb-", 12), 0);
+	for (int i = 0; i < 5; i++) {
+		struct tune_database *to = tune_database_new(&others[i]);
+		struct fmha_error err = {0};
+
+		assert_int_equal(tune_database_read_results(to, text, strlen(text), true, &err),
+				 FMHA_EINVAL);
+		assert_string_equal(err.field, fields[i]);
+		tune_results_file(&others[i], other);
+		assert_string_not_equal(name, other);
+		tune_database_free(to);
+	}
+	free(text);
+	tune_database_free(from);
+}
+
+static void settings_come_back(void **state)
+{
+	struct tune_database *from = tune_database_new(&identity),
+			     *to = tune_database_new(&identity);
+	const struct tune_quarantined quarantined = {.kernel = "bad", .uid = 7, .until_s = 123},
+				      *list;
+	struct fmha_error err;
+	char *text;
+
+	(void)state;
+	assert_int_equal(tune_database_set_priority(from, "k", 3, &err), 0);
+	assert_int_equal(tune_database_set_priority(from, "l", 3, &err), 0);
+	assert_int_equal(tune_database_set_priority(from, "l", 0, &err), 0);
+	assert_int_equal(tune_database_load_set(from, "mine", "[\"a*\"]", 6, &err), 0);
+	assert_int_equal(tune_database_load_set(from, "bad", "[1]", 3, &err), FMHA_EINVAL);
+	assert_int_equal(tune_database_unload_set(from, "default", &err), 0);
+	assert_int_equal(tune_database_unload_set(from, "default", &err), FMHA_ENOENT);
+	assert_int_equal(tune_database_set_quarantine(from, &quarantined, 1, &err), 0);
+	text = tune_database_settings_text(from);
+	assert_int_equal(tune_database_read_settings(to, text, strlen(text), &err), 0);
+	free(text);
+	assert_true(says(to, "\"sets\":{\"mine\":[\"a*\"]}"));
+	assert_true(says(to, "\"priorities\":{\"k\":3}"));
+	assert_int_equal(tune_database_quarantine(to, &list), 1);
+	assert_string_equal(list[0].kernel, "bad");
+	assert_int_equal(list[0].uid, 7);
+	assert_false(list[0].everybody);
+	tune_database_free(from);
+	tune_database_free(to);
+}
+
+static void files_are_replaced_whole(void **state)
+{
+	char folder[] = "/tmp/fmhad-tune-XXXXXX", path[PATH_MAX], system[PATH_MAX];
+	struct tune_store store, second;
+	struct tune_store_report report;
+	struct tune_database *database;
+	struct fmha_error err;
+	struct stat st;
+
+	(void)state;
+	assert_non_null(mkdtemp(folder));
+	(void)snprintf(path, sizeof(path), "%s/state/tuned", folder);
+	(void)snprintf(system, sizeof(system), "%s/none", folder);
+	tune_store_init(&store, path, system);
+	tune_store_init(&second, path, system);
+	assert_int_equal(tune_store_write(&store, "f.json", "one", &err), 0);
+	assert_int_equal(tune_store_write(&store, "f.json", "two", &err), 0);
+	assert_int_equal(tune_store_write(&second, "f.json", "three", &err), FMHA_EBUSY);
+	(void)snprintf(path, sizeof(path), "%s/state/tuned/f.json", folder);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_size, 3);
+	assert_int_equal(st.st_mode & 0777, 0600);
+	assert_int_equal(unlink(path), 0);
+	/* A directory that others may write to is not read. */
+	(void)snprintf(path, sizeof(path), "%s/state/tuned", folder);
+	assert_int_equal(chmod(path, 0777), 0);
+	database = tune_database_new(&identity);
+	tune_store_load(&second, database, &report);
+	assert_false(report.results_readable);
+	assert_non_null(strstr(report.results, "others could write there"));
+	tune_database_free(database);
+	tune_store_deinit(&store);
+	tune_store_deinit(&second);
+	assert_int_equal(rmdir(path), 0);
+	(void)snprintf(path, sizeof(path), "%s/state", folder);
+	assert_int_equal(rmdir(path), 0);
+	assert_int_equal(rmdir(folder), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_newer_wins_and_the_machines_own),
+		cmocka_unit_test(of_too_many_the_oldest_goes),
+		cmocka_unit_test(nonsense_is_refused),
+		cmocka_unit_test(reading_is_all_or_nothing),
+		cmocka_unit_test(another_environment_is_refused),
+		cmocka_unit_test(settings_come_back),
+		cmocka_unit_test(files_are_replaced_whole),
+	};
+
+	return cmocka_run_group_tests_name("tune", tests, NULL, NULL);
+}
