@@ -21,6 +21,7 @@ enum {
 	OPTION_UNITS,
 	OPTION_CANDIDATES,
 	OPTION_KERNEL,
+	OPTION_FEATURES,
 };
 
 static const struct cli_option own_options[] = {
@@ -32,6 +33,8 @@ static const struct cli_option own_options[] = {
 	 "with --arch: cores, CUs or SMs (default: typical of the arch)"},
 	{"candidates", OPTION_CANDIDATES, "N",
 	 "list at most N candidates of each selection (default 6)"},
+	{"features", OPTION_FEATURES, NULL,
+	 "with --arch and --json: what the model of times sees of each candidate"},
 	{"kernel", OPTION_KERNEL, "NAME", problem_kernel_help},
 	CLI_END};
 
@@ -42,7 +45,7 @@ struct request {
 	const char *arch, *rules;
 	uint32_t units;
 	int64_t n_candidates;
-	bool json;
+	bool json, features;
 };
 
 static int parse_option(struct request *request, int option, const char *value)
@@ -67,6 +70,9 @@ static int parse_option(struct request *request, int option, const char *value)
 		return r;
 	case OPTION_CANDIDATES:
 		return ctl_parse_int("--candidates", value, 0, 1000000, &request->n_candidates);
+	case OPTION_FEATURES:
+		request->features = true;
+		return 0;
 	case OPTION_KERNEL:
 		return problem_add_kernel(&request->kernels, value);
 	case CTL_OPT_JSON:
@@ -130,6 +136,24 @@ static void print_stages(const cJSON *plan)
 		(void)printf("splits     none: %s\n", text_of(plan, "split_why"));
 }
 
+static void print_time(const cJSON *candidate, const char *key, const char *what)
+{
+	if (number_of(candidate, key) > 0)
+		(void)printf("  %s %.2f us", what, number_of(candidate, key));
+}
+
+/* What is known and guessed of a candidate's time, and which of it counts. */
+static void print_times(const cJSON *candidate)
+{
+	if (!text_of(candidate, "time_from")[0])
+		return;
+	(void)printf("              by %s:", text_of(candidate, "time_from"));
+	print_time(candidate, "tuned_us", "measured");
+	print_time(candidate, "nearby_us", "measured nearby");
+	print_time(candidate, "predicted_us", "predicted");
+	(void)printf("  cost %.4g\n", number_of(candidate, "cost"));
+}
+
 static void print_selection(const cJSON *selection, int64_t n_candidates)
 {
 	const cJSON *candidate;
@@ -150,6 +174,7 @@ static void print_selection(const cJSON *selection, int64_t n_candidates)
 			break;
 		(void)printf("  %-11s %s\n", text_of(candidate, "verdict"),
 			     text_of(candidate, "name"));
+		print_times(candidate);
 		if (reason[0])
 			(void)printf("              %s\n", reason);
 	}
@@ -210,6 +235,7 @@ static int explain(const struct request *request, char **ret_json)
 	const struct plan_offline_options device = {.arch = request->arch,
 						    .rules = request->rules,
 						    .compute_units = request->units,
+						    .features = request->features,
 						    .kernels = request->kernels.names,
 						    .n_kernels = request->kernels.n};
 	struct fmha_error err = {0};

@@ -78,7 +78,7 @@ const struct cli_option recipe_options[] = {
 	{"hdim-v", OPTION_HDIM_V, "N", "the same"},
 	{"prec", OPTION_DTYPE, "T",
 	 "fp32, fp16, bf16 (default), fp8, bf8; fp8fp16, fp8fp32: and the output's type"},
-	{"dtype", OPTION_DTYPE, "T", "the same"},
+	{"dtype", OPTION_DTYPE, "f32|f16|bf16|e4m3|e5m2", "the same"},
 	{"out-type", OPTION_DTYPE_O, "fp32|fp16|bf16", "what fp8 gives (default bf16)"},
 	{"mode", OPTION_MODE, "0|1", "1: packed sequences (varlen)"},
 	{"group", OPTION_GROUP, NULL, "the same as -mode 1"},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* registry.c: the kernels of one device: seen as JSON, merged, and chosen in sets. */
+/* registry.c: the kernels of one device: seen as JSON, merged, preferred, and chosen in sets. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,13 +12,15 @@ static const struct cli_option own_options[] = {
 	 "export: only kernels for which this holds, as in \"hdim_q == 128 and pipeline == 'qr'\""},
 	{"out", 'o', "FILE", "export: write there instead of to stdout"},
 	{"name", 'n', "NAME", "load: what the set is called (default: as the file)"},
+	{"shape", 's', "WORD", "forget: only times at this shape, as `get` prints it"},
 	CLI_END};
 
 struct request {
 	struct ctl_target target;
 	const char *filter, *out, *name;
-	const char *operand; /* FILE or NAME */
-	const char *second;  /* FILE of merge and compare */
+	const char *operand; /* FILE, NAME or KERNEL */
+	const char *second;  /* FILE of merge and compare, PRIORITY */
+	const char *shape;
 };
 
 static int write_file(const char *path, const char *text)
@@ -149,6 +151,9 @@ static int parse(struct request *request, int argc, char **argv)
 		case 'n':
 			request->name = optarg;
 			break;
+		case 's':
+			request->shape = optarg;
+			break;
 		default:
 			r = ctl_target_option(&request->target, option, optarg);
 			if (r != 0)
@@ -164,21 +169,113 @@ static int parse(struct request *request, int argc, char **argv)
 	return 0;
 }
 
-static int with_files(const char *verb, bool merges, const struct request *request)
+static int do_get(struct fmha_device *device, const struct request *request)
 {
-	if (!request->second)
-		return ctl_usage_error("registry %s: two exports", verb);
-	if (merges)
-		return registry_merge_files(request->operand, request->second, request->out);
+	struct fmha_error err = {0};
+	char *json;
+
+	if (fmha_registry_get(device, request->operand, &json, &err) < 0)
+		return ctl_error(&err);
+	(void)fputs(json, stdout);
+	free(json);
+	return CTL_OK;
+}
+
+/* What a restart does to a change. */
+static const char *lasting(bool stored)
+{
+	return stored ? "" : " (until the daemon restarts: it is not on disk)";
+}
+
+static int do_set_priority(struct fmha_device *device, const struct request *request)
+{
+	struct fmha_error err = {0};
+	int64_t priority = 0;
+	bool stored = false;
+	int r = ctl_parse_int("PRIORITY", request->second, INT32_MIN, INT32_MAX, &priority);
+
+	if (r != 0)
+		return r;
+	if (fmha_registry_set_priority(device, request->operand, (int32_t)priority, &stored, &err) <
+	    0)
+		return ctl_error(&err);
+	(void)printf("%s: priority %lld%s\n", request->operand, (long long)priority,
+		     lasting(stored));
+	return CTL_OK;
+}
+
+static int do_lift(struct fmha_device *device, const struct request *request)
+{
+	struct fmha_error err = {0};
+	bool stored = false;
+
+	if (fmha_registry_lift(device, request->operand, &stored, &err) < 0)
+		return ctl_error(&err);
+	(void)printf("%s: not in quarantine any more%s\n", request->operand, lasting(stored));
+	return CTL_OK;
+}
+
+static int do_forget(struct fmha_device *device, const struct request *request)
+{
+	struct fmha_error err = {0};
+	bool stored = false;
+	uint64_t n = 0;
+
+	if (fmha_registry_forget(device, request->operand, request->shape, &n, &stored, &err) < 0)
+		return ctl_error(&err);
+	(void)printf("%llu measured times forgotten%s\n", (unsigned long long)n, lasting(stored));
+	return CTL_OK;
+}
+
+static int do_merge(const struct request *request)
+{
+	return registry_merge_files(request->operand, request->second, request->out);
+}
+
+static int do_compare(const struct request *request)
+{
 	return registry_compare_files(request->operand, request->second);
+}
+
+static const struct verb {
+	const char *name, *operand, *second; /* NULL: none; in [ ]: it may be left out */
+	int (*run)(struct fmha_device *device, const struct request *request);
+	int (*without_device)(const struct request *request);
+} verbs[] = {
+	{"export", NULL, NULL, do_export, NULL},
+	{"import", "FILE", NULL, do_import, NULL},
+	{"load", "FILE", NULL, do_load, NULL},
+	{"unload", "NAME", NULL, do_unload, NULL},
+	{"get", "KERNEL", NULL, do_get, NULL},
+	{"set-priority", "KERNEL", "PRIORITY", do_set_priority, NULL},
+	{"lift", "KERNEL", NULL, do_lift, NULL},
+	{"forget", "[PATTERN]", NULL, do_forget, NULL},
+	{"merge", "FIRST", "SECOND", NULL, do_merge},
+	{"compare", "FIRST", "SECOND", NULL, do_compare},
+};
+
+static const struct verb *find_verb(const char *name)
+{
+	for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
+		if (strcmp(verbs[i].name, name) == 0)
+			return &verbs[i];
+	return NULL;
+}
+
+/* @expected: as verbs[] names it. */
+static int check_operand(const char *verb, const char *expected, const char *operand)
+{
+	if (!expected && operand)
+		return ctl_usage_error("registry %s: what is '%s'?", verb, operand);
+	if (expected && expected[0] != '[' && !operand)
+		return ctl_usage_error("registry %s: %s is missing", verb, expected);
+	return 0;
 }
 
 static int run_registry(int argc, char **argv)
 {
-	const char *verb = ctl_take_verb(&argc, &argv);
-	bool exports = !strcmp(verb, "export"), imports = !strcmp(verb, "import");
-	bool loads = !strcmp(verb, "load"), unloads = !strcmp(verb, "unload");
-	bool merges = !strcmp(verb, "merge");
+	const char *name = ctl_take_verb(&argc, &argv);
+	const struct verb *verb = find_verb(name);
 	struct request request = {.target = CTL_TARGET_INIT};
 	struct fmha_client *client;
 	struct fmha_device *device;
@@ -186,28 +283,21 @@ static int run_registry(int argc, char **argv)
 
 	if (r != 0)
 		return r;
-	if (merges || !strcmp(verb, "compare"))
-		return with_files(verb, merges, &request);
-	if (!exports && !imports && !loads && !unloads)
-		return ctl_usage_error(
-			"registry: export, import, load, unload, merge or compare, not '%s'", verb);
-	if (!exports && !request.operand)
-		return ctl_usage_error("registry %s: %s is missing", verb,
-				       unloads ? "NAME" : "FILE");
-	if ((exports && request.operand) || request.second)
-		return ctl_usage_error("registry %s: what is '%s'?", verb,
-				       request.second ? request.second : request.operand);
+	if (!verb)
+		return ctl_usage_error("registry: export, import, load, unload, get, set-priority, "
+				       "lift, forget, merge or compare, not '%s'",
+				       name);
+	r = check_operand(name, verb->operand, request.operand);
+	if (r == 0)
+		r = check_operand(name, verb->second, request.second);
+	if (r != 0)
+		return r;
+	if (verb->without_device)
+		return verb->without_device(&request);
 	r = ctl_open(&request.target, &client, &device);
 	if (r != 0)
 		return r;
-	if (exports)
-		r = do_export(device, &request);
-	else if (unloads)
-		r = do_unload(device, &request);
-	else if (loads)
-		r = do_load(device, &request);
-	else
-		r = do_import(device, &request);
+	r = verb->run(device, &request);
 	device = fmha_device_free(device);
 	client = fmha_client_free(client);
 	return r;
@@ -215,11 +305,15 @@ static int run_registry(int argc, char **argv)
 
 const struct ctl_command ctl_registry = {
 	.usage = {.name = "fmhactl registry",
-		  .brief = "a device's kernels: export, import, load, unload",
+		  .brief = "a device's kernels: seen, preferred, chosen, forgotten",
 		  .synopsis = "export [--filter EXPR] [--out FILE] [OPTION...]\n"
 			      "import FILE [OPTION...]\n"
 			      "load SET.json [--name NAME] [OPTION...]\n"
 			      "unload NAME [OPTION...]\n"
+			      "get KERNEL [OPTION...]\n"
+			      "set-priority KERNEL PRIORITY [OPTION...]\n"
+			      "lift KERNEL [OPTION...]\n"
+			      "forget [PATTERN] [--shape WORD] [OPTION...]\n"
 			      "merge FIRST SECOND [--out FILE]\n"
 			      "compare FIRST SECOND",
 		  .text = "`export` prints a device's kernels with their state, statistics and "
@@ -227,14 +321,25 @@ const struct ctl_command ctl_registry = {
 			  "results as JSON; without --filter those that something is known "
 			  "about.\n\n"
 			  "`import` merges an export of another machine that has the same "
-			  "device.\n\n"
+			  "device; measured times of another driver, compiler or other kernel "
+			  "sources are refused.\n\n"
 			  "`load` offers the kernels of a set: a JSON list of patterns over kernel "
 			  "names, as in [\"fwd-bf16-*\", \"!*-h256-*\"].\n\n"
 			  "`unload` takes a set back.\n\n"
+			  "`get` prints what is known of one kernel.\n\n"
+			  "`set-priority` prefers a kernel to all of a lower priority, before what "
+			  "was measured; 0 is none.\n\n"
+			  "`lift` ends a kernel's quarantine.\n\n"
+			  "`forget` forgets measured times: of kernels that match a pattern with * "
+			  "and ?, or all.\n\n"
 			  "`merge` puts two exports of one device model together, and `compare` "
 			  "says what they remember differently (exit code 1); neither needs a "
-			  "daemon.",
-		  .operands = "export|import|load|unload|merge|compare",
+			  "daemon.\n\n"
+			  "What changes a device's kernels is for administrators. It takes effect "
+			  "on "
+			  "all devices of the model, and a restart keeps it.",
+		  .operands = "export|import|load|unload|get|set-priority|lift|forget|merge|"
+			      "compare",
 		  .tables = {own_options, ctl_target_options}},
 	.run = run_registry,
 };

@@ -210,10 +210,22 @@ static void say(size_t *n, const char *kernel, const char *what, double a, doubl
 		(void)printf("%.6g -> %.6g\n", a, b);
 }
 
+/* "b2h16..., 3 splits". */
+static const char *result_title(const cJSON *result, char *title, size_t n)
+{
+	if (number_of(result, "splits") > 1)
+		(void)snprintf(title, n, "%s, %.0f splits", text_of(result, "shape"),
+			       number_of(result, "splits"));
+	else
+		(void)snprintf(title, n, "%s", text_of(result, "shape"));
+	return title;
+}
+
 static void compare_kernel(const cJSON *a, const cJSON *b, size_t *n)
 {
 	const char *name = text_of(a ? a : b, "name");
 	const cJSON *result;
+	char title[256];
 
 	if (number_of(a, "priority") != number_of(b, "priority"))
 		say(n, name, "priority", number_of(a, "priority"), number_of(b, "priority"));
@@ -222,13 +234,14 @@ static void compare_kernel(const cJSON *a, const cJSON *b, size_t *n)
 		const cJSON *other = find_result(b, result);
 
 		if (number_of(other, "us") != number_of(result, "us"))
-			say(n, name, text_of(result, "shape"), number_of(result, "us"),
-			    number_of(other, "us"));
+			say(n, name, result_title(result, title, sizeof(title)),
+			    number_of(result, "us"), number_of(other, "us"));
 	}
 	cJSON_ArrayForEach(result, member(b, "tuned"))
 	{
 		if (!find_result(a, result))
-			say(n, name, text_of(result, "shape"), 0, number_of(result, "us"));
+			say(n, name, result_title(result, title, sizeof(title)), 0,
+			    number_of(result, "us"));
 	}
 }
 

@@ -131,3 +131,84 @@ int fmha_registry_unload(struct fmha_device *device, const char *set, uint64_t *
 		*ret_n_kernels = result.n_kernels;
 	return r;
 }
+
+static int call_json(struct fmha_device *device, enum proto_method method, const void *params,
+		     char **ret_json, struct fmha_error *err)
+{
+	struct proto_json_result result;
+	int fd, r = link_call(&device->worker, method, params, -1, client_deadline(device->client),
+			      &result, &fd, err);
+
+	return r < 0 ? r : client_read_json(fd, result.size, ret_json, err);
+}
+
+int fmha_registry_get(struct fmha_device *device, const char *kernel, char **ret_json,
+		      struct fmha_error *err)
+{
+	struct proto_registry_kernel_params params = {0};
+	int r = client_check(device && kernel && ret_json ? device->client : NULL, __func__, err);
+
+	if (r == 0)
+		r = copy_name(params.kernel, sizeof(params.kernel), kernel, "kernel", err);
+	return r < 0 ? r : call_json(device, PROTO_REGISTRY_GET, &params, ret_json, err);
+}
+
+int fmha_census(struct fmha_device *device, char **ret_json, struct fmha_error *err)
+{
+	const struct proto_empty params = {0};
+	int r = client_check(device && ret_json ? device->client : NULL, __func__, err);
+
+	return r < 0 ? r : call_json(device, PROTO_CENSUS, &params, ret_json, err);
+}
+
+/* A change without a document. */
+static int change(struct fmha_device *device, enum proto_method method, const void *params,
+		  uint64_t *ret_n, bool *ret_stored, struct fmha_error *err)
+{
+	struct proto_registry_result result;
+	int r = link_call(&device->worker, method, params, -1, client_deadline(device->client),
+			  &result, NULL, err);
+
+	if (r == 0 && ret_n)
+		*ret_n = result.n_kernels;
+	if (r == 0 && ret_stored)
+		*ret_stored = result.stored != 0;
+	return r;
+}
+
+int fmha_registry_set_priority(struct fmha_device *device, const char *kernel, int32_t priority,
+			       bool *ret_stored, struct fmha_error *err)
+{
+	struct proto_registry_priority_params params = {.priority = priority};
+	int r = client_check(device && kernel ? device->client : NULL, __func__, err);
+
+	if (r == 0)
+		r = copy_name(params.kernel, sizeof(params.kernel), kernel, "kernel", err);
+	return r < 0 ? r
+		     : change(device, PROTO_REGISTRY_SET_PRIORITY, &params, NULL, ret_stored, err);
+}
+
+int fmha_registry_lift(struct fmha_device *device, const char *kernel, bool *ret_stored,
+		       struct fmha_error *err)
+{
+	struct proto_registry_kernel_params params = {0};
+	int r = client_check(device && kernel ? device->client : NULL, __func__, err);
+
+	if (r == 0)
+		r = copy_name(params.kernel, sizeof(params.kernel), kernel, "kernel", err);
+	return r < 0 ? r : change(device, PROTO_REGISTRY_LIFT, &params, NULL, ret_stored, err);
+}
+
+int fmha_registry_forget(struct fmha_device *device, const char *kernel, const char *shape,
+			 uint64_t *ret_n, bool *ret_stored, struct fmha_error *err)
+{
+	struct proto_registry_forget_params params = {0};
+	int r = client_check(device ? device->client : NULL, __func__, err);
+
+	if (r == 0)
+		r = copy_name(params.kernel, sizeof(params.kernel), kernel ? kernel : "", "kernel",
+			      err);
+	if (r == 0)
+		r = copy_name(params.shape, sizeof(params.shape), shape ? shape : "", "shape", err);
+	return r < 0 ? r : change(device, PROTO_REGISTRY_FORGET, &params, ret_n, ret_stored, err);
+}

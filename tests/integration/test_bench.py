@@ -252,7 +252,7 @@ def test_registries_merge_and_compare_without_a_daemon(tmp_path):
     assert merged["sets"] == {"default": ["*"], "mine": ["fwd-*"], "theirs": ["*-h64-*"]}
     assert "statistics" not in merged
     text = registry("compare", "a.json", "b.json", expect=FAILED)
-    for line in ("priority: 2 -> 5", "s: 10 -> 9", "s: - -> 8", "set mine differs", "set theirs"):
+    for line in ("priority: 2 -> 5", "s: 10 -> 9", "s, 4 splits: - -> 8", "set mine differs", "set theirs"):
         assert line in text
     assert "both remember the same" in registry("compare", "m.json", "m.json")
     # Another model or environment is refused, and so is what is no export.
@@ -262,7 +262,7 @@ def test_registries_merge_and_compare_without_a_daemon(tmp_path):
     assert "another device: 'gpu', not 'cpu'" in registry("merge", "a.json", "c.json", expect=FAILED)
     (tmp_path / "c.json").write_text("[]")
     assert "not a registry's export" in registry("merge", "a.json", "c.json", expect=IO)
-    assert "two exports" in registry("merge", "a.json", expect=USAGE)
+    assert "SECOND is missing" in registry("merge", "a.json", expect=USAGE)
 
 
 def test_a_merged_registry_can_be_imported(daemon, tmp_path):

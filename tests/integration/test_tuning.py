@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import time
 
 import pytest
@@ -421,6 +422,11 @@ def test_an_idle_device_measures_what_was_used(state):
             assert fmhad.until(lambda: json.loads(device.call_json("census", {}))["shapes"][0]
                                ["settled"])
             assert not daemon.status()["devices"][0]["worker"]["tuning"]["busy"]
+            counted = dict(line.split() for line in fmhactl("metrics", FMHAD_SOCKET=daemon.socket).splitlines()
+                           if line.startswith("fmhad_tun"))
+            assert float(counted['fmhad_tuned_problems_total{device="0"}']) == 1
+            assert float(counted['fmhad_tuned_times_total{device="0"}']) == len(results(device))
+            assert float(counted['fmhad_tuning_seconds_total{device="0"}']) > 0
 
 
 def test_automatic_tuning_is_off_with_one_key(state):
@@ -486,3 +492,25 @@ def test_problems_that_cannot_be_measured_say_why(daemon):
             device.call("tune", {"problem": {}, "shape": "nobody.used.it"})
         assert caught.value.name == "ENOENT"
         device.ping()
+
+
+def fmhactl(*arguments, **environment):
+    done = subprocess.run([fmhad.find_program("fmhactl"), *arguments], capture_output=True, text=True, check=False,
+                          timeout=60, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_fmhactl_lists_the_census():
+    with fmhad.Daemon() as daemon:
+        assert "nothing has been run" in fmhactl("census", FMHAD_SOCKET=daemon.socket)
+        with daemon.device() as device:
+            run_shapes(device, [64, 64, 32])
+        shapes = json.loads(fmhactl("census", "--json", FMHAD_SOCKET=daemon.socket))["shapes"]
+        assert sorted(s["runs"] for s in shapes) == [1, 2]
+        text = fmhactl("census", FMHAD_SOCKET=daemon.socket).splitlines()
+        assert len(text) == 3
+        for line, shape in zip(text[1:], shapes):
+            uid, runs, ms, measured, word = line.split()
+            assert (int(uid), int(runs), word) == (os.geteuid(), shape["runs"], shape["shape"])
+            assert float(ms) > 0 and measured in ("yes", "no")

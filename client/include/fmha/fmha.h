@@ -44,6 +44,7 @@
 #ifndef FMHA_FMHA_H
 #define FMHA_FMHA_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -556,6 +557,69 @@ FMHA_API int fmha_registry_load(struct fmha_device *device, const char *set, con
 FMHA_API int fmha_registry_unload(struct fmha_device *device, const char *set,
 				  uint64_t *ret_n_kernels, struct fmha_error *err);
 
+/* One kernel by its canonical name, as fmha_registry_export() has it, with the sets that name it.
+ * @ret_json: given: free(). Return: 0, FMHA_ENOENT, or any call. */
+FMHA_API int fmha_registry_get(struct fmha_device *device, const char *kernel, char **ret_json,
+			       struct fmha_error *err);
+
+/**
+ * fmha_registry_set_priority() - prefer a kernel, on all devices of this model, from now on
+ * @priority:    the higher the sooner, before what was measured; 0: none, as at first
+ * @ret_stored:  whether a restart of the daemon keeps it, too; may be NULL
+ *
+ * Return: 0, FMHA_ENOENT, FMHA_EPERM (for administrators), or any call.
+ */
+FMHA_API int fmha_registry_set_priority(struct fmha_device *device, const char *kernel,
+					int32_t priority, bool *ret_stored, struct fmha_error *err);
+/* Ends a kernel's quarantine, whomever it is for, and what was counted against it. Otherwise as
+ * fmha_registry_set_priority(); FMHA_ENOENT: it is in none. */
+FMHA_API int fmha_registry_lift(struct fmha_device *device, const char *kernel, bool *ret_stored,
+				struct fmha_error *err);
+/* Forgets measured times. @kernel: a pattern with * and ?, NULL: all; @shape: of the times, NULL: all;
+ * @ret_n: how many there were, may be NULL. Otherwise as fmha_registry_set_priority(). */
+FMHA_API int fmha_registry_forget(struct fmha_device *device, const char *kernel, const char *shape,
+				  uint64_t *ret_n, bool *ret_stored, struct fmha_error *err);
+
+/**
+ * fmha_census() - which shapes the device has been asked for, what took most time first
+ * @ret_json:  {"shapes": [{"uid", "shape", "runs", "device_ns", "settled"}]}: the caller's own, of
+ *             everybody for administrators; settled: nothing is left to be measured; given: free()
+ */
+FMHA_API int fmha_census(struct fmha_device *device, char **ret_json, struct fmha_error *err);
+
+struct fmha_tune_options {
+	uint32_t struct_size; /* sizeof(struct fmha_tune_options) */
+	uint32_t budget_ms;   /* of device time; 0: until every candidate is measured */
+	uint32_t again;       /* 1: also what was measured before */
+	uint32_t thorough;    /* 1: also what is estimated to be far too slow */
+	const char *shape;    /* of fmha_census(), in place of a problem; borrowed */
+	uint32_t timeout_ms;  /* of the whole call; 0: a minute more than the budget, or an hour */
+};
+
+struct fmha_tune_result {
+	char shape[160];  /* the word under which its times are kept */
+	char kernel[256]; /* the fastest; empty: nothing was measured */
+	int32_t n_splits;
+	double us; /* of its whole plan */
+	uint32_t n_candidates, n_measured, n_failed;
+};
+
+/**
+ * fmha_tune() - have the device measure what can run a problem, and remember it
+ * @problem:  as for fmha_plan_new(), or NULL with options->shape; nothing of its buffers is touched,
+ *            any number will do; borrowed
+ * @options:  NULL: all zero; borrowed
+ *
+ * Measured on memory of the daemon's own, while no client's run is pending. All processes get what
+ * turned out to be fastest: plans that are made from now on, and those made before where it fits what
+ * they were told.
+ *
+ * Return: 0, FMHA_EPERM (for administrators), FMHA_ENOENT (no such shape), FMHA_EBUSY (too many
+ * wait), FMHA_EQUOTA (more memory than is set aside for it), FMHA_ENOKERNEL, or any call.
+ */
+FMHA_API int fmha_tune(struct fmha_device *device, const struct fmha_problem *problem,
+		       const struct fmha_tune_options *options, struct fmha_tune_result *ret_result,
+		       struct fmha_error *err);
 /* ---- watching ---- */
 
 /**

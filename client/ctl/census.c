@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT */
+/* census.c: what a device has been asked for, and what of it is measured. */
+#include "ctl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cjson/cJSON.h>
+
+static double number_of(const cJSON *item, const char *key)
+{
+	return cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(item, key));
+}
+
+static void print_shapes(const cJSON *shapes)
+{
+	const cJSON *item;
+
+	if (cJSON_GetArraySize(shapes) == 0) {
+		(void)puts("nothing has been run on this device since its worker started");
+		return;
+	}
+	(void)printf("%8s  %10s  %12s  %-8s  %s\n", "user", "runs", "device ms", "measured",
+		     "shape");
+	cJSON_ArrayForEach(item, shapes)
+	{
+		const cJSON *settled = cJSON_GetObjectItemCaseSensitive(item, "settled");
+
+		(void)printf("%8.0f  %10.0f  %12.3f  %-8s  %s\n", number_of(item, "uid"),
+			     number_of(item, "runs"), number_of(item, "device_ns") / 1e6,
+			     cJSON_IsTrue(settled) ? "yes" : "no",
+			     cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "shape")));
+	}
+}
+
+static int print_census(struct fmha_device *device, bool as_json)
+{
+	struct fmha_error err = {0};
+	cJSON *root;
+	char *json;
+
+	if (fmha_census(device, &json, &err) < 0)
+		return ctl_error(&err);
+	root = cJSON_Parse(json);
+	free(json);
+	if (as_json)
+		return ctl_print_json(root);
+	print_shapes(cJSON_GetObjectItemCaseSensitive(root, "shapes"));
+	cJSON_Delete(root);
+	return CTL_OK;
+}
+
+static int census(int argc, char **argv)
+{
+	struct ctl_target target = CTL_TARGET_INIT;
+	struct fmha_client *client;
+	struct fmha_device *device;
+	bool as_json = false;
+	int option, r;
+
+	while ((option = cli_next(&ctl_census.usage, argc, argv)) != -1) {
+		if (option == CTL_OPT_JSON)
+			r = !(as_json = true);
+		else
+			r = ctl_target_option(&target, option, optarg);
+		if (r != 0)
+			return r;
+	}
+	if (optind < argc)
+		return ctl_usage_error("census: what is '%s'?", argv[optind]);
+	r = ctl_open(&target, &client, &device);
+	if (r != 0)
+		return r;
+	r = print_census(device, as_json);
+	device = fmha_device_free(device);
+	client = fmha_client_free(client);
+	return r;
+}
+
+const struct ctl_command ctl_census = {
+	.usage = {.name = "fmhactl census",
+		  .brief = "the shapes that a device has been asked for",
+		  .synopsis = "[OPTION...]",
+		  .text = "Lists the shapes that were run on a device since its worker started, "
+			  "what "
+			  "took most of the device's time first, and whether something is left of "
+			  "them that was not measured. Everybody sees what is their own; "
+			  "administrators see all. `fmhactl tune --census` measures them.",
+		  .tables = {ctl_json_option, ctl_target_options}},
+	.run = census,
+};
