@@ -107,6 +107,12 @@ bench_coldstart() {
     /usr/bin/python3 tests/bench/coldstart.py
 }
 
+# The choice of kernels against the best of all candidates, on this machine's CPU.
+bench_selection() {
+    title "The choice of kernels"
+    FMHA_BUILD=$PWD/build/release /usr/bin/python3 tests/bench/selection.py
+}
+
 # Needs an NVIDIA GPU and PyTorch.
 bench_gpu() {
     title "Calls, on a GPU"

@@ -6,12 +6,17 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 
 import fmha_wire
 import fmhad
+
+sys.path.append(str(fmhad.ROOT / "tests/bench"))
+import fit_model  # noqa: E402
+import selection  # noqa: E402
 
 DECODE = {"batch": 1, "nhead_q": 4, "nhead_k": 2, "seqlen_q": 1, "seqlen_k": 1024, "hdim_q": 64,
           "hdim_v": 64}
@@ -514,3 +519,31 @@ def test_fmhactl_lists_the_census():
             uid, runs, ms, measured, word = line.split()
             assert (int(uid), int(runs), word) == (os.geteuid(), shape["runs"], shape["shape"])
             assert float(ms) > 0 and measured in ("yes", "no")
+
+
+def test_a_fitted_model_is_found_and_used(tmp_path):
+    """A tree as LightGBM gives it, through the tool that writes models, in a folder of specs."""
+    arch = "sm_90a"
+    for entry in (fmhad.ROOT / "specs").iterdir():
+        if entry.name != "models":
+            (tmp_path / entry.name).symlink_to(entry)
+    (tmp_path / "models").mkdir()
+    names = selection.feature_names(str(fmhad.find_program("fmhactl")), arch)
+    nodes = []
+    fit_model.flatten({"split_feature": names.index("m0"), "threshold": 64.0, "left_child": {"leaf_value": -9},
+                       "right_child": {"leaf_value": 9}}, nodes)
+
+    def choose():
+        document = json.loads(fmhactl("plan", "--arch", arch, "-s=4096", "-d=128", "-h=16", "--json",
+                                      FMHA_SPECS_DIR=str(tmp_path)))
+        candidate = next(c for c in document["selections"][-1]["candidates"] if c["verdict"] == "chosen")
+        return candidate["name"], candidate["time_from"]
+
+    name, source = choose()
+    assert "-t128x" in name and source == "formula"
+    file = tmp_path / "models" / f"{arch}.json"
+    file.write_text(fit_model.model_text(arch, names, [nodes]))
+    name, source = choose()
+    assert ("-t64x" in name or "-t32x" in name or "-t16x" in name) and source == "model"
+    file.write_text(fit_model.model_text(arch, names[1:], [nodes]))  # of another build's features
+    assert choose()[1] == "formula"

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Fits the model of a device's times (daemon/dispatch/predict.h) to measured ones.
+
+    tests/bench/fit_model.py MEASURED.json... --units 132 --out specs/models/sm_90a.json
+
+A developer's tool. MEASURED.json is what tests/bench/selection.py has measured; only problems on the
+fitting side of its rule (selection_shapes.is_held_out) are looked at. The target is log2 of microseconds
+over the cost formula, so that the trees have to know only where the formula is wrong; problems weigh
+alike however many candidates they have, and candidates near the best more than those that are far too
+slow, since only their order matters. Needs numpy and LightGBM (pip).
+"""
+import argparse
+import json
+import math
+import pathlib
+import sys
+
+import numpy
+
+import selection
+import selection_shapes
+
+
+def rows_of(document, fmhactl, units):
+    """Features, targets, weights, and the problem of each row, of what is not held out."""
+    features, targets, weights, groups = [], [], [], []
+    for group, entry in enumerate(document["problems"]):
+        if selection_shapes.is_held_out(entry["shape"]):
+            continue
+        offline = selection.offline_candidates(fmhactl, document["arch"], units, entry)
+        times = {name: math.sqrt(us * entry["second"][name]) for name, us in entry["times"].items()
+                 if name in entry["second"]}
+        best = min(times.values())
+        for name, us in times.items():
+            if name not in offline:
+                continue
+            values, cost = offline[name]
+            features.append(values)
+            targets.append(math.log2(us / cost))
+            weights.append((best / us) ** 4)
+            groups.append(group)
+    counts = numpy.bincount(groups, weights)
+    weights = numpy.array(weights) / counts[groups]
+    return numpy.array(features), numpy.array(targets), weights
+
+
+def flatten(node, nodes):
+    """A LightGBM tree as [feature, threshold, left, right, value] rows, parents first."""
+    at = len(nodes)
+    nodes.append(None)
+    if "leaf_value" in node:
+        nodes[at] = [-1, 0, 0, 0, round(node["leaf_value"], 6)]
+        return at
+    left = flatten(node["left_child"], nodes)
+    right = flatten(node["right_child"], nodes)
+    nodes[at] = [node["split_feature"], float(numpy.float32(node["threshold"])), left, right, 0]
+    return at
+
+
+def model_text(arch, features, trees):
+    return json.dumps({"format": "fmhad-model", "version": 1, "arch": arch, "features": features, "base": 0,
+                       "trees": trees}, separators=(",", ":")) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("measured", type=pathlib.Path, nargs="+")
+    parser.add_argument("--units", type=int, required=True)
+    parser.add_argument("--trees", type=int, default=200)
+    parser.add_argument("--leaves", type=int, default=31)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    options = parser.parse_args()
+    import lightgbm  # pylint: disable=import-outside-toplevel
+
+    document = json.loads(options.measured[0].read_text())
+    for path in options.measured[1:]:
+        document["problems"] += json.loads(path.read_text())["problems"]
+    fmhactl = selection.find_fmhactl()
+    x, y, w = rows_of(document, fmhactl, options.units)
+    parameters = {"objective": "regression", "learning_rate": 0.06, "num_leaves": options.leaves,
+                  "min_data_in_leaf": 4, "feature_fraction": 0.7, "bagging_fraction": 0.8,
+                  "bagging_freq": 1, "lambda_l2": 1.0, "seed": 1, "deterministic": True,
+                  "num_threads": 1, "verbose": -1}
+    booster = lightgbm.train(parameters, lightgbm.Dataset(x, y, weight=w),
+                             num_boost_round=options.trees)
+    trees = []
+    for tree in booster.dump_model()["tree_info"]:
+        nodes = []
+        flatten(tree["tree_structure"], nodes)
+        trees.append(nodes)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(model_text(document["arch"], selection.feature_names(fmhactl, document["arch"]), trees))
+    error = booster.predict(x) - y
+    print(f"{len(y)} times, {len(trees)} trees, residual {numpy.sqrt((error ** 2).mean()):.3f} "
+          f"of {y.std():.3f} (log2)", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""How good is the choice of kernels? Chosen against the best of all candidates, on problems drawn by a
+rule (selection_shapes.py).
+
+    tests/bench/selection.py measure --device N --problems 460 --out MEASURED.json
+    tests/bench/selection.py judge MEASURED.json [--units N]
+    tests/bench/selection.py             # measures on the CPU, a few problems, and judges
+
+measure: a private daemon measures every candidate, kernels and numbers of splits, twice. Scalar kernels
+and kernels of general masks where there are special ones are left out of the kernel set: both are known
+to be slower. judge: fmhactl says what would be chosen by the formula and by the model, if there is one, for a device that
+has never measured anything; what a tuned database chooses is the best of the first measurement. Each
+choice counts with its time in the second one, against the least of that.
+"""
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT / "tests/lib"), str(HERE)]
+import fmha_wire  # noqa: E402
+import selection_shapes  # noqa: E402
+
+CANDIDATES = ["*", "!*scalar*", "!*-generic-*"]
+
+
+def find_fmhactl():
+    import fmhad  # pylint: disable=import-outside-toplevel
+    return str(fmhad.find_program("fmhactl"))
+
+
+# ---- measuring ----
+
+
+def all_times(device):
+    """shape -> {kernel@splits: microseconds}, and forgets them."""
+    times = {}
+    document = json.loads(device.call_json("registry_export", {}))
+    for kernel in document["kernels"]:
+        for result in kernel.get("tuned", []):
+            name = f"{kernel['name']}@{result['splits']}"
+            times.setdefault(result["shape"], {})[name] = result["us"]
+    device.call("registry_forget", {})
+    return times
+
+
+def measure_some(device, problems, deadline):
+    """Twice, everything before anything again. Problems that share a word count once."""
+    shapes = {}
+    for problem in problems:
+        if time.monotonic() >= deadline:
+            break
+        try:
+            answer = device.call("tune", {"problem": problem, "thorough": True}, timeout=120)
+        except fmha_wire.WireError as error:
+            if error.name != "ENOKERNEL":  # of the kernels that are left
+                raise
+        else:
+            shapes.setdefault(answer["shape"], problem)
+    first = all_times(device)
+    for problem in shapes.values():
+        device.call("tune", {"problem": problem, "thorough": True}, timeout=120)
+    second = all_times(device)
+    return [{"shape": shape, "problem": problem, "times": first[shape], "second": second[shape]}
+            for shape, problem in shapes.items() if shape in first and shape in second]
+
+
+def measure(daemon, index, problems, seconds, at_a_time=100):
+    deadline, entries = time.monotonic() + seconds, []
+    with daemon.client() as client:
+        description = client.devices()[index]
+    with daemon.device(index) as device:
+        fd = os.memfd_create("set")
+        os.write(fd, json.dumps(CANDIDATES).encode())
+        device.call("registry_load", {"set": "measured"}, [fd])
+        device.call("registry_unload", {"set": "default"})
+        os.close(fd)
+        for i in range(0, len(problems), at_a_time):
+            if time.monotonic() < deadline:
+                entries += measure_some(device, problems[i:i + at_a_time], deadline)
+    return {"arch": description["arch"], "units": description["compute_units"],
+            "problems": entries}
+
+
+# ---- what would be chosen ----
+
+
+def flags_of(problem, splits=None):
+    """The options of fmhactl plan for a problem of selection_shapes."""
+    flags = (["backward"] if problem.get("op") == "backward" else ["forward"])
+    flags += [f"--batch={problem['batch']}", f"--heads-q={problem['nhead_q']}",
+              f"--heads-k={problem['nhead_k']}", f"--seqlen-q={problem['seqlen_q']}",
+              f"--seqlen-k={problem['seqlen_k']}", f"--hdim={problem['hdim_q']}",
+              f"--dtype={problem['tensors']['q']['dtype']}"]
+    if "mask" in problem:
+        flags.append("--causal")
+    if problem.get("page_size"):
+        flags.append(f"--page-size={problem['page_size']}")
+    if splits is not None and problem.get("op") != "backward":
+        flags.append(f"--splits={max(splits, 1)}")
+    return flags
+
+
+MAIN = {"fwd", "fwd_splitkv", "fwd_pagedkv", "batch_prefill", "bwd_dq_dk_dv"}
+
+
+def explain(fmhactl, arch, units, problem, splits=None, specs=None):
+    environment = {**os.environ, **({"FMHA_SPECS_DIR": str(specs)} if specs else {})}
+    result = subprocess.run([fmhactl, "plan", *flags_of(problem, splits), f"--arch={arch}",
+                             f"--units={units}", "--json", "--features"],
+                            capture_output=True, text=True, check=False, env=environment)
+    if result.returncode != 0:
+        raise RuntimeError(result.stderr)
+    return json.loads(result.stdout)
+
+
+def feature_names(fmhactl, arch):
+    document = explain(fmhactl, arch, 1, selection_shapes.draw(1)[0])
+    return document["selections"][0]["features"]
+
+
+def offline_candidates(fmhactl, arch, units, entry):
+    """kernel@splits -> (features, cost)"""
+    found = {}
+    for splits in {int(name.rsplit("@", 1)[1]) for name in entry["times"]}:
+        document = explain(fmhactl, arch, units, entry["problem"], splits)
+        for stage in document["selections"]:
+            if stage["family"] in MAIN:
+                for c in stage["candidates"]:
+                    if "features" in c:
+                        found[f"{c['name']}@{splits}"] = (c["features"], c["cost"])
+    return found
+
+
+def choice(fmhactl, arch, units, problem, specs=None):
+    document = explain(fmhactl, arch, units, problem, specs=specs)["plan"]
+    kernel = next(s["kernel"] for s in document["stages"] if s["family"] in MAIN)
+    return f"{kernel}@{document['n_splits']}"
+
+
+def judge(document, units=None):
+    """Prints the table. Return: {side: {how: [efficiencies]}}"""
+    fmhactl, arch = find_fmhactl(), document["arch"]
+    units = units or document["units"]
+    table = {side: {"formula": [], "model": [], "tuned": []} for side in ("held out", "fitted")}
+    has_model = (ROOT / "specs/models" / f"{arch}.json").exists()
+    with tempfile.TemporaryDirectory() as bare:
+        for name in ("arch", "rules", "sweeps", "shapes", "schema"):
+            if (ROOT / "specs" / name).exists():
+                shutil.copytree(ROOT / "specs" / name, pathlib.Path(bare) / name)
+        for path in (ROOT / "specs").glob("*.json"):
+            shutil.copy(path, bare)
+        missing = 0
+        for entry in document["problems"]:
+            second = entry["second"]
+            best = min(second.values())
+            side = table["held out" if selection_shapes.is_held_out(entry["shape"]) else "fitted"]
+            chosen = {"formula": choice(fmhactl, arch, units, entry["problem"], bare),
+                      "tuned": min(entry["times"], key=entry["times"].get)}
+            if has_model:
+                chosen["model"] = choice(fmhactl, arch, units, entry["problem"])
+            for how, name in chosen.items():
+                if name in second:
+                    side[how].append(best / second[name])
+                else:
+                    missing += 1
+    print(f"{arch}, {units} units: chosen / best of all candidates, median of candidates "
+          f"{sorted(len(e['second']) for e in document['problems'])[len(document['problems']) // 2]}")
+    print(f"{'side':10} {'chosen by':10} {'problems':>8} {'mean':>7} {'10 %':>7} {'least':>7}")
+    for side, hows in table.items():
+        for how, values in hows.items():
+            values = sorted(values)
+            if values:
+                print(f"{side:10} {how:10} {len(values):8} {sum(values) / len(values):7.2%} "
+                      f"{values[len(values) // 10]:7.2%} {values[0]:7.2%}")
+    if missing:
+        print(f"{missing} choices were not among what was measured")
+    return table
+
+
+# ---- the command ----
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("what", nargs="?", choices=["measure", "judge"])
+    parser.add_argument("file", nargs="?", type=pathlib.Path)
+    parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--problems", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--units", type=int)
+    parser.add_argument("--out", type=pathlib.Path)
+    options = parser.parse_args()
+    if options.what == "judge":
+        judge(json.loads(options.file.read_text()), options.units)
+        return
+    import fmhad  # pylint: disable=import-outside-toplevel
+
+    cpu = options.backend == "cpu"
+    problems = selection_shapes.draw(options.problems, **(selection_shapes.CPU if cpu else {}))
+    config = {"devices": [{"backend": options.backend}],
+              "tuning": {"automatic": False, "memory_bytes": 4 << 30}}
+    with fmhad.Daemon(config) as daemon:
+        document = measure(daemon, 0, problems, options.seconds)
+    if options.out:
+        options.out.write_text(json.dumps(document) + "\n")
+    if not options.what:
+        judge(document)
+
+
+if __name__ == "__main__":
+    main()
