@@ -138,7 +138,7 @@ static int read_uids(const struct reader *reader, const char *path, const cJSON 
 	config->n_admins = 0;
 	cJSON_ArrayForEach(uid, item)
 	{
-		int64_t value;
+		int64_t value = 0;
 		int r = read_number(reader, path, uid, key->least, key->most, &value);
 
 		if (r < 0)

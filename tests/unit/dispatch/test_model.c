@@ -43,9 +43,10 @@ static void trees_are_summed(void **state)
 	char text[TEXT_BYTES], trees[256];
 
 	(void)state;
-	(void)snprintf(trees, sizeof(trees),
-		       "[[[%d, 64, 1, 2, 0], [-1, 0, 0, 0, 2], [-1, 0, 0, 0, 3]], [[-1, 0, 0, 0, 1]]]",
-		       PREDICT_m0);
+	(void)snprintf(
+		trees, sizeof(trees),
+		"[[[%d, 64, 1, 2, 0], [-1, 0, 0, 0, 2], [-1, 0, 0, 0, 3]], [[-1, 0, 0, 0, 1]]]",
+		PREDICT_m0);
 	assert_int_equal(parse(model_text(text, "sm_90a", "flops", trees), &model, &err), 0);
 	features[PREDICT_m0] = 64; /* at most the threshold: left */
 	assert_true(fabs(predict_us(model, features, 5) - 5 * 16) < 1e-9);
