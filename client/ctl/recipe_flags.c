@@ -203,9 +203,9 @@ static int parse_switch(const char *name, const char *text, bool *ret)
 }
 
 static const struct ctl_word dtype_words[] = {
-	{"fp32", FMHA_F32},  {"fp16", FMHA_F16}, {"bf16", FMHA_BF16}, {"fp8", FMHA_E4M3},
-	{"bf8", FMHA_E5M2},  {"f32", FMHA_F32},  {"f16", FMHA_F16},   {"e4m3", FMHA_E4M3},
-	{"e5m2", FMHA_E5M2}, {NULL, 0}};
+	{"f32", FMHA_F32},   {"f16", FMHA_F16},  {"bf16", FMHA_BF16}, {"e4m3", FMHA_E4M3},
+	{"e5m2", FMHA_E5M2}, {"fp32", FMHA_F32}, {"fp16", FMHA_F16},  {"fp8", FMHA_E4M3},
+	{"bf8", FMHA_E5M2},  {NULL, 0}};
 static const struct ctl_word length_words[] = {{"equal", RECIPE_EQUAL},
 					       {"mixed", RECIPE_MIXED},
 					       {"ramp", RECIPE_RAMP},
@@ -252,7 +252,7 @@ static int parse_types(const char *text, struct recipe *recipe)
 			return 0;
 		}
 	}
-	return ctl_parse_word("-prec", text, dtype_words, &recipe->dtype);
+	return ctl_parse_word("--dtype", text, dtype_words, &recipe->dtype);
 }
 
 static int parse_bias(const char *text, struct recipe *recipe)

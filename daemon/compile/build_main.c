@@ -263,10 +263,6 @@ static int walk(struct build *build, struct compile_queue *queue, spec_visitor v
 	char diagram[SPEC_EXPLAIN_BYTES] = "";
 	int r = 0;
 
-	if (build->profile && spec_profile_find(build->catalog, build->profile) < 0)
-		return fmha_error_set(err, FMHA_EINVAL,
-				      "profile %s: there is none; `fmhactl profiles` lists them",
-				      build->profile);
 	if (build->filter)
 		r = spec_filter_compile(build->catalog, build->filter, &filter, diagram, err);
 	if (r < 0)
@@ -440,6 +436,15 @@ static int check_stored(struct cache *cache, struct fmha_error *err)
 			      status.usable ? "larger than is kept" : status.reason);
 }
 
+static int check_profile(const struct build *build, struct fmha_error *err)
+{
+	if (!build->profile || spec_profile_find(build->catalog, build->profile) >= 0)
+		return 0;
+	return fmha_error_set(err, FMHA_EINVAL,
+			      "profile %s: there is none; `fmhactl profiles` lists them",
+			      build->profile);
+}
+
 static int run(struct build *build, struct fmha_error *err)
 {
 	const struct cache_config config = {.writable = build->cache};
@@ -447,6 +452,8 @@ static int run(struct build *build, struct fmha_error *err)
 	int64_t packed;
 	int r = spec_catalog_load(NULL, fmha_backends, &build->catalog, err);
 
+	if (r == 0)
+		r = check_profile(build, err);
 	if (r == 0 && build->n_wanted > 0)
 		r = find_wanted(build, err);
 	if (r == 0 && build->list)

@@ -24,10 +24,10 @@ enum { VECTORS = 1, TILES = 2, ANY_LEVEL = VECTORS | TILES, WHOLE = 4 };
 enum { FLASH, ROWS, TILE, DECODE, N_PIPELINES };
 
 static const struct spec_pipeline pipelines[N_PIPELINES] = {
-	[FLASH] = {"cpu_flash", SPEC_IN_MEMORY | SPEC_PACKS_KEYS},
-	[ROWS] = {"cpu_rows", SPEC_IN_MEMORY},
-	[TILE] = {"cpu_tile", SPEC_IN_MEMORY},
-	[DECODE] = {"cpu_decode", SPEC_IN_MEMORY},
+	[FLASH] = {"cpu_flash", SPEC_IN_MEMORY | SPEC_PACKS_KEYS, NULL},
+	[ROWS] = {"cpu_rows", SPEC_IN_MEMORY, NULL},
+	[TILE] = {"cpu_tile", SPEC_IN_MEMORY, NULL},
+	[DECODE] = {"cpu_decode", SPEC_IN_MEMORY, NULL},
 };
 
 /* warp_m x warp_n x warp_k: the matrix multiply's register tile and the steps of an instruction. */

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "oracle"))
 
-import abi  # noqa: E402
+import oracle_abi as abi  # noqa: E402
 import attention  # noqa: E402
 
 TOLERANCE = {abi.F32: 1e-5, abi.F16: 2e-3, abi.BF16: 1.6e-2}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * driver.c: the C reference and the CPU kernels as a shared object, for tests/oracle/abi.py to
+ * driver.c: the C reference and the CPU kernels as a shared object, for tests/oracle/oracle_abi.py to
  * load. One call runs one kernel, all its phases and tasks, on this thread.
  */
 #include <stdlib.h>
