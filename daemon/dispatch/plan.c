@@ -323,7 +323,7 @@ bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_famil
 	bool prefills = plan_paged(p) && p->mode == FMHA_GROUP &&
 			!naming_of(&b->naming, ABI_FWD_PAGEDKV);
 
-	if (i > prefills)
+	if (i > (prefills ? 1 : 0))
 		return false;
 	*ret_family = prefills && i == 0 ? ABI_BATCH_PREFILL
 		      : plan_paged(p)    ? ABI_FWD_PAGEDKV

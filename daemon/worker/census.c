@@ -188,6 +188,7 @@ static int compare_entries(const void *x, const void *y)
 
 char *census_json(const struct census *census, uint32_t uid, bool all)
 {
+	/* NOLINTNEXTLINE(bugprone-sizeof-expression): a list of pointers */
 	const struct census_entry **list = calloc(CENSUS_SHAPES, sizeof(*list));
 	cJSON *root = cJSON_CreateObject(), *shapes = cJSON_AddArrayToObject(root, "shapes");
 	size_t n = 0;
@@ -196,7 +197,7 @@ char *census_json(const struct census *census, uint32_t uid, bool all)
 	for (uint32_t i = 0; list && i < CENSUS_SHAPES; i++)
 		if (is_used(census->entries[i]) && (all || census->entries[i]->uid == uid))
 			list[n++] = census->entries[i];
-	if (n > 0)
+	if (n > 0) /* NOLINTNEXTLINE(bugprone-sizeof-expression): as above */
 		qsort(list, n, sizeof(*list), compare_entries);
 	for (size_t i = 0; i < n; i++) {
 		cJSON *item = cJSON_CreateObject();

@@ -245,6 +245,7 @@ static int with_document(struct kernels_job *job)
 	if (job->method == PROTO_REGISTRY_IMPORT) {
 		r = registry_import(registry, text, size, &job->n_kernels, &job->error);
 		free(text);
+		text = NULL;
 		if (r == 0)
 			r = registry_state_text(registry, &text, &size, &job->error);
 		if (r < 0)

@@ -160,10 +160,9 @@ static double median(double *samples, uint32_t n)
 	return samples[n / 2];
 }
 
-static void keep(struct tuner *tuner, const struct plan_option *option, double us)
+static void keep(struct tuner *tuner, struct job *job, const struct plan_option *option, double us)
 {
 	struct worker *worker = tuner->worker;
-	struct job *job = current(tuner);
 	struct registry_result result = {
 		.n_splits = option->n_splits, .us = us, .when_s = (int64_t)time(NULL)};
 	struct proto_tuned_result_params params = {
@@ -190,7 +189,7 @@ static void end_option(struct tuner *tuner, double us)
 	if (us > 0) {
 		if (option->time > 0 && (job->factor == 0 || us / option->time < job->factor))
 			job->factor = us / option->time;
-		keep(tuner, option, us);
+		keep(tuner, job, option, us);
 		job->result.n_measured++;
 		tuner->n_measured++;
 	} else {
