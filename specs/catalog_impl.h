@@ -102,9 +102,6 @@ static inline int no_memory(struct fmha_error *err)
 	return fmha_error_set(err, FMHA_ENOMEM, "specs: out of memory");
 }
 
-/* Where the JSON files are: $FMHA_SPECS_DIR, the installed folder, the source tree. */
-const char *specs_find_dir(char path[PATH_MAX]);
-
 /* The vocabulary of a field: NULL and 0 when it has none. */
 const char *const *spec_words(const struct spec_catalog *catalog, enum spec_field field,
 			      int *ret_n);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "predict.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 #include <cjson/cJSON.h>
 #include <dispatch/model.h>
 #include <specs/backend.h>
+#include <specs/catalog.h>
 
 #define MAX_BYTES (4 << 20)
 #define MAX_TREES 512
@@ -260,17 +262,12 @@ static char *read_text(const char *path, size_t *ret_size)
 
 int predict_model_load(const char *arch, struct predict_model **ret_model, struct fmha_error *err)
 {
-	const char *const own[] = {FMHA_SPECS_INSTALLED_DIR, FMHA_SPECS_SOURCE_DIR};
-	const char *const named = getenv("FMHA_SPECS_DIR"), *const *directories = named ? &named
-											: own;
-	char path[512], *text = NULL;
+	char folder[PATH_MAX], path[PATH_MAX + 64], *text;
 	size_t size = 0;
 	int r;
 
-	for (size_t i = 0; i < (named ? 1 : 2) && !text; i++) {
-		(void)snprintf(path, sizeof(path), "%s/models/%s.json", directories[i], arch);
-		text = read_text(path, &size);
-	}
+	(void)snprintf(path, sizeof(path), "%s/models/%.32s.json", specs_find_dir(folder), arch);
+	text = read_text(path, &size);
 	if (!text)
 		return 1;
 	r = predict_model_parse(text, size, arch, ret_model, err);

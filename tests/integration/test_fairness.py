@@ -100,7 +100,8 @@ def shares(daemon, heavy):
 def test_a_users_sessions_do_not_add_up(daemon):
     with HeavyUser(daemon, 8) as heavy:
         own, others = shares(daemon, heavy)
-    assert others / 2.5 < own < others * 2.5, (own, others)
+    # By session it would be an eighth.
+    assert others / 4 < own < others * 4, (own, others)
 
 
 def test_priorities(make_daemon):
@@ -122,7 +123,7 @@ def test_a_light_user_does_not_wait_for_a_long_queue(daemon):
     # A large one is 16 of these, so that half of the device does 3 of them meanwhile; the rest is
     # for turns, for a busy machine, and for one that computes so fast that messages count. By session it
     # would be more than a hundred.
-    assert during < 60, during
+    assert during < 90, during
 
 
 @pytest.fixture

@@ -7,17 +7,21 @@
 #ifndef SPECS_CATALOG_H
 #define SPECS_CATALOG_H
 
+#include <limits.h>
+
 #include <specs/spec.h>
 
 struct spec_catalog;
 
 struct spec_backend;
 
+/* Where the JSON files are: $FMHA_SPECS_DIR, else share/fmhad/specs of the tree that the program lies in. */
+const char *specs_find_dir(char path[PATH_MAX]);
+
 /*
  * Loads arch/, rules/ and sweeps/ below @dir, and adds what this build can run.
  * @backends: specs/backend.h, NULL at the end, kept; NULL: none
- * @dir:      NULL: $FMHA_SPECS_DIR, else the installed folder, else the source tree's that this
- *            was built in
+ * @dir:      NULL: as specs_find_dir() says
  * Return: 0; FMHA_EIO; FMHA_ENOMEM; FMHA_EINVAL when a file is broken: the message has file, path
  * in the document and reason.
  */
