@@ -170,7 +170,8 @@ static size_t count_stale(int dir, const struct tune_identity *identity)
 			continue;
 		n++;
 		if (!*oldest || st.st_mtime < oldest_s) {
-			(void)snprintf(oldest, sizeof(oldest), "%s", entry->d_name);
+			(void)snprintf(oldest, sizeof(oldest), "%.*s", (int)sizeof(oldest) - 1,
+				       entry->d_name);
 			oldest_s = st.st_mtime;
 		}
 	}
