@@ -236,7 +236,7 @@ static void a_small_job_waits_for_one_turn_of_a_large_one(void **state)
 /* Two equal jobs get equal shares, from when the second one runs: this thread may have slept before. */
 static void equal_jobs_share_equally(void **state)
 {
-	static const uint64_t many[4] = {10000};
+	static const uint64_t many[4] = {4000};
 	struct pool *pool = pool_new(2);
 	struct pool_queue queues[2];
 	struct counted *jobs[2];
