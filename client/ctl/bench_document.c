@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "bench.h"
+#include "json.h"
 
 /* The numbers of a shape that rows carry, in the order of columns. */
 #define SIZES(X)                                                                                   \
@@ -284,20 +285,6 @@ int bench_write_csv(const struct bench_report *report, const char *path)
 }
 
 /* ---- from JSON ---- */
-
-static const char *text_of(const cJSON *object, const char *key)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-
-	return cJSON_IsString(item) ? item->valuestring : "";
-}
-
-static double number_of(const cJSON *object, const char *key)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-
-	return cJSON_IsNumber(item) ? item->valuedouble : 0;
-}
 
 static int32_t size_of(const cJSON *sizes, const char *name)
 {

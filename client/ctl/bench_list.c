@@ -9,6 +9,7 @@
 #include <specs/filter.h>
 
 #include "bench.h"
+#include "json.h"
 
 /* Room for one more element of @bytes; NULL when out of memory. */
 static void *grow(void *list, size_t n, size_t *capacity, size_t bytes)
@@ -152,13 +153,6 @@ static bool is_main(uint32_t op, const char *family)
 		if (!strcmp(family, forward[i]))
 			return true;
 	return false;
-}
-
-static const char *text_of(const cJSON *object, const char *key)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-
-	return cJSON_IsString(item) ? item->valuestring : "";
 }
 
 /* @first: this is the planner's own plan, whose choice is to be marked. */

@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* census.c: what a device has been asked for, and what of it is measured. */
 #include "ctl.h"
+#include "json.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #include <cjson/cJSON.h>
-
-static double number_of(const cJSON *item, const char *key)
-{
-	return cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(item, key));
-}
 
 static void print_shapes(const cJSON *shapes)
 {

@@ -287,3 +287,17 @@ int ctl_read_file(const char *path, char **ret_text, size_t *ret_n)
 	*ret_n = n;
 	return 0;
 }
+
+int ctl_ask_status(const struct ctl_target *target, char **ret_json)
+{
+	struct fmha_error err = {0};
+	struct fmha_client *client;
+	int r = ctl_connect(target, &client);
+
+	if (r != 0)
+		return r;
+	if (fmha_client_status(client, ret_json, &err) < 0)
+		r = ctl_error(&err);
+	client = fmha_client_free(client);
+	return r;
+}

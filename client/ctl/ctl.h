@@ -112,6 +112,8 @@ struct cJSON *ctl_read_json(const char *path);
 
 /* Connect, and open the device; errors are printed. Return: 0 or an exit code. */
 int ctl_connect(const struct ctl_target *target, struct fmha_client **ret_client);
+/* The daemon's status document. @ret_json: given: free(). */
+int ctl_ask_status(const struct ctl_target *target, char **ret_json);
 int ctl_open(const struct ctl_target *target, struct fmha_client **ret_client,
 	     struct fmha_device **ret_device);
 

@@ -19,6 +19,7 @@
 #include <tree/tree.h>
 
 #include "ctl.h"
+#include "json.h"
 
 enum verdict { GOOD, NOTE, WRONG };
 
@@ -286,13 +287,6 @@ static void check_version(struct doctor *doctor, const char *version)
 	else
 		report(doctor, NOTE, "versions", "systemctl restart fmhad, if it was upgraded",
 		       "the daemon is %s, this library %s", version, fmha_version());
-}
-
-static const char *text_of(const cJSON *object, const char *key)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-
-	return cJSON_IsString(item) ? item->valuestring : "";
 }
 
 static void check_device(struct doctor *doctor, const cJSON *device)

@@ -51,8 +51,6 @@ static int print_metrics(const char *json, const char *out)
 static int metrics(int argc, char **argv)
 {
 	struct ctl_target target = CTL_TARGET_INIT;
-	struct fmha_error err = {0};
-	struct fmha_client *client;
 	const char *out = NULL;
 	char *json;
 	int option, r;
@@ -68,16 +66,11 @@ static int metrics(int argc, char **argv)
 	}
 	if (optind < argc)
 		return ctl_usage_error("metrics: what is '%s'?", argv[optind]);
-	r = ctl_connect(&target, &client);
+	r = ctl_ask_status(&target, &json);
 	if (r != 0)
 		return r;
-	if (fmha_client_status(client, &json, &err) < 0) {
-		r = ctl_error(&err);
-	} else {
-		r = print_metrics(json, out);
-		free(json);
-	}
-	client = fmha_client_free(client);
+	r = print_metrics(json, out);
+	free(json);
 	return r;
 }
 

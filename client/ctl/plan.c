@@ -14,6 +14,7 @@
 
 #include "ctl.h"
 #include "recipe.h"
+#include "json.h"
 
 enum {
 	OPTION_ARCH = 4000,
@@ -95,20 +96,6 @@ static int make_problem(struct request *request)
 }
 
 /* ---- printing ---- */
-
-static const char *text_of(const cJSON *object, const char *key)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-
-	return cJSON_IsString(item) ? item->valuestring : "";
-}
-
-static double number_of(const cJSON *object, const char *key)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-
-	return cJSON_IsNumber(item) ? item->valuedouble : 0;
-}
 
 static void print_stages(const cJSON *plan)
 {

@@ -9,20 +9,7 @@
 #include <cjson/cJSON.h>
 
 #include "ctl.h"
-
-static const char *text_of(const cJSON *object, const char *key)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-
-	return cJSON_IsString(item) ? item->valuestring : "";
-}
-
-static double number_of(const cJSON *object, const char *key)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-
-	return cJSON_IsNumber(item) ? item->valuedouble : 0;
-}
+#include "json.h"
 
 static cJSON *member(const cJSON *object, const char *key)
 {

@@ -171,8 +171,6 @@ static int print_status(const char *json, bool all_limits)
 static int status(int argc, char **argv)
 {
 	struct ctl_target target = CTL_TARGET_INIT;
-	struct fmha_error err = {0};
-	struct fmha_client *client;
 	bool as_json = false, all_limits = false;
 	char *json;
 	int option, r;
@@ -192,19 +190,14 @@ static int status(int argc, char **argv)
 	}
 	if (optind < argc)
 		return ctl_usage_error("status: what is '%s'?", argv[optind]);
-	r = ctl_connect(&target, &client);
+	r = ctl_ask_status(&target, &json);
 	if (r != 0)
 		return r;
-	if (fmha_client_status(client, &json, &err) < 0) {
-		r = ctl_error(&err);
-	} else {
-		if (as_json)
-			r = puts(json) < 0 ? CTL_IO : CTL_OK;
-		else
-			r = print_status(json, all_limits);
-		free(json);
-	}
-	client = fmha_client_free(client);
+	if (as_json)
+		r = puts(json) < 0 ? CTL_IO : CTL_OK;
+	else
+		r = print_status(json, all_limits);
+	free(json);
 	return r;
 }
 

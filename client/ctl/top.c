@@ -9,6 +9,7 @@
 #include <cjson/cJSON.h>
 
 #include "ctl.h"
+#include "json.h"
 
 static const struct cli_option own_options[] = {
 	{"interval", 'i', "SECS", "between two screens (default 1)"},
@@ -27,20 +28,6 @@ struct sample {
 	cJSON *status;
 	int64_t taken_ns;
 };
-
-static double number_of(const cJSON *object, const char *key)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-
-	return cJSON_IsNumber(item) ? item->valuedouble : 0;
-}
-
-static const char *text_of(const cJSON *object, const char *key)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-
-	return cJSON_IsString(item) ? item->valuestring : "";
-}
 
 /* The element of @array whose @key is @value; NULL: there is none. */
 static const cJSON *element(const cJSON *array, const char *key, double value)

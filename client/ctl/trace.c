@@ -9,6 +9,7 @@
 #include <cjson/cJSON.h>
 
 #include "ctl.h"
+#include "json.h"
 
 #define PAUSE_MS    200 /* between two looks: a worker keeps some thousands of runs */
 #define MAX_DEVICES 64
@@ -28,20 +29,6 @@ struct tracer {
 	uint32_t indices[MAX_DEVICES];
 	size_t n_devices;
 };
-
-static double number_of(const cJSON *object, const char *key)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-
-	return cJSON_IsNumber(item) ? item->valuedouble : 0;
-}
-
-static const char *text_of(const cJSON *object, const char *key)
-{
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-
-	return cJSON_IsString(item) ? item->valuestring : "";
-}
 
 /* One span; the format counts in us. A device is a process, a session one of its threads. */
 static void write_span(struct tracer *tracer, uint32_t device, const cJSON *event, const char *name,

@@ -16,7 +16,6 @@ F32, F16, BF16, E4M3, E5M2, I32, U8 = (
     lib.FMHA_F32, lib.FMHA_F16, lib.FMHA_BF16, lib.FMHA_E4M3, lib.FMHA_E5M2, lib.FMHA_I32, lib.FMHA_U8,
 )
 ELEMENT_BYTES = {F32: 4, F16: 2, BF16: 2, E4M3: 1, E5M2: 1, I32: 4, U8: 1}
-FLOATS = (F32, F16, BF16, E4M3, E5M2)
 NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16", E4M3: "float8_e4m3fn", E5M2: "float8_e5m2",
          I32: "int32", U8: "uint8"}
 CODES = {name: code for code, name in NAMES.items()}
@@ -127,15 +126,12 @@ def int32(array, name: str):
     return array.to(torch.int32)
 
 
-def dtype_of(array, name: str) -> int:
-    """FMHA_* of the array's elements."""
-    return view(array, name).dtype
-
-
-def empty_like(array, shape, dtype: int):
-    """A new array of the kind that @array is, on the device that it is on."""
+def empty_like(array, shape, dtype: int | None = None):
+    """A new array of the kind that @array is, on the device that it is on; of its type unless @dtype (FMHA_*) says else."""
     if isinstance(array, np.ndarray):
-        return np.empty(shape, numpy_dtype(dtype))
+        return np.empty(shape, array.dtype if dtype is None else numpy_dtype(dtype))
+    if dtype is None:
+        return array.new_empty(shape)
     torch = sys.modules["torch"]
     return torch.empty(shape, dtype=getattr(torch, NAMES[dtype]), device=array.device)
 

@@ -13,12 +13,14 @@ from ._service import Device
 _ROPE = {"interleaved": lib.FMHA_ROPE_INTERLEAVED, "half": lib.FMHA_ROPE_HALF_ROTATED}
 
 
-def _lengths(cu, name):
-    """The longest of packed sequences: read where the CPU sees the prefix sums."""
-    if isinstance(cu, np.ndarray) or (_arrays.is_torch(cu) and not cu.is_cuda):
-        steps = np.diff(np.asarray(cu))
-        return int(steps.max(initial=0))
-    raise invalid(f"give max_{name}: the prefix sums lie on a GPU, and reading them would wait for it", name)
+def _longest(kept, side, given):
+    """The longest of packed sequences: @given, or read where the CPU sees the prefix sums; None: they are not packed."""
+    cu = kept.get("seqstart_" + side)
+    if given is not None or cu is None:
+        return given
+    if isinstance(cu, np.ndarray) or not cu.is_cuda:
+        return int(np.diff(np.asarray(cu)).max(initial=0))
+    raise invalid(f"give max_seqlen_{side}: the prefix sums lie on a GPU, and reading them would wait for it", f"seqlen_{side}")
 
 
 def _integers(arrays):
@@ -87,11 +89,7 @@ def attention(
     kept = _run.adopted(dict(
         q=q, k=k, v=v, bias=bias, alibi_slopes=alibi_slopes, sink=sink, q_descale=q_descale, k_descale=k_descale,
         v_descale=v_descale, o=out, **integers), ("o",))
-    longest_q, longest_k = max_seqlen_q, max_seqlen_k
-    if cu_seqlens_q is not None and longest_q is None:
-        longest_q = _lengths(kept["seqstart_q"], "seqlen_q")
-    if cu_seqlens_k is not None and longest_k is None:
-        longest_k = _lengths(kept["seqstart_k"], "seqlen_k")
+    longest_q, longest_k = _longest(kept, "q", max_seqlen_q), _longest(kept, "k", max_seqlen_k)
     if longest_k is None and block_table is not None:
         longest_k = kept["block_table"].shape[1] * kept["k"].shape[1]
     if longest_k is None and kv_indptr is not None:
@@ -111,7 +109,7 @@ def _outputs(kept, layout, with_lse, with_randval):
     q, packed = kept["q"], "seqstart_q" in kept
     rows = _problem.row_extents(q.shape, layout, packed)
     if "o" not in kept:
-        kept["o"] = _arrays.empty_like(q, (*q.shape[:-1], kept["v"].shape[-1]), _arrays.dtype_of(q, "q"))
+        kept["o"] = _arrays.empty_like(q, (*q.shape[:-1], kept["v"].shape[-1]))
     if with_lse:
         kept["lse"] = _arrays.empty_like(q, rows, _arrays.F32)
     if with_randval:
@@ -147,11 +145,7 @@ def attention_backward(
     kept = _run.adopted(dict(q=q, k=k, v=v, o=o, lse=lse, bias=bias, alibi_slopes=alibi_slopes, sink=sink,
                                    randval=randval, do=grad, dq=dq, dk=dk, dv=dv, **integers),
                               ("dq", "dk", "dv"))
-    longest_q, longest_k = max_seqlen_q, max_seqlen_k
-    if cu_seqlens_q is not None and longest_q is None:
-        longest_q = _lengths(kept["seqstart_q"], "seqlen_q")
-    if cu_seqlens_k is not None and longest_k is None:
-        longest_k = _lengths(kept["seqstart_k"], "seqlen_k")
+    longest_q, longest_k = _longest(kept, "q", max_seqlen_q), _longest(kept, "k", max_seqlen_k)
     options = _options("backward", layout, causal, window, align, sink_tokens=sink_tokens, scale=scale,
                        softcap=float(softcap), dropout_p=float(dropout_p), deterministic=deterministic,
                        max_seqlen_q=longest_q or 0, max_seqlen_k=longest_k or 0)
@@ -164,7 +158,7 @@ def attention_backward(
         made["dsink"] = "sink"
     for name, like in made.items():
         if name not in kept:
-            kept[name] = _arrays.empty_like(kept[like], kept[like].shape, _arrays.dtype_of(kept[like], like))
+            kept[name] = _arrays.empty_like(kept[like], kept[like].shape)
     dropout = (_run.seed_of(seed), offset) if dropout_p > 0 and randval is None else None
     _run.execute(kept, options, dropout, device=device)
     return tuple(kept[name] for name in made)
@@ -193,7 +187,7 @@ def append_kv(
     options = _problem.Options(op="append", layout=layout, mask=mask, window=band, rope=_ROPE[rotary] if turning else 0,
                                rotary_dim=2 * kept["rotary_cos"].shape[1] if turning else 0, max_seqlen_k=paged)
     if q is not None:
-        kept["q_rotated"] = _arrays.empty_like(kept["q"], kept["q"].shape, _arrays.dtype_of(kept["q"], "q"))
+        kept["q_rotated"] = _arrays.empty_like(kept["q"], kept["q"].shape)
     _run.execute(kept, options, device=device)
     return kept.get("q_rotated")
 
@@ -220,7 +214,7 @@ def merge_states(o_parts: Any, lse_parts: Any, *, sink: Any = None, lse_base: fl
     if len(parts.shape) != 5:
         raise invalid(f"o_parts is {tuple(parts.shape)}: [parts, then {layout}]", "tensor.o_parts")
     rows = _problem.row_extents(parts.shape[1:], layout, False)
-    kept["o"] = _arrays.empty_like(parts, parts.shape[1:], _arrays.dtype_of(parts, "o_parts"))
+    kept["o"] = _arrays.empty_like(parts, parts.shape[1:])
     kept["lse"] = _arrays.empty_like(parts, rows, _arrays.F32)
     _run.execute(kept, _problem.Options(op="merge", layout=layout, n_parts=parts.shape[0]), device=device)
     lse = kept["lse"]

@@ -11,7 +11,7 @@ import threading
 import torch
 
 from . import _problem
-from ._lib import check, ffi, lib, new_error, not_supported, text
+from ._lib import check, ffi, lib, new_error, not_supported
 from ._service import default_client
 
 KEPT = 4096  # plans; at more than that the oldest half goes
@@ -26,7 +26,7 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # not in bui
 class Plan:
     """A problem's kernels in this process. Any number of threads may run it."""
 
-    __slots__ = ("handle", "workspace_bytes", "kernels", "captured", "index")
+    __slots__ = ("handle", "workspace_bytes", "captured", "index")
 
     def __init__(self, views, shape, options, place):
         problem = _problem.new_problem()
@@ -41,7 +41,6 @@ class Plan:
         info = ffi.new("struct fmha_local_plan_info *")
         check(lib.fmha_local_plan_info(self.handle, info, error), error)
         self.workspace_bytes = info.workspace_bytes
-        self.kernels = [text(info.launches[i].kernel) for i in range(info.n_launches)]
         self.captured = False
         self.index = place[1]
 

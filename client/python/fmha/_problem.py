@@ -107,18 +107,18 @@ def shape_of(views: dict, options: Options) -> Shape:
         raise invalid(f"layout is {options.layout!r}: one of {', '.join(LAYOUTS)}", "layout")
     group = "seqstart_q" in views
     paged = "block_table" in views or "kv_indptr" in views
-    (_, rows_q, heads_q, hdim_q), _ = dense(views["q"], options.layout, group, "q")
-    batch = views["seqstart_q"].shape[0] - 1 if group else dense(views["q"], options.layout, group, "q")[0][0]
+    (batch, rows_q, heads_q, hdim_q), _ = dense(views["q"], options.layout, group, "q")
+    if group:
+        batch = views["seqstart_q"].shape[0] - 1
     if paged:
-        pages, page, heads_k, _ = _paged(views["k"], "k")
-        hdim_v, rows_k = _paged(views["v"], "v")[3], options.max_seqlen_k
-        del pages, page
+        heads_k, hdim_v, rows_k = _paged(views["k"], "k")[2], _paged(views["v"], "v")[3], options.max_seqlen_k
     else:
-        (_, rows_k, heads_k, hdim_k), _ = dense(views["k"], options.layout, group, "k")
-        hdim_v = dense(views["v"], options.layout, group, "v")[0][3]
+        keys, _ = dense(views["k"], options.layout, group, "k")
+        values, _ = dense(views["v"], options.layout, group, "v")
+        (_, rows_k, heads_k, hdim_k), hdim_v = keys, values[3]
         if hdim_k != hdim_q:
             raise invalid(f"k's heads have {hdim_k} elements and q's {hdim_q}", "tensor.k")
-        if dense(views["v"], options.layout, group, "v")[0][:3] != dense(views["k"], options.layout, group, "k")[0][:3]:
+        if values[:3] != keys[:3]:
             raise invalid(f"v is {tuple(views['v'].shape)} and k {tuple(views['k'].shape)}", "tensor.v")
     if not heads_k or heads_q % heads_k:
         raise invalid(f"{heads_q} query heads are no multiple of {heads_k} key heads", "nhead_k")
