@@ -12,10 +12,10 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include <files/files.h>
 #include <proto/error.h>
 
 #include "cleanup.h"
-#include "file_io.h"
 #include "helper_run.h"
 
 #define CODE_FORMAT          "fmhad code 2" /* bump when options are built differently */
@@ -289,7 +289,7 @@ static int read_code(int fd, struct cache_entry *entry, struct fmha_error *err)
 	entry->code = malloc((size_t)st.st_size);
 	if (!entry->code)
 		return fmha_error_set(err, FMHA_ENOMEM, "%s: out of memory", entry->info.kernel);
-	if (read_all(fd, entry->code, (size_t)st.st_size) < 0)
+	if (files_read_all(fd, entry->code, (size_t)st.st_size) < 0)
 		return fmha_error_set(err, FMHA_EIO, "%s: cannot read the code object",
 				      entry->info.kernel);
 	entry->code_bytes = (size_t)st.st_size;

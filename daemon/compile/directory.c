@@ -3,36 +3,22 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/openat2.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <time.h>
 
+#include <files/files.h>
 #include <proto/error.h>
 
 #include "cleanup.h"
 #include "entry.h"
-#include "file_io.h"
 
 #define HEX_BYTES   ((size_t)2 * CACHE_KEY_BYTES)
 #define STALE_S     3600 /* no build takes so long */
 #define TOUCH_S     3600
 #define NAME_BYTES  (CACHE_HEX_BYTES + 32)
 #define LOCK_SUFFIX ".lock"
-
-/* Opens a name below @dir without following links out of it or anywhere. */
-static int open_beneath(int dir, const char *name, int flags, mode_t mode)
-{
-	struct open_how how = {
-		.flags = (uint64_t)(flags | O_CLOEXEC | O_NOFOLLOW),
-		.mode = flags & O_CREAT ? mode : 0,
-		.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS,
-	};
-
-	return (int)syscall(SYS_openat2, dir, name, &how, sizeof(how));
-}
 
 int directory_open(const char *path, bool writable, struct fmha_error *err)
 {
@@ -72,12 +58,12 @@ int directory_load(int dir, const struct cache_key *key, struct cache_entry **re
 	struct stat st;
 
 	cache_key_hex(key, name);
-	fd = open_beneath(dir, name, O_RDONLY | O_NONBLOCK, 0);
+	fd = files_open_beneath(dir, name, O_RDONLY | O_NONBLOCK, 0);
 	if (fd < 0 || fstat(fd, &st) < 0 || !trusted_file(&st) || st.st_size <= 0 ||
 	    (uint64_t)st.st_size > CACHE_MAX_ENTRY_BYTES)
 		return CACHE_MISS;
 	data = malloc((size_t)st.st_size);
-	if (!data || read_all(fd, data, (size_t)st.st_size) < 0)
+	if (!data || files_read_all(fd, data, (size_t)st.st_size) < 0)
 		return CACHE_MISS;
 	if (ret_file)
 		*ret_file = (struct directory_file){(uint64_t)st.st_size, st.st_mtime};
@@ -98,24 +84,13 @@ int directory_publish(int dir, const struct cache_key *key, const void *data, si
 		      struct fmha_error *err)
 {
 	char name[CACHE_HEX_BYTES], temporary[NAME_BYTES];
-	int fd, saved;
 
 	cache_key_hex(key, name);
 	(void)snprintf(temporary, sizeof(temporary), ".%s.%d", name, (int)gettid());
-	(void)unlinkat(dir, temporary, 0); /* left by a crash under the same thread id */
-	fd = open_beneath(dir, temporary, O_WRONLY | O_CREAT | O_EXCL, 0600);
-	if (fd < 0)
-		return fmha_error_set(err, FMHA_EIO, "cache: cannot create a file: %s",
+	if (files_publish(dir, temporary, name, data, size) < 0)
+		return fmha_error_set(err, FMHA_EIO, "cache: cannot write an entry: %s",
 				      strerror(errno));
-	if (write_all(fd, data, size) == 0 && fsync(fd) == 0 &&
-	    renameat(dir, temporary, dir, name) == 0 && fsync(dir) == 0) {
-		(void)close(fd);
-		return 0;
-	}
-	saved = errno;
-	(void)close(fd);
-	(void)unlinkat(dir, temporary, 0);
-	return fmha_error_set(err, FMHA_EIO, "cache: cannot write an entry: %s", strerror(saved));
+	return 0;
 }
 
 void directory_remove(int dir, const struct cache_key *key)
@@ -160,7 +135,7 @@ int directory_try_lock(int dir, const struct cache_key *key, int *ret_lock, stru
 
 	lock_name(key, name);
 	for (;;) {
-		int fd = open_beneath(dir, name, O_RDWR | O_CREAT, 0600), r;
+		int fd = files_open_beneath(dir, name, O_RDWR | O_CREAT, 0600), r;
 
 		if (fd < 0)
 			return fmha_error_set(err, FMHA_EIO, "cache: lock: %s", strerror(errno));
@@ -222,7 +197,7 @@ static void sweep_lock(int dir, const struct cache_key *key, const char *name)
 static bool visit_entry(int dir, const char *name, const struct cache_key *key,
 			directory_visit visit, void *owner)
 {
-	_cleanup_(closep) int fd = open_beneath(dir, name, O_RDONLY | O_NONBLOCK, 0);
+	_cleanup_(closep) int fd = files_open_beneath(dir, name, O_RDONLY | O_NONBLOCK, 0);
 	uint8_t head[ENTRY_HEAD_BYTES];
 	struct directory_file file;
 	uint32_t uid = 0;
@@ -232,7 +207,7 @@ static bool visit_entry(int dir, const char *name, const struct cache_key *key,
 		return true;
 	file = (struct directory_file){(uint64_t)st.st_size, st.st_mtime};
 	/* What no load will ever return goes first when room is needed. */
-	if (read_all(fd, head, sizeof(head)) < 0 || !entry_owner(head, &uid))
+	if (files_read_all(fd, head, sizeof(head)) < 0 || !entry_owner(head, &uid))
 		file.used_s = 0;
 	return visit(owner, key, &file, uid);
 }

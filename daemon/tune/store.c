@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <files/files.h>
 #include <proto/cleanup.h>
 #include <proto/error.h>
 
@@ -90,11 +91,9 @@ static int open_directory(const char *path, bool own, struct fmha_error *err)
 static int read_file(int dir, const char *name, char **ret_text, size_t *ret_size,
 		     struct fmha_error *err)
 {
-	_cleanup_(closep) int fd = openat(dir, name,
-					  O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+	_cleanup_(closep) int fd = files_open_beneath(dir, name, O_RDONLY | O_NONBLOCK, 0);
 	_cleanup_(freep) char *text = NULL;
 	struct stat st;
-	size_t done = 0;
 
 	if (fd < 0 && errno == ENOENT)
 		return MISSING;
@@ -106,18 +105,9 @@ static int read_file(int dir, const char *name, char **ret_text, size_t *ret_siz
 	text = malloc((size_t)st.st_size + 1);
 	if (!text)
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
-	while (done < (size_t)st.st_size) {
-		ssize_t n = read(fd, text + done, (size_t)st.st_size - done);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return fmha_error_set(err, FMHA_EIO, "%s", strerror(errno));
-		if (n == 0)
-			break;
-		done += (size_t)n;
-	}
-	*ret_size = done;
+	if (files_read_all(fd, text, (size_t)st.st_size) < 0)
+		return fmha_error_set(err, FMHA_EIO, "it cannot be read");
+	*ret_size = (size_t)st.st_size;
 	*ret_text = text;
 	text = NULL;
 	return 0;
@@ -240,45 +230,18 @@ static int lock_directory(struct tune_store *store, struct fmha_error *err)
 	return 0;
 }
 
-static int write_all(int fd, const char *text, size_t n)
-{
-	while (n > 0) {
-		ssize_t written = write(fd, text, n);
-
-		if (written < 0 && errno == EINTR)
-			continue;
-		if (written <= 0)
-			return -1;
-		text += written;
-		n -= (size_t)written;
-	}
-	return 0;
-}
-
 int tune_store_write(struct tune_store *store, const char *name, const char *text,
 		     struct fmha_error *err)
 {
 	char temporary[TUNE_NAME_BYTES + 8];
-	int r = lock_directory(store, err), fd, saved;
+	int r = lock_directory(store, err);
 
 	if (r < 0)
 		return r;
 	/* The lock is ours: whoever left one of this name has crashed. */
 	(void)snprintf(temporary, sizeof(temporary), ".%s.new", name);
-	(void)unlinkat(store->fd, temporary, 0);
-	fd = openat(store->fd, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
-		    0600);
-	if (fd < 0)
+	if (files_publish(store->fd, temporary, name, text, strlen(text)) < 0)
 		return fmha_error_set(err, FMHA_EIO, "%.120s/%.80s: %s", store->directory, name,
 				      strerror(errno));
-	if (write_all(fd, text, strlen(text)) == 0 && fsync(fd) == 0 &&
-	    renameat(store->fd, temporary, store->fd, name) == 0 && fsync(store->fd) == 0) {
-		(void)close(fd);
-		return 0;
-	}
-	saved = errno;
-	(void)close(fd);
-	(void)unlinkat(store->fd, temporary, 0);
-	return fmha_error_set(err, FMHA_EIO, "%.120s/%.80s: %s", store->directory, name,
-			      strerror(saved));
+	return 0;
 }

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* The tuned database: what wins, what is dropped, what is refused, and its files. */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -234,6 +236,39 @@ static void files_are_replaced_whole(void **state)
 	assert_int_equal(rmdir(folder), 0);
 }
 
+/* A file size limit cuts a write as a full disk does, in the middle. */
+static void a_write_that_fails_changes_nothing(void **state)
+{
+	char folder[] = "/tmp/fmhad-tune-XXXXXX", path[PATH_MAX], text[4096], read_back[16] = "";
+	struct rlimit before, limit;
+	struct tune_store store;
+	struct fmha_error err = {0};
+	FILE *file;
+
+	(void)state;
+	assert_non_null(mkdtemp(folder));
+	memset(text, 'x', sizeof(text) - 1);
+	text[sizeof(text) - 1] = '\0';
+	tune_store_init(&store, folder, "");
+	assert_int_equal(tune_store_write(&store, "f.json", "one", &err), 0);
+	assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+	limit = (struct rlimit){1024, before.rlim_max};
+	(void)signal(SIGXFSZ, SIG_IGN);
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+	assert_int_equal(tune_store_write(&store, "f.json", text, &err), FMHA_EIO);
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+	assert_non_null(strstr(err.msg, "File too large"));
+	(void)snprintf(path, sizeof(path), "%s/f.json", folder);
+	file = fopen(path, "re");
+	assert_non_null(file);
+	assert_int_equal(fread(read_back, 1, sizeof(read_back) - 1, file), 3);
+	assert_string_equal(read_back, "one");
+	(void)fclose(file);
+	assert_int_equal(unlink(path), 0);
+	tune_store_deinit(&store);
+	assert_int_equal(rmdir(folder), 0); /* the half written file is gone, too */
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -244,6 +279,7 @@ int main(void)
 		cmocka_unit_test(another_environment_is_refused),
 		cmocka_unit_test(settings_come_back),
 		cmocka_unit_test(files_are_replaced_whole),
+		cmocka_unit_test(a_write_that_fails_changes_nothing),
 	};
 
 	return cmocka_run_group_tests_name("tune", tests, NULL, NULL);

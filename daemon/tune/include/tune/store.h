@@ -2,9 +2,8 @@
 /*
  * store.h: a database's files in the state directory, above a read-only directory of the system's.
  *
- * A file is replaced as a whole: written beside, synced, renamed, the directory synced, so that
- * whatever happens there is the old one or the new one. What cannot be understood is left as it is
- * and not written over: somebody may want it.
+ * A file is replaced as a whole (files/files.h). What cannot be understood is left as it is and not
+ * written over: somebody may want it.
  *
  * Blocks on the disk: not for an event loop.
  */

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT */
+#include <files/files.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <proto/cleanup.h>
+
+int files_open_beneath(int dir, const char *name, int flags, mode_t mode)
+{
+	struct open_how how = {
+		.flags = (uint64_t)(flags | O_CLOEXEC | O_NOFOLLOW),
+		.mode = flags & O_CREAT ? mode : 0,
+		.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS,
+	};
+
+	return (int)syscall(SYS_openat2, dir, name, &how, sizeof(how));
+}
+
+int files_read_all(int fd, void *data, size_t size)
+{
+	size_t done = 0;
+
+	while (done < size) {
+		ssize_t n = pread(fd, (char *)data + done, size - done, (off_t)done);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return -1; /* shrunk under us, or an I/O error */
+		done += (size_t)n;
+	}
+	return 0;
+}
+
+int files_write_all(int fd, const void *data, size_t size)
+{
+	size_t done = 0;
+
+	while (done < size) {
+		ssize_t n = write(fd, (const char *)data + done, size - done);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -1;
+		done += (size_t)n;
+	}
+	return 0;
+}
+
+int files_publish(int dir, const char *temporary, const char *name, const void *data, size_t size)
+{
+	_cleanup_(closep) int fd = -1;
+	int saved;
+
+	(void)unlinkat(dir, temporary, 0);
+	fd = files_open_beneath(dir, temporary, O_WRONLY | O_CREAT | O_EXCL, 0600);
+	if (fd < 0)
+		return -1;
+	if (files_write_all(fd, data, size) == 0 && fsync(fd) == 0 &&
+	    renameat(dir, temporary, dir, name) == 0 && fsync(dir) == 0)
+		return 0;
+	saved = errno;
+	(void)unlinkat(dir, temporary, 0);
+	errno = saved;
+	return -1;
+}
