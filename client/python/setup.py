@@ -2,7 +2,8 @@
 """The wheel: the package, cffi's tables of the headers, and, built from the tree, the library, the daemon, its modules and kernel
 sources with the shared libraries that they need.
 
-FMHA_WHEEL=bindings leaves the native part out: for use with an installed libfmha_client and a daemon that runs.
+FMHA_WHEEL=bindings leaves the native part out: for an installed libfmha_client, from whose headers the tables are then made, and
+an installed daemon.
 """
 import os
 import pathlib
@@ -23,14 +24,26 @@ LEFT_OUT = shutil.ignore_patterns("cmake", "pkgconfig", "systemd", "*.d")
 RPATH = "$ORIGIN/../lib:$ORIGIN/../../lib:$ORIGIN:$ORIGIN/.."
 
 
+BINDINGS = os.environ.get("FMHA_WHEEL") == "bindings"
+
+
+def include_folders():
+    """Of the library that the package will load."""
+    if not BINDINGS:
+        return [ROOT / "client/include", ROOT / "proto/include"]
+    told = subprocess.run(["pkg-config", "--variable=includedir", "fmha_client"], capture_output=True, text=True)
+    if told.returncode != 0:
+        sys.exit(f"FMHA_WHEEL=bindings: pkg-config finds no libfmha_client: {told.stderr.strip()}")
+    return [told.stdout.strip()]
+
+
 class Build(build_py):
     def run(self):
         super().run()
         package = pathlib.Path(self.build_lib) / "fmha"
-        include = [ROOT / "client/include", ROOT / "proto/include"]
-        options = [word for folder in include for word in ("--include", str(folder))]
+        options = [word for folder in include_folders() for word in ("--include", str(folder))]
         subprocess.run([sys.executable, str(HERE / "tools/make_abi.py"), *options, "--out", str(package / "_abi.py")], check=True)
-        if os.environ.get("FMHA_WHEEL") != "bindings":
+        if not BINDINGS:
             self.native(package / "_native")
 
     def native(self, to):
@@ -64,7 +77,7 @@ class Native(Distribution):
     """Wheels of one platform."""
 
     def has_ext_modules(self):
-        return os.environ.get("FMHA_WHEEL") != "bindings"
+        return not BINDINGS
 
 
-setup(cmdclass={"build_py": Build}, distclass=Native)
+setup(license="MIT", cmdclass={"build_py": Build}, distclass=Native)

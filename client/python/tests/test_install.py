@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""The bindings alone, built from nothing but client/python, against an installed libfmha_client."""
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import BUILD, ROOT
+
+PROGRAM = """
+import numpy as np, fmha
+x = np.ones((1, 4, 1, 32), np.float32)
+assert (fmha.attention(x, x, x) == 1).all()
+print(fmha.__file__, fmha.start.__globals__["program"]("fmhad"))
+"""
+
+
+def run(*command, **environment):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    prefix = tmp_path_factory.mktemp("installed")
+    subprocess.run(["cmake", "--install", str(BUILD), "--prefix", str(prefix)], check=True, capture_output=True)
+    return prefix
+
+
+def test_bindings_for_an_installed_library(installed, tmp_path, monkeypatch):
+    pytest.importorskip("setuptools")
+    monkeypatch.chdir(tmp_path)
+    (pkgconfig,) = {p.parent for p in installed.rglob("fmha_client.pc")}
+    (library,) = installed.rglob("libfmha_client.so.0")
+    shutil.copytree(ROOT / "client/python", "source", ignore=shutil.ignore_patterns("tests", "__pycache__"))
+    monkeypatch.chdir("source")
+    build = [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path / "built"), "--build-lib", str(tmp_path / "lib")]
+    code, _, told = run(*build, FMHA_WHEEL="bindings", PKG_CONFIG_LIBDIR=str(tmp_path))
+    assert code == 1 and "pkg-config finds no libfmha_client" in told
+    code, _, told = run(*build, FMHA_WHEEL="bindings", PKG_CONFIG_PATH=str(pkgconfig))
+    assert code == 0, told
+    assert not (tmp_path / "lib/fmha/_native").exists()
+    monkeypatch.chdir(tmp_path)
+    code, said, told = run(sys.executable, "-c", PROGRAM, PYTHONPATH=str(tmp_path / "lib"), FMHA_BIN="",
+                           LD_LIBRARY_PATH=str(library.parent), PATH=f"{installed}/bin:{os.environ['PATH']}")
+    assert code == 0, told
+    assert said.split() == [str(tmp_path / "lib/fmha/__init__.py"), str(next(installed.rglob("bin/fmhad")))]
