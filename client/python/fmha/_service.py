@@ -50,7 +50,7 @@ class Client:
         found, error = ffi.new("struct fmha_client **"), new_error()
         check(lib.fmha_connect(options, found, error), error)
         self._handle = ffi.gc(found[0], lib.fmha_client_free)
-        self._devices: dict[int, Device] = {}
+        self._devices: dict[int | None, Device] = {}  # by what was asked for
         self._lock = threading.Lock()
 
     def __enter__(self) -> Client:
@@ -102,13 +102,16 @@ class Client:
 
     def device(self, index: int | None = None) -> Device:
         """The device of this number, opened once; None: the CPU where there is one, else the first that is ready."""
+        device = self._devices.get(index)
+        if device is not None:
+            return device
+        number = index
         if index is None:
             cpus = [d.index for d in self.devices() if d.backend == "cpu"]
-            index = cpus[0] if cpus else lib.FMHA_ANY_DEVICE
+            number = cpus[0] if cpus else lib.FMHA_ANY_DEVICE
         with self._lock:
-            device = self._devices.get(index)
-            if device is None:
-                device = self._devices[index] = Device(self, index)
+            device = self._devices.get(number) or Device(self, number)
+            self._devices[number] = self._devices[index] = device
         return device
 
 

@@ -2,6 +2,7 @@
 """fmha.attention and its siblings on numpy arrays, against float64 formulas."""
 import gc
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -203,6 +204,11 @@ def test_arrays_of_empty_are_used_where_they_lie():
     np.testing.assert_allclose(part, expect(q[:, 5:20], k, v)[0], atol=3e-6)
 
 
+def status():
+    done = subprocess.run([fmha._start.program("fmhactl"), "status", "--json"], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
 def used_by(pid):
     return len(os.listdir(f"/proc/{pid}/fd")), len(open(f"/proc/{pid}/maps").read().splitlines())
 
@@ -220,6 +226,33 @@ def test_arrays_of_changing_sizes_leave_nothing_behind():
     gc.collect()
     after = used_by(os.getpid())
     assert after[0] <= before[0] + 2 and after[1] <= before[1] + 8, (before, after)
+
+
+def test_ten_thousand_sizes_grow_neither_side():
+    """Counted: what the daemon says of this session, and what this process holds."""
+    random = np.random.default_rng(1)
+
+    def round_of(n):
+        for _ in range(n):
+            x = np.ones((1, random.integers(1, 4000), 1, 8), np.float32)
+            fmha.attention(x[:, :3], x, x)
+        gc.collect()
+        (session,) = [s for s in status()["devices"][0]["worker"]["sessions"] if s["pid"] == os.getpid()]
+        return [session[n] for n in ("buffers", "memory_bytes", "plans", "events")], [len(fmha._run._kept.runs), *used_by(os.getpid())]
+
+    (daemons, mine), (daemons_later, mine_later) = round_of(5000), round_of(5000)
+    assert daemons_later == daemons and daemons[0] <= 2 and daemons[2] <= 64
+    assert max(mine[0], mine_later[0]) <= fmha._run.KEPT
+    assert mine_later[1] <= mine[1] and mine_later[2] <= mine[2] + 8
+
+
+def test_a_call_asks_the_front_nothing():
+    x = np.ones((1, 4, 1, 32), np.float32)
+    fmha.attention(x, x, x)
+    frames = [status()["front"]["frames"] for _ in range(2)]
+    for _ in range(10):
+        fmha.attention(x, x, x)
+    assert status()["front"]["frames"] - frames[1] == frames[1] - frames[0]
 
 
 # ---- misuse ----
