@@ -28,13 +28,18 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 	typedef ColumnStage<COLUMNS, C::HDIM_Q, C::THREADS, true> StreamedQ;
 	typedef ColumnStage<COLUMNS, C::HDIM_V, C::THREADS, true> StreamedV;
 	static const int V_AT = StreamedQ::BYTES, STATS_AT = V_AT + StreamedV::BYTES;
-	static_assert(STATS_AT + 2 * COLUMNS * 4 <= C::LDS_BYTES, "a pair of tiles, LSE and D");
+	static const int PARKS = lds_amd_parks(C::cut(COLUMNS, ROWS));
+	typedef Owned<C::HDIM_Q, (PARKS > 1)> OwnQ;
+	typedef Owned<C::HDIM_V, (PARKS > 0)> OwnV;
+	static const int OWN_AT = STATS_AT + 2 * COLUMNS * 4, OWN_BYTES = OwnQ::BYTES + OwnV::BYTES; /* of a wave */
+	static_assert(OWN_AT + C::WAVES_M * OWN_BYTES <= C::LDS_BYTES, "a pair of tiles, LSE and D, what is parked");
 	static_assert(lds_amd_backward(C::cut(COLUMNS, ROWS)) <= C::LDS_BYTES, "the host asks lds.h, too");
 
 	BackwardPlace<C> at;
 	char *lds;
 	i32 first, wave; /* first of the block's rows */
-	Slab own_q[C::HDIM_Q / 16], own_v[C::HDIM_V / 16];
+	OwnQ own_q;
+	OwnV own_v;
 
 	METHOD StagedPass(const abi_bwd_args &args, char *memory, i32 first_row)
 		: at(args), lds(memory), first(first_row), wave(wave_id())
@@ -42,6 +47,13 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 	}
 
 	METHOD i32 row_of(int) const { return first + wave * SIDE; }
+	template <class View> METHOD void own(const View &q, const View &v, i32 end)
+	{
+		char *parked = lds + OWN_AT + wave * OWN_BYTES;
+
+		own_q.fetch(parked, q, row_of(0), end);
+		own_v.fetch(parked + OwnQ::BYTES, v, row_of(0), end);
+	}
 	METHOD const Sequence &seq() const { return at.seq; }
 	METHOD i32 head() const { return at.head; }
 	METHOD const Band &band() const { return at.band; }
@@ -119,9 +131,9 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 
 	METHOD void first_products(Scores &s, Scores &dp, const Steps &steps, i32 column, bool masked) const
 	{
-		multiply_rows<typename StreamedQ::Rows>(s, lds + StreamedQ::ROWS_AT, own_q);
+		multiply_rows<typename StreamedQ::Rows, C::HDIM_Q / 16>(s, lds + StreamedQ::ROWS_AT, own_q);
 		steps.prepare(s, column, masked);
-		multiply_rows<typename StreamedV::Rows>(dp, lds + V_AT + StreamedV::ROWS_AT, own_v);
+		multiply_rows<typename StreamedV::Rows, C::HDIM_V / 16>(dp, lds + V_AT + StreamedV::ROWS_AT, own_v);
 	}
 
 	/* The wave's rows of a gradient. */
@@ -159,8 +171,7 @@ template <class C> struct StagedKeys : StagedPass<C, true> {
 		at.enter_sequence(block.batch);
 		if (first >= at.seq.n_k)
 			return;
-		fetch_operand(this->own_q, at.keys(a.k, head_k, a.hdim_q, false), this->row_of(0), at.seq.n_k);
-		fetch_operand(this->own_v, at.keys(a.v, head_k, a.hdim_v, true), this->row_of(0), at.seq.n_k);
+		this->own(at.keys(a.k, head_k, a.hdim_q, false), at.keys(a.v, head_k, a.hdim_v, true), at.seq.n_k);
 		Pass::zero(dk);
 		Pass::zero(dv);
 		NO_UNROLL
@@ -234,8 +245,7 @@ template <class C> struct StagedQueries : StagedPass<C, false> {
 		at.enter_sequence(block.batch);
 		if (first >= at.seq.n_q)
 			return;
-		fetch_operand(this->own_q, at.queries(a.q, a.hdim_q), this->row_of(0), at.seq.n_q);
-		fetch_operand(this->own_v, at.queries(a.d_o, a.hdim_v), this->row_of(0), at.seq.n_q);
+		this->own(at.queries(a.q, a.hdim_q), at.queries(a.d_o, a.hdim_v), at.seq.n_q);
 		own_lse = at.lse_of(row);
 		own_d = at.d_of(row);
 		Pass::zero(dq);

@@ -123,7 +123,7 @@ template <class Base> struct Forward {
 			i32 column = tiles.column(n);
 			Scores s;
 
-			multiply_rows<typename KeyTile::Store>(s, stage, q);
+			multiply_rows<typename KeyTile::Store, STEPS>(s, stage, q);
 			stream.arrive(lds + (~n & 1) * STAGE_BYTES);
 			stream.fetch(tiles.column(n + 2));
 			if (C::LOGITS)

@@ -221,10 +221,23 @@ LDS_FN int lds_amd(struct lds_cut c)
 	return lds_max(2 * c.tile_n * (c.hdim_q + c.hdim_v) * 2, c.tile_m * (LDS_AMD_OUT + 4) * 4);
 }
 
-/* Its backward loop: a streamed pair by rows and transposed, LSE and D of its queries. */
+/*
+ * Its backward loop: how many of the two tensors of which a wave owns rows, V or dO first, wait in LDS, since wide
+ * gradients leave RDNA no registers for them; RDNA3's operands take twice as many.
+ */
+LDS_FN int lds_amd_parks(struct lds_cut c)
+{
+	return c.core == FMHA_CORE_MFMA || c.hdim_q + c.hdim_v <= 128 ? 0
+	       : c.core == FMHA_CORE_WMMA11			      ? 2
+								      : 1;
+}
+
+/* A streamed pair by rows and transposed, LSE and D of its queries, and what is parked. */
 LDS_FN int lds_amd_backward(struct lds_cut c)
 {
-	return lds_max(2 * c.tile_m * (c.hdim_q + c.hdim_v) * 2 + c.tile_m * 8,
+	return lds_max(2 * c.tile_m * (c.hdim_q + c.hdim_v) * 2 + c.tile_m * 8 +
+			       (lds_amd_parks(c) > 0 ? c.tile_n * c.hdim_v * 2 : 0) +
+			       (lds_amd_parks(c) > 1 ? c.tile_n * c.hdim_q * 2 : 0),
 		       c.tile_n * (LDS_AMD_OUT + 4) * 4);
 }
 

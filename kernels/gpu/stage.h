@@ -145,6 +145,41 @@ template <int STEPS, class View> DEV void fetch_operand(Slab (&to)[STEPS], const
 		}
 }
 
+/* What a wave owns of a tensor of COLS columns, read as operands: registers, or PARKED, its rows in LDS. */
+template <int COLS, bool PARKED> struct Owned {
+	static const int BYTES = 0;
+	Slab x[COLS / 16];
+
+	template <class View> METHOD void fetch(char *, const View &view, i32 row, i32 end)
+	{
+		fetch_operand(x, view, row, end);
+	}
+	METHOD const Slab &operator[](int d) const { return x[d]; }
+};
+template <int COLS> struct Owned<COLS, true> {
+	typedef SlabPlace Place;
+	typedef SlabStore<Place::SIDE, COLS> Store;
+	static const int BYTES = Store::BYTES;
+	const char *lds;
+
+	/* @at: of this wave alone. */
+	template <class View> METHOD void fetch(char *at, const View &view, i32 row, i32 end)
+	{
+		Slab x[COLS / 16];
+
+		lds = at;
+		fetch_operand(x, view, row, end);
+		UNROLL
+		for (int s = 0; s < COLS / 16; s++)
+			UNROLL
+			for (int i = 0; i < SLAB_WORDS / 4; i++)
+				*(chunk16 *)(at + Store::at(Place::line(), s * 2 + Place::unit() + i)) =
+					chunk16{{x[s].w[i * 4], x[s].w[i * 4 + 1], x[s].w[i * 4 + 2], x[s].w[i * 4 + 3]}};
+		wave_sync();
+	}
+	METHOD Slab operator[](int d) const { return typename Store::Reader(lds)(0, d); }
+};
+
 /* Accumulators of SIDE columns, 16 by 16. */
 template <class Core, int N, int M>
 DEV void split_wide(RegTile<Core, 1, N> &to, const typename Core::Wide (&from)[M])
@@ -158,8 +193,8 @@ DEV void split_wide(RegTile<Core, 1, N> &to, const typename Core::Wide (&from)[M
 
 /* S = B A^T: the scores of the wave's rows, kept as slabs, and the rows of a tile. Waves that multiply go first; others
  * of the SIMD do the rest meanwhile. */
-template <class Store, class Core, int TN, int STEPS>
-DEV void multiply_rows(RegTile<Core, 1, TN> &s, const char *tile, const Slab (&rows)[STEPS])
+template <class Store, int STEPS, class Core, int TN, class Rows>
+DEV void multiply_rows(RegTile<Core, 1, TN> &s, const char *tile, const Rows &rows)
 {
 	const int WIDE = TN * 16 / Core::SIDE;
 	const typename Store::Reader read(tile);
@@ -171,9 +206,11 @@ DEV void multiply_rows(RegTile<Core, 1, TN> &s, const char *tile, const Slab (&r
 	__builtin_amdgcn_s_setprio(1);
 	UNROLL
 	for (int d = 0; d < STEPS; d++) {
+		const Slab own = rows[d];
+
 		UNROLL
 		for (int i = 0; i < WIDE; i++)
-			Core::multiply(t[i], read(i, d), rows[d]);
+			Core::multiply(t[i], read(i, d), own);
 		Core::step();
 	}
 	__builtin_amdgcn_s_setprio(0);

@@ -50,9 +50,11 @@ STAGED = {
              "fwd h128x128_t256x64_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w4x1_b2_mask_buffers",
              "bwd_dq_dk_dv h128x128_t32x128_w4x1_b1_buffers", "bwd_dq_dk_dv h128x128_t32x128_w4x1_b1_mask_buffers"),
     "gfx11": ("fwd h64x64_t128x64_w8x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask", "fwd h128x128_t128x32_w8x1_b1",
-              "fwd h128x128_t128x32_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers"),
+              "fwd h128x128_t128x32_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers",
+              "bwd_dq_dk_dv h128x128_t16x64_w4x1_b1_buffers", "bwd_dq_dk_dv h128x128_t16x64_w4x1_b1_mask_buffers"),
     "gfx12": ("fwd h64x64_t256x128_w16x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask", "fwd h128x128_t256x64_w16x1_b1",
-              "fwd h128x128_t128x32_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers"),
+              "fwd h128x128_t128x32_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers",
+              "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_buffers", "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_mask_buffers"),
 }
 TILES = {
     "mfma": ("fwd_pagedkv {}_h128x128_t64x32_w4x1_b1_mask_paged",

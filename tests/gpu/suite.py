@@ -261,6 +261,9 @@ def staged():
     for options in (dict(mask=BR, right=0), dict(sq=70, mask=TL, left=9, right=4, sinks=3), dict(alibi=True, cap=4.0),
                     dict(bias=abi.BF16, dbias=True, dq=32, dv=32)):
         yield Case("backward", **d | dict(sq=129, sk=150, dq=64, dv=64) | options)
+    for options in (dict(mask=BR, right=0), dict(sq=33, sk=70, dq=96, dv=128), dict(sk=70, mask=TL, left=9, right=4, sinks=3),
+                    dict(dtype=abi.F16, sq=65, dq=128, dv=72, hk=2, batch=2)):
+        yield Case("backward", **d | dict(sq=81, sk=150, dq=128, dv=128) | options)
     yield Case("backward", **d | dict(dtype=abi.F16, hq=4), group=[(30, 130), (1, 40), (0, 5), (77, 0)], dq=64, dv=40,
                mask=BR, right=0)
 
