@@ -73,6 +73,9 @@ static const struct key compile_keys[] = {
 	 "the program that compiles; without it the installed fmhad-compile"},
 	{"clang", KEY_STRING, RESTART, COMPILE(clang), 1, CONFIG_FILE_BYTES, NULL,
 	 "the clang that compiles for AMD GPUs; without it the first found"},
+	{"linker", KEY_STRING, RESTART, COMPILE(linker), 1, CONFIG_FILE_BYTES, NULL,
+	 "the ld.lld that links what that clang has compiled, for a clang without one that knows "
+	 "AMD GPUs; without it clang links"},
 	{"library_path", KEY_STRING, RESTART, COMPILE(library_path), 1, CONFIG_FILE_BYTES, NULL,
 	 "LD_LIBRARY_PATH of the helper, where NVRTC or hipRTC is not where the linker looks"},
 	{"jobs", KEY_U32, RESTART, COMPILE(jobs), 0, 256, NULL,

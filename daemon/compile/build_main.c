@@ -102,6 +102,9 @@ static int parse(struct build *build, int argc, char **argv)
 		case BUILD_CLANG:
 			build->config.clang = optarg;
 			break;
+		case BUILD_LINKER:
+			build->config.linker = optarg;
+			break;
 		case BUILD_SOURCES:
 			build->config.source_dir = optarg;
 			break;

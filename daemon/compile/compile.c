@@ -28,7 +28,7 @@
 #define N_KNOWN                                                                                    \
 	(sizeof(((struct compile_versions *)0)->known) / sizeof(struct compile_known_version))
 #define MAX_STANDING 4 /* options that each build by a compiler gets: see compile_version() */
-#define N_HEADS      8 /* the helper's arguments before the options: see helper.c */
+#define N_HEADS      9 /* the helper's arguments before the options: see helper.c */
 
 const char *compile_default(const char *arch)
 {
@@ -338,10 +338,15 @@ static char **helper_arguments(const struct compile_config *config,
 {
 	uint64_t memory = config->memory_bytes ? config->memory_bytes : DEFAULT_MEMORY_BYTES;
 	const char *compiler = compiler_of(request);
-	const char *const heads[N_HEADS] = {config->helper,  compiler,
-					    request->arch,   config->source_dir,
-					    request->source, HELPER_CODE_PATH,
-					    words->limits,   config->clang ? config->clang : ""};
+	const char *const heads[N_HEADS] = {config->helper,
+					    compiler,
+					    request->arch,
+					    config->source_dir,
+					    request->source,
+					    HELPER_CODE_PATH,
+					    words->limits,
+					    config->clang ? config->clang : "",
+					    config->linker ? config->linker : ""};
 	char **argv = calloc(N_HEADS + MAX_STANDING + request->n_options + 1, sizeof(*argv));
 	size_t n = N_HEADS;
 

@@ -2,13 +2,14 @@
 /*
  * fmhad-compile: one build, in a process that may crash or hang freely.
  *
- *   fmhad-compile COMPILER ARCH SOURCE_DIR SOURCE OUTPUT MEMORY,SECONDS CLANG [OPTION...]
+ *   fmhad-compile COMPILER ARCH SOURCE_DIR SOURCE OUTPUT MEMORY,SECONDS CLANG LINKER [OPTION...]
  *   fmhad-compile --version COMPILER CLANG
  *
  * The version is name, number, and the options that each build by that compiler is to get.
  * The log goes to stderr, "key value" lines about the kernel's resources to stdout, the code object
  * to OUTPUT, which exists: fmhad gives a file without a name. Exit status: 0, 1 (the compiler
- * refused the source), 3 (no such compiler). CLANG is a command, or empty for the first one found.
+ * refused the source), 3 (no such compiler). CLANG is a command, or empty for the first one found;
+ * LINKER an ld.lld, or empty for the one that clang itself starts.
  *
  * Whoever is killed, nothing stays behind: what passes between a compiler's steps is in memory, and
  * when fmhad dies, this process and every compiler that it has started die with it.
@@ -41,7 +42,7 @@
 #define MAX_ARGUMENTS    300
 
 struct build {
-	const char *compiler, *arch, *source_dir, *source, *output, *clang;
+	const char *compiler, *arch, *source_dir, *source, *output, *clang, *linker;
 	char **options;
 	int n_options;
 };
@@ -63,9 +64,10 @@ static const char *const nvrtc_libraries[] = {"libnvrtc.so.13", "libnvrtc.so.12"
 static const char *const hiprtc_libraries[] = {"libhiprtc.so.7",   "libhiprtc.so.6",
 					       "libamdhip64.so.7", "libamdhip64.so.6",
 					       "libamdhip64.so.5", NULL};
-static const char *const clangs[] = {
-	"amdclang++", "/opt/rocm/llvm/bin/clang++", "clang-21", "clang-20", "clang-19", "clang",
-	NULL};
+static const char *const clangs[] = {"amdclang++", "/opt/rocm/llvm/bin/clang++",
+				     "clang-22",   "clang-21",
+				     "clang-20",   "clang-19",
+				     "clang",      NULL};
 
 /*
  * Given to every build by a compiler that knows it. clang 19's sinking of copies after register
@@ -404,10 +406,12 @@ static bool clang_steps(const struct build *build, char *compile[], int output)
 			    "-c",       "-o",
 			    "-",        "-",
 			    NULL};
-	char *link[] = {compile[0],  "--target=amdgcn-amd-amdhsa",
-			machine,     "-nogpulib",
-			"-o",        "-",
-			object_path, NULL};
+	char *clang_links[] = {compile[0],  "--target=amdgcn-amd-amdhsa",
+			       machine,     "-nogpulib",
+			       "-o",        "-",
+			       object_path, NULL};
+	char *linker_links[] = {
+		(char *)build->linker, "--no-undefined", "-shared", "-o", "-", object_path, NULL};
 
 	(void)snprintf(machine, sizeof(machine), "-mcpu=%s", build->arch);
 	(void)snprintf(object_path, sizeof(object_path), "/proc/self/fd/%d", object);
@@ -416,7 +420,8 @@ static bool clang_steps(const struct build *build, char *compile[], int output)
 		return false;
 	}
 	return run_step(compile, 0, text) && lseek(text, 0, SEEK_SET) == 0 &&
-	       run_step(assemble, text, object) && run_step(link, 0, output);
+	       run_step(assemble, text, object) &&
+	       run_step(*build->linker ? linker_links : clang_links, 0, output);
 }
 
 static int clang_build(const struct build *build)
@@ -429,6 +434,10 @@ static int clang_build(const struct build *build)
 
 	if (!clang) {
 		(void)fprintf(stderr, "no clang found\n");
+		return EXIT_NO_COMPILER;
+	}
+	if (*build->linker && !find_command(build->linker)) {
+		(void)fprintf(stderr, "error: linker %s: not found\n", build->linker);
 		return EXIT_NO_COMPILER;
 	}
 	(void)snprintf(path, sizeof(path), "%s/%s", build->source_dir, build->source);
@@ -605,7 +614,7 @@ int main(int argc, char **argv)
 	(void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	if (argc == 4 && strcmp(argv[1], "--version") == 0)
 		return print_version(argv[2], argv[3]);
-	if (argc < 8 || argc - 8 > MAX_ARGUMENTS - 16) {
+	if (argc < 9 || argc - 9 > MAX_ARGUMENTS - 16) {
 		(void)fprintf(stderr, "fmhad-compile is started by fmhad; see \"fmhactl build\"\n");
 		return 2;
 	}
@@ -616,8 +625,9 @@ int main(int argc, char **argv)
 		.source = argv[4],
 		.output = argv[5],
 		.clang = argv[7],
-		.options = argv + 8,
-		.n_options = argc - 8,
+		.linker = argv[8],
+		.options = argv + 9,
+		.n_options = argc - 9,
 	};
 	limit(argv[6]);
 	if (strcmp(build.compiler, "clang") == 0)

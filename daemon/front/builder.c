@@ -183,6 +183,7 @@ static int open_queue(struct builder *builder, struct fmha_error *err)
 		.helper = or_default(config->helper, builder->paths.helper),
 		.source_dir = or_default(config->sources, builder->paths.sources),
 		.clang = config->clang[0] ? config->clang : NULL,
+		.linker = config->linker[0] ? config->linker : NULL,
 		.library_path = config->library_path[0] ? config->library_path : NULL,
 		.deadline_ms = config->deadline_ms,
 	};

@@ -14,6 +14,8 @@ const struct cli_option build_options[] = {
 	{"compiler", BUILD_COMPILER, "nvrtc|hiprtc|clang",
 	 "default: nvrtc for sm_*, clang for gfx*"},
 	{"clang", BUILD_CLANG, "COMMAND", "the clang to run (default: the first found)"},
+	{"linker", BUILD_LINKER, "COMMAND",
+	 "the ld.lld that links for a clang which cannot (default: clang links)"},
 	{"sources", BUILD_SOURCES, "DIR",
 	 "folder of the kernel sources (default: where they are installed)"},
 	{"helper", BUILD_HELPER, "FILE", "fmhad-compile (default: where it is installed)"},

@@ -261,19 +261,25 @@ static void survives_a_compiler_that_aborts(void **state)
 	(void)cache_entry_free(entry); /* the log of one that refused */
 }
 
-/* A "compiler" that is a shell script. @body also gets the question whether an option is known,
- * which has /dev/null for a source. */
-static void fake_clang(struct fixture *f, char *path, size_t size, const char *body)
+static void write_script(struct fixture *f, const char *name, char *path, size_t size,
+			 const char *body)
 {
 	FILE *file;
 
-	(void)snprintf(path, size, "%s/clang", f->root);
+	(void)snprintf(path, size, "%s/%s", f->root, name);
 	file = fopen(path, "w");
 	assert_non_null(file);
 	(void)fprintf(file, "#!/bin/sh\n[ \"$1\" = --version ] && echo version 1 && exit 0\n%s\n",
 		      body);
 	(void)fclose(file);
 	assert_int_equal(chmod(path, 0700), 0);
+}
+
+/* A "compiler" that is a shell script. @body also gets the question whether an option is known,
+ * which has /dev/null for a source. */
+static void fake_clang(struct fixture *f, char *path, size_t size, const char *body)
+{
+	write_script(f, "clang", path, size, body);
 	f->config.clang = path;
 }
 
@@ -308,6 +314,34 @@ static void refuses_a_compiler_that_leaves_nothing(void **state)
 	/* Nothing of it was stored. */
 	fake_clang(f, path, sizeof(path), "exit 1");
 	assert_true(compile_cached(f, &request, &entry, &hit, &err) < 0);
+	(void)cache_entry_free(entry);
+}
+
+/* A clang that compiles and assembles, and whose own linker knows no AMD GPUs. */
+static void links_with_the_linker_that_is_named(void **state)
+{
+	struct fixture *f = *state;
+	struct compile_request request = request_for("clang", "gfx942", "good.hip");
+	struct cache_entry *entry = NULL;
+	struct fmha_error err = {0};
+	bool hit;
+	char clang[128], linker[128];
+
+	fake_clang(f, clang, sizeof(clang),
+		   "case \"$*\" in *' -S '*) echo text;; *' -c '*) cat; echo object;; *) exit 1;; "
+		   "esac");
+	assert_int_equal(compile_cached(f, &request, &entry, &hit, &err), FMHA_EINVAL);
+	entry = cache_entry_free(entry);
+	f->config.linker = "/nonexistent/ld.lld";
+	assert_true(compile_cached(f, &request, &entry, &hit, &err) < 0);
+	assert_non_null(strstr(entry->log, "linker /nonexistent/ld.lld: not found"));
+	entry = cache_entry_free(entry);
+	write_script(f, "ld.lld", linker, sizeof(linker), "cat \"$5\"; echo \"$1 $2\"");
+	f->config.linker = linker;
+	assert_int_equal(compile_cached(f, &request, &entry, &hit, &err), 0);
+	assert_int_equal(entry->code_bytes, strlen("text\nobject\n--no-undefined -shared\n"));
+	assert_memory_equal(entry->code, "text\nobject\n--no-undefined -shared\n",
+			    entry->code_bytes);
 	(void)cache_entry_free(entry);
 }
 
@@ -414,6 +448,7 @@ int main(void)
 		COMPILE_TEST(survives_a_compiler_that_aborts),
 		COMPILE_TEST(ends_a_compiler_at_its_deadline),
 		COMPILE_TEST(refuses_a_compiler_that_leaves_nothing),
+		COMPILE_TEST(links_with_the_linker_that_is_named),
 		COMPILE_TEST(survives_a_compiler_that_floods_its_log),
 		COMPILE_TEST(switches_sinking_off_where_it_can),
 		COMPILE_TEST(knows_what_clang_takes),

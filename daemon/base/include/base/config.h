@@ -42,6 +42,7 @@ struct config_compile {
 	char sources[CONFIG_FILE_BYTES]; /* folder of the kernel sources */
 	char helper[CONFIG_FILE_BYTES];  /* fmhad-compile */
 	char clang[CONFIG_FILE_BYTES];   /* command; default: the first found */
+	char linker[CONFIG_FILE_BYTES];  /* command; default: clang links itself */
 	char library_path[CONFIG_FILE_BYTES]; /* LD_LIBRARY_PATH of the helper */
 	uint32_t jobs; /* builds at a time; from 2 on, the last one is for another user than the
 			  others; 0: half of the cores, and that one */

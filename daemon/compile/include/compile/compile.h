@@ -37,6 +37,7 @@ struct compile_config {
 	const char *helper;       /* path of fmhad-compile */
 	const char *source_dir;   /* folder of the device sources; abi.h in ../include/kernels */
 	const char *clang;        /* command, NULL: the first of a list found in PATH */
+	const char *linker;       /* of what clang compiled: an ld.lld, NULL: clang's own */
 	const char *library_path; /* LD_LIBRARY_PATH of the helper, NULL: none */
 	uint32_t deadline_ms;     /* per build; 0: 60,000 */
 	int stop_fd;              /* readable: end the helper, FMHA_ECANCELED; <= 0: none */
