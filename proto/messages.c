@@ -406,6 +406,8 @@ static const struct field launch_fields[] = {
 	U32(dropout_offset, OPTIONAL,
 	    NOTE("in the arguments, of seed, offset and two addresses of what is added to them; "
 		 "0: none")),
+	BOOL(overlaps, OPTIONAL,
+	     NOTE("it waits for the launch before it by itself, and may begin earlier")),
 	ARRAY(relocations, n_relocations, relocation_table, PROTO_MAX_RELOCATIONS, OPTIONAL),
 	ARRAY(maps, n_maps, tensor_map_table, PROTO_MAX_MAPS, OPTIONAL,
 	      NOTE("one a further parameter")),
@@ -430,6 +432,7 @@ static const struct field local_plan_result_fields[] = {
 	U64(workspace_bytes, OPTIONAL),
 	U64(workspace_alignment, NOTE("of its address")),
 	F64(flops, NOTE("of one run, multiply and add counted apart")),
+	U64(version, OPTIONAL, NOTE("for `local_runs`: other kernels have another one")),
 	ARRAY(tensors, n_tensors, local_tensor_table, FMHA_N_TENSORS, OPTIONAL),
 	ARRAY(launches, n_launches, launch_table, PROTO_MAX_LAUNCHES, OPTIONAL,
 	      NOTE("in their order on a stream")),
@@ -437,6 +440,24 @@ static const struct field local_plan_result_fields[] = {
 #undef STRUCT
 static const struct field_table TABLE(local_plan_result_table, "local_plan_result",
 				      proto_local_plan_result, local_plan_result_fields);
+
+#define STRUCT proto_local_runs_params
+static const struct field local_runs_params_fields[] = {
+	SUB(problem, problem_table, .anonymous = true),
+	U64(runs, OPTIONAL, NOTE("since they were told last")),
+	U64(version, OPTIONAL, NOTE("of the plan that is run")),
+};
+#undef STRUCT
+static const struct field_table TABLE(local_runs_params_table, "local_runs_params",
+				      proto_local_runs_params, local_runs_params_fields);
+
+#define STRUCT proto_local_runs_result
+static const struct field local_runs_result_fields[] = {
+	U64(version, OPTIONAL, NOTE("another one: `local_plan` has something faster")),
+};
+#undef STRUCT
+static const struct field_table TABLE(local_runs_result_table, "local_runs_result",
+				      proto_local_runs_result, local_runs_result_fields);
 
 #define STRUCT proto_code_params
 static const struct field code_params_fields[] = {
@@ -759,6 +780,8 @@ const struct field_table *const proto_tables[] = {
 	&relocation_table,
 	&tensor_map_table,
 	&range_table,
+	&local_runs_params_table,
+	&local_runs_result_table,
 	&code_params_table,
 	&code_result_table,
 	&run_params_table,

@@ -79,6 +79,9 @@ int link_get(struct link *link, int64_t deadline, struct connection **ret_connec
  */
 struct connection *link_get_if(struct link *link, uint64_t generation);
 
+/* The same of whatever generation, and without waiting for who opens one. */
+struct connection *link_get_open(struct link *link);
+
 /* One request that may safely be repeated, and is once when the peer went away. */
 int link_call(struct link *link, enum proto_method method, const void *params, int fd,
 	      int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err);

@@ -41,17 +41,28 @@ int link_get(struct link *link, int64_t deadline, struct connection **ret_connec
 	return r;
 }
 
-struct connection *link_get_if(struct link *link, uint64_t generation)
+/* @generation: 0: any */
+static struct connection *get_live(struct link *link, uint64_t generation, int64_t deadline)
 {
 	struct connection *c = NULL;
 
-	if (turnstile_lock(&link->turnstile, deadline_after_ms(RELEASE_TIMEOUT_MS), NULL) < 0)
+	if (turnstile_lock(&link->turnstile, deadline, NULL) < 0)
 		return NULL;
-	if (link->connection && link->generation == generation &&
+	if (link->connection && (generation == 0 || link->generation == generation) &&
 	    !connection_is_dead(link->connection))
 		c = connection_ref(link->connection);
 	turnstile_unlock(&link->turnstile);
 	return c;
+}
+
+struct connection *link_get_if(struct link *link, uint64_t generation)
+{
+	return get_live(link, generation, deadline_after_ms(RELEASE_TIMEOUT_MS));
+}
+
+struct connection *link_get_open(struct link *link)
+{
+	return get_live(link, 0, 0);
 }
 
 int link_call(struct link *link, enum proto_method method, const void *params, int fd,

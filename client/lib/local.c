@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * local.c: plans that this process launches. A plan is launch records and functions; a run copies each
- * record's arguments, fills in addresses and calls the runtime. Nothing of a plan changes after it was
- * made but the count of its runs, so that any number of threads may run it.
+ * record's arguments, fills in addresses and calls the runtime. Nothing of a version changes after it was
+ * made, and a plan keeps all that it had, so that any number of threads may run it.
  */
 #include "local.h"
 
@@ -22,6 +22,8 @@
 
 _Static_assert(FMHA_MAX_LAUNCHES == PROTO_MAX_LAUNCHES, "a plan's launches are all shown");
 
+#define LOOK_EVERY 8 /* runs: the others do not even ask for the time */
+
 /* ---- making ---- */
 
 static int check_result(const struct proto_local_plan_result *result, struct fmha_error *err)
@@ -38,23 +40,54 @@ static int check_result(const struct proto_local_plan_result *result, struct fmh
 	return 0;
 }
 
-static int make_launch(struct fmha_local_plan *plan, const struct proto_launch *from,
-		       local_fetch fetch, void *owner, struct fmha_error *err)
+static int make_launch(const struct fmha_local_plan *plan, struct local_version *version,
+		       const struct proto_launch *from, local_fetch fetch, void *owner,
+		       struct fmha_error *err)
 {
-	uint32_t i = plan->n_launches;
-	struct launch_record *record = &plan->launches[i].record;
+	uint32_t i = version->n_launches;
+	struct launch_record *record = &version->launches[i].record;
 	int r = launch_from_wire(from, plan->workspace_bytes, record, err);
 
 	if (r < 0)
 		return r;
-	memcpy(plan->launches[i].family, from->family, sizeof(from->family));
-	memcpy(plan->launches[i].kernel, from->kernel, sizeof(from->kernel));
-	r = local_code_get(plan->runtime, record->code, fetch, owner, &plan->launches[i].code, err);
+	memcpy(version->launches[i].family, from->family, sizeof(from->family));
+	memcpy(version->launches[i].kernel, from->kernel, sizeof(from->kernel));
+	r = local_code_get(plan->runtime, record->code, fetch, owner, &version->launches[i].code,
+			   err);
 	if (r < 0)
 		return r;
-	plan->n_launches++;
-	return local_code_function(plan->launches[i].code, record, &plan->launches[i].function,
-				   err);
+	version->n_launches++;
+	return local_code_function(version->launches[i].code, record,
+				   &version->launches[i].function, err);
+}
+
+/* Takes NULL. Return: the older one. */
+static struct local_version *version_free(struct local_version *version)
+{
+	struct local_version *older = version ? version->older : NULL;
+
+	for (uint32_t i = version ? version->n_launches : 0; i-- > 0;)
+		local_code_put(version->launches[i].code);
+	free(version);
+	return older;
+}
+
+int local_version_make(const struct fmha_local_plan *plan,
+		       const struct proto_local_plan_result *result, local_fetch fetch, void *owner,
+		       struct local_version **ret_version, struct fmha_error *err)
+{
+	struct local_version *version = calloc(1, sizeof(*version));
+	int r = version ? 0 : fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+
+	for (uint32_t i = 0; r == 0 && i < result->n_launches; i++)
+		r = make_launch(plan, version, &result->launches[i], fetch, owner, err);
+	if (r < 0) {
+		(void)version_free(version);
+		return r;
+	}
+	version->version = result->version;
+	*ret_version = version;
+	return 0;
 }
 
 int local_plan_make(const char *backend, const struct proto_local_plan_result *result,
@@ -75,8 +108,8 @@ int local_plan_make(const char *backend, const struct proto_local_plan_result *r
 	r = check_result(result, err);
 	if (r == 0)
 		r = local_runtime_find(backend, &plan->runtime, err);
-	for (uint32_t i = 0; i < result->n_launches && r == 0; i++)
-		r = make_launch(plan, &result->launches[i], fetch, owner, err);
+	if (r == 0)
+		r = local_version_make(plan, result, fetch, owner, &plan->current, err);
 	if (r < 0)
 		plan = fmha_local_plan_free(plan);
 	else
@@ -89,9 +122,11 @@ struct fmha_local_plan *fmha_local_plan_free(struct fmha_local_plan *plan)
 	if (!plan)
 		return NULL;
 	/* A child has no context, and perhaps the lock of a thread that it has not. */
-	if (plan->process == process_token())
-		for (uint32_t i = plan->n_launches; i-- > 0;)
-			local_code_put(plan->launches[i].code);
+	if (plan->process == process_token()) {
+		plan->refresh = local_refresh_free(plan->refresh, plan);
+		while (plan->current)
+			plan->current = version_free(plan->current);
+	}
 	free(plan);
 	return NULL;
 }
@@ -144,7 +179,7 @@ static int map_code(int fd, uint64_t size, void **ret_data, struct fmha_error *e
 int local_fetch_from_daemon(void *owner, const uint8_t hash[LAUNCH_HASH_BYTES], void **ret_data,
 			    size_t *ret_bytes, struct fmha_error *err)
 {
-	const struct local_asking *from = owner;
+	const struct local_source *from = owner;
 	struct proto_code_params params = {.hash_bytes = LAUNCH_HASH_BYTES};
 	struct proto_code_result result;
 	int fd = -1, r;
@@ -158,52 +193,51 @@ int local_fetch_from_daemon(void *owner, const uint8_t hash[LAUNCH_HASH_BYTES], 
 	return map_code(fd, result.size, ret_data, err);
 }
 
-int local_asking_begin(struct fmha_device *device, const struct fmha_local_options *options,
-		       struct local_asking *ret_asking, struct fmha_error *err)
+int local_asking_new(struct fmha_device *device, const struct fmha_local_options *options,
+		     struct local_asking **ret_asking, struct fmha_error *err)
 {
 	int r = options ? check_struct_size(options->struct_size, sizeof(*options),
 					    "fmha_local_options", err)
 			: 0;
+	struct local_asking *asking = r == 0 ? calloc(1, sizeof(*asking)) : NULL;
 
-	ret_asking->device = device;
-	ret_asking->deadline = r == 0 && options && options->timeout_ms
-				       ? deadline_after_ms(options->timeout_ms)
-				       : client_deadline(device->client);
-	return r;
-}
-
-int local_ask_daemon(const struct local_asking *asking, const struct fmha_problem *problem,
-		     struct proto_local_plan_result *ret_result, struct fmha_error *err)
-{
-	struct proto_plan_params *params = calloc(1, sizeof(*params));
-	int r;
-
-	if (!params)
+	if (r < 0)
+		return r;
+	if (!asking)
 		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
-	r = local_problem(problem, params, err);
-	if (r == 0)
-		r = link_call(&asking->device->worker, PROTO_LOCAL_PLAN, params, -1,
-			      asking->deadline, ret_result, NULL, err);
-	free(params);
-	return r;
+	asking->from.device = device;
+	asking->from.deadline = options && options->timeout_ms
+					? deadline_after_ms(options->timeout_ms)
+					: client_deadline(device->client);
+	*ret_asking = asking;
+	return 0;
 }
 
-/* @result: room for the answer. */
-static int make_plan(struct local_asking *asking, const struct fmha_problem *problem,
-		     struct proto_local_plan_result *result, struct fmha_local_plan **ret_plan,
+int local_ask_daemon(struct local_asking *asking, const struct fmha_problem *problem,
 		     struct fmha_error *err)
+{
+	int r = local_problem(problem, &asking->params, err);
+
+	if (r < 0)
+		return r;
+	return link_call(&asking->from.device->worker, PROTO_LOCAL_PLAN, &asking->params, -1,
+			 asking->from.deadline, &asking->result, NULL, err);
+}
+
+static int make_plan(struct local_asking *asking, const struct fmha_problem *problem,
+		     struct fmha_local_plan **ret_plan, struct fmha_error *err)
 {
 	struct fmha_device_info info;
 	int r = FMHA_ENOENT;
 
 	/* A worker that died between the plan and its code has a successor that has planned nothing. */
 	for (int i = 0; i < 2 && r == FMHA_ENOENT; i++) {
-		r = local_ask_daemon(asking, problem, result, err);
+		r = local_ask_daemon(asking, problem, err);
 		if (r == 0)
-			r = fmha_device_info(asking->device, &info, err);
+			r = fmha_device_info(asking->from.device, &info, err);
 		if (r == 0)
-			r = local_plan_make(info.backend, result, local_fetch_from_daemon, asking,
-					    ret_plan, err);
+			r = local_plan_make(info.backend, &asking->result, local_fetch_from_daemon,
+					    &asking->from, ret_plan, err);
 	}
 	return r;
 }
@@ -212,38 +246,37 @@ int fmha_local_plan_new(struct fmha_device *device, const struct fmha_problem *p
 			const struct fmha_local_options *options, struct fmha_local_plan **ret_plan,
 			struct fmha_error *err)
 {
-	struct proto_local_plan_result *result;
-	struct local_asking asking = {0};
+	struct local_asking *asking = NULL;
+	struct fmha_local_plan *plan = NULL;
 	int r;
 
 	r = client_check(device && problem && ret_plan ? device->client : NULL, __func__, err);
 	if (r == 0)
-		r = local_asking_begin(device, options, &asking, err);
+		r = local_asking_new(device, options, &asking, err);
+	if (r == 0)
+		r = make_plan(asking, problem, &plan, err);
+	if (r == 0)
+		r = local_refresh_new(plan, device, &asking->params, options, err);
 	if (r < 0)
-		return r;
-	result = malloc(sizeof(*result));
-	r = result ? make_plan(&asking, problem, result, ret_plan, err)
-		   : fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
-	free(result);
+		plan = fmha_local_plan_free(plan);
+	else
+		*ret_plan = plan;
+	free(asking);
 	return r;
 }
 
 int fmha_local_warm(struct fmha_device *device, const struct fmha_problem *problem,
 		    const struct fmha_local_options *options, struct fmha_error *err)
 {
-	struct proto_local_plan_result *result;
-	struct local_asking asking = {0};
+	struct local_asking *asking = NULL;
 	int r;
 
 	r = client_check(device && problem ? device->client : NULL, __func__, err);
 	if (r == 0)
-		r = local_asking_begin(device, options, &asking, err);
-	if (r < 0)
-		return r;
-	result = malloc(sizeof(*result));
-	r = result ? local_ask_daemon(&asking, problem, result, err)
-		   : fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
-	free(result);
+		r = local_asking_new(device, options, &asking, err);
+	if (r == 0)
+		r = local_ask_daemon(asking, problem, err);
+	free(asking);
 	return r;
 }
 
@@ -252,20 +285,23 @@ int fmha_local_warm(struct fmha_device *device, const struct fmha_problem *probl
 int fmha_local_plan_info(const struct fmha_local_plan *plan, struct fmha_local_plan_info *ret_info,
 			 struct fmha_error *err)
 {
+	const struct local_version *version;
+
 	if (!plan || !ret_info)
 		return fmha_error_set(err, FMHA_EINVAL, "%s: an argument is NULL", __func__);
+	version = __atomic_load_n(&plan->current, __ATOMIC_ACQUIRE);
 	memset(ret_info, 0, sizeof(*ret_info));
 	ret_info->workspace_bytes = plan->workspace_bytes;
 	ret_info->workspace_alignment = (uint32_t)plan->workspace_alignment;
 	ret_info->flops = plan->flops;
 	ret_info->n_runs = __atomic_load_n(&plan->n_runs, __ATOMIC_RELAXED);
-	ret_info->n_launches = plan->n_launches;
-	for (uint32_t i = 0; i < plan->n_launches; i++) {
-		const struct launch_record *record = &plan->launches[i].record;
+	ret_info->n_launches = version->n_launches;
+	for (uint32_t i = 0; i < version->n_launches; i++) {
+		const struct launch_record *record = &version->launches[i].record;
 		struct fmha_local_launch_info *launch = &ret_info->launches[i];
 
-		memcpy(launch->family, plan->launches[i].family, sizeof(launch->family));
-		memcpy(launch->kernel, plan->launches[i].kernel, sizeof(launch->kernel));
+		memcpy(launch->family, version->launches[i].family, sizeof(launch->family));
+		memcpy(launch->kernel, version->launches[i].kernel, sizeof(launch->kernel));
 		memcpy(launch->code, record->code, sizeof(launch->code));
 		memcpy(launch->grid, record->grid, sizeof(launch->grid));
 		memcpy(launch->block, record->block, sizeof(launch->block));
@@ -353,10 +389,10 @@ static int check_run(const struct fmha_local_plan *plan, const struct fmha_local
 	return 0;
 }
 
-static int launch(const struct fmha_local_plan *plan, uint32_t i, const struct fmha_local_run *run,
+static int launch(const struct fmha_local_plan *plan, const struct launch_record *record,
+		  void *function, const struct fmha_local_run *run,
 		  const struct launch_bases *bases, struct fmha_error *err)
 {
-	const struct launch_record *record = &plan->launches[i].record;
 	union abi_args args;
 
 	for (uint32_t k = 0; k < record->n_zeroes; k++) {
@@ -382,21 +418,26 @@ static int launch(const struct fmha_local_plan *plan, uint32_t i, const struct f
 
 		launch_set_dropout(record, &state, &args);
 	}
-	return local_launch(plan->runtime, record, plan->launches[i].function, &args, run->stream,
-			    err);
+	return local_launch(plan->runtime, record, function, &args, run->stream, err);
 }
 
 int fmha_local_plan_run(struct fmha_local_plan *plan, const struct fmha_local_run *run,
 			struct fmha_error *err)
 {
+	const struct local_version *version;
 	struct launch_bases bases = {{0}};
 	int r = check_run(plan, run, err);
 
 	if (r == 0)
 		r = bind_tensors(plan, run, &bases, err);
-	for (uint32_t i = 0; r == 0 && i < plan->n_launches; i++)
-		r = launch(plan, i, run, &bases, err);
-	if (r == 0)
-		(void)__atomic_add_fetch(&plan->n_runs, 1, __ATOMIC_RELAXED);
+	if (r < 0)
+		return r;
+	version = __atomic_load_n(&plan->current, __ATOMIC_ACQUIRE);
+	for (uint32_t i = 0; r == 0 && i < version->n_launches; i++)
+		r = launch(plan, &version->launches[i].record, version->launches[i].function, run,
+			   &bases, err);
+	if (r == 0 && __atomic_add_fetch(&plan->n_runs, 1, __ATOMIC_RELAXED) % LOOK_EVERY == 0 &&
+	    plan->refresh)
+		local_refresh_look(plan, run->stream);
 	return r;
 }

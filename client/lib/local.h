@@ -25,12 +25,16 @@ struct local_runtime {
 		      unsigned block_x, unsigned block_y, unsigned block_z, unsigned lds_bytes,
 		      void *stream, void **parameters, void **extra);
 	int (*clear)(uintptr_t at, unsigned char value, size_t bytes, void *stream);
-	/* CUDA only; the last two may be missing there, too. */
+	/* Either may be missing. */
+	int (*is_capturing)(void *stream, int *ret_status);
+	int (*exchange_capture_mode)(int *mode);
+	/* CUDA only; the last three may be missing there, too. */
 	int (*allow_lds)(void *function, int attribute, int value);
 	int (*push)(void *context);
 	int (*pop)(void **ret_context);
 	launch_encoder encode;
 	int (*load_function)(void *function);
+	launch_launcher launch_with;
 	const char *(*text)(int status); /* a static string, or NULL */
 };
 
@@ -62,14 +66,11 @@ int local_launch(const struct local_runtime *runtime, const struct launch_record
 
 /* ---- local.c ---- */
 
-struct fmha_local_plan {
-	uint64_t process; /* process_token() when it was made */
-	const struct local_runtime *runtime;
-	uint64_t workspace_bytes, workspace_alignment;
-	double flops;
-	uint64_t n_runs; /* atomic */
-	uint32_t n_tensors, n_launches;
-	struct proto_local_tensor tensors[FMHA_N_TENSORS];
+/* What is launched: nothing of it changes. */
+struct local_version {
+	struct local_version *older; /* in graphs, perhaps, and in runs of other threads */
+	uint64_t version;
+	uint32_t n_launches;
 	struct {
 		struct launch_record record;
 		void *function;
@@ -78,22 +79,61 @@ struct fmha_local_plan {
 	} launches[PROTO_MAX_LAUNCHES];
 };
 
+struct fmha_local_plan {
+	uint64_t process; /* process_token() when it was made */
+	const struct local_runtime *runtime;
+	/* What its user was told, which every version fits. */
+	uint64_t workspace_bytes, workspace_alignment;
+	double flops;
+	uint32_t n_tensors;
+	struct proto_local_tensor tensors[FMHA_N_TENSORS];
+	uint64_t n_runs;               /* atomic */
+	struct local_version *current; /* atomic */
+	struct local_refresh *refresh; /* local_refresh.c; NULL: it has no daemon */
+};
+
+/* @plan: whose runtime; @result: borrowed. @fetch: for the code that it names. @ret_version: given. */
+int local_version_make(const struct fmha_local_plan *plan,
+		       const struct proto_local_plan_result *result, local_fetch fetch, void *owner,
+		       struct local_version **ret_version, struct fmha_error *err);
 /* @result: borrowed. @fetch: for the code that it names. */
 int local_plan_make(const char *backend, const struct proto_local_plan_result *result,
 		    local_fetch fetch, void *owner, struct fmha_local_plan **ret_plan,
 		    struct fmha_error *err);
-/* What asks a daemon, and until when. */
-struct local_asking {
+/* Who is asked, and until when. */
+struct local_source {
 	struct fmha_device *device;
 	int64_t deadline;
 };
-int local_asking_begin(struct fmha_device *device, const struct fmha_local_options *options,
-		       struct local_asking *ret_asking, struct fmha_error *err);
-int local_ask_daemon(const struct local_asking *asking, const struct fmha_problem *problem,
-		     struct proto_local_plan_result *ret_result, struct fmha_error *err);
-/* A local_fetch; @owner: struct local_asking. */
+/* A daemon, what it is asked, and its answer. */
+struct local_asking {
+	struct local_source from;
+	struct proto_plan_params params;
+	struct proto_local_plan_result result;
+};
+/* @ret_asking: given: free() */
+int local_asking_new(struct fmha_device *device, const struct fmha_local_options *options,
+		     struct local_asking **ret_asking, struct fmha_error *err);
+/* Fills in params and result. */
+int local_ask_daemon(struct local_asking *asking, const struct fmha_problem *problem,
+		     struct fmha_error *err);
+/* A local_fetch; @owner: struct local_source. */
 int local_fetch_from_daemon(void *owner, const uint8_t hash[LAUNCH_HASH_BYTES], void **ret_data,
 			    size_t *ret_bytes, struct fmha_error *err);
+
+/* ---- local_refresh.c: counts of runs, and better versions of a plan ---- */
+
+/* @params: borrowed; @options: of its making, or NULL. Return: 0 or FMHA_ENOMEM. */
+int local_refresh_new(struct fmha_local_plan *plan, struct fmha_device *device,
+		      const struct proto_plan_params *params,
+		      const struct fmha_local_options *options, struct fmha_error *err);
+/* Tells the runs that were not told yet; waits for nothing. */
+struct local_refresh *local_refresh_free(struct local_refresh *refresh,
+					 const struct fmha_local_plan *plan);
+/* After a run on @stream, now and then. */
+void local_refresh_look(struct fmha_local_plan *plan, void *stream);
+
+/* ---- local.c again ---- */
 
 /* The problem as it is sent: addresses become what is left of them modulo 16. */
 int local_problem(const struct fmha_problem *problem, struct proto_plan_params *ret_params,

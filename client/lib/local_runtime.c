@@ -95,6 +95,9 @@ static int find_cuda(struct fmha_error *err)
 		{(void **)&r->pop, "cuCtxPopCurrent_v2", false},
 		{(void **)&r->encode, "cuTensorMapEncodeTiled", true},
 		{(void **)&r->load_function, "cuFuncLoad", true},
+		{(void **)&r->launch_with, "cuLaunchKernelEx", true},
+		{(void **)&r->is_capturing, "cuStreamIsCapturing", true},
+		{(void **)&r->exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", true},
 		{(void **)&r->launch, "cuLaunchKernel", false},
 	};
 	void *library = gpu_loaded_cuda();
@@ -117,6 +120,8 @@ static int find_hip(struct fmha_error *err)
 		{(void **)&r->unload, "hipModuleUnload", false},
 		{(void **)&r->function, "hipModuleGetFunction", false},
 		{(void **)&r->clear, "hipMemsetD8Async", false},
+		{(void **)&r->is_capturing, "hipStreamIsCapturing", true},
+		{(void **)&r->exchange_capture_mode, "hipThreadExchangeStreamCaptureMode", true},
 		{(void **)&r->launch, "hipModuleLaunchKernel", false},
 	};
 	void *library = gpu_loaded_hip();
@@ -308,7 +313,11 @@ int local_launch(const struct local_runtime *runtime, const struct launch_record
 	}
 	if (status != 0)
 		return local_runtime_error(runtime, status, "a tensor map", err);
-	status = runtime->launch(function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
-				 record->lds_bytes, stream, parameters, NULL);
+	if (record->overlaps && runtime->launch_with)
+		status = launch_overlapping(runtime->launch_with, function, record, stream,
+					    parameters);
+	else
+		status = runtime->launch(function, grid[0], grid[1], grid[2], block[0], block[1],
+					 block[2], record->lds_bytes, stream, parameters, NULL);
 	return status == 0 ? 0 : local_runtime_error(runtime, status, record->entry, err);
 }

@@ -258,9 +258,8 @@ int fmha_local_pack_plan(struct fmha_local_pack *pack, const struct fmha_problem
 /* ---- writing ---- */
 
 struct writing {
-	struct local_asking asking;
+	struct local_asking *asking;
 	struct proto_buffer out; /* all records */
-	struct proto_local_plan_result result;
 };
 
 static int append(struct writing *w, const void *data, size_t bytes, struct fmha_error *err)
@@ -306,7 +305,7 @@ static int add_code(struct writing *w, const uint8_t hash[LAUNCH_HASH_BYTES],
 
 	if (has_code(w, hash))
 		return 0;
-	r = local_fetch_from_daemon(&w->asking, hash, &data, &bytes, err);
+	r = local_fetch_from_daemon(&w->asking->from, hash, &data, &bytes, err);
 	if (r < 0)
 		return r;
 	r = add_record(w, RECORD_CODE, hash, LAUNCH_HASH_BYTES, data, bytes, err);
@@ -318,18 +317,19 @@ static int add_problem(struct writing *w, const struct fmha_problem *problem,
 		       struct fmha_error *err)
 {
 	struct proto_buffer request = {0}, answer = {0};
-	int r = encode_problem(problem, &request, err);
+	const struct proto_local_plan_result *result = &w->asking->result;
+	int r = local_ask_daemon(w->asking, problem, err);
 
 	if (r == 0)
-		r = local_ask_daemon(&w->asking, problem, &w->result, err);
+		r = proto_encode_request(&request, 0, PROTO_LOCAL_PLAN, &w->asking->params, err);
 	if (r == 0)
-		r = proto_encode_result(&answer, 0, PROTO_LOCAL_PLAN, &w->result, err);
+		r = proto_encode_result(&answer, 0, PROTO_LOCAL_PLAN, result, err);
 	if (r == 0)
 		r = add_record(w, RECORD_REQUEST, request.data, request.size, NULL, 0, err);
 	if (r == 0)
 		r = add_record(w, RECORD_ANSWER, answer.data, answer.size, NULL, 0, err);
-	for (uint32_t i = 0; r == 0 && i < w->result.n_launches; i++)
-		r = add_code(w, w->result.launches[i].code, err);
+	for (uint32_t i = 0; r == 0 && i < result->n_launches; i++)
+		r = add_code(w, result->launches[i].code, err);
 	proto_buffer_deinit(&request);
 	proto_buffer_deinit(&answer);
 	return r;
@@ -366,27 +366,23 @@ int fmha_local_pack_write(struct fmha_device *device, const struct fmha_problem 
 {
 	struct pack_head head = {.magic = PACK_MAGIC};
 	struct fmha_device_info info;
-	struct writing *w;
+	struct writing w = {0};
 	int r;
 
 	r = client_check(device && problems && path ? device->client : NULL, __func__, err);
-	if (r < 0)
-		return r;
-	w = calloc(1, sizeof(*w));
-	if (!w)
-		return fmha_error_set(err, FMHA_ENOMEM, "pack: out of memory");
-	r = local_asking_begin(device, options, &w->asking, err);
+	if (r == 0)
+		r = local_asking_new(device, options, &w.asking, err);
 	for (size_t i = 0; i < n_problems && r == 0; i++)
-		r = add_problem(w, &problems[i], err);
+		r = add_problem(&w, &problems[i], err);
 	if (r == 0)
 		r = fmha_device_info(device, &info, err);
 	if (r == 0) {
 		memcpy(head.backend, info.backend, sizeof(head.backend));
-		head.bytes = w->out.size;
-		head.sum = sum_of(0, w->out.data, w->out.size);
-		r = store(w, path, &head, err);
+		head.bytes = w.out.size;
+		head.sum = sum_of(0, w.out.data, w.out.size);
+		r = store(&w, path, &head, err);
 	}
-	proto_buffer_deinit(&w->out);
-	free(w);
+	proto_buffer_deinit(&w.out);
+	free(w.asking);
 	return r;
 }

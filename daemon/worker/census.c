@@ -134,7 +134,7 @@ static struct census_entry *look_up(struct census *census, uint32_t uid,
 }
 
 void census_count(struct census *census, uint32_t uid, const struct fmha_problem *problem,
-		  uint64_t ns, struct census_handle *handle)
+		  uint64_t n_runs, uint64_t ns, struct census_handle *handle)
 {
 	struct census_entry *entry = census->entries[handle->place];
 
@@ -142,7 +142,7 @@ void census_count(struct census *census, uint32_t uid, const struct fmha_problem
 		entry = look_up(census, uid, problem, handle);
 	if (!entry)
 		return; /* out of memory: a count is lost */
-	entry->n_runs++;
+	entry->n_runs += n_runs;
 	entry->ns += ns;
 }
 

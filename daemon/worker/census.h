@@ -41,9 +41,9 @@ struct census_handle {
 
 /* Where a problem's tensors lie is nobody's business: each gets a buffer of its own number. */
 void census_forget_places(struct fmha_problem *problem);
-/* A run of @ns. */
+/* @n_runs runs of @ns in all. */
 void census_count(struct census *census, uint32_t uid, const struct fmha_problem *problem,
-		  uint64_t ns, struct census_handle *handle);
+		  uint64_t n_runs, uint64_t ns, struct census_handle *handle);
 /* NULL: it has been dropped, or never was. */
 struct census_entry *census_find(struct census *census, uint32_t uid, const char *shape);
 /* Of whomever. */

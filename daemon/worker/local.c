@@ -6,6 +6,7 @@
  * the same one. Nobody is charged for what all share.
  */
 #include "kernels.h"
+#include "tuner.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +16,13 @@
 
 #include <nettle/sha2.h>
 
+#include <base/clock.h>
 #include <kernels/launch_wire.h>
 #include <proto/error.h>
+
+/* A device does a second of work a second: no more is believed of one user's clients, and no more
+ * than this at once. */
+#define MOST_TOLD_NS (120 * NS_PER_S)
 
 struct worker_code {
 	struct worker_code *next;
@@ -82,6 +88,19 @@ static int hash_code(struct worker_code *code, struct fmha_error *err)
 
 /* ---- plans ---- */
 
+/* FNV-1a of what makes two plans of a problem differ; never 0. */
+static uint64_t version_of(const struct plan *plan)
+{
+	uint64_t hash = 14695981039346656037ull;
+
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		for (const char *at = plan->stages[i].kernel; *at; at++)
+			hash = (hash ^ (uint8_t)*at) * 1099511628211ull;
+	hash = (hash ^ (uint32_t)plan->n_splits) * 1099511628211ull;
+	hash = (hash ^ (uint32_t)plan->split_size) * 1099511628211ull;
+	return hash ? hash : 1;
+}
+
 static int describe_launch(struct session *session, const struct launch_record *record,
 			   const char *family, const struct device_kernel *kernel,
 			   struct proto_launch *ret_launch, struct fmha_error *err)
@@ -133,6 +152,7 @@ static int describe(struct session *session, const struct plan *plan,
 	*result = (struct proto_local_plan_result){.workspace_bytes = local.workspace_bytes,
 						   .workspace_alignment = PLAN_ALIGNMENT,
 						   .flops = plan->flops,
+						   .version = version_of(plan),
 						   .n_launches = local.n_launches};
 	describe_tensors(plan, result);
 	if (local.prepares) {
@@ -163,6 +183,68 @@ void local_answer(struct session *session, uint32_t id, const struct plan *plan,
 		connection_answer_error(&session->connection, id, &err);
 	else
 		connection_answer(&session->connection, id, PROTO_LOCAL_PLAN, &result, -1);
+}
+
+/* ---- runs ---- */
+
+/* What a run takes: as measured, or about what its work must. */
+static uint64_t run_ns(const struct worker *worker, const struct plan *plan,
+		       const struct registry_measured *measured)
+{
+	const double flops_per_unit_ns = 2000, bytes_per_ns = 2000, least_ns = 5000;
+	double flops_ns = plan->flops / (flops_per_unit_ns * worker->plan_device.compute_units);
+	double bytes_ns = (double)plan->bytes / bytes_per_ns;
+
+	if (measured)
+		return (uint64_t)(measured->us * NS_PER_US) + 1;
+	return (uint64_t)(least_ns + (flops_ns > bytes_ns ? flops_ns : bytes_ns));
+}
+
+static void count_runs(struct session *session, const struct plan *plan, uint64_t n, uint64_t ns)
+{
+	struct worker *worker = session->worker;
+	struct census_handle handle = {0};
+	uint64_t now = clock_ns(), *told = &session->account->told_ns, room;
+
+	if (now - *told > MOST_TOLD_NS)
+		*told = now - MOST_TOLD_NS;
+	room = (now - *told) / ns;
+	if (n > room)
+		n = room;
+	if (n == 0)
+		return;
+	*told += n * ns;
+	census_count(&worker->census, session->uid, &plan->problem, n, n * ns, &handle);
+	tuner_used_by_clients(worker->tuner);
+}
+
+int local_runs(struct session *session, uint32_t id, const struct proto_local_runs_params *params,
+	       struct fmha_error *err)
+{
+	struct worker *worker = session->worker;
+	struct proto_local_runs_result result = {.version = params->version};
+	struct plan *plan = malloc(sizeof(*plan));
+	struct registry_measured measured;
+	char shape[PLAN_SHAPE_BYTES];
+	bool has_measured;
+	int r;
+
+	if (!plan)
+		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
+	kernels_act_for(session, true);
+	r = plan_build(&params->problem, NULL, &worker->plan_device, plan, err);
+	if (r == 0) {
+		plan_shape(&plan->problem, shape);
+		has_measured = worker->registry &&
+			       registry_measured_at(worker->registry, shape, &measured, 1) > 0;
+		count_runs(session, plan, params->runs,
+			   run_ns(worker, plan, has_measured ? &measured : NULL));
+		if (has_measured && plan_may_change(plan))
+			result.version = version_of(plan);
+		connection_answer(&session->connection, id, PROTO_LOCAL_RUNS, &result, -1);
+	}
+	free(plan);
+	return r;
 }
 
 /* ---- code ---- */

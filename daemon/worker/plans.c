@@ -224,13 +224,12 @@ int session_plan_local(struct session *session, uint32_t id, const struct proto_
 
 /* ---- another version ---- */
 
-/* Captures are of plans that were handed out; what is left are results that must stay the same. */
-static bool may_change(const struct session_plan *plan)
+bool plan_may_change(const struct plan *plan)
 {
-	const struct fmha_problem *p = &plan->plan.problem;
+	const struct fmha_problem *p = &plan->problem;
 
-	return plan->ready && !plan->renewing && !plan->plan.named && !p->deterministic &&
-	       p->split_size == 0 && p->n_splits == 0 && plan->plan.n_stages > 0;
+	return !plan->named && !p->deterministic && p->split_size == 0 && p->n_splits == 0 &&
+	       plan->n_stages > 0;
 }
 
 static bool fits_what_was_told(const struct session_plan *plan, const struct plan *next)
@@ -264,7 +263,8 @@ void session_plan_refresh(struct session *session, uint64_t id, struct session_p
 	uint64_t generation = worker->registry ? registry_generation(worker->registry) : 0;
 	struct plan *next;
 
-	if (plan->generation == generation || !may_change(plan))
+	if (plan->generation == generation || !plan->ready || plan->renewing ||
+	    !plan_may_change(&plan->plan))
 		return;
 	plan->generation = generation;
 	if (!is_outdone(session, plan))

@@ -189,7 +189,7 @@ static void answer_success(struct request *request, uint64_t now)
 	trace_run(request, now);
 	judge_size(request, result.kernel_ns);
 	kernels_count_run(worker, request->plan, result.kernel_ns);
-	census_count(&worker->census, request->plan->uid, &request->plan->plan.problem,
+	census_count(&worker->census, request->plan->uid, &request->plan->plan.problem, 1,
 		     result.kernel_ns, &request->plan->census);
 	if (!request->answered)
 		connection_answer(&session->connection, request->id, PROTO_RUN, &result, -1);

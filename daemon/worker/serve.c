@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <base/clock.h>
 #include <proto/cleanup.h>
 #include <proto/error.h>
 
@@ -40,6 +41,8 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 		return session_explain(session, id, &params->EXPLAIN, err);
 	case PROTO_LOCAL_PLAN:
 		return session_plan_local(session, id, &params->LOCAL_PLAN, err);
+	case PROTO_LOCAL_RUNS:
+		return local_runs(session, id, &params->LOCAL_RUNS, err);
 	case PROTO_CODE:
 		return local_code(session, id, &params->CODE, err);
 	case PROTO_REGISTRY_EXPORT:
@@ -148,11 +151,14 @@ static int charge_session(struct session *session, struct fmha_error *err)
 	if (!account)
 		return fmha_error_set(err, FMHA_ENOMEM, "session: out of memory");
 	r = account_charge(account, ACCOUNT_SESSIONS, 1, err);
-	if (r < 0)
+	if (r < 0) {
 		account_put(account);
-	else
-		session->account = account;
-	return r;
+		return r;
+	}
+	if (account->told_ns == 0)
+		account->told_ns = clock_ns();
+	session->account = account;
+	return 0;
 }
 
 int session_new(struct worker *worker, int *fd, const struct proto_worker_attach_params *params,

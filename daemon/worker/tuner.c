@@ -21,13 +21,14 @@
 #include "kernels.h"
 #include "trial.h"
 
-#define MOST_JOBS    16
-#define SAMPLES      15
-#define ENOUGH_NS    (3 * NS_PER_MS) /* of one option, from its third sample on */
-#define HOPELESS     1.5             /* times the best: one sample tells */
-#define FAR_TOO_SLOW 2.0             /* times the best, estimated: not even one */
-#define LEAST_TRIED  4               /* options, whatever is estimated */
-#define WATCH_MS     250
+#define MOST_JOBS       16
+#define SAMPLES         15
+#define ENOUGH_NS       (3 * NS_PER_MS) /* of one option, from its third sample on */
+#define HOPELESS        1.5             /* times the best: one sample tells */
+#define FAR_TOO_SLOW    2.0             /* times the best, estimated: not even one */
+#define LEAST_TRIED     4               /* options, whatever is estimated */
+#define WATCH_MS        250
+#define CLIENTS_QUIET_S 90 /* after what clients have told of launches of their own */
 
 enum step { STEP_BEGIN, STEP_FILL, STEP_NEXT, STEP_PREPARING, STEP_BIND, STEP_MEASURE };
 
@@ -484,7 +485,7 @@ static bool add_own_job(struct tuner *tuner)
 static bool may_begin_by_itself(const struct tuner *tuner)
 {
 	return config_of(tuner)->automatic && tuner->worker->registry &&
-	       clock_ns() - tuner->active_ns >= config_of(tuner)->idle_s * NS_PER_S;
+	       clock_ns() >= tuner->active_ns + config_of(tuner)->idle_s * NS_PER_S;
 }
 
 /* One step, and another by and by: clients' messages come first. */
@@ -547,12 +548,23 @@ void tuner_yield(struct tuner *tuner)
 		device_cancel(tuner->worker->device, tuner->launch);
 }
 
-void tuner_resume(struct tuner *tuner)
+static void begin_later(struct tuner *tuner, uint64_t active_ns)
 {
-	tuner->active_ns = clock_ns();
+	if (active_ns > tuner->active_ns)
+		tuner->active_ns = active_ns;
 	if (!tuner->launched && tuner->step != STEP_PREPARING &&
 	    !uv_is_active((uv_handle_t *)&tuner->timer))
 		start_timer(tuner);
+}
+
+void tuner_resume(struct tuner *tuner)
+{
+	begin_later(tuner, clock_ns());
+}
+
+void tuner_used_by_clients(struct tuner *tuner)
+{
+	begin_later(tuner, clock_ns() + CLIENTS_QUIET_S * NS_PER_S);
 }
 
 /* ---- requests ---- */

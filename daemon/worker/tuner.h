@@ -29,6 +29,9 @@ void tuner_yield(struct tuner *tuner);
 /* The last pending run has ended. */
 void tuner_resume(struct tuner *tuner);
 
+/* Clients have launched on the device themselves, and tell so once a minute. */
+void tuner_used_by_clients(struct tuner *tuner);
+
 /* {"measured", "busy", "device_ns", ...} for status; given. */
 struct cJSON *tuner_status_json(const struct tuner *tuner);
 

@@ -240,6 +240,9 @@ void session_plan_refresh(struct session *session, uint64_t id, struct session_p
 /* Puts a new version in the place of plan @id. */
 void session_plan_replace(struct session *session, uint64_t id, const struct plan *next,
 			  const struct device_kernel *const kernels[PLAN_MAX_STAGES]);
+/* Whether another version may take its place: results that must stay the same, and kernels that were
+ * named, do. */
+bool plan_may_change(const struct plan *plan);
 int session_explain(struct session *session, uint32_t id, const struct proto_plan_params *params,
 		    struct fmha_error *err);
 /* Return: 0 or FMHA_ENOENT. */
@@ -254,7 +257,10 @@ void local_keep_code(struct worker *worker, const char *kernel, int fd, uint64_t
 void local_answer(struct session *session, uint32_t id, const struct plan *plan,
 		  const struct device_kernel *const kernels[PLAN_MAX_STAGES],
 		  const struct device_kernel *tables);
-/* Answers request @id. Return: 0, or FMHA_E* and no answer. */
+/* These answer request @id. Return: 0, or FMHA_E* and no answer. */
+/* What a client has run itself, for the census; tells it of a better plan. */
+int local_runs(struct session *session, uint32_t id, const struct proto_local_runs_params *params,
+	       struct fmha_error *err);
 int local_code(struct session *session, uint32_t id, const struct proto_code_params *params,
 	       struct fmha_error *err);
 

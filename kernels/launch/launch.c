@@ -49,6 +49,36 @@ int launch_encode_map(launch_encoder encode, const struct launch_map *map,
 		      map->box, steps, 0, swizzle, MAP_PROMOTE_256, 0);
 }
 
+/* CUlaunchAttribute, CUlaunchConfig */
+struct launch_attribute {
+	int id, padding;
+	int value[16];
+};
+
+struct launch_config {
+	unsigned grid[3], block[3], shared_bytes;
+	void *stream;
+	struct launch_attribute *attributes;
+	unsigned n_attributes;
+};
+
+#define ATTRIBUTE_OVERLAPS 6 /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
+
+int launch_overlapping(launch_launcher launch, void *function, const struct launch_record *record,
+		       void *stream, void **parameters)
+{
+	const uint32_t *grid = record->grid, *block = record->block;
+	struct launch_attribute overlaps = {.id = ATTRIBUTE_OVERLAPS, .value = {1}};
+	const struct launch_config config = {.grid = {grid[0], grid[1], grid[2]},
+					     .block = {block[0], block[1], block[2]},
+					     .shared_bytes = record->lds_bytes,
+					     .stream = stream,
+					     .attributes = &overlaps,
+					     .n_attributes = 1};
+
+	return launch(&config, function, parameters, NULL);
+}
+
 void launch_rebase(struct launch_record *record, enum launch_base from, enum launch_base to,
 		   uint64_t plus)
 {

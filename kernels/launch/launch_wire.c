@@ -58,6 +58,7 @@ int launch_to_wire(const struct launch_record *record, struct proto_launch *ret_
 	launch->dropout_offset = record->dropout_offset;
 	memcpy(launch->arguments, &record->args, record->args_bytes);
 	launch->argument_bytes = record->args_bytes;
+	launch->overlaps = record->overlaps;
 	launch->n_maps = record->n_maps;
 	for (uint32_t i = 0; i < record->n_maps; i++)
 		map_to_wire(&record->maps[i], &launch->maps[i]);
@@ -165,7 +166,8 @@ int launch_from_wire(const struct proto_launch *launch, uint64_t workspace_bytes
 		     struct launch_record *ret_record, struct fmha_error *err)
 {
 	struct launch_record record = {.args_bytes = launch->argument_bytes,
-				       .dropout_offset = launch->dropout_offset};
+				       .dropout_offset = launch->dropout_offset,
+				       .overlaps = launch->overlaps};
 	int r;
 
 	if (launch->argument_bytes > sizeof(record.args))

@@ -103,7 +103,7 @@ static void make_plan(struct bench *bench, const char *socket, uint32_t device)
 	start = now_us();
 	require(fmha_local_plan_new(opened, &problem, NULL, &bench->plan, &err) == 0, "plan", &err);
 	printf(", its second: %.2f ms\n", (now_us() - start) * 1e-3);
-	require(bench->plan->n_launches == 1, "one launch", NULL);
+	require(bench->plan->current->n_launches == 1, "one launch", NULL);
 	bench->run = (struct fmha_local_run){.struct_size = sizeof(bench->run),
 					     .n_tensors = FMHA_N_TENSORS,
 					     .tensors = bench->tensors};
@@ -120,7 +120,7 @@ static void run_local(struct bench *bench)
 /* The driver's call alone, its arguments bound beforehand. */
 static void run_bare(struct bench *bench)
 {
-	const struct launch_record *record = &bench->plan->launches[0].record;
+	const struct launch_record *record = &bench->plan->current->launches[0].record;
 	static union abi_args args;
 	static bool bound;
 	void *parameters[] = {&args};
@@ -128,10 +128,11 @@ static void run_bare(struct bench *bench)
 	if (!bound)
 		launch_bind(record, &bench->bases, &args);
 	bound = true;
-	require(bench->plan->runtime->launch(bench->plan->launches[0].function, record->grid[0],
-					     record->grid[1], record->grid[2], record->block[0],
-					     record->block[1], record->block[2], record->lds_bytes,
-					     bench->run.stream, parameters, NULL) == 0,
+	require(bench->plan->runtime->launch(bench->plan->current->launches[0].function,
+					     record->grid[0], record->grid[1], record->grid[2],
+					     record->block[0], record->block[1], record->block[2],
+					     record->lds_bytes, bench->run.stream, parameters,
+					     NULL) == 0,
 		"launch", NULL);
 }
 

@@ -5,6 +5,7 @@ Device memory is numpy's. The stub (tests/gpu/stub/cuda_stub.c) makes tables as 
 kernel's own text, and tells what a launch got.
 """
 import ctypes
+import json
 import os
 import re
 import signal
@@ -261,6 +262,177 @@ def test_a_capture_replays_with_new_contents(device, cuda):
         assert cuda.cuGraphLaunch(graph, None) == 0
         assert read_words(arguments(cuda, "abi_fwd_args").sequences.seqstart_q, 4) == starts
     cuda.cuGraphDestroy(graph)
+
+
+LOOK_EVERY = 8  # runs: local.c
+
+
+def run_until(plan, run, done):
+    """Runs with pauses in which the daemon can answer."""
+    def turn():
+        for _ in range(LOOK_EVERY):
+            plan.run_bound(run)
+        return done()
+    assert fmhad.until(turn)
+
+
+def census(raw):
+    return {entry["shape"]: entry for entry in json.loads(raw.call_json("census"))["shapes"]}
+
+
+def wire_problem():
+    """The same problem as the worker is asked for it."""
+    tensors = {role: {"buffer": i + 1, "dtype": "f32"} for i, role in enumerate("qkvo")}
+    return {**FORWARD, "tensors": tensors}
+
+
+def others(raw, kernel):
+    """Kernels that the planner passed over."""
+    (selection,) = json.loads(raw.explain(wire_problem()))["selections"]
+    return [c["name"] for c in selection["candidates"] if c["verdict"] == "passed over" and c["name"] != kernel]
+
+
+def claim_faster(raw, first, shape):
+    """Has the daemon believe that somebody measured all kernels, and another one as the fastest. Return: that."""
+    times = {first: 50} | {kernel: 40 - i for i, kernel in enumerate(others(raw, first))}
+    document = json.loads(raw.call_json("registry_export", {"filter": "hdim_q == 7"}))
+    document["kernels"] = [{"name": kernel, "tuned": [
+        {"shape": shape, "splits": 0, "us": us, "when": int(time.time()) + 10}]} for kernel, us in times.items()]
+    fd = os.memfd_create("document")
+    os.write(fd, json.dumps(document).encode())
+    try:
+        raw.call("registry_import", {}, [fd])
+    finally:
+        os.close(fd)
+    return min(times, key=times.get)
+
+
+def test_runs_are_counted(device, gpu):
+    tensors = forward_tensors()
+    plan = device.plan(problem(), addresses(tensors), refresh_ms=50)
+    run = plan.bind(addresses(tensors))
+    with gpu.device() as raw:
+        run_until(plan, run, lambda: census(raw))
+        (entry,) = census(raw).values()
+        assert entry["uid"] == os.getuid() and 0 < entry["runs"] <= plan.read_info().n_runs
+        assert entry["device_ns"] > 0
+        n = plan.read_info().n_runs
+        plan.free()  # tells the rest, and waits for nothing
+        assert fmhad.until(lambda: [e["runs"] for e in census(raw).values()] == [n])
+
+
+def test_a_liar_counts_for_no_more_than_time(gpu):
+    """However often its runs are said to have happened, a user's device time is at most the time that has passed."""
+    start = time.monotonic()
+    with gpu.device() as raw:
+        for runs in (2**64 - 1, 1 << 40, 0, 5):
+            raw.call("local_runs", {"problem": wire_problem(), "runs": runs, "version": 1})
+        with gpu.device() as other:  # another connection is the same user
+            other.call("local_runs", {"problem": wire_problem(), "runs": 1 << 40, "version": 1})
+            raw.call("ping", {})
+            counted = sum(entry["device_ns"] for entry in census(raw).values())
+        assert counted <= (time.monotonic() - start + 1) * 1e9
+        for bad in (-1, "many", 1.5):
+            with pytest.raises(fmha_wire.WireError) as caught:
+                raw.call("local_runs", {"problem": wire_problem(), "runs": bad, "version": 1})
+            assert caught.value.field == "runs"
+        with pytest.raises(fmha_wire.WireError) as caught:
+            raw.call("local_runs", {"problem": wire_problem() | {"hdim_q": 63}, "runs": 1, "version": 1})
+        assert caught.value.field == "hdim_q"
+
+
+def kernel_of(plan):
+    return plan.read_info().launches[0].kernel.decode()
+
+
+EACH_ITS_OWN = "printf 'stub code of %s' \"$*\" >\"$5\""  # as kernels have, who share what is equal
+
+
+def test_a_faster_kernel_is_taken(device, gpu, cuda, compiler):  # noqa: F811
+    compiler.does(EACH_ITS_OWN)
+    tensors = forward_tensors()
+    plan, pinned = (device.plan(problem(), addresses(tensors), refresh_ms=20, pinned=p) for p in (0, 1))
+    first, modules = kernel_of(plan), cuda.cuda_stub_modules()
+    run = plan.bind(addresses(tensors))
+    graph = ctypes.c_void_p()
+    with gpu.device() as raw:
+        run_until(plan, run, lambda: census(raw))
+        (shape,) = census(raw)
+        other = claim_faster(raw, first, shape)
+        assert cuda.cuStreamBeginCapture_v2(None, 0) == 0
+        for _ in range(100):  # a capture takes what there is
+            plan.run_bound(run)
+            time.sleep(0.001)
+        cuda.cuStreamEndCapture(None, ctypes.byref(graph))
+        assert kernel_of(plan) == first
+        run_until(plan, run, lambda: kernel_of(plan) == other)
+        run_until(pinned, run, lambda: pinned.read_info().n_runs > 500)
+        assert kernel_of(pinned) == first
+    assert plan.info.workspace_bytes == plan.read_info().workspace_bytes, "what was told stays good"
+    assert cuda.cuda_stub_modules() == modules + 1, "graphs may hold the old one"
+    tensors["o"][...] = 0
+    assert cuda.cuGraphLaunch(graph, None) == 0
+    assert numpy.array_equal(tensors["o"], tensors["q"])
+    cuda.cuGraphDestroy(graph)
+    plan.free()
+    pinned.free()
+    assert cuda.cuda_stub_modules() == modules - 1, "the one that both had"
+
+
+@pytest.mark.parametrize("options", [{"deterministic": True}, {"n_splits": 1}])
+def test_results_that_must_stay_keep_their_kernel(device, gpu, options):
+    tensors = forward_tensors()
+    plan = device.plan(problem(**options), addresses(tensors), refresh_ms=10)
+    first, run = kernel_of(plan), plan.bind(addresses(tensors))
+    with gpu.device() as raw:
+        run_until(plan, run, lambda: census(raw))
+        (shape,) = census(raw)
+        assert claim_faster(raw, first, shape) != first
+        before = next(iter(census(raw).values()))["runs"]
+        run_until(plan, run, lambda: next(iter(census(raw).values()))["runs"] > before + 2 * LOOK_EVERY)
+    assert kernel_of(plan) == first
+    plan.free()
+
+
+def test_a_kernel_that_cannot_be_loaded_is_left(device, gpu, cuda, compiler, monkeypatch):  # noqa: F811
+    """The plan goes on with what it has."""
+    compiler.does(EACH_ITS_OWN)
+    tensors = forward_tensors()
+    plan = device.plan(problem(), addresses(tensors), refresh_ms=10)
+    first, run = kernel_of(plan), plan.bind(addresses(tensors))
+    with gpu.device() as raw:
+        run_until(plan, run, lambda: census(raw))
+        (shape,) = census(raw)
+        monkeypatch.setenv("CUDA_STUB_FAIL", "cuModuleLoadData")
+        assert claim_faster(raw, first, shape) != first
+        before = next(iter(census(raw).values()))["runs"]
+        run_until(plan, run, lambda: next(iter(census(raw).values()))["runs"] > before + 4 * LOOK_EVERY)
+        assert kernel_of(plan) == first
+        monkeypatch.delenv("CUDA_STUB_FAIL")
+    plan.free()
+
+
+def test_counts_do_not_outlive_the_daemon(make_gpu, library):  # noqa: F811
+    """Runs go on, and nothing waits for a daemon that stands still or is away."""
+    daemon, tensors = make_gpu(), forward_tensors()
+    device = library.open(daemon.socket, 0, timeout_ms=3000)
+    plan = device.plan(problem(), addresses(tensors), refresh_ms=1)
+    run, worker = plan.bind(addresses(tensors)), daemon.worker_pid()
+    os.kill(worker, signal.SIGSTOP)
+    start = time.monotonic()
+    while time.monotonic() < start + 0.3:
+        plan.run_bound(run)
+    turn = time.monotonic()
+    plan.run_bound(run)
+    assert time.monotonic() - turn < 0.1
+    os.kill(worker, signal.SIGCONT)
+    kill(worker)
+    daemon.stop()
+    for _ in range(1000):
+        plan.run_bound(run)
+    plan.free()
+    assert time.monotonic() - start < 5
+    device.close()
 
 
 def test_a_child_refuses(device):

@@ -46,7 +46,8 @@ class Problem(ctypes.Structure):
 
 
 class Options(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("timeout_ms", ctypes.c_uint32)]
+    _fields_ = [("struct_size", ctypes.c_uint32), ("timeout_ms", ctypes.c_uint32), ("refresh_ms", ctypes.c_uint32),
+                ("pinned", ctypes.c_uint32)]
 
 
 class Run(ctypes.Structure):
@@ -123,8 +124,9 @@ class Device:
         library.call("fmha_connect", ctypes.byref(options), ctypes.byref(self.client))
         library.call("fmha_device_open", self.client, ctypes.c_uint32(index), ctypes.byref(self.device))
 
-    def plan(self, problem, addresses, timeout_ms=0):
-        return Plan(self.library, self, self.library.problem(problem, addresses), timeout_ms)
+    def plan(self, problem, addresses, **options):
+        """options: of struct fmha_local_options."""
+        return Plan(self.library, self, self.library.problem(problem, addresses), **options)
 
     def write_pack(self, problems, path):
         """@problems: of Library.problem()."""
@@ -152,9 +154,9 @@ class Pack:
 
 
 class Plan:
-    def __init__(self, library, origin, problem, timeout_ms=0):
+    def __init__(self, library, origin, problem, **options):
         self.library, self.plan = library, ctypes.c_void_p()
-        options = Options(ctypes.sizeof(Options), timeout_ms)
+        options = Options(ctypes.sizeof(Options), **options)
         if isinstance(origin, Pack):
             library.call("fmha_local_pack_plan", origin.pack, ctypes.byref(problem), ctypes.byref(self.plan))
         else:

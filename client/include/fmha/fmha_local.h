@@ -17,6 +17,7 @@
  *   sums and page tables are read on the device at each run (also by each replay of a graph), and wrong ones make wrong
  *   results, never a fault.
  * - A plan goes on running when the daemon is away.
+ * - A plan takes another kernel when the daemon knows a faster one, unless it is pinned: see struct fmha_local_options.
  * - This process executes code that the daemon gave it, as it does of any shared library.
  */
 #ifndef FMHA_FMHA_LOCAL_H
@@ -36,9 +37,18 @@ extern "C" {
 struct fmha_local_pack;
 struct fmha_local_plan; /* a problem's kernels, loaded into one context of this process */
 
+/*
+ * At most once in @refresh_ms a run outside of captures also tells the daemon how many there were, without waiting for
+ * the answer: it tunes what is used most. Is another kernel known to be faster, then a later run fetches and loads it, within
+ * some milliseconds, and the runs after that launch it; workspace, alignments and tensors stay good, results may
+ * differ in their last bits. Captured launches stay what they are, and so do plans that are deterministic, that fix
+ * n_splits or split_size, that come from a pack, and pinned ones.
+ */
 struct fmha_local_options {
 	uint32_t struct_size;
 	uint32_t timeout_ms; /* of the call, compiling included; 0: the client's */
+	uint32_t refresh_ms; /* 0: a minute */
+	uint32_t pinned;     /* 1: every run launches the same kernels */
 };
 
 /**
@@ -138,7 +148,7 @@ struct fmha_local_run {
  * @plan:  of this process; the context that it was made in is current
  * @run:   borrowed
  *
- * Returns when everything is queued. Any number of threads may run one plan at the same time, each with a workspace of its
+ * Returns when everything is queued. Sends, allocates and waits for nothing, but as struct fmha_local_options says. Any number of threads may run one plan at the same time, each with a workspace of its
  * own. Errors of the kernels themselves show at the caller's next synchronisation, as with any launch.
  *
  * Return: 0, or

@@ -24,7 +24,6 @@ typedef unsigned long long cu_pointer;
 #define CU_ALLOCATION_PINNED                1
 #define CU_HANDLE_POSIX_FD                  1
 #define CU_ACCESS_READ_WRITE                3
-#define CU_LAUNCH_OVERLAPS                  6
 
 struct cu_location {
 	int type, id;
@@ -47,18 +46,6 @@ struct cu_access {
 };
 
 /* CUlaunchAttribute and CUlaunchConfig. */
-struct cu_launch_attribute {
-	int id, padding;
-	int value[16];
-};
-
-struct cu_launch_config {
-	unsigned grid[3], block[3], shared_bytes;
-	hipStream_t stream;
-	struct cu_launch_attribute *attributes;
-	unsigned n_attributes;
-};
-
 /* X(return type, name, symbol in libcuda, parameters) */
 #define CUDA_CALLS(X)                                                                              \
 	X(init, "cuInit", (unsigned))                                                              \
@@ -125,7 +112,7 @@ static struct {
 	void *library;
 	/* NULL: a driver that is older than the cards that need them. */
 	launch_encoder map_encode;
-	int (*launch_with)(const struct cu_launch_config *, hipFunction_t, void **, void **);
+	launch_launcher launch_with;
 #define CUDA_MEMBER(name, symbol, parameters) int(*name) parameters;
 	CUDA_CALLS(CUDA_MEMBER)
 #undef CUDA_MEMBER
@@ -412,16 +399,10 @@ hipError_t gpu_launch_kernel(hipFunction_t function, const struct launch_record 
 			     hipStream_t stream, void **parameters)
 {
 	const uint32_t *grid = record->grid, *block = record->block;
-	struct cu_launch_attribute overlaps = {.id = CU_LAUNCH_OVERLAPS, .value = {1}};
-	struct cu_launch_config config = {.grid = {grid[0], grid[1], grid[2]},
-					  .block = {block[0], block[1], block[2]},
-					  .shared_bytes = record->lds_bytes,
-					  .stream = stream,
-					  .attributes = &overlaps,
-					  .n_attributes = 1};
 
 	if (record->overlaps && cuda.launch_with)
-		return (hipError_t)cuda.launch_with(&config, function, parameters, NULL);
+		return (hipError_t)launch_overlapping(cuda.launch_with, function, record, stream,
+						      parameters);
 	return (hipError_t)cuda.launch(function, grid[0], grid[1], grid[2], block[0], block[1],
 				       block[2], record->lds_bytes, stream, parameters, NULL);
 }

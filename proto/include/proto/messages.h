@@ -166,6 +166,7 @@ struct proto_launch {
 	uint64_t grid[3], block[3];
 	uint32_t lds_bytes;
 	uint32_t dropout_offset;
+	uint32_t overlaps; /* 1: it may begin before the launch in front of it has ended */
 	uint8_t arguments[PROTO_ARGUMENT_BYTES];
 	uint32_t argument_bytes;
 	uint32_t n_relocations, n_maps, n_zeroes;
@@ -184,9 +185,20 @@ struct proto_local_tensor {
 struct proto_local_plan_result {
 	uint64_t workspace_bytes, workspace_alignment;
 	double flops;
+	uint64_t version; /* another one: other kernels */
 	uint32_t n_tensors, n_launches;
 	struct proto_local_tensor tensors[FMHA_N_TENSORS];
 	struct proto_launch launches[PROTO_MAX_LAUNCHES]; /* in the order of one stream */
+};
+
+/* How often a client has run a plan of its own since it told so last. */
+struct proto_local_runs_params {
+	struct fmha_problem problem; /* as for local_plan */
+	uint64_t runs, version;
+};
+
+struct proto_local_runs_result {
+	uint64_t version; /* of the plan that local_plan would hand out now */
 };
 
 struct proto_code_params {

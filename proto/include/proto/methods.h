@@ -52,7 +52,8 @@
 	X(TUNED_RESULT, "tuned_result", CONTROL, 0, 0, tuned_result_params, empty)                 \
 	X(REGISTRY_CHANGE, "registry_change", CONTROL, 1, 0, registry_change_params,               \
 	  registry_result)                                                                         \
-	X(WORKER_RESTORE, "worker_restore", CONTROL, 1, 0, empty, empty)
+	X(WORKER_RESTORE, "worker_restore", CONTROL, 1, 0, empty, empty)                           \
+	X(LOCAL_RUNS, "local_runs", WORKER, 0, 0, local_runs_params, local_runs_result)
 
 enum proto_server { PROTO_FRONT = 1, PROTO_WORKER = 2, PROTO_BOTH = 3, PROTO_CONTROL = 4 };
 

@@ -261,6 +261,23 @@ CALL(cuStreamEndCapture, void *stream, struct graph **graph)
 	return 0;
 }
 
+CALL(cuStreamIsCapturing, void *stream, int *status)
+{
+	(void)stream;
+	*status = capturing != NULL;
+	return 0;
+}
+
+CALL(cuThreadExchangeStreamCaptureMode, int *mode)
+{
+	static _Thread_local int current;
+	int before = current;
+
+	current = *mode;
+	*mode = before;
+	return 0;
+}
+
 CALL(cuGraphDestroy, struct graph *graph)
 {
 	while (graph->first) {

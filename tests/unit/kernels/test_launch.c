@@ -28,6 +28,7 @@ static struct launch_record some_record(void)
 
 	record.args.fwd.scale = 0.5f;
 	record.args.fwd.q.stride_seq = 1 << 20;
+	record.overlaps = 1;
 	record.relocations[0] = (struct launch_relocation){
 		.offset = offsetof(struct abi_fwd_args, q.data), .base = FMHA_T_Q};
 	record.relocations[1] = (struct launch_relocation){
@@ -63,6 +64,7 @@ static void what_leaves_arrives(void **state)
 	assert_memory_equal(again.grid, record.grid, sizeof(record.grid));
 	assert_memory_equal(again.block, record.block, sizeof(record.block));
 	assert_int_equal(again.lds_bytes, record.lds_bytes);
+	assert_int_equal(again.overlaps, 1);
 	assert_int_equal(again.dropout_offset, record.dropout_offset);
 	assert_int_equal(again.n_relocations, 2);
 	assert_int_equal(again.relocations[1].offset, record.relocations[1].offset);

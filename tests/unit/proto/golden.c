@@ -53,6 +53,7 @@ static void some_local_plan(struct proto_local_plan_result *r)
 		.workspace_bytes = 4096,
 		.workspace_alignment = 256,
 		.flops = 8589934592.0,
+		.version = 7,
 		.n_tensors = 2,
 		.tensors = {{.role = FMHA_T_Q, .bytes = 8388608, .alignment = 16},
 			    {.role = FMHA_T_O, .bytes = 8388608, .alignment = 2}},
@@ -119,6 +120,10 @@ static void fill_params(union proto_any_params *p, enum proto_method method)
 			(void)strcpy(p->PLAN.kernels[0].kernel, "fwd_splitkv-bf16");
 			(void)strcpy(p->PLAN.kernels[1].kernel, "fwd_splitkv_combine-bf16");
 		}
+		break;
+	case PROTO_LOCAL_RUNS:
+		p->LOCAL_RUNS = (struct proto_local_runs_params){
+			.problem = some_problem(), .runs = 1000, .version = 7};
 		break;
 	case PROTO_CODE:
 		p->CODE = (struct proto_code_params){.hash = {0xc0, 0xde},
@@ -227,6 +232,9 @@ static void fill_result(union proto_any_result *r, enum proto_method method)
 		break;
 	case PROTO_LOCAL_PLAN:
 		some_local_plan(&r->LOCAL_PLAN);
+		break;
+	case PROTO_LOCAL_RUNS:
+		r->LOCAL_RUNS.version = 7;
 		break;
 	case PROTO_CODE:
 		r->CODE.size = 40000;

@@ -58,6 +58,8 @@ struct account {
 	struct list in_users; /* users with a backlog */
 	uint64_t loop_ns;     /* recent time on the loop, halved every LOOP_PERIOD */
 	uint64_t loop_period; /* as of which */
+	uint64_t
+		told_ns; /* a worker's: until when it believes what clients say that they have run */
 	uint64_t iteration,
 		iteration_ns; /* the loop's last iteration with a turn, and time in it */
 };

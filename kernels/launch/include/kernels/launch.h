@@ -86,7 +86,7 @@ struct launch_record {
 	uint32_t n_maps;
 	struct launch_map maps[LAUNCH_MAPS];
 	/* 1: its blocks may begin while the stage before still runs: the kernel waits for that itself.
-	 * Whoever launches may leave that out. */
+	 * Whoever launches may leave that out; launch_overlapping() is how. */
 	uint32_t overlaps;
 	/* Pointers in the arguments that are promised to be multiples of LAUNCH_ALIGNMENT. */
 	uint32_t n_aligned;
@@ -114,6 +114,14 @@ typedef int (*launch_encoder)(struct launch_tensor_map *ret_map, int type, unsig
 /* The map of what @args point to. Return: the encoder's. */
 int launch_encode_map(launch_encoder encode, const struct launch_map *map,
 		      const union abi_args *args, struct launch_tensor_map *ret_map);
+
+/* CUlaunchConfig, and cuLaunchKernelEx(), wherever its user has it from. */
+struct launch_config;
+typedef int (*launch_launcher)(const struct launch_config *config, void *function,
+			       void **parameters, void **extra);
+/* Launches a record that overlaps. Return: the launcher's. */
+int launch_overlapping(launch_launcher launch, void *function, const struct launch_record *record,
+		       void *stream, void **parameters);
 
 /* What @record points to from base @from lies @plus bytes into base @to instead. */
 void launch_rebase(struct launch_record *record, enum launch_base from, enum launch_base to,
