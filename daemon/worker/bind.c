@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* bind.c: from a request to a launch: references, memory, checked integers, arguments. */
+#include "judged.h"
 #include "request.h"
 
 #include <stdio.h>
@@ -177,13 +178,12 @@ static int charge_memory(struct request *request, uint64_t bytes, struct fmha_er
 	return 0;
 }
 
-/* @bytes: of the run's workspace. What is uploaded lies behind it. */
+/* @bytes: of the run's workspace. */
 static int take_workspace(struct request *request, uint64_t bytes, struct fmha_error *err)
 {
 	struct device *device = request->session->worker->device;
 	int r;
 
-	bytes += staging_device_bytes(device, &request->plan->plan, bytes);
 	if (bytes == 0)
 		return 0;
 	r = charge_memory(request, device_workspace_cost(device, bytes), err);
@@ -197,12 +197,26 @@ static bool is_sized_by_lengths(const struct request *request)
 	return plan_workspace_varies(&request->plan->plan) && !bind_is_large(request);
 }
 
+/* Room for judged integers, since whether those of the last runs will do is seen on any thread. */
+static int take_tables(struct request *request, struct fmha_error *err)
+{
+	struct session *session = request->session;
+	uint64_t bytes = plan_indices_bytes(&request->plan->plan);
+
+	if (bytes == 0 || device_shares_memory(session->worker->device))
+		return 0;
+	request->known = judged_find(session, bytes);
+	return judged_new(session, bytes, &request->fresh, err);
+}
+
 int bind_memory(struct request *request, struct fmha_error *err)
 {
 	struct device *device = request->session->worker->device;
 	const struct plan *plan = &request->plan->plan;
 	int r = charge_memory(request, staging_host_bytes(device, plan), err);
 
+	if (r == 0)
+		r = take_tables(request, err);
 	if (r == 0 && !is_sized_by_lengths(request))
 		r = take_workspace(request, plan->workspace_bytes, err);
 	return r < 0 ? r : staging_init(device, plan, request->bindings, &request->staging, err);
@@ -213,6 +227,8 @@ void bind_release(struct request *request)
 	struct device *device = request->session->worker->device;
 
 	request->indices = plan_indices_free(request->indices);
+	request->known = judged_unref(request->known);
+	request->fresh = judged_unref(request->fresh);
 	staging_deinit(device, &request->staging);
 	if (request->workspace.map)
 		device_workspace_free(device, &request->workspace);
@@ -264,6 +280,11 @@ bool bind_is_large(const struct request *request)
 	       request->session->worker->limits.value[LIMIT_LOOP_ENTRIES];
 }
 
+static const struct judged *tables_of(const struct request *request)
+{
+	return request->is_known ? request->known : request->fresh;
+}
+
 /* The arguments, now that the workspace is there. */
 static int place_arguments(struct request *request, struct fmha_error *err)
 {
@@ -276,8 +297,8 @@ static int place_arguments(struct request *request, struct fmha_error *err)
 	request->bound_serial = 0; /* whoever's arguments there were are overwritten */
 	if (device_shares_memory(device))
 		memory.head = request->workspace.host;
-	else
-		memory.indices = staging_indices(plan, request->indices, &request->workspace);
+	else if (request->indices)
+		memory.indices = tables_of(request)->memory.device;
 	r = plan_place(plan, request->bindings, request->indices, &memory, request->launch->args,
 		       err);
 	if (r == 0)
@@ -295,6 +316,7 @@ void bind_arguments(struct request *request)
 	(void)plan_read(plan, request->bindings, &request->indices, err);
 	if (guard_end() != 0 && err->code == FMHA_OK)
 		(void)fmha_error_set(err, FMHA_EIO, "a buffer's memory vanished while it was read");
+	request->is_known = request->indices && judged_has(request->known, request->indices);
 	if (err->code == FMHA_OK && !is_sized_by_lengths(request))
 		(void)place_arguments(request, err);
 }
@@ -357,7 +379,9 @@ int bind_launch(struct request *request, struct fmha_error *err)
 	for (uint32_t i = 0; request->params.has_dropout_state && i < plan->n_stages; i++)
 		launch_set_dropout(&plan->stages[i].launch, &dropout, &launch->args[i]);
 	staging_upload(request->session->worker->device, plan, request->bindings, request->indices,
-		       &request->staging, &request->workspace, launch);
+		       &request->staging, &request->workspace,
+		       request->is_known || !request->fresh ? NULL : request->fresh->memory.device,
+		       launch);
 	place_kernels(request);
 	if (arguments_stay(request)) {
 		request->bound_serial = request->plan->serial;

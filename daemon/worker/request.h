@@ -54,6 +54,9 @@ struct request {
 	struct staging staging;
 	struct plan_indices *indices;
 	uint64_t charged_bytes; /* for all three */
+	struct judged *known,
+		*fresh; /* where they may lie on the device already; where they go else */
+	bool is_known;  /* they do; judged by bind_arguments() */
 
 	struct device_launch *launch; /* stays with the request for its next life */
 	uint64_t bound_serial;        /* whose arguments the launch still holds; 0: nobody's */

@@ -3,6 +3,7 @@
  * run.c: from a run request to its answer. Which run is next is schedule.c's business, what it
  * needs to be a launch bind.c's.
  */
+#include "judged.h"
 #include "kernels.h"
 #include "request.h"
 #include "trace.h"
@@ -195,6 +196,15 @@ static void answer_success(struct request *request, uint64_t now)
 		connection_answer(&session->connection, request->id, PROTO_RUN, &result, -1);
 }
 
+/* Its integers lie on the device now. */
+static void keep_tables(struct request *request)
+{
+	if (!request->fresh || request->is_known || !request->indices)
+		return;
+	judged_keep(request->fresh, request->indices);
+	request->indices = NULL;
+}
+
 void request_complete(struct request *request, uint64_t now)
 {
 	struct device_launch *launch = request->launch;
@@ -207,10 +217,12 @@ void request_complete(struct request *request, uint64_t now)
 	if (request->timed_out && error->code == FMHA_ECANCELED)
 		(void)fmha_error_set(error, FMHA_ETIMEDOUT, "not done within %u ms",
 				     request->params.timeout_ms);
-	if (error->code == FMHA_OK)
+	if (error->code == FMHA_OK) {
+		keep_tables(request);
 		answer_success(request, now);
-	else
+	} else {
 		answer_error(request, error);
+	}
 	retire(request);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* session.c: how long a session lives: until its connection is closed, and what it has under way
  * has ended. */
-#include "worker.h"
+#include "judged.h"
 
 #include <stdlib.h>
 
@@ -13,6 +13,7 @@ void session_freep(struct session **at)
 
 	if (!session)
 		return;
+	judged_forget(session);
 	device_stream_free(session->worker->device, session->stream);
 	fair_session_deinit(&session->turn);
 	table_deinit(&session->buffers);

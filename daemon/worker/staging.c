@@ -164,7 +164,8 @@ void *staging_indices(const struct plan *plan, const struct plan_indices *indice
 void staging_upload(struct device *device, const struct plan *plan,
 		    const struct plan_binding bindings[FMHA_N_TENSORS],
 		    const struct plan_indices *indices, const struct staging *staging,
-		    const struct device_memory *workspace, struct device_launch *launch)
+		    const struct device_memory *workspace, void *tables,
+		    struct device_launch *launch)
 {
 	uint64_t bytes = plan_workspace_bytes(plan, indices);
 	char *base = workspace->device;
@@ -178,9 +179,9 @@ void staging_upload(struct device *device, const struct plan *plan,
 	if (staging->head)
 		add_copy(launch->uploads, &launch->n_uploads, staging->head, base,
 			 plan->workspace_head_bytes);
-	if (indices) {
+	if (tables) {
 		memcpy(staging->tables, plan_indices_data(indices), plan_indices_bytes(plan));
-		add_copy(launch->uploads, &launch->n_uploads, staging->tables,
-			 staging_indices(plan, indices, workspace), plan_indices_bytes(plan));
+		add_copy(launch->uploads, &launch->n_uploads, staging->tables, tables,
+			 plan_indices_bytes(plan));
 	}
 }

@@ -2,10 +2,11 @@
 /*
  * staging.h: what a run needs on a device whose memory the host does not see. Its integer tensors
  * are copied to the host behind whatever the run waits for, judged there, and the judged copies are
- * uploaded; so is the head of a backward workspace. All of that lies in one block that the device
- * copies from and to by itself, so that no thread waits for a copy. Tensors in host memory (a
- * client's memfd) have a copy on the device, which is brought up to date before the run and copied
- * back after it. On a device that shares the host's memory there is only the judged copy.
+ * uploaded, unless they lie on the device already (judged.h); so is the head of a backward
+ * workspace. All of that lies in one block that the device copies from and to by itself, so that no
+ * thread waits for a copy. Tensors in host memory (a client's memfd) have a copy on the device,
+ * which is brought up to date before the run and copied back after it. On a device that shares the
+ * host's memory there is only the judged copy.
  */
 #ifndef FMHAD_WORKER_STAGING_H
 #define FMHAD_WORKER_STAGING_H
@@ -21,7 +22,8 @@ struct staging {
 	uint64_t fetched; /* bit role: bindings[].host lies in the block */
 };
 
-/* Bytes that uploads need behind a run's workspace; 0 on a device that shares memory. */
+/* Bytes that judged integers need behind a workspace, where they have no place of their own; 0 on a
+ * device that shares memory. */
 uint64_t staging_device_bytes(const struct device *device, const struct plan *plan,
 			      uint64_t workspace_bytes);
 
@@ -49,14 +51,15 @@ void staging_deinit(struct device *device, struct staging *staging);
 void staging_fetch(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
 		   const struct staging *staging, struct device_launch *launch);
 
-/* Where the judged integers go on a device that does not share memory: behind the workspace. */
+/* Where that place is. */
 void *staging_indices(const struct plan *plan, const struct plan_indices *indices,
 		      const struct device_memory *workspace);
 
-/* After plan_place(): says what to copy and clear. */
+/* After plan_place(): says what to copy and clear. @tables: where judged integers go; NULL: they are there. */
 void staging_upload(struct device *device, const struct plan *plan,
 		    const struct plan_binding bindings[FMHA_N_TENSORS],
 		    const struct plan_indices *indices, const struct staging *staging,
-		    const struct device_memory *workspace, struct device_launch *launch);
+		    const struct device_memory *workspace, void *tables,
+		    struct device_launch *launch);
 
 #endif

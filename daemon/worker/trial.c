@@ -299,7 +299,7 @@ int trial_run_bind(struct worker *worker, struct trial_run *run,
 		return r;
 	launch->n_waits = launch->n_signals = launch->n_event_waits = launch->n_event_signals = 0;
 	staging_upload(worker->device, &run->plan, bindings, run->indices, &run->staging,
-		       &run->workspace, launch);
+		       &run->workspace, (void *)(uintptr_t)memory.indices, launch);
 	name_stages(run, launch);
 	return 0;
 }

@@ -21,6 +21,7 @@
 #include <proto/error.h>
 #include <worker/main.h>
 
+#include "judged.h"
 #include "kernels.h"
 #include "tuner.h"
 
@@ -159,6 +160,9 @@ void worker_on_trim(uv_timer_t *timer)
 	if (worker->n_pending > 0)
 		return;
 	worker->untrimmed = false;
+	list_for_each_entry(struct session, session, &worker->sessions, in_sessions) {
+		judged_forget(session);
+	}
 	device_trim(worker->device);
 	malloc_trim(0);
 }

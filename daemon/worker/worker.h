@@ -99,6 +99,7 @@ struct worker {
 	uv_signal_t on_hangup;
 };
 
+#define SESSION_JUDGED 4
 struct session {
 	struct connection connection;
 	struct worker *worker;
@@ -110,6 +111,8 @@ struct session {
 	struct table buffers, events, plans;
 	uint64_t memory_bytes;
 	struct device_stream *stream;
+	struct judged *judged[SESSION_JUDGED]; /* of its last runs */
+	uint32_t next_judged;
 	struct fair_session turn;
 	struct list waiting, running; /* struct request, in order */
 	uint32_t n_waiting, n_running;

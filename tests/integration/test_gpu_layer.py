@@ -160,6 +160,30 @@ def test_a_plan_that_is_run_again_sees_what_has_changed(gpu):
             o[...], view[3] = 0, 0
 
 
+def test_tables_are_uploaded_when_they_change(make_gpu):
+    """What a run has uploaded serves all later ones of the session with the same words: the third upload fails."""
+    daemon = make_gpu(CUDA_STUB_FAIL="cuMemcpyHtoDAsync", CUDA_STUB_AFTER="2")
+    with daemon.device() as device:
+        at = 4 * TENSOR_BYTES
+        own, words = device_buffer(device, at + 4)
+        asked = problem(own, seqlen_q=1)
+        asked["tensors"]["seqlen_k_per_batch"] = {"buffer": own, "offset": at, "dtype": "i32"}
+        words[at // 4] = 64
+        plans = [device.plan(asked)["plan"] for _ in range(2)]
+        for length in (64, 40):
+            words[at // 4] = length
+            for plan in plans + plans:
+                device.run(plan)
+            words[at // 4] = 65
+            with pytest.raises(fmha_wire.WireError, match="65"):
+                device.run(plans[0])
+        words[at // 4] = 40
+        device.run(plans[1])
+        words[at // 4] = 64  # which lies there no more
+        with pytest.raises((fmha_wire.WireError, fmha_wire.Disconnected)):
+            device.run(plans[0])
+
+
 def test_a_copy_engine_takes_what_is_aligned(gpu):
     """Tensor maps need 16 bytes: a plan's tensors that are not get another kernel, a rebind that is not is
     refused."""
