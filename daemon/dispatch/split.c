@@ -93,6 +93,10 @@ static struct pace pace_of(const struct fmha_problem *p)
 {
 	int64_t rows = packed_rows(p);
 
+	if (fmha_dtype_bytes(p->k.dtype) == 1) /* as many products and addresses, half the bytes */
+		return rows > 32                    ? (struct pace){0.35, 0.42}
+		       : rows > 16 || plan_paged(p) ? (struct pace){0.55, 0.82}
+						    : (struct pace){0.98, 1.2};
 	if (rows > 32)
 		return (struct pace){0.7, 0.92};
 	if (plan_paged(p))

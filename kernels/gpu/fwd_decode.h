@@ -8,18 +8,19 @@
  * to merge. Between these no barrier is wider than a team, and one wave is a team where a wave holds all
  * rows. A stage is filled again as soon as it was read, so that all others are always under way.
  *
- * Where rows lie in pages each lane looks a key's page up a tile ahead.
+ * Where rows lie in pages each lane looks a key's page up a tile ahead. Keys of 8 bits: decode_bytes.h.
  */
 #ifndef FMHA_GPU_FWD_DECODE_H
 #define FMHA_GPU_FWD_DECODE_H
 
-#include "fwd_output.h"
+#include "decode_bytes.h"
 #include "fwd_scores.h"
 #include "tma.h"
 
 template <int N> DEV void copy_async_wait_but() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-template <class C> struct Forward {
+/* FACTORS: Q, K and V have some, those of K and V for whole heads. */
+template <class C, bool FACTORS> struct Decode {
 	typedef typename C::Core Core;
 	typedef typename Core::Type Type; /* of the products */
 	typedef typename C::Element Element;
@@ -34,14 +35,16 @@ template <class C> struct Forward {
 	static const int SHARE = TN * 16;               /* keys of a tile that a team has */
 	static_assert(SHARE <= FMHA_WAVE, "a lane knows the page of a key");
 	typedef typename Core::template Stationary<TM, C::WAVES_M, C::HDIM_Q, C::THREADS> QTile;
-	typedef typename Core::template Tile<SHARE, C::HDIM_Q, TEAM, true, false> KTile;
-	typedef typename Core::template Tile<SHARE, C::HDIM_V, TEAM, false, true> VTile;
+	static const int BYTES = sizeof(typename Element::Storage);
+	static const bool NARROW = BYTES == 1;
+	typedef typename Core::template Tile<SHARE, C::HDIM_Q * BYTES / 2, TEAM, true, false> KTile;
+	typedef typename Core::template Tile<SHARE, C::HDIM_V * BYTES / 2, TEAM, false, true> VTile;
 	typedef RegTile<Core, TM, TN> Scores;
 	typedef ForwardScores<C, TM, TN> Steps;
 	typedef Softmax<Core, TM, (TM > 1 && C::HDIM_V > 64)> Rule;
 	static const int STAGES = C::BUFFERS, STAGE = KTile::BYTES + VTile::BYTES;
-	static_assert(C::WAVES_N * STAGE == lds_decode_stage(C::cut(C::TILE_M, C::TILE_N)), "as lds.h says");
-	static_assert(lds_decode(C::cut(C::TILE_M, C::TILE_N), STAGES) <= C::LDS_BYTES, "the host asks lds.h, too");
+	static_assert(C::WAVES_N * STAGE == lds_decode_stage(C::cut(C::TILE_M, C::TILE_N), BYTES), "as lds.h says");
+	static_assert(lds_decode(C::cut(C::TILE_M, C::TILE_N), STAGES, BYTES) <= C::LDS_BYTES, "the host asks lds.h, too");
 
 	/* Q in registers, where they allow it. */
 	struct HeldQueries {
@@ -68,8 +71,9 @@ template <class C> struct Forward {
 	i32 wave_m, wave_n;
 	RegTile<Core, TM, TD> o;
 	SoftmaxRows<Core, TM> rows;
+	RowVector<Core, TM> factors; /* of Q and K */
 
-	METHOD Forward(const abi_fwd_args &args) : block(args) {}
+	METHOD Decode(const abi_fwd_args &args) : block(args) {}
 
 	METHOD i32 wave_row() const { return block.tile_row + wave_m * TM * 16; }
 	METHOD i32 thread_of_team() const { return thread_id() % TEAM; }
@@ -88,6 +92,7 @@ template <class C> struct Forward {
 
 		wave_m = wave % C::WAVES_M;
 		wave_n = wave / C::WAVES_M;
+		wait_for_stage_before();
 		block.locate(block_id_x(), block_id_y(), block_id_z());
 		if (block.is_idle())
 			return;
@@ -99,9 +104,25 @@ template <class C> struct Forward {
 		values = block.values();
 		o.zero();
 		rows.init();
+		if (FACTORS)
+			find_factors();
 		sum_tiles(lds);
 		block_sync(); /* nobody reads Q and keys any more */
 		finish((float *)lds);
+	}
+
+	METHOD Steps steps() const { return Steps{block, keys, modifiers}; }
+
+	METHOD void find_factors()
+	{
+		float k = steps().key_descale(block.a.k_descale, 0);
+
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++)
+				factors.v[m][r] = k * steps().q_descale(
+							      block.place_of(wave_row() + m * 16 + Core::stat_row(r)));
 	}
 
 	METHOD void sum_tiles(char *lds)
@@ -118,7 +139,7 @@ template <class C> struct Forward {
 			if (n < tiles.count)
 				fetch(ring + n * STAGE, tiles, reach, n, find(tiles, n));
 			if (n == 0)
-				q.template fetch<Element>(block.queries(), block.tile_row, block.n_rows);
+				fetch_queries(q);
 			copy_async_commit();
 		}
 		place = find(tiles, STAGES);
@@ -135,6 +156,15 @@ template <class C> struct Forward {
 		} else {
 			walk(ring, tiles, reach, place, q);
 		}
+	}
+
+	METHOD void fetch_queries(QTile &q) const
+	{
+		if constexpr (NARROW)
+			put_queries<C::TILE_M, C::HDIM_Q, C::THREADS>(q.tile, block.queries(), block.tile_row,
+								      block.n_rows);
+		else
+			q.template fetch<Element>(block.queries(), block.tile_row, block.n_rows);
 	}
 
 	template <class Queries>
@@ -164,7 +194,6 @@ template <class C> struct Forward {
 	template <class Queries>
 	METHOD void add_tile(char *at, i32 column, bool masked, const Queries &q)
 	{
-		const Steps steps = {block, keys, modifiers};
 		RowVector<Core, TM> factor;
 		KTile k;
 		VTile v;
@@ -173,19 +202,38 @@ template <class C> struct Forward {
 		k.place(at);
 		v.place(at + KTile::BYTES);
 		s.zero();
-		multiply_abt<C::HDIM_Q>(s, q, k, 0, Core());
+		if constexpr (NARROW)
+			multiply_bytes_abt<C::HDIM_Q>(s, q, k, 0);
+		else
+			multiply_abt<C::HDIM_Q>(s, q, k, 0, Core());
+		if (FACTORS)
+			scale_rows(s, factors);
 		if (C::LOGITS)
-			steps.make_logits(s, wave_row(), column);
+			steps().make_logits(s, wave_row(), column);
 		if (masked)
-			steps.mask(s, band, wave_row(), column);
+			steps().mask(s, band, wave_row(), column);
 		if (Rule::update(rows, s, modifiers.unit, &factor))
 			scale_rows(o, factor);
 		if (C::DESCALE)
-			steps.drop(s, wave_row(), column);
-		multiply_ab(o, round_to_operand(s), v, 0, Core());
+			steps().drop(s, wave_row(), column);
+		if constexpr (NARROW)
+			multiply_bytes_ab(o, round_to_operand(s), v, 0);
+		else
+			multiply_ab(o, round_to_operand(s), v, 0, Core());
 	}
 
 	/* ---- tiles on their way ---- */
+
+	static const int UNIT = 16 / BYTES; /* elements of a copy */
+
+	/* Views know of 8 neighbours; of 8 bits it takes 16. */
+	METHOD static bool can_copy(const Keys &view)
+	{
+		const u64 strides = (u64)view.stride_seq | (view.page_size ? (u64)view.stride_page : 0);
+
+		return view.vector &&
+		       (!NARROW || (((u64)view.base | (u64)view.hdim | (view.packed_layout ? 0 : strides)) & 15) == 0);
+	}
 
 	METHOD PagePlace find(const ColumnTiles &tiles, i32 n) const
 	{
@@ -210,23 +258,29 @@ template <class C> struct Forward {
 	template <class Tile, int HDIM>
 	METHOD void fetch_rows(char *to, const Keys &view, i32 column, i32 begin, i32 end, PagePlace place) const
 	{
-		if constexpr (SameType<Type, Element>::value)
-			if (view.vector && (!C::PAGED || can_count(view)))
+		if constexpr (SameType<Type, Element>::value || NARROW)
+			if (can_copy(view) && (!C::PAGED || can_count(view)))
 				return copy_rows<Tile, HDIM>(shared_address(to), view, column, begin, end, place);
-		const int CHUNKS = HDIM / 8;
+		const int CHUNKS = HDIM / UNIT;
 
 		NO_UNROLL
 		for (i32 index = thread_of_team(); index < SHARE * CHUNKS; index += TEAM) {
 			i32 r = index / CHUNKS, c = index % CHUNKS;
 
-			*(chunk16 *)(to + Tile::S::offset(r, c)) = load_chunk<Type, Element>(
-				view, column + r, c * 8, column + r < end && column + r >= begin);
+			bool valid = column + r < end && column + r >= begin;
+			chunk16 x;
+
+			if constexpr (NARROW)
+				x = load_bytes(view, column + r, c * UNIT, valid);
+			else
+				x = load_chunk<Type, Element>(view, column + r, c * UNIT, valid);
+			*(chunk16 *)(to + Tile::S::offset(r, c)) = x;
 		}
 	}
 
 	/* The same by copies that go on alone. A thread keeps its column of 16 bytes. */
 	template <class Tile, int HDIM> struct Copier {
-		static const int CHUNKS = HDIM / 8, WIDTH = power_of_2_from(CHUNKS), STEP = TEAM / WIDTH; /* rows a pass */
+		static const int CHUNKS = HDIM / UNIT, WIDTH = power_of_2_from(CHUNKS), STEP = TEAM / WIDTH; /* rows a pass */
 		u32 to;
 		i32 chunk, first; /* of the thread: its column, its first row */
 		i32 column, begin, end;
@@ -254,10 +308,10 @@ template <class C> struct Forward {
 	{
 		typedef Copier<Tile, HDIM> Copies;
 		i32 thread = hidden_lane(thread_of_team()), chunk = thread % Copies::WIDTH, first = thread / Copies::WIDTH;
-		const Copies copies = {to, chunk, first, column, begin, end, chunk * 8 < view.hdim};
+		const Copies copies = {to, chunk, first, column, begin, end, chunk * UNIT < view.hdim};
 
 		if constexpr (!C::PAGED) {
-			const typename Element::Storage *from = view.at(column + first, chunk * 8);
+			const typename Element::Storage *from = view.at(column + first, chunk * UNIT);
 
 			copies.copy([&](int n, i32) { return from + n * view.stride_seq; });
 		} else {
@@ -277,7 +331,7 @@ template <class C> struct Forward {
 	}
 
 	/* In pages places are counted in chunks of 16 bytes: 32 bits are enough for most caches. */
-	static const int UNIT = 8, RUN = 16;
+	static const int RUN = 16;
 	METHOD static i64 row_stride(const Keys &view) { return view.packed_layout ? UNIT : view.stride_seq; }
 	METHOD static bool can_count(const Keys &view)
 	{
@@ -298,6 +352,8 @@ template <class C> struct Forward {
 		float m, l;
 		Four sum;
 	};
+
+	METHOD static i32 dim_of(int e) { return NARROW ? dim_of_bytes(e) : Core::column(e); }
 
 	/* Teams merge, always in the same order. */
 	METHOD void finish(float *lds)
@@ -328,7 +384,7 @@ template <class C> struct Forward {
 					UNROLL
 					for (int e = 0; e < Core::E; e++)
 						if (Core::stat(e) == r)
-							to[row * STRIDE + d * 16 + Core::column(e)] =
+							to[row * STRIDE + d * 16 + dim_of(e)] =
 								o.t[m][d].x[e];
 			}
 	}
@@ -362,6 +418,7 @@ template <class C> struct Forward {
 		const abi_fwd_args &a = block.a;
 		RowPlace p = block.place_of(block.tile_row + x.row);
 		float lse, factor = output.finish_row(x.m, x.l, p.head, &lse);
+		float v = FACTORS ? steps().key_descale(a.v_descale, 0) : 1.0f;
 		Four y;
 
 		if (x.dim == 0)
@@ -370,13 +427,20 @@ template <class C> struct Forward {
 			return;
 		UNROLL
 		for (int d = 0; d < 4; d++)
-			y.f[d] = factor == 0.0f ? 0.0f : x.sum.f[d] * factor;
+			y.f[d] = factor == 0.0f ? 0.0f : x.sum.f[d] * factor * v;
 		if (C::SPLIT)
 			store_four(a.o_acc, ABI_F32, output.split_row(p) * a.hdim_v + x.dim, 1, y.f);
 		else
 			store_four(a.o.data, a.o_dtype,
 				   q_offset(a.o, block.seq, p.row, p.head) + x.dim * a.o.stride_dim, a.o.stride_dim, y.f);
 	}
+};
+
+template <class C, bool NARROW = sizeof(typename C::Element::Storage) == 1> struct Forward : Decode<C, false> {
+	METHOD Forward(const abi_fwd_args &args) : Decode<C, false>(args) {}
+};
+template <class C> struct Forward<C, true> : Decode<BytesInF16<C>, C::DESCALE> {
+	METHOD Forward(const abi_fwd_args &args) : Decode<BytesInF16<C>, C::DESCALE>(args) {}
 };
 
 #endif

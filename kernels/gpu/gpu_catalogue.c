@@ -50,9 +50,12 @@
 #define GRAD_WARPGROUPS(hdim, m, n, without)                                                       \
 	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, without, hdim, m, n, 8, 1, \
 	     1)
-/* Few rows, as fast as memory: two blocks a unit. 16-bit types: what is narrower does not come by copies. */
+/* Few rows, as fast as memory: two blocks a unit. */
 #define DECODE(hdim, m, n, waves_m, waves_n)                                                       \
 	TILE(GPU_DECODE, GPU_MMA_CORES, FORWARD, HALF, WITHOUT(dropout), hdim, m, n, waves_m,      \
+	     waves_n, 2)
+#define DECODE_BYTES(hdim, m, n, waves_m, waves_n)                                                 \
+	TILE(GPU_DECODE, CORE(WGMMA), FORWARD, E4M3, WITHOUT(dropout), hdim, m, n, waves_m,        \
 	     waves_n, 2)
 /* Rows by buffer descriptors. The tallest tiles are for what leaves registers. */
 #define STAGED(cores, hdim, m, n, waves, blocks, without)                                          \
@@ -79,6 +82,12 @@ static const struct spec_row kernels[] = {
 	DECODE(256, 16, 32, 1, 2),
 	DECODE(256, 32, 32, 2, 2),
 	DECODE(256, 64, 16, 4, 1),
+	DECODE_BYTES(128, 16, 128, 1, 4),
+	DECODE_BYTES(128, 32, 64, 1, 4),
+	DECODE_BYTES(128, 64, 32, 4, 1),
+	DECODE_BYTES(256, 16, 64, 1, 4),
+	DECODE_BYTES(256, 32, 32, 2, 2),
+	DECODE_BYTES(256, 64, 32, 4, 1),
 	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 128, 16, 128, 1, 4, 1),
 	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 256, 16, 64, 1, 4, 1),
 	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 256, 64, 64, 4, 1, 1),
@@ -229,6 +238,12 @@ static struct gpu_traits traits_of(const struct kernel_signature *s)
 				   .descale = s->qscale != SPEC_QSCALE_NO};
 }
 
+/* Whether keys of a head have several. */
+static int varies(const struct abi_descale *factors)
+{
+	return factors->data && (factors->block || factors->per_page);
+}
+
 /* Return: 1 when no kernel takes these. */
 static int add_args(enum abi_family family, const struct gpu_tile *tile, const void *args,
 		    struct gpu_traits *traits)
@@ -246,8 +261,11 @@ static int add_args(enum abi_family family, const struct gpu_tile *tile, const v
 		       (bwd->dbias.data && !bwd->dbias.stride_dim &&
 			bwd->sequences.seqlen_k_max > 1);
 	}
-	if (SPEC_BIT(family) & FORWARD)
+	if (SPEC_BIT(family) & FORWARD) {
 		traits->any_scale = !(fwd->scale > 0);
+		return tile->pipeline == GPU_DECODE && traits->dtype == ABI_E4M3 &&
+		       (varies(&fwd->k_descale) || varies(&fwd->v_descale));
+	}
 	return 0;
 }
 

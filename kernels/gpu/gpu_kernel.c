@@ -91,24 +91,33 @@ static int is_parked(const struct gpu_arch *arch, const struct gpu_tile *t)
 	return lds_is_parked(cut_of(arch, t), t->blocks_per_cu);
 }
 
+/* Of what the loops of few rows and of warpgroups have in LDS. */
+static int element_bytes(const struct gpu_traits *traits)
+{
+	return traits->dtype == ABI_E4M3 ? 1 : 2;
+}
+
 /* Of decode's ring; 0: there is no room. A unit's LDS is shared by its blocks, each of which costs
  * some more. */
-static int decode_stages(const struct gpu_arch *arch, const struct gpu_tile *t)
+static int decode_stages(const struct gpu_arch *arch, const struct gpu_traits *traits,
+			 const struct gpu_tile *t)
 {
 	int blocks = max32(t->blocks_per_cu, 1);
 
 	return lds_decode_stages(cut_of(arch, t),
-				 (int)arch->lds_bytes / blocks - (blocks - 1) * 1024);
+				 (int)arch->lds_bytes / blocks - (blocks - 1) * 1024,
+				 element_bytes(traits));
 }
 
 static int32_t forward_lds(const struct gpu_arch *arch, const struct gpu_traits *traits,
 			   const struct gpu_tile *t)
 {
-	const struct lds_wgmma_cut cut = {cut_of(arch, t), traits->dtype == ABI_E4M3 ? 1 : 2,
+	const struct lds_wgmma_cut cut = {cut_of(arch, t), element_bytes(traits),
 					  traits->bias == 1};
 
 	if (t->pipeline == GPU_DECODE)
-		return lds_decode(cut_of(arch, t), decode_stages(arch, t));
+		return lds_decode(cut_of(arch, t), decode_stages(arch, traits, t),
+				  element_bytes(traits));
 	if (t->pipeline == GPU_WGMMA)
 		return lds_wgmma(cut, (int)arch->lds_bytes);
 	if (t->pipeline == GPU_AMD)
@@ -157,7 +166,8 @@ static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uin
 	if (dtype > ABI_E5M2 || threads <= 0 || threads > 1024)
 		return 1;
 	*k = (struct gpu_kernel){.family = family, .tile = *tile, .block = {threads, 1, 1}};
-	k->overlaps = can_wait(arch) && family == ABI_FWD_SPLITKV_COMBINE;
+	k->overlaps = can_wait(arch) &&
+		      (family == ABI_FWD_SPLITKV_COMBINE || tile->pipeline == GPU_DECODE);
 	snprintf(k->source, sizeof(k->source), "fmha.hip");
 	snprintf(k->entry, sizeof(k->entry), "fmha_%s", entries[family]);
 	snprintf(k->name, sizeof(k->name), "%s_%s_%s_%s_h%dx%d_t%dx%d_w%dx%d_b%d", k->entry,
@@ -262,7 +272,13 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_
 
 	if (why)
 		return why;
-	if (t->pipeline == GPU_DECODE && !decode_stages(arch, t))
+	if (t->pipeline == GPU_DECODE && traits->dtype > ABI_BF16) {
+		if (traits->dtype != ABI_E4M3 || arch->core != GPU_CORE_WGMMA)
+			return "takes keys of 8 bits as e4m3 on Hopper";
+		if (t->hdim_q % 64 || t->hdim_v % 64)
+			return "takes keys of 8 bits by 64 dims";
+	}
+	if (t->pipeline == GPU_DECODE && !decode_stages(arch, traits, t))
 		return "leaves no room for two stages of keys";
 	if (t->pipeline == GPU_DECODE && t->tile_n > 32 * t->waves_n)
 		return "a team's share has at most 32 keys";
@@ -384,7 +400,7 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 				.descale = traits->descale,
 				.logits = traits->bias || traits->descale || traits->softcap ||
 					  traits->any_scale,
-				.buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, t) : 0,
+				.buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, traits, t) : 0,
 				.parked = t->pipeline != GPU_DECODE && is_parked(arch, t)});
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));
 }

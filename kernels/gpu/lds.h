@@ -146,14 +146,16 @@ LDS_FN int lds_wgmma(struct lds_wgmma_cut c, int most)
  * fewer than two stages are none.
  */
 #define LDS_DECODE_STAGES 8 /* more bytes than memory needs under way */
-LDS_FN int lds_decode_stage(struct lds_cut c)
+/* @element: bytes of one of K's and V's; one is half a column. */
+LDS_FN int lds_decode_stage(struct lds_cut c, int element)
 {
-	return lds_tile(c.core, c.tile_n, c.hdim_q, 1, 0) + lds_tile(c.core, c.tile_n, c.hdim_v, 0, 1);
+	return lds_tile(c.core, c.tile_n, c.hdim_q * element / 2, 1, 0) +
+	       lds_tile(c.core, c.tile_n, c.hdim_v * element / 2, 0, 1);
 }
 
-LDS_FN int lds_decode_stages(struct lds_cut c, int most)
+LDS_FN int lds_decode_stages(struct lds_cut c, int most, int element)
 {
-	int n = (most - lds_stationary(c.core, c.tile_m, c.hdim_q)) / lds_decode_stage(c);
+	int n = (most - lds_stationary(c.core, c.tile_m, c.hdim_q)) / lds_decode_stage(c, element);
 
 	return n < 2 ? 0 : n < LDS_DECODE_STAGES ? n : LDS_DECODE_STAGES;
 }
@@ -164,10 +166,10 @@ LDS_FN int lds_decode_partial(struct lds_cut c)
 	return c.tile_m * (lds_stage_stride(c.hdim_v) + 2) * 4;
 }
 
-LDS_FN int lds_decode(struct lds_cut c, int stages)
+LDS_FN int lds_decode(struct lds_cut c, int stages, int element)
 {
 	return lds_max(c.waves_n * lds_decode_partial(c),
-		       lds_stationary(c.core, c.tile_m, c.hdim_q) + stages * lds_decode_stage(c));
+		       lds_stationary(c.core, c.tile_m, c.hdim_q) + stages * lds_decode_stage(c, element));
 }
 
 /*

@@ -184,7 +184,7 @@ class Forward:
             v, sv = self.bshd(n, self.sk, self.hk, self.dv, self.dtype)
             a.k, a.v = tensor(k, st), tensor(v, sv)
             if self.poison:  # keys that nobody sees: NaN in 16-bit types
-                k[:, slice(*self.poison)] = v[:, slice(*self.poison)] = 0x7fff
+                k[:, slice(*self.poison)] = v[:, slice(*self.poison)] = 0x7fff if k.itemsize == 2 else 0x7f
             if self.cache_idx:
                 a.cache.cache_batch_idx = pointer(self.ints(self.rng.permutation(n)[:self.batch]))
                 a.cache.cache_batch = n

@@ -37,14 +37,16 @@ class Case:
     splits: tuple = (1,)
     tile: tuple = ()  # m, n, waves_m, waves_n, blocks
     pipeline: str = "gpu_decode"
+    dtype: int = abi.BF16
 
     def __str__(self):
         return (f"{self.b}x{self.hk}x{self.n} d{self.d} group {self.group}" + (f" rows {self.rows}" if self.rows > 1 else "") +
                 (f" page {self.page}" if self.page else "") + (" causal" if self.causal else "") +
+                (" e4m3" if self.dtype == abi.E4M3 else "") +
                 (f" {self.pipeline} {self.tile}" if self.tile else f" {self.pipeline}"))
 
     def bytes(self):
-        return 2 * self.b * self.hk * self.n * self.d * 2
+        return 2 * self.b * self.hk * self.n * self.d * (1 if self.dtype == abi.E4M3 else 2)
 
 
 def round_up(x, n):
@@ -57,11 +59,14 @@ def make_args(case, splits):
     s.batch, s.seqlen_q_max, s.seqlen_k_max = case.b, case.rows, case.n
     s.total_q, s.total_k = case.b * case.rows, case.b * case.n
     a.nhead_q, a.nhead_k, a.hdim_q, a.hdim_v = hq, case.hk, case.d, case.d
-    a.scale, a.dtype, a.o_dtype = case.d ** -0.5, abi.BF16, abi.BF16
+    a.scale, a.dtype, a.o_dtype = case.d ** -0.5, case.dtype, abi.BF16
     a.band.window_left = a.band.window_right = -1
     if case.causal:
         a.band.mask, a.band.window_right = abi.MASK_BOTTOM_RIGHT, 0
     a.cache.page_size = case.page
+    if case.dtype == abi.E4M3:
+        for d, heads in (a.q_descale, hq), (a.k_descale, case.hk), (a.v_descale, case.hk):
+            d.data, d.stride_batch, d.stride_head = 64, heads, 1  # an address for the choice of a kernel
     if splits > 1:
         a.n_splits, a.split_size = splits, round_up(-(-case.n // splits), 64)
         a.n_splits = -(-case.n // a.split_size)
@@ -73,10 +78,10 @@ def kernel_of(lib, case, args):
     if case.tile:
         m, n, wm, wn, blocks = case.tile
         tile, kernel = abi.Tile(abi.PIPELINES.index(case.pipeline), m, n, case.d, case.d, wm, wn, blocks), abi.Kernel()
-        if lib.check_make(ARCH.encode(), family, abi.BF16, ctypes.byref(args), ctypes.byref(tile), ctypes.byref(kernel)):
+        if lib.check_make(ARCH.encode(), family, case.dtype, ctypes.byref(args), ctypes.byref(tile), ctypes.byref(kernel)):
             raise RuntimeError(f"no kernel for {case}")
         return kernel
-    return abi.choose_kernel(lib, ARCH, family, abi.BF16, args, pipeline=case.pipeline)
+    return abi.choose_kernel(lib, ARCH, family, case.dtype, args, pipeline=case.pipeline)
 
 
 def combine_of(lib):
@@ -150,9 +155,11 @@ class Problem:
         n_sets = max(3, min(8, -(-(160 << 20) // c.bytes())))
 
         def randn(*shape):
-            return torch.randn(*shape, device="cuda", dtype=torch.bfloat16, generator=g)
+            x = torch.randn(*shape, device="cuda", dtype=torch.bfloat16, generator=g)
+            return x.to(torch.float8_e4m3fn) if c.dtype == abi.E4M3 else x
         self.q = randn(c.b, c.rows, c.hk * c.group, c.d)
-        self.o = torch.empty_like(self.q)
+        self.o = torch.empty_like(self.q, dtype=torch.bfloat16)
+        self.factors = [torch.rand(c.b, h, device="cuda", generator=g) + 0.5 for h in (self.q.shape[2], c.hk, c.hk)]
         shape = (c.b * c.n // c.page, c.page, c.hk, c.d) if c.page else (c.b, c.n, c.hk, c.d)
         self.sets = [(randn(*shape), randn(*shape)) for _ in range(n_sets)]
         if c.page:
@@ -165,6 +172,9 @@ class Problem:
         hq, rows = c.hk * c.group, c.b * c.rows
         for a, (k, v) in zip(args, self.sets):
             a.q, a.k, a.v, a.o = (tensor_of(x) for x in (self.q, k, v, self.o))
+            if c.dtype == abi.E4M3:
+                for d, x in zip((a.q_descale, a.k_descale, a.v_descale), self.factors):
+                    d.data = x.data_ptr()
             if c.page:
                 a.cache.block_table, a.cache.block_table_stride = self.table.data_ptr(), self.table.stride(0)
                 a.cache.max_blocks, a.cache.n_pages = self.table.shape[1], self.table.numel()
@@ -196,15 +206,18 @@ class Problem:
         c, torch = self.case, self.device.torch
         k, v = self.sets[i % len(self.sets)]
         if c.page:
-            k, v = (x[self.table.long()].reshape(c.b, c.n, c.hk, c.d) for x in (k, v))
+            k, v = (x.view(torch.uint8 if c.dtype == abi.E4M3 else x.dtype)[self.table.long()].view(x.dtype).reshape(c.b, c.n, c.hk, c.d) for x in (k, v))
         worst = 0
         for b in range(0, c.b, max(1, c.b // 4)):
-            q = self.q[b].float().reshape(c.rows, c.hk, c.group, c.d)
-            s = torch.einsum("rhgd,nhd->hgrn", q, k[b].float()) * c.d ** -0.5
+            q, key, value = self.q[b].float(), k[b].float(), v[b].float()
+            if c.dtype == abi.E4M3:
+                q, key, value = (x * f[b][None, :, None] for x, f in zip((q, key, value), self.factors))
+            q = q.reshape(c.rows, c.hk, c.group, c.d)
+            s = torch.einsum("rhgd,nhd->hgrn", q, key) * c.d ** -0.5
             if c.causal:
                 row = torch.arange(c.rows, device="cuda")[:, None] + c.n - c.rows
                 s.masked_fill_(torch.arange(c.n, device="cuda")[None, :] > row, -math.inf)
-            want = torch.einsum("hgrn,nhd->rhgd", s.softmax(-1), v[b].float()).reshape(c.rows, -1, c.d)
+            want = torch.einsum("hgrn,nhd->rhgd", s.softmax(-1), value).reshape(c.rows, -1, c.d)
             worst = max(worst, (self.o[b].float() - want).abs().max().item() / want.abs().max().item())
         return worst
 
@@ -261,7 +274,13 @@ def cases():
     for rows, group in ((4, 8), (8, 8)):
         yield Case(8, 8, group, 16384, splits=(3, 4), rows=rows)
         yield Case(1, 8, group, 8192, splits=(22, 32), rows=rows, causal=True)
+    for b, n, splits in ((1, 8192, (13, 16, 22, 32)), (8, 16384, (2, 3, 4)), (64, 4096, (1,))):
+        for page in (0, 16, 1):
+            yield Case(b, 8, 4, n, splits=splits, page=page, dtype=abi.E4M3)
+    for rows in (4, 8):
+        yield Case(8, 8, 8, 16384, splits=(3, 4), rows=rows, causal=True, dtype=abi.E4M3)
     for d in (64, 256):
+        yield Case(8, 8, 4, 16384, d=d, splits=(2, 4), dtype=abi.E4M3)
         yield Case(8, 8, 4, 16384, d=d, splits=(2, 3, 4))
         yield Case(64, 8, 4, 4096, d=d, splits=(1,))
 
@@ -272,7 +291,7 @@ def run(folder, lib, chosen):
     copy = copy_rate(torch)
     print(f"copy {copy:.0f} GB/s")
     for case in chosen:
-        key = (case.b, case.hk, case.group, case.n, case.d, case.rows, case.page)
+        key = (case.b, case.hk, case.group, case.n, case.d, case.rows, case.page, case.dtype)
         if before is None or key != before[0]:
             before = None
             torch.cuda.empty_cache()

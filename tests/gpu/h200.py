@@ -22,7 +22,8 @@ from cuda_device import CudaDevice  # noqa: E402
 
 
 def conformance(lib, device, arch, match, workers):
-    cases = [c for c in list(suite.small(False)) + list(suite.wide()) if match in str(c)]
+    cases = [*suite.small(False), *suite.wide(), *(suite.hopper() if arch == "sm_90a" else [])]
+    cases = [c for c in cases if match in str(c)]
     start = time.time()
     kernels = {k.name: k for c in cases for k in suite.kernels(c, lib, arch) if k}
     logs = device.build(kernels.values(), workers)

@@ -268,6 +268,27 @@ def staged():
                mask=BR, right=0)
 
 
+def hopper():
+    """Keys of 8 bits in decode's loop, in tiles of 16, 32 and 64 rows: factors, pages of both layouts, rows that no copy of
+    16 bytes can take, NaN in what nobody sees."""
+    for dq in (64, 128, 192, 256):
+        for sq in (1, 7, 16):
+            d = dict(dtype=abi.E4M3, batch=2, hq=8, hk=2, dq=dq, dv=dq, sq=sq, pipeline="gpu_decode")
+            yield Case("forward", **d, sk=1500, mask=BR, right=0, descale=True)
+            yield Case("forward", **d, sk=1500, splits=20, split_size=80, sink=True)
+            yield Case("forward", **d, sk=700, page=16, lens_k=[650, 77], mask=BR, left=300, right=0, sinks=5, descale=True)
+    d = dict(dtype=abi.E4M3, batch=2, hq=4, hk=2, dq=128, dv=128, sq=2, sk=333, pipeline="gpu_decode")
+    yield Case("forward", **d, page=3, lens_k=[300, 77], descale=True)
+    yield Case("forward", **d, page=32, layout=1, lens_k=[300, 77], splits=3, split_size=128)
+    yield Case("forward", **d, page=32, table="sglang", mask=TL, left=20, right=3)
+    yield Case("forward", **d, strided=True, mask=BR, right=0)
+    yield Case("forward", **d | dict(dq=56, dv=40), descale=True)
+    yield Case("forward", **d, alibi=True, cap=20.0, mask=BR, right=0, descale=True)
+    yield Case("forward", **d, bias=abi.BF16, scale=-0.2)
+    yield Case("forward", **d, mask=BR, left=40, right=0, poison=(0, 250))
+    yield Case("forward", **d | dict(hk=1), group=[(7, 400), (1, 33), (0, 9), (5, 0)], o_dtype=abi.F32, descale=True)
+
+
 def emulated(quick):
     """For an emulator: a second or two each."""
     cases = [case for part in (forward_small, staged, forward_features, forward_rest, forward_hdims, merges,
@@ -321,6 +342,7 @@ def run_merge(case, lib, device, arch, pipeline):
 
 def kernels(case, lib, arch, pipeline=None):
     """Every kernel that a case launches; nothing is computed."""
+    pipeline = pipeline or case.pipeline
     if case.kind == "backward":
         problem = Backward(None, **case.options)
         return [abi.choose_kernel(lib, arch, family, problem.dtype, problem.bwd, pipeline=(

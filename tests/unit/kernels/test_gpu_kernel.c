@@ -243,6 +243,24 @@ static void decode_fills_the_lds(void **state)
 	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &wide, &k), 1);
 }
 
+/* Keys of 8 bits take half of the room, where the conversion is one instruction and rows are whole
+ * swizzles. */
+static void decode_takes_keys_of_8_bits(void **state)
+{
+	const struct gpu_traits e4m3 = {.dtype = ABI_E4M3}, e5m2 = {.dtype = ABI_E5M2};
+	struct gpu_tile tile = {GPU_DECODE, 16, 64, 128, 128, 1, 4, 2};
+	struct gpu_kernel k;
+
+	(void)state;
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &e4m3, &tile, &k), 0);
+	assert_int_equal(k.lds_bytes, 16 * 256 + 6 * 64 * 256);
+	assert_int_equal(k.overlaps, 1);
+	assert_int_equal(make("sm_80", ABI_FWD, &e4m3, &tile, &k), 1);
+	assert_int_equal(make("sm_90a", ABI_FWD, &e5m2, &tile, &k), 1);
+	tile.hdim_q = tile.hdim_v = 96;
+	assert_int_equal(make("sm_90a", ABI_FWD, &e4m3, &tile, &k), 1);
+}
+
 /* As many waves share a row as find parts to read; the rows that are left share the block. */
 static void merges_of_many_parts_share_a_row(void **state)
 {
@@ -404,6 +422,7 @@ int main(void)
 		cmocka_unit_test(warpgroups_sum_heads_in_a_block),
 		cmocka_unit_test(small_families_have_kernels),
 		cmocka_unit_test(decode_fills_the_lds),
+		cmocka_unit_test(decode_takes_keys_of_8_bits),
 		cmocka_unit_test(merges_of_many_parts_share_a_row),
 		cmocka_unit_test(warpgroups_fit_or_are_refused),
 		cmocka_unit_test(pieces_of_packed_sequences_are_bounded),
