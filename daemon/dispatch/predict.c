@@ -16,6 +16,7 @@
 #define MAX_BYTES (4 << 20)
 #define MAX_TREES 512
 #define MAX_NODES 1024 /* of a tree */
+#define MAX_KINDS 64
 
 struct node {
 	int16_t feature; /* -1: a leaf */
@@ -23,8 +24,18 @@ struct node {
 	float value; /* a leaf's; else the threshold */
 };
 
+/* Features of a problem that are names, of which a model knows those that it was fitted to, and
+ * numbers, of which it knows those between. The others may be anything: a tree's answer beyond what it
+ * has seen is that of the nearest. */
+static const enum predict_feature kinds[] = {PREDICT_family, PREDICT_element, PREDICT_mode};
+static const enum predict_feature ranges[] = {PREDICT_hdim, PREDICT_group, PREDICT_page};
+#define N_KINDS  (sizeof(kinds) / sizeof(kinds[0]))
+#define N_RANGES (sizeof(ranges) / sizeof(ranges[0]))
+
 struct predict_model {
 	double base;
+	double kinds[N_KINDS][MAX_KINDS]; /* NaN: no more */
+	double ranges[N_RANGES][2];
 	uint32_t n_trees;
 	uint32_t roots[MAX_TREES];
 	struct node *nodes;
@@ -112,11 +123,33 @@ static double walk(const struct node *node, const double *features)
 	return (double)node->value;
 }
 
+static bool knows_kind(const struct predict_model *model, size_t i, const double *features)
+{
+	for (size_t k = 0; k < MAX_KINDS; k++)
+		if (model->kinds[i][k] == features[kinds[i]])
+			return true;
+	return false;
+}
+
+static bool knows_problem(const struct predict_model *model, const double *features)
+{
+	for (size_t i = 0; i < N_KINDS; i++)
+		if (!knows_kind(model, i, features))
+			return false;
+	for (size_t i = 0; i < N_RANGES; i++)
+		if (!(features[ranges[i]] >= model->ranges[i][0] &&
+		      features[ranges[i]] <= model->ranges[i][1]))
+			return false;
+	return true;
+}
+
 double predict_us(const struct predict_model *model, const double features[PREDICT_FEATURES],
 		  double cost)
 {
 	double sum = model->base;
 
+	if (!knows_problem(model, features))
+		return 0;
 	for (uint32_t i = 0; i < model->n_trees; i++)
 		sum += walk(&model->nodes[model->roots[i]], features);
 	return cost * exp2(sum);
@@ -146,8 +179,8 @@ static int check_head(const cJSON *root, const char *arch, struct fmha_error *er
 
 	if (!format || strcmp(format, "fmhad-model") != 0)
 		return refuse(err, "format", "not a model");
-	if (!cJSON_IsNumber(version) || version->valuedouble != 1)
-		return refuse(err, "version", "not 1");
+	if (!cJSON_IsNumber(version) || version->valuedouble != 2)
+		return refuse(err, "version", "not 2");
 	if (!of || strcmp(of, arch) != 0)
 		return refuse(err, "arch", "of another one");
 	if (cJSON_GetArraySize(features) != PREDICT_FEATURES)
@@ -159,6 +192,39 @@ static int check_head(const cJSON *root, const char *arch, struct fmha_error *er
 			return refuse(err, "features", "not those of this build");
 	}
 	return 0;
+}
+
+static int read_numbers(const cJSON *root, const char *of, enum predict_feature feature,
+			size_t least, size_t most, double *ret, struct fmha_error *err)
+{
+	const char *name = predict_feature_name(feature);
+	const cJSON *list = cJSON_GetObjectItemCaseSensitive(
+		cJSON_GetObjectItemCaseSensitive(root, of), name);
+	size_t n = (size_t)cJSON_GetArraySize(list);
+
+	if (n < least || n > most)
+		return refuse(err, of, "a feature has none, or too many");
+	for (size_t i = 0; i < n; i++) {
+		const cJSON *item = cJSON_GetArrayItem(list, (int)i);
+
+		if (!cJSON_IsNumber(item))
+			return refuse(err, of, "not a number");
+		ret[i] = item->valuedouble;
+	}
+	for (size_t i = n; i < most; i++)
+		ret[i] = (double)NAN;
+	return 0;
+}
+
+static int read_known(struct predict_model *model, const cJSON *root, struct fmha_error *err)
+{
+	int r = 0;
+
+	for (size_t i = 0; i < N_KINDS && r == 0; i++)
+		r = read_numbers(root, "kinds", kinds[i], 1, MAX_KINDS, model->kinds[i], err);
+	for (size_t i = 0; i < N_RANGES && r == 0; i++)
+		r = read_numbers(root, "ranges", ranges[i], 2, 2, model->ranges[i], err);
+	return r;
 }
 
 /* One number of a node. Return: NaN: there is none. */
@@ -231,6 +297,8 @@ int predict_model_parse(const char *json, size_t size, const char *arch,
 
 	if (r == 0 && !cJSON_IsNumber(base))
 		r = refuse(err, "base", "not a number");
+	if (r == 0)
+		r = read_known(model, root, err);
 	if (r == 0) {
 		model->base = base->valuedouble;
 		r = read_trees(model, cJSON_GetObjectItemCaseSensitive(root, "trees"), err);

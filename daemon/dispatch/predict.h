@@ -50,7 +50,7 @@ const char *predict_feature_name(int feature);
 void predict_features(const struct select_stage *stage, const struct spec_catalog *catalog,
 		      const struct candidate *candidate, double ret_features[PREDICT_FEATURES]);
 
-/* Microseconds of the plan whose main kernel the candidate is. */
+/* Microseconds of the plan whose main kernel the candidate is; 0: no problem like it was measured. */
 double predict_us(const struct predict_model *model, const double features[PREDICT_FEATURES],
 		  double cost);
 

@@ -58,9 +58,20 @@ def flatten(node, nodes):
     return at
 
 
-def model_text(arch, features, trees):
-    return json.dumps({"format": "fmhad-model", "version": 1, "arch": arch, "features": features, "base": 0,
-                       "trees": trees}, separators=(",", ":")) + "\n"
+KINDS = ["family", "element", "mode"]
+RANGES = ["hdim", "group", "page"]
+
+
+def known(features, rows):
+    """What problems there were: see daemon/dispatch/include/dispatch/model.h."""
+    columns = {name: sorted({float(row[features.index(name)]) for row in rows}) for name in KINDS + RANGES}
+    return {"kinds": {name: columns[name] for name in KINDS},
+            "ranges": {name: [columns[name][0], columns[name][-1]] for name in RANGES}}
+
+
+def model_text(arch, features, rows, trees):
+    return json.dumps({"format": "fmhad-model", "version": 2, "arch": arch, "features": features,
+                       **known(features, rows), "base": 0, "trees": trees}, separators=(",", ":")) + "\n"
 
 
 def main():
@@ -73,9 +84,7 @@ def main():
     options = parser.parse_args()
     import lightgbm  # pylint: disable=import-outside-toplevel
 
-    document = json.loads(options.measured[0].read_text())
-    for path in options.measured[1:]:
-        document["problems"] += json.loads(path.read_text())["problems"]
+    document = selection.read_measured(options.measured)
     fmhactl = selection.find_fmhactl()
     x, y, w = rows_of(document, fmhactl, options.units)
     parameters = {"objective": "regression", "learning_rate": 0.06, "num_leaves": options.leaves,
@@ -90,7 +99,8 @@ def main():
         flatten(tree["tree_structure"], nodes)
         trees.append(nodes)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(model_text(document["arch"], selection.feature_names(fmhactl, document["arch"]), trees))
+    features = selection.feature_names(fmhactl, document["arch"])
+    options.out.write_text(model_text(document["arch"], features, x, trees))
     error = booster.predict(x) - y
     print(f"{len(y)} times, {len(trees)} trees, residual {numpy.sqrt((error ** 2).mean()):.3f} "
           f"of {y.std():.3f} (log2)", file=sys.stderr)

@@ -3,10 +3,12 @@
 """How good is the choice of kernels? Chosen against the best of all candidates, on problems drawn by a
 rule (selection_shapes.py).
 
-    tests/bench/selection.py measure --device N --problems 460 --out MEASURED.json
-    tests/bench/selection.py judge MEASURED.json [--units N]
+    tests/bench/selection.py kernels --arch sm_90a --units 132 --problems 460
+    tests/bench/selection.py measure --backend cuda --problems 460 [--part 1/3] --out MEASURED.json
+    tests/bench/selection.py judge MEASURED.json... [--units N]
     tests/bench/selection.py             # measures on the CPU, a few problems, and judges
 
+kernels: names what will be measured, to compile it ahead (fmhactl build --kernel).
 measure: a private daemon measures every candidate, kernels and numbers of splits, twice. Scalar kernels
 and kernels of general masks where there are special ones are left out of the kernel set: both are known
 to be slower. judge: fmhactl says what would be chosen by the formula and by the model, if there is one, for a device that
@@ -38,6 +40,26 @@ def find_fmhactl():
 
 
 # ---- measuring ----
+
+
+def candidates_of(documents):
+    """Names of the kernels that CANDIDATES leaves in what fmhactl plan has printed."""
+    return {c["name"] for document in documents for stage in document["selections"]
+            for c in stage["candidates"]
+            if c["verdict"] != "rejected" and "scalar" not in c["name"] and "-generic-" not in c["name"]}
+
+
+def kernels(fmhactl, arch, units, problems):
+    """Of problems that differ in nothing but lengths and heads the first one tells."""
+    names, seen = set(), set()
+    for problem in problems:
+        kind = (problem.get("op"), problem.get("page_size"), problem["hdim_q"], "mask" in problem,
+                problem["nhead_q"] == problem["nhead_k"], problem["seqlen_q"] <= 8)
+        if kind not in seen:
+            seen.add(kind)
+            splits = [None] if problem.get("op") else [1, 4]
+            names |= candidates_of(explain(fmhactl, arch, units, problem, n) for n in splits)
+    return sorted(names)
 
 
 def all_times(device):
@@ -146,6 +168,14 @@ def choice(fmhactl, arch, units, problem, specs=None):
     return f"{kernel}@{document['n_splits']}"
 
 
+def read_measured(paths):
+    """Several parts as one."""
+    document = json.loads(paths[0].read_text())
+    for path in paths[1:]:
+        document["problems"] += json.loads(path.read_text())["problems"]
+    return document
+
+
 def judge(document, units=None):
     """Prints the table. Return: {side: {how: [efficiencies]}}"""
     fmhactl, arch = find_fmhactl(), document["arch"]
@@ -191,25 +221,37 @@ def judge(document, units=None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("what", nargs="?", choices=["measure", "judge"])
-    parser.add_argument("file", nargs="?", type=pathlib.Path)
+    parser.add_argument("what", nargs="?", choices=["kernels", "measure", "judge"])
+    parser.add_argument("files", nargs="*", type=pathlib.Path)
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--problems", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--arch")
     parser.add_argument("--units", type=int)
+    parser.add_argument("--part", default="1/1", help="K/N: every N-th problem from the K-th on")
+    parser.add_argument("--cache", help="of compiled kernels")
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
     if options.what == "judge":
-        judge(json.loads(options.file.read_text()), options.units)
+        judge(read_measured(options.files), options.units)
+        return
+    cpu = options.backend == "cpu"
+    drawn = selection_shapes.draw(options.problems, **(selection_shapes.CPU if cpu else {}))
+    if options.what == "kernels":
+        drawn = selection_shapes.draw(options.problems)
+        print("\n".join(kernels(find_fmhactl(), options.arch, options.units, drawn)))
         return
     import fmhad  # pylint: disable=import-outside-toplevel
 
-    cpu = options.backend == "cpu"
-    problems = selection_shapes.draw(options.problems, **(selection_shapes.CPU if cpu else {}))
+    part, parts = map(int, options.part.split("/"))
     config = {"devices": [{"backend": options.backend}],
               "tuning": {"automatic": False, "memory_bytes": 4 << 30}}
+    if not cpu:
+        config["compile"] = {"sources": str(ROOT / "kernels/gpu"), "jobs": os.cpu_count(),
+                             "library_path": os.environ.get("LD_LIBRARY_PATH") or "/usr/lib",
+                             **({"cache": options.cache} if options.cache else {})}
     with fmhad.Daemon(config) as daemon:
-        document = measure(daemon, 0, problems, options.seconds)
+        document = measure(daemon, 0, drawn[part - 1::parts], options.seconds)
     if options.out:
         options.out.write_text(json.dumps(document) + "\n")
     if not options.what:

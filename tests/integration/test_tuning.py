@@ -533,17 +533,22 @@ def test_a_fitted_model_is_found_and_used(tmp_path):
     fit_model.flatten({"split_feature": names.index("m0"), "threshold": 64.0, "left_child": {"leaf_value": -9},
                        "right_child": {"leaf_value": 9}}, nodes)
 
-    def choose():
-        document = json.loads(fmhactl("plan", "--arch", arch, "-s=4096", "-d=128", "-h=16", "--json",
-                                      FMHA_SPECS_DIR=str(tmp_path)))
-        candidate = next(c for c in document["selections"][-1]["candidates"] if c["verdict"] == "chosen")
+    def explain(hdim=128):
+        document = json.loads(fmhactl("plan", "--arch", arch, "-s=4096", f"-d={hdim}", "-h=16", "--json",
+                                      "--features", FMHA_SPECS_DIR=str(tmp_path)))
+        return document["selections"][-1]
+
+    def choose(hdim=128):
+        candidate = next(c for c in explain(hdim)["candidates"] if c["verdict"] == "chosen")
         return candidate["name"], candidate["time_from"]
 
     name, source = choose()
     assert "-t128x" in name and source == "formula"
+    rows = [candidate["features"] for candidate in explain()["candidates"] if "features" in candidate]
     file = tmp_path / "models" / f"{arch}.json"
-    file.write_text(fit_model.model_text(arch, names, [nodes]))
+    file.write_text(fit_model.model_text(arch, names, rows, [nodes]))
     name, source = choose()
     assert ("-t64x" in name or "-t32x" in name or "-t16x" in name) and source == "model"
-    file.write_text(fit_model.model_text(arch, names[1:], [nodes]))  # of another build's features
+    assert choose(hdim=64)[1] == "formula"  # of which nothing was measured
+    file.write_text(fit_model.model_text(arch, names, rows, [nodes]).replace('"flops"', '"flips"'))  # of another build's features
     assert choose()[1] == "formula"

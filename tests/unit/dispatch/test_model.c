@@ -13,13 +13,17 @@
 
 #define TEXT_BYTES 4096
 
+#define KNOWN                                                                                      \
+	"\"kinds\": {\"family\": [0], \"element\": [2], \"mode\": [0]}, "                          \
+	"\"ranges\": {\"hdim\": [128, 256], \"group\": [1, 4], \"page\": [-1, -1]}"
+
 /* A model of @trees for @arch, with the features of this build but for the first, which is @first. */
 static char *model_text(char text[TEXT_BYTES], const char *arch, const char *first,
 			const char *trees)
 {
 	int n = snprintf(text, TEXT_BYTES,
-			 "{\"format\": \"fmhad-model\", \"version\": 1, \"arch\": \"%s\", "
-			 "\"base\": 1, \"trees\": %s, \"features\": [\"%s\"",
+			 "{\"format\": \"fmhad-model\", \"version\": 2, \"arch\": \"%s\", " KNOWN
+			 ", \"base\": 1, \"trees\": %s, \"features\": [\"%s\"",
 			 arch, trees, first);
 
 	for (int i = 1; i < PREDICT_FEATURES; i++)
@@ -35,9 +39,20 @@ static int parse(const char *text, struct predict_model **ret_model, struct fmha
 	return predict_model_parse(text, strlen(text), "sm_90a", ret_model, err);
 }
 
+/* Of a problem that KNOWN speaks of. */
+static void known_features(double features[PREDICT_FEATURES])
+{
+	memset(features, 0, PREDICT_FEATURES * sizeof(*features));
+	features[PREDICT_family] = ABI_FWD;
+	features[PREDICT_element] = 2;
+	features[PREDICT_hdim] = 256;
+	features[PREDICT_group] = 2;
+	features[PREDICT_page] = -1;
+}
+
 static void trees_are_summed(void **state)
 {
-	double features[PREDICT_FEATURES] = {0};
+	double features[PREDICT_FEATURES];
 	struct predict_model *model;
 	struct fmha_error err = {0};
 	char text[TEXT_BYTES], trees[256];
@@ -48,10 +63,41 @@ static void trees_are_summed(void **state)
 		"[[[%d, 64, 1, 2, 0], [-1, 0, 0, 0, 2], [-1, 0, 0, 0, 3]], [[-1, 0, 0, 0, 1]]]",
 		PREDICT_m0);
 	assert_int_equal(parse(model_text(text, "sm_90a", "flops", trees), &model, &err), 0);
+	known_features(features);
 	features[PREDICT_m0] = 64; /* at most the threshold: left */
 	assert_true(fabs(predict_us(model, features, 5) - 5 * 16) < 1e-9);
 	features[PREDICT_m0] = 65;
 	assert_true(fabs(predict_us(model, features, 5) - 5 * 32) < 1e-9);
+	predict_model_free(model);
+}
+
+static void of_problems_like_none_measured_nothing_is_said(void **state)
+{
+	static const struct {
+		enum predict_feature feature;
+		double value;
+	} unknown[] = {{PREDICT_family, ABI_BWD_DQ_DK_DV},
+		       {PREDICT_element, 1},
+		       {PREDICT_mode, 1},
+		       {PREDICT_hdim, 512},
+		       {PREDICT_hdim, 64},
+		       {PREDICT_group, 8},
+		       {PREDICT_page, 4}};
+	double features[PREDICT_FEATURES];
+	struct predict_model *model;
+	struct fmha_error err = {0};
+	char text[TEXT_BYTES];
+
+	(void)state;
+	assert_int_equal(parse(model_text(text, "sm_90a", "flops", "[]"), &model, &err), 0);
+	known_features(features);
+	features[PREDICT_pipeline] = 1e6; /* a kernel may be newer than the model */
+	assert_true(fabs(predict_us(model, features, 5) - 10) < 1e-9);
+	for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++) {
+		known_features(features);
+		features[unknown[i].feature] = unknown[i].value;
+		assert_true(predict_us(model, features, 5) == 0);
+	}
 	predict_model_free(model);
 }
 
@@ -144,6 +190,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(trees_are_summed),
+		cmocka_unit_test(of_problems_like_none_measured_nothing_is_said),
 		cmocka_unit_test(what_is_no_model_is_refused),
 		cmocka_unit_test(a_model_goes_before_the_formula),
 	};
