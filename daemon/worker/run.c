@@ -181,6 +181,9 @@ static void answer_success(struct request *request, uint64_t now)
 	struct proto_run_result result = {.queued_ns = launch->started_ns - request->arrived_ns,
 					  .kernel_ns = launch->ended_ns - launch->started_ns};
 
+	/* The client goes on while its run is counted. */
+	if (!request->answered)
+		connection_answer(&session->connection, request->id, PROTO_RUN, &result, -1);
 	worker->n_runs++;
 	session->n_runs++;
 	histogram_add(&worker->queued, result.queued_ns);
@@ -192,8 +195,6 @@ static void answer_success(struct request *request, uint64_t now)
 	kernels_count_run(worker, request->plan, result.kernel_ns);
 	census_count(&worker->census, request->plan->uid, &request->plan->plan.problem, 1,
 		     result.kernel_ns, &request->plan->census);
-	if (!request->answered)
-		connection_answer(&session->connection, request->id, PROTO_RUN, &result, -1);
 }
 
 /* Its integers lie on the device now. */

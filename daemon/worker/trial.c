@@ -244,7 +244,7 @@ static int bind_workspace(struct worker *worker, struct trial_run *run, struct f
 	uint64_t bytes = plan_workspace_bytes(&run->plan, run->indices);
 
 	bytes += staging_device_bytes(worker->device, &run->plan, bytes);
-	if (bytes > worker->page->config.tuning.memory_bytes)
+	if (bytes > worker->settings.tuning.memory_bytes)
 		return fmha_error_set_field(err, FMHA_EQUOTA, "workspace",
 					    "tuning: its workspace takes %llu bytes",
 					    (unsigned long long)bytes);

@@ -37,6 +37,7 @@ struct job {
 	struct session *session; /* NULL: of our own accord, or its client has gone */
 	uint32_t id;             /* of its request */
 	bool own, stopped;
+	bool interrupted; /* by a client: what is left is for another time */
 	bool again, thorough;
 	uint32_t uid; /* of its census entry, or who asked */
 	struct fmha_problem problem;
@@ -85,7 +86,7 @@ static struct job *current(struct tuner *tuner)
 
 static const struct config_tuning *config_of(const struct tuner *tuner)
 {
-	return &tuner->worker->page->config.tuning;
+	return &tuner->worker->settings.tuning;
 }
 
 static bool clients_wait(const struct tuner *tuner)
@@ -121,7 +122,7 @@ static void settle(struct tuner *tuner, const struct job *job)
 	struct census_entry *entry = census_find(&tuner->worker->census, job->uid,
 						 job->result.shape);
 
-	if (entry && (job->own || job->next == job->n_options))
+	if (entry && !job->interrupted && (job->own || job->next == job->n_options))
 		entry->settled = true;
 	if (job->result.n_measured > 0)
 		log_info("tuned %s: %s, %d splits, %.1f us (%u of %u measured)", job->result.shape,
@@ -403,7 +404,7 @@ static void on_done(struct device_launch *launch)
 	tuner->launched = false;
 	job->spent_ns += took;
 	tuner->device_ns += took;
-	if (job->own)
+	if (job->own && !job->stopped)
 		tuner->pause_ns += took * (100 - config_of(tuner)->share) / config_of(tuner)->share;
 	if (launch->error.code == FMHA_ECANCELED) {
 		/* a client came: once more, later */
@@ -542,8 +543,22 @@ static void on_timer(uv_timer_t *timer)
 		go_on(tuner);
 }
 
+/* Measuring waits until the device is idle again for as long as it takes to begin it. What it has on
+ * the device is given back meanwhile; what was measured is kept, and not measured again. */
+static void interrupt(struct tuner *tuner)
+{
+	struct job *job = current(tuner);
+
+	if (!job || !job->own || config_of(tuner)->idle_s == 0)
+		return;
+	job->stopped = job->interrupted = true;
+	if (!tuner->launched) /* nor has it to wait for its share of the time */
+		uv_timer_start(&tuner->timer, on_timer, 0, 0);
+}
+
 void tuner_yield(struct tuner *tuner)
 {
+	interrupt(tuner);
 	if (tuner->launched && device_shares_memory(tuner->worker->device))
 		device_cancel(tuner->worker->device, tuner->launch);
 }

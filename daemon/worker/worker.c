@@ -397,6 +397,7 @@ static void on_hangup_signal(uv_signal_t *handle, int number)
 	worker_page_get_config(worker->page, &worker->settings);
 	log_set_level((enum log_level)worker->settings.log_level);
 	apply_limits(worker);
+	tuner_resume(worker->tuner);
 }
 
 static void name_process(uint32_t device)

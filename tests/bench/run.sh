@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 # Every benchmark, each printing ratios to something measured beside it in the same run.
 #
-#   tests/bench/run.sh [cpu|specs|rpc|idle|watch|fair|gpu|coldstart ...]     default: all but the last four
+#   tests/bench/run.sh [cpu|specs|rpc|idle|watch|fair|selection|tuning|gpu|coldstart ...]
+#                                             default: cpu specs rpc idle
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 . tests/lib/say.sh
@@ -111,6 +112,12 @@ bench_coldstart() {
 bench_selection() {
     title "The choice of kernels"
     FMHA_BUILD=$PWD/build/release /usr/bin/python3 tests/bench/selection.py
+}
+
+# A client's latency while candidates are measured; a minute and a half.
+bench_tuning() {
+    title "A client beside automatic tuning"
+    FMHA_BUILD=$PWD/build/release /usr/bin/python3 tests/bench/tuning.py
 }
 
 # Needs an NVIDIA GPU and PyTorch.

@@ -95,7 +95,7 @@ def measure_some(device, problems, deadline):
             for shape, problem in shapes.items() if shape in first and shape in second]
 
 
-def measure(daemon, index, problems, seconds, at_a_time=100):
+def measure(daemon, index, problems, seconds, at_a_time=40):
     deadline, entries = time.monotonic() + seconds, []
     with daemon.client() as client:
         description = client.devices()[index]

@@ -105,6 +105,12 @@ def daemon_of(state, **config):
     return fmhad.Daemon({"tuning": {"state": str(state), **config.pop("tuning", {})}, **config})
 
 
+def reload_tuning(daemon, **keys):
+    daemon.config["tuning"].update(keys)
+    (daemon.directory / "fmhad.json").write_text(json.dumps(daemon.config))
+    daemon.process.send_signal(signal.SIGHUP)
+
+
 def files(state):
     return {path.name: path.read_text() for path in state.iterdir() if path.is_file()}
 
@@ -435,11 +441,34 @@ def test_an_idle_device_measures_what_was_used(state):
 
 
 def test_automatic_tuning_is_off_with_one_key(state):
+    """And on again without a restart."""
     with daemon_of(state, tuning={"idle_s": 0, "automatic": False}) as daemon:
         with daemon.device() as device:
             run_shapes(device, [64])
             time.sleep(0.3)
             assert results(device) == {}
+            reload_tuning(daemon, automatic=True)
+            assert fmhad.until(lambda: results(device))
+
+
+def test_a_client_ends_what_an_idle_device_began(state):
+    """Once the device is idle again it goes on with what is left."""
+    with daemon_of(state, tuning={"idle_s": 1, "share": 1}) as daemon:
+        def is_busy():
+            return daemon.status()["devices"][0]["worker"]["tuning"]["busy"]
+
+        with daemon.device() as device:
+            run_shapes(device, [192])
+            assert not is_busy() and fmhad.until(lambda: results(device)) and is_busy()
+            run_shapes(device, [192])
+            assert fmhad.until(lambda: not is_busy(), 0.9)
+            first = results(device)
+            shape = json.loads(device.call_json("census", {}))["shapes"][0]
+            assert shape["runs"] == 2 and not shape["settled"]
+            reload_tuning(daemon, share=100)
+            assert fmhad.until(lambda: json.loads(device.call_json("census", {}))["shapes"][0]["settled"])
+            assert len(results(device)) > len(first)
+            assert all(results(device)[key] == us for key, us in first.items())
 
 
 def test_a_plan_takes_what_became_known(daemon):
