@@ -75,7 +75,8 @@ def _load():
     carried = native("lib", SONAME)
     path = chosen or (str(carried) if carried else SONAME)
     try:
-        return ffi.dlopen(path)
+        # At exit the library's object may go before the handles that end by its functions.
+        return ffi.dlopen(path, os.RTLD_NOW | os.RTLD_NODELETE)
     except OSError as error:
         raise ImportError(
             f"libfmha_client cannot be loaded ({error}): install it, or name it in FMHA_CLIENT_LIBRARY"

@@ -352,6 +352,31 @@ def test_a_private_daemon_ends_with_its_process_however_that_ends():
         time.sleep(0.02)
 
 
+EXIT = """
+import gc, sys
+import numpy as np
+import fmha
+x = np.ones((1, 4, 1, 32), np.float32)
+fmha.attention(x, x, x)
+client, lib = fmha.default_client(), fmha._lib.lib
+for module in [m for name, m in sys.modules.items() if name.startswith("fmha.")]:
+    if vars(module).get("lib") is lib:
+        del module.lib
+del lib, module
+gc.collect()
+fmha._service._default = None
+fmha._run._kept.runs.clear()
+del client, x
+gc.collect()
+"""
+
+
+def test_handles_may_outlive_the_library_object():
+    """As in an interpreter's last collection, whose order nobody promises."""
+    done = subprocess.run([sys.executable, "-c", EXIT], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.returncode == 0
+
+
 def test_without_a_daemon_the_error_says_what_to_do():
     program = "import numpy as np, fmha; x = np.ones((1, 1, 1, 32), np.float32); fmha.attention(x, x, x)"
     environment = {**os.environ, "FMHAD_SOCKET": "/nonexistent/fmhad.sock", "PYTHONPATH": os.pathsep.join(sys.path)}
