@@ -130,9 +130,9 @@ def empty_like(array, shape, dtype: int | None = None):
     """A new array of the kind that @array is, on the device that it is on; of its type unless @dtype (FMHA_*) says else."""
     if isinstance(array, np.ndarray):
         return np.empty(shape, array.dtype if dtype is None else numpy_dtype(dtype))
-    if dtype is None:
-        return array.new_empty(shape)
     torch = sys.modules["torch"]
+    if dtype is None:
+        return torch.empty_like(array) if shape == array.shape and array.is_contiguous() else array.new_empty(shape)
     return torch.empty(shape, dtype=getattr(torch, NAMES[dtype]), device=array.device)
 
 

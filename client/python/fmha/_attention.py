@@ -2,6 +2,7 @@
 """attention() and its siblings, on arrays of any kind."""
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,13 @@ def _longest(kept, side, given):
     raise invalid(f"give max_seqlen_{side}: the prefix sums lie on a GPU, and reading them would wait for it", f"seqlen_{side}")
 
 
-def _integers(arrays):
-    return {n: _arrays.int32(a, n) for n, a in arrays.items() if a is not None}
-
-
-def _options(op, layout, causal, window, align, **others):
+@functools.lru_cache(maxsize=4096)
+def _options(op, layout, causal, window, align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k, deterministic=False,
+             n_splits=0, split_size=0):
     mask, band = _problem.masking(causal, window, align)
-    return _problem.Options(op=op, layout=layout, mask=mask, window=band, **others)
+    return _problem.Options(op=op, layout=layout, mask=mask, window=band, sink_tokens=sink_tokens, scale=scale, softcap=float(softcap),
+                            dropout_p=float(dropout_p), deterministic=deterministic, n_splits=n_splits, split_size=split_size,
+                            max_seqlen_q=longest_q or 0, max_seqlen_k=longest_k or 0)
 
 
 def attention(
@@ -82,34 +83,33 @@ def attention(
         InvalidError: shapes, types or options that do not fit; `field` names what.
         NotSupportedError, UnreachableError, ...: see FmhaError.
     """
-    integers = _integers(dict(
-        seqstart_q=cu_seqlens_q, seqstart_k=cu_seqlens_k, seqlen_q=seqlens_q, seqlen_k=seqlens_k, leftpad_k=leftpad_k,
-        cache_batch_idx=cache_batch_idx, block_table=block_table, kv_indptr=kv_indptr, kv_page_indices=kv_page_indices,
-        kv_last_page_len=kv_last_page_len))
     kept = _run.adopted(dict(
         q=q, k=k, v=v, bias=bias, alibi_slopes=alibi_slopes, sink=sink, q_descale=q_descale, k_descale=k_descale,
-        v_descale=v_descale, o=out, **integers), ("o",))
+        v_descale=v_descale, o=out, seqstart_q=cu_seqlens_q, seqstart_k=cu_seqlens_k, seqlen_q=seqlens_q, seqlen_k=seqlens_k,
+        leftpad_k=leftpad_k, cache_batch_idx=cache_batch_idx, block_table=block_table, kv_indptr=kv_indptr,
+        kv_page_indices=kv_page_indices, kv_last_page_len=kv_last_page_len), ("o",))
     longest_q, longest_k = _longest(kept, "q", max_seqlen_q), _longest(kept, "k", max_seqlen_k)
     if longest_k is None and block_table is not None:
         longest_k = kept["block_table"].shape[1] * kept["k"].shape[1]
     if longest_k is None and kv_indptr is not None:
         raise invalid("give max_seqlen_k: the longest cache", "seqlen_k")
-    options = _options("forward", layout, causal, window, align, sink_tokens=sink_tokens, scale=scale, softcap=float(softcap),
-                       dropout_p=float(dropout_p), n_splits=n_splits, split_size=split_size, max_seqlen_q=longest_q or 0,
-                       max_seqlen_k=longest_k or 0)
-    _outputs(kept, layout, return_lse, return_randval)
+    options = _options("forward", layout, causal, tuple(window), align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k,
+                       n_splits=n_splits, split_size=split_size)
+    if "o" not in kept:
+        kept["o"] = _arrays.empty_like(kept["q"], (*kept["q"].shape[:-1], kept["v"].shape[-1]))
+    if return_lse or return_randval:
+        _row_outputs(kept, layout, return_lse, return_randval)
     dropout = (_run.seed_of(seed), offset) if dropout_p > 0 else None
     _run.execute(kept, options, dropout, device=device)
-    extra = tuple(kept[n] for n in ("lse", "randval") if n in kept)
-    return (kept["o"], *extra) if extra else kept["o"]
+    if return_lse or return_randval:
+        return tuple(kept[n] for n in ("o", "lse", "randval") if n in kept)
+    return kept["o"]
 
 
-def _outputs(kept, layout, with_lse, with_randval):
-    """O, LSE and dropout's bytes join @kept."""
+def _row_outputs(kept, layout, with_lse, with_randval):
+    """LSE and dropout's bytes join @kept."""
     q, packed = kept["q"], "seqstart_q" in kept
     rows = _problem.row_extents(q.shape, layout, packed)
-    if "o" not in kept:
-        kept["o"] = _arrays.empty_like(q, (*q.shape[:-1], kept["v"].shape[-1]))
     if with_lse:
         kept["lse"] = _arrays.empty_like(q, rows, _arrays.F32)
     if with_randval:
@@ -141,14 +141,12 @@ def attention_backward(
     """
     if dropout_p > 0 and seed is None and randval is None:
         raise invalid("dropout's gradient needs its forward's seed and offset, or randval", "dropout_seed")
-    integers = _integers(dict(seqstart_q=cu_seqlens_q, seqstart_k=cu_seqlens_k, seqlen_q=seqlens_q, seqlen_k=seqlens_k))
-    kept = _run.adopted(dict(q=q, k=k, v=v, o=o, lse=lse, bias=bias, alibi_slopes=alibi_slopes, sink=sink,
-                                   randval=randval, do=grad, dq=dq, dk=dk, dv=dv, **integers),
-                              ("dq", "dk", "dv"))
+    kept = _run.adopted(dict(q=q, k=k, v=v, o=o, lse=lse, bias=bias, alibi_slopes=alibi_slopes, sink=sink, randval=randval,
+                             do=grad, dq=dq, dk=dk, dv=dv, seqstart_q=cu_seqlens_q, seqstart_k=cu_seqlens_k, seqlen_q=seqlens_q,
+                             seqlen_k=seqlens_k), ("dq", "dk", "dv"))
     longest_q, longest_k = _longest(kept, "q", max_seqlen_q), _longest(kept, "k", max_seqlen_k)
-    options = _options("backward", layout, causal, window, align, sink_tokens=sink_tokens, scale=scale,
-                       softcap=float(softcap), dropout_p=float(dropout_p), deterministic=deterministic,
-                       max_seqlen_q=longest_q or 0, max_seqlen_k=longest_k or 0)
+    options = _options("backward", layout, causal, tuple(window), align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k,
+                       deterministic)
     made = {"dq": "q", "dk": "k", "dv": "v"}
     if want_dbias:
         if bias is None:
@@ -178,9 +176,8 @@ def append_kv(
     """
     if rotary not in _ROPE:
         raise invalid(f"rotary is {rotary!r}: half or interleaved", "rope")
-    integers = _integers(dict(seqlen_k=seqlens_k, block_table=block_table, cache_batch_idx=cache_batch_idx))
-    kept = _run.adopted(dict(q=q, k=k, v=v, k_new=k_new, v_new=v_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-                                   **integers), ("k", "v"))
+    kept = _run.adopted(dict(q=q, k=k, v=v, k_new=k_new, v_new=v_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin, seqlen_k=seqlens_k,
+                             block_table=block_table, cache_batch_idx=cache_batch_idx), ("k", "v"))
     turning = rotary_cos is not None
     mask, band = _problem.masking(causal, (-1, -1), "bottom_right")
     paged = kept["k"].shape[1] * kept["block_table"].shape[1] if block_table is not None else 0

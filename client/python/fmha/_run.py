@@ -111,9 +111,16 @@ def seed_of(seed) -> int:
     return secrets.randbits(63) if seed is None else int(seed) & (2**64 - 1)
 
 
+_INTEGERS = frozenset(("seqstart_q", "seqstart_k", "seqlen_q", "seqlen_k", "leftpad_k", "cache_batch_idx", "block_table", "kv_indptr",
+                       "kv_page_indices", "kv_last_page_len"))
+
+
 def adopted(arrays: dict, written: tuple = ()) -> dict:
-    """Those that are not None as numpy's or torch's; @written: outputs among them."""
-    kept = {n: a if type(a) is np.ndarray or _arrays.is_torch(a) else _arrays.adopt(a, n) for n, a in arrays.items() if a is not None}
+    """Those that are not None as numpy's or torch's, lengths and tables as int32; @written: outputs among them."""
+    kept = {}
+    for name, array in arrays.items():
+        if array is not None:
+            kept[name] = _arrays.int32(array, name) if name in _INTEGERS else _arrays.adopt(array, name)
     for name in written:
         if name in kept:
             _arrays.check_writable(kept[name], name)

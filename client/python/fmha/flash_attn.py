@@ -41,7 +41,7 @@ def _attend(q, k, v, slopes, cu, call, return_attn_probs):
     if q.shape[-1] % 8 or v.shape[-1] % 8:
         raise not_supported("return_attn_probs with dropout takes head dims that are multiples of 8")
     state = ft._state(q)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+    if torch.is_grad_enabled() and ft._needs_gradient(q, k, v, None, None):
         o, lse = ft._Attention.apply(call, state, q, k, v, *extras)
     else:
         o, lse, _ = ft._forward(q, k, v, extras, call, state)

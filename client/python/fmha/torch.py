@@ -72,7 +72,7 @@ def _inputs(q, k, v, extras):
 def _forward(q, k, v, extras, call: Call, state, with_lse=True, with_randval=False):
     """(O, LSE, dropout's bytes), the last two None when not wanted."""
     tensors = _inputs(q, k, v, extras)
-    same = v.shape[-1] == q.shape[-1] and q.is_contiguous()
+    same = v.size(-1) == q.size(-1) and q.is_contiguous()
     tensors["o"] = torch.empty_like(q) if same else q.new_empty((*q.shape[:-1], v.shape[-1]))
     rows = _problem.row_extents(q.shape, call.layout, "seqstart_q" in tensors)
     if with_lse:
@@ -173,7 +173,7 @@ _op.register_autograd(_gradient, setup_context=_setup)
 
 
 def _autocast(*tensors):
-    kind = tensors[0].device.type
+    kind = "cuda" if tensors[0].is_cuda else tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
@@ -191,9 +191,14 @@ def _apply(q, k, v, extras, call: Call, want_lse=False) -> tuple[Tensor, Tensor 
         state = _state(q)
     if torch.compiler.is_compiling():
         return torch.ops.fmha.attention(q, k, v, *extras, state, *call)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, *extras)):
+    if torch.is_grad_enabled() and _needs_gradient(q, k, v, extras[0], extras[2]):
         return _Attention.apply(call, state, q, k, v, *extras)
     return _forward(q, k, v, extras, call, state, want_lse)[:2]
+
+
+def _needs_gradient(q, k, v, bias, sink):
+    return (q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
+            or (sink is not None and sink.requires_grad))
 
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -219,7 +224,7 @@ def _padded(tensor: Tensor, to: int) -> Tensor:
 
 def _with_hdim(q, k, v, extras, call, want_lse=False):
     """_apply() for any head dim: kernels take multiples of 8, zeros beyond change nothing."""
-    hdim_q, hdim_v = q.shape[-1], v.shape[-1]
+    hdim_q, hdim_v = q.size(-1), v.size(-1)
     if hdim_q % 8 == 0 and hdim_v % 8 == 0:
         return _apply(q, k, v, extras, call, want_lse)
     if call.scale is None:
@@ -265,25 +270,23 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     _refuse_transforms(query)
     if is_causal and attn_mask is not None:
         raise invalid("is_causal and attn_mask exclude each other", "attn_mask")
-    if query.dim() < 2:
-        raise invalid(f"query has {query.dim()} dimensions: at least 2", "tensor.q")
-    query, key, value = _autocast(query, key, value)
-    if not enable_gqa and query.dim() >= 3 and query.shape[-3] != key.shape[-3]:
-        raise invalid(f"{query.shape[-3]} query heads and {key.shape[-3]} key heads: say enable_gqa=True", "nhead_k")
-    lead = query.shape[:-3]
-    if query.dim() == 4:
-        q, k, v = query, key, value
-    else:
+    n_dims = query.dim()
+    if n_dims < 2:
+        raise invalid(f"query has {n_dims} dimensions: at least 2", "tensor.q")
+    q, k, v = query, key, value = _autocast(query, key, value)
+    if not enable_gqa and n_dims >= 3 and query.size(-3) != key.size(-3):
+        raise invalid(f"{query.size(-3)} query heads and {key.size(-3)} key heads: say enable_gqa=True", "nhead_k")
+    if n_dims != 4:
         q, k, v = (t.reshape(-1, *((1,) * (3 - t.dim())), *t.shape[-3:]) for t in (query, key, value))
     bias = None
     if attn_mask is not None:
         bias = _additive(attn_mask, q)
         if bias.dim() > 4:
-            bias = bias.expand(*lead, *bias.shape[-3:]).reshape(-1, *bias.shape[-3:])
-    mask, (left, right) = _problem.masking(is_causal, (-1, -1), "top_left")
-    call = Call("bhsd", mask, left, right, scale, 0.0, float(dropout_p), 0, 0, torch.are_deterministic_algorithms_enabled())
+            bias = bias.expand(*query.shape[:-3], *bias.shape[-3:]).reshape(-1, *bias.shape[-3:])
+    mask, right = (_problem.MASK_TOP_LEFT, 0) if is_causal else (_problem.MASK_NONE, -1)
+    call = Call("bhsd", mask, -1, right, scale, 0.0, float(dropout_p), 0, 0, torch.are_deterministic_algorithms_enabled())
     o = _with_hdim(q, k, v, (bias, None, None, None, None), call)[0]
-    return o if query.dim() == 4 else o.reshape(*query.shape[:-1], o.shape[-1])
+    return o if n_dims == 4 else o.reshape(*query.shape[:-1], o.shape[-1])
 
 
 _own_sdpa = torch.nn.functional.scaled_dot_product_attention
