@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
-README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
-SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+PAGES = [ROOT / "README.md", ROOT / "client/python/README.md", *sorted((ROOT / "client/docs").glob("python*.md"))]
+SNIPPETS = {f"{page.relative_to(ROOT)} {n}": text for page in PAGES
+            for n, text in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))}
 
 
 def run(*arguments, **environment):
@@ -18,12 +20,17 @@ def run(*arguments, **environment):
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
 
 
-@pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_snippets(number):
-    for module in re.findall(r"^(?:import|from) (torch|transformers)", SNIPPETS[number], re.M):
+def test_each_use_has_a_page_with_programs():
+    for name in ("README.md", "client/python/README.md", *(f"client/docs/python-{use}.md" for use in ("numpy", "torch", "transformers"))):
+        assert f"{name} 0" in SNIPPETS
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_snippets(name):
+    for module in re.findall(r"^(?:import|from) (torch|transformers)", SNIPPETS[name], re.M):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
-    done = run("-c", SNIPPETS[number])
+    done = run("-c", SNIPPETS[name])
     assert done.returncode == 0, done.stderr
 
 
