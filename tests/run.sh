@@ -97,6 +97,13 @@ gpu() {
         python3 tests/gpu/stress.py --seconds 60
 }
 
+# Python's tests with torch, whose wheels are large.
+with_torch() {
+    "$python" -m venv build/torch &&
+        build/torch/bin/pip install -q -U torch transformers ml_dtypes pytest cffi setuptools &&
+        FMHA_BUILD=$PWD/build/release build/torch/bin/python -m pytest -q -rs -p no:cacheprovider client/python/tests
+}
+
 nightly() {
     local status=0 spills=0
     ./dev lint || status=1
@@ -104,9 +111,11 @@ nightly() {
         FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py --asan build/asan || status=1
     if [ "$(id -u)" -eq 0 ] && command -v debootstrap >/dev/null; then
         ./dev package && tests/packages.sh || status=1
+        tests/wheel.sh --with-torch || status=1
     else
-        echo "packages: needs root and debootstrap: skipped" >&2
+        echo "packages, wheel: need root and debootstrap: skipped" >&2
     fi
+    with_torch || status=1
     FMHA_BUILD=$PWD/build/release "$python" tests/gpu/spill_check.py --full || spills=$?
     [ "$spills" -eq 0 ] || [ "$spills" -eq 77 ] || status=1
     return $status

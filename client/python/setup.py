@@ -80,4 +80,24 @@ class Native(Distribution):
         return not BINDINGS
 
 
-setup(license="MIT", cmdclass={"build_py": Build}, distclass=Native)
+def any_python(bdist_wheel):
+    class AnyPython(bdist_wheel):
+        """What is native here is no module of Python's: any version takes it."""
+
+        def get_tag(self):
+            return "py3", "none", super().get_tag()[2]
+
+    return AnyPython
+
+
+commands = {"build_py": Build}
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # setuptools before 70
+    try:
+        from wheel.bdist_wheel import bdist_wheel
+    except ImportError:
+        bdist_wheel = None  # nobody can ask for a wheel
+if bdist_wheel is not None:
+    commands["bdist_wheel"] = any_python(bdist_wheel)
+setup(license="MIT", cmdclass=commands, distclass=Native)
