@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""What a call costs the host, and graphs: fmha beside torch's own attention, in one process, on a GPU.
+"""What a call costs the host, and end to end: fmha beside torch's own attention, in one process, on a GPU.
 
     FMHAD_SOCKET=... python3 client/python/tests/gpu_speed.py
 """
 import statistics
+import subprocess
+import sys
 import time
 
 import fmha.flash_attn
@@ -42,66 +44,74 @@ def device_ms(calls, rounds=11, n=10):
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def main():
+def import_ms(n=15):
+    """What `import fmha` adds to numpy's own, in fresh processes, in turn."""
+    found = {"numpy": [], "numpy, fmha": []}
+    for _ in range(n):
+        for modules, times in found.items():
+            program = f"import time; a = time.perf_counter(); import {modules}; print(time.perf_counter() - a)"
+            times.append(float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout))
+    return 1e3 * (statistics.median(found["numpy, fmha"]) - statistics.median(found["numpy"]))
+
+
+def host_costs():
     q, k, v = (torch.randn(1, 4, 64, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     rows = [t.transpose(1, 2) for t in (q, k, v)]
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     out = torch.empty_like(rows[0])
-    with torch.no_grad(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        print("host us, tiny:", host_us({
-            "flash_attn_func": lambda: fmha.flash_attn.flash_attn_func(*rows),
-            "fmha.attention": lambda: fmha.attention(*rows, out=out),
-            "fmha sdpa": lambda: fmha.torch.scaled_dot_product_attention(q, k, v),
-            "torch sdpa flash": lambda: sdpa(q, k, v),
-            "empty kernel": lambda: out.zero_(),
-        }))
-    compiled = torch.compile(fmha.torch.scaled_dot_product_attention, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        compiled(q, k, v)
-        print("host us, compiled:", host_us({"fmha": lambda: compiled(q, k, v), "operator": lambda: torch.ops.fmha.attention(
-            q, k, v, None, None, None, None, None, None, "bhsd", 0, -1, -1, None, 0.0, 0.0, 0, 0, False)}))
-    for shape in ((4, 16, 2048, 128), (2, 16, 8192, 128), (4, 16, 1024, 64)):
+    none = (None,) * 6
+    compiled = {name: torch.compile(f, fullgraph=True, backend="aot_eager")
+                for name, f in (("fmha", fmha.torch.scaled_dot_product_attention), ("torch", sdpa))}
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        with torch.no_grad():
+            calls = {
+                "flash_attn_func": lambda: fmha.flash_attn.flash_attn_func(*rows),
+                "fmha.attention, out=": lambda: fmha.attention(*rows, out=out),
+                "fmha.attention": lambda: fmha.attention(*rows),
+                "fmha.torch sdpa": lambda: fmha.torch.scaled_dot_product_attention(q, k, v),
+                "torch's sdpa, flash": lambda: sdpa(q, k, v),
+                "torch.ops.fmha.attention": lambda: torch.ops.fmha.attention(q, k, v, *none, "bhsd", 0, -1, -1, None, 0.0, 0.0, 0, 0, False),
+                "compiled (aot_eager), fmha": lambda: compiled["fmha"](q, k, v),
+                "compiled (aot_eager), torch": lambda: compiled["torch"](q, k, v),
+                "an empty kernel (zero_)": out.zero_,
+            }
+            costs = host_us(calls)
+        costs |= host_us({
+            "with gradients, fmha.torch sdpa": lambda: fmha.torch.scaled_dot_product_attention(*leaves),
+            "with gradients, torch's sdpa, flash": lambda: sdpa(*leaves),
+        })
+    for name, us in costs.items():
+        print(f"| {name} | {us:.1f} |")
+
+
+def times():
+    for shape in ((4, 16, 1024, 64), (4, 16, 1024, 128), (4, 16, 2048, 128), (2, 16, 8192, 128)):
         inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
         grad = torch.randn_like(inputs[0])
 
-        def step(f, causal):
-            o = f(*inputs, is_causal=causal)
-            torch.autograd.grad(o, inputs, grad)
+        def both(f, causal):
+            torch.autograd.grad(f(*inputs, is_causal=causal), inputs, grad)
 
-        def own(*a, **b):
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                return sdpa(*a, **b)
+        def forward(f, causal):
+            with torch.no_grad():
+                f(*inputs, is_causal=causal)
 
         for causal in (False, True):
-            times = device_ms({"fmha": lambda: step(fmha.torch.scaled_dot_product_attention, causal), "flash": lambda: step(own, causal)})
-            print(shape, "causal" if causal else "full", "forward and backward, ms:", times, f"{times['flash'] / times['fmha']:.2f}")
-    graph_of_layers()
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                for name, work in (("forward", forward), ("forward and backward", both)):
+                    found = device_ms({"fmha": lambda: work(fmha.torch.scaled_dot_product_attention, causal),
+                                       "torch": lambda: work(sdpa, causal)})
+                    print(f"| {', '.join(map(str, shape))} {'causal' if causal else 'full'} | {name} | {found['fmha']:.3f} | "
+                          f"{found['torch']:.3f} | {found['torch'] / found['fmha']:.2f} |", flush=True)
 
 
-def graph_of_layers():
-    q, k, v = (torch.randn(1, 2048, 16, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-
-    def layers(x):
-        for _ in range(50):
-            x = fmha.flash_attn.flash_attn_func(x, k, v, causal=True)
-        return x
-
-    with torch.no_grad():
-        want = layers(q)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            got = layers(q)
-        graph.replay()
-        torch.cuda.synchronize()
-        print("graph of 50 layers, same bits:", torch.equal(got, want))
-        drop = lambda: fmha.torch.attention(q, k, v, dropout_p=0.5)  # noqa: E731
-        drop()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            dropped = drop()
-        graph.replay()
-        first = dropped.clone()
-        graph.replay()
-        print("replays drop other elements:", not torch.equal(first, dropped))
+def main():
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(f"import fmha beyond numpy: {import_ms():.1f} ms")
+    print("\n| host | us |\n|--|--:|")
+    host_costs()
+    print("\n| batch, heads, length, hdim | | fmha ms | torch flash ms | torch / fmha |\n|--|--|--:|--:|--:|")
+    times()
 
 
 if __name__ == "__main__":
