@@ -11,21 +11,27 @@
 static void print_shapes(const cJSON *shapes)
 {
 	const cJSON *item;
+	char share[SHARE_BYTES];
 
 	if (cJSON_GetArraySize(shapes) == 0) {
 		(void)puts("nothing has been run on this device since its worker started");
 		return;
 	}
-	(void)printf("%8s  %10s  %12s  %-8s  %s\n", "user", "runs", "device ms", "measured",
-		     "shape");
+	(void)printf("%8s  %10s  %12s  %7s  %-8s  %s\n", "user", "runs", "device ms", "of roof",
+		     "measured", "shape, and its kernel");
 	cJSON_ArrayForEach(item, shapes)
 	{
 		const cJSON *settled = cJSON_GetObjectItemCaseSensitive(item, "settled");
+		double splits = number_of(item, "n_splits");
 
-		(void)printf("%8.0f  %10.0f  %12.3f  %-8s  %s\n", number_of(item, "uid"),
+		(void)printf("%8.0f  %10.0f  %12.3f  %7s  %-8s  %s\n", number_of(item, "uid"),
 			     number_of(item, "runs"), number_of(item, "device_ns") / 1e6,
-			     cJSON_IsTrue(settled) ? "yes" : "no",
-			     cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "shape")));
+			     share_of(item, "of_roof", share), cJSON_IsTrue(settled) ? "yes" : "no",
+			     text_of(item, "shape"));
+		(void)printf("%53s%s", "", text_of(item, "kernel"));
+		if (splits > 0)
+			(void)printf(", %.0f splits", splits);
+		(void)putchar('\n');
 	}
 }
 
@@ -79,8 +85,9 @@ const struct ctl_command ctl_census = {
 		  .synopsis = "[OPTION...]",
 		  .text = "Lists the shapes that were run on a device since its worker started, "
 			  "what "
-			  "took most of the device's time first, and whether something is left of "
-			  "them that was not measured. Everybody sees what is their own; "
+			  "took most of the device's time first: how near they come to what the "
+			  "device's roof allows, whether everything was measured that is worth it, "
+			  "and the kernel that runs them. Everybody sees what is their own; "
 			  "administrators see all. `fmhactl tune --census` measures them.",
 		  .tables = {ctl_json_option, ctl_target_options}},
 	.run = census,

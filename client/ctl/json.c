@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "json.h"
 
+#include <stdio.h>
+
 double number_of(const cJSON *object, const char *key)
 {
 	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
@@ -13,4 +15,14 @@ const char *text_of(const cJSON *object, const char *key)
 	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
 
 	return cJSON_IsString(item) ? item->valuestring : "";
+}
+
+const char *share_of(const cJSON *object, const char *key, char text[SHARE_BYTES])
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+
+	if (!cJSON_IsNumber(item))
+		return "-";
+	(void)snprintf(text, SHARE_BYTES, "%.1f%%", 100 * item->valuedouble);
+	return text;
 }

@@ -51,8 +51,18 @@ static double growth(const cJSON *now, const cJSON *before, const char *key)
 }
 
 struct rates {
-	double runs, flops, bytes, busy_ns;
+	double runs, flops, bytes, busy_ns, roof_ns;
 };
+
+/* @now, @before: a family of kernels, or a session. */
+static void add_growth(struct rates *rates, const cJSON *now, const cJSON *before)
+{
+	rates->runs += growth(now, before, "runs");
+	rates->flops += growth(now, before, "flops");
+	rates->bytes += growth(now, before, "bytes");
+	rates->busy_ns += growth(now, before, "kernel_ns");
+	rates->roof_ns += growth(now, before, "roof_ns");
+}
 
 static struct rates device_rates(const cJSON *now, const cJSON *before)
 {
@@ -61,20 +71,23 @@ static struct rates device_rates(const cJSON *now, const cJSON *before)
 	struct rates rates = {0};
 	int i = 0;
 
+	/* Families are only added, at the end. */
 	cJSON_ArrayForEach(family, families)
-	{
-		/* Families are only added, at the end. */
-		const cJSON *same = cJSON_GetArrayItem(old, i++);
-
-		rates.runs += growth(family, same, "runs");
-		rates.flops += growth(family, same, "flops");
-		rates.bytes += growth(family, same, "bytes");
-		rates.busy_ns += growth(family, same, "kernel_ns");
-	}
+		add_growth(&rates, family, cJSON_GetArrayItem(old, i++));
 	return rates;
 }
 
 /* ---- one screen ---- */
+
+static void add_rates(cJSON *item, const struct rates *rates, double seconds)
+{
+	cJSON_AddNumberToObject(item, "runs_per_s", rates->runs / seconds);
+	cJSON_AddNumberToObject(item, "tflops_per_s", rates->flops / seconds / 1e12);
+	cJSON_AddNumberToObject(item, "gb_per_s", rates->bytes / seconds / 1e9);
+	cJSON_AddNumberToObject(item, "device_time", rates->busy_ns / seconds / 1e9);
+	if (rates->roof_ns > 0 && rates->busy_ns > 0)
+		cJSON_AddNumberToObject(item, "of_roof", rates->roof_ns / rates->busy_ns);
+}
 
 static cJSON *add_device(cJSON *list, const cJSON *device, const cJSON *before, double seconds)
 {
@@ -86,10 +99,7 @@ static cJSON *add_device(cJSON *list, const cJSON *device, const cJSON *before, 
 	cJSON_AddNumberToObject(item, "device", number_of(device, "device"));
 	cJSON_AddStringToObject(item, "name", text_of(device, "name"));
 	cJSON_AddStringToObject(item, "state", text_of(device, "state"));
-	cJSON_AddNumberToObject(item, "runs_per_s", rates.runs / seconds);
-	cJSON_AddNumberToObject(item, "tflops_per_s", rates.flops / seconds / 1e12);
-	cJSON_AddNumberToObject(item, "gb_per_s", rates.bytes / seconds / 1e9);
-	cJSON_AddNumberToObject(item, "device_time", rates.busy_ns / seconds / 1e9);
+	add_rates(item, &rates, seconds);
 	cJSON_AddNumberToObject(
 		item, "queue",
 		number_of(cJSON_GetObjectItemCaseSensitive(worker, "runs"), "pending"));
@@ -107,13 +117,16 @@ static void add_sessions(cJSON *list, const cJSON *device, const cJSON *before, 
 	{
 		const cJSON *same = element(old, "session", number_of(session, "session"));
 		cJSON *item = cJSON_CreateObject();
+		struct rates rates = {0};
+
+		add_growth(&rates, session, same);
 
 		cJSON_AddNumberToObject(item, "pid", number_of(session, "pid"));
 		cJSON_AddNumberToObject(item, "uid", number_of(session, "uid"));
 		cJSON_AddNumberToObject(item, "device", number_of(device, "device"));
 		cJSON_AddStringToObject(item, "client", text_of(session, "client"));
-		cJSON_AddNumberToObject(item, "runs_per_s",
-					growth(session, same, "runs") / seconds);
+		cJSON_AddStringToObject(item, "shape", text_of(session, "shape"));
+		add_rates(item, &rates, seconds);
 		cJSON_AddNumberToObject(item, "waiting", number_of(session, "waiting"));
 		cJSON_AddNumberToObject(item, "running", number_of(session, "running"));
 		cJSON_AddNumberToObject(item, "plans", number_of(session, "plans"));
@@ -146,7 +159,7 @@ static cJSON *difference(const struct sample *now, const struct sample *before)
 static int compare_sessions(const void *a, const void *b)
 {
 	const cJSON *x = *(const cJSON *const *)a, *y = *(const cJSON *const *)b;
-	double left = number_of(x, "runs_per_s"), right = number_of(y, "runs_per_s");
+	double left = number_of(x, "device_time"), right = number_of(y, "device_time");
 
 	return (left < right) - (left > right);
 }
@@ -161,37 +174,44 @@ static void print_sessions(const cJSON *list)
 		return;
 	cJSON_ArrayForEach(item, list) sorted[i++] = item;
 	qsort(sorted, n, sizeof(const cJSON *), compare_sessions);
-	(void)printf("\n%8s %8s %6s %10s %5s %5s %6s %10s  %s\n", "pid", "uid", "device", "runs/s",
-		     "wait", "run", "plans", "MiB", "client");
+	(void)printf("\n%8s %8s %6s %10s %9s %9s %5s %5s %5s %9s  %-16s %s\n", "pid", "uid",
+		     "device", "runs/s", "TFLOP/s", "GB/s", "busy", "wait", "run", "MiB", "client",
+		     "latest shape");
 	for (i = 0; i < n; i++)
-		(void)printf("%8.0f %8.0f %6.0f %10.1f %5.0f %5.0f %6.0f %10.1f  %s\n",
-			     number_of(sorted[i], "pid"), number_of(sorted[i], "uid"),
-			     number_of(sorted[i], "device"), number_of(sorted[i], "runs_per_s"),
-			     number_of(sorted[i], "waiting"), number_of(sorted[i], "running"),
-			     number_of(sorted[i], "plans"),
-			     number_of(sorted[i], "memory_bytes") / 1048576,
-			     text_of(sorted[i], "client"));
+		(void)printf(
+			"%8.0f %8.0f %6.0f %10.1f %9.3f %9.2f %4.0f%% %5.0f %5.0f %9.1f  %-16s "
+			"%s\n",
+			number_of(sorted[i], "pid"), number_of(sorted[i], "uid"),
+			number_of(sorted[i], "device"), number_of(sorted[i], "runs_per_s"),
+			number_of(sorted[i], "tflops_per_s"), number_of(sorted[i], "gb_per_s"),
+			100 * number_of(sorted[i], "device_time"), number_of(sorted[i], "waiting"),
+			number_of(sorted[i], "running"),
+			number_of(sorted[i], "memory_bytes") / 1048576,
+			text_of(sorted[i], "client"), text_of(sorted[i], "shape"));
 	free(sorted);
 }
 
 static void print_screen(const cJSON *screen, bool redraw)
 {
 	const cJSON *device;
-	char now[32];
+	char now[32], share[SHARE_BYTES];
 	struct tm local;
 	time_t clock = time(NULL);
 
 	(void)strftime(now, sizeof(now), "%H:%M:%S", localtime_r(&clock, &local));
 	(void)printf("%sfmhad %s, %s\n\n", redraw ? "\033[H\033[J" : "", text_of(screen, "state"),
 		     now);
-	(void)printf("%6s %-10s %10s %9s %9s %7s %6s  %s\n", "device", "state", "runs/s", "TFLOP/s",
-		     "GB/s", "busy", "queue", "name");
-	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(screen, "devices"))(void)
-		printf("%6.0f %-10s %10.1f %9.3f %9.2f %6.0f%% %6.0f  %s\n",
-		       number_of(device, "device"), text_of(device, "state"),
-		       number_of(device, "runs_per_s"), number_of(device, "tflops_per_s"),
-		       number_of(device, "gb_per_s"), 100 * number_of(device, "device_time"),
-		       number_of(device, "queue"), text_of(device, "name"));
+	(void)printf("%6s %-10s %10s %9s %9s %7s %7s %6s  %s\n", "device", "state", "runs/s",
+		     "TFLOP/s", "GB/s", "busy", "of roof", "queue", "name");
+	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(screen, "devices"))
+	{
+		(void)printf("%6.0f %-10s %10.1f %9.3f %9.2f %6.0f%% %7s %6.0f  %s\n",
+			     number_of(device, "device"), text_of(device, "state"),
+			     number_of(device, "runs_per_s"), number_of(device, "tflops_per_s"),
+			     number_of(device, "gb_per_s"), 100 * number_of(device, "device_time"),
+			     share_of(device, "of_roof", share), number_of(device, "queue"),
+			     text_of(device, "name"));
+	}
 	print_sessions(cJSON_GetObjectItemCaseSensitive(screen, "sessions"));
 	(void)fflush(stdout);
 }
@@ -298,8 +318,10 @@ const struct ctl_command ctl_top = {
 		 .text = "Shows what happened on each device since the last screen: runs, floating "
 			 "point "
 			 "operations and least memory traffic a second, the share of time that "
-			 "runs had the device (of several at a time each counts), runs that wait "
-			 "or are computed; and the sessions, the busiest first. Of sessions a user "
+			 "runs had the device (of several at a time each counts), how near they "
+			 "came to what the device's roof allows, runs that wait "
+			 "or are computed; and the same of sessions, the busiest first, with "
+			 "the shape of the latest run. Of sessions a user "
 			 "sees the own ones, an administrator all. Nothing is redrawn unless "
 			 "stdout "
 			 "is a terminal.",

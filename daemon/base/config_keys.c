@@ -26,6 +26,15 @@ static const struct key device_keys[] = {
 	 "ms in which no task of a launch ends until the device counts as hanging"},
 	{"queue_depth", KEY_U32, RESTART, DEVICE(queue_depth), 1, 64, NULL,
 	 "launches of one connection that the device has at a time"},
+	{"roof_gbs", KEY_U32, RESTART, DEVICE(roof_gbs), 0, UINT32_MAX, NULL,
+	 "10^9 bytes a second of its memory that shares of the roof are of, as fmhactl bench "
+	 "measures them; 0: by clock and width of the bus where the driver tells them"},
+	{"roof_gflops_f32", KEY_U32, RESTART, DEVICE(roof_gflops_f32), 0, UINT32_MAX, NULL,
+	 "10^9 operations a second on float32, likewise; 0: by clock and arch"},
+	{"roof_gflops_f16", KEY_U32, RESTART, DEVICE(roof_gflops_f16), 0, UINT32_MAX, NULL,
+	 "likewise on float16 and bfloat16"},
+	{"roof_gflops_fp8", KEY_U32, RESTART, DEVICE(roof_gflops_fp8), 0, UINT32_MAX, NULL,
+	 "likewise on fp8"},
 	END,
 };
 

@@ -491,6 +491,48 @@ static int choose_level(const struct config_device *config, enum cpu_level *ret_
 	return 0;
 }
 
+/* The first number behind @word in a file, or 0. */
+static double number_in(const char *path, const char *word)
+{
+	FILE *file = fopen(path, "re");
+	char line[256];
+	double number = 0;
+
+	while (file && number == 0 && fgets(line, sizeof(line), file))
+		if (strncmp(line, word, strlen(word)) == 0)
+			number = strtod(line + strcspn(line, "0123456789"), NULL);
+	if (file)
+		(void)fclose(file);
+	return number;
+}
+
+/* In Hz; 0: not known. Virtual machines say what they were told. */
+static double highest_clock(void)
+{
+	double khz = number_in("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "");
+
+	return khz > 0 ? khz * 1e3 : number_in("/proc/cpuinfo", "cpu MHz") * 1e6;
+}
+
+/*
+ * What its cores could do by their vector units: operations a clock of a core of each level, at the
+ * highest clock that is known. How fast the memory is, nothing tells.
+ */
+static void describe_peak(struct device_info *info, enum cpu_level level)
+{
+	static const struct {
+		double f32, f16;
+	} rates[CPU_N_LEVELS] = {[CPU_PORTABLE] = {8, 8},
+				 [CPU_X86_64_V3] = {32, 32},
+				 [CPU_X86_64_V4] = {64, 64},
+				 [CPU_X86_64_V4_BF16] = {64, 128},
+				 [CPU_X86_64_AMX] = {64, 2048}};
+	double clocks = highest_clock() * info->compute_units;
+
+	info->peak.f32 = rates[level].f32 * clocks;
+	info->peak.f16 = info->peak.fp8 = rates[level].f16 * clocks;
+}
+
 /* The processor as the kernel calls it, with what is used of it. */
 static void describe_model(struct device_info *info)
 {
@@ -541,6 +583,7 @@ int cpu_device_open(const struct config_device *config, struct device **ret_devi
 	snprintf(info->arch, sizeof(info->arch), "%s", cpu_level_name(cpu->level));
 	info->compute_units = pool_n_threads(cpu->pool);
 	describe_model(info);
+	describe_peak(info, cpu->level);
 	info->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 	*ret_device = &cpu->base;
 	return 0;

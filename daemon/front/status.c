@@ -100,6 +100,24 @@ static cJSON *worker_json(const cJSON *answer, uint32_t uid, bool all)
 	return copy;
 }
 
+static bool is_of_device(const struct quarantine_entry *entry, const struct worker_slot *slot)
+{
+	return entry->what.kernel[0] && entry->device == slot->index;
+}
+
+/* A sum: whose they are it does not tell. */
+static uint32_t count_quarantined(const struct worker_slot *slot)
+{
+	const struct quarantine *quarantine = &slot->front->quarantine;
+	uint64_t now = clock_ns();
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < QUARANTINE_ENTRIES; i++)
+		n += quarantine_is_active(&quarantine->entries[i], now) &&
+		     is_of_device(&quarantine->entries[i], slot);
+	return n;
+}
+
 /* What concerns other users is shown to privileged callers only. */
 static cJSON *quarantine_json(const struct worker_slot *slot, uint32_t uid, bool all)
 {
@@ -113,7 +131,7 @@ static cJSON *quarantine_json(const struct worker_slot *slot, uint32_t uid, bool
 		cJSON *item;
 
 		if (!quarantine_is_active(entry, now) ||
-		    (entry->what.kernel[0] && entry->device != slot->index) ||
+		    (entry->what.kernel[0] && !is_of_device(entry, slot)) ||
 		    (!all && !everybody && entry->what.uid != uid))
 			continue;
 		item = cJSON_CreateObject();
@@ -146,6 +164,7 @@ static cJSON *device_json(const struct worker_slot *slot, const cJSON *answer, u
 	cJSON_AddNumberToObject(item, "deaths", slot->n_deaths);
 	cJSON_AddStringToObject(item, "last_death", slot->reason);
 	cJSON_AddItemToObject(item, "quarantined", quarantine_json(slot, uid, all));
+	cJSON_AddNumberToObject(item, "n_quarantined", count_quarantined(slot));
 	cJSON_AddItemToObject(item, "tuned", tuned_status_json(slot));
 	cJSON_AddItemToObject(item, "worker",
 			      answer ? worker_json(answer, uid, all) : cJSON_CreateNull());

@@ -123,10 +123,11 @@ static void print_quarantine(FILE *out, const cJSON *devices)
 {
 	const cJSON *device;
 
-	head(out, "quarantined_kernels", "gauge", "Kernels that nobody is given at the moment");
+	head(out, "quarantined_kernels", "gauge",
+	     "Kernels that somebody is not given at the moment");
 	cJSON_ArrayForEach(device, devices)(void)
-		fprintf(out, "fmhad_quarantined_kernels{device=\"%.0f\"} %d\n",
-			number(device, "device"), cJSON_GetArraySize(find(device, "quarantined")));
+		fprintf(out, "fmhad_quarantined_kernels{device=\"%.0f\"} %.0f\n",
+			number(device, "device"), number(device, "n_quarantined"));
 }
 
 static void print_families(FILE *out, const cJSON *devices)
@@ -139,6 +140,7 @@ static void print_families(FILE *out, const cJSON *devices)
 		{"flops", "Floating point operations of runs that were computed", "flops", 1},
 		{"bytes", "Least memory traffic of runs that were computed", "bytes", 1},
 		{"kernel_seconds", "Time that runs had a device", "kernel_ns", 1e-9},
+		{"roof_seconds", "Time that the device's roof allows for them", "roof_ns", 1e-9},
 	};
 
 	for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]); i++) {
@@ -147,13 +149,48 @@ static void print_families(FILE *out, const cJSON *devices)
 		head(out, columns[i].name, "counter", columns[i].help);
 		cJSON_ArrayForEach(device, devices)
 		{
-			cJSON_ArrayForEach(family, find(find(device, "worker"), "families"))(void)
-				fprintf(out,
-					"fmhad_%s_total{device=\"%.0f\",family=\"%s\"} %.17g\n",
-					columns[i].name, number(device, "device"),
-					text_of(family, "family"),
-					number(family, columns[i].path) * columns[i].scale);
+			cJSON_ArrayForEach(family, find(find(device, "worker"), "families"))
+			{
+				if (!find(family, columns[i].path))
+					continue;
+				(void)fprintf(out,
+					      "fmhad_%s_total{device=\"%.0f\",family=\"%s\"} "
+					      "%.17g\n",
+					      columns[i].name, number(device, "device"),
+					      text_of(family, "family"),
+					      number(family, columns[i].path) * columns[i].scale);
+			}
 		}
+	}
+}
+
+/* Where the device has told how fast it could be, or its configuration does. */
+static void print_roofs(FILE *out, const cJSON *devices)
+{
+	const cJSON *device, *rate;
+
+	head(out, "roof_flops", "gauge", "Operations a second that count as all a device can do");
+	cJSON_ArrayForEach(device, devices)
+	{
+		const cJSON *roof = find(find(device, "worker"), "roof");
+
+		cJSON_ArrayForEach(rate, find(roof, "tflops"))(void)
+			fprintf(out,
+				"fmhad_roof_flops{device=\"%.0f\",dtype=\"%s\",source=\"%s\"} "
+				"%.9g\n",
+				number(device, "device"), rate->string,
+				text_of(find(roof, "source"), "tflops"), rate->valuedouble * 1e12);
+	}
+	head(out, "roof_bytes", "gauge", "Bytes a second that count as all its memory can move");
+	cJSON_ArrayForEach(device, devices)
+	{
+		const cJSON *roof = find(find(device, "worker"), "roof");
+
+		if (find(roof, "gbs"))
+			(void)fprintf(out, "fmhad_roof_bytes{device=\"%.0f\",source=\"%s\"} %.9g\n",
+				      number(device, "device"),
+				      text_of(find(roof, "source"), "gbs"),
+				      number(roof, "gbs") * 1e9);
 	}
 }
 
@@ -293,6 +330,7 @@ char *metrics_text(const cJSON *status)
 	print_of_devices(out, devices);
 	print_quarantine(out, devices);
 	print_families(out, devices);
+	print_roofs(out, devices);
 	print_latencies(out, devices);
 	print_of_processes(out, status, "errors", "Requests answered with an error, by its code",
 			   print_errors_of);

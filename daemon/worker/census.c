@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "census.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -102,15 +103,15 @@ void census_forget_places(struct fmha_problem *problem)
 	}
 }
 
-static struct census_entry *look_up(struct census *census, uint32_t uid,
-				    const struct fmha_problem *problem,
+static struct census_entry *look_up(struct census *census, uint32_t uid, const struct plan *plan,
 				    struct census_handle *handle)
 {
+	const struct plan_stage *main_stage = plan_main_stage(plan);
 	struct census_entry *entry;
 	char shape[PLAN_SHAPE_BYTES];
 	uint32_t place = 0;
 
-	plan_shape(problem, shape);
+	plan_shape(&plan->problem, shape);
 	entry = census_find(census, uid, shape);
 	if (entry) {
 		while (census->entries[place] != entry)
@@ -123,27 +124,49 @@ static struct census_entry *look_up(struct census *census, uint32_t uid,
 		entry->generation++;
 		entry->uid = uid;
 		memcpy(entry->shape, shape, sizeof(shape));
-		entry->problem = *problem;
+		entry->problem = plan->problem;
 		census_forget_places(&entry->problem);
-		entry->n_runs = entry->ns = 0;
+		entry->n_runs = entry->ns = entry->timed_ns = 0;
+		entry->roof_ns = 0;
 		entry->settled = false;
 		census->n_used++;
 	}
+	(void)snprintf(entry->kernel, sizeof(entry->kernel), "%s",
+		       main_stage ? main_stage->kernel : "");
+	entry->n_splits = plan->n_splits;
 	*handle = (struct census_handle){.place = place, .generation = entry->generation};
 	return entry;
 }
 
-void census_count(struct census *census, uint32_t uid, const struct fmha_problem *problem,
-		  uint64_t n_runs, uint64_t ns, struct census_handle *handle)
+static struct census_entry *entry_of(const struct census *census,
+				     const struct census_handle *handle)
 {
 	struct census_entry *entry = census->entries[handle->place];
 
-	if (!is_used(entry) || handle->generation == 0 || entry->generation != handle->generation)
-		entry = look_up(census, uid, problem, handle);
+	return handle->generation > 0 && is_used(entry) && entry->generation == handle->generation
+		       ? entry
+		       : NULL;
+}
+
+const struct census_entry *census_get(const struct census *census,
+				      const struct census_handle *handle)
+{
+	return entry_of(census, handle);
+}
+
+void census_count(struct census *census, uint32_t uid, const struct plan *plan,
+		  const struct census_runs *runs, struct census_handle *handle)
+{
+	struct census_entry *entry = entry_of(census, handle);
+
+	if (!entry)
+		entry = look_up(census, uid, plan, handle);
 	if (!entry)
 		return; /* out of memory: a count is lost */
-	entry->n_runs += n_runs;
-	entry->ns += ns;
+	entry->n_runs += runs->n;
+	entry->ns += runs->ns;
+	entry->timed_ns += runs->roof_ns > 0 ? runs->ns : 0;
+	entry->roof_ns += runs->roof_ns;
 }
 
 void census_unsettle(struct census *census)
@@ -206,6 +229,11 @@ char *census_json(const struct census *census, uint32_t uid, bool all)
 		cJSON_AddStringToObject(item, "shape", list[i]->shape);
 		cJSON_AddNumberToObject(item, "runs", (double)list[i]->n_runs);
 		cJSON_AddNumberToObject(item, "device_ns", (double)list[i]->ns);
+		if (list[i]->roof_ns > 0)
+			cJSON_AddNumberToObject(item, "of_roof",
+						list[i]->roof_ns / (double)list[i]->timed_ns);
+		cJSON_AddStringToObject(item, "kernel", list[i]->kernel);
+		cJSON_AddNumberToObject(item, "n_splits", list[i]->n_splits);
 		cJSON_AddBoolToObject(item, "settled", list[i]->settled);
 		cJSON_AddItemToArray(shapes, item);
 	}

@@ -21,9 +21,13 @@ struct census_entry {
 	uint32_t uid;
 	uint32_t generation; /* of the place: whoever keeps a handle sees that it is another's */
 	char shape[PLAN_SHAPE_BYTES];
-	struct fmha_problem problem; /* the first of that shape, wherever it lay */
-	uint64_t n_runs, ns;         /* of the device */
-	bool settled;                /* nothing is left to be measured by itself */
+	struct fmha_problem problem;    /* the first of that shape, wherever it lay */
+	uint64_t n_runs, ns;            /* of the device */
+	uint64_t timed_ns;              /* of ns, for which the roof allows... */
+	double roof_ns;                 /* ...so much */
+	char kernel[PLAN_KERNEL_BYTES]; /* the main one of the latest plan; empty: it needs none */
+	int32_t n_splits;
+	bool settled; /* nothing is left to be measured by itself */
 };
 
 /* All zero is an empty one. */
@@ -41,9 +45,16 @@ struct census_handle {
 
 /* Where a problem's tensors lie is nobody's business: each gets a buffer of its own number. */
 void census_forget_places(struct fmha_problem *problem);
-/* @n_runs runs of @ns in all. */
-void census_count(struct census *census, uint32_t uid, const struct fmha_problem *problem,
-		  uint64_t n_runs, uint64_t ns, struct census_handle *handle);
+/* Runs of one plan. */
+struct census_runs {
+	uint64_t n, ns; /* ns: of all of them */
+	double roof_ns; /* that the roof allows for them; 0: it is not known, or ns is a guess */
+};
+void census_count(struct census *census, uint32_t uid, const struct plan *plan,
+		  const struct census_runs *runs, struct census_handle *handle);
+/* NULL: it has been dropped, or never was. */
+const struct census_entry *census_get(const struct census *census,
+				      const struct census_handle *handle);
 /* NULL: it has been dropped, or never was. */
 struct census_entry *census_find(struct census *census, uint32_t uid, const char *shape);
 /* Of whomever. */
@@ -54,7 +65,8 @@ void census_unsettle(struct census *census);
  * that user's the one that took most time. NULL: nothing. */
 struct census_entry *census_next(struct census *census, uint32_t *uid);
 /*
- * {"shapes": [{"uid", "shape", "runs", "device_ns", "settled"}], "evicted"}, what took most time first;
+ * {"shapes": [{"uid", "shape", "runs", "device_ns", "of_roof", "kernel", "n_splits",
+ * "settled"}], "evicted"}, what took most time first;
  * of @uid, or (@all) of everybody. Given, free(); NULL: out of memory.
  */
 char *census_json(const struct census *census, uint32_t uid, bool all);

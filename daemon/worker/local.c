@@ -200,10 +200,13 @@ static uint64_t run_ns(const struct worker *worker, const struct plan *plan,
 	return (uint64_t)(least_ns + (flops_ns > bytes_ns ? flops_ns : bytes_ns));
 }
 
-static void count_runs(struct session *session, const struct plan *plan, uint64_t n, uint64_t ns)
+/* @ns: of a run, @timed: which is more than a guess. */
+static void count_runs(struct session *session, const struct plan *plan, uint64_t n, uint64_t ns,
+		       bool timed)
 {
 	struct worker *worker = session->worker;
 	struct census_handle handle = {0};
+	struct census_runs runs;
 	uint64_t now = clock_ns(), *told = &session->account->told_ns, room;
 
 	if (now - *told > MOST_TOLD_NS)
@@ -214,7 +217,9 @@ static void count_runs(struct session *session, const struct plan *plan, uint64_
 	if (n == 0)
 		return;
 	*told += n * ns;
-	census_count(&worker->census, session->uid, &plan->problem, n, n * ns, &handle);
+	runs = (struct census_runs){n, n * ns,
+				    timed ? (double)n * roof_ns(&worker->roof, plan) : 0};
+	census_count(&worker->census, session->uid, plan, &runs, &handle);
 	tuner_used_by_clients(worker->tuner);
 }
 
@@ -238,7 +243,7 @@ int local_runs(struct session *session, uint32_t id, const struct proto_local_ru
 		has_measured = worker->registry &&
 			       registry_measured_at(worker->registry, shape, &measured, 1) > 0;
 		count_runs(session, plan, params->runs,
-			   run_ns(worker, plan, has_measured ? &measured : NULL));
+			   run_ns(worker, plan, has_measured ? &measured : NULL), has_measured);
 		if (has_measured && plan_may_change(plan))
 			result.version = version_of(plan);
 		connection_answer(&session->connection, id, PROTO_LOCAL_RUNS, &result, -1);

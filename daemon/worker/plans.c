@@ -133,6 +133,7 @@ void session_plan_settle(struct session *session, struct session_plan *plan,
 	struct worker *worker = session->worker;
 
 	plan->load = load_of(&plan->plan, worker->plan_device.compute_units);
+	plan->roof_ns = roof_ns(&worker->roof, &plan->plan);
 	name_culprits(session, plan);
 	plan->fixed = staging_is_constant(worker->device, &plan->plan);
 	plan->fetches = staging_fetches(worker->device, &plan->plan);

@@ -162,7 +162,13 @@ static struct family_work *find_family(struct worker *worker, const struct plan 
 static void count_work(struct request *request, uint64_t kernel_ns)
 {
 	struct session_plan *plan = request->plan;
+	struct session *session = request->session;
 
+	session->flops += plan->plan.flops;
+	session->bytes += plan->plan.bytes;
+	session->kernel_ns += kernel_ns;
+	session->roof_ns += plan->roof_ns;
+	session->census = plan->census;
 	if (!plan->family)
 		plan->family = find_family(request->session->worker, &plan->plan);
 	if (!plan->family)
@@ -171,6 +177,7 @@ static void count_work(struct request *request, uint64_t kernel_ns)
 	plan->family->flops += plan->plan.flops;
 	plan->family->bytes += plan->plan.bytes;
 	plan->family->kernel_ns += kernel_ns;
+	plan->family->roof_ns += plan->roof_ns;
 }
 
 static void answer_success(struct request *request, uint64_t now)
@@ -189,12 +196,13 @@ static void answer_success(struct request *request, uint64_t now)
 	histogram_add(&worker->queued, result.queued_ns);
 	histogram_add(&worker->kernel, result.kernel_ns);
 	histogram_add(&worker->total, now - request->arrived_ns);
-	count_work(request, result.kernel_ns);
 	trace_run(request, now);
 	judge_size(request, result.kernel_ns);
 	kernels_count_run(worker, request->plan, result.kernel_ns);
-	census_count(&worker->census, request->plan->uid, &request->plan->plan.problem, 1,
-		     result.kernel_ns, &request->plan->census);
+	census_count(&worker->census, request->plan->uid, &request->plan->plan,
+		     &(struct census_runs){1, result.kernel_ns, request->plan->roof_ns},
+		     &request->plan->census);
+	count_work(request, result.kernel_ns);
 }
 
 /* Its integers lie on the device now. */

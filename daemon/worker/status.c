@@ -15,6 +15,7 @@
 
 static void add_session(cJSON *list, const struct session *session)
 {
+	const struct census_entry *entry = census_get(&session->worker->census, &session->census);
 	cJSON *item = cJSON_CreateObject();
 
 	cJSON_AddNumberToObject(item, "session", (double)session->id);
@@ -28,6 +29,12 @@ static void add_session(cJSON *list, const struct session *session)
 	cJSON_AddNumberToObject(item, "waiting", session->n_waiting);
 	cJSON_AddNumberToObject(item, "running", session->n_running);
 	cJSON_AddNumberToObject(item, "runs", (double)session->n_runs);
+	cJSON_AddNumberToObject(item, "flops", session->flops);
+	cJSON_AddNumberToObject(item, "bytes", (double)session->bytes);
+	cJSON_AddNumberToObject(item, "kernel_ns", (double)session->kernel_ns);
+	cJSON_AddNumberToObject(item, "roof_ns", session->roof_ns);
+	if (entry)
+		cJSON_AddStringToObject(item, "shape", entry->shape);
 	cJSON_AddNumberToObject(item, "bytes_in", (double)session->connection.bytes_in);
 	cJSON_AddNumberToObject(item, "bytes_out", (double)session->connection.bytes_out);
 	cJSON_AddItemToArray(list, item);
@@ -46,6 +53,8 @@ static void add_families(cJSON *root, const struct worker *worker)
 		cJSON_AddNumberToObject(item, "flops", family->flops);
 		cJSON_AddNumberToObject(item, "bytes", (double)family->bytes);
 		cJSON_AddNumberToObject(item, "kernel_ns", (double)family->kernel_ns);
+		if (family->roof_ns > 0)
+			cJSON_AddNumberToObject(item, "roof_ns", family->roof_ns);
 		cJSON_AddItemToArray(list, item);
 	}
 }
@@ -80,6 +89,7 @@ char *worker_status_json(struct worker *worker)
 	cJSON_AddNumberToObject(item, "failed", (double)worker->n_failed);
 	cJSON_AddNumberToObject(item, "cancelled", (double)worker->n_cancelled);
 	add_families(root, worker);
+	cJSON_AddItemToObject(root, "roof", roof_json(&worker->roof));
 	cJSON_AddItemToObject(root, "errors", status_errors(worker->hub.n_errors));
 	item = cJSON_AddObjectToObject(root, "latency_ns");
 	status_add_histogram(item, "queued", &worker->queued);

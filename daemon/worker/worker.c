@@ -361,6 +361,7 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 			"control -d before both, or let clients launch themselves "
 			"(fmha_local.h)",
 			info->name, info->mps_directory);
+	roof_init(&worker->roof, worker->config, info);
 	device_set_quarantine(worker->device, kernels_is_quarantined, worker);
 	r = kernels_open(worker, err);
 	if (r < 0)

@@ -27,6 +27,7 @@
 
 #include "census.h"
 #include "offload.h"
+#include "roof.h"
 #include "table.h"
 
 struct worker_code; /* local.c */
@@ -39,7 +40,7 @@ struct tuner;
 struct family_work {
 	char name[24]; /* empty: not used yet */
 	uint64_t n_runs, bytes, kernel_ns;
-	double flops;
+	double flops, roof_ns; /* roof_ns: that the roof allows for it */
 };
 
 struct worker {
@@ -93,6 +94,7 @@ struct worker {
 	uint64_t n_runs, n_failed, n_cancelled;
 	struct histogram queued, kernel, total; /* ns */
 	struct family_work families[WORKER_FAMILIES];
+	struct roof roof;
 	struct trace *trace; /* NULL: nobody reads one */
 	uint64_t started_ns;
 	struct config settings; /* the page's, as read last */
@@ -119,7 +121,9 @@ struct session {
 	uint32_t n_fenced; /* runs with fences on the device: with one the session holds a queue */
 	struct list preparing; /* struct preparing: plans whose kernels are being compiled */
 	uint32_t n_offloads;   /* under way on other threads */
-	uint64_t n_runs;
+	uint64_t n_runs, bytes, kernel_ns;
+	double flops, roof_ns;
+	struct census_handle census;  /* of what it ran last */
 	bool traces;                  /* it reads the trace, ... */
 	uint64_t trace_read;          /* ... up to this event */
 	bool kernels_busy;            /* a registry request is under way */
@@ -183,6 +187,7 @@ struct session_plan {
 	bool fixed;                 /* its arguments follow from where its buffers lie */
 	bool fetches;               /* integer tensors lie where the host has to copy them from */
 	struct family_work *family; /* of the worker; NULL: not settled yet */
+	double roof_ns;             /* what the roof allows for a run; 0: it is not known */
 	uint32_t load;              /* compute units that its launches can fill */
 	double tiny_work; /* runs of no more work may take the loop thread while the device is idle
 			   */

@@ -135,6 +135,15 @@ def reopen(daemon):
     return fmhad.until(attempt, 5)
 
 
+def test_the_roof_follows_from_what_the_driver_says(gpu):
+    assert fmhad.until(lambda: gpu.status()["devices"][0]["worker"])
+    roof = gpu.status()["devices"][0]["worker"]["roof"]
+    assert roof["source"] == {"gbs": "device", "tflops": "device"}
+    # Of the stub: 132 units at 1.98 GHz with Hopper's rates, 6144 bits of memory at 3.201 GHz, twice a clock.
+    assert roof["tflops"] == pytest.approx({"f32": 66.908, "f16": 1070.53, "fp8": 2141.05}, rel=1e-4)
+    assert roof["gbs"] == pytest.approx(4916.7, rel=1e-4)
+
+
 def test_host_tensors_are_copied_around_a_run(gpu, compiler):
     with gpu.device() as device:
         assert device.info["backend"] == "cuda" and device.info["arch"] == "sm_90a"

@@ -543,9 +543,10 @@ def test_fmhactl_lists_the_census():
         shapes = json.loads(fmhactl("census", "--json", FMHAD_SOCKET=daemon.socket))["shapes"]
         assert sorted(s["runs"] for s in shapes) == [1, 2]
         text = fmhactl("census", FMHAD_SOCKET=daemon.socket).splitlines()
-        assert len(text) == 3
-        for line, shape in zip(text[1:], shapes):
-            uid, runs, ms, measured, word = line.split()
+        assert len(text) == 5
+        for line, kernel, shape in zip(text[1::2], text[2::2], shapes):
+            uid, runs, ms, _, measured, word = line.split()
+            assert kernel.split(",")[0].strip() == shape["kernel"]
             assert (int(uid), int(runs), word) == (os.geteuid(), shape["runs"], shape["shape"])
             assert float(ms) > 0 and measured in ("yes", "no")
 

@@ -81,6 +81,25 @@ def test_metrics_count_what_was_done(make_daemon):
     assert after["fmhad_requests_total", None] > before["fmhad_requests_total", None]
 
 
+def test_the_roof_is_what_is_configured_or_what_the_device_says(make_daemon):
+    flops, moved = 2 * 16 * 16 * 2 * (16 + 16), 4 * 2 * 16 * 16 * 4
+    cpu = {"backend": "cpu", "threads": 1}
+    for roof, seconds in (({"roof_gflops_f32": 2}, flops / 2e9), ({"roof_gflops_f32": 2, "roof_gbs": 1}, flops / 2e9),
+                          ({"roof_gflops_f32": 2000, "roof_gbs": 1}, moved / 1e9)):  # fmt: skip
+        daemon = make_daemon({"devices": [{**cpu, **roof}]})
+        with daemon.device() as device:
+            run_forward(device, 5)
+            values = parse(fmhactl("metrics", daemon=daemon))
+            census = json.loads(fmhactl("census", "--json", daemon=daemon))["shapes"][0]
+        assert values["fmhad_roof_flops", 'device="0",dtype="f32",source="configured"'] == roof["roof_gflops_f32"] * 1e9
+        assert values["fmhad_bytes_total", 'device="0",family="fwd"'] == 5 * moved
+        assert values["fmhad_roof_seconds_total", 'device="0",family="fwd"'] == pytest.approx(5 * seconds)
+        assert census["of_roof"] == pytest.approx(5e9 * seconds / census["device_ns"])
+        assert census["kernel"].startswith("fwd-fp32-")
+    said = {labels for name, labels in parse(fmhactl("metrics", daemon=make_daemon({"devices": [cpu]}))) if name == "fmhad_roof_flops"}
+    assert {label.split("source=")[1] for label in said} <= {'"device"'}  # a machine may not tell its clock
+
+
 def test_labels_are_bounded(make_daemon):
     """Nothing of users, processes or shapes is in them, however many there are."""
     daemon = make_daemon()
@@ -164,8 +183,10 @@ def test_top_shows_rates_and_sessions(make_daemon):
         plain = fmhactl("top", "--interval", "0.1", "--count", "2", daemon=daemon)
     assert screen["devices"][0]["runs_per_s"] > 0 and screen["devices"][0]["tflops_per_s"] > 0
     assert [session["pid"] for session in screen["sessions"]] == [os.getpid()]
-    assert screen["sessions"][0]["runs_per_s"] > 0
-    assert "\033" not in plain and plain.count("TFLOP/s") == 2 and str(os.getpid()) in plain
+    session = screen["sessions"][0]
+    assert session["runs_per_s"] > 0 and session["tflops_per_s"] > 0 and session["gb_per_s"] > 0
+    assert session["device_time"] > 0 and session["shape"].startswith("f.b.f32.h16x16.b1h2x2.q16") and session["shape"] in plain
+    assert "\033" not in plain and plain.count("fmhad ready") == 2 and str(os.getpid()) in plain
 
 
 def test_a_trace_shows_each_run(make_daemon, tmp_path):

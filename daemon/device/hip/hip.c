@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <kernels/gpu_peak.h>
 #include <proto/error.h>
 
 #include "gpu.h"
@@ -37,6 +38,22 @@ static void describe_driver(struct device_info *info)
 	(void)snprintf(info->driver, sizeof(info->driver), "%s %d", module, version);
 }
 
+/* By the highest clock. AMD's runtime says a clock of the memory, but not how often a clock moves data. */
+static void describe_peak(struct device_info *info, const hipDeviceProp_t *properties)
+{
+	const struct gpu_peak *peak = gpu_peak_find(info->arch);
+	double clocks = properties->clockRate * 1e3 * info->compute_units;
+
+	if (peak) {
+		info->peak.f32 = peak->f32 * clocks;
+		info->peak.f16 = peak->f16 * clocks;
+		info->peak.fp8 = peak->fp8 * clocks;
+	}
+#ifdef FMHA_HIP_ON_CUDA
+	info->peak.bytes = 2.0 * properties->memoryClockRate * 1e3 * properties->memoryBusWidth / 8;
+#endif
+}
+
 static int gpu_describe(struct gpu_device *gpu, struct fmha_error *err)
 {
 	struct device_info *info = &gpu->device.info;
@@ -56,6 +73,7 @@ static int gpu_describe(struct gpu_device *gpu, struct fmha_error *err)
 	describe_driver(info);
 	info->memory_bytes = properties.totalGlobalMem;
 	info->lds_bytes = properties.sharedMemPerBlock;
+	describe_peak(info, &properties);
 	return 0;
 }
 

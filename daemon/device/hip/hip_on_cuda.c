@@ -13,6 +13,9 @@ typedef unsigned long long cu_pointer;
 #define CU_ATTRIBUTE_SHARED_PER_BLOCK_OPTIN 97
 #define CU_ATTRIBUTE_WARP_SIZE              10
 #define CU_ATTRIBUTE_MULTIPROCESSORS        16
+#define CU_ATTRIBUTE_CLOCK_RATE             13
+#define CU_ATTRIBUTE_MEMORY_CLOCK_RATE      36
+#define CU_ATTRIBUTE_MEMORY_BUS_WIDTH       37
 #define CU_ATTRIBUTE_PCI_BUS                33
 #define CU_ATTRIBUTE_PCI_DEVICE             34
 #define CU_ATTRIBUTE_PCI_DOMAIN             50
@@ -190,6 +193,9 @@ hipError_t hipGetDeviceProperties(hipDeviceProp_t *properties, int device)
 		{CU_ATTRIBUTE_PCI_DOMAIN, &properties->pciDomainID},
 		{CU_ATTRIBUTE_PCI_BUS, &properties->pciBusID},
 		{CU_ATTRIBUTE_PCI_DEVICE, &properties->pciDeviceID},
+		{CU_ATTRIBUTE_CLOCK_RATE, &properties->clockRate},
+		{CU_ATTRIBUTE_MEMORY_CLOCK_RATE, &properties->memoryClockRate},
+		{CU_ATTRIBUTE_MEMORY_BUS_WIDTH, &properties->memoryBusWidth},
 	};
 
 	memset(properties, 0, sizeof(*properties));

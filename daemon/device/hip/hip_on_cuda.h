@@ -59,6 +59,8 @@ typedef struct {
 	size_t sharedMemPerBlock; /* the opt-in limit */
 	int warpSize;
 	int pciDomainID, pciBusID, pciDeviceID;
+	int clockRate, memoryClockRate; /* the highest, kHz */
+	int memoryBusWidth;             /* bits; two a clock */
 } hipDeviceProp_t;
 
 #define hipStreamNonBlocking                       0x01

@@ -94,8 +94,9 @@ CALL(cuDeviceTotalMem_v2, size_t *bytes, int device)
 
 CALL(cuDeviceGetAttribute, int *value, int attribute, int device)
 {
-	static const int values[][2] = {{97, 232448}, {10, 32}, {16, 132}, {75, 9},
-					{76, 0},      {102, 1}, {103, 1}};
+	static const int values[][2] = {{97, 232448},  {10, 32},      {16, 132},  {75, 9},
+					{13, 1980000}, {36, 3201000}, {37, 6144}, {76, 0},
+					{102, 1},      {103, 1}};
 
 	(void)device;
 	*value = 0;

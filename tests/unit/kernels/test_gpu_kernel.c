@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include <kernels/gpu_kernel.h>
+#include <kernels/gpu_peak.h>
 
 #include "grid.h"
 
@@ -29,6 +30,18 @@ static bool has_option(const struct gpu_kernel *k, const char *option)
 		if (!strcmp(k->options[i], option))
 			return true;
 	return false;
+}
+
+static void every_arch_has_a_peak(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < gpu_n_archs; i++) {
+		const struct gpu_peak *peak = gpu_peak_find(gpu_archs[i].name);
+
+		assert_non_null(peak);
+		assert_true(peak->f32 > 0 && peak->f16 >= peak->f32 && peak->fp8 >= peak->f16);
+	}
+	assert_null(gpu_peak_find("x86_64_v4"));
 }
 
 static void archs_have_cores(void **state)
@@ -414,6 +427,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(archs_have_cores),
+		cmocka_unit_test(every_arch_has_a_peak),
 		cmocka_unit_test(few_rows_are_packed),
 		cmocka_unit_test(traits_make_other_kernels),
 		cmocka_unit_test(tiles_that_do_not_fit_are_refused),

@@ -31,6 +31,8 @@ struct config_device {
 	uint32_t allow_faults; /* fake: method inject is allowed */
 	uint32_t stall_ms;     /* no task of a launch ends for so long: the device hangs */
 	uint32_t queue_depth;  /* launches of one connection that the device has at a time */
+	/* What counts as all that it can do, 10^9 a second; 0: what the device says. */
+	uint32_t roof_gbs, roof_gflops_f32, roof_gflops_f16, roof_gflops_fp8;
 };
 
 #define CONFIG_FILE_BYTES 256

@@ -36,6 +36,12 @@ struct device_stream;
  * is opened. */
 enum device_mps { DEVICE_MPS_NOT_APPLICABLE, DEVICE_MPS_ABSENT, DEVICE_MPS_IN_USE };
 
+/* What the device could do if nothing held it up; 0: not known. */
+struct device_peak {
+	double f32, f16, fp8; /* operations a second by the data's type; f16: bf16, too */
+	double bytes;         /* of its memory, a second */
+};
+
 struct device_info {
 	char name[PROTO_NAME_BYTES];
 	char arch[PROTO_NAME_BYTES];
@@ -47,6 +53,7 @@ struct device_info {
 	uint32_t compute_units;
 	uint64_t memory_bytes;
 	uint64_t lds_bytes; /* per workgroup; 0 on a CPU */
+	struct device_peak peak;
 	enum device_mps mps;
 	char mps_directory[256]; /* where its control daemon was looked for */
 };
