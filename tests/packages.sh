@@ -8,25 +8,8 @@
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 packages=${1:-build/package}
-root=$(mktemp -d /tmp/fmhad-packages-XXXXXX)
-chmod 755 "$root"
-daemon=
+. tests/lib/root.sh
 
-say() { echo "packages: $*" >&2; }
-fail() { say "$*"; exit 1; }
-
-clean() {
-    if [ -n "$daemon" ]; then
-        kill "$daemon" || true
-        wait "$daemon" || true
-    fi
-    # Not before nothing is mounted there.
-    if mountpoint -q "$root/proc"; then umount -R "$root/proc"; fi
-    rm -rf --one-file-system "$root"
-}
-trap clean EXIT
-
-in_root() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive HOME=/root "$@"; }
 install_packages() { in_root sh -c 'apt-get install -y -qq --no-install-recommends --reinstall /packages/*.deb' >"$root/log" 2>&1 || { cat "$root/log" >&2; fail "apt-get install failed"; }; }
 # Every file of the system but what its own tools keep changing.
 listing() { in_root find / -xdev \( -path /proc -o -path /packages -o -path /var/cache/apt -o -path /var/lib/apt \
@@ -52,24 +35,7 @@ stop_daemon() {
     daemon=
 }
 
-say "a fresh system in $root"
-suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
-debootstrap --variant=minbase "$suite" "$root" >"$root.log" 2>&1 || { tail -5 "$root.log" >&2; fail "debootstrap failed"; }
-rm -f "$root.log"
-rm -f "$root/etc/apt/sources.list" # this system's say the same
-cp /etc/apt/sources.list "$root/etc/apt/" 2>/dev/null || true
-cp /etc/apt/sources.list.d/* "$root/etc/apt/sources.list.d/" 2>/dev/null || true
-cp /etc/apt/apt.conf.d/* "$root/etc/apt/apt.conf.d/" 2>/dev/null || true
-mount -t proc proc "$root/proc"
-mkdir "$root/packages"
-cp "$packages"/*.deb "$root/packages/"
-in_root apt-get update -qq
-# What the packages need from Debian stays; only ours are looked at.
-in_root sh -c '
-    needs=$(for file in /packages/*.deb; do dpkg-deb -f "$file" Depends; echo; done |
-        tr , "\n" | sed "s/^ *//; s/[ (|].*//" | grep -v -e "^\(lib\)\?fmha" -e "^systemd\$" | sort -u)
-    apt-get install -y -qq --no-install-recommends systemd-standalone-sysusers systemd-standalone-tmpfiles $needs' \
-    >"$root/tmp/log" 2>&1 || { tail -5 "$root/tmp/log" >&2; fail "what the packages need cannot be installed"; }
+fresh_root systemd-standalone-sysusers systemd-standalone-tmpfiles
 listing >"$root/tmp/before"
 
 say "install"

@@ -110,7 +110,7 @@ nightly() {
     ./dev build release && ./dev build asan &&
         FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py --asan build/asan || status=1
     if [ "$(id -u)" -eq 0 ] && command -v debootstrap >/dev/null; then
-        ./dev package && tests/packages.sh || status=1
+        ./dev package && tests/packages.sh && tests/systemd.sh || status=1
         tests/wheel.sh --with-torch || status=1
     else
         echo "packages, wheel: need root and debootstrap: skipped" >&2
