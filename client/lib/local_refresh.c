@@ -14,11 +14,11 @@
 
 #include "internal.h"
 
-#define PERIOD_MS     60000
-#define LOOK_NS       1000000 /* between two looks for an answer */
-#define FETCH_MS      250     /* a daemon that takes longer is asked again later */
-#define MAX_VERSIONS  16      /* kept until the plan is freed, since graphs may hold them */
-#define MODE_RELAXED  2       /* CU_STREAM_CAPTURE_MODE_RELAXED: of others' captures */
+#define PERIOD_MS    60000
+#define LOOK_NS      1000000 /* between two looks for an answer */
+#define FETCH_MS     250     /* a daemon that takes longer is asked again later */
+#define MAX_VERSIONS 16      /* kept until the plan is freed, since graphs may hold them */
+#define MODE_RELAXED 2       /* CU_STREAM_CAPTURE_MODE_RELAXED: of others' captures */
 
 struct local_refresh {
 	struct fmha_device *device;
@@ -28,7 +28,7 @@ struct local_refresh {
 	bool pinned;
 	struct proto_local_runs_params told; /* what was told last, but for its runs */
 	uint64_t n_told;                     /* of the plan's runs */
-	uint64_t refused;                    /* the version that does not fit, or cannot be loaded; 0: none */
+	uint64_t refused; /* the version that does not fit, or cannot be loaded; 0: none */
 	uint32_t n_versions;
 	/* What is under way. */
 	struct connection *connection;
@@ -81,9 +81,8 @@ static void ask(struct local_refresh *refresh, enum proto_method method, const v
 {
 	if (!refresh->connection)
 		refresh->connection = link_get_open(&refresh->device->worker);
-	if (refresh->connection &&
-	    connection_submit(refresh->connection, method, params, -1, 0, &refresh->pending, NULL,
-			      NULL) < 0)
+	if (refresh->connection && connection_submit(refresh->connection, method, params, -1, 0,
+						     &refresh->pending, NULL, NULL) < 0)
 		forget(refresh);
 }
 
