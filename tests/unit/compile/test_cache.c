@@ -524,6 +524,89 @@ static void reads_layers_and_packs(void **state)
 	above = cache_free(above);
 }
 
+static int64_t milliseconds(void)
+{
+	struct timespec ts;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
+
+enum { NODES = 64, KERNELS = 40, CODE_BYTES = 16384 };
+
+static struct cache_key kernel_key(int i)
+{
+	const struct cache_key_part part = {&i, sizeof(i)};
+
+	return cache_key_of(&part, 1);
+}
+
+static void fill_code(uint8_t code[CODE_BYTES], int i)
+{
+	for (int k = 0; k < CODE_BYTES; k++)
+		code[k] = (uint8_t)(i * 7 + k);
+}
+
+/* A node's daemon: its own cache over the shared layer. Return: exit status, 0: it got everything whole. */
+static int read_as_node(const struct fixture *f, int node)
+{
+	const char *layers[] = {f->dir};
+	const int64_t until = milliseconds() + 60000;
+	uint8_t want[CODE_BYTES];
+	struct cache *cache;
+	char own[128];
+
+	(void)snprintf(own, sizeof(own), "%s/node%d", f->root, node);
+	if (open_cache(own, layers, 1, &cache, NULL) != 0)
+		return 1;
+	for (int i = 0; i < KERNELS; i++) {
+		const struct cache_key key = kernel_key((i + node) % KERNELS);
+		struct cache_entry *entry;
+
+		while (cache_load(cache, &key, &entry) != 0) {
+			if (milliseconds() > until)
+				return 2;
+			(void)usleep(1000);
+		}
+		fill_code(want, (i + node) % KERNELS);
+		if (entry->code_bytes != CODE_BYTES || memcmp(entry->code, want, CODE_BYTES) != 0)
+			return 3;
+		(void)cache_entry_free(entry);
+	}
+	(void)cache_free(cache);
+	return 0;
+}
+
+static void serves_nodes_while_one_fills_it(void **state)
+{
+	struct fixture *f = *state;
+	uint8_t code[CODE_BYTES];
+	pid_t nodes[NODES];
+	int status;
+
+	for (int i = 0; i < NODES; i++) {
+		nodes[i] = fork();
+		assert_true(nodes[i] >= 0);
+		if (nodes[i] == 0)
+			_exit(read_as_node(f, i));
+	}
+	f->entry.code = code;
+	f->entry.code_bytes = CODE_BYTES;
+	for (int i = 0; i < KERNELS; i++) {
+		const struct cache_key key = kernel_key(i);
+
+		fill_code(code, i);
+		assert_int_equal(cache_store(f->cache, &key, &f->entry, NULL), 0);
+	}
+	for (int i = 0; i < NODES; i++) {
+		assert_int_equal(waitpid(nodes[i], &status, 0), nodes[i]);
+		assert_int_equal(status, 0);
+	}
+	assert_int_equal(status_of(f->cache).entries, KERNELS);
+	assert_int_equal(status_of(reopen(f, 0, 0)).entries,
+			 KERNELS); /* nobody adds or removes one */
+}
+
 static void never_trusts_a_damaged_pack(void **state)
 {
 	struct fixture *f = *state;
@@ -548,14 +631,6 @@ static void never_trusts_a_damaged_pack(void **state)
 		(void)cache_free(cache);
 	}
 	free(data);
-}
-
-static int64_t milliseconds(void)
-{
-	struct timespec ts;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
 }
 
 static int wait_for_lock(struct fixture *f)
@@ -661,6 +736,7 @@ int main(void)
 		CACHE_TEST(counts_what_is_there),
 		CACHE_TEST(sweeps_what_a_crash_has_left),
 		CACHE_TEST(reads_layers_and_packs),
+		CACHE_TEST(serves_nodes_while_one_fills_it),
 		CACHE_TEST(never_trusts_a_damaged_pack),
 		CACHE_TEST(lock_of_a_dead_holder_is_free),
 		CACHE_TEST(lock_excludes_other_processes),
