@@ -251,10 +251,72 @@ static struct fmha_plan *served_plan(struct fmha_device *device, int32_t seqlen)
 	return plan;
 }
 
+/* A run's way, us; clocks of all processes are one. */
+struct way {
+	double begun, ended;                          /* here */
+	double to_worker, to_kernel, answer, to_here; /* from one point to the next */
+};
+
+static double stamp(const char **at, const char *name)
+{
+	const char *found = strstr(*at, name);
+
+	require(found, "a complete trace", NULL);
+	*at = found + strlen(name);
+	return strtod(*at, NULL) * 1e-3;
+}
+
+static char *trace_of(struct fmha_device *device)
+{
+	struct fmha_error err;
+	char *json;
+
+	require(fmha_device_trace(device, &json, &err) == 0, "the trace", &err);
+	return json;
+}
+
+/* The worker's points of the last runs, in its order. */
+static void read_trace(struct fmha_device *device, struct way ways[SERVED_RUNS])
+{
+	char *json = trace_of(device);
+	const char *at = json;
+	int n = -SERVED_RUNS;
+
+	while ((at = strstr(at, "\"kind\":\"run\""))) {
+		at++;
+		n++;
+	}
+	at = json;
+	for (int i = -n; i < SERVED_RUNS; i++) {
+		double arrived = stamp(&at, "\"arrived_ns\":");
+		double answered = stamp(&at, "\"answered_ns\":");
+		double started = stamp(&at, "\"started_ns\":");
+		double ended = stamp(&at, "\"ended_ns\":");
+
+		if (i < 0)
+			continue;
+		ways[i].to_worker = arrived - ways[i].begun;
+		ways[i].to_kernel = started - arrived;
+		ways[i].answer = answered - ended;
+		ways[i].to_here = ways[i].ended - answered;
+	}
+	free(json);
+}
+
+static double median_of(const struct way *ways, size_t member)
+{
+	double values[SERVED_RUNS];
+
+	for (int i = 0; i < SERVED_RUNS; i++)
+		memcpy(&values[i], (const char *)&ways[i] + member, sizeof(double));
+	return median(values, SERVED_RUNS);
+}
+
 static void time_served(struct fmha_device *device, int32_t seqlen)
 {
 	double on_top[SERVED_RUNS], kernel[SERVED_RUNS], busy = 0, most;
 	struct fmha_plan *plan = served_plan(device, seqlen);
+	static struct way ways[SERVED_RUNS];
 	struct fmha_run_result result;
 	struct fmha_error err;
 
@@ -266,6 +328,7 @@ static void time_served(struct fmha_device *device, int32_t seqlen)
 		if (i < 0)
 			continue;
 		busy += busy_us() - was_busy;
+		ways[i] = (struct way){.begun = start, .ended = start + took};
 		kernel[i] = (double)result.kernel_ns * 1e-3;
 		on_top[i] = took - kernel[i];
 	}
@@ -274,6 +337,14 @@ static void time_served(struct fmha_device *device, int32_t seqlen)
 	       "%5.1f us\n",
 	       seqlen, median(kernel, SERVED_RUNS), most, on_top[SERVED_RUNS * 9 / 10],
 	       busy / SERVED_RUNS);
+	read_trace(device, ways);
+	printf("    to the worker %.1f, until its kernel began or an end seen late %.1f, its "
+	       "answer "
+	       "%.1f, back %.1f us\n",
+	       median_of(ways, offsetof(struct way, to_worker)),
+	       median_of(ways, offsetof(struct way, to_kernel)),
+	       median_of(ways, offsetof(struct way, answer)),
+	       median_of(ways, offsetof(struct way, to_here)));
 }
 
 static void time_service(const char *socket, uint32_t index)
@@ -286,6 +357,7 @@ static void time_service(const char *socket, uint32_t index)
 
 	require(fmha_connect(&options, &client, &err) == 0, "connect", &err);
 	require(fmha_device_open(client, index, &device, &err) == 0, "open", &err);
+	free(trace_of(device)); /* from here on */
 	for (size_t i = 0; i < sizeof(seqlens) / sizeof(seqlens[0]); i++)
 		time_served(device, seqlens[i]);
 }
