@@ -8,6 +8,7 @@ A daemon listens on SOCKET; FMHA_BUILD names the build folder. Needs PyTorch, bu
 plan that the rest needs (and so fills the daemon's cache) in a process that has loaded any libcuda.so.1.
 """
 import argparse
+import concurrent.futures
 import ctypes
 import os
 import pathlib
@@ -22,41 +23,21 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "lib"), str(HERE)]
 import fmha_local  # noqa: E402
 import fmha_wire  # noqa: E402
+from local_cases import Problem, problems  # noqa: E402
 from service import HostDevice  # noqa: E402
 
 BUILD = pathlib.Path(os.environ.get("FMHA_BUILD", ROOT / "build" / "release"))
-SIZES = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4, "u8": 1}
-NUMPY = {"f32": np.float32, "f16": np.uint16, "bf16": np.uint16, "i32": np.int32, "u8": np.uint8}
 CAUSAL = {"mask": "bottom_right", "window_right": 0}
 
 
-class Case:
+class Case(Problem):
     """A problem, the shapes of its tensors, and what the integer ones hold."""
 
     def __init__(self, name, options, tensors, outputs, integers=None):
-        self.name, self.options, self.tensors, self.outputs = name, options, tensors, outputs
-        self.integers = {role: np.array(values, np.int32) for role, values in (integers or {}).items()}
-        self.tensors |= {role: ("i32", values.shape) for role, values in self.integers.items()}
-
-    def problem(self):
-        return {**self.options, "tensors": {role: {"dtype": dtype} for role, (dtype, _) in self.tensors.items()}}
-
-    def contents(self, seed=1):
-        rng, found = np.random.default_rng(seed), {}
-        for role, (dtype, shape) in self.tensors.items():
-            x = rng.standard_normal(shape).astype(np.float32)
-            if role in self.integers:
-                x = self.integers[role]
-            elif role in self.outputs:
-                x = np.zeros(shape, NUMPY[dtype])
-            elif role == "lse":
-                x = np.abs(x) + 5
-            if x.dtype == np.float32 and dtype == "f16":
-                x = x.astype(np.float16).view(np.uint16)
-            elif x.dtype == np.float32 and dtype == "bf16":
-                x = (x.view(np.uint32) >> 16).astype(np.uint16)
-            found[role] = np.ascontiguousarray(x)
-        return found
+        super().__init__(name, **options)
+        self.tensors, self.outputs = dict(tensors), outputs
+        for role, values in (integers or {}).items():
+            self.add_integers(role, values)
 
 
 def attention(name, dtype, b, sq, sk, hq, hk, d, lse=True, integers=None, kv=None, rows=None, extra=None, **options):
@@ -114,19 +95,20 @@ def by_service(device, case, contents):
     for role, x in contents.items():
         at[role], total = total, total + -(-x.nbytes // 256) * 256
     buffer = device.buffer_create(total)
-    memory = np.frombuffer(buffer.map, np.uint8) if hasattr(buffer, "map") else None
-    views = {role: buffer.array(case.tensors[role][0], x.shape, at[role]) for role, x in contents.items()}
+    views = {role: buffer.array("u8", (x.nbytes,), at[role]) for role, x in contents.items()}
     for role, x in contents.items():
-        views[role].view(x.dtype)[...] = x
+        views[role][...] = x.reshape(-1).view(np.uint8)
     problem = case.problem()
     for role, tensor in problem["tensors"].items():
         tensor |= {"buffer": buffer.id, "offset": at[role]}
-    plan = device.plan(problem)["plan"]
-    device.run(plan)
-    found = {role: np.array(views[role]) for role in contents}
-    device.call("plan_release", {"plan": plan})
-    del views, memory
-    buffer.release()
+    try:
+        plan = device.plan(problem)["plan"]
+        device.run(plan)
+        found = {role: views[role].tobytes() for role in contents}
+        device.call("plan_release", {"plan": plan})
+    finally:
+        del views
+        buffer.release()
     return found
 
 
@@ -146,24 +128,43 @@ class Memory:
         self.tensors[role].copy_(torch.from_numpy(x.view(np.uint8).reshape(-1).copy()))
 
 
-def conformance(library, socket, number):
+def judge(library, device, wire, case):
+    """Return: what is wrong, "" when both ways gave the same bits, and the plan's families."""
     import torch
+    contents = case.contents()
+    try:
+        want = by_service(wire, case, contents)
+    except fmha_wire.WireError as refusal:  # then it is refused both ways
+        try:
+            device.plan(case.problem(), {role: 4096 for role in case.tensors}).free()
+        except fmha_local.Failure as failure:
+            same = (failure.code, failure.field) == (refusal.code, refusal.field)
+            return "" if same else f"{failure} here, there {refusal}", f"refused: {refusal}"
+        return f"the service says {refusal}", ""
+    memory = Memory(contents)
+    plan = device.plan(case.problem(), memory.at)
+    workspace = torch.full((max(plan.info.workspace_bytes, 1),), 0xA5, dtype=torch.uint8, device="cuda")
+    plan.run(memory.at, workspace.data_ptr(), torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    wrong = [r for r in contents if memory.bytes_of(r) != want[r]]
+    changed = [r for r in case.outputs if r in contents and want[r] != contents[r].tobytes()]
+    families = " + ".join(launch.family.decode() for launch in plan.launches())
+    plan.free()
+    return f"differ: {' '.join(wrong)}" if wrong else "" if changed else "nothing was written", families
+
+
+def conformance(library, socket, number, found):
     wire = fmha_wire.Client.connect(socket).open_device(number)
     HostDevice(wire)
-    device, bad = library.open(socket, number, 60000), 0
-    for case in cases():
-        contents = case.contents()
-        want = by_service(wire, case, contents)
-        memory = Memory(contents)
-        plan = device.plan(case.problem(), memory.at)
-        workspace = torch.full((max(plan.info.workspace_bytes, 1),), 0xA5, dtype=torch.uint8, device="cuda")
-        plan.run(memory.at, workspace.data_ptr(), torch.cuda.current_stream().cuda_stream)
-        torch.cuda.synchronize()
-        wrong = [r for r in contents if memory.bytes_of(r) != want[r].tobytes()]
-        changed = [r for r in case.outputs if r in contents and want[r].tobytes() != contents[r].tobytes()]
-        bad += bool(wrong) or not changed
-        print(f"{'FAIL' if wrong or not changed else 'ok  '} {case.name:20} {'differ: ' + ' '.join(wrong) if wrong else ''}"
-              f" {' + '.join(launch.family.decode() for launch in plan.launches())}", flush=True)
+    device, bad, refused, n = library.open(socket, number, 60000), 0, 0, 0
+    for case in found:
+        wrong, families = judge(library, device, wire, case)
+        bad += bool(wrong)
+        refused += families.startswith("refused")
+        n += 1
+        if wrong or len(case.name) <= 20 or families.startswith("refused"):
+            print(f"{'FAIL' if wrong else 'ok  '} {case.name:20} {wrong} {families}", flush=True)
+    print(f"{n - bad} of {n} problems gave the same both ways; {refused} of them were refused", flush=True)
     device.close()
     return bad
 
@@ -274,10 +275,18 @@ def plan_only(library, socket, number):
     device = library.open(socket, number, 600000)
     extra = [attention(f"served {s}", "bf16", 1, s, s, 16, 16, 128, lse=False) for s in (512, 1024, 2048, 4096, 8192, 16384)]
     extra += [attention("large", "bf16", 4, 2048, 2048, 16, 16, 128, **CAUSAL), attention("bench", "f16", 1, 64, 64, 2, 2, 64, lse=False)]
-    for case in [*cases(), *extra]:
+
+    def one(case):
         start = time.time()
-        plan = device.plan(case.problem(), {role: 4096 for role in case.tensors})
+        try:
+            plan = device.plan(case.problem(), {role: 4096 for role in case.tensors})
+        except fmha_local.Failure as failure:
+            print(f"{case.name} {failure}", flush=True)
+            return
         print(f"{case.name:20} {time.time() - start:5.1f} s {' + '.join(launch.kernel.decode() for launch in plan.launches())}", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, [*cases(), *extra, *problems()]))
     return 0
 
 
@@ -286,7 +295,7 @@ def main():
     parser.add_argument("socket")
     parser.add_argument("device", type=int)
     parser.add_argument("--plan-only", action="store_true")
-    parser.add_argument("--no-times", action="store_true")
+    parser.add_argument("--parts", default="conformance,graphs,shared,times", help="what of it to run")
     parser.add_argument("--loop", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plan_only:
@@ -298,9 +307,14 @@ def main():
     torch.zeros(1, device="cuda")
     if options.loop:
         return loop(library, options.socket, options.device, options.loop)
-    bad = conformance(library, options.socket, options.device) + graphs(library, options.socket, options.device)
-    bad += shared(options)
-    if not options.no_times:
+    parts, bad = options.parts.split(","), 0
+    if "conformance" in parts:
+        bad += conformance(library, options.socket, options.device, [*cases(), *problems()])
+    if "graphs" in parts:
+        bad += graphs(library, options.socket, options.device)
+    if "shared" in parts:
+        bad += shared(options)
+    if "times" in parts:
         bench = next(p for p in BUILD.rglob("bench_local") if p.is_file())
         for served in ([], [], ["served"]):  # a process each
             bad += subprocess.run([bench, options.socket, str(options.device), *served], check=False).returncode != 0

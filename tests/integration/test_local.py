@@ -21,6 +21,7 @@ from test_gpu_layer import FORWARD, SHAPE, compiler, make_gpu, stub_folder  # no
 
 sys.path.insert(0, str(fmhad.ROOT / "tests/gpu"))
 import abi  # noqa: E402
+import local_cases  # noqa: E402
 
 POINTERS = ctypes.c_void_p
 
@@ -625,5 +626,66 @@ def test_hip_launches_the_same_way(device, library, cuda, tmp_path):
     assert args.q.data == tensors["q"].ctypes.data
     assert read_words(args.sequences.seqstart_q, 4) == [0, 5, 25, 40]
     plan.free()
+    pack.free()
+    assert hip.cuda_stub_modules() == modules
+
+
+def every_problem():
+    """A part of the GPU suite's, which are hundreds: each kind of problem, of features and of sizes is in it."""
+    return list(local_cases.problems(emulated=True))[::5]
+
+
+def contents_of(case):
+    return {role: aligned(x.shape, x.dtype) for role, x in case.contents().items()}
+
+
+def run_case(plan, case):
+    """What the outputs hold after a run by the stub, which moves bytes where a GPU computes."""
+    tensors = contents_of(case)
+    for role, x in case.contents().items():
+        tensors[role][...] = x
+    workspace = aligned(max(plan.info.workspace_bytes, 1), numpy.uint8)
+    plan.run(addresses(tensors), workspace.ctypes.data)
+    return {role: tensors[role].tobytes() for role in case.outputs}
+
+
+def test_every_problem_is_what_the_service_makes_of_it(device, gpu, library, tmp_path):
+    """The same kernels, the same refusals; and by HIP, from a pack, what CUDA does."""
+    hip = ctypes.CDLL(str(next(fmhad.build_dir().rglob("libamdhip64.so.6"))))
+    at = lambda case: dict.fromkeys(case.tensors, 4096)  # noqa: E731
+    planned, refused, path = {}, 0, tmp_path / "pack"
+    with gpu.device() as raw:
+        for case in every_problem():
+            problem = case.problem()
+            for i, tensor in enumerate(problem["tensors"].values()):
+                tensor["buffer"] = i + 1
+            try:
+                said = json.loads(raw.explain(problem))
+            except fmha_wire.WireError as refusal:
+                with pytest.raises(fmha_local.Failure) as caught:
+                    device.plan(case.problem(), at(case))
+                assert (caught.value.code, caught.value.field) == (refusal.code, refusal.field), case.name
+                refused += 1
+                continue
+            if not said["plan"]:
+                with pytest.raises(fmha_local.Failure) as caught:
+                    device.plan(case.problem(), at(case))
+                assert caught.value.name == "ENOKERNEL", case.name
+                refused += 1
+                continue
+            plan = device.plan(case.problem(), at(case))
+            kernels = [launch.kernel.decode() for launch in plan.launches() if launch.family != b"prepare"]
+            assert kernels == [stage["kernel"] for stage in said["plan"]["stages"]], case.name
+            planned[case] = run_case(plan, case)
+            plan.free()
+    assert len(planned) > 10 * refused
+    device.write_pack([library.problem(case.problem(), at(case)) for case in planned], path)
+    content = path.read_bytes()
+    path.write_bytes(content[:24] + b"hip\0\0" + content[29:])
+    pack, modules = fmha_local.Pack(library, path), hip.cuda_stub_modules()
+    for case, want in planned.items():
+        plan = pack.plan(case.problem(), at(case))
+        assert run_case(plan, case) == want, case.name
+        plan.free()
     pack.free()
     assert hip.cuda_stub_modules() == modules

@@ -2,7 +2,7 @@
 /*
  * cuda_stub.c: a libcuda.so.1 without a GPU, for tests of the device layer. Memory is the host's,
  * exportable memory is a memfd, streams run at once. A module is the text "stub code"; its one
- * function copies `q` to `o` of a forward problem, so that a test sees which bytes a launch read
+ * function copies `q` to `o` of a plain forward problem, so that a test sees which bytes a launch read
  * and wrote. CUDA_STUB_FAIL="name" makes the call of that name fail with error 700 (illegal
  * address), as a fault in a kernel does, from its CUDA_STUB_AFTER-th use on. With
  * CUDA_STUB_KERNEL_US a kernel takes so long, one after the other on the whole device. With
@@ -686,6 +686,13 @@ static int takes_q(const char *function)
 	return found;
 }
 
+/* q and o are of one size: f32, equal lengths, head dims alike and side by side. */
+static int is_plain(const struct abi_fwd_args *fwd)
+{
+	return fwd->dtype == ABI_F32 && fwd->hdim_q == fwd->hdim_v && !fwd->sequences.seqstart_q &&
+	       fwd->q.stride_seq == (abi_i64)fwd->nhead_q * fwd->hdim_q;
+}
+
 static void run_kernel(const char *function, const union abi_args *args)
 {
 	const struct abi_fwd_args *fwd = &args->fwd;
@@ -695,9 +702,9 @@ static void run_kernel(const char *function, const union abi_args *args)
 		prepare(&args->prepare);
 	else
 		last_args = *args;
-	if (takes_q(function))
+	if (takes_q(function) && is_plain(fwd))
 		memcpy(fwd->o.data, fwd->q.data,
-		       rows * (size_t)fwd->nhead_q * (size_t)fwd->hdim_q * 4); /* packed f32 */
+		       rows * (size_t)fwd->nhead_q * (size_t)fwd->hdim_q * 4);
 }
 
 CALL(cuGraphLaunch, const struct graph *graph, void *stream)
