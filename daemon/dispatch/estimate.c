@@ -247,12 +247,23 @@ static void weigh(const struct select_stage *stage, struct candidate *c)
 		c->time = guess_of(c) * (stage->scale > 0 ? stage->scale * UNMEASURED : 1);
 }
 
-const char *estimate_source(const struct candidate *c)
+enum plan_basis estimate_basis(const struct candidate *c)
 {
-	return c->tuned_us > 0       ? "measured"
-	       : c->nearby_us > 0    ? "nearby"
-	       : c->predicted_us > 0 ? "model"
-				     : "formula";
+	return c->tuned_us > 0       ? PLAN_BY_MEASURED
+	       : c->nearby_us > 0    ? PLAN_BY_NEARBY
+	       : c->predicted_us > 0 ? PLAN_BY_MODEL
+				     : PLAN_BY_FORMULA;
+}
+
+const char *plan_basis_name(enum plan_basis basis)
+{
+	static const char *const names[] = {
+#define PLAN_BASIS_NAME(ID, name) name,
+		PLAN_BASES(PLAN_BASIS_NAME)
+#undef PLAN_BASIS_NAME
+	};
+
+	return names[basis];
 }
 
 void estimate_again(const struct select_stage *stage, struct candidate *c)

@@ -74,7 +74,7 @@ static cJSON *add_candidate(cJSON *list, const struct spec_catalog *catalog,
 		cJSON_AddNumberToObject(object, "predicted_us", c->predicted_us);
 	if (c->accepted) {
 		cJSON_AddNumberToObject(object, "time", c->time);
-		cJSON_AddStringToObject(object, "time_from", estimate_source(c));
+		cJSON_AddStringToObject(object, "time_from", plan_basis_name(estimate_basis(c)));
 	}
 	if (c->info.priority)
 		cJSON_AddNumberToObject(object, "priority", c->info.priority);

@@ -187,6 +187,7 @@ static bool choose(struct select_stage *stage, struct select_report *report, siz
 		return false;
 	report->chosen = (long)first;
 	report->time = c[0].time;
+	ret_stage->basis = estimate_basis(&c[0]);
 	report->first = first;
 	report->strategy = stage->named ? SELECT_BY_NAME : "only one";
 	if (n > 1 && c[1].accepted)

@@ -91,8 +91,8 @@ int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
  */
 void estimate_times(struct select_stage *stage, struct candidate *candidates, size_t n);
 void estimate_again(const struct select_stage *stage, struct candidate *candidate);
-/* Where @candidate->time comes from: "measured", "nearby", "model" or "formula". */
-const char *estimate_source(const struct candidate *candidate);
+/* Where @candidate->time comes from. */
+enum plan_basis estimate_basis(const struct candidate *candidate);
 /* Is the kernel of @family that by which the plan's times are kept? */
 bool estimate_is_main(const struct plan *plan, enum abi_family family);
 

@@ -194,6 +194,19 @@ static void print_roofs(FILE *out, const cJSON *devices)
 	}
 }
 
+static void print_plans(FILE *out, const cJSON *devices)
+{
+	const cJSON *device, *basis;
+
+	head(out, "plans", "counter", "Plans made, by what was known of the main kernel's time");
+	cJSON_ArrayForEach(device, devices)
+	{
+		cJSON_ArrayForEach(basis, find(find(device, "worker"), "plans_by"))(void)
+			fprintf(out, "fmhad_plans_total{device=\"%.0f\",by=\"%s\"} %.0f\n",
+				number(device, "device"), basis->string, basis->valuedouble);
+	}
+}
+
 /* The counts are of values below 2^(10 + 2 i) ns, as base/histogram.h cuts them. */
 static void print_histogram(FILE *out, const char *name, double device, const cJSON *histogram)
 {
@@ -331,6 +344,7 @@ char *metrics_text(const cJSON *status)
 	print_quarantine(out, devices);
 	print_families(out, devices);
 	print_roofs(out, devices);
+	print_plans(out, devices);
 	print_latencies(out, devices);
 	print_of_processes(out, status, "errors", "Requests answered with an error, by its code",
 			   print_errors_of);

@@ -159,6 +159,15 @@ static void read_choice(const struct proto_plan_params *params, struct plan_choi
 		memcpy(ret_choice->kernel[i], params->kernels[i].kernel, PLAN_KERNEL_BYTES);
 }
 
+/* Named kernels were not chosen, and a plan without work has none. */
+static void count_plan(struct worker *worker, const struct plan *plan)
+{
+	const struct plan_stage *stage = plan_main_stage(plan);
+
+	if (stage && !plan->named)
+		worker->n_plans_by[stage->basis]++;
+}
+
 /* A charged plan without an id. On failure NULL: @err says why. */
 static struct session_plan *make_plan(struct session *session,
 				      const struct proto_plan_params *params, bool local,
@@ -186,6 +195,7 @@ static struct session_plan *make_plan(struct session *session,
 	if (plan_build(&params->problem, &choice, &worker->plan_device, &plan->plan, err) < 0 ||
 	    (!local && check_plan_buffers(session, &plan->plan, err) < 0))
 		return NULL;
+	count_plan(worker, &plan->plan);
 	made = plan;
 	plan = NULL;
 	return made;
@@ -300,6 +310,7 @@ void session_plan_replace(struct session *session, uint64_t id, const struct pla
 	plan->account = old->account; /* the place that is charged goes on */
 	old->account = NULL;
 	plan->plan = *next;
+	count_plan(session->worker, next);
 	plan->serial = ++session->worker->n_plans;
 	plan->generation = old->generation;
 	session_plan_settle(session, plan, &ignored);

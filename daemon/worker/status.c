@@ -59,6 +59,15 @@ static void add_families(cJSON *root, const struct worker *worker)
 	}
 }
 
+static void add_plans(cJSON *root, const struct worker *worker)
+{
+	cJSON *object = cJSON_AddObjectToObject(root, "plans_by");
+
+	for (int i = 0; i < PLAN_N_BASES; i++)
+		cJSON_AddNumberToObject(object, plan_basis_name((enum plan_basis)i),
+					(double)worker->n_plans_by[i]);
+}
+
 char *worker_status_json(struct worker *worker)
 {
 	cJSON *root = cJSON_CreateObject();
@@ -90,6 +99,7 @@ char *worker_status_json(struct worker *worker)
 	cJSON_AddNumberToObject(item, "cancelled", (double)worker->n_cancelled);
 	add_families(root, worker);
 	cJSON_AddItemToObject(root, "roof", roof_json(&worker->roof));
+	add_plans(root, worker);
 	cJSON_AddItemToObject(root, "errors", status_errors(worker->hub.n_errors));
 	item = cJSON_AddObjectToObject(root, "latency_ns");
 	status_add_histogram(item, "queued", &worker->queued);

@@ -85,7 +85,8 @@ struct worker {
 	struct fair turns;    /* of sessions, on a device that takes none itself */
 	uint64_t device_load; /* of launches without fences: compute units that they can fill */
 	bool giving_turns;
-	uint64_t n_plans;     /* made so far */
+	uint64_t n_plans;                  /* made so far */
+	uint64_t n_plans_by[PLAN_N_BASES]; /* of those whose kernels were chosen by time */
 	uint64_t loop_serial; /* the plan whose kernel page->loop_kernel names; 0: none */
 	bool untrimmed;       /* the pool has run something since the last trim */
 	bool draining;

@@ -33,6 +33,13 @@ def tune(device, sizes=None, **options):
     return device.call("tune", {"problem": problem(sizes), **options}, timeout=60)
 
 
+def plans_by(daemon):
+    """How many plans were made, by what was known of their kernels."""
+    lines = [line for line in fmhactl("metrics", FMHAD_SOCKET=daemon.socket).splitlines()
+             if line.startswith("fmhad_plans_total")]
+    return {line.split('by="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
+
+
 def results(device):
     """(kernel, shape, splits) -> microseconds"""
     document = json.loads(device.call_json("registry_export", {}))
@@ -137,7 +144,11 @@ def test_what_was_measured_is_used_and_survives(state):
             kernel, shape, splits = slowest(device)
             assert claim(device, kernel, shape, 0.5, splits)["stored"]
         with daemon.device() as device:
+            before = plans_by(daemon)
             assert chosen(plan(device))[0] == kernel
+            assert fmhad.until(lambda: plans_by(daemon)["measured"] == before["measured"] + 1)
+            plan(device, {**SMALL, "seqlen_q": 1024})  # of a length far from any that was measured
+            assert fmhad.until(lambda: plans_by(daemon)["formula"] == before["formula"] + 1)
         os.kill(daemon.worker_pid(), signal.SIGKILL)
         assert fmhad.until(lambda: ready_again(daemon))
         with daemon.device() as device:

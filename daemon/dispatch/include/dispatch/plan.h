@@ -27,8 +27,23 @@
 #define PLAN_KERNEL_BYTES 256
 #define PLAN_ALIGNMENT    256 /* of the workspace and of every stage's share */
 
+/* What was known of a kernel's time when it was chosen, in the order of trust: see estimate.c. */
+#define PLAN_BASES(X)                                                                              \
+	X(FORMULA, "formula")                                                                      \
+	X(MODEL, "model")                                                                          \
+	X(NEARBY, "nearby")                                                                        \
+	X(MEASURED, "measured")
+enum plan_basis {
+#define PLAN_BASIS_ID(ID, name) PLAN_BY_##ID,
+	PLAN_BASES(PLAN_BASIS_ID)
+#undef PLAN_BASIS_ID
+		PLAN_N_BASES
+};
+const char *plan_basis_name(enum plan_basis basis);
+
 struct plan_stage {
 	enum abi_family family;
+	enum plan_basis basis;
 	char kernel[PLAN_KERNEL_BYTES]; /* canonical name: the key in the registry and the device */
 	char pipeline[32], arch[32]; /* two words of that name; arch: of a CPU the kernel's level */
 	struct kernel_spec spec;     /* what the name stands for; has_spec 0: nothing */
