@@ -19,6 +19,7 @@ import os
 import pathlib
 import signal
 import sys
+import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -102,25 +103,24 @@ def main():
     parser.add_argument("--runs", type=int, default=500, help="of a burst")
     parser.add_argument("--idle-s", type=int, default=1)
     parser.add_argument("--pause-s", type=float, default=0.4, help="longer than that")
+    parser.add_argument("--threads", type=int, help="of a CPU")
     options = parser.parse_args()
-    config = {"devices": [{"backend": options.backend}],
+    config = {"devices": [{"backend": options.backend, **({"threads": options.threads} if options.threads else {})}],
               "tuning": {"automatic": False, "idle_s": options.idle_s}}
-    if options.backend != "cpu":
-        config["compile"] = {"sources": str(ROOT / "kernels/gpu"), "jobs": os.cpu_count(),
-                             "library_path": os.environ.get("LD_LIBRARY_PATH") or "/usr/lib"}
-    with fmhad.Daemon(config) as daemon:
+    with tempfile.TemporaryDirectory() as cache:
         if options.backend != "cpu":
-            config["compile"]["cache"] = str(daemon.directory / "cache")
-        with daemon.device() as device:
+            config["compile"] = {"sources": str(ROOT / "kernels/gpu"), "jobs": os.cpu_count(), "cache": cache,
+                                 "library_path": os.environ.get("LD_LIBRARY_PATH") or "/usr/lib"}
+        with fmhad.Daemon(config) as daemon, daemon.device() as device:
             latencies, counts = compare(daemon, device, options)
-        builds = daemon.status()["front"].get("compile", {})
+            builds = daemon.status()["front"]["compile"]["built"]
     print(f"{'tuning':8} {'runs':>6} {'measured':>9} {'median us':>10} {'99 % us':>10} {'worst us':>10}")
     for automatic, name in ((False, "off"), (True, "on")):
         values = latencies[automatic]
         print(f"{name:8} {len(values):6} {counts[automatic]:9} {at(values, 0.5):10.1f} "
               f"{at(values, 0.99):10.1f} {max(values) * 1e6:10.1f}")
     ratios = [at(latencies[True], share) / at(latencies[False], share) for share in (0.5, 0.99)]
-    print(f"with tuning over without: median {ratios[0]:.3f}, 99 % {ratios[1]:.3f}; {json.dumps(builds)}")
+    print(f"with tuning over without: median {ratios[0]:.3f}, 99 % {ratios[1]:.3f}; {builds} kernels compiled")
 
 
 if __name__ == "__main__":
