@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an emulator forgives, looked for in the assembly of the AMD kernels. No GPU, no emulator; clang-19.
+"""What an emulator forgives, looked for in the assembly of the AMD kernels. No GPU, no emulator.
 
     python3 tests/emulator/assembly.py [--arch gfx942] [--quick | --profile pytorch [--every-type]]
                                        [--match REGEX] [--jobs N] [--verbose]
@@ -17,21 +17,19 @@ import concurrent.futures
 import os
 import re
 import resource
-import shutil
-import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "gpu"))
 
 import abi  # noqa: E402
+import clangs  # noqa: E402
 import spill_check  # noqa: E402
 import suite  # noqa: E402
 
-CLANG = os.environ.get("FMHA_CLANG", "clang-19")
 GPU = os.path.join(abi.ROOT, "kernels", "gpu")
 FORWARD = (abi.FWD, abi.FWD_SPLITKV, abi.FWD_PAGEDKV, abi.BATCH_PREFILL)  # one source for all, see fmha.hip
-ARCHS = ("gfx90a", "gfx942", "gfx1100", "gfx1201")
+ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 REGISTERS = re.compile(r"\b([vas])(?:(\d+)|\[(\d+):(\d+)\])(?![\w.])")
 # Which counters a load, store or atomic is counted by: (prefix, counters of gfx9, gfx11, gfx12).
 # In-order counters come back in the order of issue; scalar loads in any.
@@ -55,13 +53,7 @@ class Job:
 
 
 def assemble(arch, source, options):
-    command = [CLANG, "-w", "-x", "hip", "--cuda-device-only", "-S", "-nogpulib", "-nogpuinc", "-std=c++17", "-O3",
-               f"--offload-arch={arch}", "-I" + GPU, "-I" + abi.INCLUDE,
-               *abi.standing_options(CLANG), *options, "-o", "-", os.path.join(GPU, source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[:300])
-    return done.stdout
+    return clangs.compile_text(arch, os.path.join(GPU, source), options)
 
 
 def registers(text):
@@ -174,7 +166,7 @@ def check_resources(arch, lds_bytes, text):
     if not number["vgpr_spill_count"]:
         rules.append(("private_segment_fixed_size", 0 if SCRATCH.search(text) else 64))
     wrong = [f"{key} is {number[key]}, at most {most} is allowed" for key, most in rules if number[key] > most]
-    if lds_bytes > 65536:
+    if lds_bytes > (163840 if arch == "gfx950" else 65536):
         wrong.append(f"{lds_bytes} bytes of LDS")
     return wrong, number
 
@@ -262,11 +254,11 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
-    if not shutil.which(CLANG):
-        print(f"assembly: skipped, no {CLANG} here")
+    archs = clangs.known(options.arch or ARCHS, "assembly")
+    if not archs:
         return 77
     lib, failed, jobs, times, spilled, sound = abi.load_library(), 0, [], [], {}, set()
-    for arch in options.arch or ARCHS:
+    for arch in archs:
         if options.profile:
             kernels = of_profile(lib, arch, options.profile, options.every_type)
         else:

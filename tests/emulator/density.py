@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the main loops of the AMD kernels cost by the cycle, counted in the assembly. No GPU, no emulator; clang-19.
+"""What the main loops of the AMD kernels cost by the cycle, counted in the assembly. No GPU, no emulator.
 
     python3 tests/emulator/density.py [--update] [--profile pytorch] [--arch gfx942] [--match REGEX] [--jobs N]
 
@@ -25,7 +25,6 @@ import concurrent.futures
 import csv
 import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -34,10 +33,11 @@ sys.path.insert(0, os.path.join(HERE, "..", "gpu"))
 
 import abi  # noqa: E402
 import assembly  # noqa: E402
+import clangs  # noqa: E402
 import spill_check  # noqa: E402
 
 TABLE = os.path.join(HERE, "density.csv")
-ARCHS = ("gfx90a", "gfx942", "gfx1100", "gfx1201")
+ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 MCA = os.environ.get("FMHA_MCA", "llvm-mca-19")
 SLACK = 1.03
 PIPES = ("matrix", "vector", "scalar", "lds", "memory")
@@ -291,9 +291,9 @@ def short_names(arch):
         yield f"fmha_{family}_bf16_{arch}_" + rest.format("gpu_" + core)
 
 
-def jobs_of(lib, options):
+def jobs_of(lib, options, archs):
     jobs = []
-    for arch in options.arch or ARCHS:
+    for arch in archs:
         names = list(short_names(arch))
         if options.profile:
             names = [n for n in spill_check.listed(arch, options.profile)
@@ -322,6 +322,10 @@ def read_table():
         return {(row["kernel"], row["loop"]): row for row in csv.DictReader(f)}
 
 
+def order(key):
+    return next(n for n, arch in enumerate(ARCHS) if f"_{arch}_" in key[0])
+
+
 def write_table(table):
     with open(TABLE, "w", encoding="ascii", newline="") as f:
         writer = csv.DictWriter(f, COLUMNS, lineterminator="\n")
@@ -343,10 +347,10 @@ def main():
     parser.add_argument("--match", default="", help="a regular expression")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    if not shutil.which(assembly.CLANG):
-        print(f"density: skipped, no {assembly.CLANG} here")
+    archs = clangs.known(options.arch or ARCHS, "density")
+    if not archs:
         return 77
-    jobs, table, found, failed = jobs_of(abi.load_library(), options), read_table(), {}, 0
+    jobs, table, found, failed = jobs_of(abi.load_library(), options, archs), read_table(), {}, 0
     if jobs and not notices(jobs[0]):
         print(f"FAIL {jobs[0].name}: twice the exponentials are not found worse")
         failed += 1
@@ -366,7 +370,8 @@ def main():
                 for sentence in said:
                     print(f"FAIL {job.name} loop {row['loop']}: {sentence}", flush=True)
     if options.update:
-        write_table(found)
+        skipped = {key: row for key, row in table.items() if not any(f"_{arch}_" in key[0] for arch in archs)}
+        write_table(dict(sorted((skipped | found).items(), key=lambda item: order(item[0]))))
     print(f"density: {len(found)} loops of {len(jobs)} kernels, {failed} worse than their lines")
     return 1 if failed or not jobs else 0
 

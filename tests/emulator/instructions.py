@@ -10,16 +10,16 @@ an address that is none, and the process ends).
 import argparse
 import ctypes
 import os
-import subprocess
 import sys
 import tempfile
 
 import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "gpu")]
 
-CLANG = os.environ.get("FMHA_CLANG", "clang-19")
+import clangs  # noqa: E402
+
 WORDS = 1024
 PRELUDE = """
 #define KERNEL extern "C" __attribute__((global, amdgpu_flat_work_group_size(%(wave)d, %(wave)d)))
@@ -34,12 +34,13 @@ typedef _Float16 half2v __attribute__((ext_vector_type(2)));
 typedef _Float16 half4v __attribute__((ext_vector_type(4)));
 typedef _Float16 half8v __attribute__((ext_vector_type(8)));
 typedef _Float16 half16v __attribute__((ext_vector_type(16)));
+typedef __bf16 bf8v __attribute__((ext_vector_type(8)));
 typedef u32 word4v __attribute__((ext_vector_type(4)));
 typedef u32 word2v __attribute__((ext_vector_type(2)));
 struct Args { u32 *in, *out; };
 """
 
-GFX9, GFX11, GFX12 = ("gfx90a", "gfx942"), ("gfx1100",), ("gfx1201",)
+GFX9, GFX11, GFX12 = ("gfx90a", "gfx942", "gfx950"), ("gfx1100",), ("gfx1201",)
 ALL = GFX9 + GFX11 + GFX12
 TESTS = []
 
@@ -73,7 +74,7 @@ def product(words, decode, rows=16):
 def matrices(dtype):
     """Small integers, and subnormal numbers of half precision in one row."""
     def make(rng):
-        x = rng.integers(-8, 9, 512).astype(np.float32)
+        x = rng.integers(-8, 9, 1024).astype(np.float32)
         return x.astype(np.float16).view(np.uint32) if dtype == "f16" else (
             (x.view(np.uint32) >> 16).astype(np.uint16).view(np.uint32))
     return make
@@ -170,6 +171,46 @@ def buffer_loads_within_bounds(words, wave):
         if 98 - 4 * l >= 0:
             out[256 + 2 * l:258 + 2 * l] = inside[98 - 4 * l:100 - 4 * l]
     return out
+
+
+MFMA32_WIDE = """
+	int l = __builtin_amdgcn_workitem_id_x();
+	%(type)s a, b;
+	float16v c = {};
+	for (int i = 0; i < 8; i++) {
+		a[i] = ((%(element)s *)args.in)[l %% 32 * 16 + l / 32 * 8 + i];
+		b[i] = ((%(element)s *)args.in)[512 + l %% 32 * 16 + l / 32 * 8 + i];
+	}
+	c = %(builtin)s(a, b, c, 0, 0, 0);
+	for (int i = 0; i < 16; i++)
+		((float *)args.out)[(i / 4 * 8 + l / 32 * 4 + i %% 4) * 32 + l %% 32] = c[i];
+"""
+
+
+def wide_product(words, decode):
+    a, b = (decode(words[n:n + 256]).reshape(32, 16) for n in (0, 256))
+    return (a @ b.T).astype(np.float32).reshape(-1).view(np.uint32)
+
+
+@test(("gfx950",), MFMA32_WIDE % dict(type="half8v", element="_Float16", builtin="__builtin_amdgcn_mfma_f32_32x32x16_f16"))
+def mfma_32_rows_16_deep_f16(words):
+    return wide_product(words, half)
+
+
+@test(("gfx950",), MFMA32_WIDE % dict(type="bf8v", element="__bf16", builtin="__builtin_amdgcn_mfma_f32_32x32x16_bf16"))
+def mfma_32_rows_16_deep_bf16(words):
+    return wide_product(words, bf16)
+
+
+@test(("gfx950",), """
+	int l = __builtin_amdgcn_workitem_id_x();
+	float *x = (float *)args.in;
+	asm volatile("v_cvt_pk_bf16_f32 %%0, %%1, %%2" : "=v"(args.out[l]) : "v"(x[l]), "v"(x[64 + l]));
+""")
+def half_pairs_in_bf16(words):
+    bits = words[:128].astype(np.uint64)
+    rounded = ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype(np.uint32)  # to nearest, ties to even
+    return rounded[:64] | rounded[64:] << 16
 
 
 WMMA11 = """
@@ -339,7 +380,7 @@ def any_words(rng):
 def input_for(name, rng):
     if "mfma" in name or "wmma" in name:
         return np.concatenate([matrices("f16" if "f16" in name and "bf16" not in name else "bf16")(rng),
-                               np.zeros(WORDS - 256, np.uint32)])
+                               np.zeros(WORDS - 512, np.uint32)])
     if "half" in name:
         return (rng.standard_normal(WORDS) * 10.0 ** rng.integers(-8, 4, WORDS)).astype(np.float32).view(np.uint32)
     return any_words(rng)
@@ -361,8 +402,7 @@ def run_arch(arch, folder):
             # Bodies made with % once already have no more of them.
             text = body % constants if "%(" in body or "%%" in body else body
             f.write(f"KERNEL void {name}(Args args)\n{{{text}}}\n")
-    subprocess.run([CLANG, "-w", "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib",
-                    "-nogpuinc", "-std=c++17", "-O3", f"--offload-arch={arch}", "-o", code, source], check=True)
+    clangs.compile_object(arch, source, [], code)
     loaded, rng, failed = emulator.CodeObject(code, arch), np.random.default_rng(1), 0
     for name, _, _, expect in mine:
         given, got = input_for(name, rng), np.zeros(WORDS, np.uint32)
@@ -390,9 +430,12 @@ def main():
         import corrections
         for name in ("context", "decoder", "mfma", "buffers", "hints"):
             setattr(corrections, "correct_" + name, lambda emu: None)
+    archs = clangs.known(options.arch or ALL, "instructions")
+    if not archs:
+        return 77
     failed = done = 0
     with tempfile.TemporaryDirectory() as folder:
-        for arch in options.arch or ALL:
+        for arch in archs:
             f, n = run_arch(arch, folder)
             failed, done = failed + f, done + n
     print(f"instructions: {done - failed} of {done} right")

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: MIT
 """kernels/abi.h as ctypes: the structs are read from the header itself, so that they cannot drift."""
 import ctypes
-import functools
 import os
 import re
-import subprocess
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 INCLUDE = os.path.join(ROOT, "kernels", "include")  # device code says <kernels/abi.h>
@@ -114,15 +112,6 @@ def choose_kernel(lib, arch, family, dtype, args, candidate=0, pipeline=None):
 
 def kernel_options(kernel):
     return [bytes(kernel.options[i].value).decode() for i in range(kernel.n_options)]
-
-
-@functools.cache
-def standing_options(clang):
-    """What fmhad gives every build by this compiler, as its helper says it."""
-    build = os.environ.get("FMHA_BUILD", os.path.join(ROOT, "build", "release"))
-    helper = os.path.join(build, "daemon", "compile", "fmhad-compile")
-    version = subprocess.run([helper, "--version", "clang", clang], capture_output=True, text=True, check=True)
-    return version.stdout.split()[2:]
 
 
 def kernel_grid(lib, kernel, args, units=132):

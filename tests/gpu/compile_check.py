@@ -21,6 +21,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import abi  # noqa: E402
+import clangs  # noqa: E402
 import suite  # noqa: E402
 from cuda_device import compile_cubin, find_nvrtc  # noqa: E402
 
@@ -37,7 +38,7 @@ def with_clang(arch, kernel):
         done = subprocess.run(
             ["clang-19", "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc",
              "-std=c++17", "-O3", f"--offload-arch={arch}", "-I" + GPU, "-I" + abi.INCLUDE,
-             "-Rpass-analysis=kernel-resource-usage", *abi.standing_options("clang-19"),
+             "-Rpass-analysis=kernel-resource-usage", *clangs.standing_options("clang-19"),
              *abi.kernel_options(kernel), "-o", out.name,
              os.path.join(GPU, kernel.source.decode())], capture_output=True, text=True, check=False)
     if done.returncode:

@@ -2,6 +2,7 @@
 """Every kernel family compiles for GPUs that are not here, the way the daemon compiles: through the
 helper process, the queue and the cache, with each compiler that this machine has. What spills registers is named.
 """
+import pathlib
 import re
 import subprocess
 import sys
@@ -10,6 +11,10 @@ import time
 import fmhad
 import pytest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "gpu"))
+
+import clangs  # noqa: E402
+
 # compiler, arch: the pipeline of its matrix core
 TARGETS = {
     ("nvrtc", "sm_80"): "gpu_mma",
@@ -17,6 +22,7 @@ TARGETS = {
     ("hiprtc", "gfx90a"): "gpu_mfma",
     ("clang", "gfx90a"): "gpu_mfma",
     ("clang", "gfx942"): "gpu_mfma",
+    ("clang", "gfx950"): "gpu_mfma",
     ("clang", "gfx1100"): "gpu_wmma",
     ("clang", "gfx1201"): "gpu_wmma",
 }
@@ -71,11 +77,15 @@ def kernels_of(arch, core):
 def test_every_family_compiles(compiler, arch, tmp_path):
     if not has_compiler(compiler):
         pytest.skip(f"{compiler} is not installed here")
+    clang = clangs.find(arch) if compiler == "clang" else clangs.Clang("", "")
+    if not clang:
+        pytest.skip(f"no clang here knows {arch}")
     kernels = kernels_of(arch, TARGETS[compiler, arch])
     missing = [family for family, name in kernels.items() if not name]
     assert not missing, f"{arch} has no kernel of {missing}"
     arguments = ["build", "--arch", arch, "--compiler", compiler, "--cache", str(tmp_path / "cache")]
     arguments += ["--filter", PLAIN, "--pack", str(tmp_path / "pack")]
+    arguments += ["--clang", clang.command] * bool(clang.command) + ["--linker", clang.linker] * bool(clang.linker)
     for name in kernels.values():
         arguments += ["--kernel", name]
     built = fmhactl(*arguments)
