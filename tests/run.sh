@@ -79,7 +79,8 @@ gpu() {
     FMHA_BUILD=$PWD/build/release "$python" tests/emulator/density.py || density=$?
     [ "$density" -eq 0 ] || [ "$density" -eq 77 ] || return 1
     FMHA_BUILD=$PWD/build/release "$python" tests/emulator/instructions.py &&
-        FMHA_BUILD=$PWD/build/release "$python" tests/emulator/run.py --quick || emulator=$?
+        FMHA_BUILD=$PWD/build/release "$python" tests/emulator/run.py --quick &&
+        FMHA_BUILD=$PWD/build/release "$python" tests/emulator/coverage.py --share 1000 || emulator=$?
     [ "$emulator" -eq 0 ] || [ "$emulator" -eq 77 ] || return 1
     local spills=0
     FMHA_BUILD=$PWD/build/release "$python" tests/gpu/spill_check.py || spills=$?
@@ -118,6 +119,24 @@ nightly() {
     with_torch || status=1
     FMHA_BUILD=$PWD/build/release "$python" tests/gpu/spill_check.py --full || spills=$?
     [ "$spills" -eq 0 ] || [ "$spills" -eq 77 ] || status=1
+    nightly_amd || status=1
+    return $status
+}
+
+# All AMD kernels of a profile as assembly, with what their main loops cost in build/amd.csv; the emulator's cases, and
+# a problem for every class of kernels.
+nightly_amd() {
+    local -x FMHA_BUILD=$PWD/build/release
+    local status=0 result arguments
+    [ -x build/ziglang/ziglang/zig ] ||
+        "$python" -m pip install --quiet --target build/ziglang ziglang ||
+        echo "gfx950: PyPI's clang cannot be installed here" >&2
+    for arguments in "assembly.py --profile pytorch" "density.py --profile pytorch --csv build/amd.csv" instructions.py run.py \
+        "coverage.py --count" coverage.py; do
+        result=0
+        "$python" tests/emulator/$arguments || result=$?
+        [ "$result" -eq 0 ] || [ "$result" -eq 77 ] || status=1
+    done
     return $status
 }
 

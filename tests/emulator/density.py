@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What the main loops of the AMD kernels cost by the cycle, counted in the assembly. No GPU, no emulator.
 
-    python3 tests/emulator/density.py [--update] [--profile pytorch] [--arch gfx942] [--match REGEX] [--jobs N]
+    python3 tests/emulator/density.py [--update] [--profile pytorch] [--csv FILE] [--arch gfx942] [--match REGEX] [--jobs N]
 
 One line a loop and kernel: issue cycles a score that a lane owns, of the matrix, vector, scalar, LDS and memory pipes;
 density, the matrix cycles divided by those of the busiest pipe, so what is left of the matrix units' speed when the
@@ -326,8 +326,8 @@ def order(key):
     return next(n for n, arch in enumerate(ARCHS) if f"_{arch}_" in key[0])
 
 
-def write_table(table):
-    with open(TABLE, "w", encoding="ascii", newline="") as f:
+def write_table(table, path=TABLE):
+    with open(path, "w", encoding="ascii", newline="") as f:
         writer = csv.DictWriter(f, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(table.values())
@@ -343,6 +343,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--update", action="store_true", help="write the table")
     parser.add_argument("--profile", help="of what `fmhactl build --list` names")
+    parser.add_argument("--csv", help="a file to write what was found to, besides")
     parser.add_argument("--arch", action="append")
     parser.add_argument("--match", default="", help="a regular expression")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -372,6 +373,8 @@ def main():
     if options.update:
         skipped = {key: row for key, row in table.items() if not any(f"_{arch}_" in key[0] for arch in archs)}
         write_table(dict(sorted((skipped | found).items(), key=lambda item: order(item[0]))))
+    if options.csv:
+        write_table(found, options.csv)
     print(f"density: {len(found)} loops of {len(jobs)} kernels, {failed} worse than their lines")
     return 1 if failed or not jobs else 0
 

@@ -35,6 +35,12 @@ def sources_digest():
     return digest.hexdigest()
 
 
+def kernel_folder():
+    folder = os.path.join(clangs.build_folder(), "emulator", "kernels")
+    os.makedirs(folder, exist_ok=True)
+    return folder
+
+
 def compile_kernel(kernel, arch, folder):
     options, clang = abi.kernel_options(kernel), clangs.find(arch)
     words = [sources_digest(), arch, *clang, *clangs.standing_options(clang.command), *options]
@@ -94,9 +100,7 @@ def main():
         print("emulator: skipped, TINYGRAD is not set (a checkout of github:tinygrad/tinygrad)")
         return 77
     lib, failed, done = abi.load_library(), 0, 0
-    folder = os.path.join(os.environ.get("FMHA_BUILD", os.path.join(abi.ROOT, "build", "release")),
-                          "emulator", "kernels")
-    os.makedirs(folder, exist_ok=True)
+    folder = kernel_folder()
     for arch in clangs.known(options.arch or ARCHS, "emulator"):
         for case in suite.emulated(options.quick):
             if options.match not in f"{arch} {case}":

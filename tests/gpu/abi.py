@@ -91,18 +91,25 @@ def load_library(path=None):
     return lib
 
 
+def make_kernel(lib, arch, family, dtype, args, tile):
+    """The kernel of that tile that runs @args, or None."""
+    kernel = Kernel()
+    refused = lib.check_make(arch.encode(), family, dtype, ctypes.byref(args), ctypes.byref(tile), ctypes.byref(kernel))
+    return None if refused else kernel
+
+
 def choose_kernel(lib, arch, family, dtype, args, candidate=0, pipeline=None):
     """The candidate-th kernel that runs @args (of a pipeline, if named), or None."""
     found = 0
     for n in range(64):
-        tile, kernel = Tile(), Kernel()
+        tile = Tile()
         if lib.check_tile(arch.encode(), family, dtype, ctypes.byref(args), n,
                           ctypes.byref(tile)):
             return None
         if pipeline and PIPELINES[tile.pipeline] != pipeline:
             continue
-        if lib.check_make(arch.encode(), family, dtype, ctypes.byref(args), ctypes.byref(tile),
-                          ctypes.byref(kernel)):
+        kernel = make_kernel(lib, arch, family, dtype, args, tile)
+        if kernel is None:
             continue
         if found == candidate:
             return kernel

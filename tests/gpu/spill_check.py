@@ -36,10 +36,17 @@ FAMILIES = ["fwd", "fwd_splitkv", "fwd_splitkv_combine", "fwd_pagedkv", "fwd_app
             "bwd_dot_do_o", "bwd_dq_dk_dv", "bwd_convert_dq"]
 
 
-def listed(arch, profile):
-    command = [os.path.join(BUILD, "client", "ctl", "fmhactl"), "build", "--arch", arch, "--profile", profile, "--list"]
+def listed(arch, profile=None):
+    """Every kernel that a plan can choose, or those of a profile."""
+    command = [os.path.join(BUILD, "client", "ctl", "fmhactl"), "build", "--arch", arch, "--list"]
+    command += ["--profile", profile] if profile else []
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     return [n for n in names if NAME.match(n)]  # all but those without a tile: prepare
+
+
+def tile_of(name):
+    p = NAME.match(name)
+    return abi.Tile(abi.PIPELINES.index(p["pipeline"]), *(int(p[k]) for k in ("m", "n", "hq", "hv", "wm", "wn", "blocks")))
 
 
 def kernel_of(lib, name):
@@ -51,7 +58,7 @@ def kernel_of(lib, name):
         options.update(mask=abi.MASK_BOTTOM_RIGHT, right=0)
     if "bias" in words:
         options.update(bias=abi.BF16)
-    options.update(alibi="alibi" in words, cap=5.0 if "cap" in words else 0.0, dropout=0.2 if "drop" in words else 0.0,
+    options.update(alibi="bias2" in words, cap=5.0 if "cap" in words else 0.0, dropout=0.2 if "drop" in words else 0.0,
                    descale="descale" in words)
     if family == abi.FWD_APPENDKV:
         args = Append(page=16 if "paged" in words else 0).args
@@ -62,12 +69,8 @@ def kernel_of(lib, name):
             options.update(page=16, table="sglang" if family == abi.BATCH_PREFILL else "block")
         problem = Forward(**options, splits=2 if "split" in p["family"] else 0, split_size=1)
         args = problem.combine_args() if family == abi.FWD_SPLITKV_COMBINE else problem.args
-    tile = abi.Tile(abi.PIPELINES.index(p["pipeline"]), *(int(p[k]) for k in ("m", "n", "hq", "hv", "wm", "wn", "blocks")))
-    kernel = abi.Kernel()
-    if lib.check_make(p["arch"].encode(), family, options["dtype"], abi.ctypes.byref(args), abi.ctypes.byref(tile),
-                           abi.ctypes.byref(kernel)) or kernel.name.decode() != name:
-        return None
-    return kernel
+    kernel = abi.make_kernel(lib, p["arch"], family, options["dtype"], args, tile_of(name))
+    return kernel if kernel is not None and kernel.name.decode() == name else None
 
 
 def is_strict(name):

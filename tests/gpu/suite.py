@@ -8,7 +8,7 @@ BR, TL = abi.MASK_BOTTOM_RIGHT, abi.MASK_TOP_LEFT
 
 
 class Case:
-    """kind: forward, backward, append or merge; pipeline: tiles of that name only."""
+    """kind: forward, backward, append or merge; pipeline: tiles of that name only, or one tile, an abi.Tile."""
 
     def __init__(self, kind, pipeline=None, **options):
         self.kind, self.options, self.pipeline = kind, options, pipeline
@@ -16,7 +16,7 @@ class Case:
     def __str__(self):
         return self.kind + " " + " ".join(
             f"{k}={abi.DTYPE_NAMES[v] if k.endswith('dtype') else v}" for k, v in self.options.items()) + (
-                f" {self.pipeline}" if self.pipeline else "")
+                f" {self.pipeline}" if isinstance(self.pipeline, str) else "")
 
 
 def forward_small():
@@ -296,8 +296,15 @@ def emulated(quick):
     return cases[::12] if quick else cases
 
 
+def find(lib, arch, family, dtype, args, pipeline):
+    """@pipeline as a case has it."""
+    if isinstance(pipeline, abi.Tile):
+        return abi.make_kernel(lib, arch, family, dtype, args, pipeline)
+    return abi.choose_kernel(lib, arch, family, dtype, args, pipeline=pipeline)
+
+
 def pick(lib, arch, family, dtype, args, pipeline):
-    kernel = abi.choose_kernel(lib, arch, family, dtype, args, pipeline=pipeline)
+    kernel = find(lib, arch, family, dtype, args, pipeline)
     assert kernel is not None, f"no kernel for family {family}"
     return kernel
 
@@ -345,8 +352,8 @@ def kernels(case, lib, arch, pipeline=None):
     pipeline = pipeline or case.pipeline
     if case.kind == "backward":
         problem = Backward(None, **case.options)
-        return [abi.choose_kernel(lib, arch, family, problem.dtype, problem.bwd, pipeline=(
-            pipeline if family == abi.BWD_DQ_DK_DV else None)) for family in problem.stages()]
+        return [find(lib, arch, family, problem.dtype, problem.bwd, pipeline if family == abi.BWD_DQ_DK_DV else None)
+                for family in problem.stages()]
     if case.kind == "append":
         problem = Append(**case.options)
         return [abi.choose_kernel(lib, arch, abi.FWD_APPENDKV, problem.dtype, problem.args)]
@@ -354,7 +361,7 @@ def kernels(case, lib, arch, pipeline=None):
         problem = Merge(**case.options)
         return [abi.choose_kernel(lib, arch, abi.FWD_SPLITKV_COMBINE, problem.o_dtype, problem.args)]
     problem = Forward(**case.options)
-    found = [abi.choose_kernel(lib, arch, problem.family, problem.dtype, problem.args, pipeline=pipeline)]
+    found = [find(lib, arch, problem.family, problem.dtype, problem.args, pipeline)]
     if problem.splits:
         found.append(abi.choose_kernel(lib, arch, abi.FWD_SPLITKV_COMBINE, problem.o_dtype,
                                        problem.combine_args()))

@@ -2,7 +2,6 @@
 """Every kernel family compiles for GPUs that are not here, the way the daemon compiles: through the
 helper process, the queue and the cache, with each compiler that this machine has. What spills registers is named.
 """
-import pathlib
 import re
 import subprocess
 import sys
@@ -11,8 +10,7 @@ import time
 import fmhad
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "gpu"))
-
+sys.path.insert(0, str(fmhad.ROOT / "tests/gpu"))
 import clangs  # noqa: E402
 
 # compiler, arch: the pipeline of its matrix core
