@@ -376,8 +376,10 @@ struct log_about connection_about(const struct connection *connection)
 {
 	const struct account *account = connection->account;
 
-	return (struct log_about){.fields = account ? LOG_UID : 0,
-				  .uid = account ? account->uid : 0};
+	return (struct log_about){.fields = (account ? LOG_UID : 0) |
+					    (connection->peer_pid ? LOG_PID : 0),
+				  .uid = account ? account->uid : 0,
+				  .pid = connection->peer_pid};
 }
 
 static void drop(struct connection *connection, enum limit limit, enum log_level level,

@@ -103,6 +103,9 @@ static bool send_to_journal(enum log_level level, const struct log_about *about,
 	if (fields & LOG_PID)
 		n += snprintf(text + n, sizeof(text) - (size_t)n, "FMHA_CLIENT_PID=%u\n",
 			      about->pid);
+	if (fields & LOG_REQUEST)
+		n += snprintf(text + n, sizeof(text) - (size_t)n, "FMHA_REQUEST=%u\n",
+			      about->request);
 	if (about->kernel)
 		n += snprintf(text + n, sizeof(text) - (size_t)n, "FMHA_KERNEL=%.256s\n",
 			      about->kernel);
@@ -131,12 +134,37 @@ static int print_head(char line[LINE_BYTES], enum log_level level)
 	}
 }
 
+/* What the line is about, for people who look for a reason. */
+static int print_about(char *line, size_t room, const struct log_about *about)
+{
+	const struct {
+		enum log_field field;
+		const char *name;
+		uint32_t value;
+	} fields[] = {{LOG_UID, "uid", about->uid},
+		      {LOG_PID, "pid", about->pid},
+		      {LOG_REQUEST, "request", about->request}};
+	int n = 0;
+
+	if (log_state.sink == SINK_JOURNAL || log_state.level < LOG_LEVEL_DEBUG)
+		return 0;
+	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
+		if (about->fields & fields[i].field)
+			n += snprintf(line + n, room - (size_t)n, "%s %u%s", fields[i].name,
+				      fields[i].value,
+				      about->fields >= 2 * (unsigned)fields[i].field ? ", " : ": ");
+	return n;
+}
+
 static void write_line(enum log_level level, const struct log_about *about, const char *format,
 		       va_list list)
 {
 	char line[LINE_BYTES];
 	int used = print_head(line, level);
-	int n = vsnprintf(line + used, sizeof(line) - (size_t)used - 1, format, list);
+	int n;
+
+	used += print_about(line + used, sizeof(line) - (size_t)used, about);
+	n = vsnprintf(line + used, sizeof(line) - (size_t)used - 1, format, list);
 
 	if (n < 0)
 		return;

@@ -262,6 +262,18 @@ void output_end(struct connection *connection, size_t start, int fd, uint32_t id
 	}
 }
 
+/* The client is told, and may tell nobody. */
+static void log_refusal(struct connection *connection, uint32_t id, const struct fmha_error *error)
+{
+	struct log_about about = connection_about(connection);
+
+	about.fields |= LOG_REQUEST;
+	about.request = id;
+	log_limited_about(&connection->log, &about, LOG_LEVEL_DEBUG, "%s%s%s: %s",
+			  fmha_error_name(error->code), *error->field ? " " : "", error->field,
+			  error->msg);
+}
+
 void connection_answer_error(struct connection *connection, uint32_t id,
 			     const struct fmha_error *error)
 {
@@ -273,6 +285,7 @@ void connection_answer_error(struct connection *connection, uint32_t id,
 		return;
 	if (error->code < 0 && error->code > -CONNECTION_ERRORS)
 		connection->hub->n_errors[-error->code]++;
+	log_refusal(connection, id, error);
 	(void)descriptors_unreserve(connection, id);
 	if (proto_encode_error(buffer, id, error, &err) < 0)
 		connection_mark_broken(connection);

@@ -164,6 +164,7 @@ static bool admit(struct front *front, int *fd, const struct ucred *peer)
 	if (!charge(client) || connection_open(&client->connection, &front->hub, take_fd(fd),
 					       client->account, true, &client_ops, NULL) < 0)
 		return false;
+	client->connection.peer_pid = client->pid;
 	list_append(&front->clients, &client->in_clients);
 	client = NULL; /* its connection's from now on */
 	return true;

@@ -182,6 +182,7 @@ int session_new(struct worker *worker, int *fd, const struct proto_worker_attach
 			    false, &session_ops, err);
 	if (r < 0)
 		return r;
+	session->connection.peer_pid = session->pid;
 	list_append(&worker->sessions, &session->in_sessions);
 	atomic_fetch_add(&worker->page->n_sessions, 1);
 	session = NULL; /* its connection's from now on */

@@ -123,6 +123,26 @@ def test_verbose_is_debug(tmp_path):
         assert ("stopping" in err) == expected
 
 
+def test_a_refused_request_is_found_in_the_log(tmp_path):
+    """At level debug, with the client and the number that it gave the request."""
+    master, slave = pty.openpty()
+    (tmp_path / "fmhad.json").write_text(json.dumps(fmhad.FAKE))
+    process = subprocess.Popen(
+        [fmhad.find_program("fmhad"), "-v", "--config", tmp_path / "fmhad.json", "--socket", tmp_path / "s"], stderr=slave)
+    os.close(slave)
+    assert fmhad.until(lambda: fmhad.connects(str(tmp_path / "s")))
+    with fmhad.fmha_wire.Client.connect(str(tmp_path / "s")) as client, client.open_device(0) as device:
+        with pytest.raises(fmhad.fmha_wire.WireError):
+            device.run(4711)
+        wanted = f"uid {os.getuid()}, pid {os.getpid()}, request {device.next_id - 1}: ENOENT plan: plan 4711: no such"
+    process.send_signal(signal.SIGTERM)
+    text = ""
+    while wanted not in text:
+        text += os.read(master, 65536).decode()  # raises at the end
+    assert process.wait(20) == 0
+    os.close(master)
+
+
 def test_the_journal_gets_fields(tmp_path):
     """Another stderr, as systemd makes it, and a socket in place of the journal's."""
     read, write = os.pipe()
@@ -130,7 +150,7 @@ def test_the_journal_gets_fields(tmp_path):
     journal = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     journal.bind(str(tmp_path / "journal"))
     journal.settimeout(20)
-    (tmp_path / "fmhad.json").write_text(json.dumps({**fmhad.FAKE, "limits": {"connections_per_uid": 1}}))
+    (tmp_path / "fmhad.json").write_text(json.dumps({**fmhad.FAKE, "log_level": "debug", "limits": {"connections_per_uid": 1}}))
     process = subprocess.Popen(
         [fmhad.find_program("fmhad"), "--config", tmp_path / "fmhad.json", "--socket", tmp_path / "s"], stderr=write,
         env={**os.environ, "JOURNAL_STREAM": f"{info.st_dev}:{info.st_ino}",
@@ -152,6 +172,11 @@ def test_the_journal_gets_fields(tmp_path):
         until("ready on")
         with fmhad.fmha_wire.Client.connect(str(tmp_path / "s")) as client:
             with client.open_device(0) as device:
+                with pytest.raises(fmhad.fmha_wire.WireError):
+                    device.run(4711)
+                refusal = until("plan 4711: no such")
+                assert refusal["MESSAGE"].startswith("ENOENT plan: ") and refusal["FMHA_DEVICE"] == "0"
+                assert refusal["FMHA_REQUEST"] == str(device.next_id - 1) and refusal["FMHA_CLIENT_PID"] == str(os.getpid())
                 os.kill(device.worker_pid, signal.SIGSEGV)
         dead = until("signal 11 (Segmentation fault)")
         assert dead["PRIORITY"] == "4" and dead["FMHA_DEVICE"] == "0"

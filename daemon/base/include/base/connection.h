@@ -99,6 +99,7 @@ struct connection {
 	struct connection_hub *hub;
 	const struct connection_ops *ops;
 	struct account *account; /* borrowed from the owner; NULL: a peer we trust (control) */
+	uint32_t peer_pid;       /* the owner's to set, for the log; 0: not known */
 	int fd;
 	int polled; /* events that @poll waits for now */
 	bool closing, broken, before_hello, stalled;

@@ -2,7 +2,7 @@
 /*
  * log.h: one line a call. Where stderr is the journal, lines go there with fields of what they are
  * about, or, when its socket cannot be reached, to stderr with their priority as sd-daemon(3) defines;
- * on a terminal they begin with time and level. The level and the name are process-wide: there is
+ * on a terminal they begin with time and level, and at level debug with what they are about. The level and the name are process-wide: there is
  * one stderr.
  */
 #ifndef FMHAD_BASE_LOG_H
@@ -29,11 +29,12 @@ struct log_limit {
 };
 
 /* What a line is about, as fields of the journal. */
-enum log_field { LOG_DEVICE = 1, LOG_UID = 2, LOG_PID = 4 };
+enum log_field { LOG_DEVICE = 1, LOG_UID = 2, LOG_PID = 4, LOG_REQUEST = 8 };
 struct log_about {
-	unsigned int fields; /* which of the next three are given */
+	unsigned int fields; /* which of the next four are given */
 	uint32_t device;
 	uint32_t uid, pid;  /* of the client */
+	uint32_t request;   /* its number on the client's connection */
 	const char *kernel; /* NULL: none */
 };
 
