@@ -32,10 +32,8 @@ struct tracer {
 
 /* One span; the format counts in us. A device is a process, a session one of its threads. */
 static void write_span(struct tracer *tracer, uint32_t device, const cJSON *event, const char *name,
-		       const char *from, const char *to)
+		       double start, double end)
 {
-	double start = number_of(event, from), end = number_of(event, to);
-
 	(void)fprintf(tracer->out,
 		      "%s\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%u,\"tid\":%.0f,\"ts\":%.3f,"
 		      "\"dur\":%.3f,\"args\":{\"kernel\":\"%s\",\"client_pid\":%.0f,\"uid\":%.0f}}",
@@ -46,13 +44,27 @@ static void write_span(struct tracer *tracer, uint32_t device, const cJSON *even
 
 static void write_event(struct tracer *tracer, uint32_t device, const cJSON *event)
 {
+	const cJSON *stages = cJSON_GetObjectItemCaseSensitive(event, "stages");
+	int n_stages = cJSON_GetArraySize(stages);
+	double arrived = number_of(event, "arrived_ns"), answered = number_of(event, "answered_ns");
+	double started = number_of(event, "started_ns"), ended = number_of(event, "ended_ns");
+
 	if (!strcmp(text_of(event, "kind"), "build")) {
-		write_span(tracer, device, event, "compile", "arrived_ns", "answered_ns");
+		write_span(tracer, device, event, "compile", arrived, answered);
 		return;
 	}
-	write_span(tracer, device, event, "queue", "arrived_ns", "started_ns");
-	write_span(tracer, device, event, "kernel", "started_ns", "ended_ns");
-	write_span(tracer, device, event, "answer", "ended_ns", "answered_ns");
+	write_span(tracer, device, event, "queue", arrived, started);
+	write_span(tracer, device, event, "kernel", started, ended);
+	/* Of several stages, each within the kernel's span. */
+	for (int i = 0; i < n_stages && n_stages > 1; i++) {
+		const cJSON *stage = cJSON_GetArrayItem(stages, i);
+		const cJSON *next = cJSON_GetArrayItem(stages, i + 1);
+
+		write_span(tracer, device, event, text_of(stage, "family"),
+			   number_of(stage, "started_ns"),
+			   next ? number_of(next, "started_ns") : ended);
+	}
+	write_span(tracer, device, event, "answer", ended, answered);
 }
 
 /* @keep: false: only so that the worker begins to record */
@@ -177,7 +189,8 @@ const struct ctl_command ctl_trace = {
 		 .synopsis = "[--seconds N] [--out FILE] [OPTION...]",
 		 .text = "Watches the devices and writes what they did as a trace that Chrome's "
 			 "about:tracing and Perfetto read: of each run the spans queue, kernel and "
-			 "answer, of each build compile, with kernel, user and the client's "
+			 "answer, and, of several stages on a CPU, each of them within kernel; "
+			 "of each build compile; with kernel, user and the client's "
 			 "process. "
 			 "Workers record only while somebody watches. A user sees the own work, an "
 			 "administrator all.",

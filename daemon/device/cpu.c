@@ -332,6 +332,8 @@ bool cpu_launch_prepare(struct cpu_launch *launch)
 		const struct cpu_kernel *kernel = as_cpu(launch->base.kernels[i]);
 		const void *args = &launch->base.args[i];
 		size_t scratch = kernel->scratch_bytes(args);
+		uint64_t *opened_ns = launch->base.times_stages ? &launch->base.stage_started_ns[i]
+								: NULL;
 
 		if (scratch > job->scratch_bytes)
 			job->scratch_bytes = scratch;
@@ -352,7 +354,9 @@ bool cpu_launch_prepare(struct cpu_launch *launch)
 				.name = launch->base.names[i],
 				.workspace = launch->base.workspaces[i],
 				.phase = phase,
-				.n_threads = n_threads};
+				.n_threads = n_threads,
+				.opened_ns = opened_ns};
+			opened_ns = NULL; /* only of its first phase */
 		}
 	}
 	return true;

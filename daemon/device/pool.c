@@ -84,6 +84,12 @@ static void unlock_and_wake(struct pool *pool)
 			pthread_cond_signal(&pool->work);
 }
 
+static void note_opening(const struct pool_step *step)
+{
+	if (step->opened_ns)
+		*step->opened_ns = clock_ns();
+}
+
 /* Opens the first step from @step on that has tasks, or ends the job. The lock is held. */
 static void open_step(struct pool *pool, struct pool_job *job, uint32_t step)
 {
@@ -94,6 +100,7 @@ static void open_step(struct pool *pool, struct pool_job *job, uint32_t step)
 	atomic_store(&job->n_ended, 0);
 	atomic_store(&job->ticket, (uint64_t)step << TASK_BITS);
 	if (step < job->n_steps) {
+		note_opening(&job->steps[step]);
 		pool->n_to_wake += job->steps[step].n_tasks;
 		fair_activate(&job->queue->turn);
 	} else {
@@ -479,9 +486,11 @@ void pool_run_here(struct pool_job *job, void *scratch)
 {
 	reset_job(job);
 	job->started_ns = clock_ns();
-	for (uint32_t i = 0; i < job->n_steps; i++)
+	for (uint32_t i = 0; i < job->n_steps; i++) {
+		note_opening(&job->steps[i]);
 		for (uint64_t task = 0; task < job->steps[i].n_tasks; task++)
 			run_task(job, &job->steps[i], task, scratch);
+	}
 	job->ended_ns = clock_ns();
 }
 

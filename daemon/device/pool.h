@@ -43,6 +43,7 @@ struct pool_step {
 	void *workspace;
 	int phase;
 	int n_threads;
+	uint64_t *opened_ns; /* NULL, or gets the time when its tasks may begin */
 };
 
 /* The caller fills in the first part; the memory must stay until on_done, which a pool thread

@@ -335,6 +335,9 @@ static void place_kernels(struct request *request)
 	struct device_launch *launch = request->launch;
 
 	launch->n_stages = plan->plan.n_stages;
+	launch->times_stages = request->session->worker->trace != NULL;
+	if (launch->times_stages)
+		memset(launch->stage_started_ns, 0, sizeof(launch->stage_started_ns));
 	for (uint32_t i = 0; i < launch->n_stages; i++) {
 		const struct plan_stage *stage = &plan->plan.stages[i];
 

@@ -158,6 +158,7 @@ static void on_prepared(void *owner, const struct fmha_error *error);
 static void wait_for(struct preparing *preparing, uint32_t i)
 {
 	preparing->waiters[i] = (struct device_waiter){.uid = preparing->session->uid,
+						       .pid = preparing->session->pid,
 						       .background = preparing->renews,
 						       .done = on_prepared,
 						       .owner = preparing};

@@ -18,6 +18,9 @@ struct trace_event {
 	uint64_t session;
 	uint64_t arrived_ns, started_ns, ended_ns,
 		answered_ns; /* a build: from arrived to answered */
+	uint32_t n_stages;   /* of a run, where the device tells when each began */
+	uint64_t stage_started_ns[PLAN_MAX_STAGES];
+	enum abi_family families[PLAN_MAX_STAGES];
 	char kernel[PLAN_KERNEL_BYTES];
 };
 
@@ -52,6 +55,16 @@ void trace_run(const struct request *request, uint64_t now)
 	event->started_ns = request->launch->started_ns;
 	event->ended_ns = request->launch->ended_ns;
 	event->answered_ns = now;
+	if (request->launch->times_stages && request->launch->stage_started_ns[0])
+		event->n_stages = plan->n_stages;
+	for (uint32_t i = 0; i < event->n_stages; i++) {
+		uint64_t started_ns = request->launch->stage_started_ns[i];
+
+		/* The first may wait for a thread. */
+		event->stage_started_ns[i] = started_ns > event->started_ns ? started_ns
+									    : event->started_ns;
+		event->families[i] = plan->stages[i].family;
+	}
 	memcpy(event->kernel, plan->stages[backward].kernel, sizeof(event->kernel));
 }
 
@@ -65,12 +78,26 @@ void trace_build(struct worker *worker, const struct device_build *build, bool s
 	event->is_build = true;
 	event->failed = !succeeded;
 	event->uid = build->uid;
+	event->pid = build->pid;
 	event->arrived_ns = build->asked_ns;
 	event->answered_ns = clock_ns();
 	(void)snprintf(event->kernel, sizeof(event->kernel), "%s", build->kernel);
 }
 
 /* ---- reading ---- */
+
+static void add_stages(cJSON *run, const struct trace_event *event)
+{
+	cJSON *list = cJSON_AddArrayToObject(run, "stages");
+
+	for (uint32_t i = 0; i < event->n_stages; i++) {
+		cJSON *stage = cJSON_CreateObject();
+
+		cJSON_AddStringToObject(stage, "family", plan_family_name(event->families[i]));
+		cJSON_AddNumberToObject(stage, "started_ns", (double)event->stage_started_ns[i]);
+		cJSON_AddItemToArray(list, stage);
+	}
+}
 
 static void add_event(cJSON *list, const struct trace_event *event)
 {
@@ -81,13 +108,14 @@ static void add_event(cJSON *list, const struct trace_event *event)
 	cJSON_AddNumberToObject(item, "uid", event->uid);
 	cJSON_AddNumberToObject(item, "arrived_ns", (double)event->arrived_ns);
 	cJSON_AddNumberToObject(item, "answered_ns", (double)event->answered_ns);
+	cJSON_AddNumberToObject(item, "pid", event->pid);
 	if (event->is_build) {
 		cJSON_AddBoolToObject(item, "failed", event->failed);
 	} else {
-		cJSON_AddNumberToObject(item, "pid", event->pid);
 		cJSON_AddNumberToObject(item, "session", (double)event->session);
 		cJSON_AddNumberToObject(item, "started_ns", (double)event->started_ns);
 		cJSON_AddNumberToObject(item, "ended_ns", (double)event->ended_ns);
+		add_stages(item, event);
 	}
 	cJSON_AddItemToArray(list, item);
 }

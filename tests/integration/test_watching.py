@@ -220,6 +220,25 @@ def test_a_trace_shows_each_run(make_daemon, tmp_path):
     assert all(span["ph"] == "X" and span["dur"] >= 0 for span in spans)
 
 
+def test_a_trace_shows_stages(make_daemon, tmp_path):
+    """Backward has several; fmhactl writes each within its run's kernel."""
+    daemon = make_daemon({"devices": [{"backend": "cpu", "threads": 2}]})
+    out = tmp_path / "T.json"
+    watcher = subprocess.Popen([fmhad.find_program("fmhactl"), "trace", "--seconds", "2", "--out", out],
+                               stdout=subprocess.PIPE, text=True, env={**os.environ, "FMHAD_SOCKET": daemon.socket})  # fmt: skip
+    while watcher.poll() is None:
+        fmhactl("run", "backward", "-b", "1", "-h", "2", "-s", "64", "-d", "32", daemon=daemon)
+    watcher.communicate()
+    spans = json.loads(out.read_text())["traceEvents"]
+    kernels = [span for span in spans if span["name"] == "kernel" and span["args"]["kernel"].startswith("bwd_dq_dk_dv-")]
+    assert kernels
+    for kernel in kernels:
+        stages = [span for span in spans if span["name"].startswith("bwd_") and span["tid"] == kernel["tid"]
+                  and kernel["ts"] - 0.002 <= span["ts"] <= kernel["ts"] + kernel["dur"]]  # fmt: skip
+        assert [stage["name"] for stage in stages][:2] == ["bwd_dot_do_o", "bwd_dq_dk_dv"]
+        assert sum(stage["dur"] for stage in stages) <= kernel["dur"] + 0.01
+
+
 def test_others_runs_are_for_administrators(make_daemon):
     if os.geteuid() != 0:
         pytest.skip("needs other users")

@@ -80,7 +80,7 @@ struct device_code {
  * until done() or the request is taken back.
  */
 struct device_build {
-	uint32_t uid;
+	uint32_t uid, pid;  /* pid: of who was the first to ask; 0: nobody */
 	bool background;    /* nobody waits for it who could wait elsewhere */
 	const char *kernel; /* canonical name, for messages */
 	const char *arch;
@@ -103,6 +103,7 @@ typedef void (*device_unbuilder)(void *worker, struct device_build *build);
 /* Somebody who waits for a kernel. The memory is the asker's. */
 struct device_waiter {
 	uint32_t uid; /* on whose behalf: compiling takes turns by user */
+	uint32_t pid; /* 0: nobody's */
 	bool background;
 	/* Loop thread. @error: borrowed; code FMHA_OK: ready. */
 	void (*done)(void *owner, const struct fmha_error *error);
@@ -149,6 +150,7 @@ struct device_launch {
 	const char *names[PLAN_MAX_STAGES]; /* of the kernels; kept until it is done */
 	union abi_args args[PLAN_MAX_STAGES];
 	void *workspaces[PLAN_MAX_STAGES]; /* each stage's own share */
+	bool times_stages;    /* somebody wants stage_started_ns, where the device can tell */
 	uint64_t expected_ns; /* how long it runs, as far as earlier runs tell; 0: not known */
 	void (*on_done)(struct device_launch *launch);
 	void *owner; /* for on_done */
@@ -169,6 +171,7 @@ struct device_launch {
 	/* Filled in when it is done. */
 	struct fmha_error error; /* code FMHA_OK: success */
 	uint64_t started_ns, ended_ns;
+	uint64_t stage_started_ns[PLAN_MAX_STAGES]; /* 0: not known; set to 0 by who wants them */
 	uint64_t bus_address; /* not 0: memory that vanished under the kernel, replaced by zeros */
 	struct device_launch *next_done; /* the device's */
 };
