@@ -2,18 +2,22 @@
 # SPDX-License-Identifier: MIT
 """fmhad on a GPU, through registry and plans, beside cuDNN and FlashAttention-2 as PyTorch has them.
 
-    tests/bench/bench_gpu.py [--tables forward,backward,features,decode,fp8] [--match TEXT] [--out FOLDER] [--quick]
+    tests/bench/bench_gpu.py [--tables forward,backward,features,decode,fp8,local] [--match TEXT] [--out FOLDER] [--quick]
+                             [--layer CACHE] [--seconds N]
+    tests/bench/bench_gpu.py --plan-only CACHE       # compiles what the rest needs; a stub driver will do, no PyTorch
 
 A private daemon runs the plans; a time is what its worker says the kernels took, by device events. Both sides read the same
 memory, in turn, normally distributed, several sets of it rotated so that no cache holds them; medians of 20 (--quick: of
-5). Writes gpu.json, gpu.csv and gpu.svg; gpu_report.py --readme puts them into README. Needs an NVIDIA GPU, PyTorch, numpy and
-msgpack; FMHA_BUILD names the build folder.
+5). Local launch and served runs are bench_local's and tests/gpu/local.py's. Writes gpu.json, gpu.csv and gpu.svg;
+gpu_report.py --readme puts them into README. --layer: kernels that were compiled before; --seconds: no row begins later
+than that. Needs an NVIDIA GPU, PyTorch, numpy and msgpack; FMHA_BUILD names the build folder.
 """
 import argparse
 import datetime
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -34,19 +38,21 @@ from driver_device import Driver  # noqa: E402
 CACHE_BYTES = 160 << 20  # inputs of all sets together are more than any cache
 BACKENDS = {"cuDNN": "CUDNN_ATTENTION", "FlashAttention-2": "FLASH_ATTENTION"}
 ALIGNMENT = 1024
+BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "f32": 4, "i32": 4}
 AHEAD = 16  # runs that the device is given at a time
 QUEUE_S = 0.004  # until it has them all
 
 
 class Daemon:
-    def __init__(self, build):
+    def __init__(self, build, cache=None, layer=None, environment=None):
         self.folder = tempfile.mkdtemp(prefix="fmhad-bench-")
         self.socket, config = os.path.join(self.folder, "fmhad.sock"), os.path.join(self.folder, "fmhad.json")
         with open(config, "w", encoding="ascii") as file:
             json.dump({"socket": self.socket, "devices": [{"backend": "cuda", "queue_depth": AHEAD}],
-                       "compile": {"cache": os.path.join(self.folder, "cache"), "sources": os.path.join(ROOT, "kernels", "gpu"),
+                       "compile": {"cache": cache or os.path.join(self.folder, "cache"), **({"layer": layer} if layer else {}),
+                                   "sources": os.path.join(ROOT, "kernels", "gpu"), "deadline_ms": 600000,
                                    "library_path": os.environ.get("LD_LIBRARY_PATH") or "/usr/lib", "jobs": os.cpu_count()}}, file)
-        self.process = subprocess.Popen([os.path.join(build, "daemon", "front", "fmhad"), "--config", config])
+        self.process = subprocess.Popen([os.path.join(build, "daemon", "front", "fmhad"), "--config", config], env=environment)
 
     def connect(self):
         deadline = time.monotonic() + 20
@@ -64,14 +70,21 @@ class Daemon:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def forward_of(backward):
+    """The problem whose O and LSE a backward problem takes."""
+    tensors = {role: x for role, x in backward["tensors"].items() if role in ("q", "k", "v", "o", "lse")}
+    return {k: v for k, v in backward.items() if k not in ("op", "deterministic")} | {"tensors": tensors}
+
+
 class Sets:
     """A row's tensors, several times, in one buffer of the worker's that PyTorch sees, too."""
 
     def __init__(self, torch, driver, device, row):
         self.torch, self.driver, self.device, self.row = torch, driver, device, row
-        self.extra = {role: make(torch) for role, make in row.extra.items()}
+        self.extra = {role: x.make(torch) for role, x in row.extra.items()}
         self.layout, size = {}, 0
-        for role, (dtype, shape) in self.roles().items():
+        for role, (word, shape) in row.tensors().items():
+            dtype = self.type_of(word)
             self.layout[role] = (size, dtype, shape)
             size += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
         self.bytes, self.count, self.value = size, max(3, min(8, -(-CACHE_BYTES // size))), 0
@@ -86,14 +99,10 @@ class Sets:
         self.counter.zero_()
         self.plans = []
 
-    def roles(self):
-        torch, row = self.torch, self.row
-        kind = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn}[row.dtype]
-        found = {role: (torch.bfloat16 if role == "o" and row.dtype == "e4m3" else kind, row.shape(role)) for role in "qkvo"}
-        if row.fields.get("op") == "backward":
-            found["lse"] = (torch.float32, row.shape("lse"))
-            found |= {"d_o": found["o"], "dq": found["q"], "dk": found["k"], "dv": found["v"]}
-        return found | {role: (x.dtype, tuple(x.shape)) for role, x in self.extra.items()}
+    def type_of(self, word):
+        torch = self.torch
+        return {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn, "f32": torch.float32,
+                "i32": torch.int32}[word]
 
     def tensor(self, role, i):
         at, dtype, shape = self.layout[role]
@@ -115,9 +124,8 @@ class Sets:
                 x.zero_()
 
     def wire(self, i):
-        names = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "int32": "i32", "float8_e4m3fn": "e4m3"}
-        return {role: {"buffer": self.buffer, "offset": i * self.bytes + at, "dtype": names[str(dtype).split(".")[1]]}
-                for role, (at, dtype, _) in self.layout.items()}
+        return {role: {"buffer": self.buffer, "offset": i * self.bytes + self.layout[role][0], "dtype": word}
+                for role, (word, _) in self.row.tensors().items()}
 
     def make_plans(self):
         self.plans = [self.device.plan({**self.row.fields, "tensors": self.wire(i)}) for i in range(self.count)]
@@ -125,10 +133,8 @@ class Sets:
 
     def make_forward(self):
         """O and LSE for backward, by fmhad."""
-        fields = {k: v for k, v in self.row.fields.items() if k not in ("op", "deterministic")}
         for i in range(self.count):
-            tensors = {r: t for r, t in self.wire(i).items() if r in ("q", "k", "v", "o", "lse")}
-            plan = self.device.plan({**fields, "tensors": tensors})["plan"]
+            plan = self.device.plan(forward_of({**self.row.fields, "tensors": self.wire(i)}))["plan"]
             self.device.run(plan)
             self.device.call("plan_release", {"plan": plan})
 
@@ -252,24 +258,90 @@ def copy_rate(torch):
     return 2 * x.numel() / sorted(times)[4]
 
 
+def plan_only(build, cache, tables, match):
+    """All plans of all rows, so that the cache has their kernels; nothing runs, so no buffer's memory is touched."""
+    import coldstart
+    environment = coldstart.environment()
+    daemon = Daemon(build, cache, environment=environment)
+    try:
+        device = daemon.connect().open_device(0)
+        for row in gpu_problems.rows(tables, match):
+            tensors, size = {}, 0
+            for role, (word, shape) in row.tensors().items():
+                tensors[role] = {"offset": size, "dtype": word}
+                size += -(-math.prod(shape) * BYTES[word] // ALIGNMENT) * ALIGNMENT
+            buffer, (fd,) = device.call_with_fds("buffer_create", {"size": size})
+            os.close(fd)
+            for tensor in tensors.values():
+                tensor["buffer"] = buffer["buffer"]
+            problems = [{**row.fields, "tensors": tensors}]
+            if row.fields.get("op") == "backward":
+                problems.append(forward_of(problems[0]))
+            for number in [device.submit("plan", {"problem": x}) for x in problems]:
+                made = device.wait(number, 300)[0]
+                print(f"{row.table:9} {row.name:42} {' '.join(s['kernel'] for s in made['stages'])}", flush=True)
+                device.call("plan_release", {"plan": made["plan"]})
+            device.call("buffer_release", {"buffer": buffer["buffer"]})
+        if "local" in tables:
+            subprocess.run([sys.executable, os.path.join(ROOT, "tests", "gpu", "local.py"), daemon.socket, "0", "--plan-only"],
+                           env={**environment, "FMHA_BUILD": build}, check=True)
+    finally:
+        daemon.end()
+
+
+LAUNCHED = re.compile(r"(.*): local ([0-9.]+) us, the driver's own call ([0-9.]+) us")
+GRAPH = re.compile(r"\S+\s+graph of 50, (.*?) +replay ([0-9.]+) us a layer, without ([0-9.]+) us")
+SERVED = re.compile(r"served, +(\d+) keys: kernel +([0-9.]+) us, on top +([0-9.]+) us \(9 of 10 below +([0-9.]+)\), busy +([0-9.]+) us")
+
+
+def measure_local(build, socket):
+    """Lines of the tables "local" and "served", by the programs that measure them."""
+    bench = next(os.path.join(folder, "bench_local") for folder, _, files in os.walk(build) if "bench_local" in files)
+    script = [sys.executable, os.path.join(ROOT, "tests", "gpu", "local.py"), socket, "0", "--no-times"]
+    for command in ([bench, socket, "0"], [bench, socket, "0", "served"], script):
+        done = subprocess.run(command, env={**os.environ, "FMHA_BUILD": build}, stdout=subprocess.PIPE, text=True, check=False)
+        print(done.stdout, end="", flush=True)
+        if done.returncode:
+            yield dict(table="local", name=os.path.basename(command[0]), error=f"exit code {done.returncode}")
+        for name, local, driver in LAUNCHED.findall(done.stdout):
+            yield dict(table="local", name=name, us={"local": float(local), "other": float(driver)})
+        for name, replay, without in GRAPH.findall(done.stdout):
+            yield dict(table="local", name=f"graph of 50, {name}: a layer", us={"local": float(replay), "other": float(without)})
+        for keys, kernel, on_top, most, busy in SERVED.findall(done.stdout):
+            yield dict(table="served", name=f"1, 16/16, {keys}, 128", us={"kernel": float(kernel), "on top": float(on_top),
+                                                                          "9 of 10": float(most), "busy": float(busy)})
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", default=",".join(gpu_problems.TABLES))
     parser.add_argument("--match", default="")
     parser.add_argument("--out", default=os.path.join(ROOT, "build", "bench"))
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--layer")
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--plan-only", metavar="CACHE")
     a = parser.parse_args()
+    build = os.environ.get("FMHA_BUILD", os.path.join(ROOT, "build", "release"))
+    tables, start = a.tables.split(","), time.monotonic()
+    if a.plan_only:
+        return plan_only(build, a.plan_only, tables, a.match)
     import torch
     torch.manual_seed(1)
     warnings.filterwarnings("ignore", category=UserWarning)  # why PyTorch has not chosen what was not asked for
-    daemon = Daemon(os.environ.get("FMHA_BUILD", os.path.join(ROOT, "build", "release")))
+    daemon = Daemon(build, layer=a.layer)
     lines, failed = [], 0
     try:
         torch.zeros(1, device="cuda")
         driver, device = Driver(), daemon.connect().open_device(0)
         result = dict(card=torch.cuda.get_device_name(), driver=gpu_report.driver_version(), torch=torch.__version__,
                       date=datetime.date.today().isoformat(), copy=copy_rate(torch), lines=lines)
-        for row in gpu_problems.rows(a.tables.split(","), a.match):
+        if "local" in tables:
+            lines += measure_local(build, daemon.socket)
+        for row in gpu_problems.rows(tables, a.match):
+            if time.monotonic() - start > a.seconds:
+                lines.append(dict(table=row.table, name=row.name, error=f"not measured: {a.seconds:.0f} s were over"))
+                continue
             try:
                 lines.append(measure(torch, driver, device, row, 5 if a.quick else 20))
             except fmha_wire.WireError as error:
@@ -281,8 +353,8 @@ def main():
     finally:
         daemon.end()
     print(gpu_report.tables(result))
-    sys.exit(failed != 0)
+    return int(failed != 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,7 +2,19 @@
 """What bench_gpu.py measures: the rows of its tables."""
 import dataclasses
 
-TABLES = ("forward", "backward", "features", "decode", "fp8")
+TABLES = ("forward", "backward", "features", "decode", "fp8", "local")
+
+
+@dataclasses.dataclass
+class Extra:
+    """A tensor beside Q, K, V and O. fill: a function of torch and the shape."""
+    dtype: str
+    shape: tuple
+    fill: object
+
+    def make(self, torch):
+        kind = {"f32": torch.float32, "bf16": torch.bfloat16, "i32": torch.int32}[self.dtype]
+        return self.fill(torch, self.shape).to("cuda", kind)
 
 
 @dataclasses.dataclass
@@ -17,7 +29,7 @@ class Row:
     work: float
     dtype: str = "bf16"
     libraries: tuple = ("cuDNN", "FlashAttention-2")
-    extra: dict = dataclasses.field(default_factory=dict)  # role: function of torch that makes the tensor
+    extra: dict = dataclasses.field(default_factory=dict)  # role: Extra
     shapes: dict = dataclasses.field(default_factory=dict)  # role: shape, where it is not what fields say
     plain: str = ""
     plot: str = ""  # the line of the plot that it is a point of
@@ -36,6 +48,14 @@ class Row:
         return {"q": (*rows, f["nhead_q"], f["hdim_q"]), "o": (*rows, f["nhead_q"], f["hdim_v"]),
                 "k": (*keys, f["nhead_k"], f["hdim_q"]), "v": (*keys, f["nhead_k"], f["hdim_v"]),
                 "lse": (batch, f["nhead_q"], f["seqlen_q"])}[role]
+
+    def tensors(self):
+        """Of each role its type and shape."""
+        found = {role: ("bf16" if role == "o" and self.dtype == "e4m3" else self.dtype, self.shape(role)) for role in "qkvo"}
+        if self.fields.get("op") == "backward":
+            found["lse"] = ("f32", self.shape("lse"))
+            found |= {"d_o": found["o"], "dq": found["q"], "dk": found["k"], "dv": found["v"]}
+        return found | {role: (x.dtype, x.shape) for role, x in self.extra.items()}
 
 
 def problem(batch, heads, heads_k, rows, keys, hdim, hdim_v=0, **more):
@@ -97,10 +117,8 @@ def features():
                    libraries=libraries, shapes=shapes or {})
 
     def floats(*shape):
-        return lambda torch: torch.rand(*shape, device="cuda")
-
-    def starts(torch):
-        return torch.arange(b + 1, device="cuda", dtype=torch.int32) * n
+        return Extra("f32", shape, lambda torch, shape: torch.rand(shape))
+    starts = Extra("i32", (b + 1,), lambda torch, shape: torch.arange(*shape) * n)
     packed = {"q": (b * n, h, d), "o": (b * n, h, d), "k": (b * n, h, d), "v": (b * n, h, d)}
     yield row("full", full, "", **plain)
     yield row("causal", half, "", **plain, **CAUSAL)
@@ -112,12 +130,12 @@ def features():
     yield row("sink, causal", half, "causal", extra={"sink": floats(h)}, **CAUSAL)
     yield row("ALiBi, causal", half, "causal", extra={"alibi_slopes": floats(b, h)}, **CAUSAL)
     yield row("bias", full, "full", extra={
-        "bias": lambda torch: torch.randn(b, h, n, n, device="cuda", dtype=torch.bfloat16)})
+        "bias": Extra("bf16", (b, h, n, n), lambda torch, shape: torch.randn(shape, device="cuda"))})
     yield row("soft cap, causal", half, "causal", logits_soft_cap=20.0, **CAUSAL)
 
 
 def ones(batch, heads):
-    return lambda torch: torch.ones(batch, heads, 1, device="cuda")
+    return Extra("f32", (batch, heads, 1), lambda torch, shape: torch.ones(shape))
 
 
 def decoded(batch, heads_k, keys, group, hdim=128, rows=1, page=0, new=0, dtype="bf16"):
@@ -136,14 +154,14 @@ def decoded(batch, heads_k, keys, group, hdim=128, rows=1, page=0, new=0, dtype=
     if page:
         pages = batch * keys // page
         f.update(page_size=page, n_pages=pages, max_blocks=keys // page)
-        row.extra["block_table"] = lambda torch: torch.randperm(pages, device="cuda").to(torch.int32).reshape(batch, -1)
+        row.extra["block_table"] = Extra("i32", (batch, keys // page), lambda torch, shape: torch.randperm(pages).reshape(shape))
         row.name += f", pages of {page}"
         row.libraries = ()
     if new:
         f.update(seqlen_new=new)
         for role in ("k_new", "v_new"):
-            row.extra[role] = lambda torch: torch.randn(batch, new, heads_k, hdim, device="cuda", dtype=torch.bfloat16)
-        row.extra["seqlen_k_per_batch"] = lambda torch: torch.full((batch,), keys - new, device="cuda", dtype=torch.int32)
+            row.extra[role] = Extra("bf16", (batch, new, heads_k, hdim), lambda torch, shape: torch.randn(shape))
+        row.extra["seqlen_k_per_batch"] = Extra("i32", (batch,), lambda torch, shape: torch.full(shape, keys - new))
         row.name += f", {new} appended"
         row.libraries = ()
     return row
@@ -174,4 +192,4 @@ def fp8():
 
 
 def rows(tables, match):
-    return [r for t in tables for r in globals()[t]() if match in r.name]
+    return [r for t in tables if t != "local" for r in globals()[t]() if match in r.name]

@@ -24,6 +24,13 @@ TITLES = {
               f"what keys and values take at 0.95 of the copy's rate and {START_US} us. Page tables and lengths are uploaded when "
               "they change; here they do not",
     "fp8": "fp8 (e4m3), forward, TFLOP/s",
+    "local": "Launched by the client (fmha_local.h), us, beside the driver's own call of the same function or the same launches "
+             "without a graph; medians",
+    "served": "Run by the worker, us: what the client waits for on top of the kernel, and the time that its processor is busy",
+}
+COLUMNS = {  # of us, where the sides are others
+    "local": ("local", "other"),
+    "served": ("kernel", "on top", "9 of 10", "busy"),
 }
 
 
@@ -43,6 +50,8 @@ def rate(line, side):
 
 def share(line, result):
     """Of the better library; features: of the plain rate; decode: of the time that it may take."""
+    if line["table"] == "local" and "us" in line:
+        return line["us"]["local"] / line["us"]["other"]
     ours = rate(line, "fmhad")
     if not ours:
         return None
@@ -56,9 +65,12 @@ def share(line, result):
 
 
 def cells(line, result):
+    columns = COLUMNS.get(line["table"], SIDES)
     if "error" in line:
-        return [line["name"], line["error"], "", "", ""]
+        return [line["name"], line["error"], *[""] * len(columns)]
     part = share(line, result)
+    if line["table"] in COLUMNS:
+        return [line["name"], *(f"{line['us'][x]:.2f}" for x in columns), f"{part:.3f}" if part else ""]
     return [line["name"], *(f"{rate(line, side):.{1 if line['table'] == 'decode' else 0}f}" if rate(line, side) else ""
                             for side in SIDES), f"{part:.2f}" if part else ""]
 
@@ -69,7 +81,7 @@ def text_of(line, result):
     return f"{line['table']:9} {name:42} " + " ".join(f"{x:>8}" for x in numbers) + "  " + "; ".join(notes)
 
 
-LAST_COLUMN = {"features": "of plain", "decode": "of allowed"}
+LAST_COLUMN = {"features": "of plain", "decode": "of allowed", "local": "local / other", "served": ""}
 
 
 def tables(result):
@@ -80,8 +92,9 @@ def tables(result):
         lines = [x for x in result["lines"] if x["table"] == table]
         if not lines:
             continue
-        text += ["", f"{title}:", "", f"| | {' | '.join(SIDES)} | {LAST_COLUMN.get(table, 'of the better')} |",
-                 "|--|" + "--:|" * 4]
+        columns = COLUMNS.get(table, SIDES)
+        text += ["", f"{title}:", "", f"| | {' | '.join(columns)} | {LAST_COLUMN.get(table, 'of the better')} |",
+                 "|--|" + "--:|" * (len(columns) + 1)]
         text += ["| " + " | ".join(cells(x, result)) + " |" for x in lines]
     return "\n".join(text)
 
@@ -134,9 +147,10 @@ def write(result, folder):
         json.dump(result, file, indent=1)
     with open(os.path.join(folder, "gpu.csv"), "w", encoding="ascii", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["table", "problem", "work", *(f"{side} us" for side in SIDES), "share", "kernels"])
+        others = [column for columns in COLUMNS.values() for column in columns]
+        writer.writerow(["table", "problem", "work", *(f"{x} us" for x in (*SIDES, *others)), "share", "kernels"])
         for x in result["lines"]:
-            writer.writerow([x["table"], x["name"], x.get("work", ""), *(x.get("us", {}).get(side, "") for side in SIDES),
+            writer.writerow([x["table"], x["name"], x.get("work", ""), *(x.get("us", {}).get(side, "") for side in (*SIDES, *others)),
                              share(x, result) or "", " ".join(x.get("kernels", [x.get("error", "")]))])
     picture = plot(result)
     if picture:

@@ -125,12 +125,8 @@ bench_gpu() {
     title "Calls, on a GPU"
     start_daemon '[{"backend": "cuda"}]'
     "$bin/bench_rpc" --device 0 "$folder/fmhad.sock"
-    title "Launched by the client, and in the worker"
-    "$bin/bench_local" "$folder/fmhad.sock" 0
-    "$bin/bench_local" "$folder/fmhad.sock" 0 served
-    python3 tests/gpu/local.py "$folder/fmhad.sock" 0 --no-times
     stop_daemon
-    title "GPU kernels beside cuDNN and FlashAttention-2: build/bench/gpu.{json,csv,svg}"
+    title "Local launch, served runs, and kernels beside cuDNN and FlashAttention-2: build/bench/gpu.{json,csv,svg}"
     FMHA_BUILD=$PWD/build/release python3 tests/bench/bench_gpu.py --out build/bench
 }
 

@@ -12,7 +12,7 @@ cp "$from"/daemon/front/{fmhad,guard_gpu} $to/daemon/front/
 cp "$from"/daemon/front/fmhad-cuda.so $to/lib/fmhad/
 cp "$from"/daemon/compile/fmhad-compile $to/libexec/fmhad/
 ln -s ../../../../specs ../../../../kernels $to/share/fmhad/
-find "$from" \( -name fmhactl -o -name bench_rpc -o -name bench_cpu -o -name "test_cpu_*" \
+find "$from" \( -name fmhactl -o -name bench_rpc -o -name bench_local -o -name bench_cpu -o -name "test_cpu_*" \
     -o -name "test_dispatch_*" \) -type f \
     -perm -u+x -exec cp {} $to/bin/ \;
 cp -L "$from"/client/libfmha_client.so.0 $to/lib/

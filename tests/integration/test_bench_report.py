@@ -28,7 +28,9 @@ def result():
         line("features", "full", 1e12, {"fmhad": 2000}),
         line("features", "bias", 1e12, {"fmhad": 8000}, plain="full"),
         line("decode", "c", 38e6, {"fmhad": 28.0}),
-        dict(table="fp8", name="d", error="no kernel")])
+        dict(table="fp8", name="d", error="no kernel"),
+        dict(table="local", name="e", us={"local": 3.0, "other": 2.0}),
+        dict(table="served", name="f", us={"kernel": 60.0, "on top": 15.0, "9 of 10": 20.5, "busy": 50.0})])
 
 
 def test_shares_are_of_what_the_table_says(result):
@@ -40,13 +42,17 @@ def test_shares_are_of_what_the_table_says(result):
     assert shares[4] == pytest.approx(2)      # 38 MB at 3.8 TB/s are 10 us, and 4
     text = gpu_report.tables(result)
     assert "| a | 500 | 250 | 200 | 2.00 |" in text and "| d | no kernel |" in text and "2026-01-02" in text
+    assert "| e | 3.00 | 2.00 | 1.500 |" in text and "| f | 60.00 | 15.00 | 20.50 | 50.00 |" in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    tables = text.count("|--|")
+    assert len(rows) == len(result["lines"]) + 2 * tables and tables == 6
 
 
 def test_files_hold_every_line(result, tmp_path):
     gpu_report.write(result, tmp_path)
     assert json.loads((tmp_path / "gpu.json").read_text()) == result
     rows = list(csv.reader((tmp_path / "gpu.csv").open()))
-    assert [r[1] for r in rows[1:]] == ["a", "b", "full", "bias", "c", "d"] and {len(r) for r in rows} == {8}
+    assert [r[1] for r in rows[1:]] == ["a", "b", "full", "bias", "c", "d", "e", "f"] and {len(r) for r in rows} == {14}
     picture = xml.parse(tmp_path / "gpu.svg").getroot()
     lines = [x for x in picture.iter() if x.tag.endswith("polyline")]
     assert [len(x.get("points").split()) for x in lines] == [2, 2, 1]
@@ -55,7 +61,7 @@ def test_files_hold_every_line(result, tmp_path):
 def test_later_results_replace_earlier_ones(result):
     again = dict(result, lines=[line("decode", "c", 38e6, {"fmhad": 14.0})])
     merged = gpu_report.merge([result, again])
-    assert len(merged["lines"]) == 6
+    assert len(merged["lines"]) == 8
     assert next(x for x in merged["lines"] if x["name"] == "c")["us"] == {"fmhad": 14.0}
 
 
@@ -80,3 +86,14 @@ def test_problems_get_kernels_with_matrix_instructions():
                                *options, "--json"], capture_output=True, text=True, check=True).stdout
         kernel = json.loads(text)["plan"]["stages"][0]["kernel"]
         assert ("gpu_decode" if row.table == "decode" else "gpu_wgmma") in kernel, row.name
+
+
+def test_lines_of_the_programs_that_measure_local_launch():
+    """What bench_local and tests/gpu/local.py print is read by patterns: one that finds nothing would leave a table out."""
+    bench_gpu = pytest.importorskip("bench_gpu")
+    with open(os.path.join(ROOT, "tests", "bench", "bench_local.c"), encoding="ascii") as file:
+        source = file.read()
+    assert 'local %.2f us, the driver\'s own call %.2f us' in source and "on top %6.1f us (9 of 10 below %6.1f), busy" in source
+    assert bench_gpu.LAUNCHED.findall("one of 1000 in a row: local 3.01 us, the driver's own call 3.00 us, 1.001 times")
+    assert bench_gpu.GRAPH.findall("ok   graph of 50, bf16 forward       replay 101.0 us a layer, without 101.5 us")
+    assert bench_gpu.SERVED.findall("served,   512 keys: kernel     20.1 us, on top   31.0 us (9 of 10 below   35.0), busy  49.0 us")
