@@ -184,8 +184,6 @@ static int add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 		    b->device->find(b->device->owner, family, dtype, &args, stage, &why) != 0;
 	if (r < 0)
 		return fmha_error_set(b->err, r, "plan: out of memory");
-	if (plan->n_stages == 0)
-		stage->launch.overlaps = 0; /* what is in front of a plan is not known */
 	plan->n_stages += r == 0;
 	return r;
 }

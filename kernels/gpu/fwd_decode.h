@@ -92,7 +92,6 @@ template <class C, bool FACTORS> struct Decode {
 
 		wave_m = wave % C::WAVES_M;
 		wave_n = wave / C::WAVES_M;
-		wait_for_stage_before();
 		block.locate(block_id_x(), block_id_y(), block_id_z());
 		if (block.is_idle())
 			return;

@@ -166,8 +166,7 @@ static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uin
 	if (dtype > ABI_E5M2 || threads <= 0 || threads > 1024)
 		return 1;
 	*k = (struct gpu_kernel){.family = family, .tile = *tile, .block = {threads, 1, 1}};
-	k->overlaps = can_wait(arch) &&
-		      (family == ABI_FWD_SPLITKV_COMBINE || tile->pipeline == GPU_DECODE);
+	k->overlaps = can_wait(arch) && family == ABI_FWD_SPLITKV_COMBINE;
 	snprintf(k->source, sizeof(k->source), "fmha.hip");
 	snprintf(k->entry, sizeof(k->entry), "fmha_%s", entries[family]);
 	snprintf(k->name, sizeof(k->name), "%s_%s_%s_%s_h%dx%d_t%dx%d_w%dx%d_b%d", k->entry,
