@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Every benchmark, each printing ratios to something measured beside it in the same run.
 #
-#   tests/bench/run.sh [cpu|specs|rpc|idle|watch|fair|selection|tuning|gpu|coldstart ...]
+#   tests/bench/run.sh [cpu|specs|rpc|idle|watch|fair|plan|selection|tuning|gpu|coldstart ...]
 #                                             default: cpu specs rpc idle
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
@@ -112,6 +112,11 @@ bench_coldstart() {
 bench_selection() {
     title "The choice of kernels"
     FMHA_BUILD=$PWD/build/release /usr/bin/python3 tests/bench/selection.py
+}
+
+bench_plan() {
+    title "New plans, by the formula and by a model of times"
+    "$bin/bench_plan"
 }
 
 # A client's latency while candidates are measured; a minute and a half.
