@@ -30,10 +30,11 @@ import fmhad  # noqa: E402
 # A problem of the client's, and the lengths of others by which there is always something to measure.
 SIZES = {"cpu": (1, 4, 256, 64, "f32"), "cuda": (2, 16, 2048, 128, "bf16")}
 GAP_S = 0.002  # with --idle-s 0
+BUFFER_BYTES = 1 << 26
 
 
 def problem_of(batch, heads, length, hdim, dtype, buffer, **options):
-    tensors = {role: {"buffer": buffer.id, "offset": i * (buffer.size // 4), "dtype": dtype}
+    tensors = {role: {"buffer": buffer, "offset": i * (BUFFER_BYTES // 4), "dtype": dtype}
                for i, role in enumerate("qkvo")}
     return {"batch": batch, "nhead_q": heads, "nhead_k": heads, "seqlen_q": length, "seqlen_k": length,
             "hdim_q": hdim, "hdim_v": hdim, "tensors": tensors, **options}
@@ -70,13 +71,9 @@ def at(latencies, share):
     return sorted(latencies)[int(len(latencies) * share)] * 1e6
 
 
-def measured(daemon):
-    return daemon.status()["devices"][0]["worker"]["tuning"]["measured"]
-
-
 def compare(daemon, device, options):
     cpu = options.backend == "cpu"
-    buffer = device.buffer_create(1 << 26)
+    buffer = device.call("buffer_create", {"size": BUFFER_BYTES})["buffer"]
     plan = device.plan(problem_of(*SIZES[options.backend], buffer))["plan"]
     latencies, counts = {True: [], False: []}, {True: 0, False: 0}
     others = kinds(buffer, cpu)
@@ -84,15 +81,14 @@ def compare(daemon, device, options):
     gc.disable()
     for i in range(options.bursts):
         automatic = i % 4 in (0, 3)  # neither is always the one that comes after the other
-        before = measured(daemon)
         other = device.plan(next(others))
         device.run(other["plan"])
         switch(daemon, device, automatic)
         time.sleep(options.idle_s + options.pause_s)
         latencies[automatic] += burst(device, plan, options.runs, 0 if options.idle_s else GAP_S)
         device.call("plan_release", {"plan": other["plan"]})
-        time.sleep(0.6)  # status is half a second old at most
-        counts[automatic] += measured(daemon) - before
+        known = json.loads(device.call_json("registry_export", {}))["kernels"]
+        counts[automatic] += sum(len(kernel.get("tuned", [])) for kernel in known)
     return latencies, counts
 
 
