@@ -24,7 +24,7 @@
 #define MOST_JOBS       16
 #define SAMPLES         15
 #define ENOUGH_NS       (3 * NS_PER_MS) /* of one option, from its third sample on */
-#define HOPELESS        1.5             /* times the best: one sample tells */
+#define HOPELESS        1.5             /* times the best: two samples tell, or a long one */
 #define FAR_TOO_SLOW    2.0             /* times the best, estimated: not even one */
 #define LEAST_TRIED     4               /* options, whatever is estimated */
 #define WATCH_MS        250
@@ -156,10 +156,19 @@ static int compare_doubles(const void *x, const void *y)
 	return (*a > *b) - (*a < *b);
 }
 
+static double least(const double *samples, uint32_t n)
+{
+	double value = samples[0];
+
+	for (uint32_t i = 1; i < n; i++)
+		value = samples[i] < value ? samples[i] : value;
+	return value;
+}
+
 static double median(double *samples, uint32_t n)
 {
 	qsort(samples, n, sizeof(*samples), compare_doubles);
-	return samples[n / 2];
+	return samples[(n - 1) / 2];
 }
 
 static void keep(struct tuner *tuner, struct job *job, const struct plan_option *option, double us)
@@ -376,7 +385,9 @@ static bool is_enough(const struct tuner *tuner, const struct job *job)
 
 	if (n == SAMPLES || (n >= 3 && tuner->sampled_ns >= ENOUGH_NS))
 		return true;
-	return n > 0 && best > 0 && tuner->samples[n - 1] > HOPELESS * best;
+	/* A single short one may have been disturbed. */
+	return best > 0 && (n >= 2 || tuner->sampled_ns >= ENOUGH_NS) &&
+	       least(tuner->samples, n) > HOPELESS * best;
 }
 
 static void take_sample(struct tuner *tuner, uint64_t took)

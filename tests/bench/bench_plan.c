@@ -47,9 +47,9 @@ static void die(const char *what, const struct fmha_error *err)
 
 static void make_problem(size_t i, struct fmha_problem *problem)
 {
-	static const enum fmha_tensor_role roles[] = {FMHA_T_Q,   FMHA_T_K,  FMHA_T_V,
-						      FMHA_T_O,   FMHA_T_DO, FMHA_T_DQ,
-						      FMHA_T_DK,  FMHA_T_DV, FMHA_T_LSE};
+	static const enum fmha_tensor_role roles[] = {FMHA_T_Q,  FMHA_T_K,  FMHA_T_V,
+						      FMHA_T_O,  FMHA_T_DO, FMHA_T_DQ,
+						      FMHA_T_DK, FMHA_T_DV, FMHA_T_LSE};
 	size_t n = cases[i].op == FMHA_BACKWARD ? sizeof(roles) / sizeof(roles[0]) : 4;
 
 	fmha_problem_init(problem);

@@ -176,11 +176,18 @@ def read_measured(paths):
     return document
 
 
+def kind_of(problem):
+    if problem.get("op") == "backward":
+        return "backward"
+    return "paged" if problem.get("page_size") else "decode" if problem["seqlen_q"] <= 8 else "forward"
+
+
 def judge(document, units=None):
-    """Prints the table. Return: {side: {how: [efficiencies]}}"""
+    """Prints the table: what was held out, by kind and together, and what was not."""
     fmhactl, arch = find_fmhactl(), document["arch"]
     units = units or document["units"]
-    table = {side: {"formula": [], "model": [], "tuned": []} for side in ("held out", "fitted")}
+    sides = ["forward", "decode", "paged", "backward", "held out", "fitted"]
+    table = {side: {"formula": [], "model": [], "tuned": []} for side in sides}
     has_model = (ROOT / "specs/models" / f"{arch}.json").exists()
     with tempfile.TemporaryDirectory() as bare:
         for name in ("arch", "rules", "sweeps", "shapes", "schema"):
@@ -192,16 +199,17 @@ def judge(document, units=None):
         for entry in document["problems"]:
             second = entry["second"]
             best = min(second.values())
-            side = table["held out" if selection_shapes.is_held_out(entry["shape"]) else "fitted"]
+            held_out = selection_shapes.is_held_out(entry["shape"])
+            at = ["held out", kind_of(entry["problem"])] if held_out else ["fitted"]
             chosen = {"formula": choice(fmhactl, arch, units, entry["problem"], bare),
                       "tuned": min(entry["times"], key=entry["times"].get)}
             if has_model:
                 chosen["model"] = choice(fmhactl, arch, units, entry["problem"])
             for how, name in chosen.items():
-                if name in second:
-                    side[how].append(best / second[name])
-                else:
+                if name not in second:
                     missing += 1
+                for side in at if name in second else []:
+                    table[side][how].append(best / second[name])
     print(f"{arch}, {units} units: chosen / best of all candidates, median of candidates "
           f"{sorted(len(e['second']) for e in document['problems'])[len(document['problems']) // 2]}")
     print(f"{'side':10} {'chosen by':10} {'problems':>8} {'mean':>7} {'10 %':>7} {'least':>7}")
@@ -213,7 +221,6 @@ def judge(document, units=None):
                       f"{values[len(values) // 10]:7.2%} {values[0]:7.2%}")
     if missing:
         print(f"{missing} choices were not among what was measured")
-    return table
 
 
 # ---- the command ----
