@@ -14,6 +14,7 @@
 #define FMHA_GPU_FWD_DECODE_H
 
 #include "decode_bytes.h"
+#include "fwd_partials.h"
 #include "fwd_scores.h"
 #include "tma.h"
 
@@ -341,31 +342,29 @@ template <class C, bool FACTORS> struct Decode {
 	}
 	/* ---- from sums to results ---- */
 
-	/* A partial result of the block's rows in LDS: O in units of each row's maximum, then maxima and sums. */
-	static const int STRIDE = lds_stage_stride(C::HDIM_V), STATS_AT = C::TILE_M * STRIDE;
-	static const int PARTIAL = STATS_AT + 2 * C::TILE_M; /* floats */
-	static_assert(PARTIAL * 4 == lds_decode_partial(C::cut(C::TILE_M, C::TILE_N)), "as lds.h says");
-
-	struct Slot {
-		i32 row, dim; /* of the block; four elements from there on */
-		float m, l;
-		Four sum;
-	};
+	typedef PartialRows<C, C::WAVES_N, lds_stage_stride(C::HDIM_V)> Partials;
+	static_assert(Partials::FLOATS * 4 == lds_decode_partial(C::cut(C::TILE_M, C::TILE_N)), "as lds.h says");
 
 	METHOD static i32 dim_of(int e) { return NARROW ? dim_of_bytes(e) : Core::column(e); }
 
-	/* Teams merge, always in the same order. */
 	METHOD void finish(float *lds)
 	{
+		const int FOURS = C::HDIM_V / 4;
+		const Partials partials = {lds};
+		const ForwardOutput<C, TM> output = {block, o, rows, modifiers.unit, wave_m};
 		i32 n_rows = min_of(C::TILE_M, block.n_rows - block.tile_row);
+		float v = FACTORS ? steps().key_descale(block.a.v_descale, 0) : 1.0f;
 
-		put_rows(lds + wave_n * PARTIAL);
+		put_rows(partials);
 		block_sync();
-		for (i32 i = thread_id(); i < n_rows * (C::HDIM_V / 4); i += C::THREADS)
-			store(merge(lds, i));
+		for (i32 i = thread_id(); i < n_rows * FOURS; i += C::THREADS) {
+			i32 row = i / FOURS, dim = i % FOURS * 4;
+
+			store_slot(output, partials.merge(row, dim, modifiers.unit), row, dim, v);
+		}
 	}
 
-	METHOD void put_rows(float *to)
+	METHOD void put_rows(const Partials &partials)
 	{
 		UNROLL
 		for (int m = 0; m < TM; m++)
@@ -374,64 +373,16 @@ template <class C, bool FACTORS> struct Decode {
 				i32 row = (wave_m * TM + m) * 16 + Core::stat_row(r);
 				float sum = Core::row_sum(rows.l(m, r));
 
-				if (lane_id() % 4 == 0) {
-					to[STATS_AT + 2 * row] = rows.m(m, r);
-					to[STATS_AT + 2 * row + 1] = sum;
-				}
+				if (lane_id() % 4 == 0)
+					partials.put_stats(wave_n, row, rows.m(m, r), sum);
 				UNROLL
 				for (int d = 0; d < TD; d++)
 					UNROLL
 					for (int e = 0; e < Core::E; e++)
 						if (Core::stat(e) == r)
-							to[row * STRIDE + d * 16 + dim_of(e)] =
+							partials.sums(wave_n, row)[d * 16 + dim_of(e)] =
 								o.t[m][d].x[e];
 			}
-	}
-
-	METHOD Slot merge(const float *lds, i32 i) const
-	{
-		Slot x = {i / (C::HDIM_V / 4), i % (C::HDIM_V / 4) * 4, minus_infinity(), 0, {}};
-		float m[C::WAVES_N];
-
-		UNROLL
-		for (int n = 0; n < C::WAVES_N; n++) {
-			m[n] = lds[n * PARTIAL + STATS_AT + 2 * x.row];
-			x.m = larger(x.m, m[n]);
-		}
-		UNROLL
-		for (int n = 0; n < C::WAVES_N; n++) {
-			float w = exp2_fast(m[n] * modifiers.unit - Rule::origin(x.m, modifiers.unit));
-			Four y = *(const Four *)(lds + n * PARTIAL + x.row * STRIDE + x.dim);
-
-			x.l += w * lds[n * PARTIAL + STATS_AT + 2 * x.row + 1];
-			UNROLL
-			for (int d = 0; d < 4; d++)
-				x.sum.f[d] += w * y.f[d];
-		}
-		return x;
-	}
-
-	METHOD void store(const Slot &x)
-	{
-		const ForwardOutput<C, TM> output = {block, o, rows, modifiers.unit, wave_m};
-		const abi_fwd_args &a = block.a;
-		RowPlace p = block.place_of(block.tile_row + x.row);
-		float lse, factor = output.finish_row(x.m, x.l, p.head, &lse);
-		float v = FACTORS ? steps().key_descale(a.v_descale, 0) : 1.0f;
-		Four y;
-
-		if (x.dim == 0)
-			output.store_lse(p, lse);
-		if (x.dim >= a.hdim_v)
-			return;
-		UNROLL
-		for (int d = 0; d < 4; d++)
-			y.f[d] = factor == 0.0f ? 0.0f : x.sum.f[d] * factor * v;
-		if (C::SPLIT)
-			store_four(a.o_acc, ABI_F32, output.split_row(p) * a.hdim_v + x.dim, 1, y.f);
-		else
-			store_four(a.o.data, a.o_dtype,
-				   q_offset(a.o, block.seq, p.row, p.head) + x.dim * a.o.stride_dim, a.o.stride_dim, y.f);
 	}
 };
 

@@ -60,6 +60,9 @@
 /* Rows by buffer descriptors. The tallest tiles are for what leaves registers. */
 #define STAGED(cores, hdim, m, n, waves, blocks, without)                                          \
 	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD), HALF, without, hdim, m, n, waves, 1, blocks)
+/* As DECODE: what lies in pages comes by runs of 16 keys. */
+#define AMD_DECODE(cores, hdim, n, waves, blocks)                                                  \
+	TILE(GPU_AMD_DECODE, cores, FORWARD, HALF, WITHOUT(dropout), hdim, 16, n, 1, waves, blocks)
 #define STAGED_GRAD(cores, hdim, m, n, waves, blocks, without)                                     \
 	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, WITHOUT(dropout) | (without),      \
 	     hdim, m, n, waves, 1, blocks)
@@ -111,6 +114,8 @@ static const struct spec_row kernels[] = {
 	STAGED(CORE(WMMA12), 128, 256, 64, 16, 1, WITHOUT(mask) | WITHOUT(bias) | WITHOUT(logits)),
 	STAGED(WMMA_CORES, 128, 128, 32, 8, 1, 0),
 	STAGED(CORE(WMMA11), 128, 128, 16, 8, 1, 0), /* room for what features take */
+	AMD_DECODE(CORE(MFMA), 192, 128, 4, 2),
+	AMD_DECODE(WMMA_CORES, 128, 64, 4, 2),
 	ROWS(GPU_MFMA, CORE(MFMA), 128, 128, 64, 8, 1, 1),
 	ROWS(GPU_MFMA, CORE(MFMA), 256, 64, 32, 4, 1, 1),
 	PACK(GPU_MFMA_PACK, CORE(MFMA), 128, 16, 64, 1, 4, 1),
@@ -163,7 +168,8 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 #define FLAGS(pipeline, pack)                                                                      \
 	((pack ? SPEC_PACKS_HEADS : 0) | (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |      \
 	 (pipeline == GPU_WGMMA ? SPEC_WARPGROUPS : 0) |                                           \
-	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) | (pipeline == GPU_AMD ? SPEC_STAGED : 0) |   \
+	 (pipeline == GPU_DECODE || pipeline == GPU_AMD_DECODE ? SPEC_STREAMS : 0) |               \
+	 (pipeline == GPU_AMD ? SPEC_STAGED : 0) |                                                 \
 	 SPEC_WRITES_DQ)
 /* bwd_wgmma.h's */
 static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *ret_floats)

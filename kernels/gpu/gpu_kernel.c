@@ -122,6 +122,8 @@ static int32_t forward_lds(const struct gpu_arch *arch, const struct gpu_traits 
 		return lds_wgmma(cut, (int)arch->lds_bytes);
 	if (t->pipeline == GPU_AMD)
 		return lds_amd(cut_of(arch, t));
+	if (t->pipeline == GPU_AMD_DECODE)
+		return lds_amd_decode(cut_of(arch, t));
 	return lds_forward(cut_of(arch, t), is_parked(arch, t));
 }
 
@@ -262,12 +264,23 @@ static const char *amd_misfit(const struct gpu_arch *arch, const struct gpu_tile
 	return streamed % side ? "what is streamed comes in accumulators" : NULL;
 }
 
+/* A wave has all rows and runs of 16 keys; a lane fetches 8 or 16 bytes of a value, and as many chunks of a key as others. */
+static const char *amd_decode_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
+{
+	if (t->tile_m != 16 || t->waves_m != 1)
+		return "a wave holds 16 rows";
+	if (t->hdim_v != 64 && t->hdim_v != 128)
+		return "a lane has 4 or 8 dimensions of a value";
+	return t->hdim_q % (arch->wave / 2) ? "lanes have chunks of a key alike" : NULL;
+}
+
 static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_traits *traits,
 				  const struct gpu_tile *t)
 {
 	const char *why = t->pipeline == GPU_WGMMA ? warpgroups_misfit(t)
 			  : t->pipeline == GPU_AMD ? amd_misfit(arch, t, t->tile_m, t->tile_n)
-						   : NULL;
+			  : t->pipeline == GPU_AMD_DECODE ? amd_decode_misfit(arch, t)
+							  : NULL;
 
 	if (why)
 		return why;
@@ -384,7 +397,8 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 	    (family != ABI_FWD || traits->paged))
 		return 1;
 	if ((t->pipeline == GPU_WGMMA && traits->dtype > ABI_E4M3) ||
-	    (t->pipeline == GPU_AMD && (traits->descale || traits->dtype > ABI_BF16)))
+	    ((t->pipeline == GPU_AMD || t->pipeline == GPU_AMD_DECODE) &&
+	     (traits->descale || traits->dtype > ABI_BF16)))
 		return 1;
 	if (begin_kernel(arch, family, traits->dtype, t, k))
 		return 1;

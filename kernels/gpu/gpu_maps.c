@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * gpu_maps.c: what main loops ask of tensors. Hopper's take tensor maps, fwd_wgmma.h of Q, K, V and a bias,
- * bwd_wgmma.h of Q, K, V and dO, and store results by whole chunks; AMD's, fwd_amd.h and bwd_amd.h, fetch whole
+ * bwd_wgmma.h of Q, K, V and dO, and store results by whole chunks; AMD's, *_amd.h and fwd_amd_decode.h, fetch whole
  * chunks through descriptors of a tile's rows. In group mode the packed axis is the sequence axis, and kernels add
  * where a sequence starts; rows of its neighbours that a box brings along are masked.
  */
@@ -128,6 +128,36 @@ static const char *check_rows(const struct operand *o, const void *args, int til
 	return why;
 }
 
+#define PAGE_RUN 16 /* keys that decode's loop finds one page for */
+static const char *check_pages(const struct abi_fwd_args *a)
+{
+	const struct abi_kv_cache *c = &a->cache;
+
+	if (!c->page_size)
+		return NULL;
+	if (c->layout == ABI_KV_VECTORIZED)
+		return "the rows of a page are not whole";
+	return c->page_size % PAGE_RUN || a->sequences.leftpad_k
+		       ? "pages are not whole runs of 16 keys"
+		       : NULL;
+}
+
+static const char *amd_maps(const struct gpu_tile *tile, const struct abi_fwd_args *a,
+			    const struct operand *q, const struct operand *k,
+			    const struct operand *v, struct launch_record *record)
+{
+	const char *why = tile->pipeline == GPU_AMD_DECODE ? check_pages(a) : NULL;
+
+	if (tile->pipeline == GPU_AMD_DECODE &&
+	    (a->hdim_q != tile->hdim_q || a->hdim_v != tile->hdim_v))
+		return "rows are narrower than the tile's";
+	if (!why)
+		why = check_rows(q, a, tile->tile_m, record);
+	if (!why)
+		why = check_rows(k, a, tile->tile_n, record);
+	return why ? why : check_rows(v, a, tile->tile_n, record);
+}
+
 static const char *forward_maps(const struct gpu_tile *tile, const struct abi_fwd_args *a,
 				struct launch_record *record)
 {
@@ -141,16 +171,14 @@ static const char *forward_maps(const struct gpu_tile *tile, const struct abi_fw
 		q.rows = s->total_q, q.batch = 1;
 	if (s->seqstart_k)
 		k.rows = s->total_k, k.batch = 1;
+	if (a->cache.page_size)
+		k.rows = a->cache.page_size, k.batch = a->cache.n_pages;
 	v = k, v.tensor = &a->v, v.hdim = a->hdim_v;
 	o = q, o.tensor = &a->o, o.hdim = a->hdim_v, o.dtype = a->o_dtype;
-	if (a->cache.page_size)
+	if (a->cache.page_size && tile->pipeline != GPU_AMD_DECODE)
 		return "the cache lies in pages";
-	if (tile->pipeline == GPU_AMD) {
-		why = check_rows(&q, a, tile->tile_m, record);
-		if (!why)
-			why = check_rows(&k, a, tile->tile_n, record);
-		return why ? why : check_rows(&v, a, tile->tile_n, record);
-	}
+	if (tile->pipeline != GPU_WGMMA)
+		return amd_maps(tile, a, &q, &k, &v, record);
 	why = check_scores(a);
 	if (!why && a->dtype != ABI_E4M3 && a->o_dtype != a->dtype)
 		why = "O has not the type of Q";
@@ -216,7 +244,8 @@ const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
 	const struct gpu_tile *tile = &kernel->tile;
 
 	ret_record->n_maps = ret_record->n_aligned = 0;
-	if (tile->pipeline != GPU_WGMMA && tile->pipeline != GPU_AMD)
+	if (tile->pipeline != GPU_WGMMA && tile->pipeline != GPU_AMD &&
+	    tile->pipeline != GPU_AMD_DECODE)
 		return NULL;
 	return kernel->family == ABI_BWD_DQ_DK_DV ? backward_maps(tile, args, ret_record)
 						  : forward_maps(tile, args, ret_record);

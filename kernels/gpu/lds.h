@@ -223,6 +223,20 @@ LDS_FN int lds_amd(struct lds_cut c)
 	return lds_max(2 * c.tile_n * (c.hdim_q + c.hdim_v) * 2, c.tile_m * (LDS_AMD_OUT + 4) * 4);
 }
 
+/* AMD's decode loop, fwd_amd_decode.h: waves merge so many dimensions at a time, in so many turns; maxima and sums. RDNA
+ * keeps Q there. */
+#define LDS_AMD_TURNS 4
+LDS_FN int lds_amd_stride(int hdim)
+{
+	return hdim / LDS_AMD_TURNS + 4;
+}
+
+LDS_FN int lds_amd_decode(struct lds_cut c)
+{
+	return c.waves_n * c.tile_m * (lds_amd_stride(c.hdim_v) + 2) * 4 +
+	       (c.core != FMHA_CORE_MFMA ? c.tile_m * c.hdim_q * 2 : 0);
+}
+
 /*
  * Its backward loop: how many of the two tensors of which a wave owns rows, V or dO first, wait in LDS, since wide
  * gradients leave RDNA no registers for them; RDNA3's operands take twice as many.

@@ -88,6 +88,17 @@ template <class T> DEV T load_memory(const T *p)
 #endif
 }
 
+/* Of memory that nobody writes while the kernel runs; where all lanes want the same of it, AMD's scalar unit reads it. */
+template <class T> DEV T load_constant(const T *p)
+{
+#if FMHA_NVIDIA
+	return *p;
+#else
+	typedef const T __attribute__((address_space(4))) Constant;
+	return *(Constant *)p;
+#endif
+}
+
 DEV float bits_to_float(u32 x)
 {
 	union {

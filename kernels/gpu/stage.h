@@ -17,7 +17,7 @@ template <class C> struct AmdConfig : C {
 #define FMHA_OWN_ENTRY
 #define FMHA_STAGED_ENTRY(Arguments, call)                                                                   \
 	extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(Config::THREADS, Config::THREADS), \
-					     amdgpu_waves_per_eu(Config::BLOCKS_PER_CU *Config::WAVES_M / 4))) void \
+					     amdgpu_waves_per_eu(Config::BLOCKS_PER_CU *Config::THREADS / FMHA_WAVE / 4))) void \
 	FMHA_ENTRY(const Arguments args)                                                                     \
 	{                                                                                                    \
 		FMHA_LDS;                                                                                    \

@@ -7,8 +7,9 @@ One line a loop and kernel: issue cycles a score that a lane owns, of the matrix
 density, the matrix cycles divided by those of the busiest pipe, so what is left of the matrix units' speed when the
 waves of a compute unit overlap perfectly; cycles of one wave by itself as llvm-mca has them, where it is installed
 (LDS and memory arrive at once there); registers, waves a SIMD, bytes fetched from memory divided by the least
-possible. The way round a loop is the cheapest one with all its matrix instructions: no mask where a branch
-goes round it. It is compared with tests/emulator/density.csv: what is worse by more than 3 % than its line there fails,
+possible; flight, the KiB that the waves of a compute unit have under way, by wide loads, whenever one comes to wait for
+what it has asked for since the last time. The way round a loop is the cheapest one with all its matrix instructions: no
+mask where a branch goes round it. It is compared with tests/emulator/density.csv: what is worse by more than 3 % than its line there fails,
 and so does a kernel without a line. --update writes the table. With --profile, the kernels of a profile (bf16) are
 counted instead, and those without a line are not looked for.
 
@@ -41,18 +42,21 @@ ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 MCA = os.environ.get("FMHA_MCA", "llvm-mca-19")
 SLACK = 1.03
 PIPES = ("matrix", "vector", "scalar", "lds", "memory")
-COLUMNS = ("kernel", "loop", *PIPES, "density", "mca", "registers", "waves", "spills", "fetched")
+COLUMNS = ("kernel", "loop", *PIPES, "density", "mca", "registers", "waves", "spills", "fetched", "flight")
 INNER = 16  # how often a loop inside the main loop is taken to run
 
 # What the short table holds: family, pipeline (of tiles: the arch's), head dims, tile, waves, features.
 STAGED = {
-    "gfx9": ("fwd h64x64_t256x128_w8x1_b1", "fwd h64x64_t128x64_w4x1_b2_mask", "fwd h128x128_t256x64_w8x1_b1",
+    "gfx9": ("fwd decode_h64x64_t16x128_w1x4_b2_pack", "fwd_splitkv decode_h128x128_t16x128_w1x4_b2_pack_split_paged",
+             "fwd h64x64_t256x128_w8x1_b1", "fwd h64x64_t128x64_w4x1_b2_mask", "fwd h128x128_t256x64_w8x1_b1",
              "fwd h128x128_t256x64_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w4x1_b2_mask_buffers",
              "bwd_dq_dk_dv h128x128_t32x128_w4x1_b1_buffers", "bwd_dq_dk_dv h128x128_t32x128_w4x1_b1_mask_buffers"),
-    "gfx11": ("fwd h64x64_t128x64_w8x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask", "fwd h128x128_t128x32_w8x1_b1",
+    "gfx11": ("fwd decode_h64x64_t16x64_w1x4_b2_pack", "fwd_splitkv decode_h128x128_t16x64_w1x4_b2_pack_split_paged",
+              "fwd h64x64_t128x64_w8x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask", "fwd h128x128_t128x32_w8x1_b1",
               "fwd h128x128_t128x32_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers",
               "bwd_dq_dk_dv h128x128_t16x64_w4x1_b1_buffers", "bwd_dq_dk_dv h128x128_t16x64_w4x1_b1_mask_buffers"),
-    "gfx12": ("fwd h64x64_t256x128_w16x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask", "fwd h128x128_t256x64_w16x1_b1",
+    "gfx12": ("fwd decode_h64x64_t16x64_w1x4_b2_pack", "fwd_splitkv decode_h128x128_t16x64_w1x4_b2_pack_split_paged",
+              "fwd h64x64_t256x128_w16x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask", "fwd h128x128_t256x64_w16x1_b1",
               "fwd h128x128_t128x32_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers",
               "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_buffers", "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_mask_buffers"),
 }
@@ -70,6 +74,8 @@ MATRIX = re.compile(r"v_(?:mfma|wmma)_f32_(\d+)x(\d+)x(\d+)_?(\w*)")
 RATE = {"gfx90a": 128, "gfx942": 256, "gfx950": 256, "gfx1100": 128, "gfx1201": 256}
 TRANSCENDENTAL = re.compile(r"v_(?:exp|log|rcp|rsq|sqrt|sin|cos)_|v_mul_(?:lo|hi)_[iu]32|v_mad_[iu]64_[iu]32")
 NOT_ISSUED = ("s_waitcnt", "s_wait_", "s_nop", "s_barrier", "s_delay_alu", "s_setprio", "s_clause", "s_code_end")
+MEMORY = ("buffer_", "global_", "flat_", "scratch_")
+VMCNT = re.compile(r"s_waitcnt .*vmcnt\((\d+)\)|s_wait_loadcnt(_dscnt)? (\w+)")
 BRANCH = re.compile(r"s_c?branch\w*$")
 
 
@@ -105,7 +111,7 @@ def cost(arch, name):
         return "vector", 4 if TRANSCENDENTAL.match(name) else 1
     if name.startswith("ds_"):
         return "lds", max(1, bytes_of(name) * lanes * simds / 128 / clocks)
-    if name.startswith(("buffer_", "global_", "flat_", "scratch_")):
+    if name.startswith(MEMORY):
         rate = 64 if is_cdna(arch) else 128
         return "memory", max(1, bytes_of(name) * lanes * simds / rate / clocks)
     return None if name.startswith(NOT_ISSUED) else ("scalar", 1)
@@ -222,6 +228,24 @@ def main_loops(arch, text):
             if not any(other != head and other in loops[head] for other in matrix)]
 
 
+def in_flight(way):
+    """Bytes that a lane has under way by wide loads where it begins to wait, at the least; loads come back in order."""
+    queue, least, asked = [], None, False
+    for name, operands in 3 * [line for block, often in way for line in block.code * (often == 1)]:
+        if name.startswith(MEMORY):
+            if "load" in name:
+                queue.append(bytes_of(name) if bytes_of(name) >= 8 else 0)
+                asked = True
+            continue
+        found = VMCNT.match(f"{name} {operands}")
+        left = int(found[1] or found[3], 0) >> (8 if found[2] else 0) if found else len(queue)
+        if left < len(queue):
+            if asked:
+                least = sum(queue) if least is None else min(least, sum(queue))
+            queue, asked = queue[len(queue) - left:], False
+    return least or 0
+
+
 def mca_cycles(arch, way):
     """Of one wave by itself; 0 without llvm-mca, or where it does not know an instruction."""
     kept = [f"{name} {operands}" for block, often in way for name, operands in block.code * (often == 1)
@@ -271,10 +295,12 @@ def rows_of(job, text):
         pipes = {pipe: sum(block.pipes[pipe] * often for block, often in way) for pipe in PIPES}
         together = pipes["matrix"] + (0 if is_cdna(job.arch) else pipes["vector"])
         busiest = max(together, pipes["vector"], pipes["lds"], pipes["memory"])
+        waves = waves_of(job.arch, number["vgpr_count"], job.lds_bytes, job.threads // wave)
         row = dict(kernel=job.name, loop=loop, density=f"{pipes['matrix'] / busiest:.3f}",
                    mca=f"{mca_cycles(job.arch, way) / job.scores:.1f}",
                    registers=number["vgpr_count"],
-                   waves=waves_of(job.arch, number["vgpr_count"], job.lds_bytes, job.threads // wave),
+                   waves=waves,
+                   flight=f"{in_flight(way) * wave * waves * (4 if is_cdna(job.arch) else 2) / 1024:.0f}",
                    spills=number["vgpr_spill_count"],
                    fetched=f"{sum(b.fetched for b, often in way if often == 1) * job.threads / job.least:.2f}")
         row |= {pipe: f"{cycles / job.scores:.2f}" for pipe, cycles in pipes.items()}
@@ -310,7 +336,7 @@ def worse(old, new):
     """Sentences about what became worse."""
     said = []
     for column, sign in (("density", -1), ("vector", 1), ("lds", 1), ("memory", 1), ("fetched", 1), ("waves", -1),
-                         ("spills", 1)):
+                         ("spills", 1), ("flight", -1)):
         a, b = float(old[column]), float(new[column])
         if (b > a * SLACK if sign > 0 else b * SLACK < a):
             said.append(f"{column} {old[column]} -> {new[column]}")
@@ -336,7 +362,8 @@ def write_table(table, path=TABLE):
 def show(row):
     numbers = " ".join(f"{pipe} {row[pipe]}" for pipe in PIPES)
     print(f"{row['kernel']} loop {row['loop']}: {numbers} density {row['density']} mca {row['mca']} registers "
-          f"{row['registers']} waves {row['waves']} spills {row['spills']} fetched {row['fetched']}", flush=True)
+          f"{row['registers']} waves {row['waves']} spills {row['spills']} fetched {row['fetched']} flight {row['flight']}",
+          flush=True)
 
 
 def main():

@@ -95,7 +95,8 @@ EXPORT int check_make(const char *arch, int family, uint32_t dtype, const void *
 	struct launch_record ignored;
 
 	return !found || gpu_kernel_make(found, family, &traits, tile, ret_kernel) ||
-	       (tile->pipeline == GPU_AMD && gpu_kernel_maps(ret_kernel, args, &ignored));
+	       ((tile->pipeline == GPU_AMD || tile->pipeline == GPU_AMD_DECODE) &&
+		gpu_kernel_maps(ret_kernel, args, &ignored));
 }
 
 /* ---- the tiles for a problem ---- */

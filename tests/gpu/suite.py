@@ -289,9 +289,25 @@ def hopper():
     yield Case("forward", **d | dict(hk=1), group=[(7, 400), (1, 33), (0, 9), (5, 0)], o_dtype=abi.F32, descale=True)
 
 
+def few_rows():
+    """AMD's decode loop: tiles that waves leave empty, tails, packed rows, pages of one run and of several, each feature."""
+    for dtype, d, hq in ((abi.BF16, 128, 2), (abi.F16, 64, 8)):
+        b = dict(dtype=dtype, dq=d, dv=d, sq=2, hq=hq, hk=1, pipeline="gpu_amd_decode")
+        yield Case("forward", **b, sk=300, sink=True)
+        yield Case("forward", **b, sk=333, batch=2, lens_k=[333, 41], splits=3, split_size=128)
+        yield Case("forward", **b, sk=300, page=16, batch=2, lens_k=[290, 33], mask=BR, right=0)
+        yield Case("forward", **b, sk=300, page=48, lens_k=[290], splits=2, split_size=160)
+        yield Case("forward", **b, sk=400, page=256, table="sglang", mask=BR, left=30, right=0, poison=(0, 360))
+        yield Case("forward", **b, sk=600, page=32, mask=BR, left=150, right=0, sinks=9, lens_k=[550])
+        yield Case("forward", **b | dict(sq=5), sk=170, alibi=True, cap=20.0, mask=BR, right=0)
+        yield Case("forward", **b, sk=70, bias=abi.F32, scale=-0.2)
+    yield Case("forward", dtype=abi.BF16, hq=4, hk=2, group=[(1, 300), (3, 40), (0, 9), (2, 0)], dq=64, dv=128, mask=BR,
+               right=0, pipeline="gpu_amd_decode")
+
+
 def emulated(quick):
     """For an emulator: a second or two each."""
-    cases = [case for part in (forward_small, staged, forward_features, forward_rest, forward_hdims, merges,
+    cases = [case for part in (forward_small, staged, few_rows, forward_features, forward_rest, forward_hdims, merges,
                                backward_small, backward_features, append_small, append_features) for case in part()]
     return cases[::12] if quick else cases
 

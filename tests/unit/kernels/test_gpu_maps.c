@@ -321,6 +321,46 @@ static void descriptors_want_dense_aligned_rows(void **state)
 	}
 }
 
+static void decode_takes_pages_of_whole_runs(void **state)
+{
+	static const int32_t lengths[] = {0};
+	struct gpu_kernel decode = kernel;
+	struct launch_record record;
+
+	(void)state;
+	decode.tile.pipeline = GPU_AMD_DECODE;
+	for (int fault = -1; fault < 5; fault++) {
+		struct abi_fwd_args a = problem();
+
+		a.cache.page_size = 48;
+		a.cache.n_pages = 7;
+		switch (fault) {
+		case 0:
+			a.cache.page_size = 40;
+			break;
+		case 1:
+			a.sequences.leftpad_k = lengths;
+			break;
+		case 2:
+			a.cache.layout = ABI_KV_VECTORIZED;
+			break;
+		case 3:
+			a.hdim_v -= 8;
+			break;
+		case 4:
+			a.v.stride_batch += 4;
+			break;
+		default:
+			break;
+		}
+		assert_int_equal(gpu_kernel_maps(&decode, &a, &record) == NULL, fault < 0);
+		a.cache.page_size = 0;
+		a.sequences.batch = 1;
+		if (fault != 3)
+			assert_null(gpu_kernel_maps(&decode, &a, &record));
+	}
+}
+
 static void backward_asks_the_same_of_all_four(void **state)
 {
 	const struct gpu_kernel amd = {.family = ABI_BWD_DQ_DK_DV,
@@ -366,6 +406,7 @@ int main(void)
 		cmocka_unit_test(what_the_engine_cannot_follow_is_refused),
 		cmocka_unit_test(backward_streams_queries),
 		cmocka_unit_test(descriptors_want_dense_aligned_rows),
+		cmocka_unit_test(decode_takes_pages_of_whole_runs),
 		cmocka_unit_test(backward_asks_the_same_of_all_four),
 	};
 

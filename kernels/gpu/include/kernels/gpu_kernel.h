@@ -43,10 +43,9 @@ const struct gpu_arch *gpu_arch_find(const char *name);
  * Pipelines: gpu_scalar, _mma, _mfma, _wmma: a block owns tile_m rows of one head; gpu_*_pack: the
  * heads of a group side by side in tile_m rows, waves share the keys of a tile: decode; gpu_wgmma: tiles
  * fetched by the copy engine, so that its kernels take tensor maps (gpu_kernel_maps()); gpu_decode: as
- * gpu_*_pack, each wave with many bytes of its own keys under way; gpu_amd: by buffer descriptors, for dense
- * aligned rows; gpu_combine,
- * gpu_append, gpu_dot, gpu_convert: the small families, no tile. Backward dq_dk_dv: tile_n keys
- * (then dq_tile_n queries) are stationary, tile_m queries (keys) streamed.
+ * gpu_*_pack, each wave with many bytes of its own keys under way; gpu_amd and gpu_amd_decode: by
+ * buffer descriptors, for dense aligned rows; gpu_combine, gpu_append, gpu_dot, gpu_convert: the small
+ * families, no tile. Backward dq_dk_dv: tile_n keys (then dq_tile_n queries) are stationary, tile_m queries (keys) streamed.
  */
 #define GPU_PIPELINES(X) /* X(ID, name, the cores that have it, 1: packs heads, its main loop) */    \
 	X(GPU_SCALAR, gpu_scalar, GPU_ANY_CORE, 0, "")                                             \
@@ -60,6 +59,7 @@ const struct gpu_arch *gpu_arch_find(const char *name);
 	X(GPU_WGMMA, gpu_wgmma, 1u << GPU_CORE_WGMMA, 0, "_wgmma")                                 \
 	X(GPU_DECODE, gpu_decode, GPU_MMA_CORES, 1, "_decode")                                     \
 	X(GPU_AMD, gpu_amd, GPU_AMD_CORES, 0, "_amd")                                              \
+	X(GPU_AMD_DECODE, gpu_amd_decode, GPU_AMD_CORES, 1, "_amd_decode")                         \
 	X(GPU_COMBINE, gpu_combine, GPU_ANY_CORE, 0, "")                                           \
 	X(GPU_APPEND, gpu_append, GPU_ANY_CORE, 0, "")                                             \
 	X(GPU_DOT, gpu_dot, GPU_ANY_CORE, 0, "")                                                   \
