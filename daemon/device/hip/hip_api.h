@@ -29,6 +29,12 @@ hipError_t gpu_vmm_free(void *pointer, size_t bytes);
 hipError_t gpu_tensor_map_encode(const struct launch_map *map, const union abi_args *args,
 				 struct launch_tensor_map *ret_map);
 
+/*
+ * Lets a module's function have so many bytes of dynamic LDS, before a launch beyond 48 KiB. On AMD there
+ * is nothing to allow, and hipFuncSetAttribute() refuses what no program has registered.
+ */
+hipError_t gpu_allow_lds(hipFunction_t function, uint32_t bytes);
+
 /* Launches as the record says; it overlaps where the runtime can. */
 hipError_t gpu_launch_kernel(hipFunction_t function, const struct launch_record *record,
 			     hipStream_t stream, void **parameters);

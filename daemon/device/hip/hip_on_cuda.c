@@ -10,6 +10,7 @@
 typedef unsigned long long cu_pointer;
 
 /* The few values of cuda.h that the calls below need. */
+#define CU_FUNCTION_MAX_DYNAMIC_SHARED      8
 #define CU_ATTRIBUTE_SHARED_PER_BLOCK_OPTIN 97
 #define CU_ATTRIBUTE_WARP_SIZE              10
 #define CU_ATTRIBUTE_MULTIPROCESSORS        16
@@ -396,9 +397,9 @@ hipError_t hipModuleGetFunction(hipFunction_t *function, hipModule_t module, con
 	return (hipError_t)cuda.module_function(function, module, name);
 }
 
-hipError_t hipFuncSetAttribute(const void *function, int attribute, int value)
+hipError_t gpu_allow_lds(hipFunction_t function, uint32_t bytes)
 {
-	return (hipError_t)cuda.function_set((hipFunction_t)(uintptr_t)function, attribute, value);
+	return (hipError_t)cuda.function_set(function, CU_FUNCTION_MAX_DYNAMIC_SHARED, (int)bytes);
 }
 
 hipError_t gpu_launch_kernel(hipFunction_t function, const struct launch_record *record,

@@ -63,12 +63,11 @@ typedef struct {
 	int memoryBusWidth;             /* bits; two a clock */
 } hipDeviceProp_t;
 
-#define hipStreamNonBlocking                       0x01
-#define hipEventDisableTiming                      0x02
-#define hipEventInterprocess                       0x04
-#define hipIpcMemLazyEnablePeerAccess              0x01
-#define hipStreamWaitValueGte                      0x00
-#define hipFuncAttributeMaxDynamicSharedMemorySize 8
+#define hipStreamNonBlocking          0x01
+#define hipEventDisableTiming         0x02
+#define hipEventInterprocess          0x04
+#define hipIpcMemLazyEnablePeerAccess 0x01
+#define hipStreamWaitValueGte         0x00
 
 hipError_t hipInit(unsigned flags);
 hipError_t hipGetDeviceCount(int *count);
@@ -113,6 +112,5 @@ hipError_t hipEventElapsedTime(float *ms, hipEvent_t start, hipEvent_t stop);
 hipError_t hipModuleLoadData(hipModule_t *module, const void *image);
 hipError_t hipModuleUnload(hipModule_t module);
 hipError_t hipModuleGetFunction(hipFunction_t *function, hipModule_t module, const char *name);
-hipError_t hipFuncSetAttribute(const void *function, int attribute, int value);
 
 #endif

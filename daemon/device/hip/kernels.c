@@ -91,11 +91,8 @@ static int load(struct device_kernel *kernel, const void *code, struct fmha_erro
 	if (status == hipSuccess)
 		status = hipModuleGetFunction(&kernel->function, kernel->module,
 					      kernel->choice.entry);
-	/* Above 48 KiB NVIDIA wants to be told; AMD needs nothing of the kind. */
 	if (status == hipSuccess && kernel->choice.lds_bytes > 48 * 1024)
-		status = hipFuncSetAttribute((const void *)kernel->function,
-					     hipFuncAttributeMaxDynamicSharedMemorySize,
-					     (int)kernel->choice.lds_bytes);
+		status = gpu_allow_lds(kernel->function, kernel->choice.lds_bytes);
 	if (status == hipSuccess)
 		return 0;
 	if (kernel->module)

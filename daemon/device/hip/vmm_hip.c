@@ -37,6 +37,12 @@ hipError_t gpu_tensor_map_encode(const struct launch_map *map, const union abi_a
 	return hipErrorNotSupported;
 }
 
+hipError_t gpu_allow_lds(hipFunction_t function, uint32_t bytes)
+{
+	(void)function, (void)bytes;
+	return hipSuccess;
+}
+
 hipError_t gpu_launch_kernel(hipFunction_t function, const struct launch_record *record,
 			     hipStream_t stream, void **parameters)
 {

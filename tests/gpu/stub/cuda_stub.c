@@ -9,7 +9,8 @@
  * CUDA_STUB_IDLE any code is a module, and kernels do nothing, but if that is "stray" they write
  * the byte in front of their first tensor. fmha_prepare does what it does on a GPU.
  *
- * With HIP_STUB it is a libamdhip64 instead, as far as clients that launch themselves need one.
+ * With HIP_STUB it is a libamdhip64 instead: its calls have CUDA's signatures, but for those of hip_stub.c, which
+ * the daemon's module needs besides.
  *
  * A process that has loaded it may ask what it has seen: cuda_stub_modules() are loaded,
  * cuda_stub_arguments() were those of the last launch. Between cuStreamBeginCapture() and
@@ -792,7 +793,9 @@ CALL(hipGetDevice, int *device)
 EXPORT const char *hipGetErrorName(int error);
 EXPORT const char *hipGetErrorName(int error)
 {
-	return error == INVALID ? "hipErrorInvalidValue" : "hipErrorStub";
+	return error == INVALID   ? "hipErrorInvalidValue"
+	       : error == ILLEGAL ? "hipErrorIllegalAddress"
+				  : "hipErrorStub";
 }
 #endif
 
