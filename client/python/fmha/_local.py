@@ -19,14 +19,16 @@ KEPT = 4096  # plans; at more than that the oldest half goes
 _RUN_BYTES = ffi.sizeof("struct fmha_local_run")
 _plans: dict = {}
 _lock = threading.Lock()
-_current_device = torch.cuda.current_device
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # not in builds for the CPU
+# Below torch.cuda's functions of those names, which look whether CUDA is initialised: that it is, a tensor on it shows.
+_current_device, _raw_stream, _is_capturing = (
+    getattr(torch._C, name, None)  # not in builds for the CPU
+    for name in ("_cuda_getDevice", "_cuda_getCurrentRawStream", "_cuda_isCurrentStreamCapturing"))
 
 
 class Plan:
     """A problem's kernels in this process. Any number of threads may run it."""
 
-    __slots__ = ("handle", "workspace_bytes", "captured", "index")
+    __slots__ = ("handle", "workspace_bytes", "captured", "index", "device")
 
     def __init__(self, views, shape, options, place):
         problem = _problem.new_problem()
@@ -42,7 +44,7 @@ class Plan:
         check(lib.fmha_local_plan_info(self.handle, info, error), error)
         self.workspace_bytes = info.workspace_bytes
         self.captured = False
-        self.index = place[1]
+        self.index, self.device = place[1], torch.device("cuda", place[1])
 
 
 class Run:
@@ -67,7 +69,7 @@ class Run:
             tensors[role] = pointer
         if plan.workspace_bytes:
             # Freed at once: the allocator gives it to nobody before the stream has got past this run.
-            workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=plan.index)
+            workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=plan.device)
             c.workspace = ffi.cast("void *", workspace.data_ptr())
         c.stream = ffi.cast("void *", _raw_stream(plan.index))
         if dropout is not None:
@@ -75,7 +77,7 @@ class Run:
             c.dropout_seed, c.dropout_offset = dropout
             seed_at, offset_at = dropout_at or (0, 0)
             c.dropout_seed_at, c.dropout_offset_at = ffi.cast("uint64_t *", seed_at), ffi.cast("uint64_t *", offset_at)
-        if not plan.captured and torch.cuda.is_current_stream_capturing():
+        if not plan.captured and _is_capturing():
             plan.captured = True
         code = lib.fmha_local_plan_run(plan.handle, c, self.error)
         if code:
@@ -106,7 +108,7 @@ def _plan(key, views, shape, options, place) -> Plan:
 
 def _shrink():
     """Frees the oldest plans that no graph has; their work has to be over first."""
-    if len(_plans) < KEPT or torch.cuda.is_current_stream_capturing():
+    if len(_plans) < KEPT or _is_capturing():
         return
     for index in {p.index for p in _plans.values()}:
         torch.cuda.synchronize(index)

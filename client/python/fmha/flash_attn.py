@@ -31,7 +31,7 @@ def _call(layout, dropout_p, softmax_scale, causal, window_size, softcap, determ
 
 def _attend(q, k, v, slopes, cu, call, return_attn_probs):
     ft._refuse_transforms(q)
-    extras = (None, slopes, None, *cu)
+    extras = ft._extras(None, slopes, None, *cu)
     if not return_attn_probs:
         return ft._with_hdim(q, k, v, extras, call)[0]
     if call.dropout_p == 0:
@@ -42,7 +42,9 @@ def _attend(q, k, v, slopes, cu, call, return_attn_probs):
         raise not_supported("return_attn_probs with dropout takes head dims that are multiples of 8")
     state = ft._state(q)
     if torch.is_grad_enabled() and ft._needs_gradient(q, k, v, None, None):
-        o, lse = ft._Attention.apply(call, state, q, k, v, *extras)
+        lse_to = []
+        o = ft._differentiable(q, k, v, extras, call, state, lse_to)
+        lse = lse_to[0]
     else:
         o, lse, _ = ft._forward(q, k, v, extras, call, state)
     with torch.no_grad():

@@ -53,99 +53,153 @@ def _options(op: str, call: Call) -> _problem.Options:
         max_seqlen_k=call.max_seqlen_k)
 
 
-def _execute(tensors: dict, options, state: Tensor | None) -> None:
+def _execute(tensors: dict, options, state: Tensor | None, n_said: int = _run.ALL) -> None:
     if state is None:
-        return _run.execute(tensors, options)
+        return _run.execute(tensors, options, n_said=n_said)
     if state.is_cuda:
         at = state.data_ptr()
-        return _run.execute(tensors, options, (0, 0), (at, at + 8))
-    return _run.execute(tensors, options, tuple(state.tolist()))
+        return _run.execute(tensors, options, (0, 0), (at, at + 8), n_said=n_said)
+    return _run.execute(tensors, options, tuple(state.tolist()), n_said=n_said)
 
 
 _NAMES = ("bias", "alibi_slopes", "sink", "seqstart_q", "seqstart_k")
+_NO_EXTRAS = (None,) * len(_NAMES)
+
+
+def _extras(*given):
+    """bias, alibi_slopes, ...; _NO_EXTRAS itself where there are none: most calls have none, and go a shorter way."""
+    return given if any(x is not None for x in given) else _NO_EXTRAS
 
 
 def _inputs(q, k, v, extras):
-    return {"q": q, "k": k, "v": v} | {n: x for n, x in zip(_NAMES, extras) if x is not None}
+    tensors = {"q": q, "k": k, "v": v}
+    if extras is not _NO_EXTRAS:
+        tensors |= {n: x for n, x in zip(_NAMES, extras) if x is not None}
+    return tensors
 
 
 def _forward(q, k, v, extras, call: Call, state, with_lse=True, with_randval=False):
     """(O, LSE, dropout's bytes), the last two None when not wanted."""
     tensors = _inputs(q, k, v, extras)
+    n_said = len(tensors)
     same = v.size(-1) == q.size(-1) and q.is_contiguous()
-    tensors["o"] = torch.empty_like(q) if same else q.new_empty((*q.shape[:-1], v.shape[-1]))
-    rows = _problem.row_extents(q.shape, call.layout, "seqstart_q" in tensors)
+    o = tensors["o"] = torch.empty_like(q) if same else q.new_empty((*q.shape[:-1], v.shape[-1]))
+    lse = randval = None
+    if with_lse or with_randval:
+        rows = _problem.row_extents(q.shape, call.layout, "seqstart_q" in tensors)
     if with_lse:
-        tensors["lse"] = torch.empty(rows, dtype=torch.float32, device=q.device)
+        lse = tensors["lse"] = torch.empty(rows, dtype=torch.float32, device=q.device)
     if with_randval:
         keys = k.shape[_problem.LAYOUTS[call.layout][1]]
-        tensors["randval"] = torch.empty((*rows, keys), dtype=torch.uint8, device=q.device)
-    _execute(tensors, _options("forward", call), state)
-    return tensors["o"], tensors.get("lse"), tensors.get("randval")
+        randval = tensors["randval"] = torch.empty((*rows, keys), dtype=torch.uint8, device=q.device)
+    _execute(tensors, _options("forward", call), state, n_said)
+    return o, lse, randval
 
 
-def _backward(grad, q, k, v, o, lse, extras, call: Call, state, want_dbias):
-    """(dQ, dK, dV, dBias or None, dSink or None)"""
+def _backward(grad, q, k, v, o, lse, extras, call: Call, state, want_dbias, own=False):
+    """(dQ, dK, dV, dBias or None, dSink or None). @own: O and LSE are what _forward() made."""
     tensors = _inputs(q, k, v, extras)
-    tensors |= {"o": o, "lse": lse, "do": grad if grad.stride(-1) == 1 else grad.contiguous()}
-    tensors |= {"dq": torch.empty_like(q), "dk": torch.empty_like(k), "dv": torch.empty_like(v)}
+    tensors["do"] = grad if grad.stride(-1) == 1 else grad.contiguous()
+    n_said = len(tensors) + (0 if own else 2)
+    tensors["o"], tensors["lse"] = o, lse
+    dq, dk, dv = tensors["dq"], tensors["dk"], tensors["dv"] = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dbias = dsink = None
     if want_dbias:
         # Contiguous: an expanded bias's own strides would make its elements overlap.
-        tensors["dbias"] = torch.empty(tensors["bias"].shape, dtype=tensors["bias"].dtype, device=q.device)
+        dbias = tensors["dbias"] = torch.empty(tensors["bias"].shape, dtype=tensors["bias"].dtype, device=q.device)
     if "sink" in tensors:
-        tensors["dsink"] = torch.empty_like(tensors["sink"])
-    _execute(tensors, _options("backward", call), state)
-    return tuple(tensors.get(n) for n in ("dq", "dk", "dv", "dbias", "dsink"))
+        dsink = tensors["dsink"] = torch.empty_like(tensors["sink"])
+    _execute(tensors, _options("backward", call), state, n_said)
+    return dq, dk, dv, dbias, dsink
 
 
 class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, call, state, q, k, v, *extras):
-        o, lse, _ = _forward(q, k, v, extras, call, state)
-        ctx.save_for_backward(q, k, v, o, lse, state, *extras)
-        ctx.call = call
-        ctx.mark_non_differentiable(lse)
-        return o, lse
+    """O; LSE goes into @lse_to, a list, if there is one. @names: of the extras that are passed."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad, _):
-        q, k, v, o, lse, state, *extras = ctx.saved_tensors
-        want_dbias = ctx.needs_input_grad[5]
-        dq, dk, dv, dbias, dsink = _backward(grad, q, k, v, o, lse, extras, ctx.call, state, want_dbias)
-        return None, None, dq, dk, dv, dbias, None, dsink if ctx.needs_input_grad[7] else None, None, None
+    def forward(ctx, call, state, lse_to, names, q, k, v, *present):
+        extras = _spread(names, present)
+        o, lse, _ = _forward(q, k, v, extras, call, state)
+        ctx.save_for_backward(q, k, v, o, lse, *present)
+        ctx.call, ctx.state, ctx.names = call, state, names
+        if lse_to is not None:
+            lse_to.append(lse)
+        return o
+
+    @staticmethod
+    def backward(ctx, grad):
+        # Only create_graph=True makes gradients whose own are to be refused, and torch's decorator costs 2 us.
+        return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, grad)
+
+
+def _spread(names, present):
+    if not names:
+        return _NO_EXTRAS
+    found = dict(zip(names, present))
+    return tuple(found.get(n) for n in _NAMES)
+
+
+def _gradients(ctx, grad):
+    q, k, v, o, lse, *present = ctx.saved_tensors
+    names = ctx.names
+    want_dbias = "bias" in names and ctx.needs_input_grad[7 + names.index("bias")]
+    dq, dk, dv, dbias, dsink = _backward(grad, q, k, v, o, lse, _spread(names, present), ctx.call, ctx.state, want_dbias, own=True)
+    if not names:
+        return None, None, None, None, dq, dk, dv
+    return None, None, None, None, dq, dk, dv, *({"bias": dbias, "sink": dsink}.get(n) for n in names)
+
+
+_gradients_once = once_differentiable(_gradients)
+
+
+def _differentiable(q, k, v, extras, call, state, lse_to=None):
+    if extras is _NO_EXTRAS:
+        return _Attention.apply(call, state, lse_to, (), q, k, v)
+    names = tuple(n for n, x in zip(_NAMES, extras) if x is not None)
+    return _Attention.apply(call, state, lse_to, names, q, k, v, *(x for x in extras if x is not None))
 
 
 # ---- torch.compile: the same as operators that a graph can hold ----
 
 
-@torch.library.custom_op("fmha::attention", mutates_args=())
+def _operator(name: str):
+    """The function as an operator of torch. torch.library.custom_op would look for aliases at each call, for 5 us."""
+    def register(function):
+        schema = torch.library.infer_schema(function, mutates_args=())
+        torch.library.define(f"fmha::{name}", schema, tags=(torch.Tag.pt2_compliant_tag,))
+        torch.library.impl(f"fmha::{name}", ("cpu", "cuda"), function)
+        return function
+
+    return register
+
+
+@_operator("attention")
 def _op(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sink: Tensor | None,
         seqstart_q: Tensor | None, seqstart_k: Tensor | None, state: Tensor | None, layout: str, mask: int, left: int, right: int,
         scale: float | None, softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
         deterministic: bool) -> tuple[Tensor, Tensor]:
     call = Call(layout, mask, left, right, scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic)
-    return _forward(q, k, v, (bias, alibi_slopes, sink, seqstart_q, seqstart_k), call, state)[:2]
+    return _forward(q, k, v, _extras(bias, alibi_slopes, sink, seqstart_q, seqstart_k), call, state)[:2]
 
 
-@_op.register_fake
+@torch.library.register_fake("fmha::attention")
 def _(q, k, v, bias, alibi_slopes, sink, seqstart_q, seqstart_k, state, layout, *_):
     o = q.new_empty((*q.shape[:-1], v.shape[-1]))
     return o, q.new_empty(_problem.row_extents(q.shape, layout, seqstart_q is not None), dtype=torch.float32)
 
 
-@torch.library.custom_op("fmha::attention_backward", mutates_args=())
+@_operator("attention_backward")
 def _op_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bias: Tensor | None,
                  alibi_slopes: Tensor | None, sink: Tensor | None, seqstart_q: Tensor | None, seqstart_k: Tensor | None,
                  state: Tensor | None, want_dbias: bool, layout: str, mask: int, left: int, right: int, scale: float | None,
                  softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
                  deterministic: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     call = Call(layout, mask, left, right, scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic)
-    found = _backward(grad, q, k, v, o, lse, (bias, alibi_slopes, sink, seqstart_q, seqstart_k), call, state, want_dbias)
+    found = _backward(grad, q, k, v, o, lse, _extras(bias, alibi_slopes, sink, seqstart_q, seqstart_k), call, state, want_dbias)
     return tuple(x if x is not None else q.new_empty(0) for x in found)
 
 
-@_op_backward.register_fake
+@torch.library.register_fake("fmha::attention_backward")
 def _(grad, q, k, v, o, lse, bias, alibi_slopes, sink, seqstart_q, seqstart_k, state, want_dbias, *_):
     dbias = torch.empty(bias.shape, dtype=bias.dtype, device=q.device) if want_dbias else q.new_empty(0)
     dsink = torch.empty_like(sink) if sink is not None else q.new_empty(0)
@@ -161,12 +215,12 @@ def _setup(ctx, inputs, output):
 
 def _gradient(ctx, grad, _):
     want_dbias = ctx.needs_input_grad[3]
-    dq, dk, dv, dbias, dsink = _op_backward(grad, *ctx.saved_tensors, want_dbias, *ctx.call)
+    dq, dk, dv, dbias, dsink = torch.ops.fmha.attention_backward(grad, *ctx.saved_tensors, want_dbias, *ctx.call)
     others = (None,) * (1 + 2 + len(ctx.call))
     return dq, dk, dv, dbias if want_dbias else None, None, dsink if ctx.needs_input_grad[5] else None, *others
 
 
-_op.register_autograd(_gradient, setup_context=_setup)
+torch.library.register_autograd("fmha::attention", _gradient, setup_context=_setup)
 
 
 # ---- what people call ----
@@ -192,7 +246,9 @@ def _apply(q, k, v, extras, call: Call, want_lse=False) -> tuple[Tensor, Tensor 
     if torch.compiler.is_compiling():
         return torch.ops.fmha.attention(q, k, v, *extras, state, *call)
     if torch.is_grad_enabled() and _needs_gradient(q, k, v, extras[0], extras[2]):
-        return _Attention.apply(call, state, q, k, v, *extras)
+        lse_to = [] if want_lse else None
+        o = _differentiable(q, k, v, extras, call, state, lse_to)
+        return o, lse_to[0] if want_lse else None
     return _forward(q, k, v, extras, call, state, want_lse)[:2]
 
 
@@ -251,7 +307,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: 
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     call = Call(layout, mask, left, right, scale, float(softcap), float(dropout_p), max_seqlen_q, max_seqlen_k, deterministic)
-    o, lse = _with_hdim(q, k, v, (bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k), call, return_lse)
+    o, lse = _with_hdim(q, k, v, _extras(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k), call, return_lse)
     return (o, lse) if return_lse else o
 
 
@@ -285,7 +341,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             bias = bias.expand(*query.shape[:-3], *bias.shape[-3:]).reshape(-1, *bias.shape[-3:])
     mask, right = (_problem.MASK_TOP_LEFT, 0) if is_causal else (_problem.MASK_NONE, -1)
     call = Call("bhsd", mask, -1, right, scale, 0.0, float(dropout_p), 0, 0, torch.are_deterministic_algorithms_enabled())
-    o = _with_hdim(q, k, v, (bias, None, None, None, None), call)[0]
+    o = _with_hdim(q, k, v, _NO_EXTRAS if bias is None else (bias, None, None, None, None), call)[0]
     return o if n_dims == 4 else o.reshape(*query.shape[:-1], o.shape[-1])
 
 

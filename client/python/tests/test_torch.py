@@ -141,6 +141,9 @@ def test_a_freed_graph_and_a_double_backward_fail_as_in_torch():
     (dq,) = torch.autograd.grad(fmha.torch.scaled_dot_product_attention(q, k, v).sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="does not require grad"):
         dq.sum().backward()
+    (dq,) = torch.autograd.grad(fmha.torch.scaled_dot_product_attention(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dq.sum().backward()
 
 
 def test_deterministic_gradients():
