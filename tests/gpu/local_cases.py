@@ -132,10 +132,11 @@ def add_pages(p, o):
     order = np.random.default_rng(o["seed"]).permutation(n_pages)
     p.options |= {"page_size": o["page"], "n_pages": n_pages, "kv_layout": LAYOUTS[o["layout"]]}
     if o["table"] == "block":
-        table = np.zeros((len(lens), max(blocks)), np.int32)
+        width = math.ceil(max(o["sk"], *lens) / o["page"])
+        table = np.zeros((len(lens), width), np.int32)
         for b, n in enumerate(blocks):
             table[b, :n] = order[sum(blocks[:b]):][:n]
-        p.options["max_blocks"] = max(blocks)
+        p.options["max_blocks"] = width
         p.add_integers("block_table", table)
         p.add_integers("seqlen_k_per_batch", lens)
     else:
