@@ -3,7 +3,8 @@
  * local.c: what clients need to launch in contexts of their own: plans as data, and code by its hash.
  *
  * Code objects stay in the files that the front has made, sealed; each client gets a descriptor of
- * the same one. Nobody is charged for what all share.
+ * the same one. Their pages are there once, for as long as this worker has the kernel loaded, and status says how
+ * many; no user is charged for what all share. A descriptor that was not read yet is its user's, as any answer's.
  */
 #include "kernels.h"
 #include "tuner.h"
@@ -84,6 +85,15 @@ static int hash_code(struct worker_code *code, struct fmha_error *err)
 	(void)munmap(data, code->bytes);
 	code->hashed = true;
 	return 0;
+}
+
+void local_count_code(const struct worker *worker, uint64_t *ret_n, uint64_t *ret_bytes)
+{
+	*ret_n = *ret_bytes = 0;
+	for (const struct worker_code *code = worker->codes; code; code = code->next) {
+		(*ret_n)++;
+		*ret_bytes += code->bytes;
+	}
 }
 
 /* ---- plans ---- */

@@ -73,6 +73,7 @@ char *worker_status_json(struct worker *worker)
 	cJSON *root = cJSON_CreateObject();
 	const struct device_info *info = device_get_info(worker->device);
 	const uint64_t *used = worker->accounts.used;
+	uint64_t n_codes, code_bytes;
 	cJSON *item;
 	char *text;
 
@@ -92,6 +93,10 @@ char *worker_status_json(struct worker *worker)
 	cJSON_AddNumberToObject(item, "buffers", (double)used[ACCOUNT_BUFFERS]);
 	cJSON_AddNumberToObject(item, "bytes", (double)used[ACCOUNT_MEMORY]);
 	cJSON_AddNumberToObject(item, "sigbus_hits", (double)guard_hits());
+	local_count_code(worker, &n_codes, &code_bytes);
+	item = cJSON_AddObjectToObject(root, "code");
+	cJSON_AddNumberToObject(item, "kernels", (double)n_codes);
+	cJSON_AddNumberToObject(item, "bytes", (double)code_bytes);
 	item = cJSON_AddObjectToObject(root, "runs");
 	cJSON_AddNumberToObject(item, "pending", worker->n_pending);
 	cJSON_AddNumberToObject(item, "done", (double)worker->n_runs);

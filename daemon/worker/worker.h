@@ -262,6 +262,8 @@ struct session_plan *session_plan_unref(struct session_plan *plan);
 
 /* A kernel's code object, as the front gave it: @fd is borrowed. */
 void local_keep_code(struct worker *worker, const char *kernel, int fd, uint64_t bytes);
+/* What is kept of them: files, and their bytes. */
+void local_count_code(const struct worker *worker, uint64_t *ret_n, uint64_t *ret_bytes);
 /* Answers request @id with the plan, all kernels of which are ready. @tables: NULL: it has none. */
 void local_answer(struct session *session, uint32_t id, const struct plan *plan,
 		  const struct device_kernel *const kernels[PLAN_MAX_STAGES],

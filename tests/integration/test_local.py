@@ -526,6 +526,76 @@ def test_nothing_is_left_of_a_client(gpu, library, cuda):
     first.close()
 
 
+def in_a_child_that_is_killed(act):
+    """act(die): dies in the middle of what it does."""
+    pid = os.fork()
+    if pid == 0:
+        act(lambda: kill(os.getpid()))
+        os._exit(1)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+
+
+PHASES = ("a build", "a plan", "its code", "its runs", "its report")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_client_that_is_killed_leaves_nothing(gpu, library, compiler, phase):  # noqa: F811
+    """Descriptors of front and worker, in every phase of a client's life; the next one is served."""
+    tensors = forward_tensors()
+    first = library.open(gpu.socket, 0)
+    first.plan(problem(), addresses(tensors)).free()
+    built, worker = compiler.count(), gpu.worker_pid()
+    time.sleep(0.3)  # whoever asked for the worker is gone
+    before = [open_files(pid) for pid in (gpu.pid, worker)]
+
+    def raw_client(die):
+        raw = gpu.device().__enter__()
+        if phase == "a build":
+            compiler.does("sleep 0.3; printf 'stub code' >\"$5\"")
+            raw.submit("local_plan", {"problem": wire_problem() | {"hdim_q": 32, "hdim_v": 32}})
+            time.sleep(0.1)
+        elif phase == "its code":
+            code = raw.call("local_plan", {"problem": wire_problem()})["launches"][0]["code"]
+            for _ in range(5):  # nobody reads the descriptors
+                raw.submit("code", {"hash": code})
+        die()
+
+    def client(die):
+        device = library.open(gpu.socket, 0)
+        plan = device.plan(problem(), addresses(tensors), refresh_ms=1)
+        if phase != "a plan":
+            if phase == "its report":
+                os.kill(worker, signal.SIGSTOP)
+            for _ in range(100):
+                plan.run(addresses(tensors))
+                time.sleep(0.001)
+        die()
+
+    in_a_child_that_is_killed(raw_client if phase in ("a build", "its code") else client)
+    os.kill(worker, signal.SIGCONT)
+    assert fmhad.until(lambda: [open_files(pid) for pid in (gpu.pid, worker)] == before)
+    compiler.does("printf 'stub code' >\"$5\"")
+    first.plan(problem(), addresses(tensors)).free()
+    assert compiler.count() <= built + 1
+    first.close()
+
+
+def test_code_is_kept_once(make_gpu):  # noqa: F811
+    """However often it is asked for, by a client that reads late and has few descriptors."""
+    gpu = make_gpu(limits={"fds_per_uid": 40})
+    worker = gpu.worker_pid()
+    with gpu.device() as raw:
+        code = raw.call("local_plan", {"problem": wire_problem()})["launches"][0]["code"]
+        state = gpu.status()["devices"][0]["worker"]["code"]
+        assert state["kernels"] == 2 and state["bytes"] == 2 * len("stub code")
+        before = open_files(worker)
+        for number in [raw.submit("code", {"hash": code}) for _ in range(60)]:
+            _, (fd,) = raw.wait(number)
+            os.close(fd)
+        assert fmhad.until(lambda: open_files(worker) == before)
+        assert gpu.status()["devices"][0]["worker"]["code"] == state
+
+
 def test_code_is_sealed_and_shared(gpu, library):
     tensors = forward_tensors()
     device = library.open(gpu.socket, 0)
