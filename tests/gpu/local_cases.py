@@ -97,16 +97,20 @@ def attention(name, o):
     return p
 
 
-def bias_shape(p, o):
+def add_bias(p, o, role, add):
+    """A bias, or its gradient: along an axis over which it is one it steps nowhere."""
     axes = "bh" if o["bias_broadcast"] is True else o["bias_broadcast"] or ""
-    sizes = zip("bhr", (p.rows[0], o["hq"], p.rows[1]))
-    return tuple(1 if axis in axes else n for axis, n in sizes) + (p.options["seqlen_k"],)
+    full = (p.rows[0], o["hq"], p.rows[1], p.options["seqlen_k"])
+    shape = tuple(1 if axis in axes else n for axis, n in zip("bhr", full)) + full[3:]
+    add(role, o["bias"], shape)
+    if axes:
+        p.strides[role] = [math.prod(shape[i + 1:]) if shape[i] == n else 0 for i, n in enumerate(full)]
 
 
 def add_features(p, o):
     batch, hq, hk = p.options["batch"], o["hq"], o["hk"]
     if o["bias"] is not None:
-        p.add("bias", o["bias"], bias_shape(p, o))
+        add_bias(p, o, "bias", p.add)
     if o["alibi"]:
         p.add("alibi_slopes", abi.F32, (batch, hq))
     if o["sink"]:
@@ -190,7 +194,7 @@ def backward(name, options):
     if o["lens_k"] is not None:
         p.add_integers("seqlen_k_per_batch", o["lens_k"])
     if o["dbias"]:
-        p.add_output("dbias", o["bias"], bias_shape(p, o))
+        add_bias(p, o, "dbias", p.add_output)
     if o["dsink"]:
         p.add_output("dsink", abi.F32, (o["hq"],))
     return p
