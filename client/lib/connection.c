@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -17,15 +18,16 @@
 
 /* How long a wait must have been to conclude anything from a frame that made no progress in it. */
 #define STALLED_FRAME_NS 50000000
-#define LATE_NS          50000  /* by how much a sleep lasts longer than it should, to begin with */
+#define TIMER_SLACK_NS   1000
+#define LATE_NS          10000  /* by how much a sleep lasts longer than it should, to begin with */
 #define LATE_MOST_NS     300000 /* later than that was something else */
 #define DUE_EARLY_NS     15000  /* how that varies */
 #define DUE_PART         100    /* of the time that an answer should take: how it varies */
 
 struct expected {
 	int64_t due, lasts_ns; /* lasts_ns 0: nobody knows */
+	bool overslept;        /* the answer came first */
 };
-static const struct expected nothing_expected;
 
 /* ---- birth and death ---- */
 
@@ -360,22 +362,42 @@ static bool sleep_readable(struct connection *c, int64_t left_ns)
 	return ppoll(&poll_fd, 1, &timeout, NULL) != 0;
 }
 
+/* The same without the 50 us by which the kernel may let a thread's sleeps last longer. */
+static bool sleep_exactly(struct connection *c, int64_t left_ns)
+{
+	int slack = prctl(PR_GET_TIMERSLACK);
+	bool readable;
+
+	(void)prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
+	readable = sleep_readable(c, left_ns);
+	if (slack > 0)
+		(void)prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
+	return readable;
+}
+
+static int64_t early_ns(int64_t lasts_ns)
+{
+	return DUE_EARLY_NS + lasts_ns / DUE_PART;
+}
+
 /*
  * The answer is expected at @due, known within a part of @lasts: sleeps until shortly before. Return: when to
  * go to sleep again; 0: it is no use to look for it.
  */
-static int64_t sleep_towards(struct connection *c, const struct expected *expected)
+static int64_t sleep_towards(struct connection *c, struct expected *expected)
 {
-	int64_t early = DUE_EARLY_NS + expected->lasts_ns / DUE_PART, now = deadline_now(), until;
+	int64_t early = early_ns(expected->lasts_ns), now = deadline_now(), until;
 
 	if (!expected->lasts_ns || c->spin.window_ns == 0 ||
 	    (uint64_t)now < c->spin.paused_until_ns || now > expected->due)
 		return 0;
 	until = expected->due - early - c->late_ns;
-	if (until > now && !sleep_readable(c, until - now)) {
-		int64_t late = deadline_now() - until;
+	if (until > now) {
+		int64_t late;
 
-		if (late < LATE_MOST_NS)
+		expected->overslept = sleep_exactly(c, until - now);
+		late = deadline_now() - until;
+		if (!expected->overslept && late < LATE_MOST_NS)
 			c->late_ns = (3 * c->late_ns + late) / 4;
 	}
 	return expected->due + early;
@@ -383,7 +405,7 @@ static int64_t sleep_towards(struct connection *c, const struct expected *expect
 
 /* The reader's: waits for input until @deadline, then reads once. Return: bytes read into the
  * input, 0 when there was nothing, or why the connection must die. */
-static ssize_t read_some(struct connection *c, int64_t deadline, const struct expected *expected,
+static ssize_t read_some(struct connection *c, int64_t deadline, struct expected *expected,
 			 struct fmha_error *err)
 {
 	int64_t looks_until = sleep_towards(c, expected), began = deadline_now(), now = began;
@@ -424,7 +446,7 @@ static void pass_reading_on(struct connection *c)
 }
 
 /* Under the lock, which it gives up while reading. The role must be free. */
-static void read_and_handle(struct connection *c, int64_t deadline, const struct expected *expected)
+static void read_and_handle(struct connection *c, int64_t deadline, struct expected *expected)
 {
 	struct fmha_error error = {0};
 	ssize_t n;
@@ -467,14 +489,25 @@ static void check_progress(struct connection *c, int64_t wait_began)
 int connection_wait(struct connection *c, struct pending *pending, int64_t deadline,
 		    struct fmha_error *err)
 {
-	return connection_wait_expecting(c, pending, 0, deadline, err);
+	int64_t lasts_ns = 0;
+
+	return connection_wait_expecting(c, pending, &lasts_ns, deadline, err);
 }
 
-int connection_wait_expecting(struct connection *c, struct pending *pending, int64_t lasts_ns,
+/* What is known after a wait of @took. An answer that woke us was there earlier than we saw it, nobody knows by
+ * how much: next time we look so much earlier that we see it come. */
+static int64_t learnt(const struct expected *expected, int64_t took)
+{
+	if (expected->overslept)
+		return took - 2 * early_ns(took);
+	return expected->lasts_ns > 0 ? (3 * expected->lasts_ns + took) / 4 : took;
+}
+
+int connection_wait_expecting(struct connection *c, struct pending *pending, int64_t *lasts_ns,
 			      int64_t deadline, struct fmha_error *err)
 {
-	const struct expected expected = {.due = deadline_now() + lasts_ns, .lasts_ns = lasts_ns};
 	int64_t began = deadline_now();
+	struct expected expected = {.due = began + *lasts_ns, .lasts_ns = *lasts_ns};
 	bool looked = false;
 	bool answered;
 
@@ -503,6 +536,7 @@ int connection_wait_expecting(struct connection *c, struct pending *pending, int
 	if (!answered)
 		return fmha_error_set(err, FMHA_ETIMEDOUT, "%s: no answer from %s in time",
 				      proto_methods[pending->method].name, c->peer);
+	*lasts_ns = learnt(&expected, deadline_now() - began);
 	return 0;
 }
 
@@ -569,7 +603,7 @@ static void wait_writable(struct connection *c, int64_t deadline)
 		return;
 	(void)pthread_mutex_lock(&c->lock);
 	if (!c->reading && !c->dead) {
-		read_and_handle(c, 0, &nothing_expected);
+		read_and_handle(c, 0, &(struct expected){0});
 		pass_reading_on(c);
 	}
 	(void)pthread_mutex_unlock(&c->lock);
@@ -617,7 +651,7 @@ static int begin_sending(struct connection *c, int64_t deadline, struct fmha_err
 				"%u requests to %s are unanswered, as many as it takes",
 				c->n_in_flight, c->peer);
 		if (!c->sending && !c->reading) {
-			read_and_handle(c, deadline, &nothing_expected);
+			read_and_handle(c, deadline, &(struct expected){0});
 			pass_reading_on(c);
 		} else {
 			c->n_sleepers++;

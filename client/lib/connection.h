@@ -110,10 +110,10 @@ int connection_submit(struct connection *connection, enum proto_method method, c
 int connection_wait(struct connection *connection, struct pending *pending, int64_t deadline,
 		    struct fmha_error *err);
 
-/* The same for an answer that should take @lasts_ns from now on; 0: nobody knows. It sleeps until shortly
- * before, and then looks for it. */
+/* The same for an answer that should take *@lasts_ns from now on; 0: nobody knows. It sleeps until shortly
+ * before, and then looks for it. Once answered, *@lasts_ns is what to expect of the next one. */
 int connection_wait_expecting(struct connection *connection, struct pending *pending,
-			      int64_t lasts_ns, int64_t deadline, struct fmha_error *err);
+			      int64_t *lasts_ns, int64_t deadline, struct fmha_error *err);
 
 /* @fd becomes readable (an eventfd) when @pending is answered, at once if it is; borrowed until
  * connection_forget(). */

@@ -8,7 +8,7 @@
 
 #include <proto/problem.h>
 
-#define WAIT_WORTH_SLEEPING_NS 100000
+#define WAIT_WORTH_SLEEPING_NS 50000
 
 /* ---- registration ---- */
 
@@ -356,17 +356,12 @@ int plan_wait(struct fmha_plan *plan, const struct fmha_run_options *options, st
 {
 	bool fenced = options && options->n_waits + options->n_signals > 0;
 	int64_t lasts = fenced ? 0 : __atomic_load_n(&plan->lasts_ns, __ATOMIC_RELAXED);
-	int64_t began = deadline_now(), took;
-	int r = connection_wait_expecting(c, pending, lasts, deadline, err);
+	int r = connection_wait_expecting(c, pending, &lasts, deadline, err);
 
-	took = deadline_now() - began;
-	if (r < 0 || fenced)
-		return r;
 	/* Shorter waits spin by a rule of their own: proto/spin.h. */
-	if (took < WAIT_WORTH_SLEEPING_NS)
-		took = 0;
-	__atomic_store_n(&plan->lasts_ns, lasts > 0 && took > 0 ? (3 * lasts + took) / 4 : took,
-			 __ATOMIC_RELAXED);
+	if (r == 0 && !fenced)
+		__atomic_store_n(&plan->lasts_ns, lasts < WAIT_WORTH_SLEEPING_NS ? 0 : lasts,
+				 __ATOMIC_RELAXED);
 	return r;
 }
 

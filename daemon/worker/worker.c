@@ -84,6 +84,9 @@ static void on_device_async(uv_async_t *async)
 	if (device_has_failed(worker->device, &err))
 		worker_fail(worker, NULL, &err);
 	device_collect(worker->device);
+	/* The answers went out while their runs were still pending: the next request may come at once. */
+	if (worker->n_pending == 0)
+		spinner_rest(&worker->hub.spinner);
 }
 
 /* ---- a launch that is about to end ---- */
