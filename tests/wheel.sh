@@ -56,5 +56,5 @@ nvrtc=$(in_root python -c 'import fmha._start; print(fmha._start._with_nvrtc({})
 bin=$(in_root python -c 'import fmha._start; print(fmha._start.program("fmhactl"))')
 in_root "$bin" build --arch sm_90a --profile pytorch --list >"$root/wheel/kernels"
 kernel=$(grep -m 1 wgmma "$root/wheel/kernels")
-in_root LD_LIBRARY_PATH="$nvrtc" "$bin" build --arch sm_90a --kernel "$kernel" --cache /tmp/cache
+in_root "$bin" build --arch sm_90a --library-path "$nvrtc" --kernel "$kernel" --cache /tmp/cache
 say "$wheel works where nothing else is installed"

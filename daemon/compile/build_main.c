@@ -111,6 +111,9 @@ static int parse(struct build *build, int argc, char **argv)
 		case BUILD_HELPER:
 			build->config.helper = optarg;
 			break;
+		case BUILD_LIBRARY_PATH:
+			build->config.library_path = optarg;
+			break;
 		case BUILD_PACK:
 			build->pack = optarg;
 			break;
@@ -382,8 +385,9 @@ static int check_compiler(const struct build *build, struct fmha_error *err)
 	static const struct {
 		const char *compiler, *origin;
 	} origins[] = {
-		{"nvrtc", "libnvrtc.so.12 or .13 comes with the CUDA toolkit, or with pip's "
-			  "nvidia-cuda-nvrtc, whose folder ldconfig then has to know"},
+		{"nvrtc",
+		 "libnvrtc.so.12 or .13 comes with the CUDA toolkit, or with pip's "
+		 "nvidia-cuda-nvrtc, whose folder ldconfig or --library-path then has to name"},
 		{"hiprtc", "libhiprtc comes with ROCm, or with Debian's libamdhip64-5"},
 		{"clang", "Debian's clang-19 and lld-19, or ROCm's amdclang++; --clang names it"},
 	};

@@ -150,6 +150,15 @@ def test_a_missing_compiler_is_said_once_and_where_it_is(tmp_path):
         assert origin in built.stderr and built.stderr.count("\n") == 1
 
 
+def test_where_the_compiler_lies_can_be_said(tmp_path):
+    helper = tmp_path / "helper"
+    helper.write_text(f'#!/bin/sh\necho "$LD_LIBRARY_PATH" >{tmp_path}/said\nexit 3\n')
+    helper.chmod(0o755)
+    built = fmhactl("build", "--arch", "sm_90a", "--profile", "flash_bwd", "--helper", str(helper), "--cache", str(tmp_path / "cache"),
+                    "--library-path", "/somewhere/lib:/elsewhere")
+    assert built.returncode == 1 and (tmp_path / "said").read_text() == "/somewhere/lib:/elsewhere\n"
+
+
 def test_an_arch_that_the_compiler_does_not_know_is_an_error(tmp_path):
     """Debian's hipRTC 5.2 aborts on gfx942: that costs the helper process and nothing else."""
     if not has_compiler("hiprtc"):

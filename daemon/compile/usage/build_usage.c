@@ -19,6 +19,8 @@ const struct cli_option build_options[] = {
 	{"sources", BUILD_SOURCES, "DIR",
 	 "folder of the kernel sources (default: where they are installed)"},
 	{"helper", BUILD_HELPER, "FILE", "fmhad-compile (default: where it is installed)"},
+	{"library-path", BUILD_LIBRARY_PATH, "DIRS",
+	 "where NVRTC or hipRTC lies, if ldconfig does not know; as in LD_LIBRARY_PATH"},
 	{"pack", BUILD_PACK, "FILE", "afterwards, pack the whole cache into one file to ship"},
 	{"list", BUILD_LIST, NULL, "print the kernels' names, compile nothing"},
 	{"spills-fail", BUILD_SPILLS, NULL, "a kernel that spills registers counts as failed"},
