@@ -19,8 +19,6 @@
 #include "predict.h"
 #include "select.h"
 
-/* An estimate has to be so much shorter to go before a measurement. */
-#define UNMEASURED    1.15
 #define MOST_MEASURED 256
 
 /*
@@ -180,7 +178,7 @@ static double measured_of(const struct candidate *c)
 	return c->tuned_us > 0 ? c->tuned_us : c->nearby_us;
 }
 
-static double guess_of(const struct candidate *c)
+double estimate_guess(const struct candidate *c)
 {
 	return c->predicted_us > 0 ? c->predicted_us : c->cost;
 }
@@ -219,8 +217,8 @@ static double scale_of(const struct candidate *c, size_t n)
 	size_t n_ratios = 0;
 
 	for (size_t i = 0; i < n && n_ratios < MOST_MEASURED; i++)
-		if (c[i].accepted && measured_of(&c[i]) > 0 && guess_of(&c[i]) > 0)
-			ratios[n_ratios++] = measured_of(&c[i]) / guess_of(&c[i]);
+		if (c[i].accepted && measured_of(&c[i]) > 0 && estimate_guess(&c[i]) > 0)
+			ratios[n_ratios++] = measured_of(&c[i]) / estimate_guess(&c[i]);
 	if (n_ratios == 0)
 		return 0;
 	qsort(ratios, n_ratios, sizeof(*ratios), compare_doubles);
@@ -244,7 +242,8 @@ static void weigh(const struct select_stage *stage, struct candidate *c)
 	if (measured_of(c) > 0)
 		c->time = measured_of(c);
 	else
-		c->time = guess_of(c) * (stage->scale > 0 ? stage->scale * UNMEASURED : 1);
+		c->time = estimate_guess(c) *
+			  (stage->scale > 0 ? stage->scale * ESTIMATE_UNMEASURED : 1);
 }
 
 enum plan_basis estimate_basis(const struct candidate *c)

@@ -13,10 +13,9 @@
 
 #include "planner.h"
 
-#define MOST_SPLITS  24   /* numbers that are looked at for one problem */
-#define MIN_KEYS     128  /* of a split */
-#define UNMEASURED   1.15 /* as in estimate.c */
-#define BUSY_ROUNDS  4    /* so many blocks a compute unit are enough without a split */
+#define MOST_SPLITS  24  /* numbers that are looked at for one problem */
+#define MIN_KEYS     128 /* of a split */
+#define BUSY_ROUNDS  4   /* so many blocks a compute unit are enough without a split */
 #define MOST_RESULTS 256
 
 static bool is_free(struct planner *b)
@@ -93,11 +92,6 @@ struct outlook {
 	bool measured;
 };
 
-static double prediction_of(const struct candidate *c)
-{
-	return c->predicted_us > 0 ? c->predicted_us : c->cost;
-}
-
 static void set_splits(struct planner *b, int32_t n, int32_t size)
 {
 	b->plan->n_splits = n;
@@ -134,7 +128,7 @@ static void look(struct planner *b, struct outlook *outlook)
 
 		outlook->measured = best->tuned_us > 0 || best->nearby_us > 0;
 		outlook->time = outlook->measured || outlook->scale > 0 ? best->time
-									: prediction_of(best);
+									: estimate_guess(best);
 	}
 	select_report_deinit(&report);
 }
@@ -176,7 +170,7 @@ static const struct outlook *best_of(struct outlook *outlooks, size_t n)
 		if (o->time < 0)
 			continue;
 		if (scale > 0 && o->scale == 0)
-			o->time *= scale * UNMEASURED;
+			o->time *= scale * ESTIMATE_UNMEASURED;
 		if (!best || o->time < best->time)
 			best = o;
 	}
@@ -249,7 +243,7 @@ static void gather(struct gathering *to, const struct planner *b,
 			continue;
 		(void)spec_name_format(catalog, &c->spec, option->kernel);
 		option->n_splits = n_splits;
-		option->time = prediction_of(c);
+		option->time = estimate_guess(c);
 		to->n++;
 	}
 }

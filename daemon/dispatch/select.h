@@ -89,8 +89,11 @@ int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
  * estimate.c. Fills measured and estimated times of the accepted candidates, which are all that compete,
  * and @stage->scale. The second: of one whose code has turned out to spill.
  */
+#define ESTIMATE_UNMEASURED 1.15 /* it has to be so much shorter to go before a measurement */
 void estimate_times(struct select_stage *stage, struct candidate *candidates, size_t n);
 void estimate_again(const struct select_stage *stage, struct candidate *candidate);
+/* By the model, in microseconds, else by the formula, in its own unit. */
+double estimate_guess(const struct candidate *candidate);
 /* Where @candidate->time comes from. */
 enum plan_basis estimate_basis(const struct candidate *candidate);
 /* Is the kernel of @family that by which the plan's times are kept? */
