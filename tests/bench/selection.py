@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,13 +28,13 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "tests/lib"), str(HERE)]
 import fmha_wire  # noqa: E402
+import fmhad  # noqa: E402
 import selection_shapes  # noqa: E402
 
 CANDIDATES = ["*", "!*scalar*", "!*-generic-*"]
 
 
 def find_fmhactl():
-    import fmhad  # pylint: disable=import-outside-toplevel
     return str(fmhad.find_program("fmhactl"))
 
 
@@ -190,11 +189,7 @@ def judge(document, units=None):
     table = {side: {"formula": [], "model": [], "tuned": []} for side in sides}
     has_model = (ROOT / "specs/models" / f"{arch}.json").exists()
     with tempfile.TemporaryDirectory() as bare:
-        for name in ("arch", "rules", "sweeps", "shapes", "schema"):
-            if (ROOT / "specs" / name).exists():
-                shutil.copytree(ROOT / "specs" / name, pathlib.Path(bare) / name)
-        for path in (ROOT / "specs").glob("*.json"):
-            shutil.copy(path, bare)
+        fmhad.bare_specs(pathlib.Path(bare))
         missing = 0
         for entry in document["problems"]:
             second = entry["second"]
@@ -248,8 +243,6 @@ def main():
         drawn = selection_shapes.draw(options.problems)
         print("\n".join(kernels(find_fmhactl(), options.arch, options.units, drawn)))
         return
-    import fmhad  # pylint: disable=import-outside-toplevel
-
     part, parts = map(int, options.part.split("/"))
     config = {"devices": [{"backend": options.backend}],
               "tuning": {"automatic": False, "memory_bytes": 4 << 30}}
