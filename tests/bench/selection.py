@@ -5,6 +5,7 @@ rule (selection_shapes.py).
 
     tests/bench/selection.py kernels --arch sm_90a --units 132 --problems 460
     tests/bench/selection.py measure --backend cuda --problems 460 [--part 1/3] --out MEASURED.json
+    tests/bench/selection.py measure --backend cuda --more 7 --problems 2000 --out MORE.json
     tests/bench/selection.py judge MEASURED.json... [--units N]
     tests/bench/selection.py             # measures on the CPU, a few problems, and judges
 
@@ -73,13 +74,19 @@ def all_times(device):
     return times
 
 
-def measure_some(device, problems, deadline):
+def word_of(device, problem):
+    return json.loads(device.explain(problem))["selections"][-1]["shape"]
+
+
+def measure_some(device, problems, deadline, for_fitting):
     """Twice, everything before anything again. Problems that share a word count once."""
     shapes = {}
     for problem in problems:
         if time.monotonic() >= deadline:
             break
         try:
+            if for_fitting and selection_shapes.is_held_out(word_of(device, problem)):
+                continue
             answer = device.call("tune", {"problem": problem, "thorough": True}, timeout=120)
         except fmha_wire.WireError as error:
             if error.name != "ENOKERNEL":  # of the kernels that are left
@@ -87,14 +94,14 @@ def measure_some(device, problems, deadline):
         else:
             shapes.setdefault(answer["shape"], problem)
     first = all_times(device)
-    for problem in shapes.values():
+    for problem in {} if for_fitting else shapes.values():
         device.call("tune", {"problem": problem, "thorough": True}, timeout=120)
-    second = all_times(device)
+    second = first if for_fitting else all_times(device)
     return [{"shape": shape, "problem": problem, "times": first[shape], "second": second[shape]}
             for shape, problem in shapes.items() if shape in first and shape in second]
 
 
-def measure(daemon, index, problems, seconds, at_a_time=40):
+def measure(daemon, index, problems, seconds, for_fitting=False, at_a_time=40):
     deadline, entries = time.monotonic() + seconds, []
     with daemon.client() as client:
         description = client.devices()[index]
@@ -106,7 +113,7 @@ def measure(daemon, index, problems, seconds, at_a_time=40):
         os.close(fd)
         for i in range(0, len(problems), at_a_time):
             if time.monotonic() < deadline:
-                entries += measure_some(device, problems[i:i + at_a_time], deadline)
+                entries += measure_some(device, problems[i:i + at_a_time], deadline, for_fitting)
     return {"arch": description["arch"], "units": description["compute_units"],
             "problems": entries}
 
@@ -231,6 +238,8 @@ def main():
     parser.add_argument("--arch")
     parser.add_argument("--units", type=int)
     parser.add_argument("--part", default="1/1", help="K/N: every N-th problem from the K-th on")
+    parser.add_argument("--more", type=int, metavar="SEED", help="other problems, to fit to and not to judge by: "
+                        "none that is held out, each measured once")
     parser.add_argument("--cache", help="of compiled kernels")
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
@@ -238,7 +247,8 @@ def main():
         judge(read_measured(options.files), options.units)
         return
     cpu = options.backend == "cpu"
-    drawn = selection_shapes.draw(options.problems, **(selection_shapes.CPU if cpu else {}))
+    other = {"seed": options.more} if options.more else {}
+    drawn = selection_shapes.draw(options.problems, **other, **(selection_shapes.CPU if cpu else {}))
     if options.what == "kernels":
         drawn = selection_shapes.draw(options.problems)
         print("\n".join(kernels(find_fmhactl(), options.arch, options.units, drawn)))
@@ -251,7 +261,7 @@ def main():
                              "library_path": os.environ.get("LD_LIBRARY_PATH") or "/usr/lib",
                              **({"cache": options.cache} if options.cache else {})}
     with fmhad.Daemon(config) as daemon:
-        document = measure(daemon, 0, drawn[part - 1::parts], options.seconds)
+        document = measure(daemon, 0, drawn[part - 1::parts], options.seconds, bool(options.more))
     if options.out:
         options.out.write_text(json.dumps(document) + "\n")
     if not options.what:
