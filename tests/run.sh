@@ -131,7 +131,7 @@ nightly_amd() {
     [ -x build/ziglang/ziglang/zig ] ||
         "$python" -m pip install --quiet --target build/ziglang ziglang ||
         echo "gfx950: PyPI's clang cannot be installed here" >&2
-    for arguments in "assembly.py --profile pytorch" "density.py --profile pytorch --csv build/amd.csv" instructions.py run.py \
+    for arguments in "assembly.py --profile pytorch" "sinking.py --profile pytorch" "density.py --profile pytorch --csv build/amd.csv" instructions.py run.py \
         "coverage.py --count" coverage.py; do
         result=0
         "$python" tests/emulator/$arguments || result=$?

@@ -111,6 +111,10 @@ def set_wave_order(emu, reverse):
         del emu.enumerate
 
 
+class NeedsScratch(Exception):
+    """A kernel of gfx90a that spills: its buffer instructions interleave lanes, which the emulator does not know."""
+
+
 class CodeObject:
     """An ELF code object, copied into this process at its own layout."""
 
@@ -165,6 +169,8 @@ class CodeObject:
         blocks = (lds + lds_bytes + LDS_GRANULE - 1) // LDS_GRANULE
         rsrc2 = (rsrc2 & ~(0x1ff << 15)) | blocks << 15
         address = ctypes.addressof(kernarg)
+        if scratch and properties & 1:
+            raise NeedsScratch(f"{name} spills {scratch} bytes")
         user = []
         for bit, words in ((1, 4), (2, 2), (4, 2)):
             user += [0] * words if properties & bit else []
