@@ -687,17 +687,19 @@ static int takes_q(const char *function)
 	return found;
 }
 
-/* q and o are of one size: f32, equal lengths, head dims alike and side by side. */
+/* q and o are of one size: f32, head dims alike and side by side. */
 static int is_plain(const struct abi_fwd_args *fwd)
 {
-	return fwd->dtype == ABI_F32 && fwd->hdim_q == fwd->hdim_v && !fwd->sequences.seqstart_q &&
+	return fwd->dtype == ABI_F32 && fwd->hdim_q == fwd->hdim_v &&
 	       fwd->q.stride_seq == (abi_i64)fwd->nhead_q * fwd->hdim_q;
 }
 
 static void run_kernel(const char *function, const union abi_args *args)
 {
 	const struct abi_fwd_args *fwd = &args->fwd;
-	const size_t rows = (size_t)fwd->sequences.batch * (size_t)fwd->sequences.seqlen_q_max;
+	const struct abi_sequences *s = &fwd->sequences;
+	const size_t rows = s->seqstart_q ? (size_t)s->total_q
+					  : (size_t)s->batch * (size_t)s->seqlen_q_max;
 
 	if (strcmp(function, "fmha_prepare") == 0)
 		prepare(&args->prepare);
