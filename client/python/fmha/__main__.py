@@ -13,18 +13,17 @@ import fmha
 
 
 def describe() -> int:
-    client = fmha.default_client()
+    client, torch = fmha.default_client(), _torch()
+    wrong = self_test(torch)  # first: what it uses has started then
     print(f"library     {fmha.__version__}")
     print(f"daemon      {client.server} at {client.path}")
     for d in client.devices():
         print(f"device {d.index}    {d.name} ({d.backend}, {d.arch}, {d.compute_units} units, {d.memory_bytes / 2**30:.0f} GiB): {d.state}")
-    torch = _torch()
     if torch is None:
         print("torch       not installed: numpy arrays, by the daemon")
     else:
         where = "by local launches on torch's stream" if torch.cuda.is_available() else "none here"
         print(f"torch       {torch.__version__}; CPU tensors by the daemon, GPU tensors: {where}")
-    wrong = self_test(torch)
     print("self-test   " + ("passed" if not wrong else "FAILED: " + "; ".join(wrong)))
     return 1 if wrong else 0
 

@@ -37,6 +37,8 @@ def test_snippets(name):
 def test_python_m_fmha():
     done = run("-m", "fmha")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "self-test   passed" in done.stdout and "device 0" in done.stdout
+    assert "self-test   passed" in done.stdout and re.search(r"^device 0 .*: ready$", done.stdout, re.M)
+    done = run("-m", "fmha", "--start", FMHAD_SOCKET="")
+    assert done.returncode == 0 and re.search(r"^device \d .*\(cpu, .*: ready$", done.stdout, re.M), done.stdout + done.stderr
     done = run("-m", "fmha", FMHAD_SOCKET="/nonexistent/s")
     assert done.returncode == 1 and "/nonexistent/s" in done.stderr and "Traceback" not in done.stderr
