@@ -580,6 +580,54 @@ def test_a_client_that_is_killed_leaves_nothing(gpu, library, compiler, phase): 
     first.close()
 
 
+@pytest.mark.parametrize("victim", ["worker", "front"])
+def test_a_death_between_a_plan_and_its_code_is_mended(make_gpu, library, cuda, victim):  # noqa: F811
+    """The next worker knows no code until it has planned: the client plans once more, and nobody is left waiting."""
+    daemon, tensors = make_gpu(), forward_tensors()
+    with daemon.device() as raw:
+        code = raw.call("local_plan", {"problem": wire_problem()})["launches"][0]["code"]
+    modules, mine = cuda.cuda_stub_modules(), open_files("self")
+    device = library.open(daemon.socket, 0, timeout_ms=8000)
+    kill(daemon.worker_pid() if victim == "worker" else daemon.pid)
+    if victim == "front":
+        with pytest.raises(fmha_local.Failure) as caught:
+            device.plan(problem(), addresses(tensors), timeout_ms=500)
+        assert caught.value.name in ("ECONN", "EDEVICE", "ETIMEDOUT")
+    else:
+        def asked():
+            try:
+                with daemon.device() as raw:
+                    raw.call("code", {"hash": code})
+            except fmha_wire.WireError as error:
+                return error.name == "ENOENT"
+            except fmha_wire.Disconnected:
+                return False
+        assert fmhad.until(asked)
+        plan = device.plan(problem(), addresses(tensors))
+        plan.run(addresses(tensors))
+        plan.free()
+    device.close()
+    assert cuda.cuda_stub_modules() == modules and open_files("self") == mine
+
+
+def test_counts_go_on_with_the_next_worker(make_gpu, library):  # noqa: F811
+    daemon, tensors = make_gpu(), forward_tensors()
+    device = library.open(daemon.socket, 0, timeout_ms=8000)
+    plan = device.plan(problem(), addresses(tensors), refresh_ms=20)
+    run, worker = plan.bind(addresses(tensors)), daemon.worker_pid()
+    with daemon.device() as raw:
+        run_until(plan, run, lambda: census(raw))
+    kill(worker)
+    for _ in range(100):
+        plan.run_bound(run)
+        time.sleep(0.001)
+    device.plan(problem(), addresses(tensors)).free()  # a run opens no connection, whoever waits does
+    with daemon.device() as raw:
+        run_until(plan, run, lambda: census(raw))
+    plan.free()
+    device.close()
+
+
 def test_code_is_kept_once(make_gpu):  # noqa: F811
     """However often it is asked for, by a client that reads late and has few descriptors."""
     gpu = make_gpu(limits={"fds_per_uid": 40})
