@@ -303,13 +303,23 @@ static void read_trace(struct fmha_device *device, struct way ways[SERVED_RUNS])
 	free(json);
 }
 
-static double median_of(const struct way *ways, size_t member)
+static void print_part(const char *what, const struct way *ways, size_t member)
 {
-	double values[SERVED_RUNS];
+	double values[SERVED_RUNS], most;
 
 	for (int i = 0; i < SERVED_RUNS; i++)
 		memcpy(&values[i], (const char *)&ways[i] + member, sizeof(double));
-	return median(values, SERVED_RUNS);
+	most = median(values, SERVED_RUNS);
+	printf("  %s %.1f (%.1f)", what, most, values[SERVED_RUNS * 9 / 10]);
+}
+
+static void print_ways(const struct way *ways)
+{
+	print_part("to the worker", ways, offsetof(struct way, to_worker));
+	print_part("begun, or an end seen late", ways, offsetof(struct way, to_kernel));
+	print_part("answered", ways, offsetof(struct way, answer));
+	print_part("back", ways, offsetof(struct way, to_here));
+	printf(" us\n");
 }
 
 static void time_served(struct fmha_device *device, int32_t seqlen)
@@ -338,13 +348,7 @@ static void time_served(struct fmha_device *device, int32_t seqlen)
 	       seqlen, median(kernel, SERVED_RUNS), most, on_top[SERVED_RUNS * 9 / 10],
 	       busy / SERVED_RUNS);
 	read_trace(device, ways);
-	printf("    to the worker %.1f, until its kernel began or an end seen late %.1f, its "
-	       "answer "
-	       "%.1f, back %.1f us\n",
-	       median_of(ways, offsetof(struct way, to_worker)),
-	       median_of(ways, offsetof(struct way, to_kernel)),
-	       median_of(ways, offsetof(struct way, answer)),
-	       median_of(ways, offsetof(struct way, to_here)));
+	print_ways(ways);
 }
 
 static void time_service(const char *socket, uint32_t index)
