@@ -49,6 +49,21 @@ in_root useradd --create-home mallory
 start_daemon
 in_root runuser -u alice -- fmhactl ping >/dev/null || fail "alice gets no answer"
 in_root runuser -u alice -- fmhactl verify --cases 20 >"$root/tmp/verified" || fail "results are wrong: $(cat "$root/tmp/verified")"
+in_root runuser -u alice -- python3 -c '
+import fmha, numpy
+q = k = v = numpy.random.default_rng(0).standard_normal((1, 64, 2, 32), dtype=numpy.float32)
+scores = numpy.einsum("bqhd,bkhd->bhqk", q, k) / numpy.sqrt(32)
+weights = numpy.exp(scores - scores.max(-1, keepdims=True))
+expected = numpy.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v)
+assert abs(fmha.attention(q, k, v) - expected).max() < 1e-5' || fail "Python gets no attention"
+in_root runuser -u alice -- python3 -c '
+import fmha, numpy, time
+q = numpy.ones((1, 64, 2, 32), dtype=numpy.float32)
+end = time.monotonic() + 10
+while time.monotonic() < end:
+    fmha.attention(q, q, q)' &
+in_root fmhactl top --interval 2 --count 3 >"$root/tmp/top" && wait $! || fail "nobody can be watched"
+grep -q "[0-9] .*f\.b\.f32\.h32x32\.b1h2x2\." "$root/tmp/top" || fail "top does not show the work: $(cat "$root/tmp/top")"
 ! in_root runuser -u mallory -- fmhactl ping 2>"$root/tmp/refused" || fail "mallory is let in"
 grep -q "EPERM" "$root/tmp/refused" || fail "mallory is not told why: $(cat "$root/tmp/refused")"
 in_root fmhactl build --arch sm_80 --list --filter "hdim_q == 64" >"$root/tmp/list"
