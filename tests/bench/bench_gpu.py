@@ -283,7 +283,7 @@ def plan_only(build, cache, tables, match):
                 device.call("plan_release", {"plan": made["plan"]})
             device.call("buffer_release", {"buffer": buffer["buffer"]})
         if "local" in tables:
-            subprocess.run([sys.executable, os.path.join(ROOT, "tests", "gpu", "local.py"), daemon.socket, "0", "--plan-only"],
+            subprocess.run([sys.executable, os.path.join(ROOT, "tests", "gpu", "local.py"), daemon.socket, "0", "--plan-only", "--parts", "graphs"],
                            env={**environment, "FMHA_BUILD": build}, check=True)
     finally:
         daemon.end()
@@ -297,9 +297,10 @@ SERVED = re.compile(r"served, +(\d+) keys: kernel +([0-9.]+) us, on top +([0-9.]
 def measure_local(build, socket):
     """Lines of the tables "local" and "served", by the programs that measure them."""
     bench = next(os.path.join(folder, "bench_local") for folder, _, files in os.walk(build) if "bench_local" in files)
-    script = [sys.executable, os.path.join(ROOT, "tests", "gpu", "local.py"), socket, "0", "--no-times"]
+    script = [sys.executable, os.path.join(ROOT, "tests", "gpu", "local.py"), socket, "0", "--parts", "graphs"]
     for command in ([bench, socket, "0"], [bench, socket, "0", "served"], script):
-        done = subprocess.run(command, env={**os.environ, "FMHA_BUILD": build}, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command, env={**os.environ, "FMHA_BUILD": build}, stdout=subprocess.PIPE, text=True, check=False,
+                              timeout=60)
         print(done.stdout, end="", flush=True)
         if done.returncode:
             yield dict(table="local", name=os.path.basename(command[0]), error=f"exit code {done.returncode}")

@@ -100,7 +100,7 @@ def forward():
 
 
 def backward():
-    yield from dense("backward", SHAPES, 2.5, op="backward")
+    yield from dense("backward", SHAPES + MORE_SHAPES[1:], 2.5, op="backward")
     for row in dense("backward", SHAPES[1:2], 2.5, op="backward", deterministic=True):
         row.name += " deterministic"
         row.libraries = ("cuDNN",)
