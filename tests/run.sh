@@ -82,6 +82,7 @@ gpu() {
         FMHA_BUILD=$PWD/build/release "$python" tests/emulator/run.py --quick &&
         FMHA_BUILD=$PWD/build/release "$python" tests/emulator/coverage.py --share 1000 || emulator=$?
     [ "$emulator" -eq 0 ] || [ "$emulator" -eq 77 ] || return 1
+    FMHA_BUILD=$PWD/build/release "$python" tests/emulator/coverage.py --count --share 400 || return 1
     local spills=0
     FMHA_BUILD=$PWD/build/release "$python" tests/gpu/spill_check.py || spills=$?
     [ "$spills" -eq 0 ] || [ "$spills" -eq 77 ] || return 1
