@@ -6,10 +6,7 @@ import atexit
 import json
 import os
 import pathlib
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
 
 from ._lib import UnreachableError, native
@@ -24,6 +21,8 @@ _running: dict = {}
 
 def program(name: str) -> str | None:
     """fmhad or fmhactl: the wheel's own, $FMHA_BIN's, PATH's."""
+    import shutil
+
     chosen = os.environ.get("FMHA_BIN")
     if chosen:
         return shutil.which(name, path=chosen)
@@ -57,6 +56,9 @@ def start(*, config: dict | None = None, timeout: float = 20) -> str:
     Raises:
         UnreachableError: there is no fmhad, or it ended; the sentence has the end of its log.
     """
+    import subprocess  # here: they would be a quarter of what `import fmha` takes, and most programs start no daemon
+    import tempfile
+
     if _running.get("pid") == os.getpid():
         return _running["socket"]
     fmhad = program("fmhad")

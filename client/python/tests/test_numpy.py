@@ -352,6 +352,14 @@ def test_a_private_daemon_ends_with_its_process_however_that_ends():
         time.sleep(0.02)
 
 
+def test_importing_brings_little_beyond_numpy():
+    program = "import sys, numpy; before = set(sys.modules); import fmha; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    brought = set(done.stdout.split())
+    assert "fmha._attention" in brought and not brought & {"torch", "subprocess", "tempfile", "shutil", "cffi"}
+
+
 EXIT = """
 import gc, sys
 import numpy as np
