@@ -2,7 +2,9 @@
 """One user against the front, the sockets and the supervision: it costs that user only."""
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -458,9 +460,17 @@ KILLS = """
 """
 
 
-def test_a_user_that_ends_workers_is_alone_with_the_consequences(make_daemon):
+def over_http(path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.connect(path)
+        sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+
+
+def test_a_user_that_ends_workers_is_alone_with_the_consequences(make_daemon, tmp_path):
     rules = {**fmhad.FAKE["supervision"], "quarantine_deaths": 2, "quarantine_s": 5}
-    daemon = make_daemon({**fmhad.FAKE, "supervision": rules}, open_to_all=True)
+    path = str(tmp_path / "metrics")
+    daemon = make_daemon({**fmhad.FAKE, "supervision": rules, "metrics_socket": path}, open_to_all=True)
     with daemon.device() as device:
         prepare(device)
         kernel = device.plan(device.last_problem)["stages"][0]["kernel"]
@@ -469,6 +479,9 @@ def test_a_user_that_ends_workers_is_alone_with_the_consequences(make_daemon):
         entries = quarantined(daemon)
         assert all(entry["uid"] == ATTACKER for entry in entries)
         assert any("kernel" not in entry for entry in entries)  # may open no device
+        # Nobody's metrics: the sum, and not whose.
+        assert fmhad.until(lambda: re.search(r'^fmhad_quarantined_kernels\{device="0"\} (\d+)$', over_http(path), re.M)[1]
+                           == str(sum("kernel" in entry for entry in quarantined(daemon))) != "0")  # fmt: skip
         assert chosen_kernel(daemon) == kernel  # anybody else has the same kernel as before
         assert_served(daemon)
     assert fmhad.until(lambda: quarantined(daemon) == [], 12)
