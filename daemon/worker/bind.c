@@ -274,6 +274,27 @@ void bind_fetch(struct request *request)
 	staging_fetch(&request->plan->plan, request->bindings, &request->staging, request->launch);
 }
 
+static bool overlap(const struct request *a, const struct plan_view *view_a,
+		    const struct request *b, const struct plan_view *view_b)
+{
+	uintptr_t at_a = (uintptr_t)a->bindings[view_a->role].device;
+	uintptr_t at_b = (uintptr_t)b->bindings[view_b->role].device;
+
+	return at_a < at_b + view_b->span_bytes && at_b < at_a + view_a->span_bytes;
+}
+
+bool bind_writes_what_is_fetched(const struct request *before, const struct request *request)
+{
+	const struct plan *first = &before->plan->plan, *next = &request->plan->plan;
+
+	for (uint32_t i = 0; i < first->n_views; i++)
+		for (uint32_t j = 0; j < next->n_views && first->views[i].written; j++)
+			if (staging_is_fetched(&request->staging, next->views[j].role) &&
+			    overlap(before, &first->views[i], request, &next->views[j]))
+				return true;
+	return false;
+}
+
 bool bind_is_large(const struct request *request)
 {
 	return plan_index_entries(&request->plan->plan) >

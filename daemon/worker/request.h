@@ -87,6 +87,9 @@ int bind_memory(struct request *request, struct fmha_error *err);
 /* Makes the launch one that fetches the integer tensors. */
 void bind_fetch(struct request *request);
 
+/* Whether @before, which has its launch, writes integers that @request fetches. */
+bool bind_writes_what_is_fetched(const struct request *before, const struct request *request);
+
 /* Whether judging the integers takes too long for the loop. */
 bool bind_is_large(const struct request *request);
 

@@ -89,9 +89,7 @@ static void submit(struct request *request, void (*on_done)(struct device_launch
 	struct worker *worker = request->session->worker;
 	struct device_launch *launch = request->launch;
 
-	launch->stream = request->session->stream;
 	launch->on_done = on_done;
-	launch->expected_ns = (uint64_t)(request->plan->ns_per_work * (request->work + 1));
 	launch->bus_address = 0;
 	launch->error.code = FMHA_OK;
 	worker->untrimmed = true;
@@ -108,7 +106,6 @@ static bool run_here(struct request *request)
 	struct device_launch *launch = request->launch;
 	bool done;
 
-	launch->stream = request->session->stream;
 	launch->bus_address = 0;
 	launch->error.code = FMHA_OK;
 	enter_device(worker, request);
@@ -130,6 +127,8 @@ static void start_bound(struct request *request)
 	session->n_waiting--;
 	session->n_running++;
 	request->state = REQUEST_RUNNING;
+	request->launch->stream = session->stream;
+	request->launch->expected_ns = (uint64_t)(request->plan->ns_per_work * (request->work + 1));
 	if (is_tiny(request) && session->n_running == 1 && run_here(request)) {
 		request_complete(request, request->launch->ended_ns);
 		return;
@@ -249,12 +248,34 @@ static void on_fetched(struct device_launch *launch)
 	resume(launch->owner, bind_fetched);
 }
 
+/*
+ * The session's runs before it do not concern what a fetch reads, unless one waits for a fence, by which its client may
+ * say that the words are there, or writes them itself: then it need not wait for their ends, and the device
+ * finds the next run when it is through with the last.
+ */
+static struct device_stream *stream_to_fetch(struct request *request)
+{
+	struct session *session = request->session;
+	bool behind = session->n_running == 0 || session->n_fenced > 0;
+	struct fmha_error ignored;
+
+	list_for_each_entry(struct request, before, &session->running, in_session) {
+		behind |= bind_writes_what_is_fetched(before, request);
+	}
+	if (!behind && !session->fetches)
+		(void)device_stream_new(session->worker->device, session->uid, 1, &session->fetches,
+					&ignored);
+	return behind || !session->fetches ? session->stream : session->fetches;
+}
+
 static void fetch(struct request *request)
 {
 	struct session *session = request->session;
 
 	request->state = REQUEST_FETCHING;
 	bind_fetch(request);
+	request->launch->stream = stream_to_fetch(request);
+	request->launch->expected_ns = 0; /* soon */
 	if (!request_has_fences(request) && !bind_is_large(request) && run_here(request)) {
 		bind_fetched(request);
 		return;

@@ -14,6 +14,7 @@ void session_freep(struct session **at)
 	if (!session)
 		return;
 	judged_forget(session);
+	device_stream_free(session->worker->device, session->fetches);
 	device_stream_free(session->worker->device, session->stream);
 	fair_session_deinit(&session->turn);
 	table_deinit(&session->buffers);

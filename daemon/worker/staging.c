@@ -115,7 +115,7 @@ static void add_copy(struct device_copy *copies, uint32_t *n, const void *host, 
 			.host = (void *)(uintptr_t)host, .device = device, .bytes = bytes};
 }
 
-static bool is_fetched(const struct staging *staging, uint32_t role)
+bool staging_is_fetched(const struct staging *staging, uint32_t role)
 {
 	return staging->fetched >> role & 1;
 }
@@ -129,7 +129,7 @@ void staging_fetch(const struct plan *plan, const struct plan_binding bindings[F
 		const struct plan_view *view = &plan->views[i];
 		const struct plan_binding *binding = &bindings[view->role];
 
-		if (is_fetched(staging, view->role))
+		if (staging_is_fetched(staging, view->role))
 			add_copy(launch->downloads, &launch->n_downloads, binding->host,
 				 binding->device, view->span_bytes);
 	}
@@ -145,7 +145,7 @@ static void copy_host_tensors(const struct plan *plan,
 		const struct plan_view *view = &plan->views[i];
 		const struct plan_binding *binding = &bindings[view->role];
 
-		if (!binding->host || is_fetched(staging, view->role))
+		if (!binding->host || staging_is_fetched(staging, view->role))
 			continue;
 		add_copy(launch->uploads, &launch->n_uploads, binding->host, binding->device,
 			 view->span_bytes);

@@ -47,6 +47,8 @@ int staging_init(struct device *device, const struct plan *plan,
 		 struct fmha_error *err);
 void staging_deinit(struct device *device, struct staging *staging);
 
+bool staging_is_fetched(const struct staging *staging, uint32_t role);
+
 /* Makes @launch one that only copies the integer tensors to the host. */
 void staging_fetch(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
 		   const struct staging *staging, struct device_launch *launch);

@@ -114,6 +114,7 @@ struct session {
 	struct table buffers, events, plans;
 	uint64_t memory_bytes;
 	struct device_stream *stream;
+	struct device_stream *fetches; /* of integers that need not wait for runs; NULL: none yet */
 	struct judged *judged[SESSION_JUDGED]; /* of its last runs */
 	uint32_t next_judged;
 	struct fair_session turn;

@@ -193,6 +193,28 @@ def test_tables_are_uploaded_when_they_change(make_gpu):
             device.run(plans[0])
 
 
+def test_runs_in_flight_judge_their_own_words(gpu):
+    """Integers are fetched while runs before are with the device; one of those may be what writes them."""
+    with gpu.device() as device:
+        at = 4 * TENSOR_BYTES
+        own, words = device_buffer(device, at + 2 * TENSOR_BYTES)
+        asked = problem(own, seqlen_q=1)
+        asked["tensors"]["seqlen_k_per_batch"] = {"buffer": own, "offset": at, "dtype": "i32"}
+        writes = problem(own)
+        writes["tensors"]["o"] = {"buffer": own, "offset": at, "dtype": "f32"}  # q, whose words are lengths
+        plans = [device.plan(asked)["plan"], device.plan(writes)["plan"]]
+        for length in (64, 3, 65):
+            words[0], words[at // 4] = length, 1
+            numbers = [device.submit("run", {"plan": plans[i]}) for i in (0, 0, 0, 1, 0)]
+            for number in numbers[:4]:
+                device.wait(number, 5)
+            if length == 65:
+                with pytest.raises(fmha_wire.WireError, match="65"):
+                    device.wait(numbers[4], 5)
+            else:
+                device.wait(numbers[4], 5)
+
+
 def test_a_copy_engine_takes_what_is_aligned(gpu):
     """Tensor maps need 16 bytes: a plan's tensors that are not get another kernel, a rebind that is not is
     refused."""
