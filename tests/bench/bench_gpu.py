@@ -339,6 +339,7 @@ def main():
                       date=datetime.date.today().isoformat(), copy=copy_rate(torch), lines=lines)
         if "local" in tables:
             lines += measure_local(build, daemon.socket)
+            gpu_report.write(result, a.out)
         for row in gpu_problems.rows(tables, a.match):
             if time.monotonic() - start > a.seconds:
                 lines.append(dict(table=row.table, name=row.name, error=f"not measured: {a.seconds:.0f} s were over"))
