@@ -66,9 +66,11 @@ _NAMES = ("bias", "alibi_slopes", "sink", "seqstart_q", "seqstart_k")
 _NO_EXTRAS = (None,) * len(_NAMES)
 
 
-def _extras(*given):
-    """bias, alibi_slopes, ...; _NO_EXTRAS itself where there are none: most calls have none, and go a shorter way."""
-    return given if any(x is not None for x in given) else _NO_EXTRAS
+def _extras(bias, slopes, sink, seqstart_q, seqstart_k):
+    """All of them; _NO_EXTRAS itself where there are none: most calls have none, and go a shorter way."""
+    if bias is None and slopes is None and sink is None and seqstart_q is None and seqstart_k is None:
+        return _NO_EXTRAS
+    return bias, slopes, sink, seqstart_q, seqstart_k
 
 
 def _inputs(q, k, v, extras):
