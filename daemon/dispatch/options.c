@@ -89,7 +89,7 @@ struct outlook {
 	int32_t n_splits, split_size;
 	double time;  /* of the best candidate; < 0: there is none */
 	double scale; /* microseconds for an estimate of 1; 0: unknown here */
-	bool measured;
+	bool measured, predicted;
 };
 
 static void set_splits(struct planner *b, int32_t n, int32_t size)
@@ -126,6 +126,7 @@ static void look(struct planner *b, struct outlook *outlook)
 	if (r == 0) {
 		const struct candidate *best = &report.candidates[report.chosen];
 
+		outlook->predicted = best->predicted_us > 0;
 		outlook->measured = best->tuned_us > 0 || best->nearby_us > 0;
 		outlook->time = outlook->measured || outlook->scale > 0 ? best->time
 									: estimate_guess(best);
@@ -154,6 +155,20 @@ static bool is_informed(const struct planner *b, struct splits *list, int32_t n_
 	if (n > 0)
 		add_splits(b, list, n_default);
 	return n > 0;
+}
+
+/* Without a measurement only predictions tell: the formula's costs are of another unit, and split.c
+ * knows better than they do. */
+static bool on_one_scale(const struct outlook *outlooks, size_t n)
+{
+	bool predicted = true;
+
+	for (size_t i = 0; i < n; i++) {
+		if (outlooks[i].measured || outlooks[i].scale > 0)
+			return true;
+		predicted &= outlooks[i].time < 0 || outlooks[i].predicted;
+	}
+	return predicted;
 }
 
 /* All outlooks to one scale; then the least. */
@@ -198,6 +213,8 @@ void options_choose_splits(struct planner *b, struct split_choice *ret_split)
 		look(b, &outlooks[i]);
 	}
 	set_splits(b, 0, 0);
+	if (!on_one_scale(outlooks, list.count))
+		return;
 	best = best_of(outlooks, list.count);
 	if (!best)
 		return;

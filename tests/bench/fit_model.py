@@ -42,6 +42,7 @@ def rows_of(document, fmhactl, units):
             groups.append(group)
     counts = numpy.bincount(groups, weights)
     weights = numpy.array(weights) / counts[groups]
+    weights *= len(weights) / weights.sum()
     return numpy.array(features), numpy.array(targets), weights
 
 
@@ -88,7 +89,7 @@ def main():
     fmhactl = selection.find_fmhactl()
     x, y, w = rows_of(document, fmhactl, options.units)
     parameters = {"objective": "regression", "learning_rate": 0.06, "num_leaves": options.leaves,
-                  "min_data_in_leaf": 4, "feature_fraction": 0.7, "bagging_fraction": 0.8,
+                  "min_data_in_leaf": 20, "feature_fraction": 0.7, "bagging_fraction": 0.8,
                   "bagging_freq": 1, "lambda_l2": 1.0, "seed": 1, "deterministic": True,
                   "num_threads": 1, "verbose": -1}
     booster = lightgbm.train(parameters, lightgbm.Dataset(x, y, weight=w),

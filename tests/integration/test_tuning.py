@@ -589,5 +589,9 @@ def test_a_fitted_model_is_found_and_used(tmp_path):
     name, source = choose()
     assert ("-t64x" in name or "-t32x" in name or "-t16x" in name) and source == "model"
     assert choose(hdim=64)[1] == "formula"  # of which nothing was measured
+    # It knows what is not split, and nothing of what is: no number of splits is compared with the other.
+    document = json.loads(fmhactl("plan", "--arch", arch, "-b=8", "-h=32", "-s=16", "-s_k=16384", "-d=128", "--json",
+                                  FMHA_SPECS_DIR=str(tmp_path)))
+    assert "us unsplit" in document["plan"]["split_why"]
     file.write_text(fit_model.model_text(arch, names, rows, [nodes]).replace('"flops"', '"flips"'))  # of another build's features
     assert choose()[1] == "formula"
