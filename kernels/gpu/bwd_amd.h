@@ -82,15 +82,16 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 			q.begin((u32)view_q.stride_seq * 2, view_q.hdim);
 			v.begin((u32)view_v.stride_seq * 2, view_v.hdim);
 		}
-		METHOD static Buffer tile(const View &view, i32 column, i32 end)
+		METHOD static Piece tile(const View &view, i32 column, i32 end)
 		{
-			return Buffer::rows(view.base + column * view.stride_seq, end - column, COLUMNS,
-					    (u32)view.stride_seq * 2, view.hdim * 2);
+			return Piece{Buffer::rows(view.base + column * view.stride_seq, end - column, COLUMNS,
+						  (u32)view.stride_seq * 2, view.hdim * 2),
+				     0};
 		}
 		METHOD void fetch(i32 column)
 		{
-			q.fetch(tile(view_q, column, end));
-			v.fetch(tile(view_v, column, end));
+			q.fetch([&](int) { return tile(view_q, column, end); });
+			v.fetch([&](int) { return tile(view_v, column, end); });
 			if (KEYS_STATIONARY && thread_id() < COLUMNS) {
 				lse = pass.at.lse_of(column + thread_id());
 				d = pass.at.d_of(column + thread_id());

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * fwd_amd.h: forward attention on AMD's matrix cores: contiguous f16 and bf16 keys whose rows are dense and begin
- * at multiples of 16 bytes. What is computed is in fwd_scores.h, scores.h and fwd_output.h; here is how a tile gets to
+ * fwd_amd.h: forward attention on AMD's matrix cores: f16 and bf16 keys whose rows are dense and begin at multiples
+ * of 16 bytes, in pages of 16 of them or a larger power of two, too. What is computed is in fwd_scores.h, scores.h and fwd_output.h; here is how a tile gets to
  * the matrix units with little else to do for the vector units.
  *
  * A wave owns SIDE rows, 32 on CDNA and 16 on RDNA, and keeps them as operands. Products are transposed, S^T = K Q^T
@@ -31,8 +31,9 @@ template <class Base> struct Forward {
 	static_assert(SIDE * C::WAVES_M == C::TILE_M && C::WAVES_N == 1, "a wave owns SIDE rows");
 	static const int DT = C::HDIM_V / SIDE;
 
-	typedef RowStage<C::TILE_N, C::HDIM_Q, C::THREADS> KeyTile;
-	typedef ColumnStage<C::TILE_N, C::HDIM_V, C::THREADS, false> ValueTile;
+	static const int RUN = C::PAGED ? 16 : C::TILE_N; /* keys that lie in one page */
+	typedef RowStage<C::TILE_N, C::HDIM_Q, C::THREADS, RUN> KeyTile;
+	typedef ColumnStage<C::TILE_N, C::HDIM_V, C::THREADS, false, RUN> ValueTile;
 	typedef ForwardScores<C, 1, TN> Steps;
 	typedef RegTile<Core, 1, TN> Scores;
 	typedef Softmax<Core, 1, true> Rule;
@@ -67,7 +68,7 @@ template <class Base> struct Forward {
 		fetch_operand(q, block.queries(), wave_row(), block.n_rows);
 		sum_tiles(lds);
 		store((float *)lds);
-		if (C::DROPOUT && block.a.dropout.randval.data)
+		if (C::DROPOUT && block.a.dropout.randval.data && block.split == 0)
 			store_randval(block);
 	}
 
@@ -78,23 +79,62 @@ template <class Base> struct Forward {
 		typename ForwardBlock<C>::Keys keys, values;
 		KeyTile k;
 		ValueTile v;
+		i32 shift; /* pages are powers of two */
+		i32 k_entries[KeyTile::COUNT], v_entries[ValueTile::COUNT]; /* the page table's, of the next tile to fetch */
 
-		METHOD void begin()
+		METHOD void begin(i32 column)
 		{
+			if (C::PAGED)
+				keys.see_pages(), values.see_pages();
+			shift = C::PAGED ? __builtin_ctz((u32)keys.page_size) : 0;
 			k.begin((u32)keys.stride_seq * 2, keys.hdim);
 			v.begin((u32)values.stride_seq * 2, values.hdim);
+			look_up(column);
 		}
-		METHOD void fetch(i32 column)
-		{
-			i32 first = max_of(reach.first_value(band, column), column);
-			i32 n_values = min_of(reach.end_of_values(band) - first, C::TILE_N - (first - column));
-			u32 k_bytes = (u32)keys.stride_seq * 2, v_bytes = (u32)values.stride_seq * 2;
 
-			k.fetch(Buffer::rows(keys.base + column * keys.stride_seq, band.end - column, C::TILE_N,
-					     k_bytes, keys.hdim * 2));
-			v.fetch(Buffer::rows(values.base + first * values.stride_seq, n_values, C::TILE_N, v_bytes,
-					     values.hdim * 2),
-				C::MASK ? (u32)min_of(first - column, C::TILE_N) * v_bytes : 0);
+		METHOD void look_up(i32 column)
+		{
+			UNROLL
+			for (int n = 0; n < KeyTile::COUNT && C::PAGED; n++)
+				k_entries[n] = keys.entry_of_page((column + KeyTile::run_of(n)) >> shift);
+			UNROLL
+			for (int n = 0; n < ValueTile::COUNT && C::PAGED; n++)
+				v_entries[n] = keys.entry_of_page((column + ValueTile::run_of(n)) >> shift);
+		}
+
+		/* Of a run from `column` on. */
+		METHOD const typename Element::Storage *at(const typename ForwardBlock<C>::Keys &view, i32 column,
+							   i32 entry) const
+		{
+			if (!C::PAGED)
+				return view.base + column * view.stride_seq;
+			return view.base + view.page_at(entry) * view.stride_page +
+			       (column & (view.page_size - 1)) * view.stride_seq;
+		}
+
+		METHOD Piece key_piece(i32 column, i32 entry) const
+		{
+			return Piece{Buffer::rows(at(keys, column, entry), band.end - column, RUN,
+						  (u32)keys.stride_seq * 2, keys.hdim * 2),
+				     0};
+		}
+		METHOD Piece value_piece(i32 tile, i32 column, i32 entry) const
+		{
+			i32 skip = C::MASK ? clamp(reach.first_value(band, tile) - column, 0, RUN) : 0;
+			u32 v_bytes = (u32)values.stride_seq * 2;
+
+			return Piece{Buffer::rows(at(values, column, entry) + skip * values.stride_seq,
+						  reach.end_of_values(band) - (column + skip), RUN - skip, v_bytes,
+						  values.hdim * 2),
+				     skip * v_bytes};
+		}
+
+		/* @next: the column that is fetched then. */
+		METHOD void fetch(i32 column, i32 next)
+		{
+			k.fetch([&](int n) { return key_piece(column + KeyTile::run_of(n), k_entries[n]); });
+			v.fetch([&](int n) { return value_piece(column, column + ValueTile::run_of(n), v_entries[n]); });
+			look_up(next);
 		}
 		METHOD void arrive(char *stage) const
 		{
@@ -108,14 +148,14 @@ template <class Base> struct Forward {
 		const Reach<C> reach = Reach<C>::make(block, band);
 		const ColumnTiles tiles = reach.tiles(band);
 		const Steps steps = {block, block.keys(), modifiers};
-		Stream stream = {reach, band, block.keys(), block.values(), {}, {}};
+		Stream stream = {reach, band, block.keys(), block.values(), {}, {}, 0, {}, {}};
 
 		if (tiles.count <= 0)
 			return;
-		stream.begin();
-		stream.fetch(tiles.column(0));
+		stream.begin(tiles.column(0));
+		stream.fetch(tiles.column(0), tiles.column(1));
 		stream.arrive(lds);
-		stream.fetch(tiles.column(1));
+		stream.fetch(tiles.column(1), tiles.column(2));
 		block_sync();
 		NO_UNROLL
 		for (i32 n = 0; n < tiles.count; n++) {
@@ -125,7 +165,7 @@ template <class Base> struct Forward {
 
 			multiply_rows<typename KeyTile::Store, STEPS>(s, stage, q);
 			stream.arrive(lds + (~n & 1) * STAGE_BYTES);
-			stream.fetch(tiles.column(n + 2));
+			stream.fetch(tiles.column(n + 2), tiles.column(n + 3));
 			if (C::LOGITS)
 				steps.make_logits(s, wave_row(), column);
 			if (reach.is_masked(band, column))
@@ -166,14 +206,8 @@ template <class Base> struct Forward {
 				output.store_lse(p, lse);
 		}
 		rows_out(result, factor, lds, wave, [&](i32 r, i32 dim, const float *from) {
-			const abi_fwd_args &a = block.a;
-
-			if (wave_row() + r >= block.n_rows || dim >= a.hdim_v)
-				return;
-			RowPlace p = block.place_of(wave_row() + r);
-
-			store_chunk(a.o.data, a.o_dtype, q_offset(a.o, block.seq, p.row, p.head) + dim * a.o.stride_dim,
-				    a.o.stride_dim, from);
+			if (wave_row() + r < block.n_rows && dim < block.a.hdim_v)
+				output.store_result(block.place_of(wave_row() + r), dim, from);
 		});
 	}
 };

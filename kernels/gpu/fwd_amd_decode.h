@@ -155,7 +155,6 @@ template <class C> struct Forward {
 		Keys keys, values;
 		u32 k_from, v_from[ROWS]; /* a lane's offsets from a run's first row */
 		i32 step_pages, step_slots;
-		bool in_pages;
 		chunk16 k[RUNS][CHUNKS];
 		u32 v[RUNS][ROWS][WORDS];
 
@@ -166,11 +165,8 @@ template <class C> struct Forward {
 		{
 			Place first;
 
-			in_pages = C::PAGED && keys.page_size;
-			if (C::PAGED && !in_pages) { /* one page, as long as can be */
-				keys.page_size = values.page_size = 1 << 30;
-				keys.n_pages = values.n_pages = 1;
-			}
+			if (C::PAGED)
+				keys.see_pages(), values.see_pages();
 			k_from = line() * k_bytes() + group() * 16;
 			UNROLL
 			for (int i = 0; i < ROWS; i++)
@@ -211,7 +207,7 @@ template <class C> struct Forward {
 		{
 			UNROLL
 			for (int r = 0; r < RUNS; r++)
-				p.entries[r] = in_pages ? keys.entry_of_page(p.page + crosses(p, r)) : 0;
+				p.entries[r] = C::PAGED ? keys.entry_of_page(p.page + crosses(p, r)) : 0;
 		}
 
 		/* Whether run r is in the page behind the share's first one; pages are whole runs. */
@@ -299,7 +295,7 @@ template <class C> struct Forward {
 		const ColumnTiles tiles = reach.tiles(band);
 		const Keys keys = block.keys();
 		const Steps steps = {block, keys, modifiers};
-		Stream stream = {*this, reach, tiles, keys, block.values(), 0, {}, 0, 0, false, {}, {}};
+		Stream stream = {*this, reach, tiles, keys, block.values(), 0, {}, 0, 0, {}, {}};
 
 		if (tiles.count <= 0)
 			return;

@@ -184,16 +184,20 @@ template <class C, int TM> struct ForwardOutput {
 
 			if (row_of(m) + r >= block.n_rows || dim >= a.hdim_v)
 				continue;
-			RowPlace p = block.place_of(row_of(m) + r);
-			const float *from = stage + r * STAGE_STRIDE + dim;
-
-			if (C::SPLIT)
-				store_chunk(a.o_acc, ABI_F32, split_row(p) * a.hdim_v + dim, 1, from);
-			else
-				store_chunk(a.o.data, a.o_dtype,
-					    q_offset(a.o, block.seq, p.row, p.head) + dim * a.o.stride_dim,
-					    a.o.stride_dim, from);
+			store_result(block.place_of(row_of(m) + r), dim, stage + r * STAGE_STRIDE + dim);
 		}
+	}
+
+	/* Eight dimensions. */
+	METHOD void store_result(RowPlace p, i32 dim, const float *from) const
+	{
+		const abi_fwd_args &a = block.a;
+
+		if (C::SPLIT)
+			store_chunk(a.o_acc, ABI_F32, split_row(p) * a.hdim_v + dim, 1, from);
+		else
+			store_chunk(a.o.data, a.o_dtype, q_offset(a.o, block.seq, p.row, p.head) + dim * a.o.stride_dim,
+				    a.o.stride_dim, from);
 	}
 
 	/* Of a row among the results of all splits. */

@@ -275,7 +275,16 @@ template <class E, bool PAGED> struct KeyView {
 		return load_memory(table + min_of(position / page_size, n_table - 1));
 	}
 	/* The same by the number of a page, one for all lanes: AMD's kernels find it in a scalar register. */
-	METHOD i32 entry_of_page(i32 page) const { return load_constant(table + min_of(page, n_table - 1)); }
+	METHOD i32 entry_of_page(i32 page) const
+	{
+		return table ? load_constant(table + min_of(page, n_table - 1)) : 0;
+	}
+	/* A contiguous cache is one page, as long as can be. */
+	METHOD void see_pages()
+	{
+		if (!page_size)
+			page_size = 1 << 30, n_pages = 1, table = 0;
+	}
 	METHOD i32 page_at(i32 entry) const { return clamp(entry, 0, n_pages - 1); }
 
 	/* Positions that the page table has room for. */

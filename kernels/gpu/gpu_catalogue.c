@@ -59,7 +59,13 @@
 	     waves_n, 2)
 /* Rows by buffer descriptors. The tallest tiles are for what leaves registers. */
 #define STAGED(cores, hdim, m, n, waves, blocks, without)                                          \
-	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD), HALF, without, hdim, m, n, waves, 1, blocks)
+	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD) | STAGED_SPLITS(cores), HALF,                      \
+	     WITHOUT(paged_kv) | (without), hdim, m, n, waves, 1, blocks)
+#define STAGED_SPLITS(cores) /* RDNA's tiles would spill */                                        \
+	((cores) == CORE(MFMA) ? SPEC_BIT(SPEC_FWD_SPLITKV) : 0)
+#define STAGED_PAGES(cores, hdim, m, n, waves, blocks, without)                                    \
+	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD_PAGEDKV) | SPEC_BIT(SPEC_BATCH_PREFILL), HALF,      \
+	     without, hdim, m, n, waves, 1, blocks)
 /* As DECODE: what lies in pages comes by runs of 16 keys. */
 #define AMD_DECODE(cores, hdim, n, waves, blocks)                                                  \
 	TILE(GPU_AMD_DECODE, cores, FORWARD, HALF, WITHOUT(dropout), hdim, 16, n, 1, waves, blocks)
@@ -114,6 +120,16 @@ static const struct spec_row kernels[] = {
 	STAGED(CORE(WMMA12), 128, 256, 64, 16, 1, WITHOUT(mask) | WITHOUT(bias) | WITHOUT(logits)),
 	STAGED(WMMA_CORES, 128, 128, 32, 8, 1, 0),
 	STAGED(CORE(WMMA11), 128, 128, 16, 8, 1, 0), /* room for what features take */
+	STAGED_PAGES(CORE(MFMA), 64, 256, 128, 8, 1,
+		     WITHOUT(dropout) | WITHOUT(bias) | WITHOUT(logits)),
+	STAGED_PAGES(CORE(MFMA), 64, 128, 64, 4, 2, 0),
+	STAGED_PAGES(CORE(MFMA), 128, 256, 64, 8, 1, WITHOUT(dropout)),
+	STAGED_PAGES(CORE(MFMA), 128, 128, 32, 4, 2, 0),
+	STAGED_PAGES(CORE(WMMA12), 64, 128, 64, 8, 1, 0),
+	STAGED_PAGES(CORE(WMMA12), 128, 128, 32, 8, 1, 0),
+	STAGED_PAGES(CORE(WMMA11), 64, 128, 32, 8, 1, 0),
+	STAGED_PAGES(CORE(WMMA11), 128, 128, 16, 8, 1,
+		     WITHOUT(dropout) | WITHOUT(bias) | WITHOUT(logits)),
 	AMD_DECODE(CORE(MFMA), 192, 128, 4, 2),
 	AMD_DECODE(WMMA_CORES, 128, 64, 4, 2),
 	ROWS(GPU_MFMA, CORE(MFMA), 128, 128, 64, 8, 1, 1),

@@ -264,6 +264,18 @@ static const char *amd_misfit(const struct gpu_arch *arch, const struct gpu_tile
 	return streamed % side ? "what is streamed comes in accumulators" : NULL;
 }
 
+/* In pages: what a wave fetches at once, 16 bytes of a key and 8 of four values a lane, lies in 16 rows. The widest heads
+ * leave no registers for addresses. */
+static const char *amd_pages_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
+{
+	int32_t power = !(t->hdim_q & (t->hdim_q - 1)) && !(t->hdim_v & (t->hdim_v - 1));
+
+	return power && t->hdim_q <= 128 && t->hdim_v <= 128 && arch->wave <= 2 * t->hdim_q &&
+			       arch->wave <= t->hdim_v
+		       ? NULL
+		       : "rows of a page that lanes do not divide";
+}
+
 /* A wave has all rows and runs of 16 keys; a lane fetches 8 or 16 bytes of a value, and as many chunks of a key as others. */
 static const char *amd_decode_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
@@ -282,6 +294,8 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_
 			  : t->pipeline == GPU_AMD_DECODE ? amd_decode_misfit(arch, t)
 							  : NULL;
 
+	if (!why && t->pipeline == GPU_AMD && traits->paged)
+		why = amd_pages_misfit(arch, t);
 	if (why)
 		return why;
 	if (t->pipeline == GPU_DECODE && traits->dtype > ABI_BF16) {
@@ -393,8 +407,9 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 
 	if (t->pipeline >= GPU_COMBINE || (pack && traits->dropout))
 		return 1;
-	if ((t->pipeline == GPU_WGMMA || t->pipeline == GPU_AMD) &&
-	    (family != ABI_FWD || traits->paged))
+	if (t->pipeline == GPU_WGMMA && (family != ABI_FWD || traits->paged))
+		return 1;
+	if (t->pipeline == GPU_AMD && family == ABI_FWD_SPLITKV && traits->paged)
 		return 1;
 	if ((t->pipeline == GPU_WGMMA && traits->dtype > ABI_E4M3) ||
 	    ((t->pipeline == GPU_AMD || t->pipeline == GPU_AMD_DECODE) &&

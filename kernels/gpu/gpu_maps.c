@@ -128,8 +128,8 @@ static const char *check_rows(const struct operand *o, const void *args, int til
 	return why;
 }
 
-#define PAGE_RUN 16 /* keys that decode's loop finds one page for */
-static const char *check_pages(const struct abi_fwd_args *a)
+#define PAGE_RUN 16 /* keys that AMD's loops find one page for */
+static const char *check_pages(const struct gpu_tile *tile, const struct abi_fwd_args *a)
 {
 	const struct abi_kv_cache *c = &a->cache;
 
@@ -137,6 +137,8 @@ static const char *check_pages(const struct abi_fwd_args *a)
 		return NULL;
 	if (c->layout == ABI_KV_VECTORIZED)
 		return "the rows of a page are not whole";
+	if (tile->pipeline == GPU_AMD && c->page_size & (c->page_size - 1))
+		return "pages are no power of two";
 	return c->page_size % PAGE_RUN || a->sequences.leftpad_k
 		       ? "pages are not whole runs of 16 keys"
 		       : NULL;
@@ -146,7 +148,7 @@ static const char *amd_maps(const struct gpu_tile *tile, const struct abi_fwd_ar
 			    const struct operand *q, const struct operand *k,
 			    const struct operand *v, struct launch_record *record)
 {
-	const char *why = tile->pipeline == GPU_AMD_DECODE ? check_pages(a) : NULL;
+	const char *why = check_pages(tile, a);
 
 	if (tile->pipeline == GPU_AMD_DECODE &&
 	    (a->hdim_q != tile->hdim_q || a->hdim_v != tile->hdim_v))
@@ -175,7 +177,7 @@ static const char *forward_maps(const struct gpu_tile *tile, const struct abi_fw
 		k.rows = a->cache.page_size, k.batch = a->cache.n_pages;
 	v = k, v.tensor = &a->v, v.hdim = a->hdim_v;
 	o = q, o.tensor = &a->o, o.hdim = a->hdim_v, o.dtype = a->o_dtype;
-	if (a->cache.page_size && tile->pipeline != GPU_AMD_DECODE)
+	if (a->cache.page_size && tile->pipeline == GPU_WGMMA)
 		return "the cache lies in pages";
 	if (tile->pipeline != GPU_WGMMA)
 		return amd_maps(tile, a, &q, &k, &v, record);

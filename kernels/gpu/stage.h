@@ -24,8 +24,21 @@ template <class C> struct AmdConfig : C {
 		call;                                                                                        \
 	}
 
+/*
+ * Where rows of a tile come from: a buffer, which may begin `skip` bytes later than they do: what lies before it is not
+ * there, either. A tile in pages has one for each run of RUN rows, within which the rows lie that a wave fetches at once.
+ */
+struct Piece {
+	Buffer buffer;
+	u32 skip;
+};
+template <int THREADS, int PER_ROW> DEV i32 first_row_of_wave(int n)
+{
+	return (wave_id() * FMHA_WAVE + n * THREADS) / PER_ROW;
+}
+
 /* By rows: chunks of 16 bytes. */
-template <int ROWS, int COLS, int THREADS> struct RowStage {
+template <int ROWS, int COLS, int THREADS, int RUN = ROWS> struct RowStage {
 	typedef SlabStore<ROWS, COLS> Store;
 	static const int BYTES = Store::BYTES;
 	static const int CHUNKS = COLS / 8, COUNT = (ROWS * CHUNKS + THREADS - 1) / THREADS;
@@ -41,16 +54,20 @@ template <int ROWS, int COLS, int THREADS> struct RowStage {
 		for (int n = 0; n < COUNT; n++) {
 			i32 row = index(n) / CHUNKS, chunk = index(n) % CHUNKS;
 
-			from[n] = is_there(n) && chunk * 8 < hdim ? row * row_bytes + chunk * 16 : BUFFER_NOWHERE;
+			from[n] = is_there(n) && chunk * 8 < hdim ? row % RUN * row_bytes + chunk * 16 : BUFFER_NOWHERE;
 			to[n] = Store::at(row, chunk);
 		}
 	}
 
-	METHOD void fetch(Buffer b)
+	/* First row of the run that a wave's n-th rows lie in. */
+	METHOD static i32 run_of(int n) { return RUN == ROWS ? 0 : first_row_of_wave<THREADS, CHUNKS>(n) / RUN * RUN; }
+
+	/* piece(n): of the wave's n-th rows. */
+	template <class Pieces> METHOD void fetch(const Pieces &piece)
 	{
 		UNROLL
 		for (int n = 0; n < COUNT; n++)
-			held[n] = b.load16(from[n]);
+			held[n] = piece(n).buffer.load16(from[n]);
 	}
 
 	METHOD void arrive(char *lds) const
@@ -63,7 +80,7 @@ template <int ROWS, int COLS, int THREADS> struct RowStage {
 };
 
 /* Transposed, and BY_ROWS behind that: four rows of four columns a thread and turn. */
-template <int ROWS, int COLS, int THREADS, bool BY_ROWS> struct ColumnStage {
+template <int ROWS, int COLS, int THREADS, bool BY_ROWS, int RUN = ROWS> struct ColumnStage {
 	typedef SlabStore<COLS, ROWS> Columns;
 	typedef SlabStore<ROWS, COLS> Rows;
 	static const int ROWS_AT = Columns::BYTES, BYTES = Columns::BYTES + (BY_ROWS ? Rows::BYTES : 0);
@@ -84,7 +101,7 @@ template <int ROWS, int COLS, int THREADS, bool BY_ROWS> struct ColumnStage {
 			for (int i = 0; i < 4; i++) {
 				i32 row = quad / 4 * 16 + slab_key(quad % 4, i);
 
-				from[n][i] = is_there(n) && dim < hdim ? row * row_bytes + dim * 2 : BUFFER_NOWHERE;
+				from[n][i] = is_there(n) && dim < hdim ? row % RUN * row_bytes + dim * 2 : BUFFER_NOWHERE;
 				to[n][i] = Columns::at(dim + i, quad / 2) + quad % 2 * 8;
 				if (BY_ROWS)
 					to_rows[n][i] = ROWS_AT + Rows::at(row, dim / 8) + dim % 8 * 2;
@@ -92,14 +109,21 @@ template <int ROWS, int COLS, int THREADS, bool BY_ROWS> struct ColumnStage {
 		}
 	}
 
-	/* @skip: bytes that the buffer begins later than the tile: what lies before it is not there, either. */
-	METHOD void fetch(Buffer b, u32 skip = 0)
+	METHOD static i32 run_of(int n)
+	{
+		return RUN == ROWS ? 0 : first_row_of_wave<THREADS, GROUPS>(n) * 4 / RUN * RUN;
+	}
+
+	template <class Pieces> METHOD void fetch(const Pieces &piece)
 	{
 		UNROLL
-		for (int n = 0; n < COUNT; n++)
+		for (int n = 0; n < COUNT; n++) {
+			const Piece p = piece(n);
+
 			UNROLL
 			for (int i = 0; i < 4; i++)
-				held[n][i] = b.load8(from[n][i] - skip);
+				held[n][i] = p.buffer.load8(from[n][i] - p.skip);
+		}
 	}
 
 	METHOD void arrive(char *lds) const

@@ -48,24 +48,25 @@ INNER = 16  # how often a loop inside the main loop is taken to run
 # What the short table holds: family, pipeline (of tiles: the arch's), head dims, tile, waves, features.
 STAGED = {
     "gfx9": ("fwd decode_h64x64_t16x128_w1x4_b2_pack", "fwd_splitkv decode_h128x128_t16x128_w1x4_b2_pack_split_paged",
+             "fwd_pagedkv h128x128_t256x64_w8x1_b1_mask_paged", "fwd_pagedkv h64x64_t128x64_w4x1_b2_mask_paged",
              "fwd h64x64_t256x128_w8x1_b1", "fwd h64x64_t128x64_w4x1_b2_mask", "fwd h128x128_t256x64_w8x1_b1",
              "fwd h128x128_t256x64_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w4x1_b2_mask_buffers",
              "bwd_dq_dk_dv h128x128_t32x128_w4x1_b1_buffers", "bwd_dq_dk_dv h128x128_t32x128_w4x1_b1_mask_buffers"),
     "gfx11": ("fwd decode_h64x64_t16x64_w1x4_b2_pack", "fwd_splitkv decode_h128x128_t16x64_w1x4_b2_pack_split_paged",
+              "fwd_pagedkv h128x128_t128x16_w8x1_b1_mask_paged", "fwd_pagedkv h64x64_t128x32_w8x1_b1_mask_paged",
               "fwd h64x64_t128x64_w8x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask", "fwd h128x128_t128x32_w8x1_b1",
               "fwd h128x128_t128x32_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers",
               "bwd_dq_dk_dv h128x128_t16x64_w4x1_b1_buffers", "bwd_dq_dk_dv h128x128_t16x64_w4x1_b1_mask_buffers"),
     "gfx12": ("fwd decode_h64x64_t16x64_w1x4_b2_pack", "fwd_splitkv decode_h128x128_t16x64_w1x4_b2_pack_split_paged",
+              "fwd_pagedkv h128x128_t128x32_w8x1_b1_mask_paged", "fwd_pagedkv h64x64_t128x64_w8x1_b1_mask_paged",
               "fwd h64x64_t256x128_w16x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask", "fwd h128x128_t256x64_w16x1_b1",
               "fwd h128x128_t128x32_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers",
               "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_buffers", "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_mask_buffers"),
 }
 TILES = {
-    "mfma": ("fwd_pagedkv {}_h128x128_t64x32_w4x1_b1_mask_paged",
-             "fwd_splitkv {}_pack_h128x128_t16x64_w1x4_b1_pack_split_paged",
+    "mfma": ("fwd_splitkv {}_pack_h128x128_t16x64_w1x4_b1_pack_split_paged",
              "bwd_dq_dk_dv {}_h128x128_t16x64_w4x1_b1_drop_buffers"),
-    "wmma": ("fwd_pagedkv {}_h128x128_t64x16_w4x1_b1_mask_paged",
-             "fwd_splitkv {}_pack_h128x128_t16x32_w1x2_b1_pack_split_paged",
+    "wmma": ("fwd_splitkv {}_pack_h128x128_t16x32_w1x2_b1_pack_split_paged",
              "bwd_dq_dk_dv {}_h128x128_t16x64_w4x1_b1_mask_buffers"),
 }
 

@@ -258,6 +258,14 @@ def staged():
     yield Case("forward", **d, group=[(130, 40), (1, 33), (0, 9), (37, 5)], dq=96, dv=64, mask=BR, right=0)
     yield Case("forward", **d, sq=20, sk=70, dq=40, dv=72, scale=-0.2, batch=2, lens_k=[33, 70])
     yield Case("forward", **d, sq=1, sk=1, dq=64, dv=32)
+    for dtype, dq in ((abi.BF16, 128), (abi.F16, 64)):
+        b = d | dict(dtype=dtype, dq=dq, dv=dq)
+        yield Case("forward", **b, sq=130, sk=300, page=16, batch=2, lens_k=[290, 33], mask=BR, right=0)
+        yield Case("forward", **b, sq=40, sk=300, page=256, table="sglang")
+        yield Case("forward", **b, sq=40, sk=400, page=32, mask=BR, left=30, right=0, poison=(0, 320))
+        b.pop("pipeline")  # RDNA has other tiles for splits
+        yield Case("forward", **b, sq=70, sk=333, splits=3, split_size=128, sink=True, mask=BR, right=0)
+        yield Case("forward", **b, sq=33, sk=300, splits=2, split_size=160, lens_k=[290])
     for options in (dict(mask=BR, right=0), dict(sq=70, mask=TL, left=9, right=4, sinks=3), dict(alibi=True, cap=4.0),
                     dict(bias=abi.BF16, dbias=True, dq=32, dv=32)):
         yield Case("backward", **d | dict(sq=129, sk=150, dq=64, dv=64) | options)

@@ -309,7 +309,7 @@ static void descriptors_want_dense_aligned_rows(void **state)
 			a.v.stride_head = 0;
 			break;
 		case 5:
-			a.cache.page_size = 16;
+			a.cache.page_size = 48;
 			break;
 		case 6:
 			a.q.stride_batch += 1;
