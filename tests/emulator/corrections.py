@@ -158,6 +158,38 @@ def correct_hints(emu):
     emu._INST_HANDLERS[emu.ir3.SOPP] = handle
 
 
+def correct_sdwa(emu):
+    """v_add_co_u32 with parts of registers, whose carry the emulator does not find."""
+    kinds = (emu.irc.VOP2_SDWA, emu.irc.VOP2_SDWA_SDST)
+
+    def adding(others):
+        def handle(inst, ctx):
+            if not emu._op_name(inst).startswith("V_ADD_CO_U32"):
+                return others(inst, ctx)
+            kind, mask, vcc = type(inst), ctx.rexec(), emu._c(emu.VCC_LO.offset)
+
+            def parts(lane):
+                for n in "01":
+                    register = ctx.inst_field(getattr(kind, "vsrc" + n))
+                    raw = ctx.rsgpr_dyn(register) if getattr(inst, "s" + n) else ctx.rvgpr_dyn(register, lane)
+                    yield emu._sdwa_select(raw, ctx.inst_field(getattr(kind, f"src{n}_sel")),
+                                           ctx.inst_field(getattr(kind, f"src{n}_sext")))
+
+            def carry(lane):
+                a, b = parts(emu._c(lane, emu.dtypes.int) if isinstance(lane, int) else lane.cast(emu.dtypes.int))
+                return (a + b).__lt__(a).cast(emu.dtypes.uint32)
+
+            carries = ctx.unroll_lanes(carry, mask, apply_exec=False) & mask
+            lane = ctx.range()
+            a, b = parts(lane)
+            sums = ctx.wvgpr_dyn(ctx.inst_field(kind.vdst), lane, a + b, mask)
+            return emu.UOp.sink(*ctx.wmask(vcc, carries), emu.UOp.sink(sums).end(lane), *ctx.inc_pc())
+        return handle
+
+    for kind in kinds:
+        emu._INST_HANDLERS[kind] = adding(emu._INST_HANDLERS[kind])
+
+
 class ProgramCache:
     """Turning one instruction into machine code takes the emulator half a second, so do it once."""
 
@@ -198,6 +230,7 @@ def apply(emu, cache_folder=None):
     correct_mfma(emu)
     correct_buffers(emu)
     correct_hints(emu)
+    correct_sdwa(emu)
     correct_context(emu)
     correct_decoder(emu)
     if cache_folder:

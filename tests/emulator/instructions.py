@@ -373,6 +373,19 @@ def wide_products(words, wave):
     return np.concatenate([p >> 32, p & 0xffffffff, q & 0xffffffff, q >> 32]).astype(np.uint32)
 
 
+@test(GFX9, """
+	int l = __builtin_amdgcn_workitem_id_x();
+	u32 x = args.in[l] | 0xffffff80u, y = args.in[64 + l], sum, carry;
+	asm volatile("v_add_co_u32_sdwa %%0, vcc, %%2, %%3 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:BYTE_0"
+		     "\\n\\tv_addc_co_u32_e32 %%1, vcc, 0, %%4, vcc" : "=&v"(sum), "=&v"(carry) : "v"(x), "v"(y), "v"(y) : "vcc");
+	args.out[l] = sum, args.out[64 + l] = carry;
+""")
+def sum_with_a_byte_and_its_carry(words, wave):
+    x, y = (words[:64] | np.uint32(0xffffff80)).astype(np.uint64), words[64:128].astype(np.uint64)
+    total = x + (y & np.uint64(255))
+    return np.concatenate([total & 0xffffffff, (y + (total >> np.uint64(32))) & 0xffffffff]).astype(np.uint32)
+
+
 def any_words(rng):
     return rng.integers(0, 1 << 32, WORDS, dtype=np.uint64).astype(np.uint32)
 
@@ -428,7 +441,7 @@ def main():
         return 77
     if options.plain:
         import corrections
-        for name in ("context", "decoder", "mfma", "buffers", "hints"):
+        for name in ("context", "decoder", "mfma", "buffers", "hints", "sdwa"):
             setattr(corrections, "correct_" + name, lambda emu: None)
     archs = clangs.known(options.arch or ALL, "instructions")
     if not archs:
