@@ -39,7 +39,7 @@ static double now_us(void)
 	return (double)time.tv_sec * 1e6 + (double)time.tv_nsec / 1e3;
 }
 
-static void die(const char *what, const struct fmha_error *err)
+_Noreturn static void die(const char *what, const struct fmha_error *err)
 {
 	(void)fprintf(stderr, "bench_plan: %s: %s\n", what, err->msg);
 	exit(1);
@@ -90,9 +90,9 @@ int main(int argc, char **argv)
 	struct registry_device model = {0};
 	struct predict_model *times = NULL;
 	const struct spec_backend_arch *about;
-	struct spec_catalog *catalog;
+	struct spec_catalog *catalog = NULL;
 	struct plan_device device;
-	struct registry *registry;
+	struct registry *registry = NULL;
 	struct fmha_error err = {0};
 
 	(void)snprintf(model.name, sizeof(model.name), "%s", arch);
