@@ -63,7 +63,7 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 			this->store_dq(dq, step.number & 1 ^ 1);
 			wgmma_wait<0>();
 			settle(dk.t[0]);
-			this->release(this->q_empty(step.q_stage()));
+			this->release_q(step);
 		}
 	}
 
@@ -101,7 +101,7 @@ extern "C" __global__ void FMHA_BOUNDS(BackwardWgmmaBlock<Config>::THREADS, 1)
 	typename SelectLoop<Config, Block::SHARED>::Type kernel(args);
 
 	kernel.lds = shared_address(lds);
-	if (!kernel.locate())
+	if (!kernel.locate(block_id_x()))
 		return;
 	kernel.make_barriers();
 	if (wave_id() >= Config::WAVES_M) {

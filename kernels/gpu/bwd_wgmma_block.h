@@ -116,11 +116,12 @@ template <class C> struct BackwardWgmmaBlock {
 
 	/* ---- where the block is ---- */
 
-	METHOD bool locate()
+	/* number: the block's. */
+	METHOD bool locate(i32 number)
 	{
 		const abi_bwd_args &a = at.a;
 		i32 n_x = ceil_div(a.sequences.seqlen_k_max, C::TILE_N);
-		i32 y = block_id_x() / n_x, x = block_id_x() - y * n_x;
+		i32 y = number / n_x, x = number - y * n_x;
 
 		if (C::MASK) /* of Q, dO and dq_acc, a head of those that share keys at a time */
 			longest_first(n_x, a.nhead_k * a.sequences.batch,
@@ -153,6 +154,10 @@ template <class C> struct BackwardWgmmaBlock {
 		t.count = high >= low ? high / C::TILE_M + 1 - t.first : 0;
 		return t;
 	}
+
+	/* A lane's arrival: a stage of Q is shared with LSE and D, which lanes write and read. racecheck does not see
+	 * that those of a warp are ordered by wave_sync(), so that each speaks for itself. */
+	METHOD void release_q(const Step &step) const { barrier_arrive(q_empty(step.q_stage())); }
 
 	/* A warp's arrival. Its first lane's alone would order nothing that the others have read or written. */
 	METHOD void release(u32 barrier) const
@@ -238,7 +243,7 @@ template <class C> struct BackwardWgmmaBlock {
 					store_shared(to + 8, found[i][1]);
 				}
 			}
-			release(q_full(step.q_stage()));
+			barrier_arrive(q_full(step.q_stage()));
 		}
 	}
 
@@ -538,8 +543,8 @@ template <class C> struct BackwardWgmmaBlock {
 			barrier_init(kv_full(), 1);
 			UNROLL
 			for (int i = 0; i < Q_STAGES; i++) {
-				barrier_init(q_full(i), 2); /* the copies; the warp that brings LSE and D */
-				barrier_init(q_empty(i), C::WAVES_M);
+				barrier_init(q_full(i), 1 + FMHA_WAVE); /* the copies; the warp that brings LSE and D */
+				barrier_init(q_empty(i), C::THREADS);
 			}
 			UNROLL
 			for (int i = 0; i < DO_STAGES; i++) {

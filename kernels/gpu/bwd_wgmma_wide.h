@@ -79,8 +79,9 @@ template <class C> struct BackwardWgmmaWide : BackwardWgmmaBlock<C> {
 			settle(dq.t);
 			this->store_dq(dq, dq_parity<0>(step, 0));
 			find_rest_of_dq<0>(step);
-			this->release(this->q_empty(step.q_stage()));
+			this->release_q(step);
 		}
+		find_place_anew();
 		this->store(dv, at.a.dv, at.a.hdim_v, 1.0f);
 	}
 
@@ -122,11 +123,15 @@ template <class C> struct BackwardWgmmaWide : BackwardWgmmaBlock<C> {
 			this->store_dq(dq, dq_parity<1>(step, 0));
 			wgmma_wait<0>();
 			settle(dk.t[0]);
-			this->release(this->q_empty(step.q_stage()));
+			this->release_q(step);
 			find_rest_of_dq<1>(step);
 		}
+		find_place_anew();
 		this->store(dk, at.a.dk, at.a.hdim_q, at.a.scale);
 	}
+
+	/* Where the block is is not kept while it streams: the last warpgroup has no registers for that. */
+	METHOD void find_place_anew() { this->locate(hidden(block_id_x())); }
 
 	METHOD void multiply()
 	{

@@ -117,8 +117,10 @@ class Device(hopper.Device):
             (convert, (tiles * args.nhead_q * chunks, 1, s.batch), 128, 16384, plain),
         ]
 
+        acc = p.acc  # of these arguments: the next launcher of the problem has one of its own
+
         def launch(keep=(args, maps, p), only=None):
-            p.acc.zero_()
+            acc.zero_()
             for i, (function, grid, threads, lds, parameters) in enumerate(stages):
                 if (only is None or only == i) and 0 not in grid:
                     self.check(self.cuda.cuLaunchKernel(function, *grid, threads, 1, 1, lds, stream, parameters, None), "launch")
