@@ -22,8 +22,8 @@ struct DqCut {
 		return DqCut{a.dq_tile_rows, grid_dq_slabs(&a)};
 	}
 	DQ_FN bool by_queries() const { return slabs == 1; }
-	/* Chunks of a warpgroup: of an odd one the first has more. */
-	DQ_FN i32 blocks(i32 part) const { return by_queries() ? 1 : part ? slabs / 2 : (slabs + 1) / 2; }
+	/* Chunks of a warpgroup: of an odd number the second has more, as the first one's steps take longer. */
+	DQ_FN i32 blocks(i32 part) const { return by_queries() ? 1 : (slabs + part) / 2; }
 	DQ_FN i32 queries() const { return by_queries() ? rows / 2 : rows; }
 	DQ_FN i32 chunk_floats() const { return 64 * queries(); }
 	DQ_FN i32 part_floats(i32 part) const { return blocks(part) * chunk_floats() + LDS_DQ_COUNTER; }

@@ -30,7 +30,6 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 		this->clear_keys();
 		NO_UNROLL
 		for (i32 n = this->n_steps(); n > 0; n--, this->next(step)) {
-			i32 ds_stage = step.number & 1;
 			Scores s, dp;
 			typename Block::Weights p, ds;
 			typename Block::Dq dq;
@@ -51,9 +50,9 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 			p = round_to_operand(s);
 			this->start_sum(dv, p, this->do_tile(step.do_stage()));
 			ds = round_to_operand(dp);
-			this->store_ds(ds, ds_stage);
+			this->store_ds(ds, step.ds_stage());
 			named_sync(Block::DS_BARRIER, Block::GROUPS * Block::GROUP_THREADS);
-			this->start_dq(dq, 0, ds_stage);
+			this->start_dq(dq, 0, step.ds_stage());
 			wgmma_wait<1>();
 			settle(dv.t[0]);
 			this->release(this->do_empty(step.do_stage()));

@@ -39,20 +39,21 @@ template <class C> struct BackwardWgmmaBlock {
 	static const int Q_SLABS = slabs_of(C::HDIM_Q), V_SLABS = slabs_of(C::HDIM_V);
 	static const int K_SLAB = slab_bytes(C::TILE_N), Q_SLAB = slab_bytes(C::TILE_M);
 	static const int Q_BYTES = Q_SLABS * Q_SLAB, DO_BYTES = V_SLABS * Q_SLAB;
-	static const int Q_STAGES = LDS_BWD_WGMMA_STAGES, DO_STAGES = lds_bwd_do_stages(C::TILE_N);
+	static const int Q_STAGES = LDS_BWD_WGMMA_STAGES, DS_STAGES = LDS_BWD_WGMMA_STAGES;
+	static const int DO_STAGES = lds_bwd_do_stages(C::HDIM_Q, C::HDIM_V);
 	static const int V_AT = Q_SLABS * K_SLAB, Q_AT = V_AT + V_SLABS * K_SLAB, DO_AT = Q_AT + Q_STAGES * Q_BYTES;
-	/* Two of dS; or one, and P. */
+	/* Stages of dS; SHARED, behind them as many of P. */
 	static const int DS_BYTES = C::TILE_N / GROUP_KEYS * Q_SLAB, DS_AT = DO_AT + DO_STAGES * DO_BYTES;
-	static const int DQ_AT = DS_AT + 2 * DS_BYTES, STATS_BYTES = C::TILE_M * 8;
+	static const int DQ_AT = DS_AT + DS_STAGES * GROUPS * Q_SLAB, STATS_BYTES = C::TILE_M * 8;
 	static const int STATS_AT = DQ_AT + GROUPS * DQ_BYTES, BARRIERS_AT = STATS_AT + Q_STAGES * STATS_BYTES;
 	static_assert(BARRIERS_AT + LDS_WGMMA_BARRIERS == lds_bwd_wgmma(C::cut(C::TILE_M, C::TILE_N)),
 		      "the host asks lds.h, too");
 	static_assert((1 + 2 * Q_STAGES + 2 * DO_STAGES + 2 * GROUPS) * 8 <= LDS_WGMMA_BARRIERS, "room for them");
 
-	/* Named barriers: a warpgroup's own; dS is there; P is there, for the other warpgroup. All that wait for a
-	 * round of one must do so in the same instruction (bar.sync is an aligned one): where the warpgroups run
-	 * different code one of them arrives and the other waits. */
-	static const int OWN_BARRIER = 1, DS_BARRIER = OWN_BARRIER + GROUPS, P_BARRIER = DS_BARRIER + 1;
+	/* Named barriers: a warpgroup's own; a stage of dS is there; one of P is there, for the other warpgroup. All
+	 * that wait for a round of one must do so in the same instruction (bar.sync is an aligned one): where the
+	 * warpgroups run different code one of them arrives and the other waits. */
+	static const int OWN_BARRIER = 1, DS_BARRIER = OWN_BARRIER + GROUPS, P_BARRIER = DS_BARRIER + DS_STAGES;
 
 	BackwardPlace<C> at;
 	u32 lds;         /* address in shared memory */
@@ -98,6 +99,7 @@ template <class C> struct BackwardWgmmaBlock {
 		METHOD u32 q_parity() const { return number / Q_STAGES & 1; }
 		METHOD i32 do_stage() const { return number % DO_STAGES; }
 		METHOD u32 do_parity() const { return number / DO_STAGES & 1; }
+		METHOD i32 ds_stage() const { return number % DS_STAGES; }
 	};
 	METHOD Step first_step() const { return Step{0, head_k * at.q_per_k(), 0}; }
 	METHOD i32 n_steps() const { return tiles.count * at.q_per_k(); }
@@ -214,7 +216,7 @@ template <class C> struct BackwardWgmmaBlock {
 
 		NO_UNROLL
 		for (i32 n = n_steps(); n > 0; n--, next(step)) {
-			i32 row = query_of(step) + lane_id(), n_valid = at.seq.n_q - row;
+			i32 row = query_of(step) + hidden_lane(lane_id()), n_valid = at.seq.n_q - row;
 			const float *from_lse = lse.data + rows_offset(lse, at.seq, row, step.head);
 			const float *from_d = d.data + rows_offset(d, at.seq, row, step.head);
 			float found[ROUNDS][2];

@@ -174,8 +174,8 @@ LDS_FN int lds_decode(struct lds_cut c, int stages, int element)
 
 /*
  * Hopper's backward loops, bwd_wgmma.h: tiles of K and V, of Q in stages, of dO in stages where there is room, two
- * numbers a row in stages, two tiles of keys x queries, and chunks of dQ on their way out. Wide heads: the two
- * warpgroups share their keys.
+ * numbers a row in stages, dS of 128 keys in stages, and chunks of dQ on their way out. Wide heads: the two
+ * warpgroups share their keys, of which there are dS and P.
  */
 #define LDS_BWD_WGMMA_STAGES 2
 LDS_FN int lds_bwd_is_shared(int tile_n)
@@ -183,9 +183,9 @@ LDS_FN int lds_bwd_is_shared(int tile_n)
 	return tile_n == 64;
 }
 
-LDS_FN int lds_bwd_do_stages(int tile_n)
+LDS_FN int lds_bwd_do_stages(int hdim_q, int hdim_v)
 {
-	return lds_bwd_is_shared(tile_n) ? 1 : 2;
+	return hdim_q + hdim_v > 2 * 192 ? 1 : 2;
 }
 
 LDS_FN int lds_bwd_wgmma(struct lds_cut c)
@@ -195,8 +195,8 @@ LDS_FN int lds_bwd_wgmma(struct lds_cut c)
 
 	return lds_slabs(c.tile_n, 2 * c.hdim_q) + lds_slabs(c.tile_n, 2 * c.hdim_v) +
 	       LDS_BWD_WGMMA_STAGES * (lds_slabs(c.tile_m, 2 * c.hdim_q) + c.tile_m * 8) +
-	       lds_bwd_do_stages(c.tile_n) * lds_slabs(c.tile_m, 2 * c.hdim_v) +
-	       2 * lds_slabs(c.tile_m, 2 * c.tile_n) + dq + LDS_WGMMA_BARRIERS;
+	       lds_bwd_do_stages(c.hdim_q, c.hdim_v) * lds_slabs(c.tile_m, 2 * c.hdim_v) +
+	       LDS_BWD_WGMMA_STAGES * lds_slabs(c.tile_m, 2 * 128) + dq + LDS_WGMMA_BARRIERS;
 }
 
 /* Floats of its tile of dq_acc; each warpgroup's part has a counter that keeps blocks in order. */
