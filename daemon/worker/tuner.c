@@ -19,14 +19,12 @@
 #include <proto/error.h>
 
 #include "kernels.h"
+#include "samples.h"
 #include "trial.h"
 
 #define MOST_JOBS       16
-#define SAMPLES         15
-#define ENOUGH_NS       (3 * NS_PER_MS) /* of one option, from its third sample on */
-#define HOPELESS        1.5             /* times the best: two samples tell, or a long one */
-#define FAR_TOO_SLOW    2.0             /* times the best, estimated: not even one */
-#define LEAST_TRIED     4               /* options, whatever is estimated */
+#define FAR_TOO_SLOW    2.0 /* times the best, estimated: not even one */
+#define LEAST_TRIED     4   /* options, whatever is estimated */
 #define WATCH_MS        250
 #define CLIENTS_QUIET_S 90 /* after what clients have told of launches of their own */
 
@@ -68,10 +66,8 @@ struct tuner {
 	struct trial_run run;
 	struct device_waiter waiters[PLAN_MAX_STAGES];
 	uint32_t n_left; /* kernels that are waited for */
-	double samples[SAMPLES];
-	uint32_t n_samples;
+	struct samples samples;
 	bool warm;
-	uint64_t sampled_ns;
 	uint64_t n_measured, n_jobs_done, device_ns;
 };
 
@@ -102,8 +98,7 @@ static void drop_option(struct tuner *tuner)
 		device_forget(tuner->worker->device, &tuner->waiters[i]);
 	tuner->n_left = 0;
 	trial_run_deinit(tuner->worker, &tuner->run);
-	tuner->n_samples = 0;
-	tuner->sampled_ns = 0;
+	tuner->samples = (struct samples){0};
 	tuner->warm = false;
 }
 
@@ -148,28 +143,6 @@ static void finish(struct tuner *tuner)
 }
 
 /* ---- results ---- */
-
-static int compare_doubles(const void *x, const void *y)
-{
-	const double *a = x, *b = y;
-
-	return (*a > *b) - (*a < *b);
-}
-
-static double least(const double *samples, uint32_t n)
-{
-	double value = samples[0];
-
-	for (uint32_t i = 1; i < n; i++)
-		value = samples[i] < value ? samples[i] : value;
-	return value;
-}
-
-static double median(double *samples, uint32_t n)
-{
-	qsort(samples, n, sizeof(*samples), compare_doubles);
-	return samples[(n - 1) / 2];
-}
 
 static void keep(struct tuner *tuner, struct job *job, const struct plan_option *option, double us)
 {
@@ -378,18 +351,6 @@ static void bind_option(struct tuner *tuner)
 
 /* ---- measuring ---- */
 
-static bool is_enough(const struct tuner *tuner, const struct job *job)
-{
-	uint32_t n = tuner->n_samples;
-	double best = job->result.us;
-
-	if (n == SAMPLES || (n >= 3 && tuner->sampled_ns >= ENOUGH_NS))
-		return true;
-	/* A single short one may have been disturbed. */
-	return best > 0 && (n >= 2 || tuner->sampled_ns >= ENOUGH_NS) &&
-	       least(tuner->samples, n) > HOPELESS * best;
-}
-
 static void take_sample(struct tuner *tuner, uint64_t took)
 {
 	struct job *job = current(tuner);
@@ -400,10 +361,9 @@ static void take_sample(struct tuner *tuner, uint64_t took)
 			job->stopped = true;
 		return;
 	}
-	tuner->samples[tuner->n_samples++] = (double)took / 1000;
-	tuner->sampled_ns += took;
-	if (is_enough(tuner, job))
-		end_option(tuner, median(tuner->samples, tuner->n_samples));
+	samples_add(&tuner->samples, took);
+	if (samples_are_enough(&tuner->samples, job->result.us))
+		end_option(tuner, samples_time(&tuner->samples));
 }
 
 static void on_done(struct device_launch *launch)
