@@ -84,6 +84,7 @@ void predict_features(const struct select_stage *stage, const struct spec_catalo
 	f[PREDICT_flops] = log2_of(plan->flops);
 	f[PREDICT_bytes] = log2_of((double)plan->bytes);
 	f[PREDICT_cost] = log2_of(candidate->cost);
+	f[PREDICT_queries] = log2_of(p->seqlen_q);
 	f[PREDICT_rows] = log2_of(rows);
 	f[PREDICT_keys] = log2_of(keys);
 	f[PREDICT_heads] = log2_of(heads);

@@ -11,14 +11,15 @@
 
 /* The names are the model file's; the order is that of struct predict_model's splits. */
 #define PREDICT_FEATURE_LIST(X)                                                                    \
-	X(flops) /* log2: of the problem, visible pairs only */                                    \
-	X(bytes) /* log2: least traffic */                                                         \
-	X(cost)  /* log2: of the formula */                                                        \
-	X(rows)  /* log2: of a tile's axis: with the heads of a group, where they are packed */    \
-	X(keys)  /* log2: of a split */                                                            \
-	X(heads) /* log2: batch times heads, or heads of K where they are packed */                \
-	X(group) /* query heads a key head */                                                      \
-	X(hdim)  /* both together */                                                               \
+	X(flops)   /* log2: of the problem, visible pairs only */                                  \
+	X(bytes)   /* log2: least traffic */                                                       \
+	X(cost)    /* log2: of the formula */                                                      \
+	X(queries) /* log2: of a sequence */                                                       \
+	X(rows)    /* log2: of a tile's axis: with the heads of a group, where they are packed */  \
+	X(keys)    /* log2: of a split */                                                          \
+	X(heads)   /* log2: batch times heads, or heads of K where they are packed */              \
+	X(group)   /* query heads a key head */                                                    \
+	X(hdim)    /* both together */                                                             \
 	X(m0)                                                                                      \
 	X(n0)                                                                                      \
 	X(k0)                                                                                      \

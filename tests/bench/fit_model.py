@@ -8,7 +8,8 @@ A developer's tool. MEASURED.json is what tests/bench/selection.py has measured;
 fitting side of its rule (selection_shapes.is_held_out) are looked at. The target is log2 of microseconds
 over the cost formula, so that the trees have to know only where the formula is wrong; problems weigh
 alike however many candidates they have, and candidates near the best more than those that are far too
-slow, since only their order matters. Needs numpy and LightGBM (pip).
+slow, since only their order matters. Backward, paged, decode and other forward problems are fitted each
+by themselves: together, those with many candidates take the leaves. Needs numpy and LightGBM (pip).
 """
 import argparse
 import json
@@ -55,8 +56,36 @@ def flatten(node, nodes):
         return at
     left = flatten(node["left_child"], nodes)
     right = flatten(node["right_child"], nodes)
-    nodes[at] = [node["split_feature"], float(numpy.float32(node["threshold"])), left, right, 0]
+    threshold = float(str(numpy.float32(node["threshold"])))  # as read: of its digits no more than a float has
+    nodes[at] = [node["split_feature"], threshold, left, right, 0]
     return at
+
+
+# What tells kinds of problems apart, asked in turn: those above the threshold are one, and the last is
+# what is left: backward (enum abi_family), paged, more queries than decode has. Drawn are up to 8, and from 64 on.
+QUESTIONS = [("family", 5.5), ("page", -0.5), ("queries", 4.5)]
+
+
+def kinds_of(features, x):
+    """For each row the kind of its problem: a number up to len(QUESTIONS)."""
+    kinds = numpy.full(len(x), len(QUESTIONS))
+    for i, (name, threshold) in reversed(list(enumerate(QUESTIONS))):
+        kinds[x[:, features.index(name)] > threshold] = i
+    return kinds
+
+
+def join(features, trees):
+    """One tree of those of each kind, in the form of flatten()."""
+    nodes = list(trees[-1])
+    for (name, threshold), tree in reversed(list(zip(QUESTIONS, trees))):
+        root = [features.index(name), threshold, 1, 1 + len(nodes), 0]
+        nodes = [root, *moved(nodes, 1), *moved(tree, 1 + len(nodes))]
+    return nodes
+
+
+def moved(nodes, by):
+    return [[feature, value, left + by, right + by, leaf] if feature >= 0 else [feature, value, left, right, leaf]
+            for feature, value, left, right, leaf in nodes]
 
 
 KINDS = ["family", "element", "mode"]
@@ -92,18 +121,22 @@ def main():
                   "min_data_in_leaf": 20, "feature_fraction": 0.7, "bagging_fraction": 0.8,
                   "bagging_freq": 1, "lambda_l2": 1.0, "seed": 1, "deterministic": True,
                   "num_threads": 1, "verbose": -1}
-    booster = lightgbm.train(parameters, lightgbm.Dataset(x, y, weight=w),
-                             num_boost_round=options.trees)
-    trees = []
-    for tree in booster.dump_model()["tree_info"]:
-        nodes = []
-        flatten(tree["tree_structure"], nodes)
-        trees.append(nodes)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     features = selection.feature_names(fmhactl, document["arch"])
-    options.out.write_text(model_text(document["arch"], features, x, trees))
-    error = booster.predict(x) - y
-    print(f"{len(y)} times, {len(trees)} trees, residual {numpy.sqrt((error ** 2).mean()):.3f} "
+    kinds, error, trees = kinds_of(features, x), numpy.zeros(len(y)), []
+    for kind in range(len(QUESTIONS) + 1):
+        of = kinds == kind
+        booster = lightgbm.train(parameters, lightgbm.Dataset(x[of], y[of], weight=w[of] / w[of].mean()),
+                                 num_boost_round=options.trees)
+        error[of] = booster.predict(x[of]) - y[of]
+        trees.append([])
+        for tree in booster.dump_model()["tree_info"]:
+            nodes = []
+            flatten(tree["tree_structure"], nodes)
+            trees[-1].append(nodes)
+    joined = [join(features, together) for together in zip(*trees)]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(model_text(document["arch"], features, x, joined))
+    print(f"{len(y)} times, {len(joined)} trees, residual {numpy.sqrt((error ** 2).mean()):.3f} "
           f"of {y.std():.3f} (log2)", file=sys.stderr)
 
 

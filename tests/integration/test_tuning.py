@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import numpy
 import pytest
 
 import fmha_wire
@@ -583,12 +584,21 @@ def test_a_fitted_model_is_found_and_used(tmp_path):
 
     name, source = choose()
     assert "-t128x" in name and source == "formula"
+    unfitted = name
     rows = [candidate["features"] for candidate in explain()["candidates"] if "features" in candidate]
     file = tmp_path / "models" / f"{arch}.json"
     file.write_text(fit_model.model_text(arch, names, rows, [nodes]))
     name, source = choose()
     assert ("-t64x" in name or "-t32x" in name or "-t16x" in name) and source == "model"
     assert choose(hdim=64)[1] == "formula"  # of which nothing was measured
+    # Trees of the kinds of problems, joined: this one is forward, and nothing else's trees count.
+    same, forward = [[-1, 0, 0, 0, 0.0]], fit_model.kinds_of(names, numpy.array(rows))[0]
+    for kind in range(len(fit_model.QUESTIONS) + 1):
+        trees = [same] * kind + [nodes] + [same] * (len(fit_model.QUESTIONS) - kind)
+        file.write_text(fit_model.model_text(arch, names, rows, [fit_model.join(names, trees)]))
+        tile, source = choose()
+        assert (tile != unfitted) == (kind == forward) and source == "model"
+    file.write_text(fit_model.model_text(arch, names, rows, [nodes]))
     # It knows what is not split, and nothing of what is: no number of splits is compared with the other.
     document = json.loads(fmhactl("plan", "--arch", arch, "-b=8", "-h=32", "-s=16", "-s_k=16384", "-d=128", "--json",
                                   FMHA_SPECS_DIR=str(tmp_path)))
