@@ -197,17 +197,15 @@ void local_answer(struct session *session, uint32_t id, const struct plan *plan,
 
 /* ---- runs ---- */
 
-/* What a run takes: as measured, or about what its work must. */
+/* What a run takes: as measured, or at least. */
 static uint64_t run_ns(const struct worker *worker, const struct plan *plan,
 		       const struct registry_measured *measured)
 {
-	const double flops_per_unit_ns = 2000, bytes_per_ns = 2000, least_ns = 5000;
-	double flops_ns = plan->flops / (flops_per_unit_ns * worker->plan_device.compute_units);
-	double bytes_ns = (double)plan->bytes / bytes_per_ns;
+	const double launch_ns = 5000;
 
 	if (measured)
 		return (uint64_t)(measured->us * NS_PER_US) + 1;
-	return (uint64_t)(least_ns + (flops_ns > bytes_ns ? flops_ns : bytes_ns));
+	return (uint64_t)(launch_ns + roof_ns(&worker->roof, plan));
 }
 
 /* @ns: of a run, @timed: which is more than a guess. */

@@ -342,6 +342,24 @@ def test_a_liar_counts_for_no_more_than_time(gpu):
         assert caught.value.field == "hdim_q"
 
 
+def test_a_run_of_unknown_time_counts_as_what_the_roof_allows(make_daemon, compiler, tmp_path):  # noqa: F811
+    moved = sum(array.nbytes for array in forward_tensors().values())
+    counted = []
+    for gbs in (1, 2):
+        config = {
+            "devices": [{"backend": "cuda", "roof_gflops_f32": 1000000, "roof_gbs": gbs}],
+            "compile": {"helper": str(compiler.path), "cache": str(tmp_path / "cache")},
+        }
+        gpu = make_daemon(config, env={**os.environ, "LD_LIBRARY_PATH": str(stub_folder())})
+        with gpu.device() as raw:
+            time.sleep(0.05)  # no more is believed than has had time to happen
+            raw.call("local_runs", {"problem": wire_problem(), "runs": 5, "version": 1})
+            (entry,) = census(raw).values()
+        assert entry["runs"] == 5
+        counted.append(entry["device_ns"])
+    assert counted[0] - counted[1] == pytest.approx(5 * moved / 2, abs=10)
+
+
 def kernel_of(plan):
     return plan.read_info().launches[0].kernel.decode()
 
