@@ -39,6 +39,10 @@ rm -f "$root"/usr/lib/*/libnettle.so* # apt's: nothing here installs by it
 in_root python3 -m venv /venv
 in_root pip install -q --disable-pip-version-check "/wheel/$wheel[cuda]" ${more[@]+"${more[@]}"}
 in_root python -m fmha --start
+native=$(in_root python -c 'import fmha, pathlib; print(pathlib.Path(fmha.__file__).parent / "_native")')
+for library in "$root$native"/lib/lib{uv,msgpack,cjson,nettle}*.so*; do
+    [ -s "$root$native/licenses/$(basename "$library")" ] || fail "$(basename "$library") comes without its licence"
+done
 
 /usr/bin/python3 - client/python/README.md "$root/wheel" <<'SNIPPETS'
 import pathlib, re, sys

@@ -71,6 +71,20 @@ def bundle(to):
         for name, found in re.findall(r"(\S+) => (/\S+)", subprocess.run(["ldd", str(path)], capture_output=True, text=True).stdout):
             if BUNDLED.match(name) and not (to / "lib" / name).exists():
                 shutil.copy(os.path.realpath(found), to / "lib" / name)
+                licence(os.path.realpath(found), to / "licenses", name)
+
+
+def licence(library, to, name):
+    """Copies what Debian says of a library's licence, with the texts that it names by their place."""
+    owner = subprocess.run(["dpkg", "-S", library], capture_output=True, text=True) if shutil.which("dpkg") else None
+    if owner is None or owner.returncode != 0:
+        print(f"warning: no package owns {library}: the wheel lacks its licence and is not to be passed on", file=sys.stderr)
+        return
+    text = pathlib.Path("/usr/share/doc", owner.stdout.split(":")[0], "copyright").read_text()
+    to.mkdir(exist_ok=True)
+    (to / name).write_text(text)
+    for common in set(re.findall(r"/usr/share/common-licenses/[\w.-]*\w", text)):
+        shutil.copy(common, to)
 
 
 class Native(Distribution):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The bindings alone, built from nothing but client/python, against an installed libfmha_client."""
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -46,3 +48,20 @@ def test_bindings_for_an_installed_library(installed, tmp_path, monkeypatch):
                            LD_LIBRARY_PATH=str(library.parent), PATH=f"{installed}/bin:{os.environ['PATH']}")
     assert code == 0, told
     assert said.split() == [str(tmp_path / "lib/fmha/__init__.py"), str(next(installed.rglob("bin/fmhad")))]
+
+
+def test_bundled_libraries_bring_their_licences(installed, tmp_path, monkeypatch):
+    setuptools = pytest.importorskip("setuptools")
+    if not shutil.which("dpkg"):
+        pytest.skip("licences are found by dpkg")
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    (client,) = installed.rglob("libfmha_client.so.0")
+    (tmp_path / "lib").mkdir()
+    shutil.copy(client, tmp_path / "lib")
+    shutil.copy(next(installed.rglob("bin/fmhad")), tmp_path)
+    runpy.run_path(str(ROOT / "client/python/setup.py"))["bundle"](tmp_path)
+    bundled = {p.name for p in (tmp_path / "lib").iterdir()} - {client.name}
+    assert {re.match(r"lib(uv|msgpack|cjson|nettle)", name)[1] for name in bundled} >= {"uv", "nettle"}
+    for name in bundled:
+        assert "Copyright" in (tmp_path / "licenses" / name).read_text()
+    assert "LESSER GENERAL PUBLIC LICENSE" in (tmp_path / "licenses/LGPL").read_text()
