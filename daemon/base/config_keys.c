@@ -88,9 +88,7 @@ static const struct key compile_keys[] = {
 	{"library_path", KEY_STRING, RESTART, COMPILE(library_path), 1, CONFIG_FILE_BYTES, NULL,
 	 "LD_LIBRARY_PATH of the helper, where NVRTC or hipRTC is not where the linker looks"},
 	{"jobs", KEY_U32, RESTART, COMPILE(jobs), 0, 256, NULL,
-	 "builds at a time; from 2 on, the last one is for another user than the others; 0: half "
-	 "of "
-	 "the cores, and that one"},
+	 "builds at a time, and one more for a user who has none running; 0: as many as cores"},
 	{"deadline_ms", KEY_U32, RESTART, COMPILE(deadline_ms), 100, 3600000, NULL,
 	 "ms that one build may take"},
 	END,

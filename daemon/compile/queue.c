@@ -18,6 +18,8 @@
 #define LOCK_AGAIN_MS   20
 #define LOCK_WAIT_MS    10000
 #define BACKGROUND_NICE 10
+#define FOREGROUND_NICE                                                                            \
+	5 /* of a shared queue: runs of the CPU go before builds, which take all cores */
 
 struct slot {
 	struct compile_queue *queue;
@@ -39,7 +41,7 @@ struct compile_queue {
 	bool stopping;
 	struct compile_queue_status status;
 	int n_threads;
-	struct slot *slots; /* one more than jobs: somebody can always look into the cache */
+	struct slot *slots; /* one more than builds: somebody can always look into the cache */
 };
 
 /* A job that can run now, and for whom. */
@@ -123,15 +125,14 @@ int compile_queue_submit(struct compile_queue *queue, const struct compile_reque
 static bool can_run(const struct compile_queue *queue, const struct compile_job *job,
 		    const struct compile_waiter *waiter, int64_t now)
 {
-	int n_jobs = queue->n_jobs;
+	/* Nobody waits for the end of another user's builds. */
+	int n_jobs = queue->n_jobs + (queue->shared && waiter->user->n_running == 0);
 
 	if (job->step == JOB_LOOKUP)
 		return true;
 	if (waiter->priority == COMPILE_BACKGROUND &&
 	    queue->n_building_background >= queue->n_background_jobs)
 		return false;
-	if (queue->shared && n_jobs > 1 && waiter->user->n_running > 0)
-		n_jobs--; /* the last one is for somebody else */
 	return queue->n_building < n_jobs && now >= job->not_before_ms;
 }
 
@@ -212,7 +213,7 @@ static void begin_job(struct compile_queue *queue, struct slot *slot, const stru
 	job->request.uid = choice->waiter->user->uid;
 	charge_to(queue, job, choice->waiter->user, now);
 	job->background = queue->shared && choice->waiter->priority == COMPILE_BACKGROUND;
-	slot->config.nice = job->background ? BACKGROUND_NICE : 0;
+	slot->config.nice = job->background ? BACKGROUND_NICE : queue->shared ? FOREGROUND_NICE : 0;
 	queue->n_building += job->step == JOB_BUILD;
 	queue->n_building_background += job->step == JOB_BUILD && job->background;
 	queue->status.queued--;
@@ -446,7 +447,8 @@ int compile_queue_new(const struct compile_config *config, struct cache *cache, 
 		      bool shared, struct compile_queue **ret_queue, struct fmha_error *err)
 {
 	struct compile_queue *queue = calloc(1, sizeof(*queue));
-	struct slot *slots = calloc((size_t)n_jobs + 1, sizeof(*slots));
+	int n_slots = n_jobs + shared + 1;
+	struct slot *slots = calloc((size_t)n_slots, sizeof(*slots));
 
 	if (!queue || !slots) {
 		free(queue);
@@ -459,7 +461,7 @@ int compile_queue_new(const struct compile_config *config, struct cache *cache, 
 	queue->shared = shared;
 	queue->n_background_jobs = shared ? background_jobs() : n_jobs;
 	init_locks(queue);
-	for (int i = 0; i <= n_jobs; i++) {
+	for (int i = 0; i < n_slots; i++) {
 		int r = start_slot(queue, config, err);
 
 		if (r < 0) {

@@ -153,12 +153,11 @@ static const char *or_default(const char *configured, const char *fallback)
 	return configured[0] ? configured : fallback;
 }
 
-/* Half of the cores for one user, and one more for another. */
 static int default_jobs(void)
 {
 	long cores = sysconf(_SC_NPROCESSORS_ONLN);
 
-	return (int)(cores > 3 ? cores / 2 + 1 : 1);
+	return cores > 1 ? (int)cores : 1;
 }
 
 static int open_queue(struct builder *builder, struct fmha_error *err)

@@ -66,7 +66,7 @@ struct compile_waiter {
 /*
  * @config, @cache: kept
  * @n_jobs: compilers at a time
- * @shared: several users ask: with two jobs or more the last one is left for who has none running
+ * @shared: several users ask: one compiler more runs for who has none running
  * Return: 0, FMHA_ENOMEM, FMHA_EIO.
  */
 int compile_queue_new(const struct compile_config *config, struct cache *cache, int n_jobs,
