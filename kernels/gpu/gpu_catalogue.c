@@ -59,10 +59,10 @@
 	     waves_n, 2)
 /* Rows by buffer descriptors. The tallest tiles are for what leaves registers. */
 #define STAGED(cores, hdim, m, n, waves, blocks, without)                                          \
-	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD) | STAGED_SPLITS(cores), HALF,                      \
+	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD) | STAGED_SPLITS(cores, hdim), HALF,                \
 	     WITHOUT(paged_kv) | (without), hdim, m, n, waves, 1, blocks)
-#define STAGED_SPLITS(cores) /* RDNA's tiles would spill */                                        \
-	((cores) == CORE(MFMA) ? SPEC_BIT(SPEC_FWD_SPLITKV) : 0)
+#define STAGED_SPLITS(cores, hdim) /* RDNA's tiles would spill, and those of 256 columns */        \
+	((cores) == CORE(MFMA) && (hdim) < 256 ? SPEC_BIT(SPEC_FWD_SPLITKV) : 0)
 #define STAGED_PAGES(cores, hdim, m, n, waves, blocks, without)                                    \
 	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD_PAGEDKV) | SPEC_BIT(SPEC_BATCH_PREFILL), HALF,      \
 	     without, hdim, m, n, waves, 1, blocks)
