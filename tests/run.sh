@@ -47,6 +47,7 @@ unit() {
 }
 
 integration() {
+    ./dev build release || return 1
     FMHA_BUILD=$PWD/build/release "$python" -m pytest -q -rs -p no:cacheprovider --durations=8 \
         tests/integration client/python/tests
 }
@@ -74,6 +75,7 @@ fuzz() {
 # integration.
 gpu() {
     local emulator=0 assembly=0 density=0
+    ./dev build release || return 1
     FMHA_BUILD=$PWD/build/release "$python" tests/emulator/assembly.py --quick || assembly=$?
     [ "$assembly" -eq 0 ] || [ "$assembly" -eq 77 ] || return 1
     FMHA_BUILD=$PWD/build/release "$python" tests/emulator/density.py || density=$?
