@@ -30,7 +30,25 @@ def _device_info(info) -> DeviceInfo:
                       info.compute_units, info.memory_bytes)
 
 
-class Client:
+class _Owner:
+    """Owns an object of the C library until it is closed or collected."""
+
+    _what: str  # what a sentence calls it
+    _handle: object
+
+    def close(self) -> None:
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            ffi.release(handle)
+
+    @property
+    def handle(self):
+        if self._handle is None:
+            raise invalid(f"the {self._what} was closed")
+        return self._handle
+
+
+class Client(_Owner):
     """A connection to the daemon; usable from any number of threads, not in a forked child.
 
     Args:
@@ -40,6 +58,8 @@ class Client:
     Raises:
         UnreachableError: nobody listens; the sentence names each socket that was tried.
     """
+
+    _what = "client"
 
     def __init__(self, path: str | os.PathLike | None = None, *, timeout: float | None = None):
         options = ffi.new("struct fmha_client_options *", {"struct_size": ffi.sizeof("struct fmha_client_options")})
@@ -65,15 +85,7 @@ class Client:
             devices, self._devices = list(self._devices.values()), {}
         for device in devices:
             device.close()
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            ffi.release(handle)
-
-    @property
-    def handle(self):
-        if self._handle is None:
-            raise invalid("the client was closed")
-        return self._handle
+        super().close()
 
     @property
     def path(self) -> str:
@@ -115,8 +127,10 @@ class Client:
         return device
 
 
-class Device:
+class Device(_Owner):
     """One of the daemon's devices: a direct connection to its worker. Made by Client.device()."""
+
+    _what = "device"
 
     def __init__(self, client: Client, index: int):
         found, error = ffi.new("struct fmha_device **"), new_error()
@@ -124,17 +138,6 @@ class Device:
         self.client = client
         self._handle = ffi.gc(found[0], lib.fmha_device_free)
         self._extents = _Extents()
-
-    def close(self) -> None:
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            ffi.release(handle)
-
-    @property
-    def handle(self):
-        if self._handle is None:
-            raise invalid("the device was closed")
-        return self._handle
 
     @property
     def info(self) -> DeviceInfo:
