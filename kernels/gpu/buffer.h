@@ -8,6 +8,10 @@
 
 #include "types.h"
 
+struct chunk4 {
+	u32 w[1];
+};
+
 /* Behind the end of every buffer. */
 static const u32 BUFFER_NOWHERE = 0x80000000u;
 
@@ -32,6 +36,10 @@ struct Buffer {
 								__builtin_amdgcn_readfirstlane(bytes),
 								FMHA_BUFFER_FLAGS)};
 	}
+	METHOD chunk4 load4(u32 at) const
+	{
+		return chunk4{{__builtin_amdgcn_raw_buffer_load_b32(descriptor, (i32)at, 0, 0)}};
+	}
 	METHOD chunk16 load16(u32 at) const
 	{
 		return __builtin_bit_cast(chunk16,
@@ -46,9 +54,22 @@ struct Buffer {
 	u32 bytes;
 
 	METHOD static Buffer make(const void *base, u32 bytes) { return Buffer{(const char *)base, bytes}; }
+	METHOD chunk4 load4(u32 at) const { return at < bytes ? *(const chunk4 *)(base + at) : chunk4{}; }
 	METHOD chunk16 load16(u32 at) const { return at < bytes ? *(const chunk16 *)(base + at) : chunk16{}; }
 	METHOD chunk8 load8(u32 at) const { return at < bytes ? *(const chunk8 *)(base + at) : chunk8{}; }
 #endif
+
+	/* As many words. */
+	template <int WORDS> METHOD auto load(u32 at) const
+	{
+		static_assert(WORDS == 1 || WORDS == 2 || WORDS == 4, "4, 8 or 16 bytes");
+		if constexpr (WORDS == 4)
+			return load16(at);
+		else if constexpr (WORDS == 2)
+			return load8(at);
+		else
+			return load4(at);
+	}
 
 	/* n_rows rows of `width` bytes, at most `most`, of which gpu_maps.c has made sure that they take less than
 	 * 2 GiB. Of one row the distance to the next may be anything. */

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * fwd_amd_decode.h: forward attention of at most 16 (packed) rows on AMD's matrix cores, which is as fast as memory
+ * fwd_amd_decode.h: forward attention of few (packed) rows on AMD's matrix cores, which is as fast as memory
  * brings keys and values, for rows as fwd_amd.h wants them, in pages too.
  *
- * Each wave has a share of every tile of keys to itself, with a softmax of its own, and meets the others at the end, to
- * merge. Keys come straight into the registers that multiply them, 16 bytes a lane, as the operand of S^T = K Q^T. Of V a
- * lane fetches neighbours along the head dimension, of the keys whose scores it will hold, and turns them into the
- * operand of O^T = V^T P^T in registers: line l of accumulator t is dimension l * WIDTH + t. The next share of K is asked
- * for when this one's scores are made, that of V when it was multiplied, so that a wave which waits for one has the
- * other under way.
+ * Each wave has a share of every tile of keys to itself, with a softmax of its own for all rows of the block, 16 by 16, and
+ * meets the others at the end, to merge. Keys come straight into the registers that multiply them, 16 bytes a lane, as the
+ * operand of S^T = K Q^T. Of V a lane fetches neighbours along the head dimension, of the keys whose scores it will hold,
+ * and turns them into the operand of O^T = V^T P^T in registers (Dims).
+ *
+ * K and V of a share come in pieces: each is one, or, where accumulators leave RDNA no registers for that, its halves along
+ * the head dimension are two. Two pieces are in registers, or on their way there: when one was multiplied, the next but one
+ * is asked for, so that a wave which waits for one has the other under way.
  *
  * Shares come in runs of 16 keys that lie in one page. A page's number is found a share ahead, and it, the place of
  * the page and the descriptor of a run are in scalar registers: a lane's offset is the same in every run.
@@ -25,62 +27,92 @@ template <class C> struct Forward {
 	typedef typename Core::Operand Operand;
 	typedef typename C::Element Element;
 	typedef typename ForwardBlock<C>::Keys Keys;
+	static const int TM = C::TILE_M / 16;
 	static const int RUN = 16, RUNS = C::TILE_N / C::WAVES_N / RUN, SHARE = RUNS * RUN;
-	static_assert(C::TILE_M == 16 && C::WAVES_M == 1 && SHARE * C::WAVES_N == C::TILE_N, "a wave has all rows");
+	static_assert(TM * 16 == C::TILE_M && C::WAVES_M == 1 && SHARE * C::WAVES_N == C::TILE_N, "a wave has all rows");
 	static_assert(SameType<Element, typename Core::Type>::value && !C::DROPOUT && !C::DESCALE, "16-bit types");
 
 	/* Lanes that hold one line of an operand, how many words of it each of them fetches, how many of V's rows. */
 	static const int GROUPS = FMHA_WAVE / 16, OWN = Core::E / 2, ROWS = Core::E;
-	static const int CHUNKS = C::HDIM_Q / 8 / GROUPS, STEPS = 4 / OWN; /* products of a chunk */
-	static const int WIDTH = C::HDIM_V / 16, WORDS = WIDTH / 2;
-	static_assert(CHUNKS * GROUPS * 8 == C::HDIM_Q && (WORDS == 2 || WORDS == 4), "whole chunks a lane");
+	/* Registers for O, K and V of a share. */
+	static const int HELD = RUN * (TM * C::HDIM_V + RUNS * (C::HDIM_Q + C::HDIM_V) / 2) / FMHA_WAVE;
+	static const int PARTS = FMHA_CORE != FMHA_CORE_MFMA && HELD > 176 ? 2 : 1; /* pieces of K, and of V */
+	static const int CHUNKS = C::HDIM_Q / 8 / GROUPS, PART_CHUNKS = CHUNKS / PARTS, STEPS = 4 / OWN; /* products of a chunk */
+	static_assert(CHUNKS * GROUPS * 8 == C::HDIM_Q && PART_CHUNKS * PARTS == CHUNKS, "whole chunks a lane");
+	/* Chunks in which rows that are narrower than the tile may end. */
+	static const int TAILS = LDS_AMD_TAIL / 8 / GROUPS;
 
-	typedef RegTile<Core, 1, RUNS> Scores;
-	typedef ForwardScores<C, 1, RUNS> Steps;
-	typedef Softmax<Core, 1, true> Rule;
+	typedef RegTile<Core, TM, RUNS> Scores;
+	typedef ForwardScores<C, TM, RUNS> Steps;
+	typedef Softmax<Core, TM, true> Rule;
 
-	/* Q, whole rows of it as operands: in registers, or on RDNA in LDS, where every wave writes the same. */
-	static const bool PARKED = FMHA_CORE != FMHA_CORE_MFMA;
+	/*
+	 * Which dimensions of V line l of the operands holds: as many neighbours as a load brings of each slice of 16 times as
+	 * many. A part has one slice or two, and rows that are narrower than the tile end between loads.
+	 */
+	struct Dims {
+		static const int WIDTH = C::HDIM_V / 16, PART = WIDTH / PARTS;
+		static const int FIRST = PART < 8 ? 4 : 8, SECOND = PART - FIRST;
+		static_assert(PART * PARTS == WIDTH && (SECOND == 0 || SECOND == 2 || SECOND == 4 || SECOND == 8),
+			      "4, 8 or 16 bytes a load");
+
+		METHOD static constexpr int slices() { return SECOND ? 2 : 1; } /* of a part */
+		METHOD static constexpr int width(int slice) { return slice ? SECOND : FIRST; }
+		METHOD static constexpr int start(int slice) { return slice ? FIRST : 0; } /* dimensions of a line before it */
+	};
+	static const int WIDTH = Dims::WIDTH;
+
+	/* Q, whole rows of it as operands: in registers, or in LDS, where every wave writes the same. */
+	static const bool PARKED = lds_amd_parks_queries(C::cut(C::TILE_M, C::TILE_N));
 	template <bool IN_LDS, class> struct HeldQueries {
 		Operand x[CHUNKS][STEPS];
 
-		METHOD void put(int c, const chunk16 &own)
+		METHOD void put(int, int c, const chunk16 &own)
 		{
 			UNROLL
 			for (int i = 0; i < STEPS; i++)
 				x[c][i] = whole(own.w + i * OWN);
 		}
-		METHOD Operand operator()(int c, int i) const { return x[c][i]; }
+		METHOD void get(int, int c, Operand (&to)[STEPS]) const
+		{
+			UNROLL
+			for (int i = 0; i < STEPS; i++)
+				to[i] = x[c][i];
+		}
 	};
 	template <class T> struct HeldQueries<true, T> {
-		typedef SlabStore<16, C::HDIM_Q> Store;
+		static const int STRIDE = lds_amd_query_stride(C::HDIM_Q);
 		char *lds;
 
-		METHOD void put(int c, const chunk16 &own)
+		METHOD static int at(int m, int c) { return (m * 16 + line()) * STRIDE + c * GROUPS * 16; }
+		METHOD void put(int m, int c, const chunk16 &own) { *(chunk16 *)(lds + at(m, c) + group() * 16) = own; }
+		METHOD void get(int m, int c, Operand (&to)[STEPS]) const
 		{
-			*(chunk16 *)(lds + Store::at(line(), c * GROUPS + group())) = own;
-		}
-		METHOD Operand operator()(int c, int) const
-		{
-			return __builtin_bit_cast(Operand, typename Store::Reader(lds)(0, c));
+#if FMHA_CORE == FMHA_CORE_WMMA11
+			to[0] = Core::read(lds + at(m, c));
+#else
+			chunk16 own = load16(lds + at(m, c) + group() * 16);
+
+			UNROLL
+			for (int i = 0; i < STEPS; i++)
+				to[i] = whole(own.w + i * OWN);
+#endif
 		}
 	};
 	typedef HeldQueries<PARKED, C> Queries;
 
-	/* Waves merge, a fourth of the dimensions at a time: lines of `TURN` elements of a lane. */
-	static const int TURN = Core::E / LDS_AMD_TURNS, PART = C::HDIM_V / LDS_AMD_TURNS;
-	typedef PartialRows<C, C::WAVES_N, lds_amd_stride(C::HDIM_V)> Partials;
-	static_assert(Partials::FLOATS * 4 * C::WAVES_N + PARKED * 16 * C::HDIM_Q * 2 ==
-			      lds_amd_decode(C::cut(C::TILE_M, C::TILE_N)),
-		      "as lds.h says");
+	/* Waves merge 16 rows and a fourth of the dimensions at a time, four lines of an operand: QUARTER floats of a row. */
+	static const int QUARTER = C::HDIM_V / LDS_AMD_TURNS;
+	typedef PartialRows<C, C::WAVES_N, lds_amd_stride(C::HDIM_V), 16> Partials;
+	static_assert(Partials::FLOATS * 4 * C::WAVES_N <= lds_amd_decode(C::cut(C::TILE_M, C::TILE_N)), "as lds.h says");
 
 	ForwardBlock<C> block;
 	Band band;
 	Modifiers<C> modifiers;
 	i32 wave;
 	Queries q;
-	RegTile<Core, 1, WIDTH> o;
-	SoftmaxRows<Core, 1> rows;
+	RegTile<Core, TM, WIDTH> o;
+	SoftmaxRows<Core, TM> rows;
 
 	METHOD Forward(const abi_fwd_args &args) : block(args) {}
 
@@ -97,8 +129,10 @@ template <class C> struct Forward {
 		modifiers = Modifiers<C>::make(block.a, block.seq);
 		o.zero();
 		rows.init();
-		fetch_queries(lds + Partials::FLOATS * 4 * C::WAVES_N);
+		fetch_queries(lds);
 		sum_tiles();
+		if (PARKED)
+			block_sync(); /* nobody reads Q any more */
 		finish((float *)lds);
 	}
 
@@ -125,18 +159,15 @@ template <class C> struct Forward {
 	METHOD void fetch_queries(char *parked)
 	{
 		const typename ForwardBlock<C>::Queries queries = block.queries();
-		i32 row = block.tile_row + line();
 
 		if constexpr (PARKED)
 			q.lds = parked;
 		UNROLL
-		for (int c = 0; c < CHUNKS; c++) {
-			chunk16 x = {};
-
-			if (row < block.n_rows)
-				x = load16(queries.at(row, (c * GROUPS + group()) * 8));
-			q.put(c, x);
-		}
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int c = 0; c < CHUNKS; c++)
+				q.put(m, c, load_or_zero(queries, block.tile_row + m * 16 + line(), (c * GROUPS + group()) * 8,
+							 block.n_rows));
 		wave_sync();
 	}
 
@@ -147,16 +178,17 @@ template <class C> struct Forward {
 		i32 entries[RUNS];
 	};
 
-	/* A share of keys and one of values, on their way. */
+	/* Two pieces of K and V: those of K are even and odd, and so are those of V behind them. */
 	struct Stream {
+		static const int KEY_WORDS = RUNS * PART_CHUNKS * 4, VALUE_WORDS = RUNS * ROWS * Dims::PART / 2;
+		static const int WORDS = KEY_WORDS > VALUE_WORDS ? KEY_WORDS : VALUE_WORDS;
 		const Forward &loop;
 		const Reach<C> &reach;
 		const ColumnTiles &tiles;
 		Keys keys, values;
-		u32 k_from, v_from[ROWS]; /* a lane's offsets from a run's first row */
+		u32 k_from, k_tail[TAILS], v_from[Dims::SECOND ? 2 : 1][ROWS]; /* a lane's offsets from a run's first row */
 		i32 step_pages, step_slots;
-		chunk16 k[RUNS][CHUNKS];
-		u32 v[RUNS][ROWS][WORDS];
+		u32 held[2][WORDS];
 
 		METHOD u32 k_bytes() const { return (u32)keys.stride_seq * 2; }
 		METHOD u32 v_bytes() const { return (u32)values.stride_seq * 2; }
@@ -169,8 +201,17 @@ template <class C> struct Forward {
 				keys.see_pages(), values.see_pages();
 			k_from = line() * k_bytes() + group() * 16;
 			UNROLL
-			for (int i = 0; i < ROWS; i++)
-				v_from[i] = Core::column(i) * v_bytes() + line() * WIDTH * 2;
+			for (int n = 0; n < TAILS; n++) {
+				i32 chunk = (CHUNKS - TAILS + n) * GROUPS;
+
+				k_tail[n] = (chunk + group()) * 8 < keys.hdim ? k_from + chunk * 16 : BUFFER_NOWHERE;
+			}
+			UNROLL
+			for (int s = 0; s < Dims::slices(); s++)
+				UNROLL
+				for (int i = 0; i < ROWS; i++)
+					v_from[s][i] = Core::column(i) * v_bytes() +
+						       (Dims::start(s) * 16 + line() * Dims::width(s)) * 2;
 			step_pages = C::PAGED ? C::TILE_N / keys.page_size : 0;
 			step_slots = C::PAGED ? C::TILE_N % keys.page_size : 0;
 			first.tile = tiles.column(0);
@@ -225,66 +266,90 @@ template <class C> struct Forward {
 			return view.base + view.page_at(p.entries[r]) * view.stride_page + slot * view.stride_seq;
 		}
 
-		METHOD void fetch_keys(const Place &p)
+		/* Piece n of a share: of K, then of V. Not before what its registers are for is free, or it would be copied, which
+		 * waits for it. */
+		METHOD void fetch(int n, const Place &p)
 		{
 			scheduling_barrier();
 			UNROLL
-			for (int r = 0; r < RUNS; r++) {
-				Buffer b = Buffer::rows(at(keys, p, r), loop.band.end - (p.column + r * RUN), RUN, k_bytes(),
-							C::HDIM_Q * 2);
-
-				UNROLL
-				for (int c = 0; c < CHUNKS; c++)
-					k[r][c] = b.load16(k_from + c * GROUPS * 16);
-			}
+			for (int r = 0; r < RUNS; r++)
+				if (n < PARTS)
+					fetch_keys(n, p, r);
+				else
+					fetch_values(n - PARTS, p, r);
 			scheduling_barrier();
 		}
-
-		METHOD void fetch_values(const Place &p)
+		/* Piece n was used: the one after the next. */
+		METHOD void follow(int n, const Place &here, const Place &next)
 		{
-			scheduling_barrier(); /* not before what they are for is free, or it would be copied, which waits for it */
+			fetch((n + 2) % (2 * PARTS), n + 2 < 2 * PARTS ? here : next);
+		}
+
+		METHOD u32 *key_words(int part, int r, int c) { return held[part % 2] + (r * PART_CHUNKS + c) * 4; }
+		METHOD u32 *value_words(int part, int r, int i)
+		{
+			return held[(PARTS + part) % 2] + (r * ROWS + i) * (Dims::PART / 2);
+		}
+
+		METHOD void fetch_keys(int part, const Place &p, int r)
+		{
+			const Buffer b = Buffer::rows(at(keys, p, r), loop.band.end - (p.column + r * RUN), RUN, k_bytes(),
+						      keys.hdim * 2);
+
+			k_from = (u32)hidden_lane((i32)k_from); /* offsets made here are the instructions', not registers */
 			UNROLL
-			for (int r = 0; r < RUNS; r++) {
-				i32 column = p.column + r * RUN, skip = 0;
+			for (int c = 0; c < PART_CHUNKS; c++) {
+				int chunk = part * PART_CHUNKS + c, tail = chunk - (CHUNKS - TAILS);
 
-				if (C::MASK)
-					skip = clamp(reach.first_value(loop.band, p.tile) - column, 0, RUN);
-				Buffer b = Buffer::rows(at(values, p, r) + skip * values.stride_seq,
-							reach.end_of_values(loop.band) - (column + skip), RUN - skip, v_bytes(),
-							C::HDIM_V * 2);
-
-				UNROLL
-				for (int i = 0; i < ROWS; i++)
-					load_values(v[r][i], b, v_from[i] - skip * v_bytes());
+				load_words<4>(key_words(part, r, c), b, tail < 0 ? k_from + chunk * GROUPS * 16 : k_tail[tail]);
 			}
-			scheduling_barrier();
 		}
 
-		METHOD static void load_values(u32 (&to)[WORDS], Buffer b, u32 from)
+		METHOD void fetch_values(int part, const Place &p, int r)
 		{
-			if constexpr (WORDS == 4) {
-				chunk16 x = b.load16(from);
+			i32 column = p.column + r * RUN, skip = 0;
 
+			if (C::MASK) /* clamp() is a vector instruction */
+				skip = __builtin_amdgcn_readfirstlane(
+					clamp(reach.first_value(loop.band, p.tile) - column, 0, RUN));
+			const Buffer b = Buffer::rows(at(values, p, r) + skip * values.stride_seq,
+						      reach.end_of_values(loop.band) - (column + skip), RUN - skip, v_bytes(),
+						      values.hdim * 2);
+
+			UNROLL
+			for (int i = 0; i < ROWS; i++) {
 				UNROLL
-				for (int w = 0; w < 4; w++)
-					to[w] = x.w[w];
-			} else {
-				chunk8 x = b.load8(from);
+				for (int n = 0; n < Dims::slices(); n++)
+					v_from[n][i] = (u32)hidden_lane((i32)v_from[n][i]);
+				u32 *to = value_words(part, r, i), from = part * 16 * Dims::PART * 2 - skip * v_bytes();
 
-				to[0] = x.w[0], to[1] = x.w[1];
+				load_words<Dims::FIRST / 2>(to, b, v_from[0][i] + from);
+				if constexpr (Dims::SECOND > 0)
+					load_words<Dims::SECOND / 2>(to + Dims::FIRST / 2, b, v_from[1][i] + from);
 			}
 		}
 
-		/* Dimension t of the lane's, of run r's keys. */
-		METHOD Operand column(int r, int t) const
+		template <int N> METHOD static void load_words(u32 *to, Buffer b, u32 from)
+		{
+			const auto x = b.template load<N>(from);
+
+			UNROLL
+			for (int w = 0; w < N; w++)
+				to[w] = x.w[w];
+		}
+
+		METHOD Operand key(int part, int r, int c, int step) { return whole(key_words(part, r, c) + step * OWN); }
+
+		/* Dimension t of the part's, of run r's keys. */
+		METHOD Operand column(int part, int r, int t)
 		{
 			const u32 LOW = 0x05040100, HIGH = 0x07060302;
 			u32 own[OWN];
 
 			UNROLL
 			for (int i = 0; i < OWN; i++)
-				own[i] = __builtin_amdgcn_perm(v[r][2 * i + 1][t / 2], v[r][2 * i][t / 2],
-							       t % 2 ? HIGH : LOW);
+				own[i] = __builtin_amdgcn_perm(value_words(part, r, 2 * i + 1)[t / 2],
+							       value_words(part, r, 2 * i)[t / 2], t % 2 ? HIGH : LOW);
 			return whole(own);
 		}
 	};
@@ -295,90 +360,154 @@ template <class C> struct Forward {
 		const ColumnTiles tiles = reach.tiles(band);
 		const Keys keys = block.keys();
 		const Steps steps = {block, keys, modifiers};
-		Stream stream = {*this, reach, tiles, keys, block.values(), 0, {}, 0, 0, {}, {}};
+		Stream stream = {*this, reach, tiles, keys, block.values(), 0, {}, {}, 0, 0, {}};
 
 		if (tiles.count <= 0)
 			return;
-		Place next = stream.begin();
+		Place here = stream.begin(), next = here;
 
-		stream.fetch_keys(next);
-		stream.fetch_values(next);
+		stream.fetch(0, here);
+		stream.fetch(1, here);
 		stream.advance(next, tiles.column(1));
 		NO_UNROLL
 		for (i32 n = 0; n < tiles.count; n++) {
 			i32 tile = tiles.column(n);
+			Place after = next;
 			Scores s;
 
-			multiply_keys(s, stream);
-			stream.fetch_keys(next);
+			stream.advance(after, tiles.column(n + 2));
+			s.zero();
+			UNROLL
+			for (int part = 0; part < PARTS; part++) {
+				multiply_keys(s, stream, part);
+				stream.follow(part, here, next);
+			}
 			if (C::LOGITS)
 				steps.make_logits(s, block.tile_row, tile + wave * SHARE);
 			if (reach.is_masked(band, tile))
 				steps.mask(s, band, block.tile_row, tile + wave * SHARE);
-			RowVector<Core, 1> factor;
+			RowVector<Core, TM> factor;
 
 			if (Rule::update(rows, s, modifiers.unit, &factor))
 				scale_rows(o, factor);
-			multiply_values(s, stream);
-			stream.fetch_values(next);
-			stream.advance(next, tiles.column(n + 2));
+			multiply_values(s, stream, here, next);
+			here = next;
+			next = after;
 		}
 	}
 
-	METHOD void multiply_keys(Scores &s, const Stream &stream) const
+	METHOD void multiply_keys(Scores &s, Stream &stream, int part) const
 	{
-		s.zero();
 		UNROLL
-		for (int c = 0; c < CHUNKS; c++)
+		for (int c = 0; c < PART_CHUNKS; c++)
 			UNROLL
-			for (int i = 0; i < STEPS; i++)
+			for (int m = 0; m < TM; m++) {
+				Operand own[STEPS];
+
+				q.get(m, part * PART_CHUNKS + c, own);
 				UNROLL
-				for (int r = 0; r < RUNS; r++)
-					Core::multiply(s.t[0][r], q(c, i), whole(stream.k[r][c].w + i * OWN));
+				for (int i = 0; i < STEPS; i++)
+					UNROLL
+					for (int r = 0; r < RUNS; r++)
+						Core::multiply(s.t[m][r], own[i], stream.key(part, r, c, i));
+				Core::step();
+			}
 	}
 
-	METHOD void multiply_values(const Scores &s, const Stream &stream)
+	METHOD void multiply_values(const Scores &s, Stream &stream, const Place &here, const Place &next)
 	{
+		Operand p[RUNS][TM];
+
 		UNROLL
-		for (int r = 0; r < RUNS; r++) {
-			const float *x = s.t[0][r].x;
-			u32 own[OWN];
-
+		for (int r = 0; r < RUNS; r++)
 			UNROLL
-			for (int i = 0; i < OWN; i++)
-				own[i] = SlabCore<typename Core::Type>::pack(typename Core::Type(), x[2 * i], x[2 * i + 1]);
-			const Operand p = whole(own);
+			for (int m = 0; m < TM; m++) {
+				const float *x = s.t[m][r].x;
+				u32 own[OWN];
 
+				UNROLL
+				for (int i = 0; i < OWN; i++)
+					own[i] = SlabCore<typename Core::Type>::pack(typename Core::Type(), x[2 * i], x[2 * i + 1]);
+				p[r][m] = whole(own);
+			}
+		UNROLL
+		for (int part = 0; part < PARTS; part++) {
 			UNROLL
-			for (int t = 0; t < WIDTH; t++)
-				Core::multiply(o.t[0][t], p, stream.column(r, t));
+			for (int r = 0; r < RUNS; r++)
+				UNROLL
+				for (int t = 0; t < Dims::PART; t++) {
+					const Operand v = stream.column(part, r, t);
+
+					UNROLL
+					for (int m = 0; m < TM; m++)
+						Core::multiply(o.t[m][part * Dims::PART + t], p[r][m], v);
+					if (t % 2 == 1)
+						Core::step();
+				}
+			stream.follow(PARTS + part, here, next);
 		}
+	}
+
+	/* Elements of a lane that lie in quarter `turn` of the lines of an operand; whether the lane has some; where in it. */
+	static const int IN_TURN = FMHA_CORE == FMHA_CORE_WMMA11 ? 2 : 4;
+	METHOD static int first_element(int turn) { return turn * IN_TURN % Core::E; }
+	METHOD static bool has_turn(int turn)
+	{
+		return FMHA_CORE == FMHA_CORE_WMMA11 || group() == turn * 4 / Core::E;
+	}
+	METHOD static i32 line_of_turn(int e) { return FMHA_CORE == FMHA_CORE_WMMA11 ? 2 * e + group() : e; }
+
+	/* Where dimension t of the lines' is among those of a turn: slice by slice. */
+	METHOD static i32 place_in_turn(int t, i32 l)
+	{
+		int part = t / Dims::PART, slice = t % Dims::PART >= Dims::FIRST, start = part * Dims::PART + Dims::start(slice);
+
+		return start * 4 + l * Dims::width(slice) + t - start;
+	}
+	/* The dimension of what is there. */
+	METHOD static i32 dim_of_place(int turn, i32 at)
+	{
+		i32 part = at / (4 * Dims::PART), slice = at % (4 * Dims::PART) >= 4 * Dims::FIRST;
+		i32 start = part * Dims::PART + Dims::start(slice);
+
+		return start * 16 + turn * 4 * Dims::width(slice) + at - start * 4;
 	}
 
 	METHOD void finish(float *lds)
 	{
+		UNROLL
+		for (int m = 0; m < TM; m++) {
+			i32 n_rows = min_of(16, block.n_rows - block.tile_row - m * 16);
+
+			if (n_rows > 0)
+				finish_rows(lds, m, n_rows);
+		}
+	}
+
+	METHOD void finish_rows(float *lds, int m, i32 n_rows)
+	{
 		const Partials partials = {lds};
-		RegTile<Core, 1, C::HDIM_V / 16> unused;
-		const ForwardOutput<C, 1> output = {block, unused, rows, modifiers.unit, 0};
-		i32 n_rows = min_of(C::TILE_M, block.n_rows - block.tile_row);
-		float sum = Core::row_sum(rows.l(0, 0));
+		RegTile<Core, 1, WIDTH> unused;
+		SoftmaxRows<Core, 1> none;
+		const ForwardOutput<C, 1> output = {block, unused, none, modifiers.unit, 0};
+		float sum = Core::row_sum(rows.l(m, 0));
 
 		if (group() == 0)
-			partials.put_stats(wave, line(), rows.m(0, 0), sum);
+			partials.put_stats(wave, line(), rows.m(m, 0), sum);
 		UNROLL
-		for (int first = 0; first < Core::E; first += TURN) {
-			UNROLL
-			for (int e = 0; e < TURN; e++)
+		for (int turn = 0; turn < LDS_AMD_TURNS; turn++) {
+			if (has_turn(turn))
 				UNROLL
-				for (int t = 0; t < WIDTH; t++)
-					partials.sums(wave, line())[(group() * TURN + e) * WIDTH + t] = o.t[0][t].x[first + e];
+				for (int e = 0; e < IN_TURN; e++)
+					UNROLL
+					for (int t = 0; t < WIDTH; t++)
+						partials.sums(wave, line())[place_in_turn(t, line_of_turn(e))] =
+							o.t[m][t].x[first_element(turn) + e];
 			block_sync();
-			for (i32 i = thread_id(); i < n_rows * (PART / 4); i += C::THREADS) {
-				i32 row = i / (PART / 4), at = i % (PART / 4) * 4, l = at / WIDTH;
-				i32 element = first + l % TURN, from = l / TURN; /* of group `from` */
-				i32 dim = FMHA_CORE == FMHA_CORE_WMMA11 ? 2 * element + from : from * Core::E + element;
+			for (i32 i = thread_id(); i < n_rows * (QUARTER / 4); i += C::THREADS) {
+				i32 row = i / (QUARTER / 4), at = i % (QUARTER / 4) * 4;
 
-				store_slot(output, partials.merge(row, at, modifiers.unit), row, dim * WIDTH + at % WIDTH);
+				store_slot(output, partials.merge(row, at, modifiers.unit), m * 16 + row, dim_of_place(turn, at));
 			}
 			block_sync(); /* nobody reads them any more */
 		}

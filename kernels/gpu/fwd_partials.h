@@ -9,9 +9,9 @@
 
 #include "fwd_output.h"
 
-/* STRIDE: floats between rows of O. */
-template <class C, int PARTS, int STRIDE> struct PartialRows {
-	static const int STATS_AT = C::TILE_M * STRIDE, FLOATS = STATS_AT + 2 * C::TILE_M; /* of a part */
+/* STRIDE: floats between rows of O; ROWS: that meet at once. */
+template <class C, int PARTS, int STRIDE, int ROWS = C::TILE_M> struct PartialRows {
+	static const int STATS_AT = ROWS * STRIDE, FLOATS = STATS_AT + 2 * ROWS; /* of a part */
 	typedef Softmax<typename C::Core, 1, false> Rule;
 
 	/* Four neighbours of a row. */

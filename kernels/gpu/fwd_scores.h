@@ -54,15 +54,17 @@ template <class C, int TM, int TN> struct ForwardScores {
 			UNROLL
 			for (int r = 0; r < Core::STATS; r++) {
 				i32 i = block.place_of(row + m * 16 + Core::stat_row(r)).row;
-				/* Relative to the tile: compile-time columns then compare with these. */
-				i32 first = b.first(i) - column, last = b.last(i) - column;
-				i32 begin = b.begin - column, sinks = b.sinks - column;
+				/* Relative to the tile, on AMD to the lane's part of it (which makes NVIDIA's spill): compile-time
+				 * columns then compare with these. */
+				const i32 own = FMHA_NVIDIA ? 0 : Core::column(0), from = column + own;
+				i32 first = b.first(i) - from, last = b.last(i) - from;
+				i32 begin = b.begin - from, sinks = b.sinks - from;
 
 				UNROLL
 				for (int n = 0; n < TN; n++)
 					UNROLL
 					for (int e = 0; e < Core::E; e++) {
-						i32 j = n * 16 + Core::column(e);
+						i32 j = n * 16 + Core::column(e) - own;
 
 						if (Core::stat(e) != r)
 							continue;

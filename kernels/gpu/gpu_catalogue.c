@@ -66,9 +66,10 @@
 #define STAGED_PAGES(cores, hdim, m, n, waves, blocks, without)                                    \
 	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD_PAGEDKV) | SPEC_BIT(SPEC_BATCH_PREFILL), HALF,      \
 	     without, hdim, m, n, waves, 1, blocks)
-/* As DECODE: what lies in pages comes by runs of 16 keys. */
-#define AMD_DECODE(cores, hdim, n, waves, blocks)                                                  \
-	TILE(GPU_AMD_DECODE, cores, FORWARD, HALF, WITHOUT(dropout), hdim, 16, n, 1, waves, blocks)
+/* As DECODE: what lies in pages comes by runs of 16 keys. More rows leave RDNA no registers for a bias. */
+#define AMD_DECODE(cores, hdim, m, n, without)                                                     \
+	TILE(GPU_AMD_DECODE, cores, FORWARD, HALF, WITHOUT(dropout) | (without), hdim, m, n, 1, 4, \
+	     2)
 #define STAGED_GRAD(cores, hdim, m, n, waves, blocks, without)                                     \
 	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, WITHOUT(dropout) | (without),      \
 	     hdim, m, n, waves, 1, blocks)
@@ -130,8 +131,15 @@ static const struct spec_row kernels[] = {
 	STAGED_PAGES(CORE(WMMA11), 64, 128, 32, 8, 1, 0),
 	STAGED_PAGES(CORE(WMMA11), 128, 128, 16, 8, 1,
 		     WITHOUT(dropout) | WITHOUT(bias) | WITHOUT(logits)),
-	AMD_DECODE(CORE(MFMA), 192, 128, 4, 2),
-	AMD_DECODE(WMMA_CORES, 128, 64, 4, 2),
+	AMD_DECODE(CORE(MFMA), 192, 16, 128, 0),
+	AMD_DECODE(CORE(MFMA), 256, 16, 64, 0),
+	AMD_DECODE(CORE(MFMA), 128, 32, 128, 0),
+	AMD_DECODE(CORE(MFMA), 256, 32, 64, 0),
+	AMD_DECODE(CORE(MFMA), 64, 64, 128, 0),
+	AMD_DECODE(CORE(MFMA), 128, 64, 64, 0),
+	AMD_DECODE(WMMA_CORES, 256, 16, 64, 0),
+	AMD_DECODE(WMMA_CORES, 128, 32, 64, WITHOUT(bias)),
+	AMD_DECODE(WMMA_CORES, 64, 64, 64, WITHOUT(bias)),
 	ROWS(GPU_MFMA, CORE(MFMA), 128, 128, 64, 8, 1, 1),
 	ROWS(GPU_MFMA, CORE(MFMA), 256, 64, 32, 4, 1, 1),
 	PACK(GPU_MFMA_PACK, CORE(MFMA), 128, 16, 64, 1, 4, 1),

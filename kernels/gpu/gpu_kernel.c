@@ -276,13 +276,13 @@ static const char *amd_pages_misfit(const struct gpu_arch *arch, const struct gp
 		       : "rows of a page that lanes do not divide";
 }
 
-/* A wave has all rows and runs of 16 keys; a lane fetches 8 or 16 bytes of a value, and as many chunks of a key as others. */
+/* A wave has all rows and runs of 16 keys; 16 lanes share a value, and a lane has as many chunks of a key as others. */
 static const char *amd_decode_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
-	if (t->tile_m != 16 || t->waves_m != 1)
-		return "a wave holds 16 rows";
-	if (t->hdim_v != 64 && t->hdim_v != 128)
-		return "a lane has 4 or 8 dimensions of a value";
+	if (t->tile_m % 16 || t->waves_m != 1)
+		return "a wave holds rows in sixteens";
+	if (t->hdim_v < 64 || t->hdim_v == 224)
+		return "two loads of 16 lanes do not bring a value";
 	return t->hdim_q % (arch->wave / 2) ? "lanes have chunks of a key alike" : NULL;
 }
 

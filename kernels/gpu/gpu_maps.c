@@ -9,6 +9,8 @@
 
 #include <stddef.h>
 
+#include "lds.h"
+
 #define SWIZZLE       128 /* bytes: also the width of a box */
 #define MOST_STRIDE   ((int64_t)1 << 40)
 #define MOST_SOFT_CAP 1024 /* scores are taken from it in float32 */
@@ -151,8 +153,8 @@ static const char *amd_maps(const struct gpu_tile *tile, const struct abi_fwd_ar
 	const char *why = check_pages(tile, a);
 
 	if (tile->pipeline == GPU_AMD_DECODE &&
-	    (a->hdim_q != tile->hdim_q || a->hdim_v != tile->hdim_v))
-		return "rows are narrower than the tile's";
+	    a->hdim_q <= tile->hdim_q - LDS_AMD_TAIL)
+		return "rows end before the tile's last 32 columns";
 	if (!why)
 		why = check_rows(q, a, tile->tile_m, record);
 	if (!why)

@@ -223,18 +223,31 @@ LDS_FN int lds_amd(struct lds_cut c)
 	return lds_max(2 * c.tile_n * (c.hdim_q + c.hdim_v) * 2, c.tile_m * (LDS_AMD_OUT + 4) * 4);
 }
 
-/* AMD's decode loop, fwd_amd_decode.h: waves merge so many dimensions at a time, in so many turns; maxima and sums. RDNA
- * keeps Q there. */
+/*
+ * AMD's decode loop, fwd_amd_decode.h: Q, where registers are dear, its rows padded against bank conflicts; then waves
+ * merge, 16 rows and so many dimensions at a time, in so many turns, with maxima and sums.
+ */
 #define LDS_AMD_TURNS 4
+#define LDS_AMD_TAIL  32 /* dimensions in which rows that are narrower than the tile end */
 LDS_FN int lds_amd_stride(int hdim)
 {
 	return hdim / LDS_AMD_TURNS + 4;
 }
 
+LDS_FN int lds_amd_parks_queries(struct lds_cut c)
+{
+	return c.core != FMHA_CORE_MFMA || c.tile_m > 16;
+}
+
+LDS_FN int lds_amd_query_stride(int hdim)
+{
+	return hdim * 2 + 16;
+}
+
 LDS_FN int lds_amd_decode(struct lds_cut c)
 {
-	return c.waves_n * c.tile_m * (lds_amd_stride(c.hdim_v) + 2) * 4 +
-	       (c.core != FMHA_CORE_MFMA ? c.tile_m * c.hdim_q * 2 : 0);
+	return lds_max(c.waves_n * 16 * (lds_amd_stride(c.hdim_v) + 2) * 4,
+		       lds_amd_parks_queries(c) ? c.tile_m * lds_amd_query_stride(c.hdim_q) : 0);
 }
 
 /*

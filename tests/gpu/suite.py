@@ -311,6 +311,18 @@ def few_rows():
         yield Case("forward", **b, sk=70, bias=abi.F32, scale=-0.2)
     yield Case("forward", dtype=abi.BF16, hq=4, hk=2, group=[(1, 300), (3, 40), (0, 9), (2, 0)], dq=64, dv=128, mask=BR,
                right=0, pipeline="gpu_amd_decode")
+    d = dict(dtype=abi.BF16, hq=3, hk=1, sq=2, sk=300, pipeline="gpu_amd_decode")
+    # Every width of a lane's part of a value, whole and narrower than the tile; splits without keys, and a last one of few.
+    for n, (dq, dv) in enumerate(((256, 256), (96, 96), (160, 160), (192, 128), (192, 192), (80, 72), (232, 248))):
+        b = d | dict(dq=dq, dv=dv, dtype=(abi.BF16, abi.F16)[n % 2])
+        yield Case("forward", **b, page=16, batch=2, lens_k=[287, 33], mask=BR, right=0, sink=True)
+        yield Case("forward", **b, splits=4, split_size=96, lens_k=[150])
+    # Two and four tiles of rows: the last of them not full, rows that see nothing, a window.
+    for dq, sq in ((128, 7), (64, 13), (128, 13), (256, 7), (96, 11)):
+        b = d | dict(dq=dq, dv=dq, sq=sq, dtype=(abi.BF16, abi.F16)[sq % 13 == 0])
+        yield Case("forward", **b, page=48, batch=2, lens_k=[190, 5], mask=BR, right=0)
+        yield Case("forward", **b | dict(sk=200), splits=3, split_size=96, mask=BR, left=60, right=0, sinks=9, sink=True)
+    yield Case("forward", **d | dict(dq=64, dv=64, sq=21), page=16, splits=2, split_size=160, alibi=True, cap=20.0)
 
 
 def emulated(quick):

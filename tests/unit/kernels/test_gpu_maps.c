@@ -334,6 +334,8 @@ static void decode_takes_pages_of_whole_runs(void **state)
 
 		a.cache.page_size = 48;
 		a.cache.n_pages = 7;
+		a.hdim_q -= 8;
+		a.hdim_v -= 40;
 		switch (fault) {
 		case 0:
 			a.cache.page_size = 40;
@@ -345,7 +347,7 @@ static void decode_takes_pages_of_whole_runs(void **state)
 			a.cache.layout = ABI_KV_VECTORIZED;
 			break;
 		case 3:
-			a.hdim_v -= 8;
+			a.hdim_q -= 32;
 			break;
 		case 4:
 			a.v.stride_batch += 4;
