@@ -189,7 +189,8 @@ def check_checker(arch, text):
 
 def code_of(kernel, every_type):
     """Equal where the code is, but for the name of the entry."""
-    ignored = ("-DFMHA_ENTRY=", "-DFMHA_FAMILY=") + (() if every_type else ("-DFMHA_DTYPE=",))
+    alike = () if every_type else (f"-DFMHA_DTYPE={abi.F16}", f"-DFMHA_DTYPE={abi.BF16}")
+    ignored = ("-DFMHA_ENTRY=", "-DFMHA_FAMILY=", *alike)
     return ((FORWARD if kernel.family in FORWARD else kernel.family),
             *(option for option in abi.kernel_options(kernel) if not option.startswith(ignored)))
 

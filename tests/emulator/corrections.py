@@ -5,10 +5,12 @@ Each correction names what is wrong; tests/emulator/instructions.py shows the on
 with a kernel of a few instructions. Nothing here changes what is right already: when the emulator
 learns one of these itself, the correction does no harm and can go.
 """
+import functools
 import hashlib
 import inspect
 import os
 import pickle
+import re
 import textwrap
 import types
 
@@ -118,6 +120,79 @@ def correct_mfma(emu):
     exec(source.replace(wrong, right), vars(emu))  # its caller finds it by name
 
 
+def correct_wmma(emu):
+    """Products of 8-bit floats, whose elements the emulator reads as f16."""
+    source = textwrap.dedent(inspect.getsource(emu._compile_wmma))
+    wrong = "mat_a, mat_b = read_mat(src0_r), read_mat(src1_r)"
+    right = "mat_a, mat_b = (read_mat(src) for src in operands())"
+    operands = """
+  def operands():
+    nonlocal cvt
+    kinds = re.findall("_([FB][PF]8)", op_name) or (None, None)
+    for src, kind in zip((src0_r, src1_r), kinds):
+      cvt = _FUNCS[f"{kind.lower()}_to_f32"] if kind else cvt
+      yield src
+"""
+    exec(source.replace("\n  " + wrong, operands + "  " + right), vars(emu))
+
+
+# Of 8-bit floats: bits of the exponent and of the fraction, exponent bias, the largest value's bits, what is made of
+# a larger one, of a NaN; with FNUZ, the kind of gfx942, one bias more and neither infinities nor a negative zero.
+FLOATS = {"fp8": (4, 3, 7, 0x7e, 0x7f, 0xff), "bf8": (5, 2, 15, 0x7b, 0x7c, 0xfe)}
+FNUZ = {"fp8": (4, 3, 8, 0x7f, 0x80, 0x80), "bf8": (5, 2, 16, 0x7f, 0x80, 0x80)}
+
+
+def widen_float(emu, form, x):
+    """The f32 that an 8-bit float means; its subnormals are numbers."""
+    c, floating = emu._c, emu.dtypes.float32
+    exponent_bits, fraction_bits, bias, largest, _, _ = form
+    x = x.cast(emu.dtypes.uint32) & c(0xff)
+    sign, size = (x & c(0x80)) << c(24), x & c(0x7f)
+    normal = (size << c(23 - fraction_bits)) + c((127 - bias) << 23)
+    small = size.cast(floating) * emu.UOp.const(2.0 ** (1 - bias - fraction_bits), floating)
+    bits = sign | (size < c(1 << fraction_bits)).where(small.bitcast(emu.dtypes.uint32), normal)
+    if largest == 0x7f:
+        bits = x.eq(c(0x80)).where(c(0x7fc00000), bits)
+    else:
+        infinite = size.eq(c(0x7c)) if exponent_bits == 5 else c(0).ne(c(0))
+        bits = (size > c(largest)).where(infinite.where(sign | c(0x7f800000), c(0x7fc00000)), bits)
+    return bits.bitcast(floating)
+
+
+def narrow_float(emu, form, x):
+    """To nearest, ties to even, with subnormals. MODE.FP16_OVFL, which would clamp, is taken to be clear."""
+    c = emu._c
+    _, fraction_bits, bias, largest, beyond, nan = form
+    x = x.bitcast(emu.dtypes.uint32) if x.dtype == emu.dtypes.float32 else x.cast(emu.dtypes.uint32)
+    sign, size = (x >> c(24)) & c(0x80), x & c(0x7fffffff)
+    exponent, least = size >> c(23), c(128 - bias)
+    low = exponent < least
+    below = low.where(least - exponent, c(0))
+    shift = c(23 - fraction_bits) + (below < c(8)).where(below, c(8))
+    whole = (size & c(0x7fffff)) | c(0x800000)
+    rounded = (whole + (c(1) << (shift - c(1))) - c(1) + ((whole >> shift) & c(1))) >> shift
+    code = rounded + low.where(c(0), (exponent - least) << c(fraction_bits))
+    if largest == 0x7f:
+        finite = code.eq(c(0)).where(c(0), sign | code)
+        result = (code > c(largest)).where(c(beyond), finite)
+    else:
+        result = sign | (code > c(largest)).where(c(beyond), code)
+    return (size > c(0x7f800000)).where(c(nan), result).cast(emu.dtypes.uint8)
+
+
+def choose_floats(emu, arch):
+    """What fp8 and bf8 are. The emulator knows CDNA as one machine, and what it compiled of it must go with a change."""
+    forms, functions = FNUZ if arch == "gfx942" else FLOATS, vars(emu)["_FUNCS"]
+    if getattr(emu, "fmha_floats", None) is forms:
+        return
+    for name, form in forms.items():
+        functions[f"{name}_to_f32"] = functools.partial(widen_float, emu, form)
+        functions[f"f32_to_{name}"] = functools.partial(narrow_float, emu, form)
+    emu._get_runner.cache_clear()
+    emu._canonical_runner_cache.clear()
+    emu.fmha_floats = forms
+
+
 def correct_buffers(emu):
     """Buffer loads of RDNA, which the emulator leaves out: untyped, bounds by the byte."""
     def load(inst, ctx):
@@ -156,6 +231,33 @@ def correct_hints(emu):
         return emu.UOp.sink(*ctx.inc_pc()) if emu._op_name(inst) == "S_SETPRIO" else others(inst, ctx)
 
     emu._INST_HANDLERS[emu.ir3.SOPP] = handle
+
+
+def correct_widening(emu):
+    """v_cvt_f32_fp8, v_cvt_pk_f32_fp8 and bf8's: the emulator has no number of a source register for RDNA4's, and stores
+    a pair in one register."""
+    kinds = (emu.irc.VOP1, emu.irc.VOP1_SDWA, emu.irc.VOP3, emu.ir4.VOP1, emu.ir4.VOP3)
+    selected = {0: 0, 1: 8, 2: 16, 3: 24, 4: 0, 5: 16, 6: 0}  # bytes, words and the whole, by their numbers in SDWA
+
+    def widening(others):
+        def handle(inst, ctx):
+            found, kind = re.match("V_CVT_(PK_)?F32_(FP8|BF8)", emu._op_name(inst)), type(inst)
+            if not found:
+                return others(inst, ctx)
+            lane, mask, opsel = ctx.range(), ctx.rexec(), int(getattr(inst, "opsel", 0))
+            if hasattr(kind, "src0_sel"):
+                raw, shift = ctx.rvgpr_dyn(ctx.inst_field(kind.vsrc0), lane), selected[int(inst.src0_sel)]
+            else:
+                raw = ctx.rsrc_dyn(ctx.inst_field(kind.src0), lane, 32)
+                shift = 16 * (opsel & 1) + (0 if found[1] else 4 * (opsel & 2))  # op_sel's first bit is the byte's second
+            widen, first = emu._FUNCS[f"{found[2].lower()}_to_f32"], ctx.inst_field(kind.vdst)
+            words = [widen(raw >> emu._c(shift + 8 * i)).bitcast(emu.dtypes.uint32) for i in range(2 if found[1] else 1)]
+            stores = [ctx.wvgpr_dyn(first + emu._c(i), lane, word, mask) for i, word in enumerate(words)]
+            return emu.UOp.sink(emu.UOp.group(*stores).end(lane), *ctx.inc_pc())
+        return handle
+
+    for kind in kinds:
+        emu._INST_HANDLERS[kind] = widening(emu._INST_HANDLERS[kind])
 
 
 def correct_sdwa(emu):
@@ -228,9 +330,11 @@ def subprocess_output(command):
 def apply(emu, cache_folder=None):
     """Once per process."""
     correct_mfma(emu)
+    correct_wmma(emu)
     correct_buffers(emu)
     correct_hints(emu)
     correct_sdwa(emu)
+    correct_widening(emu)
     correct_context(emu)
     correct_decoder(emu)
     if cache_folder:

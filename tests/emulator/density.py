@@ -84,9 +84,17 @@ TILES = {
              "bwd_dq_dk_dv {}_h128x128_t16x64_w4x1_b1_mask_buffers"),
 }
 
-MATRIX = re.compile(r"v_(?:mfma|wmma)_f32_(\d+)x(\d+)x(\d+)_?(\w*)")
-# Multiply-adds of 16-bit types a clock and SIMD.
+MATRIX = re.compile(r"v_(?:mfma|wmma)(?:_scale)?_f32_(\d+)x(\d+)x(\d+)_?(\w*)")
+# Multiply-adds of 16-bit types a clock and SIMD. f8f6f4 is taken to have an operand of 8 bits: it is twice as fast without.
 RATE = {"gfx90a": 128, "gfx942": 256, "gfx950": 256, "gfx1100": 128, "gfx1201": 256}
+# What the ISA manuals say of some, in issue cycles.
+KNOWN = (("gfx90a", "v_mfma_f32_32x32x8_bf16_1k", 16), ("gfx942", "v_mfma_f32_16x16x16_bf16", 4),
+         ("gfx942", "v_mfma_f32_32x32x16_fp8_fp8", 8), ("gfx942", "v_mfma_f32_16x16x32_bf8_fp8", 4),
+         ("gfx950", "v_mfma_f32_32x32x8_f16", 8), ("gfx950", "v_mfma_f32_32x32x16_bf16", 8),
+         ("gfx950", "v_mfma_f32_16x16x32_f16", 4), ("gfx950", "v_mfma_f32_32x32x16_fp8_fp8", 8),
+         ("gfx950", "v_mfma_f32_16x16x32_fp8_fp8", 4), ("gfx950", "v_mfma_f32_32x32x64_f8f6f4", 16),
+         ("gfx950", "v_mfma_scale_f32_16x16x128_f8f6f4", 8), ("gfx1100", "v_wmma_f32_16x16x16_bf16", 32),
+         ("gfx1201", "v_wmma_f32_16x16x16_f16", 16), ("gfx1201", "v_wmma_f32_16x16x16_fp8_bf8", 8))
 TRANSCENDENTAL = re.compile(r"v_(?:exp|log|rcp|rsq|sqrt|sin|cos)_|v_mul_(?:lo|hi)_[iu]32|v_mad_[iu]64_[iu]32")
 NOT_ISSUED = ("s_waitcnt", "s_wait_", "s_nop", "s_barrier", "s_delay_alu", "s_setprio", "s_clause", "s_code_end")
 MEMORY = ("buffer_", "global_", "flat_", "scratch_")
@@ -100,8 +108,9 @@ def is_cdna(arch):
 
 def matrix_cycles(arch, shape):
     m, n, k, kind = int(shape[1]), int(shape[2]), int(shape[3]), shape[4]
-    rate = RATE[arch] * (2 if kind.startswith(("fp8", "bf8")) else 1)
-    if arch == "gfx950" and m * k >= 512:  # the instructions that it brought; others go at gfx942's speed
+    eight = kind.startswith(("fp8", "bf8", "f8"))
+    rate = RATE[arch] * (2 if eight else 1)
+    if arch == "gfx950" and m * k >= (2048 if eight else 512):  # what it brought; others go at gfx942's speed
         rate *= 2
     return m * n * k / rate / (4 if is_cdna(arch) else 1)
 
@@ -394,6 +403,10 @@ def main():
     if not archs:
         return 77
     jobs, table, found, failed = jobs_of(abi.load_library(), options, archs), read_table(), {}, 0
+    for arch, name, cycles in KNOWN:
+        if cost(arch, name) != ("matrix", cycles):
+            print(f"FAIL {arch} {name}: {cost(arch, name)}, not {cycles} cycles")
+            failed += 1
     if jobs and not notices(jobs[0]):
         print(f"FAIL {jobs[0].name}: twice the exponentials are not found worse")
         failed += 1

@@ -119,7 +119,7 @@ class CodeObject:
     """An ELF code object, copied into this process at its own layout."""
 
     def __init__(self, path, arch):
-        self.machine = next(m for prefix, m in MACHINES if arch.startswith(prefix))
+        self.arch, self.machine = arch, next(m for prefix, m in MACHINES if arch.startswith(prefix))
         with open(path, "rb") as f:
             data = f.read()
         elf = ELFFile(io.BytesIO(data))
@@ -176,6 +176,7 @@ class CodeObject:
             user += [0] * words if properties & bit else []
         user += [address & 0xffffffff, address >> 32] if properties & 8 else []
         user += [0] * (((rsrc2 >> 1) & 0x1f) - len(user))
+        corrections.choose_floats(emu, self.arch)
         set_wave_order(emu, reverse)
         real_buffer = emu.Buffer
         emu.Buffer = SpaciousLds(emu, lds + lds_bytes)

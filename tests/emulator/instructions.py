@@ -37,6 +37,9 @@ typedef _Float16 half16v __attribute__((ext_vector_type(16)));
 typedef __bf16 bf8v __attribute__((ext_vector_type(8)));
 typedef u32 word4v __attribute__((ext_vector_type(4)));
 typedef u32 word2v __attribute__((ext_vector_type(2)));
+typedef int int2v __attribute__((ext_vector_type(2)));
+typedef int int8v __attribute__((ext_vector_type(8)));
+typedef float float2v __attribute__((ext_vector_type(2)));
 struct Args { u32 *in, *out; };
 """
 
@@ -45,10 +48,10 @@ ALL = GFX9 + GFX11 + GFX12
 TESTS = []
 
 
-def test(archs, body):
+def test(archs, body, inputs=None):
     """Declares a kernel; the function turns its input into the output that the hardware gives."""
     def add(expect):
-        TESTS.append((expect.__name__, archs, body, expect))
+        TESTS.append((expect.__name__, archs, body, expect, inputs))
         return expect
     return add
 
@@ -386,8 +389,155 @@ def sum_with_a_byte_and_its_carry(words, wave):
     return np.concatenate([total & 0xffffffff, (y + (total >> np.uint64(32))) & 0xffffffff]).astype(np.uint32)
 
 
+class Eight:
+    """An 8-bit float by its definition: values of all its bits, and bits of the nearest value."""
+
+    def __init__(self, exponent_bits, fraction_bits, bias, largest, beyond, nan):
+        self.beyond, self.nan, codes = beyond, nan, range(largest + 2)  # with the one after the last, for what rounds to it
+        one = 1 << fraction_bits
+        sizes = [c * 2.0 ** (1 - bias - fraction_bits) if c < one else (1 + c % one / one) * 2.0 ** (c // one - bias)
+                 for c in codes]
+        self.sizes, self.unsigned_zero = np.array(sizes), nan == 0x80
+        self.values = np.full(256, np.nan, np.float32)
+        for c in codes[:-1]:
+            self.values[[c, 128 + c]] = sizes[c], -sizes[c]
+        if exponent_bits == 5 and not self.unsigned_zero:
+            self.values[[0x7c, 0xfc]] = np.inf, -np.inf
+        if self.unsigned_zero:
+            self.values[0x80] = np.nan
+
+    def widened(self, codes):
+        bits = self.values[codes].view(np.uint32)
+        return np.where(np.isnan(self.values[codes]), np.uint32(0x7fc00000), bits)
+
+    def nearest(self, x):
+        if np.isnan(x):
+            return self.nan
+        away = np.abs(self.sizes - min(abs(float(x)), 2 * self.sizes[-1]))
+        code = min(np.flatnonzero(away == away.min()), key=lambda c: c & 1)
+        sign = 128 if np.signbit(x) else 0
+        if code == len(self.sizes) - 1:
+            return self.beyond if self.unsigned_zero else sign | self.beyond
+        return code if self.unsigned_zero and not code else sign | code
+
+    def factors(self, rng, n, integers):
+        """Bytes whose products can be summed without rounding."""
+        fit = np.flatnonzero(np.isin(self.values, np.arange(-2, 3)) if integers else
+                             np.abs(self.values) <= 2.0 ** 15 * self.sizes[1])
+        return rng.choice(fit, n).astype(np.uint8)
+
+    def to_round(self, rng):
+        """Every value, every middle between two, and what is next to them; others, infinities and NaNs."""
+        middles = (self.sizes[1:] + self.sizes[:-1]) / 2
+        exact = np.concatenate([self.sizes, middles]).astype(np.float32)
+        others = (rng.standard_normal(100) * 10.0 ** rng.integers(-6, 7, 100)).astype(np.float32)
+        x = np.concatenate([exact, np.nextafter(exact, np.float32(0)), np.nextafter(exact, np.float32(1e9)), others,
+                            np.array([np.inf, np.nan, 3e38, 1e-44], np.float32)])
+        x = np.resize(rng.permutation(x), WORDS)
+        return np.where(rng.integers(0, 2, WORDS), x, -x).astype(np.float32).view(np.uint32)
+
+
+OCP = dict(fp8=Eight(4, 3, 7, 0x7e, 0x7f, 0xff), bf8=Eight(5, 2, 15, 0x7b, 0x7c, 0xfe))
+FNUZ = dict(fp8=Eight(4, 3, 8, 0x7f, 0x80, 0x80), bf8=Eight(5, 2, 16, 0x7f, 0x80, 0x80))
+
+# A lane holds neighbours along what is summed: both operands in one order, so that no other order would show.
+PRODUCT8 = """
+	int l = __builtin_amdgcn_workitem_id_x();
+	%(vector)s a = ((%(vector)s *)args.in)[l %% %(rows)d * (%(wave)d / %(rows)d) + l / %(rows)d];
+	%(vector)s b = ((%(vector)s *)(args.in + 512))[l %% %(rows)d * (%(wave)d / %(rows)d) + l / %(rows)d];
+	%(sums)s c = {};
+	c = %(builtin)s(a, b, c%(more)s);
+	for (int i = 0; i < %(rows)d * %(rows)d / %(wave)d; i++)
+		((float *)args.out)[(%(row)s) * %(rows)d + l %% %(rows)d] = c[i];
+"""
+ROW = {(64, 16): "l / 16 * 4 + i", (64, 32): "i / 4 * 8 + l / 32 * 4 + i % 4", (32, 16): "l / 16 * 8 + i"}
+
+
+def product8(arch, name, builtin, shape, kinds, more="", factor=1):
+    """Declares the test of a matrix instruction."""
+    (rows, deep), wave = shape, 32 if arch in GFX12 else 64
+    first, second = ((FNUZ if arch == "gfx942" else OCP)[kind] for kind in kinds)
+    n, sums = rows * deep, rows * rows // wave
+    vector = {(64, 8): "long", (64, 32): "int8v", (32, 8): "int2v"}[wave, deep * rows // wave]
+
+    def inputs(rng):
+        words = np.zeros(4 * WORDS, np.uint8)
+        words[:n], words[2048:2048 + n] = first.factors(rng, n, False), second.factors(rng, n, True)
+        return words.view(np.uint32)
+
+    def expect(words):
+        bytes_of = words.view(np.uint8)
+        a, b = (eight.values[bytes_of[at:at + n]].reshape(rows, deep) for eight, at in ((first, 0), (second, 2048)))
+        return (a @ b.T * factor).astype(np.float32).reshape(-1).view(np.uint32)
+
+    body = PRODUCT8 % dict(vector=vector, rows=rows, wave=wave, sums=f"float{sums}v", builtin=builtin, more=more,
+                           row=ROW[wave, rows])
+    expect.__name__ = name
+    test((arch,), body, inputs)(expect)
+
+
+SCALES = (("", "0, 0, 0, 0", 1), ("scale_", "0, 0x7f7f7f7f, 0, 0x7f7f7f7f", 1), ("scaled_by_8_", "1, 0x8100, 2, 0x800000", 8))
+
+
+def products8():
+    """Every instruction for fp8, and one of each kind where the operands differ."""
+    for kinds in (("fp8", "fp8"), ("fp8", "bf8"), ("bf8", "fp8"), ("bf8", "bf8")):
+        pair, every = "_".join(kinds), kinds == ("fp8", "fp8")
+        product8("gfx1201", f"wmma12_{pair}", f"__builtin_amdgcn_wmma_f32_16x16x16_{pair}_w32_gfx12", (16, 16), kinds)
+        for arch in ("gfx942", "gfx950"):
+            for rows, deep in ((16, 32), (32, 16))[:2 if every else 1]:
+                product8(arch, f"mfma_{rows}_{pair}_{arch}", f"__builtin_amdgcn_mfma_f32_{rows}x{rows}x{deep}_{pair}",
+                         (rows, deep), kinds, ", 0, 0, 0")
+        formats = ", ".join("1" if kind == "bf8" else "0" for kind in kinds)
+        for rows, deep in ((16, 128), (32, 64))[:2 if every else 1]:
+            for label, scales, factor in SCALES[:3 if every else 1]:
+                product8("gfx950", f"mfma_{label}{rows}_{deep}_deep_{pair}",
+                         f"__builtin_amdgcn_mfma_scale_f32_{rows}x{rows}x{deep}_f8f6f4", (rows, deep), kinds,
+                         f", {formats}, {scales}", factor)
+
+
+WIDEN8 = """
+	for (int i = __builtin_amdgcn_workitem_id_x(); i < 64; i += %(wave)d) {
+		u32 x = 0x03020100 + 0x04040404 * i;
+		float *single = (float *)args.out + 4 * i;
+		float2v *pair = (float2v *)args.out + 128 + 2 * i;
+		single[0] = __builtin_amdgcn_cvt_f32_%(kind)s(x, 0), single[1] = __builtin_amdgcn_cvt_f32_%(kind)s(x, 1);
+		single[2] = __builtin_amdgcn_cvt_f32_%(kind)s(x, 2), single[3] = __builtin_amdgcn_cvt_f32_%(kind)s(x, 3);
+		pair[0] = __builtin_amdgcn_cvt_pk_f32_%(kind)s(x, false), pair[1] = __builtin_amdgcn_cvt_pk_f32_%(kind)s(x, true);
+	}
+"""
+NARROW8 = """
+	float2v *in = (float2v *)args.in;
+	for (int i = __builtin_amdgcn_workitem_id_x(); i < 512; i += %(wave)d) {
+		args.out[i] = __builtin_amdgcn_cvt_pk_%(kind)s_f32(in[i].x, in[i].y, 0x12345678, false);
+		args.out[512 + i] = __builtin_amdgcn_cvt_pk_%(kind)s_f32(in[i].x, in[i].y, 0x12345678, true);
+	}
+"""
+
+
+def conversions8(archs, eights, suffix):
+    for kind, eight in eights.items():
+        def widen(words, eight=eight):
+            return np.tile(eight.widened(np.arange(256)), 2)
+
+        def narrow(words, eight=eight):
+            code = np.array([eight.nearest(x) for x in floats(words)], np.uint32)
+            pair = code[0::2] | code[1::2] << 8
+            return np.concatenate([pair | 0x12340000, pair << 16 | 0x5678])
+
+        for function, body, inputs in ((widen, WIDEN8, any_words), (narrow, NARROW8, eight.to_round)):
+            function.__name__ = f"{function.__name__}_{kind}{suffix}"
+            test(archs, body.replace("%(kind)s", kind), inputs)(lambda words, wave, function=function: function(words))
+            TESTS[-1] = (function.__name__, *TESTS[-1][1:])
+
+
 def any_words(rng):
     return rng.integers(0, 1 << 32, WORDS, dtype=np.uint64).astype(np.uint32)
+
+
+products8()
+conversions8(("gfx942",), FNUZ, "_fnuz")
+conversions8(("gfx950", "gfx1201"), OCP, "")
 
 
 def input_for(name, rng):
@@ -411,14 +561,14 @@ def run_arch(arch, folder):
     source, code = os.path.join(folder, "t.hip"), os.path.join(folder, f"{arch}.co")
     with open(source, "w", encoding="ascii") as f:
         f.write(PRELUDE % constants)
-        for name, _, body, _ in mine:
+        for name, _, body, _, _ in mine:
             # Bodies made with % once already have no more of them.
             text = body % constants if "%(" in body or "%%" in body else body
             f.write(f"KERNEL void {name}(Args args)\n{{{text}}}\n")
     clangs.compile_object(arch, source, [], code)
     loaded, rng, failed = emulator.CodeObject(code, arch), np.random.default_rng(1), 0
-    for name, _, _, expect in mine:
-        given, got = input_for(name, rng), np.zeros(WORDS, np.uint32)
+    for name, _, _, expect, inputs in mine:
+        given, got = inputs(rng) if inputs else input_for(name, rng), np.zeros(WORDS, np.uint32)
         want = expect(given, wave) if expect.__code__.co_argcount > 1 else expect(given)
         try:
             loaded.launch(name, (1, 1, 1), wave, Args(given.ctypes.data, got.ctypes.data), 0)
@@ -441,8 +591,8 @@ def main():
         return 77
     if options.plain:
         import corrections
-        for name in ("context", "decoder", "mfma", "buffers", "hints", "sdwa"):
-            setattr(corrections, "correct_" + name, lambda emu: None)
+        for name in [name for name in vars(corrections) if name.startswith(("correct_", "choose_"))]:
+            setattr(corrections, name, lambda *_: None)
     archs = clangs.known(options.arch or ALL, "instructions")
     if not archs:
         return 77
