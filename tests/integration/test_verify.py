@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""fmhactl verify, when it does not come to its end, and when a case takes long."""
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+
+import fmhad
+import pytest
+from test_gpu_layer import compiler, make_gpu  # noqa: F401
+
+FAILED, UNREACHABLE = 1, 3
+QUICK = ["--features", "merge,f32"]
+SUMMARY = re.compile(r"seed (\d+): (\d+) ok, (\d+) not supported, (\d+) failed(?:, (\d+) not judged)?")
+GO_ON = re.compile(r"to go on: fmhactl (.*)")
+
+
+def start(daemon, *arguments, **options):
+    command = [fmhad.find_program("fmhactl"), "verify", "--socket", daemon.socket, *map(str, arguments)]
+    return subprocess.Popen(command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options})
+
+
+def counts(said):
+    """(ok, not supported, failed, not judged) of all seeds that a text sums up; there is one."""
+    (found,) = SUMMARY.findall(said)
+    return tuple(int(word or 0) for word in found[1:])
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_makes_it_say_what_it_knows(daemon, how):
+    cases = 100_000
+    verify = start(daemon, *QUICK, "--cases", cases, "--seed", 3, "--verbose")
+    first = [verify.stdout.readline() for _ in range(20)]
+    verify.send_signal(how)
+    said = "".join(first) + verify.stdout.read()
+    assert verify.wait(20) == -how
+    ok, unsupported, failed, left = counts(said)
+    told = [int(number) for number in re.findall(r"^case (\d+): ok", said, re.M)]
+    assert ok == len(set(told)) == cases - left and (unsupported, failed) == (0, 0)
+    (command,) = GO_ON.findall(said)
+    words = shlex.split(command)
+    begin = int(words[words.index("--from") + 1])
+    assert set(range(begin)) <= set(told) and begin not in told
+    assert int(words[words.index("--cases") + 1]) == cases - begin
+    words[words.index("--cases") + 1] = "30"
+    rest = subprocess.run([fmhad.find_program("fmhactl"), *words, "--verbose"], capture_output=True, text=True, check=True)
+    assert counts(rest.stdout) == (30, 0, 0, 0)
+    assert [int(n) for n in re.findall(r"^case (\d+): ok", rest.stdout, re.M)] == list(range(begin, begin + 30))
+
+
+def test_what_is_ignored_does_not_stop_it(daemon):
+    verify = start(daemon, *QUICK, "--cases", 150, "--verbose", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    verify.stdout.readline()
+    verify.send_signal(signal.SIGHUP)
+    assert counts(verify.stdout.read()) == (150, 0, 0, 0) and verify.wait(20) == 0
+
+
+def test_a_daemon_that_goes_away_is_no_failed_case(daemon):
+    verify = start(daemon, *QUICK, "--cases", 100_000, "--jobs", 4, "--verbose")
+    verify.stdout.readline()
+    daemon.stop()
+    out, err = verify.communicate(timeout=30)
+    assert verify.returncode == UNREACHABLE and "fmhactl: " in err
+    ok, unsupported, failed, left = counts(out)
+    assert (unsupported, failed) == (0, 0) and left > 0 and "to go on: fmhactl verify" in out
+
+
+def test_a_daemon_that_hangs_is_no_failed_case(daemon):
+    verify = start(daemon, *QUICK, "--cases", 100_000, "--timeout", 0.5, "--verbose")
+    verify.stdout.readline()
+    stopped = [daemon.pid, *daemon.children()]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        out, _ = verify.communicate(timeout=30)
+    finally:
+        for pid in reversed(stopped):
+            os.kill(pid, signal.SIGCONT)
+    assert verify.returncode == UNREACHABLE
+    assert counts(out)[2] == 0 and counts(out)[3] > 0 and "--timeout 0.5" in out
+
+
+def test_a_worker_that_dies_takes_no_innocent_case_along(daemon):
+    verify = start(daemon, *QUICK, "--cases", 300, "--jobs", 8, "--verbose")
+    verify.stdout.readline()
+    os.kill(daemon.worker_pid(), signal.SIGKILL)
+    said = verify.stdout.read()
+    assert verify.wait(20) == 0 and counts(said) == (300, 0, 0, 0)
+
+
+def test_progress_is_shown_on_a_terminal(daemon):
+    ours, theirs = pty.openpty()
+    verify = start(daemon, *QUICK, "--cases", 1_000_000, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while b"cases, 0 failed: " not in shown:
+        shown += os.read(ours, 1024)
+    verify.send_signal(signal.SIGTERM)
+    assert counts(verify.communicate(timeout=20)[0])[3] > 0
+    os.close(ours)
+
+
+def test_compiles_for_the_next_cases_do_not_wait(make_gpu, compiler, tmp_path):  # noqa: F811
+    """Two kernels are compiled at once, for two cases; with one job never."""
+    counted = tmp_path / "counted"
+    compiler.does(f"mkdir -p {counted}.now; touch {counted}.now/$$; ls {counted}.now | wc -l >>{counted}; sleep 0.2; "
+                  f"rm {counted}.now/$$; echo 'it does not work' >&2; exit 1")
+    daemon = make_gpu()
+    for jobs, most in ((1, 1), (6, 2)):
+        counted.write_text("")
+        verify = start(daemon, "--cases", 6, "--seed", jobs, "--features", "f32,bias,softcap,scale", "--jobs", jobs)
+        verify.communicate(timeout=60)
+        assert verify.returncode == FAILED
+        assert max(map(int, counted.read_text().split())) >= most if jobs > 1 else counted.read_text().split() == ["1"] * 6
