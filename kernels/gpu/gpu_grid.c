@@ -5,7 +5,6 @@
 #include "grid.h"
 #include "prepare.h"
 
-#define MOST_X  INT32_MAX
 #define MOST_YZ 65535
 
 int gpu_sums_dbias(const struct abi_bwd_args *a)
@@ -14,10 +13,10 @@ int gpu_sums_dbias(const struct abi_bwd_args *a)
 }
 
 /* @x: blocks of a head, @n: what they count. */
-static int set_grid(grid_int x, grid_int y, grid_int z, grid_int n, uint32_t ret_grid[3])
+static int set_grid(const struct gpu_kernel *k, grid_int x, grid_int y, grid_int z, grid_int n, uint32_t ret_grid[3])
 {
 	ret_grid[0] = ret_grid[1] = ret_grid[2] = 0;
-	if (n > INT32_MAX || x > MOST_X || y > MOST_YZ || z > MOST_YZ)
+	if (n > INT32_MAX || x > k->most_x || y > MOST_YZ || z > MOST_YZ)
 		return 1;
 	ret_grid[0] = (uint32_t)x;
 	ret_grid[1] = (uint32_t)y;
@@ -32,7 +31,7 @@ static int set_forward(const struct gpu_kernel *k, const struct abi_fwd_args *a,
 	struct grid_forward g = grid_forward_of(a, pack, k->family == ABI_FWD_SPLITKV,
 						k->tile.tile_m);
 
-	return set_grid(g.n_tiles * g.n_splits, pack ? a->nhead_k : a->nhead_q, a->sequences.batch,
+	return set_grid(k, g.n_tiles * g.n_splits, pack ? a->nhead_k : a->nhead_q, a->sequences.batch,
 			g.n_tiles * k->tile.tile_m, ret_grid);
 }
 
@@ -44,7 +43,7 @@ static int set_pieces(const struct gpu_kernel *k, uint32_t units, const struct a
 
 	if (blocks > units)
 		blocks = units;
-	return set_grid(blocks, 1, 1, pieces + blocks, ret_grid); /* a round further is looked at */
+	return set_grid(k, blocks, 1, 1, pieces + blocks, ret_grid); /* a round further is looked at */
 }
 
 static int set_backward(const struct gpu_kernel *k, const struct abi_bwd_args *a,
@@ -53,21 +52,21 @@ static int set_backward(const struct gpu_kernel *k, const struct abi_bwd_args *a
 	if (k->tile.pipeline == GPU_WGMMA) { /* heads are summed in a block */
 		grid_int tiles = grid_ceil(a->sequences.seqlen_k_max, k->tile.tile_n);
 
-		return set_grid(tiles * a->nhead_k * a->sequences.batch, 1, 1,
+		return set_grid(k, tiles * a->nhead_k * a->sequences.batch, 1, 1,
 				tiles * k->tile.tile_n, ret_grid);
 	}
 	struct grid_backward g = grid_backward_of(a, k->tile.tile_m, k->tile.tile_n, k->dq_tile_n,
 						  k->split_dkdv, k->dbias_sum);
 
-	return set_grid(g.n_key_blocks + g.n_row_blocks + g.n_bias_blocks, a->nhead_q,
+	return set_grid(k, g.n_key_blocks + g.n_row_blocks + g.n_bias_blocks, a->nhead_q,
 			a->sequences.batch, 0, ret_grid);
 }
 
-static int set_rows(int rows_of_block, grid_int rows, grid_int batch, uint32_t ret_grid[3])
+static int set_rows(const struct gpu_kernel *k, int rows_of_block, grid_int rows, grid_int batch, uint32_t ret_grid[3])
 {
 	grid_int blocks = grid_ceil(rows, rows_of_block);
 
-	return set_grid(blocks, 1, batch, blocks * rows_of_block, ret_grid);
+	return set_grid(k, blocks, 1, batch, blocks * rows_of_block, ret_grid);
 }
 
 /* A second row of blocks, one a head, sums dSink. */
@@ -78,7 +77,7 @@ static int set_dot(const struct gpu_kernel *k, const struct abi_bwd_args *a, uin
 
 	if (a->dsink && x < a->nhead_q)
 		x = a->nhead_q;
-	return set_grid(x, a->dsink ? 2 : 1, a->sequences.batch, x * of_block, ret_grid);
+	return set_grid(k, x, a->dsink ? 2 : 1, a->sequences.batch, x * of_block, ret_grid);
 }
 
 int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void *args,
@@ -91,12 +90,12 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 
 	switch (kernel->family) {
 	case ABI_FWD_SPLITKV_COMBINE:
-		return set_rows(waves / grid_combine_waves(combine->n_splits, waves),
+		return set_rows(kernel, waves / grid_combine_waves(combine->n_splits, waves),
 				grid_query_rows(&combine->sequences, combine->nhead_q),
 				combine->sequences.batch, ret_grid);
 	case ABI_FWD_APPENDKV:
 		return set_rows(
-			waves,
+			kernel, waves,
 			2 * grid_append_keys(append) +
 				(append->q_rotated.data
 					 ? grid_query_rows(&append->sequences, append->nhead_q)
@@ -108,10 +107,10 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 		return set_dot(kernel, bwd, ret_grid);
 	case ABI_BWD_CONVERT_DQ:
 		if (bwd->dq_tile_rows)
-			return set_grid(grid_ceil(bwd->sequences.seqlen_q_max, bwd->dq_tile_rows) *
+			return set_grid(kernel, grid_ceil(bwd->sequences.seqlen_q_max, bwd->dq_tile_rows) *
 						grid_dq_chunks(bwd) * bwd->nhead_q,
 					1, bwd->sequences.batch, 0, ret_grid);
-		return set_rows(waves, grid_query_rows(&bwd->sequences, bwd->nhead_q),
+		return set_rows(kernel, waves, grid_query_rows(&bwd->sequences, bwd->nhead_q),
 				bwd->sequences.batch, ret_grid);
 	default:
 		return kernel->tile.pipeline == GPU_WGMMA

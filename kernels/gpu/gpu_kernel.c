@@ -168,6 +168,8 @@ static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uin
 	if (dtype > ABI_E5M2 || threads <= 0 || threads > 1024)
 		return 1;
 	*k = (struct gpu_kernel){.family = family, .tile = *tile, .block = {threads, 1, 1}};
+	/* AMD's queues count threads, in 32 bits. */
+	k->most_x = strncmp(arch->name, "gfx", 3) == 0 ? UINT32_MAX / threads : INT32_MAX;
 	k->overlaps = can_wait(arch) && family == ABI_FWD_SPLITKV_COMBINE;
 	snprintf(k->source, sizeof(k->source), "fmha.hip");
 	snprintf(k->entry, sizeof(k->entry), "fmha_%s", entries[family]);

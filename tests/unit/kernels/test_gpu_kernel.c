@@ -415,9 +415,17 @@ static void grids_beyond_reach_are_refused(void **state)
 	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 1);
 	assert_int_equal(make("gfx942", ABI_BWD_DOT_DO_O, &bf16, &dot, &k), 0);
 	bwd.sequences.batch = 1;
+	bwd.sequences.seqlen_q_max = (1 << 23) -
+				     1; /* times 128 heads, in blocks of 64 rows and 256 threads */
+	assert_int_equal(gpu_kernel_grid(&k, 132, &bwd, grid), 0);
+	assert_int_equal(grid[0], (((1u << 23) - 1) * 128 + 63) / 64);
+	assert_true((uint64_t)grid[0] * k.block[0] <= UINT32_MAX);
+	bwd.sequences.seqlen_q_max = 1 << 23;
+	assert_int_equal(gpu_kernel_grid(&k, 132, &bwd, grid), 1);
+	assert_int_equal(make("sm_90a", ABI_BWD_DOT_DO_O, &bf16, &dot, &k), 0);
 	bwd.sequences.seqlen_q_max = (1 << 24) - 1;
 	assert_int_equal(gpu_kernel_grid(&k, 132, &bwd, grid), 0);
-	assert_int_equal(grid[0], (((1u << 24) - 1) * 128 + 63) / 64);
+	assert_int_equal(grid[0], (((1u << 24) - 1) * 128 + 31) / 32);
 	bwd.sequences.seqlen_q_max = 1 << 24;
 	assert_int_equal(gpu_kernel_grid(&k, 132, &bwd, grid), 1);
 }

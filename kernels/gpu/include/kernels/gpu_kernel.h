@@ -112,6 +112,7 @@ struct gpu_kernel {
 	int split_dkdv, dbias_sum;
 	int overlaps; /* as launch.h says: it waits for the stage before by itself */
 	int32_t dq_tile_n; /* dq_dk_dv: queries of a block of the second pass */
+	uint32_t most_x;   /* blocks that a launch takes along x */
 };
 
 /* Return: 0, or 1 when this tile cannot run with these traits on this arch. */
