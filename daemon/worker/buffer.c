@@ -123,6 +123,7 @@ struct making {
 	struct worker *worker;
 	struct session *session; /* not to be touched by run() and undo() */
 	uint32_t id;
+	uint32_t uid, pid;        /* the client's, who imports */
 	enum proto_method method; /* PROTO_BUFFER_CREATE or PROTO_BUFFER_IMPORT */
 	struct proto_buffer_import_params params;
 	int fd; /* in: the client's; out of a creation: what goes to it; -1: none */
@@ -146,7 +147,9 @@ static struct device_memory_source source_of(const struct making *making)
 					     .handle = params->handle,
 					     .handle_bytes = params->handle_bytes,
 					     .base_offset = params->base_offset,
-					     .size = params->size};
+					     .size = params->size,
+					     .uid = making->uid,
+					     .pid = making->pid};
 }
 
 static int charge_making(struct making *making, struct fmha_error *err)
@@ -335,6 +338,8 @@ int buffer_import(struct session *session, uint32_t id,
 	_cleanup_(making_deinit) struct making making = {.worker = session->worker,
 							 .session = session,
 							 .id = id,
+							 .uid = session->uid,
+							 .pid = session->pid,
 							 .method = PROTO_BUFFER_IMPORT,
 							 .params = *params,
 							 .fd = take_fd(fd)};

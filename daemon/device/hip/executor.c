@@ -48,6 +48,7 @@ struct gpu_launch {
 	struct gpu_launch *next;
 	hipEvent_t begin, end;
 	struct gpu_pass pass;
+	hipError_t issued; /* not hipSuccess: a part of it is on the stream */
 	atomic_bool cancelled;
 	_Atomic uint64_t issued_ns; /* 0: not yet */
 	_Atomic uint64_t begun_ns;  /* when it was first seen past its fences; 0: not yet */
@@ -82,6 +83,7 @@ bool gpu_error_is_fatal(hipError_t status)
 	case hipErrorOutOfMemory:
 	case hipErrorInvalidValue:
 	case hipErrorNotSupported:
+	case hipErrorInvalidConfiguration:
 	case hipErrorInvalidHandle: /* a client's event that is none any more */
 	case hipErrorLaunchOutOfResources:
 		return false;
@@ -110,6 +112,7 @@ struct device_stream *gpu_stream_new(struct device *device, uint32_t uid, uint32
 {
 	struct gpu_device *gpu = gpu_device_of(device);
 	struct device_stream *stream = gpu->free_streams;
+	hipError_t status;
 
 	(void)uid, (void)weight; /* the hardware's queues know no users */
 	if (stream) {
@@ -118,12 +121,14 @@ struct device_stream *gpu_stream_new(struct device *device, uint32_t uid, uint32
 		return stream;
 	}
 	stream = calloc(1, sizeof(*stream));
-	if (stream &&
-	    hipStreamCreateWithFlags(&stream->stream, hipStreamNonBlocking) != hipSuccess) {
-		free(stream);
+	if (!stream)
 		return NULL;
-	}
-	return stream;
+	status = hipStreamCreateWithFlags(&stream->stream, hipStreamNonBlocking);
+	if (status == hipSuccess)
+		return stream;
+	(void)gpu_failure(gpu, status, "making a stream", NULL);
+	free(stream);
+	return NULL;
 }
 
 static void destroy_stream(struct gpu_device *gpu, struct device_stream *stream)
@@ -151,20 +156,20 @@ void gpu_stream_free(struct device *device, struct device_stream *stream)
 struct device_launch *gpu_launch_new(struct device *device)
 {
 	struct gpu_launch *launch = calloc(1, sizeof(*launch));
+	hipError_t status;
 
-	(void)device;
 	if (!launch)
 		return NULL;
-	if (hipEventCreateWithFlags(&launch->begin, 0) != hipSuccess) {
-		free(launch);
-		return NULL;
-	}
-	if (hipEventCreateWithFlags(&launch->end, 0) != hipSuccess) {
+	status = hipEventCreateWithFlags(&launch->begin, 0);
+	if (status == hipSuccess) {
+		status = hipEventCreateWithFlags(&launch->end, 0);
+		if (status == hipSuccess)
+			return &launch->base;
 		(void)hipEventDestroy(launch->begin);
-		free(launch);
-		return NULL;
 	}
-	return &launch->base;
+	(void)gpu_failure(gpu_device_of(device), status, "making an event", NULL);
+	free(launch);
+	return NULL;
 }
 
 void gpu_launch_free(struct device *device, struct device_launch *launch)
@@ -270,7 +275,10 @@ void gpu_submit(struct device *device, struct device_launch *base)
 	atomic_store(&launch->cancelled, false);
 	atomic_store(&launch->issued_ns, 0);
 	atomic_fetch_add(&gpu->n_busy, 1);
-	status = issue(gpu, launch, true);
+	status = launch->issued = issue(gpu, launch, true);
+	/* What is on the stream already still uses the launch's memory. */
+	if (status != hipSuccess && !gpu_error_is_fatal(status))
+		status = hipEventRecord(launch->end, base->stream->stream);
 	if (status != hipSuccess) {
 		finish(gpu, launch, status);
 		device_launch_done(device, base);
@@ -303,6 +311,14 @@ static uint64_t blocks_of(const struct device_launch *base)
 	return n;
 }
 
+/* After a failure that is none of the device's: what came before it may still run. */
+static hipError_t drain(hipStream_t stream, hipError_t failure)
+{
+	hipError_t status = hipStreamSynchronize(stream);
+
+	return status == hipSuccess ? failure : status;
+}
+
 bool gpu_run_here(struct device *device, struct device_launch *base)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
@@ -322,6 +338,8 @@ bool gpu_run_here(struct device *device, struct device_launch *base)
 		while (status == hipErrorNotReady && clock_ns() - began < HERE_LIMIT_NS);
 	if (status == hipErrorNotReady)
 		status = hipStreamSynchronize(stream);
+	else if (status != hipSuccess && !gpu_error_is_fatal(status))
+		status = drain(stream, status);
 	base->started_ns = began;
 	finish(gpu, launch, status);
 	return true;
@@ -382,6 +400,8 @@ static bool reap(struct gpu_device *gpu, struct gpu_launch **in_flight)
 			continue;
 		}
 		*in_flight = launch->next;
+		if (status == hipSuccess)
+			status = launch->issued;
 		finish(gpu, launch, status);
 		if (status == hipSuccess)
 			take_time(launch);
@@ -523,11 +543,14 @@ int gpu_executor_start(struct gpu_device *gpu, struct fmha_error *err)
 	(void)pthread_cond_init(&gpu->work, &clock);
 	(void)pthread_condattr_destroy(&clock);
 	gpu->submitted_tail = &gpu->submitted;
-	status = hipStreamCreateWithFlags(&gpu->rescue, hipStreamNonBlocking);
+	status = gpu_stream_apart(&gpu->rescue);
 	if (status == hipSuccess)
-		status = hipStreamCreateWithFlags(&gpu->scrub, hipStreamNonBlocking);
+		status = gpu_stream_apart(&gpu->scrub);
 	if (status != hipSuccess)
 		return gpu_error(status, "making a stream", err);
+	status = gpu_first_uses(gpu->scrub);
+	if (status != hipSuccess)
+		return gpu_error(status, "using the device for the first time", err);
 	if (pthread_create(&gpu->thread, NULL, executor, gpu) != 0)
 		return fmha_error_set(err, FMHA_EIO, "no more threads");
 	(void)pthread_setname_np(gpu->thread, "fmhad-gpu");

@@ -32,7 +32,7 @@ static hipError_t new_word(struct gpu_device *gpu, uint32_t **ret_word)
 {
 	struct gpu_words *words = gpu->words;
 	hipError_t status;
-	void *memory;
+	void *memory = NULL;
 
 	if (!words || words->n_used == WORDS) {
 		words = calloc(1, sizeof(*words));
@@ -45,6 +45,8 @@ static hipError_t new_word(struct gpu_device *gpu, uint32_t **ret_word)
 		if (status == hipSuccess)
 			status = hipStreamSynchronize(gpu->rescue);
 		if (status != hipSuccess) {
+			if (memory)
+				(void)hipFree(memory);
 			free(words);
 			return status;
 		}

@@ -3,9 +3,9 @@
  * gpu.h: the inside of the GPU backend. hip.c opens the device and is the face; memory.c holds what
  * clients share; executor.c launches; kernels.c chooses kernels and loads their code.
  *
- * Threads: the worker's loop calls everything; one executor thread watches launches end; what may
- * block for long, as opening a foreign handle does for seconds, is called on threads of the
- * worker's. All have the device's context current.
+ * Threads: the worker's loop calls everything; one executor thread watches launches end; another gives
+ * memory back (memory.h); what else may block for long, as opening a foreign handle does for seconds, is
+ * called on threads of the worker's. All have the device's context current.
  */
 #ifndef FMHAD_DEVICE_GPU_H
 #define FMHAD_DEVICE_GPU_H
@@ -22,9 +22,19 @@
 
 struct gpu_gate; /* gate.c */
 struct gpu_launch;
-struct gpu_memory; /* memory.c */
+struct gpu_memory; /* memory.h */
 struct gpu_shared; /* shared.h */
 struct gpu_words;  /* gate.c */
+
+/* memory.h */
+struct gpu_reclaim {
+	pthread_t thread;
+	bool started, stopping;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	struct gpu_memory *first;
+	uint32_t n_pending; /* with the one that is just being given back */
+};
 
 struct gpu_device {
 	struct device device;
@@ -49,6 +59,8 @@ struct gpu_device {
 	pthread_cond_t shared_changed;
 	struct gpu_shared *shared;
 	struct gpu_memory *spare; /* a small allocation that nobody has; under shared_lock */
+
+	struct gpu_reclaim reclaim;
 
 	/* memory.c; loop thread only */
 	struct gpu_memory *free_workspaces, *free_staging;

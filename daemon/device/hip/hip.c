@@ -12,6 +12,7 @@
 
 #include "gpu.h"
 #include "kernels.h"
+#include "memory.h"
 #ifdef FMHA_HIP_ON_CUDA
 #include "mps.h"
 #endif
@@ -103,6 +104,7 @@ static void gpu_close(struct device *device)
 	gpu_workspaces_trim(gpu);
 	gpu_staging_trim(gpu);
 	gpu_spare_free(gpu);
+	gpu_reclaim_stop(gpu);
 	(void)pthread_cond_destroy(&gpu->shared_changed);
 	(void)pthread_mutex_destroy(&gpu->shared_lock);
 	free(gpu);
@@ -117,7 +119,7 @@ static int gpu_open(const struct config_device *config, struct device **ret_devi
 	int count = 0, r;
 
 	gpu_find_mps(&asked);
-	status = hipInit(0);
+	status = gpu_init();
 	if (status == hipSuccess)
 		status = hipGetDeviceCount(&count);
 	if (status != hipSuccess)
@@ -138,7 +140,9 @@ static int gpu_open(const struct config_device *config, struct device **ret_devi
 	(void)pthread_mutex_init(&gpu->shared_lock, NULL);
 	(void)pthread_cond_init(&gpu->shared_changed, NULL);
 	gpu->vmm_granularity = gpu_vmm_granularity(gpu->index);
-	r = gpu_describe(gpu, err);
+	r = gpu_reclaim_start(gpu, err);
+	if (r == 0)
+		r = gpu_describe(gpu, err);
 	if (r == 0)
 		r = gpu_executor_start(gpu, err);
 	if (r < 0) {

@@ -10,10 +10,25 @@
 #define __HIP_PLATFORM_AMD__ 1
 #include <hip/hip_runtime_api.h>
 #include <stddef.h>
+#include <stdint.h>
 #define GPU_BACKEND "hip"
 #endif
 
+#include <fmha/base.h>
 #include <kernels/launch.h>
+
+/* hipInit(), as a process that serves many streams wants it. */
+hipError_t gpu_init(void);
+/* A stream that is held up by no other that waits for a word. */
+hipError_t gpu_stream_apart(hipStream_t *ret_stream);
+/* Does once, on @stream, what takes its time when it is done first. */
+hipError_t gpu_first_uses(hipStream_t stream);
+
+/* Whether a client (@uid, @client_pid) may have this IPC handle opened. Return: 0, FMHA_EPERM. */
+int gpu_check_handle(const uint8_t handle[64], uint32_t uid, uint32_t client_pid,
+		     struct fmha_error *err);
+/* Whether what a handle has opened at @base is @bytes long. hipErrorInvalidValue: it is not. */
+hipError_t gpu_check_mapping(const void *base, size_t bytes);
 
 /*
  * Memory that travels as a file descriptor: a physical allocation, mapped here and wherever the

@@ -21,6 +21,7 @@ typedef enum {
 	hipErrorOutOfMemory = 2,
 	hipErrorNotInitialized = 3,
 	hipErrorDeinitialized = 4,
+	hipErrorInvalidConfiguration = 9,
 	hipErrorNoDevice = 100,
 	hipErrorInvalidDevice = 101,
 	hipErrorInvalidImage = 200,

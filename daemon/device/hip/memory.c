@@ -15,26 +15,14 @@
 
 #include <memfd.h>
 
-#include "gpu.h"
+#include "memory.h"
 #include "shared.h"
 
-#define WORKSPACE_LEAST 65536ull
-#define WORKSPACE_KEEP                                                                             \
-	(2ull << 30) /* bytes kept for the next launch: hipFree waits for the device */
-#define STAGING_KEEP (64ull << 20) /* the same: pinning takes long */
-
-/* How a device_memory of this backend came to be: stored in its map and map_bytes. */
-enum { MEMORY_PLAIN, MEMORY_VMM, MEMORY_IPC, MEMORY_COPY };
-
-struct gpu_memory {
-	struct gpu_memory *next; /* among kept workspaces */
-	int kind;
-	void *base;
-	size_t bytes;
-	struct gpu_shared *shared;
-	struct device_memory host; /* MEMORY_COPY: the client's memfd */
-	int fd;                    /* of the spare one, which has not been given away */
-};
+#define WORKSPACE_LEAST  65536ull
+#define WORKSPACE_KEEP   (2ull << 30)  /* bytes kept for the next launch: allocating takes long */
+#define STAGING_KEEP     (64ull << 20) /* the same: pinning takes long */
+#define PATIENCE_MS      2000          /* how long memory that is being given back is waited for */
+#define LOOP_PATIENCE_MS 200
 
 static void describe(struct gpu_memory *memory, uint64_t offset, uint64_t size,
 		     struct device_memory *ret_memory)
@@ -72,6 +60,17 @@ static size_t round_up(uint64_t size, size_t granularity)
 	return (size_t)((size + granularity - 1) / granularity * granularity);
 }
 
+/* Memory that is just being given back counts as there. */
+static hipError_t allocate(struct gpu_device *gpu, size_t bytes, uint32_t patience_ms,
+			   void **ret_pointer)
+{
+	hipError_t status = hipMalloc(ret_pointer, bytes);
+
+	if (status == hipErrorOutOfMemory && gpu_reclaim_wait(gpu, patience_ms))
+		status = hipMalloc(ret_pointer, bytes);
+	return status;
+}
+
 /* New memory is zero: it may have been another user's. */
 static int scrub(struct gpu_device *gpu, void *pointer, size_t bytes, struct fmha_error *err)
 {
@@ -89,6 +88,8 @@ static int make_shareable(struct gpu_device *gpu, size_t bytes, void **ret_point
 	hipError_t status = gpu_vmm_create(bytes, gpu->index, ret_pointer, ret_fd);
 	int r;
 
+	if (status == hipErrorOutOfMemory && gpu_reclaim_wait(gpu, PATIENCE_MS))
+		status = gpu_vmm_create(bytes, gpu->index, ret_pointer, ret_fd);
 	if (status != hipSuccess)
 		return gpu_failure(gpu, status, "allocating memory", err);
 	r = scrub(gpu, *ret_pointer, bytes, err);
@@ -216,8 +217,13 @@ static int import_handle(struct gpu_device *gpu, const struct device_memory_sour
 			 struct device_memory *ret_memory, struct fmha_error *err)
 {
 	struct gpu_shared *shared = NULL;
-	int r = gpu_shared_get(gpu, SHARED_MEMORY, source->handle, source->handle_bytes, &shared,
-			       err);
+	int r = 0;
+
+	if (source->handle_bytes == GPU_HANDLE_BYTES)
+		r = gpu_check_handle(source->handle, source->uid, source->pid, err);
+	if (r == 0)
+		r = gpu_shared_get(gpu, SHARED_MEMORY, source->handle, source->handle_bytes,
+				   &shared, err);
 
 	if (r < 0)
 		return r;
@@ -261,6 +267,18 @@ static int import_descriptor(struct gpu_device *gpu, const struct device_memory_
 	return 0;
 }
 
+static int pin(struct gpu_device *gpu, void *memory, size_t bytes, struct fmha_error *err)
+{
+	hipError_t status = hipHostRegister(memory, bytes, 0);
+
+	if (status == hipSuccess)
+		return 0;
+	if (gpu_error_is_fatal(status))
+		return gpu_failure(gpu, status, "pinning memory", err);
+	return fmha_error_set(err, FMHA_ENOMEM, "the driver cannot pin %zu bytes of memory: %s",
+			      bytes, hipGetErrorName(status));
+}
+
 static int import_memfd(struct gpu_device *gpu, const struct device_memory_source *source,
 			struct device_memory *ret_memory, struct fmha_error *err)
 {
@@ -274,12 +292,12 @@ static int import_memfd(struct gpu_device *gpu, const struct device_memory_sourc
 	if (r < 0)
 		return r;
 	/* A copy of memory that is not pinned would make the loop wait for the kernels. */
-	if (hipHostRegister(host.map, host.map_bytes, 0) != hipSuccess) {
+	r = pin(gpu, host.map, host.map_bytes, err);
+	if (r < 0) {
 		memfd_free_memory(&host);
-		return fmha_error_set_field(err, FMHA_ENOMEM, "fd",
-					    "the driver cannot pin the memfd's memory");
+		return r;
 	}
-	status = hipMalloc(&copy, source->size);
+	status = allocate(gpu, source->size, PATIENCE_MS, &copy);
 	if (status != hipSuccess) {
 		(void)hipHostUnregister(host.map);
 		memfd_free_memory(&host);
@@ -320,29 +338,35 @@ int gpu_memory_import(struct device *device, const struct device_memory_source *
 	}
 }
 
-void gpu_memory_free(struct device *device, struct device_memory *memory)
+void gpu_memory_destroy(struct gpu_device *gpu, struct gpu_memory *memory)
 {
-	struct gpu_memory *owned = memory->map;
-
-	if (!owned)
-		return;
-	switch (owned->kind) {
+	switch (memory->kind) {
 	case MEMORY_PLAIN:
-		(void)hipFree(owned->base);
+		(void)hipFree(memory->base);
 		break;
 	case MEMORY_VMM:
-		(void)gpu_vmm_free(owned->base, owned->bytes);
+		(void)gpu_vmm_free(memory->base, memory->bytes);
 		break;
 	case MEMORY_IPC:
-		gpu_shared_put(gpu_device_of(device), owned->shared);
+		gpu_shared_put(gpu, memory->shared);
 		break;
 	case MEMORY_COPY:
-		(void)hipHostUnregister(owned->host.map);
-		memfd_free_memory(&owned->host);
-		(void)hipFree(owned->base);
+		(void)hipHostUnregister(memory->host.map);
+		memfd_free_memory(&memory->host);
+		(void)hipFree(memory->base);
+		break;
+	case MEMORY_STAGING:
+		(void)hipHostUnregister(memory->base);
+		(void)munmap(memory->base, memory->bytes);
 		break;
 	}
-	free(owned);
+	free(memory);
+}
+
+void gpu_memory_free(struct device *device, struct device_memory *memory)
+{
+	if (memory->map)
+		gpu_reclaim(gpu_device_of(device), memory->map);
 	*memory = (struct device_memory){0};
 }
 
@@ -381,9 +405,9 @@ int gpu_workspace_new(struct device *device, uint64_t bytes, struct device_memor
 		return 0;
 	}
 	status = hipMalloc(&pointer, size);
-	if (status == hipErrorOutOfMemory && gpu->free_workspaces) {
+	if (status == hipErrorOutOfMemory) {
 		gpu_workspaces_trim(gpu);
-		status = hipMalloc(&pointer, size);
+		status = allocate(gpu, size, LOOP_PATIENCE_MS, &pointer);
 	}
 	if (status != hipSuccess)
 		return gpu_failure(gpu, status, "allocating a workspace", err);
@@ -417,8 +441,7 @@ void gpu_workspaces_trim(struct gpu_device *gpu)
 		struct gpu_memory *kept = gpu->free_workspaces;
 
 		gpu->free_workspaces = kept->next;
-		(void)hipFree(kept->base);
-		free(kept);
+		gpu_reclaim(gpu, kept);
 	}
 	gpu->free_bytes = 0;
 }
@@ -430,30 +453,33 @@ uint64_t gpu_staging_cost(const struct device *device, uint64_t bytes)
 	return gpu_workspace_cost(device, bytes);
 }
 
-static void staging_free(struct gpu_memory *staging)
-{
-	(void)hipHostUnregister(staging->base);
-	(void)munmap(staging->base, staging->bytes);
-	free(staging);
-}
-
 /* Pinned: a copy to or from other memory would make the thread that asks for it wait for all that
  * the stream waits for. */
-static struct gpu_memory *staging_make(size_t bytes)
+static int staging_make(struct gpu_device *gpu, size_t bytes, struct gpu_memory **ret_staging,
+			struct fmha_error *err)
 {
 	struct gpu_memory *staging = calloc(1, sizeof(*staging));
+	int r;
 
 	if (!staging)
-		return NULL;
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	staging->kind = MEMORY_STAGING;
 	staging->bytes = bytes;
 	staging->base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
 			     0);
-	if (staging->base != MAP_FAILED && hipHostRegister(staging->base, bytes, 0) == hipSuccess)
-		return staging;
-	if (staging->base != MAP_FAILED)
-		(void)munmap(staging->base, bytes);
+	if (staging->base == MAP_FAILED) {
+		free(staging);
+		return fmha_error_set(err, FMHA_ENOMEM,
+				      "no %zu bytes of memory for integer tensors", bytes);
+	}
+	r = pin(gpu, staging->base, bytes, err);
+	if (r == 0) {
+		*ret_staging = staging;
+		return 0;
+	}
+	(void)munmap(staging->base, bytes);
 	free(staging);
-	return NULL;
+	return r;
 }
 
 int gpu_staging_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
@@ -462,6 +488,7 @@ int gpu_staging_new(struct device *device, uint64_t bytes, struct device_memory 
 	struct gpu_device *gpu = gpu_device_of(device);
 	size_t size = gpu_staging_cost(device, bytes);
 	struct gpu_memory **at = &gpu->free_staging, *staging;
+	int r;
 
 	while (*at && (*at)->bytes != size)
 		at = &(*at)->next;
@@ -470,11 +497,10 @@ int gpu_staging_new(struct device *device, uint64_t bytes, struct device_memory 
 		*at = staging->next;
 		gpu->free_staging_bytes -= size;
 	} else {
-		staging = staging_make(size);
+		r = staging_make(gpu, size, &staging, err);
+		if (r < 0)
+			return r;
 	}
-	if (!staging)
-		return fmha_error_set(err, FMHA_ENOMEM,
-				      "no %zu bytes of pinned memory for integer tensors", size);
 	*ret_memory = (struct device_memory){.host = staging->base, .bytes = size, .map = staging};
 	return 0;
 }
@@ -486,7 +512,7 @@ void gpu_staging_free(struct device *device, struct device_memory *memory)
 
 	*memory = (struct device_memory){0};
 	if (gpu->free_staging_bytes + staging->bytes > STAGING_KEEP) {
-		staging_free(staging);
+		gpu_reclaim(gpu, staging);
 		return;
 	}
 	staging->next = gpu->free_staging;
@@ -500,7 +526,7 @@ void gpu_staging_trim(struct gpu_device *gpu)
 		struct gpu_memory *staging = gpu->free_staging;
 
 		gpu->free_staging = staging->next;
-		staging_free(staging);
+		gpu_reclaim(gpu, staging);
 	}
 	gpu->free_staging_bytes = 0;
 }

@@ -9,7 +9,8 @@
 
 #define OTHERS_DEADLINE_S 2 /* how long another thread's opening or closing is waited for */
 
-_Static_assert(sizeof(hipIpcMemHandle_t) == 64 && sizeof(hipIpcEventHandle_t) == 64,
+_Static_assert(sizeof(hipIpcMemHandle_t) == GPU_HANDLE_BYTES &&
+		       sizeof(hipIpcEventHandle_t) == GPU_HANDLE_BYTES,
 	       "every handle has 64 bytes");
 
 static struct gpu_shared *find(const struct gpu_device *gpu, enum gpu_shared_kind kind,
@@ -48,6 +49,8 @@ static hipError_t open_it(struct gpu_shared *shared)
 	if (status != hipSuccess)
 		return status;
 	status = hipMemGetAddressRange(&base, &shared->bytes, (hipDeviceptr_t)shared->base);
+	if (status == hipSuccess)
+		status = gpu_check_mapping(shared->base, shared->bytes);
 	if (status != hipSuccess)
 		(void)hipIpcCloseMemHandle(shared->base);
 	return status;

@@ -11,6 +11,8 @@
 
 #include "gpu.h"
 
+#define GPU_HANDLE_BYTES 64
+
 enum gpu_shared_kind { SHARED_MEMORY, SHARED_EVENT };
 
 struct gpu_shared {
@@ -18,7 +20,7 @@ struct gpu_shared {
 	enum gpu_shared_kind kind;
 	enum { SHARED_OPENING, SHARED_OPEN, SHARED_CLOSING } state;
 	uint32_t n_users;
-	uint8_t handle[64];
+	uint8_t handle[GPU_HANDLE_BYTES];
 	void *base; /* SHARED_MEMORY */
 	size_t bytes;
 	hipEvent_t event; /* SHARED_EVENT */

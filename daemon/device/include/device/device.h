@@ -128,6 +128,7 @@ struct device_memory_source {
 	uint32_t handle_bytes;
 	uint64_t base_offset;
 	uint64_t size;
+	uint32_t uid, pid; /* the client's */
 };
 
 #define DEVICE_FENCES PROTO_MAX_FENCES

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * memory.h: a piece of memory of this backend, and its end.
+ *
+ * To give memory back a driver waits until every stream is through, also those that wait for a client's word. So
+ * nobody who has something else to do gives it back: it goes to a thread of its own.
+ */
+#ifndef FMHAD_DEVICE_HIP_MEMORY_H
+#define FMHAD_DEVICE_HIP_MEMORY_H
+
+#include "gpu.h"
+
+enum gpu_memory_kind { MEMORY_PLAIN, MEMORY_VMM, MEMORY_IPC, MEMORY_COPY, MEMORY_STAGING };
+
+/* A device_memory's map. */
+struct gpu_memory {
+	struct gpu_memory *next; /* among kept workspaces, staging, what is to be given back */
+	enum gpu_memory_kind kind;
+	void *base;
+	size_t bytes;
+	struct gpu_shared *shared;
+	struct device_memory host; /* MEMORY_COPY: the client's memfd */
+	int fd;                    /* of the spare one, which has not been given away */
+};
+
+/* Gives it back here and now. */
+void gpu_memory_destroy(struct gpu_device *gpu, struct gpu_memory *memory);
+
+int gpu_reclaim_start(struct gpu_device *gpu, struct fmha_error *err);
+/* Gives back what is left. */
+void gpu_reclaim_stop(struct gpu_device *gpu);
+/* Any thread: takes the memory over. */
+void gpu_reclaim(struct gpu_device *gpu, struct gpu_memory *memory);
+/* Any thread. Return: whether there was something to be given back, and within @ms it has been. */
+bool gpu_reclaim_wait(struct gpu_device *gpu, uint32_t ms);
+
+#endif

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: MIT */
+#include "memory.h"
+
+#include <errno.h>
+#include <time.h>
+
+#include <base/clock.h>
+#include <proto/error.h>
+
+static void *reclaimer(void *argument)
+{
+	struct gpu_device *gpu = argument;
+	struct gpu_reclaim *reclaim = &gpu->reclaim;
+
+	gpu_enter_thread(&gpu->device);
+	(void)pthread_mutex_lock(&reclaim->lock);
+	for (;;) {
+		struct gpu_memory *memory = reclaim->first;
+
+		if (!memory && reclaim->stopping)
+			break;
+		if (!memory) {
+			(void)pthread_cond_wait(&reclaim->changed, &reclaim->lock);
+			continue;
+		}
+		reclaim->first = memory->next;
+		(void)pthread_mutex_unlock(&reclaim->lock);
+		gpu_memory_destroy(gpu, memory);
+		(void)pthread_mutex_lock(&reclaim->lock);
+		reclaim->n_pending--;
+		(void)pthread_cond_broadcast(&reclaim->changed);
+	}
+	(void)pthread_mutex_unlock(&reclaim->lock);
+	return NULL;
+}
+
+int gpu_reclaim_start(struct gpu_device *gpu, struct fmha_error *err)
+{
+	struct gpu_reclaim *reclaim = &gpu->reclaim;
+	pthread_condattr_t clock;
+
+	(void)pthread_mutex_init(&reclaim->lock, NULL);
+	(void)pthread_condattr_init(&clock);
+	(void)pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+	(void)pthread_cond_init(&reclaim->changed, &clock);
+	(void)pthread_condattr_destroy(&clock);
+	if (pthread_create(&reclaim->thread, NULL, reclaimer, gpu) != 0)
+		return fmha_error_set(err, FMHA_EIO, "no more threads");
+	(void)pthread_setname_np(reclaim->thread, "fmhad-reclaim");
+	reclaim->started = true;
+	return 0;
+}
+
+void gpu_reclaim_stop(struct gpu_device *gpu)
+{
+	struct gpu_reclaim *reclaim = &gpu->reclaim;
+
+	if (!reclaim->started)
+		return;
+	(void)pthread_mutex_lock(&reclaim->lock);
+	reclaim->stopping = true;
+	(void)pthread_cond_broadcast(&reclaim->changed);
+	(void)pthread_mutex_unlock(&reclaim->lock);
+	(void)pthread_join(reclaim->thread, NULL);
+	(void)pthread_mutex_destroy(&reclaim->lock);
+	(void)pthread_cond_destroy(&reclaim->changed);
+}
+
+void gpu_reclaim(struct gpu_device *gpu, struct gpu_memory *memory)
+{
+	struct gpu_reclaim *reclaim = &gpu->reclaim;
+	struct gpu_memory **at = &reclaim->first;
+
+	memory->next = NULL;
+	(void)pthread_mutex_lock(&reclaim->lock);
+	while (*at)
+		at = &(*at)->next;
+	*at = memory;
+	reclaim->n_pending++;
+	(void)pthread_cond_broadcast(&reclaim->changed);
+	(void)pthread_mutex_unlock(&reclaim->lock);
+}
+
+bool gpu_reclaim_wait(struct gpu_device *gpu, uint32_t ms)
+{
+	struct gpu_reclaim *reclaim = &gpu->reclaim;
+	uint64_t end = clock_ns() + ms * NS_PER_MS;
+	struct timespec until = {.tv_sec = (time_t)(end / NS_PER_S), .tv_nsec = (long)(end % NS_PER_S)};
+	bool any, all;
+	int r = 0;
+
+	(void)pthread_mutex_lock(&reclaim->lock);
+	any = reclaim->n_pending > 0;
+	while (reclaim->n_pending > 0 && r == 0)
+		r = pthread_cond_timedwait(&reclaim->changed, &reclaim->lock, &until);
+	all = reclaim->n_pending == 0;
+	(void)pthread_mutex_unlock(&reclaim->lock);
+	return any && all;
+}
