@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: MIT
-"""The GPU layer on HIP, without a GPU: fmhad-hip.so on a libamdhip64 that is the stub of test_gpu_layer.py with HIP's
-names. What the two modules share is tested with the tests of the other.
+"""The GPU layer on HIP, without a GPU: fmhad-hip.so on a libamdhip64 that does what AMD's does, unkind things too
+(tests/gpu/stub/hip_fake.h). This process is a client that has loaded it as well. What the two modules share is
+tested with the tests of the other.
 """
+import ctypes
 import json
 import os
+import struct
+import time
 
 import fmha_wire
 import fmhad
+import numpy
 import pytest
 from test_gpu_layer import (  # noqa: F401
+    SHAPE,
     TENSOR_BYTES,
     compiler,
     gpu,
     host_buffer,
     problem,
+    reopen,
     run_once,
-    stub_folder,
     test_a_build_that_fails_says_why_and_can_be_repeated,
     test_a_client_that_leaves_during_a_build_is_forgotten,
-    test_a_fault_costs_what_was_in_flight,
-    test_a_handle_that_blocks_the_driver_blocks_nobody_else,
-    test_bad_ipc_handles_are_refused,
     test_code_that_does_not_load_is_an_error,
     test_everyone_waits_for_one_build,
     test_memory_beyond_the_device_is_refused,
@@ -28,34 +31,183 @@ from test_gpu_layer import (  # noqa: F401
 
 
 WITH_64_KIB = "fwd-bf16-batch-h128-gpu_amd-t256x64x128x128x64x128-r8x1x1-w16x16x16-p1111-no-no-bpc1-gfx942"
+DIED = (fmha_wire.WireError, fmha_wire.Disconnected)
+
+
+def fake_folder():
+    found = next(fmhad.build_dir().rglob("hip/libamdhip64.so"), None)
+    if not found or not list(fmhad.build_dir().rglob("fmhad-hip.so")):
+        pytest.skip("the build has no fmhad-hip.so")
+    return found.parent
 
 
 @pytest.fixture
-def make_gpu(make_daemon, compiler, tmp_path):  # noqa: F811
-    if not list(fmhad.build_dir().rglob("fmhad-hip.so")):
-        pytest.skip("the build has no fmhad-hip.so")
+def counts(tmp_path):
+    """What each process that has loaded the fake has, by the process's number."""
+    folder = tmp_path / "counts"
+    folder.mkdir()
 
-    def make(limits=None, **environment):
+    def read(pid):
+        data = (folder / str(pid)).read_bytes()
+        records = (struct.unpack_from("24sq", data, i) for i in range(0, len(data), 32))
+        return {name.rstrip(b"\0").decode(): value for name, value in records}
+
+    read.folder = folder
+    return read
+
+
+@pytest.fixture
+def make_gpu(make_daemon, compiler, counts, tmp_path):  # noqa: F811
+    def make(limits=None, device=None, **environment):
         config = {
-            "devices": [{"backend": "hip", "stall_ms": 600}],
+            "devices": [{"backend": "hip", "stall_ms": 600, **(device or {})}],
             "compile": {"helper": str(compiler.path), "cache": str(tmp_path / "cache")},
             "supervision": {"heartbeat_ms": 100, "heartbeat_timeout_ms": 1500, "restart_ms": 20},
             "limits": limits or {},
         }
-        return make_daemon(config, env={**os.environ, "LD_LIBRARY_PATH": str(stub_folder() / "hip"), **environment})
+        preset = {"LD_LIBRARY_PATH": str(fake_folder()), "HIP_FAKE_COUNTS": str(counts.folder)}
+        return make_daemon(config, env={**os.environ, **preset, **environment})
 
     return make
 
 
+class Hip:
+    """The runtime as this process, a client, has it."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL(str(fake_folder() / "libamdhip64.so"))
+
+    def allocate(self, size):
+        pointer = ctypes.c_void_p()
+        assert self.library.hipMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)) == 0
+        return pointer
+
+    def handle(self, pointer):
+        handle = ctypes.create_string_buffer(64)
+        assert self.library.hipIpcGetMemHandle(handle, pointer) == 0
+        return handle.raw
+
+    def free(self, pointer):
+        assert self.library.hipFree(pointer) == 0
+
+
+@pytest.fixture
+def hip():
+    return Hip()
+
+
+class Memory:
+    """Memory of this process on the fake's device, and its words."""
+
+    def __init__(self, hip, size):
+        self.hip, self.size, self.pointer = hip, size, hip.allocate(size)
+        self.words = numpy.ctypeslib.as_array(ctypes.cast(self.pointer, ctypes.POINTER(ctypes.c_uint32)), (size // 4,))
+        self.words[:] = 0
+
+    def import_to(self, device, **options):
+        parameters = {"kind": "ipc_handle", "size": self.size, "handle": self.hip.handle(self.pointer), **options}
+        return device.call("buffer_import", parameters)["buffer"]
+
+    def tensor(self, i):
+        return self.words.view(numpy.float32)[i * TENSOR_BYTES // 4 : (i + 1) * TENSOR_BYTES // 4].reshape(SHAPE)
+
+
+@pytest.fixture
+def memory(hip):
+    made = []
+
+    def make(size=5 * TENSOR_BYTES):
+        made.append(Memory(hip, size))
+        return made[-1]
+
+    yield make
+    for each in made:
+        hip.free(each.pointer)
+
+
+def nothing_is_left(counts, worker):
+    """Until what is given back on a thread of its own is."""
+    def gone():
+        now = counts(worker)
+        return not (now["imports"] or now["allocations"] or now["modules"] > 1)
+
+    assert fmhad.until(gone, 5), counts(worker)
+    assert counts(worker)["unpinned copies"] == 0
+
+
 def test_the_device_is_what_its_properties_say(gpu):  # noqa: F811
     (device,) = gpu.status()["devices"]
-    assert (device["backend"], device["arch"], device["name"]) == ("hip", "gfx942", "Stub Instinct")
+    assert (device["backend"], device["arch"], device["name"]) == ("hip", "gfx942", "Fake Instinct")
 
 
-def test_runs_read_and_write_what_the_client_sees(gpu, compiler):  # noqa: F811
+def test_runs_read_and_write_what_the_client_sees(gpu, compiler, counts):  # noqa: F811
     with gpu.device() as device:
+        worker = device.worker_pid
         assert run_once(device) and run_once(device)
     assert compiler.count() == 1
+    nothing_is_left(counts, worker)
+
+
+def test_imported_memory_is_the_clients_own(gpu, memory, counts):  # noqa: F811
+    shared = memory()
+    with gpu.device() as device:
+        worker = device.worker_pid
+        buffer = shared.import_to(device)
+        shared.tensor(0)[...] = numpy.random.default_rng(1).standard_normal(SHAPE)
+        device.run(device.plan(problem(buffer))["plan"])
+        assert numpy.array_equal(shared.tensor(3), shared.tensor(0))
+    nothing_is_left(counts, worker)
+
+
+def test_bad_ipc_handles_are_refused(gpu, memory):  # noqa: F811
+    good = memory()
+    handle = bytearray(good.hip.handle(good.pointer))
+    larger = handle[:32] + struct.pack("Q", 1 << 30) + handle[40:]
+    own = handle[:48] + struct.pack("i", 0) + handle[52:]
+    with gpu.device() as device:
+        own[48:52] = struct.pack("i", device.worker_pid)  # the worker's own memory, as far as it can tell
+        for bad in (b"", b"short", bytes(64), bytes(larger), bytes(own)):
+            with pytest.raises(fmha_wire.WireError) as caught:
+                device.call("buffer_import", {"kind": "ipc_handle", "size": 64, "handle": bad})
+            assert (caught.value.name, caught.value.field) == ("EINVAL", "handle")
+        with pytest.raises(fmha_wire.WireError) as caught:
+            good.import_to(device, size=64, base_offset=good.size - 63)
+        assert caught.value.field == "size"
+        first, second = (good.import_to(device, size=64, base_offset=64) for _ in range(2))
+        assert first != second
+
+
+def test_a_handle_that_blocks_the_driver_blocks_nobody_else(gpu, memory):  # noqa: F811
+    """The runtime asks the process that a handle names for ten seconds, whether or not it lives."""
+    good = memory()
+    handle = bytearray(good.hip.handle(good.pointer))
+    handle[8:12] = struct.pack("I", 0x7FFFFFFF)
+    with gpu.device() as device, gpu.device() as other:
+        start = time.monotonic()
+        number = device.submit("buffer_import", {"kind": "ipc_handle", "size": 64, "handle": bytes(handle)})
+        for _ in range(5):
+            before = time.monotonic()
+            other.call("buffer_release", {"buffer": good.import_to(other)})
+            assert time.monotonic() - before < 0.5
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.wait(number)
+        assert caught.value.name == "ETIMEDOUT"
+        assert time.monotonic() - start < 4
+
+
+def test_memory_given_again_at_the_same_address_is_the_new_one(gpu, hip):  # noqa: F811
+    with gpu.device() as device:
+        handles = set()
+        for i in range(3):
+            shared = Memory(hip, 4 * TENSOR_BYTES)
+            shared.tensor(0)[...] = i + 1
+            handles.add(hip.handle(shared.pointer))
+            buffer = shared.import_to(device)
+            device.run(device.plan(problem(buffer))["plan"])
+            assert (shared.tensor(3) == i + 1).all()
+            device.call("buffer_release", {"buffer": buffer})
+            hip.free(shared.pointer)
+        assert len(handles) == 1
 
 
 def test_a_kernel_with_more_lds_than_nvidia_grants_unasked(gpu):  # noqa: F811
@@ -71,33 +223,31 @@ def test_a_kernel_with_more_lds_than_nvidia_grants_unasked(gpu):  # noqa: F811
         device.run(device.call("plan", asked)["plan"])
 
 
-def imported(device):
-    """Memory that a client has shared by handle: of one handle a worker has one mapping."""
-    return device.call("buffer_import", {"kind": "ipc_handle", "size": 1 << 20, "handle": b"good".ljust(64, b"\0")})["buffer"]
-
-
 def test_memory_goes_out_by_no_descriptor(gpu):  # noqa: F811
     with gpu.device() as device, pytest.raises(fmha_wire.WireError) as caught:
         device.call("buffer_create", {"size": 4096})
     assert caught.value.name == "ENOTSUP"
 
 
-def test_fences_order_runs_of_two_clients(gpu):  # noqa: F811
+def test_fences_order_runs_of_two_clients(gpu, memory):  # noqa: F811
+    shared, at = memory(), 4 * TENSOR_BYTES
     with gpu.device() as device, gpu.device() as other:
-        mine, theirs = imported(device), imported(other)
+        mine, theirs = shared.import_to(device), shared.import_to(other)
         waits, signals = device.plan(problem(mine))["plan"], other.plan(problem(theirs))["plan"]
-        at = 4 * TENSOR_BYTES
-        other.run(signals, signals=[{"buffer": theirs, "offset": at, "value": 5}])
+        shared.tensor(0)[...], shared.tensor(3)[...] = 5, 0
         device.run(waits, waits=[{"buffer": mine, "offset": at, "value": 6}], timeout_ms=5000)
-        other.run(signals, signals=[{"buffer": theirs, "offset": at, "value": 6}])
+        time.sleep(0.1)
+        assert (shared.tensor(3) == 0).all(), "it waits"
+        other.run(signals, waits=[], signals=[{"buffer": theirs, "offset": at, "value": 6}])
         device.run(waits)  # behind the one that waited
+        assert (shared.tensor(3) == 5).all() and shared.words[at // 4] == 6
 
 
-def test_a_fence_that_nobody_signals_has_a_deadline(gpu):  # noqa: F811
+def test_a_fence_that_nobody_signals_has_a_deadline(gpu, memory):  # noqa: F811
+    shared, at = memory(), 4 * TENSOR_BYTES
     with gpu.device() as device:
-        buffer = imported(device)
+        buffer = shared.import_to(device)
         plan, pid = device.plan(problem(buffer))["plan"], device.worker_pid
-        at = 4 * TENSOR_BYTES
         device.run(plan, signals=[{"buffer": buffer, "offset": at, "value": 5}])
         device.run(plan, waits=[{"buffer": buffer, "offset": at, "value": 6}], timeout_ms=300)
 
@@ -112,6 +262,27 @@ def test_a_fence_that_nobody_signals_has_a_deadline(gpu):  # noqa: F811
         assert gpu.children() == [pid], "no worker had to die for it"
 
 
+def test_who_waits_for_a_fence_holds_up_nobodys_memory(gpu, memory):  # noqa: F811
+    """hipFree() and its like wait for every stream, a fence of somebody else's too; and streams share queues."""
+    shared, at = memory(), 4 * TENSOR_BYTES
+    waiting = [gpu.device() for _ in range(12)]
+    for device in waiting:
+        buffer = shared.import_to(device)
+        plan = device.plan(problem(buffer))["plan"]
+        device.run(plan, waits=[{"buffer": buffer, "offset": at, "value": 1}], timeout_ms=2500)
+    pids = gpu.children()
+    with gpu.device() as other:
+        start = time.monotonic()
+        for _ in range(3):
+            before = time.monotonic()
+            assert run_once(other)
+            assert time.monotonic() - before < 0.5
+        assert time.monotonic() - start < 1.5
+    for device in waiting:
+        device.close()
+    assert gpu.children() == pids
+
+
 def test_events_are_not_imported(gpu):  # noqa: F811
     """An imported event is done for HIP's query as soon as it is recorded."""
     with gpu.device() as device, pytest.raises(fmha_wire.WireError) as caught:
@@ -119,11 +290,92 @@ def test_events_are_not_imported(gpu):  # noqa: F811
     assert caught.value.name == "ENOTSUP"
 
 
-@pytest.mark.parametrize("call", ["cuMemAlloc", "cuMemcpyHtoDAsync", "cuStreamSynchronize", "cuLaunchKernel"])
-def test_a_call_that_fails_ends_no_daemon(make_gpu, call):
-    daemon = make_gpu(CUDA_STUB_FAIL=call, CUDA_STUB_AFTER="1")
-    with pytest.raises((fmha_wire.WireError, fmha_wire.Disconnected)):
-        for _ in range(20):
+def test_first_uses_are_no_hang(make_gpu):
+    """Each first use takes 400 ms, memory when it is touched 300: heartbeats are missed after 1.5 s, a kernel is
+    stuck after 0.6."""
+    daemon = make_gpu(HIP_FAKE_FIRST_MS="400", HIP_FAKE_TOUCH_MS="300")
+    with daemon.device() as device:
+        pid = device.worker_pid
+        for _ in range(3):
+            assert run_once(device)
+    assert daemon.children() == [pid]
+
+
+@pytest.mark.parametrize("fault", ["2:abort", "2:late"])
+def test_a_fault_costs_what_was_in_flight(make_gpu, fault):
+    """ROCr ends the process; other faults are told of by whatever is called next."""
+    daemon = make_gpu(HIP_FAKE_FAULT=fault)
+    worker = daemon.children()
+    with daemon.device() as device:
+        assert run_once(device)
+        with pytest.raises(DIED) as caught:
+            run_once(device)
+        if isinstance(caught.value, fmha_wire.WireError):
+            assert caught.value.name == "EDEVICE"
+    assert fmhad.until(lambda: daemon.children() not in ([], worker), 5)
+    with reopen(daemon) as device:
+        assert run_once(device)
+
+
+def test_a_kernel_that_never_ends_is_given_up(make_gpu, tmp_path):
+    flag = tmp_path / "hang"
+    daemon = make_gpu(HIP_FAKE_HANG=str(flag))
+    with daemon.device() as device:
+        assert run_once(device)
+        buffer = host_buffer(device, 4 * TENSOR_BYTES)
+        plan = device.plan(problem(buffer.id))["plan"]
+        flag.touch()
+        start = time.monotonic()
+        with pytest.raises(DIED):
+            device.run(plan)
+        assert time.monotonic() - start < 5
+    flag.unlink()
+    with reopen(daemon) as device:
+        assert run_once(device)
+
+
+@pytest.mark.parametrize("call", ["hipModuleLaunchKernel", "hipMalloc", "hipEventQuery", "hipHostRegister"])
+def test_a_call_that_does_not_come_back(make_gpu, call):
+    """On the loop it costs the worker; on other threads its own caller."""
+    daemon = make_gpu(HIP_FAKE_BLOCK=f"{call}:2")
+    start = time.monotonic()
+    with daemon.device() as device, pytest.raises(DIED):
+        for _ in range(5):
+            run_once(device)
+    assert time.monotonic() - start < 15
+    with reopen(daemon) as device:
+        device.ping()
+
+
+CALLS = ("hipInit", "hipGetDeviceCount", "hipSetDevice", "hipGetDeviceProperties", "hipStreamCreateWithFlags",
+         "hipStreamCreateWithPriority", "hipMalloc", "hipHostRegister", "hipMemsetD8Async", "hipMemcpyHtoDAsync",
+         "hipMemcpyDtoHAsync", "hipStreamSynchronize", "hipEventCreateWithFlags", "hipEventRecord", "hipEventQuery",
+         "hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel")
+
+
+@pytest.mark.parametrize("code", [2, 719])
+@pytest.mark.parametrize("call", CALLS)
+def test_any_call_may_fail_for_good(make_gpu, call, code):
+    """Out of memory, and what a fault leaves behind. test_hip_device has every single call."""
+    daemon = make_gpu(HIP_FAKE_FAIL=f"{call}:1+:{code}")
+    with pytest.raises(DIED):
+        for _ in range(4):
             with daemon.device() as device:
                 run_once(device)
-    assert daemon.status()["devices"]
+    assert daemon.process.poll() is None
+    with daemon.client() as client:
+        client.ping()
+
+
+def test_out_of_memory_is_an_error_and_no_end(make_gpu):
+    daemon = make_gpu(HIP_FAKE_FAIL="hipModuleLaunchKernel:2:2,hipMalloc:4:2,hipMemcpyHtoDAsync:4:2")
+    refused = 0
+    with daemon.device() as device:
+        pid = device.worker_pid
+        for _ in range(6):
+            try:
+                assert run_once(device)
+            except fmha_wire.WireError as error:
+                assert error.name == "ENOMEM", error
+                refused += 1
+    assert refused == 3 and daemon.children() == [pid]

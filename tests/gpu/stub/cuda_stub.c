@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * cuda_stub.c: a libcuda.so.1 without a GPU, for tests of the device layer. Memory is the host's,
- * exportable memory is a memfd, streams run at once. A module is the text "stub code"; its one
- * function copies `q` to `o` of a plain forward problem, so that a test sees which bytes a launch read
- * and wrote. CUDA_STUB_FAIL="name" makes the call of that name fail with error 700 (illegal
+ * exportable memory is a memfd, streams run at once. A module is the text "stub code"; its
+ * functions do what stub_kernels.h says. CUDA_STUB_FAIL="name" makes the call of that name fail with error 700 (illegal
  * address), as a fault in a kernel does, from its CUDA_STUB_AFTER-th use on. With
  * CUDA_STUB_KERNEL_US a kernel takes so long, one after the other on the whole device. With
  * CUDA_STUB_IDLE any code is a module, and kernels do nothing, but if that is "stray" they write
- * the byte in front of their first tensor. fmha_prepare does what it does on a GPU.
- *
- * With HIP_STUB it is a libamdhip64 instead: its calls have CUDA's signatures, but for those of hip_stub.c, which
- * the daemon's module needs besides.
+ * the byte in front of their first tensor.
  *
  * A process that has loaded it may ask what it has seen: cuda_stub_modules() are loaded,
  * cuda_stub_arguments() were those of the last launch. Between cuStreamBeginCapture() and
@@ -29,7 +25,8 @@
 #include <unistd.h>
 
 #include <kernels/abi.h>
-#include <prepare.h>
+
+#include "stub_kernels.h"
 
 #define EXPORT      __attribute__((visibility("default")))
 #define GRANULARITY (2u << 20)
@@ -654,67 +651,17 @@ static void take_device(struct stream *stream)
 	(void)pthread_mutex_unlock(&lock);
 }
 
-static void prepare(const struct abi_prepare_args *args)
-{
-	struct prepare_shared shared;
-
-	for (abi_i64 i = 0; i < (abi_i64)args->grid * PREPARE_THREADS; i++)
-		prepare_pages(args, i, (abi_i64)args->grid * PREPARE_THREADS);
-	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
-		prepare_first_step(args, i, &shared);
-	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
-		prepare_second_step(args, i, &shared);
-	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
-		prepare_third_step(args, i, &shared);
-}
-
-static union abi_args last_args;
-
 EXPORT const void *cuda_stub_arguments(void);
 EXPORT const void *cuda_stub_arguments(void)
 {
-	return &last_args;
-}
-
-static int takes_q(const char *function)
-{
-	static const char *const names[] = {"fmha_fwd", "fmha_fwd_splitkv", "fmha_fwd_pagedkv",
-					    "fmha_batch_prefill"};
-	int found = 0;
-
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-		found |= strcmp(function, names[i]) == 0;
-	return found;
-}
-
-/* q and o are of one size: f32, head dims alike and side by side. */
-static int is_plain(const struct abi_fwd_args *fwd)
-{
-	return fwd->dtype == ABI_F32 && fwd->hdim_q == fwd->hdim_v &&
-	       fwd->q.stride_seq == (abi_i64)fwd->nhead_q * fwd->hdim_q;
-}
-
-static void run_kernel(const char *function, const union abi_args *args)
-{
-	const struct abi_fwd_args *fwd = &args->fwd;
-	const struct abi_sequences *s = &fwd->sequences;
-	const size_t rows = s->seqstart_q ? (size_t)s->total_q
-					  : (size_t)s->batch * (size_t)s->seqlen_q_max;
-
-	if (strcmp(function, "fmha_prepare") == 0)
-		prepare(&args->prepare);
-	else
-		last_args = *args;
-	if (takes_q(function) && is_plain(fwd))
-		memcpy(fwd->o.data, fwd->q.data,
-		       rows * (size_t)fwd->nhead_q * (size_t)fwd->hdim_q * 4);
+	return stub_kernel_arguments();
 }
 
 CALL(cuGraphLaunch, const struct graph *graph, void *stream)
 {
 	for (const struct node *node = graph->first; node; node = node->next) {
 		if (node->function)
-			run_kernel(node->function, &node->args);
+			stub_kernel_run(node->function, &node->args);
 		else
 			(void)cuMemsetD8Async(node->to, node->value, node->bytes, stream);
 	}
@@ -739,7 +686,7 @@ CALL(cuLaunchKernel, const char *function, unsigned grid_x, unsigned grid_y, uns
 		take_device(stream);
 	}
 	if (!idle)
-		run_kernel(function, args);
+		stub_kernel_run(function, args);
 	else if (strcmp(idle, "stray") == 0 && args->fwd.q.data)
 		((char *)args->fwd.q.data)[-1] ^= 1;
 	return 0;
@@ -783,23 +730,6 @@ CALL(cuTensorMapEncodeTiled, uint64_t map[16], int type, unsigned rank, pointer 
 	map[0] = address;
 	return 0;
 }
-
-#ifdef HIP_STUB
-/* What a client launches with has CUDA's signatures, but for these. */
-CALL(hipGetDevice, int *device)
-{
-	*device = 0;
-	return 0;
-}
-
-EXPORT const char *hipGetErrorName(int error);
-EXPORT const char *hipGetErrorName(int error)
-{
-	return error == INVALID   ? "hipErrorInvalidValue"
-	       : error == ILLEGAL ? "hipErrorIllegalAddress"
-				  : "hipErrorStub";
-}
-#endif
 
 /* ---- exportable memory: the handle is the descriptor plus one ---- */
 
