@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * fwd_amd.h: forward attention on AMD's matrix cores: f16 and bf16 keys whose rows are dense and begin at multiples
- * of 16 bytes, in pages of 16 of them or a larger power of two, too. What is computed is in fwd_scores.h, scores.h and fwd_output.h; here is how a tile gets to
- * the matrix units with little else to do for the vector units.
+ * fwd_amd.h: forward attention on AMD's matrix cores: keys of f16, bf16 and, where they multiply it, e4m3, whose rows
+ * are dense and begin at multiples of 16 bytes, those of 16 bits in pages of 16 of them or a larger power of two, too.
+ * What is computed is in fwd_scores.h, scores.h and fwd_output.h; here is how a tile gets to the matrix units with
+ * little else to do for the vector units.
  *
  * A wave owns SIDE rows, 32 on CDNA and 16 on RDNA, and keeps them as operands. Products are transposed, S^T = K Q^T
  * and O^T = V^T P^T: a lane holds scores of one row, and P is the operand of the second product where it stands (RDNA3
- * exchanges half waves). Operands come in slabs of 16 along what is summed: 16 bytes a lane, for as many instructions
- * as it takes. Which of the 16 are which is up to us, as long as both sides agree: where a lane's scores of 16 keys
- * are not neighbours, V lies in LDS in their order.
+ * exchanges half waves). Operands come in slabs (slab.h) along what is summed: 16 bytes a lane, for as many
+ * instructions as it takes. Which elements of a slab are which is up to us, as long as both sides agree: where a lane's
+ * scores are not neighbours, V lies in LDS in their order.
  *
  * K lies in LDS by rows, V transposed, both in units of 16 bytes that are permuted within a row (slab.h). There are two stages: tile n is multiplied, n + 1 is written, n + 2 is
  * on its way from memory, and one barrier a tile is enough. A tile is fetched through a descriptor of its own, which
@@ -26,24 +27,25 @@ template <class Base> struct Forward {
 	typedef typename C::Core Core;
 	typedef typename Core::Wide Wide;
 	typedef typename C::Element Element;
-	static_assert(SameType<Element, typename Core::Type>::value, "16-bit types");
-	static const int SIDE = Core::SIDE, TN = C::TILE_N / 16, STEPS = C::HDIM_Q / 16;
+	static const int SIDE = Core::SIDE, TN = C::TILE_N / 16, STEPS = C::HDIM_Q / SLAB_DEPTH;
 	static_assert(SIDE * C::WAVES_M == C::TILE_M && C::WAVES_N == 1, "a wave owns SIDE rows");
 	static const int DT = C::HDIM_V / SIDE;
 
 	static const int RUN = C::PAGED ? 16 : C::TILE_N; /* keys that lie in one page */
 	typedef RowStage<C::TILE_N, C::HDIM_Q, C::THREADS, RUN> KeyTile;
-	typedef ColumnStage<C::TILE_N, C::HDIM_V, C::THREADS, false, RUN> ValueTile;
+	typedef typename ValueStage<C::TILE_N, C::HDIM_V, C::THREADS, RUN, SLAB_ELEMENT>::Type ValueTile;
 	typedef ForwardScores<C, 1, TN> Steps;
 	typedef RegTile<Core, 1, TN> Scores;
-	typedef Softmax<Core, 1, true> Rule;
+	static const int SHIFT = WeightUnit<Element>::SHIFT;
+	typedef Softmax<Core, 1, true, SHIFT> Rule;
 	static const int V_AT = KeyTile::BYTES, STAGE_BYTES = V_AT + ValueTile::BYTES;
-	static_assert(lds_amd(C::cut(C::TILE_M, C::TILE_N)) <= C::LDS_BYTES, "the host asks lds.h, too");
+	static_assert(lds_amd(C::cut(C::TILE_M, C::TILE_N), SLAB_ELEMENT) <= C::LDS_BYTES, "the host asks lds.h, too");
 	static_assert(2 * STAGE_BYTES <= C::LDS_BYTES, "two stages");
 
 	ForwardBlock<C> block;
 	Band band;
 	Modifiers<C> modifiers;
+	float o_scale; /* of the values, and of the weights' unit */
 	i32 wave;
 	Slab q[STEPS];
 	Wide o[DT];
@@ -60,16 +62,46 @@ template <class Base> struct Forward {
 			return;
 		wave = wave_id();
 		band = block.band();
-		modifiers = Modifiers<C>::make(block.a, block.seq);
+		make_modifiers();
 		UNROLL
 		for (int d = 0; d < DT; d++)
 			o[d] = Wide(0.0f);
 		rows.init();
 		fetch_operand(q, block.queries(), wave_row(), block.n_rows);
+		take_sign();
 		sum_tiles(lds);
 		store((float *)lds);
 		if (C::DROPOUT && block.a.dropout.randval.data && block.split == 0)
 			store_randval(block);
+	}
+
+	METHOD void make_modifiers()
+	{
+		const abi_fwd_args &a = block.a;
+
+		modifiers = Modifiers<C>::make(a, block.seq);
+		o_scale = 1.0f / (1 << SHIFT);
+		if (!C::FACTORS)
+			return;
+		modifiers.scale *= block.factor(a.q_descale, block.head) * block.factor(a.k_descale, block.head_k);
+		o_scale *= block.factor(a.v_descale, block.head_k);
+	}
+
+	/* Only the device knows the sign of a scale with factors. Raw products have the order of scores where it is above
+	 * zero: otherwise Q takes its sign, or is zero. */
+	METHOD void take_sign()
+	{
+		float scale = modifiers.scale;
+		u32 turned = scale < 0 ? 0x80808080u : 0, kept = scale == 0 ? 0 : ~0u;
+
+		if (!C::FACTORS || C::LOGITS)
+			return;
+		modifiers.unit = scale == 0 ? FMHA_LOG2_E : magnitude_of(scale) * FMHA_LOG2_E;
+		UNROLL
+		for (int s = 0; s < STEPS; s++)
+			UNROLL
+			for (int i = 0; i < SLAB_WORDS; i++)
+				q[s].w[i] = (q[s].w[i] ^ turned) & kept;
 	}
 
 	/* The keys and values of a tile, on their way. */
@@ -87,8 +119,8 @@ template <class Base> struct Forward {
 			if (C::PAGED)
 				keys.see_pages(), values.see_pages();
 			shift = C::PAGED ? __builtin_ctz((u32)keys.page_size) : 0;
-			k.begin((u32)keys.stride_seq * 2, keys.hdim);
-			v.begin((u32)values.stride_seq * 2, values.hdim);
+			k.begin((u32)keys.stride_seq * SLAB_ELEMENT, keys.hdim);
+			v.begin((u32)values.stride_seq * SLAB_ELEMENT, values.hdim);
 			look_up(column);
 		}
 
@@ -115,17 +147,17 @@ template <class Base> struct Forward {
 		METHOD Piece key_piece(i32 column, i32 entry) const
 		{
 			return Piece{Buffer::rows(at(keys, column, entry), band.end - column, RUN,
-						  (u32)keys.stride_seq * 2, keys.hdim * 2),
+						  (u32)keys.stride_seq * SLAB_ELEMENT, keys.hdim * SLAB_ELEMENT),
 				     0};
 		}
 		METHOD Piece value_piece(i32 tile, i32 column, i32 entry) const
 		{
 			i32 skip = C::MASK ? clamp(reach.first_value(band, tile) - column, 0, RUN) : 0;
-			u32 v_bytes = (u32)values.stride_seq * 2;
+			u32 v_bytes = (u32)values.stride_seq * SLAB_ELEMENT;
 
 			return Piece{Buffer::rows(at(values, column, entry) + skip * values.stride_seq,
 						  reach.end_of_values(band) - (column + skip), RUN - skip, v_bytes,
-						  values.hdim * 2),
+						  values.hdim * SLAB_ELEMENT),
 				     skip * v_bytes};
 		}
 
@@ -193,7 +225,7 @@ template <class Base> struct Forward {
 	/* Into memory, by way of LDS. Only here does a result have the shape that fwd_output.h knows. */
 	METHOD void store(float *lds)
 	{
-		float sum = Core::row_sum(rows.l(0, 0)), lse = 0, factor = 0;
+		float sum = Core::row_sum(rows.l(0, 0)) * (1.0f / (1 << SHIFT)), lse = 0, factor = 0;
 		RegTile<Core, 1, C::HDIM_V / 16> result;
 		ForwardOutput<C, 1> output = {block, result, rows, modifiers.unit, wave};
 
@@ -201,7 +233,7 @@ template <class Base> struct Forward {
 		if (wave_row() + Core::line() < block.n_rows) {
 			RowPlace p = block.place_of(wave_row() + Core::line());
 
-			factor = output.finish_row(rows.m(0, 0), sum, p.head, &lse);
+			factor = output.finish_row(rows.m(0, 0), sum, p.head, &lse) * o_scale;
 			if (Core::column(0) == 0)
 				output.store_lse(p, lse);
 		}

@@ -61,6 +61,11 @@ template <class C> struct ForwardBlock {
 	METHOD Queries queries() const { return Queries::make(a.q, seq, head, q_per_k, a.hdim_q); }
 	METHOD Keys keys() const { return Keys::make(a.k, seq, a.cache, head_k, a.nhead_k, a.hdim_q, false); }
 	METHOD Keys values() const { return Keys::make(a.v, seq, a.cache, head_k, a.nhead_k, a.hdim_v, true); }
+	/* Of 8-bit values that have one a head. */
+	METHOD float factor(const abi_descale &d, i32 of_head) const
+	{
+		return d.data ? d.data[seq.batch * d.stride_batch + of_head * d.stride_head] : 1.0f;
+	}
 	METHOD BiasView bias() const { return BiasView::make<Element>(a.bias, a.bias_dtype, seq, head); }
 };
 

@@ -34,7 +34,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	typedef WgmmaValues<Core, Element, TN, TD> Values;
 	typedef typename Values::Weights Weights;
 	typedef ForwardScores<C, 1, TN> Steps;
-	typedef Softmax<Core, 1, true, Values::SHIFT> Rule;
+	static const int SHIFT = WeightUnit<Element>::SHIFT;
+	typedef Softmax<Core, 1, true, SHIFT> Rule;
 	static const int ELEMENT = sizeof(typename Element::Storage), BOX = SLAB_WIDTH / ELEMENT;
 	static const bool HAS_BIAS = C::BIAS == BIAS_MATRIX;
 	static const int GROUP_THREADS = 128, GROUPS = C::WAVES_M / 4, STAGES = LDS_WGMMA_STAGES;
@@ -383,11 +384,11 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD void make_modifiers()
 	{
 		modifiers = Modifiers<C>::make(a, seq);
-		o_scale = 1.0f / (1 << Values::SHIFT);
+		o_scale = 1.0f / (1 << SHIFT);
 		if (C::DESCALE) {
 			head_k = head / (a.nhead_q / a.nhead_k);
-			modifiers.scale *= descale(a.q_descale, head) * descale(a.k_descale, head_k);
-			o_scale *= descale(a.v_descale, head_k);
+			modifiers.scale *= this->factor(a.q_descale, head) * this->factor(a.k_descale, head_k);
+			o_scale *= this->factor(a.v_descale, head_k);
 		}
 		bool folds = !C::SOFTCAP && modifiers.scale > 0;
 
@@ -395,10 +396,6 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		logit = folds ? 1.0f / modifiers.scale : 1.0f;
 		if (C::BIAS == BIAS_ALIBI)
 			slope = load_memory(modifiers.slopes + head) * logit;
-	}
-	METHOD float descale(const abi_descale &d, i32 of_head) const
-	{
-		return d.data ? d.data[seq.batch * d.stride_batch + of_head * d.stride_head] : 1.0f;
 	}
 
 	/* Raw products become scores, but for what all of a row have in common, see left_out(). */
@@ -611,7 +608,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		UNROLL
 		for (int r = 0; r < Core::STATS; r++) {
 			i32 row = wave_row() + Core::stat_row(r);
-			float sum = Core::row_sum(rows.l(0, r)) * (1.0f / (1 << Values::SHIFT)), lse;
+			float sum = Core::row_sum(rows.l(0, r)) * (1.0f / (1 << SHIFT)), lse;
 
 			results.factor[r] = output.finish_row(rows.m(0, r) + left_out(row), sum, head, &lse) * o_scale;
 			results.to[r] = 0;

@@ -61,6 +61,9 @@
 #define STAGED(cores, hdim, m, n, waves, blocks, without)                                          \
 	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD) | STAGED_SPLITS(cores, hdim), HALF,                \
 	     WITHOUT(paged_kv) | (without), hdim, m, n, waves, 1, blocks)
+#define STAGED_BYTES(cores, hdim, m, n, waves, blocks, without)                                    \
+	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD), E4M3,                                             \
+	     WITHOUT(paged_kv) | WITHOUT(dropout) | (without), hdim, m, n, waves, 1, blocks)
 #define STAGED_SPLITS(cores, hdim) /* RDNA's tiles would spill, and those of 256 columns */        \
 	((cores) == CORE(MFMA) && (hdim) < 256 ? SPEC_BIT(SPEC_FWD_SPLITKV) : 0)
 #define STAGED_PAGES(cores, hdim, m, n, waves, blocks, without)                                    \
@@ -121,6 +124,16 @@ static const struct spec_row kernels[] = {
 	STAGED(CORE(WMMA12), 128, 256, 64, 16, 1, WITHOUT(mask) | WITHOUT(bias) | WITHOUT(logits)),
 	STAGED(WMMA_CORES, 128, 128, 32, 8, 1, 0),
 	STAGED(CORE(WMMA11), 128, 128, 16, 8, 1, 0), /* room for what features take */
+	STAGED_BYTES(CORE(MFMA), 64, 256, 128, 8, 1, 0),
+	STAGED_BYTES(CORE(MFMA), 64, 128, 64, 4, 2, 0),
+	STAGED_BYTES(CORE(MFMA), 128, 256, 64, 8, 1, 0),
+	STAGED_BYTES(CORE(MFMA), 128, 128, 64, 4, 2, 0),
+	STAGED_BYTES(CORE(MFMA), 256, 128, 64, 4, 1, 0),
+	STAGED_BYTES(CORE(WMMA12), 64, 256, 128, 16, 1, WITHOUT(bias) | WITHOUT(logits)),
+	STAGED_BYTES(CORE(WMMA12), 64, 128, 64, 8, 1, 0),
+	STAGED_BYTES(CORE(WMMA12), 128, 256, 64, 16, 1, 0),
+	STAGED_BYTES(CORE(WMMA12), 128, 128, 64, 8, 1, 0),
+	STAGED_BYTES(CORE(WMMA12), 256, 128, 32, 8, 1, 0),
 	STAGED_PAGES(CORE(MFMA), 64, 256, 128, 8, 1,
 		     WITHOUT(dropout) | WITHOUT(bias) | WITHOUT(logits)),
 	STAGED_PAGES(CORE(MFMA), 64, 128, 64, 4, 2, 0),

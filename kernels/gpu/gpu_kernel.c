@@ -91,7 +91,7 @@ static int is_parked(const struct gpu_arch *arch, const struct gpu_tile *t)
 	return lds_is_parked(cut_of(arch, t), t->blocks_per_cu);
 }
 
-/* Of what the loops of few rows and of warpgroups have in LDS. */
+/* Of what the loops that are made for an arch have in LDS. */
 static int element_bytes(const struct gpu_traits *traits)
 {
 	return traits->dtype == ABI_E4M3 ? 1 : 2;
@@ -121,7 +121,7 @@ static int32_t forward_lds(const struct gpu_arch *arch, const struct gpu_traits 
 	if (t->pipeline == GPU_WGMMA)
 		return lds_wgmma(cut, (int)arch->lds_bytes);
 	if (t->pipeline == GPU_AMD)
-		return lds_amd(cut_of(arch, t));
+		return lds_amd(cut_of(arch, t), element_bytes(traits));
 	if (t->pipeline == GPU_AMD_DECODE)
 		return lds_amd_decode(cut_of(arch, t));
 	return lds_forward(cut_of(arch, t), is_parked(arch, t));
@@ -266,6 +266,26 @@ static const char *amd_misfit(const struct gpu_arch *arch, const struct gpu_tile
 	return streamed % side ? "what is streamed comes in accumulators" : NULL;
 }
 
+/* Values of e4m3 that AMD's loop multiplies at once (slab.h); 0: the arch has no instructions for it. */
+static int32_t bytes_at_once(const struct gpu_arch *arch)
+{
+	if (arch->core == GPU_CORE_WMMA12)
+		return 32;
+	return strcmp(arch->name, "gfx950") == 0 ? 64 : 0;
+}
+
+static const char *amd_bytes_misfit(const struct gpu_arch *arch, const struct gpu_traits *traits,
+				    const struct gpu_tile *t)
+{
+	int32_t depth = bytes_at_once(arch);
+
+	if (traits->dtype != ABI_E4M3 || !depth)
+		return "takes keys of 8 bits as e4m3, where matrix units multiply it";
+	if (traits->paged || traits->dropout)
+		return "takes keys of 8 bits in rows, without dropout";
+	return t->hdim_q % depth || t->tile_n % depth ? "products sum as many values of 8 bits at once" : NULL;
+}
+
 /* In pages: what a wave fetches at once, 16 bytes of a key and 8 of four values a lane, lies in 16 rows. The widest heads
  * leave no registers for addresses. */
 static const char *amd_pages_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
@@ -296,6 +316,8 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_
 			  : t->pipeline == GPU_AMD_DECODE ? amd_decode_misfit(arch, t)
 							  : NULL;
 
+	if (!why && t->pipeline == GPU_AMD && traits->dtype > ABI_BF16)
+		why = amd_bytes_misfit(arch, traits, t);
 	if (!why && t->pipeline == GPU_AMD && traits->paged)
 		why = amd_pages_misfit(arch, t);
 	if (why)
@@ -414,8 +436,7 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 	if (t->pipeline == GPU_AMD && family == ABI_FWD_SPLITKV && traits->paged)
 		return 1;
 	if ((t->pipeline == GPU_WGMMA && traits->dtype > ABI_E4M3) ||
-	    ((t->pipeline == GPU_AMD || t->pipeline == GPU_AMD_DECODE) &&
-	     (traits->descale || traits->dtype > ABI_BF16)))
+	    (t->pipeline == GPU_AMD_DECODE && traits->dtype > ABI_BF16))
 		return 1;
 	if (begin_kernel(arch, family, traits->dtype, t, k))
 		return 1;
@@ -428,8 +449,8 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 				.dropout = traits->dropout,
 				.paged = traits->paged,
 				.descale = traits->descale,
-				.logits = traits->bias || traits->descale || traits->softcap ||
-					  traits->any_scale,
+				.logits = traits->bias || traits->softcap || traits->any_scale ||
+					  (traits->descale && t->pipeline != GPU_AMD),
 				.buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, traits, t) : 0,
 				.parked = t->pipeline != GPU_DECODE && is_parked(arch, t)});
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));

@@ -101,14 +101,23 @@ static const char *check_output(const struct operand *o, const void *args,
 	return find_strides(o, ignored);
 }
 
-/* What scores are made of, once a head. */
-static const char *check_scores(const struct abi_fwd_args *a)
+/* Values of 8 bits have their factors once a head. */
+static const char *check_factors(const struct abi_fwd_args *a)
 {
 	const struct abi_descale *factors[] = {&a->q_descale, &a->k_descale, &a->v_descale};
 
 	for (int i = 0; i < 3; i++)
 		if (factors[i]->data && (factors[i]->block || factors[i]->per_page))
 			return "a head has more than one descale";
+	return NULL;
+}
+
+static const char *check_scores(const struct abi_fwd_args *a)
+{
+	const char *why = check_factors(a);
+
+	if (why)
+		return why;
 	if (a->logits_soft_cap > MOST_SOFT_CAP)
 		return "a soft cap above 1024";
 	return NULL;
@@ -155,6 +164,10 @@ static const char *amd_maps(const struct gpu_tile *tile, const struct abi_fwd_ar
 	if (tile->pipeline == GPU_AMD_DECODE &&
 	    a->hdim_q <= tile->hdim_q - LDS_AMD_TAIL)
 		return "rows end before the tile's last 32 columns";
+	if (!why)
+		why = check_factors(a);
+	if (!why && a->hdim_q * element_bytes(a->dtype) % LAUNCH_ALIGNMENT)
+		why = "the rows of Q are no whole chunks of 16 bytes";
 	if (!why)
 		why = check_rows(q, a, tile->tile_m, record);
 	if (!why)

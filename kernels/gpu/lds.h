@@ -218,9 +218,10 @@ LDS_FN int lds_convert(void)
  * AMD's forward loop, fwd_amd.h: K and V in two stages; then results on their way out, so many dimensions at a time.
  */
 #define LDS_AMD_OUT 32
-LDS_FN int lds_amd(struct lds_cut c)
+LDS_FN int lds_amd(struct lds_cut c, int element)
 {
-	return lds_max(2 * c.tile_n * (c.hdim_q + c.hdim_v) * 2, c.tile_m * (LDS_AMD_OUT + 4) * 4);
+	return lds_max(2 * c.tile_n * (c.hdim_q + c.hdim_v) * element,
+		       c.tile_m * (LDS_AMD_OUT + 4) * 4);
 }
 
 /*

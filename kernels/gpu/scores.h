@@ -358,6 +358,16 @@ template <class Core, int TM, int THREADS> struct ParkedRows {
 	}
 };
 
+/* P in units of 2^-SHIFT, as matrix units multiply it with V of that type. Of e4m3 a weight may grow to 2^8, the type's largest
+ * power of two: by 2^4 of this unit, and as much again while its maximum lags. What is left of small ones reaches down
+ * to 2^-13. */
+template <class Element> struct WeightUnit {
+	static const int SHIFT = 0;
+};
+template <> struct WeightUnit<E4M3> {
+	static const int SHIFT = 4;
+};
+
 /*
  * LAGS: m may lag behind the maximum by LAG (in powers of two): P is then at most 2^8, which every
  * operand type holds as precisely as 1, and after the first tiles hardly a wave still pays for

@@ -1,18 +1,28 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * slab.h: AMD's matrix instructions for loops that feed them from swizzled LDS: operands in slabs of 16 along what is
- * summed, accumulators of SIDE x SIDE. Lane l holds column l % SIDE of a transposed product, the row of its scores.
+ * slab.h: AMD's matrix instructions for loops that feed them from swizzled LDS: operands in slabs along what is summed,
+ * of 16-bit elements or e4m3, accumulators of SIDE x SIDE. Lane l holds column l % SIDE of a transposed product, the row
+ * of its scores. A lane has whole units of 16 bytes of a slab, and so as many of 8 bits as of 16 for two instructions.
  */
 #ifndef FMHA_GPU_SLAB_H
 #define FMHA_GPU_SLAB_H
 
 #include "config.h"
 
+/* Bytes of an element, in LDS as in memory. */
+static const int SLAB_ELEMENT = sizeof(Config::Element::Storage);
+
+/* Units of a lane, and of all lanes: RDNA3's half waves hold the same. gfx950 multiplies 64 values of 8 bits at once. */
 #if FMHA_CORE == FMHA_CORE_WMMA11
-#define SLAB_WORDS 8 /* both half waves hold all 16 */
+static const int SLAB_READS = 2, SLAB_UNITS = 2;
+#elif defined(__gfx950__)
+static const int SLAB_READS = 2 / SLAB_ELEMENT, SLAB_UNITS = 2 * SLAB_READS;
 #else
-#define SLAB_WORDS 4 /* each of them 8 */
+static const int SLAB_READS = 1, SLAB_UNITS = 2;
 #endif
+static const int SLAB_WORDS = 4 * SLAB_READS;
+static const int SLAB_DEPTH = SLAB_UNITS * 16 / SLAB_ELEMENT; /* elements: 16, 32 or 64 */
+static const int SLAB_ACCS = SLAB_DEPTH / 16; /* whose columns are a slab */
 
 struct Slab {
 	u32 w[SLAB_WORDS];
@@ -23,8 +33,8 @@ struct SlabAcc {
 typedef float SlabFloats8 __attribute__((ext_vector_type(8)));
 typedef float SlabFloats16 __attribute__((ext_vector_type(16)));
 
-/* Of the 16 keys of a slab of V, the i-th of the quad-th four in LDS: a lane's scores are of these. */
-DEV i32 slab_key(i32 quad, i32 i)
+/* Of 16 keys of 16-bit V, the i-th of the quad-th four in LDS: a lane's scores are of these. */
+DEV i32 slab_key16(i32 quad, i32 i)
 {
 #if FMHA_CORE == FMHA_CORE_MFMA
 	return (quad & 1) * 8 + (quad & 2) * 2 + i;
@@ -34,6 +44,12 @@ DEV i32 slab_key(i32 quad, i32 i)
 	return quad * 4 + i;
 #endif
 }
+/* The same of a whole tile. A unit of 8 bits has those of two neighbours of 16 bits. */
+DEV i32 slab_key(i32 quad, i32 i)
+{
+	return SLAB_ELEMENT == 2 ? quad / 4 * 16 + slab_key16(quad % 4, i)
+				 : quad / 8 * 32 + quad / 2 % 2 * 16 + slab_key16(quad / 4 % 2 * 2 + quad % 2, i);
+}
 
 /* A lane's place in a wave's operands and results. */
 struct SlabPlace {
@@ -41,8 +57,9 @@ struct SlabPlace {
 
 	METHOD static i32 line() { return lane_id() % SIDE; }
 	METHOD static i32 half() { return lane_id() / SIDE; }
-	/* First of the 16-byte units of a slab that a lane holds. */
-	METHOD static i32 unit() { return SLAB_WORDS == 8 ? 0 : half(); }
+	/* The i-th unit of a slab that a lane holds is unit_of(i), and its own bit of the number. */
+	METHOD static constexpr int unit_of(int i) { return SLAB_UNITS / SLAB_READS * i; }
+	METHOD static i32 unit() { return SLAB_READS == SLAB_UNITS ? 0 : half(); }
 };
 
 /* What `Core` is to tile.h, for accumulators of SIDE rows and 16 columns. */
@@ -93,7 +110,35 @@ template <class T> struct SlabCore : SlabPlace {
 	}
 	METHOD static u32 pack(F16, float low, float high) { return F16::pack2(low, high); }
 
-	METHOD static Slab to_slab(const Acc &c)
+	/* Beyond 448 it is NaN, where weights never are (Softmax). */
+	METHOD static u32 pack(E4M3, float x0, float x1, float x2, float x3)
+	{
+		u32 low = (u32)__builtin_amdgcn_cvt_pk_fp8_f32(x0, x1, 0, false);
+
+		return (u32)__builtin_amdgcn_cvt_pk_fp8_f32(x2, x3, (i32)low, true);
+	}
+
+	/* Of SLAB_ACCS neighbours. */
+	METHOD static Slab to_slab(const Acc *c)
+	{
+		if constexpr (SLAB_ELEMENT == 1)
+			return to_bytes(c);
+		else
+			return to_halves(*c);
+	}
+	METHOD static Slab to_bytes(const Acc *c)
+	{
+		Slab p;
+
+		UNROLL
+		for (int i = 0; i < SLAB_WORDS; i++) {
+			const float *x = c[i / 2].x + i % 2 * 4;
+
+			p.w[i] = pack(T(), x[0], x[1], x[2], x[3]);
+		}
+		return p;
+	}
+	METHOD static Slab to_halves(const Acc &c)
 	{
 		Slab p;
 
@@ -117,9 +162,10 @@ template <class T> struct SlabCore : SlabPlace {
 
 	METHOD static void multiply(Wide &c, const Slab &a, const Slab &b) { multiply_as(T(), c, a, b); }
 
-	METHOD static void multiply_as(F16, Wide &c, const Slab &a, const Slab &b)
+	/* Templates, so that only what T takes has to fit an instruction. */
+	template <class S> METHOD static void multiply_as(F16, Wide &c, const S &a, const S &b)
 	{
-		typedef _Float16 Halves __attribute__((ext_vector_type(SLAB_WORDS * 2)));
+		typedef _Float16 Halves __attribute__((ext_vector_type(sizeof(S) / 2)));
 		Halves x = __builtin_bit_cast(Halves, a), y = __builtin_bit_cast(Halves, b);
 #if FMHA_CORE == FMHA_CORE_WMMA11
 		c = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(x, y, c);
@@ -132,12 +178,12 @@ template <class T> struct SlabCore : SlabPlace {
 		c = __builtin_amdgcn_mfma_f32_32x32x8f16(x.hi, y.hi, c, 0, 0, 0);
 #endif
 	}
-	METHOD static void multiply_as(BF16, Wide &c, const Slab &a, const Slab &b)
+	template <class S> METHOD static void multiply_as(BF16, Wide &c, const S &a, const S &b)
 	{
 #if defined(__gfx950__)
-		typedef __bf16 Words __attribute__((ext_vector_type(SLAB_WORDS * 2)));
+		typedef __bf16 Words __attribute__((ext_vector_type(sizeof(S) / 2)));
 #else
-		typedef short Words __attribute__((ext_vector_type(SLAB_WORDS * 2)));
+		typedef short Words __attribute__((ext_vector_type(sizeof(S) / 2)));
 #endif
 		Words x = __builtin_bit_cast(Words, a), y = __builtin_bit_cast(Words, b);
 #if FMHA_CORE == FMHA_CORE_WMMA11
@@ -151,6 +197,18 @@ template <class T> struct SlabCore : SlabPlace {
 		c = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(x.hi, y.hi, c, 0, 0, 0);
 #endif
 	}
+	template <class S> METHOD static void multiply_as(E4M3, Wide &c, const S &a, const S &b)
+	{
+		typedef int Words __attribute__((ext_vector_type(sizeof(S) / 4)));
+		Words x = __builtin_bit_cast(Words, a), y = __builtin_bit_cast(Words, b);
+#if FMHA_CORE == FMHA_CORE_WMMA12
+		c = __builtin_amdgcn_wmma_f32_16x16x16_fp8_fp8_w32_gfx12(x.lo, y.lo, c);
+		c = __builtin_amdgcn_wmma_f32_16x16x16_fp8_fp8_w32_gfx12(x.hi, y.hi, c);
+#elif defined(__gfx950__)
+		/* Both in format 0, e4m3; without a scale, at twice the rate of the instruction for fp8 alone. */
+		c = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(x, y, c, 0, 0, 0, 0, 0, 0);
+#endif
+	}
 };
 
 /*
@@ -159,10 +217,10 @@ template <class T> struct SlabCore : SlabPlace {
  * transposed tile is, meet in twos where a row has eight units, in fours where it has four.
  */
 template <int ROWS, int COLS> struct SlabStore {
-	static const int STRIDE = COLS * 2, BYTES = ROWS * STRIDE, UNITS = COLS / 8;
+	static const int STRIDE = COLS * SLAB_ELEMENT, BYTES = ROWS * STRIDE, UNITS = STRIDE / 16;
 	/* Units that change places among each other, and rows that lie in the same ones. */
 	static const int SPAN = UNITS % 8 == 0 ? 8 : UNITS % 4 == 0 ? 4 : 2, PERIOD = 8 / SPAN;
-	static_assert(UNITS % 2 == 0, "whole slabs");
+	static_assert(UNITS % SLAB_UNITS == 0, "whole slabs");
 
 	METHOD static constexpr i32 turn(i32 row) { return (row / PERIOD ^ row / 8) & (SPAN - 1); }
 	METHOD static i32 at(i32 row, i32 unit) { return row * STRIDE + (unit ^ turn(row)) * 16; }
@@ -185,8 +243,8 @@ template <int ROWS, int COLS> struct SlabStore {
 			Slab x;
 
 			UNROLL
-			for (int i = 0; i < SLAB_WORDS / 4; i++) {
-				int unit = slab * 2 + i, low = unit % SPAN ^ turn(tile * SIDE);
+			for (int i = 0; i < SLAB_READS; i++) {
+				int unit = slab * SLAB_UNITS + SlabPlace::unit_of(i), low = unit % SPAN ^ turn(tile * SIDE);
 				chunk16 c = load16(place[low] + tile * SIDE * STRIDE + unit / SPAN * SPAN * 16);
 
 				UNROLL

@@ -9,8 +9,10 @@
 #include "buffer.h"
 #include "slab.h"
 
+/* Values of 8 bits are multiplied as they are; their factors, one a head, are the modifiers' and the result's. */
 template <class C> struct AmdConfig : C {
-	typedef SlabCore<typename C::Core::Type> Core;
+	typedef SlabCore<typename C::Element> Core;
+	static const bool FACTORS = C::DESCALE, DESCALE = false;
 };
 
 /* With two waves a SIMD or more matrix instructions take the plain registers, and nothing has to be moved. */
@@ -41,7 +43,7 @@ template <int THREADS, int PER_ROW> DEV i32 first_row_of_wave(int n)
 template <int ROWS, int COLS, int THREADS, int RUN = ROWS> struct RowStage {
 	typedef SlabStore<ROWS, COLS> Store;
 	static const int BYTES = Store::BYTES;
-	static const int CHUNKS = COLS / 8, COUNT = (ROWS * CHUNKS + THREADS - 1) / THREADS;
+	static const int CHUNKS = Store::UNITS, COUNT = (ROWS * CHUNKS + THREADS - 1) / THREADS;
 	u32 from[COUNT], to[COUNT];
 	chunk16 held[COUNT];
 
@@ -54,7 +56,8 @@ template <int ROWS, int COLS, int THREADS, int RUN = ROWS> struct RowStage {
 		for (int n = 0; n < COUNT; n++) {
 			i32 row = index(n) / CHUNKS, chunk = index(n) % CHUNKS;
 
-			from[n] = is_there(n) && chunk * 8 < hdim ? row % RUN * row_bytes + chunk * 16 : BUFFER_NOWHERE;
+			from[n] = is_there(n) && chunk * 16 < hdim * SLAB_ELEMENT ? row % RUN * row_bytes + chunk * 16
+										  : BUFFER_NOWHERE;
 			to[n] = Store::at(row, chunk);
 		}
 	}
@@ -99,7 +102,7 @@ template <int ROWS, int COLS, int THREADS, bool BY_ROWS, int RUN = ROWS> struct 
 
 			UNROLL
 			for (int i = 0; i < 4; i++) {
-				i32 row = quad / 4 * 16 + slab_key(quad % 4, i);
+				i32 row = slab_key(quad, i);
 
 				from[n][i] = is_there(n) && dim < hdim ? row % RUN * row_bytes + dim * 2 : BUFFER_NOWHERE;
 				to[n][i] = Columns::at(dim + i, quad / 2) + quad % 2 * 8;
@@ -149,19 +152,110 @@ template <int ROWS, int COLS, int THREADS, bool BY_ROWS, int RUN = ROWS> struct 
 	}
 };
 
+/*
+ * 8-bit values, transposed: four rows of WIDTH columns a thread and turn, as wide as leaves work for all threads. Bytes
+ * change places in blocks of 4 x 4. Lanes side by side have a row's columns and four of its neighbours' rows: they
+ * store to most banks.
+ */
+template <int ROWS, int COLS, int THREADS> struct ByteColumnStage {
+	typedef SlabStore<COLS, ROWS> Columns;
+	static const int BYTES = Columns::BYTES, SHARE = ROWS * COLS / 4 / THREADS;
+	static const int WIDTH = SHARE >= 16 ? 16 : SHARE >= 8 ? 8 : 4, WORDS = WIDTH / 4;
+	static const int GROUPS = COLS / WIDTH, UNITS = ROWS / 4 * GROUPS, COUNT = (UNITS + THREADS - 1) / THREADS;
+	static const int ACROSS = GROUPS % 8 == 0 ? 8 : GROUPS % 4 == 0 ? 4 : 2;
+	u32 from[COUNT][4], to[COUNT][WIDTH];
+	u32 held[COUNT][4][WORDS];
+
+	METHOD static i32 index(int n) { return thread_id() + n * THREADS; }
+	METHOD static bool is_there(int n) { return UNITS % THREADS == 0 || index(n) < UNITS; }
+
+	METHOD void begin(u32 row_bytes, i32 hdim)
+	{
+		UNROLL
+		for (int n = 0; n < COUNT; n++) {
+			i32 outer = index(n) / (ACROSS * 4);
+			i32 dim = (outer % (GROUPS / ACROSS) * ACROSS + index(n) % ACROSS) * WIDTH;
+			i32 quad = outer / (GROUPS / ACROSS) * 4 + index(n) / ACROSS % 4;
+
+			UNROLL
+			for (int i = 0; i < 4; i++)
+				from[n][i] = is_there(n) && dim < hdim ? slab_key(quad, i) * row_bytes + dim
+								       : BUFFER_NOWHERE;
+			UNROLL
+			for (int i = 0; i < WIDTH; i++)
+				to[n][i] = Columns::at(dim + i, quad / 4) + quad % 4 * 4;
+		}
+	}
+
+	template <class Pieces> METHOD void fetch(const Pieces &piece)
+	{
+		UNROLL
+		for (int n = 0; n < COUNT; n++) {
+			const Piece p = piece(n);
+
+			UNROLL
+			for (int i = 0; i < 4; i++) {
+				const auto c = p.buffer.template load<WORDS>(from[n][i] - p.skip);
+
+				UNROLL
+				for (int w = 0; w < WORDS; w++)
+					held[n][i][w] = c.w[w];
+			}
+		}
+	}
+
+	METHOD void arrive(char *lds) const
+	{
+		UNROLL
+		for (int n = 0; n < COUNT; n++)
+			UNROLL
+			for (int w = 0; w < WORDS; w++) {
+				u32 x[4] = {held[n][0][w], held[n][1][w], held[n][2][w], held[n][3][w]};
+
+				turn_bytes(x);
+				UNROLL
+				for (int i = 0; i < 4 && is_there(n); i++)
+					*(u32 *)(lds + to[n][w * 4 + i]) = x[i];
+			}
+	}
+
+	/* Word i becomes bytes i of all four. */
+	METHOD static void turn_bytes(u32 (&x)[4])
+	{
+		const u32 EVEN = 0x06020400, ODD = 0x07030501, LOW = 0x05040100, HIGH = 0x07060302;
+		u32 even0 = __builtin_amdgcn_perm(x[1], x[0], EVEN), odd0 = __builtin_amdgcn_perm(x[1], x[0], ODD);
+		u32 even2 = __builtin_amdgcn_perm(x[3], x[2], EVEN), odd2 = __builtin_amdgcn_perm(x[3], x[2], ODD);
+
+		x[0] = __builtin_amdgcn_perm(even2, even0, LOW);
+		x[1] = __builtin_amdgcn_perm(odd2, odd0, LOW);
+		x[2] = __builtin_amdgcn_perm(even2, even0, HIGH);
+		x[3] = __builtin_amdgcn_perm(odd2, odd0, HIGH);
+	}
+
+	METHOD static i32 run_of(int) { return 0; }
+};
+
+template <int ROWS, int COLS, int THREADS, int RUN, int ELEMENT> struct ValueStage {
+	typedef ColumnStage<ROWS, COLS, THREADS, false, RUN> Type;
+};
+template <int ROWS, int COLS, int THREADS, int RUN> struct ValueStage<ROWS, COLS, THREADS, RUN, 1> {
+	static_assert(RUN == ROWS, "no pages");
+	typedef ByteColumnStage<ROWS, COLS, THREADS> Type;
+};
+
 /* SIDE rows from `row` on as the operand that a wave keeps; zero from `end` on. */
 template <int STEPS, class View> DEV void fetch_operand(Slab (&to)[STEPS], const View &view, i32 row, i32 end)
 {
 	typedef SlabPlace Place;
-	u32 row_bytes = (u32)view.stride_seq * 2;
-	Buffer b = Buffer::rows(view.base + row * view.stride_seq, end - row, Place::SIDE, row_bytes, view.hdim * 2);
+	u32 row_bytes = (u32)view.stride_seq * SLAB_ELEMENT, width = view.hdim * SLAB_ELEMENT;
+	Buffer b = Buffer::rows(view.base + row * view.stride_seq, end - row, Place::SIDE, row_bytes, width);
 
 	UNROLL
 	for (int s = 0; s < STEPS; s++)
 		UNROLL
-		for (int i = 0; i < SLAB_WORDS / 4; i++) {
-			i32 dim = s * 16 + (Place::unit() + i) * 8;
-			chunk16 c = b.load16(dim < view.hdim ? Place::line() * row_bytes + dim * 2 : BUFFER_NOWHERE);
+		for (int i = 0; i < SLAB_READS; i++) {
+			u32 at = (s * SLAB_UNITS + Place::unit_of(i) + Place::unit()) * 16;
+			chunk16 c = b.load16(at < width ? Place::line() * row_bytes + at : BUFFER_NOWHERE);
 
 			UNROLL
 			for (int w = 0; w < 4; w++)
@@ -196,8 +290,8 @@ template <int COLS> struct Owned<COLS, true> {
 		UNROLL
 		for (int s = 0; s < COLS / 16; s++)
 			UNROLL
-			for (int i = 0; i < SLAB_WORDS / 4; i++)
-				*(chunk16 *)(at + Store::at(Place::line(), s * 2 + Place::unit() + i)) =
+			for (int i = 0; i < SLAB_READS; i++)
+				*(chunk16 *)(at + Store::at(Place::line(), s * SLAB_UNITS + Place::unit_of(i) + Place::unit())) =
 					chunk16{{x[s].w[i * 4], x[s].w[i * 4 + 1], x[s].w[i * 4 + 2], x[s].w[i * 4 + 3]}};
 		wave_sync();
 	}
@@ -249,8 +343,8 @@ DEV void multiply_columns(typename Core::Wide (&o)[DT], const char *tile, const 
 
 	__builtin_amdgcn_s_setprio(1);
 	UNROLL
-	for (int n = 0; n < TN; n++) {
-		const Slab x = Core::to_slab(p.t[0][n]);
+	for (int n = 0; n < TN / SLAB_ACCS; n++) {
+		const Slab x = Core::to_slab(p.t[0] + n * SLAB_ACCS);
 
 		UNROLL
 		for (int d = 0; d < DT; d++) {

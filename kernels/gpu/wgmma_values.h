@@ -26,9 +26,6 @@ template <class Core, class Element, int TN, int TD> struct WgmmaValues {
 	static const int SLAB = slab_bytes(16 * TN), BYTES = slabs_of(16 * TD) * SLAB;
 	typedef OperandTile<Core, 1, TN> Weights;
 
-	/* Weights are kept in units of 2^-SHIFT. */
-	static const int SHIFT = 0;
-
 	METHOD static Weights round(const RegTile<Core, 1, TN> &s) { return round_to_operand(s); }
 
 	METHOD static void multiply(RegTile<Core, 1, TD> &o, const Weights &p, u32 tile)
@@ -75,10 +72,6 @@ template <class Core, int TN, int TD> struct WgmmaValues<Core, E4M3, TN, TD> {
 	struct Weights {
 		u32 w[TN / 2][4];
 	};
-
-	/* A weight may grow to 2^8, the type's largest power of two: by 2^4 of this unit, and as much again while its
-	 * maximum lags. What is left of small ones reaches down to 2^-13. */
-	static const int SHIFT = 4;
 
 	METHOD static Weights round(const RegTile<Core, 1, TN> &s)
 	{

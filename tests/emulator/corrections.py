@@ -101,13 +101,19 @@ def correct_context(emu):
 RENUMBERED = {0xd3e7: 0xd3e1, 0xd3e6: 0xd3e0}
 
 
+SCALE_PREFIX = (0xd3ac).to_bytes(2, "little")
+
+
 def correct_decoder(emu):
-    decode = emu.decode_inst
+    from tinygrad.renderer import amd
+    decode, matches = emu.decode_inst, amd._matches
 
     def decode_renumbered(data, arch):
         new = RENUMBERED.get(int.from_bytes(data[2:4], "little")) if arch == "cdna" else None
         return decode(data[:2] + new.to_bytes(2, "little") + data[4:] if new else data, arch)
 
+    # A scaled MFMA begins with its scales; the emulator takes whatever is in front of one without.
+    amd._matches = lambda data, kind: matches(data, kind) and (kind is not emu.irc.VOP3PX2 or data[2:4] == SCALE_PREFIX)
     emu.decode_inst = decode_renumbered
 
 

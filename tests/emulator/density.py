@@ -77,6 +77,12 @@ STAGED = {
               "fwd h128x128_t128x32_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers",
               "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_buffers", "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_mask_buffers"),
 }
+STAGED_BYTES = {  # the same of e4m3, where matrix units multiply it
+    "gfx950": ("fwd h64x64_t256x128_w8x1_b1", "fwd h64x64_t128x64_w4x1_b2_mask_descale", "fwd h128x128_t256x64_w8x1_b1",
+               "fwd h128x128_t256x64_w8x1_b1_mask_descale", "fwd h256x256_t128x64_w4x1_b1_mask"),
+    "gfx12": ("fwd h64x64_t256x128_w16x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask_descale", "fwd h128x128_t256x64_w16x1_b1",
+              "fwd h128x128_t128x64_w8x1_b1_mask_descale", "fwd h256x256_t128x32_w8x1_b1_mask"),
+}
 TILES = {
     "mfma": ("fwd_splitkv {}_pack_h128x128_t16x64_w1x4_b1_pack_split_paged",
              "bwd_dq_dk_dv {}_h128x128_t16x64_w4x1_b1_drop_buffers"),
@@ -296,7 +302,8 @@ class Job:
         tile, self.threads = kernel.tile, kernel.block[0]
         self.scores = tile.tile_m * tile.tile_n / self.threads
         backward = kernel.family == abi.BWD_DQ_DK_DV
-        self.least = (tile.tile_m if backward else tile.tile_n) * (tile.hdim_q + tile.hdim_v) * 2
+        streamed = (tile.tile_m if backward else tile.tile_n) * (tile.hdim_q + tile.hdim_v)
+        self.least = streamed * (1 if "_e4m3_" in name else 2)
 
 
 def measure(job):
@@ -334,9 +341,10 @@ def rows_of(job, text):
 
 def short_names(arch):
     core = "mfma" if is_cdna(arch) else "wmma"
-    for prefix, tiles in STAGED.items():
-        if arch.startswith(prefix):
-            yield from (f"fmha_{family}_bf16_{arch}_gpu_amd_{tile}" for family, tile in map(str.split, tiles))
+    for dtype, table in (("bf16", STAGED), ("e4m3", STAGED_BYTES)):
+        for prefix, tiles in table.items():
+            if arch.startswith(prefix):
+                yield from (f"fmha_{family}_{dtype}_{arch}_gpu_amd_{tile}" for family, tile in map(str.split, tiles))
     for family, rest in map(str.split, TILES[core]):
         yield f"fmha_{family}_bf16_{arch}_" + rest.format("gpu_" + core)
 

@@ -446,15 +446,16 @@ PRODUCT8 = """
 	%(vector)s a = ((%(vector)s *)args.in)[l %% %(rows)d * (%(wave)d / %(rows)d) + l / %(rows)d];
 	%(vector)s b = ((%(vector)s *)(args.in + 512))[l %% %(rows)d * (%(wave)d / %(rows)d) + l / %(rows)d];
 	%(sums)s c = {};
-	c = %(builtin)s(a, b, c%(more)s);
+	for (int i = 0; i < %(times)d; i++)
+		c = %(builtin)s(a, b, c%(more)s);
 	for (int i = 0; i < %(rows)d * %(rows)d / %(wave)d; i++)
 		((float *)args.out)[(%(row)s) * %(rows)d + l %% %(rows)d] = c[i];
 """
 ROW = {(64, 16): "l / 16 * 4 + i", (64, 32): "i / 4 * 8 + l / 32 * 4 + i % 4", (32, 16): "l / 16 * 8 + i"}
 
 
-def product8(arch, name, builtin, shape, kinds, more="", factor=1):
-    """Declares the test of a matrix instruction."""
+def product8(arch, name, builtin, shape, kinds, more="", factor=1, times=1):
+    """Declares the test of a matrix instruction, or of as many side by side."""
     (rows, deep), wave = shape, 32 if arch in GFX12 else 64
     first, second = ((FNUZ if arch == "gfx942" else OCP)[kind] for kind in kinds)
     n, sums = rows * deep, rows * rows // wave
@@ -468,10 +469,10 @@ def product8(arch, name, builtin, shape, kinds, more="", factor=1):
     def expect(words):
         bytes_of = words.view(np.uint8)
         a, b = (eight.values[bytes_of[at:at + n]].reshape(rows, deep) for eight, at in ((first, 0), (second, 2048)))
-        return (a @ b.T * factor).astype(np.float32).reshape(-1).view(np.uint32)
+        return (a @ b.T * factor * times).astype(np.float32).reshape(-1).view(np.uint32)
 
     body = PRODUCT8 % dict(vector=vector, rows=rows, wave=wave, sums=f"float{sums}v", builtin=builtin, more=more,
-                           row=ROW[wave, rows])
+                           row=ROW[wave, rows], times=times)
     expect.__name__ = name
     test((arch,), body, inputs)(expect)
 
@@ -494,6 +495,8 @@ def products8():
                 product8("gfx950", f"mfma_{label}{rows}_{deep}_deep_{pair}",
                          f"__builtin_amdgcn_mfma_scale_f32_{rows}x{rows}x{deep}_f8f6f4", (rows, deep), kinds,
                          f", {formats}, {scales}", factor)
+    product8("gfx950", "mfma_in_front_of_one_without_scales", "__builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4", (32, 64),
+             ("fp8", "fp8"), ", 0, 0, 0, 0, 0, 0", times=2)
 
 
 WIDEN8 = """

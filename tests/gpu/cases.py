@@ -80,7 +80,7 @@ def rows(array, strides):
 
 class Forward:
     """One forward problem. Every option has a neutral default; see OPTIONS. descale: True, a factor a
-    head; "block", one for every 16 rows too; "page", for k and v one for every page. used_q: rows that
+    head; "signed", those of k below 0; "block", one for every 16 rows too; "page", for k and v one for every page. used_q: rows that
     count, the others are padding. shift: elements by which pages miss the start of a vector."""
 
     OPTIONS = dict(
@@ -241,7 +241,8 @@ class Forward:
             a.sink = pointer(self.floats(self.rng.standard_normal(self.hq)))
         if self.descale:
             for name, heads in (("q", self.hq), ("k", self.hk), ("v", self.hk)):
-                self.build_descale(getattr(a, name + "_descale"), heads, self.descale == "page" and name != "q")
+                self.build_descale(getattr(a, name + "_descale"), heads, self.descale == "page" and name != "q",
+                                   -1 if self.descale == "signed" and name == "k" else 1)
         if self.dropout:
             p = a.dropout
             p.seed, p.offset, p.p_drop = 0x123456789abcdef, 77, self.dropout
@@ -260,10 +261,10 @@ class Forward:
             a.o_acc, a.lse_acc = pointer(self.o_acc), pointer(self.lse_acc)
             self.outputs.update(o_acc=self.o_acc, lse_acc=self.lse_acc)
 
-    def build_descale(self, d, heads, per_page):
+    def build_descale(self, d, heads, per_page, sign):
         n = math.ceil(max(self.sq, self.sk) / 16) if self.descale == "block" else 1
         entries = self.args.cache.n_pages if per_page else self.batch
-        d.data = pointer(self.floats(self.rng.random((entries, heads, n)) + 0.5))
+        d.data = pointer(self.floats(sign * (self.rng.random((entries, heads, n)) + 0.5)))
         d.stride_batch, d.stride_head, d.stride_block = heads * n, n, 1
         d.block, d.per_page = 16 if self.descale == "block" else 0, per_page
 
@@ -301,8 +302,8 @@ class Forward:
         return c
 
     # ---- judging --------------------------------------------------------------------------
-    def judge(self, lib):
-        """Returns (error, allowed error, LSE error) or raises AssertionError with a sentence."""
+    def judge(self, lib, weights):
+        """weights: the type of P. Returns (error, allowed error, LSE error) or raises AssertionError with a sentence."""
         qb, qs, h, d = self.o_shape
         want = np.zeros(self.o_shape)
         plain = np.zeros(self.o_shape)
@@ -316,7 +317,7 @@ class Forward:
         if lib.reference_forward(ctypes.byref(self.args), p(want), p(want_lse), p(randval)):
             raise MemoryError
         yardstick = self.dtype if self.dtype <= abi.BF16 else abi.BF16
-        lib.reference_forward_rounded(ctypes.byref(self.args), ctypes.c_uint32(yardstick), ctypes.c_uint32(yardstick),
+        lib.reference_forward_rounded(ctypes.byref(self.args), ctypes.c_uint32(yardstick), ctypes.c_uint32(weights),
                                       p(plain), p(plain_lse))
         got = decode(self.o[..., :d], self.o_dtype)
         touched = np.zeros((qb, qs), bool)

@@ -8,7 +8,8 @@ BR, TL = abi.MASK_BOTTOM_RIGHT, abi.MASK_TOP_LEFT
 
 
 class Case:
-    """kind: forward, backward, append or merge; pipeline: tiles of that name only, or one tile, an abi.Tile."""
+    """kind: forward, backward, append or merge; pipeline: tiles of that name only, of the arch's name in a dict, or one
+    tile, an abi.Tile."""
 
     def __init__(self, kind, pipeline=None, **options):
         self.kind, self.options, self.pipeline = kind, options, pipeline
@@ -276,6 +277,26 @@ def staged():
                mask=BR, right=0)
 
 
+MULTIPLY_BYTES = {arch: "gpu_amd" for arch in ("gfx950", "gfx1200", "gfx1201")}  # others: the general loop
+
+
+def staged_bytes():
+    """The same loops where matrix units multiply e4m3: tails around tiles, factors, every mask, NaN in what nobody sees."""
+    for d in (128, 64):
+        b = dict(dtype=abi.E4M3, dq=d, dv=d, hq=2, hk=1, pipeline=MULTIPLY_BYTES)
+        yield Case("forward", **b, sq=300, sk=257, sink=True, descale=True)
+        yield Case("forward", **b, sq=130, sk=333, mask=BR, right=0, descale=True)
+        yield Case("forward", **b, sq=70, sk=150, mask=BR, left=40, right=3, poison=(0, 40))
+        yield Case("forward", **b, sq=40, sk=190, mask=TL, left=3, right=2, sinks=9, lens_k=[150], o_dtype=abi.F16)
+        yield Case("forward", **b, sq=40, sk=170, alibi=True, cap=20.0, descale=True)
+    d = dict(dtype=abi.E4M3, hq=2, hk=1, pipeline=MULTIPLY_BYTES)
+    yield Case("forward", **d, group=[(130, 40), (1, 33), (0, 9), (37, 5)], dq=128, dv=64, mask=BR, right=0, descale=True)
+    yield Case("forward", **d, sq=40, sk=70, dq=64, dv=128, bias=abi.F32, o_dtype=abi.F32)
+    yield Case("forward", **d, sq=20, sk=70, dq=48, dv=80, scale=-0.2, batch=2, lens_k=[33, 70])
+    yield Case("forward", **d, sq=20, sk=70, dq=64, dv=64, descale="signed")
+    yield Case("forward", **d, sq=1, sk=1, dq=64, dv=32)
+
+
 def hopper():
     """Keys of 8 bits in decode's loop, in tiles of 16, 32 and 64 rows: factors, pages of both layouts, rows that no copy of
     16 bytes can take, NaN in what nobody sees."""
@@ -327,13 +348,15 @@ def few_rows():
 
 def emulated(quick):
     """For an emulator: a second or two each."""
-    cases = [case for part in (forward_small, staged, few_rows, forward_features, forward_rest, forward_hdims, merges,
+    cases = [case for part in (forward_small, staged, staged_bytes, few_rows, forward_features, forward_rest, forward_hdims, merges,
                                backward_small, backward_features, append_small, append_features) for case in part()]
     return cases[::12] if quick else cases
 
 
 def find(lib, arch, family, dtype, args, pipeline):
     """@pipeline as a case has it."""
+    if isinstance(pipeline, dict):
+        pipeline = pipeline.get(arch)
     if isinstance(pipeline, abi.Tile):
         return abi.make_kernel(lib, arch, family, dtype, args, pipeline)
     return abi.choose_kernel(lib, arch, family, dtype, args, pipeline=pipeline)
@@ -353,8 +376,16 @@ def run_forward(case, lib, device, arch, pipeline):
         args = problem.combine_args()
         device.run(pick(lib, arch, abi.FWD_SPLITKV_COMBINE, problem.o_dtype, args, None), args,
                    problem)
-    error, allowed, lse = problem.judge(lib)
-    return f"{abi.pipeline_of(kernel)} O {error:.2g} of {allowed:.2g}, LSE {lse:.2g}"
+    name = abi.pipeline_of(kernel)
+    error, allowed, lse = problem.judge(lib, multiplied_as(name, problem.dtype))
+    return f"{name} O {error:.2g} of {allowed:.2g}, LSE {lse:.2g}"
+
+
+def multiplied_as(pipeline, dtype):
+    """The type that P has beside V."""
+    if dtype == abi.E4M3 and pipeline == "gpu_amd":
+        return dtype
+    return min(dtype, abi.BF16)
 
 
 def run_backward(case, lib, device, arch, pipeline):

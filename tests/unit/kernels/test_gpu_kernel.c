@@ -321,6 +321,31 @@ static void warpgroups_fit_or_are_refused(void **state)
 	assert_int_equal(make("sm_90a", ABI_FWD, &other_fp8, &wide, &k), 1);
 }
 
+/* Half of the LDS where matrix units multiply e4m3, and a factor a head needs no logits. */
+static void amd_loops_multiply_e4m3(void **state)
+{
+	const struct gpu_tile rdna = {GPU_AMD, 128, 64, 128, 128, 8, 1, 1};
+	const struct gpu_tile cdna = {GPU_AMD, 256, 64, 128, 128, 8, 1, 1};
+	const struct gpu_traits e4m3 = {.dtype = ABI_E4M3, .descale = 1};
+	const struct gpu_traits refused[] = {{.dtype = ABI_E5M2},
+					     {.dtype = ABI_E4M3, .paged = 1},
+					     {.dtype = ABI_E4M3, .dropout = 1}};
+	struct gpu_tile odd = cdna;
+	struct gpu_kernel k;
+
+	(void)state;
+	assert_int_equal(make("gfx1201", ABI_FWD, &e4m3, &rdna, &k), 0);
+	assert_int_equal(k.lds_bytes, 2 * 64 * 256);
+	assert_true(has_option(&k, "-DFMHA_DESCALE=1") && has_option(&k, "-DFMHA_LOGITS=0"));
+	assert_int_equal(make("gfx950", ABI_FWD, &e4m3, &cdna, &k), 0);
+	assert_int_equal(make("gfx1100", ABI_FWD, &e4m3, &rdna, &k), 1);
+	assert_int_equal(make("gfx942", ABI_FWD, &e4m3, &cdna, &k), 1);
+	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+		assert_int_equal(make("gfx1201", ABI_FWD, &refused[i], &rdna, &k), 1);
+	odd.hdim_q = 96; /* 64 values at once */
+	assert_int_equal(make("gfx950", ABI_FWD, &e4m3, &odd, &k), 1);
+}
+
 /* Of the blocks that a device has room for, or one a piece where those are fewer. */
 static void pieces_of_packed_sequences_are_bounded(void **state)
 {
@@ -446,6 +471,7 @@ int main(void)
 		cmocka_unit_test(decode_takes_keys_of_8_bits),
 		cmocka_unit_test(merges_of_many_parts_share_a_row),
 		cmocka_unit_test(warpgroups_fit_or_are_refused),
+		cmocka_unit_test(amd_loops_multiply_e4m3),
 		cmocka_unit_test(pieces_of_packed_sequences_are_bounded),
 		cmocka_unit_test(forward_blocks_cover_the_rows),
 		cmocka_unit_test(backward_blocks_cover_keys_and_rows),

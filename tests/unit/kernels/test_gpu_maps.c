@@ -321,6 +321,31 @@ static void descriptors_want_dense_aligned_rows(void **state)
 	}
 }
 
+/* Q's rows are operands: a chunk that begins in one must not end in another. */
+static void descriptors_of_8_bits_want_whole_chunks(void **state)
+{
+	static const float factor = 1;
+	struct gpu_kernel amd = kernel;
+	struct launch_record record;
+
+	(void)state;
+	amd.tile.pipeline = GPU_AMD;
+	for (int fault = 0; fault < 3; fault++) {
+		struct abi_fwd_args a = problem();
+
+		a.dtype = ABI_E4M3;
+		a.q_descale = a.k_descale = a.v_descale = (struct abi_descale){.data = &factor};
+		assert_null(gpu_kernel_maps(&amd, &a, &record));
+		if (fault == 0)
+			a.hdim_q -= 8;
+		else if (fault == 1)
+			a.k_descale.block = 64;
+		else
+			a.v_descale.per_page = 1;
+		assert_non_null(gpu_kernel_maps(&amd, &a, &record));
+	}
+}
+
 static void decode_takes_pages_of_whole_runs(void **state)
 {
 	static const int32_t lengths[] = {0};
@@ -408,6 +433,7 @@ int main(void)
 		cmocka_unit_test(what_the_engine_cannot_follow_is_refused),
 		cmocka_unit_test(backward_streams_queries),
 		cmocka_unit_test(descriptors_want_dense_aligned_rows),
+		cmocka_unit_test(descriptors_of_8_bits_want_whole_chunks),
 		cmocka_unit_test(decode_takes_pages_of_whole_runs),
 		cmocka_unit_test(backward_asks_the_same_of_all_four),
 	};
