@@ -137,7 +137,9 @@ static void check_configuration(struct doctor *doctor)
 /* ---- GPUs ---- */
 
 struct gpu_kind {
-	const char *what, *node, *module, *driver, *no_driver;
+	const char *what, *node, *module;
+	const char *drivers[4]; /* any of them */
+	const char *no_driver;
 	const char *compilers[3]; /* any of them */
 	const char *no_compiler;
 };
@@ -146,7 +148,7 @@ static const struct gpu_kind gpu_kinds[] = {
 	{"NVIDIA GPU",
 	 "/dev/nvidia0",
 	 "fmhad-cuda.so",
-	 "libcuda.so.1",
+	 {"libcuda.so.1", NULL},
 	 "install NVIDIA's driver (Debian: libcuda1)",
 	 {"nvrtc", NULL},
 	 "install the CUDA toolkit's libnvrtc.so.12 or .13, or pip's nvidia-cuda-nvrtc, and tell "
@@ -154,8 +156,8 @@ static const struct gpu_kind gpu_kinds[] = {
 	{"AMD GPU",
 	 "/dev/kfd",
 	 "fmhad-hip.so",
-	 "libamdhip64.so.5",
-	 "install ROCm's or Debian's libamdhip64-5",
+	 {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", NULL},
+	 "install ROCm and tell ldconfig its folder, or for older GPUs Debian's libamdhip64-5",
 	 {"clang", "hiprtc", NULL},
 	 "install clang-19 and lld-19, or ROCm's hipRTC"},
 };
@@ -177,12 +179,21 @@ static void check_compiler(struct doctor *doctor, const struct gpu_kind *kind)
 	       line[0] ? line : "it cannot be found");
 }
 
+/* The first that can be opened; NULL: dlerror() speaks of the last. */
+static const char *find_driver(const struct gpu_kind *kind)
+{
+	for (int i = 0; kind->drivers[i]; i++)
+		if (dlopen(kind->drivers[i], RTLD_LAZY | RTLD_LOCAL))
+			return kind->drivers[i];
+	return NULL;
+}
+
 static void check_gpus(struct doctor *doctor)
 {
 	for (size_t i = 0; i < sizeof(gpu_kinds) / sizeof(gpu_kinds[0]); i++) {
 		const struct gpu_kind *kind = &gpu_kinds[i];
 		char module[PATH_MAX];
-		void *driver;
+		const char *driver;
 
 		if (access(kind->node, F_OK) != 0) {
 			report(doctor, GOOD, kind->what, NULL, "none (%s)", kind->node);
@@ -196,9 +207,9 @@ static void check_gpus(struct doctor *doctor)
 		    0)
 			report(doctor, WRONG, kind->what, "install the package of this module",
 			       "%s: %s", module, strerror(errno));
-		driver = dlopen(kind->driver, RTLD_LAZY | RTLD_LOCAL);
+		driver = find_driver(kind);
 		if (driver)
-			report(doctor, GOOD, kind->what, NULL, "%s, %s", kind->node, kind->driver);
+			report(doctor, GOOD, kind->what, NULL, "%s, %s", kind->node, driver);
 		else
 			report(doctor, WRONG, kind->what, kind->no_driver, "%s", dlerror());
 		check_compiler(doctor, kind);

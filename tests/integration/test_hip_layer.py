@@ -347,6 +347,19 @@ def test_a_call_that_does_not_come_back(make_gpu, call):
         device.ping()
 
 
+def test_a_machine_without_the_runtime_says_so(make_daemon, tmp_path):
+    config = {"devices": [{"backend": "cpu"}, {"backend": "hip"}], "supervision": {"restart_ms": 10}}
+    for name in ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"):
+        (tmp_path / name).write_bytes(b"")  # found first, and none
+    daemon = make_daemon(config, env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    if os.path.exists("/opt/rocm/lib/libamdhip64.so"):
+        pytest.skip("this machine has ROCm")
+    said = fmhad.until(lambda: daemon.status()["devices"][1]["last_death"], 5)
+    assert "opening the hip driver: hipErrorNoDevice" in said and "libamdhip64.so.7, .6 or .5" in said
+    with daemon.device(0) as device:
+        device.ping()
+
+
 CALLS = ("hipInit", "hipGetDeviceCount", "hipSetDevice", "hipGetDeviceProperties", "hipStreamCreateWithFlags",
          "hipStreamCreateWithPriority", "hipMalloc", "hipHostRegister", "hipMemsetD8Async", "hipMemcpyHtoDAsync",
          "hipMemcpyDtoHAsync", "hipStreamSynchronize", "hipEventCreateWithFlags", "hipEventRecord", "hipEventQuery",

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * hip.c: GPUs as devices. Built twice, into two modules that fmhad opens only in a worker of such a
- * device: fmhad-hip.so on libamdhip64, and fmhad-cuda.so on libcuda through hip_on_cuda.h.
+ * device: fmhad-hip.so on libamdhip64, and fmhad-cuda.so on libcuda; see hip_calls.h.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,14 +3,11 @@
 #ifndef FMHAD_DEVICE_HIP_API_H
 #define FMHAD_DEVICE_HIP_API_H
 
+#include "hip_calls.h"
+
 #ifdef FMHA_HIP_ON_CUDA
-#include "hip_on_cuda.h"
 #define GPU_BACKEND "cuda"
 #else
-#define __HIP_PLATFORM_AMD__ 1
-#include <hip/hip_runtime_api.h>
-#include <stddef.h>
-#include <stdint.h>
 #define GPU_BACKEND "hip"
 #endif
 

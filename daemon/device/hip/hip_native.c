@@ -7,7 +7,6 @@
  */
 #include "hip_api.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -138,9 +137,9 @@ hipError_t gpu_check_mapping(const void *base, size_t bytes)
 	int (*look)(const void *, struct pointer_info *, void *, uint32_t *, void *);
 	struct pointer_info first = {.size = sizeof(first)}, last = {.size = sizeof(last)};
 
-	*(void **)&look = dlsym(RTLD_DEFAULT, "hsa_amd_pointer_info");
+	*(void **)&look = hip_lower_symbol("hsa_amd_pointer_info");
 	if (!look)
-		return hipErrorNotSupported;
+		return hipErrorNotSupported; /* and nobody's size is believed */
 	if (bytes == 0 || look(base, &first, NULL, NULL, NULL) != 0 ||
 	    look((const char *)base + bytes - 1, &last, NULL, NULL, NULL) != 0 || last.type == 0 ||
 	    last.type != first.type || last.agent_base != first.agent_base)

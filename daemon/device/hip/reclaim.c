@@ -85,7 +85,8 @@ bool gpu_reclaim_wait(struct gpu_device *gpu, uint32_t ms)
 {
 	struct gpu_reclaim *reclaim = &gpu->reclaim;
 	uint64_t end = clock_ns() + ms * NS_PER_MS;
-	struct timespec until = {.tv_sec = (time_t)(end / NS_PER_S), .tv_nsec = (long)(end % NS_PER_S)};
+	struct timespec until = {.tv_sec = (time_t)(end / NS_PER_S),
+				 .tv_nsec = (long)(end % NS_PER_S)};
 	bool any, all;
 	int r = 0;
 

@@ -71,7 +71,8 @@ struct fake_module;
 
 /* ---- hip_fake.c ---- */
 
-extern pthread_mutex_t fake_lock; /* of all that is shared; never held while something is done on a queue */
+extern pthread_mutex_t
+	fake_lock; /* of all that is shared; never held while something is done on a queue */
 extern pthread_cond_t fake_changed;
 
 hipError_t fake_enter(const char *call);
@@ -98,7 +99,15 @@ char *fake_memory_list(void);
 /* What a stream does. Members that a kind does not use are zero. */
 struct fake_packet {
 	struct fake_packet *next;
-	enum { PACKET_COPY, PACKET_SET, PACKET_KERNEL, PACKET_WAIT, PACKET_WRITE, PACKET_MARK, PACKET_AWAIT } kind;
+	enum {
+		PACKET_COPY,
+		PACKET_SET,
+		PACKET_KERNEL,
+		PACKET_WAIT,
+		PACKET_WRITE,
+		PACKET_MARK,
+		PACKET_AWAIT
+	} kind;
 	struct fake_stream *stream;
 	uint64_t number;
 	void *to;

@@ -264,7 +264,8 @@ bool fake_is_pinned(const void *at, size_t bytes)
 
 	(void)pthread_mutex_lock(&fake_lock);
 	memory = find(at);
-	pinned = memory && !memory->mapped && (const char *)at + bytes <= memory->at + memory->bytes;
+	pinned = memory && !memory->mapped &&
+		 (const char *)at + bytes <= memory->at + memory->bytes;
 	(void)pthread_mutex_unlock(&fake_lock);
 	return pinned;
 }

@@ -32,8 +32,11 @@ static unsigned machine_of(const char *arch)
 	static const struct {
 		const char *arch;
 		unsigned machine;
-	} machines[] = {{"gfx90a", 0x3f}, {"gfx1100", 0x41}, {"gfx942", 0x4c},
-			{"gfx1201", 0x4e}, {"gfx950", 0x4f}};
+	} machines[] = {{"gfx90a", 0x3f},
+			{"gfx1100", 0x41},
+			{"gfx942", 0x4c},
+			{"gfx1201", 0x4e},
+			{"gfx950", 0x4f}};
 
 	for (size_t i = 0; i < sizeof(machines) / sizeof(machines[0]); i++)
 		if (strcmp(machines[i].arch, arch) == 0)

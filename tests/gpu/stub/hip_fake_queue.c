@@ -37,7 +37,7 @@ struct fake_event {
 };
 
 /* Under fake_lock. */
-static struct queue queues[3][MOST_QUEUES];    /* of high, normal and low priority */
+static struct queue queues[3][MOST_QUEUES]; /* of high, normal and low priority */
 static struct fake_stream *streams, *null_stream;
 
 static double now(void)
@@ -320,8 +320,9 @@ hipError_t hipMemcpyHtoDAsync(hipDeviceptr_t to, copied from, size_t bytes, hipS
 
 	ENTER("hipMemcpyHtoDAsync");
 	fake_first("copy to the device");
-	status = fake_put(stream, &(struct fake_packet){
-					  .kind = PACKET_COPY, .to = to, .from = from, .bytes = bytes});
+	status = fake_put(
+		stream,
+		&(struct fake_packet){.kind = PACKET_COPY, .to = to, .from = from, .bytes = bytes});
 	if (status != hipSuccess || fake_is_pinned(from, bytes))
 		return status;
 	fake_add(COUNT_UNPINNED_COPIES, 1);
@@ -334,20 +335,23 @@ hipError_t hipMemcpyDtoHAsync(void *to, hipDeviceptr_t from, size_t bytes, hipSt
 
 	ENTER("hipMemcpyDtoHAsync");
 	fake_first("copy from the device");
-	status = fake_put(stream, &(struct fake_packet){
-					  .kind = PACKET_COPY, .to = to, .from = from, .bytes = bytes});
+	status = fake_put(
+		stream,
+		&(struct fake_packet){.kind = PACKET_COPY, .to = to, .from = from, .bytes = bytes});
 	if (status != hipSuccess || fake_is_pinned(to, bytes))
 		return status;
 	fake_add(COUNT_UNPINNED_COPIES, 1);
 	return hipStreamSynchronize(stream);
 }
 
-hipError_t hipMemsetD8Async(hipDeviceptr_t to, unsigned char value, size_t bytes, hipStream_t stream)
+hipError_t hipMemsetD8Async(hipDeviceptr_t to, unsigned char value, size_t bytes,
+			    hipStream_t stream)
 {
 	ENTER("hipMemsetD8Async");
 	fake_first("clear");
-	return fake_put(stream, &(struct fake_packet){
-					.kind = PACKET_SET, .to = to, .value = value, .bytes = bytes});
+	return fake_put(stream,
+			&(struct fake_packet){
+				.kind = PACKET_SET, .to = to, .value = value, .bytes = bytes});
 }
 
 static bool is_word(const void *at)

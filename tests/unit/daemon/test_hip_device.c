@@ -23,8 +23,8 @@
 #include <base/clock.h>
 #include <device/device.h>
 
-#define BYTES     65536u
-#define PATIENCE  (20 * NS_PER_S)
+#define BYTES    65536u
+#define PATIENCE (20 * NS_PER_S)
 
 /* ---- the fake ---- */
 
@@ -483,7 +483,8 @@ static struct use *opened(void)
 	return &use;
 }
 
-static void word_at(struct use *use, const struct device_memory *memory, uint32_t set, uint32_t *get)
+static void word_at(struct use *use, const struct device_memory *memory, uint32_t set,
+		    uint32_t *get)
 {
 	(void)use;
 	if (get)
@@ -502,13 +503,15 @@ static void a_handle_given_again_opens_the_new_memory(void **state)
 	uint32_t word;
 
 	(void)state;
-	assert_int_equal(import(use, PROTO_IPC_HANDLE, -1, first.handle, BYTES, &use->imported, &err), 0);
+	assert_int_equal(
+		import(use, PROTO_IPC_HANDLE, -1, first.handle, BYTES, &use->imported, &err), 0);
 	word_at(use, &use->imported, 77, NULL);
 	device_memory_free(use->device, &use->imported);
 	(void)ask_peer(&peer, 'f');
 	second = ask_peer(&peer, 'a');
 	assert_memory_equal(first.handle, second.handle, sizeof(first.handle));
-	assert_int_equal(import(use, PROTO_IPC_HANDLE, -1, second.handle, BYTES, &use->imported, &err), 0);
+	assert_int_equal(
+		import(use, PROTO_IPC_HANDLE, -1, second.handle, BYTES, &use->imported, &err), 0);
 	word_at(use, &use->imported, 0, &word);
 	assert_int_equal(word, 0);
 	give_back(use);
@@ -530,17 +533,20 @@ static void a_handle_that_claims_more_is_refused(void **state)
 	memcpy(forged, shared.handle, sizeof(forged));
 	assert_int_equal(forged[4], BYTES);
 	forged[4] = 4 * BYTES;
-	assert_int_equal(import(use, PROTO_IPC_HANDLE, -1, (uint8_t *)forged, BYTES, &use->imported, &err),
-			 FMHA_EINVAL);
+	assert_int_equal(
+		import(use, PROTO_IPC_HANDLE, -1, (uint8_t *)forged, BYTES, &use->imported, &err),
+		FMHA_EINVAL);
 	assert_string_equal(err.field, "handle");
 	/* Somebody else's memory right behind it changes nothing. */
-	assert_int_equal(import(use, PROTO_IPC_HANDLE, -1, shared.handle, BYTES, &use->imported, &err), 0);
+	assert_int_equal(
+		import(use, PROTO_IPC_HANDLE, -1, shared.handle, BYTES, &use->imported, &err), 0);
 	assert_int_equal(device_workspace_new(use->device, 4 * BYTES, &behind, &err), 0);
 	device_memory_free(use->device, &use->imported);
 	while (fake_count("imports") > 0)
 		(void)usleep(100);
 	/* Now it would lie where the first one did. */
-	assert_int_equal(import(use, PROTO_IPC_HANDLE, -1, (uint8_t *)forged, 2 * BYTES, &use->imported, &err),
+	assert_int_equal(import(use, PROTO_IPC_HANDLE, -1, (uint8_t *)forged, 2 * BYTES,
+				&use->imported, &err),
 			 FMHA_EINVAL);
 	device_workspace_free(use->device, &behind);
 	give_back(use);
@@ -564,7 +570,8 @@ static void a_handle_of_another_users_memory_is_refused(void **state)
 	struct fmha_error err;
 
 	(void)state;
-	assert_int_equal(device_memory_import(use->device, &source, &use->imported, &err), FMHA_EPERM);
+	assert_int_equal(device_memory_import(use->device, &source, &use->imported, &err),
+			 FMHA_EPERM);
 	assert_string_equal(err.field, "handle");
 	source.pid = (uint32_t)peer.pid; /* a client in another user namespace, say */
 	assert_int_equal(device_memory_import(use->device, &source, &use->imported, &err), 0);
@@ -647,7 +654,8 @@ static void fences_of_many_streams_can_be_released(void **state)
 	get_memory(use, shared.handle);
 	for (int i = 0; i < STREAMS; i++) {
 		each[i] = *use;
-		assert_int_equal(device_stream_new(use->device, getuid(), 1, &each[i].stream, &err), 0);
+		assert_int_equal(device_stream_new(use->device, getuid(), 1, &each[i].stream, &err),
+				 0);
 		each[i].launch = device_launch_new(use->device);
 		fill_launch(&each[i]);
 		each[i].launch->waits[0].value = 1;

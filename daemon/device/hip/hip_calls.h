@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * hip_on_cuda.h: the HIP calls that this folder uses, on NVIDIA's driver.
+ * hip_calls.h: the HIP calls that this folder uses, so that it needs neither vendor's headers or libraries to
+ * build. hip_on_amd.c hands them to libamdhip64, whichever version there is; hip_on_cuda.c has each done by a
+ * call of libcuda, since HIP's driver-style interface is a renamed CUDA driver interface. Both libraries are opened
+ * at run time; on a machine without, hipInit() is hipErrorNoDevice. Extend the list there when more are needed.
  *
- * HIP's driver-style interface is a renamed CUDA driver interface, so each function here is one
- * call of libcuda, which is opened at run time: neither CUDA's headers nor its libraries are needed
- * to build, and a machine without the driver gets hipErrorNoDevice from hipInit(). Only what hip.c
- * and its neighbours use is mapped; extend the list in hip_on_cuda.c when they need more.
- *
- * Error values are CUDA's own, which HIP shares for every code that is told apart here.
+ * Error values are those that HIP and CUDA share.
  */
-#ifndef FMHAD_DEVICE_HIP_ON_CUDA_H
-#define FMHAD_DEVICE_HIP_ON_CUDA_H
+#ifndef FMHAD_DEVICE_HIP_CALLS_H
+#define FMHAD_DEVICE_HIP_CALLS_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -54,20 +52,20 @@ typedef struct {
 /* The members in use of HIP's device properties. */
 typedef struct {
 	char name[256];
-	char gcnArchName[256]; /* here "sm_90a" */
+	char gcnArchName[256]; /* "gfx942:sramecc+:xnack-", "sm_90a" */
 	size_t totalGlobalMem;
 	int multiProcessorCount;
-	size_t sharedMemPerBlock; /* the opt-in limit */
+	size_t sharedMemPerBlock; /* NVIDIA: the opt-in limit */
 	int warpSize;
 	int pciDomainID, pciBusID, pciDeviceID;
 	int clockRate, memoryClockRate; /* the highest, kHz */
-	int memoryBusWidth;             /* bits; two a clock */
+	int memoryBusWidth;             /* bits; NVIDIA: two a clock */
 } hipDeviceProp_t;
 
 #define hipStreamNonBlocking          0x01
 #define hipEventDisableTiming         0x02
 #define hipEventInterprocess          0x04
-#define hipIpcMemLazyEnablePeerAccess 0x01
+#define hipIpcMemLazyEnablePeerAccess 0x01 /* the only flag; of HIP 5 it is 0 */
 #define hipStreamWaitValueGte         0x00
 
 hipError_t hipInit(unsigned flags);
@@ -95,6 +93,10 @@ hipError_t hipIpcCloseMemHandle(void *pointer);
 hipError_t hipIpcOpenEventHandle(hipEvent_t *event, hipIpcEventHandle_t handle);
 
 hipError_t hipStreamCreateWithFlags(hipStream_t *stream, unsigned flags);
+#ifndef FMHA_HIP_ON_CUDA
+hipError_t hipDeviceGetStreamPriorityRange(int *least, int *greatest);
+hipError_t hipStreamCreateWithPriority(hipStream_t *stream, unsigned flags, int priority);
+#endif
 hipError_t hipStreamDestroy(hipStream_t stream);
 hipError_t hipStreamSynchronize(hipStream_t stream);
 hipError_t hipStreamQuery(hipStream_t stream);
@@ -113,5 +115,13 @@ hipError_t hipEventElapsedTime(float *ms, hipEvent_t start, hipEvent_t stop);
 hipError_t hipModuleLoadData(hipModule_t *module, const void *image);
 hipError_t hipModuleUnload(hipModule_t module);
 hipError_t hipModuleGetFunction(hipFunction_t *function, hipModule_t module, const char *name);
+#ifndef FMHA_HIP_ON_CUDA
+hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned grid_x, unsigned grid_y,
+				 unsigned grid_z, unsigned block_x, unsigned block_y,
+				 unsigned block_z, unsigned lds_bytes, hipStream_t stream,
+				 void **parameters, void **extra);
+/* Of the HSA runtime below; NULL: there is none of this name. */
+void *hip_lower_symbol(const char *name);
+#endif
 
 #endif
