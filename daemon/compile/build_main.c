@@ -443,6 +443,22 @@ static int check_stored(struct cache *cache, struct fmha_error *err)
 			      status.usable ? "larger than is kept" : status.reason);
 }
 
+static int check_arch(const struct build *build, struct fmha_error *err)
+{
+	size_t plain = strcspn(build->arch, ":");
+	char name[32];
+
+	(void)snprintf(name, sizeof(name), "%.*s", (int)plain, build->arch);
+	if (gpu_arch_find(build->arch))
+		return 0;
+	if (gpu_arch_find(name))
+		return fmha_error_set(err, FMHA_EINVAL,
+				      "arch %s: code for %s serves it whatever its features are",
+				      build->arch, name);
+	return fmha_error_set(err, FMHA_EINVAL,
+			      "arch %s: there is none; `fmhactl archs` lists them", build->arch);
+}
+
 static int check_profile(const struct build *build, struct fmha_error *err)
 {
 	if (!build->profile || spec_profile_find(build->catalog, build->profile) >= 0)
@@ -459,6 +475,8 @@ static int run(struct build *build, struct fmha_error *err)
 	int64_t packed;
 	int r = spec_catalog_load(NULL, fmha_backends, &build->catalog, err);
 
+	if (r == 0)
+		r = check_arch(build, err);
 	if (r == 0)
 		r = check_profile(build, err);
 	if (r == 0 && build->n_wanted > 0)

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -296,15 +297,29 @@ static int read_code(int fd, struct cache_entry *entry, struct fmha_error *err)
 	return 0;
 }
 
+/* hipRTC has no error for that. */
+static const char *of_unknown_arch(const struct cache_entry *entry, int status)
+{
+	return WTERMSIG(status) == SIGABRT && strncmp(entry->info.compiler, "hiprtc", 6) == 0
+		       ? ", as hipRTC does when it does not know the arch"
+		       : "";
+}
+
 static int judge(const struct helper_result *result, int code, struct cache_entry *entry,
 		 struct fmha_error *err)
 {
 	char line[160] = "";
 
 	if (WIFSIGNALED(result->status))
-		return fmha_error_set(err, FMHA_EIO, "%s for %s: the compiler died of signal %d",
+		return fmha_error_set(err, FMHA_EIO, "%s for %s: the compiler died of signal %d%s",
 				      entry->info.kernel, entry->info.arch,
-				      WTERMSIG(result->status));
+				      WTERMSIG(result->status),
+				      of_unknown_arch(entry, result->status));
+	if (WEXITSTATUS(result->status) != 0 && strstr(entry->log, "invalid target ID"))
+		return fmha_error_set(err, FMHA_EINVAL,
+				      "%s: this clang does not know %s; a newer one may, or ROCm's "
+				      "amdclang++ (compile.clang, --clang)",
+				      entry->info.kernel, entry->info.arch);
 	if (WEXITSTATUS(result->status) != 0) {
 		first_error(entry->log, line, sizeof(line));
 		return fmha_error_set(err, FMHA_EINVAL, "%s: %s", entry->info.kernel, line);

@@ -138,6 +138,32 @@ def test_build_from_a_warm_cache_is_quick(tmp_path):
     assert count > 200 and took < 1, took
 
 
+@pytest.mark.parametrize("arch,said", [
+    ("gfx942:sramecc+:xnack-", "code for gfx942 serves it whatever its features are"),
+    ("gfx9-4-generic", "there is none; `fmhactl archs` lists them"),
+    ("gfx942,gfx950", "there is none; `fmhactl archs` lists them"),
+])
+def test_archs_that_are_none_are_refused_at_once(arch, said):
+    for arguments in ((), ("--list",)):
+        built = fmhactl("build", "--arch", arch, *arguments)
+        assert (built.returncode, built.stdout) == (2, "")
+        assert built.stderr == f"fmhactl build: arch {arch}: {said}\n"
+
+
+@pytest.mark.parametrize("compiler,end,said", [
+    ("clang", "echo \"clang: error: invalid target ID 'gfx950'\" >&2; exit 1", "this clang does not know gfx950; a newer one may"),
+    ("hiprtc", "kill -ABRT $$", "died of signal 6, as hipRTC does when it does not know the arch"),
+    ("clang", "kill -ABRT $$", "died of signal 6\n"),
+])
+def test_a_compiler_that_does_not_know_the_arch(tmp_path, compiler, end, said):
+    helper = tmp_path / "helper"
+    helper.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{compiler} 1.0" && exit 0\n{end}\n')
+    helper.chmod(0o755)
+    built = fmhactl("build", "--arch", "gfx950", "--kernel", "fmha_prepare_gfx950", "--compiler", compiler,
+                    "--helper", str(helper), "--cache", str(tmp_path / "cache"))
+    assert built.returncode == 1 and said in built.stderr + built.stdout, built
+
+
 def test_a_missing_compiler_is_said_once_and_where_it_is(tmp_path):
     helper = tmp_path / "helper"
     helper.write_text("#!/bin/sh\necho 'libnvrtc.so.12: cannot open' >&2\nexit 3\n")
