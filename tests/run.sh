@@ -135,6 +135,7 @@ nightly_amd() {
         "$python" -m pip install --quiet --target build/ziglang ziglang ||
         echo "gfx950: PyPI's clang cannot be installed here" >&2
     for arguments in "assembly.py --profile pytorch" "sinking.py --profile pytorch" "density.py --profile pytorch --csv build/amd.csv" instructions.py run.py \
+        "service.py --arch gfx90a --arch gfx942 --arch gfx950 --arch gfx1100 --arch gfx1201" \
         "coverage.py --count" coverage.py; do
         result=0
         "$python" tests/emulator/$arguments || result=$?
