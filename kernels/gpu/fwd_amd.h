@@ -37,7 +37,7 @@ template <class Base> struct Forward {
 	typedef ForwardScores<C, 1, TN> Steps;
 	typedef RegTile<Core, 1, TN> Scores;
 	static const int SHIFT = WeightUnit<Element>::SHIFT;
-	typedef Softmax<Core, 1, true, SHIFT> Rule;
+	typedef Softmax<Core, 1, true, WeightUnit<Element>> Rule;
 	static const int V_AT = KeyTile::BYTES, STAGE_BYTES = V_AT + ValueTile::BYTES;
 	static_assert(lds_amd(C::cut(C::TILE_M, C::TILE_N), SLAB_ELEMENT) <= C::LDS_BYTES, "the host asks lds.h, too");
 	static_assert(2 * STAGE_BYTES <= C::LDS_BYTES, "two stages");
@@ -68,7 +68,7 @@ template <class Base> struct Forward {
 			o[d] = Wide(0.0f);
 		rows.init();
 		fetch_operand(q, block.queries(), wave_row(), block.n_rows);
-		take_sign();
+		prepare_queries();
 		sum_tiles(lds);
 		store((float *)lds);
 		if (C::DROPOUT && block.a.dropout.randval.data && block.split == 0)
@@ -80,28 +80,34 @@ template <class Base> struct Forward {
 		const abi_fwd_args &a = block.a;
 
 		modifiers = Modifiers<C>::make(a, block.seq);
-		o_scale = 1.0f / (1 << SHIFT);
+		modifiers.scale *= SLAB_UNIT * SLAB_UNIT;
+		o_scale = SLAB_UNIT * (1.0f / (1 << SHIFT));
 		if (!C::FACTORS)
 			return;
 		modifiers.scale *= block.factor(a.q_descale, block.head) * block.factor(a.k_descale, block.head_k);
 		o_scale *= block.factor(a.v_descale, block.head_k);
 	}
 
-	/* Only the device knows the sign of a scale with factors. Raw products have the order of scores where it is above
-	 * zero: otherwise Q takes its sign, or is zero. */
-	METHOD void take_sign()
+	/* Q of 8 bits. Only the device knows the sign of a scale with factors. Raw products have the order of scores where it
+	 * is above zero: otherwise Q takes its sign, or is zero. */
+	METHOD void prepare_queries()
 	{
 		float scale = modifiers.scale;
-		u32 turned = scale < 0 ? 0x80808080u : 0, kept = scale == 0 ? 0 : ~0u;
+		bool takes_sign = C::FACTORS && !C::LOGITS;
+		u32 turned = takes_sign && scale < 0 ? 0x80808080u : 0, kept = takes_sign && scale == 0 ? 0 : ~0u;
 
-		if (!C::FACTORS || C::LOGITS)
+		if (SLAB_ELEMENT == 2)
 			return;
-		modifiers.unit = scale == 0 ? FMHA_LOG2_E : magnitude_of(scale) * FMHA_LOG2_E;
+		if (!C::LOGITS)
+			modifiers.unit = scale == 0 ? FMHA_LOG2_E : magnitude_of(scale) * FMHA_LOG2_E;
 		UNROLL
 		for (int s = 0; s < STEPS; s++)
 			UNROLL
 			for (int i = 0; i < SLAB_WORDS; i++)
 				q[s].w[i] = (q[s].w[i] ^ turned) & kept;
+		UNROLL
+		for (int s = 0; s < STEPS; s++)
+			to_slab_words(q[s].w);
 	}
 
 	/* The keys and values of a tile, on their way. */
@@ -168,7 +174,7 @@ template <class Base> struct Forward {
 			v.fetch([&](int n) { return value_piece(column, column + ValueTile::run_of(n), v_entries[n]); });
 			look_up(next);
 		}
-		METHOD void arrive(char *stage) const
+		METHOD void arrive(char *stage)
 		{
 			k.arrive(stage);
 			v.arrive(stage + V_AT);

@@ -35,7 +35,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	typedef typename Values::Weights Weights;
 	typedef ForwardScores<C, 1, TN> Steps;
 	static const int SHIFT = WeightUnit<Element>::SHIFT;
-	typedef Softmax<Core, 1, true, SHIFT> Rule;
+	typedef Softmax<Core, 1, true, WeightUnit<Element>> Rule;
 	static const int ELEMENT = sizeof(typename Element::Storage), BOX = SLAB_WIDTH / ELEMENT;
 	static const bool HAS_BIAS = C::BIAS == BIAS_MATRIX;
 	static const int GROUP_THREADS = 128, GROUPS = C::WAVES_M / 4, STAGES = LDS_WGMMA_STAGES;

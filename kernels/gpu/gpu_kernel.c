@@ -269,9 +269,9 @@ static const char *amd_misfit(const struct gpu_arch *arch, const struct gpu_tile
 /* Values of e4m3 that AMD's loop multiplies at once (slab.h); 0: the arch has no instructions for it. */
 static int32_t bytes_at_once(const struct gpu_arch *arch)
 {
-	if (arch->core == GPU_CORE_WMMA12)
-		return 32;
-	return strcmp(arch->name, "gfx950") == 0 ? 64 : 0;
+	if (strcmp(arch->name, "gfx950") == 0)
+		return 64;
+	return arch->core == GPU_CORE_WMMA12 || strcmp(arch->name, "gfx942") == 0 ? 32 : 0;
 }
 
 static const char *amd_bytes_misfit(const struct gpu_arch *arch, const struct gpu_traits *traits,

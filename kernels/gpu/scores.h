@@ -358,23 +358,27 @@ template <class Core, int TM, int THREADS> struct ParkedRows {
 	}
 };
 
-/* P in units of 2^-SHIFT, as matrix units multiply it with V of that type. Of e4m3 a weight may grow to 2^8, the type's largest
- * power of two: by 2^4 of this unit, and as much again while its maximum lags. What is left of small ones reaches down
- * to 2^-13. */
+/* P in units of 2^-SHIFT, as matrix units multiply it with V of that type: at most 2^MOST of them. Of e4m3 that is the type's
+ * largest power of two (gfx942's has half of it): a weight may grow by 2^4, and as much again while its maximum lags.
+ * What is left of small ones reaches down to 2^-13. */
 template <class Element> struct WeightUnit {
-	static const int SHIFT = 0;
+	static const int SHIFT = 0, MOST = 8;
 };
 template <> struct WeightUnit<E4M3> {
-	static const int SHIFT = 4;
+#if defined(__gfx942__)
+	static const int SHIFT = 3, MOST = 7;
+#else
+	static const int SHIFT = 4, MOST = 8;
+#endif
 };
 
 /*
  * LAGS: m may lag behind the maximum by LAG (in powers of two): P is then at most 2^8, which every
  * operand type holds as precisely as 1, and after the first tiles hardly a wave still pays for
- * rescaling its accumulators. Where they are few, asking costs more than it saves. P is in units of 2^-SHIFT.
+ * rescaling its accumulators. Where they are few, asking costs more than it saves.
  */
-template <class Core, int TM, bool LAGS, int SHIFT = 0> struct Softmax {
-	static constexpr float LAG = 8.0f - SHIFT;
+template <class Core, int TM, bool LAGS, class Unit = WeightUnit<BF16>> struct Softmax {
+	static constexpr float LAG = Unit::MOST - Unit::SHIFT;
 
 	/* S becomes P; returns whether *ret_factor must multiply what was summed so far, the same for
 	 * all lanes. */
@@ -447,7 +451,7 @@ template <class Core, int TM, bool LAGS, int SHIFT = 0> struct Softmax {
 	template <class Rows, int TN>
 	METHOD static void exponentiate(Rows &rows, RegTile<Core, TM, TN> &s, int i, int r, float unit)
 	{
-		float zero = origin(rows.m(i, r), unit) - SHIFT, total = rows.begin_sum(i, r);
+		float zero = origin(rows.m(i, r), unit) - Unit::SHIFT, total = rows.begin_sum(i, r);
 
 		UNROLL
 		for (int n = 0; n < TN; n++)

@@ -33,6 +33,40 @@ struct SlabAcc {
 typedef float SlabFloats8 __attribute__((ext_vector_type(8)));
 typedef float SlabFloats16 __attribute__((ext_vector_type(16)));
 
+/*
+ * gfx942's products take another e4m3, fnuz, where bits mean half as much, but for -0, which is its only NaN. What
+ * goes there is SLAB_UNIT times smaller.
+ */
+#if defined(__gfx942__)
+static const int SLAB_UNIT = SLAB_ELEMENT == 1 ? 2 : 1;
+template <int N> DEV void to_slab_words(u32 (&x)[N])
+{
+	const u32 SIGNS = 0x80808080, ONES = 0x01010101;
+	u32 nans = 0;
+
+	if (SLAB_ELEMENT == 2)
+		return;
+	UNROLL
+	for (int i = 0; i < N; i++) {
+		u32 size = x[i] & ~SIGNS;
+
+		x[i] = (x[i] ^ size) & (size + ~SIGNS) | size;
+		nans |= size + ONES;
+	}
+	if (!any_of_wave(nans & SIGNS)) /* as good as always */
+		return;
+	UNROLL
+	for (int i = 0; i < N; i++) {
+		u32 nan = ((x[i] & ~SIGNS) + ONES) & SIGNS;
+
+		x[i] = x[i] & ~(nan - (nan >> 7)) | nan;
+	}
+}
+#else
+static const int SLAB_UNIT = 1;
+template <int N> DEV void to_slab_words(u32 (&)[N]) {}
+#endif
+
 /* Of 16 keys of 16-bit V, the i-th of the quad-th four in LDS: a lane's scores are of these. */
 DEV i32 slab_key16(i32 quad, i32 i)
 {
@@ -197,6 +231,7 @@ template <class T> struct SlabCore : SlabPlace {
 		c = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(x.hi, y.hi, c, 0, 0, 0);
 #endif
 	}
+	template <class Pair> METHOD static long long_of(Pair x) { return __builtin_bit_cast(long, x); }
 	template <class S> METHOD static void multiply_as(E4M3, Wide &c, const S &a, const S &b)
 	{
 		typedef int Words __attribute__((ext_vector_type(sizeof(S) / 4)));
@@ -207,6 +242,9 @@ template <class T> struct SlabCore : SlabPlace {
 #elif defined(__gfx950__)
 		/* Both in format 0, e4m3; without a scale, at twice the rate of the instruction for fp8 alone. */
 		c = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(x, y, c, 0, 0, 0, 0, 0, 0);
+#elif defined(__gfx942__)
+		c = __builtin_amdgcn_mfma_f32_32x32x16_fp8_fp8(long_of(x.lo), long_of(y.lo), c, 0, 0, 0);
+		c = __builtin_amdgcn_mfma_f32_32x32x16_fp8_fp8(long_of(x.hi), long_of(y.hi), c, 0, 0, 0);
 #endif
 	}
 };

@@ -73,8 +73,11 @@ template <int ROWS, int COLS, int THREADS, int RUN = ROWS> struct RowStage {
 			held[n] = piece(n).buffer.load16(from[n]);
 	}
 
-	METHOD void arrive(char *lds) const
+	METHOD void arrive(char *lds)
 	{
+		UNROLL
+		for (int n = 0; n < COUNT; n++)
+			to_slab_words(held[n].w);
 		UNROLL
 		for (int n = 0; n < COUNT; n++)
 			if (is_there(n))
@@ -164,7 +167,7 @@ template <int ROWS, int COLS, int THREADS> struct ByteColumnStage {
 	static const int GROUPS = COLS / WIDTH, UNITS = ROWS / 4 * GROUPS, COUNT = (UNITS + THREADS - 1) / THREADS;
 	static const int ACROSS = GROUPS % 8 == 0 ? 8 : GROUPS % 4 == 0 ? 4 : 2;
 	u32 from[COUNT][4], to[COUNT][WIDTH];
-	u32 held[COUNT][4][WORDS];
+	u32 held[COUNT][4 * WORDS]; /* row by row */
 
 	METHOD static i32 index(int n) { return thread_id() + n * THREADS; }
 	METHOD static bool is_there(int n) { return UNITS % THREADS == 0 || index(n) < UNITS; }
@@ -199,18 +202,21 @@ template <int ROWS, int COLS, int THREADS> struct ByteColumnStage {
 
 				UNROLL
 				for (int w = 0; w < WORDS; w++)
-					held[n][i][w] = c.w[w];
+					held[n][i * WORDS + w] = c.w[w];
 			}
 		}
 	}
 
-	METHOD void arrive(char *lds) const
+	METHOD void arrive(char *lds)
 	{
+		UNROLL
+		for (int n = 0; n < COUNT; n++)
+			to_slab_words(held[n]);
 		UNROLL
 		for (int n = 0; n < COUNT; n++)
 			UNROLL
 			for (int w = 0; w < WORDS; w++) {
-				u32 x[4] = {held[n][0][w], held[n][1][w], held[n][2][w], held[n][3][w]};
+				u32 x[4] = {held[n][w], held[n][WORDS + w], held[n][2 * WORDS + w], held[n][3 * WORDS + w]};
 
 				turn_bytes(x);
 				UNROLL

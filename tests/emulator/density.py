@@ -36,6 +36,7 @@ import abi  # noqa: E402
 import assembly  # noqa: E402
 import clangs  # noqa: E402
 import spill_check  # noqa: E402
+import suite  # noqa: E402
 
 TABLE = os.path.join(HERE, "density.csv")
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
@@ -78,8 +79,8 @@ STAGED = {
               "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_buffers", "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_mask_buffers"),
 }
 STAGED_BYTES = {  # the same of e4m3, where matrix units multiply it
-    "gfx950": ("fwd h64x64_t256x128_w8x1_b1", "fwd h64x64_t128x64_w4x1_b2_mask_descale", "fwd h128x128_t256x64_w8x1_b1",
-               "fwd h128x128_t256x64_w8x1_b1_mask_descale", "fwd h256x256_t128x64_w4x1_b1_mask"),
+    "gfx9": ("fwd h64x64_t256x128_w8x1_b1", "fwd h64x64_t128x64_w4x1_b2_mask_descale", "fwd h128x128_t256x64_w8x1_b1",
+             "fwd h128x128_t256x64_w8x1_b1_mask_descale", "fwd h256x256_t128x64_w4x1_b1_mask"),
     "gfx12": ("fwd h64x64_t256x128_w16x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask_descale", "fwd h128x128_t256x64_w16x1_b1",
               "fwd h128x128_t128x64_w8x1_b1_mask_descale", "fwd h256x256_t128x32_w8x1_b1_mask"),
 }
@@ -341,7 +342,7 @@ def rows_of(job, text):
 
 def short_names(arch):
     core = "mfma" if is_cdna(arch) else "wmma"
-    for dtype, table in (("bf16", STAGED), ("e4m3", STAGED_BYTES)):
+    for dtype, table in (("bf16", STAGED), ("e4m3", STAGED_BYTES if arch in suite.MULTIPLY_BYTES else {})):
         for prefix, tiles in table.items():
             if arch.startswith(prefix):
                 yield from (f"fmha_{family}_{dtype}_{arch}_gpu_amd_{tile}" for family, tile in map(str.split, tiles))

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The list of problems that every GPU kernel family is run with, and how one is run."""
+import ctypes
+
+import numpy as np
+
 import abi
 from backward_cases import Append, Backward
 from cases import Forward, Merge
@@ -8,7 +12,7 @@ BR, TL = abi.MASK_BOTTOM_RIGHT, abi.MASK_TOP_LEFT
 
 
 class Case:
-    """kind: forward, backward, append or merge; pipeline: tiles of that name only, of the arch's name in a dict, or one
+    """kind: forward, codes, backward, append or merge; pipeline: tiles of that name only, of the arch's name in a dict, or one
     tile, an abi.Tile."""
 
     def __init__(self, kind, pipeline=None, **options):
@@ -277,7 +281,7 @@ def staged():
                mask=BR, right=0)
 
 
-MULTIPLY_BYTES = {arch: "gpu_amd" for arch in ("gfx950", "gfx1200", "gfx1201")}  # others: the general loop
+MULTIPLY_BYTES = {arch: "gpu_amd" for arch in ("gfx942", "gfx950", "gfx1200", "gfx1201")}  # others: the general loop
 
 
 def staged_bytes():
@@ -295,6 +299,7 @@ def staged_bytes():
     yield Case("forward", **d, sq=20, sk=70, dq=48, dv=80, scale=-0.2, batch=2, lens_k=[33, 70])
     yield Case("forward", **d, sq=20, sk=70, dq=64, dv=64, descale="signed")
     yield Case("forward", **d, sq=1, sk=1, dq=64, dv=32)
+    yield Case("codes", dtype=abi.E4M3, sq=1, sk=1, dq=64, dv=256, o_dtype=abi.F32, pipeline=MULTIPLY_BYTES)
 
 
 def hopper():
@@ -386,6 +391,17 @@ def multiplied_as(pipeline, dtype):
     if dtype == abi.E4M3 and pipeline == "gpu_amd":
         return dtype
     return min(dtype, abi.BF16)
+
+
+def run_codes(case, lib, device, arch, pipeline):
+    """One key, whose value has every code in its 256 dims: O is what they mean, to the bit, and NaN where they do not."""
+    problem = Forward(**case.options)
+    ctypes.memmove(problem.args.v.data, bytes(range(256)), 256)
+    kernel = pick(lib, arch, problem.family, problem.dtype, problem.args, pipeline)
+    device.run(kernel, problem.args, problem)
+    want = np.array([lib.reference_load(problem.args.v.data, problem.dtype, i) for i in range(256)])
+    assert np.array_equal(problem.o.reshape(-1).astype(np.float64), want, equal_nan=True), "a code means something else"
+    return f"{abi.pipeline_of(kernel)} 256 codes"
 
 
 def run_backward(case, lib, device, arch, pipeline):
