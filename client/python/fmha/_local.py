@@ -16,6 +16,7 @@ from ._service import default_client
 
 KEPT = 4096  # plans; at more than that the oldest half goes
 
+_plan_run = lib.fmha_local_plan_run
 _RUN_BYTES = ffi.sizeof("struct fmha_local_run")
 _plans: dict = {}
 _lock = threading.Lock()
@@ -50,36 +51,44 @@ class Plan:
 class Run:
     """What one thread fills in to run one plan."""
 
-    __slots__ = ("plan", "c", "tensors", "roles", "error")
+    __slots__ = ("plan", "c", "tensors", "roles", "error", "stream", "workspace")
 
     def __init__(self, key, views, shape, options, place):
         self.plan = _plan(key, views, shape, options, place)
         self.tensors = ffi.new("uintptr_t[]", _problem.N_TENSORS)
         self.c = ffi.new("struct fmha_local_run *", {"struct_size": _RUN_BYTES, "n_tensors": _problem.N_TENSORS})
         self.c.tensors = ffi.cast("const void *const *", self.tensors)
+        # The fields as numbers: no pointer to make at each launch.
+        self.stream, self.workspace = (ffi.cast("uintptr_t *", ffi.addressof(self.c, n)) for n in ("stream", "workspace"))
         self.roles = [_problem.ROLES[n] for n in views]
         self.error = new_error()
 
     def execute(self, pointers, dropout, dropout_at):
-        plan, c, tensors = self.plan, self.c, self.tensors
-        if _current_device() != plan.index:
-            with torch.cuda.device(plan.index):
-                return self.execute(pointers, dropout, dropout_at)
+        c, tensors = self.c, self.tensors
         for role, pointer in zip(self.roles, pointers):
             tensors[role] = pointer
-        if plan.workspace_bytes:
-            # Freed at once: the allocator gives it to nobody before the stream has got past this run.
-            workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=plan.device)
-            c.workspace = ffi.cast("void *", workspace.data_ptr())
-        c.stream = ffi.cast("void *", _raw_stream(plan.index))
         if dropout is not None:
             c.has_dropout_state = 1
             c.dropout_seed, c.dropout_offset = dropout
             seed_at, offset_at = dropout_at or (0, 0)
             c.dropout_seed_at, c.dropout_offset_at = ffi.cast("uint64_t *", seed_at), ffi.cast("uint64_t *", offset_at)
+        self.launch()
+
+    def launch(self):
+        """On torch's current stream; @tensors have their addresses."""
+        plan = self.plan
+        index = plan.index
+        if _current_device() != index:
+            with torch.cuda.device(index):
+                return self.launch()
+        if plan.workspace_bytes:
+            # Freed at once: the allocator gives it to nobody before the stream has got past this run.
+            workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=plan.device)
+            self.workspace[0] = workspace.data_ptr()
+        self.stream[0] = _raw_stream(index)
         if not plan.captured and _is_capturing():
             plan.captured = True
-        code = lib.fmha_local_plan_run(plan.handle, c, self.error)
+        code = _plan_run(plan.handle, self.c, self.error)
         if code:
             check(code, self.error)
 

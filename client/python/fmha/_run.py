@@ -71,7 +71,18 @@ def execute(arrays: dict, options, dropout=None, dropout_at=None, device: Device
         device: the service's; None: the GPU that the arrays are on by a local launch, or the daemon's CPU.
         n_said: so many of the arrays, the first ones, say how the others lie: those are fresh memory of torch's, made after them.
     """
-    parts, pointers = [options, dropout is None, n_said, *arrays], []
+    run, pointers = find(arrays, options, dropout is None, n_said)
+    if type(run) is _Served:
+        run.execute(pointers, dropout, device)
+    elif device is None:
+        run.execute(pointers, dropout, dropout_at)
+    else:
+        raise invalid("arrays on a GPU go by a local launch: leave device out")
+
+
+def find(arrays: dict, options, without_dropout: bool = True, n_said: int = ALL):
+    """(what runs this problem in this thread: _Served or _local.Run, the arrays' addresses)."""
+    parts, pointers = [options, without_dropout, n_said, *arrays], []
     for array in arrays.values():
         if type(array) is np.ndarray:
             pointer = array.__array_interface__["data"][0]
@@ -82,15 +93,7 @@ def execute(arrays: dict, options, dropout=None, dropout_at=None, device: Device
                 parts += (array.shape, array.stride(), array.dtype, array.get_device(), pointer & 15)
         pointers.append(pointer)
     key = tuple(parts)
-    run = _kept.runs.get(key)
-    if run is None:
-        run = _prepare(key, arrays, options)
-    if type(run) is _Served:
-        run.execute(pointers, dropout, device)
-    elif device is None:
-        run.execute(pointers, dropout, dropout_at)
-    else:
-        raise invalid("arrays on a GPU go by a local launch: leave device out")
+    return _kept.runs.get(key) or _prepare(key, arrays, options), pointers
 
 
 def _prepare(key, arrays, options):

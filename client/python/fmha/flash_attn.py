@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
-from . import _arrays, _problem
+from . import _again, _arrays, _problem
 from . import torch as ft
 from ._lib import invalid, lib, not_supported
 
@@ -33,7 +33,7 @@ def _attend(q, k, v, slopes, cu, call, return_attn_probs):
     ft._refuse_transforms(q)
     extras = ft._extras(None, slopes, None, *cu)
     if not return_attn_probs:
-        return ft._with_hdim(q, k, v, extras, call)[0]
+        return ft._with_hdim(q, k, v, extras, call, words=call if extras is ft._NO_EXTRAS else None)[0]
     if call.dropout_p == 0:
         return *ft._with_hdim(q, k, v, extras, call, True), None
     if cu[0] is not None:
@@ -83,6 +83,10 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
     without dropout, else [batch, heads, rows, keys] in q's type, negative where dropped.
     """
     call = _call("bshd", dropout_p, softmax_scale, causal, tuple(window_size), softcap, deterministic)
+    if alibi_slopes is None and not return_attn_probs:
+        o = _again.attend(call, q, k, v)
+        if o is not None:
+            return o
     return _attend(q, k, v, alibi_slopes, (None, None), call, return_attn_probs)
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import _problem, _run
+from . import _again, _problem, _run
 from ._lib import invalid, not_supported
 
 __all__ = ["attention", "scaled_dot_product_attention", "replace_sdpa", "enable_transformers"]
@@ -241,12 +241,17 @@ def _state(q: Tensor) -> Tensor:
     return torch.randint(0, 2**62, (2,), dtype=torch.int64, device=q.device)
 
 
-def _apply(q, k, v, extras, call: Call, want_lse=False) -> tuple[Tensor, Tensor | None]:
+def _apply(q, k, v, extras, call: Call, want_lse=False, words=None) -> tuple[Tensor, Tensor | None]:
+    """(O, LSE or None). @words: what _again.attend() is to know this call by, if it is of q, k and v alone; or None."""
     state = None
     if call.dropout_p > 0:
         state = _state(q)
     if torch.compiler.is_compiling():
         return torch.ops.fmha.attention(q, k, v, *extras, state, *call)
+    if words is not None and state is None and q.is_cuda:
+        o = _again.attend_first(words, q, k, v, _options("forward", call), _options("backward", call))
+        if o is not None:
+            return o, None
     if torch.is_grad_enabled() and _needs_gradient(q, k, v, extras[0], extras[2]):
         lse_to = [] if want_lse else None
         o = _differentiable(q, k, v, extras, call, state, lse_to)
@@ -259,11 +264,8 @@ def _needs_gradient(q, k, v, bias, sink):
             or (sink is not None and sink.requires_grad))
 
 
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-
-
 def _refuse_transforms(q):
-    if not torch.compiler.is_compiling() and _is_wrapped(q):
+    if not torch.compiler.is_compiling() and _again.is_wrapped(q):
         raise not_supported("attention cannot be transformed by vmap or other functorch transforms: give it a batch dimension")
 
 
@@ -280,11 +282,11 @@ def _padded(tensor: Tensor, to: int) -> Tensor:
     return tensor if tensor.shape[-1] == to else torch.nn.functional.pad(tensor, (0, to - tensor.shape[-1]))
 
 
-def _with_hdim(q, k, v, extras, call, want_lse=False):
+def _with_hdim(q, k, v, extras, call, want_lse=False, words=None):
     """_apply() for any head dim: kernels take multiples of 8, zeros beyond change nothing."""
     hdim_q, hdim_v = q.size(-1), v.size(-1)
     if hdim_q % 8 == 0 and hdim_v % 8 == 0:
-        return _apply(q, k, v, extras, call, want_lse)
+        return _apply(q, k, v, extras, call, want_lse, words)
     if call.scale is None:
         call = call._replace(scale=hdim_q**-0.5)
     wide = -(-hdim_q // 8) * 8
@@ -325,6 +327,12 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
 
     A row that sees no key is 0 (torch's math backend: NaN). Double backward is not supported.
     """
+    words = None
+    if attn_mask is None and not torch.is_autocast_enabled():
+        words = is_causal, dropout_p, scale, enable_gqa, torch.are_deterministic_algorithms_enabled()
+        o = _again.attend(words, query, key, value)
+        if o is not None:
+            return o
     _refuse_transforms(query)
     if is_causal and attn_mask is not None:
         raise invalid("is_causal and attn_mask exclude each other", "attn_mask")
@@ -343,7 +351,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             bias = bias.expand(*query.shape[:-3], *bias.shape[-3:]).reshape(-1, *bias.shape[-3:])
     mask, right = (_problem.MASK_TOP_LEFT, 0) if is_causal else (_problem.MASK_NONE, -1)
     call = Call("bhsd", mask, -1, right, scale, 0.0, float(dropout_p), 0, 0, torch.are_deterministic_algorithms_enabled())
-    o = _with_hdim(q, k, v, _NO_EXTRAS if bias is None else (bias, None, None, None, None), call)[0]
+    o = _with_hdim(q, k, v, _NO_EXTRAS if bias is None else (bias, None, None, None, None), call,
+                   words=words if n_dims == 4 else None)[0]
     return o if n_dims == 4 else o.reshape(*query.shape[:-1], o.shape[-1])
 
 
@@ -356,7 +365,7 @@ def _takes(query, key, value, attn_mask) -> bool:
     kinds = (torch.float32, torch.float16, torch.bfloat16)
     return (type(query) in (Tensor, torch.nn.Parameter) and query.layout == torch.strided and query.dtype in kinds
             and query.device.type in ("cpu", "cuda") and query.shape[-1] <= MAX_HDIM and value.shape[-1] <= MAX_HDIM
-            and query.numel() > 0 and key.numel() > 0 and not _is_wrapped(query))
+            and query.numel() > 0 and key.numel() > 0 and not _again.is_wrapped(query))
 
 
 def _or_torch(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):

@@ -156,6 +156,64 @@ def test_deterministic_gradients():
     assert all(torch.equal(a, b) for run in runs for a, b in zip(run, runs[0]))
 
 
+def changed(name):
+    """(q, k, v, options) that differ from "plain" in one thing."""
+    sizes = {"keys": dict(keys=31), "kv heads": dict(kv_heads=2), "half": dict(dtype=torch.float16), "wide": dict(hdim=72)}.get(name, {})
+    q, k, v = qkv(**sizes)
+    options = {"causal": {"is_causal": True}, "scale": {"scale": 0.25}, "kv heads": {"enable_gqa": True}}.get(name, {})
+    if name in ("rows first", "keys first", "values first"):
+        at = ("rows first", "keys first", "values first").index(name)
+        laid = [t.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() if i == at else t
+                for i, t in enumerate((q, k, v))]
+        q, k, v = laid
+    if name == "values wide":
+        v = normal(*v.shape[:-1], 80, seed=5)
+    if name == "beside":
+        space = torch.zeros(k.numel() + 2, device=DEVICE)[2:].view(k.shape)
+        k = space.copy_(k.detach()).requires_grad_()
+    if name == "leaf":
+        q, v = q.detach(), v.detach()
+    return q, k, v, options
+
+
+CHANGES = ("plain", "keys", "kv heads", "half", "wide", "causal", "scale", "rows first", "keys first", "values first", "values wide",
+           "beside", "leaf")
+
+
+def test_a_call_like_the_one_before_but_for_one_thing():
+    mine = fmha.torch.scaled_dot_product_attention
+    for name in [*CHANGES, *CHANGES[::-1], *CHANGES]:
+        q, k, v, options = changed(name)
+        compare(mine, (q, k, v), **options)
+        with torch.no_grad():
+            torch.testing.assert_close(mine(q, k, v, **options), mine(q, k, v, **options), atol=0, rtol=0)
+    with pytest.raises(ValueError, match="enable_gqa"):
+        mine(*qkv(kv_heads=2))
+    with pytest.raises(ValueError, match="tensor.v|v is"):
+        mine(*qkv()[:2], qkv(keys=31)[2])
+    with pytest.raises(fmha.NotSupportedError, match="vmap"):
+        torch.vmap(mine)(*(t.detach()[None] for t in qkv()))
+
+
+def test_saved_tensors_that_come_back_with_other_strides():
+    inputs = [t.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in qkv()]
+    for _ in range(2):
+        compare(fmha.torch.scaled_dot_product_attention, inputs)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: t):
+            compare(fmha.torch.scaled_dot_product_attention, inputs)
+
+
+def test_gradients_of_any_strides():
+    q, k, v = qkv()
+    o = fmha.torch.scaled_dot_product_attention(q, k, v)
+    for grad in (torch.ones((), device=DEVICE).expand(o.shape), normal(33, 2, 4, 64, grad=False).permute(1, 2, 0, 3),
+                 normal(2, 4, 64, 33, grad=False).transpose(2, 3), normal(2 * 4 * 33 * 64 + 1, grad=False)[1:].view(o.shape)):
+        found = torch.autograd.grad(o, (q, k, v), grad, retain_graph=True)
+        want = torch.autograd.grad(sdpa(q, k, v), (q, k, v), grad)
+        for m, w in zip(found, want):
+            torch.testing.assert_close(m, w, atol=6 * BARS[q.dtype], rtol=6 * BARS[q.dtype])
+
+
 def test_autocast():
     q, k, v = qkv()
     with torch.autocast(DEVICE, torch.bfloat16):

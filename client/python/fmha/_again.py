@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""Attention on a GPU of q, k and v alone, seen before: one look into a table, then addresses and a launch.
+
+What torch.py and _run.py find out about a call (its mask, whether extents fit each other, the plan) follows from its words and
+from the tensors' extents, strides, types and devices. Here it is found out once for each of them and thread. Addresses have
+to be multiples of 16, as memory from torch's allocator is; others go the general way.
+"""
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
+
+from . import _problem, _run
+
+ALIGNMENT = 16
+Q, K, V, O, LSE, DO, DQ, DK, DV = (_problem.ROLES[n] for n in ("q", "k", "v", "o", "lse", "do", "dq", "dk", "dv"))
+
+
+class _Kept(threading.local):
+    def __init__(self):
+        self.seen: dict = {}
+        self.gradients: dict = {}  # runs, by (Seen, the gradient's strides)
+
+
+_kept = _Kept()
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def _keep(table: dict, key, value) -> None:
+    if len(table) >= _run.KEPT:
+        table.clear()
+    table[key] = value
+
+
+class Seen:
+    """What is known of a call. Any thread may compute its gradients; the rest belongs to the one that made it.
+
+    options, gradient_options: _problem.Options of the two directions.
+    """
+
+    __slots__ = ("options", "gradient_options", "o", "lse", "runs")
+
+    def __init__(self, q, v, options, gradient_options):
+        self.options, self.gradient_options = options, gradient_options
+        # One element each, seen as all of it: torch.empty_like() is faster than what takes extents.
+        self.o = q.new_empty(1).expand(*q.shape[:-1], v.shape[-1])
+        self.lse = q.new_empty(1, dtype=torch.float32).expand(_problem.row_extents(q.shape, options.layout, False))
+        self.runs = [None, None]  # without and with LSE
+
+    def forward(self, at, q, k, v, with_lse: bool):
+        """(O, LSE or None). @at: the addresses of q, k and v."""
+        o = torch.empty_like(self.o)
+        lse = torch.empty_like(self.lse) if with_lse else None
+        run = self.runs[with_lse]
+        if run is None:
+            arrays = {"q": q, "k": k, "v": v, "o": o, **({"lse": lse} if with_lse else {})}
+            run = self.runs[with_lse] = _run.find(arrays, self.options, n_said=3)[0]
+        tensors = run.tensors
+        tensors[Q], tensors[K], tensors[V] = at
+        tensors[O] = o.data_ptr()
+        if with_lse:
+            tensors[LSE] = lse.data_ptr()
+        run.launch()
+        return o, lse
+
+    def backward(self, grad, q, k, v, o, lse):
+        """(dQ, dK, dV). @o, @lse: what forward() made."""
+        if grad.stride(-1) != 1:
+            grad = grad.contiguous()
+        at = q.data_ptr(), k.data_ptr(), v.data_ptr(), grad.data_ptr()
+        if (at[0] | at[1] | at[2] | at[3]) % ALIGNMENT:
+            q, k, v, grad = (t.clone() for t in (q, k, v, grad))
+            at = q.data_ptr(), k.data_ptr(), v.data_ptr(), grad.data_ptr()
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        # Hooks on saved tensors may have given q, k and v other strides.
+        key = self, q.stride(), k.stride(), v.stride(), grad.stride()
+        run = _kept.gradients.get(key)
+        if run is None:
+            arrays = {"q": q, "k": k, "v": v, "do": grad, "o": o, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+            run = _run.find(arrays, self.gradient_options, n_said=4)[0]
+            _keep(_kept.gradients, key, run)
+        tensors = run.tensors
+        tensors[Q], tensors[K], tensors[V], tensors[DO] = at
+        tensors[O], tensors[LSE] = o.data_ptr(), lse.data_ptr()
+        tensors[DQ], tensors[DK], tensors[DV] = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+        run.launch()
+        return dq, dk, dv
+
+    def attend(self, at, q, k, v):
+        """O, with gradients where they are wanted."""
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            return _Attention.apply(self, at, q, k, v)
+        return self.forward(at, q, k, v, False)[0]
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, seen, at, q, k, v):
+        o, lse = seen.forward(at, q, k, v, True)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.seen = seen
+        return o
+
+    @staticmethod
+    def backward(ctx, grad):
+        # Only create_graph=True makes gradients whose own are to be refused, and torch's decorator costs 2 us.
+        return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, grad)
+
+
+def _gradients(ctx, grad):
+    return None, None, *ctx.seen.backward(grad, *ctx.saved_tensors)
+
+
+_gradients_once = once_differentiable(_gradients)
+
+
+def _key(words, q, k, v):
+    return (words, q.shape, q.stride(), q.dtype, q.get_device(), k.shape, k.stride(), k.dtype, k.get_device(),
+            v.shape, v.stride(), v.dtype, v.get_device())
+
+
+def attend(words, q, k, v):
+    """O, if this was seen before. @words: hashable, all that the caller was given besides q, k and v. None: go the general way."""
+    if is_compiling() or not q.is_cuda or is_wrapped(q):
+        return None
+    seen = _kept.seen.get(_key(words, q, k, v))
+    if seen is None:
+        return None
+    at = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    return None if (at[0] | at[1] | at[2]) % ALIGNMENT else seen.attend(at, q, k, v)
+
+
+def attend_first(words, q, k, v, options, gradient_options):
+    """O, the first time. None: go the general way. options, gradient_options: _problem.Options of the two directions."""
+    at = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    if not q.is_cuda or (at[0] | at[1] | at[2]) % ALIGNMENT:
+        return None
+    seen = Seen(q, v, options, gradient_options)
+    o = seen.attend(at, q, k, v)
+    _keep(_kept.seen, _key(words, q, k, v), seen)
+    return o
