@@ -17,6 +17,20 @@
 #include "packed_pieces.h"
 #include "wgmma_values.h"
 
+/* Quotients of numbers below 2^31 by one that stays. */
+struct Divisor {
+	i32 by;
+	u32 inverse;
+
+	METHOD static Divisor make(i32 by) { return Divisor{by, 0xffffffffu / (u32)by}; }
+	METHOD i32 quotient(i32 n) const
+	{
+		i32 least = (i32)multiply_high((u32)n, inverse); /* or one more */
+
+		return n - least * by < by ? least : least + 1;
+	}
+};
+
 template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	typedef ForwardBlock<C> Block;
 	typedef typename C::Core Core;
@@ -123,24 +137,47 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	typedef Ring<STAGES> KeyRing;
 	typedef Ring<Q_STAGES> QueryRing;
 
-	METHOD i32 pieces() const { return grid_pieces(&a, C::TILE_M); }
+	/* Rows of a head, in tiles; heads of all batch entries. */
+	METHOD i32 tiles_of_head() const { return ceil_div(a.sequences.seqlen_q_max, C::TILE_M); }
+	METHOD i32 heads() const { return a.nhead_q * a.sequences.batch; }
 
 	/*
-	 * The piece of work of this number; false: there are no such rows. Under a mask all long ones come first,
-	 * unless going back and forth gives every block the same anyway: then a head's pieces stay together, and its
-	 * keys in the cache.
+	 * How many heads are taken before the next ones. Under a mask their pieces go by length, back and forth over
+	 * the blocks, so that an even number of rounds gives each block the same, and the fewer heads there are, the more
+	 * blocks find the same keys in the cache: SHARING at a time.
 	 */
-	METHOD bool locate(i32 number, ColumnTiles *ret_tiles)
+	static const int SHARING = 4;
+	METHOD i32 heads_of_section() const
+	{
+		i32 n_blocks = (i32)gridDim.x;
+
+		if (!C::MASK || a.sequences.seqstart_q)
+			return heads();
+		i32 rounds = 2 * ceil_div(ceil_div(n_blocks, SHARING) * tiles_of_head(), 2 * n_blocks);
+
+		return min_of(rounds * n_blocks / tiles_of_head(), heads());
+	}
+
+	/* How far a block is: the section's first head and, under a mask, how many it has; rounds that it has taken of it. */
+	struct Progress {
+		i32 first;
+		Divisor heads;
+		i32 round;
+	};
+	METHOD Progress start() const { return Progress{0, Divisor::make(heads_of_section()), 0}; }
+
+	/* The piece of this number in a section; false: there are no such rows. Without a mask a head's pieces stay
+	 * together, and its keys in the cache; divisors would spill registers there. */
+	METHOD bool locate(const Progress &at, i32 number, ColumnTiles *ret_tiles)
 	{
 		if (a.sequences.seqstart_q)
 			return locate_packed(number) && find_tiles(ret_tiles);
-		i32 n_x = ceil_div(a.sequences.seqlen_q_max, C::TILE_M), n_y = a.nhead_q * a.sequences.batch;
-		i32 n_blocks = (i32)gridDim.x;
-		bool by_length = C::MASK && (n_blocks >= pieces() || n_blocks % n_x != 0);
-		i32 n = by_length ? n_y : n_x, quotient = number / n, remainder = number - quotient * n;
-		i32 y = by_length ? remainder : quotient, batch = y / a.nhead_q;
+		i32 n_tiles = tiles_of_head(), n = C::MASK ? at.heads.by : n_tiles;
+		i32 quotient = C::MASK ? at.heads.quotient(number) : number / n, remainder = number - quotient * n;
+		i32 y = C::MASK ? at.first + remainder : quotient;
+		i32 batch = y / a.nhead_q;
 
-		tile_row = (n_x - 1 - (by_length ? quotient : remainder)) * C::TILE_M;
+		tile_row = (n_tiles - 1 - (C::MASK ? quotient : remainder)) * C::TILE_M;
 		head = y - batch * a.nhead_q;
 		seq = find_sequence(a.sequences, &a.cache, batch);
 		return find_tiles(ret_tiles);
@@ -170,18 +207,26 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return true;
 	}
 
-	/* This block's next piece, back and forth over the blocks, so that each gets long and short ones. round: of
-	 * pieces; before the first, 0. */
-	METHOD bool next_piece(i32 *round, ColumnTiles *ret_tiles)
+	/* This block's next piece, back and forth over the blocks, so that each gets long and short ones. */
+	METHOD bool next_piece(Progress *at, ColumnTiles *ret_tiles)
 	{
-		for (;;) {
-			i32 n = (i32)gridDim.x, start = *round * n;
-			i32 number = start + (*round & 1 ? n - 1 - block_id_x() : block_id_x());
+		i32 n_blocks = (i32)gridDim.x;
 
-			if (start >= pieces())
-				return false;
-			++*round;
-			if (number < pieces() && locate(number, ret_tiles))
+		for (;;) {
+			i32 start = at->round * n_blocks, n_heads = C::MASK ? at->heads.by : heads();
+			i32 number = start + (at->round & 1 ? n_blocks - 1 - block_id_x() : block_id_x());
+			i32 pieces = a.sequences.seqstart_q ? grid_pieces(&a, C::TILE_M) : n_heads * tiles_of_head();
+
+			if (start >= pieces) {
+				i32 left = heads() - at->first - n_heads;
+
+				if (!C::MASK || left <= 0)
+					return false;
+				*at = Progress{at->first + n_heads, left < n_heads ? Divisor::make(left) : at->heads, 0};
+				continue;
+			}
+			at->round++;
+			if (number < pieces && locate(*at, number, ret_tiles))
 				return true;
 		}
 	}
@@ -223,10 +268,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	{
 		KeyRing keys = {0, 1}, values = {0, 1};
 		QueryRing queries = {0, 1};
-		i32 round = 0;
+		Progress at = start();
 		ColumnTiles tiles;
 
-		while (next_piece(&round, &tiles)) {
+		while (next_piece(&at, &tiles)) {
 			head_k = head / (a.nhead_q / a.nhead_k);
 			i32 row = seq.k_start + seq.leftpad, batch = seq.packed_k ? 0 : seq.batch;
 
@@ -268,10 +313,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD void turn_values()
 	{
 		KeyRing values = {0, 1};
-		i32 round = 0;
+		Progress at = start();
 		ColumnTiles tiles;
 
-		while (next_piece(&round, &tiles)) {
+		while (next_piece(&at, &tiles)) {
 			const Reach<C> block = reach_of(tile_row, last_row());
 
 			NO_UNROLL
@@ -625,13 +670,13 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	{
 		KeyRing keys = {0, 0}, values = {0, 0};
 		QueryRing queries = {0, 0};
-		i32 round = 0;
+		Progress at = start();
 		ColumnTiles tiles;
 
 		wave_m = wave_id();
 		if (TURNS && warpgroup() == GROUPS - 1)
 			give_turn();
-		for (bool more = next_piece(&round, &tiles); more;) {
+		for (bool more = next_piece(&at, &tiles); more;) {
 			make_modifiers();
 			o.zero();
 			rows.init();
@@ -639,7 +684,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				store_randval<C>(*this);
 			walk(tiles, keys, values, queries);
 			WgmmaRows results = finish_rows();
-			more = next_piece(&round, &tiles);
+			more = next_piece(&at, &tiles);
 			wgmma_wait<0>();
 			settle(o.t[0]);
 			release(v_empty(values.stage));
