@@ -7,11 +7,13 @@
  *   dV += P^T dO, dK += dS^T Q        P^T and dS^T, with dS = P (dP - D), from registers
  *   dQ^T = K^T dS^T                   dS through shared memory: of all warpgroups
  *
- * Heads of up to 128: each warpgroup has 64 keys, and a part of dQ^T. Wider ones: bwd_wgmma_wide.h.
+ * Heads of up to 128: each warpgroup has 64 keys, and a part of dQ^T. Wider ones: bwd_wgmma_wide.h; up to 64:
+ * bwd_wgmma_narrow.h.
  */
 #ifndef FMHA_GPU_BWD_WGMMA_H
 #define FMHA_GPU_BWD_WGMMA_H
 
+#include "bwd_wgmma_narrow.h"
 #include "bwd_wgmma_wide.h"
 
 template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
@@ -65,27 +67,37 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 			this->release_q(step);
 		}
 	}
+};
+
+/* Warpgroups with keys of their own, which Loop streams the queries past. */
+template <class Loop> struct BackwardOfOwnKeys : Loop {
+	using Loop::at;
+
+	METHOD BackwardOfOwnKeys(const abi_bwd_args &args) : Loop(args) {}
 
 	METHOD void multiply()
 	{
-		static_assert(Block::DQ.blocks(0) == 1, "chunk of dQ, of which a warpgroup has one");
-		typename Block::SumK dk;
-		typename Block::SumV dv;
+		static_assert(Loop::DQ.blocks(0) == 1, "chunk of dQ, of which a warpgroup has one");
+		typename Loop::SumK dk;
+		typename Loop::SumV dv;
 
 		this->wave = wave_id();
 		dk.zero();
 		dv.zero();
 		if (this->n_steps() > 0)
-			stream(dk, dv);
+			this->stream(dk, dv);
 		this->store(dk, at.a.dk, at.a.hdim_q, at.a.scale);
 		this->store(dv, at.a.dv, at.a.hdim_v, 1.0f);
 	}
 };
 
-template <class C, bool SHARED> struct SelectLoop {
-	typedef BackwardWgmma<C> Type;
+template <class C, bool SHARED, bool NARROW> struct SelectLoop {
+	typedef BackwardOfOwnKeys<BackwardWgmma<C>> Type;
 };
-template <class C> struct SelectLoop<C, true> {
+template <class C> struct SelectLoop<C, false, true> {
+	typedef BackwardOfOwnKeys<BackwardWgmmaNarrow<C>> Type;
+};
+template <class C, bool NARROW> struct SelectLoop<C, true, NARROW> {
 	typedef BackwardWgmmaWide<C> Type;
 };
 
@@ -97,7 +109,7 @@ extern "C" __global__ void FMHA_BOUNDS(BackwardWgmmaBlock<Config>::THREADS, 1)
 {
 	typedef BackwardWgmmaBlock<Config> Block;
 	FMHA_LDS;
-	typename SelectLoop<Config, Block::SHARED>::Type kernel(args);
+	typename SelectLoop<Config, Block::SHARED, Block::NARROW>::Type kernel(args);
 
 	kernel.lds = shared_address(lds);
 	if (!kernel.locate(block_id_x()))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * bwd_wgmma_block.h: what Hopper's backward loops share (bwd_wgmma.h, bwd_wgmma_wide.h): where things lie in shared
- * memory, the last warpgroup, and single steps of the other two.
+ * bwd_wgmma_block.h: what Hopper's backward loops share (bwd_wgmma.h, bwd_wgmma_narrow.h, bwd_wgmma_wide.h): where
+ * things lie in shared memory, the last warpgroup, and single steps of the other two.
  *
  * Of the last warpgroup one warp loads tiles, two send dQ, one brings LSE and D. dQ^T leaves the registers through
  * shared memory: a thread a warpgroup has the copy engine add it to dq_acc, whose layout (bwd_tiles.h) is that of
@@ -37,6 +37,7 @@ template <class C> struct BackwardWgmmaBlock {
 	static const int LOADER_REGISTERS = 24, PRODUCT_REGISTERS = 240;
 
 	static const int Q_SLABS = slabs_of(C::HDIM_Q), V_SLABS = slabs_of(C::HDIM_V);
+	static const bool NARROW = Q_SLABS == 1 && V_SLABS == 1;
 	static const int K_SLAB = slab_bytes(C::TILE_N), Q_SLAB = slab_bytes(C::TILE_M);
 	static const int Q_BYTES = Q_SLABS * Q_SLAB, DO_BYTES = V_SLABS * Q_SLAB;
 	static const int Q_STAGES = LDS_BWD_WGMMA_STAGES, DS_STAGES = LDS_BWD_WGMMA_STAGES;

@@ -88,11 +88,11 @@ template <class T, int TILES> struct Wgmma;
 #define WGMMA_X16 WGMMA_X15, WGMMA_TILE(d[15])
 
 /*
- * along(): D = A B^T or, with add, D += A B^T, B read along its rows; turned(): the same of A^T, A read across its rows, of
- * 16-bit types; across(): D += A B, A in registers. Of 8-bit types B is always read along its rows: across() wants it
+ * along(): D = A B^T or, with add, D += A B^T, B read along its rows, A likewise or, of 16-bit types, in registers; turned(): the
+ * same of A^T, A read across its rows, of 16-bit types; across(): D += A B, A in registers. Of 8-bit types B is always read along its rows: across() wants it
  * transposed (wgmma_values.h).
  */
-#define WGMMA(T, NAME, K, ALONG, ACROSS, TILES, N, P0, P1, P2, P3, P4)                               \
+#define WGMMA(T, NAME, K, ALONG, ACROSS, TILES, N, P0, P1, P2, P3, P4, P5)                           \
 	template <> struct Wgmma<T, TILES> {                                                            \
 		template <class Acc> METHOD static void along(Acc (&d)[TILES], u64 a, u64 b, i32 add)       \
 		{                                                                                           \
@@ -101,6 +101,15 @@ template <class T, int TILES> struct Wgmma;
 				     " {" WGMMA_D##TILES "}, " P0 ", " P1 ", add, 1, 1" ALONG ";\n\t}"             \
 				     : WGMMA_X##TILES                                                                \
 				     : "l"(a), "l"(b), "r"(add));                                                    \
+		}                                                                                           \
+		template <class Acc> METHOD static void along(Acc (&d)[TILES], const u32 (&a)[4], u64 b, i32 add) \
+		{                                                                                           \
+			asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.s32 add, " P5 ", 0;\n\t"                   \
+				     "wgmma.mma_async.sync.aligned.m64n" N "k" K ".f32." NAME "." NAME                \
+				     " {" WGMMA_D##TILES "}, {" P0 ", " P1 ", " P2 ", " P3 "}, " P4                    \
+				     ", add, 1, 1, 0;\n\t}"                                                         \
+				     : WGMMA_X##TILES                                                                \
+				     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                 \
 		}                                                                                           \
 		template <class Acc> METHOD static void turned(Acc (&d)[TILES], u64 a, u64 b, i32 add)      \
 		{                                                                                           \
@@ -124,17 +133,17 @@ template <class T, int TILES> struct Wgmma;
 	WGMMA(BF16, "bf16", "16", ", 0, 0", ", 1", __VA_ARGS__)                                         \
 	WGMMA(F16, "f16", "16", ", 0, 0", ", 1", __VA_ARGS__)                                           \
 	WGMMA(E4M3, "e4m3", "32", "", "", __VA_ARGS__)
-WGMMA_ALL(2, "32", "%16", "%17", "%18", "%19", "%20")
-WGMMA_ALL(4, "64", "%32", "%33", "%34", "%35", "%36")
-WGMMA_ALL(5, "80", "%40", "%41", "%42", "%43", "%44")
-WGMMA_ALL(6, "96", "%48", "%49", "%50", "%51", "%52")
-WGMMA_ALL(7, "112", "%56", "%57", "%58", "%59", "%60")
-WGMMA_ALL(8, "128", "%64", "%65", "%66", "%67", "%68")
-WGMMA_ALL(9, "144", "%72", "%73", "%74", "%75", "%76")
-WGMMA_ALL(10, "160", "%80", "%81", "%82", "%83", "%84")
-WGMMA_ALL(11, "176", "%88", "%89", "%90", "%91", "%92")
-WGMMA_ALL(12, "192", "%96", "%97", "%98", "%99", "%100")
-WGMMA_ALL(16, "256", "%128", "%129", "%130", "%131", "%132")
+WGMMA_ALL(2, "32", "%16", "%17", "%18", "%19", "%20", "%21")
+WGMMA_ALL(4, "64", "%32", "%33", "%34", "%35", "%36", "%37")
+WGMMA_ALL(5, "80", "%40", "%41", "%42", "%43", "%44", "%45")
+WGMMA_ALL(6, "96", "%48", "%49", "%50", "%51", "%52", "%53")
+WGMMA_ALL(7, "112", "%56", "%57", "%58", "%59", "%60", "%61")
+WGMMA_ALL(8, "128", "%64", "%65", "%66", "%67", "%68", "%69")
+WGMMA_ALL(9, "144", "%72", "%73", "%74", "%75", "%76", "%77")
+WGMMA_ALL(10, "160", "%80", "%81", "%82", "%83", "%84", "%85")
+WGMMA_ALL(11, "176", "%88", "%89", "%90", "%91", "%92", "%93")
+WGMMA_ALL(12, "192", "%96", "%97", "%98", "%99", "%100", "%101")
+WGMMA_ALL(16, "256", "%128", "%129", "%130", "%131", "%132", "%133")
 #undef WGMMA_ALL
 #undef WGMMA
 
