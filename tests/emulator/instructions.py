@@ -520,18 +520,17 @@ NARROW8 = """
 
 def conversions8(archs, eights, suffix):
     for kind, eight in eights.items():
-        def widen(words, eight=eight):
+        def widen(words, *, eight=eight):
             return np.tile(eight.widened(np.arange(256)), 2)
 
-        def narrow(words, eight=eight):
+        def narrow(words, *, eight=eight):
             code = np.array([eight.nearest(x) for x in floats(words)], np.uint32)
             pair = code[0::2] | code[1::2] << 8
             return np.concatenate([pair | 0x12340000, pair << 16 | 0x5678])
 
         for function, body, inputs in ((widen, WIDEN8, any_words), (narrow, NARROW8, eight.to_round)):
             function.__name__ = f"{function.__name__}_{kind}{suffix}"
-            test(archs, body.replace("%(kind)s", kind), inputs)(lambda words, wave, function=function: function(words))
-            TESTS[-1] = (function.__name__, *TESTS[-1][1:])
+            test(archs, body.replace("%(kind)s", kind), inputs)(function)
 
 
 def any_words(rng):

@@ -6,6 +6,7 @@
 Skipped (exit 77), saying so, when TINYGRAD is unset. Needs python3-pyelftools and a clang that knows the arch.
 """
 import argparse
+import collections
 import functools
 import hashlib
 import os
@@ -20,6 +21,7 @@ import abi  # noqa: E402
 import clangs  # noqa: E402
 import suite  # noqa: E402
 
+PASSED, FAILED, ASIDE = "ok", "FAIL", "aside"  # what became of a case; set aside: its kernel cannot run here
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 
 
@@ -72,7 +74,7 @@ class EmulatedDevice:
 
 
 def run_case(case, lib, arch, folder, pipeline, seconds):
-    """Both orders of waves; returns (passed, text)."""
+    """Both orders of waves; returns what became of it and a text."""
     import emulator
 
     def stop(*_):
@@ -85,13 +87,13 @@ def run_case(case, lib, arch, folder, pipeline, seconds):
                  for reverse in (False, True)]
     except emulator.NeedsScratch as error:
         if pipeline or case.pipeline:
-            return True, f"set aside: {error}"
+            return ASIDE, str(error)
         return run_case(case, lib, arch, folder, "gpu_mfma", seconds)  # as fmhad does with what spills
     except (AssertionError, RuntimeError, ValueError, TimeoutError) as error:
-        return False, f"{type(error).__name__}: {str(error)[:160]}"
+        return FAILED, f"{type(error).__name__}: {str(error)[:160]}"
     finally:
         signal.alarm(0)
-    return True, texts[1]
+    return PASSED, texts[1]
 
 
 def main():
@@ -105,18 +107,18 @@ def main():
     if not os.environ.get("TINYGRAD"):
         print("emulator: skipped, TINYGRAD is not set (a checkout of github:tinygrad/tinygrad)")
         return 77
-    lib, failed, done = abi.load_library(), 0, 0
-    folder = kernel_folder()
+    lib, verdicts, folder = abi.load_library(), collections.Counter(), kernel_folder()
     for arch in clangs.known(options.arch or ARCHS, "emulator"):
         for case in suite.emulated(options.quick):
             if options.match not in f"{arch} {case}":
                 continue
             start = time.time()
-            passed, text = run_case(case, lib, arch, folder, options.pipeline, options.timeout)
-            done, failed = done + 1, failed + (not passed)
-            print(f"{'ok  ' if passed else 'FAIL'} {arch} {case}: {text} ({time.time() - start:.1f} s)", flush=True)
-    print(f"emulator: {done - failed} of {done} passed, waves in both orders, LDS and registers poisoned")
-    return 1 if failed or not done else 0
+            verdict, text = run_case(case, lib, arch, folder, options.pipeline, options.timeout)
+            verdicts[verdict] += 1
+            print(f"{verdict:4} {arch} {case}: {text} ({time.time() - start:.1f} s)", flush=True)
+    print(f"emulator: {verdicts[PASSED]} of {verdicts.total()} passed, {verdicts[ASIDE]} set aside; waves in both orders, LDS and "
+          "registers poisoned")
+    return 1 if verdicts[FAILED] or not verdicts[PASSED] else 0
 
 
 if __name__ == "__main__":

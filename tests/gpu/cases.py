@@ -80,8 +80,9 @@ def rows(array, strides):
 
 class Forward:
     """One forward problem. Every option has a neutral default; see OPTIONS. descale: True, a factor a
-    head; "signed", those of k below 0; "block", one for every 16 rows too; "page", for k and v one for every page. used_q: rows that
-    count, the others are padding. shift: elements by which pages miss the start of a vector."""
+    head; "signed", those of k below 0; "block", one for every 16 rows too; "page", for k and v one for every page. used_q: rows
+    that count, the others are padding. shift: elements by which pages miss the start of a vector. heavy: the share of keys that
+    are four times as long as others, so that scores far above all before them come late, and sums so far are scaled down."""
 
     OPTIONS = dict(
         dtype=abi.BF16, batch=1, hq=1, hk=1, sq=16, sk=16, dq=32, dv=32, mask=abi.MASK_NONE,
@@ -89,7 +90,7 @@ class Forward:
         group=None, lens_k=None, leftpad=None, page=0, table="block", layout=0, splits=0,
         split_size=0, scale=None, descale=False, strided=False, lse=True, min_sq=0, randval=False,
         o_dtype=None, seed=1, bias_broadcast=False, cache_idx=False,
-        poison=None, used_q=None, shift=0)
+        poison=None, used_q=None, shift=0, heavy=0.0)
 
     def __init__(self, **options):
         unknown = set(options) - set(self.OPTIONS)
@@ -124,11 +125,12 @@ class Forward:
         self.keep.append(a)
         return a
 
-    def bshd(self, b, s, h, d, dtype, fill=None):
+    def bshd(self, b, s, h, d, dtype, fill=None, heavy=0.0):
         """A (batch, seq, head, dim) tensor: packed, or with odd strides that forbid vectors."""
         pad = 3 if self.strided else 0
         if fill is None:
-            a = self.normal((b, s, h, d + pad), dtype)
+            lengths = np.where(self.rng.random((b, s, h, 1)) < heavy, 4, 1) if heavy else 1.0
+            a = self.normal((b, s, h, d + pad), dtype, lengths)
         else:
             a = aligned((b, s, h, d + pad), NP_STORAGE[dtype], fill)
             self.keep.append(a)
@@ -175,12 +177,12 @@ class Forward:
             total = sum(g[1] for g in self.group)
             s.total_k = total
             s.seqstart_k = pointer(self.ints(np.cumsum([0] + [g[1] for g in self.group])))
-            k, st = self.bshd(1, total, self.hk, self.dq, self.dtype)
+            k, st = self.bshd(1, total, self.hk, self.dq, self.dtype, heavy=self.heavy)
             v, sv = self.bshd(1, total, self.hk, self.dv, self.dtype)
             a.k, a.v = tensor(k, st), tensor(v, sv)
         else:
             n = self.batch + 2 if self.cache_idx else self.batch
-            k, st = self.bshd(n, self.sk, self.hk, self.dq, self.dtype)
+            k, st = self.bshd(n, self.sk, self.hk, self.dq, self.dtype, heavy=self.heavy)
             v, sv = self.bshd(n, self.sk, self.hk, self.dv, self.dtype)
             a.k, a.v = tensor(k, st), tensor(v, sv)
             if self.poison:  # keys that nobody sees: NaN in 16-bit types
@@ -220,7 +222,7 @@ class Forward:
                 self.ints([n - (m - 1) * self.page for n, m in zip(lens, blocks)]))
             self.lens_k = None
         n = n_pages + (self.shift > 0)
-        k, st = self.bshd(n, self.page, self.hk, self.dq, self.dtype)
+        k, st = self.bshd(n, self.page, self.hk, self.dq, self.dtype, heavy=self.heavy)
         v, sv = self.bshd(n, self.page, self.hk, self.dv, self.dtype)
         a.k, a.v = tensor(k.reshape(-1)[self.shift:], st), tensor(v.reshape(-1)[self.shift:], sv)
 

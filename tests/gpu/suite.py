@@ -149,6 +149,7 @@ def forward_features():
         d = dict(dtype=dtype, sq=37, sk=53, dq=(64, 32, 32, 64, 32)[n], dv=(32, 64, 32, 64, 64)[n],
                  descale=dtype >= abi.E4M3, seed=n + 1)
         yield Case("forward", **d | dict(sk=64), hq=4, hk=2)
+        yield Case("forward", **d | dict(sk=150), heavy=0.1)
         yield Case("forward", **d, mask=TL, right=0, batch=2)
         yield Case("forward", **d, mask=BR, right=0, sink=True)
         yield Case("forward", **d | dict(hq=2), mask=TL, left=9, right=4, sinks=3)
@@ -254,7 +255,7 @@ def staged():
     for dtype, d in ((abi.BF16, 128), (abi.F16, 64)):
         b = dict(dtype=dtype, dq=d, dv=d, hq=2, hk=1, pipeline="gpu_amd")
         yield Case("forward", **b, sq=300, sk=257, sink=True)
-        yield Case("forward", **b, sq=130, sk=333, mask=BR, right=0)
+        yield Case("forward", **b, sq=130, sk=333, mask=BR, right=0, heavy=0.05)
         yield Case("forward", **b, sq=70, sk=150, mask=BR, left=40, right=3, poison=(0, 40))
         yield Case("forward", **b, sq=40, sk=190, mask=TL, left=3, right=2, sinks=9, lens_k=[150])
         yield Case("forward", **b, sq=40, sk=170, alibi=True, cap=20.0)
@@ -327,7 +328,7 @@ def few_rows():
     """AMD's decode loop: tiles that waves leave empty, tails, packed rows, pages of one run and of several, each feature."""
     for dtype, d, hq in ((abi.BF16, 128, 2), (abi.F16, 64, 8)):
         b = dict(dtype=dtype, dq=d, dv=d, sq=2, hq=hq, hk=1, pipeline="gpu_amd_decode")
-        yield Case("forward", **b, sk=300, sink=True)
+        yield Case("forward", **b, sk=300, sink=True, heavy=0.05)
         yield Case("forward", **b, sk=333, batch=2, lens_k=[333, 41], splits=3, split_size=128)
         yield Case("forward", **b, sk=300, page=16, batch=2, lens_k=[290, 33], mask=BR, right=0)
         yield Case("forward", **b, sk=300, page=48, lens_k=[290], splits=2, split_size=160)
