@@ -36,6 +36,7 @@ struct local_runtime {
 	int (*load_function)(void *function);
 	launch_launcher launch_with;
 	const char *(*text)(int status); /* a static string, or NULL */
+	bool keeps_image; /* a module reads the image that it was loaded from until it is unloaded */
 };
 
 /* @backend: of struct fmha_device_info. Return: 0 or FMHA_ENOTSUP. */

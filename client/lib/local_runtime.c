@@ -29,6 +29,8 @@ struct local_code {
 	const struct local_runtime *runtime;
 	void *context; /* CUDA's context; of HIP the device's number */
 	void *module;
+	void *image; /* of the module, where it needs that to stay */
+	size_t image_bytes;
 	uint8_t hash[LAUNCH_HASH_BYTES];
 };
 
@@ -130,6 +132,7 @@ static int find_hip(struct fmha_error *err)
 		return fmha_error_set(err, FMHA_ENOTSUP,
 				      "this process has not loaded HIP (libamdhip64.so)");
 	r->name = "HIP";
+	r->keeps_image = true;
 	r->text = hip_text;
 	return find_symbols(library, symbols, sizeof(symbols) / sizeof(symbols[0]), "HIP", err);
 }
@@ -203,6 +206,11 @@ static int load_code(struct local_code *code, local_fetch fetch, void *owner,
 	if (r < 0)
 		return r;
 	status = code->runtime->load(&code->module, data);
+	if (status == 0 && code->runtime->keeps_image) {
+		code->image = data;
+		code->image_bytes = bytes;
+		return 0;
+	}
 	(void)munmap(data, bytes);
 	if (status == 0)
 		return 0;
@@ -258,6 +266,8 @@ static void unload(struct local_code *code)
 		(void)runtime->unload(code->module);
 		(void)runtime->pop(&ignored);
 	}
+	if (code->image)
+		(void)munmap(code->image, code->image_bytes);
 }
 
 void local_code_put(struct local_code *code)

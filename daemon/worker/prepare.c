@@ -64,6 +64,7 @@ static void on_compiled(void *owner, const union proto_any_result *result, int f
 	struct device_code code = {.data = data};
 
 	if (data) {
+		code.bytes = result->COMPILE.size;
 		code.spills = result->COMPILE.spills;
 		local_keep_code(build->worker, build->kernel, fd, result->COMPILE.size);
 	}

@@ -391,4 +391,5 @@ def test_out_of_memory_is_an_error_and_no_end(make_gpu):
             except fmha_wire.WireError as error:
                 assert error.name == "ENOMEM", error
                 refused += 1
-    assert refused == 3 and daemon.children() == [pid]
+    # An allocation is tried again when some memory is on its way back.
+    assert 2 <= refused <= 3 and daemon.children() == [pid]

@@ -6,9 +6,12 @@
 #include "hip_calls.h"
 
 #ifdef FMHA_HIP_ON_CUDA
-#define GPU_BACKEND "cuda"
+#define GPU_BACKEND     "cuda"
+#define GPU_KEEPS_IMAGE 0
 #else
 #define GPU_BACKEND "hip"
+#define GPU_KEEPS_IMAGE                                                                            \
+	1 /* a module reads the image that it was loaded from until it is unloaded */
 #endif
 
 #include <fmha/base.h>

@@ -22,11 +22,9 @@
 	X(hipHostUnregister, (void *pointer), (pointer))                                           \
 	X(hipMemGetAddressRange, (hipDeviceptr_t * base, size_t * bytes, hipDeviceptr_t pointer),  \
 	  (base, bytes, pointer))                                                                  \
-	X(hipMemcpyHtoDAsync,                                                                      \
-	  (hipDeviceptr_t to, void *from, size_t bytes, hipStream_t stream),                       \
+	X(hipMemcpyHtoDAsync, (hipDeviceptr_t to, void *from, size_t bytes, hipStream_t stream),   \
 	  (to, from, bytes, stream))                                                               \
-	X(hipMemcpyDtoHAsync,                                                                      \
-	  (void *to, hipDeviceptr_t from, size_t bytes, hipStream_t stream),                       \
+	X(hipMemcpyDtoHAsync, (void *to, hipDeviceptr_t from, size_t bytes, hipStream_t stream),   \
 	  (to, from, bytes, stream))                                                               \
 	X(hipMemsetD8Async,                                                                        \
 	  (hipDeviceptr_t to, unsigned char value, size_t bytes, hipStream_t stream),              \
@@ -56,8 +54,7 @@
 	X(hipEventElapsedTime, (float *ms, hipEvent_t start, hipEvent_t stop), (ms, start, stop))  \
 	X(hipModuleLoadData, (hipModule_t * module, const void *image), (module, image))           \
 	X(hipModuleUnload, (hipModule_t module), (module))                                         \
-	X(hipModuleGetFunction,                                                                    \
-	  (hipFunction_t * function, hipModule_t module, const char *name),                        \
+	X(hipModuleGetFunction, (hipFunction_t * function, hipModule_t module, const char *name),  \
 	  (function, module, name))                                                                \
 	X(hipModuleLaunchKernel,                                                                   \
 	  (hipFunction_t function, unsigned grid_x, unsigned grid_y, unsigned grid_z,              \
@@ -104,13 +101,12 @@ static bool find_calls(void *library)
 	const struct {
 		void **call;
 		const char *name;
-	} calls[] = {
-		{(void **)&amd.init, "hipInit"},
-		{(void **)&amd.ipc_open, "hipIpcOpenMemHandle"},
-		{(void **)&amd.error_name, "hipGetErrorName"},
-		{(void **)&amd.error_string, "hipGetErrorString"},
+	} calls[] = {{(void **)&amd.init, "hipInit"},
+		     {(void **)&amd.ipc_open, "hipIpcOpenMemHandle"},
+		     {(void **)&amd.error_name, "hipGetErrorName"},
+		     {(void **)&amd.error_string, "hipGetErrorString"},
 #define ENTRY(name, parameters, arguments) {(void **)&amd.name, #name},
-		CALLS(ENTRY)
+		     CALLS(ENTRY)
 #undef ENTRY
 	};
 

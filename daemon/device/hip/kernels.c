@@ -84,10 +84,29 @@ static struct device_kernel *kernel_of_choice(struct gpu_device *gpu,
 	return kernel;
 }
 
-static int load(struct device_kernel *kernel, const void *code, struct fmha_error *err)
+static void unload(struct device_kernel *kernel)
 {
-	hipError_t status = hipModuleLoadData(&kernel->module, code);
+	if (kernel->module)
+		(void)hipModuleUnload(kernel->module);
+	free(kernel->image);
+	kernel->module = NULL;
+	kernel->image = NULL;
+}
 
+static int load(struct device_kernel *kernel, const struct device_code *code,
+		struct fmha_error *err)
+{
+	const void *image = code->data;
+	hipError_t status;
+
+	if (GPU_KEEPS_IMAGE) {
+		image = kernel->image = malloc(code->bytes);
+		if (!image)
+			return fmha_error_set(err, FMHA_ENOMEM, "%.200s: out of memory",
+					      kernel->choice.name);
+		memcpy(kernel->image, code->data, code->bytes);
+	}
+	status = hipModuleLoadData(&kernel->module, image);
 	if (status == hipSuccess)
 		status = hipModuleGetFunction(&kernel->function, kernel->module,
 					      kernel->choice.entry);
@@ -95,9 +114,7 @@ static int load(struct device_kernel *kernel, const void *code, struct fmha_erro
 		status = gpu_allow_lds(kernel->function, kernel->choice.lds_bytes);
 	if (status == hipSuccess)
 		return 0;
-	if (kernel->module)
-		(void)hipModuleUnload(kernel->module);
-	kernel->module = NULL;
+	unload(kernel);
 	return gpu_error(status, kernel->choice.name, err);
 }
 
@@ -166,7 +183,7 @@ static void on_built(struct device_build *request, const struct device_code *cod
 		return; /* another user's request was answered first */
 	if (code)
 		kernel->spills = code->spills;
-	if (code && load(kernel, code->data, &err) == 0) {
+	if (code && load(kernel, code, &err) == 0) {
 		kernel->state = GPU_KERNEL_READY;
 		tell(kernel, NULL, &err);
 		return;
@@ -294,8 +311,7 @@ void gpu_kernels_free(struct gpu_device *gpu)
 			w->kernel = NULL;
 		while (kernel->builds)
 			free_build(kernel->builds);
-		if (kernel->module)
-			(void)hipModuleUnload(kernel->module);
+		unload(kernel);
 		free(kernel);
 	}
 }

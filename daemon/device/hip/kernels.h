@@ -22,6 +22,7 @@ struct device_kernel {
 	enum gpu_kernel_state state;
 	uint32_t spills; /* as its code says, once it has been seen */
 	hipModule_t module;
+	void *image; /* of the module, where it needs that to stay */
 	hipFunction_t function;
 	struct gpu_build *builds;
 	struct device_waiter *waiters;

@@ -12,6 +12,7 @@
  * - Addresses are given again at once, the lowest first, one allocation right behind the other. An IPC handle is
  *   the address and the process, so that the handle of memory that was freed opens what lies there now; the
  *   size of an import is what the handle says.
+ * - A module reads the image that it was loaded from until it is unloaded.
  * - An event of another process is done as soon as it is recorded.
  * - The first use of whatever there is takes its time on the host, the first touch of memory on the device.
  *

@@ -22,6 +22,8 @@
 #define MOST_THREADS  1024
 
 struct fake_module {
+	const char *image; /* the caller's, which has to stay */
+	char head[9];
 	int code; /* a file with the code object; -1: the stub's */
 	struct fake_function *functions;
 };
@@ -88,6 +90,8 @@ hipError_t hipModuleLoadData(hipModule_t *module, const void *image)
 	if (!made)
 		return hipErrorOutOfMemory;
 	made->code = -1;
+	made->image = image;
+	memcpy(made->head, image, sizeof(made->head));
 	if (strncmp(image, "stub code", 9) != 0) {
 		status = check_code(image);
 		if (status != hipSuccess) {
@@ -103,6 +107,15 @@ hipError_t hipModuleLoadData(hipModule_t *module, const void *image)
 	fake_add(COUNT_MODULES, 1);
 	*module = (hipModule_t)made;
 	return hipSuccess;
+}
+
+/* As if something of it were read. */
+static void read_image(const struct fake_module *module)
+{
+	if (memcmp(module->image, module->head, sizeof(module->head)) == 0)
+		return;
+	(void)fprintf(stderr, "the image of a module is gone\n");
+	abort();
 }
 
 hipError_t hipModuleUnload(hipModule_t module)
@@ -130,6 +143,7 @@ hipError_t hipModuleGetFunction(hipFunction_t *function, hipModule_t module, con
 	struct fake_function *made;
 
 	ENTER("hipModuleGetFunction");
+	read_image(in);
 	if (strncmp(name, "fmha_", 5) != 0)
 		return hipErrorNotFound;
 	made = calloc(1, sizeof(*made));
@@ -166,6 +180,7 @@ hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned grid_x, unsign
 
 	(void)extra;
 	ENTER("hipModuleLaunchKernel");
+	read_image(launched->module);
 	if (grid_x > INT32_MAX || grid_y > 65536 || grid_z > 65536 || !grid_x || !grid_y || !grid_z)
 		return hipErrorInvalidValue;
 	if ((uint64_t)grid_x * block_x > UINT32_MAX || !block_x || !block_y || !block_z)

@@ -250,7 +250,8 @@ static void open_device(struct use *use)
 
 static void load_kernel(struct use *use)
 {
-	const struct device_code code = {.data = "stub code"};
+	char image[] = "stub code"; /* which is gone when this returns */
+	const struct device_code code = {.data = image, .bytes = sizeof(image)};
 	struct fmha_error err = {0};
 	int r;
 
@@ -261,6 +262,7 @@ static void load_kernel(struct use *use)
 	if (r != DEVICE_PREPARING)
 		return;
 	use->build->done(use->build, &code, &err);
+	memset(image, 0, sizeof(image));
 }
 
 static void get_memory(struct use *use, const uint8_t *handle)

@@ -72,6 +72,7 @@ struct device_memory {
 
 struct device_code {
 	const void *data;
+	size_t bytes;
 	uint32_t spills; /* bytes of its registers that a lane keeps in memory */
 };
 
