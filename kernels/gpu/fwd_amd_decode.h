@@ -13,7 +13,8 @@
  * is asked for, so that a wave which waits for one has the other under way.
  *
  * Shares come in runs of 16 keys that lie in one page. A page's number is found a share ahead, and it, the place of
- * the page and the descriptor of a run are in scalar registers: a lane's offset is the same in every run.
+ * the page and the descriptor of a run are in scalar registers: a lane's offset is the same in every run. Where left
+ * padding is no whole runs, tiles begin as many columns earlier, so that runs do not cross pages.
  */
 #ifndef FMHA_GPU_FWD_AMD_DECODE_H
 #define FMHA_GPU_FWD_AMD_DECODE_H
@@ -34,9 +35,7 @@ template <class C> struct Forward {
 
 	/* Lanes that hold one line of an operand, how many words of it each of them fetches, how many of V's rows. */
 	static const int GROUPS = FMHA_WAVE / 16, OWN = Core::E / 2, ROWS = Core::E;
-	/* Registers for O, K and V of a share. */
-	static const int HELD = RUN * (TM * C::HDIM_V + RUNS * (C::HDIM_Q + C::HDIM_V) / 2) / FMHA_WAVE;
-	static const int PARTS = FMHA_CORE != FMHA_CORE_MFMA && HELD > 176 ? 2 : 1; /* pieces of K, and of V */
+	static const int PARTS = lds_amd_parts(C::cut(C::TILE_M, C::TILE_N)); /* pieces of K, and of V */
 	static const int CHUNKS = C::HDIM_Q / 8 / GROUPS, PART_CHUNKS = CHUNKS / PARTS, STEPS = 4 / OWN; /* products of a chunk */
 	static_assert(CHUNKS * GROUPS * 8 == C::HDIM_Q && PART_CHUNKS * PARTS == CHUNKS, "whole chunks a lane");
 	/* Chunks in which rows that are narrower than the tile may end. */
@@ -197,8 +196,6 @@ template <class C> struct Forward {
 		{
 			Place first;
 
-			if (C::PAGED)
-				keys.see_pages(), values.see_pages();
 			k_from = line() * k_bytes() + group() * 16;
 			UNROLL
 			for (int n = 0; n < TAILS; n++) {
@@ -222,8 +219,8 @@ template <class C> struct Forward {
 		METHOD void seek(Place &p) const
 		{
 			p.column = p.tile + loop.wave * SHARE;
-			p.page = C::PAGED ? p.column / keys.page_size : 0;
-			p.slot = C::PAGED ? p.column % keys.page_size : 0;
+			p.page = C::PAGED ? (p.column + keys.leftpad) / keys.page_size : 0;
+			p.slot = C::PAGED ? (p.column + keys.leftpad) % keys.page_size : 0;
 			look_up(p);
 		}
 
@@ -267,8 +264,8 @@ template <class C> struct Forward {
 		}
 
 		/* Piece n of a share: of K, then of V. Not before what its registers are for is free, or it would be copied, which
-		 * waits for it. */
-		METHOD void fetch(int n, const Place &p)
+		 * waits for it. PADDED: there may be left padding in it. */
+		template <bool PADDED = false> METHOD void fetch(int n, const Place &p)
 		{
 			scheduling_barrier();
 			UNROLL
@@ -276,7 +273,7 @@ template <class C> struct Forward {
 				if (n < PARTS)
 					fetch_keys(n, p, r);
 				else
-					fetch_values(n - PARTS, p, r);
+					fetch_values<PADDED>(n - PARTS, p, r);
 			scheduling_barrier();
 		}
 		/* Piece n was used: the one after the next. */
@@ -305,13 +302,12 @@ template <class C> struct Forward {
 			}
 		}
 
-		METHOD void fetch_values(int part, const Place &p, int r)
+		template <bool PADDED> METHOD void fetch_values(int part, const Place &p, int r)
 		{
 			i32 column = p.column + r * RUN, skip = 0;
 
-			if (C::MASK) /* clamp() is a vector instruction */
-				skip = __builtin_amdgcn_readfirstlane(
-					clamp(reach.first_value(loop.band, p.tile) - column, 0, RUN));
+			if (C::MASK || PADDED || (C::PAGED && PARTS > 1)) /* clamp() is a vector instruction */
+				skip = __builtin_amdgcn_readfirstlane(clamp(first_value(p.tile) - column, 0, RUN));
 			const Buffer b = Buffer::rows(at(values, p, r) + skip * values.stride_seq,
 						      reach.end_of_values(loop.band) - (column + skip), RUN - skip, v_bytes(),
 						      values.hdim * 2);
@@ -327,6 +323,13 @@ template <class C> struct Forward {
 				if constexpr (Dims::SECOND > 0)
 					load_words<Dims::SECOND / 2>(to + Dims::FIRST / 2, b, v_from[1][i] + from);
 			}
+		}
+
+		METHOD i32 first_value(i32 tile) const
+		{
+			i32 first = reach.first_value(loop.band, tile);
+
+			return C::PAGED ? max_of(first, 0) : first;
 		}
 
 		template <int N> METHOD static void load_words(u32 *to, Buffer b, u32 from)
@@ -357,17 +360,20 @@ template <class C> struct Forward {
 	METHOD void sum_tiles()
 	{
 		const Reach<C> reach = Reach<C>::make(block, band);
-		const ColumnTiles tiles = reach.tiles(band);
-		const Keys keys = block.keys();
+		Keys keys = block.keys(), values = block.values();
+
+		if (C::PAGED)
+			keys.see_pages(), values.see_pages();
+		const ColumnTiles tiles = reach.tiles(band, C::PAGED ? keys.leftpad % RUN : 0);
 		const Steps steps = {block, keys, modifiers};
-		Stream stream = {*this, reach, tiles, keys, block.values(), 0, {}, {}, 0, 0, {}};
+		Stream stream = {*this, reach, tiles, keys, values, 0, {}, {}, 0, 0, {}};
 
 		if (tiles.count <= 0)
 			return;
 		Place here = stream.begin(), next = here;
 
-		stream.fetch(0, here);
-		stream.fetch(1, here);
+		stream.template fetch<C::PAGED>(0, here);
+		stream.template fetch<C::PAGED>(1, here);
 		stream.advance(next, tiles.column(1));
 		NO_UNROLL
 		for (i32 n = 0; n < tiles.count; n++) {

@@ -82,9 +82,9 @@ template <class C> struct Reach {
 		return Reach{first_row, last_row, band.first(last_row), band.last(first_row) + 1};
 	}
 
-	METHOD ColumnTiles tiles(const Band &band) const
+	METHOD ColumnTiles tiles(const Band &band, i32 lead = 0) const
 	{
-		return ColumnTiles::make<C::MASK>(band, first_row, last_row, C::TILE_N);
+		return ColumnTiles::make<C::MASK>(band, first_row, last_row, C::TILE_N, lead);
 	}
 
 	/* Whether the tile at `column` has products that must not count. */

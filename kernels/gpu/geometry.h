@@ -164,23 +164,25 @@ struct Band {
 /*
  * The column tiles that rows first_row .. last_row need, in order: those with sink tokens, a gap,
  * the band itself. Tiles start at multiples of `width` whatever the split, so that masks that
- * depend on the column (dropout) never straddle.
+ * depend on the column (dropout) never straddle, or `lead` columns before those.
  */
 struct ColumnTiles {
 	i32 width;
 	i32 sink_first, n_sink; /* tiles */
 	i32 first, count;       /* count: both parts together */
+	i32 lead;
 
 	template <bool MASKED>
-	METHOD static ColumnTiles make(const Band &b, i32 first_row, i32 last_row, i32 width)
+	METHOD static ColumnTiles make(const Band &b, i32 first_row, i32 last_row, i32 width, i32 lead = 0)
 	{
 		ColumnTiles t;
-		i32 low = max_of(b.first(first_row), 0), high = b.last(last_row);
-		i32 sink_end = ceil_div(min_of(b.sinks, high + 1), width);
+		i32 low = max_of(b.first(first_row), 0) + lead, high = b.last(last_row) + lead;
+		i32 sink_end = ceil_div(min_of(b.sinks > 0 ? b.sinks + lead : b.sinks, high + 1), width);
 
 		t.width = width;
+		t.lead = lead;
 		t.first = low / width;
-		t.sink_first = b.begin / width;
+		t.sink_first = (b.begin + lead) / width;
 		if (high >= low) /* the band's own tiles come once */
 			sink_end = min_of(sink_end, t.first);
 		t.n_sink = MASKED ? max_of(sink_end - t.sink_first, 0) : 0;
@@ -191,7 +193,7 @@ struct ColumnTiles {
 	/* First column of the n-th tile. */
 	METHOD i32 column(i32 n) const
 	{
-		return (n < n_sink ? sink_first + n : first + n - n_sink) * width;
+		return (n < n_sink ? sink_first + n : first + n - n_sink) * width - lead;
 	}
 };
 
@@ -283,7 +285,7 @@ template <class E, bool PAGED> struct KeyView {
 	METHOD void see_pages()
 	{
 		if (!page_size)
-			page_size = 1 << 30, n_pages = 1, table = 0;
+			page_size = 1 << 30, n_pages = 1, table = 0, leftpad = 0;
 	}
 	METHOD i32 page_at(i32 entry) const { return clamp(entry, 0, n_pages - 1); }
 

@@ -150,9 +150,9 @@ static const char *check_pages(const struct gpu_tile *tile, const struct abi_fwd
 		return "the rows of a page are not whole";
 	if (tile->pipeline == GPU_AMD && c->page_size & (c->page_size - 1))
 		return "pages are no power of two";
-	return c->page_size % PAGE_RUN || a->sequences.leftpad_k
-		       ? "pages are not whole runs of 16 keys"
-		       : NULL;
+	if (a->sequences.leftpad_k && (tile->pipeline == GPU_AMD || a->bias.data))
+		return "left padding in pages";
+	return c->page_size % PAGE_RUN ? "pages are not whole runs of 16 keys" : NULL;
 }
 
 static const char *amd_maps(const struct gpu_tile *tile, const struct abi_fwd_args *a,

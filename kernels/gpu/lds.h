@@ -240,6 +240,17 @@ LDS_FN int lds_amd_parks_queries(struct lds_cut c)
 	return c.core != FMHA_CORE_MFMA || c.tile_m > 16;
 }
 
+/* How many pieces K of a wave's share, and V of it, come in: halves where O and they would leave RDNA no registers. */
+LDS_FN int lds_amd_parts(struct lds_cut c)
+{
+	int keys = c.tile_n / c.waves_n;
+
+	return c.core != FMHA_CORE_MFMA &&
+			       (c.tile_m * c.hdim_v + keys * (c.hdim_q + c.hdim_v) / 2) / c.wave > 176
+		       ? 2
+		       : 1;
+}
+
 LDS_FN int lds_amd_query_stride(int hdim)
 {
 	return hdim * 2 + 16;

@@ -12,6 +12,7 @@ import abi
 
 NP_STORAGE = {abi.F32: np.float32, abi.F16: np.uint16, abi.BF16: np.uint16, abi.E4M3: np.uint8,
               abi.E5M2: np.uint8}
+NAN_WORD = {1: 0x7f, 2: 0x7fff, 4: np.nan}  # by the bytes of an element
 
 
 def unwritten(storage):
@@ -186,7 +187,7 @@ class Forward:
             v, sv = self.bshd(n, self.sk, self.hk, self.dv, self.dtype)
             a.k, a.v = tensor(k, st), tensor(v, sv)
             if self.poison:  # keys that nobody sees: NaN in 16-bit types
-                k[:, slice(*self.poison)] = v[:, slice(*self.poison)] = 0x7fff if k.itemsize == 2 else 0x7f
+                k[:, slice(*self.poison)] = v[:, slice(*self.poison)] = NAN_WORD[k.itemsize]
             if self.cache_idx:
                 a.cache.cache_batch_idx = pointer(self.ints(self.rng.permutation(n)[:self.batch]))
                 a.cache.cache_batch = n
@@ -224,6 +225,10 @@ class Forward:
         n = n_pages + (self.shift > 0)
         k, st = self.bshd(n, self.page, self.hk, self.dq, self.dtype, heavy=self.heavy)
         v, sv = self.bshd(n, self.page, self.hk, self.dv, self.dtype)
+        firsts = np.cumsum([0] + blocks[:-1])
+        for position in range(*self.poison or (0,)):  # of every sequence, left padding included
+            pages = [order[first + position // self.page] for first, m in zip(firsts, blocks) if position < m * self.page]
+            k[pages, position % self.page] = v[pages, position % self.page] = NAN_WORD[k.itemsize]
         a.k, a.v = tensor(k.reshape(-1)[self.shift:], st), tensor(v.reshape(-1)[self.shift:], sv)
 
     def build_options(self, a, qb, qs):

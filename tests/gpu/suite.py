@@ -344,6 +344,11 @@ def few_rows():
         b = d | dict(dq=dq, dv=dv, dtype=(abi.BF16, abi.F16)[n % 2])
         yield Case("forward", **b, page=16, batch=2, lens_k=[287, 33], mask=BR, right=0, sink=True)
         yield Case("forward", **b, splits=4, split_size=96, lens_k=[150])
+    # Left padding, of whole runs and not, that holds NaN.
+    for d_, pad, poison in ((128, [37, 0], None), (64, [7, 7], (0, 7)), (256, [21, 48], (0, 21))):
+        b = d | dict(dq=d_, dv=d_, batch=2, leftpad=pad, poison=poison)
+        yield Case("forward", **b | dict(sk=200), page=16, lens_k=[190, 75])
+        yield Case("forward", **b, page=48, lens_k=[290, 120], mask=BR, left=150, right=0, sinks=20, splits=3, split_size=96)
     # Two and four tiles of rows: the last of them not full, rows that see nothing, a window.
     for dq, sq in ((128, 7), (64, 13), (128, 13), (256, 7), (96, 11)):
         b = d | dict(dq=dq, dv=dq, sq=sq, dtype=(abi.BF16, abi.F16)[sq % 13 == 0])

@@ -359,6 +359,7 @@ static void decode_takes_pages_of_whole_runs(void **state)
 
 		a.cache.page_size = 48;
 		a.cache.n_pages = 7;
+		a.sequences.leftpad_k = lengths;
 		a.hdim_q -= 8;
 		a.hdim_v -= 40;
 		switch (fault) {
@@ -366,7 +367,7 @@ static void decode_takes_pages_of_whole_runs(void **state)
 			a.cache.page_size = 40;
 			break;
 		case 1:
-			a.sequences.leftpad_k = lengths;
+			a.bias.data = memory;
 			break;
 		case 2:
 			a.cache.layout = ABI_KV_VECTORIZED;
