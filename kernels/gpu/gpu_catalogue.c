@@ -57,15 +57,15 @@
 #define DECODE_BYTES(hdim, m, n, waves_m, waves_n)                                                 \
 	TILE(GPU_DECODE, CORE(WGMMA), FORWARD, E4M3, WITHOUT(dropout), hdim, m, n, waves_m,        \
 	     waves_n, 2)
-/* Rows by buffer descriptors. The tallest tiles are for what leaves registers. */
+/* Rows by buffer descriptors. The tallest tiles are for what leaves registers; splits of 256 columns would spill, those of
+ * pages are decode's. */
 #define STAGED(cores, hdim, m, n, waves, blocks, without)                                          \
-	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD) | STAGED_SPLITS(cores, hdim), HALF,                \
+	TILE(GPU_AMD, cores,                                                                       \
+	     SPEC_BIT(SPEC_FWD) | ((hdim) < 256 ? SPEC_BIT(SPEC_FWD_SPLITKV) : 0), HALF,           \
 	     WITHOUT(paged_kv) | (without), hdim, m, n, waves, 1, blocks)
 #define STAGED_BYTES(cores, hdim, m, n, waves, blocks, without)                                    \
 	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD), E4M3,                                             \
 	     WITHOUT(paged_kv) | WITHOUT(dropout) | (without), hdim, m, n, waves, 1, blocks)
-#define STAGED_SPLITS(cores, hdim) /* RDNA's tiles would spill, and those of 256 columns */        \
-	((cores) == CORE(MFMA) && (hdim) < 256 ? SPEC_BIT(SPEC_FWD_SPLITKV) : 0)
 #define STAGED_PAGES(cores, hdim, m, n, waves, blocks, without)                                    \
 	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD_PAGEDKV) | SPEC_BIT(SPEC_BATCH_PREFILL), HALF,      \
 	     without, hdim, m, n, waves, 1, blocks)
@@ -205,8 +205,8 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 #define FLAGS(pipeline, pack)                                                                      \
 	((pack ? SPEC_PACKS_HEADS : 0) | (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |      \
 	 (pipeline == GPU_WGMMA ? SPEC_WARPGROUPS : 0) |                                           \
-	 (pipeline == GPU_DECODE || pipeline == GPU_AMD_DECODE ? SPEC_STREAMS : 0) |               \
-	 (pipeline == GPU_AMD ? SPEC_STAGED : 0) |                                                 \
+	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) |                                             \
+	 (pipeline == GPU_AMD || pipeline == GPU_AMD_DECODE ? SPEC_STAGED : 0) |                   \
 	 SPEC_WRITES_DQ)
 /* bwd_wgmma.h's */
 static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *ret_floats)

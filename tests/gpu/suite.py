@@ -269,7 +269,6 @@ def staged():
         yield Case("forward", **b, sq=130, sk=300, page=16, batch=2, lens_k=[290, 33], mask=BR, right=0)
         yield Case("forward", **b, sq=40, sk=300, page=256, table="sglang")
         yield Case("forward", **b, sq=40, sk=400, page=32, mask=BR, left=30, right=0, poison=(0, 320))
-        b.pop("pipeline")  # RDNA has other tiles for splits
         yield Case("forward", **b, sq=70, sk=333, splits=3, split_size=128, sink=True, mask=BR, right=0)
         yield Case("forward", **b, sq=33, sk=300, splits=2, split_size=160, lens_k=[290])
     for options in (dict(mask=BR, right=0), dict(sq=70, mask=TL, left=9, right=4, sinks=3), dict(alibi=True, cap=4.0),

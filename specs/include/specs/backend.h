@@ -25,7 +25,7 @@ enum spec_pipeline_flags {
 	SPEC_WARPGROUPS =
 		32,        /* products of four waves at once, from LDS that a copy engine fills */
 	SPEC_STREAMS = 64, /* few rows at the speed of memory: several tiles of keys under way */
-	SPEC_STAGED = 128, /* operands as the matrix units of AMD want them, a tile ahead in LDS */
+	SPEC_STAGED = 128, /* operands as the matrix units of AMD want them, a tile ahead */
 };
 
 struct kernel_spec;
