@@ -104,7 +104,12 @@ struct split_choice {
 	int32_t n, size;
 	char why[SPLIT_WHY_BYTES];
 };
-void split_choose(const struct fmha_problem *problem, uint32_t compute_units, bool gpu,
+struct split_device {
+	int64_t units; /* at least 1 */
+	bool gpu;
+	double amd_unit_rate; /* AMD: bytes a microsecond of a unit's memory, by the data sheet; else 0 */
+};
+void split_choose(const struct fmha_problem *problem, const struct split_device *device,
 		  struct split_choice *ret_choice);
 
 /* cost.c */

@@ -27,14 +27,29 @@ static bool is_free(struct planner *b)
 
 /* ---- splits ---- */
 
+static struct split_device split_device_of(const struct plan_device *device)
+{
+	struct split_device split = {.units = device->compute_units ? device->compute_units : 1,
+				     .gpu = device->lds_bytes > 0};
+	const struct spec_catalog *catalog = device->registry ? registry_catalog(device->registry)
+							      : NULL;
+	int arch = catalog && device->arch ? spec_arch_find(catalog, device->arch) : -1;
+	const struct spec_backend_arch *model = arch < 0 ? NULL : spec_arch_model(catalog, arch);
+
+	if (model && strcmp(model->vendor, "amd") == 0)
+		split.amd_unit_rate = 1000.0 * model->memory_gbs / model->units;
+	return split;
+}
+
 /* As split.c would do it if @n were asked for; the number that comes of it may be smaller. */
 static void split_into(const struct planner *b, int32_t n, struct split_choice *ret_split)
 {
+	struct split_device device = split_device_of(b->device);
 	struct fmha_problem asked = b->plan->problem;
 
 	for (int i = 0; i < 4; i++) { /* until asking for what came of it changes nothing */
 		asked.n_splits = n;
-		split_choose(&asked, b->device->compute_units, b->device->lds_bytes > 0, ret_split);
+		split_choose(&asked, &device, ret_split);
 		if (ret_split->n == n)
 			return;
 		n = ret_split->n > 1 ? ret_split->n : 1;
@@ -199,12 +214,13 @@ static const char *source_of(const struct outlook *outlook)
 
 void options_choose_splits(struct planner *b, struct split_choice *ret_split)
 {
+	struct split_device device = split_device_of(b->device);
 	const struct fmha_problem *p = &b->plan->problem;
 	struct outlook outlooks[MOST_SPLITS];
 	const struct outlook *best;
 	struct splits list;
 
-	split_choose(p, b->device->compute_units, b->device->lds_bytes > 0, ret_split);
+	split_choose(p, &device, ret_split);
 	if (!is_free(b) || b->naming.n > 0 || !b->device->registry ||
 	    !is_informed(b, &list, ret_split->n))
 		return;
@@ -267,13 +283,14 @@ static void gather(struct gathering *to, const struct planner *b,
 
 static int gather_forward(struct planner *b, struct gathering *to)
 {
+	struct split_device device = split_device_of(b->device);
 	struct split_choice split;
 	struct splits list;
 	int r = planner_append(b);
 
 	if (r < 0)
 		return r;
-	split_choose(&b->plan->problem, b->device->compute_units, b->device->lds_bytes > 0, &split);
+	split_choose(&b->plan->problem, &device, &split);
 	if (is_free(b)) {
 		list_splits(b, split.n, &list);
 	} else {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * split.c: should the keys be split over several workers, and how. A pure function of the problem
- * and the number of compute units.
+ * and of what its device is.
  *
  * Without a split the work comes in batch * nhead_k * tiles items, where a tile is TILE_ROWS query
  * rows of all heads that share a key head.
@@ -25,6 +25,14 @@
  *   batch 8, 8 key heads, 16,384 keys in pages: 3 splits are 192 blocks, two of them in some units,
  *     2 * 5461 / 1.15 = 9,500 keys' time: 150 us (155); 4 are 256: 125 us (130).
  *
+ * Those figures are an H200's. Of AMD's GPUs nothing was measured: a unit's share of memory is the
+ * data sheet's rate by the units (spec_backend_arch), of which AMD_SHARE can be had, and a block has
+ * at least AMD_KEYS keys under way (by the cycle: kernels/gpu/NOTES.md), which come AMD_LATENCY_US
+ * later. Their units are more, or slower, than an H200's, so that fewer blocks than units ask for all
+ * that memory gives, and fewer parts have to be merged. Batch 1, 8 key heads, 8,192 keys, hdim 128: an
+ * MI300X has 14,800 bytes a microsecond and unit, a block asks for 32,768, so 137 of 304 units are
+ * enough: 19 splits, 152 blocks of 448 keys. An RX 7900 XTX, 8,500 for each of 96: 4 splits.
+ *
  * Elsewhere products take the time: a split pays when items are too few to keep the units busy
  * while the keys are many; each costs a pass over its partial result, so the fewest splits that
  * come within 85 % of the best balance are taken. 132 units, batch 1, 8 key heads, 8,192 keys: 8
@@ -47,6 +55,11 @@
 #define UNIT_BLOCKS   2
 #define COMBINE_US    2.5
 #define PART_US       0.004
+
+#define AMD_SHARE      0.85
+#define AMD_KEYS       64
+#define AMD_LATENCY_US 1.0
+#define AMD_COMBINE_US 5.0
 
 /* Query rows that share a key head, of one sequence. */
 static int64_t packed_rows(const struct fmha_problem *p)
@@ -84,15 +97,31 @@ static void set_splits(const struct fmha_problem *p, int64_t n, struct split_cho
 	ret_choice->n = (int32_t)ceil_div(p->seqlen_k, size);
 }
 
-/* What one block in a unit brings, and two do together, in shares of a unit. Measured. */
+/* What one block in a unit brings, and two do together, in shares of a unit. */
 struct pace {
 	double lone, pair;
 };
 
-static struct pace pace_of(const struct fmha_problem *p)
+static int64_t key_bytes(const struct fmha_problem *p)
+{
+	return ((int64_t)p->hdim_q + p->hdim_v) * fmha_dtype_bytes(p->k.dtype);
+}
+
+/* Bytes a microsecond that memory has for a unit. */
+static double unit_rate(const struct split_device *device)
+{
+	return device->amd_unit_rate > 0 ? AMD_SHARE * device->amd_unit_rate : UNIT_RATE;
+}
+
+static struct pace pace_of(const struct fmha_problem *p, const struct split_device *device)
 {
 	int64_t rows = packed_rows(p);
 
+	if (device->amd_unit_rate > 0) {
+		double lone = AMD_KEYS * (double)key_bytes(p) / AMD_LATENCY_US / unit_rate(device);
+
+		return (struct pace){lone, 2 * lone};
+	}
 	if (fmha_dtype_bytes(p->k.dtype) == 1) /* as many products and addresses, half the bytes */
 		return rows > 32                    ? (struct pace){0.35, 0.42}
 		       : rows > 16 || plan_paged(p) ? (struct pace){0.55, 0.82}
@@ -116,42 +145,45 @@ static double round_time(struct pace pace, int64_t blocks, int64_t units)
 }
 
 /* Microseconds of about @n splits. */
-static double stream_us(const struct fmha_problem *p, int64_t n, int64_t items, int64_t units)
+static double stream_us(const struct fmha_problem *p, int64_t n, int64_t items,
+			const struct split_device *device)
 {
-	double bytes = (double)((p->hdim_q + p->hdim_v) * fmha_dtype_bytes(p->k.dtype)), us;
+	int64_t units = device->units;
 	int64_t size = n > 1 ? split_keys(p, n) : p->seqlen_k, places = UNIT_BLOCKS * units;
 	int64_t parts = ceil_div(p->seqlen_k, size), blocks = items * parts;
-	struct pace pace = pace_of(p);
+	struct pace pace = pace_of(p, device);
+	double rate = unit_rate(device), us;
 
-	us = (double)size * bytes / UNIT_RATE *
+	us = (double)(size * key_bytes(p)) / rate *
 	     ((double)(blocks / places) * round_time(pace, places, units) +
 	      round_time(pace, blocks % places, units));
 	if (parts > 1)
-		us += COMBINE_US + PART_US * (double)parts +
+		us += (device->amd_unit_rate > 0 ? AMD_COMBINE_US : COMBINE_US) +
+		      PART_US * (double)parts +
 		      (double)(items * packed_rows(p) * parts) * 2 * sizeof(float) * p->hdim_v /
-			      (UNIT_RATE * (double)units);
+			      (rate * (double)units);
 	return us;
 }
 
-static void choose_streaming(const struct fmha_problem *p, int64_t items, int64_t units,
-			     struct split_choice *ret_choice)
+static void choose_streaming(const struct fmha_problem *p, int64_t items,
+			     const struct split_device *device, struct split_choice *ret_choice)
 {
 	int64_t most = p->seqlen_k / STREAM_KEYS, n = 1;
-	double unsplit = stream_us(p, 1, items, units), best = unsplit, us = unsplit;
+	double unsplit = stream_us(p, 1, items, device), best = unsplit, us = unsplit;
 
 	if (most > STREAM_SPLITS)
 		most = STREAM_SPLITS;
 	for (int64_t i = 2; i <= most; i++)
-		if (stream_us(p, i, items, units) < best)
-			best = stream_us(p, i, items, units);
+		if (stream_us(p, i, items, device) < best)
+			best = stream_us(p, i, items, device);
 	while (us > 1.02 * best)
-		us = stream_us(p, ++n, items, units);
+		us = stream_us(p, ++n, items, device);
 	set_splits(p, n, ret_choice);
 	(void)snprintf(ret_choice->why, sizeof(ret_choice->why),
 		       "memory takes %.1f us with %lld blocks of %d keys on %lld units, %.1f us "
 		       "unsplit",
-		       us, (long long)(items * ret_choice->n), ret_choice->size, (long long)units,
-		       unsplit);
+		       us, (long long)(items * ret_choice->n), ret_choice->size,
+		       (long long)device->units, unsplit);
 }
 
 static void choose_balance(const struct fmha_problem *p, int64_t items, int64_t units,
@@ -175,10 +207,10 @@ static void choose_balance(const struct fmha_problem *p, int64_t items, int64_t 
 		       (long long)units, p->seqlen_k);
 }
 
-void split_choose(const struct fmha_problem *problem, uint32_t compute_units, bool gpu,
+void split_choose(const struct fmha_problem *problem, const struct split_device *device,
 		  struct split_choice *ret_choice)
 {
-	int64_t items = work_items(problem), units = compute_units ? compute_units : 1;
+	int64_t items = work_items(problem), units = device->units;
 
 	*ret_choice = (struct split_choice){.n = 1, .size = problem->seqlen_k};
 	if (problem->split_size > 0) {
@@ -191,8 +223,8 @@ void split_choose(const struct fmha_problem *problem, uint32_t compute_units, bo
 		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "as asked: n_splits");
 	} else if (problem->seqlen_k == 0) {
 		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "no keys");
-	} else if (gpu && items > 0 && packed_rows(problem) <= TILE_ROWS) {
-		choose_streaming(problem, items, units, ret_choice);
+	} else if (device->gpu && items > 0 && packed_rows(problem) <= TILE_ROWS) {
+		choose_streaming(problem, items, device, ret_choice);
 	} else {
 		choose_balance(problem, items, units, ret_choice);
 	}

@@ -32,11 +32,12 @@ static const struct spec_pipeline pipelines[N_PIPELINES] = {
 
 /* warp_m x warp_n x warp_k: the matrix multiply's register tile and the steps of an instruction. */
 static const struct spec_backend_arch archs[] = {
-	{"portable", "cpu", "c", VECTORS | WHOLE, ALL, 1, 8, 0, 6, 8, 1},
-	{"x86_64_v3", "cpu", "avx2", VECTORS | WHOLE, ALL, 1, 8, 0, 6, 16, 1},
-	{"x86_64_v4", "cpu", "avx512", VECTORS | WHOLE, ALL, 1, 8, 0, 12, 32, 1},
-	{"x86_64_v4_bf16", "cpu", "avx512_bf16", VECTORS, SPEC_BIT(SPEC_BF16), 1, 8, 0, 12, 32, 2},
-	{"x86_64_amx", "cpu", "amx", TILES, SPEC_BIT(SPEC_BF16), 1, 8, 0, 16, 16, 32},
+	{"portable", "cpu", "c", VECTORS | WHOLE, ALL, 1, 8, 0, 6, 8, 1, 0},
+	{"x86_64_v3", "cpu", "avx2", VECTORS | WHOLE, ALL, 1, 8, 0, 6, 16, 1, 0},
+	{"x86_64_v4", "cpu", "avx512", VECTORS | WHOLE, ALL, 1, 8, 0, 12, 32, 1, 0},
+	{"x86_64_v4_bf16", "cpu", "avx512_bf16", VECTORS, SPEC_BIT(SPEC_BF16), 1, 8, 0, 12, 32, 2,
+	 0},
+	{"x86_64_amx", "cpu", "amx", TILES, SPEC_BIT(SPEC_BF16), 1, 8, 0, 16, 16, 32, 0},
 };
 
 static const struct spec_row kernels[] = {

@@ -221,9 +221,9 @@ static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *
 	{#name, FLAGS(id, pack), (id) == GPU_WGMMA ? dq_tile : NULL},
 static const struct spec_pipeline pipelines[] = {GPU_PIPELINES(PIPELINE)};
 
-#define ARCH(name, vendor, family, core, wave, lds, units)                                         \
+#define ARCH(name, vendor, family, core, wave, lds, units, gbs)                                    \
 	{#name, #vendor, #family, CORE(core) | CORE(SCALAR), ALL, wave, units, (lds)*1024,         \
-	 16,    16,      16},
+	 16,    16,      16,      gbs},
 static const struct spec_backend_arch archs[] = {GPU_ARCHS(ARCH)};
 
 static const struct gpu_arch *gpu_arch_of(const struct spec_backend_arch *arch)

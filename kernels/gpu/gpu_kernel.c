@@ -17,7 +17,7 @@
 #define MAX_HDIM 256
 #define BIT(n)   (1u << (n))
 
-#define ARCH(name, vendor, family, core, wave, lds, units)                                         \
+#define ARCH(name, vendor, family, core, wave, lds, units, gbs)                                    \
 	{#name, GPU_CORE_##core, wave, lds * 1024},
 const struct gpu_arch gpu_archs[] = {GPU_ARCHS(ARCH)};
 #undef ARCH

@@ -45,6 +45,7 @@ struct spec_backend_arch {
 	uint16_t units;                     /* of the card that people mean by the name */
 	uint32_t lds_bytes;                 /* that a block may take; 0: a CPU */
 	uint16_t warp_m, warp_n, warp_k;    /* what one matrix instruction, or its like, makes */
+	uint16_t memory_gbs;                /* of that card, by its data sheet; a CPU: 0 */
 };
 
 struct spec_row {

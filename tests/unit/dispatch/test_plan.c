@@ -221,10 +221,44 @@ static void splits_keep_memory_busy(void **state)
 		f.problem.seqlen_k = cases[i].seqlen_k;
 		f.problem.page_size = cases[i].page_size;
 		f.problem.q.dtype = f.problem.k.dtype = f.problem.v.dtype = FMHA_BF16;
-		split_choose(&f.problem, 132, cases[i].gpu, &split);
+		split_choose(&f.problem, &(struct split_device){.units = 132, .gpu = cases[i].gpu},
+			     &split);
 		if (split.n < cases[i].n_least || split.n > cases[i].n_most)
 			fail_msg("case %zu: %d splits, %s", i, split.n, split.why);
 		assert_int_not_equal(split.why[0], 0);
+	}
+}
+
+/* By data sheets: few blocks ask for all that memory gives, and units are many. */
+static void splits_of_amd_merge_few_parts(void **state)
+{
+	static const struct split_device mi300 = {304, true, 5300e3 / 304},
+					 rx7900 = {96, true, 960e3 / 96};
+	static const struct {
+		const struct split_device *device;
+		int batch, nhead_k, seqlen_k, n_least, n_most;
+	} cases[] = {
+		{&mi300, 1, 8, 8192, 12, 22}, {&mi300, 1, 1, 131072, 120, 180},
+		{&mi300, 64, 8, 4096, 1, 1},  {&mi300, 1, 8, 256, 1, 1},
+		{&rx7900, 1, 8, 8192, 3, 5},  {&rx7900, 8, 8, 8192, 1, 1},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct fixture f;
+		struct split_choice split;
+
+		fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
+		make_decode(&f);
+		f.problem.batch = cases[i].batch;
+		f.problem.nhead_k = cases[i].nhead_k;
+		f.problem.nhead_q = 4 * cases[i].nhead_k;
+		f.problem.seqlen_q = 1;
+		f.problem.seqlen_k = cases[i].seqlen_k;
+		f.problem.q.dtype = f.problem.k.dtype = f.problem.v.dtype = FMHA_BF16;
+		split_choose(&f.problem, cases[i].device, &split);
+		if (split.n < cases[i].n_least || split.n > cases[i].n_most)
+			fail_msg("case %zu: %d splits, %s", i, split.n, split.why);
 	}
 }
 
@@ -239,7 +273,11 @@ static void splits_cover_all_keys(void **state)
 			fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
 			make_decode(&f);
 			f.problem.seqlen_k = keys;
-			split_choose(&f.problem, units, keys % 2, &split);
+			split_choose(&f.problem,
+				     &(struct split_device){.units = units,
+							    .gpu = keys % 2,
+							    .amd_unit_rate = keys % 4 * 5000},
+				     &split);
 			assert_true((int64_t)split.n * split.size >= keys);
 			assert_true(split.n == 1 || (int64_t)(split.n - 1) * split.size < keys);
 			assert_true(split.n <= 512);
@@ -680,6 +718,7 @@ int main(void)
 		cmocka_unit_test(split_falls_back_or_is_refused),
 		cmocka_unit_test(many_rows_are_not_split),
 		cmocka_unit_test(splits_keep_memory_busy),
+		cmocka_unit_test(splits_of_amd_merge_few_parts),
 		cmocka_unit_test(splits_cover_all_keys),
 		cmocka_unit_test(append_comes_first),
 		cmocka_unit_test(fp8_does_not_rotate),
