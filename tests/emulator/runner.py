@@ -36,9 +36,9 @@ class Mapped:
             libc.munmap(address, size)
 
 
-def launch(asked, arch):
+def launch(asked):
     import emulator
-    code = emulator.CodeObject(asked["code"], arch)
+    code = emulator.CodeObject(asked["code"], asked["arch"].split(":")[0])
     kernel = code.kernels[asked["entry"]]
     if asked["threads"] > kernel[".max_flat_workgroup_size"]:
         raise ValueError(f"{asked['threads']} threads, compiled for {kernel['.max_flat_workgroup_size']}")
@@ -50,10 +50,9 @@ def launch(asked, arch):
 def main():
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    arch = os.environ.get("HIP_FAKE_ARCH", "gfx942").split(":")[0]
     for line in sys.stdin:
         try:
-            launch(json.loads(line), arch)
+            launch(json.loads(line))
             answers.write("ok\n")
         except Exception as error:
             answers.write(f"{type(error).__name__}: {error}\n".replace("\n", " ") + "\n")

@@ -224,8 +224,7 @@ static int import_handle(struct gpu_device *gpu, const struct device_memory_sour
 	if (r == 0)
 		r = gpu_shared_get(gpu, SHARED_MEMORY, source->handle, source->handle_bytes,
 				   &shared, err);
-
-	if (r < 0)
+	if (r != 0)
 		return r;
 	r = check_extent(source, shared->bytes, err);
 	if (r == 0 && memory_new(MEMORY_IPC, shared->base, shared->bytes, source->base_offset,
@@ -498,7 +497,7 @@ int gpu_staging_new(struct device *device, uint64_t bytes, struct device_memory 
 		gpu->free_staging_bytes -= size;
 	} else {
 		r = staging_make(gpu, size, &staging, err);
-		if (r < 0)
+		if (r != 0)
 			return r;
 	}
 	*ret_memory = (struct device_memory){.host = staging->base, .bytes = size, .map = staging};

@@ -98,8 +98,9 @@ hipError_t fake_enter(const char *call)
 	if (faulted && !code)
 		code = hipErrorLaunchFailure;
 	(void)pthread_mutex_unlock(&told_lock);
-	while (blocks)
-		(void)pause();
+	if (blocks)
+		for (;;)
+			(void)pause();
 	return (hipError_t)code;
 }
 

@@ -229,12 +229,16 @@ static void write_launch(const struct fake_packet *kernel, const char *memory)
 {
 	const uint32_t *grid = kernel->grid;
 	const uint8_t *bytes = (const uint8_t *)&kernel->args;
+	hipDeviceProp_t properties = {0};
 
+	(void)hipGetDeviceProperties(&properties, 0);
 	(void)fprintf(to_runner,
-		      "{\"code\": \"/proc/%d/fd/%d\", \"entry\": \"%s\", \"grid\": [%u, %u, %u], "
+		      "{\"arch\": \"%s\", \"code\": \"/proc/%d/fd/%d\", \"entry\": \"%s\", "
+		      "\"grid\": [%u, %u, %u], "
 		      "\"threads\": %u, \"lds\": %u, \"memory\": %s, \"args\": \"",
-		      getpid(), kernel->function->module->code, kernel->function->name, grid[0],
-		      grid[1], grid[2], kernel->block[0], kernel->lds_bytes, memory);
+		      properties.gcnArchName, getpid(), kernel->function->module->code,
+		      kernel->function->name, grid[0], grid[1], grid[2], kernel->block[0],
+		      kernel->lds_bytes, memory);
 	for (size_t i = 0; i < sizeof(kernel->args); i++)
 		(void)fprintf(to_runner, "%02x", bytes[i]);
 	(void)fprintf(to_runner, "\"}\n");

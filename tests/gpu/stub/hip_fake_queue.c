@@ -384,11 +384,14 @@ hipError_t hipStreamWriteValue32(hipStream_t stream, void *at, uint32_t value, u
 
 hipError_t hipEventCreateWithFlags(hipEvent_t *event, unsigned flags)
 {
+	struct fake_event *made;
+
 	(void)flags;
 	ENTER("hipEventCreateWithFlags");
-	*event = calloc(1, sizeof(struct fake_event));
-	if (!*event)
+	made = calloc(1, sizeof(*made));
+	if (!made)
 		return hipErrorOutOfMemory;
+	*event = (hipEvent_t)made;
 	fake_add(COUNT_EVENTS, 1);
 	return hipSuccess;
 }
