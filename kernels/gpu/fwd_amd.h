@@ -20,6 +20,7 @@
 
 #include "fwd_output.h"
 #include "fwd_scores.h"
+#include "slab_softmax.h"
 #include "stage.h"
 
 template <class Base> struct Forward {
@@ -36,8 +37,8 @@ template <class Base> struct Forward {
 	typedef typename ValueStage<C::TILE_N, C::HDIM_V, C::THREADS, RUN, SLAB_ELEMENT>::Type ValueTile;
 	typedef ForwardScores<C, 1, TN> Steps;
 	typedef RegTile<Core, 1, TN> Scores;
-	static const int SHIFT = WeightUnit<Element>::SHIFT;
-	typedef Softmax<Core, 1, true, WeightUnit<Element>> Rule;
+	typedef SlabWeights<typename Core::Type> Weights;
+	typedef SlabSoftmax<Core, Weights> Rule;
 	static const int V_AT = KeyTile::BYTES, STAGE_BYTES = V_AT + ValueTile::BYTES;
 	static_assert(lds_amd(C::cut(C::TILE_M, C::TILE_N), SLAB_ELEMENT) <= C::LDS_BYTES, "the host asks lds.h, too");
 	static_assert(2 * STAGE_BYTES <= C::LDS_BYTES, "two stages");
@@ -45,11 +46,11 @@ template <class Base> struct Forward {
 	ForwardBlock<C> block;
 	Band band;
 	Modifiers<C> modifiers;
-	float o_scale; /* of the values, and of the weights' unit */
+	float o_scale; /* of the values, and of packed weights */
 	i32 wave;
 	Slab q[STEPS];
 	Wide o[DT];
-	SoftmaxRows<Core, 1> rows;
+	Rule softmax;
 
 	METHOD Forward(const abi_fwd_args &args) : block(args) {}
 
@@ -66,7 +67,7 @@ template <class Base> struct Forward {
 		UNROLL
 		for (int d = 0; d < DT; d++)
 			o[d] = Wide(0.0f);
-		rows.init();
+		softmax.init();
 		fetch_operand(q, block.queries(), wave_row(), block.n_rows);
 		prepare_queries();
 		sum_tiles(lds);
@@ -81,7 +82,7 @@ template <class Base> struct Forward {
 
 		modifiers = Modifiers<C>::make(a, block.seq);
 		modifiers.scale *= SLAB_UNIT * SLAB_UNIT;
-		o_scale = SLAB_UNIT * (1.0f / (1 << SHIFT));
+		o_scale = SLAB_UNIT * Weights::LOST;
 		if (!C::FACTORS)
 			return;
 		modifiers.scale *= block.factor(a.q_descale, block.head) * block.factor(a.k_descale, block.head_k);
@@ -156,9 +157,8 @@ template <class Base> struct Forward {
 						  (u32)keys.stride_seq * SLAB_ELEMENT, keys.hdim * SLAB_ELEMENT),
 				     0};
 		}
-		METHOD Piece value_piece(i32 tile, i32 column, i32 entry) const
+		METHOD Piece value_piece(i32 skip, i32 column, i32 entry) const
 		{
-			i32 skip = C::MASK ? clamp(reach.first_value(band, tile) - column, 0, RUN) : 0;
 			u32 v_bytes = (u32)values.stride_seq * SLAB_ELEMENT;
 
 			return Piece{Buffer::rows(at(values, column, entry) + skip * values.stride_seq,
@@ -167,11 +167,28 @@ template <class Base> struct Forward {
 				     skip * v_bytes};
 		}
 
+		/* Most tiles have no key before the first one that counts, and nothing to take from offsets. */
+		METHOD void fetch_values(i32 column, i32 first)
+		{
+			if (first > column) {
+				v.fetch([&](int n) {
+					i32 at = column + ValueTile::run_of(n);
+
+					return value_piece(clamp(first - at, 0, RUN), at, v_entries[n]);
+				});
+				scheduling_barrier(); /* which keeps both ways apart */
+			} else {
+				v.fetch([&](int n) {
+					return value_piece(0, column + ValueTile::run_of(n), v_entries[n]);
+				});
+			}
+		}
+
 		/* @next: the column that is fetched then. */
 		METHOD void fetch(i32 column, i32 next)
 		{
 			k.fetch([&](int n) { return key_piece(column + KeyTile::run_of(n), k_entries[n]); });
-			v.fetch([&](int n) { return value_piece(column, column + ValueTile::run_of(n), v_entries[n]); });
+			fetch_values(column, C::MASK ? reach.first_value(band, column) : column);
 			look_up(next);
 		}
 		METHOD void arrive(char *stage)
@@ -211,7 +228,7 @@ template <class Base> struct Forward {
 			weigh(s);
 			if (C::DROPOUT)
 				steps.drop(s, wave_row(), column);
-			multiply_columns<typename ValueTile::Columns>(o, stage + V_AT, s);
+			multiply_columns<typename ValueTile::Columns, Weights>(o, stage + V_AT, s);
 			block_sync(); /* the next tile is there; nobody reads this one any more */
 		}
 	}
@@ -219,27 +236,28 @@ template <class Base> struct Forward {
 	/* S becomes P, in units of the highest score so far, and so does O. */
 	METHOD void weigh(Scores &s)
 	{
-		RowVector<Core, 1> factor;
+		float factor;
 
-		if (Rule::update(rows, s, modifiers.unit, &factor)) {
+		if (softmax.update(s, modifiers.unit, &factor)) {
 			UNROLL
 			for (int d = 0; d < DT; d++)
-				o[d] *= factor.v[0][0];
+				o[d] *= factor;
 		}
 	}
 
 	/* Into memory, by way of LDS. Only here does a result have the shape that fwd_output.h knows. */
 	METHOD void store(float *lds)
 	{
-		float sum = Core::row_sum(rows.l(0, 0)) * (1.0f / (1 << SHIFT)), lse = 0, factor = 0;
+		float lse = 0, factor = 0;
+		SoftmaxRows<Core, 1> rows = softmax.rows();
 		RegTile<Core, 1, C::HDIM_V / 16> result;
-		ForwardOutput<C, 1> output = {block, result, rows, modifiers.unit, wave};
+		ForwardOutput<C, 1> output = {block, result, rows, 1.0f, wave};
 
 		split_wide(result, o);
 		if (wave_row() + Core::line() < block.n_rows) {
 			RowPlace p = block.place_of(wave_row() + Core::line());
 
-			factor = output.finish_row(rows.m(0, 0), sum, p.head, &lse) * o_scale;
+			factor = output.finish_row(rows.m(0, 0), rows.l(0, 0), p.head, &lse) * o_scale;
 			if (Core::column(0) == 0)
 				output.store_lse(p, lse);
 		}

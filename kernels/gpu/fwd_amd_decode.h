@@ -433,7 +433,7 @@ template <class C> struct Forward {
 
 				UNROLL
 				for (int i = 0; i < OWN; i++)
-					own[i] = SlabCore<typename Core::Type>::pack(typename Core::Type(), x[2 * i], x[2 * i + 1]);
+					own[i] = RoundToNearest::pack(typename Core::Type(), x[2 * i], x[2 * i + 1]);
 				p[r][m] = whole(own);
 			}
 		UNROLL

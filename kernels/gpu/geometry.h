@@ -279,13 +279,13 @@ template <class E, bool PAGED> struct KeyView {
 	/* The same by the number of a page, one for all lanes: AMD's kernels find it in a scalar register. */
 	METHOD i32 entry_of_page(i32 page) const
 	{
-		return table ? load_constant(table + min_of(page, n_table - 1)) : 0;
+		return load_constant(table + min_of(page, n_table - 1));
 	}
-	/* A contiguous cache is one page, as long as can be. */
+	/* A contiguous cache is one page, as long as can be, whatever its table says: the first keys. */
 	METHOD void see_pages()
 	{
 		if (!page_size)
-			page_size = 1 << 30, n_pages = 1, table = 0, leftpad = 0;
+			page_size = 1 << 30, n_pages = n_table = 1, table = (const abi_i32 *)base, leftpad = 0;
 	}
 	METHOD i32 page_at(i32 entry) const { return clamp(entry, 0, n_pages - 1); }
 

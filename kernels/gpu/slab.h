@@ -96,6 +96,30 @@ struct SlabPlace {
 	METHOD static i32 unit() { return SLAB_READS == SLAB_UNITS ? 0 : half(); }
 };
 
+/* Neighbours of an operand, a word of them. Ties of bf16 go away from zero, which costs less than to even. */
+struct RoundToNearest {
+	METHOD static u32 pack(BF16, float low, float high)
+	{
+#if defined(__gfx950__)
+		typedef float Two __attribute__((ext_vector_type(2)));
+		typedef __bf16 Halves __attribute__((ext_vector_type(2)));
+
+		return __builtin_bit_cast(u32, __builtin_convertvector(Two{low, high}, Halves));
+#else
+		return __builtin_amdgcn_perm(float_to_bits(high) + 0x8000, float_to_bits(low) + 0x8000, 0x07060302);
+#endif
+	}
+	METHOD static u32 pack(F16, float low, float high) { return F16::pack2(low, high); }
+
+	/* Beyond 448 it is NaN, where weights never are (SlabSoftmax). A template, since not every arch has the instruction. */
+	template <class Float> METHOD static u32 pack(E4M3, Float x0, Float x1, Float x2, Float x3)
+	{
+		u32 low = (u32)__builtin_amdgcn_cvt_pk_fp8_f32(x0, x1, 0, false);
+
+		return (u32)__builtin_amdgcn_cvt_pk_fp8_f32(x2, x3, (i32)low, true);
+	}
+};
+
 /* What `Core` is to tile.h, for accumulators of SIDE rows and 16 columns. */
 template <class T> struct SlabCore : SlabPlace {
 	typedef T Type;
@@ -130,37 +154,15 @@ template <class T> struct SlabCore : SlabPlace {
 			scheduling_barrier();
 	}
 
-	/* Ties go away from zero, which costs less than to even. */
-	METHOD static u32 pack(BF16, float low, float high)
-	{
-#if defined(__gfx950__)
-		typedef float Two __attribute__((ext_vector_type(2)));
-		typedef __bf16 Halves __attribute__((ext_vector_type(2)));
-
-		return __builtin_bit_cast(u32, __builtin_convertvector(Two{low, high}, Halves));
-#else
-		return __builtin_amdgcn_perm(float_to_bits(high) + 0x8000, float_to_bits(low) + 0x8000, 0x07060302);
-#endif
-	}
-	METHOD static u32 pack(F16, float low, float high) { return F16::pack2(low, high); }
-
-	/* Beyond 448 it is NaN, where weights never are (Softmax). */
-	METHOD static u32 pack(E4M3, float x0, float x1, float x2, float x3)
-	{
-		u32 low = (u32)__builtin_amdgcn_cvt_pk_fp8_f32(x0, x1, 0, false);
-
-		return (u32)__builtin_amdgcn_cvt_pk_fp8_f32(x2, x3, (i32)low, true);
-	}
-
 	/* Of SLAB_ACCS neighbours. */
-	METHOD static Slab to_slab(const Acc *c)
+	template <class Rounding> METHOD static Slab to_slab(const Acc *c)
 	{
 		if constexpr (SLAB_ELEMENT == 1)
-			return to_bytes(c);
+			return to_bytes<Rounding>(c);
 		else
-			return to_halves(*c);
+			return to_halves<Rounding>(*c);
 	}
-	METHOD static Slab to_bytes(const Acc *c)
+	template <class Rounding> METHOD static Slab to_bytes(const Acc *c)
 	{
 		Slab p;
 
@@ -168,17 +170,17 @@ template <class T> struct SlabCore : SlabPlace {
 		for (int i = 0; i < SLAB_WORDS; i++) {
 			const float *x = c[i / 2].x + i % 2 * 4;
 
-			p.w[i] = pack(T(), x[0], x[1], x[2], x[3]);
+			p.w[i] = Rounding::pack(T(), x[0], x[1], x[2], x[3]);
 		}
 		return p;
 	}
-	METHOD static Slab to_halves(const Acc &c)
+	template <class Rounding> METHOD static Slab to_halves(const Acc &c)
 	{
 		Slab p;
 
 		UNROLL
 		for (int i = 0; i < 4; i++) {
-			u32 own = pack(T(), c.x[2 * i], c.x[2 * i + 1]);
+			u32 own = Rounding::pack(T(), c.x[2 * i], c.x[2 * i + 1]);
 
 #if FMHA_CORE == FMHA_CORE_WMMA11
 			/* Even columns are in the lower half wave, odd ones in the upper. */
@@ -192,6 +194,13 @@ template <class T> struct SlabCore : SlabPlace {
 #endif
 		}
 		return p;
+	}
+
+	/* A product is done here, before the branches that follow, and its operands are not needed any more. */
+	METHOD static void settle(Wide &c)
+	{
+		if (FMHA_CORE != FMHA_CORE_MFMA)
+			asm volatile("" : "+v"(c));
 	}
 
 	METHOD static void multiply(Wide &c, const Slab &a, const Slab &b) { multiply_as(T(), c, a, b); }

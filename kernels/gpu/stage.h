@@ -337,12 +337,15 @@ DEV void multiply_rows(RegTile<Core, 1, TN> &s, const char *tile, const Rows &ro
 			Core::multiply(t[i], read(i, d), own);
 		Core::step();
 	}
+	UNROLL
+	for (int i = 0; i < WIDE; i++)
+		Core::settle(t[i]);
 	__builtin_amdgcn_s_setprio(0);
 	split_wide(s, t);
 }
 
 /* O += P V: P, scores of the wave's rows, is rounded here; the tile of V lies transposed. */
-template <class Store, class Core, int TN, int DT>
+template <class Store, class Rounding = RoundToNearest, class Core, int TN, int DT>
 DEV void multiply_columns(typename Core::Wide (&o)[DT], const char *tile, const RegTile<Core, 1, TN> &p)
 {
 	const typename Store::Reader read(tile);
@@ -350,7 +353,7 @@ DEV void multiply_columns(typename Core::Wide (&o)[DT], const char *tile, const 
 	__builtin_amdgcn_s_setprio(1);
 	UNROLL
 	for (int n = 0; n < TN / SLAB_ACCS; n++) {
-		const Slab x = Core::to_slab(p.t[0] + n * SLAB_ACCS);
+		const Slab x = Core::template to_slab<Rounding>(p.t[0] + n * SLAB_ACCS);
 
 		UNROLL
 		for (int d = 0; d < DT; d++) {

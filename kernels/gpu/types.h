@@ -88,7 +88,9 @@ struct F16 {
 		asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
 		return y;
 #else
-		return (u32)from_float(low) | (u32)from_float(high) << 16;
+		typedef _Float16 Two __attribute__((ext_vector_type(2)));
+
+		return __builtin_bit_cast(u32, Two{(_Float16)low, (_Float16)high});
 #endif
 	}
 };

@@ -63,7 +63,7 @@ STAGED = {
               "fwd_splitkv decode_h96x96_t16x64_w1x4_b2_pack_split_paged",
               "fwd_splitkv decode_h128x128_t32x64_w1x4_b2_pack_split_mask_paged",
               "fwd_splitkv decode_h64x64_t64x64_w1x4_b2_pack_split_mask_paged", "fwd_splitkv h64x64_t128x64_w8x1_b1_split_mask",
-              "fwd_pagedkv h128x128_t128x16_w8x1_b1_mask_paged", "fwd_pagedkv h64x64_t128x32_w8x1_b1_mask_paged",
+              "fwd_pagedkv h128x128_t128x32_w8x1_b1_mask_paged", "fwd_pagedkv h64x64_t128x64_w8x1_b1_mask_paged",
               "fwd h64x64_t128x64_w8x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask", "fwd h128x128_t128x32_w8x1_b1",
               "fwd h128x128_t128x32_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers",
               "bwd_dq_dk_dv h128x128_t16x64_w4x1_b1_buffers", "bwd_dq_dk_dv h128x128_t16x64_w4x1_b1_mask_buffers"),
@@ -73,9 +73,10 @@ STAGED = {
               "fwd_splitkv decode_h96x96_t16x64_w1x4_b2_pack_split_paged",
               "fwd_splitkv decode_h128x128_t32x64_w1x4_b2_pack_split_mask_paged",
               "fwd_splitkv decode_h64x64_t64x64_w1x4_b2_pack_split_mask_paged", "fwd_splitkv h64x64_t128x64_w8x1_b1_split_mask",
-              "fwd_pagedkv h128x128_t128x32_w8x1_b1_mask_paged", "fwd_pagedkv h64x64_t128x64_w8x1_b1_mask_paged",
-              "fwd h64x64_t256x128_w16x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask", "fwd h128x128_t256x64_w16x1_b1",
-              "fwd h128x128_t128x32_w8x1_b1_mask", "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers",
+              "fwd_pagedkv h128x128_t256x64_w16x1_b1_mask_paged", "fwd_pagedkv h64x64_t256x128_w16x1_b1_mask_paged",
+              "fwd h64x64_t256x128_w16x1_b1", "fwd h64x64_t256x128_w16x1_b1_mask", "fwd h128x128_t256x64_w16x1_b1",
+              "fwd h128x128_t256x64_w16x1_b1_mask", "fwd h128x128_t128x32_w8x1_b1_mask",
+              "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers",
               "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_buffers", "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_mask_buffers"),
 }
 STAGED_BYTES = {  # the same of e4m3, where matrix units multiply it

@@ -83,7 +83,8 @@ class Forward:
     """One forward problem. Every option has a neutral default; see OPTIONS. descale: True, a factor a
     head; "signed", those of k below 0; "block", one for every 16 rows too; "page", for k and v one for every page. used_q: rows
     that count, the others are padding. shift: elements by which pages miss the start of a vector. heavy: the share of keys that
-    are four times as long as others, so that scores far above all before them come late, and sums so far are scaled down."""
+    are four times as long as others, so that scores far above all before them come late, and sums so far are scaled down.
+    ones: V is 1, and so is O, if weights are right on average."""
 
     OPTIONS = dict(
         dtype=abi.BF16, batch=1, hq=1, hk=1, sq=16, sk=16, dq=32, dv=32, mask=abi.MASK_NONE,
@@ -91,7 +92,7 @@ class Forward:
         group=None, lens_k=None, leftpad=None, page=0, table="block", layout=0, splits=0,
         split_size=0, scale=None, descale=False, strided=False, lse=True, min_sq=0, randval=False,
         o_dtype=None, seed=1, bias_broadcast=False, cache_idx=False,
-        poison=None, used_q=None, shift=0, heavy=0.0)
+        poison=None, used_q=None, shift=0, heavy=0.0, ones=False)
 
     def __init__(self, **options):
         unknown = set(options) - set(self.OPTIONS)
@@ -184,7 +185,8 @@ class Forward:
         else:
             n = self.batch + 2 if self.cache_idx else self.batch
             k, st = self.bshd(n, self.sk, self.hk, self.dq, self.dtype, heavy=self.heavy)
-            v, sv = self.bshd(n, self.sk, self.hk, self.dv, self.dtype)
+            one = encode(np.ones(1, np.float32), self.dtype)[0] if self.ones else None
+            v, sv = self.bshd(n, self.sk, self.hk, self.dv, self.dtype, one)
             a.k, a.v = tensor(k, st), tensor(v, sv)
             if self.poison:  # keys that nobody sees: NaN in 16-bit types
                 k[:, slice(*self.poison)] = v[:, slice(*self.poison)] = NAN_WORD[k.itemsize]

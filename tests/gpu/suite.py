@@ -260,6 +260,8 @@ def staged():
         yield Case("forward", **b, sq=40, sk=190, mask=TL, left=3, right=2, sinks=9, lens_k=[150])
         yield Case("forward", **b, sq=40, sk=170, alibi=True, cap=20.0)
         yield Case("forward", **b, sq=40, sk=70, bias=abi.F32, dropout=0.2, randval=True)
+        yield Case("forward", **b, sq=20, sk=500, ones=True)
+        yield Case("forward", **b, sq=40, sk=70, scale=5e2, ones=True)  # scores that leave a small shift few bits
     d = dict(dtype=abi.BF16, hq=2, hk=1, pipeline="gpu_amd")
     yield Case("forward", **d, group=[(130, 40), (1, 33), (0, 9), (37, 5)], dq=96, dv=64, mask=BR, right=0)
     yield Case("forward", **d, sq=20, sk=70, dq=40, dv=72, scale=-0.2, batch=2, lens_k=[33, 70])

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * slab_softmax.h: the online softmax of fwd_amd.h, of the one row whose scores a lane holds, by as few instructions as can
+ * be; and how its weights become operands. What it comes to is scores.h's m and l.
+ */
+#ifndef FMHA_GPU_SLAB_SOFTMAX_H
+#define FMHA_GPU_SLAB_SOFTMAX_H
+
+#include "scores.h"
+#include "slab.h"
+
+/*
+ * Weights are in units of 2^-SHIFT, maxima may lag by LAG (in powers of two), and sums of packed weights are to be
+ * multiplied by LOST.
+ *
+ * RDNA's products share the issue of vector instructions: there weights are cut off where they would be rounded, an
+ * instruction a weight less, two in f16. LOST is by how much they become smaller, on average over sums to which every
+ * binade's part contributes alike. By an exponent's shift, which costs nothing, they come that much larger, so that those
+ * which are numbers of the type (1, of a row's only key) stay themselves; others are off by up to 0.72 units of the last
+ * place instead of 0.5. f16 has few bits below 2^-14, which is 2^-18 of 1 once it is shifted; dropout may multiply what
+ * is at most 2^8 by as much again.
+ */
+template <class T> struct SlabWeights : RoundToNearest {
+	static constexpr float SHIFT = WeightUnit<T>::SHIFT, LAG = WeightUnit<T>::MOST - SHIFT, LOST = 1;
+};
+#if FMHA_CORE != FMHA_CORE_MFMA
+template <> struct SlabWeights<BF16> {
+	static constexpr float SHIFT = 0.00405946f, LAG = 8, LOST = 1.00281777f; /* log2(LOST), 1 + 2^-9 / ln 2 */
+
+	METHOD static u32 pack(BF16, float low, float high)
+	{
+		return __builtin_amdgcn_perm(float_to_bits(high), float_to_bits(low), 0x07060302);
+	}
+};
+template <> struct SlabWeights<F16> {
+	static constexpr float SHIFT = 4.00050806f, LAG = 4, LOST = 1.00035222f; /* 4 + log2(LOST), 1 + 2^-12 / ln 2 */
+
+	METHOD static u32 pack(F16, float low, float high)
+	{
+		return __builtin_bit_cast(u32, __builtin_amdgcn_cvt_pkrtz(low, high));
+	}
+};
+#endif
+
+/* A logarithm below all others: -inf less this is -inf, where less itself it would be NaN. */
+#define NO_SCORE_YET -3.40282347e38f
+
+/* Logarithms are to base 2. */
+template <class Core, class Weights> struct SlabSoftmax {
+	float zero;   /* the logarithm of what weighs 1, and so that of what sums are in units of */
+	typedef float Pair __attribute__((ext_vector_type(2)));
+	Pair sum; /* this lane's share; RDNA adds to both at once */
+
+	METHOD void init()
+	{
+		zero = NO_SCORE_YET;
+		sum = Pair(0.0f);
+	}
+
+	/* S becomes P; returns whether *ret_factor must multiply what was summed so far, the same for all lanes. */
+	template <int TN> METHOD bool update(RegTile<Core, 1, TN> &s, float unit, float *ret_factor)
+	{
+		float top = minus_infinity();
+
+		UNROLL
+		for (int i = 0; i < TN * Core::E; i++)
+			top = larger(top, s.t[0][i / Core::E].x[i % Core::E]);
+		top = Core::row_max(top);
+
+		bool lags = any_of_wave(top * unit - zero > Weights::LAG + Weights::SHIFT);
+
+		if (lags)
+			*ret_factor = raise(top, unit);
+		UNROLL
+		for (int i = 0; i < TN * Core::E; i++) {
+			float &x = s.t[0][i / Core::E].x[i % Core::E];
+
+			x = exp2_fast(x * unit - zero);
+			sum[i % 2] += x;
+			if (i % 2 == 1 && FMHA_CORE != FMHA_CORE_MFMA)
+				sum = plain_register(sum); /* an even one and an odd one: two additions, one instruction */
+		}
+		return lags;
+	}
+
+	/* `top` is the maximum from now on, if it is higher; returns the factor of what was summed before. */
+	METHOD float raise(float top, float unit)
+	{
+		float before = zero;
+
+		zero = larger(before, top * unit - Weights::SHIFT);
+
+		float factor = exp2_fast(before - zero);
+
+		sum *= factor;
+		return factor;
+	}
+
+	/* In units of 1, and of all lanes that have scores of the row. */
+	METHOD SoftmaxRows<Core, 1> rows() const
+	{
+		SoftmaxRows<Core, 1> x;
+
+		x.m(0, 0) = zero == NO_SCORE_YET ? minus_infinity() : zero;
+		x.l(0, 0) = Core::row_sum(sum[0] + sum[1]);
+		return x;
+	}
+};
+
+#endif
