@@ -27,6 +27,12 @@ class _Kept(threading.local):
 
 _kept = _Kept()
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_transforming = torch._C._are_functorch_transforms_active
+
+
+def apply_of(function):
+    """What the Function's apply() ends in: itself it first looks for functorch's tensors, which are refused here."""
+    return super(torch.autograd.Function, function).apply
 
 
 def _keep(table: dict, key, value) -> None:
@@ -92,29 +98,28 @@ class Seen:
     def attend(self, at, q, k, v):
         """O, with gradients where they are wanted."""
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            return _Attention.apply(self, at, q, k, v)
+            return _apply((self, at), q, k, v)
         return self.forward(at, q, k, v, False)[0]
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, seen, at, q, k, v):
-        o, lse = seen.forward(at, q, k, v, True)
+    def forward(ctx, seen, q, k, v):
+        ctx.seen, at = seen
+        o, lse = ctx.seen.forward(at, q, k, v, True)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.seen = seen
         return o
 
     @staticmethod
     def backward(ctx, grad):
         # Only create_graph=True makes gradients whose own are to be refused, and torch's decorator costs 2 us.
-        return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, grad)
+        if torch.is_grad_enabled():
+            return _gradients_once(ctx, grad)
+        return None, *ctx.seen.backward(grad, *ctx.saved_tensors)
 
 
-def _gradients(ctx, grad):
-    return None, None, *ctx.seen.backward(grad, *ctx.saved_tensors)
-
-
-_gradients_once = once_differentiable(_gradients)
+_gradients_once = once_differentiable(lambda ctx, grad: (None, *ctx.seen.backward(grad, *ctx.saved_tensors)))
+_apply = apply_of(_Attention)
 
 
 def _key(words, q, k, v):
@@ -124,7 +129,7 @@ def _key(words, q, k, v):
 
 def attend(words, q, k, v):
     """O, if this was seen before. @words: hashable, all that the caller was given besides q, k and v. None: go the general way."""
-    if is_compiling() or not q.is_cuda or is_wrapped(q):
+    if is_compiling() or not q.is_cuda or is_wrapped(q) or _is_transforming():
         return None
     seen = _kept.seen.get(_key(words, q, k, v))
     if seen is None:

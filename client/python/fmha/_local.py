@@ -29,7 +29,7 @@ _current_device, _raw_stream, _is_capturing = (
 class Plan:
     """A problem's kernels in this process. Any number of threads may run it."""
 
-    __slots__ = ("handle", "workspace_bytes", "captured", "index", "device")
+    __slots__ = ("handle", "workspace", "captured", "index")
 
     def __init__(self, views, shape, options, place):
         problem = _problem.new_problem()
@@ -43,9 +43,11 @@ class Plan:
         self.handle = ffi.gc(found[0], lib.fmha_local_plan_free)
         info = ffi.new("struct fmha_local_plan_info *")
         check(lib.fmha_local_plan_info(self.handle, info, error), error)
-        self.workspace_bytes = info.workspace_bytes
+        self.workspace = None
+        if info.workspace_bytes:  # one byte, seen as all of it, for torch.empty_like()
+            self.workspace = torch.empty(1, dtype=torch.uint8, device=f"cuda:{place[1]}").expand(info.workspace_bytes)
         self.captured = False
-        self.index, self.device = place[1], torch.device("cuda", place[1])
+        self.index = place[1]
 
 
 class Run:
@@ -81,9 +83,9 @@ class Run:
         if _current_device() != index:
             with torch.cuda.device(index):
                 return self.launch()
-        if plan.workspace_bytes:
+        if plan.workspace is not None:
             # Freed at once: the allocator gives it to nobody before the stream has got past this run.
-            workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=plan.device)
+            workspace = torch.empty_like(plan.workspace)
             self.workspace[0] = workspace.data_ptr()
         self.stream[0] = _raw_stream(index)
         if not plan.captured and _is_capturing():

@@ -30,7 +30,7 @@ def _call(layout, dropout_p, softmax_scale, causal, window_size, softcap, determ
 
 
 def _attend(q, k, v, slopes, cu, call, return_attn_probs):
-    ft._refuse_transforms(q)
+    ft._refuse_transforms(q, k, v)
     extras = ft._extras(None, slopes, None, *cu)
     if not return_attn_probs:
         return ft._with_hdim(q, k, v, extras, call, words=call if extras is ft._NO_EXTRAS else None)[0]

@@ -134,6 +134,9 @@ class _Attention(torch.autograd.Function):
         return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, grad)
 
 
+_apply_attention = _again.apply_of(_Attention)
+
+
 def _spread(names, present):
     if not names:
         return _NO_EXTRAS
@@ -156,9 +159,9 @@ _gradients_once = once_differentiable(_gradients)
 
 def _differentiable(q, k, v, extras, call, state, lse_to=None):
     if extras is _NO_EXTRAS:
-        return _Attention.apply(call, state, lse_to, (), q, k, v)
+        return _apply_attention(call, state, lse_to, (), q, k, v)
     names = tuple(n for n, x in zip(_NAMES, extras) if x is not None)
-    return _Attention.apply(call, state, lse_to, names, q, k, v, *(x for x in extras if x is not None))
+    return _apply_attention(call, state, lse_to, names, q, k, v, *(x for x in extras if x is not None))
 
 
 # ---- torch.compile: the same as operators that a graph can hold ----
@@ -264,8 +267,8 @@ def _needs_gradient(q, k, v, bias, sink):
             or (sink is not None and sink.requires_grad))
 
 
-def _refuse_transforms(q):
-    if not torch.compiler.is_compiling() and _again.is_wrapped(q):
+def _refuse_transforms(*tensors):
+    if not torch.compiler.is_compiling() and any(map(_again.is_wrapped, tensors)):
         raise not_supported("attention cannot be transformed by vmap or other functorch transforms: give it a batch dimension")
 
 
@@ -305,7 +308,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: 
     Args are fmha.attention()'s; deterministic: None: what torch.use_deterministic_algorithms() says. Dropout takes its seed
     from torch's generator of the device. LSE has no gradient.
     """
-    _refuse_transforms(q)
+    _refuse_transforms(q, k, v)
     q, k, v, bias = _autocast(q, k, v, bias)
     mask, (left, right) = _problem.masking(causal, window, align)
     if deterministic is None:
@@ -333,7 +336,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         o = _again.attend(words, query, key, value)
         if o is not None:
             return o
-    _refuse_transforms(query)
+    _refuse_transforms(query, key, value)
     if is_causal and attn_mask is not None:
         raise invalid("is_causal and attn_mask exclude each other", "attn_mask")
     n_dims = query.dim()

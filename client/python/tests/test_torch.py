@@ -191,8 +191,11 @@ def test_a_call_like_the_one_before_but_for_one_thing():
         mine(*qkv(kv_heads=2))
     with pytest.raises(ValueError, match="tensor.v|v is"):
         mine(*qkv()[:2], qkv(keys=31)[2])
+    q, k, v = (t.detach() for t in qkv())
     with pytest.raises(fmha.NotSupportedError, match="vmap"):
-        torch.vmap(mine)(*(t.detach()[None] for t in qkv()))
+        torch.vmap(mine)(q[None], k[None], v[None])
+    with pytest.raises(fmha.NotSupportedError, match="vmap"):
+        torch.vmap(mine, (None, 0, 0))(q, k[None], v[None])
 
 
 def test_saved_tensors_that_come_back_with_other_strides():
@@ -216,6 +219,7 @@ def test_gradients_of_any_strides():
 
 def test_autocast():
     q, k, v = qkv()
+    assert fmha.torch.scaled_dot_product_attention(q, k, v).dtype == torch.float32  # known from now on, without autocast
     with torch.autocast(DEVICE, torch.bfloat16):
         o = fmha.torch.scaled_dot_product_attention(q, k, v)
     assert o.dtype == torch.bfloat16
