@@ -68,8 +68,9 @@ def options_of(name):
     words, tile = p["features"].split("_"), spill_check.tile_of(name)
     dtype, backward = abi.DTYPE_NAMES.index(p["dtype"]), p["family"].startswith("bwd")
     tail = spread((name,)) % 3  # of the head dims: none, within the last 32, or all but the first of V's
-    options = dict(dtype=dtype, hq=2, hk=1, dq=tile.hdim_q - (24 if tail else 0), dv=(tile.hdim_v, tile.hdim_v - 8, 8)[tail],
-                   sq=tile.tile_m + 5, sk=3 * tile.tile_n + 5)
+    piece = 16 if dtype >= abi.E4M3 else 8  # rows begin at multiples of 16 bytes
+    options = dict(dtype=dtype, hq=2, hk=1, dq=tile.hdim_q - (32 - piece if tail else 0),
+                   dv=(tile.hdim_v, tile.hdim_v - piece, piece)[tail], sq=tile.tile_m + 5, sk=3 * tile.tile_n + 5)
     if backward:  # keys stay while queries are walked along, and the other way round
         options.update(sq=max(3 * tile.tile_m, tile.tile_n) + 5, sk=tile.tile_n + 5)
     if "pack" in words:
