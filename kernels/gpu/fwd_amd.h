@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * fwd_amd.h: forward attention on AMD's matrix cores: keys of f16, bf16 and, where they multiply it, e4m3, whose rows
- * are dense and begin at multiples of 16 bytes, those of 16 bits in pages of 16 of them or a larger power of two, too.
+ * are dense and begin at multiples of 16 bytes, in pages of 16 of them or a larger power of two, too.
  * What is computed is in fwd_scores.h, scores.h and fwd_output.h; here is how a tile gets to the matrix units with
  * little else to do for the vector units.
  *

@@ -59,16 +59,19 @@
 	     waves_n, 2)
 /* Rows by buffer descriptors. The tallest tiles are for what leaves registers; splits of 256 columns would spill, those of
  * pages are decode's. */
+#define IN_ROWS(hdim) (SPEC_BIT(SPEC_FWD) | ((hdim) < 256 ? SPEC_BIT(SPEC_FWD_SPLITKV) : 0))
 #define STAGED(cores, hdim, m, n, waves, blocks, without)                                          \
-	TILE(GPU_AMD, cores,                                                                       \
-	     SPEC_BIT(SPEC_FWD) | ((hdim) < 256 ? SPEC_BIT(SPEC_FWD_SPLITKV) : 0), HALF,           \
-	     WITHOUT(paged_kv) | (without), hdim, m, n, waves, 1, blocks)
+	TILE(GPU_AMD, cores, IN_ROWS(hdim), HALF, WITHOUT(paged_kv) | (without), hdim, m, n,       \
+	     waves, 1, blocks)
 #define STAGED_BYTES(cores, hdim, m, n, waves, blocks, without)                                    \
-	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD), E4M3,                                             \
+	TILE(GPU_AMD, cores, IN_ROWS(hdim), E4M3,                                                  \
 	     WITHOUT(paged_kv) | WITHOUT(dropout) | (without), hdim, m, n, waves, 1, blocks)
+#define PAGED (SPEC_BIT(SPEC_FWD_PAGEDKV) | SPEC_BIT(SPEC_BATCH_PREFILL))
 #define STAGED_PAGES(cores, hdim, m, n, waves, blocks, without)                                    \
-	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_FWD_PAGEDKV) | SPEC_BIT(SPEC_BATCH_PREFILL), HALF,      \
-	     without, hdim, m, n, waves, 1, blocks)
+	TILE(GPU_AMD, cores, PAGED, HALF, without, hdim, m, n, waves, 1, blocks)
+#define STAGED_BYTE_PAGES(cores, hdim, m, n, waves, blocks, without)                               \
+	TILE(GPU_AMD, cores, PAGED, E4M3, WITHOUT(dropout) | (without), hdim, m, n, waves, 1,      \
+	     blocks)
 /* As DECODE: what lies in pages comes by runs of 16 keys. More rows leave RDNA no registers for a bias. */
 #define AMD_DECODE(cores, hdim, m, n, without)                                                     \
 	TILE(GPU_AMD_DECODE, cores, FORWARD, HALF, WITHOUT(dropout) | (without), hdim, m, n, 1, 4, \
@@ -133,6 +136,14 @@ static const struct spec_row kernels[] = {
 	STAGED_BYTES(CORE(WMMA12), 128, 256, 64, 16, 1, 0),
 	STAGED_BYTES(CORE(WMMA12), 128, 128, 64, 8, 1, 0),
 	STAGED_BYTES(CORE(WMMA12), 256, 128, 32, 8, 1, 0),
+	STAGED_BYTE_PAGES(CORE(MFMA), 64, 256, 128, 8, 1, 0),
+	STAGED_BYTE_PAGES(CORE(MFMA), 64, 128, 64, 4, 2, 0),
+	STAGED_BYTE_PAGES(CORE(MFMA), 128, 256, 64, 8, 1, 0),
+	STAGED_BYTE_PAGES(CORE(MFMA), 128, 128, 64, 4, 2, 0),
+	STAGED_BYTE_PAGES(CORE(WMMA12), 64, 256, 64, 16, 1, 0),
+	STAGED_BYTE_PAGES(CORE(WMMA12), 64, 128, 64, 8, 1, 0),
+	STAGED_BYTE_PAGES(CORE(WMMA12), 128, 256, 64, 16, 1, 0),
+	STAGED_BYTE_PAGES(CORE(WMMA12), 128, 128, 64, 8, 1, 0),
 	STAGED_PAGES(CORE(MFMA), 64, 256, 128, 8, 1,
 		     WITHOUT(dropout) | WITHOUT(bias) | WITHOUT(logits)),
 	STAGED_PAGES(CORE(MFMA), 64, 128, 64, 4, 2, 0),

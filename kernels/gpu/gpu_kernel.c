@@ -281,18 +281,19 @@ static const char *amd_bytes_misfit(const struct gpu_arch *arch, const struct gp
 
 	if (traits->dtype != ABI_E4M3 || !depth)
 		return "takes keys of 8 bits as e4m3, where matrix units multiply it";
-	if (traits->paged || traits->dropout)
-		return "takes keys of 8 bits in rows, without dropout";
+	if (traits->dropout)
+		return "takes keys of 8 bits without dropout";
 	return t->hdim_q % depth || t->tile_n % depth ? "products sum as many values of 8 bits at once" : NULL;
 }
 
-/* In pages: what a wave fetches at once, 16 bytes of a key and 8 of four values a lane, lies in 16 rows. The widest heads
+/* In pages: what a wave fetches at once, 16 bytes of a key and four columns of four values a lane, lies in 16 rows. The widest heads
  * leave no registers for addresses. */
-static const char *amd_pages_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
+static const char *amd_pages_misfit(const struct gpu_arch *arch, const struct gpu_tile *t,
+				    int element)
 {
 	int32_t power = !(t->hdim_q & (t->hdim_q - 1)) && !(t->hdim_v & (t->hdim_v - 1));
 
-	return power && t->hdim_q <= 128 && t->hdim_v <= 128 && arch->wave <= 2 * t->hdim_q &&
+	return power && t->hdim_q <= 128 && t->hdim_v <= 128 && arch->wave <= element * t->hdim_q &&
 			       arch->wave <= t->hdim_v
 		       ? NULL
 		       : "rows of a page that lanes do not divide";
@@ -319,7 +320,7 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_
 	if (!why && t->pipeline == GPU_AMD && traits->dtype > ABI_BF16)
 		why = amd_bytes_misfit(arch, traits, t);
 	if (!why && t->pipeline == GPU_AMD && traits->paged)
-		why = amd_pages_misfit(arch, t);
+		why = amd_pages_misfit(arch, t, element_bytes(traits));
 	if (why)
 		return why;
 	if (t->pipeline == GPU_DECODE && traits->dtype > ABI_BF16) {

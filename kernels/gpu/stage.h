@@ -157,15 +157,20 @@ template <int ROWS, int COLS, int THREADS, bool BY_ROWS, int RUN = ROWS> struct 
 
 /*
  * 8-bit values, transposed: four rows of WIDTH columns a thread and turn, as wide as leaves work for all threads. Bytes
- * change places in blocks of 4 x 4. Lanes side by side have a row's columns and four of its neighbours' rows: they
- * store to most banks.
+ * change places in blocks of 4 x 4. Lanes side by side have ACROSS columns of 16 rows, as pages have them: they store
+ * to most banks.
  */
-template <int ROWS, int COLS, int THREADS> struct ByteColumnStage {
+template <int ROWS, int COLS, int THREADS, int RUN = ROWS> struct ByteColumnStage {
 	typedef SlabStore<COLS, ROWS> Columns;
-	static const int BYTES = Columns::BYTES, SHARE = ROWS * COLS / 4 / THREADS;
-	static const int WIDTH = SHARE >= 16 ? 16 : SHARE >= 8 ? 8 : 4, WORDS = WIDTH / 4;
+	static const int BYTES = Columns::BYTES;
+	static const int SHARE = ROWS * COLS / 4 / THREADS, MOST = RUN == ROWS ? 16 : 4 * COLS / FMHA_WAVE;
+	static const int WIDTH = SHARE >= 16 && MOST >= 16 ? 16 : SHARE >= 8 && MOST >= 8 ? 8 : 4, WORDS = WIDTH / 4;
 	static const int GROUPS = COLS / WIDTH, UNITS = ROWS / 4 * GROUPS, COUNT = (UNITS + THREADS - 1) / THREADS;
-	static const int ACROSS = GROUPS % 8 == 0 ? 8 : GROUPS % 4 == 0 ? 4 : 2;
+	static const int ACROSS = RUN != ROWS	    ? FMHA_WAVE / 4
+				  : GROUPS % 8 == 0 ? 8
+				  : GROUPS % 4 == 0 ? 4
+						    : 2;
+	static_assert(GROUPS % ACROSS == 0, "rows of a run");
 	u32 from[COUNT][4], to[COUNT][WIDTH];
 	u32 held[COUNT][4 * WORDS]; /* row by row */
 
@@ -176,13 +181,13 @@ template <int ROWS, int COLS, int THREADS> struct ByteColumnStage {
 	{
 		UNROLL
 		for (int n = 0; n < COUNT; n++) {
-			i32 outer = index(n) / (ACROSS * 4);
-			i32 dim = (outer % (GROUPS / ACROSS) * ACROSS + index(n) % ACROSS) * WIDTH;
-			i32 quad = outer / (GROUPS / ACROSS) * 4 + index(n) / ACROSS % 4;
+			i32 block = index(n) / (ACROSS * 4), i = index(n) / ACROSS % 4, run = block / (GROUPS / ACROSS);
+			i32 dim = (block % (GROUPS / ACROSS) * ACROSS + index(n) % ACROSS) * WIDTH;
+			i32 quad = run / 2 * 8 + i / 2 * 4 + run % 2 * 2 + i % 2; /* slab_key()'s */
 
 			UNROLL
 			for (int i = 0; i < 4; i++)
-				from[n][i] = is_there(n) && dim < hdim ? slab_key(quad, i) * row_bytes + dim
+				from[n][i] = is_there(n) && dim < hdim ? slab_key(quad, i) % RUN * row_bytes + dim
 								       : BUFFER_NOWHERE;
 			UNROLL
 			for (int i = 0; i < WIDTH; i++)
@@ -238,15 +243,17 @@ template <int ROWS, int COLS, int THREADS> struct ByteColumnStage {
 		x[3] = __builtin_amdgcn_perm(odd2, odd0, HIGH);
 	}
 
-	METHOD static i32 run_of(int) { return 0; }
+	METHOD static i32 run_of(int n)
+	{
+		return RUN == ROWS ? 0 : first_row_of_wave<THREADS, GROUPS>(n) * 4 / RUN * RUN;
+	}
 };
 
 template <int ROWS, int COLS, int THREADS, int RUN, int ELEMENT> struct ValueStage {
 	typedef ColumnStage<ROWS, COLS, THREADS, false, RUN> Type;
 };
 template <int ROWS, int COLS, int THREADS, int RUN> struct ValueStage<ROWS, COLS, THREADS, RUN, 1> {
-	static_assert(RUN == ROWS, "no pages");
-	typedef ByteColumnStage<ROWS, COLS, THREADS> Type;
+	typedef ByteColumnStage<ROWS, COLS, THREADS, RUN> Type;
 };
 
 /* SIDE rows from `row` on as the operand that a wave keeps; zero from `end` on. */

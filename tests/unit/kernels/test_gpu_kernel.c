@@ -328,7 +328,6 @@ static void amd_loops_multiply_e4m3(void **state)
 	const struct gpu_tile cdna = {GPU_AMD, 256, 64, 128, 128, 8, 1, 1};
 	const struct gpu_traits e4m3 = {.dtype = ABI_E4M3, .descale = 1};
 	const struct gpu_traits refused[] = {{.dtype = ABI_E5M2},
-					     {.dtype = ABI_E4M3, .paged = 1},
 					     {.dtype = ABI_E4M3, .dropout = 1}};
 	struct gpu_tile odd = cdna;
 	struct gpu_kernel k;
