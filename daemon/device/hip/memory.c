@@ -347,7 +347,7 @@ void gpu_memory_destroy(struct gpu_device *gpu, struct gpu_memory *memory)
 		(void)gpu_vmm_free(memory->base, memory->bytes);
 		break;
 	case MEMORY_IPC:
-		gpu_shared_put(gpu, memory->shared);
+		gpu_shared_close(gpu, memory->shared);
 		break;
 	case MEMORY_COPY:
 		(void)hipHostUnregister(memory->host.map);
@@ -364,9 +364,15 @@ void gpu_memory_destroy(struct gpu_device *gpu, struct gpu_memory *memory)
 
 void gpu_memory_free(struct device *device, struct device_memory *memory)
 {
-	if (memory->map)
-		gpu_reclaim(gpu_device_of(device), memory->map);
+	struct gpu_device *gpu = gpu_device_of(device);
+	struct gpu_memory *owned = memory->map;
+
 	*memory = (struct device_memory){0};
+	/* From now on the handle may be of other memory. */
+	if (owned && owned->kind == MEMORY_IPC && !gpu_shared_leave(gpu, owned->shared))
+		free(owned);
+	else if (owned)
+		gpu_reclaim(gpu, owned);
 }
 
 /* Powers of two, so that a kept workspace fits the next launch. */

@@ -149,7 +149,7 @@ int gpu_shared_get(struct gpu_device *gpu, enum gpu_shared_kind kind, const uint
 	return 0;
 }
 
-void gpu_shared_put(struct gpu_device *gpu, struct gpu_shared *shared)
+bool gpu_shared_leave(struct gpu_device *gpu, struct gpu_shared *shared)
 {
 	bool last;
 
@@ -158,14 +158,23 @@ void gpu_shared_put(struct gpu_device *gpu, struct gpu_shared *shared)
 	if (last)
 		shared->state = SHARED_CLOSING;
 	(void)pthread_mutex_unlock(&gpu->shared_lock);
-	if (!last)
-		return;
+	return last;
+}
+
+void gpu_shared_close(struct gpu_device *gpu, struct gpu_shared *shared)
+{
 	close_it(shared);
 	(void)pthread_mutex_lock(&gpu->shared_lock);
 	unlink_shared(gpu, shared);
 	(void)pthread_cond_broadcast(&gpu->shared_changed);
 	(void)pthread_mutex_unlock(&gpu->shared_lock);
 	free(shared);
+}
+
+void gpu_shared_put(struct gpu_device *gpu, struct gpu_shared *shared)
+{
+	if (gpu_shared_leave(gpu, shared))
+		gpu_shared_close(gpu, shared);
 }
 
 /* ---- events ---- */

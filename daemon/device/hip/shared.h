@@ -31,6 +31,9 @@ struct gpu_shared {
 int gpu_shared_get(struct gpu_device *gpu, enum gpu_shared_kind kind, const uint8_t *handle,
 		   uint32_t handle_bytes, struct gpu_shared **ret_shared, struct fmha_error *err);
 void gpu_shared_put(struct gpu_device *gpu, struct gpu_shared *shared);
+/* The same in two steps. Return: whether it was the last; then nobody gets it any more, and it has to be closed. */
+bool gpu_shared_leave(struct gpu_device *gpu, struct gpu_shared *shared);
+void gpu_shared_close(struct gpu_device *gpu, struct gpu_shared *shared);
 
 /* A device_event of this backend is a struct gpu_shared. */
 hipEvent_t gpu_event_of(const struct device_event *event);

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define PAGE       4096ull
-#define RANGE      (1ull << 40)
+#define RANGE      (1ull << 36)
 #define RANGE_HINT 0x200000000000ull /* the runner maps memory at the same addresses */
 #define DEVICE     ((size_t)4 << 30)
 #define POISONED   (16u << 20)
