@@ -85,7 +85,6 @@ template <class C, int WHAT> struct DkDvPass {
 	METHOD ColumnTiles query_tiles() const
 	{
 		const Band &band = loop.at.band;
-		ColumnTiles t;
 		i32 low = 0, high = loop.at.seq.n_q - 1;
 
 		if (C::MASK && !dbias) {
@@ -93,11 +92,7 @@ template <class C, int WHAT> struct DkDvPass {
 			if (loop.first >= band.sinks)
 				high = min_of(high, loop.first + ROWS - 1 - band.anchor_left);
 		}
-		t.width = COLUMNS;
-		t.sink_first = t.n_sink = 0;
-		t.first = low / COLUMNS;
-		t.count = high >= low ? high / COLUMNS + 1 - t.first : 0;
-		return t;
+		return ColumnTiles{COLUMNS, 0, 0, low / COLUMNS, high >= low ? high / COLUMNS + 1 - low / COLUMNS : 0};
 	}
 
 	/* The gradients of the logits, where somebody wants them. */
