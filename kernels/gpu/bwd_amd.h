@@ -93,8 +93,10 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 			q.fetch([&](int) { return tile(view_q, column, end); });
 			v.fetch([&](int) { return tile(view_v, column, end); });
 			if (KEYS_STATIONARY && thread_id() < COLUMNS) {
-				lse = pass.at.lse_of(column + thread_id());
-				d = pass.at.d_of(column + thread_id());
+				i32 query = column + hidden_lane(thread_id()); /* addresses are not kept for the loop */
+
+				lse = pass.at.lse_of(query);
+				d = pass.at.d_of(query);
 			}
 		}
 		METHOD void arrive() const

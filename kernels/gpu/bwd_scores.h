@@ -22,15 +22,19 @@ template <class C, bool KEYS_STATIONARY, int TM, int TN, class Facts> struct Bac
 	METHOD static i32 query(i32 row, i32 column) { return KEYS_STATIONARY ? column : row; }
 	METHOD static i32 key(i32 row, i32 column) { return KEYS_STATIONARY ? row : column; }
 
+	/* Under a soft cap, which ones count: on AMD by products of -inf, for which a branch an element, which costs it half
+	 * of its registers, would be in gradients(). */
+	static const bool MASKS_PRODUCTS = !C::SOFTCAP || !FMHA_NVIDIA;
+
 	/*
 	 * What makes S's products logits that count, while the registers of the second product are free.
-	 * Under a soft cap the gradient needs the raw products too: there all of it waits for gradients().
+	 * Under a soft cap the gradient needs the raw products too: there the rest waits for gradients().
 	 */
 	METHOD void prepare(Scores &s, i32 column, bool masked) const
 	{
 		if (C::LOGITS && !C::SOFTCAP)
 			make_logits(s, column);
-		if (!C::SOFTCAP && masked)
+		if (MASKS_PRODUCTS && masked)
 			mask(s, column);
 	}
 
@@ -129,11 +133,14 @@ template <class C, bool KEYS_STATIONARY, int TM, int TN, class Facts> struct Bac
 			for (int r = 0; r < Core::STATS && C::SOFTCAP && C::BIAS == BIAS_MATRIX; r++)
 				bias_row(facts.bias(), row + Core::stat_row(r), column + n * 16).add(bias, r);
 			UNROLL
-			for (int e = 0; e < Core::E; e++)
+			for (int e = 0; e < Core::E; e++) {
 				dz.x[e] = element(s.t[m][n].x[e], dp.t[m][n].x[e], row + Core::row(e),
 						  column + n * 16 + Core::column(e), bias[0].x[e],
 						  stats.lse(m, n, e), stats.d(m, n, e), masked,
 						  C::DROPOUT ? random.byte(e) : 0);
+				if (C::SOFTCAP && e % 2 == 1)
+					Core::step(); /* two hyperbolic tangents at once are enough */
+			}
 			take(m, n, row, dz);
 		}
 	}
@@ -163,7 +170,7 @@ template <class C, bool KEYS_STATIONARY, int TM, int TN, class Facts> struct Bac
 			i32 i = query(row, column), j = key(row, column);
 
 			x = modifiers.logit(x, facts.head(), i, j, &slope) + bias;
-			if (masked && !facts.band().sees(i, j))
+			if (MASKS_PRODUCTS ? s == minus_infinity() : masked && !facts.band().sees(i, j))
 				x = minus_infinity();
 		}
 		float p = exp2_fast(x * modifiers.unit + lse);

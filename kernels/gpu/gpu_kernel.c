@@ -309,6 +309,18 @@ static const char *amd_decode_misfit(const struct gpu_arch *arch, const struct g
 	return t->hdim_q % (arch->wave / 2) ? "lanes have chunks of a key alike" : NULL;
 }
 
+/* Tiles of the staged loop that spill with some features and not with others; another one serves those problems. */
+static int amd_forward_spills(const struct gpu_arch *arch, const struct gpu_traits *traits,
+			      const struct gpu_tile *t)
+{
+	if (arch->core == GPU_CORE_WMMA11)
+		return traits->dropout && ((t->hdim_q == 96 && t->tile_n == 32) ||
+					   (t->hdim_q == 128 && t->tile_n == 16));
+	/* a clang that knows it keeps so many scalar registers in vector ones */
+	return !strcmp(arch->name, "gfx950") && traits->bias == 1 && t->hdim_q > 96 &&
+	       t->tile_m == 256;
+}
+
 static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_traits *traits,
 				  const struct gpu_tile *t)
 {
@@ -434,7 +446,8 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 		return 1;
 	if (t->pipeline == GPU_WGMMA && (family != ABI_FWD || traits->paged))
 		return 1;
-	if (t->pipeline == GPU_AMD && family == ABI_FWD_SPLITKV && traits->paged)
+	if (t->pipeline == GPU_AMD &&
+	    ((family == ABI_FWD_SPLITKV && traits->paged) || amd_forward_spills(arch, traits, t)))
 		return 1;
 	if ((t->pipeline == GPU_WGMMA && traits->dtype > ABI_E4M3) ||
 	    (t->pipeline == GPU_AMD_DECODE && traits->dtype > ABI_BF16))
@@ -474,6 +487,14 @@ static int make_backward_wgmma(const struct gpu_arch *arch, const struct gpu_tra
 	return finish_kernel(arch, k, lds_bwd_wgmma(cut_of(arch, t)));
 }
 
+/* A matrix as bias, and dBias, have addresses a lane, for which wide gradients leave RDNA no registers, and RDNA3's operands
+ * none at all. */
+static int amd_takes_bias(const struct gpu_arch *arch, const struct gpu_tile *t)
+{
+	return arch->core == GPU_CORE_MFMA ||
+	       (arch->core == GPU_CORE_WMMA12 && lds_amd_parks(cut_of(arch, t)) == 0);
+}
+
 static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *traits,
 			 const struct gpu_tile *t, struct gpu_kernel *k)
 {
@@ -485,7 +506,8 @@ static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *t
 
 	if (t->pipeline == GPU_WGMMA || t->pipeline >= GPU_COMBINE)
 		return 1;
-	if (t->pipeline == GPU_AMD && (traits->dropout || traits->dbias_sum || traits->dq_acc))
+	if (t->pipeline == GPU_AMD && (traits->dropout || traits->dbias_sum || traits->dq_acc ||
+				       (traits->bias == 1 && !amd_takes_bias(arch, t))))
 		return 1;
 	if (gpu_pipelines[t->pipeline].pack || traits->dtype > ABI_BF16)
 		return 1;

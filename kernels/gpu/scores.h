@@ -71,7 +71,7 @@ DEV u32 dropout_byte(const abi_dropout &d, i32 batch_head, i32 row, i32 column)
  * that have them; of a tile of 32 rows, lanes from 32 on have those of the patch below.
  */
 template <class Core, bool TRANSPOSED> struct DropoutTile {
-	static const int IN_WORD = Core::OWNS_PATCH ? 4 : 1;
+	static const int IN_WORD = Core::SHARES_PATCH ? 1 : 4;
 	u32 w[Core::E / IN_WORD];
 	Philox patch; /* OWNS_PATCH */
 
@@ -90,35 +90,31 @@ template <class Core, bool TRANSPOSED> struct DropoutTile {
 		} else if constexpr (Core::SHARES_PATCH) {
 			spread(make_patch(d, batch_head, query + Core::patch_row(), key), key & 16);
 		} else {
-			UNROLL
-			for (int e = 0; e < Core::E; e++) {
-				i32 r = row + Core::row(e), c = column + Core::column(e);
-
-				w[e] = TRANSPOSED ? dropout_byte(d, batch_head, c, r)
-						  : dropout_byte(d, batch_head, r, c);
-				if (e % 2 == 1)
-					Core::step(); /* two generators at once are enough */
-			}
+			fill(row, column, [&](i32 q, i32 k) { return dropout_byte(d, batch_head, q, k); });
 		}
 	}
 
 	/* From where the forward pass stored them. */
 	METHOD void read(const abi_tensor &t, const Sequence &v, i32 head, i32 row, i32 column)
 	{
+		fill(row, column, [&](i32 query, i32 key) -> u32 {
+			if (query >= v.n_q || key >= v.n_k)
+				return 255;
+			return ((const u8 *)t.data)[q_offset(t, v, query, head) + key * t.stride_dim];
+		});
+	}
+
+	/* byte_of(query, key) of each element, a word at a time by a loop: few registers. */
+	template <class Byte> METHOD void fill(i32 row, i32 column, const Byte &byte_of)
+	{
 		UNROLL
 		for (int i = 0; i < Core::E / IN_WORD; i++) {
 			w[i] = 0;
 			NO_UNROLL
 			for (int b = 0; b < IN_WORD; b++) {
-				int e = i * IN_WORD + b;
-				i32 r = row + Core::row(e), c = column + Core::column(e);
-				i32 query = TRANSPOSED ? c : r, key = TRANSPOSED ? r : c;
-				u32 x = 255;
+				i32 r = row + Core::row(i * IN_WORD + b), c = column + Core::column(i * IN_WORD + b);
 
-				if (query < v.n_q && key < v.n_k)
-					x = ((const u8 *)t.data)[q_offset(t, v, query, head) +
-								 key * t.stride_dim];
-				w[i] |= x << (8 * b);
+				w[i] |= (TRANSPOSED ? byte_of(c, r) : byte_of(r, c)) << (8 * b);
 			}
 		}
 	}
@@ -302,7 +298,11 @@ template <class C> struct Modifiers {
 
 		*ret_slope = 1;
 		if (C::SOFTCAP) {
+#if FMHA_NVIDIA
 			float t = tanh_of(x / soft_cap);
+#else
+			float t = tanh_of(raw * (scale * reciprocal(soft_cap))); /* ten instructions less than a division */
+#endif
 
 			x = soft_cap * t;
 			*ret_slope = 1 - t * t;
