@@ -17,9 +17,15 @@ SUMMARY = re.compile(r"seed (\d+): (\d+) ok, (\d+) not supported, (\d+) failed(?
 GO_ON = re.compile(r"to go on: fmhactl (.*)")
 
 
-def start(daemon, *arguments, **options):
+def start(daemon, *arguments, ignored=(), **options):
+    """It ignores these signals alone, whatever pytest has been told to: a shell's jobs in the background ignore SIGINT."""
+    def dispositions():
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
     command = [fmhad.find_program("fmhactl"), "verify", "--socket", daemon.socket, *map(str, arguments)]
-    return subprocess.Popen(command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options})
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+    return subprocess.Popen(command, preexec_fn=dispositions, **options)
 
 
 def counts(said):
@@ -51,7 +57,7 @@ def test_a_signal_makes_it_say_what_it_knows(daemon, how):
 
 
 def test_what_is_ignored_does_not_stop_it(daemon):
-    verify = start(daemon, *QUICK, "--cases", 150, "--verbose", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    verify = start(daemon, *QUICK, "--cases", 150, "--verbose", ignored=[signal.SIGHUP])
     verify.stdout.readline()
     verify.send_signal(signal.SIGHUP)
     assert counts(verify.stdout.read()) == (150, 0, 0, 0) and verify.wait(20) == 0
