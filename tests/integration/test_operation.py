@@ -20,7 +20,8 @@ def rewrite(daemon, **keys):
 
 
 def limits(daemon):
-    status = daemon.status()
+    """The front's and, once it has told them, the worker's."""
+    status = fmhad.until(lambda: (said := daemon.status())["devices"][0]["worker"] and said)
     return status["front"]["limits"], status["devices"][0]["worker"]["limits"]
 
 
