@@ -84,15 +84,8 @@ template <class C, int WHAT> struct DkDvPass {
 	/* The query tiles that may see the block's keys; dBias is written everywhere, masked or not. */
 	METHOD ColumnTiles query_tiles() const
 	{
-		const Band &band = loop.at.band;
-		i32 low = 0, high = loop.at.seq.n_q - 1;
-
-		if (C::MASK && !dbias) {
-			low = max_of(loop.first - band.anchor_right, 0);
-			if (loop.first >= band.sinks)
-				high = min_of(high, loop.first + ROWS - 1 - band.anchor_left);
-		}
-		return ColumnTiles{COLUMNS, 0, 0, low / COLUMNS, high >= low ? high / COLUMNS + 1 - low / COLUMNS : 0};
+		return ColumnTiles::of_rows(loop.at.band, C::MASK && !dbias, loop.first, loop.first + ROWS - 1,
+					    loop.at.seq.n_q, COLUMNS);
 	}
 
 	/* The gradients of the logits, where somebody wants them. */

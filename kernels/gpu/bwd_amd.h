@@ -192,14 +192,7 @@ template <class C> struct StagedKeys : StagedPass<C, true> {
 	/* The query tiles that may see the block's keys; dBias is written everywhere, masked or not. */
 	METHOD ColumnTiles query_tiles() const
 	{
-		i32 low = 0, high = at.seq.n_q - 1;
-
-		if (C::MASK && !writes_dbias()) {
-			low = max_of(first - at.band.anchor_right, 0);
-			if (first >= at.band.sinks)
-				high = min_of(high, first + ROWS - 1 - at.band.anchor_left);
-		}
-		return ColumnTiles{COLUMNS, 0, 0, low / COLUMNS, high >= low ? high / COLUMNS + 1 - low / COLUMNS : 0};
+		return ColumnTiles::of_rows(at.band, C::MASK && !writes_dbias(), first, first + ROWS - 1, at.seq.n_q, COLUMNS);
 	}
 
 	struct Stats {

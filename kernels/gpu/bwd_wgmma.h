@@ -33,7 +33,7 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 		NO_UNROLL
 		for (i32 n = this->n_steps(); n > 0; n--, this->next(step)) {
 			Scores s, dp;
-			typename Block::Weights p, ds;
+			typename Block::Weights ds;
 			typename Block::Dq dq;
 
 			at.head = step.head;
@@ -42,17 +42,7 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 			this->wait_for_do(step);
 			this->start_dp(dp, step);
 			wgmma_wait<1>();
-			settle(s.t[0]);
-			this->weigh(s, step);
-			/* Over already. Without a branch the assembler moves the softmax behind the wait for dP. */
-			barrier_wait(this->do_full(step.do_stage()), step.do_parity());
-			wgmma_wait<0>();
-			settle(dp.t[0]);
-			this->differentiate(s, dp, step);
-			p = round_to_operand(s);
-			this->start_sum(dv, p, this->do_tile(step.do_stage()));
-			ds = round_to_operand(dp);
-			this->store_ds(ds, step.ds_stage());
+			ds = this->start_gradients(s, dp, dv, step);
 			named_sync(Block::DS_BARRIER, Block::GROUPS * Block::GROUP_THREADS);
 			this->start_dq(dq, 0, step.ds_stage());
 			wgmma_wait<1>();

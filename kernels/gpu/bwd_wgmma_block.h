@@ -137,25 +137,8 @@ template <class C> struct BackwardWgmmaBlock {
 		at.head = head_k * at.q_per_k();
 		at.enter_sequence(batch);
 		first = x * C::TILE_N;
-		tiles = query_tiles();
+		tiles = ColumnTiles::of_rows(at.band, C::MASK, first, first + C::TILE_N - 1, at.seq.n_q, C::TILE_M);
 		return first < at.seq.n_k;
-	}
-
-	/* The tiles of queries that may see the block's keys. */
-	METHOD ColumnTiles query_tiles() const
-	{
-		const Band &band = at.band;
-		ColumnTiles t = {C::TILE_M, 0, 0, 0, 0};
-		i32 low = 0, high = at.seq.n_q - 1;
-
-		if (C::MASK) {
-			low = max_of(first - band.anchor_right, 0);
-			if (first >= band.sinks)
-				high = min_of(high, first + C::TILE_N - 1 - band.anchor_left);
-		}
-		t.first = low / C::TILE_M;
-		t.count = high >= low ? high / C::TILE_M + 1 - t.first : 0;
-		return t;
 	}
 
 	/* A lane's arrival: a stage of Q is shared with LSE and D, which lanes write and read. racecheck does not see
@@ -495,6 +478,25 @@ template <class C> struct BackwardWgmmaBlock {
 		for (int n = 0; n < TN; n++)
 			store_matrix_transposed(to + n * 16 * 128, ds.t[0][n].r);
 		fence_async();
+	}
+
+	/* S of the warpgroup's own keys is there: the product for dV begins, and dS is stored and returned. */
+	METHOD Weights start_gradients(Scores &s, Scores &dp, RegTile<Core, 1, TV> &dv, const Step &step) const
+	{
+		Weights p, ds;
+
+		settle(s.t[0]);
+		weigh(s, step);
+		/* Over already. Without a branch the assembler moves the softmax behind the wait for dP. */
+		barrier_wait(do_full(step.do_stage()), step.do_parity());
+		wgmma_wait<0>();
+		settle(dp.t[0]);
+		differentiate(s, dp, step);
+		p = round_to_operand(s);
+		start_sum(dv, p, do_tile(step.do_stage()));
+		ds = round_to_operand(dp);
+		store_ds(ds, step.ds_stage());
+		return ds;
 	}
 
 	/* The sender takes it from there. */

@@ -100,7 +100,7 @@ template <class C> struct BackwardWgmmaNarrow : BackwardWgmmaBlock<C> {
 		NO_UNROLL
 		for (i32 n = this->n_steps(); n > 0; n--, this->next(step)) {
 			Scores s, dp;
-			typename Block::Weights p, ds;
+			typename Block::Weights ds;
 
 			at.head = step.head;
 			this->wait_for_q(step);
@@ -112,17 +112,7 @@ template <class C> struct BackwardWgmmaNarrow : BackwardWgmmaBlock<C> {
 			settle(dq.t);
 			store_dq_before(dq, step);
 			wgmma_wait<1>();
-			settle(s.t[0]);
-			this->weigh(s, step);
-			/* Over already. Without a branch the assembler moves the softmax behind the wait for dP. */
-			barrier_wait(this->do_full(step.do_stage()), step.do_parity());
-			wgmma_wait<0>();
-			settle(dp.t[0]);
-			this->differentiate(s, dp, step);
-			p = round_to_operand(s);
-			this->start_sum(dv, p, this->do_tile(step.do_stage()));
-			ds = round_to_operand(dp);
-			this->store_ds(ds, step.ds_stage());
+			ds = this->start_gradients(s, dp, dv, step);
 			named_arrive(ds_barrier(this->group(), step), BOTH);
 			this->start_sum(dk, ds, this->q_tile(step.q_stage()));
 			wgmma_wait<1>();

@@ -190,6 +190,19 @@ struct ColumnTiles {
 		return t;
 	}
 
+	/* The other way about: the tiles of n_rows rows that may look at columns first .. last. */
+	METHOD static ColumnTiles of_rows(const Band &b, bool masked, i32 first, i32 last, i32 n_rows, i32 height)
+	{
+		i32 low = 0, high = n_rows - 1;
+
+		if (masked) {
+			low = max_of(first - b.anchor_right, 0);
+			if (first >= b.sinks)
+				high = min_of(high, last - b.anchor_left);
+		}
+		return ColumnTiles{height, 0, 0, low / height, high >= low ? high / height + 1 - low / height : 0, 0};
+	}
+
 	/* First column of the n-th tile. */
 	METHOD i32 column(i32 n) const
 	{
