@@ -314,34 +314,32 @@ typedef const void *copied;
 typedef void *copied;
 #endif
 
-hipError_t hipMemcpyHtoDAsync(hipDeviceptr_t to, copied from, size_t bytes, hipStream_t stream)
+/* A copy from or to @host's memory is waited for where that is not pinned. */
+static hipError_t put_copy(void *to, const void *from, size_t bytes, const void *host,
+			   hipStream_t stream)
 {
-	hipError_t status;
-
-	ENTER("hipMemcpyHtoDAsync");
-	fake_first("copy to the device");
-	status = fake_put(
+	hipError_t status = fake_put(
 		stream,
 		&(struct fake_packet){.kind = PACKET_COPY, .to = to, .from = from, .bytes = bytes});
-	if (status != hipSuccess || fake_is_pinned(from, bytes))
+
+	if (status != hipSuccess || fake_is_pinned(host, bytes))
 		return status;
 	fake_add(COUNT_UNPINNED_COPIES, 1);
 	return hipStreamSynchronize(stream);
 }
 
+hipError_t hipMemcpyHtoDAsync(hipDeviceptr_t to, copied from, size_t bytes, hipStream_t stream)
+{
+	ENTER("hipMemcpyHtoDAsync");
+	fake_first("copy to the device");
+	return put_copy(to, from, bytes, from, stream);
+}
+
 hipError_t hipMemcpyDtoHAsync(void *to, hipDeviceptr_t from, size_t bytes, hipStream_t stream)
 {
-	hipError_t status;
-
 	ENTER("hipMemcpyDtoHAsync");
 	fake_first("copy from the device");
-	status = fake_put(
-		stream,
-		&(struct fake_packet){.kind = PACKET_COPY, .to = to, .from = from, .bytes = bytes});
-	if (status != hipSuccess || fake_is_pinned(to, bytes))
-		return status;
-	fake_add(COUNT_UNPINNED_COPIES, 1);
-	return hipStreamSynchronize(stream);
+	return put_copy(to, from, bytes, to, stream);
 }
 
 hipError_t hipMemsetD8Async(hipDeviceptr_t to, unsigned char value, size_t bytes,

@@ -4,21 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include <prepare.h>
-
-static void prepare(const struct abi_prepare_args *args)
-{
-	struct prepare_shared shared;
-
-	for (abi_i64 i = 0; i < (abi_i64)args->grid * PREPARE_THREADS; i++)
-		prepare_pages(args, i, (abi_i64)args->grid * PREPARE_THREADS);
-	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
-		prepare_first_step(args, i, &shared);
-	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
-		prepare_second_step(args, i, &shared);
-	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
-		prepare_third_step(args, i, &shared);
-}
+#include "prepare_on_host.h"
 
 static union abi_args last_args;
 
@@ -53,7 +39,7 @@ void stub_kernel_run(const char *function, const union abi_args *args)
 					  : (size_t)s->batch * (size_t)s->seqlen_q_max;
 
 	if (strcmp(function, "fmha_prepare") == 0)
-		prepare(&args->prepare);
+		prepare_on_host(&args->prepare);
 	else
 		last_args = *args;
 	if (takes_q(function) && is_plain(fwd))

@@ -6,7 +6,7 @@
  */
 #include <stdio.h>
 
-#include <prepare.h>
+#include <prepare_on_host.h>
 
 #include "bend.h"
 
@@ -17,20 +17,6 @@ struct prepared {
 	void *workspace;
 	struct abi_prepare_args args;
 };
-
-static void run_kernel(const struct abi_prepare_args *args)
-{
-	static struct prepare_shared shared;
-
-	for (abi_i64 i = 0; i < (abi_i64)args->grid * PREPARE_THREADS; i++)
-		prepare_pages(args, i, (abi_i64)args->grid * PREPARE_THREADS);
-	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
-		prepare_first_step(args, i, &shared);
-	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
-		prepare_second_step(args, i, &shared);
-	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
-		prepare_third_step(args, i, &shared);
-}
 
 /* False: the plan needs no tables. */
 static bool prepare(struct runner *r, struct prepared *p)
@@ -54,7 +40,7 @@ static bool prepare(struct runner *r, struct prepared *p)
 	launch_bind(&p->local.launches[0], &bases, &args);
 	p->args = args.prepare;
 	p->args.grid = 1 + random_pick(r, 3); /* as a device would say */
-	run_kernel(&p->args);
+	prepare_on_host(&p->args);
 	return true;
 }
 

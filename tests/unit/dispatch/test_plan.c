@@ -186,80 +186,71 @@ static void many_rows_are_not_split(void **state)
 	fixture_deinit(&f);
 }
 
-/* The examples of split.c, and what else decides: memory has to be busy, a second kernel costs. */
-static void splits_keep_memory_busy(void **state)
-{
-	static const struct {
-		int batch, nhead_k, seqlen_q, seqlen_k, page_size;
-		bool gpu;
-		int n_least, n_most;
-	} cases[] = {
-		{1, 1, 1, 131072, 0, true, 112, 128},
-		{1, 8, 1, 8192, 0, true, 14, 16},
-		{8, 8, 1, 16384, 0, true, 2, 2},
-		{64, 8, 1, 4096, 0, true, 1, 1},
-		{1, 8, 1, 200, 0, true, 1, 1},
-		{1, 8, 8, 8192, 0, true, 16, 33},  /* 32 packed rows want two blocks in a unit */
-		{1, 8, 64, 8192, 0, true, 2, 9},   /* 256: products take the time */
-		{16, 8, 1, 8192, 0, false, 1, 1},  /* a thread is one place */
-		{1, 8, 1, 8192, 0, false, 15, 15}, /* as balance has it */
-		{8, 8, 1, 16384, 16, true, 4,
-		 4}, /* not 3: two blocks in some units, one in others */
-	};
+/* A decode, and how many splits it may get. */
+struct decode {
+	int batch, nhead_k, seqlen_q, seqlen_k, page_size;
+	struct split_device device;
+	int n_least, n_most;
+};
 
-	(void)state;
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+static void assert_splits(const struct decode *cases, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		const struct decode *decode = &cases[i];
 		struct fixture f;
 		struct split_choice split;
 
 		fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
 		make_decode(&f);
-		f.problem.batch = cases[i].batch;
-		f.problem.nhead_k = cases[i].nhead_k;
-		f.problem.nhead_q = 4 * cases[i].nhead_k;
-		f.problem.seqlen_q = cases[i].seqlen_q;
-		f.problem.seqlen_k = cases[i].seqlen_k;
-		f.problem.page_size = cases[i].page_size;
+		f.problem.batch = decode->batch;
+		f.problem.nhead_k = decode->nhead_k;
+		f.problem.nhead_q = 4 * decode->nhead_k;
+		f.problem.seqlen_q = decode->seqlen_q;
+		f.problem.seqlen_k = decode->seqlen_k;
+		f.problem.page_size = decode->page_size;
 		f.problem.q.dtype = f.problem.k.dtype = f.problem.v.dtype = FMHA_BF16;
-		split_choose(&f.problem, &(struct split_device){.units = 132, .gpu = cases[i].gpu},
-			     &split);
-		if (split.n < cases[i].n_least || split.n > cases[i].n_most)
+		split_choose(&f.problem, &decode->device, &split);
+		if (split.n < decode->n_least || split.n > decode->n_most)
 			fail_msg("case %zu: %d splits, %s", i, split.n, split.why);
 		assert_int_not_equal(split.why[0], 0);
 	}
 }
 
-/* By data sheets: few blocks ask for all that memory gives, and units are many. */
-static void splits_of_amd_merge_few_parts(void **state)
+/* The examples of split.c, and what else decides: memory has to be busy, a second kernel costs. */
+static void splits_keep_memory_busy(void **state)
 {
-	static const struct split_device mi300 = {304, true, 5300e3 / 304},
-					 rx7900 = {96, true, 960e3 / 96};
-	static const struct {
-		const struct split_device *device;
-		int batch, nhead_k, seqlen_k, n_least, n_most;
-	} cases[] = {
-		{&mi300, 1, 8, 8192, 12, 22}, {&mi300, 1, 1, 131072, 120, 180},
-		{&mi300, 64, 8, 4096, 1, 1},  {&mi300, 1, 8, 256, 1, 1},
-		{&rx7900, 1, 8, 8192, 3, 5},  {&rx7900, 8, 8, 8192, 1, 1},
+	const struct split_device h200 = {.units = 132, .gpu = true}, cpu = {.units = 132};
+	const struct decode cases[] = {
+		{1, 1, 1, 131072, 0, h200, 112, 128},
+		{1, 8, 1, 8192, 0, h200, 14, 16},
+		{8, 8, 1, 16384, 0, h200, 2, 2},
+		{64, 8, 1, 4096, 0, h200, 1, 1},
+		{1, 8, 1, 200, 0, h200, 1, 1},
+		{1, 8, 8, 8192, 0, h200, 16, 33}, /* 32 packed rows want two blocks in a unit */
+		{1, 8, 64, 8192, 0, h200, 2, 9},  /* 256: products take the time */
+		{16, 8, 1, 8192, 0, cpu, 1, 1},   /* a thread is one place */
+		{1, 8, 1, 8192, 0, cpu, 15, 15},  /* as balance has it */
+		{8, 8, 1, 16384, 16, h200, 4,
+		 4}, /* not 3: two blocks in some units, one in others */
 	};
 
 	(void)state;
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		struct fixture f;
-		struct split_choice split;
+	assert_splits(cases, sizeof(cases) / sizeof(cases[0]));
+}
 
-		fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
-		make_decode(&f);
-		f.problem.batch = cases[i].batch;
-		f.problem.nhead_k = cases[i].nhead_k;
-		f.problem.nhead_q = 4 * cases[i].nhead_k;
-		f.problem.seqlen_q = 1;
-		f.problem.seqlen_k = cases[i].seqlen_k;
-		f.problem.q.dtype = f.problem.k.dtype = f.problem.v.dtype = FMHA_BF16;
-		split_choose(&f.problem, cases[i].device, &split);
-		if (split.n < cases[i].n_least || split.n > cases[i].n_most)
-			fail_msg("case %zu: %d splits, %s", i, split.n, split.why);
-	}
+/* By data sheets: few blocks ask for all that memory gives, and units are many. */
+static void splits_of_amd_merge_few_parts(void **state)
+{
+	const struct split_device mi300 = {304, true, 5300e3 / 304},
+				  rx7900 = {96, true, 960e3 / 96};
+	const struct decode cases[] = {
+		{1, 8, 1, 8192, 0, mi300, 12, 22}, {1, 1, 1, 131072, 0, mi300, 120, 180},
+		{64, 8, 1, 4096, 0, mi300, 1, 1},  {1, 8, 1, 256, 0, mi300, 1, 1},
+		{1, 8, 1, 8192, 0, rx7900, 3, 5},  {8, 8, 1, 8192, 0, rx7900, 1, 1},
+	};
+
+	(void)state;
+	assert_splits(cases, sizeof(cases) / sizeof(cases[0]));
 }
 
 static void splits_cover_all_keys(void **state)
