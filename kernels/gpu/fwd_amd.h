@@ -11,9 +11,10 @@
  * instructions as it takes. Which elements of a slab are which is up to us, as long as both sides agree: where a lane's
  * scores are not neighbours, V lies in LDS in their order.
  *
- * K lies in LDS by rows, V transposed, both in units of 16 bytes that are permuted within a row (slab.h). There are two stages: tile n is multiplied, n + 1 is written, n + 2 is
- * on its way from memory, and one barrier a tile is enough. A tile is fetched through a descriptor of its own, which
- * ends where the keys do: what lies behind reads as zero, and a lane's offset is the same in every tile.
+ * K lies in LDS by rows, V transposed, both in units of 16 bytes that are permuted within a row (slab.h). There are
+ * two stages: tile n is multiplied, n + 1 is written, n + 2 is on its way from memory, and one barrier a tile is enough.
+ * A tile is fetched through a descriptor of its own, which ends where the keys do: what lies behind reads as zero, and a
+ * lane's offset is the same in every tile.
  */
 #ifndef FMHA_GPU_FWD_AMD_H
 #define FMHA_GPU_FWD_AMD_H

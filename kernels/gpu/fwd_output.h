@@ -145,10 +145,11 @@ template <class C, int TM> struct ForwardOutput {
 		}
 	}
 
-	/* 1 / l and LSE of a row; the sink joins the denominator. */
+	/* 1 / l, for what dropout kept, and LSE of a row; the sink joins the denominator. */
 	METHOD float finish_row(float m, float sum, i32 row_head, float *ret_lse) const
 	{
 		const abi_fwd_args &a = block.a;
+		const float kept = C::DROPOUT ? a.dropout.p_keep_inverse : 1.0f;
 		float origin = m == minus_infinity() ? minus_infinity() : m * unit;
 
 		if (a.sink && !C::SPLIT) {
@@ -162,7 +163,7 @@ template <class C, int TM> struct ForwardOutput {
 			float factor = exp2_fast(origin - high), total = sum * factor + exp2_fast(sink - high);
 
 			*ret_lse = high * FMHA_LN_2 + log2_fast(total) * FMHA_LN_2;
-			return factor * reciprocal(total);
+			return kept * factor * reciprocal(total);
 		}
 		if (origin == minus_infinity()) {
 			/* Nothing to attend to; a NaN among the scores must stay visible. */
@@ -170,7 +171,7 @@ template <class C, int TM> struct ForwardOutput {
 			return sum == 0.0f ? 0.0f : sum;
 		}
 		*ret_lse = (origin + log2_fast(sum)) * FMHA_LN_2;
-		return reciprocal(sum);
+		return kept * reciprocal(sum);
 	}
 
 	METHOD void store_rows(int m, const float *stage) const

@@ -74,7 +74,8 @@ template <class C, int TM, int TN> struct ForwardScores {
 			}
 	}
 
-	/* P, whose sums were taken, becomes what V is multiplied with: dropped, in units of v's factors. */
+	/* P, whose sums were taken, becomes what V is multiplied with: dropped, in units of v's factors. What is
+	 * kept grows at the end: ForwardOutput::finish_row(). */
 	METHOD void drop(Scores &s, i32 row, i32 column) const
 	{
 		const abi_fwd_args &a = block.a;
@@ -109,7 +110,7 @@ template <class C, int TM, int TN> struct ForwardScores {
 
 		UNROLL
 		for (int e = 0; e < Core::E; e++)
-			s.x[e] = random.byte(e) <= (u32)d.keep_at_most ? s.x[e] * d.p_keep_inverse : 0.0f;
+			s.x[e] = random.byte(e) <= (u32)d.keep_at_most ? s.x[e] : 0.0f;
 	}
 
 	METHOD float q_descale(RowPlace p) const

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * fwd_wgmma.h: forward attention on Hopper. What a tile of scores means is in fwd_scores.h
- * and scores.h; here is how the products are fed. A block's last warpgroup loads: one warp asks the copy engine for
- * tiles of Q, K, V and a bias, and three warps turn 8-bit values (wgmma_values.h). The others own 64 rows each. The scores of the next tile of keys and O += P V of this one run one behind the other while
- * the softmax of those scores is computed, so that the tensor cores seldom wait.
+ * fwd_wgmma.h: forward attention on Hopper. What a tile of scores means is in fwd_scores.h and scores.h; here is how
+ * the products are fed. A block's last warpgroup loads: one warp asks the copy engine for tiles of Q, K, V and a bias,
+ * and three warps turn 8-bit values (wgmma_values.h). The others own 64 rows each. The scores of the next tile of keys
+ * and O += P V of this one run one behind the other while the softmax of those scores is computed, so that the tensor
+ * cores seldom wait.
  *
  * Tiles of keys are walked from the last to the first: those that a causal mask cuts come first. Blocks take
  * pieces of work (rows of one head) in turn: a grid of one block a multiprocessor keeps loading across them,

@@ -181,6 +181,7 @@ DEV void let_next_stage_begin() {}
 DEV void wait_for_stage_before() {}
 #endif
 DEV u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }
+DEV u64 multiply_wide(u32 a, u32 b) { return (u64)__umulhi(a, b) << 32 | a * b; } /* no pairs of registers: they spill */
 DEV float larger(float a, float b) { return fmaxf(a, b); } /* drops a NaN */
 DEV float magnitude_of(float x) { return fabsf(x); }
 DEV void atomic_add(float *p, float x) { (void)atomicAdd(p, x); }
@@ -259,7 +260,8 @@ DEV float reciprocal(float x)
 
 DEV void let_next_stage_begin() {}
 DEV void wait_for_stage_before() {}
-DEV u32 multiply_high(u32 a, u32 b) { return (u32)(((u64)a * b) >> 32); }
+DEV u64 multiply_wide(u32 a, u32 b) { return (u64)a * b; } /* one instruction, as each half by itself would be */
+DEV u32 multiply_high(u32 a, u32 b) { return (u32)(multiply_wide(a, b) >> 32); }
 DEV float larger(float a, float b) { return __builtin_fmaxf(a, b); }
 DEV float magnitude_of(float x) { return __builtin_fabsf(x); }
 DEV void atomic_add(float *p, float x)

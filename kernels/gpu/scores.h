@@ -26,10 +26,9 @@ struct Philox {
 
 		UNROLL
 		for (int round = 0; round < 7; round++) {
-			u32 high0 = multiply_high(0xD2511F53u, c.w[0]), low0 = 0xD2511F53u * c.w[0];
-			u32 high1 = multiply_high(0xCD9E8D57u, c.w[2]), low1 = 0xCD9E8D57u * c.w[2];
+			u64 x = multiply_wide(0xD2511F53u, c.w[0]), y = multiply_wide(0xCD9E8D57u, c.w[2]);
 
-			c = Philox{{high1 ^ c.w[1] ^ key0, low1, high0 ^ c.w[3] ^ key1, low0}};
+			c = Philox{{(u32)(y >> 32) ^ c.w[1] ^ key0, (u32)y, (u32)(x >> 32) ^ c.w[3] ^ key1, (u32)x}};
 			key0 += 0x9E3779B9u;
 			key1 += 0xBB67AE85u;
 		}
@@ -88,7 +87,9 @@ template <class Core, bool TRANSPOSED> struct DropoutTile {
 				patch = make_patch(d, batch_head, query, key);
 			take_half(SAME_PATCH || (key & 16));
 		} else if constexpr (Core::SHARES_PATCH) {
-			spread(make_patch(d, batch_head, query + Core::patch_row(), key), key & 16);
+			if (!SAME_PATCH)
+				patch = make_patch(d, batch_head, query + Core::patch_row(), key);
+			spread(patch, SAME_PATCH || (key & 16));
 		} else {
 			fill(row, column, [&](i32 q, i32 k) { return dropout_byte(d, batch_head, q, k); });
 		}

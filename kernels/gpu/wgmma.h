@@ -88,9 +88,9 @@ template <class T, int TILES> struct Wgmma;
 #define WGMMA_X16 WGMMA_X15, WGMMA_TILE(d[15])
 
 /*
- * along(): D = A B^T or, with add, D += A B^T, B read along its rows, A likewise or, of 16-bit types, in registers; turned(): the
- * same of A^T, A read across its rows, of 16-bit types; across(): D += A B, A in registers. Of 8-bit types B is always read along its rows: across() wants it
- * transposed (wgmma_values.h).
+ * along(): D = A B^T or, with add, D += A B^T, B read along its rows, A likewise or, of 16-bit types, in registers;
+ * turned(): the same of A^T, A read across its rows, of 16-bit types; across(): D += A B, A in registers. Of 8-bit types
+ * B is always read along its rows: across() wants it transposed (wgmma_values.h).
  */
 #define WGMMA(T, NAME, K, ALONG, ACROSS, TILES, N, P0, P1, P2, P3, P4, P5)                           \
 	template <> struct Wgmma<T, TILES> {                                                            \

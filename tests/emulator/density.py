@@ -105,7 +105,7 @@ KNOWN = (("gfx90a", "v_mfma_f32_32x32x8_bf16_1k", 16), ("gfx942", "v_mfma_f32_16
          ("gfx950", "v_mfma_f32_16x16x32_fp8_fp8", 4), ("gfx950", "v_mfma_f32_32x32x64_f8f6f4", 16),
          ("gfx950", "v_mfma_scale_f32_16x16x128_f8f6f4", 8), ("gfx1100", "v_wmma_f32_16x16x16_bf16", 32),
          ("gfx1201", "v_wmma_f32_16x16x16_f16", 16), ("gfx1201", "v_wmma_f32_16x16x16_fp8_bf8", 8))
-TRANSCENDENTAL = re.compile(r"v_(?:exp|log|rcp|rsq|sqrt|sin|cos)_|v_mul_(?:lo|hi)_[iu]32|v_mad_[iu]64_[iu]32")
+TRANSCENDENTAL = re.compile(r"v_(?:exp|log|rcp|rsq|sqrt|sin|cos)_|v_mul_(?:lo|hi)_[iu]32|v_mad_(?:co_)?[iu]64_[iu]32")
 NOT_ISSUED = ("s_waitcnt", "s_wait_", "s_nop", "s_barrier", "s_delay_alu", "s_setprio", "s_clause", "s_code_end")
 MEMORY = ("buffer_", "global_", "flat_", "scratch_")
 VMCNT = re.compile(r"s_waitcnt .*vmcnt\((\d+)\)|s_wait_loadcnt(_dscnt)? (\w+)")
