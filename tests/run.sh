@@ -126,15 +126,14 @@ nightly() {
     return $status
 }
 
-# All AMD kernels of a profile as assembly, with what their main loops cost in build/amd.csv; the emulator's cases, and
-# a problem for every class of kernels.
+# All AMD kernels of a profile as assembly, the emulator's cases, and a problem for every class of kernels.
 nightly_amd() {
     local -x FMHA_BUILD=$PWD/build/release
     local status=0 result arguments
     [ -x build/ziglang/ziglang/zig ] ||
         "$python" -m pip install --quiet --target build/ziglang ziglang ||
         echo "gfx950: PyPI's clang cannot be installed here" >&2
-    for arguments in "assembly.py --profile pytorch" "sinking.py --profile pytorch" "density.py --profile pytorch --csv build/amd.csv" instructions.py run.py \
+    for arguments in sweep.py instructions.py run.py \
         "service.py --arch gfx90a --arch gfx942 --arch gfx950 --arch gfx1100 --arch gfx1201" \
         "coverage.py --count" coverage.py; do
         result=0

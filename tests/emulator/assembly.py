@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: MIT
 """What an emulator forgives, looked for in the assembly of the AMD kernels. No GPU, no emulator.
 
-    python3 tests/emulator/assembly.py [--arch gfx942] [--quick | --profile pytorch [--every-type]]
-                                       [--match REGEX] [--jobs N] [--verbose]
+    python3 tests/emulator/assembly.py [--arch gfx942] [--quick] [--match REGEX] [--jobs N] [--verbose]
 
 Of every kernel: no scratch memory, registers and LDS within the limits; no instruction that a person
 wrote, whose hazards the compiler would not know; inside each basic block a wait of the right counter
 between a load and the first instruction that touches its destination, and nothing of LDS under way at
 a barrier. Waits that were taken out must be missed: that is tried on the first kernel of each arch.
-The kernels are those of the emulator's cases, or all of a profile: once where the same code has several
-names, and of 16-bit types bf16 alone (it has no instruction that converts) unless --every-type.
+The kernels are those of the emulator's cases; sweep.py has all of a profile.
 """
 import argparse
 import collections
@@ -159,16 +157,21 @@ SCRATCH = re.compile(r"^\t(?:scratch|buffer)_(?:load|store)", re.M)
 
 def check_resources(arch, lds_bytes, text):
     """What was spilled to lanes of other registers in the end may leave its bytes of scratch behind, unused. A kernel
-    that spills to memory is main()'s matter."""
+    that spills to memory is the caller's matter, see spilled()."""
     number = {key: int(value) for key, value in re.findall(r"\.(\w+):\s+(\d+)$", text, re.M)}
     limit = 512 if arch.startswith("gfx9") else 256
     rules = [("vgpr_count", limit), ("group_segment_fixed_size", 0)]
-    if not number["vgpr_spill_count"]:
+    if not spilled(number):
         rules.append(("private_segment_fixed_size", 0 if SCRATCH.search(text) else 64))
     wrong = [f"{key} is {number[key]}, at most {most} is allowed" for key, most in rules if number[key] > most]
     if lds_bytes > (163840 if arch == "gfx950" else 65536):
         wrong.append(f"{lds_bytes} bytes of LDS")
     return wrong, number
+
+
+def spilled(number):
+    """How many registers are kept in memory, as fmhad counts them: CDNA's accumulation registers are none."""
+    return number["vgpr_spill_count"] if number["private_segment_fixed_size"] else 0
 
 
 def check_written(text):
@@ -249,8 +252,6 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--arch", action="append")
     parser.add_argument("--quick", action="store_true", help="a few kernels, and those with the fewest registers left")
-    parser.add_argument("--profile", help="of what `fmhactl build --list` names")
-    parser.add_argument("--every-type", action="store_true", help="f16 as well as bf16")
     parser.add_argument("--match", default="", help="a regular expression")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--verbose", action="store_true")
@@ -258,20 +259,17 @@ def main():
     archs = clangs.known(options.arch or ARCHS, "assembly")
     if not archs:
         return 77
-    lib, failed, jobs, times, spilled, sound = abi.load_library(), 0, [], [], {}, set()
+    lib, failed, jobs, times, spilling, sound = abi.load_library(), 0, [], [], {}, set()
     for arch in archs:
-        if options.profile:
-            kernels = of_profile(lib, arch, options.profile, options.every_type)
-        else:
-            kernels = wanted(lib, arch, options.quick)
+        kernels = wanted(lib, arch, options.quick)
         mine = [(name, kernel) for name, kernel in kernels.items() if re.search(options.match, name)]
         jobs += [Job(arch, name, kernel, n == 0) for n, (name, kernel) in enumerate(mine)]
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
         for job, (wrong, number, seconds) in zip(jobs, pool.map(check, jobs)):
             failed += bool(wrong)
             times.append((seconds, job.name))
-            if number and number["vgpr_spill_count"]:
-                spilled[job.name] = number["vgpr_spill_count"]
+            if number and spilled(number):
+                spilling[job.name] = spilled(number)
             else:
                 sound.add(spill_check.kind_of(job.name))
             if options.verbose and number:
@@ -280,7 +278,7 @@ def main():
                       f"{seconds:.2f} s")
             for sentence in wrong:
                 print(f"FAIL {job.name}: {sentence}", flush=True)
-    for name, count in spilled.items():  # a daemon sets it aside where another tile serves the same problems
+    for name, count in spilling.items():  # a daemon sets it aside where another tile serves the same problems
         alone = spill_check.kind_of(name) not in sound
         failed += alone
         print(f"{'FAIL' if alone else 'set aside'} {name}: spills {count} registers", flush=True)

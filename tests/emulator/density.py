@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What the main loops of the AMD kernels cost by the cycle, counted in the assembly. No GPU, no emulator.
 
-    python3 tests/emulator/density.py [--update] [--profile pytorch] [--csv FILE] [--arch gfx942] [--match REGEX] [--jobs N]
+    python3 tests/emulator/density.py [--update] [--arch gfx942] [--match REGEX] [--jobs N]
 
 One line a loop and kernel: issue cycles a score that a lane owns, of the matrix, vector, scalar, LDS and memory pipes;
 density, the matrix cycles divided by those of the busiest pipe, so what is left of the matrix units' speed when the
@@ -9,9 +9,9 @@ waves of a compute unit overlap perfectly; cycles of one wave by itself as llvm-
 (LDS and memory arrive at once there); registers, waves a SIMD, bytes fetched from memory divided by the least
 possible; flight, the KiB that the waves of a compute unit have under way, by wide loads, whenever one comes to wait for
 what it has asked for since the last time. The way round a loop is the cheapest one with all its matrix instructions: no
-mask where a branch goes round it. It is compared with tests/emulator/density.csv: what is worse by more than 3 % than its line there fails,
-and so does a kernel without a line. --update writes the table. With --profile, the kernels of a profile (bf16) are
-counted instead, and those without a line are not looked for.
+mask where a branch goes round it. It is compared with tests/emulator/density.csv: what is worse by more than 3 % than
+its line there fails, and so does a kernel without a line. --update writes the lines of what was counted. These are some
+of the loops, in bf16 and e4m3; sweep.py has all of a profile.
 
 Not counted: waits, clocks, bank conflicts, caches. The speed of AMD GPUs is unmeasured.
 
@@ -322,17 +322,21 @@ def notices(job):
     return all(worse(old, new) for old, new in zip(rows_of(job, text), rows_of(job, twice)))
 
 
-def rows_of(job, text):
+def busiest(arch, pipes):
+    """The cycles of the pipe that has the most to do."""
+    together = pipes["matrix"] + (0 if is_cdna(arch) else pipes["vector"])
+    return max(together, pipes["vector"], pipes["lds"], pipes["memory"])
+
+
+def rows_of(job, text, mca=True):
     rows = []
     number = {key: int(value) for key, value in re.findall(r"\.(\w+):\s+(\d+)$", text, re.M)}
     wave = 64 if is_cdna(job.arch) else 32
     for loop, way in enumerate(main_loops(job.arch, text)):
         pipes = {pipe: sum(block.pipes[pipe] * often for block, often in way) for pipe in PIPES}
-        together = pipes["matrix"] + (0 if is_cdna(job.arch) else pipes["vector"])
-        busiest = max(together, pipes["vector"], pipes["lds"], pipes["memory"])
         waves = waves_of(job.arch, number["vgpr_count"], job.lds_bytes, job.threads // wave)
-        row = dict(kernel=job.name, loop=loop, density=f"{pipes['matrix'] / busiest:.3f}",
-                   mca=f"{mca_cycles(job.arch, way) / job.scores:.1f}",
+        row = dict(kernel=job.name, loop=loop, density=f"{pipes['matrix'] / busiest(job.arch, pipes):.3f}",
+                   mca=f"{mca_cycles(job.arch, way) / job.scores:.1f}" if mca else "",
                    registers=number["vgpr_count"],
                    waves=waves,
                    flight=f"{in_flight(way) * wave * waves * (4 if is_cdna(job.arch) else 2) / 1024:.0f}",
@@ -356,11 +360,7 @@ def short_names(arch):
 def jobs_of(lib, options, archs):
     jobs = []
     for arch in archs:
-        names = list(short_names(arch))
-        if options.profile:
-            names = [n for n in spill_check.listed(arch, options.profile)
-                     if "_bf16_" in n and re.search("_gpu_(mfma|wmma|amd)", n) and "batch_prefill" not in n]
-        for name in names:
+        for name in short_names(arch):
             if re.search(options.match, name):
                 kernel = spill_check.kernel_of(lib, name)
                 assert kernel is not None, f"no problem makes {name}"
@@ -384,15 +384,14 @@ def read_table():
         return {(row["kernel"], row["loop"]): row for row in csv.DictReader(f)}
 
 
-def order(key):
-    return next(n for n, arch in enumerate(ARCHS) if f"_{arch}_" in key[0])
-
-
-def write_table(table, path=TABLE):
-    with open(path, "w", encoding="ascii", newline="") as f:
+def write_table(table, found, counted):
+    """What was @found, and of kernels that were not @counted what the @table had."""
+    place = {name: n for n, name in enumerate(name for arch in ARCHS for name in short_names(arch))}
+    rows = found | {key: row for key, row in table.items() if key[0] in place and key[0] not in counted}
+    with open(TABLE, "w", encoding="ascii", newline="") as f:
         writer = csv.DictWriter(f, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(table.values())
+        writer.writerows(rows[key] for key in sorted(rows, key=lambda key: (place[key[0]], key[1])))
 
 
 def show(row):
@@ -405,8 +404,6 @@ def show(row):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--update", action="store_true", help="write the table")
-    parser.add_argument("--profile", help="of what `fmhactl build --list` names")
-    parser.add_argument("--csv", help="a file to write what was found to, besides")
     parser.add_argument("--arch", action="append")
     parser.add_argument("--match", default="", help="a regular expression")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -431,17 +428,14 @@ def main():
                 show(row)
                 key = (row["kernel"], row["loop"])
                 found[key] = row
-                if options.update or (options.profile and key not in table):
+                if options.update:
                     continue
                 said = worse(table[key], row) if key in table else ["no line in density.csv"]
                 failed += bool(said)
                 for sentence in said:
                     print(f"FAIL {job.name} loop {row['loop']}: {sentence}", flush=True)
     if options.update:
-        skipped = {key: row for key, row in table.items() if not any(f"_{arch}_" in key[0] for arch in archs)}
-        write_table(dict(sorted((skipped | found).items(), key=lambda item: order(item[0]))))
-    if options.csv:
-        write_table(found, options.csv)
+        write_table(table, found, {job.name for job in jobs})
     print(f"density: {len(found)} loops of {len(jobs)} kernels, {failed} worse than their lines")
     return 1 if failed or not jobs else 0
 

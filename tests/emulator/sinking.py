@@ -13,7 +13,6 @@ import collections
 import concurrent.futures
 import os
 import re
-import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -24,6 +23,7 @@ import assembly  # noqa: E402
 import clangs  # noqa: E402
 
 PASS = "postra-machine-sink"
+SHOW = [word for when in ("before", "after") for word in ("-mllvm", f"-print-{when}={PASS}")]
 DUMP = re.compile(r"^# \*\*\* IR Dump (Before|After) .*$", re.M)
 COPY = re.compile(r"(?:renamable )?\$(\w+) = COPY (?:killed )?(?:renamable )?\$(\w+)")
 WRITTEN = re.compile(r"implicit-def (?:dead )?(?:early-clobber )?(?:renamable )?\$(\w+)")
@@ -74,21 +74,22 @@ def moved_past_writes(before, after):
     return wrong
 
 
-def check(task):
-    arch, source, options, careless = task
-    clang = clangs.find(arch)
-    standing = () if careless else clangs.standing_options(clang.command)
-    show = [word for when in ("before", "after") for word in ("-mllvm", f"-print-{when}={PASS}")]
-    done = subprocess.run([clang.command, *clangs.DIALECT, "-S", f"--offload-arch={arch}", "-I" + assembly.GPU,
-                           "-I" + abi.INCLUDE, *standing, *options, *show, "-o", "/dev/null",
-                           os.path.join(assembly.GPU, source)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        return [done.stderr[-300:]], 0
-    parts = DUMP.split(done.stderr)[1:]
+def moved(dumps):
+    """Of what SHOW makes clang say: sentences about every function, and how often the pass ran."""
+    parts = DUMP.split(dumps)[1:]
     texts = {"Before": [], "After": []}
     for when, text in zip(parts[::2], parts[1::2]):
         texts[when].append(text)
     return [sentence for pair in zip(texts["Before"], texts["After"]) for sentence in moved_past_writes(*pair)], len(parts)
+
+
+def check(task):
+    arch, source, options, careless = task
+    try:
+        _, dumps = clangs.compile_with_notes(arch, os.path.join(assembly.GPU, source), [*options, *SHOW], careless)
+    except RuntimeError as error:
+        return [str(error)], 0
+    return moved(dumps)
 
 
 def main():

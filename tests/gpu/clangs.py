@@ -10,6 +10,7 @@ import collections
 import functools
 import os
 import subprocess
+import tempfile
 
 import abi
 
@@ -31,7 +32,7 @@ def zig_as_clang():
     folder = os.path.join(build_folder(), "emulator")
     path = os.path.join(folder, "zig-clang")
     os.makedirs(folder, exist_ok=True)
-    with open(f"{path}.{os.getpid()}", "w", encoding="ascii") as f:
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="ascii") as f:
         f.write(f'#!/bin/sh\nexec "{ZIG}" clang "$@"\n')
     os.chmod(f.name, 0o755)
     os.rename(f.name, path)
@@ -92,13 +93,17 @@ def compile_object(arch, source, options, out):
         raise RuntimeError(f"{clang.command}: {done.stderr[:300]}")
 
 
-def compile_text(arch, source, options):
-    """The assembly that it comes to."""
+def compile_with_notes(arch, source, options, careless=False):
+    """The assembly that it comes to, and what clang says besides. @careless leaves out what fmhad gives every build."""
     clang = find(arch)
-    folder = os.path.dirname(source)
-    done = subprocess.run([clang.command, *DIALECT, "-S", f"--offload-arch={arch}", "-I" + folder, "-I" + abi.INCLUDE,
-                           *standing_options(clang.command), *options, "-o", "-", source],
+    standing = () if careless else standing_options(clang.command)
+    done = subprocess.run([clang.command, *DIALECT, "-S", f"--offload-arch={arch}", "-I" + os.path.dirname(source),
+                           "-I" + abi.INCLUDE, *standing, *options, "-o", "-", source],
                           capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(done.stderr[:300])
-    return done.stdout
+        raise RuntimeError(done.stderr[-300:])
+    return done.stdout, done.stderr
+
+
+def compile_text(arch, source, options):
+    return compile_with_notes(arch, source, options)[0]

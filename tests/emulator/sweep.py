@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT
+"""All AMD kernels of a profile, in every type, each compiled once: what assembly.py, sinking.py and density.py have to
+say of them. No GPU, no emulator; 90 minutes of two cores.
+
+    python3 tests/emulator/sweep.py [--update] [--profile pytorch] [--arch gfx942] [--match REGEX] [--rows FILE] [--jobs N]
+
+None may keep registers in memory, and what its main loops cost is compared with tests/emulator/sweep.csv: a line a
+kernel, one for both 16-bit types where they cost the same, with a column an arch. A cell has the issue cycles a score
+of each main loop's busiest pipe and, behind the slash, the waves a SIMD. What is worse by more than 3 % fails, and so do
+a kernel without a cell and a cell without a kernel. --update writes what was found. --rows writes a file with all that
+density.py counts. What has no matrix instructions has no cell. A table of least and median densities comes last.
+"""
+import argparse
+import collections
+import concurrent.futures
+import csv
+import itertools
+import os
+import re
+import statistics
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "gpu"))
+
+import abi  # noqa: E402
+import assembly  # noqa: E402
+import clangs  # noqa: E402
+import density  # noqa: E402
+import sinking  # noqa: E402
+
+TABLE = os.path.join(HERE, "sweep.csv")
+COLUMNS = ("kernel", "types", *density.ARCHS)
+BOTH = "f16 bf16"
+NAME = re.compile(r"fmha_(?P<family>\w+?)_(?P<dtype>f32|f16|bf16)_(?P<arch>gfx\w+?)_gpu_(?P<rest>\w+)")
+DEAR = ("bias", "bias2", "cap", "drop")
+ROUNDED = 0.05  # what one decimal may hide
+# Cells before and after, and whether that is worse.
+KNOWN = (("8.0/2", "8.2/2", False), ("8.0/2", "8.4/2", True), ("48.0 64.0/2", "48.0 67.0/2", True),
+         ("8.0/3", "8.0/2", True), ("8.0/2", "7.0/3", False), ("8.0/2", "8.0 1.0/2", True), ("8.0/2", "", True), ("", "8.0/2", True))
+
+Finding = collections.namedtuple("Finding", "wrong spills rows seconds")
+
+
+def look(job):
+    before = os.times()
+    try:
+        source = os.path.join(assembly.GPU, job.source)
+        text, dumps = clangs.compile_with_notes(job.arch, source, [*job.options, *sinking.SHOW])
+    except RuntimeError as error:
+        return Finding([str(error)], 0, [], 0)
+    after = os.times()
+    wrong, number = assembly.check_resources(job.arch, job.lds_bytes, text)
+    wrong += assembly.check_written(text) + assembly.check_waits(job.arch, text)[:3]
+    wrong += sinking.moved(dumps)[0]
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    return Finding(wrong, assembly.spilled(number), density.rows_of(job, text, mca=False), seconds)
+
+
+def cell_of(arch, rows):
+    cycles = [density.busiest(arch, {pipe: float(row[pipe]) for pipe in density.PIPES}) for row in rows]
+    return f"{' '.join(f'{c:.1f}' for c in cycles)}/{rows[0]['waves']}" if rows else ""
+
+
+def is_worse(old, new):
+    if not old or not new:
+        return old != new
+    (old_cycles, old_waves), (new_cycles, new_waves) = old.split("/"), new.split("/")
+    pairs = list(itertools.zip_longest(map(float, old_cycles.split()), map(float, new_cycles.split())))
+    return int(new_waves) < int(old_waves) or any(None in pair or pair[1] > pair[0] * density.SLACK + ROUNDED for pair in pairs)
+
+
+def split_name(name):
+    """A kernel's place in the table: line, type, arch."""
+    found = NAME.fullmatch(name)
+    return f"{found['family']} {found['rest']}", found["dtype"], found["arch"]
+
+
+def name_of(line, dtype, arch):
+    family, rest = line.split()
+    return f"fmha_{family}_{dtype}_{arch}_gpu_{rest}"
+
+
+def read_table():
+    """{a kernel's name: its cell}"""
+    with open(TABLE, encoding="ascii", newline="") as f:
+        return {name_of(row["kernel"], dtype, arch): row[arch]
+                for row in csv.DictReader(f) for dtype in row["types"].split() for arch in density.ARCHS if row[arch]}
+
+
+def write_table(cells):
+    lines = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for name, cell in cells.items():
+        line, dtype, arch = split_name(name)
+        lines[line][dtype][arch] = cell
+    with open(TABLE, "w", encoding="ascii", newline="") as f:
+        writer = csv.DictWriter(f, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for line in sorted(lines):
+            types = lines[line]
+            alike = len(types) == 2 and types["f16"] == types["bf16"]
+            for dtype in [BOTH] if alike else sorted(types):
+                writer.writerow({"kernel": line, "types": dtype} | types[dtype.split()[0]])
+
+
+def compare(old, new):
+    """Says what is worse, missing or new; returns how many are."""
+    failed = [name for name in sorted(old.keys() | new.keys()) if is_worse(old.get(name, ""), new.get(name, ""))]
+    for name in failed:
+        print(f"FAIL {name}: cycles and waves {old.get(name, 'without a cell')} -> {new.get(name, 'no such kernel')}", flush=True)
+    return len(failed)
+
+
+def show_densities(found):
+    """Of every loop, by what dearest a score goes through, an arch a column: the least and the median, and of how many."""
+    groups = collections.defaultdict(list)
+    for name, finding in found.items():
+        line, _, arch = split_name(name)
+        if finding.rows:
+            family, rest = line.split()
+            words = [family[:3], rest.split("_h")[0], *(word for word in rest.split("_") if word in DEAR)]
+            groups[" ".join(words), arch].append(min(float(row["density"]) for row in finding.rows))
+    archs = [arch for arch in density.ARCHS if any(arch == other for _, other in groups)]
+    print("\n".join(["", f"| density | {' | '.join(archs)} |", "|---" * (1 + len(archs)) + "|"]))
+    for group in sorted({group for group, _ in groups}):
+        cells = [sorted(groups[group, arch]) for arch in archs]
+        cells = [f"{c[0]:.2f} / {statistics.median(c):.2f} of {len(c)}" if c else "" for c in cells]
+        print(f"| {group} | {' | '.join(cells)} |")
+
+
+def say(found):
+    """What is wrong of each by itself; returns how many kernels are, and says how long they compile."""
+    failed, times = 0, sorted((finding.seconds, name) for name, finding in found.items())
+    for name, finding in found.items():
+        said = finding.wrong + [f"keeps {finding.spills} registers in memory"] * bool(finding.spills)
+        failed += bool(said)
+        for sentence in said:
+            print(f"FAIL {name}: {sentence}", flush=True)
+    for share in (0.5, 0.9, 0.99, 1) if times else ():
+        seconds, name = times[int(share * (len(times) - 1))]
+        print(f"{share * 100:.0f} % compile within {seconds:.2f} CPU seconds ({name})")
+    return failed
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--update", action="store_true", help="write the table")
+    parser.add_argument("--profile", default="pytorch", help="of what `fmhactl build --list` names; the table is of pytorch")
+    parser.add_argument("--arch", action="append")
+    parser.add_argument("--match", default="", help="a regular expression")
+    parser.add_argument("--rows", help="a file to write all that is counted to")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    archs = clangs.known(options.arch or density.ARCHS, "sweep")
+    if not archs:
+        return 77
+    for old, new, expected in KNOWN:
+        assert is_worse(old, new) == expected, f"{old} and {new}"
+    lib, jobs, found = abi.load_library(), {}, {}
+    for arch in archs:
+        for name, kernel in assembly.of_profile(lib, arch, options.profile, True).items():
+            if re.search(options.match, name):
+                jobs[name] = density.Job(arch, name, kernel)
+    with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
+        for n, (name, finding) in enumerate(zip(jobs, pool.map(look, jobs.values(), chunksize=8)), 1):
+            found[name] = finding
+            if n % 1000 == 0:
+                print(f"sweep: {n} of {len(jobs)}", flush=True)
+    failed = say(found)
+    cells = {name: cell_of(jobs[name].arch, finding.rows) for name, finding in found.items()}
+    cells = {name: cell for name, cell in cells.items() if cell}
+    known = read_table()
+    looked_at = {name for name in known if split_name(name)[2] in archs and re.search(options.match, name)}
+    if options.update:
+        write_table({name: cell for name, cell in known.items() if name not in looked_at} | cells)
+    else:
+        failed += compare({name: known[name] for name in looked_at}, cells)
+    if options.rows:
+        with open(options.rows, "w", encoding="ascii", newline="") as f:
+            writer = csv.DictWriter(f, density.COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(row for finding in found.values() for row in finding.rows)
+    show_densities(found)
+    print(f"sweep: {len(jobs)} kernels, {len(cells)} with main loops; {failed} failed")
+    return 1 if failed or not jobs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
