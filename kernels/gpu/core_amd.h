@@ -433,4 +433,35 @@ template <class T> struct CoreAmd {
 #endif
 };
 
+/*
+ * e4m3 as it is, where matrix units multiply it: accumulators as above, and eight values of an operand a lane. A product
+ * sums 32 of them on CDNA, two tiles' columns, and 16 on RDNA4. In words of gfx942's own e4m3: slab.h.
+ */
+struct AmdBytes {
+	u32 r[2];
+};
+template <> struct CoreAmd<E4M3> : CoreAmd<BF16> {
+	typedef E4M3 Type;
+	typedef AmdBytes Operand;
+
+	METHOD static void multiply(Acc &c, const Operand &a, const Operand &b)
+	{
+		c = __builtin_bit_cast(Acc, multiply_words(b, a, __builtin_bit_cast(AmdFloats, c)));
+	}
+
+	/* A template, since not every arch has the instruction. */
+	template <class Words> METHOD static AmdFloats multiply_words(const Words &x, const Words &y, AmdFloats c)
+	{
+#if FMHA_CORE == FMHA_CORE_MFMA
+		return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(__builtin_bit_cast(long, x), __builtin_bit_cast(long, y), c,
+								  0, 0, 0);
+#elif FMHA_CORE == FMHA_CORE_WMMA12
+		typedef int Pair __attribute__((ext_vector_type(2)));
+
+		return __builtin_amdgcn_wmma_f32_16x16x16_fp8_fp8_w32_gfx12(__builtin_bit_cast(Pair, x),
+									    __builtin_bit_cast(Pair, y), c);
+#endif
+	}
+};
+
 #endif

@@ -12,6 +12,10 @@
  * the head dimension are two. Two pieces are in registers, or on their way there: when one was multiplied, the next but one
  * is asked for, so that a wave which waits for one has the other under way.
  *
+ * e4m3 is multiplied as it is. Rows of V, a word of four dimensions each, change bytes in blocks of 4 x 4, where they
+ * arrived; a product of CDNA takes P and V of two runs. A weight becomes two of e4m3, of which the second is what the first
+ * leaves: together they are as precise as bf16, and products cost nothing here.
+ *
  * Shares come in runs of 16 keys that lie in one page. A page's number is found a share ahead, and it, the place of
  * the page and the descriptor of a run are in scalar registers: a lane's offset is the same in every run. Where left
  * padding is no whole runs, tiles begin as many columns earlier, so that runs do not cross pages.
@@ -23,27 +27,35 @@
 #include "fwd_scores.h"
 #include "stage.h"
 
-template <class C> struct Forward {
-	typedef typename C::Core Core;
+template <class Base> struct Forward {
+	typedef typename Base::Element Element;
+	typedef CoreAmd<Element> Core;
+	typedef AmdConfig<Base, Core> C;
 	typedef typename Core::Operand Operand;
-	typedef typename C::Element Element;
 	typedef typename ForwardBlock<C>::Keys Keys;
 	static const int TM = C::TILE_M / 16;
 	static const int RUN = 16, RUNS = C::TILE_N / C::WAVES_N / RUN, SHARE = RUNS * RUN;
 	static_assert(TM * 16 == C::TILE_M && C::WAVES_M == 1 && SHARE * C::WAVES_N == C::TILE_N, "a wave has all rows");
-	static_assert(SameType<Element, typename Core::Type>::value && !C::DROPOUT && !C::DESCALE, "16-bit types");
+	static_assert(!C::DROPOUT, "a tile's rows belong to several heads");
+	static_assert(RUNS <= 2, "a share lies in one page, or in two");
 
-	/* Lanes that hold one line of an operand, how many words of it each of them fetches, how many of V's rows. */
-	static const int GROUPS = FMHA_WAVE / 16, OWN = Core::E / 2, ROWS = Core::E;
-	static const int PARTS = lds_amd_parts(C::cut(C::TILE_M, C::TILE_N)); /* pieces of K, and of V */
-	static const int CHUNKS = C::HDIM_Q / 8 / GROUPS, PART_CHUNKS = CHUNKS / PARTS, STEPS = 4 / OWN; /* products of a chunk */
-	static_assert(CHUNKS * GROUPS * 8 == C::HDIM_Q && PART_CHUNKS * PARTS == CHUNKS, "whole chunks a lane");
+	/* Lanes that hold one line of an operand, how many words of it each of them fetches, how many of V's rows in a run, and
+	 * from how many runs an operand of V and P is. */
+	static const int GROUPS = FMHA_WAVE / 16, ROWS = Core::E;
+	static const int OWN = sizeof(Operand) / 4 / (FMHA_CORE == FMHA_CORE_WMMA11 ? 2 : 1);
+	static const int VALUES = 4 / SLAB_ELEMENT /* of a word */, KEY_RUNS = OWN * VALUES / ROWS;
+	static_assert(RUNS % KEY_RUNS == 0, "whole products");
+	static const int PARTS = lds_amd_parts(C::cut(C::TILE_M, C::TILE_N), SLAB_ELEMENT); /* pieces of K, and of V */
+	static const int CHUNK = 4 * VALUES, CHUNKS = C::HDIM_Q / CHUNK / GROUPS, PART_CHUNKS = CHUNKS / PARTS;
+	static const int STEPS = 4 / OWN; /* products of a chunk */
+	static_assert(CHUNKS * GROUPS * CHUNK == C::HDIM_Q && PART_CHUNKS * PARTS == CHUNKS, "whole chunks a lane");
 	/* Chunks in which rows that are narrower than the tile may end. */
-	static const int TAILS = LDS_AMD_TAIL / 8 / GROUPS;
+	static const int TAILS = (LDS_AMD_TAIL - 1) / (CHUNK * GROUPS) + 1;
 
 	typedef RegTile<Core, TM, RUNS> Scores;
 	typedef ForwardScores<C, TM, RUNS> Steps;
-	typedef Softmax<Core, TM, true> Rule;
+	typedef WeightUnit<Element> Unit;
+	typedef Softmax<Core, TM, true, Unit> Rule;
 
 	/*
 	 * Which dimensions of V line l of the operands holds: as many neighbours as a load brings of each slice of 16 times as
@@ -51,8 +63,10 @@ template <class C> struct Forward {
 	 */
 	struct Dims {
 		static const int WIDTH = C::HDIM_V / 16, PART = WIDTH / PARTS;
-		static const int FIRST = PART < 8 ? 4 : 8, SECOND = PART - FIRST;
-		static_assert(PART * PARTS == WIDTH && (SECOND == 0 || SECOND == 2 || SECOND == 4 || SECOND == 8),
+		static const int FIRST = PART < 8 ? 4 : PART < 16 || SLAB_ELEMENT == 2 ? 8 : 16, SECOND = PART - FIRST;
+		static const int FIRST_WORDS = FIRST / VALUES, SECOND_WORDS = SECOND / VALUES, WORDS = FIRST_WORDS + SECOND_WORDS;
+		static_assert(PART * PARTS == WIDTH && WORDS * VALUES == PART &&
+				      (SECOND_WORDS == 0 || SECOND_WORDS == 1 || SECOND_WORDS == 2 || SECOND_WORDS == 4),
 			      "4, 8 or 16 bytes a load");
 
 		METHOD static constexpr int slices() { return SECOND ? 2 : 1; } /* of a part */
@@ -80,7 +94,7 @@ template <class C> struct Forward {
 		}
 	};
 	template <class T> struct HeldQueries<true, T> {
-		static const int STRIDE = lds_amd_query_stride(C::HDIM_Q);
+		static const int STRIDE = lds_amd_query_stride(C::HDIM_Q, SLAB_ELEMENT);
 		char *lds;
 
 		METHOD static int at(int m, int c) { return (m * 16 + line()) * STRIDE + c * GROUPS * 16; }
@@ -103,11 +117,14 @@ template <class C> struct Forward {
 	/* Waves merge 16 rows and a fourth of the dimensions at a time, four lines of an operand: QUARTER floats of a row. */
 	static const int QUARTER = C::HDIM_V / LDS_AMD_TURNS;
 	typedef PartialRows<C, C::WAVES_N, lds_amd_stride(C::HDIM_V), 16> Partials;
-	static_assert(Partials::FLOATS * 4 * C::WAVES_N <= lds_amd_decode(C::cut(C::TILE_M, C::TILE_N)), "as lds.h says");
+	static_assert(Partials::FLOATS * 4 * C::WAVES_N <= lds_amd_decode(C::cut(C::TILE_M, C::TILE_N), SLAB_ELEMENT),
+		      "as lds.h says");
 
 	ForwardBlock<C> block;
 	Band band;
 	Modifiers<C> modifiers;
+	RowVector<Core, TM> factors; /* Q's, whose heads are a tile's rows, and K's */
+	float o_scale;		     /* what results are multiplied with: V's, and the units of weights */
 	i32 wave;
 	Queries q;
 	RegTile<Core, TM, WIDTH> o;
@@ -125,7 +142,7 @@ template <class C> struct Forward {
 			return;
 		wave = wave_id();
 		band = block.band();
-		modifiers = Modifiers<C>::make(block.a, block.seq);
+		make_modifiers();
 		o.zero();
 		rows.init();
 		fetch_queries(lds);
@@ -133,6 +150,22 @@ template <class C> struct Forward {
 		if (PARKED)
 			block_sync(); /* nobody reads Q any more */
 		finish((float *)lds);
+	}
+
+	METHOD void make_modifiers()
+	{
+		const abi_fwd_args &a = block.a;
+
+		modifiers = Modifiers<C>::make(a, block.seq);
+		(C::LOGITS ? modifiers.scale : modifiers.unit) *= SLAB_UNIT * SLAB_UNIT;
+		o_scale = (float)SLAB_UNIT / (1 << Unit::SHIFT);
+		if (!C::FACTORS)
+			return;
+		o_scale *= block.factor(a.v_descale, block.head_k);
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			factors.v[m][0] = block.factor(a.k_descale, block.head_k) *
+					  block.factor(a.q_descale, block.place_of(block.tile_row + m * 16 + line()).head);
 	}
 
 	/* The lane's words of an operand: RDNA3 wants those of the other half wave beside them. */
@@ -164,9 +197,13 @@ template <class C> struct Forward {
 		UNROLL
 		for (int m = 0; m < TM; m++)
 			UNROLL
-			for (int c = 0; c < CHUNKS; c++)
-				q.put(m, c, load_or_zero(queries, block.tile_row + m * 16 + line(), (c * GROUPS + group()) * 8,
-							 block.n_rows));
+			for (int c = 0; c < CHUNKS; c++) {
+				chunk16 x = load_or_zero(queries, block.tile_row + m * 16 + line(), (c * GROUPS + group()) * CHUNK,
+							 block.n_rows);
+
+				to_slab_words(x.w);
+				q.put(m, c, x);
+			}
 		wave_sync();
 	}
 
@@ -179,7 +216,7 @@ template <class C> struct Forward {
 
 	/* Two pieces of K and V: those of K are even and odd, and so are those of V behind them. */
 	struct Stream {
-		static const int KEY_WORDS = RUNS * PART_CHUNKS * 4, VALUE_WORDS = RUNS * ROWS * Dims::PART / 2;
+		static const int KEY_WORDS = RUNS * PART_CHUNKS * 4, VALUE_WORDS = RUNS * ROWS * Dims::WORDS;
 		static const int WORDS = KEY_WORDS > VALUE_WORDS ? KEY_WORDS : VALUE_WORDS;
 		const Forward &loop;
 		const Reach<C> &reach;
@@ -189,8 +226,8 @@ template <class C> struct Forward {
 		i32 step_pages, step_slots;
 		u32 held[2][WORDS];
 
-		METHOD u32 k_bytes() const { return (u32)keys.stride_seq * 2; }
-		METHOD u32 v_bytes() const { return (u32)values.stride_seq * 2; }
+		METHOD u32 k_bytes() const { return (u32)keys.stride_seq * SLAB_ELEMENT; }
+		METHOD u32 v_bytes() const { return (u32)values.stride_seq * SLAB_ELEMENT; }
 
 		METHOD Place begin()
 		{
@@ -201,14 +238,14 @@ template <class C> struct Forward {
 			for (int n = 0; n < TAILS; n++) {
 				i32 chunk = (CHUNKS - TAILS + n) * GROUPS;
 
-				k_tail[n] = (chunk + group()) * 8 < keys.hdim ? k_from + chunk * 16 : BUFFER_NOWHERE;
+				k_tail[n] = (chunk + group()) * CHUNK < keys.hdim ? k_from + chunk * 16 : BUFFER_NOWHERE;
 			}
 			UNROLL
 			for (int s = 0; s < Dims::slices(); s++)
 				UNROLL
 				for (int i = 0; i < ROWS; i++)
 					v_from[s][i] = Core::column(i) * v_bytes() +
-						       (Dims::start(s) * 16 + line() * Dims::width(s)) * 2;
+						       (Dims::start(s) * 16 + line() * Dims::width(s)) * SLAB_ELEMENT;
 			step_pages = C::PAGED ? C::TILE_N / keys.page_size : 0;
 			step_slots = C::PAGED ? C::TILE_N % keys.page_size : 0;
 			first.tile = tiles.column(0);
@@ -285,13 +322,13 @@ template <class C> struct Forward {
 		METHOD u32 *key_words(int part, int r, int c) { return held[part % 2] + (r * PART_CHUNKS + c) * 4; }
 		METHOD u32 *value_words(int part, int r, int i)
 		{
-			return held[(PARTS + part) % 2] + (r * ROWS + i) * (Dims::PART / 2);
+			return held[(PARTS + part) % 2] + (r * ROWS + i) * Dims::WORDS;
 		}
 
 		METHOD void fetch_keys(int part, const Place &p, int r)
 		{
 			const Buffer b = Buffer::rows(at(keys, p, r), loop.band.end - (p.column + r * RUN), RUN, k_bytes(),
-						      keys.hdim * 2);
+						      keys.hdim * SLAB_ELEMENT);
 
 			k_from = (u32)hidden_lane((i32)k_from); /* offsets made here are the instructions', not registers */
 			UNROLL
@@ -310,18 +347,18 @@ template <class C> struct Forward {
 				skip = __builtin_amdgcn_readfirstlane(clamp(first_value(p.tile) - column, 0, RUN));
 			const Buffer b = Buffer::rows(at(values, p, r) + skip * values.stride_seq,
 						      reach.end_of_values(loop.band) - (column + skip), RUN - skip, v_bytes(),
-						      values.hdim * 2);
+						      values.hdim * SLAB_ELEMENT);
 
 			UNROLL
 			for (int i = 0; i < ROWS; i++) {
 				UNROLL
 				for (int n = 0; n < Dims::slices(); n++)
 					v_from[n][i] = (u32)hidden_lane((i32)v_from[n][i]);
-				u32 *to = value_words(part, r, i), from = part * 16 * Dims::PART * 2 - skip * v_bytes();
+				u32 *to = value_words(part, r, i), from = part * 16 * Dims::WORDS * 4 - skip * v_bytes();
 
-				load_words<Dims::FIRST / 2>(to, b, v_from[0][i] + from);
+				load_words<Dims::FIRST_WORDS>(to, b, v_from[0][i] + from);
 				if constexpr (Dims::SECOND > 0)
-					load_words<Dims::SECOND / 2>(to + Dims::FIRST / 2, b, v_from[1][i] + from);
+					load_words<Dims::SECOND_WORDS>(to + Dims::FIRST_WORDS, b, v_from[1][i] + from);
 			}
 		}
 
@@ -343,7 +380,40 @@ template <class C> struct Forward {
 
 		METHOD Operand key(int part, int r, int c, int step) { return whole(key_words(part, r, c) + step * OWN); }
 
-		/* Dimension t of the part's, of run r's keys. */
+		/* 8 bits: what arrived becomes what is multiplied, V four keys of a dimension at a time. */
+		METHOD void keys_arrive(int part) { to_words<KEY_WORDS>(held[part % 2]); }
+		METHOD void values_arrive(int part)
+		{
+			to_words<VALUE_WORDS>(held[(PARTS + part) % 2]);
+			UNROLL
+			for (int n = 0; n < RUNS * ROWS && SLAB_ELEMENT == 1; n += 4)
+				UNROLL
+				for (int w = 0; w < Dims::WORDS; w++) {
+					u32 x[4];
+
+					UNROLL
+					for (int i = 0; i < 4; i++)
+						x[i] = value_words(part, 0, n + i)[w];
+					turn_bytes(x);
+					UNROLL
+					for (int i = 0; i < 4; i++)
+						value_words(part, 0, n + i)[w] = x[i];
+				}
+		}
+		template <int N> METHOD static void to_words(u32 *from)
+		{
+			u32 x[N];
+
+			UNROLL
+			for (int i = 0; i < N; i++)
+				x[i] = from[i];
+			to_slab_words(x);
+			UNROLL
+			for (int i = 0; i < N; i++)
+				from[i] = x[i];
+		}
+
+		/* Dimension t of the part's, of the keys of KEY_RUNS runs from r on. */
 		METHOD Operand column(int part, int r, int t)
 		{
 			const u32 LOW = 0x05040100, HIGH = 0x07060302;
@@ -351,8 +421,10 @@ template <class C> struct Forward {
 
 			UNROLL
 			for (int i = 0; i < OWN; i++)
-				own[i] = __builtin_amdgcn_perm(value_words(part, r, 2 * i + 1)[t / 2],
-							       value_words(part, r, 2 * i)[t / 2], t % 2 ? HIGH : LOW);
+				own[i] = SLAB_ELEMENT == 1
+						 ? value_words(part, r, 4 * i + t % 4)[t / 4]
+						 : __builtin_amdgcn_perm(value_words(part, r, 2 * i + 1)[t / 2],
+									 value_words(part, r, 2 * i)[t / 2], t % 2 ? HIGH : LOW);
 			return whole(own);
 		}
 	};
@@ -385,9 +457,12 @@ template <class C> struct Forward {
 			s.zero();
 			UNROLL
 			for (int part = 0; part < PARTS; part++) {
+				stream.keys_arrive(part);
 				multiply_keys(s, stream, part);
 				stream.follow(part, here, next);
 			}
+			if (C::FACTORS)
+				scale_rows(s, factors);
 			if (C::LOGITS)
 				steps.make_logits(s, block.tile_row, tile + wave * SHARE);
 			if (reach.is_masked(band, tile))
@@ -422,35 +497,56 @@ template <class C> struct Forward {
 
 	METHOD void multiply_values(const Scores &s, Stream &stream, const Place &here, const Place &next)
 	{
-		Operand p[RUNS][TM];
+		Operand p[RUNS / KEY_RUNS][TM][TERMS];
 
 		UNROLL
-		for (int r = 0; r < RUNS; r++)
+		for (int n = 0; n < RUNS / KEY_RUNS; n++)
 			UNROLL
 			for (int m = 0; m < TM; m++) {
-				const float *x = s.t[m][r].x;
-				u32 own[OWN];
+				u32 own[TERMS][OWN];
 
 				UNROLL
 				for (int i = 0; i < OWN; i++)
-					own[i] = RoundToNearest::pack(typename Core::Type(), x[2 * i], x[2 * i + 1]);
-				p[r][m] = whole(own);
+					pack(s.t[m][n * KEY_RUNS + i * VALUES / ROWS].x + i * VALUES % ROWS, i, own);
+				UNROLL
+				for (int k = 0; k < TERMS; k++)
+					p[n][m][k] = whole(own[k]);
 			}
 		UNROLL
 		for (int part = 0; part < PARTS; part++) {
+			stream.values_arrive(part);
 			UNROLL
-			for (int r = 0; r < RUNS; r++)
+			for (int n = 0; n < RUNS / KEY_RUNS; n++)
 				UNROLL
 				for (int t = 0; t < Dims::PART; t++) {
-					const Operand v = stream.column(part, r, t);
+					const Operand v = stream.column(part, n * KEY_RUNS, t);
 
 					UNROLL
 					for (int m = 0; m < TM; m++)
-						Core::multiply(o.t[m][part * Dims::PART + t], p[r][m], v);
+						UNROLL
+						for (int k = 0; k < TERMS; k++)
+							Core::multiply(o.t[m][part * Dims::PART + t], p[n][m][k], v);
 					if (t % 2 == 1)
 						Core::step();
 				}
 			stream.follow(PARTS + part, here, next);
+		}
+	}
+
+	/* Word i of each operand that a weight becomes part of. */
+	static const int TERMS = SLAB_ELEMENT == 1 ? 2 : 1;
+	METHOD static void pack(const float *x, int i, u32 (&to)[TERMS][OWN])
+	{
+		if constexpr (SLAB_ELEMENT == 1) {
+			typedef float Pair __attribute__((ext_vector_type(2)));
+			u32 most = RoundToNearest::pack(Element(), x[0], x[1], x[2], x[3]);
+			Pair low = __builtin_amdgcn_cvt_pk_f32_fp8((i32)most, false);
+			Pair high = __builtin_amdgcn_cvt_pk_f32_fp8((i32)most, true);
+
+			to[0][i] = most;
+			to[1][i] = RoundToNearest::pack(Element(), x[0] - low[0], x[1] - low[1], x[2] - high[0], x[3] - high[1]);
+		} else {
+			to[0][i] = RoundToNearest::pack(Element(), x[0], x[1]);
 		}
 	}
 
@@ -496,7 +592,7 @@ template <class C> struct Forward {
 		RegTile<Core, 1, WIDTH> unused;
 		SoftmaxRows<Core, 1> none;
 		const ForwardOutput<C, 1> output = {block, unused, none, modifiers.unit, 0};
-		float sum = Core::row_sum(rows.l(m, 0));
+		float sum = Core::row_sum(rows.l(m, 0)) * (1.0f / (1 << Unit::SHIFT));
 
 		if (group() == 0)
 			partials.put_stats(wave, line(), rows.m(m, 0), sum);
@@ -513,7 +609,8 @@ template <class C> struct Forward {
 			for (i32 i = thread_id(); i < n_rows * (QUARTER / 4); i += C::THREADS) {
 				i32 row = i / (QUARTER / 4), at = i % (QUARTER / 4) * 4;
 
-				store_slot(output, partials.merge(row, at, modifiers.unit), m * 16 + row, dim_of_place(turn, at));
+				store_slot(output, partials.merge(row, at, modifiers.unit), m * 16 + row, dim_of_place(turn, at),
+					   o_scale);
 			}
 			block_sync(); /* nobody reads them any more */
 		}

@@ -76,6 +76,9 @@
 #define AMD_DECODE(cores, hdim, m, n, without)                                                     \
 	TILE(GPU_AMD_DECODE, cores, FORWARD, HALF, WITHOUT(dropout) | (without), hdim, m, n, 1, 4, \
 	     2)
+#define AMD_DECODE_BYTES(cores, hdim, m, n, without)                                               \
+	TILE(GPU_AMD_DECODE, cores, FORWARD, E4M3, WITHOUT(dropout) | (without), hdim, m, n, 1, 4, \
+	     2)
 #define STAGED_GRAD(cores, hdim, m, n, waves, blocks, without)                                     \
 	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, WITHOUT(dropout) | (without),      \
 	     hdim, m, n, waves, 1, blocks)
@@ -162,6 +165,12 @@ static const struct spec_row kernels[] = {
 	AMD_DECODE(WMMA_CORES, 256, 16, 64, 0),
 	AMD_DECODE(WMMA_CORES, 128, 32, 64, WITHOUT(bias)),
 	AMD_DECODE(WMMA_CORES, 64, 64, 64, WITHOUT(bias)),
+	AMD_DECODE_BYTES(CORE(MFMA), 256, 16, 128, 0),
+	AMD_DECODE_BYTES(CORE(MFMA), 128, 32, 128, 0),
+	AMD_DECODE_BYTES(CORE(WMMA12), 128, 16, 128, 0),
+	AMD_DECODE_BYTES(CORE(WMMA12), 256, 16, 64, 0),
+	AMD_DECODE_BYTES(CORE(WMMA12), 64, 32, 128, WITHOUT(bias)),
+	AMD_DECODE_BYTES(CORE(WMMA12), 128, 32, 64, WITHOUT(bias)),
 	ROWS(GPU_MFMA, CORE(MFMA), 128, 128, 64, 8, 1, 1),
 	ROWS(GPU_MFMA, CORE(MFMA), 256, 64, 32, 4, 1, 1),
 	PACK(GPU_MFMA_PACK, CORE(MFMA), 128, 16, 64, 1, 4, 1),

@@ -123,7 +123,7 @@ static int32_t forward_lds(const struct gpu_arch *arch, const struct gpu_traits 
 	if (t->pipeline == GPU_AMD)
 		return lds_amd(cut_of(arch, t), element_bytes(traits));
 	if (t->pipeline == GPU_AMD_DECODE)
-		return lds_amd_decode(cut_of(arch, t));
+		return lds_amd_decode(cut_of(arch, t), element_bytes(traits));
 	return lds_forward(cut_of(arch, t), is_parked(arch, t));
 }
 
@@ -300,13 +300,24 @@ static const char *amd_pages_misfit(const struct gpu_arch *arch, const struct gp
 }
 
 /* A wave has all rows and runs of 16 keys; 16 lanes share a value, and a lane has as many chunks of a key as others. */
-static const char *amd_decode_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
+static const char *amd_decode_misfit(const struct gpu_arch *arch, const struct gpu_traits *traits,
+				     const struct gpu_tile *t)
 {
 	if (t->tile_m % 16 || t->waves_m != 1)
 		return "a wave holds rows in sixteens";
 	if (t->hdim_v < 64 || t->hdim_v == 224)
 		return "two loads of 16 lanes do not bring a value";
-	return t->hdim_q % (arch->wave / 2) ? "lanes have chunks of a key alike" : NULL;
+	if (t->tile_n / t->waves_n > 32)
+		return "two pages do not hold what a wave has of a tile";
+	if (t->hdim_q % (arch->wave / element_bytes(traits)))
+		return "lanes have chunks of a key alike";
+	if (traits->dtype <= ABI_BF16)
+		return NULL;
+	if (traits->dtype != ABI_E4M3 || !bytes_at_once(arch))
+		return "takes keys of 8 bits as e4m3, where matrix units multiply it";
+	if (t->hdim_v % 64)
+		return "lanes have whole words of a value";
+	return t->tile_n / t->waves_n % (arch->wave / 2) ? "products sum as many keys of 8 bits at once" : NULL;
 }
 
 /* Tiles of the staged loop that spill with some features and not with others; another one serves those problems. */
@@ -326,7 +337,7 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_
 {
 	const char *why = t->pipeline == GPU_WGMMA ? warpgroups_misfit(t)
 			  : t->pipeline == GPU_AMD ? amd_misfit(arch, t, t->tile_m, t->tile_n)
-			  : t->pipeline == GPU_AMD_DECODE ? amd_decode_misfit(arch, t)
+			  : t->pipeline == GPU_AMD_DECODE ? amd_decode_misfit(arch, traits, t)
 							  : NULL;
 
 	if (!why && t->pipeline == GPU_AMD && traits->dtype > ABI_BF16)
@@ -449,8 +460,7 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 	if (t->pipeline == GPU_AMD &&
 	    ((family == ABI_FWD_SPLITKV && traits->paged) || amd_forward_spills(arch, traits, t)))
 		return 1;
-	if ((t->pipeline == GPU_WGMMA && traits->dtype > ABI_E4M3) ||
-	    (t->pipeline == GPU_AMD_DECODE && traits->dtype > ABI_BF16))
+	if (t->pipeline == GPU_WGMMA && traits->dtype > ABI_E4M3)
 		return 1;
 	if (begin_kernel(arch, family, traits->dtype, t, k))
 		return 1;
@@ -464,7 +474,8 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 				.paged = traits->paged,
 				.descale = traits->descale,
 				.logits = traits->bias || traits->softcap || traits->any_scale ||
-					  (traits->descale && t->pipeline != GPU_AMD),
+					  (traits->descale && t->pipeline != GPU_AMD &&
+					   t->pipeline != GPU_AMD_DECODE),
 				.buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, traits, t) : 0,
 				.parked = t->pipeline != GPU_DECODE && is_parked(arch, t)});
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));

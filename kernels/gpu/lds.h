@@ -241,25 +241,24 @@ LDS_FN int lds_amd_parks_queries(struct lds_cut c)
 }
 
 /* How many pieces K of a wave's share, and V of it, come in: halves where O and they would leave RDNA no registers. */
-LDS_FN int lds_amd_parts(struct lds_cut c)
+LDS_FN int lds_amd_parts(struct lds_cut c, int element)
 {
-	int keys = c.tile_n / c.waves_n;
+	int words = c.tile_n / c.waves_n * (c.hdim_q + c.hdim_v) * element / 4;
 
-	return c.core != FMHA_CORE_MFMA &&
-			       (c.tile_m * c.hdim_v + keys * (c.hdim_q + c.hdim_v) / 2) / c.wave > 176
+	return c.core != FMHA_CORE_MFMA && (c.tile_m * c.hdim_v + words) / c.wave > 176
 		       ? 2
 		       : 1;
 }
 
-LDS_FN int lds_amd_query_stride(int hdim)
+LDS_FN int lds_amd_query_stride(int hdim, int element)
 {
-	return hdim * 2 + 16;
+	return hdim * element + 16;
 }
 
-LDS_FN int lds_amd_decode(struct lds_cut c)
+LDS_FN int lds_amd_decode(struct lds_cut c, int element)
 {
 	return lds_max(c.waves_n * 16 * (lds_amd_stride(c.hdim_v) + 2) * 4,
-		       lds_amd_parks_queries(c) ? c.tile_m * lds_amd_query_stride(c.hdim_q) : 0);
+		       lds_amd_parks_queries(c) ? c.tile_m * lds_amd_query_stride(c.hdim_q, element) : 0);
 }
 
 /*

@@ -9,9 +9,9 @@
 #include "buffer.h"
 #include "slab.h"
 
-/* Values of 8 bits are multiplied as they are; their factors, one a head, are the modifiers' and the result's. */
-template <class C> struct AmdConfig : C {
-	typedef SlabCore<typename C::Element> Core;
+/* Values of 8 bits are multiplied as they are; their factors, one a head, are the scores' and the result's. */
+template <class C, class OwnCore = SlabCore<typename C::Element>> struct AmdConfig : C {
+	typedef OwnCore Core;
 	static const bool FACTORS = C::DESCALE, DESCALE = false;
 };
 
@@ -155,6 +155,19 @@ template <int ROWS, int COLS, int THREADS, bool BY_ROWS, int RUN = ROWS> struct 
 	}
 };
 
+/* Word i becomes bytes i of all four. */
+DEV void turn_bytes(u32 (&x)[4])
+{
+	const u32 EVEN = 0x06020400, ODD = 0x07030501, LOW = 0x05040100, HIGH = 0x07060302;
+	u32 even0 = __builtin_amdgcn_perm(x[1], x[0], EVEN), odd0 = __builtin_amdgcn_perm(x[1], x[0], ODD);
+	u32 even2 = __builtin_amdgcn_perm(x[3], x[2], EVEN), odd2 = __builtin_amdgcn_perm(x[3], x[2], ODD);
+
+	x[0] = __builtin_amdgcn_perm(even2, even0, LOW);
+	x[1] = __builtin_amdgcn_perm(odd2, odd0, LOW);
+	x[2] = __builtin_amdgcn_perm(even2, even0, HIGH);
+	x[3] = __builtin_amdgcn_perm(odd2, odd0, HIGH);
+}
+
 /*
  * 8-bit values, transposed: four rows of WIDTH columns a thread and turn, as wide as leaves work for all threads. Bytes
  * change places in blocks of 4 x 4. Lanes side by side have ACROSS columns of 16 rows, as pages have them: they store
@@ -228,19 +241,6 @@ template <int ROWS, int COLS, int THREADS, int RUN = ROWS> struct ByteColumnStag
 				for (int i = 0; i < 4 && is_there(n); i++)
 					*(u32 *)(lds + to[n][w * 4 + i]) = x[i];
 			}
-	}
-
-	/* Word i becomes bytes i of all four. */
-	METHOD static void turn_bytes(u32 (&x)[4])
-	{
-		const u32 EVEN = 0x06020400, ODD = 0x07030501, LOW = 0x05040100, HIGH = 0x07060302;
-		u32 even0 = __builtin_amdgcn_perm(x[1], x[0], EVEN), odd0 = __builtin_amdgcn_perm(x[1], x[0], ODD);
-		u32 even2 = __builtin_amdgcn_perm(x[3], x[2], EVEN), odd2 = __builtin_amdgcn_perm(x[3], x[2], ODD);
-
-		x[0] = __builtin_amdgcn_perm(even2, even0, LOW);
-		x[1] = __builtin_amdgcn_perm(odd2, odd0, LOW);
-		x[2] = __builtin_amdgcn_perm(even2, even0, HIGH);
-		x[3] = __builtin_amdgcn_perm(odd2, odd0, HIGH);
 	}
 
 	METHOD static i32 run_of(int n)

@@ -80,10 +80,12 @@ STAGED = {
               "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_buffers", "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_mask_buffers"),
 }
 STAGED_BYTES = {  # the same of e4m3, where matrix units multiply it
-    "gfx9": ("fwd h64x64_t256x128_w8x1_b1", "fwd h64x64_t128x64_w4x1_b2_mask_descale", "fwd h128x128_t256x64_w8x1_b1",
+    "gfx9": ("fwd decode_h64x64_t16x128_w1x4_b2_pack", "fwd_splitkv decode_h128x128_t16x128_w1x4_b2_pack_split_mask_paged_descale",
+             "fwd h64x64_t256x128_w8x1_b1", "fwd h64x64_t128x64_w4x1_b2_mask_descale", "fwd h128x128_t256x64_w8x1_b1",
              "fwd h128x128_t256x64_w8x1_b1_mask_descale", "fwd h256x256_t128x64_w4x1_b1_mask",
              "fwd_pagedkv h128x128_t256x64_w8x1_b1_mask_paged_descale"),
-    "gfx12": ("fwd h64x64_t256x128_w16x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask_descale", "fwd h128x128_t256x64_w16x1_b1",
+    "gfx12": ("fwd decode_h64x64_t16x128_w1x4_b2_pack", "fwd_splitkv decode_h128x128_t16x128_w1x4_b2_pack_split_mask_paged_descale",
+              "fwd h64x64_t256x128_w16x1_b1", "fwd h64x64_t128x64_w8x1_b1_mask_descale", "fwd h128x128_t256x64_w16x1_b1",
               "fwd h128x128_t128x64_w8x1_b1_mask_descale", "fwd h256x256_t128x32_w8x1_b1_mask",
               "fwd_pagedkv h128x128_t256x64_w16x1_b1_mask_paged_descale"),
 }

@@ -284,6 +284,7 @@ def staged():
 
 
 MULTIPLY_BYTES = {arch: "gpu_amd" for arch in ("gfx942", "gfx950", "gfx1200", "gfx1201")}  # others: the general loop
+DECODE_BYTES = {arch: "gpu_amd_decode" for arch in MULTIPLY_BYTES}
 
 
 def staged_bytes():
@@ -361,10 +362,41 @@ def few_rows():
     yield Case("forward", **d | dict(dq=64, dv=64, sq=21), page=16, splits=2, split_size=160, alibi=True, cap=20.0)
 
 
+def few_rows_of_bytes():
+    """The same loop where matrix units multiply e4m3: factors that differ between packed heads besides, and every code."""
+    for d, hq in ((128, 2), (64, 8)):
+        b = dict(dtype=abi.E4M3, dq=d, dv=d, sq=2, hq=hq, hk=1, pipeline=DECODE_BYTES)
+        yield Case("forward", **b, sk=300, sink=True, heavy=0.05, descale=True)
+        yield Case("forward", **b, sk=333, batch=2, lens_k=[333, 41], splits=3, split_size=128, descale=True)
+        yield Case("forward", **b, sk=300, page=16, batch=2, lens_k=[290, 33], mask=BR, right=0, descale=True)
+        yield Case("forward", **b, sk=300, page=48, lens_k=[290], splits=2, split_size=160, o_dtype=abi.F16)
+        yield Case("forward", **b, sk=400, page=256, table="sglang", mask=BR, left=30, right=0, poison=(0, 360))
+        yield Case("forward", **b, sk=600, page=32, mask=BR, left=150, right=0, sinks=9, lens_k=[550], descale=True)
+        yield Case("forward", **b | dict(sq=5), sk=170, alibi=True, cap=20.0, mask=BR, right=0, descale=True)
+        yield Case("forward", **b, sk=70, bias=abi.F32, scale=-0.2, o_dtype=abi.F32)
+        yield Case("forward", **b, sk=70, descale="signed")
+    d = dict(dtype=abi.E4M3, hq=3, hk=1, sq=2, sk=300, pipeline=DECODE_BYTES)
+    yield Case("forward", **d | dict(hq=4, hk=2), group=[(1, 300), (3, 40), (0, 9), (2, 0)], dq=64, dv=128, mask=BR, right=0,
+               descale=True)
+    for dq, dv in ((256, 256), (192, 128), (192, 192), (112, 112), (48, 48)):
+        b = d | dict(dq=dq, dv=dv)
+        yield Case("forward", **b, page=16, batch=2, lens_k=[287, 33], mask=BR, right=0, sink=True, descale=True)
+        yield Case("forward", **b, splits=4, split_size=96, lens_k=[150])
+    for d_, pad, poison in ((128, [37, 0], None), (64, [7, 7], (0, 7)), (256, [21, 48], (0, 21))):
+        b = d | dict(dq=d_, dv=d_, batch=2, leftpad=pad, poison=poison)
+        yield Case("forward", **b | dict(sk=200), page=16, lens_k=[190, 75])
+        yield Case("forward", **b, page=48, lens_k=[290, 120], mask=BR, left=150, right=0, sinks=20, splits=3, split_size=96)
+    for dq, sq in ((128, 7), (64, 9)):
+        b = d | dict(dq=dq, dv=dq, sq=sq, descale=True)
+        yield Case("forward", **b, page=48, batch=2, lens_k=[190, 5], mask=BR, right=0)
+        yield Case("forward", **b | dict(sk=200), splits=3, split_size=96, mask=BR, left=60, right=0, sinks=9, sink=True)
+    yield Case("codes", dtype=abi.E4M3, sq=1, sk=1, dq=64, dv=256, o_dtype=abi.F32, pipeline=DECODE_BYTES)
+
+
 def emulated(quick):
     """For an emulator: a second or two each."""
-    cases = [case for part in (forward_small, staged, staged_bytes, few_rows, forward_features, forward_rest, forward_hdims, merges,
-                               backward_small, backward_features, append_small, append_features) for case in part()]
+    cases = [case for part in (forward_small, staged, staged_bytes, few_rows, few_rows_of_bytes, forward_features, forward_rest,
+                               forward_hdims, merges, backward_small, backward_features, append_small, append_features) for case in part()]
     return cases[::12] if quick else cases
 
 

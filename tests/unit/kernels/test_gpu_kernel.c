@@ -346,6 +346,38 @@ static void amd_loops_multiply_e4m3(void **state)
 	assert_int_equal(make("gfx950", ABI_FWD, &e4m3, &odd, &k), 1);
 }
 
+/* Decode's waves share a tile's keys: as many as a product sums are a wave's at the least. */
+static void amd_decode_multiplies_e4m3(void **state)
+{
+	const struct gpu_tile tile = {GPU_AMD_DECODE, 16, 128, 128, 128, 1, 4, 2};
+	const struct gpu_traits e4m3 = {.dtype = ABI_E4M3, .descale = 1, .paged = 1};
+	const struct gpu_traits e5m2 = {.dtype = ABI_E5M2};
+	struct gpu_tile odd = tile;
+	struct gpu_kernel k;
+
+	(void)state;
+	assert_int_equal(make("gfx942", ABI_FWD, &e4m3, &tile, &k), 0);
+	assert_true(has_option(&k, "-DFMHA_DESCALE=1") && has_option(&k, "-DFMHA_LOGITS=0"));
+	assert_int_equal(make("gfx950", ABI_FWD_SPLITKV, &e4m3, &tile, &k), 0);
+	assert_int_equal(make("gfx1201", ABI_FWD_PAGEDKV, &e4m3, &tile, &k), 0);
+	assert_int_equal(make("gfx942", ABI_FWD, &e5m2, &tile, &k), 1);
+	assert_int_equal(make("gfx90a", ABI_FWD, &e4m3, &tile, &k), 1);
+	assert_int_equal(make("gfx1100", ABI_FWD, &e4m3, &tile, &k), 1);
+	odd.tile_n = 64; /* 16 keys a wave */
+	assert_int_equal(make("gfx942", ABI_FWD, &e4m3, &odd, &k), 1);
+	assert_int_equal(make("gfx1201", ABI_FWD, &e4m3, &odd, &k), 0);
+	odd = tile;
+	odd.hdim_v = 160; /* ten bytes a lane */
+	assert_int_equal(make("gfx942", ABI_FWD, &e4m3, &odd, &k), 1);
+	odd = tile;
+	odd.hdim_q = 96; /* one chunk of 16 bytes and a half a lane */
+	assert_int_equal(make("gfx942", ABI_FWD, &e4m3, &odd, &k), 1);
+	assert_int_equal(make("gfx1201", ABI_FWD, &e4m3, &odd, &k), 0);
+	odd = tile;
+	odd.tile_n = 256; /* 64 keys a wave, in up to four pages */
+	assert_int_equal(make("gfx942", ABI_FWD, &e4m3, &odd, &k), 1);
+}
+
 /* Of the blocks that a device has room for, or one a piece where those are fewer. */
 static void pieces_of_packed_sequences_are_bounded(void **state)
 {
@@ -472,6 +504,7 @@ int main(void)
 		cmocka_unit_test(merges_of_many_parts_share_a_row),
 		cmocka_unit_test(warpgroups_fit_or_are_refused),
 		cmocka_unit_test(amd_loops_multiply_e4m3),
+		cmocka_unit_test(amd_decode_multiplies_e4m3),
 		cmocka_unit_test(pieces_of_packed_sequences_are_bounded),
 		cmocka_unit_test(forward_blocks_cover_the_rows),
 		cmocka_unit_test(backward_blocks_cover_keys_and_rows),
