@@ -13,7 +13,6 @@ that spill are set aside on gfx90a, whose scratch memory the emulator does not h
 import argparse
 import collections
 import concurrent.futures
-import functools
 import hashlib
 import multiprocessing
 import os
@@ -125,16 +124,11 @@ def turn_of_commits():
     return int(done.stdout or 0)
 
 
-@functools.cache
-def library():
-    return abi.load_library()
-
-
 def choose(arch, names, turn):
     """The turn's kernel of a class, or the first after it that has a problem: (name, case)."""
     for n in range(len(names)):
         name = names[(turn + n) % len(names)]
-        case = case_of(library(), arch, name)
+        case = case_of(run.library(), arch, name)
         if case:
             return name, case
     return names[0], None
@@ -148,7 +142,7 @@ def try_class(task):
         return name, run.FAILED, "no problem is known for this class"
     if folder is None:
         return name, run.PASSED, ""
-    return name, *run.run_case(case, library(), arch, folder, None, seconds)
+    return name, *run.run_case(case, run.library(), arch, folder, None, seconds)
 
 
 def try_apart(task):
@@ -193,7 +187,7 @@ def main():
     tasks, n_classes, verdicts = [], 0, collections.Counter()
     archs = options.arch or run.ARCHS
     for arch in archs if options.count else clangs.known(archs, "coverage"):
-        written, turn = of_suite(library(), arch), options.turn // options.share
+        written, turn = of_suite(run.library(), arch), options.turn // options.share
         for key, names in classes_of(arch).items():
             names, n_classes = left_over(names, written), n_classes + 1
             mine = spread(key) % options.share == options.turn % options.share

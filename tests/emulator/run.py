@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Every GPU kernel family on an instruction-level emulator of AMD GPUs, judged by the reference.
 
-    TINYGRAD=/path/to/tinygrad python3 tests/emulator/run.py [--arch gfx942] [--match TEXT] [--quick]
+    TINYGRAD=/path/to/tinygrad python3 tests/emulator/run.py [--arch gfx942] [--match TEXT] [--quick] [--jobs N]
 
 Skipped (exit 77), saying so, when TINYGRAD is unset. Needs python3-pyelftools and a clang that knows the arch.
 """
 import argparse
 import collections
+import concurrent.futures
 import functools
 import hashlib
 import os
@@ -96,6 +97,19 @@ def run_case(case, lib, arch, folder, pipeline, seconds):
     return PASSED, texts[1]
 
 
+@functools.cache
+def library():
+    return abi.load_library()
+
+
+def try_case(task):
+    """(what became of it, a text, seconds)"""
+    arch, case, options = task
+    start = time.time()
+    verdict, text = run_case(case, library(), arch, kernel_folder(), options.pipeline, options.timeout)
+    return verdict, text, time.time() - start
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--arch", action="append")
@@ -103,21 +117,20 @@ def main():
     parser.add_argument("--quick", action="store_true", help="every twelfth case")
     parser.add_argument("--pipeline", help="the tile that is forced: gpu_scalar, ...")
     parser.add_argument("--timeout", type=int, default=600, help="seconds a case may take")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     if not os.environ.get("TINYGRAD"):
         print("emulator: skipped, TINYGRAD is not set (a checkout of github:tinygrad/tinygrad)")
         return 77
-    lib, verdicts, folder = abi.load_library(), collections.Counter(), kernel_folder()
-    for arch in clangs.known(options.arch or ARCHS, "emulator"):
-        for case in suite.emulated(options.quick):
-            if options.match not in f"{arch} {case}":
-                continue
-            start = time.time()
-            verdict, text = run_case(case, lib, arch, folder, options.pipeline, options.timeout)
+    verdicts = collections.Counter()
+    tasks = [(arch, case, options) for arch in clangs.known(options.arch or ARCHS, "emulator")
+             for case in suite.emulated(options.quick) if options.match in f"{arch} {case}"]
+    with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
+        for (arch, case, _), (verdict, text, seconds) in zip(tasks, pool.map(try_case, tasks)):
             verdicts[verdict] += 1
-            print(f"{verdict:4} {arch} {case}: {text} ({time.time() - start:.1f} s)", flush=True)
-    print(f"emulator: {verdicts[PASSED]} of {verdicts.total()} passed, {verdicts[ASIDE]} set aside; waves in both orders, LDS and "
-          "registers poisoned")
+            print(f"{verdict:4} {arch} {case}: {text} ({seconds:.1f} s)", flush=True)
+    print(f"emulator: {verdicts[PASSED]} of {verdicts.total()} passed, {verdicts[ASIDE]} set aside; waves in both orders, LDS "
+          "and registers poisoned")
     return 1 if verdicts[FAILED] or not verdicts[PASSED] else 0
 
 
