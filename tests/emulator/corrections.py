@@ -200,33 +200,50 @@ def choose_floats(emu, arch):
 
 
 def correct_buffers(emu):
-    """Buffer loads of RDNA, which the emulator leaves out: untyped, bounds by the byte."""
-    def load(inst, ctx):
-        c, kind = emu._c, type(inst)
+    """Untyped buffer loads and stores, bounds by the byte: RDNA's, which the emulator leaves out, and of CDNA those of 16
+    bits, which it takes for words. What all lanes add is no part of what is compared with the bounds."""
+    bits_of = {"USHORT": 16, "SHORT": 16, "U16": 16, "B16": 16, "B32": 32, "B64": 64, "B96": 96, "B128": 128}
+
+    def handle(inst, ctx):
+        c, kind, wide = emu._c, type(inst), emu.dtypes.uint64
         name = emu._op_name(inst)
-        words = {"B32": 1, "B64": 2, "B96": 3, "B128": 4}[name.rsplit("_", 1)[1]]
-        if "LOAD" not in name or int(inst.idxen) or not int(inst.offen):
-            raise RuntimeError(f"{name}: only loads by offset")
-        newer = hasattr(kind, "rsrc")
+        bits = bits_of.get(name.rsplit("_", 1)[1])
+        if not bits or "FORMAT" in name or "D16" in name or int(inst.idxen) or not int(inst.offen):
+            raise RuntimeError(f"{name}: only untyped ones by offset")
+        newer, stores = hasattr(kind, "rsrc"), []
         first = ctx.inst_field(kind.rsrc if newer else kind.srsrc) * c(1 if newer else 4)
-        base = emu._u64(ctx.rsgpr_dyn(first), ctx.rsgpr_dyn(first + c(1))) & emu.UOp.const((1 << 48) - 1, emu.dtypes.uint64)
+        base = emu._u64(ctx.rsgpr_dyn(first), ctx.rsgpr_dyn(first + c(1))) & emu.UOp.const((1 << 48) - 1, wide)
+        more = ctx.inst_field(kind.soffset)
+        more = more.__lt__(c(128)).where(ctx.rsgpr_dyn(more), more - c(128))
         lane, mask = ctx.range(), ctx.rexec()
         at = ctx.rvgpr_dyn(ctx.inst_field(kind.vaddr), lane) + ctx.inst_field(kind.ioffset if newer else kind.offset)
         there = emu._lane_active(mask, lane) & at.__lt__(ctx.rsgpr_dyn(first + c(2)))
-        address = there.where(base + at.cast(emu.dtypes.uint64), emu.UOp.const(0, emu.dtypes.uint64))
-        stores = []
-        for i in range(words):
-            word = (address + emu.UOp.const(4 * i, emu.dtypes.uint64)) >> emu.UOp.const(2, emu.dtypes.uint64)
-            value = there.where(ctx.vmem.index(word.cast(emu.dtypes.int64).valid(there)).load(), c(0))
-            stores.append(ctx.wvgpr_dyn(ctx.inst_field(kind.vdata) + c(i), lane, value, mask))
+        address = there.where(base + at.cast(wide) + more.cast(wide), emu.UOp.const(0, wide))
+        for i in range(max(bits // 32, 1)):
+            register = ctx.inst_field(kind.vdata) + c(i)
+            of_word = address + emu.UOp.const(4 * i, wide)
+            if "STORE" in name:
+                stores += emu._mem_store(ctx.vmem, of_word, ctx.rvgpr_dyn(register, lane), there, 64, min(bits, 32))
+                continue
+            word = (of_word >> emu.UOp.const(2, wide)).cast(emu.dtypes.int64)
+            value = ctx.vmem.index(word.valid(there)).load()
+            if bits == 16:
+                value = value >> ((address.cast(emu.dtypes.uint32) & c(2)) << c(3)) & c(0xffff)
+            stores.append(ctx.wvgpr_dyn(register, lane, there.where(value, c(0)), mask))
         return emu.UOp.sink(emu.UOp.group(*stores).end(lane), *ctx.inc_pc())
+
+    others = emu._INST_HANDLERS[emu.irc.MUBUF]
+
+    def handle_of_cdna(inst, ctx):
+        return (handle if emu._op_name(inst).endswith("SHORT") else others)(inst, ctx)
 
     from tinygrad.renderer import amd
     formats, kinds = amd._load_formats(), {"rdna3": emu.ir3.MUBUF, "rdna4": emu.ir4.VBUFFER}
     for arch, kind in kinds.items():
         if kind not in formats[arch]:
             formats[arch].insert(0, kind)
-        emu._INST_HANDLERS.setdefault(kind, load)
+        emu._INST_HANDLERS.setdefault(kind, handle)
+    emu._INST_HANDLERS[emu.irc.MUBUF] = handle_of_cdna
 
 
 def correct_hints(emu):

@@ -176,6 +176,33 @@ def buffer_loads_within_bounds(words, wave):
     return out
 
 
+@test(ALL, """
+	int l = __builtin_amdgcn_workitem_id_x(), more = 6;
+	asm("" : "+s"(more));
+	__amdgpu_buffer_rsrc_t b = __builtin_amdgcn_make_buffer_rsrc(args.in, 0, 44, %(wave)d == 64 ? 0x27000 : 0x31004000);
+	__amdgpu_buffer_rsrc_t to = __builtin_amdgcn_make_buffer_rsrc(args.out + 256, 0, 44,
+								      %(wave)d == 64 ? 0x27000 : 0x31004000);
+	/* Odd halves, and beyond the bounds what all lanes add, which those are not compared with. */
+	args.out[l] = __builtin_amdgcn_raw_buffer_load_b16(b, 2 * l, 0, 0);
+	args.out[64 + l] = __builtin_amdgcn_raw_buffer_load_b16(b, 2 * l, more, 0);
+	args.out[128 + l] = __builtin_amdgcn_raw_buffer_load_b32(b, 4 * l, more + 2, 0);
+	__builtin_amdgcn_raw_buffer_store_b16((unsigned short)args.in[100 + l], to, 6 * l, more, 0);
+	__builtin_amdgcn_raw_buffer_store_b32(args.in[100 + l], to, 8 * l, more + 58, 0);
+""")
+def buffer_halves_and_stores(words, wave):
+    out, halves = np.zeros(512, np.uint32), words.view(np.uint16)
+    to = out[256:].view(np.uint16)
+    for l in range(wave):
+        out[l] = halves[l] if 2 * l < 44 else 0
+        out[64 + l] = halves[l + 3] if 2 * l < 44 else 0
+        out[128 + l] = words[l + 2] if 4 * l < 44 else 0
+        if 6 * l < 44:
+            to[3 * l + 3] = words[100 + l] & 0xffff
+        if 8 * l < 44:
+            out[256 + 2 * l + 16] = words[100 + l]
+    return out
+
+
 MFMA32_WIDE = """
 	int l = __builtin_amdgcn_workitem_id_x();
 	%(type)s a, b;
