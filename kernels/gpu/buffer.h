@@ -36,9 +36,22 @@ struct Buffer {
 								__builtin_amdgcn_readfirstlane(bytes),
 								FMHA_BUFFER_FLAGS)};
 	}
-	METHOD chunk4 load4(u32 at) const
+	/* @more: the same for all lanes; what is behind the end is so by @at alone. */
+	METHOD u32 load2(u32 at, u32 more = 0) const
 	{
-		return chunk4{{__builtin_amdgcn_raw_buffer_load_b32(descriptor, (i32)at, 0, 0)}};
+		return __builtin_amdgcn_raw_buffer_load_b16(descriptor, (i32)at, (i32)more, 0);
+	}
+	METHOD chunk4 load4(u32 at, u32 more = 0) const
+	{
+		return chunk4{{__builtin_amdgcn_raw_buffer_load_b32(descriptor, (i32)at, (i32)more, 0)}};
+	}
+	METHOD void store2(u16 x, u32 at, u32 more = 0) const
+	{
+		__builtin_amdgcn_raw_buffer_store_b16(x, descriptor, (i32)at, (i32)more, 0);
+	}
+	METHOD void store4(u32 x, u32 at, u32 more = 0) const
+	{
+		__builtin_amdgcn_raw_buffer_store_b32(x, descriptor, (i32)at, (i32)more, 0);
 	}
 	METHOD chunk16 load16(u32 at) const
 	{
@@ -54,7 +67,21 @@ struct Buffer {
 	u32 bytes;
 
 	METHOD static Buffer make(const void *base, u32 bytes) { return Buffer{(const char *)base, bytes}; }
-	METHOD chunk4 load4(u32 at) const { return at < bytes ? *(const chunk4 *)(base + at) : chunk4{}; }
+	METHOD u32 load2(u32 at, u32 more = 0) const { return at < bytes ? *(const u16 *)(base + at + more) : 0; }
+	METHOD chunk4 load4(u32 at, u32 more = 0) const
+	{
+		return at < bytes ? *(const chunk4 *)(base + at + more) : chunk4{};
+	}
+	METHOD void store2(u16 x, u32 at, u32 more = 0) const
+	{
+		if (at < bytes)
+			*(u16 *)(base + at + more) = x;
+	}
+	METHOD void store4(u32 x, u32 at, u32 more = 0) const
+	{
+		if (at < bytes)
+			*(u32 *)(base + at + more) = x;
+	}
 	METHOD chunk16 load16(u32 at) const { return at < bytes ? *(const chunk16 *)(base + at) : chunk16{}; }
 	METHOD chunk8 load8(u32 at) const { return at < bytes ? *(const chunk8 *)(base + at) : chunk8{}; }
 #endif

@@ -9,7 +9,7 @@
 #ifndef FMHA_GPU_BWD_AMD_H
 #define FMHA_GPU_BWD_AMD_H
 
-#include "bwd_scores.h"
+#include "bwd_amd_bias.h"
 #include "stage.h"
 
 /* What a pass keeps: the rows that it owns, and where in the problem it is. */
@@ -24,11 +24,16 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 
 	typedef RegTile<Core, 1, TN> Scores;
 	typedef BackwardScores<C, KEYS_STATIONARY, 1, TN, StagedPass> Steps;
-	/* Of a pair, q is HDIM_Q wide (Q or K), v HDIM_V (dO or V). */
-	typedef ColumnStage<COLUMNS, C::HDIM_Q, C::THREADS, true> StreamedQ;
-	typedef ColumnStage<COLUMNS, C::HDIM_V, C::THREADS, true> StreamedV;
-	static const int V_AT = StreamedQ::BYTES, STATS_AT = V_AT + StreamedV::BYTES;
+	typedef StagedBias<C, KEYS_STATIONARY, COLUMNS> Bias;
+	static const bool FETCHES_BIAS = true;
 	static const int PARKS = lds_amd_parks(C::cut(COLUMNS, ROWS));
+	/* The two gradients leave RDNA few registers: a bias needs some, and d64 of RDNA3 runs three blocks a unit below 241. */
+	static const bool FEW_OFFSETS = KEYS_STATIONARY && FMHA_CORE != FMHA_CORE_MFMA &&
+					(C::BIAS == BIAS_MATRIX || (FMHA_CORE == FMHA_CORE_WMMA11 && PARKS == 0));
+	/* Of a pair, q is HDIM_Q wide (Q or K), v HDIM_V (dO or V). */
+	typedef ColumnStage<COLUMNS, C::HDIM_Q, C::THREADS, true, COLUMNS, FEW_OFFSETS> StreamedQ;
+	typedef ColumnStage<COLUMNS, C::HDIM_V, C::THREADS, true, COLUMNS, FEW_OFFSETS> StreamedV;
+	static const int V_AT = StreamedQ::BYTES, STATS_AT = V_AT + StreamedV::BYTES;
 	typedef Owned<C::HDIM_Q, (PARKS > 1)> OwnQ;
 	typedef Owned<C::HDIM_V, (PARKS > 0)> OwnV;
 	static const int OWN_AT = STATS_AT + 2 * COLUMNS * 4, OWN_BYTES = OwnQ::BYTES + OwnV::BYTES; /* of a wave */
@@ -40,6 +45,8 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 	i32 first, wave; /* first of the block's rows */
 	OwnQ own_q;
 	OwnV own_v;
+	typename Bias::View bias;
+	Bias fetched_bias;
 
 	METHOD StagedPass(const abi_bwd_args &args, char *memory, i32 first_row)
 		: at(args), lds(memory), first(first_row), wave(wave_id())
@@ -57,8 +64,12 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 	METHOD const Sequence &seq() const { return at.seq; }
 	METHOD i32 head() const { return at.head; }
 	METHOD const Band &band() const { return at.band; }
-	METHOD BiasView bias() const { return at.bias(at.a.bias); }
-	METHOD BiasView dbias() const { return at.bias(at.a.dbias); }
+
+	/* Of a bias, or its gradient; @line: the lane's. */
+	METHOD typename Bias::View bias_view(const abi_tensor &t, i32 line) const
+	{
+		return Bias::View::make(at.bias(t), at.seq, first, wave * SIDE + line);
+	}
 
 	template <int N> METHOD static void zero(Wide (&x)[N])
 	{
@@ -67,20 +78,44 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 			x[n] = Wide(0.0f);
 	}
 
-	/* The streamed pair on its way, and with queries their LSE and D, one a thread. */
+	/* A number of each of a sequence's queries, one a thread. */
+	struct Numbers {
+		const float *from;
+		u32 step; /* bytes, below 2^24: a product of 24 bits is one cycle, and so not kept for the loop */
+		u32 held;
+
+		METHOD void begin(const abi_rows &t, const Sequence &seq, i32 head)
+		{
+			from = t.data + rows_offset(t, seq, 0, head);
+			step = (u32)t.stride_seq * 4;
+		}
+		METHOD void fetch(i32 query, i32 end)
+		{
+			u32 at = (u32)(hidden_lane(thread_id()) & 1023) * (step & 0xffffff);
+
+			held = Buffer::rows((const char *)from + (i64)query * step, end - query, COLUMNS, step, 4).load4(at).w[0];
+		}
+		METHOD float value() const { return bits_to_float(held); }
+	};
+
+	/* The streamed pair on its way, and with queries their LSE and D. */
 	template <class View> struct Stream {
 		const StagedPass &pass;
 		View view_q, view_v;
 		i32 end;
 		StreamedQ q;
 		StreamedV v;
-		float lse, d;
+		Numbers lse, d;
 
 		METHOD void begin()
 		{
 			static_assert(COLUMNS <= C::THREADS, "a query a thread");
 			q.begin((u32)view_q.stride_seq * 2, view_q.hdim);
 			v.begin((u32)view_v.stride_seq * 2, view_v.hdim);
+			if (KEYS_STATIONARY) {
+				lse.begin(pass.at.a.lse, pass.at.seq, pass.at.head);
+				d.begin(pass.at.a.d, pass.at.seq, pass.at.head);
+			}
 		}
 		METHOD static Piece tile(const View &view, i32 column, i32 end)
 		{
@@ -93,21 +128,19 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 			q.fetch([&](int) { return tile(view_q, column, end); });
 			v.fetch([&](int) { return tile(view_v, column, end); });
 			if (KEYS_STATIONARY && thread_id() < COLUMNS) {
-				i32 query = column + hidden_lane(thread_id()); /* addresses are not kept for the loop */
-
-				lse = pass.at.lse_of(query);
-				d = pass.at.d_of(query);
+				lse.fetch(column, end);
+				d.fetch(column, end);
 			}
 		}
-		METHOD void arrive() const
+		METHOD void arrive(i32 column) const
 		{
 			float *stats = (float *)(pass.lds + STATS_AT);
 
 			q.arrive(pass.lds);
 			v.arrive(pass.lds + V_AT);
 			if (KEYS_STATIONARY && thread_id() < COLUMNS) {
-				stats[thread_id()] = lse;
-				stats[COLUMNS + thread_id()] = d;
+				stats[thread_id()] = column + thread_id() < end ? pass.at.exponent_of(lse.value()) : minus_infinity();
+				stats[COLUMNS + thread_id()] = d.value();
 			}
 		}
 	};
@@ -116,25 +149,31 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 	template <class View, class Step>
 	METHOD void run(const ColumnTiles &tiles, const View &view_q, const View &view_v, i32 end, const Step &step)
 	{
-		Stream<View> stream = {*this, view_q, view_v, end, {}, {}, 0, 0};
+		Stream<View> stream = {*this, view_q, view_v, end, {}, {}, {}, {}};
 
 		if (tiles.count <= 0)
 			return;
+		if (C::BIAS == BIAS_MATRIX)
+			bias = bias_view(at.a.bias, Core::line());
 		stream.begin();
 		stream.fetch(tiles.column(0));
 		NO_UNROLL
 		for (i32 n = 0; n < tiles.count; n++) {
 			block_sync(); /* nobody reads the last pair any more */
-			stream.arrive();
+			stream.arrive(tiles.column(n));
 			block_sync();
+			if (C::BIAS == BIAS_MATRIX)
+				fetched_bias.fetch(bias, tiles.column(n), end);
 			stream.fetch(tiles.column(n + 1));
 			step(tiles.column(n));
 		}
 	}
 
-	METHOD void first_products(Scores &s, Scores &dp, const Steps &steps, i32 column, bool masked) const
+	METHOD void first_products(Scores &s, Scores &dp, const Steps &steps, i32 column, bool masked)
 	{
 		multiply_rows<typename StreamedQ::Rows, C::HDIM_Q / 16>(s, lds + StreamedQ::ROWS_AT, own_q);
+		if (C::BIAS == BIAS_MATRIX)
+			fetched_bias.widen(bias);
 		steps.prepare(s, column, masked);
 		multiply_rows<typename StreamedV::Rows, C::HDIM_V / 16>(dp, lds + V_AT + StreamedV::ROWS_AT, own_v);
 	}
@@ -212,10 +251,12 @@ template <class C> struct StagedKeys : StagedPass<C, true> {
 			masked = !at.band.sees_all(column, column + COLUMNS - 1, first, ROWS);
 		this->first_products(s, dp, steps, column, masked);
 		steps.gradients(s, dp, column, masked, Stats{(const float *)(lds + Pass::STATS_AT)},
-				[&](int, int n, i32 row, const typename Core::Acc &dz) {
-					if (C::BIAS == BIAS_MATRIX && writes_dbias())
-						steps.bias_row(this->dbias(), row + Core::line(), column + n * 16)
-							.store(dz, 0);
+				[&](int, int n, i32, const typename Core::Acc &dz) {
+					if (C::BIAS == BIAS_MATRIX && writes_dbias()) /* offsets are not kept for the loop */
+						Pass::Bias::store(
+							this->bias_view(arguments_anew<abi_bwd_args>().dbias,
+									hidden_lane(Core::line())),
+							column, at.seq.n_q, n, dz);
 				});
 		multiply_columns<typename Pass::StreamedV::Columns>(dv, lds + Pass::V_AT, s);
 		multiply_columns<typename Pass::StreamedQ::Columns>(dk, lds, dp);

@@ -24,6 +24,7 @@ template <class C, bool KEYS_STATIONARY> struct BackwardLoop {
 
 	typedef RegTile<Core, TM, TN> Scores;
 	typedef BackwardScores<C, KEYS_STATIONARY, TM, TN, BackwardLoop> Steps;
+	static const bool FETCHES_BIAS = false;
 	/* Of a pair, q is HDIM_Q wide (Q or K), v HDIM_V (dO or V). */
 	typedef typename Core::template Stationary<TM, C::WAVES_M, C::HDIM_Q, C::THREADS> StationaryQ;
 	typedef typename Core::template Stationary<TM, C::WAVES_M, C::HDIM_V, C::THREADS> StationaryV;

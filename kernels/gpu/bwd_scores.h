@@ -6,7 +6,8 @@
  *   queries stationary:  S is Q K^T, rows are queries, columns keys
  *
  * Facts is where a main loop keeps what is known of the block: at (BackwardPlace), row_of(m), the first
- * row of 16-row tile m, and seq(), head(), band(), bias(), dbias(), be it in registers or in LDS.
+ * row of 16-row tile m, and seq(), head(), band(), bias(), dbias(), be it in registers or in LDS. FETCHES_BIAS: it has the
+ * tile's bias, and adds it.
  */
 #ifndef FMHA_GPU_BWD_SCORES_H
 #define FMHA_GPU_BWD_SCORES_H
@@ -60,8 +61,17 @@ template <class C, bool KEYS_STATIONARY, int TM, int TN, class Facts> struct Bac
 										     key(row, at), &slope);
 					}
 				if (C::BIAS == BIAS_MATRIX)
-					bias_row(facts.bias(), row, column).add(s.t[m], r);
+					add_bias(s.t[m], row, column, 0, r);
 			}
+	}
+
+	/* To tiles of a row from the n-th on, which begin at (row, column): elements of row statistic r. */
+	template <int N> METHOD void add_bias(Acc (&t)[N], i32 row, i32 column, int n, int r) const
+	{
+		if constexpr (Facts::FETCHES_BIAS)
+			facts.fetched_bias.add(t, n);
+		else
+			bias_row(facts.bias(), row, column).add(t, r);
 	}
 
 	METHOD BiasRow<C> bias_row(const BiasView &t, i32 row, i32 column) const
@@ -131,7 +141,7 @@ template <class C, bool KEYS_STATIONARY, int TM, int TN, class Facts> struct Bac
 				make_random<false>(random, row, column + n * 16);
 			UNROLL
 			for (int r = 0; r < Core::STATS && C::SOFTCAP && C::BIAS == BIAS_MATRIX; r++)
-				bias_row(facts.bias(), row + Core::stat_row(r), column + n * 16).add(bias, r);
+				add_bias(bias, row + Core::stat_row(r), column + n * 16, n, r);
 			UNROLL
 			for (int e = 0; e < Core::E; e++) {
 				dz.x[e] = element(s.t[m][n].x[e], dp.t[m][n].x[e], row + Core::row(e),

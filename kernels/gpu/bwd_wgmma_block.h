@@ -67,6 +67,7 @@ template <class C> struct BackwardWgmmaBlock {
 
 	/* ---- what bwd_scores.h asks ---- */
 
+	static const bool FETCHES_BIAS = false;
 	METHOD i32 row_of(int) const { return first + (SHARED ? wave % 4 : wave) * 16; }
 	METHOD const Sequence &seq() const { return at.seq; }
 	METHOD const Band &band() const { return at.band; }

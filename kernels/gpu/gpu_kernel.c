@@ -498,14 +498,6 @@ static int make_backward_wgmma(const struct gpu_arch *arch, const struct gpu_tra
 	return finish_kernel(arch, k, lds_bwd_wgmma(cut_of(arch, t)));
 }
 
-/* A matrix as bias, and dBias, have addresses a lane, for which wide gradients leave RDNA no registers, and RDNA3's operands
- * none at all. */
-static int amd_takes_bias(const struct gpu_arch *arch, const struct gpu_tile *t)
-{
-	return arch->core == GPU_CORE_MFMA ||
-	       (arch->core == GPU_CORE_WMMA12 && lds_amd_parks(cut_of(arch, t)) == 0);
-}
-
 static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *traits,
 			 const struct gpu_tile *t, struct gpu_kernel *k)
 {
@@ -517,8 +509,7 @@ static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *t
 
 	if (t->pipeline == GPU_WGMMA || t->pipeline >= GPU_COMBINE)
 		return 1;
-	if (t->pipeline == GPU_AMD && (traits->dropout || traits->dbias_sum || traits->dq_acc ||
-				       (traits->bias == 1 && !amd_takes_bias(arch, t))))
+	if (t->pipeline == GPU_AMD && (traits->dropout || traits->dbias_sum || traits->dq_acc))
 		return 1;
 	if (gpu_pipelines[t->pipeline].pack || traits->dtype > ABI_BF16)
 		return 1;

@@ -210,14 +210,34 @@ static const char *forward_maps(const struct gpu_tile *tile, const struct abi_fw
 	return why ? why : check_output(&o, a, record);
 }
 
-/* AMD's: each of them is streamed in one pass, and owned in the other. */
-static const char *backward_rows(const struct operand *operands[4], const void *args, int tile_rows,
-				 struct launch_record *record)
+/* Whether so many steps of @stride elements, and of @other, are an offset of 32 bits. */
+static int is_near(int64_t stride, int64_t other, int64_t bytes, int tile_rows)
 {
+	int64_t most = INT32_MAX / (bytes * tile_rows);
+
+	return stride >= 0 && stride <= most && other >= 0 && other <= most - stride;
+}
+
+/* A thread's number is multiplied by it, as 24 bits. */
+static int is_short(int64_t stride)
+{
+	return stride >= 0 && stride < (1 << 24) / (int64_t)sizeof(float);
+}
+
+/* AMD's: each of them is streamed in one pass, and owned in the other. */
+static const char *backward_rows(const struct operand *operands[4], const struct abi_bwd_args *a,
+				 int tile_rows, struct launch_record *record)
+{
+	int64_t bytes = element_bytes(a->bias_dtype);
 	const char *why = NULL;
 
 	for (int i = 0; i < 4 && !why; i++)
-		why = check_rows(operands[i], args, tile_rows, record);
+		why = check_rows(operands[i], a, tile_rows, record);
+	if (!is_short(a->lse.stride_seq) || !is_short(a->d.stride_seq))
+		why = "LSE, or D, of two rows lie further apart than 16 MiB";
+	if ((a->bias.data && !is_near(a->bias.stride_seq, a->bias.stride_dim, bytes, tile_rows)) ||
+	    (a->dbias.data && !is_near(a->dbias.stride_seq, a->dbias.stride_dim, bytes, tile_rows)))
+		why = "a tile's part of the bias is wider than 2 GiB";
 	return why;
 }
 

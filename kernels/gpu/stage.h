@@ -26,6 +26,16 @@ template <class C, class OwnCore = SlabCore<typename C::Element>> struct AmdConf
 		call;                                                                                        \
 	}
 
+/* A kernel's only argument, read from memory where it is used: what a loop seldom needs is not kept for it. */
+template <class Arguments> DEV const Arguments &arguments_anew()
+{
+	typedef const Arguments __attribute__((address_space(4))) Constant;
+	Constant *p = (Constant *)__builtin_amdgcn_kernarg_segment_ptr();
+
+	asm volatile("" : "+s"(p));
+	return *(const Arguments *)p;
+}
+
 /*
  * Where rows of a tile come from: a buffer, which may begin `skip` bytes later than they do: what lies before it is not
  * there, either. A tile in pages has one for each run of RUN rows, within which the rows lie that a wave fetches at once.
@@ -85,13 +95,15 @@ template <int ROWS, int COLS, int THREADS, int RUN = ROWS> struct RowStage {
 	}
 };
 
-/* Transposed, and BY_ROWS behind that: four rows of four columns a thread and turn. */
-template <int ROWS, int COLS, int THREADS, bool BY_ROWS, int RUN = ROWS> struct ColumnStage {
+/* Transposed, and BY_ROWS behind that: four rows of four columns a thread and turn. FEW_OFFSETS: where registers are dear, of
+ * their offsets the first is kept. */
+template <int ROWS, int COLS, int THREADS, bool BY_ROWS, int RUN = ROWS, bool FEW_OFFSETS = false> struct ColumnStage {
 	typedef SlabStore<COLS, ROWS> Columns;
 	typedef SlabStore<ROWS, COLS> Rows;
 	static const int ROWS_AT = Columns::BYTES, BYTES = Columns::BYTES + (BY_ROWS ? Rows::BYTES : 0);
 	static const int GROUPS = COLS / 4, UNITS = ROWS / 4 * GROUPS, COUNT = (UNITS + THREADS - 1) / THREADS;
-	u32 from[COUNT][4], to[COUNT][4], to_rows[COUNT][4];
+	u32 from[COUNT][FEW_OFFSETS ? 1 : 4], to[COUNT][4], to_rows[COUNT][4];
+	u32 step; /* FEW_OFFSETS: bytes of a row */
 	chunk8 held[COUNT][4];
 
 	METHOD static i32 index(int n) { return thread_id() + n * THREADS; }
@@ -99,6 +111,7 @@ template <int ROWS, int COLS, int THREADS, bool BY_ROWS, int RUN = ROWS> struct 
 
 	METHOD void begin(u32 row_bytes, i32 hdim)
 	{
+		step = row_bytes;
 		UNROLL
 		for (int n = 0; n < COUNT; n++) {
 			i32 dim = index(n) % GROUPS * 4, quad = index(n) / GROUPS;
@@ -107,7 +120,9 @@ template <int ROWS, int COLS, int THREADS, bool BY_ROWS, int RUN = ROWS> struct 
 			for (int i = 0; i < 4; i++) {
 				i32 row = slab_key(quad, i);
 
-				from[n][i] = is_there(n) && dim < hdim ? row % RUN * row_bytes + dim * 2 : BUFFER_NOWHERE;
+				if (!FEW_OFFSETS || i == 0)
+					from[n][i] = is_there(n) && dim < hdim ? row % RUN * row_bytes + dim * 2
+									       : BUFFER_NOWHERE;
 				to[n][i] = Columns::at(dim + i, quad / 2) + quad % 2 * 8;
 				if (BY_ROWS)
 					to_rows[n][i] = ROWS_AT + Rows::at(row, dim / 8) + dim % 8 * 2;
@@ -125,10 +140,11 @@ template <int ROWS, int COLS, int THREADS, bool BY_ROWS, int RUN = ROWS> struct 
 		UNROLL
 		for (int n = 0; n < COUNT; n++) {
 			const Piece p = piece(n);
+			u32 first = FEW_OFFSETS ? (u32)hidden_lane((i32)from[n][0]) : 0;
 
 			UNROLL
 			for (int i = 0; i < 4; i++)
-				held[n][i] = p.buffer.load8(from[n][i] - p.skip);
+				held[n][i] = p.buffer.load8((FEW_OFFSETS ? first + slab_key(0, i) * step : from[n][i]) - p.skip);
 		}
 	}
 

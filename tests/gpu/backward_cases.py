@@ -61,9 +61,10 @@ class Backward(Forward):
         if self.dbias:
             # A sum over rows is written in full, as 0 where there are none; else padding stays as it was.
             fill = None if "r" in (self.bias_broadcast or "") else 0
-            g = aligned(self.bias_shape(qb, qs), NP_STORAGE[self.bias], fill)
+            g = aligned(self.bias_storage(qb, qs), NP_STORAGE[self.bias], fill)
             self.keep.append(g)
-            self.outputs["dbias"] = g
+            self.outputs["dbias"] = g[..., :-self.TURNED_GAP].swapaxes(2, 3) if self.turned else g
+            self.dbias_gap = g[..., -self.TURNED_GAP:] if self.turned else g[..., :0]
             a.dbias = tensor(g, self.bias_strides(qb, qs))
         if self.dsink:
             self.dsink_array = self.floats(np.zeros(h))
@@ -122,6 +123,7 @@ class Backward(Forward):
             for axis, (n, m) in enumerate(zip(self.outputs["dbias"].shape, want["dbias"].shape)):
                 if n != m:
                     want["dbias"] = want["dbias"].sum(axis, keepdims=True)
+        assert not self.dbias or not self.dbias_gap.any(), "dBias was written behind its rows"
         text = []
         for name in ("dq", "dk", "dv", "dbias", "dsink"):
             if name not in self.outputs:

@@ -84,14 +84,14 @@ class Forward:
     head; "signed", those of k below 0; "block", one for every 16 rows too; "page", for k and v one for every page. used_q: rows
     that count, the others are padding. shift: elements by which pages miss the start of a vector. heavy: the share of keys that
     are four times as long as others, so that scores far above all before them come late, and sums so far are scaled down.
-    ones: V is 1, and so is O, if weights are right on average."""
+    ones: V is 1, and so is O, if weights are right on average. turned: a bias, and dBias, lies key by key, NaN behind each."""
 
     OPTIONS = dict(
         dtype=abi.BF16, batch=1, hq=1, hk=1, sq=16, sk=16, dq=32, dv=32, mask=abi.MASK_NONE,
         left=-1, right=-1, sinks=0, bias=None, alibi=False, cap=0.0, sink=False, dropout=0.0,
         group=None, lens_k=None, leftpad=None, page=0, table="block", layout=0, splits=0,
         split_size=0, scale=None, descale=False, strided=False, lse=True, min_sq=0, randval=False,
-        o_dtype=None, seed=1, bias_broadcast=False, cache_idx=False,
+        o_dtype=None, seed=1, bias_broadcast=False, turned=False, cache_idx=False,
         poison=None, used_q=None, shift=0, heavy=0.0, ones=False)
 
     def __init__(self, **options):
@@ -241,7 +241,9 @@ class Forward:
         a.band.mask, a.band.window_left, a.band.window_right = self.mask, self.left, self.right
         a.band.sink_tokens = self.sinks
         if self.bias is not None:
-            bias = self.normal(self.bias_shape(qb, qs), self.bias)
+            bias = self.normal(self.bias_storage(qb, qs), self.bias)
+            if self.turned:
+                bias[..., -self.TURNED_GAP:] = NAN_WORD[bias.itemsize]
             a.bias, a.bias_dtype = tensor(bias, self.bias_strides(qb, qs)), self.bias
         if self.alibi:
             a.alibi_slopes = pointer(self.floats(self.rng.random((self.batch, self.hq))))
@@ -282,10 +284,18 @@ class Forward:
         axes = "bh" if self.bias_broadcast is True else self.bias_broadcast or ""
         return tuple(1 if name in axes else n for name, n in zip("bhr", (qb, self.hq, qs))) + (self.sk,)
 
+    TURNED_GAP = 3
+
+    def bias_storage(self, qb, qs):
+        b, h, r, c = self.bias_shape(qb, qs)
+        return (b, h, c, r + self.TURNED_GAP) if self.turned else (b, h, r, c)
+
     def bias_strides(self, qb, qs):
         """(batch, seq, head, dim); 0 along an axis that the bias repeats over."""
-        b, h, r, c = self.bias_shape(qb, qs)
-        return (0 if b == 1 < qb else h * r * c, 0 if r == 1 != qs else c, 0 if h == 1 < self.hq else r * c, 1)
+        b, h, r, _ = self.bias_shape(qb, qs)
+        _, _, m, n = self.bias_storage(qb, qs)
+        row, column = (1, n) if self.turned else (n, 1)
+        return (0 if b == 1 < qb else h * m * n, 0 if r == 1 != qs else row, 0 if h == 1 < self.hq else m * n, column)
 
     # ---- what to run ----------------------------------------------------------------------
     @property

@@ -274,11 +274,20 @@ def staged():
         yield Case("forward", **b, sq=70, sk=333, splits=3, split_size=128, sink=True, mask=BR, right=0)
         yield Case("forward", **b, sq=33, sk=300, splits=2, split_size=160, lens_k=[290])
     for options in (dict(mask=BR, right=0), dict(sq=70, mask=TL, left=9, right=4, sinks=3), dict(alibi=True, cap=4.0),
-                    dict(bias=abi.BF16, dbias=True, dq=32, dv=32)):
+                    dict(bias=abi.BF16, dbias=True, dq=32, dv=32),
+                    dict(sq=70, sk=161, bias=abi.F32, dbias=True, turned=True, mask=BR, right=0)):
         yield Case("backward", **d | dict(sq=129, sk=150, dq=64, dv=64) | options)
     for options in (dict(mask=BR, right=0), dict(sq=33, sk=70, dq=96, dv=128), dict(sk=70, mask=TL, left=9, right=4, sinks=3),
                     dict(dtype=abi.F16, sq=65, dq=128, dv=72, hk=2, batch=2)):
         yield Case("backward", **d | dict(sq=81, sk=150, dq=128, dv=128) | options)
+    # A bias, which of what lies behind the edges may be anything: odd rows, each type, repeated over heads or rows, turned.
+    for options in (dict(bias=abi.BF16, dbias=True, mask=BR, right=0), dict(bias=abi.F32, sk=151, bias_broadcast="h"),
+                    dict(dtype=abi.F16, bias=abi.F16, dbias=True, turned=True, sk=67, sq=35),
+                    dict(bias=abi.BF16, bias_broadcast="br", batch=2, lens_k=[99, 150], mask=TL, left=9, right=4, sinks=3),
+                    dict(dtype=abi.F16, bias=abi.F32, turned=True, sk=77, sq=50, cap=20.0, dq=96, dv=72)):
+        yield Case("backward", **d | dict(sq=81, sk=150, dq=128, dv=128) | options)
+    yield Case("backward", **d | dict(hq=4, bias=abi.BF16, dbias=True), group=[(30, 130), (1, 40), (0, 5), (77, 9)], dq=128,
+               dv=128, mask=BR, right=0)
     yield Case("backward", **d | dict(dtype=abi.F16, hq=4), group=[(30, 130), (1, 40), (0, 5), (77, 0)], dq=64, dv=40,
                mask=BR, right=0)
 

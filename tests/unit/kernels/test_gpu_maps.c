@@ -389,30 +389,57 @@ static void decode_takes_pages_of_whole_runs(void **state)
 	}
 }
 
+static const struct gpu_kernel amd_backward = {
+	.family = ABI_BWD_DQ_DK_DV, .tile = {.pipeline = GPU_AMD, .tile_m = 32, .tile_n = 128}};
+
+static struct abi_bwd_args backward_problem(void)
+{
+	const struct abi_fwd_args f = problem();
+
+	return (struct abi_bwd_args){.q = f.q,
+				     .k = f.k,
+				     .v = f.v,
+				     .d_o = f.o,
+				     .sequences = f.sequences,
+				     .nhead_q = HEADS_Q,
+				     .nhead_k = HEADS_K,
+				     .hdim_q = HDIM_Q,
+				     .hdim_v = HDIM_V,
+				     .dtype = ABI_BF16};
+}
+
+/* What goes beside rows is found by offsets of 32 bits, LSE by 24: 2^22 elements of 4 bytes are too many, 128 times or once. */
+static void backward_offsets_are_near(void **state)
+{
+	struct launch_record record;
+
+	(void)state;
+	for (int fault = 0; fault < 8; fault++) {
+		struct abi_bwd_args a = backward_problem();
+		abi_i64 *const strides[] = {&a.bias.stride_seq, &a.bias.stride_dim,
+					    &a.dbias.stride_seq, &a.lse.stride_seq};
+
+		a.bias.data = a.dbias.data = memory;
+		a.bias.stride_seq = a.dbias.stride_seq = 1 << 16;
+		a.bias.stride_dim = a.dbias.stride_dim = 1;
+		a.bias_dtype = ABI_F32;
+		*strides[fault / 2] = fault % 2 ? 1 << 22 : (1 << 21);
+		assert_int_equal(gpu_kernel_maps(&amd_backward, &a, &record) == NULL, !(fault % 2));
+	}
+}
+
 static void backward_asks_the_same_of_all_four(void **state)
 {
-	const struct gpu_kernel amd = {.family = ABI_BWD_DQ_DK_DV,
-				       .tile = {.pipeline = GPU_AMD, .tile_m = 32, .tile_n = 128}};
-	const struct abi_fwd_args f = problem();
 	struct launch_record record;
 
 	(void)state;
 	for (int fault = -1; fault < 4; fault++) {
-		struct abi_bwd_args a = {.q = f.q,
-					 .k = f.k,
-					 .v = f.v,
-					 .d_o = f.o,
-					 .sequences = f.sequences,
-					 .nhead_q = HEADS_Q,
-					 .nhead_k = HEADS_K,
-					 .hdim_q = HDIM_Q,
-					 .hdim_v = HDIM_V,
-					 .dtype = ABI_BF16};
+		struct abi_bwd_args a = backward_problem();
 		struct abi_tensor *const tensors[] = {&a.q, &a.d_o, &a.k, &a.v};
 
 		if (fault >= 0)
 			tensors[fault]->stride_seq -= 4;
-		assert_int_equal(gpu_kernel_maps(&amd, &a, &record) == NULL, fault < 0);
+		assert_int_equal(gpu_kernel_maps(&amd_backward, &a, &record) == NULL, fault < 0);
 		if (fault >= 0)
 			continue;
 		assert_int_equal(record.n_aligned, 4);
@@ -437,6 +464,7 @@ int main(void)
 		cmocka_unit_test(descriptors_of_8_bits_want_whole_chunks),
 		cmocka_unit_test(decode_takes_pages_of_whole_runs),
 		cmocka_unit_test(backward_asks_the_same_of_all_four),
+		cmocka_unit_test(backward_offsets_are_near),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
