@@ -449,6 +449,12 @@ template <> struct CoreAmd<E4M3> : CoreAmd<BF16> {
 		c = __builtin_bit_cast(Acc, multiply_words(b, a, __builtin_bit_cast(AmdFloats, c)));
 	}
 
+	/* C += A factor. As vectors, or clang leaves wide accumulators in memory, in pieces that it found itself. */
+	METHOD static void add_scaled(Acc &c, const Acc &a, float factor)
+	{
+		c = __builtin_bit_cast(Acc, __builtin_bit_cast(AmdFloats, c) + __builtin_bit_cast(AmdFloats, a) * factor);
+	}
+
 	/* A template, since not every arch has the instruction. */
 	template <class Words> METHOD static AmdFloats multiply_words(const Words &x, const Words &y, AmdFloats c)
 	{

@@ -14,7 +14,8 @@
  *
  * e4m3 is multiplied as it is. Rows of V, a word of four dimensions each, change bytes in blocks of 4 x 4, where they
  * arrived; a product of CDNA takes P and V of two runs. A weight becomes two of e4m3, of which the second is what the first
- * leaves: together they are as precise as bf16, and products cost nothing here.
+ * leaves, and its unit is the highest of its row in the share: together they are as precise as bf16, and products cost
+ * nothing here.
  *
  * Shares come in runs of 16 keys that lie in one page. A page's number is found a share ahead, and it, the place of
  * the page and the descriptor of a run are in scalar registers: a lane's offset is the same in every run. Where left
@@ -39,12 +40,13 @@ template <class Base> struct Forward {
 	static_assert(!C::DROPOUT, "a tile's rows belong to several heads");
 	static_assert(RUNS <= 2, "a share lies in one page, or in two");
 
-	/* Lanes that hold one line of an operand, how many words of it each of them fetches, how many of V's rows in a run, and
-	 * from how many runs an operand of V and P is. */
-	static const int GROUPS = FMHA_WAVE / 16, ROWS = Core::E;
-	static const int OWN = sizeof(Operand) / 4 / (FMHA_CORE == FMHA_CORE_WMMA11 ? 2 : 1);
-	static const int VALUES = 4 / SLAB_ELEMENT /* of a word */, KEY_RUNS = OWN * VALUES / ROWS;
-	static_assert(RUNS % KEY_RUNS == 0, "whole products");
+	/* Lanes that hold one line of an operand, how many words of it each of them fetches, values of a word; how many of V's
+	 * rows in a run a lane has. */
+	static const int GROUPS = FMHA_WAVE / 16, OWN = sizeof(Operand) / 4 / (FMHA_CORE == FMHA_CORE_WMMA11 ? 2 : 1);
+	static const int VALUES = 4 / SLAB_ELEMENT, ROWS = Core::E;
+	/* Runs of which a product of P and V is, products of a share, and operands that a weight is in. */
+	static const int KEY_RUNS = OWN * VALUES / ROWS, PRODUCTS = RUNS / KEY_RUNS, TERMS = SLAB_ELEMENT == 1 ? 2 : 1;
+	static_assert(PRODUCTS * KEY_RUNS == RUNS, "whole products");
 	static const int PARTS = lds_amd_parts(C::cut(C::TILE_M, C::TILE_N), SLAB_ELEMENT); /* pieces of K, and of V */
 	static const int CHUNK = 4 * VALUES, CHUNKS = C::HDIM_Q / CHUNK / GROUPS, PART_CHUNKS = CHUNKS / PARTS;
 	static const int STEPS = 4 / OWN; /* products of a chunk */
@@ -54,8 +56,7 @@ template <class Base> struct Forward {
 
 	typedef RegTile<Core, TM, RUNS> Scores;
 	typedef ForwardScores<C, TM, RUNS> Steps;
-	typedef WeightUnit<Element> Unit;
-	typedef Softmax<Core, TM, true, Unit> Rule;
+	typedef Softmax<Core, TM, true> Rule;
 
 	/*
 	 * Which dimensions of V line l of the operands holds: as many neighbours as a load brings of each slice of 16 times as
@@ -124,7 +125,7 @@ template <class Base> struct Forward {
 	Band band;
 	Modifiers<C> modifiers;
 	RowVector<Core, TM> factors; /* Q's, whose heads are a tile's rows, and K's */
-	float o_scale;		     /* what results are multiplied with: V's, and the units of weights */
+	float o_scale;		     /* what results are multiplied with: V's */
 	i32 wave;
 	Queries q;
 	RegTile<Core, TM, WIDTH> o;
@@ -158,7 +159,7 @@ template <class Base> struct Forward {
 
 		modifiers = Modifiers<C>::make(a, block.seq);
 		(C::LOGITS ? modifiers.scale : modifiers.unit) *= SLAB_UNIT * SLAB_UNIT;
-		o_scale = (float)SLAB_UNIT / (1 << Unit::SHIFT);
+		o_scale = SLAB_UNIT;
 		if (!C::FACTORS)
 			return;
 		o_scale *= block.factor(a.v_descale, block.head_k);
@@ -467,11 +468,11 @@ template <class Base> struct Forward {
 				steps.make_logits(s, block.tile_row, tile + wave * SHARE);
 			if (reach.is_masked(band, tile))
 				steps.mask(s, band, block.tile_row, tile + wave * SHARE);
-			RowVector<Core, TM> factor;
+			RowVector<Core, TM> factor, unit;
 
-			if (Rule::update(rows, s, modifiers.unit, &factor))
+			if (weigh(s, &factor, &unit))
 				scale_rows(o, factor);
-			multiply_values(s, stream, here, next);
+			multiply_values(s, unit, stream, here, next);
 			here = next;
 			next = after;
 		}
@@ -495,12 +496,55 @@ template <class Base> struct Forward {
 			}
 	}
 
-	METHOD void multiply_values(const Scores &s, Stream &stream, const Place &here, const Place &next)
+	/* S becomes P; returns whether *ret_factor must multiply O. 8 bits: P in units of *ret_unit. */
+	METHOD bool weigh(Scores &s, RowVector<Core, TM> *ret_factor, RowVector<Core, TM> *ret_unit)
 	{
-		Operand p[RUNS / KEY_RUNS][TM][TERMS];
+		if constexpr (SLAB_ELEMENT == 1)
+			return weigh_share(s, ret_factor, ret_unit);
+		else
+			return Rule::update(rows, s, modifiers.unit, ret_factor);
+	}
+
+	/* The highest weight that a row has in a share is the type's largest power of two. In units of the highest so far, as 16
+	 * bits are, thousands of small weights could be nothing beside a large one that comes elsewhere. */
+	struct ShareUnit {
+		static const int MOST = WeightUnit<Element>::MOST, SHIFT = MOST;
+	};
+	METHOD bool weigh_share(Scores &s, RowVector<Core, TM> *ret_factor, RowVector<Core, TM> *ret_unit)
+	{
+		typedef Softmax<Core, TM, false, ShareUnit> Own;
+		const float unit = modifiers.unit;
+		SoftmaxRows<Core, TM> own;
+		bool higher = false;
+
+		own.init();
+		UNROLL
+		for (int m = 0; m < TM; m++) {
+			own.m(m, 0) = Own::highest(s, m, 0, minus_infinity());
+			higher = higher || own.m(m, 0) * unit > rows.m(m, 0) * unit + Rule::LAG;
+		}
+		higher = any_of_wave(higher);
+		UNROLL
+		for (int m = 0; m < TM && higher; m++)
+			ret_factor->v[m][0] = Rule::raise(rows, m, 0, larger(rows.m(m, 0), own.m(m, 0)), unit);
+		UNROLL
+		for (int m = 0; m < TM; m++) {
+			float from = Own::origin(own.m(m, 0), unit) - Rule::origin(rows.m(m, 0), unit) - ShareUnit::SHIFT;
+
+			Own::exponentiate(own, s, m, 0, unit);
+			ret_unit->v[m][0] = own.m(m, 0) == minus_infinity() ? 0.0f : exp2_fast(from);
+			rows.l(m, 0) += own.l(m, 0) * ret_unit->v[m][0];
+		}
+		return higher;
+	}
+
+	METHOD void multiply_values(const Scores &s, const RowVector<Core, TM> &unit, Stream &stream, const Place &here,
+				    const Place &next)
+	{
+		Operand p[PRODUCTS][TM][TERMS];
 
 		UNROLL
-		for (int n = 0; n < RUNS / KEY_RUNS; n++)
+		for (int n = 0; n < PRODUCTS; n++)
 			UNROLL
 			for (int m = 0; m < TM; m++) {
 				u32 own[TERMS][OWN];
@@ -515,26 +559,56 @@ template <class Base> struct Forward {
 		UNROLL
 		for (int part = 0; part < PARTS; part++) {
 			stream.values_arrive(part);
-			UNROLL
-			for (int n = 0; n < RUNS / KEY_RUNS; n++)
-				UNROLL
-				for (int t = 0; t < Dims::PART; t++) {
-					const Operand v = stream.column(part, n * KEY_RUNS, t);
-
-					UNROLL
-					for (int m = 0; m < TM; m++)
-						UNROLL
-						for (int k = 0; k < TERMS; k++)
-							Core::multiply(o.t[m][part * Dims::PART + t], p[n][m][k], v);
-					if (t % 2 == 1)
-						Core::step();
-				}
+			if constexpr (SLAB_ELEMENT == 1)
+				add_in_units(p, unit, stream, part);
+			else
+				add(p, stream, part);
 			stream.follow(PARTS + part, here, next);
 		}
 	}
 
+	METHOD void add(const Operand (&p)[PRODUCTS][TM][TERMS], Stream &stream, int part)
+	{
+		UNROLL
+		for (int n = 0; n < PRODUCTS; n++)
+			UNROLL
+			for (int t = 0; t < Dims::PART; t++) {
+				const Operand v = stream.column(part, n * KEY_RUNS, t);
+
+				UNROLL
+				for (int m = 0; m < TM; m++)
+					Core::multiply(o.t[m][part * Dims::PART + t], p[n][m][0], v);
+				if (t % 2 == 1)
+					Core::step();
+			}
+	}
+	METHOD void add_in_units(const Operand (&p)[PRODUCTS][TM][TERMS], const RowVector<Core, TM> &unit, Stream &stream,
+				 int part)
+	{
+		UNROLL
+		for (int t = 0; t < Dims::PART; t++) {
+			RegTile<Core, TM, 1> sum;
+
+			sum.zero();
+			UNROLL
+			for (int n = 0; n < PRODUCTS; n++) {
+				const Operand v = stream.column(part, n * KEY_RUNS, t);
+
+				UNROLL
+				for (int m = 0; m < TM; m++)
+					UNROLL
+					for (int k = 0; k < TERMS; k++)
+						Core::multiply(sum.t[m][0], p[n][m][k], v);
+			}
+			UNROLL
+			for (int m = 0; m < TM; m++)
+				Core::add_scaled(o.t[m][part * Dims::PART + t], sum.t[m][0], unit.v[m][0]);
+			if (t % 2 == 1)
+				Core::step();
+		}
+	}
+
 	/* Word i of each operand that a weight becomes part of. */
-	static const int TERMS = SLAB_ELEMENT == 1 ? 2 : 1;
 	METHOD static void pack(const float *x, int i, u32 (&to)[TERMS][OWN])
 	{
 		if constexpr (SLAB_ELEMENT == 1) {
@@ -592,7 +666,7 @@ template <class Base> struct Forward {
 		RegTile<Core, 1, WIDTH> unused;
 		SoftmaxRows<Core, 1> none;
 		const ForwardOutput<C, 1> output = {block, unused, none, modifiers.unit, 0};
-		float sum = Core::row_sum(rows.l(m, 0)) * (1.0f / (1 << Unit::SHIFT));
+		float sum = Core::row_sum(rows.l(m, 0));
 
 		if (group() == 0)
 			partials.put_stats(wave, line(), rows.m(m, 0), sum);

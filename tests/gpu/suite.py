@@ -12,7 +12,7 @@ BR, TL = abi.MASK_BOTTOM_RIGHT, abi.MASK_TOP_LEFT
 
 
 class Case:
-    """kind: forward, codes, backward, append or merge; pipeline: tiles of that name only, of the arch's name in a dict, or one
+    """kind: forward, codes, tail, backward, append or merge; pipeline: tiles of that name only, of the arch's name in a dict, or one
     tile, an abi.Tile."""
 
     def __init__(self, kind, pipeline=None, **options):
@@ -400,6 +400,7 @@ def few_rows_of_bytes():
         yield Case("forward", **b, page=48, batch=2, lens_k=[190, 5], mask=BR, right=0)
         yield Case("forward", **b | dict(sk=200), splits=3, split_size=96, mask=BR, left=60, right=0, sinks=9, sink=True)
     yield Case("codes", dtype=abi.E4M3, sq=1, sk=1, dq=64, dv=256, o_dtype=abi.F32, pipeline=DECODE_BYTES)
+    yield Case("tail", dtype=abi.E4M3, hq=1, hk=1, sq=1, sk=20000, dq=64, dv=64, ones=True, pipeline=DECODE_BYTES)
 
 
 def emulated(quick):
@@ -453,6 +454,19 @@ def run_codes(case, lib, device, arch, pipeline):
     want = np.array([lib.reference_load(problem.args.v.data, problem.dtype, i) for i in range(256)])
     assert np.array_equal(problem.o.reshape(-1).astype(np.float64), want, equal_nan=True), "a code means something else"
     return f"{abi.pipeline_of(kernel)} 256 codes"
+
+
+def run_tail(case, lib, device, arch, pipeline):
+    """One key weighs as much as all others together, each of which is next to nothing beside it."""
+    problem = Forward(**case.options)
+    ctypes.memset(problem.args.k.data, 0, problem.sk * problem.dq)
+    ctypes.memmove(problem.args.k.data, problem.args.q.data, problem.dq)
+    q = np.array([lib.reference_load(problem.args.q.data, problem.dtype, i) for i in range(problem.dq)])
+    problem.args.scale = np.log(problem.sk - 1) / (q @ q)
+    kernel = pick(lib, arch, problem.family, problem.dtype, problem.args, pipeline)
+    device.run(kernel, problem.args, problem)
+    error, allowed, lse = problem.judge(lib, multiplied_as(abi.pipeline_of(kernel), problem.dtype))
+    return f"{abi.pipeline_of(kernel)} O {error:.2g} of {allowed:.2g}, LSE {lse:.2g}"
 
 
 def run_backward(case, lib, device, arch, pipeline):
