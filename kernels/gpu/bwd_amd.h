@@ -9,8 +9,9 @@
 #ifndef FMHA_GPU_BWD_AMD_H
 #define FMHA_GPU_BWD_AMD_H
 
-#include "bwd_amd_bias.h"
+#include "bwd_scores.h"
 #include "stage.h"
+#include "staged_bias.h"
 
 /* What a pass keeps: the rows that it owns, and where in the problem it is. */
 template <class C, bool KEYS_STATIONARY> struct StagedPass {

@@ -21,6 +21,7 @@
 
 #include "fwd_output.h"
 #include "fwd_scores.h"
+#include "staged_bias.h"
 #include "slab_softmax.h"
 #include "stage.h"
 
@@ -38,6 +39,7 @@ template <class Base> struct Forward {
 	typedef typename ValueStage<C::TILE_N, C::HDIM_V, C::THREADS, RUN, SLAB_ELEMENT>::Type ValueTile;
 	typedef ForwardScores<C, 1, TN> Steps;
 	typedef RegTile<Core, 1, TN> Scores;
+	typedef StagedBias<C, false, C::TILE_N> Bias;
 	typedef SlabWeights<typename Core::Type> Weights;
 	typedef SlabSoftmax<Core, Weights> Rule;
 	static const int V_AT = KeyTile::BYTES, STAGE_BYTES = V_AT + ValueTile::BYTES;
@@ -206,8 +208,13 @@ template <class Base> struct Forward {
 		const Steps steps = {block, block.keys(), modifiers};
 		Stream stream = {reach, band, block.keys(), block.values(), {}, {}, 0, {}, {}};
 
+		typename Bias::View bias_view;
+		Bias bias;
+
 		if (tiles.count <= 0)
 			return;
+		if (C::BIAS == BIAS_MATRIX)
+			bias_view = Bias::View::make(block.bias(), block.seq, block.tile_row, wave * SIDE + Core::line());
 		stream.begin(tiles.column(0));
 		stream.fetch(tiles.column(0), tiles.column(1));
 		stream.arrive(lds);
@@ -219,11 +226,17 @@ template <class Base> struct Forward {
 			i32 column = tiles.column(n);
 			Scores s;
 
+			if (C::BIAS == BIAS_MATRIX)
+				bias.fetch(bias_view, column, block.seq.n_k);
 			multiply_rows<typename KeyTile::Store, STEPS>(s, stage, q);
 			stream.arrive(lds + (~n & 1) * STAGE_BYTES);
 			stream.fetch(tiles.column(n + 2), tiles.column(n + 3));
 			if (C::LOGITS)
-				steps.make_logits(s, wave_row(), column);
+				steps.template make_logits<false>(s, wave_row(), column);
+			if (C::BIAS == BIAS_MATRIX) {
+				bias.widen(bias_view);
+				bias.add(s.t[0], 0);
+			}
 			if (reach.is_masked(band, column))
 				steps.mask(s, band, wave_row(), column);
 			weigh(s);

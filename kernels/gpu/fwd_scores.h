@@ -16,8 +16,8 @@ template <class C, int TM, int TN> struct ForwardScores {
 	const typename ForwardBlock<C>::Keys &keys; /* whose pages may have factors of their own */
 	const Modifiers<C> &modifiers;
 
-	/* Raw products become logits. */
-	METHOD void make_logits(Scores &s, i32 row, i32 column) const
+	/* Raw products become logits, but for a bias whoever does not ADD_BIAS adds. */
+	template <bool ADD_BIAS = true> METHOD void make_logits(Scores &s, i32 row, i32 column) const
 	{
 		UNROLL
 		for (int m = 0; m < TM; m++)
@@ -39,7 +39,7 @@ template <class C, int TM, int TN> struct ForwardScores {
 							x *= q_scale * key_descale(block.a.k_descale, j);
 						x = modifiers.logit(x, p.head, p.row, j, &slope);
 					}
-				if (C::BIAS == BIAS_MATRIX)
+				if (ADD_BIAS && C::BIAS == BIAS_MATRIX)
 					BiasRow<C>::template make<false>(block.bias(), block.seq,
 									 RowPlace{p.row, p.head - block.head}, column)
 						.add(s.t[m], r);
@@ -61,7 +61,7 @@ template <class C, int TM, int TN> struct ForwardScores {
 				i32 begin = b.begin - from, sinks = b.sinks - from;
 
 				UNROLL
-				for (int n = 0; n < TN; n++)
+				for (int n = 0; n < TN; n++) {
 					UNROLL
 					for (int e = 0; e < Core::E; e++) {
 						i32 j = n * 16 + Core::column(e) - own;
@@ -71,6 +71,9 @@ template <class C, int TM, int TN> struct ForwardScores {
 						if (j > last || j < begin || (C::MASK && j < first && j >= sinks))
 							s.t[m][n].x[e] = minus_infinity();
 					}
+					if (C::BIAS == BIAS_MATRIX) /* conditions of all tiles at once are too many scalar registers */
+						scheduling_barrier();
+				}
 			}
 	}
 

@@ -155,6 +155,21 @@ static const char *check_pages(const struct gpu_tile *tile, const struct abi_fwd
 	return c->page_size % PAGE_RUN ? "pages are not whole runs of 16 keys" : NULL;
 }
 
+/* Whether so many steps of @stride elements, and of @other, are an offset of 32 bits. */
+static int is_near(int64_t stride, int64_t other, int64_t bytes, int tile_rows)
+{
+	int64_t most = INT32_MAX / (bytes * tile_rows);
+
+	return stride >= 0 && stride <= most && other >= 0 && other <= most - stride;
+}
+
+static const char *check_bias(const struct abi_tensor *bias, int dtype, int tile_rows)
+{
+	if (!bias->data || is_near(bias->stride_seq, bias->stride_dim, element_bytes(dtype), tile_rows))
+		return NULL;
+	return "a tile's part of the bias is wider than 2 GiB";
+}
+
 static const char *amd_maps(const struct gpu_tile *tile, const struct abi_fwd_args *a,
 			    const struct operand *q, const struct operand *k,
 			    const struct operand *v, struct launch_record *record)
@@ -168,6 +183,9 @@ static const char *amd_maps(const struct gpu_tile *tile, const struct abi_fwd_ar
 		why = check_factors(a);
 	if (!why && a->hdim_q * element_bytes(a->dtype) % LAUNCH_ALIGNMENT)
 		why = "the rows of Q are no whole chunks of 16 bytes";
+	if (!why && tile->pipeline == GPU_AMD)
+		why = check_bias(&a->bias, a->bias_dtype,
+				 tile->tile_m > tile->tile_n ? tile->tile_m : tile->tile_n);
 	if (!why)
 		why = check_rows(q, a, tile->tile_m, record);
 	if (!why)
@@ -210,14 +228,6 @@ static const char *forward_maps(const struct gpu_tile *tile, const struct abi_fw
 	return why ? why : check_output(&o, a, record);
 }
 
-/* Whether so many steps of @stride elements, and of @other, are an offset of 32 bits. */
-static int is_near(int64_t stride, int64_t other, int64_t bytes, int tile_rows)
-{
-	int64_t most = INT32_MAX / (bytes * tile_rows);
-
-	return stride >= 0 && stride <= most && other >= 0 && other <= most - stride;
-}
-
 /* A thread's number is multiplied by it, as 24 bits. */
 static int is_short(int64_t stride)
 {
@@ -228,17 +238,15 @@ static int is_short(int64_t stride)
 static const char *backward_rows(const struct operand *operands[4], const struct abi_bwd_args *a,
 				 int tile_rows, struct launch_record *record)
 {
-	int64_t bytes = element_bytes(a->bias_dtype);
 	const char *why = NULL;
 
 	for (int i = 0; i < 4 && !why; i++)
 		why = check_rows(operands[i], a, tile_rows, record);
 	if (!is_short(a->lse.stride_seq) || !is_short(a->d.stride_seq))
 		why = "LSE, or D, of two rows lie further apart than 16 MiB";
-	if ((a->bias.data && !is_near(a->bias.stride_seq, a->bias.stride_dim, bytes, tile_rows)) ||
-	    (a->dbias.data && !is_near(a->dbias.stride_seq, a->dbias.stride_dim, bytes, tile_rows)))
-		why = "a tile's part of the bias is wider than 2 GiB";
-	return why;
+	if (!why)
+		why = check_bias(&a->bias, a->bias_dtype, tile_rows);
+	return why ? why : check_bias(&a->dbias, a->bias_dtype, tile_rows);
 }
 
 static const char *backward_maps(const struct gpu_tile *tile, const struct abi_bwd_args *a,

@@ -210,8 +210,8 @@ template <class C> struct BiasRow {
 		return b;
 	}
 
-	METHOD bool wide() const { return ELEMENT_BYTES == 4 || dtype == ABI_F32; }
-	METHOD float narrow(u32 bits) const
+	METHOD static bool is_wide(i32 dtype) { return ELEMENT_BYTES == 4 || dtype == ABI_F32; }
+	METHOD static float narrow(u32 bits, i32 dtype)
 	{
 		if constexpr (ELEMENT_BYTES == 2)
 			return Element::to_float((u16)bits);
@@ -222,7 +222,7 @@ template <class C> struct BiasRow {
 	/* t: the tiles of a row, of which the elements of row statistic r are meant. */
 	template <int TN> METHOD void add(Acc (&t)[TN], int r) const
 	{
-		if (wide())
+		if (is_wide(dtype))
 			add_as<4>(t, r);
 		else
 			add_as<2>(t, r);
@@ -241,7 +241,7 @@ template <class C> struct BiasRow {
 					continue;
 				u32 bits = load_bits<BYTES>(p + c * step, n * 16 + c < n_valid);
 
-				t[n].x[e] += BYTES == 4 ? bits_to_float(bits) : narrow(bits);
+				t[n].x[e] += BYTES == 4 ? bits_to_float(bits) : narrow(bits, dtype);
 			}
 			p = hidden_lane(p + 16 * step);
 		}
@@ -249,7 +249,7 @@ template <class C> struct BiasRow {
 
 	METHOD void store(const Acc &t, int r) const
 	{
-		if (wide())
+		if (is_wide(dtype))
 			store_as<4>(t, r);
 		else
 			store_as<2>(t, r);

@@ -273,6 +273,10 @@ def staged():
         yield Case("forward", **b, sq=40, sk=400, page=32, mask=BR, left=30, right=0, poison=(0, 320))
         yield Case("forward", **b, sq=70, sk=333, splits=3, split_size=128, sink=True, mask=BR, right=0)
         yield Case("forward", **b, sq=33, sk=300, splits=2, split_size=160, lens_k=[290])
+    for options in (dict(sq=150, sk=171, bias=abi.BF16, mask=BR, right=0), dict(sq=35, sk=67, bias=abi.F32, turned=True),
+                    dict(sq=33, sk=150, dtype=abi.F16, bias=abi.F16, bias_broadcast="br", batch=2, lens_k=[99, 150], cap=20.0),
+                    dict(group=[(30, 130), (1, 40), (0, 5), (77, 9)], bias=abi.BF16, mask=TL, left=9, right=4, sinks=3)):
+        yield Case("forward", **d | dict(dq=64, dv=128) | options)
     for options in (dict(mask=BR, right=0), dict(sq=70, mask=TL, left=9, right=4, sinks=3), dict(alibi=True, cap=4.0),
                     dict(bias=abi.BF16, dbias=True, dq=32, dv=32),
                     dict(sq=70, sk=161, bias=abi.F32, dbias=True, turned=True, mask=BR, right=0)):

@@ -321,6 +321,26 @@ static void descriptors_want_dense_aligned_rows(void **state)
 	}
 }
 
+static void forward_takes_a_bias_that_is_near(void **state)
+{
+	struct gpu_kernel amd = kernel;
+	struct launch_record record;
+
+	(void)state;
+	amd.tile.pipeline = GPU_AMD;
+	for (int fault = 0; fault < 6; fault++) {
+		struct abi_fwd_args a = problem();
+		abi_i64 *const strides[] = {&a.bias.stride_seq, &a.bias.stride_dim,
+					    &a.bias.stride_head};
+
+		add_bias(&a);
+		a.bias_dtype = ABI_F32;
+		*strides[fault / 2] = fault % 2 ? 1 << 22 : 1 << 21;
+		assert_int_equal(gpu_kernel_maps(&amd, &a, &record) == NULL,
+				 fault % 2 == 0 || fault == 5);
+	}
+}
+
 /* Q's rows are operands: a chunk that begins in one must not end in another. */
 static void descriptors_of_8_bits_want_whole_chunks(void **state)
 {
@@ -465,6 +485,7 @@ int main(void)
 		cmocka_unit_test(decode_takes_pages_of_whole_runs),
 		cmocka_unit_test(backward_asks_the_same_of_all_four),
 		cmocka_unit_test(backward_offsets_are_near),
+		cmocka_unit_test(forward_takes_a_bias_that_is_near),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

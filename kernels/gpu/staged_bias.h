@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * bwd_amd_bias.h: a bias beside the tiles of scores of bwd_amd.h, and its gradient: each element has one lane, which fetches
- * it before the tile's products. An offset of 32 bits a lane, to which whole tiles add the column's by a scalar register;
- * what does not exist is NOWHERE, and so zero.
+ * staged_bias.h: a matrix as bias beside the tiles of scores of fwd_amd.h and bwd_amd.h, and its gradient: each element
+ * has one lane, which fetches it before the tile's products. An offset of 32 bits a lane, to which whole tiles add the
+ * column's by a scalar register; what does not exist is NOWHERE, and so zero.
  */
-#ifndef FMHA_GPU_BWD_AMD_BIAS_H
-#define FMHA_GPU_BWD_AMD_BIAS_H
+#ifndef FMHA_GPU_STAGED_BIAS_H
+#define FMHA_GPU_STAGED_BIAS_H
 
-#include "bwd_scores.h"
 #include "buffer.h"
+#include "scores.h"
 
 /* Rows are what a block owns, columns what it streams; gpu_maps.c has made sure that a tile's lie within 2 GiB. */
 template <class C, bool KEYS_STATIONARY, int COLUMNS> struct StagedBiasView {
@@ -17,7 +17,7 @@ template <class C, bool KEYS_STATIONARY, int COLUMNS> struct StagedBiasView {
 	char *from; /* the block's first row */
 	u32 lane;   /* a lane's row, and its first column of a tile */
 	u32 step;   /* bytes from column to column */
-	bool wide;  /* f32, not the type of Q */
+	i32 dtype;
 
 	/* @row: the lane's, of the block's, whose first is @first. */
 	METHOD static StagedBiasView make(const BiasView &t, const Sequence &v, i32 first, i32 row)
@@ -30,7 +30,7 @@ template <class C, bool KEYS_STATIONARY, int COLUMNS> struct StagedBiasView {
 		r.lane = first + row < (KEYS_STATIONARY ? v.n_k : v.n_q)
 				 ? (u32)row * (u32)row_step + (u32)Core::column(0) * r.step
 				 : BUFFER_NOWHERE;
-		r.wide = t.dtype == ABI_F32;
+		r.dtype = t.dtype;
 		return r;
 	}
 
@@ -39,20 +39,20 @@ template <class C, bool KEYS_STATIONARY, int COLUMNS> struct StagedBiasView {
 	template <int N, class Each> METHOD void visit(i32 column, i32 end, int n, const Each &each) const
 	{
 		const Buffer b = Buffer::make(from + (i64)column * step, BUFFER_NOWHERE);
+		u32 s = step, at = (u32)hidden_lane((i32)lane);
 
+		asm volatile("" : "+s"(s)); /* offsets are made here, not kept for the loop */
 		if (column + COLUMNS <= end) {
 			UNROLL
 			for (int i = 0; i < N * Core::E; i++)
-				each(b, i, lane, column_of(n, i) * step);
+				each(b, i, lane, column_of(n, i) * s);
 			return;
 		}
-		u32 at = (u32)hidden_lane((i32)lane); /* the last tile's offsets are not kept for the loop */
-
 		UNROLL
 		for (int i = 0; i < N * Core::E; i++) {
 			i32 c = column_of(n, i);
 
-			each(b, i, column + Core::column(0) + c < end ? at + c * step : BUFFER_NOWHERE, 0);
+			each(b, i, column + Core::column(0) + c < end ? at + c * s : BUFFER_NOWHERE, 0);
 		}
 	}
 	/* From the lane's first on: the same for all lanes. */
@@ -73,7 +73,7 @@ template <class C, bool KEYS_STATIONARY, int COLUMNS> struct StagedBias {
 
 	METHOD void fetch(const View &from, i32 column, i32 end)
 	{
-		if (from.wide)
+		if (BiasRow<C>::is_wide(from.dtype))
 			from.template visit<TN>(column, end, 0, [&](const Buffer &b, int i, u32 at, u32 more) {
 				x[i] = b.load4(at, more).w[0];
 			});
@@ -85,8 +85,8 @@ template <class C, bool KEYS_STATIONARY, int COLUMNS> struct StagedBias {
 	METHOD void widen(const View &from)
 	{
 		UNROLL
-		for (int i = 0; i < TN * Core::E && !from.wide; i++)
-			x[i] = float_to_bits(Element::to_float((u16)x[i]));
+		for (int i = 0; i < TN * Core::E && !BiasRow<C>::is_wide(from.dtype); i++)
+			x[i] = float_to_bits(BiasRow<C>::narrow(x[i], from.dtype));
 	}
 	/* To the tiles from the n-th on. */
 	template <int N> METHOD void add(typename Core::Acc (&t)[N], int n) const
@@ -99,7 +99,7 @@ template <class C, bool KEYS_STATIONARY, int COLUMNS> struct StagedBias {
 	/* The n-th tile of the gradient. */
 	METHOD static void store(const View &to, i32 column, i32 end, int n, const typename Core::Acc &t)
 	{
-		if (to.wide) {
+		if (BiasRow<C>::is_wide(to.dtype)) {
 			to.template visit<1>(column, end, n, [&](const Buffer &b, int i, u32 at, u32 more) {
 				b.store4(float_to_bits(t.x[i]), at, more);
 			});
