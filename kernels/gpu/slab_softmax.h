@@ -73,10 +73,17 @@ template <class Core, class Weights> struct SlabSoftmax {
 			*ret_factor = raise(top, unit);
 		UNROLL
 		for (int i = 0; i < TN * Core::E; i++) {
-			float &x = s.t[0][i / Core::E].x[i % Core::E];
+			float *x = s.t[0][i / Core::E].x + i % Core::E;
 
-			x = exp2_fast(x * unit - zero);
-			sum[i % 2] += x;
+			if (FMHA_CORE != FMHA_CORE_MFMA)
+				x[0] = x[0] * unit - zero;
+			else if (i % 2 == 0) { /* CDNA has one instruction for two of these */
+				Pair logarithms = Pair{x[0], x[1]} * unit - zero;
+
+				x[0] = logarithms[0], x[1] = logarithms[1];
+			}
+			x[0] = exp2_fast(x[0]);
+			sum[i % 2] += x[0];
 			if (i % 2 == 1 && FMHA_CORE != FMHA_CORE_MFMA)
 				sum = plain_register(sum); /* an even one and an odd one: two additions, one instruction */
 		}
