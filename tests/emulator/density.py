@@ -75,9 +75,9 @@ STAGED = {
               "fwd_splitkv decode_h96x96_t16x64_w1x4_b2_pack_split_paged",
               "fwd_splitkv decode_h128x128_t32x64_w1x4_b2_pack_split_mask_paged",
               "fwd_splitkv decode_h64x64_t64x64_w1x4_b2_pack_split_mask_paged", "fwd_splitkv h64x64_t128x64_w8x1_b1_split_mask",
-              "fwd_pagedkv h128x128_t256x64_w16x1_b1_mask_paged", "fwd_pagedkv h64x64_t256x128_w16x1_b1_mask_paged",
-              "fwd h64x64_t256x128_w16x1_b1", "fwd h64x64_t256x128_w16x1_b1_mask", "fwd h128x128_t256x64_w16x1_b1",
-              "fwd h128x128_t256x64_w16x1_b1_mask", "fwd h128x128_t128x32_w8x1_b1_mask",
+              "fwd_pagedkv h128x128_t256x64_w16x1_b2_mask_paged", "fwd_pagedkv h64x64_t256x128_w16x1_b2_mask_paged",
+              "fwd h64x64_t256x128_w16x1_b2", "fwd h64x64_t256x128_w16x1_b2_mask", "fwd h128x128_t256x64_w16x1_b2",
+              "fwd h128x128_t256x64_w16x1_b2_mask", "fwd h128x128_t128x32_w8x1_b1_mask",
               "bwd_dq_dk_dv h64x64_t32x128_w8x1_b1_mask_buffers",
               "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_buffers", "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_mask_buffers",
               "bwd_dq_dk_dv h128x128_t16x128_w8x1_b1_mask_bias_logits_buffers"),
@@ -296,12 +296,13 @@ def mca_cycles(arch, way):
 
 
 def waves_of(arch, registers, lds_bytes, waves):
-    """A SIMD's, as registers and LDS allow."""
+    """A SIMD's, as registers and LDS allow: of whole blocks."""
     total, step, most, lds = (512, 8, 8, 65536) if is_cdna(arch) else (1536, 24, 16, 131072)
     if arch == "gfx950":
         lds = 163840
+    most = min(total // -(-registers // step) // step, most)
     blocks = min(lds // max(lds_bytes, 1), most * 4 // waves)
-    return min(total // -(-registers // step) // step, max(blocks * waves, waves) // 4 or 1, most)
+    return max(blocks, 1) * waves // 4 or 1
 
 
 class Job:
