@@ -22,6 +22,7 @@
  */
 template <class T> struct SlabWeights : RoundToNearest {
 	static constexpr float SHIFT = WeightUnit<T>::SHIFT, LAG = WeightUnit<T>::MOST - SHIFT, LOST = 1;
+	static const bool FALLS = WeightUnit<T>::FALLS;
 };
 #if FMHA_CORE != FMHA_CORE_MFMA
 template <> struct SlabWeights<BF16> {
@@ -67,10 +68,10 @@ template <class Core, class Weights> struct SlabSoftmax {
 			top = larger(top, s.t[0][i / Core::E].x[i % Core::E]);
 		top = Core::row_max(top);
 
-		bool lags = any_of_wave(top * unit - zero > Weights::LAG + Weights::SHIFT);
+		bool lags = any_of_wave(is_far(top * unit - zero));
 
 		if (lags)
-			*ret_factor = raise(top, unit);
+			*ret_factor = move(top * unit - Weights::SHIFT);
 		UNROLL
 		for (int i = 0; i < TN * Core::E; i++) {
 			float *x = s.t[0][i / Core::E].x + i % Core::E;
@@ -90,12 +91,20 @@ template <class Core, class Weights> struct SlabSoftmax {
 		return lags;
 	}
 
-	/* `top` is the maximum from now on, if it is higher; returns the factor of what was summed before. */
-	METHOD float raise(float top, float unit)
+	/* Of the logarithm of a tile's highest weight, in units. */
+	METHOD static bool is_far(float high)
 	{
-		float before = zero;
+		if (!Weights::FALLS)
+			return high > Weights::LAG + Weights::SHIFT;
+		return magnitude_of(high - Weights::SHIFT) > Weights::LAG;
+	}
 
-		zero = larger(before, top * unit - Weights::SHIFT);
+	/* Returns the factor of what was summed before. */
+	METHOD float move(float next)
+	{
+		float before = zero, all = Core::row_sum(sum[0] + sum[1]);
+
+		zero = Weights::FALLS ? fallen(before, next, all, 1.0f) : larger(before, next);
 
 		float factor = exp2_fast(before - zero);
 

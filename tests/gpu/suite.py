@@ -319,6 +319,7 @@ def staged_bytes():
     yield Case("forward", **d, sq=20, sk=70, dq=64, dv=64, descale="signed")
     yield Case("forward", **d, sq=1, sk=1, dq=64, dv=32)
     yield Case("codes", dtype=abi.E4M3, sq=1, sk=1, dq=64, dv=256, o_dtype=abi.F32, pipeline=MULTIPLY_BYTES)
+    yield Case("tail", dtype=abi.E4M3, hq=1, hk=1, sq=1, sk=20000, dq=64, dv=64, ones=True, pipeline=MULTIPLY_BYTES)
 
 
 def hopper():
@@ -340,6 +341,8 @@ def hopper():
     yield Case("forward", **d, bias=abi.BF16, scale=-0.2)
     yield Case("forward", **d, mask=BR, left=40, right=0, poison=(0, 250))
     yield Case("forward", **d | dict(hk=1), group=[(7, 400), (1, 33), (0, 9), (5, 0)], o_dtype=abi.F32, descale=True)
+    for pipeline in ("gpu_wgmma", "gpu_decode"):
+        yield Case("tail", dtype=abi.E4M3, hq=1, hk=1, sq=1, sk=20000, dq=64, dv=64, ones=True, pipeline=pipeline)
 
 
 def few_rows():
@@ -461,16 +464,22 @@ def run_codes(case, lib, device, arch, pipeline):
 
 
 def run_tail(case, lib, device, arch, pipeline):
-    """One key weighs as much as all others together, each of which is next to nothing beside it."""
-    problem = Forward(**case.options)
-    ctypes.memset(problem.args.k.data, 0, problem.sk * problem.dq)
-    ctypes.memmove(problem.args.k.data, problem.args.q.data, problem.dq)
-    q = np.array([lib.reference_load(problem.args.q.data, problem.dtype, i) for i in range(problem.dq)])
-    problem.args.scale = np.log(problem.sk - 1) / (q @ q)
-    kernel = pick(lib, arch, problem.family, problem.dtype, problem.args, pipeline)
-    device.run(kernel, problem.args, problem)
-    error, allowed, lse = problem.judge(lib, multiplied_as(abi.pipeline_of(kernel), problem.dtype))
-    return f"{abi.pipeline_of(kernel)} O {error:.2g} of {allowed:.2g}, LSE {lse:.2g}"
+    """One key, the first or the last, weighs as much as all others together, each of which is next to nothing beside it."""
+    errors = []
+    for heavy in (0, -1):
+        problem = Forward(**case.options)
+        others = problem.sk - 1
+        keys = np.ctypeslib.as_array(ctypes.cast(problem.args.k.data, ctypes.POINTER(ctypes.c_uint8)), (others + 1, problem.dq))
+        keys[:] = 0
+        ctypes.memmove(keys[heavy].ctypes.data, problem.args.q.data, problem.dq)
+        q = np.array([lib.reference_load(problem.args.q.data, problem.dtype, i) for i in range(problem.dq)])
+        problem.args.scale = np.log(others) / (q @ q)
+        kernel = pick(lib, arch, problem.family, problem.dtype, problem.args, pipeline)
+        device.run(kernel, problem.args, problem)
+        o = np.array([lib.reference_load(ctypes.c_void_p(problem.args.o.data), problem.o_dtype, i) for i in range(problem.dv)])
+        errors.append((np.abs(o - 1).max(), np.abs(problem.lse_array - np.log(2 * others)).max()))
+        assert errors[-1][0] < 0.01 and errors[-1][1] < 1e-3, f"O, LSE off by {errors[-1]}, heavy key {heavy}"
+    return f"{abi.pipeline_of(kernel)} O, LSE off by {', '.join(f'{o:.2g} {lse:.2g}' for o, lse in errors)}"
 
 
 def run_backward(case, lib, device, arch, pipeline):
