@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * bwd_rows.h: the two backward stages that go row by row, a wave a row.
- *   dot:     d = rowsum(dO * O); dSink = -sum over rows of exp(sink - LSE) d
+ *   dot:     d = rowsum(dO * O); dSink = -sum over rows of exp(sink - LSE) d; dBias = 0 behind the keys, which the
+ *            stage after knows no tiles for
  *   convert: dQ = scale * sum of the splits of dq_acc, in order
  */
 #ifndef FMHA_GPU_BWD_ROWS_H
@@ -63,7 +64,16 @@ template <class C> struct BackwardRows {
 				sum[n] += shuffle_xor(sum[n], i);
 			if (row[n] < v.n_q && thread_id() % LANES == 0)
 				a.d.data[rows_offset(a.d, v, row[n], head[n])] = sum[n];
+			if (row[n] < v.n_q && a.dbias.data && !grid_sums_dbias(&a))
+				clear_dbias(v, row[n], head[n]);
 		}
+	}
+
+	METHOD void clear_dbias(const Sequence &v, i32 row, i32 head) const
+	{
+		for (i32 j = v.n_k + thread_id() % GRID_DOT_LANES; j < a.sequences.seqlen_k_max; j += GRID_DOT_LANES)
+			store_from_float(a.dbias.data, a.bias_dtype,
+					 q_offset(a.dbias, v, row, head) + j * a.dbias.stride_dim, 0.0f);
 	}
 
 	METHOD float element(const abi_tensor &t, const Sequence &v, i32 row, i32 head, i32 dim) const

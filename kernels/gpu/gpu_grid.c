@@ -9,7 +9,7 @@
 
 int gpu_sums_dbias(const struct abi_bwd_args *a)
 {
-	return a->dbias.data && (grid_sums_heads(a) || grid_sums_rows(a) || grid_sums_batch(a));
+	return a->dbias.data && grid_sums_dbias(a);
 }
 
 /* @x: blocks of a head, @n: what they count. */

@@ -87,6 +87,11 @@ GRID_FN int grid_sums_batch(const struct abi_bwd_args *a)
 				       : !a->dbias.stride_batch && a->sequences.batch > 1;
 }
 
+GRID_FN int grid_sums_dbias(const struct abi_bwd_args *a)
+{
+	return grid_sums_heads(a) || grid_sums_rows(a) || grid_sums_batch(a);
+}
+
 /* @split_dkdv: dK and dV have blocks of their own; dq_tile_n: rows of a block that owns rows */
 GRID_FN struct grid_backward grid_backward_of(const struct abi_bwd_args *a, int tile_m, int tile_n,
 					      int dq_tile_n, int split_dkdv, int sums_dbias)

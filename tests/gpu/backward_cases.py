@@ -59,9 +59,7 @@ class Backward(Forward):
         self.outputs["d"] = self.d
         self.build_dq_acc(a, h, qs)
         if self.dbias:
-            # A sum over rows is written in full, as 0 where there are none; else padding stays as it was.
-            fill = None if "r" in (self.bias_broadcast or "") else 0
-            g = aligned(self.bias_storage(qb, qs), NP_STORAGE[self.bias], fill)
+            g = aligned(self.bias_storage(qb, qs), NP_STORAGE[self.bias], unwritten(NP_STORAGE[self.bias]))
             self.keep.append(g)
             self.outputs["dbias"] = g[..., :-self.TURNED_GAP].swapaxes(2, 3) if self.turned else g
             self.dbias_gap = g[..., -self.TURNED_GAP:] if self.turned else g[..., :0]
@@ -109,6 +107,13 @@ class Backward(Forward):
             at += room
         return own
 
+    def own_dbias(self):
+        """Rows of dBias (batch, head, row) that must be written, behind the keys too; a sum over sequences is written in full."""
+        own = np.ones(self.outputs["dbias"].shape[:3], bool)
+        if not set("br") & set(self.bias_broadcast or ""):
+            own &= self.own_rows("dq")[:, None]
+        return own
+
     def judge_backward(self):
         a = self.bwd
         want = {n: np.zeros(self.outputs[n].shape) for n in ("dq", "dk", "dv")}
@@ -123,7 +128,7 @@ class Backward(Forward):
             for axis, (n, m) in enumerate(zip(self.outputs["dbias"].shape, want["dbias"].shape)):
                 if n != m:
                     want["dbias"] = want["dbias"].sum(axis, keepdims=True)
-        assert not self.dbias or not self.dbias_gap.any(), "dBias was written behind its rows"
+        assert not self.dbias or (self.dbias_gap == unwritten(self.dbias_gap.dtype.type)).all(), "dBias was written behind its rows"
         text = []
         for name in ("dq", "dk", "dv", "dbias", "dsink"):
             if name not in self.outputs:
@@ -131,8 +136,9 @@ class Backward(Forward):
             dtype = self.bias if name == "dbias" else abi.F32 if name == "dsink" else self.dtype
             got, w = decode(self.outputs[name], dtype), want[name]
             fill = self.outputs[name] == unwritten(self.outputs[name].dtype.type)
-            if name in ("dq", "dk", "dv"):  # other rows may stay as they were
-                assert not fill[self.own_rows(name)].any(), f"{name} has rows that nobody wrote"
+            if name != "dsink":  # other rows may stay as they were
+                own = self.own_dbias() if name == "dbias" else self.own_rows(name)
+                assert not fill[own].any(), f"{name} has rows that nobody wrote"
             got = np.where(fill & (w == 0), 0, got)
             assert np.isfinite(got).all(), f"{name} is not finite"
             error = np.abs(got - w).max(initial=0)

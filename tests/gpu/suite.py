@@ -75,6 +75,7 @@ def backward_small():
     yield Case("backward", **d | dict(batch=2, hq=4, hk=2), bias=abi.BF16, dbias=True, bias_broadcast="h",
                mask=BR, right=0, dropout=0.25)
     yield Case("backward", **d | dict(batch=2, hq=2, sq=50), bias=abi.F32, dbias=True, bias_broadcast="br")
+    yield Case("backward", **d | dict(batch=2, hq=2), bias=abi.F32, dbias=True, lens_k=[17, 0])
     yield Case("backward", dtype=abi.F16, hq=2, hk=1, group=[(5, 30), (33, 9)], dq=32, dv=32, bias=abi.F32,
                dbias=True, bias_broadcast="h")
     yield Case("backward", dtype=abi.BF16, hq=2, hk=1, group=[(0, 30), (0, 9)], dq=32, dv=32, bias=abi.F32,

@@ -186,7 +186,8 @@ struct abi_appendkv_args {
  *         16 bytes;
  *         group mode: dq_acc_offsets int64 [batch + 1], in elements, rounded up to 16 bytes;
  *   data: dq_acc f32, a sequence [nhead_q, nsplits_i, seqlen_q_i (physical, with padding), hdim_q].
- * dot_do_o writes d = rowsum(dO * O), and dsink where asked; dq_dk_dv writes dK, dV, dBias and
+ * dot_do_o writes d = rowsum(dO * O), and dsink where asked, on GPUs zeros in dBias at columns
+ * without a key too; dq_dk_dv writes dK, dV, dBias and
  * either dQ or partial sums in dq_acc; convert_dq sums the splits, in order, scales and rounds.
  */
 struct abi_bwd_args {
