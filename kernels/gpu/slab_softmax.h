@@ -27,6 +27,7 @@ template <class T> struct SlabWeights : RoundToNearest {
 #if FMHA_CORE != FMHA_CORE_MFMA
 template <> struct SlabWeights<BF16> {
 	static constexpr float SHIFT = 0.00405946f, LAG = 8, LOST = 1.00281777f; /* log2(LOST), 1 + 2^-9 / ln 2 */
+	static const bool FALLS = false;
 
 	METHOD static u32 pack(BF16, float low, float high)
 	{
@@ -35,6 +36,7 @@ template <> struct SlabWeights<BF16> {
 };
 template <> struct SlabWeights<F16> {
 	static constexpr float SHIFT = 4.00050806f, LAG = 4, LOST = 1.00035222f; /* 4 + log2(LOST), 1 + 2^-12 / ln 2 */
+	static const bool FALLS = false;
 
 	METHOD static u32 pack(F16, float low, float high)
 	{
