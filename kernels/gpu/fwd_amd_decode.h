@@ -143,6 +143,8 @@ template <class Base> struct Forward {
 			return;
 		wave = wave_id();
 		band = block.band();
+		if (C::PAGED && C::MASK && band.sinks == 0)
+			band.sinks = -RUN; /* the first tile's column may be negative, and is no sink token */
 		make_modifiers();
 		o.zero();
 		rows.init();

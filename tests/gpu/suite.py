@@ -371,6 +371,9 @@ def few_rows():
         b = d | dict(dq=d_, dv=d_, batch=2, leftpad=pad, poison=poison)
         yield Case("forward", **b | dict(sk=200), page=16, lens_k=[190, 75])
         yield Case("forward", **b, page=48, lens_k=[290, 120], mask=BR, left=150, right=0, sinks=20, splits=3, split_size=96)
+    # A window that begins in the tile that padding leads.
+    yield Case("forward", **d | dict(dq=64, dv=64, batch=2, leftpad=[7, 7], poison=(0, 38), sk=200), page=16, lens_k=[190, 190],
+               mask=BR, left=150, right=0)
     # Two and four tiles of rows: the last of them not full, rows that see nothing, a window.
     for dq, sq in ((128, 7), (64, 13), (128, 13), (256, 7), (96, 11)):
         b = d | dict(dq=dq, dv=dq, sq=sq, dtype=(abi.BF16, abi.F16)[sq % 13 == 0])
