@@ -90,6 +90,19 @@ template <> struct MmaType<BF16> {
 	}
 };
 
+/* Four values of e4m3 in f16: the first two, and the others. */
+DEV void widen(u32 word, u32 *low, u32 *high)
+{
+	asm("{\n\t"
+	    ".reg .b16 a, b;\n\t"
+	    "mov.b32 {a, b}, %2;\n\t"
+	    "cvt.rn.f16x2.e4m3x2 %0, a;\n\t"
+	    "cvt.rn.f16x2.e4m3x2 %1, b;\n\t"
+	    "}"
+	    : "=r"(*low), "=r"(*high)
+	    : "r"(word));
+}
+
 template <class T> struct CoreMma {
 	typedef T Type;
 	static const int E = 8, STATS = 2;

@@ -19,19 +19,6 @@ template <class C> struct BytesInF16 : C {
 	static const bool DESCALE = false;
 };
 
-/* Four of them: the first two, and the others. */
-DEV void widen(u32 word, u32 *low, u32 *high)
-{
-	asm("{\n\t"
-	    ".reg .b16 a, b;\n\t"
-	    "mov.b32 {a, b}, %2;\n\t"
-	    "cvt.rn.f16x2.e4m3x2 %0, a;\n\t"
-	    "cvt.rn.f16x2.e4m3x2 %1, b;\n\t"
-	    "}"
-	    : "=r"(*low), "=r"(*high)
-	    : "r"(word));
-}
-
 /* Of two keys, two dims each: the first dim's two keys, and the second's. */
 DEV void widen_columns(u32 word, u32 *even, u32 *odd) { widen(__byte_perm(word, 0, 0x3120), even, odd); }
 

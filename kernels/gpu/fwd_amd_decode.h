@@ -511,7 +511,6 @@ template <class Base> struct Forward {
 	 * bits are, thousands of small weights could be nothing beside a large one that comes elsewhere. */
 	struct ShareUnit {
 		static const int MOST = WeightUnit<Element>::MOST, SHIFT = MOST;
-		static const bool FALLS = false;
 	};
 	METHOD bool weigh_share(Scores &s, RowVector<Core, TM> *ret_factor, RowVector<Core, TM> *ret_unit)
 	{

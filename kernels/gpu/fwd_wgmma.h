@@ -2,7 +2,7 @@
 /*
  * fwd_wgmma.h: forward attention on Hopper. What a tile of scores means is in fwd_scores.h and scores.h; here is how
  * the products are fed. A block's last warpgroup loads: one warp asks the copy engine for tiles of Q, K, V and a bias,
- * and three warps turn 8-bit values (wgmma_values.h). The others own 64 rows each. The scores of the next tile of keys
+ * and three warps widen 8-bit values (wgmma_values.h). The others own 64 rows each. The scores of the next tile of keys
  * and O += P V of this one run one behind the other while the softmax of those scores is computed, so that the tensor
  * cores seldom wait.
  *
@@ -49,8 +49,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	typedef WgmmaValues<Core, Element, TN, TD> Values;
 	typedef typename Values::Weights Weights;
 	typedef ForwardScores<C, 1, TN> Steps;
-	static const int SHIFT = WeightUnit<Element>::SHIFT;
-	typedef Softmax<Core, 1, true, WeightUnit<Element>> Rule;
+	static const int SHIFT = Values::Unit::SHIFT;
+	typedef Softmax<Core, 1, true, typename Values::Unit> Rule;
 	static const int ELEMENT = sizeof(typename Element::Storage), BOX = SLAB_WIDTH / ELEMENT;
 	static const bool HAS_BIAS = C::BIAS == BIAS_MATRIX;
 	static const int GROUP_THREADS = 128, GROUPS = C::WAVES_M / 4, STAGES = LDS_WGMMA_STAGES;
@@ -59,7 +59,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static const int Q_SLAB = slab_bytes(C::TILE_M), K_SLAB = slab_bytes(C::TILE_N);
 	static const int Q_SLABS = slabs_of(C::HDIM_Q, ELEMENT), V_SLABS = slabs_of(C::HDIM_V, ELEMENT);
 	static const int Q_BYTES = Q_SLABS * Q_SLAB, K_BYTES = Q_SLABS * K_SLAB, V_BYTES = V_SLABS * K_SLAB;
-	static const int TURNED_BYTES = Values::TURNED ? Values::BYTES : 0;
+	static const int WIDENED_BYTES = Values::WIDENED ? Values::BYTES : 0;
 	static const int BIAS_SLABS = slabs_of(C::TILE_N), BIAS_BYTES = HAS_BIAS ? BIAS_SLABS * Q_SLAB : 0;
 
 	static __device__ constexpr lds_wgmma_cut wgmma_cut()
@@ -68,22 +68,22 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	}
 	static const int Q_STAGES = lds_wgmma_queries(wgmma_cut(), C::LDS_BYTES);
 	static const int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
-	static const int TURNED_AT = V_AT + STAGES * V_BYTES, BIAS_AT = TURNED_AT + STAGES * TURNED_BYTES;
+	static const int WIDENED_AT = V_AT + STAGES * V_BYTES, BIAS_AT = WIDENED_AT + STAGES * WIDENED_BYTES;
 	static const int BARRIERS_AT = BIAS_AT + STAGES * BIAS_BYTES, LDS = BARRIERS_AT + LDS_WGMMA_BARRIERS;
 	static_assert(LDS == lds_wgmma(wgmma_cut(), C::LDS_BYTES), "the host asks lds.h, too");
-	static const int N_BARRIERS = 4 * STAGES + 2 * Q_STAGES + (Values::TURNED || HAS_BIAS ? 2 * STAGES : 0);
+	static const int N_BARRIERS = 4 * STAGES + 2 * Q_STAGES + (Values::WIDENED || HAS_BIAS ? 2 * STAGES : 0);
 	static_assert(N_BARRIERS * 8 <= LDS_WGMMA_BARRIERS, "room for them");
-	static_assert(!Values::TURNED || !HAS_BIAS, "one of the two has barriers");
+	static_assert(!Values::WIDENED || !HAS_BIAS, "one of the two has barriers");
 
 	/* Registers of a thread: 64 Ki in all. */
-	static const int LOADER_REGISTERS = Values::TURNED ? 56 : GROUPS == 3 ? 32 : 24;
+	static const int LOADER_REGISTERS = GROUPS == 3 ? 32 : Values::WIDENED ? 56 : 24;
 	static const int PRODUCT_REGISTERS = (65536 / 128 - LOADER_REGISTERS) / GROUPS / 8 * 8;
 	static_assert(GROUPS == 2 || GROUPS == 3, "their registers are known");
-	static const int TURNING_WARPS = 3; /* all that do not ask the copy engine */
+	static const int WIDENING_WARPS = 3; /* all that do not ask the copy engine */
 
 	/* Warpgroups start products in turn, so that one's softmax runs beside another's products. Those of 8 bits are
 	 * too short to wait for. */
-	static const bool TURNS = !Values::TURNED;
+	static const bool TURNS = !Values::WIDENED;
 
 	/* Named barriers: a warpgroup's own, and its turn at the tensor cores. */
 	static const int OWN_BARRIER = 1, TURN_BARRIER = OWN_BARRIER + GROUPS;
@@ -111,14 +111,14 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD u32 v_empty(i32 stage) const { return barrier(3 * STAGES + stage); }
 	METHOD u32 q_full(i32 stage) const { return barrier(4 * STAGES + stage); }
 	METHOD u32 q_empty(i32 stage) const { return barrier(4 * STAGES + Q_STAGES + stage); }
-	/* Of tiles of values that are still to be turned, or of a bias. */
+	/* Of tiles of values that are still to be widened, or of a bias. */
 	METHOD u32 more_full(i32 stage) const { return barrier(4 * STAGES + 2 * Q_STAGES + stage); }
 	METHOD u32 more_empty(i32 stage) const { return barrier(5 * STAGES + 2 * Q_STAGES + stage); }
 	METHOD u32 k_tile(i32 stage) const { return lds + K_AT + stage * K_BYTES; }
 	METHOD u32 v_copy(i32 stage) const { return lds + V_AT + stage * V_BYTES; }
 	METHOD u32 v_tile(i32 stage) const
 	{
-		return Values::TURNED ? lds + TURNED_AT + stage * TURNED_BYTES : v_copy(stage);
+		return Values::WIDENED ? lds + WIDENED_AT + stage * WIDENED_BYTES : v_copy(stage);
 	}
 	METHOD u32 bias_tile(i32 stage) const { return lds + BIAS_AT + stage * BIAS_BYTES; }
 	METHOD u32 q_tile(i32 stage) const { return lds + stage * Q_BYTES; }
@@ -299,10 +299,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				} else {
 					i32 stage = values.stage;
 
-					barrier_wait(Values::TURNED ? more_empty(stage) : v_empty(stage),
+					barrier_wait(Values::WIDENED ? more_empty(stage) : v_empty(stage),
 						     values.parity);
 					load_rows<V_SLABS>(v_copy(stage), K_SLAB, v,
-							   Values::TURNED ? more_full(stage) : v_full(stage),
+							   Values::WIDENED ? more_full(stage) : v_full(stage),
 							   row + tiles.column(n), head_k, batch);
 					values.next();
 				}
@@ -311,7 +311,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	}
 
 	/* Values that no row of the block sees, see fwd_block.h, become zeros here. */
-	METHOD void turn_values()
+	METHOD void widen_values()
 	{
 		KeyRing values = {0, 1};
 		Progress at = start();
@@ -326,9 +326,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 				barrier_wait(more_full(stage), values.parity ^ 1);
 				barrier_wait(v_empty(stage), values.parity);
-				Values::turn(v_tile(stage), v_copy(stage), block.first_value(band, column) - column,
-					     block.end_of_values(band) - column, wave_id() - C::WAVES_M - 1,
-					     TURNING_WARPS);
+				Values::widen_tile(v_tile(stage), v_copy(stage), block.first_value(band, column) - column,
+						   block.end_of_values(band) - column, wave_id() - C::WAVES_M - 1,
+						   WIDENING_WARPS);
 				fence_async();
 				wave_sync();
 				release(more_empty(stage));
@@ -378,7 +378,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	{
 		i32 begin = reach.first_value(band, column) - column, end = reach.end_of_values(band) - column;
 
-		if (Values::TURNED || (begin <= 0 && end >= C::TILE_N))
+		if (Values::WIDENED || (begin <= 0 && end >= C::TILE_N))
 			return;
 		i32 thread = thread_id() % GROUP_THREADS;
 		const int CHUNKS = V_SLABS * 8; /* a thread keeps to one chunk of 16 bytes */
@@ -705,12 +705,12 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			UNROLL
 			for (int i = 0; i < STAGES; i++) {
 				barrier_init(k_full(i), 1);
-				barrier_init(v_full(i), Values::TURNED ? TURNING_WARPS : 1);
+				barrier_init(v_full(i), Values::WIDENED ? WIDENING_WARPS : 1);
 				barrier_init(k_empty(i), C::WAVES_M);
 				barrier_init(v_empty(i), C::WAVES_M);
-				if (Values::TURNED || HAS_BIAS) {
+				if (Values::WIDENED || HAS_BIAS) {
 					barrier_init(more_full(i), 1);
-					barrier_init(more_empty(i), Values::TURNED ? TURNING_WARPS : C::WAVES_M);
+					barrier_init(more_empty(i), Values::WIDENED ? WIDENING_WARPS : C::WAVES_M);
 				}
 			}
 			barrier_publish();
@@ -727,9 +727,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			give_registers<LOADER_REGISTERS>();
 			if (wave_id() == C::WAVES_M)
 				load(q, k, v, bias);
-			if constexpr (Values::TURNED)
+			if constexpr (Values::WIDENED)
 				if (wave_id() > C::WAVES_M)
-					turn_values();
+					widen_values();
 		} else {
 			take_registers<PRODUCT_REGISTERS>();
 			multiply();
@@ -737,9 +737,21 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	}
 };
 
+/* P is f16 beside values of 8 bits. */
+template <class C> struct WeightsInF16 : C {
+	typedef CoreMma<F16> Core;
+};
+template <class C, bool BYTES> struct SelectForward {
+	typedef ForwardWgmma<C> Type;
+};
+template <class C> struct SelectForward<C, true> {
+	typedef ForwardWgmma<WeightsInF16<C>> Type;
+};
+typedef SelectForward<Config, sizeof(Config::Element::Storage) == 1>::Type SelectedForward;
+
 /* Behind the arguments the maps that gpu_maps.c describes. */
 #define FMHA_OWN_ENTRY
-extern "C" __global__ void FMHA_BOUNDS(ForwardWgmma<Config>::THREADS, 1)
+extern "C" __global__ void FMHA_BOUNDS(SelectedForward::THREADS, 1)
 	FMHA_ENTRY(const abi_fwd_args args, const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
 		   const __grid_constant__ TensorMap v
 #if FMHA_BIAS == 1
@@ -749,7 +761,7 @@ extern "C" __global__ void FMHA_BOUNDS(ForwardWgmma<Config>::THREADS, 1)
 	)
 {
 	FMHA_LDS;
-	ForwardWgmma<Config> kernel(args);
+	SelectedForward kernel(args);
 
 #if FMHA_BIAS == 1
 	kernel.run(lds, q, k, v, bias);

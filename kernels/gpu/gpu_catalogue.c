@@ -84,7 +84,6 @@
 	     hdim, m, n, waves, 1, blocks)
 #define E4M3  (SPEC_BIT(SPEC_FP8FP16) | SPEC_BIT(SPEC_FP8BF16) | SPEC_BIT(SPEC_FP8FP32))
 #define RAW   (WITHOUT(bias) | WITHOUT(logits) | WITHOUT(dropout))
-#define PLAIN (WITHOUT(mask) | RAW)
 
 static const struct spec_row kernels[] = {
 	ROWS(GPU_MMA, GPU_MMA_CORES, 64, 128, 128, 4, 1, 2),
@@ -116,10 +115,11 @@ static const struct spec_row kernels[] = {
 	WARPGROUPS(HALF, 160, 128, 96, 0),
 	WARPGROUPS(HALF, 192, 128, 64, WITHOUT(dropout)),
 	WARPGROUPS(HALF, 256, 128, 80, WITHOUT(bias) | WITHOUT(dropout)),
-	WARPGROUPS(E4M3, 64, 192, 128, RAW),
-	WARPGROUPS(E4M3, 128, 128, 192, PLAIN),
+	WARPGROUPS(E4M3, 64, 128, 192, RAW),
 	WARPGROUPS(E4M3, 128, 128, 128, RAW),
-	WARPGROUPS(E4M3, 256, 128, 96, RAW),
+	WARPGROUPS(E4M3, 192, 128, 128, RAW), /* with 128 columns of V */
+	WARPGROUPS(E4M3, 192, 128, 96, RAW),
+	WARPGROUPS(E4M3, 256, 128, 80, RAW),
 	STAGED(CORE(MFMA), 64, 256, 128, 8, 1, WITHOUT(dropout) | WITHOUT(bias) | WITHOUT(logits)),
 	STAGED(CORE(MFMA), 64, 128, 64, 4, 2, 0),
 	STAGED(CORE(MFMA), 128, 256, 64, 8, 1, WITHOUT(dropout)),

@@ -102,7 +102,7 @@ LDS_FN int lds_forward(struct lds_cut c, int parked)
 
 /*
  * Hopper's forward loop, fwd_wgmma.h: tiles are slabs of 128 bytes' columns; those of K, V and a bias in stages, Q's
- * twice where there is room. 8-bit values lie along the keys a second time.
+ * twice where there is room. 8-bit values are there in 16 bits, too.
  */
 #define LDS_WGMMA_STAGES   2
 #define LDS_WGMMA_BARRIERS 128
@@ -121,7 +121,7 @@ LDS_FN int lds_wgmma_keys(struct lds_wgmma_cut c)
 	return LDS_WGMMA_STAGES *
 		       (lds_slabs(c.tile.tile_n, c.tile.hdim_q * c.element) +
 			lds_slabs(c.tile.tile_n, c.tile.hdim_v * c.element) +
-			(c.element == 1 ? lds_slabs(c.tile.hdim_v, c.tile.tile_n) : 0) +
+			(c.element == 1 ? lds_slabs(c.tile.tile_n, c.tile.hdim_v * 2) : 0) +
 			(c.bias ? lds_slabs(c.tile.tile_m, c.tile.tile_n * 2) : 0)) +
 	       LDS_WGMMA_BARRIERS;
 }

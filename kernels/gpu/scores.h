@@ -361,10 +361,9 @@ template <class Core, int TM, int THREADS> struct ParkedRows {
 
 /* P in units of 2^-SHIFT, as matrix units multiply it with V of that type: at most 2^MOST of them. Of e4m3 that is the type's
  * largest power of two (gfx942's has half of it): a weight may grow by 2^4, and as much again while its maximum lags.
- * FALLS: what is left of small weights reaches down to 2^-13 there, so m goes down, too, see Softmax. */
+ * What is left of small ones reaches down to 2^-13, see slab_softmax.h. */
 template <class Element> struct WeightUnit {
 	static const int SHIFT = 0, MOST = 8;
-	static const bool FALLS = false;
 };
 template <> struct WeightUnit<E4M3> {
 #if defined(__gfx942__)
@@ -372,32 +371,15 @@ template <> struct WeightUnit<E4M3> {
 #else
 	static const int SHIFT = 4, MOST = 8;
 #endif
-	static const bool FALLS = true;
 };
-
-/* How far, in powers of two, units may fall below what was summed in them: less is lost in float32 beside it. */
-#define DEEPEST_FALL 24.0f
-
-/* The maximum of a tile instead of the one before, or what is as near as `sum`, of weights in units of that, lets it be.
- * Both are logarithms once they are multiplied with unit. */
-DEV float fallen(float before, float high, float sum, float unit)
-{
-	float room = larger(DEEPEST_FALL - log2_fast(sum), 0.0f) * reciprocal(unit);
-
-	return high == minus_infinity() ? before : larger(high, before - room);
-}
 
 /*
  * LAGS: m may lag behind the maximum by LAG (in powers of two): P is then at most 2^8, which every
  * operand type holds as precisely as 1, and after the first tiles hardly a wave still pays for
  * rescaling its accumulators. Where they are few, asking costs more than it saves.
- *
- * Where Unit::FALLS, m is not the maximum of all, but within LAG of that of the last tile. A first key that
- * weighs as much as 20,000 others, which attention to a sink looks like, would leave nothing of them otherwise.
  */
 template <class Core, int TM, bool LAGS, class Unit = WeightUnit<BF16>> struct Softmax {
 	static constexpr float LAG = Unit::MOST - Unit::SHIFT;
-	static_assert(LAGS || !Unit::FALLS, "who falls asks whether to");
 
 	/* S becomes P; returns whether *ret_factor must multiply what was summed so far, the same for
 	 * all lanes. */
@@ -414,9 +396,9 @@ template <class Core, int TM, bool LAGS, class Unit = WeightUnit<BF16>> struct S
 			for (int r = 0; r < Core::STATS; r++) {
 				float before = rows.m(i, r);
 
-				high.v[i][r] = highest(s, i, r, Unit::FALLS ? minus_infinity() : before);
+				high.v[i][r] = highest(s, i, r, before);
 				if (LAGS) {
-					lags = lags || is_far(high.v[i][r] * unit, before * unit);
+					lags = lags || high.v[i][r] * unit > before * unit + LAG;
 					continue;
 				}
 				ret_factor->v[i][r] = raise(rows, i, r, high.v[i][r], unit);
@@ -425,31 +407,17 @@ template <class Core, int TM, bool LAGS, class Unit = WeightUnit<BF16>> struct S
 		if (!LAGS)
 			return true;
 		lags = any_of_wave(lags);
-		bool moves = false;
-
 		UNROLL
 		for (int i = 0; i < TM && lags; i++)
 			UNROLL
-			for (int r = 0; r < Core::STATS; r++) {
-				float next = high.v[i][r];
-
-				if (Unit::FALLS)
-					next = fallen(rows.m(i, r), next, Core::row_sum(rows.l(i, r)), unit);
-				moves = moves || next != rows.m(i, r);
-				ret_factor->v[i][r] = raise(rows, i, r, next, unit);
-			}
+			for (int r = 0; r < Core::STATS; r++)
+				ret_factor->v[i][r] = raise(rows, i, r, high.v[i][r], unit);
 		UNROLL
 		for (int i = 0; i < TM; i++)
 			UNROLL
 			for (int r = 0; r < Core::STATS; r++)
 				exponentiate(rows, s, i, r, unit);
-		return Unit::FALLS ? any_of_wave(moves) : lags;
-	}
-
-	/* Whether m has to move. Of two that are -inf nothing is said. */
-	METHOD static bool is_far(float high, float before)
-	{
-		return Unit::FALLS ? magnitude_of(high - before) > LAG : high > before + LAG;
+		return lags;
 	}
 
 	/* Of a row's scores and the maximum so far. */
@@ -471,7 +439,7 @@ template <class Core, int TM, bool LAGS, class Unit = WeightUnit<BF16>> struct S
 		return high == minus_infinity() ? 0.0f : high * unit;
 	}
 
-/* The maximum is `high` from now on; returns the factor of what was summed before. */
+	/* The maximum is `high` from now on; returns the factor of what was summed before. */
 	template <class Rows> METHOD static float raise(Rows &rows, int i, int r, float high, float unit)
 	{
 		float factor = exp2_fast(rows.m(i, r) * unit - origin(high, unit));

@@ -22,7 +22,7 @@
  */
 template <class T> struct SlabWeights : RoundToNearest {
 	static constexpr float SHIFT = WeightUnit<T>::SHIFT, LAG = WeightUnit<T>::MOST - SHIFT, LOST = 1;
-	static const bool FALLS = WeightUnit<T>::FALLS;
+	static const bool FALLS = WeightUnit<T>::SHIFT > 0;
 };
 #if FMHA_CORE != FMHA_CORE_MFMA
 template <> struct SlabWeights<BF16> {
@@ -44,6 +44,16 @@ template <> struct SlabWeights<F16> {
 	}
 };
 #endif
+
+/*
+ * FALLS: of types with few binades. A key that weighs as much as 20,000 others together, as a sink does, would leave
+ * nothing of those that come after it, so zero follows the maxima of tiles down, too. FALL is how far, in powers of two,
+ * a tile's maximum may be below it; FALLS_TO by how much it is above that once it has come down, so that maxima that go
+ * up and down seldom move it; and it stays DEEPEST_FALL below what was summed, beside which float32 would lose less.
+ */
+#define FALL 8
+#define FALLS_TO 4
+#define DEEPEST_FALL 24
 
 /* A logarithm below all others: -inf less this is -inf, where less itself it would be NaN. */
 #define NO_SCORE_YET -3.40282347e38f
@@ -96,9 +106,7 @@ template <class Core, class Weights> struct SlabSoftmax {
 	/* Of the logarithm of a tile's highest weight, in units. */
 	METHOD static bool is_far(float high)
 	{
-		if (!Weights::FALLS)
-			return high > Weights::LAG + Weights::SHIFT;
-		return magnitude_of(high - Weights::SHIFT) > Weights::LAG;
+		return high > Weights::LAG + Weights::SHIFT || (Weights::FALLS && high < Weights::SHIFT - FALL);
 	}
 
 	/* Returns the factor of what was summed before. */
@@ -106,7 +114,10 @@ template <class Core, class Weights> struct SlabSoftmax {
 	{
 		float before = zero, all = Core::row_sum(sum[0] + sum[1]);
 
-		zero = Weights::FALLS ? fallen(before, next, all, 1.0f) : larger(before, next);
+		if (Weights::FALLS && next != minus_infinity() && next < before - FALL)
+			zero = larger(next + FALLS_TO, before - larger(DEEPEST_FALL - log2_fast(all), 0.0f));
+		else
+			zero = larger(before, next);
 
 		float factor = exp2_fast(before - zero);
 

@@ -2,7 +2,7 @@
 /*
  * wgmma.h: Hopper's matrix products of a warpgroup. The accumulators of 64 rows x 16 TILES columns are,
  * warp by warp, the row of 16 x 16 tiles that core_mma.h describes, so that everything about scores works on
- * them; P is an A operand likewise: in 16 bits as it is, in 8 bits with its columns permuted (wgmma_values.h).
+ * them; P, in 16 bits, is an A operand likewise.
  *
  * Products run on their own: from begin() to wait<N>(), which leaves the last N batches under way, neither
  * accumulators nor operands may be touched. settle() tells the compiler that they changed.
@@ -40,14 +40,6 @@ DEV u64 wgmma_descriptor(u32 address, i32 slab)
 	return (u64)(SWIZZLE_128 | GROUP) << 32 | (u32)(slab >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 static const int STEP_ALONG = 32 >> 4, STEP_ACROSS = 2048 >> 4; /* in units of a descriptor's address */
-
-/* Four 8 x 8 matrices of 16-bit elements, spread as load_matrix() does; each lane says where a row goes. */
-DEV void store_matrix(u32 address, const MmaOperand &x)
-{
-	asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.r[0]),
-		     "r"(x.r[1]), "r"(x.r[2]), "r"(x.r[3])
-		     : "memory");
-}
 
 template <class T, int TILES> struct Wgmma;
 
@@ -89,8 +81,8 @@ template <class T, int TILES> struct Wgmma;
 
 /*
  * along(): D = A B^T or, with add, D += A B^T, B read along its rows, A likewise or, of 16-bit types, in registers;
- * turned(): the same of A^T, A read across its rows, of 16-bit types; across(): D += A B, A in registers. Of 8-bit types
- * B is always read along its rows: across() wants it transposed (wgmma_values.h).
+ * turned(): the same of A^T, A read across its rows, of 16-bit types; across(): D += A B, A in registers, of 16-bit types:
+ * of 8-bit ones B is always read along its rows.
  */
 #define WGMMA(T, NAME, K, ALONG, ACROSS, TILES, N, P0, P1, P2, P3, P4, P5)                           \
 	template <> struct Wgmma<T, TILES> {                                                            \

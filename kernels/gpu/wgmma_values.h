@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * wgmma_values.h: the operands of O += P V, by the type of V. 16-bit values are read as the copy engine brings
- * them. 8-bit ones have to lie along the keys: warps of the loading warpgroup turn each tile, in blocks of 16
- * keys x 16 dimensions, and permute both on the way:
- *
- *   keys        place 4c + 2h + i of 16 has key 8h + 2c + i, so that four neighbouring places are what one lane
- *               of a tile of P holds of a row
- *   dimensions  row 8i + n of 16 has dimension 2n + i, so that a lane of O holds four neighbouring dimensions
- *               and the rows that are stored at once lie in different banks
+ * wgmma_values.h: the operands of O += P V, by the type of V. 16-bit values are read as the copy engine brings them.
+ * 8-bit ones are widened to f16 by warps of the loading warpgroup, and multiplied with P in f16: tensor cores keep
+ * 13 bits of a sum of 8-bit products, and cut off of each product what is below; of equal ones they would add no more than
+ * some thousands.
  */
 #ifndef FMHA_GPU_WGMMA_VALUES_H
 #define FMHA_GPU_WGMMA_VALUES_H
@@ -20,11 +16,12 @@ struct WgmmaRows {
 	float factor[2];
 };
 
-/* Of a tile of 16 TN keys and 16 TD dimensions. */
+/* Of a tile of 16 TN keys and 16 TD dimensions. Unit: of P. */
 template <class Core, class Element, int TN, int TD> struct WgmmaValues {
-	static const bool TURNED = false;
+	static const bool WIDENED = false;
 	static const int SLAB = slab_bytes(16 * TN), BYTES = slabs_of(16 * TD) * SLAB;
 	typedef OperandTile<Core, 1, TN> Weights;
+	typedef WeightUnit<Element> Unit;
 
 	METHOD static Weights round(const RegTile<Core, 1, TN> &s) { return round_to_operand(s); }
 
@@ -37,8 +34,15 @@ template <class Core, class Element, int TN, int TD> struct WgmmaValues {
 			Wgmma<Element, TD>::across(o.t[0], p.t[0][i].r, v + i * STEP_ACROSS);
 	}
 
-	/* dtype: of O, which is that of V. Chunks of 16 bytes. */
+	/* dtype: of O, which is that of V. */
 	METHOD static void store(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows, i32 hdim, i32)
+	{
+		store_halves(o, rows, hdim, Element());
+	}
+
+	/* Chunks of 16 bytes. */
+	template <class To>
+	METHOD static void store_halves(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows, i32 hdim, To)
 	{
 		UNROLL
 		for (int r = 0; r < 2; r++) {
@@ -53,8 +57,7 @@ template <class Core, class Element, int TN, int TD> struct WgmmaValues {
 				for (int i = 0; i < 4; i++) {
 					const float *pair = o.t[0][d + i / 2].x + i % 2 * 4 + 2 * r;
 
-					x[i] = factor == 0.0f ? 0
-							      : Element::pack2(pair[0] * factor, pair[1] * factor);
+					x[i] = factor == 0.0f ? 0 : To::pack2(pair[0] * factor, pair[1] * factor);
 				}
 				turn_words(x);
 				if (rows.to[r] && dim < hdim)
@@ -64,140 +67,73 @@ template <class Core, class Element, int TN, int TD> struct WgmmaValues {
 	}
 };
 
-template <class Core, int TN, int TD> struct WgmmaValues<Core, E4M3, TN, TD> {
-	static const bool TURNED = true;
-	static const int KEYS = 16 * TN, SLAB = slab_bytes(16 * TD), BYTES = slabs_of(KEYS, 1) * SLAB;
-	static_assert(TN % 2 == 0 && TD % 2 == 0, "a product takes 32 keys, a warp turns 32 dimensions");
+/* f16 has as many binades below 1 as above: weights lie in units of 2^-7 and may grow by 2^8. */
+struct WidenedUnit {
+	static const int SHIFT = 7, MOST = 15;
+};
 
-	struct Weights {
-		u32 w[TN / 2][4];
-	};
+template <class Core, int TN, int TD> struct WgmmaValues<Core, E4M3, TN, TD> : WgmmaValues<Core, F16, TN, TD> {
+	typedef WgmmaValues<Core, F16, TN, TD> Halves;
+	static const bool WIDENED = true;
+	typedef WidenedUnit Unit;
 
-	METHOD static Weights round(const RegTile<Core, 1, TN> &s)
-	{
-		Weights p;
-
-		UNROLL
-		for (int n = 0; n < TN; n++) {
-			const float(&x)[8] = s.t[0][n].x;
-
-			UNROLL
-			for (int r = 0; r < 2; r++)
-				p.w[n / 2][n % 2 * 2 + r] =
-					pack(x[2 * r], x[2 * r + 1], x[2 * r + 4], x[2 * r + 5]);
-		}
-		return p;
-	}
-	METHOD static u32 pack(float x0, float x1, float x2, float x3)
-	{
-		u32 y;
-
-		asm("{\n\t"
-		    ".reg .b16 low, high;\n\t"
-		    "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n\t"
-		    "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n\t"
-		    "mov.b32 %0, {low, high};\n\t"
-		    "}"
-		    : "=r"(y)
-		    : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
-		return y;
-	}
-
-	METHOD static void multiply(RegTile<Core, 1, TD> &o, const Weights &p, u32 tile)
-	{
-		const int STEPS = 4; /* of a slab */
-		u64 v = wgmma_descriptor(tile, 0);
-
-		UNROLL
-		for (int i = 0; i < TN / 2; i++)
-			Wgmma<E4M3, TD>::across(o.t[0], p.w[i],
-						v + i / STEPS * (SLAB >> 4) + i % STEPS * STEP_ALONG);
-	}
-
-	/* dtype: of O. A lane has four neighbours. */
+	/* dtype: of O. */
 	METHOD static void store(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows, i32 hdim, i32 dtype)
+	{
+		if (dtype == ABI_F32)
+			store_floats(o, rows, hdim);
+		else if (dtype == ABI_F16)
+			Halves::store_halves(o, rows, hdim, F16());
+		else
+			Halves::store_halves(o, rows, hdim, BF16());
+	}
+	METHOD static void store_floats(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows, i32 hdim)
 	{
 		UNROLL
 		for (int r = 0; r < 2; r++)
 			UNROLL
-			for (int d = 0; d < TD; d++) {
-				const float *x = o.t[0][d].x + 2 * r;
-				float factor = rows.factor[r], y[4];
-				i32 dim = d * 16 + lane_id() % 4 * 4;
+			for (int d = 0; d < 2 * TD; d++) {
+				const float *x = o.t[0][d / 2].x + d % 2 * 4 + 2 * r;
+				float factor = rows.factor[r];
+				i32 dim = d * 8 + lane_id() % 4 * 2;
 
-				UNROLL
-				for (int i = 0; i < 4; i++)
-					y[i] = factor == 0.0f ? 0.0f : x[i % 2 * 4 + i / 2] * factor;
 				if (rows.to[r] && dim < hdim)
-					store_four(rows.to[r], dim, y, dtype);
+					*(chunk8 *)(rows.to[r] + dim * 4) =
+						factor == 0.0f ? chunk8{{0, 0}}
+							       : chunk8{{float_to_bits(x[0] * factor),
+									 float_to_bits(x[1] * factor)}};
 			}
 	}
-	METHOD static void store_four(char *to, i32 dim, const float (&y)[4], i32 dtype)
-	{
-		if (dtype == ABI_F32)
-			*(chunk16 *)(to + dim * 4) = chunk16{{float_to_bits(y[0]), float_to_bits(y[1]),
-							      float_to_bits(y[2]), float_to_bits(y[3])}};
-		else if (dtype == ABI_F16)
-			*(chunk8 *)(to + dim * 2) = chunk8{{F16::pack2(y[0], y[1]), F16::pack2(y[2], y[3])}};
-		else
-			*(chunk8 *)(to + dim * 2) = chunk8{{BF16::pack2(y[0], y[1]), BF16::pack2(y[2], y[3])}};
-	}
 
-	/* Warp `warp` of `warps` turns its share of a tile; keys before `begin` and from `end` on become zeros. */
-	METHOD static void turn(u32 to, u32 from, i32 begin, i32 end, i32 warp, i32 warps)
+	/*
+	 * Warp `warp` of `warps` widens its share of a tile; keys before `begin` and from `end` on become zeros. A lane
+	 * has one of 16 keys and every other chunk of 16 dimensions: where a chunk lies is a lane's place and a constant. A store
+	 * waits for its load, so several are under way.
+	 */
+	static const int AT_ONCE = TD <= 10 ? TD / 2 : TD / 4;
+	static_assert(TD / 2 % AT_ONCE == 0, "as many each time");
+	METHOD static void widen_tile(u32 to, u32 from, i32 begin, i32 end, i32 warp, i32 warps)
 	{
-		bool whole = begin <= 0 && end >= KEYS;
+		i32 lane = lane_id(), side = lane / 16;
 
 		NO_UNROLL
 		for (i32 n = warp; n < TN; n += warps) {
-			u32 keep = whole ? ~0u : kept(begin - 16 * n, end - 16 * n);
-
-			NO_UNROLL
-			for (i32 d = 0; d < TD / 2; d += AT_ONCE)
-				turn_blocks(to, from, n, d, keep);
-		}
-	}
-
-	/* Which bytes of a lane's word, four places of 16 keys, count. */
-	METHOD static u32 kept(i32 begin, i32 end)
-	{
-		u32 keep = 0;
-
-		UNROLL
-		for (int i = 0; i < 4; i++) {
-			i32 key = i / 2 * 8 + lane_id() % 4 * 2 + i % 2;
-
-			if (key >= begin && key < end)
-				keep |= 255u << (8 * i);
-		}
-		return keep;
-	}
-
-	/* Keys 16 n .., dimensions 32 d .. and more of those: a store waits for its load, so several are under way. */
-	static const int AT_ONCE = TD <= 10 ? TD / 2 : TD / 4;
-	static_assert(TD / 2 % AT_ONCE == 0, "as many each time");
-	METHOD static void turn_blocks(u32 to, u32 from, i32 n, i32 d, u32 keep)
-	{
-		i32 lane = lane_id(), row = lane % 8;
-		MmaOperand x[AT_ONCE];
-
-		UNROLL
-		for (int b = 0; b < AT_ONCE; b++) {
-			i32 chunk = 2 * (d + b) + lane / 16; /* of 16 bytes */
-
-			x[b] = load_matrix_transposed(from + chunk / 8 * slab_bytes(KEYS) + (n * 16 + lane % 16) * 128 +
-						      ((chunk % 8) ^ row) * 16);
-		}
-		UNROLL
-		for (int b = 0; b < AT_ONCE; b++) {
-			MmaOperand y;
+			i32 key = n * 16 + lane % 16;
+			u32 keep = key >= begin && key < end ? ~0u : 0, at = from + key * 128, wide = to + key * 128;
+			u32 x[AT_ONCE][4], y[2][4], place = (side ^ key) % 8 * 16, wide_place = (2 * side ^ key) % 8 * 16;
 
 			UNROLL
-			for (int i = 0; i < 4; i += 2) {
-				y.r[i] = __byte_perm(x[b].r[i], x[b].r[i + 1], 0x6420) & keep;
-				y.r[i + 1] = __byte_perm(x[b].r[i], x[b].r[i + 1], 0x7531) & keep;
+			for (int d = 0; d < TD / 2; d++) {
+				UNROLL
+				for (int b = 0; b < AT_ONCE && d % AT_ONCE == 0; b++)
+					load_shared_16(at + (d + b) / 4 * Halves::SLAB + (place ^ (d + b) % 4 * 32), x[b]);
+				UNROLL
+				for (int i = 0; i < 4; i++)
+					widen(x[d % AT_ONCE][i] & keep, &y[i / 2][i % 2 * 2], &y[i / 2][i % 2 * 2 + 1]);
+				UNROLL
+				for (int i = 0; i < 2; i++)
+					store_shared_16(wide + d / 2 * Halves::SLAB + (wide_place ^ (d % 2 * 64 + i * 16)), y[i]);
 			}
-			store_matrix(to + n / 8 * SLAB + (32 * (d + b) + lane) * 128 + ((n % 8) ^ row) * 16, y);
 		}
 	}
 };
