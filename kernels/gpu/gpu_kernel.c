@@ -243,15 +243,17 @@ static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int3
 }
 
 /* Two or three warpgroups, whose registers are known, and one that loads. */
-static const char *warpgroups_misfit(const struct gpu_tile *t)
+static const char *warpgroups_misfit(const struct gpu_traits *traits, const struct gpu_tile *t)
 {
+	int three = t->hdim_v <= 64 && traits->dtype <= ABI_BF16;
+
 	if (t->waves_n != 1 || t->tile_m != 16 * t->waves_m ||
 	    (t->waves_m != 8 && t->waves_m != 12))
 		return "a warpgroup owns 64 rows, and there are two or three";
 	if (t->tile_n > 256)
 		return "a product has at most 256 columns";
-	if ((t->waves_m == 12) != (t->hdim_v <= 64))
-		return "heads up to 64, and no others, leave registers for three warpgroups";
+	if ((t->waves_m == 12) != three)
+		return "16-bit heads up to 64, and no others, leave registers for three warpgroups";
 	return NULL;
 }
 
@@ -335,7 +337,7 @@ static int amd_forward_spills(const struct gpu_arch *arch, const struct gpu_trai
 static const char *forward_misfit(const struct gpu_arch *arch, const struct gpu_traits *traits,
 				  const struct gpu_tile *t)
 {
-	const char *why = t->pipeline == GPU_WGMMA ? warpgroups_misfit(t)
+	const char *why = t->pipeline == GPU_WGMMA ? warpgroups_misfit(traits, t)
 			  : t->pipeline == GPU_AMD ? amd_misfit(arch, t, t->tile_m, t->tile_n)
 			  : t->pipeline == GPU_AMD_DECODE ? amd_decode_misfit(arch, traits, t)
 							  : NULL;
