@@ -126,14 +126,15 @@ nightly() {
     return $status
 }
 
-# All AMD kernels of a profile as assembly, the emulator's cases, and a problem for every class of kernels.
+# All AMD kernels of a profile as assembly, the emulator's cases, other random problems every night, and a problem for every
+# class of kernels.
 nightly_amd() {
     local -x FMHA_BUILD=$PWD/build/release
     local status=0 result arguments
     [ -x build/ziglang/ziglang/zig ] ||
         "$python" -m pip install --quiet --target build/ziglang ziglang ||
         echo "gfx950: PyPI's clang cannot be installed here" >&2
-    for arguments in sweep.py instructions.py run.py \
+    for arguments in sweep.py instructions.py run.py "run.py --random 200 --seed $(date +%Y%m%d)" \
         "service.py --arch gfx90a --arch gfx942 --arch gfx950 --arch gfx1100 --arch gfx1201" \
         "coverage.py --count" coverage.py; do
         result=0

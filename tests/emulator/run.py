@@ -2,6 +2,9 @@
 """Every GPU kernel family on an instruction-level emulator of AMD GPUs, judged by the reference.
 
     TINYGRAD=/path/to/tinygrad python3 tests/emulator/run.py [--arch gfx942] [--match TEXT] [--quick] [--jobs N]
+        [--random 40 [--seed S] [--first I]]
+
+--random: so many problems an arch that random_problems.py draws, judged by its oracle, instead of the suite's.
 
 Skipped (exit 77), saying so, when TINYGRAD is unset. Needs python3-pyelftools and a clang that knows the arch.
 """
@@ -110,6 +113,14 @@ def try_case(task):
     return verdict, text, time.time() - start
 
 
+def cases(options, arch):
+    if not options.random:
+        return suite.emulated(options.quick)
+    import random_problems
+    return [random_problems.Drawn(library(), arch, options.seed, number, options.pipeline)
+            for number in range(options.first, options.first + options.random)]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--arch", action="append")
@@ -117,6 +128,9 @@ def main():
     parser.add_argument("--quick", action="store_true", help="every twelfth case")
     parser.add_argument("--pipeline", help="the tile that is forced: gpu_scalar, ...")
     parser.add_argument("--timeout", type=int, default=600, help="seconds a case may take")
+    parser.add_argument("--random", type=int, metavar="N", help="so many random problems an arch")
+    parser.add_argument("--seed", type=int, default=1, help="of random problems")
+    parser.add_argument("--first", type=int, default=0, help="number of the first random problem")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     if not os.environ.get("TINYGRAD"):
@@ -124,7 +138,7 @@ def main():
         return 77
     verdicts = collections.Counter()
     tasks = [(arch, case, options) for arch in clangs.known(options.arch or ARCHS, "emulator")
-             for case in suite.emulated(options.quick) if options.match in f"{arch} {case}"]
+             for case in cases(options, arch) if options.match in f"{arch} {case}"]
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
         for (arch, case, _), (verdict, text, seconds) in zip(tasks, pool.map(try_case, tasks)):
             verdicts[verdict] += 1

@@ -18,6 +18,9 @@ class Case:
     def __init__(self, kind, pipeline=None, **options):
         self.kind, self.options, self.pipeline = kind, options, pipeline
 
+    def run(self, lib, device, arch, pipeline):
+        return globals()["run_" + self.kind](self, lib, device, arch, pipeline)
+
     def __str__(self):
         return self.kind + " " + " ".join(
             f"{k}={abi.DTYPE_NAMES[v] if k.endswith('dtype') else v}" for k, v in self.options.items()) + (
@@ -435,14 +438,25 @@ def pick(lib, arch, family, dtype, args, pipeline):
     return kernel
 
 
-def run_forward(case, lib, device, arch, pipeline):
-    problem = Forward(**case.options)
-    kernel = pick(lib, arch, problem.family, problem.dtype, problem.args, pipeline)
+def launch_forward(problem, kernel, lib, device, arch):
     device.run(kernel, problem.args, problem)
     if problem.splits:
         args = problem.combine_args()
         device.run(pick(lib, arch, abi.FWD_SPLITKV_COMBINE, problem.o_dtype, args, None), args,
                    problem)
+
+
+def launch_backward(problem, kernel, lib, device, arch):
+    """@kernel: of the stage dq_dk_dv."""
+    for family in problem.stages():
+        chosen = kernel if family == abi.BWD_DQ_DK_DV else pick(lib, arch, family, problem.dtype, problem.bwd, None)
+        device.run(chosen, problem.bwd, problem)
+
+
+def run_forward(case, lib, device, arch, pipeline):
+    problem = Forward(**case.options)
+    kernel = pick(lib, arch, problem.family, problem.dtype, problem.args, pipeline)
+    launch_forward(problem, kernel, lib, device, arch)
     name = abi.pipeline_of(kernel)
     error, allowed, lse = problem.judge(lib, multiplied_as(name, problem.dtype))
     return f"{name} O {error:.2g} of {allowed:.2g}, LSE {lse:.2g}"
@@ -487,12 +501,10 @@ def run_tail(case, lib, device, arch, pipeline):
 
 def run_backward(case, lib, device, arch, pipeline):
     problem = Backward(lib, **case.options)
+    kernel = pick(lib, arch, abi.BWD_DQ_DK_DV, problem.dtype, problem.bwd, pipeline)
     before = None
     for _ in range(2 if case.options.get("acc") or case.options.get("dbias") else 1):
-        for family in problem.stages():
-            kernel = pick(lib, arch, family, problem.dtype, problem.bwd,
-                          pipeline if family == abi.BWD_DQ_DK_DV else None)
-            device.run(kernel, problem.bwd, problem)
+        launch_backward(problem, kernel, lib, device, arch)
         after = {n: x.tobytes() for n, x in problem.outputs.items()}
         assert before in (None, after), "two runs gave different bits"
         before = after
@@ -534,4 +546,4 @@ def kernels(case, lib, arch, pipeline=None):
 
 def run(case, lib, device, arch, pipeline=None):
     """Runs one case and judges it; returns a line for people, raises AssertionError."""
-    return globals()["run_" + case.kind](case, lib, device, arch, pipeline or case.pipeline)
+    return case.run(lib, device, arch, pipeline or case.pipeline)
