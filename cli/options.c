@@ -54,6 +54,27 @@ static _Noreturn void end(int status)
 	exit(CLI_EXIT_IO);
 }
 
+/* Whether @word is one of those in "[a|b|c]", the argument that option @id may leave out. getopt takes
+ * such a one only after "=", but "--lse 1" can mean nothing else. */
+static bool is_word_of(const struct cli_usage *usage, int id, const char *word)
+{
+	const struct cli_option *option;
+	struct cli_cursor cursor = {0};
+	size_t n = strlen(word);
+
+	while ((option = cli_each_option(usage, &cursor))) {
+		const char *at = option->argument;
+
+		if (option->id != id || !at || *at != '[')
+			continue;
+		for (at++; *at; at += strcspn(at, "|]"), at += *at != '\0') {
+			if (n > 0 && strcspn(at, "|]") == n && !strncmp(at, word, n))
+				return true;
+		}
+	}
+	return false;
+}
+
 int cli_next(const struct cli_usage *usage, int argc, char **argv)
 {
 	struct option options[MAX_OPTIONS];
@@ -82,6 +103,8 @@ int cli_next(const struct cli_usage *usage, int argc, char **argv)
 	memset(&options[n], 0, sizeof(options[n]));
 	id = usage->long_only ? getopt_long_only(argc, argv, shorts, options, NULL)
 			      : getopt_long(argc, argv, shorts, options, NULL);
+	if (!optarg && id > 0 && optind < argc && is_word_of(usage, id, argv[optind]))
+		optarg = argv[optind++];
 	if (id == 'h') {
 		cli_print_help(usage, stdout);
 		end(0);

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <proto/error.h>
 #include <specs/shapes.h>
@@ -369,6 +370,14 @@ static int read_tier(struct reader *reader, const char *tier, int depth)
 
 	if (n < 0)
 		return fmha_error_set(reader->err, FMHA_ENOMEM, "specs: out of memory");
+	if (!strchr(tier, '/') && access(path, F_OK) < 0) {
+		free(path);
+		return fmha_error_set_field(
+			reader->err, FMHA_ENOENT, "tier",
+			"no tier '%s': smoke, full and nightly come with fmhad, a "
+			"file is written with its folder (./%s)",
+			tier, tier);
+	}
 	r = json_read(path, &root, reader->err);
 	if (r == 0) {
 		document = at_document(root, path);

@@ -4,28 +4,83 @@
 
 #include <stdio.h>
 
+#include <cjson/cJSON.h>
+
 #include <kernels/backends.h>
 #include <specs/catalog.h>
 
 static int load(const struct ctl_command *command, int argc, char **argv,
-		struct spec_catalog **ret_catalog)
+		struct spec_catalog **ret_catalog, bool *ret_json)
 {
 	struct fmha_error err = {0};
+	int option;
 
-	if (cli_next(&command->usage, argc, argv) != -1 || optind < argc)
-		return optind < argc ? ctl_usage_error("what is '%s'?", argv[optind]) : CTL_USAGE;
+	*ret_json = false;
+	while ((option = cli_next(&command->usage, argc, argv)) != -1) {
+		if (option != CTL_OPT_JSON)
+			return CTL_USAGE;
+		*ret_json = true;
+	}
+	if (optind < argc)
+		return ctl_usage_error("what is '%s'?", argv[optind]);
 	return spec_catalog_load(NULL, fmha_backends, ret_catalog, &err) < 0 ? ctl_error(&err)
 									     : CTL_OK;
+}
+
+static int print_archs_json(const struct spec_catalog *catalog)
+{
+	cJSON *list = cJSON_CreateArray();
+
+	for (int arch = 0; arch < spec_arch_count(catalog); arch++) {
+		cJSON *item = cJSON_CreateObject(), *all_rules, *dtypes;
+		const char *rules;
+
+		cJSON_AddStringToObject(item, "arch", spec_arch_name(catalog, arch));
+		cJSON_AddStringToObject(item, "vendor", spec_arch_vendor(catalog, arch));
+		cJSON_AddStringToObject(item, "family", spec_arch_family(catalog, arch));
+		all_rules = cJSON_AddArrayToObject(item, "rules");
+		for (int i = 0; (rules = spec_arch_rules(catalog, arch, i)); i++)
+			cJSON_AddItemToArray(all_rules, cJSON_CreateString(rules));
+		dtypes = cJSON_AddArrayToObject(item, "data_types");
+		for (int dtype = 0; dtype < SPEC_N_DTYPES; dtype++)
+			if (spec_arch_has_dtype(catalog, arch, (enum spec_dtype)dtype))
+				cJSON_AddItemToArray(
+					dtypes, cJSON_CreateString(spec_word(
+							catalog, SPEC_FIELD_data_type, dtype)));
+		cJSON_AddItemToArray(list, item);
+	}
+	return ctl_print_json(list);
+}
+
+static int print_profiles_json(const struct spec_catalog *catalog)
+{
+	cJSON *list = cJSON_CreateArray();
+
+	for (int i = 0; i < spec_profile_count(catalog); i++) {
+		cJSON *item = cJSON_CreateObject();
+		int receipt = spec_profile_receipt(catalog, i);
+
+		cJSON_AddStringToObject(item, "profile", spec_profile_name(catalog, i));
+		cJSON_AddItemToObject(item, "receipt",
+				      receipt >= 0 ? cJSON_CreateNumber(receipt)
+						   : cJSON_CreateNull());
+		cJSON_AddStringToObject(item, "filter", spec_profile_text(catalog, i));
+		cJSON_AddItemToArray(list, item);
+	}
+	return ctl_print_json(list);
 }
 
 static int archs(int argc, char **argv)
 {
 	struct spec_catalog *catalog = NULL;
-	int r = load(&ctl_archs, argc, argv, &catalog);
+	bool json;
+	int r = load(&ctl_archs, argc, argv, &catalog, &json);
 
 	if (r != CTL_OK)
 		return r;
-	for (int arch = 0; arch < spec_arch_count(catalog); arch++) {
+	if (json)
+		r = print_archs_json(catalog);
+	for (int arch = 0; !json && arch < spec_arch_count(catalog); arch++) {
 		const char *rules;
 
 		(void)printf("%-15s %-7s %-22s", spec_arch_name(catalog, arch),
@@ -40,17 +95,20 @@ static int archs(int argc, char **argv)
 		(void)putchar('\n');
 	}
 	spec_catalog_free(catalog);
-	return CTL_OK;
+	return r;
 }
 
 static int profiles(int argc, char **argv)
 {
 	struct spec_catalog *catalog = NULL;
-	int r = load(&ctl_profiles, argc, argv, &catalog);
+	bool json;
+	int r = load(&ctl_profiles, argc, argv, &catalog, &json);
 
 	if (r != CTL_OK)
 		return r;
-	for (int i = 0; i < spec_profile_count(catalog); i++) {
+	if (json)
+		r = print_profiles_json(catalog);
+	for (int i = 0; !json && i < spec_profile_count(catalog); i++) {
 		int receipt = spec_profile_receipt(catalog, i);
 
 		(void)printf("%-16s", spec_profile_name(catalog, i));
@@ -61,7 +119,7 @@ static int profiles(int argc, char **argv)
 		(void)printf("  %s\n", spec_profile_text(catalog, i));
 	}
 	spec_catalog_free(catalog);
-	return CTL_OK;
+	return r;
 }
 
 const struct ctl_command ctl_archs = {
@@ -70,7 +128,8 @@ const struct ctl_command ctl_archs = {
 		 .brief = "the archs that kernels are known for (no daemon)",
 		 .synopsis = "",
 		 .text = "Prints each arch with its vendor, family, kernel spaces (rules) and data "
-			 "types."},
+			 "types.",
+		 .tables = {ctl_json_option}},
 	.run = archs,
 };
 
@@ -79,6 +138,7 @@ const struct ctl_command ctl_profiles = {
 		  .brief = "named subsets of kernels (no daemon)",
 		  .synopsis = "",
 		  .text = "Prints each profile with its receipt and the filter that it keeps "
-			  "kernels by."},
+			  "kernels by.",
+		  .tables = {ctl_json_option}},
 	.run = profiles,
 };

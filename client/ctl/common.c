@@ -38,11 +38,12 @@ int ctl_error(const struct fmha_error *err)
 	case FMHA_ECONN:
 	case FMHA_EPERM:
 	case FMHA_EVERSION:
-	case FMHA_ETIMEDOUT:
 	case FMHA_EPROTO:
 		return CTL_UNREACHABLE;
 	case FMHA_EIO:
 		return CTL_IO;
+	case FMHA_ETIMEDOUT:
+		return CTL_LATE;
 	default:
 		return CTL_REFUSED;
 	}

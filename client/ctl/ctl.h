@@ -24,6 +24,7 @@ enum ctl_exit {
 	CTL_UNREACHABLE = 3, /* no daemon, or it went away */
 	CTL_REFUSED = 4,     /* the daemon answered with an error */
 	CTL_IO = 5,          /* a file cannot be read, written or understood */
+	CTL_LATE = 6,        /* no answer within --timeout; the daemon may be well */
 };
 
 struct ctl_command {

@@ -151,6 +151,9 @@ static int take_option(struct request *request, int id, const char *value)
 			       (const char *const[]){"csv", "json", "names", NULL}, &number);
 		request->format = (enum format)number;
 		break;
+	case CTL_OPT_JSON:
+		request->format = FORMAT_JSON;
+		break;
 	case OPT_OUT:
 		request->out_path = value;
 		break;
@@ -325,7 +328,7 @@ static int count(const struct job *job)
 
 	if (job->filter || job->profile >= 0)
 		r = walk(job, FORMAT_CSV, NULL, &n);
-	if (r == CTL_OK)
+	if (r == CTL_OK) /* JSON, too */
 		(void)printf("%llu\n", (unsigned long long)n);
 	return r;
 }
@@ -352,6 +355,6 @@ const struct ctl_command ctl_enumerate = {
 		  .brief = "the kernels that an arch can have (no daemon)",
 		  .synopsis = "--arch ARCH [OPTION...]",
 		  .text = "Counts or writes out the kernels that an arch can have.",
-		  .tables = {own_options}},
+		  .tables = {own_options, ctl_json_option}},
 	.run = enumerate,
 };

@@ -27,7 +27,8 @@ static const struct cli_usage usage = {
 		"\n"
 		"exit codes: 0 success, 1 a check failed, 2 usage, 3 daemon unreachable, 4 the "
 		"daemon "
-		"refused, 5 a file cannot be read, written or understood",
+		"refused, 5 a file cannot be read, written or understood, 6 no answer within "
+		"--timeout",
 	.tables = {ctl_json_option, ctl_target_options},
 	.in_order = true,
 };
@@ -45,6 +46,34 @@ static void print_help(FILE *out)
 	for (size_t i = 0; i < N_COMMANDS; i++)
 		(void)fprintf(out, "  %-10s %s\n", command_name(commands[i]),
 			      commands[i]->usage.brief);
+}
+
+/* NULL: there is none. */
+static const struct ctl_command *find_command(const char *name)
+{
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		if (strcmp(name, command_name(commands[i])) == 0)
+			return commands[i];
+	return NULL;
+}
+
+static int no_command(const char *name)
+{
+	return ctl_usage_error("no command '%s'\n`fmhactl --help` says more", name);
+}
+
+/* @name: of a command, or NULL. */
+static int help(const char *name)
+{
+	const struct ctl_command *command = name ? find_command(name) : NULL;
+
+	if (name && !command)
+		return no_command(name);
+	if (command)
+		cli_print_help(&command->usage, stdout);
+	else
+		print_help(stdout);
+	return fflush(stdout) == 0 ? CTL_OK : CTL_IO;
 }
 
 static int document(const char *format)
@@ -72,9 +101,9 @@ static int run_command(const struct ctl_command *command, int argc, char **argv)
 	if (r == CTL_USAGE)
 		(void)fprintf(stderr, "`%s --help` says more\n", title);
 	/* A full disk or a closed pipe must not look like success. */
-	if (fflush(stdout) != 0 && r == CTL_OK) {
+	if (fflush(stdout) != 0 || ferror(stdout)) {
 		(void)fputs("fmhactl: cannot write to stdout\n", stderr);
-		return CTL_IO;
+		return r == CTL_OK ? CTL_IO : r;
 	}
 	return r;
 }
@@ -98,16 +127,16 @@ static void move_options(char **argv, int argc, int n)
 int main(int argc, char **argv)
 {
 	static char program[] = "fmhactl";
+	const struct ctl_command *command;
 	const char *name;
 	int option;
 
 	if (argc == 3 && !strcmp(argv[1], "--document"))
 		return document(argv[2]);
-	if (argc == 2 &&
-	    (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
-		print_help(stdout);
-		return fflush(stdout) == 0 ? CTL_OK : CTL_IO;
-	}
+	if (argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")))
+		return help(NULL);
+	if (argc >= 2 && argc <= 3 && !strcmp(argv[1], "help"))
+		return help(argc == 3 ? argv[2] : NULL);
 	argv[0] = program; /* what complaints begin with */
 	while ((option = cli_next(&usage, argc, argv)) != -1) {
 		if (option == '?') {
@@ -116,14 +145,13 @@ int main(int argc, char **argv)
 		}
 	}
 	name = optind < argc ? argv[optind] : "";
-	for (size_t i = 0; i < N_COMMANDS; i++) {
-		if (strcmp(name, command_name(commands[i])) != 0)
-			continue;
+	command = find_command(name);
+	if (command) {
 		move_options(argv + 1, argc - 1, optind - 1);
-		return run_command(commands[i], argc - 1, argv + 1);
+		return run_command(command, argc - 1, argv + 1);
 	}
 	if (name[0])
-		return ctl_usage_error("no command '%s'\n`fmhactl --help` says more", name);
+		return no_command(name);
 	print_help(stderr);
 	return CTL_USAGE;
 }

@@ -148,7 +148,13 @@ int problem_option(struct fmha_problem *p, int option, const char *value)
 		return 0;
 	case PROBLEM_MASK:
 		r = parse_ck_mask(value, p);
-		return r == 1 ? ctl_parse_word("--mask", value, masks, &p->mask) : r;
+		if (r == 1)
+			r = ctl_parse_word("--mask", value, masks, &p->mask);
+		if (r == 0 && p->mask == FMHA_MASK_NONE &&
+		    (p->window_left != -1 || p->window_right != -1))
+			return ctl_usage_error("--mask %s, but --causal or --window says one",
+					       value);
+		return r;
 	case PROBLEM_WINDOW:
 		return parse_window(value, p);
 	case PROBLEM_SINK_TOKENS:

@@ -13,14 +13,42 @@
 /* Says "there is one" before the buffer exists. */
 static uint8_t marker[1];
 
+#define N_SIZES (sizeof(size_offsets) / sizeof(size_offsets[0]))
+
+/* Those that may be unsaid. */
+static const size_t size_offsets[] = {
+	offsetof(struct fmha_problem, batch),    offsetof(struct fmha_problem, nhead_q),
+	offsetof(struct fmha_problem, nhead_k),  offsetof(struct fmha_problem, seqlen_q),
+	offsetof(struct fmha_problem, seqlen_k), offsetof(struct fmha_problem, hdim_q),
+	offsetof(struct fmha_problem, hdim_v)};
+
+static int32_t *size_of(struct fmha_problem *problem, size_t i)
+{
+	return (int32_t *)(void *)((char *)problem + size_offsets[i]);
+}
+
+static int32_t said_or(int32_t size, int32_t otherwise)
+{
+	return size == RECIPE_UNSAID ? otherwise : size;
+}
+
 void recipe_init(struct recipe *recipe, uint32_t op)
 {
 	memset(recipe, 0, sizeof(*recipe));
 	fmha_problem_init(&recipe->problem);
 	recipe->problem.op = op;
+	for (size_t i = 0; i < N_SIZES; i++)
+		*size_of(&recipe->problem, i) = RECIPE_UNSAID;
 	recipe->dtype = FMHA_BF16;
 	recipe->dtype_o = FMHA_N_DTYPES;
 	recipe->seed = 1;
+}
+
+void recipe_options_alone(const struct recipe *recipe, struct fmha_problem *ret_problem)
+{
+	*ret_problem = recipe->problem;
+	for (size_t i = 0; i < N_SIZES; i++)
+		*size_of(ret_problem, i) = 0;
 }
 
 void recipe_deinit(struct recipe *recipe)
@@ -61,13 +89,11 @@ void recipe_from_shape(struct recipe *recipe, const struct spec_shape *s)
 
 	recipe_init(recipe, (uint32_t)s->op);
 	p->mode = (uint32_t)s->mode;
-	p->batch = s->batch;
-	p->nhead_q = s->nhead_q;
-	p->nhead_k = s->nhead_k;
-	p->seqlen_q = s->seqlen_q;
-	p->seqlen_k = s->seqlen_k;
-	p->hdim_q = s->hdim_q;
-	p->hdim_v = s->hdim_v;
+	const int32_t sizes[N_SIZES] = {s->batch,    s->nhead_q, s->nhead_k, s->seqlen_q,
+					s->seqlen_k, s->hdim_q,  s->hdim_v};
+	for (size_t i = 0; i < N_SIZES; i++)
+		if (sizes[i] > 0) /* 0: a shape does not say it */
+			*size_of(p, i) = sizes[i];
 	options_from_shape(recipe, s);
 	recipe->batch_given = recipe->mode_given = true;
 	recipe->dtype = shape_types[s->data_type];
@@ -90,19 +116,24 @@ static int32_t longest(const struct recipe_list *list, int32_t otherwise)
 	return most;
 }
 
-void recipe_shape(const struct recipe *recipe, struct spec_shape *ret_shape)
+static void complete_sizes(struct recipe *recipe);
+
+void recipe_shape(const struct recipe *as_said, struct spec_shape *ret_shape)
 {
+	struct recipe complete = *as_said;
+	const struct recipe *recipe = &complete;
 	const struct fmha_problem *p = &recipe->problem;
 
+	complete_sizes(&complete);
 	*ret_shape = (struct spec_shape){.group = "options",
 					 .op = (int32_t)p->op,
 					 .mode = (int32_t)p->mode,
 					 .batch = p->batch,
 					 .nhead_q = p->nhead_q,
-					 .nhead_k = p->nhead_k ? p->nhead_k : p->nhead_q,
+					 .nhead_k = p->nhead_k,
 					 .seqlen_q = longest(&recipe->q, p->seqlen_q),
 					 .hdim_q = p->hdim_q,
-					 .hdim_v = p->hdim_v ? p->hdim_v : p->hdim_q,
+					 .hdim_v = p->hdim_v,
 					 .lengths = (int32_t)recipe->lengths,
 					 .mask = (int32_t)p->mask,
 					 .window_left = p->window_left,
@@ -125,7 +156,7 @@ void recipe_shape(const struct recipe *recipe, struct spec_shape *ret_shape)
 					 .rotary_dim = p->rotary_dim,
 					 .deterministic = (int32_t)p->deterministic,
 					 .n_parts = p->n_parts};
-	ret_shape->seqlen_k = longest(&recipe->k, p->seqlen_k ? p->seqlen_k : ret_shape->seqlen_q);
+	ret_shape->seqlen_k = longest(&recipe->k, p->seqlen_k);
 	for (int32_t i = 0; i < 5; i++)
 		if (shape_types[i] == recipe->dtype)
 			ret_shape->data_type = i;
@@ -219,21 +250,21 @@ static void complete_sizes(struct recipe *recipe)
 {
 	struct fmha_problem *p = &recipe->problem;
 
-	p->batch = p->batch ? p->batch : 1;
-	p->nhead_q = p->nhead_q ? p->nhead_q : 8;
-	p->nhead_k = p->nhead_k ? p->nhead_k : p->nhead_q;
-	p->hdim_q = p->hdim_q ? p->hdim_q : 128;
-	p->seqlen_q = p->seqlen_q || recipe->q.n > 0 ? p->seqlen_q : 1024;
+	p->batch = said_or(p->batch, 1);
+	p->nhead_q = said_or(p->nhead_q, 8);
+	p->nhead_k = said_or(p->nhead_k, p->nhead_q);
+	p->hdim_q = said_or(p->hdim_q, 128);
+	p->seqlen_q = said_or(p->seqlen_q, 1024);
 	if (p->op == FMHA_APPEND_KV && p->seqlen_new == 0)
 		p->seqlen_new = 1;
 	if (p->op == FMHA_MERGE_STATES && p->n_parts == 0)
 		p->n_parts = 4;
-	if (p->seqlen_k == 0 && recipe->k.n == 0) {
+	if (p->seqlen_k == RECIPE_UNSAID && recipe->k.n == 0) {
 		recipe->k = recipe->q;
 		recipe->k_room = recipe->k_room.n > 0 ? recipe->k_room : recipe->q_room;
 	}
-	p->seqlen_k = p->seqlen_k ? p->seqlen_k : p->seqlen_q;
-	p->hdim_v = p->hdim_v ? p->hdim_v : p->hdim_q;
+	p->seqlen_k = said_or(p->seqlen_k, p->seqlen_q);
+	p->hdim_v = said_or(p->hdim_v, p->hdim_q);
 	recipe->longest_q = p->seqlen_q;
 	recipe->longest_k = p->seqlen_k;
 	if (p->op == FMHA_MERGE_STATES)

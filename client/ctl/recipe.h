@@ -5,8 +5,8 @@
  * lengths and page tables, and recipe_fill() gives every input its contents. Both follow from the
  * recipe alone: the same options give the same problem and the same numbers.
  *
- * A size of 0 is one that nobody has said: nhead_k, seqlen_k and hdim_v are as nhead_q, seqlen_q and
- * hdim_q then, and these 8, 1024 and 128.
+ * A size that nobody has said is RECIPE_UNSAID: nhead_k, seqlen_k and hdim_v are as nhead_q, seqlen_q
+ * and hdim_q then, and these 8, 1024 and 128. 0 is a size.
  */
 #ifndef CTL_RECIPE_H
 #define CTL_RECIPE_H
@@ -18,6 +18,7 @@
 #include "tensors.h"
 
 #define RECIPE_MAX_LIST   1024
+#define RECIPE_UNSAID     (-1)
 #define RECIPE_TEXT_BYTES 512
 #define RECIPE_FILL_BLOCK ((int64_t)1 << 20) /* elements that differ before they repeat */
 
@@ -41,7 +42,7 @@ struct recipe_list {
 
 struct recipe {
 	struct fmha_problem problem; /* sizes and options; recipe_make() completes it */
-	bool batch_given, mode_given;
+	bool batch_given, mode_given, dtype_given;
 	uint32_t dtype, dtype_o; /* of q, k and v, and of what fp8 gives (FMHA_N_DTYPES: bf16) */
 	bool want[FMHA_N_TENSORS];
 
@@ -108,6 +109,17 @@ bool recipe_is_option(int option);
 int recipe_option(struct recipe *recipe, int option, const char *value);
 /* The number of the option called @name, or -1. */
 int recipe_option_named(const char *name);
+
+const char *recipe_option_name(int option); /* the first one of that number, without dashes */
+/* The problem's options; its sizes are 0, for files to say. */
+void recipe_options_alone(const struct recipe *recipe, struct fmha_problem *ret_problem);
+/* Whether files, which say their own sizes and types, leave the option a meaning. */
+bool recipe_option_fits_files(int option);
+/*
+ * Whether the sizes and the type that options gave are those of @problem, as files made it. Return: 0,
+ * or CTL_USAGE (a line is printed).
+ */
+int recipe_compare_sizes(const struct recipe *recipe, const struct fmha_problem *problem);
 
 /* For explanations, which read nothing: each tensor gets a buffer of its own. */
 void recipe_pretend_buffers(struct fmha_problem *problem);

@@ -22,6 +22,7 @@ enum {
 	OPTION_HDIM_Q,
 	OPTION_HDIM_V,
 	OPTION_DTYPE,
+	OPTION_PREC,
 	OPTION_DTYPE_O,
 	OPTION_MODE,
 	OPTION_GROUP,
@@ -76,15 +77,17 @@ const struct cli_option recipe_options[] = {
 	{"hdim", OPTION_HDIM_Q, "N", "the same"},
 	{"d_v", OPTION_HDIM_V, "N", "head dim of V"},
 	{"hdim-v", OPTION_HDIM_V, "N", "the same"},
-	{"prec", OPTION_DTYPE, "T",
+	{"prec", OPTION_PREC, "T",
 	 "fp32, fp16, bf16 (default), fp8, bf8; fp8fp16, fp8fp32: and the output's type"},
 	{"dtype", OPTION_DTYPE, "f32|f16|bf16|e4m3|e5m2", "the same"},
 	{"out-type", OPTION_DTYPE_O, "fp32|fp16|bf16", "what fp8 gives (default bf16)"},
 	{"mode", OPTION_MODE, "0|1", "1: packed sequences (varlen)"},
 	{"group", OPTION_GROUP, NULL, "the same as -mode 1"},
 	{"lse", OPTION_LSE, "[0|1]", "there is an LSE"},
-	{"bias", OPTION_BIAS, "[K]",
-	 "n, e[:0|1|2] (elements: one plane, one a head, one a sequence and head), a[:1] (ALiBi)"},
+	{"bias", OPTION_BIAS, "[n|e|e:0|e:1|e:2|a|a:1]",
+	 "none; elements, one plane (e, e:0), one a head (e:1), one a sequence and head (e:2, or "
+	 "no "
+	 "value); ALiBi"},
 	{"alibi", OPTION_ALIBI, "[0|1]", "ALiBi's slopes"},
 	{"sink", OPTION_SINK, "[0|1]", "a sink logit a head"},
 	{"init_sink", OPTION_SINK, "[0|1]", "the same"},
@@ -129,15 +132,23 @@ int recipe_option_named(const char *name)
 	return -1;
 }
 
+const char *recipe_option_name(int option)
+{
+	for (const struct cli_option *o = recipe_options; o->name; o++)
+		if (o->id == option)
+			return o->name;
+	return NULL;
+}
+
 /* ---- values ---- */
 
-static int parse_size(const char *name, const char *text, int32_t *ret)
+static int parse_size(const char *name, const char *text, int32_t least, int32_t *ret)
 {
 	int64_t value = 0;
-	int r = ctl_parse_int(name, text, -1, INT32_MAX, &value);
+	int r = ctl_parse_int(name, text, least, INT32_MAX, &value);
 
 	if (r == 0)
-		*ret = value < 0 ? 0 : (int32_t)value; /* -1 is CK's "the same as the query's" */
+		*ret = (int32_t)value;
 	return r;
 }
 
@@ -146,21 +157,33 @@ static int parse_list(const char *name, const char *text, struct recipe_list *re
 {
 	ret->n = 0;
 	for (const char *at = text;; at++) {
+		long long value;
 		char *end;
-		long value;
 
 		errno = 0;
-		value = strtol(at, &end, 10);
-		if (end == at || errno || value < -1 || value > INT32_MAX || (*end && *end != ','))
+		value = strtoll(at, &end, 10);
+		if (end == at || (*end && *end != ','))
 			return ctl_usage_error("%s '%s': a number, or several with commas", name,
 					       text);
+		if (errno || value < 0 || value > INT32_MAX)
+			return ctl_usage_error("%s '%s': %.*s is not in 0..%d", name, text,
+					       (int)(end - at), at, INT32_MAX);
 		if (ret->n == RECIPE_MAX_LIST)
 			return ctl_usage_error("%s: at most %d numbers", name, RECIPE_MAX_LIST);
-		ret->values[ret->n++] = value < 0 ? 0 : (int32_t)value;
+		ret->values[ret->n++] = (int32_t)value;
 		if (!*end)
 			return 0;
 		at = end;
 	}
+}
+
+/* By -1 CK's examples mean what holds when nothing is said. */
+static bool says_nothing(const char *text, struct recipe_list *list)
+{
+	if (strcmp(text, "-1") != 0)
+		return false;
+	list->n = 0;
+	return true;
 }
 
 /* One number is the length of all, by whatever pattern. */
@@ -183,6 +206,11 @@ static int parse_lengths(const char *name, const char *text, struct recipe_list 
 static int parse_real(const char *name, const char *text, struct recipe_list *list,
 		      struct recipe_list *room, int32_t longest)
 {
+	if (says_nothing(text, room))
+		return 0;
+	if (list->n == 0 && longest == RECIPE_UNSAID)
+		return ctl_usage_error("%s: -s, what the sequences take in memory, comes before it",
+				       name);
 	if (list->n > 0) {
 		*room = *list;
 	} else {
@@ -232,7 +260,7 @@ static const struct ctl_word lookup_words[] = {
 static const struct ctl_word layout_words[] = {{"r", 0}, {"c", 1}, {NULL, 0}};
 
 /* "bf16", or "fp8fp32": what goes in and what comes out. */
-static int parse_types(const char *text, struct recipe *recipe)
+static int parse_types(const char *name, const char *text, struct recipe *recipe)
 {
 	size_t n = strlen(text);
 
@@ -252,7 +280,7 @@ static int parse_types(const char *text, struct recipe *recipe)
 			return 0;
 		}
 	}
-	return ctl_parse_word("--dtype", text, dtype_words, &recipe->dtype);
+	return ctl_parse_word(name, text, dtype_words, &recipe->dtype);
 }
 
 static int parse_bias(const char *text, struct recipe *recipe)
@@ -282,16 +310,23 @@ static int parse_length_option(struct recipe *recipe, int option, const char *va
 	case OPTION_SEQLEN_Q:
 		return parse_lengths("-s", value, &recipe->q, &p->seqlen_q);
 	case OPTION_SEQLEN_K:
-		return parse_lengths("-s_k", value, &recipe->k, &p->seqlen_k);
+		p->seqlen_k = RECIPE_UNSAID;
+		return says_nothing(value, &recipe->k)
+			       ? 0
+			       : parse_lengths("-s_k", value, &recipe->k, &p->seqlen_k);
 	case OPTION_Q_ROOM:
-		return parse_list("-s_qpad", value, &recipe->q_room);
+		return says_nothing(value, &recipe->q_room)
+			       ? 0
+			       : parse_list("-s_qpad", value, &recipe->q_room);
 	case OPTION_K_ROOM:
-		return parse_list("-s_kpad", value, &recipe->k_room);
+		return says_nothing(value, &recipe->k_room)
+			       ? 0
+			       : parse_list("-s_kpad", value, &recipe->k_room);
 	case OPTION_Q_REAL:
 		return parse_real("-q_eff_lens", value, &recipe->q, &recipe->q_room, p->seqlen_q);
 	case OPTION_K_REAL:
 		return parse_real("-kv_eff_lens", value, &recipe->k, &recipe->k_room,
-				  p->seqlen_k ? p->seqlen_k : p->seqlen_q);
+				  p->seqlen_k == RECIPE_UNSAID ? p->seqlen_q : p->seqlen_k);
 	default:
 		return ctl_parse_word("--lengths", value, length_words, &recipe->lengths);
 	}
@@ -303,24 +338,25 @@ static int parse_size_option(struct recipe *recipe, int option, const char *valu
 	const struct {
 		int option;
 		const char *name;
+		int32_t least; /* RECIPE_UNSAID: by -1 CK says "as the query's" */
 		int32_t *field;
-	} sizes[] = {{OPTION_BATCH, "-b", &p->batch},
-		     {OPTION_HEADS_Q, "-h", &p->nhead_q},
-		     {OPTION_HEADS_K, "-h_k", &p->nhead_k},
-		     {OPTION_HDIM_Q, "-d", &p->hdim_q},
-		     {OPTION_HDIM_V, "-d_v", &p->hdim_v},
-		     {OPTION_NEW, "-s_knew", &p->seqlen_new},
-		     {OPTION_PARTS, "--parts", &p->n_parts},
-		     {OPTION_LEFTPAD, "--leftpad", &recipe->leftpad},
-		     {OPTION_DESCALE_Q, "--descale-block-q", &p->descale_block_q},
-		     {OPTION_DESCALE_K, "--descale-block-k", &p->descale_block_k},
-		     {OPTION_MIN_SEQLEN_Q, "--min-seqlen-q", &p->min_seqlen_q},
-		     {OPTION_ROTARY_DIM, "-rotary_dim", &p->rotary_dim}};
+	} sizes[] = {{OPTION_BATCH, "-b", 0, &p->batch},
+		     {OPTION_HEADS_Q, "-h", 1, &p->nhead_q},
+		     {OPTION_HEADS_K, "-h_k", RECIPE_UNSAID, &p->nhead_k},
+		     {OPTION_HDIM_Q, "-d", 1, &p->hdim_q},
+		     {OPTION_HDIM_V, "-d_v", RECIPE_UNSAID, &p->hdim_v},
+		     {OPTION_NEW, "-s_knew", 0, &p->seqlen_new},
+		     {OPTION_PARTS, "--parts", 1, &p->n_parts},
+		     {OPTION_LEFTPAD, "--leftpad", 0, &recipe->leftpad},
+		     {OPTION_DESCALE_Q, "--descale-block-q", 1, &p->descale_block_q},
+		     {OPTION_DESCALE_K, "--descale-block-k", 1, &p->descale_block_k},
+		     {OPTION_MIN_SEQLEN_Q, "--min-seqlen-q", 0, &p->min_seqlen_q},
+		     {OPTION_ROTARY_DIM, "-rotary_dim", 0, &p->rotary_dim}};
 
 	recipe->batch_given |= option == OPTION_BATCH;
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
 		if (sizes[i].option == option)
-			return parse_size(sizes[i].name, value, sizes[i].field);
+			return parse_size(sizes[i].name, value, sizes[i].least, sizes[i].field);
 	return CTL_USAGE;
 }
 
@@ -382,7 +418,9 @@ int recipe_option(struct recipe *recipe, int option, const char *value)
 		return parse_length_option(recipe, option, value);
 	switch (option) {
 	case OPTION_DTYPE:
-		return parse_types(value, recipe);
+	case OPTION_PREC:
+		recipe->dtype_given = true;
+		return parse_types(option == OPTION_PREC ? "-prec" : "--dtype", value, recipe);
 	case OPTION_DTYPE_O:
 		return ctl_parse_word("--out-type", value, dtype_words, &recipe->dtype_o);
 	case OPTION_MODE:
@@ -409,6 +447,53 @@ int recipe_option(struct recipe *recipe, int option, const char *value)
 	default:
 		return parse_layout_option(recipe, option, value);
 	}
+}
+
+/* ---- beside files ---- */
+
+bool recipe_option_fits_files(int option)
+{
+	switch (option) {
+	case OPTION_BATCH:
+	case OPTION_HEADS_Q:
+	case OPTION_HEADS_K:
+	case OPTION_SEQLEN_Q:
+	case OPTION_SEQLEN_K:
+	case OPTION_HDIM_Q:
+	case OPTION_HDIM_V:
+	case OPTION_DTYPE:
+	case OPTION_PREC: /* compared */
+	case OPTION_MIN_SEQLEN_Q:
+	case OPTION_DESCALE_Q:
+	case OPTION_DESCALE_K:
+	case OPTION_ROTARY_INTERLEAVED: /* of the problem itself */
+		return true;
+	default:
+		return false;
+	}
+}
+
+int recipe_compare_sizes(const struct recipe *recipe, const struct fmha_problem *problem)
+{
+	const struct fmha_problem *said = &recipe->problem, *p = problem;
+	const struct {
+		const char *option;
+		int32_t said, is;
+	} sizes[] = {{"-b", said->batch, p->batch},         {"-h", said->nhead_q, p->nhead_q},
+		     {"-h_k", said->nhead_k, p->nhead_k},   {"-s", said->seqlen_q, p->seqlen_q},
+		     {"-s_k", said->seqlen_k, p->seqlen_k}, {"-d", said->hdim_q, p->hdim_q},
+		     {"-d_v", said->hdim_v, p->hdim_v}};
+
+	if (recipe->q.n > 0 || recipe->k.n > 0)
+		return ctl_usage_error("several lengths: the files say how long sequences are");
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+		if (sizes[i].said != RECIPE_UNSAID && sizes[i].said != sizes[i].is)
+			return ctl_usage_error("%s %d: the files have %d", sizes[i].option,
+					       sizes[i].said, sizes[i].is);
+	if (recipe->dtype_given && recipe->dtype != p->k.dtype)
+		return ctl_usage_error("-prec %s: the files have %s",
+				       fmha_dtype_name(recipe->dtype), fmha_dtype_name(p->k.dtype));
+	return 0;
 }
 
 /* ---- back to text ---- */
@@ -442,7 +527,7 @@ static void put_list(struct writer *w, const char *name, const struct recipe_lis
 		     int32_t otherwise)
 {
 	if (list->n == 0) {
-		if (otherwise > 0)
+		if (otherwise != RECIPE_UNSAID)
 			put(w, " %s=%d", name, otherwise);
 		return;
 	}
@@ -530,8 +615,8 @@ void recipe_text(const struct recipe *recipe, char *text, size_t n)
 	put_list(&w, "-s", &recipe->q, recipe->longest_q);
 	if (p->op != FMHA_MERGE_STATES)
 		put_list(&w, "-s_k", &recipe->k, recipe->longest_k);
-	put_list(&w, "-s_qpad", &recipe->q_room, 0);
-	put_list(&w, "-s_kpad", &recipe->k_room, 0);
+	put_list(&w, "-s_qpad", &recipe->q_room, RECIPE_UNSAID);
+	put_list(&w, "-s_kpad", &recipe->k_room, RECIPE_UNSAID);
 	if (p->hdim_q > 0)
 		put(&w, " -d=%d", p->hdim_q);
 	if (p->hdim_v > 0 && p->hdim_v != p->hdim_q)

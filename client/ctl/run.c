@@ -26,6 +26,7 @@ struct run {
 	struct files files;
 	struct recipe recipe;
 	bool from_files, shaped;     /* from files; by options of a recipe */
+	const char *of_shapes;       /* an option that files leave no meaning; NULL: none */
 	struct fmha_problem problem; /* tensors in the buffer */
 	struct tensors tensors;
 	uint8_t *before; /* of a recipe that is checked: the buffer as it was before the run */
@@ -75,6 +76,8 @@ static int parse_option(struct run *run, int option, const char *value)
 	if (name && means_recipe(name, value))
 		option = recipe_option_named(name);
 	run->shaped |= recipe_is_option(option);
+	if (recipe_is_option(option) && !recipe_option_fits_files(option))
+		run->of_shapes = recipe_option_name(option);
 	if (recipe_is_option(option))
 		return recipe_option(&run->recipe, option, value);
 	if (name && !strcmp(name, "v") && (!strcmp(value, "0") || !strcmp(value, "1")))
@@ -127,6 +130,9 @@ static int check_purpose(const struct run *run)
 	if (!run->from_files && !run->shaped)
 		return ctl_usage_error(
 			"run: no shape, as in -b 2 -h 16 -s 1024 -d 128, and no file");
+	if (run->from_files && run->of_shapes)
+		return ctl_usage_error("run: --%s is of shapes without files; these say it",
+				       run->of_shapes);
 	if (!run->from_files || files_keep(&run->files) || run->check || run->discard)
 		return 0;
 	return ctl_usage_error("run: no file is named for a result: %s, or --check, or "
@@ -440,10 +446,12 @@ static int run_on_device(struct run *run)
 static int make_problem(struct run *run)
 {
 	struct fmha_error err = {0};
+	int r;
 
 	if (run->from_files) {
-		run->problem = run->recipe.problem;
-		return files_load(&run->files, &run->problem);
+		recipe_options_alone(&run->recipe, &run->problem);
+		r = files_load(&run->files, &run->problem);
+		return r == 0 ? recipe_compare_sizes(&run->recipe, &run->problem) : r;
 	}
 	if (recipe_make(&run->recipe, &err) < 0)
 		return ctl_error(&err);

@@ -101,6 +101,13 @@ static int read_line(const char *line, struct fmha_problem *ret_problem)
 	return r;
 }
 
+struct request {
+	struct ctl_target target;
+	struct warm_list list;
+	const char *arch, *pack; /* NULL: the daemon's; only warm */
+	bool print, json;
+};
+
 /* ---- through the daemon ---- */
 
 struct work {
@@ -108,11 +115,35 @@ struct work {
 	struct fmha_problem *problems;
 	struct fmha_device *device;
 	struct fmha_local_options options;
+	bool json;
 	atomic_size_t next, n_done;
 	atomic_int n_failed;
-	pthread_mutex_t lock; /* of progress and stderr */
+	pthread_mutex_t lock; /* of what follows, and stderr */
 	struct ctl_progress progress;
+	char failure[sizeof(((struct fmha_error *)NULL)->msg)]; /* told last */
+	size_t n_same;                                          /* that failed by it, too */
 };
+
+static void tell_same(struct work *work)
+{
+	if (work->n_same > 0)
+		(void)fprintf(stderr, "fmhactl: the same for %zu more\n", work->n_same);
+	work->n_same = 0;
+}
+
+/* A device that compiles nothing fails all problems alike: that is one line, not one for each. */
+static void tell_failure(struct work *work, const char *line, const struct fmha_error *err)
+{
+	atomic_fetch_add(&work->n_failed, 1);
+	if (!strcmp(err->msg, work->failure)) {
+		work->n_same++;
+		return;
+	}
+	ctl_progress_end(&work->progress);
+	tell_same(work);
+	(void)fprintf(stderr, "fmhactl: %s: %s\n", line, err->msg);
+	(void)snprintf(work->failure, sizeof(work->failure), "%s", err->msg);
+}
 
 static void *warm_some(void *argument)
 {
@@ -124,11 +155,8 @@ static void *warm_some(void *argument)
 		int r = fmha_local_warm(work->device, &work->problems[i], &work->options, &err);
 
 		(void)pthread_mutex_lock(&work->lock);
-		if (r < 0) {
-			ctl_progress_end(&work->progress);
-			(void)fprintf(stderr, "fmhactl: %s: %s\n", work->list->lines[i], err.msg);
-			atomic_fetch_add(&work->n_failed, 1);
-		}
+		if (r < 0)
+			tell_failure(work, work->list->lines[i], &err);
 		ctl_progress(&work->progress, atomic_fetch_add(&work->n_done, 1) + 1,
 			     work->list->n);
 		(void)pthread_mutex_unlock(&work->lock);
@@ -149,6 +177,22 @@ static void place(struct fmha_problem *problem)
 	}
 }
 
+static void print_outcome(struct work *work, double seconds)
+{
+	int n_failed = atomic_load(&work->n_failed);
+
+	if (work->json) {
+		cJSON *root = cJSON_CreateObject();
+
+		cJSON_AddNumberToObject(root, "problems", (double)work->list->n);
+		cJSON_AddNumberToObject(root, "failed", n_failed);
+		cJSON_AddNumberToObject(root, "seconds", seconds);
+		(void)ctl_print_json(root);
+		return;
+	}
+	(void)printf("%zu problems, %d failed, %.1f s\n", work->list->n, n_failed, seconds);
+}
+
 static int warm_all(struct work *work)
 {
 	pthread_t threads[MOST_THREADS];
@@ -165,18 +209,22 @@ static int warm_all(struct work *work)
 	while (n > 0)
 		(void)pthread_join(threads[--n], NULL);
 	ctl_progress_end(&work->progress);
+	tell_same(work);
 	(void)pthread_mutex_destroy(&work->lock);
-	(void)printf("%zu problems, %d failed, %.1f s\n", work->list->n,
-		     atomic_load(&work->n_failed), (double)(ctl_now_ns() - start) * 1e-9);
+	print_outcome(work, (double)(ctl_now_ns() - start) * 1e-9);
 	return atomic_load(&work->n_failed) ? CTL_FAILED : CTL_OK;
 }
 
-/* @pack: NULL: only warm. */
-static int by_daemon(const struct ctl_target *target, const struct warm_list *list,
-		     struct fmha_problem *problems, const char *pack)
+static int by_daemon(const struct request *request, struct fmha_problem *problems)
 {
+	const struct ctl_target *target = &request->target;
+	const struct warm_list *list = &request->list;
+	const char *pack = request->pack;
 	struct fmha_error err = {0};
-	struct work work = {.list = list, .problems = problems, .progress = {.title = "warm"}};
+	struct work work = {.list = list,
+			    .problems = problems,
+			    .json = request->json,
+			    .progress = {.title = "warm"}};
 	struct fmha_client *client;
 	int r = ctl_open(target, &client, &work.device);
 
@@ -196,7 +244,7 @@ static int by_daemon(const struct ctl_target *target, const struct warm_list *li
 
 /* ---- for an arch that is elsewhere ---- */
 
-static int print_kernels(const char *json, cJSON *seen)
+static void add_kernels(const char *json, cJSON *seen)
 {
 	cJSON *root = cJSON_Parse(json);
 	const cJSON *plan = cJSON_GetObjectItemCaseSensitive(root, "plan"), *stage;
@@ -209,15 +257,32 @@ static int print_kernels(const char *json, cJSON *seen)
 		    cJSON_GetObjectItemCaseSensitive(seen, name->valuestring))
 			continue;
 		(void)cJSON_AddTrueToObject(seen, name->valuestring);
-		(void)puts(name->valuestring);
 	}
 	cJSON_Delete(root);
-	return 0;
 }
 
-static int by_arch(const char *arch, const struct warm_list *list, struct fmha_problem *problems)
+static void print_kernels(const cJSON *seen, bool json)
 {
-	const struct plan_offline_options device = {.arch = arch};
+	cJSON *names = cJSON_CreateArray();
+	const cJSON *kernel;
+
+	cJSON_ArrayForEach(kernel, seen)
+	{
+		if (json)
+			cJSON_AddItemToArray(names, cJSON_CreateString(kernel->string));
+		else
+			(void)puts(kernel->string);
+	}
+	if (json)
+		(void)ctl_print_json(names);
+	else
+		cJSON_Delete(names);
+}
+
+static int by_arch(const struct request *request, struct fmha_problem *problems)
+{
+	const struct plan_offline_options device = {.arch = request->arch};
+	const struct warm_list *list = &request->list;
 	cJSON *seen = cJSON_CreateObject();
 	int r = CTL_OK;
 
@@ -231,21 +296,15 @@ static int by_arch(const char *arch, const struct warm_list *list, struct fmha_p
 			r = CTL_FAILED;
 			continue;
 		}
-		(void)print_kernels(json, seen);
+		add_kernels(json, seen);
 		free(json);
 	}
+	print_kernels(seen, request->json);
 	cJSON_Delete(seen);
 	return r;
 }
 
 /* ---- the command ---- */
-
-struct request {
-	struct ctl_target target;
-	struct warm_list list;
-	const char *arch, *pack;
-	bool print;
-};
 
 static int parse(struct request *request, int argc, char **argv)
 {
@@ -267,6 +326,9 @@ static int parse(struct request *request, int argc, char **argv)
 			break;
 		case OPTION_ARCH:
 			request->arch = optarg;
+			break;
+		case CTL_OPT_JSON:
+			request->json = true;
 			break;
 		default:
 			r = ctl_target_option(&request->target, option, optarg);
@@ -292,8 +354,7 @@ static int run_request(const struct request *request)
 	for (size_t i = 0; i < list->n && r == 0 && request->print; i++)
 		(void)puts(list->lines[i]);
 	if (r == 0 && !request->print)
-		r = request->arch ? by_arch(request->arch, list, problems)
-				  : by_daemon(&request->target, list, problems, request->pack);
+		r = request->arch ? by_arch(request, problems) : by_daemon(request, problems);
 	free(problems);
 	return r;
 }
@@ -319,6 +380,6 @@ const struct ctl_command ctl_warm = {
 			 "all cores at once: its cache has them from then on, for every process of "
 			 "the machine. May be run again at any time; what is there is not compiled "
 			 "anew.",
-		 .tables = {own_options, ctl_target_options}},
+		 .tables = {own_options, ctl_json_option, ctl_target_options}},
 	.run = warm,
 };

@@ -93,9 +93,13 @@ int account_charge(struct account *account, enum account_resource resource, uint
 		return 0;
 	}
 	limits->hits[limit]++;
-	return fmha_error_set_field(err, FMHA_EQUOTA, row->field, "more than %llu %s of %s",
-				    (unsigned long long)limits->value[limit], row->name,
-				    one_fits ? "all users" : "one user");
+	return fmha_error_set_field(
+		err, FMHA_EQUOTA, row->field,
+		"more than %llu %s of %s: %llu besides %llu (limits.%s)",
+		(unsigned long long)limits->value[limit], row->name,
+		one_fits ? "all users" : "one user", (unsigned long long)n,
+		(unsigned long long)(one_fits ? accounts->used : account->used)[resource],
+		limit_name(limit));
 }
 
 void account_release(struct account *account, enum account_resource resource, uint64_t n)

@@ -10,7 +10,7 @@ import pytest
 
 import fmhad
 
-OK, FAILED, USAGE, UNREACHABLE, REFUSED, IO = range(6)
+OK, FAILED, USAGE, UNREACHABLE, REFUSED, IO, LATE = range(7)
 COMMANDS = ["ping", "status", "devices", "run", "verify", "plan", "registry"]
 rng = numpy.random.default_rng(7)
 
@@ -593,9 +593,77 @@ def test_masks_as_ck_names_them(fmhactl, mask, window):
     assert text.endswith("bf16" if window == "none" else window)
 
 
-@pytest.mark.parametrize("wrong", ["-mask=q", "-mask=t:1", "-s=1,x", "-bias=z", "-prec=fp9", "-qscale=3"])
-def test_what_a_shape_cannot_be_is_usage(fmhactl, wrong):
-    fmhactl("run", "forward", wrong, expect=USAGE)
+@pytest.mark.parametrize("wrong, said", [
+    ("-mask=q", "--mask"), ("-mask=t:1", "as in b:128,0"), ("-s=1,x", "-s '1,x'"), ("-bias=z", "no file is named"), ("-bias=e:3", "-bias 3"), ("-prec=fp9", "-prec"),
+    ("--dtype=fp9", "--dtype"), ("-qscale=3", "-qscale"), ("-h=0", "-h 0"), ("-d=0", "-d 0"), ("-b=-1", "-b -1"), ("-s=-1", "-s"),
+    ("-s=100000000000", "not in 0..2147483647"), ("-s=5,-1", "-s"), ("--causal --mask=none", "--causal"), ("--parts=0", "--parts"),
+    ("-q_eff_lens=5", "-s, what the sequences take"),
+])
+def test_what_a_shape_cannot_be_is_usage(fmhactl, wrong, said):
+    assert said in fmhactl("run", "forward", *wrong.split(), expect=USAGE)
+
+
+@pytest.mark.parametrize("shape, found", [
+    ("-s=0", "seqlen 0/0"), ("-s=8 -s_k=0", "seqlen 8/0"), ("-b=0", "batch 0"), ("-h=4 -h_k=-1", "heads 4/4"),
+    ("-s=8 -s_k=-1", "seqlen 8/8"), ("-d=64 -d_v=-1", "hdim 64"),
+])
+def test_a_size_that_is_said_counts(fmhactl, shape, found):
+    assert found in fmhactl("plan", *shape.split()).splitlines()[0]
+
+
+@pytest.mark.parametrize("words", ["--s_randval 1", "--s_randval=1", "--s_randval"])
+def test_a_switch_takes_its_value_either_way(fmhactl, words):
+    done = json.loads(fmhactl("run", "forward", "-s=16", "-h=1", "-d=32", "--dropout=0.5", *words.split(), "--json"))
+    assert "-s_randval=1" in done["problem"]
+    assert "-s_randval" not in json.loads(fmhactl("run", "forward", "-s=16", "-h=1", "--s_randval", "0", "--json"))["problem"]
+
+
+@pytest.mark.parametrize("words, said", [
+    ("-b 7", "-b 7: the files have 2"), ("-h 3", "-h 3: the files have 4"), ("-s 99", "-s 99: the files have 16"),
+    ("-d 8", "-d 8: the files have 32"), ("-prec bf16", "-prec bf16: the files have f32"), ("-s 4,4", "several lengths"),
+    ("--lengths mixed", "--lengths"), ("-iperm 1", "--iperm"), ("--sink", "--sink"),
+])
+def test_options_that_files_contradict(fmhactl, tmp_path, words, said):
+    files = save(tmp_path, q=(2, 16, 4, 32), k=(2, 16, 4, 32), v=(2, 16, 4, 32))
+    fmhactl("run", "forward", *files, "-b", 2, "-h", 4, "-s", 16, "-d", 32, "-prec", "fp32", "--discard")
+    assert said in fmhactl("run", "forward", *files, "--discard", *words.split(), expect=USAGE)
+
+
+def test_help_of_a_command(fmhactl):
+    assert fmhactl("help", "run") == fmhactl("run", "--help")
+    assert "no command 'nope'" in fmhactl("help", "nope", expect=USAGE)
+
+
+@pytest.mark.parametrize("command", ["ping", "status", "status --json", "devices --json", "plan -s 64", "archs --json", "metrics"])
+def test_a_disk_that_is_full_is_said(daemon, command):
+    with open("/dev/full", "w", encoding="ascii") as full:
+        done = subprocess.run([fmhad.find_program("fmhactl"), *command.split()], stdout=full, stderr=subprocess.PIPE, text=True,
+                              check=False, env={**os.environ, "FMHAD_SOCKET": daemon.socket})  # fmt: skip
+    assert done.returncode == IO and "cannot write to stdout" in done.stderr
+
+
+def test_json_of_lists(fmhactl):
+    archs = {a["arch"]: a for a in json.loads(fmhactl("archs", "--json"))}
+    assert archs["gfx942"]["vendor"] == "amd" and "bf16" in archs["gfx942"]["data_types"]
+    assert {p["profile"] for p in json.loads(fmhactl("profiles", "--json"))} >= {"ck_default", "pytorch"}
+    kernels = json.loads(fmhactl("enumerate", "--arch", "x86_64_v3", "--hdims", "64", "--profile", "ck_default", "--json"))
+    assert kernels and all(k["hdim_q"] == 64 for k in kernels)
+
+
+def test_a_tier_that_is_not_there(fmhactl):
+    assert "no tier 'nope'" in fmhactl("bench", "--tier", "nope", expect=REFUSED)
+
+
+def test_a_run_that_is_late(fmhactl):
+    late = fmhactl("run", "forward", "-b", 8, "-h", 32, "-s", 8192, "--timeout", "0.05", expect=LATE)
+    assert "unreachable" not in late
+
+
+def test_one_line_for_what_all_problems_share(daemon, tmp_path):
+    (tmp_path / "list").write_text("".join(f"forward -s {n}\n" for n in range(1, 43)))
+    done = subprocess.run([fmhad.find_program("fmhactl"), "warm", "--list", tmp_path / "list"], capture_output=True, text=True,
+                          check=False, env={**os.environ, "FMHAD_SOCKET": daemon.socket})  # fmt: skip
+    assert len(done.stderr.splitlines()) == 2 and "the same for 41 more" in done.stderr
 
 
 def test_registry_sets_come_and_go(fmhactl, tmp_path):

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -136,11 +137,13 @@ static void a_charge_respects_the_user_and_everybody(void **state)
 	second = account_get(&accounts, 1002);
 	assert_int_equal(account_charge(first, ACCOUNT_MEMORY, 10, &err), 0);
 	assert_int_equal(account_charge(first, ACCOUNT_MEMORY, 1, &err), FMHA_EQUOTA);
-	assert_string_equal(err.msg, "more than 10 bytes of memory of one user");
+	assert_non_null(strstr(err.msg, "more than 10 bytes of memory of one user: "));
+	assert_non_null(strstr(err.msg, " (limits.memory_bytes_per_uid)"));
 	assert_string_equal(err.field, "size");
 	assert_false(account_has_room(second, ACCOUNT_MEMORY, 6));
 	assert_int_equal(account_charge(second, ACCOUNT_MEMORY, 6, &err), FMHA_EQUOTA);
-	assert_string_equal(err.msg, "more than 15 bytes of memory of all users");
+	assert_non_null(strstr(err.msg, "more than 15 bytes of memory of all users: "));
+	assert_non_null(strstr(err.msg, " (limits.memory_bytes)"));
 	assert_int_equal(account_charge(second, ACCOUNT_MEMORY, UINT64_MAX, &err), FMHA_EQUOTA);
 	assert_int_equal(account_charge(second, ACCOUNT_MEMORY, 5, &err), 0);
 	assert_int_equal(limits.hits[LIMIT_MEMORY_BYTES], 1);
