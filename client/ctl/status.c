@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* status.c: what the daemon says of itself. Knows the shape of JSON and not the daemon's keys, so a
- * key that the daemon gains shows up here without a change. */
+/* status.c: what the daemon says of itself, and of its devices. --all knows the shape of JSON and not the
+ * daemon's keys, so a key that the daemon gains shows up there without a change. */
 #include "ctl.h"
 
 #include <math.h>
@@ -10,10 +10,14 @@
 
 #include <cjson/cJSON.h>
 
+#include "status_view.h"
+
 #define MAX_COLUMNS 24
 
 static const struct cli_option status_options[] = {
-	{"limits", 'l', NULL, "all limits; without it only those that somebody ran into"}, CLI_END};
+	{"all", 'a', NULL, "everything that the daemon counts"},
+	{"limits", 'l', NULL, "all limits; without it only those that somebody ran into"},
+	CLI_END};
 
 /* A scalar as text; "" for what is no scalar. */
 static void scalar_text(const cJSON *item, char *text, size_t n)
@@ -97,29 +101,7 @@ static void print_table(const cJSON *array, int indent)
 	}
 }
 
-/* {"name": {"value": v, "hits": h}, ...} as rows. */
-static void print_limits(const cJSON *limits, int indent, bool all)
-{
-	const cJSON *limit;
-	bool any = false;
-
-	cJSON_ArrayForEach(limit, limits)
-	{
-		char value[64], hits[64];
-
-		scalar_text(cJSON_GetObjectItemCaseSensitive(limit, "value"), value, sizeof(value));
-		scalar_text(cJSON_GetObjectItemCaseSensitive(limit, "hits"), hits, sizeof(hits));
-		if (!all && !strcmp(hits, "0"))
-			continue;
-		(void)printf("%*s%-28s %14s, hit %s times\n", indent, "", limit->string, value,
-			     hits);
-		any = true;
-	}
-	if (!any)
-		(void)printf("%*snone was hit\n", indent, "");
-}
-
-static void print_value(const cJSON *value, int indent, bool all_limits)
+static void print_value(const cJSON *value, int indent)
 {
 	const cJSON *item;
 	size_t width = 0;
@@ -146,16 +128,14 @@ static void print_value(const cJSON *value, int indent, bool all_limits)
 			continue;
 		}
 		(void)printf("%*s%s:\n", indent, "", name);
-		if (!strcmp(name, "limits") && cJSON_IsObject(item))
-			print_limits(item, indent + 2, all_limits);
-		else if (is_table(item))
+		if (is_table(item))
 			print_table(item, indent + 2);
 		else
-			print_value(item, indent + 2, all_limits);
+			print_value(item, indent + 2);
 	}
 }
 
-static int print_status(const char *json, bool all_limits)
+static int print_status(const char *json, bool everything, bool all_limits)
 {
 	cJSON *root = cJSON_Parse(json);
 
@@ -163,7 +143,10 @@ static int print_status(const char *json, bool all_limits)
 		(void)fputs("fmhactl: the daemon's status is no JSON\n", stderr);
 		return CTL_REFUSED;
 	}
-	print_value(root, 0, all_limits);
+	if (everything)
+		print_value(root, 0);
+	else
+		status_view(root, all_limits);
 	cJSON_Delete(root);
 	return CTL_OK;
 }
@@ -171,7 +154,7 @@ static int print_status(const char *json, bool all_limits)
 static int status(int argc, char **argv)
 {
 	struct ctl_target target = CTL_TARGET_INIT;
-	bool as_json = false, all_limits = false;
+	bool as_json = false, everything = false, all_limits = false;
 	char *json;
 	int option, r;
 
@@ -180,8 +163,9 @@ static int status(int argc, char **argv)
 			as_json = true;
 			continue;
 		}
-		if (option == 'l') {
-			all_limits = true;
+		if (option == 'l' || option == 'a') {
+			all_limits |= option == 'l';
+			everything |= option == 'a';
 			continue;
 		}
 		r = ctl_target_option(&target, option, optarg);
@@ -196,7 +180,7 @@ static int status(int argc, char **argv)
 	if (as_json)
 		r = puts(json) < 0 ? CTL_IO : CTL_OK;
 	else
-		r = print_status(json, all_limits);
+		r = print_status(json, everything, all_limits);
 	free(json);
 	return r;
 }
@@ -272,9 +256,9 @@ static int devices(int argc, char **argv)
 const struct ctl_command ctl_status = {
 	.usage = {.name = "fmhactl status",
 		  .brief = "processes, devices, sessions, buffers, queues, latencies",
-		  .synopsis = "[--json] [OPTION...]",
-		  .text = "Prints processes, devices, sessions, buffers, queues and latencies. Of "
-			  "sessions a user sees the own ones, an administrator all.",
+		  .synopsis = "[--all | --json] [OPTION...]",
+		  .text = "Prints what is served, who uses it, and what is not well. Of sessions a "
+			  "user sees the own ones, an administrator all.",
 		  .tables = {status_options, ctl_json_option, ctl_target_options}},
 	.run = status,
 };

@@ -54,6 +54,14 @@ struct rates {
 	double runs, flops, bytes, busy_ns, roof_ns;
 };
 
+/* Runs that go on count as far as they have come; when they end, kernel_ns takes over. */
+static void add_running(struct rates *rates, const cJSON *now, const cJSON *before)
+{
+	rates->busy_ns += number_of(now, "running_ns") - number_of(before, "running_ns");
+	if (rates->busy_ns < 0)
+		rates->busy_ns = 0;
+}
+
 /* @now, @before: a family of kernels, or a session. */
 static void add_growth(struct rates *rates, const cJSON *now, const cJSON *before)
 {
@@ -74,6 +82,8 @@ static struct rates device_rates(const cJSON *now, const cJSON *before)
 	/* Families are only added, at the end. */
 	cJSON_ArrayForEach(family, families)
 		add_growth(&rates, family, cJSON_GetArrayItem(old, i++));
+	add_running(&rates, cJSON_GetObjectItemCaseSensitive(now, "runs"),
+		    cJSON_GetObjectItemCaseSensitive(before, "runs"));
 	return rates;
 }
 
@@ -120,6 +130,7 @@ static void add_sessions(cJSON *list, const cJSON *device, const cJSON *before, 
 		struct rates rates = {0};
 
 		add_growth(&rates, session, same);
+		add_running(&rates, session, same);
 
 		cJSON_AddNumberToObject(item, "pid", number_of(session, "pid"));
 		cJSON_AddNumberToObject(item, "uid", number_of(session, "uid"));

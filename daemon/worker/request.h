@@ -41,6 +41,7 @@ struct request {
 	uint64_t arrived_ns, deadline_ns; /* deadline 0: none */
 	uint64_t estimate_ns;             /* of device time, charged when it was started */
 	double work;                      /* plan_args_work() of its arguments */
+	uint64_t submitted_ns;            /* once RUNNING */
 
 	/* References, from its arrival on. */
 	struct buffer *buffers[FMHA_N_TENSORS + 2 * PROTO_MAX_FENCES];

@@ -133,6 +133,7 @@ static void start_bound(struct request *request)
 		request_complete(request, request->launch->ended_ns);
 		return;
 	}
+	request->submitted_ns = clock_ns();
 	if (!request_has_fences(request))
 		worker->device_load += request->plan->load;
 	if (!takes_turns(worker))

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* status.c: what a worker tells about itself. The front adds it to its own answer. */
+#include "request.h"
 #include "tuner.h"
 #include "worker.h"
 
@@ -13,10 +14,35 @@
 #include <base/status.h>
 #include <device/guard.h>
 
-static void add_session(cJSON *list, const struct session *session)
+/* Of the runs that the device has, each since it was given to it. */
+static uint64_t running_ns(const struct session *session, uint64_t now)
+{
+	uint64_t sum = 0;
+
+	list_for_each_entry(const struct request, request, &session->running, in_session)
+		sum += request->submitted_ns < now ? now - request->submitted_ns : 0;
+	return sum;
+}
+
+/* Of what it runs, or else of what it ran last; left alone if there is neither. */
+static void latest_shape(const struct session *session, char shape[PLAN_SHAPE_BYTES])
 {
 	const struct census_entry *entry = census_get(&session->worker->census, &session->census);
+
+	if (!list_is_empty(&session->running))
+		plan_shape(&container_of(session->running.next, struct request, in_session)
+				    ->plan->plan.problem,
+			   shape);
+	else if (entry)
+		memcpy(shape, entry->shape, sizeof(entry->shape));
+}
+
+static void add_session(cJSON *list, const struct session *session, uint64_t now)
+{
 	cJSON *item = cJSON_CreateObject();
+	char shape[PLAN_SHAPE_BYTES] = "";
+
+	latest_shape(session, shape);
 
 	cJSON_AddNumberToObject(item, "session", (double)session->id);
 	cJSON_AddNumberToObject(item, "uid", session->uid);
@@ -32,9 +58,10 @@ static void add_session(cJSON *list, const struct session *session)
 	cJSON_AddNumberToObject(item, "flops", session->flops);
 	cJSON_AddNumberToObject(item, "bytes", (double)session->bytes);
 	cJSON_AddNumberToObject(item, "kernel_ns", (double)session->kernel_ns);
+	cJSON_AddNumberToObject(item, "running_ns", (double)running_ns(session, now));
 	cJSON_AddNumberToObject(item, "roof_ns", session->roof_ns);
-	if (entry)
-		cJSON_AddStringToObject(item, "shape", entry->shape);
+	if (shape[0])
+		cJSON_AddStringToObject(item, "shape", shape);
 	cJSON_AddNumberToObject(item, "bytes_in", (double)session->connection.bytes_in);
 	cJSON_AddNumberToObject(item, "bytes_out", (double)session->connection.bytes_out);
 	cJSON_AddItemToArray(list, item);
@@ -73,22 +100,23 @@ char *worker_status_json(struct worker *worker)
 	cJSON *root = cJSON_CreateObject();
 	const struct device_info *info = device_get_info(worker->device);
 	const uint64_t *used = worker->accounts.used;
-	uint64_t n_codes, code_bytes;
+	uint64_t n_codes, code_bytes, now = clock_ns(), running = 0;
 	cJSON *item;
 	char *text;
 
 	cJSON_AddNumberToObject(root, "pid", getpid());
 	cJSON_AddNumberToObject(root, "resident_bytes", (double)status_resident_bytes());
-	cJSON_AddNumberToObject(root, "uptime_s",
-				(double)((clock_ns() - worker->started_ns) / NS_PER_S));
+	cJSON_AddNumberToObject(root, "uptime_s", (double)((now - worker->started_ns) / NS_PER_S));
 	if (info->mps != DEVICE_MPS_NOT_APPLICABLE) {
 		cJSON_AddStringToObject(root, "mps",
 					info->mps == DEVICE_MPS_IN_USE ? "in use" : "absent");
 		cJSON_AddStringToObject(root, "mps_directory", info->mps_directory);
 	}
 	item = cJSON_AddArrayToObject(root, "sessions");
-	list_for_each(node, &worker->sessions)
-		add_session(item, container_of(node, struct session, in_sessions));
+	list_for_each_entry(const struct session, session, &worker->sessions, in_sessions) {
+		add_session(item, session, now);
+		running += running_ns(session, now);
+	}
 	item = cJSON_AddObjectToObject(root, "memory");
 	cJSON_AddNumberToObject(item, "buffers", (double)used[ACCOUNT_BUFFERS]);
 	cJSON_AddNumberToObject(item, "bytes", (double)used[ACCOUNT_MEMORY]);
@@ -99,6 +127,7 @@ char *worker_status_json(struct worker *worker)
 	cJSON_AddNumberToObject(item, "bytes", (double)code_bytes);
 	item = cJSON_AddObjectToObject(root, "runs");
 	cJSON_AddNumberToObject(item, "pending", worker->n_pending);
+	cJSON_AddNumberToObject(item, "running_ns", (double)running);
 	cJSON_AddNumberToObject(item, "done", (double)worker->n_runs);
 	cJSON_AddNumberToObject(item, "failed", (double)worker->n_failed);
 	cJSON_AddNumberToObject(item, "cancelled", (double)worker->n_cancelled);

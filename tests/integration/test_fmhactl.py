@@ -207,9 +207,13 @@ def test_ping_reaches_front_and_worker(fmhactl, daemon):
 def test_status_is_the_daemons_json(fmhactl, daemon):
     status = json.loads(fmhactl("status", "--json"))
     assert status["front"]["pid"] == daemon.pid
+    everything = fmhactl("status", "--all")
+    assert "latency_ns:" in everything and "frame_bytes" in everything
     text = fmhactl("status")
-    assert str(daemon.pid) in text and "latency" in text
-    assert "frame_bytes" not in text and "frame_bytes" in fmhactl("status", "--limits")
+    head, *rows = text.splitlines()
+    assert head.startswith("fmhad ") and f"ready, pid {daemon.pid}" in head
+    assert rows[rows.index("devices") + 2].split()[:3] == ["0", "ready", "cpu"]
+    assert "_bytes" not in text and "frame_bytes" in fmhactl("status", "--limits")
     assert "cpu" in fmhactl("devices")
 
 

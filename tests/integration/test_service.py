@@ -283,7 +283,7 @@ def test_every_device_failed_is_degraded(make_daemon, tmp_path):
                               capture_output=True, text=True, check=False)
 
     shown = fmhactl("status")
-    assert shown.returncode == 0 and "state    degraded" in shown.stdout
+    assert shown.returncode == 0 and ": degraded, pid" in shown.stdout and "last death: " in shown.stdout
     assert fmhactl("ping", "--count", "1", "--timeout", "1").returncode == 4
     manager.socket.close()
 

@@ -189,6 +189,21 @@ def test_top_shows_rates_and_sessions(make_daemon):
     assert "\033" not in plain and plain.count("fmhad ready") == 2 and str(os.getpid()) in plain
 
 
+def test_top_shows_a_run_that_has_not_ended(make_daemon):
+    daemon = make_daemon()
+    environment = {**os.environ, "FMHAD_SOCKET": daemon.socket}
+    with subprocess.Popen([fmhad.find_program("fmhactl"), "run", "forward", "-h", "16", "-s", "65536", "-d", "64", "--timeout", "600"],
+                          env=environment, stderr=subprocess.DEVNULL) as runner:  # fmt: skip
+        try:
+            assert fmhad.until(lambda: daemon.status()["devices"][0]["worker"]["runs"]["running_ns"] > 0, timeout=60)
+            screen = json.loads(fmhactl("top", "--json", "--interval", "0.5", daemon=daemon))
+        finally:
+            runner.kill()
+    device, session = screen["devices"][0], screen["sessions"][0]
+    assert device["runs_per_s"] == 0 and device["device_time"] > 0.2
+    assert session["device_time"] > 0.2 and ".q65536" in session["shape"]
+
+
 def test_a_trace_shows_each_run(make_daemon, tmp_path):
     daemon = make_daemon()
     with daemon.device() as device:

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * status_view.c: the daemon's status for people: what is served, who uses it, and what is not well,
+ * a table each. It leaves out what only programs count with: --all and --json have everything.
+ */
+#include "status_view.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "json.h"
+
+#define CELL 200
+
+enum form { TEXT, COUNT, BYTES, TIME };
+
+struct column {
+	const char *title;
+	const char *path; /* "worker.memory.bytes" */
+	enum form form;
+};
+
+static const struct column device_columns[] = {{"device", "device", COUNT},
+					       {"state", "state", TEXT},
+					       {"name", "name", TEXT},
+					       {"arch", "arch", TEXT},
+					       {"worker", "worker_pid", COUNT},
+					       {"deaths", "deaths", COUNT},
+					       {"buffers", "worker.memory.buffers", COUNT},
+					       {"memory", "worker.memory.bytes", BYTES},
+					       {"runs", "worker.runs.done", COUNT},
+					       {"pending", "worker.runs.pending", COUNT},
+					       {"failed", "worker.runs.failed", COUNT},
+					       {"kernel p50", "worker.latency_ns.kernel.p50", TIME},
+					       {"p99", "worker.latency_ns.kernel.p99", TIME},
+					       {"tuned", "tuned.results", COUNT},
+					       {NULL, NULL, TEXT}};
+
+static const struct column session_columns[] = {{"device", "device", COUNT},
+						{"uid", "uid", COUNT},
+						{"pid", "pid", COUNT},
+						{"client", "client", TEXT},
+						{"buffers", "buffers", COUNT},
+						{"memory", "memory_bytes", BYTES},
+						{"plans", "plans", COUNT},
+						{"waiting", "waiting", COUNT},
+						{"running", "running", COUNT},
+						{"runs", "runs", COUNT},
+						{"kernels", "kernel_ns", TIME},
+						{"latest shape", "shape", TEXT},
+						{NULL, NULL, TEXT}};
+
+static const struct column limit_columns[] = {{"limit", "limit", TEXT},
+					      {"of", "of", TEXT},
+					      {"value", "value", COUNT},
+					      {"hit", "hits", COUNT},
+					      {NULL, NULL, TEXT}};
+
+/* ---- a table ---- */
+
+static const cJSON *value_at(const cJSON *item, const char *path)
+{
+	char key[64];
+
+	for (; item && *path; path += *path == '.') {
+		size_t n = strcspn(path, ".");
+
+		(void)snprintf(key, sizeof(key), "%.*s", (int)n, path);
+		item = cJSON_GetObjectItemCaseSensitive(item, key);
+		path += n;
+	}
+	return item;
+}
+
+static void scaled(double value, double step, const char *const *units, char text[CELL])
+{
+	while (value >= step && units[1]) {
+		value /= step;
+		units++;
+	}
+	(void)snprintf(text, CELL,
+		       value < 10 && value != (double)(int)value ? "%.1f %s" : "%.0f %s", value,
+		       *units);
+}
+
+static const char *cell(const cJSON *row, const struct column *column, char text[CELL])
+{
+	static const char *const bytes[] = {"B", "KiB", "MiB", "GiB", "TiB", NULL};
+	static const char *const times[] = {"ns", "us", "ms", "s", NULL};
+	const cJSON *value = value_at(row, column->path);
+
+	if (cJSON_IsString(value))
+		(void)snprintf(text, CELL, "%s", value->valuestring);
+	else if (!cJSON_IsNumber(value))
+		(void)snprintf(text, CELL, "-"); /* a worker that does not answer */
+	else if (column->form == BYTES)
+		scaled(value->valuedouble, 1024, bytes, text);
+	else if (column->form == TIME)
+		scaled(value->valuedouble, 1000, times, text);
+	else
+		(void)snprintf(text, CELL, "%.0f", value->valuedouble);
+	return text;
+}
+
+static void print_cell(const char *text, size_t width, enum form form, bool last)
+{
+	if (form == TEXT && last)
+		(void)printf("  %s\n", text);
+	else
+		(void)printf(form == TEXT ? "  %-*s%s" : "  %*s%s", (int)width, text,
+			     last ? "\n" : "");
+}
+
+/* @rows: a list of objects. */
+static void print_table(const cJSON *rows, const struct column *columns)
+{
+	size_t widths[24];
+	char text[CELL];
+	const cJSON *row;
+
+	for (size_t i = 0; columns[i].title; i++) {
+		widths[i] = strlen(columns[i].title);
+		cJSON_ArrayForEach(row, rows)
+		{
+			size_t n = strlen(cell(row, &columns[i], text));
+
+			widths[i] = n > widths[i] ? n : widths[i];
+		}
+	}
+	for (size_t i = 0; columns[i].title; i++)
+		print_cell(columns[i].title, widths[i], columns[i].form, !columns[i + 1].title);
+	cJSON_ArrayForEach(row, rows)
+	{
+		for (size_t i = 0; columns[i].title; i++)
+			print_cell(cell(row, &columns[i], text), widths[i], columns[i].form,
+				   !columns[i + 1].title);
+	}
+}
+
+/* ---- what is in them ---- */
+
+/* The sessions of all devices, each with its device. */
+static cJSON *sessions_of(const cJSON *status)
+{
+	const cJSON *device, *session;
+	cJSON *list = cJSON_CreateArray();
+
+	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
+	{
+		cJSON_ArrayForEach(session, value_at(device, "worker.sessions"))
+		{
+			cJSON *copy = cJSON_Duplicate(session, true);
+
+			cJSON_AddNumberToObject(copy, "device", number_of(device, "device"));
+			cJSON_AddItemToArray(list, copy);
+		}
+	}
+	return list;
+}
+
+static void add_limits(cJSON *list, const cJSON *limits, const char *of, bool all)
+{
+	const cJSON *limit;
+
+	cJSON_ArrayForEach(limit, limits)
+	{
+		cJSON *copy;
+
+		if (!all && number_of(limit, "hits") == 0)
+			continue;
+		copy = cJSON_Duplicate(limit, true);
+		cJSON_AddStringToObject(copy, "limit", limit->string);
+		cJSON_AddStringToObject(copy, "of", of);
+		cJSON_AddItemToArray(list, copy);
+	}
+}
+
+static cJSON *limits_of(const cJSON *status, bool all)
+{
+	cJSON *list = cJSON_CreateArray();
+	const cJSON *device;
+	char of[32];
+
+	add_limits(list, value_at(status, "front.limits"), "front", all);
+	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
+	{
+		(void)snprintf(of, sizeof(of), "device %.0f", number_of(device, "device"));
+		add_limits(list, value_at(device, "worker.limits"), of, all);
+	}
+	return list;
+}
+
+static void print_front(const cJSON *status)
+{
+	const cJSON *front = cJSON_GetObjectItemCaseSensitive(status, "front");
+	const cJSON *compile = cJSON_GetObjectItemCaseSensitive(front, "compile");
+	const struct column size = {"", "cache.bytes", BYTES};
+	char text[CELL];
+
+	(void)printf("fmhad %s: %s, pid %.0f, up %.0f s\n", text_of(status, "version"),
+		     text_of(status, "state"), number_of(front, "pid"),
+		     number_of(front, "uptime_s"));
+	(void)printf("connections: %.0f open, %.0f accepted, %.0f refused\n",
+		     number_of(front, "connections"), number_of(front, "accepted"),
+		     number_of(front, "refused"));
+	(void)printf("compiles: %.0f built, %.0f from the cache (%.0f entries, %s), %.0f failed, "
+		     "%.0f running, %.0f queued\n",
+		     number_of(compile, "built"), number_of(compile, "hits"),
+		     number_of(value_at(compile, "cache"), "entries"), cell(compile, &size, text),
+		     number_of(compile, "failed"), number_of(compile, "running"),
+		     number_of(compile, "queued"));
+}
+
+static void print_quarantined(const cJSON *device)
+{
+	const cJSON *item;
+
+	cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(device, "quarantined"))
+	{
+		const cJSON *uid = cJSON_GetObjectItemCaseSensitive(item, "uid");
+		const char *kernel = text_of(item, "kernel");
+
+		(void)printf("device %.0f: quarantined for %.0f s: %s", number_of(device, "device"),
+			     number_of(item, "remaining_s"), *kernel ? kernel : "opening it");
+		if (uid)
+			(void)printf(", for uid %.0f", uid->valuedouble);
+		(void)putchar('\n');
+	}
+}
+
+/* A line for each thing that somebody should see to; nothing when all is well. */
+static void print_faults(const cJSON *status)
+{
+	const cJSON *cache = value_at(status, "front.compile.cache"), *device;
+
+	if (*text_of(cache, "reason"))
+		(void)printf("cache: %s: %s\n", text_of(cache, "state"), text_of(cache, "reason"));
+	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
+	{
+		const cJSON *tuned = cJSON_GetObjectItemCaseSensitive(device, "tuned");
+		double index = number_of(device, "device");
+
+		if (*text_of(device, "last_death"))
+			(void)printf("device %.0f: last death: %s\n", index,
+				     text_of(device, "last_death"));
+		if (*text_of(tuned, "reason"))
+			(void)printf("device %.0f: measured times: %s: %s\n", index,
+				     text_of(tuned, "state"), text_of(tuned, "reason"));
+		print_quarantined(device);
+	}
+}
+
+void status_view(const cJSON *status, bool all_limits)
+{
+	cJSON *sessions = sessions_of(status), *limits = limits_of(status, all_limits);
+
+	print_front(status);
+	print_faults(status);
+	(void)printf("\ndevices\n");
+	print_table(cJSON_GetObjectItemCaseSensitive(status, "devices"), device_columns);
+	if (cJSON_GetArraySize(sessions) > 0) {
+		(void)printf("\nsessions\n");
+		print_table(sessions, session_columns);
+	}
+	if (cJSON_GetArraySize(limits) > 0) {
+		(void)printf("\nlimits\n");
+		print_table(limits, limit_columns);
+	}
+	cJSON_Delete(sessions);
+	cJSON_Delete(limits);
+}
