@@ -334,6 +334,21 @@ int config_parse(const char *name, const char *text, size_t n, struct config *co
 	return r;
 }
 
+/* A service's working directory is nobody's choice. */
+static int check_paths(const char *name, const struct config *config, struct fmha_error *err)
+{
+	const struct {
+		const char *key, *path;
+	} paths[] = {{"socket", config->socket}, {"metrics_socket", config->metrics_socket}};
+
+	for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++)
+		if (paths[i].path[0] && paths[i].path[0] != '/')
+			return fmha_error_set_field(err, FMHA_EINVAL, paths[i].key,
+						    "%s: %s: \"%s\" does not begin with /", name,
+						    paths[i].key, paths[i].path);
+	return 0;
+}
+
 int config_load(const char *path, bool optional, struct config *config, struct fmha_error *err)
 {
 	_cleanup_(closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -341,6 +356,7 @@ int config_load(const char *path, bool optional, struct config *config, struct f
 	_cleanup_(freep) char *text = NULL;
 	ssize_t n = 0;
 	size_t size = 0;
+	int r;
 
 	if (fd < 0 && errno == ENOENT && optional)
 		return 0;
@@ -358,7 +374,8 @@ int config_load(const char *path, bool optional, struct config *config, struct f
 		return fmha_error_set(err, FMHA_EIO, "%s: %s", path, strerror(errno));
 	if (size > CONFIG_MAX_BYTES)
 		return fmha_error_set(err, FMHA_EINVAL, "%s: more than 1 MiB", path);
-	return config_parse(path, text, size, config, err);
+	r = config_parse(path, text, size, config, err);
+	return r == 0 ? check_paths(path, config, err) : r;
 }
 
 int config_resolve(struct config *config, struct fmha_error *err)
@@ -386,6 +403,10 @@ int config_resolve(struct config *config, struct fmha_error *err)
 		config->n_devices = discover_gpus("/dev", "/sys", &config_default_device,
 						  config->devices, 1, PROTO_MAX_DEVICES);
 	}
+	if (strcmp(config->metrics_socket, config->socket) == 0)
+		return fmha_error_set_field(err, FMHA_EINVAL, "metrics_socket",
+					    "metrics_socket %s: that is the clients' socket",
+					    config->metrics_socket);
 	if (limits[LIMIT_OUTPUT_SOFT_BYTES] > limits[LIMIT_OUTPUT_HARD_BYTES])
 		return fmha_error_set_field(
 			err, FMHA_EINVAL, "limits.output_soft_bytes",

@@ -124,14 +124,15 @@ static int print_head(char line[LINE_BYTES], enum log_level level)
 	case SINK_JOURNAL:
 		return snprintf(line, LINE_BYTES, "<%d>%s: ", level, log_state.name);
 	case SINK_TERMINAL:
-		(void)clock_gettime(CLOCK_REALTIME, &now);
-		(void)strftime(time, sizeof(time), "%H:%M:%S", localtime_r(&now.tv_sec, &local));
-		return snprintf(line, LINE_BYTES, "%s.%03ld %-7s %s[%d]: ", time,
-				now.tv_nsec / 1000000, log_level_names[level], log_state.name,
-				(int)getpid());
-	default:
-		return snprintf(line, LINE_BYTES, "%s[%d]: ", log_state.name, (int)getpid());
+	case SINK_PLAIN: /* a file may be read on another day */
+		break;
 	}
+	(void)clock_gettime(CLOCK_REALTIME, &now);
+	(void)strftime(time, sizeof(time),
+		       log_state.sink == SINK_TERMINAL ? "%H:%M:%S" : "%Y-%m-%d %H:%M:%S",
+		       localtime_r(&now.tv_sec, &local));
+	return snprintf(line, LINE_BYTES, "%s.%03ld %-7s %s[%d]: ", time, now.tv_nsec / 1000000,
+			log_level_names[level], log_state.name, (int)getpid());
 }
 
 /* What the line is about, for people who look for a reason. */

@@ -495,6 +495,13 @@ static int choose_level(const struct config_device *config, enum cpu_level *ret_
 	return 0;
 }
 
+static int cpu_check(const struct config_device *config, struct fmha_error *err)
+{
+	enum cpu_level level;
+
+	return choose_level(config, &level, err);
+}
+
 /* The first number behind @word in a file, or 0. */
 static double number_in(const char *path, const char *word)
 {
@@ -605,6 +612,7 @@ static void cpu_close(struct device *device)
 
 const struct device_ops cpu_device_ops = {.backend = "cpu",
 					  .open = cpu_device_open,
+					  .check = cpu_check,
 					  .close = cpu_close,
 					  .memory_cost = cpu_memory_cost,
 					  .workspace_cost = cpu_workspace_cost,

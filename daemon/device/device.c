@@ -54,6 +54,14 @@ static int find_backend(const char *name, const struct device_ops **ret_ops, str
 				    name);
 }
 
+int device_check(const struct config_device *config, struct fmha_error *err)
+{
+	const struct device_ops *ops = NULL;
+	int r = find_backend(config->backend, &ops, err);
+
+	return r == 0 && ops->check ? ops->check(config, err) : r;
+}
+
 int device_open(const struct config_device *config, void (*wake)(void *owner), void *owner,
 		struct device **ret_device, struct fmha_error *err)
 {

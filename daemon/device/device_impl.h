@@ -13,6 +13,8 @@ struct device_ops {
 	/* Sets ops and info; device_open() fills in the rest of struct device. */
 	int (*open)(const struct config_device *config, struct device **ret_device,
 		    struct fmha_error *err);
+	/* NULL: only opening shows what is wrong. */
+	int (*check)(const struct config_device *config, struct fmha_error *err);
 	void (*close)(struct device *device);
 	void (*enter_thread)(struct device *device); /* NULL: nothing to do */
 	/* Both may count on sizes far below 2^63. */

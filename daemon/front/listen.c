@@ -44,6 +44,13 @@ static int lock_directory(const char *path, struct fmha_error *err)
 	else
 		strcpy(directory, ".");
 	fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0 && errno == ENOENT) {
+		fmha_error_set_field(
+			err, FMHA_EIO, "socket",
+			"%s: %s; make it with mkdir -p, or name another path with --socket",
+			directory, strerror(errno));
+		return -1;
+	}
 	if (fd < 0 || flock(fd, LOCK_EX) < 0) {
 		system_error(err, directory, "cannot be used");
 		if (fd >= 0)
@@ -73,8 +80,9 @@ static int remove_stale(const struct sockaddr_un *address, struct fmha_error *er
 	if (r == 0 || errno != ECONNREFUSED)
 		return fmha_error_set_field(
 			err, FMHA_EINVAL, "socket",
-			"%s: another daemon listens on it; end that one, or choose "
-			"another path with --socket",
+			"%s: another daemon listens on it; the machine's ends by systemctl stop "
+			"fmhad.socket fmhad.service; one beside it needs a path of its own: "
+			"--socket",
 			path);
 	return unlink(path) < 0 ? system_error(err, path, "cannot be removed") : 0;
 }

@@ -10,6 +10,7 @@
 #include <base/log.h>
 #include <worker/main.h>
 
+#include "check.h"
 #include "front.h"
 
 enum { OPTION_CHECK = 1 };
@@ -21,7 +22,7 @@ static const struct cli_option option_table[] = {
 	{"foreground", 'f', NULL, "stay in the foreground and log to stderr (it always does)"},
 	{"verbose", 'v', NULL, "log everything: level debug, whatever the configuration says"},
 	{"check", OPTION_CHECK, NULL,
-	 "read the configuration, say what is wrong with it, and exit"},
+	 "read the configuration, say what is wrong with it or not to be had here, and exit"},
 	CLI_END};
 
 static const struct cli_usage usage = {
@@ -113,8 +114,11 @@ int main(int argc, char **argv)
 		log_error("%s", err.msg);
 		return EX_CONFIG;
 	}
-	if (options.check)
-		return 0;
+	if (options.check) {
+		const char *path = options.source.path ? options.source.path : CONFIG_DEFAULT_PATH;
+
+		return check_configuration(&config, path) < 0 ? EX_CONFIG : 0;
+	}
 	log_set_level((enum log_level)config.log_level);
 	return front_run(&config, &options.source);
 }

@@ -206,7 +206,8 @@ static void on_process_exit(uv_process_t *handle, int64_t status, int signal)
 	struct worker_process *process = container_of(handle, struct worker_process, process);
 	struct worker_slot *slot = process->slot;
 	struct worker_death death;
-	bool was_ready;
+	char before[sizeof(slot->reason)];
+	bool was_ready, again;
 
 	worker_process_close(process);
 	if (!slot)
@@ -228,8 +229,12 @@ static void on_process_exit(uv_process_t *handle, int64_t status, int signal)
 	if (quarantine_add(&slot->front->quarantine, &death, clock_ns()))
 		tuned_keep_quarantine(slot);
 	tuned_detach(slot);
+	snprintf(before, sizeof(before), "%s", slot->reason);
 	worker_process_describe_death(process, status, signal, slot->reason, sizeof(slot->reason));
-	log_slot(slot, LOG_LEVEL_WARNING, "device %u: %s", slot->index, slot->reason);
+	/* A start that fails for the same reason time and again is one line. */
+	again = !was_ready && slot->n_failed_starts > 0 && !strcmp(before, slot->reason);
+	log_slot(slot, again ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARNING, "device %u: %s", slot->index,
+		 slot->reason);
 	schedule_start(slot, was_ready);
 }
 

@@ -483,7 +483,6 @@ int worker_main(void)
 	name_process(worker->page->device);
 	log_set_process(&(struct log_about){.fields = LOG_DEVICE, .device = worker->page->device});
 	if (worker_init(worker, &err) < 0) {
-		log_error("device %u: %s", worker->page->device, err.msg);
 		snprintf(worker->page->reason, sizeof(worker->page->reason), "%s", err.msg);
 		_exit(1); /* a device that is half open may have threads: nothing is freed */
 	}

@@ -90,7 +90,7 @@ def test_not_in_the_group(make_daemon):
         ({"devices": [{"backend": "gpu"}]}, 78, ["devices[0].backend", "cpu, fake, hip or cuda", '"gpu"']),
         ({"socket_mode": 660}, 78, ["socket_mode", 'such as "0660"', "660"]),
         ({"socket_group": "no-such-group"}, 1, ["socket_group no-such-group", "groupadd"]),
-        ({"socket": "/nonexistent/fmhad.sock"}, 1, ["/nonexistent", "No such file or directory"]),
+        ({"socket": "/nonexistent/fmhad.sock"}, 1, ["/nonexistent", "No such file or directory", "mkdir -p", "--socket"]),
     ],
     ids=lambda value: str(value)[:30] if isinstance(value, (dict, str)) else None,
 )

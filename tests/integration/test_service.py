@@ -77,10 +77,33 @@ def test_configuration_that_cannot_be_read(tmp_path):
     assert code == 78 and "not a regular file" in err
 
 
-def test_example_configuration_is_accepted():
-    example = fmhad.ROOT / "systemd" / "fmhad.json"
-    code, _, err = finish(start(["--config", str(example), "--check"]))
+def test_example_configuration_is_accepted(tmp_path):
+    example = json.loads((fmhad.ROOT / "systemd" / "fmhad.json").read_text())
+    assert example["socket_group"] == "fmha"  # which the package makes
+    example["socket_group"] = grp.getgrgid(os.getgid()).gr_name
+    (tmp_path / "fmhad.json").write_text(json.dumps(example))
+    code, out, err = finish(start(["--config", str(tmp_path / "fmhad.json"), "--check"]))
     assert (code, err) == (0, "")
+    assert out.splitlines()[0] == f"{tmp_path}/fmhad.json is fine" and "device   0: cpu" in out
+
+
+@pytest.mark.parametrize("config, said", [
+    ({"socket_group": "no-such-group"}, "socket_group no-such-group: no such group"),
+    ({"devices": [{"backend": "cpu"}, {"backend": "cpu", "cpu_level": "avx9"}]}, "devices[1]: cpu_level avx9: no such level"),
+    ({"socket": "fmhad.sock"}, 'socket: "fmhad.sock" does not begin with /'),
+    ({"metrics_socket": "m.sock"}, 'metrics_socket: "m.sock" does not begin with /'),
+    ({"socket": "/tmp/fmhad.sock", "metrics_socket": "/tmp/fmhad.sock"}, "metrics_socket /tmp/fmhad.sock: that is the clients' socket"),
+])
+def test_check_finds_what_cannot_work(tmp_path, config, said):
+    (tmp_path / "fmhad.json").write_text(json.dumps(config))
+    code, out, err = finish(start(["--config", str(tmp_path / "fmhad.json"), "--check"]))
+    assert code == 78 and not out and said in err
+
+
+def test_a_start_that_fails_again_and_again_is_told_once(make_daemon):
+    daemon = make_daemon({"devices": [{"backend": "cpu", "cpu_level": "avx9"}], "supervision": {"restart_ms": 1}})
+    assert fmhad.until(lambda: daemon.status()["devices"][0]["deaths"] > 3)
+    assert daemon.log().count("cpu_level avx9: no such level") == 1
 
 
 # ---- the socket ----

@@ -178,6 +178,10 @@ struct device_launch {
 	struct device_launch *next_done; /* the device's */
 };
 
+/* What can be said of a device's configuration without opening it. Return: 0, FMHA_EINVAL,
+ * FMHA_ENOTSUP. */
+int device_check(const struct config_device *config, struct fmha_error *err);
+
 /*
  * Opens the device that @config describes. @wake is called from any thread when device_collect()
  * has something to do.
