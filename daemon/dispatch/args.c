@@ -571,6 +571,8 @@ static void fill_prepare(const struct plan *plan, uint32_t stage, const struct l
 		.nsplits_entries = packed && p->deterministic ? p->batch : 1,
 		.nhead_q = p->nhead_q,
 		.hdim_q = p->hdim_q,
+		.dq_tile_rows = plan->dq_tile_rows,
+		.dq_tile_floats = plan->dq_tile_floats,
 	};
 }
 

@@ -8,15 +8,19 @@
  *   data  d              f32, one a row of queries: rowsum(dO * O)
  *         stages' shares
  *         dq_acc         f32, per sequence [nhead_q, nsplits_i, seqlen_q_i, hdim_q], compact; or
- *                        [nhead_q, tiles_i], tiles of dq_tile_rows rows as a pipeline lays them out
+ *                        [nhead_q, tiles_i], tiles of dq_tile_rows rows as a pipeline lays them out:
+ *                        dq_acc.h has the sizes, which kernels go by, too
  *
- * The host writes the head, so convert_dq learns from it how many partial sums to add and where
- * they lie, and one convert_dq serves every dq_dk_dv tile. seqlen_q_i counts padding rows.
+ * The host, or in a local launch the prepare stage, writes the head, so convert_dq learns from it
+ * how many partial sums to add and where they lie, and one convert_dq serves every dq_dk_dv tile.
+ * seqlen_q_i counts padding rows.
  *
  * dq_acc comes last, so that in group mode a run's workspace ends where its own sequences do: the
  * plan says the most, total_q rows with the splits of the longest sequence.
  */
 #include <string.h>
+
+#include <kernels/dq_acc.h>
 
 #include "internal.h"
 
@@ -69,18 +73,28 @@ int32_t bwd_persistent_splits(const struct fmha_problem *problem, int64_t tile_n
 	return (int32_t)(1 + ceil_div(tiles - 1, run));
 }
 
-static int64_t tiles_of(const struct plan *plan, int64_t rows)
+static struct dq_acc_layout layout_of(const struct plan *plan)
 {
-	return ceil_div(rows, plan->dq_tile_rows) * plan->problem.nhead_q;
+	return (struct dq_acc_layout){.nhead_q = plan->problem.nhead_q,
+				      .hdim_q = plan->problem.hdim_q,
+				      .tile_rows = plan->dq_tile_rows,
+				      .tile_floats = plan->dq_tile_floats};
+}
+
+static int64_t tiles_of(const struct plan *plan, int32_t rows)
+{
+	struct dq_acc_layout layout = layout_of(plan);
+
+	return (int64_t)dq_acc_tiles(&layout, rows) * plan->problem.nhead_q;
 }
 
 int64_t bwd_workspace_tiles(const struct plan *plan)
 {
-	int64_t batch = plan->problem.batch, rows = plan->problem.seqlen_q;
+	int64_t batch = plan->problem.batch;
 
 	if (plan_packed_q(plan)) /* each sequence has a last tile */
-		return tiles_of(plan, plan_total_q(plan)) + batch * plan->problem.nhead_q;
-	return batch * tiles_of(plan, rows);
+		return tiles_of(plan, plan->problem.total_q) + batch * plan->problem.nhead_q;
+	return batch * tiles_of(plan, plan->problem.seqlen_q);
 }
 
 int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_n0, int64_t workers,
@@ -165,11 +179,10 @@ static int32_t splits_of(const struct plan *plan, const struct index_tables *tab
 static int64_t dq_acc_elements(const struct plan *plan, const struct index_tables *tables,
 			       int32_t b)
 {
-	int64_t rows = tables->seqstart_q[b + 1] - tables->seqstart_q[b];
+	struct dq_acc_layout layout = layout_of(plan);
 
-	if (plan->dq_tile_rows)
-		return tiles_of(plan, rows) * plan->dq_tile_floats;
-	return rows * plan->problem.nhead_q * splits_of(plan, tables, b) * plan->problem.hdim_q;
+	return dq_acc_sequence(&layout, tables->seqstart_q[b + 1] - tables->seqstart_q[b],
+			       splits_of(plan, tables, b));
 }
 
 uint64_t bwd_workspace_dq_acc(const struct plan *plan, const struct index_tables *tables)

@@ -5,6 +5,7 @@
 
 #define MICRO_AHEAD 0
 
+#include <kernels/dq_acc.h>
 #include <kernels/view.h>
 
 #include "convert.h"
@@ -19,12 +20,14 @@ static inline int32_t bwd_n_splits(const struct abi_bwd_args *a, int32_t batch)
 static inline float *bwd_dq_acc(const struct abi_bwd_args *a, const struct view_sequence *v,
 				int32_t head, int32_t split, int32_t row)
 {
-	int64_t n_splits = bwd_n_splits(a, v->batch);
+	const struct dq_acc_layout layout = {.nhead_q = a->nhead_q, .hdim_q = a->hdim_q};
+	int32_t n_splits = bwd_n_splits(a, v->batch);
 	int64_t base = a->dq_acc_offsets
 			       ? a->dq_acc_offsets[v->batch]
-			       : v->batch * a->nhead_q * n_splits * v->q_physical * a->hdim_q;
+			       : v->batch * dq_acc_sequence(&layout, v->q_physical, n_splits);
 
-	return a->dq_acc + base + ((head * n_splits + split) * v->q_physical + row) * a->hdim_q;
+	return a->dq_acc + base + head * dq_acc_head(&layout, v->q_physical, n_splits) +
+	       ((int64_t)split * v->q_physical + row) * a->hdim_q;
 }
 
 #endif

@@ -172,12 +172,14 @@ template <class C> struct DqPass {
 		if constexpr (C::SPLIT) {
 			i32 n_splits = splits_of(a, block.batch), physical;
 			abi_tensor to = {dq_acc_of(a, at.seq, &physical), 0, a.hdim_q, 0, 1};
+			dq_acc_layout layout = dq_layout_of(a);
 
 			NO_UNROLL
 			for (i32 split = 0; split < n_splits; split++) {
 				block_sync(); /* the last split's results have left LDS */
 				sum_tiles(SplitOfTiles::make(tiles, split, n_splits));
-				store(to, ABI_F32, ((i64)at.head * n_splits + split) * physical * a.hdim_q, 1.0f);
+				store(to, ABI_F32, at.head * dq_acc_head(&layout, physical, n_splits) + (i64)split * physical * a.hdim_q,
+				      1.0f);
 			}
 		} else {
 			sum_tiles(tiles);

@@ -172,8 +172,8 @@ template <class C> struct BackwardRows {
 
 		if (row >= v.n_q)
 			return;
-		const float *from = dq_head_of(a, v, head, dq_tiles_of(a, v)) + (i64)number * a.dq_tile_floats +
-				    cut.part_at(part) + block * cut.chunk_floats() + thread * 4;
+		i64 floats;
+		const float *from = dq_head_of(a, v, head, &floats) + (i64)number * a.dq_tile_floats + cut.part_at(part) + block * cut.chunk_floats() + thread * 4;
 		float *to = stage + thread % 4 * 2 * STRIDE + thread / 32 * 16 + thread / 4 % 8;
 		Storage *rows = (Storage *)a.dq.data + q_offset(a.dq, v, row, head);
 
@@ -212,7 +212,9 @@ template <class C> struct BackwardRows {
 		i32 n_splits = splits_of(a, v.batch);
 		Storage *to = (Storage *)a.dq.data + q_offset(a.dq, v, at.row, at.head);
 
-		from += ((i64)at.head * n_splits * physical + at.row) * a.hdim_q;
+		dq_acc_layout layout = dq_layout_of(a);
+
+		from += at.head * dq_acc_head(&layout, physical, n_splits) + (i64)at.row * a.hdim_q;
 		for (i32 dim = lane_id(); dim < a.hdim_q; dim += FMHA_WAVE) {
 			float sum = 0;
 

@@ -33,21 +33,15 @@ struct DqCut {
 };
 #undef DQ_FN
 
-/* The tiles of a head, and where the first of them lies. */
-DEV i32 dq_tiles_of(const abi_bwd_args &a, const Sequence &v)
+/* The tiles of a head: where the first of them lies, and floats of all of them. */
+DEV float *dq_head_of(const abi_bwd_args &a, const Sequence &v, i32 head, i64 *ret_floats)
 {
-	i32 rows = a.sequences.seqlen_q_max;
+	dq_acc_layout layout = dq_layout_of(a);
+	i32 rows;
+	float *sequence = dq_acc_of(a, v, &rows);
 
-	if (a.sequences.seqstart_q)
-		rows = clamp(a.sequences.seqstart_q[v.batch + 1] - v.q_start, 0, a.sequences.total_q - v.q_start);
-	return ceil_div(rows, a.dq_tile_rows);
-}
-
-DEV float *dq_head_of(const abi_bwd_args &a, const Sequence &v, i32 head, i32 tiles)
-{
-	if (a.sequences.seqstart_q)
-		return a.dq_acc + a.dq_acc_offsets[v.batch] + (i64)head * tiles * a.dq_tile_floats;
-	return a.dq_acc + ((i64)v.batch * a.nhead_q + head) * tiles * a.dq_tile_floats;
+	*ret_floats = dq_acc_head(&layout, rows, 1);
+	return sequence + head * *ret_floats;
 }
 
 #endif

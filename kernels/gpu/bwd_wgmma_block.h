@@ -237,12 +237,12 @@ template <class C> struct BackwardWgmmaBlock {
 	/* One thread a warpgroup. */
 	METHOD void send_dq(i32 group) const
 	{
-		i32 n_tiles = dq_tiles_of(at.a, at.seq);
-		float *head = dq_head_of(at.a, at.seq, at.head, n_tiles) + DQ.part_at(group);
+		i64 floats;
+		float *head = dq_head_of(at.a, at.seq, at.head, &floats) + DQ.part_at(group);
 		u32 parity = 0;
 
 		NO_UNROLL
-		for (i32 n = at.q_per_k(); n > 0; n--, head += (i64)n_tiles * DQ_TILE) {
+		for (i32 n = at.q_per_k(); n > 0; n--, head += floats) {
 			NO_UNROLL
 			for (Step step = {0, 0, 0}; step.tile < tiles.count; step.tile++) {
 				float *tile = head + (i64)tile_of(step) * DQ_TILE;

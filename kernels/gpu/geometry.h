@@ -9,6 +9,8 @@
 
 #include "types.h"
 
+#include <kernels/dq_acc.h>
+
 /* One sequence. Rows and columns count from its first query and its first real key. */
 struct Sequence {
 	i32 batch;
@@ -100,17 +102,23 @@ DEV i32 splits_of(const abi_bwd_args &a, i32 batch)
 	return a.nsplits[a.sequences.seqstart_q && a.deterministic ? batch : 0];
 }
 
+DEV dq_acc_layout dq_layout_of(const abi_bwd_args &a)
+{
+	return dq_acc_layout{a.nhead_q, a.hdim_q, a.dq_tile_rows, a.dq_tile_floats};
+}
+
 /* A sequence's partial sums of dQ, and the rows that it occupies there, padding included. */
 DEV float *dq_acc_of(const abi_bwd_args &a, const Sequence &v, i32 *ret_physical)
 {
 	const abi_sequences &s = a.sequences;
+	dq_acc_layout layout = dq_layout_of(a);
 
 	if (s.seqstart_q) {
 		*ret_physical = clamp(s.seqstart_q[v.batch + 1] - v.q_start, 0, s.total_q - v.q_start);
 		return a.dq_acc + a.dq_acc_offsets[v.batch];
 	}
 	*ret_physical = s.seqlen_q_max;
-	return a.dq_acc + (i64)v.batch * a.nhead_q * a.nsplits[0] * s.seqlen_q_max * a.hdim_q;
+	return a.dq_acc + v.batch * dq_acc_sequence(&layout, s.seqlen_q_max, a.nsplits[0]);
 }
 
 /* Element 0 of column `column` of a contiguous tensor along the key axis. */

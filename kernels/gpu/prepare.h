@@ -12,7 +12,7 @@
 #ifndef FMHA_GPU_PREPARE_H
 #define FMHA_GPU_PREPARE_H
 
-#include <kernels/abi.h>
+#include <kernels/dq_acc.h>
 
 #ifdef __cplusplus
 #define PREPARE_FN DEV
@@ -121,11 +121,19 @@ PREPARE_FN abi_i64 prepare_capacity(const struct abi_prepare_args *a, abi_i32 b,
 	return capacity < most ? capacity : most;
 }
 
+PREPARE_FN struct dq_acc_layout prepare_dq_acc(const struct abi_prepare_args *a)
+{
+	struct dq_acc_layout layout = {a->nhead_q, a->hdim_q, a->dq_tile_rows, a->dq_tile_floats};
+
+	return layout;
+}
+
 /* @from: where it starts. */
 PREPARE_FN struct prepare_sequence prepare_sequence_of(const struct abi_prepare_args *a, abi_i32 b,
 						       struct prepare_starts from)
 {
 	struct prepare_starts to = prepare_starts_of(a, b + 1, from);
+	struct dq_acc_layout dq_acc = prepare_dq_acc(a);
 	struct prepare_sequence s;
 	abi_i64 capacity = prepare_capacity(a, b, from, to, &s.last_page_len);
 
@@ -140,7 +148,7 @@ PREPARE_FN struct prepare_sequence prepare_sequence_of(const struct abi_prepare_
 	s.nsplits = a->dq_splits;
 	if (a->dq_tile_n0 > 0)
 		s.nsplits = (s.after + a->dq_tile_n0 - 1) / a->dq_tile_n0;
-	s.dq_acc = (abi_i64)s.rows * a->nhead_q * s.nsplits * a->hdim_q;
+	s.dq_acc = dq_acc_sequence(&dq_acc, s.rows, s.nsplits);
 	return s;
 }
 

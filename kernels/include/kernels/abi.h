@@ -185,7 +185,8 @@ struct abi_appendkv_args {
  *   head: nsplits int32 [batch where it is deterministic in group mode, else 1], rounded up to
  *         16 bytes;
  *         group mode: dq_acc_offsets int64 [batch + 1], in elements, rounded up to 16 bytes;
- *   data: dq_acc f32, a sequence [nhead_q, nsplits_i, seqlen_q_i (physical, with padding), hdim_q].
+ *   data: dq_acc f32, a sequence [nhead_q, nsplits_i, seqlen_q_i (physical, with padding), hdim_q],
+ *         or [nhead_q, tiles_i], tiles as the stage has them: dq_acc.h says how large either is.
  * dot_do_o writes d = rowsum(dO * O), and dsink where asked, on GPUs zeros in dBias at columns
  * without a key too; dq_dk_dv writes dK, dV, dBias and
  * either dQ or partial sums in dq_acc; convert_dq sums the splits, in order, scales and rounds.
@@ -244,7 +245,9 @@ struct abi_prepare_args {
 	abi_i32 dq_tile_n0;      /* keys a split; 0: every sequence has dq_splits */
 	abi_i32 nsplits_entries; /* batch, or 1: one for all */
 	abi_i32 nhead_q, hdim_q;
-	abi_i32 grid; /* blocks */
+	abi_i32 dq_tile_rows, dq_tile_floats; /* as in abi_bwd_args */
+	abi_i32 grid;                         /* blocks */
+	abi_i32 reserved;
 };
 
 union abi_args {

@@ -6,7 +6,10 @@
  */
 #include <stdio.h>
 
+#include <kernels/backends.h>
+#include <kernels/gpu_catalogue.h>
 #include <prepare_on_host.h>
+#include <registry/registry.h>
 
 #include "bend.h"
 
@@ -198,6 +201,172 @@ static void tables_are_the_hosts(void **state)
 	assert_true(n_prepared > CASES / 4);
 }
 
+/* ---- what GPUs' backward kernels find in the workspace ---- */
+
+#define MOST_ROWS 128
+
+/* Rows of kernels/gpu's catalogue that a plan was made of. */
+static bool met[MOST_ROWS];
+static unsigned n_in_tiles, n_split;
+
+static void note_row(const struct plan *plan)
+{
+	const struct plan_stage *stage = plan_main_stage(plan);
+
+	for (size_t i = 0; i < gpu_backend.n_rows; i++) {
+		const struct spec_row *row = &gpu_backend.rows[i];
+
+		met[i] = met[i] ||
+			 (row->families & SPEC_BIT(SPEC_BWD_DQ_DK_DV) &&
+			  strcmp(gpu_backend.pipelines[row->pipeline].name, stage->pipeline) == 0 &&
+			  row->tile_m == stage->spec.tile.tile_m0 &&
+			  row->tile_n == stage->spec.tile.tile_n0 &&
+			  row->waves_m == stage->spec.tile.wave_m0 &&
+			  row->blocks_per_cu == stage->spec.block_per_cu);
+	}
+}
+
+/* Several sequences of several tiles each, some of them none, with rows between and behind them. */
+static void packed_backward(struct runner *r, int hdim, bool deterministic)
+{
+	static const int heads[][2] = {{1, 1}, {2, 2}, {6, 2}, {3, 1}};
+	struct fmha_problem *p = &r->f.problem;
+	const int *nheads = heads[random_pick(r, 4)];
+
+	fixture_init(&r->f, FMHA_BACKWARD, FMHA_GROUP);
+	p->batch = 1 + random_pick(r, 5);
+	p->nhead_q = nheads[0];
+	p->nhead_k = nheads[1];
+	p->hdim_q = p->hdim_v = hdim;
+	p->seqlen_q = 1 + random_pick(r, 400);
+	p->seqlen_k = 1 + random_pick(r, 400);
+	p->total_q = p->batch * p->seqlen_q;
+	p->total_k = p->batch * p->seqlen_k;
+	p->mask = (uint32_t)random_pick(r, 3);
+	if (p->mask != FMHA_MASK_NONE)
+		p->window_right = 0;
+	p->deterministic = deterministic;
+	for (int role = 0; role < FMHA_N_TENSORS; role++)
+		if (role <= FMHA_T_O || (role >= FMHA_T_DO && role <= FMHA_T_DV))
+			fixture_add(&r->f, (enum fmha_tensor_role)role, FMHA_F16);
+	fixture_add(&r->f, FMHA_T_LSE, FMHA_F32);
+	fixture_add(&r->f, FMHA_T_SEQSTART_Q, FMHA_I32);
+	fixture_add(&r->f, FMHA_T_SEQSTART_K, FMHA_I32);
+	if (random_chance(r, 50))
+		fixture_add(&r->f, FMHA_T_SEQLEN_Q, FMHA_I32);
+	if (random_chance(r, 50))
+		fixture_add(&r->f, FMHA_T_SEQLEN_K, FMHA_I32);
+	fixture_allocate(&r->f);
+}
+
+static void put_lengths(struct runner *r, enum fmha_tensor_role starts_role,
+			enum fmha_tensor_role lengths_role, int most)
+{
+	int32_t *starts = fixture_ints(&r->f, starts_role);
+	int32_t *lengths = r->f.bindings[lengths_role].host; /* or none */
+
+	starts[0] = 0;
+	for (int b = 0; b < r->f.problem.batch; b++) {
+		starts[b + 1] = starts[b] + (random_chance(r, 20) ? 0 : random_pick(r, most + 1));
+		if (lengths)
+			lengths[b] = random_pick(r, starts[b + 1] - starts[b] + 1);
+	}
+}
+
+static void check_head(struct runner *r)
+{
+	const struct plan *plan = &r->f.plan;
+	struct prepared p = {0};
+
+	put_lengths(r, FMHA_T_SEQSTART_Q, FMHA_T_SEQLEN_Q, plan->problem.seqlen_q);
+	put_lengths(r, FMHA_T_SEQSTART_K, FMHA_T_SEQLEN_K, plan->problem.seqlen_k);
+	assert_works(&r->f, plan_read(plan, r->f.bindings, &r->f.indices, &r->f.err));
+	assert_true(prepare(r, &p));
+	expect_same_tables(r, &p);
+	expect_same_head(r, &p);
+	expect_inside(r, &p);
+	if (plan->dq_acc_bytes > 0) /* the run's share, of the same lengths */
+		assert_int_equal(plan_workspace_bytes(plan, r->f.indices),
+				 plan->layout.dq_acc +
+					 (uint64_t)p.args.dq_acc_offsets[plan->problem.batch] *
+						 sizeof(float));
+	free(p.workspace);
+	for (int i = 0; i < 6; i++) {
+		bend_scribble(r);
+		(void)prepare(r, &p);
+		expect_inside(r, &p);
+		free(p.workspace);
+	}
+	r->f.indices = plan_indices_free(r->f.indices);
+}
+
+/* Every kernel that may run the problem. */
+static void check_kernels(struct runner *r, struct plan_option *options)
+{
+	struct plan_device *device = &r->f.decree.device;
+	int n = plan_options(&r->f.problem, device, options, &r->f.err);
+
+	assert_works(&r->f, n);
+	for (int i = 0; i < n; i++) {
+		assert_works(&r->f, plan_build_option(&r->f.problem, &options[i], device,
+						      &r->f.plan, &r->f.err));
+		note_row(&r->f.plan);
+		n_in_tiles += r->f.plan.dq_tile_rows > 0;
+		n_split += r->f.plan.dq_per_sequence;
+		check_head(r);
+	}
+}
+
+static void check_device(const struct spec_catalog *catalog, const char *arch, const char *rules)
+{
+	static const int hdims[] = {32, 64, 96, 128, 160, 192, 224, 256};
+	struct plan_option *options = calloc(PLAN_MAX_OPTIONS, sizeof(*options));
+	struct registry_device model = {.rules = rules};
+	struct registry *registry;
+	struct fmha_error err;
+
+	(void)snprintf(model.name, sizeof(model.name), "%s", arch);
+	registry_device_archs(&model, arch);
+	assert_int_equal(registry_new(catalog, &model, &registry, &err), 0);
+	for (unsigned i = 0; i < 2 * sizeof(hdims) / sizeof(hdims[0]); i++) {
+		struct runner r = {.seed = 1 + i};
+
+		packed_backward(&r, hdims[i / 2], i % 2);
+		r.f.decree.device = (struct plan_device){.arch = arch,
+							 .registry = registry,
+							 .compute_units = 100,
+							 .lds_bytes = 65536};
+		check_kernels(&r, options);
+		fixture_deinit(&r.f);
+	}
+	registry_free(registry);
+	free(options);
+}
+
+static void backward_heads_are_the_hosts_for_every_kernel(void **state)
+{
+	static const struct {
+		const char *arch, *rules;
+	} devices[] = {{"sm_80", NULL},   {"sm_90a", NULL},  {"gfx90a", NULL}, {"gfx942", NULL},
+		       {"gfx1100", NULL}, {"gfx1201", NULL}, {"gfx942", "ck"}};
+	struct spec_catalog *catalog;
+	struct fmha_error err;
+
+	(void)state;
+	assert_true(gpu_backend.n_rows <= MOST_ROWS);
+	assert_int_equal(spec_catalog_load(NULL, fmha_backends, &catalog, &err), 0);
+	for (size_t i = 0; i < sizeof(devices) / sizeof(devices[0]); i++)
+		check_device(catalog, devices[i].arch, devices[i].rules);
+	spec_catalog_free(catalog);
+	for (size_t i = 0; i < gpu_backend.n_rows; i++)
+		if (gpu_backend.rows[i].families & SPEC_BIT(SPEC_BWD_DQ_DK_DV) && !met[i])
+			fail_msg("no plan had %s %dx%d",
+				 gpu_backend.pipelines[gpu_backend.rows[i].pipeline].name,
+				 gpu_backend.rows[i].tile_m, gpu_backend.rows[i].tile_n);
+	print_message("%u plans with dQ in tiles, %u with splits\n", n_in_tiles, n_split);
+	assert_true(n_in_tiles > 0 && n_split > 0);
+}
+
 /* No table helps an append that nothing has room for: told when it is planned. */
 static void an_append_without_room_is_refused(void **state)
 {
@@ -218,6 +387,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(tables_are_the_hosts, name_the_case),
+		cmocka_unit_test(backward_heads_are_the_hosts_for_every_kernel),
 		cmocka_unit_test(an_append_without_room_is_refused),
 	};
 
