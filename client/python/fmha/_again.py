@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
 from . import _problem, _run
+from ._lib import not_supported
 
 ALIGNMENT = 16
 Q, K, V, O, LSE, DO, DQ, DK, DV = (_problem.ROLES[n] for n in ("q", "k", "v", "o", "lse", "do", "dq", "dk", "dv"))
@@ -33,6 +33,31 @@ _is_transforming = torch._C._are_functorch_transforms_active
 def apply_of(function):
     """What the Function's apply() ends in: itself it first looks for functorch's tensors, which are refused here."""
     return super(torch.autograd.Function, function).apply
+
+
+class _Refusal(torch.autograd.Function):
+    """The first @n_kept of the tensors, whose own gradients are refused."""
+
+    @staticmethod
+    def forward(ctx, n_kept, *tensors):
+        return tensors[:n_kept]
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise not_supported("attention's gradients cannot be differentiated again: it has no second derivative here")
+
+
+def once(gradients: tuple, *depends_on) -> tuple:
+    """@gradients, some of them None, for create_graph=True: to differentiate them again by what they depend on is an error.
+
+    Not torch's once_differentiable: that one takes them for constants where the incoming gradient is one.
+    """
+    on = [t for t in depends_on if t is not None and t.requires_grad]
+    if not on:
+        return gradients
+    present = [g for g in gradients if g is not None]
+    kept = iter(_Refusal.apply(len(present), *present, *on))
+    return tuple(g if g is None else next(kept) for g in gradients)
 
 
 def _keep(table: dict, key, value) -> None:
@@ -112,13 +137,14 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        # Only create_graph=True makes gradients whose own are to be refused, and torch's decorator costs 2 us.
-        if torch.is_grad_enabled():
-            return _gradients_once(ctx, grad)
-        return None, *ctx.seen.backward(grad, *ctx.saved_tensors)
+        q, k, v, o, lse = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return None, *ctx.seen.backward(grad, q, k, v, o, lse)
+        with torch.no_grad():  # create_graph=True
+            found = ctx.seen.backward(grad, q, k, v, o, lse)
+        return None, *once(found, grad, q, k)  # not of v, in which O is linear
 
 
-_gradients_once = once_differentiable(lambda ctx, grad: (None, *ctx.seen.backward(grad, *ctx.saved_tensors)))
 _apply = apply_of(_Attention)
 
 

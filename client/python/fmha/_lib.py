@@ -24,6 +24,10 @@ class FmhaError(Exception):
         self.code = code
         self.field = field
 
+    def __reduce__(self):
+        # Exception's own calls the class with args, the message alone, and multiprocessing's pools then hang.
+        return type(self), (self.code, self.args[0], self.field), self.__dict__
+
 
 class InvalidError(FmhaError, ValueError):
     """EINVAL: an argument breaks a documented rule."""

@@ -30,10 +30,18 @@ def _device_info(info) -> DeviceInfo:
                       info.compute_units, info.memory_bytes)
 
 
-class _Owner:
-    """Owns an object of the C library until it is closed or collected."""
+class _OfThisProcess:
+    """What is no data: a copy, or another process, would have nothing of it."""
 
     _what: str  # what a sentence calls it
+
+    def __reduce__(self):
+        raise TypeError(f"a {self._what} belongs to this process: it is neither pickled nor copied; make another one where it is needed")
+
+
+class _Owner(_OfThisProcess):
+    """Owns an object of the C library until it is closed or collected."""
+
     _handle: object
 
     def close(self) -> None:
@@ -163,8 +171,10 @@ class Device(_Owner):
         return self._extents.find(pointer, size)
 
 
-class Buffer:
+class Buffer(_OfThisProcess):
     """Memory that both sides map: fmha_buffer_new(). Device.empty() gives arrays in it."""
+
+    _what = "buffer"
 
     def __init__(self, device: Device, size: int):
         found, error = ffi.new("struct fmha_buffer **"), new_error()

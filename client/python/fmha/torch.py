@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import _again, _problem, _run
 from ._lib import invalid, not_supported
@@ -130,8 +129,12 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        # Only create_graph=True makes gradients whose own are to be refused, and torch's decorator costs 2 us.
-        return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, grad)
+        if not torch.is_grad_enabled():
+            return _gradients(ctx, grad)
+        with torch.no_grad():  # create_graph=True
+            found = _gradients(ctx, grad)
+        q, k, _, _, _, *present = ctx.saved_tensors
+        return _again.once(found, grad, q, k, *present)  # not of v, in which O is linear
 
 
 _apply_attention = _again.apply_of(_Attention)
@@ -152,9 +155,6 @@ def _gradients(ctx, grad):
     if not names:
         return None, None, None, None, dq, dk, dv
     return None, None, None, None, dq, dk, dv, *({"bias": dbias, "sink": dsink}.get(n) for n in names)
-
-
-_gradients_once = once_differentiable(_gradients)
 
 
 def _differentiable(q, k, v, extras, call, state, lse_to=None):
@@ -225,7 +225,12 @@ def _gradient(ctx, grad, _):
     return dq, dk, dv, dbias if want_dbias else None, None, dsink if ctx.needs_input_grad[5] else None, *others
 
 
+def _second_gradient(ctx, *grads):
+    return _again._Refusal.backward(ctx, *grads)
+
+
 torch.library.register_autograd("fmha::attention", _gradient, setup_context=_setup)
+torch.library.register_autograd("fmha::attention_backward", _second_gradient)
 
 
 # ---- what people call ----
