@@ -12,7 +12,7 @@ import threading
 import torch
 from torch.compiler import is_compiling
 
-from . import _problem, _run
+from . import _problem, _run, _tensors
 from ._lib import not_supported
 
 ALIGNMENT = 16
@@ -26,13 +26,20 @@ class _Kept(threading.local):
 
 
 _kept = _Kept()
-is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_PLAIN = _tensors.PLAIN.issuperset
 _is_transforming = torch._C._are_functorch_transforms_active
 
 
 def apply_of(function):
     """What the Function's apply() ends in: itself it first looks for functorch's tensors, which are refused here."""
     return super(torch.autograd.Function, function).apply
+
+
+def readable(grad):
+    """An incoming gradient, whose sign is in its numbers and whose heads lie element by element."""
+    if grad.is_neg():
+        grad = grad.resolve_neg()
+    return grad if grad.stride(-1) == 1 else grad.contiguous()
 
 
 class _Refusal(torch.autograd.Function):
@@ -99,8 +106,7 @@ class Seen:
 
     def backward(self, grad, q, k, v, o, lse):
         """(dQ, dK, dV). @o, @lse: what forward() made."""
-        if grad.stride(-1) != 1:
-            grad = grad.contiguous()
+        grad = readable(grad)
         at = q.data_ptr(), k.data_ptr(), v.data_ptr(), grad.data_ptr()
         if (at[0] | at[1] | at[2] | at[3]) % ALIGNMENT:
             q, k, v, grad = (t.clone() for t in (q, k, v, grad))
@@ -155,10 +161,13 @@ def _key(words, q, k, v):
 
 def attend(words, q, k, v):
     """O, if this was seen before. @words: hashable, all that the caller was given besides q, k and v. None: go the general way."""
-    if is_compiling() or not q.is_cuda or is_wrapped(q) or _is_transforming():
+    if is_compiling() or not _PLAIN((type(q), type(k), type(v))) or not q.is_cuda or _is_transforming() or _tensors.is_tracing():
         return None
-    seen = _kept.seen.get(_key(words, q, k, v))
-    if seen is None:
+    try:
+        seen = _kept.seen.get(_key(words, q, k, v))
+    except TypeError:  # words that are no key: what is wrong with them is said on the general way
+        return None
+    if seen is None or q.is_neg() or k.is_neg() or v.is_neg():
         return None
     at = q.data_ptr(), k.data_ptr(), v.data_ptr()
     return None if (at[0] | at[1] | at[2]) % ALIGNMENT else seen.attend(at, q, k, v)

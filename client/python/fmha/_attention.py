@@ -7,11 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _problem, _run
+from . import _arrays, _check, _problem, _run
 from ._lib import invalid, lib
 from ._service import Device
 
 _ROPE = {"interleaved": lib.FMHA_ROPE_INTERLEAVED, "half": lib.FMHA_ROPE_HALF_ROTATED}
+
+
+# Roles whose arguments have other names.
+_ROLES = {"out": "o", "grad": "do", "cu_seqlens_q": "seqstart_q", "cu_seqlens_k": "seqstart_k", "seqlens_q": "seqlen_q",
+          "seqlens_k": "seqlen_k"}
+
+
+def _adopted(device, needed, written, **given) -> dict:
+    """The arrays that a call got, by role. @given: by argument; @needed, @written: of those."""
+    if device is not None and not isinstance(device, Device):
+        raise invalid(f"device is {device!r} ({type(device).__name__}): one of Client.device(), or None", "device")
+    judged = _check.arrays(needed, written, **given)
+    return _run.adopted({_ROLES.get(n, n): a for n, a in judged.items()}, tuple(_ROLES.get(n, n) for n in written))
 
 
 def _longest(kept, side, given):
@@ -24,9 +37,31 @@ def _longest(kept, side, given):
     raise invalid(f"give max_seqlen_{side}: the prefix sums lie on a GPU, and reading them would wait for it", f"seqlen_{side}")
 
 
+def _options(op, layout, causal, window, *said, **more):
+    """_problem.Options of what the caller said, judged once for each."""
+    if type(window) is not tuple:
+        _check.window(window, "window")
+    try:
+        return _judged_options(op, layout, causal, tuple(window), *said, **more)
+    except TypeError:  # something among them is no key of a cache
+        return _judged_options.__wrapped__(op, layout, causal, tuple(window), *said, **more)
+
+
+def _table_keys(kept) -> int:
+    """How many keys a block table can hold."""
+    table = kept["block_table"]
+    if len(table.shape) != 2 or len(kept["k"].shape) != 4:
+        raise invalid(f"block_table is {tuple(table.shape)} and k {tuple(kept['k'].shape)}: [batch, columns] and [pages, page size, heads, "
+                      "hdim]", "tensor.block_table")
+    return table.shape[1] * kept["k"].shape[1]
+
+
 @functools.lru_cache(maxsize=4096)
-def _options(op, layout, causal, window, align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k, deterministic=False,
-             n_splits=0, split_size=0):
+def _judged_options(op, layout, causal, window, align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k, deterministic=False,
+                    n_splits=0, split_size=0):
+    _check.words(layout=layout, causal=causal, window=window, align=align, sink_tokens=sink_tokens, scale=scale, softcap=softcap,
+                 dropout_p=dropout_p, max_seqlen_q=longest_q, max_seqlen_k=longest_k, deterministic=deterministic, n_splits=n_splits,
+                 split_size=split_size)
     mask, band = _problem.masking(causal, window, align)
     return _problem.Options(op=op, layout=layout, mask=mask, window=band, sink_tokens=sink_tokens, scale=scale, softcap=float(softcap),
                             dropout_p=float(dropout_p), deterministic=deterministic, n_splits=n_splits, split_size=split_size,
@@ -83,17 +118,18 @@ def attention(
         InvalidError: shapes, types or options that do not fit; `field` names what.
         NotSupportedError, UnreachableError, ...: see FmhaError.
     """
-    kept = _run.adopted(dict(
-        q=q, k=k, v=v, bias=bias, alibi_slopes=alibi_slopes, sink=sink, q_descale=q_descale, k_descale=k_descale,
-        v_descale=v_descale, o=out, seqstart_q=cu_seqlens_q, seqstart_k=cu_seqlens_k, seqlen_q=seqlens_q, seqlen_k=seqlens_k,
-        leftpad_k=leftpad_k, cache_batch_idx=cache_batch_idx, block_table=block_table, kv_indptr=kv_indptr,
-        kv_page_indices=kv_page_indices, kv_last_page_len=kv_last_page_len), ("o",))
+    _check.words(seed=seed, offset=offset, return_lse=return_lse, return_randval=return_randval)
+    kept = _adopted(device, ("q", "k", "v"), ("out",), q=q, k=k, v=v, bias=bias, alibi_slopes=alibi_slopes, sink=sink,
+                    q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, out=out, cu_seqlens_q=cu_seqlens_q,
+                    cu_seqlens_k=cu_seqlens_k, seqlens_q=seqlens_q, seqlens_k=seqlens_k, leftpad_k=leftpad_k,
+                    cache_batch_idx=cache_batch_idx, block_table=block_table, kv_indptr=kv_indptr,
+                    kv_page_indices=kv_page_indices, kv_last_page_len=kv_last_page_len)
     longest_q, longest_k = _longest(kept, "q", max_seqlen_q), _longest(kept, "k", max_seqlen_k)
     if longest_k is None and block_table is not None:
-        longest_k = kept["block_table"].shape[1] * kept["k"].shape[1]
+        longest_k = _table_keys(kept)
     if longest_k is None and kv_indptr is not None:
         raise invalid("give max_seqlen_k: the longest cache", "seqlen_k")
-    options = _options("forward", layout, causal, tuple(window), align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k,
+    options = _options("forward", layout, causal, window, align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k,
                        n_splits=n_splits, split_size=split_size)
     if "o" not in kept:
         kept["o"] = _arrays.empty_like(kept["q"], (*kept["q"].shape[:-1], kept["v"].shape[-1]))
@@ -139,13 +175,14 @@ def attention_backward(
     Returns:
         (dQ, dK, dV), then dBias when asked for, then dSink where there is a sink (float32 [heads]).
     """
+    _check.words(seed=seed, offset=offset, want_dbias=want_dbias, dropout_p=dropout_p)
     if dropout_p > 0 and seed is None and randval is None:
         raise invalid("dropout's gradient needs its forward's seed and offset, or randval", "dropout_seed")
-    kept = _run.adopted(dict(q=q, k=k, v=v, o=o, lse=lse, bias=bias, alibi_slopes=alibi_slopes, sink=sink, randval=randval,
-                             do=grad, dq=dq, dk=dk, dv=dv, seqstart_q=cu_seqlens_q, seqstart_k=cu_seqlens_k, seqlen_q=seqlens_q,
-                             seqlen_k=seqlens_k), ("dq", "dk", "dv"))
+    kept = _adopted(device, ("grad", "q", "k", "v", "o", "lse"), ("dq", "dk", "dv"), q=q, k=k, v=v, o=o, lse=lse, bias=bias,
+                    alibi_slopes=alibi_slopes, sink=sink, randval=randval, grad=grad, dq=dq, dk=dk, dv=dv, cu_seqlens_q=cu_seqlens_q,
+                    cu_seqlens_k=cu_seqlens_k, seqlens_q=seqlens_q, seqlens_k=seqlens_k)
     longest_q, longest_k = _longest(kept, "q", max_seqlen_q), _longest(kept, "k", max_seqlen_k)
-    options = _options("backward", layout, causal, tuple(window), align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k,
+    options = _options("backward", layout, causal, window, align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k,
                        deterministic)
     made = {"dq": "q", "dk": "k", "dv": "v"}
     if want_dbias:
@@ -174,13 +211,20 @@ def append_kv(
             (GPT-NeoX, Llama) or "interleaved" (GPT-J).
         q: rotated too, into a new array, which is returned.
     """
-    if rotary not in _ROPE:
+    if not isinstance(rotary, str) or rotary not in _ROPE:
         raise invalid(f"rotary is {rotary!r}: half or interleaved", "rope")
-    kept = _run.adopted(dict(q=q, k=k, v=v, k_new=k_new, v_new=v_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin, seqlen_k=seqlens_k,
-                             block_table=block_table, cache_batch_idx=cache_batch_idx), ("k", "v"))
+    _check.words(causal=causal, layout=layout)
+    kept = _adopted(device, ("k", "v", "k_new", "v_new", "seqlens_k"), ("k", "v"), q=q, k=k, v=v, k_new=k_new, v_new=v_new,
+                    rotary_cos=rotary_cos, rotary_sin=rotary_sin, seqlens_k=seqlens_k, block_table=block_table,
+                    cache_batch_idx=cache_batch_idx)
+    if (rotary_cos is None) != (rotary_sin is None):
+        raise invalid("rotary_cos and rotary_sin come together", "tensor.rotary_cos")
+    for name in ("rotary_cos", "rotary_sin"):
+        if rotary_cos is not None and len(kept[name].shape) != 2:
+            raise invalid(f"{name} is {tuple(kept[name].shape)}: [positions, rotary_dim / 2]", f"tensor.{name}")
     turning = rotary_cos is not None
     mask, band = _problem.masking(causal, (-1, -1), "bottom_right")
-    paged = kept["k"].shape[1] * kept["block_table"].shape[1] if block_table is not None else 0
+    paged = _table_keys(kept) if block_table is not None else 0
     options = _problem.Options(op="append", layout=layout, mask=mask, window=band, rope=_ROPE[rotary] if turning else 0,
                                rotary_dim=2 * kept["rotary_cos"].shape[1] if turning else 0, max_seqlen_k=paged)
     if q is not None:
@@ -202,11 +246,12 @@ def merge_states(o_parts: Any, lse_parts: Any, *, sink: Any = None, lse_base: fl
         sink: float32 [heads]; the parts came without it.
         lse_base: "e", or 2 for FlashInfer's LSE, which are logarithms of base 2; the LSE returned has the same base.
     """
-    if lse_base not in ("e", 2):
+    if not isinstance(lse_base, (str, int, float)) or lse_base not in ("e", 2):
         raise invalid(f"lse_base is {lse_base!r}: 'e' or 2", "lse_base")
+    _check.words(layout=layout)
+    kept = _adopted(device, ("o_parts", "lse_parts"), (), o_parts=o_parts, lse_parts=lse_parts, sink=sink)
     if lse_base == 2:
-        lse_parts = lse_parts / _LOG2_E
-    kept = _run.adopted(dict(o_parts=o_parts, lse_parts=lse_parts, sink=sink))
+        kept["lse_parts"] = kept["lse_parts"] / _LOG2_E
     parts = kept["o_parts"]
     if len(parts.shape) != 5:
         raise invalid(f"o_parts is {tuple(parts.shape)}: [parts, then {layout}]", "tensor.o_parts")

@@ -4,67 +4,95 @@ from __future__ import annotations
 
 import torch
 
+from . import _masks
 from . import torch as ft
-from .flash_attn import pad_input, unpad_input
+from ._lib import not_supported
 
 
 def register(name: str) -> None:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
+    _masks.forget_what_differs()
     AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, mask)
+    AttentionMaskInterface.register(name, _masks.mask)
 
 
-def mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, attention_mask=None, cache_position=None, **options):
-    """What attention() gets as attention_mask: None where every key counts; [keys in use] where those behind do not yet (static
-    caches); [batch, keys in use] where some are padding.
+# What a model may ask of an attention besides a mask and that is not done here: left out, it would be wrong.
+_REFUSED = {"cache": "continuous batching's paged cache", "indices": "sparse attention by indices",
+            "block_indices": "sparse attention by blocks", "sinks": "sinks of this form", "head_mask": "a mask of heads",
+            "layer_head_mask": "a mask of heads"}
 
-    Causality and windows are the kernels' own matter. A mask that the caller made itself ([batch, 1, rows, keys]) passes.
-    """
-    if attention_mask is not None and attention_mask.dim() != 2:
-        return attention_mask
-    if cache_position is not None:  # before q_offset was passed
-        q_length, q_offset = len(cache_position), int(cache_position[0])
-    used = min(int(q_offset) + q_length - int(kv_offset), kv_length)
-    if attention_mask is not None:
-        attention_mask = attention_mask[:, int(kv_offset) : int(kv_offset) + used].bool()
-        attention_mask = torch.nn.functional.pad(attention_mask, (0, used - attention_mask.shape[1]))
-        if not attention_mask.all():
-            return attention_mask
-    return None if used == kv_length else torch.ones(used, dtype=torch.bool)
+
+def _refuse(module, options):
+    for name, what in _REFUSED.items():
+        if options.get(name) is not None:
+            raise not_supported(f"{type(module).__name__} asks for {what} ({name}): load the model with attn_implementation='eager' or 'sdpa'")
+    if options.get("output_attentions"):
+        raise not_supported("output_attentions: the weights are never stored; load the model with attn_implementation='eager'")
 
 
 def attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None, softcap=None,
-              is_causal=None, s_aux=None, cu_seq_lens_q=None, cu_seq_lens_k=None, max_length_q=None, max_length_k=None,
-              **options):
+              is_causal=None, s_aux=None, position_bias=None, cu_seq_lens_q=None, cu_seq_lens_k=None, max_length_q=None,
+              max_length_k=None, **options):
     """query [batch, heads, rows, hdim], key, value [batch, kv heads, keys, hdim] -> ([batch, rows, heads, hdim], None)."""
-    causal = (is_causal if is_causal is not None else getattr(module, "is_causal", True)) and query.shape[2] > 1
-    window = (sliding_window - 1, 0) if sliding_window is not None else (-1, -1)
-    said = dict(scale=scaling, softcap=softcap or 0.0, dropout_p=dropout,
-                sink=s_aux.float() if s_aux is not None else None)
+    _refuse(module, options)
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    said = dict(scale=scaling, softcap=softcap or 0.0, dropout_p=dropout, sink=s_aux.float() if s_aux is not None else None)
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    own_window = (sliding_window - 1, 0) if sliding_window is not None else (-1, -1)
     if cu_seq_lens_q is not None:
-        packed = ft.attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), causal=causal, window=window,
+        packed = ft.attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), causal=causal, window=own_window,
                               cu_seqlens_q=cu_seq_lens_q, cu_seqlens_k=cu_seq_lens_k, max_seqlen_q=int(max_length_q),
                               max_seqlen_k=int(max_length_k), **said)
         return packed.unflatten(0, q.shape[:2]), None
-    if attention_mask is not None and attention_mask.dim() != 4:
-        k, v = k[:, : attention_mask.shape[-1]], v[:, : attention_mask.shape[-1]]
-    if attention_mask is None or attention_mask.dim() == 1:
-        return ft.attention(q, k, v, causal=causal, window=window, **said), None
-    if attention_mask.dim() == 4:
-        bias = ft._additive(attention_mask[..., : k.shape[1]], q)
-        return ft.attention(q, k, v, bias=bias, **said), None
-    return _padded(q, k, v, attention_mask, causal, window, said), None
+    if position_bias is not None:
+        return ft.attention(q, k, v, bias=_with_position(position_bias, attention_mask, causal, q, k), **said), None
+    if attention_mask is None:
+        # Nobody made a mask: a model of one length, whose module says what it is.
+        causal = causal and q.shape[1] > 1
+        return ft.attention(q, k, v, causal=causal, window=own_window if causal else (-1, -1), **said), None
+    form = _form(attention_mask, q, k)
+    if isinstance(form, _masks.Whole):
+        return ft.attention(q, k[:, : form.used], v[:, : form.used], window=(form.left, form.right), **said), None
+    if isinstance(form, _masks.Packed):
+        return _packed(q, k, v, form, said), None
+    return ft.attention(q, k, v, bias=_dense(attention_mask, q, k), **said), None
 
 
-def _padded(q, k, v, attention_mask, causal, window, said):
-    """Rows and keys that are padding are left out; rows of Q are the last ones of the mask's columns."""
-    rows = q.shape[1]
-    keys, _, cu_k, longest_k, _ = unpad_input(k, attention_mask)
-    values = v.flatten(0, 1)[attention_mask.flatten()]
-    queries, places, cu_q, longest_q, _ = unpad_input(q, attention_mask[:, -rows:] if rows > 1 else attention_mask.any(-1, keepdim=True))
-    packed = ft.attention(queries, keys, values, causal=causal, window=window, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
-                          max_seqlen_q=longest_q, max_seqlen_k=longest_k, **said)
-    return pad_input(packed, places, q.shape[0], rows)
+def _form(mask, q, k):
+    fits = type(mask) is _masks.Mask and mask.shape == (q.shape[0], 1, q.shape[1], k.shape[1]) and mask.device == q.device
+    return mask.form() if fits else None
+
+
+def _dense(mask, q, k):
+    """[batch or 1, heads or 1, rows, keys]: as a bias."""
+    if type(mask) is _masks.Mask:
+        mask = mask.dense()
+    if mask.dim() != 4:
+        raise not_supported(f"attention_mask is {tuple(mask.shape)}: [batch, heads or 1, rows, keys], or none")
+    return ft._additive(mask[..., : k.shape[1]], q)
+
+
+def _with_position(bias, mask, causal, q, k):
+    rows, keys = q.shape[1], k.shape[1]
+    if mask is not None:
+        return (bias[..., :keys] + _dense(mask, q, k)).to(q.dtype)
+    if causal and rows > 1:
+        hidden = torch.ones(rows, keys, dtype=torch.bool, device=q.device).triu(keys - rows + 1)
+        bias = bias[..., :keys].masked_fill(hidden, float("-inf"))
+    return bias[..., :keys].to(q.dtype)
+
+
+def _packed(q, k, v, form, said):
+    batch, rows = q.shape[:2]
+    q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+    if form.keys is not None:
+        k, v = k[form.keys], v[form.keys]
+    if form.rows is not None:
+        q = q[form.rows]
+    o = ft.attention(q, k, v, window=(form.left, form.right), cu_seqlens_q=form.cu_q, cu_seqlens_k=form.cu_k,
+                     max_seqlen_q=form.longest_q, max_seqlen_k=form.longest_k, **said)
+    if form.rows is not None:
+        o = o.new_zeros((batch * rows, *o.shape[1:])).index_copy(0, form.rows, o)
+    return o.unflatten(0, (batch, rows))

@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
-from . import _again, _arrays, _problem
+from . import _again, _arrays, _check, _problem, _tensors
 from . import torch as ft
 from ._lib import invalid, lib, not_supported
 
@@ -22,15 +22,34 @@ __all__ = [
 ]
 
 
+def _pair(window_size):
+    return window_size if type(window_size) is tuple else tuple(window_size) if isinstance(window_size, list) else window_size
+
+
+def _call(*said):
+    """ft.Call of what the caller said, judged once for each."""
+    try:
+        return _judged_call(*said)
+    except TypeError:  # something among it is no key of a cache
+        return _judged_call.__wrapped__(*said)
+
+
 @functools.lru_cache(maxsize=4096)
-def _call(layout, dropout_p, softmax_scale, causal, window_size, softcap, deterministic, longest=(0, 0)):
+def _judged_call(layout, dropout_p, softmax_scale, causal, window_size, softcap, deterministic, longest=(0, 0)):
+    if not torch.compiler.is_compiling():
+        _check.words(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+                     deterministic=deterministic, max_seqlen_q=longest[0], max_seqlen_k=longest[1])
     mask, (left, right) = _problem.masking(causal, window_size, "bottom_right")
     return ft.Call(layout, mask, left, right, softmax_scale, float(softcap), float(dropout_p), int(longest[0]), int(longest[1]),
                    deterministic)
 
 
+_ARGUMENTS = ("q", "k", "v", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k")
+
+
 def _attend(q, k, v, slopes, cu, call, return_attn_probs):
-    ft._refuse_transforms(q, k, v)
+    if not torch.compiler.is_compiling():
+        q, k, v, slopes, *cu = _tensors.checked_inputs(_ARGUMENTS, q, k, v, slopes, *cu)
     extras = ft._extras(None, slopes, None, *cu)
     if not return_attn_probs:
         return ft._with_hdim(q, k, v, extras, call, words=call if extras is ft._NO_EXTRAS else None)[0]
@@ -40,6 +59,8 @@ def _attend(q, k, v, slopes, cu, call, return_attn_probs):
         raise not_supported("return_attn_probs with dropout takes sequences of one length")
     if q.shape[-1] % 8 or v.shape[-1] % 8:
         raise not_supported("return_attn_probs with dropout takes head dims that are multiples of 8")
+    if _tensors.by_operator(q, k, v, *extras):
+        raise not_supported("return_attn_probs with dropout needs tensors with memory, and no graph that records the call")
     state = ft._state(q)
     if torch.is_grad_enabled() and ft._needs_gradient(q, k, v, None, None):
         lse_to = []
@@ -82,7 +103,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
     causal and window_size are tied to the bottom right corner. alibi_slopes float32 [heads] or [batch, heads]. S_dmask: None
     without dropout, else [batch, heads, rows, keys] in q's type, negative where dropped.
     """
-    call = _call("bshd", dropout_p, softmax_scale, causal, tuple(window_size), softcap, deterministic)
+    call = _call("bshd", dropout_p, softmax_scale, causal, _pair(window_size), softcap, deterministic)
     if alibi_slopes is None and not return_attn_probs:
         o = _again.attend(call, q, k, v)
         if o is not None:
@@ -114,13 +135,16 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
 
     With block_table, k and v are pages, [pages, page size, kv heads, hdim], and cu_seqlens_k gives the lengths; no gradient.
     """
-    call = _call("bshd", dropout_p, softmax_scale, causal, tuple(window_size), softcap, deterministic, (max_seqlen_q, max_seqlen_k))
+    call = _call("bshd", dropout_p, softmax_scale, causal, _pair(window_size), softcap, deterministic, (max_seqlen_q, max_seqlen_k))
     if block_table is not None:
         return _paged_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, call, return_attn_probs, block_table)
     return _attend(q, k, v, alibi_slopes, (cu_seqlens_q, cu_seqlens_k), call, return_attn_probs)
 
 
 def _paged_varlen(q, k, v, cu_q, cu_k, slopes, call, return_attn_probs, block_table):
+    q, k, v, slopes, cu_q, cu_k, block_table = _tensors.checked_inputs((*_ARGUMENTS, "block_table"), q, k, v, slopes, cu_q, cu_k, block_table)
+    if _tensors.by_operator(q, k, v, slopes, cu_q, cu_k, block_table):
+        raise not_supported("a paged cache needs tensors with memory, and no graph that records the call")
     if call.dropout_p > 0:
         raise not_supported("dropout on a paged cache")
     if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
@@ -152,6 +176,10 @@ def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor,
                                   softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
 
 
+_CACHE_ARGUMENTS = ("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx",
+                    "cache_leftpad", "block_table", "alibi_slopes")
+
+
 def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
                             rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
                             cache_seqlens: int | Tensor | None = None, cache_batch_idx: Tensor | None = None,
@@ -165,12 +193,20 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     size, kv heads, hdim]. cache_seqlens: how much is in use before the call. rotary_cos, rotary_sin: [positions, rotary_dim / 2],
     of the cache's type or float32: k is rotated by its position, q by the first new one, or with a mask each row by its own.
     """
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k_cache, v_cache, k, v)):
-        raise not_supported("flash_attn_with_kvcache has no gradient")
+    _check.words(softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap, num_splits=num_splits,
+                 rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
+    if isinstance(cache_seqlens, int):
+        _check.count(cache_seqlens, "cache_seqlens")
+        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    q, k_cache, v_cache, *others = _tensors.checked_inputs(
+        _CACHE_ARGUMENTS, q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
+        alibi_slopes)
+    k_cache, v_cache = (_tensors.alone(t, n, k is not None) for t, n in ((k_cache, "k_cache"), (v_cache, "v_cache")))
+    k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table, alibi_slopes = (
+        t if t is None else _tensors.alone(t, n) for t, n in zip(others, _CACHE_ARGUMENTS[3:]))
+    q = _tensors.alone(q, "q")
     if (k is None) != (v is None) or (k is not None and cache_seqlens is None):
         raise invalid("k, v and cache_seqlens come together", "tensor.k_new")
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
     mask, band = _problem.masking(causal, window_size, "bottom_right")
     rope = lib.FMHA_ROPE_INTERLEAVED if rotary_interleaved else lib.FMHA_ROPE_HALF_ROTATED
     longest = block_table.shape[1] * k_cache.shape[1] if block_table is not None else 0

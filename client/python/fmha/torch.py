@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _again, _problem, _run
-from ._lib import invalid, not_supported
+from . import _again, _check, _problem, _run, _tensors
+from ._lib import invalid
 
 __all__ = ["attention", "scaled_dot_product_attention", "replace_sdpa", "enable_transformers"]
 
@@ -100,7 +100,7 @@ def _forward(q, k, v, extras, call: Call, state, with_lse=True, with_randval=Fal
 def _backward(grad, q, k, v, o, lse, extras, call: Call, state, want_dbias, own=False):
     """(dQ, dK, dV, dBias or None, dSink or None). @own: O and LSE are what _forward() made."""
     tensors = _inputs(q, k, v, extras)
-    tensors["do"] = grad if grad.stride(-1) == 1 else grad.contiguous()
+    tensors["do"] = _again.readable(grad)
     n_said = len(tensors) + (0 if own else 2)
     tensors["o"], tensors["lse"] = o, lse
     dq, dk, dv = tensors["dq"], tensors["dk"], tensors["dv"] = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -238,7 +238,7 @@ torch.library.register_autograd("fmha::attention_backward", _second_gradient)
 
 def _autocast(*tensors):
     kind = "cuda" if tensors[0].is_cuda else tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
@@ -254,7 +254,7 @@ def _apply(q, k, v, extras, call: Call, want_lse=False, words=None) -> tuple[Ten
     state = None
     if call.dropout_p > 0:
         state = _state(q)
-    if torch.compiler.is_compiling():
+    if _tensors.by_operator(q, k, v, *extras):
         return torch.ops.fmha.attention(q, k, v, *extras, state, *call)
     if words is not None and state is None and q.is_cuda:
         o = _again.attend_first(words, q, k, v, _options("forward", call), _options("backward", call))
@@ -270,11 +270,6 @@ def _apply(q, k, v, extras, call: Call, want_lse=False, words=None) -> tuple[Ten
 def _needs_gradient(q, k, v, bias, sink):
     return (q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
             or (sink is not None and sink.requires_grad))
-
-
-def _refuse_transforms(*tensors):
-    if not torch.compiler.is_compiling() and any(map(_again.is_wrapped, tensors)):
-        raise not_supported("attention cannot be transformed by vmap or other functorch transforms: give it a batch dimension")
 
 
 def _additive(mask: Tensor, q: Tensor) -> Tensor:
@@ -303,6 +298,10 @@ def _with_hdim(q, k, v, extras, call, want_lse=False, words=None):
     return o[..., :hdim_v], lse
 
 
+_ARGUMENTS = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k")
+_SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask")
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple = (-1, -1), align: str = "bottom_right",
               scale: float | None = None, softcap: float = 0.0, bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
               sink: Tensor | None = None, dropout_p: float = 0.0, cu_seqlens_q: Tensor | None = None,
@@ -313,7 +312,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: 
     Args are fmha.attention()'s; deterministic: None: what torch.use_deterministic_algorithms() says. Dropout takes its seed
     from torch's generator of the device. LSE has no gradient.
     """
-    _refuse_transforms(q, k, v)
+    if not torch.compiler.is_compiling():
+        _check.words(causal=causal, window=window, align=align, scale=scale, softcap=softcap, dropout_p=dropout_p, layout=layout,
+                     max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, return_lse=return_lse)
+        if deterministic is not None:
+            _check.flag(deterministic, "deterministic")
+        q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k = _tensors.checked_inputs(
+            _ARGUMENTS, q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k)
     q, k, v, bias = _autocast(q, k, v, bias)
     mask, (left, right) = _problem.masking(causal, window, align)
     if deterministic is None:
@@ -341,7 +346,9 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         o = _again.attend(words, query, key, value)
         if o is not None:
             return o
-    _refuse_transforms(query, key, value)
+    if not torch.compiler.is_compiling():
+        _check.words(is_causal=is_causal, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa)
+        query, key, value, attn_mask = _tensors.checked_inputs(_SDPA_ARGUMENTS, query, key, value, attn_mask)
     if is_causal and attn_mask is not None:
         raise invalid("is_causal and attn_mask exclude each other", "attn_mask")
     n_dims = query.dim()
@@ -369,11 +376,16 @@ _replaced = 0
 _replace_lock = threading.Lock()
 
 
+_KINDS = frozenset((torch.float32, torch.float16, torch.bfloat16))
+
+
 def _takes(query, key, value, attn_mask) -> bool:
-    kinds = (torch.float32, torch.float16, torch.bfloat16)
-    return (type(query) in (Tensor, torch.nn.Parameter) and query.layout == torch.strided and query.dtype in kinds
-            and query.device.type in ("cpu", "cuda") and query.shape[-1] <= MAX_HDIM and value.shape[-1] <= MAX_HDIM
-            and query.numel() > 0 and key.numel() > 0 and not _again.is_wrapped(query))
+    for tensor in (query, key, value, attn_mask):
+        if tensor is not None and (type(tensor) not in _tensors.PLAIN or tensor.layout != torch.strided or tensor.is_nested
+                                   or tensor.device.type not in _tensors.DEVICES or _tensors.is_wrapped(tensor)):
+            return False
+    return (query is not None and key is not None and value is not None and query.dtype in _KINDS and query.shape[-1] <= MAX_HDIM
+            and value.shape[-1] <= MAX_HDIM and query.numel() > 0 and key.numel() > 0)
 
 
 def _or_torch(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: MIT
 """Models of transformers with random weights: fmhad against their own eager attention."""
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+import architectures  # noqa: E402
 import fmha.torch  # noqa: E402
+from fmha import _masks, _transformers  # noqa: E402
 from test_torch import DEVICE  # noqa: E402
+from transformers import masking_utils  # noqa: E402
 
 SIZES = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=64,
              head_dim=32, max_position_embeddings=128, pad_token_id=0)
@@ -69,3 +74,141 @@ def test_generation(name, cache):
                        output_logits=True, return_dict_in_generate=True, disable_compile=True) for m in (mine, eager))
     assert torch.equal(a.sequences, b.sequences)
     torch.testing.assert_close(torch.stack(a.logits), torch.stack(b.logits), atol=2e-3, rtol=2e-3)
+
+
+# ---- all architectures: architectures.py ----
+
+# One of each kind of mask, cache and layer. The others with FMHA_TEST_ALL=1: minutes.
+CHOSEN = [("decoder", n) for n in (
+    "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text gpt2 gpt_neox gptj opt phi phi3 bloom mpt falcon llama4_text cohere cohere2 olmo2 "
+    "granite mixtral gpt_oss starcoder2 stablelm smollm3 deepseek_v3 deepseek_v32 bitnet").split()]
+CHOSEN += [("encoder", n) for n in "bert roberta distilbert modernbert mpnet".split()]
+CHOSEN += [("encoder-decoder", n) for n in "bart mbart marian pegasus m2m_100 t5 t5gemma".split()]
+CHOSEN += [("speech", "whisper"), ("vision", "vit"), ("vision and text", "clip"), ("vision and text", "siglip")]
+
+
+def on_the_page():
+    """{(task, name): outcome} that the page says, for this version of transformers; None: it is of another one."""
+    page = architectures.PAGE.read_text()
+    made = page[page.index(architectures.BEGIN) : page.index(architectures.END)]
+    if f"With transformers {transformers.__version__}:" not in made:
+        return None
+    found, outcome = {}, None
+    headings = {"**Right, by fmhad": "right", "**Right, by the model's": "own", "**Refused": "refused"}
+    for line in made.splitlines():
+        outcome = next((o for h, o in headings.items() if line.startswith(h)), outcome)
+        if line.startswith("- "):
+            task, names = line[2:].split(": ", 1)
+            found |= {(task, n.strip("`")): outcome for n in names.split(": ")[0].split(", ") if n.startswith("`")}
+    return found
+
+
+@pytest.mark.parametrize("task, name", architectures.architectures() if os.environ.get("FMHA_TEST_ALL") else CHOSEN)
+def test_an_architecture_is_right_or_refused(task, name):
+    if DEVICE != "cpu":
+        pytest.skip("judged on the CPU")
+    outcome, sentence = architectures.judge(task, name)
+    assert outcome in ("right", "own", "refused") or (outcome == "unable" and (task, name) not in CHOSEN), sentence
+    said = on_the_page()
+    if said is not None:
+        assert said.get((task, name), "unable") == outcome, f"{architectures.PAGE} is stale: architectures.py --write ({sentence})"
+
+
+def without(what):
+    """attention() that leaves a part of the mask out."""
+    right = _transformers.attention
+
+    def attention(module, query, key, value, mask, **said):
+        if what == "mask":
+            mask = None
+        elif isinstance(mask, _masks.Mask):
+            kept = mask.kept
+            changed = {"padding": dict(padding=None), "window": dict(band=kept.band._replace(left=None)),
+                       "segments": dict(band=kept.band._replace(segments=None, remapped=False)), "cause": dict(band=_masks.Band())}[what]
+            mask = _masks.Mask(_masks.dataclasses.replace(kept, **changed))
+        return right(module, query, key, value, mask, **said)
+
+    return attention
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="judged on the CPU")
+@pytest.mark.parametrize("task, name, what", [
+    ("decoder", "llama", "padding"), ("decoder", "llama", "segments"), ("decoder", "llama", "cause"), ("decoder", "mistral", "window"),
+    ("encoder", "bert", "padding"), ("encoder", "bert", "mask"), ("encoder", "modernbert", "window"), ("encoder-decoder", "bart", "padding"),
+    ("encoder-decoder", "bart", "cause"), ("decoder", "gemma3_text", "window"), ("encoder-decoder", "t5", "mask"),
+])
+def test_the_judge_sees_a_wrong_mask(task, name, what, monkeypatch):
+    monkeypatch.setattr(architectures._transformers, "attention", without(what))
+    assert architectures.judge(task, name)[0] == "wrong"
+
+
+# ---- masks alone ----
+
+LATER = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2]])
+FUNCTIONS = {
+    "causal": masking_utils.causal_mask_function, "all": masking_utils.bidirectional_mask_function,
+    "window": masking_utils.sliding_window_causal_mask_function(4),
+    "both sides": masking_utils.sliding_window_bidirectional_mask_function(2),
+    "packed": masking_utils.packed_sequence_compatibility_function(
+        masking_utils.sliding_window_causal_mask_function(3), torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0, 1]]).expand(2, -1), LATER.expand(2, -1)),
+    "chunks": masking_utils.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64)),
+    "either": masking_utils.or_masks(masking_utils.causal_mask_function, lambda b, h, q, k: (q < 4) & (k < 4)),
+    "someone's": lambda b, h, q, k: (q - k) % 3 == 0,
+}
+PADDINGS = {
+    "none": None, "all": torch.ones(2, 9, dtype=torch.bool), "left": torch.tensor([[0] * 4 + [1] * 5, [1] * 9]).bool(),
+    "right": torch.tensor([[1] * 6 + [0] * 3, [1] * 9]).bool(), "hole": torch.tensor([[1, 1, 0, 0, 1, 1, 1, 0, 1], [1] * 9]).bool(),
+    "nothing": torch.tensor([[0] * 9, [1] * 9]).bool(), "short": torch.tensor([[0] + [1] * 5, [1] * 6]).bool(),
+}
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_mask_is_what_its_function_says(function, padding):
+    """Every function, padding, offset and number of rows: the attention of transformers' own tensor."""
+    fmha.torch.enable_transformers()
+    if DEVICE != "cpu":
+        pytest.skip("the functions hold tensors of the CPU")
+    generator = torch.Generator().manual_seed(7)
+    for rows, keys, q_offset, kv_offset in ((9, 9, 0, 0), (1, 9, 8, 0), (3, 9, 6, 0), (2, 9, 3, 0), (5, 9, 0, 0), (1, 5, 8, 4), (3, 5, 6, 4), (9, 6, 0, 0)):
+        said = dict(batch_size=2, q_length=rows, kv_length=keys, q_offset=q_offset, kv_offset=kv_offset, mask_function=FUNCTIONS[function],
+                    attention_mask=PADDINGS[padding], dtype=torch.float32, device=torch.device("cpu"))
+        if function == "packed" and (padding != "none" or (rows, keys) != (9, 9)):
+            continue  # transformers says so of itself
+        q, k, v = (torch.randn(2, 4, n, 16, generator=generator) for n in (rows, keys, keys))
+        mask = _masks.mask(**said)
+        seen = masking_utils.sdpa_mask(**said, allow_is_causal_skip=False)
+        seen = seen.expand(2, 1, rows, keys)
+        found = _transformers.attention(None, q, k, v, mask, is_causal=True)[0]
+        scores = (q @ k.mT / 4).masked_fill(~seen, float("-inf"))
+        want = (scores.softmax(-1).nan_to_num(0) @ v).transpose(1, 2)
+        counts = seen.any(-1)[:, 0]  # a row that sees nothing: eager averages, here it is 0
+        if PADDINGS[padding] is not None and function not in ("all", "both sides") and q_offset == 0:
+            kept = torch.nn.functional.pad(PADDINGS[padding], (0, 9))[:, :rows]
+            counts = counts & (kept | kept.flip(-1).cumsum(-1).flip(-1).bool())  # rows that are padding at the end are left out
+        torch.testing.assert_close(found[counts], want[counts], atol=1e-5, rtol=1e-4, msg=lambda m: f"{rows, keys, q_offset}: {m}")
+        if isinstance(mask, _masks.Mask):
+            assert torch.equal(mask == 0, seen) and torch.equal((mask[..., :3] + 1).detach(), mask.dense()[..., :3] + 1)
+
+
+def test_a_mask_that_was_written_to_counts_as_it_is():
+    fmha.torch.enable_transformers()
+    q, k, v = (torch.randn(1, 2, 5, 16, device=DEVICE) for _ in range(3))
+    for change in (lambda m: m[..., 2].fill_(-1e30), lambda m: m.masked_fill_(torch.eye(5, device=DEVICE).bool(), -1e30)):
+        mask = _masks.mask(1, 5, 5, mask_function=masking_utils.causal_mask_function, device=torch.device(DEVICE))
+        found = _transformers.attention(None, q, k, v, mask)[0]
+        change(mask)
+        dense = mask.dense().clone()
+        changed = _transformers.attention(None, q, k, v, mask)[0]
+        want = torch.nn.functional.scaled_dot_product_attention(q, k, v, dense).transpose(1, 2)
+        assert not torch.allclose(found[:, 2:], changed[:, 2:])
+        torch.testing.assert_close(changed[:, 1:], want[:, 1:], atol=1e-3, rtol=1e-3)
+
+
+def test_what_is_not_done_is_refused():
+    q = torch.randn(1, 2, 5, 16, device=DEVICE)
+    for name, value in (("indices", q), ("block_indices", q), ("cache", object()), ("sinks", q), ("output_attentions", True)):
+        with pytest.raises(fmha.NotSupportedError, match=name):
+            _transformers.attention(None, q, q, q, None, **{name: value})
+    with pytest.raises(fmha.NotSupportedError, match="attention_mask"):
+        _transformers.attention(None, q, q, q, torch.ones(1, 5, device=DEVICE))
