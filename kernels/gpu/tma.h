@@ -39,7 +39,13 @@ DEV void barrier_expect(u32 at, i32 bytes)
 	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
 		     : "memory");
 }
-/* Until the phase of this parity is over. */
+/*
+ * Until the phase of this parity is over. It ends: memory of the block is nobody else's, every role of a loop goes
+ * through the same steps in the same order, waits for arrivals of steps before its own alone, and arrives where others
+ * wait whatever its data; of a copy, the bytes that are expected are those of the boxes asked for beside it, whole even
+ * where the tensor ends, and gpu_maps.c makes the boxes of the kernel's own tile (test_gpu_maps.c: a row of the
+ * catalogue has the boxes that its loop counts on). A copy that faults ends the launch.
+ */
 DEV void barrier_wait(u32 at, u32 parity)
 {
 	asm volatile("{\n\t"
@@ -76,14 +82,24 @@ DEV void add_bulk(float *to, u32 from, i32 bytes)
 DEV void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 DEV void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-/* Turns of blocks at what they add to: by a counter in memory. */
+/*
+ * Turns of blocks at what they add to: by a counter in memory, 0 when the launch begins. Whose turn comes before starts
+ * earlier in the grid and waits for nobody behind it, so a turn comes. Unless the counter is not what it should be, as
+ * where another launch has the same workspace: past the turn, or for ever before it. What is summed is wrong then, so
+ * the launch ends with an error. By looks and not by a clock, which runs on while other processes have the device or a
+ * checker slows this one down: each asks L2 and takes 0.6 us or more, so a turn has at least 20 seconds.
+ */
+static const i32 MOST_LOOKS = 1 << 25;
+
 DEV void wait_for_turn(const u32 *counter, i32 turn)
 {
-	u32 done;
+	i32 left = MOST_LOOKS, done;
 
-	do
+	do {
 		asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(done) : "l"(counter) : "memory");
-	while ((i32)done != turn);
+		if (done > turn || --left == 0)
+			asm volatile("trap;");
+	} while (done != turn);
 	asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 DEV void end_turn(u32 *counter)
