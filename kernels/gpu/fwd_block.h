@@ -66,6 +66,14 @@ template <class C> struct ForwardBlock {
 	{
 		return d.data ? d.data[seq.batch * d.stride_batch + of_head * d.stride_head] : 1.0f;
 	}
+	/* Whether each weight takes its value's factor. */
+	METHOD bool weighs_factors() const { return C::DESCALE && a.v_descale.data && (a.v_descale.block || a.v_descale.per_page); }
+	/* If not, what the head's results are multiplied with. In a weight the factor would be rounded along, to bf16: by up to
+	 * 0.4 % where a row sees few keys, whose weights without it are exact or nearly so. */
+	METHOD float result_factor() const
+	{
+		return C::DESCALE && !weighs_factors() ? factor(a.v_descale, head_k) : 1.0f;
+	}
 	METHOD BiasView bias() const { return BiasView::make<Element>(a.bias, a.bias_dtype, seq, head); }
 };
 

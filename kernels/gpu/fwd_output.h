@@ -130,7 +130,7 @@ template <class C, int TM> struct ForwardOutput {
 		if (row_of(m) + at < block.n_rows) {
 			RowPlace p = block.place_of(row_of(m) + at);
 
-			factor = finish_row(rows.m(m, r), sum, p.head, &lse);
+			factor = finish_row(rows.m(m, r), sum, p.head, &lse) * block.result_factor();
 			if (Core::column(first_of(r)) == 0)
 				store_lse(p, lse);
 		}

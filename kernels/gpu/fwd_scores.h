@@ -77,12 +77,13 @@ template <class C, int TM, int TN> struct ForwardScores {
 			}
 	}
 
-	/* P, whose sums were taken, becomes what V is multiplied with: dropped, in units of v's factors. What is
-	 * kept grows at the end: ForwardOutput::finish_row(). */
+	/* P, whose sums were taken, becomes what V is multiplied with: dropped, times v's factors where a head has several. What
+	 * is kept grows at the end: ForwardOutput::finish_row(). */
 	METHOD void drop(Scores &s, i32 row, i32 column) const
 	{
 		const abi_fwd_args &a = block.a;
 		DropoutTile<Core, false> random;
+		bool has_factors = block.weighs_factors();
 
 		static_assert(!(C::DROPOUT && C::PACK), "a tile's rows belong to one head");
 		UNROLL
@@ -99,7 +100,7 @@ template <class C, int TM, int TN> struct ForwardScores {
 						random.template make<false>(a.dropout, batch_head, first_row, first);
 					drop_tile(s.t[m][n], random);
 				}
-				if (C::DESCALE)
+				if (has_factors)
 					UNROLL
 					for (int e = 0; e < Core::E; e++)
 						s.t[m][n].x[e] *= key_descale(

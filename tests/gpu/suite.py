@@ -12,7 +12,7 @@ BR, TL = abi.MASK_BOTTOM_RIGHT, abi.MASK_TOP_LEFT
 
 
 class Case:
-    """kind: forward, codes, tail, backward, append or merge; pipeline: tiles of that name only, of the arch's name in a dict, or one
+    """kind: forward, codes, alone, tail, backward, append or merge; pipeline: tiles of that name only, of the arch's name in a dict, or one
     tile, an abi.Tile."""
 
     def __init__(self, kind, pipeline=None, **options):
@@ -326,6 +326,27 @@ def staged_bytes():
     yield Case("tail", dtype=abi.E4M3, hq=1, hk=1, sq=1, sk=20000, dq=64, dv=64, ones=True, pipeline=MULTIPLY_BYTES)
 
 
+GENERAL = {arch: "gpu_mma" for arch in ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")} | {
+    "gfx90a": "gpu_mfma", "gfx942": "gpu_mfma", "gfx950": "gpu_mfma", "gfx1100": "gpu_wmma", "gfx1201": "gpu_wmma"}
+GENERAL_PACK = {arch: name + "_pack" for arch, name in GENERAL.items()}
+
+
+def general_bytes():
+    """fwd.h where values have 8 bits: factors of heads, blocks and pages, what a row of one key gets, sums of one sign."""
+    for pipeline in (GENERAL, GENERAL_PACK):
+        for dtype in (abi.E4M3, abi.E5M2):
+            d = dict(dtype=dtype, hq=4, hk=1, dq=16, dv=16, sq=14, pipeline=pipeline)
+            yield Case("alone", **d, sk=1, descale=True, o_dtype=abi.F32)
+            yield Case("alone", **d, sk=1, descale=True, o_dtype=abi.F32, bias=abi.F16)
+            yield Case("forward", **d, sk=70, descale=True, bias=abi.F16, lens_k=[33])
+            yield Case("forward", **d, sk=70, descale="block")
+            yield Case("forward", **d | dict(batch=2), sk=70, page=16, descale="page")
+            yield Case("forward", **d, sk=300, splits=3, split_size=128, descale=True)
+        d = dict(dtype=abi.E4M3, hq=4, hk=1, dq=64, dv=64, pipeline=pipeline)
+        yield Case("forward", **d, sq=14, sk=4000, ones=True)
+        yield Case("tail", **d | dict(hq=1), sq=1, sk=4000, ones=True)
+
+
 def hopper():
     """Keys of 8 bits in decode's loop, in tiles of 16, 32 and 64 rows: factors, pages of both layouts, rows that no copy of
     16 bytes can take, NaN in what nobody sees."""
@@ -418,8 +439,8 @@ def few_rows_of_bytes():
 
 def emulated(quick):
     """For an emulator: a second or two each."""
-    cases = [case for part in (forward_small, staged, staged_bytes, few_rows, few_rows_of_bytes, forward_features, forward_rest,
-                               forward_hdims, merges, backward_small, backward_features, append_small, append_features) for case in part()]
+    cases = [case for part in (forward_small, staged, staged_bytes, few_rows, few_rows_of_bytes, general_bytes, forward_features,
+                               forward_rest, forward_hdims, merges, backward_small, backward_features, append_small, append_features) for case in part()]
     return cases[::12] if quick else cases
 
 
@@ -478,6 +499,19 @@ def run_codes(case, lib, device, arch, pipeline):
     want = np.array([lib.reference_load(problem.args.v.data, problem.dtype, i) for i in range(256)])
     assert np.array_equal(problem.o.reshape(-1).astype(np.float64), want, equal_nan=True), "a code means something else"
     return f"{abi.pipeline_of(kernel)} 256 codes"
+
+
+def run_alone(case, lib, device, arch, pipeline):
+    """Rows of one key, which weighs 1: O is its values times their head's factor, but for float32's rounding."""
+    problem = Forward(**case.options)
+    kernel = pick(lib, arch, problem.family, problem.dtype, problem.args, pipeline)
+    device.run(kernel, problem.args, problem)
+    want, lse = np.zeros(problem.o_shape), np.zeros((problem.batch, problem.hq, problem.sq))
+    assert problem.sk == 1
+    assert lib.reference_forward(ctypes.byref(problem.args), ctypes.c_void_p(want.ctypes.data), ctypes.c_void_p(lse.ctypes.data), None) == 0
+    error, most = np.abs(problem.o[..., :problem.dv] - want).max(), np.abs(want).max()
+    assert error <= 1e-5 * most, f"O is off by {error:.3g} where it is at most {most:.3g}"
+    return f"{abi.pipeline_of(kernel)} O {error:.2g} of {most:.2g}"
 
 
 def run_tail(case, lib, device, arch, pipeline):
