@@ -9,7 +9,7 @@
 A private daemon runs the plans; a time is what its worker says the kernels took, by device events. Both sides read the same
 memory, in turn, normally distributed, several sets of it rotated so that no cache holds them; medians of 20 (--quick: of
 5). Local launch and served runs are bench_local's and tests/gpu/local.py's. Writes gpu.json, gpu.csv and gpu.svg;
-gpu_report.py --readme puts them into README. --layer: kernels that were compiled before; --seconds: no row begins later
+gpu_report.py --pages puts them into docs/speed.md. --layer: kernels that were compiled before; --seconds: no row begins later
 than that. Needs an NVIDIA GPU, PyTorch, numpy and msgpack; FMHA_BUILD names the build folder.
 """
 import argparse

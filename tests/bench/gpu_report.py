@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Tables, CSV and plot of what bench_gpu.py measured.
 
-    tests/bench/gpu_report.py gpu.json... [--out FOLDER] [--readme]
+    tests/bench/gpu_report.py gpu.json... [--out FOLDER] [--pages]
 
-Of several files later lines replace earlier ones of the same name. --readme: writes table and plot into README.md.
+Of several files later lines replace earlier ones of the same name. --pages: writes tables and plot into docs/speed.md, and
+README's few figures.
 """
 import argparse
 import csv
@@ -160,20 +161,53 @@ def write(result, folder):
 
 BEGIN, END = "<!-- measured by ./dev bench gpu -->", "<!-- end of what was measured -->"
 PICTURE = "kernels/gpu/speed.svg"
+PAGE = "docs/speed.md"
+FIGURES = [  # README's: table, row, how the page calls it, its unit
+    ("forward", "2, 16/16, 8192, 128 causal", "forward, 8,192 keys, causal", "TFLOP/s"),
+    ("backward", "2, 16/16, 8192, 128 causal", "backward, 8,192 keys, causal", "TFLOP/s"),
+    ("forward", "2, 16/16, 4096, 192/128 causal", "forward, head dims 192 and 128, causal", "TFLOP/s"),
+    ("decode", "64 x 8 x 4096, 128, group 8", "decode, 64 sequences of 4,096 keys, 64 heads on 8", "us"),
+    ("local", "a launch and its end", "a launch in the client's stream, and its end; the driver's own", "us"),
+]
 
 
-def write_readme(result):
-    path = os.path.join(ROOT, "README.md")
+def figures(result):
+    """Markdown: FIGURES, each beside the better library."""
+    rows = {(x["table"], x["name"]): x for x in result["lines"] if "us" in x}
+    text = [f"{result['card']}, bf16, {result['date']}, beside the better of cuDNN and FlashAttention-2:", "",
+            "| | fmhad | other | |", "|--|--:|--:|--|"]
+    for table, name, title, unit in FIGURES:
+        line = rows.get((table, name))
+        if line is None:
+            continue
+        if table == "local":
+            ours, other = line["us"]["local"], line["us"]["other"]
+        else:
+            best = min if table == "decode" else max
+            ours, other = rate(line, "fmhad"), best((r for r in (rate(line, side) for side in SIDES[1:]) if r), default=None)
+        digits = 0 if unit == "TFLOP/s" else 1
+        text.append(f"| {title} | {ours:.{digits}f} | {other:.{digits}f} | {unit} |" if other else
+                    f"| {title} | {ours:.{digits}f} | | {unit} |")
+    return "\n".join(text)
+
+
+def replace_between(path, measured):
+    """What stands between BEGIN and END in a page gives way to what was measured."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
     before, rest = text.split(BEGIN)
-    picture = plot(result)
-    parts = [BEGIN, *([f"![TFLOP/s over the length of a sequence]({PICTURE})", ""] if picture else []), tables(result), END]
-    if picture:
-        with open(os.path.join(ROOT, PICTURE), "w", encoding="ascii") as file:
-            file.write(picture)
     with open(path, "w", encoding="utf-8") as file:
-        file.write(before + "\n".join(parts) + rest.split(END)[1])
+        file.write("\n".join([before + BEGIN, measured, END + rest.split(END)[1]]))
+
+
+def write_pages(result, root=ROOT):
+    picture = plot(result)
+    shown = f"![TFLOP/s over the length of a sequence](../{PICTURE})\n\n" if picture else ""
+    replace_between(os.path.join(root, PAGE), shown + tables(result))
+    replace_between(os.path.join(root, "README.md"), figures(result))
+    if picture:
+        with open(os.path.join(root, PICTURE), "w", encoding="ascii") as file:
+            file.write(picture)
 
 
 def merge(results):
@@ -188,7 +222,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+")
     parser.add_argument("--out")
-    parser.add_argument("--readme", action="store_true")
+    parser.add_argument("--pages", action="store_true")
     a = parser.parse_args()
     results = []
     for name in a.files:
@@ -197,8 +231,8 @@ def main():
     result = merge(results)
     if a.out:
         write(result, a.out)
-    if a.readme:
-        write_readme(result)
+    if a.pages:
+        write_pages(result)
     print(tables(result))
 
 

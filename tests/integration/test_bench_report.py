@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
@@ -65,11 +66,24 @@ def test_later_results_replace_earlier_ones(result):
     assert next(x for x in merged["lines"] if x["name"] == "c")["us"] == {"fmhad": 14.0}
 
 
-def test_readme_has_a_place_for_it():
-    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
-        text = file.read()
-    assert text.count(gpu_report.BEGIN) == text.count(gpu_report.END) == 1
-    assert text.index(gpu_report.BEGIN) < text.index(gpu_report.END)
+def test_pages_take_what_was_measured(result, tmp_path):
+    """Of copies of the real pages, so that a page without a place for it fails; README's figures are rows that are measured."""
+    for page in ("README.md", gpu_report.PAGE):
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        shutil.copy(os.path.join(ROOT, page), tmp_path / page)
+    (tmp_path / gpu_report.PICTURE).parent.mkdir(parents=True)
+    old = {page: (tmp_path / page).read_text() for page in ("README.md", gpu_report.PAGE)}
+    table, name, title, _ = gpu_report.FIGURES[0]
+    result["lines"].append(line(table, name, 1e12, {"fmhad": 2000, "cuDNN": 4000, "FlashAttention-2": 5000}))
+    gpu_report.write_pages(result, str(tmp_path))
+    for page, text in old.items():
+        new = (tmp_path / page).read_text()
+        assert new.split(gpu_report.BEGIN)[0] == text.split(gpu_report.BEGIN)[0] and "2026-01-02" in new
+        assert new.split(gpu_report.END)[1] == text.split(gpu_report.END)[1] and new.count(gpu_report.BEGIN) == 1
+    assert f"| {title} | 500 | 250 | TFLOP/s |" in (tmp_path / "README.md").read_text()
+    assert "| f | 60.00 | 15.00 |" in (tmp_path / gpu_report.PAGE).read_text()
+    measured = {(row.table, row.name) for row in gpu_problems.rows(("forward", "backward", "decode"), "")}
+    assert all((table, name) in measured for table, name, *_ in gpu_report.FIGURES if table != "local")
 
 
 def test_problems_get_kernels_with_matrix_instructions():
