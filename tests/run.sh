@@ -93,7 +93,7 @@ gpu() {
         return 0
     fi
     local -x FMHA_BUILD=$PWD/build/release
-    python3 tests/gpu/service.py && python3 tests/gpu/h200.py --bench "" &&
+    python3 tests/gpu/service.py && python3 tests/gpu/packed.py && python3 tests/gpu/h200.py --bench "" &&
         python3 tests/gpu/hopper.py build build/hopper >/dev/null &&
         python3 tests/gpu/hopper.py run build/hopper --no-bench &&
         python3 tests/gpu/hopper.py sanitize build/hopper --match 128x128 &&

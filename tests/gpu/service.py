@@ -8,6 +8,7 @@ Host tensors go through memfds (the worker copies them); the oracle is numpy in 
 table; exits with 1 when anything failed. Needs numpy and msgpack; FMHA_BUILD names the build folder.
 """
 import argparse
+import contextlib
 import fcntl
 import json
 import multiprocessing
@@ -111,11 +112,9 @@ def client_process(path, number, seconds, queue):
     queue.put((n, bad))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", default="cuda", choices=["cuda", "hip"])
-    parser.add_argument("--seconds", type=float, default=10, help="of the run of four clients")
-    arguments = parser.parse_args()
+@contextlib.contextmanager
+def running_daemon(backend):
+    """A private daemon with a CPU and a GPU, device 1: its socket, and a client of it."""
     build = os.environ.get("FMHA_BUILD", os.path.join(ROOT, "build", "release"))
     folder = tempfile.mkdtemp(prefix="fmhad-gpu-")
     path, config = os.path.join(folder, "fmhad.sock"), os.path.join(folder, "fmhad.json")
@@ -123,7 +122,7 @@ def main():
         json.dump(
             {
                 "socket": path,
-                "devices": [{"backend": "cpu"}, {"backend": arguments.backend}],
+                "devices": [{"backend": "cpu"}, {"backend": backend}],
                 "compile": {
                     "cache": os.path.join(folder, "cache"),
                     "sources": os.path.join(ROOT, "kernels", "gpu"),
@@ -134,7 +133,6 @@ def main():
             file,
         )
     daemon = subprocess.Popen([os.path.join(build, "daemon", "front", "fmhad"), "--config", config])
-    failed = 0
     try:
         deadline = time.monotonic() + 20
         while True:
@@ -145,6 +143,20 @@ def main():
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
+        yield path, client
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait(20)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", default="cuda", choices=["cuda", "hip"])
+    parser.add_argument("--seconds", type=float, default=10, help="of the run of four clients")
+    arguments = parser.parse_args()
+    failed = 0
+    with running_daemon(arguments.backend) as (path, client):
         device = client.open_device(1)
         print("device:", device.info)
         HostDevice(device)
@@ -176,10 +188,6 @@ def main():
         print(f"4 clients, {arguments.seconds:.0f} s: {sum(n for n, _ in counts)} runs, {bad} wrong")
         status = json.loads(client.status())
         print("compile:", json.dumps(status["front"]["compile"]))
-    finally:
-        daemon.send_signal(signal.SIGTERM)
-        daemon.wait(20)
-        shutil.rmtree(folder, ignore_errors=True)
     print("failed:", failed)
     return 1 if failed else 0
 
