@@ -48,6 +48,16 @@ const char *fmha_dtype_name(uint32_t dtype)
 	return dtype < FMHA_N_DTYPES ? names[dtype] : NULL;
 }
 
+/* 1 - p in float and the product in double, in this order, so that it is FlashAttention-2's bit by bit. */
+uint32_t fmha_dropout_threshold(float dropout_p)
+{
+	float keep = 1.0F - dropout_p;
+
+	if (!(dropout_p > 0.0F))
+		return 255;
+	return keep > 0.0F ? (uint32_t)((double)keep * 255.0) : 0;
+}
+
 void fmha_problem_init(struct fmha_problem *problem)
 {
 	memset(problem, 0, sizeof(*problem));

@@ -4,7 +4,6 @@
  * named strides of abi.h. No judgement here: everything has been checked by then.
  */
 #include <assert.h>
-#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -221,8 +220,6 @@ static struct abi_band band_of(const struct fmha_problem *p)
 static struct abi_dropout dropout_of(const struct plan *plan, const struct launch_bases *bases)
 {
 	const struct fmha_problem *p = &plan->problem;
-	/* In this order and these types, so that the threshold is FlashAttention-2's bit by bit. */
-	float keep = 1.0F - p->dropout_p;
 
 	if (p->dropout_p <= 0.0F)
 		return (struct abi_dropout){.p_keep_inverse = 1.0F, .keep_at_most = 255};
@@ -230,8 +227,8 @@ static struct abi_dropout dropout_of(const struct plan *plan, const struct launc
 		.seed = p->dropout_seed,
 		.offset = p->dropout_offset,
 		.p_drop = p->dropout_p,
-		.p_keep_inverse = 1.0F / keep,
-		.keep_at_most = (abi_i32)floor((double)keep * 255.0),
+		.p_keep_inverse = 1.0F / (1.0F - p->dropout_p),
+		.keep_at_most = (abi_i32)fmha_dropout_threshold(p->dropout_p),
 		.randval = tensor_bhrc(plan, bases, FMHA_T_RANDVAL),
 	};
 }

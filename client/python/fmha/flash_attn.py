@@ -2,28 +2,37 @@
 """flash-attn 2's functions, by the same names, arguments and results: `from fmha.flash_attn import flash_attn_func`.
 
 Gradients as there: of q, k and v. What differs is in the docstrings: LSE of rows that see no key is -inf (there +inf or 0), ALiBi's
-LSE is the true one, the dropout rate has 256 steps, as there, and S_dmask has the problem's own extents, not rounded up.
+LSE is the true one, the dropout rate has 256 steps, as there, and S_dmask is softmax(S) with the problem's own extents, where flash-attn
+stores exponentials by the maximum of a kernel's blocks, rounded up to 128. seqused_*, out and descales have flash-attn 3's names.
 """
 from __future__ import annotations
 
 import functools
+import math
+import operator
 
 import torch
 from torch import Tensor
 
-from . import _again, _arrays, _check, _problem, _tensors
+from . import _again, _arrays, _check, _problem, _run, _tensors
 from . import torch as ft
 from ._lib import invalid, lib, not_supported
 
 __all__ = [
     "flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func", "flash_attn_varlen_func",
     "flash_attn_varlen_qkvpacked_func", "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache",
-    "index_first_axis", "pad_input", "unpad_input",
+    "index_first_axis", "index_put_first_axis", "pad_input", "unpad_input", "unpad_input_for_concatenated_sequences",
 ]
 
 
 def _pair(window_size):
-    return window_size if type(window_size) is tuple else tuple(window_size) if isinstance(window_size, list) else window_size
+    """Two integers, whatever holds them: tensors do in flash-attn's own tests. What else it is, _check judges."""
+    if type(window_size) is tuple and len(window_size) == 2 and type(window_size[0]) is int and type(window_size[1]) is int:
+        return window_size
+    try:
+        return tuple(w if w is None else operator.index(w) for w in window_size)
+    except TypeError:
+        return window_size
 
 
 def _call(*said):
@@ -40,11 +49,24 @@ def _judged_call(layout, dropout_p, softmax_scale, causal, window_size, softcap,
         _check.words(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
                      deterministic=deterministic, max_seqlen_q=longest[0], max_seqlen_k=longest[1])
     mask, (left, right) = _problem.masking(causal, window_size, "bottom_right")
-    return ft.Call(layout, mask, left, right, softmax_scale, float(softcap), float(dropout_p), int(longest[0]), int(longest[1]),
+    return ft.Call(layout, mask, left, right, softmax_scale, _cap(softcap), float(dropout_p), int(longest[0]), int(longest[1]),
                    deterministic)
 
 
 _ARGUMENTS = ("q", "k", "v", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k")
+
+
+def _cap(softcap) -> float:
+    """As in flash-attn: none below 0 either."""
+    return 0.0 if softcap <= 0 else float(softcap)
+
+
+def _at_most(longest, *axes):
+    """The longest sequence's length, of which flash-attn takes more than there is. @axes: (tensor, axis), all there is together."""
+    try:
+        return min(longest, math.prod(tensor.shape[axis] for tensor, axis in axes))
+    except (TypeError, AttributeError, IndexError):  # what is wrong with them is said where they are judged
+        return longest
 
 
 def _attend(q, k, v, slopes, cu, call, return_attn_probs):
@@ -55,12 +77,10 @@ def _attend(q, k, v, slopes, cu, call, return_attn_probs):
         return ft._with_hdim(q, k, v, extras, call, words=call if extras is ft._NO_EXTRAS else None)[0]
     if call.dropout_p == 0:
         return *ft._with_hdim(q, k, v, extras, call, True), None
-    if cu[0] is not None:
-        raise not_supported("return_attn_probs with dropout takes sequences of one length")
-    if q.shape[-1] % 8 or v.shape[-1] % 8:
-        raise not_supported("return_attn_probs with dropout takes head dims that are multiples of 8")
     if _tensors.by_operator(q, k, v, *extras):
         raise not_supported("return_attn_probs with dropout needs tensors with memory, and no graph that records the call")
+    hdim_v, call = v.shape[-1], call._replace(scale=q.shape[-1] ** -0.5 if call.scale is None else call.scale)
+    q, k, v = (ft._padded(t, -(-t.shape[-1] // 8) * 8) for t in (q, k, v))
     state = ft._state(q)
     if torch.is_grad_enabled() and ft._needs_gradient(q, k, v, None, None):
         lse_to = []
@@ -70,40 +90,137 @@ def _attend(q, k, v, slopes, cu, call, return_attn_probs):
         o, lse, _ = ft._forward(q, k, v, extras, call, state)
     with torch.no_grad():
         randval = ft._forward(q, k, v, extras, call, state, with_randval=True)[2]
-        return o, lse, _probabilities(q, k, slopes, call, lse, randval)
+        probabilities = _probabilities(q, k, slopes, cu, call, lse, randval)
+    return o[..., :hdim_v], lse, probabilities
 
 
-def _probabilities(q, k, slopes, call, lse, randval):
-    """softmax(S) of [batch, heads, rows, keys], negative where dropped."""
-    rows, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
+def _probabilities(q, k, slopes, cu, call, lse, randval):
+    """softmax(S) of [batch, heads, rows, keys], negative where dropped; of packed sequences 0 behind their rows and keys."""
+    rows, keys, group = q.shape[1], k.shape[1], q.shape[-2] // k.shape[-2]
+    n_rows, n_keys = rows, keys
+    if cu[0] is not None:
+        (q, lse, randval), n_rows = _unpacked(cu[0], call.max_seqlen_q, q, lse.t(), randval.transpose(0, 1))
+        (k,), n_keys = _unpacked(cu[1], call.max_seqlen_k, k)
+        lse, randval, rows, keys = lse.transpose(1, 2), randval.transpose(1, 2), q.shape[1], k.shape[1]
     k = k.repeat_interleave(group, 2)
-    s = torch.einsum("bihd,bjhd->bhij", q.float(), k.float()) * (q.shape[-1] ** -0.5 if call.scale is None else call.scale)
+    s = torch.einsum("bihd,bjhd->bhij", q.float(), k.float()) * call.scale
     if call.softcap:
         s = call.softcap * torch.tanh(s / call.softcap)
-    distance = torch.arange(rows, device=q.device)[:, None] + keys - rows - torch.arange(keys, device=q.device)[None]
+    row, key = torch.arange(rows, device=q.device)[:, None], torch.arange(keys, device=q.device)
+    distance = row + n_keys - n_rows - key
     if slopes is not None:
         s = s - (slopes if slopes.dim() == 2 else slopes[None])[:, :, None, None] * distance.abs()
-    if call.mask != _problem.MASK_NONE:
-        hidden = torch.zeros_like(distance, dtype=torch.bool)
-        if call.left >= 0:
-            hidden |= distance > call.left
-        if call.right >= 0:
-            hidden |= -distance > call.right
-        s = s.masked_fill(hidden, float("-inf"))
-    p = torch.exp(s - lse[..., None]).nan_to_num(0.0)
-    keep = randval <= int(255 * (1 - call.dropout_p))
-    return torch.where(keep, p, -p).to(q.dtype)
+    hidden = (row >= n_rows) | (key >= n_keys)
+    if call.mask != _problem.MASK_NONE and call.left >= 0:
+        hidden = hidden | (distance > call.left)
+    if call.mask != _problem.MASK_NONE and call.right >= 0:
+        hidden = hidden | (-distance > call.right)
+    p = torch.exp(s - lse[..., None]).nan_to_num(0.0).masked_fill(hidden, 0.0)
+    return torch.where((randval > lib.fmha_dropout_threshold(call.dropout_p)) & ~hidden, -p, p).to(q.dtype)
+
+
+def _unpacked(cu, longest, *packed):
+    """([sequences, longest, ...] of each [total, ...], zeros behind a sequence; lengths as [sequences, 1, 1, 1])."""
+    at = torch.arange(longest, device=cu.device)
+    lengths = cu.diff()
+    index = torch.where(at < lengths[:, None], cu[:-1, None] + at, len(packed[0]))
+    behind = [torch.cat([t, t.new_zeros((1, *t.shape[1:]))]) for t in packed]
+    return [t[index] for t in behind], lengths[:, None, None, None]
+
+
+class _Ungraded(torch.autograd.Function):
+    """Results that have no gradient, of inputs that ask for one: whoever differentiates is told."""
+
+    @staticmethod
+    def forward(ctx, work, sentence, *inputs):
+        ctx.sentence = sentence
+        return work()
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise not_supported(ctx.sentence)
+
+
+_OUTPUTS = {torch.float8_e4m3fn: torch.bfloat16, torch.float8_e5m2: torch.bfloat16}
+_CALLED = {"k": "k_cache", "v": "v_cache", "k_new": "k", "v_new": "v", "seqlen_k": "cache_seqlens", "leftpad_k": "cache_leftpad"}
+
+
+def _inputs(called, written=(), **given):
+    """role -> tensor of what is given. @called: what the caller knows roles by, where that differs."""
+    names = [called.get(n, n) for n in given]
+    checked = zip(given, names, _tensors.checked_inputs(names, *given.values()))
+    with torch.no_grad():  # who asks for gradients is told by _Ungraded
+        alone = {n: _tensors.alone(t, name, n in written) for n, name, t in checked if t is not None}
+    return {n: _arrays.int32(t, called.get(n, n)) if n in _run._INTEGERS else t for n, t in alone.items()}
+
+
+def _forward_only(tensors, options, return_lse, out, state, sentence):
+    """(O, LSE or None). @tensors: by role, but for those two. @out: where O goes, or None."""
+    inputs = [t for t in tensors.values() if t.is_floating_point()]
+    asked = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    if out is not None:
+        if asked:
+            raise invalid("out= has no gradient, but an input requires one", "tensor.o")
+        out = _tensors.alone(out, "out", True)
+
+    def work():
+        q, lse = tensors["q"], None
+        # What lies behind the rows in use is not written.
+        new = torch.zeros if "seqlen_q" in tensors else torch.empty
+        extents = (*q.shape[:-1], tensors["v"].shape[-1])
+        o = tensors["o"] = new(extents, dtype=_OUTPUTS.get(q.dtype, q.dtype), device=q.device) if out is None else out
+        if return_lse:
+            rows = _problem.row_extents(q.shape, options.layout, "seqstart_q" in tensors)
+            lse = tensors["lse"] = torch.full(rows, float("-inf"), dtype=torch.float32, device=q.device)
+        ft._execute(tensors, options, state)
+        return o, lse
+
+    return _Ungraded.apply(work, sentence, *inputs) if asked else work()
+
+
+def _descales(q, k, q_descale, k_descale, v_descale):
+    """As roles: float32, one number or [batch, heads]; q's may be given for k's heads, as flash-attn 3 does."""
+    if q_descale is not None and q_descale.dim() == 2 and q_descale.shape[1] == k.shape[-2] != q.shape[-2]:
+        q_descale = q_descale.repeat_interleave(q.shape[-2] // k.shape[-2], 1)
+    return {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+
+
+def _is_plain(q, out, descales) -> bool:
+    return out is not None or getattr(q, "dtype", None) in _OUTPUTS or any(d is not None for d in descales)
+
+
+def _plain(q, k, v, slopes, cu, call, return_attn_probs, out, descales, block_table=None, **more):
+    """What has no gradient: fp8, pages, an output that is given."""
+    if call.dropout_p > 0 and (block_table is not None or return_attn_probs):
+        what = "dropout on a paged cache" if block_table is not None else "return_attn_probs with dropout and out=, fp8 or seqused_*"
+        raise not_supported(what)
+    what = "a paged cache" if block_table is not None else "attention in fp8, or with seqused_*,"
+    tensors = _inputs(_SEQUENCES, q=q, k=k, v=v, alibi_slopes=slopes, seqstart_q=cu[0], seqstart_k=cu[1], block_table=block_table,
+                      **more, **_descales(q, k, *descales))
+    o, lse = _forward_only(tensors, ft._options("forward", call), return_attn_probs, out, ft._state(q) if call.dropout_p > 0 else None,
+                           f"{what} has no gradient")
+    return (o, lse, None) if return_attn_probs else o
+
+
+_SEQUENCES = {"seqstart_q": "cu_seqlens_q", "seqstart_k": "cu_seqlens_k", "seqlen_q": "seqused_q", "seqlen_k": "seqused_k"}
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
                     causal: bool = False, window_size: tuple = (-1, -1), softcap: float = 0.0,
-                    alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False):
+                    alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False, *,
+                    q_descale: Tensor | None = None, k_descale: Tensor | None = None, v_descale: Tensor | None = None,
+                    out: Tensor | None = None):
     """q [batch, rows, heads, hdim], k, v [batch, keys, kv heads, hdim] -> O, or (O, softmax_lse [batch, heads, rows], S_dmask).
 
-    causal and window_size are tied to the bottom right corner. alibi_slopes float32 [heads] or [batch, heads]. S_dmask: None
-    without dropout, else [batch, heads, rows, keys] in q's type, negative where dropped.
+    causal and window_size are tied to the bottom right corner; a softcap of 0 or less is none. alibi_slopes float32 [heads] or
+    [batch, heads]. S_dmask: None without dropout, else softmax(S) of [batch, heads, rows, keys] in q's type, negative where
+    dropped. out: where O goes, without gradients. fp8 takes q_descale, k_descale, v_descale, float32, one number or [batch, kv
+    heads] (q's also [batch, heads]), and gives bfloat16, without gradients.
     """
     call = _call("bshd", dropout_p, softmax_scale, causal, _pair(window_size), softcap, deterministic)
+    descales = q_descale, k_descale, v_descale
+    if _is_plain(q, out, descales):
+        return _plain(q, k, v, alibi_slopes, (None, None), call, return_attn_probs, out, descales)
     if alibi_slopes is None and not return_attn_probs:
         o = _again.attend(call, q, k, v)
         if o is not None:
@@ -127,34 +244,31 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, dropout_p: float = 0.0, soft
                            return_attn_probs)
 
 
-def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int,
                            max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
                            window_size: tuple = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-                           deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None):
+                           deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None, *,
+                           seqused_q: Tensor | None = None, seqused_k: Tensor | None = None, q_descale: Tensor | None = None,
+                           k_descale: Tensor | None = None, v_descale: Tensor | None = None, out: Tensor | None = None):
     """Packed sequences: q [total rows, heads, hdim], cu_seqlens_* int32 [sequences + 1]; softmax_lse is [heads, total rows].
 
-    With block_table, k and v are pages, [pages, page size, kv heads, hdim], and cu_seqlens_k gives the lengths; no gradient.
+    max_seqlen_*: the longest, or more. seqused_*: int32 [sequences], how much of each is in use; behind it O and the gradients are
+    0. S_dmask is [sequences, heads, longest, longest], 0 behind each sequence. With block_table, k and v are pages, [pages, page
+    size, kv heads, hdim], and seqused_k or else cu_seqlens_k gives the lengths; no gradient. out and fp8 as in flash_attn_func().
     """
-    call = _call("bshd", dropout_p, softmax_scale, causal, _pair(window_size), softcap, deterministic, (max_seqlen_q, max_seqlen_k))
-    if block_table is not None:
-        return _paged_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, call, return_attn_probs, block_table)
+    paged = block_table is not None
+    keys = ((block_table, 1), (k, 1)) if paged else ((k, 0),)
+    longest = _at_most(max_seqlen_q, (q, 0)), _at_most(max_seqlen_k, *keys)
+    call = _call("bshd", dropout_p, softmax_scale, causal, _pair(window_size), softcap, deterministic, longest)
+    if paged:
+        if seqused_k is None:
+            seqused_k = cu_seqlens_k.diff()
+        cu_seqlens_k = None
+    descales = q_descale, k_descale, v_descale
+    if paged or seqused_q is not None or seqused_k is not None or _is_plain(q, out, descales):
+        return _plain(q, k, v, alibi_slopes, (cu_seqlens_q, cu_seqlens_k), call, return_attn_probs, out, descales,
+                      block_table=block_table, seqlen_q=seqused_q, seqlen_k=seqused_k)
     return _attend(q, k, v, alibi_slopes, (cu_seqlens_q, cu_seqlens_k), call, return_attn_probs)
-
-
-def _paged_varlen(q, k, v, cu_q, cu_k, slopes, call, return_attn_probs, block_table):
-    q, k, v, slopes, cu_q, cu_k, block_table = _tensors.checked_inputs((*_ARGUMENTS, "block_table"), q, k, v, slopes, cu_q, cu_k, block_table)
-    if _tensors.by_operator(q, k, v, slopes, cu_q, cu_k, block_table):
-        raise not_supported("a paged cache needs tensors with memory, and no graph that records the call")
-    if call.dropout_p > 0:
-        raise not_supported("dropout on a paged cache")
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
-        raise not_supported("a paged cache has no gradient")
-    tensors = ft._inputs(q, k, v, (None, slopes, None, cu_q, None))
-    tensors |= {"seqlen_k": cu_k.diff(), "block_table": block_table, "o": torch.empty_like(q)}
-    if return_attn_probs:
-        tensors["lse"] = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
-    ft._execute(tensors, ft._options("forward", call), None)
-    return (tensors["o"], tensors["lse"], None) if return_attn_probs else tensors["o"]
 
 
 def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,
@@ -176,55 +290,41 @@ def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor,
                                   softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
 
 
-_CACHE_ARGUMENTS = ("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx",
-                    "cache_leftpad", "block_table", "alibi_slopes")
-
-
 def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
                             rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
                             cache_seqlens: int | Tensor | None = None, cache_batch_idx: Tensor | None = None,
                             cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
                             softmax_scale: float | None = None, causal: bool = False, window_size: tuple = (-1, -1),
                             softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
-                            num_splits: int = 0, return_softmax_lse: bool = False):
-    """Attention over a cache that k and v, [batch, new rows, kv heads, hdim], are written to first, in place; no gradient.
+                            num_splits: int = 0, return_softmax_lse: bool = False, *, q_descale: Tensor | None = None,
+                            k_descale: Tensor | None = None, v_descale: Tensor | None = None, out: Tensor | None = None):
+    """Attention over a cache that k and v, [batch, new rows, kv heads, hdim], are written to first, in place; no gradient: what
+    requires one is computed all the same, and differentiating it is refused.
 
     k_cache, v_cache: [batch, capacity, kv heads, hdim], rows of it chosen by cache_batch_idx; or with block_table pages, [pages, page
     size, kv heads, hdim]. cache_seqlens: how much is in use before the call. rotary_cos, rotary_sin: [positions, rotary_dim / 2],
     of the cache's type or float32: k is rotated by its position, q by the first new one, or with a mask each row by its own.
+    out and fp8 as in flash_attn_func().
     """
-    _check.words(softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap, num_splits=num_splits,
+    _check.words(softmax_scale=softmax_scale, causal=causal, window_size=_pair(window_size), softcap=softcap, num_splits=num_splits,
                  rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
+    if (k is None) != (v is None) or (k is not None and cache_seqlens is None):
+        raise invalid("k, v and cache_seqlens come together", "tensor.k_new")
     if isinstance(cache_seqlens, int):
         _check.count(cache_seqlens, "cache_seqlens")
         cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
-    q, k_cache, v_cache, *others = _tensors.checked_inputs(
-        _CACHE_ARGUMENTS, q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
-        alibi_slopes)
-    k_cache, v_cache = (_tensors.alone(t, n, k is not None) for t, n in ((k_cache, "k_cache"), (v_cache, "v_cache")))
-    k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table, alibi_slopes = (
-        t if t is None else _tensors.alone(t, n) for t, n in zip(others, _CACHE_ARGUMENTS[3:]))
-    q = _tensors.alone(q, "q")
-    if (k is None) != (v is None) or (k is not None and cache_seqlens is None):
-        raise invalid("k, v and cache_seqlens come together", "tensor.k_new")
-    mask, band = _problem.masking(causal, window_size, "bottom_right")
+    tensors = _inputs(
+        _CALLED, () if k is None else ("k", "v"), q=q, k=k_cache, v=v_cache, k_new=k, v_new=v, rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin, seqlen_k=cache_seqlens, cache_batch_idx=cache_batch_idx, leftpad_k=cache_leftpad, block_table=block_table,
+        alibi_slopes=alibi_slopes, **_descales(q, k_cache, q_descale, k_descale, v_descale))
+    mask, band = _problem.masking(causal, _pair(window_size), "bottom_right")
     rope = lib.FMHA_ROPE_INTERLEAVED if rotary_interleaved else lib.FMHA_ROPE_HALF_ROTATED
-    longest = block_table.shape[1] * k_cache.shape[1] if block_table is not None else 0
     options = _problem.Options(
-        op="forward", mask=mask, window=band, scale=softmax_scale, softcap=float(softcap), n_splits=num_splits,
-        max_seqlen_k=longest, rope=rope if rotary_cos is not None else 0,
-        rotary_dim=2 * rotary_cos.shape[1] if rotary_cos is not None else 0)
-    given = dict(q=q, k=k_cache, v=v_cache, k_new=k, v_new=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, seqlen_k=cache_seqlens,
-                 cache_batch_idx=cache_batch_idx, leftpad_k=cache_leftpad, block_table=block_table, alibi_slopes=alibi_slopes)
-    tensors = {n: _arrays.int32(t, n) if n in _INTEGERS else t for n, t in given.items() if t is not None}
-    tensors["o"] = q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
-    if return_softmax_lse:
-        tensors["lse"] = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-    ft._execute(tensors, options, None)
-    return (tensors["o"], tensors["lse"]) if return_softmax_lse else tensors["o"]
-
-
-_INTEGERS = ("seqlen_k", "cache_batch_idx", "leftpad_k", "block_table")
+        op="forward", mask=mask, window=band, scale=softmax_scale, softcap=_cap(softcap), n_splits=num_splits,
+        max_seqlen_k=block_table.shape[1] * k_cache.shape[1] if block_table is not None else 0,
+        rope=rope if rotary_cos is not None else 0, rotary_dim=2 * rotary_cos.shape[1] if rotary_cos is not None else 0)
+    o, lse = _forward_only(tensors, options, return_softmax_lse, out, None, "flash_attn_with_kvcache has no gradient")
+    return (o, lse) if return_softmax_lse else o
 
 
 # ---- flash_attn.bert_padding ----
@@ -233,6 +333,11 @@ _INTEGERS = ("seqlen_k", "cache_batch_idx", "leftpad_k", "block_table")
 def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
     """Rows @indices of [rows, ...]."""
     return x[indices]
+
+
+def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
+    """[first_axis_dim, ...] with @values as rows @indices, zeros elsewhere."""
+    return values.new_zeros((first_axis_dim, *values.shape[1:])).index_copy(0, indices, values)
 
 
 def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None):
@@ -249,7 +354,19 @@ def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tens
     return hidden_states.flatten(0, 1)[indices], indices, cu_seqlens, int(lengths.max()), used
 
 
+def unpad_input_for_concatenated_sequences(hidden_states: Tensor, attention_mask_in_length: Tensor):
+    """Packs [batch, rows, ...] whose rows hold several sequences, one behind the other, by their lengths, 0 where there is none:
+    [[2, 3, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]] is 5 rows of two sequences and 6 of one.
+
+    Returns: (packed [total, ...], indices [total] into batch * rows, cu_seqlens int32 [sequences + 1], the longest).
+    """
+    lengths = attention_mask_in_length[attention_mask_in_length != 0]
+    in_use = torch.arange(attention_mask_in_length.shape[1], device=lengths.device) < attention_mask_in_length.sum(-1, keepdim=True)
+    indices = torch.nonzero(in_use.flatten()).flatten()
+    cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return hidden_states.flatten(0, 1)[indices], indices, cu_seqlens, int(lengths.max())
+
+
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """What unpad_input() packed as [batch, seqlen, ...] again, zeros elsewhere."""
-    out = hidden_states.new_zeros((batch * seqlen, *hidden_states.shape[1:]))
-    return out.index_copy(0, indices, hidden_states).unflatten(0, (batch, seqlen))
+    return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))

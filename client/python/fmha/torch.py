@@ -91,7 +91,7 @@ def _forward(q, k, v, extras, call: Call, state, with_lse=True, with_randval=Fal
     if with_lse:
         lse = tensors["lse"] = torch.empty(rows, dtype=torch.float32, device=q.device)
     if with_randval:
-        keys = k.shape[_problem.LAYOUTS[call.layout][1]]
+        keys = call.max_seqlen_k if "seqstart_k" in tensors else k.shape[_problem.LAYOUTS[call.layout][1]]
         randval = tensors["randval"] = torch.empty((*rows, keys), dtype=torch.uint8, device=q.device)
     _execute(tensors, _options("forward", call), state, n_said)
     return o, lse, randval

@@ -156,10 +156,8 @@ def test_a_cache_that_is_only_read():
         for b in range(2):
             keys = slice(int(leftpad[b]), 30)
             close(o[b], formula(q[b : b + 1], k_cache[b : b + 1, keys], v_cache[b : b + 1, keys])[0][0], F16)
-    with pytest.raises(fmha.NotSupportedError, match="gradient"):
-        fa.flash_attn_with_kvcache(q.requires_grad_(), k_cache, v_cache, cache_seqlens=30)
     with pytest.raises(ValueError, match="come together"):
-        fa.flash_attn_with_kvcache(q.detach(), k_cache, v_cache, k_cache[:, :1], v_cache[:, :1])
+        fa.flash_attn_with_kvcache(q, k_cache, v_cache, k_cache[:, :1], v_cache[:, :1])
 
 
 def test_padding_helpers():
@@ -171,3 +169,158 @@ def test_padding_helpers():
     assert torch.equal(fa.pad_input(packed, indices, 3, 6), x * mask[..., None, None])
     _, _, cu, longest, used = fa.unpad_input(x, mask, 1 - mask)
     assert cu.tolist() == [0, 6, 12, 18] and longest == 6 and used.tolist() == [2, 6, 2]
+
+
+def test_a_softcap_below_zero_is_none():
+    q, k, v = qkv(F16)
+    assert torch.equal(fa.flash_attn_func(q, k, v, softcap=-1.0), fa.flash_attn_func(q, k, v))
+    cache = {"cache_seqlens": 40}
+    with torch.no_grad():
+        assert torch.equal(fa.flash_attn_with_kvcache(q, k, v, softcap=-1.0, **cache), fa.flash_attn_with_kvcache(q, k, v, **cache))
+
+
+def test_windows_as_tensors():
+    q, k, v = qkv(F16)
+    window = torch.tensor([9, 3])
+    assert torch.equal(fa.flash_attn_func(q, k, v, window_size=window), fa.flash_attn_func(q, k, v, window_size=(9, 3)))
+    with pytest.raises(ValueError, match="window_size"):
+        fa.flash_attn_func(q, k, v, window_size=(1.5, 0))
+
+
+def packed(lengths, heads, hdim, seed, dtype=F16):
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=DEVICE)
+    return normal(sum(lengths), heads, hdim, dtype=dtype, seed=seed), cu
+
+
+@pytest.mark.parametrize("hdim", [64, 59])
+@pytest.mark.parametrize("dropout_p", [0.25, 0.6])
+def test_what_is_dropped_of_packed_sequences(dropout_p, hdim):
+    """By O and its gradients: dropped elements are those with a sign, all others are kept."""
+    rows, keys = [30, 1, 17], [41, 9, 0]
+    (q, cu_q), (k, cu_k), (v, _) = packed(rows, 4, hdim, 0), packed(keys, 2, hdim, 1), packed(keys, 2, hdim, 2)
+    slopes = torch.tensor([0.1, 0.2, 0.0, 0.3], device=DEVICE)
+    options = dict(causal=True, window_size=(20, 0), alibi_slopes=slopes, dropout_p=dropout_p, return_attn_probs=True)
+    o, lse, dmask = fa.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 30, 41, **options)
+    assert dmask.shape == (3, 4, 30, 41)
+    grad = normal(*o.shape, dtype=F16, seed=5, grad=False)
+    got = torch.autograd.grad(o, (q, k, v), grad)
+    copies = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    want, share = [], []
+    for b in range(3):
+        a, c = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        assert not dmask[b, :, rows[b] :].any() and not dmask[b, :, :, keys[b] :].any()
+        if not keys[b]:
+            want.append(copies[0][a] * 0)
+            continue
+        _, want_lse, p = formula(copies[0][a][None], copies[1][c][None], copies[2][c][None], left=20, right=0, slopes=slopes)
+        p = p.nan_to_num(0)
+        mine = dmask[b, :, : rows[b], : keys[b]]
+        close(mine.abs(), p[0], F16)
+        close(lse[:, a], want_lse[0], F16)
+        share.append(torch.signbit(mine)[p[0] > 1e-6])
+        kept = p[0] * ~torch.signbit(mine) / (1 - dropout_p)
+        want.append(torch.einsum("hij,jhd->ihd", kept, copies[2][c].repeat_interleave(2, 1)))
+    want = torch.cat(want)
+    close(o, want, F16, 3)
+    for mine, w in zip(got, torch.autograd.grad(want, copies, grad.double())):
+        close(mine, w, F16, 20)
+    kept_bytes = int(255 * torch.tensor(1 - dropout_p, dtype=torch.float32).item()) + 1
+    assert torch.cat(share).double().mean().item() == pytest.approx(1 - kept_bytes / 256, abs=0.04)
+
+
+def test_the_threshold_is_that_of_the_contract():
+    """floor(255 * (1 - p)) with 1 - p in float: 101 at 0.6, where double arithmetic has 102."""
+    import numpy as np
+
+    for p in [n / 100 for n in range(1, 100)]:
+        keep = np.float32(1) - np.float32(p)
+        assert fmha._lib.lib.fmha_dropout_threshold(p) == int(np.floor(np.float64(keep) * 255)), p
+    assert fmha._lib.lib.fmha_dropout_threshold(0.6) == 101 and fmha._lib.lib.fmha_dropout_threshold(0) == 255
+
+
+def test_longest_may_be_more_than_all():
+    (q, cu_q), (k, cu_k), (v, _) = packed([20, 30], 4, 64, 0), packed([33, 10], 2, 64, 1), packed([33, 10], 2, 64, 2)
+    want = fa.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 30, 33, causal=True)
+    o = fa.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5000, 7000, causal=True)
+    close(o, want.double(), F16)
+    for mine, w in zip(torch.autograd.grad(o.float().sum(), (q, k, v)), torch.autograd.grad(want.float().sum(), (q, k, v))):
+        close(mine, w.double(), F16, 3)
+
+
+@pytest.mark.parametrize("what", ["cache", "pages"])
+def test_a_cache_of_what_requires_a_gradient_has_none(what):
+    q, k, v = normal(2, 3, 4, 64, dtype=F16), normal(2, 48, 2, 64, dtype=F16, seed=1), normal(2, 48, 2, 64, dtype=F16, seed=2)
+    used = torch.tensor([40, 48], dtype=torch.int32, device=DEVICE)
+
+    def run():
+        if what == "cache":
+            return fa.flash_attn_with_kvcache(q, k, v, cache_seqlens=used, return_softmax_lse=True)
+        cu_q = torch.tensor([0, 3, 6], dtype=torch.int32, device=DEVICE)
+        table = torch.tensor([[0], [1]], dtype=torch.int32, device=DEVICE)
+        o, lse, _ = fa.flash_attn_varlen_func(q.flatten(0, 1), k, v, cu_q, None, 3, 48, block_table=table, seqused_k=used,
+                                              return_attn_probs=True)
+        return o.unflatten(0, (2, 3)), lse
+
+    o, lse = run()
+    for b in range(2):
+        want = formula(q[b : b + 1], k[b : b + 1, : used[b]], v[b : b + 1, : used[b]])
+        close(o[b], want[0][0], F16)
+        close(lse[b] if what == "cache" else lse[:, 3 * b : 3 * b + 3], want[1][0], F16)
+    for result in (o, lse):
+        with pytest.raises(fmha.NotSupportedError, match="has no gradient"):
+            result.sum().backward(retain_graph=True)
+    with torch.no_grad():
+        assert torch.equal(run()[0], o) and not run()[0].requires_grad
+
+
+def test_out():
+    q, k, v = (t.detach() for t in qkv(F16))
+    want = fa.flash_attn_func(q, k, v, causal=True)
+    wide = torch.full((2, 40, 4, 80), 7.0, dtype=F16, device=DEVICE)
+    o = fa.flash_attn_func(q, k, v, causal=True, out=wide[..., 8:72])
+    assert o.data_ptr() == wide[..., 8:].data_ptr() and torch.equal(o, want)
+    assert (wide[..., :8] == 7).all() and (wide[..., 72:] == 7).all()
+    out = torch.empty_like(want)
+    assert fa.flash_attn_with_kvcache(q, k, v, cache_seqlens=56, causal=True, out=out) is out
+    close(out, want.double(), F16)
+    cu_q, cu_k = (torch.tensor([0, n, 2 * n], dtype=torch.int32, device=DEVICE) for n in (40, 56))
+    flat = torch.empty_like(want).flatten(0, 1)
+    fa.flash_attn_varlen_func(*(t.flatten(0, 1) for t in (q, k, v)), cu_q, cu_k, 40, 56, causal=True, out=flat)
+    close(flat, want.flatten(0, 1).double(), F16)
+    with pytest.raises(ValueError, match="out="):
+        fa.flash_attn_func(q.requires_grad_(), k, v, out=out)
+
+
+@pytest.mark.parametrize("heads_of_q", [2, 4, 0])
+def test_fp8_and_its_scales(heads_of_q):
+    e4m3 = torch.float8_e4m3fn
+    q, k, v = (t.detach().to(e4m3) for t in qkv(torch.float32))
+    if heads_of_q:
+        scales = [normal(2, h, grad=False, seed=n).abs() + 0.5 for n, h in enumerate((heads_of_q, 2, 2))]
+        wide = [s[:, None, :, None] for s in scales]
+        wide[0] = wide[0].repeat_interleave(4 // heads_of_q, 2)
+    else:
+        scales = wide = [torch.tensor([x], device=DEVICE) for x in (0.5, 1.25, 2.0)]
+    words = dict(zip(("q_descale", "k_descale", "v_descale"), scales))
+    want = formula(*(t.double() * s.double() for t, s in zip((q, k, v), wide)), right=0)
+    o, lse, _ = fa.flash_attn_func(q, k, v, causal=True, return_attn_probs=True, **words)
+    assert o.dtype == torch.bfloat16
+    close(o, want[0], torch.bfloat16, 4)
+    close(lse, want[1], torch.bfloat16, 4)
+    cu_q, cu_k = (torch.tensor([0, n, 2 * n], dtype=torch.int32, device=DEVICE) for n in (40, 56))
+    flat = fa.flash_attn_varlen_func(*(t.flatten(0, 1) for t in (q, k, v)), cu_q, cu_k, 40, 56, causal=True, **words)
+    close(flat, want[0].flatten(0, 1), torch.bfloat16, 4)
+    cached = fa.flash_attn_with_kvcache(q, k, v, cache_seqlens=56, causal=True, **words)
+    close(cached, want[0], torch.bfloat16, 4)
+
+
+def test_sequences_behind_each_other():
+    x = normal(2, 6, 3)
+    lengths = torch.tensor([[2, 3, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]], device=DEVICE)
+    flat, indices, cu, longest = fa.unpad_input_for_concatenated_sequences(x, lengths)
+    assert cu.tolist() == [0, 2, 5, 11] and cu.dtype == torch.int32 and longest == 6
+    assert indices.tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11] and torch.equal(flat, x.flatten(0, 1)[indices])
+    back = fa.index_put_first_axis(flat, indices, 12)
+    assert torch.equal(back[indices], flat) and not back[5].any()
+    (grad,) = torch.autograd.grad((back * 3).sum(), x)
+    assert (grad[0, 5] == 0).all() and (grad[0, :5] == 3).all() and (grad[1] == 3).all()

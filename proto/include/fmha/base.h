@@ -295,6 +295,9 @@ FMHA_API uint32_t fmha_dtype_bytes(uint32_t dtype);
 /* "f32", "f16", "bf16", "e4m3", "e5m2", "i32", "u8"; NULL when unknown. A static string. */
 FMHA_API const char *fmha_dtype_name(uint32_t dtype);
 
+/* The largest byte that dropout keeps at this rate, below 1: see struct fmha_problem. 255 at 0. */
+FMHA_API uint32_t fmha_dropout_threshold(float dropout_p);
+
 /* Neutral values everywhere: no mask (windows -1), scale NaN (default), all tensors absent. */
 FMHA_API void fmha_problem_init(struct fmha_problem *problem);
 

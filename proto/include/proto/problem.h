@@ -28,6 +28,9 @@ static inline bool fmha_role_is_index(uint32_t role)
 uint32_t fmha_dtype_bytes(uint32_t dtype);
 const char *fmha_dtype_name(uint32_t dtype); /* "f32", "bf16", ...; NULL when unknown */
 
+/* The largest byte that dropout keeps at this rate; 255 at 0. */
+uint32_t fmha_dropout_threshold(float dropout_p);
+
 /* Neutral values everywhere: no mask (windows -1), scale NaN (default), all tensors absent. */
 void fmha_problem_init(struct fmha_problem *problem);
 
