@@ -147,10 +147,10 @@ static bool check_splits(const struct select_stage *stage, const struct spec_cat
 	if (stage->family == ABI_FWD_SPLITKV_COMBINE && !is_ours &&
 	    (p->op == FMHA_MERGE_STATES ? p->n_parts : stage->plan->n_splits) > most)
 		return reject(c, "combines at most %d splits", most);
-	if (stage->family == ABI_FWD_SPLITKV &&
-	    stage->plan->split_size % c->spec.tile.tile_n0 != 0 && p->split_size > 0)
-		return reject(c, "split_size %d: no multiple of tile_n0 %d",
-			      stage->plan->split_size, c->spec.tile.tile_n0);
+	if (stage->family == ABI_FWD_SPLITKV && p->split_size % c->spec.tile.tile_n0 != 0 &&
+	    p->split_size > 0)
+		return reject(c, "split_size %d: no multiple of tile_n0 %d", p->split_size,
+			      c->spec.tile.tile_n0);
 	return true;
 }
 

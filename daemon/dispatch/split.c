@@ -80,6 +80,14 @@ static int64_t split_keys(const struct fmha_problem *p, int64_t n)
 	return ceil_div(size > 0 ? size : 1, SPLIT_STEP) * SPLIT_STEP;
 }
 
+/* What one split of all keys has: whole steps as far as a number of keys goes. */
+static int32_t most_keys(const struct fmha_problem *p)
+{
+	int64_t keys = split_keys(p, 1);
+
+	return keys < p->split_size ? (int32_t)keys : p->split_size;
+}
+
 /* How busy @units are when @items, each cut into about @n splits, go round:
  * n_items / (waves * units). */
 static double split_balance(const struct fmha_problem *p, int64_t n, int64_t items, int64_t units)
@@ -214,12 +222,16 @@ void split_choose(const struct fmha_problem *problem, const struct split_device 
 
 	*ret_choice = (struct split_choice){.n = 1, .size = problem->seqlen_k};
 	if (problem->split_size > 0) {
-		ret_choice->size = problem->split_size;
 		ret_choice->n = (int32_t)ceil_div(problem->seqlen_k, problem->split_size);
+		ret_choice->size = problem->split_size;
+		/* One split of all keys: beyond them there is neither work nor workspace. */
+		if (ret_choice->size > problem->seqlen_k)
+			ret_choice->size = most_keys(problem);
 		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "as asked: split_size");
 	} else if (problem->n_splits != 0) {
 		ret_choice->n = problem->n_splits;
-		ret_choice->size = (int32_t)split_keys(problem, problem->n_splits);
+		if (problem->seqlen_k > 0) /* as many as have keys */
+			set_splits(problem, problem->n_splits, ret_choice);
 		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "as asked: n_splits");
 	} else if (problem->seqlen_k == 0) {
 		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "no keys");

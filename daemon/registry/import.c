@@ -15,6 +15,7 @@
 
 #include <cjson/cJSON.h>
 
+#include <proto/clamp.h>
 #include <proto/error.h>
 
 /* A piece of the document. */
@@ -207,7 +208,7 @@ static int read_result(const cJSON *item, struct registry_result *ret_result,
 	*ret_result = (struct registry_result){
 		.n_splits = splits ? splits->valueint : 0,
 		.us = us->valuedouble,
-		.when_s = cJSON_IsNumber(when) ? (int64_t)when->valuedouble : 0};
+		.when_s = cJSON_IsNumber(when) ? clamp_i64(when->valuedouble) : 0};
 	(void)snprintf(ret_result->shape, sizeof(ret_result->shape), "%s", shape->valuestring);
 	return 0;
 }

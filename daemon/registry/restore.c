@@ -15,6 +15,7 @@
 
 #include <cjson/cJSON.h>
 
+#include <proto/clamp.h>
 #include <proto/error.h>
 
 static void restore_environment(struct registry *registry, const char *environment)
@@ -80,7 +81,7 @@ static void restore_results(struct registry *registry, const cJSON *results)
 		const cJSON *when = cJSON_GetObjectItemCaseSensitive(item, "when");
 		struct registry_result result = {.n_splits = splits ? splits->valueint : 0,
 						 .us = us ? us->valuedouble : 0,
-						 .when_s = when ? (int64_t)when->valuedouble : 0};
+						 .when_s = when ? clamp_i64(when->valuedouble) : 0};
 
 		if (!kernel || !shape || strlen(shape) >= sizeof(result.shape))
 			continue;

@@ -9,6 +9,7 @@
 
 #include <cjson/cJSON.h>
 
+#include <proto/clamp.h>
 #include <proto/error.h>
 
 #define MOST_US 1e12
@@ -648,7 +649,7 @@ static int read_quarantine(struct tune_database *database, const cJSON *list,
 		if (r < 0)
 			break;
 		entries[i].everybody = !cJSON_IsNumber(uid);
-		entries[i].uid = cJSON_IsNumber(uid) ? (uint32_t)uid->valuedouble : 0;
+		entries[i].uid = cJSON_IsNumber(uid) ? clamp_u32(uid->valuedouble) : 0;
 		entries[i++].until_s = (int64_t)until;
 	}
 	if (r == 0)

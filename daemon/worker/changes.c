@@ -11,6 +11,7 @@
 #include <base/clock.h>
 #include <base/log.h>
 #include <proto/cleanup.h>
+#include <proto/clamp.h>
 #include <proto/error.h>
 
 #include "kernels.h"
@@ -143,8 +144,8 @@ static void restore_quarantine(struct worker *worker, const char *text)
 			continue;
 		list[n] = (struct worker_quarantined){
 			.everybody = !uid,
-			.uid = uid ? (uint32_t)uid->valuedouble : 0,
-			.until_ns = clock_ns() + (uint64_t)left->valuedouble * NS_PER_MS};
+			.uid = uid ? clamp_u32(uid->valuedouble) : 0,
+			.until_ns = clock_ns() + clamp_u64(left->valuedouble * NS_PER_MS)};
 		(void)snprintf(list[n].kernel, sizeof(list[n].kernel), "%s", kernel);
 		n++;
 	}

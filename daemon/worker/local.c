@@ -19,11 +19,13 @@
 
 #include <base/clock.h>
 #include <kernels/launch_wire.h>
+#include <proto/clamp.h>
 #include <proto/error.h>
 
 /* A device does a second of work a second: no more is believed of one user's clients, and no more
  * than this at once. */
 #define MOST_TOLD_NS (120 * NS_PER_S)
+#define MOST_RUN_NS  (2 * MOST_TOLD_NS) /* of one run: none that takes longer is believed */
 
 struct worker_code {
 	struct worker_code *next;
@@ -197,15 +199,17 @@ void local_answer(struct session *session, uint32_t id, const struct plan *plan,
 
 /* ---- runs ---- */
 
-/* What a run takes: as measured, or at least. */
+/* What a run takes: as measured, or at least; never 0, and no more than is ever believed. */
 static uint64_t run_ns(const struct worker *worker, const struct plan *plan,
 		       const struct registry_measured *measured)
 {
 	const double launch_ns = 5000;
+	uint64_t ns = measured ? clamp_u64(measured->us * NS_PER_US)
+			       : clamp_u64(launch_ns + roof_ns(&worker->roof, plan));
 
-	if (measured)
-		return (uint64_t)(measured->us * NS_PER_US) + 1;
-	return (uint64_t)(launch_ns + roof_ns(&worker->roof, plan));
+	if (ns == 0)
+		return 1;
+	return ns < MOST_RUN_NS ? ns : MOST_RUN_NS;
 }
 
 /* @ns: of a run, @timed: which is more than a guess. */

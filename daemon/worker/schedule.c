@@ -19,13 +19,15 @@
 #include <string.h>
 
 #include <base/clock.h>
+#include <proto/clamp.h>
 #include <proto/error.h>
 
 #define TICK_MS             20
-#define TINY_WORKSPACE      (1u << 20) /* bytes: touching more takes its time */
-#define FIRST_GUESS_NS      100000     /* of device time, for a plan that has never run */
-#define FENCED_DEPTH        16         /* of one session */
-#define FENCED_AMONG_OTHERS 2          /* of one user, while others want the device */
+#define TINY_WORKSPACE      (1u << 20)        /* bytes: touching more takes its time */
+#define FIRST_GUESS_NS      100000            /* of device time, for a plan that has never run */
+#define MOST_ESTIMATE_NS    (3600 * NS_PER_S) /* of one run: no work is worth more turns */
+#define FENCED_DEPTH        16                /* of one session */
+#define FENCED_AMONG_OTHERS 2                 /* of one user, while others want the device */
 
 static struct request *first_waiting(struct session *session)
 {
@@ -72,7 +74,9 @@ static void charge_estimate(struct request *request)
 {
 	double guess = request->plan->ns_per_work * request->work;
 
-	request->estimate_ns = guess > 0 ? (uint64_t)guess : FIRST_GUESS_NS;
+	request->estimate_ns = guess > 0 ? clamp_u64(guess) : FIRST_GUESS_NS;
+	if (request->estimate_ns > MOST_ESTIMATE_NS)
+		request->estimate_ns = MOST_ESTIMATE_NS;
 	fair_charge(&request->session->turn, (int64_t)request->estimate_ns);
 }
 
@@ -128,7 +132,7 @@ static void start_bound(struct request *request)
 	session->n_running++;
 	request->state = REQUEST_RUNNING;
 	request->launch->stream = session->stream;
-	request->launch->expected_ns = (uint64_t)(request->plan->ns_per_work * (request->work + 1));
+	request->launch->expected_ns = clamp_u64(request->plan->ns_per_work * (request->work + 1));
 	if (is_tiny(request) && session->n_running == 1 && run_here(request)) {
 		request_complete(request, request->launch->ended_ns);
 		return;

@@ -168,6 +168,32 @@ static void split_falls_back_or_is_refused(void **state)
 	fixture_deinit(&f);
 }
 
+/* Whatever is asked for: a split is no longer than the keys, and none has no keys. */
+static void splits_end_with_the_keys(void **state)
+{
+	struct fixture f;
+	uint64_t bytes;
+
+	(void)state;
+	fixture_forward(&f, FMHA_BATCH);
+	make_decode(&f);
+	decree_init(&f.decree, 132);
+	f.problem.split_size = 8192;
+	assert_works(&f, fixture_build(&f));
+	bytes = f.plan.workspace_bytes;
+	f.problem.split_size = INT32_MAX / 256 * 256;
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.n_splits, 1);
+	assert_int_equal(f.plan.split_size, 8192);
+	assert_int_equal(f.plan.workspace_bytes, bytes);
+	f.problem.split_size = 0;
+	f.problem.n_splits = PLAN_MAX_SPLITS;
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.n_splits, 128);
+	assert_int_equal(f.plan.split_size, 64);
+	fixture_deinit(&f);
+}
+
 static void many_rows_are_not_split(void **state)
 {
 	struct fixture f;
@@ -707,6 +733,7 @@ int main(void)
 		cmocka_unit_test(paged_forward_takes_its_families),
 		cmocka_unit_test(decode_is_split_and_combined),
 		cmocka_unit_test(split_falls_back_or_is_refused),
+		cmocka_unit_test(splits_end_with_the_keys),
 		cmocka_unit_test(many_rows_are_not_split),
 		cmocka_unit_test(splits_keep_memory_busy),
 		cmocka_unit_test(splits_of_amd_merge_few_parts),

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: MIT
+"""Every integer of every method of a worker at the ends of its range, alone and in pairs: whatever is
+answered, no worker ends of it."""
+import itertools
+import json
+import os
+
+import pytest
+
+import fmha_wire
+import fmhad
+
+ENDS = (0, 1, -1, 2**31 - 1, 2**31, 2**31 + 1, 2**63 - 1)
+SIZES = {"batch": 1, "nhead_q": 2, "nhead_k": 2, "seqlen_q": 16, "seqlen_k": 16, "hdim_q": 32, "hdim_v": 32}
+NUMBERS = tuple(SIZES) + (
+    "total_q", "total_k", "window_left", "window_right", "sink_tokens", "min_seqlen_q", "dropout_seed",
+    "dropout_offset", "n_splits", "split_size", "page_size", "n_pages", "max_blocks", "n_page_indices",
+    "cache_batch", "descale_block_q", "descale_block_k", "rotary_dim", "rotary_max_pos", "seqlen_new",
+    "n_parts")
+PAIRED = tuple(SIZES) + ("n_splits", "split_size", "window_left", "min_seqlen_q", "page_size", "max_blocks")
+STEP = int(os.environ.get("FMHA_NUMBERS_STEP", "1"))  # every so many of the pairs; 1: all
+
+
+@pytest.fixture(name="daemon", scope="module")
+def make_daemon():
+    with fmhad.Daemon({"devices": [{"backend": "cpu", "threads": 1}]}) as daemon:
+        yield daemon
+
+
+class Asker:
+    """Asks, whatever the answer is, and counts; a worker that ends is the failure."""
+
+    def __init__(self, daemon):
+        self.daemon, self.device, self.n, self.answered = daemon, daemon.device(), 0, 0
+        self.buffer, self.output = (self.device.buffer_create(1 << 20) for _ in range(2))
+
+    def problem(self, stride=None, **sizes):
+        """stride: of what is read; what is written may not lie in one place."""
+        tensors = {role: {"buffer": self.buffer.id, "dtype": "bf16", **({"stride": stride} if stride else {})}
+                   for role in "qkv"}
+        tensors["o"] = {"buffer": self.output.id, "dtype": "bf16"}
+        return {**SIZES, "scale": 0.1, "mask": "none", **sizes, "tensors": tensors}
+
+    def ask(self, method, params, fds=()):
+        self.n += 1
+        try:
+            result, _ = self.device.call_with_fds(method, params, fds, timeout=60)
+        except fmha_wire.WireError:
+            return None
+        except (fmha_wire.Disconnected, OSError) as error:
+            raise AssertionError(f"{method} {json.dumps(params)}: {error}: "
+                                 + self.daemon.status()["devices"][0]["last_death"]) from error
+        self.answered += 1
+        return result
+
+    def about(self, problem, every=True):
+        """All methods that take a problem."""
+        self.ask("local_runs", {"problem": problem, "runs": 2**63 - 1, "version": 0})
+        planned = self.ask("plan", {"problem": problem})
+        if planned:
+            self.ask("run", {"plan": planned["plan"], "timeout_ms": 1})
+            self.ask("plan_release", {"plan": planned["plan"]})
+        if every:
+            self.ask("explain", {"problem": problem})
+            self.ask("local_plan", {"problem": problem})
+
+
+def no_deaths(daemon):
+    assert daemon.status()["devices"][0]["deaths"] == 0
+
+
+def test_what_a_problem_says(daemon):
+    asker = Asker(daemon)
+    for name, value in itertools.product(NUMBERS, ENDS):
+        asker.about(asker.problem(**{name: value}))
+        asker.about({**asker.problem(stride=[0, 0, 0, 1], **{name: value}), "mask": "top_left"}, every=False)
+    for at, value in itertools.product(range(4), ENDS):
+        asker.about(asker.problem(stride=[value if i == at else 1 for i in range(4)]))
+    assert asker.answered > 300
+    no_deaths(daemon)
+
+
+def test_what_a_problem_says_twice(daemon):
+    """Pairs, of tensors whose elements all lie in one place, so that sizes alone refuse nothing."""
+    asker = Asker(daemon)
+    pairs = [p for p in itertools.product(itertools.combinations(PAIRED, 2), itertools.product(ENDS, ENDS))]
+    for names, values in pairs[::STEP]:
+        asker.about(asker.problem(stride=[0, 0, 0, 1], **dict(zip(names, values))), every=False)
+    no_deaths(daemon)
+
+
+def test_more_work_than_there_is_time(daemon):
+    """2^62 operations on tensors of one row: nothing to run, and nothing to be believed."""
+    asker = Asker(daemon)
+    for heads, seqlen in itertools.product((1, 64, 1024, 65535), (2**30, 2**31 - 1)):
+        problem = asker.problem(stride=[0, 0, 0, 1], nhead_q=heads, nhead_k=heads, seqlen_q=seqlen,
+                                seqlen_k=seqlen, hdim_q=256, hdim_v=256)
+        for runs in (1, 2**32, 2**63 - 1, 2**64 - 1):
+            asker.ask("local_runs", {"problem": problem, "runs": runs, "version": 1})
+    assert asker.answered > 0
+    no_deaths(daemon)
+
+
+def test_what_other_methods_say(daemon):
+    asker = Asker(daemon)
+    planned = asker.ask("plan", {"problem": asker.problem()})
+    fields = {
+        "buffer_create": {"size": 4096}, "buffer_release": {"buffer": 0}, "plan_release": {"plan": 0},
+        "event_release": {"event": 0}, "cancel": {"request": 0},
+        "event_import": {"handle": b"x" * 64},
+        "run": {"plan": planned["plan"], "timeout_ms": 0},
+        "registry_set_priority": {"kernel": "none", "priority": 0}, "inject": {"fault": "hang", "after": 0},
+        "registry_export": {"filter": ""}, "registry_get": {"kernel": "none"}, "registry_lift": {"kernel": "none"},
+        "registry_forget": {"kernel": "none", "shape": ""}, "tune": {"problem": asker.problem(), "budget_ms": 1},
+        "census": {}, "trace": {}, "ping": {}, "code": {"hash": b"x" * 32},
+    }
+    for method, params in fields.items():
+        numbers = [name for name, value in params.items() if isinstance(value, int)]
+        asker.ask(method, params)
+        for values in itertools.product(ENDS, repeat=min(len(numbers), 2)):
+            asker.ask(method, {**params, **dict(zip(numbers, values))})
+    for fence in ("waits", "signals"):
+        for offset, value in itertools.product(ENDS, ENDS):
+            asker.ask("run", {"plan": planned["plan"], "timeout_ms": 1,
+                              fence: [{"buffer": asker.buffer.id, "offset": offset, "value": value}]})
+    for offset in ENDS:
+        asker.ask("run", {"plan": planned["plan"],
+                          "rebinds": [{"role": "q", "buffer": asker.buffer.id, "offset": offset}]})
+    with open("/proc/self/exe", "rb") as file:
+        for values in itertools.product(ENDS, ENDS):
+            asker.ask("buffer_import", {"kind": "memfd", "size": values[0], "base_offset": values[1]}, [file.fileno()])
+    no_deaths(daemon)
