@@ -20,6 +20,7 @@
 #include <proto/problem.h>
 
 #include "judge.h"
+#include "local_gpu.h"
 #include "problem.h"
 #include "verify_case.h"
 
@@ -39,6 +40,10 @@ static const struct cli_option own_options[] = {
 	 "append "
 	 "merge mask window lse bias alibi sink softcap dropout scale group lengths paged split "
 	 "strides rope f32 f16 bf16 fp8"},
+	{"local", 'l', NULL,
+	 "this process launches, as fmha_local.h has it, instead of the worker"},
+	{"long", 'L', NULL,
+	 "several tiles, blocks and splits: forward and backward alone, half of it packed"},
 	{"verbose", 'v', NULL, "a line for each case"},
 	CLI_END};
 
@@ -55,8 +60,9 @@ struct verify {
 	uint64_t seed;
 	uint32_t features;
 	const char *feature_words; /* as they were given, or NULL */
-	bool verbose, details;
+	bool verbose, details, local;
 	struct fmha_device *device;
+	struct local_gpu *gpu;   /* that cases are launched on here, or NULL */
 	pthread_rwlock_t others; /* held for writing by a case that is to be alone */
 
 	int changed_fd;       /* readable when a case was judged, or none will be any more */
@@ -112,6 +118,7 @@ static int parse_features(const char *text, uint32_t *ret_features)
 static int parse(struct verify *v, int argc, char **argv)
 {
 	int64_t seed = 1, cases = 200;
+	bool is_long = false;
 	int option, r = 0;
 
 	while ((option = cli_next(&ctl_verify.usage, argc, argv)) != -1 && r == 0) {
@@ -136,6 +143,12 @@ static int parse(struct verify *v, int argc, char **argv)
 			r = parse_features(optarg, &v->features);
 			v->feature_words = optarg;
 			break;
+		case 'l':
+			v->local = true;
+			break;
+		case 'L':
+			is_long = true;
+			break;
 		case 'v':
 			v->verbose = true;
 			break;
@@ -145,6 +158,8 @@ static int parse(struct verify *v, int argc, char **argv)
 	}
 	if (r == 0 && optind < argc)
 		return ctl_usage_error("verify: what is '%s'?", argv[optind]);
+	if (is_long) /* whatever the order of the options */
+		v->features |= VERIFY_LONG;
 	v->seed = (uint64_t)seed;
 	v->end = v->first + (v->details ? 1 : cases);
 	v->begun = v->told = v->first;
@@ -174,25 +189,26 @@ static int run_problem(struct fmha_device *device, const struct fmha_problem *pr
 	return r;
 }
 
-static int execute(struct fmha_device *device, struct verify_case *c,
+static int execute(const struct verify *v, struct verify_case *c,
 		   struct judge_verdict verdicts[JUDGE_MAX_OUTPUTS], int *ret_n, char *kernel,
 		   struct fmha_error *err)
 {
 	struct fmha_problem placed = c->problem, pointed;
 	struct judge *judge = NULL;
 	struct tensors tensors;
-	int r = tensors_new(device, &placed, &tensors, err);
+	int r = tensors_new(v->device, &placed, &tensors, err);
 
 	if (r < 0)
 		return r;
 	verify_case_fill(c, &tensors);
 	tensors_point(&tensors, &placed, &pointed);
 	if (placed.op == FMHA_BACKWARD)
-		r = problem_run_forward(device, &placed, err);
+		r = problem_run_forward(v->device, &placed, err);
 	if (r == 0)
 		r = judge_new(&pointed, &judge, err);
 	if (r == 0)
-		r = run_problem(device, &placed, kernel, err);
+		r = v->gpu ? local_gpu_run(v->gpu, &placed, &tensors, kernel, err)
+			   : run_problem(v->device, &placed, kernel, err);
 	if (r == 0)
 		*ret_n = judge_compare(judge, &pointed, verdicts);
 	judge = judge_free(judge);
@@ -247,7 +263,7 @@ static int attempt(struct verify *v, int64_t number, FILE *to, int *ret_kind,
 	if (verify_case_init(&c, v->seed, (uint64_t)number, v->features) < 0)
 		r = fmha_error_set(err, FMHA_ENOMEM, "case %" PRId64 ": out of memory", number);
 	else
-		r = execute(v->device, &c, verdicts, &n, kernel, err);
+		r = execute(v, &c, verdicts, &n, kernel, err);
 	for (int i = 0; i < n; i++)
 		ok = ok && verdicts[i].ok;
 	*ret_kind = r == 0              ? (ok ? OUTCOME_OK : OUTCOME_FAILED)
@@ -430,6 +446,10 @@ static void print_rest(const struct verify *v)
 		     v->seed, v->told, v->end - v->told, v->jobs);
 	if (v->feature_words)
 		(void)printf(" --features '%s'", v->feature_words);
+	if (v->features & VERIFY_LONG)
+		(void)printf(" --long");
+	if (v->local)
+		(void)printf(" --local");
 	if (v->target.socket)
 		(void)printf(" --socket '%s'", v->target.socket);
 	if (v->target.device != FMHA_ANY_DEVICE)
@@ -511,6 +531,7 @@ static int verify(int argc, char **argv)
 			   .lock = PTHREAD_MUTEX_INITIALIZER,
 			   .room = PTHREAD_COND_INITIALIZER};
 	struct fmha_client *client;
+	struct fmha_error err = {0};
 	int r = parse(&v, argc, argv);
 
 	if (r != 0)
@@ -518,7 +539,10 @@ static int verify(int argc, char **argv)
 	r = ctl_open(&v.target, &client, &v.device);
 	if (r != 0)
 		return r;
-	r = verify_all(&v);
+	if (v.local)
+		r = local_gpu_open(client, v.device, &v.gpu, &err);
+	r = r == 0 ? verify_all(&v) : ctl_error(&err);
+	v.gpu = local_gpu_free(v.gpu);
 	v.device = fmha_device_free(v.device);
 	client = fmha_client_free(client);
 	return r;
@@ -530,10 +554,9 @@ const struct ctl_command ctl_verify = {
 		  .synopsis = "[--cases N] [--from N] [--seed S] [--features LIST] [OPTION...]",
 		  .text = "Makes random attention problems, computes them on a device and compares "
 			  "every element with a reference in double precision. A case depends on "
-			  "the "
-			  "seed, its number and the features alone, so a failed one is repeated "
-			  "with "
-			  "--only. What the device does not support is counted, and is no failure "
+			  "the seed, its number, the features and --long alone, so a failed one is "
+			  "repeated with --only. What the device does not support is counted, and "
+			  "is no failure "
 			  "unless nothing else was left. Stopped by a signal, or without an answer "
 			  "of the daemon's in "
 			  "time, it says what was judged until then, and the command that goes on "

@@ -14,6 +14,9 @@
 
 /* The reference computes this many multiply-adds in a few milliseconds. */
 #define MAX_WORK 3e6
+/* What VERIFY_LONG has: up to so many rows and keys, and so much more work. */
+#define LONGEST   1100
+#define MORE_WORK 100
 
 const char *const verify_feature_names[VERIFY_N_FEATURES] = {
 #define VERIFY_FEATURE_NAME(NAME, name) [VERIFY_##NAME] = (name),
@@ -81,11 +84,14 @@ static void drop(struct verify_case *c, enum verify_feature feature)
 static void draw_operation(struct verify_case *c, uint32_t allowed)
 {
 	int which = between(c, 1, 100);
+	bool is_long = allowed & VERIFY_LONG;
 
 	c->problem.op = FMHA_FORWARD;
-	if (which <= 25 && allowed & (1u << VERIFY_BACKWARD)) {
+	if (which <= (is_long ? 60 : 25) && allowed & (1u << VERIFY_BACKWARD)) {
 		c->problem.op = FMHA_BACKWARD;
 		c->features |= 1u << VERIFY_BACKWARD;
+	} else if (is_long) {
+		return;
 	} else if (which > 25 && which <= 35 && allowed & (1u << VERIFY_APPEND)) {
 		c->problem.op = FMHA_APPEND_KV;
 		c->features |= 1u << VERIFY_APPEND;
@@ -136,6 +142,8 @@ static void draw_features(struct verify_case *c, uint32_t allowed)
 
 	for (size_t i = 0; i < sizeof(odds) / sizeof(odds[0]); i++)
 		(void)draw(c, allowed, odds[i].feature, odds[i].percent);
+	if (allowed & VERIFY_LONG)
+		(void)draw(c, allowed, VERIFY_GROUP, 50);
 	if (!has(c, VERIFY_MASK))
 		drop(c, VERIFY_WINDOW);
 	if (has(c, VERIFY_BIAS))
@@ -160,7 +168,17 @@ static void draw_features(struct verify_case *c, uint32_t allowed)
 		drop(c, VERIFY_DROPOUT);
 }
 
-static void draw_sizes(struct verify_case *c)
+/* Lengths of several tiles; what is too much work has fewer heads. */
+static void draw_long_sizes(struct verify_case *c)
+{
+	struct fmha_problem *p = &c->problem;
+
+	p->batch = between(c, 2, VERIFY_MAX_BATCH);
+	p->seqlen_q = between(c, 65, LONGEST);
+	p->seqlen_k = chance(c, 50) ? p->seqlen_q : between(c, 65, LONGEST);
+}
+
+static void draw_sizes(struct verify_case *c, bool is_long)
 {
 	static const int32_t ratios[] = {1, 1, 2, 4, 8};
 	struct fmha_problem *p = &c->problem;
@@ -176,9 +194,13 @@ static void draw_sizes(struct verify_case *c)
 	p->seqlen_k = chance(c, 40) ? p->seqlen_q : length(c, longest);
 	if (has(c, VERIFY_FP8)) /* a vectorized or fp8 kernel wants whole 16-byte groups */
 		p->hdim_q = p->hdim_v = 16 * between(c, 1, 8);
+	if (is_long)
+		draw_long_sizes(c);
 	while ((double)p->batch * p->nhead_q * p->seqlen_q * p->seqlen_k * (p->hdim_q + p->hdim_v) >
-	       MAX_WORK * 4) {
-		if (p->seqlen_q > p->seqlen_k)
+	       MAX_WORK * 4 * (is_long ? MORE_WORK : 1)) {
+		if (is_long && p->nhead_k > 1)
+			p->nhead_q /= p->nhead_k, p->nhead_k = 1;
+		else if (p->seqlen_q > p->seqlen_k)
 			p->seqlen_q = p->seqlen_q / 2 + 1;
 		else if (p->seqlen_k > 16)
 			p->seqlen_k = p->seqlen_k / 2 + 1;
@@ -449,7 +471,7 @@ int verify_case_init(struct verify_case *c, uint64_t seed, uint64_t number, uint
 	draw_operation(c, features);
 	type = draw_type(c, features);
 	draw_features(c, features);
-	draw_sizes(c);
+	draw_sizes(c, features & VERIFY_LONG);
 	if (p->op == FMHA_APPEND_KV) {
 		p->seqlen_new = between(c, 1, p->seqlen_k < 9 ? p->seqlen_k : 9);
 		if (!has(c, VERIFY_PAGED)) {

@@ -40,7 +40,9 @@ enum verify_feature {
 
 extern const char *const verify_feature_names[VERIFY_N_FEATURES];
 
-#define VERIFY_ALL       ((1u << VERIFY_N_FEATURES) - 1)
+#define VERIFY_ALL ((1u << VERIFY_N_FEATURES) - 1)
+#define VERIFY_LONG                                                                                \
+	(1u << VERIFY_N_FEATURES) /* beside features: problems of many tiles and blocks */
 #define VERIFY_MAX_BATCH 4
 
 struct verify_case {

@@ -9,7 +9,7 @@ import subprocess
 
 import fmhad
 import pytest
-from test_gpu_layer import compiler, make_gpu  # noqa: F401
+from test_gpu_layer import compiler, make_gpu, stub_folder  # noqa: F401
 
 FAILED, UNREACHABLE = 1, 3
 QUICK = ["--features", "merge,f32"]
@@ -120,3 +120,32 @@ def test_compiles_for_the_next_cases_do_not_wait(make_gpu, compiler, tmp_path): 
         verify.communicate(timeout=60)
         assert verify.returncode == FAILED
         assert max(map(int, counted.read_text().split())) >= most if jobs > 1 else counted.read_text().split() == ["1"] * 6
+
+
+def test_local_launch_needs_a_gpu(daemon):
+    done = subprocess.run([fmhad.find_program("fmhactl"), "verify", "--socket", daemon.socket, "--local", "--cases", "3"],
+                          capture_output=True, text=True)
+    assert done.returncode != 0 and done.stdout == ""
+    assert "(cpu): local launch is not supported" in done.stderr
+
+
+def test_local_launch_is_judged(make_gpu):  # noqa: F811
+    """The stub's forward kernels copy Q to O: that is what has to come back from this process's launches, and to be found wrong."""
+    daemon = make_gpu()
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(stub_folder())}
+    command = [fmhad.find_program("fmhactl"), "verify", "--socket", daemon.socket, "--local", "--features", "group,f32"]
+    done = subprocess.run([*command, "--cases", "20", "--verbose"], capture_output=True, text=True, env=environment)
+    assert done.returncode == FAILED, done.stderr
+    ok, unsupported, failed, left = counts(done.stdout)
+    assert failed > 10 and (unsupported, left) == (0, 0), done.stdout
+    assert len(re.findall(r"kernel fwd-fp32-\S+-gpu_\w+", done.stdout)) == 20 and "packed" in done.stdout
+    assert re.search(r"WRONG \(element \d+ is -?\d+\.\d+, expected", done.stdout), done.stdout  # where head dims are alike
+
+
+def test_long_problems_have_many_tiles(daemon):
+    done = subprocess.run([fmhad.find_program("fmhactl"), "verify", "--socket", daemon.socket, "--long", "--cases", "12",
+                           "--features", "backward,group,f16,mask", "--verbose"], capture_output=True, text=True)
+    assert done.returncode == 0 and counts(done.stdout) == (12, 0, 0, 0), done.stdout
+    lengths = [int(n) for n in re.findall(r"seqlen (\d+)", done.stdout)]
+    assert len(lengths) == 12 and min(lengths) >= 65 and sum(lengths) > 12 * 200
+    assert "(packed)" in done.stdout and "with backward" in done.stdout
