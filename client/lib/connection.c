@@ -15,6 +15,7 @@
 #include <proto/limits.h>
 
 #include "deadline.h"
+#include "interrupt.h"
 
 /* How long a wait must have been to conclude anything from a frame that made no progress in it. */
 #define STALLED_FRAME_NS 50000000
@@ -382,9 +383,9 @@ static int64_t early_ns(int64_t lasts_ns)
 
 /*
  * The answer is expected at @due, known within a part of @lasts: sleeps until shortly before. Return: when to
- * go to sleep again; 0: it is no use to look for it.
+ * go to sleep again; 0: it is no use to look for it. Sleeps no longer than until @deadline.
  */
-static int64_t sleep_towards(struct connection *c, struct expected *expected)
+static int64_t sleep_towards(struct connection *c, struct expected *expected, int64_t deadline)
 {
 	int64_t early = early_ns(expected->lasts_ns), now = deadline_now(), until;
 
@@ -392,7 +393,9 @@ static int64_t sleep_towards(struct connection *c, struct expected *expected)
 	    (uint64_t)now < c->spin.paused_until_ns || now > expected->due)
 		return 0;
 	until = expected->due - early - c->late_ns;
-	if (until > now) {
+	if (until > deadline) {
+		expected->overslept = sleep_readable(c, deadline > now ? deadline - now : 0);
+	} else if (until > now) {
 		int64_t late;
 
 		expected->overslept = sleep_exactly(c, until - now);
@@ -408,7 +411,8 @@ static int64_t sleep_towards(struct connection *c, struct expected *expected)
 static ssize_t read_some(struct connection *c, int64_t deadline, struct expected *expected,
 			 struct fmha_error *err)
 {
-	int64_t looks_until = sleep_towards(c, expected), began = deadline_now(), now = began;
+	int64_t looks_until = sleep_towards(c, expected, deadline), began = deadline_now(),
+		now = began;
 	bool spinning = proto_spin_begin(&c->spin, (uint64_t)began) || looks_until > 0;
 
 	for (;;) {
@@ -508,23 +512,31 @@ int connection_wait_expecting(struct connection *c, struct pending *pending, int
 {
 	int64_t began = deadline_now();
 	struct expected expected = {.due = began + *lasts_ns, .lasts_ns = *lasts_ns};
-	bool looked = false;
+	bool looked = false, interrupted = false;
 	bool answered;
 
 	(void)pthread_mutex_lock(&c->lock);
-	while (!pending->answered) {
+	while (!pending->answered && !interrupted) {
 		bool late = deadline_left_ns(deadline) == 0;
+		int64_t slice = interrupt_slice(deadline);
 
 		/* A caller that only looks still reads once what has already arrived. */
 		if (late && (looked || c->reading))
 			break;
 		looked = late;
 		if (!c->reading) {
-			read_and_handle(c, deadline, &expected);
+			read_and_handle(c, slice, &expected);
 		} else {
 			pending->waiting = true;
-			sleep_until(c, &pending->cond, deadline);
+			sleep_until(c, &pending->cond, slice);
 			pending->waiting = false;
+		}
+		if (!pending->answered && slice < deadline && deadline_left_ns(slice) == 0) {
+			if (!c->reading)
+				pass_reading_on(c);
+			(void)pthread_mutex_unlock(&c->lock);
+			interrupted = interrupt_is_wanted();
+			(void)pthread_mutex_lock(&c->lock);
 		}
 	}
 	if (!pending->answered)
@@ -533,6 +545,9 @@ int connection_wait_expecting(struct connection *c, struct pending *pending, int
 		pass_reading_on(c);
 	answered = pending->answered;
 	(void)pthread_mutex_unlock(&c->lock);
+	if (!answered && interrupted)
+		return fmha_error_set(err, FMHA_ECANCELED, "%s: interrupted",
+				      proto_methods[pending->method].name);
 	if (!answered)
 		return fmha_error_set(err, FMHA_ETIMEDOUT, "%s: no answer from %s in time",
 				      proto_methods[pending->method].name, c->peer);

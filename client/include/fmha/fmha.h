@@ -134,6 +134,17 @@ FMHA_API struct fmha_client *fmha_client_free(struct fmha_client *client);
 FMHA_API int fmha_client_info(struct fmha_client *client, struct fmha_client_info *ret_info,
 			      struct fmha_error *err);
 
+/**
+ * fmha_set_interrupt() - let this thread's waits end early
+ * @asked:     while a call of this thread waits for an answer, called some 20 times a second, without
+ *             locks held; not 0: the call returns FMHA_ECANCELED, and a run that it waited for is
+ *             cancelled (its outputs belong to the worker for a while yet); NULL: nobody is asked
+ * @userdata:  for @asked; both are used until the next call of this function in this thread
+ *
+ * For interpreters, which handle signals between instructions of theirs only.
+ */
+FMHA_API void fmha_set_interrupt(int (*asked)(void *userdata), void *userdata);
+
 /* One round trip to the daemon's front. Return: 0, or any call. */
 FMHA_API int fmha_client_ping(struct fmha_client *client, struct fmha_error *err);
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import threading
 
 from ._abi import ffi
 
@@ -94,9 +95,30 @@ def text(chars) -> str:
     return ffi.string(chars).decode("utf-8", "replace")
 
 
+def _ask(_userdata) -> int:
+    for _ in range(2):
+        pass  # between instructions the interpreter runs the handlers of signals: an exception of theirs ends the wait
+    return 0
+
+
+_raised: list = []  # by a signal's handler during a wait of the main thread
+
+
+def heed_signals() -> None:
+    """Lets Ctrl-C end this thread's waits in the C library, if it is the one that handles signals."""
+    global _asked
+    if threading.current_thread() is threading.main_thread() and hasattr(lib, "fmha_set_interrupt"):
+        _asked = ffi.callback("int(void *)", _ask, error=1, onerror=lambda _kind, error, _trace: _raised.append(error))
+        lib.fmha_set_interrupt(_asked, ffi.NULL)
+
+
 def check(code: int, error) -> None:
-    """Raises what @error says when @code is a failure."""
-    if code < 0:
+    """Raises what @error says when @code is a failure, or what a signal's handler raised meanwhile."""
+    if code < 0 or _raised:
+        if _raised and threading.current_thread() is threading.main_thread():
+            raise _raised.pop()
+        if code >= 0:
+            return
         name = text(lib.fmha_error_name(code))
         message = text(error.msg) or text(lib.fmha_error_sentence(code))
         raise _CLASSES.get(name, FmhaError)(name, message, text(error.field))

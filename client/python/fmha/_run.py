@@ -12,7 +12,7 @@ import threading
 import numpy as np
 
 from . import _arrays, _problem
-from ._lib import check, ffi, invalid, lib, new_error
+from ._lib import check, ffi, heed_signals, invalid, lib, new_error
 from ._service import Device, default_client
 
 KEPT = 4096  # problems a thread keeps
@@ -25,6 +25,7 @@ _RUN_OPTIONS_BYTES = ffi.sizeof("struct fmha_run_options")
 
 class _Kept(threading.local):
     def __init__(self):
+        heed_signals()
         self.runs: dict = {}
 
 

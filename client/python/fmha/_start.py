@@ -9,7 +9,7 @@ import pathlib
 import sys
 import time
 
-from ._lib import UnreachableError, native
+from ._lib import NotAllowedError, UnreachableError, native
 from ._service import Client, forget_default
 
 # The daemon lives as long as somebody holds the write end of the shell's standard input: this process and the children that
@@ -42,7 +42,7 @@ def _with_nvrtc(config: dict) -> dict:
 
 
 def start(*, config: dict | None = None, timeout: float = 20) -> str:
-    """Starts a private daemon for this process and its children, unless one was started already.
+    """Starts a private daemon for this process and its children, unless one was started already and still answers.
 
     It ends when all of them have ended, however they do. FMHAD_SOCKET names it from now on, so that children use it too.
 
@@ -60,7 +60,9 @@ def start(*, config: dict | None = None, timeout: float = 20) -> str:
     import tempfile
 
     if _running.get("pid") == os.getpid():
-        return _running["socket"]
+        if _answers(_running["socket"]):
+            return _running["socket"]
+        stop()  # what is left of it
     fmhad = program("fmhad")
     if fmhad is None:
         raise UnreachableError("ECONN", "no fmhad is installed: not in the package, FMHA_BIN, PATH, or /usr/sbin")
@@ -75,6 +77,14 @@ def start(*, config: dict | None = None, timeout: float = 20) -> str:
     os.environ["FMHAD_SOCKET"] = socket
     forget_default()
     return socket
+
+
+def _answers(socket) -> bool:
+    try:
+        Client(socket).close()
+    except UnreachableError:
+        return False
+    return True
 
 
 def _wait(keeper, socket, log, timeout):
@@ -112,10 +122,10 @@ def connect() -> Client:
     if os.environ.get("FMHA_AUTOSTART", "") not in ("", "0"):
         try:
             return Client()
-        except UnreachableError:
+        except (UnreachableError, NotAllowedError):
             return Client(start())
     try:
         return Client()
-    except UnreachableError as error:
+    except (UnreachableError, NotAllowedError) as error:
         message = f"{error} (or, for this program alone: fmha.start(), or FMHA_AUTOSTART=1)"
-        raise UnreachableError(error.code, message, error.field) from None
+        raise type(error)(error.code, message, error.field) from None

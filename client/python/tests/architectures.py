@@ -322,10 +322,10 @@ def table(outcomes) -> str:
         lines += [""]
     lines += ["**Refused, with the sentence.**"]
     sentences: dict = {}
-    for (_, name), (outcome, sentence) in outcomes.items():
+    for (task, name), (outcome, sentence) in outcomes.items():
         if outcome == "refused":
-            sentences.setdefault(sentence, []).append(f"`{name}`")
-    lines += [f"- {', '.join(names)}: {sentence}" for sentence, names in sentences.items()]
+            sentences.setdefault((task, sentence), []).append(f"`{name}`")
+    lines += [f"- {task}: {', '.join(names)}: {sentence}" for (task, sentence), names in sentences.items()]
     return "\n".join(lines) + "\n"
 
 
