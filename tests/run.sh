@@ -108,9 +108,17 @@ with_torch() {
         FMHA_BUILD=$PWD/build/release build/torch/bin/python -m pytest -q -rs -p no:cacheprovider client/python/tests
 }
 
+# What Prometheus' own checker says of the metrics. Its package starts a server: only the program is taken out of it.
+with_promtool() {
+    mkdir -p build/prometheus && (cd build/prometheus && apt-get download -qq prometheus && dpkg -x prometheus_*.deb .) &&
+        PATH=$PWD/build/prometheus/usr/bin:$PATH FMHA_BUILD=$PWD/build/release "$python" -m pytest -q -rs -p no:cacheprovider \
+            tests/integration/test_watching.py -k promtool
+}
+
 nightly() {
     local status=0 spills=0
     ./dev lint || status=1
+    ./dev build debug && ./dev build clang || status=1
     ./dev build release && ./dev build asan &&
         FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py --asan build/asan || status=1
     if [ "$(id -u)" -eq 0 ] && command -v debootstrap >/dev/null; then
@@ -119,6 +127,7 @@ nightly() {
     else
         echo "packages, wheel: need root and debootstrap: skipped" >&2
     fi
+    with_promtool || status=1
     with_torch || status=1
     FMHA_BUILD=$PWD/build/release "$python" tests/gpu/spill_check.py --full || spills=$?
     [ "$spills" -eq 0 ] || [ "$spills" -eq 77 ] || status=1

@@ -34,7 +34,7 @@ static int replace_file(const char *path, const char *text)
 static int print_metrics(const char *json, const char *out)
 {
 	cJSON *status = cJSON_Parse(json);
-	char *text = status ? metrics_text(status) : NULL;
+	char *text = status ? metrics_text(status, METRICS_CLASSIC) : NULL;
 	int r = CTL_REFUSED;
 
 	cJSON_Delete(status);
@@ -76,14 +76,13 @@ static int metrics(int argc, char **argv)
 
 const struct ctl_command ctl_metrics = {
 	.usage = {.name = "fmhactl metrics",
-		  .brief = "counters and latencies as OpenMetrics text",
+		  .brief = "counters and latencies for Prometheus",
 		  .synopsis = "[--out FILE] [OPTION...]",
-		  .text = "Prints what the daemon has counted as OpenMetrics text, for a collector "
-			  "of "
-			  "text files such as node_exporter's. It has sums only: no user, process "
-			  "or "
-			  "shape is named. With metrics_socket in fmhad.json(5) the daemon answers "
-			  "the same over HTTP.",
+		  .text = "Prints what the daemon has counted in Prometheus' text format, for a "
+			  "collector of text files such as node_exporter's. It has sums only: no "
+			  "user, process or shape is named. With metrics_socket in fmhad.json(5) "
+			  "the daemon answers the same over HTTP, as OpenMetrics for those who "
+			  "accept that.",
 		  .tables = {own_options, ctl_target_options}},
 	.run = metrics,
 };

@@ -86,14 +86,40 @@ static void respond(struct caller *caller, const char *status, const char *type,
 		caller_close(caller);
 }
 
+/*
+ * OpenMetrics for who names it, as Prometheus does, unless with q=0; the classic text, which all
+ * collectors read, for the rest. Weights are left alone otherwise: who takes both gets the newer.
+ */
+static enum metrics_format format_asked(const char *request)
+{
+	static const char type[] = "application/openmetrics-text";
+	const char *line = strstr(request, "\r\n");
+
+	for (; line && strncmp(line, "\r\n\r\n", 4) != 0; line = strstr(line + 2, "\r\n")) {
+		const char *end = strstr(line + 2, "\r\n");
+		const char *at, *weight;
+
+		if (strncasecmp(line + 2, "accept:", 7) != 0)
+			continue;
+		at = strcasestr(line, type);
+		if (!at || !end || at > end)
+			continue;
+		at += strlen(type);
+		weight = strcasestr(at, "q=");
+		if (!weight || weight > at + strcspn(at, ",\r") || strtod(weight + 2, NULL) > 0)
+			return METRICS_OPEN;
+	}
+	return METRICS_CLASSIC;
+}
+
 static void on_status(void *owner, const cJSON *status)
 {
 	struct caller *caller = owner;
-	char *text = metrics_text(status);
+	enum metrics_format format = format_asked(caller->request);
+	char *text = metrics_text(status, format);
 
 	if (text)
-		respond(caller, "200 OK",
-			"application/openmetrics-text; version=1.0.0; charset=utf-8", text);
+		respond(caller, "200 OK", metrics_type(format), text);
 	else
 		caller_close(caller);
 	free(text);

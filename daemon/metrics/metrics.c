@@ -6,6 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+struct page {
+	FILE *out;
+	enum metrics_format format;
+};
+
 static const cJSON *find(const cJSON *object, const char *key)
 {
 	return cJSON_GetObjectItemCaseSensitive(object, key);
@@ -34,18 +39,29 @@ static const char *text_of(const cJSON *object, const char *key)
 }
 
 /* A label's value; names of devices come from configurations and drivers. */
-static void print_label(FILE *out, const char *value)
+static void print_label(struct page *page, const char *value)
 {
 	for (; *value; value++) {
 		if (*value == '"' || *value == '\\')
-			(void)fputc('\\', out);
-		(void)fputc((unsigned char)*value < ' ' ? '?' : *value, out);
+			(void)fputc('\\', page->out);
+		(void)fputc((unsigned char)*value < ' ' ? '?' : *value, page->out);
 	}
 }
 
-static void head(FILE *out, const char *name, const char *type, const char *help)
+/*
+ * @name: of the family. OpenMetrics names it without the suffix that counters' samples have; the classic
+ * text has no families, so it is told of the samples, and knows no info.
+ */
+static void head(struct page *page, const char *name, const char *type, const char *help)
 {
-	(void)fprintf(out, "# HELP fmhad_%s %s\n# TYPE fmhad_%s %s\n", name, help, name, type);
+	const char *suffix = "";
+
+	if (page->format == METRICS_CLASSIC && strcmp(type, "counter") == 0)
+		suffix = "_total";
+	if (page->format == METRICS_CLASSIC && strcmp(type, "info") == 0)
+		suffix = "_info", type = "gauge";
+	(void)fprintf(page->out, "# HELP fmhad_%s%s %s\n# TYPE fmhad_%s%s %s\n", name, suffix, help,
+		      name, suffix, type);
 }
 
 /* ---- one number a device ---- */
@@ -76,13 +92,13 @@ static const struct {
 	 "resident_bytes", 1},
 };
 
-static void print_of_devices(FILE *out, const cJSON *devices)
+static void print_of_devices(struct page *page, const cJSON *devices)
 {
 	for (size_t i = 0; i < sizeof(of_devices) / sizeof(of_devices[0]); i++) {
 		bool counts = strcmp(of_devices[i].type, "counter") == 0;
 		const cJSON *device;
 
-		head(out, of_devices[i].name, of_devices[i].type, of_devices[i].help);
+		head(page, of_devices[i].name, of_devices[i].type, of_devices[i].help);
 		cJSON_ArrayForEach(device, devices)
 		{
 			const cJSON *part = of_devices[i].part == PART_SLOT
@@ -91,7 +107,7 @@ static void print_of_devices(FILE *out, const cJSON *devices)
 
 			if (!cJSON_IsObject(part))
 				continue; /* it did not answer: no number is not zero */
-			(void)fprintf(out, "fmhad_%s%s{device=\"%.0f\"} %.17g\n",
+			(void)fprintf(page->out, "fmhad_%s%s{device=\"%.0f\"} %.17g\n",
 				      of_devices[i].name, counts ? "_total" : "",
 				      number(device, "device"),
 				      number(part, of_devices[i].path) * of_devices[i].scale);
@@ -101,36 +117,37 @@ static void print_of_devices(FILE *out, const cJSON *devices)
 
 /* ---- several numbers a device ---- */
 
-static void print_info(FILE *out, const cJSON *devices)
+static void print_info(struct page *page, const cJSON *devices)
 {
 	const cJSON *device;
 
-	head(out, "device_up", "gauge", "1 when the device serves");
+	head(page, "device_up", "gauge", "1 when the device serves");
 	cJSON_ArrayForEach(device, devices)
 	{
-		(void)fprintf(out, "fmhad_device_up{device=\"%.0f\",backend=\"",
+		(void)fprintf(page->out, "fmhad_device_up{device=\"%.0f\",backend=\"",
 			      number(device, "device"));
-		print_label(out, text_of(device, "backend"));
-		(void)fputs("\",arch=\"", out);
-		print_label(out, text_of(device, "arch"));
-		(void)fputs("\",name=\"", out);
-		print_label(out, text_of(device, "name"));
-		(void)fprintf(out, "\"} %d\n", strcmp(text_of(device, "state"), "ready") == 0);
+		print_label(page, text_of(device, "backend"));
+		(void)fputs("\",arch=\"", page->out);
+		print_label(page, text_of(device, "arch"));
+		(void)fputs("\",name=\"", page->out);
+		print_label(page, text_of(device, "name"));
+		(void)fprintf(page->out, "\"} %d\n",
+			      strcmp(text_of(device, "state"), "ready") == 0);
 	}
 }
 
-static void print_quarantine(FILE *out, const cJSON *devices)
+static void print_quarantine(struct page *page, const cJSON *devices)
 {
 	const cJSON *device;
 
-	head(out, "quarantined_kernels", "gauge",
+	head(page, "quarantined_kernels", "gauge",
 	     "Kernels that somebody is not given at the moment");
 	cJSON_ArrayForEach(device, devices)(void)
-		fprintf(out, "fmhad_quarantined_kernels{device=\"%.0f\"} %.0f\n",
+		fprintf(page->out, "fmhad_quarantined_kernels{device=\"%.0f\"} %.0f\n",
 			number(device, "device"), number(device, "n_quarantined"));
 }
 
-static void print_families(FILE *out, const cJSON *devices)
+static void print_families(struct page *page, const cJSON *devices)
 {
 	static const struct {
 		const char *name, *help, *path;
@@ -146,14 +163,14 @@ static void print_families(FILE *out, const cJSON *devices)
 	for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]); i++) {
 		const cJSON *device, *family;
 
-		head(out, columns[i].name, "counter", columns[i].help);
+		head(page, columns[i].name, "counter", columns[i].help);
 		cJSON_ArrayForEach(device, devices)
 		{
 			cJSON_ArrayForEach(family, find(find(device, "worker"), "families"))
 			{
 				if (!find(family, columns[i].path))
 					continue;
-				(void)fprintf(out,
+				(void)fprintf(page->out,
 					      "fmhad_%s_total{device=\"%.0f\",family=\"%s\"} "
 					      "%.17g\n",
 					      columns[i].name, number(device, "device"),
@@ -165,69 +182,71 @@ static void print_families(FILE *out, const cJSON *devices)
 }
 
 /* Where the device has told how fast it could be, or its configuration does. */
-static void print_roofs(FILE *out, const cJSON *devices)
+static void print_roofs(struct page *page, const cJSON *devices)
 {
 	const cJSON *device, *rate;
 
-	head(out, "roof_flops", "gauge", "Operations a second that count as all a device can do");
+	head(page, "roof_flops", "gauge", "Operations a second that count as all a device can do");
 	cJSON_ArrayForEach(device, devices)
 	{
 		const cJSON *roof = find(find(device, "worker"), "roof");
 
 		cJSON_ArrayForEach(rate, find(roof, "tflops"))(void)
-			fprintf(out,
+			fprintf(page->out,
 				"fmhad_roof_flops{device=\"%.0f\",dtype=\"%s\",source=\"%s\"} "
 				"%.9g\n",
 				number(device, "device"), rate->string,
 				text_of(find(roof, "source"), "tflops"), rate->valuedouble * 1e12);
 	}
-	head(out, "roof_bytes", "gauge", "Bytes a second that count as all its memory can move");
+	head(page, "roof_bytes", "gauge", "Bytes a second that count as all its memory can move");
 	cJSON_ArrayForEach(device, devices)
 	{
 		const cJSON *roof = find(find(device, "worker"), "roof");
 
 		if (find(roof, "gbs"))
-			(void)fprintf(out, "fmhad_roof_bytes{device=\"%.0f\",source=\"%s\"} %.9g\n",
-				      number(device, "device"),
-				      text_of(find(roof, "source"), "gbs"),
-				      number(roof, "gbs") * 1e9);
+			(void)fprintf(
+				page->out, "fmhad_roof_bytes{device=\"%.0f\",source=\"%s\"} %.9g\n",
+				number(device, "device"), text_of(find(roof, "source"), "gbs"),
+				number(roof, "gbs") * 1e9);
 	}
 }
 
-static void print_plans(FILE *out, const cJSON *devices)
+static void print_plans(struct page *page, const cJSON *devices)
 {
 	const cJSON *device, *basis;
 
-	head(out, "plans", "counter", "Plans made, by what was known of the main kernel's time");
+	head(page, "plans", "counter", "Plans made, by what was known of the main kernel's time");
 	cJSON_ArrayForEach(device, devices)
 	{
 		cJSON_ArrayForEach(basis, find(find(device, "worker"), "plans_by"))(void)
-			fprintf(out, "fmhad_plans_total{device=\"%.0f\",by=\"%s\"} %.0f\n",
+			fprintf(page->out, "fmhad_plans_total{device=\"%.0f\",by=\"%s\"} %.0f\n",
 				number(device, "device"), basis->string, basis->valuedouble);
 	}
 }
 
 /* The counts are of values below 2^(10 + 2 i) ns, as base/histogram.h cuts them. */
-static void print_histogram(FILE *out, const char *name, double device, const cJSON *histogram)
+static void print_histogram(struct page *page, const char *name, double device,
+			    const cJSON *histogram)
 {
 	const cJSON *bucket;
 	int power = 10;
 
 	cJSON_ArrayForEach(bucket, find(histogram, "buckets"))
 	{
-		(void)fprintf(out, "fmhad_%s_seconds_bucket{device=\"%.0f\",le=\"%.9g\"} %.0f\n",
-			      name, device, (double)(1ull << power) * 1e-9, bucket->valuedouble);
+		(void)fprintf(page->out,
+			      "fmhad_%s_seconds_bucket{device=\"%.0f\",le=\"%.9g\"} %.0f\n", name,
+			      device, (double)(1ull << power) * 1e-9, bucket->valuedouble);
 		power += 2;
 	}
-	(void)fprintf(out, "fmhad_%s_seconds_bucket{device=\"%.0f\",le=\"+Inf\"} %.0f\n", name,
-		      device, number(histogram, "n"));
-	(void)fprintf(out, "fmhad_%s_seconds_sum{device=\"%.0f\"} %.17g\n", name, device,
+	(void)fprintf(page->out, "fmhad_%s_seconds_bucket{device=\"%.0f\",le=\"+Inf\"} %.0f\n",
+		      name, device, number(histogram, "n"));
+	(void)fprintf(page->out, "fmhad_%s_seconds_sum{device=\"%.0f\"} %.17g\n", name, device,
 		      number(histogram, "sum") * 1e-9);
-	(void)fprintf(out, "fmhad_%s_seconds_count{device=\"%.0f\"} %.0f\n", name, device,
+	(void)fprintf(page->out, "fmhad_%s_seconds_count{device=\"%.0f\"} %.0f\n", name, device,
 		      number(histogram, "n"));
 }
 
-static void print_latencies(FILE *out, const cJSON *devices)
+static void print_latencies(struct page *page, const cJSON *devices)
 {
 	static const struct {
 		const char *name, *key, *help;
@@ -242,14 +261,14 @@ static void print_latencies(FILE *out, const cJSON *devices)
 		char name[32];
 
 		(void)snprintf(name, sizeof(name), "%s_seconds", latencies[i].name);
-		head(out, name, "histogram", latencies[i].help);
+		head(page, name, "histogram", latencies[i].help);
 		cJSON_ArrayForEach(device, devices)
 		{
 			const cJSON *histogram = find(find(find(device, "worker"), "latency_ns"),
 						      latencies[i].key);
 
 			if (histogram)
-				print_histogram(out, latencies[i].name, number(device, "device"),
+				print_histogram(page, latencies[i].name, number(device, "device"),
 						histogram);
 		}
 	}
@@ -258,43 +277,44 @@ static void print_latencies(FILE *out, const cJSON *devices)
 /* ---- front and workers alike ---- */
 
 /* @process: "front" or "0", "1", ... of a device's worker */
-static void print_errors_of(FILE *out, const char *process, const cJSON *part)
+static void print_errors_of(struct page *page, const char *process, const cJSON *part)
 {
 	const cJSON *error;
 
 	cJSON_ArrayForEach(error, find(part, "errors"))(void)
-		fprintf(out, "fmhad_errors_total{process=\"%s\",code=\"%s\"} %.0f\n", process,
+		fprintf(page->out, "fmhad_errors_total{process=\"%s\",code=\"%s\"} %.0f\n", process,
 			error->string, error->valuedouble);
 }
 
-static void print_limits_of(FILE *out, const char *process, const cJSON *part)
+static void print_limits_of(struct page *page, const char *process, const cJSON *part)
 {
 	const cJSON *limit;
 
 	cJSON_ArrayForEach(limit, find(part, "limits"))(void)
-		fprintf(out, "fmhad_limit_hits_total{process=\"%s\",limit=\"%s\"} %.0f\n", process,
-			limit->string, number(limit, "hits"));
+		fprintf(page->out, "fmhad_limit_hits_total{process=\"%s\",limit=\"%s\"} %.0f\n",
+			process, limit->string, number(limit, "hits"));
 }
 
-static void print_of_processes(FILE *out, const cJSON *status, const char *name, const char *help,
-			       void (*print)(FILE *out, const char *process, const cJSON *part))
+static void
+print_of_processes(struct page *page, const cJSON *status, const char *name, const char *help,
+		   void (*print)(struct page *page, const char *process, const cJSON *part))
 {
 	const cJSON *device;
 
-	head(out, name, "counter", help);
-	print(out, "front", find(status, "front"));
+	head(page, name, "counter", help);
+	print(page, "front", find(status, "front"));
 	cJSON_ArrayForEach(device, find(status, "devices"))
 	{
 		char process[16];
 
 		(void)snprintf(process, sizeof(process), "%.0f", number(device, "device"));
-		print(out, process, find(device, "worker"));
+		print(page, process, find(device, "worker"));
 	}
 }
 
 /* ---- the front ---- */
 
-static void print_front(FILE *out, const cJSON *front)
+static void print_front(struct page *page, const cJSON *front)
 {
 	static const struct {
 		const char *name, *type, *help, *path;
@@ -316,42 +336,49 @@ static void print_front(FILE *out, const cJSON *front)
 	for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
 		bool counts = strcmp(values[i].type, "counter") == 0;
 
-		head(out, values[i].name, values[i].type, values[i].help);
-		(void)fprintf(out, "fmhad_%s%s %.17g\n", values[i].name, counts ? "_total" : "",
-			      number(front, values[i].path));
+		head(page, values[i].name, values[i].type, values[i].help);
+		(void)fprintf(page->out, "fmhad_%s%s %.17g\n", values[i].name,
+			      counts ? "_total" : "", number(front, values[i].path));
 	}
 }
 
-char *metrics_text(const cJSON *status)
+const char *metrics_type(enum metrics_format format)
+{
+	return format == METRICS_OPEN ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
+				      : "text/plain; version=0.0.4; charset=utf-8";
+}
+
+char *metrics_text(const cJSON *status, enum metrics_format format)
 {
 	const cJSON *devices = find(status, "devices");
 	char *text = NULL;
 	size_t n;
-	FILE *out = open_memstream(&text, &n);
+	struct page opened = {open_memstream(&text, &n), format}, *page = &opened;
 
-	if (!out)
+	if (!page->out)
 		return NULL;
-	head(out, "build", "info", "The daemon's version");
-	(void)fputs("fmhad_build_info{version=\"", out);
-	print_label(out, text_of(status, "version"));
-	(void)fputs("\"} 1\n", out);
-	head(out, "degraded", "gauge", "1 when a device is out of order");
-	(void)fprintf(out, "fmhad_degraded %d\n",
+	head(page, "build", "info", "The daemon's version");
+	(void)fputs("fmhad_build_info{version=\"", page->out);
+	print_label(page, text_of(status, "version"));
+	(void)fputs("\"} 1\n", page->out);
+	head(page, "degraded", "gauge", "1 when a device is out of order");
+	(void)fprintf(page->out, "fmhad_degraded %d\n",
 		      strcmp(text_of(status, "state"), "degraded") == 0);
-	print_front(out, find(status, "front"));
-	print_info(out, devices);
-	print_of_devices(out, devices);
-	print_quarantine(out, devices);
-	print_families(out, devices);
-	print_roofs(out, devices);
-	print_plans(out, devices);
-	print_latencies(out, devices);
-	print_of_processes(out, status, "errors", "Requests answered with an error, by its code",
+	print_front(page, find(status, "front"));
+	print_info(page, devices);
+	print_of_devices(page, devices);
+	print_quarantine(page, devices);
+	print_families(page, devices);
+	print_roofs(page, devices);
+	print_plans(page, devices);
+	print_latencies(page, devices);
+	print_of_processes(page, status, "errors", "Requests answered with an error, by its code",
 			   print_errors_of);
-	print_of_processes(out, status, "limit_hits",
+	print_of_processes(page, status, "limit_hits",
 			   "Times that a limit of the configuration was hit", print_limits_of);
-	(void)fputs("# EOF\n", out);
-	if (fclose(out) != 0) {
+	if (format == METRICS_OPEN)
+		(void)fputs("# EOF\n", page->out);
+	if (fclose(page->out) != 0) {
 		free(text);
 		return NULL;
 	}

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import time
@@ -22,23 +23,28 @@ def fmhactl(*arguments, daemon=None, expect=0, **options):
     return done.stdout
 
 
-def parse(text):
-    """OpenMetrics as its specification reads it, as far as we write it: {(name, labels): value}."""
+SUFFIXES = {"counter": ["_total"], "info": ["_info"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
+
+
+def parse(text, classic=True):
+    """Prometheus' classic text or OpenMetrics, strictly, as far as we write them: {(name, labels): value}. The classic text
+    names samples where OpenMetrics names families, and knows no infos."""
     values, families, family = {}, {}, None
     lines = text.splitlines()
-    assert lines[-1] == "# EOF" and text.endswith("\n")
-    for line in lines[:-1]:
+    assert text.endswith("\n") and (lines[-1] == "# EOF") is not classic
+    for line in lines if classic else lines[:-1]:
         if line.startswith("# HELP "):
             family = line.split()[2]
             assert family not in families, f"{family} is interrupted"
         elif line.startswith("# TYPE "):
             _, _, name, kind = line.split()
-            assert name == family
+            assert name == family and kind in ("counter", "gauge", "histogram") + (() if classic else ("info",)), line
+            assert name.endswith("_total") is (classic and kind == "counter"), line
             families[name] = kind
         else:
             name, labels, value = LINE.match(line).groups()
-            suffixes = {"counter": ["_total"], "info": ["_info"], "gauge": [""],
-                        "histogram": ["_bucket", "_sum", "_count"]}[families[family]]
+            kind = families[family]
+            suffixes = [""] if classic and kind != "histogram" else SUFFIXES[kind]
             assert name in [family + suffix for suffix in suffixes], line
             assert (name, labels) not in values, line
             values[name, labels] = float(value)
@@ -137,17 +143,40 @@ def get(path, request=b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"):
     return answer.decode()
 
 
+ACCEPTED = [
+    ("", True),
+    ("Accept: */*\r\n", True),
+    ("Accept: text/plain\r\n", True),
+    ("Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n", False),
+    ("accept: text/plain;version=0.0.4;q=0.5,Application/OpenMetrics-Text;version=1.0.0;q=0.75\r\n", False),
+    ("Accept: application/openmetrics-text;q=0, text/plain;q=0.1\r\n", True),
+]
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool (Debian's prometheus) is not installed")
+def test_promtool_takes_the_metrics(make_daemon):
+    daemon = make_daemon()
+    with daemon.device() as device:
+        run_forward(device, 2)
+        text = fmhactl("metrics", daemon=daemon)
+    for wrong in ("", "# TYPE x info\n"):
+        done = subprocess.run(["promtool", "check", "metrics"], input=text + wrong, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0 and done.stdout + done.stderr == "") is not bool(wrong), done.stdout + done.stderr
+
+
 def test_metrics_over_http(make_daemon, tmp_path):
     path = str(tmp_path / "metrics")
     daemon = make_daemon({"metrics_socket": path})
     with daemon.device() as device:
         run_forward(device, 2)
-        head, body = get(path).split("\r\n\r\n", 1)
-        assert head.startswith("HTTP/1.0 200 OK\r\n") and f"Content-Length: {len(body)}" in head
-        assert "application/openmetrics-text; version=1.0.0" in head
-        values = parse(body)
-        assert values["fmhad_runs_total", 'device="0"'] == 2
-        assert values.keys() == parse(fmhactl("metrics", daemon=daemon)).keys()
+        for accept, classic in ACCEPTED:
+            request = f"GET /metrics HTTP/1.1\r\nHost: x\r\n{accept}X: application/openmetrics-text\r\n\r\n".encode()
+            head, body = get(path, request).split("\r\n\r\n", 1)
+            assert head.startswith("HTTP/1.0 200 OK\r\n") and f"Content-Length: {len(body)}" in head
+            assert ("text/plain; version=0.0.4" if classic else "application/openmetrics-text; version=1.0.0") in head, accept
+            values = parse(body, classic)
+            assert values["fmhad_runs_total", 'device="0"'] == 2
+            assert values.keys() == parse(fmhactl("metrics", daemon=daemon)).keys()
     assert get(path, b"GET / HTTP/1.1\r\n\r\n").startswith("HTTP/1.0 404")
     assert get(path, b"GET /metricsx HTTP/1.1\r\n\r\n").startswith("HTTP/1.0 404")
     assert get(path, b"POST /metrics HTTP/1.1\r\n\r\n").startswith("HTTP/1.0 405")
