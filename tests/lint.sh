@@ -4,9 +4,11 @@
 # them. Device code is left out: these tools do not read it.
 #
 #   tests/lint.sh              all of it
-#   tests/lint.sh --changed    clang-tidy, the slow one, only over what the last commits and the
-#                              working tree changed, and an eighth of the rest: another eighth
-#                              after each commit
+#   tests/lint.sh --changed    clang-tidy and cppcheck, the slow ones, only over what the last commits and
+#                              the working tree changed, and a sixteenth of the rest: another one after
+#                              each commit, or where there is no clone each day
+#
+# What they have passed is not looked at again while it is as it was: build/tidied and build/cppcheck know.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 build=build/clang
@@ -19,31 +21,42 @@ failed=0
 mapfile -t sources < <(find cli proto specs kernels daemon client tests -name '*.[ch]' | grep -v '^kernels/gpu/' | sort)
 mapfile -t units < <(printf '%s\n' "${sources[@]}" | grep '\.c$' | grep -v '^tests/')
 
-tidied=("${units[@]}")
+looked_at=("${units[@]}")
 if [ "${1:-}" = --changed ]; then
-    changed=$({ git log -8 --format= --name-only && git diff --name-only HEAD; } 2>/dev/null)
-    turn=$(git rev-list --count HEAD 2>/dev/null || date +%s)
-    tidied=()
+    changed=$({ git log -4 --format= --name-only && git diff --name-only HEAD; } 2>/dev/null)
+    turn=$(git rev-list --count HEAD 2>/dev/null || echo $(($(date +%s) / 86400)))
+    looked_at=()
     for n in "${!units[@]}"; do
-        if ((n % 8 == turn % 8)) || grep -qxF "${units[n]}" <<<"$changed"; then
-            tidied+=("${units[n]}")
+        if ((n % 16 == turn % 16)) || grep -qxF "${units[n]}" <<<"$changed"; then
+            looked_at+=("${units[n]}")
         fi
     done
 fi
 
+layout() {
+    clang-format --dry-run -Werror "${sources[@]}"
+}
+
+tidy() {
+    [ -f $build/build.ninja ] || cmake --preset clang >/dev/null || return 1
+    JOBS=$jobs /usr/bin/python3 tests/lib/tidied.py $build "${looked_at[@]}"
+}
+
+check() {
+    mapfile -t includes < <(find cli proto specs kernels daemon client -type d -name include -printf '-I%p\n')
+    mkdir -p build/cppcheck
+    # Its own progress ("3/40 files checked 7% done") is what quietly shows.
+    quietly cppcheck cppcheck --error-exitcode=1 --inline-suppr --std=c11 -j "$jobs" \
+        --cppcheck-build-dir=build/cppcheck --enable=warning,performance,portability \
+        --suppressions-list=tests/cppcheck.suppressions \
+        "${includes[@]}" -D_GNU_SOURCE "${looked_at[@]}"
+}
+
 say "clang-format"
-clang-format --dry-run -Werror "${sources[@]}" || failed=1
-
-say "clang-tidy, ${#tidied[@]} of ${#units[@]} sources"
-[ -f $build/build.ninja ] || cmake --preset clang >/dev/null || exit 1
-printf '%s\n' "${tidied[@]}" |
-    xargs -P "$jobs" -n 4 clang-tidy -p $build --quiet 2>/dev/null || failed=1
-
-say "cppcheck"
-mapfile -t includes < <(find cli proto specs kernels daemon client -type d -name include -printf '-I%p\n')
-cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 -j "$jobs" \
-    --enable=warning,performance,portability \
-    --suppressions-list=tests/cppcheck.suppressions \
-    "${includes[@]}" -D_GNU_SOURCE "${units[@]}" || failed=1
+timed "lint: clang-format" layout || failed=1
+say "clang-tidy, ${#looked_at[@]} of ${#units[@]} sources"
+timed "lint: clang-tidy" tidy || failed=1
+say "cppcheck, ${#looked_at[@]} of ${#units[@]} sources"
+timed "lint: cppcheck" check || failed=1
 
 exit $failed

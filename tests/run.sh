@@ -19,7 +19,7 @@ run() { # name command...
     local name=$1 start=$SECONDS
     shift
     say "$name"
-    if "$@"; then
+    if timed "$name" "$@"; then
         say "$name: passed in $((SECONDS - start)) s"
     else
         say "$name: FAILED"
@@ -43,7 +43,13 @@ lint() {
 }
 
 unit() {
-    ./dev build release && ctests release
+    timed "unit: build" ./dev build release && timed "unit: ctest" ctests release && timed "unit: build debug" debug
+}
+
+# That what is installed builds without a warning as people debug it; nightly builds all of it, and all of clang's.
+debug() {
+    [ -f build/debug/build.ninja ] || cmake --preset debug >/dev/null || return 1
+    cmake --build build/debug -j "$jobs" --target fmhad fmhactl
 }
 
 integration() {
@@ -55,14 +61,14 @@ integration() {
 # The tree is clang's: that everything builds without a warning there is the other half of this step.
 # Only tests that start threads run: the others have nothing to race with, and take minutes.
 tsan() {
-    ./dev build tsan && ctests tsan -L threads
+    timed "tsan: build" ./dev build tsan && timed "tsan: ctest" ctests tsan -L threads
 }
 
 asan() {
-    ./dev build asan &&
+    timed "asan: build" ./dev build asan &&
         ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
-            ctests asan &&
-        FMHA_BUILD=$PWD/build/asan "$python" -m pytest -q -rs -p no:cacheprovider \
+            timed "asan: ctest" ctests asan &&
+        FMHA_BUILD=$PWD/build/asan timed "asan: hostile clients" "$python" -m pytest -q -rs -p no:cacheprovider \
             tests/integration/test_hostile.py
 }
 
@@ -70,29 +76,34 @@ fuzz() {
     tests/fuzz/run.sh
 }
 
+# A Python program that says by status 77 that something it needs is not here.
+timed_or_skipped() { # name program [option...]
+    local name=$1 status=0
+    shift
+    skippable() {
+        "$python" "$@" || status=$?
+        [ "$status" -eq 0 ] || [ "$status" -eq 77 ]
+    }
+    timed "$name" skippable "$@"
+}
+
 # Kernels for GPUs: the assembly of the AMD ones, its main loops counted, on an emulator when TINYGRAD is set, on the card when
 # there is one (that needs PyTorch, for comparison). That they compile is tested with the rest, in
 # integration.
 gpu() {
-    local emulator=0 assembly=0 density=0
     ./dev build release || return 1
-    FMHA_BUILD=$PWD/build/release "$python" tests/emulator/assembly.py --quick || assembly=$?
-    [ "$assembly" -eq 0 ] || [ "$assembly" -eq 77 ] || return 1
-    FMHA_BUILD=$PWD/build/release "$python" tests/emulator/density.py || density=$?
-    [ "$density" -eq 0 ] || [ "$density" -eq 77 ] || return 1
-    FMHA_BUILD=$PWD/build/release "$python" tests/emulator/instructions.py &&
-        FMHA_BUILD=$PWD/build/release "$python" tests/emulator/run.py --quick &&
-        FMHA_BUILD=$PWD/build/release "$python" tests/emulator/coverage.py --share 1000 || emulator=$?
-    [ "$emulator" -eq 0 ] || [ "$emulator" -eq 77 ] || return 1
-    FMHA_BUILD=$PWD/build/release "$python" tests/emulator/coverage.py --count --share 400 || return 1
-    local spills=0
-    FMHA_BUILD=$PWD/build/release "$python" tests/gpu/spill_check.py || spills=$?
-    [ "$spills" -eq 0 ] || [ "$spills" -eq 77 ] || return 1
+    local -x FMHA_BUILD=$PWD/build/release
+    timed_or_skipped "gpu: assembly" tests/emulator/assembly.py --quick &&
+        timed_or_skipped "gpu: density" tests/emulator/density.py &&
+        timed_or_skipped "gpu: instructions" tests/emulator/instructions.py &&
+        timed_or_skipped "gpu: emulator" tests/emulator/run.py --quick &&
+        timed_or_skipped "gpu: coverage" tests/emulator/coverage.py --share 1000 &&
+        timed_or_skipped "gpu: coverage, count" tests/emulator/coverage.py --count --share 400 &&
+        timed_or_skipped "gpu: spills" tests/gpu/spill_check.py || return 1
     if [ ! -e /dev/nvidia0 ]; then
         echo "no NVIDIA GPU on this machine: skipped" >&2
         return 0
     fi
-    local -x FMHA_BUILD=$PWD/build/release
     python3 tests/gpu/service.py && python3 tests/gpu/packed.py && python3 tests/gpu/h200.py --bench "" &&
         python3 tests/gpu/hopper.py build build/hopper >/dev/null &&
         python3 tests/gpu/hopper.py run build/hopper --no-bench &&
@@ -170,9 +181,17 @@ for name in "$@"; do
 done
 [ "$only_known" -eq 0 ] || exit 0
 
+# ./dev has begun the list with the packages that it installed.
+if [ -z "${FMHA_TIMES:-}" ]; then
+    FMHA_TIMES=$(mktemp)
+    trap 'rm -f "$FMHA_TIMES"' EXIT
+fi
+export FMHA_TIMES
 for name in "$@"; do
     run "$name" "$name"
 done
+say "what it took"
+tell_times
 
 if [ ${#failed[@]} -gt 0 ]; then
     echo "failed: ${failed[*]}" >&2

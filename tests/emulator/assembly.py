@@ -18,10 +18,11 @@ import resource
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "..", "gpu"))
+sys.path[:0] = [os.path.join(HERE, "..", "gpu"), os.path.join(HERE, "..", "lib")]
 
 import abi  # noqa: E402
 import clangs  # noqa: E402
+import progress  # noqa: E402
 import spill_check  # noqa: E402
 import suite  # noqa: E402
 
@@ -265,7 +266,7 @@ def main():
         mine = [(name, kernel) for name, kernel in kernels.items() if re.search(options.match, name)]
         jobs += [Job(arch, name, kernel, n == 0) for n, (name, kernel) in enumerate(mine)]
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
-        for job, (wrong, number, seconds) in zip(jobs, pool.map(check, jobs)):
+        for job, (wrong, number, seconds) in progress.told(zip(jobs, pool.map(check, jobs)), len(jobs), "assembly"):
             failed += bool(wrong)
             times.append((seconds, job.name))
             if number and spilled(number):

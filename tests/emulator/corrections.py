@@ -321,9 +321,7 @@ class ProgramCache:
     def __init__(self, emu, folder):
         self.folder = folder
         self.to_program, self.get_runtime = emu.to_program, emu.get_runtime
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(emu.__file__))))
-        head = subprocess_output(["git", "-C", root, "rev-parse", "HEAD"])
-        self.salt = (head + os.uname().machine).encode()
+        self.salt = digest_of(tinygrad_folder(emu)).encode() + os.uname().machine.encode()
         os.makedirs(folder, exist_ok=True)
 
     def find(self, sink, renderer):
@@ -344,10 +342,20 @@ class ProgramCache:
         return emu.Device[device].runtime(program.elf)
 
 
-def subprocess_output(command):
-    import subprocess
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+def tinygrad_folder(emu):
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(emu.__file__))))
+
+
+def digest_of(root):
+    """Of the sources that make the programs, changed ones too, whether or not they are a clone."""
+    digest = hashlib.sha256()
+    for folder, folders, files in os.walk(os.path.join(root, "tinygrad")):
+        folders.sort()
+        for name in sorted(files):
+            if name.endswith(".py"):
+                with open(os.path.join(folder, name), "rb") as f:
+                    digest.update(name.encode() + b"\0" + hashlib.sha256(f.read()).digest())
+    return digest.hexdigest()
 
 
 def apply(emu, cache_folder=None):

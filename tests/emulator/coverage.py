@@ -7,7 +7,7 @@
 A class is a family, a type, a pipeline with its tile and head dims, and which of mask, bias, ALiBi and dropout it has.
 The kernels of a class differ in soft cap, factors, pages, splits and the like: which of them runs goes by the turn, so
 that nights go round them; those that run.py's cases run are left to it. --share: one class in N, others with each turn;
-the turn is the number of commits. --count runs nothing. A class for which no problem is known fails in any case. Kernels
+the turn is the number of commits, or of days. --count runs nothing. A class for which no problem is known fails in any case. Kernels
 that spill are set aside on gfx90a, whose scratch memory the emulator does not have, and counted.
 """
 import argparse
@@ -17,17 +17,18 @@ import hashlib
 import multiprocessing
 import os
 import re
-import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "..", "gpu"))
+sys.path[:0] = [os.path.join(HERE, "..", "gpu"), os.path.join(HERE, "..", "lib")]
 
 import abi  # noqa: E402
 import clangs  # noqa: E402
+import progress  # noqa: E402
 import run  # noqa: E402
 import spill_check  # noqa: E402
 import suite  # noqa: E402
+import turns  # noqa: E402
 
 FEATURES = ("mask", "bias", "bias2", "drop")
 TILED = ("fwd", "fwd_splitkv", "fwd_pagedkv", "batch_prefill", "bwd_dq_dk_dv")
@@ -119,11 +120,6 @@ def spread(key):
     return int(hashlib.sha256(" ".join(key).encode()).hexdigest()[:12], 16)
 
 
-def turn_of_commits():
-    done = subprocess.run(["git", "-C", HERE, "rev-list", "--count", "HEAD"], capture_output=True, text=True, check=False)
-    return int(done.stdout or 0)
-
-
 def choose(arch, names, turn):
     """The turn's kernel of a class, or the first after it that has a problem: (name, case)."""
     for n in range(len(names)):
@@ -174,7 +170,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--arch", action="append")
     parser.add_argument("--share", type=int, default=1)
-    parser.add_argument("--turn", type=int, default=turn_of_commits())
+    parser.add_argument("--turn", type=int, default=turns.turn())
     parser.add_argument("--count", action="store_true", help="only that every class has a problem")
     parser.add_argument("--match", default="", help="a regular expression")
     parser.add_argument("--timeout", type=int, default=600, help="seconds a problem may take")
@@ -193,7 +189,7 @@ def main():
             mine = spread(key) % options.share == options.turn % options.share
             if names and mine and re.search(options.match, names[0]):
                 tasks.append((arch, names, turn, folder, options.timeout))
-    for name, verdict, text in try_all(tasks, options.count, options.jobs):
+    for name, verdict, text in progress.told(try_all(tasks, options.count, options.jobs), len(tasks), "coverage"):
         verdicts[verdict] += 1
         if verdict != run.PASSED:
             print(f"{verdict} {name}: {text}", flush=True)

@@ -30,11 +30,12 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "..", "gpu"))
+sys.path[:0] = [os.path.join(HERE, "..", "gpu"), os.path.join(HERE, "..", "lib")]
 
 import abi  # noqa: E402
 import assembly  # noqa: E402
 import clangs  # noqa: E402
+import progress  # noqa: E402
 import spill_check  # noqa: E402
 import suite  # noqa: E402
 
@@ -412,6 +413,7 @@ def main():
     parser.add_argument("--update", action="store_true", help="write the table")
     parser.add_argument("--arch", action="append")
     parser.add_argument("--match", default="", help="a regular expression")
+    parser.add_argument("--verbose", action="store_true", help="show loops that are as they were, too")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     archs = clangs.known(options.arch or ARCHS, "density")
@@ -426,18 +428,17 @@ def main():
         print(f"FAIL {jobs[0].name}: twice the exponentials are not found worse")
         failed += 1
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
-        for job, rows in zip(jobs, pool.map(measure, jobs)):
+        for job, rows in progress.told(zip(jobs, pool.map(measure, jobs)), len(jobs), "density"):
             if not rows:
                 print(f"FAIL {job.name}: no loop has matrix instructions")
                 failed += 1
             for row in rows:
-                show(row)
                 key = (row["kernel"], row["loop"])
                 found[key] = row
-                if options.update:
-                    continue
-                said = worse(table[key], row) if key in table else ["no line in density.csv"]
+                said = [] if options.update else worse(table[key], row) if key in table else ["no line in density.csv"]
                 failed += bool(said)
+                if options.verbose or said:
+                    show(row)
                 for sentence in said:
                     print(f"FAIL {job.name} loop {row['loop']}: {sentence}", flush=True)
     if options.update:

@@ -29,6 +29,7 @@ for fuzzer in precheck message problem specs; do
     [ $fuzzer != specs ] || seeds=$scratch/seeds_specs
     mkdir -p "$corpus"
     log=$scratch/$fuzzer.log
+    echo "fuzz_$fuzzer: $seconds s" >&2
     if ! $build/tests/fuzz/fuzz_$fuzzer -max_total_time="$seconds" -max_len=2048 -timeout=5 \
         -rss_limit_mb=512 -malloc_limit_mb=64 -print_final_stats=1 -artifact_prefix=$build/found/ \
         "$corpus" "$seeds" >"$log" 2>&1; then

@@ -22,8 +22,10 @@ import subprocess
 import sys
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "lib")]
 import abi  # noqa: E402
+import progress  # noqa: E402
 from backward_cases import Append, Backward  # noqa: E402
 from cases import Forward  # noqa: E402
 from cuda_device import compile_cubin, find_nvrtc  # noqa: E402
@@ -174,7 +176,7 @@ def main():
                 kinds[kind_of(name)].append((name, kernel.source.decode(), abi.kernel_options(kernel), arch))
     n_tried, hopeless, failed, seconds = collections.Counter(), [], [], collections.defaultdict(list)
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
-        for kind, tried in zip(kinds, pool.map(compile_kind, kinds.values())):
+        for kind, tried in progress.told(zip(kinds, pool.map(compile_kind, kinds.values())), len(kinds), "spills"):
             for name, spills, registers, cpu, error in tried:
                 seconds[NAME.match(name)["family"]].append((cpu, name))
                 if error:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """./dev, the demo and the benchmarks, as far as they can be tested without doing all of their work."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,9 @@ import fmhad
 
 sys.path.insert(0, str(fmhad.ROOT / "tests/demo"))
 import demo  # noqa: E402
+
+import progress  # noqa: E402
+import turns  # noqa: E402
 
 
 def run(*command, **options):
@@ -79,6 +83,68 @@ def test_what_installs_a_package_configures_again(tmp_path):
     (tree / "build/release/build.ninja").write_text("new")
     assert run("bash", tree / "dev", env=environment).returncode == 0
     assert (tree / "build/release/build.ninja").exists()
+
+
+def test_silent_commands_are_heard_of(tmp_path):
+    def shell(script):
+        return run("bash", "-c", f". {fmhad.ROOT}/tests/lib/say.sh; {script}", env={**os.environ, "FMHA_PROGRESS": "0.1"})
+
+    told = tmp_path / "told"  # the command ends when it was told of, however long that takes
+    done = shell(f"quietly making bash -c 'echo one of two; until grep -q two {told}; do sleep 0.05; done' 2>{told}")
+    assert done.returncode == 0 and done.stdout == "" and done.stderr == ""
+    assert all(re.fullmatch(r"   making: \d+ s(: one of two)?", line) for line in told.read_text().splitlines())
+    done = shell("quietly making bash -c 'echo first; echo second; exit 3'")
+    assert done.returncode == 3 and done.stderr.endswith("first\nsecond\n")
+
+
+def test_steps_are_told_with_their_times(tmp_path):
+    script = f"""export FMHA_TIMES={tmp_path}/times; . tests/lib/say.sh
+        one() {{ timed 'one: part' true; timed 'one: other' false; }}
+        timed one one || echo "status $?"; timed two true; tell_times"""
+    done = run("bash", "-c", script, cwd=fmhad.ROOT)
+    assert done.stdout == "status 1\n"
+    rows = [line.split() for line in done.stderr.splitlines()]
+    assert [(" ".join(row[:-3]), row[-1]) for row in rows[:-1]] == [
+        ("one: part", "passed"), ("one: other", "FAILED"), ("one", "FAILED"), ("two", "passed")]
+    assert rows[-1][:2] == ["in", "all"]
+
+
+def test_loops_say_how_far_they_are(capsys):
+    clock = iter(range(0, 100, 3)).__next__
+    assert list(progress.told("abcdef", 6, "letters", clock, sys.stdout)) == list("abcdef")
+    assert capsys.readouterr().out == "   letters: 2 of 6\n   letters: 5 of 6\n"
+
+
+def test_turns_without_git_or_a_clone(tmp_path, monkeypatch):
+    assert turns.turn(tmp_path) > 20000  # days
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert turns.turn() > 20000
+
+
+def without_git(folder):
+    """A PATH with all that there is here but git."""
+    for name in os.listdir("/usr/bin"):
+        if not name.startswith("git"):
+            (folder / name).symlink_to(f"/usr/bin/{name}")
+    return {**os.environ, "PATH": str(folder)}
+
+
+def test_what_needs_a_list_of_sources_needs_no_git(tmp_path):
+    """Neither its program nor a clone. An archive has neither."""
+    tree, bin_ = tmp_path / "tree", tmp_path / "bin"
+    bin_.mkdir()
+    (tree / "kernels/gpu").mkdir(parents=True)
+    (tree / "tests").mkdir()
+    shutil.copytree(fmhad.ROOT / "tests/lib", tree / "tests/lib")
+    shutil.copy(fmhad.ROOT / ".clang-format", tree)
+    for name in ("a.c", "kernels/gpu/b.c", "build/c.c"):
+        (tree / name).parent.mkdir(exist_ok=True)
+        (tree / name).write_text("int   x;\n")
+    script = (fmhad.ROOT / "dev").read_text()
+    (tree / "dev").write_text(script.rsplit("command=${1:-help}", 1)[0] + "need() { :; }\ncommand=format\ncmd_format\n")
+    done = run("bash", tree / "dev", env=without_git(bin_))
+    assert done.returncode == 0, done.stderr
+    assert [(tree / name).read_text() for name in ("a.c", "kernels/gpu/b.c", "build/c.c")] == ["int x;\n"] + 2 * ["int   x;\n"]
 
 
 def test_skipped_tests_say_why(tmp_path):
