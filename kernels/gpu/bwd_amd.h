@@ -192,7 +192,7 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 
 			if (row < end && dim < hdim)
 				store_chunk(t.data, at.a.dtype, offset + row * t.stride_seq + dim * t.stride_dim,
-					    t.stride_dim, from);
+					    t.stride_dim, from, hdim - dim);
 		});
 	}
 };

@@ -115,7 +115,7 @@ DEV void store_gradient(const RegTile<Core, TM, T> &x, char *lds, i32 wave, i32 
 
 			if (r < end && dim < hdim)
 				store_chunk(t.data, dtype, offset + r * t.stride_seq + dim * t.stride_dim,
-					    t.stride_dim, stage + index / (T * 2) * STRIDE + dim);
+					    t.stride_dim, stage + index / (T * 2) * STRIDE + dim, hdim - dim);
 		}
 	}
 }

@@ -193,7 +193,8 @@ template <class C> struct BackwardRows {
 			for (i32 i = thread; i < min_of(QUERIES, min_of(cut.queries(), v.n_q - row) - q) * 8; i += 128)
 				if (dim + i % 8 * 8 < a.hdim_q)
 					store_chunk(rows, a.dtype, (i64)(q + i / 8) * a.dq.stride_seq + (dim + i % 8 * 8) * a.dq.stride_dim,
-						    a.dq.stride_dim, stage + i / 8 * STRIDE + i % 8 * 8);
+						    a.dq.stride_dim, stage + i / 8 * STRIDE + i % 8 * 8,
+						    a.hdim_q - dim - i % 8 * 8);
 			block_sync();
 		}
 	}

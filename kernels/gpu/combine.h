@@ -100,13 +100,14 @@ struct Combine {
 			UNROLL
 			for (int i = 0; i < 4; i++)
 				x.f[i] = load_as_float(a.o_parts.data, a.o_parts_dtype,
-						       at + i * a.o_parts.stride_dim);
+						       at + (TAILS ? min_of(i, a.hdim_v - 1 - dim) : i) *
+								    a.o_parts.stride_dim);
 		}
 		return x;
 	}
 	METHOD bool is_plain() const
 	{
-		return a.o_parts_dtype == ABI_F32 && a.o_parts.stride_dim == 1 &&
+		return a.o_parts_dtype == ABI_F32 && a.o_parts.stride_dim == 1 && !(TAILS && a.hdim_v % 4) &&
 		       (((u64)a.o_parts.data / 4 | (u64)from | (u64)a.o_parts_stride_split) & 3) == 0;
 	}
 
@@ -183,7 +184,7 @@ struct Combine {
 		UNROLL
 		for (int d = 0; d < 4; d++)
 			y.f[d] = x.sum.f[d] * norm;
-		store_four(a.o.data, a.o_dtype, to + dim * a.o.stride_dim, a.o.stride_dim, y.f);
+		store_four(a.o.data, a.o_dtype, to + dim * a.o.stride_dim, a.o.stride_dim, y.f, a.hdim_v - dim);
 		if (a.lse.data && dim == 0)
 			a.lse.data[rows_offset(a.lse, v, at.row, at.head)] =
 				total == 0.0f ? x.m : Merged::origin(x.m) + log2_fast(total) * FMHA_LN_2;

@@ -31,6 +31,16 @@ DEV void copy_async_4(u32 to, const void *from, bool valid)
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
 
+/* TAILS: elements dim .. dim + 7 of a row that lies in words, zero from the row's end on. */
+template <class View> DEV void copy_async_pairs(u32 to, const View &view, i32 row, i32 dim, bool valid)
+{
+	const typename View::Storage *from = valid && dim < view.hdim ? view.at(row, dim) : view.base;
+
+	UNROLL
+	for (int i = 0; i < 4; i++)
+		copy_async_4(to + i * 4, from + i * 2, valid && dim + i * 2 < view.hdim);
+}
+
 DEV void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 DEV void copy_async_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
@@ -182,7 +192,7 @@ template <class T> struct CoreMma {
 		template <class From, class View>
 		METHOD void fetch_late(const View &view, i32 first, i32 end, i32 begin = FROM_THE_FIRST)
 		{
-			if (!SameType<T, From>::value || !view.vector)
+			if (!SameType<T, From>::value || !(view.vector || (TAILS && view.pairs)))
 				fetch_slowly<From>(view, first, end, begin);
 		}
 		template <class From, class View>
@@ -191,6 +201,8 @@ template <class T> struct CoreMma {
 			const int CHUNKS = COLS / 8, TOTAL = ROWS * CHUNKS;
 			u32 base = shared_address(lds);
 
+			if (TAILS && SameType<T, From>::value && !view.vector && view.pairs)
+				return fetch_pairs(view, first, end, begin);
 			if (!SameType<T, From>::value || !view.vector)
 				return;
 			/* Hidden, so that addresses are made anew each time instead of kept. */
@@ -236,6 +248,21 @@ template <class T> struct CoreMma {
 						from = view.at(first + r, c * 8);
 					copy_async_16(base + S::offset(r, c), from, valid);
 				}
+			}
+			copy_async_commit();
+		}
+
+		/* TAILS: rows that lie in words. */
+		template <class View> METHOD void fetch_pairs(const View &view, i32 first, i32 end, i32 begin)
+		{
+			const int CHUNKS = COLS / 8, TOTAL = ROWS * CHUNKS;
+			u32 base = shared_address(lds);
+
+			NO_UNROLL
+			for (i32 index = thread_id(); index < TOTAL; index += THREADS) {
+				i32 r = index / CHUNKS, c = index % CHUNKS, row = first + r;
+
+				copy_async_pairs(base + S::offset(r, c), view, row, c * 8, row < end && row >= begin);
 			}
 			copy_async_commit();
 		}

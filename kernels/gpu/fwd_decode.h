@@ -270,6 +270,12 @@ template <class C, bool FACTORS> struct Decode {
 			bool valid = column + r < end && column + r >= begin;
 			chunk16 x;
 
+			if constexpr (TAILS && SameType<Type, Element>::value)
+				if (!view.vector && view.pairs) {
+					copy_async_pairs(shared_address(to) + Tile::S::offset(r, c), view, column + r, c * UNIT,
+							 valid);
+					continue;
+				}
 			if constexpr (NARROW)
 				x = load_bytes(view, column + r, c * UNIT, valid);
 			else

@@ -195,10 +195,10 @@ template <class C, int TM> struct ForwardOutput {
 		const abi_fwd_args &a = block.a;
 
 		if (C::SPLIT)
-			store_chunk(a.o_acc, ABI_F32, split_row(p) * a.hdim_v + dim, 1, from);
+			store_chunk(a.o_acc, ABI_F32, split_row(p) * a.hdim_v + dim, 1, from, a.hdim_v - dim);
 		else
 			store_chunk(a.o.data, a.o_dtype, q_offset(a.o, block.seq, p.row, p.head) + dim * a.o.stride_dim,
-				    a.o.stride_dim, from);
+				    a.o.stride_dim, from, a.hdim_v - dim);
 	}
 
 	/* Of a row among the results of all splits. */

@@ -72,10 +72,10 @@ DEV void store_slot(const ForwardOutput<C, TM> &output, const Slot &x, i32 row, 
 	for (int d = 0; d < 4; d++)
 		y.f[d] = factor == 0.0f ? 0.0f : x.sum.f[d] * factor * unit;
 	if (C::SPLIT)
-		store_four(a.o_acc, ABI_F32, output.split_row(p) * a.hdim_v + dim, 1, y.f);
+		store_four(a.o_acc, ABI_F32, output.split_row(p) * a.hdim_v + dim, 1, y.f, a.hdim_v - dim);
 	else
 		store_four(a.o.data, a.o_dtype, q_offset(a.o, block.seq, p.row, p.head) + dim * a.o.stride_dim,
-			   a.o.stride_dim, y.f);
+			   a.o.stride_dim, y.f, a.hdim_v - dim);
 }
 
 #endif

@@ -218,6 +218,12 @@ struct ColumnTiles {
 	}
 };
 
+/* Whether rows of 16-bit elements, `strides` apart, are pairs that lie in aligned words. */
+template <class Storage> DEV bool whole_words(const Storage *base, u64 strides, i64 stride_dim, i32 hdim)
+{
+	return sizeof(Storage) == 2 && stride_dim == 1 && ((u64)base & 3) == 0 && ((strides | (u64)hdim) & 1) == 0;
+}
+
 /* Where keys or values of one head lie: contiguous rows or pages. E: the element type. */
 template <class E, bool PAGED> struct KeyView {
 	typedef typename E::Storage Storage;
@@ -226,6 +232,7 @@ template <class E, bool PAGED> struct KeyView {
 	i64 stride_seq, stride_dim;
 	i32 hdim;
 	bool vector; /* 8 neighbours along the head dimension are one aligned load */
+	bool pairs;  /* TAILS, 16-bit elements: rows are whole words, aligned */
 
 	const abi_i32 *table; /* page numbers of this sequence */
 	i64 stride_page;
@@ -254,7 +261,8 @@ template <class E, bool PAGED> struct KeyView {
 		} else {
 			k.set_pages(t, v, c, head, nhead_k);
 		}
-		k.vector = !(k.packed_layout && is_v) && aligned(k, t.stride_batch);
+		k.vector = !(k.packed_layout && is_v) && !(TAILS && hdim % 8) && aligned(k, t.stride_batch);
+		k.pairs = TAILS && !k.packed_layout && in_pairs(k, t.stride_batch);
 		return k;
 	}
 
@@ -288,6 +296,13 @@ template <class E, bool PAGED> struct KeyView {
 		return k.packed_layout ||
 		       (k.stride_dim == 1 && ((u64)(k.stride_seq * sizeof(Storage)) & mask) == 0 &&
 			(!k.page_size || ((u64)(stride_page * sizeof(Storage)) & mask) == 0));
+	}
+
+	METHOD static bool in_pairs(const KeyView &k, i64 stride_page)
+	{
+		const u64 strides = (u64)k.stride_seq | (k.page_size ? (u64)stride_page : 0);
+
+		return whole_words<Storage>(k.base, strides, k.stride_dim, k.hdim);
 	}
 
 	METHOD i32 page_of(i32 position) const { return page_at(entry_of(position)); }
@@ -342,7 +357,7 @@ template <class E, bool PACKED> struct QueryView {
 	const Storage *base;
 	i64 stride_seq, stride_head, stride_dim;
 	i32 hdim, q_per_k;
-	bool vector;
+	bool vector, pairs; /* as a KeyView's */
 
 	METHOD static QueryView make(const abi_tensor &t, const Sequence &v, i32 head, i32 q_per_k,
 				     i32 hdim)
@@ -356,7 +371,9 @@ template <class E, bool PACKED> struct QueryView {
 		q.stride_dim = t.stride_dim;
 		q.hdim = hdim;
 		q.q_per_k = q_per_k;
-		q.vector = t.stride_dim == 1 && ((u64)(t.stride_seq * sizeof(Storage)) & mask) == 0 &&
+		q.pairs = TAILS && whole_words<Storage>(q.base, (u64)t.stride_seq | (PACKED ? (u64)t.stride_head : 0),
+							t.stride_dim, hdim);
+		q.vector = !(TAILS && hdim % 8) && t.stride_dim == 1 && ((u64)(t.stride_seq * sizeof(Storage)) & mask) == 0 &&
 			   (!PACKED || ((u64)(t.stride_head * sizeof(Storage)) & mask) == 0) &&
 			   ((u64)q.base & mask) == 0;
 		return q;

@@ -310,10 +310,12 @@ static int add_args(enum abi_family family, const struct gpu_tile *tile, const v
 {
 	const struct abi_fwd_args *fwd = args;
 	const struct abi_bwd_args *bwd = args;
+	const struct abi_combine_args *combine = args;
 	int in_tiles = tile->pipeline == GPU_WGMMA;
 
 	if (family == ABI_BWD_DQ_DK_DV) {
 		traits->any_scale = !(bwd->scale > 0);
+		traits->tails = gpu_has_tails(bwd->hdim_q, bwd->hdim_v);
 		traits->dbias_sum = gpu_sums_dbias(bwd);
 		/* dQ is written in a second pass, or summed in tiles that are made for it. A bias may
 		 * repeat over batches, heads and rows, never over columns. */
@@ -323,9 +325,12 @@ static int add_args(enum abi_family family, const struct gpu_tile *tile, const v
 	}
 	if (SPEC_BIT(family) & FORWARD) {
 		traits->any_scale = !(fwd->scale > 0);
+		traits->tails = gpu_has_tails(fwd->hdim_q, fwd->hdim_v);
 		return tile->pipeline == GPU_DECODE && traits->dtype == ABI_E4M3 &&
 		       (varies(&fwd->k_descale) || varies(&fwd->v_descale));
 	}
+	if (family == ABI_FWD_SPLITKV_COMBINE)
+		traits->tails = gpu_has_tails(combine->hdim_v, combine->hdim_v);
 	return 0;
 }
 

@@ -208,7 +208,7 @@ static void add_feature(struct gpu_kernel *k, const char *option, const char *wo
 
 struct features {
 	int pack, split, mask, bias, softcap, dropout, paged, descale, logits, buffers, split_dkdv;
-	int parked, dbias_sum;
+	int parked, dbias_sum, tails;
 };
 
 static void add_features(struct gpu_kernel *k, struct features f)
@@ -227,6 +227,7 @@ static void add_features(struct gpu_kernel *k, struct features f)
 	add_feature(k, "SPLIT_DKDV", "dkdv", f.split_dkdv);
 	add_feature(k, "PARKED", "parked", f.parked);
 	add_feature(k, "DBIAS_SUM", "dbsum", f.dbias_sum);
+	add_feature(k, "TAILS", "tails", f.tails);
 }
 
 static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int32_t lds_bytes)
@@ -449,6 +450,12 @@ static int knows(const struct gpu_arch *arch, const struct gpu_traits *traits,
 		t->pipeline >= GPU_COMBINE);
 }
 
+/* The others take rows by 16 bytes, and are asked for no others: gpu_maps.c. */
+static int has_tails(const struct gpu_tile *t)
+{
+	return t->pipeline != GPU_WGMMA && t->pipeline != GPU_AMD && t->pipeline != GPU_AMD_DECODE;
+}
+
 static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 			const struct gpu_traits *traits, const struct gpu_tile *t,
 			struct gpu_kernel *k)
@@ -479,7 +486,8 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 					  (traits->descale && t->pipeline != GPU_AMD &&
 					   t->pipeline != GPU_AMD_DECODE),
 				.buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, traits, t) : 0,
-				.parked = t->pipeline != GPU_DECODE && is_parked(arch, t)});
+				.parked = t->pipeline != GPU_DECODE && is_parked(arch, t),
+				.tails = traits->tails && has_tails(t)});
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));
 }
 
@@ -527,7 +535,8 @@ static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *t
 				     .logits = traits->bias || traits->softcap || traits->any_scale,
 				     .buffers = buffers,
 				     .split_dkdv = splits_dkdv(core, t),
-				     .dbias_sum = traits->dbias_sum});
+				     .dbias_sum = traits->dbias_sum,
+				     .tails = traits->tails && has_tails(t)});
 	k->dq_tile_n = rows.tile_n;
 	add_option(k, "-DFMHA_DQ_TILE_M=%d", rows.tile_m);
 	add_option(k, "-DFMHA_DQ_TILE_N=%d", rows.tile_n);
@@ -544,13 +553,20 @@ static int make_rows(const struct gpu_arch *arch, enum abi_family family,
 		return 1;
 	if (begin_kernel(arch, family, traits->dtype, t, k))
 		return 1;
-	add_features(k, (struct features){.paged = family == ABI_FWD_APPENDKV && traits->paged});
+	add_features(k, (struct features){
+				.paged = family == ABI_FWD_APPENDKV && traits->paged,
+				.tails = family == ABI_FWD_SPLITKV_COMBINE && traits->tails});
 	return finish_kernel(arch, k,
 			     family == ABI_BWD_DOT_DO_O     ? t->waves_m * 4
 			     : family == ABI_BWD_CONVERT_DQ ? lds_convert()
 			     : family == ABI_FWD_SPLITKV_COMBINE
 				     ? t->waves_m * arch->wave * GRID_COMBINE_BYTES
 				     : 0);
+}
+
+int gpu_has_tails(int32_t hdim_q, int32_t hdim_v)
+{
+	return hdim_q % 8 || hdim_v % 8;
 }
 
 void gpu_kernel_make_prepare(const char *arch, struct gpu_kernel *ret_kernel)

@@ -94,8 +94,6 @@ static const char *check_output(const struct operand *o, const void *args,
 {
 	uint64_t ignored[3];
 
-	if (o->hdim % 8)
-		return "a head dimension is no multiple of 8";
 	record->aligned[record->n_aligned++] = (uint16_t)((const char *)&o->tensor->data -
 							  (const char *)args);
 	return find_strides(o, ignored);
@@ -287,11 +285,16 @@ const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
 			    struct launch_record *ret_record)
 {
 	const struct gpu_tile *tile = &kernel->tile;
+	const struct abi_fwd_args *fwd = args;
+	const struct abi_bwd_args *bwd = args;
 
 	ret_record->n_maps = ret_record->n_aligned = 0;
 	if (tile->pipeline != GPU_WGMMA && tile->pipeline != GPU_AMD &&
 	    tile->pipeline != GPU_AMD_DECODE)
 		return NULL;
+	if (kernel->family == ABI_BWD_DQ_DK_DV ? gpu_has_tails(bwd->hdim_q, bwd->hdim_v)
+					       : gpu_has_tails(fwd->hdim_q, fwd->hdim_v))
+		return "a head dimension is no multiple of 8";
 	return kernel->family == ABI_BWD_DQ_DK_DV ? backward_maps(tile, args, ret_record)
 						  : forward_maps(tile, args, ret_record);
 }

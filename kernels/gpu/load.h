@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * load.h: eight neighbours along the head dimension, from any view, as the matrix core wants them.
- * Head dimensions are multiples of 8, so eight neighbours exist or do not, all together.
+ * They exist or do not, all together, but for TAILS: there the last of a row's eights may have fewer,
+ * and what lies behind those is nobody's to read or write.
  */
 #ifndef FMHA_GPU_LOAD_H
 #define FMHA_GPU_LOAD_H
@@ -33,6 +34,28 @@ template <class To, class From> DEV u32 widen_pair(u32 word, int first)
 			 From::to_float((typename From::Storage)(word >> (8 * first + 8))));
 }
 
+/* TAILS: elements dim .. dim + 7 of a row as operands, zero from hdim on. A straight line of loads: what does not
+ * exist is read from where the row ends. */
+template <class To, class From, class View> DEV chunk16 load_tail(const View &view, i32 row, i32 dim)
+{
+	typename From::Storage x[8];
+	chunk16 c;
+
+	UNROLL
+	for (int i = 0; i < 8; i++)
+		x[i] = *view.at(row, min_of(dim + i, view.hdim - 1));
+	UNROLL
+	for (int i = 0; i < 8; i++)
+		x[i] = dim + i < view.hdim ? x[i] : 0;
+	UNROLL
+	for (int i = 0; i < 4; i++)
+		if constexpr (SameType<To, From>::value)
+			c.w[i] = (u32)x[2 * i] | (u32)x[2 * i + 1] << 16;
+		else
+			c.w[i] = To::pack2(From::to_float(x[2 * i]), From::to_float(x[2 * i + 1]));
+	return c;
+}
+
 /*
  * Eight 16-bit elements of type To from a view of type From, 16-bit too or 8-bit; zero when !valid. What
  * has odd strides goes through a loop, small rather than fast. The words are separate variables because
@@ -53,6 +76,10 @@ DEV chunk16 load_chunk(const View &view, i32 row, i32 dim, bool valid)
 
 			w0 = widen_pair<To, From>(c.w[0], 0), w1 = widen_pair<To, From>(c.w[0], 2);
 			w2 = widen_pair<To, From>(c.w[1], 0), w3 = widen_pair<To, From>(c.w[1], 2);
+		} else if (TAILS) {
+			chunk16 c = load_tail<To, From>(view, row, dim);
+
+			w0 = c.w[0], w1 = c.w[1], w2 = c.w[2], w3 = c.w[3];
 		} else {
 			NO_UNROLL
 			for (int i = 0; i < 4; i++) {
@@ -105,7 +132,7 @@ DEV chunk32 load_floats(const View &view, i32 row, i32 dim, bool valid)
 		return c;
 	}
 	NO_UNROLL
-	for (int n = 0; n < 8; n++) {
+	for (int n = 0; n < (TAILS ? min_of(8, view.hdim - dim) : 8); n++) {
 		float x = From::to_float(*view.at(row, dim + n));
 
 		UNROLL
@@ -115,9 +142,19 @@ DEV chunk32 load_floats(const View &view, i32 row, i32 dim, bool valid)
 	return c;
 }
 
-/* Stores eight neighbours: from floats, to any type, any stride. */
-DEV void store_chunk(void *data, i32 dtype, i64 offset, i64 stride, const float *from)
+/* The first n of some neighbours. */
+DEV void store_some(void *data, i32 dtype, i64 offset, i64 stride, const float *from, i32 n)
 {
+	NO_UNROLL
+	for (int i = 0; i < n; i++)
+		store_from_float(data, dtype, offset + i * stride, from[i]);
+}
+
+/* Stores eight neighbours: from floats, to any type, any stride. TAILS: the first `left`, if those are fewer. */
+DEV void store_chunk(void *data, i32 dtype, i64 offset, i64 stride, const float *from, i32 left)
+{
+	if (TAILS && left < 8)
+		return store_some(data, dtype, offset, stride, from, left);
 	if (stride == 1 && dtype == ABI_F32 && ((u64)((float *)data + offset) & 15) == 0) {
 		((chunk16 *)((float *)data + offset))[0] = ((const chunk16 *)from)[0];
 		((chunk16 *)((float *)data + offset))[1] = ((const chunk16 *)from)[1];
@@ -134,14 +171,14 @@ DEV void store_chunk(void *data, i32 dtype, i64 offset, i64 stride, const float 
 		*(chunk16 *)((u16 *)data + offset) = c;
 		return;
 	}
-	NO_UNROLL
-	for (int i = 0; i < 8; i++)
-		store_from_float(data, dtype, offset + i * stride, from[i]);
+	store_some(data, dtype, offset, stride, from, 8);
 }
 
 /* The same with four. */
-DEV void store_four(void *data, i32 dtype, i64 offset, i64 stride, const float *from)
+DEV void store_four(void *data, i32 dtype, i64 offset, i64 stride, const float *from, i32 left)
 {
+	if (TAILS && left < 4)
+		return store_some(data, dtype, offset, stride, from, left);
 	if (stride == 1 && dtype == ABI_F32 && ((u64)((float *)data + offset) & 15) == 0) {
 		*(chunk16 *)((float *)data + offset) = *(const chunk16 *)from;
 		return;

@@ -8,6 +8,12 @@
 
 #include "prelude.h"
 
+/* A head dimension is no multiple of 8: the last of a row's chunks of eight exists in part. */
+#ifndef FMHA_TAILS
+#define FMHA_TAILS 0
+#endif
+static const bool TAILS = FMHA_TAILS;
+
 struct F32 {
 	typedef float Storage;
 	METHOD static float to_float(Storage x) { return x; }

@@ -57,6 +57,9 @@ def draw_problem(rng, arch):
     unit = 16 if wide else 8  # whole chunks of 16 bytes
     dq, dv = (-(-int(rng.choice(HEAD_DIMS)) // unit) * unit for _ in "qv")
     dq, dv = [(dq, dq), (dq, dq), (192, 128), (dq, dv)][rng.integers(4)]
+    if maybe(.15):  # rows that end anywhere
+        n = int(rng.integers(1, 257))
+        dq, dv = [(n, n), (n, dv), (dq, n)][rng.integers(3)]
     o = dict(dtype=dtype, dq=dq, dv=dv, hk=hk, hq=hk * int(rng.choice([1, 2, 3, 8] if few else [1, 1, 2])), batch=batch,
              sq=draw_length(rng, 24 if few else 300), sk=draw_length(rng, 500 if few else 300), seed=int(rng.integers(1 << 31)))
     if maybe(.35):

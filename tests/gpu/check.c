@@ -45,7 +45,8 @@ static struct gpu_traits backward_traits(uint32_t dtype, const struct abi_bwd_ar
 				   .dropout = a->dropout.p_drop > 0,
 				   .any_scale = !(a->scale > 0),
 				   .dq_acc = a->dq_acc != NULL,
-				   .dbias_sum = gpu_sums_dbias(a)};
+				   .dbias_sum = gpu_sums_dbias(a),
+				   .tails = gpu_has_tails(a->hdim_q, a->hdim_v)};
 }
 
 static struct gpu_traits forward_traits(uint32_t dtype, const struct abi_fwd_args *a)
@@ -60,7 +61,8 @@ static struct gpu_traits forward_traits(uint32_t dtype, const struct abi_fwd_arg
 				   .paged = a->cache.page_size > 0,
 				   .descale = a->q_descale.data || a->k_descale.data ||
 					      a->v_descale.data,
-				   .any_scale = !(a->scale > 0)};
+				   .any_scale = !(a->scale > 0),
+				   .tails = gpu_has_tails(a->hdim_q, a->hdim_v)};
 }
 
 static int is_forward(int family)
@@ -71,8 +73,12 @@ static int is_forward(int family)
 
 static struct gpu_traits traits_of(int family, uint32_t dtype, const void *args)
 {
+	int32_t hdim_v;
+
 	switch (family) {
 	case ABI_FWD_SPLITKV_COMBINE:
+		hdim_v = ((const struct abi_combine_args *)args)->hdim_v;
+		return (struct gpu_traits){.dtype = dtype, .tails = gpu_has_tails(hdim_v, hdim_v)};
 	case ABI_BWD_DOT_DO_O:
 	case ABI_BWD_CONVERT_DQ:
 		return (struct gpu_traits){.dtype = dtype};

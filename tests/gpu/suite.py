@@ -142,7 +142,7 @@ def wide():
 
 def small(quick):
     """Tiny shapes: an emulator runs each in a second or so."""
-    cases = list(forward_small()) + list(backward_small()) + list(append_small())
+    cases = [case for part in (forward_small, backward_small, append_small, forward_tails, backward_tails) for case in part()]
     return cases[::4] if quick else cases
 
 
@@ -201,6 +201,34 @@ def merges():
         yield Case("merge", dtype=dtype, o_dtype=o_dtype, sink=dtype == abi.F16)
 
 
+def forward_tails():
+    """Rows that end within eight elements: odd ones, those that lie in words, the longest and the shortest; what lies behind
+    a row is another's."""
+    for dtype, dq, dv in ((abi.BF16, 59, 59), (abi.F16, 100, 36), (abi.F32, 3, 17), (abi.E4M3, 111, 63), (abi.E5M2, 12, 1),
+                          (abi.BF16, 255, 129), (abi.F16, 1, 250), (abi.BF16, 72, 59), (abi.F16, 59, 72)):
+        d = dict(dtype=dtype, dq=dq, dv=dv, hq=2, hk=1)
+        yield Case("forward", **d, sq=37, sk=53, mask=BR, right=0)
+        yield Case("forward", **d | dict(hq=4), sq=3, sk=150, splits=3, split_size=64, sink=True)
+        yield Case("forward", **d, sq=2, batch=2, sk=70, page=16, lens_k=[33, 70], mask=BR, right=0)
+    d = dict(dtype=abi.BF16, dq=59, dv=100, hq=2, hk=1)
+    yield Case("forward", **d, group=[(5, 30), (0, 8), (33, 9), (4, 0)], mask=BR, right=0)
+    yield Case("forward", **d, sq=20, sk=70, strided=True)
+    yield Case("forward", **d | dict(hk=2), sq=20, sk=70, dropout=0.3, bias=abi.BF16)
+    yield Case("forward", dtype=abi.F32, dq=12, dv=59, hq=2, hk=1, sq=2, sk=70, page=16, layout=1)
+    for dtype, o_dtype, dv in ((abi.F32, abi.F32, 59), (abi.F16, abi.F16, 3), (abi.F32, abi.BF16, 100)):
+        yield Case("merge", dtype=dtype, o_dtype=o_dtype, dv=dv)
+
+
+def backward_tails():
+    for dtype, dq, dv in ((abi.BF16, 59, 59), (abi.F16, 100, 36), (abi.F32, 3, 17), (abi.BF16, 255, 129), (abi.F16, 1, 250),
+                          (abi.BF16, 72, 59)):
+        yield Case("backward", dtype=dtype, dq=dq, dv=dv, hq=2, hk=1, sq=37, sk=53, mask=BR, right=0)
+    d = dict(dtype=abi.BF16, dq=59, dv=100, hq=2, hk=1)
+    yield Case("backward", **d, group=[(17, 40), (1, 33), (0, 9), (21, 5)], mask=BR, right=0)
+    yield Case("backward", **d, sq=20, sk=40, bias=abi.F32, dbias=True, bias_broadcast="h", sink=True, dsink=True)
+    yield Case("backward", **d, sq=40, sk=150, acc=3)
+
+
 def forward_hdims():
     # f32 without a bias between 33 and 64: clang 19's post-RA sinking gave dQ = 0 on gfx942.
     for dq in (64, 40):
@@ -248,6 +276,7 @@ def append_features():
     for dtype in (abi.F16, abi.F32):
         yield Case("append", dtype=dtype, rope=abi.ROPE_HALF_ROTATED, rotary_dim=32)
         yield Case("append", dtype=dtype, page=16, rope=abi.ROPE_INTERLEAVED, rotary_dim=16, dq=40, dv=24)
+        yield Case("append", dtype=dtype, rope=abi.ROPE_HALF_ROTATED, rotary_dim=16, dq=59, dv=3)
     yield Case("append", page=16, layout=1, dq=64, dv=64, hk=2, new=5)
     yield Case("append", dtype=abi.E4M3, page=16, dq=40, dv=24)
     yield Case("append", dtype=abi.E5M2, page=16, layout=1)
@@ -440,7 +469,8 @@ def few_rows_of_bytes():
 def emulated(quick):
     """For an emulator: a second or two each."""
     cases = [case for part in (forward_small, staged, staged_bytes, few_rows, few_rows_of_bytes, general_bytes, forward_features,
-                               forward_rest, forward_hdims, merges, backward_small, backward_features, append_small, append_features) for case in part()]
+                               forward_rest, forward_hdims, merges, backward_small, backward_features, append_small, append_features,
+                               forward_tails, backward_tails) for case in part()]
     return cases[::12] if quick else cases
 
 

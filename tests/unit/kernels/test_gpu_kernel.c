@@ -102,6 +102,32 @@ static void traits_make_other_kernels(void **state)
 	assert_int_equal(make("sm_80", ABI_FWD, &traits, &mma_128, &plain), 1);
 }
 
+/* Only in what they are compiled for: multiples of 8 have the code that they had. */
+static void tails_make_other_kernels(void **state)
+{
+	struct gpu_traits traits = {.dtype = ABI_BF16};
+	struct gpu_tile combine = {.pipeline = GPU_COMBINE,
+				   .tile_m = 16,
+				   .tile_n = 16,
+				   .hdim_q = 32,
+				   .hdim_v = 32,
+				   .waves_m = 16,
+				   .waves_n = 1};
+	struct gpu_kernel k;
+
+	(void)state;
+	assert_true(gpu_has_tails(59, 64) && gpu_has_tails(64, 59) && !gpu_has_tails(8, 256));
+	for (traits.tails = 0; traits.tails < 2; traits.tails++) {
+		const char *option = traits.tails ? "-DFMHA_TAILS=1" : "-DFMHA_TAILS=0";
+
+		assert_int_equal(make("sm_80", ABI_FWD, &traits, &mma_128, &k), 0);
+		assert_true(has_option(&k, option));
+		assert_int_equal(strstr(k.name, "_tails") != NULL, traits.tails);
+		assert_int_equal(make("sm_80", ABI_FWD_SPLITKV_COMBINE, &traits, &combine, &k), 0);
+		assert_true(has_option(&k, option));
+	}
+}
+
 static void tiles_that_do_not_fit_are_refused(void **state)
 {
 	struct gpu_tile tile = mma_128;
@@ -494,6 +520,7 @@ int main(void)
 		cmocka_unit_test(every_arch_has_a_peak),
 		cmocka_unit_test(few_rows_are_packed),
 		cmocka_unit_test(traits_make_other_kernels),
+		cmocka_unit_test(tails_make_other_kernels),
 		cmocka_unit_test(tiles_that_do_not_fit_are_refused),
 		cmocka_unit_test(backward_covers_keys_and_rows),
 		cmocka_unit_test(a_bias_that_repeats_has_blocks_for_its_gradient),

@@ -94,6 +94,7 @@ struct gpu_traits {
 	int32_t any_scale; /* the scale may be 0 or negative: no maximum over raw products */
 	int32_t dq_acc;    /* backward: dQ goes to dq_acc, split by split */
 	int32_t dbias_sum; /* backward: dBias is a sum over broadcast axes */
+	int32_t tails;     /* a head dim is no multiple of 8 */
 };
 
 #define GPU_KERNEL_OPTIONS 32
@@ -132,6 +133,9 @@ const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
 /* Whether dBias is a sum of what several blocks find: args decide between two kernels here, since
  * broadcast strides are no trait. */
 int gpu_sums_dbias(const struct abi_bwd_args *args);
+
+/* Whether rows end within eight elements: likewise, as head dims of a trait are padded. */
+int gpu_has_tails(int32_t hdim_q, int32_t hdim_v);
 
 /*
  * Blocks; a zero means that there is nothing to launch. @units: compute units of the device. Return: 0,
