@@ -281,7 +281,7 @@ static const struct field problem_fields[] = {
 	I32(seqlen_k, OPTIONAL,
 	    NOTE("keys; group mode and pages: of the longest sequence; else the capacity of k and "
 		 "v")),
-	I32(hdim_q, OPTIONAL, NOTE("of q and k: a multiple of 8, at most 256")),
+	I32(hdim_q, OPTIONAL, NOTE("of q and k: 1 to 256")),
 	I32(hdim_v, OPTIONAL, NOTE("of v and o: likewise")),
 	I32(total_q, OPTIONAL, NOTE("group mode: length of the packed q axis")),
 	I32(total_k, OPTIONAL, NOTE("group mode: length of the packed k axis")),

@@ -52,8 +52,8 @@ static const struct range ranges[] = {
 	RANGE(nhead_k, 1, MAX_HEADS, OPS_ATTENTION | OP_APPEND),
 	RANGE(seqlen_q, 0, INT32_MAX, OPS_ALL),
 	RANGE(seqlen_k, 0, INT32_MAX, OPS_ATTENTION | OP_APPEND),
-	RANGE(hdim_q, 8, 256, OPS_ATTENTION | OP_APPEND),
-	RANGE(hdim_v, 8, 256, OPS_ALL),
+	RANGE(hdim_q, 1, 256, OPS_ATTENTION | OP_APPEND),
+	RANGE(hdim_v, 1, 256, OPS_ALL),
 	RANGE(total_q, 0, INT32_MAX, OPS_ALL),
 	RANGE(total_k, 0, INT32_MAX, OPS_ALL),
 	RANGE(window_left, -1, INT32_MAX, OPS_ALL),
@@ -144,10 +144,6 @@ static int check_heads(const struct fmha_problem *p, struct fmha_error *err)
 {
 	uint32_t op = OP_BIT(p->op);
 
-	if ((op & (OPS_ATTENTION | OP_APPEND)) && p->hdim_q % 8 != 0)
-		return refuse(err, "hdim_q", p->hdim_q, "not a multiple of 8");
-	if (p->hdim_v % 8 != 0)
-		return refuse(err, "hdim_v", p->hdim_v, "not a multiple of 8");
 	if (op & OP_APPEND && fmha_tensor_present(&p->q) && p->nhead_q < 1)
 		return refuse(err, "nhead_q", p->nhead_q, "below 1");
 	if (op & OPS_ATTENTION && p->nhead_q % p->nhead_k != 0)

@@ -135,9 +135,9 @@ static int complete(const struct at *at, struct spec_shape *shape, struct fmha_e
 	if (shape->nhead_k <= 0 || shape->nhead_q % shape->nhead_k)
 		return at_error(at, err, "nhead_q %d is not a multiple of nhead_k %d",
 				shape->nhead_q, shape->nhead_k);
-	if (shape->hdim_q % 8 || shape->hdim_v % 8 || shape->hdim_q > 256 || shape->hdim_v > 256)
-		return at_error(at, err, "head dims %d, %d: not multiples of 8 up to 256",
-				shape->hdim_q, shape->hdim_v);
+	if (shape->hdim_q < 1 || shape->hdim_v < 1 || shape->hdim_q > 256 || shape->hdim_v > 256)
+		return at_error(at, err, "head dims %d, %d: not 1 to 256", shape->hdim_q,
+				shape->hdim_v);
 	return 0;
 }
 

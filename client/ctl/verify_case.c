@@ -192,7 +192,10 @@ static void draw_sizes(struct verify_case *c, bool is_long)
 	p->hdim_v = chance(c, 60) ? p->hdim_q : 8 * between(c, 1, most_hdim / 8);
 	p->seqlen_q = length(c, longest);
 	p->seqlen_k = chance(c, 40) ? p->seqlen_q : length(c, longest);
-	if (has(c, VERIFY_FP8)) /* a vectorized or fp8 kernel wants whole 16-byte groups */
+	if (chance(c, 25)) { /* rows that end anywhere */
+		p->hdim_q = between(c, 1, most_hdim);
+		p->hdim_v = chance(c, 60) ? p->hdim_q : between(c, 1, most_hdim);
+	} else if (has(c, VERIFY_FP8)) /* a vectorized or fp8 kernel wants whole 16-byte groups */
 		p->hdim_q = p->hdim_v = 16 * between(c, 1, 8);
 	if (is_long)
 		draw_long_sizes(c);

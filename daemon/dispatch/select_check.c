@@ -72,15 +72,31 @@ static bool check_lengths(const struct select_stage *stage, struct candidate *c)
 	return true;
 }
 
-static bool check_head_dims(const struct select_stage *stage, struct candidate *c)
+static bool head_fits(int32_t hdim, uint16_t tile, uint8_t pad)
+{
+	return hdim == tile || pad == 1 || (pad == SPEC_PAD_8 && hdim % 8 == 0);
+}
+
+static bool check_head_dims(const struct select_stage *stage, const struct spec_catalog *catalog,
+			    struct candidate *c)
 {
 	const struct fmha_problem *p = &stage->plan->problem;
 	const struct kernel_signature *s = &c->spec.signature;
+	int flags = spec_pipeline_flags(catalog, c->spec.pipeline);
+	/* Loops that are made for an arch bring rows by 16 bytes; general ones look where a row ends. */
+	bool by_eights = flags >= 0 && flags & (SPEC_WARPGROUPS | SPEC_STAGED);
 
-	if (signature_uses_hdim_q(stage->family) && p->hdim_q != s->hdim_q && !c->spec.pad_d)
-		return reject(c, "pad_d 0: hdim_q %d is not %d", p->hdim_q, s->hdim_q);
-	if (signature_uses_hdim_v(stage->family) && p->hdim_v != s->hdim_v && !c->spec.pad_dv)
-		return reject(c, "pad_dv 0: hdim_v %d is not %d", p->hdim_v, s->hdim_v);
+	if (by_eights && (p->hdim_q % 8 || p->hdim_v % 8))
+		return reject(c, "a head dimension is no multiple of 8: hdim %d x %d", p->hdim_q,
+			      p->hdim_v);
+
+	if (signature_uses_hdim_q(stage->family) && !head_fits(p->hdim_q, s->hdim_q, c->spec.pad_d))
+		return reject(c, "pad_d %d: hdim_q %d is not %d%s", c->spec.pad_d, p->hdim_q,
+			      s->hdim_q, c->spec.pad_d ? ", nor a multiple of 8" : "");
+	if (signature_uses_hdim_v(stage->family) &&
+	    !head_fits(p->hdim_v, s->hdim_v, c->spec.pad_dv))
+		return reject(c, "pad_dv %d: hdim_v %d is not %d%s", c->spec.pad_dv, p->hdim_v,
+			      s->hdim_v, c->spec.pad_dv ? ", nor a multiple of 8" : "");
 	return true;
 }
 
@@ -188,7 +204,7 @@ bool select_check(const struct select_stage *stage, const struct spec_catalog *c
 	struct spec_findings findings;
 
 	if (!check_state(candidate) || !check_dq(stage, catalog, candidate) ||
-	    !check_head_dims(stage, candidate) || !check_lengths(stage, candidate) ||
+	    !check_head_dims(stage, catalog, candidate) || !check_lengths(stage, candidate) ||
 	    !check_alignment(stage, candidate))
 		return false;
 	/* This build's own kernels are what their tables list, and say the rest themselves when the

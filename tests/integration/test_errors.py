@@ -45,7 +45,7 @@ def qkv(q, k=None):
         (["run", "forward", "--q", "q.npy", "--k", "q.npy", "--v", "q.npy"], 2, ["no file is named", "--out", "--check"]),
         (["run", "forward", "--q", "q.npy", "--check"], 2, ["--k FILE is missing"]),
         (["plan", "--dtype", "f64"], 2, ["--dtype 'f64'", "not one of f32 f16 bf16"]),
-        (["plan", "--hdim", "63"], 4, ["hdim_q 63", "not a multiple of 8"]),
+        (["plan", "--hdim", "264"], 4, ["hdim_q 264", "above 256"]),
         (["plan", "--arch", "sm_99"], 4, ["arch sm_99", "`fmhactl archs`"]),
         (["enumerate", "--arch", "gfx942", "--filter", "hdim == 3"], 2, ["column 1", "no field 'hdim'", "^"]),
         (["build", "--arch", "sm_80", "--profile", "nope"], 2, ["profile nope", "`fmhactl profiles`"]),

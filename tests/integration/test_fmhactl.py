@@ -192,7 +192,7 @@ def test_no_daemon_names_every_socket_and_how_to_start_one(tmp_path):
 
 def test_a_refusal_is_exit_code_4(fmhactl):
     assert "device" in fmhactl("ping", "--device", 7, expect=REFUSED)
-    assert "hdim_q" in fmhactl("plan", "--hdim", 63, expect=REFUSED)
+    assert "hdim_q" in fmhactl("plan", "--hdim", 264, expect=REFUSED)
 
 
 # ---- what the daemon says of itself ----

@@ -858,7 +858,7 @@ def view(role, **changes):
 
 
 BAD_PROBLEMS = {
-    "hdim 63": (changed("hdim_q", 63), "hdim_q"),
+    "hdim 0": (changed("hdim_q", 0), "hdim_q"),
     "hdim 264": (changed("hdim_v", 264), "hdim_v"),
     "heads": (changed("nhead_q", 3), "nhead_q"),
     "no heads": (changed("nhead_k", 0), "nhead_k"),

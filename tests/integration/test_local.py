@@ -127,7 +127,7 @@ def test_what_a_run_lacks_is_named(device):
 
 def test_bad_problems_are_refused(device):
     tensors = addresses(forward_tensors())
-    for change, name, field in (({"hdim_q": 63}, "EINVAL", "hdim_q"), ({"batch": -1}, "EINVAL", "batch")):
+    for change, name, field in (({"hdim_q": 264}, "EINVAL", "hdim_q"), ({"batch": -1}, "EINVAL", "batch")):
         with pytest.raises(fmha_local.Failure) as caught:
             device.plan(problem(**change), tensors)
         assert (caught.value.name, caught.value.field) == (name, field)
@@ -339,7 +339,7 @@ def test_a_liar_counts_for_no_more_than_time(gpu):
                 raw.call("local_runs", {"problem": wire_problem(), "runs": bad, "version": 1})
             assert caught.value.field == "runs"
         with pytest.raises(fmha_wire.WireError) as caught:
-            raw.call("local_runs", {"problem": wire_problem() | {"hdim_q": 63}, "runs": 1, "version": 1})
+            raw.call("local_runs", {"problem": wire_problem() | {"hdim_q": 264}, "runs": 1, "version": 1})
         assert caught.value.field == "hdim_q"
 
 

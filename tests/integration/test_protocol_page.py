@@ -37,4 +37,4 @@ def test_there_are_goldens():
 def test_errors_have_a_code_and_a_name():
     (error,) = [data for title, data in goldens() if title.startswith("error")]
     message = msgpack.unpackb(msgpack.unpackb(error), raw=False)
-    assert str(fmha_wire.WireError(message[2])) == "EINVAL: hdim_q 63: not a multiple of 8"
+    assert str(fmha_wire.WireError(message[2])) == "EINVAL: hdim_q 264: above 256"

@@ -529,7 +529,7 @@ def test_an_import_of_another_environment_is_refused(daemon):
 
 def test_problems_that_cannot_be_measured_say_why(daemon):
     with daemon.device() as device:
-        for sizes, name in [({**SMALL, "hdim_q": 63}, "EINVAL"),
+        for sizes, name in [({**SMALL, "hdim_q": 264}, "EINVAL"),
                             ({**SMALL, "seqlen_q": 1 << 20, "nhead_q": 64, "nhead_k": 64}, "EQUOTA")]:
             with pytest.raises(fmha_wire.WireError) as caught:
                 tune(device, sizes)

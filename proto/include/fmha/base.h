@@ -233,7 +233,7 @@ struct fmha_problem {
 	int32_t seqlen_q; /* rows; group mode: the longest sequence's */
 	int32_t seqlen_k; /* keys; group mode and paged caches: the longest sequence's, counting
 			   * k_new; contiguous caches: the capacity of the k and v tensors */
-	int32_t hdim_q;   /* a multiple of 8, at most 256 */
+	int32_t hdim_q;   /* 1 to 256 */
 	int32_t hdim_v;   /* likewise */
 	int32_t total_q;  /* group mode: length of the packed q axis */
 	int32_t total_k;  /* group mode: length of the packed k axis */

@@ -300,9 +300,9 @@ static void mend_number(struct runner *r, const char *name)
 	else if (strcmp(name, "nhead_q") == 0)
 		p->nhead_q = p->nhead_k < 1 << 16 ? p->nhead_k * (1 + random_pick(r, 3)) : 1;
 	else if (strcmp(name, "hdim_q") == 0)
-		p->hdim_q = 8 * (1 + random_pick(r, 32));
+		p->hdim_q = 1 + random_pick(r, 256);
 	else if (strcmp(name, "hdim_v") == 0)
-		p->hdim_v = 8 * (1 + random_pick(r, 32));
+		p->hdim_v = 1 + random_pick(r, 256);
 	else if (strcmp(name, "rotary_max_pos") == 0)
 		p->rotary_max_pos = p->rope ? p->seqlen_k : 0;
 	else

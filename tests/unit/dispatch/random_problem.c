@@ -101,10 +101,14 @@ static void random_sizes(struct runner *r)
 	p->nhead_q = p->nhead_k * (1 + random_pick(r, 3));
 	p->hdim_q = 16 * (1 + random_pick(r, 6));
 	p->hdim_v = 16 * (1 + random_pick(r, 6));
-	if (random_chance(r, 20) && p->page_size == 0) {
+	if (random_chance(r, 20)) {
 		p->hdim_q = 8 * (1 + random_pick(r, 12));
 		p->hdim_v = 8 * (1 + random_pick(r, 12));
 	}
+	if (random_chance(r, 30))
+		p->hdim_q = 1 + random_pick(r, 100);
+	if (random_chance(r, 30))
+		p->hdim_v = 1 + random_pick(r, 100);
 	p->seqlen_q = random_chance(r, 30) ? 1 : random_pick(r, 30);
 	p->seqlen_k = random_chance(r, 10) ? 0 : random_pick(r, 70);
 	if (r->tiled)
@@ -113,8 +117,8 @@ static void random_sizes(struct runner *r)
 		return;
 	p->nhead_k = 1 + random_pick(r, 2);
 	p->nhead_q = p->nhead_k * (1 + random_pick(r, 2));
-	p->hdim_q = 8 * (1 + random_pick(r, 3));
-	p->hdim_v = 8 * (1 + random_pick(r, 3));
+	p->hdim_q = random_chance(r, 50) ? 8 * (1 + random_pick(r, 3)) : 1 + random_pick(r, 24);
+	p->hdim_v = random_chance(r, 50) ? 8 * (1 + random_pick(r, 3)) : 1 + random_pick(r, 24);
 	p->seqlen_q = random_pick(r, 6);
 	p->seqlen_k = random_pick(r, 10);
 }

@@ -377,6 +377,89 @@ static void smaller_heads_use_a_padded_larger_kernel(void **state)
 	release(&f);
 }
 
+static void set_head_dim(struct fixture *f, int32_t hdim_q, int32_t hdim_v)
+{
+	struct fmha_problem *p = &f->problem;
+
+	p->hdim_q = hdim_q;
+	p->hdim_v = hdim_v;
+}
+
+/* Any head dim has a kernel everywhere: on a GPU a general loop of the next larger tile. */
+static void any_head_dim_has_a_kernel(void **state)
+{
+	static const struct {
+		const char *arch, *pipeline;
+	} archs[] = {{"sm_90a", "gpu_mma"},     {"sm_80", "gpu_mma"},    {"gfx90a", "gpu_mfma"},
+		     {"gfx942", "gpu_mfma"},    {"gfx1100", "gpu_wmma"}, {"gfx1201", "gpu_wmma"},
+		     {"x86_64_v3", "cpu_flash"}};
+	static const int32_t dims[][2] = {{59, 59}, {64, 59}, {59, 64}, {1, 255}};
+	struct select_report report;
+	struct fixture f;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(archs) / sizeof(archs[0]); i++)
+		for (size_t d = 0; d < 4; d++) {
+			bool is_cpu = archs[i].pipeline[0] == 'c';
+
+			big_backward(&f);
+			set_head_dim(&f, dims[d][0], dims[d][1]);
+			offline_device(&f, archs[i].arch, is_cpu ? "cpu" : NULL, 100);
+			assert_works(&f, fixture_build(&f));
+			release(&f);
+			big_forward(&f);
+			set_head_dim(&f, dims[d][0], dims[d][1]);
+			offline_device(&f, archs[i].arch, is_cpu ? "cpu" : NULL, 100);
+			assert_works(&f, fixture_build(&f));
+			assert_ptr_equal(strstr(f.plan.stages[0].pipeline, archs[i].pipeline),
+					 f.plan.stages[0].pipeline);
+			if (d == 0) {
+				assert_int_equal(f.plan.stages[0].spec.signature.hdim_q, 64);
+				assert_int_equal(f.plan.stages[0].spec.pad_d, 1);
+			}
+			report_of(&f, ABI_FWD, &report);
+			if (i == 0)
+				assert_true(has_reason(&report, "no multiple of 8"));
+			select_report_deinit(&report);
+			release(&f);
+		}
+}
+
+/* Padding by eights means whole eights, even where rows are aligned. */
+static void padding_by_eights_is_no_padding_by_ones(void **state)
+{
+	static const enum fmha_tensor_role roles[] = {FMHA_T_Q,  FMHA_T_K,  FMHA_T_V,  FMHA_T_O,
+						      FMHA_T_DO, FMHA_T_DQ, FMHA_T_DK, FMHA_T_DV};
+	struct select_report report;
+	struct fixture f;
+
+	(void)state;
+	for (int32_t hdim = 59; hdim >= 56; hdim -= 3) {
+		bool found = false;
+
+		big_backward(&f);
+		f.problem.nhead_k = f.problem.nhead_q;
+		set_head_dim(&f, hdim, hdim);
+		for (int i = 0; i < 8; i++) {
+			struct fmha_tensor *t = &f.problem.tensor[roles[i]];
+
+			t->stride[0] = (int64_t)1024 * 16 * 64;
+			t->stride[1] = (int64_t)16 * 64;
+			t->stride[2] = 64;
+			t->stride[3] = 1;
+		}
+		offline_device(&f, "gfx942", "ck", 304);
+		assert_works(&f, fixture_build(&f));
+		report_of(&f, ABI_BWD_DQ_DK_DV, &report);
+		for (size_t i = 0; i < report.n; i++)
+			found |= report.candidates[i].accepted &&
+				 report.candidates[i].spec.pad_d == 8;
+		select_report_deinit(&report);
+		assert_int_equal(found, hdim == 56);
+		release(&f);
+	}
+}
+
 static void misaligned_rows_need_padding_of_head_dims(void **state)
 {
 	struct select_report report;
@@ -1059,7 +1142,7 @@ static void explaining_refuses_bad_input(void **state)
 	assert_int_equal(plan_explain_offline(&options, &f.problem, &json, &err), FMHA_ENOENT);
 	assert_string_equal(err.field, "arch");
 	options.arch = "gfx942";
-	f.problem.hdim_q = 63;
+	f.problem.hdim_q = 264;
 	assert_int_equal(plan_explain_offline(&options, &f.problem, &json, &err), FMHA_EINVAL);
 	assert_string_equal(err.field, "hdim_q");
 }
@@ -1077,6 +1160,8 @@ int main(void)
 		cmocka_unit_test(a_workspace_beyond_the_device_is_no_choice),
 		cmocka_unit_test(padding_flags_are_compared_with_lengths),
 		cmocka_unit_test(smaller_heads_use_a_padded_larger_kernel),
+		cmocka_unit_test(any_head_dim_has_a_kernel),
+		cmocka_unit_test(padding_by_eights_is_no_padding_by_ones),
 		cmocka_unit_test(misaligned_rows_need_padding_of_head_dims),
 		cmocka_unit_test(pages_nest_with_tiles),
 		cmocka_unit_test(prefill_needs_its_page_size),

@@ -57,7 +57,11 @@ void forward_options_random(struct forward_options *o, struct random *r, uint32_
 	o->nhead_k = random_int(r, 1, 2);
 	o->group = random_chance(r, 2) ? 1 : random_int(r, 2, 5);
 	o->hdim_q = 8 * random_int(r, 1, random_chance(r, 4) ? 32 : 16);
-	o->hdim_v = random_chance(r, 2) ? o->hdim_q : 8 * random_int(r, 1, 16);
+	if (random_chance(r, 3))
+		o->hdim_q = random_int(r, 1, random_chance(r, 4) ? 256 : 130);
+	o->hdim_v = random_chance(r, 2)   ? o->hdim_q
+		    : random_chance(r, 3) ? random_int(r, 1, 130)
+					  : 8 * random_int(r, 1, 16);
 	o->varlen = family == ABI_BATCH_PREFILL || random_chance(r, 3);
 	o->padded = random_chance(r, 3);
 	o->layout = random_int(r, 0, 2);

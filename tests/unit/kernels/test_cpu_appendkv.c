@@ -15,17 +15,9 @@
 
 #include "launch.h"
 
-enum {
-	BATCH = 3,
-	HEADS_Q = 4,
-	HEADS_K = 2,
-	NEW = 5,
-	ROWS = 4,
-	DIM_Q = 48,
-	DIM_V = 40,
-	CAPACITY = 64
-};
+enum { BATCH = 3, HEADS_Q = 4, HEADS_K = 2, NEW = 5, ROWS = 4, CAPACITY = 64 };
 
+static int32_t dim_q = 48, dim_v = 40;
 static uint32_t random_state;
 
 static float random_float(void)
@@ -100,10 +92,10 @@ static void problem_cache(struct problem *p, enum table table, int32_t page_size
 		a->cache.kv_page_indices = p->pages;
 		a->cache.kv_last_page_len = p->last;
 	}
-	p->n_k = (int64_t)blocks * rows * HEADS_K * DIM_Q;
-	p->n_v = (int64_t)blocks * rows * HEADS_K * DIM_V;
-	a->k = packed(filled(p->n_k, (uint32_t)a->dtype), rows, HEADS_K, DIM_Q);
-	a->v = packed(filled(p->n_v, (uint32_t)a->dtype), rows, HEADS_K, DIM_V);
+	p->n_k = (int64_t)blocks * rows * HEADS_K * dim_q;
+	p->n_v = (int64_t)blocks * rows * HEADS_K * dim_v;
+	a->k = packed(filled(p->n_k, (uint32_t)a->dtype), rows, HEADS_K, dim_q);
+	a->v = packed(filled(p->n_v, (uint32_t)a->dtype), rows, HEADS_K, dim_v);
 }
 
 static struct problem *problem_new(uint32_t dtype, enum table table, int32_t page_size,
@@ -122,17 +114,17 @@ static struct problem *problem_new(uint32_t dtype, enum table table, int32_t pag
 		.seqlen_new = NEW,
 		.nhead_q = HEADS_Q,
 		.nhead_k = HEADS_K,
-		.hdim_q = DIM_Q,
-		.hdim_v = DIM_V,
+		.hdim_q = dim_q,
+		.hdim_v = dim_v,
 		.dtype = (abi_i32)dtype,
 		.rotary_max_pos = CAPACITY,
 	};
 	p->before[1] = 17;
 	p->before[2] = CAPACITY - NEW;
 	problem_cache(p, table, page_size, vectorized);
-	p->n_q = BATCH * ROWS * HEADS_Q * DIM_Q;
-	a->k_new = packed(filled(BATCH * NEW * HEADS_K * DIM_Q, dtype), NEW, HEADS_K, DIM_Q);
-	a->v_new = packed(filled(BATCH * NEW * HEADS_K * DIM_V, dtype), NEW, HEADS_K, DIM_V);
+	p->n_q = BATCH * ROWS * HEADS_Q * dim_q;
+	a->k_new = packed(filled(BATCH * NEW * HEADS_K * dim_q, dtype), NEW, HEADS_K, dim_q);
+	a->v_new = packed(filled(BATCH * NEW * HEADS_K * dim_v, dtype), NEW, HEADS_K, dim_v);
 	return p;
 }
 
@@ -152,8 +144,8 @@ static void problem_rotate(struct problem *p, enum abi_rope rope, int32_t rotary
 		.data = filled(size, table_dtype), .stride_seq = half, .stride_dim = 1};
 	a->rotary_sin = (struct abi_tensor){
 		.data = filled(size, table_dtype), .stride_seq = half, .stride_dim = 1};
-	a->q = packed(filled(p->n_q, dtype), ROWS, HEADS_Q, DIM_Q);
-	a->q_rotated = packed(filled(p->n_q, dtype), ROWS, HEADS_Q, DIM_Q);
+	a->q = packed(filled(p->n_q, dtype), ROWS, HEADS_Q, dim_q);
+	a->q_rotated = packed(filled(p->n_q, dtype), ROWS, HEADS_Q, dim_q);
 }
 
 static void problem_free(struct problem *p)
@@ -237,6 +229,33 @@ static void pages_of_every_layout(void **state)
 			}
 }
 
+/* Rows that end anywhere; a vectorized K has whole groups, its V any width. */
+static void any_head_dim(void **state)
+{
+	static const int32_t dims[] = {1,  3,  7,   8,   12,  17,  40,  59,
+				       63, 72, 100, 111, 127, 129, 163, 255};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)
+		for (uint32_t dtype = ABI_F32; dtype <= ABI_E5M2; dtype++) {
+			dim_q = dims[i];
+			dim_v = dims[15 - i];
+			check(problem_new(dtype, CONTIGUOUS, 0, false));
+			check(problem_new(dtype, BLOCK_TABLE, 16, false));
+			for (int rope = ABI_ROPE_INTERLEAVED;
+			     dim_q >= 16 && dtype <= ABI_BF16 && rope <= ABI_ROPE_HALF_ROTATED;
+			     rope++) {
+				struct problem *p = problem_new(dtype, CONTIGUOUS, 0, false);
+
+				problem_rotate(p, rope, dim_q / 16 * 16, dtype, rope & 1);
+				check(p);
+			}
+			dim_q = 48;
+			check(problem_new(dtype, BLOCK_TABLE, 16, true));
+		}
+	dim_v = 40;
+}
+
 static void indptr_tables_count_the_new_keys(void **state)
 {
 	struct problem *p = problem_new(ABI_F16, INDPTR, 16, false);
@@ -261,7 +280,7 @@ static void lengths_default_to_a_full_cache(void **state)
 
 static void rotations(void **state)
 {
-	const int32_t dims[] = {16, 32, DIM_Q};
+	const int32_t dims[] = {16, 32, dim_q};
 
 	(void)state;
 	for (uint32_t dtype = ABI_F32; dtype <= ABI_BF16; dtype++)
@@ -306,7 +325,7 @@ static void results_are_rounded_once(void **state)
 			cos[i] = dtype == ABI_F16 ? 1 + 0x1p-11f : 1 + 0x1p-8f;
 			sin[i] = (i % 2 ? 1 : -1) * 0x1p-40f;
 		}
-		for (int64_t i = 0; i < BATCH * NEW * HEADS_K * DIM_Q; i++)
+		for (int64_t i = 0; i < BATCH * NEW * HEADS_K * dim_q; i++)
 			reference_store(p->args.k_new.data, dtype, i, i % 3 ? 1 : -1);
 		check(p);
 	}
@@ -322,7 +341,7 @@ static void strides_may_be_anything(void **state)
 	/* [batch, head, dim, key] */
 	k->stride_dim = CAPACITY;
 	k->stride_seq = 1;
-	k->stride_head = (int64_t)DIM_Q * CAPACITY;
+	k->stride_head = (int64_t)dim_q * CAPACITY;
 	check(p);
 }
 
@@ -345,6 +364,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(contiguous_caches),
 		cmocka_unit_test(pages_of_every_layout),
+		cmocka_unit_test(any_head_dim),
 		cmocka_unit_test(indptr_tables_count_the_new_keys),
 		cmocka_unit_test(lengths_default_to_a_full_cache),
 		cmocka_unit_test(rotations),

@@ -111,8 +111,10 @@ static void lengths(void **state)
 
 static void head_dims(void **state)
 {
-	static const int32_t dims[][2] = {{8, 8},    {16, 40},   {72, 24}, {128, 128},
-					  {64, 256}, {192, 128}, {256, 8}};
+	static const int32_t dims[][2] = {{8, 8},     {16, 40},  {72, 24},  {128, 128}, {64, 256},
+					  {192, 128}, {256, 8},  {1, 1},    {3, 127},   {7, 100},
+					  {12, 12},   {17, 163}, {59, 59},  {63, 255},  {100, 3},
+					  {111, 64},  {129, 17}, {255, 59}, {163, 1}};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)

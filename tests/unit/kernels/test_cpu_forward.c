@@ -210,6 +210,44 @@ static int check_poisoned(const struct forward_options *o, int is_v, int column,
 	return failures;
 }
 
+/* Every family and type; few rows and a tile of them. */
+static void any_head_dim(void **state)
+{
+	static const int32_t dims[] = {1,  3,  7,   8,   12,  17,  40,  59,
+				       63, 72, 100, 111, 127, 129, 163, 255};
+	int failures = 0;
+
+	(void)state;
+	for (int i = 0; i < 16; i++)
+		for (int f = 0; f < 4; f++)
+			for (int dtype = ABI_F32; dtype <= ABI_E5M2; dtype++)
+				for (int rows = 1; rows <= 20; rows += 19) {
+					struct random r = {1};
+					struct forward_options o;
+
+					forward_options_random(&o, &r, families[f], dtype);
+					o = (struct forward_options){.family = o.family,
+								     .dtype = o.dtype,
+								     .o_dtype = o.o_dtype,
+								     .varlen = o.varlen,
+								     .n_splits = o.n_splits,
+								     .split_size = o.split_size,
+								     .page_size = o.page_size,
+								     .indptr = o.indptr,
+								     .batch = 2,
+								     .seqlen_q = rows,
+								     .seqlen_k = o.seqlen_k,
+								     .nhead_k = 2,
+								     .group = 2,
+								     .hdim_q = dims[i],
+								     .hdim_v = dims[i * 5 % 16],
+								     .layout = i % 2,
+								     .scale = 0.2f};
+					failures += check_everywhere(&o, (uint64_t)i, 1);
+				}
+	assert_int_equal(failures, 0);
+}
+
 /* An infinity or NaN in one key or value shows in the rows that see it and in no other. */
 static void not_finite_only_where_seen(void **state)
 {
@@ -372,6 +410,7 @@ int main(void)
 		cmocka_unit_test(no_keys_at_all),
 		cmocka_unit_test(enormous_logits),
 		cmocka_unit_test(scale_zero_averages),
+		cmocka_unit_test(any_head_dim),
 		cmocka_unit_test(not_finite_only_where_seen),
 		cmocka_unit_test(strides_of_64_bits),
 		cmocka_unit_test(random_problems),

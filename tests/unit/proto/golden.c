@@ -290,7 +290,7 @@ static void golden_require(int r, const struct golden *golden, const struct fmha
 size_t golden_all(struct golden ret[GOLDEN_MAX])
 {
 	const struct fmha_error error = {
-		.code = FMHA_EINVAL, .field = "hdim_q", .msg = "hdim_q 63: not a multiple of 8"};
+		.code = FMHA_EINVAL, .field = "hdim_q", .msg = "hdim_q 264: above 256"};
 	struct fmha_error err = {0};
 	struct golden *golden;
 	size_t n = 0;

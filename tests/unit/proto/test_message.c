@@ -62,7 +62,7 @@ static void plan_request_round_trip(void **state)
 
 static void error_answer_round_trip(void **state)
 {
-	struct fmha_error error = {.code = FMHA_EINVAL, .field = "hdim_q", .msg = "hdim_q 63: no"};
+	struct fmha_error error = {.code = FMHA_EINVAL, .field = "hdim_q", .msg = "hdim_q 264: no"};
 	struct proto_message message = {0};
 	struct proto_buffer buffer = {0};
 	struct fmha_error err = {0};

@@ -202,10 +202,9 @@ static void numbers_out_of_range(void **state)
 	REFUSES(forward, "nhead_k", "nhead_k -1: below 1", p.nhead_k = -1);
 	REFUSES(forward, "seqlen_q", "seqlen_q -1: below 0", p.seqlen_q = -1);
 	REFUSES(forward, "seqlen_k", "seqlen_k -2147483648: below 0", p.seqlen_k = INT32_MIN);
-	REFUSES(forward, "hdim_q", "hdim_q 0: below 8", p.hdim_q = 0);
-	REFUSES(forward, "hdim_q", "hdim_q 63: not a multiple of 8", p.hdim_q = 63);
+	REFUSES(forward, "hdim_q", "hdim_q 0: below 1", p.hdim_q = 0);
 	REFUSES(forward, "hdim_q", "hdim_q 264: above 256", p.hdim_q = 264);
-	REFUSES(forward, "hdim_v", "hdim_v 60: not a multiple of 8", p.hdim_v = 60);
+	REFUSES(forward, "hdim_v", "hdim_v 0: below 1", p.hdim_v = 0);
 	REFUSES(forward, "hdim_v", "hdim_v 2147483647: above 256", p.hdim_v = INT32_MAX);
 	REFUSES(forward, "window_left", "window_left -2: below -1", p.window_left = -2);
 	REFUSES(forward, "window_right", "window_right -2: below -1", p.window_right = -2);
@@ -220,6 +219,8 @@ static void numbers_out_of_range(void **state)
 	ACCEPTS(forward, p.seqlen_q = 0);
 	ACCEPTS(forward, p.seqlen_k = 0);
 	ACCEPTS(forward, p.hdim_q = 256, p.hdim_v = 8);
+	ACCEPTS(forward, p.hdim_q = 1, p.hdim_v = 255);
+	ACCEPTS(merge, p.hdim_v = 59);
 	ACCEPTS(forward, p.batch = 1048576);
 }
 

@@ -168,7 +168,7 @@ static void broken_files_are_explained(void **state)
 		 "/groups/0/for/0: there is no set of axes 'heads'"},
 		{"{\"groups\": [{\"name\": \"a\", \"set\": {\"nhead_q\": 5, \"nhead_k\": 2}}]}",
 		 "/groups/0: nhead_q 5 is not a multiple of nhead_k 2"},
-		{"{\"groups\": [{\"name\": \"a\", \"set\": {\"hdim_q\": 63}}]}", "multiples of 8"},
+		{"{\"groups\": [{\"name\": \"a\", \"set\": {\"hdim_q\": 264}}]}", "not 1 to 256"},
 		{"{\"groups\": [{\"name\": \"a\", \"limits\": {\"time\": 1}}]}",
 		 "/groups/0/limits/time: unknown key"},
 		{"{\"includes\": [\"nonesuch\"], \"groups\": []}", "nonesuch.json"},
