@@ -74,13 +74,12 @@ def _attend(q, k, v, slopes, cu, call, return_attn_probs):
         q, k, v, slopes, *cu = _tensors.checked_inputs(_ARGUMENTS, q, k, v, slopes, *cu)
     extras = ft._extras(None, slopes, None, *cu)
     if not return_attn_probs:
-        return ft._with_hdim(q, k, v, extras, call, words=call if extras is ft._NO_EXTRAS else None)[0]
+        return ft._apply(q, k, v, extras, call, words=call if extras is ft._NO_EXTRAS else None)[0]
     if call.dropout_p == 0:
-        return *ft._with_hdim(q, k, v, extras, call, True), None
+        return *ft._apply(q, k, v, extras, call, True), None
     if _tensors.by_operator(q, k, v, *extras):
         raise not_supported("return_attn_probs with dropout needs tensors with memory, and no graph that records the call")
-    hdim_v, call = v.shape[-1], call._replace(scale=q.shape[-1] ** -0.5 if call.scale is None else call.scale)
-    q, k, v = (ft._padded(t, -(-t.shape[-1] // 8) * 8) for t in (q, k, v))
+    call = call._replace(scale=q.shape[-1] ** -0.5 if call.scale is None else call.scale)
     state = ft._state(q)
     if torch.is_grad_enabled() and ft._needs_gradient(q, k, v, None, None):
         lse_to = []
@@ -91,7 +90,7 @@ def _attend(q, k, v, slopes, cu, call, return_attn_probs):
     with torch.no_grad():
         randval = ft._forward(q, k, v, extras, call, state, with_randval=True)[2]
         probabilities = _probabilities(q, k, slopes, cu, call, lse, randval)
-    return o[..., :hdim_v], lse, probabilities
+    return o, lse, probabilities
 
 
 def _probabilities(q, k, slopes, cu, call, lse, randval):

@@ -281,23 +281,6 @@ def _additive(mask: Tensor, q: Tensor) -> Tensor:
     return mask if mask.stride(-1) == 1 or mask.shape[-1] == 1 else mask.contiguous()
 
 
-def _padded(tensor: Tensor, to: int) -> Tensor:
-    return tensor if tensor.shape[-1] == to else torch.nn.functional.pad(tensor, (0, to - tensor.shape[-1]))
-
-
-def _with_hdim(q, k, v, extras, call, want_lse=False, words=None):
-    """_apply() for any head dim: kernels take multiples of 8, zeros beyond change nothing."""
-    hdim_q, hdim_v = q.size(-1), v.size(-1)
-    if hdim_q % 8 == 0 and hdim_v % 8 == 0:
-        return _apply(q, k, v, extras, call, want_lse, words)
-    if call.scale is None:
-        call = call._replace(scale=hdim_q**-0.5)
-    wide = -(-hdim_q // 8) * 8
-    o, lse = _apply(_padded(q, wide), _padded(k, wide), _padded(v, -(-hdim_v // 8) * 8), extras, call,
-                    want_lse)
-    return o[..., :hdim_v], lse
-
-
 _ARGUMENTS = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k")
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask")
 
@@ -324,7 +307,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: 
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     call = Call(layout, mask, left, right, scale, float(softcap), float(dropout_p), max_seqlen_q, max_seqlen_k, deterministic)
-    o, lse = _with_hdim(q, k, v, _extras(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k), call, return_lse)
+    o, lse = _apply(q, k, v, _extras(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k), call, return_lse)
     return (o, lse) if return_lse else o
 
 
@@ -366,7 +349,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             bias = bias.expand(*query.shape[:-3], *bias.shape[-3:]).reshape(-1, *bias.shape[-3:])
     mask, right = (_problem.MASK_TOP_LEFT, 0) if is_causal else (_problem.MASK_NONE, -1)
     call = Call("bhsd", mask, -1, right, scale, 0.0, float(dropout_p), 0, 0, torch.are_deterministic_algorithms_enabled())
-    o = _with_hdim(q, k, v, _NO_EXTRAS if bias is None else (bias, None, None, None, None), call,
+    o = _apply(q, k, v, _NO_EXTRAS if bias is None else (bias, None, None, None, None), call,
                    words=words if n_dims == 4 else None)[0]
     return o if n_dims == 4 else o.reshape(*query.shape[:-1], o.shape[-1])
 

@@ -108,22 +108,23 @@ def test_dropout_and_its_mask():
     close(o, torch.einsum("bhij,bjhd->bihd", kept, v.double().repeat_interleave(2, 2)), F16)
 
 
+@pytest.mark.parametrize("hdim", [64, 59])
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_a_cache_that_grows(paged, interleaved):
+def test_a_cache_that_grows(paged, interleaved, hdim):
     before, new, page = torch.tensor([20, 33], dtype=torch.int32, device=DEVICE), 3, 16
-    q, k, v = (normal(2, new, h, 64, dtype=F16, seed=n, grad=False) for n, h in enumerate((4, 2, 2)))
+    q, k, v = (normal(2, new, h, hdim, dtype=F16, seed=n, grad=False) for n, h in enumerate((4, 2, 2)))
     angles = torch.arange(64, device=DEVICE)[:, None] / 100 ** (torch.arange(16, device=DEVICE)[None] / 16)
     cos, sin = angles.cos().to(F16), angles.sin().to(F16)
     if paged:
         table = torch.tensor([[5, 2, 7, 0], [1, 6, 3, 4]], dtype=torch.int32, device=DEVICE)
-        k_cache, v_cache = (normal(8, page, 2, 64, dtype=F16, seed=n, grad=False) for n in (7, 8))
+        k_cache, v_cache = (normal(8, page, 2, hdim, dtype=F16, seed=n, grad=False) for n in (7, 8))
         rows = [table.long()[b] for b in range(2)]
         whole = lambda x, b: x[rows[b]].flatten(0, 1)  # noqa: E731
         options = {"block_table": table}
     else:
         index = torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)
-        k_cache, v_cache = (normal(3, 48, 2, 64, dtype=F16, seed=n, grad=False) for n in (7, 8))
+        k_cache, v_cache = (normal(3, 48, 2, hdim, dtype=F16, seed=n, grad=False) for n in (7, 8))
         whole = lambda x, b: x[index[b]]  # noqa: E731
         options = {"cache_batch_idx": index}
 

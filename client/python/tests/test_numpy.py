@@ -47,6 +47,15 @@ def test_masks(options, words):
     np.testing.assert_allclose(lse, want_lse, atol=3e-6)
 
 
+@pytest.mark.parametrize("hdim", [1, 59, 100, 255])
+def test_any_head_dim(hdim):
+    q, k, v = qkv(hdim=hdim)
+    o, lse = fmha.attention(q, k, v, return_lse=True)
+    want_o, want_lse = expect(q, k, v)
+    np.testing.assert_allclose(o, want_o, atol=5e-6)
+    np.testing.assert_allclose(lse, want_lse, atol=5e-6)
+
+
 def test_logits():
     q, k, v = qkv()
     slopes, sink = np.float32([0.5, 0.25, 0.125, 1]), np.float32([0.1, -1, 2, 0])

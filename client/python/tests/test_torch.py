@@ -54,7 +54,7 @@ def test_gqa_and_odd_shapes():
     compare(mine, qkv(kv_heads=2), enable_gqa=True)
     with pytest.raises(ValueError, match="enable_gqa"):
         mine(*qkv(kv_heads=2))
-    for hdim in (20, 33, 256):
+    for hdim in (20, 33, 59, 256):
         compare(mine, qkv(hdim=hdim))
     compare(mine, [normal(3, 2, 4, 9, 32), normal(3, 2, 4, 11, 32, seed=1), normal(3, 2, 4, 11, 40, seed=2)])
     compare(mine, [normal(4, 9, 32), normal(4, 11, 32, seed=1), normal(4, 11, 32, seed=2)])
