@@ -343,6 +343,10 @@ static int decode_value(const msgpack_object *value, const struct field *field, 
 		return decode_tensors(value, field, at, path, err);
 	case FIELD_STRIDE:
 		return decode_stride(value, at, role, path, err);
+	case FIELD_EXTENT:
+		number = (uint32_t)proto_roles[role].n_dims;
+		memcpy(object + field->count_offset, &number, sizeof(number));
+		return decode_stride(value, at, role, path, err);
 	case FIELD_NUMBERS:
 		return decode_numbers(value, field, at, path, err);
 	}

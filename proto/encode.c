@@ -75,6 +75,7 @@ static bool field_is_fallback(const struct field *field, const char *object, con
 		return *(const char *)at == '\0';
 	case FIELD_BYTES:
 	case FIELD_ARRAY:
+	case FIELD_EXTENT:
 		return load_u32(object + field->count_offset) == 0;
 	case FIELD_STRIDE:
 		return memcmp(at, no_stride, sizeof(no_stride)) == 0;
@@ -193,6 +194,16 @@ static int encode_stride(struct writer *writer, const int64_t *stride, uint32_t 
 	return 0;
 }
 
+/* Of settled problems: as many as the role has. */
+static int encode_extent(struct writer *writer, const int64_t *extent, uint32_t n, uint32_t role,
+			 const struct field_path *path, struct fmha_error *err)
+{
+	if (n != (uint32_t)proto_roles[role].n_dims)
+		return field_error(err, FMHA_EINVAL, path, "%u elements, not %d", n,
+				   proto_roles[role].n_dims);
+	return encode_stride(writer, extent, role, path, err);
+}
+
 static int encode_object(struct writer *writer, const struct field_table *table, const void *object,
 			 uint32_t role, const struct field_path *path, struct fmha_error *err);
 
@@ -264,6 +275,9 @@ static int encode_value(struct writer *writer, const struct field *field, const 
 		return encode_tensors(writer, field, at, err);
 	case FIELD_STRIDE:
 		return encode_stride(writer, (const int64_t *)at, role, path, err);
+	case FIELD_EXTENT:
+		return encode_extent(writer, (const int64_t *)at,
+				     load_u32(object + field->count_offset), role, path, err);
 	case FIELD_NUMBERS:
 		return encode_numbers(writer, field, at, path, err);
 	}

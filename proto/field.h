@@ -37,6 +37,7 @@ enum field_type {
 	FIELD_ARRAY,   /* structs of `table` and a uint32_t count */
 	FIELD_TENSORS, /* a struct fmha_tensor[FMHA_N_TENSORS]: a map from role to `table` */
 	FIELD_STRIDE,  /* an int64_t[5], on the wire as many as the role has dimensions */
+	FIELD_EXTENT,  /* the same, and a uint32_t count that is the role's or, absent, 0 */
 	FIELD_NUMBERS, /* a uint64_t[capacity], on the wire all of them */
 };
 

@@ -259,7 +259,12 @@ static const struct field tensor_fields[] = {
 	U64(offset, OPTIONAL, NOTE("bytes from the buffer's start to element 0")),
 	ENUM(dtype, dtype_names),
 	{FIELD(stride), .type = FIELD_STRIDE, OPTIONAL,
-	 NOTE("elements, one a dimension of the role; absent or all 0: packed")},
+	 NOTE("elements, one a dimension of the role; absent, or all 0 without extent: packed")},
+	{FIELD(extent), .type = FIELD_EXTENT, OPTIONAL,
+	 .count_offset = offsetof(struct fmha_tensor, n_dims),
+	 NOTE("elements, one a dimension of the role, those that the tensor has: compared with "
+	      "those "
+	      "that it must have; 1 and stride 0 where it broadcasts; stride is literal then")},
 };
 #undef STRUCT
 static const struct field_table TABLE(tensor_table, "tensor", fmha_tensor, tensor_fields);

@@ -132,14 +132,18 @@ static int64_t descale_blocks(int64_t length, int64_t block)
 	return block > 0 ? (length + block - 1) / block : 1;
 }
 
-/* Axes that bias broadcasts have extent 1 in dbias: it is the sum over them. */
+/*
+ * Axes that bias broadcasts have extent 1 in dbias: it is the sum over them. A bias whose extents are
+ * said broadcasts where they are 1; an expanded one, whose elements merely lie in the same place, has a
+ * gradient for each.
+ */
 static void dbias_extents(const struct fmha_problem *p, int64_t dims[5])
 {
 	int64_t stride[5];
 
 	problem_strides(p, FMHA_T_BIAS, stride);
 	for (int i = 0; i < 4; i++)
-		if (stride[i] == 0)
+		if (p->bias.n_dims > 0 ? p->bias.extent[i] == 1 : stride[i] == 0)
 			dims[i] = 1;
 }
 
@@ -222,6 +226,8 @@ void problem_extents(const struct fmha_problem *p, enum fmha_tensor_role role, i
 
 static bool stride_is_packed(const struct fmha_tensor *tensor)
 {
+	if (tensor->n_dims > 0)
+		return false;
 	for (int i = 0; i < 5; i++)
 		if (tensor->stride[i] != 0)
 			return false;
@@ -243,14 +249,10 @@ void problem_strides(const struct fmha_problem *problem, enum fmha_tensor_role r
 		if (__builtin_mul_overflow(stride, dims[i] > 0 ? dims[i] : 1, &stride))
 			stride = INT64_MAX;
 	}
-	if (role == FMHA_T_DBIAS) {
-		int64_t bias[5];
-
-		problem_strides(problem, FMHA_T_BIAS, bias);
+	if (role == FMHA_T_DBIAS) /* what has one element and is summed into has no step */
 		for (int i = 0; i < 4; i++)
-			if (bias[i] == 0)
+			if (dims[i] == 1)
 				ret_stride[i] = 0;
-	}
 }
 
 int problem_span_bytes(const struct fmha_problem *problem, enum fmha_tensor_role role,

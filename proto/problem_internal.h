@@ -15,6 +15,10 @@
 
 const char *problem_op_name(uint32_t op);
 
+/* Whether the extents that are said, of a settled problem, are the role's. Return: 0 or FMHA_EINVAL. */
+int problem_check_extents(const struct fmha_problem *problem, enum fmha_tensor_role role,
+			  struct fmha_error *err);
+
 /* Each tensor: needed, allowed or superfluous; type, strides, alignment, extent. */
 int problem_check_tensors(const struct fmha_problem *problem, struct fmha_error *err);
 

@@ -357,9 +357,10 @@ static int check_view(const struct fmha_problem *p, enum fmha_tensor_role role,
 	const struct fmha_tensor *tensor = &p->tensor[role];
 	uint32_t alignment = role == FMHA_T_WORKSPACE ? 256 : fmha_dtype_bytes(tensor->dtype);
 	char rule[64];
+	int r = problem_check_extents(p, role, err);
 
-	if (tensor->reserved != 0)
-		return refuse(err, role, ".reserved", "not 0");
+	if (r < 0)
+		return r;
 	if (tensor->buffer != 0 && tensor->data)
 		return refuse(err, role, ".data", "a buffer is given as well");
 	if ((tensor->offset + (uintptr_t)tensor->data) % alignment != 0) {

@@ -182,6 +182,9 @@ static int call(struct fmha_device *device, uint32_t op, const struct fmha_probl
 	staged = *problem;
 	staged.op = op;
 	stage.n_tensors = 0;
+	r = problem_settle(&staged, err);
+	if (r < 0)
+		return r;
 	if (has_data(&staged)) {
 		r = problem_check(&staged, err);
 		if (r == 0)
@@ -236,19 +239,21 @@ int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
 	r = client_check(device && problem && ret_json ? device->client : NULL, __func__, err);
 	if (r == 0)
 		r = check_struct_size(problem->struct_size, sizeof(*problem), "fmha_problem", err);
-	if (r == 0)
-		r = problem_check(problem, err);
 	if (r < 0)
 		return r;
 	params = malloc(sizeof(*params));
 	if (!params)
 		return fmha_error_set(err, FMHA_ENOMEM, "explain: out of memory");
-	r = plan_names(options, params->kernels, &params->n_kernels, err);
+	params->problem = *problem;
+	r = problem_settle(&params->problem, err);
+	if (r == 0)
+		r = problem_check(&params->problem, err);
+	if (r == 0)
+		r = plan_names(options, params->kernels, &params->n_kernels, err);
 	if (r < 0) {
 		free(params);
 		return r;
 	}
-	params->problem = *problem;
 	/* Nothing is read, so that any id will do, if every tensor has its own. */
 	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
 		struct fmha_tensor *tensor = &params->problem.tensor[role];

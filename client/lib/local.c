@@ -158,7 +158,8 @@ int local_problem(const struct fmha_problem *problem, struct proto_plan_params *
 		tensor->offset = (uintptr_t)tensor->data % LAUNCH_ALIGNMENT;
 		tensor->data = NULL;
 	}
-	return problem_check(&ret_params->problem, err);
+	r = problem_settle(&ret_params->problem, err);
+	return r == 0 ? problem_check(&ret_params->problem, err) : r;
 }
 
 /* A file of the daemon's, which it cannot change any more. */

@@ -162,6 +162,7 @@ int fmha_plan_new(struct fmha_device *device, const struct fmha_problem *problem
 		  const struct fmha_plan_options *options, struct fmha_plan **ret_plan,
 		  struct fmha_error *err)
 {
+	struct fmha_problem settled;
 	int r;
 
 	r = client_check(device && problem && ret_plan ? device->client : NULL, __func__, err);
@@ -180,10 +181,13 @@ int fmha_plan_new(struct fmha_device *device, const struct fmha_problem *problem
 						    "%s: a plan's tensors lie in buffers", field);
 		}
 	}
-	r = problem_check(problem, err);
+	settled = *problem;
+	r = problem_settle(&settled, err);
+	if (r == 0)
+		r = problem_check(&settled, err);
 	if (r < 0)
 		return r;
-	return plan_new(device, problem, options, false, client_deadline(device->client), ret_plan,
+	return plan_new(device, &settled, options, false, client_deadline(device->client), ret_plan,
 			err);
 }
 

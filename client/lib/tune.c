@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <proto/problem.h>
+
 #include "deadline.h"
 
 #define MARGIN_MS 60000
@@ -26,6 +28,8 @@ static int make_params(const struct fmha_problem *problem, const struct fmha_tun
 		params->problem = *problem;
 	else
 		fmha_problem_init(&params->problem);
+	if (problem_settle(&params->problem, err) < 0)
+		return FMHA_EINVAL;
 	if (options) {
 		params->budget_ms = options->budget_ms;
 		params->again = options->again != 0;

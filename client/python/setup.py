@@ -59,7 +59,7 @@ class Build(build_py):
         shutil.rmtree(to, ignore_errors=True)
         for part in NEEDED:
             shutil.copytree(installed / part, to / part, ignore=LEFT_OUT, symlinks=True)
-        os.rename((to / "lib/libfmha_client.so.0").resolve(), to / "lib/libfmha_client.so.0")  # zip files hold no links
+        os.rename((to / "lib/libfmha_client.so.1").resolve(), to / "lib/libfmha_client.so.1")  # zip files hold no links
         (to / "lib/libfmha_client.so").unlink()
         bundle(to)
 

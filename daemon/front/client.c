@@ -22,14 +22,15 @@ static int on_hello(struct client *client, uint32_t id, const struct proto_hello
 		    struct fmha_error *err)
 {
 	const struct front *front = client->front;
-	struct proto_hello_result result = {.version = PROTO_VERSION, .pid = (uint32_t)getpid()};
+	struct proto_hello_result result = {.pid = (uint32_t)getpid()};
 
 	if (client->greeted)
 		return fmha_error_set_field(err, FMHA_EINVAL, "method", "hello was said already");
-	if (params->version < PROTO_VERSION) /* it names the highest that it speaks */
+	if (params->version < PROTO_VERSION_OLD) /* it names the highest that it speaks */
 		return fmha_error_set_field(err, FMHA_EVERSION, "version",
-					    "version %u: this daemon speaks %u", params->version,
-					    PROTO_VERSION);
+					    "version %u: this daemon speaks %u to %u",
+					    params->version, PROTO_VERSION_OLD, PROTO_VERSION);
+	result.version = params->version < PROTO_VERSION ? params->version : PROTO_VERSION;
 	memcpy(client->name, params->client, sizeof(client->name));
 	client->greeted = true;
 	connection_greeted(&client->connection);

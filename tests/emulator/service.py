@@ -129,7 +129,7 @@ def run_arch(arch, match, library_path):
         "supervision": {"heartbeat_timeout_ms": 600000},
     }
     hip, failed, done = ctypes.CDLL(str(library_path)), 0, 0
-    library = fmha_local.Library(next(fmhad.build_dir().rglob("libfmha_client.so.0")))
+    library = fmha_local.Library(next(fmhad.build_dir().rglob("libfmha_client.so.1")))
     with fmhad.Daemon(config, env=told) as daemon, daemon.device(0) as cpu, daemon.device(1) as gpu:
         local = library.open(daemon.socket, 1, 600000)
         assert gpu.info["arch"] == arch, gpu.info

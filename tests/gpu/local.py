@@ -303,7 +303,7 @@ def main():
     options = parser.parse_args()
     if options.plan_only:
         ctypes.CDLL("libcuda.so.1")
-    library = fmha_local.Library(next(BUILD.rglob("libfmha_client.so.0")))
+    library = fmha_local.Library(next(BUILD.rglob("libfmha_client.so.1")))
     parts, bad = options.parts.split(","), 0
     if options.plan_only:
         return plan_only(library, options.socket, options.device, parts)

@@ -15,7 +15,7 @@ ln -s ../../../../specs ../../../../kernels $to/share/fmhad/
 find "$from" \( -name fmhactl -o -name bench_rpc -o -name bench_local -o -name bench_cpu -o -name "test_cpu_*" \
     -o -name "test_dispatch_*" \) -type f \
     -perm -u+x -exec cp {} $to/bin/ \;
-cp -L "$from"/client/libfmha_client.so.0 $to/lib/
+cp -L "$from"/client/libfmha_client.so.1 $to/lib/
 cp "$from"/tests/gpu/libfmha_gpu_check.so $to/tests/gpu/
 for library in libuv.so.1 libmsgpackc.so.2 libcjson.so.1 libnettle.so.8 libcmocka.so.0; do
     cp -L "/usr/lib/x86_64-linux-gnu/$library" $to/lib/

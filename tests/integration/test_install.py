@@ -78,12 +78,12 @@ def test_the_tree_is_complete(prefix, library):
         assert (prefix / name).is_file(), name
     assert (library.parent / "pkgconfig/fmha_client.pc").is_file()
     assert (library.parent / "cmake/fmha_client/fmha_client-config.cmake").is_file()
-    assert os.readlink(library) == "libfmha_client.so.0"
+    assert os.readlink(library) == "libfmha_client.so.1"
 
 
 def test_the_library_has_a_soname_and_few_needs(library):
     dynamic = run("readelf", "-d", library)
-    assert "soname: [libfmha_client.so.0]" in dynamic
+    assert "soname: [libfmha_client.so.1]" in dynamic
     needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\.so", dynamic))
     assert needed <= {"libc", "libmsgpackc", "libmsgpack-c", "libm", "libpthread", "libdl"}
 

@@ -36,7 +36,7 @@ def cuda():
 
 @pytest.fixture(scope="module")
 def library(cuda):
-    return fmha_local.Library(fmhad.build_dir() / "client/libfmha_client.so.0")
+    return fmha_local.Library(fmhad.build_dir() / "client/libfmha_client.so.1")
 
 
 @pytest.fixture
@@ -746,7 +746,7 @@ def elsewhere(path, wire, at):
               "wire, at = map(json.loads, sys.argv[3:])\n"
               "try:\n    fmha_local.Pack(fmha_local.Library(sys.argv[1]), sys.argv[2]).plan(wire, at)\n"
               "except fmha_local.Failure as failure:\n    print(failure.name, failure)")
-    command = [sys.executable, "-c", script, fmhad.build_dir() / "client/libfmha_client.so.0", path, json.dumps(wire), json.dumps(at)]
+    command = [sys.executable, "-c", script, fmhad.build_dir() / "client/libfmha_client.so.1", path, json.dumps(wire), json.dumps(at)]
     environment = os.environ | {"PYTHONPATH": os.path.dirname(fmha_local.__file__)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 

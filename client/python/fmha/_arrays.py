@@ -80,7 +80,9 @@ def is_torch(array) -> bool:
 
 def adopt(array, name: str):
     """@array itself when it is numpy's or torch's, else one of those that shares its memory, by DLPack."""
-    if isinstance(array, np.ndarray) or is_torch(array):
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array) if _runs_backwards(array) else array
+    if is_torch(array):
         return array
     if not hasattr(array, "__dlpack__"):
         raise invalid(f"{name} is a {type(array).__name__}, not an array", f"tensor.{name}")
@@ -94,10 +96,18 @@ def adopt(array, name: str):
     return torch.from_dlpack(array)
 
 
+def _runs_backwards(array: np.ndarray) -> bool:
+    return any(stride < 0 for stride in array.strides)
+
+
 def check_writable(array, name: str) -> None:
-    """Refuses an output that nobody may write to."""
-    if isinstance(array, np.ndarray) and not array.flags.writeable:
+    """Refuses an output that nobody may write to, or only through a copy."""
+    if not isinstance(array, np.ndarray):
+        return
+    if not array.flags.writeable:
         raise invalid(f"{name} is read-only", f"tensor.{name}")
+    if _runs_backwards(array):
+        raise invalid(f"{name} has negative strides: an output is written where it lies", f"tensor.{name}")
 
 
 def view(array, name: str) -> View:
@@ -124,6 +134,13 @@ def int32(array, name: str):
     if array.dtype != torch.int64:
         raise invalid(f"{name} holds {array.dtype}, not integers", f"tensor.{name}")
     return array.to(torch.int32)
+
+
+def output_like(array, shape, ragged: bool):
+    """A new array for a result of @array's kind and type. @ragged: lengths may leave rows that no sequence has: those are 0."""
+    if not ragged:
+        return empty_like(array, shape)
+    return np.zeros(shape, array.dtype) if isinstance(array, np.ndarray) else array.new_zeros(shape)
 
 
 def empty_like(array, shape, dtype: int | None = None):

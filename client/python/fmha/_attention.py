@@ -92,7 +92,7 @@ def attention(
         sink_tokens: leading keys visible left of any window.
         scale: None: 1 / sqrt(hdim).
         softcap: c of c * tanh(S / c), 0: none.
-        bias: added to S; broadcasts to [batch, heads, rows, keys] as numpy does, but for the keys.
+        bias: added to S; broadcasts to [batch, heads, rows, keys] as numpy does.
         alibi_slopes: float32 [heads] or [batch, heads]: -slope * |i + seqlen_k - seqlen_q - j| is added.
         sink: float32 [heads], a logit in the softmax's denominator only.
         dropout_p, seed, offset: dropout on P, FlashAttention-2's bits for the same seed and offset; no seed: a fresh one.
@@ -132,7 +132,7 @@ def attention(
     options = _options("forward", layout, causal, window, align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k,
                        n_splits=n_splits, split_size=split_size)
     if "o" not in kept:
-        kept["o"] = _arrays.empty_like(kept["q"], (*kept["q"].shape[:-1], kept["v"].shape[-1]))
+        kept["o"] = _arrays.output_like(kept["q"], (*kept["q"].shape[:-1], kept["v"].shape[-1]), _is_ragged(kept, "q"))
     if return_lse or return_randval:
         _row_outputs(kept, layout, return_lse, return_randval)
     dropout = (_run.seed_of(seed), offset) if dropout_p > 0 else None
@@ -140,6 +140,10 @@ def attention(
     if return_lse or return_randval:
         return tuple(kept[n] for n in ("o", "lse", "randval") if n in kept)
     return kept["o"]
+
+
+def _is_ragged(kept, axis: str) -> bool:
+    return f"seqstart_{axis}" in kept or f"seqlen_{axis}" in kept
 
 
 def _row_outputs(kept, layout, with_lse, with_randval):
@@ -193,7 +197,8 @@ def attention_backward(
         made["dsink"] = "sink"
     for name, like in made.items():
         if name not in kept:
-            kept[name] = _arrays.empty_like(kept[like], kept[like].shape)
+            ragged = _is_ragged(kept, "k" if name in ("dk", "dv") else "q")
+            kept[name] = _arrays.output_like(kept[like], kept[like].shape, ragged)
     dropout = (_run.seed_of(seed), offset) if dropout_p > 0 and randval is None else None
     _run.execute(kept, options, dropout, device=device)
     return tuple(kept[name] for name in made)

@@ -9,7 +9,7 @@ import threading
 from ._abi import ffi
 
 PACKAGE = pathlib.Path(__file__).absolute().parent  # not resolved: a build tree links the sources
-SONAME = "libfmha_client.so.0"
+SONAME = "libfmha_client.so.1"
 
 
 class FmhaError(Exception):

@@ -109,7 +109,7 @@ def shape_of(views: dict, options: Options) -> Shape:
     paged = "block_table" in views or "kv_indptr" in views
     (batch, rows_q, heads_q, hdim_q), _ = dense(views["q"], options.layout, group, "q")
     if group:
-        batch = views["seqstart_q"].shape[0] - 1
+        batch = max(views["seqstart_q"].shape[0] - 1, 0)
     if paged:
         heads_k, hdim_v, rows_k = _paged(views["k"], "k")[2], _paged(views["v"], "v")[3], options.max_seqlen_k
     else:
@@ -184,57 +184,26 @@ def _fill_cache(p, views, shape, options):
         p.rotary_max_pos = views["rotary_cos"].shape[0]
 
 
-# Rows of other shapes: (how many dimensions, what is put in front of a shorter one).
+# Their dimensions are in the caller's layout.
 _DENSE = frozenset(("q", "k", "v", "o", "k_new", "v_new", "q_rotated", "do", "dq", "dk", "dv"))
 _CACHE = frozenset(("k", "v"))
 
 
 def _fill_tensor(p, name, view, views, shape, options):
+    """Type, extents and strides: libfmha_client says which extents do not fit, and what broadcasts."""
     tensor = p.tensor[ROLES[name]]
     tensor.dtype = view.dtype
     paged = name in _CACHE and ("block_table" in views or "kv_indptr" in views)
+    extents, strides = view.shape or (1,), view.strides or (0,)
     if name in _DENSE and not paged:
         extents, strides = dense(view, options.layout, shape.group and name not in ("k_new", "v_new"), name)
-        strides = _broadcast(extents, strides)
-    elif name == "o_parts":
-        order = LAYOUTS[options.layout]
-        strides = (view.strides[0], *(view.strides[1 + i] for i in order))
-    elif name in ("bias", "dbias", "randval"):
-        strides = _aligned(view, 4, name)
-    elif name == "lse":
-        strides = (0, *view.strides) if shape.group else view.strides
-    elif name == "alibi_slopes":
-        strides = (0, view.strides[0]) if len(view.shape) == 1 else view.strides
-    elif name.endswith("_descale"):
-        strides = _descale(view, name)
-    else:
-        strides = view.strides
-    for i, stride in enumerate(strides):
-        tensor.stride[i] = stride
-
-
-def _broadcast(extents, strides):
-    """Packed views say nothing: a stride of an axis of extent 1 may be anything."""
-    return strides if any(strides) or not all(extents) else (0,) * len(strides)
-
-
-def _aligned(view, n_dims, name):
-    """Strides as numpy broadcasts: missing leading axes and axes of extent 1 have stride 0."""
-    if len(view.shape) > n_dims:
-        raise invalid(f"{name} has {len(view.shape)} dimensions, more than {n_dims}", f"tensor.{name}")
-    missing = n_dims - len(view.shape)
-    return (0,) * missing + tuple(0 if e == 1 else s for e, s in zip(view.shape, view.strides))
-
-
-def _descale(view, name):
-    """One number, [batch, heads] or [batch, heads, blocks]."""
-    if len(view.shape) == 0 or (len(view.shape) == 1 and view.shape[0] == 1):
-        return (0, 0, 1)  # not all 0, which would mean packed
-    if len(view.shape) == 2:
-        return (*_aligned(view, 2, name), 1)
-    if len(view.shape) == 3:
-        return _aligned(view, 3, name)
-    raise invalid(f"{name} is {view.shape}: one number, [batch, heads] or [batch, heads, blocks]", f"tensor.{name}")
+    elif name == "o_parts" and len(extents) == 5:
+        extents, strides = ((of[0], *(of[1 + i] for i in LAYOUTS[options.layout])) for of in (extents, strides))
+    if len(extents) > 5:
+        raise invalid(f"{name} has {len(extents)} dimensions", f"tensor.{name}")
+    tensor.n_dims = len(extents)
+    for i, (extent, stride) in enumerate(zip(extents, strides)):
+        tensor.extent[i], tensor.stride[i] = extent, stride
 
 
 def extent_bytes(view) -> int:

@@ -125,10 +125,21 @@ _INTEGERS = frozenset(("seqstart_q", "seqstart_k", "seqlen_q", "seqlen_k", "left
 def adopted(arrays: dict, written: tuple = ()) -> dict:
     """Those that are not None as numpy's or torch's, lengths and tables as int32; @written: outputs among them."""
     kept = {}
+    for name in written:
+        _arrays.check_writable(arrays.get(name), name)
     for name, array in arrays.items():
         if array is not None:
             kept[name] = _arrays.int32(array, name) if name in _INTEGERS else _arrays.adopt(array, name)
-    for name in written:
-        if name in kept:
-            _arrays.check_writable(kept[name], name)
+            check_rank(name, kept[name].shape)
     return kept
+
+
+# Of arrays whose axes say the problem's sizes; libfmha_client holds the others against those.
+_RANKS = dict.fromkeys(("q", "k", "v"), (3, 4)) | dict.fromkeys(("k_new", "v_new"), (4,)) | dict.fromkeys(
+    ("block_table", "rotary_cos", "rotary_sin"), (2,)) | dict.fromkeys(("seqstart_q", "seqstart_k", "kv_indptr", "kv_page_indices"), (1,))
+
+
+def check_rank(name: str, shape) -> None:
+    wanted = _RANKS.get(name)
+    if wanted is not None and len(shape) not in wanted:
+        raise invalid(f"{name} is {tuple(shape)}: {' or '.join(map(str, wanted))} dimensions are wanted", f"tensor.{name}")

@@ -83,8 +83,10 @@ def _forward(q, k, v, extras, call: Call, state, with_lse=True, with_randval=Fal
     """(O, LSE, dropout's bytes), the last two None when not wanted."""
     tensors = _inputs(q, k, v, extras)
     n_said = len(tensors)
-    same = v.size(-1) == q.size(-1) and q.is_contiguous()
-    o = tensors["o"] = torch.empty_like(q) if same else q.new_empty((*q.shape[:-1], v.shape[-1]))
+    packed = "seqstart_q" in tensors  # rows behind the last sequence are 0
+    same = v.size(-1) == q.size(-1) and q.is_contiguous() and not packed
+    new = q.new_zeros if packed else q.new_empty
+    o = tensors["o"] = torch.empty_like(q) if same else new((*q.shape[:-1], v.shape[-1]))
     lse = randval = None
     if with_lse or with_randval:
         rows = _problem.row_extents(q.shape, call.layout, "seqstart_q" in tensors)
@@ -103,7 +105,8 @@ def _backward(grad, q, k, v, o, lse, extras, call: Call, state, want_dbias, own=
     tensors["do"] = _again.readable(grad)
     n_said = len(tensors) + (0 if own else 2)
     tensors["o"], tensors["lse"] = o, lse
-    dq, dk, dv = tensors["dq"], tensors["dk"], tensors["dv"] = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    like = torch.zeros_like if "seqstart_q" in tensors else torch.empty_like
+    dq, dk, dv = tensors["dq"], tensors["dk"], tensors["dv"] = like(q), like(k), like(v)
     dbias = dsink = None
     if want_dbias:
         # Contiguous: an expanded bias's own strides would make its elements overlap.
@@ -278,7 +281,7 @@ def _additive(mask: Tensor, q: Tensor) -> Tensor:
         mask = torch.zeros((), dtype=q.dtype, device=q.device).masked_fill(~mask, float("-inf"))
     elif mask.dtype != q.dtype:
         mask = mask.to(q.dtype)
-    return mask if mask.stride(-1) == 1 or mask.shape[-1] == 1 else mask.contiguous()
+    return mask if mask.dim() == 0 or mask.stride(-1) == 1 or mask.shape[-1] == 1 else mask.contiguous()
 
 
 _ARGUMENTS = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k")
@@ -311,6 +314,23 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: 
     return (o, lse) if return_lse else o
 
 
+def _expanded(query, key, value, enable_gqa):
+    """All three with the leading axes that they broadcast to; gradients are summed over those again."""
+    if query.dim() < 3 or key.dim() < 3 or value.dim() < 3:
+        raise invalid(f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}", "tensor.k")
+    heads, kv_heads = query.size(-3), key.size(-3)
+    if not enable_gqa and heads != kv_heads and 1 not in (heads, kv_heads):
+        raise invalid(f"{heads} query heads and {kv_heads} key heads: say enable_gqa=True", "nhead_k")
+    try:
+        lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
+        if not enable_gqa:
+            heads = kv_heads = torch.broadcast_shapes(*((t.size(-3),) for t in (query, key, value)))[0]
+        return (query.expand(*lead, heads, -1, -1), key.expand(*lead, kv_heads, -1, -1), value.expand(*lead, kv_heads, -1, -1))
+    except RuntimeError:
+        raise invalid(f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} do not broadcast",
+                      "tensor.k") from None
+
+
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
                                  dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
                                  enable_gqa: bool = False) -> Tensor:
@@ -338,8 +358,9 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     if n_dims < 2:
         raise invalid(f"query has {n_dims} dimensions: at least 2", "tensor.q")
     q, k, v = query, key, value = _autocast(query, key, value)
-    if not enable_gqa and n_dims >= 3 and query.size(-3) != key.size(-3):
-        raise invalid(f"{query.size(-3)} query heads and {key.size(-3)} key heads: say enable_gqa=True", "nhead_k")
+    if query.shape[:-2] != key.shape[:-2] or key.shape[:-2] != value.shape[:-2]:
+        q, k, v = query, key, value = _expanded(query, key, value, enable_gqa)
+        n_dims = query.dim()
     if n_dims != 4:
         q, k, v = (t.reshape(-1, *((1,) * (3 - t.dim())), *t.shape[-3:]) for t in (query, key, value))
     bias = None

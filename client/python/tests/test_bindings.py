@@ -34,7 +34,7 @@ def test_bindings_for_an_installed_library(installed, tmp_path, monkeypatch):
     pytest.importorskip("setuptools")
     monkeypatch.chdir(tmp_path)
     (pkgconfig,) = {p.parent for p in installed.rglob("fmha_client.pc")}
-    (library,) = installed.rglob("libfmha_client.so.0")
+    (library,) = installed.rglob("libfmha_client.so.1")
     shutil.copytree(ROOT / "client/python", "source", ignore=shutil.ignore_patterns("tests", "__pycache__"))
     monkeypatch.chdir("source")
     build = [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path / "built"), "--build-lib", str(tmp_path / "lib")]
@@ -55,7 +55,7 @@ def test_bundled_libraries_bring_their_licences(installed, tmp_path, monkeypatch
     if not shutil.which("dpkg"):
         pytest.skip("licences are found by dpkg")
     monkeypatch.setattr(setuptools, "setup", lambda **_: None)
-    (client,) = installed.rglob("libfmha_client.so.0")
+    (client,) = installed.rglob("libfmha_client.so.1")
     (tmp_path / "lib").mkdir()
     shutil.copy(client, tmp_path / "lib")
     shutil.copy(next(installed.rglob("bin/fmhad")), tmp_path)

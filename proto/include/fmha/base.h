@@ -111,18 +111,23 @@ enum fmha_kv_layout {
 
 /*
  * One tensor view: element (i0, i1, ...) lies at offset + size(dtype) * sum(i_n * stride[n]) bytes
- * from the start of the buffer. The extents follow from the problem's sizes and the tensor's role.
- * A view is absent when buffer is 0 and data is NULL.
+ * from the start of the buffer. A view is absent when buffer is 0 and data is NULL.
+ *
+ * The extents that a view must have follow from the problem's sizes and the tensor's role. Who knows
+ * those that a tensor really has says them, and then they are compared: n_dims, extent and stride are
+ * literal, leading axes that are missing count as 1 (trailing ones of descales), and an axis of extent
+ * 1 broadcasts where the role lets it (FMHA_TENSORS). Of a view with n_dims 0 nothing is known but
+ * where it begins: all strides 0 mean packed, and a stride of 0 on one axis broadcasts it (inputs
+ * only).
  */
 struct fmha_tensor {
 	uint64_t buffer; /* id of a registered buffer, 0: none */
 	uint64_t offset; /* bytes */
 	void *data;      /* ordinary memory, staged by the client library; only when buffer is 0 */
 	uint32_t dtype;  /* enum fmha_dtype */
-	uint32_t reserved; /* 0 */
-	int64_t stride[5]; /* elements, in the order of the role's dimensions; all zero means packed
-			    * in that order. A stride of 0 on one axis broadcasts it (inputs only)
-			    */
+	uint32_t n_dims; /* of stride and extent; 0: the extents are not said */
+	int64_t stride[5]; /* elements, in the order of the role's dimensions */
+	int64_t extent[5]; /* elements, likewise */
 };
 
 /*
@@ -137,8 +142,8 @@ struct fmha_tensor {
 	X(V, v, 4, "batch, seqlen_k, nhead_k, hdim_v; paged: see fmha_kv_layout", IN)              \
 	X(O, o, 4, "batch, seqlen_q, nhead_q, hdim_v; an input of backward", OUT)                  \
 	X(LSE, lse, 3, "batch, nhead_q, seqlen_q; f32, natural log; an input of backward", OUT)    \
-	X(BIAS, bias, 4, "batch, nhead_q, seqlen_q, max seqlen_k; the first 3 may each be 1", IN)  \
-	X(ALIBI_SLOPES, alibi_slopes, 2, "batch, nhead_q; f32; stride[0] 0: [nhead_q]", IN)        \
+	X(BIAS, bias, 4, "batch, nhead_q, seqlen_q, max seqlen_k; each may be 1", IN)              \
+	X(ALIBI_SLOPES, alibi_slopes, 2, "batch, nhead_q; f32; batch may be 1", IN)                \
 	X(SINK, sink, 1, "nhead_q; f32 logit added to the softmax denominator", IN)                \
 	X(RANDVAL, randval, 4, "batch, nhead_q, seqlen_q, max seqlen_k; u8 dropout bytes", OUT)    \
 	X(SEQSTART_Q, seqstart_q, 1, "batch + 1; i32 prefix sums of physical lengths", IN)         \
@@ -163,7 +168,7 @@ struct fmha_tensor {
 	X(DQ, dq, 4, "batch, seqlen_q, nhead_q, hdim_q", OUT)                                      \
 	X(DK, dk, 4, "batch, seqlen_k, nhead_k, hdim_q", OUT)                                      \
 	X(DV, dv, 4, "batch, seqlen_k, nhead_k, hdim_v", OUT)                                      \
-	X(DBIAS, dbias, 4, "as bias; summed over the axes that bias broadcasts", OUT)              \
+	X(DBIAS, dbias, 4, "as bias; summed over the axes where that has 1", OUT)                  \
 	X(DSINK, dsink, 1, "nhead_q; f32", OUT)                                                    \
 	X(O_PARTS, o_parts, 5, "n_parts, batch, seqlen_q, nhead_q, hdim_v", IN)                    \
 	X(LSE_PARTS, lse_parts, 4, "n_parts, batch, nhead_q, seqlen_q; f32", IN)                   \

@@ -13,7 +13,8 @@
 
 #include <fmha/base.h>
 
-#define PROTO_VERSION      1
+#define PROTO_VERSION      2 /* 2: tensors may say their extents */
+#define PROTO_VERSION_OLD  1 /* the lowest that the daemon speaks */
 #define PROTO_MAX_DEVICES  16
 #define PROTO_MAX_STAGES   4
 #define PROTO_MAX_REBINDS  16

@@ -82,8 +82,9 @@ void problem_extents(const struct fmha_problem *problem, enum fmha_tensor_role r
 		     int64_t ret_dims[5]);
 
 /*
- * Replaces an all-zero stride by the packed strides of the role's dimensions. dbias gets stride 0
- * on the axes that bias broadcasts. Not meaningful for k and v in a vectorized cache.
+ * Of a view whose extents are not said, replaces an all-zero stride by the packed strides of the role's
+ * dimensions. dbias gets stride 0 on the axes that it is summed over. Not meaningful for k and v in a
+ * vectorized cache.
  */
 void problem_strides(const struct fmha_problem *problem, enum fmha_tensor_role role,
 		     int64_t ret_stride[5]);
@@ -97,9 +98,18 @@ int problem_span_bytes(const struct fmha_problem *problem, enum fmha_tensor_role
 		       uint64_t *ret_bytes, struct fmha_error *err);
 
 /*
+ * Brings the extents that were said into one form, in place: each such tensor has as many dimensions as
+ * its role, an axis that broadcasts has extent 1 and stride 0. Before anything else that reads extents
+ * or strides; costs next to nothing where none are said. Return: 0, or FMHA_EINVAL naming the tensor,
+ * its extents and those wanted.
+ */
+int problem_settle(struct fmha_problem *problem, struct fmha_error *err);
+
+/*
  * Everything about a problem that can be judged without a device: sizes, options that exclude each
- * other, tensors that are missing, superfluous or of a wrong type, strides, alignment. The error
- * names the field, as in "tensor.k.stride" or "hdim_q".
+ * other, tensors that are missing, superfluous or of a wrong type, extents, strides, alignment. The
+ * problem is settled, or no extents are said. The error names the field, as in "tensor.k.stride" or
+ * "hdim_q".
  */
 int problem_check(const struct fmha_problem *problem, struct fmha_error *err);
 

@@ -60,6 +60,12 @@ static void fill_tensors(const struct field *field, char *at, enum filling filli
 		for (int i = 0; i < proto_roles[role].n_dims; i++)
 			tensor->stride[i] = filling == FILL_HIGH ? INT64_MIN
 								 : (int64_t)random_u64();
+		if (filling == FILL_RANDOM && random_u64() % 2)
+			continue;
+		tensor->n_dims = (uint32_t)proto_roles[role].n_dims;
+		for (int i = 0; i < proto_roles[role].n_dims; i++)
+			tensor->extent[i] = filling == FILL_HIGH ? INT64_MAX
+								 : (int64_t)random_u64();
 	}
 }
 
@@ -117,6 +123,7 @@ static void fill_field(const struct field *field, char *object, enum filling fil
 		fill_tensors(field, at, filling);
 		break;
 	case FIELD_STRIDE: /* fill_tensors() knows the role */
+	case FIELD_EXTENT:
 		break;
 	case FIELD_NUMBERS:
 		for (uint32_t i = 0; i < field->capacity; i++) {
@@ -380,6 +387,7 @@ static const pack_value *const wrong_values[] = {
 	[FIELD_ARRAY] = WRONG(pack_int, pack_text, pack_array, pack_long_array, pack_map),
 	[FIELD_TENSORS] = WRONG(pack_int, pack_text, pack_array, pack_map, pack_map_of_ints),
 	[FIELD_STRIDE] = WRONG(pack_int, pack_text, pack_array, pack_long_array, pack_map),
+	[FIELD_EXTENT] = WRONG(pack_int, pack_text, pack_array, pack_long_array, pack_map),
 	[FIELD_NUMBERS] = WRONG(pack_int, pack_text, pack_array, pack_long_array, pack_map),
 };
 

@@ -103,6 +103,7 @@ static void print_type(FILE *out, const struct field *field)
 		[FIELD_F32] = "float32",
 		[FIELD_F64] = "float64",
 		[FIELD_STRIDE] = "array of int64",
+		[FIELD_EXTENT] = "array of int64",
 	};
 
 	switch (field->type) {
@@ -161,6 +162,9 @@ static void print_default(FILE *out, const struct field *field)
 		break;
 	case FIELD_STRIDE:
 		fprintf(out, "packed");
+		break;
+	case FIELD_EXTENT:
+		fprintf(out, "not said");
 		break;
 	default:
 		fprintf(out, "%lld", (long long)field->fallback);

@@ -171,7 +171,7 @@ static void broken_files_are_explained(void **state)
 		{"{\"groups\": [{\"name\": \"a\", \"set\": {\"hdim_q\": 264}}]}", "not 1 to 256"},
 		{"{\"groups\": [{\"name\": \"a\", \"limits\": {\"time\": 1}}]}",
 		 "/groups/0/limits/time: unknown key"},
-		{"{\"includes\": [\"nonesuch\"], \"groups\": []}", "nonesuch.json"},
+		{"{\"includes\": [\"nonesuch\"], \"groups\": []}", "no tier 'nonesuch'"},
 	};
 	char path[] = "/tmp/fmha-shapes-XXXXXX";
 	int fd = mkstemp(path);
