@@ -9,6 +9,7 @@
 
 fmha.torch, fmha.flash_attn: torch with autograd, and flash-attn's functions.
 """
+from . import _check
 from ._attention import append_kv, attention, attention_backward, merge_states
 from ._lib import (
     DeadlineError, FmhaError, InvalidError, NotAllowedError, NotSupportedError, OutOfMemoryError, UnreachableError, version,
@@ -31,4 +32,5 @@ def empty(shape, dtype="float32", *, device=None):
         dtype: "float32", numpy.float16, "bfloat16" (with ml_dtypes), ...
         device: None: the daemon's CPU device.
     """
+    _check.is_a(device, Device, "device", "one of Client.device()")
     return (device or default_client().device()).empty(shape, dtype)

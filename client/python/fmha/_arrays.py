@@ -174,5 +174,5 @@ def dtype_code(dtype) -> int:
         except TypeError:
             pass
     if code is None:
-        raise invalid(f"{dtype} is no type that attention knows: {', '.join(CODES)}")
+        raise invalid(f"dtype {dtype} is none that attention knows: {', '.join(CODES)}", "dtype")
     return code

@@ -21,8 +21,7 @@ _ROLES = {"out": "o", "grad": "do", "cu_seqlens_q": "seqstart_q", "cu_seqlens_k"
 
 def _adopted(device, needed, written, **given) -> dict:
     """The arrays that a call got, by role. @given: by argument; @needed, @written: of those."""
-    if device is not None and not isinstance(device, Device):
-        raise invalid(f"device is {device!r} ({type(device).__name__}): one of Client.device(), or None", "device")
+    _check.is_a(device, Device, "device", "one of Client.device()")
     judged = _check.arrays(needed, written, **given)
     return _run.adopted({_ROLES.get(n, n): a for n, a in judged.items()}, tuple(_ROLES.get(n, n) for n in written))
 

@@ -82,6 +82,19 @@ def align(value, name: str) -> None:
         raise invalid(f"{name} is {_told(value)}: bottom_right or top_left", "mask")
 
 
+def extents(value, name: str) -> tuple:
+    """@value, one number or several, as a tuple."""
+    found = (value,) if _is_whole(value) else value
+    if not isinstance(found, (tuple, list)) or not all(_is_whole(n) and operator.index(n) >= 0 for n in found):
+        raise invalid(f"{name} is {_told(value)}: whole numbers, 0 or more", name)
+    return tuple(map(operator.index, found))
+
+
+def is_a(value, kind: type, name: str, how: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise invalid(f"{name} is {_told(value)}: {how}, or None", name)
+
+
 WORDS = {
     "causal": flag, "is_causal": flag, "enable_gqa": flag, "deterministic": flag, "return_lse": flag, "return_randval": flag,
     "return_attn_probs": flag, "return_softmax_lse": flag, "want_dbias": flag, "rotary_interleaved": flag,

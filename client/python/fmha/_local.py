@@ -98,6 +98,13 @@ class Run:
 def _device(place):
     """The daemon's device for this GPU. Kernels are chosen by model, so any one of the same name serves."""
     client = default_client()
+    device = client.found.get(place)
+    if device is None:  # one round trip, not one a plan
+        device = client.found[place] = _find_device(client, place)
+    return device
+
+
+def _find_device(client, place):
     infos = [d for d in client.devices() if d.backend == place[0]]
     if not infos:
         raise not_supported(f"the daemon at {client.path} serves no {place[0]} device: `fmhactl devices` lists what it has")

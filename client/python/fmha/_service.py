@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import _arrays
+from . import _arrays, _check
 from ._lib import check, ffi, invalid, lib, new_error, text
 
 
@@ -71,6 +71,8 @@ class Client(_Owner):
 
     def __init__(self, path: str | os.PathLike | None = None, *, timeout: float | None = None):
         options = ffi.new("struct fmha_client_options *", {"struct_size": ffi.sizeof("struct fmha_client_options")})
+        _check.is_a(path, (str, bytes, os.PathLike), "path", "a socket's path")
+        _check.number_or_none(timeout, "timeout")
         kept = ffi.new("char[]", os.fsencode(path)) if path is not None else ffi.NULL
         options.path = kept
         if timeout is not None:
@@ -80,6 +82,7 @@ class Client(_Owner):
         self._handle = ffi.gc(found[0], lib.fmha_client_free)
         self._devices: dict[int | None, Device] = {}  # by what was asked for
         self._lock = threading.Lock()
+        self.found: dict = {}  # devices, by where this process sees them: _local.py
 
     def __enter__(self) -> Client:
         return self
@@ -122,6 +125,7 @@ class Client(_Owner):
 
     def device(self, index: int | None = None) -> Device:
         """The device of this number, opened once; None: the CPU where there is one, else the first that is ready."""
+        _check.count_or_none(index, "index")
         device = self._devices.get(index)
         if device is not None:
             return device
@@ -159,7 +163,7 @@ class Device(_Owner):
         Contents start as zeros. The memory is freed with the last array that shows a part of it.
         """
         code = _arrays.dtype_code(dtype)
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        shape = _check.extents(shape, "shape")
         count = int(np.prod(shape, dtype=np.int64))
         size = max(1, count * _arrays.ELEMENT_BYTES[code])
         buffer = Buffer(self, size)

@@ -69,8 +69,20 @@ def _at_most(longest, *axes):
         return longest
 
 
+def _parts(tensor, name: str, axis: int):
+    """qkv's three, or kv's two."""
+    if not torch.compiler.is_compiling():
+        if tensor is None:
+            raise invalid(f"{name} is None: a torch tensor is needed", f"tensor.{name}")
+        _tensors.checked((name,), tensor)
+        if tensor.dim() != axis + 3 or tensor.shape[axis] != len(name):
+            raise invalid(f"{name} is {tuple(tensor.shape)}: {axis + 3} dimensions, {len(name)} at axis {axis}", f"tensor.{name}")
+    return tensor.unbind(axis)
+
+
 def _attend(q, k, v, slopes, cu, call, return_attn_probs):
     if not torch.compiler.is_compiling():
+        _check.flag(return_attn_probs, "return_attn_probs")
         q, k, v, slopes, *cu = _tensors.checked_inputs(_ARGUMENTS, q, k, v, slopes, *cu)
     extras = ft._extras(None, slopes, None, *cu)
     if not return_attn_probs:
@@ -179,6 +191,7 @@ def _forward_only(tensors, options, return_lse, out, state, sentence):
 
 def _descales(q, k, q_descale, k_descale, v_descale):
     """As roles: float32, one number or [batch, heads]; q's may be given for k's heads, as flash-attn 3 does."""
+    q_descale, k_descale, v_descale = _tensors.checked(("q_descale", "k_descale", "v_descale"), q_descale, k_descale, v_descale)
     if q_descale is not None and q_descale.dim() == 2 and q_descale.shape[1] == k.shape[-2] != q.shape[-2]:
         q_descale = q_descale.repeat_interleave(q.shape[-2] // k.shape[-2], 1)
     return {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
@@ -190,6 +203,7 @@ def _is_plain(q, out, descales) -> bool:
 
 def _plain(q, k, v, slopes, cu, call, return_attn_probs, out, descales, block_table=None, **more):
     """What has no gradient: fp8, pages, an output that is given."""
+    _check.flag(return_attn_probs, "return_attn_probs")
     if call.dropout_p > 0 and (block_table is not None or return_attn_probs):
         what = "dropout on a paged cache" if block_table is not None else "return_attn_probs with dropout and out=, fp8 or seqused_*"
         raise not_supported(what)
@@ -231,7 +245,7 @@ def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale
                               window_size: tuple = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
                               deterministic: bool = False, return_attn_probs: bool = False):
     """flash_attn_func() on [batch, rows, 3, heads, hdim], without copies."""
-    return flash_attn_func(*qkv.unbind(2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+    return flash_attn_func(*_parts(qkv, "qkv", 2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                            return_attn_probs)
 
 
@@ -239,7 +253,7 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, dropout_p: float = 0.0, soft
                              causal: bool = False, window_size: tuple = (-1, -1), softcap: float = 0.0,
                              alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False):
     """flash_attn_func() with k and v as [batch, keys, 2, kv heads, hdim], without copies."""
-    return flash_attn_func(q, *kv.unbind(2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+    return flash_attn_func(q, *_parts(kv, "kv", 2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                            return_attn_probs)
 
 
@@ -275,7 +289,7 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
                                      softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
                                      return_attn_probs: bool = False):
     """flash_attn_varlen_func() on [total rows, 3, heads, hdim]."""
-    return flash_attn_varlen_func(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale,
+    return flash_attn_varlen_func(*_parts(qkv, "qkv", 1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale,
                                   causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
 
 
@@ -285,7 +299,7 @@ def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor,
                                     alibi_slopes: Tensor | None = None, deterministic: bool = False,
                                     return_attn_probs: bool = False):
     """flash_attn_varlen_func() with k and v as [total keys, 2, kv heads, hdim]."""
-    return flash_attn_varlen_func(q, *kv.unbind(1), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
+    return flash_attn_varlen_func(q, *_parts(kv, "kv", 1), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
                                   softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
 
 
