@@ -501,6 +501,7 @@ static void on_poll_closed(uv_handle_t *handle)
 void connection_close(struct connection *connection)
 {
 	struct account *account = connection->account;
+	uint64_t before;
 
 	if (connection->closing)
 		return;
@@ -521,7 +522,9 @@ void connection_close(struct connection *connection)
 				   connection->n_in_flight);
 	connection->n_in_flight = 0;
 	uv_close((uv_handle_t *)&connection->poll, on_poll_closed);
+	before = account ? doing_begin(connection->hub->doing, DOING_HANGUP, account->uid) : 0;
 	connection->ops->on_hangup(connection);
+	doing_end(account ? connection->hub->doing : NULL, before);
 	request_end_all(connection);
 }
 

@@ -47,6 +47,8 @@ static int serve(struct connection *connection, const struct proto_message *mess
 	union proto_any_params params;
 	struct fmha_error refusal;
 	int fd, r = proto_decode_params(message, &params, &refusal);
+	struct account *account = connection->account;
+	uint64_t before;
 
 	if (take_request_fd(connection, message, r == 0 ? &params : NULL, &fd, err) < 0)
 		return FMHA_EPROTO;
@@ -54,9 +56,12 @@ static int serve(struct connection *connection, const struct proto_message *mess
 		r = fmha_error_set_field(&refusal, FMHA_EPERM, "method",
 					 "%s is for fmhad's own processes",
 					 proto_methods[method].name);
-	if (r == 0)
+	if (r == 0) {
+		before = account ? doing_begin(connection->hub->doing, method, account->uid) : 0;
 		r = connection->ops->handle(connection, message->id, method, &params, &fd,
 					    &refusal);
+		doing_end(account ? connection->hub->doing : NULL, before);
+	}
 	if (r < 0)
 		connection_answer_error(connection, message->id, &refusal);
 	if (fd >= 0)

@@ -80,11 +80,31 @@ void worker_process_describe_death(const struct worker_process *process, int64_t
 			 strsignal(signal));
 	else
 		snprintf(reason, n, "the worker exited with status %d", (int)status);
+	if (process->during && !page->culprit[0]) {
+		size_t used = strlen(reason);
+
+		snprintf(reason + used, n - used, " during %s", process->during);
+	}
 }
 
-struct worker_death worker_process_culprit(struct worker_process *process)
+/* What the loop did when the worker ended; 0: nothing that anybody is to blame for. A crash has left
+ * that of its thread. Another process's SIGKILL, the machine's out of memory or an administrator's,
+ * says nothing about the request that it met. */
+static uint64_t last_doing(const struct worker_process *process, int signal)
 {
 	struct worker_page *page = process->page;
+
+	if (atomic_load(&page->crashed))
+		return page->crashed_doing;
+	if (signal == SIGKILL && process->killed != KILL_SILENT)
+		return 0;
+	return atomic_load(&page->doing.word);
+}
+
+struct worker_death worker_process_culprit(struct worker_process *process, int signal)
+{
+	struct worker_page *page = process->page;
+	uint64_t word = last_doing(process, signal);
 	bool on_loop = process->killed == KILL_SILENT && atomic_load(&page->loop_busy);
 	struct worker_death death = {
 		.device = process->slot->index, .kernel = "", .uid = WORKER_NO_USER};
@@ -100,6 +120,9 @@ struct worker_death worker_process_culprit(struct worker_process *process)
 		death.kernel = page->loop_kernel;
 		death.uid = page->loop_uid;
 		death.problem = page->loop_problem;
+	} else if (page->reason[0] == '\0' && doing_name(word)) {
+		process->during = death.during = doing_name(word);
+		death.uid = (uint32_t)word;
 	}
 	death.trusted = death.uid == WORKER_NO_USER ||
 			config_is_privileged(&process->front->config, death.uid);

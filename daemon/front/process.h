@@ -27,7 +27,9 @@ struct worker_process {
 	bool process_alive;
 	enum kill_reason killed;
 	bool leaving;       /* told to go: it exits by itself */
-	bool hung_up;       /* its control socket is closed */
+	bool hung_up;       /* its control socket is closed... */
+	bool was_ready;     /* ...when it was ready */
+	const char *during; /* what it died of that is no kernel; NULL: nothing known */
 	uint64_t oom_kills; /* in our control group, when it was started */
 };
 
@@ -48,7 +50,7 @@ void worker_process_close(struct worker_process *process);
 void worker_process_on_control_closed(struct connection *control);
 
 /* After its end: which kernel, if any, ended it, and whose request that was; and in words. */
-struct worker_death worker_process_culprit(struct worker_process *process);
+struct worker_death worker_process_culprit(struct worker_process *process, int signal);
 void worker_process_describe_death(const struct worker_process *process, int64_t status, int signal,
 				   char *reason, size_t n);
 

@@ -33,8 +33,10 @@ static uint64_t fingerprint(const char *text)
 
 /* ---- counting ---- */
 
+#define NO_KERNEL 0xcbf29ce484222325 /* fingerprint("") */
+
 struct tally {
-	uint32_t n_of_kernel, n_of_user, n_of_both;
+	uint32_t n_of_kernel, n_of_user, n_of_both, n_of_requests;
 	bool several_users; /* had a part in the kernel's */
 };
 
@@ -52,6 +54,7 @@ static struct tally count(const struct quarantine *quarantine, const struct quar
 		tally.n_of_kernel += same_kernel;
 		tally.n_of_user += same_user;
 		tally.n_of_both += same_kernel && same_user;
+		tally.n_of_requests += same_user && death->kernel == NO_KERNEL;
 		tally.several_users |= same_kernel && !same_user;
 	}
 	return tally;
@@ -124,7 +127,7 @@ bool quarantine_add(struct quarantine *quarantine, const struct worker_death *de
 	bool everybody, changed = false;
 	uint32_t seconds;
 
-	if (!*death->kernel)
+	if (!*death->kernel && !death->during)
 		return false;
 	quarantine->next = (quarantine->next + 1) % QUARANTINE_DEATHS;
 	*last = (struct quarantine_death){.when_ns = now,
@@ -138,7 +141,8 @@ bool quarantine_add(struct quarantine *quarantine, const struct worker_death *de
 				   .device = death->device,
 				   .uid = death->uid,
 				   .kernel = death->kernel};
-	if ((everybody ? tally.n_of_kernel : tally.n_of_both) >= quarantine->n_deaths) {
+	if (*death->kernel &&
+	    (everybody ? tally.n_of_kernel : tally.n_of_both) >= quarantine->n_deaths) {
 		seconds = confine(quarantine, death, death->kernel, everybody, now);
 		changed |= seconds > 0;
 		if (seconds > 0 && everybody)
@@ -153,14 +157,17 @@ bool quarantine_add(struct quarantine *quarantine, const struct worker_death *de
 					death->device, death->kernel, tally.n_of_both, death->uid,
 					(unsigned long long)death->problem, seconds);
 	}
-	if (death->trusted || tally.n_of_user < 2 * quarantine->n_deaths)
+	if (death->trusted || (tally.n_of_user < 2 * quarantine->n_deaths &&
+			       tally.n_of_requests < quarantine->n_deaths))
 		return changed;
 	seconds = confine(quarantine, death, "", false, now);
 	if (seconds > 0)
 		log_write_about(&(struct log_about){.fields = LOG_UID, .uid = death->uid},
 				LOG_LEVEL_ERROR,
-				"user %u has ended %u workers and may open no device for %u s",
-				death->uid, tally.n_of_user, seconds);
+				"user %u has ended %u workers, the last by %s, and may open no "
+				"device for %u s",
+				death->uid, tally.n_of_user,
+				*death->kernel ? death->kernel : death->during, seconds);
 	return changed || seconds > 0;
 }
 

@@ -6,7 +6,8 @@
  * A kernel that ends as many workers as quarantine_deaths within quarantine_s is put in quarantine:
  * for the user whose requests did it, as there may be something special about those; for everybody
  * when several users had a part in it, or a user that may be trusted to mean well. A user who ends
- * twice as many, with whatever kernels, may not open a device for a while.
+ * twice as many, with whatever kernels, may not open a device for a while. Nor may one whose requests
+ * end as many without a kernel, whatever their methods: there is nothing else to keep from that user.
  *
  * Every quarantine ends after quarantine_s; each repetition doubles it, up to a day.
  */
@@ -24,6 +25,7 @@
 struct worker_death {
 	uint32_t device;
 	const char *kernel; /* "": none was running; borrowed */
+	const char *during; /* what the worker did then; NULL: nothing for anybody */
 	uint32_t uid;       /* WORKER_NO_USER: unknown */
 	bool trusted;       /* the user is an administrator, or unknown */
 	uint64_t problem;   /* fingerprint; 0: unknown */

@@ -146,8 +146,15 @@ static void on_hangup(struct connection *control)
 {
 	struct worker_process *process = container_of(control, struct worker_process, control);
 
+	struct worker_slot *slot = process->slot;
+
 	builder_forget_all(&process->compiles);
 	process->hung_up = true;
+	/* It is over, though not blamed yet: nobody is told that it is ready, or attached to it. */
+	if (!process->leaving && slot && slot->state == WORKER_READY) {
+		process->was_ready = true;
+		set_state(slot, WORKER_RESTARTING);
+	}
 	/* Usually the process is dead already and its exit is reported next. */
 	if (!process->leaving && process->slot)
 		start_timer(process->slot, EXIT_GRACE_MS);
@@ -212,12 +219,12 @@ static void on_process_exit(uv_process_t *handle, int64_t status, int signal)
 	worker_process_close(process);
 	if (!slot)
 		return;
-	death = worker_process_culprit(process);
+	death = worker_process_culprit(process, signal);
 	process->slot = NULL;
 	slot->process = NULL;
 	slot->beating = false;
 	uv_timer_stop(&slot->timer);
-	was_ready = slot->state == WORKER_READY;
+	was_ready = slot->state == WORKER_READY || process->was_ready;
 	if (slot->front->draining || slot->state == WORKER_STOPPED) {
 		tuned_detach(slot);
 		set_state(slot, WORKER_STOPPED);

@@ -14,6 +14,13 @@
 #define MOST_LEFT_OF_ONE 2u /* the same of one user, who may not ask for more until then */
 #define LOOK_MS          50 /* how late a deadline is noticed at most */
 
+static _Thread_local uint64_t thread_doing;
+
+uint64_t offload_doing(void)
+{
+	return thread_doing;
+}
+
 struct offload_thread {
 	struct list in_threads;
 	struct offloads *offloads;
@@ -80,7 +87,9 @@ static bool run(struct offload_thread *thread, struct offload *offload)
 
 	offloads->n_idle--;
 	(void)pthread_mutex_unlock(&offloads->lock);
+	thread_doing = offload->doing;
 	offload->run(offload);
+	thread_doing = 0;
 	(void)pthread_mutex_lock(&offloads->lock);
 	if (thread->left)
 		return false;
@@ -170,7 +179,10 @@ static void collect(struct offloads *offloads)
 		struct offload *offload = container_of(node, struct offload, in_offloads);
 
 		settle(offloads);
+		if (offloads->doing)
+			atomic_store(&offloads->doing->word, offload->doing);
 		offload->done(offload);
+		doing_end(offloads->doing, 0);
 	}
 }
 
@@ -272,6 +284,7 @@ int offload_start(struct offloads *offloads, struct offload *offload, struct fmh
 	int r = 0;
 
 	list_init(&offload->in_offloads);
+	offload->doing = offloads->doing ? atomic_load(&offloads->doing->word) : 0;
 	(void)pthread_mutex_lock(&offloads->lock);
 	if (offload->urgent && left_of(offloads, offload->user) >= MOST_LEFT_OF_ONE)
 		r = fmha_error_set(err, FMHA_EBUSY,

@@ -23,6 +23,7 @@
 
 #include <uv.h>
 
+#include <base/doing.h>
 #include <base/list.h>
 #include <base/spinner.h>
 #include <device/device.h>
@@ -43,11 +44,13 @@ struct offload {
 
 	struct list in_offloads;
 	uint64_t started_ns;
+	uint64_t doing; /* of the loop when it began */
 };
 
 /* All zero is one that has not been opened. */
 struct offloads {
 	struct device *device;
+	struct doing *doing; /* the opener's to set, NULL: nobody looks */
 	uv_async_t ended_async;
 	struct spin spin; /* of the loop, for their ends */
 	uint64_t look_until_ns;
@@ -73,5 +76,9 @@ void offloads_open(struct offloads *offloads, uv_loop_t *loop, struct device *de
 /* Loop thread. Return: 0 (done() or late() comes), FMHA_EBUSY: too many calls have not come back,
  * of all or, for an urgent one, of its user's; FMHA_ENOMEM. */
 int offload_start(struct offloads *offloads, struct offload *offload, struct fmha_error *err);
+
+/* What the calling thread does and for whom; 0: nothing, or it is not one of these. Safe in a signal
+ * handler. */
+uint64_t offload_doing(void);
 
 #endif

@@ -449,6 +449,7 @@ static void on_done(struct device_launch *launch)
 	struct worker *worker = session->worker;
 	uint64_t took = launch->ended_ns - launch->started_ns;
 	bool fenced = request->fenced;
+	uint64_t before = doing_begin(&worker->page->doing, DOING_COMPLETION, session->uid);
 
 	if (!request_has_fences(request))
 		worker->device_load -= request->plan->load;
@@ -459,4 +460,5 @@ static void on_done(struct device_launch *launch)
 		schedule_fenced(session);
 	schedule_timed(session);
 	session_release(session);
+	doing_end(&worker->page->doing, before);
 }

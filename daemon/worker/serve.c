@@ -4,8 +4,10 @@
 #include "trace.h"
 #include "tuner.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <base/clock.h>
@@ -19,12 +21,33 @@ static struct session *session_of(struct connection *connection)
 
 /* ---- requests ---- */
 
+/* A fault of the device's, or "in METHOD": the worker ends when that is served next. */
+static int inject(struct session *session, const struct proto_inject_params *params,
+		  struct fmha_error *err)
+{
+	struct worker *worker = session->worker;
+	const char *fault = params->fault;
+
+	if (strncmp(fault, "in ", 3) != 0 || !worker->config->allow_faults)
+		return device_inject(worker->device, fault, params->after, err);
+	for (int i = 0; i < PROTO_N_METHODS; i++) {
+		if (strcmp(proto_methods[i].name, fault + 3) != 0)
+			continue;
+		worker->crash_method = proto_methods[i].name;
+		return 0;
+	}
+	return fmha_error_set_field(err, FMHA_EINVAL, "fault", "fault %s: no such method", fault);
+}
+
 static int handle(struct connection *connection, uint32_t id, enum proto_method method,
 		  const union proto_any_params *params, int *fd, struct fmha_error *err)
 {
 	struct session *session = session_of(connection);
 	int r = 0;
 
+	if (session->worker->crash_method &&
+	    strcmp(session->worker->crash_method, proto_methods[method].name) == 0)
+		(void)raise(SIGFPE);
 	switch (method) {
 	case PROTO_RUN:
 		run_request(session, id, &params->RUN);
@@ -75,8 +98,7 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 		r = run_cancel(session, params->CANCEL.request, err);
 		break;
 	case PROTO_INJECT:
-		r = device_inject(session->worker->device, params->INJECT.fault,
-				  params->INJECT.after, err);
+		r = inject(session, &params->INJECT, err);
 		break;
 	default:
 		return fmha_error_set_field(err, FMHA_EINVAL, "method",
@@ -90,24 +112,47 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 
 /* ---- life ---- */
 
+#define FAREWELLS_A_STEP 4
+
+/* Gives back one thing that the session had. Return: whether there was one. */
+static bool give_back_one(struct session *session)
+{
+	void *thing;
+
+	if ((thing = table_pop(&session->buffers)))
+		(void)buffer_unref(thing);
+	else if ((thing = table_pop(&session->events)))
+		(void)event_unref(thing);
+	else if ((thing = table_pop(&session->plans)))
+		(void)session_plan_unref(thing);
+	return thing;
+}
+
+/* Thousands of plans and mappings are not given back in one turn. */
+static bool farewell(struct chore *chore)
+{
+	struct session *session = container_of(chore, struct session, farewell);
+
+	for (int i = 0; i < FAREWELLS_A_STEP; i++) {
+		if (give_back_one(session))
+			continue;
+		session_offload_ended(session);
+		return false;
+	}
+	return true;
+}
+
 static void on_hangup(struct connection *connection)
 {
 	struct session *session = session_of(connection);
-	struct buffer *buffer;
-	struct event *event;
-	struct session_plan *plan;
 
 	session->hung_up = true;
 	trace_forget(session);
 	prepare_forget(session);
 	tuner_forget(session);
 	run_cancel_all(session);
-	while ((buffer = table_pop(&session->buffers)))
-		buffer_unref(buffer);
-	while ((event = table_pop(&session->events)))
-		event_unref(event);
-	while ((plan = table_pop(&session->plans)))
-		session_plan_unref(plan);
+	session->n_offloads++; /* it stays until its farewell is over */
+	chore_start(&session->worker->chores, &session->farewell, session->account, farewell);
 	list_remove(&session->in_sessions);
 	atomic_fetch_sub(&session->worker->page->n_sessions, 1);
 }

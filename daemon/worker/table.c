@@ -86,10 +86,9 @@ void *table_pop(struct table *table)
 {
 	if (table->n_used == 0)
 		return NULL;
-	for (uint32_t i = 0; i < table->n_slots; i++)
-		if (table->slots[i].object)
-			return remove_slot(table, &table->slots[i]);
-	return NULL;
+	while (!table->slots[table->n_popped].object)
+		table->n_popped++;
+	return remove_slot(table, &table->slots[table->n_popped]);
 }
 
 void table_deinit(struct table *table)

@@ -19,6 +19,8 @@ struct table {
 	struct table_slot *slots;
 	uint32_t n_slots, n_used;
 	uint32_t first_free; /* slot + 1 */
+	uint32_t
+		n_popped; /* slots from the first that table_pop() has found empty, or has emptied */
 };
 
 /* Return: the id, or 0 when out of memory. */
@@ -28,7 +30,7 @@ void *table_get(const struct table *table, uint64_t id);
 void *table_replace(struct table *table, uint64_t id, void *object);
 /* Return: the object, or NULL when there is none of that id. */
 void *table_remove(struct table *table, uint64_t id);
-/* Removes any one object; NULL: the table is empty. */
+/* Removes any one object, at the end of the table: nothing is added any more. NULL: it is empty. */
 void *table_pop(struct table *table);
 void table_deinit(struct table *table);
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 #include "trace.h"
 
+#include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cjson/cJSON.h>
 
 #include <base/clock.h>
 #include <proto/error.h>
@@ -86,62 +86,149 @@ void trace_build(struct worker *worker, const struct device_build *build, bool s
 
 /* ---- reading ---- */
 
-static void add_stages(cJSON *run, const struct trace_event *event)
+#define EVENTS_A_STEP 32
+#define EVENT_BYTES   (PLAN_KERNEL_BYTES + 320 + PLAN_MAX_STAGES * 96)
+
+/* An answer in the making. */
+struct trace_reading {
+	struct chore chore;
+	struct session *session;
+	uint32_t id;
+	bool begun;
+	uint64_t until, lost; /* events */
+	char *text;           /* NULL: none yet */
+	size_t n, capacity;
+	bool failed;
+};
+
+/* Room for @bytes more. */
+static bool reserve(struct trace_reading *reading, size_t bytes)
 {
-	cJSON *list = cJSON_AddArrayToObject(run, "stages");
-
-	for (uint32_t i = 0; i < event->n_stages; i++) {
-		cJSON *stage = cJSON_CreateObject();
-
-		cJSON_AddStringToObject(stage, "family", plan_family_name(event->families[i]));
-		cJSON_AddNumberToObject(stage, "started_ns", (double)event->stage_started_ns[i]);
-		cJSON_AddItemToArray(list, stage);
-	}
-}
-
-static void add_event(cJSON *list, const struct trace_event *event)
-{
-	cJSON *item = cJSON_CreateObject();
-
-	cJSON_AddStringToObject(item, "kind", event->is_build ? "build" : "run");
-	cJSON_AddStringToObject(item, "kernel", event->kernel);
-	cJSON_AddNumberToObject(item, "uid", event->uid);
-	cJSON_AddNumberToObject(item, "arrived_ns", (double)event->arrived_ns);
-	cJSON_AddNumberToObject(item, "answered_ns", (double)event->answered_ns);
-	cJSON_AddNumberToObject(item, "pid", event->pid);
-	if (event->is_build) {
-		cJSON_AddBoolToObject(item, "failed", event->failed);
-	} else {
-		cJSON_AddNumberToObject(item, "session", (double)event->session);
-		cJSON_AddNumberToObject(item, "started_ns", (double)event->started_ns);
-		cJSON_AddNumberToObject(item, "ended_ns", (double)event->ended_ns);
-		add_stages(item, event);
-	}
-	cJSON_AddItemToArray(list, item);
-}
-
-/* What the session has not read yet; given. NULL: out of memory. */
-static char *read_events(struct session *session)
-{
-	struct trace *trace = session->worker->trace;
-	bool all = config_is_privileged(&session->worker->settings, session->uid);
-	uint64_t oldest = trace->n_events > EVENTS ? trace->n_events - EVENTS : 0;
-	uint64_t lost = session->trace_read < oldest ? oldest - session->trace_read : 0;
-	cJSON *root = cJSON_CreateObject(), *list;
+	size_t capacity = 2 * reading->capacity + bytes;
 	char *text;
 
-	cJSON_AddNumberToObject(root, "lost", (double)lost);
-	list = cJSON_AddArrayToObject(root, "events");
-	for (uint64_t i = session->trace_read + lost; i < trace->n_events; i++) {
-		const struct trace_event *event = &trace->events[i % EVENTS];
+	if (reading->capacity - reading->n >= bytes)
+		return true;
+	text = realloc(reading->text, capacity);
+	if (!text)
+		return false;
+	reading->text = text;
+	reading->capacity = capacity;
+	return true;
+}
+
+__attribute__((format(printf, 2, 3))) static void put(struct trace_reading *reading,
+						      const char *format, ...)
+{
+	va_list list;
+	int n;
+
+	if (!reserve(reading, EVENT_BYTES)) {
+		reading->failed = true;
+		return;
+	}
+	va_start(list, format);
+	n = vsnprintf(reading->text + reading->n, reading->capacity - reading->n, format, list);
+	va_end(list);
+	reading->n += (size_t)n;
+}
+
+static void put_stages(struct trace_reading *reading, const struct trace_event *event)
+{
+	put(reading, ",\"stages\":[");
+	for (uint32_t i = 0; i < event->n_stages; i++)
+		put(reading, "%s{\"family\":\"%s\",\"started_ns\":%" PRIu64 "}", i ? "," : "",
+		    plan_family_name(event->families[i]), event->stage_started_ns[i]);
+	put(reading, "]");
+}
+
+/* Names of kernels need no escapes. */
+static void put_event(struct trace_reading *reading, const struct trace_event *event)
+{
+	put(reading,
+	    "%s{\"kind\":\"%s\",\"kernel\":\"%s\",\"uid\":%u,\"arrived_ns\":%" PRIu64
+	    ",\"answered_ns\":%" PRIu64 ",\"pid\":%u",
+	    reading->text[reading->n - 1] == '[' ? "" : ",", event->is_build ? "build" : "run",
+	    event->kernel, event->uid, event->arrived_ns, event->answered_ns, event->pid);
+	if (event->is_build) {
+		put(reading, ",\"failed\":%s", event->failed ? "true" : "false");
+	} else {
+		put(reading,
+		    ",\"session\":%" PRIu64 ",\"started_ns\":%" PRIu64 ",\"ended_ns\":%" PRIu64,
+		    event->session, event->started_ns, event->ended_ns);
+		put_stages(reading, event);
+	}
+	put(reading, "}");
+}
+
+static void begin_reading(struct trace_reading *reading)
+{
+	reading->begun = true;
+	reading->until = reading->session->worker->trace->n_events;
+	put(reading, "{\"events\":[");
+}
+
+/* What the session has not read yet, as far as this step goes. Return: whether there is more. */
+static bool read_some(struct trace_reading *reading)
+{
+	struct session *session = reading->session;
+	const struct trace *trace = session->worker->trace;
+	bool all = config_is_privileged(&session->worker->settings, session->uid);
+	uint64_t oldest = trace->n_events > EVENTS ? trace->n_events - EVENTS : 0;
+	uint64_t *at = &session->trace_read, end;
+
+	if (oldest > reading->until)
+		oldest = reading->until;
+	if (*at < oldest) {
+		reading->lost += oldest - *at;
+		*at = oldest;
+	}
+	end = reading->until - *at > EVENTS_A_STEP ? *at + EVENTS_A_STEP : reading->until;
+	for (; *at < end && !reading->failed; (*at)++) {
+		const struct trace_event *event = &trace->events[*at % EVENTS];
 
 		if (all || event->uid == session->uid)
-			add_event(list, event);
+			put_event(reading, event);
 	}
-	session->trace_read = trace->n_events;
-	text = cJSON_PrintUnformatted(root);
-	cJSON_Delete(root);
-	return text;
+	return *at < reading->until && !reading->failed;
+}
+
+static int answer(struct trace_reading *reading, struct fmha_error *err)
+{
+	struct session *session = reading->session;
+	struct proto_json_result result;
+	int fd = -1, r;
+
+	put(reading, "],\"lost\":%" PRIu64 "}", reading->lost);
+	if (reading->failed)
+		return fmha_error_set(err, FMHA_ENOMEM, "trace: out of memory");
+	result.size = reading->n;
+	r = handout_text(&session->worker->handouts, session->account, reading->text, result.size,
+			 &fd, err);
+	if (r == 0)
+		connection_answer(&session->connection, reading->id, PROTO_TRACE, &result, fd);
+	return r;
+}
+
+/* Many events are put into words a few at a time. */
+static bool step(struct chore *chore)
+{
+	struct trace_reading *reading = container_of(chore, struct trace_reading, chore);
+	struct session *session = reading->session;
+	struct fmha_error err;
+
+	if (!session->hung_up) {
+		if (!reading->begun)
+			begin_reading(reading);
+		if (!reading->failed && read_some(reading))
+			return true;
+		if (answer(reading, &err) < 0)
+			connection_answer_error(&session->connection, reading->id, &err);
+	}
+	free(reading->text);
+	free(reading);
+	session_offload_ended(session);
+	return false;
 }
 
 static int start_reading(struct session *session, struct fmha_error *err)
@@ -175,20 +262,19 @@ void trace_forget(struct session *session)
 
 int trace_request(struct session *session, uint32_t id, struct fmha_error *err)
 {
-	struct proto_json_result result;
-	int fd = -1, r = start_reading(session, err);
-	char *text;
+	struct trace_reading *reading = calloc(1, sizeof(*reading));
+	int r;
 
-	if (r < 0)
-		return r;
-	text = read_events(session);
-	if (!text)
+	if (!reading)
 		return fmha_error_set(err, FMHA_ENOMEM, "trace: out of memory");
-	result.size = strlen(text);
-	r = handout_text(&session->worker->handouts, session->account, text, result.size, &fd, err);
-	cJSON_free(text);
-	if (r < 0)
+	r = start_reading(session, err);
+	if (r < 0) {
+		free(reading);
 		return r;
-	connection_answer(&session->connection, id, PROTO_TRACE, &result, fd);
+	}
+	reading->session = session;
+	reading->id = id;
+	session->n_offloads++;
+	chore_start(&session->worker->chores, &reading->chore, session->account, step);
 	return 0;
 }

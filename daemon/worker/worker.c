@@ -49,8 +49,15 @@ static void on_crash(int signal)
 	const char *kernel = device_current_kernel();
 
 	(void)signal;
-	if (kernel && crash_page)
+	if (!crash_page)
+		return;
+	if (kernel)
 		blame(crash_page, kernel);
+	else if (getpid() == gettid())
+		crash_page->crashed_doing = atomic_load(&crash_page->doing.word);
+	else
+		crash_page->crashed_doing = offload_doing();
+	atomic_store(&crash_page->crashed, 1);
 }
 
 void worker_fail(struct worker *worker, const char *kernel, const struct fmha_error *error)
@@ -436,6 +443,8 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	worker->tick.data = worker->trim.data = worker->drained.data = worker;
 	worker->refill_timer.data = worker;
 	r = connection_hub_init(&worker->hub, &worker->loop, &worker->limits, err);
+	worker->hub.doing = &worker->page->doing;
+	chores_init(&worker->chores, &worker->loop, &worker->page->doing);
 	worker->hub.n_processes = worker->settings.n_devices + 1;
 	worker->hub.spinner.is_free = has_no_runs;
 	worker->hub.spinner.owner = worker;
@@ -445,6 +454,7 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 		apply_limits(worker);
 		offloads_open(&worker->offloads, &worker->loop, worker->device,
 			      worker->limits.value[LIMIT_SPIN_US]);
+		worker->offloads.doing = &worker->page->doing;
 		worker_refill(worker, 0);
 		r = tuner_new(worker, &worker->tuner, err);
 	}

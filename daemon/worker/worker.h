@@ -17,6 +17,7 @@
 #include <uv.h>
 
 #include <base/account.h>
+#include <base/chores.h>
 #include <base/connection.h>
 #include <base/fair.h>
 #include <base/handout.h>
@@ -51,6 +52,8 @@ struct worker {
 	struct accounts accounts;
 	struct connection_hub hub;
 	struct handouts handouts;
+	struct chores chores;
+	const char *crash_method; /* ends this process when it is served next; NULL: none does */
 	struct connection control;
 	struct device *device;
 	struct offloads offloads;
@@ -131,6 +134,7 @@ struct session {
 	bool kernels_busy;            /* a registry request is under way */
 	struct fmha_error late_error; /* of a run that was answered when it was queued; the next
 				       * run tells it */
+	struct chore farewell;        /* gives back what it had */
 	bool hung_up, closed;
 };
 

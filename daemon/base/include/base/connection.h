@@ -31,6 +31,7 @@
 #include <proto/message.h>
 
 #include <base/account.h>
+#include <base/doing.h>
 #include <base/limits.h>
 #include <base/list.h>
 #include <base/log.h>
@@ -84,6 +85,7 @@ struct connection_hub {
 	/* For the hub's owner to set: descriptors that are charged for each connection as long as
 	 * it lives; processes that send descriptors as the same user. */
 	uint32_t spare_fds, n_processes;
+	struct doing *doing;   /* the same: where it says what the loop does; NULL: nowhere */
 	uint64_t n_answer_fds; /* of all connections */
 	struct log_limit log;
 	uint64_t n_frames, n_violations;

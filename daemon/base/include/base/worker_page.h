@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include <base/config.h>
+#include <base/doing.h>
 
 /* What the worker inherits besides the standard streams. */
 #define WORKER_CONTROL_FD 3
@@ -47,6 +48,11 @@ struct worker_page {
 	char culprit[PROTO_KERNEL_BYTES];
 	uint32_t culprit_uid; /* WORKER_NO_USER: unknown; the front's to initialise */
 	uint64_t culprit_problem;
+	/* What the loop thread does and for whom (doing.h). A crash that is no kernel's copies that of
+	 * its own thread, if there is any, and says so. */
+	struct doing doing;
+	uint64_t crashed_doing;
+	atomic_uint crashed;
 	char reason[256];
 	atomic_uint n_sessions; /* clients attached */
 	/* The kernel that the loop thread itself is running or launching while loop_busy is set:

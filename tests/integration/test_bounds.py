@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: MIT
+"""What a request may cost the loop, in CPU time of its thread, and who is to blame when one ends a
+worker: of every method, not of those that somebody thought of."""
+import json
+import multiprocessing
+import os
+import pathlib
+import re
+import time
+
+import pytest
+
+import fmha_wire
+import fmhad
+
+ATTACKER, OTHER = 65534, 65533
+SANITIZED = b"__asan_init" in fmhad.find_program("fmhad").read_bytes()
+
+
+def methods_of_a_worker():
+    text = (fmhad.ROOT / "proto/include/proto/methods.h").read_text()
+    found = re.findall(r'X\(\w+, "(\w+)", (\w+),', text)
+    return [name for name, server in found if server in ("WORKER", "BOTH")]
+
+
+def in_child(uid, function, *arguments):
+    """What function returns as another user; an exception's name and words otherwise."""
+    ours, theirs = multiprocessing.Pipe()
+
+    def work():
+        fmhad.become(uid)
+        try:
+            theirs.send(function(*arguments))
+        except Exception as error:  # noqa: BLE001: told to the parent
+            theirs.send(f"{type(error).__name__}: {error}")
+
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    answer = ours.recv() if ours.poll(60) else "no answer"
+    child.join()
+    return answer
+
+
+# ---- blame ----
+
+PARAMS = {
+    "buffer_create": {"size": 4096}, "buffer_release": {"buffer": 1}, "event_import": {"handle": b"x" * 64},
+    "event_release": {"event": 1}, "plan_release": {"plan": 1}, "run": {"plan": 1}, "cancel": {"request": 1},
+    "registry_export": {"filter": ""}, "registry_load": {"set": "x"}, "registry_unload": {"set": "x"},
+    "inject": {"fault": "hang"}, "registry_get": {"kernel": "x"}, "registry_lift": {"kernel": "x"},
+    "registry_set_priority": {"kernel": "x", "priority": 1}, "registry_forget": {"kernel": "x", "shape": "x"},
+    "code": {"hash": b"x" * 32},
+}
+PROBLEM = {"batch": 1, "nhead_q": 1, "nhead_k": 1, "seqlen_q": 16, "seqlen_k": 16, "hdim_q": 32, "hdim_v": 32,
+           "tensors": {role: {"buffer": i + 1, "dtype": "f32"} for i, role in enumerate("qkvo")}}
+for _method in ("plan", "explain", "local_plan", "local_runs", "tune"):
+    PARAMS[_method] = {"problem": PROBLEM}
+
+
+def end_worker(daemon, method):
+    with daemon.device() as device:
+        device.call("inject", {"fault": f"in {method}"})
+        fds = []
+        if method in ("buffer_import", "registry_import", "registry_load"):
+            fds = [pathlib.Path("/dev/null").open("rb")]
+        params = {"kind": "memfd", "size": 4096} if method == "buffer_import" else PARAMS.get(method, {})
+        try:
+            device.call(method, params, [f.fileno() for f in fds], timeout=20)
+        except (fmha_wire.Disconnected, OSError):
+            return "ended"
+    return "lives"
+
+
+def may_open(daemon):
+    with daemon.client() as client:
+        with client.open_device(0) as device:
+            device.ping()
+    return "served"
+
+
+def test_every_method_has_somebody_to_blame():
+    """A worker that ends in any method of one user's: the user is barred after as many deaths as the
+    configuration says, and told so; others are served."""
+    supervision = {**fmhad.FAKE["supervision"], "quarantine_deaths": 2, "quarantine_s": 2, "restart_ms": 10}
+    methods = methods_of_a_worker()
+    assert len(methods) > 20
+    with fmhad.Daemon({**fmhad.FAKE, "supervision": supervision}, open_to_all=True) as daemon:
+        for n, method in enumerate(methods):
+            uid = 50000 + n
+            for _ in range(2):
+                assert in_child(uid, may_open, daemon) == "served", method
+                assert in_child(uid, end_worker, daemon, method) == "ended", method
+            assert "no device can be opened" in in_child(uid, may_open, daemon), method
+            assert in_child(OTHER, may_open, daemon) == "served", method
+            device = daemon.status()["devices"][0]
+            assert device["last_death"].endswith(f"during {method}"), device["last_death"]
+            assert any(entry.get("uid") == uid and "kernel" not in entry for entry in device["quarantined"])
+
+
+def test_an_administrator_is_not_barred():
+    supervision = {**fmhad.FAKE["supervision"], "quarantine_deaths": 1, "restart_ms": 10}
+    with fmhad.Daemon({**fmhad.FAKE, "supervision": supervision}) as daemon:
+        for _ in range(3):
+            assert end_worker(daemon, "census") == "ended"
+            assert fmhad.until(lambda: daemon.status()["devices"][0]["state"] == "ready")
+            assert may_open(daemon) == "served"
+        assert daemon.status()["devices"][0]["quarantined"] == []
+
+
+# ---- CPU time of the loop ----
+
+
+def loop_ns(pid):
+    """CPU time of a process's first thread, which has the loop."""
+    return int(pathlib.Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
+
+
+def longest_wait_ms(daemon, until):
+    """Pings until @until(): the most CPU time of the loop, in ms, that one ping had to wait for."""
+    longest = 0
+    with daemon.device() as device:
+        while not until():
+            before = loop_ns(device.worker_pid)
+            device.ping()
+            longest = max(longest, loop_ns(device.worker_pid) - before)
+    return longest / 1e6
+
+
+def attack(function, *arguments):
+    """Runs the function as the attacker."""
+
+    def work():
+        fmhad.become(ATTACKER)
+        function(*arguments)
+
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    return child
+
+
+SMALL = {"batch": 1, "nhead_q": 1, "nhead_k": 1, "seqlen_q": 1, "seqlen_k": 1, "hdim_q": 32, "hdim_v": 32}
+
+
+def small_plan(device, buffer):
+    tensors = {role: {"buffer": buffer.id, "offset": 256 * i, "dtype": "f32"} for i, role in enumerate("qkvo")}
+    return device.plan({**SMALL, "tensors": tensors})["plan"]
+
+
+def hang_up_with_everything(daemon, start, ready, n):
+    device = daemon.device()
+    buffer = device.buffer_create(4096)
+    for _ in range(n):
+        small_plan(device, buffer)
+        _, (fd,) = device.call_with_fds("buffer_create", {"size": 65536})
+        os.write(fd, b"x" * 65536)
+        os.close(fd)
+    ready.set()
+    start.wait(60)
+    device.close()
+
+
+def trace_everything(daemon, start, ready, n):
+    device, reader = daemon.device(), daemon.device()
+    reader.call_with_fds("trace", {})
+    buffer = device.buffer_create(4096)
+    plan = small_plan(device, buffer)
+    for _ in range(n):
+        device.run(plan)
+    ready.set()
+    start.wait(60)
+    result, (fd,) = reader.call_with_fds("trace", {})
+    events = json.loads(os.pread(fd, result["size"], 0))["events"]
+    assert len(events) == n, len(events)
+
+
+@pytest.mark.parametrize("function, n, bound_ms", [(hang_up_with_everything, 4000, 20), (trace_everything, 8000, 12)])
+def test_what_walks_a_users_things_gives_way(function, n, bound_ms):
+    """Another user's ping waits for a slice, not for all of it (218 and 28 ms in one piece). What is measured is CPU
+    time of the loop; some of it is spent while the answer waits for this process to be scheduled."""
+    limits = {"buffers_per_connection": 4096, "plans_per_connection": 4096, "memory_bytes_per_uid": 1 << 30}
+    with fmhad.Daemon({"limits": limits}, open_to_all=True) as daemon:
+        start, ready = multiprocessing.Event(), multiprocessing.Event()
+        child = attack(function, daemon, start, ready, n)
+        assert ready.wait(120)
+        begun = time.monotonic()
+        start.set()
+        longest = longest_wait_ms(daemon, lambda: not child.is_alive() and time.monotonic() - begun > 1)
+        child.join()
+        assert child.exitcode == 0
+        assert longest < bound_ms * (20 if SANITIZED else 1), f"{longest} ms"
+        assert fmhad.until(lambda: not sessions_of(daemon, ATTACKER), 10)
+
+
+def sessions_of(daemon, uid):
+    return [s for s in daemon.status()["devices"][0]["worker"]["sessions"] if s["uid"] == uid]
