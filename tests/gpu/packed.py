@@ -263,7 +263,7 @@ def main():
     found = [c for c in [*cases(), *random_cases(options.random, options.seed)] if options.match in str(c)]
     free, bound = [[c for c in found if c.deterministic == x] for x in (False, True)]
     if options.part:
-        library, (part, socket) = fmha_local.Library(next(BUILD.rglob("libfmha_client.so.0"))), options.part
+        library, (part, socket) = fmha_local.Library(next(BUILD.rglob("libfmha_client.so.1"))), options.part
         if part == "warm":
             return warm(library, socket, found)
         return child(library, socket, free if part == "free" else [bound[int(part)]])
