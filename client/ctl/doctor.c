@@ -342,6 +342,30 @@ static void check_cache(struct doctor *doctor, const cJSON *front)
 		       !strcmp(state, "ok") ? "in use" : "not used yet");
 }
 
+/* What is measured, and what administrators change: @device's model's. */
+static void check_tuned(struct doctor *doctor, const cJSON *device)
+{
+	const cJSON *tuned = cJSON_GetObjectItemCaseSensitive(device, "tuned");
+	const char *state = text_of(tuned, "state");
+	const cJSON *index = cJSON_GetObjectItemCaseSensitive(device, "device");
+	char what[32];
+
+	(void)snprintf(what, sizeof(what), "times %d",
+		       cJSON_IsNumber(index) ? index->valueint : -1);
+	if (!strcmp(state, "unwritable"))
+		report(doctor, WRONG, what,
+		       "what is measured is lost at a restart: give fmhad's user a folder that it "
+		       "may write, or tuning.state another one",
+		       "%s", text_of(tuned, "reason"));
+	else if (!strcmp(state, "unreadable"))
+		report(doctor, WRONG, what,
+		       "what was measured is not used, and nothing is written over it: mend the "
+		       "file, or move it away, and restart fmhad",
+		       "%s", text_of(tuned, "reason"));
+	else if (!strcmp(state, "ok"))
+		report(doctor, GOOD, what, NULL, "kept in %s", text_of(tuned, "directory"));
+}
+
 static void check_status(struct doctor *doctor, const char *json)
 {
 	cJSON *status = cJSON_Parse(json);
@@ -349,7 +373,8 @@ static void check_status(struct doctor *doctor, const char *json)
 
 	check_version(doctor, text_of(status, "version"));
 	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
-		check_device(doctor, device);
+		check_device(doctor, device),
+		check_tuned(doctor, device);
 	check_cache(doctor, cJSON_GetObjectItemCaseSensitive(status, "front"));
 	cJSON_Delete(status);
 }

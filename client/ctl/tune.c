@@ -266,6 +266,35 @@ static void print_end(const struct tuning *tuning)
 			     (unsigned long long)tuning->n_measured);
 }
 
+/*
+ * Whoever measured for an hour wants to know that a restart forgets it. The daemon writes a moment after
+ * it has measured: what is told is what it knew before, or knows by now.
+ */
+static void warn_unless_kept(struct fmha_client *client)
+{
+	struct fmha_error err;
+	const cJSON *device, *tuned, *state, *reason;
+	cJSON *status;
+	char *json;
+
+	if (fmha_client_status(client, &json, &err) < 0)
+		return;
+	status = cJSON_Parse(json);
+	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
+	{
+		tuned = cJSON_GetObjectItemCaseSensitive(device, "tuned");
+		state = cJSON_GetObjectItemCaseSensitive(tuned, "state");
+		reason = cJSON_GetObjectItemCaseSensitive(tuned, "reason");
+		if (cJSON_IsString(state) && cJSON_IsString(reason) && *reason->valuestring)
+			(void)fprintf(
+				stderr,
+				"fmhactl tune: a restart of the daemon forgets this (%s): %s\n",
+				state->valuestring, reason->valuestring);
+	}
+	cJSON_Delete(status);
+	free(json);
+}
+
 static int tune_all(struct request *request)
 {
 	struct tuning tuning = {
@@ -286,8 +315,10 @@ static int tune_all(struct request *request)
 		r = tune_recipe(&tuning, &request->recipe);
 	}
 	ctl_progress_end(&tuning.progress);
-	if (r == 0)
+	if (r == 0) {
 		print_end(&tuning);
+		warn_unless_kept(client);
+	}
 	cJSON_Delete(tuning.list);
 	tuning.device = fmha_device_free(tuning.device);
 	client = fmha_client_free(client);

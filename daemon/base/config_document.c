@@ -41,7 +41,8 @@ static void print_kind(FILE *out, const struct key *key, const void *defaults)
 		print_number(out, key, defaults ? field : NULL);
 		break;
 	case KEY_BOOL:
-		(void)fputs("true or false; default false", out);
+		(void)fprintf(out, "true or false; default %s",
+			      *(const uint32_t *)field ? "true" : "false");
 		break;
 	case KEY_STRING:
 		(void)fprintf(out, "string of %lld to %lld bytes", (long long)key->least,

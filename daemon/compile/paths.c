@@ -1,11 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 #include <compile/paths.h>
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <tree/tree.h>
+
+/* The machine's: root's, and that of a service's user whom an administrator gave the folder. */
+static bool is_ours(const char *path)
+{
+	struct stat st;
+
+	return geteuid() == 0 ||
+	       (stat(path, &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == geteuid());
+}
 
 static void find_cache(char *path, size_t size)
 {
@@ -14,9 +25,11 @@ static void find_cache(char *path, size_t size)
 
 	if (service && service[0] == '/')
 		(void)snprintf(path, size, "%s", service);
-	else if (geteuid() != 0 && cache && cache[0] == '/')
+	else if (is_ours("/var/cache/fmhad"))
+		(void)snprintf(path, size, "/var/cache/fmhad");
+	else if (cache && cache[0] == '/')
 		(void)snprintf(path, size, "%s/fmhad", cache);
-	else if (geteuid() != 0 && home && home[0] == '/')
+	else if (home && home[0] == '/')
 		(void)snprintf(path, size, "%s/.cache/fmhad", home);
 	else
 		(void)snprintf(path, size, "/var/cache/fmhad");

@@ -331,6 +331,9 @@ static void tell(const struct model *model)
 	if (*report->settings)
 		log_warning("the kernel settings are left as they are and not used: %s",
 			    report->settings);
+	if (*report->unwritable && !*report->results)
+		log_warning("measured times and settings will not outlive this daemon: %s",
+			    report->unwritable);
 	log_info("%s: %zu measured times, %zu files of other environments", model->key.model,
 		 tune_database_n_results(model->database), report->n_stale);
 }
@@ -369,6 +372,7 @@ static void on_loaded(uv_work_t *work, int status)
 	model->settings_kept = model->report.settings_readable;
 	if (model->loaded) {
 		tell(model);
+		(void)snprintf(model->fault, sizeof(model->fault), "%s", model->report.unwritable);
 		for (uint32_t i = 0; i < front->n_slots; i++)
 			if (is_of(&front->slots[i], model))
 				restore_quarantine(model, &front->slots[i]);

@@ -18,6 +18,18 @@
 #define MAX_STALE 16 /* files of other environments that are kept of a model */
 #define MISSING   1
 
+/*
+ * Where the machine's daemon keeps its state: root's, and that of a service's user whom an
+ * administrator gave the folder, started by whatever means.
+ */
+static bool is_ours(const char *path)
+{
+	struct stat st;
+
+	return geteuid() == 0 ||
+	       (stat(path, &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == geteuid());
+}
+
 static void choose_directory(char path[PATH_MAX], const char *state)
 {
 	const char *systemd = getenv("STATE_DIRECTORY"), *xdg = getenv("XDG_STATE_HOME");
@@ -28,7 +40,7 @@ static void choose_directory(char path[PATH_MAX], const char *state)
 		n = snprintf(path, PATH_MAX, "%s", state);
 	else if (systemd && systemd[0] == '/') /* several are parted by colons; ours is the first */
 		n = snprintf(path, PATH_MAX, "%.*s/tuned", (int)strcspn(systemd, ":"), systemd);
-	else if (geteuid() == 0)
+	else if (is_ours("/var/lib/fmhad"))
 		n = snprintf(path, PATH_MAX, "/var/lib/fmhad/tuned");
 	else if (xdg && xdg[0] == '/')
 		n = snprintf(path, PATH_MAX, "%s/fmhad/tuned", xdg);
@@ -171,6 +183,23 @@ static size_t count_stale(int dir, const struct tune_identity *identity)
 	return n;
 }
 
+static void check_writable(const struct tune_store *store, char reason[256])
+{
+	_cleanup_(closep) int fd = -1;
+	struct fmha_error err;
+
+	if (!*store->directory) {
+		(void)snprintf(reason, 256, "there is no state directory");
+		return;
+	}
+	make_directory(store->directory);
+	fd = open_directory(store->directory, true, &err);
+	if (fd < 0)
+		(void)snprintf(reason, 256, "%.250s", err.msg);
+	else if (faccessat(fd, ".", W_OK | X_OK, AT_EACCESS) < 0)
+		(void)snprintf(reason, 256, "%.150s: %s", store->directory, strerror(errno));
+}
+
 void tune_store_load(struct tune_store *store, struct tune_database *database,
 		     struct tune_store_report *ret_report)
 {
@@ -193,6 +222,7 @@ void tune_store_load(struct tune_store *store, struct tune_database *database,
 			(void)close(dir);
 		}
 	}
+	check_writable(store, report->unwritable);
 	if (!*store->directory || access(store->directory, F_OK) != 0)
 		return;
 	dir = open_directory(store->directory, true, &err);

@@ -27,7 +27,6 @@
 	X(gfx1151, amd, rdna35, WMMA11, 32, 64, 40, 256)                 /* 8060S */            \
 	X(gfx1200, amd, rdna4, WMMA12, 32, 64, 32, 322)                  /* RX 9060 XT */       \
 	X(gfx1201, amd, rdna4, WMMA12, 32, 64, 64, 645)                  /* RX 9070 XT */       \
-	X(sm_75, nvidia, turing, SCALAR, 32, 64, 40, 320)                /* T4 */               \
 	X(sm_80, nvidia, ampere, MMA, 32, 163, 108, 2039)                 /* A100 */             \
 	X(sm_86, nvidia, ampere, MMA, 32, 99, 84, 696)                   /* A40 */              \
 	X(sm_87, nvidia, ampere, MMA, 32, 163, 16, 205)                  /* Orin */             \

@@ -352,6 +352,28 @@ def test_a_full_disk(state):
         assert status["state"] == "unwritable" and "settings.json" in status["reason"]
 
 
+def test_a_folder_that_cannot_be_made_is_told_of(tmp_path):
+    """At once in the log and in status, by doctor, and to who measures: nothing is lost in silence."""
+    (tmp_path / "file").write_text("")
+    state = tmp_path / "file" / "tuned"
+    with daemon_of(state) as daemon:
+        with daemon.device() as device:
+            plan(device)
+        status = daemon.status()["devices"][0]["tuned"]
+        assert status["state"] == "unwritable" and str(state) in status["reason"]
+        assert "will not outlive this daemon: " + str(state) in daemon.log()
+
+        def fmhactl(*words):
+            return subprocess.run([fmhad.find_program("fmhactl"), *words, "--socket", daemon.socket], capture_output=True,
+                                  text=True, check=False, timeout=120)
+
+        told = fmhactl("doctor")
+        assert told.returncode == 1 and "tuning.state" in told.stdout and str(state) in told.stdout
+        assert str(state) in fmhactl("status").stdout
+        told = fmhactl("tune", "-b=1", "-h=1", "-s=32", "-d=16")
+        assert told.returncode == 0 and "forgets this (unwritable)" in told.stderr, told.stderr
+
+
 def test_one_daemon_writes_to_a_directory(state):
     with daemon_of(state) as first, daemon_of(state) as second:
         with first.device() as one, second.device() as two:

@@ -2,6 +2,7 @@
 /* The configuration: what is accepted, and that a mistake is named by its path. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -33,6 +34,71 @@ static void defaults_are_the_documented_ones(void **state)
 	assert_int_equal(config.limits[LIMIT_IN_FLIGHT_PER_UID], 256);
 	assert_int_equal(config.limits[LIMIT_OUTPUT_HARD_BYTES], 4 << 20);
 	assert_int_equal(config.socket_mode, CONFIG_MODE_UNSET);
+}
+
+/* What precedes "; default" of a key's entry in the manual: "\\fBtuning.idle_s\\fR (number, ...". */
+static size_t read_default(const char *entry, char name[96], char value[256])
+{
+	const char *end = strchr(entry, '\n'), *found = strstr(entry, "; default ");
+	size_t n;
+
+	assert_int_equal(sscanf(entry, "\\fB%95[^\\]", name), 1);
+	if (!found || found > end)
+		return 0;
+	found += strlen("; default ");
+	n = strcspn(found, ";)\n");
+	(void)snprintf(value, 256, "%.*s", (int)n, found);
+	return n;
+}
+
+/* A configuration that says the defaults which the manual gives is one that says nothing. */
+static void the_manuals_defaults_are_the_real_ones(void **state)
+{
+	struct config nothing, plain, said;
+	struct fmha_error err;
+	char *manual = NULL, *entry;
+	size_t size, n_said = 0;
+	FILE *out = open_memstream(&manual, &size);
+	bool saw_automatic = false;
+
+	(void)state;
+	assert_non_null(out);
+	config_document(out);
+	assert_int_equal(fclose(out), 0);
+	assert_int_equal(parse("{}", &nothing, &err), 0);
+	assert_int_equal(parse("{\"devices\": [{}]}", &plain, &err), 0);
+	for (entry = strstr(manual, "\\fB"); entry; entry = strstr(entry + 1, "\n\\fB")) {
+		char name[96], value[256], text[512], *inner;
+		bool quoted;
+
+		entry += *entry == '\n';
+		if (!read_default(entry, name, value))
+			continue;
+		quoted = value[0] >= 'a' && value[0] <= 'z' && strcmp(value, "true") != 0 &&
+			 strcmp(value, "false") != 0;
+		inner = strchr(name, '.');
+		if (strncmp(name, "devices[].", 10) == 0)
+			(void)snprintf(text, sizeof(text), "{\"devices\": [{\"%s\": %s}]}",
+				       name + 10, value);
+		else if (inner)
+			(void)snprintf(text, sizeof(text), "{\"%.*s\": {\"%s\": %s}}",
+				       (int)(inner - name), name, inner + 1, value);
+		else
+			(void)snprintf(text, sizeof(text), "{\"%s\": %s%s%s}", name,
+				       quoted ? "\"" : "", value, quoted ? "\"" : "");
+		if (parse(text, &said, &err) < 0)
+			fail_msg("%s: %s", text, err.msg);
+		if (strncmp(name, "devices[].", 10) == 0)
+			assert_memory_equal(&said.devices[0], &plain.devices[0],
+					    sizeof(plain.devices[0]));
+		else if (memcmp(&said, &nothing, sizeof(said)) != 0)
+			fail_msg("%s is not the default", text);
+		saw_automatic |= strcmp(text, "{\"tuning\": {\"automatic\": true}}") == 0;
+		n_said++;
+	}
+	assert_true(saw_automatic);
+	assert_in_range(n_said, 30, 1000);
+	free(manual);
 }
 
 static void every_key_is_read(void **state)
@@ -167,6 +233,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(defaults_are_the_documented_ones),
+		cmocka_unit_test(the_manuals_defaults_are_the_real_ones),
 		cmocka_unit_test(every_key_is_read),
 		cmocka_unit_test(mistakes_are_named_by_their_path),
 		cmocka_unit_test(what_is_no_json_is_refused_with_its_place),

@@ -20,8 +20,8 @@ struct tune_store {
 	int fd;                   /* of the directory, locked; -1: not opened */
 };
 
-/* @state: NULL or "": $STATE_DIRECTORY, else $XDG_STATE_HOME/fmhad, $HOME/.local/state/fmhad, or
- * /var/lib/fmhad for root. @system: NULL or "": where packages install it. */
+/* @state: NULL or "": $STATE_DIRECTORY, else /var/lib/fmhad for root and for the user whose it is,
+ * else $XDG_STATE_HOME/fmhad or $HOME/.local/state/fmhad. @system: NULL or "": where packages install it. */
 void tune_store_init(struct tune_store *store, const char *state, const char *system);
 void tune_store_deinit(struct tune_store *store);
 
@@ -29,6 +29,7 @@ void tune_store_deinit(struct tune_store *store);
 struct tune_store_report {
 	bool results_readable, settings_readable; /* false: not to be written over */
 	char results[256], settings[256], system[256];
+	char unwritable[256]; /* why nothing can be kept, as it looks now; the folder is made */
 	size_t n_stale; /* files of other environments of this model, which stay */
 };
 
