@@ -198,6 +198,27 @@ static int check_receipt(const struct spec_catalog *catalog, int receipt)
 	return CTL_USAGE;
 }
 
+/*
+ * A profile names what an integration asks for, of whichever kernels: of ours, unless --rules says
+ * otherwise. Receipts, sweeps and exhaustive mode are words of CK alone: whoever uses them is told.
+ */
+static void choose_rules(struct request *request, const struct spec_catalog *catalog)
+{
+	int arch = spec_arch_find(catalog, request->space.arch);
+	const char *second = arch < 0 ? NULL : spec_arch_rules(catalog, arch, 1);
+	bool of_ck = request->has_receipt || request->space.config || request->space.exhaustive;
+
+	if (request->space.rules || !second)
+		return;
+	if (!of_ck)
+		request->space.rules = spec_arch_rules(catalog, arch, 0);
+	else
+		(void)fprintf(stderr,
+			      "fmhactl: by the rules '%s', whose kernels are described here but "
+			      "are not this build's\n",
+			      second);
+}
+
 static int prepare(struct request *request, struct job *job)
 {
 	char explain[SPEC_EXPLAIN_BYTES];
@@ -207,6 +228,7 @@ static int prepare(struct request *request, struct job *job)
 		return ctl_error(&err);
 	if (request->has_receipt && check_receipt(job->catalog, request->space.receipt) != 0)
 		return CTL_USAGE;
+	choose_rules(request, job->catalog);
 	job->profile = -1;
 	if (request->profile_name) {
 		job->profile = spec_profile_find(job->catalog, request->profile_name);

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from fmhad import ROOT, Daemon, build_dir
+from fmhad import ROOT, Daemon, build_dir, find_program
 
 CONSUMER = ROOT / "tests/consumer/forward.c"
 CMAKE_PROJECT = """
@@ -71,6 +71,21 @@ def environment(library, daemon=None):
     if daemon:
         variables["FMHAD_SOCKET"] = daemon.socket
     return variables
+
+
+def test_build_tree_needs_no_place_of_its_own():
+    """Copied with its sources it is whole: links and libraries are found by where they lie."""
+    build = build_dir()
+    if ROOT not in build.parents:
+        pytest.skip("the build tree lies outside of the sources")
+    links = [path for folder in ("bin", "lib", "libexec", "share", "client/python") for path in [build / folder, *(build / folder).rglob("*")]
+             if path.is_symlink()]
+    assert len(links) > 10
+    assert [str(path) for path in links if os.path.isabs(os.readlink(path))] == []
+    for program in ("fmhactl", "fmhad", "fmhad-compile"):
+        told = subprocess.run(["readelf", "-d", find_program(program)], capture_output=True, text=True, check=True).stdout
+        for path in re.findall(r"(?:RUNPATH|RPATH).*\[(.*)\]", told):
+            assert all(part.startswith("$ORIGIN") for part in path.rstrip(":").split(":")), path  # CMake pads with colons
 
 
 def test_the_tree_is_complete(prefix, library):

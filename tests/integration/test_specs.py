@@ -362,6 +362,21 @@ def test_profiles():
     assert "there is none" in fmhactl("enumerate", "--arch", "gfx942", "--profile", "nonesuch", code=2)
 
 
+def test_what_is_not_ours_is_never_counted_unasked():
+    """A profile is of our kernels; words that only CK has are answered by its rules, and that is said."""
+    def run(*words):
+        return subprocess.run([FMHACTL, "enumerate", "--count", "--variant", "fwd", *words], capture_output=True, text=True, check=True)
+
+    for arch in ("gfx950", "gfx942", "gfx1100", "gfx90a"):
+        ours, theirs = (run("--arch", arch, "--profile", "pytorch", "--rules", rules) for rules in ("gpu", "ck"))
+        plain = run("--arch", arch, "--profile", "pytorch")
+        assert plain.stdout == ours.stdout != theirs.stdout and plain.stderr == ""
+    receipt = run("--arch", "gfx942", "--receipt", "2")
+    assert "by the rules 'ck'" in receipt.stderr
+    asked = run("--arch", "gfx942", "--receipt", "2", "--rules", "ck")
+    assert asked.stdout == receipt.stdout and asked.stderr == ""
+
+
 def test_archs():
     listed = {line.split()[0]: line.split()[1:4] for line in fmhactl("archs").splitlines()}
     assert {arch for arch, words in listed.items() if "ck" in words[2].split(",")} == {
