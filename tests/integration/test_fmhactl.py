@@ -339,7 +339,7 @@ def test_files_are_read_strictly(fmhactl, tmp_path):
 def test_what_does_not_fit_is_refused_by_name(fmhactl, tmp_path):
     files = save(tmp_path, q=(1, 8, 3, 16), k=(1, 8, 2, 16), v=(1, 8, 2, 16))
     assert "nhead_q" in fmhactl("run", "forward", *files, "--out", "o.npy", expect=REFUSED)
-    files = save(tmp_path, q=(1, 8, 2, 15), k=(1, 8, 2, 15), v=(1, 8, 2, 16))
+    files = save(tmp_path, q=(1, 8, 2, 264), k=(1, 8, 2, 264), v=(1, 8, 2, 16))
     assert "hdim_q" in fmhactl("run", "forward", *files, "--out", "o.npy", expect=REFUSED)
     files = save(tmp_path, q=(1, 8, 2, 16), k=(1, 9, 2, 16), v=(1, 8, 2, 16))
     text = fmhactl("run", "forward", *files, "--out", "o.npy", expect=IO)
