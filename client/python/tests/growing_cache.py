@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""Generation: one row over a cache that grows by one key a token, fmha beside torch's own attention, in one process.
+
+    python3 client/python/tests/growing_cache.py            on the GPU where there is one, else on the CPU
+    python3 client/python/tests/growing_cache.py --cpu
+
+Each line: milliseconds for 64 tokens of 8 layers. "grows": each token's keys are a new tensor, one longer, as transformers' dynamic
+cache makes them; "stays": the same tensors' number, all as long as the first. Their difference is what new lengths cost. The bar is
+torch's time, on a CPU plus one ping a call.
+"""
+import os
+import statistics
+import sys
+import time
+
+import fmha
+import fmha.torch
+import torch
+from fmha._lib import check, ffi, lib, new_error
+
+LAYERS, TOKENS, ROUNDS = 8, 64, 5
+SHAPES = [(1, 32, 8, 128, 1000), (1, 8, 8, 64, 64), (1, 12, 12, 64, 1000), (8, 32, 8, 128, 250)]  # batch, heads, kv heads, hdim, keys
+sdpa = torch.nn.functional.scaled_dot_product_attention
+
+
+def ping_ms(n=200):
+    client, error, times = fmha.default_client(), new_error(), []
+    for _ in range(n):
+        start = time.perf_counter()
+        check(lib.fmha_client_ping(client.handle, error), error)
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+def generation_ms(attend, batch, heads, kv_heads, hdim, first, step, device, dtype):
+    """One generation: @step more keys with each token."""
+    q = torch.randn(batch, heads, 1, hdim, device=device, dtype=dtype)
+    longest = torch.randn(2, batch, kv_heads, first + TOKENS * abs(step), hdim, device=device, dtype=dtype)
+    total = 0.0
+    for token in range(TOKENS):
+        caches = [longest[:, :, :, : first + token * step].contiguous() for _ in range(LAYERS)]
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        for k, v in caches:
+            attend(q, k, v, enable_gqa=heads != kv_heads)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        total += (time.perf_counter() - start) * 1e3
+    return total
+
+
+def main():
+    device = "cpu" if "--cpu" in sys.argv or not torch.cuda.is_available() else "cuda"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    if "FMHAD_SOCKET" not in os.environ:
+        fmha.start()
+    ping = ping_ms() * LAYERS * TOKENS if device == "cpu" else 0.0
+    ways = {"fmha grows": (fmha.torch.scaled_dot_product_attention, 1), "fmha stays": (fmha.torch.scaled_dot_product_attention, 0),
+            "torch grows": (sdpa, 1), "torch stays": (sdpa, 0)}
+    print(f"{device}, {dtype}, pings of as many calls {ping:.1f} ms\n{'batch, heads, kv, hdim, keys':32}" + "".join(f"{w:>14}" for w in ways)
+          + f"{'of the bar':>14}")
+    for shape in SHAPES:
+        found = {way: [] for way in ways}
+        for turn in range(ROUNDS + 1):
+            for way, (attend, step) in ways.items():
+                # Lengths that no generation before had: what is kept of those does not count.
+                first = shape[4] + (0 if step == 0 else turn * TOKENS)
+                with torch.no_grad():
+                    ms = generation_ms(attend, *shape[:4], first, step, device, dtype)
+                if turn > 0:
+                    found[way].append(ms)
+        medians = {way: statistics.median(times) for way, times in found.items()}
+        print(f"{str(shape):32}" + "".join(f"{ms:14.1f}" for ms in medians.values())
+              + f"{medians['fmha grows'] / (medians['torch grows'] + ping):14.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
