@@ -123,7 +123,8 @@ int handout_file(const void *data, size_t n)
 			return -1;
 		done += (size_t)written;
 	}
-	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+	if (fchmod(fd, 0400) < 0 ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
 		return -1;
 	return take_fd(&fd);
 }

@@ -217,8 +217,9 @@ bool input_read(struct connection *connection)
 	do
 		n = recvmsg(connection->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	while (n < 0 && errno == EINTR);
-	if (n < 0 && errno == EAGAIN)
-		return false; /* libuv may report readiness once too often */
+	/* libuv may report readiness once too often; what the kernel has no memory for stays there. */
+	if (n < 0 && (errno == EAGAIN || errno == ENOMEM || errno == ENOBUFS))
+		return false;
 	if (n <= 0) {
 		connection_close(connection);
 		return true;

@@ -9,23 +9,29 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <metrics/metrics.h>
 #include <proto/error.h>
 
-#define MOST_CALLERS  8
+#define MOST_CALLERS  8 /* of tenants and of trusted users each */
+#define MOST_OF_ONE   2 /* tenant */
 #define REQUEST_BYTES 4096
 #define DEADLINE_MS   5000
 
 struct http {
 	uv_pipe_t listener;
 	struct front *front;
-	uint32_t n_callers;
+	uint32_t n_callers, n_trusted; /* trusted ones are not among the callers */
+	struct list callers;
 };
 
 struct caller {
 	struct http *http;
+	struct list in_callers;
+	uid_t uid;
+	bool counted, trusted;
 	uv_pipe_t pipe;
 	uv_timer_t timer;
 	uv_write_t write;
@@ -42,7 +48,11 @@ static void on_handle_closed(uv_handle_t *handle)
 
 	if (--caller->n_open > 0)
 		return;
-	caller->http->n_callers--;
+	if (caller->counted && caller->trusted)
+		caller->http->n_trusted--;
+	else if (caller->counted)
+		caller->http->n_callers--;
+	list_remove(&caller->in_callers);
 	free(caller->answer);
 	free(caller);
 }
@@ -168,6 +178,35 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer)
 		answer(caller);
 }
 
+/* Takes a place. Tenants take none from each other beyond a share, nor any from those who watch the
+ * service. */
+static bool take_place(struct caller *caller)
+{
+	struct http *http = caller->http;
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+	uv_os_fd_t fd;
+	uint32_t n = 0;
+
+	if (uv_fileno((uv_handle_t *)&caller->pipe, &fd) < 0 ||
+	    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
+		return false;
+	caller->uid = peer.uid;
+	caller->trusted = config_is_privileged(&http->front->config, peer.uid);
+	list_for_each_entry(struct caller, other, &http->callers, in_callers) {
+		n += other->counted && other->uid == peer.uid;
+	}
+	if (caller->trusted ? http->n_trusted >= MOST_CALLERS
+			    : n >= MOST_OF_ONE || http->n_callers >= MOST_CALLERS)
+		return false;
+	caller->counted = true;
+	if (caller->trusted)
+		http->n_trusted++;
+	else
+		http->n_callers++;
+	return true;
+}
+
 static void on_connect(uv_stream_t *listener, int status)
 {
 	struct http *http = listener->data;
@@ -177,12 +216,12 @@ static void on_connect(uv_stream_t *listener, int status)
 		return;
 	caller->http = http;
 	caller->n_open = 2;
-	http->n_callers++;
+	list_init(&caller->in_callers);
+	list_append(&http->callers, &caller->in_callers);
 	uv_pipe_init(&http->front->loop, &caller->pipe, 0);
 	uv_timer_init(&http->front->loop, &caller->timer);
 	caller->pipe.data = caller->timer.data = caller;
-	if (uv_accept(listener, (uv_stream_t *)&caller->pipe) < 0 ||
-	    http->n_callers > MOST_CALLERS ||
+	if (uv_accept(listener, (uv_stream_t *)&caller->pipe) < 0 || !take_place(caller) ||
 	    uv_read_start((uv_stream_t *)&caller->pipe, on_allocate, on_read) < 0) {
 		caller_close(caller);
 		return;
@@ -208,6 +247,7 @@ int http_open(struct front *front, struct fmha_error *err)
 		return fmha_error_set(err, FMHA_ENOMEM, "metrics_socket: out of memory");
 	}
 	http->front = front;
+	list_init(&http->callers);
 	front->http = http;
 	uv_pipe_init(&front->loop, &http->listener, 0);
 	http->listener.data = http;

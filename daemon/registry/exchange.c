@@ -36,6 +36,7 @@ struct exporter {
 	int failed;      /* what write() returned */
 	uint64_t n_kernels;
 	uint64_t families[SPEC_N_FAMILIES], data_types[SPEC_N_DTYPES], pipelines[MAX_WORDS];
+	bool all; /* also what tells of users: shapes, times and counts */
 	uint64_t compiled, loaded, quarantined, tuned, offered;
 };
 
@@ -161,10 +162,10 @@ static void put_kernel(struct exporter *e, const struct kernel_spec *spec, const
 		put(e, ", \"priority\": %d", info->priority);
 	if (!info->offered)
 		put(e, ", \"offered\": false");
-	if (info->n_runs)
+	if (info->n_runs && e->all)
 		put(e, ", \"runs\": %llu, \"run_ns\": %llu", (unsigned long long)info->n_runs,
 		    (unsigned long long)info->run_ns);
-	if (info->n_tuned)
+	if (info->n_tuned && e->all)
 		put_tuned(e, spec);
 }
 
@@ -219,7 +220,7 @@ static void put_statistics(struct exporter *e)
 	    (unsigned long long)e->tuned);
 }
 
-int registry_export(struct registry *registry, const char *filter, registry_write write,
+int registry_export(struct registry *registry, const char *filter, bool all, registry_write write,
 		    void *owner, struct fmha_error *err)
 {
 	struct exporter *e = calloc(1, sizeof(*e));
@@ -232,6 +233,7 @@ int registry_export(struct registry *registry, const char *filter, registry_writ
 		return fmha_error_set(err, FMHA_ENOMEM, "export: out of memory");
 	}
 	e->registry = registry;
+	e->all = all;
 	e->write = write;
 	e->owner = owner;
 	e->known_only = !filter || !*filter;
@@ -276,7 +278,7 @@ int registry_export_text(struct registry *registry, const char *filter, char **r
 			 size_t *ret_size, struct fmha_error *err)
 {
 	struct text text = {0};
-	int r = registry_export(registry, filter, text_write, &text, err);
+	int r = registry_export(registry, filter, true, text_write, &text, err);
 
 	if (r == 0)
 		r = text_write(&text, "", 1); /* a NUL for those who want a string */
@@ -331,7 +333,7 @@ static bool begin_text(struct exporter *e, struct registry *registry, struct tex
 	return e->piece;
 }
 
-int registry_kernel_text(struct registry *registry, const char *name, char **ret_text,
+int registry_kernel_text(struct registry *registry, const char *name, bool all, char **ret_text,
 			 size_t *ret_size, struct fmha_error *err)
 {
 	struct registry_info info;
@@ -344,6 +346,7 @@ int registry_kernel_text(struct registry *registry, const char *name, char **ret
 		return r;
 	if (!begin_text(&e, registry, &text))
 		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
+	e.all = all;
 	put_kernel(&e, &spec, name, &info);
 	put_sets_of(&e, name);
 	return finish_text(&e, &text, ret_text, ret_size, err);

@@ -10,7 +10,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include <proto/clamp.h>
 #include <proto/error.h>
 
 static struct registry_shape **slot_of(struct registry *registry, const char *key)
@@ -178,7 +180,7 @@ int registry_entry_set_tuned(struct registry *registry, struct registry_entry *e
 					    result->us);
 	if (!known)
 		return add_result(registry, entry, result, err);
-	if (known->when_s > result->when_s)
+	if (clamp_past(known->when_s, (int64_t)time(NULL)) > result->when_s)
 		return 1;
 	known->us = result->us;
 	known->when_s = result->when_s;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cjson/cJSON.h>
 
@@ -176,8 +177,11 @@ static void drop_oldest(struct tune_database *database)
 {
 	size_t oldest = 0;
 
+	int64_t now = (int64_t)time(NULL);
+
 	for (size_t i = 1; i < database->n_records; i++)
-		if (database->records[i].when_s < database->records[oldest].when_s)
+		if (clamp_past(database->records[i].when_s, now) <
+		    clamp_past(database->records[oldest].when_s, now))
 			oldest = i;
 	drop(database, oldest);
 }
@@ -223,13 +227,14 @@ int tune_database_add(struct tune_database *database, const struct tune_result *
 	uint64_t hash = hash_of(result->kernel, result->shape, result->n_splits);
 	struct record *record = find(database, result, hash);
 	int r = check_result(result, err);
+	int64_t known_s = record ? clamp_past(record->when_s, (int64_t)time(NULL)) : 0;
 
 	if (r < 0)
 		return r;
 	if (record) {
-		if ((record->own && !own) ||
-		    (record->own == own && record->when_s > result->when_s) ||
-		    (record->own != own && record->when_s >= result->when_s))
+		if ((record->own && !own) || (record->own == own && known_s > result->when_s) ||
+		    (record->own != own &&
+		     (record->when_s == result->when_s || known_s >= result->when_s)))
 			return 1;
 		record->own = own;
 		record->us = result->us;

@@ -3,7 +3,7 @@
  * kernels.c: the worker's registry and the methods that clients have on it. Those that walk every
  * kernel that the device can have run on a work thread; the session stays until they end.
  *
- * Anybody may export and get. What changes the choice of kernels for everybody is for administrators,
+ * Anybody may export and get; shapes, times and counts of runs tell of other users and are for administrators. What changes the choice of kernels for everybody is for administrators,
  * and goes through the front (changes.c).
  */
 #include "changes.h"
@@ -157,6 +157,7 @@ struct kernels_job {
 	char filter[sizeof(((struct proto_registry_export_params *)0)->filter)];
 	char set[PROTO_NAME_BYTES];
 	int fd; /* in: the document; out of an export: the result; of a change: what the front keeps */
+	bool all; /* an export with what users have run */
 	uint64_t bytes, n_kernels;
 	int result;
 	struct fmha_error error;
@@ -219,7 +220,7 @@ static int export(struct kernels_job *job)
 	job->fd = memfd_create("fmhad registry", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (job->fd < 0)
 		return fmha_error_set(&job->error, FMHA_ENOMEM, "export: no memory file");
-	r = registry_export(job->session->worker->registry, job->filter, write_piece, job,
+	r = registry_export(job->session->worker->registry, job->filter, job->all, write_piece, job,
 			    &job->error);
 	if (r == FMHA_EQUOTA)
 		return fmha_error_set_field(&job->error, r, "filter",
@@ -358,7 +359,9 @@ static int get_kernel(struct session *session, uint32_t id, const char *kernel,
 	int fd = -1, r;
 
 	kernels_act_for(session, false);
-	r = registry_kernel_text(session->worker->registry, kernel, &text, &size, err);
+	r = registry_kernel_text(session->worker->registry, kernel,
+				 config_is_privileged(&session->worker->settings, session->uid),
+				 &text, &size, err);
 	if (r < 0)
 		return r;
 	result.size = size;
@@ -396,6 +399,7 @@ int kernels_request(struct session *session, uint32_t id, enum proto_method meth
 	job->session = session;
 	job->id = id;
 	job->method = method;
+	job->all = config_is_privileged(&worker->settings, session->uid);
 	job->fd = take_fd(fd);
 	if (method == PROTO_REGISTRY_EXPORT)
 		memcpy(job->filter, params->REGISTRY_EXPORT.filter, sizeof(job->filter));

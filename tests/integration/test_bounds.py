@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pathlib
 import re
+import socket
 import time
 
 import pytest
@@ -193,3 +194,53 @@ def test_what_walks_a_users_things_gives_way(function, n, bound_ms):
 
 def sessions_of(daemon, uid):
     return [s for s in daemon.status()["devices"][0]["worker"]["sessions"] if s["uid"] == uid]
+
+
+# ---- what others see, and places that others hold ----
+
+
+def exported(daemon):
+    with daemon.device() as device:
+        kernels = json.loads(device.call_json("registry_export", {}))["kernels"]
+        return kernels, json.loads(device.call_json("registry_get", {"kernel": kernels[0]["name"]}))
+
+
+def test_kernels_do_not_tell_what_others_run():
+    """Shapes, measured times and counts of runs are shown to administrators only."""
+    with fmhad.Daemon(open_to_all=True) as daemon, daemon.device() as device:
+        buffer = device.buffer_create(4096)
+        device.run(small_plan(device, buffer))
+        tuned = device.call("tune", {"problem": {**SMALL, "tensors": {
+            role: {"buffer": i + 1, "dtype": "f32"} for i, role in enumerate("qkvo")}}}, timeout=60)
+        kernels, _ = exported(daemon)
+        assert tuned["shape"] in json.dumps(kernels) and any("runs" in kernel for kernel in kernels)
+        kernels, one = in_child(ATTACKER, exported, daemon)
+        assert kernels and tuned["shape"] not in json.dumps([kernels, one])
+        for kernel in [*kernels, one]:
+            assert not {"runs", "run_ns", "tuned"} & kernel.keys(), kernel
+
+
+def hold_metrics(path, ready, end):
+    sockets = [socket.socket(socket.AF_UNIX) for _ in range(16)]
+    for sock in sockets:
+        sock.connect(path)
+    ready.set()
+    end.wait(20)
+
+
+def test_nobody_keeps_the_administrator_from_the_metrics(tmp_path):
+    path = str(tmp_path / "metrics")
+    tmp_path.chmod(0o755)
+    for parent in list(tmp_path.parents)[:3]:
+        parent.chmod(parent.stat().st_mode | 0o055)
+    with fmhad.Daemon({"metrics_socket": path}, open_to_all=True):
+        ready, end = multiprocessing.Event(), multiprocessing.Event()
+        child = attack(hold_metrics, path, ready, end)
+        assert ready.wait(20)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(3)
+            sock.connect(path)
+            sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert sock.recv(64).startswith(b"HTTP/1.0 200")
+        end.set()
+        child.join()

@@ -30,4 +30,11 @@ static inline uint32_t clamp_u32(double value)
 	return value < 0x1p32 ? (uint32_t)value : UINT32_MAX;
 }
 
+/* A time of day that was written down: later than @now_s was another clock, and says no more than that it is
+ * past. */
+static inline int64_t clamp_past(int64_t when_s, int64_t now_s)
+{
+	return when_s < now_s ? when_s : now_s - 1;
+}
+
 #endif

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -66,6 +67,18 @@ static void the_newer_wins_and_the_machines_own(void **state)
 	assert_int_equal(tune_database_forget(database, "k*", "t"), 1);
 	assert_int_equal(tune_database_forget(database, "nobody", ""), 0);
 	assert_int_equal(tune_database_forget(database, "*", ""), 1);
+	tune_database_free(database);
+}
+
+/* The clock was years ahead when the first was written: what is measured now is newer. */
+static void a_stamp_of_the_future_is_past(void **state)
+{
+	struct tune_database *database = tune_database_new(&identity);
+	int64_t now = (int64_t)time(NULL);
+
+	(void)state;
+	assert_int_equal(add(database, "a", "s", 9, now + 315360000, true), 0);
+	assert_int_equal(add(database, "a", "s", 5, now, true), 0);
 	tune_database_free(database);
 }
 
@@ -273,6 +286,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(the_newer_wins_and_the_machines_own),
+		cmocka_unit_test(a_stamp_of_the_future_is_past),
 		cmocka_unit_test(of_too_many_the_oldest_goes),
 		cmocka_unit_test(nonsense_is_refused),
 		cmocka_unit_test(reading_is_all_or_nothing),

@@ -196,11 +196,12 @@ int registry_unload_set(struct registry *registry, const char *name, uint64_t *r
  * JSON: device, sets, statistics by family, data type, pipeline and state, and the kernels that
  * @filter lets through, each with its state; without a filter those that something is known about:
  * compiled, loaded, quarantined, run, tuned or given a priority. Written through @write in pieces,
- * which returns 0 or an error code that ends the export. Walks the whole registry: not for an event
+ * which returns 0 or an error code that ends the export. @all: also "runs", "run_ns" and "tuned",
+ * which tell what users have run. Walks the whole registry: not for an event
  * loop.
  */
 typedef int (*registry_write)(void *owner, const char *text, size_t n);
-int registry_export(struct registry *registry, const char *filter, registry_write write,
+int registry_export(struct registry *registry, const char *filter, bool all, registry_write write,
 		    void *owner, struct fmha_error *err);
 /* The same into memory, given to the caller. */
 int registry_export_text(struct registry *registry, const char *filter, char **ret_text,
@@ -208,7 +209,7 @@ int registry_export_text(struct registry *registry, const char *filter, char **r
 
 /* One kernel: {"name", "flags", "priority", "offered", "runs", "run_ns", "tuned", "sets": [...]}, where
  * sets are those that name it. Given. Return: 0, FMHA_ENOENT, FMHA_ENOMEM. */
-int registry_kernel_text(struct registry *registry, const char *name, char **ret_text,
+int registry_kernel_text(struct registry *registry, const char *name, bool all, char **ret_text,
 			 size_t *ret_size, struct fmha_error *err);
 /* {"priorities", "results"}: what registry_restore() takes. Given. Return: 0, FMHA_ENOMEM. */
 int registry_state_text(struct registry *registry, char **ret_text, size_t *ret_size,
