@@ -545,18 +545,18 @@ static void dbias_task(struct tile *t, int64_t task, float *sum)
 	int32_t batch_end = grid.axes.batch ? s->batch : batch + 1;
 	int32_t head_end = grid.axes.head ? a->nhead_q : head + 1;
 	struct view_sequence first = view_sequence(s, NULL, batch);
-	int32_t n_rows, row = row_block * TILE_ROWS, column = column_block * n_columns;
+	int32_t n_rows = 0, row = row_block * TILE_ROWS, column = column_block * n_columns;
 
 	memset(sum, 0, sizeof(float) * TILE_ROWS * TILE_LD);
 	for (int32_t b = batch; b < batch_end; b++) {
 		struct view_sequence v = view_sequence(s, NULL, b);
 
+		n_rows = v.q_len > n_rows ? v.q_len : n_rows;
 		for (int32_t h = head; h < head_end; h++)
 			if (!dbias_visit(t, &v, h, &grid, row_block, column_block, sum))
 				return;
 	}
-	/* Rows that some sequence may have: all of them when sequences are summed. */
-	n_rows = grid.axes.batch ? s->seqlen_q_max : first.q_len;
+	/* Rows that some sequence has: the others are nobody's, and keep what they held. */
 	n_rows = grid.axes.row ? 1 : min_int(n_rows - row, TILE_ROWS);
 	n_columns = grid.axes.column ? 1 : min_int(s->seqlen_k_max - column, n_columns);
 	for (int32_t i = 0; i < n_rows; i++)

@@ -480,7 +480,7 @@ static inline __attribute__((always_inline)) void group_pass(struct tile *t, int
 			slope_of_cap[u] = 1 - tanh * tanh;
 		}
 		if (pass.extras && bias)
-			x[u] += vf_load(bias + u * LANES) * LOG2_E;
+			x[u] += score_bias(vf_load(bias + u * LANES));
 		if (pass.extras && a->alibi_slopes)
 			x[u] -= row->slope * vf_abs(__builtin_convertvector(
 						     iota + (u * LANES - row->diagonal), vf));

@@ -10,6 +10,7 @@
 #ifndef FMHA_CPU_SCORE_H
 #define FMHA_CPU_SCORE_H
 
+#include <float.h>
 #include <math.h>
 
 #include <kernels/view.h>
@@ -110,6 +111,21 @@ static inline void score_soft_cap(float *t, int32_t n, float cap)
 		vf_store(t + j, vf_tanh(vf_load(t + j)) * cap);
 }
 
+/*
+ * A bias in base 2. The largest finite numbers would become infinite there, and a row of nothing else
+ * would be taken for one that is masked, where it has an average: they count as BIAS_MOST, whose
+ * product is finite and leaves room for a score. Infinities stay what they are.
+ */
+#define BIAS_MOST 2.2e38f
+
+static inline vf score_bias(vf bias)
+{
+	vf limited = vf_min(vf_set1(BIAS_MOST), vf_max(vf_set1(-BIAS_MOST), bias));
+	vi is_finite = vf_abs(bias) <= FLT_MAX;
+
+	return (vf)((is_finite & (vi)limited) | (~is_finite & (vi)bias)) * LOG2_E;
+}
+
 /* @t: columns [c0, c0 + n) of the row; @temp: n floats. Columns beyond k_len keep garbage. */
 static inline void score_add_bias(float *t, int32_t n, int32_t c0, const struct abi_fwd_args *a,
 				  const struct view_sequence *s, const struct score_row *r,
@@ -121,7 +137,7 @@ static inline void score_add_bias(float *t, int32_t n, int32_t c0, const struct 
 
 	if (a->bias_dtype == ABI_F32 && a->bias.stride_dim == 1)
 		for (; j + LANES <= readable; j += LANES)
-			vf_store(t + j, vf_load(t + j) + vf_load(bias + j) * LOG2_E);
+			vf_store(t + j, vf_load(t + j) + score_bias(vf_load(bias + j)));
 	if (j == readable)
 		return;
 	load_row(temp + j, a->bias.data, a->bias_dtype, at + j * a->bias.stride_dim,
@@ -129,7 +145,7 @@ static inline void score_add_bias(float *t, int32_t n, int32_t c0, const struct 
 	for (int32_t i = readable; i < n; i++)
 		temp[i] = 0;
 	for (; j < n; j += LANES)
-		vf_store(t + j, vf_load(t + j) + vf_load(temp + j) * LOG2_E);
+		vf_store(t + j, vf_load(t + j) + score_bias(vf_load(temp + j)));
 }
 
 static inline void score_add_alibi(float *t, int32_t n, int32_t c0, const struct abi_fwd_args *a,

@@ -18,6 +18,7 @@ template <class C> struct DbiasPass {
 	Loop &loop;
 	Scores &sum;
 	bool sum_batch, sum_head, sum_row;
+	i32 rows; /* that some sequence has: the others are nobody's, and keep what they held */
 
 	METHOD DbiasPass(Loop &l, Scores &to) : loop(l), sum(to)
 	{
@@ -26,6 +27,7 @@ template <class C> struct DbiasPass {
 		sum_head = grid_sums_heads(&a);
 		sum_row = grid_sums_rows(&a);
 		sum_batch = grid_sums_batch(&a);
+		rows = 0;
 	}
 
 	METHOD void run(const BackwardBlock<C> &block)
@@ -42,6 +44,7 @@ template <class C> struct DbiasPass {
 		NO_UNROLL
 		for (i32 batch = b; batch < last_b; batch++) {
 			loop.at.enter_sequence(batch);
+			rows = max_of(rows, loop.at.seq.n_q);
 			NO_UNROLL
 			for (i32 i = h; i < last_h && loop.first < loop.at.seq.n_k; i++)
 				add_head(i, column);
@@ -115,9 +118,6 @@ template <class C> struct DbiasPass {
 
 	METHOD void store_tile(i32 h, i32 column) const
 	{
-		const Sequence &seq = loop.at.seq;
-		i32 end = seq.packed_q ? seq.n_q : loop.at.a.sequences.seqlen_q_max;
-
 		UNROLL
 		for (int m = 0; m < Loop::TM; m++)
 			UNROLL
@@ -126,7 +126,7 @@ template <class C> struct DbiasPass {
 				for (int e = 0; e < Core::E; e++) {
 					i32 i = column + n * 16 + Core::column(e);
 
-					if (i < end)
+					if (i < rows)
 						put(i, loop.wave_row(m) + Core::row(e), h, sum.t[m][n].x[e]);
 				}
 	}

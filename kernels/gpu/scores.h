@@ -210,6 +210,14 @@ template <class C> struct BiasRow {
 		return b;
 	}
 
+	/* The largest finite numbers would be infinite in powers of two, and a row of nothing else masked: they count as less. */
+	METHOD static float limited(float x)
+	{
+		const float most = 2.2e38f, finite = 3.402823466e38f;
+		float magnitude = magnitude_of(x);
+
+		return magnitude > most && magnitude <= finite ? (x < 0.0f ? -most : most) : x;
+	}
 	METHOD static bool is_wide(i32 dtype) { return ELEMENT_BYTES == 4 || dtype == ABI_F32; }
 	METHOD static float narrow(u32 bits, i32 dtype)
 	{
@@ -241,7 +249,7 @@ template <class C> struct BiasRow {
 					continue;
 				u32 bits = load_bits<BYTES>(p + c * step, n * 16 + c < n_valid);
 
-				t[n].x[e] += BYTES == 4 ? bits_to_float(bits) : narrow(bits, dtype);
+				t[n].x[e] += BYTES == 4 ? limited(bits_to_float(bits)) : narrow(bits, dtype);
 			}
 			p = hidden_lane(p + 16 * step);
 		}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,8 @@ def _row_outputs(kept, layout, with_lse, with_randval):
     rows = _problem.row_extents(q.shape, layout, packed)
     if with_lse:
         kept["lse"] = _arrays.empty_like(q, rows, _arrays.F32)
+        if _is_ragged(kept, "q"):
+            kept["lse"][...] = -math.inf  # rows that no sequence has see nothing
     if with_randval:
         if packed:
             raise invalid("return_randval takes sequences of one length", "tensor.randval")

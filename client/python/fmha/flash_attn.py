@@ -177,7 +177,7 @@ def _forward_only(tensors, options, return_lse, out, state, sentence):
     def work():
         q, lse = tensors["q"], None
         # What lies behind the rows in use is not written.
-        new = torch.zeros if "seqlen_q" in tensors else torch.empty
+        new = torch.empty if tensors.keys().isdisjoint(("seqlen_q", "seqstart_q")) else torch.zeros
         extents = (*q.shape[:-1], tensors["v"].shape[-1])
         o = tensors["o"] = new(extents, dtype=_OUTPUTS.get(q.dtype, q.dtype), device=q.device) if out is None else out
         if return_lse:

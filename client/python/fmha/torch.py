@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 from typing import NamedTuple
 
@@ -92,11 +93,24 @@ def _forward(q, k, v, extras, call: Call, state, with_lse=True, with_randval=Fal
         rows = _problem.row_extents(q.shape, call.layout, "seqstart_q" in tensors)
     if with_lse:
         lse = tensors["lse"] = torch.empty(rows, dtype=torch.float32, device=q.device)
+        if packed:
+            lse.fill_(-math.inf)
     if with_randval:
         keys = call.max_seqlen_k if "seqstart_k" in tensors else k.shape[_problem.LAYOUTS[call.layout][1]]
         randval = tensors["randval"] = torch.empty((*rows, keys), dtype=torch.uint8, device=q.device)
     _execute(tensors, _options("forward", call), state, n_said)
     return o, lse, randval
+
+
+_SUMS_KEYS = frozenset(("cpu",))  # whose kernels sum dBias over keys
+
+
+def _with_keys(bias, tensors, call):
+    """@bias, expanded along the keys where its gradient would be a sum over them that kernels do not make."""
+    if bias.device.type in _SUMS_KEYS or (bias.dim() and bias.shape[-1] != 1):
+        return bias
+    keys = call.max_seqlen_k if "seqstart_k" in tensors else tensors["k"].shape[_problem.LAYOUTS[call.layout][1]]
+    return bias.expand(*bias.shape[:-1], keys)
 
 
 def _backward(grad, q, k, v, o, lse, extras, call: Call, state, want_dbias, own=False):
@@ -109,11 +123,14 @@ def _backward(grad, q, k, v, o, lse, extras, call: Call, state, want_dbias, own=
     dq, dk, dv = tensors["dq"], tensors["dk"], tensors["dv"] = like(q), like(k), like(v)
     dbias = dsink = None
     if want_dbias:
+        bias = tensors["bias"] = _with_keys(tensors["bias"], tensors, call)
         # Contiguous: an expanded bias's own strides would make its elements overlap.
-        dbias = tensors["dbias"] = torch.empty(tensors["bias"].shape, dtype=tensors["bias"].dtype, device=q.device)
+        dbias = tensors["dbias"] = (torch.zeros if "seqstart_q" in tensors else torch.empty)(bias.shape, dtype=bias.dtype, device=q.device)
     if "sink" in tensors:
         dsink = tensors["dsink"] = torch.empty_like(tensors["sink"])
     _execute(tensors, _options("backward", call), state, n_said)
+    if want_dbias and dbias.shape != extras[0].shape:
+        dbias = dbias.sum(-1, keepdim=extras[0].dim() > 0, dtype=torch.float32).to(bias.dtype)
     return dq, dk, dv, dbias, dsink
 
 

@@ -187,5 +187,31 @@ def test_rows_of_no_sequence_are_zero():
     for _ in range(3):  # memory that has been used before
         o, lse = call(**given, return_lse=True)
         assert not o[17:].any() and o[:17].all()
+        assert np.isneginf(lse[:, 17:]).all() and np.isfinite(lse[:, :17]).all()
         dq, dk, dv = fmha.attention_backward(floats(*o.shape), o=o, lse=lse, **given)
         assert not dq[17:].any() and not dk[25:].any() and not dv[25:].any()
+
+
+@pytest.mark.parametrize("rows, heads", [(S, H), (1, H), (70, G)])  # loops for many rows, for few, and over more tiles
+@pytest.mark.parametrize("value", [np.finfo(np.float32).min, np.finfo(np.float32).max, -3e38, 3e38])
+def test_a_row_of_the_largest_numbers_is_an_average(value, rows, heads):
+    q, k, v = floats(B, rows, heads, D), floats(B, T, G, D), floats(B, T, G, D)
+    bias = np.zeros((B, heads, rows, T), np.float32)
+    bias[:, :, 0] = value
+    o, lse = fmha.attention(q, k, v, bias=bias, return_lse=True)
+    plain = fmha.attention(q, k, v)
+    mean = np.repeat(v.mean(1), heads // G, axis=1)
+    np.testing.assert_allclose(o[:, 0], mean, atol=1e-5)
+    np.testing.assert_allclose(o[:, 1:], plain[:, 1:], atol=1e-5)
+    assert np.isfinite(lse).all()
+    bias[:, :, 0, 1:] = -np.inf
+    np.testing.assert_allclose(fmha.attention(q, k, v, bias=bias)[:, 0], np.repeat(v[:, 0], heads // G, axis=1), atol=1e-5)
+    bias[:, :, 0] = -np.inf
+    assert not fmha.attention(q, k, v, bias=bias)[:, 0].any()
+
+
+def test_one_of_the_largest_numbers_takes_it_all():
+    call, given = forward()
+    bias = np.zeros((B, H, S, T), np.float32)
+    bias[..., 3] = 3e38
+    np.testing.assert_allclose(call(**given, bias=bias), np.repeat(given["v"][:, 3:4], H // G, axis=2).repeat(S, axis=1), atol=1e-6)

@@ -96,3 +96,33 @@ def test_lengths_that_are_expanded():
     a = fmha.flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=one.expand(3))
     b = fmha.flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=one.repeat(3))
     assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 8, 1), (1, 1, 1, 1), (8, 1), ()])
+def test_a_device_whose_kernels_do_not_sum_over_keys(shape, monkeypatch):
+    monkeypatch.setattr(fmha.torch, "_SUMS_KEYS", frozenset())
+    test_masks_broadcast_as_in_torch(shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_masks_of_the_lowest_number(dtype):
+    q, k, v = (normal(2, 4, 8, 32, dtype=dtype, seed=n) for n in range(3))
+    mask = torch.zeros(8, 8, dtype=dtype, device=DEVICE)
+    mask[3:] = torch.finfo(dtype).min
+    mask[5, 2:] = 0
+    with fmha.torch.replace_sdpa():
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+    wanted = sdpa(q.float(), k.float(), v.float(), mask.float())
+    if dtype == torch.float16:  # whose lowest number leaves scores their say
+        found, wanted = found[:, :, :3], wanted[:, :, :3]
+    torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
+
+
+@torch.no_grad()
+def test_rows_behind_the_last_sequence():
+    q, k, v = (normal(40, 4, 32, dtype=torch.float16, seed=n) for n in range(3))
+    cu = torch.tensor([0, 12, 29], dtype=torch.int32, device=DEVICE)
+    for _ in range(3):
+        torch.full((40, 4, 32), float("nan"), dtype=torch.float16, device=DEVICE)  # freed at once: what is taken next
+        o = fmha.flash_attn.flash_attn_varlen_func(q, k, v, cu, cu, 17, 17)
+        assert not o[29:].any() and o[:29].isfinite().all()

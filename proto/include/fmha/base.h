@@ -212,8 +212,13 @@ enum fmha_tensor_role {
  *
  * Padding is not written: O, LSE, dQ and dBias keep what they held in rows at or above
  * seqlen_q_per_batch, dK and dV in keys at or above seqlen_k_per_batch, all of them in rows that no
- * sequence owns. Zero them first where somebody adds over them. What inputs hold there is not used.
- * In rows that are computed dBias is 0 at columns without a key.
+ * sequence owns, as those behind the last sum of seqstart_q; a dBias that is summed over batches, in
+ * rows that none of them has. Zero them first where somebody adds over them (new arrays of the Python
+ * package hold 0 there, LSE -inf). What inputs hold there is not used. In rows that are computed dBias
+ * is 0 at columns without a key.
+ *
+ * Finite values of bias beyond 2.2e38 may count as that: a row of nothing but the lowest number is the
+ * average of what it sees, a row of -inf is masked.
  *
  * With leftpad_k, a sequence's keys begin leftpad_k positions into its storage; seqlen_k_per_batch
  * counts those as well. Blocks of k_descale and v_descale count positions, so padding too.

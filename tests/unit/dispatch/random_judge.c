@@ -160,6 +160,30 @@ static double largest(const double *x, int64_t n)
 	return most;
 }
 
+/* The rows of dBias that some sequence has; the only one of all rows' sum. */
+static void own_dbias(struct judge *j, const int64_t n[5])
+{
+	struct oracle o = {.f = &j->r->f, .p = &j->r->f.plan.problem};
+	const struct fmha_problem *p = o.p;
+	uint32_t bytes = fmha_dtype_bytes(p->dbias.dtype);
+
+	for (int64_t b = 0; b < p->batch; b++) {
+		struct oracle_sequence s = oracle_sequence(&o, b);
+		int64_t row_b = n[0] == 1 ? 0 : b;
+
+		for (int64_t i = 0; i < (n[2] == 1 ? 1 : s.rows); i++)
+			for (int64_t h = 0; h < n[1]; h++)
+				for (int64_t c = 0; c < n[3]; c++) {
+					int64_t row = n[2] == 1 ? 0 : s.q_start + i;
+					const int64_t *stride = p->dbias.stride;
+					int64_t at = row_b * stride[0] + h * stride[1] +
+						     row * stride[2] + c * stride[3];
+
+					memset(j->owned[FMHA_T_DBIAS] + at * bytes, 1, bytes);
+				}
+	}
+}
+
 static void judge_gradients(struct judge *j, const struct oracle *o, const struct gradients *g)
 {
 	const struct fmha_problem *p = o->p;
@@ -206,7 +230,7 @@ static void judge_gradients(struct judge *j, const struct oracle *o, const struc
 
 		problem_extents(p, FMHA_T_DBIAS, n);
 		size = 0.5 + largest(g->dbias, n[0] * n[1] * n[2] * n[3]);
-		memset(j->owned[FMHA_T_DBIAS], 1, j->r->f.bindings[FMHA_T_DBIAS].bytes);
+		own_dbias(j, n);
 		for (int64_t i = 0; i < n[0] * n[1] * n[2] * n[3]; i++)
 			if (g->has_dbias[i])
 				judge_value(j, FMHA_T_DBIAS,

@@ -257,8 +257,8 @@ static double *sum_dbias(const struct backward_problem *p, const double *full)
 	const struct abi_bwd_args *a = &p->args;
 	double *sum = malloc(sizeof(double) * (size_t)(p->n_bias ? p->n_bias : 1));
 	int64_t columns = a->sequences.seqlen_k_max;
-	/* Where sequences or rows are summed, every element is; else padding is left alone. */
-	bool all = (c->bias_row && p->rows_q != 1) || (c->bias_batch && !c->group && c->batch > 1);
+	/* Where rows are summed, every element is; else rows that no sequence has are left alone. */
+	bool all = c->bias_row && p->rows_q != 1;
 
 	assert_non_null(sum);
 	for (int64_t i = 0; i < p->n_bias; i++)
