@@ -38,7 +38,8 @@ class Error(ctypes.Structure):
 
 class Tensor(ctypes.Structure):
     _fields_ = [("buffer", ctypes.c_uint64), ("offset", ctypes.c_uint64), ("data", ctypes.c_void_p),
-                ("dtype", ctypes.c_uint32), ("reserved", ctypes.c_uint32), ("stride", ctypes.c_int64 * 5)]
+                ("dtype", ctypes.c_uint32), ("n_dims", ctypes.c_uint32), ("stride", ctypes.c_int64 * 5),
+                ("extent", ctypes.c_int64 * 5)]
 
 
 class Problem(ctypes.Structure):
@@ -104,8 +105,10 @@ class Library:
 
     def problem(self, problem, addresses):
         """The wire's map as a struct; tensors lie at `addresses`, whatever buffers the map names."""
-        p = Problem()
-        self.lib.fmha_problem_init(ctypes.byref(p))
+        room = ctypes.create_string_buffer(max(2 * ctypes.sizeof(Problem), 1 << 16))
+        self.lib.fmha_problem_init(room)
+        p = Problem.from_buffer_copy(room)
+        assert p.struct_size == ctypes.sizeof(p), "struct fmha_problem has changed"
         for key, value in problem.items():
             if key != "tensors":
                 setattr(p, key, NAMES[key].index(value) if isinstance(value, str) else value)
