@@ -159,7 +159,8 @@ static const struct gpu_kind gpu_kinds[] = {
 	 {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", NULL},
 	 "install ROCm and tell ldconfig its folder, or for older GPUs Debian's libamdhip64-5",
 	 {"clang", "hiprtc", NULL},
-	 "install clang-19 and lld-19, or ROCm's hipRTC"},
+	 "install clang-19 and lld-19, or ROCm's hipRTC; gfx950 needs ROCm's or a newer clang "
+	 "(README)"},
 };
 
 static void check_compiler(struct doctor *doctor, const struct gpu_kind *kind)
