@@ -101,8 +101,9 @@ def as_said(given, name, array):
 
 # Other extents of these make another problem, which is as sound.
 FREE = {
-    "plain": {("q", 1), ("k", 1)}, "paged": {("q", 1), ("k", 0), ("block_table", 1)}, "cache": {("q", 1)},
-    "packed": {("q", 0)}, "alibi": {("q", 1)}, "backward": set(), "append": {("rotary_cos", 0)}, "merge": set(),
+    "plain": {("q", 1), ("k", 1)}, "paged": {("q", 1), ("k", 0), ("v", 3), ("block_table", 1)}, "cache": {("q", 1), ("v", 3)},
+    "packed": {("q", 0), ("v", 2)}, "alibi": {("q", 1), ("v", 3)}, "backward": set(), "append": {("rotary_cos", 0)},
+    "merge": {("o_parts", 4)},
 }
 
 
