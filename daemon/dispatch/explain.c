@@ -24,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
+#include <json/json.h>
 
 #include "predict.h"
 #include "select.h"
@@ -208,13 +208,17 @@ static const char *op_word(uint32_t op)
 int plan_explain(const struct fmha_problem *problem, const struct plan_choice *choice,
 		 const struct plan_device *device, char **ret_json, struct fmha_error *err)
 {
-	cJSON *root = cJSON_CreateObject(), *strategies;
-	struct plan_report report = {.selections = cJSON_CreateArray()};
+	cJSON *root, *strategies;
+	struct plan_report report = {0};
 	struct fmha_error why = {0};
 	struct plan plan;
 	char *text = NULL;
-	int r = plan_build_reported(problem, choice, device, &plan, &report, &why);
+	int r;
 
+	json_begin();
+	root = cJSON_CreateObject();
+	report.selections = cJSON_CreateArray();
+	r = plan_build_reported(problem, choice, device, &plan, &report, &why);
 	if (r < 0 && r != FMHA_ENOKERNEL) {
 		if (err)
 			*err = why;
@@ -236,15 +240,13 @@ int plan_explain(const struct fmha_problem *problem, const struct plan_choice *c
 		cJSON_AddItemToArray(strategies, item);
 	}
 	cJSON_AddItemToObject(root, "selections", report.selections);
-	report.selections = NULL;
 	r = 0;
-	text = cJSON_Print(root);
-	if (text)
-		*ret_json = text; /* cJSON's allocator is malloc */
-	else
-		r = fmha_error_set(err, FMHA_ENOMEM, "explain: out of memory");
 end:
-	cJSON_Delete(report.selections);
-	cJSON_Delete(root);
-	return r;
+	text = json_end(root, true);
+	if (r == 0 && text) {
+		*ret_json = text;
+		return 0;
+	}
+	free(text);
+	return r < 0 ? r : fmha_error_set(err, FMHA_ENOMEM, "explain: out of memory");
 }

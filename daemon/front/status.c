@@ -15,6 +15,7 @@
 
 #include <base/clock.h>
 #include <base/status.h>
+#include <json/json.h>
 #include <proto/error.h>
 
 #define MAX_JSON_BYTES (8u << 20)
@@ -187,15 +188,13 @@ static cJSON *status_json(const struct status_gathering *gathering, uint32_t uid
 	return root;
 }
 
-/* The same as text; given, freed with cJSON_free(). NULL: out of memory. */
+/* The same as text; given. NULL: out of memory. */
 static char *status_text(const struct status_gathering *gathering, const struct client *caller)
 {
 	bool all = config_is_privileged(&gathering->front->config, caller->uid);
-	cJSON *root = status_json(gathering, caller->uid, all);
-	char *text = cJSON_PrintUnformatted(root);
 
-	cJSON_Delete(root);
-	return text;
+	json_begin();
+	return json_end(status_json(gathering, caller->uid, all), false);
 }
 
 /* The text in a file, made once for all who get it. */

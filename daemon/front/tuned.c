@@ -12,6 +12,7 @@
 #include <base/clock.h>
 #include <base/handout.h>
 #include <base/log.h>
+#include <json/json.h>
 #include <proto/cleanup.h>
 #include <proto/error.h>
 #include <tune/store.h>
@@ -22,6 +23,8 @@
 #define PATIENCE_MS   2000  /* that a worker waits for the disk */
 #define SETTLE_MS     200   /* results that come meanwhile are written together */
 #define AGAIN_MS      30000 /* after a write has failed */
+#define TELL_AGAIN_MS 20
+#define MOST_TELLS    25 /* before whoever waits is answered that not all know */
 #define LEAVE_MS      2000
 #define MOST_DOCUMENT (16u << 20)
 
@@ -44,6 +47,9 @@ struct model {
 	struct tune_database *database;       /* the work's while it is loading */
 	bool loaded;
 	bool results_dirty, settings_dirty;
+	bool untold;      /* a worker lacks what it is to restore, for want of memory */
+	uint32_t n_tells; /* in vain, one after the other */
+	uint32_t telling; /* workers that have not said yet that they have it */
 	bool results_kept, settings_kept; /* their files may be written over */
 	uv_timer_t timer;                 /* to write; while loading: patience */
 	uv_work_t work;
@@ -84,9 +90,11 @@ static int worker_file(const struct model *model, const struct worker_slot *slot
 	uint64_t now = clock_ns();
 	uint32_t n = quarantine_list(&slot->front->quarantine, slot->index, now, list);
 	char *text = tune_database_worker_text(model->database);
-	cJSON *root = text ? cJSON_Parse(text) : NULL, *array;
+	cJSON *root, *array;
 	int fd = -1;
 
+	json_begin();
+	root = text ? cJSON_Parse(text) : NULL;
 	free(text);
 	array = cJSON_AddArrayToObject(root, "quarantine");
 	for (uint32_t i = 0; i < n; i++) {
@@ -99,26 +107,65 @@ static int worker_file(const struct model *model, const struct worker_slot *slot
 					(double)((list[i].until_ns - now) / NS_PER_MS));
 		cJSON_AddItemToArray(array, item);
 	}
-	text = cJSON_PrintUnformatted(root);
-	cJSON_Delete(root);
+	text = json_end(root, false);
 	if (text)
 		fd = handout_file(text, strlen(text));
 	free(text);
 	return fd;
 }
 
+static void on_timer(uv_timer_t *timer);
+
+static void go_on(struct tuned *tuned);
+
+/* A worker that had no memory for it is told again; one that has died asks by itself. */
+static void on_told(void *owner, const union proto_any_result *result, int fd,
+		    const struct fmha_error *error)
+{
+	struct model *model = owner;
+
+	(void)fd;
+	model->telling--;
+	if (!result && error->code != FMHA_ECONN)
+		model->untold = true;
+	if (model->untold)
+		uv_timer_start(&model->timer, on_timer, TELL_AGAIN_MS, 0);
+	else if (model->telling == 0)
+		go_on(model->tuned);
+}
+
 static void restore_all(struct model *model)
 {
 	struct front *front = model->tuned->front;
 
+	model->untold = false;
 	for (uint32_t i = 0; i < front->n_slots; i++) {
 		struct worker_slot *slot = &front->slots[i];
-		int fd = is_ready(slot, model) ? worker_file(model, slot) : -1;
+		int fd;
 
-		if (fd >= 0)
-			(void)connection_request(&slot->process->control, PROTO_WORKER_RESTORE,
-						 &(struct proto_empty){0}, fd, NULL, NULL, NULL);
+		if (!is_ready(slot, model))
+			continue;
+		fd = worker_file(model, slot);
+		if (fd >= 0 &&
+		    connection_request(&slot->process->control, PROTO_WORKER_RESTORE,
+				       &(struct proto_empty){0}, fd, on_told, model, NULL) == 0)
+			model->telling++;
+		else
+			model->untold = true;
 	}
+}
+
+/* Whether it can be answered that all workers have what they are to, or that they have not. */
+static bool is_told(struct model *model)
+{
+	if (model->untold)
+		restore_all(model);
+	model->n_tells = model->untold ? model->n_tells + 1 : 0;
+	if (model->n_tells >= MOST_TELLS)
+		return true;
+	if (model->untold)
+		uv_timer_start(&model->timer, on_timer, TELL_AGAIN_MS, 0);
+	return !model->untold && model->telling == 0;
 }
 
 /* ---- waiters ---- */
@@ -133,11 +180,16 @@ static void answer(struct waiter *waiter, bool stored)
 {
 	struct worker_slot *slot = waiter->slot;
 	struct model *model = slot->tuned;
+	struct fmha_error err;
 
 	if (waiter->ready) {
 		worker_slot_restored(slot, waiter->id,
 				     model->loaded ? worker_file(model, slot)
 						   : handout_file("{}", 2));
+	} else if (model->untold) {
+		(void)fmha_error_set(&err, FMHA_ENOMEM,
+				     "changed, but not all devices could be told yet");
+		connection_answer_error(&slot->process->control, waiter->id, &err);
 	} else {
 		waiter->result.stored = stored;
 		connection_answer(&slot->process->control, waiter->id, PROTO_REGISTRY_CHANGE,
@@ -155,7 +207,7 @@ static void answer_all(struct list *waiters, bool stored)
 }
 
 static int add_waiter(struct model *model, struct worker_slot *slot, uint32_t id, bool ready,
-		      uint64_t n_kernels, struct fmha_error *err)
+		      struct waiter **ret_waiter, struct fmha_error *err)
 {
 	struct waiter *waiter = calloc(1, sizeof(*waiter));
 
@@ -164,14 +216,12 @@ static int add_waiter(struct model *model, struct worker_slot *slot, uint32_t id
 	waiter->slot = slot;
 	waiter->id = id;
 	waiter->ready = ready;
-	waiter->result.n_kernels = n_kernels;
 	list_append(&model->waiters, &waiter->in_model);
+	*ret_waiter = waiter;
 	return 0;
 }
 
 /* ---- writing ---- */
-
-static void go_on(struct tuned *tuned);
 
 static void write_files(struct model *model)
 {
@@ -180,7 +230,8 @@ static void write_files(struct model *model)
 	char name[TUNE_NAME_BYTES];
 	int r = 0;
 
-	model->error.code = FMHA_OK;
+	if (model->error.code != FMHA_OK)
+		return; /* a text could not be made */
 	if (model->settings_text) {
 		tune_settings_file(identity, name);
 		r = tune_store_write(store, name, model->settings_text, &model->error);
@@ -198,8 +249,6 @@ static void do_write(uv_work_t *work)
 	write_files(model);
 	atomic_store(&model->work_ended, true);
 }
-
-static void on_timer(uv_timer_t *timer);
 
 /* Says once that nothing is kept, and once that it is again. */
 static void judge_write(struct model *model)
@@ -237,14 +286,21 @@ static void on_written(uv_work_t *work, int status)
 	go_on(tuned);
 }
 
-/* Makes the texts of what is to be written. */
+/* Makes the texts of what is to be written. Without memory for one it stays to be written. */
 static void take_dirty(struct model *model)
 {
-	if (model->results_dirty && model->results_kept)
+	bool results = model->results_dirty && model->results_kept;
+	bool settings = model->settings_dirty && model->settings_kept;
+
+	if (results)
 		model->results_text = tune_database_results_text(model->database);
-	if (model->settings_dirty && model->settings_kept)
+	if (settings)
 		model->settings_text = tune_database_settings_text(model->database);
-	model->results_dirty = model->settings_dirty = false;
+	model->results_dirty = results && !model->results_text;
+	model->settings_dirty = settings && !model->settings_text;
+	model->error.code = FMHA_OK;
+	if (model->results_dirty || model->settings_dirty)
+		(void)fmha_error_set(&model->error, FMHA_ENOMEM, "out of memory");
 }
 
 static void start_writing(struct model *model)
@@ -254,7 +310,7 @@ static void start_writing(struct model *model)
 	take_dirty(model);
 	while ((node = list_pop(&model->waiters)))
 		list_append(&model->written, node);
-	if (!model->results_text && !model->settings_text) {
+	if (model->error.code == FMHA_OK && !model->results_text && !model->settings_text) {
 		answer_all(&model->written, false); /* their file is not to be written over */
 		return;
 	}
@@ -400,8 +456,8 @@ static void go_on(struct tuned *tuned)
 		if (!model->loaded && !list_is_empty(&model->waiters))
 			start_loading(model);
 		else if (model->loaded && (model->results_dirty || model->settings_dirty ||
-					   !list_is_empty(&model->waiters)))
-			if (!uv_is_active((uv_handle_t *)&model->timer))
+					   model->untold || !list_is_empty(&model->waiters)))
+			if (!uv_is_active((uv_handle_t *)&model->timer) && is_told(model))
 				start_writing(model);
 	}
 }
@@ -442,16 +498,17 @@ int tuned_attach(struct worker_slot *slot, uint32_t id,
 {
 	struct tuned *tuned = slot->front->tuned;
 	struct model *model = get_model(tuned, params);
+	struct waiter *waiter = NULL;
 	int r;
 
 	if (!model)
 		return fmha_error_set(err, FMHA_ENOMEM, "tuned database: out of memory");
 	slot->tuned = model;
-	r = add_waiter(model, slot, id, true, 0, err);
+	r = add_waiter(model, slot, id, true, &waiter, err);
 	if (r < 0)
 		return r;
 	if (model->loaded) {
-		answer(container_of(model->waiters.prev, struct waiter, in_model), false);
+		answer(waiter, false);
 		return 0;
 	}
 	uv_timer_start(&model->timer, on_timer, PATIENCE_MS, 0);
@@ -591,6 +648,7 @@ int tuned_change(struct worker_slot *slot, uint32_t id,
 	bool has_document = params->change == PROTO_CHANGE_LOAD ||
 			    params->change == PROTO_CHANGE_MERGE;
 	struct model *model = slot->tuned;
+	struct waiter *waiter = NULL;
 	char *text = NULL;
 	size_t size = 0;
 	uint64_t n = 0;
@@ -600,19 +658,24 @@ int tuned_change(struct worker_slot *slot, uint32_t id,
 		return fmha_error_set(err, FMHA_EBUSY, "the tuned database is being read");
 	if (has_document)
 		r = read_document(fd, &text, &size, err);
+	if (r == 0) /* first: a change whose end nobody could be told is not made */
+		r = add_waiter(model, slot, id, false, &waiter, err);
 	if (r == 0)
 		r = apply(model, slot, params, text, size, &n, err);
 	free(text);
-	if (r < 0)
+	if (r < 0) {
+		if (waiter)
+			waiter_free(waiter);
 		return r;
+	}
+	waiter->result.n_kernels = n;
 	log_change(model, params, n);
 	model->results_dirty |= params->change == PROTO_CHANGE_FORGET ||
 				params->change == PROTO_CHANGE_MERGE;
 	model->settings_dirty |= params->change != PROTO_CHANGE_FORGET;
-	r = add_waiter(model, slot, id, false, n, err);
 	restore_all(model);
 	write_soon(model, true);
-	return r;
+	return 0;
 }
 
 static size_t add_quarantined(const struct worker_slot *slot, struct tune_quarantined *list,

@@ -13,8 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
-
+#include <json/json.h>
 #include <proto/clamp.h>
 #include <proto/error.h>
 
@@ -27,30 +26,44 @@ static void restore_environment(struct registry *registry, const char *environme
 	pthread_mutex_unlock(&registry->mutex);
 }
 
-static void restore_sets(struct registry *registry, const cJSON *sets)
+/* Those that are not among @sets. */
+static void drop_sets(struct registry *registry, const cJSON *sets)
+{
+	pthread_mutex_lock(&registry->mutex);
+	for (size_t i = registry->n_sets; i-- > 0;) {
+		if (cJSON_GetObjectItemCaseSensitive(sets, registry->sets[i].name))
+			continue;
+		registry_set_deinit(&registry->sets[i]);
+		registry->sets[i] = registry->sets[--registry->n_sets];
+	}
+	pthread_mutex_unlock(&registry->mutex);
+}
+
+/* Each replaces the one of its name, so that there is no moment without kernels. */
+static int restore_sets(struct registry *registry, const cJSON *sets)
 {
 	const cJSON *set;
+	int r = 0;
 
 	if (!cJSON_IsObject(sets))
-		return;
-	pthread_mutex_lock(&registry->mutex);
-	while (registry->n_sets > 0)
-		registry_set_deinit(&registry->sets[--registry->n_sets]);
-	pthread_mutex_unlock(&registry->mutex);
+		return 0;
+	drop_sets(registry, sets);
 	cJSON_ArrayForEach(set, sets)
 	{
 		char *text = cJSON_PrintUnformatted(set);
 
-		if (text)
-			(void)registry_load_set(registry, set->string, text, strlen(text), NULL,
-						NULL);
+		if (!text || registry_load_set(registry, set->string, text, strlen(text), NULL,
+					       NULL) == FMHA_ENOMEM)
+			r = FMHA_ENOMEM;
 		cJSON_free(text);
 	}
+	return r;
 }
 
-static void restore_priorities(struct registry *registry, const cJSON *priorities)
+static int restore_priorities(struct registry *registry, const cJSON *priorities)
 {
 	const cJSON *priority;
+	int r = 0;
 
 	pthread_mutex_lock(&registry->mutex);
 	for (size_t i = 0; i < registry->table_size; i++)
@@ -59,13 +72,17 @@ static void restore_priorities(struct registry *registry, const cJSON *prioritie
 	pthread_mutex_unlock(&registry->mutex);
 	cJSON_ArrayForEach(priority, priorities)
 	{
-		(void)registry_set_priority(registry, priority->string, priority->valueint, NULL);
+		if (registry_set_priority(registry, priority->string, priority->valueint, NULL) ==
+		    FMHA_ENOMEM)
+			r = FMHA_ENOMEM;
 	}
+	return r;
 }
 
-static void restore_results(struct registry *registry, const cJSON *results)
+static int restore_results(struct registry *registry, const cJSON *results)
 {
 	const cJSON *item;
+	int r = 0;
 
 	pthread_mutex_lock(&registry->mutex);
 	registry_clear_results(registry);
@@ -86,24 +103,31 @@ static void restore_results(struct registry *registry, const cJSON *results)
 		if (!kernel || !shape || strlen(shape) >= sizeof(result.shape))
 			continue;
 		(void)snprintf(result.shape, sizeof(result.shape), "%s", shape);
-		(void)registry_set_tuned(registry, kernel, &result, NULL);
+		if (registry_set_tuned(registry, kernel, &result, NULL) == FMHA_ENOMEM)
+			r = FMHA_ENOMEM;
 	}
+	return r;
 }
 
 int registry_restore(struct registry *registry, const char *json, size_t size,
 		     struct fmha_error *err)
 {
-	cJSON *root = cJSON_ParseWithLength(json, size);
+	int r[3];
+	cJSON *root;
 
+	if (json_from_text(json, size, NULL, &root) < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "the kept state: out of memory");
 	if (!cJSON_IsObject(root)) {
 		cJSON_Delete(root);
 		return fmha_error_set(err, FMHA_EINVAL, "the kept state is not a JSON object");
 	}
 	restore_environment(registry, cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(
 					      root, "environment")));
-	restore_sets(registry, cJSON_GetObjectItemCaseSensitive(root, "sets"));
-	restore_priorities(registry, cJSON_GetObjectItemCaseSensitive(root, "priorities"));
-	restore_results(registry, cJSON_GetObjectItemCaseSensitive(root, "results"));
+	r[0] = restore_sets(registry, cJSON_GetObjectItemCaseSensitive(root, "sets"));
+	r[1] = restore_priorities(registry, cJSON_GetObjectItemCaseSensitive(root, "priorities"));
+	r[2] = restore_results(registry, cJSON_GetObjectItemCaseSensitive(root, "results"));
 	cJSON_Delete(root);
+	if (r[0] < 0 || r[1] < 0 || r[2] < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "the kept state: out of memory");
 	return 0;
 }

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
-
+#include <json/json.h>
 #include <proto/error.h>
 
 /*
@@ -95,7 +94,8 @@ static int set_parse(struct registry_set *set, const char *json, size_t size,
 
 	if (size > REGISTRY_MAX_SET)
 		return broken(err, set->name, "larger than 1 MiB");
-	list = cJSON_ParseWithLength(json, size);
+	if (json_from_text(json, size, NULL, &list) < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "set: out of memory");
 	if (!cJSON_IsArray(list)) {
 		cJSON_Delete(list);
 		return broken(err, set->name, "not a JSON list of patterns");

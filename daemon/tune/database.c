@@ -8,8 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#include <cjson/cJSON.h>
-
+#include <json/json.h>
 #include <proto/clamp.h>
 #include <proto/error.h>
 
@@ -95,9 +94,13 @@ void tune_results_file(const struct tune_identity *identity, char name[TUNE_NAME
 static cJSON *default_sets(void)
 {
 	cJSON *sets = cJSON_CreateObject();
+	cJSON *list = cJSON_AddArrayToObject(sets, "default"), *all = cJSON_CreateString("*");
 
-	cJSON_AddItemToArray(cJSON_AddArrayToObject(sets, "default"), cJSON_CreateString("*"));
-	return sets;
+	if (cJSON_AddItemToArray(list, all))
+		return sets;
+	cJSON_Delete(all);
+	cJSON_Delete(sets);
+	return NULL;
 }
 
 struct tune_database *tune_database_new(const struct tune_identity *identity)
@@ -109,7 +112,9 @@ struct tune_database *tune_database_new(const struct tune_identity *identity)
 	database->identity = *identity;
 	database->sets = default_sets();
 	database->priorities = cJSON_CreateObject();
-	return database;
+	if (database->sets && database->priorities)
+		return database;
+	return tune_database_free(database);
 }
 
 static void record_deinit(struct record *record)
@@ -282,6 +287,12 @@ uint64_t tune_database_forget(struct tune_database *database, const char *patter
 int tune_database_set_priority(struct tune_database *database, const char *kernel, int32_t priority,
 			       struct fmha_error *err)
 {
+	cJSON *known = cJSON_GetObjectItemCaseSensitive(database->priorities, kernel);
+
+	if (known && priority != 0) {
+		(void)cJSON_SetNumberValue(known, priority);
+		return 0;
+	}
 	cJSON_DeleteItemFromObjectCaseSensitive(database->priorities, kernel);
 	if (priority == 0)
 		return 0;
@@ -310,8 +321,10 @@ static bool is_list_of_strings(const cJSON *list)
 int tune_database_load_set(struct tune_database *database, const char *name, const char *json,
 			   size_t size, struct fmha_error *err)
 {
-	cJSON *list = cJSON_ParseWithLength(json, size);
+	cJSON *list;
 
+	if (json_from_text(json, size, NULL, &list) < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "set: out of memory");
 	if (!is_list_of_strings(list)) {
 		cJSON_Delete(list);
 		return fmha_error_set_field(err, FMHA_EINVAL, "set",
@@ -323,8 +336,10 @@ int tune_database_load_set(struct tune_database *database, const char *name, con
 		return fmha_error_set_field(err, FMHA_EQUOTA, "set", "%d sets are loaded already",
 					    TUNE_MAX_SETS);
 	}
-	cJSON_AddItemToObject(database->sets, name, list);
-	return 0;
+	if (cJSON_AddItemToObject(database->sets, name, list))
+		return 0;
+	cJSON_Delete(list);
+	return fmha_error_set(err, FMHA_ENOMEM, "set: out of memory");
 }
 
 int tune_database_unload_set(struct tune_database *database, const char *name,
@@ -383,20 +398,14 @@ static void add_results(cJSON *root, const struct tune_database *database, bool 
 
 static cJSON *begin(const char *format, const struct tune_database *database)
 {
-	cJSON *root = cJSON_CreateObject();
+	cJSON *root;
 
+	json_begin();
+	root = cJSON_CreateObject();
 	cJSON_AddStringToObject(root, "format", format);
 	cJSON_AddNumberToObject(root, "version", 1);
 	cJSON_AddStringToObject(root, "model", database->identity.model);
 	return root;
-}
-
-static char *end(cJSON *root)
-{
-	char *text = cJSON_PrintUnformatted(root);
-
-	cJSON_Delete(root);
-	return text;
 }
 
 char *tune_database_results_text(const struct tune_database *database)
@@ -408,7 +417,7 @@ char *tune_database_results_text(const struct tune_database *database)
 	cJSON_AddStringToObject(root, "compiler", database->identity.compiler);
 	cJSON_AddStringToObject(root, "sources", database->identity.sources);
 	add_results(root, database, true);
-	return end(root);
+	return json_end(root, false);
 }
 
 static void add_settings(cJSON *root, const struct tune_database *database)
@@ -433,19 +442,21 @@ char *tune_database_settings_text(const struct tune_database *database)
 		cJSON_AddNumberToObject(item, "until", (double)entry->until_s);
 		cJSON_AddItemToArray(list, item);
 	}
-	return end(root);
+	return json_end(root, false);
 }
 
 char *tune_database_worker_text(const struct tune_database *database)
 {
 	char environment[256];
-	cJSON *root = cJSON_CreateObject();
+	cJSON *root;
 
+	json_begin();
+	root = cJSON_CreateObject();
 	tune_environment(&database->identity, environment, sizeof(environment));
 	cJSON_AddStringToObject(root, "environment", environment);
 	add_settings(root, database);
 	add_results(root, database, false);
-	return end(root);
+	return json_end(root, false);
 }
 
 /* ---- reading ---- */
@@ -471,11 +482,14 @@ static cJSON *parse(const struct tune_database *database, const char *text, size
 		    const char *format, struct fmha_error *err)
 {
 	const char *rest = NULL;
-	cJSON *root = size <= TUNE_MAX_BYTES ? cJSON_ParseWithLengthOpts(text, size, &rest, 0)
-					     : NULL;
+	cJSON *root = NULL;
 	const cJSON *version;
 	int r = 0;
 
+	if (size <= TUNE_MAX_BYTES && json_from_text(text, size, &rest, &root) < 0) {
+		(void)fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+		return NULL;
+	}
 	for (; root && rest < text + size && r == 0; rest++)
 		if (!isspace((unsigned char)*rest))
 			r = refuse(err, "format", "something follows the document");
@@ -574,7 +588,7 @@ int tune_database_read_results(struct tune_database *database, const char *text,
 	int r;
 
 	if (!root)
-		return FMHA_EINVAL;
+		return err && err->code == FMHA_ENOMEM ? FMHA_ENOMEM : FMHA_EINVAL;
 	r = check_word(root, "arch", identity->arch, err);
 	if (r == 0)
 		r = check_word(root, "driver", identity->driver, err);
@@ -592,11 +606,15 @@ int tune_database_read_results(struct tune_database *database, const char *text,
 int tune_database_merge(struct tune_database *database, const char *text, size_t size,
 			uint64_t *ret_n, struct fmha_error *err)
 {
-	cJSON *root = cJSON_ParseWithLength(text, size);
+	const cJSON *priorities, *item;
 	uint64_t n = 0;
-	int r = read_list(database, cJSON_GetObjectItemCaseSensitive(root, "results"), true, &n,
-			  err);
-	const cJSON *priorities = cJSON_GetObjectItemCaseSensitive(root, "priorities"), *item;
+	cJSON *root;
+	int r;
+
+	if (json_from_text(text, size, NULL, &root) < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "merge: out of memory");
+	r = read_list(database, cJSON_GetObjectItemCaseSensitive(root, "results"), true, &n, err);
+	priorities = cJSON_GetObjectItemCaseSensitive(root, "priorities");
 
 	cJSON_ArrayForEach(item, priorities)
 	{
@@ -670,7 +688,7 @@ int tune_database_read_settings(struct tune_database *database, const char *text
 	int r;
 
 	if (!root)
-		return FMHA_EINVAL;
+		return err && err->code == FMHA_ENOMEM ? FMHA_ENOMEM : FMHA_EINVAL;
 	r = check_settings(root, err);
 	if (r == 0)
 		r = read_quarantine(database, cJSON_GetObjectItemCaseSensitive(root, "quarantine"),

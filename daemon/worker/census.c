@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
+#include <json/json.h>
 #include <proto/problem.h>
 
 static bool is_used(const struct census_entry *entry)
@@ -213,10 +213,13 @@ char *census_json(const struct census *census, uint32_t uid, bool all)
 {
 	/* NOLINTNEXTLINE(bugprone-sizeof-expression): a list of pointers */
 	const struct census_entry **list = calloc(CENSUS_SHAPES, sizeof(*list));
-	cJSON *root = cJSON_CreateObject(), *shapes = cJSON_AddArrayToObject(root, "shapes");
+	cJSON *root, *shapes;
 	size_t n = 0;
 	char *text;
 
+	json_begin();
+	root = cJSON_CreateObject();
+	shapes = cJSON_AddArrayToObject(root, "shapes");
 	for (uint32_t i = 0; list && i < CENSUS_SHAPES; i++)
 		if (is_used(census->entries[i]) && (all || census->entries[i]->uid == uid))
 			list[n++] = census->entries[i];
@@ -239,8 +242,7 @@ char *census_json(const struct census *census, uint32_t uid, bool all)
 	}
 	if (all)
 		cJSON_AddNumberToObject(root, "evicted", (double)census->n_evicted);
-	text = list ? cJSON_PrintUnformatted(root) : NULL;
-	cJSON_Delete(root);
+	text = json_end(list ? root : NULL, false);
 	free(list);
 	return text;
 }

@@ -6,8 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cjson/cJSON.h>
-
+#include <json/json.h>
 #include <base/clock.h>
 #include <base/log.h>
 #include <proto/cleanup.h>
@@ -107,32 +106,35 @@ int changes_request(struct session *session, uint32_t id, enum proto_method meth
 
 /* ---- from the front ---- */
 
-/* Given; NULL: there is none, or it cannot be read. */
-static char *read_document(int fd, size_t *ret_size)
+/* @ret_text: given. */
+static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_error *err)
 {
 	struct stat st;
 	char *text;
 
 	if (fd < 0 || fstat(fd, &st) < 0 || st.st_size <= 0 || st.st_size > MAX_DOCUMENT)
-		return NULL;
+		return fmha_error_set(err, FMHA_EIO, "what is remembered came without its file");
 	text = malloc((size_t)st.st_size + 1);
-	if (text && pread(fd, text, (size_t)st.st_size, 0) != (ssize_t)st.st_size) {
+	if (!text || pread(fd, text, (size_t)st.st_size, 0) != (ssize_t)st.st_size) {
 		free(text);
-		return NULL;
+		return fmha_error_set(err, FMHA_ENOMEM, "no memory for what is remembered");
 	}
-	if (text)
-		text[st.st_size] = '\0';
+	text[st.st_size] = '\0';
+	*ret_text = text;
 	*ret_size = (size_t)st.st_size;
-	return text;
+	return 0;
 }
 
-static void restore_quarantine(struct worker *worker, const char *text)
+static int restore_quarantine(struct worker *worker, const char *text, size_t size,
+			      struct fmha_error *err)
 {
 	struct worker_quarantined list[WORKER_MAX_QUARANTINED];
-	cJSON *root = cJSON_Parse(text);
 	const cJSON *item;
 	uint32_t n = 0;
+	cJSON *root;
 
+	if (json_from_text(text, size, NULL, &root) < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "no memory for what is remembered");
 	cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "quarantine"))
 	{
 		const char *kernel = cJSON_GetStringValue(
@@ -151,23 +153,24 @@ static void restore_quarantine(struct worker *worker, const char *text)
 	}
 	cJSON_Delete(root);
 	kernels_set_quarantine(worker, list, n);
+	return 0;
 }
 
-void kernels_restore(struct worker *worker, int fd)
+int kernels_restore(struct worker *worker, int fd, struct fmha_error *err)
 {
 	_cleanup_(freep) char *text = NULL;
-	struct fmha_error err;
 	size_t size = 0;
+	int r;
 
-	text = worker->registry ? read_document(fd, &size) : NULL;
-	if (!text)
-		return;
-	if (registry_restore(worker->registry, text, size, &err) < 0) {
-		log_warning("nothing is remembered: %s", err.msg);
-		return;
-	}
-	restore_quarantine(worker, text);
+	if (!worker->registry)
+		return 0;
+	r = read_document(fd, &text, &size, err);
+	if (r == 0)
+		r = registry_restore(worker->registry, text, size, err);
+	if (r == 0)
+		r = restore_quarantine(worker, text, size, err);
 	census_unsettle(&worker->census);
+	return r;
 }
 
 void kernels_add_result(struct worker *worker, const struct proto_tuned_result_params *params)

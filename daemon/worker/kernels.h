@@ -22,8 +22,9 @@ bool kernels_is_quarantined(void *worker_pointer, const char *kernel);
 /* Statistics of the plan's kernels: a run of @ns in all. */
 void kernels_count_run(struct worker *worker, struct session_plan *plan, uint64_t ns);
 /* The document of worker_ready or worker_restore: sets, priorities, quarantine, measured times.
- * @fd: borrowed. */
-void kernels_restore(struct worker *worker, int fd);
+ * @fd: borrowed.
+ * Return: 0, also when there is nothing that this worker could use; FMHA_ENOMEM. */
+int kernels_restore(struct worker *worker, int fd, struct fmha_error *err);
 /* Another worker of the model has measured. */
 void kernels_add_result(struct worker *worker, const struct proto_tuned_result_params *params);
 /* REGISTRY_*: answered later. @fd: taken. Return: 0, or an error to answer. */

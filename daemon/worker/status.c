@@ -8,11 +8,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <cjson/cJSON.h>
-
 #include <base/clock.h>
 #include <base/status.h>
 #include <device/guard.h>
+#include <json/json.h>
 
 /* Of the runs that the device has, each since it was given to it. */
 static uint64_t running_ns(const struct session *session, uint64_t now)
@@ -97,13 +96,13 @@ static void add_plans(cJSON *root, const struct worker *worker)
 
 char *worker_status_json(struct worker *worker)
 {
-	cJSON *root = cJSON_CreateObject();
 	const struct device_info *info = device_get_info(worker->device);
 	const uint64_t *used = worker->accounts.used;
 	uint64_t n_codes, code_bytes, now = clock_ns(), running = 0;
-	cJSON *item;
-	char *text;
+	cJSON *root, *item;
 
+	json_begin();
+	root = cJSON_CreateObject();
 	cJSON_AddNumberToObject(root, "pid", getpid());
 	cJSON_AddNumberToObject(root, "resident_bytes", (double)status_resident_bytes());
 	cJSON_AddNumberToObject(root, "uptime_s", (double)((now - worker->started_ns) / NS_PER_S));
@@ -141,7 +140,5 @@ char *worker_status_json(struct worker *worker)
 	status_add_histogram(item, "total", &worker->total);
 	cJSON_AddItemToObject(root, "tuning", tuner_status_json(worker->tuner));
 	cJSON_AddItemToObject(root, "limits", status_limits(&worker->limits));
-	text = cJSON_PrintUnformatted(root);
-	cJSON_Delete(root);
-	return text;
+	return json_end(root, false);
 }

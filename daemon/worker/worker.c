@@ -273,7 +273,7 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 		on_drain(worker, id);
 		return 0;
 	case PROTO_WORKER_RESTORE:
-		kernels_restore(worker, *fd);
+		r = kernels_restore(worker, *fd, err);
 		break;
 	case PROTO_TUNED_RESULT:
 		kernels_add_result(worker, &params->TUNED_RESULT);
@@ -310,9 +310,12 @@ static const struct connection_ops control_ops = {
 static void on_restored(void *owner, const union proto_any_result *result, int fd,
 			const struct fmha_error *error)
 {
-	if (result)
-		kernels_restore(owner, fd);
-	else if (error->code != FMHA_ECONN)
+	struct fmha_error err;
+
+	/* Without what the others remember it would choose other kernels: a new worker tries again. */
+	if (result && kernels_restore(owner, fd, &err) < 0)
+		worker_fail(owner, NULL, &err);
+	else if (!result && error->code != FMHA_ECONN)
 		log_warning("nothing is remembered: %s", error->msg);
 }
 

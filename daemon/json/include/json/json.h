@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * json.h: documents that are whole or not there. cJSON's functions that add something say by their
+ * result that memory has run out; a document of a hundred additions is readable only when none is
+ * looked at. Between json_begin() and json_end() a thread's allocations by cJSON come from one arena,
+ * which remembers whether it ever lacked memory, and which is freed as one: what could not be attached
+ * to the document is not lost.
+ */
+#ifndef JSON_JSON_H
+#define JSON_JSON_H
+
+#include <stddef.h>
+#include <stdbool.h>
+
+#include <cjson/cJSON.h>
+
+/* From here on this thread builds one document. What it makes of cJSON ends with the document. */
+void json_begin(void);
+
+/*
+ * The text of @root (taken; it may hold items that were made before json_begin()), without spaces
+ * unless @spaced.
+ *
+ * Return: given; NULL: memory has run out, now or before.
+ */
+char *json_end(cJSON *root, bool spaced);
+
+/*
+ * The document that a text of @size bytes is, for whoever has judged it before or says himself what is
+ * wrong with it. @ret_end: NULL: nothing may follow; else set to what follows.
+ *
+ * Return: 0, *ret_root is given, or NULL: the text is no JSON; FMHA_ENOMEM.
+ */
+int json_from_text(const char *text, size_t size, const char **ret_end, cJSON **ret_root);
+
+#endif

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: MIT */
+#include <json/json.h>
+
+#include <stdalign.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <proto/error.h>
+
+#define CHUNK_BYTES (16u << 10) /* the first; each later one is twice as large */
+
+struct chunk {
+	struct chunk *next;
+	size_t size, used;
+	alignas(max_align_t) char data[];
+};
+
+struct arena {
+	struct chunk *chunks; /* the newest first */
+	bool building;
+	bool failed; /* an allocation has, since json_begin() or json_from_text() */
+};
+
+static _Thread_local struct arena arena;
+
+static struct chunk *add_chunk(size_t at_least)
+{
+	size_t size = arena.chunks ? 2 * arena.chunks->size : CHUNK_BYTES;
+	struct chunk *chunk;
+
+	if (size < at_least)
+		size = at_least;
+	chunk = malloc(sizeof(*chunk) + size);
+	if (!chunk)
+		return NULL;
+	chunk->next = arena.chunks;
+	chunk->size = size;
+	chunk->used = 0;
+	arena.chunks = chunk;
+	return chunk;
+}
+
+static void *take(size_t size)
+{
+	size_t rounded = (size + alignof(max_align_t) - 1) & ~(alignof(max_align_t) - 1);
+	struct chunk *chunk = arena.chunks;
+	void *block;
+
+	if (rounded < size)
+		return NULL;
+	if (!chunk || chunk->size - chunk->used < rounded)
+		chunk = add_chunk(rounded);
+	if (!chunk)
+		return NULL;
+	block = chunk->data + chunk->used;
+	chunk->used += rounded;
+	return block;
+}
+
+static void *allocate(size_t size)
+{
+	void *block = arena.building ? take(size) : malloc(size);
+
+	arena.failed |= !block;
+	return block;
+}
+
+static void release(void *block)
+{
+	for (const struct chunk *chunk = arena.chunks; chunk; chunk = chunk->next)
+		if ((uintptr_t)block - (uintptr_t)chunk->data < chunk->size)
+			return; /* ends with the document */
+	free(block);
+}
+
+/* Before main(): no document has been made with other functions. */
+__attribute__((constructor)) static void install(void)
+{
+	cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = allocate, .free_fn = release});
+}
+
+void json_begin(void)
+{
+	arena.building = true;
+	arena.failed = false;
+}
+
+char *json_end(cJSON *root, bool spaced)
+{
+	char *text = spaced ? cJSON_Print(root) : cJSON_PrintUnformatted(root), *given = NULL;
+	struct chunk *chunk;
+
+	if (text && !arena.failed)
+		given = strdup(text);
+	cJSON_Delete(root);
+	while ((chunk = arena.chunks)) {
+		arena.chunks = chunk->next;
+		free(chunk);
+	}
+	arena.building = false;
+	return given;
+}
+
+int json_from_text(const char *text, size_t size, const char **ret_end, cJSON **ret_root)
+{
+	arena.failed = false;
+	*ret_root = cJSON_ParseWithLengthOpts(text, size, ret_end, 0);
+	return !*ret_root && arena.failed ? FMHA_ENOMEM : 0;
+}
