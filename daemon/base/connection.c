@@ -163,7 +163,8 @@ void connection_update_poll(struct connection *connection)
 	if (wanted == connection->polled)
 		return;
 	connection->polled = wanted;
-	uv_poll_start(&connection->poll, wanted, on_poll);
+	if (uv_poll_start(&connection->poll, wanted, on_poll) < 0)
+		connection_mark_broken(connection); /* nobody would ever hear from it */
 }
 
 void connection_stall(struct connection *connection, bool wants_fd)
