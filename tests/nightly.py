@@ -3,7 +3,7 @@
 """A nightly run: random problems at every CPU level that this machine has, each level a device of
 one private daemon, each result compared with the reference in double precision by `fmhactl verify`.
 Then the long forms of the memory campaigns (tests/unit/dispatch): guard pages at every level, bent
-problems, scribbled indices.
+problems, scribbled indices. And every fault of tests/faults, one after another, in --jobs shards.
 
     tests/nightly.py [--cases 20000] [--seed S] [--level LEVEL ...] [--jobs N] [--asan build/asan]
                      [--guard-problems 50000] [--bend-seconds 3600] [--scribble-seconds 600]
@@ -71,6 +71,21 @@ def memory_campaigns(options, levels):
     return clean
 
 
+def fault_campaign(jobs):
+    """Each failed call of front and worker, once and for good; False when one was answered wrongly."""
+    program = pathlib.Path(__file__).resolve().parent / "faults/campaign.py"
+
+    def shard(i):
+        return subprocess.run([sys.executable, program, "--shard", f"{i}/{jobs}"], capture_output=True,
+                              text=True, check=False)
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        done = list(pool.map(shard, range(jobs)))
+    for one in done:
+        print(one.stdout, one.stderr, sep="", flush=True)
+    return all(one.returncode == 0 for one in done)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=20000, help="of each level")
@@ -110,6 +125,7 @@ def main():
         bad |= failed > 0 or ok + unsupported < options.cases
     print(f"seeds from {options.seed}, {seconds:.0f} s")
     clean = memory_campaigns(options, [wanted[device] for device in ready])
+    clean &= fault_campaign(options.jobs)
     return 1 if bad or not ready or not clean else 0
 
 
