@@ -25,6 +25,8 @@ struct http {
 	struct front *front;
 	uint32_t n_callers, n_trusted; /* trusted ones are not among the callers */
 	struct list callers;
+	uv_pipe_t refused; /* whom there is no memory for */
+	bool refusing, refuse_again;
 };
 
 struct caller {
@@ -126,7 +128,7 @@ static void on_status(void *owner, const cJSON *status)
 {
 	struct caller *caller = owner;
 	enum metrics_format format = format_asked(caller->request);
-	char *text = metrics_text(status, format);
+	char *text = status ? metrics_text(status, format) : NULL;
 
 	if (text)
 		respond(caller, "200 OK", metrics_type(format), text);
@@ -207,11 +209,37 @@ static bool take_place(struct caller *caller)
 	return true;
 }
 
+static void refuse(struct http *http);
+
+static void on_refused(uv_handle_t *handle)
+{
+	struct http *http = handle->data;
+
+	http->refusing = false;
+	if (http->refuse_again)
+		refuse(http);
+}
+
+/* Without memory for a caller. One that is not accepted would be the last: libuv waits with it. */
+static void refuse(struct http *http)
+{
+	http->refuse_again = http->refusing;
+	if (http->refusing)
+		return;
+	http->refusing = true;
+	uv_pipe_init(&http->front->loop, &http->refused, 0);
+	http->refused.data = http;
+	(void)uv_accept((uv_stream_t *)&http->listener, (uv_stream_t *)&http->refused);
+	uv_close((uv_handle_t *)&http->refused, on_refused);
+}
+
 static void on_connect(uv_stream_t *listener, int status)
 {
 	struct http *http = listener->data;
 	struct caller *caller = status < 0 ? NULL : calloc(1, sizeof(*caller));
 
+	if (!caller && status == 0)
+		refuse(http);
 	if (!caller)
 		return;
 	caller->http = http;

@@ -255,6 +255,20 @@ static void answer_user(struct status_gathering *gathering, struct account *acco
 	(void)account_put(account);
 }
 
+/* As no user sees it; given. NULL: memory has run out before it was whole. */
+static cJSON *status_of_nobody(const struct status_gathering *gathering)
+{
+	cJSON *status = NULL;
+	char *text;
+
+	json_begin();
+	text = json_end(status_json(gathering, NO_USER, false), false);
+	if (text)
+		(void)json_from_text(text, strlen(text), NULL, &status);
+	free(text);
+	return status;
+}
+
 /* The daemon itself asks for sums: it sees no user's. */
 static void answer_readers(struct status_gathering *gathering)
 {
@@ -264,7 +278,7 @@ static void answer_readers(struct status_gathering *gathering)
 		if (waiter->client)
 			continue;
 		if (!status)
-			status = status_json(gathering, NO_USER, false);
+			status = status_of_nobody(gathering);
 		list_remove(&waiter->in_waiters);
 		waiter->reader(waiter->owner, status);
 		free(waiter);
