@@ -206,7 +206,7 @@ def metrics(daemon):
         raise fmha_wire.Disconnected(head)
     if not answer.endswith(b"# EOF\n"):
         raise fmha_wire.Disconnected("cut off")
-    if b"fmhad_buffer_bytes" not in answer:
+    if b"\nfmhad_buffer_bytes" not in answer:
         raise fmha_wire.Disconnected("of the worker nothing is told, as of one that is silent")
     return sorted({line.split("{")[0].split(" ")[0] for line in answer.decode().splitlines()
                    if line.startswith("fmhad_") and "errors" not in line})
