@@ -168,6 +168,7 @@ void problem_extents(const struct fmha_problem *p, enum fmha_tensor_role role, i
 	case FMHA_T_DV:
 		return dims_set(ret_dims, k->outer, k->length, p->nhead_k, p->hdim_v);
 	case FMHA_T_LSE:
+	case FMHA_T_DLSE:
 		return dims_set(ret_dims, q->outer, p->nhead_q, q->length, 1);
 	case FMHA_T_BIAS:
 	case FMHA_T_RANDVAL:

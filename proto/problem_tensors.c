@@ -66,6 +66,7 @@ static const struct usage {
 	[FMHA_T_DV] = {OP_BACKWARD, OP_BACKWARD},
 	[FMHA_T_DBIAS] = {0, OP_BACKWARD},
 	[FMHA_T_DSINK] = {0, OP_BACKWARD},
+	[FMHA_T_DLSE] = {0, OP_BACKWARD},
 	[FMHA_T_O_PARTS] = {OP_MERGE, OP_MERGE},
 	[FMHA_T_LSE_PARTS] = {OP_MERGE, OP_MERGE},
 	[FMHA_T_WORKSPACE] = {0, OPS_ALL},
@@ -221,6 +222,7 @@ static uint32_t allowed_types(const struct fmha_problem *p, enum fmha_tensor_rol
 	case FMHA_T_ALIBI_SLOPES:
 	case FMHA_T_SINK:
 	case FMHA_T_DSINK:
+	case FMHA_T_DLSE:
 	case FMHA_T_LSE_PARTS:
 	case FMHA_T_Q_DESCALE:
 	case FMHA_T_K_DESCALE:

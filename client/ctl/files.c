@@ -20,6 +20,7 @@
 	X(DO, "do", FMHA_T_DO, OP(BACKWARD), 0, "backward: O's gradient")                          \
 	X(LSE, "lse", FMHA_T_LSE, OP(BACKWARD), OP(FORWARD),                                       \
 	  "forward: write the log of the sum of exponentials; backward: read it")                  \
+	X(DLSE, "dlse", FMHA_T_DLSE, OP(BACKWARD), 0, "backward: LSE's gradient, if it has one")   \
 	X(BIAS, "bias", FMHA_T_BIAS, OP(FORWARD) | OP(BACKWARD), 0, "added to the scores")         \
 	X(ALIBI, "alibi", FMHA_T_ALIBI_SLOPES, OP(FORWARD) | OP(BACKWARD), 0,                      \
 	  "slopes of a bias that grows with the distance")                                         \

@@ -179,6 +179,7 @@ void judge_bwd_args(const struct fmha_problem *p, struct abi_bwd_args *ret)
 		.d_o = bshd(p, FMHA_T_DO),
 		.bias = bhrc(p, FMHA_T_BIAS),
 		.lse = rows(p, FMHA_T_LSE),
+		.dlse = rows(p, FMHA_T_DLSE),
 		.alibi_slopes = p->alibi_slopes.data,
 		.alibi_stride_batch = alibi_stride(p),
 		.sink = p->sink.data,

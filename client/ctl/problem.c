@@ -209,8 +209,8 @@ int problem_parse_op(const char *word, uint32_t *ret_op)
 int problem_run_forward(struct fmha_device *device, const struct fmha_problem *backward,
 			struct fmha_error *err)
 {
-	static const uint32_t not_forward[] = {FMHA_T_DO, FMHA_T_DQ,    FMHA_T_DK,
-					       FMHA_T_DV, FMHA_T_DBIAS, FMHA_T_DSINK};
+	static const uint32_t not_forward[] = {FMHA_T_DO,    FMHA_T_DQ,    FMHA_T_DK,  FMHA_T_DV,
+					       FMHA_T_DBIAS, FMHA_T_DSINK, FMHA_T_DLSE};
 	struct fmha_problem forward = *backward;
 	struct fmha_plan *plan;
 	int r;

@@ -184,6 +184,7 @@ static uint32_t type_of_role(const struct recipe *recipe, uint32_t role)
 	case FMHA_T_ALIBI_SLOPES:
 	case FMHA_T_SINK:
 	case FMHA_T_DSINK:
+	case FMHA_T_DLSE:
 	case FMHA_T_O_PARTS: /* what split-KV kernels hand over */
 	case FMHA_T_LSE_PARTS:
 	case FMHA_T_ROTARY_COS:

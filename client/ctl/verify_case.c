@@ -422,6 +422,8 @@ static void choose_attention(struct verify_case *c, uint32_t type)
 			want(c, gradients[i], type);
 		if (has(c, VERIFY_SINK))
 			want(c, FMHA_T_DSINK, FMHA_F32);
+		if (chance(c, 25))
+			want(c, FMHA_T_DLSE, FMHA_F32);
 	}
 }
 

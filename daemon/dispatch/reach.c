@@ -384,6 +384,7 @@ static int reach_bwd(const struct reach *r, const struct abi_bwd_args *a)
 	TRY(reach_keys(r, FMHA_T_V, NULL, &a->v, a->nhead_k, a->hdim_v));
 	TRY(reach_keys(r, FMHA_T_DV, NULL, &a->dv, a->nhead_k, a->hdim_v));
 	TRY(reach_rows(r, FMHA_T_LSE, &a->lse, a->nhead_q));
+	TRY(reach_rows(r, FMHA_T_DLSE, &a->dlse, a->nhead_q));
 	TRY(reach_heads(r, FMHA_T_ALIBI_SLOPES, a->alibi_slopes, s->batch, a->alibi_stride_batch,
 			a->nhead_q));
 	TRY(reach_heads(r, FMHA_T_SINK, a->sink, 1, 0, a->nhead_q));

@@ -2,8 +2,8 @@
 /*
  * bwd_rows.c: the first and the last stage of backward, both bound by memory.
  *
- * dot_do_o: d = rowsum(dO * O), which is sum_j P_j dP_j of the row, dropout and sink included,
- * since O = sum_j r_j P_j V_j. Then dsink = -sum over rows of exp(sink - LSE) d.
+ * dot_do_o: d = rowsum(dO * O) - dLSE. The first is sum_j P_j dP_j of the row, dropout and sink
+ * included, since O = sum_j r_j P_j V_j. Then dsink = -sum over rows of exp(sink - LSE) d.
  * convert_dq: dQ = scale * (sum of the splits, in order), rounded once.
  */
 #include "level.h"
@@ -76,6 +76,15 @@ static float row_dot(const struct abi_bwd_args *a, int64_t d_o_offset, int64_t o
 	return vf_reduce_add(sum);
 }
 
+/* What reaches LSE itself; rows that see no key have no use for it. */
+static float lse_gradient(const struct abi_bwd_args *a, const struct row_block *r, int32_t row)
+{
+	if (!a->dlse.data ||
+	    a->lse.data[view_rows_offset(&a->lse, &r->sequence, row, r->head)] == -INFINITY)
+		return 0;
+	return a->dlse.data[view_rows_offset(&a->dlse, &r->sequence, row, r->head)];
+}
+
 static void sink_gradient(const struct abi_bwd_args *a, int32_t head)
 {
 	double sum = 0;
@@ -106,9 +115,10 @@ static void dot_do_o_run(const void *args, int phase, int64_t task, int n_thread
 		struct row_block r = row_block(a, task);
 
 		for (int32_t i = r.begin; i < r.end; i++)
-			a->d.data[view_rows_offset(&a->d, &r.sequence, i, r.head)] = row_dot(
-				a, view_q_offset(&a->d_o, &r.sequence, i, r.head),
-				view_q_offset(&a->o, &r.sequence, i, r.head), scratch);
+			a->d.data[view_rows_offset(&a->d, &r.sequence, i, r.head)] =
+				row_dot(a, view_q_offset(&a->d_o, &r.sequence, i, r.head),
+					view_q_offset(&a->o, &r.sequence, i, r.head), scratch) -
+				lse_gradient(a, &r, i);
 	} else {
 		sink_gradient(a, (int32_t)task);
 	}

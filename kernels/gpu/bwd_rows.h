@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * bwd_rows.h: the two backward stages that go row by row, a wave a row.
- *   dot:     d = rowsum(dO * O); dSink = -sum over rows of exp(sink - LSE) d; dBias = 0 behind the keys, which the
+ *   dot:     d = rowsum(dO * O) - dLSE; dSink = -sum over rows of exp(sink - LSE) d; dBias = 0 behind the keys, which the
  *            stage after knows no tiles for
  *   convert: dQ = scale * sum of the splits of dq_acc, in order
  */
@@ -30,7 +30,15 @@ template <class C> struct BackwardRows {
 		return wave_sum(sum);
 	}
 
-	/* The same for several rows at once: 16 lanes a row, eight elements a load, loads of all rows before the first sum. */
+	/* What reaches LSE itself; rows that see no key have no use for it. */
+	METHOD float lse_gradient(const Sequence &v, i32 row, i32 head) const
+	{
+		if (!a.dlse.data || a.lse.data[rows_offset(a.lse, v, row, head)] == minus_infinity())
+			return 0;
+		return a.dlse.data[rows_offset(a.dlse, v, row, head)];
+	}
+
+	/* rowsum(dO * O) for several rows at once: 16 lanes a row, eight elements a load, loads of all rows before the first sum. */
 	METHOD void dot_rows() const
 	{
 		const i32 LANES = GRID_DOT_LANES, ROWS = GRID_DOT_ROWS;
@@ -63,7 +71,7 @@ template <class C> struct BackwardRows {
 			for (int i = 1; i < LANES; i *= 2)
 				sum[n] += shuffle_xor(sum[n], i);
 			if (row[n] < v.n_q && thread_id() % LANES == 0)
-				a.d.data[rows_offset(a.d, v, row[n], head[n])] = sum[n];
+				a.d.data[rows_offset(a.d, v, row[n], head[n])] = sum[n] - lse_gradient(v, row[n], head[n]);
 			if (row[n] < v.n_q && a.dbias.data && !grid_sums_dbias(&a))
 				clear_dbias(v, row[n], head[n]);
 		}
@@ -136,7 +144,7 @@ template <class C> struct BackwardRows {
 				float lse = a.lse.data[rows_offset(a.lse, v, row, head)];
 				float p = exp2_fast((a.sink[head] - lse) * FMHA_LOG2_E);
 
-				sum -= lse == minus_infinity() ? 0.0f : p * dot_row(v, row, head);
+				sum -= lse == minus_infinity() ? 0.0f : p * (dot_row(v, row, head) - lse_gradient(v, row, head));
 			}
 		}
 		if (lane_id() == 0)

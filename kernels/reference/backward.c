@@ -4,7 +4,7 @@
  *   s = scale q.k;  t = cap tanh(s / cap);  z = t + bias + alibi;  p = softmax(z, sink)
  *   o = sum r p v, with r = 0 for a dropped element and 1 / p_keep for a kept one
  *   dp = r (do.v);  dz = p (dp - sum p dp);  dt = dz;  ds = dt (1 - (t / cap)^2) scale
- *   dq += ds k;  dk += ds q;  dv += r p do;  dbias = dz;  dsink = -p_sink sum p dp
+ *   dq += ds k;  dk += ds q;  dv += r p do;  dbias = dz;  dsink = -p_sink (sum p dp - dlse)
  * Columns that the row does not see are never read: NaN there stays there.
  */
 #include <math.h>
@@ -195,6 +195,8 @@ static void row_backward(const struct abi_bwd_args *a, const struct view_sequenc
 		return; /* nothing to attend to: no gradient */
 	p_sink = row_softmax(a, v, head, h->columns, max);
 	delta = row_dp(a, v, head, row, h);
+	if (a->dlse.data)
+		delta -= a->dlse.data[view_rows_offset(&a->dlse, v, row, head)];
 	row_accumulate(a, v, head, row, h, delta, g);
 	if (g->dsink)
 		g->dsink[head] -= p_sink * delta;

@@ -161,7 +161,7 @@ def _row_outputs(kept, layout, with_lse, with_randval):
 
 
 def attention_backward(
-    grad: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *,
+    grad: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, dlse: Any = None,
     causal: bool = False, window: tuple = (-1, -1), align: str = "bottom_right", sink_tokens: int = 0,
     scale: float | None = None, softcap: float = 0.0, bias: Any = None, alibi_slopes: Any = None, sink: Any = None,
     dropout_p: float = 0.0, seed: int | None = None, offset: int = 0, randval: Any = None,
@@ -173,6 +173,7 @@ def attention_backward(
 
     Args:
         grad: of O, shaped like it. o, lse: what attention(..., return_lse=True) gave.
+        dlse: the gradient that reaches LSE itself, float32, shaped like it; None: none.
         deterministic: the same bits on every run.
         want_dbias: the bias's gradient too, summed over the axes that it broadcasts.
         dq, dk, dv: where they go; None: new arrays.
@@ -185,8 +186,8 @@ def attention_backward(
     if dropout_p > 0 and seed is None and randval is None:
         raise invalid("dropout's gradient needs its forward's seed and offset, or randval", "dropout_seed")
     kept = _adopted(device, ("grad", "q", "k", "v", "o", "lse"), ("dq", "dk", "dv"), q=q, k=k, v=v, o=o, lse=lse, bias=bias,
-                    alibi_slopes=alibi_slopes, sink=sink, randval=randval, grad=grad, dq=dq, dk=dk, dv=dv, cu_seqlens_q=cu_seqlens_q,
-                    cu_seqlens_k=cu_seqlens_k, seqlens_q=seqlens_q, seqlens_k=seqlens_k)
+                    alibi_slopes=alibi_slopes, sink=sink, randval=randval, grad=grad, dlse=dlse, dq=dq, dk=dk, dv=dv,
+                    cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqlens_q=seqlens_q, seqlens_k=seqlens_k)
     longest_q, longest_k = _longest(kept, "q", max_seqlen_q), _longest(kept, "k", max_seqlen_k)
     options = _options("backward", layout, causal, window, align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k,
                        deterministic)

@@ -16,7 +16,7 @@ ROLES = {
     for name in (
         "q k v o lse bias alibi_slopes sink randval seqstart_q seqstart_k seqlen_q seqlen_k block_table kv_indptr "
         "kv_page_indices kv_last_page_len cache_batch_idx leftpad_k q_descale k_descale v_descale k_new v_new rotary_cos "
-        "rotary_sin q_rotated do dq dk dv dbias dsink o_parts lse_parts"
+        "rotary_sin q_rotated do dq dk dv dbias dsink dlse o_parts lse_parts"
     ).split()
 }
 N_TENSORS = lib.FMHA_N_TENSORS

@@ -53,7 +53,7 @@ def _judged_call(layout, dropout_p, softmax_scale, causal, window_size, softcap,
                    deterministic)
 
 
-_ARGUMENTS = ("q", "k", "v", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k")
+_ARGUMENTS = ("q", "k", "v", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 
 
 def _cap(softcap) -> float:
@@ -80,11 +80,12 @@ def _parts(tensor, name: str, axis: int):
     return tensor.unbind(axis)
 
 
-def _attend(q, k, v, slopes, cu, call, return_attn_probs):
+def _attend(q, k, v, slopes, cu, call, return_attn_probs, used=(None, None)):
     if not torch.compiler.is_compiling():
         _check.flag(return_attn_probs, "return_attn_probs")
-        q, k, v, slopes, *cu = _tensors.checked_inputs(_ARGUMENTS, q, k, v, slopes, *cu)
-    extras = ft._extras(None, slopes, None, *cu)
+        q, k, v, slopes, *rest = _tensors.checked_inputs(_ARGUMENTS, q, k, v, slopes, *cu, *used)
+        cu, used = rest[:2], rest[2:]
+    extras = ft._extras(None, slopes, None, *cu, *used)
     if not return_attn_probs:
         return ft._apply(q, k, v, extras, call, words=call if extras is ft._NO_EXTRAS else None)[0]
     if call.dropout_p == 0:
@@ -94,24 +95,23 @@ def _attend(q, k, v, slopes, cu, call, return_attn_probs):
     call = call._replace(scale=q.shape[-1] ** -0.5 if call.scale is None else call.scale)
     state = ft._state(q)
     if torch.is_grad_enabled() and ft._needs_gradient(q, k, v, None, None):
-        lse_to = []
-        o = ft._differentiable(q, k, v, extras, call, state, lse_to)
-        lse = lse_to[0]
+        o, lse = ft._differentiable(q, k, v, extras, call, state, True)
     else:
         o, lse, _ = ft._forward(q, k, v, extras, call, state)
     with torch.no_grad():
         randval = ft._forward(q, k, v, extras, call, state, with_randval=True)[2]
-        probabilities = _probabilities(q, k, slopes, cu, call, lse, randval)
+        probabilities = _probabilities(q, k, slopes, cu, used, call, lse, randval)
     return o, lse, probabilities
 
 
-def _probabilities(q, k, slopes, cu, call, lse, randval):
+def _probabilities(q, k, slopes, cu, used, call, lse, randval):
     """softmax(S) of [batch, heads, rows, keys], negative where dropped; of packed sequences 0 behind their rows and keys."""
     rows, keys, group = q.shape[1], k.shape[1], q.shape[-2] // k.shape[-2]
     n_rows, n_keys = rows, keys
     if cu[0] is not None:
         (q, lse, randval), n_rows = _unpacked(cu[0], call.max_seqlen_q, q, lse.t(), randval.transpose(0, 1))
         (k,), n_keys = _unpacked(cu[1], call.max_seqlen_k, k)
+        n_rows, n_keys = (n if u is None else u[:, None, None, None] for n, u in zip((n_rows, n_keys), used))
         lse, randval, rows, keys = lse.transpose(1, 2), randval.transpose(1, 2), q.shape[1], k.shape[1]
     k = k.repeat_interleave(group, 2)
     s = torch.einsum("bihd,bjhd->bhij", q.float(), k.float()) * call.scale
@@ -205,9 +205,9 @@ def _plain(q, k, v, slopes, cu, call, return_attn_probs, out, descales, block_ta
     """What has no gradient: fp8, pages, an output that is given."""
     _check.flag(return_attn_probs, "return_attn_probs")
     if call.dropout_p > 0 and (block_table is not None or return_attn_probs):
-        what = "dropout on a paged cache" if block_table is not None else "return_attn_probs with dropout and out=, fp8 or seqused_*"
+        what = "dropout on a paged cache" if block_table is not None else "return_attn_probs with dropout and out= or fp8"
         raise not_supported(what)
-    what = "a paged cache" if block_table is not None else "attention in fp8, or with seqused_*,"
+    what = "a paged cache" if block_table is not None else "attention in fp8"
     tensors = _inputs(_SEQUENCES, q=q, k=k, v=v, alibi_slopes=slopes, seqstart_q=cu[0], seqstart_k=cu[1], block_table=block_table,
                       **more, **_descales(q, k, *descales))
     o, lse = _forward_only(tensors, ft._options("forward", call), return_attn_probs, out, ft._state(q) if call.dropout_p > 0 else None,
@@ -265,9 +265,9 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            k_descale: Tensor | None = None, v_descale: Tensor | None = None, out: Tensor | None = None):
     """Packed sequences: q [total rows, heads, hdim], cu_seqlens_* int32 [sequences + 1]; softmax_lse is [heads, total rows].
 
-    max_seqlen_*: the longest, or more. seqused_*: int32 [sequences], how much of each is in use; behind it O and the gradients are
-    0. S_dmask is [sequences, heads, longest, longest], 0 behind each sequence. With block_table, k and v are pages, [pages, page
-    size, kv heads, hdim], and seqused_k or else cu_seqlens_k gives the lengths; no gradient. out and fp8 as in flash_attn_func().
+    max_seqlen_*: the longest, or more. seqused_*: int32 [sequences], how much of each is in use; behind it O and gradients are 0.
+    S_dmask is [sequences, heads, longest, longest], 0 behind each sequence. With block_table, k and v are pages, [pages, page size,
+    kv heads, hdim], and seqused_k or else cu_seqlens_k gives the lengths; no gradient. out and fp8 as in flash_attn_func().
     """
     paged = block_table is not None
     keys = ((block_table, 1), (k, 1)) if paged else ((k, 0),)
@@ -278,10 +278,10 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
             seqused_k = cu_seqlens_k.diff()
         cu_seqlens_k = None
     descales = q_descale, k_descale, v_descale
-    if paged or seqused_q is not None or seqused_k is not None or _is_plain(q, out, descales):
+    if paged or _is_plain(q, out, descales):
         return _plain(q, k, v, alibi_slopes, (cu_seqlens_q, cu_seqlens_k), call, return_attn_probs, out, descales,
                       block_table=block_table, seqlen_q=seqused_q, seqlen_k=seqused_k)
-    return _attend(q, k, v, alibi_slopes, (cu_seqlens_q, cu_seqlens_k), call, return_attn_probs)
+    return _attend(q, k, v, alibi_slopes, (cu_seqlens_q, cu_seqlens_k), call, return_attn_probs, (seqused_q, seqused_k))
 
 
 def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,

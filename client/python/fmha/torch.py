@@ -62,15 +62,16 @@ def _execute(tensors: dict, options, state: Tensor | None, n_said: int = _run.AL
     return _run.execute(tensors, options, tuple(state.tolist()), n_said=n_said)
 
 
-_NAMES = ("bias", "alibi_slopes", "sink", "seqstart_q", "seqstart_k")
+_NAMES = ("bias", "alibi_slopes", "sink", "seqstart_q", "seqstart_k", "seqlen_q", "seqlen_k")
 _NO_EXTRAS = (None,) * len(_NAMES)
 
 
-def _extras(bias, slopes, sink, seqstart_q, seqstart_k):
+def _extras(bias=None, slopes=None, sink=None, seqstart_q=None, seqstart_k=None, seqlen_q=None, seqlen_k=None):
     """All of them; _NO_EXTRAS itself where there are none: most calls have none, and go a shorter way."""
-    if bias is None and slopes is None and sink is None and seqstart_q is None and seqstart_k is None:
+    if (bias is None and slopes is None and sink is None and seqstart_q is None and seqstart_k is None and seqlen_q is None
+            and seqlen_k is None):
         return _NO_EXTRAS
-    return bias, slopes, sink, seqstart_q, seqstart_k
+    return bias, slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k
 
 
 def _inputs(q, k, v, extras):
@@ -113,10 +114,12 @@ def _with_keys(bias, tensors, call):
     return bias.expand(*bias.shape[:-1], keys)
 
 
-def _backward(grad, q, k, v, o, lse, extras, call: Call, state, want_dbias, own=False):
-    """(dQ, dK, dV, dBias or None, dSink or None). @own: O and LSE are what _forward() made."""
+def _backward(grad, dlse, q, k, v, o, lse, extras, call: Call, state, want_dbias, own=False):
+    """(dQ, dK, dV, dBias or None, dSink or None). @grad, @dlse: of O and LSE, None: none. @own: O and LSE are what _forward() made."""
     tensors = _inputs(q, k, v, extras)
-    tensors["do"] = _again.readable(grad)
+    tensors["do"] = torch.zeros_like(o) if grad is None else _again.readable(grad)
+    if dlse is not None:
+        tensors["dlse"] = dlse.resolve_neg().contiguous()
     n_said = len(tensors) + (0 if own else 2)
     tensors["o"], tensors["lse"] = o, lse
     like = torch.zeros_like if "seqstart_q" in tensors else torch.empty_like
@@ -135,26 +138,25 @@ def _backward(grad, q, k, v, o, lse, extras, call: Call, state, want_dbias, own=
 
 
 class _Attention(torch.autograd.Function):
-    """O; LSE goes into @lse_to, a list, if there is one. @names: of the extras that are passed."""
+    """O, or (O, LSE). @names: of the extras that are passed."""
 
     @staticmethod
-    def forward(ctx, call, state, lse_to, names, q, k, v, *present):
+    def forward(ctx, call, state, with_lse, names, q, k, v, *present):
         extras = _spread(names, present)
         o, lse, _ = _forward(q, k, v, extras, call, state)
         ctx.save_for_backward(q, k, v, o, lse, *present)
         ctx.call, ctx.state, ctx.names = call, state, names
-        if lse_to is not None:
-            lse_to.append(lse)
-        return o
+        ctx.set_materialize_grads(False)
+        return (o, lse) if with_lse else o
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad, dlse=None):
         if not torch.is_grad_enabled():
-            return _gradients(ctx, grad)
+            return _gradients(ctx, grad, dlse)
         with torch.no_grad():  # create_graph=True
-            found = _gradients(ctx, grad)
+            found = _gradients(ctx, grad, dlse)
         q, k, _, _, _, *present = ctx.saved_tensors
-        return _again.once(found, grad, q, k, *present)  # not of v, in which O is linear
+        return _again.once(found, grad, dlse, q, k, *present)  # not of v, in which O is linear
 
 
 _apply_attention = _again.apply_of(_Attention)
@@ -167,21 +169,22 @@ def _spread(names, present):
     return tuple(found.get(n) for n in _NAMES)
 
 
-def _gradients(ctx, grad):
+def _gradients(ctx, grad, dlse):
     q, k, v, o, lse, *present = ctx.saved_tensors
     names = ctx.names
     want_dbias = "bias" in names and ctx.needs_input_grad[7 + names.index("bias")]
-    dq, dk, dv, dbias, dsink = _backward(grad, q, k, v, o, lse, _spread(names, present), ctx.call, ctx.state, want_dbias, own=True)
+    dq, dk, dv, dbias, dsink = _backward(grad, dlse, q, k, v, o, lse, _spread(names, present), ctx.call, ctx.state, want_dbias,
+                                         own=True)
     if not names:
         return None, None, None, None, dq, dk, dv
     return None, None, None, None, dq, dk, dv, *({"bias": dbias, "sink": dsink}.get(n) for n in names)
 
 
-def _differentiable(q, k, v, extras, call, state, lse_to=None):
+def _differentiable(q, k, v, extras, call, state, with_lse=False):
     if extras is _NO_EXTRAS:
-        return _apply_attention(call, state, lse_to, (), q, k, v)
+        return _apply_attention(call, state, with_lse, (), q, k, v)
     names = tuple(n for n, x in zip(_NAMES, extras) if x is not None)
-    return _apply_attention(call, state, lse_to, names, q, k, v, *(x for x in extras if x is not None))
+    return _apply_attention(call, state, with_lse, names, q, k, v, *(x for x in extras if x is not None))
 
 
 # ---- torch.compile: the same as operators that a graph can hold ----
@@ -200,48 +203,49 @@ def _operator(name: str):
 
 @_operator("attention")
 def _op(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sink: Tensor | None,
-        seqstart_q: Tensor | None, seqstart_k: Tensor | None, state: Tensor | None, layout: str, mask: int, left: int, right: int,
-        scale: float | None, softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
+        seqstart_q: Tensor | None, seqstart_k: Tensor | None, seqlen_q: Tensor | None, seqlen_k: Tensor | None, state: Tensor | None,
+        layout: str, mask: int, left: int, right: int, scale: float | None, softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
         deterministic: bool) -> tuple[Tensor, Tensor]:
     call = Call(layout, mask, left, right, scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic)
-    return _forward(q, k, v, _extras(bias, alibi_slopes, sink, seqstart_q, seqstart_k), call, state)[:2]
+    return _forward(q, k, v, _extras(bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k), call, state)[:2]
 
 
 @torch.library.register_fake("fmha::attention")
-def _(q, k, v, bias, alibi_slopes, sink, seqstart_q, seqstart_k, state, layout, *_):
+def _(q, k, v, bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, state, layout, *_):
     o = q.new_empty((*q.shape[:-1], v.shape[-1]))
     return o, q.new_empty(_problem.row_extents(q.shape, layout, seqstart_q is not None), dtype=torch.float32)
 
 
 @_operator("attention_backward")
-def _op_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bias: Tensor | None,
+def _op_backward(grad: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bias: Tensor | None,
                  alibi_slopes: Tensor | None, sink: Tensor | None, seqstart_q: Tensor | None, seqstart_k: Tensor | None,
-                 state: Tensor | None, want_dbias: bool, layout: str, mask: int, left: int, right: int, scale: float | None,
+                 seqlen_q: Tensor | None, seqlen_k: Tensor | None, state: Tensor | None, want_dbias: bool, layout: str, mask: int, left: int, right: int, scale: float | None,
                  softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
                  deterministic: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     call = Call(layout, mask, left, right, scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic)
-    found = _backward(grad, q, k, v, o, lse, _extras(bias, alibi_slopes, sink, seqstart_q, seqstart_k), call, state, want_dbias)
+    extras = _extras(bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k)
+    found = _backward(grad, dlse, q, k, v, o, lse, extras, call, state, want_dbias)
     return tuple(x if x is not None else q.new_empty(0) for x in found)
 
 
 @torch.library.register_fake("fmha::attention_backward")
-def _(grad, q, k, v, o, lse, bias, alibi_slopes, sink, seqstart_q, seqstart_k, state, want_dbias, *_):
+def _(grad, dlse, q, k, v, o, lse, bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, state, want_dbias, *_):
     dbias = torch.empty(bias.shape, dtype=bias.dtype, device=q.device) if want_dbias else q.new_empty(0)
     dsink = torch.empty_like(sink) if sink is not None else q.new_empty(0)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dbias, dsink
 
 
 def _setup(ctx, inputs, output):
-    q, k, v, bias, alibi_slopes, sink, seqstart_q, seqstart_k, state, *ctx.call = inputs
+    q, k, v, bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, state, *ctx.call = inputs
     o, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(q, k, v, o, lse, bias, alibi_slopes, sink, seqstart_q, seqstart_k, state)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, o, lse, bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, state)
 
 
-def _gradient(ctx, grad, _):
+def _gradient(ctx, grad, dlse):
     want_dbias = ctx.needs_input_grad[3]
-    dq, dk, dv, dbias, dsink = torch.ops.fmha.attention_backward(grad, *ctx.saved_tensors, want_dbias, *ctx.call)
-    others = (None,) * (1 + 2 + len(ctx.call))
+    dq, dk, dv, dbias, dsink = torch.ops.fmha.attention_backward(grad, dlse, *ctx.saved_tensors, want_dbias, *ctx.call)
+    others = (None,) * (1 + 4 + len(ctx.call))
     return dq, dk, dv, dbias if want_dbias else None, None, dsink if ctx.needs_input_grad[5] else None, *others
 
 
@@ -281,9 +285,8 @@ def _apply(q, k, v, extras, call: Call, want_lse=False, words=None) -> tuple[Ten
         if o is not None:
             return o, None
     if torch.is_grad_enabled() and _needs_gradient(q, k, v, extras[0], extras[2]):
-        lse_to = [] if want_lse else None
-        o = _differentiable(q, k, v, extras, call, state, lse_to)
-        return o, lse_to[0] if want_lse else None
+        found = _differentiable(q, k, v, extras, call, state, want_lse)
+        return found if want_lse else (found, None)
     return _forward(q, k, v, extras, call, state, want_lse)[:2]
 
 
@@ -313,7 +316,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: 
     """fmha.attention() with gradients: for q, k, v, bias and sink.
 
     Args are fmha.attention()'s; deterministic: None: what torch.use_deterministic_algorithms() says. Dropout takes its seed
-    from torch's generator of the device. LSE has no gradient.
+    from torch's generator of the device. A loss may depend on LSE too.
     """
     if not torch.compiler.is_compiling():
         _check.words(causal=causal, window=window, align=align, scale=scale, softcap=softcap, dropout_p=dropout_p, layout=layout,
@@ -387,7 +390,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             bias = bias.expand(*query.shape[:-3], *bias.shape[-3:]).reshape(-1, *bias.shape[-3:])
     mask, right = (_problem.MASK_TOP_LEFT, 0) if is_causal else (_problem.MASK_NONE, -1)
     call = Call("bhsd", mask, -1, right, scale, 0.0, float(dropout_p), 0, 0, torch.are_deterministic_algorithms_enabled())
-    o = _apply(q, k, v, _NO_EXTRAS if bias is None else (bias, None, None, None, None), call,
+    o = _apply(q, k, v, _extras(bias), call,
                    words=words if n_dims == 4 else None)[0]
     return o if n_dims == 4 else o.reshape(*query.shape[:-1], o.shape[-1])
 

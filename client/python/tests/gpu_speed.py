@@ -62,7 +62,7 @@ def host_costs():
     rows = [t.transpose(1, 2) for t in (q, k, v)]
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     out = torch.empty_like(rows[0])
-    none = (None,) * 6
+    none = (None,) * 8
     compiled = {name: torch.compile(f, fullgraph=True, backend="aot_eager")
                 for name, f in (("fmha", fmha.torch.scaled_dot_product_attention), ("torch", sdpa))}
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):

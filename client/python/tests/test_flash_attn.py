@@ -325,3 +325,105 @@ def test_sequences_behind_each_other():
     assert torch.equal(back[indices], flat) and not back[5].any()
     (grad,) = torch.autograd.grad((back * 3).sum(), x)
     assert (grad[0, 5] == 0).all() and (grad[0, :5] == 3).all() and (grad[1] == 3).all()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("options, words, blind", [
+    ({"causal": True}, {"right": 0}, 16), ({"window_size": (5, 2), "softcap": 3.0}, {"left": 5, "right": 2, "softcap": 3.0}, 14),
+    ({"deterministic": True}, {}, 0),
+])
+def test_gradients_through_lse(options, words, blind, alone):
+    """@blind: so many rows see no key, 40 keys for 56 rows. @alone: the loss depends on LSE only."""
+    for dtype in (F16, torch.float32):
+        inputs = qkv(dtype, rows=56, keys=40)
+        copies = [t.detach().double().requires_grad_() for t in inputs]
+        o, lse, _ = fa.flash_attn_func(*inputs, **options, return_attn_probs=True)
+        want, want_lse, _ = formula(copies[0][:, blind:], *copies[1:], **words)
+        assert (lse[..., :blind] == float("-inf")).all() and not o[:, :blind].any()
+        close(lse[..., blind:], want_lse, dtype)
+        weights = normal(*want_lse.shape, grad=False, seed=6)
+        losses = [((of_lse * weights).sum() if alone else (of_lse * weights).sum() + of_o.square().sum())
+                  for of_o, of_lse in ((o, lse[..., blind:]), (want, want_lse))]
+        theirs = torch.autograd.grad(losses[1], copies, allow_unused=True)
+        for m, w in zip(torch.autograd.grad(losses[0], inputs), theirs):
+            close(m, torch.zeros_like(m).double() if w is None else w, dtype, 8)
+        # A gradient without strides of its own: that of a sum.
+        (mine,) = torch.autograd.grad(fa.flash_attn_func(*inputs, **options, return_attn_probs=True)[1].sum(), inputs[0])
+        close(mine[:, blind:], torch.autograd.grad(formula(copies[0][:, blind:], *copies[1:], **words)[1].sum(), copies[0])[0][:, blind:],
+              dtype, 8)
+
+
+def test_what_reaches_lse_of_rows_without_keys_is_not_used():
+    q, k, v = qkv(F16, rows=56, keys=40)
+    o, lse, _ = fa.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    grads = torch.autograd.grad((o, lse), (q, k, v), (torch.ones_like(o), torch.where(lse > float("-inf"), 0.0, float("nan"))))
+    assert all(g.isfinite().all() for g in grads)
+
+
+def test_gradients_through_lse_of_packed_sequences_with_dropout():
+    rows, keys = [30, 1, 17], [41, 9, 3]
+    (q, cu_q), (k, cu_k), (v, _) = packed(rows, 4, 64, 0), packed(keys, 2, 64, 1), packed(keys, 2, 64, 2)
+    o, lse, dmask = fa.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 30, 41, dropout_p=0.3, return_attn_probs=True)
+    weights = normal(*lse.shape, grad=False, seed=6)
+    got = torch.autograd.grad((lse * weights).sum() + o.float().square().sum(), (q, k, v))
+    copies = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    loss = 0
+    for b in range(3):
+        a, c = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        _, want_lse, p = formula(copies[0][a][None], copies[1][c][None], copies[2][c][None])
+        kept = p[0] * ~torch.signbit(dmask[b, :, : rows[b], : keys[b]]) / 0.7
+        want = torch.einsum("hij,jhd->ihd", kept, copies[2][c].repeat_interleave(2, 1))
+        loss = loss + (want_lse[0] * weights[:, a]).sum() + want.square().sum()
+    for mine, w in zip(got, torch.autograd.grad(loss, copies)):
+        close(mine, w, F16, 20)
+
+
+def test_gradients_through_lse_in_a_graph_and_with_a_sink():
+    import fmha.torch
+
+    q, k, v = qkv(torch.float32)
+    sink = normal(4, seed=9)
+
+    def loss(q, k, v, sink):
+        o, lse = fmha.torch.attention(q, k, v, sink=sink, return_lse=True)
+        return lse.sum() * 0.5 + o.sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    mine = torch.autograd.grad(compiled(q, k, v, sink), (q, k, v, sink))
+    eager = torch.autograd.grad(loss(q, k, v, sink), (q, k, v, sink))
+    copies = [t.detach().double().requires_grad_() for t in (q, k, v, sink)]
+    wide = [t.repeat_interleave(2, 2) for t in copies[1:3]]
+    s = torch.einsum("bihd,bjhd->bhij", copies[0], wide[0]) / 8
+    with_sink = torch.cat([s, copies[3].view(1, 4, 1, 1).expand(2, 4, 40, 1)], -1)
+    o = torch.einsum("bhij,bjhd->bihd", torch.softmax(with_sink, -1)[..., :-1], wide[1])
+    want = torch.autograd.grad(torch.logsumexp(with_sink, -1).sum() * 0.5 + o.sum(), copies)
+    for m, e, w in zip(mine, eager, want):
+        close(m, w, torch.float32, 10)
+        close(e, w, torch.float32, 10)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.25])
+def test_lengths_in_use(dropout_p):
+    rows, keys, used_rows, used_keys = [30, 4, 17], [41, 9, 20], [25, 4, 0], [33, 2, 7]
+    (q, cu_q), (k, cu_k), (v, _) = packed(rows, 4, 64, 0), packed(keys, 2, 64, 1), packed(keys, 2, 64, 2)
+    used = {n: torch.tensor(x, dtype=torch.int32, device=DEVICE) for n, x in (("seqused_q", used_rows), ("seqused_k", used_keys))}
+    o, lse, dmask = fa.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 30, 41, dropout_p, causal=True, return_attn_probs=True, **used)
+    grad = normal(*o.shape, dtype=F16, seed=5, grad=False)
+    got = torch.autograd.grad(o, (q, k, v), grad)
+    copies = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    want = torch.zeros(o.shape, dtype=torch.float64, device=DEVICE)
+    for b in range(3):
+        a, c = slice(cu_q[b], cu_q[b] + used_rows[b]), slice(cu_k[b], cu_k[b] + used_keys[b])
+        assert not o[cu_q[b] + used_rows[b] : cu_q[b + 1]].any() and (lse[:, cu_q[b] + used_rows[b] : cu_q[b + 1]] == float("-inf")).all()
+        _, want_lse, p = formula(copies[0][a][None], copies[1][c][None], copies[2][c][None], right=0)
+        p = p[0].nan_to_num(0)
+        close(lse[:, a], want_lse[0], F16)
+        if dropout_p:
+            mine = dmask[b]
+            close(mine[:, : used_rows[b], : used_keys[b]].abs(), p, F16)
+            assert not mine[:, used_rows[b] :].any() and not mine[:, :, used_keys[b] :].any()
+            p = p * ~torch.signbit(mine[:, : used_rows[b], : used_keys[b]]) / (1 - dropout_p)
+        want[a] = torch.einsum("hij,jhd->ihd", p, copies[2][c].repeat_interleave(2, 1))
+    close(o, want, F16, 3)
+    for mine, w in zip(got, torch.autograd.grad(want, copies, grad.double())):
+        close(mine, w.nan_to_num(0), F16, 20)

@@ -187,16 +187,16 @@ struct abi_appendkv_args {
  *         group mode: dq_acc_offsets int64 [batch + 1], in elements, rounded up to 16 bytes;
  *   data: dq_acc f32, a sequence [nhead_q, nsplits_i, seqlen_q_i (physical, with padding), hdim_q],
  *         or [nhead_q, tiles_i], tiles as the stage has them: dq_acc.h says how large either is.
- * dot_do_o writes d = rowsum(dO * O), and dsink where asked, on GPUs zeros in dBias at columns
- * without a key too; dq_dk_dv writes dK, dV, dBias and
- * either dQ or partial sums in dq_acc; convert_dq sums the splits, in order, scales and rounds.
+ * dot_do_o writes d = rowsum(dO * O) - dlse, and dsink where asked, on GPUs zeros in dBias at
+ * columns without a key too; dq_dk_dv writes dK, dV, dBias and either dQ or partial sums in dq_acc; convert_dq sums the splits, in order, scales and rounds.
  */
 struct abi_bwd_args {
 	struct abi_tensor q, k, v, o, d_o;
 	struct abi_tensor dq, dk, dv; /* dk, dv over nhead_k: summed over the heads of a group */
 	struct abi_tensor bias, dbias;
 	struct abi_rows lse;
-	struct abi_rows d; /* in the workspace, before dq_acc */
+	struct abi_rows d;    /* in the workspace, before dq_acc */
+	struct abi_rows dlse; /* data 0: none */
 	const float *alibi_slopes;
 	abi_i64 alibi_stride_batch;
 	const float *sink;

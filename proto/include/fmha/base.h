@@ -170,6 +170,7 @@ struct fmha_tensor {
 	X(DV, dv, 4, "batch, seqlen_k, nhead_k, hdim_v", OUT)                                      \
 	X(DBIAS, dbias, 4, "as bias; summed over the axes where that has 1", OUT)                  \
 	X(DSINK, dsink, 1, "nhead_q; f32", OUT)                                                    \
+	X(DLSE, dlse, 3, "as lse; f32, the gradient that reaches LSE itself, if any", IN)          \
 	X(O_PARTS, o_parts, 5, "n_parts, batch, seqlen_q, nhead_q, hdim_v", IN)                    \
 	X(LSE_PARTS, lse_parts, 4, "n_parts, batch, nhead_q, seqlen_q; f32", IN)                   \
 	X(WORKSPACE, workspace, 1, "u8; checked, not used: only fmhad's own is safe from writers", \
@@ -197,8 +198,11 @@ enum fmha_tensor_role {
  *
  * A sink is a logit of each head that enters the softmax's denominator and no output. LSE counts
  * it: log(exp(sink) + sum exp(S)); a row that sees no key has O = 0 and LSE = sink (-inf without
- * one). Backward takes that LSE; dsink is -sum over rows of exp(sink - LSE) * rowsum(dO * O).
+ * one). Backward takes that LSE; dsink is -sum over rows of exp(sink - LSE) * D.
  * merge_states counts its sink once: the parts come without it.
+ *
+ * Backward has dS = P * (dP - D), D = rowsum(dO * O) - dlse: dlse is what a loss that depends on
+ * LSE adds; it is not read in rows that see no key.
  *
  * Dropout takes one byte of Philox an element, a function of (seed, offset, batch, head, row,
  * column) alone, FlashAttention-2's for the same seed and offset. It keeps an element whose byte

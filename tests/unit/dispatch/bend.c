@@ -111,6 +111,7 @@ static bool is_statistic(enum fmha_tensor_role role)
 	case FMHA_T_ALIBI_SLOPES:
 	case FMHA_T_SINK:
 	case FMHA_T_DSINK:
+	case FMHA_T_DLSE:
 	case FMHA_T_LSE_PARTS:
 	case FMHA_T_Q_DESCALE:
 	case FMHA_T_K_DESCALE:

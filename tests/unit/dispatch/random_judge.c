@@ -120,6 +120,8 @@ static void gradient_row(const struct oracle *o, const struct oracle_sequence *s
 	for (int d = 0; d < p->hdim_v; d++)
 		rows_sum += oracle_load(o, FMHA_T_DO, AT(row_b, s->q_start + i, h, d)) *
 			    oracle_load(o, FMHA_T_O, AT(row_b, s->q_start + i, h, d));
+	if (p->dlse.buffer && lse > -INFINITY)
+		rows_sum -= oracle_load(o, FMHA_T_DLSE, AT(row_b, h, s->q_start + i));
 	if (p->sink.buffer && lse > -INFINITY)
 		g->dsink[h] -= exp(oracle_load(o, FMHA_T_SINK, AT(h)) - lse) * rows_sum;
 	for (int j = 0; j < s->keys; j++) {

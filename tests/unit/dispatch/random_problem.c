@@ -5,6 +5,7 @@
  */
 #include "random_case.h"
 
+#include <math.h>
 #include <kernels/reference.h>
 
 int random_pick(struct runner *r, int n)
@@ -292,6 +293,8 @@ static void random_backward(struct runner *r)
 		add(r, FMHA_T_DBIAS, p->bias.dtype);
 	if (p->sink.buffer && random_chance(r, 60))
 		add(r, FMHA_T_DSINK, FMHA_F32);
+	if (random_chance(r, 30))
+		add(r, FMHA_T_DLSE, FMHA_F32);
 	p->deterministic = (uint32_t)random_pick(r, 2);
 	random_group(r);
 	if (random_chance(r, 20))
@@ -518,7 +521,8 @@ static void fill_sequence(struct runner *r, int64_t b)
 		}
 }
 
-/* Backward's O and LSE come from the oracle, as a forward would have left them. */
+/* Backward's O and LSE come from the oracle, as a forward would have left them; what reaches LSE
+ * stays NaN in rows that see no key. */
 static void fill_forward_results(struct runner *r)
 {
 	struct fmha_problem *p = &r->f.plan.problem;
@@ -537,6 +541,9 @@ static void fill_forward_results(struct runner *r)
 					oracle_store(&o, FMHA_T_O, AT(row_b, s.q_start + i, h, d),
 						     row[d]);
 				oracle_store(&o, FMHA_T_LSE, AT(row_b, h, s.q_start + i), lse);
+				if (p->dlse.buffer && lse > -INFINITY)
+					oracle_store(&o, FMHA_T_DLSE, AT(row_b, h, s.q_start + i),
+						     normal(r));
 			}
 	}
 }

@@ -63,8 +63,8 @@ static void plain_problems_are_accepted(void **state)
 static void numbers_out_of_range(void **state)
 {
 	(void)state;
-	_Static_assert(sizeof(struct fmha_problem) == 4200, "the sentence below tells it");
-	REFUSES(forward, "struct_size", "struct_size 8: this build's is 4200", p.struct_size = 8);
+	_Static_assert(sizeof(struct fmha_problem) == 4312, "the sentence below tells it");
+	REFUSES(forward, "struct_size", "struct_size 8: this build's is 4312", p.struct_size = 8);
 	REFUSES(forward, "op", "op 4: above 3, the last one defined", p.op = 4);
 	REFUSES(forward, "mode", "mode 2: above 1, the last one defined", p.mode = 2);
 	REFUSES(forward, "mask", "mask 3: above 2, the last one defined", p.mask = 3);
@@ -316,7 +316,12 @@ static void features_and_their_tensors(void **state)
 		p.sink = tensor(11, FMHA_F32), p.dropout_p = 0.1f, p.randval = tensor(12, FMHA_U8),
 		p.workspace = tensor(13, FMHA_U8));
 	ACCEPTS(backward, p.bias = tensor(20, FMHA_BF16), p.dbias = tensor(21, FMHA_BF16),
-		p.sink = tensor(22, FMHA_F32), p.dsink = tensor(23, FMHA_F32));
+		p.sink = tensor(22, FMHA_F32), p.dsink = tensor(23, FMHA_F32),
+		p.dlse = tensor(24, FMHA_F32));
+	REFUSES(forward, "tensor.dlse", "tensor.dlse: forward takes none",
+		p.dlse = tensor(9, FMHA_F32));
+	REFUSES(backward, "tensor.dlse.dtype", "tensor.dlse.dtype: bf16, must be f32",
+		p.dlse = tensor(9, FMHA_BF16));
 	REFUSES(forward, "tensor.q", "tensor.q: forward needs it", p.q.buffer = 0);
 	REFUSES(forward, "tensor.o", "tensor.o: forward needs it", p.o.buffer = 0);
 	REFUSES(forward, "tensor.dq", "tensor.dq: forward takes none", p.dq = tensor(9, FMHA_BF16));
