@@ -126,6 +126,17 @@ with_promtool() {
             tests/integration/test_watching.py -k promtool
 }
 
+# flash-attention's own tests on fmha.flash_attn, where FLASH_ATTN_TESTS names its tests/test_flash_attn.py: PyPI's flash-attn does
+# not carry it.
+upstream() {
+    if [ -z "${FLASH_ATTN_TESTS:-}" ]; then
+        echo "flash-attention's tests: FLASH_ATTN_TESTS is not set: skipped" >&2
+        return 0
+    fi
+    build/torch/bin/pip install -q einops &&
+        FMHA_BUILD=$PWD/build/release build/torch/bin/python client/python/tests/upstream.py --cases 300
+}
+
 nightly() {
     local status=0 spills=0
     ./dev lint || status=1
@@ -140,6 +151,7 @@ nightly() {
     fi
     with_promtool || status=1
     with_torch || status=1
+    upstream || status=1
     FMHA_BUILD=$PWD/build/release "$python" tests/gpu/spill_check.py --full || spills=$?
     [ "$spills" -eq 0 ] || [ "$spills" -eq 77 ] || status=1
     nightly_amd || status=1

@@ -21,5 +21,15 @@ for library in libuv.so.1 libmsgpackc.so.2 libcjson.so.1 libnettle.so.8 libcmock
     cp -L "/usr/lib/x86_64-linux-gnu/$library" $to/lib/
 done
 cp -r /usr/lib/python3/dist-packages/msgpack $to/python/
+# fmha and what it loads: PYTHONPATH=build/gpu/python, FMHA_CLIENT_LIBRARY=build/gpu/lib/libfmha_client.so.0 and
+# FMHA_BIN=build/gpu/daemon/front. cffi's compiled half is that machine's Python's: STAGE_PYTHON=3.12 fetches its wheel.
+if [ -e "$from"/client/python/fmha/_abi.py ]; then
+    cp -rL --no-preserve=mode "$from"/client/python/fmha $to/python/
+    rm -rf $to/python/fmha/_native $to/python/fmha/__pycache__
+fi
+if [ -n "${STAGE_PYTHON:-}" ]; then
+    python3 -m pip install --quiet --target $to/python --no-deps --only-binary=:all: --implementation cp --python-version "$STAGE_PYTHON" \
+        --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 cffi
+fi
 strip $to/bin/* $to/daemon/front/* $to/libexec/fmhad/* $to/lib/*.so* $to/lib/fmhad/* 2>/dev/null || true
 du -sh $to

@@ -138,6 +138,20 @@ def test_gradients(options, words):
         np.testing.assert_allclose(got, np.stack(want), atol=2e-5, err_msg=name)
 
 
+def test_the_gradient_that_reaches_lse():
+    """dS = P * dlse, and nothing for V, where a loss depends on LSE alone."""
+    q, k, v = qkv()
+    o, lse = fmha.attention(q, k, v, return_lse=True)
+    dlse = normal(*lse.shape, seed=4)
+    dq, dk, dv = fmha.attention_backward(np.zeros_like(o), q, k, v, o, lse, dlse=dlse)
+    for b in range(len(q)):
+        ds = formula.attention(q[b], k[b], v[b])[2] * dlse[b][..., None] / 8
+        want_k = np.einsum("hij,ihd->jhd", ds, q[b]).reshape(53, 2, 2, 64).sum(2)
+        np.testing.assert_allclose(dq[b], np.einsum("hij,jhd->ihd", ds, np.repeat(k[b], 2, 1)), atol=1e-5)
+        np.testing.assert_allclose(dk[b], want_k, atol=1e-5)
+    assert not dv.any()
+
+
 def test_the_gradients_of_bias_and_sink_are_slopes():
     """By central differences of sum(grad * O)."""
     q, k, v = qkv(batch=1, rows=5, keys=7, heads=2, kv_heads=2, hdim=32)
