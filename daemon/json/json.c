@@ -104,7 +104,20 @@ char *json_end(cJSON *root, bool spaced)
 
 int json_from_text(const char *text, size_t size, const char **ret_end, cJSON **ret_root)
 {
+	bool before = arena.failed;
+
 	arena.failed = false;
 	*ret_root = cJSON_ParseWithLengthOpts(text, size, ret_end, 0);
-	return !*ret_root && arena.failed ? FMHA_ENOMEM : 0;
+	if (!*ret_root && arena.failed)
+		return FMHA_ENOMEM;
+	arena.failed = before;
+	return 0;
+}
+
+bool json_lacked_memory(void)
+{
+	bool lacked = arena.failed;
+
+	arena.failed = false;
+	return lacked;
 }

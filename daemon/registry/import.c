@@ -13,8 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
-
+#include <json/json.h>
 #include <proto/clamp.h>
 #include <proto/error.h>
 
@@ -102,7 +101,10 @@ static int next_element(const char **p, const char *end, struct slice *ret_eleme
 
 static cJSON *parse(const struct slice *slice)
 {
-	return cJSON_ParseWithLength(slice->at, (size_t)(slice->end - slice->at));
+	cJSON *item;
+
+	(void)json_from_text(slice->at, (size_t)(slice->end - slice->at), NULL, &item);
+	return item; /* NULL also without memory: see registry_import() */
 }
 
 struct document {
@@ -305,8 +307,8 @@ static int walk(struct registry *registry, const struct slice *kernels, bool for
 	return r < 0 ? refuse(err, "kernels", "not a list") : 0;
 }
 
-int registry_import(struct registry *registry, const char *json, size_t size,
-		    uint64_t *ret_n_merged, struct fmha_error *err)
+static int import(struct registry *registry, const char *json, size_t size, uint64_t *ret_n_merged,
+		  struct fmha_error *err)
 {
 	char has[REGISTRY_ENVIRONMENT_BYTES];
 	struct document d = {0};
@@ -331,4 +333,17 @@ int registry_import(struct registry *registry, const char *json, size_t size,
 	if (ret_n_merged)
 		*ret_n_merged = n_merged;
 	return 0;
+}
+
+int registry_import(struct registry *registry, const char *json, size_t size,
+		    uint64_t *ret_n_merged, struct fmha_error *err)
+{
+	int r;
+
+	(void)json_lacked_memory(); /* before */
+	r = import(registry, json, size, ret_n_merged, err);
+	/* A refusal follows at once from the value that could not be read. */
+	if (r == FMHA_EINVAL && json_lacked_memory())
+		return fmha_error_set(err, FMHA_ENOMEM, "import: out of memory");
+	return r;
 }

@@ -33,4 +33,7 @@ char *json_end(cJSON *root, bool spaced);
  */
 int json_from_text(const char *text, size_t size, const char **ret_end, cJSON **ret_root);
 
+/* Whether the thread's json_from_text() lacked memory since this was asked last. */
+bool json_lacked_memory(void);
+
 #endif
