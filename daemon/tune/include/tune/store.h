@@ -30,7 +30,7 @@ struct tune_store_report {
 	bool results_readable, settings_readable; /* false: not to be written over */
 	char results[256], settings[256], system[256];
 	char unwritable[256]; /* why nothing can be kept, as it looks now; the folder is made */
-	size_t n_stale; /* files of other environments of this model, which stay */
+	size_t n_stale;       /* files of other environments of this model, which stay */
 };
 
 /* Reads the system's file, then the machine's own over it. What is missing is no fault. */
