@@ -31,7 +31,7 @@ WORDS = (5, "word", Thing(), ["bshd"])
 PATHS = (5.5, Thing(), {})
 
 KINDS = {
-    **dict.fromkeys("q k v bias alibi_slopes sink q_descale k_descale v_descale out grad o lse randval dq dk dv k_new v_new rotary_cos "
+    **dict.fromkeys("q k v bias alibi_slopes sink q_descale k_descale v_descale out grad o lse dlse randval dq dk dv k_new v_new rotary_cos "
                     "rotary_sin o_parts lse_parts query key value attn_mask qkv kv k_cache v_cache x hidden_states attention_mask".split(), ARRAYS),
     **dict.fromkeys("cu_seqlens_q cu_seqlens_k seqlens_q seqlens_k seqused_q seqused_k leftpad_k cache_batch_idx block_table kv_indptr kv_page_indices "
                     "kv_last_page_len cu_seqlens cache_leftpad cache_seqlens".split(), INTEGER_ARRAYS),

@@ -40,7 +40,7 @@ static void *filled(int64_t n, uint32_t dtype)
 		if (dtype <= ABI_BF16)
 			reference_store(data, dtype, i, random_float());
 		else
-			data[i] = (uint8_t)(random_float() * 100);
+			data[i] = (uint8_t)(int)(random_float() * 100);
 	return data;
 }
 

@@ -31,6 +31,7 @@ static struct fmha_problem rich_problem(void)
 	p.dsink = tensor(33, FMHA_F32);
 	p.dropout_p = 0.5F;
 	p.randval = tensor(34, FMHA_U8);
+	p.dlse = tensor(43, FMHA_F32);
 	p.seqlen_q_per_batch = tensor(35, FMHA_I32);
 	p.seqlen_k_per_batch = tensor(36, FMHA_I32);
 	return p;
