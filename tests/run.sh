@@ -77,13 +77,16 @@ fuzz() {
 }
 
 # A Python program that says by status 77 that something it needs is not here.
+# A Python program that ends with 77 was skipped.
+skippable() { # program [option...]
+    local code=0
+    "$python" "$@" || code=$?
+    [ "$code" -eq 0 ] || [ "$code" -eq 77 ]
+}
+
 timed_or_skipped() { # name program [option...]
-    local name=$1 status=0
+    local name=$1
     shift
-    skippable() {
-        "$python" "$@" || status=$?
-        [ "$status" -eq 0 ] || [ "$status" -eq 77 ]
-    }
     timed "$name" skippable "$@"
 }
 
