@@ -76,7 +76,6 @@ fuzz() {
     tests/fuzz/run.sh
 }
 
-# A Python program that says by status 77 that something it needs is not here.
 # A Python program that ends with 77 was skipped.
 skippable() { # program [option...]
     local code=0

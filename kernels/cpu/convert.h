@@ -190,7 +190,7 @@ static inline __attribute__((always_inline)) vf vf_load_as(const void *p, int32_
 		return (vf)_mm256_or_ps(value, nan);
 	}
 #else
-	vf r;
+	vf r = {0}; /* at -O1 gcc 12 does not see the loop fill it */
 
 	for (int i = 0; i < LANES; i++)
 		r[i] = load_one(p, dtype, i);
