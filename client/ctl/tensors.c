@@ -9,16 +9,20 @@
 
 #define ALIGNMENT 256
 
-/* Memory that we see too: what the worker allocates, or on a GPU a memfd of ours. */
+/* Memory that we see too: what the worker allocates, or on a GPU, whose memory we do not see or which cannot even share it, a
+ * memfd of ours. */
 static int new_buffer(struct fmha_device *device, uint64_t size, struct fmha_buffer **ret_buffer,
 		      struct fmha_error *err)
 {
 	struct fmha_memory memory = {.struct_size = sizeof(memory), .size = size};
 	int r = fmha_buffer_new(device, size, ret_buffer, err);
 
-	if (r < 0 || fmha_buffer_data(*ret_buffer))
+	if (r == 0 && fmha_buffer_data(*ret_buffer))
+		return 0;
+	if (r < 0 && r != FMHA_ENOTSUP)
 		return r;
-	(void)fmha_buffer_free(*ret_buffer);
+	if (r == 0)
+		(void)fmha_buffer_free(*ret_buffer);
 	r = fmha_memfd_new(size, &memory.fd, err);
 	if (r < 0)
 		return r;

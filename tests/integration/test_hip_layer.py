@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import struct
+import subprocess
 import time
 
 import fmha_wire
@@ -393,3 +394,13 @@ def test_out_of_memory_is_an_error_and_no_end(make_gpu):
                 refused += 1
     # An allocation is tried again when some memory is on its way back.
     assert 2 <= refused <= 3 and daemon.children() == [pid]
+
+
+@pytest.mark.parametrize("local", [[], ["--local"]])
+def test_verify_brings_its_memory_where_the_runtime_shares_none(make_gpu, local):
+    """The fake's kernels compute nothing that is right: that is found, here and in the worker."""
+    daemon = make_gpu()
+    command = [fmhad.find_program("fmhactl"), "verify", "--socket", daemon.socket, "--features", "f32", "--cases", "5", *local]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LD_LIBRARY_PATH": str(fake_folder())})
+    assert done.returncode == 1 and "seed 1: 0 ok, 0 not supported, 5 failed" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("WRONG (element") >= 5
