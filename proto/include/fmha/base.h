@@ -222,7 +222,8 @@ enum fmha_tensor_role {
  * is 0 at columns without a key.
  *
  * Finite values of bias beyond 2.2e38 may count as that: a row of nothing but the lowest number is the
- * average of what it sees, a row of -inf is masked.
+ * average of what it sees, a row of -inf is masked. Not yet so on GPUs where bias is bf16, or the loop one
+ * made for Hopper or AMD: there such a row is masked, too.
  *
  * With leftpad_k, a sequence's keys begin leftpad_k positions into its storage; seqlen_k_per_batch
  * counts those as well. Blocks of k_descale and v_descale count positions, so padding too.
