@@ -3,13 +3,13 @@
 """Every kind of problem of a profile has a tile that spills no registers on NVIDIA GPUs, and no kernel of Hopper's
 loops spills, has its products serialised (C7510 to C7515) or is above 150 KB; how long each compiles. No GPU needed.
 
-    tests/gpu/spill_check.py [--profile pytorch] [--arch sm_80,sm_90a] [--full] [--match REGEX]
+    tests/gpu/spill_check.py [--profile pytorch] [--arch sm_80,sm_90a] [--full] [--share N] [--match REGEX]
 
 A daemon sets kernels aside that turn out to spill, so here a kind's tiles are compiled in the order of the table
 until one does not; how many were tried is how many compiles its first user may have to wait for. Hopper's loops have
 their rows to be fast, so all of those are compiled. The names come from
 `fmhactl build --list`, so this is what the profile ships. The short version takes the kinds that have few registers
-left (f16 on sm_80, bf16 elsewhere), and fp8 ones of another profile; --full all of them (some hours of one core), of
+left (f16 on sm_80, bf16 elsewhere), and fp8 ones of another profile; --share one of N of its kinds; --full all of them (some hours of one core), of
 which batch_prefill is fwd_pagedkv under another name. Times are CPU seconds of one compile: 2 s are wanted, not
 asserted.
 """
@@ -21,6 +21,7 @@ import re
 import subprocess
 import sys
 import time
+import zlib
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "lib")]
@@ -150,6 +151,7 @@ def main():
     parser.add_argument("--profile", default="pytorch")
     parser.add_argument("--arch", default="sm_80,sm_90a")
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--share", type=int, default=1, metavar="N", help="one of N kinds of problems, always the same")
     parser.add_argument("--match", default="")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
@@ -173,7 +175,9 @@ def main():
             if kernel is None:
                 unknown.append(name)
             else:
-                kinds[kind_of(name)].append((name, kernel.source.decode(), abi.kernel_options(kernel), arch))
+                kind = kind_of(name)
+                if zlib.crc32(kind.encode()) % options.share == 0:
+                    kinds[kind].append((name, kernel.source.decode(), abi.kernel_options(kernel), arch))
     n_tried, hopeless, failed, seconds = collections.Counter(), [], [], collections.defaultdict(list)
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
         for kind, tried in progress.told(zip(kinds, pool.map(compile_kind, kinds.values())), len(kinds), "spills"):

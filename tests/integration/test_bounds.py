@@ -82,7 +82,7 @@ def may_open(daemon):
 def test_every_method_has_somebody_to_blame():
     """A worker that ends in any method of one user's: the user is barred after as many deaths as the
     configuration says, and told so; others are served."""
-    supervision = {**fmhad.FAKE["supervision"], "quarantine_deaths": 2, "quarantine_s": 2, "restart_ms": 10}
+    supervision = {**fmhad.FAKE["supervision"], "quarantine_deaths": 2, "quarantine_s": 60, "restart_ms": 10}
     methods = methods_of_a_worker()
     assert len(methods) > 20
     with fmhad.Daemon({**fmhad.FAKE, "supervision": supervision}, open_to_all=True) as daemon:
@@ -111,20 +111,15 @@ def test_an_administrator_is_not_barred():
 # ---- CPU time of the loop ----
 
 
-def loop_ns(pid):
-    """CPU time of a process's first thread, which has the loop."""
-    return int(pathlib.Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
-
-
 def longest_wait_ms(daemon, until):
     """Pings until @until(): the most CPU time of the loop, in ms, that one ping had to wait for."""
     longest = 0
     with daemon.device() as device:
         while not until():
-            before = loop_ns(device.worker_pid)
+            before = fmhad.loop_seconds(device.worker_pid)
             device.ping()
-            longest = max(longest, loop_ns(device.worker_pid) - before)
-    return longest / 1e6
+            longest = max(longest, fmhad.loop_seconds(device.worker_pid) - before)
+    return longest * 1e3
 
 
 def attack(function, *arguments):
@@ -189,7 +184,7 @@ def test_what_walks_a_users_things_gives_way(function, n, bound_ms):
         child.join()
         assert child.exitcode == 0
         assert longest < bound_ms * (20 if SANITIZED else 1), f"{longest} ms"
-        assert fmhad.until(lambda: not sessions_of(daemon, ATTACKER), 10)
+        assert fmhad.until(lambda: not sessions_of(daemon, ATTACKER))
 
 
 def sessions_of(daemon, uid):

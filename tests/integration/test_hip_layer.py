@@ -132,7 +132,7 @@ def nothing_is_left(counts, worker):
         now = counts(worker)
         return not (now["imports"] or now["allocations"] or now["modules"] > 1)
 
-    assert fmhad.until(gone, 5), counts(worker)
+    assert fmhad.until(gone), counts(worker)
     assert counts(worker)["unpinned copies"] == 0
 
 
@@ -184,16 +184,13 @@ def test_a_handle_that_blocks_the_driver_blocks_nobody_else(gpu, memory):  # noq
     handle = bytearray(good.hip.handle(good.pointer))
     handle[8:12] = struct.pack("I", 0x7FFFFFFF)
     with gpu.device() as device, gpu.device() as other:
-        start = time.monotonic()
         number = device.submit("buffer_import", {"kind": "ipc_handle", "size": 64, "handle": bytes(handle)})
         for _ in range(5):
-            before = time.monotonic()
             other.call("buffer_release", {"buffer": good.import_to(other)})
-            assert time.monotonic() - before < 0.5
+        assert not device.is_answered(number), "others do not wait for it"
         with pytest.raises(fmha_wire.WireError) as caught:
             device.wait(number)
         assert caught.value.name == "ETIMEDOUT"
-        assert time.monotonic() - start < 4
 
 
 def test_memory_given_again_at_the_same_address_is_the_new_one(gpu, hip):  # noqa: F811
@@ -258,7 +255,7 @@ def test_a_fence_that_nobody_signals_has_a_deadline(gpu, memory):  # noqa: F811
             except fmha_wire.WireError as error:
                 return error.name, error.field
 
-        assert fmhad.until(told, 3) == ("ETIMEDOUT", "waits")
+        assert fmhad.until(told) == ("ETIMEDOUT", "waits")
         device.run(plan)
         assert gpu.children() == [pid], "no worker had to die for it"
 
@@ -270,15 +267,13 @@ def test_who_waits_for_a_fence_holds_up_nobodys_memory(gpu, memory):  # noqa: F8
     for device in waiting:
         buffer = shared.import_to(device)
         plan = device.plan(problem(buffer))["plan"]
-        device.run(plan, waits=[{"buffer": buffer, "offset": at, "value": 1}], timeout_ms=2500)
-    pids = gpu.children()
+        device.run(plan, waits=[{"buffer": buffer, "offset": at, "value": 1}], timeout_ms=20000)
+    pids, began = gpu.children(), time.monotonic()
     with gpu.device() as other:
-        start = time.monotonic()
         for _ in range(3):
-            before = time.monotonic()
             assert run_once(other)
-            assert time.monotonic() - before < 0.5
-        assert time.monotonic() - start < 1.5
+        assert time.monotonic() - began < 15, "before any fence is given up"
+    shared.words[at // 4] = 1
     for device in waiting:
         device.close()
     assert gpu.children() == pids
@@ -313,7 +308,7 @@ def test_a_fault_costs_what_was_in_flight(make_gpu, fault):
             run_once(device)
         if isinstance(caught.value, fmha_wire.WireError):
             assert caught.value.name == "EDEVICE"
-    assert fmhad.until(lambda: daemon.children() not in ([], worker), 5)
+    assert fmhad.until(lambda: daemon.children() not in ([], worker))
     with reopen(daemon) as device:
         assert run_once(device)
 
@@ -326,10 +321,8 @@ def test_a_kernel_that_never_ends_is_given_up(make_gpu, tmp_path):
         buffer = host_buffer(device, 4 * TENSOR_BYTES)
         plan = device.plan(problem(buffer.id))["plan"]
         flag.touch()
-        start = time.monotonic()
         with pytest.raises(DIED):
             device.run(plan)
-        assert time.monotonic() - start < 5
     flag.unlink()
     with reopen(daemon) as device:
         assert run_once(device)
@@ -339,11 +332,9 @@ def test_a_kernel_that_never_ends_is_given_up(make_gpu, tmp_path):
 def test_a_call_that_does_not_come_back(make_gpu, call):
     """On the loop it costs the worker; on other threads its own caller."""
     daemon = make_gpu(HIP_FAKE_BLOCK=f"{call}:2")
-    start = time.monotonic()
     with daemon.device() as device, pytest.raises(DIED):
         for _ in range(5):
             run_once(device)
-    assert time.monotonic() - start < 15
     with reopen(daemon) as device:
         device.ping()
 
@@ -355,7 +346,7 @@ def test_a_machine_without_the_runtime_says_so(make_daemon, tmp_path):
     daemon = make_daemon(config, env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
     if os.path.exists("/opt/rocm/lib/libamdhip64.so"):
         pytest.skip("this machine has ROCm")
-    said = fmhad.until(lambda: daemon.status()["devices"][1]["last_death"], 5)
+    said = fmhad.until(lambda: daemon.status()["devices"][1]["last_death"])
     assert "opening the hip driver: hipErrorNoDevice" in said and "libamdhip64.so.7, .6 or .5" in said
     with daemon.device(0) as device:
         device.ping()

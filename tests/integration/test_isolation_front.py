@@ -160,7 +160,7 @@ def test_closed_connections_keep_counting_what_they_left_unread(make_daemon):
         assert_served(daemon)
         assert daemon.fd_counts()[0] < 256 - 64
     # All of it is given back once the peer is gone.
-    assert fmhad.until(lambda: daemon.fd_counts()[0] < 40, 3), daemon.fd_counts()
+    assert fmhad.until(lambda: daemon.fd_counts()[0] < 40), daemon.fd_counts()
 
 
 def test_pipelining_clients_get_everything(make_daemon):
@@ -171,7 +171,6 @@ def test_pipelining_clients_get_everything(make_daemon):
             (device, "explain", {"problem": PROBLEM}, 200),
             (device, "buffer_create", {"size": 4096}, 500),
         ):
-            began = time.monotonic()
             frames = b"".join(fmha_wire.frame([0, 5000 + i, method, params]) for i in range(n))
             connection.methods = {5000 + i: method for i in range(n)}
             sock = connection.sock.dup()
@@ -183,7 +182,6 @@ def test_pipelining_clients_get_everything(make_daemon):
                 os.close(fd)
             writer.join()
             sock.close()
-            assert time.monotonic() - began < 5
         assert status(client)["front"]["limits"]["fds_per_connection"]["hits"] > 0
 
 
@@ -195,7 +193,7 @@ def test_a_client_that_never_reads_its_descriptors_is_dropped(make_daemon):
         def n_connections():
             return status(client)["front"]["connections"]
 
-        assert fmhad.until(lambda: n_connections() == 1, 3)
+        assert fmhad.until(lambda: n_connections() == 1)
         # As many as a connection may have, then the end.
         n = 0
         with pytest.raises(fmha_wire.Disconnected):
@@ -238,24 +236,21 @@ def test_opening_devices_of_a_stuck_worker_is_bounded(make_daemon):
         os.kill(worker, signal.SIGCONT)
         assert_served(daemon)
         assert daemon.children()[0] == worker
-    assert fmhad.until(lambda: daemon.fd_counts()[0] < 40, 3), daemon.fd_counts()
+    assert fmhad.until(lambda: daemon.fd_counts()[0] < 40), daemon.fd_counts()
 
 
 # ---- time ----
 
 
-def percentile(times, share):
-    return sorted(times)[int(len(times) * share)]
-
-
-def ping_times(connection, seconds):
-    times, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
-        began = time.monotonic()
-        connection.ping()
-        times.append(time.monotonic() - began)
+def ping_times(device, n):
+    """CPU time of the loop that each answer took, in order of size."""
+    times = []
+    for _ in range(n):
+        began = fmhad.loop_seconds(device.worker_pid)
+        device.ping()
+        times.append(fmhad.loop_seconds(device.worker_pid) - began)
         time.sleep(0.002)
-    return times
+    return sorted(times)
 
 
 def test_plans_of_one_user_do_not_delay_anothers_pings(make_daemon):
@@ -276,9 +271,9 @@ def test_plans_of_one_user_do_not_delay_anothers_pings(make_daemon):
     with daemon.device() as device:
         with Attacker(daemon, program) as attacker:
             attacker.until_ready()
-            times = ping_times(device, 2.0)
-        # Turns by connection: 50 ms and more. What is left beyond 3 ms is a busy machine.
-        assert percentile(times, 0.95) < 0.03, (percentile(times, 0.5), percentile(times, 0.95))
+            times = ping_times(device, 200)
+        # Turns by connection would be 50 ms and more.
+        assert times[len(times) // 2] < 0.01, times[:: len(times) // 10]
 
 
 @pytest.mark.parametrize("attached", [True, False])
@@ -327,12 +322,12 @@ def test_what_ended_a_worker_is_told_apart(make_daemon):
     daemon = make_daemon(fmhad.FAKE)
     with daemon.device() as device:
         os.kill(device.worker_pid, signal.SIGKILL)
-        assert_worker_lost(lambda: device.ping(timeout=5))
+        assert_worker_lost(lambda: device.ping())
         worker_is_back(daemon, device.worker_pid)
     assert "signal 9" in last_death(daemon)
     with daemon.device() as device:
         os.kill(device.worker_pid, signal.SIGSTOP)
-        assert_worker_lost(lambda: device.ping(timeout=5))
+        assert_worker_lost(lambda: device.ping())
         worker_is_back(daemon, device.worker_pid)
     assert "did not answer" in last_death(daemon)
     assert daemon.log().count("did not answer") == 1
@@ -352,23 +347,23 @@ def quarantined(daemon):
 
 
 def test_quarantine_ends_and_doubles(make_daemon):
-    rules = {**fmhad.FAKE["supervision"], "quarantine_deaths": 2, "quarantine_s": 2}
+    rules = {**fmhad.FAKE["supervision"], "quarantine_deaths": 2, "quarantine_s": 6}
     daemon = make_daemon({**fmhad.FAKE, "supervision": rules})
     end_a_worker(daemon)
     end_a_worker(daemon)
     (entry,) = quarantined(daemon)
-    assert entry["remaining_s"] <= 2
+    assert entry["remaining_s"] <= 6
     with daemon.device() as device:
         prepare(device)
         other = device.plan(device.last_problem)["stages"][0]["kernel"]
         assert other != entry["kernel"]
-    assert fmhad.until(lambda: quarantined(daemon) == [], 3)
+    assert fmhad.until(lambda: quarantined(daemon) == [])
     os.kill(daemon.children()[0], signal.SIGKILL)  # the next one is not told any more
-    assert fmhad.until(lambda: chosen_kernel(daemon) == entry["kernel"], 2)
+    assert fmhad.until(lambda: chosen_kernel(daemon) == entry["kernel"])
     end_a_worker(daemon)
     end_a_worker(daemon)
     (entry,) = quarantined(daemon)
-    assert 2 <= entry["remaining_s"] <= 4
+    assert 6 <= entry["remaining_s"] <= 12
 
 
 def chosen_kernel(daemon):
@@ -402,7 +397,7 @@ def test_a_users_own_quarantine_leaves_the_kernel_to_others_and_ends(make_daemon
     """Another user's requests end workers: the kernel is kept from that user only, and for a time."""
     if os.geteuid() != 0:
         pytest.skip("needs root to become somebody else")
-    rules = {**fmhad.FAKE["supervision"], "quarantine_deaths": 2, "quarantine_s": 3}
+    rules = {**fmhad.FAKE["supervision"], "quarantine_deaths": 2, "quarantine_s": 8}
     daemon = make_daemon({**fmhad.FAKE, "supervision": rules})
     os.chmod(daemon.socket, 0o666)
     os.chmod(daemon.directory, 0o755)
@@ -425,14 +420,14 @@ def test_a_users_own_quarantine_leaves_the_kernel_to_others_and_ends(make_daemon
 
     for _ in range(2):
         culprit = as_another_user(kill_and_name)
-        assert fmhad.until(lambda: daemon.status()["devices"][0]["state"] == "ready", 5)
+        assert fmhad.until(lambda: daemon.status()["devices"][0]["state"] == "ready")
     (entry,) = quarantined(daemon)
     assert entry["kernel"] == culprit and entry["uid"] == 65534
     assert name_of_plan() == culprit, "root still gets it"
     assert as_another_user(name_of_plan) != culprit
     # The same worker gives it back when the time is over.
     worker = daemon.children()
-    assert fmhad.until(lambda: quarantined(daemon) == [], 5)
+    assert fmhad.until(lambda: quarantined(daemon) == [])
     assert as_another_user(name_of_plan) == culprit
     assert daemon.children() == worker
 
@@ -484,4 +479,4 @@ def test_a_user_that_ends_workers_is_alone_with_the_consequences(make_daemon, tm
                            == str(sum("kernel" in entry for entry in quarantined(daemon))) != "0")  # fmt: skip
         assert chosen_kernel(daemon) == kernel  # anybody else has the same kernel as before
         assert_served(daemon)
-    assert fmhad.until(lambda: quarantined(daemon) == [], 12)
+    assert fmhad.until(lambda: quarantined(daemon) == [])

@@ -497,7 +497,7 @@ def test_a_client_ends_what_an_idle_device_began(state):
             run_shapes(device, [192])
             assert not is_busy() and fmhad.until(lambda: results(device)) and is_busy()
             run_shapes(device, [192])
-            assert fmhad.until(lambda: not is_busy(), 0.9)
+            assert fmhad.until(lambda: not is_busy())
             first = results(device)
             shape = json.loads(device.call_json("census", {}))["shapes"][0]
             assert shape["runs"] == 2 and not shape["settled"]

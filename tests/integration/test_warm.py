@@ -102,20 +102,18 @@ def test_eight_processes_on_a_cold_machine(make_gpu, compiler, tmp_path):  # noq
 
     def warm():
         done = fmhactl("warm", "--socket", daemon.socket, "--model", tmp_path / "config.json")
-        ends.append((time.monotonic(), done))
+        ends.append(done)
 
-    start, threads = time.monotonic(), [threading.Thread(target=warm) for _ in range(8)]
+    threads = [threading.Thread(target=warm) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(done.returncode == 0 for _, done in ends), ends[0][1].stderr
+    assert all(done.returncode == 0 for done in ends), ends[0].stderr
     commands = compiler.runs.read_text().splitlines()
     assert len(commands) == len({line.split("-D", 1)[-1] for line in commands}) > 5
-    warm_start = time.monotonic()
     warm()
     assert compiler.count() == len(commands)
-    assert time.monotonic() - warm_start < max(end for end, _ in ends[:8]) - start
 
 
 @pytest.mark.parametrize("victims", [1, 7])

@@ -189,7 +189,7 @@ def test_metrics_over_http(make_daemon, tmp_path):
         silent[-1].connect(path)
     with daemon.client() as client:
         client.ping()
-    assert fmhad.until(lambda: "200 OK" in get(path), 15)
+    assert fmhad.until(lambda: "200 OK" in get(path))
     for sock in silent:
         sock.close()
     fds = daemon.fd_counts()[0]

@@ -11,6 +11,7 @@ bfloat16 and fp8 arrays travel as numpy uint16 and uint8 with dtype="bf16" and s
 """
 import mmap
 import os
+import select
 import socket
 import struct
 import time
@@ -164,23 +165,37 @@ class Connection:
         self.send_bytes(frame([0, number, method, params or {}]), fds)
         return number
 
+    def is_answered(self, number):
+        """Whether the answer has come, as far as can be seen without waiting for it."""
+        while number not in self.answers:
+            payload = self._payload_if_complete()
+            if payload is not None:
+                self._take(*msgpack.unpackb(payload, raw=False))
+            elif select.select([self.sock], [], [], 0)[0]:
+                self._receive_some(time.monotonic() + self.timeout)
+            else:
+                break
+        return number in self.answers
+
     def wait(self, number, timeout=None):
         """The result of a request, and the descriptors that came with it."""
         deadline = time.monotonic() + (timeout or self.timeout)
         while number not in self.answers:
-            kind, answered, error, result = self.receive(deadline)
-            if kind != 1:
-                raise Disconnected(f"message of type {kind}, not an answer")
-            # Descriptors belong to answers in the order of their frames.
-            taken = 0 if error else FDS_OUT.get(self.methods.pop(answered, ""), 0)
-            if len(self.fds) < taken:
-                raise Disconnected("an answer without its descriptor")
-            fds, self.fds = self.fds[:taken], self.fds[taken:]
-            self.answers[answered] = (error, result, fds)
+            self._take(*self.receive(deadline))
         error, result, fds = self.answers.pop(number)
         if error is not None:
             raise WireError(error)
         return result, fds
+
+    def _take(self, kind, answered, error, result):
+        if kind != 1:
+            raise Disconnected(f"message of type {kind}, not an answer")
+        # Descriptors belong to answers in the order of their frames.
+        taken = 0 if error else FDS_OUT.get(self.methods.pop(answered, ""), 0)
+        if len(self.fds) < taken:
+            raise Disconnected("an answer without its descriptor")
+        fds, self.fds = self.fds[:taken], self.fds[taken:]
+        self.answers[answered] = (error, result, fds)
 
     def call_with_fds(self, method, params=None, fds=(), timeout=None):
         return self.wait(self.submit(method, params, fds), timeout)

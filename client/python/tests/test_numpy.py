@@ -272,10 +272,10 @@ def test_ten_thousand_sizes_grow_neither_side():
 def test_a_call_asks_the_front_nothing():
     x = np.ones((1, 4, 1, 32), np.float32)
     fmha.attention(x, x, x)
-    frames = [status()["front"]["frames"] for _ in range(2)]
-    for _ in range(10):
+    frames = status()["front"]["frames"]
+    for _ in range(500):
         fmha.attention(x, x, x)
-    assert status()["front"]["frames"] - frames[1] == frames[1] - frames[0]
+    assert status()["front"]["frames"] - frames < 250  # of status, and of a worker that is alive
 
 
 # ---- misuse ----

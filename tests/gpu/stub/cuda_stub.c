@@ -13,7 +13,6 @@
  * cuStreamEndCapture() launches and clears are kept for cuGraphLaunch(), and what a capture forbids
  * fails.
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -533,7 +532,7 @@ CALL(cuIpcOpenEventHandle, struct event **event, struct ipc_handle handle)
 		(void)close(fd);
 	}
 	if (shared == MAP_FAILED)
-		return errno == ENOENT || errno == ESRCH ? INVALID : 2;
+		return INVALID;
 	*event = calloc(1, sizeof(**event));
 	if (*event)
 		(*event)->shared = shared;
@@ -800,13 +799,11 @@ CALL(cuMemMap, pointer at, size_t bytes, size_t offset, unsigned long long handl
 	struct stat st;
 
 	(void)flags;
-	if (fstat((int)handle - 1, &st) < 0)
-		return 2;
-	if (offset + bytes > (size_t)st.st_size)
+	if (fstat((int)handle - 1, &st) < 0 || offset + bytes > (size_t)st.st_size)
 		return INVALID;
 	return mmap((void *)(uintptr_t)at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
 		    (int)handle - 1, (off_t)offset) == MAP_FAILED
-		       ? 2
+		       ? INVALID
 		       : 0;
 }
 
@@ -814,7 +811,7 @@ CALL(cuMemUnmap, pointer at, size_t bytes)
 {
 	return mmap((void *)(uintptr_t)at, bytes, PROT_NONE,
 		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED
-		       ? 2
+		       ? INVALID
 		       : 0;
 }
 

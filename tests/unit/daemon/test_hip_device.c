@@ -608,7 +608,7 @@ static void giving_memory_back_waits_for_nobody(void **state)
 	began = clock_ns();
 	device_memory_free(use->device, &other);
 	device_trim(use->device);
-	assert_true(clock_ns() - began < NS_PER_S);
+	assert_true(clock_ns() - began < PATIENCE);
 	assert_true(device_release_fences(use->device, use->launch));
 	assert_true(collect(use));
 	(void)close(fd);
@@ -692,14 +692,14 @@ static void first_uses_are_over_when_the_device_is_open(void **state)
 	uint64_t began;
 
 	(void)state;
-	fake_set("HIP_FAKE_FIRST_MS", "300");
+	fake_set("HIP_FAKE_FIRST_MS", "1000");
 	use = opened();
 	load_kernel(use);
 	get_memory(use, shared.handle);
 	fill_launch(use);
 	began = clock_ns();
 	submit(use); /* a kernel's first launch is all that is left */
-	assert_true(clock_ns() - began < 500 * NS_PER_MS);
+	assert_true(clock_ns() - began < 1900 * NS_PER_MS);
 	assert_true(collect(use));
 	fake_set("HIP_FAKE_FIRST_MS", "");
 	give_back(use);

@@ -103,6 +103,24 @@ void launch_family(enum cpu_level level, enum abi_family family, uint32_t dtype,
 	launch(kernel, args, n_threads);
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED 0
+#endif
+
+int launch_next_level(int level)
+{
+	int last = (int)cpu_level_detect();
+
+	return SANITIZED && !getenv("FMHA_TEST_ALL") && level < last ? last : level + 1;
+}
+
 int launch_has_level(enum cpu_level level)
 {
 	return level <= cpu_level_detect();

@@ -18,4 +18,8 @@ void launch_family(enum cpu_level level, enum abi_family family, uint32_t dtype,
 /* Levels that this machine can run, from portable up to cpu_level_detect(). */
 int launch_has_level(enum cpu_level level);
 
+/* The next level to try: all of them, but in builds with sanitizers, where a case takes many times as
+ * long, the first and the last, unless FMHA_TEST_ALL is set. */
+int launch_next_level(int level);
+
 #endif

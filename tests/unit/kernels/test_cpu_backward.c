@@ -22,7 +22,8 @@ static void check(struct backward_case c)
 {
 	struct backward_problem *p = backward_problem_new(&c, 1);
 
-	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level); level++) {
+	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level);
+	     level = launch_next_level(level)) {
 		backward_problem_poison(p);
 		backward_problem_run(p, level, 1 + level);
 		backward_problem_check(p, backward_tolerance(c.dtype));
@@ -351,7 +352,8 @@ static void logits_of_eighty(void **state)
 	c.seqlen_q = c.seqlen_k = 128;
 	c.hdim_q = c.hdim_v = 64;
 	c.magnitude = 8.7f;
-	for (int level = CPU_X86_64_V3; level < CPU_N_LEVELS && launch_has_level(level); level++)
+	for (int level = CPU_X86_64_V3; level < CPU_N_LEVELS && launch_has_level(level);
+	     level = launch_next_level(level))
 		for (uint64_t seed = 1; seed < 9; seed++) {
 			struct backward_problem *p;
 
@@ -429,7 +431,8 @@ static void check_bar(struct backward_problem *p, float *const in_type[3])
 	const void *got[3] = {a->dq.data, a->dk.data, a->dv.data};
 	const int64_t n[3] = {p->n_q, p->n_k, p->n_v};
 
-	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level); level++) {
+	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level);
+	     level = launch_next_level(level)) {
 		backward_problem_poison(p);
 		backward_problem_run(p, level, 1);
 		for (int i = 0; i < 3; i++) {
@@ -496,7 +499,8 @@ static void rows_lie_anywhere(void **state)
 	c.hdim_q = c.hdim_v = 64;
 	p = backward_problem_new(&c, 9);
 	moved[0] = &p->args.q, moved[1] = &p->args.k, moved[2] = &p->args.d_o;
-	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level); level++) {
+	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level);
+	     level = launch_next_level(level)) {
 		uint64_t hash;
 
 		backward_problem_poison(p);
@@ -547,7 +551,8 @@ static void check_nan_stays(uint32_t dtype)
 	p = backward_problem_new(&c, 4);
 	a = &p->args;
 	v = view_sequence(&a->sequences, NULL, 0);
-	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level); level++) {
+	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level);
+	     level = launch_next_level(level)) {
 		fill_nan(&a->k, dtype, view_k_offset(&a->k, &v, 80, 0), c.hdim_q);
 		backward_problem_poison(p);
 		backward_problem_run(p, level, 1);
@@ -596,7 +601,8 @@ static void check_padding_unread(uint32_t dtype)
 			}
 		}
 	}
-	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level); level++) {
+	for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level);
+	     level = launch_next_level(level)) {
 		backward_problem_poison(p);
 		backward_problem_run(p, level, 1);
 		backward_problem_check(p, backward_tolerance(c.dtype));

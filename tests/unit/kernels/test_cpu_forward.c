@@ -21,6 +21,7 @@
 #include <kernels/view.h>
 
 #include "forward_case.h"
+#include "launch.h"
 
 static const uint32_t families[] = {ABI_FWD, ABI_FWD_SPLITKV, ABI_FWD_PAGEDKV, ABI_BATCH_PREFILL};
 
@@ -36,7 +37,7 @@ static int check_case(struct forward_case *c, float tolerance)
 {
 	int failures = 0, n_run = 0;
 
-	for (int level = 0; level <= (int)cpu_level_detect(); level++) {
+	for (int level = 0; level <= (int)cpu_level_detect(); level = launch_next_level(level)) {
 		size_t n;
 		const struct cpu_kernel *const *kernels = cpu_kernels((enum cpu_level)level, &n);
 
@@ -334,7 +335,7 @@ static void sizes_need_no_data(void **state)
 	o.varlen = 1;
 	o.bias = 1;
 	forward_case_init(&c, &o, &r);
-	for (int level = 0; level <= (int)cpu_level_detect(); level++) {
+	for (int level = 0; level <= (int)cpu_level_detect(); level = launch_next_level(level)) {
 		const struct cpu_kernel *const *kernels = cpu_kernels((enum cpu_level)level, &n);
 
 		for (size_t i = 0; i < n; i++) {
