@@ -411,6 +411,15 @@ static const struct field launch_fields[] = {
 	U32(dropout_offset, OPTIONAL,
 	    NOTE("in the arguments, of seed, offset and two addresses of what is added to them; "
 		 "0: none")),
+	U32(sequences_offset, OPTIONAL,
+	    NOTE("in the arguments, of five addresses and then, as int32, the number of sequences, "
+		 "the longest "
+		 "of Q, the longest of K, and how many rows all of Q and all of K have; 0: none")),
+	U32(k_offset, OPTIONAL,
+	    NOTE("in the arguments, of K's address, then, as int64 in elements, the strides of "
+		 "batch, row, head "
+		 "and element; 0: none")),
+	U32(v_offset, OPTIONAL, NOTE("likewise of V")),
 	BOOL(overlaps, OPTIONAL,
 	     NOTE("it waits for the launch before it by itself, and may begin earlier")),
 	ARRAY(relocations, n_relocations, relocation_table, PROTO_MAX_RELOCATIONS, OPTIONAL),
@@ -438,6 +447,11 @@ static const struct field local_plan_result_fields[] = {
 	U64(workspace_alignment, NOTE("of its address")),
 	F64(flops, NOTE("of one run, multiply and add counted apart")),
 	U64(version, OPTIONAL, NOTE("for `local_runs`: other kernels have another one")),
+	I32(seqlen_k_least, OPTIONAL,
+	    NOTE("fewest keys that a run may have instead of the problem's")),
+	I32(seqlen_k_most, OPTIONAL, NOTE("most; 0: the problem's number only")),
+	U32(key_stride_unit, OPTIONAL,
+	    NOTE("elements: what K's and V's strides of batch and head are then multiples of")),
 	ARRAY(tensors, n_tensors, local_tensor_table, FMHA_N_TENSORS, OPTIONAL),
 	ARRAY(launches, n_launches, launch_table, PROTO_MAX_LAUNCHES, OPTIONAL,
 	      NOTE("in their order on a stream")),

@@ -29,9 +29,18 @@ _Static_assert(FMHA_MAX_LAUNCHES == PROTO_MAX_LAUNCHES, "a plan's launches are a
 static int check_result(const struct proto_local_plan_result *result, struct fmha_error *err)
 {
 	uint64_t alignment = result->workspace_alignment;
+	bool varies = result->seqlen_k_most != 0;
 
 	if (alignment == 0 || alignment > 4096 || (alignment & (alignment - 1)) != 0)
 		return fmha_error_set(err, FMHA_EPROTO, "a plan whose workspace has no alignment");
+	if (varies && (result->seqlen_k_least < 1 || result->key_stride_unit == 0 ||
+		       result->seqlen_k_most < result->seqlen_k_least))
+		return fmha_error_set(err, FMHA_EPROTO, "a plan of no number of keys");
+	for (uint32_t i = 0; i < result->n_launches; i++)
+		if (varies && result->launches[i].sequences_offset == 0)
+			return fmha_error_set(
+				err, FMHA_EPROTO,
+				"a launch whose keys cannot be told how many they are");
 	for (uint32_t i = 0; i < result->n_tensors; i++) {
 		alignment = result->tensors[i].alignment;
 		if (alignment == 0 || alignment > 4096 || (alignment & (alignment - 1)) != 0)
@@ -103,6 +112,9 @@ int local_plan_make(const char *backend, const struct proto_local_plan_result *r
 	plan->workspace_bytes = result->workspace_bytes;
 	plan->workspace_alignment = result->workspace_alignment;
 	plan->flops = result->flops;
+	plan->seqlen_k_least = result->seqlen_k_least;
+	plan->seqlen_k_most = result->seqlen_k_most;
+	plan->key_stride_unit = result->key_stride_unit;
 	plan->n_tensors = result->n_tensors;
 	memcpy(plan->tensors, result->tensors, sizeof(plan->tensors));
 	r = check_result(result, err);
@@ -295,6 +307,9 @@ int fmha_local_plan_info(const struct fmha_local_plan *plan, struct fmha_local_p
 	ret_info->workspace_bytes = plan->workspace_bytes;
 	ret_info->workspace_alignment = (uint32_t)plan->workspace_alignment;
 	ret_info->flops = plan->flops;
+	ret_info->seqlen_k_least = plan->seqlen_k_least;
+	ret_info->seqlen_k_most = plan->seqlen_k_most;
+	ret_info->key_stride_unit = plan->key_stride_unit;
 	ret_info->n_runs = __atomic_load_n(&plan->n_runs, __ATOMIC_RELAXED);
 	ret_info->n_launches = version->n_launches;
 	for (uint32_t i = 0; i < version->n_launches; i++) {
@@ -365,6 +380,30 @@ static int bind_tensors(const struct fmha_local_plan *plan, const struct fmha_lo
 	return 0;
 }
 
+/* The kernels were chosen for steps like these. */
+static int check_keys(const struct fmha_local_plan *plan, const struct fmha_local_keys *keys,
+		      struct fmha_error *err)
+{
+	const int64_t most = (int64_t)1
+			     << 36; /* elements: an engine's steps are below 2^40 bytes */
+	const int64_t steps[] = {keys->k_stride_batch, keys->k_stride_head, keys->v_stride_batch,
+				 keys->v_stride_head};
+
+	if (plan->seqlen_k_most == 0 || keys->seqlen_k < plan->seqlen_k_least ||
+	    keys->seqlen_k > plan->seqlen_k_most)
+		return fmha_error_set_field(
+			err, FMHA_EINVAL, "keys", "keys: %d, the plan may be run with %d to %d%s",
+			keys->seqlen_k, plan->seqlen_k_least, plan->seqlen_k_most,
+			plan->seqlen_k_most ? "" : ": its own number only");
+	for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++)
+		if (steps[i] <= 0 || steps[i] >= most || steps[i] % plan->key_stride_unit != 0)
+			return fmha_error_set_field(
+				err, FMHA_EINVAL, "keys",
+				"keys: a stride of %lld elements, no positive multiple of %u",
+				(long long)steps[i], plan->key_stride_unit);
+	return 0;
+}
+
 static int check_run(const struct fmha_local_plan *plan, const struct fmha_local_run *run,
 		     struct fmha_error *err)
 {
@@ -387,7 +426,7 @@ static int check_run(const struct fmha_local_plan *plan, const struct fmha_local
 		return fmha_error_set_field(
 			err, FMHA_EINVAL, "dropout_seed_at",
 			"dropout_seed_at, dropout_offset_at: not multiples of 8");
-	return 0;
+	return run->keys ? check_keys(plan, run->keys, err) : 0;
 }
 
 static int launch(const struct fmha_local_plan *plan, const struct launch_record *record,
@@ -419,7 +458,17 @@ static int launch(const struct fmha_local_plan *plan, const struct launch_record
 
 		launch_set_dropout(record, &state, &args);
 	}
-	return local_launch(plan->runtime, record, function, &args, run->stream, err);
+	if (run->keys) {
+		const struct fmha_local_keys *from = run->keys;
+		const struct launch_keys keys = {
+			.seqlen_k = from->seqlen_k,
+			.k_stride = {from->k_stride_batch, from->k_stride_head},
+			.v_stride = {from->v_stride_batch, from->v_stride_head}};
+
+		launch_set_keys(record, &keys, &args);
+	}
+	return local_launch(plan->runtime, record, function, &args, run->keys != NULL, run->stream,
+			    err);
 }
 
 int fmha_local_plan_run(struct fmha_local_plan *plan, const struct fmha_local_run *run,

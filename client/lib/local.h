@@ -61,9 +61,10 @@ void local_code_put(struct local_code *code);
 int local_code_function(struct local_code *code, const struct launch_record *record,
 			void **ret_function, struct fmha_error *err);
 
-/* Puts bound arguments on a stream. */
+/* Puts bound arguments on a stream. @other_keys: they are not those of the record. */
 int local_launch(const struct local_runtime *runtime, const struct launch_record *record,
-		 void *function, union abi_args *args, void *stream, struct fmha_error *err);
+		 void *function, union abi_args *args, bool other_keys, void *stream,
+		 struct fmha_error *err);
 
 /* ---- local.c ---- */
 
@@ -86,6 +87,9 @@ struct fmha_local_plan {
 	/* What its user was told, which every version fits. */
 	uint64_t workspace_bytes, workspace_alignment;
 	double flops;
+	int32_t seqlen_k_least,
+		seqlen_k_most; /* of a run that brings keys of its own; most 0: none may */
+	uint32_t key_stride_unit;
 	uint32_t n_tensors;
 	struct proto_local_tensor tensors[FMHA_N_TENSORS];
 	uint64_t n_runs;               /* atomic */

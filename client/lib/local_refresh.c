@@ -122,6 +122,10 @@ static bool fits(const struct fmha_local_plan *plan, const struct proto_local_pl
 	    next->workspace_alignment > plan->workspace_alignment ||
 	    next->n_tensors != plan->n_tensors)
 		return false;
+	/* Any number of keys is right for what takes another number at all. */
+	if (plan->seqlen_k_most > 0 &&
+	    (next->seqlen_k_most == 0 || next->key_stride_unit != plan->key_stride_unit))
+		return false;
 	for (uint32_t i = 0; i < next->n_tensors; i++) {
 		const struct proto_local_tensor *told = find_tensor(plan, next->tensors[i].role);
 

@@ -310,7 +310,8 @@ int local_code_function(struct local_code *code, const struct launch_record *rec
 /* ---- launches ---- */
 
 int local_launch(const struct local_runtime *runtime, const struct launch_record *record,
-		 void *function, union abi_args *args, void *stream, struct fmha_error *err)
+		 void *function, union abi_args *args, bool other_keys, void *stream,
+		 struct fmha_error *err)
 {
 	const uint32_t *grid = record->grid, *block = record->block;
 	struct launch_tensor_map maps[LAUNCH_MAPS];
@@ -318,7 +319,11 @@ int local_launch(const struct local_runtime *runtime, const struct launch_record
 	int status = 0;
 
 	for (uint32_t i = 0; i < record->n_maps && status == 0; i++) {
-		status = launch_encode_map(runtime->encode, &record->maps[i], args, &maps[i]);
+		struct launch_map map = record->maps[i];
+
+		if (other_keys)
+			launch_set_map_keys(record, args, &map);
+		status = launch_encode_map(runtime->encode, &map, args, &maps[i]);
 		parameters[1 + i] = &maps[i];
 	}
 	if (status != 0)

@@ -609,11 +609,25 @@ static void record(const struct plan *plan, args_filler fill, uint32_t stage,
 	ret_record->args = args;
 }
 
+/* What launch_set_keys() changes. */
+static void place_keys(const struct plan *plan, enum abi_family family,
+		       struct launch_record *ret_record)
+{
+	bool merges = family == ABI_FWD_SPLITKV_COMBINE, varies = plan->keys.most > 0;
+
+	ret_record->sequences_offset = !varies  ? 0
+				       : merges ? offsetof(struct abi_combine_args, sequences)
+						: offsetof(struct abi_fwd_args, sequences);
+	ret_record->k_offset = varies && !merges ? offsetof(struct abi_fwd_args, k) : 0;
+	ret_record->v_offset = varies && !merges ? offsetof(struct abi_fwd_args, v) : 0;
+}
+
 void args_record(const struct plan *plan, uint32_t stage, struct launch_record *ret_record)
 {
 	record(plan, args_fill, stage, ret_record);
 	ret_record->args_bytes = args_bytes(plan->stages[stage].family);
 	ret_record->dropout_offset = dropout_offset(plan, plan->stages[stage].family);
+	place_keys(plan, plan->stages[stage].family, ret_record);
 }
 
 void args_record_prepare(const struct plan *plan, struct launch_record *ret_record)

@@ -29,6 +29,9 @@ void args_record(const struct plan *plan, uint32_t stage, struct launch_record *
 /* The launch that makes the indices, and the head, of a run whose integers no host has seen. */
 void args_record_prepare(const struct plan *plan, struct launch_record *ret_record);
 
+/* lengths.c: sets plan->keys of a plan that has its stages. */
+void lengths_choose(struct plan *plan);
+
 /* Bases that are not to be followed: not NULL where a run has one. */
 struct launch_bases args_placeholders(const struct plan *plan);
 

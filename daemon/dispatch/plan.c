@@ -614,6 +614,7 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_ch
 	if (r < 0)
 		return r;
 	place_grid(&b);
+	lengths_choose(&plan);
 	for (uint32_t i = 0; i < plan.n_stages; i++) {
 		args_record(&plan, i, &plan.stages[i].launch);
 		align_views(&plan, &plan.stages[i].launch);

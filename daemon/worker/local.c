@@ -165,6 +165,9 @@ static int describe(struct session *session, const struct plan *plan,
 						   .workspace_alignment = PLAN_ALIGNMENT,
 						   .flops = plan->flops,
 						   .version = version_of(plan),
+						   .seqlen_k_least = plan->keys.least,
+						   .seqlen_k_most = plan->keys.most,
+						   .key_stride_unit = plan->keys.stride_unit,
 						   .n_launches = local.n_launches};
 	describe_tensors(plan, result);
 	if (local.prepares) {

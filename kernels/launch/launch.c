@@ -106,3 +106,52 @@ void launch_set_dropout(const struct launch_record *record, const struct launch_
 	dropout.offset_at = (const abi_u64 *)(uintptr_t)state->offset_at;
 	memcpy((char *)args + record->dropout_offset, &dropout, sizeof(dropout));
 }
+
+static void set_strides(union abi_args *args, uint32_t offset, const int64_t strides[2])
+{
+	struct abi_tensor tensor;
+
+	memcpy(&tensor, (char *)args + offset, sizeof(tensor));
+	tensor.stride_batch = strides[0];
+	tensor.stride_head = strides[1];
+	memcpy((char *)args + offset, &tensor, sizeof(tensor));
+}
+
+void launch_set_keys(const struct launch_record *record, const struct launch_keys *keys,
+		     union abi_args *args)
+{
+	struct abi_sequences sequences;
+	int64_t total;
+
+	if (record->sequences_offset == 0)
+		return;
+	memcpy(&sequences, (char *)args + record->sequences_offset, sizeof(sequences));
+	total = (int64_t)sequences.batch * keys->seqlen_k;
+	sequences.seqlen_k_max = keys->seqlen_k;
+	sequences.total_k = total < INT32_MAX ? (abi_i32)total : INT32_MAX;
+	memcpy((char *)args + record->sequences_offset, &sequences, sizeof(sequences));
+	if (record->k_offset)
+		set_strides(args, record->k_offset, keys->k_stride);
+	if (record->v_offset)
+		set_strides(args, record->v_offset, keys->v_stride);
+}
+
+void launch_set_map_keys(const struct launch_record *record, const union abi_args *args,
+			 struct launch_map *map)
+{
+	struct abi_sequences sequences;
+	struct abi_tensor tensor;
+	uint64_t bytes = map->dtype == ABI_F32 ? 4 : map_type(map->dtype) == MAP_UINT8 ? 1 : 2;
+
+	if (record->sequences_offset == 0 ||
+	    (map->offset != record->k_offset && map->offset != record->v_offset))
+		return;
+	memcpy(&sequences, (const char *)args + record->sequences_offset, sizeof(sequences));
+	memcpy(&tensor, (const char *)args + map->offset, sizeof(tensor));
+	map->extents[1] = (uint64_t)sequences.seqlen_k_max;
+	/* An axis of one element is never stepped along, and its step may be what the engine refuses. */
+	if (map->extents[2] > 1)
+		map->strides[1] = (uint64_t)tensor.stride_head * bytes;
+	if (map->extents[3] > 1)
+		map->strides[2] = (uint64_t)tensor.stride_batch * bytes;
+}

@@ -56,6 +56,9 @@ int launch_to_wire(const struct launch_record *record, struct proto_launch *ret_
 	}
 	launch->lds_bytes = record->lds_bytes;
 	launch->dropout_offset = record->dropout_offset;
+	launch->sequences_offset = record->sequences_offset;
+	launch->k_offset = record->k_offset;
+	launch->v_offset = record->v_offset;
 	memcpy(launch->arguments, &record->args, record->args_bytes);
 	launch->argument_bytes = record->args_bytes;
 	launch->overlaps = record->overlaps;
@@ -162,11 +165,30 @@ static int zeroes_from_wire(const struct proto_launch *launch, uint64_t workspac
 	return 0;
 }
 
+/* Is a struct of @bytes that lies at @offset, if any does, in the arguments? */
+static bool holds(const struct launch_record *record, uint32_t offset, size_t bytes)
+{
+	return offset == 0 || (offset % sizeof(uint64_t) == 0 && record->args_bytes >= bytes &&
+			       offset <= record->args_bytes - bytes);
+}
+
+static bool holds_keys(const struct launch_record *record)
+{
+	if (record->sequences_offset == 0 && (record->k_offset || record->v_offset))
+		return false;
+	return holds(record, record->sequences_offset, sizeof(struct abi_sequences)) &&
+	       holds(record, record->k_offset, sizeof(struct abi_tensor)) &&
+	       holds(record, record->v_offset, sizeof(struct abi_tensor));
+}
+
 int launch_from_wire(const struct proto_launch *launch, uint64_t workspace_bytes,
 		     struct launch_record *ret_record, struct fmha_error *err)
 {
 	struct launch_record record = {.args_bytes = launch->argument_bytes,
 				       .dropout_offset = launch->dropout_offset,
+				       .sequences_offset = launch->sequences_offset,
+				       .k_offset = launch->k_offset,
+				       .v_offset = launch->v_offset,
 				       .overlaps = launch->overlaps};
 	int r;
 
@@ -178,11 +200,10 @@ int launch_from_wire(const struct proto_launch *launch, uint64_t workspace_bytes
 			launch->argument_bytes, sizeof(record.args));
 	if (launch->code_bytes != sizeof(record.code) || launch->entry[0] == '\0')
 		return malformed(err, "no code");
-	if (record.dropout_offset &&
-	    (record.dropout_offset % sizeof(uint64_t) ||
-	     record.args_bytes < sizeof(struct abi_dropout) ||
-	     record.dropout_offset > record.args_bytes - sizeof(struct abi_dropout)))
+	if (!holds(&record, record.dropout_offset, sizeof(struct abi_dropout)))
 		return malformed(err, "its dropout state beside its arguments");
+	if (!holds_keys(&record))
+		return malformed(err, "its keys beside its arguments");
 	memcpy(record.code, launch->code, sizeof(record.code));
 	memcpy(record.entry, launch->entry, sizeof(record.entry));
 	memcpy(&record.args, launch->arguments, launch->argument_bytes);

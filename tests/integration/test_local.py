@@ -125,6 +125,43 @@ def test_what_a_run_lacks_is_named(device):
     plan.free()
 
 
+def test_a_cache_that_grows_runs_one_plan(device, cuda):
+    heads, hdim = 2, 64
+    tensors = {role: aligned((1, heads, 1 if role in "qo" else 128, hdim)) for role in "qkvo"}
+    asked = {**FORWARD, "seqlen_q": 1, "seqlen_k": 70,
+             "tensors": {role: {"dtype": "f32", "stride": [heads * n * hdim, hdim, n * hdim, 1]}
+                         for role, n in (("q", 1), ("k", 70), ("v", 70), ("o", 1))}}
+    plan = device.plan(asked, addresses(tensors))
+    info = plan.read_info()
+    assert info.seqlen_k_least <= 70 <= info.seqlen_k_most and info.key_stride_unit == 4
+    room = aligned((max(info.workspace_bytes, 1),), numpy.uint8).ctypes.data
+
+    def of(rows, **other):
+        return {"seqlen_k": rows, **{f"{t}_stride_{axis}": n * rows * hdim for t in "kv" for axis, n in (("batch", heads), ("head", 1))},
+                **other}
+
+    for rows in (info.seqlen_k_least, 70, 71, info.seqlen_k_most):
+        plan.run(addresses(tensors), room, keys=of(rows))
+        args = arguments(cuda, "abi_fwd_args")
+        assert args.sequences.seqlen_k_max == args.sequences.total_k == rows
+        for tensor in (args.k, args.v):
+            assert (tensor.stride_batch, tensor.stride_head, tensor.stride_seq) == (heads * rows * hdim, rows * hdim, hdim)
+    plan.run(addresses(tensors), room)
+    assert arguments(cuda, "abi_fwd_args").sequences.seqlen_k_max == 70, "the plan itself has not changed"
+    for keys in (of(info.seqlen_k_least - 1), of(info.seqlen_k_most + 1), of(71, k_stride_head=71 * hdim + 1),
+                 of(71, v_stride_batch=0), of(71, k_stride_batch=1 << 40)):
+        with pytest.raises(fmha_local.Failure) as caught:
+            plan.run(addresses(tensors), room, keys=keys)
+        assert (caught.value.name, caught.value.field) == ("EINVAL", "keys")
+    plan.free()
+    fixed = device.plan({**asked, "deterministic": True}, addresses(tensors))
+    assert fixed.read_info().seqlen_k_most == 0
+    with pytest.raises(fmha_local.Failure) as caught:
+        fixed.run(addresses(tensors), room, keys=of(70))
+    assert caught.value.field == "keys"
+    fixed.free()
+
+
 def test_bad_problems_are_refused(device):
     tensors = addresses(forward_tensors())
     for change, name, field in (({"hdim_q": 264}, "EINVAL", "hdim_q"), ({"batch": -1}, "EINVAL", "batch")):

@@ -55,7 +55,12 @@ class Run(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_uint32), ("n_tensors", ctypes.c_uint32), ("tensors", ctypes.c_void_p),
                 ("workspace", ctypes.c_void_p), ("stream", ctypes.c_void_p), ("has_dropout_state", ctypes.c_uint32),
                 ("reserved", ctypes.c_uint32), ("dropout_seed", ctypes.c_uint64), ("dropout_offset", ctypes.c_uint64),
-                ("dropout_seed_at", ctypes.c_void_p), ("dropout_offset_at", ctypes.c_void_p)]
+                ("dropout_seed_at", ctypes.c_void_p), ("dropout_offset_at", ctypes.c_void_p), ("keys", ctypes.c_void_p)]
+
+
+class Keys(ctypes.Structure):
+    _fields_ = [("seqlen_k", ctypes.c_int32), ("reserved", ctypes.c_uint32), *((f"{t}_stride_{axis}", ctypes.c_int64)
+                                                                               for t in "kv" for axis in ("batch", "head"))]
 
 
 class Launch(ctypes.Structure):
@@ -67,7 +72,8 @@ class Launch(ctypes.Structure):
 class Info(ctypes.Structure):
     _fields_ = [("workspace_bytes", ctypes.c_uint64), ("workspace_alignment", ctypes.c_uint32),
                 ("n_launches", ctypes.c_uint32), ("flops", ctypes.c_double), ("n_runs", ctypes.c_uint64),
-                ("launches", Launch * 6)]
+                ("seqlen_k_least", ctypes.c_int32), ("seqlen_k_most", ctypes.c_int32), ("key_stride_unit", ctypes.c_uint32),
+                ("reserved", ctypes.c_uint32), ("launches", Launch * 6)]
 
 
 class TensorInfo(ctypes.Structure):
@@ -180,19 +186,20 @@ class Plan:
         self.library.call("fmha_local_plan_tensor", self.plan, ctypes.c_uint32(ROLES.index(role)), ctypes.byref(info))
         return info
 
-    def bind(self, addresses, workspace=None, stream=None, **dropout):
-        """A struct fmha_local_run, to be run any number of times."""
+    def bind(self, addresses, workspace=None, stream=None, keys=None, **dropout):
+        """A struct fmha_local_run, to be run any number of times. keys: of struct fmha_local_keys."""
+        keys = Keys(**keys) if keys else None
         tensors = (ctypes.c_void_p * len(ROLES))(*[addresses.get(role) for role in ROLES])
         run = Run(ctypes.sizeof(Run), len(ROLES), ctypes.addressof(tensors), workspace, stream,
-                  has_dropout_state=bool(dropout), **dropout)
-        run.keep = tensors
+                  has_dropout_state=bool(dropout), keys=ctypes.addressof(keys) if keys else None, **dropout)
+        run.keep = tensors, keys
         return run
 
     def run_bound(self, run):
         self.library.call("fmha_local_plan_run", self.plan, ctypes.byref(run))
 
-    def run(self, addresses, workspace=None, stream=None, **dropout):
-        self.run_bound(self.bind(addresses, workspace, stream, **dropout))
+    def run(self, addresses, workspace=None, stream=None, keys=None, **dropout):
+        self.run_bound(self.bind(addresses, workspace, stream, keys, **dropout))
 
     def free(self):
         self.plan = self.library.lib.fmha_local_plan_free(self.plan)

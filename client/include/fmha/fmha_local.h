@@ -103,6 +103,11 @@ struct fmha_local_plan_info {
 	uint32_t n_launches;
 	double flops;    /* of one run: multiply and add counted apart, masked blocks left out */
 	uint64_t n_runs; /* so far, captured ones once */
+	/* How many keys a run may bring instead of the problem's (struct fmha_local_keys); most 0: only those. */
+	int32_t seqlen_k_least, seqlen_k_most;
+	uint32_t
+		key_stride_unit; /* elements: what K's and V's strides of batch and head are multiples of then */
+	uint32_t reserved;
 	/* In their order on the stream. */
 	struct fmha_local_launch_info launches[FMHA_MAX_LAUNCHES];
 };
@@ -121,6 +126,17 @@ struct fmha_local_tensor {
  * FMHA_EINVAL. */
 FMHA_API int fmha_local_plan_tensor(const struct fmha_local_plan *plan, uint32_t role,
 				    struct fmha_local_tensor *ret_tensor, struct fmha_error *err);
+
+/*
+ * Keys and values of a run where they are not as many as the problem's: a cache that grows from run to run, each time
+ * in other memory perhaps. K and V then have seqlen_k rows; what is not said here they share with the problem.
+ */
+struct fmha_local_keys {
+	int32_t seqlen_k;  /* seqlen_k_least to seqlen_k_most of the plan */
+	uint32_t reserved; /* 0 */
+	/* elements: multiples of the plan's key_stride_unit, above 0, of an axis of one element too */
+	int64_t k_stride_batch, k_stride_head, v_stride_batch, v_stride_head;
+};
 
 /* One run. All of it is borrowed until fmha_local_plan_run() returns; what lies behind device addresses, until the stream
  * has got past the run (and a graph's every replay). */
@@ -141,6 +157,7 @@ struct fmha_local_run {
 	uint32_t reserved; /* 0 */
 	uint64_t dropout_seed, dropout_offset;
 	const uint64_t *dropout_seed_at, *dropout_offset_at; /* 8-byte aligned */
+	const struct fmha_local_keys *keys;                  /* NULL: the problem's */
 };
 
 /**
@@ -152,7 +169,8 @@ struct fmha_local_run {
  * own. Errors of the kernels themselves show at the caller's next synchronisation, as with any launch.
  *
  * Return: 0, or
- *   FMHA_EINVAL  a tensor or the workspace is missing or not aligned (err->field names it); struct_size, n_tensors
+ *   FMHA_EINVAL  a tensor or the workspace is missing or not aligned, or keys that the plan is not for (err->field names
+ *                it); struct_size, n_tensors
  *   FMHA_ECONN   a plan that a parent process made: make one here
  *   FMHA_EIO     the runtime refused a launch; the sentence has its reason. Launches before it are queued
  */

@@ -2,7 +2,8 @@
 """Attention on a GPU, launched by this process on torch's current stream: fmha_local.h.
 
 Nothing is copied, nothing waits, and a call may be captured in a CUDA graph. Plans are kept by everything that chooses
-kernels: options, extents, strides, types and the last four bits of addresses.
+kernels: options, extents, strides, types and the last four bits of addresses. Many of them hold for a range of key lengths:
+those are kept by all of this but the length and the strides that go with it, and a cache that grows takes a plan a range.
 """
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ KEPT = 4096  # plans; at more than that the oldest half goes
 _plan_run = lib.fmha_local_plan_run
 _RUN_BYTES = ffi.sizeof("struct fmha_local_run")
 _plans: dict = {}
+_ranges: dict = {}  # plans that hold for more than one length, the newest first
 _lock = threading.Lock()
 # Below torch.cuda's functions of those names, which look whether CUDA is initialised: that it is, a tensor on it shows.
 _current_device, _raw_stream, _is_capturing = (
@@ -29,7 +31,7 @@ _current_device, _raw_stream, _is_capturing = (
 class Plan:
     """A problem's kernels in this process. Any number of threads may run it."""
 
-    __slots__ = ("handle", "workspace", "captured", "index")
+    __slots__ = ("handle", "workspace", "captured", "index", "least", "most", "unit")
 
     def __init__(self, views, shape, options, place):
         problem = _problem.new_problem()
@@ -48,18 +50,28 @@ class Plan:
             self.workspace = torch.empty(1, dtype=torch.uint8, device=f"cuda:{place[1]}").expand(info.workspace_bytes)
         self.captured = False
         self.index = place[1]
+        self.least, self.most, self.unit = info.seqlen_k_least, info.seqlen_k_most, info.key_stride_unit
+
+    def holds(self, keys) -> bool:
+        """@keys: struct fmha_local_keys' fields."""
+        return self.least <= keys[0] <= self.most and all(step > 0 and step % self.unit == 0 for step in keys[1:])
 
 
 class Run:
     """What one thread fills in to run one plan."""
 
-    __slots__ = ("plan", "c", "tensors", "roles", "error", "stream", "workspace")
+    __slots__ = ("plan", "c", "tensors", "roles", "error", "stream", "workspace", "keys")
 
     def __init__(self, key, views, shape, options, place):
-        self.plan = _plan(key, views, shape, options, place)
+        self.plan, keys = _plan(key, views, shape, options, place)
         self.tensors = ffi.new("uintptr_t[]", _problem.N_TENSORS)
         self.c = ffi.new("struct fmha_local_run *", {"struct_size": _RUN_BYTES, "n_tensors": _problem.N_TENSORS})
         self.c.tensors = ffi.cast("const void *const *", self.tensors)
+        self.keys = ffi.NULL
+        if keys is not None:
+            names = ("seqlen_k", "k_stride_batch", "k_stride_head", "v_stride_batch", "v_stride_head")
+            self.keys = ffi.new("struct fmha_local_keys *", dict(zip(names, keys)))
+        self.c.keys = self.keys
         # The fields as numbers: no pointer to make at each launch.
         self.stream, self.workspace = (ffi.cast("uintptr_t *", ffi.addressof(self.c, n)) for n in ("stream", "workspace"))
         self.roles = [_problem.ROLES[n] for n in views]
@@ -113,15 +125,43 @@ def _find_device(client, place):
     return client.device((same or infos)[0].index)
 
 
-def _plan(key, views, shape, options, place) -> Plan:
+# Of what depends on the number of keys, nothing but K and V.
+_GROWS = frozenset(("q", "k", "v", "o", "lse", "sink", "alibi_slopes")).issuperset
+
+
+def _growth(views, options, place):
+    """(what a plan for a range of lengths is kept by, struct fmha_local_keys' fields), or (None, None)."""
+    if options.op != "forward" or not _GROWS(views):
+        return None, None
+    kind, keys = [options, place], []
+    for name, view in views.items():
+        extents, strides = view.shape, view.strides
+        if name in ("k", "v"):
+            (batch, rows, heads, hdim), (of_batch, of_row, of_head, of_element) = _problem.dense(view, options.layout, False, name)
+            extents, strides = (batch, heads, hdim), (of_row, of_element)
+            keys += (of_batch, of_head) if keys else (rows, of_batch, of_head)
+        kind += (name, extents, strides, view.dtype, view.pointer & 15)
+    return tuple(kind), tuple(keys)
+
+
+def _plan(key, views, shape, options, place):
+    """(the plan, the keys that it is to be run with or None: those that it was made for)."""
     plan = _plans.get(key)
-    if plan is None:
-        with _lock:
-            plan = _plans.get(key)
-            if plan is None:
-                _shrink()
-                plan = _plans[key] = Plan(views, shape, options, place)
-    return plan
+    if plan is not None:
+        return plan, None
+    kind, keys = _growth(views, options, place)
+    with _lock:
+        plan = _plans.get(key)
+        if plan is not None:
+            return plan, None
+        for plan in _ranges.get(kind, ()):
+            if plan.holds(keys):
+                return plan, keys
+        _shrink()
+        plan = _plans[key] = Plan(views, shape, options, place)
+        if kind is not None and plan.holds(keys):
+            _ranges[kind] = (plan, *_ranges.get(kind, ()))
+        return plan, None
 
 
 def _shrink():
@@ -132,3 +172,8 @@ def _shrink():
         torch.cuda.synchronize(index)
     for key in [k for k, p in list(_plans.items())[: KEPT // 2] if not p.captured]:
         del _plans[key]
+    kept = set(_plans.values())
+    for kind, plans in list(_ranges.items()):
+        _ranges[kind] = tuple(p for p in plans if p in kept)
+        if not _ranges[kind]:
+            del _ranges[kind]

@@ -167,6 +167,7 @@ struct proto_launch {
 	uint64_t grid[3], block[3];
 	uint32_t lds_bytes;
 	uint32_t dropout_offset;
+	uint32_t sequences_offset, k_offset, v_offset;
 	uint32_t overlaps; /* 1: it may begin before the launch in front of it has ended */
 	uint8_t arguments[PROTO_ARGUMENT_BYTES];
 	uint32_t argument_bytes;
@@ -187,6 +188,10 @@ struct proto_local_plan_result {
 	uint64_t workspace_bytes, workspace_alignment;
 	double flops;
 	uint64_t version; /* another one: other kernels */
+	/* Other numbers of keys that it may be run with; most 0: none. */
+	int32_t seqlen_k_least, seqlen_k_most;
+	uint32_t
+		key_stride_unit; /* elements: K's and V's steps of a batch entry and a head are multiples then */
 	uint32_t n_tensors, n_launches;
 	struct proto_local_tensor tensors[FMHA_N_TENSORS];
 	struct proto_launch launches[PROTO_MAX_LAUNCHES]; /* in the order of one stream */

@@ -67,6 +67,39 @@ static void axes_are_dim_sequence_head_batch(void **state)
 	assert_int_equal(record.aligned[3], offsetof(struct abi_fwd_args, o.data));
 }
 
+/* A longer or shorter cache in a record that was made for this one: the maps that its own plan has. */
+static void a_cache_that_grows_has_other_maps(void **state)
+{
+	static const int32_t batches[] = {BATCH, 1};
+
+	(void)state;
+	for (int32_t rows = ROWS_K - 30; rows < ROWS_K + 90; rows += 17)
+		for (int n = 0; n < 2; n++) {
+			const struct launch_keys keys = {
+				.seqlen_k = rows,
+				.k_stride = {(int64_t)rows * HEADS_K * HDIM_Q, HDIM_Q},
+				.v_stride = {(int64_t)rows * HEADS_K * HDIM_V, HDIM_V}};
+			struct launch_record record = {
+				.sequences_offset = offsetof(struct abi_fwd_args, sequences),
+				.k_offset = offsetof(struct abi_fwd_args, k),
+				.v_offset = offsetof(struct abi_fwd_args, v)};
+			struct launch_record want = {0};
+			union abi_args args = {.fwd = problem()};
+
+			args.fwd.sequences.batch = batches[n];
+			assert_null(gpu_kernel_maps(&kernel, &args.fwd, &record));
+			launch_set_keys(&record, &keys, &args);
+			assert_int_equal(args.fwd.sequences.seqlen_k_max, rows);
+			assert_int_equal(args.fwd.sequences.total_k, rows * batches[n]);
+			assert_null(gpu_kernel_maps(&kernel, &args.fwd, &want));
+			for (uint32_t i = 0; i < record.n_maps; i++)
+				launch_set_map_keys(&record, &args, &record.maps[i]);
+			assert_int_equal(record.n_maps, want.n_maps);
+			assert_memory_equal(record.maps, want.maps,
+					    want.n_maps * sizeof(want.maps[0]));
+		}
+}
+
 static void other_loops_take_no_maps(void **state)
 {
 	const struct gpu_kernel other = {.tile = {.pipeline = GPU_MMA}};
@@ -472,6 +505,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(axes_are_dim_sequence_head_batch),
+		cmocka_unit_test(a_cache_that_grows_has_other_maps),
 		cmocka_unit_test(other_loops_take_no_maps),
 		cmocka_unit_test(packed_sequences_are_one_axis),
 		cmocka_unit_test(an_indexed_cache_has_its_own_rows),

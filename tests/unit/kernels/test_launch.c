@@ -20,6 +20,9 @@ static struct launch_record some_record(void)
 				       .block = {384, 1, 1},
 				       .lds_bytes = 200000,
 				       .dropout_offset = offsetof(struct abi_fwd_args, dropout),
+				       .sequences_offset = offsetof(struct abi_fwd_args, sequences),
+				       .k_offset = offsetof(struct abi_fwd_args, k),
+				       .v_offset = offsetof(struct abi_fwd_args, v),
 				       .n_relocations = 2,
 				       .n_maps = 1,
 				       .n_zeroes = 1,
@@ -66,6 +69,9 @@ static void what_leaves_arrives(void **state)
 	assert_int_equal(again.lds_bytes, record.lds_bytes);
 	assert_int_equal(again.overlaps, 1);
 	assert_int_equal(again.dropout_offset, record.dropout_offset);
+	assert_int_equal(again.sequences_offset, record.sequences_offset);
+	assert_int_equal(again.k_offset, record.k_offset);
+	assert_int_equal(again.v_offset, record.v_offset);
 	assert_int_equal(again.n_relocations, 2);
 	assert_int_equal(again.relocations[1].offset, record.relocations[1].offset);
 	assert_int_equal(again.relocations[1].base, LAUNCH_WORKSPACE);
@@ -130,6 +136,11 @@ static void damage_is_refused(void **state)
 	REFUSED(FMHA_EPROTO, l.dropout_offset += 4);
 	REFUSED(FMHA_EPROTO, l.dropout_offset = l.argument_bytes - 8);
 	REFUSED(FMHA_EPROTO, l.dropout_offset = UINT32_MAX - 7);
+	REFUSED(FMHA_EPROTO, l.sequences_offset = 0);
+	REFUSED(FMHA_EPROTO, l.sequences_offset += 4);
+	REFUSED(FMHA_EPROTO, l.sequences_offset = l.argument_bytes - 8);
+	REFUSED(FMHA_EPROTO, l.k_offset = l.argument_bytes - 8);
+	REFUSED(FMHA_EPROTO, l.v_offset = UINT32_MAX - 7);
 	REFUSED(FMHA_EPROTO, l.relocations[0].offset = l.argument_bytes);
 	REFUSED(FMHA_EPROTO, l.relocations[1].offset = UINT32_MAX - 7);
 	REFUSED(FMHA_EPROTO, l.relocations[1].offset += 4);

@@ -84,6 +84,13 @@ struct plan_view {
 	struct plan_axis axes[5];
 };
 
+/* How many keys a run of it may have instead of the problem's; most 0: none. */
+struct plan_keys {
+	int32_t least, most;
+	uint32_t
+		stride_unit; /* elements: K's and V's steps of a batch entry and a head are multiples */
+};
+
 struct plan {
 	struct fmha_problem problem; /* strides and scale filled in */
 	struct problem_axes axes;    /* of that problem: what extents and loop bounds follow from */
@@ -106,6 +113,7 @@ struct plan {
 	uint8_t misaligned[FMHA_N_TENSORS];   /* bytes past a multiple of LAUNCH_ALIGNMENT */
 	uint32_t n_views;
 	struct plan_view views[FMHA_N_TENSORS];
+	struct plan_keys keys; /* of local launches */
 	double flops;
 	uint64_t bytes; /* least traffic: every input read once, every output written once */
 };

@@ -63,6 +63,16 @@ struct launch_range {
 #define LAUNCH_HASH_BYTES  32 /* SHA-256 */
 #define LAUNCH_ENTRY_BYTES 64
 
+/*
+ * What a cache that grows changes: how many keys there are, and where its batches and heads lie. Kernels read all of it from
+ * their arguments, and a split that begins behind the last key is empty: so that the blocks, the workspace and the code of a
+ * launch are good for any number of keys, and only how fast they are is a matter of how many they were chosen for.
+ */
+struct launch_keys {
+	int32_t seqlen_k;
+	int64_t k_stride[2], v_stride[2]; /* of a batch entry and of a head, elements */
+};
+
 /* What stands in for the dropout state of a plan's problem. */
 struct launch_dropout {
 	uint64_t seed, offset;
@@ -81,6 +91,9 @@ struct launch_record {
 	uint32_t grid[3], block[3];
 	uint32_t lds_bytes;
 	uint32_t dropout_offset; /* of struct abi_dropout in the arguments; 0: there is none */
+	/* In the arguments: of struct abi_sequences, and of K's and V's struct abi_tensor, which launch_set_keys() may
+	 * change; 0: there is none. K and V are there only with the first. */
+	uint32_t sequences_offset, k_offset, v_offset;
 	uint32_t n_relocations;
 	struct launch_relocation relocations[LAUNCH_RELOCATIONS];
 	uint32_t n_maps;
@@ -130,5 +143,12 @@ void launch_rebase(struct launch_record *record, enum launch_base from, enum lau
 /* Another dropout state than the record's, in bound arguments. */
 void launch_set_dropout(const struct launch_record *record, const struct launch_dropout *state,
 			union abi_args *args);
+
+/* Other keys than the record's, in bound arguments. */
+void launch_set_keys(const struct launch_record *record, const struct launch_keys *keys,
+		     union abi_args *args);
+/* The same in @map, one of the record's. @args: as launch_set_keys() has left them */
+void launch_set_map_keys(const struct launch_record *record, const union abi_args *args,
+			 struct launch_map *map);
 
 #endif

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""Caches that grow by a key a token: which plans they take, and their results at every length."""
+import types
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+import fmha.torch  # noqa: E402
+from fmha import _arrays, _local, _problem  # noqa: E402
+from test_torch import DEVICE, normal  # noqa: E402
+
+sdpa = torch.nn.functional.scaled_dot_product_attention
+DECODE = _problem.Options(layout="bhsd")
+
+
+class Made:
+    """Stands for _local.Plan: holds for steps of 64 keys, as a daemon's plan does."""
+
+    made: list = []
+
+    def __init__(self, views, shape, options, place):
+        rows = shape.rows_k
+        self.most = -(-rows // 64) * 64
+        self.least, self.unit, self.captured, self.index = self.most - 63, 8, False, place[1]
+        self.views = views
+        Made.made.append(rows)
+
+    holds = _local.Plan.holds
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    monkeypatch.setattr(_local, "Plan", Made)
+    monkeypatch.setattr(_local, "_plans", {})
+    monkeypatch.setattr(_local, "_ranges", {})
+    monkeypatch.setattr(_local, "_is_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
+    Made.made = []
+    return Made.made
+
+
+def ask(rows, options=DECODE, batch=2, heads=2, hdim=64, k=None, **arrays):
+    """(plan, keys) of one decode over @rows keys, which lie as torch.cat() makes them."""
+    def zeros(*shape):  # where torch would have put it on a GPU
+        return _arrays.view(torch.zeros(shape, dtype=torch.bfloat16), "k")._replace(pointer=4096)
+
+    views = {"q": zeros(batch, 4, 1, hdim), "k": k or zeros(batch, heads, rows, hdim), "v": zeros(batch, heads, rows, hdim),
+             "o": zeros(batch, 4, 1, hdim), **arrays}
+    shape = types.SimpleNamespace(rows_k=rows)
+    key = options, tuple((n, v.shape, v.strides) for n, v in views.items())
+    return _local._plan(key, views, shape, options, ("cuda", 0))
+
+
+def test_64_tokens_take_two_plans(plans):
+    for rows in range(1000, 1064):
+        plan, keys = ask(rows)
+        assert plan.least <= rows <= plan.most
+        assert keys == (None if rows in (1000, 1025) else (rows, *(2 * rows * 64, rows * 64) * 2))
+    assert plans == [1000, 1025]
+    ask(1000), ask(1063), ask(999)
+    assert plans == [1000, 1025], "other layers, and shorter caches, share them"
+
+
+def test_what_chooses_kernels_has_plans_of_its_own(plans):
+    view = _arrays.view(torch.zeros(2, 2, 70, 64, dtype=torch.bfloat16), "k")._replace(pointer=4096)
+    others = [dict(options=DECODE._replace(scale=0.5)), dict(batch=3), dict(heads=1), dict(hdim=128),
+              dict(k=view._replace(pointer=4098)),                      # not where wide loads reach
+              dict(k=view._replace(strides=(9000, 70 * 64, 64, 1))),    # good: another place of batches
+              dict(k=view._replace(strides=(9001, 70 * 64, 64, 1))),    # a step that wide loads do not take
+              dict(k=view._replace(strides=(0, 70 * 64, 64, 1))),       # one cache for all
+              dict(k=view._replace(strides=(8960, 4480, 1, 70))),       # columns
+              dict(bias=_arrays.view(torch.zeros(2, 1, 1, 70), "bias"))]
+    ask(69)
+    n_plans = [len(plans)]
+    for other in others:
+        ask(70, **other)
+        n_plans.append(len(plans))
+    assert [b - a for a, b in zip(n_plans, n_plans[1:])] == [1, 1, 1, 1, 1, 0, 1, 1, 1, 1]
+
+
+def test_old_ranges_go_with_their_plans(plans, monkeypatch):
+    monkeypatch.setattr(_local, "KEPT", 4)
+    for hdim in (8, 16, 24, 32, 40, 48):
+        ask(100, hdim=hdim)
+    kept = {id(p) for p in _local._plans.values()}
+    assert len(kept) <= 4 and {id(p) for of in _local._ranges.values() for p in of} == kept
+    before = len(plans)
+    ask(101, hdim=48)
+    assert len(plans) == before
+    ask(101, hdim=8)
+    assert len(plans) == before + 1
+
+
+@pytest.mark.parametrize("function", ["sdpa", "attention", "replaced"])
+@pytest.mark.parametrize("heads, kv_heads, hdim, first", [(4, 2, 64, 1), (4, 4, 128, 120), (8, 1, 64, 1020), (2, 2, 40, 60)])
+def test_every_length_is_right(function, heads, kv_heads, hdim, first):
+    dtype = torch.float32 if DEVICE == "cpu" else torch.bfloat16
+    before = len(_local._plans)
+    with torch.no_grad():
+        for rows in range(first, first + 12):
+            q = normal(2, heads, 1, hdim, dtype=dtype, seed=1)
+            k, v = (normal(2, kv_heads, rows, hdim, dtype=dtype, seed=s + rows) for s in (2, 3))
+            want = sdpa(q.double(), k.double(), v.double(), enable_gqa=heads != kv_heads)
+            if function == "sdpa":
+                found = fmha.torch.scaled_dot_product_attention(q, k, v, enable_gqa=heads != kv_heads)
+            elif function == "attention":
+                found = fmha.torch.attention(*(t.transpose(1, 2) for t in (q, k, v)), causal=True).transpose(1, 2)
+            else:
+                with fmha.torch.replace_sdpa():
+                    found = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=heads != kv_heads)
+            assert (found.double() - want).abs().max() < (1e-5 if dtype == torch.float32 else 0.02), rows
+    if DEVICE != "cpu" and hdim % 8 == 0:
+        assert len(_local._plans) - before <= 3, "one for a single key, one before and one behind a border"
+
+
+def test_numpy_caches_grow():
+    rng = np.random.default_rng(3)
+    for rows in (1, 2, 63, 64, 65, 127, 128, 129, 130):
+        q, k, v = (rng.standard_normal((2, n, 2, 32), dtype=np.float32) for n in (1, rows, rows))
+        scores = np.einsum("bihd,bjhd->bhij", q.astype(float), k) / np.sqrt(32)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        want = np.einsum("bhij,bjhd->bihd", p / p.sum(-1, keepdims=True), v)
+        assert np.abs(fmha.attention(q, k, v) - want).max() < 1e-5, rows
