@@ -4,25 +4,38 @@
 
 #include <string.h>
 
-enum value_kind { VALUE_NONE, VALUE_WORDS, VALUE_FILE, VALUE_OTHER };
+enum value_kind { VALUE_NONE, VALUE_WORDS, VALUE_FILE, VALUE_LISTED, VALUE_OTHER };
 
-static enum value_kind kind_of(const char *argument)
+static bool names_file(const char *argument)
+{
+	return strstr(argument, "FILE") || strstr(argument, "PATH") || strstr(argument, "DIR");
+}
+
+static enum value_kind kind_of(const struct cli_program *program, const char *argument)
 {
 	if (!argument)
 		return VALUE_NONE;
 	if (strchr(argument, '|'))
 		return VALUE_WORDS;
-	return strstr(argument, "FILE") || strstr(argument, "PATH") || strstr(argument, "DIR")
-		       ? VALUE_FILE
-		       : VALUE_OTHER;
+	if (program->listed && strcmp(argument, program->listed) == 0)
+		return VALUE_LISTED;
+	return names_file(argument) ? VALUE_FILE : VALUE_OTHER;
 }
 
-/* a|b|c as "a b c". */
+/* a|b|C as "a b ". */
 static void print_words(const char *words, FILE *out)
 {
 	for (; *words; words++)
-		if (*words != '[' && *words != ']')
-			(void)fputc(*words == '|' ? ' ' : *words, out);
+		if (*words == '|')
+			(void)fputc(' ', out);
+		else if (*words != '[' && *words != ']' && (*words < 'A' || *words > 'Z'))
+			(void)fputc(*words, out);
+}
+
+/* What prints the values that are listed, for a shell as sh is one. */
+static void print_lister(const struct cli_program *program, FILE *out)
+{
+	(void)fprintf(out, "$(%s 2>/dev/null | sed \"s/ .*//\")", program->lister);
 }
 
 static const char *command_word(const struct cli_usage *usage)
@@ -35,8 +48,8 @@ static const char *command_word(const struct cli_usage *usage)
 /* ---- bash ---- */
 
 /* @commands: offered besides; NULL: none */
-static void bash_words(const struct cli_usage *usage, const struct cli_usage *const *commands,
-		       FILE *out)
+static void bash_words(const struct cli_program *program, const struct cli_usage *usage,
+		       const struct cli_usage *const *commands, FILE *out)
 {
 	const struct cli_option *option;
 	struct cli_cursor cursor = {0};
@@ -44,27 +57,33 @@ static void bash_words(const struct cli_usage *usage, const struct cli_usage *co
 	(void)fputs("words='", out);
 	while ((option = cli_each_option(usage, &cursor)))
 		(void)fprintf(out, "--%s ", option->name);
-	if (kind_of(usage->operands) == VALUE_WORDS)
+	if (kind_of(program, usage->operands) == VALUE_WORDS)
 		print_words(usage->operands, out);
 	for (; commands && *commands; commands++)
 		(void)fprintf(out, "%s ", command_word(*commands));
 	(void)fputs("'\n", out);
-	if (kind_of(usage->operands) == VALUE_FILE)
+	if (kind_of(program, usage->operands) == VALUE_FILE)
 		(void)fputs("        files=1\n", out);
 	cursor = (struct cli_cursor){0};
 	(void)fputs("        case $prev in\n", out);
 	while ((option = cli_each_option(usage, &cursor))) {
-		enum value_kind kind = kind_of(option->argument);
+		enum value_kind kind = kind_of(program, option->argument);
 
 		if (kind == VALUE_NONE)
 			continue;
 		(void)fprintf(out, "        --%s", option->name);
 		if (cli_has_short(usage, option))
 			(void)fprintf(out, " | -%c", option->id);
-		(void)fputs(") words='", out);
-		if (kind == VALUE_WORDS)
-			print_words(option->argument, out);
-		(void)fprintf(out, "' files=%s ;;\n", kind == VALUE_FILE ? "1" : "");
+		(void)fputs(") words=", out);
+		if (kind == VALUE_LISTED) {
+			print_lister(program, out);
+		} else {
+			(void)fputc('\'', out);
+			if (kind == VALUE_WORDS)
+				print_words(option->argument, out);
+			(void)fputc('\'', out);
+		}
+		(void)fprintf(out, " files=%s ;;\n", names_file(option->argument) ? "1" : "");
 	}
 	(void)fputs("        esac\n", out);
 }
@@ -94,11 +113,11 @@ void cli_complete_bash(const struct cli_program *program, FILE *out)
 	(void)fputs("    case $command in\n", out);
 	for (size_t i = 0; program->commands && program->commands[i]; i++) {
 		(void)fprintf(out, "    %s)\n        ", command_word(program->commands[i]));
-		bash_words(program->commands[i], NULL, out);
+		bash_words(program, program->commands[i], NULL, out);
 		(void)fputs("        ;;\n", out);
 	}
 	(void)fputs("    *)\n        ", out);
-	bash_words(program->usage, program->commands, out);
+	bash_words(program, program->usage, program->commands, out);
 	(void)fprintf(
 		out,
 		"        ;;\n"
@@ -124,9 +143,9 @@ static void zsh_escaped(const char *text, FILE *out)
 	}
 }
 
-static void zsh_value(const char *argument, FILE *out)
+static void zsh_value(const struct cli_program *program, const char *argument, FILE *out)
 {
-	switch (kind_of(argument)) {
+	switch (kind_of(program, argument)) {
 	case VALUE_NONE:
 		break;
 	case VALUE_WORDS:
@@ -137,13 +156,19 @@ static void zsh_value(const char *argument, FILE *out)
 	case VALUE_FILE:
 		(void)fputs(":file:_files", out);
 		break;
+	case VALUE_LISTED:
+		(void)fputs(":value:{compadd -- ", out);
+		print_lister(program, out);
+		(void)fputc('}', out);
+		break;
 	case VALUE_OTHER:
 		(void)fputs(":value: ", out);
 		break;
 	}
 }
 
-static void zsh_arguments(const struct cli_usage *usage, FILE *out)
+static void zsh_arguments(const struct cli_program *program, const struct cli_usage *usage,
+			  FILE *out)
 {
 	const struct cli_option *option;
 	struct cli_cursor cursor = {0};
@@ -153,12 +178,12 @@ static void zsh_arguments(const struct cli_usage *usage, FILE *out)
 		(void)fprintf(out, " \\\n            '--%s[", option->name);
 		zsh_escaped(option->help, out);
 		(void)fputc(']', out);
-		zsh_value(option->argument, out);
+		zsh_value(program, option->argument, out);
 		(void)fputc('\'', out);
 	}
 	if (usage->operands) {
 		(void)fputs(" \\\n            '1", out);
-		zsh_value(usage->operands, out);
+		zsh_value(program, usage->operands, out);
 		(void)fputc('\'', out);
 	}
 	(void)fputc('\n', out);
@@ -171,7 +196,7 @@ void cli_complete_zsh(const struct cli_program *program, FILE *out)
 	(void)fprintf(out, "#compdef %s\n# Completion of %s for zsh.\n_%s() {\n", name, name, name);
 	if (!program->commands) {
 		(void)fputs("        ", out);
-		zsh_arguments(program->usage, out);
+		zsh_arguments(program, program->usage, out);
 		(void)fprintf(out, "}\n_%s \"$@\"\n", name);
 		return;
 	}
@@ -196,7 +221,7 @@ void cli_complete_zsh(const struct cli_program *program, FILE *out)
 		    out);
 	for (size_t i = 0; program->commands[i]; i++) {
 		(void)fprintf(out, "    %s)\n        ", command_word(program->commands[i]));
-		zsh_arguments(program->commands[i], out);
+		zsh_arguments(program, program->commands[i], out);
 		(void)fputs("        ;;\n", out);
 	}
 	(void)fprintf(out,
@@ -222,18 +247,22 @@ static void fish_quoted(const char *text, FILE *out)
 	(void)fputc('\'', out);
 }
 
-static void fish_value(const char *argument, FILE *out)
+static void fish_value(const struct cli_program *program, const char *argument, FILE *out)
 {
-	switch (kind_of(argument)) {
+	switch (kind_of(program, argument)) {
 	case VALUE_NONE:
 		break;
 	case VALUE_WORDS:
-		(void)fputs(" -x -a '", out);
+		(void)fputs(names_file(argument) ? " -r -F -a '" : " -x -a '", out);
 		print_words(argument, out);
 		(void)fputc('\'', out);
 		break;
 	case VALUE_FILE:
 		(void)fputs(" -r -F", out);
+		break;
+	case VALUE_LISTED:
+		(void)fprintf(out, " -x -a '(%s 2>/dev/null | string split -f1 \" \")'",
+			      program->lister);
 		break;
 	case VALUE_OTHER:
 		(void)fputs(" -x", out);
@@ -242,29 +271,29 @@ static void fish_value(const char *argument, FILE *out)
 }
 
 /* @condition: when these are offered; NULL: always. */
-static void fish_options(const char *program, const struct cli_usage *usage, const char *condition,
-			 FILE *out)
+static void fish_options(const struct cli_program *program, const struct cli_usage *usage,
+			 const char *condition, FILE *out)
 {
 	const struct cli_option *option;
 	struct cli_cursor cursor = {0};
 
 	while ((option = cli_each_option(usage, &cursor))) {
-		(void)fprintf(out, "complete -c %s", program);
+		(void)fprintf(out, "complete -c %s", program->usage->name);
 		if (condition)
 			(void)fprintf(out, " -n '%s %s'", condition, command_word(usage));
 		if (cli_has_short(usage, option))
 			(void)fprintf(out, " -s %c", option->id);
 		(void)fprintf(out, " -l %s", option->name);
-		fish_value(option->argument, out);
+		fish_value(program, option->argument, out);
 		(void)fputs(" -d ", out);
 		fish_quoted(option->help, out);
 		(void)fputc('\n', out);
 	}
 	if (!usage->operands)
 		return;
-	(void)fprintf(out, "complete -c %s -n '%s %s'", program, condition ? condition : "true",
-		      command_word(usage));
-	fish_value(usage->operands, out);
+	(void)fprintf(out, "complete -c %s -n '%s %s'", program->usage->name,
+		      condition ? condition : "true", command_word(usage));
+	fish_value(program, usage->operands, out);
 	(void)fputc('\n', out);
 }
 
@@ -274,7 +303,7 @@ void cli_complete_fish(const struct cli_program *program, FILE *out)
 
 	(void)fprintf(out, "# Completion of %s for fish.\n", name);
 	if (!program->commands) {
-		fish_options(name, program->usage, NULL, out);
+		fish_options(program, program->usage, NULL, out);
 		return;
 	}
 	(void)fprintf(out, "complete -c %s -f\n", name);
@@ -283,6 +312,6 @@ void cli_complete_fish(const struct cli_program *program, FILE *out)
 			      command_word(program->commands[i]));
 		fish_quoted(program->commands[i]->brief, out);
 		(void)fputc('\n', out);
-		fish_options(name, program->commands[i], "__fish_seen_subcommand_from", out);
+		fish_options(program, program->commands[i], "__fish_seen_subcommand_from", out);
 	}
 }

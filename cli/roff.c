@@ -58,14 +58,30 @@ static void print_option(const struct cli_usage *usage, const struct cli_option 
 	cli_print_roff(option->help, out);
 }
 
-static void print_options(const struct cli_usage *usage, bool standard, FILE *out)
+static void print_table(const struct cli_usage *usage, const struct cli_option *table, FILE *out)
 {
-	const struct cli_option *option;
-	struct cli_cursor cursor = {0};
+	for (; table->name; table++)
+		print_option(usage, table, out);
+}
 
-	while ((option = cli_each_option(usage, &cursor)))
-		if (standard || cursor.standard == 0)
-			print_option(usage, option, out);
+static bool has_table(const struct cli_usage *usage, const struct cli_option *table)
+{
+	for (int i = 0; i < CLI_TABLES && usage->tables[i]; i++)
+		if (usage->tables[i] == table)
+			return true;
+	return false;
+}
+
+/* Of the program and of the commands before @end the first that has the table; NULL: none has. */
+static const struct cli_usage *who_has(const struct cli_program *program,
+				       const struct cli_usage *end, const struct cli_option *table)
+{
+	if (has_table(program->usage, table))
+		return program->usage;
+	for (size_t i = 0; program->commands[i] != end; i++)
+		if (has_table(program->commands[i], table))
+			return program->commands[i];
+	return NULL;
 }
 
 static void print_synopsis(const struct cli_usage *usage, FILE *out)
@@ -83,15 +99,45 @@ static void print_synopsis(const struct cli_usage *usage, FILE *out)
 	(void)fputs(".fi\n", out);
 }
 
-static void print_command(const struct cli_usage *usage, FILE *out)
+static const char *command_word(const struct cli_usage *usage)
 {
-	const char *word = strrchr(usage->name, ' ');
+	const char *space = strrchr(usage->name, ' ');
 
-	(void)fprintf(out, ".SS %s\n", word ? word + 1 : usage->name);
+	return space ? space + 1 : usage->name;
+}
+
+/* Options that have been described, by their names: "and --a, --b as of ping". */
+static void print_known(const struct cli_option *table, const struct cli_usage *first,
+			const struct cli_program *program, FILE *out)
+{
+	(void)fputs(".PP\n", out);
+	for (const struct cli_option *option = table; option->name; option++) {
+		(void)fputs(option > table ? ", \\fB\\-\\-" : "\\fB\\-\\-", out);
+		print_escaped(option->name, strlen(option->name), out);
+		(void)fputs("\\fR", out);
+	}
+	if (first == program->usage)
+		(void)fputs(": see OPTIONS.\n", out);
+	else
+		(void)fprintf(out, ": as of \\fB%s\\fR.\n", command_word(first));
+}
+
+static void print_command(const struct cli_program *program, const struct cli_usage *usage,
+			  FILE *out)
+{
+	(void)fprintf(out, ".SS %s\n", command_word(usage));
 	print_synopsis(usage, out);
 	(void)fputs(".PP\n", out);
 	cli_print_roff(usage->text, out);
-	print_options(usage, false, out);
+	for (int i = 0; i < CLI_TABLES && usage->tables[i]; i++)
+		if (!who_has(program, usage, usage->tables[i]))
+			print_table(usage, usage->tables[i], out);
+	for (int i = 0; i < CLI_TABLES && usage->tables[i]; i++) {
+		const struct cli_usage *first = who_has(program, usage, usage->tables[i]);
+
+		if (first)
+			print_known(usage->tables[i], first, program, out);
+	}
 }
 
 static void print_page(const struct cli_program *program, FILE *out)
@@ -101,12 +147,14 @@ static void print_page(const struct cli_program *program, FILE *out)
 	(void)fputs(".SH DESCRIPTION\n", out);
 	cli_print_roff(program->usage->text, out);
 	(void)fputs(".SH OPTIONS\n", out);
-	print_options(program->usage, true, out);
+	for (int i = 0; i < CLI_TABLES && program->usage->tables[i]; i++)
+		print_table(program->usage, program->usage->tables[i], out);
+	print_table(program->usage, cli_standard, out);
 	if (!program->commands)
 		return;
 	(void)fputs(".SH COMMANDS\n", out);
 	for (size_t i = 0; program->commands[i]; i++)
-		print_command(program->commands[i], out);
+		print_command(program, program->commands[i], out);
 }
 
 bool cli_document(const struct cli_program *program, const char *format, FILE *out)

@@ -185,16 +185,18 @@ static int check_lengths(const struct fmha_problem *p, struct fmha_error *err)
 	return 0;
 }
 
+#define NEEDS_MASK "of mask top_left or bottom_right, and mask is none"
+
 static int check_mask(const struct fmha_problem *p, struct fmha_error *err)
 {
 	if (p->mask != FMHA_MASK_NONE)
 		return 0;
 	if (p->window_left != -1)
-		return refuse(err, "window_left", p->window_left, "needs a mask");
+		return refuse(err, "window_left", p->window_left, NEEDS_MASK);
 	if (p->window_right != -1)
-		return refuse(err, "window_right", p->window_right, "needs a mask");
+		return refuse(err, "window_right", p->window_right, NEEDS_MASK);
 	if (p->sink_tokens != 0)
-		return refuse(err, "sink_tokens", p->sink_tokens, "needs a mask");
+		return refuse(err, "sink_tokens", p->sink_tokens, NEEDS_MASK);
 	return 0;
 }
 

@@ -46,8 +46,8 @@ enum {
 };
 
 static const struct cli_option own_options[] = {
-	{"tier", OPTION_TIER, "TIER",
-	 "smoke, full or nightly: a tier of the shape matrix; or FILE.json, a sweep of one's own"},
+	{"tier", OPTION_TIER, "smoke|full|nightly|FILE",
+	 "a tier of the shape matrix; or FILE.json, a sweep of one's own"},
 	{"kernels", OPTION_KERNELS, "chosen|all",
 	 "the kernel that the planner takes (default), or every one that can run the shape"},
 	{"filter", OPTION_FILTER, "EXPR",

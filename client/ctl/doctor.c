@@ -93,6 +93,16 @@ static int ask(char *const argv[], char *line, size_t n)
 
 /* ---- what is installed ---- */
 
+/* What lacks files: a build tree, which has its build's list beside it, or what was installed. */
+static const char *how_to_repair(void)
+{
+	char path[PATH_MAX];
+
+	(void)tree_path(TREE_PROGRAMS, "../build.ninja", path, sizeof(path));
+	return access(path, F_OK) == 0 ? "build it again: ./dev build"
+				       : "install the package fmhad again, or set FMHA_SPECS_DIR";
+}
+
 static void check_files(struct doctor *doctor)
 {
 	struct spec_catalog *catalog = NULL;
@@ -100,20 +110,18 @@ static void check_files(struct doctor *doctor)
 	char path[PATH_MAX];
 
 	if (spec_catalog_load(NULL, fmha_backends, &catalog, &err) < 0)
-		report(doctor, WRONG, "specs",
-		       "install the package fmhad again, or set FMHA_SPECS_DIR", "%s", err.msg);
+		report(doctor, WRONG, "specs", how_to_repair(), "%s", err.msg);
 	else
 		report(doctor, GOOD, "specs", NULL, "%s",
 		       tree_path(TREE_DATA, "specs", path, sizeof(path)));
 	(void)spec_catalog_free(catalog);
 	(void)tree_path(TREE_DATA, "kernels/gpu/fmha.hip", path, sizeof(path));
 	if (access(path, R_OK) != 0)
-		report(doctor, WRONG, "kernel sources", "install the package fmhad again", "%s: %s",
-		       path, strerror(errno));
+		report(doctor, WRONG, "kernel sources", how_to_repair(), "%s: %s", path,
+		       strerror(errno));
 	(void)tree_path(TREE_HELPERS, "fmhad-compile", path, sizeof(path));
 	if (access(path, X_OK) != 0)
-		report(doctor, WRONG, "helper", "install the package fmhad again", "%s: %s", path,
-		       strerror(errno));
+		report(doctor, WRONG, "helper", how_to_repair(), "%s: %s", path, strerror(errno));
 }
 
 static void check_configuration(struct doctor *doctor)

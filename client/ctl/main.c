@@ -79,7 +79,8 @@ static int help(const char *name)
 static int document(const char *format)
 {
 	const struct cli_usage *usages[N_COMMANDS + 1] = {NULL};
-	const struct cli_program program = {.usage = &usage, .commands = usages};
+	const struct cli_program program = {
+		.usage = &usage, .commands = usages, .listed = "ARCH", .lister = "fmhactl archs"};
 
 	for (size_t i = 0; i < N_COMMANDS; i++)
 		usages[i] = &commands[i]->usage;

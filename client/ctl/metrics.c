@@ -31,19 +31,69 @@ static int replace_file(const char *path, const char *text)
 	return CTL_IO;
 }
 
-static int print_metrics(const char *json, const char *out)
+/* a="b",c="d" as an object. Values of ours have no escapes. */
+static cJSON *labels_of(char *text)
+{
+	cJSON *labels = cJSON_CreateObject();
+	char *state = NULL;
+
+	for (char *label = strtok_r(text, ",", &state); label;
+	     label = strtok_r(NULL, ",", &state)) {
+		char *value = strchr(label, '=');
+
+		if (!value || value[1] != '"')
+			continue;
+		*value = value[strlen(value) - 1] = '\0';
+		cJSON_AddStringToObject(labels, label, value + 2);
+	}
+	return labels;
+}
+
+/* Samples of the text, each with its name, labels and value; the text is used up. */
+static char *as_json(char *text)
+{
+	cJSON *list = cJSON_CreateArray();
+	char *state = NULL, *printed;
+
+	for (char *line = strtok_r(text, "\n", &state); line; line = strtok_r(NULL, "\n", &state)) {
+		char *value = strrchr(line, ' '), *labels = strchr(line, '{'), none[] = "";
+		cJSON *sample;
+
+		if (*line == '#' || !value)
+			continue;
+		*value++ = '\0';
+		if (labels) {
+			*labels++ = '\0';
+			labels[strlen(labels) - 1] = '\0';
+		}
+		sample = cJSON_CreateObject();
+		cJSON_AddStringToObject(sample, "name", line);
+		cJSON_AddItemToObject(sample, "labels", labels_of(labels ? labels : none));
+		cJSON_AddNumberToObject(sample, "value", strtod(value, NULL));
+		cJSON_AddItemToArray(list, sample);
+	}
+	printed = cJSON_Print(list);
+	cJSON_Delete(list);
+	return printed;
+}
+
+static int print_metrics(const char *json, const char *out, bool is_json)
 {
 	cJSON *status = cJSON_Parse(json);
-	char *text = status ? metrics_text(status, METRICS_CLASSIC) : NULL;
+	char *text = status ? metrics_text(status, METRICS_CLASSIC) : NULL, *classic = text;
 	int r = CTL_REFUSED;
 
 	cJSON_Delete(status);
+	if (text && is_json) {
+		text = as_json(classic);
+		free(classic);
+	}
 	if (!text)
 		(void)fputs("fmhactl: the daemon's status is no JSON\n", stderr);
 	else if (out)
 		r = replace_file(out, text);
 	else
-		r = fputs(text, stdout) >= 0 ? CTL_OK : CTL_IO;
+		r = fputs(text, stdout) >= 0 && (!is_json || putchar('\n') >= 0) ? CTL_OK : CTL_IO;
 	free(text);
 	return r;
 }
@@ -52,6 +102,7 @@ static int metrics(int argc, char **argv)
 {
 	struct ctl_target target = CTL_TARGET_INIT;
 	const char *out = NULL;
+	bool is_json = false;
 	char *json;
 	int option, r;
 
@@ -59,6 +110,8 @@ static int metrics(int argc, char **argv)
 		r = 0;
 		if (option == 'o')
 			out = optarg;
+		else if (option == CTL_OPT_JSON)
+			is_json = true;
 		else
 			r = ctl_target_option(&target, option, optarg);
 		if (r != 0)
@@ -69,7 +122,7 @@ static int metrics(int argc, char **argv)
 	r = ctl_ask_status(&target, &json);
 	if (r != 0)
 		return r;
-	r = print_metrics(json, out);
+	r = print_metrics(json, out, is_json);
 	free(json);
 	return r;
 }
@@ -83,6 +136,6 @@ const struct ctl_command ctl_metrics = {
 			  "user, process or shape is named. With metrics_socket in fmhad.json(5) "
 			  "the daemon answers the same over HTTP, as OpenMetrics for those who "
 			  "accept that.",
-		  .tables = {own_options, ctl_target_options}},
+		  .tables = {own_options, ctl_json_option, ctl_target_options}},
 	.run = metrics,
 };

@@ -8,8 +8,8 @@
 
 const struct cli_option problem_options[] = {
 	{"causal", PROBLEM_CAUSAL, NULL, "the same as --mask bottom_right --window -1,0"},
-	{"mask", PROBLEM_MASK, "M",
-	 "none, top_left, bottom_right: the corner that the band is tied to; or as CK says it: 1 2 "
+	{"mask", PROBLEM_MASK, "none|top_left|bottom_right|MASK",
+	 "the corner that the band is tied to; MASK as CK says it: 1 2 "
 	 "t:L,R b:L,R xt:W xb:W g:Y,X"},
 	{"window", PROBLEM_WINDOW, "L,R",
 	 "columns visible left and right of the diagonal, -1: all"},

@@ -16,6 +16,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <cjson/cJSON.h>
+
 #include <proto/error.h>
 #include <proto/problem.h>
 
@@ -61,6 +63,7 @@ struct verify {
 	uint32_t features;
 	const char *feature_words; /* as they were given, or NULL */
 	bool verbose, details, local;
+	cJSON *failures; /* numbers of cases, for --json; NULL without */
 	struct fmha_device *device;
 	struct local_gpu *gpu;   /* that cases are launched on here, or NULL */
 	pthread_rwlock_t others; /* held for writing by a case that is to be alone */
@@ -151,6 +154,10 @@ static int parse(struct verify *v, int argc, char **argv)
 			break;
 		case 'v':
 			v->verbose = true;
+			break;
+		case CTL_OPT_JSON:
+			if (!v->failures && !(v->failures = cJSON_CreateArray()))
+				return ctl_usage_error("verify: out of memory");
 			break;
 		default:
 			r = ctl_target_option(&v->target, option, optarg);
@@ -375,9 +382,11 @@ static void tell(struct verify *v, struct ctl_progress *progress, bool all)
 		v->n_judged[outcome->kind]++;
 		if (outcome->kind != OUTCOME_NONE && outcome->text[0]) {
 			ctl_progress_end(progress);
-			(void)fputs(outcome->text, stdout);
+			(void)fputs(outcome->text, v->failures ? stderr : stdout);
 			(void)fflush(stdout);
 		}
+		if (outcome->kind == OUTCOME_FAILED && v->failures)
+			cJSON_AddItemToArray(v->failures, cJSON_CreateNumber((double)i));
 		free(outcome->text);
 		*outcome = (struct outcome){0};
 	}
@@ -459,10 +468,26 @@ static void print_rest(const struct verify *v)
 	(void)putchar('\n');
 }
 
-static int conclude(const struct verify *v)
+static int print_json(struct verify *v, uint64_t left)
 {
-	uint64_t left = (uint64_t)(v->end - v->first) - count_judged(v);
+	cJSON *object = cJSON_CreateObject();
 
+	cJSON_AddNumberToObject(object, "seed", (double)v->seed);
+	cJSON_AddNumberToObject(object, "from", (double)v->first);
+	cJSON_AddNumberToObject(object, "cases", (double)(v->end - v->first));
+	cJSON_AddNumberToObject(object, "ok", (double)v->n_judged[OUTCOME_OK]);
+	cJSON_AddNumberToObject(object, "not_supported", (double)v->n_judged[OUTCOME_UNSUPPORTED]);
+	cJSON_AddNumberToObject(object, "failed", (double)v->n_judged[OUTCOME_FAILED]);
+	cJSON_AddNumberToObject(object, "not_judged", (double)left);
+	cJSON_AddItemToObject(object, "failures", v->failures);
+	v->failures = NULL;
+	if (left > 0) /* to go on with --from */
+		cJSON_AddNumberToObject(object, "next", (double)v->told);
+	return ctl_print_json(object);
+}
+
+static void print_text(const struct verify *v, uint64_t left)
+{
 	(void)printf("seed %" PRIu64 ": %" PRIu64 " ok, %" PRIu64 " not supported, %" PRIu64
 		     " failed",
 		     v->seed, v->n_judged[OUTCOME_OK], v->n_judged[OUTCOME_UNSUPPORTED],
@@ -473,6 +498,19 @@ static int conclude(const struct verify *v)
 	if (left > 0)
 		print_rest(v);
 	(void)fflush(stdout);
+}
+
+static int conclude(struct verify *v)
+{
+	uint64_t left = (uint64_t)(v->end - v->first) - count_judged(v);
+	int r = CTL_OK;
+
+	if (v->failures)
+		r = print_json(v, left);
+	else
+		print_text(v, left);
+	if (r != CTL_OK)
+		return r;
 	if (v->lost.code)
 		return ctl_error(&v->lost);
 	if (v->n_judged[OUTCOME_UNSUPPORTED] == count_judged(v) && left == 0) {
@@ -534,11 +572,12 @@ static int verify(int argc, char **argv)
 	struct fmha_error err = {0};
 	int r = parse(&v, argc, argv);
 
-	if (r != 0)
+	if (r == 0)
+		r = ctl_open(&v.target, &client, &v.device);
+	if (r != 0) {
+		cJSON_Delete(v.failures);
 		return r;
-	r = ctl_open(&v.target, &client, &v.device);
-	if (r != 0)
-		return r;
+	}
 	if (v.local)
 		r = local_gpu_open(client, v.device, &v.gpu, &err);
 	r = r == 0 ? verify_all(&v) : ctl_error(&err);
@@ -549,18 +588,20 @@ static int verify(int argc, char **argv)
 }
 
 const struct ctl_command ctl_verify = {
-	.usage = {.name = "fmhactl verify",
-		  .brief = "random problems against the double-precision reference",
-		  .synopsis = "[--cases N] [--from N] [--seed S] [--features LIST] [OPTION...]",
-		  .text = "Makes random attention problems, computes them on a device and compares "
-			  "every element with a reference in double precision. A case depends on "
-			  "the seed, its number, the features and --long alone, so a failed one is "
-			  "repeated with --only. What the device does not support is counted, and "
-			  "is no failure "
-			  "unless nothing else was left. Stopped by a signal, or without an answer "
-			  "of the daemon's in "
-			  "time, it says what was judged until then, and the command that goes on "
-			  "from there.",
-		  .tables = {own_options, ctl_target_options}},
+	.usage =
+		{.name = "fmhactl verify",
+		 .brief = "random problems against the double-precision reference",
+		 .synopsis = "[--cases N] [--from N] [--seed S] [--features LIST] [OPTION...]",
+		 .text = "Makes random attention problems, computes them on a device and compares "
+			 "every element with a reference in double precision. A case depends on "
+			 "the seed, its number, the features and --long alone, so a failed one is "
+			 "repeated with --only. What the device does not support is counted, and "
+			 "is no failure "
+			 "unless nothing else was left. Stopped by a signal, or without an answer "
+			 "of the daemon's in "
+			 "time, it says what was judged until then, and the command that goes on "
+			 "from there. With --json the counts and the numbers of failed cases go to "
+			 "stdout, what is said of them to stderr.",
+		 .tables = {own_options, ctl_json_option, ctl_target_options}},
 	.run = verify,
 };

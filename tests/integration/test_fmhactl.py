@@ -654,6 +654,17 @@ def test_json_of_lists(fmhactl):
     assert kernels and all(k["hdim_q"] == 64 for k in kernels)
 
 
+def test_json_of_what_is_judged_and_counted(fmhactl):
+    judged = json.loads(fmhactl("verify", "--cases", 12, "--from", 3, "--json"))
+    assert judged["cases"] == 12 == judged["ok"] + judged["not_supported"] and judged["ok"] > 0
+    assert (judged["from"], judged["failed"], judged["failures"], judged["not_judged"]) == (3, 0, [], 0)
+    samples = json.loads(fmhactl("metrics", "--json"))
+    lines = [line for line in fmhactl("metrics").splitlines() if not line.startswith("#")]
+    assert len(samples) == len(lines) > 100
+    (up,) = [s for s in samples if s["name"] == "fmhad_device_up"]
+    assert up["value"] == 1 and up["labels"]["device"] == "0" and up["labels"]["backend"] == "cpu"
+
+
 def test_a_tier_that_is_not_there(fmhactl):
     assert "no tier 'nope'" in fmhactl("bench", "--tier", "nope", expect=REFUSED)
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Manual pages and completion: made from the tables that programs work by, so that nothing is missing."""
 import json
+import os
 import re
 import shutil
 import subprocess
 
+import numpy
 import pytest
 
 import fmhad
@@ -95,6 +97,29 @@ def test_every_command_is_on_the_page():
         assert f"\n.SS {command}\n" in page("fmhactl.1")
 
 
+def test_options_are_described_once():
+    """Where a table of options belongs to several commands, the later ones refer to the first."""
+    text = page("fmhactl.1")
+    for option in ("timeout", "mask", "softcap"):
+        assert len(re.findall(rf"^(?:\\fB\\-\w\\fR, )?\\fB\\-\\-{option}\\fR", text, re.MULTILINE)) == 1, option
+        assert len(re.findall(f"--{option}[,:]", plain("fmhactl.1"))) >= 3, option
+    assert "see OPTIONS." in text and ": as of" in text
+
+
+def test_examples_are_understood(tmp_path):
+    """Without a daemon each ends for want of one, or by itself, and not for what it says."""
+    examples = re.findall(r"^\$ fmhactl (.*)$", plain("fmhactl.1"), re.MULTILINE)
+    assert len(examples) >= 10
+    for name in "qkv":
+        numpy.save(tmp_path / f"{name}.npy", numpy.zeros((1, 8, 2, 32), numpy.float32))
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 4, "hidden_size": 256, "model_type": "llama"}))
+    for example in examples:
+        done = subprocess.run([fmhad.find_program("fmhactl"), *example.split()], capture_output=True, text=True, cwd=tmp_path,
+                              check=False, env={**os.environ, "FMHAD_SOCKET": str(tmp_path / "none")})  # fmt: skip
+        expected = {"doctor": (1,), "top": (3,)}.get(example, (5,) if "--compare" in example else (0, 3))
+        assert done.returncode in expected, (example, done.returncode, done.stderr)
+
+
 def complete(*words):
     """What bash offers for the last word."""
     program = words[0]
@@ -108,12 +133,18 @@ def complete(*words):
     return set(done.stdout.split())
 
 
-def test_bash_completes(tmp_path):
+def test_bash_completes(tmp_path, monkeypatch):
     assert complete("fmhactl", "pi") == {"ping"}
     assert complete("fmhactl", "--json", "") >= set(commands())
     assert complete("fmhactl", "ping", "--c") == {"--count"}
     assert complete("fmhactl", "run", "f") == {"forward"}
     assert complete("fmhactl", "plan", "--dtype", "e") == {"e4m3", "e5m2"}
+    assert complete("fmhactl", "plan", "--mask", "") == {"none", "top_left", "bottom_right"}
+    monkeypatch.setenv("PATH", f"{fmhad.find_program('fmhactl').parent}:{os.environ['PATH']}")
+    assert complete("fmhactl", "plan", "--arch", "gfx94") == {"gfx942"}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smooth.json").touch()
+    assert complete("fmhactl", "bench", "--tier", "smo") == {"smoke", "smooth.json"}
     (tmp_path / "one.npy").touch()
     assert complete("fmhactl", "run", "forward", "--q", f"{tmp_path}/o") == {f"{tmp_path}/one.npy"}
     assert "--check" in complete("fmhad", "--")

@@ -18,7 +18,8 @@ struct cli_option {
 	int id;           /* what cli_next() returns; a letter or digit is the short form, too */
 	const char
 		*argument; /* what its value is called: FILE and PATH are completed as such, a|b|c
-				 as these words; in [ ]: it may be left out; NULL: it takes none */
+				 as these words, but for those in capitals; in [ ]: it may be left
+				 out; NULL: it takes none */
 	const char *help;  /* no newline */
 };
 #define CLI_END                                                                                    \
@@ -42,6 +43,8 @@ struct cli_usage {
 struct cli_program {
 	const struct cli_usage *usage;
 	const struct cli_usage *const *commands; /* NULL after the last; NULL: it has none */
+	/* Values called so (cli_option.argument) are the first words of what this command prints. */
+	const char *listed, *lister;
 };
 
 /*
