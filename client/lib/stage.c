@@ -148,6 +148,59 @@ static bool is_vectorized(const struct fmha_problem *problem, uint32_t role)
 	       problem->kv_layout == FMHA_KV_VECTORIZED;
 }
 
+/* ---- caches that grow ---- */
+
+#define MOST_ROWS  16 /* of queries: more are a prompt */
+#define LEAST_STEP 64 /* keys */
+
+static bool is_staged(const struct fmha_problem *problem, uint32_t role)
+{
+	return problem->tensor[role].data && problem->tensor[role].buffer == 0;
+}
+
+/* Nothing but K and V has extents that depend on the number of keys, nor has the problem lengths. */
+static bool may_have_room(const struct fmha_problem *p)
+{
+	const uint32_t roles = 1u << FMHA_T_Q | 1u << FMHA_T_K | 1u << FMHA_T_V | 1u << FMHA_T_O |
+			       1u << FMHA_T_LSE | 1u << FMHA_T_SINK;
+
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++)
+		if (fmha_tensor_present(&p->tensor[role]) && (role >= 32 || !(roles >> role & 1)))
+			return false;
+	return p->op == FMHA_FORWARD && p->mode == FMHA_BATCH && p->page_size == 0 &&
+	       p->seqlen_q <= MOST_ROWS && p->seqlen_k > 0 && p->seqlen_k < 1 << 28 &&
+	       p->n_splits == 0 && p->split_size == 0 && p->dropout_p == 0 &&
+	       is_staged(p, FMHA_T_K) && is_staged(p, FMHA_T_V);
+}
+
+/* The next quarter of a power of two, of at least 64 keys: a function of the length alone. */
+static int32_t keys_with_room(int32_t keys)
+{
+	int32_t power = LEAST_STEP, step;
+
+	while (power < keys)
+		power *= 2;
+	step = power / 8 > LEAST_STEP ? power / 8 : LEAST_STEP;
+	return (keys + step - 1) / step * step;
+}
+
+/*
+ * The copies of K and V get room for more keys than there are, whose number goes along as a tensor: the
+ * next keys make the same problem again, and need no plan. What lies in that room is not read.
+ */
+static void make_room(struct fmha_problem *problem, struct stage *stage)
+{
+	stage->seqlen_k = problem->seqlen_k;
+	problem->seqlen_k = keys_with_room(problem->seqlen_k);
+	for (uint32_t role = FMHA_T_K; role <= FMHA_T_V; role++)
+		if (problem->tensor[role].n_dims > 0)
+			problem->tensor[role].extent[1] = problem->seqlen_k;
+	problem->seqlen_k_per_batch = (struct fmha_tensor){.data = &stage->seqlen_k,
+							   .dtype = FMHA_I32,
+							   .n_dims = 1,
+							   .extent = {problem->batch}};
+}
+
 static int view_of_role(const struct fmha_problem *problem, uint32_t role, struct stage_view *view,
 			struct fmha_error *err)
 {
@@ -201,10 +254,15 @@ static void directions(const struct fmha_problem *problem, struct stage_tensor *
 int stage_plan(struct fmha_problem *problem, uint64_t buffer, struct stage *ret_stage,
 	       struct fmha_error *err)
 {
-	const struct fmha_problem original = *problem;
+	const struct fmha_problem asked = *problem;
+	bool has_room = may_have_room(problem);
+	struct fmha_problem original;
 
 	ret_stage->n_tensors = 0;
 	ret_stage->bytes = 0;
+	if (has_room)
+		make_room(problem, ret_stage);
+	original = *problem;
 	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
 		struct fmha_tensor *tensor = &problem->tensor[role];
 		struct stage_tensor *staged = &ret_stage->tensors[ret_stage->n_tensors];
@@ -227,10 +285,12 @@ int stage_plan(struct fmha_problem *problem, uint64_t buffer, struct stage *ret_
 		staged->role = role;
 		staged->data = tensor->data;
 		staged->offset = ret_stage->bytes;
-		directions(&original, staged);
+		directions(&asked, staged);
 		r = view_of_role(&original, role, &staged->view, err);
 		if (r < 0)
 			return r;
+		if (has_room && (role == FMHA_T_K || role == FMHA_T_V))
+			staged->view.dims[1] = ret_stage->seqlen_k;
 		ret_stage->bytes += (staged->view.bytes + STAGE_ALIGNMENT - 1) &
 				    ~(uint64_t)(STAGE_ALIGNMENT - 1);
 		ret_stage->n_tensors++;

@@ -39,6 +39,7 @@ struct stage_tensor {
 struct stage {
 	uint32_t n_tensors;
 	uint64_t bytes; /* of all copies, aligned */
+	int32_t seqlen_k; /* where @tensors say so: their number of keys, which a tensor has as its data */
 	struct stage_tensor tensors[FMHA_N_TENSORS];
 };
 
@@ -51,7 +52,8 @@ void stage_view_copy(const struct stage_view *view, void *memory, void *compact,
 /*
  * Lays out every tensor of @problem that has data, and turns it into a tensor of buffer @buffer (an
  * id that the caller knows how to replace) with the copy's offset and strides. @problem must have
- * passed problem_check(). A staged workspace is dropped: the daemon has its own.
+ * passed problem_check(). A staged workspace is dropped: the daemon has its own. Few query rows over
+ * a cache become a problem of more keys than there are, and of their number: the stage has it, and stays where it is.
  * Return: 0, or FMHA_EINVAL naming the tensor.
  */
 int stage_plan(struct fmha_problem *problem, uint64_t buffer, struct stage *ret_stage,

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Caches that grow by a key a token: which plans they take, and their results at every length."""
+import ctypes
+import mmap
 import types
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 import fmha.torch  # noqa: E402
 from fmha import _arrays, _local, _problem  # noqa: E402
+from test_numpy import status  # noqa: E402
 from test_torch import DEVICE, normal  # noqa: E402
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -114,11 +117,67 @@ def test_every_length_is_right(function, heads, kv_heads, hdim, first):
         assert len(_local._plans) - before <= 3, "one for a single key, one before and one behind a border"
 
 
-def test_numpy_caches_grow():
+class Guarded:
+    """An array of float32 flush at a page that nobody may touch: behind it, or in front of it."""
+
+    def __init__(self, values, at_end):
+        page = mmap.PAGESIZE
+        pages = -(-values.nbytes // page)
+        self.map = mmap.mmap(-1, (pages + 2) * page)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        for guard in (start, start + (pages + 1) * page):
+            assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(guard), page, 0) == 0
+        at = page + (pages * page - values.nbytes if at_end else 0)
+        self.array = np.frombuffer(self.map, np.float32, values.size, at).reshape(values.shape)
+        self.array[...] = values
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="pages of the CPU's")
+@pytest.mark.parametrize("at_end", [True, False])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_nothing_beyond_the_cache_is_touched(library, at_end):
     rng = np.random.default_rng(3)
-    for rows in (1, 2, 63, 64, 65, 127, 128, 129, 130):
-        q, k, v = (rng.standard_normal((2, n, 2, 32), dtype=np.float32) for n in (1, rows, rows))
-        scores = np.einsum("bihd,bjhd->bhij", q.astype(float), k) / np.sqrt(32)
+    for rows in (1, 2, 63, 64, 65, 127, 128, 129, 300):
+        q, k, v = (rng.standard_normal((2, 2, n, 32), dtype=np.float32) for n in (1, rows, rows))
+        scores = np.einsum("bhid,bhjd->bhij", q.astype(float), k) / np.sqrt(32)
         p = np.exp(scores - scores.max(-1, keepdims=True))
-        want = np.einsum("bhij,bjhd->bihd", p / p.sum(-1, keepdims=True), v)
-        assert np.abs(fmha.attention(q, k, v) - want).max() < 1e-5, rows
+        want = np.einsum("bhij,bhjd->bhid", p / p.sum(-1, keepdims=True), v)
+        caches = [Guarded(x, at_end) for x in (k, v)]
+        if library == "numpy":
+            found = fmha.attention(q, *(c.array for c in caches), layout="bhsd")
+        else:
+            found = fmha.torch.scaled_dot_product_attention(*(torch.from_numpy(x) for x in (q, *(c.array for c in caches)))).numpy()
+        assert np.abs(found - want).max() < 1e-5, rows
+
+
+def plans_made():
+    return sum(sum(d["worker"]["plans_by"].values()) for d in status()["devices"] if "worker" in d)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="those of local launches are counted above")
+def test_64_tokens_take_few_plans_of_the_daemon():
+    q = normal(1, 4, 1, 48)
+    before = plans_made()
+    for rows in range(900, 964):
+        k, v = normal(1, 4, rows, 48, seed=1), normal(1, 4, rows, 48, seed=2)
+        fmha.torch.scaled_dot_product_attention(q, k, v)
+    assert 1 <= plans_made() - before <= 2
+
+
+def test_generation_takes_few_plans_and_the_same_tokens():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    fmha.torch.enable_transformers()
+    config = transformers.LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+                                      num_key_value_heads=2, max_position_embeddings=256, eos_token_id=None, pad_token_id=0)
+    torch.manual_seed(4)
+    model = transformers.LlamaForCausalLM(config).to(DEVICE).eval()
+    prompt = torch.arange(1, 61, device=DEVICE)[None]
+    tokens, before = {}, 0
+    for name in ("eager", "fmhad"):
+        model.set_attn_implementation(name)
+        if name == "fmhad":
+            before = len(_local._plans) if DEVICE != "cpu" else plans_made()
+        tokens[name] = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=40, do_sample=False)
+    assert torch.equal(tokens["eager"], tokens["fmhad"])
+    after = len(_local._plans) if DEVICE != "cpu" else plans_made()
+    assert after - before <= 4, "the prompt, and lengths up to 64 and 128"

@@ -158,6 +158,88 @@ static void directions_follow_the_operation(void **state)
 	assert_true(find(&stage, FMHA_T_K)->copy_in && find(&stage, FMHA_T_K)->copy_out);
 }
 
+static void decode_over(struct fmha_problem *problem, int32_t keys, float *data)
+{
+	fmha_problem_init(problem);
+	problem->batch = problem->nhead_q = problem->nhead_k = 2;
+	problem->seqlen_q = 1;
+	problem->seqlen_k = keys;
+	problem->hdim_q = problem->hdim_v = 4;
+	problem->q.data = problem->k.data = problem->v.data = problem->o.data = data;
+	problem->k.n_dims = 4;
+	problem->k.extent[0] = problem->k.extent[2] = 2;
+	problem->k.extent[1] = keys;
+	problem->k.extent[3] = 4;
+	problem->k.stride[0] = 8 * keys; /* batch, head, key */
+	problem->k.stride[1] = 4;
+	problem->k.stride[2] = 4 * keys;
+	problem->k.stride[3] = 1;
+}
+
+/* Every number of keys up to the next step is one problem, whose number is a tensor of it. */
+static void a_cache_that_grows_is_one_problem(void **state)
+{
+	static float data[2 * 128 * 2 * 4], arena[2 * 2 * 2 * 128 * 4 + 1024];
+	struct fmha_problem first, problem;
+	struct stage stage;
+
+	(void)state;
+	for (int i = 0; i < 2 * 128 * 2 * 4; i++)
+		data[i] = (float)i;
+	for (int32_t keys = 65; keys <= 129; keys++) {
+		const struct stage_tensor *k, *lengths;
+
+		decode_over(&problem, keys, data);
+		assert_int_equal(stage_plan(&problem, 99, &stage, NULL), 0);
+		assert_int_equal(problem_check(&problem, NULL), 0);
+		if (keys == 129) {
+			assert_int_equal(problem.seqlen_k, 192);
+			break;
+		}
+		if (keys == 65)
+			first = problem;
+		assert_memory_equal(&problem, &first, sizeof(problem));
+		assert_int_equal(problem.seqlen_k, 128);
+		k = find(&stage, FMHA_T_K);
+		lengths = find(&stage, FMHA_T_SEQLEN_K);
+		assert_false(find(&stage, FMHA_T_O)->copy_in);
+		memset(arena, 0xff, sizeof(arena));
+		stage_in(&stage, arena);
+		assert_int_equal(*(int32_t *)((char *)arena + lengths->offset), keys);
+		for (int i = 0; i < 4; i++) { /* the heads, whose rows are those that there are */
+			const float *head = arena + k->offset / 4 + (size_t)i * 128 * 4;
+
+			assert_true(head[0] == (float)(i * keys * 4));
+			assert_true(head[keys * 4 - 1] == (float)((i + 1) * keys * 4 - 1));
+			assert_true(keys == 128 || head[keys * 4] != head[keys * 4]);
+		}
+	}
+}
+
+static void what_depends_on_the_number_of_keys_keeps_it(void **state)
+{
+	float data[4096];
+	struct fmha_problem problem;
+	struct stage stage;
+
+	(void)state;
+#define KEEPS(...)                                                                                 \
+	do {                                                                                       \
+		decode_over(&problem, 70, data);                                                   \
+		__VA_ARGS__;                                                                       \
+		assert_int_equal(stage_plan(&problem, 99, &stage, NULL), 0);                       \
+		assert_int_equal(problem.seqlen_k, 70);                                            \
+	} while (0)
+	KEEPS(put(&problem.bias, data));
+	KEEPS(put(&problem.alibi_slopes, data));
+	KEEPS(put(&problem.seqlen_k_per_batch, data));
+	KEEPS(problem.k.buffer = 3, problem.k.data = NULL);
+	KEEPS(problem.seqlen_q = 17);
+	KEEPS(problem.n_splits = 2);
+	KEEPS(problem.split_size = 64);
+	KEEPS(problem.op = FMHA_BACKWARD);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -166,6 +248,8 @@ int main(void)
 		cmocka_unit_test(copies_agree_with_the_definition),
 		cmocka_unit_test(empty_views_copy_nothing),
 		cmocka_unit_test(directions_follow_the_operation),
+		cmocka_unit_test(a_cache_that_grows_is_one_problem),
+		cmocka_unit_test(what_depends_on_the_number_of_keys_keeps_it),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
