@@ -124,7 +124,7 @@ static void wake_stalled(struct connection_hub *hub, const struct account *accou
 		    connection_is_stalled(connection) ||
 		    (connection->wants_fd && !descriptors_fit(connection)))
 			continue;
-		connection->stalled = connection->wants_fd = false;
+		connection->stalled = connection->wants_fd = connection->wants_memory = false;
 		connection_enter_backlog(connection);
 	}
 }
@@ -158,21 +158,23 @@ void connection_update_poll(struct connection *connection)
 		return;
 	if (!connection->stalled)
 		wanted |= UV_READABLE;
-	if (!list_is_empty(&connection->output) && !connection->fds_full)
+	if (!list_is_empty(&connection->output) && !connection->send_later)
 		wanted |= UV_WRITABLE;
-	if (wanted == connection->polled)
+	if (wanted == connection->polled && !connection->unpolled)
 		return;
 	connection->polled = wanted;
-	if (uv_poll_start(&connection->poll, wanted, on_poll) < 0)
-		connection_mark_broken(connection); /* nobody would ever hear from it */
+	connection->unpolled = uv_poll_start(&connection->poll, wanted, on_poll) < 0;
+	if (connection->unpolled)
+		connection_watch(connection); /* else nobody would ever hear from it */
 }
 
-void connection_stall(struct connection *connection, bool wants_fd)
+static void count_stall(const struct connection *connection, enum stall stall)
 {
-	struct connection_hub *hub = connection->hub;
-	struct limits *limits = hub->limits;
+	struct limits *limits = connection->hub->limits;
 
-	if (wants_fd)
+	if (stall == STALL_MEMORY)
+		return;
+	if (stall == STALL_DESCRIPTOR)
 		limits->hits[connection->n_answer_fds >= limits->value[LIMIT_FDS_PER_CONNECTION]
 				     ? LIMIT_FDS_PER_CONNECTION
 				     : LIMIT_FDS_PER_UID]++;
@@ -180,12 +182,21 @@ void connection_stall(struct connection *connection, bool wants_fd)
 		limits->hits[LIMIT_IN_FLIGHT_PER_CONNECTION]++;
 	else
 		limits->hits[LIMIT_IN_FLIGHT_PER_UID]++;
+}
+
+void connection_stall(struct connection *connection, enum stall stall)
+{
+	struct connection_hub *hub = connection->hub;
+
+	count_stall(connection, stall);
 	connection->stalled = true;
-	connection->wants_fd = wants_fd;
+	connection->wants_fd = stall == STALL_DESCRIPTOR;
+	connection->wants_memory = stall == STALL_MEMORY;
 	list_remove(&connection->in_backlog);
 	list_append(&hub->stalled, &connection->in_backlog);
 	connection_update_poll(connection);
-	if (wants_fd) {
+	if (stall == STALL_DESCRIPTOR ||
+	    (stall == STALL_MEMORY && !uv_is_active((uv_handle_t *)&hub->reread))) {
 		hub->reread_ms = 1;
 		uv_timer_start(&hub->reread, hub_on_reread, hub->reread_ms, 0);
 	}
@@ -354,7 +365,8 @@ static void hub_turn(uv_idle_t *handle)
 
 /* ---- deadlines ---- */
 
-/* Those that stopped reading for want of a descriptor go on as soon as some were read. */
+/* Those that stopped reading for want of a descriptor go on as soon as some were read, those without
+ * memory when there is some. */
 static void hub_on_reread(uv_timer_t *timer)
 {
 	struct connection_hub *hub = container_of(timer, struct connection_hub, reread);
@@ -362,8 +374,9 @@ static void hub_on_reread(uv_timer_t *timer)
 
 	list_for_each(node, &hub->watched)
 		news |= descriptors_look(container_of(node, struct connection, in_watched));
-	list_for_each(node, &hub->stalled)
-		waits |= container_of(node, struct connection, in_backlog)->wants_fd;
+	list_for_each_entry(struct connection, connection, &hub->stalled, in_backlog) {
+		waits |= connection->wants_fd || connection->wants_memory;
+	}
 	if (!waits)
 		return;
 	wake_stalled(hub, NULL);
@@ -399,10 +412,12 @@ static bool check_deadlines(struct connection *connection, uint64_t now)
 	uint64_t soft_ns = connection->hub->limits->value[LIMIT_OUTPUT_SOFT_MS] * NS_PER_MS;
 
 	(void)descriptors_look(connection);
-	if (connection->fds_full) {
-		connection->fds_full = false;
+	if (connection->send_later) {
+		connection->send_later = false;
 		output_flush(connection);
 	}
+	if (connection->unpolled)
+		connection_update_poll(connection);
 	if (connection->deadline_ns && now >= connection->deadline_ns) {
 		drop(connection, LIMIT_HELLO_MS, LOG_LEVEL_INFO,
 		     "closing a connection without hello");
@@ -420,7 +435,7 @@ static bool check_deadlines(struct connection *connection, uint64_t now)
 		return false;
 	}
 	return connection->deadline_ns || connection->output_since_ns || connection->n_unread > 0 ||
-	       connection->fds_full;
+	       connection->send_later || connection->unpolled;
 }
 
 /* The time that the process stood still is nobody's fault. */
@@ -454,6 +469,22 @@ static void hub_on_timer(uv_timer_t *timer)
 
 /* ---- life ---- */
 
+/* What a control socket needs to take a message in. */
+static int reserve_input(struct connection *connection, struct fmha_error *err)
+{
+	const struct connection_hub *hub = connection->hub;
+
+	connection->input = malloc(hub->receive_bytes);
+	connection->fds = malloc(hub->limits->value[LIMIT_FDS_PER_CONNECTION] * sizeof(int));
+	if (connection->input && connection->fds)
+		return 0;
+	free(connection->input);
+	free(connection->fds);
+	connection->input = NULL;
+	connection->fds = NULL;
+	return fmha_error_set(err, FMHA_ENOMEM, "a control socket: out of memory");
+}
+
 int connection_open(struct connection *connection, struct connection_hub *hub, int fd,
 		    struct account *account, bool before_hello, const struct connection_ops *ops,
 		    struct fmha_error *err)
@@ -466,13 +497,15 @@ int connection_open(struct connection *connection, struct connection_hub *hub, i
 	list_init(&connection->in_watched);
 	list_init(&connection->awaited);
 	output_init(connection);
-	r = descriptors_init(connection, err);
+	r = account ? descriptors_init(connection, err) : reserve_input(connection, err);
 	if (r < 0) {
 		(void)close(fd);
 		return r;
 	}
 	r = uv_poll_init(hub->loop, &connection->poll, fd);
 	if (r < 0) {
+		free(connection->input);
+		free(connection->fds);
 		descriptors_deinit(connection);
 		return fmha_error_set(err, FMHA_EIO, "polling a socket: %s", uv_strerror(r));
 	}

@@ -31,9 +31,15 @@ void connection_answered(struct connection *connection);
 
 /* In flight as many requests as allowed: the next frame waits where it is. */
 bool connection_is_stalled(const struct connection *connection);
-/* Reads no more until that has changed. @wants_fd: there is no room for the descriptor of the next
- * request's answer. */
-void connection_stall(struct connection *connection, bool wants_fd);
+/* What a connection that reads no more waits for. */
+enum stall {
+	STALL_IN_FLIGHT,  /* fewer requests without an answer */
+	STALL_DESCRIPTOR, /* room for the descriptor of the next request's answer */
+	STALL_MEMORY,     /* to take the next message apart with */
+};
+
+/* Reads no more until that has changed. */
+void connection_stall(struct connection *connection, enum stall stall);
 
 /* ---- input.c ---- */
 

@@ -78,20 +78,26 @@ static void count_request(struct connection *connection, const struct proto_mess
 	descriptors_reserve(connection, message->id, message->method);
 }
 
-/* Return: 0, FRAME_WAITS: for a descriptor, or a negative FMHA_E*: a violation. */
+/* Return: 0, FRAME_WAITS: for what @ret_stall says, or a negative FMHA_E*: a violation. */
 #define FRAME_WAITS 1
 static int handle_frame(struct connection *connection, const uint8_t *payload, size_t n,
-			struct fmha_error *err)
+			enum stall *ret_stall, struct fmha_error *err)
 {
 	struct connection_hub *hub = connection->hub;
 	struct proto_message *message = &hub->message;
 	int r = proto_message_decode(message, payload, n, err);
 
+	if (r == FMHA_ENOMEM) {
+		*ret_stall = STALL_MEMORY;
+		return FRAME_WAITS;
+	}
 	if (r < 0)
 		return r;
 	if (message->type == PROTO_REQUEST) {
-		if (!descriptors_have_room(connection, message->method))
+		if (!descriptors_have_room(connection, message->method)) {
+			*ret_stall = STALL_DESCRIPTOR;
 			return FRAME_WAITS;
+		}
 		count_request(connection, message);
 	}
 	hub->n_frames++;
@@ -135,6 +141,7 @@ static size_t handle_frames(struct connection *connection, const uint8_t *data, 
 	size_t used = 0;
 
 	while (used < n && !connection->closing && !connection->broken) {
+		enum stall stall = STALL_IN_FLIGHT;
 		struct proto_frame frame;
 		struct fmha_error err;
 		int r = next_frame(connection, data + used, n - used, &frame, &err);
@@ -142,7 +149,7 @@ static size_t handle_frames(struct connection *connection, const uint8_t *data, 
 		if (r == PROTO_FRAME_MORE)
 			break;
 		if (r == 0 && connection_is_stalled(connection)) {
-			connection_stall(connection, false);
+			connection_stall(connection, STALL_IN_FLIGHT);
 			break;
 		}
 		if (r == 0 && turn_is_over(connection, n_frames)) {
@@ -151,9 +158,9 @@ static size_t handle_frames(struct connection *connection, const uint8_t *data, 
 		}
 		if (r == 0)
 			r = handle_frame(connection, data + used + frame.header_bytes,
-					 frame.payload_bytes, &err);
+					 frame.payload_bytes, &stall, &err);
 		if (r == FRAME_WAITS) {
-			connection_stall(connection, true);
+			connection_stall(connection, stall);
 			break;
 		}
 		if (r < 0) {
@@ -175,8 +182,10 @@ static void process_input(struct connection *connection, uint8_t *data, size_t n
 	if (connection->closing)
 		return;
 	if (left == 0) {
-		free(connection->input);
-		connection->input = NULL;
+		if (connection->account) {
+			free(connection->input);
+			connection->input = NULL;
+		}
 		connection->input_bytes = 0;
 		if (connection->n_fds > 0) {
 			struct fmha_error err;

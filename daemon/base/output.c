@@ -130,13 +130,14 @@ static int encode_refusal(struct proto_buffer *buffer, uint32_t id)
 	return proto_encode_error(buffer, id, &error, &err);
 }
 
-/* Return: as socket_send() but for SOCKET_TOO_MANY_FDS, which waits or is dealt with. */
+/* Return: as socket_send() but for SOCKET_NO_MEMORY and, on a control socket, SOCKET_TOO_MANY_FDS: it
+ * waits. */
 static ssize_t send_frame(struct connection *connection, const uint8_t *data, size_t n, int fd)
 {
 	ssize_t sent = send_bytes(connection, data, n, fd);
 
-	if (sent == SOCKET_TOO_MANY_FDS && !connection->account) {
-		connection->fds_full = true; /* the hub's timer tries again */
+	if (sent == SOCKET_NO_MEMORY || (sent == SOCKET_TOO_MANY_FDS && !connection->account)) {
+		connection->send_later = true; /* the hub's timer tries again */
 		connection_watch(connection);
 		return 0;
 	}

@@ -37,7 +37,9 @@ ssize_t socket_send(int socket, const uint8_t *data, size_t n, int fd)
 	while (sent < 0 && errno == EINTR);
 	if (sent < 0 && errno == ETOOMANYREFS)
 		return SOCKET_TOO_MANY_FDS;
-	if (sent < 0 && (errno == EAGAIN || errno == ENOBUFS))
+	if (sent < 0 && (errno == ENOBUFS || errno == ENOMEM))
+		return SOCKET_NO_MEMORY;
+	if (sent < 0 && errno == EAGAIN)
 		return 0;
 	return sent;
 }

@@ -104,7 +104,10 @@ int memfd_import_memory(const struct device_memory_source *source, struct device
 	if (fstatfs(source->fd, &fs) < 0 || fs.f_type != TMPFS_MAGIC)
 		return fmha_error_set_field(err, FMHA_EINVAL, "fd",
 					    "memory must lie in tmpfs, not in huge pages");
-	if (fstat(source->fd, &st) < 0 || !S_ISREG(st.st_mode))
+	if (fstat(source->fd, &st) < 0)
+		return fmha_error_set(err, FMHA_EIO, "a memfd cannot be looked at: %s",
+				      strerror(errno));
+	if (!S_ISREG(st.st_mode))
 		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "not a memfd");
 	if (source->base_offset > (uint64_t)st.st_size)
 		return fmha_error_set_field(err, FMHA_EINVAL, "base_offset",

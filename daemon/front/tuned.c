@@ -578,10 +578,14 @@ static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_
 	struct stat st;
 	char *text;
 
-	if (fd < 0 || fstat(fd, &st) < 0 || st.st_size <= 0 || st.st_size > (off_t)MOST_DOCUMENT)
+	if (fd < 0 || fstat(fd, &st) < 0) /* our own process's: it could not be received */
+		return fmha_error_set(err, FMHA_EIO, "a change's document has not arrived");
+	if (st.st_size <= 0 || st.st_size > (off_t)MOST_DOCUMENT)
 		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: not a document");
 	text = malloc((size_t)st.st_size);
-	if (!text || pread(fd, text, (size_t)st.st_size, 0) != (ssize_t)st.st_size) {
+	if (!text)
+		return fmha_error_set(err, FMHA_ENOMEM, "a change's document: out of memory");
+	if (pread(fd, text, (size_t)st.st_size, 0) != (ssize_t)st.st_size) {
 		free(text);
 		return fmha_error_set(err, FMHA_EIO, "reading a change's document");
 	}

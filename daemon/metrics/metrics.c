@@ -353,6 +353,7 @@ char *metrics_text(const cJSON *status, enum metrics_format format)
 	const cJSON *devices = find(status, "devices");
 	char *text = NULL;
 	size_t n;
+	int cut;
 	struct page opened = {open_memstream(&text, &n), format}, *page = &opened;
 
 	if (!page->out)
@@ -378,7 +379,8 @@ char *metrics_text(const cJSON *status, enum metrics_format format)
 			   "Times that a limit of the configuration was hit", print_limits_of);
 	if (format == METRICS_OPEN)
 		(void)fputs("# EOF\n", page->out);
-	if (fclose(page->out) != 0) {
+	cut = ferror(page->out);
+	if (fclose(page->out) != 0 || cut) {
 		free(text);
 		return NULL;
 	}

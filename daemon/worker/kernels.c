@@ -170,7 +170,9 @@ static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_
 	size_t done = 0, size;
 	char *text;
 
-	if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
+	if (fstat(fd, &st) < 0)
+		return fmha_error_set(err, FMHA_EIO, "document: %s", strerror(errno));
+	if (!S_ISREG(st.st_mode))
 		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: not a file or memfd");
 	if (st.st_size > (off_t)DOCUMENT_BYTES)
 		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: more than 64 MiB");
@@ -183,7 +185,12 @@ static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_
 
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n <= 0)
+		if (n < 0) {
+			(void)fmha_error_set(err, FMHA_EIO, "document: %s", strerror(errno));
+			free(text);
+			return FMHA_EIO;
+		}
+		if (n == 0)
 			break; /* shorter than it was: the parser will say so */
 		done += (size_t)n;
 	}

@@ -17,6 +17,7 @@ mappings, what status accounts for), and the next client is served as if nothing
 import argparse
 import collections
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -36,11 +37,12 @@ from page import ALWAYS, ONCE  # noqa: E402
 MODES = {"once": ONCE, "always": ALWAYS}
 
 # What a process may die of, because nothing in this repository can keep it from that: (the function
-# that failed, who ended the process) and why. "exit": by the status given.
+# that failed, its error, whose abort() it was) and why.
 FORCED = {
-    ("epoll_ctl", "libuv"): "uv__io_poll aborts when a descriptor cannot be watched any more",
-    ("realloc", "libuv"): "maybe_resize of uv__io_start aborts without memory for its table",
-    ("pthread_create", "libuv"): "init_threads aborts without a thread for uv_queue_work",
+    ("epoll_ctl", "ENOSPC", "libuv"): "uv__io_poll aborts when a descriptor cannot be watched any more",
+    ("epoll_ctl", "ENOMEM", "libuv"): "the same",
+    ("realloc", "ENOMEM", "libuv"): "maybe_resize of uv__io_start aborts without memory for its table",
+    ("pthread_create", "EAGAIN", "libuv"): "init_threads aborts without a thread for uv_queue_work",
 }
 
 # What says that something has run out or broken; any other refusal blames the wrong thing.
@@ -148,7 +150,7 @@ class Judge:
         """Raises when somebody has died who need not have. Returns whether somebody did."""
         daemon, side = self.daemon, self.faults[kind]
         if side.function == b"epoll_ctl" and side.delivered:  # libuv finds out when it polls next
-            fmhad.until(lambda: side.aborts, 0.02)
+            daemon.serves()
         if side.aborts:
             fmhad.until(lambda: not is_alive(self.pids[kind]), 5)
         if daemon.process.poll() is not None:
@@ -165,8 +167,8 @@ class Judge:
 
     @staticmethod
     def forced(side, said):
-        by = side.aborted_in.decode().split(".")[0]
-        if (side.function.decode(), by) not in FORCED:
+        by, error = side.aborted_in.decode().split(".")[0], errno.errorcode.get(side.error, "")
+        if (side.function.decode(), error, by) not in FORCED:
             raise Wrong(f"{said}{', ended by ' + by if by else ''}")
 
     def whole(self):
@@ -237,7 +239,7 @@ class Campaign:
             value = visit(daemon)
             side.disarm()
             if not expected == value:  # a document may hold more than without a fault
-                raise Wrong(f"{value!r} instead of {expected!r}")
+                raise Wrong(f"{value!r} instead of {expected!r}{visits.missing(expected, value)}")
         except fmha_wire.WireError as error:
             if error.name not in FITTING:
                 raise Wrong(f"refused with {error.name}: {error}") from error
@@ -258,7 +260,7 @@ class Campaign:
         if visit.ready:
             visit.ready(daemon)
             judge.renew()
-        daemon.patience = 1.5 if mode == ONCE else 0.3
+        daemon.patience = visit.patience if mode == ONCE else 0.3
         side.arm(class_, nth, mode, variant)
         try:
             self.attempt(daemon, visit, expected, side, mode)
@@ -294,7 +296,8 @@ class Campaign:
 
     def visit_class(self, daemon, judge, visit, expected, kind, class_, n_calls, mode, start):
         """All faults of one class in one process. Returns the daemon to go on with."""
-        points = [self.options.at] if self.options.at else range(1, 2 * n_calls + 20)
+        step = max(1, n_calls // visit.most)
+        points = [self.options.at] if self.options.at else range(1, 2 * n_calls + 20, step)
         missed = 0
         for nth in points:
             if nth > n_calls and missed >= 2:

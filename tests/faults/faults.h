@@ -52,7 +52,8 @@ struct fault_side {
 	_Atomic int64_t blocks;       /* of memory that are allocated */
 	_Atomic uint64_t aborts;
 	char aborted_in[24]; /* the module that called abort() */
-	char function[32];   /* that was failed first */
+	char function[32];   /* that was failed first, */
+	uint32_t error;      /* with this errno */
 	uint32_t n_frames;
 	struct fault_frame frames[FAULTS_FRAMES];
 };
@@ -71,6 +72,10 @@ struct faults_page {
 int fault_now(enum fault_class class, const char *function, const int errors[2]);
 
 #define FAULT(class, function, ...) fault_now(FAULT_##class, function, (const int[2]){__VA_ARGS__})
+
+/* Between the two, this thread is given no memory. */
+void fault_starve(void);
+void fault_feed(void);
 
 /* The next definition of a function, in the library that has it. */
 void *fault_next(const char *name);

@@ -30,6 +30,7 @@ class Side(ctypes.Structure):
         ("aborts", ctypes.c_uint64),
         ("aborted_in", ctypes.c_char * 24),
         ("function", ctypes.c_char * 32),
+        ("error", ctypes.c_uint32),
         ("n_frames", ctypes.c_uint32),
         ("frames", Frame * FRAMES),
     ]

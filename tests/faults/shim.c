@@ -118,13 +118,14 @@ __attribute__((constructor)) static void open_page(void)
 }
 
 /* Who called: the frames above the shim's own. */
-static void remember(const char *function)
+static void remember(const char *function, int error)
 {
 	void *frames[FAULTS_FRAMES + 4];
 	int n = backtrace(frames, FAULTS_FRAMES + 4);
 	Dl_info info;
 
 	(void)snprintf(side->function, sizeof(side->function), "%s", function);
+	side->error = (uint32_t)error;
 	side->n_frames = 0;
 	for (int i = 0; i < n && side->n_frames < FAULTS_FRAMES; i++) {
 		struct fault_frame *frame = &side->frames[side->n_frames];
@@ -157,16 +158,39 @@ int fault_now(enum fault_class class, const char *function, const int errors[2])
 	left = atomic_fetch_sub(&side->left, 1);
 	if (left > 1 || (left < 1 && mode == MODE_ONCE))
 		return 0;
+	error = errors[atomic_load(&side->variant) & 1];
+	error = error ? error : errors[0];
 	inside = true;
 	if (atomic_fetch_add(&side->delivered, 1) == 0)
-		remember(function);
+		remember(function, error);
 	inside = false;
-	error = errors[atomic_load(&side->variant) & 1];
-	errno = error ? error : errors[0];
+	errno = error;
 	return -1;
 }
 
 /* ---- memory ---- */
+
+static _Thread_local bool starving;
+
+void fault_starve(void)
+{
+	starving = true;
+}
+
+void fault_feed(void)
+{
+	starving = false;
+}
+
+/* Whether this allocation is to fail; errno is set then. */
+static bool is_refused(const char *function)
+{
+	if (starving && !inside) {
+		errno = ENOMEM;
+		return true;
+	}
+	return FAULT(MEMORY, function, ENOMEM);
+}
 
 static void *count(void *block)
 {
@@ -177,19 +201,19 @@ static void *count(void *block)
 
 SHOWN void *malloc(size_t size)
 {
-	return FAULT(MEMORY, "malloc", ENOMEM) ? NULL : count(__libc_malloc(size));
+	return is_refused("malloc") ? NULL : count(__libc_malloc(size));
 }
 
 SHOWN void *calloc(size_t n, size_t size)
 {
-	return FAULT(MEMORY, "calloc", ENOMEM) ? NULL : count(__libc_calloc(n, size));
+	return is_refused("calloc") ? NULL : count(__libc_calloc(n, size));
 }
 
 SHOWN void *realloc(void *block, size_t size)
 {
 	void *grown;
 
-	if (FAULT(MEMORY, "realloc", ENOMEM))
+	if (is_refused("realloc"))
 		return NULL;
 	grown = __libc_realloc(block, size);
 	if (!block)
@@ -212,20 +236,17 @@ SHOWN void *reallocarray(void *block, size_t n, size_t size)
 
 SHOWN void *aligned_alloc(size_t alignment, size_t size)
 {
-	return FAULT(MEMORY, "aligned_alloc", ENOMEM) ? NULL
-						      : count(__libc_memalign(alignment, size));
+	return is_refused("aligned_alloc") ? NULL : count(__libc_memalign(alignment, size));
 }
 
 SHOWN void *memalign(size_t alignment, size_t size)
 {
-	return FAULT(MEMORY, "memalign", ENOMEM) ? NULL : count(__libc_memalign(alignment, size));
+	return is_refused("memalign") ? NULL : count(__libc_memalign(alignment, size));
 }
 
 SHOWN int posix_memalign(void **ret_block, size_t alignment, size_t size)
 {
-	void *block = FAULT(MEMORY, "posix_memalign", ENOMEM)
-			      ? NULL
-			      : count(__libc_memalign(alignment, size));
+	void *block = is_refused("posix_memalign") ? NULL : count(__libc_memalign(alignment, size));
 
 	if (!block)
 		return ENOMEM;

@@ -240,7 +240,7 @@ CALL(SOCKET, BOTH(ECONNREFUSED, EAGAIN), -1, int, connect,
      (int fd, const struct sockaddr *at, socklen_t n), (fd, at, n))
 CALL(SOCKET, BOTH(EMFILE, ENOMEM), -1, int, accept4,
      (int fd, struct sockaddr *at, socklen_t *n, int flags), (fd, at, n, flags))
-CALL(SOCKET, BOTH(ENOMEM, ECONNRESET), -1, ssize_t, recvmsg,
+CALL(SOCKET, BOTH(ENOMEM, ENOBUFS), -1, ssize_t, recvmsg,
      (int fd, struct msghdr *message, int flags), (fd, message, flags))
 CALL(SOCKET, BOTH(ENOBUFS, ENOMEM), -1, ssize_t, sendmsg,
      (int fd, const struct msghdr *message, int flags), (fd, message, flags))
@@ -253,8 +253,16 @@ CALL(SOCKET, BOTH(EMFILE, ENFILE), -1, int, pipe2, (int ends[2], int flags), (en
 /* ---- events ---- */
 
 CALL(EVENT, BOTH(EMFILE, ENOMEM), -1, int, epoll_create1, (int flags), (flags))
-CALL(EVENT, BOTH(ENOSPC, ENOMEM), -1, int, epoll_ctl,
-     (int epoll, int operation, int fd, struct epoll_event *event), (epoll, operation, fd, event))
+
+/* What is taken out needs nothing. */
+DEFINE_NEXT(epoll_ctl);
+SHOWN int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event)
+{
+	if (operation != EPOLL_CTL_DEL && FAULT(EVENT, "epoll_ctl", ENOSPC, ENOMEM))
+		return -1;
+	return NEXT(epoll_ctl)(epoll, operation, fd, event);
+}
+
 CALL(EVENT, BOTH(EMFILE, ENOMEM), -1, int, eventfd, (unsigned value, int flags), (value, flags))
 CALL(EVENT, BOTH(EMFILE, ENOMEM), -1, int, timerfd_create, (__clockid_t clock, int flags),
      (clock, flags))

@@ -4,13 +4,15 @@
  * fail, at their own border: what a version fails at that does not do so today.
  *
  * Not here are those that fail for a wrong argument only (uv_timer_init, uv_timer_start, uv_poll_stop,
- * uv_check_*, uv_idle_*, uv_prepare_*, uv_signal_init after the first, ...).
+ * uv_pipe_init, uv_check_*, uv_idle_*, uv_prepare_*, uv_signal_init after the first, ...), nor
+ * uv_accept(): it closes what it cannot open, which no stand-in can do for it.
  */
 #include "faults.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <msgpack.h>
+#include <stdbool.h>
 #include <uv.h>
 
 #define SHOWN __attribute__((visibility("default")))
@@ -40,13 +42,9 @@ LIBRARY(UV, UV_ENOMEM, int, uv_spawn,
 LIBRARY(UV, UV_ENOMEM, int, uv_queue_work,
 	(uv_loop_t * loop, uv_work_t *work, uv_work_cb run, uv_after_work_cb done),
 	(loop, work, run, done))
-LIBRARY(UV, UV_ENOMEM, int, uv_pipe_init, (uv_loop_t * loop, uv_pipe_t *pipe, int ipc),
-	(loop, pipe, ipc))
 LIBRARY(UV, UV_ENOMEM, int, uv_pipe_open, (uv_pipe_t * pipe, uv_file fd), (pipe, fd))
 LIBRARY(UV, UV_ENOBUFS, int, uv_listen, (uv_stream_t * stream, int backlog, uv_connection_cb done),
 	(stream, backlog, done))
-LIBRARY(UV, UV_ENOMEM, int, uv_accept, (uv_stream_t * server, uv_stream_t *client),
-	(server, client))
 LIBRARY(UV, UV_ENOMEM, int, uv_read_start,
 	(uv_stream_t * stream, uv_alloc_cb allocate, uv_read_cb done), (stream, allocate, done))
 LIBRARY(UV, UV_ENOMEM, int, uv_write,
@@ -65,16 +63,32 @@ LIBRARY(MSGPACK, MSGPACK_UNPACK_NOMEM_ERROR, msgpack_unpack_return, msgpack_unpa
 LIBRARY(MSGPACK, MSGPACK_UNPACK_NOMEM_ERROR, msgpack_unpack_return, msgpack_unpack_next,
 	(msgpack_unpacked * result, const char *data, size_t n, size_t *at), (result, data, n, at))
 
-/* ---- cJSON: what makes and adds items fails for want of memory only, which is a class of its own ---- */
+/*
+ * cJSON fails for want of memory only, and whoever made its allocator hears of that there: so these
+ * calls go on, without memory. What makes and adds single items is of the class of memory.
+ */
+#define STARVED(TYPE, NAME, PARAMETERS, ARGUMENTS)                                                 \
+	DEFINE_NEXT(NAME);                                                                         \
+	SHOWN TYPE NAME PARAMETERS                                                                 \
+	{                                                                                          \
+		bool starved = FAULT(CJSON, #NAME, ENOMEM) < 0;                                    \
+		TYPE result;                                                                       \
+                                                                                                   \
+		if (starved)                                                                       \
+			fault_starve();                                                            \
+		result = NEXT(NAME) ARGUMENTS;                                                     \
+		if (starved)                                                                       \
+			fault_feed();                                                              \
+		return result;                                                                     \
+	}
 
-LIBRARY(CJSON, NULL, cJSON *, cJSON_Duplicate, (const cJSON *item, cJSON_bool recurse),
-	(item, recurse))
-LIBRARY(CJSON, NULL, cJSON *, cJSON_Parse, (const char *text), (text))
-LIBRARY(CJSON, NULL, cJSON *, cJSON_ParseWithLength, (const char *text, size_t n), (text, n))
-LIBRARY(CJSON, NULL, cJSON *, cJSON_ParseWithOpts,
-	(const char *text, const char **ret_end, cJSON_bool ended), (text, ret_end, ended))
-LIBRARY(CJSON, NULL, cJSON *, cJSON_ParseWithLengthOpts,
+STARVED(cJSON *, cJSON_Duplicate, (const cJSON *item, cJSON_bool recurse), (item, recurse))
+STARVED(cJSON *, cJSON_Parse, (const char *text), (text))
+STARVED(cJSON *, cJSON_ParseWithLength, (const char *text, size_t n), (text, n))
+STARVED(cJSON *, cJSON_ParseWithOpts, (const char *text, const char **ret_end, cJSON_bool ended),
+	(text, ret_end, ended))
+STARVED(cJSON *, cJSON_ParseWithLengthOpts,
 	(const char *text, size_t n, const char **ret_end, cJSON_bool ended),
 	(text, n, ret_end, ended))
-LIBRARY(CJSON, NULL, char *, cJSON_Print, (const cJSON *item), (item))
-LIBRARY(CJSON, NULL, char *, cJSON_PrintUnformatted, (const cJSON *item), (item))
+STARVED(char *, cJSON_Print, (const cJSON *item), (item))
+STARVED(char *, cJSON_PrintUnformatted, (const cJSON *item), (item))

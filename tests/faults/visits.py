@@ -29,20 +29,23 @@ class Lie(Exception):
 
 
 class Visit:
-    def __init__(self, function, methods, device, ready, tidy):
-        self.function, self.name = function, function.__name__
-        self.methods, self.device, self.ready, self.tidy = methods, device, ready, tidy
+    def __init__(self, function, methods, **options):
+        self.function, self.name, self.methods = function, function.__name__, methods
+        self.device, self.ready, self.tidy = options["device"], options["ready"], options["tidy"]
+        self.most, self.patience = options["most"], options["patience"]
 
     def __call__(self, daemon):
         return self.function(daemon)
 
 
-def visit(*methods, device="fake", ready=None, tidy=None):
+def visit(*methods, device="fake", ready=None, tidy=None, most=3000, patience=3):
     """methods: that this one has the daemon answer, or that the daemon uses for it. ready: what is done
-    before a fault is armed."""
+    before a fault is armed. most: of calls of a class that fail, spread evenly. patience: seconds for an
+    answer."""
 
     def add(function):
-        VISITS.append(Visit(function, methods, device, ready, tidy))
+        options = {"device": device, "ready": ready, "tidy": tidy, "most": most, "patience": patience}
+        VISITS.append(Visit(function, methods, **options))
         return function
 
     return add
@@ -72,11 +75,20 @@ def paths(value, at=""):
     return {at}
 
 
+def missing(expected, value):
+    """What a value lacks that is one of AtLeast, or has such parts."""
+    if isinstance(expected, AtLeast) and isinstance(value, AtLeast):
+        return f" without {expected - value}"
+    if isinstance(expected, tuple) and isinstance(value, tuple):
+        return "".join(missing(a, b) for a, b in zip(expected, value))
+    return ""
+
+
 class AtLeast:
     """A document that has all of the places that it has without a fault; equal to one that has more."""
 
-    def __init__(self, text):
-        self.paths = paths(json.loads(text))
+    def __init__(self, text=None, of=()):
+        self.paths = paths(json.loads(text)) if text else set(of)
 
     def __eq__(self, other):
         return isinstance(other, AtLeast) and self.paths <= other.paths
@@ -191,6 +203,9 @@ def open_devices(daemon):
         return one.info["name"], two.info["name"]
 
 
+RAN = "fmhad_(errors|family|flops|kernel_seconds)"  # only once something has run, or was refused
+
+
 @visit()
 def metrics(daemon):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -208,8 +223,8 @@ def metrics(daemon):
         raise fmha_wire.Disconnected("cut off")
     if b"\nfmhad_buffer_bytes" not in answer:
         raise fmha_wire.Disconnected("of the worker nothing is told, as of one that is silent")
-    return sorted({line.split("{")[0].split(" ")[0] for line in answer.decode().splitlines()
-                   if line.startswith("fmhad_") and "errors" not in line})
+    return AtLeast(of={line.split("{")[0].split(" ")[0] for line in answer.decode().splitlines()
+                       if line.startswith("fmhad_") and not re.match(RAN, line)})
 
 
 # ---- buffers, plans, runs ----
@@ -446,7 +461,7 @@ def unload(daemon):
         refusal(lambda: device.call("registry_unload", {"set": "mine"}))
 
 
-@visit("registry_load", "registry_unload", "registry_change", "worker_restore", tidy=unload)
+@visit("registry_load", "registry_unload", "registry_change", "worker_restore", tidy=unload, most=50, patience=20)
 def sets(daemon):
     with daemon.device() as device:
         answer = send(device, "registry_load", '["fwd-fp32-*-h32-*-portable"]', set="mine")
@@ -462,7 +477,7 @@ def sets(daemon):
         return answer["n_kernels"] > 0
 
 
-@visit("registry_import", "registry_change", "worker_restore", tidy=reset_priority)
+@visit("registry_import", "registry_change", "worker_restore", tidy=reset_priority, most=300)
 def imports(daemon):
     with daemon.device() as device:
         document = device.call_json("registry_export", {"filter": KERNELS})

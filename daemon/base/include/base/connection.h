@@ -105,13 +105,16 @@ struct connection {
 	int fd;
 	int polled; /* events that @poll waits for now */
 	bool closing, broken, before_hello, stalled;
-	bool wants_fd; /* stalled, and its next request is answered with a descriptor */
-	bool deferred; /* in the backlog, and its socket has input */
-	bool fds_full; /* the kernel takes no descriptor of this process's user now */
+	bool wants_fd;     /* stalled, and its next request is answered with a descriptor */
+	bool wants_memory; /* stalled, and there is none to take its next message apart */
+	bool deferred;     /* in the backlog, and its socket has input */
+	bool send_later; /* the kernel has no memory, or takes no descriptor of this process's user */
+	bool unpolled;   /* the loop could not be told what to wait for */
 	uint32_t n_in_flight;
 	uint8_t *input; /* NULL, or LIMIT_FRAME_BYTES: what is left of the last read */
 	size_t input_bytes;
-	int *fds; /* NULL, or LIMIT_FDS_PER_CONNECTION: not yet taken by a message */
+	int *fds; /* NULL, or LIMIT_FDS_PER_CONNECTION: not yet taken by a message. Without an
+		   * account both are there from the start: its end would be that of all clients */
 	uint32_t n_fds;
 	uint32_t n_answer_fds;    /* those of answers, until they are read */
 	uint32_t n_unread;        /* of them: in the socket, unless they were read since */
