@@ -62,23 +62,25 @@ static int helper_spawn(const struct compile_config *config, char *const argv[],
 	char library_path[PATH_MAX];
 	char *env[4];
 	sigset_t none;
-	int r;
+	int r, lacking;
 
 	if (helper_environment(config, library_path, sizeof(library_path), env) < 0)
 		return fmha_error_set(err, FMHA_EINVAL, "library_path: too long");
 	(void)sigemptyset(&none);
 	(void)posix_spawn_file_actions_init(&actions);
-	(void)posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-	(void)posix_spawn_file_actions_adddup2(&actions, write_ends[0], 1);
-	(void)posix_spawn_file_actions_adddup2(&actions, write_ends[1], 2);
+	/* Each fails for want of memory only. */
+	lacking = posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+	lacking |= posix_spawn_file_actions_adddup2(&actions, write_ends[0], 1);
+	lacking |= posix_spawn_file_actions_adddup2(&actions, write_ends[1], 2);
 	if (code >= 0)
-		(void)posix_spawn_file_actions_adddup2(&actions, code, HELPER_CODE_FD);
+		lacking |= posix_spawn_file_actions_adddup2(&actions, code, HELPER_CODE_FD);
 	(void)posix_spawnattr_init(&attributes);
 	/* A group of its own, so that a compiler that the helper started ends with it. */
 	(void)posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
 	(void)posix_spawnattr_setpgroup(&attributes, 0);
 	(void)posix_spawnattr_setsigmask(&attributes, &none);
-	r = posix_spawn(ret_pid, config->helper, &actions, &attributes, argv, env);
+	r = lacking ? ENOMEM
+		    : posix_spawn(ret_pid, config->helper, &actions, &attributes, argv, env);
 	(void)posix_spawn_file_actions_destroy(&actions);
 	(void)posix_spawnattr_destroy(&attributes);
 	if (r != 0)
@@ -86,30 +88,33 @@ static int helper_spawn(const struct compile_config *config, char *const argv[],
 	return 0;
 }
 
-/* Takes what is there; returns false at the end of the stream. Output beyond the cap is dropped. */
-static bool drain(int fd, char **text, size_t *bytes)
+enum { DRAIN_MORE, DRAIN_ENDED };
+
+/* Takes what is there. Output beyond the cap is dropped. Return: also FMHA_ENOMEM. */
+static int drain(int fd, char **text, size_t *bytes)
 {
 	char chunk[4096];
 	ssize_t n = read(fd, chunk, sizeof(chunk));
 
 	if (n < 0)
-		return errno == EINTR || errno == EAGAIN;
+		return errno == EINTR || errno == EAGAIN ? DRAIN_MORE : DRAIN_ENDED;
 	if (n == 0)
-		return false;
+		return DRAIN_ENDED;
 	if (*bytes + (size_t)n <= MAX_OUTPUT_BYTES) {
 		char *grown = realloc(*text, *bytes + (size_t)n + 1);
 
 		if (!grown)
-			return false;
+			return FMHA_ENOMEM;
 		memcpy(grown + *bytes, chunk, (size_t)n);
 		*text = grown;
 		*bytes += (size_t)n;
 		grown[*bytes] = '\0';
 	}
-	return true;
+	return DRAIN_MORE;
 }
 
-/* Reads both streams until they end: 0; or FMHA_ETIMEDOUT, or FMHA_ECANCELED by @stop. */
+/* Reads both streams until they end: 0; or FMHA_ETIMEDOUT, or FMHA_ECANCELED by @stop, or
+ * FMHA_ENOMEM. */
 static int helper_collect(int out, int errors, int stop, int64_t deadline,
 			  struct helper_result *result)
 {
@@ -126,10 +131,16 @@ static int helper_collect(int out, int errors, int stop, int64_t deadline,
 			continue; /* EINTR: revents are undefined */
 		if (fds[2].revents)
 			return FMHA_ECANCELED;
-		for (int i = 0; i < 2; i++)
-			if (fds[i].fd >= 0 && fds[i].revents &&
-			    !drain(fds[i].fd, &result->text[i], &result->bytes[i]))
+		for (int i = 0; i < 2; i++) {
+			int r = fds[i].fd >= 0 && fds[i].revents
+					? drain(fds[i].fd, &result->text[i], &result->bytes[i])
+					: DRAIN_MORE;
+
+			if (r < 0)
+				return r;
+			if (r == DRAIN_ENDED)
 				fds[i].fd = -1;
+		}
 	}
 	return 0;
 }
@@ -170,6 +181,8 @@ static int helper_talk(const struct compile_config *config, char *const argv[], 
 	if (r == FMHA_ETIMEDOUT)
 		return fmha_error_set(err, r, "the compiler did not end within %u ms",
 				      compile_deadline_ms(config));
+	if (r == FMHA_ENOMEM)
+		return fmha_error_set(err, r, "no memory for what the compiler says");
 	return r < 0 ? fmha_error_set(err, r, "the build was cancelled") : 0;
 }
 

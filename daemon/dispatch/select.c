@@ -106,7 +106,8 @@ static bool add_candidates(struct select_stage *stage, struct registry_lookup *l
 	const struct kernel_spec *spec;
 	struct candidate c = {0};
 
-	registry_lookup_start(lookup, arch, signature);
+	if (!registry_lookup_start(lookup, arch, signature))
+		return false;
 	while ((spec = registry_lookup_next(lookup, &c.info))) {
 		c.spec = *spec;
 		c.reason[0] = '\0';
@@ -274,17 +275,19 @@ int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 	struct registry_lookup *lookup = registry_lookup_new(registry);
 	int result = 1;
 
+	r->chosen = -1;
 	if (!lookup)
 		return FMHA_ENOMEM;
 	shape_of(&stage->plan->problem, stage->shape);
 	stage->scale = 0;
-	r->chosen = -1;
 	if (n > 0) {
 		r->signature = signatures[0];
 		spec_signature_reduce(registry_space(registry, 0), &r->signature);
 	}
 	for (size_t arch = 0; arch < registry_n_archs(registry) && result == 1; arch++)
 		result = select_in_arch(stage, lookup, arch, signatures, n, r, ret_stage);
+	if (result < 0)
+		r->chosen = -1; /* of an earlier pair of head dims */
 	r->found_none = r->n == 0;
 	if (result == 1 && r->found_none)
 		result = SELECT_NO_SPEC;

@@ -325,7 +325,7 @@ struct registry_lookup *registry_lookup_free(struct registry_lookup *lookup)
 	return NULL;
 }
 
-void registry_lookup_start(struct registry_lookup *lookup, size_t arch,
+bool registry_lookup_start(struct registry_lookup *lookup, size_t arch,
 			   const struct kernel_signature *signature)
 {
 	const struct spec_space *space = lookup->registry->spaces[arch];
@@ -338,6 +338,7 @@ void registry_lookup_start(struct registry_lookup *lookup, size_t arch,
 		spec_iter_restart_signature(lookup->iters[arch], &reduced);
 	else
 		lookup->iters[arch] = spec_iter_new_signature(space, &reduced);
+	return lookup->iters[arch];
 }
 
 const struct kernel_spec *registry_lookup_next(struct registry_lookup *lookup,

@@ -136,8 +136,8 @@ class Judge:
         return {kind: (self.faults[kind].blocks, *held(pid)) for kind, pid in self.pids.items()}
 
     def settled(self):
-        """What is held once it is no more than before, or 150 ms have passed."""
-        fmhad.until(lambda: not self.more(self.look()), 0.15, 0.002)
+        """What is held once it is no more than before, or half a second, several of the hub's timer, has passed."""
+        fmhad.until(lambda: not self.more(self.look()), 0.5, 0.002)
         return self.look()
 
     def more(self, now):
@@ -343,6 +343,7 @@ class Campaign:
                 if old:
                     old.stop(signal.SIGKILL)
                 daemon = FaultyDaemon(device, folder)
+                fmhad.until(daemon.serves, 20)
                 if device == "fake":
                     with daemon.device() as opened:
                         daemon.kernel = visits.kernels(opened)[0]["name"]

@@ -799,11 +799,13 @@ CALL(cuMemMap, pointer at, size_t bytes, size_t offset, unsigned long long handl
 	struct stat st;
 
 	(void)flags;
-	if (fstat((int)handle - 1, &st) < 0 || offset + bytes > (size_t)st.st_size)
+	if (fstat((int)handle - 1, &st) < 0)
+		return 2;
+	if (offset + bytes > (size_t)st.st_size)
 		return INVALID;
 	return mmap((void *)(uintptr_t)at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
 		    (int)handle - 1, (off_t)offset) == MAP_FAILED
-		       ? INVALID
+		       ? 2
 		       : 0;
 }
 
@@ -811,7 +813,7 @@ CALL(cuMemUnmap, pointer at, size_t bytes)
 {
 	return mmap((void *)(uintptr_t)at, bytes, PROT_NONE,
 		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED
-		       ? INVALID
+		       ? 2
 		       : 0;
 }
 

@@ -111,8 +111,9 @@ void registry_get_info(struct registry *registry, const struct kernel_spec *spec
 struct registry_lookup;
 struct registry_lookup *registry_lookup_new(struct registry *registry);
 struct registry_lookup *registry_lookup_free(struct registry_lookup *lookup);
-/* @signature is reduced to the traits that its family uses. */
-void registry_lookup_start(struct registry_lookup *lookup, size_t arch,
+/* @signature is reduced to the traits that its family uses. Return: false: out of memory, and next has
+ * none. */
+bool registry_lookup_start(struct registry_lookup *lookup, size_t arch,
 			   const struct kernel_signature *signature);
 /* Kernels in all states, valid until the next call. */
 const struct kernel_spec *registry_lookup_next(struct registry_lookup *lookup,

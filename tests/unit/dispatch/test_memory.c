@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: MIT */
+/* Plans and their explanations when an allocation fails, each in its turn, once and from then on: out
+ * of memory, or what it is without a fault. */
+#include <stdio.h>
+
+#include "cpu_runner.h"
+#include "fixture.h"
+
+#define MOST_ALLOCATIONS 100000
+
+static long n_before = -1; /* allocations before one fails; -1: none does */
+static bool for_good, failed;
+
+static bool fails(void)
+{
+	if (n_before < 0 || n_before-- > 0)
+		return false;
+	n_before = for_good ? 0 : -1;
+	failed = true;
+	return true;
+}
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *block, size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *block, size_t size);
+
+void *__wrap_malloc(size_t size)
+{
+	return fails() ? NULL : __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t n, size_t size)
+{
+	return fails() ? NULL : __real_calloc(n, size);
+}
+
+void *__wrap_realloc(void *block, size_t size)
+{
+	return fails() ? NULL : __real_realloc(block, size);
+}
+
+static struct cpu_runner runner = {.level = CPU_PORTABLE, .n_threads = 1};
+
+/* A problem that has kernels of several head dims, splits and masks to choose from. */
+static void set_up(struct fixture *f)
+{
+	fixture_forward(f, FMHA_BATCH);
+}
+
+/* @text: what a call made, given; judged by @expected, which it becomes when that is NULL. */
+static bool check(int r, char *text, char **expected)
+{
+	bool more = failed;
+
+	n_before = -1;
+	if (!failed)
+		assert_int_equal(r, 0);
+	else
+		assert_true(r == 0 || r == FMHA_ENOMEM);
+	if (r == 0 && !*expected)
+		*expected = strdup(text);
+	if (r == 0)
+		assert_string_equal(text, *expected);
+	if (r == 0)
+		free(text);
+	return more;
+}
+
+static void explaining_without_memory_is_refused(void **state)
+{
+	struct plan_device device = cpu_runner_device(&runner);
+	char *text, *expected = NULL;
+	struct fixture f;
+
+	(void)state;
+	set_up(&f);
+	assert_int_equal(plan_explain(&f.problem, &f.choice, &device, &expected, &f.err), 0);
+	for (int mode = 0; mode < 2; mode++) {
+		long n = 0;
+		bool more = true;
+
+		for (for_good = mode; more && n < MOST_ALLOCATIONS; n++) {
+			int r;
+
+			n_before = n;
+			failed = false;
+			r = plan_explain(&f.problem, &f.choice, &device, &text, &f.err);
+			more = check(r, text, &expected);
+		}
+		assert_in_range(n, 4, MOST_ALLOCATIONS - 1);
+		(void)printf("%ld allocations failed\n", n - 1);
+	}
+	free(expected);
+	fixture_deinit(&f);
+}
+
+static void planning_without_memory_is_refused(void **state)
+{
+	struct plan_device device = cpu_runner_device(&runner);
+	char kernel[sizeof(((struct plan_stage *)NULL)->kernel)];
+	struct fixture f;
+
+	(void)state;
+	set_up(&f);
+	assert_int_equal(plan_build(&f.problem, &f.choice, &device, &f.plan, &f.err), 0);
+	memcpy(kernel, f.plan.stages[0].kernel, sizeof(kernel));
+	for (int mode = 0; mode < 2; mode++) {
+		long n = 0;
+
+		failed = true;
+		for (for_good = mode; failed && n < MOST_ALLOCATIONS; n++) {
+			int r;
+
+			n_before = n;
+			failed = false;
+			r = plan_build(&f.problem, &f.choice, &device, &f.plan, &f.err);
+			n_before = -1;
+			assert_true(r == 0 || (failed && r == FMHA_ENOMEM));
+			if (r == 0)
+				assert_string_equal(f.plan.stages[0].kernel, kernel);
+		}
+		assert_in_range(n, 2, MOST_ALLOCATIONS - 1);
+	}
+	fixture_deinit(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(explaining_without_memory_is_refused),
+		cmocka_unit_test(planning_without_memory_is_refused),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, cpu_runner_free_registries);
+}
