@@ -68,6 +68,9 @@ int compile_version(const struct compile_config *config, const char *compiler, c
 
 	if (r < 0)
 		return r;
+	if (WIFEXITED(result.status) && WEXITSTATUS(result.status) == HELPER_LACKED)
+		return fmha_error_set(err, FMHA_EIO, "compiler %s: %.150s", compiler,
+				      result.text[1] ? result.text[1] : "it could not be asked");
 	if (!WIFEXITED(result.status) || WEXITSTATUS(result.status) != 0 || !result.text[0])
 		return fmha_error_set(err, FMHA_ENOTSUP, "compiler %s: %.150s", compiler,
 				      result.text[1] ? result.text[1] : "the helper died");
@@ -315,6 +318,11 @@ static int judge(const struct helper_result *result, int code, struct cache_entr
 				      entry->info.kernel, entry->info.arch,
 				      WTERMSIG(result->status),
 				      of_unknown_arch(entry, result->status));
+	if (WEXITSTATUS(result->status) == HELPER_LACKED) {
+		first_error(entry->log, line, sizeof(line));
+		return fmha_error_set(err, FMHA_EIO, "%s was not compiled: %s", entry->info.kernel,
+				      line);
+	}
 	if (WEXITSTATUS(result->status) != 0 && strstr(entry->log, "invalid target ID"))
 		return fmha_error_set(err, FMHA_EINVAL,
 				      "%s: this clang does not know %s; a newer one may, or ROCm's "

@@ -8,7 +8,8 @@
  * The version is name, number, and the options that each build by that compiler is to get.
  * The log goes to stderr, "key value" lines about the kernel's resources to stdout, the code object
  * to OUTPUT, which exists: fmhad gives a file without a name. Exit status: 0, 1 (the compiler
- * refused the source), 3 (no such compiler). CLANG is a command, or empty for the first one found;
+ * refused the source), 3 (no such compiler), 4 (memory, files or processes lacked here, which says
+ * nothing about the source). CLANG is a command, or empty for the first one found;
  * LINKER an ld.lld, or empty for the one that clang itself starts.
  *
  * Whoever is killed, nothing stays behind: what passes between a compiler's steps is in memory, and
@@ -37,6 +38,7 @@
 
 #define EXIT_REFUSED     1
 #define EXIT_NO_COMPILER 3
+#define EXIT_LACKED      4 /* HELPER_LACKED of helper_run.h */
 #define MAX_SOURCE_BYTES (4u << 20)
 #define MAX_CODE_BYTES   (64u << 20)
 #define MAX_ARGUMENTS    300
@@ -125,6 +127,10 @@ static char *read_file(const char *path, size_t limit, size_t *ret_bytes)
 		*ret_bytes = fread(text, 1, (size_t)st.st_size, file);
 		text[*ret_bytes] = '\0';
 	}
+	if (text && *ret_bytes < (size_t)st.st_size) { /* half a source may compile, too */
+		free(text);
+		text = NULL;
+	}
 	if (!text)
 		(void)fprintf(stderr, "error: %s: %s\n", path, strerror(errno));
 	if (file)
@@ -212,15 +218,16 @@ static void report_amd_kernel(const msgpack_object_map *kernel)
 }
 
 /* The metadata note of a code object: a msgpack map with a list "amdhsa.kernels". Our own compiler
- * wrote it a moment ago, so msgpack-c reads it directly. */
-static void report_amd_note(const char *data, size_t bytes)
+ * wrote it a moment ago, so msgpack-c reads it directly. Return: false: out of memory. */
+static bool report_amd_note(const char *data, size_t bytes)
 {
 	msgpack_unpacked unpacked;
+	msgpack_unpack_return r;
 	size_t offset = 0;
 
 	msgpack_unpacked_init(&unpacked);
-	if (msgpack_unpack_next(&unpacked, data, bytes, &offset) == MSGPACK_UNPACK_SUCCESS &&
-	    unpacked.data.type == MSGPACK_OBJECT_MAP)
+	r = msgpack_unpack_next(&unpacked, data, bytes, &offset);
+	if (r == MSGPACK_UNPACK_SUCCESS && unpacked.data.type == MSGPACK_OBJECT_MAP)
 		for (uint32_t i = 0; i < unpacked.data.via.map.size; i++) {
 			const msgpack_object_kv *item = &unpacked.data.via.map.ptr[i];
 
@@ -231,15 +238,17 @@ static void report_amd_note(const char *data, size_t bytes)
 				report_amd_kernel(&item->val.via.array.ptr[0].via.map);
 		}
 	msgpack_unpacked_destroy(&unpacked);
+	return r != MSGPACK_UNPACK_NOMEM_ERROR;
 }
 
-static void report_amd(const char *code, size_t bytes)
+/* Return: false: out of memory. Without its resources a kernel would be launched wrongly. */
+static bool report_amd(const char *code, size_t bytes)
 {
 	const Elf64_Ehdr *elf = (const Elf64_Ehdr *)(const void *)code;
 
 	if (bytes < sizeof(*elf) || memcmp(elf->e_ident, ELFMAG, SELFMAG) != 0 ||
 	    elf->e_phoff > bytes || elf->e_phnum > (bytes - elf->e_phoff) / sizeof(Elf64_Phdr))
-		return;
+		return true;
 	const Elf64_Phdr *segments = (const Elf64_Phdr *)(const void *)(code + elf->e_phoff);
 	for (int i = 0; i < elf->e_phnum; i++) {
 		const Elf64_Nhdr *note = (const Elf64_Nhdr *)(const void *)(code +
@@ -251,9 +260,11 @@ static void report_amd(const char *code, size_t bytes)
 			continue;
 		size_t head = sizeof(*note) + ((note->n_namesz + 3) & ~3u);
 
-		if (head + note->n_descsz <= segments[i].p_filesz)
-			report_amd_note((const char *)note + head, note->n_descsz);
+		if (head + note->n_descsz <= segments[i].p_filesz &&
+		    !report_amd_note((const char *)note + head, note->n_descsz))
+			return false;
 	}
+	return true;
 }
 
 /* hipRTC 5.2 and later wrap the code object in an offload bundle: skip to the device's ELF file. */
@@ -297,7 +308,7 @@ static int rtc_build(const struct build *build)
 	(void)snprintf(path, sizeof(path), "%s/%s", build->source_dir, build->source);
 	text = read_file(path, MAX_SOURCE_BYTES, &bytes);
 	if (!text)
-		return EXIT_REFUSED;
+		return EXIT_LACKED;
 	(void)snprintf(arch, sizeof(arch), nvrtc ? "--gpu-architecture=%s" : "--offload-arch=%s",
 		       build->arch);
 	(void)snprintf(include[0], sizeof(include[0]), "-I%s", build->source_dir);
@@ -318,8 +329,12 @@ static int rtc_build(const struct build *build)
 	r = rtc.create(&program, text, build->source, 0, NULL, NULL);
 	if (r == 0)
 		r = rtc.compile(program, n, options);
-	if (program && rtc.log_size(program, &log_bytes) == 0 && log_bytes > 1 &&
-	    (log = calloc(1, log_bytes + 1)) && rtc.log(program, log) == 0) {
+	if (program && rtc.log_size(program, &log_bytes) == 0 && log_bytes > 1) {
+		log = calloc(1, log_bytes + 1);
+		if (!log || rtc.log(program, log) != 0) {
+			(void)fprintf(stderr, "error: no log\n");
+			return EXIT_LACKED;
+		}
 		(void)fputs(log, stderr);
 		if (r == 0 && nvrtc)
 			report_nvidia(log);
@@ -331,14 +346,14 @@ static int rtc_build(const struct build *build)
 	if (rtc.code_size(program, &bytes) != 0 || bytes == 0 || bytes > MAX_CODE_BYTES ||
 	    !(code = malloc(bytes)) || rtc.code(program, code) != 0) {
 		(void)fprintf(stderr, "error: no code object\n");
-		return EXIT_REFUSED;
+		return EXIT_LACKED;
 	}
 	object = code;
-	if (!nvrtc) {
+	if (!nvrtc)
 		object = unbundle(code, &bytes);
-		report_amd(object, bytes);
-	}
-	return write_file(build->output, object, bytes) ? 0 : EXIT_REFUSED;
+	if (!nvrtc && !report_amd(object, bytes))
+		return EXIT_LACKED;
+	return write_file(build->output, object, bytes) ? 0 : EXIT_LACKED;
 }
 
 /* Whether @command can be run: a path that is executable, or a name found in PATH. */
@@ -371,32 +386,33 @@ static const char *pick_clang(const char *wanted)
 	return NULL;
 }
 
-/* Runs @argv with these as its stdin and stdout; its log goes to ours. */
-static bool run_step(char *const argv[], int in, int out)
+/* Runs @argv with these as its stdin and stdout; its log goes to ours. Return: of this program. */
+static int run_step(char *const argv[], int in, int out)
 {
 	int status = -1;
 	pid_t pid = fork();
 
 	if (pid == 0) {
-		(void)dup2(in, 0);
-		(void)dup2(out, 1);
-		(void)execvp(argv[0], argv);
+		if (dup2(in, 0) == 0 && dup2(out, 1) == 1)
+			(void)execvp(argv[0], argv);
 		_exit(127);
 	}
 	while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR)
 		;
 	if (pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0)
-		return true;
+		return 0;
 	(void)fprintf(stderr, "error: %s failed\n", argv[0]);
-	return false;
+	return pid < 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 127) ? EXIT_LACKED
+									    : EXIT_REFUSED;
 }
 
 /*
  * Left to itself clang writes an object file to /tmp between compiling and linking, which stays
  * there when clang is killed. As three steps it writes nothing but its stdout: assembly, object,
- * code object. The linker needs a name for its input, and a file in memory has one.
+ * code object. The linker needs a name for its input, and a file in memory has one. Return: of this
+ * program.
  */
-static bool clang_steps(const struct build *build, char *compile[], int output)
+static int clang_steps(const struct build *build, char *compile[], int output)
 {
 	char machine[64], object_path[64];
 	int text = memfd_create("assembly", MFD_CLOEXEC), object = memfd_create("object", 0);
@@ -413,15 +429,20 @@ static bool clang_steps(const struct build *build, char *compile[], int output)
 	char *linker_links[] = {
 		(char *)build->linker, "--no-undefined", "-shared", "-o", "-", object_path, NULL};
 
+	int r;
+
 	(void)snprintf(machine, sizeof(machine), "-mcpu=%s", build->arch);
 	(void)snprintf(object_path, sizeof(object_path), "/proc/self/fd/%d", object);
 	if (text < 0 || object < 0) {
 		(void)fprintf(stderr, "error: memfd_create: %s\n", strerror(errno));
-		return false;
+		return EXIT_LACKED;
 	}
-	return run_step(compile, 0, text) && lseek(text, 0, SEEK_SET) == 0 &&
-	       run_step(assemble, text, object) &&
-	       run_step(*build->linker ? linker_links : clang_links, 0, output);
+	r = run_step(compile, 0, text);
+	if (r == 0 && lseek(text, 0, SEEK_SET) != 0)
+		r = EXIT_LACKED;
+	if (r == 0)
+		r = run_step(assemble, text, object);
+	return r == 0 ? run_step(*build->linker ? linker_links : clang_links, 0, output) : r;
 }
 
 static int clang_build(const struct build *build)
@@ -430,7 +451,7 @@ static int clang_build(const struct build *build)
 	char path[4096], include[2][4100], arch[64], *code;
 	char *argv[MAX_ARGUMENTS];
 	size_t bytes = 0;
-	int n = 0, output;
+	int n = 0, output, r;
 
 	if (!clang) {
 		(void)fprintf(stderr, "no clang found\n");
@@ -466,15 +487,15 @@ static int clang_build(const struct build *build)
 	argv[n++] = path;
 	argv[n] = NULL;
 	output = open(build->output, O_WRONLY | O_TRUNC | O_CLOEXEC);
-	if (output < 0)
+	if (output < 0) {
 		(void)fprintf(stderr, "error: %s: %s\n", build->output, strerror(errno));
-	if (output < 0 || !clang_steps(build, argv, output))
-		return EXIT_REFUSED;
+		return EXIT_LACKED;
+	}
+	r = clang_steps(build, argv, output);
+	if (r != 0)
+		return r;
 	code = read_file(build->output, MAX_CODE_BYTES, &bytes);
-	if (!code)
-		return EXIT_REFUSED;
-	report_amd(code, bytes);
-	return 0;
+	return code && report_amd(code, bytes) ? 0 : EXIT_LACKED;
 }
 
 /* Asked by compiling nothing, with an arch that every clang for AMD knows. */
@@ -500,9 +521,12 @@ static int print_rtc_version(const char *compiler)
 	return 0;
 }
 
-/* clang comes from the configuration or the list above, never from a client. */
-static bool clang_is_careful(const char *clang)
+/* clang comes from the configuration or the list above, never from a client. Return: -1: it could not
+ * be asked; another version would be another compiler's, with other options. */
+static int clang_is_careful(const char *clang)
 {
+	int status;
+
 	char command[4400];
 
 	(void)snprintf(command, sizeof(command),
@@ -510,13 +534,17 @@ static bool clang_is_careful(const char *clang)
 		       "--offload-arch=gfx90a -mllvm " CAREFUL " -S -o - /dev/null "
 		       ">/dev/null 2>&1",
 		       clang);
-	return system(command) == 0;
+	status = system(command);
+	if (status < 0 || !WIFEXITED(status) || WEXITSTATUS(status) == 127)
+		return -1;
+	return WEXITSTATUS(status) == 0;
 }
 
 static int print_clang_version(const char *wanted_clang)
 {
 	const char *clang = pick_clang(wanted_clang), *at;
 	char command[4200], line[256] = "";
+	int careful;
 	FILE *out;
 
 	if (!clang) {
@@ -530,10 +558,15 @@ static int print_clang_version(const char *wanted_clang)
 		return EXIT_NO_COMPILER;
 	}
 	(void)pclose(out);
+	careful = clang_is_careful(clang);
+	if (careful < 0) {
+		(void)fprintf(stderr, "%s cannot be asked\n", clang);
+		return EXIT_LACKED;
+	}
 	at = strstr(line, "version ");
 	at = at ? at + 8 : "unknown";
 	(void)printf("clang %.*s%s\n", (int)strcspn(at, " \n"), at,
-		     clang_is_careful(clang) ? " -mllvm " CAREFUL : "");
+		     careful ? " -mllvm " CAREFUL : "");
 	return 0;
 }
 
@@ -607,11 +640,8 @@ static void die_with_parent(void)
 		_exit(EXIT_REFUSED);
 }
 
-int main(int argc, char **argv)
+static int serve(int argc, char **argv)
 {
-	die_with_parent();
-	(void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-	(void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	if (argc == 4 && strcmp(argv[1], "--version") == 0)
 		return print_version(argv[2], argv[3]);
 	if (argc < 9 || argc - 9 > MAX_ARGUMENTS - 16) {
@@ -636,4 +666,18 @@ int main(int argc, char **argv)
 		return rtc_build(&build);
 	(void)fprintf(stderr, "compiler %s is not known\n", build.compiler);
 	return EXIT_NO_COMPILER;
+}
+
+int main(int argc, char **argv)
+{
+	int r;
+
+	die_with_parent();
+	(void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+	(void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	r = serve(argc, argv);
+	/* Resources that were not told would be taken for none. */
+	if (fflush(stdout) != 0 || ferror(stdout))
+		r = EXIT_LACKED;
+	return r;
 }

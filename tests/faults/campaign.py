@@ -55,6 +55,9 @@ class Wrong(Exception):
     """The judgement on a fault."""
 
 
+KINDS = (Wrong, visits.Lie, OSError, fmha_wire.WireError, fmha_wire.Disconnected)
+
+
 class FaultyDaemon(fmhad.Daemon):
     """A private daemon under the shim, which keeps its files in a folder that outlives it."""
 
@@ -201,6 +204,7 @@ class Campaign:
         self.counts = collections.Counter()  # (kind, class): faults that were delivered
         self.deaths = collections.Counter()  # forced ones
         self.wrong = []
+        self.current = None  # visit
         self.number = 0  # of all faults, tried or passed over
         self.item = 0
 
@@ -315,8 +319,7 @@ class Campaign:
                             self.leaks(daemon, judge, visit, lambda a=arguments: self.one(*a))
                     missed = 0 if delivered else missed + 1
                 except Exception as error:  # pylint: disable=broad-except
-                    kinds = (Wrong, visits.Lie, OSError, fmha_wire.WireError, fmha_wire.Disconnected)
-                    if not isinstance(error, kinds):
+                    if not isinstance(error, KINDS):
                         raise
                     self.say(visit.name, kind, class_, nth, mode, variant, side, error)
                     daemon, judge = start(daemon)
@@ -324,6 +327,8 @@ class Campaign:
                     daemon, judge = start(daemon)
                 elif judge.pids["worker"] != daemon.worker():
                     fmhad.until(daemon.serves, 10)
+                    with contextlib.suppress(*KINDS):  # what a new worker makes once
+                        visit(daemon)
                     judge.renew()
         try:
             judge.kept()
@@ -347,7 +352,7 @@ class Campaign:
                 if device == "fake":
                     with daemon.device() as opened:
                         daemon.kernel = visits.kernels(opened)[0]["name"]
-                for visit in todo if not old else []:  # what is made once is made
+                for visit in [self.current] if old else todo:  # what is made once is made
                     if visit.ready:
                         visit.ready(daemon)
                     visit(daemon)
@@ -358,6 +363,7 @@ class Campaign:
             daemon, judge = start()
             try:
                 for visit in todo:
+                    self.current = visit
                     if visit.ready:
                         visit.ready(daemon)
                     judge.renew()
@@ -462,7 +468,7 @@ class Campaign:
     def live(self, name, function, folder, kind, class_, nth, mode, variant):
         try:
             self.counts[kind, class_] += function(folder, kind, class_, nth, mode, variant)
-        except (Wrong, visits.Lie, OSError, fmha_wire.WireError, fmha_wire.Disconnected) as error:
+        except KINDS as error:
             side = page.Faults.open(folder / "page")[kind]
             self.say(name, kind, class_, nth, mode, variant, side, error)
 

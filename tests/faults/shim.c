@@ -263,20 +263,36 @@ SHOWN void free(void *block)
 
 /* ---- the end ---- */
 
-/* Whose assertion it was tells whether the product could have done anything about it. */
-SHOWN void abort(void)
+/* Whose it was tells whether the product could have done anything about it. */
+static void note_abort(const void *caller)
 {
-	static void *_Atomic next_abort;
 	Dl_info info;
 	const char *slash;
 
 	inside = true;
-	if (dladdr(__builtin_return_address(0), &info) && info.dli_fname) {
+	if (dladdr(caller, &info) && info.dli_fname) {
 		slash = strrchr(info.dli_fname, '/');
 		(void)snprintf(side->aborted_in, sizeof(side->aborted_in), "%s",
 			       slash ? slash + 1 : info.dli_fname);
 	}
 	atomic_fetch_add(&side->aborts, 1);
+}
+
+SHOWN void abort(void)
+{
+	static void *_Atomic next_abort;
+
+	note_abort(__builtin_return_address(0));
 	((void (*)(void))next_of(&next_abort, "abort"))();
+	__builtin_unreachable();
+}
+
+SHOWN void __assert_fail(const char *what, const char *file, unsigned line, const char *function)
+{
+	static void *_Atomic next_fail;
+
+	note_abort(__builtin_return_address(0));
+	((void (*)(const char *, const char *, unsigned, const char *))next_of(
+		&next_fail, "__assert_fail"))(what, file, line, function);
 	__builtin_unreachable();
 }

@@ -13,6 +13,7 @@
  * cuStreamEndCapture() launches and clears are kept for cuGraphLaunch(), and what a capture forbids
  * fails.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -532,7 +533,7 @@ CALL(cuIpcOpenEventHandle, struct event **event, struct ipc_handle handle)
 		(void)close(fd);
 	}
 	if (shared == MAP_FAILED)
-		return INVALID;
+		return errno == ENOENT || errno == ESRCH ? INVALID : 2;
 	*event = calloc(1, sizeof(**event));
 	if (*event)
 		(*event)->shared = shared;
