@@ -72,15 +72,16 @@ def memory_campaigns(options, levels):
 
 
 def fault_campaign(jobs):
-    """Each failed call of front and worker, once and for good; False when one was answered wrongly."""
-    program = pathlib.Path(__file__).resolve().parent / "faults/campaign.py"
+    """Each failed call of front, worker, compile helper and client, once and for good; False when one was answered
+    wrongly."""
+    folder = pathlib.Path(__file__).resolve().parent / "faults"
 
-    def shard(i):
-        return subprocess.run([sys.executable, program, "--shard", f"{i}/{jobs}"], capture_output=True,
-                              text=True, check=False)
+    def run(command):
+        return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
 
+    commands = [[folder / "campaign.py", "--shard", f"{i}/{jobs}"] for i in range(jobs)]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        done = list(pool.map(shard, range(jobs)))
+        done = list(pool.map(run, [*commands, [folder / "programs.py"]]))
     for one in done:
         print(one.stdout, one.stderr, sep="", flush=True)
     return all(one.returncode == 0 for one in done)

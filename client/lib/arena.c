@@ -156,6 +156,19 @@ int arena_take(struct fmha_device *device, uint64_t bytes, int64_t deadline,
 	return 0;
 }
 
+void arena_discard(struct arena *arena)
+{
+	struct fmha_buffer *buffer = arena->buffer;
+	struct fmha_device *device = buffer->device;
+
+	(void)pthread_mutex_lock(&device->lock);
+	arena->buffer = NULL;
+	(void)pthread_mutex_unlock(&device->lock);
+	set_busy(arena, 0);
+	cache_drop(device, buffer->id);
+	buffer_release(buffer);
+}
+
 void arena_give_back(struct arena *arena)
 {
 	struct fmha_device *device = arena->buffer->device;

@@ -345,6 +345,17 @@ int fmha_buffer_import(struct fmha_device *device, const struct fmha_memory *mem
 			     err);
 }
 
+int buffer_attach(struct fmha_buffer *buffer, int64_t deadline, uint64_t *ret_generation,
+		  struct fmha_error *err)
+{
+	int r = registration_begin(&buffer->at_worker, import_at_worker, buffer, buffer->device,
+				   deadline, err);
+
+	if (r == 0)
+		*ret_generation = buffer->at_worker.generation;
+	return r;
+}
+
 int buffer_bind(struct fmha_device *device, uint64_t id, struct connection *connection,
 		uint64_t generation, int64_t deadline, uint64_t *ret_worker_id,
 		struct fmha_error *err)

@@ -404,7 +404,9 @@ int client_read_json(int fd, uint64_t size, char **ret_json, struct fmha_error *
 
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n <= 0)
+		if (n < 0)
+			r = fmha_error_set(err, FMHA_EIO, "the daemon's JSON: %s", strerror(errno));
+		else if (n == 0)
 			r = fmha_error_set(err, FMHA_EPROTO,
 					   "the daemon's JSON ends after %llu of %llu bytes",
 					   (unsigned long long)done, (unsigned long long)size);

@@ -52,6 +52,7 @@ static bool is_unix_stream(int fd)
 	int domain = 0, type = 0;
 	socklen_t n = sizeof(domain);
 
+	errno = ENOTSOCK;
 	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &n) < 0)
 		return false;
 	n = sizeof(type);
@@ -67,7 +68,12 @@ int connection_new(int fd, int lost_code, const char *peer, uint32_t spin_us,
 	_cleanup_(freep) uint8_t *in = malloc(PROTO_MAX_FRAME);
 	_cleanup_(freep) struct connection *c = calloc(1, sizeof(*c));
 
-	if (!is_unix_stream(fd))
+	bool is_socket = is_unix_stream(fd);
+
+	if (!is_socket && errno != ENOTSOCK)
+		return fmha_error_set(err, FMHA_EIO, "%s: its socket cannot be looked at: %s", peer,
+				      strerror(errno));
+	if (!is_socket)
 		return fmha_error_set(err, FMHA_EPROTO,
 				      "%s handed out a file descriptor that is no socket", peer);
 	if (!in || !c || pthread_mutex_init(&c->lock, NULL) != 0)
@@ -328,6 +334,18 @@ static int collect_fds(struct connection *c, struct msghdr *message)
 	return r;
 }
 
+/* Whether the kernel had no memory just now: what is in the socket stays there, and the end of the
+ * connection would cost more than a moment. */
+static bool lacks_memory(void)
+{
+	const struct timespec moment = {.tv_nsec = 1000000};
+
+	if (errno != ENOMEM && errno != ENOBUFS)
+		return false;
+	(void)nanosleep(&moment, NULL);
+	return true;
+}
+
 /* Return: bytes read into the input, 0 when there are none now, or why the connection must die. */
 static ssize_t receive(struct connection *c, struct fmha_error *err)
 {
@@ -339,7 +357,7 @@ static ssize_t receive(struct connection *c, struct fmha_error *err)
 				 .msg_controllen = sizeof(control)};
 	ssize_t n = recvmsg(c->fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 
-	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+	if (n < 0 && (errno == EAGAIN || errno == EINTR || lacks_memory()))
 		return 0;
 	if (n <= 0)
 		return lost(c, err);
@@ -646,7 +664,7 @@ static int send_out(struct connection *c, int fd, int64_t deadline, bool *ret_se
 			return fmha_error_set(err, FMHA_EBUSY,
 					      "too many file descriptors are in flight: %s",
 					      strerror(errno));
-		if (n < 0 && errno != EAGAIN)
+		if (n < 0 && errno != EAGAIN && !lacks_memory())
 			return lost(c, err);
 		if (deadline_left_ns(deadline) == 0)
 			return fmha_error_set(err, FMHA_ETIMEDOUT, "%s does not read its socket",

@@ -119,12 +119,35 @@ static int run_once(struct fmha_device *device, const struct fmha_problem *probl
 	return r;
 }
 
+/*
+ * An arena in memory that the worker of now has. A worker empties what it has made when the connection
+ * ends that asked for it, unless a later one has it too: so what is staged must be staged after that.
+ */
+static int take_attached(struct fmha_device *device, uint64_t bytes, int64_t deadline,
+			 struct arena **ret_arena, uint64_t *ret_generation, struct fmha_error *err)
+{
+	int r;
+
+	do {
+		r = arena_take(device, bytes, deadline, ret_arena, err);
+		if (r < 0)
+			return r;
+		r = buffer_attach((*ret_arena)->buffer, deadline, ret_generation, err);
+		if (r == FMHA_ENOENT)
+			arena_discard(*ret_arena);
+		else if (r < 0)
+			arena_give_back(*ret_arena);
+	} while (r == FMHA_ENOENT);
+	return r;
+}
+
 /* One attempt including the staging. */
 static int attempt(struct fmha_device *device, struct fmha_problem *problem,
 		   const struct stage *stage, const struct fmha_run_options *options,
 		   int64_t deadline, struct fmha_run_result *ret_result, struct fmha_error *err)
 {
 	struct arena *arena;
+	uint64_t generation;
 	bool held;
 	int r;
 
@@ -132,7 +155,7 @@ static int attempt(struct fmha_device *device, struct fmha_problem *problem,
 		return run_once(device, problem, false, false, options, deadline, NULL, &held,
 				ret_result, err);
 
-	r = arena_take(device, stage->bytes, deadline, &arena, err);
+	r = take_attached(device, stage->bytes, deadline, &arena, &generation, err);
 	if (r < 0)
 		return r;
 	for (uint32_t i = 0; i < stage->n_tensors; i++)
@@ -140,6 +163,8 @@ static int attempt(struct fmha_device *device, struct fmha_problem *problem,
 	stage_in(stage, arena->buffer->data);
 	r = run_once(device, problem, true, false, options, deadline, arena, &held, ret_result,
 		     err);
+	if (r == 0 && arena->buffer->at_worker.generation != generation)
+		r = fmha_error_set(err, FMHA_ECONN, "the connection was lost before the run");
 	if (r == 0)
 		stage_out(stage, arena->buffer->data);
 	if (!held)

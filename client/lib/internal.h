@@ -251,6 +251,10 @@ void buffer_release(struct fmha_buffer *buffer);
 /* The buffer called @id, with a reference; NULL: none. */
 struct fmha_buffer *buffer_find(struct fmha_device *device, uint64_t id);
 
+/* Has the worker of now know the buffer. @ret_generation: of the connection on which it does. */
+int buffer_attach(struct fmha_buffer *buffer, int64_t deadline, uint64_t *ret_generation,
+		  struct fmha_error *err);
+
 /* What the worker behind @connection calls buffer @id; registers it there when needed. */
 int buffer_bind(struct fmha_device *device, uint64_t id, struct connection *connection,
 		uint64_t generation, int64_t deadline, uint64_t *ret_worker_id,
@@ -317,6 +321,8 @@ void cache_drop(struct fmha_device *device, uint64_t id);
 
 /* ---- arena.c ---- */
 
+/* Its memory has ended at the worker: the next one is another. */
+void arena_discard(struct arena *arena);
 int arena_take(struct fmha_device *device, uint64_t bytes, int64_t deadline,
 	       struct arena **ret_arena, struct fmha_error *err);
 void arena_give_back(struct arena *arena);

@@ -238,6 +238,8 @@ static bool report_amd_note(const char *data, size_t bytes)
 				report_amd_kernel(&item->val.via.array.ptr[0].via.map);
 		}
 	msgpack_unpacked_destroy(&unpacked);
+	if (r == MSGPACK_UNPACK_NOMEM_ERROR)
+		(void)fprintf(stderr, "error: no memory for the code's metadata\n");
 	return r != MSGPACK_UNPACK_NOMEM_ERROR;
 }
 
@@ -677,7 +679,8 @@ int main(int argc, char **argv)
 	(void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	r = serve(argc, argv);
 	/* Resources that were not told would be taken for none. */
-	if (fflush(stdout) != 0 || ferror(stdout))
-		r = EXIT_LACKED;
-	return r;
+	if (fflush(stdout) == 0 && !ferror(stdout))
+		return r;
+	(void)fprintf(stderr, "error: what is told of the code was not written\n");
+	return EXIT_LACKED;
 }

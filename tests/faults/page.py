@@ -73,7 +73,7 @@ def place(module, offset, known={}):  # pylint: disable=dangerous-default-value
     if at not in known:
         known[at] = f"{module}+{offset:#x}"
         module = "fmhad" if module.isdigit() else module  # a worker's argv[0] is fmhad-worker/0
-        if module.startswith("fmhad") or module == "client_driver":
+        if module.startswith(("fmhad", "libfmha_client", "client_faults")):
             said = subprocess.run(
                 ["addr2line", "-f", "-e", fmhad.find_program(module), hex(offset - 1)],
                 capture_output=True, text=True, check=False).stdout.split()

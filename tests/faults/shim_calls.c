@@ -266,6 +266,9 @@ SHOWN int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event)
 CALL(EVENT, BOTH(EMFILE, ENOMEM), -1, int, eventfd, (unsigned value, int flags), (value, flags))
 CALL(EVENT, BOTH(EMFILE, ENOMEM), -1, int, timerfd_create, (__clockid_t clock, int flags),
      (clock, flags))
+CALL(EVENT, BOTH(ENOMEM, EINTR), -1, int, ppoll,
+     (struct pollfd * fds, nfds_t n, const struct timespec *timeout, const sigset_t *mask),
+     (fds, n, timeout, mask))
 CALL(EVENT, BOTH(ENOMEM, EINTR), -1, int, poll, (struct pollfd * fds, nfds_t n, int ms),
      (fds, n, ms))
 

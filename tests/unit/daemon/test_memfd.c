@@ -15,6 +15,7 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "memfd.h"
@@ -253,6 +254,52 @@ static void mapping_and_unmapping_leaves_nothing(void **state)
 	close(fd);
 }
 
+static long blocks(int fd)
+{
+	struct stat st;
+
+	assert_int_equal(fstat(fd, &st), 0);
+	return (long)st.st_blocks;
+}
+
+/* As a client does whose connection was lost: its memory is known to the next one before the first
+ * one's end has come. */
+static void pages_end_with_their_last_user(void **state)
+{
+	struct device_memory made, again;
+	struct fmha_error err = {0};
+	int fd;
+
+	(void)state;
+	assert_int_equal(memfd_create_memory(8192, &made, &fd, &err), 0);
+	memset(made.host, 7, 8192);
+	assert_int_equal(import(fd, 0, 8192, &again, &err), 0);
+	memfd_free_memory(&made);
+	assert_int_equal(((char *)again.host)[8191], 7);
+	memfd_free_memory(&again);
+	assert_int_equal(blocks(fd), 0);
+	/* Who comes back now would find nothing there, and is told. */
+	assert_int_equal(import(fd, 0, 8192, &again, &err), FMHA_ENOENT);
+	close(fd);
+}
+
+/* It is charged for its part. */
+static void a_part_keeps_no_pages(void **state)
+{
+	struct device_memory made, part;
+	struct fmha_error err = {0};
+	int fd;
+
+	(void)state;
+	assert_int_equal(memfd_create_memory(8192, &made, &fd, &err), 0);
+	memset(made.host, 7, 8192);
+	assert_int_equal(import(fd, 0, 4096, &part, &err), 0);
+	memfd_free_memory(&made);
+	assert_int_equal(blocks(fd), 0);
+	memfd_free_memory(&part);
+	close(fd);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -266,6 +313,8 @@ int main(void)
 		cmocka_unit_test(huge_pages_are_refused),
 		cmocka_unit_test(sparse_memory_costs_nothing_and_holes_read_as_zero),
 		cmocka_unit_test(mapping_and_unmapping_leaves_nothing),
+		cmocka_unit_test(pages_end_with_their_last_user),
+		cmocka_unit_test(a_part_keeps_no_pages),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
