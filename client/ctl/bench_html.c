@@ -109,7 +109,26 @@ static void print_number(FILE *out, const char *format, double value, bool there
 	(void)fprintf(out, format, value);
 }
 
-static void print_shape(FILE *out, const struct bench_best *b)
+/* Columns that have nothing in any row are left out. */
+struct columns {
+	bool roof, best, result;
+};
+
+static struct columns columns_of(const struct bench_best *best, size_t n)
+{
+	struct columns columns = {0};
+
+	for (size_t i = 0; i < n; i++) {
+		const struct bench_row *row = best[i].chosen ? best[i].chosen : best[i].best;
+
+		columns.roof |= row && row->roof > 0;
+		columns.best |= best[i].n_measured > 1;
+		columns.result |= row && row->allowed > 0;
+	}
+	return columns;
+}
+
+static void print_shape(FILE *out, const struct bench_best *b, const struct columns *columns)
 {
 	const struct bench_row *row = b->chosen ? b->chosen : b->best;
 	double share = b->chosen && b->best ? b->best->median_us / b->chosen->median_us : 0;
@@ -129,29 +148,36 @@ static void print_shape(FILE *out, const struct bench_best *b)
 	print_number(out, "%.2f", row->median_us, true);
 	print_number(out, "%.3g", row->tflops, row->tflops > 0);
 	print_number(out, "%.4g", row->gbs, true);
-	print_number(out, "%.0f %%", 100 * row->roof, row->roof > 0);
-	print_number(out, share < 0.95 ? "<span class=bad>%.0f %%</span>" : "%.0f %%", 100 * share,
-		     b->n_measured > 1 && b->chosen);
-	(void)fprintf(out, "<td data-v=%zu>%zu", b->n_measured, b->n_measured);
-	(void)fputs(row->allowed <= 0 ? "<td>"
-		    : wrong           ? "<td class=bad>wrong"
-				      : "<td class=good>ok",
-		    out);
+	if (columns->roof)
+		print_number(out, "%.0f %%", 100 * row->roof, row->roof > 0);
+	if (columns->best) {
+		print_number(out, share < 0.95 ? "<span class=bad>%.0f %%</span>" : "%.0f %%",
+			     100 * share, b->n_measured > 1 && b->chosen);
+		(void)fprintf(out, "<td data-v=%zu>%zu", b->n_measured, b->n_measured);
+	}
+	if (columns->result)
+		(void)fputs(row->allowed <= 0 ? "<td>"
+			    : wrong           ? "<td class=bad>wrong"
+					      : "<td class=good>ok",
+			    out);
 	(void)fputc('\n', out);
 }
 
 static void print_table(FILE *out, const struct bench_device *device)
 {
-	size_t n;
+	size_t n = 0;
 	struct bench_best *best = bench_best_of(device, &n);
+	struct columns columns = columns_of(best, best ? n : 0);
 
-	(void)fputs("<h2>Every shape</h2><p>The kernel that the planner takes, and the best one "
-		    "where that is another. Click a column to sort.</p><table><thead><tr><th>shape"
-		    "<th>us<th>TFLOP/s<th>GB/s<th>of roof<th>of best<th>kernels<th>result"
-		    "</thead><tbody>\n",
-		    out);
+	(void)fprintf(
+		out,
+		"<h2>Every shape</h2><p>The kernel that the planner takes, and the best one "
+		"where that is another. Click a column to sort.</p><table><thead><tr><th>shape"
+		"<th>us<th>TFLOP/s<th>GB/s%s%s%s</thead><tbody>\n",
+		columns.roof ? "<th>of roof" : "", columns.best ? "<th>of best<th>kernels" : "",
+		columns.result ? "<th>result" : "");
 	for (size_t i = 0; best && i < n; i++)
-		print_shape(out, &best[i]);
+		print_shape(out, &best[i], &columns);
 	(void)fputs("</tbody></table>\n", out);
 	free(best);
 }

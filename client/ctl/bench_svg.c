@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WIDTH       1060.0
+#define WIDTH       1140.0
 #define HEIGHT      420.0
 #define LEFT        64.0
-#define RIGHT       250.0 /* where the legend stands */
+#define RIGHT       330.0 /* where the legend stands: its longest line has 40 letters */
 #define TOP         16.0
 #define BOTTOM      48.0
 #define N_COLORS    8
@@ -43,13 +43,32 @@ static double at_y(const struct plot *plot, double value)
 	return HEIGHT - BOTTOM - share_of(&plot->y, value) * (HEIGHT - TOP - BOTTOM);
 }
 
-/* Marks lie @step apart, or a factor of @step on a logarithmic scale. Return: mark @i, or a negative
- * number behind the last one. */
+/* 1, 2, 5, 10, 20, ... of @i = 0, 1, 2, 3, 4, ... */
+static double decimal_mark(int i)
+{
+	static const double steps[] = {1, 2, 5};
+	int decade = i >= 0 ? i / 3 : -((2 - i) / 3);
+
+	return steps[i - 3 * decade] * pow(10, decade);
+}
+
+/* Marks lie @step apart, or a factor of @step on a logarithmic scale; a step of 10 has 2 and 5 between, where there is
+ * room for them. Return: mark @i, or a negative number behind the last one. */
 static double tick(const struct axis *axis, double step, int i)
 {
-	double first = ceil((axis->log ? log(axis->low) / log(step) : axis->low / step) - 1e-9);
-	double value = axis->log ? pow(step, first + i) : (first + i) * step;
+	double value;
 
+	if (axis->log && step == 10 && axis->high / axis->low < 1e4) {
+		int first = (int)floor(3 * log10(axis->low)) - 2;
+
+		while (decimal_mark(first) < axis->low * 0.9999)
+			first++;
+		value = decimal_mark(first + i);
+	} else if (axis->log) {
+		value = pow(step, ceil(log(axis->low) / log(step) - 1e-9) + i);
+	} else {
+		value = (ceil(axis->low / step - 1e-9) + i) * step;
+	}
 	return value <= axis->high * 1.0001 ? value : -1;
 }
 

@@ -313,7 +313,7 @@ def test_the_systems_database_lies_below(state, tmp_path):
     assert files(system) == before
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be somebody else")
+@pytest.mark.skipif(bool(fmhad.NO_OTHER_USERS), reason=fmhad.NO_OTHER_USERS)
 def test_a_directory_that_cannot_be_written(tmp_path):
     state = tmp_path / "state"
     state.mkdir(mode=0o500)
@@ -404,7 +404,7 @@ def test_kill_while_writing(state):
         assert "left as" not in daemon.log()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be somebody else")
+@pytest.mark.skipif(bool(fmhad.NO_OTHER_USERS), reason=fmhad.NO_OTHER_USERS)
 def test_only_administrators_change_and_measure():
     with fmhad.Daemon({"admin_uids": [1001]}, open_to_all=True) as daemon:
         with daemon.device() as device:
@@ -435,7 +435,7 @@ def run_shapes(device, lengths):
         device.call("plan_release", {"plan": planned["plan"]})
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be somebody else")
+@pytest.mark.skipif(bool(fmhad.NO_OTHER_USERS), reason=fmhad.NO_OTHER_USERS)
 def test_a_flood_of_shapes_drives_nobody_out():
     with fmhad.Daemon(open_to_all=True) as daemon:
         def flood():

@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 import time
@@ -58,6 +59,19 @@ FAKE = {
     "devices": [{"backend": "fake", "threads": 2, "allow_faults": True, "stall_ms": 600}],
     "supervision": {"heartbeat_ms": 100, "heartbeat_timeout_ms": 800, "quarantine_deaths": 1000},
 }
+
+
+def _no_other_users():
+    """Why tests cannot become other users, who are to run what is built here; "": they can."""
+    if os.geteuid() != 0:
+        return "needs root to become other users"
+    for folder in (ROOT, *ROOT.parents):
+        if not folder.stat().st_mode & stat.S_IXOTH:
+            return f"other users cannot reach this tree: {folder} is closed to them"
+    return ""
+
+
+NO_OTHER_USERS = _no_other_users()
 
 
 def connects(path):
