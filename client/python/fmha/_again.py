@@ -23,6 +23,7 @@ class _Kept(threading.local):
     def __init__(self):
         self.seen: dict = {}
         self.gradients: dict = {}  # runs, by (Seen, the gradient's strides)
+        self.growing: dict = {}  # the Seen whose plan holds for other lengths, by all but the length
 
 
 _kept = _Kept()
@@ -87,6 +88,13 @@ class Seen:
         self.o = q.new_empty(1).expand(*q.shape[:-1], v.shape[-1])
         self.lse = q.new_empty(1, dtype=torch.float32).expand(_problem.row_extents(q.shape, options.layout, False))
         self.runs = [None, None]  # without and with LSE
+
+    def with_keys(self, run):
+        """The same over other keys: @run is self.runs[0]'s for them."""
+        other = Seen.__new__(Seen)
+        other.options, other.gradient_options, other.o, other.lse = self.options, self.gradient_options, self.o, self.lse
+        other.runs = [run, None]
+        return other
 
     def forward(self, at, q, k, v, with_lse: bool):
         """(O, LSE or None). @at: the addresses of q, k and v."""
@@ -159,12 +167,50 @@ def _key(words, q, k, v):
             v.shape, v.stride(), v.dtype, v.get_device())
 
 
+_ROWS = {"bshd": 1, "bhsd": 2}  # the axis of rows; heads have the other one
+
+
+def _growth(words, q, k, v):
+    """(all of _key() but K's and V's length, struct fmha_local_keys' fields): of caches that grow, else None."""
+    axis = _ROWS.get(words[0])
+    if axis is None or k.dim() != 4 or v.dim() != 4:
+        return None
+    (k_batch, k_head), (v_batch, v_head) = ((t.stride(0), t.stride(3 - axis)) for t in (k, v))
+    rows = k.shape[axis]
+    if v.shape[axis] != rows:
+        return None
+    kind = (words, q.shape, q.stride(), q.dtype, q.get_device(),
+            *((t.shape[0], t.shape[3 - axis], t.shape[3], t.stride(axis), t.stride(3), t.dtype, t.get_device()) for t in (k, v)))
+    return kind, (rows, k_batch, k_head, v_batch, v_head)
+
+
+def _grown(words, q, k, v):
+    """What was seen of another length, for this one; or None."""
+    found = _growth(words, q, k, v)
+    known = _kept.growing.get(found[0]) if found else None
+    if known is None or not known.runs[0].plan.holds(found[1]):
+        return None
+    seen = known.with_keys(known.runs[0].with_keys(found[1]))
+    _keep(_kept.seen, _key(words, q, k, v), seen)
+    return seen
+
+
+def _remember(seen, words, q, k, v):
+    _keep(_kept.seen, _key(words, q, k, v), seen)
+    found = _growth(words, q, k, v) if seen.runs[0] is not None else None
+    if found and seen.runs[0].plan.holds(found[1]):
+        _keep(_kept.growing, found[0], seen)
+
+
 def attend(words, q, k, v):
-    """O, if this was seen before. @words: hashable, all that the caller was given besides q, k and v. None: go the general way."""
+    """O, if this was seen before. None: go the general way.
+
+    @words: hashable, the layout and all else that the caller was given besides q, k and v.
+    """
     if is_compiling() or not _PLAIN((type(q), type(k), type(v))) or not q.is_cuda or _is_transforming() or _tensors.is_tracing():
         return None
     try:
-        seen = _kept.seen.get(_key(words, q, k, v))
+        seen = _kept.seen.get(_key(words, q, k, v)) or _grown(words, q, k, v)
     except TypeError:  # words that are no key: what is wrong with them is said on the general way
         return None
     if seen is None or q.is_neg() or k.is_neg() or v.is_neg():
@@ -180,5 +226,5 @@ def attend_first(words, q, k, v, options, gradient_options):
         return None
     seen = Seen(q, v, options, gradient_options)
     o = seen.attend(at, q, k, v)
-    _keep(_kept.seen, _key(words, q, k, v), seen)
+    _remember(seen, words, q, k, v)
     return o

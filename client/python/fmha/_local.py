@@ -63,18 +63,24 @@ class Run:
     __slots__ = ("plan", "c", "tensors", "roles", "error", "stream", "workspace", "keys")
 
     def __init__(self, key, views, shape, options, place):
-        self.plan, keys = _plan(key, views, shape, options, place)
+        plan, keys = _plan(key, views, shape, options, place)
+        self._fill(plan, [_problem.ROLES[n] for n in views], keys)
+
+    def with_keys(self, keys):
+        """The same over other keys, which the plan holds for: struct fmha_local_keys' fields."""
+        other = Run.__new__(Run)
+        other._fill(self.plan, self.roles, keys)
+        return other
+
+    def _fill(self, plan, roles, keys):
+        self.plan, self.roles = plan, roles
         self.tensors = ffi.new("uintptr_t[]", _problem.N_TENSORS)
         self.c = ffi.new("struct fmha_local_run *", {"struct_size": _RUN_BYTES, "n_tensors": _problem.N_TENSORS})
         self.c.tensors = ffi.cast("const void *const *", self.tensors)
-        self.keys = ffi.NULL
-        if keys is not None:
-            names = ("seqlen_k", "k_stride_batch", "k_stride_head", "v_stride_batch", "v_stride_head")
-            self.keys = ffi.new("struct fmha_local_keys *", dict(zip(names, keys)))
+        self.keys = ffi.NULL if keys is None else ffi.new("struct fmha_local_keys *", (keys[0], 0, *keys[1:]))
         self.c.keys = self.keys
         # The fields as numbers: no pointer to make at each launch.
         self.stream, self.workspace = (ffi.cast("uintptr_t *", ffi.addressof(self.c, n)) for n in ("stream", "workspace"))
-        self.roles = [_problem.ROLES[n] for n in views]
         self.error = new_error()
 
     def execute(self, pointers, dropout, dropout_at):

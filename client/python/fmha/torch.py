@@ -318,6 +318,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: 
     Args are fmha.attention()'s; deterministic: None: what torch.use_deterministic_algorithms() says. Dropout takes its seed
     from torch's generator of the device. A loss may depend on LSE too.
     """
+    words = None
+    if (bias is None and alibi_slopes is None and sink is None and cu_seqlens_q is None and cu_seqlens_k is None
+            and return_lse is False and type(window) is tuple and not torch.is_autocast_enabled()):
+        words = (layout, causal, window, align, scale, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k,
+                 torch.are_deterministic_algorithms_enabled())
+        o = _again.attend(words, q, k, v)
+        if o is not None:
+            return o
     if not torch.compiler.is_compiling():
         _check.words(causal=causal, window=window, align=align, scale=scale, softcap=softcap, dropout_p=dropout_p, layout=layout,
                      max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, return_lse=return_lse)
@@ -330,7 +338,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: 
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     call = Call(layout, mask, left, right, scale, float(softcap), float(dropout_p), max_seqlen_q, max_seqlen_k, deterministic)
-    o, lse = _apply(q, k, v, _extras(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k), call, return_lse)
+    o, lse = _apply(q, k, v, _extras(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k), call, return_lse, words)
     return (o, lse) if return_lse else o
 
 
@@ -365,7 +373,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     """
     words = None
     if attn_mask is None and not torch.is_autocast_enabled():
-        words = is_causal, dropout_p, scale, enable_gqa, torch.are_deterministic_algorithms_enabled()
+        words = "bhsd", is_causal, dropout_p, scale, enable_gqa, torch.are_deterministic_algorithms_enabled()
         o = _again.attend(words, query, key, value)
         if o is not None:
             return o

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 import fmha.torch  # noqa: E402
-from fmha import _arrays, _local, _problem  # noqa: E402
+from fmha import _again, _arrays, _local, _problem  # noqa: E402
 from test_numpy import status  # noqa: E402
 from test_torch import DEVICE, normal  # noqa: E402
 
@@ -93,6 +93,41 @@ def test_old_ranges_go_with_their_plans(plans, monkeypatch):
     assert len(plans) == before
     ask(101, hdim=8)
     assert len(plans) == before + 1
+
+
+class Kernels:
+    """Stands for _local.Run."""
+
+    def __init__(self, keys=None):
+        self.plan = Made({}, types.SimpleNamespace(rows_k=70), DECODE, ("cuda", 0))
+        self.keys = keys
+
+    def with_keys(self, keys):
+        return Kernels(keys)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_a_call_seen_with_fewer_keys_is_known(monkeypatch, layout):
+    monkeypatch.setattr(_again, "_kept", _again._Kept())
+
+    def tensors(rows, heads=2, hdim=64):
+        made = [torch.zeros(2, heads, n, hdim, dtype=torch.bfloat16) for n in (1, rows, rows)]
+        return made if layout == "bhsd" else [t.transpose(1, 2) for t in made]
+
+    words = layout, False, 0.0
+    first = tensors(70)
+    seen = _again.Seen(first[0], first[2], DECODE, DECODE)
+    seen.runs[0] = Kernels()
+    _again._remember(seen, words, *first)
+    assert _again._grown(words, *tensors(71)).runs[0].keys == (71, *(2 * 71 * 64, 71 * 64) * 2)
+    assert _again._kept.seen[_again._key(words, *tensors(71))].o is seen.o
+    assert _again._grown(words, *tensors(128)) is not None
+    q, k, v = tensors(80)
+    for other in ((words, *tensors(129)), (words, *tensors(64)), ((layout, True, 0.0), q, k, v), (words, *tensors(80, heads=1)),
+                  (words, *tensors(80, hdim=32)), (words, q, k, torch.zeros(*v.shape[:3], 128, dtype=v.dtype)[..., ::2]),
+                  (words, q, k, tensors(81)[2]), (words, q, k[:1].expand_as(k), v), (words, q.float(), k, v),
+                  (words, q, k[0], v[0]), (("sbhd", *words[1:]), q, k, v)):
+        assert _again._grown(*other) is None
 
 
 @pytest.mark.parametrize("function", ["sdpa", "attention", "replaced"])
