@@ -47,7 +47,8 @@ class Build(build_py):
             self.native(package / "_native")
 
     def native(self, to):
-        work = pathlib.Path(self.get_finalized_command("build").build_temp).absolute() / "native"
+        # In the tree, so that the next time builds what has changed.
+        work = ROOT / "build/wheel" if os.access(ROOT, os.W_OK) else pathlib.Path(self.get_finalized_command("build").build_temp).absolute()
         installed = work / "installed"
         configure = ["cmake", "-S", str(ROOT), "-B", str(work), "-DCMAKE_BUILD_TYPE=Release", "-DFMHA_TESTS=OFF",
                      f"-DCMAKE_INSTALL_RPATH={RPATH.replace(':', ';')}", "-DCMAKE_INSTALL_LIBDIR=lib"]
@@ -55,6 +56,7 @@ class Build(build_py):
             configure += ["-G", "Ninja"]
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(work), "--parallel", str(os.cpu_count() or 1)], check=True)
+        shutil.rmtree(installed, ignore_errors=True)
         subprocess.run(["cmake", "--install", str(work), "--prefix", str(installed), "--strip"], check=True)
         shutil.rmtree(to, ignore_errors=True)
         for part in NEEDED:

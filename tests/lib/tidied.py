@@ -14,6 +14,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
+import time
 
 import progress
 
@@ -44,6 +45,7 @@ def tidy(build, source, entries, salt):
     """(source, what was wrong, whether it was looked at)"""
     key = key_of(source, entries, salt)
     if key and (PASSED / key).exists():
+        (PASSED / key).touch()
         return source, "", False
     done = subprocess.run(["clang-tidy", "-p", str(build), "--quiet", source], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -61,6 +63,9 @@ def main():
         by_source.setdefault(os.path.relpath(entry["file"], ROOT), []).append(entry)
     salt = (ROOT / ".clang-tidy").read_bytes() + subprocess.run(["clang-tidy", "--version"], stdout=subprocess.PIPE, check=True).stdout
     PASSED.mkdir(parents=True, exist_ok=True)
+    for path in PASSED.iterdir():  # of sources that are long gone
+        if time.time() - path.stat().st_mtime > 30 * 86400:
+            path.unlink()
     failed, looked = 0, 0
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("JOBS", os.cpu_count() or 1))) as pool:
         running = [pool.submit(tidy, build, source, by_source.get(source, []), salt) for source in sources]
