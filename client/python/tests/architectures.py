@@ -326,7 +326,13 @@ def table(outcomes) -> str:
         if outcome == "refused":
             sentences.setdefault((task, sentence), []).append(f"`{name}`")
     lines += [f"- {task}: {', '.join(names)}: {sentence}" for (task, sentence), names in sentences.items()]
+    lines += ["", unjudged(len(outcomes) - sum(o in ("right", "own", "refused") for o, _ in outcomes.values()), len(outcomes))]
     return "\n".join(lines) + "\n"
+
+
+def unjudged(n: int, of: int) -> str:
+    return (f"**Not judged: {n} of {of}** pairs of a task and an architecture: no small one could be built, or none was done within "
+            f"{SECONDS} s. `architectures.py NAME` says why. Of these nothing is known.")
 
 
 def page_with(text: str) -> str:
