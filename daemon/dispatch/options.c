@@ -367,6 +367,8 @@ int plan_options(const struct fmha_problem *problem, const struct plan_device *d
 	if (r == 0 && plan_total_q(plan) > 0)
 		r = gather_all(&b, &to);
 	free(plan);
+	if (r == FMHA_ENOMEM)
+		return fmha_error_set(err, r, "plan: out of memory");
 	if (r < 0)
 		return r;
 	qsort(options, to.n, sizeof(*options), compare_options);

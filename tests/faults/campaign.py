@@ -153,7 +153,8 @@ class Judge:
         """Raises when somebody has died who need not have. Returns whether somebody did."""
         daemon, side = self.daemon, self.faults[kind]
         if side.function == b"epoll_ctl" and side.delivered:  # libuv finds out when it polls next
-            daemon.serves()
+            if not daemon.serves():
+                fmhad.until(lambda: side.aborts, 1)
         if side.aborts:
             fmhad.until(lambda: not is_alive(self.pids[kind]), 5)
         if daemon.process.poll() is not None:
@@ -232,7 +233,7 @@ class Campaign:
                 (not o.mode or MODES[o.mode] == mode))
 
     def wanted(self, name):
-        return not self.options.only or self.options.only in name
+        return self.options.only in name and name not in self.options.without.split(",")
 
     def variants(self, mode):
         return [self.options.variant] if self.options.variant is not None else [mode - 1]
@@ -513,6 +514,7 @@ def parse():
     parser.add_argument("--shard", type=shard, default=(0, 1), metavar="I/N")
     parser.add_argument("--starts", type=int, default=1000, help="faults of a class in a start, at most")
     parser.add_argument("--only", default="", help="visits whose names hold this; start, stop")
+    parser.add_argument("--without", default="", help="visits to leave out, with commas between them")
     parser.add_argument("--kind", choices=page.KINDS)
     parser.add_argument("--class", dest="class_", choices=page.CLASSES)
     parser.add_argument("--mode", choices=MODES)

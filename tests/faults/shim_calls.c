@@ -212,11 +212,23 @@ CALL(FILE, BOTH(EMFILE, EIO), -1, int, scandir,
      (const char *path, struct dirent ***list, int (*filter)(const struct dirent *),
       int (*compare)(const struct dirent **, const struct dirent **)),
      (path, list, filter, compare))
-CALL(FILE, EIO, 0, size_t, fread, (void *data, size_t size, size_t n, FILE *file),
-     (data, size, n, file))
-CALL(FILE, BOTH(ENOSPC, EIO), 0, size_t, fwrite,
-     (const void *data, size_t size, size_t n, FILE *file), (data, size, n, file))
-CALL(FILE, BOTH(ENOSPC, EIO), EOF, int, fflush, (FILE * file), (file))
+/* The stream remembers, as ferror() tells. */
+#define STREAM(ERRORS, FAILED, TYPE, NAME, PARAMETERS, ARGUMENTS)                                  \
+	DEFINE_NEXT(NAME);                                                                         \
+	SHOWN TYPE NAME PARAMETERS                                                                 \
+	{                                                                                          \
+		if (!FAULT(FILE, #NAME, ERRORS))                                                   \
+			return NEXT(NAME) ARGUMENTS;                                               \
+		if (file)                                                                          \
+			file->_flags |= 0x20; /* glibc's _IO_ERR_SEEN */                           \
+		return FAILED;                                                                     \
+	}
+
+STREAM(EIO, 0, size_t, fread, (void *data, size_t size, size_t n, FILE *file),
+       (data, size, n, file))
+STREAM(BOTH(ENOSPC, EIO), 0, size_t, fwrite, (const void *data, size_t size, size_t n, FILE *file),
+       (data, size, n, file))
+STREAM(BOTH(ENOSPC, EIO), EOF, int, fflush, (FILE * file), (file))
 CALL(FILE, BOTH(EIO, ENOMEM), -1, int, fstat, (int fd, struct stat *st), (fd, st))
 CALL(FILE, BOTH(EIO, ENOMEM), -1, int, fstatat,
      (int dir, const char *path, struct stat *st, int flags), (dir, path, st, flags))

@@ -127,11 +127,45 @@ static void planning_without_memory_is_refused(void **state)
 	fixture_deinit(&f);
 }
 
+/* An error without its words would be taken for none. */
+static void listing_options_without_memory_is_refused(void **state)
+{
+	struct plan_option *options = calloc(PLAN_MAX_OPTIONS, sizeof(*options));
+	struct plan_device device = cpu_runner_device(&runner);
+	struct fixture f;
+	int expected;
+
+	(void)state;
+	set_up(&f);
+	expected = plan_options(&f.problem, &device, options, &f.err);
+	assert_true(expected > 0);
+	for (int mode = 0; mode < 2; mode++) {
+		long n = 0;
+
+		failed = true;
+		for (for_good = mode; failed && n < MOST_ALLOCATIONS; n++) {
+			int r;
+
+			n_before = n;
+			failed = false;
+			f.err = (struct fmha_error){0};
+			r = plan_options(&f.problem, &device, options, &f.err);
+			n_before = -1;
+			assert_true(r == expected || (failed && r == FMHA_ENOMEM));
+			assert_int_equal(f.err.code, r < 0 ? r : 0);
+		}
+		assert_in_range(n, 2, MOST_ALLOCATIONS - 1);
+	}
+	free(options);
+	fixture_deinit(&f);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(explaining_without_memory_is_refused),
 		cmocka_unit_test(planning_without_memory_is_refused),
+		cmocka_unit_test(listing_options_without_memory_is_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, cpu_runner_free_registries);

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: MIT
+"""A share of the faults that nightly tries one after another (tests/faults), the same ones in every run."""
+import subprocess
+import sys
+
+import pytest
+
+import fmhad
+
+FOLDER = fmhad.ROOT / "tests/faults"
+
+pytestmark = pytest.mark.skipif(not list(fmhad.build_dir().rglob("libfmha_faults.so")),
+                                reason="sanitizers have a malloc of their own")
+
+def tried(command):
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return {row[0]: int(row[-1]) for row in rows if row and row[0] in ("front", "worker", "helper", "client")}
+
+
+@pytest.mark.parametrize("visit", ["open_devices", "run_tiny", "explain", "set_priority"])
+def test_every_37th_fault_of_a_visit(visit):
+    counts = tried([FOLDER / "campaign.py", "--every", 37, "--only", visit])
+    assert sum(counts.values()) > 2
+
+
+def test_every_fault_of_a_compile_helper():
+    assert tried([FOLDER / "programs.py", "--only", "helper"])["helper"] > 40
