@@ -521,7 +521,7 @@ static void a_build_goes_on_for_those_who_stay(void **state)
 	start(f, 1);
 	first = submit_for(f, 1, "a", COMPILE_URGENT);
 	second = submit_for(f, 2, "a", COMPILE_URGENT);
-	(void)usleep(100000);
+	wait_for_running(f, 1);
 	forget(f, first);
 	submit_for(f, 3, "b", COMPILE_URGENT);
 	finish(f);
