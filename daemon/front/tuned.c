@@ -44,8 +44,10 @@ struct model {
 	struct list in_tuned;
 	struct tuned *tuned;
 	struct proto_worker_ready_params key; /* as its workers describe it */
-	struct tune_database *database;       /* the work's while it is loading */
+	struct tune_database *database;
+	struct tune_database *fresh; /* the work's: what is being loaded */
 	bool loaded;
+	bool stale; /* another daemon has written since it was loaded */
 	bool results_dirty, settings_dirty;
 	bool untold;      /* a worker lacks what it is to restore, for want of memory */
 	uint32_t n_tells; /* in vain, one after the other */
@@ -281,7 +283,12 @@ static void on_written(uv_work_t *work, int status)
 	free(model->settings_text);
 	model->results_text = model->settings_text = NULL;
 	answer_all(&model->written, !failed);
-	if (failed)
+	if (tuned->store.was_anothers && tuned->store.fd >= 0) {
+		log_notice(
+			"the state directory is this daemon's now: what lies there is read again");
+		list_for_each_entry(struct model, other, &tuned->models, in_tuned)
+			other->stale = true;
+	} else if (failed)
 		uv_timer_start(&model->timer, on_timer, AGAIN_MS, 0);
 	go_on(tuned);
 }
@@ -369,9 +376,9 @@ static void do_load(uv_work_t *work)
 	struct tune_identity identity;
 
 	complete_identity(model, &identity);
-	model->database = tune_database_new(&identity);
-	if (model->database)
-		tune_store_load(&model->tuned->store, model->database, &model->report);
+	model->fresh = tune_database_new(&identity);
+	if (model->fresh)
+		tune_store_load(&model->tuned->store, model->fresh, &model->report);
 	atomic_store(&model->work_ended, true);
 }
 
@@ -413,6 +420,24 @@ static void restore_quarantine(struct model *model, struct worker_slot *slot)
 	}
 }
 
+/* What was read takes the place of what was known. Times that were measured meanwhile are added; settings that were
+ * answered as not stored are not. */
+static void adopt(struct model *model)
+{
+	char *text = model->database ? tune_database_results_text(model->database) : NULL;
+	uint64_t n_news = 0;
+	struct fmha_error err;
+
+	if (text && tune_database_merge(model->fresh, text, strlen(text), &n_news, &err) < 0)
+		log_warning("measured times are forgotten: %s", err.msg);
+	free(text);
+	(void)tune_database_free(model->database);
+	model->database = model->fresh;
+	model->fresh = NULL;
+	model->results_dirty = n_news > 0;
+	model->settings_dirty = false;
+}
+
 static void on_loaded(uv_work_t *work, int status)
 {
 	struct model *model = container_of(work, struct model, work);
@@ -423,6 +448,8 @@ static void on_loaded(uv_work_t *work, int status)
 	model->working = WORK_NONE;
 	tuned->storing = false;
 	uv_timer_stop(&model->timer);
+	if (model->fresh)
+		adopt(model);
 	model->loaded = model->database;
 	model->results_kept = model->report.results_readable;
 	model->settings_kept = model->report.settings_readable;
@@ -440,6 +467,7 @@ static void on_loaded(uv_work_t *work, int status)
 
 static void start_loading(struct model *model)
 {
+	model->loaded = model->stale = false; /* changes wait, or are refused, meanwhile */
 	model->working = WORK_LOADING;
 	model->tuned->storing = true;
 	atomic_store(&model->work_ended, false);
@@ -453,7 +481,7 @@ static void go_on(struct tuned *tuned)
 	list_for_each_entry(struct model, model, &tuned->models, in_tuned) {
 		if (tuned->storing)
 			return;
-		if (!model->loaded && !list_is_empty(&model->waiters))
+		if (model->stale || (!model->loaded && !list_is_empty(&model->waiters)))
 			start_loading(model);
 		else if (model->loaded && (model->results_dirty || model->settings_dirty ||
 					   model->untold || !list_is_empty(&model->waiters)))

@@ -111,6 +111,8 @@ static int read_file(int dir, const char *name, char **ret_text, size_t *ret_siz
 		return MISSING;
 	if (fd < 0 || fstat(fd, &st) < 0)
 		return fmha_error_set(err, FMHA_EIO, "%s", strerror(errno));
+	if (st.st_uid != geteuid() && st.st_uid != 0)
+		return fmha_error_set(err, FMHA_EPERM, "it is user %u's", (unsigned)st.st_uid);
 	if (!S_ISREG(st.st_mode) || st.st_size > (off_t)TUNE_MAX_BYTES || (st.st_mode & 022))
 		return fmha_error_set(err, FMHA_EINVAL,
 				      "not a file of at most 8 MiB that only its owner writes");
@@ -183,21 +185,53 @@ static size_t count_stale(int dir, const struct tune_identity *identity)
 	return n;
 }
 
-static void check_writable(const struct tune_store *store, char reason[256])
+/* ---- the owner ---- */
+
+#define OWNER ".owner" /* who it is, for those who find the directory locked */
+
+static void tell_owner(int dir)
+{
+	_cleanup_(closep) int fd = files_open_beneath(dir, OWNER, O_WRONLY | O_CREAT | O_TRUNC,
+						      0600);
+
+	if (fd >= 0)
+		(void)dprintf(fd, "%ld\n", (long)getpid());
+}
+
+static long read_owner(int dir)
+{
+	_cleanup_(closep) int fd = files_open_beneath(dir, OWNER, O_RDONLY | O_NONBLOCK, 0);
+	char text[24] = "";
+
+	return fd >= 0 && read(fd, text, sizeof(text) - 1) > 0 ? strtol(text, NULL, 10) : 0;
+}
+
+/* One daemon has a directory, for life: two would take turns undoing each other's results. */
+static int lock_directory(struct tune_store *store, struct fmha_error *err)
 {
 	_cleanup_(closep) int fd = -1;
-	struct fmha_error err;
 
-	if (!*store->directory) {
-		(void)snprintf(reason, 256, "there is no state directory");
-		return;
-	}
+	if (store->fd >= 0)
+		return 0;
+	if (!*store->directory)
+		return fmha_error_set(err, FMHA_EIO, "there is no state directory");
 	make_directory(store->directory);
-	fd = open_directory(store->directory, true, &err);
+	fd = open_directory(store->directory, true, err);
 	if (fd < 0)
-		(void)snprintf(reason, 256, "%.250s", err.msg);
-	else if (faccessat(fd, ".", W_OK | X_OK, AT_EACCESS) < 0)
-		(void)snprintf(reason, 256, "%.150s: %s", store->directory, strerror(errno));
+		return fd;
+	if (faccessat(fd, ".", W_OK | X_OK, AT_EACCESS) < 0)
+		return fmha_error_set(err, FMHA_EIO, "%.150s: %s", store->directory,
+				      strerror(errno));
+	if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+		store->was_anothers = true;
+		return fmha_error_set(err, FMHA_EBUSY,
+				      "%.150s: another fmhad, process %ld, writes there",
+				      store->directory, read_owner(fd));
+	}
+	tell_owner(fd);
+	store->fd = fd;
+	fd = -1;
+	return 0;
 }
 
 void tune_store_load(struct tune_store *store, struct tune_database *database,
@@ -222,7 +256,10 @@ void tune_store_load(struct tune_store *store, struct tune_database *database,
 			(void)close(dir);
 		}
 	}
-	check_writable(store, report->unwritable);
+	if (lock_directory(store, &err) < 0)
+		(void)snprintf(report->unwritable, sizeof(report->unwritable), "%.250s", err.msg);
+	else
+		store->was_anothers = false;
 	if (!*store->directory || access(store->directory, F_OK) != 0)
 		return;
 	dir = open_directory(store->directory, true, &err);
@@ -239,27 +276,6 @@ void tune_store_load(struct tune_store *store, struct tune_database *database,
 	(void)close(dir);
 }
 
-/* One daemon writes to a directory: two would take turns undoing each other's results. */
-static int lock_directory(struct tune_store *store, struct fmha_error *err)
-{
-	_cleanup_(closep) int fd = -1;
-
-	if (store->fd >= 0)
-		return 0;
-	if (!*store->directory)
-		return fmha_error_set(err, FMHA_EIO, "there is no state directory");
-	make_directory(store->directory);
-	fd = open_directory(store->directory, true, err);
-	if (fd < 0)
-		return fd;
-	if (flock(fd, LOCK_EX | LOCK_NB) < 0)
-		return fmha_error_set(err, FMHA_EBUSY, "%.150s: another fmhad writes there",
-				      store->directory);
-	store->fd = fd;
-	fd = -1;
-	return 0;
-}
-
 int tune_store_write(struct tune_store *store, const char *name, const char *text,
 		     struct fmha_error *err)
 {
@@ -268,6 +284,10 @@ int tune_store_write(struct tune_store *store, const char *name, const char *tex
 
 	if (r < 0)
 		return r;
+	if (store->was_anothers)
+		return fmha_error_set(err, FMHA_EBUSY,
+				      "%.150s: it is ours now, and read again first",
+				      store->directory);
 	/* The lock is ours: whoever left one of this name has crashed. */
 	(void)snprintf(temporary, sizeof(temporary), ".%s.new", name);
 	if (files_publish(store->fd, temporary, name, text, strlen(text)) < 0)

@@ -331,7 +331,8 @@ def test_a_directory_that_cannot_be_written(tmp_path):
             assert not answer.get("stored")
             assert json.loads(device.call_json("registry_get",
                                                {"kernel": kernel}))["priority"] == 2
-        assert daemon.log().count("not written, going on from memory") == 1
+        assert daemon.log().count("will not outlive this daemon") == 1 and str(state) in daemon.log()  # said once
+        assert "not written" not in daemon.log()
     assert list(state.iterdir()) == []
 
 
@@ -383,7 +384,53 @@ def test_one_daemon_writes_to_a_directory(state):
             set_to = lambda device, n: device.call("registry_set_priority",
                                                    {"kernel": kernel, "priority": n}).get("stored")
             assert set_to(one, 1) and not set_to(two, 2) and set_to(one, 3)
-        assert "another fmhad writes there" in second.log()
+        assert f"another fmhad, process {first.pid}, writes there" in second.log()
+        state_of = lambda daemon: daemon.status()["devices"][0]["tuned"]
+        assert str(first.pid) in state_of(second)["reason"] and state_of(first)["state"] == "ok"
+
+
+def test_who_takes_a_directory_over_reads_it_again(state):
+    """The second daemon has what it read when it began: it writes nothing of that over what the first one has stored."""
+    with daemon_of(state) as first, daemon_of(state) as second:
+        with second.device() as two:
+            with first.device() as one:
+                kernel, other = (chosen(plan(one, {**SMALL, "hdim_q": n, "hdim_v": n}))[0] for n in (64, 128))
+                assert kernel != other
+                assert one.call("registry_set_priority", {"kernel": kernel, "priority": 3})["stored"]
+                tune(one)
+                measured = results(one)
+            assert measured and not results(two)
+            first.stop()
+
+            def set_other():
+                try:
+                    return two.call("registry_set_priority", {"kernel": other, "priority": 5}).get("stored")
+                except fmha_wire.WireError as error:
+                    assert error.name == "EBUSY"  # it is being read
+
+            priority = lambda device, name: json.loads(device.call_json("registry_get", {"kernel": name})).get("priority", 0)
+            assert not set_other()
+            assert fmhad.until(lambda: priority(two, kernel) == 3)
+            assert fmhad.until(set_other)
+            assert results(two).keys() >= measured.keys() and priority(two, kernel) == 3
+    with daemon_of(state) as third, third.device() as device:
+        assert (priority(device, kernel), priority(device, other)) == (3, 5) and results(device).keys() >= measured.keys()
+
+
+@pytest.mark.skipif(bool(fmhad.NO_OTHER_USERS), reason=fmhad.NO_OTHER_USERS)
+def test_a_file_of_another_user_is_left_alone(state):
+    with daemon_of(state) as daemon, daemon.device() as device:
+        tune(device)
+        assert results(device)
+    for path in state.iterdir():
+        if path.name.endswith(".json"):
+            os.chown(path, 65534, 65534)
+    before = files(state)
+    with daemon_of(state) as daemon, daemon.device() as device:
+        assert results(device) == {} and "it is user 65534's" in daemon.log()
+        assert daemon.status()["devices"][0]["tuned"]["state"] == "unreadable"
+    assert {name: text for name, text in files(state).items() if name.endswith(".json")} == {
+        name: text for name, text in before.items() if name.endswith(".json")}
 
 
 def test_kill_while_writing(state):

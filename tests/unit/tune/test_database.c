@@ -228,10 +228,22 @@ static void files_are_replaced_whole(void **state)
 	assert_int_equal(tune_store_write(&store, "f.json", "one", &err), 0);
 	assert_int_equal(tune_store_write(&store, "f.json", "two", &err), 0);
 	assert_int_equal(tune_store_write(&second, "f.json", "three", &err), FMHA_EBUSY);
+	assert_non_null(strstr(err.msg, "another fmhad, process"));
+	/* Once it may, it has to read first what the other one has written. */
+	tune_store_deinit(&store);
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(tune_store_write(&second, "f.json", "three", &err), FMHA_EBUSY);
+	assert_true(second.was_anothers && second.fd >= 0);
+	database = tune_database_new(&identity);
+	tune_store_load(&second, database, &report);
+	database = tune_database_free(database);
+	assert_int_equal(tune_store_write(&second, "f.json", "new", &err), 0);
 	(void)snprintf(path, sizeof(path), "%s/state/tuned/f.json", folder);
 	assert_int_equal(stat(path, &st), 0);
 	assert_int_equal(st.st_size, 3);
 	assert_int_equal(st.st_mode & 0777, 0600);
+	assert_int_equal(unlink(path), 0);
+	(void)snprintf(path, sizeof(path), "%s/state/tuned/.owner", folder);
 	assert_int_equal(unlink(path), 0);
 	/* A directory that others may write to is not read. */
 	(void)snprintf(path, sizeof(path), "%s/state/tuned", folder);
@@ -277,6 +289,8 @@ static void a_write_that_fails_changes_nothing(void **state)
 	assert_int_equal(fread(read_back, 1, sizeof(read_back) - 1, file), 3);
 	assert_string_equal(read_back, "one");
 	(void)fclose(file);
+	assert_int_equal(unlink(path), 0);
+	(void)snprintf(path, sizeof(path), "%s/.owner", folder);
 	assert_int_equal(unlink(path), 0);
 	tune_store_deinit(&store);
 	assert_int_equal(rmdir(folder), 0); /* the half written file is gone, too */

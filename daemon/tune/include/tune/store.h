@@ -17,7 +17,8 @@
 struct tune_store {
 	char directory[PATH_MAX]; /* "": nothing is kept */
 	char system[PATH_MAX];    /* "": none */
-	int fd;                   /* of the directory, locked; -1: not opened */
+	int fd;                   /* of the directory, locked for life; -1: not yet */
+	bool was_anothers;        /* another daemon had it since it was read */
 };
 
 /* @state: NULL or "": $STATE_DIRECTORY, else /var/lib/fmhad for root and for the user whose it is,
@@ -33,11 +34,13 @@ struct tune_store_report {
 	size_t n_stale;       /* files of other environments of this model, which stay */
 };
 
-/* Reads the system's file, then the machine's own over it. What is missing is no fault. */
+/* Takes the state directory if nobody has it, and reads the system's file, then the machine's own over it. What is missing
+ * is no fault. */
 void tune_store_load(struct tune_store *store, struct tune_database *database,
 		     struct tune_store_report *ret_report);
 
-/* Return: 0, FMHA_EIO: nothing has changed on disk; FMHA_EBUSY: another daemon writes there. */
+/* Return: 0, FMHA_EIO: nothing has changed on disk; FMHA_EBUSY: another daemon writes there, or did: with
+ * @store->was_anothers and a @store->fd it has to be loaded again first. */
 int tune_store_write(struct tune_store *store, const char *name, const char *text,
 		     struct fmha_error *err);
 
