@@ -6,6 +6,7 @@
  */
 #include "local.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -174,13 +175,17 @@ int local_problem(const struct fmha_problem *problem, struct proto_plan_params *
 	return r == 0 ? problem_check(&ret_params->problem, err) : r;
 }
 
-/* A file of the daemon's, which it cannot change any more. */
+#define CODE_SEALS (F_SEAL_SHRINK | F_SEAL_WRITE)
+
+/* A file of the daemon's, which nobody can cut or change any more. */
 static int map_code(int fd, uint64_t size, void **ret_data, struct fmha_error *err)
 {
+	int seals = fcntl(fd, F_GET_SEALS);
 	struct stat st;
 
 	*ret_data = MAP_FAILED;
-	if (size > 0 && fstat(fd, &st) == 0 && st.st_size >= 0 && (uint64_t)st.st_size >= size)
+	if (size > 0 && seals >= 0 && (seals & CODE_SEALS) == CODE_SEALS && fstat(fd, &st) == 0 &&
+	    st.st_size >= 0 && (uint64_t)st.st_size >= size)
 		*ret_data = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
 	(void)close(fd);
 	if (*ret_data != MAP_FAILED)

@@ -40,7 +40,7 @@ struct record_head {
 };
 
 struct fmha_local_pack {
-	const uint8_t *map;
+	uint8_t *data; /* read, not mapped: a file may be cut under a mapping */
 	size_t bytes;
 };
 
@@ -73,11 +73,11 @@ static bool next_record(const struct fmha_local_pack *pack, size_t *at, struct r
 
 	if (left < sizeof(head))
 		return false;
-	memcpy(&head, pack->map + *at, sizeof(head));
+	memcpy(&head, pack->data + *at, sizeof(head));
 	left -= sizeof(head);
 	if (head.bytes > left || (head.bytes + PACK_ALIGN - 1) / PACK_ALIGN * PACK_ALIGN > left)
 		return false;
-	*ret_record = (struct record){head.kind, head.bytes, pack->map + *at + sizeof(head)};
+	*ret_record = (struct record){head.kind, head.bytes, pack->data + *at + sizeof(head)};
 	*at += sizeof(head) + (head.bytes + PACK_ALIGN - 1) / PACK_ALIGN * PACK_ALIGN;
 	return true;
 }
@@ -90,57 +90,75 @@ static bool is_whole(const struct fmha_local_pack *pack)
 
 	if (pack->bytes < sizeof(head))
 		return false;
-	memcpy(&head, pack->map, sizeof(head));
+	memcpy(&head, pack->data, sizeof(head));
 	if (memcmp(head.magic, PACK_MAGIC, sizeof(head.magic)) != 0 ||
 	    head.bytes != pack->bytes - sizeof(head) ||
 	    head.backend[sizeof(head.backend) - 1] != '\0' ||
-	    head.sum != sum_of(0, pack->map + sizeof(head), pack->bytes - sizeof(head)))
+	    head.sum != sum_of(0, pack->data + sizeof(head), pack->bytes - sizeof(head)))
 		return false;
 	while (next_record(pack, &at, &record))
 		;
 	return at == pack->bytes;
 }
 
+/* All of the file. Return: 0 or a negative errno; EINVAL: no regular file. */
+static int read_file(int fd, struct fmha_local_pack *pack)
+{
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if (!S_ISREG(st.st_mode))
+		return -EINVAL;
+	pack->data = malloc(st.st_size > 0 ? (size_t)st.st_size : 1);
+	if (!pack->data)
+		return -ENOMEM;
+	while (pack->bytes < (size_t)st.st_size) {
+		ssize_t n = pread(fd, pack->data + pack->bytes, (size_t)st.st_size - pack->bytes,
+				  (off_t)pack->bytes);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		if (n == 0)
+			break; /* cut meanwhile: its sum will tell */
+		pack->bytes += (size_t)n;
+	}
+	return 0;
+}
+
 int fmha_local_open_pack(const char *path, struct fmha_local_pack **ret_pack,
 			 struct fmha_error *err)
 {
 	struct fmha_local_pack *pack;
-	struct stat st;
-	void *map = MAP_FAILED;
-	int fd;
+	int fd, r;
 
 	if (!path || !ret_pack)
 		return fmha_error_set(err, FMHA_EINVAL, "%s: an argument is NULL", __func__);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0 || fstat(fd, &st) < 0) {
-		int why = errno;
-
-		if (fd >= 0)
-			(void)close(fd);
-		return fmha_error_set(err, FMHA_EIO, "%.200s: %s", path, strerror(why));
-	}
-	if (st.st_size > 0)
-		map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-	(void)close(fd);
 	pack = calloc(1, sizeof(*pack));
-	if (pack && map != MAP_FAILED)
-		*pack = (struct fmha_local_pack){map, (size_t)st.st_size};
-	if (pack && map != MAP_FAILED && is_whole(pack)) {
+	if (!pack)
+		return fmha_error_set(err, FMHA_ENOMEM, "pack: out of memory");
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	r = fd < 0 ? -errno : read_file(fd, pack);
+	if (fd >= 0)
+		(void)close(fd);
+	if (r == 0 && is_whole(pack)) {
 		*ret_pack = pack;
 		return 0;
 	}
-	if (map != MAP_FAILED)
-		(void)munmap(map, (size_t)st.st_size);
-	free(pack);
-	return pack ? fmha_error_set(err, FMHA_EINVAL, "%.200s: not a pack of plans, or damaged",
-				     path)
-		    : fmha_error_set(err, FMHA_ENOMEM, "pack: out of memory");
+	(void)fmha_local_pack_free(pack);
+	if (r == -ENOMEM)
+		return fmha_error_set(err, FMHA_ENOMEM, "pack: out of memory");
+	if (r < 0 && r != -EINVAL)
+		return fmha_error_set(err, FMHA_EIO, "%.200s: %s", path, strerror(-r));
+	return fmha_error_set(err, FMHA_EINVAL, "%.200s: not a pack of plans, or damaged", path);
 }
 
 struct fmha_local_pack *fmha_local_pack_free(struct fmha_local_pack *pack)
 {
 	if (pack)
-		(void)munmap((void *)(uintptr_t)pack->map, pack->bytes);
+		free(pack->data);
 	free(pack);
 	return NULL;
 }
@@ -218,7 +236,7 @@ static int plan_from(struct fmha_local_pack *pack, const struct proto_buffer *re
 		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
 	r = decode_answer(&answer, result, err);
 	if (r == 0)
-		r = local_plan_make(((const struct pack_head *)pack->map)->backend, result,
+		r = local_plan_make(((const struct pack_head *)pack->data)->backend, result,
 				    fetch_from_pack, pack, ret_plan, err);
 	free(result);
 	return r;

@@ -130,7 +130,7 @@ static int layer_open(struct layer *layer, struct fmha_error *err)
 	if (fd < 0)
 		return fd;
 	if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
-		return pack_open(fd, layer->path, st.st_size, &layer->pack, err);
+		return pack_open(&fd, layer->path, st.st_size, &layer->pack, err);
 	if (!S_ISDIR(st.st_mode))
 		return fmha_error_set(err, FMHA_EINVAL, "cache %s: not a directory", layer->path);
 	layer->dir = fd;
@@ -326,7 +326,7 @@ int cache_load(struct cache *cache, const struct cache_key *key, struct cache_en
 	for (size_t i = 0; i < cache->n_layers; i++) {
 		const struct layer *layer = &cache->layers[i];
 
-		if (layer->pack.map && pack_load(&layer->pack, key, ret_entry) == 0)
+		if (layer->pack.index && pack_load(&layer->pack, key, ret_entry) == 0)
 			return 0;
 		if (layer->dir >= 0 && directory_load(layer->dir, key, ret_entry, NULL) == 0)
 			return 0;

@@ -415,7 +415,7 @@ int compile_run(const struct compile_config *config, const struct compile_reques
 	int r;
 
 	argv = helper_arguments(config, request, version, &words);
-	if (!entry || !argv || code < 0)
+	if (!entry || !argv || code < 0 || fchmod(code, 0600) < 0)
 		return fmha_error_set(err, FMHA_ENOMEM, "compile: out of memory");
 	r = helper_run(config, argv, code, &result, err);
 	if (r == 0)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 #include "pack.h"
 
-#include <errno.h>
 #include <nettle/sha2.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
+#include <files/files.h>
 #include <proto/error.h>
 
 #include "cleanup.h"
@@ -36,58 +36,64 @@ static int key_compare(const void *a, const void *b)
 
 int pack_load(const struct pack *pack, const struct cache_key *key, struct cache_entry **ret_entry)
 {
-	const uint8_t *index = pack->map + sizeof(struct pack_header);
-	struct pack_header header;
-	struct pack_index row;
-	const void *found;
+	const struct pack_index *row = bsearch(key->bytes, pack->index, pack->n_entries,
+					       sizeof(*pack->index), key_compare);
+	_cleanup_(freep) void *data = NULL;
 
-	memcpy(&header, pack->map, sizeof(header));
-	found = bsearch(key->bytes, index, header.n_entries, sizeof(row), key_compare);
-	if (!found)
+	if (!row || row->offset > pack->bytes || row->size > pack->bytes - row->offset)
 		return CACHE_MISS;
-	memcpy(&row, found, sizeof(row));
-	if (row.offset > pack->bytes || row.size > pack->bytes - row.offset)
+	data = malloc(row->size ? row->size : 1);
+	if (!data || files_read_at(pack->fd, data, row->size, (off_t)row->offset) < 0)
 		return CACHE_MISS;
-	return entry_parse(pack->map + row.offset, row.size, key, ret_entry);
+	return entry_parse(data, row->size, key, ret_entry);
 }
 
-static bool pack_sound(const uint8_t *map, size_t size)
+static bool header_sound(const struct pack_header *header, size_t bytes)
+{
+	return memcmp(header->magic, PACK_MAGIC, sizeof(header->magic)) == 0 &&
+	       header->n_entries <= (bytes - sizeof(*header)) / sizeof(struct pack_index);
+}
+
+static bool index_sound(const struct pack_header *header, const struct pack_index *index)
 {
 	uint8_t digest[SHA256_DIGEST_SIZE];
-	struct pack_header header;
 	struct sha256_ctx sha;
 
-	memcpy(&header, map, sizeof(header));
-	if (memcmp(header.magic, PACK_MAGIC, sizeof(header.magic)) != 0 ||
-	    header.n_entries > (size - sizeof(header)) / sizeof(struct pack_index))
-		return false;
 	sha256_init(&sha);
-	sha256_update(&sha, header.n_entries * sizeof(struct pack_index), map + sizeof(header));
+	sha256_update(&sha, header->n_entries * sizeof(*index), (const uint8_t *)index);
 	sha256_digest(&sha, sizeof(digest), digest);
-	return memcmp(digest, header.digest, sizeof(digest)) == 0;
+	return memcmp(digest, header->digest, sizeof(digest)) == 0;
 }
 
-int pack_open(int fd, const char *path, off_t size, struct pack *ret_pack, struct fmha_error *err)
+int pack_open(int *fd, const char *path, off_t size, struct pack *ret_pack, struct fmha_error *err)
 {
-	void *map;
+	_cleanup_(freep) struct pack_index *index = NULL;
+	struct pack_header header;
+	size_t bytes = (size_t)size;
 
-	if ((size_t)size < sizeof(struct pack_header))
+	if (bytes < sizeof(header) || files_read_at(*fd, &header, sizeof(header), 0) < 0 ||
+	    !header_sound(&header, bytes))
 		return fmha_error_set(err, FMHA_EIO, "%s: not a cache pack", path);
-	map = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, fd, 0);
-	if (map == MAP_FAILED)
-		return fmha_error_set(err, FMHA_EIO, "%s: %s", path, strerror(errno));
-	if (!pack_sound(map, (size_t)size)) {
-		(void)munmap(map, (size_t)size);
+	index = calloc(header.n_entries ? header.n_entries : 1, sizeof(*index));
+	if (!index)
+		return fmha_error_set(err, FMHA_ENOMEM, "%s: no memory for its index", path);
+	if (files_read_at(*fd, index, header.n_entries * sizeof(*index), sizeof(header)) < 0 ||
+	    !index_sound(&header, index))
 		return fmha_error_set(err, FMHA_EIO, "%s: not a cache pack, or damaged", path);
-	}
-	*ret_pack = (struct pack){.map = map, .bytes = (size_t)size};
+	*ret_pack = (struct pack){
+		.fd = *fd, .index = index, .n_entries = header.n_entries, .bytes = bytes};
+	*fd = -1;
+	index = NULL;
 	return 0;
 }
 
 void pack_close(struct pack *pack)
 {
-	if (pack->map)
-		(void)munmap((void *)pack->map, pack->bytes);
+	if (!pack->index)
+		return;
+	(void)close(pack->fd);
+	free(pack->index);
+	pack->index = NULL;
 }
 
 int pack_write(int dir, const struct cache_key *keys, size_t n, FILE *out)

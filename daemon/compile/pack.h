@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* pack.h: many cache entries in one file, to ship: a sorted index, then the entries as they are. */
+/*
+ * pack.h: many cache entries in one file, to ship: a sorted index, then the entries as they are. The file
+ * is read, never mapped: whoever it belongs to may cut it in place.
+ */
 #ifndef FMHAD_COMPILE_PACK_H
 #define FMHAD_COMPILE_PACK_H
 
@@ -8,13 +11,16 @@
 
 #include <compile/cache.h>
 
+struct pack_index;
+
 struct pack {
-	const uint8_t *map; /* NULL: not open */
-	size_t bytes;
+	int fd;
+	struct pack_index *index; /* NULL: not open */
+	size_t n_entries, bytes;
 };
 
-/* Return: 0, or FMHA_EIO: not a pack, or a damaged one. */
-int pack_open(int fd, const char *path, off_t size, struct pack *ret_pack, struct fmha_error *err);
+/* @fd: taken when it is a pack. Return: 0, FMHA_ENOMEM, or FMHA_EIO: not a pack, or a damaged one. */
+int pack_open(int *fd, const char *path, off_t size, struct pack *ret_pack, struct fmha_error *err);
 void pack_close(struct pack *pack);
 
 /* Return: 0 and an entry (given), or CACHE_MISS. */

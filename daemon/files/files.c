@@ -22,12 +22,12 @@ int files_open_beneath(int dir, const char *name, int flags, mode_t mode)
 	return (int)syscall(SYS_openat2, dir, name, &how, sizeof(how));
 }
 
-int files_read_all(int fd, void *data, size_t size)
+int files_read_at(int fd, void *data, size_t size, off_t offset)
 {
 	size_t done = 0;
 
 	while (done < size) {
-		ssize_t n = pread(fd, (char *)data + done, size - done, (off_t)done);
+		ssize_t n = pread(fd, (char *)data + done, size - done, offset + (off_t)done);
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -36,6 +36,11 @@ int files_read_all(int fd, void *data, size_t size)
 		done += (size_t)n;
 	}
 	return 0;
+}
+
+int files_read_all(int fd, void *data, size_t size)
+{
+	return files_read_at(fd, data, size, 0);
 }
 
 int files_write_all(int fd, const void *data, size_t size)

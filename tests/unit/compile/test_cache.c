@@ -633,6 +633,31 @@ static void never_trusts_a_damaged_pack(void **state)
 	free(data);
 }
 
+/* An administrator's `cp` over a pack that is in use: entries are missing, nobody dies. */
+static void outlives_a_pack_cut_in_place(void **state)
+{
+	struct fixture *f = *state;
+	struct cache_entry *entry = NULL;
+	struct cache *cache = NULL;
+	char pack[128];
+	const char *layers[] = {pack};
+	size_t size;
+
+	store(f);
+	(void)snprintf(pack, sizeof(pack), "%s/shipped.pack", f->root);
+	assert_int_equal(cache_pack(f->cache, pack, NULL), 1);
+	free(slurp(pack, &size));
+	assert_int_equal(open_cache(NULL, layers, 1, &cache, NULL), 0);
+	assert_int_equal(cache_load(cache, &f->key, &entry), 0);
+	(void)cache_entry_free(entry);
+	while (size > 0) {
+		size = size * 3 / 4;
+		assert_int_equal(truncate(pack, (off_t)size), 0);
+		assert_int_equal(cache_load(cache, &f->key, &entry), CACHE_MISS);
+	}
+	(void)cache_free(cache);
+}
+
 static int wait_for_lock(struct fixture *f)
 {
 	int lock = -1, r;
@@ -738,6 +763,7 @@ int main(void)
 		CACHE_TEST(reads_layers_and_packs),
 		CACHE_TEST(serves_nodes_while_one_fills_it),
 		CACHE_TEST(never_trusts_a_damaged_pack),
+		CACHE_TEST(outlives_a_pack_cut_in_place),
 		CACHE_TEST(lock_of_a_dead_holder_is_free),
 		CACHE_TEST(lock_excludes_other_processes),
 		cmocka_unit_test(keys_depend_on_where_parts_end),

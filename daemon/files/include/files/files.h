@@ -13,6 +13,9 @@ int files_open_beneath(int dir, const char *name, int flags, mode_t mode);
 /* From the file's start, wherever it was read before. Return: 0, or -1: shorter, or errno says. */
 int files_read_all(int fd, void *data, size_t size);
 
+/* The same from @offset. */
+int files_read_at(int fd, void *data, size_t size, off_t offset);
+
 /* @fd: a pipe, too. Return: 0, or -1 with errno. */
 int files_write_all(int fd, const void *data, size_t size);
 
