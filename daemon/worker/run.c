@@ -18,7 +18,6 @@
 #define TINY_NS             50000
 #define SLOW_UNTIL_NOT_TINY 4
 #define KEEP_FREE_REQUESTS  64
-#define TRIM_AFTER_MS       5000
 #define FENCE_TIMEOUT_MS    10000 /* of a run that names none */
 
 /* ---- requests ---- */
@@ -77,8 +76,7 @@ static void retire(struct request *request)
 	request_free(worker, request);
 	if (--worker->n_pending == 0) {
 		uv_timer_stop(&worker->tick);
-		if (worker->untrimmed)
-			uv_timer_start(&worker->trim, worker_on_trim, TRIM_AFTER_MS, 0);
+		worker_trim_soon(worker);
 		tuner_resume(worker->tuner);
 	}
 }

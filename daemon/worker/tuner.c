@@ -140,6 +140,8 @@ static void finish(struct tuner *tuner)
 	free(job->options);
 	free(job);
 	tuner->step = STEP_BEGIN;
+	/* Its tensors and scratch are the largest of an idle machine's. */
+	worker_trim_soon(tuner->worker);
 }
 
 /* ---- results ---- */

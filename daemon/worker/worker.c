@@ -163,7 +163,9 @@ static void open_alarm(struct worker *worker)
 	device_set_soon(worker->device, soon);
 }
 
-void worker_on_trim(uv_timer_t *timer)
+#define TRIM_AFTER_MS 5000
+
+static void on_trim(uv_timer_t *timer)
 {
 	struct worker *worker = timer->data;
 
@@ -175,6 +177,12 @@ void worker_on_trim(uv_timer_t *timer)
 	}
 	device_trim(worker->device);
 	malloc_trim(0);
+}
+
+void worker_trim_soon(struct worker *worker)
+{
+	if (worker->untrimmed)
+		uv_timer_start(&worker->trim, on_trim, TRIM_AFTER_MS, 0);
 }
 
 static void refill_run(struct offload *offload)

@@ -333,7 +333,7 @@ void worker_fail(struct worker *worker, const char *kernel, const struct fmha_er
  * the client that took it goes on to its first run, which the driver would make wait. */
 void worker_refill(struct worker *worker, uint32_t after_ms);
 
-/* Gives back what only speeds up the next launch. */
-void worker_on_trim(uv_timer_t *timer);
+/* Nothing runs any more: some time from now gives back what only speeds up the next launch. */
+void worker_trim_soon(struct worker *worker);
 
 #endif

@@ -676,3 +676,24 @@ def test_a_fitted_model_is_found_and_used(tmp_path):
     assert "us unsplit" in document["plan"]["split_why"]
     file.write_text(fit_model.model_text(arch, names, rows, [nodes]).replace('"flops"', '"flips"'))  # of another build's features
     assert choose()[1] == "formula"
+
+
+def test_what_measuring_took_is_given_back(make_daemon):
+    """Also when no client's run follows it."""
+    daemon = make_daemon()
+
+    def anonymous():
+        (worker,) = pathlib.Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split()
+        status = pathlib.Path(f"/proc/{worker}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
+
+    with daemon.device() as device:
+        device.ping()
+        before = anonymous()
+        sizes = {"batch": 4, "nhead_q": 8, "nhead_k": 8, "seqlen_q": 1024, "seqlen_k": 1024, "hdim_q": 64, "hdim_v": 64}
+        tensors = {role: {"buffer": 1, "offset": i << 24, "dtype": "f32"} for i, role in enumerate("qkvo")}
+        device.call("tune", {"problem": {**sizes, "tensors": tensors}, "again": True, "budget_ms": 200})
+        taken = anonymous() - before
+        assert taken > 16 << 10, "kB: measuring took no memory, so that nothing is shown"
+        # Tables of what was measured stay.
+        assert fmhad.until(lambda: anonymous() - before < 4 << 10), (before, taken, anonymous())
