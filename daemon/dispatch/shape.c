@@ -147,6 +147,31 @@ static void put_tensors(struct word *word, const struct fmha_problem *p)
 	}
 }
 
+/* Elements that are read again and again lie in caches: such times say nothing of other tensors. */
+static void put_repeats(struct word *word, const struct fmha_problem *p)
+{
+	static const struct {
+		enum fmha_tensor_role role;
+		const char *name;
+	} tensors[] = {{FMHA_T_Q, "q"}, {FMHA_T_K, "k"}, {FMHA_T_V, "v"}, {FMHA_T_DO, "do"}};
+	int64_t stride[5], extent[5];
+
+	for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
+		unsigned axes = 0;
+
+		if (!plan_present(p, tensors[i].role) ||
+		    (p->kv_layout == FMHA_KV_VECTORIZED && i > 0))
+			continue;
+		problem_strides(p, tensors[i].role, stride);
+		problem_extents(p, tensors[i].role, extent);
+		for (unsigned axis = 0; axis < 5; axis++)
+			if (stride[axis] == 0 && extent[axis] > 1)
+				axes |= 1u << axis;
+		if (axes)
+			put(word, "+0%s%x", tensors[i].name, axes);
+	}
+}
+
 static void put_options(struct word *word, const struct fmha_problem *p)
 {
 	put_number(word, "det", p->deterministic != 0);
@@ -195,6 +220,7 @@ static void shape_near(const struct fmha_problem *p, int rows, int keys, char *s
 	put_lengths(&word, p, rows, keys);
 	put_mask(&word, p);
 	put_tensors(&word, p);
+	put_repeats(&word, p);
 	put_options(&word, p);
 }
 

@@ -829,6 +829,15 @@ static void words_of_shapes_hold_what_matters(void **state)
 	p.n_splits = 3;
 	p.logits_soft_cap = 30;
 	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q1024ak1024a.tl-16,0,4+n3+cap1");
+	/* Elements that repeat are in a cache: no other problem's time. */
+	p = f.problem;
+	problem_strides(&p, FMHA_T_K, p.k.stride);
+	p.k.stride[1] = 0;
+	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q1024ak1024a.no+0k2");
+	p.batch = 1; /* nothing repeats along one */
+	problem_strides(&f.problem, FMHA_T_K, p.k.stride);
+	p.k.stride[0] = 0;
+	shape_is(&p, "f.b.bf16.h128x128.b1h16x4.q1024ak1024a.no");
 	/* Lengths go in steps of a quarter, and keep whether tiles come out even. */
 	p = f.problem;
 	p.seqlen_k = 1100;
