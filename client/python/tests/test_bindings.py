@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
 """The bindings alone, built from nothing but client/python, against an installed libfmha_client."""
 import os
+import pathlib
 import re
 import runpy
 import shutil
 import subprocess
 import sys
 
+import fmha
 import pytest
 from conftest import BUILD, ROOT
 
@@ -65,3 +67,26 @@ def test_bundled_libraries_bring_their_licences(installed, tmp_path, monkeypatch
     for name in bundled:
         assert "Copyright" in (tmp_path / "licenses" / name).read_text()
     assert "LESSER GENERAL PUBLIC LICENSE" in (tmp_path / "licenses/LGPL").read_text()
+
+
+def test_every_name_of_the_library_is_there():
+    """cffi finds out at the first use, which may be on another machine."""
+    names = set()
+    for path in pathlib.Path(fmha.__file__).parent.glob("*.py"):
+        names |= set(re.findall(r"\blib\.(FMHA_\w+|fmha_\w+)", path.read_text()))
+    assert len(names) > 40 and "FMHA_ANY_DEVICE" in names
+    assert [name for name in sorted(names) if not hasattr(fmha._lib.lib, name)] == []
+
+
+def test_a_machine_without_a_cpu_device():
+    program = """
+import numpy as np, fmha
+fmha.start(config={"devices": [{"backend": "fake"}]})
+x = np.ones((1, 4, 2, 32), np.float32)
+assert (fmha.attention(x, x, x) == 1).all()
+assert fmha.default_client().device().info.backend == "fake"
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120,
+                          env={**{k: v for k, v in os.environ.items() if k != "FMHAD_SOCKET"},
+                               "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.returncode == 0, done.stderr

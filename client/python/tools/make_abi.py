@@ -37,9 +37,9 @@ def constants(cc, include, headers):
     """The macros that are plain integers, as cffi's #define lines."""
     found = []
     for line in run(cc, include, ["-E", "-dM"], "".join(f"#include <{h}>\n" for h in headers)).splitlines():
-        plain = re.match(r"#define (FMHA_\w+) (\d+)U?$", line)
+        plain = re.match(r"#define (FMHA_\w+) (\d+U?|UINT32_MAX)$", line)
         if plain:
-            found.append(f"#define {plain.group(1)} {plain.group(2)}")
+            found.append(f"#define {plain.group(1)} {plain.group(2).rstrip('U').replace('UINT32_MAX', str(2**32 - 1))}")
     return "\n".join(sorted(found))
 
 
