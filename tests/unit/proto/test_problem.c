@@ -146,9 +146,15 @@ static void masks(void **state)
 	(void)state;
 	ACCEPTS(forward, p.mask = FMHA_MASK_BOTTOM_RIGHT, p.window_right = 0);
 	ACCEPTS(forward, p.mask = FMHA_MASK_TOP_LEFT, p.window_left = 7, p.sink_tokens = 4);
-	REFUSES(forward, "window_left", "window_left 3: of mask top_left or bottom_right, and mask is none", p.window_left = 3);
-	REFUSES(forward, "window_right", "window_right 0: of mask top_left or bottom_right, and mask is none", p.window_right = 0);
-	REFUSES(forward, "sink_tokens", "sink_tokens 2: of mask top_left or bottom_right, and mask is none", p.sink_tokens = 2);
+	REFUSES(forward, "window_left",
+		"window_left 3: of mask top_left or bottom_right, and mask is none",
+		p.window_left = 3);
+	REFUSES(forward, "window_right",
+		"window_right 0: of mask top_left or bottom_right, and mask is none",
+		p.window_right = 0);
+	REFUSES(forward, "sink_tokens",
+		"sink_tokens 2: of mask top_left or bottom_right, and mask is none",
+		p.sink_tokens = 2);
 }
 
 static void options_of_other_operations(void **state)

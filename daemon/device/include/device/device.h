@@ -65,8 +65,9 @@ struct device_memory {
 	uint64_t bytes; /* of the extent */
 	void *map;      /* backend: what to unmap */
 	uint64_t map_bytes;
-	struct memfd_pages *pages; /* made by device_memory_create(): they end with their last user */
-	uint32_t kind;             /* enum proto_memory_kind of the descriptor that goes out */
+	struct memfd_pages
+		*pages; /* made by device_memory_create(): they end with their last user */
+	uint32_t kind;  /* enum proto_memory_kind of the descriptor that goes out */
 	uint64_t allocation_bytes; /* PROTO_VMM_FD: behind the descriptor */
 };
 
