@@ -513,9 +513,10 @@ static void a_build_goes_on_for_those_who_stay(void **state)
 	forget(f, first);
 	submit_for(f, 3, "b", COMPILE_URGENT);
 	finish(f);
-	assert_string_equal(f->order, "ab");
+	/* In any order: a third user has a compiler beside the one that is busy. */
+	assert_true(strchr(f->order, 'a') && strchr(f->order, 'b'));
 	assert_null(f->waiters[second].job);
-	assert_int_equal(count_lines(f->runs), 2);
+	assert_int_equal(count_lines(f->runs), 2); /* neither was begun anew */
 }
 
 /* ---- locks ---- */
