@@ -264,7 +264,10 @@ def test_ten_thousand_sizes_grow_neither_side():
         return [session[n] for n in ("buffers", "memory_bytes", "plans", "events")], [len(fmha._run._kept.runs), *used_by(os.getpid())]
 
     (daemons, mine), (daemons_later, mine_later) = round_of(5000), round_of(5000)
-    assert daemons_later == daemons and daemons[0] <= 8 and daemons[2] <= 64
+    # A plan holds for a range of lengths: a range that few numbers are in may be drawn late.
+    assert max(daemons[2], daemons_later[2]) <= 64
+    del daemons[2], daemons_later[2]
+    assert daemons_later == daemons and daemons[0] <= 8
     assert max(mine[0], mine_later[0]) <= fmha._run.KEPT
     assert mine_later[1] <= mine[1] and mine_later[2] <= mine[2] + 8
 
