@@ -48,8 +48,8 @@ static bool may_vary(const struct plan *plan, int64_t unit)
 {
 	const struct fmha_problem *p = &plan->problem;
 
-	if (p->op != FMHA_FORWARD || p->mode != FMHA_BATCH || plan->n_stages == 0 ||
-	    p->seqlen_q > MOST_ROWS || p->seqlen_k < 2 || depends_on_length(p))
+	if (p->mode != FMHA_BATCH || plan->n_stages == 0 || p->seqlen_q > MOST_ROWS ||
+	    p->seqlen_k < 2 || depends_on_length(p))
 		return false;
 	/* The same bits each time, whatever lengths came before. */
 	if (p->deterministic || p->n_splits > 0 || p->split_size > 0)
@@ -75,10 +75,12 @@ static int64_t quarter_of_power(int64_t n)
 
 void lengths_choose(struct plan *plan)
 {
-	int64_t unit = ALIGNMENT / fmha_dtype_bytes(plan->problem.k.dtype);
-	int64_t n = plan->problem.seqlen_k, width = quarter_of_power(n), least, most;
+	int64_t unit, n = plan->problem.seqlen_k, width = quarter_of_power(n), least, most;
 
 	plan->keys = (struct plan_keys){0};
+	if (plan->problem.op != FMHA_FORWARD)
+		return; /* a merge has no keys, nor are they of a type */
+	unit = ALIGNMENT / fmha_dtype_bytes(plan->problem.k.dtype);
 	if (!may_vary(plan, unit))
 		return;
 	most = ceil_div(n, width) * width;
