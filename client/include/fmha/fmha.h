@@ -199,8 +199,9 @@ FMHA_API int fmha_device_ping(struct fmha_device *device, struct fmha_error *err
  * @ret_buffer:  given
  *
  * The preferred kind: both sides see it without a copy, and the death of either takes nothing from
- * the other. Contents start as zeros and survive a restart of the daemon. On a device whose memory
- * the CPU cannot map, fmha_buffer_data() is NULL.
+ * the other. Contents start as zeros and survive a restart of the daemon. Where a connection is lost
+ * that the worker outlives, it takes the pages back: the buffer cannot be used any more (FMHA_ENOENT),
+ * make it anew. On a device whose memory the CPU cannot map, fmha_buffer_data() is NULL.
  *
  * Return: 0, FMHA_EINVAL (size 0), FMHA_EIO (mapping failed), or any call.
  */
