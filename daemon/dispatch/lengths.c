@@ -15,19 +15,18 @@
 #define LEAST_WIDTH 64
 #define ALIGNMENT   LAUNCH_ALIGNMENT
 
-/* Integer tensors are checked against the number of keys; a bias has a column for each. */
-static bool depends_on_length(const struct fmha_problem *p)
+/* Of what the problem has, is K and V all that the number of keys changes? Integer tensors are checked
+ * against it, a bias has a column for each; a role that is not known here is taken for one of those. */
+static bool only_keys_grow(const struct fmha_problem *p)
 {
-	static const enum fmha_tensor_role roles[] = {
-		FMHA_T_BIAS,      FMHA_T_RANDVAL,   FMHA_T_SEQLEN_Q,    FMHA_T_SEQLEN_K,
-		FMHA_T_LEFTPAD_K, FMHA_T_K_DESCALE, FMHA_T_V_DESCALE,   FMHA_T_CACHE_BATCH_IDX,
-		FMHA_T_K_NEW,     FMHA_T_WORKSPACE, FMHA_T_BLOCK_TABLE, FMHA_T_KV_INDPTR,
-	};
+	const uint64_t known = 1ull << FMHA_T_Q | 1ull << FMHA_T_K | 1ull << FMHA_T_V |
+			       1ull << FMHA_T_O | 1ull << FMHA_T_LSE | 1ull << FMHA_T_SINK |
+			       1ull << FMHA_T_ALIBI_SLOPES | 1ull << FMHA_T_Q_DESCALE;
 
-	for (size_t i = 0; i < sizeof(roles) / sizeof(roles[0]); i++)
-		if (plan_present(p, roles[i]))
-			return true;
-	return false;
+	for (int role = 0; role < FMHA_N_TENSORS; role++)
+		if (!(known >> role & 1) && plan_present(p, (enum fmha_tensor_role)role))
+			return false;
+	return true;
 }
 
 /* Of a batch entry and of a head; rows do not move when there are more of them. */
@@ -49,7 +48,7 @@ static bool may_vary(const struct plan *plan, int64_t unit)
 	const struct fmha_problem *p = &plan->problem;
 
 	if (p->mode != FMHA_BATCH || plan->n_stages == 0 || p->seqlen_q > MOST_ROWS ||
-	    p->seqlen_k < 2 || depends_on_length(p))
+	    p->seqlen_k < 2 || !only_keys_grow(p))
 		return false;
 	/* The same bits each time, whatever lengths came before. */
 	if (p->deterministic || p->n_splits > 0 || p->split_size > 0)
