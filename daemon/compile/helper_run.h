@@ -5,10 +5,11 @@
 
 #include <compile/compile.h>
 
+/* Exit status: memory, files or processes lacked; the source is not judged. */
+#define HELPER_LACKED 4
+
 /* The helper's descriptor of the file that takes the code object, and its name there. A file
  * without a name: nothing is left of it, whoever is killed. */
-/* Exit status: memory, files or processes lacked; the source is not judged. */
-#define HELPER_LACKED    4
 #define HELPER_CODE_FD   3
 #define HELPER_CODE_PATH "/proc/self/fd/3"
 
