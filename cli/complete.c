@@ -38,13 +38,6 @@ static void print_lister(const struct cli_program *program, FILE *out)
 	(void)fprintf(out, "$(%s 2>/dev/null | sed \"s/ .*//\")", program->lister);
 }
 
-static const char *command_word(const struct cli_usage *usage)
-{
-	const char *space = strrchr(usage->name, ' ');
-
-	return space ? space + 1 : usage->name;
-}
-
 /* ---- bash ---- */
 
 /* @commands: offered besides; NULL: none */
@@ -60,7 +53,7 @@ static void bash_words(const struct cli_program *program, const struct cli_usage
 	if (kind_of(program, usage->operands) == VALUE_WORDS)
 		print_words(usage->operands, out);
 	for (; commands && *commands; commands++)
-		(void)fprintf(out, "%s ", command_word(*commands));
+		(void)fprintf(out, "%s ", cli_command_word(*commands));
 	(void)fputs("'\n", out);
 	if (kind_of(program, usage->operands) == VALUE_FILE)
 		(void)fputs("        files=1\n", out);
@@ -104,7 +97,7 @@ void cli_complete_bash(const struct cli_program *program, FILE *out)
 			    out);
 		for (size_t i = 0; program->commands[i]; i++)
 			(void)fprintf(out, "        %s%s", i ? "| " : "",
-				      command_word(program->commands[i]));
+				      cli_command_word(program->commands[i]));
 		(void)fputs(") command=${COMP_WORDS[i]}; break ;;\n"
 			    "        esac\n"
 			    "    done\n",
@@ -112,7 +105,7 @@ void cli_complete_bash(const struct cli_program *program, FILE *out)
 	}
 	(void)fputs("    case $command in\n", out);
 	for (size_t i = 0; program->commands && program->commands[i]; i++) {
-		(void)fprintf(out, "    %s)\n        ", command_word(program->commands[i]));
+		(void)fprintf(out, "    %s)\n        ", cli_command_word(program->commands[i]));
 		bash_words(program, program->commands[i], NULL, out);
 		(void)fputs("        ;;\n", out);
 	}
@@ -204,7 +197,7 @@ void cli_complete_zsh(const struct cli_program *program, FILE *out)
 		    "    local -a commands=(\n",
 		    out);
 	for (size_t i = 0; program->commands[i]; i++) {
-		(void)fprintf(out, "        '%s:", command_word(program->commands[i]));
+		(void)fprintf(out, "        '%s:", cli_command_word(program->commands[i]));
 		zsh_escaped(program->commands[i]->brief, out);
 		(void)fputs("'\n", out);
 	}
@@ -220,7 +213,7 @@ void cli_complete_zsh(const struct cli_program *program, FILE *out)
 		    "    case $command in\n",
 		    out);
 	for (size_t i = 0; program->commands[i]; i++) {
-		(void)fprintf(out, "    %s)\n        ", command_word(program->commands[i]));
+		(void)fprintf(out, "    %s)\n        ", cli_command_word(program->commands[i]));
 		zsh_arguments(program, program->commands[i], out);
 		(void)fputs("        ;;\n", out);
 	}
@@ -280,7 +273,7 @@ static void fish_options(const struct cli_program *program, const struct cli_usa
 	while ((option = cli_each_option(usage, &cursor))) {
 		(void)fprintf(out, "complete -c %s", program->usage->name);
 		if (condition)
-			(void)fprintf(out, " -n '%s %s'", condition, command_word(usage));
+			(void)fprintf(out, " -n '%s %s'", condition, cli_command_word(usage));
 		if (cli_has_short(usage, option))
 			(void)fprintf(out, " -s %c", option->id);
 		(void)fprintf(out, " -l %s", option->name);
@@ -292,7 +285,7 @@ static void fish_options(const struct cli_program *program, const struct cli_usa
 	if (!usage->operands)
 		return;
 	(void)fprintf(out, "complete -c %s -n '%s %s'", program->usage->name,
-		      condition ? condition : "true", command_word(usage));
+		      condition ? condition : "true", cli_command_word(usage));
 	fish_value(program, usage->operands, out);
 	(void)fputc('\n', out);
 }
@@ -309,7 +302,7 @@ void cli_complete_fish(const struct cli_program *program, FILE *out)
 	(void)fprintf(out, "complete -c %s -f\n", name);
 	for (size_t i = 0; program->commands[i]; i++) {
 		(void)fprintf(out, "complete -c %s -n __fish_use_subcommand -a %s -d ", name,
-			      command_word(program->commands[i]));
+			      cli_command_word(program->commands[i]));
 		fish_quoted(program->commands[i]->brief, out);
 		(void)fputc('\n', out);
 		fish_options(program, program->commands[i], "__fish_seen_subcommand_from", out);

@@ -33,6 +33,13 @@ const struct cli_option *cli_each_option(const struct cli_usage *usage, struct c
 }
 
 /* A name of one letter takes it from the short forms. */
+const char *cli_command_word(const struct cli_usage *usage)
+{
+	const char *space = strrchr(usage->name, ' ');
+
+	return space ? space + 1 : usage->name;
+}
+
 bool cli_has_short(const struct cli_usage *usage, const struct cli_option *option)
 {
 	const struct cli_option *other;

@@ -99,13 +99,6 @@ static void print_synopsis(const struct cli_usage *usage, FILE *out)
 	(void)fputs(".fi\n", out);
 }
 
-static const char *command_word(const struct cli_usage *usage)
-{
-	const char *space = strrchr(usage->name, ' ');
-
-	return space ? space + 1 : usage->name;
-}
-
 /* Options that have been described, by their names: "and --a, --b as of ping". */
 static void print_known(const struct cli_option *table, const struct cli_usage *first,
 			const struct cli_program *program, FILE *out)
@@ -119,13 +112,13 @@ static void print_known(const struct cli_option *table, const struct cli_usage *
 	if (first == program->usage)
 		(void)fputs(": see OPTIONS.\n", out);
 	else
-		(void)fprintf(out, ": as of \\fB%s\\fR.\n", command_word(first));
+		(void)fprintf(out, ": as of \\fB%s\\fR.\n", cli_command_word(first));
 }
 
 static void print_command(const struct cli_program *program, const struct cli_usage *usage,
 			  FILE *out)
 {
-	(void)fprintf(out, ".SS %s\n", command_word(usage));
+	(void)fprintf(out, ".SS %s\n", cli_command_word(usage));
 	print_synopsis(usage, out);
 	(void)fputs(".PP\n", out);
 	cli_print_roff(usage->text, out);

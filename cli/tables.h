@@ -19,6 +19,9 @@ const struct cli_option *cli_each_option(const struct cli_usage *usage, struct c
 
 bool cli_has_short(const struct cli_usage *usage, const struct cli_option *option);
 
+/* "ping" of "fmhactl ping". */
+const char *cli_command_word(const struct cli_usage *usage);
+
 /* complete.c */
 void cli_complete_bash(const struct cli_program *program, FILE *out);
 void cli_complete_zsh(const struct cli_program *program, FILE *out);
