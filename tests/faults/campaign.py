@@ -493,11 +493,7 @@ class Campaign:
             self.lives_of("stop", self.end, ("front", "worker"), ends)
 
     def print_counts(self):
-        print(f"{'faults tried':14}" + "".join(f"{c:>9}" for c in page.CLASSES) + f"{'all':>9}")
-        for kind in page.KINDS:
-            row = [self.counts[kind, c] for c in page.CLASSES]
-            if sum(row):
-                print(f"{kind:14}" + "".join(f"{n:9}" for n in row) + f"{sum(row):9}")
+        page.print_counts(self.counts)
         for (kind, function), n in sorted(self.deaths.items()):
             print(f"forced deaths: {kind}, {function}(): {n}")
         print(f"{len(self.wrong)} wrong", flush=True)

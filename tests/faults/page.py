@@ -112,3 +112,12 @@ class Faults:
 
     def __getitem__(self, kind):
         return self.sides[kind]
+
+
+def print_counts(counts):
+    """The faults that were tried, by kind of process and class."""
+    print(f"{'faults tried':14}" + "".join(f"{c:>9}" for c in CLASSES) + f"{'all':>9}")
+    for kind in KINDS:
+        row = [counts[kind, c] for c in CLASSES]
+        if sum(row):
+            print(f"{kind:14}" + "".join(f"{n:9}" for n in row) + f"{sum(row):9}")

@@ -218,11 +218,7 @@ class Programs:
                     self.counts["helper", class_] += 1
 
     def print_counts(self):
-        print(f"{'faults tried':14}" + "".join(f"{c:>9}" for c in page.CLASSES) + f"{'all':>9}")
-        for kind in page.KINDS:
-            row = [self.counts[kind, c] for c in page.CLASSES]
-            if sum(row):
-                print(f"{kind:14}" + "".join(f"{n:9}" for n in row) + f"{sum(row):9}")
+        page.print_counts(self.counts)
         print(f"{self.n_wrong} wrong", flush=True)
 
 

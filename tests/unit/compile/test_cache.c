@@ -607,6 +607,14 @@ static void serves_nodes_while_one_fills_it(void **state)
 			 KERNELS); /* nobody adds or removes one */
 }
 
+/* Stores the entry, and makes a pack of it. */
+static void ship(struct fixture *f, char pack[128])
+{
+	store(f);
+	(void)snprintf(pack, 128, "%s/shipped.pack", f->root);
+	assert_int_equal(cache_pack(f->cache, pack, NULL), 1);
+}
+
 static void never_trusts_a_damaged_pack(void **state)
 {
 	struct fixture *f = *state;
@@ -614,9 +622,7 @@ static void never_trusts_a_damaged_pack(void **state)
 	const char *layers[] = {pack};
 	size_t size;
 
-	store(f);
-	(void)snprintf(pack, sizeof(pack), "%s/shipped.pack", f->root);
-	assert_int_equal(cache_pack(f->cache, pack, NULL), 1);
+	ship(f, pack);
 	char *data = slurp(pack, &size);
 	for (size_t byte = 0; byte < size; byte++) {
 		struct cache_entry *entry = NULL;
@@ -643,9 +649,7 @@ static void outlives_a_pack_cut_in_place(void **state)
 	const char *layers[] = {pack};
 	size_t size;
 
-	store(f);
-	(void)snprintf(pack, sizeof(pack), "%s/shipped.pack", f->root);
-	assert_int_equal(cache_pack(f->cache, pack, NULL), 1);
+	ship(f, pack);
 	free(slurp(pack, &size));
 	assert_int_equal(open_cache(NULL, layers, 1, &cache, NULL), 0);
 	assert_int_equal(cache_load(cache, &f->key, &entry), 0);
