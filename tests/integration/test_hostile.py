@@ -95,7 +95,7 @@ def nobody_else_suffers(daemon, bystanders):
     yield
     bystanders.ping()
     assert [daemon.pid, *daemon.children()] == pids, daemon.log()
-    assert until(lambda: daemon.fd_counts() == before), (daemon.fd_counts(), before)
+    assert daemon.has_no_more_than(before), (daemon.fd_counts(), before)
     # CPU time, with sanitizers too: far below what a person notices.
     assert bystanders.slowest < 1.0
 
@@ -960,7 +960,7 @@ def test_connect_storm(bystanders):
             for sock in socks:
                 sock.close()
             early.ping()
-            assert until(lambda: small.fd_counts() == before), (small.fd_counts(), before)
+            assert small.has_no_more_than(before), (small.fd_counts(), before)
             for _ in range(50):  # and there is room again
                 with small.client() as client:
                     client.ping()

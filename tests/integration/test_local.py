@@ -531,17 +531,6 @@ def test_plans_outlive_the_daemon(make_gpu, library, cuda):  # noqa: F811
     device.close()
 
 
-def open_files(pid):
-    """What its descriptors are, without the numbers of sockets."""
-    found = []
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            found.append(re.sub(r"\d+", "", os.readlink(f"/proc/{pid}/fd/{number}")))
-        except FileNotFoundError:  # the listing's own
-            pass
-    return sorted(found)
-
-
 @pytest.mark.parametrize("victim", ["worker", "front"])
 def test_a_death_during_a_build_is_told(make_gpu, library, compiler, victim):  # noqa: F811
     compiler.does("sleep 2; printf 'stub code' >\"$5\"")
@@ -564,17 +553,18 @@ def test_nothing_is_left_of_a_client(gpu, library, cuda):
     tensors = forward_tensors()
     first = library.open(gpu.socket, 0)
     first.plan(problem(), addresses(tensors)).free()
-    worker, mine, modules = open_files(gpu.worker_pid()), open_files("self"), cuda.cuda_stub_modules()
+    worker = gpu.worker_pid()
+    before, mine, modules = fmhad.open_files(worker), fmhad.open_files("self"), cuda.cuda_stub_modules()
     for _ in range(5):
         first.plan(problem(), addresses(tensors)).free()
-    assert open_files("self") == mine and cuda.cuda_stub_modules() == modules
+    assert fmhad.open_files("self") == mine and cuda.cuda_stub_modules() == modules
     pid = os.fork()
     if pid == 0:
         other = library.open(gpu.socket, 0)
         other.plan(problem(), addresses(tensors))
         kill(os.getpid())
     os.waitpid(pid, 0)
-    assert fmhad.until(lambda: open_files(gpu.worker_pid()) == worker)
+    assert fmhad.until(lambda: not fmhad.open_files(worker) - before)
     first.close()
 
 
@@ -597,8 +587,7 @@ def test_a_client_that_is_killed_leaves_nothing(gpu, library, compiler, phase): 
     first = library.open(gpu.socket, 0)
     first.plan(problem(), addresses(tensors)).free()
     built, worker = compiler.count(), gpu.worker_pid()
-    time.sleep(0.3)  # whoever asked for the worker is gone
-    before = [open_files(pid) for pid in (gpu.pid, worker)]
+    before = gpu.settled_fds()
 
     def raw_client(die):
         raw = gpu.device().__enter__()
@@ -625,7 +614,7 @@ def test_a_client_that_is_killed_leaves_nothing(gpu, library, compiler, phase): 
 
     in_a_child_that_is_killed(raw_client if phase in ("a build", "its code") else client)
     os.kill(worker, signal.SIGCONT)
-    assert fmhad.until(lambda: [open_files(pid) for pid in (gpu.pid, worker)] == before)
+    assert gpu.has_no_more_than(before), (gpu.fd_counts(), before)
     compiler.does("printf 'stub code' >\"$5\"")
     first.plan(problem(), addresses(tensors)).free()
     assert compiler.count() <= built + 1
@@ -638,7 +627,7 @@ def test_a_death_between_a_plan_and_its_code_is_mended(make_gpu, library, cuda, 
     daemon, tensors = make_gpu(), forward_tensors()
     with daemon.device() as raw:
         code = raw.call("local_plan", {"problem": wire_problem()})["launches"][0]["code"]
-    modules, mine = cuda.cuda_stub_modules(), open_files("self")
+    modules, mine = cuda.cuda_stub_modules(), fmhad.open_files("self")
     device = library.open(daemon.socket, 0, timeout_ms=8000)
     worker = daemon.worker_pid()
     kill(worker if victim == "worker" else daemon.pid)
@@ -661,7 +650,7 @@ def test_a_death_between_a_plan_and_its_code_is_mended(make_gpu, library, cuda, 
         plan.run(addresses(tensors))
         plan.free()
     device.close()
-    assert cuda.cuda_stub_modules() == modules and open_files("self") == mine
+    assert cuda.cuda_stub_modules() == modules and fmhad.open_files("self") == mine
 
 
 def test_counts_go_on_with_the_next_worker(make_gpu, library):  # noqa: F811
@@ -690,11 +679,11 @@ def test_code_is_kept_once(make_gpu):  # noqa: F811
         code = raw.call("local_plan", {"problem": wire_problem()})["launches"][0]["code"]
         state = gpu.status()["devices"][0]["worker"]["code"]
         assert state["kernels"] == 2 and state["bytes"] == 2 * len("stub code")
-        before = open_files(worker)
+        before = fmhad.open_files(worker)
         for number in [raw.submit("code", {"hash": code}) for _ in range(60)]:
             _, (fd,) = raw.wait(number)
             os.close(fd)
-        assert fmhad.until(lambda: open_files(worker) == before)
+        assert fmhad.until(lambda: not fmhad.open_files(worker) - before)
         assert gpu.status()["devices"][0]["worker"]["code"] == state
 
 

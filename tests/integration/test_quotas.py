@@ -13,7 +13,7 @@ import fmha_wire
 import fmhad
 import pytest
 from fmhad import connects, finish, start
-from test_supervision import no_more, prepare, status
+from test_supervision import prepare, status
 
 
 def test_connections_per_user(make_daemon):
@@ -39,7 +39,7 @@ def test_connection_storm_of_one_user_leaves_others_alone(daemon):
         pytest.skip(fmhad.NO_OTHER_USERS)
     os.chmod(daemon.socket, 0o666)
     os.chmod(daemon.directory, 0o755)
-    fds = daemon.fd_counts()
+    fds = daemon.settled_fds()
     storm = subprocess.Popen(
         [sys.executable, "-c",
          "import socket, sys\n"
@@ -60,7 +60,7 @@ def test_connection_storm_of_one_user_leaves_others_alone(daemon):
     times.sort()
     # Who waits for the storm's end is answered once.
     assert len(times) > 50 and times[len(times) // 2] < sum(times) / 10, (len(times), times[-5:])
-    assert fmhad.until(lambda: no_more(daemon.fd_counts(), fds))
+    assert daemon.has_no_more_than(fds)
     with daemon.client() as client:
         front = status(client)["front"]
         assert front["limits"]["connections_per_uid"]["hits"] > 1000

@@ -274,11 +274,6 @@ class Healthy(threading.Thread):
             self.error = error
 
 
-def no_more(now, before):
-    """Counts of the front and its workers; the ones before may include a connection being closed."""
-    return len(now) == len(before) and all(a <= b for a, b in zip(now, before))
-
-
 def maps(pids):
     return [sum(1 for _ in open(f"/proc/{pid}/maps", encoding="ascii")) for pid in pids]
 
@@ -292,7 +287,7 @@ def test_killed_clients_harm_nobody(daemon):
     with daemon.device() as device:  # so that everything is allocated once
         device.forward(*tensors())
     pids = [daemon.pid, *daemon.children()]
-    fds = daemon.fd_counts()
+    fds = daemon.settled_fds()
     healthy = [Healthy(daemon, seed) for seed in range(4)]
     for thread in healthy:
         thread.start()
@@ -304,7 +299,7 @@ def test_killed_clients_harm_nobody(daemon):
         assert thread.error is None
         assert thread.runs > 0
     assert [daemon.pid, *daemon.children()] == pids
-    assert fmhad.until(lambda: no_more(daemon.fd_counts(), fds)), (daemon.fd_counts(), fds)
+    assert daemon.has_no_more_than(fds), (daemon.fd_counts(), fds)
     with daemon.client() as client:
         worker = status(client)["devices"][0]["worker"]
         assert worker["sessions"] == []
@@ -322,12 +317,11 @@ def test_thousand_connections_leave_nothing_behind(daemon):
 
     for _ in range(50):
         cycle()
-    time.sleep(0.1)
     pids = [daemon.pid, *daemon.children()]
-    before = daemon.fd_counts(), maps(pids), daemon.rss_kib()
+    before = daemon.settled_fds(), maps(pids), daemon.rss_kib()
     for _ in range(1000):
         cycle()
-    assert fmhad.until(lambda: no_more(daemon.fd_counts(), before[0]))
-    assert no_more(maps(pids), before[1])
+    assert daemon.has_no_more_than(before[0])
+    assert all(now <= then for now, then in zip(maps(pids), before[1]))
     for now, then in zip(daemon.rss_kib(), before[2]):
         assert now - then < 512, (now, then)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """A private fmhad in a temporary directory, for integration tests, and what one may ask of it."""
+import collections
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -38,6 +40,17 @@ def until(condition, timeout=60.0, pause=0.005):
         if result or time.monotonic() > deadline:
             return result
         time.sleep(pause)
+
+
+def open_files(pid):
+    """What a process's descriptors are, without the numbers of sockets, and how many of each."""
+    found = collections.Counter()
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found[re.sub(r"\d+", "", os.readlink(f"/proc/{pid}/fd/{number}"))] += 1
+        except FileNotFoundError:  # the listing's own, or closed meanwhile
+            pass
+    return found
 
 
 def loop_seconds(pid):
@@ -220,7 +233,24 @@ class Daemon:
 
     def fd_counts(self):
         """Open descriptors of the front and of each worker."""
-        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in [self.pid, *self.children()]]
+        return [open_files(pid).total() for pid in [self.pid, *self.children()]]
+
+    def settled_fds(self):
+        """Counts that stay for a moment: connections are closed by the daemon's loops, soon after their clients."""
+        counts = None
+        while counts != (counts := self.fd_counts()):
+            time.sleep(0.1)
+        return counts
+
+    def has_no_more_than(self, fds):
+        """Whether the daemon comes back to so many descriptors. Fewer are as good: on a busy machine even settled counts
+        may include a connection that was being closed."""
+
+        def back():
+            now = self.fd_counts()
+            return len(now) == len(fds) and all(a <= b for a, b in zip(now, fds))
+
+        return until(back)
 
     def rss_kib(self):
         """Resident memory of the front and of each worker."""
