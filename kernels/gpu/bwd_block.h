@@ -70,7 +70,8 @@ template <class C> struct BackwardPlace {
 		return BiasView::make<Element>(t, a.bias_dtype, seq, head);
 	}
 
-	/* -LSE in powers of two, such that exp2(score * unit + this) = P; -inf where P must be 0. */
+	/* -LSE in powers of two, such that exp2(score * unit + this) = P; -inf where P must be 0, or cannot be told from what
+	 * float32 keeps of a LSE beside a huge maximum (base.h). */
 	METHOD float lse_of(i32 i) const
 	{
 		if (i >= seq.n_q)
@@ -79,7 +80,7 @@ template <class C> struct BackwardPlace {
 	}
 	METHOD static float exponent_of(float lse)
 	{
-		return lse == minus_infinity() ? lse : -lse * FMHA_LOG2_E;
+		return magnitude_of(lse) >= 1e30f ? minus_infinity() : -lse * FMHA_LOG2_E;
 	}
 
 	METHOD float d_of(i32 i) const

@@ -37,7 +37,7 @@ template <class C> struct Forward {
 	static const bool V_TRAVELS = Core::template held_registers<VTile>() <= MOST_HELD;
 	/* PARKED: the band, which few tiles need whole, and the softmax's numbers wait in LDS. */
 	typedef ParkedRows<Core, TM, C::THREADS> Parked;
-	typedef Softmax<Core, TM, (TM > 1 && C::HDIM_V > 64)> Rule;
+	typedef Softmax<Core, TM, (TM > 1 && C::HDIM_V > 64), C::BIAS == BIAS_MATRIX> Rule;
 	static const bool BAND_PARKED = C::PARKED && C::MASK;
 	static const int Q_AT = 0, K_AT = QTile::BYTES, V_AT = K_AT + KTile::BYTES;
 	static const int BAND_AT = V_AT + VTile::BYTES, ROWS_AT = BAND_AT + (C::PARKED ? LDS_BAND : 0);

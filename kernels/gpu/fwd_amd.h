@@ -41,7 +41,7 @@ template <class Base> struct Forward {
 	typedef RegTile<Core, 1, TN> Scores;
 	typedef StagedBias<C, false, C::TILE_N> Bias;
 	typedef SlabWeights<typename Core::Type> Weights;
-	typedef SlabSoftmax<Core, Weights> Rule;
+	typedef SlabSoftmax<Core, Weights, C::BIAS == BIAS_MATRIX> Rule;
 	static const int V_AT = KeyTile::BYTES, STAGE_BYTES = V_AT + ValueTile::BYTES;
 	static_assert(lds_amd(C::cut(C::TILE_M, C::TILE_N), SLAB_ELEMENT) <= C::LDS_BYTES, "the host asks lds.h, too");
 	static_assert(2 * STAGE_BYTES <= C::LDS_BYTES, "two stages");

@@ -56,7 +56,7 @@ template <class Base> struct Forward {
 
 	typedef RegTile<Core, TM, RUNS> Scores;
 	typedef ForwardScores<C, TM, RUNS> Steps;
-	typedef Softmax<Core, TM, true> Rule;
+	typedef Softmax<Core, TM, true, C::BIAS == BIAS_MATRIX> Rule;
 
 	/*
 	 * Which dimensions of V line l of the operands holds: as many neighbours as a load brings of each slice of 16 times as
@@ -514,16 +514,21 @@ template <class Base> struct Forward {
 	};
 	METHOD bool weigh_share(Scores &s, RowVector<Core, TM> *ret_factor, RowVector<Core, TM> *ret_unit)
 	{
-		typedef Softmax<Core, TM, false, ShareUnit> Own;
+		typedef Softmax<Core, TM, false, C::BIAS == BIAS_MATRIX, ShareUnit> Own;
 		const float unit = modifiers.unit;
 		SoftmaxRows<Core, TM> own;
-		bool higher = false;
+		bool higher = false, huge = false;
 
 		own.init();
 		UNROLL
 		for (int m = 0; m < TM; m++) {
 			own.m(m, 0) = Own::highest(s, m, 0, minus_infinity());
 			higher = higher || own.m(m, 0) * unit > rows.m(m, 0) * unit + Rule::LAG;
+			huge = huge || (C::BIAS == BIAS_MATRIX && is_huge(own.m(m, 0)));
+		}
+		if (C::BIAS == BIAS_MATRIX && any_of_wave(huge)) {
+			Own::limit(s, own.maximum);
+			higher = true;
 		}
 		higher = any_of_wave(higher);
 		UNROLL

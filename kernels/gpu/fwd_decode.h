@@ -42,7 +42,7 @@ template <class C, bool FACTORS> struct Decode {
 	typedef typename Core::template Tile<SHARE, C::HDIM_V * BYTES / 2, TEAM, false, true> VTile;
 	typedef RegTile<Core, TM, TN> Scores;
 	typedef ForwardScores<C, TM, TN> Steps;
-	typedef Softmax<Core, TM, (TM > 1 && C::HDIM_V > 64)> Rule;
+	typedef Softmax<Core, TM, (TM > 1 && C::HDIM_V > 64), C::BIAS == BIAS_MATRIX> Rule;
 	static const int STAGES = C::BUFFERS, STAGE = KTile::BYTES + VTile::BYTES;
 	static_assert(C::WAVES_N * STAGE == lds_decode_stage(C::cut(C::TILE_M, C::TILE_N), BYTES), "as lds.h says");
 	static_assert(lds_decode(C::cut(C::TILE_M, C::TILE_N), STAGES, BYTES) <= C::LDS_BYTES, "the host asks lds.h, too");

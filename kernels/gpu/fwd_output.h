@@ -13,7 +13,7 @@ template <class C, int TM> struct ForwardOutput {
 	typedef typename C::Core Core;
 	static const int TD = C::HDIM_V / 16;
 	static const int STAGE_STRIDE = lds_stage_stride(C::HDIM_V);
-	typedef Softmax<Core, TM, false> Rule;
+	typedef Softmax<Core, TM, false, false> Rule;
 
 	const ForwardBlock<C> &block;
 	RegTile<Core, TM, TD> &o;

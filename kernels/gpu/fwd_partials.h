@@ -12,7 +12,7 @@
 /* STRIDE: floats between rows of O; ROWS: that meet at once. */
 template <class C, int PARTS, int STRIDE, int ROWS = C::TILE_M> struct PartialRows {
 	static const int STATS_AT = ROWS * STRIDE, FLOATS = STATS_AT + 2 * ROWS; /* of a part */
-	typedef Softmax<typename C::Core, 1, false> Rule;
+	typedef Softmax<typename C::Core, 1, false, false> Rule;
 
 	/* Four neighbours of a row. */
 	struct Slot {

@@ -50,9 +50,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	typedef typename Values::Weights Weights;
 	typedef ForwardScores<C, 1, TN> Steps;
 	static const int SHIFT = Values::Unit::SHIFT;
-	typedef Softmax<Core, 1, true, typename Values::Unit> Rule;
+		static const bool HAS_BIAS = C::BIAS == BIAS_MATRIX;
+	typedef Softmax<Core, 1, true, HAS_BIAS, typename Values::Unit> Rule;
 	static const int ELEMENT = sizeof(typename Element::Storage), BOX = SLAB_WIDTH / ELEMENT;
-	static const bool HAS_BIAS = C::BIAS == BIAS_MATRIX;
 	static const int GROUP_THREADS = 128, GROUPS = C::WAVES_M / 4, STAGES = LDS_WGMMA_STAGES;
 	static const int THREADS = C::THREADS + GROUP_THREADS;
 
@@ -436,7 +436,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			modifiers.scale *= this->factor(a.q_descale, head) * this->factor(a.k_descale, head_k);
 			o_scale *= this->factor(a.v_descale, head_k);
 		}
-		bool folds = !C::SOFTCAP && modifiers.scale > 0;
+		bool folds = !C::SOFTCAP && !HAS_BIAS && modifiers.scale > 0;
 
 		modifiers.unit = folds ? modifiers.scale * FMHA_LOG2_E : FMHA_LOG2_E;
 		logit = folds ? 1.0f / modifiers.scale : 1.0f;
@@ -449,7 +449,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	{
 		if (C::SOFTCAP)
 			cap(s);
-		else if (!(modifiers.scale > 0))
+		else if (!HAS_BIAS && !(modifiers.scale > 0))
 			UNROLL
 			for (int n = 0; n < TN; n++)
 				UNROLL
@@ -535,6 +535,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	{
 		i32 lane = lane_id(), row = a.bias.stride_seq ? wave_m * 16 + lane % 16 : 0;
 		u32 at = bias_tile(stage) + row * SLAB_WIDTH;
+		const float scale = C::SOFTCAP ? 1.0f : modifiers.scale; /* of what was capped, or a raw product */
 
 		UNROLL
 		for (int n = 0; n < TN; n++) {
@@ -543,8 +544,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 			UNROLL
 			for (int i = 0; i < 4; i++) {
-				s.t[0][n].x[2 * i] += Element::to_float((u16)x.r[i]) * logit;
-				s.t[0][n].x[2 * i + 1] += Element::to_float((u16)(x.r[i] >> 16)) * logit;
+				s.t[0][n].x[2 * i] = s.t[0][n].x[2 * i] * scale + Element::to_float((u16)x.r[i]);
+				s.t[0][n].x[2 * i + 1] = s.t[0][n].x[2 * i + 1] * scale + Element::to_float((u16)(x.r[i] >> 16));
 			}
 		}
 	}

@@ -164,6 +164,20 @@ template <class Core, bool TRANSPOSED> struct DropoutTile {
 	}
 };
 
+/*
+ * Finite scores from here on would be infinite in powers of two, and a row of nothing else masked, or NaN: they count as
+ * this. It is a power of two, so that its product with log2(e) is exact, and less itself 0 however that is contracted.
+ */
+#define HUGE_SCORE 1.70141183e38f
+
+DEV bool is_huge(float x)
+{
+	float size = magnitude_of(x);
+
+	return size >= HUGE_SCORE && size < -minus_infinity();
+}
+DEV float limited(float x) { return is_huge(x) ? (x < 0.0f ? -HUGE_SCORE : HUGE_SCORE) : x; }
+
 /* A bias, or its gradient, of one sequence from head `head` on: strides in bytes. */
 struct BiasView {
 	char *base;
@@ -210,14 +224,6 @@ template <class C> struct BiasRow {
 		return b;
 	}
 
-	/* The largest finite numbers would be infinite in powers of two, and a row of nothing else masked: they count as less. */
-	METHOD static float limited(float x)
-	{
-		const float most = 2.2e38f, finite = 3.402823466e38f;
-		float magnitude = magnitude_of(x);
-
-		return magnitude > most && magnitude <= finite ? (x < 0.0f ? -most : most) : x;
-	}
 	METHOD static bool is_wide(i32 dtype) { return ELEMENT_BYTES == 4 || dtype == ABI_F32; }
 	METHOD static float narrow(u32 bits, i32 dtype)
 	{
@@ -385,8 +391,9 @@ template <> struct WeightUnit<E4M3> {
  * LAGS: m may lag behind the maximum by LAG (in powers of two): P is then at most 2^8, which every
  * operand type holds as precisely as 1, and after the first tiles hardly a wave still pays for
  * rescaling its accumulators. Where they are few, asking costs more than it saves.
+ * LIMITS: scores may be huge, as only a matrix as bias makes them.
  */
-template <class Core, int TM, bool LAGS, class Unit = WeightUnit<BF16>> struct Softmax {
+template <class Core, int TM, bool LAGS, bool LIMITS, class Unit = WeightUnit<BF16>> struct Softmax {
 	static constexpr float LAG = Unit::MOST - Unit::SHIFT;
 
 	/* S becomes P; returns whether *ret_factor must multiply what was summed so far, the same for
@@ -396,7 +403,7 @@ template <class Core, int TM, bool LAGS, class Unit = WeightUnit<BF16>> struct S
 				  RowVector<Core, TM> *ret_factor)
 	{
 		RowVector<Core, TM> high;
-		bool lags = false;
+		bool lags = false, huge = false;
 
 		UNROLL
 		for (int i = 0; i < TM; i++)
@@ -405,15 +412,19 @@ template <class Core, int TM, bool LAGS, class Unit = WeightUnit<BF16>> struct S
 				float before = rows.m(i, r);
 
 				high.v[i][r] = highest(s, i, r, before);
-				if (LAGS) {
-					lags = lags || high.v[i][r] * unit > before * unit + LAG;
+				huge = huge || (LIMITS && is_huge(high.v[i][r]));
+				lags = lags || !LAGS || high.v[i][r] * unit > before * unit + LAG;
+				if (LAGS || LIMITS)
 					continue;
-				}
 				ret_factor->v[i][r] = raise(rows, i, r, high.v[i][r], unit);
 				exponentiate(rows, s, i, r, unit);
 			}
-		if (!LAGS)
+		if (!LAGS && !LIMITS)
 			return true;
+		if (LIMITS && any_of_wave(huge)) {
+			limit(s, high);
+			lags = true;
+		}
 		lags = any_of_wave(lags);
 		UNROLL
 		for (int i = 0; i < TM && lags; i++)
@@ -439,6 +450,23 @@ template <class Core, int TM, bool LAGS, class Unit = WeightUnit<BF16>> struct S
 				if (Core::stat(e) == r)
 					before = larger(before, s.t[i][n].x[e]);
 		return Core::row_max(before);
+	}
+
+	/* A tile of which a row's maximum is huge: where it is not, huge scores weigh nothing as they are. */
+	template <int TN> METHOD static void limit(RegTile<Core, TM, TN> &s, RowVector<Core, TM> &high)
+	{
+		UNROLL
+		for (int i = 0; i < TM; i++) {
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++)
+				high.v[i][r] = limited(high.v[i][r]);
+			UNROLL
+			for (int n = 0; n < TN * Core::E; n++) {
+				float &x = s.t[i][n / Core::E].x[n % Core::E];
+
+				x = limited(x);
+			}
+		}
 	}
 
 	/* A row that has seen nothing yet: any finite origin will do. */

@@ -59,7 +59,7 @@ template <> struct SlabWeights<F16> {
 #define NO_SCORE_YET -3.40282347e38f
 
 /* Logarithms are to base 2. */
-template <class Core, class Weights> struct SlabSoftmax {
+template <class Core, class Weights, bool LIMITS> struct SlabSoftmax {
 	float zero;   /* the logarithm of what weighs 1, and so that of what sums are in units of */
 	typedef float Pair __attribute__((ext_vector_type(2)));
 	Pair sum; /* this lane's share; RDNA adds to both at once */
@@ -80,10 +80,13 @@ template <class Core, class Weights> struct SlabSoftmax {
 			top = larger(top, s.t[0][i / Core::E].x[i % Core::E]);
 		top = Core::row_max(top);
 
-		bool lags = any_of_wave(is_far(top * unit - zero));
+		bool lags = any_of_wave(is_far(top * unit - zero) || (LIMITS && is_huge(top)));
 
-		if (lags)
+		if (lags) {
+			if (LIMITS)
+				limit(s, &top);
 			*ret_factor = move(top * unit - Weights::SHIFT);
+		}
 		UNROLL
 		for (int i = 0; i < TN * Core::E; i++) {
 			float *x = s.t[0][i / Core::E].x + i % Core::E;
@@ -101,6 +104,18 @@ template <class Core, class Weights> struct SlabSoftmax {
 				sum = plain_register(sum); /* an even one and an odd one: two additions, one instruction */
 		}
 		return lags;
+	}
+
+	/* As Softmax::limit(), of tiles that move zero: others may have huge scores where those weigh nothing. */
+	template <int TN> METHOD static void limit(RegTile<Core, 1, TN> &s, float *top)
+	{
+		*top = limited(*top);
+		UNROLL
+		for (int i = 0; i < TN * Core::E; i++) {
+			float &x = s.t[0][i / Core::E].x[i % Core::E];
+
+			x = limited(x);
+		}
 	}
 
 	/* Of the logarithm of a tile's highest weight, in units. */

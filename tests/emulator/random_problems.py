@@ -16,6 +16,7 @@ from cases import Forward, decode, encode, fp8_values, unwritten, NP_STORAGE
 HALF_UNIT = {abi.F32: 2.0 ** -24, abi.F16: 2.0 ** -11, abi.BF16: 2.0 ** -8, abi.E4M3: 2.0 ** -4}
 # Weights, in units of a row's largest, that may be taken for 0: MI200 and the emulator have no subnormal operands.
 LEAST = {abi.F32: 0, abi.F16: 2.0 ** -13, abi.BF16: 0, abi.E4M3: 2.0 ** -12}
+HUGE = 2.0 ** 100  # a score beside which another is nothing in float32
 HEAD_DIMS = (8, 32, 40, 64, 64, 72, 80, 96, 104, 128, 128, 160, 192, 232, 256)
 TILES = ((32, 32), (64, 64), (96, 96), (128, 128), (160, 160), (192, 128), (192, 192), (256, 256))  # a profile's head dims
 
@@ -42,6 +43,7 @@ def draw_cache(rng, o, maybe):
         most = o["sk"] if not o.get("group") else max(n for _, n in o["group"])
         o["split_size"] = max(int(rng.choice([16, 64, 80, 96, 128, 7, 33, 250])), -(-most // 24))
         o["splits"] = -(-max(most, 1) // o["split_size"])
+        o.pop("lowest", None)  # the LSE of a part has nothing of how many keys it saw
 
 
 def draw_problem(rng, arch):
@@ -79,6 +81,7 @@ def draw_problem(rng, arch):
     if extra < .3:
         o |= dict(bias=int(rng.choice([abi.F32, abi.BF16 if wide else dtype])), turned=maybe(.3),
                   bias_broadcast="".join(c for c in "bhr" if maybe(.25)))
+        o |= dict(lowest=.2) if not backward and maybe(.3) else {}
     elif extra < .45:
         o["alibi"] = True
     o |= dict(cap=float(rng.choice([2, 5, 30]))) if maybe(.15) else {}
@@ -232,8 +235,8 @@ class Oracle:
             i, j = np.arange(s.n_q)[:, None], np.arange(s.n_k)[None, :]
             m = look(a.alibi_slopes + 4 * (s.number * a.alibi_stride_batch + h), np.float32, (), ())
             x = x - float(m) * np.abs(i + s.n_k - s.n_q - j)
-        x = np.where(seen, x, -np.inf)
-        return q, k, v, x, slope, 2.0 ** -20 * (1 + np.where(seen, size + np.abs(x), 0).max(1, initial=0))[:, None]
+        x, counts = np.where(seen, x, -np.inf), seen & (np.abs(x) < HUGE)
+        return q, k, v, x, slope, 2.0 ** -20 * (1 + np.where(counts, size + np.abs(x), 0).max(1, initial=0))[:, None]
 
     def keep(self, s, h):
         """By what weights are multiplied."""
@@ -260,7 +263,7 @@ class Oracle:
         kept = w * self.keep(s, h)
         small = np.where(w < w.max(1, initial=0, keepdims=True) * LEAST[weights], kept, 0)
         allowed = 5 * HALF_UNIT[weights] * np.sqrt(kept ** 2 @ v ** 2) + (noise * kept + small) @ np.abs(v) + 1e-6
-        return kept @ v, lse[:, 0], allowed, noise[:, 0] + 2e-7 * np.abs(lse[:, 0]) + 2e-6
+        return kept @ v, lse[:, 0], allowed, noise[:, 0] + np.where(lse[:, 0] > -HUGE, 2e-7, 1) * np.abs(lse[:, 0]) + 2e-6
 
     def judge_forward(self):
         a, worst = self.a, [0]

@@ -13,6 +13,7 @@ import abi
 NP_STORAGE = {abi.F32: np.float32, abi.F16: np.uint16, abi.BF16: np.uint16, abi.E4M3: np.uint8,
               abi.E5M2: np.uint8}
 NAN_WORD = {1: 0x7f, 2: 0x7fff, 4: np.nan}  # by the bytes of an element
+LOWEST = {abi.F32: np.finfo(np.float32).min, abi.F16: 0xfbff, abi.BF16: 0xff7f}
 
 
 def unwritten(storage):
@@ -84,7 +85,8 @@ class Forward:
     head; "signed", those of k below 0; "block", one for every 16 rows too; "page", for k and v one for every page. used_q: rows
     that count, the others are padding. shift: elements by which pages miss the start of a vector. heavy: the share of keys that
     are four times as long as others, so that scores far above all before them come late, and sums so far are scaled down.
-    ones: V is 1, and so is O, if weights are right on average. turned: a bias, and dBias, lies key by key, NaN behind each."""
+    ones: V is 1, and so is O, if weights are right on average. turned: a bias, and dBias, lies key by key, NaN behind each.
+    lowest: the share of a bias' elements, and of its rows, that are the lowest number of its type."""
 
     OPTIONS = dict(
         dtype=abi.BF16, batch=1, hq=1, hk=1, sq=16, sk=16, dq=32, dv=32, mask=abi.MASK_NONE,
@@ -92,7 +94,7 @@ class Forward:
         group=None, lens_k=None, leftpad=None, page=0, table="block", layout=0, splits=0,
         split_size=0, scale=None, descale=False, strided=False, lse=True, min_sq=0, randval=False,
         o_dtype=None, seed=1, bias_broadcast=False, turned=False, cache_idx=False,
-        poison=None, used_q=None, shift=0, heavy=0.0, ones=False)
+        poison=None, used_q=None, shift=0, heavy=0.0, ones=False, lowest=0.0)
 
     def __init__(self, **options):
         unknown = set(options) - set(self.OPTIONS)
@@ -242,6 +244,10 @@ class Forward:
         a.band.sink_tokens = self.sinks
         if self.bias is not None:
             bias = self.normal(self.bias_storage(qb, qs), self.bias)
+            if self.lowest:
+                rows = bias.swapaxes(2, 3) if self.turned else bias
+                rows[self.rng.random(rows.shape) < self.lowest] = LOWEST[self.bias]
+                rows[self.rng.random(rows.shape[:3]) < self.lowest] = LOWEST[self.bias]
             if self.turned:
                 bias[..., -self.TURNED_GAP:] = NAN_WORD[bias.itemsize]
             a.bias, a.bias_dtype = tensor(bias, self.bias_strides(qb, qs)), self.bias

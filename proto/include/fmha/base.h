@@ -221,11 +221,10 @@ enum fmha_tensor_role {
  * package hold 0 there, LSE -inf). What inputs hold there is not used. In rows that are computed dBias
  * is 0 at columns without a key.
  *
- * Finite values of bias beyond 2.2e38 may count as that: a row of nothing but the lowest number is the
- * average of what it sees, a row of -inf is masked. Not yet so on GPUs where bias is bf16, or the loop one
- * made for Hopper or AMD: there such a row is masked, too. Backward has its weights from LSE, which is
- * float32: of a row whose scores are all beyond 1e6 they are 1 % off, and beyond 1e9 wrong. Mask with -inf
- * where such a row has a gradient.
+ * Finite values of bias beyond 1.7e38 may count as that: a row of nothing but the lowest number is the
+ * average of what it sees (of several splits, the average of theirs), a row of -inf is masked. Backward has
+ * its weights from LSE, which is float32: of a row whose scores are all beyond 1e6 they are 1 % off, and
+ * beyond 1e9 wrong. Mask with -inf where such a row has a gradient.
  *
  * With leftpad_k, a sequence's keys begin leftpad_k positions into its storage; seqlen_k_per_batch
  * counts those as well. Blocks of k_descale and v_descale count positions, so padding too.
