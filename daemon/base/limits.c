@@ -7,6 +7,7 @@
 
 #define LEAST_FDS       16
 #define USUAL_MAP_COUNT 65530
+#define MOST_KERNELS    4096
 
 static uint64_t most_fds(void)
 {
@@ -35,18 +36,29 @@ uint64_t limits_host_memory(void)
 	return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-void limits_resolve(struct limits *limits, uint64_t memory_bytes)
+static uint64_t least_of(uint64_t a, uint64_t b)
 {
-	uint64_t *value = limits->value, fds = most_fds();
+	return a < b ? a : b;
+}
+
+void limits_resolve(struct limits *limits, uint64_t memory_bytes, bool keeps_code)
+{
+	uint64_t *value = limits->value, fds = most_fds(), reserved = value[LIMIT_RESERVED_FDS];
 
 	if (value[LIMIT_MEMORY_BYTES] == 0)
 		value[LIMIT_MEMORY_BYTES] = memory_bytes / 4 * 3;
 	if (value[LIMIT_MEMORY_BYTES_PER_UID] == 0)
 		value[LIMIT_MEMORY_BYTES_PER_UID] = memory_bytes / 2;
+	if (value[LIMIT_KERNELS] == 0)
+		value[LIMIT_KERNELS] = least_of(fds / 4, MOST_KERNELS);
+	value[LIMIT_KERNELS_PER_UID] =
+		least_of(value[LIMIT_KERNELS_PER_UID], (value[LIMIT_KERNELS] + 1) / 2);
+	if (value[LIMIT_KERNELS_IDLE] == 0)
+		value[LIMIT_KERNELS_IDLE] = (value[LIMIT_KERNELS] + 7) / 8;
+	if (keeps_code)
+		reserved += value[LIMIT_KERNELS] + value[LIMIT_KERNELS_IDLE];
 	if (value[LIMIT_FDS] == 0)
-		value[LIMIT_FDS] = fds > value[LIMIT_RESERVED_FDS] + LEAST_FDS
-					   ? fds - value[LIMIT_RESERVED_FDS]
-					   : LEAST_FDS;
+		value[LIMIT_FDS] = fds > reserved + LEAST_FDS ? fds - reserved : LEAST_FDS;
 	if (value[LIMIT_FDS_PER_UID] > value[LIMIT_FDS] / 2)
 		value[LIMIT_FDS_PER_UID] = value[LIMIT_FDS] / 2;
 	if (value[LIMIT_BUFFERS] == 0)

@@ -52,3 +52,9 @@ void device_cancel_build(struct device *device, struct device_build *build)
 	if (device->unbuilder)
 		device->unbuilder(device->builder_worker, build);
 }
+
+void device_tell_unloaded(struct device *device, const char *kernel)
+{
+	if (device->unloaded)
+		device->unloaded(device->builder_worker, kernel);
+}

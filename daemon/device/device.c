@@ -135,10 +135,11 @@ bool device_has_failed(struct device *device, struct fmha_error *err)
 }
 
 void device_set_builder(struct device *device, device_builder builder, device_unbuilder unbuilder,
-			void *worker)
+			device_unloaded unloaded, void *worker)
 {
 	device->builder = builder;
 	device->unbuilder = unbuilder;
+	device->unloaded = unloaded;
 	device->builder_worker = worker;
 }
 
@@ -175,6 +176,43 @@ void device_forget(struct device *device, struct device_waiter *waiter)
 {
 	if (waiter->kernel)
 		device->ops->forget(device, waiter);
+}
+
+bool device_loads_code(const struct device *device)
+{
+	return device->ops->hold;
+}
+
+void device_set_idle(struct device *device, uint64_t most)
+{
+	if (device_loads_code(device))
+		device->ops->set_idle(device, most);
+}
+
+uint32_t device_count_idle(const struct device *device)
+{
+	return device_loads_code(device) ? device->ops->count_idle(device) : 0;
+}
+
+/* Kernels belong to the device: everybody else only has them. */
+int device_hold(struct device *device, const struct device_kernel *kernel, uint32_t uid,
+		bool *ret_first, struct fmha_error *err)
+{
+	*ret_first = false;
+	if (!device_loads_code(device) || !kernel)
+		return 0;
+	return device->ops->hold(device, (struct device_kernel *)kernel, uid, ret_first, err);
+}
+
+bool device_drop(struct device *device, const struct device_kernel *kernel, uint32_t uid)
+{
+	return device_loads_code(device) && kernel &&
+	       device->ops->drop(device, (struct device_kernel *)kernel, uid);
+}
+
+uint64_t device_kernel_bytes(const struct device *device, const struct device_kernel *kernel)
+{
+	return device_loads_code(device) && kernel ? device->ops->kernel_bytes(kernel) : 0;
 }
 
 bool device_has_fences(const struct device *device)

@@ -40,13 +40,19 @@ struct device_ops {
 	int (*prepare)(struct device *device, const struct plan_stage *stage,
 		       const union abi_args *args, struct device_waiter *waiter,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err);
-	/* The next six, and staging_cost, are NULL on devices whose kernels are built in and
+	/* The next eleven, and staging_cost, are NULL on devices whose kernels are built in and
 	 * whose memory is the host's. */
 	int (*prepare_tables)(struct device *device, struct device_waiter *waiter,
 			      const struct device_kernel **ret_kernel, struct fmha_error *err);
 	void (*place_tables)(const struct device *device, struct launch_record *record);
 	const char *(*kernel_name)(const struct device_kernel *kernel);
 	void (*forget)(struct device *device, struct device_waiter *waiter);
+	int (*hold)(struct device *device, struct device_kernel *kernel, uint32_t uid,
+		    bool *ret_first, struct fmha_error *err);
+	bool (*drop)(struct device *device, struct device_kernel *kernel, uint32_t uid);
+	uint64_t (*kernel_bytes)(const struct device_kernel *kernel);
+	void (*set_idle)(struct device *device, uint64_t most);
+	uint32_t (*count_idle)(const struct device *device);
 	int (*staging_new)(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
 			   struct fmha_error *err);
 	void (*staging_free)(struct device *device, struct device_memory *memory);
@@ -81,6 +87,7 @@ struct device {
 	void *owner;
 	device_builder builder;
 	device_unbuilder unbuilder;
+	device_unloaded unloaded;
 	void *builder_worker;
 	pthread_mutex_t mutex; /* done, error */
 	struct device_launch *done, **done_tail;
@@ -102,6 +109,8 @@ bool device_is_quarantined(const struct device *device, const char *name);
 int device_request_build(struct device *device, struct device_build *build, struct fmha_error *err);
 /* Takes the request back; see device_unbuilder. */
 void device_cancel_build(struct device *device, struct device_build *build);
+/* See device_unloaded. */
+void device_tell_unloaded(struct device *device, const char *kernel);
 
 /* The name under which a module offers its struct device_ops. */
 #define DEVICE_MODULE_SYMBOL "fmhad_device_ops"

@@ -220,7 +220,7 @@ static int front_init(struct front *front, const struct config *config,
 	front->n_slots = config->n_devices;
 	memcpy(front->limits.value, config->limits, sizeof(front->limits.value));
 	raise_fd_limit();
-	limits_resolve(&front->limits, limits_host_memory());
+	limits_resolve(&front->limits, limits_host_memory(), false);
 	accounts_init(&front->accounts, &front->limits);
 	quarantine_init(&front->quarantine, &config->supervision);
 	list_init(&front->clients);

@@ -16,7 +16,7 @@ static void take_over(struct front *front, const struct config *next)
 
 	log_set_level((enum log_level)front->config.log_level);
 	memcpy(front->limits.value, front->config.limits, sizeof(front->limits.value));
-	limits_resolve(&front->limits, limits_host_memory());
+	limits_resolve(&front->limits, limits_host_memory(), false);
 	for (uint32_t i = 0; i < front->n_slots; i++)
 		worker_process_configure(front->slots[i].process);
 	log_info("configuration read again: %u keys have changed", n);

@@ -3,8 +3,8 @@
  * local.c: what clients need to launch in contexts of their own: plans as data, and code by its hash.
  *
  * Code objects stay in the files that the front has made, sealed; each client gets a descriptor of
- * the same one. Their pages are there once, for as long as this worker has the kernel loaded, and status says how
- * many; no user is charged for what all share. A descriptor that was not read yet is its user's, as any answer's.
+ * the same one. Their pages are there once, for as long as the device has the kernel loaded, and status says how
+ * many. A descriptor that was not read yet is its user's, as any answer's.
  */
 #include "kernels.h"
 #include "tuner.h"
@@ -68,6 +68,21 @@ void local_keep_code(struct worker *worker, const char *kernel, int fd, uint64_t
 	code->fd = own;
 	code->bytes = bytes;
 	code->hashed = false;
+}
+
+void local_drop_code(void *worker_pointer, const char *kernel)
+{
+	struct worker *worker = worker_pointer;
+	struct worker_code **at = &worker->codes, *code;
+
+	while (*at && strcmp((*at)->kernel, kernel) != 0)
+		at = &(*at)->next;
+	code = *at;
+	if (!code)
+		return;
+	*at = code->next;
+	(void)close(code->fd);
+	free(code);
 }
 
 static int hash_code(struct worker_code *code, struct fmha_error *err)

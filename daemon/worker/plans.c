@@ -11,12 +11,63 @@
 #include <proto/error.h>
 #include <proto/problem.h>
 
+static int charge_kernel(struct account *account, uint64_t bytes, struct fmha_error *err)
+{
+	int r = account_charge(account, ACCOUNT_KERNELS, 1, err);
+
+	if (r < 0)
+		return r;
+	r = account_charge(account, ACCOUNT_MEMORY, bytes, err);
+	if (r < 0)
+		account_release(account, ACCOUNT_KERNELS, 1);
+	return r;
+}
+
+static void drop_kernels(struct session_plan *plan)
+{
+	struct device *device = plan->worker->device;
+
+	for (uint32_t i = 0; i < PLAN_MAX_STAGES; i++) {
+		uint64_t bytes = device_kernel_bytes(device, plan->kernels[i]);
+
+		if (!device_drop(device, plan->kernels[i], plan->uid))
+			continue;
+		account_release(plan->account, ACCOUNT_KERNELS, 1);
+		account_release(plan->account, ACCOUNT_MEMORY, bytes);
+	}
+	memset(plan->kernels, 0, sizeof(plan->kernels));
+}
+
+int session_plan_take_kernels(struct session_plan *plan,
+			      const struct device_kernel *const kernels[PLAN_MAX_STAGES],
+			      struct fmha_error *err)
+{
+	struct device *device = plan->worker->device;
+	bool is_first;
+	int r = 0;
+
+	for (uint32_t i = 0; i < PLAN_MAX_STAGES && r == 0; i++) {
+		r = device_hold(device, kernels[i], plan->uid, &is_first, err);
+		if (r == 0 && is_first)
+			r = charge_kernel(plan->account, device_kernel_bytes(device, kernels[i]),
+					  err);
+		if (r == 0)
+			plan->kernels[i] = kernels[i];
+		else if (is_first)
+			(void)device_drop(device, kernels[i], plan->uid);
+	}
+	if (r < 0)
+		drop_kernels(plan);
+	return r;
+}
+
 struct session_plan *session_plan_unref(struct session_plan *plan)
 {
 	if (!plan || --plan->n_references > 0)
 		return NULL;
 	if (plan->account) {
-		account_release(plan->account, ACCOUNT_PLANS, 1);
+		drop_kernels(plan);
+		account_release(plan->account, ACCOUNT_PLANS, plan->counted);
 		(void)account_put(plan->account);
 	}
 	free(plan);
@@ -183,11 +234,13 @@ static struct session_plan *make_plan(struct session *session,
 		return NULL;
 	}
 	plan->n_references = 1;
+	plan->worker = worker;
 	plan->local = local;
 	plan->uid = session->uid;
 	plan->generation = worker->registry ? registry_generation(worker->registry) : 0;
 	if (account_charge(session->account, ACCOUNT_PLANS, 1, err) < 0)
 		return NULL;
+	plan->counted = true;
 	plan->account = session->account;
 	plan->account->n_references++;
 	kernels_act_for(session, local);
@@ -306,9 +359,16 @@ void session_plan_replace(struct session *session, uint64_t id, const struct pla
 	told_bytes = old->told_bytes;
 	memcpy(told_alignment, old->told_alignment, sizeof(told_alignment));
 	plan->n_references = 1;
+	plan->worker = session->worker;
 	plan->uid = old->uid;
-	plan->account = old->account; /* the place that is charged goes on */
-	old->account = NULL;
+	plan->account = session->account;
+	plan->account->n_references++;
+	if (session_plan_take_kernels(plan, kernels, NULL) < 0) {
+		(void)session_plan_unref(plan);
+		return;
+	}
+	plan->counted = true; /* in the old one's place */
+	old->counted = false;
 	plan->plan = *next;
 	count_plan(session->worker, next);
 	plan->serial = ++session->worker->n_plans;
@@ -316,7 +376,6 @@ void session_plan_replace(struct session *session, uint64_t id, const struct pla
 	session_plan_settle(session, plan, &ignored);
 	plan->told_bytes = told_bytes;
 	memcpy(plan->told_alignment, told_alignment, sizeof(told_alignment));
-	memcpy(plan->kernels, kernels, sizeof(plan->kernels));
 	plan->ready = true;
 	(void)table_replace(&session->plans, id, plan);
 	(void)session_plan_unref(old); /* runs that have it keep it */

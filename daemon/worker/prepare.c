@@ -29,7 +29,10 @@ struct preparing {
 	struct proto_plan_result result;
 	struct session_plan *local; /* NULL: the plan is in the session's table */
 	const struct device_kernel *tables;
-	struct device_waiter waiters[PLAN_MAX_STAGES + 1];    /* the last one's: of tables */
+	struct device_waiter for_tables;
+	/* Of the kernels that are ready, while better ones are waited for, and of those: @side's. */
+	struct device_waiter waiters[2][PLAN_MAX_STAGES];
+	uint32_t side;
 	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* that are waited for */
 	const struct device_kernel *ready[PLAN_MAX_STAGES];
 	bool has_ready;       /* those that the session's plan needs */
@@ -109,11 +112,18 @@ void prepare_cancel_build(void *worker_pointer, struct device_build *build)
 
 /* ---- plans ---- */
 
+static void forget_side(struct preparing *preparing, uint32_t side)
+{
+	for (uint32_t i = PLAN_MAX_STAGES; i-- > 0;)
+		device_forget(preparing->session->worker->device, &preparing->waiters[side][i]);
+}
+
 /* Nobody waits for the plan any more. */
 static void preparing_free(struct preparing *preparing)
 {
-	for (uint32_t i = PLAN_MAX_STAGES + 1; i-- > 0;)
-		device_forget(preparing->session->worker->device, &preparing->waiters[i]);
+	device_forget(preparing->session->worker->device, &preparing->for_tables);
+	forget_side(preparing, 1);
+	forget_side(preparing, 0);
 	list_remove(&preparing->in_session);
 	session_plan_unref(preparing->local);
 	free(preparing);
@@ -148,7 +158,13 @@ static void finish(struct preparing *preparing)
 		return;
 	}
 	if (plan) { /* else the client has dropped it meanwhile */
-		memcpy(plan->kernels, preparing->ready, sizeof(plan->kernels));
+		struct fmha_error err;
+
+		if (session_plan_take_kernels(plan, preparing->ready, &err) < 0) {
+			drop_plan(session, preparing->result.plan);
+			connection_answer_error(&session->connection, preparing->id, &err);
+			return;
+		}
 		plan->ready = true;
 	}
 	connection_answer(&session->connection, preparing->id, PROTO_PLAN, &preparing->result, -1);
@@ -156,13 +172,13 @@ static void finish(struct preparing *preparing)
 
 static void on_prepared(void *owner, const struct fmha_error *error);
 
-static void wait_for(struct preparing *preparing, uint32_t i)
+static void init_waiter(struct preparing *preparing, struct device_waiter *waiter)
 {
-	preparing->waiters[i] = (struct device_waiter){.uid = preparing->session->uid,
-						       .pid = preparing->session->pid,
-						       .background = preparing->renews,
-						       .done = on_prepared,
-						       .owner = preparing};
+	*waiter = (struct device_waiter){.uid = preparing->session->uid,
+					 .pid = preparing->session->pid,
+					 .background = preparing->renews,
+					 .done = on_prepared,
+					 .owner = preparing};
 }
 
 /* Return: 0 (all its kernels are ready), DEVICE_PREPARING, or FMHA_E*; then some may be waited for.
@@ -174,11 +190,14 @@ static int prepare_stages(struct preparing *preparing, const struct plan *plan,
 	union abi_args args[PLAN_MAX_STAGES];
 	int r = 0;
 
+	memset(preparing->kernels, 0, sizeof(preparing->kernels));
 	plan_placeholder_args(plan, args);
 	for (uint32_t i = 0; i < plan->n_stages && r >= 0; i++) {
-		wait_for(preparing, i);
-		r = device_prepare(session->worker->device, &plan->stages[i], &args[i],
-				   &preparing->waiters[i], &preparing->kernels[i], err);
+		struct device_waiter *waiter = &preparing->waiters[preparing->side][i];
+
+		init_waiter(preparing, waiter);
+		r = device_prepare(session->worker->device, &plan->stages[i], &args[i], waiter,
+				   &preparing->kernels[i], err);
 		preparing->n_left += r == DEVICE_PREPARING;
 	}
 	return r < 0 ? r : preparing->n_left > 0 ? DEVICE_PREPARING : 0;
@@ -218,6 +237,8 @@ static bool choose_again(struct preparing *preparing)
 	    plan_has_same_kernels(&preparing->next, &plan->plan))
 		return false;
 	preparing->next_is_awaited = true;
+	preparing->side ^= 1;
+	forget_side(preparing, preparing->side);
 	r = prepare_stages(preparing, &preparing->next, &ignored);
 	if (r == 0)
 		take_ready(preparing, plan);
@@ -289,9 +310,9 @@ static int prepare_tables(struct preparing *preparing, struct fmha_error *err)
 {
 	int r;
 
-	wait_for(preparing, PLAN_MAX_STAGES);
-	r = device_prepare_tables(preparing->session->worker->device,
-				  &preparing->waiters[PLAN_MAX_STAGES], &preparing->tables, err);
+	init_waiter(preparing, &preparing->for_tables);
+	r = device_prepare_tables(preparing->session->worker->device, &preparing->for_tables,
+				  &preparing->tables, err);
 	preparing->n_left += r == DEVICE_PREPARING;
 	return r;
 }

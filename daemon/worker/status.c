@@ -124,6 +124,7 @@ char *worker_status_json(struct worker *worker)
 	item = cJSON_AddObjectToObject(root, "code");
 	cJSON_AddNumberToObject(item, "kernels", (double)n_codes);
 	cJSON_AddNumberToObject(item, "bytes", (double)code_bytes);
+	cJSON_AddNumberToObject(item, "idle", device_count_idle(worker->device));
 	item = cJSON_AddObjectToObject(root, "runs");
 	cJSON_AddNumberToObject(item, "pending", worker->n_pending);
 	cJSON_AddNumberToObject(item, "running_ns", (double)running);

@@ -373,7 +373,8 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 	if (r < 0)
 		return r;
 	open_alarm(worker);
-	device_set_builder(worker->device, prepare_build, prepare_cancel_build, worker);
+	device_set_builder(worker->device, prepare_build, prepare_cancel_build, local_drop_code,
+			   worker);
 	info = device_get_info(worker->device);
 	if (info->mps == DEVICE_MPS_ABSENT)
 		log_warning(
@@ -406,7 +407,9 @@ static bool has_no_runs(void *owner)
 static void apply_limits(struct worker *worker)
 {
 	memcpy(worker->limits.value, worker->settings.limits, sizeof(worker->limits.value));
-	limits_resolve(&worker->limits, device_get_info(worker->device)->memory_bytes);
+	limits_resolve(&worker->limits, device_get_info(worker->device)->memory_bytes,
+		       device_loads_code(worker->device));
+	device_set_idle(worker->device, worker->limits.value[LIMIT_KERNELS_IDLE]);
 	worker->plan_device.workspace_most = worker->limits.value[LIMIT_MEMORY_BYTES_PER_UID];
 }
 

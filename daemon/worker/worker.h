@@ -176,7 +176,9 @@ struct culprit {
 
 struct session_plan {
 	uint32_t n_references;
+	struct worker *worker;
 	struct account *account; /* NULL: nothing is charged yet */
+	bool counted;            /* in ACCOUNT_PLANS */
 	struct plan plan;
 	bool local;   /* its client launches it: in no table, gone once it was answered */
 	bool ready;   /* from here on nothing of plan and kernels changes */
@@ -186,7 +188,7 @@ struct session_plan {
 	uint64_t told_bytes; /* the workspace that its client was told of */
 	uint8_t told_alignment[FMHA_N_TENSORS]; /* log2: what its client was told to keep */
 	bool renewing;                          /* another one is being made in its place */
-	const struct device_kernel *kernels[PLAN_MAX_STAGES];
+	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* had in its user's name */
 	struct registry_entry *entries[PLAN_MAX_STAGES]; /* NULL: not looked up yet */
 	struct culprit culprits[PLAN_MAX_STAGES];
 	uint64_t serial;            /* no other plan of this worker ever has the same; from 1 */
@@ -242,6 +244,13 @@ int session_plan_new(struct session *session, uint32_t id, const struct proto_pl
 /* A plan that the client launches itself; the worker keeps nothing of it. */
 int session_plan_local(struct session *session, uint32_t id, const struct proto_plan_params *params,
 		       struct fmha_error *err);
+/*
+ * The kernels become the plan's: its user has them from now on, and pays for each once.
+ * Return: 0, FMHA_EQUOTA or FMHA_ENOMEM; then it has none.
+ */
+int session_plan_take_kernels(struct session_plan *plan,
+			      const struct device_kernel *const kernels[PLAN_MAX_STAGES],
+			      struct fmha_error *err);
 /* What follows from the kernels that the plan has got. */
 void session_plan_settle(struct session *session, struct session_plan *plan,
 			 struct proto_plan_result *result);
@@ -267,6 +276,8 @@ struct session_plan *session_plan_unref(struct session_plan *plan);
 
 /* A kernel's code object, as the front gave it: @fd is borrowed. */
 void local_keep_code(struct worker *worker, const char *kernel, int fd, uint64_t bytes);
+/* A device_unloaded. @worker_pointer: struct worker. */
+void local_drop_code(void *worker_pointer, const char *kernel);
 /* What is kept of them: files, and their bytes. */
 void local_count_code(const struct worker *worker, uint64_t *ret_n, uint64_t *ret_bytes);
 /* Answers request @id with the plan, all kernels of which are ready. @tables: NULL: it has none. */

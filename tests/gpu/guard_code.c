@@ -107,7 +107,7 @@ struct guard_code *guard_code_new(struct device *device, const struct guard_file
 	must("cache", cache_new(&cache, &code->cache, &err), &err);
 	must("compilers",
 	     compile_queue_new(&code->config, code->cache, jobs, false, &code->queue, &err), &err);
-	device_set_builder(device, request, NULL, code);
+	device_set_builder(device, request, NULL, NULL, code);
 	return code;
 }
 

@@ -71,7 +71,9 @@ struct gpu_device {
 	struct gpu_words *words;
 
 	/* kernels.c; loop thread only */
-	struct device_kernel *kernels;
+	struct list kernels, idle; /* idle: those that nobody has, the ones that were had last at the end */
+	uint32_t n_idle;
+	uint64_t most_idle;
 };
 
 static inline struct gpu_device *gpu_device_of(struct device *device)

@@ -134,6 +134,7 @@ static int gpu_open(const struct config_device *config, struct device **ret_devi
 	gpu = calloc(1, sizeof(*gpu));
 	if (!gpu)
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	gpu_kernels_init(gpu);
 	gpu->device.ops = &fmhad_device_ops;
 	gpu->device.info = asked;
 	gpu->index = (int)config->index;
@@ -179,6 +180,11 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.place_tables = gpu_place_tables,
 	.kernel_name = gpu_kernel_name,
 	.forget = gpu_forget,
+	.hold = gpu_hold,
+	.drop = gpu_drop,
+	.kernel_bytes = gpu_kernel_bytes,
+	.set_idle = gpu_set_idle,
+	.count_idle = gpu_count_idle,
 	.staging_cost = gpu_staging_cost,
 	.staging_new = gpu_staging_new,
 	.staging_free = gpu_staging_free,

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 #include "kernels.h"
+#include "memory.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <proto/error.h>
+
+#define USUALLY_IDLE     16
+#define OUT_OF_MEMORY_MS 1000 /* for which loading waits for memory that is being given back */
 
 /* The request for a kernel's code, as it goes to the front. Every user who waits has one, so that
  * the front knows for whom it is done; what one user may not have is no matter to the others. */
@@ -28,9 +32,10 @@ static int make_kernel(struct gpu_device *gpu, const union abi_args *args,
 
 static struct device_kernel *kernel_by_name(struct gpu_device *gpu, const char *name)
 {
-	for (struct device_kernel *kernel = gpu->kernels; kernel; kernel = kernel->next)
+	list_for_each_entry(struct device_kernel, kernel, &gpu->kernels, in_kernels) {
 		if (strcmp(kernel->choice.name, name) == 0)
 			return kernel;
+	}
 	return NULL;
 }
 
@@ -79,10 +84,12 @@ static struct device_kernel *kernel_of_choice(struct gpu_device *gpu,
 		return NULL;
 	kernel->choice = *choice;
 	kernel->state = GPU_KERNEL_BROKEN; /* until somebody asks for its code */
-	kernel->next = gpu->kernels;
-	gpu->kernels = kernel;
+	list_init(&kernel->in_idle);
+	list_prepend(&gpu->kernels, &kernel->in_kernels);
 	return kernel;
 }
+
+/* ---- what is loaded ---- */
 
 static void unload(struct device_kernel *kernel)
 {
@@ -93,8 +100,160 @@ static void unload(struct device_kernel *kernel)
 	kernel->image = NULL;
 }
 
-static int load(struct device_kernel *kernel, const struct device_code *code,
-		struct fmha_error *err)
+/* A driver may wait for everything that runs before it unloads: a thread of its own does. */
+static void unload_later(struct gpu_device *gpu, struct device_kernel *kernel)
+{
+	struct gpu_memory *code = kernel->module ? calloc(1, sizeof(*code)) : NULL;
+
+	if (!code) {
+		unload(kernel);
+		return;
+	}
+	code->kind = MEMORY_CODE;
+	code->module = kernel->module;
+	code->base = kernel->image;
+	kernel->module = NULL;
+	kernel->image = NULL;
+	gpu_reclaim(gpu, code);
+}
+
+/* Nobody has it, nor is there anybody who waits for it. */
+static void forget_kernel(struct gpu_device *gpu, struct device_kernel *kernel)
+{
+	list_remove(&kernel->in_idle);
+	list_remove(&kernel->in_kernels);
+	gpu->n_idle--;
+	device_tell_unloaded(&gpu->device, kernel->choice.name);
+	unload_later(gpu, kernel);
+	free(kernel);
+}
+
+/* The user for whom most of the idle kernels were loaded: a flood of one user's leaves the others theirs. */
+static uint32_t richest_user(const struct gpu_device *gpu)
+{
+	struct {
+		uint32_t uid, n;
+	} users[32] = {{0, 0}}; /* those that come after so many others lose what they had last */
+	uint32_t n_users = 0, richest = 0;
+
+	list_for_each_entry(const struct device_kernel, kernel, &gpu->idle, in_idle) {
+		uint32_t i = 0;
+
+		while (i < n_users && users[i].uid != kernel->owner)
+			i++;
+		if (i == n_users && n_users == sizeof(users) / sizeof(users[0]))
+			continue;
+		if (i == n_users) {
+			users[n_users].uid = kernel->owner;
+			users[n_users++].n = 0;
+		}
+		if (++users[i].n > users[richest].n)
+			richest = i;
+	}
+	return users[richest].uid;
+}
+
+static void trim(struct gpu_device *gpu, uint64_t most)
+{
+	while (gpu->n_idle > most) {
+		uint32_t uid = richest_user(gpu);
+
+		list_for_each_entry(struct device_kernel, kernel, &gpu->idle, in_idle) {
+			if (kernel->owner != uid)
+				continue;
+			forget_kernel(gpu, kernel);
+			break;
+		}
+	}
+}
+
+/* After whatever may have been the last reason to keep it; it may be gone then. */
+static void settle(struct gpu_device *gpu, struct device_kernel *kernel)
+{
+	if (kernel->holds || kernel->n_served > 0 || kernel->waiters || kernel->builds ||
+	    !list_is_empty(&kernel->in_idle))
+		return;
+	list_append(&gpu->idle, &kernel->in_idle);
+	gpu->n_idle++;
+	trim(gpu, gpu->most_idle);
+}
+
+static void wake(struct gpu_device *gpu, struct device_kernel *kernel)
+{
+	if (list_is_empty(&kernel->in_idle))
+		return;
+	list_remove(&kernel->in_idle);
+	gpu->n_idle--;
+}
+
+int gpu_hold(struct device *device, struct device_kernel *kernel, uint32_t uid, bool *ret_first,
+	     struct fmha_error *err)
+{
+	struct gpu_hold *hold = kernel->holds;
+
+	while (hold && hold->uid != uid)
+		hold = hold->next;
+	*ret_first = !hold;
+	if (!hold) {
+		hold = calloc(1, sizeof(*hold));
+		if (!hold)
+			return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+		hold->uid = uid;
+		hold->next = kernel->holds;
+		kernel->holds = hold;
+		wake(gpu_device_of(device), kernel);
+	}
+	hold->n++;
+	return 0;
+}
+
+bool gpu_drop(struct device *device, struct device_kernel *kernel, uint32_t uid)
+{
+	struct gpu_hold **at = &kernel->holds, *hold;
+
+	while ((*at)->uid != uid)
+		at = &(*at)->next;
+	hold = *at;
+	if (--hold->n > 0)
+		return false;
+	*at = hold->next;
+	free(hold);
+	settle(gpu_device_of(device), kernel);
+	return true;
+}
+
+uint64_t gpu_kernel_bytes(const struct device_kernel *kernel)
+{
+	return kernel->bytes;
+}
+
+void gpu_set_idle(struct device *device, uint64_t most)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+
+	gpu->most_idle = most;
+	trim(gpu, most);
+}
+
+uint32_t gpu_count_idle(const struct device *device)
+{
+	return ((const struct gpu_device *)device)->n_idle;
+}
+
+static hipError_t load_module(struct gpu_device *gpu, struct device_kernel *kernel,
+			      const void *image)
+{
+	hipError_t status = hipModuleLoadData(&kernel->module, image);
+
+	if (status != hipErrorOutOfMemory || gpu->n_idle == 0)
+		return status;
+	trim(gpu, 0);
+	(void)gpu_reclaim_wait(gpu, OUT_OF_MEMORY_MS);
+	return hipModuleLoadData(&kernel->module, image);
+}
+
+static int load(struct gpu_device *gpu, struct device_kernel *kernel,
+		const struct device_code *code, struct fmha_error *err)
 {
 	const void *image = code->data;
 	hipError_t status;
@@ -106,7 +265,7 @@ static int load(struct device_kernel *kernel, const struct device_code *code,
 					      kernel->choice.name);
 		memcpy(kernel->image, code->data, code->bytes);
 	}
-	status = hipModuleLoadData(&kernel->module, image);
+	status = load_module(gpu, kernel, image);
 	if (status == hipSuccess)
 		status = hipModuleGetFunction(&kernel->function, kernel->module,
 					      kernel->choice.entry);
@@ -117,6 +276,8 @@ static int load(struct device_kernel *kernel, const struct device_code *code,
 	unload(kernel);
 	return gpu_error(status, kernel->choice.name, err);
 }
+
+/* ---- who waits ---- */
 
 static struct gpu_build *find_build(const struct device_kernel *kernel, uint32_t uid)
 {
@@ -155,7 +316,14 @@ static void take_out(struct device_waiter *waiter)
 		at = &(*at)->next;
 	if (*at)
 		*at = waiter->next;
-	waiter->kernel = NULL;
+	waiter->waits = false;
+}
+
+/* From now on it has its kernel, until it is forgotten. */
+static void serve(struct device_kernel *kernel, struct device_waiter *waiter)
+{
+	waiter->kernel = kernel;
+	kernel->n_served++;
 }
 
 /* One at a time: what is told may make others be forgotten. */
@@ -165,8 +333,30 @@ static void tell(struct device_kernel *kernel, const uint32_t *uid, const struct
 
 	while ((waiter = find_waiter(kernel, uid))) {
 		take_out(waiter);
+		waiter->kernel = NULL;
+		if (error->code == FMHA_OK)
+			serve(kernel, waiter);
 		waiter->done(waiter->owner, error);
 	}
+}
+
+static void take_code(struct gpu_device *gpu, struct device_kernel *kernel, uint32_t uid,
+		      const struct device_code *code, struct fmha_error *err)
+{
+	if (kernel->state == GPU_KERNEL_READY)
+		return; /* another user's request was answered first */
+	if (code) {
+		kernel->spills = code->spills;
+		kernel->bytes = code->bytes;
+	}
+	if (code && load(gpu, kernel, code, err) == 0) {
+		kernel->state = GPU_KERNEL_READY;
+		tell(kernel, NULL, err);
+		return;
+	}
+	if (!kernel->builds)
+		kernel->state = GPU_KERNEL_BROKEN;
+	tell(kernel, &uid, err);
 }
 
 /* The front has answered. @code: borrowed; NULL: @error says why there is none. */
@@ -174,23 +364,16 @@ static void on_built(struct device_build *request, const struct device_code *cod
 		     const struct fmha_error *error)
 {
 	struct gpu_build *build = container_of(request, struct gpu_build, request);
+	struct gpu_device *gpu = build->gpu;
 	struct device_kernel *kernel = build->kernel;
 	struct fmha_error err = code ? (struct fmha_error){0} : *error;
 	uint32_t uid = request->uid;
 
 	free_build(build);
-	if (kernel->state == GPU_KERNEL_READY)
-		return; /* another user's request was answered first */
-	if (code)
-		kernel->spills = code->spills;
-	if (code && load(kernel, code, &err) == 0) {
-		kernel->state = GPU_KERNEL_READY;
-		tell(kernel, NULL, &err);
-		return;
-	}
-	if (!kernel->builds)
-		kernel->state = GPU_KERNEL_BROKEN;
-	tell(kernel, &uid, &err);
+	kernel->n_served++; /* whoever is told may be the last one who wants it */
+	take_code(gpu, kernel, uid, code, &err);
+	kernel->n_served--;
+	settle(gpu, kernel);
 }
 
 static int request_build(struct gpu_device *gpu, struct device_kernel *kernel,
@@ -236,14 +419,21 @@ static int make_ready(struct gpu_device *gpu, const struct gpu_kernel *choice,
 		return fmha_error_set(err, FMHA_ENOMEM, "kernel %.200s: out of memory",
 				      choice->name);
 	*ret_kernel = kernel;
-	if (kernel->state == GPU_KERNEL_READY)
+	wake(gpu, kernel);
+	if (kernel->state == GPU_KERNEL_READY) {
+		serve(kernel, waiter);
 		return 0;
+	}
+	kernel->owner = waiter->uid;
 	/* A failed build is tried again by the next plan: the compiler may be there by then. */
 	if (!find_build(kernel, waiter->uid))
 		r = request_build(gpu, kernel, waiter, err);
-	if (r < 0)
+	if (r < 0) {
+		settle(gpu, kernel);
 		return r;
+	}
 	waiter->kernel = kernel;
+	waiter->waits = true;
 	waiter->next = kernel->waiters;
 	kernel->waiters = waiter;
 	return DEVICE_PREPARING;
@@ -287,7 +477,7 @@ const char *gpu_kernel_name(const struct device_kernel *kernel)
 }
 
 /* The last one of the user takes back what was asked for on the user's behalf. */
-void gpu_forget(struct device *device, struct device_waiter *waiter)
+static void stop_waiting(struct device *device, struct device_waiter *waiter)
 {
 	struct device_kernel *kernel = waiter->kernel;
 	struct gpu_build *build = find_build(kernel, waiter->uid);
@@ -301,16 +491,38 @@ void gpu_forget(struct device *device, struct device_waiter *waiter)
 		kernel->state = GPU_KERNEL_BROKEN;
 }
 
+void gpu_forget(struct device *device, struct device_waiter *waiter)
+{
+	struct device_kernel *kernel = waiter->kernel;
+
+	if (waiter->waits)
+		stop_waiting(device, waiter);
+	else
+		kernel->n_served--;
+	waiter->kernel = NULL;
+	settle(gpu_device_of(device), kernel);
+}
+
+void gpu_kernels_init(struct gpu_device *gpu)
+{
+	list_init(&gpu->kernels);
+	list_init(&gpu->idle);
+	gpu->most_idle = USUALLY_IDLE;
+}
+
 void gpu_kernels_free(struct gpu_device *gpu)
 {
-	while (gpu->kernels) {
-		struct device_kernel *kernel = gpu->kernels;
-
-		gpu->kernels = kernel->next;
+	list_for_each_entry(struct device_kernel, kernel, &gpu->kernels, in_kernels) {
 		for (struct device_waiter *w = kernel->waiters; w; w = w->next)
 			w->kernel = NULL;
 		while (kernel->builds)
 			free_build(kernel->builds);
+		while (kernel->holds) {
+			struct gpu_hold *hold = kernel->holds;
+
+			kernel->holds = hold->next;
+			free(hold);
+		}
 		unload(kernel);
 		free(kernel);
 	}

@@ -358,6 +358,10 @@ void gpu_memory_destroy(struct gpu_device *gpu, struct gpu_memory *memory)
 		(void)hipHostUnregister(memory->base);
 		(void)munmap(memory->base, memory->bytes);
 		break;
+	case MEMORY_CODE:
+		(void)hipModuleUnload(memory->module);
+		free(memory->base);
+		break;
 	}
 	free(memory);
 }

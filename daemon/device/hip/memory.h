@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * memory.h: a piece of memory of this backend, and its end.
+ * memory.h: a piece of memory of this backend, and its end. A module is one, too.
  *
  * To give memory back a driver waits until every stream is through, also those that wait for a client's word. So
  * nobody who has something else to do gives it back: it goes to a thread of its own.
@@ -10,7 +10,7 @@
 
 #include "gpu.h"
 
-enum gpu_memory_kind { MEMORY_PLAIN, MEMORY_VMM, MEMORY_IPC, MEMORY_COPY, MEMORY_STAGING };
+enum gpu_memory_kind { MEMORY_PLAIN, MEMORY_VMM, MEMORY_IPC, MEMORY_COPY, MEMORY_STAGING, MEMORY_CODE };
 
 /* A device_memory's map. */
 struct gpu_memory {
@@ -21,6 +21,7 @@ struct gpu_memory {
 	struct gpu_shared *shared;
 	struct device_memory host; /* MEMORY_COPY: the client's memfd */
 	int fd;                    /* of the spare one, which has not been given away */
+	hipModule_t module;        /* MEMORY_CODE; base: its image, or NULL */
 };
 
 /* Gives it back here and now. */

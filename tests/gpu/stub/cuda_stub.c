@@ -6,7 +6,7 @@
  * address), as a fault in a kernel does, from its CUDA_STUB_AFTER-th use on. With
  * CUDA_STUB_KERNEL_US a kernel takes so long, one after the other on the whole device. With
  * CUDA_STUB_IDLE any code is a module, and kernels do nothing, but if that is "stray" they write
- * the byte in front of their first tensor.
+ * the byte in front of their first tensor. CUDA_STUB_MODULES is how many modules there is memory for.
  *
  * A process that has loaded it may ask what it has seen: cuda_stub_modules() are loaded,
  * cuda_stub_arguments() were those of the last launch. Between cuStreamBeginCapture() and
@@ -584,7 +584,14 @@ CALL(cuEventElapsedTime, float *ms, const struct event *a, const struct event *b
 	return 0;
 }
 
-static int n_modules;
+static _Atomic int n_modules;
+
+static int most_modules(void)
+{
+	const char *text = getenv("CUDA_STUB_MODULES");
+
+	return text ? atoi(text) : 1 << 20;
+}
 
 CALL(cuModuleLoadData, void **module, const void *image)
 {
@@ -593,6 +600,8 @@ CALL(cuModuleLoadData, void **module, const void *image)
 		return CAPTURING;
 	if (memcmp(image, "stub code", 9) != 0 && !getenv("CUDA_STUB_IDLE"))
 		return 200;
+	if (n_modules >= most_modules())
+		return 2;
 	*module = malloc(1);
 	n_modules++;
 	return 0;

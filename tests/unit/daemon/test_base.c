@@ -160,7 +160,7 @@ static void zeros_become_what_the_machine_offers(void **state)
 	struct limits limits = {.value = {[LIMIT_RESERVED_FDS] = 64, [LIMIT_EVENTS] = 7}};
 
 	(void)state;
-	limits_resolve(&limits, 1000);
+	limits_resolve(&limits, 1000, false);
 	assert_int_equal(limits.value[LIMIT_MEMORY_BYTES], 750);
 	assert_int_equal(limits.value[LIMIT_MEMORY_BYTES_PER_UID], 500);
 	assert_true(limits.value[LIMIT_FDS] >= 16);

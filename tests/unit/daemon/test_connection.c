@@ -108,7 +108,7 @@ static struct fixture *setup(enum limit limit, uint64_t value, bool before_hello
 	if (limit != N_LIMITS)
 		fixture->limits.value[limit] = value;
 	uv_loop_init(&fixture->loop);
-	limits_resolve(&fixture->limits, UINT64_C(1) << 30);
+	limits_resolve(&fixture->limits, UINT64_C(1) << 30, false);
 	accounts_init(&fixture->accounts, &fixture->limits);
 	fixture->account = account_get(&fixture->accounts, 1000);
 	assert_int_equal(connection_hub_init(&fixture->hub, &fixture->loop, &fixture->limits, &err),

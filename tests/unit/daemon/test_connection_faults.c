@@ -139,7 +139,7 @@ static struct fixture *setup(void)
 	log_init("test", LOG_LEVEL_ERROR);
 	config_init(&config);
 	memcpy(fixture->limits.value, config.limits, sizeof(config.limits));
-	limits_resolve(&fixture->limits, UINT64_C(1) << 30);
+	limits_resolve(&fixture->limits, UINT64_C(1) << 30, false);
 	uv_loop_init(&fixture->loop);
 	assert_int_equal(connection_hub_init(&fixture->hub, &fixture->loop, &fixture->limits, &err),
 			 0);

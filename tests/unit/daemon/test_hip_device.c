@@ -250,7 +250,7 @@ static void open_device(struct use *use)
 	const struct config_device config = {.backend = "hip", .stall_ms = 5000};
 
 	TRY(use, device_open(&config, on_wake, use, &use->device, &err));
-	device_set_builder(use->device, take_build, NULL, use);
+	device_set_builder(use->device, take_build, NULL, NULL, use);
 }
 
 static void load_kernel(struct use *use)

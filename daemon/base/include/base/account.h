@@ -34,6 +34,7 @@
 	X(BUFFERS, "", "buffers", BUFFERS_PER_UID, BUFFERS)                                        \
 	X(EVENTS, "", "events", EVENTS_PER_UID, EVENTS)                                            \
 	X(PLANS, "", "plans", PLANS_PER_UID, PLANS)                                                \
+	X(KERNELS, "", "kernels that plans have", KERNELS_PER_UID, KERNELS)                        \
 	X(MEMORY, "size", "bytes of memory", MEMORY_BYTES_PER_UID, MEMORY_BYTES)                   \
 	X(FENCED, "", "sessions with runs that wait for fences", FENCED_SESSIONS_PER_UID,          \
 	  FENCED_SESSIONS)                                                                         \

@@ -6,6 +6,7 @@
 #ifndef FMHAD_BASE_LIMITS_H
 #define FMHAD_BASE_LIMITS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /*
@@ -30,7 +31,8 @@
 	X(FDS_PER_CONNECTION, fds_per_connection, RESTART, 64, 1, 4096,                            \
 	  "descriptors of one connection")                                                         \
 	X(FDS, fds, RESTART, 0, 0, 1 << 20,                                                        \
-	  "descriptors of a process; 0: what RLIMIT_NOFILE leaves beside reserved_fds")            \
+	  "descriptors of a process; 0: what RLIMIT_NOFILE leaves beside reserved_fds, and "       \
+	  "beside a worker's kernels")                                                             \
 	X(FDS_PER_UID, fds_per_uid, RESTART, 512, 1, 1 << 20,                                      \
 	  "one user's descriptors; never more than half of all")                                   \
 	X(RESERVED_FDS, reserved_fds, RESTART, 64, 16, 1 << 16,                                    \
@@ -67,8 +69,15 @@
 	  "plans of one connection")                                                               \
 	X(PLANS, plans, RELOAD, 65536, 1, 1 << 24, "plans of one worker")                          \
 	X(PLANS_PER_UID, plans_per_uid, RELOAD, 16384, 1, 1 << 22, "one user's plans")             \
+	X(KERNELS, kernels, RELOAD, 0, 0, 1 << 16,                                                 \
+	  "compiled kernels that plans of one worker have loaded; 0: a quarter of its "            \
+	  "descriptors, at most 4096")                                                             \
+	X(KERNELS_PER_UID, kernels_per_uid, RELOAD, 1024, 1, 1 << 16,                              \
+	  "one user's such kernels; never more than half of all")                                  \
+	X(KERNELS_IDLE, kernels_idle, RELOAD, 0, 0, 1 << 16,                                       \
+	  "kernels that stay loaded though no plan has them; 0: an eighth of kernels")             \
 	X(MEMORY_BYTES, memory_bytes, RELOAD, 0, 0, 1ll << 50,                                     \
-	  "bytes of buffers and workspaces on one device; 0: three quarters of the device's "      \
+	  "bytes of buffers, workspaces and code on one device; 0: three quarters of the device's "      \
 	  "memory")                                                                                \
 	X(MEMORY_BYTES_PER_UID, memory_bytes_per_uid, RELOAD, 0, 0, 1ll << 50,                     \
 	  "one user's share of that; 0: half of the device's memory")                              \
@@ -108,8 +117,8 @@ struct limits {
 const char *limit_name(enum limit limit);
 
 /* Writes out the defaults that are 0, for a process whose RLIMIT_NOFILE is settled. @memory_bytes:
- * of the device that buffers lie on */
-void limits_resolve(struct limits *limits, uint64_t memory_bytes);
+ * of the device that buffers lie on. @keeps_code: it has a descriptor of every kernel that is loaded */
+void limits_resolve(struct limits *limits, uint64_t memory_bytes, bool keeps_code);
 
 /* RAM, bytes. */
 uint64_t limits_host_memory(void);

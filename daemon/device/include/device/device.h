@@ -101,8 +101,10 @@ struct device_build {
 typedef int (*device_builder)(void *worker, struct device_build *build, struct fmha_error *err);
 /* Nobody waits for it any more: its call does not come. */
 typedef void (*device_unbuilder)(void *worker, struct device_build *build);
+/* The kernel of that name was unloaded: whoever has its code need not keep it. */
+typedef void (*device_unloaded)(void *worker, const char *kernel);
 
-/* Somebody who waits for a kernel. The memory is the asker's. */
+/* Somebody who asked for a kernel, which stays until device_forget(). The memory is the asker's, 0 at first. */
 struct device_waiter {
 	uint32_t uid; /* on whose behalf: compiling takes turns by user */
 	uint32_t pid; /* 0: nobody's */
@@ -112,7 +114,8 @@ struct device_waiter {
 	void *owner;
 	/* The device's. */
 	struct device_waiter *next;
-	struct device_kernel *kernel; /* NULL: it does not wait */
+	struct device_kernel *kernel; /* NULL: it has none */
+	bool waits;                   /* its call is still to come */
 };
 
 /* A copy between the host and a device that cannot read its memory. */
@@ -196,13 +199,17 @@ const struct device_info *device_get_info(const struct device *device);
 
 /* Before the first plan, on devices whose kernels are compiled. */
 void device_set_builder(struct device *device, device_builder builder, device_unbuilder unbuilder,
-			void *worker);
+			device_unloaded unloaded, void *worker);
+/* Whether there are such kernels. */
+bool device_loads_code(const struct device *device);
+/* How many of those that nobody has stay loaded; 16 before the first call. */
+void device_set_idle(struct device *device, uint64_t most);
 
 /*
  * Makes the kernel of a plan's stage ready to run: compiled and loaded.
  * @args:   as plan_placeholder_args() fills them
- * @waiter: kept until its done(), or device_forget(), if it has to wait
- * @ret_kernel: what launches run, once it is ready; valid as long as the device
+ * @waiter: kept until device_forget(), unless this or its done() tells an error
+ * @ret_kernel: what launches run, once it is ready; valid until device_forget(), and while a user has it
  * Return: 0 (ready), DEVICE_PREPARING (done() comes later), or a negative FMHA_E*.
  */
 int device_prepare(struct device *device, const struct plan_stage *stage,
@@ -218,8 +225,22 @@ int device_prepare_tables(struct device *device, struct device_waiter *waiter,
 void device_place_tables(const struct device *device, struct launch_record *record);
 /* The name under which its code was built; where device_prepare_tables() works. */
 const char *device_kernel_name(const struct device *device, const struct device_kernel *kernel);
-/* Nobody waits any more, if anybody did: no call comes. */
+/* The waiter has no kernel any more, if it had one, and gets no call. */
 void device_forget(struct device *device, struct device_waiter *waiter);
+/*
+ * The user has the kernel once more, or once less: while anybody has it, it stays loaded. Of those that
+ * nobody has some stay. Those go first that were had longest ago, of what was loaded for the user whose are most.
+ * @ret_first: the user did not have it; false where kernels are built in, which nobody has to have.
+ * Return: 0 or FMHA_ENOMEM.
+ */
+int device_hold(struct device *device, const struct device_kernel *kernel, uint32_t uid,
+		bool *ret_first, struct fmha_error *err);
+/* Return: whether the user has it no more. */
+bool device_drop(struct device *device, const struct device_kernel *kernel, uint32_t uid);
+/* Bytes of the code of a kernel that is ready. */
+uint64_t device_kernel_bytes(const struct device *device, const struct device_kernel *kernel);
+/* Kernels that are loaded and that nobody has. */
+uint32_t device_count_idle(const struct device *device);
 
 /* Whether kernels and the host read the same memory: nothing has to be fetched or uploaded. Such a
  * device also shares itself among its streams' users; any other runs what it gets. */

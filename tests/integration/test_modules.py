@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: MIT
+"""Which compiled kernels stay loaded: those of plans, in their users' accounts, and the last few that nobody has."""
+import os
+
+import fmha_wire
+import fmhad
+import numpy
+import pytest
+from test_gpu_layer import FORWARD, SHAPE, TENSOR_BYTES, compiler, host_buffer, make_gpu, problem, stub_folder  # noqa: F401
+from test_tuning import as_user
+
+PER_USER, IDLE = 6, 4
+CODE_OF_ITS_OWN = "printf 'stub code %s' \"$*\" >\"$5\""  # so that hashes tell kernels apart
+LIMITS = {"kernels": 2 * PER_USER, "kernels_idle": IDLE}
+# Each has a kernel of its own.
+VARIANTS = [dict(hdim_q=d, hdim_v=d, logits_soft_cap=cap) for d in (32, 64, 96, 128, 160, 192) for cap in (0.0, 5.0)]
+MOST_BYTES = 4 * 3 * TENSOR_BYTES
+
+
+def make_problem(number, buffer):
+    tensors = {role: {"buffer": buffer, "offset": i * 3 * TENSOR_BYTES, "dtype": "f32"} for i, role in enumerate("qkvo")}
+    return {**FORWARD, **VARIANTS[number], "tensors": tensors}
+
+
+def make_plans(device, numbers):
+    """Plans of one user's; the kernel names, and the refusal of the first that was refused."""
+    buffer, plans = host_buffer(device, MOST_BYTES), []
+    for number in numbers:
+        try:
+            plans.append(device.plan(make_problem(number, buffer.id)))
+        except fmha_wire.WireError as error:
+            return buffer, plans, error
+    return buffer, plans, None
+
+
+def code(daemon):
+    return daemon.status()["devices"][0]["worker"]["code"]
+
+
+def plan_local(device, number):
+    """The hash of the code of a plan that is launched elsewhere: the worker has it for nobody."""
+    (launch,) = [launch for launch in device.call("local_plan", {"problem": make_problem(number, 1)})["launches"]
+                 if launch["family"] == "fwd"]
+    return launch["code"]
+
+
+def is_kept(device, number_of_code):
+    try:
+        _, (fd,) = device.call_with_fds("code", {"hash": number_of_code})
+    except fmha_wire.WireError as error:
+        assert error.name == "ENOENT"
+        return False
+    os.close(fd)
+    return True
+
+
+def test_a_user_has_so_many_and_pays_for_each_once(make_gpu):  # noqa: F811
+    gpu = make_gpu(LIMITS)
+    gpu.worker_pid()
+    before = gpu.settled_fds()
+    with gpu.device() as device:
+        buffer, plans, refusal = make_plans(device, [n for number in range(len(VARIANTS)) for n in (number, number)])
+        assert len(plans) == 2 * PER_USER, "a kernel that two plans have is one"
+        assert refusal.name == "EQUOTA" and "limits.kernels_per_uid" in str(refusal)
+        assert code(gpu) == {"kernels": PER_USER + 1, "bytes": 9 * (PER_USER + 1), "idle": 1}
+        for planned in plans[::2]:
+            device.call("plan_release", {"plan": planned["plan"]})
+        assert code(gpu)["idle"] == 1, "the other plan has it still"
+        for planned in plans[1::2]:
+            device.call("plan_release", {"plan": planned["plan"]})
+        assert code(gpu) == {"kernels": IDLE, "bytes": 9 * IDLE, "idle": IDLE}
+        buffer.release()
+        worker = gpu.status()["devices"][0]["worker"]
+        assert worker["memory"]["bytes"] == 0
+        assert make_plans(device, range(PER_USER))[2] is None, "there is room again"
+    assert fmhad.until(lambda: gpu.status()["devices"][0]["worker"]["memory"]["bytes"] == 0)
+    assert fmhad.until(lambda: gpu.settled_fds()[1] <= before[1] + IDLE)
+
+
+@pytest.mark.skipif(bool(fmhad.NO_OTHER_USERS), reason=fmhad.NO_OTHER_USERS)
+def test_the_next_user_is_served(make_gpu, compiler, tmp_path):  # noqa: F811
+    """One user holds all that one user may and names more; another one's plans, local ones, too, are made all the same."""
+    compiler.does(CODE_OF_ITS_OWN)
+    with make_open_gpu(compiler, tmp_path) as gpu:
+        def attack():
+            with gpu.device() as device:
+                plans = len(make_plans(device, range(len(VARIANTS)))[1])
+                for number in range(len(VARIANTS)):
+                    plan_local(device, number)
+                return plans
+
+        with gpu.device() as mine:
+            kept = [plan_local(mine, number) for number in (0, 1)]
+            assert as_user(1001, attack) == PER_USER
+            assert all(is_kept(mine, one) for one in kept), "a flood takes the places of its own user's"
+            assert len(make_plans(mine, range(PER_USER))[1]) == PER_USER
+
+
+def make_open_gpu(compiler, tmp_path):  # noqa: F811
+    os.chmod(tmp_path, 0o755)
+    return fmhad.Daemon(
+        {"devices": [{"backend": "cuda", "stall_ms": 600}], "limits": LIMITS,
+         "compile": {"helper": str(compiler.path), "cache": str(tmp_path / "cache")}},
+        env={**os.environ, "LD_LIBRARY_PATH": str(stub_folder())}, open_to_all=True)
+
+
+def test_those_that_were_had_longest_ago_go_first(make_gpu, compiler):  # noqa: F811
+    compiler.does(CODE_OF_ITS_OWN)
+    with make_gpu(LIMITS).device() as device:
+        codes = [plan_local(device, number) for number in range(IDLE - 1)]  # and the one that makes tables
+        assert all(is_kept(device, one) for one in codes)
+        assert plan_local(device, 0) == codes[0], "had again: the second one is the oldest now"
+        plan_local(device, IDLE)
+        assert [is_kept(device, one) for one in codes] == [True, False] + [True] * (IDLE - 3)
+
+
+def test_what_was_unloaded_comes_back(make_gpu, compiler):  # noqa: F811
+    """A plan has its kernel whatever became of it meanwhile, and nothing is compiled again."""
+    gpu = make_gpu({"kernels_idle": 1})
+    with gpu.device() as device:
+        for attempt in range(3):
+            for number in (2, 3):
+                buffer = host_buffer(device, 4 * TENSOR_BYTES)
+                cap = VARIANTS[number]["logits_soft_cap"]
+                planned = device.plan(problem(buffer.id, logits_soft_cap=cap))
+                q, o = (buffer.array("f32", SHAPE, i * TENSOR_BYTES) for i in (0, 3))
+                q[...] = numpy.random.default_rng(attempt).standard_normal(SHAPE)
+                device.run(planned["plan"])
+                assert numpy.array_equal(o, q)
+                device.call("plan_release", {"plan": planned["plan"]})
+                del q, o
+                buffer.release()
+                assert code(gpu)["kernels"] == 1
+        assert compiler.count() == 2
+
+
+def test_idle_ones_make_room_on_a_device_without_memory(make_gpu):  # noqa: F811
+    gpu = make_gpu(CUDA_STUB_MODULES="3")
+    with gpu.device() as device:
+        for number in range(len(VARIANTS)):
+            _, plans, refusal = make_plans(device, [number])
+            assert refusal is None, number
+            device.call("plan_release", {"plan": plans[0]["plan"]})
+            assert code(gpu)["kernels"] <= 3
+        _, plans, refusal = make_plans(device, range(len(VARIANTS)))
+        assert len(plans) == 3 and refusal.name == "ENOMEM"
+    assert fmhad.until(lambda: code(gpu)["idle"] == code(gpu)["kernels"])
