@@ -18,11 +18,16 @@
 #define MAX_NODES 1024 /* of a tree */
 #define MAX_KINDS 64
 
+/* A leaf's children are itself, so that walks of several trees can go on until the last one has ended. */
 struct node {
-	int16_t feature; /* -1: a leaf */
-	uint16_t left, right;
 	float value; /* a leaf's; else the threshold */
+	uint16_t feature;
+	uint16_t child[2]; /* up to the threshold, above it; from the tree's root on */
 };
+
+/* Trees that are walked at a time. Each step waits for the one before, and nobody can guess where it goes: several
+ * walks beside each other, without branches, take hardly longer than one. */
+#define ABREAST 4
 
 /* Features of a problem that are names, of which a model knows those that it was fitted to, and
  * numbers, of which it knows those between. The others may be anything: a tree's answer beyond what it
@@ -37,8 +42,8 @@ struct predict_model {
 	double kinds[N_KINDS][MAX_KINDS]; /* NaN: no more */
 	double ranges[N_RANGES][2];
 	uint32_t n_trees;
-	uint32_t roots[MAX_TREES];
-	struct node *nodes;
+	uint32_t roots[MAX_TREES + ABREAST];
+	struct node *nodes; /* the last one: a tree without a say, for what is missing to ABREAST */
 };
 
 /* ---- features ---- */
@@ -114,14 +119,29 @@ void predict_features(const struct select_stage *stage, const struct spec_catalo
 
 /* ---- evaluation ---- */
 
-static double walk(const struct node *node, const double *features)
+/* The leaves of ABREAST trees, added in order. */
+static double add_trees(double sum, const struct predict_model *model, const uint32_t *roots,
+			const double *features)
 {
-	const struct node *root = node;
+	const struct node *root[ABREAST];
+	uint32_t at[ABREAST] = {0}, moved = 1;
 
-	while (node->feature >= 0)
-		node = root +
-		       (features[node->feature] <= (double)node->value ? node->left : node->right);
-	return (double)node->value;
+	for (int i = 0; i < ABREAST; i++)
+		root[i] = &model->nodes[roots[i]];
+	while (moved) {
+		moved = 0;
+		for (int i = 0; i < ABREAST; i++) {
+			const struct node *node = &root[i][at[i]];
+			uint32_t next =
+				node->child[!(features[node->feature] <= (double)node->value)];
+
+			moved |= next ^ at[i];
+			at[i] = next;
+		}
+	}
+	for (int i = 0; i < ABREAST; i++)
+		sum += (double)root[i][at[i]].value;
+	return sum;
 }
 
 static bool knows_kind(const struct predict_model *model, size_t i, const double *features)
@@ -151,8 +171,8 @@ double predict_us(const struct predict_model *model, const double features[PREDI
 
 	if (!knows_problem(model, features))
 		return 0;
-	for (uint32_t i = 0; i < model->n_trees; i++)
-		sum += walk(&model->nodes[model->roots[i]], features);
+	for (uint32_t i = 0; i < model->n_trees; i += ABREAST)
+		sum = add_trees(sum, model, &model->roots[i], features);
 	return cost * exp2(sum);
 }
 
@@ -244,16 +264,17 @@ static bool read_node(const cJSON *item, int i, int n, struct node *node)
 
 	if (!(feature >= -1 && feature < PREDICT_FEATURES))
 		return false;
-	*node = (struct node){.feature = (int16_t)feature,
-			      .value = (float)(feature < 0 ? value : threshold)};
+	*node = (struct node){.value = (float)(feature < 0 ? value : threshold),
+			      .child = {(uint16_t)i, (uint16_t)i}};
 	if (!isfinite(node->value))
 		return false;
 	if (feature < 0)
 		return true;
 	if (!(left > i && left < n && right > i && right < n))
 		return false;
-	node->left = (uint16_t)left;
-	node->right = (uint16_t)right;
+	node->feature = (uint16_t)feature;
+	node->child[0] = (uint16_t)left;
+	node->child[1] = (uint16_t)right;
 	return true;
 }
 
@@ -271,7 +292,9 @@ static int read_trees(struct predict_model *model, const cJSON *trees, struct fm
 		model->roots[model->n_trees++] = n_nodes;
 		n_nodes += (uint32_t)n;
 	}
-	model->nodes = calloc(n_nodes ? n_nodes : 1, sizeof(*model->nodes));
+	for (uint32_t i = 0; i < ABREAST; i++)
+		model->roots[model->n_trees + i] = n_nodes;
+	model->nodes = calloc(n_nodes + 1, sizeof(*model->nodes));
 	if (!model->nodes)
 		return fmha_error_set(err, FMHA_ENOMEM, "model: out of memory");
 	cJSON_ArrayForEach(tree, trees)
