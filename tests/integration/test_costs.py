@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: MIT
+"""What one request of each method may cost a loop in one piece: SECURITY.md's table says it, in CPU time of the loop's
+thread, and here each is asked for with much behind it, while somebody else's question waits."""
+import contextlib
+import fcntl
+import json
+import os
+import re
+import socket
+
+import fmha_wire
+import fmhad
+import pytest
+from test_bounds import SANITIZED, SMALL, small_plan
+from test_gpu_layer import F_ADD_SEALS, SEALS, Event, compiler, device_buffer, make_gpu  # noqa: F401
+from test_isolation_worker import paged_problem
+
+MANY = 4000  # plans, buffers, runs
+SLOWER = 20 if SANITIZED else 1
+DECODE = {"batch": 8, "nhead_q": 64, "nhead_k": 8, "seqlen_q": 1, "seqlen_k": 65536, "hdim_q": 128, "hdim_v": 128}
+
+
+def methods():
+    text = (fmhad.ROOT / "proto/include/proto/methods.h").read_text()
+    return {name: server for name, server in re.findall(r'X\(\w+, "(\w+)", (\w+),', text) if server != "CONTROL"}
+
+
+def bounds():
+    """Milliseconds by method."""
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([\d.]+) ms \|", (fmhad.ROOT / "SECURITY.md").read_text(), re.M)
+    return {method: float(bound) for names, bound in rows for method in re.findall(r"\w+", names)}
+
+
+def test_every_method_has_a_bound():
+    assert bounds().keys() == methods().keys()
+
+
+def longest_piece_ms(pid, other, begin):
+    """The most CPU time of the loop that one ping of another connection's had to wait for, from @begin() until what it
+    returns is true. Of three attempts the least: the loop has other things to do now and then."""
+    least = 1e9
+    for _ in range(3):
+        other.ping()
+        longest, before = 0.0, fmhad.loop_seconds(pid)
+        is_over, over = begin(), False
+        while not over:
+            over = is_over()
+            other.ping()
+            now = fmhad.loop_seconds(pid)
+            longest, before = max(longest, now - before), now
+        least = min(least, longest)
+    return least * 1e3
+
+
+class Asker:
+    """One request of a method at a time on a connection."""
+
+    def __init__(self, connection):
+        self.connection = connection
+
+    def __call__(self, method, params=None, fds=(), refused=None):
+        connection, opened = self.connection, [fd() if callable(fd) else fd for fd in fds]
+
+        def begin():
+            number = connection.submit(method, params, opened)
+
+            def is_over():
+                if not connection.is_answered(number):
+                    return False
+                try:
+                    for fd in connection.wait(number)[1]:
+                        os.close(fd)
+                except fmha_wire.WireError as error:
+                    assert error.name == refused, (method, error)
+                return True
+
+            return is_over
+
+        return begin
+
+
+def sealed(text):
+    fd = os.memfd_create("document", os.MFD_ALLOW_SEALING)
+    os.write(fd, text)
+    fcntl.fcntl(fd, F_ADD_SEALS, SEALS)
+    return fd
+
+
+def fill(device):
+    """Plans, buffers, shapes in the census, runs in the trace."""
+    device.call_with_fds("trace", {})
+    buffer = device.buffer_create(65536)
+    for n in range(1, 65):
+        tensors = {r: {"buffer": buffer.id, "offset": 16384 * i, "dtype": "f32"} for i, r in enumerate("qkvo")}
+        plan = device.plan({**SMALL, "seqlen_k": n, "tensors": tensors})["plan"]
+        device.run(plan)
+    plans = [small_plan(device, buffer) for _ in range(MANY)]
+    for _ in range(MANY):
+        device.run(plans[0])
+    for _ in range(MANY - 100):
+        os.close(device.call_with_fds("buffer_create", {"size": 4096})[1][0])
+    return buffer, plans
+
+
+def on_a_worker(device, ask):
+    """Method: a request of it, with much behind it."""
+    buffer, plans = fill(device)
+    problem = {**DECODE, "tensors": {r: {"buffer": i + 1, "dtype": "bf16"} for i, r in enumerate("qkvo")}}
+    exported = device.call_json("registry_export", {})
+    kernel = json.loads(exported)["kernels"][0]["name"] if json.loads(exported)["kernels"] else device.plan(
+        {**SMALL, "tensors": {r: {"buffer": buffer.id, "offset": 16384 * i, "dtype": "f32"} for i, r in enumerate("qkvo")}}
+    )["stages"][0]["kernel"]
+    tables = device.plan(paged_problem(device, 512, 14336, 14336, seqlen_k=1))["plan"]  # 28 MiB
+    memory = sealed(bytes(1 << 20))
+    return {
+        "ping": ask("ping"),
+        "buffer_create": ask("buffer_create", {"size": 256 << 20}),
+        "buffer_import": ask("buffer_import", {"kind": "memfd", "size": 1 << 20}, [memory]),
+        "buffer_release": ask("buffer_release", {"buffer": buffer.id}, refused="ENOENT"),
+        "plan_release": ask("plan_release", {"plan": plans[1]}, refused="ENOENT"),
+        "explain": ask("explain", {"problem": problem}),
+        "run": ask("run", {"plan": tables}),
+        "cancel": ask("cancel", {"request": 1}, refused="ENOENT"),
+        "registry_export": ask("registry_export", {}),
+        "registry_import": ask("registry_import", {}, [sealed(exported.encode())]),
+        "registry_load": ask("registry_load", {"set": "all"}, [sealed(json.dumps(["*"]).encode())]),
+        "registry_unload": ask("registry_unload", {"set": "all"}, refused="ENOENT"),
+        "registry_get": ask("registry_get", {"kernel": kernel}),
+        "registry_set_priority": ask("registry_set_priority", {"kernel": kernel, "priority": 3}),
+        "registry_lift": ask("registry_lift", {"kernel": kernel}, refused="ENOENT"),
+        "registry_forget": ask("registry_forget", {"kernel": kernel, "shape": "*"}, refused="ENOENT"),
+        "census": ask("census"),
+        "trace": ask("trace"),
+    }
+
+
+def in_ms(pid, other, requests):
+    allowed = bounds()
+    found = {name: longest_piece_ms(pid, other, begin) for name, begin in requests.items()}
+    print({name: round(ms, 3) for name, ms in found.items()})
+    return {name: ms for name, ms in found.items() if ms > allowed[name] * SLOWER}
+
+
+@pytest.fixture
+def wide():
+    limits = {"buffers_per_connection": 4200, "plans_per_connection": 4200, "memory_bytes_per_uid": 2 << 30}
+    with fmhad.Daemon({"limits": limits, "tuning": {"automatic": False}}) as daemon:
+        yield daemon
+
+
+def test_methods_of_a_worker(wide):
+    with wide.device() as device, wide.device() as other:
+        assert in_ms(device.worker_pid, other, on_a_worker(device, Asker(device))) == {}
+
+
+def test_methods_of_a_worker_whose_kernels_are_compiled(make_gpu):  # noqa: F811
+    """Plans by a model of times, the dearest: split decode."""
+    gpu = make_gpu()
+    with gpu.device() as device, gpu.device() as other:
+        ask, event = Asker(device), Event()
+        buffer, _ = device_buffer(device, 64 << 20)
+        problem = {**DECODE, "tensors": {r: {"buffer": i + 1, "dtype": "bf16"} for i, r in enumerate("qkvo")}}
+        launch = device.call("local_plan", {"problem": problem})["launches"][0]
+        requests = {
+            "plan": ask("plan", {"problem": {**problem, "batch": 1, "nhead_q": 8, "nhead_k": 1, "tensors": {
+                r: {"buffer": buffer, "offset": i << 20, "dtype": "bf16"} for r, i in zip("qokv", (0, 1, 2, 18))}}}),
+            "explain": ask("explain", {"problem": problem}),
+            "tune": ask("tune", {"problem": {**SMALL, "tensors": problem["tensors"]}}),
+            "local_plan": ask("local_plan", {"problem": problem}),
+            "local_runs": ask("local_runs", {"problem": problem, "runs": 1}),
+            "code": ask("code", {"hash": launch["code"]}),
+            "event_import": ask("event_import", {"handle": event.handle}),
+            "event_release": ask("event_release", {"event": 77}, refused="ENOENT"),
+            "inject": ask("inject", {"fault": "none"}, refused="ENOTSUP"),
+        }
+        assert in_ms(device.worker_pid, other, requests) == {}
+
+
+def test_methods_of_the_front(wide):
+    """With as many sessions as a user may have."""
+    with contextlib.ExitStack() as stack:
+        devices = [stack.enter_context(wide.device()) for _ in range(48)]
+        assert len(devices) == 48
+        client, other = stack.enter_context(wide.client()), stack.enter_context(wide.client())
+        ask = Asker(client)
+
+        def hello():
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(wide.socket)
+            sock.close()
+            return lambda: True
+
+        requests = {"hello": hello, "ping": ask("ping"), "status": ask("status"), "devices": ask("devices"),
+                    "open_device": ask("open_device", {"device": 0})}
+        assert in_ms(wide.pid, other, requests) == {}
