@@ -51,8 +51,8 @@ void limits_resolve(struct limits *limits, uint64_t memory_bytes, bool keeps_cod
 		value[LIMIT_MEMORY_BYTES_PER_UID] = memory_bytes / 2;
 	if (value[LIMIT_KERNELS] == 0)
 		value[LIMIT_KERNELS] = least_of(fds / 4, MOST_KERNELS);
-	value[LIMIT_KERNELS_PER_UID] =
-		least_of(value[LIMIT_KERNELS_PER_UID], (value[LIMIT_KERNELS] + 1) / 2);
+	value[LIMIT_KERNELS_PER_UID] = least_of(value[LIMIT_KERNELS_PER_UID],
+						(value[LIMIT_KERNELS] + 1) / 2);
 	if (value[LIMIT_KERNELS_IDLE] == 0)
 		value[LIMIT_KERNELS_IDLE] = (value[LIMIT_KERNELS] + 7) / 8;
 	if (keeps_code)

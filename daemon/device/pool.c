@@ -35,6 +35,7 @@ struct pool_thread {
 	pthread_t thread;
 	void *scratch;
 	size_t scratch_bytes;
+	uint64_t seen_cpu_ns;                        /* pool_stalled_ns()'s own */
 	_Alignas(64) _Atomic(struct pool_job *) job; /* that it is at */
 	struct cpu_progress progress;
 };
@@ -462,15 +463,30 @@ void pool_cancel(struct pool *pool, struct pool_job *job)
 		job->on_done(job);
 }
 
-uint64_t pool_stalled_ns(const struct pool *pool, struct pool_job *job)
+static uint64_t cpu_ns_of(const struct pool_thread *thread)
 {
-	uint64_t n_steps = 0, now = clock_ns();
+	struct timespec used;
+	clockid_t clock;
+
+	if (pthread_getcpuclockid(thread->thread, &clock) != 0 || clock_gettime(clock, &used) < 0)
+		return 0;
+	return (uint64_t)used.tv_sec * NS_PER_S + (uint64_t)used.tv_nsec;
+}
+
+static bool is_at(const struct pool_thread *thread, const struct pool_job *job)
+{
+	return atomic_load_explicit(&thread->job, memory_order_relaxed) == job;
+}
+
+uint64_t pool_stalled_ns(struct pool *pool, struct pool_job *job)
+{
+	uint64_t n_steps = 0, now = clock_ns(), stalled;
 	bool joined = false;
 
 	for (uint32_t i = 0; i < pool->n_threads; i++) {
 		const struct pool_thread *thread = &pool->threads[i];
 
-		if (atomic_load_explicit(&thread->job, memory_order_relaxed) != job)
+		if (!is_at(thread, job))
 			continue;
 		joined = true;
 		n_steps += atomic_load_explicit(&thread->progress.n_steps, memory_order_relaxed);
@@ -478,8 +494,20 @@ uint64_t pool_stalled_ns(const struct pool *pool, struct pool_job *job)
 	if (!joined || job->seen_ns == 0 || n_steps != job->seen_steps) {
 		job->seen_steps = n_steps;
 		job->seen_ns = now;
+		for (uint32_t i = 0; i < pool->n_threads; i++)
+			if (is_at(&pool->threads[i], job))
+				pool->threads[i].seen_cpu_ns = cpu_ns_of(&pool->threads[i]);
+		return 0;
 	}
-	return now - job->seen_ns;
+	stalled = (now - job->seen_ns) / POOL_PATIENCE;
+	for (uint32_t i = 0; i < pool->n_threads; i++) {
+		const struct pool_thread *thread = &pool->threads[i];
+		uint64_t used = is_at(thread, job) ? cpu_ns_of(thread) - thread->seen_cpu_ns : 0;
+
+		if (used > stalled)
+			stalled = used;
+	}
+	return stalled;
 }
 
 void pool_run_here(struct pool_job *job, void *scratch)

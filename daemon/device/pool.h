@@ -100,10 +100,12 @@ void pool_submit(struct pool *pool, struct pool_queue *queue, struct pool_job *j
 void pool_cancel(struct pool *pool, struct pool_job *job);
 
 /*
- * Nanoseconds since a task of the job last got ahead, as far as earlier calls have seen; 0 while no
- * thread is at it. One thread asks.
+ * Nanoseconds for which a thread has computed since a task of the job last got ahead, as far as earlier calls
+ * have seen; 0 while no thread is at it. Time in which the machine gave the thread no processor counts by one
+ * POOL_PATIENCE-th: who is kept waiting does not hang. One thread asks.
  */
-uint64_t pool_stalled_ns(const struct pool *pool, struct pool_job *job);
+#define POOL_PATIENCE 10
+uint64_t pool_stalled_ns(struct pool *pool, struct pool_job *job);
 
 /* Runs all of it on the calling thread; on_done is not called. @scratch: scratch_bytes */
 void pool_run_here(struct pool_job *job, void *scratch);

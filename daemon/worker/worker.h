@@ -189,7 +189,7 @@ struct session_plan {
 	uint8_t told_alignment[FMHA_N_TENSORS]; /* log2: what its client was told to keep */
 	bool renewing;                          /* another one is being made in its place */
 	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* had in its user's name */
-	struct registry_entry *entries[PLAN_MAX_STAGES]; /* NULL: not looked up yet */
+	struct registry_entry *entries[PLAN_MAX_STAGES];      /* NULL: not looked up yet */
 	struct culprit culprits[PLAN_MAX_STAGES];
 	uint64_t serial;            /* no other plan of this worker ever has the same; from 1 */
 	bool fixed;                 /* its arguments follow from where its buffers lie */

@@ -937,7 +937,7 @@ def test_connect_storm(bystanders):
     """Of 300 connections a user keeps 16; the rest is refused at once; early ones do not notice."""
     with Daemon({"limits": {"connections_per_uid": 16, "hello_ms": 10000}}) as small:
         with small.client() as early:
-            before = small.fd_counts()
+            before = small.settled_fds()
             start = time.monotonic()
             socks = []
             for _ in range(300):

@@ -435,12 +435,11 @@ def test_a_file_of_another_user_is_left_alone(state):
 
 def test_kill_while_writing(state):
     """Whatever is on disk can be read."""
-    for _ in range(6):
+    for attempt in range(6):
         with daemon_of(state) as daemon, daemon.device() as device:
             kernel = chosen(plan(device))[0]
-            for i in range(20):
-                device.submit("registry_set_priority", {"kernel": kernel, "priority": i + 1})
-            time.sleep(0.01)
+            numbers = [device.submit("registry_set_priority", {"kernel": kernel, "priority": i + 1}) for i in range(20)]
+            device.wait(numbers[attempt])
             os.kill(daemon.pid, signal.SIGKILL)
             daemon.process.wait()
         for name, text in files(state).items():

@@ -236,7 +236,9 @@ class Daemon:
         return [open_files(pid).total() for pid in [self.pid, *self.children()]]
 
     def settled_fds(self):
-        """Counts that stay for a moment: connections are closed by the daemon's loops, soon after their clients."""
+        """Counts that stay for a moment, of a daemon that has begun: connections are closed by the daemon's loops, soon
+        after their clients."""
+        until(lambda: all(device["state"] != "starting" for device in self.status()["devices"]))
         counts = None
         while counts != (counts := self.fd_counts()):
             time.sleep(0.1)

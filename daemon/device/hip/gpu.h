@@ -71,7 +71,8 @@ struct gpu_device {
 	struct gpu_words *words;
 
 	/* kernels.c; loop thread only */
-	struct list kernels, idle; /* idle: those that nobody has, the ones that were had last at the end */
+	struct list kernels,
+		idle; /* idle: those that nobody has, the ones that were had last at the end */
 	uint32_t n_idle;
 	uint64_t most_idle;
 };

@@ -10,7 +10,14 @@
 
 #include "gpu.h"
 
-enum gpu_memory_kind { MEMORY_PLAIN, MEMORY_VMM, MEMORY_IPC, MEMORY_COPY, MEMORY_STAGING, MEMORY_CODE };
+enum gpu_memory_kind {
+	MEMORY_PLAIN,
+	MEMORY_VMM,
+	MEMORY_IPC,
+	MEMORY_COPY,
+	MEMORY_STAGING,
+	MEMORY_CODE
+};
 
 /* A device_memory's map. */
 struct gpu_memory {

@@ -423,22 +423,26 @@ static void a_job_that_no_thread_is_at_is_cancelled_at_once(void **state)
 	pool_free(pool);
 }
 
-/* Until it is told to end: in one task, with or without signs of life. */
+/* Until it is told to end: in one task, with signs of life, without, and with no processor either. */
+enum { COMPUTES, LIVES, STARVES };
+
 static void endure(const struct pool_step *step, uint64_t task, void *scratch)
 {
 	struct counted *counted = (struct counted *)step->args;
 
 	(void)scratch;
 	atomic_store(&counted->n_begun, 1);
-	while (task == 0 && (counted->task_ns ? cpu_goes_on() : !atomic_load(&counted->job.stop)))
-		usleep(1000);
+	while (task == 0 &&
+	       (counted->task_ns == LIVES ? cpu_goes_on() : !atomic_load(&counted->job.stop)))
+		if (counted->task_ns != COMPUTES)
+			usleep(1000);
 }
 
-static struct counted *start_enduring(struct pool *pool, struct pool_queue *queue, bool lives)
+static struct counted *start_enduring(struct pool *pool, struct pool_queue *queue, uint64_t how)
 {
 	/* Nobody draws them all one by one. */
 	static const uint64_t shape[4] = {UINT64_C(1) << 39};
-	struct counted *counted = counted_new(1, shape, lives);
+	struct counted *counted = counted_new(1, shape, how);
 
 	counted->job.steps[0].run = endure;
 	pool_submit(pool, queue, &counted->job);
@@ -447,11 +451,12 @@ static struct counted *start_enduring(struct pool *pool, struct pool_queue *queu
 	return counted;
 }
 
-static uint64_t stalled_for_ns(const struct pool *pool, struct pool_job *job, uint64_t ns)
+/* Watches a job that endures for so long, or until it has stalled for @most. */
+static uint64_t stalled_for_ns(struct pool *pool, struct pool_job *job, uint64_t ns, uint64_t most)
 {
 	uint64_t start = clock_ns(), stalled = 0;
 
-	while (clock_ns() - start < ns) {
+	while (clock_ns() - start < ns && stalled < most) {
 		stalled = pool_stalled_ns(pool, job);
 		usleep(1000);
 	}
@@ -462,21 +467,28 @@ static void progress_is_counted_inside_tasks(void **state)
 {
 	struct pool *pool = pool_new(1);
 	struct pool_queue queue;
-	struct counted *living, *hanging;
+	struct counted *living, *hanging, *starving;
 
 	(void)state;
 	queue_init(pool, &queue, 1, 1);
-	living = start_enduring(pool, &queue, true);
-	assert_in_range(stalled_for_ns(pool, &living->job, 300 * NS_PER_MS), 0, 150 * NS_PER_MS);
+	living = start_enduring(pool, &queue, LIVES);
+	assert_in_range(stalled_for_ns(pool, &living->job, 300 * NS_PER_MS, 150 * NS_PER_MS), 0,
+			150 * NS_PER_MS - 1);
 	pool_cancel(pool, &living->job);
 	wait_done(living);
 	assert_true(living->job.cancelled);
 
-	hanging = start_enduring(pool, &queue, false);
-	assert_in_range(stalled_for_ns(pool, &hanging->job, 300 * NS_PER_MS), 150 * NS_PER_MS,
-			NS_PER_S);
+	hanging = start_enduring(pool, &queue, COMPUTES);
+	assert_true(stalled_for_ns(pool, &hanging->job, 60 * NS_PER_S, 150 * NS_PER_MS) >=
+		    150 * NS_PER_MS);
 	pool_cancel(pool, &hanging->job);
 	wait_done(hanging);
+	starving = start_enduring(pool, &queue, STARVES);
+	assert_in_range(stalled_for_ns(pool, &starving->job, 300 * NS_PER_MS, 150 * NS_PER_MS), 1,
+			150 * NS_PER_MS - 1);
+	pool_cancel(pool, &starving->job);
+	wait_done(starving);
+	free(starving);
 	free(living);
 	free(hanging);
 	pool_queue_deinit(pool, &queue);

@@ -77,7 +77,8 @@
 	X(KERNELS_IDLE, kernels_idle, RELOAD, 0, 0, 1 << 16,                                       \
 	  "kernels that stay loaded though no plan has them; 0: an eighth of kernels")             \
 	X(MEMORY_BYTES, memory_bytes, RELOAD, 0, 0, 1ll << 50,                                     \
-	  "bytes of buffers, workspaces and code on one device; 0: three quarters of the device's "      \
+	  "bytes of buffers, workspaces and code on one device; 0: three quarters of the "         \
+	  "device's "                                                                              \
 	  "memory")                                                                                \
 	X(MEMORY_BYTES_PER_UID, memory_bytes_per_uid, RELOAD, 0, 0, 1ll << 50,                     \
 	  "one user's share of that; 0: half of the device's memory")                              \

@@ -333,7 +333,7 @@ void device_cancel(struct device *device, struct device_launch *launch);
 
 /*
  * Nanoseconds since the launch last got ahead, as far as earlier calls could see; 0 while it waits
- * for its turn. ret_kernel: the name of the kernel under way.
+ * for its turn. On a CPU those that its threads computed for. ret_kernel: the name of the kernel under way.
  */
 uint64_t device_stalled_ns(struct device *device, struct device_launch *launch,
 			   const char **ret_kernel);
