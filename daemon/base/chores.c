@@ -26,8 +26,9 @@ static struct chore *next_chore(struct chores *chores, uint64_t now)
 static void do_step(struct chores *chores, struct chore *chore, uint64_t now)
 {
 	struct account *account = chore->account;
-	uint64_t before = doing_begin(chores->doing, DOING_CHORE, account->uid), end;
+	struct doing_before before = doing_begin_word(chores->doing, chore->doing);
 	struct list *node = &chore->in_chores;
+	uint64_t end;
 	bool more;
 
 	list_remove(node);
@@ -46,9 +47,10 @@ static void do_step(struct chores *chores, struct chore *chore, uint64_t now)
 static void on_turn(uv_idle_t *turn)
 {
 	struct chores *chores = container_of(turn, struct chores, turn);
+	const uint64_t most_ns = chores->limits->value[LIMIT_WAKE_US] * NS_PER_US;
 	uint64_t start = clock_ns(), now = start;
 
-	while (!list_is_empty(&chores->list) && now - start < CHORES_US * NS_PER_US) {
+	while (!list_is_empty(&chores->list) && now - start < most_ns) {
 		do_step(chores, next_chore(chores, now), now);
 		now = clock_ns();
 	}
@@ -56,8 +58,10 @@ static void on_turn(uv_idle_t *turn)
 		uv_idle_stop(turn);
 }
 
-void chores_init(struct chores *chores, uv_loop_t *loop, struct doing *doing)
+void chores_init(struct chores *chores, uv_loop_t *loop, const struct limits *limits,
+		 struct doing *doing)
 {
+	chores->limits = limits;
 	chores->doing = doing;
 	list_init(&chores->list);
 	uv_idle_init(loop, &chores->turn);
@@ -68,6 +72,7 @@ void chore_start(struct chores *chores, struct chore *chore, struct account *acc
 {
 	account->n_references++;
 	chore->account = account;
+	chore->doing = chores->doing ? atomic_load(&chores->doing->word) : 0;
 	chore->step = step;
 	list_init(&chore->in_chores);
 	list_append(&chores->list, &chore->in_chores);

@@ -135,6 +135,9 @@ const struct key config_keys[] = {
 	 "path of a Unix socket at which GET /metrics is answered over HTTP, with socket_mode and "
 	 "socket_group; without it there is none"},
 	{"log_level", KEY_LEVEL, RELOAD, CONFIG(log_level), 0, 0, NULL, "what is logged"},
+	{"loop_times", KEY_BOOL, RESTART, CONFIG(loop_times), 0, 1, NULL,
+	 "measure the CPU time that each method takes of a loop, shown by fmhactl status --json as "
+	 "\"loop\"; costs two system calls a request"},
 	{"admin_uids", KEY_UIDS, RELOAD, 0, 0, NO_UID - 1, NULL,
 	 "users who see everybody's sessions and may change kernels, besides root and the daemon's "
 	 "own"},

@@ -215,20 +215,31 @@ static void hub_on_iteration(uv_prepare_t *handle)
 	container_of(handle, struct connection_hub, iterate)->iteration++;
 }
 
-/* Whether the user has had its share of this iteration of the loop. */
-static bool has_had_its_share(const struct connection *connection)
+/* What the user has had of this iteration of the loop, of all of its connections. */
+static uint64_t had_ns(const struct connection *connection)
 {
-	const struct connection_hub *hub = connection->hub;
 	const struct account *account = connection->account;
 
-	return account && account->iteration == hub->iteration &&
-	       account->iteration_ns >= hub->limits->value[LIMIT_WAKE_US] * 1000;
+	return account && account->iteration == connection->hub->iteration ? account->iteration_ns
+									   : 0;
+}
+
+static bool has_had_its_share(const struct connection *connection)
+{
+	const uint64_t most_ns = connection->hub->limits->value[LIMIT_WAKE_US] * NS_PER_US;
+
+	return connection->account && had_ns(connection) >= most_ns;
 }
 
 static void begin_turn(struct connection *connection)
 {
-	connection->hub->turn_ns = clock_ns();
-	connection->hub->corked = connection;
+	struct connection_hub *hub = connection->hub;
+	const uint64_t most_ns = hub->limits->value[LIMIT_WAKE_US] * NS_PER_US;
+	uint64_t had = had_ns(connection);
+
+	hub->turn_ns = clock_ns();
+	hub->turn_until_ns = hub->turn_ns + (had < most_ns ? most_ns - had : 0);
+	hub->corked = connection;
 }
 
 /* What was answered since the turn began leaves together, and the user has had the time. */
@@ -246,8 +257,7 @@ static void end_turn(struct connection *connection)
 	if (!account)
 		return;
 	account_add_loop_ns(account, now, spent);
-	account->iteration_ns = spent +
-				(account->iteration == hub->iteration ? account->iteration_ns : 0);
+	account->iteration_ns = spent + had_ns(connection);
 	account->iteration = hub->iteration;
 }
 
@@ -535,7 +545,8 @@ static void on_poll_closed(uv_handle_t *handle)
 void connection_close(struct connection *connection)
 {
 	struct account *account = connection->account;
-	uint64_t before;
+	struct doing *doing = connection->hub->doing;
+	struct doing_before before;
 
 	if (connection->closing)
 		return;
@@ -556,9 +567,9 @@ void connection_close(struct connection *connection)
 				   connection->n_in_flight);
 	connection->n_in_flight = 0;
 	uv_close((uv_handle_t *)&connection->poll, on_poll_closed);
-	before = account ? doing_begin(connection->hub->doing, DOING_HANGUP, account->uid) : 0;
+	before = doing_begin(doing, DOING_HANGUP, account ? account->uid : DOING_NOBODY);
 	connection->ops->on_hangup(connection);
-	doing_end(account ? connection->hub->doing : NULL, before);
+	doing_end(doing, before);
 	request_end_all(connection);
 }
 

@@ -48,7 +48,8 @@ static int serve(struct connection *connection, const struct proto_message *mess
 	struct fmha_error refusal;
 	int fd, r = proto_decode_params(message, &params, &refusal);
 	struct account *account = connection->account;
-	uint64_t before;
+	struct doing *doing = connection->hub->doing;
+	struct doing_before before;
 
 	if (take_request_fd(connection, message, r == 0 ? &params : NULL, &fd, err) < 0)
 		return FMHA_EPROTO;
@@ -57,10 +58,10 @@ static int serve(struct connection *connection, const struct proto_message *mess
 					 "%s is for fmhad's own processes",
 					 proto_methods[method].name);
 	if (r == 0) {
-		before = account ? doing_begin(connection->hub->doing, method, account->uid) : 0;
+		before = doing_begin(doing, method, account ? account->uid : DOING_NOBODY);
 		r = connection->ops->handle(connection, message->id, method, &params, &fd,
 					    &refusal);
-		doing_end(account ? connection->hub->doing : NULL, before);
+		doing_end(doing, before);
 	}
 	if (r < 0)
 		connection_answer_error(connection, message->id, &refusal);
@@ -116,7 +117,7 @@ static bool turn_is_over(struct connection *connection, uint32_t n_frames)
 	const uint64_t *limit = hub->limits->value;
 
 	return n_frames >= limit[LIMIT_FRAMES_PER_WAKE] ||
-	       (n_frames > 0 && clock_ns() - hub->turn_ns > limit[LIMIT_WAKE_US] * 1000);
+	       (n_frames > 0 && clock_ns() > hub->turn_until_ns);
 }
 
 /* The frame at @data if it is complete. Return: as proto_frame_parse(). */

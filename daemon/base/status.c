@@ -42,6 +42,24 @@ cJSON *status_errors(const uint64_t n_errors[CONNECTION_ERRORS])
 	return object;
 }
 
+cJSON *status_loop(const struct doing *doing)
+{
+	cJSON *object = cJSON_CreateObject();
+
+	for (uint32_t i = 0; i < N_DOING; i++) {
+		const struct doing_cost *cost = &doing->costs[i];
+		cJSON *item;
+
+		if (cost->n == 0)
+			continue;
+		item = cJSON_AddObjectToObject(object, doing_name(doing_word(i, 0)));
+		cJSON_AddNumberToObject(item, "n", (double)cost->n);
+		cJSON_AddNumberToObject(item, "cpu_ns", (double)cost->cpu_ns);
+		cJSON_AddNumberToObject(item, "longest_ns", (double)cost->longest_ns);
+	}
+	return object;
+}
+
 cJSON *status_limits(const struct limits *limits)
 {
 	cJSON *object = cJSON_CreateObject();

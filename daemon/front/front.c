@@ -228,6 +228,8 @@ static int front_init(struct front *front, const struct config *config,
 	init_handles(front);
 	r = connection_hub_init(&front->hub, &front->loop, &front->limits, err);
 	front->hub.spare_fds = SPARE_FDS;
+	front->hub.doing = &front->doing;
+	front->doing.measures = front->config.loop_times;
 	front->hub.n_processes = front->n_slots + 1;
 	if (r == 0)
 		r = builder_new(&front->loop, &front->config.compile, &front->accounts,

@@ -83,6 +83,7 @@ struct front {
 	struct accounts accounts;
 	struct quarantine quarantine;
 	struct connection_hub hub;
+	struct doing doing;
 	struct handouts handouts;
 	int listen_fd;
 	bool inherited_listener; /* by socket activation: not ours to unlink */

@@ -81,6 +81,8 @@ static cJSON *front_json(const struct front *front, uint32_t uid, bool all)
 			add_client(list, client);
 	}
 	cJSON_AddItemToObject(item, "limits", status_limits(&front->limits));
+	if (front->doing.measures)
+		cJSON_AddItemToObject(item, "loop", status_loop(&front->doing));
 	cJSON_AddItemToObject(item, "compile", builder_status_json(front->builder));
 	return item;
 }
@@ -236,6 +238,8 @@ static void answer(struct client *client, uint32_t id, struct status_file *file)
 static void answer_user(struct status_gathering *gathering, struct account *account)
 {
 	struct status_file file = {.fd = -1};
+	struct doing_before before = doing_begin(&gathering->front->doing, PROTO_STATUS,
+						 account->uid);
 	uint64_t start_ns = clock_ns(), now;
 
 	account->n_references++; /* answering may end its last connection */
@@ -252,6 +256,7 @@ static void answer_user(struct status_gathering *gathering, struct account *acco
 		(void)close(file.fd);
 	now = clock_ns();
 	account_add_loop_ns(account, now, now - start_ns);
+	doing_end(&gathering->front->doing, before);
 	(void)account_put(account);
 }
 

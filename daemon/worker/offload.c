@@ -167,6 +167,7 @@ static void settle(struct offloads *offloads)
 
 static void collect(struct offloads *offloads)
 {
+	struct doing_before before;
 	struct list ended, *node;
 
 	list_init(&ended);
@@ -179,10 +180,9 @@ static void collect(struct offloads *offloads)
 		struct offload *offload = container_of(node, struct offload, in_offloads);
 
 		settle(offloads);
-		if (offloads->doing)
-			atomic_store(&offloads->doing->word, offload->doing);
+		before = doing_begin_word(offloads->doing, offload->doing);
 		offload->done(offload);
-		doing_end(offloads->doing, 0);
+		doing_end(offloads->doing, before);
 	}
 }
 

@@ -62,6 +62,8 @@ static void on_compiled(void *owner, const union proto_any_result *result, int f
 			const struct fmha_error *error)
 {
 	struct device_build *build = owner;
+	struct worker *worker = build->worker;
+	struct doing_before before;
 	struct fmha_error err = *error;
 	void *data = result ? map_code(&result->COMPILE, fd, &err) : NULL;
 	struct device_code code = {.data = data};
@@ -69,10 +71,12 @@ static void on_compiled(void *owner, const union proto_any_result *result, int f
 	if (data) {
 		code.bytes = result->COMPILE.size;
 		code.spills = result->COMPILE.spills;
-		local_keep_code(build->worker, build->kernel, fd, result->COMPILE.size);
+		local_keep_code(worker, build->kernel, fd, result->COMPILE.size);
 	}
-	trace_build(build->worker, build, data != NULL);
+	trace_build(worker, build, data != NULL);
+	before = doing_begin(&worker->page->doing, PROTO_PLAN, build->uid);
 	build->done(build, data ? &code : NULL, &err);
+	doing_end(&worker->page->doing, before);
 	if (data)
 		munmap(data, result->COMPILE.size);
 }

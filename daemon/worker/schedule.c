@@ -449,7 +449,8 @@ static void on_done(struct device_launch *launch)
 	struct worker *worker = session->worker;
 	uint64_t took = launch->ended_ns - launch->started_ns;
 	bool fenced = request->fenced;
-	uint64_t before = doing_begin(&worker->page->doing, DOING_COMPLETION, session->uid);
+	struct doing_before before = doing_begin(&worker->page->doing, DOING_COMPLETION,
+						 session->uid);
 
 	if (!request_has_fences(request))
 		worker->device_load -= request->plan->load;

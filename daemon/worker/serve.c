@@ -112,8 +112,6 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 
 /* ---- life ---- */
 
-#define FAREWELLS_A_STEP 4
-
 /* Gives back one thing that the session had. Return: whether there was one. */
 static bool give_back_one(struct session *session)
 {
@@ -133,13 +131,10 @@ static bool farewell(struct chore *chore)
 {
 	struct session *session = container_of(chore, struct session, farewell);
 
-	for (int i = 0; i < FAREWELLS_A_STEP; i++) {
-		if (give_back_one(session))
-			continue;
-		session_offload_ended(session);
-		return false;
-	}
-	return true;
+	if (give_back_one(session))
+		return true;
+	session_offload_ended(session);
+	return false;
 }
 
 static void on_hangup(struct connection *connection)

@@ -141,5 +141,7 @@ char *worker_status_json(struct worker *worker)
 	status_add_histogram(item, "total", &worker->total);
 	cJSON_AddItemToObject(root, "tuning", tuner_status_json(worker->tuner));
 	cJSON_AddItemToObject(root, "limits", status_limits(&worker->limits));
+	if (worker->page->doing.measures)
+		cJSON_AddItemToObject(root, "loop", status_loop(&worker->page->doing));
 	return json_end(root, false);
 }

@@ -458,7 +458,8 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	worker->refill_timer.data = worker;
 	r = connection_hub_init(&worker->hub, &worker->loop, &worker->limits, err);
 	worker->hub.doing = &worker->page->doing;
-	chores_init(&worker->chores, &worker->loop, &worker->page->doing);
+	chores_init(&worker->chores, &worker->loop, &worker->limits, &worker->page->doing);
+	worker->page->doing.measures = worker->settings.loop_times;
 	worker->hub.n_processes = worker->settings.n_devices + 1;
 	worker->hub.spinner.is_free = has_no_runs;
 	worker->hub.spinner.owner = worker;

@@ -86,6 +86,7 @@ struct config {
 	char socket_group[32];                  /* empty: the process's own */
 	char metrics_socket[CONFIG_PATH_BYTES]; /* empty: metrics are not served */
 	uint32_t log_level;                     /* enum log_level */
+	uint32_t loop_times;                    /* doing.measures */
 	uint32_t n_admins;
 	uint32_t admin_uids[CONFIG_MAX_ADMINS]; /* besides root and the daemon's own uid */
 	uint32_t n_priorities;

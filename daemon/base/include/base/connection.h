@@ -67,6 +67,7 @@ struct connection_hub {
 	struct proto_message message;
 	struct connection *corked; /* whose wake-up it is */
 	uint64_t turn_ns;          /* when it began */
+	uint64_t turn_until_ns;    /* when its user has had its share of this iteration */
 	struct connection *last;   /* that had input; NULL: it is closed */
 	struct list users;         /* struct account: those with connections that wait for a turn */
 	struct list backlog;       /* the same of connections without an account */

@@ -44,8 +44,10 @@
 	  "one user's unanswered requests")                                                        \
 	X(FRAMES_PER_WAKE, frames_per_wake, RELOAD, 64, 1, 65536,                                  \
 	  "frames that one connection gets answered before the others have a turn")                \
-	X(WAKE_US, wake_us, RELOAD, 1000, 10, 1000000,                                             \
-	  "us that one connection gets before the others have a turn")                             \
+	X(WAKE_US, wake_us, RELOAD, 200, 10, 1000000,                                              \
+	  "us of a loop's time that one user gets before the others have a turn: what one "        \
+	  "request "                                                                               \
+	  "or slice of work begun before then costs comes on top (SECURITY.md)")                   \
 	X(SPIN_US, spin_us, RESTART, 50, 0, 1000,                                                  \
 	  "us for which a process looks for the next request before it sleeps; 0: not at all")     \
 	X(OUTPUT_HARD_BYTES, output_hard_bytes, RELOAD, 4 << 20, 65536, 1 << 30,                   \

@@ -9,6 +9,7 @@
 #include <cjson/cJSON.h>
 
 #include <base/connection.h>
+#include <base/doing.h>
 #include <base/histogram.h>
 #include <base/limits.h>
 
@@ -23,6 +24,9 @@ void status_add_histogram(cJSON *object, const char *name, const struct histogra
 
 /* {"<code's name>": how often, ...} of those that were answered; given. */
 cJSON *status_errors(const uint64_t n_errors[CONNECTION_ERRORS]);
+
+/* {"<method>": {"n", "cpu_ns", "longest_ns"}, ...} of what the loop has done; given. */
+cJSON *status_loop(const struct doing *doing);
 
 /* {"<limit>": {"value", "hits"}, ...}; given. */
 cJSON *status_limits(const struct limits *limits);

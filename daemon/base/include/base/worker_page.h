@@ -24,7 +24,7 @@
 #define WORKER_MAX_QUARANTINED 32
 #define WORKER_PAGE_MAGIC      0x66776f726b657231u
 
-#define WORKER_NO_USER UINT32_MAX
+#define WORKER_NO_USER DOING_NOBODY
 
 /* A kernel that is not used until then: by nobody, or not for one user. */
 struct worker_quarantined {
