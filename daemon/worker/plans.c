@@ -70,8 +70,20 @@ struct session_plan *session_plan_unref(struct session_plan *plan)
 		account_release(plan->account, ACCOUNT_PLANS, plan->counted);
 		(void)account_put(plan->account);
 	}
-	free(plan);
+	slabs_give_back(&plan->worker->plan_slabs, plan);
 	return NULL;
+}
+
+static struct session_plan *allocate_plan(struct session *session)
+{
+	struct session_plan *plan = slabs_take(&session->worker->plan_slabs);
+
+	if (!plan)
+		return NULL;
+	plan->n_references = 1;
+	plan->worker = session->worker;
+	plan->uid = session->uid;
+	return plan;
 }
 
 /* Every tensor's last byte must lie in its buffer, so that a plan that is accepted can run. */
@@ -224,7 +236,7 @@ static struct session_plan *make_plan(struct session *session,
 				      const struct proto_plan_params *params, bool local,
 				      struct fmha_error *err)
 {
-	_cleanup_(session_plan_unrefp) struct session_plan *plan = calloc(1, sizeof(*plan));
+	_cleanup_(session_plan_unrefp) struct session_plan *plan = allocate_plan(session);
 	struct worker *worker = session->worker;
 	struct session_plan *made;
 	struct plan_choice choice;
@@ -233,10 +245,7 @@ static struct session_plan *make_plan(struct session *session,
 		(void)fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
 		return NULL;
 	}
-	plan->n_references = 1;
-	plan->worker = worker;
 	plan->local = local;
-	plan->uid = session->uid;
 	plan->generation = worker->registry ? registry_generation(worker->registry) : 0;
 	if (account_charge(session->account, ACCOUNT_PLANS, 1, err) < 0)
 		return NULL;
@@ -353,14 +362,11 @@ void session_plan_replace(struct session *session, uint64_t id, const struct pla
 	uint64_t told_bytes;
 	uint8_t told_alignment[FMHA_N_TENSORS];
 
-	plan = old ? calloc(1, sizeof(*plan)) : NULL;
+	plan = old ? allocate_plan(session) : NULL;
 	if (!plan)
 		return;
 	told_bytes = old->told_bytes;
 	memcpy(told_alignment, old->told_alignment, sizeof(told_alignment));
-	plan->n_references = 1;
-	plan->worker = session->worker;
-	plan->uid = old->uid;
 	plan->account = session->account;
 	plan->account->n_references++;
 	if (session_plan_take_kernels(plan, kernels, NULL) < 0) {

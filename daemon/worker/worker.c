@@ -444,6 +444,7 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	list_init(&worker->sessions);
 	list_init(&worker->requests);
 	list_init(&worker->free_requests);
+	slabs_init(&worker->plan_slabs, sizeof(struct session_plan));
 	fair_init(&worker->turns, 1, 1);
 	uv_loop_init(&worker->loop);
 	uv_async_init(&worker->loop, &worker->device_async, on_device_async);

@@ -22,6 +22,7 @@
 #include <base/fair.h>
 #include <base/handout.h>
 #include <base/histogram.h>
+#include <base/slabs.h>
 #include <base/worker_page.h>
 #include <device/device.h>
 #include <dispatch/plan.h>
@@ -88,6 +89,7 @@ struct worker {
 	struct fair turns;    /* of sessions, on a device that takes none itself */
 	uint64_t device_load; /* of launches without fences: compute units that they can fill */
 	bool giving_turns;
+	struct slabs plan_slabs;           /* of struct session_plan */
 	uint64_t n_plans;                  /* made so far */
 	uint64_t n_plans_by[PLAN_N_BASES]; /* of those whose kernels were chosen by time */
 	uint64_t loop_serial; /* the plan whose kernel page->loop_kernel names; 0: none */
