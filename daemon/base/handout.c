@@ -11,8 +11,8 @@
 #include <proto/cleanup.h>
 #include <proto/error.h>
 
-#define LOOK_MS      200
-#define LOOKS_A_TICK 1024
+#define LOOK_MS      50
+#define LOOKS_A_TICK 128 /* two system calls each */
 #define PAGE_BYTES   4096ull
 
 struct handout {
@@ -40,8 +40,9 @@ static bool others_have(int fd)
 	return errno == EAGAIN; /* where there are no leases, nobody can tell */
 }
 
-/* @account: NULL: of all users. Some at a time, each in its turn. */
-static void look(struct handouts *handouts, const struct account *account)
+/* Some at a time, each in its turn: of one user until there is room for one more and @bytes, or
+ * (@account NULL) of all. */
+static void look(struct handouts *handouts, const struct account *account, uint64_t bytes)
 {
 	struct list later, *node;
 	int n = LOOKS_A_TICK;
@@ -54,8 +55,12 @@ static void look(struct handouts *handouts, const struct account *account)
 		if (account && handout->account != account)
 			continue;
 		n--;
-		if (!others_have(handout->fd))
-			end(handout);
+		if (others_have(handout->fd))
+			continue;
+		end(handout);
+		if (account && account_has_room(account, ACCOUNT_DESCRIPTORS, 1) &&
+		    account_has_room(account, ACCOUNT_MEMORY, bytes))
+			break;
 	}
 	while ((node = list_pop(&later)))
 		list_append(&handouts->list, node);
@@ -63,9 +68,16 @@ static void look(struct handouts *handouts, const struct account *account)
 		uv_timer_stop(&handouts->timer);
 }
 
+static void make_room(struct handouts *handouts, const struct account *account, uint64_t bytes)
+{
+	if (!account_has_room(account, ACCOUNT_DESCRIPTORS, 1) ||
+	    !account_has_room(account, ACCOUNT_MEMORY, bytes))
+		look(handouts, account, bytes);
+}
+
 static void on_timer(uv_timer_t *timer)
 {
-	look(container_of(timer, struct handouts, timer), NULL);
+	look(container_of(timer, struct handouts, timer), NULL, 0);
 }
 
 void handouts_init(struct handouts *handouts, uv_loop_t *loop)
@@ -110,6 +122,13 @@ int handout_keep(struct handouts *handouts, struct account *account, int fd, uin
 	return 0;
 }
 
+bool handout_seal(int fd)
+{
+	return fchmod(fd, 0400) == 0 &&
+	       fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) ==
+		       0;
+}
+
 int handout_file(const void *data, size_t n)
 {
 	_cleanup_(closep) int fd = memfd_create("fmhad", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -123,10 +142,7 @@ int handout_file(const void *data, size_t n)
 			return -1;
 		done += (size_t)written;
 	}
-	if (fchmod(fd, 0400) < 0 ||
-	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
-		return -1;
-	return take_fd(&fd);
+	return handout_seal(fd) ? take_fd(&fd) : -1;
 }
 
 static int keep_text(struct handouts *handouts, struct account *account, const char *text, size_t n,
@@ -139,16 +155,26 @@ static int keep_text(struct handouts *handouts, struct account *account, const c
 	return handout_keep(handouts, account, fd, bytes, ret_fd, err);
 }
 
-int handout_charge(struct account *account, uint64_t bytes, struct fmha_error *err)
+int handout_charge(struct handouts *handouts, struct account *account, uint64_t bytes,
+		   struct fmha_error *err)
 {
-	int r = account_charge(account, ACCOUNT_DESCRIPTORS, 1, err);
+	int r;
 
+	make_room(handouts, account, bytes);
+	r = account_charge(account, ACCOUNT_DESCRIPTORS, 1, err);
 	if (r < 0)
 		return r;
 	r = account_charge(account, ACCOUNT_MEMORY, bytes, err);
 	if (r < 0)
 		account_release(account, ACCOUNT_DESCRIPTORS, 1);
 	return r;
+}
+
+int handout_charge_more(struct handouts *handouts, struct account *account, uint64_t bytes,
+			struct fmha_error *err)
+{
+	make_room(handouts, account, bytes);
+	return account_charge(account, ACCOUNT_MEMORY, bytes, err);
 }
 
 void handout_release(struct account *account, uint64_t bytes)
@@ -163,11 +189,7 @@ int handout_text(struct handouts *handouts, struct account *account, const char 
 	uint64_t bytes = (n + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 	int r;
 
-	/* What the client has let go of since the last look makes room for it. */
-	if (!account_has_room(account, ACCOUNT_DESCRIPTORS, 1) ||
-	    !account_has_room(account, ACCOUNT_MEMORY, bytes))
-		look(handouts, account);
-	r = handout_charge(account, bytes, err);
+	r = handout_charge(handouts, account, bytes, err);
 	if (r < 0)
 		return r;
 	r = keep_text(handouts, account, text, n, bytes, ret_fd, err);

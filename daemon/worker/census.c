@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <json/json.h>
 #include <proto/problem.h>
 
 static bool is_used(const struct census_entry *entry)
@@ -41,19 +40,26 @@ static uint32_t count_of(const struct census *census, uint32_t uid)
 	return n;
 }
 
+static int compare_uids(const void *x, const void *y)
+{
+	const uint32_t *a = x, *b = y;
+
+	return (*a > *b) - (*a < *b);
+}
+
+/* Of a full census. */
 static uint32_t largest_user(const struct census *census)
 {
-	uint32_t uid = 0, most = 0;
+	uint32_t uids[CENSUS_SHAPES], n = 0, most = 0, uid = 0;
 
+	for (uint32_t i = 0; i < CENSUS_SHAPES; i++)
+		uids[i] = census->entries[i]->uid;
+	qsort(uids, CENSUS_SHAPES, sizeof(*uids), compare_uids);
 	for (uint32_t i = 0; i < CENSUS_SHAPES; i++) {
-		uint32_t n;
-
-		if (!is_used(census->entries[i]) || (most > 0 && census->entries[i]->uid == uid))
-			continue;
-		n = count_of(census, census->entries[i]->uid);
+		n = i > 0 && uids[i] == uids[i - 1] ? n + 1 : 1;
 		if (n > most) {
 			most = n;
-			uid = census->entries[i]->uid;
+			uid = uids[i];
 		}
 	}
 	return uid;
@@ -209,42 +215,17 @@ static int compare_entries(const void *x, const void *y)
 	return ((*a)->ns < (*b)->ns) - ((*a)->ns > (*b)->ns);
 }
 
-char *census_json(const struct census *census, uint32_t uid, bool all)
+uint32_t census_list(const struct census *census, uint32_t uid, bool all,
+		     const struct census_entry *ret_entries[CENSUS_SHAPES])
 {
-	/* NOLINTNEXTLINE(bugprone-sizeof-expression): a list of pointers */
-	const struct census_entry **list = calloc(CENSUS_SHAPES, sizeof(*list));
-	cJSON *root, *shapes;
-	size_t n = 0;
-	char *text;
+	uint32_t n = 0;
 
-	json_begin();
-	root = cJSON_CreateObject();
-	shapes = cJSON_AddArrayToObject(root, "shapes");
-	for (uint32_t i = 0; list && i < CENSUS_SHAPES; i++)
+	for (uint32_t i = 0; i < CENSUS_SHAPES; i++)
 		if (is_used(census->entries[i]) && (all || census->entries[i]->uid == uid))
-			list[n++] = census->entries[i];
-	if (n > 0) /* NOLINTNEXTLINE(bugprone-sizeof-expression): as above */
-		qsort(list, n, sizeof(*list), compare_entries);
-	for (size_t i = 0; i < n; i++) {
-		cJSON *item = cJSON_CreateObject();
-
-		cJSON_AddNumberToObject(item, "uid", list[i]->uid);
-		cJSON_AddStringToObject(item, "shape", list[i]->shape);
-		cJSON_AddNumberToObject(item, "runs", (double)list[i]->n_runs);
-		cJSON_AddNumberToObject(item, "device_ns", (double)list[i]->ns);
-		if (list[i]->roof_ns > 0)
-			cJSON_AddNumberToObject(item, "of_roof",
-						list[i]->roof_ns / (double)list[i]->timed_ns);
-		cJSON_AddStringToObject(item, "kernel", list[i]->kernel);
-		cJSON_AddNumberToObject(item, "n_splits", list[i]->n_splits);
-		cJSON_AddBoolToObject(item, "settled", list[i]->settled);
-		cJSON_AddItemToArray(shapes, item);
-	}
-	if (all)
-		cJSON_AddNumberToObject(root, "evicted", (double)census->n_evicted);
-	text = json_end(list ? root : NULL, false);
-	free(list);
-	return text;
+			ret_entries[n++] = census->entries[i];
+	if (n > 0) /* NOLINTNEXTLINE(bugprone-sizeof-expression): a list of pointers */
+		qsort(ret_entries, n, sizeof(*ret_entries), compare_entries);
+	return n;
 }
 
 void census_deinit(struct census *census)

@@ -64,12 +64,10 @@ void census_unsettle(struct census *census);
 /* What is to be measured next: of the users whose shapes are not settled the one after @*uid, and of
  * that user's the one that took most time. NULL: nothing. */
 struct census_entry *census_next(struct census *census, uint32_t *uid);
-/*
- * {"shapes": [{"uid", "shape", "runs", "device_ns", "of_roof", "kernel", "n_splits",
- * "settled"}], "evicted"}, what took most time first;
- * of @uid, or (@all) of everybody. Given, free(); NULL: out of memory.
- */
-char *census_json(const struct census *census, uint32_t uid, bool all);
+/* The shapes of @uid, or (@all) of everybody, what took most time first. Entries stay where they are until
+ * census_deinit(), but may become another shape's: their generation tells. Return: how many. */
+uint32_t census_list(const struct census *census, uint32_t uid, bool all,
+		     const struct census_entry *ret_entries[CENSUS_SHAPES]);
 void census_deinit(struct census *census);
 
 #endif

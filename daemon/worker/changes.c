@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "changes.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,6 +15,7 @@
 #include <proto/error.h>
 
 #include "kernels.h"
+#include "pieces.h"
 
 #define MAX_DOCUMENT (32 << 20)
 
@@ -186,20 +188,92 @@ void kernels_add_result(struct worker *worker, const struct proto_tuned_result_p
 
 /* ---- what is used ---- */
 
+#define SHAPES_A_PIECE 12
+_Static_assert(SHAPES_A_PIECE *(PLAN_SHAPE_BYTES + PLAN_KERNEL_BYTES + 320) < PIECE_BYTES,
+	       "they fit");
+
+/*
+ * {"shapes": [{"uid", "shape", "runs", "device_ns", "of_roof", "kernel", "n_splits", "settled"}],
+ * "evicted"}, in the making.
+ */
+struct census_reading {
+	struct pieces pieces;
+	bool all, begun, comma;
+	uint32_t n, next;
+	struct {
+		const struct census_entry *entry;
+		uint32_t generation;
+	} shapes[CENSUS_SHAPES];
+};
+
+static void begin_reading(struct census_reading *reading)
+{
+	struct session *session = reading->pieces.session;
+	const struct census_entry *entries[CENSUS_SHAPES];
+
+	reading->begun = true;
+	reading->n = census_list(&session->worker->census, session->uid, reading->all, entries);
+	for (uint32_t i = 0; i < reading->n; i++) {
+		reading->shapes[i].entry = entries[i];
+		reading->shapes[i].generation = entries[i]->generation;
+	}
+	pieces_put(&reading->pieces, "{\"shapes\":[");
+}
+
+/* Words and names of kernels need no escapes. */
+static void put_shape(struct census_reading *reading, const struct census_entry *entry)
+{
+	struct pieces *to = &reading->pieces;
+
+	pieces_put(to, "%s{\"uid\":%u,\"shape\":\"%s\",\"runs\":%" PRIu64 ",\"device_ns\":%" PRIu64,
+		   reading->comma ? "," : "", entry->uid, entry->shape, entry->n_runs, entry->ns);
+	if (entry->roof_ns > 0 && entry->timed_ns > 0)
+		pieces_put(to, ",\"of_roof\":%.9g", entry->roof_ns / (double)entry->timed_ns);
+	pieces_put(to, ",\"kernel\":\"%s\",\"n_splits\":%d,\"settled\":%s}", entry->kernel,
+		   entry->n_splits, entry->settled ? "true" : "false");
+	reading->comma = true;
+}
+
+static bool write_some(struct pieces *pieces)
+{
+	struct census_reading *reading = container_of(pieces, struct census_reading, pieces);
+
+	if (!reading->begun) {
+		begin_reading(reading);
+		return true;
+	}
+	for (int i = 0; i < SHAPES_A_PIECE && reading->next < reading->n; i++) {
+		uint32_t at = reading->next++;
+		const struct census_entry *entry = reading->shapes[at].entry;
+
+		/* Else another one has its place meanwhile, perhaps another user's. */
+		if (entry->n_runs > 0 && entry->generation == reading->shapes[at].generation)
+			put_shape(reading, entry);
+	}
+	if (reading->next < reading->n)
+		return true;
+	pieces_put(pieces, "]");
+	if (reading->all)
+		pieces_put(pieces, ",\"evicted\":%" PRIu64,
+			   pieces->session->worker->census.n_evicted);
+	pieces_put(pieces, "}");
+	return false;
+}
+
+static void free_reading(struct pieces *pieces)
+{
+	free(container_of(pieces, struct census_reading, pieces));
+}
+
+static const struct pieces_ops reading_ops = {PROTO_CENSUS, write_some, free_reading};
+
 int kernels_census(struct session *session, uint32_t id, struct fmha_error *err)
 {
-	struct worker *worker = session->worker;
-	bool all = config_is_privileged(&worker->page->config, session->uid);
-	char *text = census_json(&worker->census, session->uid, all);
-	struct proto_json_result result;
-	int fd = -1, r;
+	struct census_reading *reading = calloc(1, sizeof(*reading));
 
-	if (!text)
+	if (!reading)
 		return fmha_error_set(err, FMHA_ENOMEM, "census: out of memory");
-	result.size = strlen(text);
-	r = handout_text(&worker->handouts, session->account, text, result.size, &fd, err);
-	free(text);
-	if (r == 0)
-		connection_answer(&session->connection, id, PROTO_CENSUS, &result, fd);
-	return r;
+	reading->all = config_is_privileged(&session->worker->page->config, session->uid);
+	pieces_start(&reading->pieces, &reading_ops, session, id);
+	return 0;
 }

@@ -233,8 +233,7 @@ static int export(struct kernels_job *job)
 		return fmha_error_set_field(&job->error, r, "filter",
 					    "filter: the result exceeds %u bytes: ask for less",
 					    DOCUMENT_BYTES);
-	if (r == 0 && fcntl(job->fd, F_ADD_SEALS,
-			    F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+	if (r == 0 && !handout_seal(job->fd))
 		r = fmha_error_set(&job->error, FMHA_EIO, "export: cannot seal the result");
 	return r;
 }
@@ -354,7 +353,7 @@ static int charge_job(struct session *session, struct fmha_error *err)
 			return fmha_error_set(err, FMHA_EBUSY,
 					      "one registry request of a user at a time");
 	}
-	return handout_charge(account, DOCUMENT_BYTES, err);
+	return handout_charge(&session->worker->handouts, account, DOCUMENT_BYTES, err);
 }
 
 static int get_kernel(struct session *session, uint32_t id, const char *kernel,

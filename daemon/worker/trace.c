@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "trace.h"
 
+#include "pieces.h"
+
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,92 +87,53 @@ void trace_build(struct worker *worker, const struct device_build *build, bool s
 
 /* ---- reading ---- */
 
-#define EVENTS_A_STEP 32
-#define EVENT_BYTES   (PLAN_KERNEL_BYTES + 320 + PLAN_MAX_STAGES * 96)
+#define EVENTS_A_PIECE 16
+#define EVENT_BYTES    (PLAN_KERNEL_BYTES + 320 + PLAN_MAX_STAGES * 96)
+_Static_assert(EVENTS_A_PIECE *EVENT_BYTES < PIECE_BYTES, "they fit");
 
 /* An answer in the making. */
 struct trace_reading {
-	struct chore chore;
-	struct session *session;
-	uint32_t id;
-	bool begun;
+	struct pieces pieces;
+	bool begun, comma;
 	uint64_t until, lost; /* events */
-	char *text;           /* NULL: none yet */
-	size_t n, capacity;
-	bool failed;
 };
 
-/* Room for @bytes more. */
-static bool reserve(struct trace_reading *reading, size_t bytes)
+static void put_stages(struct pieces *to, const struct trace_event *event)
 {
-	size_t capacity = 2 * reading->capacity + bytes;
-	char *text;
-
-	if (reading->capacity - reading->n >= bytes)
-		return true;
-	text = realloc(reading->text, capacity);
-	if (!text)
-		return false;
-	reading->text = text;
-	reading->capacity = capacity;
-	return true;
-}
-
-__attribute__((format(printf, 2, 3))) static void put(struct trace_reading *reading,
-						      const char *format, ...)
-{
-	va_list list;
-	int n;
-
-	if (!reserve(reading, EVENT_BYTES)) {
-		reading->failed = true;
-		return;
-	}
-	va_start(list, format);
-	n = vsnprintf(reading->text + reading->n, reading->capacity - reading->n, format, list);
-	va_end(list);
-	reading->n += (size_t)n;
-}
-
-static void put_stages(struct trace_reading *reading, const struct trace_event *event)
-{
-	put(reading, ",\"stages\":[");
+	pieces_put(to, ",\"stages\":[");
 	for (uint32_t i = 0; i < event->n_stages; i++)
-		put(reading, "%s{\"family\":\"%s\",\"started_ns\":%" PRIu64 "}", i ? "," : "",
-		    plan_family_name(event->families[i]), event->stage_started_ns[i]);
-	put(reading, "]");
+		pieces_put(to, "%s{\"family\":\"%s\",\"started_ns\":%" PRIu64 "}", i ? "," : "",
+			   plan_family_name(event->families[i]), event->stage_started_ns[i]);
+	pieces_put(to, "]");
 }
 
 /* Names of kernels need no escapes. */
 static void put_event(struct trace_reading *reading, const struct trace_event *event)
 {
-	put(reading,
-	    "%s{\"kind\":\"%s\",\"kernel\":\"%s\",\"uid\":%u,\"arrived_ns\":%" PRIu64
-	    ",\"answered_ns\":%" PRIu64 ",\"pid\":%u",
-	    reading->text[reading->n - 1] == '[' ? "" : ",", event->is_build ? "build" : "run",
-	    event->kernel, event->uid, event->arrived_ns, event->answered_ns, event->pid);
+	struct pieces *to = &reading->pieces;
+
+	pieces_put(to,
+		   "%s{\"kind\":\"%s\",\"kernel\":\"%s\",\"uid\":%u,\"arrived_ns\":%" PRIu64
+		   ",\"answered_ns\":%" PRIu64 ",\"pid\":%u",
+		   reading->comma ? "," : "", event->is_build ? "build" : "run", event->kernel,
+		   event->uid, event->arrived_ns, event->answered_ns, event->pid);
+	reading->comma = true;
 	if (event->is_build) {
-		put(reading, ",\"failed\":%s", event->failed ? "true" : "false");
+		pieces_put(to, ",\"failed\":%s", event->failed ? "true" : "false");
 	} else {
-		put(reading,
-		    ",\"session\":%" PRIu64 ",\"started_ns\":%" PRIu64 ",\"ended_ns\":%" PRIu64,
-		    event->session, event->started_ns, event->ended_ns);
-		put_stages(reading, event);
+		pieces_put(to,
+			   ",\"session\":%" PRIu64 ",\"started_ns\":%" PRIu64
+			   ",\"ended_ns\":%" PRIu64,
+			   event->session, event->started_ns, event->ended_ns);
+		put_stages(to, event);
 	}
-	put(reading, "}");
+	pieces_put(to, "}");
 }
 
-static void begin_reading(struct trace_reading *reading)
-{
-	reading->begun = true;
-	reading->until = reading->session->worker->trace->n_events;
-	put(reading, "{\"events\":[");
-}
-
-/* What the session has not read yet, as far as this step goes. Return: whether there is more. */
+/* What the session has not read yet, as far as this piece goes. Return: whether there is more. */
 static bool read_some(struct trace_reading *reading)
 {
-	struct session *session = reading->session;
+	struct session *session = reading->pieces.session;
 	const struct trace *trace = session->worker->trace;
 	bool all = config_is_privileged(&session->worker->settings, session->uid);
 	uint64_t oldest = trace->n_events > EVENTS ? trace->n_events - EVENTS : 0;
@@ -183,53 +145,38 @@ static bool read_some(struct trace_reading *reading)
 		reading->lost += oldest - *at;
 		*at = oldest;
 	}
-	end = reading->until - *at > EVENTS_A_STEP ? *at + EVENTS_A_STEP : reading->until;
-	for (; *at < end && !reading->failed; (*at)++) {
+	end = reading->until - *at > EVENTS_A_PIECE ? *at + EVENTS_A_PIECE : reading->until;
+	for (; *at < end; (*at)++) {
 		const struct trace_event *event = &trace->events[*at % EVENTS];
 
 		if (all || event->uid == session->uid)
 			put_event(reading, event);
 	}
-	return *at < reading->until && !reading->failed;
+	return *at < reading->until;
 }
 
-static int answer(struct trace_reading *reading, struct fmha_error *err)
+static bool write_some(struct pieces *pieces)
 {
-	struct session *session = reading->session;
-	struct proto_json_result result;
-	int fd = -1, r;
+	struct trace_reading *reading = container_of(pieces, struct trace_reading, pieces);
 
-	put(reading, "],\"lost\":%" PRIu64 "}", reading->lost);
-	if (reading->failed)
-		return fmha_error_set(err, FMHA_ENOMEM, "trace: out of memory");
-	result.size = reading->n;
-	r = handout_text(&session->worker->handouts, session->account, reading->text, result.size,
-			 &fd, err);
-	if (r == 0)
-		connection_answer(&session->connection, reading->id, PROTO_TRACE, &result, fd);
-	return r;
-}
-
-/* Many events are put into words a few at a time. */
-static bool step(struct chore *chore)
-{
-	struct trace_reading *reading = container_of(chore, struct trace_reading, chore);
-	struct session *session = reading->session;
-	struct fmha_error err;
-
-	if (!session->hung_up) {
-		if (!reading->begun)
-			begin_reading(reading);
-		if (!reading->failed && read_some(reading))
-			return true;
-		if (answer(reading, &err) < 0)
-			connection_answer_error(&session->connection, reading->id, &err);
+	if (!reading->begun) {
+		reading->begun = true;
+		reading->until = pieces->session->worker->trace->n_events;
+		pieces_put(pieces, "{\"events\":[");
+		return true;
 	}
-	free(reading->text);
-	free(reading);
-	session_offload_ended(session);
+	if (read_some(reading))
+		return true;
+	pieces_put(pieces, "],\"lost\":%" PRIu64 "}", reading->lost);
 	return false;
 }
+
+static void free_reading(struct pieces *pieces)
+{
+	free(container_of(pieces, struct trace_reading, pieces));
+}
+
+static const struct pieces_ops reading_ops = {PROTO_TRACE, write_some, free_reading};
 
 static int start_reading(struct session *session, struct fmha_error *err)
 {
@@ -272,9 +219,6 @@ int trace_request(struct session *session, uint32_t id, struct fmha_error *err)
 		free(reading);
 		return r;
 	}
-	reading->session = session;
-	reading->id = id;
-	session->n_offloads++;
-	chore_start(&session->worker->chores, &reading->chore, session->account, step);
+	pieces_start(&reading->pieces, &reading_ops, session, id);
 	return 0;
 }

@@ -164,6 +164,38 @@ def trace_everything(daemon, start, ready, n):
     assert len(events) == n, len(events)
 
 
+def use_many_shapes(daemon):
+    with daemon.device() as device:
+        buffer = device.buffer_create(65536)
+        for n in range(1, 65):
+            tensors = {role: {"buffer": buffer.id, "offset": 16384 * i, "dtype": "f32"} for i, role in enumerate("qkvo")}
+            device.run(device.plan({**SMALL, "nhead_q": n, "nhead_k": n, "tensors": tensors})["plan"])
+        return len(json.loads(device.call_json("census", {}))["shapes"])
+
+
+def test_a_census_of_everybody_gives_way():
+    """1,024 shapes of 17 users, one of whom has to make room (3.5 ms in one piece for an administrator)."""
+    with fmhad.Daemon({"loop_times": True, "tuning": {"automatic": False}}, open_to_all=True) as daemon:
+        for uid in range(50000, 50016):
+            assert in_child(uid, use_many_shapes, daemon) == 64
+        assert in_child(50016, use_many_shapes, daemon) >= 1024 // 17
+        with daemon.device() as device:
+            census = json.loads(device.call_json("census", {}))
+        assert len(census["shapes"]) == 1024 and census["evicted"] == 64
+        times = [shape["device_ns"] for shape in census["shapes"]]
+        assert times == sorted(times, reverse=True)
+        assert {shape["uid"] for shape in in_child(50016, read_census, daemon)["shapes"]} == {50016}
+        longest = longest_pieces_ms(daemon)
+        assert longest["census"] < 1 * (20 if SANITIZED else 1), longest
+        assert longest["run"] < 2 * (20 if SANITIZED else 1), longest
+        assert daemon.status()["devices"][0]["worker"]["loop"]["census"]["n"] > 1024 / 12
+
+
+def read_census(daemon):
+    with daemon.device() as device:
+        return json.loads(device.call_json("census", {}))
+
+
 @pytest.mark.parametrize("function, n, what", [(hang_up_with_everything, 4000, "the end of a connection"),
                                                (trace_everything, 8000, "trace")])
 def test_what_walks_a_users_things_gives_way(function, n, what):

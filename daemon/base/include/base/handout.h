@@ -9,6 +9,8 @@
 #ifndef FMHAD_BASE_HANDOUT_H
 #define FMHAD_BASE_HANDOUT_H
 
+#include <stdbool.h>
+
 #include <uv.h>
 
 #include <base/account.h>
@@ -35,11 +37,20 @@ int handout_text(struct handouts *handouts, struct account *account, const char 
 int handout_again(int fd);
 
 /*
- * Charges what a file of @bytes costs its user, memory and a descriptor, before it is made.
+ * Charges what a file of @bytes costs its user, memory and a descriptor, before it is made. What the
+ * user's clients have let go of meanwhile makes room for it.
  * Return: 0; FMHA_EQUOTA: nothing is charged.
  */
-int handout_charge(struct account *account, uint64_t bytes, struct fmha_error *err);
+int handout_charge(struct handouts *handouts, struct account *account, uint64_t bytes,
+		   struct fmha_error *err);
 void handout_release(struct account *account, uint64_t bytes);
+
+/* More bytes of a file in the making. Return: 0; FMHA_EQUOTA: nothing is charged. */
+int handout_charge_more(struct handouts *handouts, struct account *account, uint64_t bytes,
+			struct fmha_error *err);
+
+/* Makes a memory file one that nobody can change. */
+bool handout_seal(int fd);
 
 /*
  * What of @fd, a memfd that is borrowed, may go to a client: @ret_fd, given. handout_charge() has
