@@ -131,7 +131,8 @@ static int peek_splits(struct planner *b, int32_t n, int32_t size, bool ask_all,
 	return r;
 }
 
-static void look(struct planner *b, struct outlook *outlook)
+/* Return: 0, FMHA_ENOMEM. */
+static int look(struct planner *b, struct outlook *outlook)
 {
 	struct select_report report = {0};
 	int r = peek_splits(b, outlook->n_splits, outlook->split_size, false, &report,
@@ -147,6 +148,8 @@ static void look(struct planner *b, struct outlook *outlook)
 									: estimate_guess(best);
 	}
 	select_report_deinit(&report);
+	set_splits(b, 0, 0);
+	return r < 0 ? r : 0;
 }
 
 /* Other numbers of splits than the default are looked at only where something is known of them. */
@@ -212,32 +215,113 @@ static const char *source_of(const struct outlook *outlook)
 	return outlook->measured ? "measured" : "predicted";
 }
 
-void options_choose_splits(struct planner *b, struct split_choice *ret_split)
+/* What is weighed up: a number of splits each. */
+struct outlooks {
+	struct outlook list[MOST_SPLITS];
+	size_t n;
+};
+
+/* Whether there is anything to weigh up. */
+static bool list_outlooks(struct planner *b, struct split_choice *ret_split,
+			  struct outlooks *ret_outlooks)
 {
 	struct split_device device = split_device_of(b->device);
-	const struct fmha_problem *p = &b->plan->problem;
-	struct outlook outlooks[MOST_SPLITS];
-	const struct outlook *best;
 	struct splits list;
 
-	split_choose(p, &device, ret_split);
+	split_choose(&b->plan->problem, &device, ret_split);
 	if (!is_free(b) || b->naming.n > 0 || !b->device->registry ||
 	    !is_informed(b, &list, ret_split->n))
-		return;
-	for (size_t i = 0; i < list.count; i++) {
-		outlooks[i] = (struct outlook){.n_splits = list.n[i], .split_size = list.size[i]};
-		look(b, &outlooks[i]);
-	}
-	set_splits(b, 0, 0);
-	if (!on_one_scale(outlooks, list.count))
-		return;
-	best = best_of(outlooks, list.count);
+		return false;
+	ret_outlooks->n = list.count;
+	for (size_t i = 0; i < list.count; i++)
+		ret_outlooks->list[i] = (struct outlook){.n_splits = list.n[i],
+							 .split_size = list.size[i]};
+	return true;
+}
+
+struct plan_looking {
+	struct plan plan;
+	struct planner planner;
+	struct fmha_error error;
+	struct outlooks outlooks;
+	size_t n_done;
+	bool failed;
+};
+
+struct plan_looking *plan_looking_new(const struct fmha_problem *problem,
+				      const struct plan_choice *choice,
+				      const struct plan_device *device)
+{
+	struct plan_looking *looking;
+	struct split_choice split;
+	struct planner *b;
+
+	/* A CPU has few kernels. */
+	if (problem->op != FMHA_FORWARD || !device->registry || device->lds_bytes == 0)
+		return NULL;
+	looking = calloc(1, sizeof(*looking));
+	if (!looking)
+		return NULL;
+	b = &looking->planner;
+	*b = (struct planner){.plan = &looking->plan, .device = device, .err = &looking->error};
+	if (planner_start(b, problem, choice) == 0 && planner_append(b) == 0 &&
+	    plan_total_q(b->plan) > 0 && list_outlooks(b, &split, &looking->outlooks))
+		return looking;
+	return plan_looking_free(looking);
+}
+
+bool plan_look(struct plan_looking *looking)
+{
+	struct outlooks *outlooks = &looking->outlooks;
+
+	if (looking->n_done < outlooks->n)
+		looking->failed |= look(&looking->planner, &outlooks->list[looking->n_done++]) < 0;
+	return looking->n_done < outlooks->n && !looking->failed;
+}
+
+struct plan_looking *plan_looking_free(struct plan_looking *looking)
+{
+	free(looking);
+	return NULL;
+}
+
+/* Were these looked at before? Then they are as they were found. */
+static bool has_looked(const struct plan_looking *looking, struct outlooks *outlooks)
+{
+	if (!looking || looking->failed || looking->n_done < outlooks->n ||
+	    looking->outlooks.n != outlooks->n)
+		return false;
+	for (size_t i = 0; i < outlooks->n; i++)
+		if (looking->outlooks.list[i].n_splits != outlooks->list[i].n_splits ||
+		    looking->outlooks.list[i].split_size != outlooks->list[i].split_size)
+			return false;
+	*outlooks = looking->outlooks;
+	return true;
+}
+
+int options_choose_splits(struct planner *b, struct split_choice *ret_split)
+{
+	struct outlooks outlooks;
+	const struct outlook *best;
+	int r = 0;
+
+	if (!list_outlooks(b, ret_split, &outlooks))
+		return 0;
+	if (!has_looked(b->device->looking, &outlooks))
+		for (size_t i = 0; i < outlooks.n && r == 0; i++)
+			r = look(b, &outlooks.list[i]);
+	if (r < 0)
+		return fmha_error_set(b->err, r, "plan: out of memory");
+	if (!on_one_scale(outlooks.list, outlooks.n))
+		return 0;
+	best = best_of(outlooks.list, outlooks.n);
 	if (!best)
-		return;
+		return 0;
 	ret_split->n = best->n_splits > 1 ? best->n_splits : 1;
-	ret_split->size = best->n_splits > 1 ? best->split_size : p->seqlen_k;
+	ret_split->size = best->n_splits > 1 ? best->split_size : b->plan->problem.seqlen_k;
 	(void)snprintf(ret_split->why, sizeof(ret_split->why),
-		       "the fastest of %zu numbers of splits, as %s", list.count, source_of(best));
+		       "the fastest of %zu numbers of splits, as %s", outlooks.n, source_of(best));
+	return 0;
 }
 
 bool options_prefer_buffered_dq(struct planner *b)

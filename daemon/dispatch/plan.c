@@ -369,7 +369,9 @@ static int build_forward(struct planner *b)
 		return r;
 	if (plan_total_q(plan) == 0)
 		return 0;
-	options_choose_splits(b, &split);
+	r = options_choose_splits(b, &split);
+	if (r < 0)
+		return r;
 	if (b->report)
 		memcpy(b->report->split_why, split.why, sizeof(split.why));
 	if (split.n > PLAN_MAX_SPLITS)

@@ -29,9 +29,9 @@ bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_famil
 
 /*
  * options.c: how many splits, of those that are worth a try, will be fastest: as measured, as
- * predicted, else what split.c says. 1: none. Not for problems that say it.
+ * predicted, else what split.c says. 1: none. Not for problems that say it. Return: 0, FMHA_ENOMEM.
  */
-void options_choose_splits(struct planner *b, struct split_choice *ret_split);
+int options_choose_splits(struct planner *b, struct split_choice *ret_split);
 /* Was a backward pipeline that sums dQ in the workspace measured as the fastest? */
 bool options_prefer_buffered_dq(struct planner *b);
 

@@ -27,7 +27,7 @@ struct node {
 
 /* Trees that are walked at a time. Each step waits for the one before, and nobody can guess where it goes: several
  * walks beside each other, without branches, take hardly longer than one. */
-#define ABREAST 4
+#define ABREAST 8
 
 /* Features of a problem that are names, of which a model knows those that it was fitted to, and
  * numbers, of which it knows those between. The others may be anything: a tree's answer beyond what it

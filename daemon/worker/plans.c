@@ -211,7 +211,7 @@ static void session_plan_unrefp(struct session_plan **plan)
 	(void)session_plan_unref(*plan);
 }
 
-static void read_choice(const struct proto_plan_params *params, struct plan_choice *ret_choice)
+void plan_params_choice(const struct proto_plan_params *params, struct plan_choice *ret_choice)
 {
 	_Static_assert(PROTO_MAX_STAGES == PLAN_MAX_STAGES &&
 			       PROTO_KERNEL_BYTES == PLAN_KERNEL_BYTES,
@@ -253,7 +253,7 @@ static struct session_plan *make_plan(struct session *session,
 	plan->account = session->account;
 	plan->account->n_references++;
 	kernels_act_for(session, local);
-	read_choice(params, &choice);
+	plan_params_choice(params, &choice);
 	if (plan_build(&params->problem, &choice, &worker->plan_device, &plan->plan, err) < 0 ||
 	    (!local && check_plan_buffers(session, &plan->plan, err) < 0))
 		return NULL;
@@ -407,7 +407,7 @@ int session_explain(struct session *session, uint32_t id, const struct proto_pla
 	int fd = -1, r;
 
 	kernels_act_for(session, false);
-	read_choice(params, &choice);
+	plan_params_choice(params, &choice);
 	r = plan_explain(&params->problem, &choice, &session->worker->plan_device, &json, err);
 	if (r < 0)
 		return r;

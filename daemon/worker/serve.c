@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* serve.c: a client's direct connection: its beginning, its requests, its end. */
 #include "kernels.h"
+#include "planning.h"
 #include "trace.h"
 #include "tuner.h"
 
@@ -59,13 +60,10 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 	case PROTO_EVENT_IMPORT:
 		return event_import(session, id, &params->EVENT_IMPORT, err);
 	case PROTO_PLAN:
-		return session_plan_new(session, id, &params->PLAN, err);
 	case PROTO_EXPLAIN:
-		return session_explain(session, id, &params->EXPLAIN, err);
 	case PROTO_LOCAL_PLAN:
-		return session_plan_local(session, id, &params->LOCAL_PLAN, err);
 	case PROTO_LOCAL_RUNS:
-		return local_runs(session, id, &params->LOCAL_RUNS, err);
+		return planning_request(session, id, method, params, err);
 	case PROTO_CODE:
 		return local_code(session, id, &params->CODE, err);
 	case PROTO_REGISTRY_EXPORT:

@@ -253,6 +253,8 @@ int session_plan_local(struct session *session, uint32_t id, const struct proto_
 int session_plan_take_kernels(struct session_plan *plan,
 			      const struct device_kernel *const kernels[PLAN_MAX_STAGES],
 			      struct fmha_error *err);
+/* The kernels that a request names. */
+void plan_params_choice(const struct proto_plan_params *params, struct plan_choice *ret_choice);
 /* What follows from the kernels that the plan has got. */
 void session_plan_settle(struct session *session, struct session_plan *plan,
 			 struct proto_plan_result *result);

@@ -13,9 +13,11 @@ import pytest
 
 import fmha_wire
 import fmhad
+from test_gpu_layer import Compiler, stub_folder
 
 ATTACKER, OTHER = 65534, 65533
 SANITIZED = b"__asan_init" in fmhad.find_program("fmhad").read_bytes()
+SLOWER = 20 if SANITIZED else 1
 
 
 def methods_of_a_worker():
@@ -186,8 +188,8 @@ def test_a_census_of_everybody_gives_way():
         assert times == sorted(times, reverse=True)
         assert {shape["uid"] for shape in in_child(50016, read_census, daemon)["shapes"]} == {50016}
         longest = longest_pieces_ms(daemon)
-        assert longest["census"] < 1 * (20 if SANITIZED else 1), longest
-        assert longest["run"] < 2 * (20 if SANITIZED else 1), longest
+        assert longest["census"] < 1 * SLOWER, longest
+        assert longest["run"] < 2 * SLOWER, longest
         assert daemon.status()["devices"][0]["worker"]["loop"]["census"]["n"] > 1024 / 12
 
 
@@ -211,7 +213,7 @@ def test_what_walks_a_users_things_gives_way(function, n, what):
         assert fmhad.until(lambda: not sessions_of(daemon, ATTACKER))
         assert fmhad.until(lambda: daemon.status()["devices"][0]["worker"]["memory"]["bytes"] == 0)
         longest = longest_pieces_ms(daemon)
-        assert longest[what] < 2 * (20 if SANITIZED else 1), longest
+        assert longest[what] < 2 * SLOWER, longest
         assert daemon.status()["devices"][0]["worker"]["loop"][what]["n"] > n / 100
 
 
@@ -229,7 +231,7 @@ def test_each_user_has_a_share_of_an_iteration():
             child.join(20)
             assert child.exitcode == 0
     assert shares[200] < shares[20000], shares
-    assert shares[200] < 2 * (20 if SANITIZED else 1), shares
+    assert shares[200] < 2 * SLOWER, shares
 
 
 def flood(daemon, begin, end):
@@ -260,6 +262,35 @@ def median_wait_ms(daemon, n):
             waits.append(fmhad.loop_seconds(device.worker_pid) - before)
             time.sleep(0.003)
     return sorted(waits)[n // 2] * 1e3
+
+
+def test_planning_by_a_model_gives_way(tmp_path):
+    """Where a model judges many kernels in many numbers of splits, one number is a slice (2.3 ms in one piece). Clients
+    that hang up in the midst of it leave nothing behind."""
+    decode = {"batch": 8, "nhead_q": 64, "nhead_k": 8, "seqlen_q": 1, "hdim_q": 128, "hdim_v": 128,
+              "tensors": {role: {"buffer": i + 1, "dtype": "bf16"} for i, role in enumerate("qkvo")}}
+    config = {"loop_times": True, "devices": [{"backend": "cuda"}],
+              "compile": {"helper": str(Compiler(tmp_path).path), "cache": str(tmp_path / "cache")}}
+    with fmhad.Daemon(config, env={"LD_LIBRARY_PATH": str(stub_folder())}) as daemon:
+        with daemon.device() as device:
+            for n in range(10):
+                problem = {**decode, "seqlen_k": 65536 - n}
+                device.call("local_plan", {"problem": problem})
+                device.call("local_runs", {"problem": problem, "runs": 1})
+                device.explain(problem)
+                with pytest.raises(fmha_wire.WireError):
+                    device.plan({**problem, "tensors": {**problem["tensors"], "q": {"buffer": 77, "dtype": "bf16"}}})
+        for _ in range(10):
+            with daemon.device() as device:
+                for _ in range(20):
+                    device.submit("local_plan", {"problem": {**decode, "seqlen_k": 65536}})
+        assert fmhad.until(lambda: not daemon.status()["devices"][0]["worker"]["sessions"])
+        assert daemon.status()["devices"][0]["deaths"] == 0
+        loop = daemon.status()["devices"][0]["worker"]["loop"]
+        for method in ("plan", "explain", "local_plan", "local_runs"):
+            cost = loop[method]
+            assert cost["n"] > 50, loop
+            assert cost["cpu_ns"] / cost["n"] < 0.5e6 * SLOWER and cost["longest_ns"] < 4e6 * SLOWER, (method, cost)
 
 
 def sessions_of(daemon, uid):

@@ -3,6 +3,8 @@
  * of memory, or what it is without a fault. */
 #include <stdio.h>
 
+#include <registry/registry.h>
+
 #include "cpu_runner.h"
 #include "fixture.h"
 
@@ -144,6 +146,47 @@ static void planning_without_memory_is_refused(void **state)
 	fixture_deinit(&f);
 }
 
+static int32_t measured_splits;
+
+static int build_split_plan(struct fixture *f, void *data)
+{
+	struct plan_device device = cpu_runner_device(&runner);
+	int r = plan_build(&f->problem, &f->choice, &device, &f->plan, &f->err);
+
+	(void)data;
+	if (r == 0 && f->plan.n_splits != measured_splits)
+		return FMHA_ENOKERNEL; /* the default, though another was measured as faster */
+	return r;
+}
+
+/* What was measured says how many splits: without the memory to look at it that is not known. */
+static void choosing_splits_without_memory_is_refused(void **state)
+{
+	struct plan_option *options = calloc(PLAN_MAX_OPTIONS, sizeof(*options));
+	struct plan_device device = cpu_runner_device(&runner);
+	struct registry_result result = {.us = 0.001, .when_s = 1};
+	struct fixture f;
+	int n, i;
+
+	(void)state;
+	set_up(&f);
+	f.problem.seqlen_q = 1;
+	f.problem.seqlen_k = 4096;
+	n = plan_options(&f.problem, &device, options, &f.err);
+	for (i = 0; i < n && options[i].n_splits <= 1; i++)
+		;
+	assert_in_range(i, 0, n - 1);
+	assert_int_equal(plan_build(&f.problem, &f.choice, &device, &f.plan, &f.err), 0);
+	plan_shape(&f.plan.problem, result.shape);
+	result.n_splits = measured_splits = options[i].n_splits;
+	assert_int_equal(registry_set_tuned(device.registry, options[i].kernel, &result, &f.err),
+			 0);
+	starve(&f, 0, build_split_plan, NULL);
+	assert_int_equal(registry_forget(device.registry, "*", result.shape), 1);
+	free(options);
+	fixture_deinit(&f);
+}
+
 static int list_options(struct fixture *f, void *options)
 {
 	struct plan_device device = cpu_runner_device(&runner);
@@ -172,6 +215,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(explaining_without_memory_is_refused),
 		cmocka_unit_test(planning_without_memory_is_refused),
+		cmocka_unit_test(choosing_splits_without_memory_is_refused),
 		cmocka_unit_test(listing_options_without_memory_is_refused),
 	};
 

@@ -158,6 +158,58 @@ static void plan_with(struct fixture *f, struct registry *registry,
 	assert_works(f, fixture_build(f));
 }
 
+static void set_sizes(struct fixture *f, int i)
+{
+	static const int32_t queries[] = {1, 16, 512, 4096}, keys[] = {8192, 65536, 4096, 1000};
+
+	f->problem.batch = 1 + i % 3;
+	f->problem.nhead_q = 8;
+	f->problem.nhead_k = i % 2 ? 1 : 8;
+	f->problem.seqlen_q = queries[i % 4];
+	f->problem.seqlen_k = keys[i / 4 % 4];
+	f->problem.mask = i % 2 ? FMHA_MASK_TOP_LEFT : FMHA_MASK_NONE;
+}
+
+/* Numbers of splits that were judged one at a time make the plan that it would have been. */
+static void looking_first_makes_the_same_plan(void **state)
+{
+	struct registry_device device = {.name = "sm_90a"};
+	struct plan_looking *looking;
+	struct predict_model *model;
+	struct spec_catalog *catalog;
+	struct registry *registry;
+	struct fmha_error err = {0};
+	uint32_t n_steps = 0, n_split = 0;
+	struct fixture f;
+	struct plan at_once;
+
+	(void)state;
+	assert_int_equal(spec_catalog_load(NULL, fmha_backends, &catalog, &err), 0);
+	registry_device_archs(&device, "sm_90a");
+	assert_int_equal(registry_new(catalog, &device, &registry, &err), 0);
+	assert_int_equal(predict_model_load("sm_90a", &model, &err), 0);
+	plan_with(&f, registry, model);
+	for (int i = 0; i < 16; i++) {
+		set_sizes(&f, i);
+		assert_works(&f, fixture_build(&f));
+		at_once = f.plan;
+		looking = plan_looking_new(&f.problem, &f.choice, &f.decree.device);
+		assert_non_null(looking);
+		while (plan_look(looking))
+			n_steps++;
+		f.decree.device.looking = looking;
+		assert_works(&f, fixture_build(&f));
+		assert_memory_equal(&f.plan, &at_once, sizeof(at_once));
+		f.decree.device.looking = plan_looking_free(looking);
+		n_split += at_once.n_splits > 1;
+	}
+	assert_true(n_steps > 32 && n_split > 2);
+	fixture_deinit(&f);
+	predict_model_free(model);
+	registry_free(registry);
+	spec_catalog_free(catalog);
+}
+
 static void a_model_goes_before_the_formula(void **state)
 {
 	struct registry_device device = {.name = "sm_90a"};
@@ -192,6 +244,7 @@ int main(void)
 		cmocka_unit_test(trees_are_summed),
 		cmocka_unit_test(of_problems_like_none_measured_nothing_is_said),
 		cmocka_unit_test(what_is_no_model_is_refused),
+		cmocka_unit_test(looking_first_makes_the_same_plan),
 		cmocka_unit_test(a_model_goes_before_the_formula),
 	};
 

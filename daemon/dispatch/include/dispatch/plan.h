@@ -145,6 +145,8 @@ struct plan_device {
 	void *owner, *tensors;
 	/* Of times that nobody measured; NULL: the cost formula alone. */
 	const struct predict_model *model;
+	/* What was judged of the problem before (plan_looking_new()); NULL: nothing. */
+	const struct plan_looking *looking;
 	bool explain_features; /* explanations show what the model sees */
 };
 
@@ -174,6 +176,21 @@ struct plan_choice {
  */
 int plan_build(const struct fmha_problem *problem, const struct plan_choice *choice,
 	       const struct plan_device *device, struct plan *ret_plan, struct fmha_error *err);
+
+/*
+ * The numbers of splits that plan_build() would weigh up for a problem, judged one at a time, for whoever
+ * does not want to wait for all of them: what takes longest where a model knows many kernels. With @device's
+ * looking set to it plan_build() of the same problem and choice takes what was found.
+ * @device: kept
+ * Return: given; NULL: plan_build() need not be helped, or memory lacks.
+ */
+struct plan_looking;
+struct plan_looking *plan_looking_new(const struct fmha_problem *problem,
+				      const struct plan_choice *choice,
+				      const struct plan_device *device);
+/* Judges one. Return: whether there are more. */
+bool plan_look(struct plan_looking *looking);
+struct plan_looking *plan_looking_free(struct plan_looking *looking);
 
 /* The word under which the times of a problem's plans are kept, at most PLAN_SHAPE_BYTES. The problem
  * is one that plan_build() has taken: struct plan has it in one form. */
