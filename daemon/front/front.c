@@ -277,7 +277,7 @@ int front_run(const struct config *config, const struct config_source *source)
 		uv_timer_start(&front->watchdog, on_watchdog, 0, watchdog_us / 2000 + 1);
 	uv_run(&front->loop, UV_RUN_DEFAULT);
 	listen_close(front);
-	front->tuned = tuned_free(front->tuned);
+	(void)tuned_free(front->tuned);
 	front->builder = builder_free(front->builder); /* compilers end with us */
 	log_info("stopped");
 	/* The process ends: the kernel closes every socket and frees everything at once. */
