@@ -189,6 +189,12 @@ void device_set_idle(struct device *device, uint64_t most)
 		device->ops->set_idle(device, most);
 }
 
+void device_unload_idle(struct device *device)
+{
+	if (device_loads_code(device))
+		device->ops->unload_idle(device);
+}
+
 uint32_t device_count_idle(const struct device *device)
 {
 	return device_loads_code(device) ? device->ops->count_idle(device) : 0;

@@ -28,7 +28,7 @@
 #define MOST_RUN_NS  (2 * MOST_TOLD_NS) /* of one run: none that takes longer is believed */
 
 struct worker_code {
-	struct worker_code *next;
+	struct list by_name, by_hash;
 	char kernel[PLAN_KERNEL_BYTES];
 	int fd;
 	uint64_t bytes;
@@ -36,56 +36,88 @@ struct worker_code {
 	uint8_t hash[LAUNCH_HASH_BYTES];
 };
 
-static struct worker_code *find_by_name(struct worker *worker, const char *kernel)
+void local_codes_init(struct worker_codes *codes)
 {
-	struct worker_code *code = worker->codes;
-
-	while (code && strcmp(code->kernel, kernel) != 0)
-		code = code->next;
-	return code;
+	for (size_t i = 0; i < WORKER_CODE_LISTS; i++) {
+		list_init(&codes->by_name[i]);
+		list_init(&codes->by_hash[i]);
+	}
 }
 
-/* Without it the kernel runs here all the same: who wants the code is told so. */
-void local_keep_code(struct worker *worker, const char *kernel, int fd, uint64_t bytes)
+/* FNV-1a. */
+static struct list *list_of_name(struct worker_codes *codes, const char *kernel)
 {
-	struct worker_code *code = find_by_name(worker, kernel);
-	int own = handout_again(fd);
+	uint64_t hash = 14695981039346656037ull;
 
-	if (own < 0)
-		return;
-	if (!code) {
-		code = calloc(1, sizeof(*code));
-		if (!code) {
-			(void)close(own);
-			return;
-		}
-		(void)snprintf(code->kernel, sizeof(code->kernel), "%s", kernel);
-		code->next = worker->codes;
-		worker->codes = code;
-	} else {
-		(void)close(code->fd);
+	for (; *kernel; kernel++)
+		hash = (hash ^ (uint8_t)*kernel) * 1099511628211ull;
+	return &codes->by_name[(hash ^ hash >> 32) % WORKER_CODE_LISTS];
+}
+
+static struct list *list_of_hash(struct worker_codes *codes, const uint8_t *hash)
+{
+	return &codes->by_hash[(hash[0] | (uint32_t)hash[1] << 8) % WORKER_CODE_LISTS];
+}
+
+static struct worker_code *find_by_name(struct worker *worker, const char *kernel)
+{
+	list_for_each_entry(struct worker_code, code, list_of_name(&worker->codes, kernel),
+			    by_name) {
+		if (strcmp(code->kernel, kernel) == 0)
+			return code;
 	}
-	code->fd = own;
+	return NULL;
+}
+
+static struct worker_code *find_by_hash(struct worker *worker, const uint8_t *hash)
+{
+	list_for_each_entry(struct worker_code, code, list_of_hash(&worker->codes, hash), by_hash) {
+		if (memcmp(code->hash, hash, sizeof(code->hash)) == 0)
+			return code;
+	}
+	return NULL;
+}
+
+static void drop_code(struct worker *worker, struct worker_code *code)
+{
+	list_remove(&code->by_name);
+	list_remove(&code->by_hash);
+	worker->codes.n--;
+	worker->codes.bytes -= code->bytes;
+	(void)close(code->fd);
+	free(code);
+}
+
+/* NULL: no memory, or no descriptor. @fd: borrowed */
+static struct worker_code *make_code(const char *kernel, int fd, uint64_t bytes)
+{
+	struct worker_code *code = calloc(1, sizeof(*code));
+
+	if (!code)
+		return NULL;
+	code->fd = handout_again(fd);
+	if (code->fd < 0) {
+		free(code);
+		return NULL;
+	}
+	(void)snprintf(code->kernel, sizeof(code->kernel), "%s", kernel);
 	code->bytes = bytes;
-	code->hashed = false;
+	list_init(&code->by_hash);
+	return code;
 }
 
 void local_drop_code(void *worker_pointer, const char *kernel)
 {
 	struct worker *worker = worker_pointer;
-	struct worker_code **at = &worker->codes, *code;
+	struct worker_code *code = find_by_name(worker, kernel);
 
-	while (*at && strcmp((*at)->kernel, kernel) != 0)
-		at = &(*at)->next;
-	code = *at;
 	if (!code)
 		return;
-	*at = code->next;
-	(void)close(code->fd);
-	free(code);
+	drop_code(worker, code);
+	worker->codes.n_dropped++;
 }
 
-static int hash_code(struct worker_code *code, struct fmha_error *err)
+static int hash_code(struct worker_codes *codes, struct worker_code *code, struct fmha_error *err)
 {
 	struct sha256_ctx sha;
 	void *data;
@@ -101,16 +133,31 @@ static int hash_code(struct worker_code *code, struct fmha_error *err)
 	sha256_digest(&sha, sizeof(code->hash), code->hash);
 	(void)munmap(data, code->bytes);
 	code->hashed = true;
+	list_append(list_of_hash(codes, code->hash), &code->by_hash);
 	return 0;
 }
 
-void local_count_code(const struct worker *worker, uint64_t *ret_n, uint64_t *ret_bytes)
+int local_keep_code(struct worker *worker, const char *kernel, int fd, uint64_t bytes,
+		    struct fmha_error *err)
 {
-	*ret_n = *ret_bytes = 0;
-	for (const struct worker_code *code = worker->codes; code; code = code->next) {
-		(*ret_n)++;
-		*ret_bytes += code->bytes;
+	struct worker_code *code = make_code(kernel, fd, bytes), *old;
+
+	if (!code) {
+		device_unload_idle(worker->device);
+		code = make_code(kernel, fd, bytes);
 	}
+	if (!code)
+		return fmha_error_set(err, FMHA_ENOMEM,
+				      "no memory or descriptor for the code of %.150s", kernel);
+	old = find_by_name(worker, kernel);
+	if (old && old->hashed)
+		(void)hash_code(&worker->codes, code, NULL); /* clients know that hash */
+	if (old)
+		drop_code(worker, old);
+	list_append(list_of_name(&worker->codes, kernel), &code->by_name);
+	worker->codes.n++;
+	worker->codes.bytes += bytes;
+	return 0;
 }
 
 /* ---- plans ---- */
@@ -139,9 +186,9 @@ static int describe_launch(struct session *session, const struct launch_record *
 	int r;
 
 	if (!code)
-		return fmha_error_set(err, FMHA_ENOMEM, "the code of %.150s could not be kept",
+		return fmha_error_set(err, FMHA_EINTERNAL, "%.150s is loaded and has no code",
 				      name);
-	r = hash_code(code, err);
+	r = hash_code(&worker->codes, code, err);
 	if (r < 0)
 		return r;
 	memcpy(with_code.code, code->hash, sizeof(code->hash));
@@ -287,15 +334,14 @@ int local_runs(struct session *session, uint32_t id, const struct proto_local_ru
 int local_code(struct session *session, uint32_t id, const struct proto_code_params *params,
 	       struct fmha_error *err)
 {
-	struct worker_code *code = session->worker->codes;
 	struct proto_code_result result;
+	struct worker_code *code;
 	int fd;
 
 	if (params->hash_bytes != LAUNCH_HASH_BYTES)
 		return fmha_error_set_field(err, FMHA_EINVAL, "hash", "hash: %u bytes, not %d",
 					    params->hash_bytes, LAUNCH_HASH_BYTES);
-	while (code && (!code->hashed || memcmp(code->hash, params->hash, sizeof(code->hash)) != 0))
-		code = code->next;
+	code = find_by_hash(session->worker, params->hash);
 	if (!code)
 		return fmha_error_set_field(
 			err, FMHA_ENOENT, "hash",

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* plans.c: the plans of a session: made, charged, explained, released. */
+#include "held.h"
 #include "kernels.h"
 #include "staging.h"
 
@@ -11,30 +12,10 @@
 #include <proto/error.h>
 #include <proto/problem.h>
 
-static int charge_kernel(struct account *account, uint64_t bytes, struct fmha_error *err)
-{
-	int r = account_charge(account, ACCOUNT_KERNELS, 1, err);
-
-	if (r < 0)
-		return r;
-	r = account_charge(account, ACCOUNT_MEMORY, bytes, err);
-	if (r < 0)
-		account_release(account, ACCOUNT_KERNELS, 1);
-	return r;
-}
-
 static void drop_kernels(struct session_plan *plan)
 {
-	struct device *device = plan->worker->device;
-
-	for (uint32_t i = 0; i < PLAN_MAX_STAGES; i++) {
-		uint64_t bytes = device_kernel_bytes(device, plan->kernels[i]);
-
-		if (!device_drop(device, plan->kernels[i], plan->uid))
-			continue;
-		account_release(plan->account, ACCOUNT_KERNELS, 1);
-		account_release(plan->account, ACCOUNT_MEMORY, bytes);
-	}
+	for (uint32_t i = 0; i < PLAN_MAX_STAGES; i++)
+		held_drop(plan->worker->device, plan->account, plan->kernels[i]);
 	memset(plan->kernels, 0, sizeof(plan->kernels));
 }
 
@@ -42,19 +23,12 @@ int session_plan_take_kernels(struct session_plan *plan,
 			      const struct device_kernel *const kernels[PLAN_MAX_STAGES],
 			      struct fmha_error *err)
 {
-	struct device *device = plan->worker->device;
-	bool is_first;
 	int r = 0;
 
 	for (uint32_t i = 0; i < PLAN_MAX_STAGES && r == 0; i++) {
-		r = device_hold(device, kernels[i], plan->uid, &is_first, err);
-		if (r == 0 && is_first)
-			r = charge_kernel(plan->account, device_kernel_bytes(device, kernels[i]),
-					  err);
+		r = held_take(plan->worker->device, plan->account, kernels[i], err);
 		if (r == 0)
 			plan->kernels[i] = kernels[i];
-		else if (is_first)
-			(void)device_drop(device, kernels[i], plan->uid);
 	}
 	if (r < 0)
 		drop_kernels(plan);

@@ -4,6 +4,7 @@
  * plan that needs one has to wait for the front's compiler; its answer comes when the code is
  * loaded, and nobody else's request waits with it.
  */
+#include "held.h"
 #include "kernels.h"
 #include "trace.h"
 
@@ -18,6 +19,13 @@
 
 #define MAX_CODE_BYTES (64u << 20)
 
+/* A kernel that a plan needs. Once it is ready its user has it, and pays. */
+struct needed {
+	struct device_waiter waiter;
+	const struct device_kernel *kernel;
+	bool held;
+};
+
 /* A plan that waits for its kernels. */
 struct preparing {
 	struct list in_session;
@@ -28,12 +36,10 @@ struct preparing {
 	struct fmha_error error;
 	struct proto_plan_result result;
 	struct session_plan *local; /* NULL: the plan is in the session's table */
-	const struct device_kernel *tables;
-	struct device_waiter for_tables;
-	/* Of the kernels that are ready, while better ones are waited for, and of those: @side's. */
-	struct device_waiter waiters[2][PLAN_MAX_STAGES];
+	struct needed tables;
+	/* Those that are ready, while better ones are waited for, and those: @side's. */
+	struct needed stages[2][PLAN_MAX_STAGES];
 	uint32_t side;
-	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* that are waited for */
 	const struct device_kernel *ready[PLAN_MAX_STAGES];
 	bool has_ready;       /* those that the session's plan needs */
 	bool next_is_awaited; /* the session's plan has what it needs, next would be better */
@@ -67,15 +73,16 @@ static void on_compiled(void *owner, const union proto_any_result *result, int f
 	struct fmha_error err = *error;
 	void *data = result ? map_code(&result->COMPILE, fd, &err) : NULL;
 	struct device_code code = {.data = data};
+	bool is_there;
 
 	if (data) {
 		code.bytes = result->COMPILE.size;
 		code.spills = result->COMPILE.spills;
-		local_keep_code(worker, build->kernel, fd, result->COMPILE.size);
 	}
-	trace_build(worker, build, data != NULL);
+	is_there = data && local_keep_code(worker, build->kernel, fd, code.bytes, &err) == 0;
+	trace_build(worker, build, is_there);
 	before = doing_begin(&worker->page->doing, PROTO_PLAN, build->uid);
-	build->done(build, data ? &code : NULL, &err);
+	build->done(build, is_there ? &code : NULL, &err);
 	doing_end(&worker->page->doing, before);
 	if (data)
 		munmap(data, result->COMPILE.size);
@@ -116,16 +123,24 @@ void prepare_cancel_build(void *worker_pointer, struct device_build *build)
 
 /* ---- plans ---- */
 
+static void give_up(struct session *session, struct needed *needed)
+{
+	if (needed->held)
+		held_drop(session->worker->device, session->account, needed->kernel);
+	device_forget(session->worker->device, &needed->waiter);
+	*needed = (struct needed){0};
+}
+
 static void forget_side(struct preparing *preparing, uint32_t side)
 {
 	for (uint32_t i = PLAN_MAX_STAGES; i-- > 0;)
-		device_forget(preparing->session->worker->device, &preparing->waiters[side][i]);
+		give_up(preparing->session, &preparing->stages[side][i]);
 }
 
 /* Nobody waits for the plan any more. */
 static void preparing_free(struct preparing *preparing)
 {
-	device_forget(preparing->session->worker->device, &preparing->for_tables);
+	give_up(preparing->session, &preparing->tables);
 	forget_side(preparing, 1);
 	forget_side(preparing, 0);
 	list_remove(&preparing->in_session);
@@ -158,7 +173,7 @@ static void finish(struct preparing *preparing)
 
 	if (preparing->local) {
 		local_answer(session, preparing->id, &plan->plan, preparing->ready,
-			     preparing->tables);
+			     preparing->tables.kernel);
 		return;
 	}
 	if (plan) { /* else the client has dropped it meanwhile */
@@ -176,13 +191,38 @@ static void finish(struct preparing *preparing)
 
 static void on_prepared(void *owner, const struct fmha_error *error);
 
-static void init_waiter(struct preparing *preparing, struct device_waiter *waiter)
+static void init_needed(struct preparing *preparing, struct needed *needed)
 {
-	*waiter = (struct device_waiter){.uid = preparing->session->uid,
-					 .pid = preparing->session->pid,
-					 .background = preparing->renews,
-					 .done = on_prepared,
-					 .owner = preparing};
+	*needed = (struct needed){.waiter = {.uid = preparing->session->uid,
+					     .pid = preparing->session->pid,
+					     .background = preparing->renews,
+					     .done = on_prepared,
+					     .owner = preparing}};
+}
+
+/* Of a kernel that may be ready. What the user may not have goes at once, whatever else is waited for. */
+static int hold(struct preparing *preparing, struct needed *needed, struct fmha_error *err)
+{
+	struct session *session = preparing->session;
+	int r;
+
+	if (needed->held || !needed->waiter.kernel || needed->waiter.waits)
+		return 0;
+	r = held_take(session->worker->device, session->account, needed->kernel, err);
+	if (r < 0)
+		give_up(session, needed);
+	else
+		needed->held = true;
+	return r;
+}
+
+static int hold_all(struct preparing *preparing, struct fmha_error *err)
+{
+	int r = hold(preparing, &preparing->tables, err);
+
+	for (uint32_t i = 0; i < PLAN_MAX_STAGES && r == 0; i++)
+		r = hold(preparing, &preparing->stages[preparing->side][i], err);
+	return r;
 }
 
 /* Return: 0 (all its kernels are ready), DEVICE_PREPARING, or FMHA_E*; then some may be waited for.
@@ -194,15 +234,16 @@ static int prepare_stages(struct preparing *preparing, const struct plan *plan,
 	union abi_args args[PLAN_MAX_STAGES];
 	int r = 0;
 
-	memset(preparing->kernels, 0, sizeof(preparing->kernels));
 	plan_placeholder_args(plan, args);
 	for (uint32_t i = 0; i < plan->n_stages && r >= 0; i++) {
-		struct device_waiter *waiter = &preparing->waiters[preparing->side][i];
+		struct needed *needed = &preparing->stages[preparing->side][i];
 
-		init_waiter(preparing, waiter);
-		r = device_prepare(session->worker->device, &plan->stages[i], &args[i], waiter,
-				   &preparing->kernels[i], err);
+		init_needed(preparing, needed);
+		r = device_prepare(session->worker->device, &plan->stages[i], &args[i],
+				   &needed->waiter, &needed->kernel, err);
 		preparing->n_left += r == DEVICE_PREPARING;
+		if (r == 0)
+			r = hold(preparing, needed, err);
 	}
 	return r < 0 ? r : preparing->n_left > 0 ? DEVICE_PREPARING : 0;
 }
@@ -210,7 +251,8 @@ static int prepare_stages(struct preparing *preparing, const struct plan *plan,
 /* The kernels that were waited for are there: they serve, whatever comes of better ones. */
 static void take_ready(struct preparing *preparing, struct session_plan *plan)
 {
-	memcpy(preparing->ready, preparing->kernels, sizeof(preparing->ready));
+	for (uint32_t i = 0; i < PLAN_MAX_STAGES; i++)
+		preparing->ready[i] = preparing->stages[preparing->side][i].kernel;
 	preparing->has_ready = true;
 	if (!preparing->next_is_awaited || !plan)
 		return;
@@ -256,9 +298,11 @@ static void end_renewal(struct preparing *preparing, bool succeeded)
 
 	if (plan)
 		plan->renewing = false;
-	if (plan && succeeded)
+	if (plan && succeeded) {
+		take_ready(preparing, NULL);
 		session_plan_replace(session, preparing->result.plan, &preparing->next,
-				     preparing->kernels);
+				     preparing->ready);
+	}
 	preparing_free(preparing);
 }
 
@@ -285,10 +329,12 @@ static void on_prepared(void *owner, const struct fmha_error *error)
 {
 	struct preparing *preparing = owner;
 	struct session *session = preparing->session;
-	struct fmha_error *err = &preparing->error;
+	struct fmha_error *err = &preparing->error, refusal;
 
 	if (error->code != FMHA_OK)
 		*err = *error;
+	else if (hold_all(preparing, &refusal) < 0)
+		*err = refusal;
 	if (--preparing->n_left > 0)
 		return;
 	if (preparing->renews) {
@@ -314,11 +360,11 @@ static int prepare_tables(struct preparing *preparing, struct fmha_error *err)
 {
 	int r;
 
-	init_waiter(preparing, &preparing->for_tables);
-	r = device_prepare_tables(preparing->session->worker->device, &preparing->for_tables,
-				  &preparing->tables, err);
+	init_needed(preparing, &preparing->tables);
+	r = device_prepare_tables(preparing->session->worker->device, &preparing->tables.waiter,
+				  &preparing->tables.kernel, err);
 	preparing->n_left += r == DEVICE_PREPARING;
-	return r;
+	return r == 0 ? hold(preparing, &preparing->tables, err) : r;
 }
 
 int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan,

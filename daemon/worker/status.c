@@ -98,7 +98,7 @@ char *worker_status_json(struct worker *worker)
 {
 	const struct device_info *info = device_get_info(worker->device);
 	const uint64_t *used = worker->accounts.used;
-	uint64_t n_codes, code_bytes, now = clock_ns(), running = 0;
+	uint64_t now = clock_ns(), running = 0;
 	cJSON *root, *item;
 
 	json_begin();
@@ -120,11 +120,11 @@ char *worker_status_json(struct worker *worker)
 	cJSON_AddNumberToObject(item, "buffers", (double)used[ACCOUNT_BUFFERS]);
 	cJSON_AddNumberToObject(item, "bytes", (double)used[ACCOUNT_MEMORY]);
 	cJSON_AddNumberToObject(item, "sigbus_hits", (double)guard_hits());
-	local_count_code(worker, &n_codes, &code_bytes);
 	item = cJSON_AddObjectToObject(root, "code");
-	cJSON_AddNumberToObject(item, "kernels", (double)n_codes);
-	cJSON_AddNumberToObject(item, "bytes", (double)code_bytes);
+	cJSON_AddNumberToObject(item, "kernels", (double)worker->codes.n);
+	cJSON_AddNumberToObject(item, "bytes", (double)worker->codes.bytes);
 	cJSON_AddNumberToObject(item, "idle", device_count_idle(worker->device));
+	cJSON_AddNumberToObject(item, "unloaded", (double)worker->codes.n_dropped);
 	item = cJSON_AddObjectToObject(root, "runs");
 	cJSON_AddNumberToObject(item, "pending", worker->n_pending);
 	cJSON_AddNumberToObject(item, "running_ns", (double)running);

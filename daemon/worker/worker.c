@@ -441,6 +441,7 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	worker->config = &worker->settings.devices[worker->page->device];
 	memcpy(worker->limits.value, worker->settings.limits, sizeof(worker->limits.value));
 	accounts_init(&worker->accounts, &worker->limits);
+	local_codes_init(&worker->codes);
 	list_init(&worker->sessions);
 	list_init(&worker->requests);
 	list_init(&worker->free_requests);

@@ -32,9 +32,15 @@
 #include "roof.h"
 #include "table.h"
 
-struct worker_code; /* local.c */
 struct trace;
 struct tuner;
+
+/* Code of the kernels that are loaded, found by a kernel's name and by its hash. */
+#define WORKER_CODE_LISTS 1024
+struct worker_codes {
+	struct list by_name[WORKER_CODE_LISTS], by_hash[WORKER_CODE_LISTS];
+	uint64_t n, bytes, n_dropped; /* n_dropped: so far */
+};
 
 #define WORKER_FAMILIES 12 /* more than there are */
 
@@ -83,7 +89,7 @@ struct worker {
 	uv_timer_t trim; /* once, some seconds after the last launch */
 	struct list sessions;
 	struct list requests;      /* every request that waits or runs */
-	struct worker_code *codes; /* local.c: of every kernel that was built */
+	struct worker_codes codes; /* local.c: of every kernel that is loaded */
 	struct list free_requests; /* kept for the next run */
 	uint32_t n_free_requests, n_pending;
 	struct fair turns;    /* of sessions, on a device that takes none itself */
@@ -278,12 +284,16 @@ struct session_plan *session_plan_unref(struct session_plan *plan);
 
 /* ---- local.c: what clients need to launch in contexts of their own ---- */
 
-/* A kernel's code object, as the front gave it: @fd is borrowed. */
-void local_keep_code(struct worker *worker, const char *kernel, int fd, uint64_t bytes);
+void local_codes_init(struct worker_codes *codes);
+/*
+ * A kernel's code object, as the front gave it: @fd is borrowed. Without memory or a descriptor for it
+ * kernels that nobody has make room.
+ * Return: 0, FMHA_ENOMEM.
+ */
+int local_keep_code(struct worker *worker, const char *kernel, int fd, uint64_t bytes,
+		    struct fmha_error *err);
 /* A device_unloaded. @worker_pointer: struct worker. */
 void local_drop_code(void *worker_pointer, const char *kernel);
-/* What is kept of them: files, and their bytes. */
-void local_count_code(const struct worker *worker, uint64_t *ret_n, uint64_t *ret_bytes);
 /* Answers request @id with the plan, all kernels of which are ready. @tables: NULL: it has none. */
 void local_answer(struct session *session, uint32_t id, const struct plan *plan,
 		  const struct device_kernel *const kernels[PLAN_MAX_STAGES],

@@ -20,6 +20,8 @@
 
 #include "hip_api.h"
 
+#define GPU_KERNEL_LISTS 1024 /* thousands may be loaded, and each plan asks for many by name */
+
 struct gpu_gate; /* gate.c */
 struct gpu_launch;
 struct gpu_memory; /* memory.h */
@@ -71,8 +73,8 @@ struct gpu_device {
 	struct gpu_words *words;
 
 	/* kernels.c; loop thread only */
-	struct list kernels,
-		idle; /* idle: those that nobody has, the ones that were had last at the end */
+	struct list kernels[GPU_KERNEL_LISTS]; /* by name */
+	struct list idle; /* those that nobody has, the ones that were had last at the end */
 	uint32_t n_idle;
 	uint64_t most_idle;
 };
@@ -108,6 +110,9 @@ void gpu_memory_free(struct device *device, struct device_memory *memory);
 int gpu_workspace_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
 		      struct fmha_error *err);
 void gpu_workspace_free(struct device *device, struct device_memory *memory);
+/* kernels.c */
+void gpu_unload_idle(struct device *device);
+
 /* Gives kept workspaces back to the driver. */
 void gpu_workspaces_trim(struct gpu_device *gpu);
 void gpu_spare_free(struct gpu_device *gpu);

@@ -184,6 +184,7 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.drop = gpu_drop,
 	.kernel_bytes = gpu_kernel_bytes,
 	.set_idle = gpu_set_idle,
+	.unload_idle = gpu_unload_idle,
 	.count_idle = gpu_count_idle,
 	.staging_cost = gpu_staging_cost,
 	.staging_new = gpu_staging_new,

@@ -8,8 +8,7 @@
 
 #include <proto/error.h>
 
-#define USUALLY_IDLE     16
-#define OUT_OF_MEMORY_MS 1000 /* for which loading waits for memory that is being given back */
+#define USUALLY_IDLE 16
 
 /* The request for a kernel's code, as it goes to the front. Every user who waits has one, so that
  * the front knows for whom it is done; what one user may not have is no matter to the others. */
@@ -30,9 +29,19 @@ static int make_kernel(struct gpu_device *gpu, const union abi_args *args,
 				  ret_kernel) != 0;
 }
 
+/* Where kernels of that name are; FNV-1a. */
+static struct list *list_of_name(struct gpu_device *gpu, const char *name)
+{
+	uint64_t hash = 14695981039346656037ull;
+
+	for (; *name; name++)
+		hash = (hash ^ (uint8_t)*name) * 1099511628211ull;
+	return &gpu->kernels[(hash ^ hash >> 32) % GPU_KERNEL_LISTS];
+}
+
 static struct device_kernel *kernel_by_name(struct gpu_device *gpu, const char *name)
 {
-	list_for_each_entry(struct device_kernel, kernel, &gpu->kernels, in_kernels) {
+	list_for_each_entry(struct device_kernel, kernel, list_of_name(gpu, name), in_kernels) {
 		if (strcmp(kernel->choice.name, name) == 0)
 			return kernel;
 	}
@@ -85,7 +94,7 @@ static struct device_kernel *kernel_of_choice(struct gpu_device *gpu,
 	kernel->choice = *choice;
 	kernel->state = GPU_KERNEL_BROKEN; /* until somebody asks for its code */
 	list_init(&kernel->in_idle);
-	list_prepend(&gpu->kernels, &kernel->in_kernels);
+	list_prepend(list_of_name(gpu, choice->name), &kernel->in_kernels);
 	return kernel;
 }
 
@@ -117,12 +126,19 @@ static void unload_later(struct gpu_device *gpu, struct device_kernel *kernel)
 	gpu_reclaim(gpu, code);
 }
 
+static void wake(struct gpu_device *gpu, struct device_kernel *kernel)
+{
+	if (list_is_empty(&kernel->in_idle))
+		return;
+	list_remove(&kernel->in_idle);
+	gpu->n_idle--;
+}
+
 /* Nobody has it, nor is there anybody who waits for it. */
 static void forget_kernel(struct gpu_device *gpu, struct device_kernel *kernel)
 {
-	list_remove(&kernel->in_idle);
+	wake(gpu, kernel);
 	list_remove(&kernel->in_kernels);
-	gpu->n_idle--;
 	device_tell_unloaded(&gpu->device, kernel->choice.name);
 	unload_later(gpu, kernel);
 	free(kernel);
@@ -173,17 +189,13 @@ static void settle(struct gpu_device *gpu, struct device_kernel *kernel)
 	if (kernel->holds || kernel->n_served > 0 || kernel->waiters || kernel->builds ||
 	    !list_is_empty(&kernel->in_idle))
 		return;
+	if (kernel->state != GPU_KERNEL_READY) {
+		forget_kernel(gpu, kernel);
+		return;
+	}
 	list_append(&gpu->idle, &kernel->in_idle);
 	gpu->n_idle++;
 	trim(gpu, gpu->most_idle);
-}
-
-static void wake(struct gpu_device *gpu, struct device_kernel *kernel)
-{
-	if (list_is_empty(&kernel->in_idle))
-		return;
-	list_remove(&kernel->in_idle);
-	gpu->n_idle--;
 }
 
 int gpu_hold(struct device *device, struct device_kernel *kernel, uint32_t uid, bool *ret_first,
@@ -235,6 +247,15 @@ void gpu_set_idle(struct device *device, uint64_t most)
 	trim(gpu, most);
 }
 
+void gpu_unload_idle(struct device *device)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+
+	list_for_each_entry(struct device_kernel, kernel, &gpu->idle, in_idle) {
+		forget_kernel(gpu, kernel);
+	}
+}
+
 uint32_t gpu_count_idle(const struct device *device)
 {
 	return ((const struct gpu_device *)device)->n_idle;
@@ -247,8 +268,8 @@ static hipError_t load_module(struct gpu_device *gpu, struct device_kernel *kern
 
 	if (status != hipErrorOutOfMemory || gpu->n_idle == 0)
 		return status;
-	trim(gpu, 0);
-	(void)gpu_reclaim_wait(gpu, OUT_OF_MEMORY_MS);
+	gpu_unload_idle(&gpu->device);
+	(void)gpu_reclaim_wait(gpu, GPU_LOOP_PATIENCE_MS);
 	return hipModuleLoadData(&kernel->module, image);
 }
 
@@ -505,25 +526,32 @@ void gpu_forget(struct device *device, struct device_waiter *waiter)
 
 void gpu_kernels_init(struct gpu_device *gpu)
 {
-	list_init(&gpu->kernels);
+	for (size_t i = 0; i < GPU_KERNEL_LISTS; i++)
+		list_init(&gpu->kernels[i]);
 	list_init(&gpu->idle);
 	gpu->most_idle = USUALLY_IDLE;
 }
 
+static void free_kernel(struct device_kernel *kernel)
+{
+	for (struct device_waiter *w = kernel->waiters; w; w = w->next)
+		w->kernel = NULL;
+	while (kernel->builds)
+		free_build(kernel->builds);
+	while (kernel->holds) {
+		struct gpu_hold *hold = kernel->holds;
+
+		kernel->holds = hold->next;
+		free(hold);
+	}
+	unload(kernel);
+	free(kernel);
+}
+
 void gpu_kernels_free(struct gpu_device *gpu)
 {
-	list_for_each_entry(struct device_kernel, kernel, &gpu->kernels, in_kernels) {
-		for (struct device_waiter *w = kernel->waiters; w; w = w->next)
-			w->kernel = NULL;
-		while (kernel->builds)
-			free_build(kernel->builds);
-		while (kernel->holds) {
-			struct gpu_hold *hold = kernel->holds;
-
-			kernel->holds = hold->next;
-			free(hold);
+	for (size_t i = 0; i < GPU_KERNEL_LISTS; i++)
+		list_for_each_entry(struct device_kernel, kernel, &gpu->kernels[i], in_kernels) {
+			free_kernel(kernel);
 		}
-		unload(kernel);
-		free(kernel);
-	}
 }

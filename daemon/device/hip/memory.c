@@ -18,11 +18,10 @@
 #include "memory.h"
 #include "shared.h"
 
-#define WORKSPACE_LEAST  65536ull
-#define WORKSPACE_KEEP   (2ull << 30)  /* bytes kept for the next launch: allocating takes long */
-#define STAGING_KEEP     (64ull << 20) /* the same: pinning takes long */
-#define PATIENCE_MS      2000          /* how long memory that is being given back is waited for */
-#define LOOP_PATIENCE_MS 200
+#define WORKSPACE_LEAST 65536ull
+#define WORKSPACE_KEEP  (2ull << 30)  /* bytes kept for the next launch: allocating takes long */
+#define STAGING_KEEP    (64ull << 20) /* the same: pinning takes long */
+#define PATIENCE_MS     2000          /* how long memory that is being given back is waited for */
 
 static void describe(struct gpu_memory *memory, uint64_t offset, uint64_t size,
 		     struct device_memory *ret_memory)
@@ -416,7 +415,8 @@ int gpu_workspace_new(struct device *device, uint64_t bytes, struct device_memor
 	status = hipMalloc(&pointer, size);
 	if (status == hipErrorOutOfMemory) {
 		gpu_workspaces_trim(gpu);
-		status = allocate(gpu, size, LOOP_PATIENCE_MS, &pointer);
+		gpu_unload_idle(device);
+		status = allocate(gpu, size, GPU_LOOP_PATIENCE_MS, &pointer);
 	}
 	if (status != hipSuccess)
 		return gpu_failure(gpu, status, "allocating a workspace", err);

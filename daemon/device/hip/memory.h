@@ -31,6 +31,9 @@ struct gpu_memory {
 	hipModule_t module;        /* MEMORY_CODE; base: its image, or NULL */
 };
 
+/* How long the loop's thread waits for memory that is being given back. */
+#define GPU_LOOP_PATIENCE_MS 200
+
 /* Gives it back here and now. */
 void gpu_memory_destroy(struct gpu_device *gpu, struct gpu_memory *memory);
 

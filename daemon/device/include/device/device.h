@@ -204,6 +204,8 @@ void device_set_builder(struct device *device, device_builder builder, device_un
 bool device_loads_code(const struct device *device);
 /* How many of those that nobody has stay loaded; 16 before the first call. */
 void device_set_idle(struct device *device, uint64_t most);
+/* All of those go: something lacks that they have. */
+void device_unload_idle(struct device *device);
 
 /*
  * Makes the kernel of a plan's stage ready to run: compiled and loaded.
