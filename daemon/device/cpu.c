@@ -182,38 +182,53 @@ static uint64_t cpu_workspace_cost(const struct device *device, uint64_t bytes)
 	return workspace_size(bytes);
 }
 
+static struct cpu_workspace *take_free_workspace(struct cpu_device *cpu, uint64_t size)
+{
+	struct cpu_workspace *found = NULL;
+
+	(void)pthread_mutex_lock(&cpu->workspaces_lock);
+	list_for_each_entry(struct cpu_workspace, workspace, &cpu->free_workspaces, in_free) {
+		if (found || workspace->bytes != size)
+			continue;
+		found = workspace;
+		list_remove(&found->in_free);
+		cpu->free_bytes -= size;
+	}
+	(void)pthread_mutex_unlock(&cpu->workspaces_lock);
+	return found;
+}
+
+static struct cpu_workspace *map_workspace(uint64_t size)
+{
+	struct cpu_workspace *workspace = malloc(sizeof(*workspace));
+
+	if (!workspace)
+		return NULL;
+	workspace->bytes = size;
+	workspace->data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			       0);
+	if (workspace->data == MAP_FAILED) {
+		free(workspace);
+		return NULL;
+	}
+	list_init(&workspace->in_free);
+	return workspace;
+}
+
 static int cpu_workspace_new(struct device *device, uint64_t bytes,
 			     struct device_memory *ret_memory, struct fmha_error *err)
 {
 	struct cpu_device *cpu = cpu_device(device);
-	struct cpu_workspace *workspace;
-	uint64_t size;
+	struct cpu_workspace *workspace = NULL;
 
-	if (bytes > 1ull << 46)
+	if (bytes <= 1ull << 46) {
+		workspace = take_free_workspace(cpu, workspace_size(bytes));
+		if (!workspace)
+			workspace = map_workspace(workspace_size(bytes));
+	}
+	if (!workspace)
 		return fmha_error_set(err, FMHA_ENOMEM, "a workspace of %llu bytes",
 				      (unsigned long long)bytes);
-	size = workspace_size(bytes);
-	list_for_each(node, &cpu->free_workspaces) {
-		workspace = container_of(node, struct cpu_workspace, in_free);
-		if (workspace->bytes == size) {
-			list_remove(node);
-			cpu->free_bytes -= size;
-			goto found;
-		}
-	}
-	workspace = malloc(sizeof(*workspace));
-	if (workspace) {
-		workspace->bytes = size;
-		workspace->data = mmap(NULL, size, PROT_READ | PROT_WRITE,
-				       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	}
-	if (!workspace || workspace->data == MAP_FAILED) {
-		free(workspace);
-		return fmha_error_set(err, FMHA_ENOMEM, "a workspace of %llu bytes",
-				      (unsigned long long)bytes);
-	}
-	list_init(&workspace->in_free);
-found:
 	*ret_memory = (struct device_memory){.host = workspace->data,
 					     .device = workspace->data,
 					     .bytes = bytes,
@@ -231,26 +246,42 @@ static void cpu_workspace_free(struct device *device, struct device_memory *memo
 {
 	struct cpu_device *cpu = cpu_device(device);
 	struct cpu_workspace *workspace = memory->map;
+	bool kept;
 
 	if (!workspace)
 		return;
 	*memory = (struct device_memory){0};
-	if (cpu->free_bytes + workspace->bytes > WORKSPACE_KEEP) {
-		free_workspace(workspace);
-		return;
+	(void)pthread_mutex_lock(&cpu->workspaces_lock);
+	kept = cpu->free_bytes + workspace->bytes <= WORKSPACE_KEEP;
+	if (kept) {
+		list_append(&cpu->free_workspaces, &workspace->in_free);
+		cpu->free_bytes += workspace->bytes;
 	}
-	list_append(&cpu->free_workspaces, &workspace->in_free);
-	cpu->free_bytes += workspace->bytes;
+	(void)pthread_mutex_unlock(&cpu->workspaces_lock);
+	if (!kept)
+		free_workspace(workspace);
+}
+
+static void cpu_trim_memory(struct device *device)
+{
+	struct cpu_device *cpu = cpu_device(device);
+	struct list *node;
+
+	do {
+		(void)pthread_mutex_lock(&cpu->workspaces_lock);
+		node = list_pop(&cpu->free_workspaces);
+		if (node)
+			cpu->free_bytes -= container_of(node, struct cpu_workspace, in_free)->bytes;
+		(void)pthread_mutex_unlock(&cpu->workspaces_lock);
+		if (node)
+			free_workspace(container_of(node, struct cpu_workspace, in_free));
+	} while (node);
 }
 
 static void cpu_trim(struct device *device)
 {
 	struct cpu_device *cpu = cpu_device(device);
-	struct list *node;
 
-	while ((node = list_pop(&cpu->free_workspaces)))
-		free_workspace(container_of(node, struct cpu_workspace, in_free));
-	cpu->free_bytes = 0;
 	if (cpu->scratch)
 		munmap(cpu->scratch, cpu->scratch_bytes);
 	cpu->scratch = NULL;
@@ -575,6 +606,7 @@ int cpu_device_open(const struct config_device *config, struct device **ret_devi
 
 	if (!cpu)
 		return fmha_error_set(err, FMHA_ENOMEM, "device: out of memory");
+	(void)pthread_mutex_init(&cpu->workspaces_lock, NULL);
 	list_init(&cpu->free_workspaces);
 	r = choose_level(config, &cpu->level, err);
 	if (r == 0) {
@@ -604,6 +636,7 @@ static void cpu_close(struct device *device)
 {
 	struct cpu_device *cpu = cpu_device(device);
 
+	cpu_trim_memory(device);
 	cpu_trim(device);
 	pool_free(cpu->pool);
 	pthread_mutex_destroy(&device->mutex);
@@ -631,4 +664,5 @@ const struct device_ops cpu_device_ops = {.backend = "cpu",
 					  .run_here = cpu_run_here,
 					  .cancel = cpu_cancel,
 					  .stalled_ns = cpu_stalled_ns,
-					  .trim = cpu_trim};
+					  .trim = cpu_trim,
+					  .trim_memory = cpu_trim_memory};

@@ -397,6 +397,12 @@ uint64_t device_stalled_ns(struct device *device, struct device_launch *launch,
 	return device->ops->stalled_ns(device, launch, ret_kernel);
 }
 
+void device_trim_memory(struct device *device)
+{
+	if (device->ops->trim_memory)
+		device->ops->trim_memory(device);
+}
+
 void device_trim(struct device *device)
 {
 	device->ops->trim(device);

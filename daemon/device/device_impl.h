@@ -73,6 +73,8 @@ struct device_ops {
 	uint64_t (*stalled_ns)(struct device *device, struct device_launch *launch,
 			       const char **ret_kernel);
 	void (*trim)(struct device *device);
+	/* On any thread, what takes long; NULL: nothing does. */
+	void (*trim_memory)(struct device *device);
 	/* NULL: the backend has no faults. */
 	int (*inject)(struct device *device, const char *fault, uint32_t after,
 		      struct fmha_error *err);

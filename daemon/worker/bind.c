@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* bind.c: from a request to a launch: references, memory, checked integers, arguments. */
 #include "judged.h"
+#include "leftovers.h"
 #include "request.h"
 
 #include <stdio.h>
@@ -224,15 +225,15 @@ int bind_memory(struct request *request, struct fmha_error *err)
 
 void bind_release(struct request *request)
 {
-	struct device *device = request->session->worker->device;
+	struct session *session = request->session;
 
-	request->indices = plan_indices_free(request->indices);
 	request->known = judged_unref(request->known);
 	request->fresh = judged_unref(request->fresh);
-	staging_deinit(device, &request->staging);
-	if (request->workspace.map)
-		device_workspace_free(device, &request->workspace);
-	account_release(request->session->account, ACCOUNT_MEMORY, request->charged_bytes);
+	staging_deinit(session->worker->device, &request->staging);
+	leftovers_free(session->worker, session->account, request->indices,
+		       plan_indices_bytes(&request->plan->plan), &request->workspace,
+		       request->charged_bytes);
+	request->indices = NULL;
 	request->charged_bytes = 0;
 	while (request->n_buffers > 0)
 		buffer_unref(request->buffers[--request->n_buffers]);

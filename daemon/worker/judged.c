@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "judged.h"
 
+#include "leftovers.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,9 +51,8 @@ struct judged *judged_unref(struct judged *judged)
 {
 	if (!judged || --judged->n_references > 0)
 		return NULL;
-	device_workspace_free(judged->session->worker->device, &judged->memory);
-	account_release(judged->session->account, ACCOUNT_MEMORY, judged->charged_bytes);
-	plan_indices_free(judged->indices);
+	leftovers_free(judged->session->worker, judged->session->account, judged->indices,
+		       judged->bytes, &judged->memory, judged->charged_bytes);
 	free(judged);
 	return NULL;
 }

@@ -165,6 +165,26 @@ static void open_alarm(struct worker *worker)
 
 #define TRIM_AFTER_MS 5000
 
+static void trim_memory_run(struct offload *offload)
+{
+	device_trim_memory(container_of(offload, struct worker, trimming)->device);
+	malloc_trim(0);
+}
+
+static void trim_memory_done(struct offload *offload)
+{
+	container_of(offload, struct worker, trimming)->is_trimming = false;
+}
+
+/* Hundreds of MiB are milliseconds: another thread's. */
+static void trim_memory(struct worker *worker)
+{
+	if (worker->is_trimming)
+		return;
+	worker->trimming = (struct offload){.run = trim_memory_run, .done = trim_memory_done};
+	worker->is_trimming = offload_start(&worker->offloads, &worker->trimming, NULL) == 0;
+}
+
 static void on_trim(uv_timer_t *timer)
 {
 	struct worker *worker = timer->data;
@@ -176,7 +196,7 @@ static void on_trim(uv_timer_t *timer)
 		judged_forget(session);
 	}
 	device_trim(worker->device);
-	malloc_trim(0);
+	trim_memory(worker);
 }
 
 void worker_trim_soon(struct worker *worker)

@@ -64,6 +64,8 @@ struct worker {
 	struct connection control;
 	struct device *device;
 	struct offloads offloads;
+	struct offload trimming; /* of memory that nobody uses */
+	bool is_trimming;
 	struct offload refill; /* of the device's spare memory */
 	uv_timer_t refill_timer;
 	bool refilling;

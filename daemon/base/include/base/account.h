@@ -53,6 +53,7 @@ struct account {
 	uint32_t n_references;
 	uid_t uid;
 	uint64_t used[N_ACCOUNT_RESOURCES];
+	uint32_t n_leaving; /* a worker's: runs whose memory is being given back */
 
 	/* The loop that serves this user's connections (connection.c). */
 	struct list backlog;  /* connections that wait for a turn */

@@ -346,6 +346,8 @@ bool device_has_failed(struct device *device, struct fmha_error *err);
 
 /* Gives back memory that only speeds up the next launch. */
 void device_trim(struct device *device);
+/* The same of what takes long to give back. Any thread. */
+void device_trim_memory(struct device *device);
 
 /* Arranges a fault (fake only). */
 int device_inject(struct device *device, const char *fault, uint32_t after, struct fmha_error *err);
