@@ -70,7 +70,14 @@ asan() {
         ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
             timed "asan: ctest" ctests asan &&
         FMHA_BUILD=$PWD/build/asan timed "asan: hostile clients" "$python" -m pytest -q -rs -p no:cacheprovider \
-            tests/integration/test_hostile.py
+            tests/integration/test_hostile.py tests/integration/test_numbers.py
+}
+
+# Numbers that are cut off or change their sign on the way from a client's message to a kernel.
+conversions() {
+    timed "conversions: build" ./dev build conversions && timed "conversions: ctest" ctests conversions -R dispatch &&
+        FMHA_BUILD=$PWD/build/conversions timed "conversions: numbers" "$python" -m pytest -q -rs -p no:cacheprovider \
+            tests/integration/test_numbers.py
 }
 
 fuzz() {
@@ -147,6 +154,7 @@ nightly() {
     ./dev build release && ./dev build asan &&
         FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py --asan build/asan || status=1
     FMHA_TEST_ALL=1 ctests asan -R test_cpu || status=1
+    conversions || status=1
     if [ "$(id -u)" -eq 0 ] && command -v debootstrap >/dev/null; then
         ./dev package && tests/packages.sh && tests/systemd.sh || status=1
         tests/wheel.sh --with-torch || status=1

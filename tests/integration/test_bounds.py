@@ -298,7 +298,7 @@ def test_planning_by_a_model_gives_way(tmp_path):
 def test_the_end_of_large_runs_is_another_threads_work():
     """Tables of 28 MiB and workspaces of 300 MB (5 and 25 ms of the loop for the last of them); what a user has charged
     is back when all is over, and the next run may have it at once."""
-    limits = {"memory_bytes_per_uid": 1 << 30, "memory_bytes": 4 << 30}
+    limits = {"memory_bytes_per_uid": 2 << 30, "memory_bytes": 4 << 30}
     with fmhad.Daemon({"loop_times": True, "limits": limits}) as daemon:
         with contextlib.ExitStack() as stack:
             devices = [stack.enter_context(daemon.device()) for _ in range(8)]
