@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <proto/cleanup.h>
@@ -127,6 +128,16 @@ bool handout_seal(int fd)
 	return fchmod(fd, 0400) == 0 &&
 	       fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) ==
 		       0;
+}
+
+bool handout_is_sealed(int fd, uint64_t bytes)
+{
+	const int needed = F_SEAL_SHRINK | F_SEAL_WRITE;
+	int seals = fcntl(fd, F_GET_SEALS);
+	struct stat st;
+
+	return seals >= 0 && (seals & needed) == needed && fstat(fd, &st) == 0 &&
+	       (uint64_t)st.st_size >= bytes;
 }
 
 int handout_file(const void *data, size_t n)

@@ -57,6 +57,11 @@ static void *map_code(const struct proto_compile_result *result, int fd, struct 
 		(void)fmha_error_set(err, FMHA_EINTERNAL, "compile: an answer without code");
 		return NULL;
 	}
+	/* The clients that get the same file could cut it off under whoever reads the mapping. */
+	if (!handout_is_sealed(fd, result->size)) {
+		(void)fmha_error_set(err, FMHA_EINTERNAL, "compile: code that can still change");
+		return NULL;
+	}
 	code = mmap(NULL, result->size, PROT_READ, MAP_PRIVATE, fd, 0);
 	if (code != MAP_FAILED)
 		return code;

@@ -371,8 +371,11 @@ def test_a_plan_that_is_being_built_cannot_run(gpu, compiler):
         other = device.plan(problem(buffer.id))["plan"]
         compiler.does(spilling(FIRST, SECOND))
         number = device.submit("plan", {"problem": problem(buffer.id, hdim_q=32, hdim_v=32)})
-        with pytest.raises(fmha_wire.WireError) as caught:
-            device.run(other + 1)
+        while True:  # its kernels are chosen in slices: until then there is no such plan
+            with pytest.raises(fmha_wire.WireError) as caught:
+                device.run(other + 1)
+            if caught.value.name != "ENOENT":
+                break
         assert (caught.value.name, caught.value.field) == ("ENOKERNEL", "plan")
         assert device.wait(number)[0]["plan"] == other + 1
         device.run(other + 1)

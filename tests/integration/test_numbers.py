@@ -4,6 +4,7 @@ answered, no worker ends of it."""
 import itertools
 import json
 import os
+import re
 
 import pytest
 
@@ -12,12 +13,31 @@ import fmhad
 
 ENDS = (0, 1, -1, 2**31 - 1, 2**31, 2**31 + 1, 2**63 - 1)
 SIZES = {"batch": 1, "nhead_q": 2, "nhead_k": 2, "seqlen_q": 16, "seqlen_k": 16, "hdim_q": 32, "hdim_v": 32}
+
+
+def tables():
+    """Integers of each table of fields, by name; of a problem's those that are not its tensors'."""
+    text = (fmhad.ROOT / "proto/messages.c").read_text()
+    found = re.findall(r"static const struct field (\w+)_fields\[\] = \{(.*?)\n\};", text, re.S)
+    return {name: re.findall(r"^\t(?:U32|U64|I32)\((\w+)", rows, re.M) for name, rows in found}
+
+
+def integers_of_methods():
+    """Of each method of a worker's."""
+    text = (fmhad.ROOT / "proto/include/proto/methods.h").read_text()
+    rows = re.findall(r'X\(\w+, "(\w+)", (\w+), \d, \d, (\w+),\s+\w+\)', text.replace("\\\n", " "))
+    known = tables()
+    return {name: known.get(params, []) for name, server, params in rows if server in ("WORKER", "BOTH")}
+
+
 NUMBERS = tuple(SIZES) + (
     "total_q", "total_k", "window_left", "window_right", "sink_tokens", "min_seqlen_q", "dropout_seed",
     "dropout_offset", "n_splits", "split_size", "page_size", "n_pages", "max_blocks", "n_page_indices",
     "cache_batch", "descale_block_q", "descale_block_k", "rotary_dim", "rotary_max_pos", "seqlen_new",
     "n_parts")
-PAIRED = tuple(SIZES) + ("n_splits", "split_size", "window_left", "min_seqlen_q", "page_size", "max_blocks")
+PAIRED = tuple(SIZES) + ("n_splits", "split_size", "window_left", "window_right", "sink_tokens", "min_seqlen_q")
+PAGED = ("batch", "nhead_k", "seqlen_q", "seqlen_k", "hdim_v", "n_splits", "split_size", "page_size", "n_pages",
+         "max_blocks", "window_left")
 STEP = int(os.environ.get("FMHA_NUMBERS_STEP", "1"))  # every so many of the pairs; 1: all
 
 
@@ -40,6 +60,12 @@ class Asker:
                    for role in "qkv"}
         tensors["o"] = {"buffer": self.output.id, "dtype": "bf16"}
         return {**SIZES, "scale": 0.1, "mask": "none", **sizes, "tensors": tensors}
+
+    def paged(self, **sizes):
+        problem = self.problem(**{"page_size": 16, "n_pages": 8, "max_blocks": 4, **sizes})
+        for role in ("block_table", "seqlen_k_per_batch"):
+            problem["tensors"][role] = {"buffer": self.buffer.id, "dtype": "i32"}
+        return problem
 
     def ask(self, method, params, fds=()):
         self.n += 1
@@ -89,6 +115,22 @@ def test_what_a_problem_says_twice(daemon):
     no_deaths(daemon)
 
 
+def test_what_a_problem_with_pages_says_twice(daemon):
+    asker = Asker(daemon)
+    assert asker.ask("plan", {"problem": asker.paged()})
+    pairs = [p for p in itertools.product(itertools.combinations(PAGED, 2), itertools.product(ENDS, ENDS))]
+    for names, values in pairs[::STEP]:
+        asker.about(asker.paged(**dict(zip(names, values))), every=False)
+    no_deaths(daemon)
+
+
+def test_every_integer_is_asked_for():
+    assert set(NUMBERS) == set(tables()["problem"])
+    integers = integers_of_methods()
+    assert len(integers) > 20 and sum(map(len, integers.values())) > 12, integers
+    assert integers["buffer_import"] == ["size", "base_offset"] and "plan" in integers["run"]
+
+
 def test_more_work_than_there_is_time(daemon):
     """2^62 operations on tensors of one row: nothing to run, and nothing to be believed."""
     asker = Asker(daemon)
@@ -114,7 +156,11 @@ def test_what_other_methods_say(daemon):
         "registry_forget": {"kernel": "none", "shape": ""}, "tune": {"problem": asker.problem(), "budget_ms": 1},
         "census": {}, "trace": {}, "ping": {}, "code": {"hash": b"x" * 32},
     }
+    integers = integers_of_methods()
+    assert set(integers) - set(fields) == {"plan", "explain", "local_plan", "local_runs", "buffer_import",
+                                           "registry_import", "registry_load", "registry_unload"}
     for method, params in fields.items():
+        params.update({name: 0 for name in integers[method] if name not in params})
         numbers = [name for name, value in params.items() if isinstance(value, int)]
         asker.ask(method, params)
         for values in itertools.product(ENDS, repeat=min(len(numbers), 2)):

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Small things of daemon/base and daemon/worker: histogram, accounts, id tables. */
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,6 +16,7 @@
 
 #include <base/account.h>
 #include <base/cgroup.h>
+#include <base/handout.h>
 #include <base/histogram.h>
 #include <base/limits.h>
 #include <base/slabs.h>
@@ -221,6 +223,34 @@ static void guessed_ids_name_nothing(void **state)
 	table_deinit(&table);
 }
 
+static void what_can_still_change_is_not_sealed(void **state)
+{
+	const char text[] = "code";
+	int plain = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING), part, sealed;
+	char path[] = "/tmp/fmhad-sealed-XXXXXX";
+	int file = mkstemp(path);
+
+	(void)state;
+	assert_true(plain >= 0 && file >= 0);
+	assert_int_equal(write(plain, text, sizeof(text)), sizeof(text));
+	assert_int_equal(write(file, text, sizeof(text)), sizeof(text));
+	assert_false(handout_is_sealed(plain, sizeof(text)));
+	assert_false(handout_is_sealed(file, sizeof(text)));
+	assert_false(handout_is_sealed(-1, 1));
+	/* One that may be written to, one that may shrink. */
+	assert_int_equal(fcntl(plain, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+	assert_false(handout_is_sealed(plain, sizeof(text)));
+	part = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	assert_int_equal(write(part, text, sizeof(text)), sizeof(text));
+	assert_int_equal(fcntl(part, F_ADD_SEALS, F_SEAL_WRITE), 0);
+	assert_false(handout_is_sealed(part, sizeof(text)));
+	sealed = handout_file(text, sizeof(text));
+	assert_true(handout_is_sealed(sealed, sizeof(text)));
+	assert_false(handout_is_sealed(sealed, sizeof(text) + 1));
+	assert_int_equal(unlink(path), 0);
+	assert_int_equal(close(plain) | close(part) | close(sealed) | close(file), 0);
+}
+
 #define OBJECTS 100
 
 static uint64_t pages_of_slabs(void)
@@ -313,6 +343,7 @@ int main(void)
 		cmocka_unit_test(limits_count_their_hits),
 		cmocka_unit_test(ids_are_never_given_twice),
 		cmocka_unit_test(guessed_ids_name_nothing),
+		cmocka_unit_test(what_can_still_change_is_not_sealed),
 		cmocka_unit_test(slabs_hold_what_was_taken_and_end_one_by_one),
 		cmocka_unit_test(tables_grow_and_empty),
 	};

@@ -51,6 +51,8 @@ int handout_charge_more(struct handouts *handouts, struct account *account, uint
 
 /* Makes a memory file one that nobody can change. */
 bool handout_seal(int fd);
+/* Whether it is one, and has so many bytes: a mapping of them stays as it is, whoever has the file. */
+bool handout_is_sealed(int fd, uint64_t bytes);
 
 /*
  * What of @fd, a memfd that is borrowed, may go to a client: @ret_fd, given. handout_charge() has
