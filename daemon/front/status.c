@@ -9,6 +9,7 @@
 #include "front.h"
 #include "tuned.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -36,8 +37,9 @@ struct status_waiter {
 
 struct status_part {
 	struct status_gathering *gathering;
-	bool asked;    /* the worker has not answered yet */
-	cJSON *answer; /* NULL: none came */
+	bool asked;     /* the worker has not answered yet */
+	cJSON *answer;  /* but for its sessions; NULL: none came */
+	char *sessions; /* as text: a line each, after a newline; NULL: none came */
 };
 
 struct status_gathering {
@@ -87,19 +89,42 @@ static cJSON *front_json(const struct front *front, uint32_t uid, bool all)
 	return item;
 }
 
-/* A copy of the worker's part without what the caller may not see. */
-static cJSON *worker_json(const cJSON *answer, uint32_t uid, bool all)
+/* The lines of one user's sessions, in brackets; given. NULL: out of memory. */
+static char *sessions_of(const char *lines, uint32_t uid, bool all)
 {
-	cJSON *copy = cJSON_Duplicate(answer, 1);
-	cJSON *sessions = cJSON_GetObjectItemCaseSensitive(copy, "sessions");
+	char *list = malloc(strlen(lines) + 3), begin[32];
+	size_t n = 1, length = (size_t)snprintf(begin, sizeof(begin), "\n{\"uid\":%u,", uid);
 
-	for (int i = cJSON_GetArraySize(sessions) - 1; i >= 0 && !all; i--) {
-		const cJSON *owner = cJSON_GetObjectItemCaseSensitive(
-			cJSON_GetArrayItem(sessions, i), "uid");
-
-		if (!cJSON_IsNumber(owner) || owner->valuedouble != (double)uid)
-			cJSON_DeleteItemFromArray(sessions, i);
+	if (!list)
+		return NULL;
+	list[0] = '[';
+	for (const char *line = lines, *next; *line; line = next) {
+		next = strchr(line + 1, '\n');
+		next = next ? next : line + strlen(line);
+		if (!all && strncmp(line, begin, length) != 0)
+			continue;
+		memcpy(list + n, line, (size_t)(next - line));
+		n += (size_t)(next - line);
 	}
+	n -= list[n - 1] == ','; /* others' followed */
+	list[n++] = ']';
+	list[n] = '\0';
+	return list;
+}
+
+/* The worker's part without what the caller may not see: what is shown to all is that of @part itself. */
+static cJSON *worker_json(const struct status_part *part, uint32_t uid, bool all)
+{
+	cJSON *copy = cJSON_CreateObject();
+	char *list = sessions_of(part->sessions, uid, all);
+	cJSON *item;
+
+	cJSON_ArrayForEach(item, part->answer)
+	{
+		cJSON_AddItemReferenceToObject(copy, item->string, item);
+	}
+	cJSON_AddRawToObject(copy, "sessions", list ? list : "[]");
+	free(list);
 	return copy;
 }
 
@@ -150,8 +175,8 @@ static cJSON *quarantine_json(const struct worker_slot *slot, uint32_t uid, bool
 	return list;
 }
 
-static cJSON *device_json(const struct worker_slot *slot, const cJSON *answer, uint32_t uid,
-			  bool all)
+static cJSON *device_json(const struct worker_slot *slot, const struct status_part *part,
+			  uint32_t uid, bool all)
 {
 	const struct proto_device *device = &slot->device;
 	cJSON *item = cJSON_CreateObject();
@@ -170,7 +195,7 @@ static cJSON *device_json(const struct worker_slot *slot, const cJSON *answer, u
 	cJSON_AddNumberToObject(item, "n_quarantined", count_quarantined(slot));
 	cJSON_AddItemToObject(item, "tuned", tuned_status_json(slot));
 	cJSON_AddItemToObject(item, "worker",
-			      answer ? worker_json(answer, uid, all) : cJSON_CreateNull());
+			      part->answer ? worker_json(part, uid, all) : cJSON_CreateNull());
 	return item;
 }
 
@@ -185,8 +210,8 @@ static cJSON *status_json(const struct status_gathering *gathering, uint32_t uid
 	cJSON_AddItemToObject(root, "front", front_json(front, uid, all));
 	list = cJSON_AddArrayToObject(root, "devices");
 	for (uint32_t i = 0; i < front->n_slots; i++)
-		cJSON_AddItemToArray(
-			list, device_json(&front->slots[i], gathering->parts[i].answer, uid, all));
+		cJSON_AddItemToArray(list,
+				     device_json(&front->slots[i], &gathering->parts[i], uid, all));
 	return root;
 }
 
@@ -296,8 +321,10 @@ static void on_timer_closed(uv_handle_t *handle)
 	struct status_gathering *gathering = container_of((uv_timer_t *)handle,
 							  struct status_gathering, timer);
 
-	for (int i = 0; i < PROTO_MAX_DEVICES; i++)
+	for (int i = 0; i < PROTO_MAX_DEVICES; i++) {
 		cJSON_Delete(gathering->parts[i].answer);
+		free(gathering->parts[i].sessions);
+	}
 	free(gathering);
 }
 
@@ -333,18 +360,34 @@ static void on_timer(uv_timer_t *timer)
 	finish(container_of(timer, struct status_gathering, timer));
 }
 
-static cJSON *read_json(int fd, uint64_t size)
+/* Takes a worker's document apart: its sessions stay text, as thousands of them would take long to be
+ * parsed, copied and printed again. */
+static void take_apart(char *text, struct status_part *part)
+{
+	static const char begin[] = "{\"sessions\":[";
+	char *end = strncmp(text, begin, strlen(begin)) == 0 ? strstr(text, "\n],") : NULL;
+
+	if (!end)
+		return;
+	*end = '\0';
+	end[2] = '{';
+	part->sessions = strdup(text + strlen(begin));
+	if (part->sessions)
+		part->answer = cJSON_Parse(end + 2);
+}
+
+static void read_answer(int fd, uint64_t size, struct status_part *part)
 {
 	char *text;
-	cJSON *json = NULL;
 
 	if (size == 0 || size > MAX_JSON_BYTES)
-		return NULL;
-	text = malloc(size);
-	if (text && pread(fd, text, size, 0) == (ssize_t)size)
-		json = cJSON_ParseWithLength(text, size);
+		return;
+	text = malloc(size + 1);
+	if (text && pread(fd, text, size, 0) == (ssize_t)size) {
+		text[size] = '\0';
+		take_apart(text, part);
+	}
 	free(text);
-	return json;
 }
 
 static void on_answer(void *owner, const union proto_any_result *result, int fd,
@@ -355,7 +398,7 @@ static void on_answer(void *owner, const union proto_any_result *result, int fd,
 	(void)error; /* nothing is shown in its place */
 	part->asked = false;
 	if (result && fd >= 0)
-		part->answer = read_json(fd, result->WORKER_STATUS.size);
+		read_answer(fd, result->WORKER_STATUS.size, part);
 	finish_if_complete(part->gathering);
 }
 

@@ -4,17 +4,22 @@
 #include "tuner.h"
 #include "worker.h"
 
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <base/clock.h>
 #include <base/status.h>
 #include <device/guard.h>
 #include <json/json.h>
+#include <proto/error.h>
 
 /* Of the runs that the device has, each since it was given to it. */
-static uint64_t running_ns(const struct session *session, uint64_t now)
+static uint64_t session_running_ns(const struct session *session, uint64_t now)
 {
 	uint64_t sum = 0;
 
@@ -34,36 +39,6 @@ static void latest_shape(const struct session *session, char shape[PLAN_SHAPE_BY
 			   shape);
 	else if (entry)
 		memcpy(shape, entry->shape, sizeof(entry->shape));
-}
-
-static void add_session(cJSON *list, const struct session *session, uint64_t now)
-{
-	cJSON *item = cJSON_CreateObject();
-	char shape[PLAN_SHAPE_BYTES] = "";
-
-	latest_shape(session, shape);
-
-	cJSON_AddNumberToObject(item, "session", (double)session->id);
-	cJSON_AddNumberToObject(item, "uid", session->uid);
-	cJSON_AddNumberToObject(item, "pid", session->pid);
-	cJSON_AddStringToObject(item, "client", session->client);
-	cJSON_AddNumberToObject(item, "buffers", session->buffers.n_used);
-	cJSON_AddNumberToObject(item, "memory_bytes", (double)session->memory_bytes);
-	cJSON_AddNumberToObject(item, "events", session->events.n_used);
-	cJSON_AddNumberToObject(item, "plans", session->plans.n_used);
-	cJSON_AddNumberToObject(item, "waiting", session->n_waiting);
-	cJSON_AddNumberToObject(item, "running", session->n_running);
-	cJSON_AddNumberToObject(item, "runs", (double)session->n_runs);
-	cJSON_AddNumberToObject(item, "flops", session->flops);
-	cJSON_AddNumberToObject(item, "bytes", (double)session->bytes);
-	cJSON_AddNumberToObject(item, "kernel_ns", (double)session->kernel_ns);
-	cJSON_AddNumberToObject(item, "running_ns", (double)running_ns(session, now));
-	cJSON_AddNumberToObject(item, "roof_ns", session->roof_ns);
-	if (shape[0])
-		cJSON_AddStringToObject(item, "shape", shape);
-	cJSON_AddNumberToObject(item, "bytes_in", (double)session->connection.bytes_in);
-	cJSON_AddNumberToObject(item, "bytes_out", (double)session->connection.bytes_out);
-	cJSON_AddItemToArray(list, item);
 }
 
 static void add_families(cJSON *root, const struct worker *worker)
@@ -94,11 +69,12 @@ static void add_plans(cJSON *root, const struct worker *worker)
 					(double)worker->n_plans_by[i]);
 }
 
-char *worker_status_json(struct worker *worker)
+/* All but the sessions. @running_ns: of all of them. Given; NULL: out of memory. */
+static char *rest_json(struct worker *worker, uint64_t running_ns)
 {
 	const struct device_info *info = device_get_info(worker->device);
 	const uint64_t *used = worker->accounts.used;
-	uint64_t now = clock_ns(), running = 0;
+	uint64_t now = clock_ns();
 	cJSON *root, *item;
 
 	json_begin();
@@ -111,11 +87,6 @@ char *worker_status_json(struct worker *worker)
 					info->mps == DEVICE_MPS_IN_USE ? "in use" : "absent");
 		cJSON_AddStringToObject(root, "mps_directory", info->mps_directory);
 	}
-	item = cJSON_AddArrayToObject(root, "sessions");
-	list_for_each_entry(const struct session, session, &worker->sessions, in_sessions) {
-		add_session(item, session, now);
-		running += running_ns(session, now);
-	}
 	item = cJSON_AddObjectToObject(root, "memory");
 	cJSON_AddNumberToObject(item, "buffers", (double)used[ACCOUNT_BUFFERS]);
 	cJSON_AddNumberToObject(item, "bytes", (double)used[ACCOUNT_MEMORY]);
@@ -127,7 +98,7 @@ char *worker_status_json(struct worker *worker)
 	cJSON_AddNumberToObject(item, "unloaded", (double)worker->codes.n_dropped);
 	item = cJSON_AddObjectToObject(root, "runs");
 	cJSON_AddNumberToObject(item, "pending", worker->n_pending);
-	cJSON_AddNumberToObject(item, "running_ns", (double)running);
+	cJSON_AddNumberToObject(item, "running_ns", (double)running_ns);
 	cJSON_AddNumberToObject(item, "done", (double)worker->n_runs);
 	cJSON_AddNumberToObject(item, "failed", (double)worker->n_failed);
 	cJSON_AddNumberToObject(item, "cancelled", (double)worker->n_cancelled);
@@ -144,4 +115,159 @@ char *worker_status_json(struct worker *worker)
 	if (worker->page->doing.measures)
 		cJSON_AddItemToObject(root, "loop", status_loop(&worker->page->doing));
 	return json_end(root, false);
+}
+
+/* ---- answering ---- */
+
+#define SESSIONS_A_STEP 8
+#define SESSION_BYTES   2048 /* of text, at most, and what is between two */
+
+/*
+ * {"sessions": [...], and the rest}, each session a line that begins with its uid (front/status.c): thousands of sessions are not put into words in one piece. It is
+ * the daemon's own user's time.
+ */
+struct status_reading {
+	struct chore chore;
+	struct worker *worker;
+	uint32_t id;
+	int fd;
+	bool begun, failed;
+	uint64_t last_session; /* that was written; 0: none */
+	uint64_t running_ns, bytes;
+};
+
+static double finite_of(double value)
+{
+	return isfinite(value) ? value : 0;
+}
+
+/* In quotes and with escapes; given. NULL: out of memory. */
+static char *quoted(const char *text)
+{
+	json_begin();
+	return json_end(cJSON_CreateString(text), false);
+}
+
+static int put_session(char text[SESSION_BYTES], const struct session *session, uint64_t now)
+{
+	char shape[PLAN_SHAPE_BYTES] = "", *client = quoted(session->client);
+	int n;
+
+	if (!client)
+		return -1;
+	latest_shape(session, shape);
+	n = snprintf(text, SESSION_BYTES,
+		     "{\"uid\":%u,\"session\":%" PRIu64 ",\"pid\":%u,\"client\":%s,\"buffers\":%u,"
+		     "\"memory_bytes\":%" PRIu64 ",\"events\":%u,\"plans\":%u,\"waiting\":%u,"
+		     "\"running\":%u,\"runs\":%" PRIu64 ",\"flops\":%.15g,\"bytes\":%" PRIu64
+		     ",\"kernel_ns\":%" PRIu64 ",\"running_ns\":%" PRIu64
+		     ",\"roof_ns\":%.15g%s%s%s,\"bytes_in\":%" PRIu64 ",\"bytes_out\":%" PRIu64 "}",
+		     session->uid, session->id, session->pid, client, session->buffers.n_used,
+		     session->memory_bytes, session->events.n_used, session->plans.n_used,
+		     session->n_waiting, session->n_running, session->n_runs,
+		     finite_of(session->flops), session->bytes, session->kernel_ns,
+		     session_running_ns(session, now), finite_of(session->roof_ns),
+		     shape[0] ? ",\"shape\":\"" : "", shape, shape[0] ? "\"" : "",
+		     session->connection.bytes_in, session->connection.bytes_out);
+	free(client);
+	return n < SESSION_BYTES - 2 ? n : -1;
+}
+
+static void put(struct status_reading *reading, const char *text, size_t n)
+{
+	if (write(reading->fd, text, n) != (ssize_t)n)
+		reading->failed = true;
+	reading->bytes += n;
+}
+
+/* Sessions are in the order of their numbers. Return: whether there are more. */
+static bool put_sessions(struct status_reading *reading)
+{
+	const struct worker *worker = reading->worker;
+	char text[SESSIONS_A_STEP * SESSION_BYTES];
+	uint64_t now = clock_ns();
+	size_t used = 0;
+	int n_left = SESSIONS_A_STEP;
+
+	list_for_each_entry(const struct session, session, &worker->sessions, in_sessions) {
+		int n;
+
+		if (session->id <= reading->last_session)
+			continue;
+		if (n_left-- == 0)
+			break;
+		if (reading->last_session > 0)
+			text[used++] = ',';
+		text[used++] = '\n';
+		n = put_session(text + used, session, now);
+		if (n < 0) {
+			reading->failed = true;
+			return false;
+		}
+		used += (size_t)n;
+		reading->last_session = session->id;
+		reading->running_ns += session_running_ns(session, now);
+	}
+	put(reading, text, used);
+	return n_left < 0 && !reading->failed;
+}
+
+static void put_rest(struct status_reading *reading)
+{
+	char *rest = rest_json(reading->worker, reading->running_ns);
+
+	if (!rest)
+		reading->failed = true;
+	put(reading, "\n],", 3);
+	if (rest)
+		put(reading, rest + 1, strlen(rest) - 1);
+	free(rest);
+}
+
+static bool step(struct chore *chore)
+{
+	struct status_reading *reading = container_of(chore, struct status_reading, chore);
+	struct connection *control = &reading->worker->control;
+	struct proto_json_result result;
+	struct fmha_error err;
+
+	if (!reading->begun) {
+		reading->begun = true;
+		put(reading, "{\"sessions\":[", strlen("{\"sessions\":["));
+		return true;
+	}
+	if (put_sessions(reading))
+		return true;
+	put_rest(reading);
+	result.size = reading->bytes;
+	if (!reading->failed && handout_seal(reading->fd)) {
+		connection_answer(control, reading->id, PROTO_WORKER_STATUS, &result, reading->fd);
+	} else {
+		(void)fmha_error_set(&err, FMHA_ENOMEM, "status: out of memory");
+		connection_answer_error(control, reading->id, &err);
+		(void)close(reading->fd);
+	}
+	free(reading);
+	return false;
+}
+
+int worker_status(struct worker *worker, uint32_t id, struct fmha_error *err)
+{
+	struct status_reading *reading = calloc(1, sizeof(*reading));
+	struct account *account = account_get(&worker->accounts, geteuid());
+	int fd = memfd_create("fmhad", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	if (!reading || !account || fd < 0) {
+		free(reading);
+		(void)account_put(account);
+		if (fd >= 0)
+			(void)close(fd);
+		return fmha_error_set(err, FMHA_ENOMEM, "status: out of memory");
+	}
+	reading->worker = worker;
+	reading->id = id;
+	reading->fd = fd;
+	chore_start(&worker->chores, &reading->chore, account, step);
+	(void)account_put(account); /* the chore's own from now on */
+	return 0;
 }

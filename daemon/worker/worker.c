@@ -259,26 +259,6 @@ static void on_drain(struct worker *worker, uint32_t id)
 	on_drained(&worker->drained);
 }
 
-static void on_status(struct worker *worker, uint32_t id)
-{
-	struct proto_json_result result;
-	char *text = worker_status_json(worker);
-	struct fmha_error err;
-	int fd = -1;
-
-	if (text) {
-		result.size = strlen(text);
-		fd = handout_file(text, result.size);
-		free(text);
-	}
-	if (fd >= 0) {
-		connection_answer(&worker->control, id, PROTO_WORKER_STATUS, &result, fd);
-		return;
-	}
-	fmha_error_set(&err, FMHA_ENOMEM, "status: out of memory");
-	connection_answer_error(&worker->control, id, &err);
-}
-
 static int handle(struct connection *control, uint32_t id, enum proto_method method,
 		  const union proto_any_params *params, int *fd, struct fmha_error *err)
 {
@@ -295,8 +275,7 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 	case PROTO_PING:
 		break;
 	case PROTO_WORKER_STATUS:
-		on_status(worker, id);
-		return 0;
+		return worker_status(worker, id, err);
 	case PROTO_WORKER_DRAIN:
 		on_drain(worker, id);
 		return 0;

@@ -347,8 +347,8 @@ void prepare_forget(struct session *session);
 
 /* ---- status.c ---- */
 
-/* The worker's part of status as JSON; given, freed with free(). NULL: out of memory. */
-char *worker_status_json(struct worker *worker);
+/* Answers the front's request @id with the worker's part of status, later. Return: 0, FMHA_ENOMEM. */
+int worker_status(struct worker *worker, uint32_t id, struct fmha_error *err);
 
 /* ---- worker.c ---- */
 

@@ -2,6 +2,7 @@
 """What a request may cost the loop, in CPU time of its thread, and who is to blame when one ends a
 worker: of every method, not of those that somebody thought of."""
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -115,17 +116,43 @@ def test_an_administrator_is_not_barred():
 # ---- CPU time of the loop ----
 
 
+class TooLong(AssertionError):
+    """A piece of work was; or the machine gave its time to others in the midst of it, and counted that as ours."""
+
+
+def within(pieces_ms, bounds_ms):
+    for what, most in bounds_ms.items():
+        if pieces_ms[what] >= most * SLOWER:
+            raise TooLong(f"{what}: {pieces_ms[what]} ms, not below {most * SLOWER}: {pieces_ms}")
+
+
+def three_attempts(test):
+    """What takes long takes long each time."""
+
+    @functools.wraps(test)
+    def attempts(*arguments, **named):
+        for left in (2, 1, 0):
+            try:
+                return test(*arguments, **named)
+            except TooLong:
+                if not left:
+                    raise
+        return None
+
+    return attempts
+
+
 def longest_pieces_ms(daemon):
     """What a worker's loop has done: the longest piece of each, in CPU time."""
     loop = daemon.status()["devices"][0]["worker"]["loop"]
     return {what: cost["longest_ns"] / 1e6 for what, cost in loop.items()}
 
 
-def attack(function, *arguments):
+def attack(function, *arguments, uid=ATTACKER):
     """Runs the function as the attacker."""
 
     def work():
-        fmhad.become(ATTACKER)
+        fmhad.become(uid)
         function(*arguments)
 
     child = multiprocessing.get_context("fork").Process(target=work)
@@ -177,6 +204,7 @@ def use_many_shapes(daemon):
         return len(json.loads(device.call_json("census", {}))["shapes"])
 
 
+@three_attempts
 def test_a_census_of_everybody_gives_way():
     """1,024 shapes of 17 users, one of whom has to make room (3.5 ms in one piece for an administrator)."""
     with fmhad.Daemon({"loop_times": True, "tuning": {"automatic": False}}, open_to_all=True) as daemon:
@@ -189,9 +217,7 @@ def test_a_census_of_everybody_gives_way():
         times = [shape["device_ns"] for shape in census["shapes"]]
         assert times == sorted(times, reverse=True)
         assert {shape["uid"] for shape in in_child(50016, read_census, daemon)["shapes"]} == {50016}
-        longest = longest_pieces_ms(daemon)
-        assert longest["census"] < 1 * SLOWER, longest
-        assert longest["run"] < 2 * SLOWER, longest
+        within(longest_pieces_ms(daemon), {"census": 1, "run": 2})
         assert daemon.status()["devices"][0]["worker"]["loop"]["census"]["n"] > 1024 / 12
 
 
@@ -202,6 +228,7 @@ def read_census(daemon):
 
 @pytest.mark.parametrize("function, n, what", [(hang_up_with_everything, 4000, "the end of a connection"),
                                                (trace_everything, 8000, "trace")])
+@three_attempts
 def test_what_walks_a_users_things_gives_way(function, n, what):
     """The loop does it in slices (in one piece 218 and 28 ms)."""
     limits = {"buffers_per_connection": 4096, "plans_per_connection": 4096, "memory_bytes_per_uid": 1 << 30}
@@ -214,11 +241,11 @@ def test_what_walks_a_users_things_gives_way(function, n, what):
         assert child.exitcode == 0
         assert fmhad.until(lambda: not sessions_of(daemon, ATTACKER))
         assert fmhad.until(lambda: daemon.status()["devices"][0]["worker"]["memory"]["bytes"] == 0)
-        longest = longest_pieces_ms(daemon)
-        assert longest[what] < 2 * SLOWER, longest
+        within(longest_pieces_ms(daemon), {what: 2})
         assert daemon.status()["devices"][0]["worker"]["loop"][what]["n"] > n / 100
 
 
+@three_attempts
 def test_each_user_has_a_share_of_an_iteration():
     """A flood of one user's, on many connections: another's ping waits for wake_us of it, and for what was begun before
     they were over."""
@@ -233,7 +260,7 @@ def test_each_user_has_a_share_of_an_iteration():
             child.join(20)
             assert child.exitcode == 0
     assert shares[200] < shares[20000], shares
-    assert shares[200] < 2 * SLOWER, shares
+    within({"a ping": shares[200]}, {"a ping": 2})
 
 
 def flood(daemon, begin, end):
@@ -266,6 +293,7 @@ def median_wait_ms(daemon, n):
     return sorted(waits)[n // 2] * 1e3
 
 
+@three_attempts
 def test_planning_by_a_model_gives_way(tmp_path):
     """Where a model judges many kernels in many numbers of splits, one number is a slice (2.3 ms in one piece). Clients
     that hang up in the midst of it leave nothing behind."""
@@ -292,9 +320,11 @@ def test_planning_by_a_model_gives_way(tmp_path):
         for method in ("plan", "explain", "local_plan", "local_runs"):
             cost = loop[method]
             assert cost["n"] > 50, loop
-            assert cost["cpu_ns"] / cost["n"] < 0.5e6 * SLOWER and cost["longest_ns"] < 4e6 * SLOWER, (method, cost)
+            assert cost["cpu_ns"] / cost["n"] < 0.5e6 * SLOWER, (method, cost)
+        within(longest_pieces_ms(daemon), dict.fromkeys(("plan", "explain", "local_plan", "local_runs"), 3))
 
 
+@three_attempts
 def test_the_end_of_large_runs_is_another_threads_work():
     """Tables of 28 MiB and workspaces of 300 MB (5 and 25 ms of the loop for the last of them); what a user has charged
     is back when all is over, and the next run may have it at once."""
@@ -315,9 +345,44 @@ def test_the_end_of_large_runs_is_another_threads_work():
             assert 256 << 20 < planned["workspace_bytes"] < 512 << 20
             for _ in range(1 if SANITIZED else 3):
                 device.run(planned["plan"], timeout=100)
-        longest = longest_pieces_ms(daemon)
-        assert longest["the end of a run or call"] < 2 * SLOWER and longest["run"] < 2 * SLOWER, longest
+        within(longest_pieces_ms(daemon), {"the end of a run or call": 2, "run": 2})
         assert fmhad.until(lambda: daemon.status()["devices"][0]["worker"]["memory"]["bytes"] == 0)
+
+
+NASTY = '"}\\n],{"uid":0,'
+
+
+def hold_sessions(daemon, ready, end, n):
+    sessions = []
+    for _ in range(n):
+        with daemon.client(name=NASTY) as client:
+            sessions.append(client.open_device(0))
+    ready.set()
+    end.wait(60)
+    assert len(sessions_of(daemon, os.geteuid())) == n
+    assert {s["client"] for s in sessions_of(daemon, os.geteuid())} == {NASTY}
+    assert len(daemon.status()["devices"][0]["worker"]["sessions"]) == n, "others' are nobody's business"
+
+
+@three_attempts
+def test_a_status_of_many_sessions_gives_way():
+    """960 sessions were 14 ms of a worker's loop and 14 ms of the front's, for anybody who asked."""
+    with fmhad.Daemon({"loop_times": True}, open_to_all=True) as daemon:
+        end, children = multiprocessing.Event(), []
+        for uid in range(50000, 50004):
+            ready = multiprocessing.Event()
+            children.append(attack(hold_sessions, daemon, ready, end, 100, uid=uid))
+            assert ready.wait(60)
+        status = daemon.status()
+        assert len(status["devices"][0]["worker"]["sessions"]) == 400
+        assert {s["client"] for s in status["devices"][0]["worker"]["sessions"]} == {NASTY}
+        end.set()
+        for child in children:
+            child.join(60)
+            assert child.exitcode == 0
+        status = daemon.status()
+        within(longest_pieces_ms(daemon), {"worker_status": 2})
+        within({"status": status["front"]["loop"]["status"]["longest_ns"] / 1e6}, {"status": 3})
 
 
 def sessions_of(daemon, uid):
