@@ -15,7 +15,7 @@ struct cpu_device {
 	void *scratch; /* of the loop thread, for device_run_here() */
 	size_t scratch_bytes;
 	pthread_mutex_t workspaces_lock; /* workspaces go back on any thread */
-	struct list free_workspaces; /* struct cpu_workspace, of powers of two bytes */
+	struct list free_workspaces;     /* struct cpu_workspace, of powers of two bytes */
 	uint64_t free_bytes;
 
 	/* fake.c's: what a coming launch is in for. */

@@ -12,7 +12,7 @@ import fmha_wire
 import fmhad
 import pytest
 from test_bounds import SANITIZED, SMALL, small_plan
-from test_gpu_layer import F_ADD_SEALS, SEALS, Event, compiler, device_buffer, make_gpu  # noqa: F401
+from test_gpu_layer import F_ADD_SEALS, SEALS, Compiler, Event, compiler, device_buffer, make_gpu, stub_folder  # noqa: F401
 from test_isolation_worker import paged_problem
 
 MANY = 4000  # plans, buffers, runs
@@ -22,7 +22,7 @@ DECODE = {"batch": 8, "nhead_q": 64, "nhead_k": 8, "seqlen_q": 1, "seqlen_k": 65
 
 def methods():
     text = (fmhad.ROOT / "proto/include/proto/methods.h").read_text()
-    return {name: server for name, server in re.findall(r'X\(\w+, "(\w+)", (\w+),', text) if server != "CONTROL"}
+    return {name: server for name, server in re.findall(r'X\(\w+, "(\w+)", (\w+),', text)}
 
 
 def bounds():
@@ -174,6 +174,31 @@ def test_methods_of_a_worker_whose_kernels_are_compiled(make_gpu):  # noqa: F811
             "inject": ask("inject", {"fault": "none"}, refused="ENOTSUP"),
         }
         assert in_ms(device.worker_pid, other, requests) == {}
+
+
+def test_methods_of_the_control_sockets(tmp_path):
+    """What the front and a worker ask each other, as the loops measure it themselves. Of three daemons the least: see
+    test_bounds.py."""
+    config = {"loop_times": True, "devices": [{"backend": "cuda"}],
+              "compile": {"helper": str(Compiler(tmp_path).path), "cache": str(tmp_path / "cache")}}
+    least = {}
+    for _ in range(3):
+        with fmhad.Daemon(config, env={"LD_LIBRARY_PATH": str(stub_folder())}) as daemon:
+            with daemon.device() as device:
+                problem = {**DECODE, "tensors": {r: {"buffer": i + 1, "dtype": "bf16"} for i, r in enumerate("qkvo")}}
+                kernel = device.call("local_plan", {"problem": problem})["launches"][0]["kernel"]
+                kernel = json.loads(device.explain(problem))["selections"][0]["candidates"][0]["name"] or kernel
+                device.call("registry_set_priority", {"kernel": kernel, "priority": 3})
+            daemon.status()
+            status = daemon.status()
+            for loop in (status["front"]["loop"], status["devices"][0]["worker"]["loop"]):
+                for name, cost in loop.items():
+                    least[name] = min(least.get(name, 1e9), cost["longest_ns"] / 1e6)
+    allowed, control = bounds(), {name for name, server in methods().items() if server == "CONTROL"}
+    seen = {name: ms for name, ms in least.items() if name in control}
+    print(seen)
+    assert seen.keys() >= {"worker_ready", "worker_attach", "worker_status", "compile", "registry_change", "worker_restore"}
+    assert {name: ms for name, ms in seen.items() if ms > allowed[name] * SLOWER} == {}
 
 
 def test_methods_of_the_front(wide):
