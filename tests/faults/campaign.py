@@ -280,9 +280,9 @@ class Campaign:
         if died:
             self.deaths[kind, side.function.decode()] += 1
             return delivered
-        judge.whole()
         if visit.tidy:
             visit.tidy(daemon)
+        judge.whole()
         return delivered
 
     def leaks(self, daemon, judge, visit, repeat):

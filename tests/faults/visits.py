@@ -383,14 +383,20 @@ def explain(daemon):
         return AtLeast(document), json.loads(document)["plan"]["stages"][0]["kernel"]
 
 
-@visit("inject")
+def use_up(daemon):
+    """What was injected, also when the first run comes to nothing."""
+    with daemon.device() as device:
+        for _ in range(2):
+            with contextlib.suppress(fmha_wire.WireError):
+                device.forward(*INPUTS[TINY])
+
+
+@visit("inject", tidy=use_up)
 def injected(daemon):
     with daemon.device() as device:
         device.call("inject", {"fault": "oom"})
-        for _ in range(2):  # what was injected is used up, also when the first run comes to nothing
-            with contextlib.suppress(fmha_wire.WireError):
-                device.forward(*INPUTS[TINY])
-        return forward(daemon)
+    use_up(daemon)
+    return forward(daemon)
 
 
 @visit("local_plan", "local_runs", "code", "event_import", "event_release")
@@ -459,7 +465,7 @@ def unload(daemon):
         refusal(lambda: device.call("registry_unload", {"set": "mine"}))
 
 
-@visit("registry_load", "registry_unload", "registry_change", "worker_restore", tidy=unload, most=50, patience=20)
+@visit("registry_load", "registry_unload", "registry_change", "worker_restore", tidy=unload, most=50, patience=120)
 def sets(daemon):
     with daemon.device() as device:
         answer = send(device, "registry_load", '["fwd-fp32-*-h32-*-portable"]', set="mine")
