@@ -317,7 +317,8 @@ void connection_answer(struct connection *connection, uint32_t id, enum proto_me
 		return;
 	}
 	if (proto_encode_result(buffer, id, method, result, &err) < 0) {
-		err.code = FMHA_EINTERNAL;
+		if (err.code != FMHA_ENOMEM)
+			err.code = FMHA_EINTERNAL;
 		log_error("%s: answer cannot be encoded: %s", proto_methods[method].name, err.msg);
 		answer_failed(connection, id, fd, &err);
 		return;

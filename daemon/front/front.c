@@ -190,8 +190,11 @@ static void raise_fd_limit(void)
 	(void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-static void init_handles(struct front *front)
+/* Return: 0 or libuv's error. */
+static int init_handles(struct front *front)
 {
+	int r;
+
 	uv_timer_init(&front->loop, &front->accept_again);
 	uv_timer_init(&front->loop, &front->watchdog);
 	uv_timer_init(&front->loop, &front->drain);
@@ -201,9 +204,10 @@ static void init_handles(struct front *front)
 	uv_signal_init(&front->loop, &front->on_hangup);
 	front->accept_again.data = front->watchdog.data = front->drain.data = front;
 	front->on_term.data = front->on_int.data = front->on_hangup.data = front;
-	uv_signal_start(&front->on_term, on_stop_signal, SIGTERM);
-	uv_signal_start(&front->on_int, on_stop_signal, SIGINT);
-	uv_signal_start(&front->on_hangup, on_hangup_signal, SIGHUP);
+	r = uv_signal_start(&front->on_term, on_stop_signal, SIGTERM);
+	if (r == 0)
+		r = uv_signal_start(&front->on_int, on_stop_signal, SIGINT);
+	return r == 0 ? uv_signal_start(&front->on_hangup, on_hangup_signal, SIGHUP) : r;
 }
 
 static int front_init(struct front *front, const struct config *config,
@@ -224,8 +228,11 @@ static int front_init(struct front *front, const struct config *config,
 	accounts_init(&front->accounts, &front->limits);
 	quarantine_init(&front->quarantine, &config->supervision);
 	list_init(&front->clients);
-	uv_loop_init(&front->loop);
-	init_handles(front);
+	r = uv_loop_init(&front->loop);
+	if (r == 0)
+		r = init_handles(front);
+	if (r < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "the loop: %s", uv_strerror(r));
 	r = connection_hub_init(&front->hub, &front->loop, &front->limits, err);
 	front->hub.spare_fds = SPARE_FDS;
 	front->hub.doing = &front->doing;
@@ -253,8 +260,10 @@ int front_run(const struct config *config, const struct config_source *source)
 	uint64_t watchdog_us = notify_watchdog_us();
 	struct fmha_error err;
 
-	if (!front)
+	if (!front) {
+		log_error("out of memory");
 		return 1;
+	}
 	prctl(PR_SET_NAME, "fmhad-front");
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a full disk */

@@ -316,9 +316,11 @@ int offload_start(struct offloads *offloads, struct offload *offload, struct fmh
 	return 0;
 }
 
-void offloads_open(struct offloads *offloads, uv_loop_t *loop, struct device *device,
-		   uint64_t spin_us)
+int offloads_open(struct offloads *offloads, uv_loop_t *loop, struct device *device,
+		  uint64_t spin_us, struct fmha_error *err)
 {
+	int r;
+
 	*offloads = (struct offloads){
 		.device = device,
 		.spin = {.look = look, .goes_on = goes_on, .on_end = on_spin_end}};
@@ -330,12 +332,16 @@ void offloads_open(struct offloads *offloads, uv_loop_t *loop, struct device *de
 	list_init(&offloads->left);
 	(void)pthread_mutex_init(&offloads->lock, NULL);
 	(void)pthread_cond_init(&offloads->work, NULL);
-	uv_async_init(loop, &offloads->ended_async, on_ended);
+	r = uv_async_init(loop, &offloads->ended_async, on_ended);
+	if (r < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "a wake-up of the loop: %s",
+				      uv_strerror(r));
 	uv_timer_init(loop, &offloads->timer);
 	uv_idle_init(loop, &offloads->spin.turn);
 	if (device_shares_memory(device))
-		return; /* it has no slow calls worth a thread that waits for them */
+		return 0; /* it has no slow calls worth a thread that waits for them */
 	(void)pthread_mutex_lock(&offloads->lock);
 	(void)add_thread(offloads);
 	(void)pthread_mutex_unlock(&offloads->lock);
+	return 0;
 }

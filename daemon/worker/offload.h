@@ -69,9 +69,9 @@ struct offloads {
 	uint32_t n_pending; /* loop only: neither done nor late */
 };
 
-/* @spin_us: how long a thread looks for more; 0: it sleeps at once */
-void offloads_open(struct offloads *offloads, uv_loop_t *loop, struct device *device,
-		   uint64_t spin_us);
+/* @spin_us: how long a thread looks for more; 0: it sleeps at once. Return: 0 or FMHA_ENOMEM. */
+int offloads_open(struct offloads *offloads, uv_loop_t *loop, struct device *device,
+		  uint64_t spin_us, struct fmha_error *err);
 
 /* Loop thread. Return: 0 (done() or late() comes), FMHA_EBUSY: too many calls have not come back,
  * of all or, for an urgent one, of its user's; FMHA_ENOMEM. */

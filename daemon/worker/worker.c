@@ -446,8 +446,11 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	list_init(&worker->free_requests);
 	slabs_init(&worker->plan_slabs, sizeof(struct session_plan));
 	fair_init(&worker->turns, 1, 1);
-	uv_loop_init(&worker->loop);
-	uv_async_init(&worker->loop, &worker->device_async, on_device_async);
+	r = uv_loop_init(&worker->loop);
+	if (r == 0)
+		r = uv_async_init(&worker->loop, &worker->device_async, on_device_async);
+	if (r < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "the loop: %s", uv_strerror(r));
 	uv_timer_init(&worker->loop, &worker->tick);
 	uv_timer_init(&worker->loop, &worker->trim);
 	uv_timer_init(&worker->loop, &worker->refill_timer);
@@ -468,8 +471,10 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 		r = open_device(worker, err);
 	if (r == 0) {
 		apply_limits(worker);
-		offloads_open(&worker->offloads, &worker->loop, worker->device,
-			      worker->limits.value[LIMIT_SPIN_US]);
+		r = offloads_open(&worker->offloads, &worker->loop, worker->device,
+				  worker->limits.value[LIMIT_SPIN_US], err);
+	}
+	if (r == 0) {
 		worker->offloads.doing = &worker->page->doing;
 		worker_refill(worker, 0);
 		r = tuner_new(worker, &worker->tuner, err);
@@ -495,8 +500,10 @@ int worker_main(void)
 	signal(SIGTERM, SIG_IGN);
 	signal(SIGHUP, SIG_IGN); /* until there is something to read again */
 	mallopt(M_ARENA_MAX, 2);
-	if (!worker)
+	if (!worker) {
+		log_error("out of memory");
 		return 1;
+	}
 	worker->page = map_page(&err);
 	if (!worker->page) {
 		log_error("%s", err.msg);

@@ -43,6 +43,7 @@ FORCED = {
     ("epoll_ctl", "ENOMEM", "libuv"): "the same",
     ("realloc", "ENOMEM", "libuv"): "maybe_resize of uv__io_start aborts without memory for its table",
     ("pthread_create", "EAGAIN", "libuv"): "init_threads aborts without a thread for uv_queue_work",
+    ("calloc", "ENOMEM", "libuv"): "the same, without memory for the thread's own variables",
 }
 
 # What says that something has run out or broken; any other refusal blames the wrong thing.
@@ -395,9 +396,12 @@ class Campaign:
         daemon = None
         try:
             daemon = FaultyDaemon("fake", folder, faults)
-        except RuntimeError as error:
+        except (RuntimeError, fmha_wire.WireError) as error:
             delivered = faults[kind].disarm()
-            if "exited with" not in str(error):
+            if isinstance(error, fmha_wire.WireError):
+                if error.name not in FITTING:
+                    raise
+            elif "exited with" not in str(error):
                 if mode == ONCE:
                     raise Wrong(f"it neither starts nor ends: {error}") from error
             else:

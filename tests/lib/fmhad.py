@@ -176,7 +176,7 @@ class Daemon:
             except (OSError, fmha_wire.Disconnected):
                 return False
 
-        if not until(ready, 15):
+        if not until(ready):
             raise RuntimeError(f"fmhad is not ready:\n{self.log()}")
 
     def stop(self, number=signal.SIGTERM):

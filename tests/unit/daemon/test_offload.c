@@ -158,7 +158,7 @@ static int setup(void **state)
 	uv_timer_start(&f->guard, on_guard, 20, 20);
 	pthread_mutex_init(&f->lock, NULL);
 	pthread_cond_init(&f->changed, NULL);
-	offloads_open(&f->offloads, &f->loop, &f->device, 50);
+	assert_int_equal(offloads_open(&f->offloads, &f->loop, &f->device, 50, NULL), 0);
 	*state = f;
 	return 0;
 }
