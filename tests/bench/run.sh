@@ -68,7 +68,7 @@ bench_watch() {
     stop_daemon
 }
 
-# About a minute. As root, the attackers are another user.
+# Two minutes. As root, the attackers are another user.
 bench_fair() {
     title "A light user beside a heavy one"
     start_daemon '[{"backend": "cpu"}]'
@@ -76,6 +76,8 @@ bench_fair() {
     chmod 666 "$folder/fmhad.sock"
     "$bin/bench_fair" "$folder/fmhad.sock"
     stop_daemon
+    title "64 sessions of one method"
+    FMHA_BUILD=$PWD/build/release python3 tests/bench/fair_methods.py || true
 }
 
 # Resident memory and wake-ups of a daemon that nobody uses, each of its processes.

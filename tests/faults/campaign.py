@@ -396,20 +396,22 @@ class Campaign:
         daemon = None
         try:
             daemon = FaultyDaemon("fake", folder, faults)
-        except (RuntimeError, fmha_wire.WireError) as error:
+        except fmhad.Ended as error:
             delivered = faults[kind].disarm()
-            if isinstance(error, fmha_wire.WireError):
-                if error.name not in FITTING:
-                    raise
-            elif "exited with" not in str(error):
-                if mode == ONCE:
-                    raise Wrong(f"it neither starts nor ends: {error}") from error
-            else:
-                status = int(str(error).split("exited with ")[1].split(":")[0])
-                if status < 0:
-                    Judge.forced(faults[kind], f"the start ended by signal {-status}")
-                elif status == 0 or not str(error).split(":\n", 1)[1].strip():
-                    raise Wrong(f"a start that ends with {status} and says nothing") from error
+            if error.status < 0:
+                Judge.forced(faults[kind], f"the start ended by signal {-error.status}")
+            elif error.status == 0 or not error.said.strip():
+                raise Wrong(f"a start that ends with {error.status} and says nothing") from error
+            return delivered
+        except fmha_wire.WireError as error:  # of the first who asked
+            delivered = faults[kind].disarm()
+            if error.name not in FITTING:
+                raise
+            return delivered
+        except RuntimeError as error:
+            delivered = faults[kind].disarm()
+            if mode == ONCE:
+                raise Wrong(f"it neither starts nor ends: {error}") from error
             return delivered
         try:
             delivered = faults[kind].disarm()
@@ -540,7 +542,7 @@ def main():
     campaign.lives()
     campaign.print_counts()
     print(f"{time.monotonic() - start:.0f} s")
-    return 1 if campaign.wrong else 0
+    return 1 if campaign.wrong or not campaign.counts.total() else 0
 
 
 if __name__ == "__main__":

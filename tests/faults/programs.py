@@ -255,7 +255,7 @@ def main():
                 function(*arguments, pathlib.Path(name))
     programs.print_counts()
     print(f"{time.monotonic() - start:.0f} s")
-    return 1 if programs.n_wrong else 0
+    return 1 if programs.n_wrong or not programs.counts.total() else 0
 
 
 if __name__ == "__main__":

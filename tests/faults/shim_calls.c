@@ -24,8 +24,6 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include "journal.h"
-
 #define SHOWN __attribute__((visibility("default")))
 
 /* A function of one form: class, errors, what it returns on failure, return type, name, parameters,
@@ -64,8 +62,7 @@ static mode_t mode_of(int flags, va_list list)
 		va_end(list);                                                                      \
 		if (FAULT(FILE, #NAME, EMFILE, EIO))                                               \
 			return -1;                                                                 \
-		return journal_opened((int)syscall(SYS_openat, AT_FDCWD, path, flags, mode),       \
-				      flags);                                                      \
+		return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);                      \
 	}
 OPEN(open)
 OPEN(open64)
@@ -80,12 +77,8 @@ SHOWN int openat(int dir, const char *path, int flags, ...)
 	va_end(list);
 	if (FAULT(FILE, "openat", EMFILE, EIO))
 		return -1;
-	return journal_opened((int)syscall(SYS_openat, dir, path, flags, mode), flags);
+	return (int)syscall(SYS_openat, dir, path, flags, mode);
 }
-
-struct open_how_head {
-	uint64_t flags;
-};
 
 DEFINE_NEXT(syscall);
 
@@ -93,7 +86,7 @@ DEFINE_NEXT(syscall);
 SHOWN long syscall(long number, ...)
 {
 	va_list list;
-	long a[6], r;
+	long a[6];
 
 	va_start(list, number);
 	for (int i = 0; i < 6; i++)
@@ -101,10 +94,7 @@ SHOWN long syscall(long number, ...)
 	va_end(list);
 	if (number == SYS_openat2 && FAULT(FILE, "openat2", EMFILE, EIO))
 		return -1;
-	r = NEXT(syscall)(number, a[0], a[1], a[2], a[3], a[4], a[5]);
-	if (number == SYS_openat2)
-		r = journal_opened((int)r, (int)((const struct open_how_head *)a[2])->flags);
-	return r;
+	return NEXT(syscall)(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
 /* What the descriptor is decides the class; of an eventfd or a pipe of libuv's own nothing fails. */
@@ -136,8 +126,7 @@ READ(pread64, (int fd, void *data, size_t n, off64_t at), (fd, data, n, at))
 	DEFINE_NEXT(NAME);                                                                         \
 	SHOWN ssize_t NAME PARAMETERS                                                              \
 	{                                                                                          \
-		return fail_transfer(fd, #NAME, true) ? -1                                         \
-						      : journal_wrote(fd, NEXT(NAME) ARGUMENTS);   \
+		return fail_transfer(fd, #NAME, true) ? -1 : NEXT(NAME) ARGUMENTS;                 \
 	}
 
 WRITE(write, (int fd, const void *data, size_t n), (fd, data, n))
@@ -148,9 +137,7 @@ WRITE(pwrite64, (int fd, const void *data, size_t n, off64_t at), (fd, data, n, 
 	DEFINE_NEXT(NAME);                                                                         \
 	SHOWN int NAME(int fd, TYPE size)                                                          \
 	{                                                                                          \
-		if (FAULT(FILE, #NAME, ENOMEM, EIO))                                               \
-			return -1;                                                                 \
-		return (int)journal_wrote(fd, NEXT(NAME)(fd, size));                               \
+		return FAULT(FILE, #NAME, ENOMEM, EIO) ? -1 : NEXT(NAME)(fd, size);                \
 	}
 TRUNCATE(ftruncate, off_t)
 TRUNCATE(ftruncate64, off64_t)
@@ -159,9 +146,7 @@ TRUNCATE(ftruncate64, off64_t)
 	DEFINE_NEXT(NAME);                                                                         \
 	SHOWN int NAME(int fd)                                                                     \
 	{                                                                                          \
-		if (FAULT(FILE, #NAME, EIO, ENOSPC))                                               \
-			return -1;                                                                 \
-		return journal_synced(fd, NEXT(NAME)(fd));                                         \
+		return FAULT(FILE, #NAME, EIO, ENOSPC) ? -1 : NEXT(NAME)(fd);                      \
 	}
 SYNC(fsync)
 SYNC(fdatasync)
@@ -171,7 +156,6 @@ SHOWN int renameat(int old_dir, const char *old, int new_dir, const char *new)
 {
 	if (FAULT(FILE, "renameat", EIO, ENOSPC))
 		return -1;
-	journal_renaming(old_dir, old, new_dir, new);
 	return NEXT(renameat)(old_dir, old, new_dir, new);
 }
 
@@ -180,7 +164,6 @@ SHOWN int rename(const char *old, const char *new)
 {
 	if (FAULT(FILE, "rename", EIO, ENOSPC))
 		return -1;
-	journal_renaming(AT_FDCWD, old, AT_FDCWD, new);
 	return NEXT(rename)(old, new);
 }
 
@@ -189,7 +172,6 @@ SHOWN int unlinkat(int dir, const char *name, int flags)
 {
 	if (FAULT(FILE, "unlinkat", EIO))
 		return -1;
-	journal_unlinking(dir, name);
 	return NEXT(unlinkat)(dir, name, flags);
 }
 
@@ -198,7 +180,6 @@ SHOWN int unlink(const char *path)
 {
 	if (FAULT(FILE, "unlink", EIO))
 		return -1;
-	journal_unlinking(AT_FDCWD, path);
 	return NEXT(unlink)(path);
 }
 

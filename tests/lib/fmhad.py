@@ -42,6 +42,14 @@ def until(condition, timeout=60.0, pause=0.005):
         time.sleep(pause)
 
 
+class Ended(RuntimeError):
+    """A daemon that did not come up."""
+
+    def __init__(self, status, said):
+        super().__init__(f"fmhad exited with {status}:\n{said}")
+        self.status, self.said = status, said
+
+
 def open_files(pid):
     """What a process's descriptors are, without the numbers of sockets, and how many of each."""
     found = collections.Counter()
@@ -169,7 +177,7 @@ class Daemon:
     def _wait_until_ready(self):
         def ready():
             if self.process.poll() is not None:
-                raise RuntimeError(f"fmhad exited with {self.process.returncode}:\n{self.log()}")
+                raise Ended(self.process.returncode, self.log())
             try:
                 with fmha_wire.Client.connect(self.socket) as client:
                     return all(d["state"] in ("ready", "failed") for d in client.devices())

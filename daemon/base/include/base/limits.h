@@ -44,7 +44,7 @@
 	  "one user's unanswered requests")                                                        \
 	X(FRAMES_PER_WAKE, frames_per_wake, RELOAD, 64, 1, 65536,                                  \
 	  "frames that one connection gets answered before the others have a turn")                \
-	X(WAKE_US, wake_us, RELOAD, 200, 10, 1000000,                                              \
+	X(WAKE_US, wake_us, RELOAD, 50, 10, 1000000,                                               \
 	  "us of a loop's time that one user gets before the others have a turn: what one "        \
 	  "request "                                                                               \
 	  "or slice of work begun before then costs comes on top (SECURITY.md)")                   \
