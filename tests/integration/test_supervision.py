@@ -122,8 +122,10 @@ def test_out_of_memory_is_an_answer(fake_daemon):
         device.run(plan)
 
 
-def test_every_pending_request_gets_an_answer_when_the_device_fails(fake_daemon):
-    with fake_daemon.device() as device:
+def test_every_pending_request_gets_an_answer_when_the_device_fails(make_daemon):
+    """Whatever the worker has taken in: one turn is long enough for all of it here."""
+    daemon = make_daemon({**fmhad.FAKE, "limits": {"wake_us": 1000000}})
+    with daemon.device() as device:
         plan, _ = prepare(device)
         device.call("inject", {"fault": "sticky", "after": 3})
         numbers = range(1000, 1020)  # all in one piece, before the worker can be gone
