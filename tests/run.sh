@@ -108,8 +108,8 @@ gpu() {
         timed_or_skipped "gpu: instructions" tests/emulator/instructions.py &&
         timed_or_skipped "gpu: emulator" tests/emulator/run.py --quick &&
         timed_or_skipped "gpu: coverage" tests/emulator/coverage.py --share 1000 &&
-        timed_or_skipped "gpu: coverage, count" tests/emulator/coverage.py --count --share 400 &&
-        timed_or_skipped "gpu: spills" tests/gpu/spill_check.py --share 3 || return 1
+        timed_or_skipped "gpu: coverage, count" tests/emulator/coverage.py --count --share 1000 &&
+        timed_or_skipped "gpu: spills" tests/gpu/spill_check.py --share 6 || return 1
     if [ ! -e /dev/nvidia0 ]; then
         echo "no NVIDIA GPU on this machine: skipped" >&2
         return 0
