@@ -18,6 +18,7 @@
 #include <nettle/sha2.h>
 
 #include <base/clock.h>
+#include <base/fnv.h>
 #include <kernels/launch_wire.h>
 #include <proto/clamp.h>
 #include <proto/error.h>
@@ -44,13 +45,10 @@ void local_codes_init(struct worker_codes *codes)
 	}
 }
 
-/* FNV-1a. */
 static struct list *list_of_name(struct worker_codes *codes, const char *kernel)
 {
-	uint64_t hash = 14695981039346656037ull;
+	uint64_t hash = fnv_text(FNV_START, kernel);
 
-	for (; *kernel; kernel++)
-		hash = (hash ^ (uint8_t)*kernel) * 1099511628211ull;
 	return &codes->by_name[(hash ^ hash >> 32) % WORKER_CODE_LISTS];
 }
 
@@ -162,16 +160,15 @@ int local_keep_code(struct worker *worker, const char *kernel, int fd, uint64_t 
 
 /* ---- plans ---- */
 
-/* FNV-1a of what makes two plans of a problem differ; never 0. */
+/* Of what makes two plans of a problem differ; never 0. */
 static uint64_t version_of(const struct plan *plan)
 {
-	uint64_t hash = 14695981039346656037ull;
+	uint64_t hash = FNV_START;
 
 	for (uint32_t i = 0; i < plan->n_stages; i++)
-		for (const char *at = plan->stages[i].kernel; *at; at++)
-			hash = (hash ^ (uint8_t)*at) * 1099511628211ull;
-	hash = (hash ^ (uint32_t)plan->n_splits) * 1099511628211ull;
-	hash = (hash ^ (uint32_t)plan->split_size) * 1099511628211ull;
+		hash = fnv_text(hash, plan->stages[i].kernel);
+	hash = fnv_add(hash, (uint32_t)plan->n_splits);
+	hash = fnv_add(hash, (uint32_t)plan->split_size);
 	return hash ? hash : 1;
 }
 

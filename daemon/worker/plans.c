@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <base/fnv.h>
 #include <proto/cleanup.h>
 #include <proto/error.h>
 #include <proto/problem.h>
@@ -107,20 +108,16 @@ static void describe_plan(const struct plan *plan, struct proto_plan_result *res
 	}
 }
 
-/* FNV-1a of what the problem says, wherever its tensors lie: the same request made again. */
+/* Of what the problem says, wherever its tensors lie: the same request made again. */
 static uint64_t fingerprint(const struct fmha_problem *problem)
 {
 	struct fmha_problem plain = *problem;
-	const uint8_t *bytes = (const uint8_t *)&plain;
-	uint64_t hash = 14695981039346656037ull;
 
 	for (int i = 0; i < FMHA_N_TENSORS; i++) {
 		plain.tensor[i].buffer = plain.tensor[i].buffer != 0;
 		plain.tensor[i].offset = 0;
 	}
-	for (size_t i = 0; i < sizeof(plain); i++)
-		hash = (hash ^ bytes[i]) * 1099511628211ull;
-	return hash;
+	return fnv_bytes(FNV_START, &plain, sizeof(plain));
 }
 
 static void name_culprits(const struct session *session, struct session_plan *plan)

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <base/fnv.h>
 #include <proto/error.h>
 
 #define USUALLY_IDLE 16
@@ -29,13 +30,11 @@ static int make_kernel(struct gpu_device *gpu, const union abi_args *args,
 				  ret_kernel) != 0;
 }
 
-/* Where kernels of that name are; FNV-1a. */
+/* Where kernels of that name are. */
 static struct list *list_of_name(struct gpu_device *gpu, const char *name)
 {
-	uint64_t hash = 14695981039346656037ull;
+	uint64_t hash = fnv_text(FNV_START, name);
 
-	for (; *name; name++)
-		hash = (hash ^ (uint8_t)*name) * 1099511628211ull;
 	return &gpu->kernels[(hash ^ hash >> 32) % GPU_KERNEL_LISTS];
 }
 
