@@ -89,10 +89,11 @@ static cJSON *front_json(const struct front *front, uint32_t uid, bool all)
 	return item;
 }
 
-/* The lines of one user's sessions, in brackets; given. NULL: out of memory. */
+/* The lines of one user's sessions, in brackets; given, cJSON_free(). NULL: out of memory, and so no document
+ * is made. */
 static char *sessions_of(const char *lines, uint32_t uid, bool all)
 {
-	char *list = malloc(strlen(lines) + 3), begin[32];
+	char *list = cJSON_malloc(strlen(lines) + 3), begin[32];
 	size_t n = 1, length = (size_t)snprintf(begin, sizeof(begin), "\n{\"uid\":%u,", uid);
 
 	if (!list)
@@ -124,7 +125,7 @@ static cJSON *worker_json(const struct status_part *part, uint32_t uid, bool all
 		cJSON_AddItemReferenceToObject(copy, item->string, item);
 	}
 	cJSON_AddRawToObject(copy, "sessions", list ? list : "[]");
-	free(list);
+	cJSON_free(list);
 	return copy;
 }
 
