@@ -359,7 +359,8 @@ def modified(torch, f, at, masked):
         padded = random(2, 4, 333, 784)
         padded[..., :777], padded[..., 777:] = hidden, math.nan
         yield "minus infinity, NaN beside it", at(2, 4, 2, 333, 777, bias=padded[..., :777], **masked)
-        lowest = whole.clone()
+        lowest = padded.clone()[..., :777]
+        lowest.copy_(whole)
         lowest[:, :, 5:70] = lowest[:, 1, 200] = lowest[..., 300:400] = torch.finfo(lowest.dtype).min
         yield "rows of the lowest number", at(2, 4, 2, 333, 777, bias=lowest, **masked)
         yield "lowest number, small scale", at(2, 4, 2, 333, 777, bias=lowest, scale=0.01, **masked)
