@@ -21,6 +21,7 @@
 #include <proto/frame.h>
 #include <proto/message.h>
 
+#include <proto/cleanup.h>
 #include "internal.h"
 
 #define PACK_MAGIC "FMHAPLN1"
@@ -353,6 +354,19 @@ static int add_problem(struct writing *w, const struct fmha_problem *problem,
 	return r;
 }
 
+/* What was renamed there keeps its name when power is lost. */
+static bool sync_folder(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	char folder[4096] = ".";
+	_cleanup_(closep) int fd = -1;
+
+	if (slash)
+		(void)snprintf(folder, sizeof(folder), "%.*s/", (int)(slash - path), path);
+	fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return fd >= 0 && fsync(fd) == 0;
+}
+
 /* Readers see all of it or what was there before. */
 static int store(const struct writing *w, const char *path, const struct pack_head *head,
 		 struct fmha_error *err)
@@ -368,7 +382,8 @@ static int store(const struct writing *w, const char *path, const struct pack_he
 		good = fwrite(head, sizeof(*head), 1, file) == 1 &&
 		       fwrite(w->out.data, 1, w->out.size, file) == w->out.size &&
 		       fflush(file) == 0 && fsync(fileno(file)) == 0;
-		good = fclose(file) == 0 && good && rename(temporary, path) == 0;
+		good = fclose(file) == 0 && good && rename(temporary, path) == 0 &&
+		       sync_folder(path);
 	}
 	if (good)
 		return 0;

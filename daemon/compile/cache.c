@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include <files/files.h>
 #include <proto/error.h>
 
 #include "cleanup.h"
@@ -475,7 +476,7 @@ static int64_t write_pack(const struct keys *list, const char *path, struct fmha
 	if (!out)
 		return fmha_error_set(err, FMHA_EIO, "%s: %s", temporary, strerror(errno));
 	r = pack_write(list->dir, list->keys, list->n, out);
-	if (fclose(out) != 0 || r < 0 || rename(temporary, path) < 0) {
+	if (fclose(out) != 0 || r < 0 || files_rename(temporary, path) < 0) {
 		r = errno;
 		(void)unlink(temporary);
 		return fmha_error_set(err, FMHA_EIO, "%s: cannot write: %s", path, strerror(r));

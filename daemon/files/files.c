@@ -3,9 +3,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/openat2.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -57,6 +59,24 @@ int files_write_all(int fd, const void *data, size_t size)
 		done += (size_t)n;
 	}
 	return 0;
+}
+
+int files_rename(const char *temporary, const char *path)
+{
+	_cleanup_(closep) int dir = -1;
+	const char *slash = strrchr(path, '/');
+	char folder[PATH_MAX] = ".";
+
+	if (slash && (size_t)(slash - path) >= sizeof(folder)) {
+		errno = ENAMETOOLONG;
+		return -1;
+	}
+	if (slash)
+		(void)snprintf(folder, sizeof(folder), "%.*s/", (int)(slash - path), path);
+	if (rename(temporary, path) < 0)
+		return -1;
+	dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	return dir < 0 ? -1 : fsync(dir);
 }
 
 int files_publish(int dir, const char *temporary, const char *name, const void *data, size_t size)

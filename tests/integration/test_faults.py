@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A share of the faults that nightly tries one after another (tests/faults), the same ones in every run."""
+import shutil
 import subprocess
 import sys
 
@@ -27,3 +28,26 @@ def test_every_37th_fault_of_a_visit(visit):
 
 def test_every_fault_of_a_compile_helper():
     assert tried([FOLDER / "programs.py", "--only", "helper"])["helper"] > 40
+
+
+# ---- losses of power ----
+
+
+def lost(*options):
+    if not shutil.which("strace"):
+        pytest.skip("strace is not installed")
+    done = subprocess.run([sys.executable, FOLDER / "power.py", *options], capture_output=True, text=True, check=False, timeout=600)
+    if "not permitted" in done.stderr:
+        pytest.skip("tracing is not permitted")
+    return done
+
+
+def test_a_loss_of_power_leaves_the_old_or_the_new():
+    done = lost("--random", "1")
+    assert done.returncode == 0 and done.stdout.endswith("0 wrong\n"), done.stdout + done.stderr
+    assert all(f"\n{name} " in done.stdout for name in ("state", "cache", "pack"))
+
+
+@pytest.mark.parametrize("what", ["bytes", "names"])
+def test_a_disk_that_forgets_syncs_is_found_out(what):
+    assert "neither the old nor the new" in lost("--only", "state", "--every", "5", "--forget", what).stdout
