@@ -174,7 +174,7 @@ static int decode_bytes(const msgpack_object *value, const struct field *field, 
 	return 0;
 }
 
-static int names_find(const struct field_names *names, const msgpack_object_str *text)
+static int names_find(const struct proto_words *names, const msgpack_object_str *text)
 {
 	for (uint32_t i = 0; i < names->n; i++)
 		if (strlen(names->names[i]) == text->size &&

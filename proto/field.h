@@ -14,14 +14,9 @@
 
 #include <fmha/base.h>
 #include <proto/methods.h>
+#include <proto/problem.h>
 
 struct field_table;
-
-/* The short strings that stand for an enum's values 0, 1, 2, ... */
-struct field_names {
-	const char *const *names;
-	uint32_t n;
-};
 
 enum field_type {
 	FIELD_U32,
@@ -53,7 +48,7 @@ struct field {
 	int64_t min;         /* U32, U64, I32, each of NUMBERS */
 	uint64_t max;        /* I32: an int64_t in disguise */
 	int64_t fallback;    /* optional numbers; FIELD_F32: 0, or NaN when not 0 */
-	const struct field_names *names;
+	const struct proto_words *names;
 	const struct field_table *table;
 	/* The field's children are named without it: "hdim_q", not "problem.hdim_q". */
 	bool anonymous;

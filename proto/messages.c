@@ -86,17 +86,9 @@
 		  __VA_ARGS__};                                                                    \
 	_Static_assert(sizeof(rows) / sizeof((rows)[0]) <= FIELD_TABLE_MAX, "too many fields")
 
-static const struct field_names dtype_names = NAMES("f32", "f16", "bf16", "e4m3", "e5m2", "i32",
-						    "u8");
-static const struct field_names op_names = NAMES("forward", "backward", "append_kv",
-						 "merge_states");
-static const struct field_names mode_names = NAMES("batch", "group");
-static const struct field_names mask_names = NAMES("none", "top_left", "bottom_right");
-static const struct field_names rope_names = NAMES("none", "interleaved", "half_rotated");
-static const struct field_names kv_layout_names = NAMES("linear", "vectorized");
-static const struct field_names memory_kind_names = NAMES("memfd", "ipc_handle", "vmm_fd");
+static const struct proto_words memory_kind_names = NAMES("memfd", "ipc_handle", "vmm_fd");
 #define ROLE_NAME(NAME, name, n_dims, dims, direction) #name,
-static const struct field_names role_names = NAMES(FMHA_TENSORS(ROLE_NAME));
+static const struct proto_words role_names = NAMES(FMHA_TENSORS(ROLE_NAME));
 
 /* ---- errors ---- */
 
@@ -257,7 +249,7 @@ static const struct field_table TABLE(event_release_params_table, "event_release
 static const struct field tensor_fields[] = {
 	U64(buffer, .min = 1, NOTE("id")),
 	U64(offset, OPTIONAL, NOTE("bytes from the buffer's start to element 0")),
-	ENUM(dtype, dtype_names),
+	ENUM(dtype, proto_dtype_words),
 	{FIELD(stride), .type = FIELD_STRIDE, OPTIONAL,
 	 NOTE("elements, one a dimension of the role; absent, or all 0 without extent: packed")},
 	{FIELD(extent), .type = FIELD_EXTENT, OPTIONAL,
@@ -274,55 +266,25 @@ static void problem_init_object(void *object)
 	fmha_problem_init(object);
 }
 
+#define WIRE_CHOICE(field, value, ...)                                                             \
+	ENUM(field, proto_##field##_words, DEFAULT(value), __VA_ARGS__)
+#define WIRE_FLAG(field, value, ...)        BOOL(field, DEFAULT(value), __VA_ARGS__)
+#define WIRE_SIZE(field, value, ...)        I32(field, DEFAULT(value), __VA_ARGS__)
+#define WIRE_NUMBER(field, value, ...)      I32(field, DEFAULT(value), __VA_ARGS__)
+#define WIRE_COUNTER(field, value, ...)     U64(field, DEFAULT(value), __VA_ARGS__)
+#define WIRE_REAL(field, value, ...)        F32(field, DEFAULT(value), __VA_ARGS__)
+#define WIRE_ABSENT_REAL(field, value, ...) F32(field, DEFAULT(1), __VA_ARGS__)
+#define WIRE_FIELD(type, field, neutral, least, most, ops, word, option, meaning)                  \
+	WIRE_##type(field, neutral, NOTE(meaning)),
+
 #define STRUCT fmha_problem
-static const struct field problem_fields[] = {
-	ENUM(op, op_names, OPTIONAL, NOTE("what to compute")),
-	ENUM(mode, mode_names, OPTIONAL,
-	     NOTE("batch: equal lengths; group: sequences packed on one axis")),
-	I32(batch, OPTIONAL, NOTE("sequences")),
-	I32(nhead_q, OPTIONAL, NOTE("a multiple of nhead_k")),
-	I32(nhead_k, OPTIONAL, NOTE("heads of k and v")),
-	I32(seqlen_q, OPTIONAL, NOTE("rows; group mode: of the longest sequence")),
-	I32(seqlen_k, OPTIONAL,
-	    NOTE("keys; group mode and pages: of the longest sequence; else the capacity of k and "
-		 "v")),
-	I32(hdim_q, OPTIONAL, NOTE("of q and k: 1 to 256")),
-	I32(hdim_v, OPTIONAL, NOTE("of v and o: likewise")),
-	I32(total_q, OPTIONAL, NOTE("group mode: length of the packed q axis")),
-	I32(total_k, OPTIONAL, NOTE("group mode: length of the packed k axis")),
-	ENUM(mask, mask_names, OPTIONAL, NOTE("the corner that the band is anchored at")),
-	I32(window_left, DEFAULT(-1),
-	    NOTE("columns left of the diagonal that stay visible; -1: unlimited")),
-	I32(window_right, DEFAULT(-1), NOTE("likewise to the right; 0: causal")),
-	I32(sink_tokens, OPTIONAL, NOTE("leading keys visible under any window")),
-	I32(min_seqlen_q, OPTIONAL, NOTE("group mode: shorter sequences are skipped")),
-	F32(scale, DEFAULT(1), NOTE("absent: 1 / sqrt(hdim_q)")),
-	F32(logits_soft_cap, OPTIONAL, NOTE("0: none")),
-	F32(dropout_p, OPTIONAL, NOTE("probability of dropping, [0, 1)")),
-	U64(dropout_seed, OPTIONAL),
-	U64(dropout_offset, OPTIONAL),
-	BOOL(deterministic, OPTIONAL, NOTE("backward: same bits on every run")),
-	I32(n_splits, OPTIONAL, NOTE("0: the planner chooses, 1: never split")),
-	I32(split_size, OPTIONAL, NOTE("keys a split, whatever the lengths; 0: not fixed")),
-	I32(page_size, OPTIONAL, NOTE("keys a page, at most 1024; 0: contiguous")),
-	I32(n_pages, OPTIONAL, NOTE("pages in k and v")),
-	I32(max_blocks, OPTIONAL, NOTE("columns of block_table")),
-	I32(n_page_indices, OPTIONAL, NOTE("length of kv_page_indices")),
-	ENUM(kv_layout, kv_layout_names, OPTIONAL, NOTE("of a page")),
-	I32(cache_batch, OPTIONAL, NOTE("rows of k and v under cache_batch_idx; 0: batch")),
-	I32(descale_block_q, OPTIONAL, NOTE("rows that share a q_descale; 0: all")),
-	I32(descale_block_k, OPTIONAL, NOTE("keys that share a k_descale, v_descale; 0: all")),
-	BOOL(descale_per_page, OPTIONAL, NOTE("k_descale and v_descale are [n_pages, nhead_k]")),
-	ENUM(rope, rope_names, OPTIONAL, NOTE("how appended keys and q rotate")),
-	I32(rotary_dim, OPTIONAL, NOTE("leading elements that rotate: a multiple of 16")),
-	I32(rotary_max_pos, OPTIONAL, NOTE("rows of the cos and sin tables")),
-	I32(seqlen_new, OPTIONAL, NOTE("rows of k_new and v_new")),
-	I32(n_parts, OPTIONAL, NOTE("merge_states: partial results")),
-	{NAME("tensors"), AT(tensor), .type = FIELD_TENSORS, OPTIONAL, .table = &tensor_table,
-	 NOTE("a map from role to tensor: those that are there")},
+static const struct field problem_rows[] = {
+	FMHA_PROBLEM_FIELDS(WIRE_FIELD){NAME("tensors"), AT(tensor), .type = FIELD_TENSORS,
+					OPTIONAL, .table = &tensor_table,
+					NOTE("a map from role to tensor: those that are there")},
 };
 #undef STRUCT
-static const struct field_table TABLE(problem_table, "problem", fmha_problem, problem_fields,
+static const struct field_table TABLE(problem_table, "problem", fmha_problem, problem_rows,
 				      .init = problem_init_object);
 
 #define STRUCT proto_kernel
@@ -380,7 +342,7 @@ static const struct field_table TABLE(relocation_table, "relocation", proto_relo
 #define STRUCT proto_tensor_map
 static const struct field tensor_map_fields[] = {
 	U32(offset, NOTE("of the pointer in the arguments to what it maps")),
-	ENUM(dtype, dtype_names),
+	ENUM(dtype, proto_dtype_words),
 	U32(swizzle, NOTE("bytes")),
 	NUMBERS(box, NOTE("elements, as (dim, row, head, batch)")),
 	NUMBERS(extents, NOTE("elements, in that order")),
@@ -683,7 +645,7 @@ static const struct field tuned_result_params_fields[] = {
 static const struct field_table TABLE(tuned_result_params_table, "tuned_result_params",
 				      proto_tuned_result_params, tuned_result_params_fields);
 
-static const struct field_names change_names = NAMES("priority", "lift", "forget", "load", "unload",
+static const struct proto_words change_names = NAMES("priority", "lift", "forget", "load", "unload",
 						     "merge");
 
 #define STRUCT proto_registry_change_params
@@ -706,7 +668,7 @@ static const struct field worker_attach_params_fields[] = {
 static const struct field_table TABLE(worker_attach_params_table, "worker_attach_params",
 				      proto_worker_attach_params, worker_attach_params_fields);
 
-static const struct field_names urgency_names = NAMES("urgent", "soon", "background");
+static const struct proto_words urgency_names = NAMES("urgent", "soon", "background");
 
 #define STRUCT proto_compile_option
 static const struct field compile_option_fields[] = {

@@ -7,6 +7,8 @@
 
 #include <proto/error.h>
 
+#include "problem_internal.h"
+
 #define DIRECTION_IN    .input = true
 #define DIRECTION_OUT   .output = true
 #define DIRECTION_INOUT .input = true, .output = true
@@ -19,33 +21,76 @@ const struct proto_role proto_roles[FMHA_N_TENSORS] = {
 			   DIRECTION_##direction},
 	FMHA_TENSORS(ROLE)};
 
+#define WORDS(symbol, ...)                                                                         \
+	static const char *const symbol##_text[] = {__VA_ARGS__};                                  \
+	const struct proto_words symbol = {symbol##_text,                                          \
+					   sizeof(symbol##_text) / sizeof(symbol##_text[0])}
+#define DTYPE_NAME(NAME, name, bytes) #name,
+
+WORDS(proto_dtype_words, FMHA_DTYPES(DTYPE_NAME));
+WORDS(proto_op_words, "forward", "backward", "append_kv", "merge_states");
+WORDS(proto_mode_words, "batch", "group");
+WORDS(proto_mask_words, "none", "top_left", "bottom_right");
+WORDS(proto_rope_words, "none", "interleaved", "half_rotated");
+WORDS(proto_kv_layout_words, "linear", "vectorized");
+
+const char *problem_op_name(uint32_t op)
+{
+	return op < proto_op_words.n ? proto_op_words.names[op] : "unknown";
+}
+
 uint32_t fmha_dtype_bytes(uint32_t dtype)
 {
-	switch (dtype) {
-	case FMHA_F32:
-	case FMHA_I32:
-		return 4;
-	case FMHA_F16:
-	case FMHA_BF16:
-		return 2;
-	case FMHA_E4M3:
-	case FMHA_E5M2:
-	case FMHA_U8:
-		return 1;
-	default:
-		return 0;
-	}
+#define DTYPE_BYTES(NAME, name, bytes) bytes,
+	static const uint8_t sizes[FMHA_N_DTYPES] = {FMHA_DTYPES(DTYPE_BYTES)};
+
+	return dtype < FMHA_N_DTYPES ? sizes[dtype] : 0;
 }
 
 const char *fmha_dtype_name(uint32_t dtype)
 {
-	static const char *const names[FMHA_N_DTYPES] = {
-		[FMHA_F32] = "f32",   [FMHA_F16] = "f16",   [FMHA_BF16] = "bf16",
-		[FMHA_E4M3] = "e4m3", [FMHA_E5M2] = "e5m2", [FMHA_I32] = "i32",
-		[FMHA_U8] = "u8",
-	};
+	return dtype < FMHA_N_DTYPES ? proto_dtype_words.names[dtype] : NULL;
+}
 
-	return dtype < FMHA_N_DTYPES ? names[dtype] : NULL;
+/* ---- fields ---- */
+
+#define NEUTRAL_CHOICE(value)      (value)
+#define NEUTRAL_FLAG(value)        (value)
+#define NEUTRAL_SIZE(value)        (value)
+#define NEUTRAL_NUMBER(value)      (value)
+#define NEUTRAL_COUNTER(value)     (value)
+#define NEUTRAL_REAL(value)        (value)
+#define NEUTRAL_ABSENT_REAL(value) 0
+#define PLACED                     NULL
+
+const struct problem_field problem_fields[PROBLEM_N_FIELDS] = {
+#define PROBLEM_FIELD(kind, field, value, min, max, takers, key, option, meaning)                  \
+	{.name = #field,                                                                           \
+	 .type = PROBLEM_##kind,                                                                   \
+	 .offset = offsetof(struct fmha_problem, field),                                           \
+	 .neutral = NEUTRAL_##kind(value),                                                         \
+	 .least = (min),                                                                           \
+	 .most = (max),                                                                            \
+	 .ops = (takers),                                                                          \
+	 .word = (key)},
+	FMHA_PROBLEM_FIELDS(PROBLEM_FIELD)};
+
+int64_t problem_field_value(const struct fmha_problem *problem, const struct problem_field *field)
+{
+	const void *at = (const char *)problem + field->offset;
+
+	switch (field->type) {
+	case PROBLEM_CHOICE:
+	case PROBLEM_FLAG:
+		return *(const uint32_t *)at;
+	case PROBLEM_COUNTER:
+		return *(const uint64_t *)at != 0;
+	case PROBLEM_REAL:
+	case PROBLEM_ABSENT_REAL:
+		return *(const float *)at != 0;
+	default:
+		return *(const int32_t *)at;
+	}
 }
 
 /* 1 - p in float and the product in double, in this order, so that it is FlashAttention-2's bit by bit. */
@@ -62,9 +107,9 @@ void fmha_problem_init(struct fmha_problem *problem)
 {
 	memset(problem, 0, sizeof(*problem));
 	problem->struct_size = sizeof(*problem);
-	problem->window_left = -1;
-	problem->window_right = -1;
-	problem->scale = NAN;
+#define INIT_FIELD(type, name, neutral, ...) problem->name = (neutral);
+	FMHA_PROBLEM_FIELDS(INIT_FIELD)
+#undef INIT_FIELD
 }
 
 /* append_kv has rows of queries only when it rotates some. */

@@ -6,18 +6,12 @@
  */
 #include <proto/problem.h>
 
+#include <inttypes.h>
 #include <math.h>
 
 #include <proto/error.h>
 
 #include "problem_internal.h"
-
-static const char *const op_names[] = {"forward", "backward", "append_kv", "merge_states"};
-
-const char *problem_op_name(uint32_t op)
-{
-	return op <= FMHA_MERGE_STATES ? op_names[op] : "unknown";
-}
 
 static int refuse(struct fmha_error *err, const char *field, int32_t value, const char *rule)
 {
@@ -26,99 +20,39 @@ static int refuse(struct fmha_error *err, const char *field, int32_t value, cons
 
 /* ---- each number on its own ---- */
 
-struct range {
-	const char *field;
-	size_t offset;
-	int32_t min, max;
-	uint32_t ops; /* that look at it */
-};
+static int check_choices(const struct fmha_problem *p, struct fmha_error *err)
+{
+	for (size_t i = 0; i < PROBLEM_N_FIELDS; i++) {
+		const struct problem_field *field = &problem_fields[i];
+		int64_t value = problem_field_value(p, field);
 
-#define RANGE(member, least, most, used_by)                                                        \
-	{                                                                                          \
-		.field = #member, .offset = offsetof(struct fmha_problem, member), .min = (least), \
-		.max = (most), .ops = (used_by)                                                    \
+		if ((field->type == PROBLEM_CHOICE || field->type == PROBLEM_FLAG) &&
+		    value > field->most)
+			return fmha_error_set_field(err, FMHA_EINVAL, field->name,
+						    "%s %" PRId64 ": above %" PRId64
+						    ", the last one defined",
+						    field->name, value, field->most);
 	}
-
-enum {
-	MAX_BATCH = 1 << 20,
-	MAX_HEADS = 1 << 16,
-	MAX_SPLITS = 1024,
-	MAX_PARTS = 1024,
-};
-
-static const struct range ranges[] = {
-	RANGE(batch, 0, MAX_BATCH, OPS_ALL),
-	RANGE(nhead_q, 1, MAX_HEADS, OPS_ATTENTION | OP_MERGE),
-	RANGE(nhead_k, 1, MAX_HEADS, OPS_ATTENTION | OP_APPEND),
-	RANGE(seqlen_q, 0, INT32_MAX, OPS_ALL),
-	RANGE(seqlen_k, 0, INT32_MAX, OPS_ATTENTION | OP_APPEND),
-	RANGE(hdim_q, 1, 256, OPS_ATTENTION | OP_APPEND),
-	RANGE(hdim_v, 1, 256, OPS_ALL),
-	RANGE(total_q, 0, INT32_MAX, OPS_ALL),
-	RANGE(total_k, 0, INT32_MAX, OPS_ALL),
-	RANGE(window_left, -1, INT32_MAX, OPS_ALL),
-	RANGE(window_right, -1, INT32_MAX, OPS_ALL),
-	RANGE(sink_tokens, 0, INT32_MAX, OPS_ALL),
-	RANGE(min_seqlen_q, 0, INT32_MAX, OPS_ALL),
-	RANGE(n_splits, 0, MAX_SPLITS, OPS_ALL),
-	RANGE(split_size, 0, INT32_MAX, OPS_ALL),
-	RANGE(page_size, 0, 1024, OPS_ALL),
-	RANGE(n_pages, 0, INT32_MAX, OPS_ALL),
-	RANGE(max_blocks, 0, INT32_MAX, OPS_ALL),
-	RANGE(n_page_indices, 0, INT32_MAX, OPS_ALL),
-	RANGE(cache_batch, 0, INT32_MAX, OPS_ALL),
-	RANGE(descale_block_q, 0, INT32_MAX, OPS_ALL),
-	RANGE(descale_block_k, 0, INT32_MAX, OPS_ALL),
-	RANGE(rotary_dim, 0, 256, OPS_ALL),
-	RANGE(rotary_max_pos, 0, INT32_MAX, OPS_ALL),
-	RANGE(seqlen_new, 0, INT32_MAX, OPS_ALL),
-	RANGE(n_parts, 0, MAX_PARTS, OPS_ALL),
-};
-
-struct choice {
-	const char *field;
-	size_t offset;
-	uint32_t last;
-};
-
-#define CHOICE(member, largest)                                                                    \
-	{                                                                                          \
-		.field = #member, .offset = offsetof(struct fmha_problem, member),                 \
-		.last = (largest)                                                                  \
-	}
-
-static const struct choice choices[] = {
-	CHOICE(op, FMHA_MERGE_STATES),        CHOICE(mode, FMHA_GROUP),
-	CHOICE(mask, FMHA_MASK_BOTTOM_RIGHT), CHOICE(kv_layout, FMHA_KV_VECTORIZED),
-	CHOICE(rope, FMHA_ROPE_HALF_ROTATED), CHOICE(deterministic, 1),
-	CHOICE(descale_per_page, 1),
-};
+	return 0;
+}
 
 static int check_ranges(const struct fmha_problem *p, struct fmha_error *err)
 {
-	for (size_t i = 0; i < sizeof(choices) / sizeof(choices[0]); i++) {
-		const struct choice *choice = &choices[i];
-		uint32_t value = *(const uint32_t *)((const char *)p + choice->offset);
+	for (size_t i = 0; i < PROBLEM_N_FIELDS; i++) {
+		const struct problem_field *field = &problem_fields[i];
+		int64_t value = problem_field_value(p, field);
 
-		if (value > choice->last)
-			return fmha_error_set_field(err, FMHA_EINVAL, choice->field,
-						    "%s %u: above %u, the last one defined",
-						    choice->field, value, choice->last);
-	}
-	for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++) {
-		const struct range *range = &ranges[i];
-		int32_t value = *(const int32_t *)((const char *)p + range->offset);
-
-		if (!(range->ops & OP_BIT(p->op)))
+		if (field->type == PROBLEM_SIZE ? !(field->ops & OP_BIT(p->op))
+						: field->type != PROBLEM_NUMBER)
 			continue;
-		if (value < range->min)
-			return fmha_error_set_field(err, FMHA_EINVAL, range->field,
-						    "%s %d: below %d", range->field, value,
-						    range->min);
-		if (value > range->max)
-			return fmha_error_set_field(err, FMHA_EINVAL, range->field,
-						    "%s %d: above %d", range->field, value,
-						    range->max);
+		if (value < field->least)
+			return fmha_error_set_field(err, FMHA_EINVAL, field->name,
+						    "%s %" PRId64 ": below %" PRId64, field->name,
+						    value, field->least);
+		if (value > field->most)
+			return fmha_error_set_field(err, FMHA_EINVAL, field->name,
+						    "%s %" PRId64 ": above %" PRId64, field->name,
+						    value, field->most);
 	}
 	return 0;
 }
@@ -200,38 +134,18 @@ static int check_mask(const struct fmha_problem *p, struct fmha_error *err)
 	return 0;
 }
 
-struct option {
-	const char *field;
-	bool set;
-	uint32_t ops; /* that take it */
-};
-
 /* Options that an operation does not have must stay neutral: ignoring them would hide a mistake. */
 static int check_options(const struct fmha_problem *p, struct fmha_error *err)
 {
-	const struct option options[] = {
-		{"mask", p->mask != FMHA_MASK_NONE, OPS_ATTENTION | OP_APPEND},
-		{"sink_tokens", p->sink_tokens != 0, OPS_ATTENTION},
-		{"min_seqlen_q", p->min_seqlen_q != 0, OP_FORWARD | OP_MERGE},
-		{"logits_soft_cap", p->logits_soft_cap != 0, OPS_ATTENTION},
-		{"dropout_p", p->dropout_p != 0, OPS_ATTENTION},
-		{"n_splits", p->n_splits != 0, OP_FORWARD},
-		{"split_size", p->split_size != 0, OP_FORWARD},
-		{"page_size", p->page_size != 0, OP_FORWARD | OP_APPEND},
-		{"cache_batch", p->cache_batch != 0, OP_FORWARD | OP_APPEND},
-		{"descale_block_q", p->descale_block_q != 0, OP_FORWARD},
-		{"descale_block_k", p->descale_block_k != 0, OP_FORWARD},
-		{"descale_per_page", p->descale_per_page != 0, OP_FORWARD},
-		{"rope", p->rope != FMHA_ROPE_NONE, OP_FORWARD | OP_APPEND},
-		{"seqlen_new", p->seqlen_new != 0, OP_FORWARD | OP_APPEND},
-		{"n_parts", p->n_parts != 0, OP_MERGE},
-	};
+	for (size_t i = 0; i < PROBLEM_N_FIELDS; i++) {
+		const struct problem_field *field = &problem_fields[i];
 
-	for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++)
-		if (options[i].set && !(options[i].ops & OP_BIT(p->op)))
-			return fmha_error_set_field(err, FMHA_EINVAL, options[i].field,
-						    "%s: %s has no such option", options[i].field,
+		if (field->type != PROBLEM_SIZE && !(field->ops & OP_BIT(p->op)) &&
+		    problem_field_value(p, field) != field->neutral)
+			return fmha_error_set_field(err, FMHA_EINVAL, field->name,
+						    "%s: %s has no such option", field->name,
 						    problem_op_name(p->op));
+	}
 	if (p->n_splits > 0 && p->split_size > 0)
 		return refuse(err, "split_size", p->split_size, "n_splits is given as well");
 	if (p->op == FMHA_MERGE_STATES && p->n_parts < 1)
@@ -357,6 +271,7 @@ static int check_descale(const struct fmha_problem *p, struct fmha_error *err)
 int problem_check(const struct fmha_problem *problem, struct fmha_error *err)
 {
 	int (*const steps[])(const struct fmha_problem *, struct fmha_error *) = {
+		check_choices,
 		check_ranges,
 		check_floats,
 		check_heads,

@@ -13,8 +13,6 @@
 #define OPS_ATTENTION (OP_FORWARD | OP_BACKWARD)
 #define OPS_ALL       (OPS_ATTENTION | OP_APPEND | OP_MERGE)
 
-const char *problem_op_name(uint32_t op);
-
 /* Whether the extents that are said, of a settled problem, are the role's. Return: 0 or FMHA_EINVAL. */
 int problem_check_extents(const struct fmha_problem *problem, enum fmha_tensor_role role,
 			  struct fmha_error *err);

@@ -6,6 +6,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* FMHA_PROBLEM_FIELDS' column: which options a field has. */
+#define AS_NONE              NONE,
+#define AS_ONE(...)          ONE, __VA_ARGS__
+#define AS_TWO(...)          TWO, __VA_ARGS__
+#define ROWS(field, ...)     ROWS_(field, __VA_ARGS__)
+#define ROWS_(field, n, ...) ROWS_##n(field, __VA_ARGS__)
+#define ROWS_NONE(field, ...)
+#define ROWS_ONE(field, name, argument, help)                                                      \
+	{name, PROBLEM_OF_FIELD + PROBLEM_FIELD_##field, argument, help},
+#define ROWS_TWO(field, name, argument, help, alias, alias_help)                                   \
+	ROWS_ONE(field, name, argument, help){                                                     \
+		alias, PROBLEM_ALIAS_OF_FIELD + PROBLEM_FIELD_##field, argument, alias_help},
+#define FIELD_ROWS(type, field, neutral, least, most, ops, word, option, meaning)                  \
+	ROWS(field, AS_##option)
+
 const struct cli_option problem_options[] = {
 	{"causal", PROBLEM_CAUSAL, NULL, "the same as --mask bottom_right --window -1,0"},
 	{"mask", PROBLEM_MASK, "none|top_left|bottom_right|MASK",
@@ -13,26 +28,7 @@ const struct cli_option problem_options[] = {
 	 "t:L,R b:L,R xt:W xb:W g:Y,X"},
 	{"window", PROBLEM_WINDOW, "L,R",
 	 "columns visible left and right of the diagonal, -1: all"},
-	{"sink-tokens", PROBLEM_SINK_TOKENS, "N", "leading keys visible left of any window"},
-	{"scale", PROBLEM_SCALE, "S", "factor on Q K^T (default 1/sqrt(hdim_q))"},
-	{"scale_s", PROBLEM_SCALE_S, "S", "the same, 0 being the default"},
-	{"softcap", PROBLEM_SOFTCAP, "C", "C * tanh(S / C)"},
-	{"logits_soft_cap", PROBLEM_SOFTCAP, "C", "the same"},
-	{"dropout", PROBLEM_DROPOUT, "P", "probability of dropping"},
-	{"p_drop", PROBLEM_DROPOUT, "P", "the same"},
-	{"seed", PROBLEM_SEED, "N", "of the dropout"},
-	{"drop_seed", PROBLEM_SEED, "N", "the same"},
-	{"offset", PROBLEM_OFFSET, "N", "of the dropout: where its random numbers begin"},
-	{"drop_offset", PROBLEM_OFFSET, "N", "the same"},
-	{"deterministic", PROBLEM_DETERMINISTIC, NULL, "backward: the same bits on every run"},
-	{"splits", PROBLEM_SPLITS, "N", "split-KV into exactly N parts (1: never)"},
-	{"num_splits", PROBLEM_SPLITS, "N", "the same"},
-	{"split-size", PROBLEM_SPLIT_SIZE, "KEYS", "split-KV into parts of so many keys"},
-	{"page-size", PROBLEM_PAGE_SIZE, "N", "the cache is paged"},
-	{"page_block_size", PROBLEM_PAGE_SIZE, "N", "the same"},
-	{"kv-layout", PROBLEM_KV_LAYOUT, "linear|vectorized", "of a page (default: linear)"},
-	{"rope", PROBLEM_ROPE, "none|interleaved|half", "rotary embedding of what is appended"},
-	CLI_END};
+	FMHA_PROBLEM_FIELDS(FIELD_ROWS) CLI_END};
 
 static int parse_int32(const char *option, const char *text, int32_t min, int32_t *ret)
 {
@@ -126,71 +122,93 @@ bool problem_is_option(int option)
 	return option >= PROBLEM_CAUSAL && option < PROBLEM_LAST;
 }
 
-int problem_option(struct fmha_problem *p, int option, const char *value)
+const struct cli_option *problem_option_of(enum problem_field_id field)
+{
+	for (const struct cli_option *option = problem_options; option->name; option++)
+		if (option->id == PROBLEM_OF_FIELD + (int)field)
+			return option;
+	return NULL;
+}
+
+/* One of the words that the option's argument is called by, in the enum's order. */
+static int parse_choice(const char *option, const char *words, const char *value, uint32_t *ret)
+{
+	struct ctl_word list[8] = {{NULL, 0}};
+	char text[64], *rest = text;
+
+	(void)snprintf(text, sizeof(text), "%s", words);
+	for (uint32_t i = 0; i < 7 && rest; i++)
+		list[i] = (struct ctl_word){strsep(&rest, "|"), i};
+	return ctl_parse_word(option, value, list, ret);
+}
+
+static int parse_field(struct fmha_problem *p, enum problem_field_id id, const char *value)
+{
+	const struct problem_field *field = &problem_fields[id];
+	const struct cli_option *option = problem_option_of(id);
+	void *at = (char *)p + field->offset;
+	char name[32];
+
+	(void)snprintf(name, sizeof(name), "--%s", option->name);
+	switch (field->type) {
+	case PROBLEM_CHOICE:
+		return parse_choice(name, option->argument, value, at);
+	case PROBLEM_FLAG:
+		*(uint32_t *)at = 1;
+		return 0;
+	case PROBLEM_COUNTER:
+		return parse_u64(name, value, at);
+	case PROBLEM_REAL:
+	case PROBLEM_ABSENT_REAL:
+		return parse_float(name, value, at);
+	default:
+		return parse_int32(name, value, (int32_t)field->least, at);
+	}
+}
+
+static int parse_mask(const char *value, struct fmha_problem *p)
 {
 	static const struct ctl_word masks[] = {{"none", FMHA_MASK_NONE},
 						{"top_left", FMHA_MASK_TOP_LEFT},
 						{"bottom_right", FMHA_MASK_BOTTOM_RIGHT},
 						{NULL, 0}};
-	static const struct ctl_word layouts[] = {
-		{"linear", FMHA_KV_LINEAR}, {"vectorized", FMHA_KV_VECTORIZED}, {NULL, 0}};
-	static const struct ctl_word ropes[] = {{"none", FMHA_ROPE_NONE},
-						{"interleaved", FMHA_ROPE_INTERLEAVED},
-						{"half", FMHA_ROPE_HALF_ROTATED},
-						{NULL, 0}};
+	int r = parse_ck_mask(value, p);
+
+	if (r == 1)
+		r = ctl_parse_word("--mask", value, masks, &p->mask);
+	if (r == 0 && p->mask == FMHA_MASK_NONE && (p->window_left != -1 || p->window_right != -1))
+		return ctl_usage_error("--mask %s, but --causal or --window says one", value);
+	return r;
+}
+
+int problem_option(struct fmha_problem *p, int option, const char *value)
+{
 	int r;
 
-	switch ((enum problem_option)option) {
+	switch (option) {
 	case PROBLEM_CAUSAL:
 		if (p->mask == FMHA_MASK_NONE)
 			p->mask = FMHA_MASK_BOTTOM_RIGHT;
 		p->window_right = 0;
 		return 0;
 	case PROBLEM_MASK:
-		r = parse_ck_mask(value, p);
-		if (r == 1)
-			r = ctl_parse_word("--mask", value, masks, &p->mask);
-		if (r == 0 && p->mask == FMHA_MASK_NONE &&
-		    (p->window_left != -1 || p->window_right != -1))
-			return ctl_usage_error("--mask %s, but --causal or --window says one",
-					       value);
-		return r;
+		return parse_mask(value, p);
 	case PROBLEM_WINDOW:
 		return parse_window(value, p);
-	case PROBLEM_SINK_TOKENS:
-		return parse_int32("--sink-tokens", value, 0, &p->sink_tokens);
-	case PROBLEM_SCALE:
-		return parse_float("--scale", value, &p->scale);
-	case PROBLEM_SCALE_S: /* CK's examples mean the default by 0, which is a scale */
+	case PROBLEM_OF_FIELD + PROBLEM_FIELD_page_size:
+	case PROBLEM_ALIAS_OF_FIELD + PROBLEM_FIELD_page_size: /* 0 is no size of a page */
+		return parse_int32("--page-size", value, 1, &p->page_size);
+	case PROBLEM_ALIAS_OF_FIELD + PROBLEM_FIELD_scale:
+		/* CK's examples mean the default by 0, which is a scale */
 		r = parse_float("-scale_s", value, &p->scale);
 		if (r == 0 && p->scale == 0)
 			p->scale = NAN;
 		return r;
-	case PROBLEM_SOFTCAP:
-		return parse_float("--softcap", value, &p->logits_soft_cap);
-	case PROBLEM_DROPOUT:
-		return parse_float("--dropout", value, &p->dropout_p);
-	case PROBLEM_SEED:
-		return parse_u64("--seed", value, &p->dropout_seed);
-	case PROBLEM_OFFSET:
-		return parse_u64("--offset", value, &p->dropout_offset);
-	case PROBLEM_DETERMINISTIC:
-		p->deterministic = 1;
-		return 0;
-	case PROBLEM_SPLITS:
-		return parse_int32("--splits", value, 0, &p->n_splits);
-	case PROBLEM_SPLIT_SIZE:
-		return parse_int32("--split-size", value, 0, &p->split_size);
-	case PROBLEM_PAGE_SIZE:
-		return parse_int32("--page-size", value, 1, &p->page_size);
-	case PROBLEM_KV_LAYOUT:
-		return ctl_parse_word("--kv-layout", value, layouts, &p->kv_layout);
-	case PROBLEM_ROPE:
-		return ctl_parse_word("--rope", value, ropes, &p->rope);
-	case PROBLEM_LAST:
-		break;
+	default:
+		option -= option < PROBLEM_ALIAS_OF_FIELD ? PROBLEM_OF_FIELD
+							  : PROBLEM_ALIAS_OF_FIELD;
+		return parse_field(p, (enum problem_field_id)option, value);
 	}
-	return CTL_USAGE;
 }
 
 const char *const problem_op_words[4] = {"forward", "backward", "append", "merge"};

@@ -3,27 +3,18 @@
 #ifndef CTL_PROBLEM_H
 #define CTL_PROBLEM_H
 
+#include <proto/problem.h>
+
 #include "ctl.h"
 
-/* What cli_next() returns for the options below. */
+/* What cli_next() returns for the options below: these, or a field's number and one of the last two. */
 enum problem_option {
 	PROBLEM_CAUSAL = 2000,
 	PROBLEM_MASK,
 	PROBLEM_WINDOW,
-	PROBLEM_SINK_TOKENS,
-	PROBLEM_SCALE,
-	PROBLEM_SCALE_S,
-	PROBLEM_SOFTCAP,
-	PROBLEM_DROPOUT,
-	PROBLEM_SEED,
-	PROBLEM_OFFSET,
-	PROBLEM_DETERMINISTIC,
-	PROBLEM_SPLITS,
-	PROBLEM_SPLIT_SIZE,
-	PROBLEM_PAGE_SIZE,
-	PROBLEM_KV_LAYOUT,
-	PROBLEM_ROPE,
-	PROBLEM_LAST
+	PROBLEM_OF_FIELD = 2100,
+	PROBLEM_ALIAS_OF_FIELD = 2200,
+	PROBLEM_LAST = PROBLEM_ALIAS_OF_FIELD + PROBLEM_N_FIELDS
 };
 
 /* Kernels that options name, for fmha_plan_options. */
@@ -36,6 +27,8 @@ struct problem_kernels {
 extern const char problem_kernel_help[];
 
 extern const struct cli_option problem_options[];
+/* The first option that FMHA_PROBLEM_FIELDS gives the field; NULL: none. */
+const struct cli_option *problem_option_of(enum problem_field_id field);
 
 /* Whether @option is one of these; then it is applied to @problem. Return: 0, or CTL_USAGE (a line
  * is printed). */

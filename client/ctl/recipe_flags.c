@@ -597,6 +597,41 @@ static void put_tensors(struct writer *w, const struct recipe *recipe)
 		put(w, " -vlayout=c");
 }
 
+/* Fields that are not put by hand, nor left out because results alone depend on them. */
+static bool is_put_here(enum problem_field_id id)
+{
+	switch (id) {
+	case PROBLEM_FIELD_sink_tokens:
+	case PROBLEM_FIELD_scale:
+	case PROBLEM_FIELD_dropout_seed:
+	case PROBLEM_FIELD_dropout_offset:
+	case PROBLEM_FIELD_n_splits:
+	case PROBLEM_FIELD_split_size:
+	case PROBLEM_FIELD_page_size:
+	case PROBLEM_FIELD_kv_layout:
+	case PROBLEM_FIELD_rope:
+		return false;
+	default:
+		return problem_option_of(id) != NULL;
+	}
+}
+
+static void put_fields(struct writer *w, const struct fmha_problem *p, int first, int end)
+{
+	for (int i = first; i < end; i++) {
+		const struct problem_field *field = &problem_fields[i];
+		int64_t value = problem_field_value(p, field);
+
+		if (value == field->neutral || !is_put_here((enum problem_field_id)i))
+			continue;
+		put(w, " --%s", problem_option_of((enum problem_field_id)i)->name);
+		if (field->type == PROBLEM_REAL)
+			put(w, "=%g", (double)*(const float *)((const char *)p + field->offset));
+		else if (field->type != PROBLEM_FLAG)
+			put(w, "=%lld", (long long)value);
+	}
+}
+
 void recipe_text(const struct recipe *recipe, char *text, size_t n)
 {
 	const struct fmha_problem *p = &recipe->problem;
@@ -624,14 +659,10 @@ void recipe_text(const struct recipe *recipe, char *text, size_t n)
 	put_mask(&w, p);
 	put_tensors(&w, recipe);
 	put_cache(&w, recipe);
-	if (p->logits_soft_cap > 0)
-		put(&w, " --softcap=%g", (double)p->logits_soft_cap);
-	if (p->dropout_p > 0)
-		put(&w, " --dropout=%g", (double)p->dropout_p);
+	put_fields(&w, p, 0, PROBLEM_FIELD_deterministic);
 	if (p->min_seqlen_q > 0)
 		put(&w, " --min-seqlen-q=%d", p->min_seqlen_q);
-	if (p->deterministic)
-		put(&w, " --deterministic");
+	put_fields(&w, p, PROBLEM_FIELD_deterministic, PROBLEM_N_FIELDS);
 	if (p->n_parts > 0)
 		put(&w, " --parts=%d", p->n_parts);
 }

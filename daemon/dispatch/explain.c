@@ -198,13 +198,6 @@ static void add_error(cJSON *to, const struct fmha_error *err)
 	cJSON_AddStringToObject(object, "message", err->msg);
 }
 
-static const char *op_word(uint32_t op)
-{
-	static const char *const words[] = {"forward", "backward", "append_kv", "merge_states"};
-
-	return op < sizeof(words) / sizeof(words[0]) ? words[op] : "unknown";
-}
-
 int plan_explain(const struct fmha_problem *problem, const struct plan_choice *choice,
 		 const struct plan_device *device, char **ret_json, struct fmha_error *err)
 {
@@ -226,7 +219,7 @@ int plan_explain(const struct fmha_problem *problem, const struct plan_choice *c
 	}
 	cJSON_AddStringToObject(root, "arch", device->arch);
 	cJSON_AddNumberToObject(root, "compute_units", device->compute_units);
-	cJSON_AddStringToObject(root, "op", op_word(problem->op));
+	cJSON_AddStringToObject(root, "op", problem_op_name(problem->op));
 	if (r == 0)
 		add_plan(root, &plan, report.split_why);
 	else

@@ -172,25 +172,35 @@ static void put_repeats(struct word *word, const struct fmha_problem *p)
 	}
 }
 
+/* What of it times depend on. */
+static int64_t number_of(const struct fmha_problem *p, enum problem_field_id field)
+{
+	switch (field) {
+	case PROBLEM_FIELD_min_seqlen_q:
+		return p->min_seqlen_q > 0;
+	case PROBLEM_FIELD_rope:
+		return p->rope != FMHA_ROPE_NONE ? (int64_t)p->rope * 1000 + p->rotary_dim : 0;
+	case PROBLEM_FIELD_seqlen_new:
+		return p->seqlen_new > 0 ? round_length(p->seqlen_new, 0) : 0;
+	default:
+		return problem_field_value(p, &problem_fields[field]);
+	}
+}
+
+static void put_fields(struct word *word, const struct fmha_problem *p, int first, int end)
+{
+	for (int i = first; i < end; i++)
+		if (problem_fields[i].word)
+			put_number(word, problem_fields[i].word,
+				   number_of(p, (enum problem_field_id)i));
+}
+
+/* In the order of the words that tuned files hold: splits and pages come first. */
 static void put_options(struct word *word, const struct fmha_problem *p)
 {
-	put_number(word, "det", p->deterministic != 0);
-	put_number(word, "n", p->n_splits);
-	put_number(word, "z", p->split_size);
-	put_number(word, "p", p->page_size);
-	put_number(word, "vec", p->kv_layout == FMHA_KV_VECTORIZED && p->page_size > 0);
-	put_number(word, "min", p->min_seqlen_q > 0);
-	put_number(word, "cap", p->logits_soft_cap > 0);
-	put_number(word, "drop", p->dropout_p > 0);
-	put_number(word, "kq", p->descale_block_q);
-	put_number(word, "kk", p->descale_block_k);
-	put_number(word, "kp", p->descale_per_page != 0);
-	put_number(word, "r",
-		   p->rope != FMHA_ROPE_NONE ? (int64_t)p->rope * 1000 + p->rotary_dim : 0);
-	put_number(word, "w",
-		   p->op == FMHA_APPEND_KV || p->seqlen_new > 0 ? round_length(p->seqlen_new, 0)
-								: 0);
-	put_number(word, "m", p->op == FMHA_MERGE_STATES ? p->n_parts : 0);
+	put_fields(word, p, PROBLEM_FIELD_deterministic, PROBLEM_FIELD_cache_batch);
+	put_fields(word, p, 0, PROBLEM_FIELD_deterministic);
+	put_fields(word, p, PROBLEM_FIELD_cache_batch, PROBLEM_N_FIELDS);
 }
 
 static const char *dtype_word(uint32_t dtype)

@@ -60,14 +60,20 @@ struct fmha_error {
 	char msg[256];  /* one sentence, no newline, cut off when longer */
 };
 
+/* X(NAME, name, bytes). Values count from 0 and are stable. */
+#define FMHA_DTYPES(X)                                                                             \
+	X(F32, f32, 4)                                                                             \
+	X(F16, f16, 2)   /* IEEE binary16 */                                                       \
+	X(BF16, bf16, 2) /* bfloat16 */                                                            \
+	X(E4M3, e4m3, 1) /* OCP fp8 e4m3fn: max 448, no infinity, NaN is 0x7f and 0xff */          \
+	X(E5M2, e5m2, 1) /* OCP fp8 e5m2: max 57344 */                                             \
+	X(I32, i32, 4)   /* lengths, prefix sums, page numbers */                                  \
+	X(U8, u8, 1)     /* stored dropout bytes; raw workspace */
+
 enum fmha_dtype {
-	FMHA_F32 = 0,
-	FMHA_F16 = 1,  /* IEEE binary16 */
-	FMHA_BF16 = 2, /* bfloat16 */
-	FMHA_E4M3 = 3, /* OCP fp8 e4m3fn: max 448, no infinity, NaN is 0x7f and 0xff */
-	FMHA_E5M2 = 4, /* OCP fp8 e5m2: max 57344 */
-	FMHA_I32 = 5,  /* lengths, prefix sums, page numbers */
-	FMHA_U8 = 6,   /* stored dropout bytes; raw workspace */
+#define FMHA_DTYPE_ENUM(NAME, name, bytes) FMHA_##NAME,
+	FMHA_DTYPES(FMHA_DTYPE_ENUM)
+#undef FMHA_DTYPE_ENUM
 };
 #define FMHA_N_DTYPES 7
 
@@ -184,11 +190,114 @@ enum fmha_tensor_role {
 };
 
 /*
+ * X(type, name, neutral, least, most, ops, word, option, meaning): what a problem says beside its tensors,
+ * in the order of struct fmha_problem. Struct, wire, checks, shape words, fmhactl's options and the tables
+ * of PROTOCOL.md come from here.
+ *   type     CHOICE: an enum; FLAG: 0 or 1; SIZE, NUMBER: int32_t; COUNTER: uint64_t; REAL, ABSENT_REAL:
+ *            float, the latter NaN when it is not said
+ *   neutral  what fmha_problem_init() writes
+ *   ops      that take it: a SIZE means nothing to the others, anything else has to be neutral there
+ *   word     its key in the words under which measured times are kept; PLACED: it has a place of its own
+ *            there, or none because no time depends on it
+ *   option   fmhactl's: ONE(name, argument, help), TWO(..., second name, its help); NONE, or one that
+ *            is more than this field
+ */
+#define FMHA_PROBLEM_FIELDS(X)                                                                     \
+	X(CHOICE, op, FMHA_FORWARD, 0, FMHA_MERGE_STATES, OPS_ALL, PLACED, NONE,                   \
+	  "what to compute")                                                                       \
+	X(CHOICE, mode, FMHA_BATCH, 0, FMHA_GROUP, OPS_ALL, PLACED, NONE,                          \
+	  "batch: equal lengths; group: sequences packed on one axis")                             \
+	X(SIZE, batch, 0, 0, 1 << 20, OPS_ALL, PLACED, NONE, "sequences")                          \
+	X(SIZE, nhead_q, 0, 1, 1 << 16, OPS_ATTENTION | OP_MERGE, PLACED, NONE,                    \
+	  "a multiple of nhead_k")                                                                 \
+	X(SIZE, nhead_k, 0, 1, 1 << 16, OPS_ATTENTION | OP_APPEND, PLACED, NONE,                   \
+	  "heads of k and v")                                                                      \
+	X(SIZE, seqlen_q, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE,                                  \
+	  "rows; group mode: of the longest sequence")                                             \
+	X(SIZE, seqlen_k, 0, 0, INT32_MAX, OPS_ATTENTION | OP_APPEND, PLACED, NONE,                \
+	  "keys; group mode and pages: of the longest sequence; else the capacity of k and v")     \
+	X(SIZE, hdim_q, 0, 1, 256, OPS_ATTENTION | OP_APPEND, PLACED, NONE,                        \
+	  "of q and k: 1 to 256")                                                                  \
+	X(SIZE, hdim_v, 0, 1, 256, OPS_ALL, PLACED, NONE, "of v and o: likewise")                  \
+	X(NUMBER, total_q, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE,                                 \
+	  "group mode: length of the packed q axis")                                               \
+	X(NUMBER, total_k, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE,                                 \
+	  "group mode: length of the packed k axis")                                               \
+	X(CHOICE, mask, FMHA_MASK_NONE, 0, FMHA_MASK_BOTTOM_RIGHT, OPS_ATTENTION | OP_APPEND, PLACED, NONE,\
+	  "the corner that the band is anchored at")                                               \
+	X(NUMBER, window_left, -1, -1, INT32_MAX, OPS_ALL, PLACED, NONE,                           \
+	  "columns left of the diagonal that stay visible; -1: unlimited")                         \
+	X(NUMBER, window_right, -1, -1, INT32_MAX, OPS_ALL, PLACED, NONE,                          \
+	  "likewise to the right; 0: causal")                                                      \
+	X(NUMBER, sink_tokens, 0, 0, INT32_MAX, OPS_ATTENTION, PLACED,                             \
+	  ONE("sink-tokens", "N", "leading keys visible left of any window"),                      \
+	  "leading keys visible under any window")                                                 \
+	X(NUMBER, min_seqlen_q, 0, 0, INT32_MAX, OP_FORWARD | OP_MERGE, "min", NONE,               \
+	  "group mode: shorter sequences are skipped")                                             \
+	X(ABSENT_REAL, scale, NAN, 0, 0, OPS_ALL, PLACED,                                          \
+	  TWO("scale", "S", "factor on Q K^T (default 1/sqrt(hdim_q))", "scale_s",                 \
+	      "the same, 0 being the default"),                                                    \
+	  "absent: 1 / sqrt(hdim_q)")                                                              \
+	X(REAL, logits_soft_cap, 0, 0, 0, OPS_ATTENTION, "cap",                                    \
+	  TWO("softcap", "C", "C * tanh(S / C)", "logits_soft_cap", "the same"),                   \
+	  "0: none")                                                                               \
+	X(REAL, dropout_p, 0, 0, 0, OPS_ATTENTION, "drop",                                         \
+	  TWO("dropout", "P", "probability of dropping", "p_drop", "the same"),                    \
+	  "probability of dropping, [0, 1)")                                                       \
+	X(COUNTER, dropout_seed, 0, 0, 0, OPS_ALL, PLACED,                                         \
+	  TWO("seed", "N", "of the dropout", "drop_seed", "the same"),                             \
+	  "")                                                                                      \
+	X(COUNTER, dropout_offset, 0, 0, 0, OPS_ALL, PLACED,                                       \
+	  TWO("offset", "N", "of the dropout: where its random numbers begin", "drop_offset",      \
+	      "the same"),                                                                         \
+	  "")                                                                                      \
+	X(FLAG, deterministic, 0, 0, 1, OPS_ALL, "det",                                            \
+	  ONE("deterministic", NULL, "backward: the same bits on every run"),                      \
+	  "backward: same bits on every run")                                                      \
+	X(NUMBER, n_splits, 0, 0, 1024, OP_FORWARD, "n",                                           \
+	  TWO("splits", "N", "split-KV into exactly N parts (1: never)", "num_splits",             \
+	      "the same"),                                                                         \
+	  "0: the planner chooses, 1: never split")                                                \
+	X(NUMBER, split_size, 0, 0, INT32_MAX, OP_FORWARD, "z",                                    \
+	  ONE("split-size", "KEYS", "split-KV into parts of so many keys"),                        \
+	  "keys a split, whatever the lengths; 0: not fixed")                                      \
+	X(NUMBER, page_size, 0, 0, 1024, OP_FORWARD | OP_APPEND, "p",                              \
+	  TWO("page-size", "N", "the cache is paged", "page_block_size", "the same"),              \
+	  "keys a page, at most 1024; 0: contiguous")                                              \
+	X(NUMBER, n_pages, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE, "pages in k and v")             \
+	X(NUMBER, max_blocks, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE, "columns of block_table")    \
+	X(NUMBER, n_page_indices, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE,                          \
+	  "length of kv_page_indices")                                                             \
+	X(CHOICE, kv_layout, FMHA_KV_LINEAR, 0, FMHA_KV_VECTORIZED, OPS_ALL, "vec",                \
+	  ONE("kv-layout", "linear|vectorized", "of a page (default: linear)"),                    \
+	  "of a page")                                                                             \
+	X(NUMBER, cache_batch, 0, 0, INT32_MAX, OP_FORWARD | OP_APPEND, PLACED, NONE,              \
+	  "rows of k and v under cache_batch_idx; 0: batch")                                       \
+	X(NUMBER, descale_block_q, 0, 0, INT32_MAX, OP_FORWARD, "kq", NONE,                        \
+	  "rows that share a q_descale; 0: all")                                                   \
+	X(NUMBER, descale_block_k, 0, 0, INT32_MAX, OP_FORWARD, "kk", NONE,                        \
+	  "keys that share a k_descale, v_descale; 0: all")                                        \
+	X(FLAG, descale_per_page, 0, 0, 1, OP_FORWARD, "kp", NONE,                                 \
+	  "k_descale and v_descale are [n_pages, nhead_k]")                                        \
+	X(CHOICE, rope, FMHA_ROPE_NONE, 0, FMHA_ROPE_HALF_ROTATED, OP_FORWARD | OP_APPEND, "r",    \
+	  ONE("rope", "none|interleaved|half", "rotary embedding of what is appended"),            \
+	  "how appended keys and q rotate")                                                        \
+	X(NUMBER, rotary_dim, 0, 0, 256, OPS_ALL, PLACED, NONE,                                    \
+	  "leading elements that rotate: a multiple of 16")                                        \
+	X(NUMBER, rotary_max_pos, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE,                          \
+	  "rows of the cos and sin tables")                                                        \
+	X(NUMBER, seqlen_new, 0, 0, INT32_MAX, OP_FORWARD | OP_APPEND, "w", NONE,                  \
+	  "rows of k_new and v_new")                                                               \
+	X(NUMBER, n_parts, 0, 0, 1024, OP_MERGE, "m", NONE, "merge_states: partial results")
+
+/*
  * An attention problem, with
  *   S = scale * Q K^T; soft cap: c * tanh(S / c); + bias or ALiBi; mask; P = softmax(S) in f32;
  *   dropout on P; O = P V.
  * Query head h reads key head h / (nhead_q / nhead_k). Set it up with fmha_problem_init(), which
- * gives every option its neutral value, then fill in what the problem needs.
+ * gives every option its neutral value, then fill in what the problem needs. A scale of 0 is a real
+ * one; NaN says 1 / sqrt(hdim_q). seqlen_k counts k_new. With split_size, results do not depend on the
+ * batch. Rotary embedding is for f32, f16 and bf16.
  *
  * What several fields say together; rows i and columns j, of bias and randval too, count from a
  * sequence's own first row and first real key, lengths are its own, without padding:
@@ -240,54 +349,17 @@ enum fmha_tensor_role {
  */
 struct fmha_problem {
 	uint32_t struct_size; /* sizeof(struct fmha_problem), set by fmha_problem_init() */
-	uint32_t op;          /* enum fmha_op */
-	uint32_t mode;        /* enum fmha_mode */
 
-	int32_t batch;   /* sequences */
-	int32_t nhead_q; /* a multiple of nhead_k */
-	int32_t nhead_k;
-	int32_t seqlen_q; /* rows; group mode: the longest sequence's */
-	int32_t seqlen_k; /* keys; group mode and paged caches: the longest sequence's, counting
-			   * k_new; contiguous caches: the capacity of the k and v tensors */
-	int32_t hdim_q;   /* 1 to 256 */
-	int32_t hdim_v;   /* likewise */
-	int32_t total_q;  /* group mode: length of the packed q axis */
-	int32_t total_k;  /* group mode: length of the packed k axis */
-
-	uint32_t mask;        /* enum fmha_mask */
-	int32_t window_left;  /* -1: unlimited */
-	int32_t window_right; /* -1: unlimited; 0: causal */
-	int32_t sink_tokens;  /* leading keys visible under any window */
-	int32_t min_seqlen_q; /* group mode: sequences with fewer rows are skipped, O and LSE kept */
-
-	float scale; /* 0 is a real scale; fmha_problem_init() leaves NaN: 1/sqrt(hdim_q) */
-	float logits_soft_cap; /* 0: none */
-	float dropout_p;       /* probability of dropping, [0, 1), in steps of 1/256: see above */
-	uint64_t dropout_seed;
-	uint64_t dropout_offset; /* of a call's first counter: see above for the next call's */
-
-	uint32_t deterministic; /* backward: same bits on every run */
-	int32_t n_splits;       /* split-KV: 0 the planner chooses, 1 never, n exactly n */
-	int32_t split_size; /* split-KV with this many keys a split, whatever the lengths: results
-			     * do not depend on the batch; 0: not fixed */
-
-	int32_t page_size;      /* 0: the cache is contiguous; else 1..1024 keys a page */
-	int32_t n_pages;        /* pages in the cache tensors */
-	int32_t max_blocks;     /* columns of block_table */
-	int32_t n_page_indices; /* length of kv_page_indices */
-	uint32_t kv_layout;     /* enum fmha_kv_layout */
-	int32_t cache_batch;    /* rows of a contiguous cache under cache_batch_idx; 0: batch */
-
-	int32_t descale_block_q;   /* rows that share a q_descale; 0: all of them */
-	int32_t descale_block_k;   /* keys that share a k_descale, v_descale; 0: all of them */
-	uint32_t descale_per_page; /* k_descale, v_descale are [n_pages, nhead_k] */
-
-	uint32_t rope;          /* enum fmha_rope; of f32, f16 and bf16 only */
-	int32_t rotary_dim;     /* leading elements of each head that rotate, a multiple of 16 */
-	int32_t rotary_max_pos; /* rows of the cos and sin tables */
-	int32_t seqlen_new;     /* rows of k_new and v_new */
-
-	int32_t n_parts; /* merge_states: partial results */
+#define FMHA_MEMBER_CHOICE      uint32_t
+#define FMHA_MEMBER_FLAG        uint32_t
+#define FMHA_MEMBER_SIZE        int32_t
+#define FMHA_MEMBER_NUMBER      int32_t
+#define FMHA_MEMBER_COUNTER     uint64_t
+#define FMHA_MEMBER_REAL        float
+#define FMHA_MEMBER_ABSENT_REAL float
+#define FMHA_FIELD_MEMBER(type, name, ...) FMHA_MEMBER_##type name;
+	FMHA_PROBLEM_FIELDS(FMHA_FIELD_MEMBER)
+#undef FMHA_FIELD_MEMBER
 
 	union {
 		struct {

@@ -18,6 +18,49 @@ struct proto_role {
 
 extern const struct proto_role proto_roles[FMHA_N_TENSORS];
 
+/* The words of an enum's values 0, 1, 2, ... on the wire. */
+struct proto_words {
+	const char *const *names;
+	uint32_t n;
+};
+extern const struct proto_words proto_dtype_words, proto_op_words, proto_mode_words;
+extern const struct proto_words proto_mask_words, proto_rope_words, proto_kv_layout_words;
+
+const char *problem_op_name(uint32_t op); /* "forward", ...; "unknown" */
+
+enum problem_field_type {
+	PROBLEM_CHOICE,
+	PROBLEM_FLAG,
+	PROBLEM_SIZE,
+	PROBLEM_NUMBER,
+	PROBLEM_COUNTER,
+	PROBLEM_REAL,
+	PROBLEM_ABSENT_REAL,
+};
+
+/* A row of FMHA_PROBLEM_FIELDS. */
+struct problem_field {
+	const char *name;
+	enum problem_field_type type;
+	size_t offset;       /* in struct fmha_problem */
+	int32_t neutral;     /* of a scale, that is none: 0 */
+	int64_t least, most; /* of numbers */
+	uint32_t ops;        /* 1 << enum fmha_op: those that take it */
+	const char *word;    /* NULL: PLACED */
+};
+
+enum problem_field_id {
+#define PROBLEM_FIELD_ID(type, name, ...) PROBLEM_FIELD_##name,
+	FMHA_PROBLEM_FIELDS(PROBLEM_FIELD_ID)
+#undef PROBLEM_FIELD_ID
+		PROBLEM_N_FIELDS
+};
+
+extern const struct problem_field problem_fields[PROBLEM_N_FIELDS];
+
+/* What @field holds; of COUNTER and REAL whether it is not 0. */
+int64_t problem_field_value(const struct fmha_problem *problem, const struct problem_field *field);
+
 /* Lengths, prefix sums, page tables: integers that say where other tensors are read. */
 static inline bool fmha_role_is_index(uint32_t role)
 {
