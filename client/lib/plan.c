@@ -293,7 +293,7 @@ static int fill_run(struct fmha_plan *plan, const struct fmha_run_options *optio
 	_Static_assert(FMHA_MAX_REBINDS == PROTO_MAX_REBINDS, "rebinds are copied as they are");
 	int r;
 
-	memset(params, 0, offsetof(struct proto_run_params, rebinds));
+	memset(params, 0, sizeof(*params));
 	r = registration_bind(&plan->at_worker, register_plan, plan, c, generation, deadline,
 			      &params->plan, err);
 	if (r < 0)

@@ -251,15 +251,6 @@ void request_answer_queued(struct request *request)
 
 /* ---- the beginning ---- */
 
-/* Without the room for rebinds and fences, of which the usual run has none. */
-static void copy_params(struct proto_run_params *to, const struct proto_run_params *from)
-{
-	memcpy(to, from, offsetof(struct proto_run_params, rebinds));
-	memcpy(to->rebinds, from->rebinds, from->n_rebinds * sizeof(to->rebinds[0]));
-	memcpy(to->waits, from->waits, from->n_waits * sizeof(to->waits[0]));
-	memcpy(to->signals, from->signals, from->n_signals * sizeof(to->signals[0]));
-}
-
 /*
  * A client with counters queues its stream's work ahead, and waits for our answer before it goes
  * on: it gets that at once, as long as no more of its runs wait than it may have in flight. An
@@ -292,7 +283,7 @@ static struct request *accept_run(struct session *session, struct session_plan *
 	plan->n_references++;
 	request->session = session;
 	request->plan = plan;
-	copy_params(&request->params, params);
+	request->params = *params;
 	request->id = id;
 	request->state = REQUEST_WAITING;
 	request->timed_out = request->cancelled = request->answered = false;
