@@ -9,10 +9,9 @@
 
 #include "internal.h"
 
-_Static_assert(ABI_F32 == (int)FMHA_F32 && ABI_F16 == (int)FMHA_F16 && ABI_BF16 == (int)FMHA_BF16 &&
-		       ABI_E4M3 == (int)FMHA_E4M3 && ABI_E5M2 == (int)FMHA_E5M2 &&
-		       ABI_I32 == (int)FMHA_I32 && ABI_U8 == (int)FMHA_U8,
-	       "the wire's data types are the kernels'");
+#define SAME_DTYPE(NAME, name, bytes)                                                              \
+	_Static_assert(ABI_##NAME == (int)FMHA_##NAME, "the wire's data types are the kernels'");
+FMHA_DTYPES(SAME_DTYPE)
 _Static_assert(ABI_MASK_TOP_LEFT == (int)FMHA_MASK_TOP_LEFT &&
 		       ABI_MASK_BOTTOM_RIGHT == (int)FMHA_MASK_BOTTOM_RIGHT,
 	       "the wire's masks are the kernels'");

@@ -188,17 +188,7 @@ static int add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 	return r;
 }
 
-static const char *const family_names[ABI_N_FAMILIES] = {
-	[ABI_FWD] = "fwd",
-	[ABI_FWD_SPLITKV] = "fwd_splitkv",
-	[ABI_FWD_SPLITKV_COMBINE] = "fwd_splitkv_combine",
-	[ABI_FWD_PAGEDKV] = "fwd_pagedkv",
-	[ABI_FWD_APPENDKV] = "fwd_appendkv",
-	[ABI_BATCH_PREFILL] = "batch_prefill",
-	[ABI_BWD_DOT_DO_O] = "bwd_dot_do_o",
-	[ABI_BWD_DQ_DK_DV] = "bwd_dq_dk_dv",
-	[ABI_BWD_CONVERT_DQ] = "bwd_convert_dq",
-};
+static const char *const family_names[ABI_N_FAMILIES] = {ABI_FAMILIES(ABI_WORD)};
 
 const char *plan_family_name(enum abi_family family)
 {

@@ -157,10 +157,8 @@ static int can_wait(const struct gpu_arch *arch)
 static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uint32_t dtype,
 			const struct gpu_tile *tile, struct gpu_kernel *k)
 {
-	static const char *const entries[] = {"fwd",          "fwd_splitkv",  "fwd_splitkv_combine",
-					      "fwd_pagedkv",  "fwd_appendkv", "batch_prefill",
-					      "bwd_dot_do_o", "bwd_dq_dk_dv", "bwd_convert_dq"};
-	static const char *const dtypes[] = {"f32", "f16", "bf16", "e4m3", "e5m2"};
+	static const char *const entries[] = {ABI_FAMILIES(ABI_WORD)};
+	static const char *const dtypes[] = {ABI_DTYPES(ABI_WORD)};
 	int32_t threads = tile->waves_m * tile->waves_n * arch->wave;
 
 	if (tile->pipeline == GPU_WGMMA)

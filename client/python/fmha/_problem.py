@@ -11,14 +11,9 @@ from ._lib import ffi, invalid, lib
 
 # Where batch, row, head and element of a dense tensor lie in each layout.
 LAYOUTS = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}
-ROLES = {
-    name: getattr(lib, "FMHA_T_" + name.upper())
-    for name in (
-        "q k v o lse bias alibi_slopes sink randval seqstart_q seqstart_k seqlen_q seqlen_k block_table kv_indptr "
-        "kv_page_indices kv_last_page_len cache_batch_idx leftpad_k q_descale k_descale v_descale k_new v_new rotary_cos "
-        "rotary_sin q_rotated do dq dk dv dbias dsink dlse o_parts lse_parts"
-    ).split()
-}
+_ROLES = ffi.typeof("enum fmha_tensor_role").relements
+ROLES = {name.removeprefix("FMHA_T_").lower(): role for name, role in _ROLES.items()
+         if name.startswith("FMHA_T_") and name != "FMHA_T_WORKSPACE"}
 N_TENSORS = lib.FMHA_N_TENSORS
 MASK_NONE, MASK_TOP_LEFT, MASK_BOTTOM_RIGHT = lib.FMHA_MASK_NONE, lib.FMHA_MASK_TOP_LEFT, lib.FMHA_MASK_BOTTOM_RIGHT
 OPS = {"forward": lib.FMHA_FORWARD, "backward": lib.FMHA_BACKWARD, "append": lib.FMHA_APPEND_KV,
@@ -57,6 +52,10 @@ class Shape(NamedTuple):
     hdim_q: int
     hdim_v: int
     group: bool
+
+
+# Options that are fields of struct fmha_problem as they are.
+_FIELDS = sorted({name for name, _ in ffi.typeof("struct fmha_problem").fields}.intersection(Options._fields) - {"op", "scale"})
 
 
 def masking(causal: bool, window: tuple, align: str) -> tuple:
@@ -158,12 +157,11 @@ def fill(p, views: dict, shape: Shape, options: Options) -> None:
             p.total_k = shape.rows_k
     else:
         p.seqlen_q, p.seqlen_k = shape.rows_q, shape.rows_k
-    p.mask, (p.window_left, p.window_right) = options.mask, options.window
-    p.sink_tokens = options.sink_tokens
+    p.window_left, p.window_right = options.window
     p.scale = math.nan if options.scale is None else options.scale
-    p.logits_soft_cap, p.dropout_p = options.softcap, options.dropout_p
-    p.deterministic, p.n_splits, p.split_size = options.deterministic, options.n_splits, options.split_size
-    p.rope, p.rotary_dim, p.n_parts = options.rope, options.rotary_dim, options.n_parts
+    p.logits_soft_cap = options.softcap
+    for name in _FIELDS:
+        setattr(p, name, getattr(options, name))
     _fill_cache(p, views, shape, options)
     for name, view in views.items():
         _fill_tensor(p, name, view, views, shape, options)

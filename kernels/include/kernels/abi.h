@@ -19,24 +19,27 @@ typedef long long abi_i64;
 typedef unsigned long long abi_u64;
 
 /* The values equal enum fmha_dtype, fmha_mask, ... of the problem; dispatch asserts it. */
-enum abi_dtype { ABI_F32, ABI_F16, ABI_BF16, ABI_E4M3, ABI_E5M2, ABI_I32, ABI_U8 };
+#define ABI_DTYPES(X)                                                                              \
+	X(F32, f32) X(F16, f16) X(BF16, bf16) X(E4M3, e4m3) X(E5M2, e5m2) X(I32, i32) X(U8, u8)
+#define ABI_ENUM(NAME, name) ABI_##NAME,
+#define ABI_WORD(NAME, name) #name,
+enum abi_dtype { ABI_DTYPES(ABI_ENUM) };
 enum abi_mask { ABI_MASK_NONE, ABI_MASK_TOP_LEFT, ABI_MASK_BOTTOM_RIGHT };
 enum abi_rope { ABI_ROPE_NONE, ABI_ROPE_INTERLEAVED, ABI_ROPE_HALF_ROTATED };
 enum abi_kv_layout { ABI_KV_LINEAR, ABI_KV_VECTORIZED };
 
 /* The nine kernel families. */
-enum abi_family {
-	ABI_FWD,
-	ABI_FWD_SPLITKV,
-	ABI_FWD_SPLITKV_COMBINE,
-	ABI_FWD_PAGEDKV,
-	ABI_FWD_APPENDKV,
-	ABI_BATCH_PREFILL,
-	ABI_BWD_DOT_DO_O,
-	ABI_BWD_DQ_DK_DV,
-	ABI_BWD_CONVERT_DQ,
-	ABI_N_FAMILIES
-};
+#define ABI_FAMILIES(X)                                                                            \
+	X(FWD, fwd)                                                                                \
+	X(FWD_SPLITKV, fwd_splitkv)                                                                \
+	X(FWD_SPLITKV_COMBINE, fwd_splitkv_combine)                                                \
+	X(FWD_PAGEDKV, fwd_pagedkv)                                                                \
+	X(FWD_APPENDKV, fwd_appendkv)                                                              \
+	X(BATCH_PREFILL, batch_prefill)                                                            \
+	X(BWD_DOT_DO_O, bwd_dot_do_o)                                                              \
+	X(BWD_DQ_DK_DV, bwd_dq_dk_dv)                                                              \
+	X(BWD_CONVERT_DQ, bwd_convert_dq)
+enum abi_family { ABI_FAMILIES(ABI_ENUM) ABI_N_FAMILIES };
 
 /* data == 0: absent. Over (row, column): stride_seq is for rows, stride_dim for columns. */
 struct abi_tensor {

@@ -223,8 +223,8 @@ enum fmha_tensor_role {
 	  "group mode: length of the packed q axis")                                               \
 	X(NUMBER, total_k, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE,                                 \
 	  "group mode: length of the packed k axis")                                               \
-	X(CHOICE, mask, FMHA_MASK_NONE, 0, FMHA_MASK_BOTTOM_RIGHT, OPS_ATTENTION | OP_APPEND, PLACED, NONE,\
-	  "the corner that the band is anchored at")                                               \
+	X(CHOICE, mask, FMHA_MASK_NONE, 0, FMHA_MASK_BOTTOM_RIGHT, OPS_ATTENTION | OP_APPEND,      \
+	  PLACED, NONE, "the corner that the band is anchored at")                                 \
 	X(NUMBER, window_left, -1, -1, INT32_MAX, OPS_ALL, PLACED, NONE,                           \
 	  "columns left of the diagonal that stay visible; -1: unlimited")                         \
 	X(NUMBER, window_right, -1, -1, INT32_MAX, OPS_ALL, PLACED, NONE,                          \
@@ -239,14 +239,12 @@ enum fmha_tensor_role {
 	      "the same, 0 being the default"),                                                    \
 	  "absent: 1 / sqrt(hdim_q)")                                                              \
 	X(REAL, logits_soft_cap, 0, 0, 0, OPS_ATTENTION, "cap",                                    \
-	  TWO("softcap", "C", "C * tanh(S / C)", "logits_soft_cap", "the same"),                   \
-	  "0: none")                                                                               \
+	  TWO("softcap", "C", "C * tanh(S / C)", "logits_soft_cap", "the same"), "0: none")        \
 	X(REAL, dropout_p, 0, 0, 0, OPS_ATTENTION, "drop",                                         \
 	  TWO("dropout", "P", "probability of dropping", "p_drop", "the same"),                    \
 	  "probability of dropping, [0, 1)")                                                       \
 	X(COUNTER, dropout_seed, 0, 0, 0, OPS_ALL, PLACED,                                         \
-	  TWO("seed", "N", "of the dropout", "drop_seed", "the same"),                             \
-	  "")                                                                                      \
+	  TWO("seed", "N", "of the dropout", "drop_seed", "the same"), "")                         \
 	X(COUNTER, dropout_offset, 0, 0, 0, OPS_ALL, PLACED,                                       \
 	  TWO("offset", "N", "of the dropout: where its random numbers begin", "drop_offset",      \
 	      "the same"),                                                                         \
@@ -269,8 +267,7 @@ enum fmha_tensor_role {
 	X(NUMBER, n_page_indices, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE,                          \
 	  "length of kv_page_indices")                                                             \
 	X(CHOICE, kv_layout, FMHA_KV_LINEAR, 0, FMHA_KV_VECTORIZED, OPS_ALL, "vec",                \
-	  ONE("kv-layout", "linear|vectorized", "of a page (default: linear)"),                    \
-	  "of a page")                                                                             \
+	  ONE("kv-layout", "linear|vectorized", "of a page (default: linear)"), "of a page")       \
 	X(NUMBER, cache_batch, 0, 0, INT32_MAX, OP_FORWARD | OP_APPEND, PLACED, NONE,              \
 	  "rows of k and v under cache_batch_idx; 0: batch")                                       \
 	X(NUMBER, descale_block_q, 0, 0, INT32_MAX, OP_FORWARD, "kq", NONE,                        \
@@ -350,13 +347,13 @@ enum fmha_tensor_role {
 struct fmha_problem {
 	uint32_t struct_size; /* sizeof(struct fmha_problem), set by fmha_problem_init() */
 
-#define FMHA_MEMBER_CHOICE      uint32_t
-#define FMHA_MEMBER_FLAG        uint32_t
-#define FMHA_MEMBER_SIZE        int32_t
-#define FMHA_MEMBER_NUMBER      int32_t
-#define FMHA_MEMBER_COUNTER     uint64_t
-#define FMHA_MEMBER_REAL        float
-#define FMHA_MEMBER_ABSENT_REAL float
+#define FMHA_MEMBER_CHOICE                 uint32_t
+#define FMHA_MEMBER_FLAG                   uint32_t
+#define FMHA_MEMBER_SIZE                   int32_t
+#define FMHA_MEMBER_NUMBER                 int32_t
+#define FMHA_MEMBER_COUNTER                uint64_t
+#define FMHA_MEMBER_REAL                   float
+#define FMHA_MEMBER_ABSENT_REAL            float
 #define FMHA_FIELD_MEMBER(type, name, ...) FMHA_MEMBER_##type name;
 	FMHA_PROBLEM_FIELDS(FMHA_FIELD_MEMBER)
 #undef FMHA_FIELD_MEMBER
