@@ -558,17 +558,6 @@ static void align_views(struct plan *plan, const struct launch_record *record)
 		}
 }
 
-static int check_workspace(const struct plan *plan, struct fmha_error *err)
-{
-	int32_t most = plan->problem.most_workspace_mib;
-
-	if (most == 0 || plan->workspace_bytes <= (uint64_t)most << 20)
-		return 0;
-	return fmha_error_set_field(err, FMHA_ENOKERNEL, "most_workspace_mib",
-				    "most_workspace_mib %d: the workspace has %llu bytes", most,
-				    (unsigned long long)plan->workspace_bytes);
-}
-
 int planner_start(struct planner *b, const struct fmha_problem *problem,
 		  const struct plan_choice *choice)
 {
@@ -611,8 +600,6 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_ch
 	r = place_private(&b);
 	if (r == 0)
 		r = place_dq_acc(&b);
-	if (r == 0)
-		r = check_workspace(&plan, err);
 	if (r < 0)
 		return r;
 	r = check_reach(&plan, err);

@@ -285,10 +285,7 @@ enum fmha_tensor_role {
 	  "rows of the cos and sin tables")                                                        \
 	X(NUMBER, seqlen_new, 0, 0, INT32_MAX, OP_FORWARD | OP_APPEND, "w", NONE,                  \
 	  "rows of k_new and v_new")                                                               \
-	X(NUMBER, n_parts, 0, 0, 1024, OP_MERGE, "m", NONE, "merge_states: partial results")       \
-	X(NUMBER, most_workspace_mib, 0, 0, INT32_MAX, OPS_ALL, PLACED,                            \
-	  ONE("most-workspace", "MIB", "no plan that needs more memory of its own"),               \
-	  "MiB that the workspace may have; 0: any number")
+	X(NUMBER, n_parts, 0, 0, 1024, OP_MERGE, "m", NONE, "merge_states: partial results")
 
 /*
  * An attention problem, with

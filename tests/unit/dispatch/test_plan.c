@@ -369,25 +369,6 @@ static void append_comes_first(void **state)
 	fixture_deinit(&f);
 }
 
-static void workspaces_are_as_large_as_is_asked(void **state)
-{
-	struct fixture f;
-
-	(void)state;
-	fixture_forward(&f, FMHA_BATCH);
-	make_decode(&f);
-	decree_init(&f.decree, 132);
-	f.problem.n_splits = 100;
-	f.problem.most_workspace_mib = INT32_MAX;
-	assert_works(&f, fixture_build(&f));
-	f.problem.most_workspace_mib = (int32_t)(f.plan.workspace_bytes >> 20);
-	assert_true(f.problem.most_workspace_mib > 0);
-	assert_fails(&f, fixture_build(&f), FMHA_ENOKERNEL, "most_workspace_mib");
-	f.problem.most_workspace_mib++;
-	assert_works(&f, fixture_build(&f));
-	fixture_deinit(&f);
-}
-
 static void backward_is_two_or_three_stages(void **state)
 {
 	struct fixture f;
@@ -759,7 +740,6 @@ int main(void)
 		cmocka_unit_test(splits_cover_all_keys),
 		cmocka_unit_test(append_comes_first),
 		cmocka_unit_test(fp8_does_not_rotate),
-		cmocka_unit_test(workspaces_are_as_large_as_is_asked),
 		cmocka_unit_test(backward_is_two_or_three_stages),
 		cmocka_unit_test(masked_split_plan_works),
 		cmocka_unit_test(merge_is_one_combine),
