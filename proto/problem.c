@@ -28,6 +28,7 @@ const struct proto_role proto_roles[FMHA_N_TENSORS] = {
 #define DTYPE_NAME(NAME, name, bytes) #name,
 
 WORDS(proto_dtype_words, FMHA_DTYPES(DTYPE_NAME));
+_Static_assert(sizeof(proto_dtype_words_text) / sizeof(char *) == FMHA_N_DTYPES, "as many types");
 WORDS(proto_op_words, "forward", "backward", "append_kv", "merge_states");
 WORDS(proto_mode_words, "batch", "group");
 WORDS(proto_mask_words, "none", "top_left", "bottom_right");

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "problem.h"
+
 #define WIDTH       1140.0
 #define HEIGHT      420.0
 #define LEFT        64.0
@@ -153,10 +155,9 @@ static void widen(struct axis *axis, double value)
 /* Rows of one kind differ in their length alone, as far as a drawing of it goes. */
 static void kind_of(const struct bench_row *row, char text[64])
 {
-	static const char *const operations[] = {"forward", "backward", "append", "merge"};
 	const struct spec_shape *s = &row->sizes;
 
-	(void)snprintf(text, 64, "%s %s d%d%s%s%s", operations[s->op & 3],
+	(void)snprintf(text, 64, "%s %s d%d%s%s%s", problem_op_words[s->op & 3],
 		       bench_dtype_word(s->data_type), s->hdim_q, s->mask ? " masked" : "",
 		       s->seqlen_q < DECODE_ROWS && s->op == FMHA_FORWARD ? " decode" : "",
 		       s->page_size ? " paged" : "");

@@ -168,14 +168,10 @@ static int parse_field(struct fmha_problem *p, enum problem_field_id id, const c
 
 static int parse_mask(const char *value, struct fmha_problem *p)
 {
-	static const struct ctl_word masks[] = {{"none", FMHA_MASK_NONE},
-						{"top_left", FMHA_MASK_TOP_LEFT},
-						{"bottom_right", FMHA_MASK_BOTTOM_RIGHT},
-						{NULL, 0}};
 	int r = parse_ck_mask(value, p);
 
 	if (r == 1)
-		r = ctl_parse_word("--mask", value, masks, &p->mask);
+		r = parse_choice("--mask", "none|top_left|bottom_right", value, &p->mask);
 	if (r == 0 && p->mask == FMHA_MASK_NONE && (p->window_left != -1 || p->window_right != -1))
 		return ctl_usage_error("--mask %s, but --causal or --window says one", value);
 	return r;

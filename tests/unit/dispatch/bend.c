@@ -14,50 +14,16 @@ struct field {
 	int last; /* of an enum; 0: a number */
 };
 
-#define NUMBER(name)                                                                               \
-	{                                                                                          \
-#name, offsetof(struct fmha_problem, name), 0                                      \
-	}
-#define CHOICE(name, last_)                                                                        \
-	{                                                                                          \
-#name, offsetof(struct fmha_problem, name), last_                                  \
-	}
+#define BENT_CHOICE(field, most) {#field, offsetof(struct fmha_problem, field), most},
+#define BENT_FLAG(field, most)   BENT_CHOICE(field, most)
+#define BENT_SIZE(field, most)   {#field, offsetof(struct fmha_problem, field), 0},
+#define BENT_NUMBER(field, most) BENT_SIZE(field, most)
+#define BENT_COUNTER(field, most)
+#define BENT_REAL(field, most)
+#define BENT_ABSENT_REAL(field, most)
+#define BENT(type, field, neutral, least, most, ...) BENT_##type(field, most)
 
-static const struct field fields[] = {
-	CHOICE(op, FMHA_MERGE_STATES),
-	CHOICE(mode, FMHA_GROUP),
-	CHOICE(mask, FMHA_MASK_BOTTOM_RIGHT),
-	CHOICE(kv_layout, FMHA_KV_VECTORIZED),
-	CHOICE(rope, FMHA_ROPE_HALF_ROTATED),
-	CHOICE(deterministic, 1),
-	CHOICE(descale_per_page, 1),
-	NUMBER(batch),
-	NUMBER(nhead_q),
-	NUMBER(nhead_k),
-	NUMBER(seqlen_q),
-	NUMBER(seqlen_k),
-	NUMBER(hdim_q),
-	NUMBER(hdim_v),
-	NUMBER(total_q),
-	NUMBER(total_k),
-	NUMBER(window_left),
-	NUMBER(window_right),
-	NUMBER(sink_tokens),
-	NUMBER(min_seqlen_q),
-	NUMBER(n_splits),
-	NUMBER(split_size),
-	NUMBER(page_size),
-	NUMBER(n_pages),
-	NUMBER(max_blocks),
-	NUMBER(n_page_indices),
-	NUMBER(cache_batch),
-	NUMBER(descale_block_q),
-	NUMBER(descale_block_k),
-	NUMBER(rotary_dim),
-	NUMBER(rotary_max_pos),
-	NUMBER(seqlen_new),
-	NUMBER(n_parts),
-};
+static const struct field fields[] = {FMHA_PROBLEM_FIELDS(BENT)};
 
 static int32_t *field_at(struct fmha_problem *p, const struct field *field)
 {

@@ -829,6 +829,24 @@ static void words_of_shapes_hold_what_matters(void **state)
 	p.n_splits = 3;
 	p.logits_soft_cap = 30;
 	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q1024ak1024a.tl-16,0,4+n3+cap1");
+	/* Tuned files are sorted by the options in this order, whatever that of the struct. */
+	p = f.problem;
+	p.n_splits = 3;
+	p.split_size = 5;
+	p.page_size = 16;
+	p.min_seqlen_q = 7;
+	p.dropout_p = 0.5F;
+	p.logits_soft_cap = 30;
+	p.deterministic = p.kv_layout = p.descale_per_page = 1;
+	p.descale_block_q = 2;
+	p.descale_block_k = 3;
+	p.rope = FMHA_ROPE_HALF_ROTATED;
+	p.rotary_dim = 32;
+	p.seqlen_new = 4;
+	p.dropout_seed = 1;
+	p.scale = 2;
+	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q1024ak1024a.no+det1+n3+z5+p16+vec1+min1+cap1+drop1"
+		     "+kq2+kk3+kp1+r2032+w4");
 	/* Elements that repeat are in a cache: no other problem's time. */
 	p = f.problem;
 	problem_strides(&p, FMHA_T_K, p.k.stride);
