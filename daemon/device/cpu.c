@@ -430,6 +430,7 @@ static struct device_launch *cpu_launch_new(struct device *device)
 		return NULL;
 	launch->device = cpu_device(device);
 	launch->job.on_done = on_job_done;
+	list_init(&launch->job.in_queue); /* it may be cancelled without ever having been queued */
 	return &launch->base;
 }
 

@@ -95,7 +95,7 @@ void pool_submit(struct pool *pool, struct pool_queue *queue, struct pool_job *j
 /*
  * The job ends as soon as the tasks under way have, which are asked to return early
  * (cpu_goes_on()); with none under way it ends at once, on the calling thread. on_done comes either
- * way.
+ * way; of a job that is in no queue (in_queue is an empty list then) nothing comes of it.
  */
 void pool_cancel(struct pool *pool, struct pool_job *job);
 

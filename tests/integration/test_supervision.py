@@ -122,6 +122,26 @@ def test_out_of_memory_is_an_answer(fake_daemon):
         device.run(plan)
 
 
+@pytest.mark.parametrize("end", ["cancel", "hang-up"])
+def test_a_run_that_was_refused_at_its_start_is_given_up_before_it_is_answered(make_daemon, end):
+    """In one turn of the loop: the device has refused the launch, and its answer still waits."""
+    daemon = make_daemon({**fmhad.FAKE, "limits": {"wake_us": 1000000}})
+    with daemon.device() as device, daemon.device() as other:
+        plan, _ = prepare(device)
+        device.call("inject", {"fault": "oom"})
+        run = fmha_wire.frame([0, 901, "run", {"plan": plan}])
+        if end == "cancel":
+            device.send_bytes(run + fmha_wire.frame([0, 902, "cancel", {"request": 901}]))
+            answers = {message[1]: message[2] for message in (device.receive(), device.receive())}
+            assert answers[901]["name"] == "ENOMEM" and answers[902] is None
+        else:
+            device.send_bytes(run + bytes([0xC1]))  # starts no frame: the connection ends here
+            with pytest.raises(fmha_wire.Disconnected):
+                device.receive()
+        other.ping()
+        assert daemon.worker_pid() == other.worker_pid
+
+
 def test_every_pending_request_gets_an_answer_when_the_device_fails(make_daemon):
     """Whatever the worker has taken in: one turn is long enough for all of it here."""
     daemon = make_daemon({**fmhad.FAKE, "limits": {"wake_us": 1000000}})
