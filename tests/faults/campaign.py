@@ -274,7 +274,7 @@ class Campaign:
             self.attempt(daemon, visit, expected, side, mode)
         finally:
             delivered = side.disarm()
-            daemon.patience = 3.0
+            daemon.patience = visit.patience  # what was given up may still be under way
             died = judge.deaths(kind)
         if delivered:
             self.counts[kind, class_] += 1
@@ -351,23 +351,29 @@ class Campaign:
             def start(old=None):
                 if old:
                     old.stop(signal.SIGKILL)
-                daemon = FaultyDaemon(device, folder)
-                fmhad.until(daemon.serves, 20)
-                if device == "fake":
-                    with daemon.device() as opened:
-                        daemon.kernel = visits.kernels(opened)[0]["name"]
-                for visit in [self.current] if old else todo:  # what is made once is made
-                    if visit.ready:
-                        visit.ready(daemon)
-                    visit(daemon)
-                    if visit.tidy:
-                        visit.tidy(daemon)
-                return daemon, Judge(daemon)
+                with contextlib.ExitStack() as unless:
+                    daemon = FaultyDaemon(device, folder)
+                    unless.callback(daemon.stop, signal.SIGKILL)
+                    fmhad.until(daemon.serves, 20)
+                    if device == "fake":
+                        with daemon.device() as opened:
+                            daemon.kernel = visits.kernels(opened)[0]["name"]
+                    for visit in [self.current] if old else todo:  # what is made once is made
+                        daemon.patience = visit.patience
+                        if visit.ready:
+                            visit.ready(daemon)
+                        visit(daemon)
+                        if visit.tidy:
+                            visit.tidy(daemon)
+                    judge = Judge(daemon)
+                    unless.pop_all()
+                return daemon, judge
 
             daemon, judge = start()
             try:
                 for visit in todo:
                     self.current = visit
+                    daemon.patience = visit.patience
                     if visit.ready:
                         visit.ready(daemon)
                     judge.renew()
@@ -442,13 +448,15 @@ class Campaign:
     def end(self, folder, kind, class_, nth, mode, variant):
         """A daemon of which a call fails while it stops: what was stored stays, and it ends in time."""
         daemon = FaultyDaemon("fake", folder)
-        with daemon.device() as device:
-            daemon.kernel = visits.kernels(device)[0]["name"]
-            answer = device.call("registry_set_priority", {"kernel": daemon.kernel, "priority": 7})
-            device.call("registry_forget", {"kernel": "*"})
-        side = daemon.faults[kind]
-        side.arm(class_, nth, mode, variant)
-        status = daemon.stop()
+        try:
+            with daemon.device() as device:
+                daemon.kernel = visits.kernels(device)[0]["name"]
+                answer = device.call("registry_set_priority", {"kernel": daemon.kernel, "priority": 7})
+                device.call("registry_forget", {"kernel": "*"})
+            side = daemon.faults[kind]
+            side.arm(class_, nth, mode, variant)
+        finally:
+            status = daemon.stop()
         delivered = side.disarm()
         if status not in (0, 1):
             Judge.forced(side, f"it ended with {status}")
@@ -486,11 +494,13 @@ class Campaign:
             return
         with tempfile.TemporaryDirectory(prefix="fmhad-faults-") as path:
             daemon = FaultyDaemon("fake", pathlib.Path(path))
-            counts = {kind: {c: daemon.faults[kind].calls[i] for i, c in enumerate(page.CLASSES)}
-                      for kind in ("front", "worker")}
-            self.served(daemon)
-            before = {kind: list(daemon.faults[kind].calls) for kind in counts}
-            daemon.stop()
+            try:
+                counts = {kind: {c: daemon.faults[kind].calls[i] for i, c in enumerate(page.CLASSES)}
+                          for kind in ("front", "worker")}
+                self.served(daemon)
+                before = {kind: list(daemon.faults[kind].calls) for kind in counts}
+            finally:
+                daemon.stop()
             ends = {kind: {c: daemon.faults[kind].calls[i] - before[kind][i]
                            for i, c in enumerate(page.CLASSES)} for kind in counts}
         if self.wanted("start"):
@@ -536,12 +546,15 @@ def main():
     missing = unvisited() - {"worker_ready", "worker_drain"}  # of every start and stop
     if missing:
         sys.exit(f"methods without a visit: {', '.join(sorted(missing))}")
-    campaign.visits_of("fake")
-    if list(fmhad.build_dir().rglob("libcuda.so.1")):
-        campaign.visits_of("cuda")
-    campaign.lives()
-    campaign.print_counts()
-    print(f"{time.monotonic() - start:.0f} s")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no daemon stays, and what was tried is told
+    try:
+        campaign.visits_of("fake")
+        if list(fmhad.build_dir().rglob("libcuda.so.1")):
+            campaign.visits_of("cuda")
+        campaign.lives()
+    finally:
+        campaign.print_counts()
+        print(f"{time.monotonic() - start:.0f} s", flush=True)
     return 1 if campaign.wrong or not campaign.counts.total() else 0
 
 

@@ -262,19 +262,19 @@ static const struct step *go_on(const struct step *step)
 
 		error = (struct fmha_error){0};
 		r = step->run();
-		if (r == WRONG) {
-			(void)printf("wrong %s by %g\n", step->name, (double)difference);
+		if (r == WRONG)
 			break;
-		}
 		if (r < 0) {
 			(void)printf("refused %s: %s %s\n", step->name, fmha_error_name(error.code),
 				     error.msg);
 			return step;
 		}
 	}
-	if (!step->name)
+	leave(); /* before it is told: what is held is looked at then */
+	if (step->name)
+		(void)printf("wrong %s by %g\n", step->name, (double)difference);
+	else
 		(void)printf("ok\n");
-	leave();
 	return NULL;
 }
 

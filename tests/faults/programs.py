@@ -14,6 +14,7 @@ import argparse
 import collections
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -166,10 +167,14 @@ class Programs:
     @staticmethod
     def new_client(faults, daemon, folder, stub, visit):
         client = Client(faults, daemon.socket, folder, str(stub.parent) if visit == "local" else "")
-        for _ in range(3):  # what is made once is made
-            answer = client.ask(visit)
-            if answer != "ok":
-                raise RuntimeError(f"without a fault: {answer}")
+        try:
+            for _ in range(3):  # what is made once is made
+                answer = client.ask(visit)
+                if answer != "ok":
+                    raise RuntimeError(f"without a fault: {answer}")
+        except BaseException:
+            client.end()
+            raise
         return client
 
     # ---- compile helpers ----
@@ -248,13 +253,16 @@ def main():
     parser.add_argument("--at", type=int, help="only this call")
     programs = Programs(parser.parse_args())
     start = time.monotonic()
-    for kind, function, arguments in [("helper", programs.helpers, ()), ("client", programs.clients, ("fake", "cycle")),
-                                      ("client", programs.clients, ("cuda", "local"))]:
-        if programs.options.only in (None, kind):
-            with tempfile.TemporaryDirectory(prefix="fmhad-faults-") as name:
-                function(*arguments, pathlib.Path(name))
-    programs.print_counts()
-    print(f"{time.monotonic() - start:.0f} s")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no daemon stays, and what was tried is told
+    try:
+        for kind, function, arguments in [("helper", programs.helpers, ()), ("client", programs.clients, ("fake", "cycle")),
+                                          ("client", programs.clients, ("cuda", "local"))]:
+            if programs.options.only in (None, kind):
+                with tempfile.TemporaryDirectory(prefix="fmhad-faults-") as name:
+                    function(*arguments, pathlib.Path(name))
+    finally:
+        programs.print_counts()
+        print(f"{time.monotonic() - start:.0f} s", flush=True)
     return 1 if programs.n_wrong or not programs.counts.total() else 0
 
 
