@@ -13,14 +13,17 @@
 /* Says "there is one" before the buffer exists. */
 static uint8_t marker[1];
 
+/* What a problem and a shape of a sweep both say, under one name. Sizes may be unsaid. */
+#define SIZES(X) X(batch) X(nhead_q) X(nhead_k) X(seqlen_q) X(seqlen_k) X(hdim_q) X(hdim_v)
+#define OPTIONS(X)                                                                                 \
+	X(mask)                                                                                    \
+	X(window_left) X(window_right) X(sink_tokens) X(page_size) X(kv_layout) X(n_splits)        \
+		X(seqlen_new) X(rope) X(rotary_dim) X(deterministic) X(n_parts)
+
 #define N_SIZES (sizeof(size_offsets) / sizeof(size_offsets[0]))
 
-/* Those that may be unsaid. */
-static const size_t size_offsets[] = {
-	offsetof(struct fmha_problem, batch),    offsetof(struct fmha_problem, nhead_q),
-	offsetof(struct fmha_problem, nhead_k),  offsetof(struct fmha_problem, seqlen_q),
-	offsetof(struct fmha_problem, seqlen_k), offsetof(struct fmha_problem, hdim_q),
-	offsetof(struct fmha_problem, hdim_v)};
+#define SIZE_OFFSET(field) offsetof(struct fmha_problem, field),
+static const size_t size_offsets[] = {SIZES(SIZE_OFFSET)};
 
 static int32_t *size_of(struct fmha_problem *problem, size_t i)
 {
@@ -67,20 +70,14 @@ static void options_from_shape(struct recipe *recipe, const struct spec_shape *s
 {
 	struct fmha_problem *p = &recipe->problem;
 
-	p->mask = (uint32_t)s->mask;
-	p->window_left = s->window_left;
-	p->window_right = s->window_right;
-	p->sink_tokens = s->sink_tokens;
+#define FROM_SHAPE(field) p->field = (__typeof__(p->field))s->field;
+	OPTIONS(FROM_SHAPE)
 	p->dropout_p = (float)s->dropout_percent / 100;
 	p->logits_soft_cap = (float)s->soft_cap;
-	p->page_size = s->page_size;
-	p->kv_layout = (uint32_t)s->kv_layout;
-	p->n_splits = s->op == FMHA_FORWARD ? s->n_splits : 0;
-	p->seqlen_new = s->seqlen_new;
-	p->rope = (uint32_t)s->rope;
-	p->rotary_dim = s->rope ? s->rotary_dim : 0;
-	p->deterministic = (uint32_t)s->deterministic;
-	p->n_parts = s->n_parts;
+	if (s->op != FMHA_FORWARD)
+		p->n_splits = 0;
+	if (!s->rope)
+		p->rotary_dim = 0;
 }
 
 void recipe_from_shape(struct recipe *recipe, const struct spec_shape *s)
@@ -89,8 +86,8 @@ void recipe_from_shape(struct recipe *recipe, const struct spec_shape *s)
 
 	recipe_init(recipe, (uint32_t)s->op);
 	p->mode = (uint32_t)s->mode;
-	const int32_t sizes[N_SIZES] = {s->batch,    s->nhead_q, s->nhead_k, s->seqlen_q,
-					s->seqlen_k, s->hdim_q,  s->hdim_v};
+#define SHAPE_SIZE(field) s->field,
+	const int32_t sizes[] = {SIZES(SHAPE_SIZE)};
 	for (size_t i = 0; i < N_SIZES; i++)
 		if (sizes[i] > 0) /* 0: a shape does not say it */
 			*size_of(p, i) = sizes[i];
@@ -125,20 +122,11 @@ void recipe_shape(const struct recipe *as_said, struct spec_shape *ret_shape)
 	const struct fmha_problem *p = &recipe->problem;
 
 	complete_sizes(&complete);
-	*ret_shape = (struct spec_shape){.group = "options",
+#define TO_SHAPE(field) .field = (int32_t)p->field,
+	*ret_shape = (struct spec_shape){SIZES(TO_SHAPE) OPTIONS(TO_SHAPE).group = "options",
 					 .op = (int32_t)p->op,
 					 .mode = (int32_t)p->mode,
-					 .batch = p->batch,
-					 .nhead_q = p->nhead_q,
-					 .nhead_k = p->nhead_k,
-					 .seqlen_q = longest(&recipe->q, p->seqlen_q),
-					 .hdim_q = p->hdim_q,
-					 .hdim_v = p->hdim_v,
 					 .lengths = (int32_t)recipe->lengths,
-					 .mask = (int32_t)p->mask,
-					 .window_left = p->window_left,
-					 .window_right = p->window_right,
-					 .sink_tokens = p->sink_tokens,
 					 .sink = recipe->want[FMHA_T_SINK],
 					 .bias = recipe->want[FMHA_T_BIAS]           ? 1
 						 : recipe->want[FMHA_T_ALIBI_SLOPES] ? 2
@@ -147,15 +135,8 @@ void recipe_shape(const struct recipe *as_said, struct spec_shape *ret_shape)
 					 .dropout_percent = (int32_t)(p->dropout_p * 100 + 0.5F),
 					 .soft_cap = (int32_t)p->logits_soft_cap,
 					 .descale = (int32_t)recipe->descale,
-					 .page_size = p->page_size,
-					 .kv_layout = (int32_t)p->kv_layout,
-					 .kv_lookup = recipe->indptr,
-					 .n_splits = p->n_splits,
-					 .seqlen_new = p->seqlen_new,
-					 .rope = (int32_t)p->rope,
-					 .rotary_dim = p->rotary_dim,
-					 .deterministic = (int32_t)p->deterministic,
-					 .n_parts = p->n_parts};
+					 .kv_lookup = recipe->indptr};
+	ret_shape->seqlen_q = longest(&recipe->q, p->seqlen_q);
 	ret_shape->seqlen_k = longest(&recipe->k, p->seqlen_k);
 	for (int32_t i = 0; i < 5; i++)
 		if (shape_types[i] == recipe->dtype)

@@ -16,10 +16,11 @@ SIZES = {"batch": 1, "nhead_q": 2, "nhead_k": 2, "seqlen_q": 16, "seqlen_k": 16,
 
 
 def tables():
-    """Integers of each table of fields, by name; of a problem's those that are not its tensors'."""
-    text = (fmhad.ROOT / "proto/messages.c").read_text()
-    found = re.findall(r"static const struct field (\w+)_fields\[\] = \{(.*?)\n\};", text, re.S)
-    return {name: re.findall(r"^\t(?:U32|U64|I32)\((\w+)", rows, re.M) for name, rows in found}
+    """Integers of each message, by name; of a problem's those that are not its tensors'."""
+    problem = re.findall(r"X\((?:SIZE|NUMBER|COUNTER), (\w+),", (fmhad.ROOT / "proto/include/fmha/base.h").read_text())
+    text = (fmhad.ROOT / "proto/include/proto/messages.def").read_text()
+    found = re.findall(r"#define MESSAGE (\w+)\nBEGIN\n(.*?)\nEND", text, re.S)
+    return {"problem": problem} | {name: re.findall(r"^\t(?:U32|U64|I32)\((\w+)", rows, re.M) for name, rows in found}
 
 
 def integers_of_methods():

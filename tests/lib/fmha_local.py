@@ -21,15 +21,9 @@ NAMES = {
     "rope": ["none", "interleaved", "half_rotated"],
     "kv_layout": ["linear", "vectorized"],
 }
-_TYPES = {"uint32_t": ctypes.c_uint32, "int32_t": ctypes.c_int32, "uint64_t": ctypes.c_uint64, "float": ctypes.c_float}
-
-
-def _fields():
-    body = re.search(r"struct fmha_problem \{(.*?)\n\tunion \{", BASE, flags=re.S).group(1)
-    for declaration in filter(None, (" ".join(d.split()) for d in body.split(";"))):
-        kind, names = declaration.split(" ", 1)
-        for name in names.split(","):
-            yield name.strip(), _TYPES[kind]
+_TYPES = {"CHOICE": ctypes.c_uint32, "FLAG": ctypes.c_uint32, "SIZE": ctypes.c_int32, "NUMBER": ctypes.c_int32,
+          "COUNTER": ctypes.c_uint64, "REAL": ctypes.c_float, "ABSENT_REAL": ctypes.c_float}
+_FIELDS = [(name, _TYPES[kind]) for kind, name in re.findall(rf"X\(({'|'.join(_TYPES)}), (\w+),", BASE)]
 
 
 class Error(ctypes.Structure):
@@ -43,7 +37,7 @@ class Tensor(ctypes.Structure):
 
 
 class Problem(ctypes.Structure):
-    _fields_ = [*_fields(), ("tensor", Tensor * len(ROLES))]
+    _fields_ = [("struct_size", ctypes.c_uint32), *_FIELDS, ("tensor", Tensor * len(ROLES))]
 
 
 class Options(ctypes.Structure):
