@@ -193,6 +193,33 @@ static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uin
 	return 0;
 }
 
+/*
+ * X(field, NAME, word): what is compiled in beside the tile. -DFMHA_NAME is the option, the word is in the
+ * names of those that have it; config.h makes constants of them. The order is that of options and of names,
+ * which caches and people keep.
+ */
+#define FEATURES(X)                                                                                \
+	X(pack, PACK, "pack")                                                                      \
+	X(split, SPLIT, "split")                                                                   \
+	X(mask, MASK, "mask")                                                                      \
+	X(bias, BIAS, "bias")                                                                      \
+	X(softcap, SOFTCAP, "cap")                                                                 \
+	X(dropout, DROPOUT, "drop")                                                                \
+	X(paged, PAGED, "paged")                                                                   \
+	X(descale, DESCALE, "descale")                                                             \
+	X(logits, LOGITS, "logits")                                                                \
+	X(buffers, BUFFERS, "buffers")                                                             \
+	X(split_dkdv, SPLIT_DKDV, "dkdv")                                                          \
+	X(parked, PARKED, "parked")                                                                \
+	X(dbias_sum, DBIAS_SUM, "dbsum")                                                           \
+	X(tails, TAILS, "tails")
+
+struct features {
+#define FEATURE(field, NAME, word) int field;
+	FEATURES(FEATURE)
+#undef FEATURE
+};
+
 /* A feature: an option, and a word in the name when it is on. */
 static void add_feature(struct gpu_kernel *k, const char *option, const char *word, int value)
 {
@@ -204,28 +231,13 @@ static void add_feature(struct gpu_kernel *k, const char *option, const char *wo
 			       value);
 }
 
-struct features {
-	int pack, split, mask, bias, softcap, dropout, paged, descale, logits, buffers, split_dkdv;
-	int parked, dbias_sum, tails;
-};
-
 static void add_features(struct gpu_kernel *k, struct features f)
 {
 	k->split_dkdv = f.split_dkdv;
-	add_feature(k, "PACK", "pack", f.pack);
-	add_feature(k, "SPLIT", "split", f.split);
-	add_feature(k, "MASK", "mask", f.mask);
-	add_feature(k, "BIAS", "bias", f.bias);
-	add_feature(k, "SOFTCAP", "cap", f.softcap);
-	add_feature(k, "DROPOUT", "drop", f.dropout);
-	add_feature(k, "PAGED", "paged", f.paged);
-	add_feature(k, "DESCALE", "descale", f.descale);
-	add_feature(k, "LOGITS", "logits", f.logits);
-	add_feature(k, "BUFFERS", "buffers", f.buffers);
-	add_feature(k, "SPLIT_DKDV", "dkdv", f.split_dkdv);
-	add_feature(k, "PARKED", "parked", f.parked);
-	add_feature(k, "DBIAS_SUM", "dbsum", f.dbias_sum);
-	add_feature(k, "TAILS", "tails", f.tails);
+	k->dbias_sum = f.dbias_sum;
+#define FEATURE(field, NAME, word) add_feature(k, #NAME, word, f.field);
+	FEATURES(FEATURE)
+#undef FEATURE
 }
 
 static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int32_t lds_bytes)
@@ -523,7 +535,6 @@ static int make_backward(const struct gpu_arch *arch, const struct gpu_traits *t
 		return 1;
 	if (begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k))
 		return 1;
-	k->dbias_sum = traits->dbias_sum;
 	add_features(
 		k, (struct features){.split = traits->dq_acc,
 				     .mask = traits->mask,
