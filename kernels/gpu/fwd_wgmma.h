@@ -6,6 +6,10 @@
  * and O += P V of this one run one behind the other while the softmax of those scores is computed, so that the tensor
  * cores seldom wait.
  *
+ * In pages a tile of keys comes in boxes of as many rows as divide both a tile's and a page's, each asked for by a
+ * lane that has looked up its page a tile ahead, of any of the loading warps: a warp asks for one after the other. What
+ * lies behind the sequence is asked for beyond the last page: the engine brings zeros, and nobody looks at the table there.
+ *
  * Tiles of keys are walked from the last to the first: those that a causal mask cuts come first. Blocks take
  * pieces of work (rows of one head) in turn: a grid of one block a multiprocessor keeps loading across them,
  * one block a piece leaves the order to the hardware.
@@ -44,7 +48,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	using Block::tile_row;
 	static const int TN = C::TILE_N / 16, TD = C::HDIM_V / 16;
 	static_assert(C::TILE_M == 16 * C::WAVES_M && C::WAVES_N == 1, "a wave has 16 rows of its warpgroup's 64");
-	static_assert(!C::PACK && !C::SPLIT && !C::PAGED, "the copy engine brings rows of one head");
+	static_assert(!C::PACK && !C::SPLIT, "the copy engine brings rows of one head");
 	typedef RegTile<Core, 1, TN> Scores;
 	typedef WgmmaValues<Core, Element, TN, TD> Values;
 	typedef typename Values::Weights Weights;
@@ -75,11 +79,15 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static_assert(N_BARRIERS * 8 <= LDS_WGMMA_BARRIERS, "room for them");
 	static_assert(!Values::WIDENED || !HAS_BIAS, "one of the two has barriers");
 
-	/* Registers of a thread: 64 Ki in all. */
-	static const int LOADER_REGISTERS = GROUPS == 3 ? 32 : Values::WIDENED ? 56 : 24;
-	static const int PRODUCT_REGISTERS = (65536 / 128 - LOADER_REGISTERS) / GROUPS / 8 * 8;
+	/* Registers of a thread. All warpgroups together have those that the block was launched with, as many for each,
+	 * a multiple of 8: who asks for more waits for ever. */
+	static const int LAUNCHED_REGISTERS = 65536 / THREADS / 8 * 8;
+	static const int LOADER_REGISTERS = Values::WIDENED ? 56 : GROUPS == 3 ? 32 : 24;
+	static const int PRODUCT_REGISTERS =
+		(LAUNCHED_REGISTERS * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
 	static_assert(GROUPS == 2 || GROUPS == 3, "their registers are known");
 	static const int WIDENING_WARPS = 3; /* all that do not ask the copy engine */
+	static const int LOADING_WARPS = C::PAGED && !Values::WIDENED ? 4 : 1;
 
 	/* Warpgroups start products in turn, so that one's softmax runs beside another's products. Those of 8 bits are
 	 * too short to wait for. */
@@ -254,6 +262,59 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		load_tile<SLABS>(to, slab, map, barrier, 0, row, of_head, batch, BOX, slab);
 	}
 
+	METHOD static i32 loading_warp() { return LOADING_WARPS > 1 ? wave_id() - C::WAVES_M : 0; }
+
+	/* The box of a tile in pages that a lane asks for, of one slab, and the page table's word for it. */
+	struct PageBox {
+		i32 slot, entry;
+	};
+	/* Its number in the tile: boxes, and the slabs of each, go by lane and warp. */
+	template <int SLABS> METHOD static i32 number_of_box() { return (lane_id() * LOADING_WARPS + loading_warp()) / SLABS; }
+	template <int SLABS> METHOD static i32 slab_of_box() { return (lane_id() * LOADING_WARPS + loading_warp()) % SLABS; }
+	/* Keys that a box brings: gpu_maps.c says the same. */
+	METHOD i32 rows_of_box() const
+	{
+		i32 rows = C::TILE_N, rest = a.cache.page_size;
+
+		while (rest > 0) {
+			i32 next = rows % rest;
+
+			rows = rest, rest = next;
+		}
+		return rows;
+	}
+	template <int SLABS>
+	METHOD PageBox find_box(const typename Block::Keys &view, const Divisor &size, i32 column, i32 rows) const
+	{
+		i32 row = number_of_box<SLABS>() * rows, position = column + row;
+
+		if (row >= C::TILE_N || position >= seq.n_k)
+			return PageBox{0, view.n_pages};
+		i32 page = size.quotient(position);
+
+		return PageBox{position - page * size.by, view.entry_of_page(page)};
+	}
+
+	/* A tile of K or V: rows from @row on, or what the lanes have found. */
+	template <int SLABS>
+	METHOD void load_keys(u32 to, const TensorMap &map, u32 barrier, i32 row, i32 batch, const PageBox &box,
+			      i32 rows) const
+	{
+		if constexpr (C::PAGED) {
+			i32 row = number_of_box<SLABS>() * rows, slab = slab_of_box<SLABS>();
+			i32 boxes = C::TILE_N / rows * SLABS + LOADING_WARPS - 1 - loading_warp();
+
+			if (lane_id() == 0)
+				barrier_expect(barrier, boxes / LOADING_WARPS * slab_bytes(rows));
+			wave_sync();
+			if (row < C::TILE_N)
+				load_box(to + slab * K_SLAB + slab_bytes(row), map, barrier, slab * BOX, box.slot, head_k,
+					 clamp(box.entry, 0, a.cache.n_pages));
+		} else {
+			load_rows<SLABS>(to, K_SLAB, map, barrier, row, head_k, batch);
+		}
+	}
+
 	/* Along axes that a bias repeats over it has one element: for rows see bias_row(). */
 	METHOD void load_bias(const TensorMap &map, i32 stage, i32 column) const
 	{
@@ -271,10 +332,19 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		QueryRing queries = {0, 1};
 		Progress at = start();
 		ColumnTiles tiles;
+		typename Block::Keys view;
+		PageBox k_box = {}, v_box = {}, next_v_box = {};
+		const i32 rows = C::PAGED ? rows_of_box() : 0;
+		const Divisor size = Divisor::make(C::PAGED ? a.cache.page_size : 1);
 
 		while (next_piece(&at, &tiles)) {
 			head_k = head / (a.nhead_q / a.nhead_k);
 			i32 row = seq.k_start + seq.leftpad, batch = seq.packed_k ? 0 : seq.batch;
+
+			if (C::PAGED) {
+				view.set_pages(a.k, seq, a.cache, head_k, a.nhead_k);
+				k_box = find_box<Q_SLABS>(view, size, tiles.column(tiles.count - 1), rows);
+			}
 
 			if (a.cache.cache_batch_idx)
 				batch = clamp(a.cache.cache_batch_idx[seq.batch], 0, a.cache.cache_batch - 1);
@@ -282,15 +352,24 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			for (i32 n = tiles.count; n >= 0; n--) {
 				if (n > 0) {
 					barrier_wait(k_empty(keys.stage), keys.parity);
-					load_rows<Q_SLABS>(k_tile(keys.stage), K_SLAB, k, k_full(keys.stage),
-							   row + tiles.column(n - 1), head_k, batch);
-					if (HAS_BIAS) {
+					load_keys<Q_SLABS>(k_tile(keys.stage), k, k_full(keys.stage),
+							   row + tiles.column(n - 1), batch, k_box, rows);
+					if (C::PAGED) {
+						next_v_box = Q_SLABS == V_SLABS
+								     ? k_box
+								     : find_box<V_SLABS>(view, size, tiles.column(n - 1), rows);
+						if (n > 1)
+							k_box = find_box<Q_SLABS>(view, size, tiles.column(n - 2), rows);
+					}
+					if (HAS_BIAS && loading_warp() == 0) {
 						barrier_wait(more_empty(keys.stage), keys.parity);
 						load_bias(bias, keys.stage, tiles.column(n - 1));
 					}
 					keys.next();
 				}
-				if (n == tiles.count) {
+				if (n == tiles.count && loading_warp() > 0) {
+					queries.next();
+				} else if (n == tiles.count) {
 					barrier_wait(q_empty(queries.stage), queries.parity);
 					load_rows<Q_SLABS>(q_tile(queries.stage), Q_SLAB, q, q_full(queries.stage),
 							   seq.q_start + tile_row, head,
@@ -301,11 +380,12 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 					barrier_wait(Values::WIDENED ? more_empty(stage) : v_empty(stage),
 						     values.parity);
-					load_rows<V_SLABS>(v_copy(stage), K_SLAB, v,
+					load_keys<V_SLABS>(v_copy(stage), v,
 							   Values::WIDENED ? more_full(stage) : v_full(stage),
-							   row + tiles.column(n), head_k, batch);
+							   row + tiles.column(n), batch, v_box, rows);
 					values.next();
 				}
+				v_box = next_v_box;
 			}
 		}
 	}
@@ -705,8 +785,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			}
 			UNROLL
 			for (int i = 0; i < STAGES; i++) {
-				barrier_init(k_full(i), 1);
-				barrier_init(v_full(i), Values::WIDENED ? WIDENING_WARPS : 1);
+				barrier_init(k_full(i), LOADING_WARPS);
+				barrier_init(v_full(i), Values::WIDENED ? WIDENING_WARPS : LOADING_WARPS);
 				barrier_init(k_empty(i), C::WAVES_M);
 				barrier_init(v_empty(i), C::WAVES_M);
 				if (Values::WIDENED || HAS_BIAS) {
@@ -726,7 +806,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		make_barriers();
 		if (wave_id() >= C::WAVES_M) {
 			give_registers<LOADER_REGISTERS>();
-			if (wave_id() == C::WAVES_M)
+			if (LOADING_WARPS == 4 || wave_id() == C::WAVES_M)
 				load(q, k, v, bias);
 			if constexpr (Values::WIDENED)
 				if (wave_id() > C::WAVES_M)

@@ -17,6 +17,7 @@
 #define FORWARD                                                                                    \
 	(SPEC_BIT(SPEC_FWD) | SPEC_BIT(SPEC_FWD_SPLITKV) | SPEC_BIT(SPEC_FWD_PAGEDKV) |            \
 	 SPEC_BIT(SPEC_BATCH_PREFILL))
+#define PAGED (SPEC_BIT(SPEC_FWD_PAGEDKV) | SPEC_BIT(SPEC_BATCH_PREFILL))
 #define FP8                                                                                        \
 	(SPEC_BIT(SPEC_FP8FP16) | SPEC_BIT(SPEC_FP8BF16) | SPEC_BIT(SPEC_FP8FP32) |                \
 	 SPEC_BIT(SPEC_BF8))
@@ -46,6 +47,8 @@
 /* Rows by the copy engine. What the widest tiles have no registers for is left out. */
 #define WARPGROUPS(types, hdim, m, n, without)                                                     \
 	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_FWD), types, without, hdim, m, n, (m) / 16, 1, 1)
+#define WARPGROUPS_PAGES(types, hdim, m, n, without)                                               \
+	TILE(GPU_WGMMA, CORE(WGMMA), PAGED, types, without, hdim, m, n, (m) / 16, 1, 1)
 /* Backward: as GRAD, two warpgroups. */
 #define GRAD_WARPGROUPS(hdim, m, n, without)                                                       \
 	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, without, hdim, m, n, 8, 1, \
@@ -66,7 +69,6 @@
 #define STAGED_BYTES(cores, hdim, m, n, waves, blocks, without)                                    \
 	TILE(GPU_AMD, cores, IN_ROWS(hdim), E4M3,                                                  \
 	     WITHOUT(paged_kv) | WITHOUT(dropout) | (without), hdim, m, n, waves, 1, blocks)
-#define PAGED (SPEC_BIT(SPEC_FWD_PAGEDKV) | SPEC_BIT(SPEC_BATCH_PREFILL))
 #define STAGED_PAGES(cores, hdim, m, n, waves, blocks, without)                                    \
 	TILE(GPU_AMD, cores, PAGED, HALF, without, hdim, m, n, waves, 1, blocks)
 #define STAGED_BYTE_PAGES(cores, hdim, m, n, waves, blocks, without)                               \
@@ -120,6 +122,15 @@ static const struct spec_row kernels[] = {
 	WARPGROUPS(E4M3, 192, 128, 128, RAW), /* with 128 columns of V */
 	WARPGROUPS(E4M3, 192, 128, 96, RAW),
 	WARPGROUPS(E4M3, 256, 128, 80, RAW),
+	WARPGROUPS_PAGES(HALF, 64, 192, 128, WITHOUT(bias) | WITHOUT(dropout)),
+	WARPGROUPS_PAGES(HALF, 64, 192, 64, 0),
+	WARPGROUPS_PAGES(HALF, 192, 128, 128, WITHOUT(dropout)), /* with 128 columns of V */
+	WARPGROUPS_PAGES(HALF, 160, 128, 96, 0),
+	WARPGROUPS_PAGES(HALF, 192, 128, 64, WITHOUT(dropout)),
+	WARPGROUPS_PAGES(HALF, 256, 128, 80, WITHOUT(bias) | WITHOUT(dropout)),
+	WARPGROUPS_PAGES(E4M3, 128, 128, 128, RAW),
+	WARPGROUPS_PAGES(E4M3, 192, 128, 96, RAW),
+	WARPGROUPS_PAGES(E4M3, 256, 128, 80, RAW),
 	STAGED(CORE(MFMA), 64, 256, 128, 8, 1, WITHOUT(dropout) | WITHOUT(bias) | WITHOUT(logits)),
 	STAGED(CORE(MFMA), 64, 128, 64, 4, 2, 0),
 	STAGED(CORE(MFMA), 128, 256, 64, 8, 1, WITHOUT(dropout)),

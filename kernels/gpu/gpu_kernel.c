@@ -474,7 +474,8 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 
 	if (t->pipeline >= GPU_COMBINE || (pack && traits->dropout))
 		return 1;
-	if (t->pipeline == GPU_WGMMA && (family != ABI_FWD || traits->paged))
+	if (t->pipeline == GPU_WGMMA &&
+	    (family == ABI_FWD_SPLITKV || (family == ABI_FWD) == (traits->paged != 0)))
 		return 1;
 	if (t->pipeline == GPU_AMD &&
 	    ((family == ABI_FWD_SPLITKV && traits->paged) || amd_forward_spills(arch, traits, t)))

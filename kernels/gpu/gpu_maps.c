@@ -137,6 +137,31 @@ static const char *check_rows(const struct operand *o, const void *args, int til
 	return why;
 }
 
+/* Keys of a box: pages and tiles begin where one begins. Rows are swizzled by eight. */
+static int box_of_pages(int32_t page_size, int32_t tile_n)
+{
+	while (page_size) {
+		int32_t rest = tile_n % page_size;
+
+		tile_n = page_size;
+		page_size = rest;
+	}
+	return tile_n;
+}
+
+static const char *check_boxes(enum abi_family family, const struct abi_fwd_args *a, int box_rows)
+{
+	if ((family == ABI_FWD) != (a->cache.page_size == 0))
+		return family == ABI_FWD ? "the cache lies in pages" : "the cache does not lie in pages";
+	if (family == ABI_FWD)
+		return NULL;
+	if (a->cache.layout == ABI_KV_VECTORIZED)
+		return "the rows of a page are not whole";
+	if (a->sequences.leftpad_k)
+		return "left padding in pages";
+	return box_rows % 8 ? "pages are not whole runs of 8 keys" : NULL;
+}
+
 #define PAGE_RUN 16 /* keys that AMD's loops find one page for */
 static const char *check_pages(const struct gpu_tile *tile, const struct abi_fwd_args *a)
 {
@@ -191,13 +216,15 @@ static const char *amd_maps(const struct gpu_tile *tile, const struct abi_fwd_ar
 	return why ? why : check_rows(v, a, tile->tile_n, record);
 }
 
-static const char *forward_maps(const struct gpu_tile *tile, const struct abi_fwd_args *a,
+static const char *forward_maps(const struct gpu_kernel *kernel, const struct abi_fwd_args *a,
 				struct launch_record *record)
 {
+	const struct gpu_tile *tile = &kernel->tile;
 	const struct abi_sequences *s = &a->sequences;
 	int64_t batch_k = a->cache.cache_batch_idx ? a->cache.cache_batch : s->batch;
 	struct operand q = {&a->q, a->hdim_q, s->seqlen_q_max, a->nhead_q, s->batch, a->dtype};
 	struct operand k = {&a->k, a->hdim_q, s->seqlen_k_max, a->nhead_k, batch_k, a->dtype}, v, o;
+	int box_rows = box_of_pages(a->cache.page_size, tile->tile_n);
 	const char *why;
 
 	if (s->seqstart_q)
@@ -208,19 +235,19 @@ static const char *forward_maps(const struct gpu_tile *tile, const struct abi_fw
 		k.rows = a->cache.page_size, k.batch = a->cache.n_pages;
 	v = k, v.tensor = &a->v, v.hdim = a->hdim_v;
 	o = q, o.tensor = &a->o, o.hdim = a->hdim_v, o.dtype = a->o_dtype;
-	if (a->cache.page_size && tile->pipeline == GPU_WGMMA)
-		return "the cache lies in pages";
 	if (tile->pipeline != GPU_WGMMA)
 		return amd_maps(tile, a, &q, &k, &v, record);
 	why = check_scores(a);
+	if (!why)
+		why = check_boxes(kernel->family, a, box_rows);
 	if (!why && a->dtype != ABI_E4M3 && a->o_dtype != a->dtype)
 		why = "O has not the type of Q";
 	if (!why)
 		why = add_map(&q, a, tile->tile_m, record);
 	if (!why)
-		why = add_map(&k, a, tile->tile_n, record);
+		why = add_map(&k, a, box_rows, record);
 	if (!why)
-		why = add_map(&v, a, tile->tile_n, record);
+		why = add_map(&v, a, box_rows, record);
 	if (!why && a->bias.data)
 		why = add_bias(&q, a, tile->tile_m, record);
 	return why ? why : check_output(&o, a, record);
@@ -296,5 +323,5 @@ const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
 					       : gpu_has_tails(fwd->hdim_q, fwd->hdim_v))
 		return "a head dimension is no multiple of 8";
 	return kernel->family == ABI_BWD_DQ_DK_DV ? backward_maps(tile, args, ret_record)
-						  : forward_maps(tile, args, ret_record);
+						  : forward_maps(kernel, args, ret_record);
 }

@@ -47,6 +47,11 @@ VARIANTS = dict([
     variant(192, 128, 128, 64, LOGITS=1, BIAS=2, MASK=1), variant(192, 128, 128, 64, LOGITS=1, BIAS=1, MASK=1),
     variant(64, 64, 192, 64, LOGITS=1, BIAS=1, MASK=1), variant(64, 64, 192, 64, DROPOUT=1, MASK=1),
     variant(128, 128, 128, 96, DROPOUT=1, MASK=1), variant(128, 128, 128, 96, DROPOUT=1),
+    variant(64, 64, 192, 128, PAGED=1), variant(64, 64, 192, 128, MASK=1, PAGED=1), variant(64, 64, 192, 64, LOGITS=1, BIAS=1, MASK=1, PAGED=1),
+    variant(128, 128, 128, 128, PAGED=1), variant(128, 128, 128, 128, MASK=1, PAGED=1), variant(128, 128, 128, 128, "f16", MASK=1, PAGED=1),
+    variant(128, 128, 128, 128, LOGITS=1, SOFTCAP=1, MASK=1, PAGED=1), variant(128, 128, 128, 96, DROPOUT=1, MASK=1, PAGED=1),
+    variant(192, 128, 128, 128, MASK=1, PAGED=1), variant(256, 256, 128, 80, MASK=1, PAGED=1),
+    variant(128, 128, 128, 128, "e4m3", DESCALE=1, MASK=1, PAGED=1), variant(256, 256, 128, 80, "e4m3", DESCALE=1, PAGED=1),
     variant(64, 64, 128, 192, "e4m3", DESCALE=1), variant(64, 64, 128, 192, "e4m3", DESCALE=1, MASK=1),
     variant(128, 128, 128, 128, "e4m3", DESCALE=1), variant(128, 128, 128, 128, "e4m3", DESCALE=1, MASK=1),
     variant(96, 96, 128, 128, "e4m3", MASK=1), variant(160, 160, 128, 96, "e4m3"), variant(192, 128, 128, 128, "e4m3"),
@@ -61,6 +66,8 @@ def options(v):
              LDS_BYTES=LDS_BYTES)
     o |= dict.fromkeys(("PACK", "SPLIT", "MASK", "BIAS", "SOFTCAP", "DROPOUT", "PAGED", "DESCALE", "LOGITS",
                         "SPLIT_DKDV", "PARKED", "DBIAS_SUM"), 0)
+    if v["features"].get("PAGED"):
+        o |= dict(FAMILY=3, ENTRY="fmha_fwd_pagedkv")  # ABI_FWD_PAGEDKV
     return [f"-DFMHA_{k}={x}" for k, x in (o | v["features"]).items()]
 
 
@@ -109,7 +116,8 @@ class Device:
                 code = f.read()
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
             self.check(self.cuda.cuModuleLoadData(ctypes.byref(module), code), "load " + name)
-            self.check(self.cuda.cuModuleGetFunction(ctypes.byref(function), module, b"fmha_fwd"), "entry")
+            self.check(self.cuda.cuModuleGetFunction(ctypes.byref(function), module,
+                                                     b"fmha_fwd_pagedkv" if self.variants[name]["features"].get("PAGED") else b"fmha_fwd"), "entry")
             self.check(self.cuda.cuFuncSetAttribute(function, 8, LDS_BYTES), "shared memory")
             self.functions[name] = function
         return self.functions[name]
@@ -132,7 +140,9 @@ class Device:
     def launcher(self, name, p, persistent):
         """A function that launches, and its pieces of work."""
         v, torch = self.variants[name], self.torch
-        maps = [self.tensor_map(t, n, v["dtype"]) for t, n in ((p.q, v["m"]), (p.k, v["n"]), (p.v, v["n"]))]
+        keys = p.pages.pools if p.pages else (p.k, p.v)
+        box = math.gcd(p.pages.size, v["n"]) if p.pages else v["n"]
+        maps = [self.tensor_map(t, n, v["dtype"]) for t, n in ((p.q, v["m"]), *((t, box) for t in keys))]
         if p.bias is not None:
             maps.append(self.tensor_map(p.bias.transpose(1, 2), v["m"], v["dtype"]))
         args = p.args()
@@ -149,6 +159,57 @@ class Device:
         def launch(keep=keep):
             self.check(self.cuda.cuLaunchKernel(function, grid, 1, 1, threads, 1, 1, LDS_BYTES, stream, parameters, None), "launch")
         return launch
+
+
+class Pages:
+    """A problem's keys and values in pages: in no order, NaN wherever no key is, and behind a sequence's pages numbers that are
+    none. indirect: kv_indptr's form, else a table with a row a sequence."""
+
+    def __init__(self, torch, p, size, indirect=False):
+        self.size = size
+        lengths = [n for _, n in p.group] if p.group else p.lens_k or [p.k.shape[1]] * p.q.shape[0]
+        counts = [-(-n // size) for n in lengths]
+        spare, columns = 3, max(counts) + 2
+        order = torch.randperm(sum(counts) + spare).tolist()
+        self.pools = [torch.empty(len(order), size, *t.shape[2:], device="cuda", dtype=t.dtype) for t in (p.k, p.v)]
+        for pool in self.pools:
+            poison(torch, pool)
+        table, at, first = [], 0, 0
+        for b, (n, count) in enumerate(zip(lengths, counts)):
+            mine = [order.pop() for _ in range(count)]
+            for pool, t in zip(self.pools, (p.k, p.v)):
+                rows = t[0, at:at + n] if p.group else t[b, :n]
+                for i, page in enumerate(mine):
+                    part = rows[i * size:(i + 1) * size]
+                    pool[page, :len(part)] = part
+            table.append(mine)
+            at += n
+        self.n_pages = self.pools[0].shape[0]
+        ints = lambda x: torch.tensor(x, dtype=torch.int32, device="cuda")  # noqa: E731
+        self.lengths = ints(lengths)
+        self.columns = columns
+        if indirect:
+            self.indices = ints([x for mine in table for x in mine] + [2 ** 31 - 1] * 4)
+            self.starts = ints([sum(counts[:i]) for i in range(len(counts) + 1)])
+            self.last = ints([n - (c - 1) * size if c else 0 for n, c in zip(lengths, counts)])
+            self.n_indices = sum(counts)
+        else:
+            self.table = ints([mine + [-7 if i % 2 else 2 ** 31 - 1] * (columns - len(mine))
+                               for i, mine in enumerate(table)])
+        self.indirect = indirect
+
+    def fill(self, args):
+        cache, s = args.cache, args.sequences
+        cache.page_size, cache.n_pages = self.size, self.n_pages
+        for name, pool in zip("kv", self.pools):
+            setattr(args, name, abi.STRUCTS["abi_tensor"](pool.data_ptr(), *pool.stride()))
+        s.seqstart_k, s.total_k, s.seqlen_k_max = None, 0, self.columns * self.size
+        if self.indirect:
+            cache.kv_indptr, cache.kv_page_indices, cache.kv_last_page_len = (t.data_ptr() for t in (self.starts, self.indices, self.last))
+            cache.n_page_indices = self.n_indices
+        else:
+            cache.block_table, cache.block_table_stride, cache.max_blocks = self.table.data_ptr(), self.table.stride(0), self.columns
+            s.seqlen_k = self.lengths.data_ptr()
 
 
 @dataclasses.dataclass
@@ -172,6 +233,7 @@ class Problem:
     dropout: float = 0
     bytes: object = None  # random ones, as the kernel stores them
     descale: tuple = ()  # of q, k, v: (batch, heads)
+    pages: object = None
     keep: tuple = ()
 
     def args(self):
@@ -214,6 +276,8 @@ class Problem:
             d.randval = abi.STRUCTS["abi_tensor"](t.data_ptr(), t.stride(0), t.stride(2), t.stride(1), 1)
         for name, t in zip("qkv", self.descale):
             setattr(a, name + "_descale", abi.STRUCTS["abi_descale"](t.data_ptr(), t.stride(0), t.stride(1), 0, 0, 0))
+        if self.pages:
+            self.pages.fill(a)
         if self.bias is not None:  # (batch, head, row, column)
             b, h, i, j = self.bias.stride()
             a.bias, a.bias_dtype = abi.STRUCTS["abi_tensor"](self.bias.data_ptr(), b, i, h, j), a.dtype
@@ -440,10 +504,13 @@ def check(device, match, few=False):
         if match not in name:
             continue
         print("checking", name, file=sys.stderr, flush=True)
+        forms = itertools.cycle(itertools.product((16, 64, 256, 48, 8, 128, 32), (False, True)))
         for what, p in checks(torch, v):
             if few and what not in FEW:
                 continue
             for persistent in (False, True):
+                if v["features"].get("PAGED"):
+                    p.pages = Pages(torch, p, *next(forms))
                 p.o.fill_(math.nan)
                 p.lse.fill_(math.nan)
                 launch = device.launcher(name, p, persistent)
@@ -459,7 +526,8 @@ def check(device, match, few=False):
                 # Products of 8 bits are added up with 13 bits or so.
                 if not (error < MOST[v["dtype"]] and lse_error < (1e-2 if v["dtype"] == "e4m3" else 1e-3) and same):
                     failed += 1
-                    print(f"FAIL {name} {what} persistent={int(persistent)}: O {error:.3g}, LSE {lse_error:.3g}, "
+                    in_pages = f" pages of {p.pages.size}, {'indirect' if p.pages.indirect else 'table'}" if p.pages else ""
+                    print(f"FAIL {name} {what}{in_pages} persistent={int(persistent)}: O {error:.3g}, LSE {lse_error:.3g}, "
                           f"{'same' if same else 'other'} bits again", flush=True)
     print(f"checks: {done - failed} of {done} passed", flush=True)
     return failed
@@ -506,7 +574,7 @@ def bench(device, match, rows):
         b, hq, hk, s, d, dv = shape
         for dtype, causal in itertools.product(("bf16", "e4m3"), (False, True)):
             names = [n for n, v in device.variants.items() if (v["dq"], v["dv"]) == (d, dv) and v["dtype"] == dtype and
-                     v["features"].get("MASK", 0) == causal and "logits" not in n and "dropout" not in n and match in n]
+                     v["features"].get("MASK", 0) == causal and "logits" not in n and "dropout" not in n and "paged" not in n and match in n]
             if not names:
                 continue
             sets = [make(torch, b, hq, hk, s, s, d, dv, dtype, **(CAUSAL if causal else {})) for _ in range(3)]
@@ -567,6 +635,55 @@ def features(device):
     return [f"{what}: {cases[what][1] / ms / 1e9:.0f}" for what, ms in compare(torch, sides).items()]
 
 
+def in_pages(device):
+    """TFLOP/s of chunks of a prompt over what is there already, in pages and not, and FlashAttention-3's where $FMHA_PEERS has it."""
+    torch, lines = device.torch, []
+    flash = find_flash_attention_3(torch)
+    for b, hq, hk, n, keys, d in ((1, 32, 8, 2048, 16384, 128), (4, 32, 8, 512, 16384, 128), (4, 32, 8, 512, 8192, 64), (1, 16, 8, 2048, 8192, 256),
+                                  (16, 32, 8, 128, 4096, 128)):
+        name = next(x for x, v in device.variants.items() if v["dq"] == v["dv"] == d and v["dtype"] == "bf16" and v["features"] == dict(MASK=1))
+        problems = [make(torch, b, hq, hk, n, keys, d, d, **CAUSAL) for _ in range(2)]
+        sides = {"in rows": [device.launcher(name, p, True) for p in problems]}
+        for size in (16, 64, 128, 256):
+            for p in problems:
+                p.pages = Pages(torch, p, size)
+            sides[f"pages of {size}"] = [device.launcher(name + "_paged1", p, True) for p in problems]
+            if flash:
+                sides[f"FA3, pages of {size}"] = [flash(p) for p in problems]
+        flops = 4 * b * hq * d * (n * keys - n * (n - 1) / 2)
+        times = compare(torch, sides, 10)
+        lines.append(f"{b} x {hq}/{hk} d{d}, {n} rows of {keys} keys, causal: " + "; ".join(f"{w} {flops / ms / 1e9:.0f}" for w, ms in times.items()))
+        print(lines[-1], flush=True)
+    return lines
+
+
+def find_flash_attention_3(torch):
+    """A function that makes launches of a problem in pages, or None. $FMHA_PEERS: a folder with the package vllm, of which nothing but
+    vllm_flash_attn is needed."""
+    folder = os.environ.get("FMHA_PEERS")
+    if not folder:
+        return None
+    import types
+    for name in ("vllm", "vllm.vllm_flash_attn"):
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__path__ = [os.path.join(folder, *name.split("."))]
+    from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
+
+    def launches(p):
+        b, n, hq, d = p.q.shape
+        q, o, (k, v) = p.q.reshape(-1, hq, d), torch.empty(b * n, hq, d, device="cuda", dtype=p.q.dtype), p.pages.pools
+        table, lengths = p.pages.table.clamp(0, p.pages.n_pages - 1), p.pages.lengths
+        starts, longest = torch.arange(b + 1, device="cuda", dtype=torch.int32) * n, p.k.shape[1]
+
+        def launch():
+            flash_attn_varlen_func(q, k, v, max_seqlen_q=n, cu_seqlens_q=starts, max_seqlen_k=longest, seqused_k=lengths, causal=True,
+                                   block_table=table, out=o, fa_version=3)
+        launch()
+        torch.cuda.synchronize()
+        return launch
+    return launches
+
+
 def sanitize(script, folder, match):
     """All tools at once, each on a process of its own; of its kernels only these are looked at."""
     sanitizer, failed, running = find_sanitizer(), 0, {}
@@ -607,10 +724,12 @@ def main():
         failed = check(device, a.match, a.few)
     if failed:
         sys.exit(1)
-    if not a.no_bench:
+    if not a.no_bench and a.match != "paged":
         lines = bench(device, a.match, rows)
         if not a.match:
             lines += features(device)
+    if not a.no_bench and a.match in ("", "paged"):
+        lines += in_pages(device)
     if a.json:
         with open(a.json, "w", encoding="ascii") as f:
             json.dump(rows, f, indent=1)
