@@ -152,7 +152,8 @@ static int box_of_pages(int32_t page_size, int32_t tile_n)
 static const char *check_boxes(enum abi_family family, const struct abi_fwd_args *a, int box_rows)
 {
 	if ((family == ABI_FWD) != (a->cache.page_size == 0))
-		return family == ABI_FWD ? "the cache lies in pages" : "the cache does not lie in pages";
+		return family == ABI_FWD ? "the cache lies in pages"
+					 : "the cache does not lie in pages";
 	if (family == ABI_FWD)
 		return NULL;
 	if (a->cache.layout == ABI_KV_VECTORIZED)
@@ -188,7 +189,8 @@ static int is_near(int64_t stride, int64_t other, int64_t bytes, int tile_rows)
 
 static const char *check_bias(const struct abi_tensor *bias, int dtype, int tile_rows)
 {
-	if (!bias->data || is_near(bias->stride_seq, bias->stride_dim, element_bytes(dtype), tile_rows))
+	if (!bias->data ||
+	    is_near(bias->stride_seq, bias->stride_dim, element_bytes(dtype), tile_rows))
 		return NULL;
 	return "a tile's part of the bias is wider than 2 GiB";
 }
@@ -199,8 +201,7 @@ static const char *amd_maps(const struct gpu_tile *tile, const struct abi_fwd_ar
 {
 	const char *why = check_pages(tile, a);
 
-	if (tile->pipeline == GPU_AMD_DECODE &&
-	    a->hdim_q <= tile->hdim_q - LDS_AMD_TAIL)
+	if (tile->pipeline == GPU_AMD_DECODE && a->hdim_q <= tile->hdim_q - LDS_AMD_TAIL)
 		return "rows end before the tile's last 32 columns";
 	if (!why)
 		why = check_factors(a);

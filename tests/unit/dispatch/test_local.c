@@ -203,7 +203,7 @@ static void tables_are_the_hosts(void **state)
 
 /* ---- what GPUs' backward kernels find in the workspace ---- */
 
-#define MOST_ROWS 128
+#define MOST_ROWS 192
 
 /* Rows of kernels/gpu's catalogue that a plan was made of. */
 static bool met[MOST_ROWS];

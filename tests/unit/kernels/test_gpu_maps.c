@@ -264,6 +264,45 @@ static void what_the_engine_cannot_follow_is_refused(void **state)
 	}
 }
 
+/* Boxes divide a tile and a page; the axis of batches is that of pages. */
+static void pages_come_in_boxes_that_tiles_have_in_common(void **state)
+{
+	static const int32_t sizes[] = {8, 16, 64, 48, 112, 224, 256};
+	static const uint32_t boxes[] = {8, 16, 16, 16, 112, 112, 16}; /* of tiles of 112 keys */
+	static const abi_i32 padding[BATCH];
+	struct gpu_kernel paged = kernel;
+	struct launch_record record;
+
+	(void)state;
+	for (int family = ABI_FWD_PAGEDKV; family <= ABI_BATCH_PREFILL;
+	     family += ABI_BATCH_PREFILL - ABI_FWD_PAGEDKV) {
+		struct abi_fwd_args a = problem();
+
+		paged.family = (enum abi_family)family;
+		a.cache.n_pages = 9;
+		for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+			const uint64_t extents[] = {HDIM_V, (uint64_t)sizes[i], HEADS_K, 9};
+
+			a.cache.page_size = sizes[i];
+			assert_null(gpu_kernel_maps(&paged, &a, &record));
+			assert_memory_equal(record.maps[V].extents, extents, sizeof(extents));
+			assert_int_equal(record.maps[K].box[1], boxes[i]);
+			assert_int_equal(record.maps[V].box[1], boxes[i]);
+			assert_int_equal(record.maps[Q].box[1], 128);
+		}
+		a.sequences.leftpad_k = padding;
+		assert_non_null(gpu_kernel_maps(&paged, &a, &record));
+		a.sequences.leftpad_k = NULL;
+		a.cache.layout = ABI_KV_VECTORIZED;
+		assert_non_null(gpu_kernel_maps(&paged, &a, &record));
+		a.cache.layout = 0;
+		a.cache.page_size = 20; /* rows are swizzled by eight */
+		assert_non_null(gpu_kernel_maps(&paged, &a, &record));
+		a.cache.page_size = 0;
+		assert_non_null(gpu_kernel_maps(&paged, &a, &record));
+	}
+}
+
 static struct abi_bwd_args gradients(void)
 {
 	return (struct abi_bwd_args){
@@ -513,6 +552,7 @@ int main(void)
 		cmocka_unit_test(a_bias_may_repeat),
 		cmocka_unit_test(eight_bits_fill_boxes_of_128_columns),
 		cmocka_unit_test(what_the_engine_cannot_follow_is_refused),
+		cmocka_unit_test(pages_come_in_boxes_that_tiles_have_in_common),
 		cmocka_unit_test(backward_streams_queries),
 		cmocka_unit_test(descriptors_want_dense_aligned_rows),
 		cmocka_unit_test(descriptors_of_8_bits_want_whole_chunks),
