@@ -3,7 +3,8 @@
 """A nightly run: random problems at every CPU level that this machine has, each level a device of
 one private daemon, each result compared with the reference in double precision by `fmhactl verify`.
 Then the long forms of the memory campaigns (tests/unit/dispatch): guard pages at every level, bent
-problems, scribbled indices. And every fault of tests/faults, one after another, in --jobs shards, and losses of power.
+problems, scribbled indices. And every fault of tests/faults, one after another, in --jobs shards, losses of power,
+and twenty minutes of mixed load with kills.
 
     tests/nightly.py [--cases 20000] [--seed S] [--level LEVEL ...] [--jobs N] [--asan build/asan]
                      [--guard-problems 50000] [--bend-seconds 3600] [--scribble-seconds 600]
@@ -72,8 +73,8 @@ def memory_campaigns(options, levels):
 
 
 def fault_campaign(jobs):
-    """Each failed call of front, worker, compile helper and client, once and for good, and losses of power; False when
-    one was answered wrongly."""
+    """Each failed call of front, worker, compile helper and client, once and for good, losses of power, and a soak; False
+    when one was answered wrongly."""
     folder = pathlib.Path(__file__).resolve().parent / "faults"
 
     def run(command):
@@ -81,7 +82,8 @@ def fault_campaign(jobs):
 
     commands = [[folder / "campaign.py", "--shard", f"{i}/{jobs}"] for i in range(jobs)]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        done = list(pool.map(run, [*commands, [folder / "programs.py"], [folder / "power.py", "--random", "100"]]))
+        done = list(pool.map(run, [*commands, [folder / "programs.py"], [folder / "power.py", "--random", "100"],
+                              [folder / "soak.py", "--seconds", "1200"]]))
     for one in done:
         print(one.stdout, one.stderr, sep="", flush=True)
     return all(one.returncode == 0 for one in done)
