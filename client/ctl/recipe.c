@@ -17,8 +17,9 @@ static uint8_t marker[1];
 #define SIZES(X) X(batch) X(nhead_q) X(nhead_k) X(seqlen_q) X(seqlen_k) X(hdim_q) X(hdim_v)
 #define OPTIONS(X)                                                                                 \
 	X(mask)                                                                                    \
-	X(window_left) X(window_right) X(sink_tokens) X(page_size) X(kv_layout) X(n_splits)        \
-		X(seqlen_new) X(rope) X(rotary_dim) X(deterministic) X(n_parts)
+	X(window_left)                                                                             \
+	X(window_right) X(sink_tokens) X(page_size) X(kv_layout) X(n_splits) X(seqlen_new) X(rope) \
+		X(rotary_dim) X(deterministic) X(n_parts)
 
 #define N_SIZES (sizeof(size_offsets) / sizeof(size_offsets[0]))
 
