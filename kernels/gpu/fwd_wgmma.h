@@ -271,18 +271,6 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	/* Its number in the tile: boxes, and the slabs of each, go by lane and warp. */
 	template <int SLABS> METHOD static i32 number_of_box() { return (lane_id() * LOADING_WARPS + loading_warp()) / SLABS; }
 	template <int SLABS> METHOD static i32 slab_of_box() { return (lane_id() * LOADING_WARPS + loading_warp()) % SLABS; }
-	/* Keys that a box brings: gpu_maps.c says the same. */
-	METHOD i32 rows_of_box() const
-	{
-		i32 rows = C::TILE_N, rest = a.cache.page_size;
-
-		while (rest > 0) {
-			i32 next = rows % rest;
-
-			rows = rest, rest = next;
-		}
-		return rows;
-	}
 	template <int SLABS>
 	METHOD PageBox find_box(const typename Block::Keys &view, const Divisor &size, i32 column, i32 rows) const
 	{
@@ -334,7 +322,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		ColumnTiles tiles;
 		typename Block::Keys view;
 		PageBox k_box = {}, v_box = {}, next_v_box = {};
-		const i32 rows = C::PAGED ? rows_of_box() : 0;
+		const i32 rows = C::PAGED ? lds_wgmma_box(C::TILE_N, a.cache.page_size) : 0;
 		const Divisor size = Divisor::make(C::PAGED ? a.cache.page_size : 1);
 
 		while (next_piece(&at, &tiles)) {

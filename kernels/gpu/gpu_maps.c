@@ -137,45 +137,27 @@ static const char *check_rows(const struct operand *o, const void *args, int til
 	return why;
 }
 
-/* Keys of a box: pages and tiles begin where one begins. Rows are swizzled by eight. */
-static int box_of_pages(int32_t page_size, int32_t tile_n)
-{
-	while (page_size) {
-		int32_t rest = tile_n % page_size;
-
-		tile_n = page_size;
-		page_size = rest;
-	}
-	return tile_n;
-}
-
-static const char *check_boxes(enum abi_family family, const struct abi_fwd_args *a, int box_rows)
-{
-	if ((family == ABI_FWD) != (a->cache.page_size == 0))
-		return family == ABI_FWD ? "the cache lies in pages"
-					 : "the cache does not lie in pages";
-	if (family == ABI_FWD)
-		return NULL;
-	if (a->cache.layout == ABI_KV_VECTORIZED)
-		return "the rows of a page are not whole";
-	if (a->sequences.leftpad_k)
-		return "left padding in pages";
-	return box_rows % 8 ? "pages are not whole runs of 8 keys" : NULL;
-}
-
 #define PAGE_RUN 16 /* keys that AMD's loops find one page for */
-static const char *check_pages(const struct gpu_tile *tile, const struct abi_fwd_args *a)
+static const char *check_pages(const struct gpu_kernel *kernel, const struct abi_fwd_args *a)
 {
 	const struct abi_kv_cache *c = &a->cache;
+	int by_boxes = kernel->tile.pipeline == GPU_WGMMA,
+	    by_rows = kernel->tile.pipeline == GPU_AMD;
 
+	if (by_boxes && (kernel->family == ABI_FWD) != (c->page_size == 0))
+		return c->page_size ? "the cache lies in pages" : "the cache does not lie in pages";
 	if (!c->page_size)
 		return NULL;
 	if (c->layout == ABI_KV_VECTORIZED)
 		return "the rows of a page are not whole";
-	if (tile->pipeline == GPU_AMD && c->page_size & (c->page_size - 1))
+	if (by_rows && c->page_size & (c->page_size - 1))
 		return "pages are no power of two";
-	if (a->sequences.leftpad_k && (tile->pipeline == GPU_AMD || a->bias.data))
+	if (a->sequences.leftpad_k && (by_boxes || by_rows || a->bias.data))
 		return "left padding in pages";
+	if (by_boxes)
+		return lds_wgmma_box(kernel->tile.tile_n, c->page_size) % 8
+			       ? "pages are not whole runs of 8 keys"
+			       : NULL;
 	return c->page_size % PAGE_RUN ? "pages are not whole runs of 16 keys" : NULL;
 }
 
@@ -195,11 +177,12 @@ static const char *check_bias(const struct abi_tensor *bias, int dtype, int tile
 	return "a tile's part of the bias is wider than 2 GiB";
 }
 
-static const char *amd_maps(const struct gpu_tile *tile, const struct abi_fwd_args *a,
+static const char *amd_maps(const struct gpu_kernel *kernel, const struct abi_fwd_args *a,
 			    const struct operand *q, const struct operand *k,
 			    const struct operand *v, struct launch_record *record)
 {
-	const char *why = check_pages(tile, a);
+	const struct gpu_tile *tile = &kernel->tile;
+	const char *why = check_pages(kernel, a);
 
 	if (tile->pipeline == GPU_AMD_DECODE && a->hdim_q <= tile->hdim_q - LDS_AMD_TAIL)
 		return "rows end before the tile's last 32 columns";
@@ -225,7 +208,7 @@ static const char *forward_maps(const struct gpu_kernel *kernel, const struct ab
 	int64_t batch_k = a->cache.cache_batch_idx ? a->cache.cache_batch : s->batch;
 	struct operand q = {&a->q, a->hdim_q, s->seqlen_q_max, a->nhead_q, s->batch, a->dtype};
 	struct operand k = {&a->k, a->hdim_q, s->seqlen_k_max, a->nhead_k, batch_k, a->dtype}, v, o;
-	int box_rows = box_of_pages(a->cache.page_size, tile->tile_n);
+	int box_rows = lds_wgmma_box(tile->tile_n, a->cache.page_size);
 	const char *why;
 
 	if (s->seqstart_q)
@@ -237,10 +220,10 @@ static const char *forward_maps(const struct gpu_kernel *kernel, const struct ab
 	v = k, v.tensor = &a->v, v.hdim = a->hdim_v;
 	o = q, o.tensor = &a->o, o.hdim = a->hdim_v, o.dtype = a->o_dtype;
 	if (tile->pipeline != GPU_WGMMA)
-		return amd_maps(tile, a, &q, &k, &v, record);
+		return amd_maps(kernel, a, &q, &k, &v, record);
 	why = check_scores(a);
 	if (!why)
-		why = check_boxes(kernel->family, a, box_rows);
+		why = check_pages(kernel, a);
 	if (!why && a->dtype != ABI_E4M3 && a->o_dtype != a->dtype)
 		why = "O has not the type of Q";
 	if (!why)

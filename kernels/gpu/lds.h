@@ -116,6 +116,19 @@ LDS_FN int lds_slabs(int rows, int row_bytes)
 	return rows * 128 * ((row_bytes + 127) / 128);
 }
 
+/* Keys of a box of the copy engine, where tiles and pages begin with one; rows are swizzled by eight. 0: no pages, a box a
+ * tile. */
+LDS_FN int lds_wgmma_box(int tile_n, int page_size)
+{
+	while (page_size > 0) {
+		int rest = tile_n % page_size;
+
+		tile_n = page_size;
+		page_size = rest;
+	}
+	return tile_n;
+}
+
 LDS_FN int lds_wgmma_keys(struct lds_wgmma_cut c)
 {
 	return LDS_WGMMA_STAGES *
