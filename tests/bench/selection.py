@@ -106,11 +106,8 @@ def measure(daemon, index, problems, seconds, for_fitting=False, at_a_time=40):
     with daemon.client() as client:
         description = client.devices()[index]
     with daemon.device(index) as device:
-        fd = os.memfd_create("set")
-        os.write(fd, json.dumps(CANDIDATES).encode())
-        device.call("registry_load", {"set": "measured"}, [fd])
+        device.call_with_text("registry_load", json.dumps(CANDIDATES), set="measured")
         device.call("registry_unload", {"set": "default"})
-        os.close(fd)
         for i in range(0, len(problems), at_a_time):
             if time.monotonic() < deadline:
                 entries += measure_some(device, problems[i:i + at_a_time], deadline, for_fitting)

@@ -34,9 +34,11 @@ import sys
 import tempfile
 import time
 
-sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / "lib")]
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent),
+                str(pathlib.Path(__file__).resolve().parents[1] / "lib")]
 import fmha_wire  # noqa: E402
 import fmhad  # noqa: E402
+import visits  # noqa: E402
 
 # What changes a disk. One that is not known below, on a file that matters, ends the campaign.
 CALLS = ("open openat openat2 creat write pwrite64 writev pwritev pwritev2 copy_file_range sendfile splice truncate ftruncate"
@@ -304,17 +306,7 @@ def lay_out(disk, folder):
 
 # ---- what is written, and what a new daemon makes of it ----
 
-DECODE = {"batch": 1, "nhead_q": 4, "nhead_k": 2, "seqlen_q": 1, "seqlen_k": 256, "hdim_q": 64, "hdim_v": 64}
-SMALL = {"batch": 1, "nhead_q": 2, "nhead_k": 2, "seqlen_q": 64, "seqlen_k": 64, "hdim_q": 64, "hdim_v": 64}
-
-
-def send(device, method, text, **params):
-    fd = os.memfd_create("document")
-    os.write(fd, text.encode())
-    try:
-        return device.call(method, params, [fd])
-    finally:
-        os.close(fd)
+SMALL = (1, 64, 2, 64)  # batch, rows and keys, heads, head dim
 
 
 class Service:
@@ -339,10 +331,8 @@ class Service:
             recorder.detach()
 
     @staticmethod
-    def problem(device, sizes):
-        buffer = device.buffer_create(1 << 22)
-        tensors = {role: {"buffer": buffer.id, "offset": i << 20, "dtype": "f32"} for i, role in enumerate("qkvo")}
-        return {**SMALL, **sizes, "tensors": tensors}
+    def plan(device, shape):
+        return device.plan(visits.problem(device.buffer_create(1 << 22).id, shape))
 
 
 class State(Service):
@@ -358,19 +348,19 @@ class State(Service):
     def steps(self):
         """Each leaves the disk as it is to be: what it changes is answered for when it returns."""
         with self.daemon.device() as device:
-            planned = device.plan(self.problem(device, {}))
+            planned = self.plan(device, SMALL)
             kernel = planned["stages"][0]["kernel"]
             yield "nothing"
             for priority in (3, 5):
                 assert device.call("registry_set_priority", {"kernel": kernel, "priority": priority})["stored"]
                 yield f"priority {priority}"
-            assert send(device, "registry_load", '["fwd-fp32-*"]', set="mine")["stored"]
+            assert device.call_with_text("registry_load", '["fwd-fp32-*"]', set="mine")["stored"]
             yield "a set"
             self._tune(device, SMALL)
             yield "times"
             assert device.call("registry_unload", {"set": "default"})["stored"]
             yield "no default set"
-            self._tune(device, DECODE)
+            self._tune(device, (1, 256, 4, 64), nhead_k=2, seqlen_q=1)
             yield "more times"
             device.call("inject", {"fault": "abort"})
             try:
@@ -384,10 +374,9 @@ class State(Service):
             assert device.call("registry_lift", {"kernel": kernel})["stored"]
         yield "lifted"
 
-    def _tune(self, device, sizes):
+    def _tune(self, device, shape, **options):
         """Times are stored after they are answered for."""
-        tensors = {role: {"buffer": i + 1, "dtype": "f32"} for i, role in enumerate("qkvo")}
-        device.call("tune", {"problem": {**sizes, "tensors": tensors}}, timeout=60)
+        device.call("tune", {"problem": visits.problem(1, shape, **options)}, timeout=60)
         known = sum(len(k.get("tuned", [])) for k in json.loads(device.call_json("registry_export", {}))["kernels"])
         assert known and fmhad.until(lambda: sum(text.count('"us":') for text in self._texts()) >= known)
 
@@ -417,7 +406,7 @@ class Cache(Service):
     """Compiled kernels, by scripts that stand for a compiler."""
 
     name = below = "cache"
-    kernels = ({"hdim_q": 64, "hdim_v": 64}, {"hdim_q": 96, "hdim_v": 96}, {"hdim_q": 128, "hdim_v": 128})
+    kernels = [(1, 64, 2, hdim) for hdim in (64, 96, 128)]
 
     def __init__(self, folder):
         super().__init__(folder)
@@ -436,8 +425,8 @@ class Cache(Service):
     def steps(self):
         with self.daemon.device() as device:
             yield "nothing"
-            for i, sizes in enumerate(self.kernels):
-                assert device.plan(self.problem(device, sizes))["stages"]
+            for i, shape in enumerate(self.kernels):
+                assert self.plan(device, shape)["stages"]
                 # Nothing is promised of when it is on the disk.
                 assert fmhad.until(lambda n=i + 1: len(self._entries(self.folder / "cache")) >= n)
                 yield f"kernel {i}"
@@ -453,8 +442,8 @@ class Cache(Service):
     def judge(self, disk, at, allowed):
         good = sum(self.whole.get(os.path.basename(path)) == data for path, data in disk.items() if data is not None)
         with self.start(at) as daemon, daemon.device() as device:
-            for sizes in self.kernels:
-                if not device.plan(self.problem(device, sizes))["stages"]:
+            for shape in self.kernels:
+                if not self.plan(device, shape)["stages"]:
                     raise Wrong("no plan")
             compiled = daemon.status()["front"]["compile"]
         n_built = compiled["built"]

@@ -103,20 +103,6 @@ class AtLeast:
 # ---- problems ----
 
 
-def memfd(text):
-    fd = os.memfd_create("document")
-    os.write(fd, text.encode())
-    return fd
-
-
-def send(device, method, text, **params):
-    fd = memfd(text)
-    try:
-        return device.call(method, params, [fd])
-    finally:
-        os.close(fd)
-
-
 def inputs(shape, seed=1):
     rng = numpy.random.default_rng(seed)
     return [rng.standard_normal(shape, dtype=numpy.float32) for _ in range(3)]
@@ -468,7 +454,7 @@ def unload(daemon):
 @visit("registry_load", "registry_unload", "registry_change", "worker_restore", tidy=unload, most=50, patience=120)
 def sets(daemon):
     with daemon.device() as device:
-        answer = send(device, "registry_load", '["fwd-fp32-*-h32-*-portable"]', set="mine")
+        answer = device.call_with_text("registry_load", '["fwd-fp32-*-h32-*-portable"]', set="mine")
         if answer.get("stored") and "mine" not in stored_settings(daemon)["sets"]:
             raise Lie(f"stored: {stored_settings(daemon)}")
         document = json.loads(device.call_json("registry_export", {"filter": KERNELS}))
@@ -485,7 +471,7 @@ def sets(daemon):
 def imports(daemon):
     with daemon.device() as device:
         document = device.call_json("registry_export", {"filter": KERNELS})
-        answer = send(device, "registry_import", document)
+        answer = device.call_with_text("registry_import", document)
         return answer["n_kernels"] > 0
 
 

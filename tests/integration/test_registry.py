@@ -10,20 +10,6 @@ import fmha_wire
 DTYPES = "data_type == 'fp32'"
 
 
-def memfd(text):
-    fd = os.memfd_create("document")
-    os.write(fd, text.encode())
-    return fd
-
-
-def send(device, method, text, **params):
-    fd = memfd(text)
-    try:
-        return device.call(method, params, [fd])
-    finally:
-        os.close(fd)
-
-
 def export(device, kernel_filter=""):
     return json.loads(device.call_json("registry_export", {"filter": kernel_filter}))
 
@@ -86,7 +72,7 @@ def test_sets_narrow_what_is_offered(daemon):
     with daemon.device() as device:
         everything = export(device, "family == 'fwd' and hdim_q == 64 and " + DTYPES)
         portable = sum(k["name"].endswith("-portable") for k in everything["kernels"])
-        loaded = send(device, "registry_load", '["fwd-fp32-*-h64-*-portable"]', set="mine")
+        loaded = device.call_with_text("registry_load", '["fwd-fp32-*-h64-*-portable"]', set="mine")
         assert loaded["n_kernels"] == portable > 0
         # The default set still offers all, but a set of one's own is preferred within a level.
         device.call("registry_unload", {"set": "default"})
@@ -96,7 +82,7 @@ def test_sets_narrow_what_is_offered(daemon):
         assert unloaded["n_kernels"] == portable
         _, refused = plan(device)
         assert refused.name == "ENOKERNEL"
-        send(device, "registry_load", '["*"]', set="default")
+        device.call_with_text("registry_load", '["*"]', set="default")
         _, planned = plan(device)
         assert planned["stages"][0]["kernel"].endswith("-" + best_level(everything))
 
@@ -105,11 +91,11 @@ def test_bad_documents_name_the_fault(daemon):
     with daemon.device() as device:
         for text in ["", "{}", "[1]", '["a", 2]', "[" * 2000, '[""]']:
             with pytest.raises(fmha_wire.WireError) as caught:
-                send(device, "registry_load", text, set="bad")
+                device.call_with_text("registry_load", text, set="bad")
             assert caught.value.name == "EINVAL", text
         for text in ["", "[]", "{}", '{"format": "fmhad-registry", "version": 2}']:
             with pytest.raises(fmha_wire.WireError) as caught:
-                send(device, "registry_import", text)
+                device.call_with_text("registry_import", text)
             assert caught.value.name == "EINVAL", text
         with pytest.raises(fmha_wire.WireError) as caught:
             device.call("registry_unload", {"set": "nobody"})
@@ -134,8 +120,8 @@ def test_an_import_merges_tuned_results(daemon):
             {"name": name, "priority": 3, "tuned": [{"shape": "b1h4x2q8k8", "us": 12.5}]},
             {"name": "fwd-of-another-build", "priority": 1},
         ]
-        assert send(device, "registry_import", json.dumps(document))["n_kernels"] == 1
-        assert send(device, "registry_import", json.dumps(document))["n_kernels"] == 0
+        assert device.call_with_text("registry_import", json.dumps(document))["n_kernels"] == 1
+        assert device.call_with_text("registry_import", json.dumps(document))["n_kernels"] == 0
         again = export(device, "family == 'fwd' and hdim_q == 64 and " + DTYPES)
         kernel = next(k for k in again["kernels"] if k["name"] == name)
         assert kernel["priority"] == 3
@@ -143,7 +129,7 @@ def test_an_import_merges_tuned_results(daemon):
         assert again["statistics"]["states"]["tuned"] == 1
         document["device"] = "another"
         with pytest.raises(fmha_wire.WireError) as caught:
-            send(device, "registry_import", json.dumps(document))
+            device.call_with_text("registry_import", json.dumps(document))
         assert caught.value.field == "device"
 
 

@@ -61,21 +61,12 @@ def chosen(planned):
     return planned["stages"][0]["kernel"], len(planned["stages"])
 
 
-def send(device, method, text, **params):
-    fd = os.memfd_create("document")
-    os.write(fd, text.encode())
-    try:
-        return device.call(method, params, [fd])
-    finally:
-        os.close(fd)
-
-
 def claim(device, kernel, shape, us, splits=0):
     """Has the daemon believe that somebody measured it, now."""
     document = json.loads(device.call_json("registry_export", {"filter": "hdim_q == 32"}))
     document["kernels"] = [{"name": kernel, "tuned": [
         {"shape": shape, "splits": splits, "us": us, "when": int(time.time()) + 10}]}]
-    return send(device, "registry_import", json.dumps(document))
+    return device.call_with_text("registry_import", json.dumps(document))
 
 
 def slowest(device, sizes=None):
@@ -198,7 +189,7 @@ def test_settings_survive(state):
     with daemon_of(state) as daemon, daemon.device() as device:
         kernel = chosen(plan(device))[0]
         assert device.call("registry_set_priority", {"kernel": kernel, "priority": 7})["stored"]
-        assert send(device, "registry_load", '["fwd-fp32-*"]', set="mine")["stored"]
+        assert device.call_with_text("registry_load", '["fwd-fp32-*"]', set="mine")["stored"]
         assert device.call("registry_unload", {"set": "default"})["stored"]
     with daemon_of(state) as daemon, daemon.device() as device:
         document = json.loads(device.call_json("registry_export", {}))
@@ -587,13 +578,13 @@ def test_an_import_of_another_environment_is_refused(daemon):
         document["kernels"] = [{"name": kernel, "tuned": [
             {"shape": shape, "splits": splits, "us": 0.1, "when": int(time.time()) + 10}]}]
         with pytest.raises(fmha_wire.WireError) as caught:
-            send(device, "registry_import", json.dumps(document))
+            device.call_with_text("registry_import", json.dumps(document))
         assert caught.value.field == "environment"
         # An older measurement of this one does not win.
         document = json.loads(device.call_json("registry_export", {"filter": "hdim_q == 32"}))
         document["kernels"] = [{"name": kernel, "tuned": [
             {"shape": shape, "splits": splits, "us": 0.1, "when": 1}]}]
-        assert send(device, "registry_import", json.dumps(document))["n_kernels"] == 0
+        assert device.call_with_text("registry_import", json.dumps(document))["n_kernels"] == 0
         assert results(device)[kernel, shape, splits] > 0.1
 
 

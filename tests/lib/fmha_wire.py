@@ -206,6 +206,15 @@ class Connection:
             os.close(fd)
         return result
 
+    def call_with_text(self, method, text, **params):
+        """A call that hands a document over, in memory of its own."""
+        fd = os.memfd_create("document")
+        try:
+            os.write(fd, text.encode())
+            return self.call(method, params, [fd])
+        finally:
+            os.close(fd)
+
     def call_json(self, method, params=None):
         """The text of a json_result's document."""
         result, (fd,) = self.call_with_fds(method, params)
