@@ -14,12 +14,11 @@
 static uint8_t marker[1];
 
 /* What a problem and a shape of a sweep both say, under one name. Sizes may be unsaid. */
-#define SIZES(X) X(batch) X(nhead_q) X(nhead_k) X(seqlen_q) X(seqlen_k) X(hdim_q) X(hdim_v)
-#define OPTIONS(X)                                                                                 \
-	X(mask)                                                                                    \
-	X(window_left)                                                                             \
-	X(window_right) X(sink_tokens) X(page_size) X(kv_layout) X(n_splits) X(seqlen_new) X(rope) \
-		X(rotary_dim) X(deterministic) X(n_parts)
+#define SIZES(X)        X(batch) X(nhead_q) X(nhead_k) X(seqlen_q) X(seqlen_k) X(hdim_q) X(hdim_v)
+#define MASK_OPTIONS(X) X(mask) X(window_left) X(window_right) X(sink_tokens)
+#define KEY_OPTIONS(X)  X(page_size) X(kv_layout) X(seqlen_new) X(rope) X(rotary_dim)
+#define RUN_OPTIONS(X)  X(n_splits) X(deterministic) X(n_parts)
+#define OPTIONS(X)      MASK_OPTIONS(X) KEY_OPTIONS(X) RUN_OPTIONS(X)
 
 #define N_SIZES (sizeof(size_offsets) / sizeof(size_offsets[0]))
 

@@ -8,9 +8,11 @@
 
 #include "select.h"
 
-_Static_assert(SPEC_FWD == (int)ABI_FWD && SPEC_BWD_CONVERT_DQ == (int)ABI_BWD_CONVERT_DQ &&
-		       SPEC_N_FAMILIES == (int)ABI_N_FAMILIES,
-	       "the families of specs are those of kernels");
+#define SAME_FAMILY(NAME, name)                                                                    \
+	_Static_assert(SPEC_##NAME == (int)ABI_##NAME,                                             \
+		       "the families of specs are those of kernels");
+ABI_FAMILIES(SAME_FAMILY)
+_Static_assert(SPEC_N_FAMILIES == (int)ABI_N_FAMILIES, "and no others");
 
 const enum spec_field signature_fields[] = {
 	SPEC_FIELD_data_type,
