@@ -34,9 +34,10 @@ void device_fail(struct device *device, const struct fmha_error *error)
 	device->wake(device->owner);
 }
 
-bool device_is_quarantined(const struct device *device, const char *name)
+bool device_is_quarantined(const struct device *device, const char *kernel, uint64_t code)
 {
-	return device->is_quarantined && device->is_quarantined(device->quarantine_worker, name);
+	return device->is_quarantined &&
+	       device->is_quarantined(device->quarantine_worker, kernel, code);
 }
 
 int device_request_build(struct device *device, struct device_build *build, struct fmha_error *err)

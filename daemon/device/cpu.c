@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include <base/clock.h>
+#include <base/fnv.h>
 #include <proto/error.h>
 #include <proto/problem.h>
 
@@ -51,6 +52,17 @@ static void kernel_name(const struct cpu_kernel *kernel, char ret_name[PLAN_KERN
 		 fmha_dtype_name(kernel->dtype), kernel->pipeline, cpu_level_name(kernel->level));
 }
 
+/* By words, which the next worker and the next version have, too. */
+static uint64_t code_of(const struct cpu_kernel *kernel)
+{
+	uint64_t code = fnv_text(FNV_START, plan_family_name(kernel->family));
+
+	code = fnv_text(code, fmha_dtype_name(kernel->dtype));
+	code = fnv_text(code, kernel->pipeline);
+	code = fnv_text(code, cpu_level_name(kernel->level));
+	return fnv_add(code, (uint32_t)kernel->tile_m);
+}
+
 /* The pipeline and the rows of its tile are the spec's, where there is one. */
 static bool is_of_stage(const struct cpu_kernel *kernel, const struct plan_stage *stage)
 {
@@ -63,39 +75,36 @@ static bool is_of_stage(const struct cpu_kernel *kernel, const struct plan_stage
 static const struct cpu_kernel *find_at_level(struct cpu_device *cpu, enum cpu_level level,
 					      enum abi_family family, uint32_t dtype,
 					      const struct plan_stage *stage,
-					      const union abi_args *args)
+					      const union abi_args *args, const char **ret_why)
 {
 	size_t n;
 	const struct cpu_kernel *const *kernels = cpu_kernels(level, &n);
 
 	for (size_t i = 0; i < n; i++) {
-		char name[PLAN_KERNEL_BYTES];
-
 		if (kernels[i]->family != family || kernels[i]->dtype != dtype ||
 		    !is_of_stage(kernels[i], stage) || !kernels[i]->accepts(args))
 			continue;
-		kernel_name(kernels[i], name);
-		if (*stage->pipeline || !device_is_quarantined(&cpu->base, name))
+		if (!device_is_quarantined(&cpu->base, stage->kernel, code_of(kernels[i])))
 			return kernels[i];
+		*ret_why = DEVICE_QUARANTINED;
 	}
 	return NULL;
 }
 
 static const struct cpu_kernel *find_kernel(struct cpu_device *cpu, enum abi_family family,
 					    uint32_t dtype, const union abi_args *args,
-					    const struct plan_stage *stage)
+					    const struct plan_stage *stage, const char **ret_why)
 {
 	const struct cpu_kernel *kernel = NULL;
 	enum cpu_level level;
 
 	if (*stage->pipeline) {
-		if (cpu_level_from_name(stage->arch, &level) < 0 || level > cpu->level ||
-		    device_is_quarantined(&cpu->base, stage->kernel))
+		if (cpu_level_from_name(stage->arch, &level) < 0 || level > cpu->level)
 			return NULL;
-		return find_at_level(cpu, level, family, dtype, stage, args);
+		return find_at_level(cpu, level, family, dtype, stage, args, ret_why);
 	}
 	for (int i = (int)cpu->level; i >= 0 && !kernel; i--)
-		kernel = find_at_level(cpu, (enum cpu_level)i, family, dtype, stage, args);
+		kernel = find_at_level(cpu, (enum cpu_level)i, family, dtype, stage, args, ret_why);
 	return kernel;
 }
 
@@ -104,9 +113,8 @@ static int cpu_find_kernel(struct device *device, enum abi_family family, uint32
 			   const char **ret_why)
 {
 	struct cpu_device *cpu = cpu_device(device);
-	const struct cpu_kernel *kernel = find_kernel(cpu, family, dtype, args, stage);
+	const struct cpu_kernel *kernel = find_kernel(cpu, family, dtype, args, stage, ret_why);
 
-	(void)ret_why;
 	if (!kernel)
 		return 1;
 	if (!*stage->pipeline) {
@@ -114,6 +122,7 @@ static int cpu_find_kernel(struct device *device, enum abi_family family, uint32
 		snprintf(stage->pipeline, sizeof(stage->pipeline), "%s", kernel->pipeline);
 		snprintf(stage->arch, sizeof(stage->arch), "%s", cpu_level_name(kernel->level));
 	}
+	stage->code = code_of(kernel);
 	stage->workspace_bytes = kernel->workspace_bytes(args, (int)pool_n_threads(cpu->pool));
 	return 0;
 }
@@ -123,13 +132,13 @@ static int cpu_prepare(struct device *device, const struct plan_stage *stage,
 		       const union abi_args *args, struct device_waiter *waiter,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err)
 {
+	const char *why = "not on this device";
 	const struct cpu_kernel *kernel = find_kernel(cpu_device(device), stage->family,
-						      stage->dtype, args, stage);
+						      stage->dtype, args, stage, &why);
 
 	(void)waiter;
 	if (!kernel)
-		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not on this device",
-				      stage->kernel);
+		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: %s", stage->kernel, why);
 	*ret_kernel = (const struct device_kernel *)(const void *)kernel;
 	return 0;
 }

@@ -106,7 +106,10 @@ void device_launch_done(struct device *device, struct device_launch *launch);
 /* Any thread: the first error stays; see device_has_failed(). */
 void device_fail(struct device *device, const struct fmha_error *error);
 
-bool device_is_quarantined(const struct device *device, const char *name);
+#define DEVICE_QUARANTINED "quarantined" /* why a device does not run a kernel */
+
+/* @code: of a struct plan_stage. */
+bool device_is_quarantined(const struct device *device, const char *kernel, uint64_t code);
 
 /* Asks the worker's front for code; see device_builder. */
 int device_request_build(struct device *device, struct device_build *build, struct fmha_error *err);

@@ -114,10 +114,12 @@ struct worker_death worker_process_culprit(struct worker_process *process, int s
 	page->reason[sizeof(page->reason) - 1] = '\0';
 	if (page->culprit[0]) {
 		death.kernel = page->culprit;
+		death.code = page->culprit_code;
 		death.uid = page->culprit_uid;
 		death.problem = page->culprit_problem;
 	} else if (on_loop) {
 		death.kernel = page->loop_kernel;
+		death.code = page->loop_code;
 		death.uid = page->loop_uid;
 		death.problem = page->loop_problem;
 	} else if (page->reason[0] == '\0' && doing_name(word)) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include <base/clock.h>
+#include <base/fnv.h>
 #include <base/log.h>
 
 #define LONGEST_NS (86400 * NS_PER_S)
@@ -21,19 +22,15 @@ bool quarantine_is_active(const struct quarantine_entry *entry, uint64_t now)
 	return entry->n_times > 0 && now < entry->what.until_ns;
 }
 
-/* FNV-1a, never 0. */
-static uint64_t fingerprint(const char *text)
+/* Of the code that has it; of a kernel whose code nobody knows, of its name. */
+static uint64_t identity(uint64_t code, const char *kernel)
 {
-	uint64_t hash = 0xcbf29ce484222325;
-
-	for (; *text; text++)
-		hash = (hash ^ (uint8_t)*text) * 0x100000001b3;
-	return hash ? hash : 1;
+	return code ? code : fnv_text(FNV_START, kernel);
 }
 
 /* ---- counting ---- */
 
-#define NO_KERNEL 0xcbf29ce484222325 /* fingerprint("") */
+#define NO_KERNEL FNV_START /* identity(0, "") */
 
 struct tally {
 	uint32_t n_of_kernel, n_of_user, n_of_both, n_of_requests;
@@ -46,15 +43,15 @@ static struct tally count(const struct quarantine *quarantine, const struct quar
 
 	for (uint32_t i = 0; i < QUARANTINE_DEATHS; i++) {
 		const struct quarantine_death *death = &quarantine->deaths[i];
-		bool same_kernel = death->kernel == last->kernel && death->device == last->device;
+		bool same_kernel = death->code == last->code && death->device == last->device;
 		bool same_user = death->uid == last->uid;
 
-		if (!death->kernel || last->when_ns - death->when_ns > quarantine->period_ns)
+		if (!death->code || last->when_ns - death->when_ns > quarantine->period_ns)
 			continue;
 		tally.n_of_kernel += same_kernel;
 		tally.n_of_user += same_user;
 		tally.n_of_both += same_kernel && same_user;
-		tally.n_of_requests += same_user && death->kernel == NO_KERNEL;
+		tally.n_of_requests += same_user && death->code == NO_KERNEL;
 		tally.several_users |= same_kernel && !same_user;
 	}
 	return tally;
@@ -65,7 +62,9 @@ static struct tally count(const struct quarantine *quarantine, const struct quar
 static bool is_for(const struct quarantine_entry *entry, const struct worker_death *death,
 		   const char *kernel, bool everybody)
 {
-	return entry->n_times > 0 && strcmp(entry->what.kernel, kernel) == 0 &&
+	return entry->n_times > 0 && !*entry->what.kernel == !*kernel &&
+	       identity(entry->what.code, entry->what.kernel) ==
+		       identity(*kernel ? death->code : 0, kernel) &&
 	       entry->what.everybody == everybody && (everybody || entry->what.uid == death->uid) &&
 	       (!*kernel || entry->device == death->device);
 }
@@ -95,7 +94,9 @@ static struct quarantine_entry *choose_entry(struct quarantine *quarantine,
 			chosen = entry;
 	}
 	*chosen = (struct quarantine_entry){.device = death->device,
-					    .what = {.everybody = everybody, .uid = death->uid}};
+					    .what = {.code = *kernel ? death->code : 0,
+						     .everybody = everybody,
+						     .uid = death->uid}};
 	snprintf(chosen->what.kernel, sizeof(chosen->what.kernel), "%s", kernel);
 	return chosen;
 }
@@ -131,7 +132,7 @@ bool quarantine_add(struct quarantine *quarantine, const struct worker_death *de
 		return false;
 	quarantine->next = (quarantine->next + 1) % QUARANTINE_DEATHS;
 	*last = (struct quarantine_death){.when_ns = now,
-					  .kernel = fingerprint(death->kernel),
+					  .code = identity(death->code, death->kernel),
 					  .problem = death->problem,
 					  .device = death->device,
 					  .uid = death->uid};
@@ -174,7 +175,8 @@ bool quarantine_add(struct quarantine *quarantine, const struct worker_death *de
 void quarantine_restore(struct quarantine *quarantine, uint32_t device,
 			const struct worker_quarantined *what, uint64_t now)
 {
-	struct worker_death death = {.device = device, .kernel = what->kernel, .uid = what->uid};
+	struct worker_death death = {
+		.device = device, .kernel = what->kernel, .code = what->code, .uid = what->uid};
 	struct quarantine_entry *entry = choose_entry(quarantine, &death, what->kernel,
 						      what->everybody, now);
 
@@ -184,23 +186,39 @@ void quarantine_restore(struct quarantine *quarantine, uint32_t device,
 	entry->n_times++;
 }
 
+static const struct quarantine_entry *entry_of(const struct quarantine *quarantine, uint32_t device,
+					       const char *kernel)
+{
+	for (uint32_t i = 0; i < QUARANTINE_ENTRIES; i++) {
+		const struct quarantine_entry *entry = &quarantine->entries[i];
+
+		if (entry->n_times > 0 && entry->device == device && *kernel &&
+		    strcmp(entry->what.kernel, kernel) == 0)
+			return entry;
+	}
+	return NULL;
+}
+
 uint32_t quarantine_lift(struct quarantine *quarantine, uint32_t device, const char *kernel)
 {
-	uint64_t print = fingerprint(kernel);
+	const struct quarantine_entry *named = entry_of(quarantine, device, kernel);
+	uint64_t code = named ? identity(named->what.code, kernel) : 0;
 	uint32_t n = 0;
 
+	if (!named)
+		return 0;
 	for (uint32_t i = 0; i < QUARANTINE_ENTRIES; i++) {
 		struct quarantine_entry *entry = &quarantine->entries[i];
 
 		if (entry->n_times == 0 || entry->device != device || !*entry->what.kernel ||
-		    strcmp(entry->what.kernel, kernel) != 0)
+		    identity(entry->what.code, entry->what.kernel) != code)
 			continue;
 		entry->n_times = 0;
 		n++;
 	}
-	for (uint32_t i = 0; n > 0 && i < QUARANTINE_DEATHS; i++)
-		if (quarantine->deaths[i].kernel == print && quarantine->deaths[i].device == device)
-			quarantine->deaths[i].kernel = 0;
+	for (uint32_t i = 0; i < QUARANTINE_DEATHS; i++)
+		if (quarantine->deaths[i].code == code && quarantine->deaths[i].device == device)
+			quarantine->deaths[i].code = 0;
 	return n;
 }
 

@@ -3,7 +3,8 @@
  * quarantine.h: whom the deaths of workers are held against. Each is recorded with the kernel that
  * ran, the user who had asked for it, and that request's problem.
  *
- * A kernel that ends as many workers as quarantine_deaths within quarantine_s is put in quarantine:
+ * Code that ends as many workers as quarantine_deaths within quarantine_s is put in quarantine, under
+ * whichever names of kernels it ran:
  * for the user whose requests did it, as there may be something special about those; for everybody
  * when several users had a part in it, or a user that may be trusted to mean well. A user who ends
  * twice as many, with whatever kernels, may not open a device for a while. Nor may one whose requests
@@ -25,6 +26,7 @@
 struct worker_death {
 	uint32_t device;
 	const char *kernel; /* "": none was running; borrowed */
+	uint64_t code;      /* as worker_quarantined's */
 	const char *during; /* what the worker did then; NULL: nothing for anybody */
 	uint32_t uid;       /* WORKER_NO_USER: unknown */
 	bool trusted;       /* the user is an administrator, or unknown */
@@ -40,7 +42,7 @@ struct quarantine_entry {
 };
 
 struct quarantine_death {
-	uint64_t when_ns, kernel, problem; /* kernel: fingerprint of its name; 0: free */
+	uint64_t when_ns, code, problem; /* code: 0: free */
 	uint32_t device, uid;
 };
 
@@ -60,7 +62,8 @@ bool quarantine_add(struct quarantine *quarantine, const struct worker_death *de
 /* An entry that was in force when the daemon ended. */
 void quarantine_restore(struct quarantine *quarantine, uint32_t device,
 			const struct worker_quarantined *what, uint64_t now);
-/* Ends those of @kernel on @device, whomever they are for; what was counted against it is forgotten.
+/* Ends those of the code that is in quarantine as @kernel on @device, whomever they are for; what
+ * was counted against it is forgotten.
  * Return: how many. */
 uint32_t quarantine_lift(struct quarantine *quarantine, uint32_t device, const char *kernel);
 

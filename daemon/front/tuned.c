@@ -103,6 +103,7 @@ static int worker_file(const struct model *model, const struct worker_slot *slot
 		cJSON *item = cJSON_CreateObject();
 
 		cJSON_AddStringToObject(item, "kernel", list[i].kernel);
+		json_add_hex(item, "code", list[i].code);
 		if (!list[i].everybody)
 			cJSON_AddNumberToObject(item, "uid", list[i].uid);
 		cJSON_AddNumberToObject(item, "remaining_ms",
@@ -409,8 +410,8 @@ static void restore_quarantine(struct model *model, struct worker_slot *slot)
 	int64_t now_s = (int64_t)time(NULL);
 
 	for (size_t i = 0; i < n; i++) {
-		struct worker_quarantined what = {.everybody = list[i].everybody,
-						  .uid = list[i].uid};
+		struct worker_quarantined what = {
+			.code = list[i].code, .everybody = list[i].everybody, .uid = list[i].uid};
 
 		if (list[i].until_s <= now_s)
 			continue;
@@ -723,6 +724,7 @@ static size_t add_quarantined(const struct worker_slot *slot, struct tune_quaran
 		    entry->device != slot->index)
 			continue;
 		list[n] = (struct tune_quarantined){
+			.code = entry->what.code,
 			.everybody = entry->what.everybody,
 			.uid = entry->what.uid,
 			.until_s = (int64_t)time(NULL) +

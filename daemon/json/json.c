@@ -3,6 +3,7 @@
 
 #include <stdalign.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -112,6 +113,24 @@ int json_from_text(const char *text, size_t size, const char **ret_end, cJSON **
 		return FMHA_ENOMEM;
 	arena.failed = before;
 	return 0;
+}
+
+void json_add_hex(cJSON *object, const char *name, uint64_t value)
+{
+	char text[17];
+
+	(void)snprintf(text, sizeof(text), "%016llx", (unsigned long long)value);
+	if (value)
+		cJSON_AddStringToObject(object, name, text);
+}
+
+uint64_t json_hex(const cJSON *object, const char *name)
+{
+	const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, name));
+
+	if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
+		return 0;
+	return strtoull(text, NULL, 16);
 }
 
 bool json_lacked_memory(void)

@@ -437,6 +437,7 @@ char *tune_database_settings_text(const struct tune_database *database)
 		cJSON *item = cJSON_CreateObject();
 
 		cJSON_AddStringToObject(item, "kernel", entry->kernel);
+		json_add_hex(item, "code", entry->code);
 		if (!entry->everybody)
 			cJSON_AddNumberToObject(item, "uid", entry->uid);
 		cJSON_AddNumberToObject(item, "until", (double)entry->until_s);
@@ -671,6 +672,7 @@ static int read_quarantine(struct tune_database *database, const cJSON *list,
 			r = read_number(item, "until", &until, err);
 		if (r < 0)
 			break;
+		entries[i].code = json_hex(item, "code");
 		entries[i].everybody = !cJSON_IsNumber(uid);
 		entries[i].uid = cJSON_IsNumber(uid) ? clamp_u32(uid->valuedouble) : 0;
 		entries[i++].until_s = (int64_t)until;

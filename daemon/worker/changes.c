@@ -147,6 +147,7 @@ static int restore_quarantine(struct worker *worker, const char *text, size_t si
 		if (!kernel || !left || n == WORKER_MAX_QUARANTINED)
 			continue;
 		list[n] = (struct worker_quarantined){
+			.code = json_hex(item, "code"),
 			.everybody = !uid,
 			.uid = uid ? clamp_u32(uid->valuedouble) : 0,
 			.until_ns = clock_ns() + clamp_u64(left->valuedouble * NS_PER_MS)};

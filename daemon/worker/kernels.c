@@ -84,7 +84,7 @@ void kernels_act_for(struct session *session, bool local)
 		mark_quarantined(worker);
 }
 
-bool kernels_is_quarantined(void *worker_pointer, const char *kernel)
+bool kernels_is_quarantined(void *worker_pointer, const char *kernel, uint64_t code)
 {
 	const struct worker *worker = worker_pointer;
 	uint64_t now = clock_ns();
@@ -93,7 +93,8 @@ bool kernels_is_quarantined(void *worker_pointer, const char *kernel)
 		const struct worker_quarantined *entry = &worker->quarantined[i];
 
 		if ((entry->everybody || entry->uid == worker->acting_uid) &&
-		    now < entry->until_ns && strcmp(entry->kernel, kernel) == 0)
+		    now < entry->until_ns &&
+		    (entry->code ? entry->code == code : strcmp(entry->kernel, kernel) == 0))
 			return true;
 	}
 	return false;

@@ -18,7 +18,7 @@ void kernels_act_for(struct session *session, bool local);
 /* For struct plan_device; @tensors: the session acted for; NULL: offsets are all there is. */
 uint64_t kernels_locate(void *tensors, const struct fmha_tensor *tensor);
 /* A device_quarantine: for the user acted for. @worker_pointer: struct worker. */
-bool kernels_is_quarantined(void *worker_pointer, const char *kernel);
+bool kernels_is_quarantined(void *worker_pointer, const char *kernel, uint64_t code);
 /* Statistics of the plan's kernels: a run of @ns in all. */
 void kernels_count_run(struct worker *worker, struct session_plan *plan, uint64_t ns);
 /* The document of worker_ready or worker_restore: sets, priorities, quarantine, measured times.

@@ -128,6 +128,7 @@ static void name_culprits(const struct session *session, struct session_plan *pl
 		struct culprit *culprit = &plan->culprits[i];
 
 		memcpy(culprit->kernel, plan->plan.stages[i].kernel, sizeof(culprit->kernel));
+		culprit->code = plan->plan.stages[i].code;
 		culprit->uid = session->uid;
 		culprit->problem = print;
 	}

@@ -52,6 +52,7 @@ static void enter_device(struct worker *worker, const struct request *request)
 
 	if (worker->loop_serial != request->plan->serial) {
 		memcpy(page->loop_kernel, culprit->kernel, sizeof(page->loop_kernel));
+		page->loop_code = culprit->code;
 		page->loop_uid = culprit->uid;
 		page->loop_problem = culprit->problem;
 	}

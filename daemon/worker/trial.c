@@ -258,6 +258,7 @@ static void name_stages(struct trial_run *run, struct device_launch *launch)
 		const struct plan_stage *stage = &run->plan.stages[i];
 
 		memcpy(run->culprits[i].kernel, stage->kernel, sizeof(stage->kernel));
+		run->culprits[i].code = stage->code;
 		run->culprits[i].uid = (uint32_t)geteuid(); /* nobody else's doing */
 		launch->kernels[i] = run->kernels[i];
 		launch->records[i] = &stage->launch;

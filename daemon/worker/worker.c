@@ -40,6 +40,7 @@ static void blame(struct worker_page *page, const char *kernel)
 
 	_Static_assert(offsetof(struct culprit, kernel) == 0, "its name stands for it");
 	memcpy(page->culprit, culprit->kernel, sizeof(page->culprit));
+	page->culprit_code = culprit->code;
 	page->culprit_uid = culprit->uid;
 	page->culprit_problem = culprit->problem;
 }

@@ -180,6 +180,7 @@ struct event {
  * it, by which the rest is found. */
 struct culprit {
 	char kernel[PLAN_KERNEL_BYTES];
+	uint64_t code; /* of its stage */
 	uint32_t uid;
 	uint64_t problem; /* a fingerprint */
 };

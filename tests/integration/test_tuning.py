@@ -48,12 +48,12 @@ def results(device):
             for kernel in document["kernels"] for r in kernel.get("tuned", [])}
 
 
-def plan(device, sizes=None):
+def plan(device, sizes=None, roles=("q", "k", "v", "o"), kernels=()):
     sizes = sizes or SMALL
-    buffer = device.buffer_create(1 << 22)
+    buffer = device.buffer_create(5 << 20)
     tensors = {role: {"buffer": buffer.id, "offset": i << 20, "dtype": "f32"}
-               for i, role in enumerate("qkvo")}
-    return device.plan({**sizes, "tensors": tensors})
+               for i, role in enumerate(roles)}
+    return device.call("plan", {"problem": {**sizes, "tensors": tensors}, "kernels": list(kernels)})
 
 
 def chosen(planned):
@@ -218,6 +218,32 @@ def test_quarantine_survives_until_it_is_lifted(state):
         with pytest.raises(fmha_wire.WireError) as caught:
             device.call("registry_lift", {"kernel": kernel})
         assert caught.value.name == "ENOENT"
+
+
+def test_quarantine_is_of_the_code_under_all_its_names(state):
+    """A kernel that writes lse and one that does not are one function of a CPU and two names."""
+    config = {**fmhad.FAKE, "supervision": {**fmhad.FAKE["supervision"], "quarantine_deaths": 2}}
+    with daemon_of(state, **config) as daemon:
+        with daemon.device() as device:
+            twin = chosen(plan(device, roles=("q", "k", "v", "o", "lse")))[0]
+        for _ in range(2):
+            with daemon.device() as device:
+                planned = plan(device)
+                device.call("inject", {"fault": "abort"})
+                with pytest.raises((fmha_wire.Disconnected, fmha_wire.WireError, OSError)):
+                    device.call("run", {"plan": planned["plan"]})
+            fmhad.until(lambda: ready_again(daemon))
+        kernel = chosen(planned)[0]
+        assert twin != kernel
+        with daemon.device() as device:
+            assert chosen(plan(device, roles=("q", "k", "v", "o", "lse")))[0] != twin
+            with pytest.raises(fmha_wire.WireError, match="quarantined"):
+                plan(device, roles=("q", "k", "v", "o", "lse"), kernels=[{"kernel": twin}])
+        until_written(state, kernel)
+    with daemon_of(state, **config) as daemon, daemon.device() as device:
+        assert chosen(plan(device, roles=("q", "k", "v", "o", "lse")))[0] != twin
+        assert device.call("registry_lift", {"kernel": kernel})["stored"]
+        assert chosen(plan(device, roles=("q", "k", "v", "o", "lse")))[0] == twin
 
 
 def damage_cut(path):

@@ -25,9 +25,8 @@ struct gpu_build {
 static int make_kernel(struct gpu_device *gpu, const union abi_args *args,
 		       const struct plan_stage *stage, struct gpu_kernel *ret_kernel)
 {
-	return !stage->has_spec || device_is_quarantined(&gpu->device, stage->kernel) ||
-	       gpu_kernel_of_spec(gpu->device.info.arch, stage->pipeline, &stage->spec, args,
-				  ret_kernel) != 0;
+	return !stage->has_spec || gpu_kernel_of_spec(gpu->device.info.arch, stage->pipeline,
+						      &stage->spec, args, ret_kernel) != 0;
 }
 
 /* Where kernels of that name are. */
@@ -59,6 +58,11 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 	(void)dtype;
 	if (make_kernel(gpu, args, stage, &kernel) != 0)
 		return 1;
+	stage->code = fnv_text(FNV_START, kernel.name);
+	if (device_is_quarantined(device, stage->kernel, stage->code)) {
+		*ret_why = DEVICE_QUARANTINED;
+		return 1;
+	}
 	seen = kernel_by_name(gpu, kernel.name);
 	stage->spills = seen ? seen->spills : 0;
 	why = gpu_kernel_maps(&kernel, args, &stage->launch);
@@ -466,7 +470,8 @@ int gpu_prepare(struct device *device, const struct plan_stage *stage, const uni
 	struct gpu_device *gpu = gpu_device_of(device);
 	struct gpu_kernel choice;
 
-	if (make_kernel(gpu, args, stage, &choice) != 0)
+	if (device_is_quarantined(device, stage->kernel, stage->code) ||
+	    make_kernel(gpu, args, stage, &choice) != 0)
 		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not on this device",
 				      stage->kernel);
 	return make_ready(gpu, &choice, waiter, ret_kernel, err);

@@ -40,6 +40,15 @@ static void add(struct quarantine *quarantine, const char *kernel, uint32_t uid,
 	quarantine_add(quarantine, &death, second * SECOND);
 }
 
+static void add_code(struct quarantine *quarantine, const char *kernel, uint64_t code,
+		     uint64_t second)
+{
+	const struct worker_death death = {
+		.kernel = kernel, .code = code, .uid = 1000, .problem = 7};
+
+	quarantine_add(quarantine, &death, second * SECOND);
+}
+
 static uint32_t n_listed(const struct quarantine *quarantine, uint64_t second)
 {
 	return quarantine_list(quarantine, 0, second * SECOND, list);
@@ -90,6 +99,45 @@ static void trusted_and_unknown_users_speak_for_everybody(void **state)
 		assert_true(list[0].everybody);
 		assert_int_equal(quarantine_ban_s(quarantine, users[i], 1010 * SECOND), 0);
 	}
+}
+
+/* One code under several names of the registry, and several codes under one. */
+static void deaths_are_the_codes(void **state)
+{
+	struct quarantine *quarantine = setup();
+
+	(void)state;
+	add_code(quarantine, "k_lse", 5, 1000);
+	add_code(quarantine, "k_nlse", 5, 1001);
+	add_code(quarantine, "k_lse", 6, 1002);
+	assert_int_equal(n_listed(quarantine, 1003), 0);
+	add_code(quarantine, "k_sink", 5, 1003);
+	assert_int_equal(n_listed(quarantine, 1003), 1);
+	assert_string_equal(list[0].kernel, "k_sink");
+	assert_int_equal(list[0].code, 5);
+	assert_int_equal(quarantine_lift(quarantine, 0, "k_lse"), 0);
+	assert_int_equal(quarantine_lift(quarantine, 1, "k_sink"), 0);
+	assert_int_equal(quarantine_lift(quarantine, 0, "k_sink"), 1);
+	assert_int_equal(n_listed(quarantine, 1003), 0);
+	/* What was counted is gone for the one that was lifted. */
+	add_code(quarantine, "k_lse", 5, 1004);
+	assert_int_equal(n_listed(quarantine, 1004), 0);
+}
+
+/* An entry of a file that an older daemon wrote has no code. */
+static void what_is_restored_without_a_code_goes_by_its_name(void **state)
+{
+	struct quarantine *quarantine = setup();
+	const struct worker_quarantined old = {
+		.kernel = "k", .uid = 1000, .until_ns = 1100 * SECOND};
+
+	(void)state;
+	quarantine_restore(quarantine, 0, &old, 1000 * SECOND);
+	quarantine_restore(quarantine, 0, &old, 1000 * SECOND);
+	assert_int_equal(n_listed(quarantine, 1001), 1);
+	assert_int_equal(list[0].code, 0);
+	assert_int_equal(quarantine_lift(quarantine, 0, "k"), 1);
+	assert_int_equal(quarantine_lift(quarantine, 0, "k"), 0);
 }
 
 static void old_deaths_do_not_count(void **state)
@@ -181,6 +229,8 @@ int main(void)
 		cmocka_unit_test(one_users_deaths_are_that_users),
 		cmocka_unit_test(two_users_deaths_concern_everybody),
 		cmocka_unit_test(trusted_and_unknown_users_speak_for_everybody),
+		cmocka_unit_test(deaths_are_the_codes),
+		cmocka_unit_test(what_is_restored_without_a_code_goes_by_its_name),
 		cmocka_unit_test(old_deaths_do_not_count),
 		cmocka_unit_test(every_quarantine_ends_and_the_next_is_longer),
 		cmocka_unit_test(who_ends_workers_with_many_kernels_may_open_none),

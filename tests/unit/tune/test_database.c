@@ -183,7 +183,10 @@ static void settings_come_back(void **state)
 {
 	struct tune_database *from = tune_database_new(&identity),
 			     *to = tune_database_new(&identity);
-	const struct tune_quarantined quarantined = {.kernel = "bad", .uid = 7, .until_s = 123},
+	const struct tune_quarantined quarantined = {.kernel = "bad",
+						     .code = 0xfedcba9876543210,
+						     .uid = 7,
+						     .until_s = 123},
 				      *list;
 	struct fmha_error err;
 	char *text;
@@ -204,6 +207,7 @@ static void settings_come_back(void **state)
 	assert_true(says(to, "\"priorities\":{\"k\":3}"));
 	assert_int_equal(tune_database_quarantine(to, &list), 1);
 	assert_string_equal(list[0].kernel, "bad");
+	assert_true(list[0].code == 0xfedcba9876543210);
 	assert_int_equal(list[0].uid, 7);
 	assert_false(list[0].everybody);
 	tune_database_free(from);

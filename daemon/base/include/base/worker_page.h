@@ -26,9 +26,10 @@
 
 #define WORKER_NO_USER DOING_NOBODY
 
-/* A kernel that is not used until then: by nobody, or not for one user. */
+/* Code that is not used until then: by nobody, or not for one user. */
 struct worker_quarantined {
-	char kernel[PROTO_KERNEL_BYTES];
+	char kernel[PROTO_KERNEL_BYTES]; /* under which name it was last seen */
+	uint64_t code;                   /* of a struct plan_stage; 0: not known, the name tells */
 	bool everybody;
 	uint32_t uid;
 	uint64_t until_ns; /* CLOCK_MONOTONIC */
@@ -46,7 +47,8 @@ struct worker_page {
 	/* The worker's: the kernel that it dies of, whose request that was, a fingerprint of its
 	 * problem (0: unknown), and why. */
 	char culprit[PROTO_KERNEL_BYTES];
-	uint32_t culprit_uid; /* WORKER_NO_USER: unknown; the front's to initialise */
+	uint64_t culprit_code; /* as worker_quarantined's */
+	uint32_t culprit_uid;  /* WORKER_NO_USER: unknown; the front's to initialise */
 	uint64_t culprit_problem;
 	/* What the loop thread does and for whom (doing.h). A crash that is no kernel's copies that of
 	 * its own thread, if there is any, and says so. */
@@ -59,6 +61,7 @@ struct worker_page {
 	 * who is to blame when the loop does not answer any more. */
 	atomic_uint loop_busy;
 	char loop_kernel[PROTO_KERNEL_BYTES];
+	uint64_t loop_code;
 	uint32_t loop_uid; /* as culprit_uid */
 	uint64_t loop_problem;
 };

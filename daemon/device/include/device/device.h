@@ -298,8 +298,8 @@ void device_staging_free(struct device *device, struct device_memory *memory);
 /* For struct plan_device; @owner is the device. */
 int device_find_kernel(void *owner, enum abi_family family, uint32_t dtype,
 		       const union abi_args *args, struct plan_stage *stage, const char **ret_why);
-/* Asked before a kernel is offered to a plan: whether it is in quarantine. */
-typedef bool (*device_quarantine)(void *worker, const char *kernel);
+/* Asked before a kernel is offered to a plan: whether its code is in quarantine. */
+typedef bool (*device_quarantine)(void *worker, const char *kernel, uint64_t code);
 void device_set_quarantine(struct device *device, device_quarantine is_quarantined, void *worker);
 
 /* @weight: the share of user @uid among users, at least 1. */

@@ -48,6 +48,8 @@ struct plan_stage {
 	char pipeline[32], arch[32]; /* two words of that name; arch: of a CPU the kernel's level */
 	struct kernel_spec spec;     /* what the name stands for; has_spec 0: nothing */
 	uint32_t has_spec;
+	uint64_t code;  /* which code the device runs for it, 0: not said; names of the registry
+			 * that differ in nothing that is compiled have one */
 	uint32_t dtype; /* enum abi_dtype: of q; combine: of o */
 	struct launch_record launch;
 	uint32_t spills;  /* bytes of registers that a lane's code keeps in memory; 0: none,

@@ -11,6 +11,7 @@
 
 #include <stddef.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 #include <cjson/cJSON.h>
 
@@ -32,6 +33,11 @@ char *json_end(cJSON *root, bool spaced);
  * Return: 0, *ret_root is given, or NULL: the text is no JSON; FMHA_ENOMEM.
  */
 int json_from_text(const char *text, size_t size, const char **ret_end, cJSON **ret_root);
+
+/* A number of 64 bits as text, since a JSON number keeps 53 of them. 0 and what is no such text are
+ * left out, and read as 0. */
+void json_add_hex(cJSON *object, const char *name, uint64_t value);
+uint64_t json_hex(const cJSON *object, const char *name);
 
 /* Whether the thread's json_from_text() lacked memory since this was asked last. */
 bool json_lacked_memory(void);

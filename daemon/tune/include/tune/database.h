@@ -45,6 +45,7 @@ struct tune_result {
 /* A kernel that is not used, by nobody or for one user, until then. */
 struct tune_quarantined {
 	char kernel[TUNE_KERNEL_BYTES];
+	uint64_t code; /* which other names have, too; 0: not known */
 	bool everybody;
 	uint32_t uid;
 	int64_t until_s; /* CLOCK_REALTIME */
