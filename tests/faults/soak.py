@@ -132,7 +132,7 @@ def fair():
     try:
         yield
     except fmha_wire.WireError as error:
-        if error.name not in ("EDEVICE", "EQUOTA", "ENOMEM"):
+        if error.name not in ("EDEVICE", "EQUOTA", "ENOMEM", "EBUSY"):
             raise
         raise Refused from error
 
