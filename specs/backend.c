@@ -5,6 +5,7 @@
  * and stand here once.
  */
 #include <stdio.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 #include <proto/error.h>
@@ -13,94 +14,53 @@
 
 #define MAX_VALUES 4
 
-/* One or two fields that go together, and their values. */
+/* A trait that code has, compiled in or at run time, and its values where it is compiled in: none first. */
 struct trait_axis {
-	uint8_t n_fields, n_values;
-	uint8_t field[2];
-	uint8_t value[MAX_VALUES][2];
+	uint8_t field, n_values;
+	uint8_t value[MAX_VALUES];
 };
 
-#define FLAG_AXIS(name)                                                                            \
-	{                                                                                          \
-		1, 2, {SPEC_FIELD_##name},                                                         \
-		{                                                                                  \
-			{0},                                                                       \
-			{                                                                          \
-				1                                                                  \
-			}                                                                          \
-		}                                                                                  \
-	}
-static const struct trait_axis axis_mode = {
-	1, 2, {SPEC_FIELD_mode}, {{SPEC_MODE_BATCH}, {SPEC_MODE_GROUP}}};
-static const struct trait_axis axis_mask = {
-	1, 3, {SPEC_FIELD_mask}, {{SPEC_MASK_NO}, {SPEC_MASK_TOP_LEFT}, {SPEC_MASK_GENERIC}}};
-static const struct trait_axis axis_bias = {
-	1, 3, {SPEC_FIELD_bias}, {{SPEC_BIAS_NO}, {SPEC_BIAS_BIAS}, {SPEC_BIAS_ALIBI}}};
-/* Only a bias tensor has a gradient. */
-static const struct trait_axis axis_bias_dbias = {
-	2,
-	4,
-	{SPEC_FIELD_bias, SPEC_FIELD_dbias},
-	{{SPEC_BIAS_NO, 0}, {SPEC_BIAS_ALIBI, 0}, {SPEC_BIAS_BIAS, 0}, {SPEC_BIAS_BIAS, 1}}};
-static const struct trait_axis axis_qscale = {1,
-					      4,
-					      {SPEC_FIELD_qscale},
-					      {{SPEC_QSCALE_NO},
-					       {SPEC_QSCALE_PERTENSOR},
-					       {SPEC_QSCALE_BLOCKSCALE},
-					       {SPEC_QSCALE_KV_BLOCKSCALE}}};
-static const struct trait_axis axis_rope = {
-	1,
-	3,
-	{SPEC_FIELD_rope},
-	{{SPEC_ROPE_NONE}, {SPEC_ROPE_INTERLEAVED}, {SPEC_ROPE_HALF_ROTATED}}};
-static const struct trait_axis axis_logits = FLAG_AXIS(logits), axis_lse = FLAG_AXIS(lse),
-			       axis_dropout = FLAG_AXIS(dropout), axis_sink = FLAG_AXIS(sink),
-			       axis_skip = FLAG_AXIS(skip_min_seqlen_q),
-			       axis_paged = FLAG_AXIS(paged_kv),
-			       axis_deterministic = FLAG_AXIS(deterministic);
+static const struct trait_axis axis_mask = {SPEC_FIELD_mask, 2, {SPEC_MASK_NO, SPEC_MASK_GENERIC}},
+			       axis_bias = {SPEC_FIELD_bias,
+					    3,
+					    {SPEC_BIAS_NO, SPEC_BIAS_BIAS, SPEC_BIAS_ALIBI}},
+			       axis_qscale = {SPEC_FIELD_qscale,
+					      2,
+					      {SPEC_QSCALE_NO, SPEC_QSCALE_PERTENSOR}},
+			       axis_logits = {SPEC_FIELD_logits, 2, {0, 1}},
+			       axis_dropout = {SPEC_FIELD_dropout, 2, {0, 1}},
+			       axis_paged = {SPEC_FIELD_paged_kv, 2, {0, 1}},
+			       axis_rope = {SPEC_FIELD_rope, 1, {0}};
 
-/* What a family's kernels are specialised on, and what all of them have. */
+/* What a family's kernels may be asked for, and what all of them have. */
 struct family {
 	const char *variant;
 	field_set dims;   /* the head dims that it reads */
 	field_set always; /* flags that are 1 */
-	const struct trait_axis *axes[10];
+	const struct trait_axis *axes[7];
 };
 
 #define BOTH_DIMS (FIELD_BIT(hdim_q) | FIELD_BIT(hdim_v))
-#define SCORES    &axis_mode, &axis_mask, &axis_bias, &axis_logits, &axis_qscale
-#define FORWARD                                                                                    \
-	{                                                                                          \
-		SCORES, &axis_lse, &axis_dropout, &axis_sink, &axis_skip                           \
-	}
+#define SCORES    &axis_mask, &axis_bias, &axis_logits, &axis_qscale, &axis_dropout
 
 static const struct family families[SPEC_N_FAMILIES] = {
-	[SPEC_FWD] = {"fwd", BOTH_DIMS, 0, FORWARD},
-	[SPEC_FWD_SPLITKV] = {"splitkv",
-			      BOTH_DIMS,
-			      FIELD_BIT(lse),
-			      {SCORES, &axis_paged, &axis_dropout, &axis_skip}},
-	[SPEC_FWD_SPLITKV_COMBINE] = {"splitkv",
-				      FIELD_BIT(hdim_v),
-				      0,
-				      {&axis_mode, &axis_lse, &axis_sink}},
-	[SPEC_FWD_PAGEDKV] = {"pagedkv", BOTH_DIMS, FIELD_BIT(paged_kv), FORWARD},
-	[SPEC_FWD_APPENDKV] = {"appendkv", BOTH_DIMS, 0, {&axis_mode, &axis_paged, &axis_rope}},
-	[SPEC_BATCH_PREFILL] = {"batch_prefill", BOTH_DIMS, FIELD_BIT(paged_kv), FORWARD},
-	[SPEC_BWD_DOT_DO_O] = {"bwd", FIELD_BIT(hdim_v), 0, {&axis_mode, &axis_sink}},
+	[SPEC_FWD] = {"fwd", BOTH_DIMS, 0, {SCORES}},
+	[SPEC_FWD_SPLITKV] = {"splitkv", BOTH_DIMS, 0, {SCORES, &axis_paged}},
+	[SPEC_FWD_SPLITKV_COMBINE] = {"splitkv", FIELD_BIT(hdim_v), 0, {NULL}},
+	[SPEC_FWD_PAGEDKV] = {"pagedkv", BOTH_DIMS, FIELD_BIT(paged_kv), {SCORES}},
+	[SPEC_FWD_APPENDKV] = {"appendkv", BOTH_DIMS, 0, {&axis_paged, &axis_rope}},
+	[SPEC_BATCH_PREFILL] = {"batch_prefill", BOTH_DIMS, FIELD_BIT(paged_kv), {SCORES}},
+	[SPEC_BWD_DOT_DO_O] = {"bwd", FIELD_BIT(hdim_v), 0, {NULL}},
 	[SPEC_BWD_DQ_DK_DV] = {"bwd",
 			       BOTH_DIMS,
 			       0,
-			       {&axis_mode, &axis_mask, &axis_bias_dbias, &axis_logits,
-				&axis_dropout, &axis_deterministic}},
-	[SPEC_BWD_CONVERT_DQ] = {"bwd", FIELD_BIT(hdim_q), 0, {&axis_mode}},
+			       {&axis_mask, &axis_bias, &axis_logits, &axis_dropout}},
+	[SPEC_BWD_CONVERT_DQ] = {"bwd", FIELD_BIT(hdim_q), 0, {NULL}},
 };
 
 static int is_fp8(int data_type)
 {
-	return data_type == SPEC_FP8FP16 || data_type == SPEC_FP8BF16 ||
-	       data_type == SPEC_FP8FP32 || data_type == SPEC_BF8;
+	return data_type == SPEC_FP8 || data_type == SPEC_BF8;
 }
 
 /* Traits that kernels of a data type have not: scales are for 8-bit types, which nobody rotates. */
@@ -128,192 +88,240 @@ static void set_always(const struct family *family, struct kernel_spec *spec)
 			field_store(&spec_fields[f], spec, 1);
 }
 
-void backend_describe_families(struct spec_space *space)
+static int compiles_in(const struct spec_backend *backend, const struct trait_axis *axis)
 {
-	for (int f = 0; f < SPEC_N_FAMILIES; f++) {
-		field_set used = families[f].dims;
-
-		for (int i = 0; families[f].axes[i]; i++)
-			for (int j = 0; j < families[f].axes[i]->n_fields; j++)
-				used |= (field_set)1 << families[f].axes[i]->field[j];
-		space->families[f].used = used;
-	}
+	return backend->compiled >> axis->field & 1;
 }
 
-void backend_reduce(struct kernel_spec *spec)
+/* Kinds of a trait for which code is the same. */
+static void fold(struct kernel_signature *s)
 {
-	const struct family *family = &families[spec->signature.family];
-
-	set_always(family, spec);
-	if (!(family->dims & FIELD_BIT(hdim_q)))
-		spec->signature.hdim_q = spec->signature.hdim_v;
-	if (!(family->dims & FIELD_BIT(hdim_v)))
-		spec->signature.hdim_v = spec->signature.hdim_q;
+	if (s->data_type == SPEC_FP8FP16 || s->data_type == SPEC_FP8BF16 ||
+	    s->data_type == SPEC_FP8FP32)
+		s->data_type = SPEC_FP8; /* what O is written as is an argument */
+	if (s->mask != SPEC_MASK_NO)
+		s->mask = SPEC_MASK_GENERIC;
+	if (s->qscale != SPEC_QSCALE_NO)
+		s->qscale = SPEC_QSCALE_PERTENSOR;
 }
 
-/* ---- the space ---- */
-
-/* Absent traits have their first value only: none. */
-static int make_axis(const struct trait_axis *from, field_set absent, struct axis *axis)
+static uint16_t most_dim(const struct spec_backend *backend)
 {
-	int32_t *value = malloc(sizeof(*value) * from->n_fields * from->n_values);
-
-	if (!value)
-		return FMHA_ENOMEM;
-	*axis = (struct axis){
-		.n_fields = from->n_fields, .n_values = from->n_values, .value = value};
-	for (int i = 0; i < from->n_fields; i++) {
-		axis->field[i] = from->field[i];
-		axis->bits |= (field_set)1 << from->field[i];
-	}
-	for (int row = 0; row < from->n_values; row++)
-		for (int i = 0; i < from->n_fields; i++)
-			*value++ = from->value[row][i];
-	if (axis->bits & absent)
-		axis->n_values = 1;
-	return 0;
+	return backend->head_dims[backend->n_head_dims - 1].hdim_q;
 }
 
-static int make_template(struct spec_space *space, int family, field_set absent,
-			 const struct template **ret_template, struct fmha_error *err)
+void backend_reduce(const struct spec_backend *backend, struct kernel_signature *signature)
 {
-	struct template *t = calloc(1, sizeof(*t));
-	int r = space_keep_template(space, t, err);
+	const struct family *family = &families[signature->family];
+	struct kernel_spec full, reduced;
 
-	for (int i = 0; r == 0 && families[family].axes[i]; i++) {
-		r = make_axis(families[family].axes[i], absent, &t->axis[i]);
-		t->axis_fields |= t->axis[i].bits;
-		t->n_axes += r == 0;
-	}
-	if (r < 0)
-		return no_memory(err);
-	template_note_signature(t);
-	*ret_template = t;
-	return 0;
-}
+	spec_init(&full);
+	spec_init(&reduced);
+	full.signature = *signature;
+	fold(&full.signature);
+	reduced.signature.family = full.signature.family;
+	reduced.signature.data_type = full.signature.data_type;
+	reduced.signature.hdim_q = family->dims & FIELD_BIT(hdim_q) ? signature->hdim_q
+								    : signature->hdim_v;
+	reduced.signature.hdim_v = family->dims & FIELD_BIT(hdim_v) ? signature->hdim_v
+								    : signature->hdim_q;
+	if (backend->any_dims >> signature->family & 1)
+		reduced.signature.hdim_q = reduced.signature.hdim_v = most_dim(backend);
+	for (int i = 0; family->axes[i]; i++)
+		if (compiles_in(backend, family->axes[i])) {
+			const struct field *field = &spec_fields[family->axes[i]->field];
 
-static int find_template(struct spec_space *space, int family, field_set absent,
-			 const struct template **ret_template, struct fmha_error *err)
-{
-	for (size_t i = 0; i < space->n_templates; i++)
-		if (space->templates[i]->family == family &&
-		    space->templates[i]->absent == absent) {
-			*ret_template = space->templates[i];
-			return 0;
+			field_store(field, &reduced, field_load(field, &full));
 		}
-	if (make_template(space, family, absent, ret_template, err) < 0)
-		return FMHA_ENOMEM;
-	space->templates[space->n_templates - 1]->family = family;
-	space->templates[space->n_templates - 1]->absent = absent;
+	set_always(family, &reduced);
+	*signature = reduced.signature;
+}
+
+void spec_own_reduce(const struct spec_catalog *catalog, int arch,
+		     struct kernel_signature *signature)
+{
+	backend_reduce(catalog->archs[arch].own.backend, signature);
+}
+
+/* ---- kernels ---- */
+
+/* Has @row all traits of @wanted that its family may be asked for? */
+static int covers(const struct spec_row *row, const struct kernel_signature *wanted)
+{
+	field_set absent = absent_traits(row, wanted->data_type);
+	struct kernel_spec spec;
+
+	spec_init(&spec);
+	spec.signature = *wanted;
+	for (const struct trait_axis *const *axis = families[wanted->family].axes; *axis; axis++)
+		if (absent >> (*axis)->field & 1 && field_load(&spec_fields[(*axis)->field], &spec))
+			return 0;
+	return 1;
+}
+
+/* The kernel of @row with a signature of what is compiled in. Return: 0: it cannot be. */
+static int make_kernel(const struct own_space *own, const struct spec_row *row, int arch,
+		       const struct kernel_signature *signature, struct kernel_spec *ret_spec)
+{
+	enum spec_field ignored;
+
+	if (row->hdim_most < signature->hdim_q || row->hdim_most < signature->hdim_v)
+		return 0;
+	spec_init(ret_spec);
+	ret_spec->signature = *signature;
+	ret_spec->gfx_arch = (uint8_t)arch;
+	ret_spec->pipeline = (uint8_t)(own->first_pipeline + row->pipeline);
+	own->backend->cut(own->model, row, ret_spec);
+	return !own->backend->misfit(own->model, row->pipeline, ret_spec, &ignored);
+}
+
+static int has_type(const struct own_space *own, int data_type)
+{
+	return own->model->data_types >> data_type & 1;
+}
+
+size_t spec_candidates(const struct spec_catalog *catalog, int arch,
+		       const struct kernel_signature *wanted,
+		       struct kernel_spec ret_specs[SPEC_MAX_CANDIDATES])
+{
+	const struct own_space *own = &catalog->archs[arch].own;
+	struct kernel_signature reduced = *wanted, folded = *wanted;
+	size_t n = 0;
+
+	backend_reduce(own->backend, &reduced);
+	folded.data_type = reduced.data_type;
+	if (!has_type(own, reduced.data_type))
+		return 0;
+	for (size_t i = 0; i < own->backend->n_rows && n < SPEC_MAX_CANDIDATES; i++) {
+		const struct spec_row *row = &own->backend->rows[i];
+		size_t k = 0;
+
+		if (!row_has(row, own->model, reduced.family, reduced.data_type) ||
+		    !covers(row, &folded) || !make_kernel(own, row, arch, &reduced, &ret_specs[n]))
+			continue;
+		/* Two rows may say the same of a small head dim. */
+		while (memcmp(&ret_specs[k], &ret_specs[n], sizeof(*ret_specs)) != 0)
+			k++;
+		n += k == n;
+	}
+	return n;
+}
+
+size_t spec_own_head_dims(const struct spec_catalog *catalog, int arch, enum spec_family family,
+			  struct spec_head_dims ret_pairs[SPEC_MAX_HEAD_DIMS])
+{
+	const struct spec_backend *backend = catalog->archs[arch].own.backend;
+	bool any = backend->any_dims >> family & 1;
+	size_t n = 0;
+
+	/* A family that reads one head dim has each once. */
+	for (size_t i = any ? backend->n_head_dims - 1 : 0;
+	     i < backend->n_head_dims && n < SPEC_MAX_HEAD_DIMS; i++)
+		if (families[family].dims == BOTH_DIMS ||
+		    backend->head_dims[i].hdim_q == backend->head_dims[i].hdim_v)
+			ret_pairs[n++] = backend->head_dims[i];
+	return n;
+}
+
+/* ---- all of them ---- */
+
+struct walk {
+	const struct spec_catalog *catalog;
+	const struct own_space *own;
+	const struct spec_row *row;
+	int arch;
+	spec_visit visit;
+	void *owner;
+};
+
+/* Has a row before made this very kernel, of a small head dim? */
+static int is_second(const struct walk *walk, const struct kernel_spec *spec)
+{
+	struct kernel_spec made;
+
+	for (const struct spec_row *row = walk->own->backend->rows; row < walk->row; row++)
+		if (row->pipeline == walk->row->pipeline && row->tile_m == walk->row->tile_m &&
+		    row_has(row, walk->own->model, spec->signature.family,
+			    spec->signature.data_type) &&
+		    covers(row, &spec->signature) &&
+		    make_kernel(walk->own, row, walk->arch, &spec->signature, &made) &&
+		    memcmp(&made, spec, sizeof(made)) == 0)
+			return 1;
 	return 0;
 }
 
-/* Rows side by side that differ in their tiles alone make one block. */
-static size_t same_kind(const struct spec_backend *backend, size_t first)
+/* Every value of the axes from @axis on. */
+static int walk_traits(const struct walk *walk, const struct trait_axis *const *axis,
+		       const struct kernel_signature *signature)
 {
-	const struct spec_row *a = &backend->rows[first], *end = backend->rows + backend->n_rows;
-	const struct spec_row *b = a;
-
-	while (b < end && b->pipeline == a->pipeline && b->families == a->families &&
-	       b->cores == a->cores && b->data_types == a->data_types && b->without == a->without)
-		b++;
-	return (size_t)(b - a);
-}
-
-/* Two rows may say the same of a small head dim. */
-static void add_tile(struct tile_list *list, const struct kernel_spec *cut)
-{
-	const struct tile_choice choice = {cut->tile, cut->block_per_cu};
-
-	for (size_t i = 0; i < list->n; i++)
-		if (memcmp(&list->tile[i], &choice, sizeof(choice)) == 0)
-			return;
-	list->tile[list->n++] = choice;
-}
-
-/* @spec: has all but the tile. The tiles of @n rows from @row on that fit. */
-static int add_block(struct spec_space *space, const struct spec_row *row, size_t n,
-		     const struct kernel_spec *spec, const struct template *template,
-		     struct fmha_error *err)
-{
-	const struct spec_backend *backend = space->backend;
-	int larger = spec->signature.hdim_q > spec->signature.hdim_v ? spec->signature.hdim_q
-								     : spec->signature.hdim_v;
-	struct tile_list *list = space_new_tile_list(space, n, err);
-	struct block block = {.template = template, .base = *spec};
-
-	if (!list)
-		return FMHA_ENOMEM;
-	for (size_t i = 0; i < n; i++) {
-		struct kernel_spec cut = *spec;
-		enum spec_field ignored;
-
-		if (row[i].hdim_most < larger)
-			continue;
-		backend->cut(space->model, &row[i], &cut);
-		if (!backend->misfit(space->model, row->pipeline, &cut, &ignored))
-			add_tile(list, &cut);
-	}
-	block.tile = list->tile;
-	block.n_tiles = list->n;
-	return list->n ? space_add_block(space, &block, err) : 0;
-}
-
-static int add_family(struct spec_space *space, const struct space_request *request, int family,
-		      size_t first, size_t n, struct fmha_error *err)
-{
-	const struct spec_backend *backend = space->backend;
-	const struct spec_row *row = &backend->rows[first];
-	const struct template *template = NULL;
+	struct kernel_spec spec;
 	int r = 0;
 
-	for (int dtype = 0; dtype < SPEC_N_DTYPES && r == 0; dtype++) {
-		struct kernel_spec spec;
+	while (*axis && !compiles_in(walk->own->backend, *axis))
+		axis++;
+	if (!*axis)
+		return make_kernel(walk->own, walk->row, walk->arch, signature, &spec) &&
+				       !is_second(walk, &spec)
+			       ? walk->visit(walk->owner, &spec)
+			       : 0;
+	spec_init(&spec);
+	spec.signature = *signature;
+	for (int i = 0; i < (*axis)->n_values && r == 0; i++) {
+		field_store(&spec_fields[(*axis)->field], &spec, (*axis)->value[i]);
+		if (covers(walk->row, &spec.signature))
+			r = walk_traits(walk, axis + 1, &spec.signature);
+	}
+	return r;
+}
 
-		if (!row_has(row, space->model, family, dtype) ||
-		    !(space->model->data_types >> dtype & 1))
+static int walk_family(const struct walk *walk, int family)
+{
+	struct spec_head_dims pairs[SPEC_MAX_HEAD_DIMS];
+	size_t n = spec_own_head_dims(walk->catalog, walk->arch, (enum spec_family)family, pairs);
+	int r = 0;
+
+	for (int type = 0; type < SPEC_N_DTYPES; type++) {
+		if (!row_has(walk->row, walk->own->model, family, type) ||
+		    !has_type(walk->own, type))
 			continue;
-		r = find_template(space, family, absent_traits(row, dtype), &template, err);
-		spec_init(&spec);
-		spec.signature.family = (uint8_t)family;
-		spec.signature.data_type = (uint8_t)dtype;
-		spec.gfx_arch = (uint8_t)space->arch;
-		spec.pipeline = (uint8_t)(space->first_pipeline + row->pipeline);
-		set_always(&families[family], &spec);
-		for (size_t i = 0; i < backend->n_head_dims && r == 0; i++) {
-			spec.signature.hdim_q = backend->head_dims[i].hdim_q;
-			spec.signature.hdim_v = backend->head_dims[i].hdim_v;
-			/* A family that reads one head dim has each once. */
-			if (families[family].dims != BOTH_DIMS &&
-			    spec.signature.hdim_q != spec.signature.hdim_v)
-				continue;
-			if (!space_is_restricted(request, spec.signature.hdim_q,
-						 spec.signature.hdim_v))
-				r = add_block(space, row, n, &spec, template, err);
+		for (size_t i = 0; i < n && r == 0; i++) {
+			struct kernel_spec spec;
+
+			spec_init(&spec);
+			spec.signature.family = (uint8_t)family;
+			spec.signature.data_type = (uint8_t)type;
+			spec.signature.hdim_q = pairs[i].hdim_q;
+			spec.signature.hdim_v = pairs[i].hdim_v;
+			set_always(&families[family], &spec);
+			r = walk_traits(walk, families[family].axes, &spec.signature);
 		}
 	}
 	return r;
 }
 
-int backend_fill(struct spec_space *space, const struct space_request *request, const char *variant,
-		 struct fmha_error *err)
+int backend_has_variant(const char *variant)
 {
-	const struct spec_backend *backend = space->backend;
-	int r = 0, found = 0;
+	int family = 0;
 
-	for (int family = 0; family < SPEC_N_FAMILIES && r == 0; family++) {
-		if (variant && strcmp(variant, families[family].variant) != 0)
-			continue;
-		found = 1;
-		for (size_t i = 0, n; i < backend->n_rows && r == 0; i += n) {
-			n = same_kind(backend, i);
-			r = add_family(space, request, family, i, n, err);
-		}
+	while (family < SPEC_N_FAMILIES && strcmp(variant, families[family].variant) != 0)
+		family++;
+	return family < SPEC_N_FAMILIES;
+}
+
+int spec_own_each(const struct spec_catalog *catalog, int arch, const char *variant,
+		  spec_visit visit, void *owner)
+{
+	const struct own_space *own = &catalog->archs[arch].own;
+	struct walk walk = {
+		.catalog = catalog, .own = own, .arch = arch, .visit = visit, .owner = owner};
+	int r = 0;
+
+	for (size_t i = 0; i < own->backend->n_rows && r == 0; i++) {
+		walk.row = &own->backend->rows[i];
+		for (int family = 0; family < SPEC_N_FAMILIES && r == 0; family++)
+			if (!variant || strcmp(variant, families[family].variant) == 0)
+				r = walk_family(&walk, family);
 	}
-	if (r == 0 && !found)
-		r = fmha_error_set_field(err, FMHA_EINVAL, "variant",
-					 "variant '%s': the rules '%s' have none of that name",
-					 variant, backend->name);
 	return r;
 }
 
@@ -364,6 +372,47 @@ static int has_tile(const struct own_space *own, int pipeline, const struct kern
 	return found;
 }
 
+field_set backend_absent(const struct own_space *own, const struct kernel_spec *spec)
+{
+	field_set absent = 0;
+
+	(void)has_tile(own, spec->pipeline - own->first_pipeline, spec, &absent);
+	return absent;
+}
+
+int backend_recut(const struct own_space *own, struct kernel_spec *spec,
+		  const struct kernel_signature *signature)
+{
+	struct kernel_spec cut = *spec;
+
+	for (size_t i = 0; i < own->backend->n_rows; i++) {
+		const struct spec_row *row = &own->backend->rows[i];
+
+		if (row->pipeline != spec->pipeline - own->first_pipeline ||
+		    !(row->families >> spec->signature.family & 1))
+			continue;
+		own->backend->cut(own->model, row, &cut);
+		if (memcmp(&cut, spec, sizeof(cut)) != 0)
+			continue;
+		spec->signature = *signature;
+		own->backend->cut(own->model, row, spec);
+		return 1;
+	}
+	return 0;
+}
+
+void spec_reduce(const struct spec_catalog *catalog, struct kernel_spec *spec)
+{
+	const struct own_space *own = &catalog->archs[spec->gfx_arch].own;
+	struct kernel_signature reduced = spec->signature;
+
+	if (!own->backend || spec_pipeline_flags(catalog, spec->pipeline) < 0)
+		return;
+	backend_reduce(own->backend, &reduced);
+	if (!(own->backend->any_dims >> reduced.family & 1) || !backend_recut(own, spec, &reduced))
+		spec->signature = reduced;
+}
+
 static const char *judge_traits(field_set absent, const struct kernel_spec *spec,
 				enum spec_field *ret_field)
 {
@@ -383,18 +432,24 @@ static const char *judge_traits(field_set absent, const struct kernel_spec *spec
 	return NULL;
 }
 
-const char *backend_judge(const struct own_space *own, const struct kernel_spec *spec,
+const char *backend_judge(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 			  enum spec_field *ret_field)
 {
+	const struct own_space *own = &catalog->archs[spec->gfx_arch].own;
 	int pipeline = spec->pipeline - own->first_pipeline;
-	int family = spec->signature.family, data_type = spec->signature.data_type;
-	const struct spec_row *row = find_row(own, pipeline, family, data_type);
+	/* A name may say of a problem what is no matter to the code. */
+	struct kernel_spec code = *spec;
+	int family = spec->signature.family, data_type;
+	const struct spec_row *row;
 	field_set absent;
 	const char *why;
 	int has;
 
+	spec_reduce(catalog, &code);
+	data_type = code.signature.data_type;
+	row = find_row(own, pipeline, family, data_type);
 	*ret_field = SPEC_FIELD_data_type;
-	if (!(own->model->data_types >> data_type & 1))
+	if (!has_type(own, data_type))
 		return "not one of arch {gfx_arch}";
 	*ret_field = SPEC_FIELD_pipeline;
 	if (!find_row(own, pipeline, -1, -1))
@@ -405,8 +460,8 @@ const char *backend_judge(const struct own_space *own, const struct kernel_spec 
 	if (!row)
 		return "pipeline {pipeline} has no such type";
 	absent = absent_traits(row, data_type);
-	has = has_tile(own, pipeline, spec, &absent);
-	why = own->backend->misfit(own->model, pipeline, spec, ret_field);
+	has = has_tile(own, pipeline, &code, &absent);
+	why = own->backend->misfit(own->model, pipeline, &code, ret_field);
 	if (!why)
 		why = judge_traits(absent, spec, ret_field);
 	if (why)

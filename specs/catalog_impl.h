@@ -116,8 +116,18 @@ void arch_place_init(struct arch_place *place, const struct spec_catalog *catalo
 
 /* backend.c: NULL, or why a backend has no such kernel: a sentence whose subject is a field, with
  * place holders. */
-const char *backend_judge(const struct own_space *own, const struct kernel_spec *spec,
+const char *backend_judge(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 			  enum spec_field *ret_field);
+
+/*
+ * name.c: the parts of a name in which it has a mode, as this build's own kernels once had. @ret_fields: that each
+ * of them tells; -1: several.
+ * Return: how many.
+ */
+#define NAME_MOST_PARTS 32
+int name_parts(int ret_fields[NAME_MOST_PARTS]);
+void name_part(const struct spec_catalog *catalog, const struct kernel_spec *spec, int part,
+	       char text[SPEC_NAME_BYTES]);
 
 /* Compiles the expression at @at, a string; complaints name the place in the document. */
 int at_expr(const struct at *at, const struct expr_scope *scope, struct expr *ret,

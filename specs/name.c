@@ -127,65 +127,115 @@ static void put_word(struct writer *w, const struct spec_catalog *catalog,
 	put(w, word ? word : "?");
 }
 
-static void put_options(struct writer *w, const struct spec_catalog *catalog,
-			const struct kernel_spec *spec)
+static void put_option(struct writer *w, const struct spec_catalog *catalog,
+		       const struct kernel_spec *spec, const struct option *option)
 {
+	const struct field *field = &spec_fields[option->field];
+	int32_t value = field_load(field, spec);
 	struct kernel_spec defaults;
 
 	spec_init(&defaults);
-	for (size_t i = 0; i < N_OPTIONS; i++) {
-		const struct option *option = &options[i];
-		const struct field *field = &spec_fields[option->field];
-		int32_t value = field_load(field, spec);
+	if (value == field_load(field, &defaults))
+		return;
+	put(w, "-");
+	put(w, option->prefix);
+	if (option->kind == 'n')
+		put_number(w, value);
+	else if (option->kind == 'w')
+		put_word(w, catalog, spec, option->field);
+}
 
-		if (value == field_load(field, &defaults))
-			continue;
-		put(w, "-");
-		put(w, option->prefix);
-		if (option->kind == 'n')
-			put_number(w, value);
-		else if (option->kind == 'w')
-			put_word(w, catalog, spec, option->field);
+static void put_shape(struct writer *w, const struct spec_catalog *catalog,
+		      const struct kernel_spec *spec)
+{
+	put(w, "-h");
+	put_number(w, spec->signature.hdim_q);
+	if (spec->signature.hdim_q != spec->signature.hdim_v) {
+		put(w, "x");
+		put_number(w, spec->signature.hdim_v);
+	}
+	put(w, "-");
+	put_word(w, catalog, spec, SPEC_FIELD_pipeline);
+	put_tile(w, catalog, &spec->tile);
+	put(w, "-p");
+	put_number(w, spec->pad_s);
+	put_number(w, spec->pad_sk);
+	put_number(w, spec->pad_d);
+	put_number(w, spec->pad_dv);
+}
+
+/* Names are made in parts: words of one field each, but for the shape; options; the arch. */
+enum { PART_FAMILY, PART_DTYPE, PART_MODE, PART_SHAPE, PART_MASK, PART_BIAS, PART_OPTIONS };
+#define N_PARTS (PART_OPTIONS + (int)N_OPTIONS + 1)
+
+static int field_of_part(int part)
+{
+	static const int fields[PART_OPTIONS] = {
+		[PART_FAMILY] = SPEC_FIELD_family, [PART_DTYPE] = SPEC_FIELD_data_type,
+		[PART_MODE] = SPEC_FIELD_mode,     [PART_SHAPE] = -1,
+		[PART_MASK] = SPEC_FIELD_mask,     [PART_BIAS] = SPEC_FIELD_bias,
+	};
+
+	if (part < PART_OPTIONS)
+		return fields[part];
+	return part < N_PARTS - 1 ? options[part - PART_OPTIONS].field : SPEC_FIELD_gfx_arch;
+}
+
+static void put_part(struct writer *w, const struct spec_catalog *catalog,
+		     const struct kernel_spec *spec, int part)
+{
+	if (part == PART_SHAPE) {
+		put_shape(w, catalog, spec);
+	} else if (part >= PART_OPTIONS && part < N_PARTS - 1) {
+		put_option(w, catalog, spec, &options[part - PART_OPTIONS]);
+	} else {
+		put(w, part == PART_FAMILY ? "" : "-");
+		put_word(w, catalog, spec, (enum spec_field)field_of_part(part));
 	}
 }
 
-size_t spec_name_format(const struct spec_catalog *catalog, const struct kernel_spec *spec,
-			char name[SPEC_NAME_BYTES])
+int name_parts(int ret_fields[NAME_MOST_PARTS])
+{
+	_Static_assert(N_PARTS <= NAME_MOST_PARTS, "there is room for all of them");
+	for (int i = 0; i < N_PARTS; i++)
+		ret_fields[i] = field_of_part(i);
+	return N_PARTS;
+}
+
+void name_part(const struct spec_catalog *catalog, const struct kernel_spec *spec, int part,
+	       char text[SPEC_NAME_BYTES])
+{
+	struct writer w = {.at = text, .end = text + SPEC_NAME_BYTES};
+
+	put_part(&w, catalog, spec, part);
+	*(w.at ? w.at : text) = '\0';
+}
+
+static int is_own(const struct spec_catalog *catalog, const struct kernel_spec *spec)
+{
+	return spec_pipeline_flags(catalog, spec->pipeline) >= 0;
+}
+
+static size_t name_format(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+			  int with_mode, char name[SPEC_NAME_BYTES])
 {
 	struct writer w = {.at = name, .end = name + SPEC_NAME_BYTES};
 
-	put_word(&w, catalog, spec, SPEC_FIELD_family);
-	put(&w, "-");
-	put_word(&w, catalog, spec, SPEC_FIELD_data_type);
-	put(&w, "-");
-	put_word(&w, catalog, spec, SPEC_FIELD_mode);
-	put(&w, "-h");
-	put_number(&w, spec->signature.hdim_q);
-	if (spec->signature.hdim_q != spec->signature.hdim_v) {
-		put(&w, "x");
-		put_number(&w, spec->signature.hdim_v);
-	}
-	put(&w, "-");
-	put_word(&w, catalog, spec, SPEC_FIELD_pipeline);
-	put_tile(&w, catalog, &spec->tile);
-	put(&w, "-p");
-	put_number(&w, spec->pad_s);
-	put_number(&w, spec->pad_sk);
-	put_number(&w, spec->pad_d);
-	put_number(&w, spec->pad_dv);
-	put(&w, "-");
-	put_word(&w, catalog, spec, SPEC_FIELD_mask);
-	put(&w, "-");
-	put_word(&w, catalog, spec, SPEC_FIELD_bias);
-	put_options(&w, catalog, spec);
-	put(&w, "-");
-	put_word(&w, catalog, spec, SPEC_FIELD_gfx_arch);
+	for (int part = 0; part < N_PARTS; part++)
+		if (part != PART_MODE || with_mode)
+			put_part(&w, catalog, spec, part);
 	if (!w.at) {
 		name[0] = '\0';
 		return 0;
 	}
 	*w.at = '\0';
 	return (size_t)(w.at - name);
+}
+
+size_t spec_name_format(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+			char name[SPEC_NAME_BYTES])
+{
+	return name_format(catalog, spec, !is_own(catalog, spec), name);
 }
 
 /* Reading: one part, up to the next '-'. */
@@ -377,14 +427,21 @@ static int read_option(struct reader *r, struct kernel_spec *spec)
 	return 1;
 }
 
-static int read_name(struct reader *r, struct kernel_spec *spec)
+/* Every mode starts with a letter that no head dims do. *@ret_has: whether there is one. */
+static int read_mode(struct reader *r, struct kernel_spec *spec, int *ret_has)
+{
+	*ret_has = r->length == 0 || *r->part != 'h';
+	return *ret_has ? read_word_part(r, SPEC_FIELD_mode, spec) : 0;
+}
+
+static int read_name(struct reader *r, struct kernel_spec *spec, int *ret_has_mode)
 {
 	int n = read_word_part(r, SPEC_FIELD_family, spec);
 
 	if (n == 0)
 		n = read_word_part(r, SPEC_FIELD_data_type, spec);
 	if (n == 0)
-		n = read_word_part(r, SPEC_FIELD_mode, spec);
+		n = read_mode(r, spec, ret_has_mode);
 	if (n == 0)
 		n = read_head_dims(r, spec);
 	if (n == 0)
@@ -417,14 +474,16 @@ int spec_name_parse(const struct spec_catalog *catalog, const char *name,
 	struct reader r = {.catalog = catalog, .err = err, .part = name};
 	char canonical[SPEC_NAME_BYTES];
 	struct kernel_spec spec;
-	int n;
+	int n, has_mode = 0;
 
 	spec_init(&spec);
 	r.length = strcspn(name, "-");
-	n = read_name(&r, &spec);
+	n = read_name(&r, &spec, &has_mode);
 	if (n < 0)
 		return n;
-	if (spec_name_format(catalog, &spec, canonical) == 0 || strcmp(canonical, name) != 0)
+	/* This build's own names had a mode when they were of problems, not of code. */
+	if (name_format(catalog, &spec, has_mode || !is_own(catalog, &spec), canonical) == 0 ||
+	    strcmp(canonical, name) != 0)
 		return fmha_error_set_field(err, FMHA_EINVAL, "kernel",
 					    "kernel name: not canonical, which would be %s",
 					    canonical);

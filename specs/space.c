@@ -116,8 +116,23 @@ static inline int suits(const struct template *t, const struct kernel_spec *spec
 	return !t->n_leaf_rules || rules_hold(&t->rules, t->n_axes, spec);
 }
 
+static const struct kernel_spec *next_own(struct spec_iter *it)
+{
+	while (it->block < it->end) {
+		const struct kernel_spec *spec = &it->space->own[it->block++];
+
+		if (it->is_pinned && !spec_signature_equal(&spec->signature, &it->pin.signature))
+			continue;
+		if (!it->filter || spec_filter_match(it->filter, spec))
+			return spec;
+	}
+	return NULL;
+}
+
 const struct kernel_spec *spec_iter_next(struct spec_iter *it)
 {
+	if (it->space->backend)
+		return next_own(it);
 	while (it->of || next_block(it)) {
 		const struct block *block = it->of;
 
@@ -147,13 +162,24 @@ static struct spec_iter *iter_alloc(const struct spec_space *space)
 	return it;
 }
 
+/* Blocks, or own kernels: sorted alike. */
+static size_t n_sorted(const struct spec_space *space)
+{
+	return space->backend ? space->n_own : space->n_blocks;
+}
+
+static const struct kernel_signature *sorted(const struct spec_space *space, size_t i)
+{
+	return space->backend ? &space->own[i].signature : &space->blocks[i].base.signature;
+}
+
 struct spec_iter *spec_iter_new(const struct spec_space *space, const struct spec_filter *filter)
 {
 	struct spec_iter *it = iter_alloc(space);
 
 	if (it) {
 		it->filter = filter;
-		it->end = space->n_blocks;
+		it->end = n_sorted(space);
 	}
 	return it;
 }
@@ -165,15 +191,15 @@ static uint64_t block_key(const struct kernel_signature *s)
 	       (uint64_t)s->hdim_q << 16 | s->hdim_v;
 }
 
-/* The first block whose key is at least @key. */
+/* The first of them whose key is at least @key. */
 static size_t lower_bound(const struct spec_space *space, uint64_t key)
 {
-	size_t low = 0, high = space->n_blocks;
+	size_t low = 0, high = n_sorted(space);
 
 	while (low < high) {
 		size_t middle = low + (high - low) / 2;
 
-		if (block_key(&space->blocks[middle].base.signature) < key)
+		if (block_key(sorted(space, middle)) < key)
 			low = middle + 1;
 		else
 			high = middle;
@@ -229,8 +255,8 @@ size_t spec_space_head_dims(const struct spec_space *space, enum spec_family fam
 	size_t n = 0;
 	uint64_t last = 0;
 
-	for (size_t i = lower_bound(space, block_key(&low)); i < space->n_blocks; i++) {
-		const struct kernel_signature *s = &space->blocks[i].base.signature;
+	for (size_t i = lower_bound(space, block_key(&low)); i < n_sorted(space); i++) {
+		const struct kernel_signature *s = sorted(space, i);
 		uint64_t key = block_key(s);
 
 		if (key >= end)
@@ -252,6 +278,10 @@ void spec_signature_reduce(const struct spec_space *space, struct kernel_signatu
 
 	if (signature->family >= SPEC_N_FAMILIES)
 		return;
+	if (space->backend) {
+		backend_reduce(space->backend, signature);
+		return;
+	}
 	traits = &space->families[signature->family];
 	spec_init(&full);
 	spec_init(&reduced);
@@ -262,8 +292,6 @@ void spec_signature_reduce(const struct spec_space *space, struct kernel_signatu
 		if (traits->used >> f & 1)
 			field_store(&spec_fields[f], &reduced, field_load(&spec_fields[f], &full));
 	set_apply(&traits->fixed, &reduced);
-	if (space->backend)
-		backend_reduce(&reduced);
 	*signature = reduced.signature;
 }
 
@@ -295,10 +323,21 @@ static int compare_blocks(const void *a, const void *b)
 	return x != y ? (x > y) - (x < y) : by_pipeline;
 }
 
+static int compare_own(const void *x, const void *y)
+{
+	const struct kernel_spec *a = x, *b = y;
+	uint64_t key_a = block_key(&a->signature), key_b = block_key(&b->signature);
+
+	return key_a != key_b ? (key_a > key_b) - (key_a < key_b) : spec_compare(a, b);
+}
+
 static void settle(struct spec_space *space)
 {
 	size_t kept = 0;
 
+	if (space->n_own)
+		qsort(space->own, space->n_own, sizeof(*space->own), compare_own);
+	space->count = space->n_own;
 	if (space->n_blocks)
 		qsort(space->blocks, space->n_blocks, sizeof(*space->blocks), compare_blocks);
 	for (size_t i = 0; i < space->n_blocks; i++) {
@@ -407,6 +446,47 @@ static int add_variants(struct spec_space *space, const struct space_request *re
 	return r;
 }
 
+struct own_filling {
+	struct spec_space *space;
+	const struct space_request *request;
+	size_t n_allocated;
+};
+
+static int add_own(void *owner, const struct kernel_spec *spec)
+{
+	struct own_filling *filling = owner;
+	struct spec_space *space = filling->space;
+
+	if (!(space->backend->any_dims >> spec->signature.family & 1) &&
+	    space_is_restricted(filling->request, spec->signature.hdim_q, spec->signature.hdim_v))
+		return 0;
+	if (space->n_own == filling->n_allocated) {
+		size_t n = space->n_own ? 2 * space->n_own : 1024;
+		struct kernel_spec *grown = realloc(space->own, n * sizeof(*grown));
+
+		if (!grown)
+			return FMHA_ENOMEM;
+		space->own = grown;
+		filling->n_allocated = n;
+	}
+	space->own[space->n_own++] = *spec;
+	return 0;
+}
+
+static int fill_own(struct spec_space *space, const struct space_request *request,
+		    const char *variant, struct fmha_error *err)
+{
+	struct own_filling filling = {space, request, 0};
+
+	if (variant && !backend_has_variant(variant))
+		return fmha_error_set_field(err, FMHA_EINVAL, "variant",
+					    "variant '%s': the rules '%s' have none of that name",
+					    variant, space->backend->name);
+	return spec_own_each(space->catalog, space->arch, variant, add_own, &filling) < 0
+		       ? no_memory(err)
+		       : 0;
+}
+
 static int fill(struct spec_space *space, const struct spec_space_options *options,
 		struct fmha_error *err)
 {
@@ -421,7 +501,7 @@ static int fill(struct spec_space *space, const struct spec_space_options *optio
 	int r;
 
 	if (space->backend)
-		return backend_fill(space, &request, options->variant, err);
+		return fill_own(space, &request, options->variant, err);
 	if (options->config)
 		return add_sweep_named(space, &request, options->config, err);
 	if (!options->config_json)
@@ -453,9 +533,6 @@ static int find_space(struct spec_space *space, const char *rules, struct fmha_e
 
 	if (arch->own.backend && strcmp(arch->own.backend->name, rules) == 0) {
 		space->backend = arch->own.backend;
-		space->model = arch->own.model;
-		space->first_pipeline = arch->own.first_pipeline;
-		backend_describe_families(space);
 		return 0;
 	}
 	for (int i = 0; i < arch->n_spaces; i++)
@@ -528,6 +605,7 @@ struct spec_space *spec_space_free(struct spec_space *space)
 	}
 	for (int i = 0; i < SPEC_N_FAMILIES; i++)
 		set_deinit(&space->families[i].fixed);
+	free(space->own);
 	free(space->templates);
 	free(space->tile_lists);
 	free(space->blocks);

@@ -234,7 +234,8 @@ static int has_receipt(struct space_builder *b, const struct at *at)
 	return found;
 }
 
-void template_note_signature(struct template *t)
+/* Notes what of a signature does not depend on an axis. */
+static void note_signature(struct template *t)
 {
 	struct kernel_spec mark = {0};
 
@@ -271,7 +272,7 @@ static int settle_template(struct space_builder *b, const struct at *at, struct 
 	rules_set_levels(&t->rules, level);
 	for (int i = 0; i < t->rules.n; i++)
 		t->n_leaf_rules += t->rules.level[i] == t->n_axes;
-	template_note_signature(t);
+	note_signature(t);
 	return 0;
 }
 
@@ -316,7 +317,8 @@ static int read_generator_name(struct space_builder *b, const struct at *at, str
 	return draft->generator.item ? 0 : at_error(&name, b->err, "there are no tiles '%s'", word);
 }
 
-struct tile_list *space_new_tile_list(struct spec_space *space, size_t n, struct fmha_error *err)
+/* An empty one; NULL: out of memory. */
+static struct tile_list *new_tile_list(struct spec_space *space)
 {
 	size_t n_lists = space->n_tile_lists + 1;
 	/* NOLINTNEXTLINE(bugprone-sizeof-expression): a list of pointers */
@@ -325,14 +327,9 @@ struct tile_list *space_new_tile_list(struct spec_space *space, size_t n, struct
 
 	if (grown)
 		space->tile_lists = grown;
-	if (list) {
+	if (list)
 		grown[space->n_tile_lists++] = list;
-		list->tile = n ? calloc(n, sizeof(*list->tile)) : NULL;
-	}
-	if (list && (list->tile || !n))
-		return list;
-	(void)no_memory(err);
-	return NULL;
+	return list;
 }
 
 /* The list of tiles for @base, made when it is the first of its kind. */
@@ -354,9 +351,9 @@ static int find_tiles(struct space_builder *b, const struct at *generator,
 			return 0;
 		}
 	}
-	list = space_new_tile_list(space, 0, err);
+	list = new_tile_list(space);
 	if (!list)
-		return FMHA_ENOMEM;
+		return no_memory(err);
 	list->generator = generator->item;
 	list->pipeline = base->pipeline;
 	list->data_type = base->signature.data_type;
@@ -367,7 +364,7 @@ static int find_tiles(struct space_builder *b, const struct at *generator,
 	return r;
 }
 
-int space_add_block(struct spec_space *space, const struct block *block, struct fmha_error *err)
+static int keep_block(struct spec_space *space, const struct block *block, struct fmha_error *err)
 {
 	if ((space->n_blocks & (space->n_blocks - 1)) == 0) {
 		size_t n = space->n_blocks ? 2 * space->n_blocks : 1;
@@ -394,7 +391,7 @@ static int add_block(struct space_builder *b, struct draft *draft, const struct 
 		block.tile = list->tile;
 		block.n_tiles = list->n;
 	}
-	return space_add_block(b->space, &block, b->err);
+	return keep_block(b->space, &block, b->err);
 }
 
 int space_is_restricted(const struct space_request *request, int hdim_q, int hdim_v)
@@ -488,7 +485,9 @@ static int instantiate(struct space_builder *b, struct draft *draft)
 	return r;
 }
 
-int space_keep_template(struct spec_space *space, struct template *template, struct fmha_error *err)
+/* @template: taken, NULL: out of memory. */
+static int keep_template(struct spec_space *space, struct template *template,
+			 struct fmha_error *err)
 {
 	struct template **grown;
 
@@ -543,7 +542,7 @@ static int build_block(struct space_builder *b, const struct at *at)
 	if (r < 0) {
 		template_free(draft.template);
 	} else {
-		r = space_keep_template(b->space, draft.template, b->err);
+		r = keep_template(b->space, draft.template, b->err);
 		if (r == 0 && !b->request->check_only)
 			r = instantiate(b, &draft);
 	}

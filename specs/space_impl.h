@@ -68,9 +68,6 @@ struct template
 	struct rule_list rules;
 	/* 0xff where the signature does not depend on an axis: what blocks are compared by. */
 	uint8_t fixed_signature[sizeof(struct kernel_signature)];
-	/* Of a backend's: what it was made for. */
-	int family;
-	field_set absent;
 };
 
 struct block {
@@ -91,10 +88,10 @@ struct spec_space {
 	const struct spec_catalog *catalog;
 	int arch;
 	int arch_space; /* which of the arch's in its file */
-	/* NULL: made of rules; else of a backend's rows. */
+	/* NULL: made of rules; else the few kernels of a backend, sorted as blocks are. */
 	const struct spec_backend *backend;
-	const struct spec_backend_arch *model;
-	int first_pipeline; /* the backend's pipelines are words from here on */
+	struct kernel_spec *own;
+	size_t n_own;
 	uint64_t count;
 	size_t n_templates, n_tile_lists, n_blocks;
 	struct template **templates;
@@ -139,20 +136,14 @@ int space_add_variant(struct spec_space *space, const struct space_request *requ
 		      const struct sweep *sweep, struct fmha_error *err);
 int space_read_families(struct spec_space *space, struct fmha_error *err);
 int space_is_restricted(const struct space_request *request, int hdim_q, int hdim_v);
-/* @template: taken, NULL: out of memory. */
-int space_keep_template(struct spec_space *space, struct template *template,
-			struct fmha_error *err);
-/* An empty list with room for @n tiles; NULL: out of memory. */
-struct tile_list *space_new_tile_list(struct spec_space *space, size_t n, struct fmha_error *err);
-int space_add_block(struct spec_space *space, const struct block *block, struct fmha_error *err);
-/* Notes what of a signature does not depend on an axis. */
-void template_note_signature(struct template *template);
-
-/* backend.c: the same of a backend's rows. */
-void backend_describe_families(struct spec_space *space);
-void backend_reduce(struct kernel_spec *spec);
-int backend_fill(struct spec_space *space, const struct space_request *request, const char *variant,
-		 struct fmha_error *err);
+/* backend.c */
+void backend_reduce(const struct spec_backend *backend, struct kernel_signature *signature);
+int backend_has_variant(const char *variant);
+/* The traits that no row has of which @spec is a kernel. */
+field_set backend_absent(const struct own_space *own, const struct kernel_spec *spec);
+/* The kernel of the row that @spec is of, with another signature. Return: 0: it is of none. */
+int backend_recut(const struct own_space *own, struct kernel_spec *spec,
+		  const struct kernel_signature *signature);
 
 /* space_read.c: the pieces that blocks and tile generators are made of. */
 int read_axes(const struct spec_catalog *catalog, const struct at *list, const struct at *named,

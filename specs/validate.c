@@ -77,7 +77,7 @@ static int validate_own(const struct spec_catalog *catalog, const struct own_spa
 			const struct kernel_spec *spec, struct spec_findings *findings)
 {
 	enum spec_field field = SPEC_FIELD_pipeline;
-	const char *why = own->backend ? backend_judge(own, spec, &field)
+	const char *why = own->backend ? backend_judge(catalog, spec, &field)
 				       : "not one of arch {gfx_arch}";
 	struct spec_finding *finding;
 	char message[160];

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_PAIRS 64
-
 /* ---- strategies ---- */
 
 /* What the administrator prefers: kernel sets, then priorities. */
@@ -99,27 +97,20 @@ static bool is_allowed(const struct select_stage *stage, struct candidate *c)
 	return false;
 }
 
-static bool add_candidates(struct select_stage *stage, struct registry_lookup *lookup, size_t arch,
-			   const struct kernel_signature *signature, struct select_report *report)
-{
-	struct registry *registry = stage->device->registry;
-	const struct kernel_spec *spec;
-	struct candidate c = {0};
+struct adding {
+	const struct select_stage *stage;
+	struct select_report *report;
+};
 
-	if (!registry_lookup_start(lookup, arch, signature))
-		return false;
-	while ((spec = registry_lookup_next(lookup, &c.info))) {
-		c.spec = *spec;
-		c.reason[0] = '\0';
-		c.tuned_us = c.nearby_us = c.predicted_us = 0;
-		c.cost = c.time = 0;
-		c.spills = 0;
-		c.accepted = is_allowed(stage, &c) &&
-			     select_check(stage, registry_catalog(registry), &c);
-		if (!report_add(report, &c))
-			return false;
-	}
-	return true;
+static int add_candidate(void *owner, const struct kernel_spec *spec,
+			 const struct registry_info *info)
+{
+	struct adding *to = owner;
+	struct candidate c = {.spec = *spec, .info = *info};
+
+	c.accepted = is_allowed(to->stage, &c) &&
+		     select_check(to->stage, registry_catalog(to->stage->device->registry), &c);
+	return report_add(to->report, &c) ? 0 : FMHA_ENOMEM;
 }
 
 /* The device's word on a candidate. Return: true when it changes the order of candidates. */
@@ -205,17 +196,16 @@ static int compare_pairs(const void *x, const void *y)
 }
 
 /* The head-dim pairs that hold the problem's, the least padding first. */
-static size_t fitting_pairs(const struct select_stage *stage, const struct spec_space *space,
+static size_t fitting_pairs(const struct select_stage *stage, size_t arch,
 			    const struct kernel_signature *signature,
-			    struct spec_head_dims ret_pairs[MAX_PAIRS])
+			    struct spec_head_dims ret_pairs[SPEC_MAX_HEAD_DIMS])
 {
 	const struct fmha_problem *p = &stage->plan->problem;
-	size_t n = spec_space_head_dims(space, (enum spec_family)signature->family,
-					(enum spec_dtype)signature->data_type, ret_pairs,
-					MAX_PAIRS);
+	size_t n = registry_head_dims(stage->device->registry, arch,
+				      (enum spec_family)signature->family,
+				      (enum spec_dtype)signature->data_type, ret_pairs);
 	size_t kept = 0;
 
-	n = n < MAX_PAIRS ? n : MAX_PAIRS;
 	for (size_t i = 0; i < n; i++)
 		if ((!signature_uses_hdim_q(stage->family) || ret_pairs[i].hdim_q >= p->hdim_q) &&
 		    (!signature_uses_hdim_v(stage->family) || ret_pairs[i].hdim_v >= p->hdim_v))
@@ -224,43 +214,60 @@ static size_t fitting_pairs(const struct select_stage *stage, const struct spec_
 	return kept;
 }
 
+/* Candidates of the signatures of one data type compete; those that come to the same kernels are one. */
+static int add_candidates(struct select_stage *stage, size_t arch,
+			  const struct kernel_signature *signatures, size_t n,
+			  struct spec_head_dims pair, struct select_report *report)
+{
+	struct registry *registry = stage->device->registry;
+	struct adding to = {stage, report};
+	struct kernel_signature previous = {0};
+	int r = 0;
+
+	for (size_t i = 0; i < n && r == 0; i++) {
+		struct kernel_signature wanted = signatures[i], reduced;
+
+		wanted.hdim_q = pair.hdim_q;
+		wanted.hdim_v = pair.hdim_v;
+		reduced = wanted;
+		registry_reduce(registry, arch, &reduced);
+		if (i == 0 || !spec_signature_equal(&reduced, &previous))
+			r = registry_candidates(registry, arch, &wanted, add_candidate, &to);
+		previous = reduced;
+	}
+	return r;
+}
+
 /* 0 chosen, 1 nothing in this arch, negative: out of memory. Larger head dims are looked at only
  * when the smaller ones have nothing. */
-static int select_in_arch(struct select_stage *stage, struct registry_lookup *lookup, size_t arch,
+static int select_in_arch(struct select_stage *stage, size_t arch,
 			  const struct kernel_signature *signatures, size_t n_signatures,
 			  struct select_report *report, struct plan_stage *ret_stage)
 {
-	const struct spec_space *space = registry_space(stage->device->registry, arch);
-	struct kernel_signature previous = {0};
-	struct spec_head_dims pairs[MAX_PAIRS];
+	struct kernel_signature previous = {0}, first;
+	struct spec_head_dims pairs[SPEC_MAX_HEAD_DIMS];
 
-	for (size_t s = 0; s < n_signatures; s++) {
-		/* The masks of one data type compete; data types do not. */
-		size_t n_pairs = fitting_pairs(stage, space, &signatures[s], pairs), last = s;
+	for (size_t s = 0, n; s < n_signatures; s += n) {
+		size_t n_pairs = fitting_pairs(stage, arch, &signatures[s], pairs);
 
-		while (last + 1 < n_signatures &&
-		       signatures[last + 1].data_type == signatures[s].data_type)
-			last++;
+		for (n = 1; s + n < n_signatures &&
+			    signatures[s + n].data_type == signatures[s].data_type;)
+			n++;
+		/* Another spelling of a data type that the arch's kernels do not tell apart. */
+		first = signatures[s];
+		registry_reduce(stage->device->registry, arch, &first);
+		if (s > 0 && spec_signature_equal(&first, &previous))
+			continue;
+		previous = first;
 		for (size_t i = 0; i < n_pairs; i++) {
-			size_t first = report->n;
+			size_t begin = report->n;
+			int r = add_candidates(stage, arch, &signatures[s], n, pairs[i], report);
 
-			for (size_t k = s; k <= last; k++) {
-				struct kernel_signature signature = signatures[k];
-
-				signature.hdim_q = pairs[i].hdim_q;
-				signature.hdim_v = pairs[i].hdim_v;
-				spec_signature_reduce(space, &signature);
-				/* A family that has no mask finds the same for each. */
-				if (k > s && spec_signature_equal(&signature, &previous))
-					continue;
-				previous = signature;
-				if (!add_candidates(stage, lookup, arch, &signature, report))
-					return FMHA_ENOMEM;
-			}
-			if (choose(stage, report, first, ret_stage))
+			if (r < 0)
+				return r;
+			if (choose(stage, report, begin, ret_stage))
 				return 0;
 		}
-		s = last;
 	}
 	return 1;
 }
@@ -272,20 +279,17 @@ int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 	struct kernel_signature signatures[SELECT_MAX_SIGNATURES];
 	size_t n = signature_list(stage, signatures);
 	struct select_report own = {0}, *r = report ? report : &own;
-	struct registry_lookup *lookup = registry_lookup_new(registry);
 	int result = 1;
 
 	r->chosen = -1;
-	if (!lookup)
-		return FMHA_ENOMEM;
 	shape_of(&stage->plan->problem, stage->shape);
 	stage->scale = 0;
 	if (n > 0) {
 		r->signature = signatures[0];
-		spec_signature_reduce(registry_space(registry, 0), &r->signature);
+		registry_reduce(registry, 0, &r->signature);
 	}
 	for (size_t arch = 0; arch < registry_n_archs(registry) && result == 1; arch++)
-		result = select_in_arch(stage, lookup, arch, signatures, n, r, ret_stage);
+		result = select_in_arch(stage, arch, signatures, n, r, ret_stage);
 	if (result < 0)
 		r->chosen = -1; /* of an earlier pair of head dims */
 	r->found_none = r->n == 0;
@@ -293,7 +297,6 @@ int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 		result = SELECT_NO_SPEC;
 	for (size_t i = 0; i < r->n; i++)
 		r->n_rejected += !r->candidates[i].accepted;
-	registry_lookup_free(lookup);
 	if (stage->named && result > 0)
 		naming_refuse(stage, r);
 	if (!report)

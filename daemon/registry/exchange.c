@@ -291,14 +291,14 @@ int registry_export_text(struct registry *registry, const char *filter, char **r
 	return 0;
 }
 
-static void put_sets_of(struct exporter *e, const char *name)
+static void put_sets_of(struct exporter *e, const struct kernel_spec *spec, const char *name)
 {
 	const char *comma = "";
 
 	put(e, ", \"sets\": [");
 	pthread_mutex_lock(&e->registry->mutex);
 	for (size_t i = 0; i < e->registry->n_sets; i++) {
-		if (!registry_set_names(&e->registry->sets[i], name))
+		if (!registry_set_names(e->registry, &e->registry->sets[i], spec, name))
 			continue;
 		put(e, "%s", comma);
 		put_string(e, e->registry->sets[i].name);
@@ -336,6 +336,7 @@ static bool begin_text(struct exporter *e, struct registry *registry, struct tex
 int registry_kernel_text(struct registry *registry, const char *name, bool all, char **ret_text,
 			 size_t *ret_size, struct fmha_error *err)
 {
+	char own_name[SPEC_NAME_BYTES];
 	struct registry_info info;
 	struct kernel_spec spec;
 	struct text text = {0};
@@ -347,8 +348,9 @@ int registry_kernel_text(struct registry *registry, const char *name, bool all, 
 	if (!begin_text(&e, registry, &text))
 		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
 	e.all = all;
-	put_kernel(&e, &spec, name, &info);
-	put_sets_of(&e, name);
+	(void)spec_name_format(registry->catalog, &spec, own_name);
+	put_kernel(&e, &spec, own_name, &info);
+	put_sets_of(&e, &spec, own_name);
 	return finish_text(&e, &text, ret_text, ret_size, err);
 }
 

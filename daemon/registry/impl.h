@@ -37,11 +37,20 @@ struct registry_entry {
 	uint32_t n_tuned;
 };
 
+/* Of one kernel, by the hash of its spec; others of the same place replace it. */
+struct registry_verdict {
+	uint64_t hash; /* 0: none */
+	bool named;
+};
+#define REGISTRY_VERDICTS 4096
+
 struct registry_set {
 	char name[REGISTRY_NAME_BYTES];
 	char **patterns;
 	size_t n_patterns;
 	bool everything; /* one pattern, "*": no need to build names */
+	/* Verdicts on kernels that only old names of theirs are in; NULL: no pattern is about old names. */
+	struct registry_verdict *verdicts;
 };
 
 struct registry {
@@ -49,7 +58,10 @@ struct registry {
 	char device[REGISTRY_NAME_BYTES];
 	char environment[REGISTRY_ENVIRONMENT_BYTES];
 	size_t n_archs;
+	int archs[REGISTRY_MAX_ARCHS]; /* words of the catalog */
+	/* Of AMD's rules; NULL: this build's own kernels, which follow from their rows. */
 	struct spec_space *spaces[REGISTRY_MAX_ARCHS];
+	_Atomic(uint64_t) n_kernels; /* 0: not counted yet */
 
 	pthread_mutex_t mutex;         /* guards all below */
 	struct registry_entry **table; /* open addressing, a power of two */
@@ -81,7 +93,8 @@ void registry_fill_info(struct registry *registry, const struct kernel_spec *spe
 /* sets.c; the caller holds the mutex. */
 void registry_sets_judge(struct registry *registry, const struct kernel_spec *spec,
 			 const char *name, struct registry_info *ret_info);
-bool registry_set_names(const struct registry_set *set, const char *name);
+bool registry_set_names(const struct registry *registry, struct registry_set *set,
+			const struct kernel_spec *spec, const char *name);
 void registry_set_deinit(struct registry_set *set);
 
 #endif

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include <proto/error.h>
+#include <specs/validate.h>
 
 #define FIRST_TABLE_SIZE 64
 
@@ -29,6 +30,24 @@ void registry_device_archs(struct registry_device *device, const char *arch)
 		device->archs[device->n_archs++] = levels[i];
 }
 
+static int add_arch(struct registry *registry, const struct registry_device *device,
+		    const char *name, struct fmha_error *err)
+{
+	struct spec_space_options options = SPEC_SPACE_OPTIONS(name);
+	int arch = spec_arch_find(registry->catalog, name), r = 0;
+
+	if (arch < 0)
+		return 0;
+	assert(registry->n_archs < REGISTRY_MAX_ARCHS);
+	options.rules = device->rules;
+	if (device->rules || !spec_arch_model(registry->catalog, arch))
+		r = spec_space_new(registry->catalog, &options,
+				   &registry->spaces[registry->n_archs], err);
+	registry->archs[registry->n_archs] = arch;
+	registry->n_archs += r == 0;
+	return r;
+}
+
 int registry_new(const struct spec_catalog *catalog, const struct registry_device *device,
 		 struct registry **ret_registry, struct fmha_error *err)
 {
@@ -42,16 +61,8 @@ int registry_new(const struct spec_catalog *catalog, const struct registry_devic
 	(void)snprintf(registry->device, sizeof(registry->device), "%s", device->name);
 	(void)snprintf(registry->environment, sizeof(registry->environment), "%s",
 		       device->environment);
-	for (size_t i = 0; r == 0 && i < device->n_archs; i++) {
-		struct spec_space_options options = SPEC_SPACE_OPTIONS(device->archs[i]);
-
-		options.rules = device->rules;
-		if (spec_arch_find(catalog, device->archs[i]) < 0)
-			continue;
-		assert(registry->n_archs < REGISTRY_MAX_ARCHS);
-		r = spec_space_new(catalog, &options, &registry->spaces[registry->n_archs], err);
-		registry->n_archs += r == 0;
-	}
+	for (size_t i = 0; r == 0 && i < device->n_archs; i++)
+		r = add_arch(registry, device, device->archs[i], err);
 	if (r == 0 && registry->n_archs == 0)
 		r = fmha_error_set_field(err, FMHA_ENOENT, "arch",
 					 "arch %s: there is none; `fmhactl archs` lists them",
@@ -93,22 +104,31 @@ size_t registry_n_archs(const struct registry *registry)
 	return registry->n_archs;
 }
 
-const struct spec_space *registry_space(const struct registry *registry, size_t arch)
-{
-	return registry->spaces[arch];
-}
-
 const char *registry_arch_name(const struct registry *registry, size_t arch)
 {
-	return spec_arch_name(registry->catalog, spec_space_arch(registry->spaces[arch]));
+	return spec_arch_name(registry->catalog, registry->archs[arch]);
 }
 
-uint64_t registry_count(const struct registry *registry)
+static int count_own(void *owner, const struct kernel_spec *spec)
 {
-	uint64_t n = 0;
+	uint64_t *n = owner;
 
-	for (size_t i = 0; i < registry->n_archs; i++)
-		n += spec_space_count(registry->spaces[i]);
+	(void)spec;
+	++*n;
+	return 0;
+}
+
+uint64_t registry_count(struct registry *registry)
+{
+	uint64_t n = registry->n_kernels;
+
+	for (size_t i = 0; !registry->n_kernels && i < registry->n_archs; i++)
+		if (registry->spaces[i])
+			n += spec_space_count(registry->spaces[i]);
+		else
+			(void)spec_own_each(registry->catalog, registry->archs[i], NULL, count_own,
+					    &n);
+	registry->n_kernels = n;
 	return n;
 }
 
@@ -196,6 +216,20 @@ void registry_get_info(struct registry *registry, const struct kernel_spec *spec
 	pthread_mutex_unlock(&registry->mutex);
 }
 
+/* Names that are older than one kernel's being one piece of code say more than the code's own. */
+static bool has_kernel(const struct registry *registry, size_t arch, struct kernel_spec *spec)
+{
+	if (spec->gfx_arch != registry->archs[arch])
+		return false;
+	if (registry->spaces[arch])
+		return spec_space_contains(registry->spaces[arch], spec);
+	if (spec_pipeline_flags(registry->catalog, spec->pipeline) < 0 ||
+	    spec_validate(registry->catalog, spec, NULL) != 0)
+		return false;
+	spec_reduce(registry->catalog, spec);
+	return true;
+}
+
 int registry_find(struct registry *registry, const char *name, struct kernel_spec *ret_spec,
 		  struct registry_info *ret_info, struct fmha_error *err)
 {
@@ -207,7 +241,7 @@ int registry_find(struct registry *registry, const char *name, struct kernel_spe
 		return fmha_error_set_field(err, FMHA_ENOENT, "kernel", "%.120s: no kernel: %.100s",
 					    name, why.msg);
 	for (size_t i = 0; i < registry->n_archs && !known; i++)
-		known = spec_space_contains(registry->spaces[i], &spec);
+		known = has_kernel(registry, i, &spec);
 	if (!known)
 		return fmha_error_set_field(err, FMHA_ENOENT, "kernel",
 					    "%.180s: not a kernel of this device", name);
@@ -281,80 +315,91 @@ void registry_add_run(struct registry *registry, const struct kernel_spec *spec,
 
 /* ---- lookups ---- */
 
-struct registry_lookup {
-	struct registry *registry;
-	struct spec_iter *iters[REGISTRY_MAX_ARCHS]; /* made when first used */
-	size_t arch;
-	bool plain; /* no kernel of the signature differs from plain_info */
-	struct registry_info plain_info;
-};
-
 /* Is one state known to hold for all kernels of the signature? */
-static void judge_signature(struct registry_lookup *lookup,
-			    const struct kernel_signature *signature)
+static bool judge_signature(struct registry *registry, const struct kernel_signature *signature,
+			    struct registry_info *ret_info)
 {
-	struct registry *registry = lookup->registry;
 	uint64_t bit = spec_signature_hash(signature) % REGISTRY_SIGNATURE_BITS;
+	bool plain;
 
 	pthread_mutex_lock(&registry->mutex);
-	lookup->plain = !(registry->signatures[bit / 64] >> (bit % 64) & 1);
+	plain = !(registry->signatures[bit / 64] >> (bit % 64) & 1);
 	for (size_t i = 0; i < registry->n_sets; i++)
-		lookup->plain &= registry->sets[i].everything;
-	lookup->plain_info = (struct registry_info){0};
-	if (lookup->plain) /* no set asks for the name, so none is needed */
-		registry_sets_judge(registry, NULL, NULL, &lookup->plain_info);
+		plain &= registry->sets[i].everything;
+	*ret_info = (struct registry_info){0};
+	if (plain) /* no set asks for the name, so none is needed */
+		registry_sets_judge(registry, NULL, NULL, ret_info);
 	pthread_mutex_unlock(&registry->mutex);
+	return plain;
 }
 
-struct registry_lookup *registry_lookup_new(struct registry *registry)
+size_t registry_head_dims(const struct registry *registry, size_t arch, enum spec_family family,
+			  enum spec_dtype dtype,
+			  struct spec_head_dims ret_pairs[SPEC_MAX_HEAD_DIMS])
 {
-	struct registry_lookup *lookup = calloc(1, sizeof(*lookup));
+	size_t n;
 
-	if (lookup)
-		lookup->registry = registry;
-	return lookup;
+	if (!registry->spaces[arch])
+		return spec_own_head_dims(registry->catalog, registry->archs[arch], family,
+					  ret_pairs);
+	n = spec_space_head_dims(registry->spaces[arch], family, dtype, ret_pairs,
+				 SPEC_MAX_HEAD_DIMS);
+	return n < SPEC_MAX_HEAD_DIMS ? n : SPEC_MAX_HEAD_DIMS;
 }
 
-struct registry_lookup *registry_lookup_free(struct registry_lookup *lookup)
+void registry_reduce(const struct registry *registry, size_t arch,
+		     struct kernel_signature *signature)
 {
-	if (!lookup)
-		return NULL;
-	for (size_t i = 0; i < lookup->registry->n_archs; i++)
-		spec_iter_free(lookup->iters[i]);
-	free(lookup);
-	return NULL;
-}
-
-bool registry_lookup_start(struct registry_lookup *lookup, size_t arch,
-			   const struct kernel_signature *signature)
-{
-	const struct spec_space *space = lookup->registry->spaces[arch];
-	struct kernel_signature reduced = *signature;
-
-	spec_signature_reduce(space, &reduced);
-	lookup->arch = arch;
-	judge_signature(lookup, &reduced);
-	if (lookup->iters[arch])
-		spec_iter_restart_signature(lookup->iters[arch], &reduced);
+	if (registry->spaces[arch])
+		spec_signature_reduce(registry->spaces[arch], signature);
 	else
-		lookup->iters[arch] = spec_iter_new_signature(space, &reduced);
-	return lookup->iters[arch];
+		spec_own_reduce(registry->catalog, registry->archs[arch], signature);
 }
 
-const struct kernel_spec *registry_lookup_next(struct registry_lookup *lookup,
-					       struct registry_info *ret_info)
+/* Those of AMD's rules. */
+static int each_of_space(const struct spec_space *space, const struct kernel_signature *signature,
+			 registry_candidate each, void *owner, struct registry *registry,
+			 const struct registry_info *plain)
 {
-	struct spec_iter *iter = lookup->iters[lookup->arch];
-	const struct kernel_spec *spec = iter ? spec_iter_next(iter) : NULL;
+	struct spec_iter *iter = spec_iter_new_signature(space, signature);
+	const struct kernel_spec *spec;
+	struct registry_info info;
+	int r = iter ? 0 : FMHA_ENOMEM;
 
-	if (!spec || !ret_info)
-		return spec;
-	if (lookup->plain)
-		*ret_info = lookup->plain_info;
-	else
-		registry_get_info(lookup->registry, spec, ret_info);
-	return spec;
+	while (r == 0 && (spec = spec_iter_next(iter))) {
+		if (!plain)
+			registry_get_info(registry, spec, &info);
+		r = each(owner, spec, plain ? plain : &info);
+	}
+	spec_iter_free(iter);
+	return r;
 }
+
+int registry_candidates(struct registry *registry, size_t arch,
+			const struct kernel_signature *wanted, registry_candidate each, void *owner)
+{
+	struct kernel_spec specs[SPEC_MAX_CANDIDATES];
+	struct kernel_signature reduced = *wanted;
+	struct registry_info plain, info;
+	bool is_plain;
+	size_t n;
+	int r = 0;
+
+	registry_reduce(registry, arch, &reduced);
+	is_plain = judge_signature(registry, &reduced, &plain);
+	if (registry->spaces[arch])
+		return each_of_space(registry->spaces[arch], &reduced, each, owner, registry,
+				     is_plain ? &plain : NULL);
+	n = spec_candidates(registry->catalog, registry->archs[arch], wanted, specs);
+	for (size_t i = 0; i < n && r == 0; i++) {
+		if (!is_plain)
+			registry_get_info(registry, &specs[i], &info);
+		r = each(owner, &specs[i], is_plain ? &plain : &info);
+	}
+	return r;
+}
+
+/* ---- walks ---- */
 
 static int compare_specs(const void *x, const void *y)
 {
@@ -396,26 +441,48 @@ int registry_each_known(struct registry *registry, registry_visit visit, void *o
 	return r;
 }
 
+struct visiting {
+	struct registry *registry;
+	const struct spec_filter *filter;
+	registry_visit visit;
+	void *owner;
+};
+
+static int visit_own(void *owner, const struct kernel_spec *spec)
+{
+	const struct visiting *v = owner;
+
+	if (v->filter && !spec_filter_match(v->filter, spec))
+		return 0;
+	return visit_one(v->registry, spec, v->visit, v->owner);
+}
+
+static int visit_space(struct visiting *v, const struct spec_space *space)
+{
+	struct spec_iter *iter = spec_iter_new(space, v->filter);
+	const struct kernel_spec *spec;
+	int r = iter ? 0 : FMHA_ENOMEM;
+
+	while (r == 0 && (spec = spec_iter_next(iter)))
+		r = visit_one(v->registry, spec, v->visit, v->owner);
+	spec_iter_free(iter);
+	return r;
+}
+
 int registry_each(struct registry *registry, const char *filter_text, registry_visit visit,
 		  void *owner, struct fmha_error *err)
 {
 	struct spec_filter *filter = NULL;
+	struct visiting v = {.registry = registry, .visit = visit, .owner = owner};
 	int r = 0;
 
 	if (filter_text && *filter_text)
 		r = spec_filter_compile(registry->catalog, filter_text, &filter, NULL, err);
-	for (size_t i = 0; r == 0 && i < registry->n_archs; i++) {
-		struct spec_iter *iter = spec_iter_new(registry->spaces[i], filter);
-		const struct kernel_spec *spec;
-
-		if (!iter) {
-			r = fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
-			break;
-		}
-		while (r == 0 && (spec = spec_iter_next(iter)))
-			r = visit_one(registry, spec, visit, owner);
-		spec_iter_free(iter);
-	}
+	v.filter = filter;
+	for (size_t i = 0; r == 0 && i < registry->n_archs; i++)
+		r = registry->spaces[i] ? visit_space(&v, registry->spaces[i])
+					: spec_own_each(registry->catalog, registry->archs[i], NULL,
+							visit_own, &v);
 	spec_filter_free(filter);
-	return r;
+	return r == FMHA_ENOMEM ? fmha_error_set(err, r, "registry: out of memory") : r;
 }

@@ -37,12 +37,10 @@ static bool wildcard_match(const char *pattern, const char *text)
 	return *pattern == '\0';
 }
 
-bool registry_set_names(const struct registry_set *set, const char *name)
+static bool is_named(const struct registry_set *set, const char *name)
 {
 	bool named = false;
 
-	if (set->everything)
-		return true;
 	for (size_t i = 0; i < set->n_patterns; i++) {
 		const char *pattern = set->patterns[i];
 		bool away = *pattern == '!';
@@ -53,20 +51,70 @@ bool registry_set_names(const struct registry_set *set, const char *name)
 	return named;
 }
 
+static bool is_old(const struct registry *registry, const char *pattern)
+{
+	for (size_t i = 0; i < registry->n_archs; i++)
+		if (!registry->spaces[i] &&
+		    spec_is_old_pattern(registry->catalog, registry->archs[i], pattern))
+			return true;
+	return false;
+}
+
+/*
+ * Is an old name of the kernel in the set? A pattern that takes away only some of the names leaves the kernel:
+ * those that have words of old names do.
+ */
+static bool judge_old_names(const struct registry *registry, const struct registry_set *set,
+			    const struct kernel_spec *spec)
+{
+	char name[SPEC_NAME_BYTES];
+	bool named = false;
+
+	(void)spec_name_format(registry->catalog, spec, name);
+	for (size_t i = 0; i < set->n_patterns; i++) {
+		const char *pattern = set->patterns[i];
+
+		if (*pattern != '!')
+			named |= spec_old_names_match(registry->catalog, spec, pattern);
+		else if (!is_old(registry, pattern))
+			named &= !wildcard_match(pattern + 1, name);
+	}
+	return named;
+}
+
+/* The answer is kept, since there may be a thousand patterns. */
+static bool names_by_old(const struct registry *registry, struct registry_set *set,
+			 const struct kernel_spec *spec)
+{
+	uint64_t hash = spec_hash(spec);
+	struct registry_verdict *verdict = &set->verdicts[hash % REGISTRY_VERDICTS];
+
+	if (verdict->hash != hash)
+		*verdict = (struct registry_verdict){hash, judge_old_names(registry, set, spec)};
+	return verdict->named;
+}
+
+bool registry_set_names(const struct registry *registry, struct registry_set *set,
+			const struct kernel_spec *spec, const char *name)
+{
+	return set->everything || is_named(set, name) ||
+	       (set->verdicts && names_by_old(registry, set, spec));
+}
+
 void registry_sets_judge(struct registry *registry, const struct kernel_spec *spec,
 			 const char *name, struct registry_info *ret_info)
 {
 	char text[SPEC_NAME_BYTES] = "";
 
 	for (size_t i = 0; i < registry->n_sets; i++) {
-		const struct registry_set *set = &registry->sets[i];
+		struct registry_set *set = &registry->sets[i];
 		bool is_default = strcmp(set->name, "default") == 0;
 
 		if (!set->everything && !name) {
 			(void)spec_name_format(registry->catalog, spec, text);
 			name = text;
 		}
-		if (!registry_set_names(set, name))
+		if (!registry_set_names(registry, set, spec, name))
 			continue;
 		ret_info->offered = 1;
 		ret_info->preferred |= !is_default;
@@ -78,6 +126,7 @@ void registry_set_deinit(struct registry_set *set)
 	for (size_t i = 0; i < set->n_patterns; i++)
 		free(set->patterns[i]);
 	free(set->patterns);
+	free(set->verdicts);
 	*set = (struct registry_set){0};
 }
 
@@ -125,8 +174,20 @@ static int set_parse(struct registry_set *set, const char *json, size_t size,
 	return r;
 }
 
+static int find_old_patterns(const struct registry *registry, struct registry_set *set,
+			     struct fmha_error *err)
+{
+	bool old = false;
+
+	for (size_t i = 0; i < set->n_patterns; i++)
+		old |= is_old(registry, set->patterns[i]);
+	set->verdicts = old ? calloc(REGISTRY_VERDICTS, sizeof(*set->verdicts)) : NULL;
+	return old && !set->verdicts ? fmha_error_set(err, FMHA_ENOMEM, "set: out of memory") : 0;
+}
+
 struct counting {
-	const struct registry_set *set;
+	struct registry *registry;
+	struct registry_set *set;
 	uint64_t n;
 };
 
@@ -135,9 +196,8 @@ static int count_visit(void *owner, const struct kernel_spec *spec, const char *
 {
 	struct counting *counting = owner;
 
-	(void)spec;
 	(void)info;
-	counting->n += registry_set_names(counting->set, name);
+	counting->n += registry_set_names(counting->registry, counting->set, spec, name);
 	return 0;
 }
 
@@ -161,7 +221,7 @@ int registry_load_set(struct registry *registry, const char *name, const char *j
 		      uint64_t *ret_n_kernels, struct fmha_error *err)
 {
 	struct registry_set set = {0};
-	struct counting counting = {.set = &set};
+	struct counting counting = {.registry = registry, .set = &set};
 	int r;
 
 	if (!*name || strlen(name) >= sizeof(set.name))
@@ -170,6 +230,8 @@ int registry_load_set(struct registry *registry, const char *name, const char *j
 					    sizeof(set.name) - 1);
 	(void)snprintf(set.name, sizeof(set.name), "%s", name);
 	r = set_parse(&set, json, size, err);
+	if (r == 0)
+		r = find_old_patterns(registry, &set, err);
 	if (r == 0 && ret_n_kernels && set.everything)
 		counting.n = registry_count(registry);
 	else if (r == 0 && ret_n_kernels)
@@ -211,8 +273,8 @@ static int gone_visit(void *owner, const struct kernel_spec *spec, const char *n
 {
 	struct counting *counting = owner;
 
-	(void)spec;
-	counting->n += !info->offered && registry_set_names(counting->set, name);
+	counting->n += !info->offered &&
+		       registry_set_names(counting->registry, counting->set, spec, name);
 	return 0;
 }
 
@@ -220,7 +282,7 @@ int registry_unload_set(struct registry *registry, const char *name, uint64_t *r
 			struct fmha_error *err)
 {
 	struct registry_set set;
-	struct counting counting = {.set = &set};
+	struct counting counting = {.registry = registry, .set = &set};
 	int r = 0;
 
 	if (!take_set(registry, name, &set))

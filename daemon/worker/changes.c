@@ -81,18 +81,22 @@ int changes_request(struct session *session, uint32_t id, enum proto_method meth
 {
 	struct registry *registry = session->worker->registry;
 	struct proto_registry_change_params change = {.uid = session->uid};
+	struct kernel_spec spec;
 	int r = 0;
 
 	switch (method) {
 	case PROTO_REGISTRY_SET_PRIORITY:
 		change.change = PROTO_CHANGE_PRIORITY;
-		memcpy(change.name, params->REGISTRY_SET_PRIORITY.kernel, sizeof(change.name));
 		change.priority = params->REGISTRY_SET_PRIORITY.priority;
-		r = registry_find(registry, change.name, NULL, NULL, err);
+		r = registry_find(registry, params->REGISTRY_SET_PRIORITY.kernel, &spec, NULL, err);
+		if (r == 0)
+			(void)spec_name_format(registry_catalog(registry), &spec, change.name);
 		break;
 	case PROTO_REGISTRY_LIFT:
 		change.change = PROTO_CHANGE_LIFT;
 		memcpy(change.name, params->REGISTRY_LIFT.kernel, sizeof(change.name));
+		if (registry_find(registry, params->REGISTRY_LIFT.kernel, &spec, NULL, NULL) == 0)
+			(void)spec_name_format(registry_catalog(registry), &spec, change.name);
 		break;
 	default:
 		change.change = PROTO_CHANGE_FORGET;

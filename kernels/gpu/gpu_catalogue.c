@@ -13,14 +13,13 @@
 
 #define COUNT(x)   (sizeof(x) / sizeof((x)[0]))
 #define CORE(core) (1u << GPU_CORE_##core)
-#define WITHOUT(f) ((uint64_t)1 << SPEC_FIELD_##f)
+#define FIELD(f)   ((uint64_t)1 << SPEC_FIELD_##f)
+#define WITHOUT(f) FIELD(f)
 #define FORWARD                                                                                    \
 	(SPEC_BIT(SPEC_FWD) | SPEC_BIT(SPEC_FWD_SPLITKV) | SPEC_BIT(SPEC_FWD_PAGEDKV) |            \
 	 SPEC_BIT(SPEC_BATCH_PREFILL))
 #define PAGED (SPEC_BIT(SPEC_FWD_PAGEDKV) | SPEC_BIT(SPEC_BATCH_PREFILL))
-#define FP8                                                                                        \
-	(SPEC_BIT(SPEC_FP8FP16) | SPEC_BIT(SPEC_FP8BF16) | SPEC_BIT(SPEC_FP8FP32) |                \
-	 SPEC_BIT(SPEC_BF8))
+#define FP8     (SPEC_BIT(SPEC_FP8) | SPEC_BIT(SPEC_BF8))
 #define HALF    (SPEC_BIT(SPEC_FP16) | SPEC_BIT(SPEC_BF16))
 #define ALL     (SPEC_BIT(SPEC_FP32) | HALF | FP8)
 #define NOT_FP8 (SPEC_BIT(SPEC_FP32) | HALF)
@@ -84,7 +83,7 @@
 #define STAGED_GRAD(cores, hdim, m, n, waves, blocks, without)                                     \
 	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, WITHOUT(dropout) | (without),      \
 	     hdim, m, n, waves, 1, blocks)
-#define E4M3  (SPEC_BIT(SPEC_FP8FP16) | SPEC_BIT(SPEC_FP8BF16) | SPEC_BIT(SPEC_FP8FP32))
+#define E4M3  SPEC_BIT(SPEC_FP8)
 #define RAW   (WITHOUT(bias) | WITHOUT(logits) | WITHOUT(dropout))
 
 static const struct spec_row kernels[] = {
@@ -420,6 +419,10 @@ const struct spec_backend gpu_backend = {
 	.n_rows = COUNT(kernels),
 	.head_dims = head_dims,
 	.n_head_dims = COUNT(head_dims),
+	.compiled = FIELD(mask) | FIELD(bias) | FIELD(logits) | FIELD(dropout) | FIELD(qscale) |
+		    FIELD(paged_kv),
+	.any_dims = SPEC_BIT(SPEC_FWD_SPLITKV_COMBINE) | SPEC_BIT(SPEC_FWD_APPENDKV) |
+		    SPEC_BIT(SPEC_BWD_DOT_DO_O) | SPEC_BIT(SPEC_BWD_CONVERT_DQ),
 	.cut = cut,
 	.misfit = misfit,
 };

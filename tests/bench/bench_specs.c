@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include <kernels/backends.h>
-#include <registry/registry.h>
 #include <specs/row.h>
 #include <specs/space.h>
 #include <specs/validate.h>
@@ -131,49 +130,7 @@ static int compare_double(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* The same through the daemon's registry, with the state of every candidate: one kernel in a
- * hundred of those looked up has been compiled. */
-static void bench_registry(const struct spec_catalog *catalog,
-			   const struct kernel_signature *signatures, uint64_t n)
-{
-	static double took[N_LOOKUPS];
-	struct registry_device device = {
-		.name = "bench", .rules = "ck", .archs = {"gfx950"}, .n_archs = 1};
-	struct registry *registry;
-	struct registry_lookup *lookup;
-	struct registry_info info;
-	uint64_t known = 0;
-
-	if (registry_new(catalog, &device, &registry, NULL) < 0) {
-		misses++;
-		return;
-	}
-	lookup = registry_lookup_new(registry);
-	for (uint64_t j = 0; j < n; j += 100) {
-		const struct kernel_spec *spec;
-		char name[SPEC_NAME_BYTES];
-
-		registry_lookup_start(lookup, 0, &signatures[j]);
-		spec = registry_lookup_next(lookup, NULL);
-		(void)spec_name_format(catalog, spec, name);
-		misses += registry_set_flags(registry, name, REGISTRY_COMPILED, 0, NULL) < 0;
-	}
-	for (uint64_t j = 0; j < n; j++) {
-		double start = now();
-
-		registry_lookup_start(lookup, 0, &signatures[j]);
-		while (registry_lookup_next(lookup, &info))
-			known += info.flags != 0;
-		took[j] = now() - start;
-	}
-	misses += known == 0;
-	qsort(took, n, sizeof(*took), compare_double);
-	report("the same with every candidate's state, median", 1e6 * took[n / 2], "us", 20);
-	registry_lookup_free(lookup);
-	registry_free(registry);
-}
-
-/* Signatures as a registry meets them: of specs drawn evenly from the whole space. */
+/* Signatures of specs drawn evenly from the whole space. */
 static void bench_lookup(const struct spec_catalog *catalog)
 {
 	static struct kernel_signature signatures[N_LOOKUPS];
@@ -208,7 +165,6 @@ static void bench_lookup(const struct spec_catalog *catalog)
 		     (unsigned long long)spec_space_count(space), (double)candidates / (double)n);
 	report("all candidates of a signature, median", 1e6 * took[n / 2], "us", 20);
 	report("the same, 99th percentile", 1e6 * took[n * 99 / 100], "us", 100);
-	bench_registry(catalog, signatures, n);
 	spec_iter_free(iter);
 	spec_space_free(space);
 }

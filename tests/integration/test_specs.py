@@ -390,9 +390,9 @@ def test_archs():
 
 def test_the_default_is_what_this_build_runs():
     count = lambda *a: int(fmhactl("enumerate", *a, "--count"))
-    assert count("--arch", "gfx942") == count("--arch", "gfx942", "--rules", "gpu") > 1000000
+    assert count("--arch", "gfx942") == count("--arch", "gfx942", "--rules", "gpu") > 30000
     assert count("--arch", "sm_86") == count("--arch", "sm_89")
-    assert count("--arch", "portable") == count("--arch", "x86_64_v4", "--rules", "cpu") > 464966
+    assert count("--arch", "portable") == count("--arch", "x86_64_v4", "--rules", "cpu") > 100
     # Sweeps and receipts are AMD's.
     assert count("--arch", "gfx942", "--config", "bwd") == count("--arch", "gfx942", "--rules", "ck", "--variant", "bwd")
     assert "sweeps are for rules 'ck'" in fmhactl("enumerate", "--arch", "sm_80", "--config", "fwd", code=2)

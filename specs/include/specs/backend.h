@@ -68,8 +68,14 @@ struct spec_backend {
 	size_t n_archs;
 	const struct spec_row *rows; /* those of one pipeline and family best first */
 	size_t n_rows;
-	const struct spec_head_dims *head_dims;
+	const struct spec_head_dims *head_dims; /* the largest last, both the same */
 	size_t n_head_dims;
+	/* Bits of enum spec_field: the traits that code is specialised on. All others are arguments, so
+	 * that they are not in the names of kernels: one kernel is one piece of code. */
+	uint64_t compiled;
+	/* Bits of enum spec_family: those whose kernels take head dims as they come, too, and have the largest
+	 * in their names. */
+	uint16_t any_dims;
 	/* Writes the tile of @row for @spec, which has all but the tile and its traits. */
 	void (*cut)(const struct spec_backend_arch *arch, const struct spec_row *row,
 		    struct kernel_spec *spec);
@@ -81,5 +87,41 @@ struct spec_backend {
 	const char *(*misfit)(const struct spec_backend_arch *arch, int pipeline,
 			      const struct kernel_spec *spec, enum spec_field *ret_field);
 };
+
+/*
+ * Of a spec of this build's own kernels: drops what is no matter to the code, so that what is left is the
+ * kernel's own spec. Others are left as they are.
+ */
+void spec_reduce(const struct spec_catalog *catalog, struct kernel_spec *spec);
+
+/* The same of a signature alone, on an arch that this build has kernels for. */
+void spec_own_reduce(const struct spec_catalog *catalog, int arch,
+		     struct kernel_signature *signature);
+
+/*
+ * Does @pattern (with * and ?) match one of the names that a kernel of this build had when names were of
+ * problems? And whether a pattern, of kernels of an arch, has words that only those have.
+ */
+int spec_old_names_match(const struct spec_catalog *catalog, const struct kernel_spec *kernel,
+			 const char *pattern);
+int spec_is_old_pattern(const struct spec_catalog *catalog, int arch, const char *pattern);
+
+#define SPEC_MAX_CANDIDATES 192 /* the rows of a backend */
+#define SPEC_MAX_HEAD_DIMS  32
+
+/*
+ * The kernels of an arch that this build has some for, with the head dims and all traits of @wanted.
+ * Return: how many.
+ */
+size_t spec_candidates(const struct spec_catalog *catalog, int arch,
+		       const struct kernel_signature *wanted,
+		       struct kernel_spec ret_specs[SPEC_MAX_CANDIDATES]);
+/* The pairs of head dims that kernels of @family are made for. Return: how many. */
+size_t spec_own_head_dims(const struct spec_catalog *catalog, int arch, enum spec_family family,
+			  struct spec_head_dims ret_pairs[SPEC_MAX_HEAD_DIMS]);
+/* All of them, each once, until @visit returns other than 0, which is returned. @variant: NULL: of all. */
+typedef int (*spec_visit)(void *owner, const struct kernel_spec *spec);
+int spec_own_each(const struct spec_catalog *catalog, int arch, const char *variant,
+		  spec_visit visit, void *owner);
 
 #endif

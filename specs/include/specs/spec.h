@@ -245,8 +245,11 @@ int spec_word_find(const struct spec_catalog *catalog, enum spec_field field, co
 /*
  * The canonical name, such as
  *   fwd-bf16-group-h192x128-qr_async-t128x128x32x128x32x256-r4x1x1-w32x32x16-p1111-top_left-no-lse-gfx950
+ *   fwd-bf16-h128-gpu_wgmma-t128x128x128x128x128x128-r8x1x1-w16x16x16-p1111-generic-no-bpc1-sm_90a
  * It carries all 59 fields, leaving out what has its default value, so it is unique over everything
- * that can be enumerated. The parts are joined by '-', which no word contains:
+ * that can be enumerated. This build's own kernels, the second, have one name for one piece of code: it
+ * says what is compiled in, and has no mode, since they take both. The parts are joined by '-', which
+ * no word contains:
  *   family, dtype, mode, h<hdim_q>[x<hdim_v>], pipeline,
  *   t<m0>x<n0>x<k0>x<n1>x<k1>x<k0max>[x<bwd6>x<bwd7>x<bwd8>][.<tile_tag>],
  *   r<waves of stage 0>[.<stage 1>[.<stage 2>]], w<warp tile of stage 0>[.<stage 1>[.<stage 2>]]
@@ -261,8 +264,11 @@ int spec_word_find(const struct spec_catalog *catalog, enum spec_field field, co
 size_t spec_name_format(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 			char name[SPEC_NAME_BYTES]);
 
-/* The inverse. Only canonical names are accepted, so that a kernel has one name. Returns 0 or
- * FMHA_EINVAL with the offending part in @err. */
+/*
+ * The inverse. Only canonical names are accepted, so that a kernel has one name, and those that this build's
+ * own had when a name was of a problem: spec_reduce() (specs/backend.h) makes the kernel's of such a spec.
+ * Returns 0 or FMHA_EINVAL with the offending part in @err.
+ */
 int spec_name_parse(const struct spec_catalog *catalog, const char *name,
 		    struct kernel_spec *ret_spec, struct fmha_error *err);
 

@@ -4,6 +4,7 @@
 
 #include <kernels/cpu.h>
 #include <kernels/gpu_catalogue.h>
+#include <specs/validate.h>
 
 static int is_gpu(int arch)
 {
@@ -54,6 +55,172 @@ static void every_spec_makes_a_kernel(void **state)
 		spec_iter_free(iter);
 		spec_space_free(space);
 	}
+}
+
+/* Kernels that differ in their names differ in their code. */
+static int compare_texts(const void *a, const void *b)
+{
+	return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static void a_name_is_a_piece_of_code(void **state)
+{
+	struct spec_space *space = own_space(spec_arch_find(catalog, "sm_90a"));
+	struct spec_iter *iter = spec_iter_new(space, NULL);
+	char **names = calloc(spec_space_count(space), sizeof(*names));
+	const struct kernel_spec *spec;
+	size_t n = 0;
+
+	(void)state;
+	while ((spec = spec_iter_next(iter))) {
+		const char *pipeline = spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline);
+		struct gpu_kernel kernel;
+
+		if (gpu_kernel_of_spec("sm_90a", pipeline, spec, NULL, &kernel) == 0)
+			names[n++] = strdup(kernel.name);
+	}
+	assert_true(n > 50000);
+	qsort(names, n, sizeof(*names), compare_texts);
+	for (size_t i = 1; i < n; i++)
+		if (strcmp(names[i - 1], names[i]) == 0)
+			fail_msg("%s has two names", names[i]);
+	for (size_t i = 0; i < n; i++)
+		free(names[i]);
+	free(names);
+	spec_iter_free(iter);
+	spec_space_free(space);
+}
+
+/* What people have written down is good still: old names lead to the code that ran under them. */
+static void old_names_lead_to_their_kernel(void **state)
+{
+	static const struct {
+		const char *old, *now;
+	} names[] = {
+		{"fwd-bf16-group-h128-gpu_wgmma-t128x128x128x128x128x128-r8x1x1-w16x16x16-p1111-"
+		 "top_left-"
+		 "no-lse-bpc1-sm_90a",
+		 "fwd-bf16-h128-gpu_wgmma-t128x128x128x128x128x128-r8x1x1-w16x16x16-p1111-generic-"
+		 "no-"
+		 "bpc1-sm_90a"},
+		{"fwd-fp8bf16-batch-h128-gpu_mma-t64x64x128x128x64x128-r4x1x1-w16x16x16-p1111-no-"
+		 "bias-"
+		 "drop-cap-skip-qs.kv_blockscale-bpc2-sm_90a",
+		 "fwd-fp8-h128-gpu_mma-t64x64x128x128x64x128-r4x1x1-w16x16x16-p1111-no-bias-drop-"
+		 "cap-"
+		 "qs.pertensor-bpc2-sm_90a"},
+		{"bwd_convert_dq-bf16-batch-h64-gpu_convert-t16x16x32x32x32x32-r4x1x1-w16x16x16-"
+		 "p1111-no-"
+		 "no-bpc1-sm_90a",
+		 "bwd_convert_dq-bf16-h256-gpu_convert-t16x16x32x32x32x32-r4x1x1-w16x16x16-p1111-"
+		 "no-no-"
+		 "bpc1-sm_90a"},
+		{"fwd_splitkv_combine-bf16-group-h64-cpu_rows-t32x64x64x64x64x64-r1x1x1-w1x16x1-"
+		 "p1111-no-no-"
+		 "lse-x86_64_v3",
+		 "fwd_splitkv_combine-bf16-h256-cpu_rows-t32x256x256x256x256x256-r1x1x1-w1x16x1-"
+		 "p1111-"
+		 "no-no-x86_64_v3"},
+		{"fwd-fp32-group-h64-cpu_flash-t96x512x64x64x512x64-r1x1x1-w6x16x1-p1111-generic-"
+		 "alibi-"
+		 "lse-drop-x86_64_v3",
+		 "fwd-fp32-h64-cpu_flash-t96x512x64x64x512x64-r1x1x1-w6x16x1-p1111-no-no-x86_64_"
+		 "v3"},
+	};
+	char name[SPEC_NAME_BYTES];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		struct fmha_error err = {0};
+		struct kernel_spec spec;
+
+		if (spec_name_parse(catalog, names[i].old, &spec, &err) < 0)
+			fail_msg("%s: %s", names[i].old, err.msg);
+		assert_int_equal(spec_validate(catalog, &spec, NULL), 0);
+		spec_reduce(catalog, &spec);
+		(void)spec_name_format(catalog, &spec, name);
+		assert_string_equal(name, names[i].now);
+		assert_true(spec_old_names_match(catalog, &spec, names[i].old));
+		assert_false(spec_old_names_match(catalog, &spec, name));
+		assert_true(spec_is_old_pattern(catalog, spec.gfx_arch, names[i].old));
+		assert_false(spec_is_old_pattern(catalog, spec.gfx_arch, name));
+	}
+}
+
+static void old_patterns_match_old_names(void **state)
+{
+	static const struct {
+		const char *pattern;
+		int matches;
+	} patterns[] = {
+		{"*", 1},
+		{"fwd-bf16-*", 1},
+		{"fwd-bf16-group-*", 1},
+		{"fwd-bf16-*-h128-*", 1},
+		{"*-generic-*", 1},
+		{"*-top_left-*-lse-*", 1},
+		{"*-group-*-lse-sink-*", 1},
+		{"*-?roup-h128-gpu_wgmma-*-sm_90?", 1},
+		{"fwd-bf16-group-h128-gpu_wgmma-*-generic-no-lse-sink-skip-bpc1-sm_90a", 1},
+		{"*-sink-lse-*", 0},
+		{"*-p1111-no-*", 0}, /* a mask is compiled in */
+		{"*-drop-*", 0},
+		{"*-det-*", 0},
+		{"fwd-bf16-h128-*", 0},
+		{"fwd-fp16-group-*", 0},
+		{"fwd-bf16-group", 0},
+		{"", 0},
+	};
+	struct fmha_error err = {0};
+	struct kernel_spec spec;
+
+	(void)state;
+	assert_int_equal(spec_name_parse(catalog,
+					 "fwd-bf16-h128-gpu_wgmma-t128x128x128x128x128x128-r8x1x1-"
+					 "w16x16x16-p1111-generic-no-bpc1-sm_90a",
+					 &spec, &err),
+			 0);
+	for (size_t i = 0; i < sizeof(patterns) / sizeof(patterns[0]); i++)
+		if (spec_old_names_match(catalog, &spec, patterns[i].pattern) !=
+		    patterns[i].matches)
+			fail_msg("'%s'", patterns[i].pattern);
+}
+
+/* What a row of its own covers is what the list of all kernels has. */
+static void candidates_are_those_of_the_list(void **state)
+{
+	struct spec_space *space = own_space(spec_arch_find(catalog, "gfx942"));
+	struct spec_iter *iter = spec_iter_new(space, NULL), *some = spec_iter_new(space, NULL);
+	int arch = spec_arch_find(catalog, "gfx942");
+	struct kernel_spec found[SPEC_MAX_CANDIDATES];
+	const struct kernel_spec *spec, *listed;
+	uint64_t k = 0, n_found = 0;
+
+	(void)state;
+	while ((spec = spec_iter_next(iter))) {
+		struct kernel_signature wanted = spec->signature;
+		size_t n, at = 0;
+
+		if (k++ % 101)
+			continue;
+		/* No code is told apart by these. */
+		wanted.lse = 1;
+		wanted.mode = SPEC_MODE_GROUP;
+		n = spec_candidates(catalog, arch, &wanted, found);
+		n_found += n;
+		spec_iter_restart_signature(some, &spec->signature);
+		while ((listed = spec_iter_next(some))) {
+			for (at = 0; at < n && spec_compare(&found[at], listed) != 0; at++) {
+			}
+			assert_true(at < n);
+			memmove(&found[at], &found[at + 1], (--n - at) * sizeof(found[0]));
+		}
+		assert_int_equal(n, 0);
+	}
+	assert_true(n_found > 1000);
+	spec_iter_free(iter);
+	spec_iter_free(some);
+	spec_space_free(space);
 }
 
 /* ---- CPU ---- */
@@ -157,7 +324,7 @@ static void every_signature_has_a_spec(void **state)
 			wanted.dropout = i / 45 >> 2 & 1;
 			wanted.logits = i / 45 >> 3 & 1;
 			spec_signature_reduce(space, &wanted);
-			if (wanted.family == SPEC_BWD_DQ_DK_DV && wanted.data_type == SPEC_FP8BF16)
+			if (wanted.family == SPEC_BWD_DQ_DK_DV && wanted.data_type == SPEC_FP8)
 				continue;
 			if (count_specs(iter, &wanted) == 0)
 				fail_msg("%s: family %d type %d hdim %d traits %d",
@@ -192,6 +359,10 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_spec_makes_a_kernel),
+		cmocka_unit_test(a_name_is_a_piece_of_code),
+		cmocka_unit_test(old_names_lead_to_their_kernel),
+		cmocka_unit_test(old_patterns_match_old_names),
+		cmocka_unit_test(candidates_are_those_of_the_list),
 		cmocka_unit_test(cpu_specs_are_cpu_kernels),
 		cmocka_unit_test(every_signature_has_a_spec),
 		cmocka_unit_test(relatives_share_their_rows),

@@ -283,9 +283,9 @@ static void lookups_find_their_spec(void **state)
 {
 	(void)state;
 	check_lookups("gfx950", "ck", 9973);
-	check_lookups("gfx1100", "gpu", 9973);
-	check_lookups("sm_90a", "gpu", 9973);
-	check_lookups("x86_64_v4", "cpu", 997);
+	check_lookups("gfx1100", "gpu", 997);
+	check_lookups("sm_90a", "gpu", 997);
+	check_lookups("x86_64_v4", "cpu", 7);
 }
 
 static void lookups_find_all_of_a_signature(void **state)

@@ -2,12 +2,12 @@
 /*
  * registry.h: the kernels of one device and what is known about each.
  *
- * Which kernels the device can have is not stored: it follows from the backends' rows, and is
- * asked of a struct spec_space for every arch that the device runs (a CPU runs its level and all
- * below). What is stored is what differs from the default: kernels that were compiled, loaded,
- * quarantined, measured, run or given a priority. So a registry over millions of specs takes the
- * memory of the few that matter, and a lookup by signature costs what the specs of that signature
- * cost.
+ * Which kernels the device can have is not stored: it follows from the backends' rows, for every arch
+ * that the device runs (a CPU runs its level and all below). What is stored is what differs from the
+ * default: kernels that were compiled, loaded, quarantined, measured, run or given a priority.
+ *
+ * A kernel is one piece of code, and its name says what is compiled in. Names that are older than that
+ * say of a problem what is no matter to the code; they are taken for the kernel that runs it.
  *
  * Kernel sets say which of the possible kernels are offered. A set is a JSON list of patterns over
  * canonical names, with * and ?; a leading ! takes away what the patterns before it took in. A new
@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 #include <fmha/base.h>
-#include <specs/space.h>
+#include <specs/backend.h>
 
 #define REGISTRY_MAX_ARCHS         8
 #define REGISTRY_MAX_SETS          16
@@ -92,10 +92,9 @@ struct registry *registry_free(struct registry *registry);
 
 const struct spec_catalog *registry_catalog(const struct registry *registry);
 size_t registry_n_archs(const struct registry *registry);
-const struct spec_space *registry_space(const struct registry *registry, size_t arch);
 const char *registry_arch_name(const struct registry *registry, size_t arch);
 /* All specs of all archs. */
-uint64_t registry_count(const struct registry *registry);
+uint64_t registry_count(struct registry *registry);
 
 /*
  * By name. @ret_spec, @ret_info: may be NULL.
@@ -107,17 +106,22 @@ int registry_find(struct registry *registry, const char *name, struct kernel_spe
 void registry_get_info(struct registry *registry, const struct kernel_spec *spec,
 		       struct registry_info *ret_info);
 
-/* By signature: start, then next until NULL. Reuse one lookup for many: it allocates once. */
-struct registry_lookup;
-struct registry_lookup *registry_lookup_new(struct registry *registry);
-struct registry_lookup *registry_lookup_free(struct registry_lookup *lookup);
-/* @signature is reduced to the traits that its family uses. Return: false: out of memory, and next has
- * none. */
-bool registry_lookup_start(struct registry_lookup *lookup, size_t arch,
-			   const struct kernel_signature *signature);
-/* Kernels in all states, valid until the next call. */
-const struct kernel_spec *registry_lookup_next(struct registry_lookup *lookup,
-					       struct registry_info *ret_info);
+/* The pairs of head dims that kernels of the family and type are made for. Return: how many. */
+size_t registry_head_dims(const struct registry *registry, size_t arch, enum spec_family family,
+			  enum spec_dtype dtype,
+			  struct spec_head_dims ret_pairs[SPEC_MAX_HEAD_DIMS]);
+/* Drops what is no matter to the kernels of an arch. */
+void registry_reduce(const struct registry *registry, size_t arch,
+		     struct kernel_signature *signature);
+/*
+ * The kernels that have the head dims and all traits of @wanted, in all states. @each: returns other than 0
+ * to end. Return: what it did, 0, FMHA_ENOMEM.
+ */
+typedef int (*registry_candidate)(void *owner, const struct kernel_spec *spec,
+				  const struct registry_info *info);
+int registry_candidates(struct registry *registry, size_t arch,
+			const struct kernel_signature *wanted, registry_candidate each,
+			void *owner);
 
 /*
  * By filter (specs/filter.h; "" is everything): calls @visit until it returns non-zero and returns

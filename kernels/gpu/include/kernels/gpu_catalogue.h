@@ -12,8 +12,7 @@
 extern const struct spec_backend gpu_backend;
 
 /*
- * The kernel of a spec of gpu_backend, two words of which the caller looks up. Many specs share one code object: a kernel is not specialised
- * on LSE, say; ret_kernel->name tells.
+ * The kernel of a spec of gpu_backend, two words of which the caller looks up.
  * @args: the family's struct: what a problem fixes besides its signature (a scale that is not
  *        positive, a bias gradient that is a sum) and what no kernel takes; NULL: nothing of that
  * Return: 0, or 1 for a spec that kernels/gpu does not have, or args that it does not take.

@@ -5,8 +5,8 @@
  * here, and the unit tests need no GPU.
  *
  * A kernel is one source (fmha.hip) and a list of -D options. A tile says how the work is cut, the
- * traits say which features are compiled in; both follow from a kernel spec (gpu_catalogue.h). Two
- * specs with the same name here share one code object. Run-time arguments decide about a launch only.
+ * traits say which features are compiled in; both follow from a kernel spec (gpu_catalogue.h) but for three traits,
+ * which the arguments of a plan have. Run-time arguments decide about a launch only.
  */
 #ifndef FMHA_GPU_KERNEL_H
 #define FMHA_GPU_KERNEL_H
