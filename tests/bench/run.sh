@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Every benchmark, each printing ratios to something measured beside it in the same run.
 #
-#   tests/bench/run.sh [cpu|specs|rpc|idle|watch|fair|plan|selection|tuning|gpu|coldstart ...]
+#   tests/bench/run.sh [cpu|specs|rpc|idle|watch|fair|plan|selection|tuning|gpu|coldstart|house ...]
 #                                             default: cpu specs rpc idle
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
@@ -135,6 +135,12 @@ bench_gpu() {
     stop_daemon
     title "Local launch, served runs, and kernels beside cuDNN and FlashAttention-2: build/bench/gpu.{json,csv,svg}"
     FMHA_BUILD=$PWD/build/release python3 tests/bench/bench_gpu.py --out build/bench
+}
+
+# No times but sizes: of the sources, and of a first plan's way through them.
+bench_house() {
+    title "The house"
+    /usr/bin/python3 tests/bench/house.py
 }
 
 for part in "${@:-cpu specs rpc idle}"; do
