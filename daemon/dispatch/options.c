@@ -105,6 +105,7 @@ struct outlook {
 	double time;  /* of the best candidate; < 0: there is none */
 	double scale; /* microseconds for an estimate of 1; 0: unknown here */
 	bool measured, predicted;
+	struct plan_stage stage; /* of that candidate */
 };
 
 static void set_splits(struct planner *b, int32_t n, int32_t size)
@@ -115,7 +116,8 @@ static void set_splits(struct planner *b, int32_t n, int32_t size)
 
 /* The candidates for so many splits. Return: 0 and a report, or as select_kernel(). */
 static int peek_splits(struct planner *b, int32_t n, int32_t size, bool ask_all,
-		       struct select_report *report, double *ret_scale)
+		       struct plan_stage *ret_stage, struct select_report *report,
+		       double *ret_scale)
 {
 	enum abi_family family = ABI_FWD_SPLITKV;
 	uint32_t dtype = b->plan->problem.q.dtype;
@@ -123,10 +125,10 @@ static int peek_splits(struct planner *b, int32_t n, int32_t size, bool ask_all,
 
 	set_splits(b, n, size);
 	if (n > 0)
-		return planner_peek(b, family, dtype, ask_all, report, ret_scale);
+		return planner_peek(b, family, dtype, ask_all, ret_stage, report, ret_scale);
 	for (int i = 0; r > 0 && planner_unsplit_family(b, i, &family); i++) {
 		select_report_deinit(report);
-		r = planner_peek(b, family, dtype, ask_all, report, ret_scale);
+		r = planner_peek(b, family, dtype, ask_all, ret_stage, report, ret_scale);
 	}
 	return r;
 }
@@ -135,8 +137,8 @@ static int peek_splits(struct planner *b, int32_t n, int32_t size, bool ask_all,
 static int look(struct planner *b, struct outlook *outlook)
 {
 	struct select_report report = {0};
-	int r = peek_splits(b, outlook->n_splits, outlook->split_size, false, &report,
-			    &outlook->scale);
+	int r = peek_splits(b, outlook->n_splits, outlook->split_size, false, &outlook->stage,
+			    &report, &outlook->scale);
 
 	outlook->time = -1;
 	if (r == 0) {
@@ -240,6 +242,7 @@ static bool list_outlooks(struct planner *b, struct split_choice *ret_split,
 }
 
 struct plan_looking {
+	struct fmha_problem asked;
 	struct plan plan;
 	struct planner planner;
 	struct fmha_error error;
@@ -263,6 +266,7 @@ struct plan_looking *plan_looking_new(const struct fmha_problem *problem,
 	if (!looking)
 		return NULL;
 	b = &looking->planner;
+	looking->asked = *problem;
 	*b = (struct planner){.plan = &looking->plan, .device = device, .err = &looking->error};
 	if (planner_start(b, problem, choice) == 0 && planner_append(b) == 0 &&
 	    plan_total_q(b->plan) > 0 && list_outlooks(b, &split, &looking->outlooks))
@@ -283,6 +287,17 @@ struct plan_looking *plan_looking_free(struct plan_looking *looking)
 {
 	free(looking);
 	return NULL;
+}
+
+bool options_take_looking(struct planner *b, const struct fmha_problem *problem)
+{
+	const struct plan_looking *looking = b->device->looking;
+
+	if (!looking || b->report || memcmp(problem, &looking->asked, sizeof(*problem)) != 0)
+		return false;
+	*b->plan = looking->plan;
+	b->naming = looking->planner.naming;
+	return true;
 }
 
 /* Were these looked at before? Then they are as they were found. */
@@ -317,6 +332,9 @@ int options_choose_splits(struct planner *b, struct split_choice *ret_split)
 	best = best_of(outlooks.list, outlooks.n);
 	if (!best)
 		return 0;
+	b->has_found = true;
+	b->found_splits = best->n_splits;
+	b->found = best->stage;
 	ret_split->n = best->n_splits > 1 ? best->n_splits : 1;
 	ret_split->size = best->n_splits > 1 ? best->split_size : b->plan->problem.seqlen_k;
 	(void)snprintf(ret_split->why, sizeof(ret_split->why),
@@ -385,9 +403,10 @@ static int gather_forward(struct planner *b, struct gathering *to)
 	}
 	for (size_t i = 0; i < list.count; i++) {
 		struct select_report report = {0};
+		struct plan_stage ignored;
 		double scale;
 
-		r = peek_splits(b, list.n[i], list.size[i], true, &report, &scale);
+		r = peek_splits(b, list.n[i], list.size[i], true, &ignored, &report, &scale);
 		if (r == 0)
 			gather(to, b, &report, list.n[i]);
 		select_report_deinit(&report);
@@ -401,8 +420,9 @@ static int gather_stage(struct planner *b, enum abi_family family, uint32_t dtyp
 			struct gathering *to)
 {
 	struct select_report report = {0};
+	struct plan_stage ignored;
 	double scale;
-	int r = planner_peek(b, family, dtype, true, &report, &scale);
+	int r = planner_peek(b, family, dtype, true, &ignored, &report, &scale);
 
 	if (r == 0)
 		gather(to, b, &report, 0);

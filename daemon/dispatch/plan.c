@@ -125,7 +125,7 @@ static int check_reach(const struct plan *plan, struct fmha_error *err)
 }
 
 int planner_peek(struct planner *b, enum abi_family family, uint32_t dtype, bool ask_all,
-		 struct select_report *ret_report, double *ret_scale)
+		 struct plan_stage *ret_stage, struct select_report *ret_report, double *ret_scale)
 {
 	struct launch_bases bases = args_placeholders(b->plan);
 	struct plan_stage *stage = &b->plan->stages[b->plan->n_stages];
@@ -143,6 +143,7 @@ int planner_peek(struct planner *b, enum abi_family family, uint32_t dtype, bool
 	args_fill(b->plan, b->plan->n_stages, &bases, &args);
 	r = select_kernel(&select, stage, ret_report);
 	*ret_scale = select.scale;
+	*ret_stage = *stage;
 	*stage = (struct plan_stage){0};
 	return r;
 }
@@ -159,6 +160,12 @@ static int add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 	const char *why;
 	int r;
 
+	if (b->has_found && !b->report && b->found.family == family &&
+	    b->found_splits == plan->n_splits) {
+		*stage = b->found;
+		plan->n_stages++;
+		return 0;
+	}
 	*stage = (struct plan_stage){.family = family, .dtype = dtype};
 	args_fill(plan, plan->n_stages, &bases, &args);
 	if (b->device->registry) {
@@ -267,6 +274,8 @@ int planner_append(struct planner *b)
 	const struct fmha_problem *p = &plan->problem;
 	int r;
 
+	if (plan->append) /* done while it was looked at */
+		return 0;
 	if (!plan_present(p, FMHA_T_K_NEW) || p->batch == 0 ||
 	    (p->seqlen_new == 0 && p->rope == FMHA_ROPE_NONE))
 		return 0;
@@ -588,7 +597,7 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_ch
 {
 	struct plan plan = {0};
 	struct planner b = {.plan = &plan, .device = device, .report = report, .err = err};
-	int r = planner_start(&b, problem, choice);
+	int r = options_take_looking(&b, problem) ? 0 : planner_start(&b, problem, choice);
 
 	if (r < 0)
 		return r;
