@@ -9,7 +9,8 @@
  */
 #include <string.h>
 
-#include "space_impl.h"
+#include "catalog_impl.h"
+#include "fields.h"
 
 #define MOST_VALUES    4
 #define MOST_SPELLINGS (1 + SPEC_MAX_HEAD_DIMS)

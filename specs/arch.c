@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* arch.c: what a loaded catalog says about archs, data types and profiles. */
+/* arch.c: what a loaded catalog says about archs and data types. */
 #include <string.h>
 
 #include "catalog_impl.h"
@@ -88,38 +88,4 @@ void spec_dq_tile(const struct spec_catalog *catalog, const struct kernel_spec *
 	*ret_rows = *ret_floats = 0;
 	if (own && own->dq_tile)
 		own->dq_tile(spec, ret_rows, ret_floats);
-}
-
-int spec_profile_count(const struct spec_catalog *catalog)
-{
-	return catalog->n_profiles;
-}
-
-const char *spec_profile_name(const struct spec_catalog *catalog, int profile)
-{
-	return catalog->profiles[profile].name;
-}
-
-int spec_profile_find(const struct spec_catalog *catalog, const char *name)
-{
-	for (int i = 0; i < catalog->n_profiles; i++)
-		if (strcmp(catalog->profiles[i].name, name) == 0)
-			return i;
-	return -1;
-}
-
-int spec_profile_receipt(const struct spec_catalog *catalog, int profile)
-{
-	return catalog->profiles[profile].receipt;
-}
-
-const char *spec_profile_text(const struct spec_catalog *catalog, int profile)
-{
-	return catalog->profiles[profile].text;
-}
-
-int spec_profile_keeps(const struct spec_catalog *catalog, int profile,
-		       const struct kernel_spec *spec)
-{
-	return expr_holds(&catalog->profiles[profile].keep, spec);
 }

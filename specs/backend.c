@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /*
- * backend.c: the kernel space of a backend of this build, made of its rows: see specs/backend.h.
+ * backend.c: the kernels of a backend of this build, made of its rows: see specs/backend.h.
  * Every backend's kernels take the traits of the problem freely, so the axes belong to the family
  * and stand here once.
  */
@@ -10,7 +10,8 @@
 
 #include <proto/error.h>
 
-#include "space_impl.h"
+#include "catalog_impl.h"
+#include "fields.h"
 
 #define MAX_VALUES 4
 

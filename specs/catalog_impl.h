@@ -9,6 +9,7 @@
 #include <proto/error.h>
 #include <specs/backend.h>
 #include <specs/catalog.h>
+#include <specs/validate.h>
 
 #include "expr.h"
 #include "json.h"
@@ -84,7 +85,15 @@ struct profile {
 	struct expr keep;
 };
 
+/* What is known of kernels that are not this build's. */
+struct catalog_foreign {
+	int (*judge)(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		     struct spec_findings *ret_findings); /* as spec_validate() */
+	void (*release)(struct spec_catalog *catalog);
+};
+
 struct spec_catalog {
+	const struct catalog_foreign *foreign; /* NULL: only this build's own are */
 	char *dir;
 	struct words pipelines, tile_tags, properties; /* pipelines: the backends' come last */
 	const struct spec_pipeline *own_pipelines[CATALOG_MAX_WORDS]; /* by word; NULL: of rules/ */
@@ -108,13 +117,37 @@ const char *const *spec_words(const struct spec_catalog *catalog, enum spec_fiel
 int spec_word_find_n(const struct spec_catalog *catalog, enum spec_field field, const char *word,
 		     size_t length);
 
-/* catalog_arch.c: an arch's document, whose file is read and whose name is known, and its spaces.
+/* catalog.c */
+int catalog_append_word(struct words *words, const char *word, struct fmha_error *err);
+/* Archs are numbered anew, in the order of their names. */
+int catalog_add_backends(struct spec_catalog *catalog, const struct spec_backend *const *backends,
+			 struct fmha_error *err);
+
+/* validate.c: one more finding, *@ret NULL where there is no room for it; and its sentence, with the values of
+ * {fields} filled in. */
+void findings_add(struct spec_findings *findings, int is_warning, const char *field,
+		  struct spec_finding **ret);
+void findings_write(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		    const char *message, char *text, size_t size);
+
+/* ck/rules.c */
+int rules_judge(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		struct spec_findings *ret_findings);
+
+/* ck/catalog_arch.c: an arch's document, whose file is read and whose name is known, and its spaces.
  */
 int catalog_load_arch(struct spec_catalog *catalog, int arch_number, struct fmha_error *err);
 void arch_place_init(struct arch_place *place, const struct spec_catalog *catalog, int arch,
 		     int space);
 
-/* backend.c: NULL, or why a backend has no such kernel: a sentence whose subject is a field, with
+/* backend.c. Whether a variant of that name has kernels; traits that no row has of which @spec is a kernel; the
+ * kernel of that row with another signature, 0: it is of none; a signature less what is no matter to code. */
+int backend_has_variant(const char *variant);
+field_set backend_absent(const struct own_space *own, const struct kernel_spec *spec);
+int backend_recut(const struct own_space *own, struct kernel_spec *spec,
+		  const struct kernel_signature *signature);
+void backend_reduce(const struct spec_backend *backend, struct kernel_signature *signature);
+/* NULL, or why a backend has no such kernel: a sentence whose subject is a field, with
  * place holders. */
 const char *backend_judge(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 			  enum spec_field *ret_field);

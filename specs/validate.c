@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* validate.c: runs the checks of the arch's rules file and fills in their sentences. */
+/* validate.c: is a spec a kernel of this build? Its rows say so; of others their rules do. */
 #include <stdio.h>
 
 #include <specs/validate.h>
@@ -27,8 +27,8 @@ static size_t write_field(const struct spec_catalog *catalog, const struct kerne
 }
 
 /* "hdim_q {hdim_q}: not a multiple of 8" -> "hdim_q 63: not a multiple of 8" */
-static void write_message(const struct spec_catalog *catalog, const struct kernel_spec *spec,
-			  const char *message, char *text, size_t size)
+void findings_write(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		    const char *message, char *text, size_t size)
 {
 	size_t used = 0;
 
@@ -46,8 +46,8 @@ static void write_message(const struct spec_catalog *catalog, const struct kerne
 	text[used] = '\0';
 }
 
-static void report(struct spec_findings *findings, int is_warning, const char *field,
-		   struct spec_finding **ret)
+void findings_add(struct spec_findings *findings, int is_warning, const char *field,
+		  struct spec_finding **ret)
 {
 	*ret = NULL;
 	findings->n_warnings += is_warning;
@@ -65,7 +65,7 @@ static int unknown(struct spec_findings *findings, const char *field, int value)
 	struct spec_finding *finding;
 
 	if (findings) {
-		report(findings, 0, field, &finding);
+		findings_add(findings, 0, field, &finding);
 		(void)snprintf(finding->msg, sizeof(finding->msg), "%s %d: there is none", field,
 			       value);
 	}
@@ -84,17 +84,17 @@ static int validate_own(const struct spec_catalog *catalog, const struct own_spa
 
 	if (!why || !findings)
 		return why != NULL;
-	report(findings, 0, spec_field_name(field), &finding);
+	findings_add(findings, 0, spec_field_name(field), &finding);
 	if (field == SPEC_FIELD_tile_m0)
 		(void)snprintf(message, sizeof(message), "tile {tile_m0}x{tile_n0}: %s", why);
 	else
 		(void)snprintf(message, sizeof(message), "%s {%s}: %s", spec_field_name(field),
 			       spec_field_name(field), why);
-	write_message(catalog, spec, message, finding->msg, sizeof(finding->msg));
+	findings_write(catalog, spec, message, finding->msg, sizeof(finding->msg));
 	return 1;
 }
 
-/* A pipeline tells whose kernel a spec is; AMD's rules judge those of nobody else. */
+/* A pipeline tells whose kernel a spec is; AMD's rules judge those of nobody else, where they are loaded. */
 static int is_own(const struct spec_catalog *catalog, const struct kernel_spec *spec)
 {
 	return spec_pipeline_flags(catalog, spec->pipeline) >= 0 ||
@@ -104,33 +104,14 @@ static int is_own(const struct spec_catalog *catalog, const struct kernel_spec *
 int spec_validate(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 		  struct spec_findings *ret_findings)
 {
-	const struct arch_space *space;
-	int n_errors = 0;
-
 	if (ret_findings)
 		ret_findings->n_errors = ret_findings->n_warnings = ret_findings->n = 0;
 	if (spec->gfx_arch >= catalog->n_archs)
 		return unknown(ret_findings, "gfx_arch", spec->gfx_arch);
 	if (spec->signature.family >= SPEC_N_FAMILIES)
 		return unknown(ret_findings, "family", spec->signature.family);
-	if (is_own(catalog, spec))
+	if (is_own(catalog, spec) || !catalog->foreign)
 		return validate_own(catalog, &catalog->archs[spec->gfx_arch].own, spec,
 				    ret_findings);
-	space = &catalog->archs[spec->gfx_arch].spaces[0];
-	for (int i = 0; i < space->n_checks; i++) {
-		const struct check *check = &space->checks[i];
-		struct spec_finding *finding;
-
-		if (!(check->families >> spec->signature.family & 1) ||
-		    !expr_holds(&check->when, spec) || expr_holds(&check->require, spec))
-			continue;
-		n_errors += !check->is_warning;
-		if (!ret_findings)
-			continue;
-		report(ret_findings, check->is_warning, check->field, &finding);
-		if (finding)
-			write_message(catalog, spec, check->message, finding->msg,
-				      sizeof(finding->msg));
-	}
-	return n_errors;
+	return catalog->foreign->judge(catalog, spec, ret_findings);
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <dispatch/ck.h>
 #include <dispatch/model.h>
 #include <dispatch/plan.h>
 #include <kernels/backends.h>
@@ -23,11 +24,25 @@ static void describe(const struct spec_catalog *catalog, const char *name,
 	device->wave = model ? model->wave : 64;
 }
 
+/* Is it about kernels that are not this build's? */
+static bool is_foreign(const struct spec_catalog *catalog,
+		       const struct plan_offline_options *options)
+{
+	int arch = spec_arch_find(catalog, options->arch);
+	const char *own = arch < 0 ? NULL : spec_arch_rules(catalog, arch, 0);
+
+	if (arch < 0)
+		return false;
+	return !spec_arch_model(catalog, arch) ||
+	       (options->rules && own && strcmp(options->rules, own) != 0);
+}
+
 int plan_explain_offline(const struct plan_offline_options *options,
 			 const struct fmha_problem *problem, char **ret_json,
 			 struct fmha_error *err)
 {
-	struct registry_device model = {.rules = options->rules};
+	struct registry_device model = {0};
+	struct registry_source *foreign = NULL;
 	struct spec_catalog *catalog = NULL;
 	struct registry *registry = NULL;
 	struct predict_model *model_of_times = NULL;
@@ -41,6 +56,10 @@ int plan_explain_offline(const struct plan_offline_options *options,
 
 	(void)snprintf(model.name, sizeof(model.name), "%s", options->arch);
 	registry_device_archs(&model, options->arch);
+	if (r == 0 && is_foreign(catalog, options))
+		r = ck_source_new(catalog, &model, options->rules, &foreign, err);
+	model.source = foreign;
+	device.judge = foreign ? ck_judge : NULL;
 	if (r == 0)
 		r = registry_new(catalog, &model, &registry, err);
 	device.registry = registry;
@@ -56,6 +75,7 @@ int plan_explain_offline(const struct plan_offline_options *options,
 		r = plan_explain(problem, &choice, &device, ret_json, err);
 	predict_model_free(model_of_times);
 	registry_free(registry);
+	ck_source_free(foreign);
 	spec_catalog_free(catalog);
 	return r;
 }

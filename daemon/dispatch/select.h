@@ -109,6 +109,7 @@ void shape_of(const struct fmha_problem *problem, char shape[REGISTRY_SHAPE_BYTE
 bool shape_neighbour(const struct fmha_problem *problem, int i, char shape[REGISTRY_SHAPE_BYTES]);
 
 /* select_check.c: can this spec run the stage? The reason is written on false. */
+__attribute__((format(printf, 2, 3))) bool select_reject(struct candidate *c, const char *fmt, ...);
 bool select_check(const struct select_stage *stage, const struct spec_catalog *catalog,
 		  struct candidate *candidate);
 

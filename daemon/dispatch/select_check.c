@@ -9,13 +9,12 @@
 #include <string.h>
 
 #include <specs/backend.h>
-#include <specs/validate.h>
 
 #include "select.h"
 
 #define VECTOR_BYTES 16 /* what a kernel without head-dim padding loads at once */
 
-__attribute__((format(printf, 2, 3))) static bool reject(struct candidate *c, const char *fmt, ...)
+bool select_reject(struct candidate *c, const char *fmt, ...)
 {
 	va_list args;
 
@@ -28,9 +27,9 @@ __attribute__((format(printf, 2, 3))) static bool reject(struct candidate *c, co
 static bool check_state(struct candidate *c)
 {
 	if (c->info.flags & REGISTRY_QUARANTINED)
-		return reject(c, "quarantined");
+		return select_reject(c, "quarantined");
 	if (!c->info.offered)
-		return reject(c, "not in a loaded kernel set");
+		return select_reject(c, "not in a loaded kernel set");
 	return true;
 }
 
@@ -57,18 +56,18 @@ static bool check_lengths(const struct select_stage *stage, struct candidate *c)
 		    stage->family != ABI_BWD_CONVERT_DQ;
 
 	if (rows_vary(p) && !s->pad_s)
-		return reject(c, "pad_s 0: row counts vary");
+		return select_reject(c, "pad_s 0: row counts vary");
 	if (!fits(p->seqlen_q, s->tile.tile_m0, s->pad_s))
-		return reject(c, "pad_s %d: seqlen_q %d is no multiple of tile_m0 %d", s->pad_s,
-			      p->seqlen_q, s->tile.tile_m0);
+		return select_reject(c, "pad_s %d: seqlen_q %d is no multiple of tile_m0 %d",
+				     s->pad_s, p->seqlen_q, s->tile.tile_m0);
 	if (!keys)
 		return true;
 	if ((p->mode == FMHA_GROUP || plan_has_lengths_k(p) || plan_present(p, FMHA_T_LEFTPAD_K)) &&
 	    !s->pad_sk)
-		return reject(c, "pad_sk 0: key counts vary");
+		return select_reject(c, "pad_sk 0: key counts vary");
 	if (!fits(p->seqlen_k, s->tile.tile_n0, s->pad_sk))
-		return reject(c, "pad_sk %d: seqlen_k %d is no multiple of tile_n0 %d", s->pad_sk,
-			      p->seqlen_k, s->tile.tile_n0);
+		return select_reject(c, "pad_sk %d: seqlen_k %d is no multiple of tile_n0 %d",
+				     s->pad_sk, p->seqlen_k, s->tile.tile_n0);
 	return true;
 }
 
@@ -87,16 +86,17 @@ static bool check_head_dims(const struct select_stage *stage, const struct spec_
 	bool by_eights = flags >= 0 && flags & (SPEC_WARPGROUPS | SPEC_STAGED);
 
 	if (by_eights && (p->hdim_q % 8 || p->hdim_v % 8))
-		return reject(c, "a head dimension is no multiple of 8: hdim %d x %d", p->hdim_q,
-			      p->hdim_v);
+		return select_reject(c, "a head dimension is no multiple of 8: hdim %d x %d",
+				     p->hdim_q, p->hdim_v);
 
 	if (signature_uses_hdim_q(stage->family) && !head_fits(p->hdim_q, s->hdim_q, c->spec.pad_d))
-		return reject(c, "pad_d %d: hdim_q %d is not %d%s", c->spec.pad_d, p->hdim_q,
-			      s->hdim_q, c->spec.pad_d ? ", nor a multiple of 8" : "");
+		return select_reject(c, "pad_d %d: hdim_q %d is not %d%s", c->spec.pad_d, p->hdim_q,
+				     s->hdim_q, c->spec.pad_d ? ", nor a multiple of 8" : "");
 	if (signature_uses_hdim_v(stage->family) &&
 	    !head_fits(p->hdim_v, s->hdim_v, c->spec.pad_dv))
-		return reject(c, "pad_dv %d: hdim_v %d is not %d%s", c->spec.pad_dv, p->hdim_v,
-			      s->hdim_v, c->spec.pad_dv ? ", nor a multiple of 8" : "");
+		return select_reject(c, "pad_dv %d: hdim_v %d is not %d%s", c->spec.pad_dv,
+				     p->hdim_v, s->hdim_v,
+				     c->spec.pad_dv ? ", nor a multiple of 8" : "");
 	return true;
 }
 
@@ -127,61 +127,15 @@ static bool check_alignment(const struct select_stage *stage, struct candidate *
 	for (int i = 0; i < 4; i++) {
 		if (c->spec.pad_d != 1 && signature_uses_hdim_q(stage->family) &&
 		    !is_aligned(p, of_hdim_q[i]))
-			return reject(c, "pad_d %d: tensor.%s is not aligned to %d bytes",
-				      c->spec.pad_d, proto_roles[of_hdim_q[i]].name, VECTOR_BYTES);
+			return select_reject(c, "pad_d %d: tensor.%s is not aligned to %d bytes",
+					     c->spec.pad_d, proto_roles[of_hdim_q[i]].name,
+					     VECTOR_BYTES);
 		if (c->spec.pad_dv != 1 && signature_uses_hdim_v(stage->family) &&
 		    !is_aligned(p, of_hdim_v[i]))
-			return reject(c, "pad_dv %d: tensor.%s is not aligned to %d bytes",
-				      c->spec.pad_dv, proto_roles[of_hdim_v[i]].name, VECTOR_BYTES);
+			return select_reject(c, "pad_dv %d: tensor.%s is not aligned to %d bytes",
+					     c->spec.pad_dv, proto_roles[of_hdim_v[i]].name,
+					     VECTOR_BYTES);
 	}
-	return true;
-}
-
-/* Tiles of keys and pages must nest, one way or the other: a tile is loaded page by page. */
-static bool check_pages(const struct select_stage *stage, struct candidate *c)
-{
-	const struct fmha_problem *p = &stage->plan->problem;
-	int32_t tile = c->spec.tile.tile_n0;
-
-	if (!plan_paged(p) || !c->spec.signature.paged_kv)
-		return true;
-	if (p->page_size % tile != 0 && tile % p->page_size != 0)
-		return reject(c, "page_size %d: does not nest with tile_n0 %d", p->page_size, tile);
-	return true;
-}
-
-static bool check_splits(const struct select_stage *stage, const struct spec_catalog *catalog,
-			 struct candidate *c)
-{
-	const struct fmha_problem *p = &stage->plan->problem;
-	bool is_ours = spec_pipeline_flags(catalog, c->spec.pipeline) >= 0;
-	int32_t most = 128; /* what the table of LSEs in LDS of AMD's combine holds */
-
-	if (stage->family == ABI_FWD_SPLITKV_COMBINE && p->op == FMHA_MERGE_STATES &&
-	    p->o_parts.dtype != FMHA_F32)
-		return reject(c, "merges partial results in f32 only");
-	if (stage->family == ABI_FWD_SPLITKV_COMBINE && !is_ours &&
-	    (p->op == FMHA_MERGE_STATES ? p->n_parts : stage->plan->n_splits) > most)
-		return reject(c, "combines at most %d splits", most);
-	if (stage->family == ABI_FWD_SPLITKV && p->split_size % c->spec.tile.tile_n0 != 0 &&
-	    p->split_size > 0)
-		return reject(c, "split_size %d: no multiple of tile_n0 %d", p->split_size,
-			      c->spec.tile.tile_n0);
-	return true;
-}
-
-static bool check_features(const struct select_stage *stage, const struct spec_catalog *catalog,
-			   struct candidate *c)
-{
-	int trload = spec_word_find(catalog, SPEC_FIELD_pipeline, "qr_async_trload");
-	const struct fmha_problem *p = &stage->plan->problem;
-
-	if (plan_present(p, FMHA_T_V) && p->v.stride[3] != 1 &&
-	    p->kv_layout != FMHA_KV_VECTORIZED && c->spec.signature.vlayout == SPEC_VLAYOUT_R &&
-	    p->hdim_v > 1)
-		return reject(c, "vlayout r: v is column-major");
-	if (c->spec.tile.use_trload && !spec_arch_has_pipeline(catalog, c->spec.gfx_arch, trload))
-		return reject(c, "use_trload: the arch has no transposing loads");
 	return true;
 }
 
@@ -195,30 +149,17 @@ static bool check_dq(const struct select_stage *stage, const struct spec_catalog
 
 	if (stage->family != ABI_BWD_DQ_DK_DV || writes == !stage->args->bwd.dq_acc)
 		return true;
-	return reject(c, writes ? "writes dQ itself" : "sums dQ in the workspace");
+	return select_reject(c, writes ? "writes dQ itself" : "sums dQ in the workspace");
 }
 
 bool select_check(const struct select_stage *stage, const struct spec_catalog *catalog,
 		  struct candidate *candidate)
 {
-	struct spec_findings findings;
-
 	if (!check_state(candidate) || !check_dq(stage, catalog, candidate) ||
 	    !check_head_dims(stage, catalog, candidate) || !check_lengths(stage, candidate) ||
 	    !check_alignment(stage, candidate))
 		return false;
 	/* This build's own kernels are what their tables list, and say the rest themselves when the
 	 * device is asked. */
-	if (spec_pipeline_flags(catalog, candidate->spec.pipeline) >= 0)
-		return true;
-	if (!check_pages(stage, candidate) || !check_splits(stage, catalog, candidate) ||
-	    !check_features(stage, catalog, candidate))
-		return false;
-	if (spec_validate(catalog, &candidate->spec, NULL) == 0)
-		return true;
-	(void)spec_validate(catalog, &candidate->spec, &findings);
-	for (int i = 0; i < findings.n; i++)
-		if (!findings.finding[i].is_warning)
-			return reject(candidate, "invalid: %.96s", findings.finding[i].msg);
-	return reject(candidate, "invalid");
+	return !stage->device->judge || stage->device->judge(stage, candidate);
 }

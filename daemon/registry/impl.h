@@ -58,10 +58,9 @@ struct registry {
 	char device[REGISTRY_NAME_BYTES];
 	char environment[REGISTRY_ENVIRONMENT_BYTES];
 	size_t n_archs;
-	int archs[REGISTRY_MAX_ARCHS]; /* words of the catalog */
-	/* Of AMD's rules; NULL: this build's own kernels, which follow from their rows. */
-	struct spec_space *spaces[REGISTRY_MAX_ARCHS];
-	_Atomic(uint64_t) n_kernels; /* 0: not counted yet */
+	int archs[REGISTRY_MAX_ARCHS];        /* words of the catalog */
+	const struct registry_source *source; /* NULL: this build's own kernels */
+	_Atomic(uint64_t) n_kernels;          /* 0: not counted yet */
 
 	pthread_mutex_t mutex;         /* guards all below */
 	struct registry_entry **table; /* open addressing, a power of two */

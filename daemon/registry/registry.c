@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include <proto/error.h>
+#include <specs/filter.h>
 #include <specs/validate.h>
 
 #define FIRST_TABLE_SIZE 64
@@ -30,24 +31,6 @@ void registry_device_archs(struct registry_device *device, const char *arch)
 		device->archs[device->n_archs++] = levels[i];
 }
 
-static int add_arch(struct registry *registry, const struct registry_device *device,
-		    const char *name, struct fmha_error *err)
-{
-	struct spec_space_options options = SPEC_SPACE_OPTIONS(name);
-	int arch = spec_arch_find(registry->catalog, name), r = 0;
-
-	if (arch < 0)
-		return 0;
-	assert(registry->n_archs < REGISTRY_MAX_ARCHS);
-	options.rules = device->rules;
-	if (device->rules || !spec_arch_model(registry->catalog, arch))
-		r = spec_space_new(registry->catalog, &options,
-				   &registry->spaces[registry->n_archs], err);
-	registry->archs[registry->n_archs] = arch;
-	registry->n_archs += r == 0;
-	return r;
-}
-
 int registry_new(const struct spec_catalog *catalog, const struct registry_device *device,
 		 struct registry **ret_registry, struct fmha_error *err)
 {
@@ -61,9 +44,15 @@ int registry_new(const struct spec_catalog *catalog, const struct registry_devic
 	(void)snprintf(registry->device, sizeof(registry->device), "%s", device->name);
 	(void)snprintf(registry->environment, sizeof(registry->environment), "%s",
 		       device->environment);
-	for (size_t i = 0; r == 0 && i < device->n_archs; i++)
-		r = add_arch(registry, device, device->archs[i], err);
-	if (r == 0 && registry->n_archs == 0)
+	registry->source = device->source;
+	for (size_t i = 0; i < device->n_archs; i++) {
+		int arch = spec_arch_find(catalog, device->archs[i]);
+
+		if (arch >= 0 && (device->source || spec_arch_model(catalog, arch)))
+			registry->archs[registry->n_archs++] = arch;
+	}
+	assert(registry->n_archs <= REGISTRY_MAX_ARCHS);
+	if (registry->n_archs == 0)
 		r = fmha_error_set_field(err, FMHA_ENOENT, "arch",
 					 "arch %s: there is none; `fmhactl archs` lists them",
 					 device->n_archs ? device->archs[0] : "(none)");
@@ -87,8 +76,6 @@ struct registry *registry_free(struct registry *registry)
 	free(registry->table);
 	for (size_t i = 0; i < registry->n_sets; i++)
 		registry_set_deinit(&registry->sets[i]);
-	for (size_t i = 0; i < registry->n_archs; i++)
-		spec_space_free(registry->spaces[i]);
 	pthread_mutex_destroy(&registry->mutex);
 	free(registry);
 	return NULL;
@@ -109,7 +96,7 @@ const char *registry_arch_name(const struct registry *registry, size_t arch)
 	return spec_arch_name(registry->catalog, registry->archs[arch]);
 }
 
-static int count_own(void *owner, const struct kernel_spec *spec)
+static int count_one(void *owner, const struct kernel_spec *spec)
 {
 	uint64_t *n = owner;
 
@@ -118,16 +105,20 @@ static int count_own(void *owner, const struct kernel_spec *spec)
 	return 0;
 }
 
+/* All kernels of an arch. */
+static int each_kernel(const struct registry *registry, size_t arch, spec_visit visit, void *owner)
+{
+	if (registry->source)
+		return registry->source->each(registry->source, arch, NULL, visit, owner);
+	return spec_own_each(registry->catalog, registry->archs[arch], NULL, visit, owner);
+}
+
 uint64_t registry_count(struct registry *registry)
 {
 	uint64_t n = registry->n_kernels;
 
 	for (size_t i = 0; !registry->n_kernels && i < registry->n_archs; i++)
-		if (registry->spaces[i])
-			n += spec_space_count(registry->spaces[i]);
-		else
-			(void)spec_own_each(registry->catalog, registry->archs[i], NULL, count_own,
-					    &n);
+		(void)each_kernel(registry, i, count_one, &n);
 	registry->n_kernels = n;
 	return n;
 }
@@ -221,8 +212,8 @@ static bool has_kernel(const struct registry *registry, size_t arch, struct kern
 {
 	if (spec->gfx_arch != registry->archs[arch])
 		return false;
-	if (registry->spaces[arch])
-		return spec_space_contains(registry->spaces[arch], spec);
+	if (registry->source)
+		return registry->source->has(registry->source, arch, spec);
 	if (spec_pipeline_flags(registry->catalog, spec->pipeline) < 0 ||
 	    spec_validate(registry->catalog, spec, NULL) != 0)
 		return false;
@@ -337,65 +328,57 @@ size_t registry_head_dims(const struct registry *registry, size_t arch, enum spe
 			  enum spec_dtype dtype,
 			  struct spec_head_dims ret_pairs[SPEC_MAX_HEAD_DIMS])
 {
-	size_t n;
-
-	if (!registry->spaces[arch])
-		return spec_own_head_dims(registry->catalog, registry->archs[arch], family,
-					  ret_pairs);
-	n = spec_space_head_dims(registry->spaces[arch], family, dtype, ret_pairs,
-				 SPEC_MAX_HEAD_DIMS);
-	return n < SPEC_MAX_HEAD_DIMS ? n : SPEC_MAX_HEAD_DIMS;
+	if (registry->source)
+		return registry->source->head_dims(registry->source, arch, family, dtype,
+						   ret_pairs);
+	return spec_own_head_dims(registry->catalog, registry->archs[arch], family, ret_pairs);
 }
 
 void registry_reduce(const struct registry *registry, size_t arch,
 		     struct kernel_signature *signature)
 {
-	if (registry->spaces[arch])
-		spec_signature_reduce(registry->spaces[arch], signature);
+	if (registry->source)
+		registry->source->reduce(registry->source, arch, signature);
 	else
 		spec_own_reduce(registry->catalog, registry->archs[arch], signature);
 }
 
-/* Those of AMD's rules. */
-static int each_of_space(const struct spec_space *space, const struct kernel_signature *signature,
-			 registry_candidate each, void *owner, struct registry *registry,
-			 const struct registry_info *plain)
-{
-	struct spec_iter *iter = spec_iter_new_signature(space, signature);
-	const struct kernel_spec *spec;
-	struct registry_info info;
-	int r = iter ? 0 : FMHA_ENOMEM;
+/* Candidates, each with its state. */
+struct candidates {
+	struct registry *registry;
+	bool is_plain; /* plain is the state of all */
+	struct registry_info plain;
+	registry_candidate each;
+	void *owner;
+};
 
-	while (r == 0 && (spec = spec_iter_next(iter))) {
-		if (!plain)
-			registry_get_info(registry, spec, &info);
-		r = each(owner, spec, plain ? plain : &info);
-	}
-	spec_iter_free(iter);
-	return r;
+static int visit_candidate(void *owner, const struct kernel_spec *spec)
+{
+	const struct candidates *c = owner;
+	struct registry_info info = c->plain;
+
+	if (!c->is_plain)
+		registry_get_info(c->registry, spec, &info);
+	return c->each(c->owner, spec, &info);
 }
 
 int registry_candidates(struct registry *registry, size_t arch,
 			const struct kernel_signature *wanted, registry_candidate each, void *owner)
 {
+	struct candidates c = {.registry = registry, .each = each, .owner = owner};
 	struct kernel_spec specs[SPEC_MAX_CANDIDATES];
 	struct kernel_signature reduced = *wanted;
-	struct registry_info plain, info;
-	bool is_plain;
 	size_t n;
 	int r = 0;
 
 	registry_reduce(registry, arch, &reduced);
-	is_plain = judge_signature(registry, &reduced, &plain);
-	if (registry->spaces[arch])
-		return each_of_space(registry->spaces[arch], &reduced, each, owner, registry,
-				     is_plain ? &plain : NULL);
+	c.is_plain = judge_signature(registry, &reduced, &c.plain);
+	if (registry->source)
+		return registry->source->each(registry->source, arch, &reduced, visit_candidate,
+					      &c);
 	n = spec_candidates(registry->catalog, registry->archs[arch], wanted, specs);
-	for (size_t i = 0; i < n && r == 0; i++) {
-		if (!is_plain)
-			registry_get_info(registry, &specs[i], &info);
-		r = each(owner, &specs[i], is_plain ? &plain : &info);
-	}
+	for (size_t i = 0; i < n && r == 0; i++)
+		r = visit_candidate(&c, &specs[i]);
 	return r;
 }
 
@@ -448,25 +431,13 @@ struct visiting {
 	void *owner;
 };
 
-static int visit_own(void *owner, const struct kernel_spec *spec)
+static int visit_kernel(void *owner, const struct kernel_spec *spec)
 {
 	const struct visiting *v = owner;
 
 	if (v->filter && !spec_filter_match(v->filter, spec))
 		return 0;
 	return visit_one(v->registry, spec, v->visit, v->owner);
-}
-
-static int visit_space(struct visiting *v, const struct spec_space *space)
-{
-	struct spec_iter *iter = spec_iter_new(space, v->filter);
-	const struct kernel_spec *spec;
-	int r = iter ? 0 : FMHA_ENOMEM;
-
-	while (r == 0 && (spec = spec_iter_next(iter)))
-		r = visit_one(v->registry, spec, v->visit, v->owner);
-	spec_iter_free(iter);
-	return r;
 }
 
 int registry_each(struct registry *registry, const char *filter_text, registry_visit visit,
@@ -480,9 +451,7 @@ int registry_each(struct registry *registry, const char *filter_text, registry_v
 		r = spec_filter_compile(registry->catalog, filter_text, &filter, NULL, err);
 	v.filter = filter;
 	for (size_t i = 0; r == 0 && i < registry->n_archs; i++)
-		r = registry->spaces[i] ? visit_space(&v, registry->spaces[i])
-					: spec_own_each(registry->catalog, registry->archs[i], NULL,
-							visit_own, &v);
+		r = each_kernel(registry, i, visit_kernel, &v);
 	spec_filter_free(filter);
 	return r == FMHA_ENOMEM ? fmha_error_set(err, r, "registry: out of memory") : r;
 }

@@ -53,9 +53,8 @@ static bool is_named(const struct registry_set *set, const char *name)
 
 static bool is_old(const struct registry *registry, const char *pattern)
 {
-	for (size_t i = 0; i < registry->n_archs; i++)
-		if (!registry->spaces[i] &&
-		    spec_is_old_pattern(registry->catalog, registry->archs[i], pattern))
+	for (size_t i = 0; !registry->source && i < registry->n_archs; i++)
+		if (spec_is_old_pattern(registry->catalog, registry->archs[i], pattern))
 			return true;
 	return false;
 }

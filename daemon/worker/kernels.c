@@ -116,7 +116,7 @@ int kernels_open(struct worker *worker, struct fmha_error *err)
 {
 	const struct device_info *info = device_get_info(worker->device);
 	struct registry_device device = {0};
-	int r = spec_catalog_load(NULL, fmha_backends, &worker->catalog, err);
+	int r = spec_catalog_own(fmha_backends, &worker->catalog, err);
 
 	if (r < 0)
 		return r;

@@ -97,7 +97,7 @@ int main(int argc, char **argv)
 
 	(void)snprintf(model.name, sizeof(model.name), "%s", arch);
 	registry_device_archs(&model, arch);
-	if (spec_catalog_load(NULL, fmha_backends, &catalog, &err) < 0 ||
+	if (spec_catalog_own(fmha_backends, &catalog, &err) < 0 ||
 	    registry_new(catalog, &model, &registry, &err) < 0 ||
 	    predict_model_load(arch, &times, &err) < 0)
 		die(arch, &err);

@@ -91,7 +91,7 @@ static int open_device(struct fmha_error *err)
 	info = device_get_info(device);
 	(void)snprintf(kind.name, sizeof(kind.name), "%s", info->arch);
 	registry_device_archs(&kind, info->arch);
-	r = spec_catalog_load(NULL, fmha_backends, &catalog, err);
+	r = spec_catalog_own(fmha_backends, &catalog, err);
 	if (r == 0)
 		r = registry_new(catalog, &kind, &registry, err);
 	plan_device = (struct plan_device){.arch = info->arch,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * catalog.h: everything that specs/ (the JSON folder) says, loaded once. A catalog is read-only
+ * catalog.h: this build's kernels and, for programs that link ck/, everything that specs/ (the JSON folder)
+ * says, loaded once. A catalog is read-only
  * after loading and may be shared by threads. A new arch, pipeline, profile or sweep is a new line
  * or file there, never code here.
  */
@@ -17,6 +18,10 @@ struct spec_backend;
 
 /* Where the JSON files are: $FMHA_SPECS_DIR, else share/fmhad/specs of the tree that the program lies in. */
 const char *specs_find_dir(char path[PATH_MAX]);
+
+/* This build's own kernels and nothing else, without a file. @backends: as below. */
+int spec_catalog_own(const struct spec_backend *const *backends, struct spec_catalog **ret_catalog,
+		     struct fmha_error *err);
 
 /*
  * Loads arch/, rules/ and sweeps/ below @dir, and adds what this build can run.
@@ -52,7 +57,7 @@ int spec_pipeline_flags(const struct spec_catalog *catalog, int pipeline);
 void spec_dq_tile(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 		  int32_t *ret_rows, int32_t *ret_floats);
 
-/* Profiles, each a predicate on the record with the receipt of the same name. */
+/* Of ck/: profiles, each a predicate on the record with the receipt of the same name. */
 int spec_profile_count(const struct spec_catalog *catalog);
 const char *spec_profile_name(const struct spec_catalog *catalog, int profile);
 int spec_profile_find(const struct spec_catalog *catalog, const char *name); /* -1: none */

@@ -65,7 +65,7 @@ struct registry *cpu_runner_registry(enum cpu_level level)
 	if (registries[level])
 		return registries[level];
 	if (!catalog)
-		assert_int_equal(spec_catalog_load(NULL, fmha_backends, &catalog, &err), 0);
+		assert_int_equal(spec_catalog_own(fmha_backends, &catalog, &err), 0);
 	for (int l = (int)level; l >= 0; l--)
 		device.archs[device.n_archs++] = cpu_level_name((enum cpu_level)l);
 	assert_int_equal(registry_new(catalog, &device, &registries[level], &err), 0);

@@ -89,7 +89,7 @@ static void open_gpu(struct gpu *gpu, const char *arch)
 	memset(gpu, 0, sizeof(*gpu));
 	gpu->arch = arch;
 	registry_device_archs(&device, arch);
-	if (spec_catalog_load(NULL, fmha_backends, &gpu->catalog, &err) < 0 ||
+	if (spec_catalog_own(fmha_backends, &gpu->catalog, &err) < 0 ||
 	    registry_new(gpu->catalog, &device, &gpu->registry, &err) < 0 ||
 	    predict_model_load(arch, &gpu->model, &err) < 0)
 		fail_msg("%s: %s", arch, err.msg);

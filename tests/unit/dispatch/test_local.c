@@ -4,6 +4,7 @@
  * whatever lies in the integer tensors, nothing leads outside of the others. The text of the GPU's kernel
  * runs here thread by thread.
  */
+#include <dispatch/ck.h>
 #include <stdio.h>
 
 #include <kernels/backends.h>
@@ -321,12 +322,16 @@ static void check_device(const struct spec_catalog *catalog, const char *arch, c
 {
 	static const int hdims[] = {32, 64, 96, 128, 160, 192, 224, 256};
 	struct plan_option *options = calloc(PLAN_MAX_OPTIONS, sizeof(*options));
-	struct registry_device model = {.rules = rules};
+	struct registry_source *foreign = NULL;
+	struct registry_device model = {0};
 	struct registry *registry;
 	struct fmha_error err;
 
 	(void)snprintf(model.name, sizeof(model.name), "%s", arch);
 	registry_device_archs(&model, arch);
+	if (rules)
+		assert_int_equal(ck_source_new(catalog, &model, rules, &foreign, &err), 0);
+	model.source = foreign;
 	assert_int_equal(registry_new(catalog, &model, &registry, &err), 0);
 	for (unsigned i = 0; i < 2 * sizeof(hdims) / sizeof(hdims[0]); i++) {
 		struct runner r = {.seed = 1 + i};
@@ -335,11 +340,13 @@ static void check_device(const struct spec_catalog *catalog, const char *arch, c
 		r.f.decree.device = (struct plan_device){.arch = arch,
 							 .registry = registry,
 							 .compute_units = 100,
-							 .lds_bytes = 65536};
+							 .lds_bytes = 65536,
+							 .judge = foreign ? ck_judge : NULL};
 		check_kernels(&r, options);
 		fixture_deinit(&r.f);
 	}
 	registry_free(registry);
+	ck_source_free(foreign);
 	free(options);
 }
 

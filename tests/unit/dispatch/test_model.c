@@ -184,7 +184,7 @@ static void looking_first_makes_the_same_plan(void **state)
 	struct plan at_once;
 
 	(void)state;
-	assert_int_equal(spec_catalog_load(NULL, fmha_backends, &catalog, &err), 0);
+	assert_int_equal(spec_catalog_own(fmha_backends, &catalog, &err), 0);
 	registry_device_archs(&device, "sm_90a");
 	assert_int_equal(registry_new(catalog, &device, &registry, &err), 0);
 	assert_int_equal(predict_model_load("sm_90a", &model, &err), 0);
@@ -221,7 +221,7 @@ static void a_model_goes_before_the_formula(void **state)
 	char text[TEXT_BYTES], trees[256];
 
 	(void)state;
-	assert_int_equal(spec_catalog_load(NULL, fmha_backends, &catalog, &err), 0);
+	assert_int_equal(spec_catalog_own(fmha_backends, &catalog, &err), 0);
 	registry_device_archs(&device, "sm_90a");
 	assert_int_equal(registry_new(catalog, &device, &registry, &err), 0);
 	plan_with(&f, registry, NULL);

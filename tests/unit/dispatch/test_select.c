@@ -3,6 +3,7 @@
  * device. */
 #include "fixture.h"
 
+#include <dispatch/ck.h>
 #include <stdio.h>
 
 #include <cjson/cJSON.h>
@@ -29,17 +30,24 @@ static int free_catalog(void **state)
 	return 0;
 }
 
+static struct registry_source *foreign; /* of the fixture, where its kernels are not this build's */
+
 /* A registry and a device with no find(): every spec is as good as built. */
 static void offline_device(struct fixture *f, const char *arch, const char *rules, uint32_t units)
 {
-	struct registry_device model = {.rules = rules};
+	struct registry_device model = {0};
 	struct registry *registry;
 
 	(void)snprintf(model.name, sizeof(model.name), "%s", arch);
 	registry_device_archs(&model, arch);
+	if (rules)
+		assert_works(f, ck_source_new(catalog, &model, rules, &foreign, &f->err));
+	model.source = foreign;
 	assert_works(f, registry_new(catalog, &model, &registry, &f->err));
-	f->decree.device = (struct plan_device){
-		.arch = arch, .registry = registry, .compute_units = units};
+	f->decree.device = (struct plan_device){.arch = arch,
+						.registry = registry,
+						.compute_units = units,
+						.judge = foreign ? ck_judge : NULL};
 	if (spec_arch_model(catalog, spec_arch_find(catalog, arch)))
 		f->decree.device.lds_bytes =
 			spec_arch_model(catalog, spec_arch_find(catalog, arch))->lds_bytes;
@@ -48,6 +56,7 @@ static void offline_device(struct fixture *f, const char *arch, const char *rule
 static void release(struct fixture *f)
 {
 	registry_free(f->decree.device.registry);
+	foreign = ck_source_free(foreign);
 	fixture_deinit(f);
 }
 

@@ -122,6 +122,8 @@ struct plan {
 
 struct registry;
 struct predict_model;
+struct select_stage;
+struct candidate;
 
 /* What dispatch may ask of a device, without knowing which one it is. */
 struct plan_device {
@@ -142,6 +144,9 @@ struct plan_device {
 	 */
 	int (*find)(void *owner, enum abi_family family, uint32_t dtype, const union abi_args *args,
 		    struct plan_stage *stage, const char **ret_why);
+	/* Of kernels that are not this build's: whether one can run the stage; the reason is written on false.
+	 * NULL: there are none. */
+	bool (*judge)(const struct select_stage *stage, struct candidate *candidate);
 	/* Where a tensor of the problem lies, as far as its alignment goes; NULL: buffers are aligned. */
 	uint64_t (*locate)(void *tensors, const struct fmha_tensor *tensor);
 	void *owner, *tensors;

@@ -68,12 +68,31 @@ struct registry_result {
 	int64_t when_s; /* CLOCK_REALTIME; 0: not known */
 };
 
+/*
+ * Kernels that are not this build's: whoever plans with them offline says where they come from. The daemon has
+ * none. @arch: a number of the registry's.
+ */
+struct registry_source {
+	/* As spec_own_head_dims(). */
+	size_t (*head_dims)(const struct registry_source *source, size_t arch,
+			    enum spec_family family, enum spec_dtype dtype,
+			    struct spec_head_dims ret_pairs[SPEC_MAX_HEAD_DIMS]);
+	/* Drops what is no matter to kernels of the family. */
+	void (*reduce)(const struct registry_source *source, size_t arch,
+		       struct kernel_signature *signature);
+	/* Those of @signature, reduced; NULL: all. Return: as spec_own_each(), FMHA_ENOMEM. */
+	int (*each)(const struct registry_source *source, size_t arch,
+		    const struct kernel_signature *signature, spec_visit visit, void *owner);
+	bool (*has)(const struct registry_source *source, size_t arch,
+		    const struct kernel_spec *spec);
+};
+
 struct registry_device {
 	char name[REGISTRY_NAME_BYTES]; /* the model: exports merge between equal ones */
 	/* What decides besides the model how fast a kernel is: driver, compiler and sources in one
 	 * word. Empty: not known; then no results are merged. */
 	char environment[REGISTRY_ENVIRONMENT_BYTES];
-	const char *rules; /* NULL: what this build can run; "ck": AMD's kernels */
+	const struct registry_source *source;  /* kept; NULL: what this build can run */
 	const char *archs[REGISTRY_MAX_ARCHS]; /* best first; kept only while registry_new() runs */
 	size_t n_archs;
 };

@@ -136,15 +136,6 @@ int space_add_variant(struct spec_space *space, const struct space_request *requ
 		      const struct sweep *sweep, struct fmha_error *err);
 int space_read_families(struct spec_space *space, struct fmha_error *err);
 int space_is_restricted(const struct space_request *request, int hdim_q, int hdim_v);
-/* backend.c */
-void backend_reduce(const struct spec_backend *backend, struct kernel_signature *signature);
-int backend_has_variant(const char *variant);
-/* The traits that no row has of which @spec is a kernel. */
-field_set backend_absent(const struct own_space *own, const struct kernel_spec *spec);
-/* The kernel of the row that @spec is of, with another signature. Return: 0: it is of none. */
-int backend_recut(const struct own_space *own, struct kernel_spec *spec,
-		  const struct kernel_signature *signature);
-
 /* space_read.c: the pieces that blocks and tile generators are made of. */
 int read_axes(const struct spec_catalog *catalog, const struct at *list, const struct at *named,
 	      const struct sweep *sweep, struct axis *axes, int *n_axes, struct fmha_error *err);
