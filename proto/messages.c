@@ -29,6 +29,7 @@ WORDS(role, FMHA_TENSORS(ROLE_WORD));
 #define SIZE_OF(member) .size = sizeof(((struct STRUCT *)0)->member)
 #define NAME(text)      .name = (text), .name_bytes = sizeof(text) - 1
 #define ROW(member, kind, ...) {NAME(#member), AT(member), .type = FIELD_##kind, __VA_ARGS__},
+#define WORDS_AT(text, member, ...) {NAME(text), AT(member), .type = FIELD_STRING, SIZE_OF(member), __VA_ARGS__},
 
 #define U32(member, ...)                    ROW(member, U32, .max = UINT32_MAX, __VA_ARGS__)
 #define U64(member, ...)                    ROW(member, U64, .max = UINT64_MAX, __VA_ARGS__)
@@ -44,6 +45,12 @@ WORDS(role, FMHA_TENSORS(ROLE_WORD));
 #define PROBLEM(member, ...)                SUB(member, problem, __VA_ARGS__)
 #define ARRAY(member, n_member, message, n, ...)                                                   \
 	ROW(member, ARRAY, .table = &message##_table, COUNT(n_member), .capacity = (n), __VA_ARGS__)
+#define KERNEL_BUILD(member)                                                                       \
+	WORDS_AT("kernel", member.name, NOTE("canonical name"))                                    \
+	WORDS_AT("arch", member.arch)                                                              \
+	WORDS_AT("source", member.source, NOTE("file name in the folder of kernel sources"))       \
+	{NAME("options"), AT(member.options), .type = FIELD_ARRAY, .table = &compile_option_table, \
+	 COUNT(member.n_options), .capacity = BUILD_OPTIONS},
 #define OPTIONAL       .optional = true
 #define DEFAULT(value) .optional = true, .fallback = (value)
 #define ANONYMOUS      .anonymous = true
@@ -128,6 +135,9 @@ static const struct field_table empty_table = {
 	;                                                                                          \
 	static TABLE(JOIN(MESSAGE, _table), TEXT(MESSAGE), JOIN(MESSAGE, _rows));
 #include <proto/messages.def>
+
+_Static_assert(sizeof(struct proto_compile_option) == sizeof(((struct kernel_build *)0)->options[0]),
+	       "an option is its text");
 
 /* ---- methods ---- */
 

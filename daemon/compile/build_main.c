@@ -56,7 +56,7 @@ struct build {
 struct ticket {
 	struct build *build;
 	struct compile_waiter waiter;
-	char name[256];
+	char name[BUILD_NAME_BYTES];
 };
 
 static int usage(const char *fmt, const char *value)
@@ -188,22 +188,14 @@ static int submit(struct build *build, struct compile_queue *queue, const struct
 		  struct fmha_error *err)
 {
 	struct ticket *ticket = malloc(sizeof(*ticket));
-	const char *options[GPU_KERNEL_OPTIONS];
-	struct compile_request request = {.kernel = kernel->name,
-					  .arch = build->arch,
-					  .compiler = build->compiler,
-					  .source = kernel->source,
-					  .options = options,
-					  .n_options = (size_t)kernel->n_options,
-					  .uid = getuid()};
+	const struct compile_request request = {
+		.build = kernel->build, .compiler = build->compiler, .uid = getuid()};
 	int r;
 
 	if (!ticket)
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	ticket->build = build;
-	(void)snprintf(ticket->name, sizeof(ticket->name), "%s", kernel->name);
-	for (int i = 0; i < kernel->n_options; i++)
-		options[i] = kernel->options[i];
+	memcpy(ticket->name, kernel->build.name, sizeof(ticket->name));
 	r = compile_queue_submit(queue, &request, COMPILE_BACKGROUND, on_built, ticket,
 				 &ticket->waiter, err);
 	if (r < 0)
@@ -223,11 +215,11 @@ static int make_kernel(const struct build *build, const struct kernel_spec *spec
 static int add_kernel(struct build *build, struct compile_queue *queue,
 		      const struct gpu_kernel *kernel, struct fmha_error *err)
 {
-	switch (is_new(build, kernel->name)) {
+	switch (is_new(build, kernel->build.name)) {
 	case 1:
 		if (queue)
 			return submit(build, queue, kernel, err);
-		(void)printf("%s\n", kernel->name);
+		(void)printf("%s\n", kernel->build.name);
 		return 0;
 	case -1:
 		return fmha_error_set(err, FMHA_EINVAL, "more than %d kernels: use a filter",
@@ -317,7 +309,7 @@ static int visit_wanted(struct build *build, struct compile_queue *queue,
 
 		if (!wanted->found && may_be(spec, wanted->name))
 			wanted->found = make_kernel(build, spec, &wanted->kernel) == 0 &&
-					strcmp(wanted->kernel.name, wanted->name) == 0;
+					strcmp(wanted->kernel.build.name, wanted->name) == 0;
 		n_missing += !wanted->found;
 	}
 	return n_missing == 0;
@@ -330,7 +322,7 @@ static void find_planned(struct build *build, struct wanted *wanted)
 	const char *arch;
 
 	gpu_kernel_make_prepare(build->arch, &wanted->kernel);
-	wanted->found = strcmp(wanted->name, wanted->kernel.name) == 0;
+	wanted->found = strcmp(wanted->name, wanted->kernel.build.name) == 0;
 	if (wanted->found)
 		return;
 	if (spec_name_parse(build->catalog, wanted->name, &spec, NULL) != 0)

@@ -23,7 +23,6 @@
 #define DEFAULT_DEADLINE_MS  60000
 #define DEFAULT_MEMORY_BYTES (8ull << 30)
 #define MAX_SOURCE_BYTES     (4u << 20)
-#define MAX_OPTIONS          256
 #define MAX_SOURCES          128
 #define VERSION_TRUSTED_MS   60000
 #define N_KNOWN                                                                                    \
@@ -42,7 +41,7 @@ const char *compile_default(const char *arch)
 
 static const char *compiler_of(const struct compile_request *request)
 {
-	return request->compiler ? request->compiler : compile_default(request->arch);
+	return request->compiler ? request->compiler : compile_default(request->build.arch);
 }
 
 static int64_t now_ms(void)
@@ -213,20 +212,18 @@ int compile_key(const struct compile_config *config, const struct compile_reques
 		const char *version, struct cache_key *ret_key, struct fmha_error *err)
 {
 	/* format, version, arch, source, options, sources of two folders */
-	struct cache_key_part parts[4 + MAX_OPTIONS + 4 * MAX_SOURCES];
+	struct cache_key_part parts[4 + BUILD_OPTIONS + 4 * MAX_SOURCES];
+	const struct kernel_build *build = &request->build;
+	const char *heads[] = {CODE_FORMAT, version, build->arch, build->source};
 	char *owned[4 * MAX_SOURCES], above[PATH_MAX];
 	size_t n_parts = 0, n_owned = 0;
 	int r;
 
-	if (request->n_options > MAX_OPTIONS)
-		return fmha_error_set(err, FMHA_EINVAL, "%s: %zu options, at most %d",
-				      request->kernel, request->n_options, MAX_OPTIONS);
-	const char *heads[] = {CODE_FORMAT, version, request->arch, request->source};
 	for (size_t i = 0; i < 4; i++)
 		parts[n_parts++] = (struct cache_key_part){heads[i], strlen(heads[i])};
-	for (size_t i = 0; i < request->n_options; i++)
-		parts[n_parts++] = (struct cache_key_part){request->options[i],
-							   strlen(request->options[i])};
+	for (uint32_t i = 0; i < build->n_options; i++)
+		parts[n_parts++] = (struct cache_key_part){build->options[i],
+							   strlen(build->options[i])};
 	r = add_sources(config->source_dir, parts, &n_parts, owned, &n_owned, err);
 	(void)snprintf(above, sizeof(above), "%s/../include/kernels", config->source_dir);
 	if (r == 0 && access(above, F_OK) == 0)
@@ -363,14 +360,14 @@ static char **helper_arguments(const struct compile_config *config,
 	const char *compiler = compiler_of(request);
 	const char *const heads[N_HEADS] = {config->helper,
 					    compiler,
-					    request->arch,
+					    request->build.arch,
 					    config->source_dir,
-					    request->source,
+					    request->build.source,
 					    HELPER_CODE_PATH,
 					    words->limits,
 					    config->clang ? config->clang : "",
 					    config->linker ? config->linker : ""};
-	char **argv = calloc(N_HEADS + MAX_STANDING + request->n_options + 1, sizeof(*argv));
+	char **argv = calloc(N_HEADS + MAX_STANDING + request->build.n_options + 1, sizeof(*argv));
 	size_t n = N_HEADS;
 
 	if (!argv)
@@ -380,8 +377,8 @@ static char **helper_arguments(const struct compile_config *config,
 	(void)snprintf(words->version, sizeof(words->version), "%s", version);
 	memcpy(argv, heads, sizeof(heads));
 	n += standing_options(words->version, argv + n);
-	for (size_t i = 0; i < request->n_options; i++)
-		argv[n++] = (char *)request->options[i];
+	for (uint32_t i = 0; i < request->build.n_options; i++)
+		argv[n++] = (char *)request->build.options[i];
 	return argv;
 }
 
@@ -392,8 +389,8 @@ static int take_result(const struct compile_request *request, const char *versio
 {
 	struct compile_info *info = &entry->info;
 
-	(void)snprintf(info->kernel, sizeof(info->kernel), "%s", request->kernel);
-	(void)snprintf(info->arch, sizeof(info->arch), "%s", request->arch);
+	(void)snprintf(info->kernel, sizeof(info->kernel), "%s", request->build.name);
+	(void)snprintf(info->arch, sizeof(info->arch), "%.31s", request->build.arch);
 	(void)snprintf(info->compiler, sizeof(info->compiler), "%s", version);
 	info->compile_ms = result->elapsed_ms;
 	entry->uid = request->uid;
@@ -436,7 +433,7 @@ int compile_identify(const struct compile_config *config, const struct compile_r
 
 	if (!compiler)
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "arch",
-					    "arch %s: no compiler for it", request->arch);
+					    "arch %s: no compiler for it", request->build.arch);
 	r = known_version(config, compiler, target.version, err);
 	if (r == 0)
 		r = compile_key(config, request, target.version, &target.key, err);

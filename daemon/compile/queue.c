@@ -9,17 +9,43 @@
 #include <sys/eventfd.h>
 #include <time.h>
 
+#include <compile/build_identity.h>
 #include <proto/error.h>
 
 #include "cleanup.h"
 #include "helper_run.h"
-#include "job.h"
+#include "turns.h"
 
 #define LOCK_AGAIN_MS   20
 #define LOCK_WAIT_MS    10000
 #define BACKGROUND_NICE 10
 #define FOREGROUND_NICE                                                                            \
 	5 /* of a shared queue: runs of the CPU go before builds, which take all cores */
+
+enum job_step {
+	JOB_LOOKUP, /* is it in the cache? */
+	JOB_BUILD,  /* it was not */
+};
+
+/* One code object that somebody waits for. */
+struct compile_job {
+	struct compile_job *next;
+	struct compile_waiter *waiters; /* in the order of asking */
+	enum job_step step;
+	struct compile_request request;
+	struct build_identity identity;
+	struct compile_target target; /* JOB_BUILD */
+	int64_t not_before_ms;        /* JOB_BUILD: another process builds it; look again then */
+	int64_t lock_deadline_ms;     /* ... and build it regardless then; 0: it was not locked */
+
+	/* While it runs. */
+	bool running;
+	bool background;         /* of a shared queue: for nobody who waits */
+	bool cancelled;          /* nobody waits any more: nobody may join either */
+	int stop_fd;             /* an eventfd that ends it */
+	struct turns_user *user; /* whom it runs for: one more reference */
+	int64_t began_ms;        /* ... since when */
+};
 
 struct slot {
 	struct compile_queue *queue;
@@ -70,10 +96,16 @@ static void remove_job(struct compile_queue *queue, struct compile_job *job)
 	*at = job->next;
 }
 
-static struct compile_job *find_job(struct compile_queue *queue, const struct cache_key *identity)
+/* That others who ask for the same may join. */
+static struct compile_job *find_job(struct compile_queue *queue, const struct compile_job *same)
 {
+	const char *compiler = same->request.compiler;
+
 	for (struct compile_job *job = queue->jobs; job; job = job->next)
-		if (!job->cancelled && memcmp(&job->identity, identity, sizeof(*identity)) == 0)
+		if (!job->cancelled &&
+		    memcmp(&job->identity, &same->identity, sizeof(job->identity)) == 0 &&
+		    strcmp(job->request.compiler ? job->request.compiler : "",
+			   compiler ? compiler : "") == 0)
 			return job;
 	return NULL;
 }
@@ -92,11 +124,13 @@ int compile_queue_submit(struct compile_queue *queue, const struct compile_reque
 			 enum compile_priority priority, compile_done done, void *owner,
 			 struct compile_waiter *waiter, struct fmha_error *err)
 {
-	_cleanup_(job_freep) struct compile_job *job = job_new(request);
+	_cleanup_(freep) struct compile_job *job = calloc(1, sizeof(*job));
 	struct compile_job *joined;
 
 	if (!job)
 		return fmha_error_set(err, FMHA_ENOMEM, "compile queue: out of memory");
+	job->request = *request;
+	job->identity = build_identity(&request->build);
 	*waiter = (struct compile_waiter){.priority = priority, .done = done, .owner = owner};
 	(void)pthread_mutex_lock(&queue->lock);
 	waiter->user = turns_get(&queue->turns, request->uid, now_ms());
@@ -105,7 +139,7 @@ int compile_queue_submit(struct compile_queue *queue, const struct compile_reque
 		return fmha_error_set(err, FMHA_ENOMEM, "compile queue: out of memory");
 	}
 	waiter->number = queue->n_asked++;
-	joined = find_job(queue, &job->identity);
+	joined = find_job(queue, job);
 	if (!joined) {
 		joined = job;
 		job = NULL;
@@ -247,7 +281,7 @@ static void finish_job(struct compile_queue *queue, struct compile_job *job, int
 		next = waiter->next; /* the waiter is gone after its call */
 		waiter->done(waiter->owner, result, entry, err);
 	}
-	(void)job_free(job);
+	free(job);
 	(void)pthread_mutex_lock(&queue->lock);
 	(void)pthread_cond_broadcast(&queue->idle);
 }
@@ -380,7 +414,7 @@ static void reconsider_job(struct compile_queue *queue, struct compile_job *job)
 		queue->status.queued--;
 		queue->status.cancelled++;
 		remove_job(queue, job);
-		(void)job_free(job);
+		free(job);
 		(void)pthread_cond_broadcast(&queue->idle);
 	}
 }
@@ -528,6 +562,7 @@ void compile_queue_status(struct compile_queue *queue, struct compile_queue_stat
 	     job = job->next)
 		if (job->running)
 			(void)snprintf(ret_status->current[ret_status->n_current++],
-				       sizeof(ret_status->current[0]), "%s", job->request.kernel);
+				       sizeof(ret_status->current[0]), "%s",
+				       job->request.build.name);
 	(void)pthread_mutex_unlock(&queue->lock);
 }

@@ -44,7 +44,7 @@ int device_request_build(struct device *device, struct device_build *build, stru
 {
 	if (!device->builder)
 		return fmha_error_set(err, FMHA_ENOTSUP, "%s: there is no compiler here",
-				      build->kernel);
+				      build->build->name);
 	return device->builder(device->builder_worker, build, err);
 }
 

@@ -205,10 +205,11 @@ void builder_open(struct builder *builder)
 void builder_describe(const struct builder *builder, const char *arch, char *compiler,
 		      size_t n_compiler, char *sources, size_t n_sources)
 {
-	struct compile_request request = {.kernel = "all", .arch = arch, .source = "fmha.hip"};
+	struct compile_request request = {.build = {.name = "all", .source = "fmha.hip"}};
 	char hex[CACHE_HEX_BYTES] = "";
 	struct compile_target target = {0};
 
+	(void)snprintf(request.build.arch, sizeof(request.build.arch), "%s", arch);
 	if (builder->compile.helper &&
 	    compile_identify(&builder->compile, &request, &target, NULL) == 0)
 		cache_key_hex(&target.key, hex);
@@ -218,17 +219,16 @@ void builder_describe(const struct builder *builder, const char *arch, char *com
 
 /* A worker talks to drivers and clients: it names a source and sets macros, nothing else reaches a
  * compiler. */
-static int check_params(const struct proto_compile_params *params, struct fmha_error *err)
+static int check_build(const struct kernel_build *build, struct fmha_error *err)
 {
-	if (strchr(params->source, '/'))
+	if (strchr(build->source, '/'))
 		return fmha_error_set_field(err, FMHA_EINVAL, "source",
-					    "source %s: a file name, not a path", params->source);
-	for (uint32_t i = 0; i < params->n_options; i++)
-		if (strncmp(params->options[i].text, "-D", 2) != 0 ||
-		    strchr(params->options[i].text, ' '))
+					    "source %s: a file name, not a path", build->source);
+	for (uint32_t i = 0; i < build->n_options; i++)
+		if (strncmp(build->options[i], "-D", 2) != 0 || strchr(build->options[i], ' '))
 			return fmha_error_set_field(err, FMHA_EINVAL, "options",
 						    "option %s: not a macro, -DNAME=VALUE",
-						    params->options[i].text);
+						    build->options[i]);
 	return 0;
 }
 
@@ -259,18 +259,10 @@ static struct builder_request *request_new(struct builder *builder, struct build
 int builder_submit(struct builder *builder, struct builder_asker *asker, uint32_t id,
 		   const struct proto_compile_params *params, struct fmha_error *err)
 {
-	const char *options[PROTO_MAX_OPTIONS];
-	struct compile_request compile = {.kernel = params->kernel,
-					  .arch = params->arch,
-					  .source = params->source,
-					  .options = options,
-					  .n_options = params->n_options,
-					  .uid = params->uid};
+	const struct compile_request compile = {.build = params->build, .uid = params->uid};
 	struct builder_request *request;
-	int r = check_params(params, err);
+	int r = check_build(&params->build, err);
 
-	for (uint32_t i = 0; i < params->n_options; i++)
-		options[i] = params->options[i].text;
 	if (r == 0)
 		r = open_queue(builder, err);
 	if (r < 0)

@@ -84,7 +84,7 @@ static void on_compiled(void *owner, const union proto_any_result *result, int f
 		code.bytes = result->COMPILE.size;
 		code.spills = result->COMPILE.spills;
 	}
-	is_there = data && local_keep_code(worker, build->kernel, fd, code.bytes, &err) == 0;
+	is_there = data && local_keep_code(worker, build->build->name, fd, code.bytes, &err) == 0;
 	trace_build(worker, build, is_there);
 	before = doing_begin(&worker->page->doing, PROTO_PLAN, build->uid);
 	build->done(build, is_there ? &code : NULL, &err);
@@ -99,18 +99,10 @@ int prepare_build(void *worker_pointer, struct device_build *build, struct fmha_
 	struct proto_compile_params params = {.uid = build->uid,
 					      .urgency = build->background ? PROTO_BACKGROUND
 									   : PROTO_URGENT,
-					      .n_options = build->n_options};
+					      .build = *build->build};
 
 	build->worker = worker;
 	build->asked_ns = clock_ns();
-	if (build->n_options > PROTO_MAX_OPTIONS)
-		return fmha_error_set(err, FMHA_EINTERNAL, "compile: %u options", build->n_options);
-	snprintf(params.kernel, sizeof(params.kernel), "%s", build->kernel);
-	snprintf(params.arch, sizeof(params.arch), "%s", build->arch);
-	snprintf(params.source, sizeof(params.source), "%s", build->source);
-	for (uint32_t i = 0; i < build->n_options; i++)
-		snprintf(params.options[i].text, sizeof(params.options[i].text), "%s",
-			 build->options[i]);
 	return connection_request(&worker->control, PROTO_COMPILE, &params, -1, on_compiled, build,
 				  err);
 }

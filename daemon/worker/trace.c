@@ -82,7 +82,7 @@ void trace_build(struct worker *worker, const struct device_build *build, bool s
 	event->pid = build->pid;
 	event->arrived_ns = build->asked_ns;
 	event->answered_ns = clock_ns();
-	(void)snprintf(event->kernel, sizeof(event->kernel), "%s", build->kernel);
+	(void)snprintf(event->kernel, sizeof(event->kernel), "%s", build->build->name);
 }
 
 /* ---- reading ---- */

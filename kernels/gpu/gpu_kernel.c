@@ -140,8 +140,9 @@ __attribute__((format(printf, 2, 3))) static void add_option(struct gpu_kernel *
 	va_list list;
 
 	va_start(list, format);
-	if (k->n_options < GPU_KERNEL_OPTIONS)
-		(void)vsnprintf(k->options[k->n_options++], GPU_KERNEL_OPTION, format, list);
+	if (k->build.n_options < BUILD_OPTIONS)
+		(void)vsnprintf(k->build.options[k->build.n_options++], BUILD_WORD_BYTES, format,
+				list);
 	va_end(list);
 }
 
@@ -169,9 +170,10 @@ static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uin
 	/* AMD's queues count threads, in 32 bits. */
 	k->most_x = strncmp(arch->name, "gfx", 3) == 0 ? UINT32_MAX / threads : INT32_MAX;
 	k->overlaps = can_wait(arch) && family == ABI_FWD_SPLITKV_COMBINE;
-	snprintf(k->source, sizeof(k->source), "fmha.hip");
+	snprintf(k->build.arch, sizeof(k->build.arch), "%s", arch->name);
+	snprintf(k->build.source, sizeof(k->build.source), "fmha.hip");
 	snprintf(k->entry, sizeof(k->entry), "fmha_%s", entries[family]);
-	snprintf(k->name, sizeof(k->name), "%s_%s_%s_%s_h%dx%d_t%dx%d_w%dx%d_b%d", k->entry,
+	snprintf(k->build.name, sizeof(k->build.name), "%s_%s_%s_%s_h%dx%d_t%dx%d_w%dx%d_b%d", k->entry,
 		 dtypes[dtype], arch->name, gpu_pipelines[tile->pipeline].name, tile->hdim_q,
 		 tile->hdim_v, tile->tile_m, tile->tile_n, tile->waves_m, tile->waves_n,
 		 tile->blocks_per_cu);
@@ -223,11 +225,12 @@ struct features {
 /* A feature: an option, and a word in the name when it is on. */
 static void add_feature(struct gpu_kernel *k, const char *option, const char *word, int value)
 {
-	size_t n = strlen(k->name);
+	char *name = k->build.name;
+	size_t n = strlen(name);
 
 	add_option(k, "-DFMHA_%s=%d", option, value);
-	if (value && n < sizeof(k->name))
-		(void)snprintf(k->name + n, sizeof(k->name) - n, value > 1 ? "_%s%d" : "_%s", word,
+	if (value && n < BUILD_NAME_BYTES)
+		(void)snprintf(name + n, BUILD_NAME_BYTES - n, value > 1 ? "_%s%d" : "_%s", word,
 			       value);
 }
 
@@ -250,7 +253,7 @@ static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int3
 		return 1;
 	k->lds_bytes = lds_bytes;
 	add_option(k, "-DFMHA_LDS_BYTES=%d", lds_bytes);
-	return k->n_options >= GPU_KERNEL_OPTIONS;
+	return k->build.n_options >= BUILD_OPTIONS;
 }
 
 /* Two or three warpgroups, whose registers are known, and one that loads. */
@@ -581,10 +584,11 @@ int gpu_has_tails(int32_t hdim_q, int32_t hdim_v)
 
 void gpu_kernel_make_prepare(const char *arch, struct gpu_kernel *ret_kernel)
 {
-	*ret_kernel = (struct gpu_kernel){.block = {PREPARE_THREADS, 1, 1}};
-	snprintf(ret_kernel->source, sizeof(ret_kernel->source), "prepare.hip");
-	snprintf(ret_kernel->entry, sizeof(ret_kernel->entry), "fmha_prepare");
-	snprintf(ret_kernel->name, sizeof(ret_kernel->name), "fmha_prepare_%s", arch);
+	*ret_kernel = (struct gpu_kernel){.build = {.source = "prepare.hip"},
+					  .entry = "fmha_prepare",
+					  .block = {PREPARE_THREADS, 1, 1}};
+	snprintf(ret_kernel->build.arch, BUILD_WORD_BYTES, "%s", arch);
+	snprintf(ret_kernel->build.name, BUILD_NAME_BYTES, "fmha_prepare_%s", arch);
 }
 
 int gpu_kernel_make(const struct gpu_arch *arch, enum abi_family family,

@@ -26,7 +26,7 @@ def parse_structs(text, known=None, constants=None):
     for name, value in re.findall(r"#define\s+(\w+)\s+(\d+)\b", text):
         constants[name] = int(value)
     for name, body in re.findall(r"struct (\w+) \{(.*?)\n\};", text, flags=re.S):
-        fields = []
+        fields, flat = [], []
         for declaration in body.split(";"):
             declaration = " ".join(declaration.split())
             if not declaration:
@@ -35,6 +35,7 @@ def parse_structs(text, known=None, constants=None):
             if declaration.startswith(("struct ", "enum ")):
                 kind, tag, names = declaration.split(" ", 2)
                 base = structs[tag] if kind == "struct" else _SCALARS["enum"]
+                flat += [names] if tag == "kernel_build" else []
             else:
                 tag, names = declaration.split(" ", 1)
                 base = None if tag == "void" else _SCALARS[tag]
@@ -47,7 +48,7 @@ def parse_structs(text, known=None, constants=None):
                 for length in reversed(re.findall(r"\[(\w+)\]", item)):
                     kind = kind * (int(length) if length.isdigit() else constants[length])
                 fields.append((item.split("[")[0], kind))
-        structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+        structs[name] = type(name, (ctypes.Structure,), {"_anonymous_": flat, "_fields_": fields})
     return structs
 
 
@@ -57,6 +58,7 @@ def _read(*parts):
 
 
 STRUCTS = parse_structs(_read("kernels", "include", "kernels", "abi.h"))
+STRUCTS = parse_structs(_read("proto", "include", "proto", "build.h"), STRUCTS)
 STRUCTS = parse_structs(_read("kernels", "gpu", "include", "kernels", "gpu_kernel.h"), STRUCTS)
 FwdArgs = STRUCTS["abi_fwd_args"]
 CombineArgs = STRUCTS["abi_combine_args"]

@@ -57,11 +57,7 @@ static int request(void *owner, struct device_build *wanted, struct fmha_error *
 {
 	struct guard_code *code = owner;
 	struct guard_build *build = &code->builds[code->n_asked];
-	struct compile_request request = {.kernel = wanted->kernel,
-					  .arch = wanted->arch,
-					  .source = wanted->source,
-					  .options = wanted->options,
-					  .n_options = wanted->n_options};
+	const struct compile_request request = {.build = *wanted->build};
 	int r;
 
 	if (code->n_asked == code->most)

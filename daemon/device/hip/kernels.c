@@ -18,7 +18,6 @@ struct gpu_build {
 	struct gpu_device *gpu;
 	struct device_kernel *kernel;
 	struct device_build request;
-	const char *options[GPU_KERNEL_OPTIONS];
 };
 
 /* What the stage's spec stands for; 1: nothing that this device runs. */
@@ -40,7 +39,7 @@ static struct list *list_of_name(struct gpu_device *gpu, const char *name)
 static struct device_kernel *kernel_by_name(struct gpu_device *gpu, const char *name)
 {
 	list_for_each_entry(struct device_kernel, kernel, list_of_name(gpu, name), in_kernels) {
-		if (strcmp(kernel->choice.name, name) == 0)
+		if (strcmp(kernel->choice.build.name, name) == 0)
 			return kernel;
 	}
 	return NULL;
@@ -58,12 +57,12 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 	(void)dtype;
 	if (make_kernel(gpu, args, stage, &kernel) != 0)
 		return 1;
-	stage->code = fnv_text(FNV_START, kernel.name);
+	stage->code = fnv_text(FNV_START, kernel.build.name);
 	if (device_is_quarantined(device, stage->kernel, stage->code)) {
 		*ret_why = DEVICE_QUARANTINED;
 		return 1;
 	}
-	seen = kernel_by_name(gpu, kernel.name);
+	seen = kernel_by_name(gpu, kernel.build.name);
 	stage->spills = seen ? seen->spills : 0;
 	why = gpu_kernel_maps(&kernel, args, &stage->launch);
 	if (!why &&
@@ -87,7 +86,7 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 static struct device_kernel *kernel_of_choice(struct gpu_device *gpu,
 					      const struct gpu_kernel *choice)
 {
-	struct device_kernel *kernel = kernel_by_name(gpu, choice->name);
+	struct device_kernel *kernel = kernel_by_name(gpu, choice->build.name);
 
 	if (kernel)
 		return kernel;
@@ -97,7 +96,7 @@ static struct device_kernel *kernel_of_choice(struct gpu_device *gpu,
 	kernel->choice = *choice;
 	kernel->state = GPU_KERNEL_BROKEN; /* until somebody asks for its code */
 	list_init(&kernel->in_idle);
-	list_prepend(list_of_name(gpu, choice->name), &kernel->in_kernels);
+	list_prepend(list_of_name(gpu, choice->build.name), &kernel->in_kernels);
 	return kernel;
 }
 
@@ -142,7 +141,7 @@ static void forget_kernel(struct gpu_device *gpu, struct device_kernel *kernel)
 {
 	wake(gpu, kernel);
 	list_remove(&kernel->in_kernels);
-	device_tell_unloaded(&gpu->device, kernel->choice.name);
+	device_tell_unloaded(&gpu->device, kernel->choice.build.name);
 	unload_later(gpu, kernel);
 	free(kernel);
 }
@@ -286,7 +285,7 @@ static int load(struct gpu_device *gpu, struct device_kernel *kernel,
 		image = kernel->image = malloc(code->bytes);
 		if (!image)
 			return fmha_error_set(err, FMHA_ENOMEM, "%.200s: out of memory",
-					      kernel->choice.name);
+					      kernel->choice.build.name);
 		memcpy(kernel->image, code->data, code->bytes);
 	}
 	status = load_module(gpu, kernel, image);
@@ -298,7 +297,7 @@ static int load(struct gpu_device *gpu, struct device_kernel *kernel,
 	if (status == hipSuccess)
 		return 0;
 	unload(kernel);
-	return gpu_error(status, kernel->choice.name, err);
+	return gpu_error(status, kernel->choice.build.name, err);
 }
 
 /* ---- who waits ---- */
@@ -403,7 +402,6 @@ static void on_built(struct device_build *request, const struct device_code *cod
 static int request_build(struct gpu_device *gpu, struct device_kernel *kernel,
 			 const struct device_waiter *waiter, struct fmha_error *err)
 {
-	const struct gpu_kernel *choice = &kernel->choice;
 	struct gpu_build *build = malloc(sizeof(*build));
 	int r;
 
@@ -415,14 +413,8 @@ static int request_build(struct gpu_device *gpu, struct device_kernel *kernel,
 				    .request = {.uid = waiter->uid,
 						.pid = waiter->pid,
 						.background = waiter->background,
-						.kernel = choice->name,
-						.arch = gpu->device.info.arch,
-						.source = choice->source,
-						.options = build->options,
-						.n_options = (uint32_t)choice->n_options,
+						.build = &kernel->choice.build,
 						.done = on_built}};
-	for (int i = 0; i < choice->n_options; i++)
-		build->options[i] = choice->options[i];
 	kernel->builds = build;
 	r = device_request_build(&gpu->device, &build->request, err);
 	if (r < 0)
@@ -441,7 +433,7 @@ static int make_ready(struct gpu_device *gpu, const struct gpu_kernel *choice,
 
 	if (!kernel)
 		return fmha_error_set(err, FMHA_ENOMEM, "kernel %.200s: out of memory",
-				      choice->name);
+				      choice->build.name);
 	*ret_kernel = kernel;
 	wake(gpu, kernel);
 	if (kernel->state == GPU_KERNEL_READY) {
@@ -498,7 +490,7 @@ void gpu_place_tables(const struct device *device, struct launch_record *record)
 
 const char *gpu_kernel_name(const struct device_kernel *kernel)
 {
-	return kernel->choice.name;
+	return kernel->choice.build.name;
 }
 
 /* The last one of the user takes back what was asked for on the user's behalf. */

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include <fmha/base.h>
+#include <proto/build.h>
 
 #define PROTO_VERSION      2 /* 2: tensors may say their extents */
 #define PROTO_VERSION_OLD  1 /* the lowest that the daemon speaks */
@@ -17,11 +18,10 @@
 #define PROTO_MAX_STAGES   4
 #define PROTO_MAX_REBINDS  16
 #define PROTO_MAX_FENCES   4
-#define PROTO_NAME_BYTES   64  /* device, client and set names, NUL included */
-#define PROTO_KERNEL_BYTES 256 /* canonical kernel names, NUL included */
-#define PROTO_SHAPE_BYTES  160 /* the words under which times are kept, NUL included */
+#define PROTO_NAME_BYTES   64               /* device, client and set names, NUL included */
+#define PROTO_KERNEL_BYTES BUILD_NAME_BYTES /* canonical kernel names, NUL included */
+#define PROTO_SHAPE_BYTES  160              /* the words under which times are kept, NUL included */
 #define PROTO_HASH_BYTES   32
-#define PROTO_MAX_OPTIONS  32 /* of one compile */
 
 /* Of a plan that a client launches. */
 #define PROTO_MAX_LAUNCHES    6
@@ -69,6 +69,7 @@ struct proto_empty {
 #define NUMBERS(member, n, ...)              uint64_t member[n];
 #define SUB(member, message, ...)            struct proto_##message member;
 #define PROBLEM(member, ...)                 struct fmha_problem member;
+#define KERNEL_BUILD(member)                 struct kernel_build member;
 #define ARRAY(member, n_member, message, most, ...) uint32_t n_member; struct proto_##message member[most];
 #include <proto/messages.def>
 #undef BEGIN
@@ -84,6 +85,7 @@ struct proto_empty {
 #undef NUMBERS
 #undef SUB
 #undef PROBLEM
+#undef KERNEL_BUILD
 #undef ARRAY
 /* clang-format on */
 

@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <compile/build_identity.h>
 #include <compile/compile.h>
 
 static const char good_source[] =
@@ -118,17 +119,16 @@ static void need(const struct fixture *f, const char *compiler)
 	assert_int_equal(strncmp(version, compiler, strlen(compiler)), 0);
 }
 
-static const char *const options[] = {"-DFACTOR=2.0f"};
-
 static struct compile_request request_for(const char *compiler, const char *arch,
 					  const char *source)
 {
-	return (struct compile_request){.kernel = "scale_test",
-					.arch = arch,
-					.compiler = compiler,
-					.source = source,
-					.options = options,
-					.n_options = 1};
+	struct compile_request request = {
+		.build = {.name = "scale_test", .n_options = 1, .options = {"-DFACTOR=2.0f"}},
+		.compiler = compiler};
+
+	(void)snprintf(request.build.arch, BUILD_WORD_BYTES, "%s", arch);
+	(void)snprintf(request.build.source, BUILD_WORD_BYTES, "%s", source);
+	return request;
 }
 
 /* All of what the queue does in steps. */
@@ -400,7 +400,6 @@ static void key_follows_every_input(void **state)
 {
 	struct fixture *f = *state;
 	struct compile_request request = request_for("clang", "gfx942", "good.hip"), changed;
-	static const char *const other_options[] = {"-DFACTOR=3.0f"};
 	struct cache_key base, key;
 
 	assert_int_equal(compile_key(&f->config, &request, "clang 19", &base, NULL), 0);
@@ -409,16 +408,54 @@ static void key_follows_every_input(void **state)
 	assert_int_equal(compile_key(&f->config, &request, "clang 20", &key, NULL), 0);
 	assert_memory_not_equal(&base, &key, sizeof(key));
 	changed = request;
-	changed.arch = "gfx90a";
+	(void)strcpy(changed.build.arch, "gfx90a");
 	assert_int_equal(compile_key(&f->config, &changed, "clang 19", &key, NULL), 0);
 	assert_memory_not_equal(&base, &key, sizeof(key));
 	changed = request;
-	changed.options = other_options;
+	(void)strcpy(changed.build.options[0], "-DFACTOR=3.0f");
 	assert_int_equal(compile_key(&f->config, &changed, "clang 19", &key, NULL), 0);
 	assert_memory_not_equal(&base, &key, sizeof(key));
 	write_source(f, "header.h", "/* included by somebody */\n");
 	assert_int_equal(compile_key(&f->config, &request, "clang 19", &key, NULL), 0);
 	assert_memory_not_equal(&base, &key, sizeof(key));
+}
+
+static int same_identity(const struct kernel_build *one, const struct kernel_build *other)
+{
+	const struct build_identity a = build_identity(one), b = build_identity(other);
+
+	return memcmp(&a, &b, sizeof(a)) == 0;
+}
+
+/* Of what makes the code, and of nothing else. */
+static void an_identity_is_of_arch_source_and_options(void **state)
+{
+	const struct kernel_build build = {.name = "one",
+					   .arch = "gfx942",
+					   .source = "fmha.hip",
+					   .n_options = 2,
+					   .options = {"-DA=1", "-DB=2"}};
+	struct kernel_build other = build;
+
+	(void)state;
+	(void)strcpy(other.name, "another");
+	(void)strcpy(other.options[2], "-DNOT=told");
+	assert_true(same_identity(&build, &other));
+	(void)strcpy(other.arch, "gfx90a");
+	assert_false(same_identity(&build, &other));
+	other = build;
+	(void)strcpy(other.source, "prepare.hip");
+	assert_false(same_identity(&build, &other));
+	other = build;
+	other.n_options = 1;
+	assert_false(same_identity(&build, &other));
+	(void)strcpy(other.options[0], "-DB=2");
+	(void)strcpy(other.options[1], "-DA=1");
+	other.n_options = 2;
+	assert_false(same_identity(&build, &other)); /* a later macro wins */
+	(void)strcpy(other.options[0], "-DA=1-DB=2");
+	(void)strcpy(other.options[1], "");
+	assert_false(same_identity(&build, &other));
 }
 
 static void missing_helper_is_an_error(void **state)
@@ -453,6 +490,7 @@ int main(void)
 		COMPILE_TEST(switches_sinking_off_where_it_can),
 		COMPILE_TEST(knows_what_clang_takes),
 		COMPILE_TEST(key_follows_every_input),
+		cmocka_unit_test(an_identity_is_of_arch_source_and_options),
 		COMPILE_TEST(missing_helper_is_an_error),
 	};
 

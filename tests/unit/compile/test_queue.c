@@ -120,22 +120,24 @@ static void start(struct fixture *f, int n_jobs)
 	assert_int_equal(compile_queue_new(&f->config, f->cache, n_jobs, true, &f->queue, &err), 0);
 }
 
+static struct compile_request request_for(const char *kernel, uint32_t uid)
+{
+	struct compile_request request = {
+		.build = {.arch = "gfx942", .source = "kernel.hip", .n_options = 1}, .uid = uid};
+
+	(void)snprintf(request.build.name, BUILD_NAME_BYTES, "%s", kernel);
+	(void)snprintf(request.build.options[0], BUILD_WORD_BYTES, "-DNAME=%s", kernel);
+	return request;
+}
+
 /* Kernels are told apart by their first letter. Return: its number, for forget(). */
 static int submit_for(struct fixture *f, uint32_t uid, const char *kernel,
 		      enum compile_priority priority)
 {
-	char option[64];
-	const char *options[] = {option};
-	struct compile_request request = {.kernel = kernel,
-					  .arch = "gfx942",
-					  .source = "kernel.hip",
-					  .options = options,
-					  .n_options = 1,
-					  .uid = uid};
+	const struct compile_request request = request_for(kernel, uid);
 	struct fmha_error err = {0};
 
 	assert_true(f->n_asked < MAX_ASKED);
-	(void)snprintf(option, sizeof(option), "-DNAME=%s", kernel);
 	assert_int_equal(compile_queue_submit(f->queue, &request, priority, on_done, f,
 					      &f->waiters[f->n_asked], &err),
 			 0);
@@ -572,16 +574,9 @@ static void a_build_goes_on_for_those_who_stay(void **state)
 /* The key of the kernel called @name, as the queue finds it. */
 static struct cache_key key_of(struct fixture *f, const char *name)
 {
-	char option[64];
-	const char *options[] = {option};
-	struct compile_request request = {.kernel = name,
-					  .arch = "gfx942",
-					  .source = "kernel.hip",
-					  .options = options,
-					  .n_options = 1};
+	const struct compile_request request = request_for(name, 0);
 	struct compile_target target;
 
-	(void)snprintf(option, sizeof(option), "-DNAME=%s", name);
 	assert_int_equal(compile_identify(&f->config, &request, &target, NULL), 0);
 	return target.key;
 }

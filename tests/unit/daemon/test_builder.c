@@ -96,13 +96,12 @@ static int teardown(void **state)
 /* Asks for a kernel with one option. Its id is the number of those that were asked for. */
 static int submit(struct fixture *f, uint32_t uid, const char *option, struct fmha_error *err)
 {
-	struct proto_compile_params params = {.uid = uid,
-					      .kernel = "kernel",
-					      .arch = "sm_90a",
-					      .source = "fmha.hip",
-					      .n_options = 1};
+	struct proto_compile_params params = {
+		.uid = uid,
+		.build = {
+			.name = "kernel", .arch = "sm_90a", .source = "fmha.hip", .n_options = 1}};
 
-	(void)snprintf(params.options[0].text, sizeof(params.options[0].text), "%s", option);
+	(void)snprintf(params.build.options[0], BUILD_WORD_BYTES, "%s", option);
 	return builder_submit(f->builder, &f->asker, ++f->n_asked, &params, err);
 }
 
@@ -155,14 +154,14 @@ static void nothing_but_macros_reaches_a_compiler(void **state)
 	static const char *const bad[] = {"-fplugin=/tmp/x.so", "/etc/passwd", "@file",
 					  "-DA=1 -o /tmp/x"};
 	struct fixture *f = *state;
-	struct proto_compile_params params = {.kernel = "kernel", .arch = "sm_90a"};
+	struct proto_compile_params params = {.build = {.name = "kernel", .arch = "sm_90a"}};
 	struct fmha_error err = {0};
 
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		assert_int_equal(submit(f, 1, bad[i], &err), FMHA_EINVAL);
 		assert_string_equal(err.field, "options");
 	}
-	(void)strcpy(params.source, "../fmha.hip");
+	(void)strcpy(params.build.source, "../fmha.hip");
 	assert_int_equal(builder_submit(f->builder, &f->asker, 1, &params, &err), FMHA_EINVAL);
 	assert_string_equal(err.field, "source");
 	assert_int_equal(f->accounts.used[ACCOUNT_COMPILES], 0);

@@ -141,13 +141,13 @@ static const struct gpu_kernel *object_of(struct gpu *gpu, const struct plan_sta
 
 static int option_of(const struct gpu_kernel *kernel, const char *name)
 {
-	char start[GPU_KERNEL_OPTION];
+	char start[BUILD_WORD_BYTES];
 	size_t n = (size_t)snprintf(start, sizeof(start), "-DFMHA_%s=", name);
 
-	for (int i = 0; i < kernel->n_options; i++)
-		if (strncmp(kernel->options[i], start, n) == 0)
-			return atoi(kernel->options[i] + n);
-	fail_msg("%s: no option %s", kernel->name, name);
+	for (uint32_t i = 0; i < kernel->build.n_options; i++)
+		if (strncmp(kernel->build.options[i], start, n) == 0)
+			return atoi(kernel->build.options[i] + n);
+	fail_msg("%s: no option %s", kernel->build.name, name);
 	return -1;
 }
 
@@ -156,7 +156,7 @@ static void expect_option(const struct runner *r, const struct gpu_kernel *kerne
 {
 	if (option_of(kernel, name) != want)
 		fail_msg("seed %u: %s: %s is %d, the problem asks for %d", r->first_seed,
-			 kernel->name, name, option_of(kernel, name), want);
+			 kernel->build.name, name, option_of(kernel, name), want);
 }
 
 /* By the public problem alone. */
@@ -188,7 +188,7 @@ static void expect_traits(const struct runner *r, const struct gpu_kernel *kerne
 
 static void check_case(struct gpu *gpu, unsigned seed, int *ret_n_objects)
 {
-	char names[PLAN_MAX_STAGES][sizeof(gpu->found[0].kernel.name)];
+	char names[PLAN_MAX_STAGES][sizeof(gpu->found[0].kernel.build.name)];
 	struct runner r;
 	int e;
 
@@ -198,14 +198,14 @@ static void check_case(struct gpu *gpu, unsigned seed, int *ret_n_objects)
 		const struct gpu_kernel *object = object_of(gpu, &r.f.plan.stages[i]);
 
 		expect_traits(&r, object);
-		(void)snprintf(names[i], sizeof(names[i]), "%s", object->name);
+		(void)snprintf(names[i], sizeof(names[i]), "%s", object->build.name);
 		++*ret_n_objects;
 	}
 	if (e != FMHA_ENOKERNEL)
 		assert_works(&r.f, e);
 	assert_int_equal(build(&r, gpu), e);
 	for (uint32_t i = 0; e == 0 && i < r.f.plan.n_stages; i++)
-		assert_string_equal(object_of(gpu, &r.f.plan.stages[i])->name, names[i]);
+		assert_string_equal(object_of(gpu, &r.f.plan.stages[i])->build.name, names[i]);
 	fixture_deinit(&r.f);
 }
 
@@ -244,7 +244,7 @@ static void write_choices(const char *arch, unsigned n)
 		us += (double)(b.tv_sec - a.tv_sec) * 1e6 + (double)(b.tv_nsec - a.tv_nsec) / 1e3;
 		(void)printf("%u: %d %d", seed, e, e == 0 ? r.f.plan.n_splits : 0);
 		for (uint32_t i = 0; e == 0 && i < r.f.plan.n_stages; i++)
-			(void)printf(" %s", object_of(&gpu, &r.f.plan.stages[i])->name);
+			(void)printf(" %s", object_of(&gpu, &r.f.plan.stages[i])->build.name);
 		(void)printf("\n");
 		fixture_deinit(&r.f);
 	}

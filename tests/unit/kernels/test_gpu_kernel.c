@@ -26,8 +26,8 @@ static int make(const char *arch, enum abi_family family, const struct gpu_trait
 
 static bool has_option(const struct gpu_kernel *k, const char *option)
 {
-	for (int i = 0; i < k->n_options; i++)
-		if (!strcmp(k->options[i], option))
+	for (uint32_t i = 0; i < k->build.n_options; i++)
+		if (!strcmp(k->build.options[i], option))
 			return true;
 	return false;
 }
@@ -91,7 +91,7 @@ static void traits_make_other_kernels(void **state)
 	(void)state;
 	assert_int_equal(make("sm_80", ABI_FWD, &bf16, &mma_128, &plain), 0);
 	assert_int_equal(make("sm_80", ABI_FWD, &traits, &mma_128, &masked), 0);
-	assert_string_not_equal(plain.name, masked.name);
+	assert_string_not_equal(plain.build.name, masked.build.name);
 	assert_true(has_option(&plain, "-DFMHA_MASK=0"));
 	assert_true(has_option(&masked, "-DFMHA_MASK=1"));
 	assert_true(has_option(&masked, "-DFMHA_LOGITS=0"));
@@ -122,7 +122,7 @@ static void tails_make_other_kernels(void **state)
 
 		assert_int_equal(make("sm_80", ABI_FWD, &traits, &mma_128, &k), 0);
 		assert_true(has_option(&k, option));
-		assert_int_equal(strstr(k.name, "_tails") != NULL, traits.tails);
+		assert_int_equal(strstr(k.build.name, "_tails") != NULL, traits.tails);
 		assert_int_equal(make("sm_80", ABI_FWD_SPLITKV_COMBINE, &traits, &combine, &k), 0);
 		assert_true(has_option(&k, option));
 	}
@@ -172,7 +172,7 @@ static void backward_covers_keys_and_rows(void **state)
 	}
 	/* Another kernel, the same blocks. */
 	assert_int_equal(make("gfx942", ABI_BWD_DQ_DK_DV, &acc, &tiles[1], &k), 0);
-	assert_non_null(strstr(k.name, "_split"));
+	assert_non_null(strstr(k.build.name, "_split"));
 }
 
 static void a_bias_that_repeats_has_blocks_for_its_gradient(void **state)
@@ -197,7 +197,7 @@ static void a_bias_that_repeats_has_blocks_for_its_gradient(void **state)
 	assert_true(gpu_sums_dbias(&a));
 	traits.dbias_sum = 1;
 	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &traits, &tile, &k), 0);
-	assert_non_null(strstr(k.name, "dbsum"));
+	assert_non_null(strstr(k.build.name, "dbsum"));
 	assert_int_equal(gpu_kernel_grid(&k, 132, &a, summed), 0);
 	assert_int_equal(summed[0] - plain[0], (500 + 127) / 128 * ((300 + 31) / 32));
 	a.dbias.stride_seq = 0; /* one row for all */

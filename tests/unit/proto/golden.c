@@ -172,13 +172,14 @@ static void fill_params(union proto_any_params *p, enum proto_method method)
 								       .client = "example/1.0"};
 		break;
 	case PROTO_COMPILE:
-		p->COMPILE = (struct proto_compile_params){.uid = 1000,
-							   .urgency = PROTO_SOON,
-							   .kernel = "fwd_bf16_batch_128x128",
-							   .arch = "sm_90a",
-							   .source = "fmha.hip",
-							   .n_options = 2,
-							   .options = {{"-DA=1"}, {"-DB=2"}}};
+		p->COMPILE = (struct proto_compile_params){
+			.uid = 1000,
+			.urgency = PROTO_SOON,
+			.build = {.name = "fwd_bf16_batch_128x128",
+				  .arch = "sm_90a",
+				  .source = "fmha.hip",
+				  .n_options = 2,
+				  .options = {"-DA=1", "-DB=2"}}};
 		break;
 	case PROTO_COMPILE_CANCEL:
 		p->COMPILE_CANCEL.request = 7;

@@ -30,8 +30,8 @@ static void make_kernel(int arch, const struct kernel_spec *spec)
 		fail_msg("%s: no kernel", name);
 	if (kernel.lds_bytes > gpu->lds_bytes || kernel.block[0] % (uint32_t)gpu->wave)
 		fail_msg("%s: LDS %u, block %u", name, kernel.lds_bytes, kernel.block[0]);
-	if (!strstr(kernel.name, pipeline))
-		fail_msg("%s is %s", name, kernel.name);
+	if (!strstr(kernel.build.name, pipeline))
+		fail_msg("%s is %s", name, kernel.build.name);
 }
 
 /* What can be enumerated can be compiled. */
@@ -77,7 +77,7 @@ static void a_name_is_a_piece_of_code(void **state)
 		struct gpu_kernel kernel;
 
 		if (gpu_kernel_of_spec("sm_90a", pipeline, spec, NULL, &kernel) == 0)
-			names[n++] = strdup(kernel.name);
+			names[n++] = strdup(kernel.build.name);
 	}
 	assert_true(n > 50000);
 	qsort(names, n, sizeof(*names), compare_texts);

@@ -63,14 +63,14 @@ static int see(struct objects *objects, uint64_t hash)
 
 static void add(struct objects *objects, const struct gpu_kernel *kernel, int is_plain)
 {
-	char line[256 + GPU_KERNEL_OPTIONS * (GPU_KERNEL_OPTION + 1) + 128];
-	size_t n = (size_t)snprintf(line, sizeof(line), "%s %s %s block=%u lds=%u", kernel->name,
-				    kernel->source, kernel->entry, kernel->block[0],
-				    kernel->lds_bytes);
+	char line[BUILD_NAME_BYTES + BUILD_OPTIONS * (BUILD_WORD_BYTES + 1) + 128];
+	size_t n = (size_t)snprintf(line, sizeof(line), "%s %s %s block=%u lds=%u",
+				    kernel->build.name, kernel->build.source, kernel->entry,
+				    kernel->block[0], kernel->lds_bytes);
 	uint64_t hash;
 
-	for (int i = 0; i < kernel->n_options; i++)
-		n += (size_t)snprintf(line + n, sizeof(line) - n, " %s", kernel->options[i]);
+	for (uint32_t i = 0; i < kernel->build.n_options; i++)
+		n += (size_t)snprintf(line + n, sizeof(line) - n, " %s", kernel->build.options[i]);
 	assert_true(n < sizeof(line));
 	hash = fnv_text(FNV_START, line);
 	if (!see(objects, hash))

@@ -19,6 +19,7 @@
 
 #include <compile/cache.h>
 #include <fmha/base.h>
+#include <proto/build.h>
 
 /*
  * Versions that helpers have reported, so that a build which the cache answers starts no process.
@@ -47,13 +48,9 @@ struct compile_config {
 };
 
 struct compile_request {
-	const char *kernel;         /* canonical name, for messages and the entry */
-	const char *arch;           /* "sm_90a", "gfx942" */
-	const char *compiler;       /* NULL: compile_default(arch) */
-	const char *source;         /* file name below source_dir */
-	const char *const *options; /* "-DNAME=VALUE", ... */
-	size_t n_options;
-	uint32_t uid; /* who asks: the entry's room in the cache is charged to them */
+	struct kernel_build build;
+	const char *compiler; /* NULL: compile_default(arch); kept until the build is done */
+	uint32_t uid;         /* who asks: the entry's room in the cache is charged to them */
 };
 
 /* What a request comes to on this machine. */

@@ -82,13 +82,9 @@ struct device_code {
  * until done() or the request is taken back.
  */
 struct device_build {
-	uint32_t uid, pid;  /* pid: of who was the first to ask; 0: nobody */
-	bool background;    /* nobody waits for it who could wait elsewhere */
-	const char *kernel; /* canonical name, for messages */
-	const char *arch;
-	const char *source; /* file name in the folder of kernel sources */
-	const char *const *options;
-	uint32_t n_options;
+	uint32_t uid, pid; /* pid: of who was the first to ask; 0: nobody */
+	bool background;   /* nobody waits for it who could wait elsewhere */
+	const struct kernel_build *build;
 	void *worker;      /* the builder's */
 	uint64_t asked_ns; /* likewise */
 	/* Loop thread. @code: borrowed; NULL: @error says why there is none. */

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include <kernels/launch.h>
+#include <proto/build.h>
 
 /* WGMMA: Hopper's, which has MMA as well; its loops hold scores as MMA's do. */
 enum gpu_core {
@@ -97,15 +98,9 @@ struct gpu_traits {
 	int32_t tails;     /* a head dim is no multiple of 8 */
 };
 
-#define GPU_KERNEL_OPTIONS 32
-#define GPU_KERNEL_OPTION  40
-
 struct gpu_kernel {
-	char name[256]; /* unique per code object */
-	char source[32];
+	struct kernel_build build;
 	char entry[64];
-	int n_options;
-	char options[GPU_KERNEL_OPTIONS][GPU_KERNEL_OPTION];
 	uint32_t block[3];
 	uint32_t lds_bytes; /* dynamic */
 	enum abi_family family;
