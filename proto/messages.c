@@ -136,7 +136,8 @@ static const struct field_table empty_table = {
 	static TABLE(JOIN(MESSAGE, _table), TEXT(MESSAGE), JOIN(MESSAGE, _rows));
 #include <proto/messages.def>
 
-_Static_assert(sizeof(struct proto_compile_option) == sizeof(((struct kernel_build *)0)->options[0]),
+_Static_assert(sizeof(struct proto_compile_option) ==
+		       sizeof(((struct kernel_build *)0)->options[0]),
 	       "an option is its text");
 
 /* ---- methods ---- */

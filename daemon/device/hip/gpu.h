@@ -20,7 +20,7 @@
 
 #include "hip_api.h"
 
-#define GPU_KERNEL_LISTS 1024 /* thousands may be loaded, and each plan asks for many by name */
+#define GPU_KERNEL_LISTS 1024 /* thousands may be loaded, and each plan asks for many */
 
 struct gpu_gate; /* gate.c */
 struct gpu_launch;
@@ -73,7 +73,7 @@ struct gpu_device {
 	struct gpu_words *words;
 
 	/* kernels.c; loop thread only */
-	struct list kernels[GPU_KERNEL_LISTS]; /* by name */
+	struct list kernels[GPU_KERNEL_LISTS]; /* by identity */
 	struct list idle; /* those that nobody has, the ones that were had last at the end */
 	uint32_t n_idle;
 	uint64_t most_idle;

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <base/fnv.h>
 #include <proto/error.h>
 
 #define USUALLY_IDLE 16
@@ -28,18 +27,17 @@ static int make_kernel(struct gpu_device *gpu, const union abi_args *args,
 						      &stage->spec, args, ret_kernel) != 0;
 }
 
-/* Where kernels of that name are. */
-static struct list *list_of_name(struct gpu_device *gpu, const char *name)
+static struct list *list_of(struct gpu_device *gpu, const struct build_identity *identity)
 {
-	uint64_t hash = fnv_text(FNV_START, name);
-
-	return &gpu->kernels[(hash ^ hash >> 32) % GPU_KERNEL_LISTS];
+	return &gpu->kernels[build_identity_word(identity) % GPU_KERNEL_LISTS];
 }
 
-static struct device_kernel *kernel_by_name(struct gpu_device *gpu, const char *name)
+/* NULL: nobody has asked for its code. */
+static struct device_kernel *find_kernel(struct gpu_device *gpu,
+					 const struct build_identity *identity)
 {
-	list_for_each_entry(struct device_kernel, kernel, list_of_name(gpu, name), in_kernels) {
-		if (strcmp(kernel->choice.build.name, name) == 0)
+	list_for_each_entry(struct device_kernel, kernel, list_of(gpu, identity), in_kernels) {
+		if (memcmp(&kernel->identity, identity, sizeof(*identity)) == 0)
 			return kernel;
 	}
 	return NULL;
@@ -50,6 +48,7 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 {
 	struct gpu_device *gpu = gpu_device_of(device);
 	const struct device_kernel *seen;
+	struct build_identity identity;
 	struct gpu_kernel kernel;
 	const char *why;
 
@@ -57,12 +56,13 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 	(void)dtype;
 	if (make_kernel(gpu, args, stage, &kernel) != 0)
 		return 1;
-	stage->code = fnv_text(FNV_START, kernel.build.name);
+	identity = build_identity(&kernel.build);
+	stage->code = build_identity_word(&identity);
 	if (device_is_quarantined(device, stage->kernel, stage->code)) {
 		*ret_why = DEVICE_QUARANTINED;
 		return 1;
 	}
-	seen = kernel_by_name(gpu, kernel.build.name);
+	seen = find_kernel(gpu, &identity);
 	stage->spills = seen ? seen->spills : 0;
 	why = gpu_kernel_maps(&kernel, args, &stage->launch);
 	if (!why &&
@@ -86,7 +86,8 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 static struct device_kernel *kernel_of_choice(struct gpu_device *gpu,
 					      const struct gpu_kernel *choice)
 {
-	struct device_kernel *kernel = kernel_by_name(gpu, choice->build.name);
+	const struct build_identity identity = build_identity(&choice->build);
+	struct device_kernel *kernel = find_kernel(gpu, &identity);
 
 	if (kernel)
 		return kernel;
@@ -94,9 +95,10 @@ static struct device_kernel *kernel_of_choice(struct gpu_device *gpu,
 	if (!kernel)
 		return NULL;
 	kernel->choice = *choice;
+	kernel->identity = identity;
 	kernel->state = GPU_KERNEL_BROKEN; /* until somebody asks for its code */
 	list_init(&kernel->in_idle);
-	list_prepend(list_of_name(gpu, choice->build.name), &kernel->in_kernels);
+	list_prepend(list_of(gpu, &identity), &kernel->in_kernels);
 	return kernel;
 }
 

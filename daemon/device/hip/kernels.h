@@ -9,6 +9,7 @@
 #ifndef FMHAD_DEVICE_GPU_KERNELS_H
 #define FMHAD_DEVICE_GPU_KERNELS_H
 
+#include <compile/build_identity.h>
 #include <kernels/gpu_catalogue.h>
 
 #include "gpu.h"
@@ -26,6 +27,7 @@ struct gpu_hold {
 struct device_kernel {
 	struct list in_kernels, in_idle;
 	struct gpu_kernel choice;
+	struct build_identity identity;
 	enum gpu_kernel_state state;
 	uint32_t spills; /* as its code says, once it has been seen */
 	hipModule_t module;
