@@ -23,3 +23,56 @@ void worker_page_get_config(struct worker_page *page, struct config *ret_config)
 		atomic_thread_fence(memory_order_seq_cst);
 	} while (version % 2 != 0 || version != atomic_load(&page->config_version));
 }
+
+void worker_page_set_quarantine(struct worker_page *page, const struct worker_quarantine *what)
+{
+	uint32_t version = atomic_load(&page->quarantine_version) + 1;
+
+	page->quarantine[version % 2] = *what;
+	atomic_store(&page->quarantine_version, version);
+}
+
+/*
+ * Who reads has the list to itself unless the front writes twice meanwhile, and looks again then. A front that
+ * dies while it writes leaves the list before.
+ */
+uint32_t worker_page_get_quarantine(const struct worker_page *page,
+				    struct worker_quarantine *ret_what)
+{
+	uint32_t version;
+
+	do {
+		version = atomic_load(&page->quarantine_version);
+		*ret_what = page->quarantine[version % 2];
+		atomic_thread_fence(memory_order_seq_cst);
+	} while (version != atomic_load(&page->quarantine_version));
+	return version;
+}
+
+static bool is_listed(const struct worker_quarantine *what, uint32_t uid, const char *kernel,
+		      uint64_t code, uint64_t now)
+{
+	for (uint32_t i = 0; i < what->n && i < WORKER_MAX_QUARANTINED; i++) {
+		const struct worker_quarantined *entry = &what->list[i];
+
+		if ((entry->everybody || entry->uid == uid) && now < entry->until_ns &&
+		    (entry->code ? entry->code == code
+				 : strncmp(entry->kernel, kernel, sizeof(entry->kernel)) == 0))
+			return true;
+	}
+	return false;
+}
+
+bool worker_page_is_quarantined(const struct worker_page *page, uint32_t uid, const char *kernel,
+				uint64_t code, uint64_t now)
+{
+	uint32_t version;
+	bool listed;
+
+	do {
+		version = atomic_load(&page->quarantine_version);
+		listed = is_listed(&page->quarantine[version % 2], uid, kernel, code, now);
+		atomic_thread_fence(memory_order_seq_cst);
+	} while (version != atomic_load(&page->quarantine_version));
+	return listed;
+}

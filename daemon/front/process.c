@@ -131,6 +131,20 @@ struct worker_death worker_process_culprit(struct worker_process *process, int s
 	return death;
 }
 
+static void show_quarantine(const struct worker_slot *slot, struct worker_page *page)
+{
+	struct worker_quarantine what;
+
+	quarantine_list(&slot->front->quarantine, slot->index, clock_ns(), &what);
+	worker_page_set_quarantine(page, &what);
+}
+
+void worker_process_show_quarantine(struct worker_slot *slot)
+{
+	if (slot->process)
+		show_quarantine(slot, slot->process->page);
+}
+
 void worker_process_configure(struct worker_process *process)
 {
 	if (!process)
@@ -158,8 +172,7 @@ static struct worker_page *make_page(const struct worker_slot *slot, int *ret_fd
 	page->device = slot->index;
 	worker_page_set_config(page, &slot->front->config);
 	page->culprit_uid = page->loop_uid = WORKER_NO_USER;
-	page->n_quarantined = quarantine_list(&slot->front->quarantine, slot->index, clock_ns(),
-					      page->quarantined);
+	show_quarantine(slot, page);
 	*ret_fd = take_fd(&fd);
 	return page;
 }

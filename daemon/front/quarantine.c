@@ -236,24 +236,23 @@ uint32_t quarantine_ban_s(const struct quarantine *quarantine, uint32_t uid, uin
 	return 0;
 }
 
-static uint32_t list_some(const struct quarantine *quarantine, uint32_t device, uint64_t now,
-			  bool everybody, struct worker_quarantined *list, uint32_t n)
+static void list_some(const struct quarantine *quarantine, uint32_t device, uint64_t now,
+		      bool everybody, struct worker_quarantine *what)
 {
-	for (uint32_t i = 0; i < QUARANTINE_ENTRIES && n < WORKER_MAX_QUARANTINED; i++) {
+	for (uint32_t i = 0; i < QUARANTINE_ENTRIES && what->n < WORKER_MAX_QUARANTINED; i++) {
 		const struct quarantine_entry *entry = &quarantine->entries[i];
 
 		if (quarantine_is_active(entry, now) && entry->what.kernel[0] &&
 		    entry->device == device && entry->what.everybody == everybody)
-			list[n++] = entry->what;
+			what->list[what->n++] = entry->what;
 	}
-	return n;
 }
 
-uint32_t quarantine_list(const struct quarantine *quarantine, uint32_t device, uint64_t now,
-			 struct worker_quarantined list[WORKER_MAX_QUARANTINED])
+void quarantine_list(const struct quarantine *quarantine, uint32_t device, uint64_t now,
+		     struct worker_quarantine *ret_what)
 {
+	*ret_what = (struct worker_quarantine){0};
 	/* If there are too many, those that concern everybody matter most. */
-	uint32_t n = list_some(quarantine, device, now, true, list, 0);
-
-	return list_some(quarantine, device, now, false, list, n);
+	list_some(quarantine, device, now, true, ret_what);
+	list_some(quarantine, device, now, false, ret_what);
 }

@@ -70,9 +70,9 @@ uint32_t quarantine_lift(struct quarantine *quarantine, uint32_t device, const c
 /* Seconds for which the user may still open no device; 0: it may. */
 uint32_t quarantine_ban_s(const struct quarantine *quarantine, uint32_t uid, uint64_t now);
 
-/* What a worker of @device has to know. Return: how many. */
-uint32_t quarantine_list(const struct quarantine *quarantine, uint32_t device, uint64_t now,
-			 struct worker_quarantined list[WORKER_MAX_QUARANTINED]);
+/* What a worker of @device has to know. */
+void quarantine_list(const struct quarantine *quarantine, uint32_t device, uint64_t now,
+		     struct worker_quarantine *ret_what);
 
 /* Whether an entry is in force. */
 bool quarantine_is_active(const struct quarantine_entry *entry, uint64_t now);

@@ -85,32 +85,12 @@ static bool is_ready(const struct worker_slot *slot, const struct model *model)
 	return is_of(slot, model) && slot->state == WORKER_READY && slot->process;
 }
 
-/* What a worker of @slot restores, as a file; -1: none. */
-static int worker_file(const struct model *model, const struct worker_slot *slot)
+/* What a worker restores, as a file; -1: none. */
+static int worker_file(const struct model *model)
 {
-	struct worker_quarantined list[WORKER_MAX_QUARANTINED];
-	uint64_t now = clock_ns();
-	uint32_t n = quarantine_list(&slot->front->quarantine, slot->index, now, list);
 	char *text = tune_database_worker_text(model->database);
-	cJSON *root, *array;
 	int fd = -1;
 
-	json_begin();
-	root = text ? cJSON_Parse(text) : NULL;
-	free(text);
-	array = cJSON_AddArrayToObject(root, "quarantine");
-	for (uint32_t i = 0; i < n; i++) {
-		cJSON *item = cJSON_CreateObject();
-
-		cJSON_AddStringToObject(item, "kernel", list[i].kernel);
-		json_add_hex(item, "code", list[i].code);
-		if (!list[i].everybody)
-			cJSON_AddNumberToObject(item, "uid", list[i].uid);
-		cJSON_AddNumberToObject(item, "remaining_ms",
-					(double)((list[i].until_ns - now) / NS_PER_MS));
-		cJSON_AddItemToArray(array, item);
-	}
-	text = json_end(root, false);
 	if (text)
 		fd = handout_file(text, strlen(text));
 	free(text);
@@ -148,7 +128,7 @@ static void restore_all(struct model *model)
 
 		if (!is_ready(slot, model))
 			continue;
-		fd = worker_file(model, slot);
+		fd = worker_file(model);
 		if (fd >= 0 &&
 		    connection_request(&slot->process->control, PROTO_WORKER_RESTORE,
 				       &(struct proto_empty){0}, fd, on_told, model, NULL) == 0)
@@ -187,8 +167,7 @@ static void answer(struct waiter *waiter, bool stored)
 
 	if (waiter->ready) {
 		worker_slot_restored(slot, waiter->id,
-				     model->loaded ? worker_file(model, slot)
-						   : handout_file("{}", 2));
+				     model->loaded ? worker_file(model) : handout_file("{}", 2));
 	} else if (model->untold) {
 		(void)fmha_error_set(&err, FMHA_ENOMEM,
 				     "changed, but not all devices could be told yet");
@@ -419,6 +398,7 @@ static void restore_quarantine(struct model *model, struct worker_slot *slot)
 		what.until_ns = clock_ns() + (uint64_t)(list[i].until_s - now_s) * NS_PER_S;
 		quarantine_restore(&slot->front->quarantine, slot->index, &what, clock_ns());
 	}
+	worker_process_show_quarantine(slot);
 }
 
 /* What was read takes the place of what was known. Times that were measured meanwhile are added; settings that were
@@ -632,6 +612,7 @@ static int lift(struct model *model, struct worker_slot *slot, const char *kerne
 		if (is_of(&front->slots[i], model)) {
 			*ret_n += quarantine_lift(&front->quarantine, i, kernel);
 			tuned_keep_quarantine(&front->slots[i]);
+			worker_process_show_quarantine(&front->slots[i]);
 		}
 	if (*ret_n > 0)
 		return 0;

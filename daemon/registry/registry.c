@@ -273,6 +273,16 @@ int registry_set_flags(struct registry *registry, const char *name, uint32_t set
 	return 0;
 }
 
+void registry_clear_flags(struct registry *registry, uint32_t flags)
+{
+	pthread_mutex_lock(&registry->mutex);
+	for (size_t i = 0; i < registry->table_size; i++)
+		if (registry->table[i])
+			registry->table[i]->flags &= ~flags;
+	registry->generation += (flags & REGISTRY_QUARANTINED) != 0;
+	pthread_mutex_unlock(&registry->mutex);
+}
+
 int registry_set_priority(struct registry *registry, const char *name, int32_t priority,
 			  struct fmha_error *err)
 {

@@ -131,38 +131,6 @@ static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_
 	return 0;
 }
 
-static int restore_quarantine(struct worker *worker, const char *text, size_t size,
-			      struct fmha_error *err)
-{
-	struct worker_quarantined list[WORKER_MAX_QUARANTINED];
-	const cJSON *item;
-	uint32_t n = 0;
-	cJSON *root;
-
-	if (json_from_text(text, size, NULL, &root) < 0)
-		return fmha_error_set(err, FMHA_ENOMEM, "no memory for what is remembered");
-	cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "quarantine"))
-	{
-		const char *kernel = cJSON_GetStringValue(
-			cJSON_GetObjectItemCaseSensitive(item, "kernel"));
-		const cJSON *uid = cJSON_GetObjectItemCaseSensitive(item, "uid");
-		const cJSON *left = cJSON_GetObjectItemCaseSensitive(item, "remaining_ms");
-
-		if (!kernel || !left || n == WORKER_MAX_QUARANTINED)
-			continue;
-		list[n] = (struct worker_quarantined){
-			.code = json_hex(item, "code"),
-			.everybody = !uid,
-			.uid = uid ? clamp_u32(uid->valuedouble) : 0,
-			.until_ns = clock_ns() + clamp_u64(left->valuedouble * NS_PER_MS)};
-		(void)snprintf(list[n].kernel, sizeof(list[n].kernel), "%s", kernel);
-		n++;
-	}
-	cJSON_Delete(root);
-	kernels_set_quarantine(worker, list, n);
-	return 0;
-}
-
 int kernels_restore(struct worker *worker, int fd, struct fmha_error *err)
 {
 	_cleanup_(freep) char *text = NULL;
@@ -174,8 +142,7 @@ int kernels_restore(struct worker *worker, int fd, struct fmha_error *err)
 	r = read_document(fd, &text, &size, err);
 	if (r == 0)
 		r = registry_restore(worker->registry, text, size, err);
-	if (r == 0)
-		r = restore_quarantine(worker, text, size, err);
+	kernels_mark_quarantine(worker);
 	census_unsettle(&worker->census);
 	return r;
 }

@@ -29,41 +29,25 @@
 
 /* ---- quarantine ---- */
 
-static void unmark_quarantined(struct worker *worker)
+void kernels_mark_quarantine(struct worker *worker)
 {
-	for (uint32_t i = 0; i < worker->n_quarantined && worker->registry; i++)
-		(void)registry_set_flags(worker->registry, worker->quarantined[i].kernel, 0,
-					 REGISTRY_QUARANTINED, NULL);
-}
+	struct worker_quarantine what;
+	uint64_t now = clock_ns();
 
-/* Marks in the registry what nobody gets, until the next of them is over. */
-static void mark_quarantined(struct worker *worker)
-{
-	uint64_t now = clock_ns(), next = UINT64_MAX;
+	worker->marked_version = worker_page_get_quarantine(worker->page, &what);
+	worker->marked_until_ns = UINT64_MAX;
+	registry_clear_flags(worker->registry, REGISTRY_QUARANTINED);
+	for (uint32_t i = 0; i < what.n; i++) {
+		const struct worker_quarantined *entry = &what.list[i];
 
-	for (uint32_t i = 0; i < worker->n_quarantined; i++) {
-		const struct worker_quarantined *entry = &worker->quarantined[i];
-		bool lasts = now < entry->until_ns;
-
-		if (!entry->everybody || !worker->registry)
+		if (!entry->everybody || now >= entry->until_ns)
 			continue;
-		if (registry_set_flags(worker->registry, entry->kernel,
-				       lasts ? REGISTRY_QUARANTINED : 0,
-				       lasts ? 0 : REGISTRY_QUARANTINED, NULL) < 0)
+		if (registry_set_flags(worker->registry, entry->kernel, REGISTRY_QUARANTINED, 0,
+				       NULL) < 0)
 			log_warning("quarantined kernel %s is not in the registry", entry->kernel);
-		if (lasts && entry->until_ns < next)
-			next = entry->until_ns;
+		if (entry->until_ns < worker->marked_until_ns)
+			worker->marked_until_ns = entry->until_ns;
 	}
-	worker->marked_until_ns = next;
-}
-
-void kernels_set_quarantine(struct worker *worker, const struct worker_quarantined *list,
-			    uint32_t n)
-{
-	unmark_quarantined(worker);
-	memcpy(worker->quarantined, list, n * sizeof(*list));
-	worker->n_quarantined = n;
-	mark_quarantined(worker);
 }
 
 uint64_t kernels_locate(void *tensors, const struct fmha_tensor *tensor)
@@ -80,24 +64,18 @@ void kernels_act_for(struct session *session, bool local)
 
 	worker->acting_uid = session->uid;
 	worker->plan_device.tensors = local ? NULL : session;
-	if (clock_ns() >= worker->marked_until_ns)
-		mark_quarantined(worker);
+	if (worker->registry &&
+	    (clock_ns() >= worker->marked_until_ns ||
+	     atomic_load(&worker->page->quarantine_version) != worker->marked_version))
+		kernels_mark_quarantine(worker);
 }
 
 bool kernels_is_quarantined(void *worker_pointer, const char *kernel, uint64_t code)
 {
 	const struct worker *worker = worker_pointer;
-	uint64_t now = clock_ns();
 
-	for (uint32_t i = 0; i < worker->n_quarantined; i++) {
-		const struct worker_quarantined *entry = &worker->quarantined[i];
-
-		if ((entry->everybody || entry->uid == worker->acting_uid) &&
-		    now < entry->until_ns &&
-		    (entry->code ? entry->code == code : strcmp(entry->kernel, kernel) == 0))
-			return true;
-	}
-	return false;
+	return worker_page_is_quarantined(worker->page, worker->acting_uid, kernel, code,
+					  clock_ns());
 }
 
 /* ---- the registry ---- */
@@ -129,9 +107,7 @@ int kernels_open(struct worker *worker, struct fmha_error *err)
 	}
 	if (r < 0)
 		return r;
-	memcpy(worker->quarantined, worker->page->quarantined, sizeof(worker->quarantined));
-	worker->n_quarantined = worker->page->n_quarantined;
-	mark_quarantined(worker);
+	kernels_mark_quarantine(worker);
 	open_model(worker);
 	log_info("device %s: %llu kernels for %s", info->name,
 		 (unsigned long long)registry_count(worker->registry), info->arch);

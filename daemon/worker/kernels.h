@@ -9,9 +9,8 @@
 
 /* Loads specs/ and opens the registry. A device that specs/ does not know works without one. */
 int kernels_open(struct worker *worker, struct fmha_error *err);
-/* What is in quarantine from now on. */
-void kernels_set_quarantine(struct worker *worker, const struct worker_quarantined *list,
-			    uint32_t n);
+/* Marks in the registry what nobody gets, until the next of them is over or the front has others. */
+void kernels_mark_quarantine(struct worker *worker);
 /* From now on kernels are chosen for this session: for its buffers (@local: for addresses that a problem's
  * offsets tell), and by what is in quarantine for its user now. */
 void kernels_act_for(struct session *session, bool local);
@@ -21,7 +20,7 @@ uint64_t kernels_locate(void *tensors, const struct fmha_tensor *tensor);
 bool kernels_is_quarantined(void *worker_pointer, const char *kernel, uint64_t code);
 /* Statistics of the plan's kernels: a run of @ns in all. */
 void kernels_count_run(struct worker *worker, struct session_plan *plan, uint64_t ns);
-/* The document of worker_ready or worker_restore: sets, priorities, quarantine, measured times.
+/* The document of worker_ready or worker_restore: sets, priorities, measured times.
  * @fd: borrowed.
  * Return: 0, also when there is nothing that this worker could use; FMHA_ENOMEM. */
 int kernels_restore(struct worker *worker, int fd, struct fmha_error *err);

@@ -70,13 +70,13 @@ struct worker {
 	uv_timer_t refill_timer;
 	bool refilling;
 	struct plan_device plan_device;
-	uint32_t acting_uid;      /* the user for whom kernels are being chosen */
-	uint64_t marked_until_ns; /* as quarantined in the registry */
+	uint32_t acting_uid; /* the user for whom kernels are being chosen */
+	/* What of the page's quarantine the registry has, and until when. */
+	uint32_t marked_version;
+	uint64_t marked_until_ns;
 	struct spec_catalog *catalog;
 	struct registry *registry; /* NULL: specs/ does not know this device */
 	struct predict_model *model;
-	uint32_t n_quarantined; /* as the front has it */
-	struct worker_quarantined quarantined[WORKER_MAX_QUARANTINED];
 	struct census census;
 	struct tuner *tuner;
 	uv_async_t device_async; /* the device has ended launches */

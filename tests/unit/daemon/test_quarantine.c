@@ -16,7 +16,7 @@
 
 #define SECOND NS_PER_S
 
-static struct worker_quarantined list[WORKER_MAX_QUARANTINED];
+static struct worker_quarantine listed;
 
 /* Three deaths within 100 s make a quarantine. */
 static struct quarantine *setup(void)
@@ -51,7 +51,8 @@ static void add_code(struct quarantine *quarantine, const char *kernel, uint64_t
 
 static uint32_t n_listed(const struct quarantine *quarantine, uint64_t second)
 {
-	return quarantine_list(quarantine, 0, second * SECOND, list);
+	quarantine_list(quarantine, 0, second * SECOND, &listed);
+	return listed.n;
 }
 
 static void one_users_deaths_are_that_users(void **state)
@@ -64,11 +65,12 @@ static void one_users_deaths_are_that_users(void **state)
 	assert_int_equal(n_listed(quarantine, 1015), 0);
 	add(quarantine, "k", 1000, 1020);
 	assert_int_equal(n_listed(quarantine, 1020), 1);
-	assert_string_equal(list[0].kernel, "k");
-	assert_false(list[0].everybody);
-	assert_int_equal(list[0].uid, 1000);
-	assert_int_equal(list[0].until_ns, 1120 * SECOND);
-	assert_int_equal(quarantine_list(quarantine, 1, 1020 * SECOND, list), 0);
+	assert_string_equal(listed.list[0].kernel, "k");
+	assert_false(listed.list[0].everybody);
+	assert_int_equal(listed.list[0].uid, 1000);
+	assert_int_equal(listed.list[0].until_ns, 1120 * SECOND);
+	quarantine_list(quarantine, 1, 1020 * SECOND, &listed);
+	assert_int_equal(listed.n, 0);
 }
 
 static void two_users_deaths_concern_everybody(void **state)
@@ -81,8 +83,8 @@ static void two_users_deaths_concern_everybody(void **state)
 	add(quarantine, "k", 1000, 1010);
 	add(quarantine, "k", 1001, 1020);
 	assert_int_equal(n_listed(quarantine, 1020), 1);
-	assert_true(list[0].everybody);
-	assert_string_equal(list[0].kernel, "k");
+	assert_true(listed.list[0].everybody);
+	assert_string_equal(listed.list[0].kernel, "k");
 }
 
 static void trusted_and_unknown_users_speak_for_everybody(void **state)
@@ -96,7 +98,7 @@ static void trusted_and_unknown_users_speak_for_everybody(void **state)
 		for (uint64_t n = 0; n < 10; n++)
 			add(quarantine, "k", users[i], 1000 + n);
 		assert_int_equal(n_listed(quarantine, 1010), 1);
-		assert_true(list[0].everybody);
+		assert_true(listed.list[0].everybody);
 		assert_int_equal(quarantine_ban_s(quarantine, users[i], 1010 * SECOND), 0);
 	}
 }
@@ -113,8 +115,8 @@ static void deaths_are_the_codes(void **state)
 	assert_int_equal(n_listed(quarantine, 1003), 0);
 	add_code(quarantine, "k_sink", 5, 1003);
 	assert_int_equal(n_listed(quarantine, 1003), 1);
-	assert_string_equal(list[0].kernel, "k_sink");
-	assert_int_equal(list[0].code, 5);
+	assert_string_equal(listed.list[0].kernel, "k_sink");
+	assert_int_equal(listed.list[0].code, 5);
 	assert_int_equal(quarantine_lift(quarantine, 0, "k_lse"), 0);
 	assert_int_equal(quarantine_lift(quarantine, 1, "k_sink"), 0);
 	assert_int_equal(quarantine_lift(quarantine, 0, "k_sink"), 1);
@@ -135,7 +137,7 @@ static void what_is_restored_without_a_code_goes_by_its_name(void **state)
 	quarantine_restore(quarantine, 0, &old, 1000 * SECOND);
 	quarantine_restore(quarantine, 0, &old, 1000 * SECOND);
 	assert_int_equal(n_listed(quarantine, 1001), 1);
-	assert_int_equal(list[0].code, 0);
+	assert_int_equal(listed.list[0].code, 0);
 	assert_int_equal(quarantine_lift(quarantine, 0, "k"), 1);
 	assert_int_equal(quarantine_lift(quarantine, 0, "k"), 0);
 }
@@ -196,7 +198,7 @@ static void too_many_entries_keep_what_concerns_everybody(void **state)
 		for (int n = 0; n < 3; n++)
 			add(quarantine, "k", uid, 1000);
 	assert_int_equal(n_listed(quarantine, 1001), 3); /* k: for its first user, then for all */
-	assert_true(list[0].everybody && list[1].everybody);
+	assert_true(listed.list[0].everybody && listed.list[1].everybody);
 	setup();
 	for (int n = 0; n < 3; n++)
 		add(quarantine, "everybody", 0, 1000);
@@ -208,8 +210,8 @@ static void too_many_entries_keep_what_concerns_everybody(void **state)
 			add(quarantine, kernel, uid, 1000);
 	}
 	assert_int_equal(n_listed(quarantine, 1001), WORKER_MAX_QUARANTINED);
-	assert_string_equal(list[0].kernel, "everybody");
-	assert_false(list[1].everybody);
+	assert_string_equal(listed.list[0].kernel, "everybody");
+	assert_false(listed.list[1].everybody);
 }
 
 static void deaths_without_a_kernel_blame_nobody(void **state)
@@ -223,9 +225,39 @@ static void deaths_without_a_kernel_blame_nobody(void **state)
 	assert_int_equal(quarantine_ban_s(quarantine, 1000, 1000 * SECOND), 0);
 }
 
+/* What the front shows, the worker of the page finds: at once, for whom it is for and until it ends. */
+static void a_page_holds_what_was_shown_last(void **state)
+{
+	static struct worker_page page;
+	struct worker_quarantine what = {
+		.n = 3,
+		.list = {{.kernel = "a", .code = 5, .everybody = true, .until_ns = 10},
+			 {.kernel = "b", .code = 6, .uid = 1000, .until_ns = 20},
+			 {.kernel = "c", .everybody = true, .until_ns = 20}}};
+	uint32_t version = worker_page_get_quarantine(&page, &listed);
+
+	(void)state;
+	assert_int_equal(listed.n, 0);
+	assert_false(worker_page_is_quarantined(&page, 1000, "a", 5, 0));
+	worker_page_set_quarantine(&page, &what);
+	assert_int_not_equal(worker_page_get_quarantine(&page, &listed), version);
+	assert_memory_equal(&listed, &what, sizeof(what));
+	assert_true(worker_page_is_quarantined(&page, 7, "twin of a", 5, 9));
+	assert_false(worker_page_is_quarantined(&page, 7, "a", 4, 9));
+	assert_false(worker_page_is_quarantined(&page, 7, "a", 5, 10));
+	assert_true(worker_page_is_quarantined(&page, 1000, "b", 6, 10));
+	assert_false(worker_page_is_quarantined(&page, 1001, "b", 6, 10));
+	assert_true(worker_page_is_quarantined(&page, 1001, "c", 4, 10));
+	what.n = 1;
+	worker_page_set_quarantine(&page, &what);
+	assert_false(worker_page_is_quarantined(&page, 1000, "b", 6, 10));
+	assert_true(worker_page_is_quarantined(&page, 7, "a", 5, 9));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_page_holds_what_was_shown_last),
 		cmocka_unit_test(one_users_deaths_are_that_users),
 		cmocka_unit_test(two_users_deaths_concern_everybody),
 		cmocka_unit_test(trusted_and_unknown_users_speak_for_everybody),

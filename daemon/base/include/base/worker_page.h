@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * worker_page.h: the memory that a front and one of its workers share. The front fills in the first
- * part before it starts the worker; the worker writes the second while it lives, and the front
- * reads it after the worker's death to learn which kernel and whose request was at fault. Both are
- * the same executable, so the layout agrees by itself.
+ * part before it starts the worker, and changes it while that runs; the worker writes the second
+ * while it lives, and the front reads it after the worker's death to learn which kernel and whose
+ * request was at fault. Both are the same executable, so the layout agrees by itself.
  */
 #ifndef FMHAD_BASE_WORKER_PAGE_H
 #define FMHAD_BASE_WORKER_PAGE_H
@@ -35,14 +35,21 @@ struct worker_quarantined {
 	uint64_t until_ns; /* CLOCK_MONOTONIC */
 };
 
+/* Of one device. */
+struct worker_quarantine {
+	uint32_t n;
+	struct worker_quarantined list[WORKER_MAX_QUARANTINED];
+};
+
 struct worker_page {
 	uint64_t magic, bytes;
 	uint32_t device; /* index into config.devices */
 	/* Odd while the front is writing it, greater afterwards. */
 	atomic_uint config_version;
 	struct config config;
-	uint32_t n_quarantined;
-	struct worker_quarantined quarantined[WORKER_MAX_QUARANTINED];
+	/* The list of the version's last bit is good, the other one is written next. */
+	atomic_uint quarantine_version;
+	struct worker_quarantine quarantine[2];
 
 	/* The worker's: the kernel that it dies of, whose request that was, a fingerprint of its
 	 * problem (0: unknown), and why. */
@@ -69,5 +76,13 @@ struct worker_page {
 /* The front's side and the worker's, which may happen at the same time. */
 void worker_page_set_config(struct worker_page *page, const struct config *config);
 void worker_page_get_config(struct worker_page *page, struct config *ret_config);
+
+void worker_page_set_quarantine(struct worker_page *page, const struct worker_quarantine *what);
+/* Return: its version. */
+uint32_t worker_page_get_quarantine(const struct worker_page *page,
+				    struct worker_quarantine *ret_what);
+/* For the user. */
+bool worker_page_is_quarantined(const struct worker_page *page, uint32_t uid, const char *kernel,
+				uint64_t code, uint64_t now);
 
 #endif

@@ -159,6 +159,8 @@ int registry_each_known(struct registry *registry, registry_visit visit, void *o
 /* State. A name that is no kernel of this device: FMHA_ENOENT. */
 int registry_set_flags(struct registry *registry, const char *name, uint32_t set, uint32_t clear,
 		       struct fmha_error *err);
+/* Of all kernels. */
+void registry_clear_flags(struct registry *registry, uint32_t flags);
 int registry_set_priority(struct registry *registry, const char *name, int32_t priority,
 			  struct fmha_error *err);
 /*
