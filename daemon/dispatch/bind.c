@@ -125,5 +125,5 @@ void plan_placeholder_args(const struct plan *plan, union abi_args args[PLAN_MAX
 	struct launch_bases bases = args_placeholders(plan);
 
 	for (uint32_t i = 0; i < plan->n_stages; i++)
-		args_fill(plan, i, &bases, &args[i]);
+		launch_bind(&plan->stages[i].launch, &bases, &args[i]);
 }

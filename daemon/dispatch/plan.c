@@ -611,9 +611,6 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_ch
 		r = place_dq_acc(&b);
 	if (r < 0)
 		return r;
-	r = check_reach(&plan, err);
-	if (r < 0)
-		return r;
 	place_grid(&b);
 	lengths_choose(&plan);
 	for (uint32_t i = 0; i < plan.n_stages; i++) {
@@ -621,6 +618,9 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_ch
 		align_views(&plan, &plan.stages[i].launch);
 	}
 	place_zeroes(&plan);
+	r = check_reach(&plan, err);
+	if (r < 0)
+		return r;
 	*ret_plan = plan;
 	return 0;
 }
