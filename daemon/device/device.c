@@ -221,6 +221,11 @@ uint64_t device_kernel_bytes(const struct device *device, const struct device_ke
 	return device_loads_code(device) && kernel ? device->ops->kernel_bytes(kernel) : 0;
 }
 
+uint32_t device_kernel_spills(const struct device *device, const struct device_kernel *kernel)
+{
+	return device_loads_code(device) && kernel ? device->ops->kernel_spills(kernel) : 0;
+}
+
 bool device_has_fences(const struct device *device)
 {
 	return device->ops->release_fences;

@@ -51,6 +51,7 @@ struct device_ops {
 		    bool *ret_first, struct fmha_error *err);
 	bool (*drop)(struct device *device, struct device_kernel *kernel, uint32_t uid);
 	uint64_t (*kernel_bytes)(const struct device_kernel *kernel);
+	uint32_t (*kernel_spills)(const struct device_kernel *kernel);
 	void (*set_idle)(struct device *device, uint64_t most);
 	void (*unload_idle)(struct device *device);
 	uint32_t (*count_idle)(const struct device *device);

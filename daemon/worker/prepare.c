@@ -258,9 +258,20 @@ static void take_ready(struct preparing *preparing, struct session_plan *plan)
 		session_plan_settle(preparing->session, plan, &preparing->result);
 }
 
+/* Whether the plan was made before the code of its kernels was seen, and that spills. */
+static bool spills_anew(const struct preparing *preparing, const struct plan *plan)
+{
+	const struct device *device = preparing->session->worker->device;
+
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		if (device_kernel_spills(device, preparing->ready[i]) != plan->stages[i].spills)
+			return true;
+	return false;
+}
+
 /*
- * The code of the chosen kernels has been seen: where it spills, dispatch may prefer others now.
- * Each is asked for once, so this ends. Return: true: others are waited for.
+ * The code of the chosen kernels has been seen: where it spills, dispatch may prefer others now, and
+ * nothing else is news. Each is asked for once, so this ends. Return: true: others are waited for.
  */
 static bool choose_again(struct preparing *preparing)
 {
@@ -271,7 +282,7 @@ static bool choose_again(struct preparing *preparing)
 	int r;
 
 	take_ready(preparing, plan);
-	if (!plan) /* the client has dropped it meanwhile */
+	if (!plan || !spills_anew(preparing, &plan->plan)) /* no plan: the client has dropped it */
 		return false;
 	kernels_act_for(session, plan->local);
 	plan_chosen(&plan->plan, &choice);

@@ -183,6 +183,7 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.hold = gpu_hold,
 	.drop = gpu_drop,
 	.kernel_bytes = gpu_kernel_bytes,
+	.kernel_spills = gpu_kernel_spills,
 	.set_idle = gpu_set_idle,
 	.unload_idle = gpu_unload_idle,
 	.count_idle = gpu_count_idle,

@@ -243,6 +243,11 @@ uint64_t gpu_kernel_bytes(const struct device_kernel *kernel)
 	return kernel->bytes;
 }
 
+uint32_t gpu_kernel_spills(const struct device_kernel *kernel)
+{
+	return kernel->spills;
+}
+
 void gpu_set_idle(struct device *device, uint64_t most)
 {
 	struct gpu_device *gpu = gpu_device_of(device);

@@ -237,6 +237,8 @@ int device_hold(struct device *device, const struct device_kernel *kernel, uint3
 bool device_drop(struct device *device, const struct device_kernel *kernel, uint32_t uid);
 /* Bytes of the code of a kernel that is ready. */
 uint64_t device_kernel_bytes(const struct device *device, const struct device_kernel *kernel);
+/* What plan_stage.spills of it will be from now on. */
+uint32_t device_kernel_spills(const struct device *device, const struct device_kernel *kernel);
 /* Kernels that are loaded and that nobody has. */
 uint32_t device_count_idle(const struct device *device);
 
