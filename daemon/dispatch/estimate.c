@@ -273,15 +273,14 @@ void estimate_again(const struct select_stage *stage, struct candidate *c)
 
 void estimate_times(struct select_stage *stage, struct candidate *c, size_t n)
 {
-	char shape[REGISTRY_SHAPE_BYTES];
+	size_t n_words = estimate_is_main(stage->plan, stage->family) ? stage->shapes->n : 0;
 
 	for (size_t i = 0; i < n; i++)
 		if (c[i].accepted)
 			guess(stage, &c[i]);
-	if (estimate_is_main(stage->plan, stage->family) && !note(stage, stage->shape, c, n, false))
-		for (int i = 0; shape_neighbour(&stage->plan->problem, i, shape); i++)
-			if (note(stage, shape, c, n, true))
-				break;
+	for (size_t i = 0; i < n_words; i++)
+		if (note(stage, stage->shapes->word[i], c, n, i > 0))
+			break;
 	stage->scale = scale_of(c, n);
 	for (size_t i = 0; i < n; i++)
 		if (c[i].accepted)

@@ -123,7 +123,7 @@ void explain_selection(struct cJSON *report, const struct select_stage *stage,
 
 	cJSON_AddStringToObject(object, "family", plan_family_name(stage->family));
 	add_signature(object, catalog, &selection->signature);
-	cJSON_AddStringToObject(object, "shape", stage->shape);
+	cJSON_AddStringToObject(object, "shape", stage->shapes->word[0]);
 	cJSON_AddNumberToObject(object, "n_candidates", (double)selection->n);
 	cJSON_AddNumberToObject(object, "n_rejected", (double)selection->n_rejected);
 	if (chosen) {

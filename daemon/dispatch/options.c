@@ -158,13 +158,11 @@ static int look(struct planner *b, struct outlook *outlook)
 static bool is_informed(const struct planner *b, struct splits *list, int32_t n_default)
 {
 	struct registry_measured measured[MOST_RESULTS];
-	char shape[REGISTRY_SHAPE_BYTES];
-	size_t n;
+	size_t n = 0;
 
-	shape_of(&b->plan->problem, shape);
-	n = registry_measured_at(b->device->registry, shape, measured, MOST_RESULTS);
-	for (int i = 0; n == 0 && shape_neighbour(&b->plan->problem, i, shape); i++)
-		n = registry_measured_at(b->device->registry, shape, measured, MOST_RESULTS);
+	for (size_t i = 0; n == 0 && i < b->shapes.n; i++)
+		n = registry_measured_at(b->device->registry, b->shapes.word[i], measured,
+					 MOST_RESULTS);
 	if (n == 0 && b->device->model) {
 		list_splits(b, n_default, list);
 		return true;
@@ -297,6 +295,7 @@ bool options_take_looking(struct planner *b, const struct fmha_problem *problem)
 		return false;
 	*b->plan = looking->plan;
 	b->naming = looking->planner.naming;
+	b->shapes = looking->planner.shapes;
 	return true;
 }
 
@@ -345,13 +344,12 @@ int options_choose_splits(struct planner *b, struct split_choice *ret_split)
 bool options_prefer_buffered_dq(struct planner *b)
 {
 	struct registry_measured measured[MOST_RESULTS];
-	char shape[REGISTRY_SHAPE_BYTES];
 	int flags;
 
 	if (!b->device->registry || b->naming.n > 0)
 		return false;
-	shape_of(&b->plan->problem, shape);
-	if (registry_measured_at(b->device->registry, shape, measured, MOST_RESULTS) == 0)
+	if (registry_measured_at(b->device->registry, b->shapes.word[0], measured, MOST_RESULTS) ==
+	    0)
 		return false;
 	flags = spec_pipeline_flags(registry_catalog(b->device->registry),
 				    measured[0].spec.pipeline);

@@ -135,6 +135,7 @@ int planner_peek(struct planner *b, enum abi_family family, uint32_t dtype, bool
 				      .family = family,
 				      .dtype = dtype,
 				      .args = &args,
+				      .shapes = &b->shapes,
 				      .ask_all = ask_all,
 				      .named = naming_of(&b->naming, family)};
 	int r;
@@ -174,6 +175,7 @@ static int add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 					      .family = family,
 					      .dtype = dtype,
 					      .args = &args,
+					      .shapes = &b->shapes,
 					      .ask_all = b->report,
 					      .named = named};
 
@@ -585,6 +587,8 @@ int planner_start(struct planner *b, const struct fmha_problem *problem,
 		r = views_build(plan, b->err);
 	if (r < 0)
 		return r;
+	if (b->device->registry)
+		shape_words_make(&plan->problem, &b->shapes);
 	note_alignment(plan, b->device);
 	plan->flops = cost_flops(&plan->problem);
 	plan->bytes = cost_bytes(&plan->problem);

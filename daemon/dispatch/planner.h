@@ -10,6 +10,7 @@ struct planner {
 	const struct plan_device *device;
 	struct plan_report *report; /* NULL: nobody wants to know */
 	struct naming naming;
+	struct shape_words shapes; /* where there is a registry */
 	struct fmha_error *err;
 	/* The stage that was found while numbers of splits were weighed up, of the best one: it is not looked for
 	 * again. */

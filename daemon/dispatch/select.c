@@ -282,7 +282,6 @@ int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 	int result = 1;
 
 	r->chosen = -1;
-	shape_of(&stage->plan->problem, stage->shape);
 	stage->scale = 0;
 	if (n > 0) {
 		r->signature = signatures[0];

@@ -24,6 +24,12 @@ struct select_named {
 	char reason[SELECT_REASON_BYTES]; /* of its last rejection; empty: no stage has seen it */
 };
 
+/* A problem's own word and its neighbours', the nearest first. */
+struct shape_words {
+	size_t n;
+	char word[7][REGISTRY_SHAPE_BYTES];
+};
+
 /* One stage to find a kernel for. */
 struct select_stage {
 	const struct plan *plan;
@@ -32,7 +38,7 @@ struct select_stage {
 	uint32_t dtype;
 	const union abi_args *args;       /* placeholders for pointers */
 	struct select_named *named;       /* the only one that may be chosen; NULL: any may */
-	char shape[REGISTRY_SHAPE_BYTES]; /* the key of tuned results */
+	const struct shape_words *shapes; /* the keys of tuned results */
 	bool ask_all;       /* the device judges every candidate, not the first only */
 	bool too_large;     /* set: a candidate was rejected for its workspace */
 	bool any_workspace; /* none is, since then there would be no candidate */
@@ -107,6 +113,7 @@ bool estimate_is_main(const struct plan *plan, enum abi_family family);
 void shape_of(const struct fmha_problem *problem, char shape[REGISTRY_SHAPE_BYTES]);
 /* The words one step away in one length, the nearest first. Return: false: there is no number @i. */
 bool shape_neighbour(const struct fmha_problem *problem, int i, char shape[REGISTRY_SHAPE_BYTES]);
+void shape_words_make(const struct fmha_problem *problem, struct shape_words *ret_words);
 
 /* select_check.c: can this spec run the stage? The reason is written on false. */
 __attribute__((format(printf, 2, 3))) bool select_reject(struct candidate *c, const char *fmt, ...);

@@ -256,3 +256,14 @@ bool shape_neighbour(const struct fmha_problem *problem, int i, char shape[REGIS
 	shape_near(problem, rows, keys, shape);
 	return true;
 }
+
+void shape_words_make(const struct fmha_problem *problem, struct shape_words *ret_words)
+{
+	static const size_t most = sizeof(ret_words->word) / sizeof(ret_words->word[0]);
+
+	shape_of(problem, ret_words->word[0]);
+	ret_words->n = 1;
+	while (ret_words->n < most &&
+	       shape_neighbour(problem, (int)ret_words->n - 1, ret_words->word[ret_words->n]))
+		ret_words->n++;
+}

@@ -95,13 +95,16 @@ static void report_of(struct fixture *f, enum abi_family family, struct select_r
 {
 	struct plan_stage chosen;
 	struct launch_bases bases;
+	struct shape_words shapes;
 	union abi_args args;
 	struct select_stage stage = {.plan = &f->plan,
 				     .device = &f->decree.device,
 				     .family = family,
 				     .dtype = f->problem.q.dtype,
-				     .args = &args};
+				     .args = &args,
+				     .shapes = &shapes};
 
+	shape_words_make(&f->plan.problem, &shapes);
 	f->plan.stages[0].family = family;
 	bases = args_placeholders(&f->plan);
 	args_fill(&f->plan, 0, &bases, &args);
