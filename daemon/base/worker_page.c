@@ -49,30 +49,18 @@ uint32_t worker_page_get_quarantine(const struct worker_page *page,
 	return version;
 }
 
-static bool is_listed(const struct worker_quarantine *what, uint32_t uid, const char *kernel,
-		      uint64_t code, uint64_t now)
-{
-	for (uint32_t i = 0; i < what->n && i < WORKER_MAX_QUARANTINED; i++) {
-		const struct worker_quarantined *entry = &what->list[i];
-
-		if ((entry->everybody || entry->uid == uid) && now < entry->until_ns &&
-		    (entry->code ? entry->code == code
-				 : strncmp(entry->kernel, kernel, sizeof(entry->kernel)) == 0))
-			return true;
-	}
-	return false;
-}
-
 bool worker_page_is_quarantined(const struct worker_page *page, uint32_t uid, const char *kernel,
 				uint64_t code, uint64_t now)
 {
-	uint32_t version;
-	bool listed;
+	struct worker_quarantine what;
 
-	do {
-		version = atomic_load(&page->quarantine_version);
-		listed = is_listed(&page->quarantine[version % 2], uid, kernel, code, now);
-		atomic_thread_fence(memory_order_seq_cst);
-	} while (version != atomic_load(&page->quarantine_version));
-	return listed;
+	(void)worker_page_get_quarantine(page, &what);
+	for (uint32_t i = 0; i < what.n; i++) {
+		const struct worker_quarantined *entry = &what.list[i];
+
+		if ((entry->everybody || entry->uid == uid) && now < entry->until_ns &&
+		    (entry->code ? entry->code == code : strcmp(entry->kernel, kernel) == 0))
+			return true;
+	}
+	return false;
 }

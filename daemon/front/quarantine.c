@@ -236,23 +236,18 @@ uint32_t quarantine_ban_s(const struct quarantine *quarantine, uint32_t uid, uin
 	return 0;
 }
 
-static void list_some(const struct quarantine *quarantine, uint32_t device, uint64_t now,
-		      bool everybody, struct worker_quarantine *what)
-{
-	for (uint32_t i = 0; i < QUARANTINE_ENTRIES && what->n < WORKER_MAX_QUARANTINED; i++) {
-		const struct quarantine_entry *entry = &quarantine->entries[i];
-
-		if (quarantine_is_active(entry, now) && entry->what.kernel[0] &&
-		    entry->device == device && entry->what.everybody == everybody)
-			what->list[what->n++] = entry->what;
-	}
-}
-
 void quarantine_list(const struct quarantine *quarantine, uint32_t device, uint64_t now,
 		     struct worker_quarantine *ret_what)
 {
 	*ret_what = (struct worker_quarantine){0};
 	/* If there are too many, those that concern everybody matter most. */
-	list_some(quarantine, device, now, true, ret_what);
-	list_some(quarantine, device, now, false, ret_what);
+	for (int everybody = 1; everybody >= 0; everybody--)
+		for (uint32_t i = 0; i < QUARANTINE_ENTRIES; i++) {
+			const struct quarantine_entry *entry = &quarantine->entries[i];
+
+			if (quarantine_is_active(entry, now) && entry->what.kernel[0] &&
+			    entry->device == device && entry->what.everybody == everybody &&
+			    ret_what->n < WORKER_MAX_QUARANTINED)
+				ret_what->list[ret_what->n++] = entry->what;
+		}
 }
