@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <compile/build_identity.h>
 #include <compile/build_usage.h>
 #include <compile/paths.h>
 #include <compile/queue.h>
@@ -24,7 +25,7 @@
 #define EXIT_FAILED 1
 #define EXIT_USAGE  2
 #define EXIT_FILES  5
-#define SLOTS       (1 << 18) /* of the table of names; a power of two */
+#define SLOTS       (1 << 18) /* of the table of identities; a power of two */
 #define MAX_WANTED  256
 
 static const struct cli_usage build_usage = BUILD_USAGE;
@@ -44,9 +45,9 @@ struct build {
 	struct wanted wanted[MAX_WANTED];
 	int n_wanted;
 	struct spec_catalog *catalog;
-	/* Names seen, open addressing: many specs share a kernel. */
-	char **names;
-	size_t n_names;
+	/* Words of identities, open addressing: many specs share a kernel. */
+	uint64_t *seen;
+	size_t n_seen;
 	atomic_uint n_done, n_failed, n_spilling;
 	unsigned most_registers;
 	int is_terminal;
@@ -132,31 +133,23 @@ static int parse(struct build *build, int argc, char **argv)
 	return build->arch ? 0 : usage("--arch is needed%s", "");
 }
 
-/* FNV-1a. */
-static size_t hash_name(const char *name)
+/* Returns 1 the first time that it sees code of this identity; -1 when the table is full. */
+static int is_new(struct build *build, const struct kernel_build *code)
 {
-	uint64_t h = 14695981039346656037u;
+	const struct build_identity identity = build_identity(code);
+	uint64_t word = build_identity_word(&identity);
+	size_t i = word & (SLOTS - 1);
 
-	for (; *name; name++)
-		h = (h ^ (unsigned char)*name) * 1099511628211u;
-	return (size_t)h;
-}
-
-/* Returns 1 the first time that it sees the name; -1 when the table is full. */
-static int is_new(struct build *build, const char *name)
-{
-	size_t i = hash_name(name) & (SLOTS - 1);
-
-	while (build->names[i]) {
-		if (strcmp(build->names[i], name) == 0)
+	while (build->seen[i]) {
+		if (build->seen[i] == word)
 			return 0;
 		i = (i + 1) & (SLOTS - 1);
 	}
-	if (build->n_names == SLOTS / 2)
+	if (build->n_seen == SLOTS / 2)
 		return -1;
-	build->names[i] = strdup(name);
-	build->n_names++;
-	return build->names[i] ? 1 : -1;
+	build->seen[i] = word;
+	build->n_seen++;
+	return 1;
 }
 
 static void on_built(void *owner, int result, const struct cache_entry *entry,
@@ -215,7 +208,7 @@ static int make_kernel(const struct build *build, const struct kernel_spec *spec
 static int add_kernel(struct build *build, struct compile_queue *queue,
 		      const struct gpu_kernel *kernel, struct fmha_error *err)
 {
-	switch (is_new(build, kernel->build.name)) {
+	switch (is_new(build, &kernel->build)) {
 	case 1:
 		if (queue)
 			return submit(build, queue, kernel, err);
@@ -416,7 +409,7 @@ static int compile_all(struct build *build, struct cache *cache, struct fmha_err
 		(void)fputs("\r\033[K", stderr);
 	(void)printf("%s: %zu kernels: %llu built, %llu in the cache already, %u failed, "
 		     "%u spill registers\n",
-		     build->arch, build->n_names, (unsigned long long)status.built,
+		     build->arch, build->n_seen, (unsigned long long)status.built,
 		     (unsigned long long)status.hits, atomic_load(&build->n_failed),
 		     atomic_load(&build->n_spilling));
 	return 0;
@@ -522,13 +515,11 @@ int main(int argc, char **argv)
 	r = parse(&build, argc, argv);
 	if (r != 0)
 		return r;
-	build.names = calloc(SLOTS, sizeof(*build.names));
-	if (!build.names)
+	build.seen = calloc(SLOTS, sizeof(*build.seen));
+	if (!build.seen)
 		return EXIT_FAILED;
 	r = run(&build, &err);
-	for (size_t i = 0; i < SLOTS; i++)
-		free(build.names[i]);
-	free(build.names);
+	free(build.seen);
 	if (r < 0) {
 		(void)fprintf(stderr, "fmhactl build: %s\n", err.msg);
 		return exit_status(r);

@@ -17,6 +17,7 @@
 #include "directory.h"
 #include "entry.h"
 #include "ledger.h"
+#include "now.h"
 #include "pack.h"
 #include "recent.h"
 
@@ -64,14 +65,6 @@ void cache_key_hex(const struct cache_key *key, char ret_hex[CACHE_HEX_BYTES])
 {
 	for (size_t i = 0; i < CACHE_KEY_BYTES; i++)
 		(void)snprintf(ret_hex + 2 * i, 3, "%02x", key->bytes[i]);
-}
-
-static int64_t now_ms(void)
-{
-	struct timespec ts;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
 }
 
 /* ---- making and opening ---- */

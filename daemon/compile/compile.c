@@ -11,13 +11,13 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 
 #include <files/files.h>
 #include <proto/error.h>
 
 #include "cleanup.h"
 #include "helper_run.h"
+#include "now.h"
 
 #define CODE_FORMAT          "fmhad code 2" /* bump when options are built differently */
 #define DEFAULT_DEADLINE_MS  60000
@@ -42,14 +42,6 @@ const char *compile_default(const char *arch)
 static const char *compiler_of(const struct compile_request *request)
 {
 	return request->compiler ? request->compiler : compile_default(request->build.arch);
-}
-
-static int64_t now_ms(void)
-{
-	struct timespec ts;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
 }
 
 uint32_t compile_deadline_ms(const struct compile_config *config)

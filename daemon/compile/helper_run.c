@@ -13,10 +13,11 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <proto/error.h>
+
+#include "now.h"
 
 #define MAX_OUTPUT_BYTES (1u << 20)
 
@@ -24,14 +25,6 @@ void helper_result_deinit(struct helper_result *result)
 {
 	free(result->text[0]);
 	free(result->text[1]);
-}
-
-static int64_t now_ms(void)
-{
-	struct timespec ts;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
 }
 
 /* The helper's whole environment: nothing of ours leaks in, LD_PRELOAD and HSA_* least of all. */

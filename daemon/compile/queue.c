@@ -14,6 +14,7 @@
 
 #include "cleanup.h"
 #include "helper_run.h"
+#include "now.h"
 #include "turns.h"
 
 #define LOCK_AGAIN_MS   20
@@ -76,14 +77,6 @@ struct choice {
 	struct compile_waiter *waiter;
 	int64_t spent_ms;
 };
-
-static int64_t now_ms(void)
-{
-	struct timespec ts;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
-}
 
 /* ---- asking ---- */
 
