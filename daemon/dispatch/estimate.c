@@ -273,7 +273,7 @@ void estimate_again(const struct select_stage *stage, struct candidate *c)
 
 void estimate_times(struct select_stage *stage, struct candidate *c, size_t n)
 {
-	char shape[REGISTRY_SHAPE_BYTES];
+	char shape[PROTO_SHAPE_BYTES];
 
 	for (size_t i = 0; i < n; i++)
 		if (c[i].accepted)

@@ -158,7 +158,7 @@ static int look(struct planner *b, struct outlook *outlook)
 static bool is_informed(const struct planner *b, struct splits *list, int32_t n_default)
 {
 	struct registry_measured measured[MOST_RESULTS];
-	char shape[REGISTRY_SHAPE_BYTES];
+	char shape[PROTO_SHAPE_BYTES];
 	size_t n;
 
 	shape_of(&b->plan->problem, shape);
@@ -345,7 +345,7 @@ int options_choose_splits(struct planner *b, struct split_choice *ret_split)
 bool options_prefer_buffered_dq(struct planner *b)
 {
 	struct registry_measured measured[MOST_RESULTS];
-	char shape[REGISTRY_SHAPE_BYTES];
+	char shape[PROTO_SHAPE_BYTES];
 	int flags;
 
 	if (!b->device->registry || b->naming.n > 0)

@@ -30,12 +30,12 @@ struct select_stage {
 	const struct plan_device *device;
 	enum abi_family family;
 	uint32_t dtype;
-	const union abi_args *args;       /* placeholders for pointers */
-	struct select_named *named;       /* the only one that may be chosen; NULL: any may */
-	char shape[REGISTRY_SHAPE_BYTES]; /* the key of tuned results */
-	bool ask_all;       /* the device judges every candidate, not the first only */
-	bool too_large;     /* set: a candidate was rejected for its workspace */
-	bool any_workspace; /* none is, since then there would be no candidate */
+	const union abi_args *args;    /* placeholders for pointers */
+	struct select_named *named;    /* the only one that may be chosen; NULL: any may */
+	char shape[PROTO_SHAPE_BYTES]; /* the key of tuned results */
+	bool ask_all;                  /* the device judges every candidate, not the first only */
+	bool too_large;                /* set: a candidate was rejected for its workspace */
+	bool any_workspace;            /* none is, since then there would be no candidate */
 	double scale; /* microseconds for an estimate of 1, from what was measured; 0: nothing was */
 };
 
@@ -104,9 +104,9 @@ bool estimate_is_main(const struct plan *plan, enum abi_family family);
  * "which kernel is fastest" is the same for both as far as anybody can tell: everything that decides
  * it is in there, lengths in steps of a quarter of a power of two.
  */
-void shape_of(const struct fmha_problem *problem, char shape[REGISTRY_SHAPE_BYTES]);
+void shape_of(const struct fmha_problem *problem, char shape[PROTO_SHAPE_BYTES]);
 /* The words one step away in one length, the nearest first. Return: false: there is no number @i. */
-bool shape_neighbour(const struct fmha_problem *problem, int i, char shape[REGISTRY_SHAPE_BYTES]);
+bool shape_neighbour(const struct fmha_problem *problem, int i, char shape[PROTO_SHAPE_BYTES]);
 
 /* select_check.c: can this spec run the stage? The reason is written on false. */
 bool select_check(const struct select_stage *stage, const struct spec_catalog *catalog,

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -567,7 +566,7 @@ void tuned_detach(struct worker_slot *slot)
 }
 
 static void pass_on(const struct model *model, const struct worker_slot *from,
-		    const struct proto_tuned_result_params *params)
+		    const struct proto_measured *row)
 {
 	struct front *front = model->tuned->front;
 
@@ -575,51 +574,24 @@ static void pass_on(const struct model *model, const struct worker_slot *from,
 		struct worker_slot *slot = &front->slots[i];
 
 		if (slot != from && is_ready(slot, model))
-			(void)connection_request(&slot->process->control, PROTO_TUNED_RESULT,
-						 params, -1, NULL, NULL, NULL);
+			(void)connection_request(&slot->process->control, PROTO_TUNED_RESULT, row,
+						 -1, NULL, NULL, NULL);
 	}
 }
 
-int tuned_add(struct worker_slot *slot, const struct proto_tuned_result_params *params,
-	      struct fmha_error *err)
+int tuned_add(struct worker_slot *slot, const struct proto_measured *row, struct fmha_error *err)
 {
 	struct model *model = slot->tuned;
-	struct tune_result result = {
-		.n_splits = params->n_splits, .us = params->us, .when_s = (int64_t)params->when_s};
 	int r;
 
 	if (!model || !model->loaded)
 		return fmha_error_set(err, FMHA_EBUSY, "the tuned database is being read");
-	memcpy(result.kernel, params->kernel, sizeof(result.kernel));
-	memcpy(result.shape, params->shape, sizeof(result.shape));
-	r = tune_database_add(model->database, &result, true, err);
+	r = tune_database_add(model->database, row, TIMES_OWN, err);
 	if (r < 0)
 		return r;
 	model->results_dirty = true;
-	pass_on(model, slot, params);
+	pass_on(model, slot, row);
 	write_soon(model, false);
-	return 0;
-}
-
-/* The worker's document, given. */
-static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_error *err)
-{
-	struct stat st;
-	char *text;
-
-	if (fd < 0 || fstat(fd, &st) < 0) /* our own process's: it could not be received */
-		return fmha_error_set(err, FMHA_EIO, "a change's document has not arrived");
-	if (st.st_size <= 0 || st.st_size > (off_t)MOST_DOCUMENT)
-		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: not a document");
-	text = malloc((size_t)st.st_size);
-	if (!text)
-		return fmha_error_set(err, FMHA_ENOMEM, "a change's document: out of memory");
-	if (pread(fd, text, (size_t)st.st_size, 0) != (ssize_t)st.st_size) {
-		free(text);
-		return fmha_error_set(err, FMHA_EIO, "reading a change's document");
-	}
-	*ret_text = text;
-	*ret_size = (size_t)st.st_size;
 	return 0;
 }
 
@@ -690,7 +662,7 @@ int tuned_change(struct worker_slot *slot, uint32_t id,
 	if (!model || !model->loaded)
 		return fmha_error_set(err, FMHA_EBUSY, "the tuned database is being read");
 	if (has_document)
-		r = read_document(fd, &text, &size, err);
+		r = handout_read(fd, MOST_DOCUMENT, &text, &size, err);
 	if (r == 0) /* first: a change whose end nobody could be told is not made */
 		r = add_waiter(model, slot, id, false, &waiter, err);
 	if (r == 0)

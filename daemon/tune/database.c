@@ -2,31 +2,17 @@
 #include <tune/database.h>
 
 #include <ctype.h>
-#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <json/json.h>
 #include <proto/clamp.h>
 #include <proto/error.h>
 
-#define MOST_US 1e12
-
-struct record {
-	char *kernel, *shape;
-	int32_t n_splits;
-	bool own;
-	double us;
-	int64_t when_s;
-};
-
 struct tune_database {
 	struct tune_identity identity;
-	struct record *records;
-	uint64_t *hashes; /* of kernel, shape and splits, beside the records: what a search reads */
-	size_t n_records, capacity;
+	struct times times;
 	cJSON *sets, *priorities; /* objects by name */
 	struct tune_quarantined *quarantine;
 	size_t n_quarantined;
@@ -117,20 +103,11 @@ struct tune_database *tune_database_new(const struct tune_identity *identity)
 	return tune_database_free(database);
 }
 
-static void record_deinit(struct record *record)
-{
-	free(record->kernel);
-	free(record->shape);
-}
-
 struct tune_database *tune_database_free(struct tune_database *database)
 {
 	if (!database)
 		return NULL;
-	for (size_t i = 0; i < database->n_records; i++)
-		record_deinit(&database->records[i]);
-	free(database->records);
-	free(database->hashes);
+	times_clear(&database->times);
 	cJSON_Delete(database->sets);
 	cJSON_Delete(database->priorities);
 	free(database->quarantine);
@@ -147,139 +124,19 @@ const struct tune_identity *tune_database_identity(const struct tune_database *d
 
 size_t tune_database_n_results(const struct tune_database *database)
 {
-	return database->n_records;
+	return database->times.n;
 }
 
-static uint64_t hash_of(const char *kernel, const char *shape, int32_t n_splits)
+int tune_database_add(struct tune_database *database, const struct proto_measured *row,
+		      enum times_source source, struct fmha_error *err)
 {
-	return hash_text(hash_text(hash_start + (uint32_t)n_splits, kernel), shape);
-}
-
-static struct record *find(struct tune_database *database, const struct tune_result *result,
-			   uint64_t hash)
-{
-	for (size_t i = 0; i < database->n_records; i++) {
-		struct record *record = &database->records[i];
-
-		if (database->hashes[i] == hash && record->n_splits == result->n_splits &&
-		    strcmp(record->kernel, result->kernel) == 0 &&
-		    strcmp(record->shape, result->shape) == 0)
-			return record;
-	}
-	return NULL;
-}
-
-static void drop(struct tune_database *database, size_t i)
-{
-	size_t last = --database->n_records;
-
-	record_deinit(&database->records[i]);
-	database->records[i] = database->records[last];
-	database->hashes[i] = database->hashes[last];
-}
-
-static void drop_oldest(struct tune_database *database)
-{
-	size_t oldest = 0;
-
-	int64_t now = (int64_t)time(NULL);
-
-	for (size_t i = 1; i < database->n_records; i++)
-		if (clamp_past(database->records[i].when_s, now) <
-		    clamp_past(database->records[oldest].when_s, now))
-			oldest = i;
-	drop(database, oldest);
-}
-
-static bool reserve(struct tune_database *database)
-{
-	size_t capacity = database->capacity ? database->capacity * 2 : 64;
-	struct record *records;
-	uint64_t *hashes;
-
-	if (database->n_records < database->capacity)
-		return true;
-	records = realloc(database->records, capacity * sizeof(*records));
-	if (!records)
-		return false;
-	database->records = records;
-	hashes = realloc(database->hashes, capacity * sizeof(*hashes));
-	if (!hashes)
-		return false;
-	database->hashes = hashes;
-	database->capacity = capacity;
-	return true;
-}
-
-static int check_result(const struct tune_result *result, struct fmha_error *err)
-{
-	if (!*result->kernel)
-		return fmha_error_set_field(err, FMHA_EINVAL, "kernel", "kernel: is empty");
-	if (!*result->shape)
-		return fmha_error_set_field(err, FMHA_EINVAL, "shape", "shape: is empty");
-	if (result->n_splits < 0)
-		return fmha_error_set_field(err, FMHA_EINVAL, "splits", "splits: %d",
-					    result->n_splits);
-	if (!(result->us > 0 && result->us < MOST_US))
-		return fmha_error_set_field(err, FMHA_EINVAL, "us", "us: %g is no duration",
-					    result->us);
-	return 0;
-}
-
-int tune_database_add(struct tune_database *database, const struct tune_result *result, bool own,
-		      struct fmha_error *err)
-{
-	uint64_t hash = hash_of(result->kernel, result->shape, result->n_splits);
-	struct record *record = find(database, result, hash);
-	int r = check_result(result, err);
-	int64_t known_s = record ? clamp_past(record->when_s, (int64_t)time(NULL)) : 0;
-
-	if (r < 0)
-		return r;
-	if (record) {
-		if ((record->own && !own) || (record->own == own && known_s > result->when_s) ||
-		    (record->own != own &&
-		     (record->when_s == result->when_s || known_s >= result->when_s)))
-			return 1;
-		record->own = own;
-		record->us = result->us;
-		record->when_s = result->when_s;
-		return 0;
-	}
-	if (database->n_records >= TUNE_MAX_RESULTS)
-		drop_oldest(database);
-	if (!reserve(database))
-		return fmha_error_set(err, FMHA_ENOMEM, "tuned database: out of memory");
-	record = &database->records[database->n_records];
-	*record = (struct record){.kernel = strdup(result->kernel),
-				  .shape = strdup(result->shape),
-				  .n_splits = result->n_splits,
-				  .own = own,
-				  .us = result->us,
-				  .when_s = result->when_s};
-	if (!record->kernel || !record->shape) {
-		record_deinit(record);
-		return fmha_error_set(err, FMHA_ENOMEM, "tuned database: out of memory");
-	}
-	database->hashes[database->n_records++] = hash;
-	return 0;
+	return times_add(&database->times, row, source, NULL, err);
 }
 
 uint64_t tune_database_forget(struct tune_database *database, const char *pattern,
 			      const char *shape)
 {
-	uint64_t n = 0;
-
-	for (size_t i = database->n_records; i-- > 0;) {
-		const struct record *record = &database->records[i];
-
-		if ((*shape && strcmp(record->shape, shape) != 0) ||
-		    fnmatch(pattern, record->kernel, FNM_NOESCAPE) != 0)
-			continue;
-		drop(database, i);
-		n++;
-	}
-	return n;
+	return times_forget(&database->times, pattern, shape);
 }
 
 /* ---- settings ---- */
@@ -376,26 +233,6 @@ size_t tune_database_quarantine(const struct tune_database *database,
 
 /* ---- writing ---- */
 
-static void add_results(cJSON *root, const struct tune_database *database, bool own_only)
-{
-	cJSON *list = cJSON_AddArrayToObject(root, "results");
-
-	for (size_t i = 0; i < database->n_records; i++) {
-		const struct record *record = &database->records[i];
-		cJSON *item;
-
-		if (own_only && !record->own)
-			continue;
-		item = cJSON_CreateObject();
-		cJSON_AddStringToObject(item, "kernel", record->kernel);
-		cJSON_AddStringToObject(item, "shape", record->shape);
-		cJSON_AddNumberToObject(item, "splits", record->n_splits);
-		cJSON_AddNumberToObject(item, "us", record->us);
-		cJSON_AddNumberToObject(item, "when", (double)record->when_s);
-		cJSON_AddItemToArray(list, item);
-	}
-}
-
 static cJSON *begin(const char *format, const struct tune_database *database)
 {
 	cJSON *root;
@@ -416,7 +253,7 @@ char *tune_database_results_text(const struct tune_database *database)
 	cJSON_AddStringToObject(root, "driver", database->identity.driver);
 	cJSON_AddStringToObject(root, "compiler", database->identity.compiler);
 	cJSON_AddStringToObject(root, "sources", database->identity.sources);
-	add_results(root, database, true);
+	times_write_all(root, &database->times, true);
 	return json_end(root, false);
 }
 
@@ -456,7 +293,7 @@ char *tune_database_worker_text(const struct tune_database *database)
 	tune_environment(&database->identity, environment, sizeof(environment));
 	cJSON_AddStringToObject(root, "environment", environment);
 	add_settings(root, database);
-	add_results(root, database, false);
+	times_write_all(root, &database->times, false);
 	return json_end(root, false);
 }
 
@@ -531,53 +368,19 @@ static int read_number(const cJSON *item, const char *field, double *ret_value,
 	return 0;
 }
 
-static int read_result(const cJSON *item, struct tune_result *ret_result, struct fmha_error *err)
+struct adding {
+	struct tune_database *database;
+	enum times_source source;
+	uint64_t n_news;
+};
+
+static int add_one(void *owner, const struct proto_measured *row, struct fmha_error *err)
 {
-	double splits = 0, when = 0;
-	int r = copy_string(item, "kernel", ret_result->kernel, sizeof(ret_result->kernel), err);
+	struct adding *adding = owner;
+	int r = tune_database_add(adding->database, row, adding->source, err);
 
-	if (r == 0)
-		r = copy_string(item, "shape", ret_result->shape, sizeof(ret_result->shape), err);
-	if (r == 0)
-		r = read_number(item, "us", &ret_result->us, err);
-	if (r == 0)
-		r = read_number(item, "splits", &splits, err);
-	if (r == 0)
-		r = read_number(item, "when", &when, err);
-	if (r < 0)
-		return r;
-	ret_result->n_splits = splits < 1e9 ? (int32_t)splits : -1;
-	ret_result->when_s = (int64_t)when;
-	return check_result(ret_result, err);
-}
-
-/* All are judged before one is taken. */
-static int read_list(struct tune_database *database, const cJSON *list, bool own, uint64_t *n,
-		     struct fmha_error *err)
-{
-	struct tune_result result;
-	const cJSON *item;
-
-	if (!cJSON_IsArray(list))
-		return refuse(err, "results", "not a list");
-	cJSON_ArrayForEach(item, list)
-	{
-		int r = read_result(item, &result, err);
-
-		if (r < 0)
-			return r;
-	}
-	cJSON_ArrayForEach(item, list)
-	{
-		int r = read_result(item, &result, err);
-
-		if (r == 0)
-			r = tune_database_add(database, &result, own, err);
-		if (r < 0)
-			return r;
-		*n += r == 0;
-	}
-	return 0;
+	adding->n_news += r == 0;
+	return r;
 }
 
 int tune_database_read_results(struct tune_database *database, const char *text, size_t size,
@@ -585,7 +388,7 @@ int tune_database_read_results(struct tune_database *database, const char *text,
 {
 	const struct tune_identity *identity = &database->identity;
 	cJSON *root = parse(database, text, size, "fmhad-tuned", err);
-	uint64_t n = 0;
+	struct adding adding = {.database = database, .source = own ? TIMES_OWN : TIMES_SYSTEM};
 	int r;
 
 	if (!root)
@@ -598,8 +401,8 @@ int tune_database_read_results(struct tune_database *database, const char *text,
 	if (r == 0)
 		r = check_word(root, "sources", identity->sources, err);
 	if (r == 0)
-		r = read_list(database, cJSON_GetObjectItemCaseSensitive(root, "results"), own, &n,
-			      err);
+		r = times_read(cJSON_GetObjectItemCaseSensitive(root, "results"), NULL, add_one,
+			       &adding, err);
 	cJSON_Delete(root);
 	return r;
 }
@@ -607,16 +410,16 @@ int tune_database_read_results(struct tune_database *database, const char *text,
 int tune_database_merge(struct tune_database *database, const char *text, size_t size,
 			uint64_t *ret_n, struct fmha_error *err)
 {
+	struct adding adding = {.database = database, .source = TIMES_IMPORTED};
 	const cJSON *priorities, *item;
-	uint64_t n = 0;
 	cJSON *root;
 	int r;
 
 	if (json_from_text(text, size, NULL, &root) < 0)
 		return fmha_error_set(err, FMHA_ENOMEM, "merge: out of memory");
-	r = read_list(database, cJSON_GetObjectItemCaseSensitive(root, "results"), true, &n, err);
+	r = times_read(cJSON_GetObjectItemCaseSensitive(root, "results"), NULL, add_one, &adding,
+		       err);
 	priorities = cJSON_GetObjectItemCaseSensitive(root, "priorities");
-
 	cJSON_ArrayForEach(item, priorities)
 	{
 		if (r == 0)
@@ -624,7 +427,7 @@ int tune_database_merge(struct tune_database *database, const char *text, size_t
 	}
 	cJSON_Delete(root);
 	if (r == 0)
-		*ret_n = n;
+		*ret_n = adding.n_news;
 	return r;
 }
 

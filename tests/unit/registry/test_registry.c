@@ -191,14 +191,15 @@ static void bad_filters_say_where(void **state)
 	registry_free(registry);
 }
 
-/* A result; valid until the next one. */
-static const struct registry_result *measured(const char *shape, double us, int64_t when_s)
+static int measure(struct registry *registry, const char *kernel, const char *shape, double us,
+		   uint64_t when_s)
 {
-	static struct registry_result result;
+	struct proto_measured row = {.us = us, .when_s = when_s};
+	struct fmha_error err;
 
-	result = (struct registry_result){.us = us, .when_s = when_s};
-	(void)snprintf(result.shape, sizeof(result.shape), "%s", shape);
-	return &result;
+	(void)snprintf(row.kernel, sizeof(row.kernel), "%s", kernel);
+	(void)snprintf(row.shape, sizeof(row.shape), "%s", shape);
+	return registry_set_tuned(registry, &row, TIMES_OWN, &err);
 }
 
 static void states_are_kept_for_the_few(void **state)
@@ -224,9 +225,8 @@ static void states_are_kept_for_the_few(void **state)
 	assert_non_null(entry);
 	registry_add_run(registry, &spec, 25, &entry);
 	assert_false(registry_get_tuned(registry, &spec, "b1", 0, &us));
-	assert_int_equal(registry_set_tuned(registry, name, measured("b1", 7.5, 1), &err), 0);
-	assert_int_equal(registry_set_tuned(registry, name, measured("b1", 6.5, 1), &err),
-			 0); /* the last counts */
+	assert_int_equal(measure(registry, name, "b1", 7.5, 1), 0);
+	assert_int_equal(measure(registry, name, "b1", 6.5, 1), 0); /* the last counts */
 	assert_true(registry_get_tuned(registry, &spec, "b1", 0, &us));
 	assert_true(us == 6.5);
 	assert_false(registry_get_tuned(registry, &spec, "b2", 0, &us));
@@ -241,10 +241,8 @@ static void states_are_kept_for_the_few(void **state)
 	registry_get_info(registry, &spec, &info);
 	assert_int_equal(info.flags, 0);
 	assert_int_equal(registry_set_flags(registry, "nobody", 1, 0, &err), FMHA_ENOENT);
-	assert_int_equal(registry_set_tuned(registry, name, measured("b1", -1, 1), &err),
-			 FMHA_EINVAL);
-	assert_int_equal(registry_set_tuned(registry, name, measured("b1", 0.0 / 0.0, 1), &err),
-			 FMHA_EINVAL);
+	assert_int_equal(measure(registry, name, "b1", -1, 1), FMHA_EINVAL);
+	assert_int_equal(measure(registry, name, "b1", 0.0 / 0.0, 1), FMHA_EINVAL);
 	registry_free(registry);
 }
 
@@ -399,16 +397,28 @@ static void broken_sets_are_refused(void **state)
 	registry_free(registry);
 }
 
+static int write_text(void *owner, const char *text, size_t n)
+{
+	return fwrite(text, 1, n, owner) == n ? 0 : -1;
+}
+
+static void export_text(struct registry *registry, const char *filter, char **text, size_t *size)
+{
+	FILE *file = open_memstream(text, size);
+	struct fmha_error err;
+
+	if (registry_export(registry, filter, true, write_text, file, &err) != 0)
+		fail_msg("%s", err.msg);
+	assert_int_equal(fclose(file), 0);
+}
+
 static cJSON *export(struct registry *registry, const char *filter)
 {
-	struct fmha_error err;
 	char *text;
 	size_t size;
 	cJSON *root;
 
-	if (registry_export_text(registry, filter, &text, &size, &err) != 0)
-		fail_msg("%s", err.msg);
-	assert_int_equal(strlen(text), size);
+	export_text(registry, filter, &text, &size);
 	root = cJSON_Parse(text);
 	assert_non_null(root);
 	free(text);
@@ -477,20 +487,17 @@ static void imports_merge(void **state)
 	(void)state;
 	first_name(there, "family == 'fwd' and hdim_q == 32", name);
 	first_name(there, "family == 'fwd_appendkv'", mine);
-	assert_int_equal(registry_set_tuned(there, name, measured("s1", 10, 1), &err), 0);
-	assert_int_equal(registry_set_tuned(there, name, measured("s2", 20, 1), &err), 0);
+	assert_int_equal(measure(there, name, "s1", 10, 1), 0);
+	assert_int_equal(measure(there, name, "s2", 20, 1), 0);
 	assert_int_equal(registry_set_priority(there, name, 4, &err), 0);
 	assert_int_equal(
 		registry_set_flags(there, name, REGISTRY_LOADED | REGISTRY_QUARANTINED, 0, &err),
 		0);
 	assert_int_equal(registry_set_priority(there, mine, 4, &err), 0);
 	assert_int_equal(registry_set_priority(here, mine, 9, &err), 0);
-	assert_int_equal(registry_set_tuned(here, name, measured("s1", 11, 2), &err), 0);
-	assert_int_equal(registry_export_text(there,
-					      "family in ('fwd', 'fwd_appendkv') and "
-					      "hdim_q in (32, 64)",
-					      &text, &size, &err),
-			 0);
+	assert_int_equal(measure(here, name, "s1", 11, 2), 0);
+	export_text(there, "family in ('fwd', 'fwd_appendkv') and hdim_q in (32, 64)", &text,
+		    &size);
 	assert_int_equal(registry_import(here, text, size, &n, &err), 0);
 	assert_int_equal(n, 1);
 	assert_int_equal(registry_find(here, name, &spec, &info, &err), 0);

@@ -21,22 +21,15 @@
 static const struct tune_identity identity = {
 	.model = "A Card, 8 GB", .arch = "x", .driver = "1", .compiler = "cc 1", .sources = "abc"};
 
-static struct tune_result result(const char *kernel, const char *shape, double us, int64_t when_s)
+static int add(struct tune_database *database, const char *kernel, const char *shape, double us,
+	       uint64_t when_s, bool own)
 {
-	struct tune_result r = {.us = us, .when_s = when_s};
+	struct proto_measured r = {.us = us, .when_s = when_s};
+	struct fmha_error err;
 
 	(void)snprintf(r.kernel, sizeof(r.kernel), "%s", kernel);
 	(void)snprintf(r.shape, sizeof(r.shape), "%s", shape);
-	return r;
-}
-
-static int add(struct tune_database *database, const char *kernel, const char *shape, double us,
-	       int64_t when_s, bool own)
-{
-	struct tune_result r = result(kernel, shape, us, when_s);
-	struct fmha_error err;
-
-	return tune_database_add(database, &r, own, &err);
+	return tune_database_add(database, &r, own ? TIMES_OWN : TIMES_SYSTEM, &err);
 }
 
 static bool says(const struct tune_database *database, const char *part)
@@ -74,7 +67,7 @@ static void the_newer_wins_and_the_machines_own(void **state)
 static void a_stamp_of_the_future_is_past(void **state)
 {
 	struct tune_database *database = tune_database_new(&identity);
-	int64_t now = (int64_t)time(NULL);
+	uint64_t now = (uint64_t)time(NULL);
 
 	(void)state;
 	assert_int_equal(add(database, "a", "s", 9, now + 315360000, true), 0);
@@ -88,11 +81,11 @@ static void of_too_many_the_oldest_goes(void **state)
 	char shape[32];
 
 	(void)state;
-	for (int i = 0; i < TUNE_MAX_RESULTS + 3; i++) {
+	for (int i = 0; i < TIMES_MOST + 3; i++) {
 		(void)snprintf(shape, sizeof(shape), "s%d", i);
 		assert_int_equal(add(database, "k", shape, 1, 100 + i, true), 0);
 	}
-	assert_int_equal(tune_database_n_results(database), TUNE_MAX_RESULTS);
+	assert_int_equal(tune_database_n_results(database), TIMES_MOST);
 	assert_false(says(database, "\"s0\"") || says(database, "\"s2\""));
 	assert_true(says(database, "\"s3\""));
 	tune_database_free(database);

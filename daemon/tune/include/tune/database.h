@@ -17,13 +17,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <fmha/base.h>
+#include <times/times.h>
 
-#define TUNE_MAX_RESULTS    16384 /* the oldest is dropped for another one */
 #define TUNE_MAX_PRIORITIES 4096
 #define TUNE_MAX_SETS       16
 #define TUNE_MAX_BYTES      (8u << 20) /* of a file */
-#define TUNE_SHAPE_BYTES    160
 #define TUNE_KERNEL_BYTES   256
 #define TUNE_NAME_BYTES     128
 
@@ -32,14 +30,6 @@ struct tune_identity {
 	char arch[64];
 	/* The environment. */
 	char driver[64], compiler[96], sources[80];
-};
-
-struct tune_result {
-	char kernel[TUNE_KERNEL_BYTES]; /* canonical name of the plan's main kernel */
-	char shape[TUNE_SHAPE_BYTES];
-	int32_t n_splits;
-	double us;
-	int64_t when_s; /* CLOCK_REALTIME */
 };
 
 /* A kernel that is not used, by nobody or for one user, until then. */
@@ -63,14 +53,9 @@ void tune_environment(const struct tune_identity *identity, char *text, size_t n
 void tune_results_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES]);
 void tune_settings_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES]);
 
-/*
- * @own: measured on this machine, or imported; else of the system's database below, which is never
- * written again.
- * Return: 0; 1: what is known is newer, or this machine's own; FMHA_EINVAL naming the field;
- * FMHA_ENOMEM.
- */
-int tune_database_add(struct tune_database *database, const struct tune_result *result, bool own,
-		      struct fmha_error *err);
+/* As times_add(). What is the system's is never written again. */
+int tune_database_add(struct tune_database *database, const struct proto_measured *row,
+		      enum times_source source, struct fmha_error *err);
 /* Of kernels that match @pattern (fnmatch), at @shape or (empty) everywhere. Return: how many. */
 uint64_t tune_database_forget(struct tune_database *database, const char *pattern,
 			      const char *shape);
