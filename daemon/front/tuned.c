@@ -227,7 +227,7 @@ static int add_waiter(struct model *model, struct worker_slot *slot, uint32_t id
 
 static void write_files(struct model *model)
 {
-	const struct tune_identity *identity = tune_database_identity(model->database);
+	const struct proto_worker_ready_params *identity = tune_database_identity(model->database);
 	struct tune_store *store = &model->tuned->store;
 	char name[TUNE_NAME_BYTES];
 	int r = 0;
@@ -342,9 +342,14 @@ static void on_timer(uv_timer_t *timer)
 	go_on(model->tuned);
 }
 
+static uint32_t n_times(const struct model *model)
+{
+	return tune_database_times(model->database)->n;
+}
+
 static void write_soon(struct model *model, bool now)
 {
-	uint64_t after_ms = SETTLE_MS + tune_database_n_results(model->database) / 8;
+	uint64_t after_ms = SETTLE_MS + n_times(model) / 8;
 
 	if (now)
 		uv_timer_start(&model->timer, on_timer, 0, 0);
@@ -354,28 +359,15 @@ static void write_soon(struct model *model, bool now)
 
 /* ---- loading ---- */
 
-static void complete_identity(struct model *model, struct tune_identity *identity)
-{
-	const struct proto_worker_ready_params *key = &model->key;
-
-	*identity = (struct tune_identity){0};
-	memcpy(identity->model, key->model, sizeof(identity->model));
-	memcpy(identity->arch, key->device.arch, sizeof(identity->arch));
-	memcpy(identity->driver, key->driver, sizeof(identity->driver));
-	memcpy(identity->compiler, key->compiler, sizeof(identity->compiler));
-	memcpy(identity->sources, key->sources, sizeof(identity->sources));
-	if (!*identity->sources)
-		builder_describe(model->tuned->front->builder, identity->arch, identity->compiler,
-				 sizeof(identity->compiler), identity->sources,
-				 sizeof(identity->sources));
-}
-
 static void do_load(uv_work_t *work)
 {
 	struct model *model = container_of(work, struct model, work);
-	struct tune_identity identity;
+	struct proto_worker_ready_params identity = model->key;
 
-	complete_identity(model, &identity);
+	if (!*identity.sources)
+		builder_describe(model->tuned->front->builder, identity.device.arch,
+				 identity.compiler, sizeof(identity.compiler), identity.sources,
+				 sizeof(identity.sources));
 	model->fresh = tune_database_new(&identity);
 	if (model->fresh)
 		tune_store_load(&model->tuned->store, model->fresh, &model->report);
@@ -397,8 +389,8 @@ static void tell(const struct model *model)
 	if (*report->unwritable && !*report->results)
 		log_warning("measured times and settings will not outlive this daemon: %s",
 			    report->unwritable);
-	log_info("%s: %zu measured times, %zu files of other environments", model->key.model,
-		 tune_database_n_results(model->database), report->n_stale);
+	log_info("%s: %u measured times, %zu files of other environments", model->key.model,
+		 n_times(model), report->n_stale);
 }
 
 /* Of the slot's device, from what was kept. */
@@ -492,20 +484,12 @@ static void go_on(struct tuned *tuned)
 
 /* ---- what workers ask ---- */
 
-static bool same_key(const struct proto_worker_ready_params *a,
-		     const struct proto_worker_ready_params *b)
-{
-	return strcmp(a->model, b->model) == 0 && strcmp(a->device.arch, b->device.arch) == 0 &&
-	       strcmp(a->driver, b->driver) == 0 && strcmp(a->compiler, b->compiler) == 0 &&
-	       strcmp(a->sources, b->sources) == 0;
-}
-
 static struct model *get_model(struct tuned *tuned, const struct proto_worker_ready_params *params)
 {
 	struct model *model;
 
 	list_for_each_entry(struct model, known, &tuned->models, in_tuned) {
-		if (same_key(&known->key, params))
+		if (tune_is_same(&known->key, params))
 			return known;
 	}
 	model = calloc(1, sizeof(*model));
@@ -586,7 +570,7 @@ int tuned_add(struct worker_slot *slot, const struct proto_measured *row, struct
 
 	if (!model || !model->loaded)
 		return fmha_error_set(err, FMHA_EBUSY, "the tuned database is being read");
-	r = tune_database_add(model->database, row, TIMES_OWN, err);
+	r = times_add(tune_database_times(model->database), row, TIMES_OWN, NULL, err);
 	if (r < 0)
 		return r;
 	model->results_dirty = true;
@@ -623,7 +607,7 @@ static int apply(struct model *model, struct worker_slot *slot,
 	case PROTO_CHANGE_LIFT:
 		return lift(model, slot, params->name, ret_n, err);
 	case PROTO_CHANGE_FORGET:
-		*ret_n = tune_database_forget(database, params->name, params->shape);
+		*ret_n = times_forget(tune_database_times(database), params->name, params->shape);
 		return 0;
 	case PROTO_CHANGE_LOAD:
 		return tune_database_load_set(database, params->name, text, size, err);
@@ -743,7 +727,7 @@ cJSON *tuned_status_json(const struct worker_slot *slot)
 							 : model->report.settings);
 	cJSON_AddStringToObject(json, "directory", model->tuned->store.directory);
 	cJSON_AddStringToObject(json, "model", model->key.model);
-	cJSON_AddNumberToObject(json, "results", (double)tune_database_n_results(model->database));
+	cJSON_AddNumberToObject(json, "results", (double)n_times(model));
 	cJSON_AddNumberToObject(json, "stale_files", (double)model->report.n_stale);
 	return json;
 }

@@ -11,9 +11,9 @@
 #include <proto/error.h>
 
 struct tune_database {
-	struct tune_identity identity;
+	struct proto_worker_ready_params identity;
 	struct times times;
-	cJSON *sets, *priorities; /* objects by name */
+	cJSON *settings; /* a document with "sets" and "priorities", objects by name */
 	struct tune_quarantined *quarantine;
 	size_t n_quarantined;
 };
@@ -28,12 +28,34 @@ static uint64_t hash_text(uint64_t hash, const char *text)
 	return (hash ^ 0xff) * 0x100000001b3;
 }
 
-static const uint64_t hash_start = 0xcbf29ce484222325;
+/* What times hold for, as files name it. */
+static const struct word {
+	const char *name;
+	size_t at;
+} words[] = {
+#define WORD(name, member)                                                                         \
+	{                                                                                          \
+		name, offsetof(struct proto_worker_ready_params, member)                           \
+	}
+	WORD("model", model),       WORD("arch", device.arch), WORD("driver", driver),
+	WORD("compiler", compiler), WORD("sources", sources),
+#undef WORD
+};
 
-void tune_environment(const struct tune_identity *identity, char *text, size_t n)
+#define N_WORDS (sizeof(words) / sizeof(words[0]))
+
+static const char *word_of(const struct proto_worker_ready_params *identity, size_t i)
 {
-	(void)snprintf(text, n, "%s; %s; %.24s", identity->driver, identity->compiler,
-		       identity->sources);
+	return (const char *)identity + words[i].at;
+}
+
+bool tune_is_same(const struct proto_worker_ready_params *a,
+		  const struct proto_worker_ready_params *b)
+{
+	for (size_t i = 0; i < N_WORDS; i++)
+		if (strcmp(word_of(a, i), word_of(b, i)) != 0)
+			return false;
+	return true;
 }
 
 /* Lower case, digits, and a dash for everything between. */
@@ -54,7 +76,8 @@ static void slug_of(const char *model, char slug[64])
 	slug[n] = '\0';
 }
 
-void tune_settings_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES])
+void tune_settings_file(const struct proto_worker_ready_params *identity,
+			char name[TUNE_NAME_BYTES])
 {
 	char slug[64];
 
@@ -62,45 +85,28 @@ void tune_settings_file(const struct tune_identity *identity, char name[TUNE_NAM
 	(void)snprintf(name, TUNE_NAME_BYTES, "%s.settings.json", slug);
 }
 
-void tune_results_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES])
+void tune_results_file(const struct proto_worker_ready_params *identity, char name[TUNE_NAME_BYTES])
 {
-	uint64_t hash = hash_text(hash_start, identity->model);
+	uint64_t hash = 0xcbf29ce484222325;
 	char slug[64];
 
-	hash = hash_text(hash, identity->arch);
-	hash = hash_text(hash, identity->driver);
-	hash = hash_text(hash, identity->compiler);
-	hash = hash_text(hash, identity->sources);
+	for (size_t i = 0; i < N_WORDS; i++)
+		hash = hash_text(hash, word_of(identity, i));
 	slug_of(identity->model, slug);
 	(void)snprintf(name, TUNE_NAME_BYTES, "%s-%016llx.json", slug, (unsigned long long)hash);
 }
 
 /* ---- life ---- */
 
-static cJSON *default_sets(void)
-{
-	cJSON *sets = cJSON_CreateObject();
-	cJSON *list = cJSON_AddArrayToObject(sets, "default"), *all = cJSON_CreateString("*");
-
-	if (cJSON_AddItemToArray(list, all))
-		return sets;
-	cJSON_Delete(all);
-	cJSON_Delete(sets);
-	return NULL;
-}
-
-struct tune_database *tune_database_new(const struct tune_identity *identity)
+struct tune_database *tune_database_new(const struct proto_worker_ready_params *identity)
 {
 	struct tune_database *database = calloc(1, sizeof(*database));
 
 	if (!database)
 		return NULL;
 	database->identity = *identity;
-	database->sets = default_sets();
-	database->priorities = cJSON_CreateObject();
-	if (database->sets && database->priorities)
-		return database;
-	return tune_database_free(database);
+	database->settings = cJSON_Parse("{\"sets\": {\"default\": [\"*\"]}, \"priorities\": {}}");
+	return database->settings ? database : tune_database_free(database);
 }
 
 struct tune_database *tune_database_free(struct tune_database *database)
@@ -108,55 +114,44 @@ struct tune_database *tune_database_free(struct tune_database *database)
 	if (!database)
 		return NULL;
 	times_clear(&database->times);
-	cJSON_Delete(database->sets);
-	cJSON_Delete(database->priorities);
+	cJSON_Delete(database->settings);
 	free(database->quarantine);
 	free(database);
 	return NULL;
 }
 
-const struct tune_identity *tune_database_identity(const struct tune_database *database)
+const struct proto_worker_ready_params *tune_database_identity(const struct tune_database *database)
 {
 	return &database->identity;
 }
 
-/* ---- results ---- */
-
-size_t tune_database_n_results(const struct tune_database *database)
+struct times *tune_database_times(struct tune_database *database)
 {
-	return database->times.n;
-}
-
-int tune_database_add(struct tune_database *database, const struct proto_measured *row,
-		      enum times_source source, struct fmha_error *err)
-{
-	return times_add(&database->times, row, source, NULL, err);
-}
-
-uint64_t tune_database_forget(struct tune_database *database, const char *pattern,
-			      const char *shape)
-{
-	return times_forget(&database->times, pattern, shape);
+	return &database->times;
 }
 
 /* ---- settings ---- */
 
+/* Never NULL: what is read has both. */
+static cJSON *setting(const struct tune_database *database, const char *name)
+{
+	return cJSON_GetObjectItemCaseSensitive(database->settings, name);
+}
+
 int tune_database_set_priority(struct tune_database *database, const char *kernel, int32_t priority,
 			       struct fmha_error *err)
 {
-	cJSON *known = cJSON_GetObjectItemCaseSensitive(database->priorities, kernel);
+	cJSON *priorities = setting(database, "priorities");
+	cJSON *known = cJSON_GetObjectItemCaseSensitive(priorities, kernel);
 
-	if (known && priority != 0) {
-		(void)cJSON_SetNumberValue(known, priority);
-		return 0;
-	}
-	cJSON_DeleteItemFromObjectCaseSensitive(database->priorities, kernel);
 	if (priority == 0)
-		return 0;
-	if (cJSON_GetArraySize(database->priorities) >= TUNE_MAX_PRIORITIES)
+		cJSON_DeleteItemFromObjectCaseSensitive(priorities, kernel);
+	else if (known)
+		(void)cJSON_SetNumberValue(known, priority);
+	else if (cJSON_GetArraySize(priorities) >= TUNE_MAX_PRIORITIES)
 		return fmha_error_set(err, FMHA_EQUOTA, "%d kernels have a priority already",
 				      TUNE_MAX_PRIORITIES);
-	if (!cJSON_AddNumberToObject(database->priorities, kernel, priority))
+	else if (!cJSON_AddNumberToObject(priorities, kernel, priority))
 		return fmha_error_set(err, FMHA_ENOMEM, "priority: out of memory");
 	return 0;
 }
@@ -178,34 +173,34 @@ static bool is_list_of_strings(const cJSON *list)
 int tune_database_load_set(struct tune_database *database, const char *name, const char *json,
 			   size_t size, struct fmha_error *err)
 {
-	cJSON *list;
+	cJSON *sets = setting(database, "sets"), *list;
+	bool known = cJSON_GetObjectItemCaseSensitive(sets, name) != NULL;
+	int r = 0;
 
 	if (json_from_text(json, size, NULL, &list) < 0)
 		return fmha_error_set(err, FMHA_ENOMEM, "set: out of memory");
-	if (!is_list_of_strings(list)) {
+	if (!is_list_of_strings(list))
+		r = fmha_error_set_field(err, FMHA_EINVAL, "set",
+					 "set %.63s: not a JSON list of patterns", name);
+	else if (!known && cJSON_GetArraySize(sets) >= TUNE_MAX_SETS)
+		r = fmha_error_set_field(err, FMHA_EQUOTA, "set", "%d sets are loaded already",
+					 TUNE_MAX_SETS);
+	else if (!(known ? cJSON_ReplaceItemInObjectCaseSensitive(sets, name, list)
+			 : cJSON_AddItemToObject(sets, name, list)))
+		r = fmha_error_set(err, FMHA_ENOMEM, "set: out of memory");
+	if (r < 0)
 		cJSON_Delete(list);
-		return fmha_error_set_field(err, FMHA_EINVAL, "set",
-					    "set %.63s: not a JSON list of patterns", name);
-	}
-	cJSON_DeleteItemFromObjectCaseSensitive(database->sets, name);
-	if (cJSON_GetArraySize(database->sets) >= TUNE_MAX_SETS) {
-		cJSON_Delete(list);
-		return fmha_error_set_field(err, FMHA_EQUOTA, "set", "%d sets are loaded already",
-					    TUNE_MAX_SETS);
-	}
-	if (cJSON_AddItemToObject(database->sets, name, list))
-		return 0;
-	cJSON_Delete(list);
-	return fmha_error_set(err, FMHA_ENOMEM, "set: out of memory");
+	return r;
 }
 
 int tune_database_unload_set(struct tune_database *database, const char *name,
 			     struct fmha_error *err)
 {
-	if (!cJSON_GetObjectItemCaseSensitive(database->sets, name))
-		return fmha_error_set_field(err, FMHA_ENOENT, "set", "set %.63s: not loaded", name);
-	cJSON_DeleteItemFromObjectCaseSensitive(database->sets, name);
-	return 0;
+	cJSON *set = cJSON_DetachItemFromObjectCaseSensitive(setting(database, "sets"), name);
+
+	cJSON_Delete(set);
+	return set ? 0
+		   : fmha_error_set_field(err, FMHA_ENOENT, "set", "set %.63s: not loaded", name);
 }
 
 int tune_database_set_quarantine(struct tune_database *database,
@@ -233,7 +228,8 @@ size_t tune_database_quarantine(const struct tune_database *database,
 
 /* ---- writing ---- */
 
-static cJSON *begin(const char *format, const struct tune_database *database)
+/* With the first words of the identity. */
+static cJSON *begin(const char *format, const struct tune_database *database, size_t n_words)
 {
 	cJSON *root;
 
@@ -241,31 +237,31 @@ static cJSON *begin(const char *format, const struct tune_database *database)
 	root = cJSON_CreateObject();
 	cJSON_AddStringToObject(root, "format", format);
 	cJSON_AddNumberToObject(root, "version", 1);
-	cJSON_AddStringToObject(root, "model", database->identity.model);
+	for (size_t i = 0; i < n_words; i++)
+		cJSON_AddStringToObject(root, words[i].name, word_of(&database->identity, i));
 	return root;
 }
 
 char *tune_database_results_text(const struct tune_database *database)
 {
-	cJSON *root = begin("fmhad-tuned", database);
+	cJSON *root = begin("fmhad-tuned", database, N_WORDS);
 
-	cJSON_AddStringToObject(root, "arch", database->identity.arch);
-	cJSON_AddStringToObject(root, "driver", database->identity.driver);
-	cJSON_AddStringToObject(root, "compiler", database->identity.compiler);
-	cJSON_AddStringToObject(root, "sources", database->identity.sources);
 	times_write_all(root, &database->times, true);
 	return json_end(root, false);
 }
 
 static void add_settings(cJSON *root, const struct tune_database *database)
 {
-	cJSON_AddItemToObject(root, "sets", cJSON_Duplicate(database->sets, 1));
-	cJSON_AddItemToObject(root, "priorities", cJSON_Duplicate(database->priorities, 1));
+	static const char *const names[] = {"sets", "priorities"};
+
+	for (int i = 0; i < 2; i++)
+		cJSON_AddItemToObject(root, names[i],
+				      cJSON_Duplicate(setting(database, names[i]), 1));
 }
 
 char *tune_database_settings_text(const struct tune_database *database)
 {
-	cJSON *root = begin("fmhad-settings", database), *list;
+	cJSON *root = begin("fmhad-settings", database, 1), *list;
 
 	add_settings(root, database);
 	list = cJSON_AddArrayToObject(root, "quarantine");
@@ -285,12 +281,14 @@ char *tune_database_settings_text(const struct tune_database *database)
 
 char *tune_database_worker_text(const struct tune_database *database)
 {
-	char environment[256];
+	const struct proto_worker_ready_params *identity = &database->identity;
+	char environment[256]; /* driver, compiler and sources in one word */
 	cJSON *root;
 
 	json_begin();
 	root = cJSON_CreateObject();
-	tune_environment(&database->identity, environment, sizeof(environment));
+	(void)snprintf(environment, sizeof(environment), "%s; %s; %.24s", identity->driver,
+		       identity->compiler, identity->sources);
 	cJSON_AddStringToObject(root, "environment", environment);
 	add_settings(root, database);
 	times_write_all(root, &database->times, false);
@@ -315,19 +313,17 @@ static int check_word(const cJSON *root, const char *field, const char *want,
 				    field, has ? has : "", want);
 }
 
-/* The document, given, or NULL. */
-static cJSON *parse(const struct tune_database *database, const char *text, size_t size,
-		    const char *format, struct fmha_error *err)
+/* @ret_root: given on success. */
+static int parse(const struct tune_database *database, const char *text, size_t size,
+		 const char *format, size_t n_words, cJSON **ret_root, struct fmha_error *err)
 {
 	const char *rest = NULL;
 	cJSON *root = NULL;
 	const cJSON *version;
 	int r = 0;
 
-	if (size <= TUNE_MAX_BYTES && json_from_text(text, size, &rest, &root) < 0) {
-		(void)fmha_error_set(err, FMHA_ENOMEM, "out of memory");
-		return NULL;
-	}
+	if (size <= TUNE_MAX_BYTES && json_from_text(text, size, &rest, &root) < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	for (; root && rest < text + size && r == 0; rest++)
 		if (!isspace((unsigned char)*rest))
 			r = refuse(err, "format", "something follows the document");
@@ -338,12 +334,13 @@ static cJSON *parse(const struct tune_database *database, const char *text, size
 	version = cJSON_GetObjectItemCaseSensitive(root, "version");
 	if (r == 0 && (!cJSON_IsNumber(version) || version->valuedouble != 1))
 		r = refuse(err, "version", "not 1: of another fmhad");
-	if (r == 0)
-		r = check_word(root, "model", database->identity.model, err);
-	if (r == 0)
-		return root;
-	cJSON_Delete(root);
-	return NULL;
+	for (size_t i = 0; i < n_words && r == 0; i++)
+		r = check_word(root, words[i].name, word_of(&database->identity, i), err);
+	if (r < 0)
+		cJSON_Delete(root);
+	else
+		*ret_root = root;
+	return r;
 }
 
 static int copy_string(const cJSON *item, const char *field, char *to, size_t n,
@@ -369,7 +366,7 @@ static int read_number(const cJSON *item, const char *field, double *ret_value,
 }
 
 struct adding {
-	struct tune_database *database;
+	struct times *times;
 	enum times_source source;
 	uint64_t n_news;
 };
@@ -377,32 +374,28 @@ struct adding {
 static int add_one(void *owner, const struct proto_measured *row, struct fmha_error *err)
 {
 	struct adding *adding = owner;
-	int r = tune_database_add(adding->database, row, adding->source, err);
+	int r = times_add(adding->times, row, adding->source, NULL, err);
 
 	adding->n_news += r == 0;
 	return r;
 }
 
+static int read_times(struct adding *adding, const cJSON *root, struct fmha_error *err)
+{
+	return times_read(cJSON_GetObjectItemCaseSensitive(root, "results"), NULL, add_one, adding,
+			  err);
+}
+
 int tune_database_read_results(struct tune_database *database, const char *text, size_t size,
 			       bool own, struct fmha_error *err)
 {
-	const struct tune_identity *identity = &database->identity;
-	cJSON *root = parse(database, text, size, "fmhad-tuned", err);
-	struct adding adding = {.database = database, .source = own ? TIMES_OWN : TIMES_SYSTEM};
-	int r;
+	struct adding adding = {&database->times, own ? TIMES_OWN : TIMES_SYSTEM, 0};
+	cJSON *root;
+	int r = parse(database, text, size, "fmhad-tuned", N_WORDS, &root, err);
 
-	if (!root)
-		return err && err->code == FMHA_ENOMEM ? FMHA_ENOMEM : FMHA_EINVAL;
-	r = check_word(root, "arch", identity->arch, err);
-	if (r == 0)
-		r = check_word(root, "driver", identity->driver, err);
-	if (r == 0)
-		r = check_word(root, "compiler", identity->compiler, err);
-	if (r == 0)
-		r = check_word(root, "sources", identity->sources, err);
-	if (r == 0)
-		r = times_read(cJSON_GetObjectItemCaseSensitive(root, "results"), NULL, add_one,
-			       &adding, err);
+	if (r < 0)
+		return r;
+	r = read_times(&adding, root, err);
 	cJSON_Delete(root);
 	return r;
 }
@@ -410,15 +403,14 @@ int tune_database_read_results(struct tune_database *database, const char *text,
 int tune_database_merge(struct tune_database *database, const char *text, size_t size,
 			uint64_t *ret_n, struct fmha_error *err)
 {
-	struct adding adding = {.database = database, .source = TIMES_IMPORTED};
+	struct adding adding = {&database->times, TIMES_IMPORTED, 0};
 	const cJSON *priorities, *item;
 	cJSON *root;
 	int r;
 
 	if (json_from_text(text, size, NULL, &root) < 0)
 		return fmha_error_set(err, FMHA_ENOMEM, "merge: out of memory");
-	r = times_read(cJSON_GetObjectItemCaseSensitive(root, "results"), NULL, add_one, &adding,
-		       err);
+	r = read_times(&adding, root, err);
 	priorities = cJSON_GetObjectItemCaseSensitive(root, "priorities");
 	cJSON_ArrayForEach(item, priorities)
 	{
@@ -489,20 +481,20 @@ static int read_quarantine(struct tune_database *database, const cJSON *list,
 int tune_database_read_settings(struct tune_database *database, const char *text, size_t size,
 				struct fmha_error *err)
 {
-	cJSON *root = parse(database, text, size, "fmhad-settings", err);
-	int r;
+	cJSON *root;
+	int r = parse(database, text, size, "fmhad-settings", 1, &root, err);
 
-	if (!root)
-		return err && err->code == FMHA_ENOMEM ? FMHA_ENOMEM : FMHA_EINVAL;
+	if (r < 0)
+		return r;
 	r = check_settings(root, err);
 	if (r == 0)
 		r = read_quarantine(database, cJSON_GetObjectItemCaseSensitive(root, "quarantine"),
 				    err);
 	if (r == 0) {
-		cJSON_Delete(database->sets);
-		cJSON_Delete(database->priorities);
-		database->sets = cJSON_DetachItemFromObjectCaseSensitive(root, "sets");
-		database->priorities = cJSON_DetachItemFromObjectCaseSensitive(root, "priorities");
+		cJSON_DeleteItemFromObjectCaseSensitive(root, "quarantine");
+		cJSON_Delete(database->settings);
+		database->settings = root;
+		root = NULL;
 	}
 	cJSON_Delete(root);
 	return r;

@@ -18,8 +18,11 @@
 #include <proto/error.h>
 #include <tune/store.h>
 
-static const struct tune_identity identity = {
-	.model = "A Card, 8 GB", .arch = "x", .driver = "1", .compiler = "cc 1", .sources = "abc"};
+static const struct proto_worker_ready_params identity = {.model = "A Card, 8 GB",
+							  .device.arch = "x",
+							  .driver = "1",
+							  .compiler = "cc 1",
+							  .sources = "abc"};
 
 static int add(struct tune_database *database, const char *kernel, const char *shape, double us,
 	       uint64_t when_s, bool own)
@@ -29,7 +32,8 @@ static int add(struct tune_database *database, const char *kernel, const char *s
 
 	(void)snprintf(r.kernel, sizeof(r.kernel), "%s", kernel);
 	(void)snprintf(r.shape, sizeof(r.shape), "%s", shape);
-	return tune_database_add(database, &r, own ? TIMES_OWN : TIMES_SYSTEM, &err);
+	return times_add(tune_database_times(database), &r, own ? TIMES_OWN : TIMES_SYSTEM, NULL,
+			 &err);
 }
 
 static bool says(const struct tune_database *database, const char *part)
@@ -56,10 +60,10 @@ static void the_newer_wins_and_the_machines_own(void **state)
 	assert_int_equal(add(database, "k", "t", 7, 5, false), 0);
 	assert_int_equal(add(database, "k", "t", 7, 5, true), 1); /* the same, come back */
 	assert_int_equal(add(database, "k", "t", 6, 6, true), 0);
-	assert_int_equal(tune_database_n_results(database), 2);
-	assert_int_equal(tune_database_forget(database, "k*", "t"), 1);
-	assert_int_equal(tune_database_forget(database, "nobody", ""), 0);
-	assert_int_equal(tune_database_forget(database, "*", ""), 1);
+	assert_int_equal(tune_database_times(database)->n, 2);
+	assert_int_equal(times_forget(tune_database_times(database), "k*", "t"), 1);
+	assert_int_equal(times_forget(tune_database_times(database), "nobody", ""), 0);
+	assert_int_equal(times_forget(tune_database_times(database), "*", ""), 1);
 	tune_database_free(database);
 }
 
@@ -85,7 +89,7 @@ static void of_too_many_the_oldest_goes(void **state)
 		(void)snprintf(shape, sizeof(shape), "s%d", i);
 		assert_int_equal(add(database, "k", shape, 1, 100 + i, true), 0);
 	}
-	assert_int_equal(tune_database_n_results(database), TIMES_MOST);
+	assert_int_equal(tune_database_times(database)->n, TIMES_MOST);
 	assert_false(says(database, "\"s0\"") || says(database, "\"s2\""));
 	assert_true(says(database, "\"s3\""));
 	tune_database_free(database);
@@ -101,7 +105,7 @@ static void nonsense_is_refused(void **state)
 	assert_int_equal(add(database, "k", "s", 0, 1, true), FMHA_EINVAL);
 	assert_int_equal(add(database, "k", "s", -1, 1, true), FMHA_EINVAL);
 	assert_int_equal(add(database, "k", "s", 0.0 / 0.0, 1, true), FMHA_EINVAL);
-	assert_int_equal(tune_database_n_results(database), 0);
+	assert_int_equal(tune_database_times(database)->n, 0);
 	tune_database_free(database);
 }
 
@@ -122,19 +126,19 @@ static void reading_is_all_or_nothing(void **state)
 	for (size_t i = 0; i < n; i++) {
 		to = tune_database_new(&identity);
 		assert_int_equal(tune_database_read_results(to, text, i, true, &err), FMHA_EINVAL);
-		assert_int_equal(tune_database_n_results(to), 0);
+		assert_int_equal(tune_database_times(to)->n, 0);
 		/* A byte that is no JSON anywhere outside a string; inside, it is another string. */
 		memcpy(damaged, text, n + 1);
 		damaged[i] = '\x01';
 		if (tune_database_read_results(to, damaged, n, true, &err) < 0)
-			assert_int_equal(tune_database_n_results(to), 0);
+			assert_int_equal(tune_database_times(to)->n, 0);
 		else
-			assert_int_equal(tune_database_n_results(to), 2);
+			assert_int_equal(tune_database_times(to)->n, 2);
 		tune_database_free(to);
 	}
 	to = tune_database_new(&identity);
 	assert_int_equal(tune_database_read_results(to, text, n, true, &err), 0);
-	assert_int_equal(tune_database_n_results(to), 2);
+	assert_int_equal(tune_database_times(to)->n, 2);
 	tune_database_free(to);
 	free(damaged);
 	free(text);
@@ -144,14 +148,15 @@ static void reading_is_all_or_nothing(void **state)
 static void another_environment_is_refused(void **state)
 {
 	struct tune_database *from = tune_database_new(&identity);
-	struct tune_identity others[5] = {identity, identity, identity, identity, identity};
+	struct proto_worker_ready_params others[5] = {identity, identity, identity, identity,
+						      identity};
 	static const char *const fields[] = {"model", "arch", "driver", "compiler", "sources"};
 	char *text = tune_database_results_text(from), name[TUNE_NAME_BYTES],
 	     other[TUNE_NAME_BYTES];
 
 	(void)state;
 	strcpy(others[0].model, "another");
-	strcpy(others[1].arch, "another");
+	strcpy(others[1].device.arch, "another");
 	strcpy(others[2].driver, "another");
 	strcpy(others[3].compiler, "another");
 	strcpy(others[4].sources, "another");

@@ -25,13 +25,6 @@
 #define TUNE_KERNEL_BYTES   256
 #define TUNE_NAME_BYTES     128
 
-struct tune_identity {
-	char model[64]; /* of the device, with its compute units */
-	char arch[64];
-	/* The environment. */
-	char driver[64], compiler[96], sources[80];
-};
-
 /* A kernel that is not used, by nobody or for one user, until then. */
 struct tune_quarantined {
 	char kernel[TUNE_KERNEL_BYTES];
@@ -43,23 +36,22 @@ struct tune_quarantined {
 
 struct tune_database;
 
-struct tune_database *tune_database_new(const struct tune_identity *identity);
+/* Of the device, what its times hold for: model and arch, driver, compiler, sources. */
+bool tune_is_same(const struct proto_worker_ready_params *a,
+		  const struct proto_worker_ready_params *b);
+
+struct tune_database *tune_database_new(const struct proto_worker_ready_params *identity);
 struct tune_database *tune_database_free(struct tune_database *database);
-const struct tune_identity *tune_database_identity(const struct tune_database *database);
-/* Driver, compiler and sources in one word. */
-void tune_environment(const struct tune_identity *identity, char *text, size_t n);
-
+const struct proto_worker_ready_params *
+tune_database_identity(const struct tune_database *database);
 /* File names: "nvidia-h200-132-1f2e3d4c.json" and "nvidia-h200-132.settings.json". */
-void tune_results_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES]);
-void tune_settings_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES]);
+void tune_results_file(const struct proto_worker_ready_params *identity,
+		       char name[TUNE_NAME_BYTES]);
+void tune_settings_file(const struct proto_worker_ready_params *identity,
+			char name[TUNE_NAME_BYTES]);
 
-/* As times_add(). What is the system's is never written again. */
-int tune_database_add(struct tune_database *database, const struct proto_measured *row,
-		      enum times_source source, struct fmha_error *err);
-/* Of kernels that match @pattern (fnmatch), at @shape or (empty) everywhere. Return: how many. */
-uint64_t tune_database_forget(struct tune_database *database, const char *pattern,
-			      const char *shape);
-size_t tune_database_n_results(const struct tune_database *database);
+/* What was measured. What is the system's (TIMES_SYSTEM) is never written again. */
+struct times *tune_database_times(struct tune_database *database);
 
 /* 0 takes a priority back. Return: 0, FMHA_EQUOTA, FMHA_ENOMEM. */
 int tune_database_set_priority(struct tune_database *database, const char *kernel, int32_t priority,
