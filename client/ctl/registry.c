@@ -176,7 +176,7 @@ static int do_get(struct fmha_device *device, const struct request *request)
 
 	if (fmha_registry_get(device, request->operand, &json, &err) < 0)
 		return ctl_error(&err);
-	(void)fputs(json, stdout);
+	(void)puts(json);
 	free(json);
 	return CTL_OK;
 }

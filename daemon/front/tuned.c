@@ -90,13 +90,12 @@ static int worker_file(const struct model *model, const struct worker_slot *slot
 	struct worker_quarantined list[WORKER_MAX_QUARANTINED];
 	uint64_t now = clock_ns();
 	uint32_t n = quarantine_list(&slot->front->quarantine, slot->index, now, list);
-	char *text = tune_database_worker_text(model->database);
 	cJSON *root, *array;
+	char *text;
 	int fd = -1;
 
 	json_begin();
-	root = text ? cJSON_Parse(text) : NULL;
-	free(text);
+	root = tune_database_worker_json(model->database);
 	array = cJSON_AddArrayToObject(root, "quarantine");
 	for (uint32_t i = 0; i < n; i++) {
 		cJSON *item = cJSON_CreateObject();

@@ -23,50 +23,39 @@
 #include <json/json.h>
 #include <proto/error.h>
 
-#define PIECE_BYTES 65536
-#define MAX_WORDS   256
+#define MAX_WORDS 256
 
 struct exporter {
 	struct registry *registry;
-	registry_write write;
-	void *owner;
-	char *piece;
-	size_t used;
+	FILE *file;
+	uint64_t bytes, most_bytes;
 	bool known_only; /* kernels that nothing is known about are left out */
 	bool all;        /* also what tells of users: shapes, times and counts */
-	int failed;      /* FMHA_ENOMEM, or what write() returned */
+	int failed;      /* FMHA_ENOMEM, FMHA_EQUOTA */
 	uint64_t n_kernels;
 	uint64_t families[SPEC_N_FAMILIES], data_types[SPEC_N_DTYPES], pipelines[MAX_WORDS];
-	uint64_t compiled, loaded, quarantined, tuned, offered;
+	uint64_t states[5]; /* as state_words */
 };
 
-static void flush(struct exporter *e)
-{
-	if (e->failed == 0 && e->used > 0)
-		e->failed = e->write(e->owner, e->piece, e->used);
-	e->used = 0;
-}
+static const char *const state_words[] = {"compiled", "loaded", "quarantined", "offered", "tuned"};
 
 /* Bytes of users' strings that are not ASCII are escaped, each by itself, so that the document is valid
  * UTF-8 whatever they are. */
-static void put_bytes(struct exporter *e, const char *text, size_t n)
+static void put(struct exporter *e, const char *text, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
 		unsigned char c = (unsigned char)text[i];
 
-		if (e->used + sizeof("\\u00ff") > PIECE_BYTES)
-			flush(e);
 		if (c < 0x7f)
-			e->piece[e->used++] = (char)c;
+			(void)putc_unlocked(c, e->file);
 		else
-			e->used += (size_t)snprintf(e->piece + e->used, sizeof("\\u00ff"),
-						    "\\u%04x", c);
+			(void)fprintf(e->file, "\\u%04x", c);
+		e->bytes += c < 0x7f ? 1 : 6;
 	}
-}
-
-static void put(struct exporter *e, const char *text)
-{
-	put_bytes(e, text, strlen(text));
+	if (e->bytes > e->most_bytes)
+		e->failed = FMHA_EQUOTA;
+	else if (ferror(e->file))
+		e->failed = FMHA_ENOMEM;
 }
 
 /* @root: taken, of the document that json_begin() began. Its first and last byte may be left out. */
@@ -77,7 +66,7 @@ static void put_json(struct exporter *e, cJSON *root, bool without_start, bool w
 	if (!text)
 		e->failed = FMHA_ENOMEM;
 	else
-		put_bytes(e, text + without_start, strlen(text) - without_start - without_end);
+		put(e, text + without_start, strlen(text) - without_start - without_end);
 	free(text);
 }
 
@@ -107,7 +96,7 @@ static void put_head(struct exporter *e, const char *filter)
 	}
 	pthread_mutex_unlock(&registry->mutex);
 	put_json(e, root, false, true);
-	put(e, ",\n\"kernels\":[");
+	put(e, ",\n\"kernels\":[", 13);
 }
 
 struct own_times {
@@ -139,14 +128,13 @@ static void add_tuned(cJSON *item, struct registry *registry, const struct kerne
 static cJSON *kernel_json(struct registry *registry, const struct kernel_spec *spec,
 			  const char *name, const struct registry_info *info, bool all)
 {
-	static const char *const words[] = {"compiled", "loaded", "quarantined"};
 	cJSON *item = cJSON_CreateObject(), *flags;
 
 	cJSON_AddStringToObject(item, "name", name);
 	flags = info->flags ? cJSON_AddArrayToObject(item, "flags") : NULL;
 	for (int i = 0; i < 3; i++)
 		if (info->flags & (1U << i))
-			cJSON_AddItemToArray(flags, cJSON_CreateString(words[i]));
+			cJSON_AddItemToArray(flags, cJSON_CreateString(state_words[i]));
 	if (info->priority)
 		cJSON_AddNumberToObject(item, "priority", info->priority);
 	if (!info->offered)
@@ -167,18 +155,17 @@ static int export_visit(void *owner, const struct kernel_spec *spec, const char 
 
 	if (e->known_only && !info->flags && !info->priority && !info->n_runs && !info->n_tuned)
 		return 0;
-	put(e, e->n_kernels ? ",\n" : "\n");
+	put(e, ",\n" + !e->n_kernels, 1 + (e->n_kernels > 0));
 	json_begin();
 	put_json(e, kernel_json(e->registry, spec, name, info, e->all), false, false);
 	e->n_kernels++;
 	e->families[spec->signature.family]++;
 	e->data_types[spec->signature.data_type]++;
 	e->pipelines[spec->pipeline]++;
-	e->compiled += (info->flags & REGISTRY_COMPILED) != 0;
-	e->loaded += (info->flags & REGISTRY_LOADED) != 0;
-	e->quarantined += (info->flags & REGISTRY_QUARANTINED) != 0;
-	e->tuned += info->n_tuned > 0;
-	e->offered += info->offered;
+	for (int i = 0; i < 3; i++)
+		e->states[i] += info->flags >> i & 1;
+	e->states[3] += info->offered;
+	e->states[4] += info->n_tuned > 0;
 	return e->failed;
 }
 
@@ -205,46 +192,46 @@ static void put_statistics(struct exporter *e)
 	add_counts(statistics, e, "data_types", SPEC_FIELD_data_type, e->data_types, SPEC_N_DTYPES);
 	add_counts(statistics, e, "pipelines", SPEC_FIELD_pipeline, e->pipelines, MAX_WORDS);
 	states = cJSON_AddObjectToObject(statistics, "states");
-	cJSON_AddNumberToObject(states, "offered", (double)e->offered);
-	cJSON_AddNumberToObject(states, "compiled", (double)e->compiled);
-	cJSON_AddNumberToObject(states, "loaded", (double)e->loaded);
-	cJSON_AddNumberToObject(states, "quarantined", (double)e->quarantined);
-	cJSON_AddNumberToObject(states, "tuned", (double)e->tuned);
-	put(e, "],\n");
+	for (int i = 0; i < 5; i++)
+		cJSON_AddNumberToObject(states, state_words[i], (double)e->states[i]);
+	put(e, "],\n", 3);
 	put_json(e, root, true, false);
-	put(e, "\n");
+	put(e, "\n", 1);
 }
 
-int registry_export(struct registry *registry, const char *filter, bool all, registry_write write,
-		    void *owner, struct fmha_error *err)
+int registry_export(struct registry *registry, const char *filter, bool all, uint64_t most_bytes,
+		    FILE *file, struct fmha_error *err)
 {
-	struct exporter *e = calloc(1, sizeof(*e) + PIECE_BYTES);
+	struct exporter *e = calloc(1, sizeof(*e));
 	int r;
 
 	if (!e)
 		return fmha_error_set(err, FMHA_ENOMEM, "export: out of memory");
 	e->registry = registry;
 	e->all = all;
-	e->write = write;
-	e->owner = owner;
-	e->piece = (char *)(e + 1);
+	e->most_bytes = most_bytes;
+	e->file = file;
 	e->known_only = !filter || !*filter;
 	put_head(e, filter);
 	r = e->known_only ? registry_each_known(registry, export_visit, e, err)
 			  : registry_each(registry, filter, export_visit, e, err);
-	if (r == 0) {
+	if (r == 0)
 		put_statistics(e);
-		flush(e);
-	}
-	if (e->failed < 0)
-		r = fmha_error_set(err, e->failed, "export: writing failed");
+	if (r == 0 && e->failed == 0 && fflush(file) != 0)
+		e->failed = FMHA_ENOMEM;
+	if (e->failed == FMHA_EQUOTA)
+		r = fmha_error_set_field(err, FMHA_EQUOTA, "filter",
+					 "filter: the result exceeds %llu bytes: ask for less",
+					 (unsigned long long)most_bytes);
+	else if (e->failed < 0)
+		r = fmha_error_set(err, e->failed, "export: out of memory");
 	free(e);
 	return r;
 }
 
-static int end_text(cJSON *root, char **ret_text, struct fmha_error *err)
+static int end_text(cJSON *root, bool spaced, char **ret_text, struct fmha_error *err)
 {
-	char *text = json_end(root, false);
+	char *text = json_end(root, spaced);
 
 	if (!text)
 		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
@@ -272,7 +259,7 @@ int registry_kernel_text(struct registry *registry, const char *name, bool all, 
 		if (registry_set_names(registry, &registry->sets[i], &spec, own_name))
 			cJSON_AddItemToArray(sets, cJSON_CreateString(registry->sets[i].name));
 	pthread_mutex_unlock(&registry->mutex);
-	return end_text(item, ret_text, err);
+	return end_text(item, true, ret_text, err);
 }
 
 int registry_state_text(struct registry *registry, char **ret_text, struct fmha_error *err)
@@ -294,5 +281,5 @@ int registry_state_text(struct registry *registry, char **ret_text, struct fmha_
 	}
 	times_write_all(root, &registry->times, false);
 	pthread_mutex_unlock(&registry->mutex);
-	return end_text(root, ret_text, err);
+	return end_text(root, false, ret_text, err);
 }

@@ -91,17 +91,6 @@ uint64_t registry_generation(struct registry *registry)
 	return generation;
 }
 
-uint64_t registry_forget(struct registry *registry, const char *pattern, const char *shape)
-{
-	uint64_t n;
-
-	pthread_mutex_lock(&registry->mutex);
-	n = times_forget(&registry->times, pattern, shape);
-	registry->generation += n > 0;
-	pthread_mutex_unlock(&registry->mutex);
-	return n;
-}
-
 void registry_clear_results(struct registry *registry)
 {
 	times_clear(&registry->times);

@@ -279,20 +279,18 @@ char *tune_database_settings_text(const struct tune_database *database)
 	return json_end(root, false);
 }
 
-char *tune_database_worker_text(const struct tune_database *database)
+cJSON *tune_database_worker_json(const struct tune_database *database)
 {
 	const struct proto_worker_ready_params *identity = &database->identity;
 	char environment[256]; /* driver, compiler and sources in one word */
-	cJSON *root;
+	cJSON *root = cJSON_CreateObject();
 
-	json_begin();
-	root = cJSON_CreateObject();
 	(void)snprintf(environment, sizeof(environment), "%s; %s; %.24s", identity->driver,
 		       identity->compiler, identity->sources);
 	cJSON_AddStringToObject(root, "environment", environment);
 	add_settings(root, database);
 	times_write_all(root, &database->times, false);
-	return json_end(root, false);
+	return root;
 }
 
 /* ---- reading ---- */

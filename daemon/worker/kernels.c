@@ -9,11 +9,12 @@
 #include "changes.h"
 #include "kernels.h"
 
-#include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <proto/cleanup.h>
@@ -163,41 +164,23 @@ struct kernels_job {
 	struct fmha_error error;
 };
 
-static int write_piece(void *owner, const char *text, size_t n)
-{
-	struct kernels_job *job = owner;
-
-	job->bytes += n;
-	if (job->bytes > DOCUMENT_BYTES)
-		return FMHA_EQUOTA;
-	while (n > 0) {
-		ssize_t written = write(job->fd, text, n);
-
-		if (written < 0 && errno == EINTR)
-			continue;
-		if (written <= 0)
-			return FMHA_ENOMEM;
-		text += written;
-		n -= (size_t)written;
-	}
-	return 0;
-}
-
 static int export(struct kernels_job *job)
 {
-	int r;
+	int fd = memfd_create("fmhad registry", MFD_CLOEXEC | MFD_ALLOW_SEALING), r;
+	FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+	struct stat st = {0};
 
-	job->fd = memfd_create("fmhad registry", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (job->fd < 0)
+	if (!file) {
+		closep(&fd);
 		return fmha_error_set(&job->error, FMHA_ENOMEM, "export: no memory file");
-	r = registry_export(job->session->worker->registry, job->filter, job->all, write_piece, job,
-			    &job->error);
-	if (r == FMHA_EQUOTA)
-		return fmha_error_set_field(&job->error, r, "filter",
-					    "filter: the result exceeds %u bytes: ask for less",
-					    DOCUMENT_BYTES);
-	if (r == 0 && !handout_seal(job->fd))
+	}
+	r = registry_export(job->session->worker->registry, job->filter, job->all, DOCUMENT_BYTES,
+			    file, &job->error);
+	job->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	(void)fclose(file);
+	if (r == 0 && (job->fd < 0 || fstat(job->fd, &st) < 0 || !handout_seal(job->fd)))
 		r = fmha_error_set(&job->error, FMHA_EIO, "export: cannot seal the result");
+	job->bytes = (uint64_t)st.st_size;
 	return r;
 }
 

@@ -182,7 +182,7 @@ static void choosing_splits_without_memory_is_refused(void **state)
 	(void)snprintf(result.kernel, sizeof(result.kernel), "%s", options[i].kernel);
 	assert_int_equal(registry_set_tuned(device.registry, &result, TIMES_OWN, &f.err), 0);
 	starve(&f, 0, build_split_plan, NULL);
-	assert_int_equal(registry_forget(device.registry, "*", result.shape), 1);
+	assert_int_equal(registry_restore(device.registry, "{}", 2, &f.err), 0);
 	free(options);
 	fixture_deinit(&f);
 }

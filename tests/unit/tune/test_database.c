@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include <json/json.h>
 #include <proto/error.h>
 #include <tune/store.h>
 
@@ -38,9 +39,12 @@ static int add(struct tune_database *database, const char *kernel, const char *s
 
 static bool says(const struct tune_database *database, const char *part)
 {
-	char *text = tune_database_worker_text(database);
-	bool found = strstr(text, part) != NULL;
+	char *text;
+	bool found;
 
+	json_begin();
+	text = json_end(tune_database_worker_json(database), false);
+	found = strstr(text, part) != NULL;
 	free(text);
 	return found;
 }

@@ -23,6 +23,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <fmha/base.h>
 #include <specs/backend.h>
@@ -158,10 +159,6 @@ size_t registry_measured_at(struct registry *registry, const char *shape,
 			    struct registry_measured *ret_measured, size_t most);
 /* Grows with every change of results, sets, priorities or quarantine. */
 uint64_t registry_generation(struct registry *registry);
-/* The kernels whose names match @pattern (fnmatch) forget their results, at @shape or (empty) everywhere.
- * Return: how many results. */
-uint64_t registry_forget(struct registry *registry, const char *pattern, const char *shape);
-
 /* As a document that the front keeps says: replaces sets, priorities and results by its own; kernels
  * that this build does not know are skipped. See daemon/tune/include/tune/database.h. */
 int registry_restore(struct registry *registry, const char *json, size_t size,
@@ -183,14 +180,13 @@ int registry_unload_set(struct registry *registry, const char *name, uint64_t *r
 /*
  * JSON: device, sets, statistics by family, data type, pipeline and state, and the kernels that
  * @filter lets through, each with its state; without a filter those that something is known about:
- * compiled, loaded, quarantined, run, tuned or given a priority. Written through @write in pieces,
- * which returns 0 or an error code that ends the export. @all: also "runs", "run_ns" and "tuned",
- * which tell what users have run. Walks the whole registry: not for an event
- * loop.
+ * compiled, loaded, quarantined, run, tuned or given a priority. @all: also "runs", "run_ns" and
+ * "tuned", which tell what users have run. Walks the whole registry: not for an event loop.
+ * Return: 0; FMHA_EINVAL: the filter; FMHA_EQUOTA: more than @most_bytes; FMHA_ENOMEM.
  */
-typedef int (*registry_write)(void *owner, const char *text, size_t n);
-int registry_export(struct registry *registry, const char *filter, bool all, registry_write write,
-		    void *owner, struct fmha_error *err);
+int registry_export(struct registry *registry, const char *filter, bool all, uint64_t most_bytes,
+		    FILE *file, struct fmha_error *err);
+
 /* One kernel: {"name", "flags", "priority", "offered", "runs", "run_ns", "tuned", "sets": [...]}, where
  * sets are those that name it. Given. Return: 0, FMHA_ENOENT, FMHA_ENOMEM. */
 int registry_kernel_text(struct registry *registry, const char *name, bool all, char **ret_text,

@@ -90,7 +90,8 @@ int tune_database_read_settings(struct tune_database *database, const char *text
 /* Adds "results" of @text, this machine's own from now on. @ret_n: how many were news */
 int tune_database_merge(struct tune_database *database, const char *text, size_t size,
 			uint64_t *ret_n, struct fmha_error *err);
-/* What a worker restores (registry_restore()): both together, without quarantine. */
-char *tune_database_worker_text(const struct tune_database *database);
+/* What a worker restores (registry_restore()): both together, without quarantine. To be called between
+ * json_begin() and json_end(). */
+cJSON *tune_database_worker_json(const struct tune_database *database);
 
 #endif
