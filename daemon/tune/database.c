@@ -174,7 +174,7 @@ int tune_database_load_set(struct tune_database *database, const char *name, con
 			   size_t size, struct fmha_error *err)
 {
 	cJSON *sets = setting(database, "sets"), *list;
-	bool known = cJSON_GetObjectItemCaseSensitive(sets, name) != NULL;
+	cJSON *known = cJSON_GetObjectItemCaseSensitive(sets, name);
 	int r = 0;
 
 	if (json_from_text(json, size, NULL, &list) < 0)
@@ -185,11 +185,12 @@ int tune_database_load_set(struct tune_database *database, const char *name, con
 	else if (!known && cJSON_GetArraySize(sets) >= TUNE_MAX_SETS)
 		r = fmha_error_set_field(err, FMHA_EQUOTA, "set", "%d sets are loaded already",
 					 TUNE_MAX_SETS);
-	else if (!(known ? cJSON_ReplaceItemInObjectCaseSensitive(sets, name, list)
-			 : cJSON_AddItemToObject(sets, name, list)))
+	else if (!cJSON_AddItemToObject(sets, name, list))
 		r = fmha_error_set(err, FMHA_ENOMEM, "set: out of memory");
 	if (r < 0)
 		cJSON_Delete(list);
+	else if (known)
+		cJSON_Delete(cJSON_DetachItemViaPointer(sets, known));
 	return r;
 }
 

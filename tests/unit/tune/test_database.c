@@ -25,6 +25,18 @@ static const struct proto_worker_ready_params identity = {.model = "A Card, 8 GB
 							  .compiler = "cc 1",
 							  .sources = "abc"};
 
+static long n_before = -1; /* allocations before one fails; -1: none does */
+
+void *__real_malloc(size_t size);
+void *__wrap_malloc(size_t size);
+
+void *__wrap_malloc(size_t size)
+{
+	if (n_before < 0 || n_before-- > 0)
+		return __real_malloc(size);
+	return NULL;
+}
+
 static int add(struct tune_database *database, const char *kernel, const char *shape, double us,
 	       uint64_t when_s, bool own)
 {
@@ -216,6 +228,23 @@ static void settings_come_back(void **state)
 	tune_database_free(to);
 }
 
+static void a_set_that_cannot_be_replaced_stays(void **state)
+{
+	struct tune_database *database = tune_database_new(&identity);
+	int r = FMHA_ENOMEM;
+
+	(void)state;
+	for (long i = 0; r == FMHA_ENOMEM; i++) {
+		n_before = i;
+		r = tune_database_load_set(database, "default", "[\"a*\"]", 6, NULL);
+		n_before = -1;
+		assert_true(
+			says(database, r < 0 ? "{\"default\":[\"*\"]}" : "{\"default\":[\"a*\"]}"));
+	}
+	assert_int_equal(r, 0);
+	tune_database_free(database);
+}
+
 static void files_are_replaced_whole(void **state)
 {
 	char folder[] = "/tmp/fmhad-tune-XXXXXX", path[PATH_MAX], system[PATH_MAX];
@@ -312,6 +341,7 @@ int main(void)
 		cmocka_unit_test(reading_is_all_or_nothing),
 		cmocka_unit_test(another_environment_is_refused),
 		cmocka_unit_test(settings_come_back),
+		cmocka_unit_test(a_set_that_cannot_be_replaced_stays),
 		cmocka_unit_test(files_are_replaced_whole),
 		cmocka_unit_test(a_write_that_fails_changes_nothing),
 	};
