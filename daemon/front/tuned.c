@@ -651,7 +651,7 @@ int tuned_change(struct worker_slot *slot, uint32_t id,
 	if (r == 0)
 		r = apply(model, slot, params, text, size, &n, err);
 	free(text);
-	if (r < 0) {
+	if (r != 0) {
 		if (waiter)
 			waiter_free(waiter);
 		return r;

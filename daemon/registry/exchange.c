@@ -152,12 +152,18 @@ static int export_visit(void *owner, const struct kernel_spec *spec, const char 
 			const struct registry_info *info)
 {
 	struct exporter *e = owner;
+	bool known = info->flags || info->priority || info->n_runs || info->n_tuned;
+	char plain[SPEC_NAME_BYTES + 16];
 
-	if (e->known_only && !info->flags && !info->priority && !info->n_runs && !info->n_tuned)
+	if (e->known_only && !known)
 		return 0;
 	put(e, ",\n" + !e->n_kernels, 1 + (e->n_kernels > 0));
-	json_begin();
-	put_json(e, kernel_json(e->registry, spec, name, info, e->all), false, false);
+	if (known || !info->offered) {
+		json_begin();
+		put_json(e, kernel_json(e->registry, spec, name, info, e->all), false, false);
+	} else { /* most of millions; a name has no escapes */
+		put(e, plain, (size_t)snprintf(plain, sizeof(plain), "{\"name\":\"%s\"}", name));
+	}
 	e->n_kernels++;
 	e->families[spec->signature.family]++;
 	e->data_types[spec->signature.data_type]++;

@@ -201,7 +201,7 @@ static int with_document(struct kernels_job *job)
 		text = NULL;
 		if (r == 0)
 			r = registry_state_text(registry, &text, &job->error);
-		if (r < 0)
+		if (r != 0)
 			return r;
 		size = strlen(text);
 	} else {
