@@ -6,6 +6,7 @@
 #include "impl.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static struct registry_entry *entry_of(const struct times_row *row)
 {
@@ -24,6 +25,8 @@ int registry_set_tuned(struct registry *registry, const struct proto_measured *r
 		return r;
 	_Static_assert(sizeof(own.kernel) == SPEC_NAME_BYTES, "it holds any name");
 	(void)spec_name_format(registry->catalog, &entry->spec, own.kernel);
+	if (strcmp(own.kernel, row->kernel) != 0)
+		source = TIMES_TWIN;
 	r = times_add(&registry->times, &own, source, &entry->n_tuned, err);
 	registry->generation += r == 0;
 	pthread_mutex_unlock(&registry->mutex);

@@ -145,6 +145,8 @@ static bool gives_way(const struct times_row *known, const struct proto_measured
 	bool own = source != TIMES_SYSTEM;
 	uint64_t known_s = clamp_past(known->when_s, (uint64_t)time(NULL));
 
+	if (known->twin || source == TIMES_TWIN)
+		return source != TIMES_TWIN || (known->twin && row->us < known->us);
 	if (known->own && !own)
 		return false;
 	if (source == TIMES_IMPORTED || known->own != own)
@@ -203,6 +205,7 @@ int times_add(struct times *times, const struct proto_measured *row, enum times_
 	if (!known)
 		return fmha_error_set(err, FMHA_ENOMEM, "measured times: out of memory");
 	known->own = source != TIMES_SYSTEM;
+	known->twin = source == TIMES_TWIN;
 	known->us = row->us;
 	known->when_s = row->when_s;
 	return 0;

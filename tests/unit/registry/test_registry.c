@@ -246,6 +246,36 @@ static void states_are_kept_for_the_few(void **state)
 	registry_free(registry);
 }
 
+/* Names from when a kernel was of a problem: of batches and of packed sequences, they had times of their own. */
+static void old_names_share_the_least_time(void **state)
+{
+	struct registry *registry = registry_for("x86_64_v4");
+	char name[SPEC_NAME_BYTES], old[2][SPEC_NAME_BYTES];
+	struct kernel_spec spec;
+	struct registry_info info;
+	struct fmha_error err;
+	double us = 0;
+
+	(void)state;
+	first_name(registry, "family == 'fwd' and data_type == 'bf16' and hdim_q == 64", name);
+	assert_int_equal(registry_find(registry, name, &spec, NULL, &err), 0);
+	assert_memory_equal(name, "fwd-bf16-", 9);
+	for (int i = 0; i < 2; i++)
+		assert_in_range(snprintf(old[i], sizeof(old[i]), "fwd-bf16-%s-%s",
+					 i ? "group" : "batch", name + 9),
+				1, sizeof(old[i]) - 1);
+	assert_int_equal(measure(registry, old[0], "s", 7, 20), 0);
+	assert_int_equal(measure(registry, old[1], "s", 5, 10), 0);
+	assert_int_equal(measure(registry, old[0], "s", 6, 30), 1);
+	assert_true(registry_get_tuned(registry, &spec, "s", 0, &us) && us == 5);
+	registry_get_info(registry, &spec, &info);
+	assert_int_equal(info.n_tuned, 1);
+	assert_int_equal(measure(registry, name, "s", 9, 1), 0); /* the kernel's own */
+	assert_int_equal(measure(registry, old[1], "s", 1, 99), 1);
+	assert_true(registry_get_tuned(registry, &spec, "s", 0, &us) && us == 9);
+	registry_free(registry);
+}
+
 static int quarantine(void *owner, const struct kernel_spec *spec, const char *name,
 		      const struct registry_info *info)
 {
@@ -593,6 +623,7 @@ int main(void)
 		cmocka_unit_test(signatures_find_what_filters_find),
 		cmocka_unit_test(bad_filters_say_where),
 		cmocka_unit_test(states_are_kept_for_the_few),
+		cmocka_unit_test(old_names_share_the_least_time),
 		cmocka_unit_test(thousands_of_states_fit),
 		cmocka_unit_test(sets_are_unions_of_patterns),
 		cmocka_unit_test(wildcards_are_matched_in_linear_time),

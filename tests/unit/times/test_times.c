@@ -86,6 +86,12 @@ static void one_rule_says_which_row_stays(void **state)
 		{TIMES_OWN, later, TIMES_IMPORTED, now, 0},
 		{TIMES_OWN, later, TIMES_IMPORTED, later, 1},
 		{TIMES_SYSTEM, later, TIMES_OWN, now, 0},
+		/* Of older names: not before the kernel's own, whenever; among themselves the least. */
+		{TIMES_OWN, 10, TIMES_TWIN, 99, 1},
+		{TIMES_SYSTEM, 10, TIMES_TWIN, 99, 1},
+		{TIMES_TWIN, 99, TIMES_OWN, 10, 0},
+		{TIMES_TWIN, 99, TIMES_SYSTEM, 10, 0},
+		{TIMES_TWIN, 10, TIMES_TWIN, 99, 1}, /* it is slower */
 	};
 
 	(void)state;

@@ -140,7 +140,7 @@ void registry_add_run(struct registry *registry, const struct kernel_spec *spec,
 		      struct registry_entry **entry);
 /*
  * The one door by which a measured time comes in: its name is resolved, and it is kept under the name
- * that the kernel has here.
+ * that the kernel has here. Of several older names the least time counts.
  * Return: 0, 1: what is known stays (times/times.h); FMHA_EINVAL, FMHA_ENOENT, FMHA_ENOMEM.
  */
 int registry_set_tuned(struct registry *registry, const struct proto_measured *row,

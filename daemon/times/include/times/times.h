@@ -23,6 +23,7 @@ enum times_source {
 	TIMES_SYSTEM, /* a file that came with a package: never in the place of this machine's own */
 	TIMES_IMPORTED, /* from elsewhere, or read again: it has to be newer */
 	TIMES_OWN,      /* measured here: the last one counts, unless what is known is newer */
+	TIMES_TWIN, /* of an older name of the kernel: the least of those counts, until there is another */
 };
 
 /* A row in a table. */
@@ -32,7 +33,8 @@ struct times_row {
 	uint32_t *n_of_kernel;
 	const char *shape;
 	int32_t n_splits;
-	bool own; /* not the system's */
+	bool own;  /* not the system's */
+	bool twin; /* TIMES_TWIN */
 	double us;
 	uint64_t when_s;
 	char kernel[]; /* and then the shape */
