@@ -215,7 +215,7 @@ const struct field_table *const proto_tables[] = {
 	&compile_params_table,
 	&compile_result_table,
 	&compile_cancel_params_table,
-	&tuned_result_params_table,
+	&measured_table,
 	&registry_change_params_table,
 	&proto_error_table,
 	NULL,

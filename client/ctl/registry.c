@@ -23,19 +23,6 @@ struct request {
 	const char *shape;
 };
 
-static int write_file(const char *path, const char *text)
-{
-	FILE *file = fopen(path, "we");
-	bool written;
-
-	if (!file)
-		return ctl_file_error(path);
-	written = fputs(text, file) >= 0 && fputc('\n', file) != EOF;
-	if (fclose(file) != 0 || !written)
-		return ctl_file_error(path);
-	return CTL_OK;
-}
-
 static int do_export(struct fmha_device *device, const struct request *request)
 {
 	struct fmha_error err = {0};
@@ -44,10 +31,7 @@ static int do_export(struct fmha_device *device, const struct request *request)
 
 	if (fmha_registry_export(device, request->filter, &json, &err) < 0)
 		return ctl_error(&err);
-	if (request->out)
-		r = write_file(request->out, json);
-	else
-		r = puts(json) < 0 ? CTL_IO : CTL_OK;
+	r = registry_write_file(request->out, json);
 	free(json);
 	return r;
 }
@@ -176,7 +160,7 @@ static int do_get(struct fmha_device *device, const struct request *request)
 
 	if (fmha_registry_get(device, request->operand, &json, &err) < 0)
 		return ctl_error(&err);
-	(void)fputs(json, stdout);
+	(void)puts(json);
 	free(json);
 	return CTL_OK;
 }

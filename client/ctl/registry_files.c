@@ -144,19 +144,14 @@ static void merge_sets(cJSON *into, const cJSON *from)
 	}
 }
 
-static int write_merged(cJSON *root, const char *out)
+int registry_write_file(const char *out, const char *text)
 {
-	char *text = cJSON_Print(root);
 	FILE *file = out ? fopen(out, "we") : stdout;
-	bool written = text && file && fputs(text, file) >= 0 && fputc('\n', file) != EOF;
+	bool written = file && fputs(text, file) >= 0 && fputc('\n', file) != EOF;
 
 	if (out && file && fclose(file) != 0)
 		written = false;
-	cJSON_free(text);
-	if (written)
-		return CTL_OK;
-	(void)fprintf(stderr, "fmhactl: %s: %s\n", out ? out : "stdout", strerror(errno));
-	return CTL_IO;
+	return written ? CTL_OK : ctl_file_error(out ? out : "stdout");
 }
 
 static int merge(cJSON *a, const cJSON *b, const char *out)
@@ -164,6 +159,7 @@ static int merge(cJSON *a, const cJSON *b, const char *out)
 	struct kernels own = {0};
 	cJSON *list = member(a, "kernels"), *kernel;
 	size_t n_taken = 0;
+	char *text;
 	int r;
 
 	if (!fits(a, b))
@@ -175,7 +171,9 @@ static int merge(cJSON *a, const cJSON *b, const char *out)
 	free(own.list);
 	merge_sets(member(a, "sets"), member(b, "sets"));
 	cJSON_DeleteItemFromObjectCaseSensitive(a, "statistics"); /* of the first file alone */
-	r = write_merged(a, out);
+	text = cJSON_Print(a);
+	r = text ? registry_write_file(out, text) : ctl_usage_error("out of memory");
+	cJSON_free(text);
 	if (r == 0)
 		(void)fprintf(stderr, "%zu results of the second file taken\n", n_taken);
 	return r;

@@ -35,28 +35,6 @@ static int json_to_memfd(const char *json, size_t size, int *ret_fd, struct fmha
 	return 0;
 }
 
-/* Sends a document; @params belong to @method. */
-static int send_document(struct fmha_device *device, enum proto_method method, const void *params,
-			 const char *json, size_t size, uint64_t *ret_n_kernels,
-			 struct fmha_error *err)
-{
-	struct proto_registry_result result;
-	int r, fd = -1;
-
-	r = client_check_process(device->client, err);
-	if (r < 0)
-		return r;
-	r = json_to_memfd(json, size, &fd, err);
-	if (r < 0)
-		return r;
-	r = link_call(&device->worker, method, params, fd, client_deadline(device->client), &result,
-		      NULL, err);
-	(void)close(fd);
-	if (r == 0 && ret_n_kernels)
-		*ret_n_kernels = result.n_kernels;
-	return r;
-}
-
 static int copy_name(char *to, size_t capacity, const char *from, const char *field,
 		     struct fmha_error *err)
 {
@@ -67,70 +45,10 @@ static int copy_name(char *to, size_t capacity, const char *from, const char *fi
 	return 0;
 }
 
-int fmha_registry_export(struct fmha_device *device, const char *filter, char **ret_json,
-			 struct fmha_error *err)
-{
-	struct proto_registry_export_params params = {0};
-	struct proto_json_result result;
-	int r, fd;
+#define COPY_NAME(params, member, from, err)                                                       \
+	copy_name((params).member, sizeof((params).member), from, #member, err)
 
-	r = client_check(device && ret_json ? device->client : NULL, __func__, err);
-	if (r == 0)
-		r = copy_name(params.filter, sizeof(params.filter), filter ? filter : "", "filter",
-			      err);
-	if (r < 0)
-		return r;
-	r = link_call(&device->worker, PROTO_REGISTRY_EXPORT, &params, -1,
-		      client_deadline(device->client), &result, &fd, err);
-	if (r < 0)
-		return r;
-	return client_read_json(fd, result.size, ret_json, err);
-}
-
-int fmha_registry_import(struct fmha_device *device, const char *json, size_t size,
-			 uint64_t *ret_n_kernels, struct fmha_error *err)
-{
-	const struct proto_empty params = {0};
-
-	if (!device || !json)
-		return fmha_error_set(err, FMHA_EINVAL,
-				      "fmha_registry_import: an argument is NULL");
-	return send_document(device, PROTO_REGISTRY_IMPORT, &params, json, size, ret_n_kernels,
-			     err);
-}
-
-int fmha_registry_load(struct fmha_device *device, const char *set, const char *json, size_t size,
-		       uint64_t *ret_n_kernels, struct fmha_error *err)
-{
-	struct proto_registry_set_params params = {0};
-	int r;
-
-	if (!device || !set || !json)
-		return fmha_error_set(err, FMHA_EINVAL, "fmha_registry_load: an argument is NULL");
-	r = copy_name(params.set, sizeof(params.set), set, "set", err);
-	if (r < 0)
-		return r;
-	return send_document(device, PROTO_REGISTRY_LOAD, &params, json, size, ret_n_kernels, err);
-}
-
-int fmha_registry_unload(struct fmha_device *device, const char *set, uint64_t *ret_n_kernels,
-			 struct fmha_error *err)
-{
-	struct proto_registry_set_params params = {0};
-	struct proto_registry_result result;
-	int r;
-
-	r = client_check(device && set ? device->client : NULL, __func__, err);
-	if (r == 0)
-		r = copy_name(params.set, sizeof(params.set), set, "set", err);
-	if (r < 0)
-		return r;
-	r = link_call(&device->worker, PROTO_REGISTRY_UNLOAD, &params, -1,
-		      client_deadline(device->client), &result, NULL, err);
-	if (r == 0 && ret_n_kernels)
-		*ret_n_kernels = result.n_kernels;
-	return r;
-}
+/* ---- looking ---- */
 
 static int call_json(struct fmha_device *device, enum proto_method method, const void *params,
 		     char **ret_json, struct fmha_error *err)
@@ -142,6 +60,17 @@ static int call_json(struct fmha_device *device, enum proto_method method, const
 	return r < 0 ? r : client_read_json(fd, result.size, ret_json, err);
 }
 
+int fmha_registry_export(struct fmha_device *device, const char *filter, char **ret_json,
+			 struct fmha_error *err)
+{
+	struct proto_registry_export_params params = {0};
+	int r = client_check(device && ret_json ? device->client : NULL, __func__, err);
+
+	if (r == 0)
+		r = COPY_NAME(params, filter, filter ? filter : "", err);
+	return r < 0 ? r : call_json(device, PROTO_REGISTRY_EXPORT, &params, ret_json, err);
+}
+
 int fmha_registry_get(struct fmha_device *device, const char *kernel, char **ret_json,
 		      struct fmha_error *err)
 {
@@ -149,7 +78,7 @@ int fmha_registry_get(struct fmha_device *device, const char *kernel, char **ret
 	int r = client_check(device && kernel && ret_json ? device->client : NULL, __func__, err);
 
 	if (r == 0)
-		r = copy_name(params.kernel, sizeof(params.kernel), kernel, "kernel", err);
+		r = COPY_NAME(params, kernel, kernel, err);
 	return r < 0 ? r : call_json(device, PROTO_REGISTRY_GET, &params, ret_json, err);
 }
 
@@ -161,12 +90,14 @@ int fmha_census(struct fmha_device *device, char **ret_json, struct fmha_error *
 	return r < 0 ? r : call_json(device, PROTO_CENSUS, &params, ret_json, err);
 }
 
-/* A change without a document. */
-static int change(struct fmha_device *device, enum proto_method method, const void *params,
+/* ---- changing ---- */
+
+/* @fd: a document that comes with it, or -1. */
+static int change(struct fmha_device *device, enum proto_method method, const void *params, int fd,
 		  uint64_t *ret_n, bool *ret_stored, struct fmha_error *err)
 {
 	struct proto_registry_result result;
-	int r = link_call(&device->worker, method, params, -1, client_deadline(device->client),
+	int r = link_call(&device->worker, method, params, fd, client_deadline(device->client),
 			  &result, NULL, err);
 
 	if (r == 0 && ret_n)
@@ -176,6 +107,54 @@ static int change(struct fmha_device *device, enum proto_method method, const vo
 	return r;
 }
 
+static int send_document(struct fmha_device *device, enum proto_method method, const void *params,
+			 const char *json, size_t size, uint64_t *ret_n, struct fmha_error *err)
+{
+	int fd = -1, r = json_to_memfd(json, size, &fd, err);
+
+	if (r == 0) {
+		r = change(device, method, params, fd, ret_n, NULL, err);
+		(void)close(fd);
+	}
+	return r;
+}
+
+int fmha_registry_import(struct fmha_device *device, const char *json, size_t size,
+			 uint64_t *ret_n_kernels, struct fmha_error *err)
+{
+	const struct proto_empty params = {0};
+	int r = client_check(device && json ? device->client : NULL, __func__, err);
+
+	return r < 0 ? r
+		     : send_document(device, PROTO_REGISTRY_IMPORT, &params, json, size,
+				     ret_n_kernels, err);
+}
+
+int fmha_registry_load(struct fmha_device *device, const char *set, const char *json, size_t size,
+		       uint64_t *ret_n_kernels, struct fmha_error *err)
+{
+	struct proto_registry_set_params params = {0};
+	int r = client_check(device && set && json ? device->client : NULL, __func__, err);
+
+	if (r == 0)
+		r = COPY_NAME(params, set, set, err);
+	return r < 0 ? r
+		     : send_document(device, PROTO_REGISTRY_LOAD, &params, json, size,
+				     ret_n_kernels, err);
+}
+
+int fmha_registry_unload(struct fmha_device *device, const char *set, uint64_t *ret_n_kernels,
+			 struct fmha_error *err)
+{
+	struct proto_registry_set_params params = {0};
+	int r = client_check(device && set ? device->client : NULL, __func__, err);
+
+	if (r == 0)
+		r = COPY_NAME(params, set, set, err);
+	return r < 0 ? r
+		     : change(device, PROTO_REGISTRY_UNLOAD, &params, -1, ret_n_kernels, NULL, err);
+}
+
 int fmha_registry_set_priority(struct fmha_device *device, const char *kernel, int32_t priority,
 			       bool *ret_stored, struct fmha_error *err)
 {
@@ -183,9 +162,10 @@ int fmha_registry_set_priority(struct fmha_device *device, const char *kernel, i
 	int r = client_check(device && kernel ? device->client : NULL, __func__, err);
 
 	if (r == 0)
-		r = copy_name(params.kernel, sizeof(params.kernel), kernel, "kernel", err);
+		r = COPY_NAME(params, kernel, kernel, err);
 	return r < 0 ? r
-		     : change(device, PROTO_REGISTRY_SET_PRIORITY, &params, NULL, ret_stored, err);
+		     : change(device, PROTO_REGISTRY_SET_PRIORITY, &params, -1, NULL, ret_stored,
+			      err);
 }
 
 int fmha_registry_lift(struct fmha_device *device, const char *kernel, bool *ret_stored,
@@ -195,8 +175,8 @@ int fmha_registry_lift(struct fmha_device *device, const char *kernel, bool *ret
 	int r = client_check(device && kernel ? device->client : NULL, __func__, err);
 
 	if (r == 0)
-		r = copy_name(params.kernel, sizeof(params.kernel), kernel, "kernel", err);
-	return r < 0 ? r : change(device, PROTO_REGISTRY_LIFT, &params, NULL, ret_stored, err);
+		r = COPY_NAME(params, kernel, kernel, err);
+	return r < 0 ? r : change(device, PROTO_REGISTRY_LIFT, &params, -1, NULL, ret_stored, err);
 }
 
 int fmha_registry_forget(struct fmha_device *device, const char *kernel, const char *shape,
@@ -206,9 +186,9 @@ int fmha_registry_forget(struct fmha_device *device, const char *kernel, const c
 	int r = client_check(device ? device->client : NULL, __func__, err);
 
 	if (r == 0)
-		r = copy_name(params.kernel, sizeof(params.kernel), kernel ? kernel : "", "kernel",
-			      err);
+		r = COPY_NAME(params, kernel, kernel ? kernel : "", err);
 	if (r == 0)
-		r = copy_name(params.shape, sizeof(params.shape), shape ? shape : "", "shape", err);
-	return r < 0 ? r : change(device, PROTO_REGISTRY_FORGET, &params, ret_n, ret_stored, err);
+		r = COPY_NAME(params, shape, shape ? shape : "", err);
+	return r < 0 ? r
+		     : change(device, PROTO_REGISTRY_FORGET, &params, -1, ret_n, ret_stored, err);
 }

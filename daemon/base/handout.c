@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -154,6 +155,41 @@ int handout_file(const void *data, size_t n)
 		done += (size_t)written;
 	}
 	return handout_seal(fd) ? take_fd(&fd) : -1;
+}
+
+int handout_read(int fd, size_t most, char **ret_text, size_t *ret_size, struct fmha_error *err)
+{
+	size_t done = 0, size;
+	ssize_t n = 1;
+	struct stat st;
+	char *text;
+
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return fmha_error_set(err, FMHA_EIO, "a document has not arrived");
+	if (!S_ISREG(st.st_mode))
+		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: not a file or memfd");
+	if (st.st_size > (off_t)most)
+		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: more than %zu MiB",
+					    most >> 20);
+	size = (size_t)st.st_size;
+	text = malloc(size + 1);
+	if (!text)
+		return fmha_error_set(err, FMHA_ENOMEM, "document: out of memory");
+	while (done < size && n > 0) { /* shorter than it was: the parser will say so */
+		n = pread(fd, text + done, size - done, (off_t)done);
+		if (n > 0)
+			done += (size_t)n;
+		else if (n < 0 && errno == EINTR)
+			n = 1;
+	}
+	if (n < 0) {
+		free(text);
+		return fmha_error_set(err, FMHA_EIO, "document: %s", strerror(errno));
+	}
+	text[done] = '\0';
+	*ret_text = text;
+	*ret_size = done;
+	return 0;
 }
 
 static int keep_text(struct handouts *handouts, struct account *account, const char *text, size_t n,

@@ -27,7 +27,7 @@ struct select_named {
 /* A problem's own word and its neighbours', the nearest first. */
 struct shape_words {
 	size_t n;
-	char word[7][REGISTRY_SHAPE_BYTES];
+	char word[7][PROTO_SHAPE_BYTES];
 };
 
 /* One stage to find a kernel for. */
@@ -110,9 +110,9 @@ bool estimate_is_main(const struct plan *plan, enum abi_family family);
  * "which kernel is fastest" is the same for both as far as anybody can tell: everything that decides
  * it is in there, lengths in steps of a quarter of a power of two.
  */
-void shape_of(const struct fmha_problem *problem, char shape[REGISTRY_SHAPE_BYTES]);
+void shape_of(const struct fmha_problem *problem, char shape[PROTO_SHAPE_BYTES]);
 /* The words one step away in one length, the nearest first. Return: false: there is no number @i. */
-bool shape_neighbour(const struct fmha_problem *problem, int i, char shape[REGISTRY_SHAPE_BYTES]);
+bool shape_neighbour(const struct fmha_problem *problem, int i, char shape[PROTO_SHAPE_BYTES]);
 void shape_words_make(const struct fmha_problem *problem, struct shape_words *ret_words);
 
 /* select_check.c: can this spec run the stage? The reason is written on false. */

@@ -15,7 +15,7 @@
 
 #include "select.h"
 
-_Static_assert(PLAN_SHAPE_BYTES == REGISTRY_SHAPE_BYTES, "one word");
+_Static_assert(PLAN_SHAPE_BYTES == PROTO_SHAPE_BYTES, "one word");
 
 #define EXACT 16 /* lengths up to here count themselves: decode */
 
@@ -26,7 +26,7 @@ struct word {
 
 __attribute__((format(printf, 2, 3))) static void put(struct word *word, const char *fmt, ...)
 {
-	size_t room = REGISTRY_SHAPE_BYTES - word->n;
+	size_t room = PROTO_SHAPE_BYTES - word->n;
 	va_list args;
 	int n;
 
@@ -234,7 +234,7 @@ static void shape_near(const struct fmha_problem *p, int rows, int keys, char *s
 	put_options(&word, p);
 }
 
-void shape_of(const struct fmha_problem *problem, char shape[REGISTRY_SHAPE_BYTES])
+void shape_of(const struct fmha_problem *problem, char shape[PROTO_SHAPE_BYTES])
 {
 	shape_near(problem, 0, 0, shape);
 }
@@ -244,7 +244,7 @@ void plan_shape(const struct fmha_problem *problem, char shape[PLAN_SHAPE_BYTES]
 	shape_near(problem, 0, 0, shape);
 }
 
-bool shape_neighbour(const struct fmha_problem *problem, int i, char shape[REGISTRY_SHAPE_BYTES])
+bool shape_neighbour(const struct fmha_problem *problem, int i, char shape[PROTO_SHAPE_BYTES])
 {
 	static const int8_t steps[][2] = {{0, 1}, {0, -1}, {1, 0}, {-1, 0}, {1, 1}, {-1, -1}};
 	int8_t rows, keys;

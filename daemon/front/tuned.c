@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -88,9 +87,11 @@ static bool is_ready(const struct worker_slot *slot, const struct model *model)
 /* What a worker restores, as a file; -1: none. */
 static int worker_file(const struct model *model)
 {
-	char *text = tune_database_worker_text(model->database);
+	char *text;
 	int fd = -1;
 
+	json_begin();
+	text = json_end(tune_database_worker_json(model->database), false);
 	if (text)
 		fd = handout_file(text, strlen(text));
 	free(text);
@@ -207,7 +208,7 @@ static int add_waiter(struct model *model, struct worker_slot *slot, uint32_t id
 
 static void write_files(struct model *model)
 {
-	const struct tune_identity *identity = tune_database_identity(model->database);
+	const struct proto_worker_ready_params *identity = tune_database_identity(model->database);
 	struct tune_store *store = &model->tuned->store;
 	char name[TUNE_NAME_BYTES];
 	int r = 0;
@@ -322,9 +323,14 @@ static void on_timer(uv_timer_t *timer)
 	go_on(model->tuned);
 }
 
+static uint32_t n_times(const struct model *model)
+{
+	return tune_database_times(model->database)->n;
+}
+
 static void write_soon(struct model *model, bool now)
 {
-	uint64_t after_ms = SETTLE_MS + tune_database_n_results(model->database) / 8;
+	uint64_t after_ms = SETTLE_MS + n_times(model) / 8;
 
 	if (now)
 		uv_timer_start(&model->timer, on_timer, 0, 0);
@@ -334,28 +340,15 @@ static void write_soon(struct model *model, bool now)
 
 /* ---- loading ---- */
 
-static void complete_identity(struct model *model, struct tune_identity *identity)
-{
-	const struct proto_worker_ready_params *key = &model->key;
-
-	*identity = (struct tune_identity){0};
-	memcpy(identity->model, key->model, sizeof(identity->model));
-	memcpy(identity->arch, key->device.arch, sizeof(identity->arch));
-	memcpy(identity->driver, key->driver, sizeof(identity->driver));
-	memcpy(identity->compiler, key->compiler, sizeof(identity->compiler));
-	memcpy(identity->sources, key->sources, sizeof(identity->sources));
-	if (!*identity->sources)
-		builder_describe(model->tuned->front->builder, identity->arch, identity->compiler,
-				 sizeof(identity->compiler), identity->sources,
-				 sizeof(identity->sources));
-}
-
 static void do_load(uv_work_t *work)
 {
 	struct model *model = container_of(work, struct model, work);
-	struct tune_identity identity;
+	struct proto_worker_ready_params identity = model->key;
 
-	complete_identity(model, &identity);
+	if (!*identity.sources)
+		builder_describe(model->tuned->front->builder, identity.device.arch,
+				 identity.compiler, sizeof(identity.compiler), identity.sources,
+				 sizeof(identity.sources));
 	model->fresh = tune_database_new(&identity);
 	if (model->fresh)
 		tune_store_load(&model->tuned->store, model->fresh, &model->report);
@@ -377,8 +370,8 @@ static void tell(const struct model *model)
 	if (*report->unwritable && !*report->results)
 		log_warning("measured times and settings will not outlive this daemon: %s",
 			    report->unwritable);
-	log_info("%s: %zu measured times, %zu files of other environments", model->key.model,
-		 tune_database_n_results(model->database), report->n_stale);
+	log_info("%s: %u measured times, %zu files of other environments", model->key.model,
+		 n_times(model), report->n_stale);
 }
 
 /* Of the slot's device, from what was kept. */
@@ -473,20 +466,12 @@ static void go_on(struct tuned *tuned)
 
 /* ---- what workers ask ---- */
 
-static bool same_key(const struct proto_worker_ready_params *a,
-		     const struct proto_worker_ready_params *b)
-{
-	return strcmp(a->model, b->model) == 0 && strcmp(a->device.arch, b->device.arch) == 0 &&
-	       strcmp(a->driver, b->driver) == 0 && strcmp(a->compiler, b->compiler) == 0 &&
-	       strcmp(a->sources, b->sources) == 0;
-}
-
 static struct model *get_model(struct tuned *tuned, const struct proto_worker_ready_params *params)
 {
 	struct model *model;
 
 	list_for_each_entry(struct model, known, &tuned->models, in_tuned) {
-		if (same_key(&known->key, params))
+		if (tune_is_same(&known->key, params))
 			return known;
 	}
 	model = calloc(1, sizeof(*model));
@@ -547,7 +532,7 @@ void tuned_detach(struct worker_slot *slot)
 }
 
 static void pass_on(const struct model *model, const struct worker_slot *from,
-		    const struct proto_tuned_result_params *params)
+		    const struct proto_measured *row)
 {
 	struct front *front = model->tuned->front;
 
@@ -555,51 +540,24 @@ static void pass_on(const struct model *model, const struct worker_slot *from,
 		struct worker_slot *slot = &front->slots[i];
 
 		if (slot != from && is_ready(slot, model))
-			(void)connection_request(&slot->process->control, PROTO_TUNED_RESULT,
-						 params, -1, NULL, NULL, NULL);
+			(void)connection_request(&slot->process->control, PROTO_TUNED_RESULT, row,
+						 -1, NULL, NULL, NULL);
 	}
 }
 
-int tuned_add(struct worker_slot *slot, const struct proto_tuned_result_params *params,
-	      struct fmha_error *err)
+int tuned_add(struct worker_slot *slot, const struct proto_measured *row, struct fmha_error *err)
 {
 	struct model *model = slot->tuned;
-	struct tune_result result = {
-		.n_splits = params->n_splits, .us = params->us, .when_s = (int64_t)params->when_s};
 	int r;
 
 	if (!model || !model->loaded)
 		return fmha_error_set(err, FMHA_EBUSY, "the tuned database is being read");
-	memcpy(result.kernel, params->kernel, sizeof(result.kernel));
-	memcpy(result.shape, params->shape, sizeof(result.shape));
-	r = tune_database_add(model->database, &result, true, err);
+	r = times_add(tune_database_times(model->database), row, TIMES_OWN, NULL, err);
 	if (r < 0)
 		return r;
 	model->results_dirty = true;
-	pass_on(model, slot, params);
+	pass_on(model, slot, row);
 	write_soon(model, false);
-	return 0;
-}
-
-/* The worker's document, given. */
-static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_error *err)
-{
-	struct stat st;
-	char *text;
-
-	if (fd < 0 || fstat(fd, &st) < 0) /* our own process's: it could not be received */
-		return fmha_error_set(err, FMHA_EIO, "a change's document has not arrived");
-	if (st.st_size <= 0 || st.st_size > (off_t)MOST_DOCUMENT)
-		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: not a document");
-	text = malloc((size_t)st.st_size);
-	if (!text)
-		return fmha_error_set(err, FMHA_ENOMEM, "a change's document: out of memory");
-	if (pread(fd, text, (size_t)st.st_size, 0) != (ssize_t)st.st_size) {
-		free(text);
-		return fmha_error_set(err, FMHA_EIO, "reading a change's document");
-	}
-	*ret_text = text;
-	*ret_size = (size_t)st.st_size;
 	return 0;
 }
 
@@ -632,7 +590,7 @@ static int apply(struct model *model, struct worker_slot *slot,
 	case PROTO_CHANGE_LIFT:
 		return lift(model, slot, params->name, ret_n, err);
 	case PROTO_CHANGE_FORGET:
-		*ret_n = tune_database_forget(database, params->name, params->shape);
+		*ret_n = times_forget(tune_database_times(database), params->name, params->shape);
 		return 0;
 	case PROTO_CHANGE_LOAD:
 		return tune_database_load_set(database, params->name, text, size, err);
@@ -671,13 +629,13 @@ int tuned_change(struct worker_slot *slot, uint32_t id,
 	if (!model || !model->loaded)
 		return fmha_error_set(err, FMHA_EBUSY, "the tuned database is being read");
 	if (has_document)
-		r = read_document(fd, &text, &size, err);
+		r = handout_read(fd, MOST_DOCUMENT, &text, &size, err);
 	if (r == 0) /* first: a change whose end nobody could be told is not made */
 		r = add_waiter(model, slot, id, false, &waiter, err);
 	if (r == 0)
 		r = apply(model, slot, params, text, size, &n, err);
 	free(text);
-	if (r < 0) {
+	if (r != 0) {
 		if (waiter)
 			waiter_free(waiter);
 		return r;
@@ -752,7 +710,7 @@ cJSON *tuned_status_json(const struct worker_slot *slot)
 							 : model->report.settings);
 	cJSON_AddStringToObject(json, "directory", model->tuned->store.directory);
 	cJSON_AddStringToObject(json, "model", model->key.model);
-	cJSON_AddNumberToObject(json, "results", (double)tune_database_n_results(model->database));
+	cJSON_AddNumberToObject(json, "results", (double)n_times(model));
 	cJSON_AddNumberToObject(json, "stale_files", (double)model->report.n_stale);
 	return json;
 }

@@ -28,8 +28,7 @@ int tuned_attach(struct worker_slot *slot, uint32_t id,
 void tuned_detach(struct worker_slot *slot);
 
 /* A worker has measured. Return: 0, FMHA_EINVAL, FMHA_ENOMEM. */
-int tuned_add(struct worker_slot *slot, const struct proto_tuned_result_params *params,
-	      struct fmha_error *err);
+int tuned_add(struct worker_slot *slot, const struct proto_measured *row, struct fmha_error *err);
 /* A worker has judged a change: it is kept and passed on; answered when it is on disk, or cannot be.
  * @fd: borrowed. Return: 0, or an error and no answer. */
 int tuned_change(struct worker_slot *slot, uint32_t id,

@@ -133,10 +133,88 @@ uint64_t json_hex(const cJSON *object, const char *name)
 	return strtoull(text, NULL, 16);
 }
 
-bool json_lacked_memory(void)
-{
-	bool lacked = arena.failed;
+/* ---- walking ---- */
 
-	arena.failed = false;
-	return lacked;
+struct cursor {
+	const char *at, *end;
+};
+
+static bool is_at(struct cursor *cursor, char what)
+{
+	while (cursor->at < cursor->end && (unsigned char)*cursor->at <= ' ')
+		cursor->at++;
+	return cursor->at < cursor->end && *cursor->at == what;
+}
+
+static bool skip(struct cursor *cursor, char what)
+{
+	bool found = is_at(cursor, what);
+
+	cursor->at += found;
+	return found;
+}
+
+/* Return: 0, 1, FMHA_ENOMEM as json_walk(). */
+static int take_value(struct cursor *cursor, cJSON **ret_value)
+{
+	int r = json_from_text(cursor->at, (size_t)(cursor->end - cursor->at), &cursor->at,
+			       ret_value);
+
+	return r < 0 ? r : !*ret_value;
+}
+
+static int walk_list(struct cursor *cursor, json_visit visit, void *owner)
+{
+	int r = 0;
+
+	while (r == 0 && !skip(cursor, ']')) {
+		cJSON *item = NULL;
+
+		r = take_value(cursor, &item);
+		if (r == 0)
+			r = visit(owner, item);
+		if (r == 0 && !skip(cursor, ',') && !is_at(cursor, ']'))
+			r = 1;
+		cJSON_Delete(item);
+	}
+	return r;
+}
+
+static int walk_member(struct cursor *cursor, const char *list, json_visit visit, void *owner,
+		       cJSON *rest)
+{
+	cJSON *key = NULL, *value = NULL;
+	int r = take_value(cursor, &key);
+
+	if (r == 0 && (!cJSON_IsString(key) || !skip(cursor, ':')))
+		r = 1;
+	if (r == 0 && strcmp(key->valuestring, list) == 0 && skip(cursor, '[')) {
+		r = walk_list(cursor, visit, owner);
+		value = cJSON_CreateArray();
+	} else if (r == 0) {
+		r = take_value(cursor, &value);
+	}
+	if (r == 0 && !cJSON_AddItemToObject(rest, key->valuestring, value))
+		r = FMHA_ENOMEM;
+	if (r != 0)
+		cJSON_Delete(value);
+	cJSON_Delete(key);
+	if (r == 0 && !skip(cursor, ',') && !is_at(cursor, '}'))
+		r = 1;
+	return r;
+}
+
+int json_walk(const char *text, size_t size, const char *list, json_visit visit, void *owner,
+	      cJSON **ret_rest)
+{
+	struct cursor cursor = {text, text + size};
+	cJSON *rest = cJSON_CreateObject();
+	int r = rest ? !skip(&cursor, '{') : FMHA_ENOMEM;
+
+	while (r == 0 && !skip(&cursor, '}'))
+		r = walk_member(&cursor, list, visit, owner, rest);
+	if (r == 0 && (is_at(&cursor, '\0') || cursor.at < cursor.end))
+		r = 1; /* something follows */
+	*ret_rest = rest;
+	return r;
 }

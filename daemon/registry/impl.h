@@ -9,23 +9,6 @@
 
 #define REGISTRY_SIGNATURE_BITS 8192
 
-/* A shape that some kernel was measured at. */
-struct registry_shape {
-	char key[REGISTRY_SHAPE_BYTES];
-	struct registry_entry **entries; /* that have results there, each once */
-	uint32_t n_entries;
-	struct registry_shape *next; /* of the same slot */
-};
-
-#define REGISTRY_SHAPE_SLOTS 1024
-
-struct registry_tuned {
-	struct registry_shape *shape;
-	int32_t n_splits;
-	double us;
-	int64_t when_s;
-};
-
 /* A kernel with a state of its own. */
 struct registry_entry {
 	struct kernel_spec spec;
@@ -33,8 +16,7 @@ struct registry_entry {
 	uint32_t flags;
 	int32_t priority;
 	uint64_t n_runs, run_ns;
-	struct registry_tuned *tuned;
-	uint32_t n_tuned;
+	uint32_t n_tuned; /* rows of the registry's times that are this kernel's */
 };
 
 /* Of one kernel, by the hash of its spec; others of the same place replace it. */
@@ -70,8 +52,7 @@ struct registry {
 	uint64_t signatures[REGISTRY_SIGNATURE_BITS / 64];
 	struct registry_set sets[REGISTRY_MAX_SETS];
 	size_t n_sets;
-	struct registry_shape *shapes[REGISTRY_SHAPE_SLOTS];
-	uint32_t n_results;
+	struct times times;
 	uint64_t generation;
 };
 
@@ -79,8 +60,6 @@ struct registry {
 struct registry_entry *registry_entry_find(struct registry *registry,
 					   const struct kernel_spec *spec, bool create);
 /* tuned.c; the caller holds the mutex. */
-int registry_entry_set_tuned(struct registry *registry, struct registry_entry *entry,
-			     const struct registry_result *result, struct fmha_error *err);
 void registry_clear_results(struct registry *registry);
 /* An entry with the mutex held, on success; made if there is none. */
 int registry_entry_lock(struct registry *registry, const char *name,

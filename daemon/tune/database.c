@@ -2,32 +2,18 @@
 #include <tune/database.h>
 
 #include <ctype.h>
-#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <json/json.h>
 #include <proto/clamp.h>
 #include <proto/error.h>
 
-#define MOST_US 1e12
-
-struct record {
-	char *kernel, *shape;
-	int32_t n_splits;
-	bool own;
-	double us;
-	int64_t when_s;
-};
-
 struct tune_database {
-	struct tune_identity identity;
-	struct record *records;
-	uint64_t *hashes; /* of kernel, shape and splits, beside the records: what a search reads */
-	size_t n_records, capacity;
-	cJSON *sets, *priorities; /* objects by name */
+	struct proto_worker_ready_params identity;
+	struct times times;
+	cJSON *settings; /* a document with "sets" and "priorities", objects by name */
 	struct tune_quarantined *quarantine;
 	size_t n_quarantined;
 };
@@ -42,12 +28,34 @@ static uint64_t hash_text(uint64_t hash, const char *text)
 	return (hash ^ 0xff) * 0x100000001b3;
 }
 
-static const uint64_t hash_start = 0xcbf29ce484222325;
+/* What times hold for, as files name it. */
+static const struct word {
+	const char *name;
+	size_t at;
+} words[] = {
+#define WORD(name, member)                                                                         \
+	{                                                                                          \
+		name, offsetof(struct proto_worker_ready_params, member)                           \
+	}
+	WORD("model", model),       WORD("arch", device.arch), WORD("driver", driver),
+	WORD("compiler", compiler), WORD("sources", sources),
+#undef WORD
+};
 
-void tune_environment(const struct tune_identity *identity, char *text, size_t n)
+#define N_WORDS (sizeof(words) / sizeof(words[0]))
+
+static const char *word_of(const struct proto_worker_ready_params *identity, size_t i)
 {
-	(void)snprintf(text, n, "%s; %s; %.24s", identity->driver, identity->compiler,
-		       identity->sources);
+	return (const char *)identity + words[i].at;
+}
+
+bool tune_is_same(const struct proto_worker_ready_params *a,
+		  const struct proto_worker_ready_params *b)
+{
+	for (size_t i = 0; i < N_WORDS; i++)
+		if (strcmp(word_of(a, i), word_of(b, i)) != 0)
+			return false;
+	return true;
 }
 
 /* Lower case, digits, and a dash for everything between. */
@@ -68,7 +76,8 @@ static void slug_of(const char *model, char slug[64])
 	slug[n] = '\0';
 }
 
-void tune_settings_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES])
+void tune_settings_file(const struct proto_worker_ready_params *identity,
+			char name[TUNE_NAME_BYTES])
 {
 	char slug[64];
 
@@ -76,230 +85,73 @@ void tune_settings_file(const struct tune_identity *identity, char name[TUNE_NAM
 	(void)snprintf(name, TUNE_NAME_BYTES, "%s.settings.json", slug);
 }
 
-void tune_results_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES])
+void tune_results_file(const struct proto_worker_ready_params *identity, char name[TUNE_NAME_BYTES])
 {
-	uint64_t hash = hash_text(hash_start, identity->model);
+	uint64_t hash = 0xcbf29ce484222325;
 	char slug[64];
 
-	hash = hash_text(hash, identity->arch);
-	hash = hash_text(hash, identity->driver);
-	hash = hash_text(hash, identity->compiler);
-	hash = hash_text(hash, identity->sources);
+	for (size_t i = 0; i < N_WORDS; i++)
+		hash = hash_text(hash, word_of(identity, i));
 	slug_of(identity->model, slug);
 	(void)snprintf(name, TUNE_NAME_BYTES, "%s-%016llx.json", slug, (unsigned long long)hash);
 }
 
 /* ---- life ---- */
 
-static cJSON *default_sets(void)
-{
-	cJSON *sets = cJSON_CreateObject();
-	cJSON *list = cJSON_AddArrayToObject(sets, "default"), *all = cJSON_CreateString("*");
-
-	if (cJSON_AddItemToArray(list, all))
-		return sets;
-	cJSON_Delete(all);
-	cJSON_Delete(sets);
-	return NULL;
-}
-
-struct tune_database *tune_database_new(const struct tune_identity *identity)
+struct tune_database *tune_database_new(const struct proto_worker_ready_params *identity)
 {
 	struct tune_database *database = calloc(1, sizeof(*database));
 
 	if (!database)
 		return NULL;
 	database->identity = *identity;
-	database->sets = default_sets();
-	database->priorities = cJSON_CreateObject();
-	if (database->sets && database->priorities)
-		return database;
-	return tune_database_free(database);
-}
-
-static void record_deinit(struct record *record)
-{
-	free(record->kernel);
-	free(record->shape);
+	database->settings = cJSON_Parse("{\"sets\": {\"default\": [\"*\"]}, \"priorities\": {}}");
+	return database->settings ? database : tune_database_free(database);
 }
 
 struct tune_database *tune_database_free(struct tune_database *database)
 {
 	if (!database)
 		return NULL;
-	for (size_t i = 0; i < database->n_records; i++)
-		record_deinit(&database->records[i]);
-	free(database->records);
-	free(database->hashes);
-	cJSON_Delete(database->sets);
-	cJSON_Delete(database->priorities);
+	times_clear(&database->times);
+	cJSON_Delete(database->settings);
 	free(database->quarantine);
 	free(database);
 	return NULL;
 }
 
-const struct tune_identity *tune_database_identity(const struct tune_database *database)
+const struct proto_worker_ready_params *tune_database_identity(const struct tune_database *database)
 {
 	return &database->identity;
 }
 
-/* ---- results ---- */
-
-size_t tune_database_n_results(const struct tune_database *database)
+struct times *tune_database_times(struct tune_database *database)
 {
-	return database->n_records;
-}
-
-static uint64_t hash_of(const char *kernel, const char *shape, int32_t n_splits)
-{
-	return hash_text(hash_text(hash_start + (uint32_t)n_splits, kernel), shape);
-}
-
-static struct record *find(struct tune_database *database, const struct tune_result *result,
-			   uint64_t hash)
-{
-	for (size_t i = 0; i < database->n_records; i++) {
-		struct record *record = &database->records[i];
-
-		if (database->hashes[i] == hash && record->n_splits == result->n_splits &&
-		    strcmp(record->kernel, result->kernel) == 0 &&
-		    strcmp(record->shape, result->shape) == 0)
-			return record;
-	}
-	return NULL;
-}
-
-static void drop(struct tune_database *database, size_t i)
-{
-	size_t last = --database->n_records;
-
-	record_deinit(&database->records[i]);
-	database->records[i] = database->records[last];
-	database->hashes[i] = database->hashes[last];
-}
-
-static void drop_oldest(struct tune_database *database)
-{
-	size_t oldest = 0;
-
-	int64_t now = (int64_t)time(NULL);
-
-	for (size_t i = 1; i < database->n_records; i++)
-		if (clamp_past(database->records[i].when_s, now) <
-		    clamp_past(database->records[oldest].when_s, now))
-			oldest = i;
-	drop(database, oldest);
-}
-
-static bool reserve(struct tune_database *database)
-{
-	size_t capacity = database->capacity ? database->capacity * 2 : 64;
-	struct record *records;
-	uint64_t *hashes;
-
-	if (database->n_records < database->capacity)
-		return true;
-	records = realloc(database->records, capacity * sizeof(*records));
-	if (!records)
-		return false;
-	database->records = records;
-	hashes = realloc(database->hashes, capacity * sizeof(*hashes));
-	if (!hashes)
-		return false;
-	database->hashes = hashes;
-	database->capacity = capacity;
-	return true;
-}
-
-static int check_result(const struct tune_result *result, struct fmha_error *err)
-{
-	if (!*result->kernel)
-		return fmha_error_set_field(err, FMHA_EINVAL, "kernel", "kernel: is empty");
-	if (!*result->shape)
-		return fmha_error_set_field(err, FMHA_EINVAL, "shape", "shape: is empty");
-	if (result->n_splits < 0)
-		return fmha_error_set_field(err, FMHA_EINVAL, "splits", "splits: %d",
-					    result->n_splits);
-	if (!(result->us > 0 && result->us < MOST_US))
-		return fmha_error_set_field(err, FMHA_EINVAL, "us", "us: %g is no duration",
-					    result->us);
-	return 0;
-}
-
-int tune_database_add(struct tune_database *database, const struct tune_result *result, bool own,
-		      struct fmha_error *err)
-{
-	uint64_t hash = hash_of(result->kernel, result->shape, result->n_splits);
-	struct record *record = find(database, result, hash);
-	int r = check_result(result, err);
-	int64_t known_s = record ? clamp_past(record->when_s, (int64_t)time(NULL)) : 0;
-
-	if (r < 0)
-		return r;
-	if (record) {
-		if ((record->own && !own) || (record->own == own && known_s > result->when_s) ||
-		    (record->own != own &&
-		     (record->when_s == result->when_s || known_s >= result->when_s)))
-			return 1;
-		record->own = own;
-		record->us = result->us;
-		record->when_s = result->when_s;
-		return 0;
-	}
-	if (database->n_records >= TUNE_MAX_RESULTS)
-		drop_oldest(database);
-	if (!reserve(database))
-		return fmha_error_set(err, FMHA_ENOMEM, "tuned database: out of memory");
-	record = &database->records[database->n_records];
-	*record = (struct record){.kernel = strdup(result->kernel),
-				  .shape = strdup(result->shape),
-				  .n_splits = result->n_splits,
-				  .own = own,
-				  .us = result->us,
-				  .when_s = result->when_s};
-	if (!record->kernel || !record->shape) {
-		record_deinit(record);
-		return fmha_error_set(err, FMHA_ENOMEM, "tuned database: out of memory");
-	}
-	database->hashes[database->n_records++] = hash;
-	return 0;
-}
-
-uint64_t tune_database_forget(struct tune_database *database, const char *pattern,
-			      const char *shape)
-{
-	uint64_t n = 0;
-
-	for (size_t i = database->n_records; i-- > 0;) {
-		const struct record *record = &database->records[i];
-
-		if ((*shape && strcmp(record->shape, shape) != 0) ||
-		    fnmatch(pattern, record->kernel, FNM_NOESCAPE) != 0)
-			continue;
-		drop(database, i);
-		n++;
-	}
-	return n;
+	return &database->times;
 }
 
 /* ---- settings ---- */
 
+/* Never NULL: what is read has both. */
+static cJSON *setting(const struct tune_database *database, const char *name)
+{
+	return cJSON_GetObjectItemCaseSensitive(database->settings, name);
+}
+
 int tune_database_set_priority(struct tune_database *database, const char *kernel, int32_t priority,
 			       struct fmha_error *err)
 {
-	cJSON *known = cJSON_GetObjectItemCaseSensitive(database->priorities, kernel);
+	cJSON *priorities = setting(database, "priorities");
+	cJSON *known = cJSON_GetObjectItemCaseSensitive(priorities, kernel);
 
-	if (known && priority != 0) {
-		(void)cJSON_SetNumberValue(known, priority);
-		return 0;
-	}
-	cJSON_DeleteItemFromObjectCaseSensitive(database->priorities, kernel);
 	if (priority == 0)
-		return 0;
-	if (cJSON_GetArraySize(database->priorities) >= TUNE_MAX_PRIORITIES)
+		cJSON_DeleteItemFromObjectCaseSensitive(priorities, kernel);
+	else if (known)
+		(void)cJSON_SetNumberValue(known, priority);
+	else if (cJSON_GetArraySize(priorities) >= TUNE_MAX_PRIORITIES)
 		return fmha_error_set(err, FMHA_EQUOTA, "%d kernels have a priority already",
 				      TUNE_MAX_PRIORITIES);
-	if (!cJSON_AddNumberToObject(database->priorities, kernel, priority))
+	else if (!cJSON_AddNumberToObject(priorities, kernel, priority))
 		return fmha_error_set(err, FMHA_ENOMEM, "priority: out of memory");
 	return 0;
 }
@@ -321,34 +173,35 @@ static bool is_list_of_strings(const cJSON *list)
 int tune_database_load_set(struct tune_database *database, const char *name, const char *json,
 			   size_t size, struct fmha_error *err)
 {
-	cJSON *list;
+	cJSON *sets = setting(database, "sets"), *list;
+	cJSON *known = cJSON_GetObjectItemCaseSensitive(sets, name);
+	int r = 0;
 
 	if (json_from_text(json, size, NULL, &list) < 0)
 		return fmha_error_set(err, FMHA_ENOMEM, "set: out of memory");
-	if (!is_list_of_strings(list)) {
+	if (!is_list_of_strings(list))
+		r = fmha_error_set_field(err, FMHA_EINVAL, "set",
+					 "set %.63s: not a JSON list of patterns", name);
+	else if (!known && cJSON_GetArraySize(sets) >= TUNE_MAX_SETS)
+		r = fmha_error_set_field(err, FMHA_EQUOTA, "set", "%d sets are loaded already",
+					 TUNE_MAX_SETS);
+	else if (!cJSON_AddItemToObject(sets, name, list))
+		r = fmha_error_set(err, FMHA_ENOMEM, "set: out of memory");
+	if (r < 0)
 		cJSON_Delete(list);
-		return fmha_error_set_field(err, FMHA_EINVAL, "set",
-					    "set %.63s: not a JSON list of patterns", name);
-	}
-	cJSON_DeleteItemFromObjectCaseSensitive(database->sets, name);
-	if (cJSON_GetArraySize(database->sets) >= TUNE_MAX_SETS) {
-		cJSON_Delete(list);
-		return fmha_error_set_field(err, FMHA_EQUOTA, "set", "%d sets are loaded already",
-					    TUNE_MAX_SETS);
-	}
-	if (cJSON_AddItemToObject(database->sets, name, list))
-		return 0;
-	cJSON_Delete(list);
-	return fmha_error_set(err, FMHA_ENOMEM, "set: out of memory");
+	else if (known)
+		cJSON_Delete(cJSON_DetachItemViaPointer(sets, known));
+	return r;
 }
 
 int tune_database_unload_set(struct tune_database *database, const char *name,
 			     struct fmha_error *err)
 {
-	if (!cJSON_GetObjectItemCaseSensitive(database->sets, name))
-		return fmha_error_set_field(err, FMHA_ENOENT, "set", "set %.63s: not loaded", name);
-	cJSON_DeleteItemFromObjectCaseSensitive(database->sets, name);
-	return 0;
+	cJSON *set = cJSON_DetachItemFromObjectCaseSensitive(setting(database, "sets"), name);
+
+	cJSON_Delete(set);
+	return set ? 0
+		   : fmha_error_set_field(err, FMHA_ENOENT, "set", "set %.63s: not loaded", name);
 }
 
 int tune_database_set_quarantine(struct tune_database *database,
@@ -376,27 +229,8 @@ size_t tune_database_quarantine(const struct tune_database *database,
 
 /* ---- writing ---- */
 
-static void add_results(cJSON *root, const struct tune_database *database, bool own_only)
-{
-	cJSON *list = cJSON_AddArrayToObject(root, "results");
-
-	for (size_t i = 0; i < database->n_records; i++) {
-		const struct record *record = &database->records[i];
-		cJSON *item;
-
-		if (own_only && !record->own)
-			continue;
-		item = cJSON_CreateObject();
-		cJSON_AddStringToObject(item, "kernel", record->kernel);
-		cJSON_AddStringToObject(item, "shape", record->shape);
-		cJSON_AddNumberToObject(item, "splits", record->n_splits);
-		cJSON_AddNumberToObject(item, "us", record->us);
-		cJSON_AddNumberToObject(item, "when", (double)record->when_s);
-		cJSON_AddItemToArray(list, item);
-	}
-}
-
-static cJSON *begin(const char *format, const struct tune_database *database)
+/* With the first words of the identity. */
+static cJSON *begin(const char *format, const struct tune_database *database, size_t n_words)
 {
 	cJSON *root;
 
@@ -404,31 +238,31 @@ static cJSON *begin(const char *format, const struct tune_database *database)
 	root = cJSON_CreateObject();
 	cJSON_AddStringToObject(root, "format", format);
 	cJSON_AddNumberToObject(root, "version", 1);
-	cJSON_AddStringToObject(root, "model", database->identity.model);
+	for (size_t i = 0; i < n_words; i++)
+		cJSON_AddStringToObject(root, words[i].name, word_of(&database->identity, i));
 	return root;
 }
 
 char *tune_database_results_text(const struct tune_database *database)
 {
-	cJSON *root = begin("fmhad-tuned", database);
+	cJSON *root = begin("fmhad-tuned", database, N_WORDS);
 
-	cJSON_AddStringToObject(root, "arch", database->identity.arch);
-	cJSON_AddStringToObject(root, "driver", database->identity.driver);
-	cJSON_AddStringToObject(root, "compiler", database->identity.compiler);
-	cJSON_AddStringToObject(root, "sources", database->identity.sources);
-	add_results(root, database, true);
+	times_write_all(root, &database->times, true);
 	return json_end(root, false);
 }
 
 static void add_settings(cJSON *root, const struct tune_database *database)
 {
-	cJSON_AddItemToObject(root, "sets", cJSON_Duplicate(database->sets, 1));
-	cJSON_AddItemToObject(root, "priorities", cJSON_Duplicate(database->priorities, 1));
+	static const char *const names[] = {"sets", "priorities"};
+
+	for (int i = 0; i < 2; i++)
+		cJSON_AddItemToObject(root, names[i],
+				      cJSON_Duplicate(setting(database, names[i]), 1));
 }
 
 char *tune_database_settings_text(const struct tune_database *database)
 {
-	cJSON *root = begin("fmhad-settings", database), *list;
+	cJSON *root = begin("fmhad-settings", database, 1), *list;
 
 	add_settings(root, database);
 	list = cJSON_AddArrayToObject(root, "quarantine");
@@ -446,18 +280,18 @@ char *tune_database_settings_text(const struct tune_database *database)
 	return json_end(root, false);
 }
 
-char *tune_database_worker_text(const struct tune_database *database)
+cJSON *tune_database_worker_json(const struct tune_database *database)
 {
-	char environment[256];
-	cJSON *root;
+	const struct proto_worker_ready_params *identity = &database->identity;
+	char environment[256]; /* driver, compiler and sources in one word */
+	cJSON *root = cJSON_CreateObject();
 
-	json_begin();
-	root = cJSON_CreateObject();
-	tune_environment(&database->identity, environment, sizeof(environment));
+	(void)snprintf(environment, sizeof(environment), "%s; %s; %.24s", identity->driver,
+		       identity->compiler, identity->sources);
 	cJSON_AddStringToObject(root, "environment", environment);
 	add_settings(root, database);
-	add_results(root, database, false);
-	return json_end(root, false);
+	times_write_all(root, &database->times, false);
+	return root;
 }
 
 /* ---- reading ---- */
@@ -478,19 +312,17 @@ static int check_word(const cJSON *root, const char *field, const char *want,
 				    field, has ? has : "", want);
 }
 
-/* The document, given, or NULL. */
-static cJSON *parse(const struct tune_database *database, const char *text, size_t size,
-		    const char *format, struct fmha_error *err)
+/* @ret_root: given on success. */
+static int parse(const struct tune_database *database, const char *text, size_t size,
+		 const char *format, size_t n_words, cJSON **ret_root, struct fmha_error *err)
 {
 	const char *rest = NULL;
 	cJSON *root = NULL;
 	const cJSON *version;
 	int r = 0;
 
-	if (size <= TUNE_MAX_BYTES && json_from_text(text, size, &rest, &root) < 0) {
-		(void)fmha_error_set(err, FMHA_ENOMEM, "out of memory");
-		return NULL;
-	}
+	if (size <= TUNE_MAX_BYTES && json_from_text(text, size, &rest, &root) < 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	for (; root && rest < text + size && r == 0; rest++)
 		if (!isspace((unsigned char)*rest))
 			r = refuse(err, "format", "something follows the document");
@@ -501,12 +333,13 @@ static cJSON *parse(const struct tune_database *database, const char *text, size
 	version = cJSON_GetObjectItemCaseSensitive(root, "version");
 	if (r == 0 && (!cJSON_IsNumber(version) || version->valuedouble != 1))
 		r = refuse(err, "version", "not 1: of another fmhad");
-	if (r == 0)
-		r = check_word(root, "model", database->identity.model, err);
-	if (r == 0)
-		return root;
-	cJSON_Delete(root);
-	return NULL;
+	for (size_t i = 0; i < n_words && r == 0; i++)
+		r = check_word(root, words[i].name, word_of(&database->identity, i), err);
+	if (r < 0)
+		cJSON_Delete(root);
+	else
+		*ret_root = root;
+	return r;
 }
 
 static int copy_string(const cJSON *item, const char *field, char *to, size_t n,
@@ -531,75 +364,37 @@ static int read_number(const cJSON *item, const char *field, double *ret_value,
 	return 0;
 }
 
-static int read_result(const cJSON *item, struct tune_result *ret_result, struct fmha_error *err)
-{
-	double splits = 0, when = 0;
-	int r = copy_string(item, "kernel", ret_result->kernel, sizeof(ret_result->kernel), err);
+struct adding {
+	struct times *times;
+	enum times_source source;
+	uint64_t n_news;
+};
 
-	if (r == 0)
-		r = copy_string(item, "shape", ret_result->shape, sizeof(ret_result->shape), err);
-	if (r == 0)
-		r = read_number(item, "us", &ret_result->us, err);
-	if (r == 0)
-		r = read_number(item, "splits", &splits, err);
-	if (r == 0)
-		r = read_number(item, "when", &when, err);
-	if (r < 0)
-		return r;
-	ret_result->n_splits = splits < 1e9 ? (int32_t)splits : -1;
-	ret_result->when_s = (int64_t)when;
-	return check_result(ret_result, err);
+static int add_one(void *owner, const struct proto_measured *row, struct fmha_error *err)
+{
+	struct adding *adding = owner;
+	int r = times_add(adding->times, row, adding->source, NULL, err);
+
+	adding->n_news += r == 0;
+	return r;
 }
 
-/* All are judged before one is taken. */
-static int read_list(struct tune_database *database, const cJSON *list, bool own, uint64_t *n,
-		     struct fmha_error *err)
+static int read_times(struct adding *adding, const cJSON *root, struct fmha_error *err)
 {
-	struct tune_result result;
-	const cJSON *item;
-
-	if (!cJSON_IsArray(list))
-		return refuse(err, "results", "not a list");
-	cJSON_ArrayForEach(item, list)
-	{
-		int r = read_result(item, &result, err);
-
-		if (r < 0)
-			return r;
-	}
-	cJSON_ArrayForEach(item, list)
-	{
-		int r = read_result(item, &result, err);
-
-		if (r == 0)
-			r = tune_database_add(database, &result, own, err);
-		if (r < 0)
-			return r;
-		*n += r == 0;
-	}
-	return 0;
+	return times_read(cJSON_GetObjectItemCaseSensitive(root, "results"), NULL, add_one, adding,
+			  err);
 }
 
 int tune_database_read_results(struct tune_database *database, const char *text, size_t size,
 			       bool own, struct fmha_error *err)
 {
-	const struct tune_identity *identity = &database->identity;
-	cJSON *root = parse(database, text, size, "fmhad-tuned", err);
-	uint64_t n = 0;
-	int r;
+	struct adding adding = {&database->times, own ? TIMES_OWN : TIMES_SYSTEM, 0};
+	cJSON *root;
+	int r = parse(database, text, size, "fmhad-tuned", N_WORDS, &root, err);
 
-	if (!root)
-		return err && err->code == FMHA_ENOMEM ? FMHA_ENOMEM : FMHA_EINVAL;
-	r = check_word(root, "arch", identity->arch, err);
-	if (r == 0)
-		r = check_word(root, "driver", identity->driver, err);
-	if (r == 0)
-		r = check_word(root, "compiler", identity->compiler, err);
-	if (r == 0)
-		r = check_word(root, "sources", identity->sources, err);
-	if (r == 0)
-		r = read_list(database, cJSON_GetObjectItemCaseSensitive(root, "results"), own, &n,
-			      err);
+	if (r < 0)
+		return r;
+	r = read_times(&adding, root, err);
 	cJSON_Delete(root);
 	return r;
 }
@@ -607,16 +402,15 @@ int tune_database_read_results(struct tune_database *database, const char *text,
 int tune_database_merge(struct tune_database *database, const char *text, size_t size,
 			uint64_t *ret_n, struct fmha_error *err)
 {
+	struct adding adding = {&database->times, TIMES_IMPORTED, 0};
 	const cJSON *priorities, *item;
-	uint64_t n = 0;
 	cJSON *root;
 	int r;
 
 	if (json_from_text(text, size, NULL, &root) < 0)
 		return fmha_error_set(err, FMHA_ENOMEM, "merge: out of memory");
-	r = read_list(database, cJSON_GetObjectItemCaseSensitive(root, "results"), true, &n, err);
+	r = read_times(&adding, root, err);
 	priorities = cJSON_GetObjectItemCaseSensitive(root, "priorities");
-
 	cJSON_ArrayForEach(item, priorities)
 	{
 		if (r == 0)
@@ -624,7 +418,7 @@ int tune_database_merge(struct tune_database *database, const char *text, size_t
 	}
 	cJSON_Delete(root);
 	if (r == 0)
-		*ret_n = n;
+		*ret_n = adding.n_news;
 	return r;
 }
 
@@ -686,20 +480,20 @@ static int read_quarantine(struct tune_database *database, const cJSON *list,
 int tune_database_read_settings(struct tune_database *database, const char *text, size_t size,
 				struct fmha_error *err)
 {
-	cJSON *root = parse(database, text, size, "fmhad-settings", err);
-	int r;
+	cJSON *root;
+	int r = parse(database, text, size, "fmhad-settings", 1, &root, err);
 
-	if (!root)
-		return err && err->code == FMHA_ENOMEM ? FMHA_ENOMEM : FMHA_EINVAL;
+	if (r < 0)
+		return r;
 	r = check_settings(root, err);
 	if (r == 0)
 		r = read_quarantine(database, cJSON_GetObjectItemCaseSensitive(root, "quarantine"),
 				    err);
 	if (r == 0) {
-		cJSON_Delete(database->sets);
-		cJSON_Delete(database->priorities);
-		database->sets = cJSON_DetachItemFromObjectCaseSensitive(root, "sets");
-		database->priorities = cJSON_DetachItemFromObjectCaseSensitive(root, "priorities");
+		cJSON_DeleteItemFromObjectCaseSensitive(root, "quarantine");
+		cJSON_Delete(database->settings);
+		database->settings = root;
+		root = NULL;
 	}
 	cJSON_Delete(root);
 	return r;

@@ -147,7 +147,7 @@ static bool load(int dir, const char *path, const char *name, bool settings, boo
 }
 
 /* Results of other environments stay; of too many the one that changed longest ago goes. */
-static size_t count_stale(int dir, const struct tune_identity *identity)
+static size_t count_stale(int dir, const struct proto_worker_ready_params *identity)
 {
 	char current[TUNE_NAME_BYTES], oldest[TUNE_NAME_BYTES] = "";
 	size_t prefix, n = 0;
@@ -238,7 +238,7 @@ void tune_store_load(struct tune_store *store, struct tune_database *database,
 		     struct tune_store_report *ret_report)
 {
 	struct tune_store_report *report = ret_report;
-	const struct tune_identity *identity = tune_database_identity(database);
+	const struct proto_worker_ready_params *identity = tune_database_identity(database);
 	char results[TUNE_NAME_BYTES], settings[TUNE_NAME_BYTES];
 	struct fmha_error err;
 	int dir;

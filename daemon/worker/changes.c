@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <json/json.h>
@@ -112,25 +111,6 @@ int changes_request(struct session *session, uint32_t id, enum proto_method meth
 
 /* ---- from the front ---- */
 
-/* @ret_text: given. */
-static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_error *err)
-{
-	struct stat st;
-	char *text;
-
-	if (fd < 0 || fstat(fd, &st) < 0 || st.st_size <= 0 || st.st_size > MAX_DOCUMENT)
-		return fmha_error_set(err, FMHA_EIO, "what is remembered came without its file");
-	text = malloc((size_t)st.st_size + 1);
-	if (!text || pread(fd, text, (size_t)st.st_size, 0) != (ssize_t)st.st_size) {
-		free(text);
-		return fmha_error_set(err, FMHA_ENOMEM, "no memory for what is remembered");
-	}
-	text[st.st_size] = '\0';
-	*ret_text = text;
-	*ret_size = (size_t)st.st_size;
-	return 0;
-}
-
 int kernels_restore(struct worker *worker, int fd, struct fmha_error *err)
 {
 	_cleanup_(freep) char *text = NULL;
@@ -139,23 +119,12 @@ int kernels_restore(struct worker *worker, int fd, struct fmha_error *err)
 
 	if (!worker->registry)
 		return 0;
-	r = read_document(fd, &text, &size, err);
+	r = handout_read(fd, MAX_DOCUMENT, &text, &size, err);
 	if (r == 0)
 		r = registry_restore(worker->registry, text, size, err);
 	kernels_mark_quarantine(worker);
 	census_unsettle(&worker->census);
 	return r;
-}
-
-void kernels_add_result(struct worker *worker, const struct proto_tuned_result_params *params)
-{
-	struct registry_result result = {
-		.n_splits = params->n_splits, .us = params->us, .when_s = (int64_t)params->when_s};
-
-	if (!worker->registry)
-		return;
-	memcpy(result.shape, params->shape, sizeof(result.shape));
-	(void)registry_set_tuned(worker->registry, params->kernel, &result, NULL);
 }
 
 /* ---- what is used ---- */

@@ -9,8 +9,8 @@
 #include "changes.h"
 #include "kernels.h"
 
-#include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -140,78 +140,23 @@ struct kernels_job {
 	struct fmha_error error;
 };
 
-/* The client's document, given; it may change the file meanwhile, so it is read once. */
-static int read_document(int fd, char **ret_text, size_t *ret_size, struct fmha_error *err)
-{
-	struct stat st;
-	size_t done = 0, size;
-	char *text;
-
-	if (fstat(fd, &st) < 0)
-		return fmha_error_set(err, FMHA_EIO, "document: %s", strerror(errno));
-	if (!S_ISREG(st.st_mode))
-		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: not a file or memfd");
-	if (st.st_size > (off_t)DOCUMENT_BYTES)
-		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: more than 64 MiB");
-	size = (size_t)st.st_size;
-	text = malloc(size + 1);
-	if (!text)
-		return fmha_error_set(err, FMHA_ENOMEM, "document: out of memory");
-	while (done < size) {
-		ssize_t n = pread(fd, text + done, size - done, (off_t)done);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0) {
-			(void)fmha_error_set(err, FMHA_EIO, "document: %s", strerror(errno));
-			free(text);
-			return FMHA_EIO;
-		}
-		if (n == 0)
-			break; /* shorter than it was: the parser will say so */
-		done += (size_t)n;
-	}
-	text[done] = '\0';
-	*ret_text = text;
-	*ret_size = done;
-	return 0;
-}
-
-static int write_piece(void *owner, const char *text, size_t n)
-{
-	struct kernels_job *job = owner;
-
-	job->bytes += n;
-	if (job->bytes > DOCUMENT_BYTES)
-		return FMHA_EQUOTA;
-	while (n > 0) {
-		ssize_t written = write(job->fd, text, n);
-
-		if (written < 0 && errno == EINTR)
-			continue;
-		if (written <= 0)
-			return FMHA_ENOMEM;
-		text += written;
-		n -= (size_t)written;
-	}
-	return 0;
-}
-
 static int export(struct kernels_job *job)
 {
-	int r;
+	int fd = memfd_create("fmhad registry", MFD_CLOEXEC | MFD_ALLOW_SEALING), r;
+	FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+	struct stat st = {0};
 
-	job->fd = memfd_create("fmhad registry", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (job->fd < 0)
+	if (!file) {
+		closep(&fd);
 		return fmha_error_set(&job->error, FMHA_ENOMEM, "export: no memory file");
-	r = registry_export(job->session->worker->registry, job->filter, job->all, write_piece, job,
-			    &job->error);
-	if (r == FMHA_EQUOTA)
-		return fmha_error_set_field(&job->error, r, "filter",
-					    "filter: the result exceeds %u bytes: ask for less",
-					    DOCUMENT_BYTES);
-	if (r == 0 && !handout_seal(job->fd))
+	}
+	r = registry_export(job->session->worker->registry, job->filter, job->all, DOCUMENT_BYTES,
+			    file, &job->error);
+	job->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	(void)fclose(file);
+	if (r == 0 && (job->fd < 0 || fstat(job->fd, &st) < 0 || !handout_seal(job->fd)))
 		r = fmha_error_set(&job->error, FMHA_EIO, "export: cannot seal the result");
+	job->bytes = (uint64_t)st.st_size;
 	return r;
 }
 
@@ -220,7 +165,7 @@ static int with_document(struct kernels_job *job)
 	struct registry *registry = job->session->worker->registry;
 	char *text = NULL;
 	size_t size = 0;
-	int r = read_document(job->fd, &text, &size, &job->error);
+	int r = handout_read(job->fd, DOCUMENT_BYTES, &text, &size, &job->error);
 
 	if (r < 0)
 		return r;
@@ -231,9 +176,10 @@ static int with_document(struct kernels_job *job)
 		free(text);
 		text = NULL;
 		if (r == 0)
-			r = registry_state_text(registry, &text, &size, &job->error);
-		if (r < 0)
+			r = registry_state_text(registry, &text, &job->error);
+		if (r != 0)
 			return r;
+		size = strlen(text);
 	} else {
 		r = registry_load_set(registry, job->set, text, size, &job->n_kernels, &job->error);
 	}
@@ -338,17 +284,16 @@ static int get_kernel(struct session *session, uint32_t id, const char *kernel,
 {
 	struct proto_json_result result;
 	char *text;
-	size_t size;
 	int fd = -1, r;
 
 	kernels_act_for(session, false);
 	r = registry_kernel_text(session->worker->registry, kernel,
 				 config_is_privileged(&session->worker->settings, session->uid),
-				 &text, &size, err);
+				 &text, err);
 	if (r < 0)
 		return r;
-	result.size = size;
-	r = handout_text(&session->worker->handouts, session->account, text, size, &fd, err);
+	result.size = strlen(text);
+	r = handout_text(&session->worker->handouts, session->account, text, result.size, &fd, err);
 	free(text);
 	if (r == 0)
 		connection_answer(&session->connection, id, PROTO_REGISTRY_GET, &result, fd);

@@ -24,8 +24,6 @@ void kernels_count_run(struct worker *worker, struct session_plan *plan, uint64_
  * @fd: borrowed.
  * Return: 0, also when there is nothing that this worker could use; FMHA_ENOMEM. */
 int kernels_restore(struct worker *worker, int fd, struct fmha_error *err);
-/* Another worker of the model has measured. */
-void kernels_add_result(struct worker *worker, const struct proto_tuned_result_params *params);
 /* REGISTRY_*: answered later. @fd: taken. Return: 0, or an error to answer. */
 int kernels_request(struct session *session, uint32_t id, enum proto_method method,
 		    const union proto_any_params *params, int *fd, struct fmha_error *err);

@@ -149,17 +149,13 @@ static void finish(struct tuner *tuner)
 static void keep(struct tuner *tuner, struct job *job, const struct plan_option *option, double us)
 {
 	struct worker *worker = tuner->worker;
-	struct registry_result result = {
-		.n_splits = option->n_splits, .us = us, .when_s = (int64_t)time(NULL)};
-	struct proto_tuned_result_params params = {
-		.n_splits = option->n_splits, .us = us, .when_s = (uint64_t)result.when_s};
+	struct proto_measured row = {
+		.n_splits = option->n_splits, .us = us, .when_s = (uint64_t)time(NULL)};
 
-	memcpy(result.shape, job->result.shape, sizeof(result.shape));
-	memcpy(params.shape, job->result.shape, sizeof(params.shape));
-	memcpy(params.kernel, option->kernel, sizeof(params.kernel));
-	(void)registry_set_tuned(worker->registry, option->kernel, &result, NULL);
-	(void)connection_request(&worker->control, PROTO_TUNED_RESULT, &params, -1, NULL, NULL,
-				 NULL);
+	memcpy(row.shape, job->result.shape, sizeof(row.shape));
+	memcpy(row.kernel, option->kernel, sizeof(row.kernel));
+	(void)registry_set_tuned(worker->registry, &row, TIMES_OWN, NULL);
+	(void)connection_request(&worker->control, PROTO_TUNED_RESULT, &row, -1, NULL, NULL, NULL);
 	if (*job->result.kernel && job->result.us <= us)
 		return;
 	memcpy(job->result.kernel, option->kernel, sizeof(job->result.kernel));

@@ -284,7 +284,9 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 		r = kernels_restore(worker, *fd, err);
 		break;
 	case PROTO_TUNED_RESULT:
-		kernels_add_result(worker, &params->TUNED_RESULT);
+		if (worker->registry)
+			(void)registry_set_tuned(worker->registry, &params->TUNED_RESULT, TIMES_OWN,
+						 NULL);
 		break;
 	default:
 		return fmha_error_set(err, FMHA_EINVAL,

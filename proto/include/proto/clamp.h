@@ -16,13 +16,6 @@ static inline uint64_t clamp_u64(double value)
 	return value < 0x1p64 ? (uint64_t)value : UINT64_MAX;
 }
 
-static inline int64_t clamp_i64(double value)
-{
-	if (!(value > -0x1p63))
-		return INT64_MIN;
-	return value < 0x1p63 ? (int64_t)value : INT64_MAX;
-}
-
 static inline uint32_t clamp_u32(double value)
 {
 	if (!(value > 0))
@@ -32,7 +25,7 @@ static inline uint32_t clamp_u32(double value)
 
 /* A time of day that was written down: later than @now_s was another clock, and says no more than that it is
  * past. */
-static inline int64_t clamp_past(int64_t when_s, int64_t now_s)
+static inline uint64_t clamp_past(uint64_t when_s, uint64_t now_s)
 {
 	return when_s < now_s ? when_s : now_s - 1;
 }

@@ -49,7 +49,7 @@
 	X(LOCAL_PLAN, "local_plan", WORKER, 0, 0, plan_params, local_plan_result)                  \
 	X(CODE, "code", WORKER, 0, 1, code_params, code_result)                                    \
 	X(TRACE, "trace", WORKER, 0, 1, empty, json_result)                                        \
-	X(TUNED_RESULT, "tuned_result", CONTROL, 0, 0, tuned_result_params, empty)                 \
+	X(TUNED_RESULT, "tuned_result", CONTROL, 0, 0, measured, empty)                            \
 	X(REGISTRY_CHANGE, "registry_change", CONTROL, 1, 0, registry_change_params,               \
 	  registry_result)                                                                         \
 	X(WORKER_RESTORE, "worker_restore", CONTROL, 1, 0, empty, empty)                           \

@@ -164,7 +164,7 @@ static void choosing_splits_without_memory_is_refused(void **state)
 {
 	struct plan_option *options = calloc(PLAN_MAX_OPTIONS, sizeof(*options));
 	struct plan_device device = cpu_runner_device(&runner);
-	struct registry_result result = {.us = 0.001, .when_s = 1};
+	struct proto_measured result = {.us = 0.001, .when_s = 1};
 	struct fixture f;
 	int n, i;
 
@@ -179,10 +179,10 @@ static void choosing_splits_without_memory_is_refused(void **state)
 	assert_int_equal(plan_build(&f.problem, &f.choice, &device, &f.plan, &f.err), 0);
 	plan_shape(&f.plan.problem, result.shape);
 	result.n_splits = measured_splits = options[i].n_splits;
-	assert_int_equal(registry_set_tuned(device.registry, options[i].kernel, &result, &f.err),
-			 0);
+	(void)snprintf(result.kernel, sizeof(result.kernel), "%s", options[i].kernel);
+	assert_int_equal(registry_set_tuned(device.registry, &result, TIMES_OWN, &f.err), 0);
 	starve(&f, 0, build_split_plan, NULL);
-	assert_int_equal(registry_forget(device.registry, "*", result.shape), 1);
+	assert_int_equal(registry_restore(device.registry, "{}", 2, &f.err), 0);
 	free(options);
 	fixture_deinit(&f);
 }

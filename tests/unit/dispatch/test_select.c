@@ -675,10 +675,11 @@ static void spill_chosen(struct fixture *f, struct seen *seen)
 /* The kernel has taken so long at the problem's shape. */
 static void measure(struct fixture *f, const char *name, double us)
 {
-	struct registry_result result = {.us = us, .when_s = 1};
+	struct proto_measured result = {.us = us, .when_s = 1};
 
 	shape_of(&f->problem, result.shape);
-	assert_works(f, registry_set_tuned(f->decree.device.registry, name, &result, &f->err));
+	(void)snprintf(result.kernel, sizeof(result.kernel), "%s", name);
+	assert_works(f, registry_set_tuned(f->decree.device.registry, &result, TIMES_OWN, &f->err));
 }
 
 static void kernels_that_spill_are_set_aside(void **state)
@@ -814,7 +815,7 @@ static void a_slow_measurement_does_not_win(void **state)
 
 static void shape_is(const struct fmha_problem *problem, const char *want)
 {
-	char shape[REGISTRY_SHAPE_BYTES];
+	char shape[PROTO_SHAPE_BYTES];
 
 	shape_of(problem, shape);
 	assert_string_equal(shape, want);
@@ -823,7 +824,7 @@ static void shape_is(const struct fmha_problem *problem, const char *want)
 /* Whatever changes which kernel is fastest is in the word; what does not, is not. */
 static void words_of_shapes_hold_what_matters(void **state)
 {
-	char word[REGISTRY_SHAPE_BYTES], other[REGISTRY_SHAPE_BYTES];
+	char word[PROTO_SHAPE_BYTES], other[PROTO_SHAPE_BYTES];
 	struct fmha_problem p;
 	struct fixture f;
 

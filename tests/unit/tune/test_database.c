@@ -15,35 +15,48 @@
 
 #include <cmocka.h>
 
+#include <json/json.h>
 #include <proto/error.h>
 #include <tune/store.h>
 
-static const struct tune_identity identity = {
-	.model = "A Card, 8 GB", .arch = "x", .driver = "1", .compiler = "cc 1", .sources = "abc"};
+static const struct proto_worker_ready_params identity = {.model = "A Card, 8 GB",
+							  .device.arch = "x",
+							  .driver = "1",
+							  .compiler = "cc 1",
+							  .sources = "abc"};
 
-static struct tune_result result(const char *kernel, const char *shape, double us, int64_t when_s)
+static long n_before = -1; /* allocations before one fails; -1: none does */
+
+void *__real_malloc(size_t size);
+void *__wrap_malloc(size_t size);
+
+void *__wrap_malloc(size_t size)
 {
-	struct tune_result r = {.us = us, .when_s = when_s};
-
-	(void)snprintf(r.kernel, sizeof(r.kernel), "%s", kernel);
-	(void)snprintf(r.shape, sizeof(r.shape), "%s", shape);
-	return r;
+	if (n_before < 0 || n_before-- > 0)
+		return __real_malloc(size);
+	return NULL;
 }
 
 static int add(struct tune_database *database, const char *kernel, const char *shape, double us,
-	       int64_t when_s, bool own)
+	       uint64_t when_s, bool own)
 {
-	struct tune_result r = result(kernel, shape, us, when_s);
+	struct proto_measured r = {.us = us, .when_s = when_s};
 	struct fmha_error err;
 
-	return tune_database_add(database, &r, own, &err);
+	(void)snprintf(r.kernel, sizeof(r.kernel), "%s", kernel);
+	(void)snprintf(r.shape, sizeof(r.shape), "%s", shape);
+	return times_add(tune_database_times(database), &r, own ? TIMES_OWN : TIMES_SYSTEM, NULL,
+			 &err);
 }
 
 static bool says(const struct tune_database *database, const char *part)
 {
-	char *text = tune_database_worker_text(database);
-	bool found = strstr(text, part) != NULL;
+	char *text;
+	bool found;
 
+	json_begin();
+	text = json_end(tune_database_worker_json(database), false);
+	found = strstr(text, part) != NULL;
 	free(text);
 	return found;
 }
@@ -63,10 +76,10 @@ static void the_newer_wins_and_the_machines_own(void **state)
 	assert_int_equal(add(database, "k", "t", 7, 5, false), 0);
 	assert_int_equal(add(database, "k", "t", 7, 5, true), 1); /* the same, come back */
 	assert_int_equal(add(database, "k", "t", 6, 6, true), 0);
-	assert_int_equal(tune_database_n_results(database), 2);
-	assert_int_equal(tune_database_forget(database, "k*", "t"), 1);
-	assert_int_equal(tune_database_forget(database, "nobody", ""), 0);
-	assert_int_equal(tune_database_forget(database, "*", ""), 1);
+	assert_int_equal(tune_database_times(database)->n, 2);
+	assert_int_equal(times_forget(tune_database_times(database), "k*", "t"), 1);
+	assert_int_equal(times_forget(tune_database_times(database), "nobody", ""), 0);
+	assert_int_equal(times_forget(tune_database_times(database), "*", ""), 1);
 	tune_database_free(database);
 }
 
@@ -74,7 +87,7 @@ static void the_newer_wins_and_the_machines_own(void **state)
 static void a_stamp_of_the_future_is_past(void **state)
 {
 	struct tune_database *database = tune_database_new(&identity);
-	int64_t now = (int64_t)time(NULL);
+	uint64_t now = (uint64_t)time(NULL);
 
 	(void)state;
 	assert_int_equal(add(database, "a", "s", 9, now + 315360000, true), 0);
@@ -88,11 +101,11 @@ static void of_too_many_the_oldest_goes(void **state)
 	char shape[32];
 
 	(void)state;
-	for (int i = 0; i < TUNE_MAX_RESULTS + 3; i++) {
+	for (int i = 0; i < TIMES_MOST + 3; i++) {
 		(void)snprintf(shape, sizeof(shape), "s%d", i);
 		assert_int_equal(add(database, "k", shape, 1, 100 + i, true), 0);
 	}
-	assert_int_equal(tune_database_n_results(database), TUNE_MAX_RESULTS);
+	assert_int_equal(tune_database_times(database)->n, TIMES_MOST);
 	assert_false(says(database, "\"s0\"") || says(database, "\"s2\""));
 	assert_true(says(database, "\"s3\""));
 	tune_database_free(database);
@@ -108,7 +121,7 @@ static void nonsense_is_refused(void **state)
 	assert_int_equal(add(database, "k", "s", 0, 1, true), FMHA_EINVAL);
 	assert_int_equal(add(database, "k", "s", -1, 1, true), FMHA_EINVAL);
 	assert_int_equal(add(database, "k", "s", 0.0 / 0.0, 1, true), FMHA_EINVAL);
-	assert_int_equal(tune_database_n_results(database), 0);
+	assert_int_equal(tune_database_times(database)->n, 0);
 	tune_database_free(database);
 }
 
@@ -129,19 +142,19 @@ static void reading_is_all_or_nothing(void **state)
 	for (size_t i = 0; i < n; i++) {
 		to = tune_database_new(&identity);
 		assert_int_equal(tune_database_read_results(to, text, i, true, &err), FMHA_EINVAL);
-		assert_int_equal(tune_database_n_results(to), 0);
+		assert_int_equal(tune_database_times(to)->n, 0);
 		/* A byte that is no JSON anywhere outside a string; inside, it is another string. */
 		memcpy(damaged, text, n + 1);
 		damaged[i] = '\x01';
 		if (tune_database_read_results(to, damaged, n, true, &err) < 0)
-			assert_int_equal(tune_database_n_results(to), 0);
+			assert_int_equal(tune_database_times(to)->n, 0);
 		else
-			assert_int_equal(tune_database_n_results(to), 2);
+			assert_int_equal(tune_database_times(to)->n, 2);
 		tune_database_free(to);
 	}
 	to = tune_database_new(&identity);
 	assert_int_equal(tune_database_read_results(to, text, n, true, &err), 0);
-	assert_int_equal(tune_database_n_results(to), 2);
+	assert_int_equal(tune_database_times(to)->n, 2);
 	tune_database_free(to);
 	free(damaged);
 	free(text);
@@ -151,14 +164,15 @@ static void reading_is_all_or_nothing(void **state)
 static void another_environment_is_refused(void **state)
 {
 	struct tune_database *from = tune_database_new(&identity);
-	struct tune_identity others[5] = {identity, identity, identity, identity, identity};
+	struct proto_worker_ready_params others[5] = {identity, identity, identity, identity,
+						      identity};
 	static const char *const fields[] = {"model", "arch", "driver", "compiler", "sources"};
 	char *text = tune_database_results_text(from), name[TUNE_NAME_BYTES],
 	     other[TUNE_NAME_BYTES];
 
 	(void)state;
 	strcpy(others[0].model, "another");
-	strcpy(others[1].arch, "another");
+	strcpy(others[1].device.arch, "another");
 	strcpy(others[2].driver, "another");
 	strcpy(others[3].compiler, "another");
 	strcpy(others[4].sources, "another");
@@ -212,6 +226,23 @@ static void settings_come_back(void **state)
 	assert_false(list[0].everybody);
 	tune_database_free(from);
 	tune_database_free(to);
+}
+
+static void a_set_that_cannot_be_replaced_stays(void **state)
+{
+	struct tune_database *database = tune_database_new(&identity);
+	int r = FMHA_ENOMEM;
+
+	(void)state;
+	for (long i = 0; r == FMHA_ENOMEM; i++) {
+		n_before = i;
+		r = tune_database_load_set(database, "default", "[\"a*\"]", 6, NULL);
+		n_before = -1;
+		assert_true(
+			says(database, r < 0 ? "{\"default\":[\"*\"]}" : "{\"default\":[\"a*\"]}"));
+	}
+	assert_int_equal(r, 0);
+	tune_database_free(database);
 }
 
 static void files_are_replaced_whole(void **state)
@@ -310,6 +341,7 @@ int main(void)
 		cmocka_unit_test(reading_is_all_or_nothing),
 		cmocka_unit_test(another_environment_is_refused),
 		cmocka_unit_test(settings_come_back),
+		cmocka_unit_test(a_set_that_cannot_be_replaced_stays),
 		cmocka_unit_test(files_are_replaced_whole),
 		cmocka_unit_test(a_write_that_fails_changes_nothing),
 	};

@@ -26,6 +26,13 @@ void handouts_init(struct handouts *handouts, uv_loop_t *loop);
 int handout_file(const void *data, size_t n);
 
 /*
+ * What another process handed over in @fd (borrowed), which may change meanwhile and so is read once: given,
+ * with a NUL behind it.
+ * Return: 0; FMHA_EINVAL: no file or memfd, or of more than @most bytes; FMHA_EIO, FMHA_ENOMEM.
+ */
+int handout_read(int fd, size_t most, char **ret_text, size_t *ret_size, struct fmha_error *err);
+
+/*
  * A sealed memfd with @text, given as @ret_fd.
  * Return: 0, FMHA_EQUOTA, FMHA_ENOMEM.
  */

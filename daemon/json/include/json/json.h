@@ -34,12 +34,20 @@ char *json_end(cJSON *root, bool spaced);
  */
 int json_from_text(const char *text, size_t size, const char **ret_end, cJSON **ret_root);
 
+/*
+ * Goes through a document that is too long for one tree: an object, of whose member @list, if that is a list, each item is
+ * given to @visit by itself, which returns a negative number to end. @ret_rest: the other members, and @list
+ * as an empty list; given, also on failure.
+ *
+ * Return: 0; 1: the text is no JSON object; FMHA_ENOMEM; what @visit returned.
+ */
+typedef int (*json_visit)(void *owner, const cJSON *item);
+int json_walk(const char *text, size_t size, const char *list, json_visit visit, void *owner,
+	      cJSON **ret_rest);
+
 /* A number of 64 bits as text, since a JSON number keeps 53 of them. 0 and what is no such text are
  * left out, and read as 0. */
 void json_add_hex(cJSON *object, const char *name, uint64_t value);
 uint64_t json_hex(const cJSON *object, const char *name);
-
-/* Whether the thread's json_from_text() lacked memory since this was asked last. */
-bool json_lacked_memory(void);
 
 #endif

@@ -23,17 +23,16 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <fmha/base.h>
 #include <specs/backend.h>
+#include <times/times.h>
 
 #define REGISTRY_MAX_ARCHS         8
 #define REGISTRY_MAX_SETS          16
 #define REGISTRY_MAX_PATTERNS      1024      /* of a set */
 #define REGISTRY_MAX_KERNELS       (1 << 20) /* with a state of their own */
-#define REGISTRY_MAX_RESULTS       16384     /* measured times, of all kernels */
-#define REGISTRY_MAX_US            1e12
-#define REGISTRY_SHAPE_BYTES       160 /* NUL included */
 #define REGISTRY_ENVIRONMENT_BYTES 160
 #define REGISTRY_NAME_BYTES        64           /* of devices and sets, NUL included */
 #define REGISTRY_MAX_SET           (1u << 20)   /* bytes of a set's JSON */
@@ -55,17 +54,6 @@ struct registry_info {
 	uint64_t n_runs, run_ns; /* in this process */
 	uint8_t offered;         /* a loaded set names it */
 	uint8_t preferred;       /* and not only the default set */
-};
-
-/*
- * A measured time of a whole plan: with this main kernel (not the combine or conversion that goes
- * with it) and so many splits of the keys, at a shape, which is a word of dispatch's.
- */
-struct registry_result {
-	char shape[REGISTRY_SHAPE_BYTES];
-	int32_t n_splits; /* 0: the plan does not split */
-	double us;
-	int64_t when_s; /* CLOCK_REALTIME; 0: not known */
 };
 
 /*
@@ -172,12 +160,12 @@ struct registry_entry;
 void registry_add_run(struct registry *registry, const struct kernel_spec *spec, uint64_t ns,
 		      struct registry_entry **entry);
 /*
- * Results. One of the same kernel, shape and splits is replaced, unless it is newer. Of too many the
- * oldest is dropped.
- * Return: 0, 1: what is known is newer; FMHA_EINVAL, FMHA_ENOENT, FMHA_ENOMEM.
+ * The one door by which a measured time comes in: its name is resolved, and it is kept under the name
+ * that the kernel has here. Of several older names the least time counts.
+ * Return: 0, 1: what is known stays (times/times.h); FMHA_EINVAL, FMHA_ENOENT, FMHA_ENOMEM.
  */
-int registry_set_tuned(struct registry *registry, const char *name,
-		       const struct registry_result *result, struct fmha_error *err);
+int registry_set_tuned(struct registry *registry, const struct proto_measured *row,
+		       enum times_source source, struct fmha_error *err);
 /* Return: true and the time, or false. */
 bool registry_get_tuned(struct registry *registry, const struct kernel_spec *spec,
 			const char *shape, int32_t n_splits, double *ret_us);
@@ -192,14 +180,6 @@ size_t registry_measured_at(struct registry *registry, const char *shape,
 			    struct registry_measured *ret_measured, size_t most);
 /* Grows with every change of results, sets, priorities or quarantine. */
 uint64_t registry_generation(struct registry *registry);
-/* The kernels whose names match @pattern (fnmatch) forget their results, at @shape or (empty) everywhere.
- * Return: how many results. */
-uint64_t registry_forget(struct registry *registry, const char *pattern, const char *shape);
-/* Every result. @visit: with the registry locked; returns non-zero to end. */
-typedef int (*registry_visit_result)(void *owner, const char *name,
-				     const struct registry_result *result);
-int registry_each_result(struct registry *registry, registry_visit_result visit, void *owner);
-
 /* As a document that the front keeps says: replaces sets, priorities and results by its own; kernels
  * that this build does not know are skipped. See daemon/tune/include/tune/database.h. */
 int registry_restore(struct registry *registry, const char *json, size_t size,
@@ -221,25 +201,19 @@ int registry_unload_set(struct registry *registry, const char *name, uint64_t *r
 /*
  * JSON: device, sets, statistics by family, data type, pipeline and state, and the kernels that
  * @filter lets through, each with its state; without a filter those that something is known about:
- * compiled, loaded, quarantined, run, tuned or given a priority. Written through @write in pieces,
- * which returns 0 or an error code that ends the export. @all: also "runs", "run_ns" and "tuned",
- * which tell what users have run. Walks the whole registry: not for an event
- * loop.
+ * compiled, loaded, quarantined, run, tuned or given a priority. @all: also "runs", "run_ns" and
+ * "tuned", which tell what users have run. Walks the whole registry: not for an event loop.
+ * Return: 0; FMHA_EINVAL: the filter; FMHA_EQUOTA: more than @most_bytes; FMHA_ENOMEM.
  */
-typedef int (*registry_write)(void *owner, const char *text, size_t n);
-int registry_export(struct registry *registry, const char *filter, bool all, registry_write write,
-		    void *owner, struct fmha_error *err);
-/* The same into memory, given to the caller. */
-int registry_export_text(struct registry *registry, const char *filter, char **ret_text,
-			 size_t *ret_size, struct fmha_error *err);
+int registry_export(struct registry *registry, const char *filter, bool all, uint64_t most_bytes,
+		    FILE *file, struct fmha_error *err);
 
 /* One kernel: {"name", "flags", "priority", "offered", "runs", "run_ns", "tuned", "sets": [...]}, where
  * sets are those that name it. Given. Return: 0, FMHA_ENOENT, FMHA_ENOMEM. */
 int registry_kernel_text(struct registry *registry, const char *name, bool all, char **ret_text,
-			 size_t *ret_size, struct fmha_error *err);
+			 struct fmha_error *err);
 /* {"priorities", "results"}: what registry_restore() takes. Given. Return: 0, FMHA_ENOMEM. */
-int registry_state_text(struct registry *registry, char **ret_text, size_t *ret_size,
-			struct fmha_error *err);
+int registry_state_text(struct registry *registry, char **ret_text, struct fmha_error *err);
 
 /*
  * Merges an export of another machine with the same device and environment: tuned results that this

@@ -17,30 +17,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <fmha/base.h>
+#include <times/times.h>
 
-#define TUNE_MAX_RESULTS    16384 /* the oldest is dropped for another one */
 #define TUNE_MAX_PRIORITIES 4096
 #define TUNE_MAX_SETS       16
 #define TUNE_MAX_BYTES      (8u << 20) /* of a file */
-#define TUNE_SHAPE_BYTES    160
 #define TUNE_KERNEL_BYTES   256
 #define TUNE_NAME_BYTES     128
-
-struct tune_identity {
-	char model[64]; /* of the device, with its compute units */
-	char arch[64];
-	/* The environment. */
-	char driver[64], compiler[96], sources[80];
-};
-
-struct tune_result {
-	char kernel[TUNE_KERNEL_BYTES]; /* canonical name of the plan's main kernel */
-	char shape[TUNE_SHAPE_BYTES];
-	int32_t n_splits;
-	double us;
-	int64_t when_s; /* CLOCK_REALTIME */
-};
 
 /* A kernel that is not used, by nobody or for one user, until then. */
 struct tune_quarantined {
@@ -53,28 +36,22 @@ struct tune_quarantined {
 
 struct tune_database;
 
-struct tune_database *tune_database_new(const struct tune_identity *identity);
+/* Of the device, what its times hold for: model and arch, driver, compiler, sources. */
+bool tune_is_same(const struct proto_worker_ready_params *a,
+		  const struct proto_worker_ready_params *b);
+
+struct tune_database *tune_database_new(const struct proto_worker_ready_params *identity);
 struct tune_database *tune_database_free(struct tune_database *database);
-const struct tune_identity *tune_database_identity(const struct tune_database *database);
-/* Driver, compiler and sources in one word. */
-void tune_environment(const struct tune_identity *identity, char *text, size_t n);
-
+const struct proto_worker_ready_params *
+tune_database_identity(const struct tune_database *database);
 /* File names: "nvidia-h200-132-1f2e3d4c.json" and "nvidia-h200-132.settings.json". */
-void tune_results_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES]);
-void tune_settings_file(const struct tune_identity *identity, char name[TUNE_NAME_BYTES]);
+void tune_results_file(const struct proto_worker_ready_params *identity,
+		       char name[TUNE_NAME_BYTES]);
+void tune_settings_file(const struct proto_worker_ready_params *identity,
+			char name[TUNE_NAME_BYTES]);
 
-/*
- * @own: measured on this machine, or imported; else of the system's database below, which is never
- * written again.
- * Return: 0; 1: what is known is newer, or this machine's own; FMHA_EINVAL naming the field;
- * FMHA_ENOMEM.
- */
-int tune_database_add(struct tune_database *database, const struct tune_result *result, bool own,
-		      struct fmha_error *err);
-/* Of kernels that match @pattern (fnmatch), at @shape or (empty) everywhere. Return: how many. */
-uint64_t tune_database_forget(struct tune_database *database, const char *pattern,
-			      const char *shape);
-size_t tune_database_n_results(const struct tune_database *database);
+/* What was measured. What is the system's (TIMES_SYSTEM) is never written again. */
+struct times *tune_database_times(struct tune_database *database);
 
 /* 0 takes a priority back. Return: 0, FMHA_EQUOTA, FMHA_ENOMEM. */
 int tune_database_set_priority(struct tune_database *database, const char *kernel, int32_t priority,
@@ -113,7 +90,8 @@ int tune_database_read_settings(struct tune_database *database, const char *text
 /* Adds "results" of @text, this machine's own from now on. @ret_n: how many were news */
 int tune_database_merge(struct tune_database *database, const char *text, size_t size,
 			uint64_t *ret_n, struct fmha_error *err);
-/* What a worker restores (registry_restore()): both together, without quarantine. */
-char *tune_database_worker_text(const struct tune_database *database);
+/* What a worker restores (registry_restore()): both together, without quarantine. To be called between
+ * json_begin() and json_end(). */
+cJSON *tune_database_worker_json(const struct tune_database *database);
 
 #endif
