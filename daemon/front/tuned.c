@@ -14,6 +14,8 @@
 #include <json/json.h>
 #include <proto/cleanup.h>
 #include <proto/error.h>
+#include <kernels/backends.h>
+#include <specs/catalog.h>
 #include <tune/store.h>
 
 #include "builder.h"
@@ -67,6 +69,7 @@ struct model {
 
 struct tuned {
 	struct front *front;
+	struct spec_catalog *catalog;
 	struct tune_store store; /* one thread at a time */
 	bool storing;            /* a work uses it */
 	struct list models;
@@ -350,8 +353,10 @@ static void do_load(uv_work_t *work)
 				 identity.compiler, sizeof(identity.compiler), identity.sources,
 				 sizeof(identity.sources));
 	model->fresh = tune_database_new(&identity);
-	if (model->fresh)
+	if (model->fresh) {
+		tune_database_set_catalog(model->fresh, model->tuned->catalog);
 		tune_store_load(&model->tuned->store, model->fresh, &model->report);
+	}
 	atomic_store(&model->work_ended, true);
 }
 
@@ -367,6 +372,9 @@ static void tell(const struct model *model)
 	if (*report->settings)
 		log_warning("the kernel settings are left as they are and not used: %s",
 			    report->settings);
+	if (*tune_database_conflict(model->database))
+		log_warning("%s had several priorities, under older names: the highest counts",
+			    tune_database_conflict(model->database));
 	if (*report->unwritable && !*report->results)
 		log_warning("measured times and settings will not outlive this daemon: %s",
 			    report->unwritable);
@@ -725,6 +733,10 @@ struct tuned *tuned_new(struct front *front)
 		return NULL;
 	tuned->front = front;
 	list_init(&tuned->models);
+	if (spec_catalog_own(fmha_backends, &tuned->catalog, NULL) < 0) {
+		free(tuned);
+		return NULL;
+	}
 	tune_store_init(&tuned->store, front->config.tuning.state, front->config.tuning.system);
 	return tuned;
 }

@@ -9,13 +9,16 @@
 #include <json/json.h>
 #include <proto/clamp.h>
 #include <proto/error.h>
+#include <specs/backend.h>
 
 struct tune_database {
 	struct proto_worker_ready_params identity;
+	const struct spec_catalog *catalog; /* NULL: names are taken as they are */
 	struct times times;
 	cJSON *settings; /* a document with "sets" and "priorities", objects by name */
 	struct tune_quarantined *quarantine;
 	size_t n_quarantined;
+	char conflict[TUNE_KERNEL_BYTES];
 };
 
 /* ---- identity ---- */
@@ -107,6 +110,24 @@ struct tune_database *tune_database_new(const struct proto_worker_ready_params *
 	database->identity = *identity;
 	database->settings = cJSON_Parse("{\"sets\": {\"default\": [\"*\"]}, \"priorities\": {}}");
 	return database->settings ? database : tune_database_free(database);
+}
+
+void tune_database_set_catalog(struct tune_database *database, const struct spec_catalog *catalog)
+{
+	database->catalog = catalog;
+}
+
+/* What a kernel of this build is called now, or the name itself. */
+static const char *own_name(const struct tune_database *database, const char *name,
+			    char text[SPEC_NAME_BYTES])
+{
+	struct kernel_spec spec;
+
+	if (!database->catalog || spec_name_parse(database->catalog, name, &spec, NULL) < 0)
+		return name;
+	spec_reduce(database->catalog, &spec);
+	(void)spec_name_format(database->catalog, &spec, text);
+	return text;
 }
 
 struct tune_database *tune_database_free(struct tune_database *database)
@@ -365,7 +386,7 @@ static int read_number(const cJSON *item, const char *field, double *ret_value,
 }
 
 struct adding {
-	struct times *times;
+	struct tune_database *database;
 	enum times_source source;
 	uint64_t n_news;
 };
@@ -373,7 +394,16 @@ struct adding {
 static int add_one(void *owner, const struct proto_measured *row, struct fmha_error *err)
 {
 	struct adding *adding = owner;
-	int r = times_add(adding->times, row, adding->source, NULL, err);
+	enum times_source source = adding->source;
+	struct proto_measured own = *row;
+	char text[SPEC_NAME_BYTES];
+	int r;
+
+	(void)snprintf(own.kernel, sizeof(own.kernel), "%s",
+		       own_name(adding->database, row->kernel, text));
+	if (strcmp(own.kernel, row->kernel) != 0)
+		source = TIMES_TWIN;
+	r = times_add(&adding->database->times, &own, source, NULL, err);
 
 	adding->n_news += r == 0;
 	return r;
@@ -388,7 +418,7 @@ static int read_times(struct adding *adding, const cJSON *root, struct fmha_erro
 int tune_database_read_results(struct tune_database *database, const char *text, size_t size,
 			       bool own, struct fmha_error *err)
 {
-	struct adding adding = {&database->times, own ? TIMES_OWN : TIMES_SYSTEM, 0};
+	struct adding adding = {database, own ? TIMES_OWN : TIMES_SYSTEM, 0};
 	cJSON *root;
 	int r = parse(database, text, size, "fmhad-tuned", N_WORDS, &root, err);
 
@@ -402,7 +432,7 @@ int tune_database_read_results(struct tune_database *database, const char *text,
 int tune_database_merge(struct tune_database *database, const char *text, size_t size,
 			uint64_t *ret_n, struct fmha_error *err)
 {
-	struct adding adding = {&database->times, TIMES_IMPORTED, 0};
+	struct adding adding = {database, TIMES_IMPORTED, 0};
 	const cJSON *priorities, *item;
 	cJSON *root;
 	int r;
@@ -477,6 +507,36 @@ static int read_quarantine(struct tune_database *database, const cJSON *list,
 	return r;
 }
 
+/* Of several older names of one kernel the highest priority counts. */
+static int rename_priorities(struct tune_database *database, cJSON *root, struct fmha_error *err)
+{
+	cJSON *old = cJSON_DetachItemFromObjectCaseSensitive(root, "priorities"), *item;
+	cJSON *priorities = cJSON_AddObjectToObject(root, "priorities");
+	bool lacks = !priorities;
+
+	cJSON_ArrayForEach(item, old)
+	{
+		char text[SPEC_NAME_BYTES];
+		const char *name = own_name(database, item->string, text);
+		cJSON *known = cJSON_GetObjectItemCaseSensitive(priorities, name);
+
+		if (!known)
+			lacks |= !cJSON_AddNumberToObject(priorities, name, item->valuedouble);
+		if (!known || known->valuedouble == item->valuedouble)
+			continue;
+		(void)snprintf(database->conflict, sizeof(database->conflict), "%s", name);
+		if (item->valuedouble > known->valuedouble)
+			(void)cJSON_SetNumberValue(known, item->valuedouble);
+	}
+	cJSON_Delete(old);
+	return lacks ? fmha_error_set(err, FMHA_ENOMEM, "priorities: out of memory") : 0;
+}
+
+const char *tune_database_conflict(const struct tune_database *database)
+{
+	return database->conflict;
+}
+
 int tune_database_read_settings(struct tune_database *database, const char *text, size_t size,
 				struct fmha_error *err)
 {
@@ -486,6 +546,8 @@ int tune_database_read_settings(struct tune_database *database, const char *text
 	if (r < 0)
 		return r;
 	r = check_settings(root, err);
+	if (r == 0)
+		r = rename_priorities(database, root, err);
 	if (r == 0)
 		r = read_quarantine(database, cJSON_GetObjectItemCaseSensitive(root, "quarantine"),
 				    err);

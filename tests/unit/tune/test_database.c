@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The tuned database: what wins, what is dropped, what is refused, and its files. */
+#include <kernels/backends.h>
+#include <specs/catalog.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -228,6 +230,56 @@ static void settings_come_back(void **state)
 	tune_database_free(to);
 }
 
+/* Files that were written when a kernel had many names: the least time and the highest priority are its own. */
+static void older_names_become_the_kernels_own(void **state)
+{
+	static const char now[] =
+		"fwd-fp32-h64-cpu_flash-t96x512x64x64x512x64-r1x1x1-w6x16x1-p1111-"
+		"no-no-x86_64_v3";
+	static const char *const old[] = {
+		"fwd-fp32-batch-h64-cpu_flash-t96x512x64x64x512x64-r1x1x1-w6x16x1-p1111-no-no-lse-"
+		"x86_64_v3",
+		"fwd-fp32-group-h64-cpu_flash-t96x512x64x64x512x64-r1x1x1-w6x16x1-p1111-top_left-"
+		"no-"
+		"x86_64_v3"};
+	struct tune_database *from = tune_database_new(&identity),
+			     *to = tune_database_new(&identity);
+	struct spec_catalog *catalog;
+	struct fmha_error err;
+	char *text;
+
+	(void)state;
+	assert_int_equal(spec_catalog_own(fmha_backends, &catalog, &err), 0);
+	tune_database_set_catalog(to, catalog);
+	for (int i = 0; i < 2; i++) {
+		struct proto_measured row = {.us = 5 + i, .when_s = 1000};
+
+		(void)snprintf(row.kernel, sizeof(row.kernel), "%s", old[i]);
+		(void)snprintf(row.shape, sizeof(row.shape), "s");
+		assert_int_equal(times_add(tune_database_times(from), &row, TIMES_OWN, NULL, &err),
+				 0);
+		assert_int_equal(tune_database_set_priority(from, old[i], 3 + i, &err), 0);
+	}
+	assert_int_equal(tune_database_set_priority(from, "nonsense", 1, &err), 0);
+	text = tune_database_results_text(from);
+	assert_int_equal(tune_database_read_results(to, text, strlen(text), true, &err), 0);
+	free(text);
+	assert_int_equal(tune_database_times(to)->n, 1);
+	assert_true(times_us(tune_database_times(to), now, "s", 0) == 5);
+	text = tune_database_settings_text(from);
+	assert_int_equal(tune_database_read_settings(to, text, strlen(text), &err), 0);
+	free(text);
+	assert_string_equal(tune_database_conflict(to), now);
+	text = tune_database_settings_text(to);
+	assert_non_null(strstr(text, "x86_64_v3\":4"));
+	assert_non_null(strstr(text, "\"nonsense\":1"));
+	assert_null(strstr(text, old[0]));
+	free(text);
+	tune_database_free(from);
+	tune_database_free(to);
+	spec_catalog_free(catalog);
+}
+
 static void a_set_that_cannot_be_replaced_stays(void **state)
 {
 	struct tune_database *database = tune_database_new(&identity);
@@ -341,6 +393,7 @@ int main(void)
 		cmocka_unit_test(reading_is_all_or_nothing),
 		cmocka_unit_test(another_environment_is_refused),
 		cmocka_unit_test(settings_come_back),
+		cmocka_unit_test(older_names_become_the_kernels_own),
 		cmocka_unit_test(a_set_that_cannot_be_replaced_stays),
 		cmocka_unit_test(files_are_replaced_whole),
 		cmocka_unit_test(a_write_that_fails_changes_nothing),

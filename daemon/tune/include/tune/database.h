@@ -42,6 +42,9 @@ bool tune_is_same(const struct proto_worker_ready_params *a,
 
 struct tune_database *tune_database_new(const struct proto_worker_ready_params *identity);
 struct tune_database *tune_database_free(struct tune_database *database);
+/* Names in what is read from now on are of the catalog's kernels: older ones become the kernel's own. @catalog: kept. */
+struct spec_catalog;
+void tune_database_set_catalog(struct tune_database *database, const struct spec_catalog *catalog);
 const struct proto_worker_ready_params *
 tune_database_identity(const struct tune_database *database);
 /* File names: "nvidia-h200-132-1f2e3d4c.json" and "nvidia-h200-132.settings.json". */
@@ -87,6 +90,8 @@ int tune_database_read_results(struct tune_database *database, const char *text,
 			       bool own, struct fmha_error *err);
 int tune_database_read_settings(struct tune_database *database, const char *text, size_t size,
 				struct fmha_error *err);
+/* A kernel that had several priorities under older names, of which the highest counts; empty: none. */
+const char *tune_database_conflict(const struct tune_database *database);
 /* Adds "results" of @text, this machine's own from now on. @ret_n: how many were news */
 int tune_database_merge(struct tune_database *database, const char *text, size_t size,
 			uint64_t *ret_n, struct fmha_error *err);
