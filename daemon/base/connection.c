@@ -216,26 +216,30 @@ static void hub_on_iteration(uv_prepare_t *handle)
 }
 
 /* What the user has had of this iteration of the loop, of all of its connections. */
-static uint64_t had_ns(const struct connection *connection)
+static uint64_t had_ns(const struct connection_hub *hub, const struct account *account)
+{
+	return account && account->iteration == hub->iteration ? account->iteration_ns : 0;
+}
+
+static bool has_had_its_share(const struct connection_hub *hub, const struct account *account)
+{
+	return account && had_ns(hub, account) >= hub->limits->value[LIMIT_WAKE_US] * NS_PER_US;
+}
+
+/* What came earlier, on any of the user's connections, is waiting still. */
+static bool has_to_wait(const struct connection *connection)
 {
 	const struct account *account = connection->account;
 
-	return account && account->iteration == connection->hub->iteration ? account->iteration_ns
-									   : 0;
-}
-
-static bool has_had_its_share(const struct connection *connection)
-{
-	const uint64_t most_ns = connection->hub->limits->value[LIMIT_WAKE_US] * NS_PER_US;
-
-	return connection->account && had_ns(connection) >= most_ns;
+	return has_had_its_share(connection->hub, account) ||
+	       (account && !list_is_empty(&account->backlog));
 }
 
 static void begin_turn(struct connection *connection)
 {
 	struct connection_hub *hub = connection->hub;
 	const uint64_t most_ns = hub->limits->value[LIMIT_WAKE_US] * NS_PER_US;
-	uint64_t had = had_ns(connection);
+	uint64_t had = had_ns(hub, connection->account);
 
 	hub->turn_ns = clock_ns();
 	hub->turn_until_ns = hub->turn_ns + (had < most_ns ? most_ns - had : 0);
@@ -257,7 +261,7 @@ static void end_turn(struct connection *connection)
 	if (!account)
 		return;
 	account_add_loop_ns(account, now, spent);
-	account->iteration_ns = spent + had_ns(connection);
+	account->iteration_ns = spent + had_ns(hub, account);
 	account->iteration = hub->iteration;
 }
 
@@ -273,7 +277,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 		connection_close(connection);
 		return;
 	}
-	if (readable && has_had_its_share(connection)) {
+	if (readable && has_to_wait(connection)) {
 		connection->deferred = true;
 		connection_enter_backlog(connection);
 		readable = false;
@@ -294,7 +298,7 @@ static bool hub_look(struct spin *spin)
 	struct connection *last = hub->last;
 	bool found;
 
-	if (!last || !may_read(last) || has_had_its_share(last))
+	if (!last || !may_read(last) || has_to_wait(last))
 		return false;
 	begin_turn(last);
 	found = input_read(last);
@@ -304,7 +308,7 @@ static bool hub_look(struct spin *spin)
 	return found;
 }
 
-/* Of the users that wait the one that has had the least time lately; NULL: nobody waits. */
+/* Of the users that wait, and have not had their share, the one that has had the least time lately; NULL: nobody. */
 static struct account *next_user(struct connection_hub *hub)
 {
 	struct account *next = NULL;
@@ -313,9 +317,9 @@ static struct account *next_user(struct connection_hub *hub)
 	list_for_each_entry(struct account, account, &hub->users, in_users) {
 		uint64_t loop_ns = account_loop_ns(account, now);
 
-		if (list_is_empty(&account->backlog)) {
+		if (list_is_empty(&account->backlog))
 			list_remove(&account->in_users);
-		} else if (!next || loop_ns < least) {
+		else if (!has_had_its_share(hub, account) && (!next || loop_ns < least)) {
 			next = account;
 			least = loop_ns;
 		}
@@ -353,8 +357,8 @@ static void take_turn(struct connection *connection)
 	connection_update_poll(connection);
 }
 
-/* As much of the backlog as one connection may have of a turn; then the sockets are looked at
- * again. */
+/* As much of the backlog as one connection may have of a turn; then the sockets are looked at again, and
+ * those who have had their share of this iteration begin another. */
 static void hub_turn(uv_idle_t *handle)
 {
 	struct connection_hub *hub = container_of(handle, struct connection_hub, turn);
@@ -365,7 +369,8 @@ static void hub_turn(uv_idle_t *handle)
 	do {
 		connection = next_in_backlog(hub);
 		if (!connection) {
-			uv_idle_stop(&hub->turn);
+			if (list_is_empty(&hub->users))
+				uv_idle_stop(&hub->turn);
 			return;
 		}
 		take_turn(connection);
