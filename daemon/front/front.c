@@ -16,6 +16,7 @@
 
 #include <base/clock.h>
 #include <base/log.h>
+#include <base/loop.h>
 #include <base/notify.h>
 #include <proto/error.h>
 
@@ -35,16 +36,8 @@ static bool has_fds_for_a_client(const struct front *front)
 	       front->limits.value[LIMIT_FDS];
 }
 
+static void start_accepting(struct front *front);
 static void on_connect(uv_poll_t *poll, int status, int events);
-
-static void start_accepting(struct front *front)
-{
-	if (front->accepting || front->draining)
-		return;
-	front->accepting = true;
-	uv_timer_stop(&front->accept_again);
-	uv_poll_start(&front->listener, UV_READABLE, on_connect);
-}
 
 static void on_accept_again(uv_timer_t *timer)
 {
@@ -58,6 +51,19 @@ static void stop_accepting(struct front *front, const char *reason)
 	uv_poll_stop(&front->listener);
 	uv_timer_start(&front->accept_again, on_accept_again, ACCEPT_AGAIN_MS, 0);
 	log_limited(&front->log, LOG_LEVEL_WARNING, "not accepting for a moment: %s", reason);
+}
+
+static void start_accepting(struct front *front)
+{
+	int r;
+
+	if (front->accepting || front->draining)
+		return;
+	front->accepting = true;
+	uv_timer_stop(&front->accept_again);
+	r = uv_poll_start(&front->listener, UV_READABLE, on_connect);
+	if (r < 0)
+		stop_accepting(front, uv_strerror(r));
 }
 
 void front_accept_again(struct front *front)
@@ -199,9 +205,13 @@ static int init_handles(struct front *front)
 	uv_timer_init(&front->loop, &front->watchdog);
 	uv_timer_init(&front->loop, &front->drain);
 	handouts_init(&front->handouts, &front->loop);
-	uv_signal_init(&front->loop, &front->on_term);
-	uv_signal_init(&front->loop, &front->on_int);
-	uv_signal_init(&front->loop, &front->on_hangup);
+	r = uv_signal_init(&front->loop, &front->on_term);
+	if (r == 0)
+		r = uv_signal_init(&front->loop, &front->on_int);
+	if (r == 0)
+		r = uv_signal_init(&front->loop, &front->on_hangup);
+	if (r < 0)
+		return r;
 	front->accept_again.data = front->watchdog.data = front->drain.data = front;
 	front->on_term.data = front->on_int.data = front->on_hangup.data = front;
 	r = uv_signal_start(&front->on_term, on_stop_signal, SIGTERM);
@@ -228,7 +238,7 @@ static int front_init(struct front *front, const struct config *config,
 	accounts_init(&front->accounts, &front->limits);
 	quarantine_init(&front->quarantine, &config->supervision);
 	list_init(&front->clients);
-	r = uv_loop_init(&front->loop);
+	r = loop_init(&front->loop);
 	if (r == 0)
 		r = init_handles(front);
 	if (r < 0)

@@ -17,6 +17,7 @@
 #include <proto/cleanup.h>
 #include <base/clock.h>
 #include <base/log.h>
+#include <base/loop.h>
 #include <device/guard.h>
 #include <proto/error.h>
 #include <worker/main.h>
@@ -449,16 +450,17 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	list_init(&worker->free_requests);
 	slabs_init(&worker->plan_slabs, sizeof(struct session_plan));
 	fair_init(&worker->turns, 1, 1);
-	r = uv_loop_init(&worker->loop);
+	r = loop_init(&worker->loop);
 	if (r == 0)
 		r = uv_async_init(&worker->loop, &worker->device_async, on_device_async);
+	if (r == 0)
+		r = uv_signal_init(&worker->loop, &worker->on_hangup);
 	if (r < 0)
 		return fmha_error_set(err, FMHA_ENOMEM, "the loop: %s", uv_strerror(r));
 	uv_timer_init(&worker->loop, &worker->tick);
 	uv_timer_init(&worker->loop, &worker->trim);
 	uv_timer_init(&worker->loop, &worker->refill_timer);
 	uv_check_init(&worker->loop, &worker->drained);
-	uv_signal_init(&worker->loop, &worker->on_hangup);
 	worker->on_hangup.data = worker;
 	handouts_init(&worker->handouts, &worker->loop);
 	worker->tick.data = worker->trim.data = worker->drained.data = worker;
@@ -485,8 +487,8 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	if (r == 0)
 		r = connection_open(&worker->control, &worker->hub, WORKER_CONTROL_FD, NULL, false,
 				    &control_ops, err);
-	if (r == 0)
-		uv_signal_start(&worker->on_hangup, on_hangup_signal, SIGHUP);
+	if (r == 0 && uv_signal_start(&worker->on_hangup, on_hangup_signal, SIGHUP) < 0)
+		r = fmha_error_set(err, FMHA_ENOMEM, "signals: out of memory");
 	return r == 0 ? announce(worker, err) : r;
 }
 

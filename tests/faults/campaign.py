@@ -24,6 +24,7 @@ import pathlib
 import signal
 import sys
 import tempfile
+import threading
 import time
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent),
@@ -44,11 +45,14 @@ FORCED = {
     ("realloc", "ENOMEM", "libuv"): "maybe_resize of uv__io_start aborts without memory for its table",
     ("pthread_create", "EAGAIN", "libuv"): "init_threads aborts without a thread for uv_queue_work",
     ("calloc", "ENOMEM", "libuv"): "the same, without memory for the thread's own variables",
+    ("pipe2", "EMFILE", "libuv"): "uv__signal_global_reinit aborts, should the pipe that loop_init() has tried be gone",
+    ("pipe2", "ENFILE", "libuv"): "the same",
 }
 
 # What says that something has run out or broken; any other refusal blames the wrong thing.
 FITTING = {"ENOMEM", "EIO", "EBUSY", "EDEVICE", "ECONN", "EQUOTA", "ECANCELED", "ETIMEDOUT"}
 
+LASTING_S = 3.0  # of a start, how long all calls fail
 REPEATS = 6  # of a fault after which something more is held: does it grow each time?
 
 
@@ -396,11 +400,14 @@ class Campaign:
     # ---- starts and ends ----
 
     def begin(self, folder, kind, class_, nth, mode, variant):
-        """A daemon of which a call fails while it starts: it says why and ends, or it serves."""
+        """A daemon of which a call fails while it starts: it says why and ends, or it serves, once nothing fails any more."""
         faults = page.Faults(folder / "page")
         faults[kind].arm(class_, nth, mode, variant)
+        over = threading.Timer(LASTING_S, faults[kind].disarm)
         daemon = None
         try:
+            if mode == ALWAYS:
+                over.start()
             daemon = FaultyDaemon("fake", folder, faults)
         except fmhad.Ended as error:
             delivered = faults[kind].disarm()
@@ -415,10 +422,9 @@ class Campaign:
                 raise
             return delivered
         except RuntimeError as error:
-            delivered = faults[kind].disarm()
-            if mode == ONCE:
-                raise Wrong(f"it neither starts nor ends: {error}") from error
-            return delivered
+            raise Wrong(f"it neither starts nor ends: {error}") from error
+        finally:
+            over.cancel()
         try:
             delivered = faults[kind].disarm()
             self.served(daemon)
@@ -435,7 +441,9 @@ class Campaign:
             raise Wrong("no device can be opened")
         deaths = daemon.status()["devices"][0]
         if "signal" in deaths["last_death"]:
-            Judge.forced(daemon.faults["worker"], deaths["last_death"])
+            # What a front forks ends as a worker before it is one.
+            side = next((daemon.faults[k] for k in ("front", "worker") if daemon.faults[k].aborts), daemon.faults["worker"])
+            Judge.forced(side, deaths["last_death"])
         visits.forward(daemon)
         names = visits.kernel_names(daemon)
         if Campaign.names is None:

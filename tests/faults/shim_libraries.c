@@ -36,9 +36,18 @@ LIBRARY(UV, UV_ENOMEM, int, uv_poll_start, (uv_poll_t * poll, int events, uv_pol
 LIBRARY(UV, UV_ENOMEM, int, uv_signal_init, (uv_loop_t * loop, uv_signal_t *signal), (loop, signal))
 LIBRARY(UV, UV_ENOMEM, int, uv_signal_start, (uv_signal_t * signal, uv_signal_cb done, int number),
 	(signal, done, number))
-LIBRARY(UV, UV_ENOMEM, int, uv_spawn,
-	(uv_loop_t * loop, uv_process_t *process, const uv_process_options_t *options),
-	(loop, process, options))
+/* Also when it fails the handle is one from then on, which its owner closes. */
+DEFINE_NEXT(uv_spawn);
+SHOWN int uv_spawn(uv_loop_t *loop, uv_process_t *process, const uv_process_options_t *options)
+{
+	uv_process_options_t of_nothing = {.exit_cb = options->exit_cb, .file = "/", .args = options->args};
+
+	if (!FAULT(UV, "uv_spawn", ENOMEM))
+		return NEXT(uv_spawn)(loop, process, options);
+	(void)NEXT(uv_spawn)(loop, process, &of_nothing);
+	return UV_ENOMEM;
+}
+
 LIBRARY(UV, UV_ENOMEM, int, uv_queue_work,
 	(uv_loop_t * loop, uv_work_t *work, uv_work_cb run, uv_after_work_cb done),
 	(loop, work, run, done))
