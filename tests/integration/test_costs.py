@@ -5,7 +5,9 @@ import contextlib
 import fcntl
 import json
 import os
+import pathlib
 import re
+import signal
 import socket
 
 import fmha_wire
@@ -176,29 +178,81 @@ def test_methods_of_a_worker_whose_kernels_are_compiled(make_gpu):  # noqa: F811
         assert in_ms(device.worker_pid, other, requests) == {}
 
 
+def loops(status):
+    """What the loops of all processes have spent, by method."""
+    return [status["front"]["loop"], *(device["worker"]["loop"] for device in status["devices"])]
+
+
+def change_and_tune(daemon, slow, go):
+    """All that the front and its workers ask each other while they serve."""
+    with daemon.device() as device, daemon.device(1) as fake:
+        problem = {**DECODE, "tensors": {r: {"buffer": i + 1, "dtype": "bf16"} for i, r in enumerate("qkvo")}}
+        kernel = device.call("local_plan", {"problem": problem})["launches"][0]["kernel"]
+        kernel = json.loads(device.explain(problem))["selections"][0]["candidates"][0]["name"] or kernel
+        device.call("registry_set_priority", {"kernel": kernel, "priority": 3})
+        tensors = {r: {"buffer": i + 1, "dtype": "f32"} for i, r in enumerate("qkvo")}
+        fake.call("tune", {"problem": {**SMALL, "tensors": tensors}, "again": True, "budget_ms": 20}, timeout=60)
+        slow.does(f"until [ -e {go} ]; do sleep 0.02; done")
+        built = slow.count()
+        with daemon.device() as leaves:
+            leaves.submit("local_plan", {"problem": {**problem, "hdim_q": 64, "hdim_v": 64}})
+            assert fmhad.until(lambda: slow.count() > built)
+        assert fmhad.until(lambda: "compile_cancel" in daemon.status()["front"]["loop"])
+        go.touch()
+    assert fmhad.until(lambda: "tuned_result" in daemon.status()["front"]["loop"])
+    assert fmhad.until(lambda: "tuned_result" in loops(daemon.status())[3])
+    return loops(daemon.status())
+
+
+def drain(daemon):
+    """The end of a daemon, seen by somebody who is connected still, while a run that never ends is waited for."""
+    with daemon.client() as client, client.open_device(1) as fake:
+        plan = small_plan(fake, fake.buffer_create(4096))
+        fake.call("inject", {"fault": "hang"})
+        fake.submit("run", {"plan": plan})
+        fake.ping()
+        daemon.process.send_signal(signal.SIGTERM)
+        found = []
+
+        def have_drained():
+            found[:] = loops(json.loads(client.status()))
+            return all("worker_drain" in loop for loop in found[1:])
+
+        assert fmhad.until(have_drained, 20)
+    daemon.stop(signal.SIGKILL)
+    return found
+
+
 def test_methods_of_the_control_sockets(tmp_path):
     """What the front and a worker ask each other, as the loops measure it themselves. Of three daemons the least: see
     test_bounds.py."""
-    config = {"loop_times": True, "devices": [{"backend": "cuda"}],
-              "compile": {"helper": str(Compiler(tmp_path).path), "cache": str(tmp_path / "cache")}}
+    slow = Compiler(tmp_path)
+    fake = {"backend": "fake", "threads": 2, "allow_faults": True}
+    config = {"loop_times": True, "devices": [{"backend": "cuda"}, fake, fake],
+              "compile": {"helper": str(slow.path), "cache": str(tmp_path / "cache")}}
     least = {}
-    for _ in range(3):
+    for n in range(3):
+        slow.does("printf 'stub code' >\"$5\"")
         with fmhad.Daemon(config, env={"LD_LIBRARY_PATH": str(stub_folder())}) as daemon:
-            with daemon.device() as device:
-                problem = {**DECODE, "tensors": {r: {"buffer": i + 1, "dtype": "bf16"} for i, r in enumerate("qkvo")}}
-                kernel = device.call("local_plan", {"problem": problem})["launches"][0]["kernel"]
-                kernel = json.loads(device.explain(problem))["selections"][0]["candidates"][0]["name"] or kernel
-                device.call("registry_set_priority", {"kernel": kernel, "priority": 3})
-            daemon.status()
-            status = daemon.status()
-            for loop in (status["front"]["loop"], status["devices"][0]["worker"]["loop"]):
-                for name, cost in loop.items():
-                    least[name] = min(least.get(name, 1e9), cost["longest_ns"] / 1e6)
+            for found in (change_and_tune(daemon, slow, tmp_path / f"go{n}"), drain(daemon)):
+                for who, loop in zip(("front", "gpu", "fake", "other fake"), found):
+                    for name, cost in loop.items():
+                        least[who, name] = min(least.get((who, name), 1e9), cost["longest_ns"] / 1e6)
     allowed, control = bounds(), {name for name, server in methods().items() if server == "CONTROL"}
-    seen = {name: ms for name, ms in least.items() if name in control}
+    seen = {(who, name): ms for (who, name), ms in least.items() if name in control}
     print(seen)
-    assert seen.keys() >= {"worker_ready", "worker_attach", "worker_status", "compile", "registry_change", "worker_restore"}
-    assert {name: ms for name, ms in seen.items() if ms > allowed[name] * SLOWER} == {}
+    assert {name for _, name in seen} == control
+    assert {key: ms for key, ms in seen.items() if ms > allowed[key[1]] * SLOWER} == {}
+
+
+def measured():
+    """Methods that this file's tests ask for: each test holds what it asks for against the table."""
+    return set(re.findall(r'"(\w+)": ask\("\1"', pathlib.Path(__file__).read_text())) | {"hello"} | {
+        name for name, server in methods().items() if server == "CONTROL"}
+
+
+def test_every_method_is_measured():
+    assert measured() == methods().keys()
 
 
 def test_methods_of_the_front(wide):
