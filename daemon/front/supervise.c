@@ -81,7 +81,6 @@ static void on_ready(struct worker_slot *slot, const struct proto_worker_ready_p
 {
 	slot->device = params->device;
 	slot->device.device = slot->index;
-	slot->n_failed_starts = 0;
 	log_slot(slot, LOG_LEVEL_INFO, "device %u: %s (%s, %s) is ready, worker %u", slot->index,
 		 slot->device.name, slot->device.backend, slot->device.arch, worker_slot_pid(slot));
 }
@@ -136,6 +135,7 @@ void worker_slot_restored(struct worker_slot *slot, uint32_t id, int fd)
 		result.size = (uint64_t)st.st_size;
 	uv_timer_stop(&slot->timer);
 	slot->beating = false;
+	slot->n_failed_starts = 0;
 	connection_answer(&slot->process->control, id, PROTO_WORKER_READY, &result, fd);
 	set_state(slot, WORKER_READY);
 	worker_process_configure(slot->process);

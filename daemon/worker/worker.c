@@ -323,11 +323,12 @@ static void on_restored(void *owner, const union proto_any_result *result, int f
 {
 	struct fmha_error err;
 
-	/* Without what the others remember it would choose other kernels: a new worker tries again. */
+	/* Without what the others remember it would choose other kernels, and of one that was refused the front knows
+	 * nothing: a new worker tries again. */
 	if (result && kernels_restore(owner, fd, &err) < 0)
 		worker_fail(owner, NULL, &err);
 	else if (!result && error->code != FMHA_ECONN)
-		log_warning("nothing is remembered: %s", error->msg);
+		worker_fail(owner, NULL, error);
 }
 
 static int announce(struct worker *worker, struct fmha_error *err)
