@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <nettle/sha2.h>
+
 #include <compile/paths.h>
 #include <compile/queue.h>
 #include <proto/error.h>
@@ -113,12 +115,24 @@ static void on_async(uv_async_t *async)
 	watch_cache(builder);
 }
 
-/* On a thread of the queue. */
+static void hash_code(const struct cache_entry *entry, struct proto_compile_result *result)
+{
+	struct sha256_ctx sha;
+
+	_Static_assert(sizeof(result->hash) == SHA256_DIGEST_SIZE, "a digest is a hash");
+	sha256_init(&sha);
+	sha256_update(&sha, entry->code_bytes, entry->code);
+	sha256_digest(&sha, sizeof(result->hash), result->hash);
+	result->hash_bytes = sizeof(result->hash);
+}
+
+/* On a thread of the queue, as the hash is: the loops of front and worker have better things to do. */
 static void on_built(void *owner, int result, const struct cache_entry *entry,
 		     const struct fmha_error *err)
 {
 	struct builder_request *request = owner;
 	struct builder *builder = request->builder;
+	struct proto_compile_result made = {0};
 	struct fmha_error error = *err;
 	int fd = -1;
 
@@ -128,15 +142,18 @@ static void on_built(void *owner, int result, const struct cache_entry *entry,
 			(void)fmha_error_set(&error, FMHA_ENOMEM, "%.150s: no memory for the code",
 					     entry->info.kernel);
 	}
-	uv_mutex_lock(&builder->lock);
-	if (fd >= 0)
-		request->result = (struct proto_compile_result){
+	if (fd >= 0) {
+		made = (struct proto_compile_result){
 			.size = entry->code_bytes,
 			.registers = entry->info.registers,
 			.spills = entry->info.spills,
 			.lds_bytes = entry->info.lds_bytes,
 			.compile_ms = entry->info.compile_ms,
 		};
+		hash_code(entry, &made);
+	}
+	uv_mutex_lock(&builder->lock);
+	request->result = made;
 	request->fd = fd;
 	request->error = error;
 	request->ended = true;

@@ -12,10 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
-
-#include <nettle/sha2.h>
 
 #include <base/clock.h>
 #include <base/fnv.h>
@@ -33,7 +30,6 @@ struct worker_code {
 	char kernel[PLAN_KERNEL_BYTES];
 	int fd;
 	uint64_t bytes;
-	bool hashed; /* on the first request: most kernels are never handed out */
 	uint8_t hash[LAUNCH_HASH_BYTES];
 };
 
@@ -87,7 +83,8 @@ static void drop_code(struct worker *worker, struct worker_code *code)
 }
 
 /* NULL: no memory, or no descriptor. @fd: borrowed */
-static struct worker_code *make_code(const char *kernel, int fd, uint64_t bytes)
+static struct worker_code *make_code(const char *kernel, int fd,
+				     const struct proto_compile_result *result)
 {
 	struct worker_code *code = calloc(1, sizeof(*code));
 
@@ -98,9 +95,10 @@ static struct worker_code *make_code(const char *kernel, int fd, uint64_t bytes)
 		free(code);
 		return NULL;
 	}
+	_Static_assert(sizeof(code->hash) == sizeof(result->hash), "one hash");
 	(void)snprintf(code->kernel, sizeof(code->kernel), "%s", kernel);
-	code->bytes = bytes;
-	list_init(&code->by_hash);
+	code->bytes = result->size;
+	memcpy(code->hash, result->hash, sizeof(code->hash));
 	return code;
 }
 
@@ -115,46 +113,26 @@ void local_drop_code(void *worker_pointer, const char *kernel)
 	worker->codes.n_dropped++;
 }
 
-static int hash_code(struct worker_codes *codes, struct worker_code *code, struct fmha_error *err)
+int local_keep_code(struct worker *worker, const char *kernel, int fd,
+		    const struct proto_compile_result *result, struct fmha_error *err)
 {
-	struct sha256_ctx sha;
-	void *data;
-
-	if (code->hashed)
-		return 0;
-	data = mmap(NULL, code->bytes, PROT_READ, MAP_PRIVATE, code->fd, 0);
-	if (data == MAP_FAILED)
-		return fmha_error_set(err, FMHA_ENOMEM, "no memory for the code of %.150s",
-				      code->kernel);
-	sha256_init(&sha);
-	sha256_update(&sha, code->bytes, data);
-	sha256_digest(&sha, sizeof(code->hash), code->hash);
-	(void)munmap(data, code->bytes);
-	code->hashed = true;
-	list_append(list_of_hash(codes, code->hash), &code->by_hash);
-	return 0;
-}
-
-int local_keep_code(struct worker *worker, const char *kernel, int fd, uint64_t bytes,
-		    struct fmha_error *err)
-{
-	struct worker_code *code = make_code(kernel, fd, bytes), *old;
+	struct worker_codes *codes = &worker->codes;
+	struct worker_code *code = make_code(kernel, fd, result), *old;
 
 	if (!code) {
 		device_unload_idle(worker->device);
-		code = make_code(kernel, fd, bytes);
+		code = make_code(kernel, fd, result);
 	}
 	if (!code)
 		return fmha_error_set(err, FMHA_ENOMEM,
 				      "no memory or descriptor for the code of %.150s", kernel);
 	old = find_by_name(worker, kernel);
-	if (old && old->hashed)
-		(void)hash_code(&worker->codes, code, NULL); /* clients know that hash */
 	if (old)
 		drop_code(worker, old);
-	list_append(list_of_name(&worker->codes, kernel), &code->by_name);
-	worker->codes.n++;
-	worker->codes.bytes += bytes;
+	list_append(list_of_name(codes, kernel), &code->by_name);
+	list_append(list_of_hash(codes, code->hash), &code->by_hash);
+	codes->n++;
+	codes->bytes += code->bytes;
 	return 0;
 }
 
@@ -180,14 +158,10 @@ static int describe_launch(struct session *session, const struct launch_record *
 	const char *name = device_kernel_name(worker->device, kernel);
 	struct worker_code *code = find_by_name(worker, name);
 	struct launch_record with_code = *record;
-	int r;
 
 	if (!code)
 		return fmha_error_set(err, FMHA_EINTERNAL, "%.150s is loaded and has no code",
 				      name);
-	r = hash_code(&worker->codes, code, err);
-	if (r < 0)
-		return r;
 	memcpy(with_code.code, code->hash, sizeof(code->hash));
 	snprintf(ret_launch->family, sizeof(ret_launch->family), "%s", family);
 	snprintf(ret_launch->kernel, sizeof(ret_launch->kernel), "%s", name);

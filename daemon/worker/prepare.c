@@ -53,7 +53,8 @@ static void *map_code(const struct proto_compile_result *result, int fd, struct 
 {
 	void *code;
 
-	if (fd < 0 || result->size == 0 || result->size > MAX_CODE_BYTES) {
+	if (fd < 0 || result->size == 0 || result->size > MAX_CODE_BYTES ||
+	    result->hash_bytes != sizeof(result->hash)) {
 		(void)fmha_error_set(err, FMHA_EINTERNAL, "compile: an answer without code");
 		return NULL;
 	}
@@ -84,7 +85,7 @@ static void on_compiled(void *owner, const union proto_any_result *result, int f
 		code.bytes = result->COMPILE.size;
 		code.spills = result->COMPILE.spills;
 	}
-	is_there = data && local_keep_code(worker, build->build->name, fd, code.bytes, &err) == 0;
+	is_there = data && local_keep_code(worker, build->build->name, fd, &result->COMPILE, &err) == 0;
 	trace_build(worker, build, is_there);
 	before = doing_begin(&worker->page->doing, PROTO_PLAN, build->uid);
 	build->done(build, is_there ? &code : NULL, &err);

@@ -289,12 +289,12 @@ struct session_plan *session_plan_unref(struct session_plan *plan);
 
 void local_codes_init(struct worker_codes *codes);
 /*
- * A kernel's code object, as the front gave it: @fd is borrowed. Without memory or a descriptor for it
+ * A kernel's code object and its hash, as the front gave them: @fd is borrowed. Without memory or a descriptor for it
  * kernels that nobody has make room.
  * Return: 0, FMHA_ENOMEM.
  */
-int local_keep_code(struct worker *worker, const char *kernel, int fd, uint64_t bytes,
-		    struct fmha_error *err);
+int local_keep_code(struct worker *worker, const char *kernel, int fd,
+		    const struct proto_compile_result *result, struct fmha_error *err);
 /* A device_unloaded. @worker_pointer: struct worker. */
 void local_drop_code(void *worker_pointer, const char *kernel);
 /* Answers request @id with the plan, all kernels of which are ready. @tables: NULL: it has none. */

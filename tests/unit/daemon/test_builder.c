@@ -38,6 +38,11 @@ static void write_helper(struct fixture *f, const char *body)
 	assert_int_equal(chmod(f->config.helper, 0700), 0);
 }
 
+/* sha256sum's, of the text "code". */
+static const uint8_t sha256_of_code[] = {
+	0x56, 0x94, 0xd0, 0x8a, 0x2e, 0x53, 0xff, 0xca, 0xe0, 0xc3, 0x10, 0x3e, 0x5a, 0xd6, 0xf6, 0x07,
+	0x6a, 0xbd, 0x96, 0x0e, 0xb1, 0xf8, 0xa5, 0x65, 0x77, 0x04, 0x0b, 0xc1, 0x02, 0x8f, 0x70, 0x2b};
+
 static void on_done(void *owner, uint32_t id, const struct proto_compile_result *result, int fd,
 		    const struct fmha_error *error)
 {
@@ -50,6 +55,8 @@ static void on_done(void *owner, uint32_t id, const struct proto_compile_result 
 	if (fd < 0)
 		return;
 	assert_int_equal(result->size, 4);
+	assert_int_equal(result->hash_bytes, sizeof(sha256_of_code));
+	assert_memory_equal(result->hash, sha256_of_code, sizeof(sha256_of_code));
 	(void)close(fd);
 }
 

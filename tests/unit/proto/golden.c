@@ -256,7 +256,11 @@ static void fill_result(union proto_any_result *r, enum proto_method method)
 		break;
 	case PROTO_COMPILE:
 		r->COMPILE = (struct proto_compile_result){
-			.size = 40000, .registers = 168, .compile_ms = 700};
+			.size = 40000,
+			.hash = {0xc0, 0xde},
+			.hash_bytes = PROTO_HASH_BYTES,
+			.registers = 168,
+			.compile_ms = 700};
 		break;
 	default:
 		break;
