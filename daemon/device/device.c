@@ -183,10 +183,10 @@ bool device_loads_code(const struct device *device)
 	return device->ops->hold;
 }
 
-void device_set_idle(struct device *device, uint64_t most)
+void device_set_idle(struct device *device, uint64_t most, uint64_t most_bytes)
 {
 	if (device_loads_code(device))
-		device->ops->set_idle(device, most);
+		device->ops->set_idle(device, most, most_bytes);
 }
 
 void device_unload_idle(struct device *device)
@@ -411,6 +411,11 @@ void device_trim_memory(struct device *device)
 void device_trim(struct device *device)
 {
 	device->ops->trim(device);
+}
+
+bool device_make_room(struct device *device, uint64_t bytes)
+{
+	return device->ops->make_room && device->ops->make_room(device, bytes);
 }
 
 int device_inject(struct device *device, const char *fault, uint32_t after, struct fmha_error *err)

@@ -40,7 +40,7 @@ struct device_ops {
 	int (*prepare)(struct device *device, const struct plan_stage *stage,
 		       const union abi_args *args, struct device_waiter *waiter,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err);
-	/* The next twelve, and staging_cost, are NULL on devices whose kernels are built in and
+	/* The next thirteen, and staging_cost, are NULL on devices whose kernels are built in and
 	 * whose memory is the host's. */
 	int (*prepare_tables)(struct device *device, struct device_waiter *waiter,
 			      const struct device_kernel **ret_kernel, struct fmha_error *err);
@@ -52,9 +52,10 @@ struct device_ops {
 	bool (*drop)(struct device *device, struct device_kernel *kernel, uint32_t uid);
 	uint64_t (*kernel_bytes)(const struct device_kernel *kernel);
 	uint32_t (*kernel_spills)(const struct device_kernel *kernel);
-	void (*set_idle)(struct device *device, uint64_t most);
+	void (*set_idle)(struct device *device, uint64_t most, uint64_t most_bytes);
 	void (*unload_idle)(struct device *device);
 	uint32_t (*count_idle)(const struct device *device);
+	bool (*make_room)(struct device *device, uint64_t bytes);
 	int (*staging_new)(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
 			   struct fmha_error *err);
 	void (*staging_free)(struct device *device, struct device_memory *memory);

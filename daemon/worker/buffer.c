@@ -131,6 +131,7 @@ struct making {
 	struct device_memory memory;
 	struct fmha_error error;
 	int result;
+	bool is_second; /* after what was only kept for later has made room */
 };
 
 static struct making *making_of(struct offload *offload)
@@ -242,11 +243,41 @@ static void making_discard(struct making *making)
 		making_undo(&making->offload);
 }
 
+static void making_done(struct offload *offload);
+static void making_late(struct offload *offload);
+
+static int making_start(struct making *making, struct fmha_error *err)
+{
+	making->offload = (struct offload){.owner = making->session,
+					   .user = making->session->account,
+					   .timeout_ns = making->params.handle_bytes
+								 ? OPEN_HANDLE_NS
+								 : DEVICE_CALL_NS,
+					   .urgent = true,
+					   .run = making_run,
+					   .done = making_done,
+					   .late = making_late,
+					   .undo = making_undo};
+	return offload_start(&making->worker->offloads, &making->offload, err);
+}
+
+/* Return: whether it is under way once more. */
+static bool try_again(struct making *making)
+{
+	if (making->result != FMHA_ENOMEM || making->is_second ||
+	    !device_make_room(making->worker->device, making->params.size))
+		return false;
+	making->is_second = true;
+	return making_start(making, NULL) == 0;
+}
+
 static void making_done(struct offload *offload)
 {
 	struct making *making = making_of(offload);
 	struct session *session = making->session;
 
+	if (!session->hung_up && try_again(making))
+		return;
 	if (session->hung_up) {
 		give_back(session->account, making->charged_bytes);
 		making_discard(making);
@@ -291,17 +322,8 @@ static int make_buffer(struct making *now, struct fmha_error *err)
 		return fmha_error_set(err, FMHA_ENOMEM, "buffer: out of memory");
 	}
 	*making = *now;
-	making->offload = (struct offload){.owner = session,
-					   .user = session->account,
-					   .timeout_ns = now->params.handle_bytes ? OPEN_HANDLE_NS
-										  : DEVICE_CALL_NS,
-					   .urgent = true,
-					   .run = making_run,
-					   .done = making_done,
-					   .late = making_late,
-					   .undo = making_undo};
 	now->fd = -1;
-	r = offload_start(&session->worker->offloads, &making->offload, err);
+	r = making_start(making, err);
 	if (r < 0) {
 		give_back(session->account, making->charged_bytes);
 		making_free(making);

@@ -413,7 +413,8 @@ static void apply_limits(struct worker *worker)
 	memcpy(worker->limits.value, worker->settings.limits, sizeof(worker->limits.value));
 	limits_resolve(&worker->limits, device_get_info(worker->device)->memory_bytes,
 		       device_loads_code(worker->device));
-	device_set_idle(worker->device, worker->limits.value[LIMIT_KERNELS_IDLE]);
+	device_set_idle(worker->device, worker->limits.value[LIMIT_KERNELS_IDLE],
+			worker->limits.value[LIMIT_KERNELS_IDLE_BYTES]);
 	worker->plan_device.workspace_most = worker->limits.value[LIMIT_MEMORY_BYTES_PER_UID];
 }
 

@@ -9,7 +9,7 @@ import fmha_wire
 import fmhad
 import numpy
 import pytest
-from test_gpu_layer import FORWARD, SHAPE, TENSOR_BYTES, compiler, host_buffer, make_gpu, problem, stub_folder  # noqa: F401
+from test_gpu_layer import FORWARD, SHAPE, TENSOR_BYTES, compiler, device_buffer, host_buffer, make_gpu, problem, stub_folder  # noqa: F401
 from test_tuning import as_user, fmhactl
 
 PER_USER, IDLE = 6, 4
@@ -245,3 +245,46 @@ def test_idle_ones_make_room_without_descriptors(make_gpu, compiler):  # noqa: F
         resource.prlimit(worker, resource.RLIMIT_NOFILE, limits)
         device.plan(make_problem(2, buffer.id))
     assert gpu.worker_pid() == worker
+
+
+def have_idle(device, numbers):
+    for number in numbers:
+        _, plans, refusal = make_plans(device, [number])
+        assert refusal is None
+        device.call("plan_release", {"plan": plans[0]["plan"]})
+
+
+def test_idle_ones_are_bounded_by_bytes_too(make_gpu):  # noqa: F811
+    gpu = make_gpu({"kernels_idle_bytes": 30})
+    with gpu.device() as device:
+        have_idle(device, range(5))
+        assert code(gpu) == {"kernels": 3, "bytes": 27, "idle": 3, "unloaded": 2}
+        _, plans, _ = make_plans(device, range(5))
+        assert len(plans) == 5 and code(gpu)["bytes"] == 45, "those that plans have are no idle ones"
+
+
+@pytest.mark.parametrize("make", [lambda device: device_buffer(device, 2 << 20), lambda device: host_buffer(device, 1 << 20)],
+                         ids=["created", "a copy of the client's"])
+def test_idle_ones_make_room_for_a_buffer(make_gpu, make):  # noqa: F811
+    """On a device that is full of them; not for what it could never have."""
+    gpu = make_gpu(CUDA_STUB_GRANULES="16")
+    with gpu.device() as device:
+        have_idle(device, range(4))
+        assert fmhad.until(lambda: code(gpu)["idle"] == 4)
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device_buffer(device, 5 << 30)
+        assert caught.value.name in ("ENOMEM", "EQUOTA") and code(gpu)["idle"] == 4
+        made = 0
+        while code(gpu)["idle"] > 0:
+            make(device)
+            made += 1
+            assert made < 32, "the device is full, and they are there still"
+        with pytest.raises(fmha_wire.WireError) as caught:
+            for _ in range(32):
+                make(device)
+        assert caught.value.name == "ENOMEM"
+        device.ping()
+    assert fmhad.until(lambda: gpu.status()["devices"][0]["worker"]["memory"]["bytes"] == 0)
+    with gpu.device() as device:
+        have_idle(device, range(4))
+    assert gpu.status()["devices"][0]["deaths"] == 0

@@ -36,6 +36,7 @@ struct gpu_reclaim {
 	pthread_cond_t changed;
 	struct gpu_memory *first;
 	uint32_t n_pending; /* with the one that is just being given back */
+	uint64_t n_done;
 };
 
 struct gpu_device {
@@ -76,7 +77,7 @@ struct gpu_device {
 	struct list kernels[GPU_KERNEL_LISTS]; /* by identity */
 	struct list idle; /* those that nobody has, the ones that were had last at the end */
 	uint32_t n_idle;
-	uint64_t most_idle;
+	uint64_t idle_bytes, most_idle, most_idle_bytes;
 };
 
 static inline struct gpu_device *gpu_device_of(struct device *device)

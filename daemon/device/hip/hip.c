@@ -160,6 +160,18 @@ static void gpu_trim(struct device *device)
 	gpu_staging_trim(gpu_device_of(device));
 }
 
+static bool gpu_make_room(struct device *device, uint64_t bytes)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+	bool any = gpu->n_idle > 0 || gpu->free_workspaces || gpu->free_staging;
+
+	if (bytes > device->info.memory_bytes || !any)
+		return false;
+	gpu_trim(device);
+	gpu_unload_idle(device);
+	return true;
+}
+
 __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops = {
 	.backend = GPU_BACKEND,
 	.open = gpu_open,
@@ -187,6 +199,7 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.set_idle = gpu_set_idle,
 	.unload_idle = gpu_unload_idle,
 	.count_idle = gpu_count_idle,
+	.make_room = gpu_make_room,
 	.staging_cost = gpu_staging_cost,
 	.staging_new = gpu_staging_new,
 	.staging_free = gpu_staging_free,

@@ -136,6 +136,7 @@ static void wake(struct gpu_device *gpu, struct device_kernel *kernel)
 		return;
 	list_remove(&kernel->in_idle);
 	gpu->n_idle--;
+	gpu->idle_bytes -= kernel->bytes;
 }
 
 /* Nobody has it, nor is there anybody who waits for it. */
@@ -148,11 +149,12 @@ static void forget_kernel(struct gpu_device *gpu, struct device_kernel *kernel)
 	free(kernel);
 }
 
-/* The user for whom most of the idle kernels were loaded: a flood of one user's leaves the others theirs. */
-static uint32_t richest_user(const struct gpu_device *gpu)
+/* The user for whom most of the idle kernels were loaded, or of their bytes: a flood of one user's leaves the others theirs. */
+static uint32_t richest_user(const struct gpu_device *gpu, bool by_bytes)
 {
 	struct {
-		uint32_t uid, n;
+		uint32_t uid;
+		uint64_t n;
 	} users[32] = {{0, 0}}; /* those that come after so many others lose what they had last */
 	uint32_t n_users = 0, richest = 0;
 
@@ -167,16 +169,17 @@ static uint32_t richest_user(const struct gpu_device *gpu)
 			users[n_users].uid = kernel->owner;
 			users[n_users++].n = 0;
 		}
-		if (++users[i].n > users[richest].n)
+		users[i].n += by_bytes ? kernel->bytes : 1;
+		if (users[i].n > users[richest].n)
 			richest = i;
 	}
 	return users[richest].uid;
 }
 
-static void trim(struct gpu_device *gpu, uint64_t most)
+static void trim(struct gpu_device *gpu)
 {
-	while (gpu->n_idle > most) {
-		uint32_t uid = richest_user(gpu);
+	while (gpu->n_idle > gpu->most_idle || gpu->idle_bytes > gpu->most_idle_bytes) {
+		uint32_t uid = richest_user(gpu, gpu->n_idle <= gpu->most_idle);
 
 		list_for_each_entry(struct device_kernel, kernel, &gpu->idle, in_idle) {
 			if (kernel->owner != uid)
@@ -199,7 +202,8 @@ static void settle(struct gpu_device *gpu, struct device_kernel *kernel)
 	}
 	list_append(&gpu->idle, &kernel->in_idle);
 	gpu->n_idle++;
-	trim(gpu, gpu->most_idle);
+	gpu->idle_bytes += kernel->bytes;
+	trim(gpu);
 }
 
 int gpu_hold(struct device *device, struct device_kernel *kernel, uint32_t uid, bool *ret_first,
@@ -248,12 +252,13 @@ uint32_t gpu_kernel_spills(const struct device_kernel *kernel)
 	return kernel->spills;
 }
 
-void gpu_set_idle(struct device *device, uint64_t most)
+void gpu_set_idle(struct device *device, uint64_t most, uint64_t most_bytes)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
 
 	gpu->most_idle = most;
-	trim(gpu, most);
+	gpu->most_idle_bytes = most_bytes;
+	trim(gpu);
 }
 
 void gpu_unload_idle(struct device *device)
@@ -273,12 +278,13 @@ uint32_t gpu_count_idle(const struct device *device)
 static hipError_t load_module(struct gpu_device *gpu, struct device_kernel *kernel,
 			      const void *image)
 {
+	uint64_t since = gpu_reclaimed(gpu);
 	hipError_t status = hipModuleLoadData(&kernel->module, image);
 
 	if (status != hipErrorOutOfMemory || gpu->n_idle == 0)
 		return status;
 	gpu_unload_idle(&gpu->device);
-	(void)gpu_reclaim_wait(gpu, GPU_LOOP_PATIENCE_MS);
+	(void)gpu_reclaim_wait(gpu, since, GPU_LOOP_PATIENCE_MS);
 	return hipModuleLoadData(&kernel->module, image);
 }
 
@@ -533,6 +539,7 @@ void gpu_kernels_init(struct gpu_device *gpu)
 		list_init(&gpu->kernels[i]);
 	list_init(&gpu->idle);
 	gpu->most_idle = USUALLY_IDLE;
+	gpu->most_idle_bytes = UINT64_MAX;
 }
 
 static void free_kernel(struct device_kernel *kernel)

@@ -56,7 +56,7 @@ int gpu_hold(struct device *device, struct device_kernel *kernel, uint32_t uid, 
 bool gpu_drop(struct device *device, struct device_kernel *kernel, uint32_t uid);
 uint64_t gpu_kernel_bytes(const struct device_kernel *kernel);
 uint32_t gpu_kernel_spills(const struct device_kernel *kernel);
-void gpu_set_idle(struct device *device, uint64_t most);
+void gpu_set_idle(struct device *device, uint64_t most, uint64_t most_bytes);
 uint32_t gpu_count_idle(const struct device *device);
 void gpu_kernels_init(struct gpu_device *gpu);
 void gpu_kernels_free(struct gpu_device *gpu);

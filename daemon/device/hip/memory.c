@@ -63,9 +63,10 @@ static size_t round_up(uint64_t size, size_t granularity)
 static hipError_t allocate(struct gpu_device *gpu, size_t bytes, uint32_t patience_ms,
 			   void **ret_pointer)
 {
+	uint64_t since = gpu_reclaimed(gpu);
 	hipError_t status = hipMalloc(ret_pointer, bytes);
 
-	if (status == hipErrorOutOfMemory && gpu_reclaim_wait(gpu, patience_ms))
+	if (status == hipErrorOutOfMemory && gpu_reclaim_wait(gpu, since, patience_ms))
 		status = hipMalloc(ret_pointer, bytes);
 	return status;
 }
@@ -84,10 +85,11 @@ static int scrub(struct gpu_device *gpu, void *pointer, size_t bytes, struct fmh
 static int make_shareable(struct gpu_device *gpu, size_t bytes, void **ret_pointer, int *ret_fd,
 			  struct fmha_error *err)
 {
+	uint64_t since = gpu_reclaimed(gpu);
 	hipError_t status = gpu_vmm_create(bytes, gpu->index, ret_pointer, ret_fd);
 	int r;
 
-	if (status == hipErrorOutOfMemory && gpu_reclaim_wait(gpu, PATIENCE_MS))
+	if (status == hipErrorOutOfMemory && gpu_reclaim_wait(gpu, since, PATIENCE_MS))
 		status = gpu_vmm_create(bytes, gpu->index, ret_pointer, ret_fd);
 	if (status != hipSuccess)
 		return gpu_failure(gpu, status, "allocating memory", err);

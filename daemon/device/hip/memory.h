@@ -42,7 +42,9 @@ int gpu_reclaim_start(struct gpu_device *gpu, struct fmha_error *err);
 void gpu_reclaim_stop(struct gpu_device *gpu);
 /* Any thread: takes the memory over. */
 void gpu_reclaim(struct gpu_device *gpu, struct gpu_memory *memory);
-/* Any thread. Return: whether there was something to be given back, and within @ms it has been. */
-bool gpu_reclaim_wait(struct gpu_device *gpu, uint32_t ms);
+/* Any thread. How many pieces have been given back so far. */
+uint64_t gpu_reclaimed(struct gpu_device *gpu);
+/* Any thread. Return: whether within @ms all that is to be given back has been, and it was more than @since. */
+bool gpu_reclaim_wait(struct gpu_device *gpu, uint64_t since, uint32_t ms);
 
 #endif

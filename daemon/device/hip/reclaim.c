@@ -28,6 +28,7 @@ static void *reclaimer(void *argument)
 		gpu_memory_destroy(gpu, memory);
 		(void)pthread_mutex_lock(&reclaim->lock);
 		reclaim->n_pending--;
+		reclaim->n_done++;
 		(void)pthread_cond_broadcast(&reclaim->changed);
 	}
 	(void)pthread_mutex_unlock(&reclaim->lock);
@@ -81,7 +82,18 @@ void gpu_reclaim(struct gpu_device *gpu, struct gpu_memory *memory)
 	(void)pthread_mutex_unlock(&reclaim->lock);
 }
 
-bool gpu_reclaim_wait(struct gpu_device *gpu, uint32_t ms)
+uint64_t gpu_reclaimed(struct gpu_device *gpu)
+{
+	struct gpu_reclaim *reclaim = &gpu->reclaim;
+	uint64_t n;
+
+	(void)pthread_mutex_lock(&reclaim->lock);
+	n = reclaim->n_done;
+	(void)pthread_mutex_unlock(&reclaim->lock);
+	return n;
+}
+
+bool gpu_reclaim_wait(struct gpu_device *gpu, uint64_t since, uint32_t ms)
 {
 	struct gpu_reclaim *reclaim = &gpu->reclaim;
 	uint64_t end = clock_ns() + ms * NS_PER_MS;
@@ -91,10 +103,10 @@ bool gpu_reclaim_wait(struct gpu_device *gpu, uint32_t ms)
 	int r = 0;
 
 	(void)pthread_mutex_lock(&reclaim->lock);
-	any = reclaim->n_pending > 0;
 	while (reclaim->n_pending > 0 && r == 0)
 		r = pthread_cond_timedwait(&reclaim->changed, &reclaim->lock, &until);
 	all = reclaim->n_pending == 0;
+	any = reclaim->n_done != since;
 	(void)pthread_mutex_unlock(&reclaim->lock);
 	return any && all;
 }

@@ -6,7 +6,8 @@
  * address), as a fault in a kernel does, from its CUDA_STUB_AFTER-th use on. With
  * CUDA_STUB_KERNEL_US a kernel takes so long, one after the other on the whole device. With
  * CUDA_STUB_IDLE any code is a module, and kernels do nothing, but if that is "stray" they write
- * the byte in front of their first tensor. CUDA_STUB_MODULES is how many modules there is memory for.
+ * the byte in front of their first tensor. CUDA_STUB_MODULES is how many modules there is memory for,
+ * CUDA_STUB_GRANULES how much there is for modules, which take a granule of 2 MiB each, and all else together.
  *
  * A process that has loaded it may ask what it has seen: cuda_stub_modules() are loaded,
  * cuda_stub_arguments() were those of the last launch. Between cuStreamBeginCapture() and
@@ -15,6 +16,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -166,6 +168,20 @@ CALL(cuGetErrorString, int error, const char **text)
 struct graph;
 static struct graph *capturing; /* one at a time, of any stream */
 
+static _Atomic long long used_bytes;
+
+/* Takes so much of the device's memory. Return: whether there is. */
+static int take(size_t bytes)
+{
+	const char *text = getenv("CUDA_STUB_GRANULES");
+
+	used_bytes += (long long)bytes;
+	if (!text || used_bytes <= atoll(text) * GRANULARITY)
+		return 1;
+	used_bytes -= (long long)bytes;
+	return 0;
+}
+
 CALL(cuMemAlloc_v2, pointer *ret, size_t bytes)
 {
 	void *memory;
@@ -177,6 +193,10 @@ CALL(cuMemAlloc_v2, pointer *ret, size_t bytes)
 		return 2;
 	if (posix_memalign(&memory, 256, bytes) != 0) /* as the driver's */
 		return 2;
+	if (!take(malloc_usable_size(memory))) {
+		free(memory);
+		return 2;
+	}
 	memset(memory, 0xa5, bytes); /* real memory is not clear either */
 	*ret = (pointer)(uintptr_t)memory;
 	return 0;
@@ -184,6 +204,7 @@ CALL(cuMemAlloc_v2, pointer *ret, size_t bytes)
 
 CALL(cuMemFree_v2, pointer memory)
 {
+	used_bytes -= (long long)malloc_usable_size((void *)(uintptr_t)memory);
 	free((void *)(uintptr_t)memory);
 	return 0;
 }
@@ -600,7 +621,7 @@ CALL(cuModuleLoadData, void **module, const void *image)
 		return CAPTURING;
 	if (memcmp(image, "stub code", 9) != 0 && !getenv("CUDA_STUB_IDLE"))
 		return 200;
-	if (n_modules >= most_modules())
+	if (n_modules >= most_modules() || !take(GRANULARITY))
 		return 2;
 	*module = malloc(1);
 	n_modules++;
@@ -610,6 +631,7 @@ CALL(cuModuleLoadData, void **module, const void *image)
 CALL(cuModuleUnload, void *module)
 {
 	n_modules--;
+	used_bytes -= GRANULARITY;
 	free(module);
 	return 0;
 }
@@ -813,14 +835,18 @@ CALL(cuMemMap, pointer at, size_t bytes, size_t offset, unsigned long long handl
 		return 2;
 	if (offset + bytes > (size_t)st.st_size)
 		return INVALID;
-	return mmap((void *)(uintptr_t)at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-		    (int)handle - 1, (off_t)offset) == MAP_FAILED
-		       ? 2
-		       : 0;
+	if (!take(bytes))
+		return 2;
+	if (mmap((void *)(uintptr_t)at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+		 (int)handle - 1, (off_t)offset) != MAP_FAILED)
+		return 0;
+	used_bytes -= (long long)bytes;
+	return 2;
 }
 
 CALL(cuMemUnmap, pointer at, size_t bytes)
 {
+	used_bytes -= (long long)bytes;
 	return mmap((void *)(uintptr_t)at, bytes, PROT_NONE,
 		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED
 		       ? 2

@@ -78,6 +78,8 @@
 	  "one user's such kernels; never more than half of all")                                  \
 	X(KERNELS_IDLE, kernels_idle, RELOAD, 0, 0, 1 << 16,                                       \
 	  "kernels that stay loaded though no plan has them; 0: an eighth of kernels")             \
+	X(KERNELS_IDLE_BYTES, kernels_idle_bytes, RELOAD, 256 << 20, 0, 1ll << 50,                 \
+	  "bytes of such kernels' code")                                                           \
 	X(MEMORY_BYTES, memory_bytes, RELOAD, 0, 0, 1ll << 50,                                     \
 	  "bytes of buffers, workspaces and code on one device; 0: three quarters of the "         \
 	  "device's "                                                                              \

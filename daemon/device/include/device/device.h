@@ -198,8 +198,8 @@ void device_set_builder(struct device *device, device_builder builder, device_un
 			device_unloaded unloaded, void *worker);
 /* Whether there are such kernels. */
 bool device_loads_code(const struct device *device);
-/* How many of those that nobody has stay loaded; 16 before the first call. */
-void device_set_idle(struct device *device, uint64_t most);
+/* How many of those that nobody has stay loaded, and with how much code; 16 of any size before the first call. */
+void device_set_idle(struct device *device, uint64_t most, uint64_t most_bytes);
 /* All of those go: something lacks that they have. */
 void device_unload_idle(struct device *device);
 
@@ -344,6 +344,11 @@ bool device_has_failed(struct device *device, struct fmha_error *err);
 
 /* Gives back memory that only speeds up the next launch. */
 void device_trim(struct device *device);
+/*
+ * The device lacks memory for @bytes: what is only kept for later goes, kernels that nobody has and memory of launches.
+ * Return: whether device_memory_create() or _import() is worth another call, which waits for what goes.
+ */
+bool device_make_room(struct device *device, uint64_t bytes);
 /* The same of what takes long to give back. Any thread. */
 void device_trim_memory(struct device *device);
 
