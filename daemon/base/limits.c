@@ -44,6 +44,7 @@ static uint64_t least_of(uint64_t a, uint64_t b)
 void limits_resolve(struct limits *limits, uint64_t memory_bytes, bool keeps_code)
 {
 	uint64_t *value = limits->value, fds = most_fds(), reserved = value[LIMIT_RESERVED_FDS];
+	uint64_t left;
 
 	if (value[LIMIT_MEMORY_BYTES] == 0)
 		value[LIMIT_MEMORY_BYTES] = memory_bytes / 4 * 3;
@@ -51,14 +52,18 @@ void limits_resolve(struct limits *limits, uint64_t memory_bytes, bool keeps_cod
 		value[LIMIT_MEMORY_BYTES_PER_UID] = memory_bytes / 2;
 	if (value[LIMIT_KERNELS] == 0)
 		value[LIMIT_KERNELS] = least_of(fds / 4, MOST_KERNELS);
-	value[LIMIT_KERNELS_PER_UID] = least_of(value[LIMIT_KERNELS_PER_UID],
-						(value[LIMIT_KERNELS] + 1) / 2);
 	if (value[LIMIT_KERNELS_IDLE] == 0)
 		value[LIMIT_KERNELS_IDLE] = (value[LIMIT_KERNELS] + 7) / 8;
-	if (keeps_code)
+	if (keeps_code) {
+		value[LIMIT_KERNELS] = least_of(value[LIMIT_KERNELS], fds / 2);
+		value[LIMIT_KERNELS_IDLE] = least_of(value[LIMIT_KERNELS_IDLE], fds / 8);
 		reserved += value[LIMIT_KERNELS] + value[LIMIT_KERNELS_IDLE];
-	if (value[LIMIT_FDS] == 0)
-		value[LIMIT_FDS] = fds > reserved + LEAST_FDS ? fds - reserved : LEAST_FDS;
+	}
+	left = fds > reserved + LEAST_FDS ? fds - reserved : LEAST_FDS;
+	if (value[LIMIT_FDS] == 0 || value[LIMIT_FDS] > left)
+		value[LIMIT_FDS] = left;
+	value[LIMIT_KERNELS_PER_UID] = least_of(value[LIMIT_KERNELS_PER_UID],
+						(value[LIMIT_KERNELS] + 1) / 2);
 	if (value[LIMIT_FDS_PER_UID] > value[LIMIT_FDS] / 2)
 		value[LIMIT_FDS_PER_UID] = value[LIMIT_FDS] / 2;
 	if (value[LIMIT_BUFFERS] == 0)

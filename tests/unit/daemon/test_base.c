@@ -173,6 +173,30 @@ static void zeros_become_what_the_machine_offers(void **state)
 	assert_true(limits_host_memory() > 1 << 20);
 }
 
+/* A configuration that promises more descriptors than there are is held to what there are. */
+static void kernels_keep_their_descriptors(void **state)
+{
+	struct limits limits = {.value = {[LIMIT_RESERVED_FDS] = 64}}, wide = limits, greedy = limits;
+	uint64_t all;
+
+	(void)state;
+	limits_resolve(&limits, 1000, true);
+	all = limits.value[LIMIT_FDS] + 64 + limits.value[LIMIT_KERNELS] +
+	      limits.value[LIMIT_KERNELS_IDLE];
+	wide.value[LIMIT_FDS] = 1 << 20;
+	limits_resolve(&wide, 1000, true);
+	assert_int_equal(wide.value[LIMIT_FDS], limits.value[LIMIT_FDS]);
+	greedy.value[LIMIT_KERNELS] = greedy.value[LIMIT_KERNELS_IDLE] = 1 << 16;
+	limits_resolve(&greedy, 1000, true);
+	assert_true(greedy.value[LIMIT_KERNELS] <= all / 2);
+	assert_true(64 + greedy.value[LIMIT_KERNELS] + greedy.value[LIMIT_KERNELS_IDLE] +
+			    greedy.value[LIMIT_FDS] <=
+		    all);
+	wide.value[LIMIT_FDS] = 20;
+	limits_resolve(&wide, 1000, true);
+	assert_int_equal(wide.value[LIMIT_FDS], 20);
+}
+
 static void limits_count_their_hits(void **state)
 {
 	struct limits limits = {.value = {[LIMIT_CONNECTIONS] = 3}};
@@ -340,6 +364,7 @@ int main(void)
 		cmocka_unit_test(accounts_are_found_by_uid_and_end_with_their_last_user),
 		cmocka_unit_test(a_charge_respects_the_user_and_everybody),
 		cmocka_unit_test(zeros_become_what_the_machine_offers),
+		cmocka_unit_test(kernels_keep_their_descriptors),
 		cmocka_unit_test(limits_count_their_hits),
 		cmocka_unit_test(ids_are_never_given_twice),
 		cmocka_unit_test(guessed_ids_name_nothing),

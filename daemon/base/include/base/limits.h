@@ -31,8 +31,8 @@
 	X(FDS_PER_CONNECTION, fds_per_connection, RESTART, 64, 1, 4096,                            \
 	  "descriptors of one connection")                                                         \
 	X(FDS, fds, RESTART, 0, 0, 1 << 20,                                                        \
-	  "descriptors of a process; 0: what RLIMIT_NOFILE leaves beside reserved_fds, and "       \
-	  "beside a worker's kernels")                                                             \
+	  "descriptors of a process, never more than what 0 stands for: what RLIMIT_NOFILE "       \
+	  "leaves beside reserved_fds and a worker's kernels")                                     \
 	X(FDS_PER_UID, fds_per_uid, RESTART, 512, 1, 1 << 20,                                      \
 	  "one user's descriptors; never more than half of all")                                   \
 	X(RESERVED_FDS, reserved_fds, RESTART, 64, 16, 1 << 16,                                    \
@@ -72,8 +72,8 @@
 	X(PLANS, plans, RELOAD, 65536, 1, 1 << 24, "plans of one worker")                          \
 	X(PLANS_PER_UID, plans_per_uid, RELOAD, 16384, 1, 1 << 22, "one user's plans")             \
 	X(KERNELS, kernels, RELOAD, 0, 0, 1 << 16,                                                 \
-	  "compiled kernels that plans of one worker have loaded; 0: a quarter of its "            \
-	  "descriptors, at most 4096")                                                             \
+	  "compiled kernels that plans of one worker have loaded, local ones while they are "      \
+	  "made; 0: a quarter of its descriptors, at most 4096; never more than half of them")                                                             \
 	X(KERNELS_PER_UID, kernels_per_uid, RELOAD, 1024, 1, 1 << 16,                              \
 	  "one user's such kernels; never more than half of all")                                  \
 	X(KERNELS_IDLE, kernels_idle, RELOAD, 0, 0, 1 << 16,                                       \
