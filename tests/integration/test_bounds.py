@@ -389,6 +389,27 @@ def sessions_of(daemon, uid):
     return [s for s in daemon.status()["devices"][0]["worker"]["sessions"] if s["uid"] == uid]
 
 
+def private_mib(pid):
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Anonymous:")) / 1024
+
+
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer keeps what was freed")
+def test_an_idle_worker_keeps_nothing_of_sessions_that_have_ended():
+    """Plans are memory, too, and lie between those of others who stay."""
+    with fmhad.Daemon({"tuning": {"automatic": False}}) as daemon, contextlib.ExitStack() as stack:
+        pid, others = daemon.worker_pid(), [stack.enter_context(daemon.device()) for _ in range(20)]
+        before = private_mib(pid)
+        with daemon.device() as device:
+            buffer = device.buffer_create(4096)
+            for other in others:
+                for _ in range(100):
+                    small_plan(device, buffer)
+                small_plan(other, other.buffer_create(4096))
+        assert private_mib(pid) > before + 16
+        assert fmhad.until(lambda: private_mib(pid) < before + 6, 20, 0.1)
+
+
 # ---- what others see, and places that others hold ----
 
 
