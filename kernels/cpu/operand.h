@@ -158,7 +158,8 @@ static inline int32_t operand_pair(const operand *p)
 	return pair;
 }
 
-#ifndef __AMX_BF16__
+/* clang 14 spells it without the second line. */
+#if !defined(__AMX_BF16__) && !defined(__AMXBF16__)
 
 #define OPERAND_TILES 0
 #define ROW_UNIT      OPERAND_PAIR

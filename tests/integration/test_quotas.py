@@ -13,6 +13,7 @@ import fmha_wire
 import fmhad
 import pytest
 from fmhad import connects, finish, start
+from test_bounds import SANITIZED
 from test_supervision import prepare, status
 
 
@@ -182,7 +183,8 @@ def test_slow_readers_are_dropped_and_cost_little(make_daemon):
         assert fmhad.until(lambda: status(client)["front"]["connections"] == 1)
         limits = status(client)["front"]["limits"]
         assert limits["output_soft_bytes"]["hits"] + limits["output_hard_bytes"]["hits"] >= 10
-    assert daemon.rss_kib()[0] - before[0] < 10 * 65536 * 1.1 / 1024 + 1024
+    if not SANITIZED:  # a sanitizer keeps what was freed
+        assert daemon.rss_kib()[0] - before[0] < 10 * 65536 * 1.1 / 1024 + 1024
     for client in slow:
         client.close()
     assert daemon.log().count("\n") < 60
