@@ -490,7 +490,7 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 		r = connection_open(&worker->control, &worker->hub, WORKER_CONTROL_FD, NULL, false,
 				    &control_ops, err);
 	if (r == 0 && uv_signal_start(&worker->on_hangup, on_hangup_signal, SIGHUP) < 0)
-		r = fmha_error_set(err, FMHA_ENOMEM, "signals: out of memory");
+		r = fmha_error_set(err, FMHA_ENOMEM, "the loop: out of memory");
 	return r == 0 ? announce(worker, err) : r;
 }
 

@@ -17,11 +17,24 @@
 
 #define SHOWN __attribute__((visibility("default")))
 
+/* What one of these calls of the others, in its own library, does not fail there: uv_spawn() does not look at what
+ * uv_signal_start() says, which has nothing that it could lack. */
+static _Thread_local bool within;
+
 #define LIBRARY(CLASS, FAILED, TYPE, NAME, PARAMETERS, ARGUMENTS)                                  \
 	DEFINE_NEXT(NAME);                                                                         \
 	SHOWN TYPE NAME PARAMETERS                                                                 \
 	{                                                                                          \
-		return FAULT(CLASS, #NAME, ENOMEM) ? (FAILED) : NEXT(NAME) ARGUMENTS;              \
+		TYPE answer;                                                                       \
+                                                                                                   \
+		if (within)                                                                        \
+			return NEXT(NAME) ARGUMENTS;                                               \
+		if (FAULT(CLASS, #NAME, ENOMEM))                                                   \
+			return FAILED;                                                             \
+		within = true;                                                                     \
+		answer = NEXT(NAME) ARGUMENTS;                                                     \
+		within = false;                                                                    \
+		return answer;                                                                     \
 	}
 
 /* ---- libuv ---- */
@@ -41,11 +54,12 @@ DEFINE_NEXT(uv_spawn);
 SHOWN int uv_spawn(uv_loop_t *loop, uv_process_t *process, const uv_process_options_t *options)
 {
 	uv_process_options_t of_nothing = {.exit_cb = options->exit_cb, .file = "/", .args = options->args};
+	int fails = FAULT(UV, "uv_spawn", ENOMEM), r;
 
-	if (!FAULT(UV, "uv_spawn", ENOMEM))
-		return NEXT(uv_spawn)(loop, process, options);
-	(void)NEXT(uv_spawn)(loop, process, &of_nothing);
-	return UV_ENOMEM;
+	within = true;
+	r = NEXT(uv_spawn)(loop, process, fails ? &of_nothing : options);
+	within = false;
+	return fails ? UV_ENOMEM : r;
 }
 
 LIBRARY(UV, UV_ENOMEM, int, uv_queue_work,
