@@ -189,3 +189,57 @@ def test_the_map_and_the_build_are_told():
         assert words in index and words in readme
     for path in re.findall(r"^    (?:client|worker|front|helper|) +((?:client|daemon)/\S+\.c) ", readme, re.MULTILINE):
         assert (ROOT / path).is_file(), path
+
+
+# ---- SECURITY.md: what it says holds a promise is there ----
+
+NO_TESTS = {"loop_times", "implicit-conversion", "./dev bench fair", "proto/methods.h",
+            "-fsanitize=float-cast-overflow,integer-divide-by-zero"}
+
+
+def promises():
+    """(promise, what it says holds it) of each row of the tables that have such a column."""
+    found = []
+    for table in re.split(r"\n\n", (ROOT / "SECURITY.md").read_text()):
+        rows = [line.strip("|").split(" | ") for line in table.splitlines() if line.startswith("|")]
+        if rows and rows[0][-1].strip() == "held by":
+            found += [(row[0].strip(), row[-1]) for row in rows[2:]]
+    return found
+
+
+def unit_tests():
+    """Names of programs, with their layer's and without it, and of the tests in them."""
+    found = set()
+    for path in (ROOT / "tests/unit").rglob("test_*.c"):
+        found |= {path.stem, path.stem.replace("test_", f"test_{path.parent.name}_", 1)}
+        found |= set(re.findall(r"^static void (\w+)\(void \*\*state\)", path.read_text(), re.M))
+    return found
+
+
+def is_there(word, file):
+    """Whether what is named exists, and the file that what follows may be in."""
+    path, _, name = word.rpartition("::") if "::" in word else (word, "", "")
+    if path.endswith(".py") or path.startswith("tests/"):
+        places = [ROOT / path, ROOT / "tests/integration" / path, *([file.parent / path] if file else [])]
+        file = next((place for place in places if place.exists()), None)
+        return bool(file) and (not name or f"def {name}(" in file.read_text()), file
+    if path.startswith("..."):
+        return bool(re.search(rf"def test_\w+{path[3:]}\(", file.read_text())), file
+    if not path:
+        return f"def {name}(" in file.read_text(), file
+    return word in unit_tests() | NO_TESTS, file
+
+
+@pytest.mark.parametrize("promise, held_by", promises(), ids=[promise[:40] for promise, _ in promises()])
+def test_what_holds_a_promise_is_there(promise, held_by):
+    named = re.findall(r"`([^`]+)`", held_by)
+    file = None
+    for word in named:
+        there, file = is_there(word, file)
+        assert there, f"{word}, which is said to hold: {promise}"
+    assert set(named) - NO_TESTS, promise
+
+
+def test_there_are_promises():
+    assert len(promises()) > 20
+    assert not is_there("test_bounds.py::test_nothing", None)[0] and not is_there("test_bones", None)[0]

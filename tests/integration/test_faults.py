@@ -26,6 +26,12 @@ def test_every_37th_fault_of_a_visit(visit):
     assert sum(counts.values()) > 2
 
 
+def test_a_start_without_memory_is_begun_again_or_says_so():
+    """A few of a front's allocations, among them those for a worker that reports ready."""
+    counts = tried([FOLDER / "campaign.py", "--every", 11, "--only", "start", "--kind", "front", "--class", "memory", "--mode", "once"])
+    assert counts["front"] > 5
+
+
 def test_every_fault_of_a_compile_helper():
     assert tried([FOLDER / "programs.py", "--only", "helper"])["helper"] > 40
 
