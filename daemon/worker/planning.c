@@ -19,6 +19,14 @@ struct planning {
 	} params;
 };
 
+/* Of a plan that something faster has become known for. */
+struct renewal {
+	struct chore chore;
+	struct session *session;
+	uint64_t id, serial; /* a plan of that id may be another one by then */
+	struct plan_looking *looking;
+};
+
 static bool is_local(enum proto_method method)
 {
 	return method == PROTO_LOCAL_PLAN || method == PROTO_LOCAL_RUNS;
@@ -107,4 +115,53 @@ int planning_request(struct session *session, uint32_t id, enum proto_method met
 	session->n_offloads++;
 	chore_start(&worker->chores, &planning->chore, session->account, step);
 	return 0;
+}
+
+/* ---- plans that are chosen again ---- */
+
+static bool renewal_step(struct chore *chore)
+{
+	struct renewal *renewal = container_of(chore, struct renewal, chore);
+	struct session *session = renewal->session;
+	struct plan_device *device = &session->worker->plan_device;
+	struct session_plan *plan = NULL;
+
+	if (!session->hung_up) {
+		kernels_act_for(session, false);
+		if (plan_look(renewal->looking))
+			return true;
+		plan = table_get(&session->plans, renewal->id);
+	}
+	if (plan && plan->serial == renewal->serial) {
+		plan->renewing = false;
+		device->looking = renewal->looking;
+		session_plan_renew(session, renewal->id, plan);
+		device->looking = NULL;
+	}
+	plan_looking_free(renewal->looking);
+	free(renewal);
+	session_offload_ended(session);
+	return false;
+}
+
+bool planning_renewal(struct session *session, uint64_t id, struct session_plan *plan)
+{
+	struct worker *worker = session->worker;
+	struct renewal *renewal = worker->plan_device.model ? malloc(sizeof(*renewal)) : NULL;
+
+	if (!renewal)
+		return false;
+	kernels_act_for(session, false);
+	renewal->looking = plan_looking_new(&plan->plan.problem, NULL, &worker->plan_device);
+	if (!renewal->looking) {
+		free(renewal);
+		return false;
+	}
+	renewal->session = session;
+	renewal->id = id;
+	renewal->serial = plan->serial;
+	plan->renewing = true;
+	session->n_offloads++;
+	chore_start(&worker->chores, &renewal->chore, session->account, renewal_step);
+	return true;
 }

@@ -2,6 +2,7 @@
 /* plans.c: the plans of a session: made, charged, explained, released. */
 #include "held.h"
 #include "kernels.h"
+#include "planning.h"
 #include "staging.h"
 
 #include <stdio.h>
@@ -306,19 +307,23 @@ void session_plan_refresh(struct session *session, uint64_t id, struct session_p
 {
 	struct worker *worker = session->worker;
 	uint64_t generation = worker->registry ? registry_generation(worker->registry) : 0;
-	struct plan *next;
 
 	if (plan->generation == generation || !plan->ready || plan->renewing ||
 	    !plan_may_change(&plan->plan))
 		return;
 	plan->generation = generation;
-	if (!is_outdone(session, plan))
-		return;
-	next = malloc(sizeof(*next));
+	if (is_outdone(session, plan) && !planning_renewal(session, id, plan))
+		session_plan_renew(session, id, plan);
+}
+
+void session_plan_renew(struct session *session, uint64_t id, struct session_plan *plan)
+{
+	struct plan *next = malloc(sizeof(*next));
+
 	if (!next)
 		return;
 	kernels_act_for(session, false);
-	if (plan_build(&plan->plan.problem, NULL, &worker->plan_device, next, NULL) == 0 &&
+	if (plan_build(&plan->plan.problem, NULL, &session->worker->plan_device, next, NULL) == 0 &&
 	    !plan_has_same_kernels(next, &plan->plan) && fits_what_was_told(plan, next)) {
 		plan->renewing = true;
 		prepare_renewal(session, id, next);

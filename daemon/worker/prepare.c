@@ -318,11 +318,14 @@ static void end_renewal(struct preparing *preparing, bool succeeded)
 void prepare_renewal(struct session *session, uint64_t id, const struct plan *next)
 {
 	struct preparing *preparing = calloc(1, sizeof(*preparing));
+	struct session_plan *plan = table_get(&session->plans, id);
 	struct fmha_error ignored;
 	int r;
 
-	if (!preparing)
+	if (!preparing) {
+		plan->renewing = false;
 		return;
+	}
 	preparing->session = session;
 	preparing->renews = true;
 	preparing->result.plan = id;

@@ -273,6 +273,8 @@ void session_plan_settle(struct session *session, struct session_plan *plan,
  * not change, or whose kernels were named, stay as they are.
  */
 void session_plan_refresh(struct session *session, uint64_t id, struct session_plan *plan);
+/* Chooses it. */
+void session_plan_renew(struct session *session, uint64_t id, struct session_plan *plan);
 /* Puts a new version in the place of plan @id. */
 void session_plan_replace(struct session *session, uint64_t id, const struct plan *next,
 			  const struct device_kernel *const kernels[PLAN_MAX_STAGES]);
