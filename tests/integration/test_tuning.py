@@ -114,6 +114,12 @@ def files(state):
     return {path.name: path.read_text() for path in state.iterdir() if path.is_file()}
 
 
+def results_file(state):
+    """Not the settings, nor who the owner is."""
+    (path,) = (path for path in state.glob("*.json") if not path.name.endswith("settings.json"))
+    return path
+
+
 def ready_again(daemon):
     device = daemon.status()["devices"][0]
     return device["deaths"] > 0 and device["state"] == "ready"
