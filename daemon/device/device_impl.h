@@ -40,7 +40,7 @@ struct device_ops {
 	int (*prepare)(struct device *device, const struct plan_stage *stage,
 		       const union abi_args *args, struct device_waiter *waiter,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err);
-	/* The next thirteen, and staging_cost, are NULL on devices whose kernels are built in and
+	/* The next fourteen, and staging_cost, are NULL on devices whose kernels are built in and
 	 * whose memory is the host's. */
 	int (*prepare_tables)(struct device *device, struct device_waiter *waiter,
 			      const struct device_kernel **ret_kernel, struct fmha_error *err);

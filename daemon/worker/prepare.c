@@ -60,7 +60,8 @@ static void *map_code(const struct proto_compile_result *result, int fd, struct 
 	}
 	/* The clients that get the same file could cut it off under whoever reads the mapping. */
 	if (!handout_is_sealed(fd, result->size)) {
-		(void)fmha_error_set(err, FMHA_EINTERNAL, "compile: code that can still change");
+		(void)fmha_error_set(err, FMHA_EIO,
+				     "compile: code that can still change, or that cannot be looked at");
 		return NULL;
 	}
 	code = mmap(NULL, result->size, PROT_READ, MAP_PRIVATE, fd, 0);
