@@ -167,8 +167,8 @@ static const struct gpu_kind gpu_kinds[] = {
 	 {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", NULL},
 	 "install ROCm and tell ldconfig its folder, or for older GPUs Debian's libamdhip64-5",
 	 {"clang", "hiprtc", NULL},
-	 "install clang-19 and lld-19, or ROCm's hipRTC; gfx950 needs ROCm's or a newer clang "
-	 "(README)"},
+	 "install clang-19 and lld-19, or ROCm's hipRTC; gfx950 and gfx12 need ROCm's or a newer "
+	 "clang (README)"},
 };
 
 static void check_compiler(struct doctor *doctor, const struct gpu_kind *kind)
@@ -309,7 +309,26 @@ static void check_version(struct doctor *doctor, const char *version)
 		       "the daemon is %s, this library %s", version, fmha_version());
 }
 
-static void check_device(struct doctor *doctor, const cJSON *device)
+/* @compile: what the daemon says of its compilers. */
+static void check_fit(struct doctor *doctor, const char *what, const char *arch,
+		      const cJSON *compile)
+{
+	char helper[PATH_MAX], line[512], version[] = "--version", clang[] = "clang";
+	char *argv[] = {helper,       version, clang, (char *)text_of(compile, "clang"),
+			(char *)arch, NULL};
+	int status;
+
+	if (strncmp(arch, "gfx", 3) != 0)
+		return;
+	(void)tree_path(TREE_HELPERS, "fmhad-compile", helper, sizeof(helper));
+	status = ask(argv, line, sizeof(line));
+	if (status == 0)
+		report(doctor, GOOD, what, NULL, "is compiled for by %s", line);
+	else if (status > 0)
+		report(doctor, WRONG, what, "a clang that will do, and restart fmhad", "%s", line);
+}
+
+static void check_device(struct doctor *doctor, const cJSON *device, const cJSON *compile)
 {
 	const cJSON *worker = cJSON_GetObjectItemCaseSensitive(device, "worker");
 	const cJSON *index = cJSON_GetObjectItemCaseSensitive(device, "device");
@@ -323,6 +342,7 @@ static void check_device(struct doctor *doctor, const cJSON *device)
 	else
 		report(doctor, WRONG, what, "the log has more: journalctl -u fmhad", "%s: %s",
 		       text_of(device, "state"), text_of(device, "last_death"));
+	check_fit(doctor, what, text_of(device, "arch"), compile);
 	if (strcmp(text_of(worker, "mps"), "absent") == 0)
 		report(doctor, NOTE, "MPS",
 		       "start nvidia-cuda-mps-control -d before fmhad and its clients, else they "
@@ -335,9 +355,8 @@ static void check_device(struct doctor *doctor, const cJSON *device)
 		       "%s has kernels that have ended workers and are not used", what);
 }
 
-static void check_cache(struct doctor *doctor, const cJSON *front)
+static void check_cache(struct doctor *doctor, const cJSON *compile)
 {
-	const cJSON *compile = cJSON_GetObjectItemCaseSensitive(front, "compile");
 	const cJSON *cache = cJSON_GetObjectItemCaseSensitive(compile, "cache");
 	const char *state = text_of(cache, "state");
 
@@ -378,13 +397,15 @@ static void check_tuned(struct doctor *doctor, const cJSON *device)
 static void check_status(struct doctor *doctor, const char *json)
 {
 	cJSON *status = cJSON_Parse(json);
+	const cJSON *front = cJSON_GetObjectItemCaseSensitive(status, "front");
+	const cJSON *compile = cJSON_GetObjectItemCaseSensitive(front, "compile");
 	const cJSON *device;
 
 	check_version(doctor, text_of(status, "version"));
 	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
-		check_device(doctor, device),
+		check_device(doctor, device, compile),
 		check_tuned(doctor, device);
-	check_cache(doctor, cJSON_GetObjectItemCaseSensitive(status, "front"));
+	check_cache(doctor, compile);
 	cJSON_Delete(status);
 }
 

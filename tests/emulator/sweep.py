@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""All AMD kernels of a profile, in every type, each compiled once: what assembly.py, sinking.py and density.py have to
-say of them. No GPU, no emulator; 90 minutes of two cores.
+"""All AMD kernels of a profile, in every type, each compiled once: what assembly.py, sinking.py, hazards.py and
+density.py have to say of them. No GPU, no emulator; 90 minutes of two cores.
 
     python3 tests/emulator/sweep.py [--update] [--profile pytorch] [--arch gfx942] [--match REGEX] [--rows FILE] [--jobs N]
 
@@ -27,6 +27,7 @@ import abi  # noqa: E402
 import assembly  # noqa: E402
 import clangs  # noqa: E402
 import density  # noqa: E402
+import hazards  # noqa: E402
 import sinking  # noqa: E402
 
 TABLE = os.path.join(HERE, "sweep.csv")
@@ -53,6 +54,7 @@ def look(job):
     wrong, number = assembly.check_resources(job.arch, job.lds_bytes, text)
     wrong += assembly.check_written(text) + assembly.check_waits(job.arch, text)[:3]
     wrong += sinking.moved(dumps)[0]
+    wrong += hazards.scalar_reads(job.arch, text)[:3] + hazards.lds_at_barriers(text)[:3]
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
     return Finding(wrong, assembly.spilled(number), density.rows_of(job, text, mca=False), seconds)
 
@@ -156,6 +158,10 @@ def main():
         return 77
     for old, new, expected in KNOWN:
         assert is_worse(old, new) == expected, f"{old} and {new}"
+    mistaken = hazards.check_checkers()
+    if mistaken:
+        print("\n".join(f"FAIL {sentence}" for sentence in mistaken))
+        return 1
     lib, jobs, found = abi.load_library(), {}, {}
     for arch in archs:
         for name, kernel in assembly.of_profile(lib, arch, options.profile, True).items():

@@ -339,6 +339,32 @@ def test_a_call_that_does_not_come_back(make_gpu, call):
         device.ping()
 
 
+@pytest.mark.parametrize("version, good", [("19.1.7", False), ("22.1.8", True)])
+def test_gfx12_is_refused_to_a_clang_that_makes_wrong_code_for_it(make_daemon, tmp_path, version, good):
+    """Before a plan waits for anything, with what to install; doctor and build say the same."""
+    clang = tmp_path / "clang"
+    clang.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "clang version {version}" && exit 0\nexit 1\n')
+    clang.chmod(0o755)
+    config = {"devices": [{"backend": "hip"}], "compile": {"clang": str(clang), "cache": str(tmp_path / "cache")}}
+    daemon = make_daemon(config, env={**os.environ, "LD_LIBRARY_PATH": str(fake_folder()), "HIP_FAKE_ARCH": "gfx1201"})
+    with daemon.device() as device:
+        buffer = host_buffer(device, 4 * TENSOR_BYTES)
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.plan(problem(buffer.id))
+        told = caught.value.message
+    assert caught.value.name == ("ENOKERNEL" if good else "ENOTSUP"), told  # the script compiles nothing
+    command = [fmhad.find_program("fmhactl")]
+    doctor = subprocess.run([*command, "doctor", "--json", "--socket", daemon.socket], capture_output=True, text=True, check=False)
+    found = [item for item in json.loads(doctor.stdout) if item["check"] == "device 0"]
+    build = subprocess.run([*command, "build", "--arch", "gfx1201", "--kernel", "fmha_prepare_gfx1201", "--clang", str(clang),
+                            "--cache", str(tmp_path / "cache")], capture_output=True, text=True, check=False)  # fmt: skip
+    assert build.returncode == 1
+    for text in (told, build.stderr, *(item["found"] for item in found if item["verdict"] == "WRONG")):
+        assert good != (f"clang {version} may leave out s_wait_alu" in text and "ziglang" in text), text
+    assert [item["verdict"] for item in found] == ["ok", "ok" if good else "WRONG"], found
+    assert doctor.returncode == (0 if good else 1)
+
+
 def test_a_machine_without_the_runtime_says_so(make_daemon, tmp_path):
     config = {"devices": [{"backend": "cpu"}, {"backend": "hip"}], "supervision": {"restart_ms": 10}}
     for name in ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"):
