@@ -6,6 +6,7 @@ tested with the tests of the other.
 import ctypes
 import json
 import os
+import re
 import struct
 import subprocess
 import time
@@ -421,3 +422,22 @@ def test_verify_brings_its_memory_where_the_runtime_shares_none(make_gpu, local)
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LD_LIBRARY_PATH": str(fake_folder())})
     assert done.returncode == 1 and "seed 1: 0 ok, 0 not supported, 5 failed" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("WRONG (element") >= 5
+
+
+def doctor_of(daemon):
+    """What doctor finds of device 0, by check."""
+    command = [fmhad.find_program("fmhactl"), "doctor", "--json", "--device", "0", "--seconds", "0.2", "--socket", daemon.socket]
+    done = subprocess.run(command, capture_output=True, text=True, check=False,
+                          env={**os.environ, "LD_LIBRARY_PATH": str(fake_folder())})  # fmt: skip
+    return done.returncode, {item["check"]: item for item in json.loads(done.stdout)}
+
+
+def test_doctor_finds_what_a_device_does_wrong(make_gpu):
+    """The fake's kernels copy Q to O: that is found, by name. Its memory is shared, and its fences order."""
+    code, found = doctor_of(make_gpu())
+    assert code == 1
+    for name in ("forward bf16", "tails", "backward f16", "pages"):
+        assert found[name]["verdict"] == "WRONG" and re.search(r"element \d+ is .* expected .*gfx942", found[name]["found"]), found[name]
+        assert "do not use" in found[name]["advice"]
+    assert "by IPC handle" in found["shared memory"]["found"]
+    assert found["fences"]["verdict"] == found["races"]["verdict"] == "ok", found
