@@ -333,6 +333,11 @@ static void check_device(struct doctor *doctor, const cJSON *device, const cJSON
 		doctor_report(doctor, DOCTOR_WRONG, what, "the log has more: journalctl -u fmhad", "%s: %s",
 		       text_of(device, "state"), text_of(device, "last_death"));
 	check_fit(doctor, what, text_of(device, "arch"), compile);
+	if (text_of(worker, "no_fences")[0])
+		doctor_report(doctor, DOCTOR_NOTE, "fences",
+			      "leave GPU_STREAMOPS_CP_WAIT unset, or take another version of ROCm; until then "
+			      "runs that name counters are refused",
+			      "%s: %s", what, text_of(worker, "no_fences"));
 	if (strcmp(text_of(worker, "mps"), "absent") == 0)
 		doctor_report(doctor, DOCTOR_NOTE, "MPS",
 		       "start nvidia-cuda-mps-control -d before fmhad and its clients, else they "

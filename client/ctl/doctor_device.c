@@ -344,7 +344,11 @@ static void try_fences(struct doctor *doctor, const struct fmha_device_info *inf
 	int r;
 
 	if (!info->fences) {
-		doctor_report(doctor, DOCTOR_GOOD, "fences", NULL, "none on this kind of device");
+		bool is_hip = !strcmp(info->backend, "hip");
+
+		doctor_report(doctor, is_hip ? DOCTOR_NOTE : DOCTOR_GOOD, "fences",
+			      is_hip ? "see above what its worker found" : NULL,
+			      is_hip ? "refused" : "none on this kind of device");
 		return;
 	}
 	r = try_fence(&doctor->target, &t, &err);

@@ -280,6 +280,21 @@ def test_who_waits_for_a_fence_holds_up_nobodys_memory(gpu, memory):  # noqa: F8
     assert gpu.children() == pids
 
 
+def test_a_runtime_whose_streams_do_not_wait_gets_no_fences(make_gpu, memory):
+    """Seen when the device is opened: counters are refused, and said to be, rather than read too early."""
+    daemon, shared = make_gpu(HIP_FAKE_LAX="1"), memory()
+    assert "runs with counters are refused: a stream does not wait for a word" in daemon.log()
+    with daemon.device() as device:
+        buffer = shared.import_to(device)
+        plan = device.plan(problem(buffer))["plan"]
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.run(plan, waits=[{"buffer": buffer, "offset": 4 * TENSOR_BYTES, "value": 1}])
+        assert (caught.value.name, caught.value.field) == ("ENOTSUP", "waits") and "does not wait" in caught.value.message
+        device.run(plan)
+    _, found = doctor_of(daemon)
+    assert (found["fences"]["verdict"], found["fences"]["found"]) == ("note", "refused"), found["fences"]
+
+
 def test_events_are_not_imported(gpu):  # noqa: F811
     """An imported event is done for HIP's query as soon as it is recorded."""
     with gpu.device() as device, pytest.raises(fmha_wire.WireError) as caught:
