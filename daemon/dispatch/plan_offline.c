@@ -94,7 +94,7 @@ int plan_explain_offline(const struct plan_offline_options *options,
 			       options->kernels[i]);
 	if (r == 0)
 		describe(catalog, options->arch, &device);
-	if (r == 0 && gpu_arch_find(options->arch) && !is_foreign(catalog, options)) {
+	if (r == 0 && !foreign && gpu_arch_find(options->arch)) {
 		device.find = find_on_gpu;
 		device.owner = &device;
 	}
