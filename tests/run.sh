@@ -177,7 +177,7 @@ nightly_amd() {
     local status=0 result arguments
     [ -x build/ziglang/ziglang/zig ] ||
         "$python" -m pip install --quiet --target build/ziglang ziglang ||
-        echo "gfx950: PyPI's clang cannot be installed here" >&2
+        echo "gfx950, gfx12: PyPI's clang cannot be installed here" >&2
     for arguments in sweep.py instructions.py run.py "run.py --random 200 --seed $(date +%Y%m%d)" \
         "service.py --arch gfx90a --arch gfx942 --arch gfx950 --arch gfx1100 --arch gfx1201" \
         "coverage.py --count" coverage.py; do

@@ -18,24 +18,14 @@
 #include <specs/catalog.h>
 #include <tree/tree.h>
 
-#include "ctl.h"
+#include "doctor.h"
 #include "json.h"
 
-enum verdict { GOOD, NOTE, WRONG };
-
-struct doctor {
-	struct ctl_target target;
-	cJSON *findings; /* NULL: for people, at once */
-	int n_wrong;
-};
+#define DEFAULT_SECONDS 60
 
 extern char **environ;
 
-/* @advice: what to do; NULL when all is well */
-static void report(struct doctor *doctor, enum verdict verdict, const char *what,
-		   const char *advice, const char *fmt, ...) __attribute__((format(printf, 5, 6)));
-
-static void report(struct doctor *doctor, enum verdict verdict, const char *what,
+void doctor_report(struct doctor *doctor, enum doctor_verdict verdict, const char *what,
 		   const char *advice, const char *fmt, ...)
 {
 	static const char *const words[] = {"ok", "note", "WRONG"};
@@ -45,7 +35,7 @@ static void report(struct doctor *doctor, enum verdict verdict, const char *what
 	va_start(args, fmt);
 	(void)vsnprintf(text, sizeof(text), fmt, args);
 	va_end(args);
-	doctor->n_wrong += verdict == WRONG;
+	doctor->n_wrong += verdict == DOCTOR_WRONG;
 	if (doctor->findings) {
 		cJSON *item = cJSON_CreateObject();
 
@@ -110,18 +100,18 @@ static void check_files(struct doctor *doctor)
 	char path[PATH_MAX];
 
 	if (spec_catalog_load(NULL, fmha_backends, &catalog, &err) < 0)
-		report(doctor, WRONG, "specs", how_to_repair(), "%s", err.msg);
+		doctor_report(doctor, DOCTOR_WRONG, "specs", how_to_repair(), "%s", err.msg);
 	else
-		report(doctor, GOOD, "specs", NULL, "%s",
+		doctor_report(doctor, DOCTOR_GOOD, "specs", NULL, "%s",
 		       tree_path(TREE_DATA, "specs", path, sizeof(path)));
 	(void)spec_catalog_free(catalog);
 	(void)tree_path(TREE_DATA, "kernels/gpu/fmha.hip", path, sizeof(path));
 	if (access(path, R_OK) != 0)
-		report(doctor, WRONG, "kernel sources", how_to_repair(), "%s: %s", path,
+		doctor_report(doctor, DOCTOR_WRONG, "kernel sources", how_to_repair(), "%s: %s", path,
 		       strerror(errno));
 	(void)tree_path(TREE_HELPERS, "fmhad-compile", path, sizeof(path));
 	if (access(path, X_OK) != 0)
-		report(doctor, WRONG, "helper", how_to_repair(), "%s: %s", path, strerror(errno));
+		doctor_report(doctor, DOCTOR_WRONG, "helper", how_to_repair(), "%s: %s", path, strerror(errno));
 }
 
 static void check_configuration(struct doctor *doctor)
@@ -133,12 +123,12 @@ static void check_configuration(struct doctor *doctor)
 	(void)tree_path(TREE_PROGRAMS, "fmhad", path, sizeof(path));
 	status = ask(argv, line, sizeof(line));
 	if (status == 0)
-		report(doctor, GOOD, "configuration", NULL, "/etc/fmhad/fmhad.json, or none");
+		doctor_report(doctor, DOCTOR_GOOD, "configuration", NULL, "/etc/fmhad/fmhad.json, or none");
 	else if (status == -1)
-		report(doctor, WRONG, "fmhad", "install the package fmhad", "%s cannot be run",
+		doctor_report(doctor, DOCTOR_WRONG, "fmhad", "install the package fmhad", "%s cannot be run",
 		       path);
 	else
-		report(doctor, WRONG, "configuration", "correct it: `man fmhad.json` has every key",
+		doctor_report(doctor, DOCTOR_WRONG, "configuration", "correct it: `man fmhad.json` has every key",
 		       "%s", line);
 }
 
@@ -167,8 +157,8 @@ static const struct gpu_kind gpu_kinds[] = {
 	 {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", NULL},
 	 "install ROCm and tell ldconfig its folder, or for older GPUs Debian's libamdhip64-5",
 	 {"clang", "hiprtc", NULL},
-	 "install clang-19 and lld-19, or ROCm's hipRTC; gfx950 needs ROCm's or a newer clang "
-	 "(README)"},
+	 "install clang-19 and lld-19, or ROCm's hipRTC; gfx950 and gfx12 need ROCm's or a newer "
+	 "clang (README)"},
 };
 
 static void check_compiler(struct doctor *doctor, const struct gpu_kind *kind)
@@ -180,11 +170,11 @@ static void check_compiler(struct doctor *doctor, const struct gpu_kind *kind)
 		char *argv[] = {helper, version, (char *)kind->compilers[i], none, NULL};
 
 		if (ask(argv, line, sizeof(line)) == 0) {
-			report(doctor, GOOD, kind->compilers[i], NULL, "%s", line);
+			doctor_report(doctor, DOCTOR_GOOD, kind->compilers[i], NULL, "%s", line);
 			return;
 		}
 	}
-	report(doctor, WRONG, kind->compilers[0], kind->no_compiler, "%s",
+	doctor_report(doctor, DOCTOR_WRONG, kind->compilers[0], kind->no_compiler, "%s",
 	       line[0] ? line : "it cannot be found");
 }
 
@@ -205,22 +195,22 @@ static void check_gpus(struct doctor *doctor)
 		const char *driver;
 
 		if (access(kind->node, F_OK) != 0) {
-			report(doctor, GOOD, kind->what, NULL, "none (%s)", kind->node);
+			doctor_report(doctor, DOCTOR_GOOD, kind->what, NULL, "none (%s)", kind->node);
 			continue;
 		}
 		if (access(kind->node, R_OK | W_OK) != 0)
-			report(doctor, NOTE, kind->what,
+			doctor_report(doctor, DOCTOR_NOTE, kind->what,
 			       "only fmhad's user needs to: its unit has groups render and video",
 			       "%s: this user may not open it", kind->node);
 		if (access(tree_path(TREE_MODULES, kind->module, module, sizeof(module)), R_OK) !=
 		    0)
-			report(doctor, WRONG, kind->what, "install the package of this module",
+			doctor_report(doctor, DOCTOR_WRONG, kind->what, "install the package of this module",
 			       "%s: %s", module, strerror(errno));
 		driver = find_driver(kind);
 		if (driver)
-			report(doctor, GOOD, kind->what, NULL, "%s, %s", kind->node, driver);
+			doctor_report(doctor, DOCTOR_GOOD, kind->what, NULL, "%s, %s", kind->node, driver);
 		else
-			report(doctor, WRONG, kind->what, kind->no_driver, "%s", dlerror());
+			doctor_report(doctor, DOCTOR_WRONG, kind->what, kind->no_driver, "%s", dlerror());
 		check_compiler(doctor, kind);
 	}
 }
@@ -248,7 +238,7 @@ static void check_clocks(struct doctor *doctor)
 		bool fast = !strcmp(word, "tsc") || strstr(word, "kvm-clock") ||
 			    strstr(word, "arch_sys_counter");
 
-		report(doctor, fast ? GOOD : NOTE, "clock",
+		doctor_report(doctor, fast ? DOCTOR_GOOD : DOCTOR_NOTE, "clock",
 		       fast ? NULL
 			    : "each look at the clock is a system call, which requests pay for; "
 			      "boot "
@@ -259,7 +249,7 @@ static void check_clocks(struct doctor *doctor)
 		      sizeof(word))) {
 		bool slow = !strcmp(word, "powersave") || !strcmp(word, "conservative");
 
-		report(doctor, slow ? NOTE : GOOD, "CPU clock",
+		doctor_report(doctor, slow ? DOCTOR_NOTE : DOCTOR_GOOD, "CPU clock",
 		       slow ? "for steady latencies: cpupower frequency-set -g performance" : NULL,
 		       "governor %s", word);
 	}
@@ -288,14 +278,14 @@ static void check_group(struct doctor *doctor)
 		return; /* no installed service, or nobody who needs a group */
 	for (int i = 0; i < n; i++)
 		if (groups[i] == group->gr_gid) {
-			report(doctor, GOOD, "group", NULL, "this user is in group fmha");
+			doctor_report(doctor, DOCTOR_GOOD, "group", NULL, "this user is in group fmha");
 			return;
 		}
 	if (is_listed(group))
-		report(doctor, WRONG, "group", "log in again, or `newgrp fmha`",
+		doctor_report(doctor, DOCTOR_WRONG, "group", "log in again, or `newgrp fmha`",
 		       "this login is older than the user's membership of group fmha");
 	else
-		report(doctor, NOTE, "group",
+		doctor_report(doctor, DOCTOR_NOTE, "group",
 		       "for the machine's fmhad: sudo usermod -aG fmha $USER, and log in again",
 		       "this user is not in group fmha");
 }
@@ -303,13 +293,32 @@ static void check_group(struct doctor *doctor)
 static void check_version(struct doctor *doctor, const char *version)
 {
 	if (!strcmp(version, fmha_version()))
-		report(doctor, GOOD, "versions", NULL, "%s everywhere", version);
+		doctor_report(doctor, DOCTOR_GOOD, "versions", NULL, "%s everywhere", version);
 	else
-		report(doctor, NOTE, "versions", "systemctl restart fmhad, if it was upgraded",
+		doctor_report(doctor, DOCTOR_NOTE, "versions", "systemctl restart fmhad, if it was upgraded",
 		       "the daemon is %s, this library %s", version, fmha_version());
 }
 
-static void check_device(struct doctor *doctor, const cJSON *device)
+/* @compile: what the daemon says of its compilers. */
+static void check_fit(struct doctor *doctor, const char *what, const char *arch,
+		      const cJSON *compile)
+{
+	char helper[PATH_MAX], line[512], version[] = "--version", clang[] = "clang";
+	char *argv[] = {helper,       version, clang, (char *)text_of(compile, "clang"),
+			(char *)arch, NULL};
+	int status;
+
+	if (strncmp(arch, "gfx", 3) != 0)
+		return;
+	(void)tree_path(TREE_HELPERS, "fmhad-compile", helper, sizeof(helper));
+	status = ask(argv, line, sizeof(line));
+	if (status == 0)
+		doctor_report(doctor, DOCTOR_GOOD, what, NULL, "is compiled for by %s", line);
+	else if (status > 0)
+		doctor_report(doctor, DOCTOR_WRONG, what, "a clang that will do, and restart fmhad", "%s", line);
+}
+
+static void check_device(struct doctor *doctor, const cJSON *device, const cJSON *compile)
 {
 	const cJSON *worker = cJSON_GetObjectItemCaseSensitive(device, "worker");
 	const cJSON *index = cJSON_GetObjectItemCaseSensitive(device, "device");
@@ -318,36 +327,41 @@ static void check_device(struct doctor *doctor, const cJSON *device)
 	(void)snprintf(what, sizeof(what), "device %d",
 		       cJSON_IsNumber(index) ? index->valueint : -1);
 	if (strcmp(text_of(device, "state"), "ready") == 0)
-		report(doctor, GOOD, what, NULL, "%s (%s)", text_of(device, "name"),
+		doctor_report(doctor, DOCTOR_GOOD, what, NULL, "%s (%s)", text_of(device, "name"),
 		       text_of(device, "arch"));
 	else
-		report(doctor, WRONG, what, "the log has more: journalctl -u fmhad", "%s: %s",
+		doctor_report(doctor, DOCTOR_WRONG, what, "the log has more: journalctl -u fmhad", "%s: %s",
 		       text_of(device, "state"), text_of(device, "last_death"));
+	check_fit(doctor, what, text_of(device, "arch"), compile);
+	if (text_of(worker, "no_fences")[0])
+		doctor_report(doctor, DOCTOR_NOTE, "fences",
+			      "leave GPU_STREAMOPS_CP_WAIT unset, or take another version of ROCm; until then "
+			      "runs that name counters are refused",
+			      "%s: %s", what, text_of(worker, "no_fences"));
 	if (strcmp(text_of(worker, "mps"), "absent") == 0)
-		report(doctor, NOTE, "MPS",
+		doctor_report(doctor, DOCTOR_NOTE, "MPS",
 		       "start nvidia-cuda-mps-control -d before fmhad and its clients, else they "
 		       "take "
 		       "turns on the GPU, about 150 us a switch",
 		       "no control daemon answers at %s", text_of(worker, "mps_directory"));
 	if (cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(device, "quarantined")) > 0)
-		report(doctor, NOTE, "quarantine",
+		doctor_report(doctor, DOCTOR_NOTE, "quarantine",
 		       "`fmhactl status` names them, with the time left",
 		       "%s has kernels that have ended workers and are not used", what);
 }
 
-static void check_cache(struct doctor *doctor, const cJSON *front)
+static void check_cache(struct doctor *doctor, const cJSON *compile)
 {
-	const cJSON *compile = cJSON_GetObjectItemCaseSensitive(front, "compile");
 	const cJSON *cache = cJSON_GetObjectItemCaseSensitive(compile, "cache");
 	const char *state = text_of(cache, "state");
 
 	if (!strcmp(state, "unusable"))
-		report(doctor, WRONG, "cache",
+		doctor_report(doctor, DOCTOR_WRONG, "cache",
 		       "every kernel is compiled anew after a restart: give fmhad's user a folder "
 		       "that it may write, or compile.cache another one",
 		       "%s", text_of(cache, "reason"));
 	else
-		report(doctor, GOOD, "cache", NULL, "%s",
+		doctor_report(doctor, DOCTOR_GOOD, "cache", NULL, "%s",
 		       !strcmp(state, "ok") ? "in use" : "not used yet");
 }
 
@@ -362,29 +376,31 @@ static void check_tuned(struct doctor *doctor, const cJSON *device)
 	(void)snprintf(what, sizeof(what), "times %d",
 		       cJSON_IsNumber(index) ? index->valueint : -1);
 	if (!strcmp(state, "unwritable"))
-		report(doctor, WRONG, what,
+		doctor_report(doctor, DOCTOR_WRONG, what,
 		       "what is measured is lost at a restart: give fmhad's user a folder that it "
 		       "may write, or tuning.state another one",
 		       "%s", text_of(tuned, "reason"));
 	else if (!strcmp(state, "unreadable"))
-		report(doctor, WRONG, what,
+		doctor_report(doctor, DOCTOR_WRONG, what,
 		       "what was measured is not used, and nothing is written over it: mend the "
 		       "file, or move it away, and restart fmhad",
 		       "%s", text_of(tuned, "reason"));
 	else if (!strcmp(state, "ok"))
-		report(doctor, GOOD, what, NULL, "kept in %s", text_of(tuned, "directory"));
+		doctor_report(doctor, DOCTOR_GOOD, what, NULL, "kept in %s", text_of(tuned, "directory"));
 }
 
 static void check_status(struct doctor *doctor, const char *json)
 {
 	cJSON *status = cJSON_Parse(json);
+	const cJSON *front = cJSON_GetObjectItemCaseSensitive(status, "front");
+	const cJSON *compile = cJSON_GetObjectItemCaseSensitive(front, "compile");
 	const cJSON *device;
 
 	check_version(doctor, text_of(status, "version"));
 	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
-		check_device(doctor, device),
+		check_device(doctor, device, compile),
 		check_tuned(doctor, device);
-	check_cache(doctor, cJSON_GetObjectItemCaseSensitive(status, "front"));
+	check_cache(doctor, compile);
 	cJSON_Delete(status);
 }
 
@@ -400,7 +416,7 @@ static void check_daemon(struct doctor *doctor)
 	char *json;
 
 	if (fmha_connect(&options, &client, &err) < 0) {
-		report(doctor, WRONG, "daemon",
+		doctor_report(doctor, DOCTOR_WRONG, "daemon",
 		       err.code == FMHA_EPERM
 			       ? "sudo usermod -aG fmha $USER, and log in again"
 			       : "sudo systemctl start fmhad.socket, or run fmhad by hand",
@@ -408,20 +424,34 @@ static void check_daemon(struct doctor *doctor)
 		return;
 	}
 	if (fmha_client_info(client, &info, &err) == 0)
-		report(doctor, GOOD, "daemon", NULL, "%s at %s", info.server, info.path);
+		doctor_report(doctor, DOCTOR_GOOD, "daemon", NULL, "%s at %s", info.server, info.path);
 	if (fmha_client_status(client, &json, &err) == 0) {
 		check_status(doctor, json);
 		free(json);
 	} else {
-		report(doctor, WRONG, "daemon", "the log has more: journalctl -u fmhad", "%s",
+		doctor_report(doctor, DOCTOR_WRONG, "daemon", "the log has more: journalctl -u fmhad", "%s",
 		       err.msg);
 	}
 	client = fmha_client_free(client);
 }
 
+enum { OPTION_SECONDS = 's' };
+
+static const struct cli_option own_options[] = {
+	{"seconds", OPTION_SECONDS, "S", "with --device: how long runs race (default 60)"}, CLI_END};
+
+static int parse_seconds(struct doctor *doctor)
+{
+	int r = ctl_parse_double("--seconds", optarg, &doctor->seconds);
+
+	if (r == 0 && !(doctor->seconds >= 0 && doctor->seconds <= 86400))
+		return ctl_usage_error("--seconds %s: 0 to 86400", optarg);
+	return r;
+}
+
 static int run_doctor(int argc, char **argv)
 {
-	struct doctor doctor = {.target = CTL_TARGET_INIT};
+	struct doctor doctor = {.target = CTL_TARGET_INIT, .seconds = DEFAULT_SECONDS};
 	bool as_json = false;
 	int option, r;
 
@@ -429,6 +459,8 @@ static int run_doctor(int argc, char **argv)
 		r = 0;
 		if (option == CTL_OPT_JSON)
 			as_json = true;
+		else if (option == OPTION_SECONDS)
+			r = parse_seconds(&doctor);
 		else
 			r = ctl_target_option(&doctor.target, option, optarg);
 		if (r != 0)
@@ -444,6 +476,8 @@ static int run_doctor(int argc, char **argv)
 	check_clocks(&doctor);
 	check_group(&doctor);
 	check_daemon(&doctor);
+	if (doctor.target.device != FMHA_ANY_DEVICE)
+		doctor_try_device(&doctor);
 	if (as_json && (r = ctl_print_json(doctor.findings)) != CTL_OK)
 		return r;
 	return doctor.n_wrong > 0 ? CTL_FAILED : CTL_OK;
@@ -452,14 +486,21 @@ static int run_doctor(int argc, char **argv)
 const struct ctl_command ctl_doctor = {
 	.usage = {.name = "fmhactl doctor",
 		  .brief = "is all there that fmhad needs, and what to do if not",
-		  .synopsis = "[--json] [OPTION...]",
+		  .synopsis = "[--json] [--device N [--seconds S]] [OPTION...]",
 		  .text = "Looks at the installed files, the configuration, GPUs with their "
 			  "drivers and "
 			  "compilers, clocks, group membership, the daemon, its devices, MPS and "
 			  "its "
 			  "cache, and says for each thing that is wrong what to do. Exit code 1 "
 			  "when "
-			  "something is.",
-		  .tables = {ctl_json_option, ctl_target_options}},
+			  "something is.\n\n"
+			  "With --device N it also tries that device, in its worker: every family "
+			  "of kernels in every type against the reference in double precision, odd "
+			  "sizes, e4m3 of one sign, memory that this process shares with the worker, "
+			  "fences between two connections, and for a minute four connections whose "
+			  "runs are to give the same bits. The lines are a table to send in when a "
+			  "card is new: each has the kernel, its time and the worst error as a share "
+			  "of what is allowed.",
+		  .tables = {own_options, ctl_json_option, ctl_target_options}},
 	.run = run_doctor,
 };

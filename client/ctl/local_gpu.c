@@ -8,9 +8,12 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <fmha/fmha_local.h>
 #include <proto/error.h>
+#include <proto/problem.h>
 
 #define MOST_DEVICES 64
 #define NAN_BYTE     0xff /* four of them are a NaN, and so are two */
@@ -222,5 +225,203 @@ int local_gpu_run(struct local_gpu *gpu, const struct fmha_problem *problem,
 		(void)gpu->free(workspace);
 	if (memory)
 		(void)gpu->free(memory);
+	return r;
+}
+
+/* ---- memory of this process that a worker runs on ---- */
+
+#define WORD_BYTES 256 /* behind the tensors: the word of a fence */
+
+/* Tensors in memory that is the worker's as well. */
+struct shared {
+	uintptr_t memory;
+	struct fmha_buffer *buffer;
+	struct fmha_problem problem;
+	struct fmha_plan *plan;
+	uint32_t kind;
+};
+
+static int put(struct local_gpu *gpu, const struct shared *shared, const struct tensors *tensors,
+	       struct fmha_error *err)
+{
+	void *host = fmha_buffer_data(tensors->buffer);
+	int r = check(gpu->to_device(shared->memory, host, tensors->bytes, NULL), "a copy", err);
+
+	return r == 0 ? check(gpu->synchronize(NULL), "a copy", err) : r;
+}
+
+static int get_back(struct local_gpu *gpu, const struct shared *shared,
+		    const struct tensors *tensors, struct fmha_error *err)
+{
+	void *host = fmha_buffer_data(tensors->buffer);
+	int r = check(gpu->to_host(host, shared->memory, tensors->bytes, NULL), "a copy", err);
+
+	return r == 0 ? check(gpu->synchronize(NULL), "a copy", err) : r;
+}
+
+static int share(struct local_gpu *gpu, struct fmha_device *device,
+		 const struct fmha_problem *problem, const struct tensors *tensors,
+		 struct shared *ret, struct fmha_error *err)
+{
+	uint64_t bytes = tensors->bytes + WORD_BYTES;
+	struct fmha_memory memory = {.fd = -1};
+	int r = enter(gpu, err);
+
+	if (r == 0)
+		r = check(gpu->alloc(&ret->memory, bytes), "memory for the tensors", err);
+	if (r == 0)
+		r = check(gpu->fill(ret->memory, 0, bytes, NULL), "clearing it", err);
+	if (r == 0)
+		r = put(gpu, ret, tensors, err);
+	if (r == 0) /* NOLINTNEXTLINE: the runtime's addresses are numbers */
+		r = fmha_memory_from_gpu((void *)ret->memory, bytes, &memory, err);
+	ret->kind = memory.kind;
+	if (r == 0)
+		r = fmha_buffer_import(device, &memory, &ret->buffer, err);
+	if (memory.fd >= 0)
+		(void)close(memory.fd);
+	ret->problem = *problem;
+	for (uint32_t role = 0; r == 0 && role < FMHA_N_TENSORS; role++)
+		if (tensors->present[role])
+			ret->problem.tensor[role].buffer = fmha_buffer_id(ret->buffer);
+	return r == 0 ? fmha_plan_new(device, &ret->problem, NULL, &ret->plan, err) : r;
+}
+
+static void unshare(struct local_gpu *gpu, struct shared *shared)
+{
+	shared->plan = fmha_plan_free(shared->plan);
+	shared->buffer = fmha_buffer_free(shared->buffer);
+	if (shared->memory)
+		(void)gpu->free(shared->memory);
+}
+
+int local_gpu_share(struct local_gpu *gpu, const struct fmha_problem *problem,
+		    const struct tensors *tensors, char *how, struct fmha_error *err)
+{
+	struct shared shared = {0};
+	size_t n = strlen(how);
+	int r = share(gpu, gpu->device, problem, tensors, &shared, err);
+
+	if (r == 0)
+		r = fmha_plan_run(shared.plan, NULL, NULL, err);
+	if (r == 0)
+		r = get_back(gpu, &shared, tensors, err);
+	(void)snprintf(how + n, FMHA_KERNEL_BYTES - n, "%s%s", n ? ", by " : "",
+		       shared.kind == FMHA_MEMORY_VMM_FD ? "descriptor" : "IPC handle");
+	unshare(gpu, &shared);
+	return r;
+}
+
+static void sleep_ms(int ms)
+{
+	const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+
+	(void)nanosleep(&pause, NULL);
+}
+
+/* @ret: given: O as it lies there. */
+static int read_output(struct local_gpu *gpu, const struct shared *shared,
+		       const struct tensors *tensors, uint64_t bytes, uint8_t **ret,
+		       struct fmha_error *err)
+{
+	int r;
+
+	*ret = malloc(bytes);
+	if (!*ret)
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	r = check(gpu->to_host(*ret, shared->memory + tensors->offset[FMHA_T_O], bytes, NULL),
+		  "a copy", err);
+	return r == 0 ? check(gpu->synchronize(NULL), "a copy", err) : r;
+}
+
+/* No results yet, and inputs that would give others: a run that did not wait shows. */
+static int clear_all(struct local_gpu *gpu, const struct shared *shared,
+		     const struct tensors *tensors, uint64_t bytes, struct fmha_error *err)
+{
+	int r = check(gpu->fill(shared->memory, 0, tensors->bytes + WORD_BYTES, NULL), "clearing",
+		      err);
+
+	if (r == 0)
+		r = check(gpu->fill(shared->memory + tensors->offset[FMHA_T_O], NAN_BYTE, bytes,
+				    NULL),
+			  "clearing", err);
+	return r == 0 ? check(gpu->synchronize(NULL), "clearing", err) : r;
+}
+
+/* Queues the run that waits. Return: FMHA_EIO when it has written before it may. */
+static int hold(struct local_gpu *gpu, const struct local_gpu_fence *f, struct shared *shared,
+		uint64_t bytes, struct fmha_error *err)
+{
+	const struct fmha_fence word = {
+		.buffer = fmha_buffer_id(shared->buffer), .offset = f->tensors->bytes, .value = 1};
+	const struct fmha_run_options held = {.struct_size = sizeof(held),
+					      .timeout_ms = f->timeout_ms,
+					      .n_waits = 1,
+					      .waits = &word};
+	uint8_t *output = NULL;
+	int r = clear_all(gpu, shared, f->tensors, bytes, err);
+
+	if (r == 0)
+		r = fmha_plan_run(shared->plan, &held, NULL, err);
+	sleep_ms(f->held_ms);
+	if (r == 0)
+		r = read_output(gpu, shared, f->tensors, bytes, &output, err);
+	for (uint64_t i = 0; r == 0 && i < bytes; i++)
+		if (output[i] != NAN_BYTE)
+			r = fmha_error_set(err, FMHA_EIO, "a run did not wait for its fence");
+	free(output);
+	return r;
+}
+
+/* The other connection's run writes the word. */
+static int release(struct local_gpu *gpu, const struct local_gpu_fence *f, struct shared *shared,
+		   struct fmha_error *err)
+{
+	struct fmha_memory memory = {.fd = -1};
+	struct fmha_fence word = {.offset = f->tensors->bytes, .value = 1};
+	const struct fmha_run_options ends = {.struct_size = sizeof(ends),
+					      .timeout_ms = f->timeout_ms,
+					      .n_signals = 1,
+					      .signals = &word};
+	struct fmha_buffer *buffer = NULL;
+	int r = put(gpu, shared, f->tensors, err); /* what the other is to read */
+
+	if (r == 0) /* NOLINTNEXTLINE: the runtime's addresses are numbers */
+		r = fmha_memory_from_gpu((void *)shared->memory, f->tensors->bytes + WORD_BYTES,
+					 &memory, err);
+	if (r == 0)
+		r = fmha_buffer_import(f->writer, &memory, &buffer, err);
+	if (memory.fd >= 0)
+		(void)close(memory.fd);
+	word.buffer = r == 0 ? fmha_buffer_id(buffer) : 0;
+	if (r == 0)
+		r = fmha_plan_run(f->writes, &ends, NULL, err);
+	if (r == 0) /* behind the one that waited, on its stream */
+		r = fmha_plan_run(f->behind, NULL, NULL, err);
+	buffer = fmha_buffer_free(buffer);
+	return r;
+}
+
+int local_gpu_fence(struct local_gpu *gpu, const struct local_gpu_fence *f, struct fmha_error *err)
+{
+	struct shared shared = {0};
+	uint8_t *output = NULL;
+	uint64_t bytes = 0;
+	int r = problem_span_bytes(f->problem, FMHA_T_O, &bytes, err);
+
+	if (r == 0)
+		r = share(gpu, gpu->device, f->problem, f->tensors, &shared, err);
+	if (r == 0)
+		r = hold(gpu, f, &shared, bytes, err);
+	if (r == 0)
+		r = release(gpu, f, &shared, err);
+	if (r == 0)
+		r = read_output(gpu, &shared, f->tensors, bytes, &output, err);
+	/* The run behind it was of the same problem, in other memory. */
+	if (r == 0 && memcmp(output, tensors_data(f->tensors, FMHA_T_O), bytes) != 0)
+		r = fmha_error_set(err, FMHA_EIO,
+				   "a run that waited for its fence gave other results");
+	free(output);
+	unshare(gpu, &shared);
 	return r;
 }

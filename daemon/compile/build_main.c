@@ -387,7 +387,7 @@ static int check_compiler(const struct build *build, struct fmha_error *err)
 		if (strcmp(origins[i].compiler, compiler) == 0)
 			return fmha_error_set(err, r, "%s is not installed: %s", compiler,
 					      origins[i].origin);
-	return r;
+	return r < 0 ? r : compile_check_fit(version, build->arch, err);
 }
 
 static int compile_all(struct build *build, struct cache *cache, struct fmha_error *err)

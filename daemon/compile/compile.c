@@ -16,6 +16,7 @@
 #include <proto/error.h>
 
 #include "cleanup.h"
+#include "fit.h"
 #include "helper_run.h"
 #include "now.h"
 
@@ -416,6 +417,15 @@ int compile_run(const struct compile_config *config, const struct compile_reques
 	return r;
 }
 
+int compile_check_fit(const char *version, const char *arch, struct fmha_error *err)
+{
+	char sentence[sizeof(err->msg)];
+
+	if (compile_fits(version, arch, sentence, sizeof(sentence)))
+		return 0;
+	return fmha_error_set_field(err, FMHA_ENOTSUP, "arch", "%s", sentence);
+}
+
 int compile_identify(const struct compile_config *config, const struct compile_request *request,
 		     struct compile_target *ret_target, struct fmha_error *err)
 {
@@ -427,6 +437,8 @@ int compile_identify(const struct compile_config *config, const struct compile_r
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "arch",
 					    "arch %s: no compiler for it", request->build.arch);
 	r = known_version(config, compiler, target.version, err);
+	if (r == 0)
+		r = compile_check_fit(target.version, request->build.arch, err);
 	if (r == 0)
 		r = compile_key(config, request, target.version, &target.key, err);
 	if (r == 0)

@@ -3,9 +3,10 @@
  * fmhad-compile: one build, in a process that may crash or hang freely.
  *
  *   fmhad-compile COMPILER ARCH SOURCE_DIR SOURCE OUTPUT MEMORY,SECONDS CLANG LINKER [OPTION...]
- *   fmhad-compile --version COMPILER CLANG
+ *   fmhad-compile --version COMPILER CLANG [ARCH]
  *
- * The version is name, number, and the options that each build by that compiler is to get.
+ * The version is name, number, and the options that each build by that compiler is to get; with an
+ * arch it is told only where the compiler will do for that, and why it will not otherwise.
  * The log goes to stderr, "key value" lines about the kernel's resources to stdout, the code object
  * to OUTPUT, which exists: fmhad gives a file without a name. Exit status: 0, 1 (the compiler
  * refused the source), 3 (no such compiler), 4 (memory, files or processes lacked here, which says
@@ -35,6 +36,8 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "fit.h"
 
 #define EXIT_REFUSED     1
 #define EXIT_NO_COMPILER 3
@@ -78,6 +81,12 @@ static const char *const clangs[] = {"amdclang++", "/opt/rocm/llvm/bin/clang++",
  * its version.
  */
 #define CAREFUL "-disable-postra-machine-sink"
+
+/*
+ * The same for what a code object's head says. Newer clangs (22) write version 6 when they are not told,
+ * which runtimes before ROCm 6.3 refuse; what 6 adds, generic targets, is not used here.
+ */
+#define CODE_OBJECT "-mcode-object-version=5"
 
 static bool rtc_open(const char *compiler, struct rtc *rtc)
 {
@@ -510,12 +519,17 @@ static bool rtc_is_careful(const struct rtc *rtc)
 	       rtc->compile(program, 3, options) == 0;
 }
 
-static int print_rtc_version(const char *compiler)
+static int print_rtc_version(const char *compiler, const char *arch)
 {
 	int major = 0, minor = 0;
+	char sentence[400];
 	bool careful;
 	struct rtc rtc;
 
+	if (!compile_fits(compiler, arch, sentence, sizeof(sentence))) {
+		(void)fprintf(stderr, "%s\n", sentence);
+		return EXIT_NO_COMPILER;
+	}
 	if (!rtc_open(compiler, &rtc) || rtc.version(&major, &minor) != 0)
 		return EXIT_NO_COMPILER;
 	careful = strcmp(compiler, "hiprtc") == 0 && rtc_is_careful(&rtc);
@@ -525,7 +539,7 @@ static int print_rtc_version(const char *compiler)
 
 /* clang comes from the configuration or the list above, never from a client. Return: -1: it could not
  * be asked; another version would be another compiler's, with other options. */
-static int clang_is_careful(const char *clang)
+static int clang_takes(const char *clang, const char *option)
 {
 	int status;
 
@@ -533,26 +547,21 @@ static int clang_is_careful(const char *clang)
 
 	(void)snprintf(command, sizeof(command),
 		       "'%s' -x hip --cuda-device-only --no-gpu-bundle-output -nogpulib -nogpuinc "
-		       "--offload-arch=gfx90a -mllvm " CAREFUL " -S -o - /dev/null "
-		       ">/dev/null 2>&1",
-		       clang);
+		       "--offload-arch=gfx90a %s -S -o - /dev/null >/dev/null 2>&1",
+		       clang, option);
 	status = system(command);
 	if (status < 0 || !WIFEXITED(status) || WEXITSTATUS(status) == 127)
 		return -1;
 	return WEXITSTATUS(status) == 0;
 }
 
-static int print_clang_version(const char *wanted_clang)
+/* "clang NUMBER", with nothing behind it. Return: of this program. */
+static int ask_clang_version(const char *clang, char *version, size_t size)
 {
-	const char *clang = pick_clang(wanted_clang), *at;
 	char command[4200], line[256] = "";
-	int careful;
+	const char *at;
 	FILE *out;
 
-	if (!clang) {
-		(void)fprintf(stderr, "no clang found\n");
-		return EXIT_NO_COMPILER;
-	}
 	(void)snprintf(command, sizeof(command), "'%s' --version", clang);
 	out = popen(command, "re");
 	if (!out || !fgets(line, sizeof(line), out)) {
@@ -560,24 +569,51 @@ static int print_clang_version(const char *wanted_clang)
 		return EXIT_NO_COMPILER;
 	}
 	(void)pclose(out);
-	careful = clang_is_careful(clang);
-	if (careful < 0) {
-		(void)fprintf(stderr, "%s cannot be asked\n", clang);
-		return EXIT_LACKED;
-	}
 	at = strstr(line, "version ");
 	at = at ? at + 8 : "unknown";
-	(void)printf("clang %.*s%s\n", (int)strcspn(at, " \n"), at,
-		     careful ? " -mllvm " CAREFUL : "");
+	(void)snprintf(version, size, "clang %.*s", (int)strcspn(at, " \n"), at);
 	return 0;
 }
 
-static int print_version(const char *compiler, const char *wanted_clang)
+static int print_clang_version(const char *wanted_clang, const char *arch)
+{
+	static const char *const wanted[] = {CODE_OBJECT, "-mllvm " CAREFUL};
+	const char *clang = pick_clang(wanted_clang);
+	char version[256], sentence[400];
+	int taken[2], r;
+
+	if (!clang) {
+		(void)fprintf(stderr, "no clang found\n");
+		return EXIT_NO_COMPILER;
+	}
+	r = ask_clang_version(clang, version, sizeof(version));
+	if (r != 0)
+		return r;
+	if (!compile_fits(version, arch, sentence, sizeof(sentence))) {
+		(void)fprintf(stderr, "%s\n", sentence);
+		return EXIT_NO_COMPILER;
+	}
+	for (int i = 0; i < 2; i++) {
+		taken[i] = clang_takes(clang, wanted[i]);
+		if (taken[i] < 0) {
+			(void)fprintf(stderr, "%s cannot be asked\n", clang);
+			return EXIT_LACKED;
+		}
+	}
+	(void)printf("%s", version);
+	for (int i = 0; i < 2; i++)
+		if (taken[i])
+			(void)printf(" %s", wanted[i]);
+	(void)printf("\n");
+	return 0;
+}
+
+static int print_version(const char *compiler, const char *wanted_clang, const char *arch)
 {
 	if (strcmp(compiler, "nvrtc") == 0 || strcmp(compiler, "hiprtc") == 0)
-		return print_rtc_version(compiler);
+		return print_rtc_version(compiler, arch);
 	if (strcmp(compiler, "clang") == 0)
-		return print_clang_version(wanted_clang);
+		return print_clang_version(wanted_clang, arch);
 	(void)fprintf(stderr, "compiler %s is not known\n", compiler);
 	return EXIT_NO_COMPILER;
 }
@@ -644,8 +680,8 @@ static void die_with_parent(void)
 
 static int serve(int argc, char **argv)
 {
-	if (argc == 4 && strcmp(argv[1], "--version") == 0)
-		return print_version(argv[2], argv[3]);
+	if ((argc == 4 || argc == 5) && strcmp(argv[1], "--version") == 0)
+		return print_version(argv[2], argv[3], argc == 5 ? argv[4] : "");
 	if (argc < 9 || argc - 9 > MAX_ARGUMENTS - 16) {
 		(void)fprintf(stderr, "fmhad-compile is started by fmhad; see \"fmhactl build\"\n");
 		return 2;

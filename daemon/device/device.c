@@ -228,7 +228,7 @@ uint32_t device_kernel_spills(const struct device *device, const struct device_k
 
 bool device_has_fences(const struct device *device)
 {
-	return device->ops->release_fences;
+	return device->ops->release_fences && !device->info.no_fences[0];
 }
 
 bool device_has_events(const struct device *device)

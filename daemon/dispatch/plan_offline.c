@@ -8,6 +8,7 @@
 #include <dispatch/model.h>
 #include <dispatch/plan.h>
 #include <kernels/backends.h>
+#include <kernels/gpu_catalogue.h>
 #include <registry/registry.h>
 
 /* What people mean by an arch's name. */
@@ -35,6 +36,28 @@ static bool is_foreign(const struct spec_catalog *catalog,
 		return false;
 	return !spec_arch_model(catalog, arch) ||
 	       (options->rules && own && strcmp(options->rules, own) != 0);
+}
+
+/* What a GPU of that arch would say of a candidate, but for what it has seen or set aside. */
+static int find_on_gpu(void *owner, enum abi_family family, uint32_t dtype,
+		       const union abi_args *args, struct plan_stage *stage, const char **ret_why)
+{
+	const struct plan_device *device = owner;
+	struct gpu_kernel kernel;
+	const char *why;
+
+	(void)family;
+	(void)dtype;
+	if (!stage->has_spec || gpu_kernel_of_spec(device->arch, stage->pipeline, &stage->spec,
+						   args, &kernel) != 0)
+		return 1;
+	why = gpu_kernel_launch(&kernel, device->compute_units, args, &stage->launch);
+	if (why) {
+		*ret_why = why;
+		return 1;
+	}
+	stage->tile_n0 = (uint32_t)kernel.tile.tile_n;
+	return 0;
 }
 
 int plan_explain_offline(const struct plan_offline_options *options,
@@ -71,6 +94,10 @@ int plan_explain_offline(const struct plan_offline_options *options,
 			       options->kernels[i]);
 	if (r == 0)
 		describe(catalog, options->arch, &device);
+	if (r == 0 && !foreign && gpu_arch_find(options->arch)) {
+		device.find = find_on_gpu;
+		device.owner = &device;
+	}
 	if (r == 0)
 		r = plan_explain(problem, &choice, &device, ret_json, err);
 	predict_model_free(model_of_times);

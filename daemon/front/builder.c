@@ -402,6 +402,7 @@ cJSON *builder_status_json(struct builder *builder)
 	current = cJSON_AddArrayToObject(json, "current");
 	for (uint32_t i = 0; i < status.n_current; i++)
 		cJSON_AddItemToArray(current, cJSON_CreateString(status.current[i]));
+	cJSON_AddStringToObject(json, "clang", builder->config->clang);
 	cJSON_AddItemToObject(json, "cache", cache_json(builder));
 	return json;
 }

@@ -93,11 +93,12 @@ static int bind_counter(struct request *request, const struct proto_fence *fence
 	struct session *session = request->session;
 	struct buffer *buffer = table_get(&session->buffers, fence->buffer);
 	const char *field = list->field;
+	const char *why = device_get_info(session->worker->device)->no_fences;
 
 	if (!device_has_fences(session->worker->device))
 		return fmha_error_set_field(err, FMHA_ENOTSUP, field,
-					    "%s: this device has no counters to order runs by",
-					    field);
+					    "%s: this device has no counters to order runs by%s%s",
+					    field, *why ? ": " : "", why);
 	if (!buffer)
 		return fmha_error_set_field(err, FMHA_ENOENT, field, "%s: buffer %llu: no such",
 					    field, (unsigned long long)fence->buffer);

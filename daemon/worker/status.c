@@ -87,6 +87,8 @@ static char *rest_json(struct worker *worker, uint64_t running_ns)
 					info->mps == DEVICE_MPS_IN_USE ? "in use" : "absent");
 		cJSON_AddStringToObject(root, "mps_directory", info->mps_directory);
 	}
+	if (info->no_fences[0])
+		cJSON_AddStringToObject(root, "no_fences", info->no_fences);
 	item = cJSON_AddObjectToObject(root, "memory");
 	cJSON_AddNumberToObject(item, "buffers", (double)used[ACCOUNT_BUFFERS]);
 	cJSON_AddNumberToObject(item, "bytes", (double)used[ACCOUNT_MEMORY]);

@@ -387,6 +387,9 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 			"control -d before both, or let clients launch themselves "
 			"(fmha_local.h)",
 			info->name, info->mps_directory);
+	if (info->no_fences[0])
+		log_warning("device %s: runs with counters are refused: %s", info->name,
+			    info->no_fences);
 	roof_init(&worker->roof, worker->config, info);
 	device_set_quarantine(worker->device, kernels_is_quarantined, worker);
 	r = kernels_open(worker, err);

@@ -8,6 +8,7 @@
 #include <kernels/gpu_kernel.h>
 
 #include <stddef.h>
+#include <string.h>
 
 #include "lds.h"
 
@@ -308,4 +309,22 @@ const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
 		return "a head dimension is no multiple of 8";
 	return kernel->family == ABI_BWD_DQ_DK_DV ? backward_maps(tile, args, ret_record)
 						  : forward_maps(kernel, args, ret_record);
+}
+
+const char *gpu_kernel_launch(const struct gpu_kernel *kernel, uint32_t units, const void *args,
+			      struct launch_record *ret_record)
+{
+	const char *why = gpu_kernel_maps(kernel, args, ret_record);
+
+	if (!why && gpu_kernel_grid(kernel, units, args, ret_record->grid) != 0)
+		why = "its blocks are more than a launch takes";
+	if (why)
+		return why;
+	memcpy(ret_record->block, kernel->block, sizeof(ret_record->block));
+	ret_record->lds_bytes = kernel->lds_bytes;
+	_Static_assert(sizeof(kernel->entry) == sizeof(ret_record->entry),
+		       "one name of a function");
+	memcpy(ret_record->entry, kernel->entry, sizeof(kernel->entry));
+	ret_record->overlaps = (uint32_t)kernel->overlaps;
+	return NULL;
 }

@@ -206,9 +206,24 @@ DEV i32 block_id_z() { return (i32)__builtin_amdgcn_workgroup_id_z(); }
 #define FMHA_FENCE(order, scope) __builtin_amdgcn_fence(order, scope)
 #endif
 
+/* A barrier waits for no counter. Compilers put the wait of a release fence in front of it, and take it away where
+ * one way to the barrier has nothing under way, as the first one into a loop whose rounds end with writes. This one
+ * stays: of LDS alone, and nothing where the fence's own has done it. */
+DEV void lds_settle()
+{
+#if defined(__GFX12__)
+	asm volatile("s_wait_dscnt 0x0" ::: "memory"); /* there is no builtin */
+#elif defined(__GFX11__)
+	__builtin_amdgcn_s_waitcnt(0xfc07);
+#else
+	__builtin_amdgcn_s_waitcnt(0xc07f);
+#endif
+}
+
 DEV void block_sync()
 {
 	FMHA_FENCE(__ATOMIC_RELEASE, "workgroup");
+	lds_settle();
 	__builtin_amdgcn_s_barrier();
 	FMHA_FENCE(__ATOMIC_ACQUIRE, "workgroup");
 }

@@ -6,7 +6,7 @@
 Of every kernel: no scratch memory, registers and LDS within the limits; no instruction that a person
 wrote, whose hazards the compiler would not know; inside each basic block a wait of the right counter
 between a load and the first instruction that touches its destination, and nothing of LDS under way at
-a barrier. Waits that were taken out must be missed: that is tried on the first kernel of each arch.
+a barrier; and what hazards.py follows. Waits that were taken out must be missed: that is tried on the first kernel of each arch.
 The kernels are those of the emulator's cases; sweep.py has all of a profile.
 """
 import argparse
@@ -22,6 +22,7 @@ sys.path[:0] = [os.path.join(HERE, "..", "gpu"), os.path.join(HERE, "..", "lib")
 
 import abi  # noqa: E402
 import clangs  # noqa: E402
+import hazards  # noqa: E402
 import progress  # noqa: E402
 import spill_check  # noqa: E402
 import suite  # noqa: E402
@@ -176,9 +177,10 @@ def spilled(number):
 
 
 def check_written(text):
-    """Statements of inline assembly may hold values in place, but no instruction."""
+    """Statements of inline assembly may hold values in place, but no instruction, except for one that only waits."""
     inside = re.findall(r"#ASMSTART\n(.*?);;#ASMEND", text, re.S)
-    return [f"inline assembly: {words[0]}" for words in (re.sub(r";.*", "", t).split() for t in inside) if words]
+    said = (re.sub(r";.*", "", t).split() for t in inside)
+    return [f"inline assembly: {words[0]}" for words in said if words and words != ["s_wait_dscnt", "0x0"]]
 
 
 def without(text, names):
@@ -188,7 +190,11 @@ def without(text, names):
 def check_checker(arch, text):
     """Assembly without its waits must be found wrong."""
     waits = "s_waitcnt|s_wait_loadcnt|s_wait_dscnt|s_wait_kmcnt|s_wait_loadcnt_dscnt"
-    return [] if len(check_waits(arch, without(text, waits))) > 20 else ["waits that are missing are not missed"]
+    wrong = hazards.check_checkers()
+    wrong += [] if len(check_waits(arch, without(text, waits))) > 20 else ["waits that are missing are not missed"]
+    if arch.startswith("gfx12") and len(hazards.scalar_reads(arch, without(text, "s_wait_alu"))) <= 20:
+        wrong.append("waits for scalar registers that are missing are not missed")
+    return wrong
 
 
 def code_of(kernel, every_type):
@@ -245,6 +251,7 @@ def check(job):
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     wrong, number = check_resources(job.arch, job.lds_bytes, text)
     wrong += check_written(text) + check_waits(job.arch, text)[:3]
+    wrong += hazards.scalar_reads(job.arch, text)[:3] + hazards.lds_at_barriers(text)[:3]
     wrong += check_checker(job.arch, text) if job.try_checker else []
     return wrong, number, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

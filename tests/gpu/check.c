@@ -145,7 +145,8 @@ static struct kernel_spec spec_of(int family, const struct gpu_traits *t, const 
 	return spec;
 }
 
-/* 0 first: packed tiles are for few rows, the scalar core for whoever finds nothing else. */
+/* 0 first: packed tiles are for few rows, but plans choose them for many, too; the scalar core is for whoever finds nothing
+ * else. */
 static int rank(const struct spec_row *row, int64_t n_rows)
 {
 	int scalar = row->pipeline <= GPU_SCALAR_PACK, pack = gpu_pipelines[row->pipeline].pack;
@@ -153,9 +154,9 @@ static int rank(const struct spec_row *row, int64_t n_rows)
 	if (row->pipeline ==
 	    GPU_WGMMA) /* takes more than arguments: hopper.py, and through fmhad */
 		return -1;
-	if (pack && (n_rows > 64 || (row->tile_m > 16 && row->tile_m >= 2 * n_rows)))
+	if (pack && row->tile_m > 16 && row->tile_m >= 2 * n_rows)
 		return -1;
-	return 4 * scalar + (pack ? n_rows > row->tile_m : 2);
+	return 4 * scalar + (!pack ? 2 : n_rows > 64 ? 3 : n_rows > row->tile_m);
 }
 
 EXPORT int check_tile(const char *arch_name, int family, uint32_t dtype, const void *args,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Which clang compiles for an arch of AMD's: Debian's, whose code the tables of tests/emulator count, or one that knows
-what that does not. gfx950 has PyPI's, which has no linker for AMD GPUs:
+what that does not. gfx950 and gfx12, for which fmhad refuses clang 19 (daemon/compile/fit.c), have PyPI's, which has no linker
+for AMD GPUs:
 
     python3 -m pip install --target build/ziglang ziglang
 
@@ -51,11 +52,14 @@ def candidates():
 
 
 def knows(command, arch):
+    """And fmhad has it compile for that arch."""
     try:
-        return subprocess.run([command, *DIALECT, f"--offload-arch={arch}", "-S", "-o", "-", "/dev/null"],
-                              capture_output=True, check=False).returncode == 0
+        done = subprocess.run([command, *DIALECT, f"--offload-arch={arch}", "-S", "-o", "-", "/dev/null"],
+                              capture_output=True, check=False)
     except OSError:
         return False
+    fits = subprocess.run([helper(), "--version", "clang", command, arch], capture_output=True, check=False)
+    return done.returncode == fits.returncode == 0
 
 
 @functools.cache
@@ -68,7 +72,7 @@ def known(archs, who):
     """Those of @archs that some clang here knows; @who says which ones are skipped."""
     missing = [arch for arch in archs if not find(arch)]
     for arch in missing:
-        print(f"{who}: {arch} skipped, no clang here knows it (tests/gpu/clangs.py says which one does)")
+        print(f"{who}: {arch} skipped, no clang here will do for it (tests/gpu/clangs.py says which one does)")
     return [arch for arch in archs if arch not in missing]
 
 

@@ -3,7 +3,7 @@
 
     python3 tests/gpu/compile_check.py [--full] [--jobs N]
 
-NVRTC for sm_80 and sm_90a; clang-19 for gfx90a, gfx942, gfx1100, gfx1201; hipRTC (which aborts on
+NVRTC for sm_80 and sm_90a; clang-19 for gfx90a, gfx942, gfx1100; hipRTC (which aborts on
 a name it does not know, so in a child process) for gfx90a. What the machine lacks is skipped, saying so. The
 short version takes one kernel of every family and compiler; --full all that tests/gpu/suite.py needs.
 Spills are reported; a kernel that does not compile fails the run.
@@ -77,7 +77,7 @@ def compilers():
     else:
         print("compile: NVRTC skipped, no libnvrtc here")
     if shutil.which("clang-19"):
-        yield with_clang, ("gfx90a", "gfx942", "gfx1100", "gfx1201")
+        yield with_clang, ("gfx90a", "gfx942", "gfx1100")
     else:
         print("compile: clang skipped, no clang-19 here")
     try:

@@ -66,6 +66,7 @@ def kernel_of(lib, name):
     if family == abi.FWD_APPENDKV:
         args = Append(page=16 if "paged" in words else 0).args
     elif p["family"].startswith("bwd"):
+        options.update(acc=2 if "split" in words else 0)  # sums of dQ in splits, for what is deterministic
         args = Backward(None, **{k: v for k, v in options.items() if k != "descale"}).bwd
     else:
         if "paged" in words:

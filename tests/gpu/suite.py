@@ -371,6 +371,7 @@ def general_bytes():
             yield Case("forward", **d, sk=70, descale="block")
             yield Case("forward", **d | dict(batch=2), sk=70, page=16, descale="page")
             yield Case("forward", **d, sk=300, splits=3, split_size=128, descale=True)
+            yield Case("forward", **d | dict(sq=70, hq=2, dq=128, dv=128), sk=90, descale=True, mask=BR, right=0)
         d = dict(dtype=abi.E4M3, hq=4, hk=1, dq=64, dv=64, pipeline=pipeline)
         yield Case("forward", **d, sq=14, sk=4000, ones=True)
         yield Case("tail", **d | dict(hq=1), sq=1, sk=4000, ones=True)
@@ -432,6 +433,11 @@ def few_rows():
         yield Case("forward", **b, page=48, batch=2, lens_k=[190, 5], mask=BR, right=0)
         yield Case("forward", **b | dict(sk=200), splits=3, split_size=96, mask=BR, left=60, right=0, sinks=9, sink=True)
     yield Case("forward", **d | dict(dq=64, dv=64, sq=21), page=16, splits=2, split_size=160, alibi=True, cap=20.0)
+    # Prefills that plans give this loop: many tiles of rows.
+    for dq, dv, dtype in ((256, 256, abi.BF16), (192, 128, abi.F16), (128, 128, abi.BF16), (64, 64, abi.F16)):
+        b = dict(dtype=dtype, hq=2, hk=1, dq=dq, dv=dv, sq=101, sk=150, pipeline="gpu_amd_decode")
+        yield Case("forward", **b, mask=BR, right=0, sink=True)
+        yield Case("forward", **b | dict(hq=1), splits=2, split_size=80)
 
 
 def few_rows_of_bytes():

@@ -6,6 +6,7 @@ tested with the tests of the other.
 import ctypes
 import json
 import os
+import re
 import struct
 import subprocess
 import time
@@ -279,6 +280,21 @@ def test_who_waits_for_a_fence_holds_up_nobodys_memory(gpu, memory):  # noqa: F8
     assert gpu.children() == pids
 
 
+def test_a_runtime_whose_streams_do_not_wait_gets_no_fences(make_gpu, memory):
+    """Seen when the device is opened: counters are refused, and said to be, rather than read too early."""
+    daemon, shared = make_gpu(HIP_FAKE_LAX="1"), memory()
+    assert "runs with counters are refused: a stream does not wait for a word" in daemon.log()
+    with daemon.device() as device:
+        buffer = shared.import_to(device)
+        plan = device.plan(problem(buffer))["plan"]
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.run(plan, waits=[{"buffer": buffer, "offset": 4 * TENSOR_BYTES, "value": 1}])
+        assert (caught.value.name, caught.value.field) == ("ENOTSUP", "waits") and "does not wait" in caught.value.message
+        device.run(plan)
+    _, found = doctor_of(daemon)
+    assert (found["fences"]["verdict"], found["fences"]["found"]) == ("note", "refused"), found["fences"]
+
+
 def test_events_are_not_imported(gpu):  # noqa: F811
     """An imported event is done for HIP's query as soon as it is recorded."""
     with gpu.device() as device, pytest.raises(fmha_wire.WireError) as caught:
@@ -339,6 +355,32 @@ def test_a_call_that_does_not_come_back(make_gpu, call):
         device.ping()
 
 
+@pytest.mark.parametrize("version, good", [("19.1.7", False), ("22.1.8", True)])
+def test_gfx12_is_refused_to_a_clang_that_makes_wrong_code_for_it(make_daemon, tmp_path, version, good):
+    """Before a plan waits for anything, with what to install; doctor and build say the same."""
+    clang = tmp_path / "clang"
+    clang.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "clang version {version}" && exit 0\nexit 1\n')
+    clang.chmod(0o755)
+    config = {"devices": [{"backend": "hip"}], "compile": {"clang": str(clang), "cache": str(tmp_path / "cache")}}
+    daemon = make_daemon(config, env={**os.environ, "LD_LIBRARY_PATH": str(fake_folder()), "HIP_FAKE_ARCH": "gfx1201"})
+    with daemon.device() as device:
+        buffer = host_buffer(device, 4 * TENSOR_BYTES)
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.plan(problem(buffer.id))
+        told = caught.value.message
+    assert caught.value.name == ("ENOKERNEL" if good else "ENOTSUP"), told  # the script compiles nothing
+    command = [fmhad.find_program("fmhactl")]
+    doctor = subprocess.run([*command, "doctor", "--json", "--socket", daemon.socket], capture_output=True, text=True, check=False)
+    found = [item for item in json.loads(doctor.stdout) if item["check"] == "device 0"]
+    build = subprocess.run([*command, "build", "--arch", "gfx1201", "--kernel", "fmha_prepare_gfx1201", "--clang", str(clang),
+                            "--cache", str(tmp_path / "cache")], capture_output=True, text=True, check=False)  # fmt: skip
+    assert build.returncode == 1
+    for text in (told, build.stderr, *(item["found"] for item in found if item["verdict"] == "WRONG")):
+        assert good != (f"clang {version} may leave out s_wait_alu" in text and "ziglang" in text), text
+    assert [item["verdict"] for item in found] == ["ok", "ok" if good else "WRONG"], found
+    assert doctor.returncode == (0 if good else 1)
+
+
 def test_a_machine_without_the_runtime_says_so(make_daemon, tmp_path):
     config = {"devices": [{"backend": "cpu"}, {"backend": "hip"}], "supervision": {"restart_ms": 10}}
     for name in ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"):
@@ -395,3 +437,22 @@ def test_verify_brings_its_memory_where_the_runtime_shares_none(make_gpu, local)
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LD_LIBRARY_PATH": str(fake_folder())})
     assert done.returncode == 1 and "seed 1: 0 ok, 0 not supported, 5 failed" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("WRONG (element") >= 5
+
+
+def doctor_of(daemon):
+    """What doctor finds of device 0, by check."""
+    command = [fmhad.find_program("fmhactl"), "doctor", "--json", "--device", "0", "--seconds", "0.2", "--socket", daemon.socket]
+    done = subprocess.run(command, capture_output=True, text=True, check=False,
+                          env={**os.environ, "LD_LIBRARY_PATH": str(fake_folder())})  # fmt: skip
+    return done.returncode, {item["check"]: item for item in json.loads(done.stdout)}
+
+
+def test_doctor_finds_what_a_device_does_wrong(make_gpu):
+    """The fake's kernels copy Q to O: that is found, by name. Its memory is shared, and its fences order."""
+    code, found = doctor_of(make_gpu())
+    assert code == 1
+    for name in ("forward bf16", "tails", "backward f16", "pages"):
+        assert found[name]["verdict"] == "WRONG" and re.search(r"element \d+ is .* expected .*gfx942", found[name]["found"]), found[name]
+        assert "do not use" in found[name]["advice"]
+    assert "by IPC handle" in found["shared memory"]["found"]
+    assert found["fences"]["verdict"] == found["races"]["verdict"] == "ok", found

@@ -316,3 +316,17 @@ def test_doctor_names_what_is_wrong_and_the_cure(make_daemon, tmp_path):
     text = fmhactl("doctor", daemon=broken, expect=1)
     assert re.search(r"^WRONG +device 0 +failed: .*x86_64_v9.*\n +-> ", text, re.MULTILINE)
     assert re.search(r"^ok +device 1 ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_doctor_tries_a_device_in_its_worker(make_daemon, device):
+    """Every family against the reference, and runs that race; on the fake, which works on the CPU, as well."""
+    daemon = make_daemon({"devices": [{"backend": "cpu"}, {"backend": "fake"}]})
+    said = json.loads(fmhactl("doctor", "--json", "--device", device, "--seconds", 0.2, "--timeout", 60, daemon=daemon))
+    found = {item["check"]: item for item in said}
+    for name in ("forward bf16", "odd tails", "splits", "page indices", "append, pages", "merge", "backward bf16", "e4m3, one sign",
+                 "shared memory", "races"):
+        assert found[name]["verdict"] == "ok", found[name]
+    assert "of what is allowed" in found["tails"]["found"] and "bwd_dq_dk_dv" in found["backward f32"]["found"]
+    assert int(found["races"]["found"].split()[0]) >= 4 and found["fences"]["verdict"] == "ok"
+    assert re.search(r"^WRONG +tried +ENOENT", fmhactl("doctor", "--device", 7, daemon=daemon, expect=1), re.MULTILINE)

@@ -551,6 +551,10 @@ int gpu_executor_start(struct gpu_device *gpu, struct fmha_error *err)
 	status = gpu_first_uses(gpu->scrub);
 	if (status != hipSuccess)
 		return gpu_error(status, "using the device for the first time", err);
+	status = gpu_try_fences(gpu->rescue, gpu->device.info.no_fences,
+				sizeof(gpu->device.info.no_fences));
+	if (status != hipSuccess)
+		return gpu_error(status, "trying whether streams wait for words", err);
 	if (pthread_create(&gpu->thread, NULL, executor, gpu) != 0)
 		return fmha_error_set(err, FMHA_EIO, "no more threads");
 	(void)pthread_setname_np(gpu->thread, "fmhad-gpu");

@@ -23,6 +23,11 @@ hipError_t gpu_init(void);
 hipError_t gpu_stream_apart(hipStream_t *ret_stream);
 /* Does once, on @stream, what takes its time when it is done first. */
 hipError_t gpu_first_uses(hipStream_t stream);
+/*
+ * Whether a stream waits for a word, and sees it written by another, which is @other. @trouble: a sentence, empty when it does.
+ * Return: hipErrorNotReady: the stream is held up for good; what else a call says.
+ */
+hipError_t gpu_try_fences(hipStream_t other, char *trouble, size_t size);
 
 /* Whether a client (@uid, @client_pid) may have this IPC handle opened. Return: 0, FMHA_EPERM. */
 int gpu_check_handle(const uint8_t handle[64], uint32_t uid, uint32_t client_pid,

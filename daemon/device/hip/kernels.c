@@ -64,20 +64,11 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 	}
 	seen = find_kernel(gpu, &identity);
 	stage->spills = seen ? seen->spills : 0;
-	why = gpu_kernel_maps(&kernel, args, &stage->launch);
-	if (!why &&
-	    gpu_kernel_grid(&kernel, gpu->device.info.compute_units, args, stage->launch.grid) != 0)
-		why = "its blocks are more than a launch takes";
+	why = gpu_kernel_launch(&kernel, gpu->device.info.compute_units, args, &stage->launch);
 	if (why) {
 		*ret_why = why;
 		return 1;
 	}
-	memcpy(stage->launch.block, kernel.block, sizeof(stage->launch.block));
-	stage->launch.lds_bytes = kernel.lds_bytes;
-	_Static_assert(sizeof(kernel.entry) == sizeof(stage->launch.entry),
-		       "one name of a function");
-	memcpy(stage->launch.entry, kernel.entry, sizeof(kernel.entry));
-	stage->launch.overlaps = (uint32_t)kernel.overlaps;
 	stage->tile_n0 = (uint32_t)kernel.tile.tile_n;
 	return 0;
 }

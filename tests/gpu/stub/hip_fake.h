@@ -24,6 +24,7 @@
  *   HIP_FAKE_FAULT=N:abort         the N-th kernel ends the process, as ROCr does; N:late: it fails, and
  *                                  every later call says so
  *   HIP_FAKE_FIRST_MS, HIP_FAKE_TOUCH_MS, HIP_FAKE_KERNEL_US   how long those take
+ *   HIP_FAKE_LAX=1                 streams do not wait for words
  *   HIP_FAKE_HANG=FILE             while it exists kernels do not end
  *   HIP_FAKE_COUNTS=FOLDER         what the process has is counted in a file there, named by its number: records
  *                                  of a name of 24 bytes and an int64

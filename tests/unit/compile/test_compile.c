@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <elf.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,6 +157,8 @@ static void builds_once(struct fixture *f, const char *compiler, const char *arc
 	if (compile_cached(f, &request, &first, &hit, &err) != 0)
 		fail_msg("%s for %s: %s", compiler, arch, err.msg);
 	assert_memory_equal(first->code, "\177ELF", 4);
+	if (strcmp(compiler, "clang") == 0) /* version 5, as ELF files tell it */
+		assert_int_equal(((const unsigned char *)first->code)[EI_ABIVERSION], 3);
 	assert_string_equal(first->info.arch, arch);
 	assert_true(first->info.registers > 0 && first->info.registers < 64);
 	assert_int_equal(first->info.spills, 0);
@@ -360,8 +363,8 @@ static void survives_a_compiler_that_floods_its_log(void **state)
 	(void)cache_entry_free(entry);
 }
 
-/* Whether the words of a build by a clang that takes them or not hold the option. */
-static bool builds_with_option(struct fixture *f, const char *answer)
+/* Whether the words of a build by a clang that takes them or not hold the options. */
+static bool builds_with_options(struct fixture *f, const char *answer, const char *wanted)
 {
 	struct compile_request request = request_for("clang", "gfx942", "good.hip");
 	struct cache_entry *entry = NULL;
@@ -374,7 +377,7 @@ static bool builds_with_option(struct fixture *f, const char *answer)
 	fake_clang(f, path, sizeof(path), body);
 	assert_int_equal(compile_cached(f, &request, &entry, &hit, &err), FMHA_EINVAL);
 	assert_non_null(strstr(entry->log, "-DFACTOR=2.0f"));
-	found = strstr(entry->log, "-mllvm -disable-postra-machine-sink");
+	found = strstr(entry->log, wanted);
 	(void)cache_entry_free(entry);
 	return found;
 }
@@ -382,8 +385,61 @@ static bool builds_with_option(struct fixture *f, const char *answer)
 /* clang 19's post-RA sinking made a wrong kernel: it is switched off wherever it can be. */
 static void switches_sinking_off_where_it_can(void **state)
 {
-	assert_true(builds_with_option(*state, "exit 0"));
-	assert_false(builds_with_option(*state, "exit 1"));
+	static const char option[] = "-mllvm -disable-postra-machine-sink";
+
+	assert_true(builds_with_options(*state, "exit 0", option));
+	assert_false(builds_with_options(*state, "exit 1", option));
+}
+
+/* clang 22 would write version 6, which runtimes before ROCm 6.3 do not load. */
+static void asks_for_a_code_object_that_runtimes_load(void **state)
+{
+	static const char option[] = "-mcode-object-version=5";
+
+	assert_true(builds_with_options(*state, "exit 0", option));
+	assert_true(builds_with_options(
+		*state, "case \"$*\" in *postra*) exit 1;; *) exit 0;; esac", option));
+	assert_false(builds_with_options(*state, "exit 1", option));
+}
+
+/* Before clang 20 code for GFX12 lacks waits: refused, with what to install, before anything is
+ * looked up or compiled. */
+static void refuses_clang_19_for_gfx12(void **state)
+{
+	static const struct {
+		const char *version, *arch;
+		bool fits;
+	} cases[] = {
+		{"clang 19.1.7 -mcode-object-version=5", "gfx1201", false},
+		{"clang 19.0.0git", "gfx1200", false},
+		{"clang unknown", "gfx1201", false},
+		{"clang 20.1.0", "gfx1201", true},
+		{"clang 22.1.8 -mcode-object-version=5", "gfx1200", true},
+		{"hiprtc 9.0", "gfx1201", false},
+		{"clang 19.1.7", "gfx1100", true},
+		{"clang 19.1.7", "gfx942", true},
+		{"hiprtc 9.0", "gfx90a", true},
+		{"nvrtc 13.0", "sm_90a", true},
+	};
+	struct fixture *f = *state;
+	struct compile_request request = request_for("clang", "gfx1201", "good.hip");
+	struct compile_target target;
+	struct fmha_error err = {0};
+	char path[128];
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		if (compile_check_fit(cases[i].version, cases[i].arch, NULL) !=
+		    (cases[i].fits ? 0 : FMHA_ENOTSUP))
+			fail_msg("%s for %s", cases[i].version, cases[i].arch);
+	fake_clang(f, path, sizeof(path), "exit 0"); /* says that it is version 1 */
+	assert_int_equal(compile_identify(&f->config, &request, &target, &err), FMHA_ENOTSUP);
+	assert_string_equal(err.field, "arch");
+	assert_non_null(strstr(err.msg, "clang 1 "));
+	assert_non_null(strstr(err.msg, "clang 20 or newer"));
+	assert_non_null(strstr(err.msg, "ziglang"));
+	assert_non_null(strstr(err.msg, "README)")); /* to its end */
+	(void)strcpy(request.build.arch, "gfx1100");
+	assert_int_equal(compile_identify(&f->config, &request, &target, &err), 0);
 }
 
 static void knows_what_clang_takes(void **state)
@@ -393,6 +449,7 @@ static void knows_what_clang_takes(void **state)
 
 	need(f, "clang");
 	assert_int_equal(compile_version(&f->config, "clang", version, NULL), 0);
+	assert_non_null(strstr(version, " -mcode-object-version=5"));
 	assert_non_null(strstr(version, " -mllvm -disable-postra-machine-sink"));
 }
 
@@ -488,6 +545,8 @@ int main(void)
 		COMPILE_TEST(links_with_the_linker_that_is_named),
 		COMPILE_TEST(survives_a_compiler_that_floods_its_log),
 		COMPILE_TEST(switches_sinking_off_where_it_can),
+		COMPILE_TEST(asks_for_a_code_object_that_runtimes_load),
+		COMPILE_TEST(refuses_clang_19_for_gfx12),
 		COMPILE_TEST(knows_what_clang_takes),
 		COMPILE_TEST(key_follows_every_input),
 		cmocka_unit_test(an_identity_is_of_arch_source_and_options),

@@ -1131,6 +1131,42 @@ static void explains_without_a_device(void **state)
 	}
 }
 
+/* Offline as on a device: AMD's decode loop takes pages by runs of 16 keys, and rows by 16 bytes. */
+static void what_a_device_would_refuse_is_not_chosen_offline(void **state)
+{
+	static const int32_t page_sizes[] = {16, 1};
+
+	(void)state;
+	for (size_t i = 0; i < 2; i++) {
+		const char *kernel, *reason = "";
+		const cJSON *root, *first, *candidate;
+		struct fixture f;
+
+		big_forward(&f);
+		f.problem.batch = 1;
+		f.problem.seqlen_q = 1;
+		f.problem.seqlen_k = 8192;
+		f.problem.nhead_k = 8;
+		f.problem.page_size = page_sizes[i];
+		f.problem.n_pages = f.problem.max_blocks = 8192 / page_sizes[i];
+		f.problem.n_splits = 1;
+		fixture_add(&f, FMHA_T_BLOCK_TABLE, FMHA_I32);
+		fixture_add(&f, FMHA_T_SEQLEN_K, FMHA_I32);
+		root = explain("gfx942", NULL, &f.problem);
+		first = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "selections"), 0);
+		kernel = cJSON_GetObjectItem(first, "chosen")->valuestring;
+		assert_true((page_sizes[i] == 16) == (strstr(kernel, "gpu_amd_decode") != NULL));
+		cJSON_ArrayForEach(candidate, cJSON_GetObjectItem(first, "candidates"))
+			if (strstr(cJSON_GetObjectItem(candidate, "name")->valuestring,
+				   "gpu_amd_decode") &&
+			    cJSON_GetObjectItem(candidate, "reason"))
+				reason = cJSON_GetObjectItem(candidate, "reason")->valuestring;
+		if (page_sizes[i] == 1 && !strstr(reason, "page"))
+			fail_msg("rejected: '%s'", reason);
+		cJSON_Delete((cJSON *)root);
+	}
+}
+
 static void explains_backward_and_its_workspace(void **state)
 {
 	struct fixture f;
@@ -1220,6 +1256,7 @@ int main(void)
 		cmocka_unit_test(backward_stages_are_named_apart),
 		cmocka_unit_test(sets_limit_the_choice),
 		cmocka_unit_test(explains_without_a_device),
+		cmocka_unit_test(what_a_device_would_refuse_is_not_chosen_offline),
 		cmocka_unit_test(explains_backward_and_its_workspace),
 		cmocka_unit_test(explains_why_there_is_nothing),
 		cmocka_unit_test(explaining_refuses_bad_input),

@@ -71,11 +71,14 @@ const char *compile_default(const char *arch);
 
 /*
  * Name and version of a compiler, as the helper reports it, with the options that every build by
- * it gets: "nvrtc 13.0", "clang 19.1.7 -mllvm -disable-postra-machine-sink".
+ * it gets: "nvrtc 13.0", "clang 19.1.7 -mcode-object-version=5 ...".
  * Return: 0, FMHA_ENOTSUP (not installed), FMHA_EIO, FMHA_ETIMEDOUT.
  */
 int compile_version(const struct compile_config *config, const char *compiler, char ret_version[96],
 		    struct fmha_error *err);
+
+/* Return: 0, FMHA_ENOTSUP with a sentence: what @version names makes wrong code for @arch. */
+int compile_check_fit(const char *version, const char *arch, struct fmha_error *err);
 
 /*
  * Everything that decides the code object's bytes: compiler and version, arch, options, and every
@@ -94,7 +97,7 @@ int compile_key(const struct compile_config *config, const struct compile_reques
 int compile_run(const struct compile_config *config, const struct compile_request *request,
 		const char *version, struct cache_entry **ret_entry, struct fmha_error *err);
 
-/* Version and key. Return: 0, or as compile_version() and compile_key(). */
+/* Version and key. Return: 0, or as compile_version(), compile_check_fit() and compile_key(). */
 int compile_identify(const struct compile_config *config, const struct compile_request *request,
 		     struct compile_target *ret_target, struct fmha_error *err);
 

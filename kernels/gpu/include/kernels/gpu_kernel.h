@@ -148,4 +148,12 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
 			    struct launch_record *ret_record);
 
+/*
+ * All that a launch of it needs but its code: gpu_kernel_maps(), grid, block, LDS, entry, overlaps. The device says so,
+ * and whoever explains a plan for one that is not here.
+ * Return: NULL, or why the kernel cannot take these arguments: a sentence.
+ */
+const char *gpu_kernel_launch(const struct gpu_kernel *kernel, uint32_t units, const void *args,
+			      struct launch_record *ret_record);
+
 #endif
