@@ -56,7 +56,7 @@ def _options(op, problem, call):
     return _problem.Options(
         op=op, layout="sbhd", mask=piece.mask, window=(left, right), scale=problem.scale, softcap=problem.softcap,
         dropout_p=problem.dropout_p, deterministic=problem.deterministic and op == "backward", max_seqlen_q=call.longest_q,
-        max_seqlen_k=call.longest_k)
+        max_seqlen_k=call.longest_k, dropout_row=at[0], dropout_column=at[1])
 
 
 def _run_call(op, problem, call, of_rows: dict, of_keys: dict, rows_last: dict, fixed: dict, state):
