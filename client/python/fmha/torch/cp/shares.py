@@ -100,11 +100,9 @@ def _joined(intervals) -> tuple:
 
 
 def _cuts(begin: int, end: int, n: int, unit: int) -> list:
-    """n + 1 places that cut [begin, end) into equal parts, as far as multiples of @unit from @begin allow."""
+    """n + 1 places that cut [begin, end) into parts as equal as multiples of @unit from @begin allow."""
     length = end - begin
-    if length % (n * unit) and length >= 4 * n * unit:
-        return [begin + (length * i // n + unit // 2) // unit * unit for i in range(n)] + [end]
-    return [begin + length * i // n for i in range(n + 1)]
+    return [begin + (length * i // n + unit // 2) // unit * unit for i in range(n)] + [end]
 
 
 def _documents(rows) -> tuple:
@@ -153,7 +151,7 @@ def balanced(rows, n: int, *, causal: bool = True, window: tuple = (-1, -1), equ
     ranks, heap = [[] for _ in range(n)], [(0, 0, r) for r in range(n)]
     short = []
     for (begin, end), cost in zip(pairs, costs):
-        if cost <= fair / 4 or end - begin < 2 * n:
+        if cost <= fair / 4 or end - begin < 2 * n * PATCH:
             short.append((cost, begin, end))
             continue
         for i, part in enumerate(itertools.pairwise(_cuts(begin, end, 2 * n, PATCH))):
