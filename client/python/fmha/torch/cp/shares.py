@@ -47,7 +47,8 @@ class Shares(NamedTuple):
         dim = self._dim(dim)
         if tensor.shape[dim] != self.total:
             raise invalid(f"dimension {dim} has {tensor.shape[dim]} rows: the shares are of {self.total}", "shares")
-        return torch.cat([tensor.narrow(dim, begin, end - begin) for begin, end in self.ranks[rank]], dim)
+        parts = self.ranks[rank] or ((0, 0),)
+        return torch.cat([tensor.narrow(dim, begin, end - begin) for begin, end in parts], dim)
 
     def put(self, parts, dim: int | None = None) -> torch.Tensor:
         """The whole tensor of what each rank has: take() backwards."""
