@@ -55,6 +55,7 @@ CASES = [
     case("packed, balanced, as many rows each", documents=DOCUMENTS, make="balanced", equal=True, causal=True, dtype=torch.bfloat16),
     case("packed, window, sink", documents=DOCUMENTS, causal=True, window=(50, 0), sink=True, dlse=True),
     case("packed, window, both sides", documents=DOCUMENTS, window=(20, 30), make="head_tail"),
+    case("packed, no key travels", documents=tuple(range(0, 641, 40)), causal=True, make="balanced", sink=True, dlse=True),
     case("packed, ranks without rows", documents=(0, 40), causal=True, make="balanced"),
     case("packed, dropout", documents=(0, 384, 768, 960), causal=True, dropout_p=0.25, seed=11, make="balanced"),
 ]

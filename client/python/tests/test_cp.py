@@ -226,8 +226,8 @@ def test_pieces_cover_what_is_seen_once():
         left, right = draw.choice((-1, 0, 4, 15)), draw.choice((-1, 0, 0, 6))
         cuts = [0, *sorted(draw.sample(range(1, total), min(5, total - 1))), total]
         intervals = list(zip(cuts, cuts[1:]))
-        rows = pieces.held(sorted(draw.sample(intervals, draw.randint(1, len(intervals)))))
-        keys = rows if draw.random() < 0.3 else pieces.held(draw.sample(intervals, draw.randint(1, len(intervals))))
+        rows = _shares.held(sorted(draw.sample(intervals, draw.randint(1, len(intervals)))))
+        keys = rows if draw.random() < 0.3 else _shares.held(draw.sample(intervals, draw.randint(1, len(intervals))))
         count = {}
         for call in pieces.calls(pieces.pieces(documents, rows, keys, left, right), True, total, total):
             for p in call.pieces:

@@ -183,7 +183,7 @@ def _attend(q, k, v, sink, problem, inner, outer, state, kind, chunks):
 
 def _united(shares: Shares, inner: int) -> Shares:
     """Of groups of @inner neighbouring ranks: the rows of all of them, in rising order."""
-    from .shares import _joined
+    from .shares import joined
 
     sets = [shares.ranks[i : i + inner] for i in range(0, len(shares.ranks), inner)]
-    return shares._replace(ranks=tuple(_joined(i for intervals in s for i in intervals) for s in sets))
+    return shares._replace(ranks=tuple(joined(i for intervals in s for i in intervals) for s in sets))

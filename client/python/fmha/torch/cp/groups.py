@@ -63,7 +63,7 @@ def places(ranks: tuple, most: int, device: torch.device) -> Tensor | None:
     order = [i for _, start, n in sorted(found) for i in range(start, start + n)]
     if order == list(range(most * len(ranks))):
         return None
-    return torch.tensor(order, device=device)
+    return torch.tensor(order, dtype=torch.int64, device=device)
 
 
 def ordered(buffer: Tensor, ranks: tuple, most: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import pieces as _pieces
-from .shares import Shares
+from .shares import Shares, held
 from ... import _problem, _run
 
 
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
 
     def calls(self, keys: tuple, n_keys: int) -> tuple:
         """On @keys (Held) of @n_keys rows."""
-        rows = _pieces.held(self.shares.ranks[self.rank])
+        rows = held(self.shares.ranks[self.rank])
         alone = self.dropout_p > 0
         found = _pieces.pieces(self.shares.documents, rows, keys, self.left, self.right, alone)
         if alone:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from .shares import PATCH, Shares
+from .shares import PATCH, Held, by_document
 from ... import _problem
 from ..._lib import not_supported
 
@@ -42,40 +42,6 @@ class Piece(NamedTuple):
         if self.left < 0 and self.right < 0:
             return _problem.MASK_NONE
         return _problem.MASK_TOP_LEFT if self.top else _problem.MASK_BOTTOM_RIGHT
-
-
-class Held(NamedTuple):
-    """An interval of rows, and where in a tensor it begins."""
-
-    begin: int
-    end: int
-    at: int
-
-
-def held(intervals) -> tuple:
-    """Intervals that lie one behind the other."""
-    at, found = 0, []
-    for begin, end in intervals:
-        found.append(Held(begin, end, at))
-        at += end - begin
-    return tuple(found)
-
-
-def _within(documents, intervals):
-    """The parts of @intervals by the document that they are in: document -> [Held]."""
-    import bisect
-
-    found: dict = {}
-    for begin, end, at in intervals:
-        d = bisect.bisect_right(documents, begin) - 1
-        while begin < end:
-            stop = min(end, documents[d + 1])
-            if stop > begin:
-                found.setdefault(d, []).append(Held(begin, stop, at))
-                at += stop - begin
-                begin = stop
-            d += 1
-    return found
 
 
 def _piece(q: Held, k: Held, first: int, document: int, left: int, right: int) -> Piece | None:
@@ -133,7 +99,7 @@ def pieces(documents: tuple, rows: tuple, keys: tuple, left: int, right: int, al
         # The order among rows is that among keys: cut or not, it is one triangle.
         n = rows[-1].at + rows[-1].end - rows[-1].begin
         return (Piece(0, n, 0, n, -1, 0, False, 0, 0, 0),)
-    of_rows, of_keys, found = _within(documents, rows), _within(documents, keys), []
+    of_rows, of_keys, found = by_document(documents, rows), by_document(documents, keys), []
     for document, mine in of_rows.items():
         made = [_piece(q, k, documents[document], document, left, right) for q in mine for k in of_keys.get(document, ())]
         made = [p for p in made if p is not None]

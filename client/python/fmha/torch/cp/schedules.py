@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import groups, local, pieces
+from . import groups, local, shares
 from ... import _again
 from ..._lib import invalid
 
@@ -51,29 +51,54 @@ class _Chunk:
         return problem._replace(head0=problem.head0 + self.rows.start) if problem.dropout_p > 0 else problem
 
 
-def _gathered(chunk, k, v, problem, group):
-    return [groups.Gathering(t, problem.shares, group) for t in chunk.kv(k, v)]
+class _Parts:
+    """Which calls there are on keys that come, and on those that nobody else needs."""
+
+    def __init__(self, problem, group):
+        self.problem, self.group = problem, group
+        self.travel = shares.travel(problem.shares)
+        self.comes = self.travel.shares.most > 0
+        # As one interval where they can be: a document's keys lie together, and a row is in one call.
+        whole = shares.joined(i for intervals in self.travel.shares.ranks for i in intervals)
+        self.whole = shares.held(whole)
+        self.n_whole = sum(e - b for b, e in whole)
+        self.on_others = problem.calls(self.whole, self.n_whole) if self.comes else ()
+        n_rows = problem.shares.rows(problem.rank)
+        self.on_own = problem.calls(self.travel.staying[problem.rank], n_rows) if self.travel.staying[problem.rank] else ()
+
+    def gather(self, chunk, k, v):
+        if not self.comes:
+            return None
+        return [groups.Gathering(self.travel.take(t, self.problem.rank), self.travel.shares, self.group) for t in chunk.kv(k, v)]
+
+    def reduce(self, parts):
+        shared = self.travel.shares
+        return [groups.Reduction(t, shared, self.group, self.problem.deterministic) for t in parts]
+
+
+def _zeros(*tensors):
+    return tuple(torch.zeros_like(t, dtype=torch.float32) for t in tensors)
 
 
 class AllGather(torch.autograd.Function):
-    """Every rank gets all keys, some heads at a time: while one chunk's attention is computed the next one's keys come."""
+    """Every rank gets all keys that several need, some heads at a time: while one chunk's attention is computed the next one's keys come."""
 
     @staticmethod
     def forward(ctx, problem, group, n_chunks, state, q, k, v, sink):
-        chunks = [_Chunk(i, n_chunks, q, k) for i in range(n_chunks)]
-        whole = pieces.held(((0, problem.shares.total),))
-        calls = problem.calls(whole, problem.shares.total)
+        chunks, parts = [_Chunk(i, n_chunks, q, k) for i in range(n_chunks)], _Parts(problem, group)
         o, lse = local.new_outputs(q, v, empty=problem.packed)
-        coming = _gathered(chunks[0], k, v, problem, group)
+        coming = parts.gather(chunks[0], k, v)
         for i, chunk in enumerate(chunks):
-            found = coming
-            coming = _gathered(chunks[i + 1], k, v, problem, group) if i + 1 < n_chunks else None
-            keys, values = (g.wait() for g in found)
+            found, coming = coming, parts.gather(chunks[i + 1], k, v) if i + 1 < n_chunks else None
             mine, out = chunk.heads(q, o)
-            local.forward_into(out, chunk.lse(lse), mine, keys, values, chunk.problem(problem), calls, state,
-                               None if sink is None else sink[chunk.rows])
+            logit, said = None if sink is None else sink[chunk.rows], chunk.problem(problem)
+            if parts.on_own:
+                local.forward_into(out, chunk.lse(lse), mine, *chunk.kv(k, v), said, parts.on_own, state, logit)
+            if parts.comes:
+                keys, values = (g.wait() for g in found)
+                local.forward_into(out, chunk.lse(lse), mine, keys, values, said, parts.on_others, state, logit)
         ctx.save_for_backward(q, k, v, o, lse, sink)
-        ctx.said = problem, group, chunks, state, calls
+        ctx.said = parts, chunks, state
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -81,32 +106,36 @@ class AllGather(torch.autograd.Function):
     def backward(ctx, do, dlse):
         _refuse_second(ctx)
         q, k, v, o, lse, sink = ctx.saved_tensors
-        problem, group, chunks, state, calls = ctx.said
+        parts, chunks, state = ctx.said
         do, dlse = _taken(do, o), _contiguous(dlse)
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        coming, going = _gathered(chunks[0], k, v, problem, group), None
+        coming, going = parts.gather(chunks[0], k, v), None
         for i, chunk in enumerate(chunks):
-            found = coming
-            coming = _gathered(chunks[i + 1], k, v, problem, group) if i + 1 < len(chunks) else None
-            keys, values = (g.wait() for g in found)
-            gradients = local.Gradients(*(chunk.heads(do)), chunk.lse(dlse), *chunk.heads(q, o), chunk.lse(lse), chunk.problem(problem),
+            found, coming = coming, parts.gather(chunks[i + 1], k, v) if i + 1 < len(chunks) else None
+            gradients = local.Gradients(*chunk.heads(do), chunk.lse(dlse), *chunk.heads(q, o), chunk.lse(lse), chunk.problem(parts.problem),
                                         state)
-            parts = gradients.add(keys, values, calls) or (torch.zeros_like(t, dtype=torch.float32) for t in (keys, values))
+            if parts.on_own:
+                for into, found_here in zip(chunk.kv(dk, dv), gradients.add(*chunk.kv(k, v), parts.on_own)):
+                    into.copy_(found_here)
+            sums = None
+            if parts.comes:
+                keys, values = (g.wait() for g in found)
+                sums = gradients.add(keys, values, parts.on_others) or _zeros(keys, values)
             into, = chunk.heads(dq)
             into.copy_(gradients.rows())
-            _arrived(going, dk, dv)
-            going = chunk, [groups.Reduction(t, problem.shares, group, problem.deterministic) for t in parts]
-        _arrived(going, dk, dv)
+            _arrived(going, parts, dk, dv)
+            going = None if sums is None else (chunk, parts.reduce(sums))
+        _arrived(going, parts, dk, dv)
         dsink = local.sink_gradient(do, dlse, o, lse, sink) if sink is not None and ctx.needs_input_grad[7] else None
         return None, None, None, None, dq, dk, dv, dsink
 
 
-def _arrived(going, dk, dv):
+def _arrived(going, parts, dk, dv):
     if going is None:
         return
     chunk, reductions = going
     for into, reduction in zip(chunk.kv(dk, dv), reductions):
-        into.copy_(reduction.wait())
+        parts.travel.put(into, reduction.wait(), parts.problem.rank)
 
 
 class Ring(torch.autograd.Function):
@@ -114,12 +143,13 @@ class Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, problem, group, state, q, k, v, sink):
-        total = local.Sum(q, v)
-        for owner, keys, values in _around(problem, group, k, v):
-            total.add(keys, values, problem, _calls(problem, owner), state)
+        parts, total = _Parts(problem, group), local.Sum(q, v)
+        total.add(k, v, problem, parts.on_own, state)
+        for owner, keys, values in _around(parts, k, v):
+            total.add(keys, values, problem, _calls(parts, owner), state)
         o, lse = total.finish(q.dtype, sink)
         ctx.save_for_backward(q, k, v, o, lse, sink)
-        ctx.said = problem, group, state
+        ctx.said = parts, state
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -127,39 +157,46 @@ class Ring(torch.autograd.Function):
     def backward(ctx, do, dlse):
         _refuse_second(ctx)
         q, k, v, o, lse, sink = ctx.saved_tensors
-        problem, group, state = ctx.said
+        parts, state = ctx.said
+        problem, group, most = parts.problem, parts.group, parts.travel.shares.most
         do, dlse = _taken(do, o), _contiguous(dlse)
         gradients, passing = local.Gradients(do, dlse, q, o, lse, problem, state), None
-        for owner, keys, values in _around(problem, group, k, v):
-            parts = gradients.add(keys, values, _calls(problem, owner))
-            if parts is None:
-                parts = tuple(torch.zeros_like(t, dtype=torch.float32) for t in (keys, values))
+        dk, dv = (t.to(k.dtype) for t in gradients.add(k, v, parts.on_own) or _zeros(k, v))
+        sums = None
+        for owner, keys, values in _around(parts, k, v):
+            sums = gradients.add(keys, values, _calls(parts, owner)) or _zeros(keys, values)
             if passing is not None:
-                parts = tuple(p.add_(s) for p, s in zip(parts, passing.wait()))
+                sums = tuple(p.add_(s) for p, s in zip(sums, passing.wait()))
             if group.size > 1:
                 # The sums follow their keys, one rank behind, and the last step takes them home.
-                parts = tuple(groups.padded(p, problem.shares.most) for p in parts)
-                passing = groups.Passing(parts, group)
+                sums = tuple(groups.padded(p, most) for p in sums)
+                passing = groups.Passing(sums, group)
         if passing is not None:
-            parts = passing.wait()
-        dk, dv = (p[: k.shape[0]].to(k.dtype) for p in parts)
+            sums = passing.wait()
+        if sums is not None:
+            for into, rows in zip((dk, dv), sums):
+                parts.travel.put(into, rows, problem.rank)
         dsink = local.sink_gradient(do, dlse, o, lse, sink) if sink is not None and ctx.needs_input_grad[6] else None
         return None, None, None, gradients.rows(), dk, dv, dsink
 
 
-def _around(problem, group, k, v):
-    """(owner, its keys, its values), this rank's own first; the next ones come meanwhile. All have as many rows."""
-    most = problem.shares.most
-    held = [k, v] if group.size == 1 else [groups.padded(t, most) for t in (k, v)]
+def _around(parts, k, v):
+    """(owner, its keys that travel, its values), this rank's own first; the next ones come meanwhile. All have as many rows."""
+    group, most = parts.group, parts.travel.shares.most
+    if not parts.comes:
+        return
+    own = [parts.travel.take(t, parts.problem.rank) for t in (k, v)]
+    sent = own if group.size == 1 else [groups.padded(t, most) for t in own]
     for step in range(group.size):
-        passing = groups.Passing(held, group) if step + 1 < group.size else None
-        yield (group.rank - step) % group.size, *held
+        passing = groups.Passing(sent, group) if step + 1 < group.size else None
+        yield (group.rank - step) % group.size, *sent
         if passing is not None:
-            held = passing.wait()
+            sent = passing.wait()
 
 
-def _calls(problem, owner):
-    return problem.calls(pieces.held(problem.shares.ranks[owner]), problem.shares.most)
+def _calls(parts, owner):
+    shared = parts.travel.shares
+    return parts.problem.calls(shares.held(shared.ranks[owner]), shared.most)
 
 
 # ---- heads in exchange for rows ----

@@ -7,6 +7,7 @@ rows one behind the other. All that follows (what a rank needs of whom, which ma
 from __future__ import annotations
 
 import bisect
+import collections
 import functools
 import heapq
 import itertools
@@ -53,7 +54,7 @@ class Shares(NamedTuple):
     def put(self, parts, dim: int | None = None) -> torch.Tensor:
         """The whole tensor of what each rank has: take() backwards."""
         whole = torch.cat(tuple(parts), self._dim(dim))
-        return whole.index_select(self._dim(dim), torch.tensor(whole_order(self), device=whole.device))
+        return whole.index_select(self._dim(dim), torch.tensor(whole_order(self), dtype=torch.int64, device=whole.device))
 
     def _dim(self, dim):
         return dim if dim is not None else 0 if self.packed else 1
@@ -78,6 +79,71 @@ def whole_order(shares: Shares) -> tuple:
     return tuple(_order(shares.ranks))
 
 
+def by_document(documents: tuple, intervals) -> dict:
+    """The parts of @intervals, (begin, end, where in a tensor), by the number of the document that they are in."""
+    found: dict = {}
+    for begin, end, at in intervals:
+        d = bisect.bisect_right(documents, begin) - 1
+        while begin < end:
+            stop = min(end, documents[d + 1])
+            if stop > begin:
+                found.setdefault(d, []).append(Held(begin, stop, at))
+                at += stop - begin
+                begin = stop
+            d += 1
+    return found
+
+
+class Held(NamedTuple):
+    """An interval of rows, and where in a tensor it begins."""
+
+    begin: int
+    end: int
+    at: int
+
+
+def held(intervals) -> tuple:
+    """Intervals that lie one behind the other."""
+    at, found = 0, []
+    for begin, end in intervals:
+        found.append(Held(begin, end, at))
+        at += end - begin
+    return tuple(found)
+
+
+class Travel(NamedTuple):
+    """Which keys others than their owner need. shares: of the documents that several ranks have. going, staying: of each rank what it has
+    of those, and of the others, where its tensors hold them."""
+
+    shares: Shares
+    going: tuple
+    staying: tuple
+
+    def take(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """@rank's rows that travel."""
+        going = self.going[rank]
+        if not self.staying[rank]:
+            return tensor
+        return torch.cat([tensor[at : at + end - begin] for begin, end, at in going] or [tensor[:0]])
+
+    def put(self, into: torch.Tensor, rows: torch.Tensor, rank: int) -> None:
+        """take() backwards."""
+        first = 0
+        for begin, end, at in self.going[rank]:
+            into[at : at + end - begin] = rows[first : first + end - begin]
+            first += end - begin
+
+
+@functools.lru_cache(maxsize=256)
+def travel(shares: Shares) -> Travel:
+    parts = [by_document(shares.documents, held(intervals)) for intervals in shares.ranks]
+    owners = collections.Counter(d for of_rank in parts for d in of_rank)
+    going = tuple(tuple(h for d, some in of_rank.items() if owners[d] > 1 for h in some) for of_rank in parts)
+    staying = tuple(tuple(h for d, some in of_rank.items() if owners[d] == 1 for h in some) for of_rank in parts)
+    ranks = tuple(joined((begin, end) for begin, end, _ in some) for some in going)
+    return Travel(shares._replace(ranks=ranks), going, staying)
+
+
 def checked(shares: Shares) -> Shares:
     """@shares, whose ranks have each row once."""
     found = sorted(i for intervals in shares.ranks for i in intervals)
@@ -89,7 +155,7 @@ def checked(shares: Shares) -> Shares:
     return shares
 
 
-def _joined(intervals) -> tuple:
+def joined(intervals) -> tuple:
     """In rising order, neighbours as one."""
     found: list = []
     for begin, end in sorted(i for i in intervals if i[0] < i[1]):
@@ -123,7 +189,7 @@ def contiguous(rows, n: int) -> Shares:
     """Equal parts, one behind the other. @rows: how many, or cu_seqlens."""
     documents, packed = _documents(rows)
     cuts = _cuts(0, documents[-1], n, 1)
-    return Shares(tuple(_joined([i]) for i in itertools.pairwise(cuts)), documents, packed)
+    return Shares(tuple(joined([i]) for i in itertools.pairwise(cuts)), documents, packed)
 
 
 def head_tail(rows, n: int) -> Shares:
@@ -134,7 +200,7 @@ def head_tail(rows, n: int) -> Shares:
     for begin, end in itertools.pairwise(documents):
         for i, part in enumerate(itertools.pairwise(_cuts(begin, end, 2 * n, 1))):
             ranks[min(i, 2 * n - 1 - i)].append(part)
-    return Shares(tuple(map(_joined, ranks)), documents, packed)
+    return Shares(tuple(map(joined, ranks)), documents, packed)
 
 
 def balanced(rows, n: int, *, causal: bool = True, window: tuple = (-1, -1), equal: bool = False) -> Shares:
@@ -165,7 +231,7 @@ def balanced(rows, n: int, *, causal: bool = True, window: tuple = (-1, -1), equ
         heapq.heappush(heap, (least + cost, r))
     if equal:
         _level(ranks, documents, n)
-    return Shares(tuple(map(_joined, ranks)), documents, packed)
+    return Shares(tuple(map(joined, ranks)), documents, packed)
 
 
 def _level(ranks, documents, n):
