@@ -143,13 +143,13 @@ class Sum:
 
 
 class Gradients:
-    """Of O and LSE with respect to rows, and to keys part by part."""
+    """Of O and LSE with respect to rows, and to keys part by part. dq: where dQ goes if each row is in one call; None: it is added up."""
 
-    def __init__(self, do, dlse, q, o, lse, problem, state):
+    def __init__(self, do, dlse, q, o, lse, problem, state, dq=None):
         self.problem, self.state, self.q = problem, state, q
         self.of_rows = {"q": q, "do": do, "o": o}
         self.rows_last = {"lse": lse} if dlse is None else {"lse": lse, "dlse": dlse}
-        self.dq = None
+        self.into, self.dq = dq, None
 
     def add(self, k, v, calls) -> tuple | None:
         """(dK, dV) of this part, float32; dQ is added up. None: nobody sees these keys."""
@@ -158,12 +158,14 @@ class Gradients:
             (q0, q1), (k0, k1) = call.rows, call.keys
             covered = call.sums is None
             like = torch.empty_like if covered else torch.zeros_like
-            part_q, part_k, part_v = like(self.q), like(k), like(v)
+            part_q = like(self.q) if self.into is None else self.into
+            part_k, part_v = like(k), like(v)
             _run_call("backward", self.problem, call, self.of_rows | {"dq": part_q}, {"k": k, "v": v, "dk": part_k, "dv": part_v},
                       self.rows_last, {}, self.state)
-            if self.dq is None:
-                self.dq = torch.zeros_like(self.q, dtype=torch.float32)
-            self.dq[q0:q1] += part_q[q0:q1]
+            if self.into is None:
+                if self.dq is None:
+                    self.dq = torch.zeros_like(self.q, dtype=torch.float32)
+                self.dq[q0:q1] += part_q[q0:q1]
             if dk is None:
                 dk, dv = (torch.zeros_like(t, dtype=torch.float32) for t in (k, v))
             dk[k0:k1] += part_k[k0:k1]

@@ -113,7 +113,7 @@ class AllGather(torch.autograd.Function):
         for i, chunk in enumerate(chunks):
             found, coming = coming, parts.gather(chunks[i + 1], k, v) if i + 1 < len(chunks) else None
             gradients = local.Gradients(*chunk.heads(do), chunk.lse(dlse), *chunk.heads(q, o), chunk.lse(lse), chunk.problem(parts.problem),
-                                        state)
+                                        state, *chunk.heads(dq))
             if parts.on_own:
                 for into, found_here in zip(chunk.kv(dk, dv), gradients.add(*chunk.kv(k, v), parts.on_own)):
                     into.copy_(found_here)
@@ -121,8 +121,6 @@ class AllGather(torch.autograd.Function):
             if parts.comes:
                 keys, values = (g.wait() for g in found)
                 sums = gradients.add(keys, values, parts.on_others) or _zeros(keys, values)
-            into, = chunk.heads(dq)
-            into.copy_(gradients.rows())
             _arrived(going, parts, dk, dv)
             going = None if sums is None else (chunk, parts.reduce(sums))
         _arrived(going, parts, dk, dv)
