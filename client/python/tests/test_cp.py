@@ -264,3 +264,32 @@ def test_the_example_of_the_page(tmp_path):
         want = losses(alone.stdout)
         assert len(want) == size[2] and want[-1] < want[0]
         assert losses(launched(4, program, *size)) == pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_the_model_of_schedules(n, tmp_path):
+    """With messages and kernels that take as long as a table says, steps take what the model says, within 5 %."""
+    launched(n, HERE / "cp_delays.py", tmp_path)
+    found = json.loads((tmp_path / "0.json").read_text())
+    assert len(found) == {2: 12, 4: 20}[n]
+    wrong = [f"{name}: {said:.3f} s, measured {measured:.3f}" for name, said, measured in found if not abs(said / measured - 1) <= 0.05]
+    assert not wrong, wrong
+
+
+def test_a_plan():
+    """More ranks never slow the best plan down by more than their messages, and a link that costs nothing leaves kernels alone."""
+    from fmha.torch.cp import model
+
+    free = model.Machine("free", model.Link(0, 0), model.Link(0, 0), ((1e12, 1e-2),), ((1e12, 1e-2),), 1e30)
+    job = model.Job(65536)
+    for ranks in (2, 8, 64):
+        for c in model.choices(free, job, ranks):
+            assert c.total == pytest.approx((job.forward_flops() + job.backward_flops()) / ranks * 1e-14)
+    kinds = {c.kind for c in model.choices(model.H200, job, 16)}
+    assert kinds == {"all_gather", "a2a", "p2p", "a2a+p2p", "a2a+all_gather"}
+    assert not [c for c in model.choices(model.H200, job, 256, ["a2a"])]  # 64 heads
+    near, far = (min(c.total for c in model.choices(model.H200, job, 16, [kind])) for kind in ("a2a+all_gather", "p2p"))
+    assert near < far
+    one = subprocess.run([sys.executable, "-m", "fmha.torch.cp", "plan", "--ranks", "1024", "--hosts", "128", "--seqlen", "1e6"],
+                         env=environment(), capture_output=True, text=True, timeout=120)
+    assert one.returncode == 0 and "a2a+p2p" in one.stdout, one.stderr

@@ -142,37 +142,82 @@ def _pieces(job: Job) -> int:
     return 2 if job.causal and not job.document else 1
 
 
+class _Time:
+    """One rank's clock, and its link, which takes one message after the other."""
+
+    def __init__(self):
+        self.now = self.free = 0.0
+
+    def send(self, seconds: float) -> float:
+        """When what is sent now has arrived."""
+        self.free = max(self.free, self.now) + seconds
+        return self.free
+
+    def wait(self, moment: float) -> None:
+        self.now = max(self.now, moment)
+
+
+def _gathering(chunks: int, gather: float, compute: float, reduce: float) -> float:
+    """AllGather's loop: the next chunk comes, and the last one's sums go, while one is computed."""
+    t = _Time()
+    coming, going = t.send(gather), 0.0
+    for i in range(chunks):
+        found = coming
+        if i + 1 < chunks:
+            coming = t.send(gather)
+        t.wait(found)
+        t.now += compute
+        if reduce:
+            t.wait(going)
+            going = t.send(reduce)
+    t.wait(going)
+    return t.now
+
+
+def _turning(n: int, message: float, compute: float, sums: float) -> float:
+    """Ring's loop: keys go on while they are computed on, their sums a step later."""
+    t, going, coming = _Time(), 0.0, 0.0
+    for step in range(n):
+        if step + 1 < n:
+            coming = t.send(message)
+        t.now += compute
+        if sums and n > 1:
+            t.wait(going)
+            going = t.send(sums)
+        if step + 1 < n:
+            t.wait(coming)
+    t.wait(going)
+    return t.now
+
+
 def _gather(machine, job, part, link, chunks, ranks):
     """(forward, backward) of all_gather."""
     n, calls = part.ranks, _pieces(job)
     own = _keys(job, part, job.element) / chunks
-    gather = 2 * link.collective(n, n * own / 2)
+    gather = 2 * link.collective(n, n * own / 2) if own else 0.0
     order = 2 * n * own / machine.copy if n > 1 else 0.0
-    compute = order + calls * machine.kernel("forward", job.forward_flops() / ranks / chunks / calls)
-    forward = gather + (chunks - 1) * max(gather, compute) + compute
+    flops = [f / ranks / chunks / calls for f in (job.forward_flops(), job.backward_flops())]
+    forward = _gathering(chunks, gather, order + calls * machine.kernel("forward", flops[0]), 0.0)
     wide = 4 / job.element
-    reduce = 2 * link.collective(n, n * own / 2 * wide) if n > 1 else 0.0
+    reduce = 2 * link.collective(n, n * own / 2 * wide) if n > 1 and own else 0.0
     # Gradients are added in float32 (read and written by each call), put in ranks' order and added again by their owner.
     sums = (2 * calls * wide + calls + 3 * wide) * n * own / machine.copy
-    compute = order + sums + calls * machine.kernel("backward", job.backward_flops() / ranks / chunks / calls)
-    backward = gather + (chunks - 1) * max(gather + reduce, compute) + compute + reduce
+    backward = _gathering(chunks, gather, order + sums + calls * machine.kernel("backward", flops[1]), reduce)
     return forward, backward
 
 
 def _ring(machine, job, part, link, ranks):
-    """(forward, backward) of p2p: every step as long as its kernels or its message takes."""
+    """(forward, backward) of p2p."""
     n = part.ranks
     own = _keys(job, part, job.element)
+    steps = n if own else 1  # keys that nobody else needs
     rows = part.rows * part.heads * job.hdim
+    flops = job.forward_flops() / ranks / steps, job.backward_flops() / ranks / steps
+    message, sums = (2 * link.message(own / 2 * wide) if own else 0.0 for wide in (1, 4 / job.element))
     merge = rows * (job.element + 4 + 3 * 4) / machine.copy
-    flops = job.forward_flops() / ranks, job.backward_flops() / ranks
-    step = link.message(own / 2) * 2
-    forward = n * machine.kernel("forward", flops[0] / n) + n * merge
-    forward = max(forward / n, step) * (n - 1) + forward / n
-    compute = machine.kernel("backward", flops[1] / n) + (own * 4 / job.element * 3 + rows * (4 * 2 + job.element)) / machine.copy
-    sums = 2 * link.message(own / 2 * 4 / job.element)
-    backward = compute + (n - 1) * max(compute, step + sums) + (sums if n > 1 else 0.0)
-    return forward, backward
+    forward = _turning(steps, message, machine.kernel("forward", flops[0]) + merge, 0.0)
+    add = (own * 4 / job.element * 3 + rows * (4 * 2 + job.element)) / machine.copy
+    return forward, _turning(steps, message, machine.kernel("backward", flops[1]) + add, sums)
 
 
 def _heads_exchange(machine, job, ranks, inner):
@@ -184,7 +229,7 @@ def _heads_exchange(machine, job, ranks, inner):
     q, kv = (rows * h * job.hdim * job.element for h in (job.heads, job.kv_heads * repeats))
     moved = link.collective(inner, q) * 2 + link.collective(inner, kv) * 2
     copies = (2 * q + 2 * kv) * 4 / machine.copy  # into blocks and out of them
-    return moved + copies, moved + copies
+    return moved + copies + link.collective(inner, rows * job.heads * 4), moved + copies  # LSE goes back, too
 
 
 def choices(machine: Machine, job: Job, ranks: int, kinds=None) -> list:
@@ -207,7 +252,6 @@ def choices(machine: Machine, job: Job, ranks: int, kinds=None) -> list:
             own = _keys(job, part, job.element)
             if name == "p2p":
                 times, memory, chunks = _ring(machine, job, part, link, ranks), own * (2 + 2 * 4 / job.element), 1
-                chunks = 1
             else:
                 counts = [1] if outer == 1 else [c for c in range(1, 5) if kv_heads % c == 0]
                 chunks = min(counts, key=lambda c: sum(_gather(machine, job, part, link, c, ranks)))
