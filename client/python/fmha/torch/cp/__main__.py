@@ -24,7 +24,7 @@ def _plan(o) -> int:
     found = model.choices(machine, job, o.ranks, o.cp_comm_type)
     if not found:
         sys.exit("plan: no schedule has this many ranks: heads, KV heads and ranks have to divide each other for a2a")
-    print(f"{machine.name}{'' if o.machine else ' (sold and measured elsewhere: --machine has your own)'}")
+    print(f"{machine.name}{'' if o.machine else ' (--machine: your own)'}")
     print(f"{o.ranks} ranks on {o.hosts} hosts, {o.seqlen} rows{f' in documents of {o.document}' if o.document else ''}, {o.heads} heads on "
           f"{o.kv_heads}, hdim {o.hdim}; one rank would take {one.total:.3g} s")
     print(f"{'cp_comm_type':16}{'a2a ranks':>10}{'chunks':>8}{'forward ms':>12}{'backward ms':>13}{'TFLOP/s':>9}{'of one':>8}{'GiB more':>10}")

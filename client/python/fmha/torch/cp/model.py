@@ -263,9 +263,18 @@ def choices(machine: Machine, job: Job, ranks: int, kinds=None) -> list:
     return sorted(found, key=lambda c: c.total)
 
 
-# What docs/speed.md has measured on an H200 (TFLOP/s at 512 to 16,384 keys, d 128, causal) and what networks are sold as: a rank's share of
-# NVLink and of a 400 Gbit/s adapter, at four fifths of it.
+def _measured(factor: float, *rows) -> tuple:
+    """A table from (batch, length, TFLOP/s) of causal attention with 16 heads of 128."""
+    found = []
+    for batch, length, rate in rows:
+        flops = factor * Job(length, 16, 16, 128, batch).forward_flops()
+        found.append((flops, flops / rate / 1e12))
+    return tuple(found)
+
+
+# Kernels and copies as docs/speed.md has measured them on one H200, bfloat16, causal. The links are assumed: four fifths of a rank's share of
+# NVLink, and of a 400 Gbit/s adapter for each rank.
 H200 = Machine(
-    "H200, 8 a host, 400 Gbit/s each", Link(8e-6, 1 / 350e9), Link(16e-6, 1 / 40e9),
-    ((3.4e10, 1.3e-4), (1.4e11, 3.2e-4), (5.5e11, 9.7e-4), (2.2e12, 3.5e-3), (1.4e14, 0.215)),
-    ((8.6e10, 3.0e-4), (3.4e11, 8.3e-4), (1.4e12, 2.6e-3), (5.5e12, 9.4e-3), (3.5e14, 0.585)), 2.4e12)
+    "H200, 8 a host; links assumed, 350 GB/s within a host, 40 GB/s a rank between hosts", Link(8e-6, 1 / 350e9), Link(16e-6, 1 / 40e9),
+    _measured(1.0, (32, 512, 330), (16, 1024, 474), (8, 2048, 583), (4, 4096, 633), (2, 8192, 666), (1, 16384, 705)),
+    _measured(2.5, (16, 512, 196), (4, 2048, 425), (2, 8192, 589), (1, 16384, 618)), 4.27e12)
