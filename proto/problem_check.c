@@ -287,21 +287,11 @@ static int check_descale(const struct fmha_problem *p, struct fmha_error *err)
 int problem_check(const struct fmha_problem *problem, struct fmha_error *err)
 {
 	int (*const steps[])(const struct fmha_problem *, struct fmha_error *) = {
-		check_choices,
-		check_ranges,
-		check_floats,
-		check_heads,
-		check_lengths,
-		check_dropout_place,
-		check_mask,
-		check_options,
-		check_pages,
-		check_vectorized,
-		check_append,
-		check_rope,
-		check_descale,
-		problem_check_tensors,
-		problem_check_aliasing,
+		check_choices,    check_ranges,          check_floats,
+		check_heads,      check_lengths,         check_dropout_place,
+		check_mask,       check_options,         check_pages,
+		check_vectorized, check_append,          check_rope,
+		check_descale,    problem_check_tensors, problem_check_aliasing,
 	};
 	int r;
 

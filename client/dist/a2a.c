@@ -33,10 +33,11 @@ static int dealt_init(struct fmha_dist_plan *plan, struct dealt *d, int32_t head
 }
 
 /* Row @i of block @rank. */
-static char *block_row(const struct fmha_dist_plan *plan, const struct dealt *d, int rank, int32_t b,
-		       int32_t i)
+static char *block_row(const struct fmha_dist_plan *plan, const struct dealt *d, int rank,
+		       int32_t b, int32_t i)
 {
-	size_t at = ((size_t)rank * (size_t)plan->p.batch + (size_t)b) * (size_t)plan->most + (size_t)i;
+	size_t at = ((size_t)rank * (size_t)plan->p.batch + (size_t)b) * (size_t)plan->most +
+		    (size_t)i;
 
 	return d->blocks + at * (size_t)d->heads * (size_t)d->hdim * d->size;
 }
@@ -45,8 +46,8 @@ static int exchange(struct fmha_dist_plan *plan, struct dealt *d, struct fmha_er
 {
 	int n = (int)(dist_block(plan, d->heads, d->hdim) * d->size);
 
-	return dist_mpi(err, MPI_Alltoall(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, d->blocks, n, MPI_BYTE,
-					  plan->comm));
+	return dist_mpi(err, MPI_Alltoall(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, d->blocks, n,
+					  MPI_BYTE, plan->comm));
 }
 
 /* This rank's rows of all heads: all rows of this rank's heads. */
@@ -71,14 +72,18 @@ static int to_heads(struct fmha_dist_plan *plan, struct dealt *d, struct dense f
 }
 
 /* LSE [batch, heads, rows] as a dense tensor of one element a head, or back. */
-static void turn_lse(const struct fmha_dist_plan *plan, float *by_head, float *by_row, int32_t heads,
-		     int32_t rows, bool to_rows)
+static void turn_lse(const struct fmha_dist_plan *plan, float *by_head, float *by_row,
+		     int32_t heads, int32_t rows, bool to_rows)
 {
 	for (int32_t b = 0; b < plan->p.batch; b++)
 		for (int32_t h = 0; h < heads; h++)
 			for (int32_t i = 0; i < rows; i++) {
-				size_t head = ((size_t)b * (size_t)heads + (size_t)h) * (size_t)rows + (size_t)i;
-				size_t row = ((size_t)b * (size_t)rows + (size_t)i) * (size_t)heads + (size_t)h;
+				size_t head = ((size_t)b * (size_t)heads + (size_t)h) *
+						      (size_t)rows +
+					      (size_t)i;
+				size_t row = ((size_t)b * (size_t)rows + (size_t)i) *
+						     (size_t)heads +
+					     (size_t)h;
 
 				if (to_rows)
 					by_row[row] = by_head[head];
@@ -101,7 +106,8 @@ static int to_rows(struct fmha_dist_plan *plan, struct dealt *d, struct dense to
 			for (int rank = 0; rank < plan->n_ranks; rank += d->repeats) {
 				size_t row = ((size_t)b * (size_t)to.rows + (size_t)i) *
 					     (size_t)to.row_stride * d->size;
-				char *into = to.data + row + (size_t)(rank / d->repeats) * n * d->size;
+				char *into = to.data + row +
+					     (size_t)(rank / d->repeats) * n * d->size;
 
 				if (d->repeats == 1) {
 					memcpy(into, block_row(plan, d, rank, b, i), n * d->size);
@@ -109,7 +115,8 @@ static int to_rows(struct fmha_dist_plan *plan, struct dealt *d, struct dense to
 				}
 				memset(sum, 0, n * sizeof(float));
 				for (int k = 0; k < d->repeats; k++) {
-					dist_widen(plan, sum + n, block_row(plan, d, rank + k, b, i), n);
+					dist_widen(plan, sum + n,
+						   block_row(plan, d, rank + k, b, i), n);
 					for (size_t e = 0; e < n; e++)
 						sum[e] += sum[n + e];
 				}
@@ -118,16 +125,21 @@ static int to_rows(struct fmha_dist_plan *plan, struct dealt *d, struct dense to
 	return r;
 }
 
-static int keep(int first, int r) { return first ? first : r; }
+static int keep(int first, int r)
+{
+	return first ? first : r;
+}
 
-static int deal_init(struct fmha_dist_plan *plan, bool backward, struct dealt *d, struct fmha_error *err)
+static int deal_init(struct fmha_dist_plan *plan, bool backward, struct dealt *d,
+		     struct fmha_error *err)
 {
 	const struct fmha_dist_problem *p = &plan->p;
 	const struct {
 		int32_t heads, hdim;
-	} of[N_TENSORS] = {{p->nhead_q, p->hdim_q}, {p->nhead_k, p->hdim_q}, {p->nhead_k, p->hdim_v},
-			   {p->nhead_q, p->hdim_v}, {p->nhead_q, 1},	     {p->nhead_q, p->hdim_v},
-			   {p->nhead_q, p->hdim_q}, {p->nhead_k, p->hdim_q}, {p->nhead_k, p->hdim_v}};
+	} of[N_TENSORS] = {
+		{p->nhead_q, p->hdim_q}, {p->nhead_k, p->hdim_q}, {p->nhead_k, p->hdim_v},
+		{p->nhead_q, p->hdim_v}, {p->nhead_q, 1},         {p->nhead_q, p->hdim_v},
+		{p->nhead_q, p->hdim_q}, {p->nhead_k, p->hdim_q}, {p->nhead_k, p->hdim_v}};
 	int r = 0;
 
 	for (int i = 0; i < (backward ? N_TENSORS : D_O); i++)
@@ -145,9 +157,12 @@ static int compute(struct fmha_dist_plan *plan, bool backward, struct dealt *d, 
 		   struct fmha_error *err)
 {
 	struct fmha_dist_interval all = {0, plan->p.seqlen};
-	struct call call = {.q = whole_of(plan, &d[Q]), .k = whole_of(plan, &d[K]),
-			    .v = whole_of(plan, &d[V]), .o = whole_of(plan, &d[O]),
-			    .lse = lse,             .lse_heads = d[Q].heads,
+	struct call call = {.q = whole_of(plan, &d[Q]),
+			    .k = whole_of(plan, &d[K]),
+			    .v = whole_of(plan, &d[V]),
+			    .o = whole_of(plan, &d[O]),
+			    .lse = lse,
+			    .lse_heads = d[Q].heads,
 			    .lse_rows = plan->p.seqlen};
 	struct piece piece;
 

@@ -11,10 +11,11 @@
 /* K or V of one chunk. */
 struct side {
 	int32_t hdim;
-	char *mine, *blocks[2]; /* [batch][most][..], [n_ranks] of them: one chunk's and the next one's */
-	char *whole, *part;     /* [batch][seqlen][..]: keys, and a call's gradient of them */
-	float *sum;             /* as @whole */
-	float *sums;            /* as @blocks */
+	char *mine,
+		*blocks[2]; /* [batch][most][..], [n_ranks] of them: one chunk's and the next one's */
+	char *whole, *part; /* [batch][seqlen][..]: keys, and a call's gradient of them */
+	float *sum;         /* as @whole */
+	float *sums;        /* as @blocks */
 	MPI_Request request;
 };
 
@@ -25,7 +26,8 @@ struct gathering {
 
 static void side_deinit(struct side *s)
 {
-	void *const all[] = {s->mine, s->blocks[0], s->blocks[1], s->whole, s->part, s->sum, s->sums};
+	void *const all[] = {s->mine, s->blocks[0], s->blocks[1], s->whole,
+			     s->part, s->sum,       s->sums};
 
 	for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++)
 		free(all[i]);
@@ -35,7 +37,8 @@ static int side_init(struct fmha_dist_plan *plan, struct side *s, int32_t heads,
 		     bool backward, struct fmha_error *err)
 {
 	size_t block = dist_block(plan, heads, hdim), n = (size_t)plan->n_ranks;
-	size_t whole = (size_t)plan->p.batch * (size_t)plan->p.seqlen * (size_t)heads * (size_t)hdim;
+	size_t whole = (size_t)plan->p.batch * (size_t)plan->p.seqlen * (size_t)heads *
+		       (size_t)hdim;
 
 	s->hdim = hdim;
 	s->mine = dist_alloc(err, block, plan->element);
@@ -64,13 +67,13 @@ static int send(struct fmha_dist_plan *plan, struct side *s, struct dense from, 
 		for (int32_t i = 0; i < from.rows; i++)
 			memcpy(s->mine + ((size_t)b * (size_t)plan->most + (size_t)i) * row,
 			       from.data + ((size_t)b * (size_t)from.rows + (size_t)i) * all, row);
-	return dist_mpi(err, MPI_Iallgather(s->mine, n, MPI_BYTE, s->blocks[slot], n, MPI_BYTE, plan->comm,
-					    &s->request));
+	return dist_mpi(err, MPI_Iallgather(s->mine, n, MPI_BYTE, s->blocks[slot], n, MPI_BYTE,
+					    plan->comm, &s->request));
 }
 
 /* @from, rows [k0, k1) of it, is added to @s's sum. */
-static void add(struct fmha_dist_plan *plan, struct side *s, int32_t heads, const struct piece *piece,
-		float *row)
+static void add(struct fmha_dist_plan *plan, struct side *s, int32_t heads,
+		const struct piece *piece, float *row)
 {
 	size_t n = (size_t)heads * (size_t)s->hdim;
 
@@ -85,8 +88,8 @@ static void add(struct fmha_dist_plan *plan, struct side *s, int32_t heads, cons
 }
 
 /* This rank's intervals against all keys. */
-static int compute(struct fmha_dist_plan *plan, bool backward, struct gathering *g, struct call *call,
-		   float *row, struct fmha_error *err)
+static int compute(struct fmha_dist_plan *plan, bool backward, struct gathering *g,
+		   struct call *call, float *row, struct fmha_error *err)
 {
 	const struct shares *mine = &plan->shares[plan->rank];
 	struct fmha_dist_interval all = {0, plan->p.seqlen};
@@ -96,7 +99,8 @@ static int compute(struct fmha_dist_plan *plan, bool backward, struct gathering 
 	for (int i = 0; i < mine->n && r == 0; i++) {
 		struct piece piece;
 
-		if (dist_piece(mine->at[i], at, all, 0, plan->p.window_left, plan->p.window_right, &piece)) {
+		if (dist_piece(mine->at[i], at, all, 0, plan->p.window_left, plan->p.window_right,
+			       &piece)) {
 			r = dist_compute(plan, backward, call, &piece, err);
 			if (backward && r == 0) {
 				add(plan, &g->k, g->heads, &piece, row);
@@ -133,14 +137,19 @@ static struct call chunk_of(const struct fmha_dist_plan *plan, const struct gath
 static int give(struct fmha_dist_plan *plan, struct side *s, int32_t heads, struct dense to,
 		struct fmha_error *err)
 {
-	size_t whole = (size_t)plan->p.batch * (size_t)plan->p.seqlen * (size_t)heads * (size_t)s->hdim;
+	size_t whole = (size_t)plan->p.batch * (size_t)plan->p.seqlen * (size_t)heads *
+		       (size_t)s->hdim;
 
-	dist_blocks_from_whole(plan, sizeof(float), (char *)s->sums, (const char *)s->sum, heads, s->hdim);
+	dist_blocks_from_whole(plan, sizeof(float), (char *)s->sums, (const char *)s->sum, heads,
+			       s->hdim);
 	memset(s->sum, 0, whole * sizeof(float));
 	return dist_add_up(plan, s->sums, to, err);
 }
 
-static int keep(int first, int r) { return first ? first : r; }
+static int keep(int first, int r)
+{
+	return first ? first : r;
+}
 
 static int chunk_send(struct fmha_dist_plan *plan, struct gathering *g, const struct call *call,
 		      int32_t i, struct fmha_error *err)

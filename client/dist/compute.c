@@ -22,9 +22,8 @@ int64_t dist_elements(const struct fmha_dist_plan *plan, struct dense d)
 	return (int64_t)plan->p.batch * d.rows * d.row_stride;
 }
 
-
-bool dist_piece(struct fmha_dist_interval q, int32_t q_at, struct fmha_dist_interval k, int32_t k_at,
-		int32_t left, int32_t right, struct piece *ret_piece)
+bool dist_piece(struct fmha_dist_interval q, int32_t q_at, struct fmha_dist_interval k,
+		int32_t k_at, int32_t left, int32_t right, struct piece *ret_piece)
 {
 	int64_t a = q.begin, b = q.end, c = k.begin, d = k.end;
 	int64_t of_left, of_right, shift;
@@ -44,12 +43,17 @@ bool dist_piece(struct fmha_dist_interval q, int32_t q_at, struct fmha_dist_inte
 	of_left = left < 0 || left - (a - c) >= b - a - 1 ? -1 : left - (a - c);
 	of_right = right < 0 || right + (a - c) >= d - c - 1 ? -1 : right + (a - c);
 	shift = (d - c) - (b - a);
-	*ret_piece = (struct piece){(int32_t)(q_at + a - q.begin), (int32_t)(q_at + b - q.begin),
-				    (int32_t)(k_at + c - k.begin), (int32_t)(k_at + d - k.begin),
-				    FMHA_MASK_TOP_LEFT, (int32_t)of_left, (int32_t)of_right};
+	*ret_piece = (struct piece){(int32_t)(q_at + a - q.begin),
+				    (int32_t)(q_at + b - q.begin),
+				    (int32_t)(k_at + c - k.begin),
+				    (int32_t)(k_at + d - k.begin),
+				    FMHA_MASK_TOP_LEFT,
+				    (int32_t)of_left,
+				    (int32_t)of_right};
 	if (of_left < 0 && of_right < 0) {
 		ret_piece->mask = FMHA_MASK_NONE;
-	} else if ((of_left < 0 || of_left + shift >= 0) && (of_right < 0 || of_right - shift >= 0)) {
+	} else if ((of_left < 0 || of_left + shift >= 0) &&
+		   (of_right < 0 || of_right - shift >= 0)) {
 		ret_piece->mask = FMHA_MASK_BOTTOM_RIGHT;
 		ret_piece->left = of_left < 0 ? -1 : (int32_t)(of_left + shift);
 		ret_piece->right = of_right < 0 ? -1 : (int32_t)(of_right - shift);
@@ -179,11 +183,13 @@ static void move_rows(const struct fmha_dist_plan *plan, size_t row, char *whole
 	for (int r = 0; r < plan->n_ranks; r++)
 		for (int32_t b = 0; b < plan->p.batch; b++) {
 			const struct shares *s = &plan->shares[r];
-			size_t at = ((size_t)r * (size_t)plan->p.batch + (size_t)b) * (size_t)plan->most;
+			size_t at = ((size_t)r * (size_t)plan->p.batch + (size_t)b) *
+				    (size_t)plan->most;
 
 			for (int i = 0; i < s->n; i++) {
 				size_t n = (size_t)(s->at[i].end - s->at[i].begin);
-				size_t first = (size_t)b * (size_t)plan->p.seqlen + (size_t)s->at[i].begin;
+				size_t first = (size_t)b * (size_t)plan->p.seqlen +
+					       (size_t)s->at[i].begin;
 
 				if (to_whole)
 					memcpy(whole + first * row, blocks + at * row, n * row);
@@ -197,13 +203,15 @@ static void move_rows(const struct fmha_dist_plan *plan, size_t row, char *whole
 void dist_whole_from_blocks(const struct fmha_dist_plan *plan, size_t size, char *whole,
 			    const char *blocks, int32_t heads, int32_t hdim)
 {
-	move_rows(plan, size * (size_t)heads * (size_t)hdim, whole, (char *)(uintptr_t)blocks, true);
+	move_rows(plan, size * (size_t)heads * (size_t)hdim, whole, (char *)(uintptr_t)blocks,
+		  true);
 }
 
 void dist_blocks_from_whole(const struct fmha_dist_plan *plan, size_t size, char *blocks,
 			    const char *whole, int32_t heads, int32_t hdim)
 {
-	move_rows(plan, size * (size_t)heads * (size_t)hdim, (char *)(uintptr_t)whole, blocks, false);
+	move_rows(plan, size * (size_t)heads * (size_t)hdim, (char *)(uintptr_t)whole, blocks,
+		  false);
 }
 
 void dist_rows_from_block(const struct fmha_dist_plan *plan, struct dense to, const float *block,
@@ -214,15 +222,16 @@ void dist_rows_from_block(const struct fmha_dist_plan *plan, struct dense to, co
 			dist_narrow(plan,
 				    to.data + ((size_t)b * (size_t)to.rows + (size_t)i) *
 						      (size_t)to.row_stride * plan->element,
-				    block + ((size_t)b * (size_t)plan->most + (size_t)i) * row, row);
+				    block + ((size_t)b * (size_t)plan->most + (size_t)i) * row,
+				    row);
 }
 
 int dist_add_up(struct fmha_dist_plan *plan, float *blocks, struct dense to, struct fmha_error *err)
 {
 	size_t n = dist_block(plan, to.heads, to.hdim);
 	size_t row = (size_t)to.heads * (size_t)to.hdim;
-	int r = dist_mpi(err, MPI_Alltoall(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, blocks, (int)n, MPI_FLOAT,
-					   plan->comm));
+	int r = dist_mpi(err, MPI_Alltoall(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, blocks, (int)n,
+					   MPI_FLOAT, plan->comm));
 
 	for (int rank = 1; rank < plan->n_ranks; rank++)
 		for (size_t i = 0; i < n; i++)

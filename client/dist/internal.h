@@ -65,8 +65,8 @@ struct dense dist_dense(const void *data, int32_t rows, int32_t heads, int32_t h
 int64_t dist_elements(const struct fmha_dist_plan *plan, struct dense d);
 
 /* Rows of @q against keys of @k where row i sees [i - left, i + right]. Return: whether it sees any. */
-bool dist_piece(struct fmha_dist_interval q, int32_t q_at, struct fmha_dist_interval k, int32_t k_at,
-		int32_t left, int32_t right, struct piece *ret_piece);
+bool dist_piece(struct fmha_dist_interval q, int32_t q_at, struct fmha_dist_interval k,
+		int32_t k_at, int32_t left, int32_t right, struct piece *ret_piece);
 
 /* fmha_forward() or fmha_backward() on a piece of @call. */
 int dist_compute(struct fmha_dist_plan *plan, bool backward, const struct call *call,
@@ -92,7 +92,8 @@ int dist_agree(struct fmha_dist_plan *plan, int r, struct fmha_error *err);
 int dist_all_gather(struct fmha_dist_plan *plan, bool backward, struct call *call,
 		    struct fmha_error *err);
 int dist_a2a(struct fmha_dist_plan *plan, bool backward, struct call *call, struct fmha_error *err);
-int dist_ring(struct fmha_dist_plan *plan, bool backward, struct call *call, struct fmha_error *err);
+int dist_ring(struct fmha_dist_plan *plan, bool backward, struct call *call,
+	      struct fmha_error *err);
 
 /* Rows of @to from a float block [batch][most][row]. */
 void dist_rows_from_block(const struct fmha_dist_plan *plan, struct dense to, const float *block,
@@ -102,6 +103,7 @@ void dist_rows_from_block(const struct fmha_dist_plan *plan, struct dense to, co
  * The sum over ranks of float blocks [n_ranks][..] that each rank has for all, as numbers of the plan's
  * type in @to [batch, rows, .., ..]: rank by rank, so that every run has the same bits.
  */
-int dist_add_up(struct fmha_dist_plan *plan, float *blocks, struct dense to, struct fmha_error *err);
+int dist_add_up(struct fmha_dist_plan *plan, float *blocks, struct dense to,
+		struct fmha_error *err);
 
 #endif

@@ -40,7 +40,8 @@ void *dist_alloc(struct fmha_error *err, size_t n, size_t size)
 	void *found = calloc(n ? n : 1, size);
 
 	if (!found)
-		(void)dist_fail(err, FMHA_ENOMEM, "", "%zu elements of %zu bytes: out of memory", n, size);
+		(void)dist_fail(err, FMHA_ENOMEM, "", "%zu elements of %zu bytes: out of memory", n,
+				size);
 	return found;
 }
 
@@ -57,22 +58,27 @@ static int check_sizes(const struct fmha_dist_problem *p, struct fmha_error *err
 	const struct {
 		const char *name;
 		int32_t value, least;
-	} sizes[] = {{"batch", p->batch, 1},     {"seqlen", p->seqlen, 1},
-		     {"nhead_q", p->nhead_q, 1}, {"nhead_k", p->nhead_k, 1},
-		     {"hdim_q", p->hdim_q, 1},   {"hdim_v", p->hdim_v, 1},
-		     {"window_left", p->window_left, -1}, {"window_right", p->window_right, -1},
+	} sizes[] = {{"batch", p->batch, 1},
+		     {"seqlen", p->seqlen, 1},
+		     {"nhead_q", p->nhead_q, 1},
+		     {"nhead_k", p->nhead_k, 1},
+		     {"hdim_q", p->hdim_q, 1},
+		     {"hdim_v", p->hdim_v, 1},
+		     {"window_left", p->window_left, -1},
+		     {"window_right", p->window_right, -1},
 		     {"chunks", p->chunks, 0}};
 
 	if (p->struct_size != sizeof(*p))
-		return dist_fail(err, FMHA_EINVAL, "struct_size", "struct_size %u: this build's is %zu",
-				 p->struct_size, sizeof(*p));
+		return dist_fail(err, FMHA_EINVAL, "struct_size",
+				 "struct_size %u: this build's is %zu", p->struct_size, sizeof(*p));
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++)
 		if (sizes[i].value < sizes[i].least)
 			return dist_fail(err, FMHA_EINVAL, sizes[i].name, "%s %d: below %d",
 					 sizes[i].name, sizes[i].value, sizes[i].least);
 	if (p->nhead_q % p->nhead_k)
-		return dist_fail(err, FMHA_EINVAL, "nhead_q", "nhead_q %d: not a multiple of nhead_k %d",
-				 p->nhead_q, p->nhead_k);
+		return dist_fail(err, FMHA_EINVAL, "nhead_q",
+				 "nhead_q %d: not a multiple of nhead_k %d", p->nhead_q,
+				 p->nhead_k);
 	if (p->schedule > FMHA_DIST_P2P)
 		return dist_fail(err, FMHA_EINVAL, "schedule", "schedule %u: above %d", p->schedule,
 				 FMHA_DIST_P2P);
@@ -93,19 +99,20 @@ static int check_ranks(const struct fmha_dist_plan *plan, struct fmha_error *err
 	int32_t hdim = p->hdim_q > p->hdim_v ? p->hdim_q : p->hdim_v;
 
 	if (p->chunks && p->nhead_k % p->chunks)
-		return dist_fail(err, FMHA_EINVAL, "chunks", "chunks %d: %d KV heads are no multiple",
-				 p->chunks, p->nhead_k);
+		return dist_fail(err, FMHA_EINVAL, "chunks",
+				 "chunks %d: %d KV heads are no multiple", p->chunks, p->nhead_k);
 	if (p->schedule == FMHA_DIST_A2A && p->nhead_q % n)
-		return dist_fail(err, FMHA_EINVAL, "nhead_q", "nhead_q %d: not a multiple of %d ranks",
-				 p->nhead_q, n);
+		return dist_fail(err, FMHA_EINVAL, "nhead_q",
+				 "nhead_q %d: not a multiple of %d ranks", p->nhead_q, n);
 	if (p->schedule == FMHA_DIST_A2A && p->nhead_k % n && n % p->nhead_k)
 		return dist_fail(err, FMHA_EINVAL, "nhead_k",
 				 "nhead_k %d and %d ranks: neither is a multiple of the other",
 				 p->nhead_k, n);
 	if ((double)p->batch * plan->most * heads * hdim * sizeof(float) > (double)INT32_MAX)
-		return dist_fail(err, FMHA_ENOTSUP, "seqlen",
-				 "seqlen %d: a rank's block has more than 2 GiB, which MPI does not count",
-				 p->seqlen);
+		return dist_fail(
+			err, FMHA_ENOTSUP, "seqlen",
+			"seqlen %d: a rank's block has more than 2 GiB, which MPI does not count",
+			p->seqlen);
 	return 0;
 }
 
@@ -136,7 +143,8 @@ static void share_rows(struct fmha_dist_plan *plan)
 			add_interval(s, cut(plan, r, n), cut(plan, r + 1, n));
 		} else {
 			add_interval(s, cut(plan, r, 2 * n), cut(plan, r + 1, 2 * n));
-			add_interval(s, cut(plan, 2 * n - 1 - r, 2 * n), cut(plan, 2 * n - r, 2 * n));
+			add_interval(s, cut(plan, 2 * n - 1 - r, 2 * n),
+				     cut(plan, 2 * n - r, 2 * n));
 		}
 		if (s->rows > plan->most)
 			plan->most = s->rows;
@@ -171,9 +179,10 @@ static int open_plan(struct fmha_dist_plan *plan, MPI_Comm comm, struct fmha_err
 	if (r)
 		return r;
 	if (strcmp(info.backend, "cpu") != 0 && strcmp(info.backend, "fake") != 0)
-		return dist_fail(err, FMHA_ENOTSUP, "device",
-				 "device is a %s: this library computes on CPUs; fmha.torch.cp does on GPUs",
-				 info.backend);
+		return dist_fail(
+			err, FMHA_ENOTSUP, "device",
+			"device is a %s: this library computes on CPUs; fmha.torch.cp does on GPUs",
+			info.backend);
 	plan->shares = dist_alloc(err, (size_t)plan->n_ranks, sizeof(*plan->shares));
 	if (!plan->shares)
 		return FMHA_ENOMEM;
@@ -245,10 +254,11 @@ int dist_agree(struct fmha_dist_plan *plan, int r, struct fmha_error *err)
 	return 0;
 }
 
-static int run(struct fmha_dist_plan *plan, bool backward, struct call *call, struct fmha_error *err)
+static int run(struct fmha_dist_plan *plan, bool backward, struct call *call,
+	       struct fmha_error *err)
 {
-	int (*const schedules[])(struct fmha_dist_plan *, bool, struct call *, struct fmha_error *) = {
-		dist_all_gather, dist_a2a, dist_ring};
+	int (*const schedules[])(struct fmha_dist_plan *, bool, struct call *,
+				 struct fmha_error *) = {dist_all_gather, dist_a2a, dist_ring};
 
 	return dist_agree(plan, schedules[plan->p.schedule](plan, backward, call, err), err);
 }
@@ -280,8 +290,8 @@ int fmha_dist_forward(struct fmha_dist_plan *plan, const void *q, const void *k,
 }
 
 int fmha_dist_backward(struct fmha_dist_plan *plan, const void *q, const void *k, const void *v,
-		       const void *o, const float *lse, const void *d_o, void *dq, void *dk, void *dv,
-		       struct fmha_error *err)
+		       const void *o, const float *lse, const void *d_o, void *dq, void *dk,
+		       void *dv, struct fmha_error *err)
 {
 	struct call call;
 

@@ -13,20 +13,23 @@ enum { TAG_KEYS = 1, TAG_SUMS = 2 };
 
 /* K, then V, of one rank's rows: [batch][most][..] each. */
 struct ring {
-	size_t n_k, n_v;          /* elements */
-	char *keys[2], *part;     /* part: a call's gradients */
-	float *sums[2];           /* dK and dV of all ranks so far */
-	char *rows;               /* a call's O or dQ, [batch][rows][..] */
-	float *row_sum;           /* O or dQ so far */
-	float *lse, *some;        /* a call's; numbers on their way */
+	size_t n_k, n_v;      /* elements */
+	char *keys[2], *part; /* part: a call's gradients */
+	float *sums[2];       /* dK and dV of all ranks so far */
+	char *rows;           /* a call's O or dQ, [batch][rows][..] */
+	float *row_sum;       /* O or dQ so far */
+	float *lse, *some;    /* a call's; numbers on their way */
 	MPI_Request requests[4];
 	int n_requests;
 };
 
-static int keep(int first, int r) { return first ? first : r; }
+static int keep(int first, int r)
+{
+	return first ? first : r;
+}
 
-static int ring_init(struct fmha_dist_plan *plan, struct ring *g, const struct call *call, bool backward,
-		     struct fmha_error *err)
+static int ring_init(struct fmha_dist_plan *plan, struct ring *g, const struct call *call,
+		     bool backward, struct fmha_error *err)
 {
 	int32_t hdim = backward ? plan->p.hdim_q : plan->p.hdim_v;
 	size_t rows = (size_t)plan->p.batch * (size_t)call->q.rows * (size_t)plan->p.nhead_q;
@@ -45,8 +48,8 @@ static int ring_init(struct fmha_dist_plan *plan, struct ring *g, const struct c
 		g->sums[i] = dist_alloc(err, backward ? n : 0, sizeof(float));
 	}
 	g->part = dist_alloc(err, backward ? n : 0, plan->element);
-	return g->rows && g->row_sum && g->lse && g->some && g->keys[0] && g->keys[1] && g->sums[0] &&
-			       g->sums[1] && g->part
+	return g->rows && g->row_sum && g->lse && g->some && g->keys[0] && g->keys[1] &&
+			       g->sums[0] && g->sums[1] && g->part
 		       ? 0
 		       : FMHA_ENOMEM;
 }
@@ -65,7 +68,8 @@ static void copy_rows(const struct fmha_dist_plan *plan, char *to, struct dense 
 	size_t n = (size_t)from.rows * (size_t)from.row_stride * plan->element;
 
 	for (int32_t b = 0; b < plan->p.batch; b++)
-		memcpy(to + (size_t)b * (size_t)plan->most * (size_t)from.row_stride * plan->element,
+		memcpy(to + (size_t)b * (size_t)plan->most * (size_t)from.row_stride *
+				       plan->element,
 		       from.data + (size_t)b * n, n);
 }
 
@@ -73,7 +77,8 @@ static int pass(struct fmha_dist_plan *plan, void *from, void *to, size_t bytes,
 		MPI_Request requests[2], struct fmha_error *err)
 {
 	int n = plan->n_ranks, next = (plan->rank + 1) % n, before = (plan->rank + n - 1) % n;
-	int r = dist_mpi(err, MPI_Irecv(to, (int)bytes, MPI_BYTE, before, tag, plan->comm, &requests[0]));
+	int r = dist_mpi(
+		err, MPI_Irecv(to, (int)bytes, MPI_BYTE, before, tag, plan->comm, &requests[0]));
 
 	return keep(r, dist_mpi(err, MPI_Isend(from, (int)bytes, MPI_BYTE, next, tag, plan->comm,
 					       &requests[1])));
@@ -88,13 +93,15 @@ static int wait_for(MPI_Request requests[2], struct fmha_error *err)
 static void merge(struct fmha_dist_plan *plan, struct ring *g, const struct call *call,
 		  const struct piece *piece)
 {
-	size_t heads = (size_t)plan->p.nhead_q, hdim = (size_t)plan->p.hdim_v, rows = (size_t)call->q.rows;
+	size_t heads = (size_t)plan->p.nhead_q, hdim = (size_t)plan->p.hdim_v,
+	       rows = (size_t)call->q.rows;
 
 	for (size_t b = 0; b < (size_t)plan->p.batch; b++)
 		for (size_t i = (size_t)piece->q0; i < (size_t)piece->q1; i++)
 			for (size_t h = 0; h < heads; h++) {
 				float *lse = &call->lse[(b * heads + h) * rows + i];
-				float part = g->lse[(b * heads + h) * rows + i], both, weight, other;
+				float part = g->lse[(b * heads + h) * rows + i], both, weight,
+				      other;
 				size_t at = ((b * rows + i) * heads + h) * hdim;
 
 				if (part == -INFINITY)
@@ -104,13 +111,14 @@ static void merge(struct fmha_dist_plan *plan, struct ring *g, const struct call
 				weight = expf(*lse - both), other = expf(part - both);
 				dist_widen(plan, g->some, g->rows + at * plan->element, hdim);
 				for (size_t d = 0; d < hdim; d++)
-					g->row_sum[at + d] = g->row_sum[at + d] * weight + g->some[d] * other;
+					g->row_sum[at + d] = g->row_sum[at + d] * weight +
+							     g->some[d] * other;
 				*lse = both;
 			}
 }
 
-static void add_some(struct fmha_dist_plan *plan, struct ring *g, float *to, const char *from, size_t at,
-		     size_t n)
+static void add_some(struct fmha_dist_plan *plan, struct ring *g, float *to, const char *from,
+		     size_t at, size_t n)
 {
 	dist_widen(plan, g->some, from + at * plan->element, n);
 	for (size_t i = 0; i < n; i++)
@@ -133,7 +141,8 @@ static void add(struct fmha_dist_plan *plan, struct ring *g, const struct call *
 			 (b * (size_t)call->q.rows + (size_t)piece->q0) * q,
 			 (size_t)(piece->q1 - piece->q0) * q);
 		add_some(plan, g, sums, g->part, first * k, n * k);
-		add_some(plan, g, sums + g->n_k, g->part + g->n_k * plan->element, first * v, n * v);
+		add_some(plan, g, sums + g->n_k, g->part + g->n_k * plan->element, first * v,
+			 n * v);
 	}
 }
 
@@ -152,7 +161,8 @@ static int compute(struct fmha_dist_plan *plan, bool backward, struct ring *g, s
 	if (backward) {
 		call.dq = dist_dense(g->rows, all->q.rows, p->nhead_q, p->hdim_q);
 		call.dk = dist_dense(g->part, plan->most, p->nhead_k, p->hdim_q);
-		call.dv = dist_dense(g->part + g->n_k * plan->element, plan->most, p->nhead_k, p->hdim_v);
+		call.dv = dist_dense(g->part + g->n_k * plan->element, plan->most, p->nhead_k,
+				     p->hdim_v);
 	} else {
 		call.o = dist_dense(g->rows, all->q.rows, p->nhead_q, p->hdim_v);
 		call.lse = g->lse;
@@ -160,7 +170,8 @@ static int compute(struct fmha_dist_plan *plan, bool backward, struct ring *g, s
 	for (int i = 0; i < mine->n; q_at += mine->at[i].end - mine->at[i].begin, i++) {
 		int32_t k_at = 0;
 
-		for (int j = 0; j < theirs->n; k_at += theirs->at[j].end - theirs->at[j].begin, j++) {
+		for (int j = 0; j < theirs->n;
+		     k_at += theirs->at[j].end - theirs->at[j].begin, j++) {
 			struct piece piece;
 
 			if (!dist_piece(mine->at[i], q_at, theirs->at[j], k_at, p->window_left,
@@ -186,15 +197,16 @@ static int run(struct fmha_dist_plan *plan, bool backward, struct ring *g, struc
 	float *mine = g->sums[0], *theirs = g->sums[1];
 	float *own = backward ? calloc(n, sizeof(float)) : NULL;
 
-	r = dist_agree(plan, backward && !own ? dist_fail(err, FMHA_ENOMEM, "", "out of memory") : 0, err);
+	r = dist_agree(
+		plan, backward && !own ? dist_fail(err, FMHA_ENOMEM, "", "out of memory") : 0, err);
 	for (int step = 0; step < n_ranks && (own || !backward); step++) {
 		MPI_Request keys[2], sums[2];
 		bool last = step + 1 == n_ranks;
 		int owner = (plan->rank + n_ranks - step) % n_ranks;
 
 		if (!last)
-			r = keep(r, pass(plan, g->keys[step % 2], g->keys[(step + 1) % 2], n * plan->element,
-					 TAG_KEYS, keys, r ? NULL : err));
+			r = keep(r, pass(plan, g->keys[step % 2], g->keys[(step + 1) % 2],
+					 n * plan->element, TAG_KEYS, keys, r ? NULL : err));
 		if (backward)
 			memset(own, 0, n * sizeof(float));
 		if (r == 0)
@@ -203,7 +215,8 @@ static int run(struct fmha_dist_plan *plan, bool backward, struct ring *g, struc
 			/* @mine: what the rank before had added up for these keys. */
 			for (size_t i = 0; i < n; i++)
 				mine[i] += own[i];
-			r = keep(r, pass(plan, mine, theirs, n * sizeof(float), TAG_SUMS, sums, r ? NULL : err));
+			r = keep(r, pass(plan, mine, theirs, n * sizeof(float), TAG_SUMS, sums,
+					 r ? NULL : err));
 			r = keep(r, wait_for(sums, r ? NULL : err));
 			mine = g->sums[(step + 1) % 2], theirs = g->sums[step % 2];
 		}

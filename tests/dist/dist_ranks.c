@@ -25,8 +25,10 @@ struct sizes {
 
 static const struct sizes PROBLEMS[] = {
 	{"causal", 2, 192, 12, 12, 32, 32, -1, 0, FMHA_DIST_HEAD_TAIL, FMHA_F32, 0, 0},
-	{"causal, odd length, gqa", 2, 203, 12, 2, 32, 64, -1, 0, FMHA_DIST_HEAD_TAIL, FMHA_F32, 0, 1},
-	{"causal, contiguous, mqa", 1, 251, 12, 1, 32, 32, -1, 0, FMHA_DIST_CONTIGUOUS, FMHA_F32, 0, 0},
+	{"causal, odd length, gqa", 2, 203, 12, 2, 32, 64, -1, 0, FMHA_DIST_HEAD_TAIL, FMHA_F32, 0,
+	 1},
+	{"causal, contiguous, mqa", 1, 251, 12, 1, 32, 32, -1, 0, FMHA_DIST_CONTIGUOUS, FMHA_F32, 0,
+	 0},
 	{"full", 2, 160, 12, 4, 32, 32, -1, -1, FMHA_DIST_CONTIGUOUS, FMHA_F32, 0, 0},
 	{"window, causal, cap", 1, 300, 12, 6, 32, 32, 40, 0, FMHA_DIST_HEAD_TAIL, FMHA_F32, 5, 0},
 	{"window, both sides", 1, 256, 12, 3, 32, 32, 33, 50, FMHA_DIST_CONTIGUOUS, FMHA_F32, 0, 0},
@@ -43,8 +45,8 @@ static const char *const NAMES[] = {"q", "k", "v", "d_o", "o", "dq", "dk", "dv",
 
 struct tensor {
 	int32_t heads, hdim;
-	float *all;       /* [batch, seqlen, heads, hdim]; LSE [batch, heads, seqlen] */
-	void *mine;       /* this rank's rows, of the problem's type */
+	float *all; /* [batch, seqlen, heads, hdim]; LSE [batch, heads, seqlen] */
+	void *mine; /* this rank's rows, of the problem's type */
 };
 
 static void *must(void *p)
@@ -117,7 +119,8 @@ static void init(struct tensor t[N], const struct sizes *s, int32_t rows)
 				       must(calloc(row * (size_t)rows + 1, sizeof(float)))};
 		for (size_t e = 0; i < O && e < n; e++) {
 			state = state * 6364136223846793005u + 1442695040888963407u;
-			t[i].all[e] = narrowed(s->dtype, (float)(int32_t)(state >> 33) / 1.1e9F - 1);
+			t[i].all[e] = narrowed(s->dtype,
+					       (float)(int32_t)(state >> 33) / 1.1e9F - 1);
 		}
 	}
 }
@@ -131,12 +134,13 @@ static void deinit(struct tensor t[N])
 }
 
 /* Where element (b, row i, head h, d) of @t lies among @rows rows. */
-static size_t place(const struct tensor *t, int which, int32_t rows, int32_t b, int32_t i, int32_t h,
-		    int32_t d)
+static size_t place(const struct tensor *t, int which, int32_t rows, int32_t b, int32_t i,
+		    int32_t h, int32_t d)
 {
 	if (which == LSE)
 		return ((size_t)b * (size_t)t->heads + (size_t)h) * (size_t)rows + (size_t)i;
-	return (((size_t)b * (size_t)rows + (size_t)i) * (size_t)t->heads + (size_t)h) * (size_t)t->hdim +
+	return (((size_t)b * (size_t)rows + (size_t)i) * (size_t)t->heads + (size_t)h) *
+		       (size_t)t->hdim +
 	       (size_t)d;
 }
 
@@ -154,7 +158,8 @@ static void whole(struct fmha_device *device, const struct sizes *s, struct tens
 	p.o.data = t[O].all, p.lse.data = t[LSE].all;
 	if (fmha_forward(device, &p, NULL, NULL, &err))
 		goto failed;
-	p.d_o.data = t[D_O].all, p.dq.data = t[DQ].all, p.dk.data = t[DK].all, p.dv.data = t[DV].all;
+	p.d_o.data = t[D_O].all, p.dq.data = t[DQ].all, p.dk.data = t[DK].all,
+	p.dv.data = t[DV].all;
 	if (fmha_backward(device, &p, NULL, NULL, &err) == 0)
 		return;
 failed:
@@ -163,8 +168,8 @@ failed:
 }
 
 /* This rank's rows of the inputs. */
-static void take(const struct sizes *s, struct tensor t[N], const struct fmha_dist_interval *at, int n,
-		 int32_t rows)
+static void take(const struct sizes *s, struct tensor t[N], const struct fmha_dist_interval *at,
+		 int n, int32_t rows)
 {
 	for (int which = 0; which < O; which++)
 		for (int32_t b = 0; b < s->batch; b++)
@@ -173,14 +178,17 @@ static void take(const struct sizes *s, struct tensor t[N], const struct fmha_di
 					for (int32_t h = 0; h < t[which].heads; h++)
 						for (int32_t d = 0; d < t[which].hdim; d++)
 							store(s->dtype, t[which].mine,
-							      place(&t[which], which, rows, b, i, h, d),
+							      place(&t[which], which, rows, b, i, h,
+								    d),
 							      t[which].all[place(&t[which], which,
-										 s->seqlen, b, row, h, d)]);
+										 s->seqlen, b, row,
+										 h, d)]);
 }
 
 /* The largest difference of @which, and the largest number. */
 static void compare(const struct sizes *s, const struct tensor *t, int which,
-		    const struct fmha_dist_interval *at, int n, int32_t rows, float *error, float *largest)
+		    const struct fmha_dist_interval *at, int n, int32_t rows, float *error,
+		    float *largest)
 {
 	uint32_t dtype = which == LSE ? FMHA_F32 : s->dtype;
 
@@ -190,9 +198,11 @@ static void compare(const struct sizes *s, const struct tensor *t, int which,
 			for (int32_t row = at[k].begin; row < at[k].end; row++, i++)
 				for (int32_t h = 0; h < t->heads; h++)
 					for (int32_t d = 0; d < t->hdim; d++) {
-						float want = t->all[place(t, which, s->seqlen, b, row, h, d)];
-						float got = loaded(dtype, t->mine,
-								   place(t, which, rows, b, i, h, d));
+						float want = t->all[place(t, which, s->seqlen, b,
+									  row, h, d)];
+						float got = loaded(
+							dtype, t->mine,
+							place(t, which, rows, b, i, h, d));
 
 						*largest = fmaxf(*largest, fabsf(want));
 						/* Written so that NaN counts, too. */
@@ -204,7 +214,9 @@ static void compare(const struct sizes *s, const struct tensor *t, int which,
 static int judge(const struct sizes *s, const struct tensor t[N], const char *schedule, int rank,
 		 const struct fmha_dist_interval *at, int n, int32_t rows)
 {
-	const float rounding = s->dtype == FMHA_F32 ? 1e-5F : s->dtype == FMHA_F16 ? 0x1p-9F : 0x1p-6F;
+	const float rounding = s->dtype == FMHA_F32   ? 1e-5F
+			       : s->dtype == FMHA_F16 ? 0x1p-9F
+						      : 0x1p-6F;
 	int wrong = 0;
 
 	for (int which = O; which < N; which++) {
@@ -213,8 +225,8 @@ static int judge(const struct sizes *s, const struct tensor t[N], const char *sc
 		compare(s, &t[which], which, at, n, rows, &error, &largest);
 		if (error <= rounding * fmaxf(1, largest))
 			continue;
-		printf("%s, %s, rank %d: %s is %g off, the largest number %g\n", s->name, schedule, rank,
-		       NAMES[which], (double)error, (double)largest);
+		printf("%s, %s, rank %d: %s is %g off, the largest number %g\n", s->name, schedule,
+		       rank, NAMES[which], (double)error, (double)largest);
 		wrong++;
 	}
 	return wrong;
@@ -235,10 +247,12 @@ static int check(struct fmha_device *device, const struct sizes *s, uint32_t sch
 	fmha_dist_problem_init(&p);
 	p.schedule = schedule, p.shares = s->shares, p.dtype = s->dtype, p.batch = s->batch;
 	p.seqlen = s->seqlen, p.nhead_q = s->nhead_q, p.nhead_k = s->nhead_k;
-	p.hdim_q = s->hdim_q, p.hdim_v = s->hdim_v, p.window_left = s->left, p.window_right = s->right;
+	p.hdim_q = s->hdim_q, p.hdim_v = s->hdim_v, p.window_left = s->left,
+	p.window_right = s->right;
 	p.logits_soft_cap = s->cap, p.deterministic = s->deterministic;
 	r = fmha_dist_plan_new(MPI_COMM_WORLD, device, &p, &plan, &err);
-	if (r == FMHA_EINVAL && schedule == FMHA_DIST_A2A && s->nhead_k % n_ranks && n_ranks % s->nhead_k)
+	if (r == FMHA_EINVAL && schedule == FMHA_DIST_A2A && s->nhead_k % n_ranks &&
+	    n_ranks % s->nhead_k)
 		return 0;
 	if (r) {
 		printf("%s, %s: %s\n", s->name, SCHEDULES[schedule], err.msg);
@@ -252,8 +266,9 @@ static int check(struct fmha_device *device, const struct sizes *s, uint32_t sch
 	take(s, t, at, n, rows);
 	r = fmha_dist_forward(plan, t[Q].mine, t[K].mine, t[V].mine, t[O].mine, t[LSE].mine, &err);
 	if (r == 0)
-		r = fmha_dist_backward(plan, t[Q].mine, t[K].mine, t[V].mine, t[O].mine, t[LSE].mine,
-				       t[D_O].mine, t[DQ].mine, t[DK].mine, t[DV].mine, &err);
+		r = fmha_dist_backward(plan, t[Q].mine, t[K].mine, t[V].mine, t[O].mine,
+				       t[LSE].mine, t[D_O].mine, t[DQ].mine, t[DK].mine, t[DV].mine,
+				       &err);
 	if (r)
 		printf("%s, %s, rank %d: %s\n", s->name, SCHEDULES[schedule], rank, err.msg);
 	wrong = r ? 1 : judge(s, t, SCHEDULES[schedule], rank, at, n, rows);
@@ -302,7 +317,8 @@ int main(int argc, char **argv)
 	MPI_Init(&argc, &argv);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 	MPI_Comm_size(MPI_COMM_WORLD, &n_ranks);
-	if (fmha_connect(NULL, &client, &err) || fmha_device_open(client, FMHA_ANY_DEVICE, &device, &err)) {
+	if (fmha_connect(NULL, &client, &err) ||
+	    fmha_device_open(client, FMHA_ANY_DEVICE, &device, &err)) {
 		fprintf(stderr, "%s\n", err.msg);
 		MPI_Abort(MPI_COMM_WORLD, 1);
 		return 1;

@@ -32,7 +32,8 @@ enum fmha_dist_schedule {
 /* Who has which rows. */
 enum fmha_dist_shares {
 	FMHA_DIST_CONTIGUOUS = 0, /* equal parts, one behind the other */
-	FMHA_DIST_HEAD_TAIL = 1,  /* of 2n equal parts number r and 2n - 1 - r: equal work when causal */
+	FMHA_DIST_HEAD_TAIL =
+		1, /* of 2n equal parts number r and 2n - 1 - r: equal work when causal */
 };
 
 struct fmha_dist_problem {
@@ -42,13 +43,14 @@ struct fmha_dist_problem {
 	uint32_t dtype;       /* FMHA_F32, FMHA_F16 or FMHA_BF16, of all tensors but lse */
 	int32_t batch;
 	int32_t seqlen; /* of all ranks' rows */
-	int32_t nhead_q, nhead_k; /* A2A: ranks divide nhead_q, and divide or are a multiple of nhead_k */
+	int32_t nhead_q,
+		nhead_k; /* A2A: ranks divide nhead_q, and divide or are a multiple of nhead_k */
 	int32_t hdim_q, hdim_v;
 	int32_t window_left, window_right; /* -1: unlimited; causal is -1, 0 */
 	float scale;                       /* NaN: 1 / sqrt(hdim_q) */
 	float logits_soft_cap;             /* 0: none */
 	uint32_t deterministic;            /* backward: the same bits on every run */
-	int32_t chunks; /* ALL_GATHER: parts of the KV heads; 0: up to 4 */
+	int32_t chunks;                    /* ALL_GATHER: parts of the KV heads; 0: up to 4 */
 };
 
 /* Rows [begin, end) of the sequence. */
