@@ -7,7 +7,7 @@
 Four parts, each a process group or clients of its own with a deadline, so that one that fails leaves the others' results:
   speed    32k and 128k rows causal, 128k in documents: one GPU, then all of them by each schedule, forward and backward; weak scaling;
            what model.py says beforehand, from latency, bandwidth and kernels that it measures itself
-  equal    every schedule gets what one GPU gets, features included, 4k rows in bfloat16
+  equal    every schedule gets what one GPU gets, features included, 2k rows in bfloat16
   torch    torch's context_parallel on the same 32k and 128k
   tenants  clients on all devices behind one socket: equal results, kernels compiled once for all, one device's worker killed until the
            daemon gives it up, and what the others notice
@@ -156,11 +156,38 @@ def shared_of(r, kind, shares, tensors, **said):
     return lambda: (cp.attention(*mine, shares=shares, cp_comm_type=kind, group=r.group(kind), **said), mine, g)
 
 
+def formula(r, tensors, documents=None, causal=False, window=(-1, -1), softcap=0.0, sink=None):
+    """[O, dQ, dK, dV] in float32, written out, eight heads at a time."""
+    torch = r.torch
+    q, k, v, g = (t.float().reshape(-1, *t.shape[-2:]).transpose(0, 1) for t in tensors)
+    rows, share = q.shape[1], q.shape[0] // k.shape[0]
+    at = torch.arange(rows, device=r.device)
+    starts = torch.tensor(documents or (0, rows), device=r.device)
+    document = torch.searchsorted(starts, at, right=True)
+    back = at[:, None] - at[None]
+    hidden = document[:, None] != document[None]
+    hidden |= (back > window[0]) if window[0] >= 0 else False
+    hidden |= (-back > (0 if causal else window[1])) if causal or window[1] >= 0 else False
+    found = [torch.zeros_like(t) for t in (g, q, k, v)]
+    for h in range(q.shape[0]):
+        one = [t.detach().clone().requires_grad_() for t in (q[h], k[h // share], v[h // share])]
+        s = one[0] @ one[1].T * q.shape[-1] ** -0.5
+        s = softcap * torch.tanh(s / softcap) if softcap else s
+        s = s.masked_fill(hidden, -torch.inf)
+        if sink is not None:
+            s = torch.cat([s, sink[h].expand(rows, 1)], 1)
+        out = torch.softmax(s, -1)[:, :rows] @ one[2]
+        for to, part in zip((found[0][h], found[1][h], found[2][h // share], found[3][h // share]),
+                            (out.detach(), *torch.autograd.grad(out, one, g[h]))):
+            to += part
+    return [f.transpose(0, 1).reshape(t.shape) for f, t in zip(found, (tensors[3], *tensors[:3]))]
+
+
 def run_equal(r, o):
-    """Each schedule, and one GPU, against one GPU's float32: twice as far off at most, and a rounding."""
+    """Each schedule, and one GPU, against the formula: twice as far off at most, and a rounding."""
     from fmha.torch import cp
 
-    rows, heads, kv_heads, hdim = (512, 8, 2, 64) if r.cpu else (4096, HEADS, KV_HEADS, HDIM)
+    rows, heads, kv_heads, hdim = (512, 8, 2, 64) if r.cpu else (2048, HEADS, KV_HEADS, HDIM)
     documents = (0, *(rows * i // 8 + 5 * i for i in range(1, 7)), rows)
     sink = r.torch.randn(heads, device=r.device, generator=r.torch.Generator(r.device).manual_seed(3))
     cases = {
@@ -173,20 +200,19 @@ def run_equal(r, o):
         said = dict(said)
         packed, kv = said.pop("documents", None), said.pop("kv_heads", kv_heads)
         tensors = inputs_of(r, rows, heads, kv, hdim, packed=packed is not None)
-        found = []
-        for dtype in (r.torch.float32, r.torch.bfloat16):
-            out, mine, g = whole_of(r, [t.to(dtype) for t in tensors], packed, **said)()
-            found.append([out.detach().float(), *(t.float() for t in r.torch.autograd.grad(out, mine, g))])
-        want, plain = found
+        want = formula(r, tensors, packed, **said)
+        out, mine, g = whole_of(r, tensors, packed, **said)()
+        plain = [out.detach().float(), *(t.float() for t in r.torch.autograd.grad(out, mine, g))]
+        allowed = [2 * float((c - b).abs().max()) + 2**-9 * float(b.abs().max()) for c, b in zip(plain, want)]
+        r.keep(f"{name}, one", r.largest(*(float((c - b).abs().max() / b.abs().max()) / 2**-6 for c, b in zip(plain, want))))
         make = cp.balanced if packed else cp.head_tail if said.get("causal") else cp.contiguous
         shares = make(packed or rows, r.n)
         for kind in r.kinds():
             got, own, g = shared_of(r, kind, shares, tensors, **said)()
             got = [got.detach(), *r.torch.autograd.grad(got, own, g)]
             errors = []
-            for a, b, c in zip(got, want, plain):
-                allowed = 2 * float((c - b).abs().max()) + 2**-9 * float(b.abs().max())
-                errors.append(float((a.float() - shares.take(b, r.rank)).abs().max()) / allowed)
+            for a, b, most in zip(got, want, allowed):
+                errors.append(float((a.float() - shares.take(b, r.rank)).abs().max()) / most)
             r.keep(f"{name}, {kind}", r.largest(*errors))
     import fmha  # dropout: the mask of one process
 
@@ -304,7 +330,7 @@ def tenant_main(o):
             time.sleep(0.05)
             continue
         times.append((time.time(), (time.perf_counter() - start) * 1e3))
-        wrong += not np.array_equal(o_.astype(np.float32), want)
+        wrong += not np.abs(o_.astype(np.float32) - want).max() < 4e-3
     pathlib.Path(o.out).write_text(json.dumps({"times": times, "errors": errors, "wrong": wrong}))
     return 0
 
