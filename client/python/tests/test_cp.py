@@ -72,6 +72,21 @@ torch.manual_seed(rank)
 again = cp.attention(q, k, v, causal=True, dropout_p=0.5)
 assert torch.equal(o, again)
 
+from fmha.flash_attn import flash_attn_with_kvcache
+torch.manual_seed(3)  # decoding: each rank has a share of the cache, of its own length
+q1, cache_k, cache_v = torch.randn(2, 1, 8, 64), torch.randn(2, 300, 2, 64), torch.randn(2, 300, 2, 64)
+used = torch.tensor([290, 77], dtype=torch.int32)
+want, want_lse = flash_attn_with_kvcache(q1, cache_k, cache_v, cache_seqlens=used, return_softmax_lse=True)
+at = 100 * rank
+mine = (used - at).clamp(0, 100 if rank + 1 < n else 300).int()
+part, part_lse = flash_attn_with_kvcache(q1, cache_k[:, at:], cache_v[:, at:], cache_seqlens=mine, return_softmax_lse=True)
+assert part_lse[1].isinf().all() == (rank > 0)  # the second sequence ends on the first rank
+o1, lse1 = cp.merge(part, part_lse)
+torch.testing.assert_close(o1, want)
+torch.testing.assert_close(lse1, want_lse)
+assert not torch.allclose(part[0], want[0])
+torch.manual_seed(rank)
+
 def refused(field, *tensors, **said):
     try:
         cp.attention(*(tensors or (q, k, v)), **said)

@@ -28,11 +28,12 @@ from .. import _autocast, _tensors
 from . import groups as _groups
 from . import local as _local
 from . import schedules as _schedules
-from .shares import Shares, balanced, checked, contiguous, head_tail
+from .shares import Shares, balanced, checked, contiguous, head_tail, travel
 from ... import _check, _problem
+from ..._attention import merge_states
 from ..._lib import invalid
 
-__all__ = ["Shares", "attention", "balanced", "contiguous", "head_tail", "two_level"]
+__all__ = ["Shares", "attention", "balanced", "contiguous", "head_tail", "merge", "two_level"]
 
 COMM_TYPES = ("all_gather", "a2a", "p2p", "a2a+p2p", "a2a+all_gather")
 CHUNKS = 4  # of KV heads, at most
@@ -144,6 +145,27 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, group=None, cp_comm_type: str 
     return (o, lse) if return_lse else o
 
 
+def merge(o: Tensor, lse: Tensor, *, group=None, layout: str = "bshd") -> tuple:
+    """(O, LSE) over all keys, from each rank's of its own share of them: decoding with a cache that the ranks of @group divide.
+
+    Args:
+        o, lse: as flash_attn_with_kvcache(..., return_softmax_lse=True) or attention(..., return_lse=True) give them, without a sink;
+            a rank whose share a row sees nothing of has LSE = -inf there.
+
+    Merged in float32, by the device's kernel; no gradient.
+    """
+    o, lse = _tensors.alone(o, "o"), _tensors.alone(lse, "lse")
+    one = _groups.group_of(group if group is not None else dist.group.WORLD)
+    if one.size == 1:
+        return o, lse
+    mine = [t.contiguous() for t in (o.float(), lse)]
+    parts = [t.new_empty((one.size * t.shape[0], *t.shape[1:])) for t in mine]
+    for work in [dist.all_gather_into_tensor(to, t, group=one.handle, async_op=True) for to, t in zip(parts, mine)]:
+        work.wait()
+    merged, lse = merge_states(*(to.unflatten(0, (one.size, -1)) for to in parts), layout=layout)
+    return merged.to(o.dtype), lse
+
+
 def _check_shapes(q, k, v, shares, axis, inner, outer):
     rank = outer.rank * inner.size + inner.rank
     if len(shares.ranks) != inner.size * outer.size:
@@ -174,7 +196,7 @@ def _attend(q, k, v, sink, problem, inner, outer, state, kind, chunks):
         heads = q.shape[-2]
         problem = problem._replace(shares=_united(problem.shares, inner.size), head0=inner.rank * heads)
         sink = None if sink is None else sink[problem.head0 : problem.head0 + heads]
-    if kind.endswith("p2p"):
+    if kind.endswith("p2p") and travel(problem.shares).shares.most:  # where no key travels there is nothing to merge
         o, lse = _schedules.Ring.apply(problem, outer, state, q, k, v, sink)
     else:
         o, lse = _schedules.AllGather.apply(problem, outer, _chunks(chunks, k.shape[-2], outer.size), state, q, k, v, sink)

@@ -246,11 +246,13 @@ def choices(machine: Machine, job: Job, ranks: int, kinds=None) -> list:
         link = _link(machine, outer, inner)
         exchanged = _heads_exchange(machine, job, ranks, inner)
         for name in ("all_gather", "p2p") if outer > 1 else ("all_gather",):
+            # Keys that nobody else needs do not go around, and are computed as all_gather would.
+            turns = name == "p2p" and job.travels(outer)
             kind = name if inner == 1 else "a2a" if outer == 1 else f"a2a+{name}"
             if kinds is not None and kind not in kinds:
                 continue
             own = _keys(job, part, job.element)
-            if name == "p2p":
+            if turns:
                 times, memory, chunks = _ring(machine, job, part, link, ranks), own * (2 + 2 * 4 / job.element), 1
             else:
                 counts = [1] if outer == 1 else [c for c in range(1, 5) if kv_heads % c == 0]
