@@ -14,7 +14,7 @@ foreach(file ${files})
 endforeach()
 # Only folders that are named after this project: others may have been there before.
 foreach(folder ${folders})
-  while(folder MATCHES "/(fmhad|fmha|fmha_client)(/|$)")
+  while(folder MATCHES "/(fmhad|fmha|fmha_client|fmha_dist)(/|$)")
     file(GLOB entries "${folder}/*")
     if(entries OR NOT IS_DIRECTORY "${folder}")
       break()

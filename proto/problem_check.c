@@ -87,6 +87,22 @@ static int check_heads(const struct fmha_problem *p, struct fmha_error *err)
 	return 0;
 }
 
+/* Dropout's random numbers come in patches: a part begins where one does. */
+static int check_dropout_place(const struct fmha_problem *p, struct fmha_error *err)
+{
+	if (p->dropout_row % 16 != 0)
+		return refuse(err, "dropout_row", p->dropout_row, "not a multiple of 16");
+	if (p->dropout_column % 32 != 0)
+		return refuse(err, "dropout_column", p->dropout_column, "not a multiple of 32");
+	if (p->dropout_row > INT32_MAX - p->seqlen_q)
+		return refuse(err, "dropout_row", p->dropout_row,
+			      "the last row would be beyond 2^31 - 1");
+	if (p->dropout_column > INT32_MAX - p->seqlen_k)
+		return refuse(err, "dropout_column", p->dropout_column,
+			      "the last key would be beyond 2^31 - 1");
+	return 0;
+}
+
 static int check_lengths(const struct fmha_problem *p, struct fmha_error *err)
 {
 	struct problem_axes axes;
@@ -271,20 +287,11 @@ static int check_descale(const struct fmha_problem *p, struct fmha_error *err)
 int problem_check(const struct fmha_problem *problem, struct fmha_error *err)
 {
 	int (*const steps[])(const struct fmha_problem *, struct fmha_error *) = {
-		check_choices,
-		check_ranges,
-		check_floats,
-		check_heads,
-		check_lengths,
-		check_mask,
-		check_options,
-		check_pages,
-		check_vectorized,
-		check_append,
-		check_rope,
-		check_descale,
-		problem_check_tensors,
-		problem_check_aliasing,
+		check_choices,    check_ranges,          check_floats,
+		check_heads,      check_lengths,         check_dropout_place,
+		check_mask,       check_options,         check_pages,
+		check_vectorized, check_append,          check_rope,
+		check_descale,    problem_check_tensors, problem_check_aliasing,
 	};
 	int r;
 

@@ -126,7 +126,7 @@ gpu() {
 with_torch() {
     "$python" -m venv build/torch &&
         build/torch/bin/pip install -q -U torch transformers ml_dtypes pytest cffi setuptools &&
-        FMHA_BUILD=$PWD/build/release build/torch/bin/python -m pytest -q -rs -p no:cacheprovider client/python/tests
+        FMHA_BUILD=$PWD/build/release FMHA_NIGHTLY=1 build/torch/bin/python -m pytest -q -rs -p no:cacheprovider client/python/tests
 }
 
 # What Prometheus' own checker says of the metrics. Its package starts a server: only the program is taken out of it.

@@ -123,7 +123,9 @@ static struct abi_dropout dropout(const struct fmha_problem *p)
 				    .offset = p->dropout_offset,
 				    .p_drop = p->dropout_p,
 				    .p_keep_inverse = 1.0F / keep,
-				    .keep_at_most = (abi_i32)floor(255.0 * (double)keep)};
+				    .keep_at_most = (abi_i32)floor(255.0 * (double)keep),
+				    .row_block = p->dropout_row / 16,
+				    .column_block = p->dropout_column / 32};
 }
 
 static float scale(const struct fmha_problem *p)

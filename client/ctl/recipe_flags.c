@@ -605,6 +605,8 @@ static bool is_put_here(enum problem_field_id id)
 	case PROBLEM_FIELD_scale:
 	case PROBLEM_FIELD_dropout_seed:
 	case PROBLEM_FIELD_dropout_offset:
+	case PROBLEM_FIELD_dropout_row:
+	case PROBLEM_FIELD_dropout_column:
 	case PROBLEM_FIELD_n_splits:
 	case PROBLEM_FIELD_split_size:
 	case PROBLEM_FIELD_page_size:

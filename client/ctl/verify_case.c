@@ -253,6 +253,10 @@ static void choose_options(struct verify_case *c)
 		p->dropout_p = (float)(0.05 + 0.6 * uniform(c));
 		p->dropout_seed = next_random(c);
 		p->dropout_offset = next_random(c) >> 8;
+		if (chance(c, 30)) {
+			p->dropout_row = 16 * between(c, 0, 5000);
+			p->dropout_column = 32 * between(c, 0, 5000);
+		}
 	}
 	if (has(c, VERIFY_SPLIT)) {
 		if (chance(c, 50))

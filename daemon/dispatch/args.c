@@ -228,6 +228,8 @@ static struct abi_dropout dropout_of(const struct plan *plan, const struct launc
 		.p_drop = p->dropout_p,
 		.p_keep_inverse = 1.0F / (1.0F - p->dropout_p),
 		.keep_at_most = (abi_i32)fmha_dropout_threshold(p->dropout_p),
+		.row_block = p->dropout_row / 16,
+		.column_block = p->dropout_column / 32,
 		.randval = tensor_bhrc(plan, bases, FMHA_T_RANDVAL),
 	};
 }

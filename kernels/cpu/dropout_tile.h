@@ -83,9 +83,11 @@ static inline void dropout_tile(uint8_t *bytes, int64_t ld, const struct abi_dro
 
 	for (int32_t i = 0; i < n_rows; i += DROPOUT_PATCH_ROWS)
 		for (int32_t j = 0; j < n_columns; j += DROPOUT_PATCH_COLUMNS) {
-			dropout_philox(word, dropout->seed, dropout->offset, call,
-				       (uint32_t)(row + i) / DROPOUT_PATCH_ROWS,
-				       (uint32_t)(column + j) / DROPOUT_PATCH_COLUMNS);
+			dropout_philox(
+				word, dropout->seed, dropout->offset, call,
+				(uint32_t)(dropout->row_block + (row + i) / DROPOUT_PATCH_ROWS),
+				(uint32_t)(dropout->column_block +
+					   (column + j) / DROPOUT_PATCH_COLUMNS));
 			for (int w = 0; w < 4; w++) {
 				uint8_t *to = bytes + i * ld + j + 8 * w;
 

@@ -58,7 +58,7 @@ DEV u32 dropout_byte(const abi_dropout &d, i32 batch_head, i32 row, i32 column)
 	i32 n = column % 32 / 16 * 8 + column / 8 % 2 * 4 + (column & 1) + row / 8 % 2 * 2;
 
 	return Philox::make(dropout_seed(d), dropout_offset(d) + (u64)batch_head * 32 + (u64)lane,
-			    (u32)row / 16, (u32)column / 32)
+			    (u32)(row / 16 + d.row_block), (u32)(column / 32 + d.column_block))
 		.byte(n);
 }
 
@@ -124,7 +124,7 @@ template <class Core, bool TRANSPOSED> struct DropoutTile {
 	{
 		return Philox::make(dropout_seed(d),
 				    dropout_offset(d) + (u64)batch_head * 32 + (u64)(lane_id() % 32),
-				    (u32)query / 16, (u32)key / 32);
+				    (u32)(query / 16 + d.row_block), (u32)(key / 32 + d.column_block));
 	}
 
 	METHOD void take_half(bool second)

@@ -58,8 +58,10 @@ static bool row_dropout_keeps(const struct abi_bwd_args *a, const struct view_se
 		byte = ((const uint8_t *)randval->data)[view_q_offset(randval, v, row, head) +
 							column * randval->stride_dim];
 	else
-		byte = reference_dropout_byte(a->dropout.seed, a->dropout.offset, v->batch, head,
-					      a->nhead_q, row, column);
+		byte = reference_dropout_byte(
+			a->dropout.seed, a->dropout.offset, v->batch, head, a->nhead_q,
+			(uint32_t)row + 16U * (uint32_t)a->dropout.row_block,
+			(uint32_t)column + 32U * (uint32_t)a->dropout.column_block);
 	return byte <= a->dropout.keep_at_most;
 }
 

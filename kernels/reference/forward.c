@@ -172,7 +172,9 @@ static double forward_row(struct head *head, int32_t i, double *o, uint8_t *rand
 		if (dropout->p_drop > 0) {
 			byte = reference_dropout_byte(
 				dropout->seed, dropout->offset, (uint32_t)head->s.batch,
-				(uint32_t)head->h, (uint32_t)a->nhead_q, (uint32_t)i, (uint32_t)j);
+				(uint32_t)head->h, (uint32_t)a->nhead_q,
+				(uint32_t)i + 16U * (uint32_t)dropout->row_block,
+				(uint32_t)j + 32U * (uint32_t)dropout->column_block);
 			keep = byte <= dropout->keep_at_most ? (double)dropout->p_keep_inverse : 0;
 			if (randval)
 				randval[j] = byte;

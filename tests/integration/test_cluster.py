@@ -86,9 +86,22 @@ def test_slurms_epilog(make_daemon, tmp_path):
     assert "has sessions after job 7" in (tmp_path / "logged").read_text()
 
 
+def test_slurms_warm(make_daemon, tmp_path):
+    """It says why nothing could be compiled (a CPU's kernels are built in), and never fails; without a model it does nothing."""
+    daemon = make_daemon()
+    model = tmp_path / "model.json"
+    assert script("warm.sh", daemon, tmp_path, FMHAD_WARM=str(model), SLURM_JOB_ID="7") == ""
+    assert not (tmp_path / "logged").exists()
+    model.write_text('{"model_type": "llama", "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32}')
+    script("warm.sh", daemon, tmp_path, FMHAD_WARM=str(model), SLURM_JOB_ID="7")
+    assert "-t fmhad-warm job 7: fmhactl: " in (tmp_path / "logged").read_text()
+    script("warm.sh", str(tmp_path / "none"), tmp_path, FMHAD_WARM=str(model), SLURM_JOB_ID="8")
+    assert "job 8" in (tmp_path / "logged").read_text()
+
+
 def test_the_pages_are_linked_and_their_links_exist():
     readme = (fmhad.ROOT / "README.md").read_text()
-    for page in ("docs/watching.md", "docs/cluster/README.md", "CHANGELOG.md"):
+    for page in ("docs/watching.md", "docs/scale.md", "docs/cluster/README.md", "CHANGELOG.md"):
         assert f"({page})" in readme
         for link in re.findall(r"\]\(([^)#:]+)\)", (fmhad.ROOT / page).read_text()):
             assert ((fmhad.ROOT / page).parent / link).exists(), (page, link)

@@ -4,6 +4,7 @@ the tests build."""
 import pathlib
 import re
 import subprocess
+import sys
 
 import numpy
 import pytest
@@ -52,6 +53,12 @@ def test_readme_shows_the_tested_program():
     readme = (ROOT / "README.md").read_text()
     program = (ROOT / "tests/consumer/forward.c").read_text()
     assert program.strip() in readme
+
+
+def test_curves_are_the_models():
+    """docs/scale.md and its picture, as the model of schedules computes them now."""
+    result = subprocess.run([sys.executable, ROOT / "docs/scale.py", "--check"], text=True, capture_output=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_every_page_is_listed():

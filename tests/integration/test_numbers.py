@@ -33,7 +33,7 @@ def integers_of_methods():
 
 NUMBERS = tuple(SIZES) + (
     "total_q", "total_k", "window_left", "window_right", "sink_tokens", "min_seqlen_q", "dropout_seed",
-    "dropout_offset", "n_splits", "split_size", "page_size", "n_pages", "max_blocks", "n_page_indices",
+    "dropout_offset", "dropout_row", "dropout_column", "n_splits", "split_size", "page_size", "n_pages", "max_blocks", "n_page_indices",
     "cache_batch", "descale_block_q", "descale_block_k", "rotary_dim", "rotary_max_pos", "seqlen_new",
     "n_parts")
 PAIRED = tuple(SIZES) + ("n_splits", "split_size", "window_left", "window_right", "sink_tokens", "min_seqlen_q")

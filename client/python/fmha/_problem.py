@@ -39,6 +39,8 @@ class Options(NamedTuple):
     rope: int = 0  # FMHA_ROPE_*
     rotary_dim: int = 0
     n_parts: int = 0  # merge
+    dropout_row: int = 0  # where a part of a longer sequence begins there
+    dropout_column: int = 0
 
 
 class Shape(NamedTuple):

@@ -113,6 +113,8 @@ struct abi_dropout {
 	float p_drop;         /* 0: no dropout */
 	float p_keep_inverse; /* 1 / (1 - p_drop) */
 	abi_i32 keep_at_most; /* keep a byte <= floor(255 * (1 - p_drop)) */
+	abi_i32 row_block;    /* rows count from 16 times this, columns from 32 times the next */
+	abi_i32 column_block;
 	abi_i32 reserved;
 	struct abi_tensor randval; /* u8 (b, head, row, column) or absent */
 };

@@ -285,7 +285,13 @@ enum fmha_tensor_role {
 	  "rows of the cos and sin tables")                                                        \
 	X(NUMBER, seqlen_new, 0, 0, INT32_MAX, OP_FORWARD | OP_APPEND, "w", NONE,                  \
 	  "rows of k_new and v_new")                                                               \
-	X(NUMBER, n_parts, 0, 0, 1024, OP_MERGE, "m", NONE, "merge_states: partial results")
+	X(NUMBER, n_parts, 0, 0, 1024, OP_MERGE, "m", NONE, "merge_states: partial results")       \
+	X(NUMBER, dropout_row, 0, 0, INT32_MAX, OPS_ATTENTION, PLACED,                             \
+	  ONE("dropout-row", "N", "of the dropout: which row the first one is, a multiple of 16"), \
+	  "number of the first row for dropout: a multiple of 16")                                 \
+	X(NUMBER, dropout_column, 0, 0, INT32_MAX, OPS_ATTENTION, PLACED,                          \
+	  ONE("dropout-column", "N", "likewise of the first key, a multiple of 32"),               \
+	  "number of the first key for dropout: a multiple of 32")
 
 /*
  * An attention problem, with
@@ -318,7 +324,8 @@ enum fmha_tensor_role {
  * is kept, as 0.8984 at 0.1. A call uses the counters from dropout_offset on, 32 * batch * nhead_q
  * of them: advance the offset by that much from call to call, or elements of two calls share their
  * bytes. Backward takes its forward's seed and offset, or the bytes themselves as randval, which
- * forward writes at hidden columns too.
+ * forward writes at hidden columns too. A part of a longer sequence says with dropout_row and
+ * dropout_column where its own rows and keys begin there, and drops what the whole would.
  *
  * Padding is not written: O, LSE, dQ and dBias keep what they held in rows at or above
  * seqlen_q_per_batch, dK and dV in keys at or above seqlen_k_per_batch, all of them in rows that no

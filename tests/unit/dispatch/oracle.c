@@ -271,10 +271,11 @@ double oracle_row(const struct oracle *o, const struct oracle_sequence *s, int h
 		if (p->dropout_p > 0) {
 			float kept = 1.0F - p->dropout_p;
 
-			keep = reference_dropout_byte(p->dropout_seed, p->dropout_offset,
-						      (uint32_t)s->b, (uint32_t)h,
-						      (uint32_t)p->nhead_q, (uint32_t)i,
-						      (uint32_t)j) <= floor(255.0 * kept)
+			keep = reference_dropout_byte(
+				       p->dropout_seed, p->dropout_offset, (uint32_t)s->b,
+				       (uint32_t)h, (uint32_t)p->nhead_q,
+				       (uint32_t)(i + p->dropout_row),
+				       (uint32_t)(j + p->dropout_column)) <= floor(255.0 * kept)
 				       ? 1.0 / kept
 				       : 0;
 		}

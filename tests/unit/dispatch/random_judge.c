@@ -73,8 +73,9 @@ static void judge_forward(struct judge *j, const struct oracle *o)
 						    reference_dropout_byte(
 							    p->dropout_seed, p->dropout_offset,
 							    (uint32_t)b, (uint32_t)h,
-							    (uint32_t)p->nhead_q, (uint32_t)i,
-							    (uint32_t)c),
+							    (uint32_t)p->nhead_q,
+							    (uint32_t)(i + p->dropout_row),
+							    (uint32_t)(c + p->dropout_column)),
 						    0);
 			}
 	}

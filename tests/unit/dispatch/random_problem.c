@@ -138,6 +138,10 @@ static void random_options(struct runner *r, uint32_t dtype)
 		p->dropout_p = 0.1F * (float)(1 + random_pick(r, 8));
 		p->dropout_seed = (uint64_t)rand_r(&r->seed) << 20;
 		p->dropout_offset = (uint64_t)random_pick(r, 1000);
+		if (random_chance(r, 30)) {
+			p->dropout_row = 16 * random_pick(r, 1000);
+			p->dropout_column = 32 * random_pick(r, 1000);
+		}
 	}
 	if (random_chance(r, 20))
 		add(r, FMHA_T_ALIBI_SLOPES, FMHA_F32);

@@ -63,8 +63,8 @@ static void plain_problems_are_accepted(void **state)
 static void numbers_out_of_range(void **state)
 {
 	(void)state;
-	_Static_assert(sizeof(struct fmha_problem) == 4312, "the sentence below tells it");
-	REFUSES(forward, "struct_size", "struct_size 8: this build's is 4312", p.struct_size = 8);
+	_Static_assert(sizeof(struct fmha_problem) == 4320, "the sentence below tells it");
+	REFUSES(forward, "struct_size", "struct_size 8: this build's is 4320", p.struct_size = 8);
 	REFUSES(forward, "op", "op 4: above 3, the last one defined", p.op = 4);
 	REFUSES(forward, "mode", "mode 2: above 1, the last one defined", p.mode = 2);
 	REFUSES(forward, "mask", "mask 3: above 2, the last one defined", p.mask = 3);
@@ -119,6 +119,17 @@ static void floats_out_of_range(void **state)
 	REFUSES(forward, "dropout_p", "dropout_p 1: not in [0, 1)", p.dropout_p = 1);
 	REFUSES(forward, "dropout_p", "dropout_p -0.5: not in [0, 1)", p.dropout_p = -0.5f);
 	REFUSES(forward, "dropout_p", "dropout_p nan: not in [0, 1)", p.dropout_p = NAN);
+	ACCEPTS(forward, p.dropout_p = 0.5f, p.dropout_row = 48, p.dropout_column = 1 << 20);
+	REFUSES(forward, "dropout_row", "dropout_row 8: not a multiple of 16", p.dropout_row = 8);
+	REFUSES(forward, "dropout_column", "dropout_column 48: not a multiple of 32",
+		p.dropout_column = 48);
+	REFUSES(forward, "dropout_row", "dropout_row -16: below 0", p.dropout_row = -16);
+	REFUSES(forward, "dropout_row",
+		"dropout_row 2147483632: the last row would be beyond 2^31 - 1",
+		p.dropout_row = INT32_MAX - 15);
+	REFUSES(forward, "dropout_column",
+		"dropout_column 2147483616: the last key would be beyond 2^31 - 1",
+		p.dropout_column = INT32_MAX - 31);
 }
 
 static void heads_and_lengths(void **state)

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _again, _check, _problem, _run, _tensors
-from ._lib import invalid
+from .. import _again, _check, _problem, _run, _tensors
+from .._lib import invalid
 
 __all__ = ["attention", "scaled_dot_product_attention", "replace_sdpa", "enable_transformers"]
 
@@ -446,6 +446,6 @@ def replace_sdpa():
 def enable_transformers(name: str = "fmhad") -> None:
     """Registers with transformers, so that attn_implementation=@name takes fmhad: causal and sliding windows, soft caps, sinks,
     padded and packed batches, static and dynamic caches."""
-    from . import _transformers
+    from .. import _transformers
 
     _transformers.register(name)
