@@ -248,16 +248,15 @@ static void making_late(struct offload *offload);
 
 static int making_start(struct making *making, struct fmha_error *err)
 {
-	making->offload = (struct offload){.owner = making->session,
-					   .user = making->session->account,
-					   .timeout_ns = making->params.handle_bytes
-								 ? OPEN_HANDLE_NS
-								 : DEVICE_CALL_NS,
-					   .urgent = true,
-					   .run = making_run,
-					   .done = making_done,
-					   .late = making_late,
-					   .undo = making_undo};
+	making->offload = (struct offload){
+		.owner = making->session,
+		.user = making->session->account,
+		.timeout_ns = making->params.handle_bytes ? OPEN_HANDLE_NS : DEVICE_CALL_NS,
+		.urgent = true,
+		.run = making_run,
+		.done = making_done,
+		.late = making_late,
+		.undo = making_undo};
 	return offload_start(&making->worker->offloads, &making->offload, err);
 }
 

@@ -60,8 +60,9 @@ static void *map_code(const struct proto_compile_result *result, int fd, struct 
 	}
 	/* The clients that get the same file could cut it off under whoever reads the mapping. */
 	if (!handout_is_sealed(fd, result->size)) {
-		(void)fmha_error_set(err, FMHA_EIO,
-				     "compile: code that can still change, or that cannot be looked at");
+		(void)fmha_error_set(
+			err, FMHA_EIO,
+			"compile: code that can still change, or that cannot be looked at");
 		return NULL;
 	}
 	code = mmap(NULL, result->size, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -86,7 +87,8 @@ static void on_compiled(void *owner, const union proto_any_result *result, int f
 		code.bytes = result->COMPILE.size;
 		code.spills = result->COMPILE.spills;
 	}
-	is_there = data && local_keep_code(worker, build->build->name, fd, &result->COMPILE, &err) == 0;
+	is_there = data &&
+		   local_keep_code(worker, build->build->name, fd, &result->COMPILE, &err) == 0;
 	trace_build(worker, build, is_there);
 	before = doing_begin(&worker->page->doing, PROTO_PLAN, build->uid);
 	build->done(build, is_there ? &code : NULL, &err);

@@ -53,7 +53,8 @@ LIBRARY(UV, UV_ENOMEM, int, uv_signal_start, (uv_signal_t * signal, uv_signal_cb
 DEFINE_NEXT(uv_spawn);
 SHOWN int uv_spawn(uv_loop_t *loop, uv_process_t *process, const uv_process_options_t *options)
 {
-	uv_process_options_t of_nothing = {.exit_cb = options->exit_cb, .file = "/", .args = options->args};
+	uv_process_options_t of_nothing = {
+		.exit_cb = options->exit_cb, .file = "/", .args = options->args};
 	int fails = FAULT(UV, "uv_spawn", ENOMEM), r;
 
 	within = true;

@@ -23,7 +23,7 @@ def tried(command):
 @pytest.mark.parametrize("visit", ["open_devices", "run_tiny", "explain", "set_priority"])
 def test_every_37th_fault_of_a_visit(visit):
     counts = tried([FOLDER / "campaign.py", "--every", 37, "--only", visit])
-    assert sum(counts.values()) > 2
+    assert sum(counts.values()) > 1
 
 
 def test_a_start_without_memory_is_begun_again_or_says_so():

@@ -176,7 +176,8 @@ static void zeros_become_what_the_machine_offers(void **state)
 /* A configuration that promises more descriptors than there are is held to what there are. */
 static void kernels_keep_their_descriptors(void **state)
 {
-	struct limits limits = {.value = {[LIMIT_RESERVED_FDS] = 64}}, wide = limits, greedy = limits;
+	struct limits limits = {.value = {[LIMIT_RESERVED_FDS] = 64}}, wide = limits,
+		      greedy = limits;
 	uint64_t all;
 
 	(void)state;

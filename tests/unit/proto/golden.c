@@ -255,12 +255,11 @@ static void fill_result(union proto_any_result *r, enum proto_method method)
 		r->REGISTRY_LOAD.n_kernels = 96;
 		break;
 	case PROTO_COMPILE:
-		r->COMPILE = (struct proto_compile_result){
-			.size = 40000,
-			.hash = {0xc0, 0xde},
-			.hash_bytes = PROTO_HASH_BYTES,
-			.registers = 168,
-			.compile_ms = 700};
+		r->COMPILE = (struct proto_compile_result){.size = 40000,
+							   .hash = {0xc0, 0xde},
+							   .hash_bytes = PROTO_HASH_BYTES,
+							   .registers = 168,
+							   .compile_ms = 700};
 		break;
 	default:
 		break;

@@ -73,7 +73,7 @@
 	X(PLANS_PER_UID, plans_per_uid, RELOAD, 16384, 1, 1 << 22, "one user's plans")             \
 	X(KERNELS, kernels, RELOAD, 0, 0, 1 << 16,                                                 \
 	  "compiled kernels that plans of one worker have loaded, local ones while they are "      \
-	  "made; 0: a quarter of its descriptors, at most 4096; never more than half of them")                                                             \
+	  "made; 0: a quarter of its descriptors, at most 4096; never more than half of them")     \
 	X(KERNELS_PER_UID, kernels_per_uid, RELOAD, 1024, 1, 1 << 16,                              \
 	  "one user's such kernels; never more than half of all")                                  \
 	X(KERNELS_IDLE, kernels_idle, RELOAD, 0, 0, 1 << 16,                                       \
