@@ -347,8 +347,10 @@ class Campaign:
                         visit(daemon)
                     judge.renew()
         try:
+            if visit.tidy:  # what was given up may have been read after that was tidied
+                visit.tidy(daemon)
             judge.kept()
-        except Wrong as error:
+        except KINDS as error:
             self.say(visit.name, kind, class_, 0, mode, 0, daemon.faults[kind], error)
             daemon, judge = start(daemon)
         return daemon, judge
