@@ -103,15 +103,16 @@ static void check_files(struct doctor *doctor)
 		doctor_report(doctor, DOCTOR_WRONG, "specs", how_to_repair(), "%s", err.msg);
 	else
 		doctor_report(doctor, DOCTOR_GOOD, "specs", NULL, "%s",
-		       tree_path(TREE_DATA, "specs", path, sizeof(path)));
+			      tree_path(TREE_DATA, "specs", path, sizeof(path)));
 	(void)spec_catalog_free(catalog);
 	(void)tree_path(TREE_DATA, "kernels/gpu/fmha.hip", path, sizeof(path));
 	if (access(path, R_OK) != 0)
-		doctor_report(doctor, DOCTOR_WRONG, "kernel sources", how_to_repair(), "%s: %s", path,
-		       strerror(errno));
+		doctor_report(doctor, DOCTOR_WRONG, "kernel sources", how_to_repair(), "%s: %s",
+			      path, strerror(errno));
 	(void)tree_path(TREE_HELPERS, "fmhad-compile", path, sizeof(path));
 	if (access(path, X_OK) != 0)
-		doctor_report(doctor, DOCTOR_WRONG, "helper", how_to_repair(), "%s: %s", path, strerror(errno));
+		doctor_report(doctor, DOCTOR_WRONG, "helper", how_to_repair(), "%s: %s", path,
+			      strerror(errno));
 }
 
 static void check_configuration(struct doctor *doctor)
@@ -123,13 +124,14 @@ static void check_configuration(struct doctor *doctor)
 	(void)tree_path(TREE_PROGRAMS, "fmhad", path, sizeof(path));
 	status = ask(argv, line, sizeof(line));
 	if (status == 0)
-		doctor_report(doctor, DOCTOR_GOOD, "configuration", NULL, "/etc/fmhad/fmhad.json, or none");
+		doctor_report(doctor, DOCTOR_GOOD, "configuration", NULL,
+			      "/etc/fmhad/fmhad.json, or none");
 	else if (status == -1)
-		doctor_report(doctor, DOCTOR_WRONG, "fmhad", "install the package fmhad", "%s cannot be run",
-		       path);
+		doctor_report(doctor, DOCTOR_WRONG, "fmhad", "install the package fmhad",
+			      "%s cannot be run", path);
 	else
-		doctor_report(doctor, DOCTOR_WRONG, "configuration", "correct it: `man fmhad.json` has every key",
-		       "%s", line);
+		doctor_report(doctor, DOCTOR_WRONG, "configuration",
+			      "correct it: `man fmhad.json` has every key", "%s", line);
 }
 
 /* ---- GPUs ---- */
@@ -175,7 +177,7 @@ static void check_compiler(struct doctor *doctor, const struct gpu_kind *kind)
 		}
 	}
 	doctor_report(doctor, DOCTOR_WRONG, kind->compilers[0], kind->no_compiler, "%s",
-	       line[0] ? line : "it cannot be found");
+		      line[0] ? line : "it cannot be found");
 }
 
 /* The first that can be opened; NULL: dlerror() speaks of the last. */
@@ -195,22 +197,27 @@ static void check_gpus(struct doctor *doctor)
 		const char *driver;
 
 		if (access(kind->node, F_OK) != 0) {
-			doctor_report(doctor, DOCTOR_GOOD, kind->what, NULL, "none (%s)", kind->node);
+			doctor_report(doctor, DOCTOR_GOOD, kind->what, NULL, "none (%s)",
+				      kind->node);
 			continue;
 		}
 		if (access(kind->node, R_OK | W_OK) != 0)
-			doctor_report(doctor, DOCTOR_NOTE, kind->what,
-			       "only fmhad's user needs to: its unit has groups render and video",
-			       "%s: this user may not open it", kind->node);
+			doctor_report(
+				doctor, DOCTOR_NOTE, kind->what,
+				"only fmhad's user needs to: its unit has groups render and video",
+				"%s: this user may not open it", kind->node);
 		if (access(tree_path(TREE_MODULES, kind->module, module, sizeof(module)), R_OK) !=
 		    0)
-			doctor_report(doctor, DOCTOR_WRONG, kind->what, "install the package of this module",
-			       "%s: %s", module, strerror(errno));
+			doctor_report(doctor, DOCTOR_WRONG, kind->what,
+				      "install the package of this module", "%s: %s", module,
+				      strerror(errno));
 		driver = find_driver(kind);
 		if (driver)
-			doctor_report(doctor, DOCTOR_GOOD, kind->what, NULL, "%s, %s", kind->node, driver);
+			doctor_report(doctor, DOCTOR_GOOD, kind->what, NULL, "%s, %s", kind->node,
+				      driver);
 		else
-			doctor_report(doctor, DOCTOR_WRONG, kind->what, kind->no_driver, "%s", dlerror());
+			doctor_report(doctor, DOCTOR_WRONG, kind->what, kind->no_driver, "%s",
+				      dlerror());
 		check_compiler(doctor, kind);
 	}
 }
@@ -238,20 +245,22 @@ static void check_clocks(struct doctor *doctor)
 		bool fast = !strcmp(word, "tsc") || strstr(word, "kvm-clock") ||
 			    strstr(word, "arch_sys_counter");
 
-		doctor_report(doctor, fast ? DOCTOR_GOOD : DOCTOR_NOTE, "clock",
-		       fast ? NULL
-			    : "each look at the clock is a system call, which requests pay for; "
-			      "boot "
-			      "with clocksource=tsc if the machine has a stable one",
-		       "%s", word);
+		doctor_report(
+			doctor, fast ? DOCTOR_GOOD : DOCTOR_NOTE, "clock",
+			fast ? NULL
+			     : "each look at the clock is a system call, which requests pay for; "
+			       "boot "
+			       "with clocksource=tsc if the machine has a stable one",
+			"%s", word);
 	}
 	if (read_word("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", word,
 		      sizeof(word))) {
 		bool slow = !strcmp(word, "powersave") || !strcmp(word, "conservative");
 
 		doctor_report(doctor, slow ? DOCTOR_NOTE : DOCTOR_GOOD, "CPU clock",
-		       slow ? "for steady latencies: cpupower frequency-set -g performance" : NULL,
-		       "governor %s", word);
+			      slow ? "for steady latencies: cpupower frequency-set -g performance"
+				   : NULL,
+			      "governor %s", word);
 	}
 }
 
@@ -278,16 +287,18 @@ static void check_group(struct doctor *doctor)
 		return; /* no installed service, or nobody who needs a group */
 	for (int i = 0; i < n; i++)
 		if (groups[i] == group->gr_gid) {
-			doctor_report(doctor, DOCTOR_GOOD, "group", NULL, "this user is in group fmha");
+			doctor_report(doctor, DOCTOR_GOOD, "group", NULL,
+				      "this user is in group fmha");
 			return;
 		}
 	if (is_listed(group))
 		doctor_report(doctor, DOCTOR_WRONG, "group", "log in again, or `newgrp fmha`",
-		       "this login is older than the user's membership of group fmha");
+			      "this login is older than the user's membership of group fmha");
 	else
-		doctor_report(doctor, DOCTOR_NOTE, "group",
-		       "for the machine's fmhad: sudo usermod -aG fmha $USER, and log in again",
-		       "this user is not in group fmha");
+		doctor_report(
+			doctor, DOCTOR_NOTE, "group",
+			"for the machine's fmhad: sudo usermod -aG fmha $USER, and log in again",
+			"this user is not in group fmha");
 }
 
 static void check_version(struct doctor *doctor, const char *version)
@@ -295,8 +306,9 @@ static void check_version(struct doctor *doctor, const char *version)
 	if (!strcmp(version, fmha_version()))
 		doctor_report(doctor, DOCTOR_GOOD, "versions", NULL, "%s everywhere", version);
 	else
-		doctor_report(doctor, DOCTOR_NOTE, "versions", "systemctl restart fmhad, if it was upgraded",
-		       "the daemon is %s, this library %s", version, fmha_version());
+		doctor_report(doctor, DOCTOR_NOTE, "versions",
+			      "systemctl restart fmhad, if it was upgraded",
+			      "the daemon is %s, this library %s", version, fmha_version());
 }
 
 /* @compile: what the daemon says of its compilers. */
@@ -315,7 +327,8 @@ static void check_fit(struct doctor *doctor, const char *what, const char *arch,
 	if (status == 0)
 		doctor_report(doctor, DOCTOR_GOOD, what, NULL, "is compiled for by %s", line);
 	else if (status > 0)
-		doctor_report(doctor, DOCTOR_WRONG, what, "a clang that will do, and restart fmhad", "%s", line);
+		doctor_report(doctor, DOCTOR_WRONG, what, "a clang that will do, and restart fmhad",
+			      "%s", line);
 }
 
 static void check_device(struct doctor *doctor, const cJSON *device, const cJSON *compile)
@@ -328,26 +341,28 @@ static void check_device(struct doctor *doctor, const cJSON *device, const cJSON
 		       cJSON_IsNumber(index) ? index->valueint : -1);
 	if (strcmp(text_of(device, "state"), "ready") == 0)
 		doctor_report(doctor, DOCTOR_GOOD, what, NULL, "%s (%s)", text_of(device, "name"),
-		       text_of(device, "arch"));
+			      text_of(device, "arch"));
 	else
-		doctor_report(doctor, DOCTOR_WRONG, what, "the log has more: journalctl -u fmhad", "%s: %s",
-		       text_of(device, "state"), text_of(device, "last_death"));
+		doctor_report(doctor, DOCTOR_WRONG, what, "the log has more: journalctl -u fmhad",
+			      "%s: %s", text_of(device, "state"), text_of(device, "last_death"));
 	check_fit(doctor, what, text_of(device, "arch"), compile);
 	if (text_of(worker, "no_fences")[0])
 		doctor_report(doctor, DOCTOR_NOTE, "fences",
-			      "leave GPU_STREAMOPS_CP_WAIT unset, or take another version of ROCm; until then "
+			      "leave GPU_STREAMOPS_CP_WAIT unset, or take another version of ROCm; "
+			      "until then "
 			      "runs that name counters are refused",
 			      "%s: %s", what, text_of(worker, "no_fences"));
 	if (strcmp(text_of(worker, "mps"), "absent") == 0)
-		doctor_report(doctor, DOCTOR_NOTE, "MPS",
-		       "start nvidia-cuda-mps-control -d before fmhad and its clients, else they "
-		       "take "
-		       "turns on the GPU, about 150 us a switch",
-		       "no control daemon answers at %s", text_of(worker, "mps_directory"));
+		doctor_report(
+			doctor, DOCTOR_NOTE, "MPS",
+			"start nvidia-cuda-mps-control -d before fmhad and its clients, else they "
+			"take "
+			"turns on the GPU, about 150 us a switch",
+			"no control daemon answers at %s", text_of(worker, "mps_directory"));
 	if (cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(device, "quarantined")) > 0)
 		doctor_report(doctor, DOCTOR_NOTE, "quarantine",
-		       "`fmhactl status` names them, with the time left",
-		       "%s has kernels that have ended workers and are not used", what);
+			      "`fmhactl status` names them, with the time left",
+			      "%s has kernels that have ended workers and are not used", what);
 }
 
 static void check_cache(struct doctor *doctor, const cJSON *compile)
@@ -356,13 +371,14 @@ static void check_cache(struct doctor *doctor, const cJSON *compile)
 	const char *state = text_of(cache, "state");
 
 	if (!strcmp(state, "unusable"))
-		doctor_report(doctor, DOCTOR_WRONG, "cache",
-		       "every kernel is compiled anew after a restart: give fmhad's user a folder "
-		       "that it may write, or compile.cache another one",
-		       "%s", text_of(cache, "reason"));
+		doctor_report(
+			doctor, DOCTOR_WRONG, "cache",
+			"every kernel is compiled anew after a restart: give fmhad's user a folder "
+			"that it may write, or compile.cache another one",
+			"%s", text_of(cache, "reason"));
 	else
 		doctor_report(doctor, DOCTOR_GOOD, "cache", NULL, "%s",
-		       !strcmp(state, "ok") ? "in use" : "not used yet");
+			      !strcmp(state, "ok") ? "in use" : "not used yet");
 }
 
 /* What is measured, and what administrators change: @device's model's. */
@@ -376,17 +392,20 @@ static void check_tuned(struct doctor *doctor, const cJSON *device)
 	(void)snprintf(what, sizeof(what), "times %d",
 		       cJSON_IsNumber(index) ? index->valueint : -1);
 	if (!strcmp(state, "unwritable"))
-		doctor_report(doctor, DOCTOR_WRONG, what,
-		       "what is measured is lost at a restart: give fmhad's user a folder that it "
-		       "may write, or tuning.state another one",
-		       "%s", text_of(tuned, "reason"));
+		doctor_report(
+			doctor, DOCTOR_WRONG, what,
+			"what is measured is lost at a restart: give fmhad's user a folder that it "
+			"may write, or tuning.state another one",
+			"%s", text_of(tuned, "reason"));
 	else if (!strcmp(state, "unreadable"))
-		doctor_report(doctor, DOCTOR_WRONG, what,
-		       "what was measured is not used, and nothing is written over it: mend the "
-		       "file, or move it away, and restart fmhad",
-		       "%s", text_of(tuned, "reason"));
+		doctor_report(
+			doctor, DOCTOR_WRONG, what,
+			"what was measured is not used, and nothing is written over it: mend the "
+			"file, or move it away, and restart fmhad",
+			"%s", text_of(tuned, "reason"));
 	else if (!strcmp(state, "ok"))
-		doctor_report(doctor, DOCTOR_GOOD, what, NULL, "kept in %s", text_of(tuned, "directory"));
+		doctor_report(doctor, DOCTOR_GOOD, what, NULL, "kept in %s",
+			      text_of(tuned, "directory"));
 }
 
 static void check_status(struct doctor *doctor, const char *json)
@@ -417,20 +436,21 @@ static void check_daemon(struct doctor *doctor)
 
 	if (fmha_connect(&options, &client, &err) < 0) {
 		doctor_report(doctor, DOCTOR_WRONG, "daemon",
-		       err.code == FMHA_EPERM
-			       ? "sudo usermod -aG fmha $USER, and log in again"
-			       : "sudo systemctl start fmhad.socket, or run fmhad by hand",
-		       "%s", err.msg);
+			      err.code == FMHA_EPERM
+				      ? "sudo usermod -aG fmha $USER, and log in again"
+				      : "sudo systemctl start fmhad.socket, or run fmhad by hand",
+			      "%s", err.msg);
 		return;
 	}
 	if (fmha_client_info(client, &info, &err) == 0)
-		doctor_report(doctor, DOCTOR_GOOD, "daemon", NULL, "%s at %s", info.server, info.path);
+		doctor_report(doctor, DOCTOR_GOOD, "daemon", NULL, "%s at %s", info.server,
+			      info.path);
 	if (fmha_client_status(client, &json, &err) == 0) {
 		check_status(doctor, json);
 		free(json);
 	} else {
-		doctor_report(doctor, DOCTOR_WRONG, "daemon", "the log has more: journalctl -u fmhad", "%s",
-		       err.msg);
+		doctor_report(doctor, DOCTOR_WRONG, "daemon",
+			      "the log has more: journalctl -u fmhad", "%s", err.msg);
 	}
 	client = fmha_client_free(client);
 }
@@ -438,7 +458,8 @@ static void check_daemon(struct doctor *doctor)
 enum { OPTION_SECONDS = 's' };
 
 static const struct cli_option own_options[] = {
-	{"seconds", OPTION_SECONDS, "S", "with --device: how long runs race (default 60)"}, CLI_END};
+	{"seconds", OPTION_SECONDS, "S", "with --device: how long runs race (default 60)"},
+	CLI_END};
 
 static int parse_seconds(struct doctor *doctor)
 {
@@ -496,10 +517,12 @@ const struct ctl_command ctl_doctor = {
 			  "something is.\n\n"
 			  "With --device N it also tries that device, in its worker: every family "
 			  "of kernels in every type against the reference in double precision, odd "
-			  "sizes, e4m3 of one sign, memory that this process shares with the worker, "
+			  "sizes, e4m3 of one sign, memory that this process shares with the "
+			  "worker, "
 			  "fences between two connections, and for a minute four connections whose "
 			  "runs are to give the same bits. The lines are a table to send in when a "
-			  "card is new: each has the kernel, its time and the worst error as a share "
+			  "card is new: each has the kernel, its time and the worst error as a "
+			  "share "
 			  "of what is allowed.",
 		  .tables = {own_options, ctl_json_option, ctl_target_options}},
 	.run = run_doctor,

@@ -67,7 +67,8 @@ static const struct trial trials[] = {
 	{"backward, same bits", "backward b=1 h=4 h_k=2 s=300 d=128 causal=1 deterministic=1"},
 	{"e4m3", "forward dtype=e4m3 b=2 h=4 h_k=2 s=300 d=128 descale=pt causal=1"},
 	{"e4m3 decode", "forward dtype=e4m3 b=2 h=8 h_k=2 s=2 s_k=1500 d=128 descale=pt splits=1"},
-	{"e4m3 pages", "forward dtype=e4m3 b=2 h=4 h_k=2 s=40 s_k=700 d=64 page-size=16 descale=pt"},
+	{"e4m3 pages",
+	 "forward dtype=e4m3 b=2 h=4 h_k=2 s=40 s_k=700 d=64 page-size=16 descale=pt"},
 	{"e4m3, one sign", "forward dtype=e4m3 b=1 h=2 h_k=1 s=16 s_k=9000 d=64 init=uf splits=1"},
 	{"e4m3 prefill, one sign", "forward dtype=e4m3 b=1 h=1 s=200 s_k=4000 d=128 init=uf"},
 	{"bf16, one sign", "forward b=1 h=2 h_k=1 s=16 s_k=9000 d=128 init=uf"},
@@ -200,7 +201,8 @@ struct outcome {
 	char kernel[FMHA_KERNEL_BYTES]; /* of the main stage */
 };
 
-static int judge_on(struct bench *b, int (*run)(struct bench *, struct outcome *, struct fmha_error *),
+static int judge_on(struct bench *b,
+		    int (*run)(struct bench *, struct outcome *, struct fmha_error *),
 		    struct outcome *ret, struct fmha_error *err)
 {
 	struct fmha_problem pointed;
@@ -406,8 +408,8 @@ static void *race(void *argument)
 	struct racer *racer = argument;
 	int r = 0;
 
-	for (size_t i = (size_t)racer->number; r == 0 && (racer->runs == 0 || ctl_now_ns() < racer->until_ns);
-	     i += 3)
+	for (size_t i = (size_t)racer->number;
+	     r == 0 && (racer->runs == 0 || ctl_now_ns() < racer->until_ns); i += 3)
 		r = race_on(racer, racing[i % COUNT(racing)]);
 	if (r == 0)
 		racer->err.code = 0;
@@ -441,12 +443,12 @@ static void try_races(struct doctor *doctor)
 	else if (differing > 0 || runs == 0)
 		doctor_report(doctor, DOCTOR_WRONG, "races",
 			      "do not use this device; send this table with the problem",
-			      "%" PRIu64 " of %" PRIu64 " runs gave other bits: %s", differing, runs,
-			      differs);
+			      "%" PRIu64 " of %" PRIu64 " runs gave other bits: %s", differing,
+			      runs, differs);
 	else
 		doctor_report(doctor, DOCTOR_GOOD, "races", NULL,
-			      "%" PRIu64 " runs of %d at once in %.0f s, all with the same bits", runs,
-			      n, (double)(ctl_now_ns() - began) / 1e9);
+			      "%" PRIu64 " runs of %d at once in %.0f s, all with the same bits",
+			      runs, n, (double)(ctl_now_ns() - began) / 1e9);
 }
 
 /* ---- all of it ---- */
@@ -460,9 +462,9 @@ static int describe_device(struct doctor *doctor, struct fmha_device_info *ret_i
 	if (r == 0)
 		r = fmha_device_info(b.device, ret_info, &err);
 	if (r == 0)
-		doctor_report(doctor, DOCTOR_GOOD, "tried", NULL, "%s, %s by %s, %u units, fmhad %s",
-			      ret_info->name, ret_info->arch, ret_info->backend,
-			      ret_info->compute_units, fmha_version());
+		doctor_report(doctor, DOCTOR_GOOD, "tried", NULL,
+			      "%s, %s by %s, %u units, fmhad %s", ret_info->name, ret_info->arch,
+			      ret_info->backend, ret_info->compute_units, fmha_version());
 	else
 		report_error(doctor, "tried", &err);
 	bench_deinit(&b);

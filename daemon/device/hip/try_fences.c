@@ -116,8 +116,8 @@ static hipError_t run(struct trial *t, const char **ret_trouble)
 
 hipError_t gpu_try_fences(hipStream_t other, char *trouble, size_t size)
 {
-	uint32_t *host =
-		mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint32_t *host = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			      0);
 	struct trial t = {.other = other};
 	const char *found = "";
 	hipError_t status;

@@ -1156,11 +1156,15 @@ static void what_a_device_would_refuse_is_not_chosen_offline(void **state)
 		first = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "selections"), 0);
 		kernel = cJSON_GetObjectItem(first, "chosen")->valuestring;
 		assert_true((page_sizes[i] == 16) == (strstr(kernel, "gpu_amd_decode") != NULL));
-		cJSON_ArrayForEach(candidate, cJSON_GetObjectItem(first, "candidates"))
-			if (strstr(cJSON_GetObjectItem(candidate, "name")->valuestring,
-				   "gpu_amd_decode") &&
-			    cJSON_GetObjectItem(candidate, "reason"))
-				reason = cJSON_GetObjectItem(candidate, "reason")->valuestring;
+		cJSON_ArrayForEach(
+			candidate,
+			cJSON_GetObjectItem(
+				first,
+				"candidates")) if (strstr(cJSON_GetObjectItem(candidate, "name")
+								  ->valuestring,
+							  "gpu_amd_decode") &&
+						   cJSON_GetObjectItem(candidate, "reason"))
+			reason = cJSON_GetObjectItem(candidate, "reason")->valuestring;
 		if (page_sizes[i] == 1 && !strstr(reason, "page"))
 			fail_msg("rejected: '%s'", reason);
 		cJSON_Delete((cJSON *)root);

@@ -56,7 +56,8 @@ struct device_info {
 	struct device_peak peak;
 	enum device_mps mps;
 	char mps_directory[256]; /* where its control daemon was looked for */
-	char no_fences[96];      /* why runs cannot be ordered by counters; empty: they can, or never could */
+	char no_fences
+		[96]; /* why runs cannot be ordered by counters; empty: they can, or never could */
 };
 
 /* An extent of memory that clients may share. */
