@@ -3,8 +3,9 @@
 
 Scalar registers on GFX12: a scalar register that a vector instruction has ever read lies in a cache of the vector unit's from
 then on. What writes it later, a scalar instruction or a comparison, is only sure to be seen by a reader behind an s_wait_alu
-of the right field, a scalar load or a buffer instruction, all of which wait for it; a scalar read of any register waits for
-what vector instructions have written. clang puts the waits there since version 20.
+of the right field, a scalar load or a buffer instruction, all of which wait for it. A scalar instruction that reads a
+register waits for what vector ones have written to any, which clang counts on where the register may lie in that cache. VCC
+is one register, as clang has it, though its halves are used apart. clang puts the waits there since version 20.
 
 LDS at barriers: s_barrier waits for no counter, so that whatever a wave has written to LDS has to be waited for on every way
 to it. assembly.py looks into basic blocks only.
@@ -33,9 +34,9 @@ FIELD = {"sa_sdst": "scalar", "va_sdst": "vector", "va_vcc": "vcc"}
 def numbers(text):
     """The scalar registers that operands name."""
     found = set()
-    for one, first, last, vcc, half, trap, trap_first, trap_last in NUMBERED.findall(text):
+    for one, first, last, vcc, _, trap, trap_first, trap_last in NUMBERED.findall(text):
         if vcc:
-            found |= {"_lo": {VCC}, "_hi": {VCC + 1}}.get(half, {VCC, VCC + 1})
+            found |= {VCC, VCC + 1}  # one register: the last who wrote either half counts
         elif trap or trap_first:
             found |= {TTMP + n for n in range(int(trap or trap_first), int(trap or trap_last) + 1)}
         else:
@@ -60,7 +61,7 @@ def split_operands(name, operands):
     if name.startswith(IN_PLACE):
         reads |= writes
     if READS_VCC.search(f"{name} {operands}") or name.startswith(("s_cbranch_vcc",)):
-        reads.add(VCC)
+        reads |= {VCC, VCC + 1}
     return frozenset(reads), frozenset(writes)
 
 
@@ -157,9 +158,9 @@ def step_scalars(state, line):
         return state, None
     reads, writes = split_operands(name, operands)
     cached = frozenset(n for n in reads if n // 2 in state.known)
-    if not is_vector and cached:  # it waits for the vector unit
-        state = state._replace(vcc=frozenset()) if cached & {VCC, VCC + 1} else state
-        state = state._replace(vector=frozenset()) if cached - {VCC, VCC + 1} else state
+    if not is_vector and reads:  # it waits for the vector unit
+        state = state._replace(vcc=frozenset()) if reads & {VCC, VCC + 1} else state
+        state = state._replace(vector=frozenset()) if reads - {VCC, VCC + 1} else state
     early = cached & (state.scalar | ((state.vector | state.vcc) if is_vector else frozenset()))
     sentence = f"line {number}: {name} may read {called(early)} before it is written" if early else None
     if is_vector and len(cached) < len(reads):
@@ -234,8 +235,12 @@ EARLY = (
     ("\tv_mov_b32_e32 v1, s26\n" + WRITE + USE, True),  # the pair is what is cached
     (READ + COMPARE + SELECT, True), (READ + COMPARE + WAIT_VECTOR + SELECT, False),
     (READ + COMPARE + WAIT_SCALAR + SELECT, True), (READ + COMPARE + "\ts_and_b32 s4, s27, exec_lo\n" + SELECT, False),
+    (READ + COMPARE + "\ts_mov_b32 s4, s9\n" + SELECT, False), (READ + COMPARE + "\ts_mov_b32 s4, exec_lo\n" + SELECT, True),
     ("\tv_cndmask_b32_e32 v1, v2, v3, vcc_lo\n\tv_cmp_lt_i32_e32 vcc_lo, v3, v4\n\tv_cndmask_b32_e32 v1, v2, v3, vcc_lo\n", True),
     ("\tv_cndmask_b32_e32 v1, v2, v3, vcc_lo\n\tv_cmp_lt_i32_e32 vcc_lo, v3, v4\n\ts_wait_alu depctr_va_vcc(0)\n"
+     "\tv_cndmask_b32_e32 v1, v2, v3, vcc_lo\n", False),
+    ("\tv_cndmask_b32_e32 v1, v2, v3, vcc_lo\n\ts_mov_b32 vcc_lo, s3\n\tv_cndmask_b32_e32 v1, v2, v3, vcc_lo\n", True),
+    ("\tv_cndmask_b32_e32 v1, v2, v3, vcc_lo\n\tv_cmp_lt_i32_e32 vcc_lo, v3, v4\n\ts_mov_b32 vcc_hi, 16\n" + WAIT_SCALAR +
      "\tv_cndmask_b32_e32 v1, v2, v3, vcc_lo\n", False),
     (READ + "\tv_readfirstlane_b32 s27, v1\n" + USE, True), (READ + "\tv_add_co_u32 v1, s27, v2, v3\n" + SELECT, True),
     (READ + "\ts_mov_b32 s28, 0\n" + "\tv_mov_b32_e32 v1, s28\n", False), (READ + "\ts_mov_b64 s[26:27], 0\n" + USE, True),
