@@ -206,7 +206,7 @@ int dist_all_gather(struct fmha_dist_plan *plan, bool backward, struct call *cal
 	r = keep(r, side_init(plan, &g.k, g.heads, plan->p.hdim_q, backward, err));
 	r = keep(r, side_init(plan, &g.v, g.heads, plan->p.hdim_v, backward, err));
 	r = dist_agree(plan, r, err);
-	if (r == 0)
+	if (r == 0 && row) /* it is: for readers that do not see into dist_agree() */
 		r = run(plan, backward, &g, call, row, err);
 	side_deinit(&g.k);
 	side_deinit(&g.v);

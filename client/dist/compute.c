@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* compute.c: a rank's own calls, and the copies between dense tensors and what travels. */
+#include <math.h>
 #include <string.h>
 
 #include "internal.h"
@@ -110,30 +111,47 @@ int dist_compute(struct fmha_dist_plan *plan, bool backward, const struct call *
 
 /* ---- numbers ---- */
 
-static float of_f16(uint16_t bits)
+static float of_bits(uint32_t bits)
 {
-	_Float16 x;
+	float x;
 
 	memcpy(&x, &bits, sizeof(x));
-	return (float)x;
+	return x;
 }
 
+#define F16_BIAS ((127U - 15) << 23) /* between the exponents of float and half */
+
+static float of_f16(uint16_t bits)
+{
+	uint32_t sign = (uint32_t)(bits & 0x8000) << 16, exponent = bits >> 10 & 31;
+	uint32_t mantissa = bits & 1023;
+
+	if (exponent == 0)
+		return (sign ? -1.0F : 1.0F) * (float)mantissa * 0x1p-24F;
+	if (exponent == 31)
+		return of_bits(sign | 0x7f800000U | mantissa << 13);
+	return of_bits(sign | ((exponent << 23 | mantissa << 13) + F16_BIAS));
+}
+
+/* To the nearest, ties to even; NaN stays one. */
 static uint16_t to_f16(float x)
 {
-	_Float16 y = (_Float16)x;
-	uint16_t bits;
+	uint32_t bits, sign, size;
 
-	memcpy(&bits, &y, sizeof(bits));
-	return bits;
+	memcpy(&bits, &x, sizeof(bits));
+	sign = bits >> 16 & 0x8000, size = bits & 0x7fffffffU;
+	if (size > 0x7f800000U)
+		return (uint16_t)(sign | 0x7e00);
+	if (size >= 0x477ff000U) /* 65520: half a step beyond the largest */
+		return (uint16_t)(sign | 0x7c00);
+	if (size < 0x38800000U) /* below 2^-14: multiples of 2^-24 */
+		return (uint16_t)(sign | (uint32_t)lrintf(fabsf(x) * 0x1p24F));
+	return (uint16_t)(sign | (size - F16_BIAS + 0xfff + (size >> 13 & 1)) >> 13);
 }
 
 static float of_bf16(uint16_t bits)
 {
-	uint32_t wide = (uint32_t)bits << 16;
-	float x;
-
-	memcpy(&x, &wide, sizeof(x));
-	return x;
+	return of_bits((uint32_t)bits << 16);
 }
 
 /* To the nearest, ties to even; NaN stays one. */

@@ -54,34 +54,41 @@ static void *must(void *p)
 	if (!p) {
 		fprintf(stderr, "out of memory\n");
 		MPI_Abort(MPI_COMM_WORLD, 1);
+		exit(1);
 	}
 	return p;
 }
 
-static float narrowed(uint32_t dtype, float x)
+static uint32_t bits_of(float x)
 {
 	uint32_t bits;
 
-	if (dtype == FMHA_F16)
-		return (float)(_Float16)x;
-	if (dtype == FMHA_F32)
-		return x;
 	memcpy(&bits, &x, sizeof(bits));
-	bits &= 0xffff0000u; /* any number of the type will do */
+	return bits;
+}
+
+/* A number near @x, below 2, that the type has: cut off, and in f16 none so small that it has fewer bits. */
+static float narrowed(uint32_t dtype, float x)
+{
+	uint32_t bits = bits_of(x) & (dtype == FMHA_F32   ? 0xffffffffU
+				      : dtype == FMHA_F16 ? 0xffffe000U
+							  : 0xffff0000U);
+
 	memcpy(&x, &bits, sizeof(x));
-	return x;
+	return dtype == FMHA_F16 && fabsf(x) < 0x1p-14F ? 0 : x;
 }
 
 static void store(uint32_t dtype, void *to, size_t i, float x)
 {
-	uint32_t bits;
-	_Float16 half = (_Float16)x;
+	uint32_t bits = bits_of(x);
 
-	memcpy(&bits, &x, sizeof(bits));
 	if (dtype == FMHA_F32)
 		((float *)to)[i] = x;
+	else if (dtype == FMHA_F16 && x == 0)
+		((uint16_t *)to)[i] = 0;
 	else if (dtype == FMHA_F16)
-		memcpy((uint16_t *)to + i, &half, sizeof(half));
+		((uint16_t *)to)[i] = (uint16_t)((bits >> 16 & 0x8000) |
+						 ((bits & 0x7fffffffU) - (112U << 23)) >> 13);
 	else
 		((uint16_t *)to)[i] = (uint16_t)(bits >> 16);
 }
@@ -89,16 +96,21 @@ static void store(uint32_t dtype, void *to, size_t i, float x)
 static float loaded(uint32_t dtype, const void *from, size_t i)
 {
 	uint32_t bits;
-	_Float16 half;
+	int exponent;
 	float x;
 
 	if (dtype == FMHA_F32)
 		return ((const float *)from)[i];
+	bits = ((const uint16_t *)from)[i];
 	if (dtype == FMHA_F16) {
-		memcpy(&half, (const uint16_t *)from + i, sizeof(half));
-		return (float)half;
+		exponent = (int)(bits >> 10 & 31);
+		if (exponent == 31)
+			return NAN;
+		x = ldexpf((float)(bits & 1023) + (exponent ? 1024.0F : 0),
+			   (exponent ? exponent : 1) - 25);
+		return bits & 0x8000 ? -x : x;
 	}
-	bits = (uint32_t)((const uint16_t *)from)[i] << 16;
+	bits <<= 16;
 	memcpy(&x, &bits, sizeof(x));
 	return x;
 }

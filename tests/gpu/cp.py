@@ -265,6 +265,8 @@ def run_speed(r, o):
             r.keep(f"{name}, {kind}", r.timed(shared_of(r, kind, shares, tensors, causal=True), rounds))
             if kind in predicted:
                 r.keep(f"{name}, {kind}, model", predicted[kind])
+        # What chunks cost beside what they hide.
+        r.keep(f"{name}, all_gather, 1 chunk", r.timed(shared_of(r, "all_gather", shares, tensors, causal=True, chunks=1), rounds))
         if documents:
             r.keep("packed, balance", max(shares.work()) / (sum(shares.work()) / r.n))
         del tensors
@@ -451,11 +453,12 @@ def table_speed(o, found, other):
         print(f"measured: alpha {m['alpha_us']:.1f} us, {m['GB_s']:.1f} GB/s a rank, copies {m['copy_GB_s']:.0f} GB/s, one rank's kernels "
               + ", ".join(f"{f / t / 1e12:.3g}" for f, t in m["forward"]) + " forward, "
               + ", ".join(f"{f / t / 1e12:.3g}" for f, t in m["backward"]) + " backward TFLOP/s")
-    print(f"{'':10}{'':16}{'forward ms':>11}{'backward ms':>12}{'TFLOP/s a rank':>15}{'of one':>8}{'model/measured':>16}")
+    print(f"{'':10}{'':20}{'forward ms':>11}{'backward ms':>12}{'TFLOP/s a rank':>15}{'of one':>8}{'model/measured':>16}")
     names = [n.removesuffix(", flops") for n in found if n.endswith(", flops")]
     for name in names:
         flops, one = found[f"{name}, flops"], found.get(f"{name}, one")
         rows = [("one", one, 1)] + [(kind, found.get(f"{name}, {kind}"), o.ranks) for kind in KINDS]
+        rows.insert(2, ("all_gather, 1 chunk", found.get(f"{name}, all_gather, 1 chunk"), o.ranks))
         rows.append(("torch", other.get(f"{name}, torch"), o.ranks))
         for kind, times, n in rows:
             if not times:
@@ -463,7 +466,7 @@ def table_speed(o, found, other):
             said = found.get(f"{name}, {kind}, model")
             model = f"{said[0] / times[0]:.2f} {said[1] / times[1]:.2f}" if said else ""
             of_one = f"{sum(one) / n / sum(times):.3f}" if one else ""
-            print(f"{name:10}{kind:16}{times[0] * 1e3:>11.2f}{times[1] * 1e3:>12.2f}{flops / sum(times) / n / 1e12:>15.4g}{of_one:>8}{model:>16}")
+            print(f"{name:10}{kind:20}{times[0] * 1e3:>11.2f}{times[1] * 1e3:>12.2f}{flops / sum(times) / n / 1e12:>15.4g}{of_one:>8}{model:>16}")
     base = next((found.get(f"{n}, one") for n in names), None)
     weak = {k: found[f"weak, {k}"] for k in KINDS if f"weak, {k}" in found}
     if base and weak:
@@ -494,7 +497,9 @@ def main():
         print(f"{o.ranks} GPU: two are needed", file=sys.stderr)
         return 77
     folder, start, problems = pathlib.Path(tempfile.mkdtemp(prefix="cp-")), time.monotonic(), {}
-    fmha.start(config={"devices": [{"backend": "cpu", "threads": 1}] * o.ranks} if o.cpu else {}, timeout=60)
+    # What nobody asked for is not to be measured meanwhile.
+    config = {"tuning": {"automatic": False}} | ({"devices": [{"backend": "cpu", "threads": 1}] * o.ranks} if o.cpu else {})
+    fmha.start(config=config, timeout=60)
     found, wanted = {}, o.only.split(",")
     for part in (p for p in PARTS if p in wanted and not (p == "torch" and o.cpu)):
         began, left = time.monotonic(), o.seconds - (time.monotonic() - start)

@@ -65,6 +65,7 @@ def _run_call(op, problem, call, of_rows: dict, of_keys: dict, rows_last: dict, 
     if call.sums is not None:
         device = _device(of_rows["q"])
         sums = dict(zip(("seqstart_q", "seqlen_q", "seqstart_k", "seqlen_k"), _pieces.sums_on(call.sums, device)))
+        sums = {n: t for n, t in sums.items() if t.numel()}
         return _run.execute({**of_rows, **of_keys, **rows_last, **fixed, **sums}, options)
     p = call.pieces[0]
     packed = problem.packed

@@ -117,8 +117,8 @@ def _is_dense(intervals) -> bool:
 
 
 class Call(NamedTuple):
-    """Pieces that one call computes. sums: None of one piece; of packed ones (seqstart_q, seqlen_q, seqstart_k, seqlen_k) as tuples, and
-    the longest rows and keys."""
+    """Pieces that one call computes. sums: None of one piece; of packed ones (seqstart_q, seqlen_q, seqstart_k, seqlen_k) as tuples,
+    lengths empty where sums say them; and the longest rows and keys."""
 
     pieces: tuple
     sums: tuple | None = None
@@ -154,7 +154,10 @@ def calls(found: tuple, packed: bool, total_q: int, total_k: int) -> tuple:
 def _packed(group, total_q, total_k):
     starts_q, starts_k = [p.q0 for p in group] + [total_q], [p.k0 for p in group] + [total_k]
     lengths_q, lengths_k = [p.q1 - p.q0 for p in group], [p.k1 - p.k0 for p in group]
-    return Call(group, (tuple(starts_q), tuple(lengths_q), tuple(starts_k), tuple(lengths_k)), max(lengths_q), max(lengths_k))
+    most = max(lengths_q), max(lengths_k)
+    lengths_q, lengths_k = (() if all(a + n == b for a, n, b in zip(s, of, s[1:])) else tuple(of)
+                            for s, of in ((starts_q, lengths_q), (starts_k, lengths_k)))
+    return Call(group, (tuple(starts_q), lengths_q, tuple(starts_k), lengths_k), *most)
 
 
 @functools.lru_cache(maxsize=4096)

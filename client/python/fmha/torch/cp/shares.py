@@ -144,6 +144,7 @@ def travel(shares: Shares) -> Travel:
     return Travel(shares._replace(ranks=ranks), going, staying)
 
 
+@functools.lru_cache(maxsize=256)
 def checked(shares: Shares) -> Shares:
     """@shares, whose ranks have each row once."""
     found = sorted(i for intervals in shares.ranks for i in intervals)
