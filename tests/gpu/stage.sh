@@ -31,5 +31,15 @@ if [ -n "${STAGE_PYTHON:-}" ]; then
     python3 -m pip install --quiet --target $to/python --no-deps --only-binary=:all: --implementation cp --python-version "$STAGE_PYTHON" \
         --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 cffi
 fi
+# torch's own tests with fmhad in its slot: TORCH_TESTS names its test/test_transformers.py; what that imports from beside it and
+# expecttest come along.
+if [ -n "${TORCH_TESTS:-}" ]; then
+    mkdir -p $to/upstream
+    cp "$TORCH_TESTS" $to/upstream/test_transformers.py
+    for beside in "$(dirname "$TORCH_TESTS")"/test_cpp_extensions_open_device_registration.py; do
+        [ ! -e "$beside" ] || cp "$beside" $to/upstream/
+    done
+    python3 -m pip install --quiet --target $to/python --no-deps expecttest
+fi
 strip $to/bin/* $to/daemon/front/* $to/libexec/fmhad/* $to/lib/*.so* $to/lib/fmhad/* 2>/dev/null || true
 du -sh $to

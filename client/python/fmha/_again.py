@@ -112,24 +112,23 @@ class Seen:
         run.launch()
         return o, lse
 
-    def backward(self, grad, q, k, v, o, lse):
-        """(dQ, dK, dV). @o, @lse: what forward() made."""
+    def backward(self, grad, q, k, v, o, lse, own=True):
+        """(dQ, dK, dV). @own: @o and @lse are what forward() made; else any, of its extents and types."""
         grad = readable(grad)
-        at = q.data_ptr(), k.data_ptr(), v.data_ptr(), grad.data_ptr()
-        if (at[0] | at[1] | at[2] | at[3]) % ALIGNMENT:
-            q, k, v, grad = (t.clone() for t in (q, k, v, grad))
-            at = q.data_ptr(), k.data_ptr(), v.data_ptr(), grad.data_ptr()
+        at = q.data_ptr(), k.data_ptr(), v.data_ptr(), grad.data_ptr(), o.data_ptr(), lse.data_ptr()
+        if (at[0] | at[1] | at[2] | at[3] | at[4] | at[5]) % ALIGNMENT:
+            q, k, v, grad, o, lse = (t.clone() for t in (q, k, v, grad, o, lse))
+            at = q.data_ptr(), k.data_ptr(), v.data_ptr(), grad.data_ptr(), o.data_ptr(), lse.data_ptr()
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         # Hooks on saved tensors may have given q, k and v other strides.
-        key = self, q.stride(), k.stride(), v.stride(), grad.stride()
+        key = self, q.stride(), k.stride(), v.stride(), grad.stride(), *(() if own else (o.stride(), lse.stride()))
         run = _kept.gradients.get(key)
         if run is None:
             arrays = {"q": q, "k": k, "v": v, "do": grad, "o": o, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
-            run = _run.find(arrays, self.gradient_options, n_said=4)[0]
+            run = _run.find(arrays, self.gradient_options, n_said=4 if own else 6)[0]
             _keep(_kept.gradients, key, run)
         tensors = run.tensors
-        tensors[Q], tensors[K], tensors[V], tensors[DO] = at
-        tensors[O], tensors[LSE] = o.data_ptr(), lse.data_ptr()
+        tensors[Q], tensors[K], tensors[V], tensors[DO], tensors[O], tensors[LSE] = at
         tensors[DQ], tensors[DK], tensors[DV] = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
         run.launch()
         return dq, dk, dv

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What a call costs the host, and end to end: fmha beside torch's own attention, in one process, on a GPU.
 
-    FMHAD_SOCKET=... python3 client/python/tests/gpu_speed.py
+    FMHAD_SOCKET=... python3 client/python/tests/gpu_speed.py [--host]      # --host: what a call costs the host, alone
 """
 import statistics
 import subprocess
@@ -15,17 +15,32 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
+HAS_SLOT = hasattr(torch.nn.attention, "activate_flash_attention_impl")
+
+
+def through_slot(function):
+    """@function with fmhad in torch's slot: where host_us() takes turns, each turn enters it before its calls."""
+    def enter():
+        torch.nn.attention.activate_flash_attention_impl("fmha")
+        return function
+
+    return enter, torch.nn.attention.restore_flash_attention_impl
+
 
 def host_us(calls, rounds=15, n=300):
     """Median microseconds of each callable until it returns, in turn."""
     found = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
+            call, leave = (call[0](), call[1]) if isinstance(call, tuple) else (call, None)
+            call()
             torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(n):
                 call()
             found[name].append((time.perf_counter() - start) / n * 1e6)
+            if leave is not None:
+                leave()
     return {name: statistics.median(times) for name, times in found.items()}
 
 
@@ -73,6 +88,7 @@ def host_costs():
                 "fmha.attention": lambda: fmha.attention(*rows),
                 "fmha.torch sdpa": lambda: fmha.torch.scaled_dot_product_attention(q, k, v),
                 "torch's sdpa, flash": lambda: sdpa(q, k, v),
+                **({"torch's sdpa, fmha in the slot": through_slot(lambda: sdpa(q, k, v))} if HAS_SLOT else {}),
                 "torch.ops.fmha.attention": lambda: torch.ops.fmha.attention(q, k, v, *none, "bhsd", 0, -1, -1, None, 0.0, 0.0, 0, 0, False),
                 "compiled (aot_eager), fmha": lambda: compiled["fmha"](q, k, v),
                 "compiled (aot_eager), torch": lambda: compiled["torch"](q, k, v),
@@ -82,6 +98,17 @@ def host_costs():
         costs |= host_us({
             "with gradients, fmha.torch sdpa": lambda: fmha.torch.scaled_dot_product_attention(*leaves),
             "with gradients, torch's sdpa, flash": lambda: sdpa(*leaves),
+            **({"with gradients, torch's sdpa, fmha in the slot": through_slot(lambda: sdpa(*leaves))} if HAS_SLOT else {}),
+        })
+        grad = torch.randn_like(q)
+
+        def both(function):
+            return lambda: torch.autograd.grad(function(*leaves), leaves, grad)
+
+        costs |= host_us({
+            "forward and backward, fmha.torch sdpa": both(fmha.torch.scaled_dot_product_attention),
+            "forward and backward, torch's sdpa, flash": both(sdpa),
+            **({"forward and backward, torch's sdpa, fmha in the slot": through_slot(both(sdpa))} if HAS_SLOT else {}),
         })
     for name, us in costs.items():
         print(f"| {name} | {us:.1f} |")
@@ -114,6 +141,8 @@ def main():
     print(f"import fmha beyond numpy: {import_ms():.1f} ms")
     print("\n| host | us |\n|--|--:|")
     host_costs()
+    if "--host" in sys.argv[1:]:
+        return
     print("\n| batch, heads, length, hdim | | fmha ms (host) | torch flash ms (host) | torch / fmha |\n|--|--|--:|--:|--:|")
     times()
 

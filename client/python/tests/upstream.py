@@ -294,9 +294,8 @@ def work(options):
 class Worker:
     """A child that runs one case after the other; a new one follows one that was lost."""
 
-    def __init__(self, options):
-        self.command = [sys.executable, str(HERE), options.file, "--worker", "--device", options.device,
-                        "--max-gflop", str(options.max_gflop)]
+    def __init__(self, command):
+        self.command = command
         self.child = None
 
     def _answer(self, seconds):
@@ -378,8 +377,8 @@ class Results:
                 print(f"failed: --repeat {case}\n  {words}\n  {said}")
 
 
-def run_all(options, cases, results):
-    """@options.jobs workers at a time, until as many have run as are wanted, or the time is over."""
+def run_all(options, command, cases, results):
+    """@options.jobs workers, each @command, at a time, until as many have run as are wanted, or the time is over."""
     until = time.monotonic() + options.seconds
     waiting = queue.Queue(maxsize=1)  # drawn as they are needed: how many are skipped is not known before
 
@@ -387,7 +386,7 @@ def run_all(options, cases, results):
         return results.n_run() >= options.cases or time.monotonic() > until
 
     def serve():
-        worker = Worker(options)
+        worker = Worker(command)
         while (case := waiting.get()) is not None:
             if not enough():
                 start = time.monotonic()
@@ -460,7 +459,8 @@ def main():
         cases = draw(tests, random.Random(options.seed), options.kernels, per_kernel, options.max_keys)
     results = Results(tests, options.cases)
     start = time.monotonic()
-    run_all(options, cases, results)
+    command = [sys.executable, str(HERE), options.file, "--worker", "--device", options.device, "--max-gflop", str(options.max_gflop)]
+    run_all(options, command, cases, results)
     results.table()
     print(f"seed {options.seed}, on {options.device}, {time.monotonic() - start:.0f} s")
     return 1 if results.n_run() == 0 or any(c["failed"] for c in results.counts.values()) else 0

@@ -449,3 +449,8 @@ def enable_transformers(name: str = "fmhad") -> None:
     from .. import _transformers
 
     _transformers.register(name)
+
+
+from .. import _slot  # noqa: E402: it needs what is above
+
+_slot.register()
