@@ -31,7 +31,7 @@ def told(outputs):
 SCENARIOS = {
     "plain": dict(enable_prefix_caching=False),
     # Long prompts in parts of 64 tokens, a prefix that three of them share, asked twice; blocks for two of the sequences at a time.
-    "crowded": dict(enable_prefix_caching=True, enable_chunked_prefill=True, max_num_batched_tokens=64, num_gpu_blocks_override=14, block_size=16),
+    "crowded": dict(enable_prefix_caching=True, enable_chunked_prefill=True, max_num_batched_tokens=64, num_gpu_blocks_override=8, block_size=32),
     "compiled": dict(enable_prefix_caching=False, enforce_eager=False),
 }
 

@@ -98,7 +98,7 @@ def main():
     with tempfile.TemporaryDirectory() as models:
         plugin = Plugin(_models(models))
         code = pytest.main([str(folder / "tests/v1/attention/test_attention_backends.py"), "--noconftest", "-q", "-rs", "-p", "no:cacheprovider",
-                            "-k", chosen, "-W", "ignore", *arguments], plugins=[plugin])
+                            "-k", chosen, "-W", "ignore", "--show-capture=no", "--tb=short", *arguments], plugins=[plugin])
     print(f"{plugin.done} cases by fmhad")
     return code or (0 if plugin.done else 1)
 

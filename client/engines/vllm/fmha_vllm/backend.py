@@ -75,16 +75,17 @@ class Gathered:
 
 @dataclasses.dataclass
 class FmhaMetadata:
-    n_tokens: int  # without padding
-    longest_query: int
-    longest_sequence: int
-    starts: torch.Tensor  # int32 [requests + 1], of queries
-    lengths: torch.Tensor  # int32 [requests], of keys
-    table: torch.Tensor  # int32 [requests, columns]
-    slots: torch.Tensor
+    """Names are those that vLLM's other backends have: the engine reads some of them."""
+
+    num_actual_tokens: int  # without padding
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc: torch.Tensor  # int32 [requests + 1], of queries
+    seq_lens: torch.Tensor  # int32 [requests], of keys
+    block_table: torch.Tensor  # int32 [requests, columns]
+    slot_mapping: torch.Tensor
     causal: bool
-    gathered: Gathered | None
-    block_size: int
+    gathered: Gathered | None = None
 
 
 def _rounded(n: int, most: int) -> int:
@@ -99,26 +100,23 @@ class FmhaMetadataBuilder(AttentionMetadataBuilder):
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self.block_size = kv_cache_spec.block_size
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False) -> FmhaMetadata:
         common = common_attn_metadata
         if isinstance(common.causal, torch.Tensor):
             raise fmha.NotSupportedError("ENOTSUP", "a causal flag for each request is not known here", "mask")
-        table = common.block_table_tensor
-        metadata = FmhaMetadata(
-            n_tokens=common.num_actual_tokens, longest_query=common.max_query_len, longest_sequence=common.max_seq_len,
-            starts=common.query_start_loc, lengths=common.seq_lens, table=table, slots=common.slot_mapping, causal=bool(common.causal),
-            gathered=None, block_size=self.block_size)
-        return metadata
+        return FmhaMetadata(
+            num_actual_tokens=common.num_actual_tokens, max_query_len=common.max_query_len, max_seq_len=common.max_seq_len,
+            query_start_loc=common.query_start_loc, seq_lens=common.seq_lens, block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping, causal=bool(common.causal))
 
     def update_block_table(self, metadata, blk_table, slot_mapping):
-        return dataclasses.replace(metadata, table=blk_table, slots=slot_mapping, gathered=None)
+        return dataclasses.replace(metadata, block_table=blk_table, slot_mapping=slot_mapping, gathered=None)
 
 
 def _gathered(metadata: FmhaMetadata, block_size: int) -> Gathered:
     """@block_size: the cache's own, which may be a part of vLLM's."""
-    table, lengths = metadata.table, metadata.lengths
+    table, lengths = metadata.block_table, metadata.seq_lens
     used = torch.arange(table.shape[1])[None, :] * block_size < lengths[:, None]
     blocks, places = torch.unique(table[used].long(), return_inverse=True)
     found = torch.zeros_like(table, dtype=torch.int32)
@@ -190,10 +188,10 @@ class FmhaImpl(AttentionImpl):
             return output.fill_(0)
         if self.attn_type in _ENCODERS:
             return self._encode(query, key, value, attn_metadata, output)
-        metadata, n = attn_metadata, attn_metadata.n_tokens
+        metadata, n = attn_metadata, attn_metadata.num_actual_tokens
         block = kv_cache.shape[2]
         if query.is_cuda:
-            tensors = {"q": query, "block_table": metadata.table}
+            tensors = {"q": query, "block_table": metadata.block_table}
             place = kv_cache
             o = output
         else:
@@ -206,21 +204,22 @@ class FmhaImpl(AttentionImpl):
             o = output[:n]
         pages = place.transpose(1, 2)  # [blocks, tokens, kv heads, 2 * head size]
         tensors["k"], tensors["v"] = pages[..., : self.head_size], pages[..., self.head_size :]
-        tensors["seqstart_q"], tensors["seqlen_k"] = metadata.starts, metadata.lengths
+        tensors["seqstart_q"], tensors["seqlen_k"] = metadata.query_start_loc, metadata.seq_lens
         tensors |= self._on(query.device)
         tensors["o"] = o.view(-1, self.num_heads, self.head_size)
-        most = metadata.table.shape[1] * block
-        options = self._words(metadata.causal, _rounded(metadata.longest_query, query.shape[0]), _rounded(metadata.longest_sequence, most))
+        most = metadata.block_table.shape[1] * block
+        options = self._words(metadata.causal, _rounded(metadata.max_query_len, query.shape[0]), _rounded(metadata.max_seq_len, most))
         _run.execute(tensors, options)
         calls["cache"] += 1
         return output
 
     def _encode(self, query, key, value, metadata, output):
         """Sequences that see all of themselves, without a cache."""
-        n = metadata.n_tokens
-        tensors = {"q": query[:n], "k": key[:n], "v": value[:n], "seqstart_q": metadata.starts, "seqstart_k": metadata.starts,
+        n = metadata.num_actual_tokens
+        starts = metadata.query_start_loc
+        tensors = {"q": query[:n], "k": key[:n], "v": value[:n], "seqstart_q": starts, "seqstart_k": starts,
                    **self._on(query.device), "o": output[:n].view(-1, self.num_heads, self.head_size)}
-        longest = _rounded(metadata.longest_query, n)
+        longest = _rounded(metadata.max_query_len, n)
         _run.execute(tensors, self._words(False, longest, longest))
         calls["encoder"] += 1
         return output
