@@ -2,6 +2,8 @@
 """fmhad as an attention implementation of transformers."""
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from . import _masks
@@ -16,15 +18,50 @@ def register(name: str) -> None:
     _masks.forget_what_differs()
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, _masks.mask)
+    if "flash" in name:
+        _teach(name)
+
+
+_flash_names: set = set()
+
+
+def _teach(name: str) -> None:
+    """Names with "flash" in them, which continuous batching asks for, transformers also looks up among its own packages."""
+    from transformers import modeling_flash_attention_utils as utils
+
+    own = getattr(utils, "_lazy_imports", None)
+    if own is None:
+        raise not_supported(f"{name}: this transformers has no place for other names with 'flash' in them: take attn_implementation='fmhad'")
+    if not _flash_names:
+        utils._lazy_imports = _lazy_imports(own)
+    _flash_names.add(name)
+
+
+def _lazy_imports(own):
+    n_wanted = len(getattr(own.__annotations__.get("return"), "__args__", ())) or 4
+
+    @functools.wraps(own)
+    def find(implementation, *args, **words):
+        if implementation not in _flash_names:
+            return own(implementation, *args, **words)
+        from . import flash_attn as fa
+
+        with_cache = (fa.flash_attn_with_kvcache,) if n_wanted == 5 else ()
+        return fa.flash_attn_func, fa.flash_attn_varlen_func, *with_cache, fa.pad_input, fa.unpad_input
+
+    return find
 
 
 # What a model may ask of an attention besides a mask and that is not done here: left out, it would be wrong.
-_REFUSED = {"cache": "continuous batching's paged cache", "indices": "sparse attention by indices",
+_REFUSED = {"block_table": "a cache by a table of pages", "indices": "sparse attention by indices",
             "block_indices": "sparse attention by blocks", "sinks": "sinks of this form", "head_mask": "a mask of heads",
             "layer_head_mask": "a mask of heads"}
 
 
-def _refuse(module, options):
+def _refuse(module, options, is_packed):
+    if options.get("cache") is not None and not is_packed:
+        raise not_supported(f"{type(module).__name__} asks for continuous batching's paged cache (cache): load the model with "
+                            "attn_implementation='flash_fmhad'")
     for name, what in _REFUSED.items():
         if options.get(name) is not None:
             raise not_supported(f"{type(module).__name__} asks for {what} ({name}): load the model with attn_implementation='eager' or 'sdpa'")
@@ -36,7 +73,7 @@ def attention(module, query, key, value, attention_mask, scaling=None, dropout=0
               is_causal=None, s_aux=None, position_bias=None, cu_seq_lens_q=None, cu_seq_lens_k=None, max_length_q=None,
               max_length_k=None, **options):
     """query [batch, heads, rows, hdim], key, value [batch, kv heads, keys, hdim] -> ([batch, rows, heads, hdim], None)."""
-    _refuse(module, options)
+    _refuse(module, options, cu_seq_lens_q is not None and attention_mask is None)
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
     said = dict(scale=scaling, softcap=softcap or 0.0, dropout_p=dropout, sink=s_aux.float() if s_aux is not None else None)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)

@@ -209,6 +209,8 @@ def test_varlen(window):
 
 
 def test_pages_and_lengths_in_use():
+    if "block_table" not in str(torch.ops.aten._flash_attention_forward.default._schema):
+        pytest.skip("this torch's operator takes no block_table")
     q, _, _, _ = _packed()
     cu = torch.tensor([0, 7, 30], dtype=torch.int32)
     pages_k, pages_v = torch.randn(2, 6, 16, 2, 16)

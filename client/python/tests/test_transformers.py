@@ -76,6 +76,39 @@ def test_generation(name, cache):
     torch.testing.assert_close(torch.stack(a.logits), torch.stack(b.logits), atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gptoss"])
+def test_continuous_batching(name, monkeypatch):
+    """Requests of different lengths in one batch, over a paged cache; sliding windows have their own pages."""
+    mine, eager = models(name)
+    if not hasattr(mine, "generate_batch"):
+        pytest.skip("this transformers has no continuous batching")
+    mine.set_attn_implementation("flash_fmhad")
+    generator = torch.Generator().manual_seed(7)
+    prompts = [torch.randint(1, 64, (n,), generator=generator).tolist() for n in (5, 21, 9, 30)]
+    words = transformers.GenerationConfig(max_new_tokens=10, do_sample=False, eos_token_id=None, pad_token_id=0)
+    asked, own = [], fmha.torch.attention
+    monkeypatch.setattr(fmha.torch, "attention", lambda *a, **w: asked.append(w) or own(*a, **w))
+    found = mine.generate_batch(inputs=prompts, generation_config=words, progress_bar=False)
+    assert len(asked) >= 2 * 10 and all(w.get("cu_seqlens_q") is not None for w in asked)
+    for prompt, output in zip(prompts, found.values(), strict=True):
+        assert not output.error, output.error
+        tokens = torch.tensor([prompt], device=DEVICE)
+        want = eager.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=words)
+        assert output.generated_tokens == want[0, len(prompt) :].tolist()
+
+
+def test_the_name_with_flash_serves_ordinary_generation_too():
+    mine, eager = models("gemma2")
+    mine.set_attn_implementation("flash_fmhad")
+    tokens = torch.randint(1, 64, (2, 11), generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    seen = torch.ones_like(tokens)
+    seen[0, :3] = 0
+    for cache in ("dynamic", "static"):
+        a, b = (m.generate(tokens, attention_mask=seen, max_new_tokens=12, do_sample=False, cache_implementation=cache, disable_compile=True)
+                for m in (mine, eager))
+        assert torch.equal(a, b)
+
+
 # ---- all architectures: architectures.py ----
 
 # One of each kind of mask, cache and layer. The others with FMHA_TEST_ALL=1: minutes.
@@ -152,11 +185,21 @@ def test_the_judge_sees_a_wrong_mask(task, name, what, monkeypatch):
 # ---- masks alone ----
 
 LATER = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2]])
+
+
+def packed(function, positions, segments):
+    """What transformers makes of @function for packed sequences: one function of its own before 5.24, two since."""
+    if hasattr(masking_utils, "packed_sequence_compatibility_function"):
+        return masking_utils.packed_sequence_compatibility_function(function, positions, segments)
+    remapped = masking_utils.remap_positions_for_packed_sequence(function, positions)
+    return masking_utils.and_masks(remapped, masking_utils.packed_sequence_mask_function(segments))
+
+
 FUNCTIONS = {
     "causal": masking_utils.causal_mask_function, "all": masking_utils.bidirectional_mask_function,
     "window": masking_utils.sliding_window_causal_mask_function(4),
     "both sides": masking_utils.sliding_window_bidirectional_mask_function(2),
-    "packed": masking_utils.packed_sequence_compatibility_function(
+    "packed": packed(
         masking_utils.sliding_window_causal_mask_function(3), torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0, 1]]).expand(2, -1), LATER.expand(2, -1)),
     "chunks": masking_utils.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64)),
     "either": masking_utils.or_masks(masking_utils.causal_mask_function, lambda b, h, q, k: (q < 4) & (k < 4)),

@@ -445,10 +445,13 @@ def replace_sdpa():
 
 def enable_transformers(name: str = "fmhad") -> None:
     """Registers with transformers, so that attn_implementation=@name takes fmhad: causal and sliding windows, soft caps, sinks,
-    padded and packed batches, static and dynamic caches."""
+    padded and packed batches, static and dynamic caches. Continuous batching takes names with "flash" in them alone: that is
+    "flash_fmhad"."""
     from .. import _transformers
 
     _transformers.register(name)
+    if name == "fmhad":
+        _transformers.register("flash_fmhad")
 
 
 from .. import _slot  # noqa: E402: it needs what is above
