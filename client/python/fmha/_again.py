@@ -206,7 +206,8 @@ def attend(words, q, k, v):
 
     @words: hashable, the layout and all else that the caller was given besides q, k and v.
     """
-    if is_compiling() or not _PLAIN((type(q), type(k), type(v))) or not q.is_cuda or _is_transforming() or _tensors.is_tracing():
+    if (is_compiling() or not _PLAIN((type(q), type(k), type(v))) or not q.is_cuda or _is_transforming() or _tensors.is_tracing()
+            or _tensors.n_modes()):
         return None
     try:
         seen = _kept.seen.get(_key(words, q, k, v)) or _grown(words, q, k, v)

@@ -11,6 +11,7 @@ PLAIN = frozenset((Tensor, torch.nn.Parameter))
 DEVICES = frozenset(("cpu", "cuda"))
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 is_tracing = torch._C._is_tracing
+n_modes = torch._C._len_torch_dispatch_stack  # of what looks at each operator: selective checkpointing, FLOP counters
 
 
 def _refuse(tensor, name: str) -> None:
@@ -56,8 +57,9 @@ def checked_inputs(names: tuple, q, k, v, *others) -> list:
 
 
 def by_operator(*tensors) -> bool:
-    """Whether a graph is recorded, or a tensor has no memory, or a class of its own: torch's dispatcher has to see the call."""
-    if torch.compiler.is_compiling() or is_tracing():
+    """Whether a graph is recorded, or a mode looks on, or a tensor has no memory, or a class of its own: torch's dispatcher has to see
+    the call."""
+    if torch.compiler.is_compiling() or is_tracing() or n_modes():
         return True
     return any(t is not None and (type(t) not in PLAIN or t.device.type == "meta") for t in tensors)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """fmhad as an attention backend of vLLM, which finds this by itself once it is installed.
 
-    vllm serve MODEL --attention-backend FMHA               # on a GPU
+    vllm serve MODEL --attention-backend FMHA               # on a GPU; vLLM 0.31 has no place for new names: CUSTOM there
     FMHA_VLLM_CPU=1 vllm serve MODEL                        # on a CPU, where vLLM knows one backend only: its name is taken
 
 vLLM's interfaces move with every minor version: those of SUPPORTED are known, with another one the backend says so when it is
@@ -19,12 +19,19 @@ def is_supported(version: str) -> bool:
     return ".".join(version.split("+")[0].split(".")[:2]) in SUPPORTED
 
 
+def name() -> str:
+    """What this vLLM can call it."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return NAME if hasattr(AttentionBackendEnum, "register") else "CUSTOM"
+
+
 def register() -> None:
     """What vLLM calls in each of its processes, maybe more than once."""
     import vllm
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     path = "fmha_vllm.backend.FmhaBackend" if is_supported(vllm.__version__) else "fmha_vllm.unsupported.FmhaBackend"
-    register_backend(AttentionBackendEnum[NAME] if NAME in AttentionBackendEnum.__members__ else NAME, path)
+    register_backend(AttentionBackendEnum[name()] if name() in AttentionBackendEnum.__members__ else name(), path)
     if os.environ.get("FMHA_VLLM_CPU", "") not in ("", "0"):
         register_backend(AttentionBackendEnum.CPU_ATTN, path)

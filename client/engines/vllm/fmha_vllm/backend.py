@@ -17,6 +17,8 @@ from vllm.v1.attention.backend import (
     AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder, AttentionType, MultipleOf,
 )
 
+from . import name
+
 calls = collections.Counter()  # what fmhad was asked, by kind: "cache", "encoder"
 MAX_HEAD_SIZE = 256
 _ENCODERS = (AttentionType.ENCODER_ONLY, AttentionType.ENCODER)
@@ -30,7 +32,7 @@ class FmhaBackend(AttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        return "FMHA"
+        return name()
 
     @staticmethod
     def get_impl_cls():

@@ -279,6 +279,10 @@ def _apply(q, k, v, extras, call: Call, want_lse=False, words=None) -> tuple[Ten
     if call.dropout_p > 0:
         state = _state(q)
     if _tensors.by_operator(q, k, v, *extras):
+        if type(q) not in _tensors.PLAIN and type(q).__name__ == "DTensor":
+            from .. import _sharding  # torch.distributed.tensor is there then
+
+            _sharding.register()
         return torch.ops.fmha.attention(q, k, v, *extras, state, *call)
     if words is not None and state is None and q.is_cuda:
         o = _again.attend_first(words, q, k, v, _options("forward", call), _options("backward", call))
