@@ -391,7 +391,7 @@ def activate() -> _Handle:
             if (name, key) not in _own:
                 _own[name, key] = _kernel(name, key)
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "[^$]*Overriding a previously registered kernel")
+                warnings.filterwarnings("ignore", r"(?s).*Overriding a previously registered kernel")
                 library.impl(name, function, key)
         libraries.append(library)
     return _Handle(libraries)

@@ -76,7 +76,7 @@ def test_generation(name, cache):
     torch.testing.assert_close(torch.stack(a.logits), torch.stack(b.logits), atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gptoss"])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])  # gpt_oss lists the names with "flash" that it takes
 def test_continuous_batching(name, monkeypatch):
     """Requests of different lengths in one batch, over a paged cache; sliding windows have their own pages."""
     mine, eager = models(name)
