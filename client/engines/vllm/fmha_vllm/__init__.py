@@ -2,7 +2,7 @@
 """fmhad as an attention backend of vLLM, which finds this by itself once it is installed.
 
     vllm serve MODEL --attention-backend FMHA               # on a GPU; vLLM 0.31 has no place for new names: CUSTOM there
-    FMHA_VLLM_CPU=1 vllm serve MODEL                        # on a CPU, where vLLM knows one backend only: its name is taken
+    FMHA_VLLM_CPU=1 python -m vllm.entrypoints.openai.api_server --model MODEL      # on a CPU, where vLLM knows one name only: that is taken
 
 vLLM's interfaces move with every minor version: those of SUPPORTED are known, with another one the backend says so when it is
 chosen, and everything else of vLLM goes on.
