@@ -536,7 +536,7 @@ template <class C> struct BackwardWgmmaBlock {
 
 					x[i] = Element::pack2(pair[0] * factor, pair[1] * factor);
 				}
-				turn_words(x);
+				turn_words(x, lane_id());
 				if (row < at.seq.n_k && dim < hdim)
 					*(chunk16 *)(to + dim) = chunk16{{x[0], x[1], x[2], x[3]}};
 			}
