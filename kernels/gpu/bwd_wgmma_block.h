@@ -120,18 +120,52 @@ template <class C> struct BackwardWgmmaBlock {
 
 	/* ---- where the block is ---- */
 
+	/*
+	 * Heads whose blocks come before all others. Of Q, dO and dq_acc a head of those that share keys is wanted at a time. What
+	 * is left behind full sections would begin with long blocks last: sections are alike, and only one where the cache
+	 * nearly has room.
+	 */
+	METHOD i32 heads_of_section(i32 n_heads) const
+	{
+		i32 fit = heads_at_once(at.a.sequences.seqlen_q_max, 6 * C::HDIM_Q + 2 * C::HDIM_V, n_heads);
+
+		return 5 * n_heads <= 8 * fit ? n_heads : ceil_div(n_heads, ceil_div(n_heads, fit));
+	}
+
+	/*
+	 * Longest first, units that had long blocks get the shorter ones of the second round, and all are equally far; the
+	 * third, where it is the last, leaves them as far apart as its blocks are. So the second round has every other
+	 * block first, and the sums of two differ by as much as what comes to them.
+	 */
+	METHOD static i32 balanced(i32 number, i32 n_blocks)
+	{
+		i32 n_units = units(), rounds = n_blocks / n_units, place = number - n_units, half = ceil_div(n_units, 2);
+
+		if (rounds < 2 || rounds % 2 || 2 * (n_blocks % n_units) < n_units || place < 0 || place >= n_units)
+			return number;
+		return n_units + (place < half ? 2 * place : 2 * (place - half) + 1);
+	}
+	METHOD static i32 units()
+	{
+		i32 n;
+
+		asm("mov.u32 %0, %%nsmid;" : "=r"(n));
+		return n;
+	}
+
 	/* number: the block's. */
 	METHOD bool locate(i32 number)
 	{
 		const abi_bwd_args &a = at.a;
-		i32 n_x = ceil_div(a.sequences.seqlen_k_max, C::TILE_N);
+		i32 n_x = ceil_div(a.sequences.seqlen_k_max, C::TILE_N), n_y = a.nhead_k * a.sequences.batch;
+		i32 heads = C::MASK ? heads_of_section(n_y) : n_y;
+
+		if (C::MASK && heads == n_y && !a.deterministic) /* there blocks wait for those before them */
+			number = balanced(number, n_x * n_y);
 		i32 y = number / n_x, x = number - y * n_x;
 
-		if (C::MASK) /* of Q, dO and dq_acc, a head of those that share keys at a time */
-			longest_first(n_x, a.nhead_k * a.sequences.batch,
-				      heads_at_once(a.sequences.seqlen_q_max, 6 * C::HDIM_Q + 2 * C::HDIM_V,
-						    a.nhead_k * a.sequences.batch),
-				      &x, &y);
+		if (C::MASK)
+			longest_first(n_x, n_y, heads, &x, &y);
 		i32 batch = y / a.nhead_k;
 
 		head_k = y - batch * a.nhead_k;
@@ -536,7 +570,7 @@ template <class C> struct BackwardWgmmaBlock {
 
 					x[i] = Element::pack2(pair[0] * factor, pair[1] * factor);
 				}
-				turn_words(x);
+				turn_words(x, lane_id());
 				if (row < at.seq.n_k && dim < hdim)
 					*(chunk16 *)(to + dim) = chunk16{{x[0], x[1], x[2], x[3]}};
 			}

@@ -19,6 +19,7 @@
 
 #include "fwd_output.h"
 #include "fwd_scores.h"
+#include "fwd_wgmma_cap.h"
 #include "packed_pieces.h"
 #include "wgmma_values.h"
 
@@ -53,8 +54,13 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	typedef WgmmaValues<Core, Element, TN, TD> Values;
 	typedef typename Values::Weights Weights;
 	typedef ForwardScores<C, 1, TN> Steps;
+	typedef CappedSoftmax<Core, TN, typename Values::Unit> Capped;
 	static const int SHIFT = Values::Unit::SHIFT;
-		static const bool HAS_BIAS = C::BIAS == BIAS_MATRIX;
+	static const bool HAS_BIAS = C::BIAS == BIAS_MATRIX;
+	/* Scores that are nothing but capped become weights at once; with more in them, step by step. */
+	static const bool CAPPED = C::SOFTCAP && C::BIAS == BIAS_NONE;
+	/* Where products take longer than special functions, a polynomial beside them gains nothing. */
+	static const bool HAS_NEAR = C::HDIM_V <= 128;
 	typedef Softmax<Core, 1, true, HAS_BIAS, typename Values::Unit> Rule;
 	static const int ELEMENT = sizeof(typename Element::Storage), BOX = SLAB_WIDTH / ELEMENT;
 	static const int GROUP_THREADS = 128, GROUPS = C::WAVES_M / 4, STAGES = LDS_WGMMA_STAGES;
@@ -76,7 +82,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static const int BARRIERS_AT = BIAS_AT + STAGES * BIAS_BYTES, LDS = BARRIERS_AT + LDS_WGMMA_BARRIERS;
 	static_assert(LDS == lds_wgmma(wgmma_cut(), C::LDS_BYTES), "the host asks lds.h, too");
 	static const int N_BARRIERS = 4 * STAGES + 2 * Q_STAGES + (Values::WIDENED || HAS_BIAS ? 2 * STAGES : 0);
-	static_assert(N_BARRIERS * 8 <= LDS_WGMMA_BARRIERS, "room for them");
+	static const int NUMBERS_AT = BARRIERS_AT + N_BARRIERS * 8; /* of capped scores */
+	static_assert(N_BARRIERS * 8 + (CAPPED ? Capped::BYTES : 0) <= LDS_WGMMA_BARRIERS, "room for them");
 	static_assert(!Values::WIDENED || !HAS_BIAS, "one of the two has barriers");
 
 	/* Registers of a thread. All warpgroups together have those that the block was launched with, as many for each,
@@ -105,6 +112,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	float o_scale; /* of the values, and of the weights' unit */
 	RegTile<Core, 1, TD> o;
 	SoftmaxRows<Core, 1> rows;
+	Capped capped;
 	typename Block::Keys keys; /* for Steps, which asks it for pages and nothing else */
 
 	METHOD ForwardWgmma(const abi_fwd_args &args) : Block(args) {}
@@ -440,6 +448,14 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		wgmma_commit();
 	}
 
+	/* Where registers are few: what follows from it is not found ahead of the loop, and kept. */
+	METHOD static i32 lane_anew()
+	{
+		i32 lane = lane_id();
+
+		return CAPPED ? (i32)shuffle_word((u32)lane, lane) : lane;
+	}
+
 	/* V's rows that no row of the block sees, see fwd_block.h: where the copy brought them they become zero.
 	 * Every warpgroup does so for itself. */
 	METHOD void clear_unseen(i32 stage, i32 column, const Reach<C> &reach) const
@@ -448,7 +464,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 		if (Values::WIDENED || (begin <= 0 && end >= C::TILE_N))
 			return;
-		i32 thread = thread_id() % GROUP_THREADS;
+		i32 thread = CAPPED ? wave_m % 4 * FMHA_WAVE + lane_anew() : thread_id() % GROUP_THREADS;
 		const int CHUNKS = V_SLABS * 8; /* a thread keeps to one chunk of 16 bytes */
 
 		for (i32 r = thread / CHUNKS; r < C::TILE_N; r += GROUP_THREADS / CHUNKS)
@@ -459,9 +475,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		named_sync(OWN_BARRIER + warpgroup(), GROUP_THREADS);
 	}
 
-	/* Scores that must not count become -inf. Columns, as constants, are compared with what the lane's place leaves
+	/* Scores that must not count become @hidden. Columns, as constants, are compared with what the lane's place leaves
 	 * of an edge. */
-	METHOD void mask_end(Scores &s, i32 column) const
+	METHOD void mask_end(Scores &s, i32 column, float hidden) const
 	{
 		UNROLL
 		for (int r = 0; r < Core::STATS; r++) {
@@ -472,10 +488,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				UNROLL
 				for (int e = 0; e < Core::E; e++)
 					if (Core::stat(e) == r && place(n, e) > last)
-						s.t[0][n].x[e] = minus_infinity();
+						s.t[0][n].x[e] = hidden;
 		}
 	}
-	METHOD void mask_begin(Scores &s, i32 column) const
+	METHOD void mask_begin(Scores &s, i32 column, float hidden) const
 	{
 		i32 from = column + Core::column(0), sinks = band.sinks - from;
 
@@ -488,8 +504,18 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				UNROLL
 				for (int e = 0; e < Core::E; e++)
 					if (Core::stat(e) == r && place(n, e) < first && place(n, e) >= sinks)
-						s.t[0][n].x[e] = minus_infinity();
+						s.t[0][n].x[e] = hidden;
 		}
+	}
+	METHOD bool mask(Scores &s, i32 column, const Reach<C> &mine, float hidden) const
+	{
+		bool cuts_end = column + C::TILE_N > mine.end, cuts_begin = C::MASK && column < mine.begin;
+
+		if (cuts_end)
+			mask_end(s, column, hidden);
+		if (cuts_begin)
+			mask_begin(s, column, hidden);
+		return cuts_end || cuts_begin;
 	}
 	/* Of an element, from the lane's first column on. */
 	METHOD static constexpr int place(int n, int e) { return n * 16 + e % 2 + e / 4 * 8; }
@@ -510,13 +536,15 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		logit = folds ? 1.0f / modifiers.scale : 1.0f;
 		if (C::BIAS == BIAS_ALIBI)
 			slope = load_memory(modifiers.slopes + head) * logit;
+		if (CAPPED)
+			capped.init();
 	}
 
 	/* Raw products become scores, but for what all of a row have in common, see left_out(). */
 	METHOD void modify(Scores &s, i32 column, i32 bias_stage) const
 	{
 		if (C::SOFTCAP)
-			cap(s);
+			Capped::cap(s, modifiers.scale, modifiers.soft_cap);
 		else if (!HAS_BIAS && !(modifiers.scale > 0))
 			UNROLL
 			for (int n = 0; n < TN; n++)
@@ -527,34 +555,6 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			add_distances(s, column);
 		if (HAS_BIAS)
 			add_bias(s, bias_stage);
-	}
-
-	/* cap * tanh(x / cap) = cap - 2 cap / (1 + exp(2 x / cap)), of which the first cap is left out. Four share a
-	 * reciprocal: special functions are what there is least of. A NaN is kept out of the other three. */
-	METHOD void cap(Scores &s) const
-	{
-		const float x_scale = 2 * FMHA_LOG2_E * modifiers.scale * reciprocal(modifiers.soft_cap);
-		const float MOST = 24; /* beyond tanh is 1 in float32, and a product of four still finite */
-
-		UNROLL
-		for (int n = 0; n < TN; n++)
-			UNROLL
-			for (int e = 0; e < Core::E; e += 4) {
-				float *x = s.t[0][n].x + e, y[4];
-
-				UNROLL
-				for (int i = 0; i < 4; i++)
-					y[i] = 1.0f + exp2_fast(fminf(x[i] * x_scale, MOST));
-				float low = y[0] * y[1], high = y[2] * y[3];
-				float all = reciprocal(low * high) * (-2 * modifiers.soft_cap);
-
-				high *= all; /* now for the low ones, and the other way round */
-				low *= all;
-				x[0] = x[0] * 0.0f + y[1] * high;
-				x[1] = x[1] * 0.0f + y[0] * high;
-				x[2] = x[2] * 0.0f + y[3] * low;
-				x[3] = x[3] * 0.0f + y[2] * low;
-			}
 	}
 
 	/* ALiBi. The part that grows with the row's number in the warpgroup is left out: left of the diagonal, or
@@ -620,9 +620,44 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	METHOD Steps steps() const { return Steps{*this, keys, modifiers}; }
 
+	/* What a row does not see has no part in its maximum, and then no weight. FIRST: of a piece, of which there are few. */
+	template <bool FIRST>
+	METHOD bool weigh_capped(Scores &s, i32 column, const Reach<C> &mine, RowVector<Core, 1> *factor)
+	{
+		float sum[Core::STATS] = {0, 0};
+		bool masked = mask(s, column, mine, minus_infinity()), moved = true;
+
+		factor->fill(1.0f); /* so that it is not kept from tile to tile */
+		if (FIRST) {
+			capped.find_origin(rows, s, factor);
+			capped.exponentiate(s, sum);
+		} else {
+			float size = capped.largest_size(s);
+
+			moved = any_of_wave(capped.may_move(rows, size)) && capped.find_origin(rows, s, factor);
+			if (!HAS_NEAR || any_of_wave(size > capped.number(Capped::NEAR)))
+				capped.exponentiate_quads(s, sum);
+			else
+				capped.exponentiate_near(s, sum);
+		}
+		if (masked) {
+			mask(s, column, mine, 0.0f);
+			capped.add_up(s, sum);
+		}
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++)
+			rows.l(0, r) += sum[r];
+		if (C::DROPOUT)
+			steps().drop(s, wave_row(), column);
+		return moved;
+	}
+
 	/* Scores become weights, but for their rounding. */
+	template <bool FIRST>
 	METHOD bool weigh(Scores &s, i32 column, const Reach<C> &mine, const KeyRing &bias, RowVector<Core, 1> *factor)
 	{
+		if constexpr (CAPPED)
+			return weigh_capped<FIRST>(s, column, mine, factor);
 		if (HAS_BIAS)
 			barrier_wait(more_full(bias.stage), bias.parity);
 		modify(s, column, bias.stage);
@@ -630,10 +665,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			wave_sync(); /* lanes have read it, each for itself; the ends of products are the warpgroup's */
 			release(more_empty(bias.stage));
 		}
-		if (column + C::TILE_N > mine.end)
-			mask_end(s, column);
-		if (C::MASK && column < mine.begin)
-			mask_begin(s, column);
+		mask(s, column, mine, minus_infinity());
 		bool moved = Rule::update(rows, s, modifiers.unit, factor);
 		if (C::DROPOUT)
 			steps().drop(s, wave_row(), column);
@@ -672,7 +704,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		wgmma_wait<0>();
 		settle(s.t[0]);
 		release(k_empty(keys.stage));
-		weigh(s, column, mine, keys, &factor);
+		weigh<true>(s, column, mine, keys, &factor);
 		keys.next();
 		p = Values::round(s);
 		if (n > 0)
@@ -691,7 +723,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			wgmma_wait<1>();
 			settle(s.t[0]);
 			release(k_empty(keys.stage));
-			bool moved = weigh(s, column, mine, keys, &factor);
+			bool moved = weigh<false>(s, column, mine, keys, &factor);
 			keys.next();
 			settle(s.t[0]);
 			/* Here, not before the product: without a branch the assembler moves the softmax behind
@@ -724,8 +756,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		for (int r = 0; r < Core::STATS; r++) {
 			i32 row = wave_row() + Core::stat_row(r);
 			float sum = Core::row_sum(rows.l(0, r)) * (1.0f / (1 << SHIFT)), lse;
+			float m = CAPPED ? capped.maximum(rows.m(0, r), r) : rows.m(0, r);
 
-			results.factor[r] = output.finish_row(rows.m(0, r) + left_out(row), sum, head, &lse) * o_scale;
+			results.factor[r] = output.finish_row(m + left_out(row), sum, head, &lse) * o_scale;
 			results.to[r] = 0;
 			if (row < n_rows) {
 				results.to[r] = (char *)a.o.data + q_offset(a.o, seq, row, head) * bytes;
@@ -759,7 +792,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			settle(o.t[0]);
 			release(v_empty(values.stage));
 			values.next();
-			Values::store(o, results, a.hdim_v, a.o_dtype);
+			Values::store(o, results, a.hdim_v, a.o_dtype, lane_anew());
 		}
 	}
 
@@ -783,6 +816,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				}
 			}
 			barrier_publish();
+			if (CAPPED)
+				Capped::prepare(lds + NUMBERS_AT, a.scale, a.logits_soft_cap);
 		}
 		block_sync();
 	}
@@ -791,6 +826,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD void run(char *memory, const TensorMap &q, const TensorMap &k, const TensorMap &v, const TensorMap &bias)
 	{
 		lds = shared_address(memory);
+		capped.numbers = lds + NUMBERS_AT;
 		make_barriers();
 		if (wave_id() >= C::WAVES_M) {
 			give_registers<LOADER_REGISTERS>();

@@ -256,10 +256,23 @@ static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int3
 	return k->build.n_options >= BUILD_OPTIONS;
 }
 
+/* Keys of a tile for which two warpgroups have registers, with 16-bit heads of more than 160; 0: whatever a tile has. */
+static int wide_keys(const struct gpu_traits *traits, const struct gpu_tile *t)
+{
+	int both = traits->bias && traits->softcap, alibi = traits->bias == 2;
+
+	if (t->hdim_v <= 192)
+		return t->hdim_v > 128 && (both || (alibi && traits->dropout)) ? 32 : 0;
+	if (both || alibi || traits->dropout)
+		return 32;
+	return traits->bias || traits->softcap ? 64 : 80;
+}
+
 /* Two or three warpgroups, whose registers are known, and one that loads. */
 static const char *warpgroups_misfit(const struct gpu_traits *traits, const struct gpu_tile *t)
 {
 	int three = t->hdim_v <= 64 && traits->dtype <= ABI_BF16;
+	int keys = traits->dtype <= ABI_BF16 && t->hdim_q > 160 ? wide_keys(traits, t) : 0;
 
 	if (t->waves_n != 1 || t->tile_m != 16 * t->waves_m ||
 	    (t->waves_m != 8 && t->waves_m != 12))
@@ -268,6 +281,10 @@ static const char *warpgroups_misfit(const struct gpu_traits *traits, const stru
 		return "a product has at most 256 columns";
 	if ((t->waves_m == 12) != three)
 		return "16-bit heads up to 64, and no others, leave registers for three warpgroups";
+	if (keys && t->tile_n != keys)
+		return "its scores and O do not fit into the registers";
+	if (t->tile_n < 64 && t->tile_n != keys)
+		return "as few keys are for what leaves no registers for more";
 	return NULL;
 }
 

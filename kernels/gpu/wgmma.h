@@ -140,10 +140,8 @@ WGMMA_ALL(16, "256", "%128", "%129", "%130", "%131", "%132", "%133")
 #undef WGMMA
 
 /* Four words of four neighbouring lanes, turned: lane c has what word c of each was. */
-DEV void turn_words(u32 (&x)[4])
+DEV void turn_words(u32 (&x)[4], i32 lane)
 {
-	i32 lane = lane_id();
-
 	UNROLL
 	for (int step = 1; step <= 2; step *= 2)
 		UNROLL

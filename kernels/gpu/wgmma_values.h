@@ -35,14 +35,14 @@ template <class Core, class Element, int TN, int TD> struct WgmmaValues {
 	}
 
 	/* dtype: of O, which is that of V. */
-	METHOD static void store(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows, i32 hdim, i32)
+	METHOD static void store(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows, i32 hdim, i32, i32 lane)
 	{
-		store_halves(o, rows, hdim, Element());
+		store_halves(o, rows, hdim, lane, Element());
 	}
 
 	/* Chunks of 16 bytes. */
 	template <class To>
-	METHOD static void store_halves(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows, i32 hdim, To)
+	METHOD static void store_halves(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows, i32 hdim, i32 lane, To)
 	{
 		UNROLL
 		for (int r = 0; r < 2; r++) {
@@ -51,7 +51,7 @@ template <class Core, class Element, int TN, int TD> struct WgmmaValues {
 			UNROLL
 			for (int d = 0; d < TD; d += 2) {
 				u32 x[4];
-				i32 dim = d * 16 + lane_id() % 4 * 8;
+				i32 dim = d * 16 + lane % 4 * 8;
 
 				UNROLL
 				for (int i = 0; i < 4; i++) {
@@ -59,7 +59,7 @@ template <class Core, class Element, int TN, int TD> struct WgmmaValues {
 
 					x[i] = factor == 0.0f ? 0 : To::pack2(pair[0] * factor, pair[1] * factor);
 				}
-				turn_words(x);
+				turn_words(x, lane);
 				if (rows.to[r] && dim < hdim)
 					*(chunk16 *)(rows.to[r] + dim * 2) = chunk16{{x[0], x[1], x[2], x[3]}};
 			}
@@ -78,14 +78,14 @@ template <class Core, int TN, int TD> struct WgmmaValues<Core, E4M3, TN, TD> : W
 	typedef WidenedUnit Unit;
 
 	/* dtype: of O. */
-	METHOD static void store(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows, i32 hdim, i32 dtype)
+	METHOD static void store(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows, i32 hdim, i32 dtype, i32 lane)
 	{
 		if (dtype == ABI_F32)
 			store_floats(o, rows, hdim);
 		else if (dtype == ABI_F16)
-			Halves::store_halves(o, rows, hdim, F16());
+			Halves::store_halves(o, rows, hdim, lane, F16());
 		else
-			Halves::store_halves(o, rows, hdim, BF16());
+			Halves::store_halves(o, rows, hdim, lane, BF16());
 	}
 	METHOD static void store_floats(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows, i32 hdim)
 	{

@@ -42,7 +42,16 @@ VARIANTS = dict([
     variant(192, 128, 128, 128), variant(192, 128, 128, 128, MASK=1),
     variant(256, 256, 128, 80), variant(256, 256, 128, 80, MASK=1),
     variant(128, 128, 128, 128, "f16"), variant(128, 128, 128, 128, "f16", MASK=1),
-    variant(128, 128, 128, 128, LOGITS=1, SOFTCAP=1, MASK=1), variant(128, 128, 128, 128, LOGITS=1, BIAS=2, MASK=1),
+    variant(128, 128, 128, 128, LOGITS=1, SOFTCAP=1, MASK=1), variant(128, 128, 128, 128, LOGITS=1, SOFTCAP=1),
+    variant(128, 128, 128, 128, "f16", LOGITS=1, SOFTCAP=1, MASK=1), variant(192, 128, 128, 128, LOGITS=1, SOFTCAP=1, MASK=1),
+    variant(256, 256, 128, 64, LOGITS=1, SOFTCAP=1, MASK=1), variant(256, 256, 128, 64, LOGITS=1, SOFTCAP=1),
+    variant(256, 256, 128, 64, LOGITS=1, SOFTCAP=1, MASK=1, PAGED=1), variant(64, 64, 192, 64, LOGITS=1, SOFTCAP=1, MASK=1),
+    variant(128, 128, 128, 128, LOGITS=1, BIAS=2, MASK=1), variant(128, 128, 128, 128, LOGITS=1, BIAS=2, SOFTCAP=1, MASK=1),
+    variant(128, 128, 128, 96, LOGITS=1, SOFTCAP=1, DROPOUT=1, MASK=1), variant(256, 256, 128, 64, LOGITS=1, BIAS=1, MASK=1),
+    variant(256, 256, 128, 32, DROPOUT=1, MASK=1), variant(256, 256, 128, 32, LOGITS=1, BIAS=2, MASK=1),
+    variant(256, 256, 128, 32, LOGITS=1, BIAS=1, SOFTCAP=1, MASK=1), variant(256, 256, 128, 32, DROPOUT=1, MASK=1, PAGED=1),
+    variant(192, 192, 128, 64, DROPOUT=1, MASK=1), variant(192, 192, 128, 32, LOGITS=1, BIAS=1, SOFTCAP=1, MASK=1),
+    variant(192, 128, 128, 64, DROPOUT=1, MASK=1),
     variant(128, 128, 128, 128, LOGITS=1, BIAS=1), variant(128, 128, 128, 128, LOGITS=1, BIAS=1, MASK=1),
     variant(192, 128, 128, 64, LOGITS=1, BIAS=2, MASK=1), variant(192, 128, 128, 64, LOGITS=1, BIAS=1, MASK=1),
     variant(64, 64, 192, 64, LOGITS=1, BIAS=1, MASK=1), variant(64, 64, 192, 64, DROPOUT=1, MASK=1),
@@ -394,6 +403,10 @@ def modified(torch, f, at, masked):
 
     def random(*shape):
         return torch.randn(*shape, device="cuda", dtype=kind)
+    if f.get("SOFTCAP") and f.get("BIAS") == 2:
+        masked, f = masked | dict(slopes=torch.rand(4, device="cuda")), dict(f, BIAS=0)
+    if f.get("SOFTCAP") and f.get("BIAS") == 1:
+        masked, f = masked | dict(cap=20.0), dict(f, SOFTCAP=0)
     yield from with_nan(torch, at, **masked, **(dict(cap=5.0) if f.get("SOFTCAP") else dict(slopes=torch.rand(4, device="cuda")) if f.get(
         "BIAS") == 2 else dict(bias=random(1, 4, 300, 904).expand(2, 4, 300, 904))))
     if f.get("SOFTCAP"):
@@ -401,6 +414,12 @@ def modified(torch, f, at, masked):
             yield f"cap {cap}", at(2, 4, 2, 333, 777, cap=cap, **masked)
         yield "strong scores", at(2, 4, 2, 333, 777, cap=30.0, scale=100.0, **masked)
         yield "negative scale", at(2, 4, 2, 333, 777, cap=30.0, scale=-1.0, **masked)
+        yield "scale 0", at(2, 4, 2, 333, 777, cap=30.0, scale=0.0, **masked)
+        # Of some tiles all scores are small beside the cap, of others not; maxima that rise, far beyond the cap at last.
+        yield "scores near and far", at(2, 4, 2, 333, 1777, cap=30.0, scale=3.7, **masked)
+        rising = at(2, 4, 2, 333, 1777, cap=30.0, scale=2.0, **masked)
+        rising.k *= torch.linspace(12, 0.1, 1777, device="cuda").square()[:, None, None].to(rising.k.dtype)
+        yield "rising scores", rising
         yield "group", at(1, 4, 4, 0, 0, group=group, cap=3.0, sink=torch.randn(4, device="cuda"), **masked)
     if f.get("BIAS") == 2:
         slopes = torch.tensor([0.5, -0.25, 1e-3, 0.0], device="cuda")
@@ -443,6 +462,7 @@ def checks(torch, v):
             more["descale"] = tuple(torch.rand(n, h, device="cuda") + 0.5 for h in (rest[0], rest[1], rest[1]))
         return make(torch, b, *rest, d, dv, dtype, group=group, **more)
     if f.get("DROPOUT"):
+        causal = causal | (dict(cap=20.0) if f.get("SOFTCAP") else {})
         yield "dropout", at(2, 4, 2, 333, 777, dropout=0.2, **causal)
         yield "group", at(1, 4, 4, 0, 0, group=[(5, 304), (0, 8), (333, 90), (400, 400), (4, 0), (129, 257)], dropout=0.5, **causal)
         return

@@ -276,6 +276,8 @@ def checks(torch, v):
     yield "odd", at(2, 2, 1, 301, 517)
     yield "long", at(2, 4, 2, 1000, 2333)
     yield "many", at(4, 24, 8, 700, 700)
+    # Almost three rounds of blocks on 132 units, which go in an order of their own under a mask.
+    yield "three rounds", at(6, 8, 8, 7 * v["n"] + 4, 7 * v["n"] + 4)
     yield "rows", at(1, 2, 2, 2333, 200)
     yield "deterministic", at(2, 4, 2, 1000, 2333, deterministic=True)
     yield "sink", at(2, 4, 2, 300, 200, sink=torch.randn(4, device="cuda"))

@@ -141,7 +141,8 @@ def is_short(name, dtype):
 
 # Hopper's loops: bf16 or e4m3, whatever is nearest to having no registers left.
 SHORT_STRICT = re.compile(r"fmha_fwd_(bf16|e4m3)_\w+_gpu_wgmma_h(64x64|128x128|192x128|256x256)_\w+?_b1"
-                          r"_mask(_bias_logits|_bias_drop_logits|_descale_logits)?$")
+                          r"_mask(_bias_logits|_bias_drop_logits|_descale_logits)?$"
+                          r"|fmha_fwd_bf16_\w+_gpu_wgmma_h256x256_t128x64_w8x1_b1_mask_cap_logits$")
 
 # Under a mask, with factors and without.
 SHORT_FP8 = re.compile(r"fmha_fwd_e4m3_\w+_gpu_mma_h128x128_\w+_mask(_descale_logits)?(_parked)?$")
