@@ -35,8 +35,9 @@ FAMILIES = [
     "bwd_dq_dk_dv",
     "bwd_convert_dq",
 ]
-PLAIN = (
-    "data_type == 'bf16' and hdim_q == 64 and hdim_v == 64 and mask in ('no', 'generic') "
+PLAIN = (  # what takes any head dims has the largest in its name
+    "data_type == 'bf16' and (hdim_q == 64 and hdim_v == 64 or "
+    "family in ('fwd_splitkv_combine', 'fwd_appendkv', 'bwd_dot_do_o', 'bwd_convert_dq')) and mask in ('no', 'generic') "
     "and bias == 'no' and not logits and not dropout and not sink and qscale == 'no' "
     "and not skip_min_seqlen_q and page_size in (1, 16)"
 )
