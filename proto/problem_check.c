@@ -94,10 +94,10 @@ static int check_dropout_place(const struct fmha_problem *p, struct fmha_error *
 		return refuse(err, "dropout_row", p->dropout_row, "not a multiple of 16");
 	if (p->dropout_column % 32 != 0)
 		return refuse(err, "dropout_column", p->dropout_column, "not a multiple of 32");
-	if (p->dropout_row > INT32_MAX - p->seqlen_q)
+	if ((int64_t)p->dropout_row + p->seqlen_q > INT32_MAX)
 		return refuse(err, "dropout_row", p->dropout_row,
 			      "the last row would be beyond 2^31 - 1");
-	if (p->dropout_column > INT32_MAX - p->seqlen_k)
+	if ((int64_t)p->dropout_column + p->seqlen_k > INT32_MAX)
 		return refuse(err, "dropout_column", p->dropout_column,
 			      "the last key would be beyond 2^31 - 1");
 	return 0;

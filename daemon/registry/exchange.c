@@ -157,7 +157,7 @@ static int export_visit(void *owner, const struct kernel_spec *spec, const char 
 
 	if (e->known_only && !known)
 		return 0;
-	put(e, ",\n" + !e->n_kernels, 1 + (e->n_kernels > 0));
+	put(e, e->n_kernels ? ",\n" : "\n", e->n_kernels ? 2 : 1);
 	if (known || !info->offered) {
 		json_begin();
 		put_json(e, kernel_json(e->registry, spec, name, info, e->all), false, false);
