@@ -33,8 +33,9 @@
  *   cost    = waves * work * (1 + 32 / reuse) * (1 + 8 / k0) * (1 + 2 % a padding flag)
  *             * 16 without matrix instructions * 0.55 with those of warpgroups * 0.6 when staged
  *             * 0.65 where one tile has all rows and its keys stream
- *             * 4 for code that spills, as it is known to once it is compiled, and as it would above
- *             256 accumulators
+ *             * 1 + bytes / 32, up to 4, for code that spills so many, as is known once it is compiled; * 4
+ *             as it would above 256 accumulators. (H200, hdim 256 with a soft cap: a tile of warpgroups that
+ *             spills 40 bytes, of what lives through its loop, runs 488 TFLOP/s, one of mma.sync 195.)
  *
  * Backward, a workgroup owns n0 keys, and its waves share them: what a wave loads is good for m0 by
  * n0 / waves. It waits at many barriers: 5 % more unless another workgroup is there to fill in.
@@ -53,6 +54,7 @@
 #define STREAMS_COST     0.65
 #define STAGED_COST      0.6 /* not measured: 0.27 to 0.66 of the issue cycles (NOTES.md) */
 #define SPILL_COST       4
+#define SPILL_BYTES      32.0
 #define MAX_ACCUMULATORS 256
 #define LONG_ROWS        4096 /* keys */
 #define FEW_ROWS         48
@@ -114,6 +116,15 @@ static double backward_work(const struct kernel_spec *spec, struct tiling *t)
 	return spec->block_per_cu > 1 ? work : work * 1.05;
 }
 
+static double spill_cost(const struct candidate *c, bool would)
+{
+	double seen = 1 + c->spills / SPILL_BYTES;
+
+	if (c->spills == 0)
+		return would ? SPILL_COST : 1;
+	return seen < SPILL_COST ? seen : SPILL_COST;
+}
+
 static double formula(const struct select_stage *stage, const struct spec_catalog *catalog,
 		      const struct candidate *c)
 {
@@ -126,7 +137,7 @@ static double formula(const struct select_stage *stage, const struct spec_catalo
 	int pads = (spec->pad_s != 0) + (spec->pad_sk != 0) + (spec->pad_d != 0) +
 		   (spec->pad_dv != 0);
 	int64_t k0 = spec->tile.tile_k0 ? spec->tile.tile_k0 : 1, blocks = t.heads * p->batch;
-	bool spills = c->spills > 0 || would_spill(catalog, spec, &t, flags);
+	bool would = would_spill(catalog, spec, &t, flags);
 	double work, reuse;
 
 	if (flags & SPEC_IN_MEMORY && stage->family != ABI_BWD_DQ_DK_DV)
@@ -150,7 +161,7 @@ static double formula(const struct select_stage *stage, const struct spec_catalo
 		: flags & SPEC_STAGED                    ? STAGED_COST
 		: flags & SPEC_STREAMS && t.rows <= t.m0 ? STREAMS_COST
 							 : 1) *
-	       (spills ? SPILL_COST : 1);
+	       spill_cost(c, would);
 }
 
 /* ---- one scale ---- */

@@ -114,7 +114,7 @@ void predict_features(const struct select_stage *stage, const struct spec_catalo
 			  (spec->pad_dv != 0);
 	f[PREDICT_row_waste] = rows > 0 ? ceil(rows / m0) * m0 / rows : 1;
 	f[PREDICT_key_waste] = keys > 0 ? ceil(keys / n0) * n0 / keys : 1;
-	f[PREDICT_spills] = candidate->spills > 0;
+	f[PREDICT_spills] = candidate->spills > PREDICT_FEW_SPILLS;
 }
 
 /* ---- evaluation ---- */

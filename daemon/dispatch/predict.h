@@ -39,6 +39,9 @@
 	X(key_waste)                                                                               \
 	X(spills) /* 0, 1 */
 
+#define PREDICT_FEW_SPILLS                                                                         \
+	32 /* bytes: a loop keeps them out of its way; models have seen those that do not */
+
 enum predict_feature {
 #define PREDICT_ENUM(name) PREDICT_##name,
 	PREDICT_FEATURE_LIST(PREDICT_ENUM)
