@@ -2,9 +2,8 @@
 /*
  * select.h: which kernel runs a stage.
  *
- * The stage's signature (the traits of the problem that its family uses) is looked up in the
- * registry; every spec found is a candidate. A candidate that cannot run the problem is rejected
- * with a reason. The others are put in order by strategies, each asked in turn until one can tell
+ * Every kernel of the registry that covers the stage's signature (what the problem asks of code) is a
+ * candidate. A candidate that cannot run the problem is rejected with a reason. The others are put in order by strategies, each asked in turn until one can tell
  * two candidates apart; the first that the device accepts is taken, unless its code is known to
  * spill: then it costs more, and the first of the new order is.
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * signature.c: problem -> the compile-time traits that a stage's kernel must have. Every trait is
- * set from the problem here; spec_signature_reduce() then drops those that the family has no use
+ * set from the problem here; registry_reduce() then drops those that the family has no use
  * for, so that the combine of a masked split-KV problem is the combine of any other.
  */
 #include <stdio.h>

@@ -45,13 +45,13 @@ int registry_new(const struct spec_catalog *catalog, const struct registry_devic
 	(void)snprintf(registry->environment, sizeof(registry->environment), "%s",
 		       device->environment);
 	registry->source = device->source;
+	assert(device->n_archs <= REGISTRY_MAX_ARCHS);
 	for (size_t i = 0; i < device->n_archs; i++) {
 		int arch = spec_arch_find(catalog, device->archs[i]);
 
 		if (arch >= 0 && (device->source || spec_arch_model(catalog, arch)))
 			registry->archs[registry->n_archs++] = arch;
 	}
-	assert(registry->n_archs <= REGISTRY_MAX_ARCHS);
 	if (registry->n_archs == 0)
 		r = fmha_error_set_field(err, FMHA_ENOENT, "arch",
 					 "arch %s: there is none; `fmhactl archs` lists them",
